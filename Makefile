@@ -1,0 +1,58 @@
+# Every target does its own set-up: a virtual environment in .venv, system packages where root
+# allows, and an incremental build of the op library in the source tree.
+SHELL := /bin/bash
+PYTHON ?= $(firstword $(foreach v,3.11 3.10 3.9,$(if $(shell command -v python$(v)),python$(v))) python3)
+VENV := .venv
+RUN := $(VENV)/bin/python
+JOBS ?= $(shell nproc)
+
+.PHONY: help build native demo test cpp-test sanitize bazel-test lint format bench wheel clean
+
+help:
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST)
+
+$(VENV)/.installed: pyproject.toml tools/setup_environment.sh
+	PYTHON="$(PYTHON)" VENV="$(VENV)" bash tools/setup_environment.sh
+	@touch $@
+
+build: $(VENV)/.installed native ## virtual environment in .venv, everything compiled in place
+
+native: ## the op library and protobuf modules only, in an environment that exists
+	$(RUN) tools/native_build.py --jobs $(JOBS)
+
+demo: build ## train the demo models
+	$(RUN) -m monolith.native_training.demo
+
+test: build ## everything: C++ tests, Python tests, the wheel
+	$(RUN) tools/native_build.py --cpp-tests --jobs $(JOBS)
+	$(RUN) -m pytest tests
+
+cpp-test: build ## the engine's GoogleTest programs
+	$(RUN) tools/native_build.py --cpp-tests --jobs $(JOBS)
+
+sanitize: build ## the GoogleTest programs under Address-, UndefinedBehavior- and ThreadSanitizer
+	$(RUN) tools/native_build.py --cpp-tests --sanitize address --jobs $(JOBS)
+	$(RUN) tools/native_build.py --cpp-tests --sanitize undefined --jobs $(JOBS)
+	$(RUN) tools/native_build.py --cpp-tests --sanitize thread --jobs $(JOBS)
+
+bazel-test: build ## build and test the same sources with Bazel
+	bash tools/bazel_test.sh
+
+lint: $(VENV)/.installed ## ruff and clang-format
+	$(VENV)/bin/ruff check .
+	git ls-files '*.h' '*.cc' | xargs $(VENV)/bin/clang-format --dry-run --Werror
+
+format: $(VENV)/.installed ## let ruff and clang-format mend what they can
+	$(VENV)/bin/ruff check --fix .
+	git ls-files '*.h' '*.cc' | xargs $(VENV)/bin/clang-format -i
+
+bench: build ## every benchmark, printed as ratios
+	$(RUN) benchmarks/run.py
+
+wheel: $(VENV)/.installed ## a platform wheel in dist/
+	$(VENV)/bin/pip wheel --no-deps --no-build-isolation -w dist .
+
+clean: ## everything that was built
+	rm -rf build dist *.egg-info bazel-*
+	find monolith idl -name '*_pb2.py' -o -name '*_pb2.pyi' -o -name '*_pb2_grpc.py' \
+	  -o -name '*.so' -o -name _build_info.py | xargs rm -f

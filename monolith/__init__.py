@@ -1,0 +1,64 @@
+"""Monolith: recommendation models on TensorFlow with collisionless embedding hash tables.
+
+Sparse features live in hash tables in which every id owns a row, created when first seen and expired
+when stale. A model author writes a task; the library trains it on one machine, on parameter
+servers, synchronously with Horovod, or on TPU, and checkpoints, restores and exports it.
+
+| name | what it is |
+|---|---|
+| `monolith.base_model` | `native_training.native_model`: the model to derive from |
+| `monolith.data` | `native_training.data`: record formats, parsers, datasets |
+| `monolith.entry` | `native_training.entry`: optimizers, initializers, compressors of a table |
+| `monolith.estimator` | `native_training.estimator`: train, evaluate and export in a few lines |
+| `monolith.layers` | `native_training.layers`: the dense layers |
+| `monolith.model_export` | `native_training.model_export`: SavedModel export |
+
+These are imported when first used: `import monolith` itself loads neither TensorFlow nor the op
+library, and defines no flag.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import types
+
+from monolith import _lazy_imports
+
+_NATIVE = "monolith.native_training."
+_ALIASES = {
+  "monolith.base_model": _NATIVE + "native_model",
+  "monolith.data": _NATIVE + "data",
+  "monolith.entry": _NATIVE + "entry",
+  "monolith.estimator": _NATIVE + "estimator",
+  "monolith.layers": _NATIVE + "layers",
+  "monolith.model_export": _NATIVE + "model_export",
+}
+
+
+def add_module(module: types.ModuleType | str) -> None:
+  """Publishes a module as a direct submodule of `monolith`.
+
+  Args:
+    module: a module object or its dotted name. The last component of the name is used;
+      `native_model` becomes `base_model`.
+
+  Raises:
+    ImportError: the named module cannot be imported.
+  """
+  if isinstance(module, str):
+    module = importlib.import_module(module)
+  name = module.__name__.rpartition(".")[2]
+  name = "base_model" if name == "native_model" else name
+  sys.modules[f"{__name__}.{name}"] = module
+  globals()[name] = module
+
+
+def __getattr__(name: str) -> types.ModuleType:
+  full_name = f"{__name__}.{name}"
+  if full_name in _ALIASES:
+    return importlib.import_module(full_name)
+  raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+_lazy_imports.install(_ALIASES)

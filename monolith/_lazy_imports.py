@@ -1,0 +1,94 @@
+"""Import hooks of the package: alias modules, and the TensorFlow patch, both only when needed.
+
+`monolith.entry` and its siblings are other names of modules under `monolith.native_training`. The
+patch of `monolith.utils.enable_monkey_patch` is applied right after TensorFlow's monitored session
+is imported, so that `import monolith` alone does not load TensorFlow.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import logging
+import sys
+import types
+from collections.abc import Mapping, Sequence
+
+_PATCHED_MODULE = "tensorflow.python.training.monitored_session"
+
+
+class _AliasLoader(importlib.abc.Loader):
+  """Hands out the module that already lives under another name."""
+
+  def __init__(self, target: str):
+    self._target = target
+
+  def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
+    module = importlib.import_module(self._target)
+    # The import system overwrites __spec__ with the alias's; exec_module puts it back.
+    self._own_spec = module.__spec__
+    return module
+
+  def exec_module(self, module: types.ModuleType) -> None:
+    module.__spec__ = self._own_spec
+
+
+class _AliasFinder(importlib.abc.MetaPathFinder):
+  """Finds `monolith.<alias>` and the modules below it."""
+
+  def __init__(self, aliases: Mapping[str, str]):
+    self._aliases = aliases
+
+  def find_spec(
+    self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
+  ) -> importlib.machinery.ModuleSpec | None:
+    for alias, real_name in self._aliases.items():
+      # Submodules too: a second copy under the alias would define its flags and ops twice.
+      if fullname == alias or fullname.startswith(alias + "."):
+        real_name += fullname[len(alias) :]
+        return importlib.machinery.ModuleSpec(fullname, _AliasLoader(real_name))
+    return None
+
+
+class _PatchFinder(importlib.abc.MetaPathFinder):
+  """Runs the patch after `_PATCHED_MODULE` has been executed by its own loader."""
+
+  def find_spec(
+    self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
+  ) -> importlib.machinery.ModuleSpec | None:
+    if fullname != _PATCHED_MODULE:
+      return None
+    sys.meta_path.remove(self)
+    spec = importlib.util.find_spec(fullname)
+    if spec is not None and spec.loader is not None:
+      execute = spec.loader.exec_module
+
+      def execute_and_patch(module: types.ModuleType) -> None:
+        execute(module)
+        _patch()
+
+      spec.loader.exec_module = execute_and_patch
+    return spec
+
+
+def _patch() -> None:
+  try:
+    from tensorflow.python.framework import errors
+
+    module = sys.modules[_PATCHED_MODULE]
+    module._PREEMPTION_ERRORS = (errors.AbortedError,)
+  except Exception:  # a TensorFlow without this internal still works, only without the patch
+    logging.getLogger("monolith").exception("enable_monkey_patch failed")
+
+
+def install(aliases: Mapping[str, str]) -> None:
+  """Installs both hooks, once per process."""
+  if any(isinstance(finder, _AliasFinder) for finder in sys.meta_path):
+    return
+  sys.meta_path.insert(0, _AliasFinder(aliases))
+  if _PATCHED_MODULE in sys.modules:
+    _patch()
+  else:
+    sys.meta_path.insert(0, _PatchFinder())

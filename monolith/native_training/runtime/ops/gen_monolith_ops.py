@@ -1,0 +1,11 @@
+"""Every op of the Monolith library, loaded when this module is imported.
+
+  from monolith.native_training.runtime.ops import gen_monolith_ops as ops
+  ops.monolith_fused_value_rowids(splits)          # snake case, positional
+  ops.MonolithFusedValueRowids(splits=splits)      # the raw op, keywords only
+
+Raises:
+  ImportError: the library is missing or was built against another TensorFlow.
+"""
+
+from monolith.native_training.runtime.ops.gen_monolith_ops_base import *  # noqa: F403

@@ -1,0 +1,37 @@
+"""Loads the op library once and holds every wrapper that TensorFlow generates for its ops.
+
+Each op has two names here: `monolith_touched_key_set(...)` with positional arguments, and the raw
+`MonolithTouchedKeySet(...)` with keyword arguments only. Use them through `gen_monolith_ops`.
+"""
+
+import os
+import types
+
+import tensorflow as tf
+
+from monolith import utils
+
+_LIBRARY = "monolith/native_training/runtime/ops/libtfkernel_monolith_ops_for_load.so"
+
+
+def _load() -> types.ModuleType:
+  path = utils.get_libops_path(_LIBRARY)
+  if not os.path.exists(path):
+    raise ImportError(f"The op library {path} does not exist: build it with 'pip install .'")
+  try:
+    from monolith.native_training.runtime.ops import _build_info
+  except ImportError:
+    # Bazel links against the TensorFlow of the interpreter that runs it and writes no such file.
+    return tf.load_op_library(path)
+  if _build_info.TENSORFLOW_VERSION != tf.__version__:
+    raise ImportError(
+      f"The op library {path} was built against TensorFlow {_build_info.TENSORFLOW_VERSION}, but "
+      f"TensorFlow {tf.__version__} is installed: install that version or rebuild with "
+      "'pip install .'"
+    )
+  return tf.load_op_library(path)
+
+
+_wrappers = _load()
+__all__ = [name for name in dir(_wrappers) if not name.startswith("_")]
+globals().update({name: getattr(_wrappers, name) for name in __all__})

@@ -1,0 +1,80 @@
+// Argument checks shared by every kernel. Each returns InvalidArgument with the argument's name and
+// both values, so that a kernel can validate everything before it touches memory:
+//
+//   OP_REQUIRES_OK(ctx, CheckVector("ids", ids));
+//   OP_REQUIRES_OK(ctx, CheckRowSplits("splits", splits.vec<int64_t>(), values.dim_size(0)));
+#ifndef MONOLITH_NATIVE_TRAINING_RUNTIME_OPS_OP_CHECKS_H_
+#define MONOLITH_NATIVE_TRAINING_RUNTIME_OPS_OP_CHECKS_H_
+
+#include <cstdint>
+#include <string_view>
+
+#include "tensorflow/core/framework/tensor.h"
+#include "tensorflow/core/platform/errors.h"
+#include "tensorflow/core/platform/status.h"
+
+namespace tensorflow {
+namespace monolith_tf {
+
+// Views of the names stay as std::string_view: they are literals at every call site.
+inline Status CheckRank(std::string_view name, const Tensor& tensor, int rank) {
+  if (tensor.dims() == rank) return OkStatus();
+  return errors::InvalidArgument(name, " has shape ", tensor.shape().DebugString(), ", want rank ",
+                                 rank);
+}
+
+inline Status CheckScalar(std::string_view name, const Tensor& tensor) {
+  return CheckRank(name, tensor, 0);
+}
+
+inline Status CheckVector(std::string_view name, const Tensor& tensor) {
+  return CheckRank(name, tensor, 1);
+}
+
+inline Status CheckMatrix(std::string_view name, const Tensor& tensor) {
+  return CheckRank(name, tensor, 2);
+}
+
+// `what` names the quantity: CheckEqual("size of grads", 6, "size of ids * dim", 8).
+inline Status CheckEqual(std::string_view what, int64_t value, std::string_view other_what,
+                         int64_t other) {
+  if (value == other) return OkStatus();
+  return errors::InvalidArgument(what, " is ", value, ", want ", other_what, " = ", other);
+}
+
+inline Status CheckSameShape(std::string_view name, const Tensor& tensor,
+                             std::string_view other_name, const Tensor& other) {
+  if (tensor.shape() == other.shape()) return OkStatus();
+  return errors::InvalidArgument(name, " has shape ", tensor.shape().DebugString(),
+                                 ", want that of ", other_name, ": ", other.shape().DebugString());
+}
+
+// Row splits start at 0, never decrease and, unless num_values is negative, end at num_values.
+template <typename T>
+Status CheckRowSplits(std::string_view name, const T* splits, int64_t size, int64_t num_values) {
+  if (size < 1) return errors::InvalidArgument(name, " is empty, want at least one element");
+  if (splits[0] != 0) {
+    return errors::InvalidArgument(name, "[0] is ", splits[0], ", want 0");
+  }
+  for (int64_t i = 1; i < size; ++i) {
+    if (splits[i] < splits[i - 1]) {
+      return errors::InvalidArgument(name, " must not decrease, but ", name, "[", i,
+                                     "] = ", splits[i], " follows ", splits[i - 1]);
+    }
+  }
+  if (num_values >= 0 && static_cast<int64_t>(splits[size - 1]) != num_values) {
+    return errors::InvalidArgument(name, " ends at ", splits[size - 1], ", want ", num_values,
+                                   " values");
+  }
+  return OkStatus();
+}
+
+template <typename Vec>
+Status CheckRowSplits(std::string_view name, const Vec& splits, int64_t num_values) {
+  return CheckRowSplits(name, splits.data(), static_cast<int64_t>(splits.size()), num_values);
+}
+
+}  // namespace monolith_tf
+}  // namespace tensorflow
+
+#endif  // MONOLITH_NATIVE_TRAINING_RUNTIME_OPS_OP_CHECKS_H_

