@@ -1,0 +1,1 @@
+"""Registered tasks. `parity_example` is the template for one's own."""
