@@ -1,0 +1,22 @@
+"""What the surrounding platform provides: HDFS set-up, service names, ZooKeeper credentials."""
+
+import os
+from typing import Optional
+
+
+def setup_hdfs_env() -> None:
+  """Does nothing: TensorFlow reads `HADOOP_HDFS_HOME` and `CLASSPATH` by itself."""
+
+
+def generate_psm_from_uuid(s: str) -> str:
+  """The service name of the job with this uuid: the uuid itself."""
+  return s
+
+
+def get_zk_auth_data() -> Optional[list[tuple[str, str]]]:
+  """ZooKeeper credentials from `ZK_AUTH` (`user:password`), or None when unset.
+
+  The secret is never logged.
+  """
+  secret = os.environ.get("ZK_AUTH")
+  return [("digest", secret)] if secret else None
