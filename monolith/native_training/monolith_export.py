@@ -1,0 +1,11 @@
+"""Marks the public classes and functions of the library."""
+
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+def monolith_export(obj: T) -> T:
+  """Decorator: marks `obj` as part of the documented API and returns it unchanged otherwise."""
+  setattr(obj, "__monolith_doc", None)
+  return obj

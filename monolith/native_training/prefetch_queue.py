@@ -1,0 +1,397 @@
+"""Queues between the parts of a training step, so that they run at the same time.
+
+`enqueue_dicts_with_queue_return` cuts a graph in two: what computes the given tensors runs ahead in
+the thread of an `EnqueueHook`, and what uses the result takes it from a queue. `AsyncFunctionMgr`
+does the opposite: a function of the results of this step (a push to parameter servers) runs during
+the next one. Tensors on a GPU travel through a queue of their own that stays there.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Callable, Optional, Union
+
+import tensorflow as tf
+from tensorflow.python.client import session as client_session
+from tensorflow.python.ops import data_flow_ops, gen_data_flow_ops
+
+from monolith.native_training import nested_tensors, utils
+
+
+class _GPUCompatiblePaddingFIFOQueue(data_flow_ops.QueueBase):
+  """A `tf.queue.PaddingFIFOQueue` that may be placed on a GPU, element by element only."""
+
+  def __init__(
+    self,
+    capacity: int,
+    dtypes: Union[tf.DType, Sequence[tf.DType]],
+    shapes: Sequence[Any],
+    names: Optional[Sequence[str]] = None,
+    shared_name: Optional[str] = None,
+    name: str = "padding_fifo_queue",
+  ):
+    """Args:
+      capacity: the number of elements that fit.
+      dtypes: of the components of an element; one alone may be given bare.
+      shapes: of the components, as many; `None` dimensions may differ between elements.
+      names: of the components, if elements are dicts.
+      shared_name: under which several sessions share the queue.
+      name: of the op.
+
+    Raises:
+      ValueError: not as many shapes as dtypes.
+    """
+    dtypes = data_flow_ops._as_type_list(dtypes)
+    shapes = data_flow_ops._as_shape_list(shapes, dtypes, unknown_dim_allowed=True)
+    names = data_flow_ops._as_name_list(names, dtypes)
+    if len(dtypes) != len(shapes):
+      raise ValueError(
+        f"Shapes must be provided for all components, but received {len(dtypes)} dtypes and "
+        f"{len(shapes)} shapes."
+      )
+    queue_ref = gen_data_flow_ops.padding_fifo_queue_v2(
+      component_types=dtypes,
+      shapes=shapes,
+      capacity=capacity,
+      shared_name=data_flow_ops._shared_name(shared_name),
+      name=name,
+    )
+    super().__init__(dtypes, shapes, names, queue_ref)
+
+  def enqueue_many(self, vals, name=None):
+    raise NotImplementedError(self._MANY_NOT_SUPPORTED)
+
+  def dequeue_many(self, n, name=None):
+    raise NotImplementedError(self._MANY_NOT_SUPPORTED)
+
+  _MANY_NOT_SUPPORTED = (
+    "GPUCompatiblePaddingFIFOQueue does not support enqueue_many or dequeue_many, only enqueue and "
+    "dequeue."
+  )
+
+
+class _QueueBase:
+  """What the hooks below need of a queue."""
+
+  @property
+  def queue(self) -> data_flow_ops.QueueBase:
+    raise NotImplementedError
+
+  @property
+  def queues(self) -> list[data_flow_ops.QueueBase]:
+    raise NotImplementedError
+
+  @property
+  def enqueue_op(self) -> tf.Operation:
+    raise NotImplementedError
+
+  def dequeue(self) -> list[tf.Tensor]:
+    raise NotImplementedError
+
+
+class _FIFOQueue(_QueueBase):
+  """A queue whose elements are lists of tensors shaped like `dense_list`.
+
+  The queue and its dequeue ops are free of the caller's control dependencies; the enqueue op has
+  them.
+  """
+
+  def __init__(
+    self,
+    dense_list: Optional[list[tf.Tensor]] = None,
+    capacity: int = 2,
+    queue_name: str = "prefetch_queue",
+  ):
+    """Args:
+      dense_list: the tensors that `enqueue_op` puts into the queue; static shapes are kept.
+      capacity: the number of elements that fit.
+      queue_name: name of the queue's op.
+
+    Raises:
+      ValueError: no tensor is given.
+      TypeError: `dense_list` is not a list.
+    """
+    _check_dense_list(dense_list)
+    with tf.init_scope():
+      self._queue = _GPUCompatiblePaddingFIFOQueue(
+        capacity,
+        dtypes=[tensor.dtype for tensor in dense_list],
+        shapes=[tensor.shape for tensor in dense_list],
+        name=queue_name,
+      )
+    self._enqueue_op = self._queue.enqueue(dense_list)
+
+  @property
+  def queue(self) -> data_flow_ops.QueueBase:
+    return self._queue
+
+  @property
+  def queues(self) -> list[data_flow_ops.QueueBase]:
+    return [self._queue]
+
+  @property
+  def enqueue_op(self) -> tf.Operation:
+    return self._enqueue_op
+
+  def dequeue(self) -> list[tf.Tensor]:
+    """Returns the tensors of the next element; every call makes a new op."""
+    with tf.init_scope():
+      tensors = self._queue.dequeue()
+    return tensors if isinstance(tensors, list) else [tensors]
+
+  def size(self) -> tf.Tensor:
+    return self._queue.size()
+
+
+def _check_dense_list(dense_list: Optional[list[tf.Tensor]]) -> None:
+  if dense_list is not None and not isinstance(dense_list, list):
+    raise TypeError("dense_list should be a list of `tf.Tensor`s")
+  if not dense_list:
+    raise ValueError("Arguments `dense_list` should not be empty.")
+
+
+class _MultiFIFOQueue(_QueueBase):
+  """One queue for the tensors on CPUs and, if there are any, one for those on GPUs.
+
+  The queues agree only as long as every enqueue and every dequeue goes through this object.
+  """
+
+  def __init__(
+    self,
+    dense_list: Optional[list[tf.Tensor]] = None,
+    capacity: int = 2,
+    queue_name: str = "prefetch_queue",
+  ):
+    """See `_FIFOQueue`; the queue on the GPU is called `<queue_name>_gpu`."""
+    _check_dense_list(dense_list)
+    self._queues: list[_FIFOQueue] = []
+    # For each queue the positions of its tensors in `dense_list`.
+    self._indices: list[list[int]] = []
+    on_gpu = ["GPU" in tensor.device for tensor in dense_list]
+    for gpu, device, name in (
+      (False, "/device:CPU:0", queue_name),
+      (True, "/device:GPU:0", queue_name + "_gpu"),
+    ):
+      indices = [i for i, is_on_gpu in enumerate(on_gpu) if is_on_gpu == gpu]
+      if indices:
+        with tf.device(device):
+          self._queues.append(_FIFOQueue([dense_list[i] for i in indices], capacity, name))
+        self._indices.append(indices)
+    self._enqueue_op = tf.group(*[queue.enqueue_op for queue in self._queues])
+
+  @property
+  def queue(self) -> data_flow_ops.QueueBase:
+    if len(self._queues) > 1:
+      raise NotImplementedError(
+        "When using multi-device queues, this interface is disabled."
+        "Check if a tensor to be enqueued is mistakenly placed on GPU."
+      )
+    return self._queues[0].queue
+
+  @property
+  def queues(self) -> list[data_flow_ops.QueueBase]:
+    return [queue.queue for queue in self._queues]
+
+  @property
+  def enqueue_op(self) -> tf.Operation:
+    return self._enqueue_op
+
+  def dequeue(self) -> list[tf.Tensor]:
+    """Returns the tensors of the next element in the order of `dense_list`."""
+    result = [None] * sum(len(indices) for indices in self._indices)
+    for queue, indices in zip(self._queues, self._indices):
+      for i, tensor in zip(indices, queue.dequeue()):
+        result[i] = tensor
+    return result
+
+  def size(self) -> tf.Tensor:
+    """Returns the number of elements in the first queue; all have as many."""
+    return self._queues[0].size()
+
+
+class MultiQueueRunner(tf.compat.v1.train.QueueRunner):
+  """A queue runner that closes several queues together."""
+
+  def _init_from_args(
+    self,
+    queue=None,
+    enqueue_ops=None,
+    close_op=None,
+    cancel_op=None,
+    queue_closed_exception_types=None,
+  ):
+    """See the base class; `queue` may be a list of queues."""
+    if isinstance(queue, list):
+      if close_op is None:
+        close_op = tf.group(*[q.close() for q in queue])
+      if cancel_op is None:
+        cancel_op = tf.group(*[q.close(cancel_pending_enqueues=True) for q in queue])
+    super()._init_from_args(
+      queue=queue,
+      enqueue_ops=enqueue_ops,
+      close_op=close_op,
+      cancel_op=cancel_op,
+      queue_closed_exception_types=queue_closed_exception_types,
+    )
+
+  @property
+  def queue(self):
+    if isinstance(self._queue, list):
+      raise NotImplementedError("When using multi-device queues, this interface is disabled.")
+    return super().queue
+
+  @property
+  def name(self) -> str:
+    """Name of the (first) queue."""
+    return self._queue[0].name if isinstance(self._queue, list) else super().name
+
+
+class EnqueueHook(tf.estimator.SessionRunHook):
+  """Fills a queue in a daemon thread; the end of the data closes it after the last element."""
+
+  def __init__(self, q: _QueueBase):
+    self._q_runner = MultiQueueRunner(q.queues, [q.enqueue_op])
+    self._threads = []
+
+  def after_create_session(
+    self, session: tf.compat.v1.Session, coord: tf.train.Coordinator
+  ) -> None:
+    self._threads = self._q_runner.create_threads(session, coord=coord, start=True, daemon=True)
+
+
+def enqueue_dicts_with_queue_return(
+  tensors: Any, capacity: int = 1, queue_name: str = "prefetch_queue"
+) -> tuple[Any, Optional[_MultiFIFOQueue]]:
+  """Sends a structure of tensors through a queue.
+
+  Args:
+    tensors: anything that `nested_tensors.NestedTensors` accepts, with one tensor at least.
+    capacity: the number of elements that fit; 0 means no queue.
+    queue_name: name of the queue's op.
+
+  Returns:
+    The structure with every tensor replaced by the dequeued one, and the queue, which the caller
+    has to fill, for instance with an `EnqueueHook`. With capacity 0 the very `tensors` and `None`.
+  """
+  if capacity == 0:
+    return tensors, None
+  nested = nested_tensors.NestedTensors(tensors)
+  queue = _MultiFIFOQueue(nested.get_tensors(), capacity, queue_name)
+  with tf.init_scope():
+    return nested.get_nested_result(queue.dequeue()), queue
+
+
+class AsyncPushHook(tf.estimator.SessionRunHook):
+  """Runs ops that consume a queue along with every run of the session but the first.
+
+  The queue is filled by the runs themselves, so the ops of run k work on what run k - 1 left. A run
+  that leaves nothing (one that only reads a variable) is left alone: it would empty the queue, and
+  after a second one like it the ops would wait for ever. A queue that another thread fills is
+  consumed in every run.
+  """
+
+  def __init__(self, queue: _MultiFIFOQueue, ops: Any):
+    """Args:
+      queue: filled by the train op.
+      ops: what `session.run` accepts; takes one element from the queue.
+    """
+    self._queue = queue
+    self._run_ops = ops
+    self._queue_init = False
+    self._queue_size = None
+    self._filled_by_runs = False
+    # Whether a run fills the queue, by what it fetches.
+    self._fetches_to_fills: dict[tuple[str, ...], bool] = {}
+
+  def begin(self) -> None:
+    self._queue_size = self._queue.size()
+
+  def before_run(self, run_context: tf.estimator.SessionRunContext):
+    if not self._queue_init or (self._filled_by_runs and not self._fills_queue(run_context)):
+      return None
+    return tf.estimator.SessionRunArgs(self._run_ops)
+
+  def after_run(self, run_context: tf.estimator.SessionRunContext, run_values: Any) -> None:
+    # Before the first element is there, the ops would wait for it in vain.
+    if not self._queue_init and run_context.session.run(self._queue_size) > 0:
+      self._queue_init = True
+      self._filled_by_runs = self._fills_queue(run_context)
+
+  def end(self, session: tf.compat.v1.Session) -> None:
+    while session.run(self._queue_size) > 0:
+      session.run(self._run_ops)
+
+  def _fills_queue(self, run_context: tf.estimator.SessionRunContext) -> bool:
+    """Tells whether a run, as it was asked for, runs the enqueue op."""
+    with run_context.session.graph.as_default():
+      mapper = client_session._FetchMapper.for_fetch(run_context.original_args.fetches)
+      elements = mapper.unique_fetches()
+    key = tuple(element.name for element in elements)
+    if key not in self._fetches_to_fills:
+      needed = utils.get_needed_ops(
+        element if isinstance(element, tf.Operation) else element.op for element in elements
+      )
+      self._fetches_to_fills[key] = self._queue.enqueue_op in needed
+    return self._fetches_to_fills[key]
+
+
+class AsyncFunctionMgr:
+  """Runs functions of a step's results during the next step.
+
+  Add `hooks` to the session after all functions were added.
+  """
+
+  def __init__(self, is_async: bool = True):
+    """Args:
+      is_async: whether functions are asynchronous unless they say otherwise.
+    """
+    self._is_async = is_async
+    self._hooks: list[AsyncPushHook] = []
+
+  @property
+  def hooks(self) -> list[AsyncPushHook]:
+    return self._hooks
+
+  def add_async_function(
+    self,
+    target: Callable[..., Any],
+    args: Optional[Sequence[Any]] = None,
+    kwargs: Optional[dict[str, Any]] = None,
+    is_async: Optional[bool] = None,
+    queue_name: str = "async_queue",
+  ) -> Any:
+    """Adds a function that builds ops.
+
+    Args:
+      target: called once, with tensors that hold the arguments of the step before; returns what
+        `session.run` accepts. It may use what is computed in this step only through its arguments.
+      args: structures of tensors, variables and constants.
+      kwargs: likewise.
+      is_async: `None` for the default of this object.
+      queue_name: name of the queue's op.
+
+    Returns:
+      The op that hands over the arguments; to be run in every step. When synchronous, what `target`
+      returns.
+
+    Raises:
+      ValueError: `target` returns `None`, so that there is nothing to run.
+    """
+    args = tuple(args or ())
+    kwargs = dict(kwargs or {})
+    if not (self._is_async if is_async is None else is_async):
+      return target(*args, **kwargs)
+
+    # A queue needs a component, also when the function has no argument.
+    dummy_tensor = tf.constant(0, dtype=tf.int32, name="dummy_tensor_for_async_function")
+    (args, kwargs), queue = enqueue_dicts_with_queue_return(
+      (args + (dummy_tensor,), kwargs), capacity=1, queue_name=queue_name
+    )
+    with tf.init_scope():
+      dummy_op = tf.no_op(name="dummy_depended_op_for_async_function")
+      with tf.control_dependencies([args[-1], dummy_op]):
+        run_ops = target(*args[:-1], **kwargs)
+    if run_ops is None:
+      raise ValueError(f"the asynchronous function {target} returned None, want ops to run")
+    self._hooks.append(AsyncPushHook(queue, run_ops))
+    # A step whose enqueue op needed the function's own ops would run them twice.
+    utils.check_ops_dependence(queue.enqueue_op.name, dummy_op.name)
+    return queue.enqueue_op

@@ -1,0 +1,183 @@
+"""Lets workers wait for the chief's restore, and the chief for the end of the workers.
+
+State is one boolean variable on the chief: element 0 says that the restore is done, element i that
+worker i is alive.
+"""
+
+import time
+from typing import Optional
+
+import numpy as np
+import tensorflow as tf
+from absl import logging
+
+_CHIEF_TIMEOUT_SECONDS = 1800
+_POLL_SECONDS = 1
+_LOG_SECONDS = 60
+_RESTORE_INDEX = 0
+
+
+class SyncHelper:
+  """Reads and writes the state shared by chief and workers.
+
+  All ops are made by the constructor: the methods take any session of the graph, from any thread,
+  also when the graph is finalized.
+  """
+
+  def __init__(
+    self, num_workers: int, is_chief: bool, var_device: Optional[str] = "/job:chief/task:0"
+  ):
+    """Args:
+      num_workers: number of workers, the chief included.
+      is_chief: whether this process initialises the variable, as a local one; for the others it is
+        a global variable that has to become initialised.
+      var_device: where the variable lives, `None` for wherever the session puts it.
+    """
+    self._num_workers = num_workers
+    keys = tf.compat.v1.GraphKeys
+    with tf.device(var_device), tf.compat.v1.variable_scope(
+      "monolith_sync_helper", reuse=tf.compat.v1.AUTO_REUSE
+    ):
+      self._control_var = tf.compat.v1.get_variable(
+        "control_var",
+        shape=[num_workers],
+        dtype=tf.bool,
+        initializer=tf.compat.v1.zeros_initializer(),
+        trainable=False,
+        collections=[keys.LOCAL_VARIABLES if is_chief else keys.GLOBAL_VARIABLES],
+        use_resource=True,
+      )
+      self._idx_ph = tf.compat.v1.placeholder(tf.int32, shape=[], name="idx_ph")
+      self._value_ph = tf.compat.v1.placeholder(tf.bool, shape=[], name="value_ph")
+      self._read = self._control_var.read_value()
+      self._update = tf.group(
+        tf.compat.v1.scatter_update(self._control_var, self._idx_ph, self._value_ph)
+      )
+
+  @property
+  def num_workers(self) -> int:
+    return self._num_workers
+
+  def mark_restore_done(self, sess: tf.compat.v1.Session) -> None:
+    self._set(sess, _RESTORE_INDEX, True)
+
+  def get_restore_status(self, sess: tf.compat.v1.Session) -> bool:
+    return bool(sess.run(self._read)[_RESTORE_INDEX])
+
+  def start_worker(self, sess: tf.compat.v1.Session, idx: int) -> None:
+    """Marks worker `idx`, which is not the chief, as alive."""
+    self._check_worker(idx)
+    self._set(sess, idx, True)
+
+  def finish_worker(self, sess: tf.compat.v1.Session, idx: int) -> None:
+    """Marks worker `idx`, which is not the chief, as finished."""
+    self._check_worker(idx)
+    self._set(sess, idx, False)
+
+  def get_alive_workers(self, sess: tf.compat.v1.Session) -> np.ndarray:
+    """Returns the indices, from 1 on, of the workers that are alive."""
+    return np.flatnonzero(sess.run(self._read)[_RESTORE_INDEX + 1 :]) + 1
+
+  def get_num_alive_workers(self, sess: tf.compat.v1.Session) -> int:
+    return len(self.get_alive_workers(sess))
+
+  def _check_worker(self, idx: int) -> None:
+    assert 0 < idx < self._num_workers, f"Index {idx} is out range "
+
+  def _set(self, sess: tf.compat.v1.Session, idx: int, value: bool) -> None:
+    sess.run(self._update, feed_dict={self._idx_ph: idx, self._value_ph: value})
+
+
+class ChiefSyncHook(tf.estimator.SessionRunHook):
+  """The chief's part: announces the restore, and at the end waits for the workers."""
+
+  def __init__(self, sync_helper: SyncHelper, timeout_seconds: float = _CHIEF_TIMEOUT_SECONDS):
+    """Args:
+      sync_helper: the shared state.
+      timeout_seconds: how long to wait for workers at the end.
+    """
+    self._sync_helper = sync_helper
+    self._timeout_seconds = timeout_seconds
+
+  def after_create_session(
+    self, session: tf.compat.v1.Session, coord: Optional[tf.train.Coordinator]
+  ) -> None:
+    self._sync_helper.mark_restore_done(session)
+
+  def end(self, session: tf.compat.v1.Session) -> None:
+    started = last_logged = time.monotonic()
+    while True:
+      alive = self._sync_helper.get_alive_workers(session)
+      if not alive.size:
+        logging.info("All other workers had been finished.")
+        return
+      now = time.monotonic()
+      if now - started >= self._timeout_seconds:
+        logging.warning("Reach timeout seconds! Remaining worker count: %d.", alive.size)
+        return
+      if now - last_logged >= _LOG_SECONDS:
+        logging.info("Waiting for the end of workers %s.", alive.tolist())
+        last_logged = now
+      time.sleep(_POLL_SECONDS)
+
+
+class WorkerSyncHook(tf.estimator.SessionRunHook):
+  """A worker's part: waits for the chief's restore, and at the end tells that it is finished.
+
+  Worker 0 is the chief and does neither.
+  """
+
+  def __init__(self, worker_index: int, sync_helper: SyncHelper):
+    self._worker_index = worker_index
+    self._sync_helper = sync_helper
+
+  def after_create_session(
+    self, session: tf.compat.v1.Session, coord: Optional[tf.train.Coordinator]
+  ) -> None:
+    if self._worker_index == 0:
+      return
+    self._sync_helper.start_worker(session, self._worker_index)
+    last_logged = None
+    while not self._sync_helper.get_restore_status(session):
+      if coord is not None and coord.should_stop():
+        return
+      if last_logged is None or time.monotonic() - last_logged >= _LOG_SECONDS:
+        logging.info("The worker %d waits for start signal of chief.", self._worker_index)
+        last_logged = time.monotonic()
+      time.sleep(_POLL_SECONDS)
+
+  def end(self, session: tf.compat.v1.Session) -> None:
+    if self._worker_index != 0:
+      self._sync_helper.finish_worker(session, self._worker_index)
+
+
+class TrainingHooksHelper:
+  """The hooks of one process, none when synchronisation is off."""
+
+  def __init__(
+    self,
+    enable_sync: bool,
+    num_workers: int,
+    worker_idx: int,
+    chief_timeout_seconds: float = _CHIEF_TIMEOUT_SECONDS,
+  ):
+    """Args:
+      enable_sync: whether to synchronise at all.
+      num_workers: number of workers, the chief included.
+      worker_idx: of this process; 0 is the chief.
+      chief_timeout_seconds: see `ChiefSyncHook`.
+    """
+    self._training_hooks: tuple[tf.estimator.SessionRunHook, ...] = ()
+    self._training_chief_hooks: tuple[tf.estimator.SessionRunHook, ...] = ()
+    if enable_sync:
+      helper = SyncHelper(num_workers, is_chief=worker_idx == 0)
+      self._training_hooks = (WorkerSyncHook(worker_idx, helper),)
+      self._training_chief_hooks = (ChiefSyncHook(helper, chief_timeout_seconds),)
+
+  @property
+  def training_hooks(self) -> tuple[tf.estimator.SessionRunHook, ...]:
+    return self._training_hooks
+
+  @property
+  def training_chief_hooks(self) -> tuple[tf.estimator.SessionRunHook, ...]:
+    return self._training_chief_hooks
