@@ -1,7 +1,7 @@
 """Monolith: recommendation models on TensorFlow with collisionless embedding hash tables.
 
-Sparse features live in hash tables in which every id owns a row, created when first seen and expired
-when stale. A model author writes a task; the library trains it on one machine, on parameter
+Sparse features live in hash tables in which every id owns a row, created when first seen and
+expired when stale. A model author writes a task; the library trains it on one machine, on parameter
 servers, synchronously with Horovod, or on TPU, and checkpoints, restores and exports it.
 
 | name | what it is |

@@ -242,7 +242,8 @@ def _add_compile_rules(ninja: NinjaFile, tools: Toolchain) -> None:
     )
   ninja.rule(
     "link",
-    f"{tools.cxx} -pthread $flags -o $out @$out.rsp $libs",
+    # Renamed when complete: a process that loads the library meanwhile gets the old one, whole.
+    f"{tools.cxx} -pthread $flags -o $out.tmp @$out.rsp $libs && mv -f $out.tmp $out",
     "LINK $out",
     rspfile="$out.rsp",
     rspfile_content="$in",

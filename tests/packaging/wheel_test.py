@@ -28,10 +28,13 @@ class WheelTest(unittest.TestCase):
     source = folder / "source"
     ignore = shutil.ignore_patterns(".git", ".venv", "bazel-*", "dist", "cpp-*", ".cache")
     shutil.copytree(ROOT, source, ignore=ignore, symlinks=True)
+    pip = [sys.executable, "-m", "pip"]
     subprocess.run(
-      [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "-w", folder, "."],
-      cwd=source, check=True, capture_output=True,
-    )  # fmt: skip
+      [*pip, "wheel", "--no-deps", "--no-build-isolation", "-w", folder, "."],
+      cwd=source,
+      check=True,
+      capture_output=True,
+    )
     wheels = list(folder.glob("monolith-*.whl"))
     self.assertEqual(len(wheels), 1)
     self.assertRegex(wheels[0].name, r"-py3-none-(linux|manylinux)\w+\.whl$")

@@ -8,4 +8,7 @@ Raises:
   ImportError: the library is missing or was built against another TensorFlow.
 """
 
+from monolith.native_training.runtime.ops import gen_monolith_ops_base
 from monolith.native_training.runtime.ops.gen_monolith_ops_base import *  # noqa: F403
+
+load_library = gen_monolith_ops_base.load_library

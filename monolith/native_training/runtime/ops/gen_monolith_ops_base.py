@@ -11,11 +11,21 @@ import tensorflow as tf
 
 from monolith import utils
 
-_LIBRARY = "monolith/native_training/runtime/ops/libtfkernel_monolith_ops_for_load.so"
+LIBRARY_PATH = utils.get_libops_path(
+  "monolith/native_training/runtime/ops/libtfkernel_monolith_ops_for_load.so"
+)
 
 
-def _load() -> types.ModuleType:
-  path = utils.get_libops_path(_LIBRARY)
+def load_library() -> types.ModuleType:
+  """Loads the op library; TensorFlow does so once per process.
+
+  Returns:
+    A module with a wrapper for every op.
+
+  Raises:
+    ImportError: the library is missing or was built against another TensorFlow.
+  """
+  path = LIBRARY_PATH
   if not os.path.exists(path):
     raise ImportError(f"The op library {path} does not exist: build it with 'pip install .'")
   try:
@@ -32,6 +42,6 @@ def _load() -> types.ModuleType:
   return tf.load_op_library(path)
 
 
-_wrappers = _load()
+_wrappers = load_library()
 __all__ = [name for name in dir(_wrappers) if not name.startswith("_")]
 globals().update({name: getattr(_wrappers, name) for name in __all__})

@@ -1,0 +1,48 @@
+"""Measures ours and a peer in turn and prints their ratio: above 1 means ours is faster."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+import time
+from collections.abc import Callable, Sequence
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+  """One line of the table: seconds of ours and of the peer, and the ratio that is wanted."""
+
+  name: str
+  peer_name: str
+  ours: float
+  peer: float
+  wanted: float | None
+
+  @property
+  def ratio(self) -> float:
+    return self.peer / self.ours
+
+
+def interleaved_medians(
+  runs: Sequence[Callable[[], object]], repeats: int, warm_up: int = 2
+) -> list[float]:
+  """Median seconds of each of `runs`, called in turn, so that a busy machine slows all alike."""
+  times: list[list[float]] = [[] for _ in runs]
+  for repeat in range(-warm_up, repeats):
+    for run, seconds in zip(runs, times):
+      start = time.perf_counter()
+      run()
+      if repeat >= 0:
+        seconds.append(time.perf_counter() - start)
+  return [statistics.median(seconds) for seconds in times]
+
+
+def print_rows(rows: Sequence[Row]) -> None:
+  print(f"\n{'op':<50} {'against':<44} {'ours ms':>9} {'peer ms':>9} {'ratio':>7} {'want':>6}")
+  for row in rows:
+    wanted = "" if row.wanted is None else f"{row.wanted:.1f}x"
+    below = row.wanted is not None and row.ratio < row.wanted
+    print(
+      f"{row.name:<50} {row.peer_name:<44} {row.ours * 1e3:>9.3f} {row.peer * 1e3:>9.3f} "
+      f"{row.ratio:>6.2f}x {wanted:>6}{'  BELOW' if below else ''}"
+    )

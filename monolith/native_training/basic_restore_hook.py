@@ -1,0 +1,66 @@
+"""A session hook that lets listeners restore what TensorFlow's own saver does not know."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import tensorflow as tf
+from absl import logging
+
+from monolith.native_training import checkpoint_files
+
+
+class CheckpointRestorerListener:
+  """What to do around the restoring of a checkpoint; does nothing itself."""
+
+  def begin(self) -> None:
+    """Called before the graph is finalized."""
+
+  def before_restore(self, session: tf.compat.v1.Session) -> None:
+    """Called when the variables of a new session are there. Restore here: calls are in order."""
+
+  def after_restore(self, session: tf.compat.v1.Session) -> None:
+    """Called when `before_restore` of all listeners has returned."""
+
+  def end(self, session: tf.compat.v1.Session) -> None:
+    """Never called by `CheckpointRestorerHook`; for callers of their own."""
+
+
+class CheckpointRestorerHook(tf.estimator.SessionRunHook):
+  """Calls listeners when a session is created. It restores nothing itself.
+
+  A damaged file that a listener reports gets a sentence about a checkpoint that is intact.
+  """
+
+  def __init__(self, listeners: Sequence[CheckpointRestorerListener] | None = None):
+    """Args:
+    listeners: called in this order.
+    """
+    logging.info("Create CheckpointRestorerHook.")
+    self._listeners = list(listeners or [])
+
+  def begin(self) -> None:
+    for listener in self._listeners:
+      listener.begin()
+
+  def after_create_session(
+    self, session: tf.compat.v1.Session, coord: tf.train.Coordinator
+  ) -> None:
+    logging.info("Calling checkpoint restorer listeners.")
+    for listener in self._listeners:
+      try:
+        listener.before_restore(session)
+      except (tf.errors.DataLossError, tf.errors.FailedPreconditionError) as e:
+        _raise_with_remedy(e)
+    for listener in self._listeners:
+      listener.after_restore(session)
+
+
+def _raise_with_remedy(error: tf.errors.OpError) -> None:
+  """Raises the error again; if it names a table file, with what else could be restored."""
+  path = re.search(r"(/\S*?)\.assets/", error.message)
+  if path is None:
+    raise error
+  message = f"{error.message} {checkpoint_files.remedy(path.group(1))}"
+  raise type(error)(error.node_def, error.op, message) from error

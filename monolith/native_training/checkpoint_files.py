@@ -1,0 +1,367 @@
+"""The files of a checkpoint on disk: list, delete, set aside, sweep and examine them.
+
+A checkpoint is everything named `<prefix>.*`: `.index`, `.data-?????-of-?????`, `.meta`, and the
+folder `.assets` of tables and filters with its `.manifest`. It counts once the state file names it.
+Its index is written after all data and deleted before them, so that a process killed at any moment
+leaves either a whole checkpoint or one without index, which `remove_leftovers` recognises and
+deletes when training starts again.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import json
+import os
+import re
+from collections.abc import Iterable
+
+import tensorflow as tf
+from absl import logging
+from tensorflow.python.lib.io import _pywrap_record_io, file_io
+from tensorflow.python.training import py_checkpoint_reader
+
+_DELETE_THREADS = 16
+# What an atomic write of TensorFlow (`x.tmp<uuid>`) or its bundle writer (`x.tempstate<number>`)
+# leaves behind when it is killed.
+_TEMPORARY_FILE = re.compile(r"\.tmp[0-9a-f]{32}$|\.tempstate\d+$")
+# What a saver hook writes beside the checkpoints.
+_STATE_FILES = ("checkpoint", "monolith_checkpoint", "graph.pbtxt", "meta_graph_for_debugging.pb")
+_ASSETS = ".assets"
+# Beside the assets: the sizes of their files, as JSON.
+_MANIFEST = ".manifest"
+_TWIN = "previous."
+_RESHARDED = "resharded."
+_RECORD_FILE = re.compile(r"-\d{5}-of-(\d{5})$")
+
+
+def list_dir(path: str) -> list[str]:
+  """Returns the names in a folder, without trailing slashes; none if it does not exist."""
+  try:
+    return [name.rstrip("/") for name in tf.io.gfile.listdir(path or ".")]
+  except tf.errors.NotFoundError:
+    return []
+
+
+def delete_checkpoint(prefix: str) -> None:
+  """Deletes everything named `<prefix>.*`, folders included, the index first.
+
+  Raises:
+    tf.errors.OpError: something could not be deleted; the rest is.
+  """
+  directory, base = os.path.split(prefix)
+  paths = [
+    os.path.join(directory, name) for name in list_dir(directory) if name.startswith(base + ".")
+  ]
+  index = prefix + ".index"
+  if index in paths:
+    _delete(index)
+    paths.remove(index)
+  _delete_all(paths)
+
+
+def _delete_all(paths: list[str]) -> None:
+  if not paths:
+    return
+  with concurrent.futures.ThreadPoolExecutor(min(_DELETE_THREADS, len(paths))) as pool:
+    futures = [pool.submit(_delete, path) for path in paths]
+  for future in futures:
+    future.result()
+
+
+def _delete(path: str) -> None:
+  try:
+    if tf.io.gfile.isdir(path):
+      tf.io.gfile.rmtree(path)
+    else:
+      tf.io.gfile.remove(path)
+  except tf.errors.NotFoundError:
+    # Somebody else was faster.
+    pass
+
+
+def twin_of(prefix: str) -> str:
+  """Returns the second name of a checkpoint, see `set_aside`."""
+  directory, base = os.path.split(prefix)
+  return os.path.join(directory, _TWIN + base)
+
+
+def set_aside(prefix: str) -> None:
+  """Gives a complete checkpoint a second name, under which it outlives an overwriting of the first.
+
+  Local files are linked, others copied.
+  """
+  twin = twin_of(prefix)
+  delete_checkpoint(twin)
+  directory, base = os.path.split(prefix)
+  names = [name for name in list_dir(directory) if name.startswith(base + ".")]
+  # The index last, as everywhere.
+  for name in sorted(names, key=lambda name: name.endswith(".index")):
+    _link_tree(os.path.join(directory, name), twin + name[len(base) :])
+
+
+def resharded_name(prefix: str) -> str:
+  """Returns the prefix under which `checkpoint_reshard` writes a checkpoint again."""
+  directory, base = os.path.split(prefix)
+  return os.path.join(directory, _RESHARDED + base)
+
+
+def link_variables(source: str, target: str) -> None:
+  """Gives a checkpoint the variables of another one, without copying them where links exist."""
+  directory, base = os.path.split(source)
+  names = [n for n in list_dir(directory) if n.startswith((base + ".data-", base + ".meta"))]
+  for name in names + [base + ".index"]:
+    _link_tree(os.path.join(directory, name), target + name[len(base) :])
+
+
+def _link_tree(source: str, target: str) -> None:
+  if tf.io.gfile.isdir(source):
+    tf.io.gfile.makedirs(target)
+    for name in list_dir(source):
+      _link_tree(os.path.join(source, name), os.path.join(target, name))
+    return
+  try:
+    os.link(source, target)
+  except OSError:
+    tf.io.gfile.copy(source, target, overwrite=True)
+
+
+def discard_unfinished(prefix: str) -> None:
+  """Deletes a checkpoint whose save failed; errors are logged, for the disk may be the problem."""
+  directory, base = os.path.split(prefix)
+  unfinished = [
+    name
+    for name in list_dir(directory)
+    if name == base + "_temp" or (name.startswith(base + ".") and _TEMPORARY_FILE.search(name))
+  ]
+  try:
+    _delete_all([os.path.join(directory, name) for name in unfinished])
+    delete_checkpoint(prefix)
+  except tf.errors.OpError as e:
+    logging.warning("Cannot delete what the failed save of %s left: %s", prefix, e.message)
+
+
+def remove_leftovers(directory: str, basename: str, recorded: Iterable[str]) -> list[str]:
+  """Deletes what savers that were killed left in a folder in which nobody saves now.
+
+  Complete checkpoints stay, also those that no state file names: a saver may have kept them on
+  purpose (`keep_checkpoint_every_n_hours`). Without any recorded checkpoint the assets stay too,
+  for tables can be restored from them alone.
+
+  Args:
+    directory: the folder of the checkpoints.
+    basename: of the checkpoints, as in `<basename>-<step>`.
+    recorded: prefixes or base names of checkpoints that must not be touched.
+
+  Returns:
+    The names that were deleted.
+  """
+  names = list_dir(directory)
+  recorded = {os.path.basename(path) for path in recorded}
+  complete = recorded | {name[: -len(".index")] for name in names if name.endswith(".index")}
+  twin = f"(?:{re.escape(_TWIN)}|{re.escape(_RESHARDED)})?"
+  checkpoint = re.compile(f"{twin}{re.escape(basename)}-\\d+(?=\\.|_temp$)")
+  leftovers = []
+  for name in names:
+    match = checkpoint.match(name)
+    temporary = _TEMPORARY_FILE.search(name)
+    if temporary and (match or name[: temporary.start()] in _STATE_FILES):
+      leftovers.append(name)
+    elif match and name == match.group() + "_temp":
+      leftovers.append(name)
+    elif match and match.group() not in complete and recorded:
+      leftovers.append(name)
+  _delete_all([os.path.join(directory, name) for name in leftovers])
+  for name in sorted(complete - recorded):
+    if name.startswith(_TWIN + basename + "-"):
+      delete_checkpoint(os.path.join(directory, name))
+      leftovers.append(name)
+  if leftovers:
+    logging.info("Deleted what unfinished saves left in %s: %s", directory, leftovers)
+  return leftovers
+
+
+def complete_checkpoints(directory: str, basename: str) -> list[str]:
+  """Returns the prefixes of all checkpoints `<basename>-<step>` with an index, by step."""
+  pattern = re.compile(f"{re.escape(basename)}-(\\d+)\\.index")
+  found = [match for match in map(pattern.fullmatch, list_dir(directory)) if match]
+  found.sort(key=lambda match: int(match.group(1)))
+  return [os.path.join(directory, match.group()[: -len(".index")]) for match in found]
+
+
+def unrecorded_checkpoints(directory: str, basename: str, recorded: Iterable[str]) -> list[str]:
+  """Returns prefixes of complete checkpoints whose save was killed before the state file named
+  them.
+
+  They are those that are not older than the state file, in the resolution of a second.
+  """
+  state_path = os.path.join(directory, "checkpoint")
+  if not tf.io.gfile.exists(state_path):
+    return []
+  state_time = tf.io.gfile.stat(state_path).mtime_nsec
+  recorded = {os.path.basename(path) for path in recorded}
+  return [
+    prefix
+    for prefix in complete_checkpoints(directory, basename)
+    if os.path.basename(prefix) not in recorded
+    and tf.io.gfile.stat(prefix + ".index").mtime_nsec >= state_time
+  ]
+
+
+def write_manifest(prefix: str) -> None:
+  """Writes down the sizes of a checkpoint's assets; does nothing if it has none.
+
+  Files of tables have no end mark: one that is cut between two records looks like a smaller table.
+  """
+  if tf.io.gfile.isdir(prefix + _ASSETS):
+    sizes = json.dumps(_asset_sizes(prefix), indent=0, sort_keys=True)
+    file_io.atomic_write_string_to_file(prefix + _MANIFEST, sizes)
+
+
+def _asset_sizes(prefix: str) -> dict[str, int]:
+  sizes = {}
+  for folder, _, names in tf.io.gfile.walk(prefix + _ASSETS):
+    for name in names:
+      path = os.path.join(folder, name)
+      sizes[os.path.relpath(path, prefix + _ASSETS)] = tf.io.gfile.stat(path).length
+  return sizes
+
+
+def find_wrong_size(prefix: str) -> str | None:
+  """Tells which asset has not the size that was written down, as `find_damage` does.
+
+  Checkpoints without such a list (of other programs) pass.
+  """
+  manifest = prefix + _MANIFEST
+  if not tf.io.gfile.exists(manifest):
+    return None
+  try:
+    with tf.io.gfile.GFile(manifest) as f:
+      wanted = json.loads(f.read())
+    wanted = {str(name): int(size) for name, size in wanted.items()}
+  except (ValueError, AttributeError, TypeError) as e:
+    return f"{manifest}: {_first_line(e)}"
+  sizes = _asset_sizes(prefix)
+  for name, size in sorted(wanted.items()):
+    path = os.path.join(prefix + _ASSETS, name)
+    if name not in sizes:
+      return f"{path}: the file does not exist"
+    if sizes[name] != size:
+      return f"{path}: it has {sizes[name]} bytes, want {size}"
+  return None
+
+
+def find_damage(prefix: str) -> str | None:
+  """Reads a whole checkpoint and tells which file is bad and why.
+
+  Every variable and every record of the assets is read and its checksum compared. One tensor is in
+  memory at a time.
+
+  Args:
+    prefix: of the checkpoint.
+
+  Returns:
+    `<file>: <cause>`, or None if nothing is wrong.
+  """
+  return (
+    find_wrong_size(prefix)
+    or find_damaged_variables(prefix)
+    or find_damaged_records(prefix + _ASSETS)
+  )
+
+
+def find_damaged_variables(prefix: str) -> str | None:
+  """Does what `find_damage` does for the variables of a checkpoint alone."""
+  index = prefix + ".index"
+  try:
+    reader = py_checkpoint_reader.NewCheckpointReader(prefix)
+    names_to_dtypes = reader.get_variable_to_dtype_map()
+  except (tf.errors.OpError, RuntimeError, ValueError) as e:
+    return f"{index}: {_first_line(e)}"
+  damage = find_missing_file(prefix)
+  if damage:
+    return damage
+  for name, dtype in sorted(names_to_dtypes.items()):
+    if dtype in (tf.variant, tf.resource):
+      continue
+    try:
+      reader.get_tensor(name)
+    except (tf.errors.OpError, RuntimeError, ValueError) as e:
+      cause = _first_line(e)
+      return f"{_shard_of(prefix, cause)}: {cause} (variable {name})"
+  return None
+
+
+def find_missing_file(prefix: str) -> str | None:
+  """Tells which file of a checkpoint's variables is not there, as `find_damage` does."""
+  if not tf.io.gfile.exists(prefix + ".index"):
+    return f"{prefix}.index: the file does not exist"
+  directory, base = os.path.split(prefix)
+  names = {name for name in list_dir(directory) if name.startswith(base + ".data-")}
+  if not names:
+    return f"{prefix}.data-?????-of-?????: no such file"
+  num_shards = {int(m.group(1)) for m in map(_RECORD_FILE.search, names) if m}
+  if len(num_shards) == 1:
+    for shard in range(*num_shards):
+      name = f"{base}.data-{shard:05d}-of-{max(num_shards):05d}"
+      if name not in names:
+        return f"{os.path.join(directory, name)}: the file does not exist"
+  return None
+
+
+def _shard_of(prefix: str, message: str) -> str:
+  """Returns the data file that an error message of TensorFlow is about."""
+  directory, base = os.path.split(prefix)
+  files = sorted(name for name in list_dir(directory) if name.startswith(base + ".data-"))
+  for name in files:
+    if name in message:
+      return os.path.join(directory, name)
+  shard = re.search(r"shard (\d+)", message)
+  if shard and int(shard.group(1)) < len(files):
+    return os.path.join(directory, files[int(shard.group(1))])
+  return os.path.join(directory, files[0]) if len(files) == 1 else f"{prefix}.data-?????-of-?????"
+
+
+def find_damaged_records(assets: str) -> str | None:
+  """Does what `find_damage` does for the files of tables and filters, in their folder."""
+  names = set(list_dir(assets))
+  for name in sorted(names):
+    match = _RECORD_FILE.search(name)
+    if not match:
+      continue
+    # Groups of tables, which have a file of metadata, are compressed.
+    is_group = f"{name[: match.start()]}.meta{match.group()}" in names
+    path = os.path.join(assets, name)
+    try:
+      for _ in _pywrap_record_io.RecordIterator(path, "SNAPPY" if is_group else ""):
+        pass
+    except (tf.errors.OpError, RuntimeError) as e:
+      return f"{path}: {_first_line(e)}"
+  return None
+
+
+def newest_intact(prefixes: Iterable[str]) -> str | None:
+  """Returns the last of the checkpoints, given oldest first, in which nothing is wrong."""
+  for prefix in reversed(list(prefixes)):
+    if find_damage(prefix) is None:
+      return prefix
+  return None
+
+
+def remedy(prefix: str) -> str:
+  """Returns a sentence about which other checkpoint can be used in place of a bad one."""
+  state = None
+  try:
+    state = tf.train.get_checkpoint_state(os.path.dirname(prefix))
+  except ValueError:
+    pass
+  recorded = list(state.all_model_checkpoint_paths) if state else []
+  bad = os.path.basename(prefix)
+  intact = newest_intact(p for p in recorded if os.path.basename(p) != bad)
+  if intact is None:
+    return "There is no other intact checkpoint beside it."
+  return f"The newest other checkpoint that is intact is {intact}."
+
+
+def _first_line(error: Exception) -> str:
+  message = getattr(error, "message", None) or str(error)
+  return message.strip().split("\n")[0]

@@ -1,0 +1,473 @@
+"""Tables spread over parameter servers.
+
+A worker's graph holds, for every server, ops that are pinned to it; TensorFlow moves the tensors.
+On the way to the tables ids are de-duplicated, split by server and packed; embeddings come back the
+same way. The server of an id is `distribution_ops.shard_of_ids`, signed floor modulo, everywhere.
+
+Objects are handles of graph-building time: writing returns a new one, and what is built from it
+runs after the write. Without servers (`num_ps` 0) tables live in this process.
+
+Unlike the original: lookup and update of the same ids share one de-duplication; learning rates are
+computed once, on the worker; `reinitialize` returns statuses in the order of the ids.
+"""
+
+from __future__ import annotations
+
+import collections
+import copy
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from monolith.native_training import (
+  distributed_serving_ops,
+  distribution_ops,
+  entry,
+  hash_table_ops,
+  hash_table_utils,
+  multi_type_hash_table,
+  partitioned_features,
+  partitioned_hash_table,
+  ps_tables,
+  ps_transfer,
+)
+
+remote_predict = distributed_serving_ops.remote_predict
+ps_device = ps_transfer.ps_device
+get_sub_table_name = partitioned_features.get_sub_table_name
+PartitionedHashTable = partitioned_hash_table.PartitionedHashTable
+
+Partition = int
+TableName = str
+Fids = tf.Tensor
+Emb = tf.Tensor
+EmbGrad = tf.Tensor
+FidEmbPair = tuple[Fids, Emb]
+FidEmbGradPair = tuple[Fids, EmbGrad]
+LookupData = dict[Partition, dict[TableName, Fids]]
+UpdateData = dict[Partition, dict[TableName, FidEmbGradPair]]
+AssignData = dict[Partition, dict[TableName, FidEmbPair]]
+TableFactory = Callable[
+  [int, Mapping[str, entry.HashTableConfigInstance]], multi_type_hash_table.BaseMultiTypeHashTable
+]
+
+# Widths of a feature's slices, how its ids are pooled, and its table.
+FeatureInfo = collections.namedtuple("FeatureInfo", "slice_dims combiner sub_table")
+
+
+class DistributedHashTable(hash_table_ops.BaseHashTable):
+  """One table over all servers.
+
+  Args:
+    ps_num: number of servers.
+    config: of the table.
+    hash_table_factory: `(index of the server, config) -> table`.
+  """
+
+  def __init__(
+    self,
+    ps_num: int,
+    config: entry.HashTableConfigInstance,
+    hash_table_factory: Callable[
+      [int, entry.HashTableConfigInstance], hash_table_ops.BaseHashTable
+    ],
+  ):
+    self._ps_num = ps_num
+    self._transfer = ps_transfer.PsTransfer(pinned=True, dims={})
+    self._memo = ps_tables.Memo()
+    self._hash_tables: list[hash_table_ops.BaseHashTable] = []
+    with ps_tables.learning_rates({"": config}, {"": config.call_learning_rate_fns()}):
+      for i in range(ps_num):
+        with self._transfer.device(i):
+          self._hash_tables.append(hash_table_factory(i, config))
+
+  @property
+  def dim_size(self) -> int:
+    return self._hash_tables[0].dim_size
+
+  def lookup(self, ids: tf.Tensor, use_multi_threads: bool = False) -> tf.Tensor:
+    """Returns float32 `[n, dim]`, zeros for absent ids; `use_multi_threads` has no effect."""
+    del use_multi_threads
+    ids = tf.convert_to_tensor(ids, tf.int64)
+    with tf.name_scope("dht_lu"):
+      parts = self._unique_parts(ids)
+      embeddings = []
+      for i in range(self._ps_num):
+        with tf.name_scope(f"ps_{i}"), self._transfer.device(i):
+          embeddings.append(self._hash_tables[i].lookup(parts[i]))
+      return distribution_ops.map_id_to_embedding(parts, embeddings, ids)
+
+  def assign(
+    self, ids: tf.Tensor, values: tf.Tensor, req_time: tf.Tensor | None = None
+  ) -> DistributedHashTable:
+    """Overwrites rows; of equal ids the last one wins. Returns the table after the write."""
+    with tf.name_scope("dht_a"):
+      return self._write("assign", ids, values, req_time)
+
+  def assign_add(
+    self, ids: tf.Tensor, values: tf.Tensor, req_time: tf.Tensor | None = None
+  ) -> DistributedHashTable:
+    """Adds to rows; the values of equal ids add up. Returns the table after the write."""
+    with tf.name_scope("dht_aa"):
+      return self._write("assign_add", ids, values, req_time)
+
+  def apply_gradients(
+    self,
+    ids: tf.Tensor,
+    grads: tf.Tensor,
+    global_step: tf.Tensor,
+    req_time: tf.Tensor | None = None,
+  ) -> DistributedHashTable:
+    """Runs the optimizers once per id, on the sum of its gradients.
+
+    Args:
+      ids: int64 `[n]`; need not be those that were looked up.
+      grads: n * dim floats.
+      global_step: int64 scalar.
+      req_time: int64, seconds; 0 by default.
+
+    Returns:
+      The table after the write.
+    """
+    ids = tf.convert_to_tensor(ids, tf.int64)
+    with tf.name_scope("dht_ag"):
+      grads = tf.reshape(tf.convert_to_tensor(grads, tf.float32), [-1, self.dim_size])
+      req_time = hash_table_utils.as_req_time(req_time)
+      parts = self._unique_parts(ids)
+      part_grads = distribution_ops.map_id_to_embedding_gradient_back_prop(parts, ids, grads)
+      tables = []
+      for i in range(self._ps_num):
+        with tf.name_scope(f"ps_{i}"), self._transfer.device(i):
+          tables.append(
+            self._hash_tables[i].apply_gradients(
+              parts[i],
+              part_grads[i],
+              global_step=global_step,
+              enable_dedup=False,
+              req_time=req_time,
+            )
+          )
+      return self._with_tables(tables)
+
+  def as_op(self, name: str | None = None) -> tf.Operation:
+    name = name or "dht_ao"
+    with tf.control_dependencies([table.as_op() for table in self._hash_tables]):
+      return tf.no_op(name=f"{name}/done")
+
+  def _unique_parts(self, ids: tf.Tensor) -> list[tf.Tensor]:
+    """The distinct ids of each server."""
+
+    def build() -> list[tf.Tensor]:
+      unique_ids, _ = tf.unique(ids)
+      shards = distribution_ops.shard_of_ids(unique_ids, self._ps_num)
+      return distribution_ops.split_by_indices(shards, unique_ids, self._ps_num)
+
+    return self._memo.get([ids], build)
+
+  def _write(
+    self, method: str, ids: tf.Tensor, values: tf.Tensor, req_time: tf.Tensor | None
+  ) -> DistributedHashTable:
+    ids = tf.convert_to_tensor(ids, tf.int64)
+    values = tf.reshape(tf.convert_to_tensor(values, tf.float32), [-1, self.dim_size])
+    req_time = hash_table_utils.as_req_time(req_time)
+    shards = distribution_ops.shard_of_ids(ids, self._ps_num)
+    id_parts = distribution_ops.split_by_indices(shards, ids, self._ps_num)
+    value_parts = distribution_ops.split_by_indices(shards, values, self._ps_num)
+    tables = []
+    for i in range(self._ps_num):
+      with self._transfer.device(i):
+        write = getattr(self._hash_tables[i], method)
+        tables.append(write(id_parts[i], value_parts[i], req_time=req_time))
+    return self._with_tables(tables)
+
+  def _with_tables(self, tables: list[hash_table_ops.BaseHashTable]) -> DistributedHashTable:
+    updated = copy.copy(self)
+    updated._hash_tables = tables
+    return updated
+
+
+class _RawSplit(NamedTuple):
+  """Distinct ids of all tables, by server.
+
+  Attributes:
+    ragged_id: the ids as they were given, one row per table.
+    unique: the distinct ids of each table and where they occur.
+    ids: for each server its ids, one row per table.
+    positions: for each server the places of its ids among the distinct ones.
+  """
+
+  ragged_id: tf.RaggedTensor
+  unique: Any
+  ids: list[tf.RaggedTensor]
+  positions: list[tf.RaggedTensor]
+
+
+class DistributedMultiTypeHashTable(ps_tables.PsTables):
+  """Tables of many slots; every server holds its part of all of them.
+
+  If every server's group is a `RawMultiTypeHashTable`, ids of all slots travel as one ragged tensor
+  and embeddings as one vector; otherwise, and with `transfer_float16`, as packed dicts.
+
+  Args:
+    num_ps: number of servers.
+    slot_to_config: slot name -> configuration.
+    table_factory: `(index of the server, slot_to_config) -> group of tables`.
+    transfer_float16: send embeddings and gradients with 16 bits.
+    max_rpc_deadline_millis: of remote lookups in an export.
+  """
+
+  def __init__(
+    self,
+    num_ps: int,
+    slot_to_config: Mapping[str, entry.HashTableConfigInstance],
+    table_factory: TableFactory,
+    transfer_float16: bool = False,
+    max_rpc_deadline_millis: int = 30,
+  ):
+    self._num_ps = num_ps
+    self._slot_to_config = slot_to_config
+    self._max_rpc_deadline_millis = max_rpc_deadline_millis
+    self._transfer = ps_transfer.PsTransfer(
+      pinned=True,
+      dims={
+        slot: hash_table_utils.infer_dim_size(config.table_config)
+        for slot, config in slot_to_config.items()
+      },
+      float16=transfer_float16,
+    )
+    self._memo = ps_tables.Memo()
+    self._make_tables(num_ps, slot_to_config, table_factory)
+    self._use_raw = self._is_raw and not transfer_float16
+
+  def lookup(self, slot_to_id: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+    """Returns slot -> float32 `[n, dim]`, zeros for absent ids.
+
+    Slots without a table are ignored by native tables; others raise a `KeyError`.
+    """
+    slot_to_id = {
+      slot: tf.convert_to_tensor(ids, tf.int64) for slot, ids in slot_to_id.items()
+    }
+    with tf.name_scope("dmtht_lu"):
+      if self._use_raw:
+        return self._raw_lookup(slot_to_id)
+      return self._packed_lookup(slot_to_id)
+
+  def assign(self, slot_to_id_and_value: Mapping[str, Any]) -> DistributedMultiTypeHashTable:
+    """Overwrites rows; of equal ids the last one wins. Returns the tables after the write."""
+    with tf.name_scope("dmtht_a"):
+      return self._write(
+        slot_to_id_and_value, lambda table, pairs: table.assign(pairs), op="assign"
+      )
+
+  def assign_add(self, slot_to_id_and_value: Mapping[str, Any]) -> DistributedMultiTypeHashTable:
+    """Adds to rows; the values of equal ids add up. Returns the tables after the write."""
+    with tf.name_scope("dmtht_aa"):
+      return self._write(
+        slot_to_id_and_value, lambda table, pairs: table.assign_add(pairs), op="assign_add"
+      )
+
+  def reinitialize(
+    self, slot: str, ids: tf.Tensor
+  ) -> tuple[DistributedMultiTypeHashTable, tf.Tensor]:
+    """Resets the rows of `ids`, creating absent ones.
+
+    Returns:
+      The tables after the write and an int32 status per id, in the order of the ids: 1 existed,
+      0 was inserted, -1 the slot is unknown and nothing was done.
+
+    Raises:
+      NotImplementedError: the tables are not native ones.
+    """
+    if not self._use_raw:
+      raise NotImplementedError("DistributedMultiTypeHashTable dost not support reinitialize!")
+    ids = tf.convert_to_tensor(ids, tf.int64)
+    with tf.name_scope("dmtht_reinit"):
+      shards = distribution_ops.shard_of_ids(ids, self._num_ps)
+      id_parts = distribution_ops.split_by_indices(shards, ids, self._num_ps)
+      positions = distribution_ops.split_by_indices(
+        shards, tf.range(tf.size(ids, out_type=tf.int64)), self._num_ps
+      )
+      tables, statuses = [], []
+      for i in range(self._num_ps):
+        with self._transfer.device(i):
+          table, status = self._tables[i].reinitialize(slot, id_parts[i])
+        tables.append(table)
+        statuses.append(status)
+      status = tf.dynamic_stitch([tf.cast(p, tf.int32) for p in positions], statuses)
+      return self._with_tables(tables), status
+
+  def apply_gradients(
+    self,
+    slot_to_id_and_grad: Mapping[str, Any],
+    global_step: tf.Tensor,
+    req_time: tf.Tensor | None = None,
+  ) -> DistributedMultiTypeHashTable:
+    """Runs the optimizers once per slot and id, on the sum of the id's gradients.
+
+    Args:
+      slot_to_id_and_grad: slot -> (ids, gradients).
+      global_step: int64 scalar.
+      req_time: int64, seconds; 0 by default.
+
+    Returns:
+      The tables after the write.
+    """
+    slot_to_pair = {slot: ps_tables.split_pair(pair) for slot, pair in slot_to_id_and_grad.items()}
+    req_time = hash_table_utils.as_req_time(req_time)
+    with tf.name_scope("dmtht_ag"):
+      if self._use_raw:
+        return self._raw_apply_gradients(slot_to_pair, global_step, req_time)
+      return self._packed_apply_gradients(slot_to_pair, global_step, req_time)
+
+  def as_op(self, name: str | None = None) -> tf.Operation:
+    return ps_transfer.group_as_op(self._tables, name or "dmtht_ao")
+
+  def _raw_split(self, slot_to_id: Mapping[str, tf.Tensor], for_lookup: bool) -> _RawSplit:
+    slots = sorted(slot_to_id)
+
+    def build() -> _RawSplit:
+      ragged_id = self._tables[0].get_ragged_id(slot_to_id)
+      unique = distribution_ops.unique_key_with_value_and_offset(
+        ragged_id, self.get_table_dim_sizes(), generate_buffer=for_lookup
+      )
+      shards = distribution_ops.shard_of_ids(unique.unique_key.values, self._num_ps)
+      ids, positions = distribution_ops.ragged_split_by_indices(
+        shards, unique.unique_key, self._num_ps
+      )
+      return _RawSplit(ragged_id, unique, ids, positions)
+
+    if for_lookup:
+      # A buffer serves one lookup; a later update of the same ids uses the rest.
+      split = build()
+      self._memo.get([slot_to_id[slot] for slot in slots], lambda: split)
+      return split
+    return self._memo.get([slot_to_id[slot] for slot in slots], build)
+
+  def _raw_lookup(self, slot_to_id: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+    dims = self.get_table_dim_sizes()
+    split = self._raw_split(slot_to_id, for_lookup=True)
+    filled, timers = [], []
+    for i in range(self._num_ps):
+      flat, timer = self._raw_lookup_on_ps(i, split.ids[i])
+      timers += timer
+      filled.append(
+        distribution_ops.fill_with_offset_map(
+          split.positions[i], flat, split.unique.value_offset, split.unique.value_buffer, dims
+        )
+      )
+    with tf.control_dependencies(timers):
+      flat = distribution_ops.finalize_shared_tensor(filled, dtype=tf.float32, shape=[None])
+    slot_to_embedding = self._tables[0].get_embeddings(split.ragged_id, flat)
+    result = {}
+    for slot, ids in slot_to_id.items():
+      if slot not in slot_to_embedding:
+        continue
+      result[slot] = slot_to_embedding[slot]
+      if ids.shape.rank == 1 and ids.shape[0] is not None:
+        result[slot] = tf.reshape(result[slot], [ids.shape[0], self._transfer.dims[slot]])
+    return result
+
+  def _unique_parts(self, ids: tf.Tensor) -> list[tf.Tensor]:
+    """The distinct ids of each server."""
+
+    def build() -> list[tf.Tensor]:
+      unique_ids, _ = tf.unique(ids)
+      shards = distribution_ops.shard_of_ids(unique_ids, self._num_ps)
+      return distribution_ops.split_by_indices(shards, unique_ids, self._num_ps)
+
+    return self._memo.get([ids], build)
+
+  def _packed_lookup(self, slot_to_id: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+    slot_to_id = self._known_slots(slot_to_id)
+    slot_to_parts = {slot: self._unique_parts(ids) for slot, ids in slot_to_id.items()}
+    answers = [
+      self._lookup_on_ps(
+        i, {slot: parts[i] for slot, parts in slot_to_parts.items()}, op="dmtht_lu"
+      )
+      for i in range(self._num_ps)
+    ]
+    return {
+      slot: distribution_ops.map_id_to_embedding(
+        slot_to_parts[slot], [answer[slot] for answer in answers], ids
+      )
+      for slot, ids in slot_to_id.items()
+    }
+
+  def _write(
+    self,
+    slot_to_pair: Mapping[str, Any],
+    update_fn: Callable[[Any, dict[str, Any]], Any],
+    op: str,
+  ) -> DistributedMultiTypeHashTable:
+    """Splits ids and values, which keep their order, and updates every server."""
+    parts: list[dict[str, FidEmbPair]] = [{} for _ in range(self._num_ps)]
+    for slot, pair in self._known_slots(slot_to_pair).items():
+      ids, values = ps_tables.split_pair(pair)
+      values = self._rows(slot, values)
+      shards = distribution_ops.shard_of_ids(ids, self._num_ps)
+      id_parts = distribution_ops.split_by_indices(shards, ids, self._num_ps)
+      value_parts = distribution_ops.split_by_indices(shards, values, self._num_ps)
+      for i in range(self._num_ps):
+        parts[i][slot] = (id_parts[i], value_parts[i])
+    return self._with_tables(
+      [
+        self._transfer.update(i, table, parts[i], update_fn, op)
+        for i, table in enumerate(self._tables)
+      ]
+    )
+
+  def _raw_apply_gradients(
+    self, slot_to_pair: Mapping[str, FidEmbGradPair], global_step: tf.Tensor, req_time: tf.Tensor
+  ) -> DistributedMultiTypeHashTable:
+    dims = self.get_table_dim_sizes()
+    split = self._raw_split({slot: pair[0] for slot, pair in slot_to_pair.items()}, False)
+    flat_grad = self._tables[0].get_flat_value(
+      {slot: pair[1] for slot, pair in slot_to_pair.items()}
+    )
+    tables = []
+    for i, table in enumerate(self._tables):
+      grad = distribution_ops.fill_with_offset_map_gradient(
+        split.positions[i], flat_grad, split.unique.value_offset, dims
+      )
+      with self._transfer.device(i):
+        tables.append(table.raw_apply_gradients(split.ids[i], grad, global_step, req_time))
+    return self._with_tables(tables)
+
+  def _packed_apply_gradients(
+    self, slot_to_pair: Mapping[str, FidEmbGradPair], global_step: tf.Tensor, req_time: tf.Tensor
+  ) -> DistributedMultiTypeHashTable:
+    parts: list[dict[str, FidEmbGradPair]] = [{} for _ in range(self._num_ps)]
+    for slot, (ids, grads) in self._known_slots(slot_to_pair).items():
+      id_parts = self._unique_parts(ids)
+      grad_parts = distribution_ops.map_id_to_embedding_gradient_back_prop(
+        id_parts, ids, self._rows(slot, grads)
+      )
+      for i in range(self._num_ps):
+        parts[i][slot] = (id_parts[i], grad_parts[i])
+    return self._with_tables(
+      [
+        self._transfer.update(
+          i,
+          table,
+          parts[i],
+          lambda table, pairs: table.apply_gradients(pairs, global_step, req_time=req_time),
+          op="dmtht_ag",
+          float16=self._transfer.float16,
+        )
+        for i, table in enumerate(self._tables)
+      ]
+    )
+
+  def _rows(self, slot: str, values: Any) -> tf.Tensor:
+    values = tf.convert_to_tensor(values, tf.float32)
+    return tf.reshape(values, [-1, self._transfer.dims[slot]])
+
+  def _known_slots(self, slots: Mapping[str, Any]) -> dict[str, Any]:
+    """Native tables ignore slots that they do not have."""
+    if self._is_raw:
+      return {slot: value for slot, value in slots.items() if slot in self._transfer.dims}
+    for slot in slots:
+      if slot not in self._transfer.dims:
+        raise KeyError(f"there is no table for slot {slot}, only {sorted(self._transfer.dims)}")
+    return dict(slots)

@@ -1,0 +1,745 @@
+"""Tensor pipelines between the ids of a batch and the dense tensors of a model.
+
+Ids are de-duplicated and split by server, looked up, brought back into the order of the batch and
+pooled; gradients take the same way back. An id has one home, `shard_of_ids`: every op here that
+shards by itself uses the same signed floor modulo.
+
+Three ops of the family are known as GPU ops; they run on the CPU as well. The scale of
+`fused_gather_embeddings_by_input_gradient` is applied on every device, the mean of no ids is 0, and
+`finalize_shared_tensor` passes its gradient on to every handle.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from idl.matrix.proto.example_pb2 import FeatureConfigs
+from monolith.native_training.runtime.ops import gen_monolith_ops
+
+gen_distribution_ops = gen_monolith_ops
+
+_VARIANT_TYPES = ("example", "example_batch", "examplebatch", "instance")
+
+
+def shard_of_ids(ids: tf.Tensor, num_shards: int) -> tf.Tensor:
+  """The server of each id, in [0, num_shards): floor modulo of the signed id."""
+  ids = tf.convert_to_tensor(ids, tf.int64)
+  return tf.math.floormod(ids, tf.constant(num_shards, tf.int64))
+
+
+# ---- split and reorder ----
+
+
+def split_by_indices(indices: tf.Tensor, tensor: tf.Tensor, num_splits: int) -> list[tf.Tensor]:
+  """Splits the rows of `tensor`.
+
+  Args:
+    indices: int64 [n], each in [0, num_splits).
+    tensor: [n, ...], float, int64, int32 or bool.
+    num_splits: number of parts.
+
+  Returns:
+    Part s has the rows i with `indices[i] == s`, in their order.
+  """
+  return gen_distribution_ops.monolith_split_by_indices(indices, tensor, num_splits)
+
+
+@tf.RegisterGradient("MonolithSplitByIndices")
+def _split_by_indices_gradient(op: tf.Operation, *grads: tf.Tensor):
+  return None, gen_distribution_ops.monolith_split_by_indices_gradient(
+    op.inputs[0], op.inputs[1], list(grads)
+  )
+
+
+def ragged_split_by_indices(
+  indices: tf.Tensor, num: tf.RaggedTensor, num_splits: int
+) -> tuple[list[tf.RaggedTensor], list[tf.RaggedTensor]]:
+  """Splits the values of a ragged tensor; every part keeps the number of rows.
+
+  Args:
+    indices: int64 [number of values of `num`], each in [0, num_splits).
+    num: int64, ragged rank 1.
+    num_splits: number of parts.
+
+  Returns:
+    The parts, and for each part the position of its values in `num.values`, equally ragged.
+  """
+  values, splits, positions = gen_distribution_ops.monolith_ragged_split_by_indices(
+    indices, num.values, num.row_splits, num_splits
+  )
+
+  def ragged(parts: list[tf.Tensor]) -> list[tf.RaggedTensor]:
+    return [
+      tf.RaggedTensor.from_row_splits(part, split, validate=False)
+      for part, split in zip(parts, splits)
+    ]
+
+  return ragged(values), ragged(positions)
+
+
+def reorder_by_indices(
+  input: tf.Tensor, shard_ids: tf.Tensor, num_of_shards: int
+) -> tuple[tf.Tensor, tf.Tensor]:
+  """Drops repeated elements and groups the rest by shard.
+
+  Args:
+    input: int64 or float, [n], or [n, d] compared by the first column.
+    shard_ids: int32 [n], each in [0, num_of_shards).
+    num_of_shards: number of groups.
+
+  Returns:
+    The elements, inside a shard in reverse order of first appearance, and int32 [num_of_shards]
+    sizes.
+  """
+  return gen_distribution_ops.monolith_reorder_by_indices(input, shard_ids, num_of_shards)
+
+
+def fused_reorder_by_indices(
+  inputs: Sequence[tf.Tensor], num_of_shards: int, dim_sizes: Sequence[int]
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
+  """Drops repeated ids per table and orders them by shard, then table, then first appearance.
+
+  With the environment variable MONOLITH_SYNC_EMPTY_RANK0_PS_SHARD at its default "1" and more than
+  4 shards, shard 0 gets no ids.
+
+  Args:
+    inputs: int64 vectors, one per table.
+    num_of_shards: number of shards n.
+    dim_sizes: embedding width of each table.
+
+  Returns:
+    (ids, ids per shard [n], ids per shard and table [n * M], lengths of the inputs [M], and for
+    every input id the float offset of its embedding in the looked-up ids).
+  """
+  rank0_empty = (
+    os.environ.get("MONOLITH_SYNC_EMPTY_RANK0_PS_SHARD", "1") == "1" and num_of_shards > 4
+  )
+  return gen_distribution_ops.fused_reorder_by_indices(
+    [tf.convert_to_tensor(ids, tf.int64) for ids in inputs],
+    num_of_shards,
+    slot_embedding_dims=list(dim_sizes),
+    rank0_empty=rank0_empty,
+  )
+
+
+# ---- unique keys and the shared value buffer ----
+
+
+class _UniqueKeyWithValueAndOffsetResult(NamedTuple):
+  """Result of `unique_key_with_value_and_offset`."""
+
+  unique_key: tf.RaggedTensor
+  # Ragged rank 2: row, key, offsets of the key's occurrences.
+  value_offset: tf.RaggedTensor
+  value_buffer: tf.Tensor
+
+
+def unique_key_with_value_and_offset(
+  key: tf.RaggedTensor, dims: Sequence[int], generate_buffer: bool = True
+) -> _UniqueKeyWithValueAndOffsetResult:
+  """Unique keys of each row and where their occurrences lie in a flat buffer of values.
+
+  Args:
+    key: int64, ragged rank 1, `len(dims)` rows.
+    dims: width of the values of each row.
+    generate_buffer: allocate the buffer, uninitialised. It lives for one step at most.
+  """
+  result = gen_distribution_ops.monolith_unique_key_with_value_and_offset(
+    key.values, key.row_splits, list(dims), generate_buffer
+  )
+  unique_key = tf.RaggedTensor.from_row_splits(
+    result.unique_key, result.unique_key_split, validate=False
+  )
+  offsets_of_keys = tf.RaggedTensor.from_row_splits(
+    result.value_offset, result.value_offset_split, validate=False
+  )
+  value_offset = tf.RaggedTensor.from_row_splits(
+    offsets_of_keys, result.unique_key_split, validate=False
+  )
+  return _UniqueKeyWithValueAndOffsetResult(unique_key, value_offset, result.value_buffer)
+
+
+def fill_with_offset_map(
+  pos: tf.RaggedTensor,
+  value: tf.Tensor,
+  value_offset_map: tf.RaggedTensor,
+  value_buffer: tf.Tensor,
+  dims: Sequence[int],
+) -> tf.Tensor:
+  """Copies each value to every place of its key.
+
+  Args:
+    pos: int64, ragged, `len(dims)` rows of indices into the flattened unique keys.
+    value: float vector, one slice of its row's width per entry of `pos`.
+    value_offset_map: `value_offset` of `unique_key_with_value_and_offset`.
+    value_buffer: its buffer.
+    dims: width of the values of each row.
+
+  Returns:
+    The handle of the buffer. Its gradient is that of the whole buffer.
+  """
+  return gen_distribution_ops.monolith_fill_with_offset_map(
+    pos.values,
+    pos.row_splits,
+    value,
+    value_offset_map.flat_values,
+    value_offset_map.nested_row_splits[-1],
+    value_buffer,
+    list(dims),
+  )
+
+
+@tf.RegisterGradient("MonolithFillWithOffsetMap")
+def _fill_with_offset_map_gradient(op: tf.Operation, grad: tf.Tensor):
+  pos, pos_split, _, offset_map, offset_map_split, _ = op.inputs
+  value_grad = gen_distribution_ops.monolith_fill_with_offset_map_gradient(
+    pos, pos_split, grad, offset_map, offset_map_split, op.get_attr("dims")
+  )
+  return None, None, value_grad, None, None, None
+
+
+def fill_with_offset_map_gradient(
+  pos: tf.RaggedTensor, grad: tf.Tensor, value_offset_map: tf.RaggedTensor, dims: Sequence[int]
+) -> tf.Tensor:
+  """Gradient of the values of `fill_with_offset_map`: `grad` summed over the places of each key."""
+  return gen_distribution_ops.monolith_fill_with_offset_map_gradient(
+    pos.values,
+    pos.row_splits,
+    grad,
+    value_offset_map.flat_values,
+    value_offset_map.nested_row_splits[-1],
+    list(dims),
+  )
+
+
+def finalize_shared_tensor(
+  shared_tensor_handles: Sequence[tf.Tensor], dtype: tf.DType, shape
+) -> tf.Tensor:
+  """Takes the tensor out of the shared buffer; the handles must not be used afterwards.
+
+  Args:
+    shared_tensor_handles: the same resource, as returned by every op that wrote to it.
+    dtype: of the tensor.
+    shape: of the tensor, may be partial.
+  """
+  return gen_distribution_ops.monolith_finalize_shared_tensor(
+    shared_tensor_handles, dtype=dtype, shape=shape
+  )
+
+
+@tf.RegisterGradient("MonolithFinalizeSharedTensor")
+def _finalize_shared_tensor_gradient(op: tf.Operation, grad: tf.Tensor):
+  return [grad] * len(op.inputs)
+
+
+# ---- ids to embeddings ----
+
+
+def map_id_to_embedding(
+  ids: Sequence[tf.Tensor],
+  embeddings: Sequence[tf.Tensor],
+  input: tf.Tensor,
+  use_multi_threads: bool = True,
+) -> tf.Tensor:
+  """The embedding of every id of `input`.
+
+  Args:
+    ids: int64 vectors, one per server; the first occurrence of an id counts.
+    embeddings: float [len(ids[s]), dim] per server.
+    input: int64 of any shape, all of it in `ids`.
+    use_multi_threads: use the thread pool for large inputs.
+
+  Returns:
+    float, input.shape + [dim].
+
+  Raises:
+    ValueError: ids and embeddings have different lengths.
+  """
+  if len(ids) != len(embeddings):
+    raise ValueError(
+      f"ids length and embeddings lenght must match. {len(ids)} vs {len(embeddings)}"
+    )
+  return gen_distribution_ops.monolith_map_id_to_embedding(
+    ids, embeddings, input, use_multi_threads=use_multi_threads
+  )
+
+
+@tf.RegisterGradient("MonolithMapIdToEmbedding")
+def _map_id_to_embedding_gradient(op: tf.Operation, grad: tf.Tensor):
+  num_splits = op.get_attr("num_splits")
+  grads = map_id_to_embedding_gradient_back_prop(
+    list(op.inputs[:num_splits]), op.inputs[2 * num_splits], grad
+  )
+  return [None] * num_splits + list(grads) + [None]
+
+
+def map_id_to_embedding_gradient_back_prop(
+  ids: Sequence[tf.Tensor], input: tf.Tensor, grads: tf.Tensor
+) -> list[tf.Tensor]:
+  """Gradients of the embeddings of `map_id_to_embedding`: rows of `grads` summed per id."""
+  return gen_distribution_ops.monolith_map_id_to_embedding_gradient(ids, input, grads)
+
+
+def gather_embeddings_by_input(
+  ids: tf.Tensor, embeddings: tf.Tensor, input: tf.Tensor, use_multi_threads: bool = False
+) -> tuple[tf.Tensor, tf.Tensor]:
+  """The embedding of every id of `input`, and the row of `ids` it was found in.
+
+  Args:
+    ids: int64 [n].
+    embeddings: float [n, dim].
+    input: int64 of any shape, all of it in `ids`.
+    use_multi_threads: use the thread pool for large inputs.
+
+  Returns:
+    (float, input.shape + [dim]; int64, input.shape).
+  """
+  return gen_distribution_ops.monolith_gather_embeddings_by_input(
+    ids, embeddings, input, use_multi_threads=use_multi_threads
+  )
+
+
+@tf.RegisterGradient("MonolithGatherEmbeddingsByInput")
+def _gather_embeddings_by_input_gradient(op: tf.Operation, grad: tf.Tensor, _):
+  embedding_grads = gather_embeddings_by_ids_gradient_back_prop(
+    op.inputs[0], grad, op.outputs[1]
+  )
+  return [None, embedding_grads, None]
+
+
+def gather_embeddings_by_ids_gradient_back_prop(
+  ids: tf.Tensor, grads: tf.Tensor, index_mapping: tf.Tensor
+) -> tf.Tensor:
+  """Gradient of `gather_embeddings_by_input`: rows of `grads` summed at `index_mapping`."""
+  return gen_distribution_ops.monolith_gather_embeddings_by_input_gradient(
+    ids, grads, index_mapping
+  )
+
+
+def fused_gather_embeddings_by_input(
+  fused_embeddings: tf.Tensor,
+  fused_embedding_offsets: Sequence[tf.Tensor],
+  embedding_dims: Sequence[int],
+) -> list[tf.Tensor]:
+  """Gathers the embeddings of several tables from one flat buffer.
+
+  Args:
+    fused_embeddings: float vector.
+    fused_embedding_offsets: int32 vectors of float offsets, one per table.
+    embedding_dims: width of each table.
+
+  Returns:
+    float [len(offsets), dim] per table.
+  """
+  return gen_distribution_ops.monolith_fused_gather_embeddings_by_input(
+    fused_embeddings, fused_embedding_offsets, list(embedding_dims)
+  )
+
+
+def fused_gather_embeddings_by_input_gradient(
+  fused_embeddings: int | tf.Tensor,
+  grads: Sequence[tf.Tensor],
+  embedding_offsets: Sequence[tf.Tensor],
+  embedding_dims: Sequence[int],
+  scale: float | tf.Tensor = 1,
+) -> tf.Tensor:
+  """Gradient of the flat buffer of `fused_gather_embeddings_by_input`.
+
+  Args:
+    fused_embeddings: int32, the number of floats of the buffer.
+    grads: float [len(offsets), dim] per table.
+    embedding_offsets: int32 vectors of float offsets, one per table.
+    embedding_dims: width of each table.
+    scale: every gradient is multiplied by it.
+  """
+  return gen_distribution_ops.monolith_fused_gather_embeddings_by_input_gradient(
+    fused_embeddings, grads, embedding_offsets, tf.cast(scale, tf.float32), list(embedding_dims)
+  )
+
+
+# ---- reductions ----
+
+
+def reduce_sum(
+  id_indices: tf.Tensor, id_values: tf.Tensor, id_length: tf.Tensor, name: str | None = None
+) -> tf.Tensor:
+  """Sum of each example's rows; examples without ids give 0.
+
+  Args:
+    id_indices: int64 [k, 1], example of every row.
+    id_values: float [k, dim].
+    id_length: int64 [1], number of examples.
+    name: of the op.
+
+  Returns:
+    float [number of examples, dim].
+  """
+  return gen_distribution_ops.monolith_reduce_sum(id_indices, id_values, id_length, name=name)
+
+
+@tf.RegisterGradient("MonolithReduceSum")
+def _reduce_sum_gradient(op: tf.Operation, grad: tf.Tensor):
+  return None, gen_distribution_ops.monolith_reduce_sum_gradient(op.inputs[0], grad), None
+
+
+def reduce_mean(
+  id_indices: tf.Tensor, id_values: tf.Tensor, id_length: tf.Tensor, name: str | None = None
+) -> tf.Tensor:
+  """Mean of each example's rows; arguments and result as for `reduce_sum`."""
+  return gen_distribution_ops.monolith_reduce_mean(id_indices, id_values, id_length, name=name)
+
+
+@tf.RegisterGradient("MonolithReduceMean")
+def _reduce_mean_gradient(op: tf.Operation, grad: tf.Tensor):
+  return None, gen_distribution_ops.monolith_reduce_mean_gradient(op.inputs[0], grad), None
+
+
+def reduce_sqrtn(id_indices: tf.Tensor, id_values: tf.Tensor, id_length: tf.Tensor) -> tf.Tensor:
+  """L2 norm of each example's rows, column by column; arguments and result as for `reduce_sum`."""
+  return gen_distribution_ops.monolith_reduce_square_norm(id_indices, id_values, id_length)
+
+
+@tf.RegisterGradient("MonolithReduceSquareNorm")
+def _reduce_square_norm_gradient(op: tf.Operation, grad: tf.Tensor):
+  value_grads = gen_distribution_ops.monolith_reduce_square_norm_gradient(
+    op.inputs[0], op.inputs[1], grad
+  )
+  return None, value_grads, None
+
+
+def fused_sorted_segment_sum(
+  indices: Sequence[tf.Tensor], values: Sequence[tf.Tensor], shapes: Sequence[tf.Tensor]
+) -> list[tf.Tensor]:
+  """Several segment sums in one op.
+
+  Args:
+    indices: int32 or int64 vectors, sorted.
+    values: float [len(indices[i]), ...].
+    shapes: shape of each result, of the type of `indices`.
+  """
+  return gen_distribution_ops.monolith_fused_segment_sum(indices, values, shapes)
+
+
+@tf.RegisterGradient("MonolithFusedSegmentSum")
+def _fused_segment_sum_gradient(op: tf.Operation, *grads: tf.Tensor):
+  n = len(grads)
+  gathered = [
+    tf.gather(grad, tf.reshape(index, [-1])) for grad, index in zip(grads, op.inputs[:n])
+  ]
+  return [None] * n + gathered + [None] * n
+
+
+def fused_reduce_sum_and_split(
+  id_indices: tf.Tensor,
+  id_values: tf.Tensor,
+  id_length: tf.Tensor,
+  split_dims: Sequence[int],
+  name: str | None = None,
+) -> list[tf.Tensor]:
+  """Sum of each example's rows, its columns split.
+
+  Args:
+    id_indices: int64 [k], example of every row.
+    id_values: float [k, sum(split_dims)].
+    id_length: scalar, number of examples.
+    split_dims: width of each result.
+    name: of the op.
+
+  Returns:
+    float [number of examples, split_dims[i]] each.
+  """
+  return gen_distribution_ops.monolith_fused_reduce_sum_and_split(
+    tf.expand_dims(id_indices, -1),
+    id_values,
+    tf.expand_dims(tf.cast(id_length, tf.int64), 0),
+    M=len(split_dims),
+    split_dims=list(split_dims),
+    name=name,
+  )
+
+
+@tf.RegisterGradient("MonolithFusedReduceSumAndSplit")
+def _fused_reduce_sum_and_split_gradient(op: tf.Operation, *grads: tf.Tensor):
+  value_grads = gen_distribution_ops.monolith_fused_reduce_sum_and_split_gradient(
+    op.inputs[0], list(grads), op.get_attr("split_dims")
+  )
+  return None, value_grads, None
+
+
+def fused_reduce_and_split_gpu(
+  splits: Sequence[tf.Tensor],
+  embeddings: Sequence[tf.Tensor],
+  slice_dims: Sequence[Sequence[int]],
+  name: str | None = None,
+) -> list[tf.Tensor]:
+  """Sums each table's rows between its row splits and cuts the columns into slices.
+
+  Args:
+    splits: row splits of each table, [batch + 1], of static length; every table has the same batch.
+    embeddings: float [splits[i][-1], sum(slice_dims[i])].
+    slice_dims: widths of the slices of each table.
+    name: of the op.
+
+  Returns:
+    float [batch, width], the slices of all tables in order.
+
+  Raises:
+    ValueError: the length of some splits is not static.
+  """
+  starts = [0]
+  for i, split in enumerate(splits):
+    length = tf.convert_to_tensor(split).shape.as_list()[0]
+    if length is None:
+      raise ValueError(f"splits[{i}] has no static length")
+    starts.append(starts[-1] + length)
+  flat_dims = [dim for dims in slice_dims for dim in dims]
+  with tf.device("/device:CPU:0"):
+    merged_splits = tf.concat([tf.cast(split, tf.int32) for split in splits], 0)
+  return gen_distribution_ops.monolith_fused_reduce_and_split_gpu(
+    merged_splits,
+    embeddings,
+    num_slices=len(flat_dims),
+    slice_dims=flat_dims,
+    row_split_splits=starts,
+    name=name,
+  )
+
+
+@tf.RegisterGradient("MonolithFusedReduceAndSplitGPU")
+def _fused_reduce_and_split_gpu_gradient(op: tf.Operation, *grads: tf.Tensor):
+  embedding_grads = gen_distribution_ops.monolith_fused_reduce_and_split_gpu_grad(
+    op.inputs[0],
+    list(op.inputs[1:]),
+    list(grads),
+    slice_dims=op.get_attr("slice_dims"),
+    row_split_splits=op.get_attr("row_split_splits"),
+  )
+  return [None] + list(embedding_grads)
+
+
+def normalize_merged_split(row_split: tf.Tensor, row_split_size: tf.Tensor) -> tf.Tensor:
+  """One vector of row splits from several glued together.
+
+  Args:
+    row_split: int64, R row-split vectors one after the other.
+    row_split_size: int32 [R], their lengths.
+
+  Returns:
+    int64 [len(row_split) + 1 - R].
+  """
+  return gen_distribution_ops.monolith_normalize_merged_split(row_split, row_split_size)
+
+
+# ---- fused layout ----
+
+
+def _layout_attrs(variant_type: str, feature_cfgs: FeatureConfigs) -> dict:
+  assert variant_type in _VARIANT_TYPES, (
+    f"variant_type is {variant_type!r}, want one of {_VARIANT_TYPES}"
+  )
+  return {
+    "variant_type": "example_batch" if variant_type == "examplebatch" else variant_type,
+    "feature_cfgs": feature_cfgs.SerializeToString(deterministic=True),
+  }
+
+
+def _check_row_length(version: int, fid_list_emb_row_lenth) -> None:
+  if version == 4:
+    assert fid_list_emb_row_lenth is not None, "version 4 needs fid_list_emb_row_lenth"
+  else:
+    assert fid_list_emb_row_lenth is None, (
+      f"fid_list_emb_row_lenth belongs to version 4, not to {version}"
+    )
+
+
+def _as_list(tensors) -> list:
+  return list(tensors) if isinstance(tensors, (list, tuple)) else [tensors]
+
+
+def _row_splits(fid_list_row_split) -> list[tf.Tensor]:
+  return [tf.convert_to_tensor(split, tf.int64) for split in fid_list_row_split]
+
+
+def fused_embedding_to_layout(
+  embeddings_list: Sequence[tf.Tensor],
+  fid_list_row_split: Sequence[tf.Tensor] | None,
+  fid_offset: tf.Tensor,
+  feature_offset: tf.Tensor,
+  nfl_offset: tf.Tensor,
+  batch_size: tf.Tensor,
+  variant_type: str,
+  feature_cfgs: FeatureConfigs,
+  ps_num: int,
+  fid_list_emb_row_lenth: tf.Tensor | None = None,
+  nfl_size: tf.Tensor | None = None,
+  feature_size: tf.Tensor | None = None,
+  fid_size: tf.Tensor | None = None,
+  emb_size: tf.Tensor | None = None,
+  parallel_flag: int = 0,
+  version: int = 3,
+) -> list[tf.Tensor]:
+  """Pools the embeddings of a batch's ids into the layout tensors of `feature_cfgs`.
+
+  Features, tables and layouts count in the order of their names; P is `ps_num`. The high and low 32
+  bits of an entry of `fid_offset` say where the id's embedding is:
+
+    version 2: index in the nesting table, ps, feature; row inside that block
+    version 3, 5: table * P + ps; float offset in that vector
+    version 4: table * P + ps; float offset in that block of the one vector, blocks by ps, table
+    any other: index of a [n, dim] tensor; row
+
+  Args:
+    embeddings_list: float, one flat vector per table and ps, table-major; see above for versions
+      4 and 1.
+    fid_list_row_split: version 2: int64 [features of the table + 1] per vector, rows of each
+      feature.
+    fid_offset: uint64, one per id occurrence.
+    feature_offset: int32, start in `fid_offset` of each (feature, example).
+    nfl_offset: uint32, start in `feature_offset` of each feature; bit 31: one row for the whole
+      batch.
+    batch_size: int32, one element; version 5: one per request.
+    variant_type: example, example_batch, examplebatch or instance.
+    feature_cfgs: features and layouts.
+    ps_num: number of parameter servers.
+    fid_list_emb_row_lenth: version 4: int32 [P * tables], block lengths in the order ps, table.
+    nfl_size: version 5: int32 [R], part of `nfl_offset` of each request.
+    feature_size: version 5: int32 [R], part of `feature_offset`.
+    fid_size: version 5: int32 [R], part of `fid_offset`.
+    emb_size: version 5: int32 [R * len(embeddings_list)], request-major, part of each vector.
+    parallel_flag: kept for compatibility; the result does not depend on it.
+    version: of the op.
+
+  Returns:
+    The layout tensors, layouts in the order of their names, one per configured shape.
+  """
+  attrs = _layout_attrs(variant_type, feature_cfgs)
+  attrs["num_out"] = sum(len(out.shape) for out in feature_cfgs.out_configs.values())
+  _check_row_length(version, fid_list_emb_row_lenth)
+  embeddings_list = _as_list(embeddings_list)
+  offsets = (fid_offset, feature_offset, nfl_offset, batch_size)
+  if version in (2, 3, 4, 5):
+    attrs.update(ps_num=ps_num, parallel_flag=parallel_flag)
+  if version == 2:
+    return gen_distribution_ops.monolith_embedding_to_layout_v2(
+      embeddings_list, _row_splits(fid_list_row_split), *offsets, **attrs
+    )
+  if version == 3:
+    return gen_distribution_ops.monolith_embedding_to_layout_v3(embeddings_list, *offsets, **attrs)
+  if version == 4:
+    return gen_distribution_ops.monolith_embedding_to_layout_v4(
+      embeddings_list, fid_list_emb_row_lenth, *offsets, **attrs
+    )
+  if version == 5:
+    return gen_distribution_ops.monolith_embedding_to_layout_v5(
+      embeddings_list, *offsets, nfl_size, feature_size, fid_size, emb_size, **attrs
+    )
+  return gen_distribution_ops.monolith_embedding_to_layout(embeddings_list, *offsets, **attrs)
+
+
+def fused_embedding_to_layout_grad(
+  nfl_offset: tf.Tensor,
+  feature_offset: tf.Tensor,
+  fid_offset: tf.Tensor,
+  batch_size: tf.Tensor,
+  embeddings_list: Sequence[tf.Tensor],
+  fid_list_row_split: Sequence[tf.Tensor] | None,
+  layout_tensors_grad: Sequence[tf.Tensor],
+  variant_type: str,
+  feature_cfgs: FeatureConfigs,
+  ps_num: int,
+  fid_list_emb_row_lenth: tf.Tensor | None = None,
+  layout_tensors_grad_scale: tf.Tensor | None = None,
+  parallel_flag: int = 0,
+  version: int = 3,
+) -> list[tf.Tensor]:
+  """Gradient of `fused_embedding_to_layout`, whose arguments of the same name it takes.
+
+  Version 5 with one request is the same as version 3.
+
+  Args:
+    layout_tensors_grad: gradients of all layout tensors.
+    layout_tensors_grad_scale: multiplies every layout gradient first.
+
+  Returns:
+    float, like `embeddings_list`.
+  """
+  attrs = _layout_attrs(variant_type, feature_cfgs)
+  _check_row_length(version, fid_list_emb_row_lenth)
+  grads = list(layout_tensors_grad)
+  if layout_tensors_grad_scale is not None:
+    grads = [grad * layout_tensors_grad_scale for grad in grads]
+  embeddings_list = _as_list(embeddings_list)
+  offsets = (fid_offset, feature_offset, nfl_offset, batch_size)
+  if version in (2, 3, 4, 5):
+    attrs.update(ps_num=ps_num, parallel_flag=parallel_flag)
+  if version == 2:
+    return gen_distribution_ops.monolith_embedding_to_layout_grad_v2(
+      embeddings_list, _row_splits(fid_list_row_split), *offsets, grads, **attrs
+    )
+  if version in (3, 5):
+    return gen_distribution_ops.monolith_embedding_to_layout_grad_v3(
+      embeddings_list, *offsets, grads, **attrs
+    )
+  if version == 4:
+    return gen_distribution_ops.monolith_embedding_to_layout_grad_v4(
+      embeddings_list, fid_list_emb_row_lenth, *offsets, grads, **attrs
+    )
+  return gen_distribution_ops.monolith_embedding_to_layout_grad(
+    embeddings_list, *offsets, grads, **attrs
+  )
+
+
+def _layout_gradient(op: tf.Operation, grads: Sequence[tf.Tensor], gradient_op, num_inputs: int):
+  """Calls `gradient_op` on the first inputs after embeddings_list and pads the result with None.
+
+  Args:
+    op: the forward op.
+    grads: of the layout tensors.
+    gradient_op: wrapper of the matching gradient op.
+    num_inputs: tensor arguments of the gradient op between embeddings_list and the gradients.
+  """
+  num_lists = op.get_attr("M")
+  attrs = {name: op.get_attr(name) for name in ("variant_type", "feature_cfgs")}
+  if op.type != "MonolithEmbeddingToLayout":
+    attrs.update(ps_num=op.get_attr("ps_num"), parallel_flag=0)
+  others = list(op.inputs[num_lists:])
+  embedding_grads = gradient_op(
+    list(op.inputs[:num_lists]), *others[:num_inputs], list(grads), **attrs
+  )
+  return list(embedding_grads) + [None] * len(others)
+
+
+@tf.RegisterGradient("MonolithEmbeddingToLayout")
+def _embedding_to_layout_gradient(op: tf.Operation, *grads: tf.Tensor):
+  return _layout_gradient(op, grads, gen_distribution_ops.monolith_embedding_to_layout_grad, 4)
+
+
+@tf.RegisterGradient("MonolithEmbeddingToLayoutV2")
+def _embedding_to_layout_v2_gradient(op: tf.Operation, *grads: tf.Tensor):
+  num_lists = op.get_attr("M")
+
+  def gradient_op(embeddings_list, *others, **attrs):
+    return gen_distribution_ops.monolith_embedding_to_layout_grad_v2(
+      embeddings_list, list(others[:num_lists]), *others[num_lists:], **attrs
+    )
+
+  return _layout_gradient(op, grads, gradient_op, num_lists + 4)
+
+
+@tf.RegisterGradient("MonolithEmbeddingToLayoutV3")
+def _embedding_to_layout_v3_gradient(op: tf.Operation, *grads: tf.Tensor):
+  return _layout_gradient(op, grads, gen_distribution_ops.monolith_embedding_to_layout_grad_v3, 4)
+
+
+@tf.RegisterGradient("MonolithEmbeddingToLayoutV4")
+def _embedding_to_layout_v4_gradient(op: tf.Operation, *grads: tf.Tensor):
+  return _layout_gradient(op, grads, gen_distribution_ops.monolith_embedding_to_layout_grad_v4, 5)
+
+
+@tf.RegisterGradient("MonolithEmbeddingToLayoutV5")
+def _embedding_to_layout_v5_gradient(op: tf.Operation, *grads: tf.Tensor):
+  return _layout_gradient(op, grads, gen_distribution_ops.monolith_embedding_to_layout_grad_v3, 4)

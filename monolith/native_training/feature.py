@@ -1,0 +1,693 @@
+"""How a model declares sparse features: slots, slices and columns.
+
+A **slot** is one logical table, a **slice** a range of its columns with an optimizer of its own, a
+**column** the name of a ragged int64 input bound to the slot:
+
+      columns of slot "user"      0     1 ........ 17 ...... 25
+                                  | bias| vector 16 | vector 8 |
+      slot = ctx.create_feature_slot(FeatureSlotConfig(name="user", has_bias=True))
+      vector = slot.add_feature_slice(16)
+      user = FeatureColumn(slot, "user_id")
+      pooled = user.embedding_lookup(vector)        # [batch, 16], summed over the example's ids
+
+A model function runs twice. In the dry run `DummyFeatureFactory` records what it declares and hands
+out placeholders; in the real run a `FeatureFactoryFromEmbeddings`, or an `EmbeddingLayoutFactory` for
+fused layouts, hands out the looked-up embeddings. **The order of `add_feature_slice` calls defines
+the columns, so a model function must make the same calls in both runs.**
+
+Unlike the original: a learning rate of 0.0 freezes a slice instead of meaning "default"; binding one
+feature name twice with different combiners is an error; a slice that the dry run did not see is
+reported with the known ones.
+"""
+
+from __future__ import annotations
+
+import abc
+import collections
+import dataclasses
+import os
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+from absl import logging
+
+from monolith.native_training import (
+  device_utils,
+  distribution_ops,
+  embedding_combiners,
+  entry,
+  learning_rate_functions,
+  prefetch_queue,
+  ragged_utils,
+)
+from monolith.native_training.model_export import export_context
+from monolith.native_training.monolith_export import monolith_export
+from monolith.native_training.runtime.hash_table import embedding_hash_table_pb2
+
+# Days after which an unused row expires.
+DEFAULT_EXPIRE_TIME = 36500
+
+# Graph collection of the pooled embeddings of an exported graph.
+_REDUCED_EMBEDDINGS = "monolith_reduced_embs"
+
+GradsAndVars = Iterable[tuple[tf.Tensor, tf.Tensor]]
+
+
+class FeatureEmbTable(abc.ABC):
+  """What a slot needs of the table behind it."""
+
+  def add_feature_slice(
+    self,
+    segment: embedding_hash_table_pb2.EntryConfig.Segment,
+    learning_rate_fn: entry.LearningRate | None = None,
+  ) -> None:
+    """Tells the table of a slice; the default does nothing."""
+
+  @abc.abstractmethod
+  def embedding_lookup(
+    self, feature_name: str, start: int | None, end: int | None
+  ) -> tf.Tensor | None:
+    """Returns columns `[start, end)` of a feature; `None, None` means all, not pooled."""
+
+  def set_feature_metadata(
+    self, feature_name: str, combiner: embedding_combiners.Combiner
+  ) -> None:
+    """Tells the table of a column; the default does nothing."""
+
+  def get_slices(self, feature_name: str) -> list[tf.Tensor]:
+    """Returns the pooled slices of a feature by their first column, where the table has them."""
+    raise NotImplementedError(f"{type(self).__name__} keeps no slices of {feature_name}")
+
+
+class FeatureSlice(NamedTuple):
+  """Columns `[start, end)` of a slot."""
+
+  feature_slot: FeatureSlot
+  start: int
+  end: int
+
+
+@monolith_export
+@dataclasses.dataclass
+class FeatureSlotConfig:
+  """Configuration of one slot.
+
+  Attributes:
+    name: the slot's name, `str(slot_id)` by default.
+    has_bias: adds a column 0 of one value with the `bias_*` settings.
+    bias_initializer, bias_optimizer, bias_compressor, bias_learning_rate_fn: for the bias. A bias
+      without a learning rate of its own uses `default_vec_learning_rate_fn`.
+    default_vec_initializer, default_vec_optimizer, default_vec_compressor,
+      default_vec_learning_rate_fn: for slices that do not bring their own.
+    hashtable_config: the kind of table.
+    slot_id: the slot bits of the feature ids; needed for `occurrence_threshold`, `expire_time`.
+    occurrence_threshold: an id gets a row when it has been seen this often.
+    expire_time: days after which an unused row expires.
+  """
+
+  name: str | None = None
+  has_bias: bool = False
+  bias_initializer: entry.Initializer = entry.ZerosInitializer()
+  bias_optimizer: entry.Optimizer = entry.FtrlOptimizer(initial_accumulator_value=1e-6, beta=1.0)
+  bias_compressor: entry.Compressor = entry.Fp32Compressor()
+  bias_learning_rate_fn: entry.LearningRate | None = None
+  default_vec_initializer: entry.Initializer = entry.RandomUniformInitializer()
+  default_vec_optimizer: entry.Optimizer = entry.AdagradOptimizer(initial_accumulator_value=1.0)
+  default_vec_compressor: entry.Compressor = entry.Fp16Compressor()
+  default_vec_learning_rate_fn: entry.LearningRate | None = None
+  hashtable_config: entry.HashTableConfig = entry.CuckooHashTableConfig()
+  slot_id: int | None = None
+  occurrence_threshold: int | None = 0
+  expire_time: int = DEFAULT_EXPIRE_TIME
+
+  def __post_init__(self) -> None:
+    if not self.name:
+      self.name = str(self.slot_id)
+
+
+class FeatureSlot:
+  """One logical table; made by `NativeContext.create_feature_slot`."""
+
+  def __init__(self, table: FeatureEmbTable, config: FeatureSlotConfig):
+    self._table = table
+    self._config = config
+    self._current_dim = 0
+    self._feature_columns: dict[FeatureColumn, None] = {}
+    self._bias_slice: FeatureSlice | None = None
+    if config.has_bias:
+      self._bias_slice = self.add_feature_slice(
+        1,
+        config.bias_initializer,
+        config.bias_optimizer,
+        config.bias_compressor,
+        config.bias_learning_rate_fn,
+      )
+
+  @property
+  def slot(self) -> int:
+    """The slot id, or the name as a number.
+
+    Raises:
+      ValueError: there is no slot id and the name is not a number.
+    """
+    if self._config.slot_id is not None:
+      return self._config.slot_id
+    return int(self._config.name)
+
+  @property
+  def name(self) -> str:
+    return self._config.name
+
+  def add_feature_slice(
+    self,
+    dim_size: int,
+    initializer: entry.Initializer | None = None,
+    optimizer: entry.Optimizer | None = None,
+    compressor: entry.Compressor | None = None,
+    learning_rate_fn: entry.LearningRate | None = None,
+  ) -> FeatureSlice:
+    """Appends `dim_size` columns; what is `None` comes from the slot's `default_vec_*`."""
+
+    def default(value: Any, fallback: Any) -> Any:
+      return fallback if value is None else value
+
+    config = self._config
+    segment = entry.CombineAsSegment(
+      dim_size,
+      default(initializer, config.default_vec_initializer),
+      default(optimizer, config.default_vec_optimizer),
+      default(compressor, config.default_vec_compressor),
+    )
+    self._table.add_feature_slice(
+      segment, default(learning_rate_fn, config.default_vec_learning_rate_fn)
+    )
+    start = self._current_dim
+    self._current_dim += dim_size
+    return FeatureSlice(self, start, self._current_dim)
+
+  def get_bias_slice(self) -> FeatureSlice:
+    """Returns the slice of the bias; the slot must have been configured with one."""
+    assert self._bias_slice is not None, f"slot {self.name} has no bias"
+    return self._bias_slice
+
+  def get_feature_columns(self) -> set[FeatureColumn]:
+    """Returns the columns bound to this slot."""
+    return set(self._feature_columns)
+
+  def _add_feature_column(self, column: FeatureColumn) -> None:
+    self._table.set_feature_metadata(column.feature_name, column.combiner)
+    self._feature_columns[column] = None
+
+
+@monolith_export
+class FeatureColumn:
+  """A ragged int64 input whose ids are looked up in a slot.
+
+  Args:
+    feature_slot: the slot.
+    feature_name: key of the input in `features`.
+    combiner: how the embeddings of one example's ids become one, `reduce_sum()` by default.
+  """
+
+  @classmethod
+  def reduce_sum(cls) -> embedding_combiners.Combiner:
+    """Sums the embeddings of an example: `[batch, dim]`."""
+    return embedding_combiners.ReduceSum()
+
+  @classmethod
+  def reduce_mean(cls) -> embedding_combiners.Combiner:
+    """Averages the embeddings of an example: `[batch, dim]`."""
+    return embedding_combiners.ReduceMean()
+
+  @classmethod
+  def first_n(cls, seq_length: int) -> embedding_combiners.Combiner:
+    """Keeps the first `seq_length` embeddings of an example: `[batch, seq_length, dim]`."""
+    return embedding_combiners.FirstN(seq_length)
+
+  def __init__(
+    self,
+    feature_slot: FeatureSlot,
+    feature_name: str,
+    combiner: embedding_combiners.Combiner | None = None,
+  ):
+    self._feature_slot = feature_slot
+    self._feature_name = feature_name
+    self._combiner = self.reduce_sum() if combiner is None else combiner
+    self._size_tensor: tf.Tensor | None = None
+    feature_slot._add_feature_column(self)
+
+  @property
+  def feature_name(self) -> str:
+    return self._feature_name
+
+  @property
+  def feature_slot(self) -> FeatureSlot:
+    return self._feature_slot
+
+  @property
+  def combiner(self) -> embedding_combiners.Combiner:
+    return self._combiner
+
+  def embedding_lookup(self, s: FeatureSlice) -> tf.Tensor:
+    """Returns the pooled embedding of slice `s`, which must belong to this column's slot."""
+    assert s.feature_slot is self._feature_slot, "Slice must come from the dedicated feature slot."
+    return self._feature_slot._table.embedding_lookup(self._feature_name, s.start, s.end)
+
+  def get_all_embeddings_concat(self) -> tf.Tensor:
+    """Returns the looked-up embeddings before pooling, `[ids, dim]`: what to differentiate by."""
+    return self._feature_slot._table.embedding_lookup(self._feature_name, None, None)
+
+  def get_all_embedding_slices(self) -> list[tf.Tensor]:
+    """Returns the pooled embedding of every slice, by its first column."""
+    return self._feature_slot._table.get_slices(self._feature_name)
+
+  def get_bias(self) -> tf.Tensor:
+    """Returns the pooled bias, `[batch, 1]`."""
+    return self.embedding_lookup(self._feature_slot.get_bias_slice())
+
+  def set_size_tensor(self, row_lengths: tf.Tensor) -> None:
+    """Remembers which of the `first_n` positions of each example hold an id."""
+    assert isinstance(
+      self._combiner, embedding_combiners.FirstN
+    ), "This function is only supported in a sequence feature."
+    self._size_tensor = tf.sequence_mask(
+      row_lengths, maxlen=self._combiner.max_seq_length, dtype=tf.int32, name="size_tensor"
+    )
+
+  def get_size_tensor(self) -> tf.Tensor | None:
+    """Returns the int32 0/1 mask `[batch, seq_length]` that `set_size_tensor` made, or `None`."""
+    return self._size_tensor
+
+
+FeatureColumnV1 = FeatureColumn
+
+SliceConfig = collections.namedtuple("SliceConfig", ["segment", "learning_rate_fn"])
+
+
+class TableConfig(NamedTuple):
+  """What the dry run learnt about a slot.
+
+  Attributes:
+    slice_configs: segment and learning rate, adjacent equal ones merged.
+    feature_names: the columns, in the order they were bound.
+    unmerged_slice_dims: the slices' sizes, in call order.
+    hashtable_config: the kind of table.
+    feature_to_combiners: the combiner of each column.
+  """
+
+  slice_configs: list[SliceConfig]
+  feature_names: list[str]
+  unmerged_slice_dims: list[int]
+  hashtable_config: entry.HashTableConfig
+  feature_to_combiners: dict[str, embedding_combiners.Combiner]
+
+
+class FeatureFactory(abc.ABC):
+  """Makes slots, and takes their gradients."""
+
+  def __init__(self) -> None:
+    self.slot_to_occurrence_threshold: dict[int, int] = {}
+    self.slot_to_expire_time: dict[int, int] = {}
+
+  @abc.abstractmethod
+  def create_feature_slot(self, config: FeatureSlotConfig) -> FeatureSlot:
+    """Returns a new slot."""
+
+  def apply_gradients(
+    self, grads_and_vars: GradsAndVars, req_time: tf.Tensor | None = None, scale: Any = 1
+  ) -> tf.Operation:
+    """Returns the op that updates the tables."""
+    raise NotImplementedError("apply_gradients is not supported in this factory.")
+
+
+def _default_learning_rate(
+  segment: embedding_hash_table_pb2.EntryConfig.Segment,
+) -> entry.LearningRate:
+  """The rate in the segment's optimizer, reached by a linear warm-up where it asks for one."""
+  optimizer = getattr(segment.opt_config, segment.opt_config.WhichOneof("type"))
+  learning_rate = getattr(optimizer, "learning_rate", 0.0)
+  warmup_steps = getattr(optimizer, "warmup_steps", 0)
+  if warmup_steps > 0:
+    return learning_rate_functions.PolynomialDecay(
+      initial_learning_rate=0.0, decay_steps=warmup_steps, end_learning_rate=learning_rate
+    )
+  return learning_rate
+
+
+def _merge_adjacent(slices: Sequence[SliceConfig]) -> list[SliceConfig]:
+  """Merges neighbours that differ only in their size."""
+  merged: list[SliceConfig] = []
+  previous_key = None
+  for segment, learning_rate_fn in slices:
+    without_dim = embedding_hash_table_pb2.EntryConfig.Segment()
+    without_dim.CopyFrom(segment)
+    without_dim.ClearField("dim_size")
+    key = (without_dim.SerializeToString(deterministic=True), str(learning_rate_fn))
+    if key == previous_key:
+      merged[-1].segment.dim_size += segment.dim_size
+    else:
+      copy = embedding_hash_table_pb2.EntryConfig.Segment()
+      copy.CopyFrom(segment)
+      merged.append(SliceConfig(copy, learning_rate_fn))
+    previous_key = key
+  return merged
+
+
+class DummyFeatureEmbTable(FeatureEmbTable):
+  """The table of the dry run: records slices and columns, and hands out placeholders.
+
+  Args:
+    batch_size: static first dimension of what lookups return; unknown if falsy.
+    hashtable_config: passed on to the `TableConfig`.
+  """
+
+  def __init__(self, batch_size: int | None, hashtable_config: entry.HashTableConfig):
+    self._batch_size = batch_size or None
+    self._hashtable_config = hashtable_config
+    self._slices: list[SliceConfig] = []
+    self._feature_to_combiner: dict[str, embedding_combiners.Combiner] = {}
+
+  def add_feature_slice(
+    self,
+    segment: embedding_hash_table_pb2.EntryConfig.Segment,
+    learning_rate_fn: entry.LearningRate | None = None,
+  ) -> None:
+    if learning_rate_fn is None:
+      learning_rate_fn = _default_learning_rate(segment)
+    self._slices.append(SliceConfig(segment, learning_rate_fn))
+
+  def set_feature_metadata(
+    self, feature_name: str, combiner: embedding_combiners.Combiner
+  ) -> None:
+    known = self._feature_to_combiner.get(feature_name, combiner)
+    if (type(known), known.max_seq_length) != (type(combiner), combiner.max_seq_length):
+      raise ValueError(
+        f"Feature {feature_name} is bound twice with different combiners: "
+        f"{type(known).__name__}({known.max_seq_length}) and "
+        f"{type(combiner).__name__}({combiner.max_seq_length})"
+      )
+    self._feature_to_combiner[feature_name] = combiner
+
+  def embedding_lookup(self, feature_name: str, start: int | None, end: int | None) -> tf.Tensor:
+    if start is None and end is None:
+      start, end = 0, sum(segment.dim_size for segment, _ in self._slices)
+    shape = [self._batch_size]
+    combiner = self._feature_to_combiner[feature_name]
+    if isinstance(combiner, embedding_combiners.FirstN):
+      shape.append(combiner.max_seq_length)
+    return tf.compat.v1.placeholder(tf.float32, [*shape, end - start])
+
+  def get_slices(self, feature_name: str) -> list[tf.Tensor]:
+    slices, start = [], 0
+    for segment, _ in self._slices:
+      slices.append(self.embedding_lookup(feature_name, start, start + segment.dim_size))
+      start += segment.dim_size
+    return slices
+
+  def get_feature_names(self) -> list[str]:
+    """Returns the columns in the order they were bound."""
+    return list(self._feature_to_combiner)
+
+  def get_table_config(self) -> TableConfig:
+    """Returns what was declared; the protos in it are copies."""
+    return TableConfig(
+      slice_configs=_merge_adjacent(self._slices),
+      feature_names=self.get_feature_names(),
+      unmerged_slice_dims=[segment.dim_size for segment, _ in self._slices],
+      hashtable_config=self._hashtable_config,
+      feature_to_combiners=dict(self._feature_to_combiner),
+    )
+
+
+class DummyFeatureFactory(FeatureFactory):
+  """The factory of the dry run.
+
+  Args:
+    batch_size: static batch size of the placeholders; unknown if falsy.
+  """
+
+  def __init__(self, batch_size: int | None):
+    super().__init__()
+    self._batch_size = batch_size
+    self._tables: dict[str, DummyFeatureEmbTable] = {}
+
+  def create_feature_slot(self, config: FeatureSlotConfig) -> FeatureSlot:
+    """Returns a recording slot.
+
+    Raises:
+      NameError: a slot of that name exists.
+    """
+    if config.name in self._tables:
+      raise NameError("Duplicate names for the table. Name: {}".format(config.name))
+    if config.slot_id is None:
+      logging.warning(
+        "Slot %s has no slot_id: its occurrence_threshold and expire_time have no effect.",
+        config.name,
+      )
+    else:
+      self.slot_to_occurrence_threshold[config.slot_id] = config.occurrence_threshold or 0
+      self.slot_to_expire_time[config.slot_id] = config.expire_time
+    table = DummyFeatureEmbTable(self._batch_size, config.hashtable_config)
+    self._tables[config.name] = table
+    return FeatureSlot(table, config)
+
+  def apply_gradients(self, *args: Any, **kwargs: Any) -> tf.Operation:
+    """Returns a no-op, whatever the arguments."""
+    return tf.no_op()
+
+  def get_table_name_to_table_config(self) -> dict[str, TableConfig]:
+    """Returns what each slot declared.
+
+    Raises:
+      RuntimeError: a slot has no slice.
+    """
+    configs = {name: table.get_table_config() for name, table in self._tables.items()}
+    for name, config in configs.items():
+      if not config.slice_configs:
+        raise RuntimeError("{} has no slice, pls. check!".format(name))
+    return configs
+
+
+def _slice_key(feature_name: str, start: int, end: int) -> str:
+  return f"{feature_name}:{start}_{end}"
+
+
+class EmbeddingFeatureEmbTable(FeatureEmbTable):
+  """Serves lookups from embeddings that have been looked up and pooled already.
+
+  Args:
+    embeddings: feature name -> `[ids, dim]`.
+    embedding_slices: `<feature name>:<start>_<end>` -> pooled slice.
+  """
+
+  def __init__(self, embeddings: dict[str, tf.Tensor], embedding_slices: dict[str, tf.Tensor]):
+    self._embeddings = embeddings
+    self._embedding_slices = embedding_slices
+
+  def embedding_lookup(self, feature_name: str, start: int | None, end: int | None) -> tf.Tensor:
+    if start is None and end is None:
+      return self._embeddings[feature_name]
+    key = _slice_key(feature_name, start, end)
+    if key not in self._embedding_slices:
+      raise KeyError(
+        f"Feature {feature_name} has no columns [{start}, {end}), only "
+        f"{[f'[{s}, {e})' for s, e in self._ranges(feature_name)]}: a model function must add its "
+        "feature slices in the same order every time it is called"
+      )
+    return self._embedding_slices[key]
+
+  def get_slices(self, feature_name: str) -> list[tf.Tensor]:
+    return [
+      self._embedding_slices[_slice_key(feature_name, start, end)]
+      for start, end in self._ranges(feature_name)
+    ]
+
+  def _ranges(self, feature_name: str) -> list[tuple[int, int]]:
+    ranges = []
+    for key in self._embedding_slices:
+      name, _, columns = key.rpartition(":")
+      if name == feature_name:
+        start, _, end = columns.partition("_")
+        ranges.append((int(start), int(end)))
+    return sorted(ranges)
+
+
+def create_embedding_slices(
+  name_to_embeddings: dict[str, tf.Tensor],
+  name_to_embedding_ids: dict[str, tf.RaggedTensor],
+  feature_to_combiner: dict[str, embedding_combiners.Combiner],
+  feature_to_unmerged_slice_dims: dict[str, Sequence[int]],
+) -> dict[str, tf.Tensor]:
+  """Pools the embeddings of each feature per example and splits them into slices.
+
+  Args:
+    name_to_embeddings: feature name -> `[ids, dim]`, tensor or variable.
+    name_to_embedding_ids: feature name -> ragged ids `[batch, None]`; only the rows matter.
+    feature_to_combiner: feature name -> how to pool.
+    feature_to_unmerged_slice_dims: feature name -> sizes of the slices, which sum up to `dim`.
+
+  Returns:
+    `<feature name>:<start>_<end>` -> `[batch, end - start]`, or `[batch, n, end - start]` for a
+    `FirstN(n)` combiner. Examples without ids get zeros; gradients flow back to the embeddings.
+  """
+  slices: dict[str, tf.Tensor] = {}
+  gpu_features: list[str] = []
+  for name, embeddings in name_to_embeddings.items():
+    ids, combiner = name_to_embedding_ids[name], feature_to_combiner[name]
+    dims = list(feature_to_unmerged_slice_dims[name])
+    if not isinstance(combiner, embedding_combiners.ReduceSum):
+      combined = combiner.combine(ids, embeddings, name=f"{type(combiner).__name__}_{name}_vv")
+      parts = tf.split(combined, dims, axis=-1)
+    elif export_context.is_exporting():
+      parts = _reduce_sum_in_plain_tensorflow(name, ids, embeddings, dims)
+    elif device_utils.within_placement_context_of("GPU"):
+      if os.environ.get("MONOLITH_GPU_FEATURE_FACTORY_FUSION_LEVEL", "1") == "1":
+        gpu_features.append(name)
+        continue
+      parts = _reduce_sum_in_plain_tensorflow(name, ids, embeddings, dims)
+    else:
+      with tf.device("/device:CPU:0"):
+        parts = distribution_ops.fused_reduce_sum_and_split(
+          ragged_utils.fused_value_rowids(ids),
+          tf.convert_to_tensor(embeddings),
+          ids.nrows(),
+          dims,
+          name=f"ReduceSumAndSplit_{name}",
+        )
+    _add_slices(slices, name, dims, parts)
+  if gpu_features:
+    _reduce_sum_on_gpu(
+      slices,
+      gpu_features,
+      name_to_embeddings,
+      name_to_embedding_ids,
+      feature_to_unmerged_slice_dims,
+    )
+  return slices
+
+
+def _add_slices(
+  slices: dict[str, tf.Tensor], name: str, dims: Sequence[int], parts: Sequence[tf.Tensor]
+) -> None:
+  start = 0
+  for dim, part in zip(dims, parts):
+    slices[_slice_key(name, start, start + dim)] = part
+    start += dim
+
+
+def _reduce_sum_in_plain_tensorflow(
+  name: str, ids: tf.RaggedTensor, embeddings: tf.Tensor, dims: Sequence[int]
+) -> list[tf.Tensor]:
+  """An exported graph must run where the training ops are not loaded."""
+  shape = tf.stack([ids.nrows(), tf.constant(sum(dims), tf.int64)])
+  rows = tf.expand_dims(ids.value_rowids(), -1)
+  reduced = tf.scatter_nd(rows, tf.convert_to_tensor(embeddings), shape, name=name)
+  tf.compat.v1.add_to_collection(_REDUCED_EMBEDDINGS, reduced)
+  return tf.split(reduced, dims, axis=1, name=f"{name}_split")
+
+
+def _reduce_sum_on_gpu(
+  slices: dict[str, tf.Tensor],
+  names: Sequence[str],
+  name_to_embeddings: dict[str, tf.Tensor],
+  name_to_embedding_ids: dict[str, tf.RaggedTensor],
+  feature_to_unmerged_slice_dims: dict[str, Sequence[int]],
+) -> None:
+  """One op for all features: launching one kernel per feature would cost more than the sums."""
+  dims = [list(feature_to_unmerged_slice_dims[name]) for name in names]
+  parts = distribution_ops.fused_reduce_and_split_gpu(
+    [name_to_embedding_ids[name].row_splits for name in names],
+    [tf.convert_to_tensor(name_to_embeddings[name]) for name in names],
+    dims,
+  )
+  for name, feature_dims in zip(names, dims):
+    _add_slices(slices, name, feature_dims, parts[: len(feature_dims)])
+    parts = parts[len(feature_dims) :]
+
+
+class FeatureFactoryFromEmbeddings(FeatureFactory):
+  """The factory of the real run; subclasses add `apply_gradients`.
+
+  Args:
+    name_to_embeddings: feature name -> looked-up embeddings `[ids, dim]`.
+    name_to_embedding_slices: what `create_embedding_slices` returned.
+  """
+
+  def __init__(
+    self,
+    name_to_embeddings: dict[str, tf.Tensor],
+    name_to_embedding_slices: dict[str, tf.Tensor],
+  ):
+    super().__init__()
+    self._table = EmbeddingFeatureEmbTable(name_to_embeddings, name_to_embedding_slices)
+
+  def create_feature_slot(self, config: FeatureSlotConfig) -> FeatureSlot:
+    return FeatureSlot(self._table, config)
+
+
+class EmbeddingLayoutFakeTable(FeatureEmbTable):
+  """Stands behind the slots of a fused-layout run, in which models read whole layouts instead."""
+
+  def embedding_lookup(self, feature_name: str, start: int | None, end: int | None) -> None:
+    return None
+
+
+class EmbeddingLayoutFactory(FeatureFactory):
+  """The factory of a fused-layout run: embeddings come as ready-made layouts.
+
+  Args:
+    hash_table: the `PartitionedHashTable` that was looked up.
+    layout_embeddings: layout name -> tensor, or list of tensors.
+    auxiliary_bundle: what the lookup left for the update.
+    async_function_mgr: runs the update asynchronously if `async_push`.
+    async_push: whether to.
+  """
+
+  def __init__(
+    self,
+    hash_table: Any,
+    layout_embeddings: dict[str, tf.Tensor | list[tf.Tensor]],
+    auxiliary_bundle: dict[str, tf.Tensor] | None = None,
+    async_function_mgr: prefetch_queue.AsyncFunctionMgr | None = None,
+    async_push: bool = False,
+  ):
+    super().__init__()
+    self._hash_table = hash_table
+    self._layout_embeddings = layout_embeddings
+    self._auxiliary_bundle = auxiliary_bundle
+    self._async_function_mgr = async_function_mgr
+    self._async_push = async_push
+
+  def create_feature_slot(self, config: FeatureSlotConfig) -> FeatureSlot:
+    return FeatureSlot(EmbeddingLayoutFakeTable(), config)
+
+  def apply_gradients(
+    self,
+    grads_and_vars: GradsAndVars,
+    req_time: tf.Tensor | None = None,
+    grad_scale: tf.Tensor | None = None,
+  ) -> tf.Operation:
+    """Returns the op that updates the tables from the gradients of all layout tensors."""
+    if req_time is None and self._auxiliary_bundle is not None:
+      req_time = self._auxiliary_bundle.get("req_time")
+    return self._hash_table.apply_gradients(
+      layout_grads_and_vars=grads_and_vars,
+      global_step=tf.compat.v1.train.get_or_create_global_step(),
+      req_time=req_time,
+      auxiliary_bundle=self._auxiliary_bundle,
+      async_function_mgr=self._async_function_mgr,
+      async_push=self._async_push,
+      grad_scale=grad_scale,
+    )
+
+  def get_layout(self, layout: str) -> tf.Tensor | list[tf.Tensor]:
+    """Returns one layout, which must exist."""
+    assert (
+      layout in self._layout_embeddings
+    ), f"There is no layout {layout}, only {sorted(self._layout_embeddings)}"
+    return self._layout_embeddings[layout]
+
+  def flattened_layout(self) -> list[tf.Tensor]:
+    """Returns all layout tensors in the order that `apply_gradients` wants them."""
+    return self._hash_table.flatten_layout(self._layout_embeddings)

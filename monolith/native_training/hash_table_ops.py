@@ -1,0 +1,701 @@
+"""One collisionless embedding table: a map from int64 ids to rows of floats.
+
+A table is a resource in the graph. Writing returns a *new* Python object whose handle depends on
+the write, so that order is expressed by data flow:
+
+  table = hash_table_from_config(config, name_suffix="user")
+  table = table.assign_add(ids, values)
+  rows = table.lookup(ids)                       # sees the write; absent ids give zeros
+
+Unlike the original: reading ops are stateful, so TensorFlow never merges two of them around a write;
+restoring replaces a table only when all of the checkpoint was read.
+"""
+
+from __future__ import annotations
+
+import abc
+import concurrent.futures
+import copy
+import dataclasses
+import os
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+from absl import logging
+from tensorflow.python.framework import ops
+
+from monolith.native_training import (
+  basic_restore_hook,
+  distributed_serving_ops,
+  entry,
+  graph_meta,
+  hash_filter_ops,
+  hash_table_ops_pb2,
+  hash_table_utils,
+  save_utils,
+)
+from monolith.native_training.model_export import export_context
+from monolith.native_training.runtime.hash_table import embedding_hash_table_pb2
+from monolith.native_training.runtime.ops import gen_monolith_ops
+
+hash_table_ops = gen_monolith_ops
+
+_HASH_TABLE_GRAPH_KEY = "monolith_hash_tables"
+_TIMEOUT_IN_MS = 3600000
+
+# Looking for a table's files is a round trip each on a remote file system.
+_NUM_PROBE_THREADS = 50
+
+
+class BaseHashTable(abc.ABC):
+  """What can be done with a table, wherever it lives."""
+
+  @abc.abstractmethod
+  def assign(
+    self, ids: tf.Tensor, values: tf.Tensor, req_time: tf.Tensor | None = None
+  ) -> BaseHashTable:
+    """Overwrites the vectors of `ids`; returns the table after the write."""
+
+  @abc.abstractmethod
+  def assign_add(
+    self, ids: tf.Tensor, values: tf.Tensor, req_time: tf.Tensor | None = None
+  ) -> BaseHashTable:
+    """Adds to the vectors of `ids`; returns the table after the write."""
+
+  @abc.abstractmethod
+  def lookup(self, ids: tf.Tensor) -> tf.Tensor:
+    """Returns the vectors of `ids`, float32 `[n, dim]`; zeros for absent ids."""
+
+  @abc.abstractmethod
+  def apply_gradients(
+    self,
+    ids: tf.Tensor,
+    grads: tf.Tensor,
+    global_step: tf.Tensor,
+    req_time: tf.Tensor | None = None,
+  ) -> BaseHashTable:
+    """Runs the optimizers; returns the table after the write."""
+
+  @abc.abstractmethod
+  def as_op(self, name: str | None = None) -> tf.Operation | tf.Tensor:
+    """Returns what to run, or to depend on, for all writes so far."""
+
+  @property
+  @abc.abstractmethod
+  def dim_size(self) -> int:
+    """The length of a vector."""
+
+
+@dataclasses.dataclass
+class HashTableMetadata:
+  """The tables of one graph.
+
+  Attributes:
+    name_set: the shared names in use.
+    tensor_table_to_obj_dict: `handle.ref()` of a created table -> its object.
+  """
+
+  name_set: set[str] = dataclasses.field(default_factory=set)
+  tensor_table_to_obj_dict: dict[Any, HashTable] = dataclasses.field(default_factory=dict)
+
+
+class HashTable(BaseHashTable):
+  """A table that is a single resource; made by `hash_table_from_config`.
+
+  Args:
+    table: the handle.
+    shared_name: the resource's name, once per graph.
+    dim_size: the length of a vector.
+    slot_expire_time_config: serialized `SlotExpireTimeConfig` that `save` applies.
+    learning_rate_tensor: float32 `[segments]`.
+    saver_parallel: number of files of a checkpoint; -1 lets the size decide.
+    extra_restore_names: further names under which a checkpoint may hold the table.
+    table_proto: rebuild the object from this `HashTableProto` instead.
+    import_scope: name scope under which the graph was imported.
+
+  Raises:
+    ValueError: `shared_name` is taken.
+  """
+
+  def __init__(
+    self,
+    table: tf.Tensor | None = None,
+    shared_name: str | None = None,
+    dim_size: int | None = None,
+    slot_expire_time_config: bytes | None = None,
+    learning_rate_tensor: tf.Tensor | None = None,
+    saver_parallel: int = -1,
+    extra_restore_names: Sequence[str] | None = None,
+    table_proto: hash_table_ops_pb2.HashTableProto | None = None,
+    import_scope: str | None = None,
+  ):
+    self.export_share_embedding: bool | None = None
+    if table_proto is not None:
+      self._init_from_proto(table_proto, import_scope)
+      return
+    metadata = self.get_metadata()
+    if shared_name in metadata.name_set:
+      raise ValueError("shared_name {} has already been used.".format(shared_name))
+    metadata.name_set.add(shared_name)
+    self._table = table
+    self._shared_name = shared_name
+    self._dim_size = dim_size
+    self._slot_expire_time_config = slot_expire_time_config or b""
+    self._learning_rate_tensor = learning_rate_tensor
+    self._saver_parallel = saver_parallel
+    self._extra_restore_names = list(extra_restore_names or [])
+    metadata.tensor_table_to_obj_dict[table.ref()] = self
+    tf.compat.v1.add_to_collection(_HASH_TABLE_GRAPH_KEY, self)
+
+  def _init_from_proto(
+    self, proto: hash_table_ops_pb2.HashTableProto, import_scope: str | None
+  ) -> None:
+    graph = tf.compat.v1.get_default_graph()
+
+    def tensor(name: str) -> tf.Tensor:
+      return graph.as_graph_element(ops.prepend_name_scope(name, import_scope))
+
+    self._table = tensor(proto.table_tensor)
+    self._shared_name = proto.shared_name
+    self._dim_size = proto.dim_size
+    self._slot_expire_time_config = proto.slot_expire_time_config
+    self._learning_rate_tensor = tensor(proto.learning_rate_tensor)
+    self._saver_parallel = proto.saver_parallel
+    self._extra_restore_names = list(proto.extra_restore_names)
+    if proto.export_share_embedding != hash_table_ops_pb2.HashTableProto.kBoolNone:
+      self.export_share_embedding = bool(proto.export_share_embedding)
+
+  @classmethod
+  def get_metadata(cls) -> HashTableMetadata:
+    """Returns what is known of the default graph's tables."""
+    return graph_meta.get_meta("hash_table_metadata", HashTableMetadata)
+
+  @property
+  def table(self) -> tf.Tensor:
+    """The handle."""
+    return self._table
+
+  @property
+  def name(self) -> str:
+    """The shared name."""
+    return self._shared_name
+
+  @property
+  def dim_size(self) -> int:
+    return self._dim_size
+
+  @property
+  def extra_restore_names(self) -> list[str]:
+    return self._extra_restore_names
+
+  def assign(
+    self, ids: tf.Tensor, values: tf.Tensor, req_time: tf.Tensor | None = None
+  ) -> HashTable:
+    return self._with_handle(
+      hash_table_ops.monolith_hash_table_assign(
+        self._table, _as_ids(ids), _as_floats(values), hash_table_utils.as_req_time(req_time)
+      )
+    )
+
+  def assign_add(
+    self, ids: tf.Tensor, values: tf.Tensor, req_time: tf.Tensor | None = None
+  ) -> HashTable:
+    return self._with_handle(
+      hash_table_ops.monolith_hash_table_assign_add(
+        self._table, _as_ids(ids), _as_floats(values), hash_table_utils.as_req_time(req_time)
+      )
+    )
+
+  def lookup(
+    self, ids: tf.Tensor, use_multi_threads: bool = False, enable_dedup: bool = False
+  ) -> tf.Tensor:
+    """Returns float32 `[n, dim]`, zeros for absent ids; a lookup never creates a row.
+
+    Args:
+      ids: int64 `[n]`.
+      use_multi_threads: use all threads of the device for this batch.
+      enable_dedup: accepted for compatibility; duplicates cost little.
+    """
+    del enable_dedup
+    return hash_table_ops.monolith_hash_table_lookup(
+      self._table, _as_ids(ids), self._dim_size, use_multi_threads
+    )
+
+  def lookup_entry(self, ids: tf.Tensor) -> tf.Tensor:
+    """Returns serialized `EntryDump`s without ids, string `[n]`; empty for absent ids."""
+    return hash_table_ops.monolith_hash_table_lookup_entry(self._table, _as_ids(ids))
+
+  def apply_gradients(
+    self,
+    ids: tf.Tensor,
+    grads: tf.Tensor,
+    global_step: tf.Tensor,
+    use_multi_threads: bool = False,
+    enable_dedup: bool = False,
+    req_time: tf.Tensor | None = None,
+  ) -> HashTable:
+    """Runs each segment's optimizer on the rows of `ids`, creating absent ones.
+
+    Args:
+      ids: int64 `[n]`.
+      grads: n * dim floats of any shape.
+      global_step: int64 scalar.
+      use_multi_threads: use all threads of the device for this batch.
+      enable_dedup: sum the gradients of equal ids and make one step; otherwise one step for each
+        occurrence, in order.
+      req_time: int64, seconds; becomes the rows' time of last update. 0 by default.
+
+    Returns:
+      The table after the write.
+    """
+    updated = hash_table_ops.monolith_hash_table_optimize(
+      self._table,
+      _as_ids(ids),
+      _as_floats(grads),
+      self._learning_rate_tensor,
+      hash_table_utils.as_req_time(req_time),
+      tf.cast(global_step, tf.int64),
+      use_multi_threads=use_multi_threads,
+      enable_dedup=enable_dedup,
+    )
+    return self.table_update(updated)
+
+  def table_update(self, update_op: tf.Operation | tf.Tensor) -> HashTable:
+    """Returns the table as it is after `update_op`."""
+    with tf.control_dependencies([update_op]):
+      return self._with_handle(tf.identity(self._table))
+
+  def save(self, basename: tf.Tensor | str, random_sleep_ms: int = 0) -> HashTable:
+    """Writes all rows that have not expired to `<basename>-ddddd-of-ddddd`.
+
+    Args:
+      basename: path without the shard suffix; the folder is created.
+      random_sleep_ms: each file waits a random time below this, to spread the load.
+
+    Returns:
+      The table after the save. Saving fails without touching an older checkpoint of that name.
+    """
+    return self._with_handle(
+      hash_table_ops.monolith_hash_table_save(
+        self._table,
+        basename,
+        nshards=self._saver_parallel,
+        random_sleep_ms=random_sleep_ms,
+        slot_expire_time_config=self._slot_expire_time_config,
+      )
+    )
+
+  def restore(self, basename: tf.Tensor | str) -> HashTable:
+    """Replaces the content by what was saved under `basename`; returns the table after that."""
+    return self._with_handle(hash_table_ops.monolith_hash_table_restore(self._table, basename))
+
+  def size(self) -> tf.Tensor:
+    """Returns the number of rows, int64 scalar."""
+    return hash_table_ops.monolith_hash_table_size(self._table)
+
+  def save_as_tensor(
+    self, shard_idx: tf.Tensor, num_shards: tf.Tensor, limit: tf.Tensor, offset: tf.Tensor
+  ) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns a page of entries.
+
+    Args:
+      shard_idx: which partition, int32.
+      num_shards: of how many, int32.
+      limit: at most this many entries, int64.
+      offset: 0, or what the previous page returned, int64.
+
+    Returns:
+      `(offset of the next page, serialized EntryDumps)`. Fewer than `limit` entries: the partition
+      is finished.
+    """
+    return hash_table_ops.monolith_hash_table_save_as_tensor(
+      self._table,
+      tf.cast(shard_idx, tf.int32),
+      tf.cast(num_shards, tf.int32),
+      tf.cast(limit, tf.int64),
+      tf.cast(offset, tf.int64),
+    )
+
+  def as_op(self, name: str | None = None) -> tf.Tensor:
+    """Returns the handle; fetching it runs the writes it depends on."""
+    del name
+    return self._table
+
+  def to_proto(self, export_scope: str | None = None) -> hash_table_ops_pb2.HashTableProto | None:
+    """Returns the table's `HashTableProto`; `None` when it lies outside of `export_scope`."""
+    if export_scope is not None and not self._table.name.startswith(export_scope):
+      return None
+    proto = hash_table_ops_pb2.HashTableProto(
+      table_tensor=ops.strip_name_scope(self._table.name, export_scope),
+      dim_size=self._dim_size,
+      shared_name=self._shared_name,
+      slot_expire_time_config=self._slot_expire_time_config,
+      learning_rate_tensor=ops.strip_name_scope(self._learning_rate_tensor.name, export_scope),
+      saver_parallel=self._saver_parallel,
+      extra_restore_names=self._extra_restore_names,
+    )
+    if self.export_share_embedding is not None:
+      proto.export_share_embedding = int(self.export_share_embedding)
+    return proto
+
+  @staticmethod
+  def from_proto(
+    table_proto: hash_table_ops_pb2.HashTableProto, import_scope: str | None = None
+  ) -> HashTable:
+    """Returns the table of an imported graph."""
+    return HashTable(table_proto=table_proto, import_scope=import_scope)
+
+  def _with_handle(self, table: tf.Tensor) -> HashTable:
+    updated = copy.copy(self)
+    updated._table = table
+    return updated
+
+
+ops.register_proto_function(
+  _HASH_TABLE_GRAPH_KEY,
+  proto_type=hash_table_ops_pb2.HashTableProto,
+  to_proto=HashTable.to_proto,
+  from_proto=HashTable.from_proto,
+)
+
+
+def _as_ids(ids: Any) -> tf.Tensor:
+  return tf.convert_to_tensor(ids, dtype=tf.int64)
+
+
+def _as_floats(values: Any) -> tf.Tensor:
+  return tf.convert_to_tensor(values, dtype=tf.float32)
+
+
+def _handle(table: HashTable | tf.Tensor) -> tf.Tensor:
+  return table.table if isinstance(table, HashTable) else table
+
+
+def fused_lookup(
+  tables: Sequence[HashTable | tf.Tensor],
+  ids: tf.Tensor,
+  fused_slot_size: tf.Tensor,
+  num_of_shards: int,
+  req_time: tf.Tensor | None = None,
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
+  """Looks up K tables for N shards in one op; the ids lie shard by shard, table by table.
+
+  Args:
+    tables: K tables or handles.
+    ids: int64 `[M]`.
+    fused_slot_size: int32 `[K * N]`, ids of shard s and table k at `s * K + k`.
+    num_of_shards: N.
+    req_time: unused.
+
+  Returns:
+    `(embeddings [L], floats per shard [N], id offsets [K*N+1], embedding offsets [K*N+1], ids)`.
+  """
+  return hash_table_ops.monolith_hash_table_fused_lookup(
+    table_handles=[_handle(table) for table in tables],
+    ids=ids,
+    fused_slot_size=fused_slot_size,
+    req_time=hash_table_utils.as_req_time(req_time),
+    num_of_shards=num_of_shards,
+  )
+
+
+def fused_apply_gradient(
+  tables: Sequence[HashTable | tf.Tensor],
+  ids: tf.Tensor,
+  indices: tf.Tensor,
+  fused_slot_size: tf.Tensor,
+  id_grads: tf.Tensor,
+  id_offsets: tf.Tensor,
+  grad_offsets: tf.Tensor,
+  learning_rate_tensors: tf.Tensor,
+  req_time: tf.Tensor | None,
+  global_step: tf.Tensor,
+  num_of_shards: int,
+  enable_grad_accumulation: bool = False,
+) -> list[tf.Tensor]:
+  """Updates K tables in one op; takes what `fused_lookup` returned, and gradients in its layout.
+
+  Args:
+    learning_rate_tensors: float `[segments of all tables]`.
+    enable_grad_accumulation: sum the gradients of equal ids of a table first.
+    (the others as in `fused_lookup`)
+
+  Returns:
+    The handles after the update.
+  """
+  return hash_table_ops.monolith_hash_table_fused_optimize(
+    table_handles=[_handle(table) for table in tables],
+    ids=ids,
+    indices=indices,
+    fused_slot_size=fused_slot_size,
+    id_grads=id_grads,
+    id_offsets=id_offsets,
+    grad_offsets=grad_offsets,
+    learning_rate_tensors=learning_rate_tensors,
+    req_time=hash_table_utils.as_req_time(req_time),
+    global_step=tf.cast(global_step, tf.int64),
+    num_of_shards=num_of_shards,
+    enable_grad_accumulation=enable_grad_accumulation,
+  )
+
+
+def hash_table_from_config(
+  config: entry.HashTableConfigInstance,
+  hash_filter: tf.Tensor | None = None,
+  name_suffix: str = "",
+  sync_client: tf.Tensor | None = None,
+  saver_parallel: int = -1,
+) -> HashTable:
+  """Creates a table.
+
+  Args:
+    config: the rows' layout and optimizers, one learning rate per segment.
+    hash_filter: handle of an occurrence filter; everything passes by default.
+    name_suffix: the shared name is `MonolithHashTable_<suffix>`.
+    sync_client: handle of a client that is told of updated ids.
+    saver_parallel: number of files of a checkpoint; -1 lets the size decide.
+
+  Raises:
+    ValueError: the name is taken, or not as many learning rates as segments.
+  """
+  table_config = embedding_hash_table_pb2.EmbeddingHashTableConfig()
+  table_config.CopyFrom(config.table_config)
+  assert table_config.WhichOneof("type") is not None, "The table's type is not set."
+  if len(config.learning_rate_fns) != len(table_config.entry_config.segments):
+    raise ValueError("Size of learning_rate_fns and size of segments must be equal.")
+  if export_context.is_exporting():
+    table_config.entry_config.entry_type = embedding_hash_table_pb2.EntryConfig.SERVING
+  shared_name = "MonolithHashTable_" + name_suffix
+  with tf.device("/device:CPU:0"):
+    if hash_filter is None:
+      hash_filter = hash_filter_ops.create_dummy_hash_filter(name_suffix=name_suffix)
+    if sync_client is None:
+      sync_client = distributed_serving_ops.create_dummy_sync_client()
+    table = hash_table_ops.monolith_hash_table(
+      hash_filter,
+      sync_client,
+      config=table_config.SerializeToString(),
+      shared_name=shared_name,
+      name=shared_name,
+    )
+  return HashTable(
+    table,
+    shared_name,
+    dim_size=hash_table_utils.infer_dim_size(table_config),
+    slot_expire_time_config=table_config.slot_expire_time_config.SerializeToString(),
+    learning_rate_tensor=_learning_rates(config),
+    saver_parallel=saver_parallel,
+    extra_restore_names=config.extra_restore_names,
+  )
+
+
+def _learning_rates(config: entry.HashTableConfigInstance) -> tf.Tensor:
+  """The rates that somebody computed for this graph already, or new ones."""
+  rates = config.learning_rate_tensor
+  if rates is not None and rates.graph is tf.compat.v1.get_default_graph():
+    return rates
+  return config.call_learning_rate_fns()
+
+
+def test_hash_table(
+  dim_size: int,
+  enable_hash_filter: bool = False,
+  name_suffix: str | None = None,
+  learning_rate: entry.LearningRate = 1.0,
+  occurrence_threshold: int = 0,
+  use_adagrad: bool = False,
+  expire_time: int = 36500,
+  sync_client: tf.Tensor | None = None,
+  extra_restore_names: Sequence[str] | None = None,
+  use_gpu: bool = False,
+) -> HashTable:
+  """Creates a simple table: one segment, zeros, SGD or Adagrad, full precision.
+
+  Raises:
+    NotImplementedError: `use_gpu`; tables live in main memory.
+  """
+  if use_gpu:
+    raise NotImplementedError("There are no tables on GPUs.")
+  name_suffix = name_suffix or tf.compat.v1.get_default_graph().unique_name("test")
+  table_config = embedding_hash_table_pb2.EmbeddingHashTableConfig()
+  optimizer = entry.AdagradOptimizer() if use_adagrad else entry.SgdOptimizer()
+  table_config.entry_config.segments.append(
+    entry.CombineAsSegment(dim_size, entry.ZerosInitializer(), optimizer, entry.Fp32Compressor())
+  )
+  table_config.slot_expire_time_config.default_expire_time = expire_time
+  entry.CuckooHashTableConfig().mutate_table(table_config)
+  thresholds = embedding_hash_table_pb2.SlotOccurrenceThresholdConfig(
+    default_occurrence_threshold=occurrence_threshold
+  )
+  hash_filter = hash_filter_ops._create_hash_filter(
+    enable_hash_filter, thresholds.SerializeToString(), name_suffix
+  )
+  return hash_table_from_config(
+    entry.HashTableConfigInstance(table_config, [learning_rate], extra_restore_names),
+    hash_filter=hash_filter,
+    name_suffix=name_suffix,
+    sync_client=sync_client,
+  )
+
+
+# Keeps pytest from collecting it where it is imported.
+test_hash_table.__test__ = False
+
+
+def vocab_hash_table(
+  vocab_size: int,
+  dim_size: int,
+  enable_hash_filter: bool = False,
+  learning_rate: entry.LearningRate = 1.0,
+) -> HashTable:
+  """Creates a table as `test_hash_table` does; tables grow, so `vocab_size` does not matter."""
+  del vocab_size
+  return test_hash_table(dim_size, enable_hash_filter, learning_rate=learning_rate)
+
+
+def extract_slot_from_entry(entry: tf.Tensor, fid_v2: bool = True) -> tf.Tensor:
+  """Returns the slots of serialized `EntryDump`s, int32 of the same length."""
+  return hash_table_ops.monolith_extract_slot_from_entry(entry, fid_v2)
+
+
+def _all_table_tensor_prefix(table: HashTable) -> list[str]:
+  """The file names under which a checkpoint may hold the table, the own one first."""
+  names = [table.name, *table.extra_restore_names]
+  return [name.replace(":", "-").replace("/", "-") for name in names]
+
+
+def _table_tensor_prefix(table: HashTable) -> str:
+  """The file name under which a checkpoint holds the table."""
+  return _all_table_tensor_prefix(table)[0]
+
+
+class HashTableCheckpointSaverListener(tf.estimator.CheckpointSaverListener):
+  """Saves the graph's tables to `<basename>-<step>.assets/`, before the variables are saved.
+
+  Before, so that the `checkpoint` file names a checkpoint only when its tables are safe.
+  """
+
+  def __init__(self, basename: str):
+    super().__init__()
+    self._helper = save_utils.SaveHelper(basename)
+    self._tables: list[HashTable] = tf.compat.v1.get_collection(_HASH_TABLE_GRAPH_KEY)
+    self._placeholders = [tf.compat.v1.placeholder(tf.string, shape=[]) for _ in self._tables]
+    self._save_op = tf.group(
+      [
+        table.save(placeholder, random_sleep_ms=15 * len(self._tables)).as_op()
+        for table, placeholder in zip(self._tables, self._placeholders)
+      ]
+    )
+
+  def before_save(self, sess: tf.compat.v1.Session, global_step_value: int) -> None:
+    """Saves every table."""
+    if not self._tables:
+      return
+    prefix = self._helper.get_ckpt_prefix(global_step_value)
+    folder = self._helper.get_ckpt_asset_dir(prefix)
+    logging.info("Saving hash tables to %s", folder)
+    tf.io.gfile.makedirs(folder)
+    sess.run(
+      self._save_op,
+      feed_dict={
+        placeholder: folder + _table_tensor_prefix(table)
+        for table, placeholder in zip(self._tables, self._placeholders)
+      },
+      options=tf.compat.v1.RunOptions(timeout_in_ms=_TIMEOUT_IN_MS),
+    )
+
+
+class HashTableCheckpointRestorerListener(basic_restore_hook.CheckpointRestorerListener):
+  """Restores what `HashTableCheckpointSaverListener` saved.
+
+  Args:
+    basename: the checkpoint's base name, `<folder>/model.ckpt`.
+    ps_monitor: restore only the tables of servers that it calls uninitialized.
+  """
+
+  def __init__(self, basename: str, ps_monitor: save_utils.PsMonitor | None = None):
+    super().__init__()
+    self._basename = basename
+    self._ps_monitor = ps_monitor
+    self._tables: list[HashTable] = tf.compat.v1.get_collection(_HASH_TABLE_GRAPH_KEY)
+    self._placeholders = [tf.compat.v1.placeholder(tf.string, shape=[]) for _ in self._tables]
+    self._tables_of_device: dict[str, list[int]] = defaultdict(list)
+    restore_ops: dict[str, list[tf.Tensor]] = defaultdict(list)
+    for i, (table, placeholder) in enumerate(zip(self._tables, self._placeholders)):
+      device = table.table.device
+      self._tables_of_device[device].append(i)
+      restore_ops[device].append(table.restore(placeholder).as_op())
+    self._restore_op_of_device = {
+      device: tf.group(device_ops) for device, device_ops in restore_ops.items()
+    }
+
+  def before_restore(self, session: tf.compat.v1.Session) -> None:
+    """Restores the tables from the newest checkpoint, if there is one.
+
+    Raises:
+      ValueError: the checkpoint lacks a table.
+      tf.errors.OpError: a file cannot be read; the table keeps its content.
+    """
+    if not self._tables:
+      return
+    folder = os.path.dirname(self._basename)
+    prefix = tf.train.latest_checkpoint(folder)
+    if prefix:
+      self._restore_from_path_prefix(session, save_utils.SaveHelper.get_ckpt_asset_dir(prefix))
+      return
+    # A folder may hold nothing but the tables of one checkpoint, to start a model from.
+    assets = tf.io.gfile.glob(os.path.join(folder, "*.assets"))
+    if len(assets) != 1:
+      logging.info("No checkpoint found in %s, and %d asset folders", folder, len(assets))
+      return
+    self._restore_from_path_prefix(session, os.path.join(assets[0], ""))
+
+  def _restore_from_path_prefix(self, sess: tf.compat.v1.Session, path_prefix: str) -> None:
+    devices = [
+      device
+      for device in self._restore_op_of_device
+      if self._ps_monitor is None or self._ps_monitor.is_ps_uninitialized(sess, device)
+    ]
+    tables = [i for device in devices for i in self._tables_of_device[device]]
+    if not tables:
+      return
+    logging.info("Restoring %d hash tables from %s", len(tables), path_prefix)
+    with concurrent.futures.ThreadPoolExecutor(_NUM_PROBE_THREADS) as pool:
+      basenames = pool.map(lambda i: _find_basename(path_prefix, self._tables[i]), tables)
+      feed_dict = {self._placeholders[i]: basename for i, basename in zip(tables, basenames)}
+    sess.run(
+      [self._restore_op_of_device[device] for device in devices],
+      feed_dict=feed_dict,
+      options=tf.compat.v1.RunOptions(timeout_in_ms=_TIMEOUT_IN_MS),
+    )
+
+
+def _find_basename(path_prefix: str, table: HashTable) -> str:
+  """Returns the first of the table's base names that has files."""
+  prefixes = _all_table_tensor_prefix(table)
+  for prefix in prefixes:
+    if tf.io.gfile.glob(f"{path_prefix}{prefix}-?????-of-?????"):
+      return path_prefix + prefix
+  raise ValueError(
+    "Unable to find table checkpoint in '{}' for table: {!r}. "
+    "Maybe the model structure has been changed.".format(path_prefix, prefixes)
+  )
+
+
+class HashTableRestorerSaverListener(tf.estimator.CheckpointSaverListener):
+  """Restores the tables right after each save.
+
+  What was saved becomes the content: expired rows go, and so does what was written since the save.
+  """
+
+  def __init__(self, ckpt_prefix: str):
+    super().__init__()
+    self._helper = save_utils.SaveHelper(ckpt_prefix)
+    self._restorer = HashTableCheckpointRestorerListener(ckpt_prefix)
+
+  def after_save(self, session: tf.compat.v1.Session, global_step_value: int) -> None:
+    """Restores the tables of the checkpoint that was just written."""
+    prefix = self._helper.get_ckpt_prefix(global_step_value)
+    self._restorer._restore_from_path_prefix(session, self._helper.get_ckpt_asset_dir(prefix))

@@ -1,0 +1,61 @@
+"""Helpers around one table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+
+from monolith.native_training.runtime.hash_table import embedding_hash_table_pb2
+
+if TYPE_CHECKING:
+  from monolith.native_training import hash_table_ops
+
+
+def infer_dim_size(config: embedding_hash_table_pb2.EmbeddingHashTableConfig) -> int:
+  """Returns the length of a row's vector: the sum of its segments'."""
+  return sum(segment.dim_size for segment in config.entry_config.segments)
+
+
+def as_req_time(req_time: Any) -> tf.Tensor:
+  """Returns the time of an update in seconds as int64; 0 for `None`."""
+  return tf.constant(0, tf.int64) if req_time is None else tf.cast(req_time, tf.int64)
+
+
+def iterate_table_and_apply(
+  table: hash_table_ops.BaseHashTable,
+  apply_fn: Callable[[tf.Tensor], None],
+  limit: int = 1000,
+  nshards: int = 4,
+  name: str = "IterateTable",
+) -> tf.Tensor:
+  """Calls `apply_fn` with all entries of a table, a page at a time.
+
+  Args:
+    table: the table.
+    apply_fn: takes serialized `EntryDump`s, a string vector of at most `limit`.
+    limit: entries per page.
+    nshards: partitions, visited one after another.
+    name: name scope.
+
+  Returns:
+    How many entries were visited, int64; running it does the work.
+  """
+
+  @tf.function
+  def iterate() -> tf.Tensor:
+    visited = tf.constant(0, tf.int64)
+    for shard in tf.range(nshards):
+      offset = tf.constant(0, tf.int64)
+      more = tf.constant(True)
+      while more:
+        offset, entries = table.save_as_tensor(shard, nshards, limit, offset)
+        apply_fn(entries)
+        count = tf.size(entries, out_type=tf.int64)
+        visited += count
+        more = count >= limit
+    return visited
+
+  with tf.name_scope(name):
+    return iterate()

@@ -1,0 +1,21 @@
+"""Finds the controller of a training."""
+
+from __future__ import annotations
+
+import os
+
+import grpc
+import tensorflow as tf
+
+from monolith.native_training.hooks.server import constants, service_pb2_grpc
+
+
+def get_stub_from_model_dir(model_dir: str) -> service_pb2_grpc.ControllerStub:
+  """Returns a stub of the controller whose address is in a model folder.
+
+  Raises:
+    tf.errors.NotFoundError: no training has begun there.
+  """
+  with tf.io.gfile.GFile(os.path.join(model_dir, constants.SERVER_ADDR_FILENAME)) as f:
+    address = f.read().strip()
+  return service_pb2_grpc.ControllerStub(grpc.insecure_channel(address))

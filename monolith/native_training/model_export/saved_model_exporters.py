@@ -1,0 +1,485 @@
+"""Writes a trained model as SavedModels.
+
+    <base>/<version>            standalone: everything in one model
+    <base>/entry/<version>      distributed: the dense part; asks the others for embeddings
+    <base>/ps_<i>/<version>     the tables of one parameter server
+    <base>/dense_0/<version>    the part that a GPU process serves, where there is one
+
+A model is written beside its final place and renamed. Tables are restored when a model is loaded,
+from the checkpoint itself (`shared_embedding`) or from files inside the model.
+
+Unlike the original: tables that live in the entry graph, because there are no parameter servers,
+are restored; dense graphs are exported once; GPU placement is switched back after an export.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+from absl import logging
+from tensorflow.core.protobuf import meta_graph_pb2
+from tensorflow.python.training import py_checkpoint_reader
+from tensorflow_estimator.python.estimator.export import export_lib
+
+from monolith.native_training import (
+  device_utils,
+  hash_table_ops,
+  multi_hash_table_ops,
+  save_utils,
+)
+from monolith.native_training.model_export import export_context
+
+ModelFn = Callable[..., tf.estimator.EstimatorSpec]
+ReceiverFn = Callable[[], tf.estimator.export.ServingInputReceiver]
+
+_ENTRY = "entry"
+_ASSET_BASE = "ASSET_BASE"
+_ASSIGN_SIGNATURE = "hashtable_assign"
+_WARMUP_PATH = os.path.join("assets.extra", "tf_serving_warmup_requests")
+
+
+class BaseExporter:
+  """What both exporters share.
+
+  Args:
+    model_fn: of an Estimator; called in PREDICT mode.
+    model_dir: where checkpoints are.
+    export_dir_base: where models go.
+    shared_embedding: tables are read from the checkpoint instead of being copied.
+    warmup_file: attached for TensorFlow Serving if it exists.
+    export_context_list: context managers, or functions that make them, entered around `model_fn`.
+  """
+
+  def __init__(
+    self,
+    model_fn: ModelFn,
+    model_dir: str,
+    export_dir_base: str,
+    shared_embedding: bool = False,
+    warmup_file: str | None = None,
+    export_context_list: Sequence[Any] | None = None,
+  ):
+    self._model_fn = model_fn
+    self._model_dir = model_dir
+    self._export_dir_base = export_dir_base
+    self._shared_embedding = shared_embedding
+    self._warmup_file = warmup_file
+    self._export_context_list = list(export_context_list or [])
+
+  def export_saved_model(
+    self,
+    serving_input_receiver_fn: ReceiverFn,
+    checkpoint_path: str | None = None,
+    global_step: int | None = None,
+  ) -> bytes | dict[str, bytes]:
+    """Exports a checkpoint.
+
+    Args:
+      serving_input_receiver_fn: makes the inputs.
+      checkpoint_path: the newest one by default.
+      global_step: its step.
+
+    Returns:
+      The folder of the model; with several, graph name -> folder.
+
+    Raises:
+      ValueError: there is no checkpoint, or it lacks variables of the model.
+    """
+    raise NotImplementedError
+
+  def _get_checkpoint(self, checkpoint_path: str | None) -> str:
+    checkpoint_path = checkpoint_path or tf.train.latest_checkpoint(self._model_dir)
+    if not checkpoint_path:
+      raise ValueError(f"Couldn't find trained model at {self._model_dir}.")
+    return checkpoint_path
+
+  @contextlib.contextmanager
+  def _exporting(
+    self, mode: export_context.ExportMode, export_ctx: export_context.ExportContext
+  ) -> Iterator[None]:
+    # A cluster in TF_CONFIG would put variables on its servers.
+    tf_config = os.environ.pop("TF_CONFIG", None)
+    try:
+      with contextlib.ExitStack() as stack:
+        stack.enter_context(export_context.enter_export_mode(mode, export_ctx))
+        for context in self._export_context_list:
+          stack.enter_context(context() if callable(context) else context)
+        yield
+    finally:
+      if tf_config is not None:
+        os.environ["TF_CONFIG"] = tf_config
+
+  def _build_model(
+    self, serving_input_receiver_fn: ReceiverFn
+  ) -> dict[str, meta_graph_pb2.SignatureDef]:
+    """Builds the model in the default graph; returns its own signatures."""
+    tf.compat.v1.train.get_or_create_global_step()
+    receiver = serving_input_receiver_fn()
+    spec = self._model_fn(
+      features=receiver.features,
+      mode=tf.estimator.ModeKeys.PREDICT,
+      config=tf.estimator.RunConfig(model_dir=self._model_dir),
+    )
+    return export_lib.build_all_signature_defs(
+      receiver.receiver_tensors,
+      spec.export_outputs,
+      getattr(receiver, "receiver_tensors_alternatives", None),
+    )
+
+  def _save(
+    self,
+    graph: tf.Graph,
+    export_dir: str,
+    checkpoint_path: str,
+    signature_defs: dict[str, meta_graph_pb2.SignatureDef],
+    assignable: bool = False,
+    freeze: bool = False,
+    clear_devices: bool = False,
+    with_warmup: bool = False,
+  ) -> bytes:
+    """Writes one graph with its variables, and with ops that restore its tables."""
+    export_ctx = export_context.get_current_export_ctx()
+    with graph.as_default():
+      # In which graph the global step is missing depends on the model; a checkpoint always has it.
+      tf.compat.v1.train.get_or_create_global_step()
+      if assignable:
+        _add_assign_signatures(export_ctx, graph)
+      signature_defs = {**signature_defs, **_to_signature_defs(export_ctx.signatures(graph))}
+      main_op, asset_base, table_files = self._create_main_op(checkpoint_path)
+      config = tf.compat.v1.ConfigProto(allow_soft_placement=True)
+      with tf.compat.v1.Session(graph=graph, config=config) as sess:
+        saver = _restore(sess, checkpoint_path)
+        temp_dir = os.path.join(
+          os.path.dirname(export_dir), f"temp-{os.path.basename(export_dir)}"
+        )
+        if tf.io.gfile.exists(temp_dir):
+          tf.io.gfile.rmtree(temp_dir)
+        if freeze:
+          _save_frozen(sess, temp_dir, signature_defs)
+        else:
+          builder = tf.compat.v1.saved_model.Builder(temp_dir)
+          builder.add_meta_graph_and_variables(
+            sess,
+            [tf.compat.v1.saved_model.tag_constants.SERVING],
+            signature_def_map=signature_defs,
+            clear_devices=clear_devices,
+            main_op=main_op,
+            strip_default_attrs=True,
+            saver=saver,
+          )
+          if asset_base is not None:
+            asset = builder._saved_model.meta_graphs[0].asset_file_def.add(filename="./")
+            asset.tensor_info.name = asset_base.name
+          builder.save()
+    _copy_files(table_files, os.path.join(temp_dir, "assets"))
+    if with_warmup:
+      self._attach_warmup_file(temp_dir)
+    tf.io.gfile.rename(temp_dir, export_dir)
+    logging.info("Exported %s", export_dir)
+    return tf.compat.as_bytes(export_dir)
+
+  def _create_main_op(
+    self, checkpoint_path: str
+  ) -> tuple[tf.Operation | None, tf.Tensor | None, list[str]]:
+    """Returns what restores the tables of the default graph when the model is loaded.
+
+    Returns:
+      The op, the tensor that becomes the folder of the model's files, and the files to put there.
+    """
+    folder = self._get_table_folder(checkpoint_path)
+    restore_ops: list[Any] = []
+    table_files: list[str] = []
+    asset_base: tf.Tensor | None = None
+    if not tf.io.gfile.exists(folder):
+      # Nothing but a dense-only checkpoint so far, or a model without tables.
+      return None, None, []
+
+    def get_path(prefix: str, shared: bool | None) -> tf.Tensor | str:
+      nonlocal asset_base
+      if self._shared_embedding if shared is None else shared:
+        return os.path.abspath(folder) + "/" + prefix if "://" not in folder else folder + prefix
+      for pattern in (f"{folder}{prefix}-*-of-*", f"{folder}{prefix}.*-of-*"):
+        table_files.extend(tf.io.gfile.glob(pattern))
+      if asset_base is None:
+        asset_base = tf.constant("", name=_ASSET_BASE)
+      return tf.strings.join([asset_base, prefix])
+
+    with tf.device("/device:CPU:0"):
+      for table in tf.compat.v1.get_collection(hash_table_ops._HASH_TABLE_GRAPH_KEY):
+        prefix = os.path.basename(hash_table_ops._find_basename(folder, table))
+        path = get_path(prefix, table.export_share_embedding)
+        restore_ops.append(table.restore(path).as_op())
+      for group in tf.compat.v1.get_collection(multi_hash_table_ops._MULTI_HASH_TABLE_GRAPH_KEY):
+        # The group's own handle may be read before the group was made.
+        created = group._with_handle(group.initializer.outputs[0])
+        restore_ops.append(created.restore(get_path(group.shared_name, None)).as_op())
+    main_op = tf.group(*restore_ops, name="restore_tables") if restore_ops else None
+    return main_op, asset_base, table_files
+
+  def _get_table_folder(self, checkpoint_path: str) -> str:
+    """A dense-only checkpoint has no tables: those of the newest full one are the best there are."""
+    folder = save_utils.SaveHelper.get_ckpt_asset_dir(checkpoint_path)
+    full_checkpoint = tf.train.latest_checkpoint(self._model_dir)
+    if full_checkpoint is None or tf.io.gfile.exists(folder):
+      return folder
+    return save_utils.SaveHelper.get_ckpt_asset_dir(full_checkpoint)
+
+  def _attach_warmup_file(self, model_dir: str) -> None:
+    if not self._warmup_file:
+      return
+    if not tf.io.gfile.exists(self._warmup_file):
+      try:
+        from monolith.native_training.model_export import data_gen_utils
+
+        data_gen_utils.gen_warmup_file(self._warmup_file)
+      except Exception as e:  # A model without warm-up is better than none.
+        logging.info("There is no warm-up file %s, and none was made: %s", self._warmup_file, e)
+    if tf.io.gfile.exists(self._warmup_file):
+      target = os.path.join(model_dir, _WARMUP_PATH)
+      tf.io.gfile.makedirs(os.path.dirname(target))
+      tf.io.gfile.copy(self._warmup_file, target, overwrite=True)
+
+
+class StandaloneExporter(BaseExporter):
+  """Exports everything as one model. See `BaseExporter` for the arguments."""
+
+  def export_saved_model(
+    self,
+    serving_input_receiver_fn: ReceiverFn,
+    checkpoint_path: str | None = None,
+    global_step: int | None = None,
+  ) -> bytes:
+    checkpoint_path = self._get_checkpoint(checkpoint_path)
+    export_ctx = export_context.ExportContext()
+    with self._exporting(export_context.ExportMode.STANDALONE, export_ctx):
+      with tf.Graph().as_default() as graph:
+        signature_defs = self._build_model(serving_input_receiver_fn)
+        return self._save(
+          graph,
+          os.path.join(self._export_dir_base, _get_version(self._export_dir_base)),
+          checkpoint_path,
+          signature_defs,
+          assignable=True,
+          with_warmup=True,
+        )
+
+
+class DistributedExporter(BaseExporter):
+  """Exports the dense part and every parameter server as models of their own.
+
+  Args beyond those of `BaseExporter`:
+    dense_only: leave out the parameter servers.
+    allow_gpu: whether ops may be placed on GPUs.
+    with_remote_gpu: whether the dense part moves into a model for GPU processes.
+    clear_entry_devices: whether the entry model names no devices.
+    include_graphs: names of the graphs to export; `None` for all.
+    global_step_as_timestamp: whether the version is the step.
+    freeze_variable: whether variables of the model for GPU processes become constants.
+  """
+
+  def __init__(
+    self,
+    model_fn: ModelFn,
+    model_dir: str,
+    export_dir_base: str,
+    shared_embedding: bool = False,
+    warmup_file: str | None = None,
+    export_context_list: Sequence[Any] | None = None,
+    dense_only: bool = False,
+    allow_gpu: bool = False,
+    with_remote_gpu: bool = False,
+    clear_entry_devices: bool = False,
+    include_graphs: Sequence[str] | None = None,
+    global_step_as_timestamp: bool = False,
+    freeze_variable: bool = True,
+  ):
+    super().__init__(
+      model_fn, model_dir, export_dir_base, shared_embedding, warmup_file, export_context_list
+    )
+    self._dense_only = dense_only
+    self._allow_gpu = allow_gpu
+    self._with_remote_gpu = with_remote_gpu
+    self._clear_entry_devices = clear_entry_devices
+    self._include_graphs = include_graphs
+    self._global_step_as_timestamp = global_step_as_timestamp
+    self._freeze_variable = freeze_variable
+
+  def export_saved_model(
+    self,
+    serving_input_receiver_fn: ReceiverFn,
+    checkpoint_path: str | None = None,
+    global_step: int | None = None,
+  ) -> dict[str, bytes]:
+    checkpoint_path = self._get_checkpoint(checkpoint_path)
+    if self._global_step_as_timestamp and global_step is not None:
+      version = str(global_step)
+    else:
+      version = _get_version(os.path.join(self._export_dir_base, _ENTRY))
+    export_ctx = export_context.ExportContext(with_remote_gpu=self._with_remote_gpu)
+    exported: dict[str, bytes] = {}
+
+    def save(name: str, graph: tf.Graph, **kwargs: Any) -> None:
+      suffix = getattr(graph, "export_suffix", "")
+      export_dir = os.path.join(self._export_dir_base, name, version + suffix)
+      if self._should_export(name, export_dir):
+        exported[name] = self._save(graph, export_dir, checkpoint_path, **kwargs)
+
+    with self._exporting(export_context.ExportMode.DISTRIBUTED, export_ctx), self._placement():
+      with tf.Graph().as_default() as entry_graph:
+        signature_defs = self._build_model(serving_input_receiver_fn)
+      save(
+        _ENTRY,
+        entry_graph,
+        signature_defs=signature_defs,
+        clear_devices=self._clear_entry_devices,
+        with_warmup=True,
+      )
+      for name, graph in export_ctx.dense_sub_graphs.items():
+        save(name, graph, signature_defs={}, freeze=self._freeze_variable)
+      for name, graph in export_ctx.sub_graphs.items():
+        if not (self._dense_only and name.startswith("ps_")):
+          save(name, graph, signature_defs={}, assignable=True)
+    return exported
+
+  def _should_export(self, name: str, export_dir: str) -> bool:
+    if tf.io.gfile.exists(export_dir):
+      return False
+    return self._include_graphs is None or name in self._include_graphs
+
+  @contextlib.contextmanager
+  def _placement(self) -> Iterator[None]:
+    """Allows GPUs, if asked for, as long as the export lasts."""
+    if not self._allow_gpu or device_utils.is_gpu_training():
+      yield
+      return
+    device_utils.enable_gpu_training()
+    try:
+      yield
+    finally:
+      device_utils.disable_gpu_training()
+
+
+def _get_version(folder: str) -> str:
+  """Returns the time in seconds, or later if that version exists."""
+  version = int(time.time())
+  while tf.io.gfile.exists(os.path.join(folder, str(version))):
+    version += 1
+  return str(version)
+
+
+def _add_assign_signatures(
+  export_ctx: export_context.ExportContext, graph: tf.Graph
+) -> None:
+  """Adds signatures through which rows of the tables can be set from outside."""
+  inputs, outputs = {}, {}
+  for table in tf.compat.v1.get_collection(hash_table_ops._HASH_TABLE_GRAPH_KEY):
+    ids = tf.compat.v1.placeholder(tf.int64, [None])
+    values = tf.compat.v1.placeholder(tf.float32, [None, table.dim_size])
+    with tf.control_dependencies([table.assign(ids, values).as_op()]):
+      result = tf.size(ids)
+    inputs[f"{table.name}_id"] = ids
+    inputs[f"{table.name}_value"] = values
+    outputs[f"{table.name}_result"] = result
+  export_ctx.add_signature(graph, _ASSIGN_SIGNATURE, inputs, outputs)
+  for group in tf.compat.v1.get_collection(multi_hash_table_ops._MULTI_HASH_TABLE_GRAPH_KEY):
+    ids = tf.compat.v1.placeholder(tf.int64, [None])
+    splits = tf.compat.v1.placeholder(tf.int64, [None])
+    values = tf.compat.v1.placeholder(tf.float32, [None])
+    ragged_ids = tf.RaggedTensor.from_row_splits(ids, splits, validate=False)
+    with tf.control_dependencies([group.raw_assign(ragged_ids, values).as_op()]):
+      result = tf.constant(0)
+    export_ctx.add_signature(
+      graph,
+      f"{group.shared_name}/raw_assign",
+      {"id": ids, "id_split": splits, "flat_value": values},
+      {"result": result},
+    )
+
+
+def _to_signature_defs(
+  signatures: Sequence[export_context.SavedModelSignature],
+) -> dict[str, meta_graph_pb2.SignatureDef]:
+  def to_infos(tensors: dict[str, tf.Tensor]) -> dict[str, meta_graph_pb2.TensorInfo]:
+    return {
+      key: tf.compat.v1.saved_model.build_tensor_info(tensor) for key, tensor in tensors.items()
+    }
+
+  return {
+    signature.name: tf.compat.v1.saved_model.build_signature_def(
+      to_infos(signature.inputs),
+      to_infos(signature.outputs),
+      tf.compat.v1.saved_model.signature_constants.PREDICT_METHOD_NAME,
+    )
+    for signature in signatures
+  }
+
+
+def _restore(sess: tf.compat.v1.Session, checkpoint_path: str) -> tf.compat.v1.train.Saver:
+  """Restores the variables of the default graph.
+
+  Raises:
+    ValueError: the checkpoint lacks some.
+  """
+  saver = tf.compat.v1.train.Saver(sharded=True, allow_empty=True)
+  variables = tf.compat.v1.global_variables()
+  if not variables:
+    return saver
+  saved = py_checkpoint_reader.NewCheckpointReader(checkpoint_path).get_variable_to_shape_map()
+  missing = sorted({v.op.name for v in variables if v.op.name not in saved})
+  if missing:
+    raise ValueError(
+      f"The checkpoint {checkpoint_path} lacks the variables {missing} of the exported model: the "
+      "model function must make the same variables in PREDICT as in TRAIN mode."
+    )
+  saver.restore(sess, checkpoint_path)
+  return saver
+
+
+def _save_frozen(
+  sess: tf.compat.v1.Session,
+  export_dir: str,
+  signature_defs: dict[str, meta_graph_pb2.SignatureDef],
+) -> None:
+  """Writes what the signatures need, with variables turned into constants."""
+  outputs = sorted(
+    {
+      info.name.split(":")[0]
+      for signature in signature_defs.values()
+      for info in signature.outputs.values()
+    }
+  )
+  graph_def = tf.compat.v1.graph_util.convert_variables_to_constants(
+    sess, sess.graph.as_graph_def(), outputs
+  )
+  with tf.Graph().as_default() as graph:
+    # Inputs that no output needs are still part of the signature.
+    known = {node.name for node in graph_def.node}
+    for signature in signature_defs.values():
+      for info in signature.inputs.values():
+        name = info.name.split(":")[0]
+        if name not in known:
+          graph_def.node.add().CopyFrom(sess.graph.get_operation_by_name(name).node_def)
+          known.add(name)
+    tf.import_graph_def(graph_def, name="")
+    config = tf.compat.v1.ConfigProto(allow_soft_placement=True)
+    with tf.compat.v1.Session(graph=graph, config=config) as frozen_sess:
+      builder = tf.compat.v1.saved_model.Builder(export_dir)
+      builder.add_meta_graph_and_variables(
+        frozen_sess,
+        [tf.compat.v1.saved_model.tag_constants.SERVING],
+        signature_def_map=signature_defs,
+        strip_default_attrs=True,
+      )
+      builder.save()
+
+
+def _copy_files(files: Sequence[str], folder: str) -> None:
+  if files:
+    tf.io.gfile.makedirs(folder)
+  for file in files:
+    tf.io.gfile.copy(file, os.path.join(folder, os.path.basename(file)), overwrite=True)

@@ -1,0 +1,383 @@
+"""Many tables behind one interface: a dict of slot names instead of one vector of ids.
+
+`MultiTypeHashTable` holds one table per slot; `MergedMultiTypeHashTable` puts slots of equal
+configuration into one table of an inner group, which makes the graph smaller.
+"""
+
+from __future__ import annotations
+
+import abc
+import copy
+import hashlib
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, Union
+
+import tensorflow as tf
+
+from monolith.native_training import (
+  device_utils,
+  entry,
+  hash_table_ops,
+  prefetch_queue,
+)
+
+QueueHook = Union[prefetch_queue.EnqueueHook, prefetch_queue.AsyncPushHook]
+SlotToConfig = Mapping[str, entry.HashTableConfigInstance]
+SlotToIds = Mapping[str, tf.Tensor]
+SlotToIdsAndValues = Mapping[str, tuple[tf.Tensor, tf.Tensor]]
+
+# Slots of this form were once called without the leading `fc_`; checkpoints may still hold them.
+_RENAMED_SLOT = re.compile(r"^fc_slot_[0-9]*$")
+
+
+class BaseMultiTypeHashTable(abc.ABC):
+  """What can be done with a group of tables. Writing returns a new object, as in `HashTable`."""
+
+  # A table, or tables, inside this one; their queue hooks are this one's too.
+  _table: BaseMultiTypeHashTable
+  _tables: list[BaseMultiTypeHashTable]
+  _local_queue_hooks: list[QueueHook]
+
+  @abc.abstractmethod
+  def lookup(self, slot_to_id: SlotToIds) -> dict[str, tf.Tensor]:
+    """Returns slot -> float32 `[n, dim]` of the slots asked for."""
+
+  @abc.abstractmethod
+  def assign(self, slot_to_id_and_value: SlotToIdsAndValues) -> BaseMultiTypeHashTable:
+    """Overwrites vectors; returns the group after the write."""
+
+  @abc.abstractmethod
+  def assign_add(self, slot_to_id_and_value: SlotToIdsAndValues) -> BaseMultiTypeHashTable:
+    """Adds to vectors; returns the group after the write."""
+
+  @abc.abstractmethod
+  def reinitialize(self, slot: str, ids: tf.Tensor) -> tuple[BaseMultiTypeHashTable, tf.Tensor]:
+    """Resets rows; returns the group after the write and an int32 status per id."""
+
+  @abc.abstractmethod
+  def apply_gradients(
+    self, slot_to_id_and_grad: SlotToIdsAndValues, *args: Any, **kwargs: Any
+  ) -> BaseMultiTypeHashTable:
+    """Runs the optimizers; returns the group after the write."""
+
+  @abc.abstractmethod
+  def as_op(self, name: str | None = None) -> tf.Operation:
+    """Returns an op that runs after all writes so far."""
+
+  @abc.abstractmethod
+  def get_table_dim_sizes(self) -> list[int]:
+    """Returns the tables' dimensions, by sorted name."""
+
+  def add_queue_hook(self, hook: QueueHook) -> None:
+    """Adds a hook that the session must run."""
+    if not hasattr(self, "_local_queue_hooks"):
+      self._local_queue_hooks = []
+    self._local_queue_hooks.append(hook)
+
+  def get_queue_hooks(self) -> list[QueueHook]:
+    """Returns the hooks of this group and of what is inside it."""
+    hooks = list(getattr(self, "_local_queue_hooks", []))
+    nested = [self._table] if getattr(self, "_table", None) is not None else []
+    nested += getattr(self, "_tables", None) or []
+    for table in nested:
+      if hasattr(table, "get_queue_hooks"):
+        hooks += table.get_queue_hooks()
+    return hooks
+
+
+class MultiTypeHashTable(BaseMultiTypeHashTable):
+  """One table per slot.
+
+  Args:
+    slot_to_config: slot name -> configuration.
+    hash_table_factory: makes the table of a slot: `(slot name, configuration)`, positionally; called
+      in sorted order of the names.
+  """
+
+  def __init__(
+    self,
+    slot_to_config: SlotToConfig,
+    hash_table_factory: Callable[
+      [str, entry.HashTableConfigInstance], hash_table_ops.BaseHashTable
+    ],
+  ):
+    self._slot_to_config = dict(slot_to_config)
+    self._hash_tables: dict[str, hash_table_ops.BaseHashTable] = {}
+    learning_rates = []
+    for slot in sorted(slot_to_config):
+      config = slot_to_config[slot]
+      self._hash_tables[slot] = hash_table_factory(slot, config)
+      learning_rates.append(config.call_learning_rate_fns())
+    self._learning_rate_tensors = tf.concat(learning_rates, axis=0) if learning_rates else None
+
+  def lookup(self, slot_to_id: SlotToIds) -> dict[str, tf.Tensor]:
+    return {slot: self._hash_tables[slot].lookup(ids) for slot, ids in slot_to_id.items()}
+
+  def assign(self, slot_to_id_and_value: SlotToIdsAndValues) -> MultiTypeHashTable:
+    return self._with_tables(
+      {
+        slot: self._hash_tables[slot].assign(ids, values)
+        for slot, (ids, values) in slot_to_id_and_value.items()
+      }
+    )
+
+  def assign_add(self, slot_to_id_and_value: SlotToIdsAndValues) -> MultiTypeHashTable:
+    return self._with_tables(
+      {
+        slot: self._hash_tables[slot].assign_add(ids, values)
+        for slot, (ids, values) in slot_to_id_and_value.items()
+      }
+    )
+
+  def reinitialize(self, slot: str, ids: tf.Tensor) -> tuple[MultiTypeHashTable, tf.Tensor]:
+    raise NotImplementedError("MultiTypeHashTable dost not support reinitialize!")
+
+  def apply_gradients(
+    self, slot_to_id_and_grad: SlotToIdsAndValues, *args: Any, **kwargs: Any
+  ) -> MultiTypeHashTable:
+    """Runs the optimizers; further arguments go to each table, the first is the global step."""
+    return self._with_tables(
+      {
+        slot: self._hash_tables[slot].apply_gradients(ids, grads, *args, **kwargs)
+        for slot, (ids, grads) in slot_to_id_and_grad.items()
+      }
+    )
+
+  def as_op(self, name: str | None = None) -> tf.Operation:
+    name = name or "mtht_ao"
+    with tf.control_dependencies([table.as_op() for table in self._hash_tables.values()]):
+      return tf.no_op(name=f"{name}/done")
+
+  def get_table_dim_sizes(self) -> list[int]:
+    return [table.dim_size for table in self._sorted_tables()]
+
+  def fused_lookup(
+    self,
+    ids: tf.Tensor,
+    fused_slot_size: tf.Tensor,
+    num_of_shards: int,
+    req_time: tf.Tensor | None = None,
+  ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Looks all tables up in one op, see `hash_table_ops.fused_lookup`; sorted by slot name."""
+    return hash_table_ops.fused_lookup(
+      [table.table for table in self._sorted_tables()],
+      ids,
+      fused_slot_size,
+      num_of_shards,
+      req_time,
+    )
+
+  def fused_apply_gradient(
+    self,
+    ids: tf.Tensor,
+    indices: tf.Tensor,
+    fused_slot_size: tf.Tensor,
+    id_grads: tf.Tensor,
+    id_offsets: tf.Tensor,
+    grad_offsets: tf.Tensor,
+    global_step: tf.Tensor,
+    req_time: tf.Tensor | None,
+    num_of_shards: int,
+    enable_grad_accumulation: bool = False,
+  ) -> MultiTypeHashTable:
+    """Updates all tables in one op, see `hash_table_ops.fused_apply_gradient`."""
+    handles = hash_table_ops.fused_apply_gradient(
+      [table.table for table in self._sorted_tables()],
+      ids,
+      indices,
+      fused_slot_size,
+      id_grads,
+      id_offsets,
+      grad_offsets,
+      self._learning_rate_tensors,
+      req_time,
+      global_step,
+      num_of_shards,
+      enable_grad_accumulation,
+    )
+    update_op = tf.group(handles)
+    return self._with_tables(
+      {slot: table.table_update(update_op) for slot, table in self._hash_tables.items()}
+    )
+
+  def _sorted_tables(self) -> list[hash_table_ops.BaseHashTable]:
+    return [self._hash_tables[slot] for slot in sorted(self._hash_tables)]
+
+  def _with_tables(
+    self, changed: Mapping[str, hash_table_ops.BaseHashTable]
+  ) -> MultiTypeHashTable:
+    updated = copy.copy(self)
+    updated._hash_tables = {**self._hash_tables, **changed}
+    return updated
+
+
+def merged_name(slots: list[str]) -> str:
+  """Returns the name of the table that holds `slots`; it is part of checkpoint file names."""
+  return hashlib.md5(",".join(slots).encode()).hexdigest()
+
+
+def merge_slots(
+  slot_to_config: SlotToConfig,
+) -> tuple[dict[str, entry.HashTableConfigInstance], dict[str, str]]:
+  """Groups slots of equal configuration.
+
+  Returns:
+    `(merged name -> configuration, slot -> merged name)`. The configuration is a copy of that of
+    the group's first slot; its `extra_restore_names` also list the name the group had when its
+    slots were called without `fc_`.
+  """
+  groups: dict[str, list[str]] = {}
+  for slot in sorted(slot_to_config):
+    groups.setdefault(str(slot_to_config[slot]), []).append(slot)
+  merged_to_config: dict[str, entry.HashTableConfigInstance] = {}
+  slot_to_merged: dict[str, str] = {}
+  for slots in groups.values():
+    name = merged_name(slots)
+    config = copy.copy(slot_to_config[slots[0]])
+    config.extra_restore_names = list(config.extra_restore_names)
+    old_name = merged_name([s[len("fc_") :] if _RENAMED_SLOT.match(s) else s for s in slots])
+    if old_name != name:
+      config.extra_restore_names.append(old_name)
+    merged_to_config[name] = config
+    slot_to_merged.update({slot: name for slot in slots})
+  return merged_to_config, slot_to_merged
+
+
+class MergedMultiTypeHashTable(BaseMultiTypeHashTable):
+  """Puts slots of equal configuration into one table of an inner group.
+
+  The ids of slots that share a table must differ, as ids with slot bits do, or be meant to share.
+
+  Args:
+    slot_to_config: slot name -> configuration.
+    factory: makes the inner group from merged name -> configuration.
+  """
+
+  def __init__(
+    self,
+    slot_to_config: SlotToConfig,
+    factory: Callable[[dict[str, entry.HashTableConfigInstance]], BaseMultiTypeHashTable],
+  ):
+    self._merged_slot_to_config, self._slot_to_merged_slot = merge_slots(slot_to_config)
+    self._table = factory(self._merged_slot_to_config)
+
+  @property
+  def slot_mapping(self) -> dict[str, str]:
+    """Slot -> merged name."""
+    return self._slot_to_merged_slot
+
+  def lookup(
+    self,
+    slot_to_id: SlotToIds,
+    auxiliary_bundle: dict[str, tf.Tensor] | None = None,
+    early_reorder_indicies_res_pack: tuple[Any, Any] | None = None,
+  ) -> Any:
+    """Looks up, each merged table once.
+
+    Args:
+      slot_to_id: slot -> int64 ids.
+      auxiliary_bundle: tensors that travel through the queues of the inner table.
+      early_reorder_indicies_res_pack: `(merged name -> sizes of its slots, reordered ids)` when the
+        input pipeline has reordered the ids already.
+
+    Returns:
+      Slot -> embeddings; with a bundle, `(that dict, bundle)`.
+    """
+    if early_reorder_indicies_res_pack is not None:
+      merged_slot_to_sizes, pack = early_reorder_indicies_res_pack
+      auxiliary_bundle = dict(auxiliary_bundle or {})
+      auxiliary_bundle["merged_slot_to_sizes"] = merged_slot_to_sizes
+      merged_slots = {self._slot_to_merged_slot[slot]: None for slot in slot_to_id}
+      merged_embeddings, auxiliary_bundle = self._table.lookup(merged_slots, auxiliary_bundle, pack)
+      merged_slot_to_sizes = auxiliary_bundle.pop("merged_slot_to_sizes")
+    else:
+      merged_ids, merged_slot_to_sizes = self._merge_tensors(slot_to_id)
+      if auxiliary_bundle is None:
+        merged_embeddings = self._table.lookup(merged_ids)
+      else:
+        auxiliary_bundle = dict(auxiliary_bundle)
+        auxiliary_bundle["merged_slot_to_sizes"] = merged_slot_to_sizes
+        merged_embeddings, auxiliary_bundle = self._table.lookup(merged_ids, auxiliary_bundle)
+        merged_slot_to_sizes = auxiliary_bundle.pop("merged_slot_to_sizes")
+    embeddings = self._split_embeddings(slot_to_id, merged_embeddings, merged_slot_to_sizes)
+    return (embeddings, auxiliary_bundle) if auxiliary_bundle else embeddings
+
+  def assign(self, slot_to_id_and_value: SlotToIdsAndValues) -> MergedMultiTypeHashTable:
+    return self._with_table(self._table.assign(self._merge_pairs(slot_to_id_and_value)))
+
+  def assign_add(self, slot_to_id_and_value: SlotToIdsAndValues) -> MergedMultiTypeHashTable:
+    return self._with_table(self._table.assign_add(self._merge_pairs(slot_to_id_and_value)))
+
+  def reinitialize(self, slot: str, ids: tf.Tensor) -> tuple[MergedMultiTypeHashTable, tf.Tensor]:
+    raise NotImplementedError("MergedMultiTypeHashTable dost not support reinitialize!")
+
+  def apply_gradients(
+    self,
+    slot_to_id_and_grad: SlotToIdsAndValues | Mapping[str, tf.Tensor],
+    *args: Any,
+    **kwargs: Any,
+  ) -> MergedMultiTypeHashTable:
+    """Runs the optimizers; further arguments go to the inner group.
+
+    Args:
+      slot_to_id_and_grad: slot -> (ids, gradients); only gradients with `skip_merge_id=True`, for
+        an inner group that knows the ids.
+    """
+    if kwargs.pop("skip_merge_id", False):
+      merged, _ = self._merge_tensors(slot_to_id_and_grad)
+    else:
+      merged = self._merge_pairs(slot_to_id_and_grad)
+    return self._with_table(self._table.apply_gradients(merged, *args, **kwargs))
+
+  def as_op(self, name: str | None = None) -> tf.Operation:
+    return self._table.as_op(name)
+
+  def get_table_dim_sizes(self) -> list[int]:
+    return [
+      sum(s.dim_size for s in self._merged_slot_to_config[name].table_config.entry_config.segments)
+      for name in sorted(self._merged_slot_to_config)
+    ]
+
+  def _group(self, slots: Any) -> dict[str, list[str]]:
+    """Merged name -> its slots among `slots`, sorted."""
+    groups: dict[str, list[str]] = {}
+    for slot in sorted(slots):
+      groups.setdefault(self._slot_to_merged_slot[slot], []).append(slot)
+    return groups
+
+  def _merge_tensors(
+    self, slot_to_tensor: Mapping[str, tf.Tensor]
+  ) -> tuple[dict[str, tf.Tensor], dict[str, tf.Tensor]]:
+    """Concatenates the slots of each merged table; also returns their lengths."""
+    merged, sizes = {}, {}
+    for name, slots in self._group(slot_to_tensor).items():
+      tensors = [tf.convert_to_tensor(slot_to_tensor[slot]) for slot in slots]
+      merged[name] = tf.concat(tensors, axis=0)
+      sizes[name] = tf.stack([tf.shape(tensor)[0] for tensor in tensors])
+    return merged, sizes
+
+  def _merge_pairs(
+    self, slot_to_pair: SlotToIdsAndValues
+  ) -> dict[str, tuple[tf.Tensor, tf.Tensor]]:
+    ids, _ = self._merge_tensors({slot: pair[0] for slot, pair in slot_to_pair.items()})
+    values, _ = self._merge_tensors({slot: pair[1] for slot, pair in slot_to_pair.items()})
+    return {name: (ids[name], values[name]) for name in ids}
+
+  def _split_embeddings(
+    self,
+    requested: SlotToIds,
+    merged_embeddings: Mapping[str, tf.Tensor],
+    merged_slot_to_sizes: Mapping[str, tf.Tensor],
+  ) -> dict[str, tf.Tensor]:
+    embeddings = {}
+    with device_utils.maybe_device_if_allowed("/device:GPU:0"):
+      for name, slots in self._group(requested).items():
+        parts = tf.split(merged_embeddings[name], merged_slot_to_sizes[name], num=len(slots))
+        embeddings.update(zip(slots, parts))
+    return {slot: embeddings[slot] for slot in requested}
+
+  def _with_table(self, table: BaseMultiTypeHashTable) -> MergedMultiTypeHashTable:
+    updated = copy.copy(self)
+    updated._table = table
+    return updated

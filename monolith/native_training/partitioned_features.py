@@ -1,0 +1,146 @@
+"""Which tables and layouts a fused-layout run has, as the `FeatureConfigs` of its ops."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from idl.matrix.proto import example_pb2
+from monolith.native_training import embedding_combiners, entry
+from monolith.native_training.model_export import export_context
+
+if TYPE_CHECKING:
+  from monolith.native_training.data.parsers import ShardingSparseFidsOpParams
+
+# Name of the one table that stands for the whole group of a native table.
+NATIVE_FAKE_TABLE = "native_multi_hash_table_fake_table"
+
+
+def get_sub_table_name(strs: Iterable[str]) -> tuple[str, str]:
+  """Returns the comma-joined names and the md5 of that text, in hex."""
+  joined = ",".join(strs)
+  return joined, hashlib.md5(joined.encode()).hexdigest()
+
+
+def pooling_type(combiner: embedding_combiners.Combiner) -> int:
+  """Returns the `PoolingType` of a combiner.
+
+  Raises:
+    Exception: the layout ops have none.
+  """
+  if isinstance(combiner, embedding_combiners.ReduceSum):
+    return example_pb2.PoolingType.SUM
+  if isinstance(combiner, embedding_combiners.ReduceMean):
+    return example_pb2.PoolingType.MEAN
+  if isinstance(combiner, embedding_combiners.FirstN):
+    return example_pb2.PoolingType.FIRSTN
+  raise Exception("pooling_type error!")
+
+
+def no_merge_feature_config(
+  feature_name_to_config: Mapping[str, entry.HashTableConfigInstance], use_same_table: bool = True
+) -> tuple[Mapping[str, entry.HashTableConfigInstance], dict[str, str]]:
+  """Every feature keeps its table.
+
+  Returns:
+    The dict as it is, and feature -> the name under which its ids travel: one for all if
+    `use_same_table`, else its own.
+  """
+  return feature_name_to_config, {
+    name: NATIVE_FAKE_TABLE if use_same_table else name for name in feature_name_to_config
+  }
+
+
+def make_op_params(
+  *,
+  num_ps: int,
+  sub_table_name_to_config: Mapping[str, entry.HashTableConfigInstance],
+  feature_to_sub_table: Mapping[str, str],
+  layout_configs: Mapping[str, example_pb2.OutConfig],
+  feature_to_unmerged_slice_dims: Mapping[str, Sequence[int]],
+  feature_to_combiner: Mapping[str, embedding_combiners.Combiner],
+  use_native_multi_hash_table: bool,
+  transfer_float16: bool,
+  unique: Callable[[], bool] | None,
+  enable_gpu_emb: bool,
+  use_gpu: bool,
+) -> ShardingSparseFidsOpParams:
+  """Returns what the input pipeline and the tables must agree on.
+
+  Raises:
+    ValueError: a layout has a slice that no feature has.
+  """
+  # The input pipeline is a layer above tables; only fused-layout runs need it here.
+  from monolith.native_training.data.parsers import ShardingSparseFidsOpParams
+
+  feature_configs = example_pb2.FeatureConfigs()
+  for name, sub_table in feature_to_sub_table.items():
+    combiner = feature_to_combiner[name]
+    config = feature_configs.feature_configs[name]
+    config.table = sub_table
+    config.slice_dims.extend(feature_to_unmerged_slice_dims[name])
+    config.pooling_type = pooling_type(combiner)
+    config.max_sequence_length = combiner.max_seq_length
+  for layout, out_config in layout_configs.items():
+    _check_slices(layout, out_config, feature_configs)
+    feature_configs.out_configs[layout].CopyFrom(out_config)
+  return ShardingSparseFidsOpParams(
+    num_ps=max(num_ps, 1),
+    use_native_multi_hash_table=use_native_multi_hash_table,
+    unique=unique or (lambda: not export_context.is_exporting()),
+    transfer_float16=transfer_float16,
+    sub_table_name_to_config=sub_table_name_to_config,
+    feature_configs=feature_configs,
+    enable_gpu_emb=enable_gpu_emb,
+    use_gpu=use_gpu,
+  )
+
+
+def _check_slices(
+  layout: str, out_config: example_pb2.OutConfig, feature_configs: example_pb2.FeatureConfigs
+) -> None:
+  for part in out_config.slice_configs:
+    if part.feature_name not in feature_configs.feature_configs:
+      raise ValueError(
+        f"layout {layout} has a slice of {part.feature_name}, which is none of the features "
+        f"{sorted(feature_configs.feature_configs)}"
+      )
+    dim = sum(feature_configs.feature_configs[part.feature_name].slice_dims)
+    if not 0 <= part.start < part.end <= dim:
+      raise ValueError(
+        f"layout {layout} has the slice [{part.start}, {part.end}) of {part.feature_name}, whose "
+        f"embeddings have length {dim}"
+      )
+
+
+def nest_layout(
+  tensors: Sequence, out_configs: Mapping[str, example_pb2.OutConfig]
+) -> dict[str, object]:
+  """Returns layout -> tensor, or list of tensors for `OutType.NONE`; the order is by name.
+
+  Raises:
+    ValueError: not as many tensors as the layouts have.
+  """
+  sizes = {
+    name: len(config.slice_configs) if config.out_type == example_pb2.OutType.NONE else 1
+    for name, config in out_configs.items()
+  }
+  if sum(sizes.values()) != len(tensors):
+    raise ValueError(f"there are {len(tensors)} tensors, want {sum(sizes.values())} for {sizes}")
+  nested: dict[str, object] = {}
+  start = 0
+  for name in sorted(out_configs):
+    part = list(tensors[start : start + sizes[name]])
+    start += sizes[name]
+    nested[name] = part if out_configs[name].out_type == example_pb2.OutType.NONE else part[0]
+  return nested
+
+
+def flatten_layout(nested: Mapping[str, object]) -> list:
+  """Undoes `nest_layout`: tensors by layout name, lists expanded in place."""
+  tensors = []
+  for name in sorted(nested):
+    value = nested[name]
+    tensors.extend(value if isinstance(value, (list, tuple)) else [value])
+  return tensors

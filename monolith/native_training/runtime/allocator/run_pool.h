@@ -1,0 +1,57 @@
+// Contiguous runs of zeroed memory of any size, cut from chunks of huge pages.
+//
+//   chunk (2, 4, ... 32 MiB, or as large as one run needs)
+//   +---------+------+-------------+------- - - -+
+//   | run     | free | run         | untouched   |      4 KiB granularity; neighbouring free runs are merged
+//   +---------+------+-------------+------- - - -+
+//
+// The indexes of all shards of a table live here back to back: every one is contiguous and on huge pages, and none
+// wastes the rest of a huge page. Shards grow one after another in a fixed rhythm, so what one gives back is soon
+// taken by the next. First fit; the pool is called once per growth, never per id. Thread-safe.
+#ifndef MONOLITH_NATIVE_TRAINING_RUNTIME_ALLOCATOR_RUN_POOL_H_
+#define MONOLITH_NATIVE_TRAINING_RUNTIME_ALLOCATOR_RUN_POOL_H_
+
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <vector>
+
+namespace monolith {
+namespace engine {
+
+class RunPool {
+ public:
+  RunPool() = default;
+  ~RunPool();
+  RunPool(const RunPool&) = delete;
+  RunPool& operator=(const RunPool&) = delete;
+
+  // Zeroed memory aligned to 4 KiB, or null when the system has none left.
+  char* Allocate(int64_t bytes);
+  // `run` came from Allocate(bytes).
+  void Free(char* run, int64_t bytes);
+
+  int64_t bytes_in_use() const;
+
+ private:
+  struct Chunk {
+    char* base;
+    int64_t bytes;
+  };
+  char* TakeFree(int64_t bytes);    // mutex held
+  void AddFree(char* run, int64_t bytes);
+  bool AddChunk(int64_t min_bytes);
+
+  mutable std::mutex mutex_;
+  std::vector<Chunk> chunks_;
+  std::map<char*, int64_t> free_;  // address -> bytes; may hold old content
+  char* next_ = nullptr;           // untouched rest of the newest chunk
+  char* end_ = nullptr;
+  int64_t next_chunk_bytes_ = int64_t{2} << 20;
+  int64_t in_use_ = 0;
+};
+
+}  // namespace engine
+}  // namespace monolith
+
+#endif  // MONOLITH_NATIVE_TRAINING_RUNTIME_ALLOCATOR_RUN_POOL_H_

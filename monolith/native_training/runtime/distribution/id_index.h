@@ -1,0 +1,139 @@
+// A flat map from id to value for the length of one op call.
+//
+//   slots   | id | value + 1 | id | value + 1 | ...     power of two, at most half full; 0 is empty
+//
+// Linear probing from the high bits of a multiplicative hash: one cache line per id in the common
+// case, nothing to delete, and empty slots are zero, so that fresh memory needs no filling. Ids are
+// handled in groups: all of a group are hashed and their slots fetched before the first one is
+// looked at.
+#ifndef MONOLITH_NATIVE_TRAINING_RUNTIME_DISTRIBUTION_ID_INDEX_H_
+#define MONOLITH_NATIVE_TRAINING_RUNTIME_DISTRIBUTION_ID_INDEX_H_
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdlib>
+#include <memory>
+#include <new>
+#include <utility>
+
+namespace monolith {
+namespace distribution {
+
+// Not thread-safe, except for concurrent Find.
+class IdIndex {
+ public:
+  static constexpr int64_t kMissing = -1;
+
+  // Room for about `expected_ids` distinct ids before the first growth.
+  explicit IdIndex(int64_t expected_ids = 0) {
+    int bits = 6;
+    while ((int64_t{1} << bits) < 2 * expected_ids) ++bits;
+    Allocate(bits);
+  }
+
+  // Number of ids.
+  int64_t size() const { return size_; }
+
+  // Value of `id`, after storing `value` (>= 0) if the id is new. `hash` is Hash(id).
+  int64_t FindOrInsert(int64_t id, uint64_t hash, int64_t value) {
+    for (uint64_t i = hash >> shift_;; i = (i + 1) & mask_) {
+      Slot& slot = slots_[i];
+      if (slot.value_plus_1 == 0) {
+        slot = {id, value + 1};
+        if (2 * ++size_ > static_cast<int64_t>(mask_)) Grow();
+        return value;
+      }
+      if (slot.id == id) return slot.value_plus_1 - 1;
+    }
+  }
+
+  int64_t FindOrInsert(int64_t id, int64_t value) { return FindOrInsert(id, Hash(id), value); }
+
+  // Value of `id`, or kMissing.
+  int64_t Find(int64_t id, uint64_t hash) const {
+    for (uint64_t i = hash >> shift_;; i = (i + 1) & mask_) {
+      const Slot& slot = slots_[i];
+      if (slot.value_plus_1 == 0) return kMissing;
+      if (slot.id == id) return slot.value_plus_1 - 1;
+    }
+  }
+
+  int64_t Find(int64_t id) const { return Find(id, Hash(id)); }
+
+  void Prefetch(uint64_t hash) const { __builtin_prefetch(&slots_[hash >> shift_]); }
+
+  // Ids often differ only in their low or only in their high bits: both must reach the high bits.
+  static uint64_t Hash(int64_t id) {
+    uint64_t x = static_cast<uint64_t>(id) * 0x9E3779B97F4A7C15ull;
+    x ^= x >> 32;
+    return x * 0x9E3779B97F4A7C15ull;
+  }
+
+ private:
+  struct Slot {
+    int64_t id;
+    int64_t value_plus_1;
+  };
+  struct Free {
+    void operator()(Slot* slots) const { std::free(slots); }
+  };
+
+  void Allocate(int bits) {
+    slots_.reset(static_cast<Slot*>(std::calloc(size_t{1} << bits, sizeof(Slot))));
+    if (slots_ == nullptr) throw std::bad_alloc();
+    mask_ = (uint64_t{1} << bits) - 1;
+    shift_ = 64 - bits;
+  }
+
+  void Grow() {
+    const std::unique_ptr<Slot[], Free> old = std::move(slots_);
+    const uint64_t old_mask = mask_;
+    Allocate(64 - shift_ + 1);
+    for (uint64_t o = 0; o <= old_mask; ++o) {
+      if (old[o].value_plus_1 == 0) continue;
+      uint64_t i = Hash(old[o].id) >> shift_;
+      while (slots_[i].value_plus_1 != 0) i = (i + 1) & mask_;
+      slots_[i] = old[o];
+    }
+  }
+
+  std::unique_ptr<Slot[], Free> slots_;
+  uint64_t mask_ = 0;
+  int shift_ = 0;
+  int64_t size_ = 0;
+};
+
+// Calls visit(i, id, hash) for i in [begin, end) with id = key(i), slots of `index` fetched ahead.
+template <typename Key, typename Visit>
+void ForEachHashed(const IdIndex& index, int64_t begin, int64_t end, const Key& key,
+                   const Visit& visit) {
+  constexpr int64_t kGroup = 32;
+  uint64_t hashes[kGroup];
+  for (int64_t start = begin; start < end; start += kGroup) {
+    const int64_t count = std::min(kGroup, end - start);
+    for (int64_t j = 0; j < count; ++j) {
+      hashes[j] = IdIndex::Hash(key(start + j));
+      index.Prefetch(hashes[j]);
+    }
+    for (int64_t j = 0; j < count; ++j) visit(start + j, key(start + j), hashes[j]);
+  }
+}
+
+// Numbers the distinct keys of 0 ... n - 1 in order of first appearance: calls
+// visit(i, key(i), number, is_new). Returns how many there are.
+template <typename Key, typename Visit>
+int64_t NumberIds(int64_t n, const Key& key, const Visit& visit) {
+  // A batch repeats its ids: a table for every occurrence would mostly stay empty.
+  IdIndex index(n / 4);
+  ForEachHashed(index, 0, n, key, [&](int64_t i, int64_t id, uint64_t hash) {
+    const int64_t next = index.size();
+    const int64_t number = index.FindOrInsert(id, hash, next);
+    visit(i, id, number, number == next);
+  });
+  return index.size();
+}
+
+}  // namespace distribution
+}  // namespace monolith
+
+#endif  // MONOLITH_NATIVE_TRAINING_RUNTIME_DISTRIBUTION_ID_INDEX_H_

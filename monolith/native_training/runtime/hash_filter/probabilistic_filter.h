@@ -1,0 +1,42 @@
+// Lets an absent id in with a probability; remembers nothing.
+//
+//   unequal  P = min(1, count / T)
+//   equal    P = 1 - (1 - p)^count with p = 1 - 0.05^(1/T): in with probability 0.95 after T occurrences
+//   T = 0    always in
+#ifndef MONOLITH_NATIVE_TRAINING_RUNTIME_HASH_FILTER_PROBABILISTIC_FILTER_H_
+#define MONOLITH_NATIVE_TRAINING_RUNTIME_HASH_FILTER_PROBABILISTIC_FILTER_H_
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+
+#include "monolith/native_training/runtime/hash_filter/occurrence_filter.h"
+
+namespace monolith {
+namespace engine {
+
+// Thread-safe: draws are numbered by an atomic counter, taken once per batch.
+class ProbabilisticFilter : public OccurrenceFilter {
+ public:
+  static Status Create(bool equal_probability, const OccurrenceThresholdConfig& thresholds,
+                       std::unique_ptr<ProbabilisticFilter>* filter);
+
+  // Without a table (gradient interceptors) nothing is filtered.
+  void Filter(const int64_t* ids, const uint32_t* counts, int64_t n, bool for_table,
+              uint8_t* filtered) override;
+
+  double InsertProbability(uint32_t threshold, uint32_t count) const;
+
+ private:
+  ProbabilisticFilter(bool equal_probability, OccurrenceThresholds thresholds, uint64_t seed);
+
+  const bool equal_probability_;
+  const OccurrenceThresholds thresholds_;
+  const uint64_t seed_;
+  std::atomic<uint64_t> draws_{0};
+};
+
+}  // namespace engine
+}  // namespace monolith
+
+#endif  // MONOLITH_NATIVE_TRAINING_RUNTIME_HASH_FILTER_PROBABILISTIC_FILTER_H_

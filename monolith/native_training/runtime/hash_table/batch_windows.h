@@ -1,0 +1,138 @@
+// How every batch runs: tiles, sorted by shard, through a pipeline of windows.
+//
+//   ids      | tile 0 (<= kTileIds)           | tile 1                         | ...
+//   entries  | shard 0 | shard 1 | ... | 63   | shard 0 | ...                    stable counting sort
+//   windows  | w0 | w1 | w2 |                                                    <= kWindow ids of one shard
+//
+//   time ->    Fetch w0   Fetch w1     Fetch w2     Fetch w3     ...
+//                         Resolve w0   Resolve w1   Resolve w2   ...
+//                                      Finish w0    Finish w1    ...
+//
+// A tile is small enough that its output or gradient rows stay in the second-level cache although they are visited in
+// shard order. Between two stages of one window lies the work of two other windows: that is what hides a cache miss.
+#ifndef MONOLITH_NATIVE_TRAINING_RUNTIME_HASH_TABLE_BATCH_WINDOWS_H_
+#define MONOLITH_NATIVE_TRAINING_RUNTIME_HASH_TABLE_BATCH_WINDOWS_H_
+
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+#include <vector>
+
+#include "monolith/native_training/runtime/hash_table/feature_id.h"
+#include "monolith/native_training/runtime/hash_table/flat_index.h"
+
+namespace monolith {
+namespace engine {
+
+constexpr int kWindow = 32;
+constexpr int64_t kTileIds = 8192;
+
+struct BatchEntry {
+  int64_t key;
+  uint32_t hash;      // low 32 bits of MixId(key)
+  uint32_t position;  // of the id inside its tile
+};
+
+using ShardOffsets = uint32_t[kNumShards + 1];
+
+// Sorts n <= 2^32 ids by shard, keeping their order inside a shard: entries[offsets[s] .. offsets[s + 1]) belong
+// to shard s. `hashes` is scratch for n words.
+inline void SortByShard(const int64_t* ids, int64_t n, uint64_t* hashes, BatchEntry* entries,
+                        ShardOffsets& offsets) {
+  uint32_t next[kNumShards] = {};
+  for (int64_t i = 0; i < n; ++i) {
+    hashes[i] = MixId(ids[i]);
+    ++next[ShardOf(hashes[i])];
+  }
+  uint32_t sum = 0;
+  for (int s = 0; s < kNumShards; ++s) {
+    offsets[s] = sum;
+    sum += next[s];
+    next[s] = offsets[s];
+  }
+  offsets[kNumShards] = sum;
+  for (int64_t i = 0; i < n; ++i) {
+    const uint64_t hash = hashes[i];
+    entries[next[ShardOf(hash)]++] = {ids[i], static_cast<uint32_t>(hash),
+                                      static_cast<uint32_t>(i)};
+  }
+}
+
+// Sorted tile in memory that is reused from call to call.
+struct TileScratch {
+  std::vector<uint64_t> hashes;
+  std::vector<BatchEntry> entries;
+  ShardOffsets offsets;
+
+  void Sort(const int64_t* ids, int64_t n) {
+    if (static_cast<int64_t>(entries.size()) < n) {
+      hashes.resize(n);
+      entries.resize(n);
+    }
+    SortByShard(ids, n, hashes.data(), entries.data(), offsets);
+  }
+};
+
+struct Window {
+  int shard;
+  bool first;  // of its shard
+  bool last;   // of its shard
+  int count;
+  const BatchEntry* entries;
+  char* rows[kWindow];     // null: nothing to do
+  uint8_t fresh[kWindow];  // the row is new and not initialised
+};
+
+// Sends the entries of shards [shard_begin, shard_end) through stages.Fetch, Resolve and Finish.
+template <typename Stages>
+void RunWindows(const BatchEntry* entries, const ShardOffsets& offsets, int shard_begin,
+                int shard_end, Stages* stages) {
+  Window ring[3];
+  int shard = shard_begin;
+  uint32_t at = offsets[shard_begin];
+  int64_t end = std::numeric_limits<int64_t>::max() - 2;  // number of windows, once known
+  for (int64_t step = 0; step < end + 2; ++step) {
+    if (step < end) {
+      while (shard < shard_end && at == offsets[shard + 1]) ++shard;
+      if (shard == shard_end) {
+        end = step;
+      } else {
+        Window* window = &ring[step % 3];
+        const uint32_t stop = std::min(at + kWindow, offsets[shard + 1]);
+        window->shard = shard;
+        window->first = at == offsets[shard];
+        window->last = stop == offsets[shard + 1];
+        window->count = static_cast<int>(stop - at);
+        window->entries = entries + at;
+        at = stop;
+        stages->Fetch(window);
+      }
+    }
+    if (step >= 1 && step - 1 < end) stages->Resolve(&ring[(step - 1) % 3]);
+    if (step >= 2 && step - 2 < end) stages->Finish(&ring[(step - 2) % 3]);
+  }
+}
+
+// Prefetches the cache lines of [begin, begin + bytes), at most the first eight: wide rows are left to the
+// hardware prefetcher, which follows them once they are read.
+template <int kForWrite>
+inline void PrefetchBytes(const void* begin, int64_t bytes) {
+  __builtin_prefetch(begin, kForWrite);
+  const uintptr_t first = (reinterpret_cast<uintptr_t>(begin) | 63) + 1;
+  const uintptr_t last = reinterpret_cast<uintptr_t>(begin) + std::min<int64_t>(bytes, 512);
+  for (uintptr_t line = first; line < last; line += 64) {
+    __builtin_prefetch(reinterpret_cast<const void*>(line), kForWrite);
+  }
+}
+
+// Ids per tile so that the tiles of a batch divide evenly among `threads`.
+inline int64_t TileSize(int64_t n, int threads) {
+  const int64_t rounds = (n + kTileIds * threads - 1) / (kTileIds * threads);
+  const int64_t tiles = std::max<int64_t>(1, rounds * threads);
+  return std::max<int64_t>(256, (n + tiles - 1) / tiles);
+}
+
+}  // namespace engine
+}  // namespace monolith
+
+#endif  // MONOLITH_NATIVE_TRAINING_RUNTIME_HASH_TABLE_BATCH_WINDOWS_H_

@@ -1,0 +1,265 @@
+// The collisionless embedding table: int64 id -> float vector with optimizer state. Batches only.
+//
+//   ids of a batch
+//     | tile of up to 8192 ids: hash, counting sort by shard (stable)
+//     v
+//   shard 0        shard 1                       shard 63           top 6 hash bits
+//   +-----------+  +-----------+                 +-----------+
+//   | RW lock   |  | RW lock   |       ...       | RW lock   |
+//   | FlatIndex |  | FlatIndex |                 | FlatIndex |      id -> row number, ts   (flat_index.h)
+//   | RowSlab   |  | RowSlab   |                 | RowSlab   |      row number -> address  (row_slab.h)
+//   +-----------+  +-----------+                 +-----------+
+//        |              |                             |
+//        +--------------+------ RunPool, RowArena ----+             huge pages
+//
+//   row: | values of all segments | state of segment 0 | state of segment 1 | ... |
+//
+// How a batch runs: windows of 32 ids of one shard go through three stages, three windows at a time in flight:
+//   Fetch (lock the shard on its first window, prefetch index lines) -> Resolve (probe, filter, insert, prefetch
+//   rows and gradients) -> Finish (copy or optimise, unlock after the shard's last window).
+//
+// Concurrency
+//   - Any mix of calls is safe, Clear, SwapContent and eviction included. A lookup never sees a torn row; updates of
+//     one id are serialised. A call is not a snapshot: tiles and shards are locked one after another.
+//   - Shard locks are taken in ascending order, three shards at most at once; whole-table calls take all, ascending.
+//   - Lookups while no write is under way take the shared locks of all shards for a few thousand ids and skip the sort:
+//     they then read ids and write vectors front to back. A write that begins waits for that, 0.2 ms at most; while
+//     writes are under way, lookups go shard by shard as above.
+//   - With a runner, lookups split the batch by tile (shared locks) and writes split it by shard, so no two
+//     threads touch one row, and results do not depend on the number of threads.
+//   - Duplicates of an id in one batch are applied in batch order, one after another.
+//
+// Cost per id on a table far larger than the caches: 1 index line, the row's value lines (lookup) or value and state
+// lines (update), all prefetched; no allocation, lock, virtual call or atomic per id.
+#ifndef MONOLITH_NATIVE_TRAINING_RUNTIME_HASH_TABLE_EMBEDDING_TABLE_H_
+#define MONOLITH_NATIVE_TRAINING_RUNTIME_HASH_TABLE_EMBEDDING_TABLE_H_
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <shared_mutex>
+#include <string>
+#include <vector>
+
+#include "monolith/native_training/runtime/allocator/run_pool.h"
+#include "monolith/native_training/runtime/concurrency/parallel_runner.h"
+#include "monolith/native_training/runtime/hash_filter/occurrence_filter.h"
+#include "monolith/native_training/runtime/hash_table/entry_codec.h"
+#include "monolith/native_training/runtime/hash_table/expiry.h"
+#include "monolith/native_training/runtime/hash_table/flat_index.h"
+#include "monolith/native_training/runtime/hash_table/row_layout.h"
+#include "monolith/native_training/runtime/hash_table/row_slab.h"
+#include "monolith/native_training/runtime/hash_table/status.h"
+#include "monolith/native_training/runtime/hash_table/table_config.h"
+
+namespace monolith {
+namespace engine {
+
+class EmbeddingTable;
+
+// Part of a write: n ids, and n rows of dim floats (values or gradients), row i for ids[i].
+struct WriteSpan {
+  const int64_t* ids = nullptr;
+  int64_t n = 0;
+  const float* values = nullptr;
+};
+
+struct WriteOptions {
+  int64_t req_time = 0;               // becomes the rows' timestamp, clamped to [0, 2^32 - 1]
+  OccurrenceFilter* filter = nullptr; // asked for absent ids; null: nothing is filtered
+  ParallelRunner* runner = nullptr;   // null: this thread
+};
+
+struct OptimizeOptions {
+  WriteOptions write;
+  const float* learning_rates = nullptr;  // one per segment
+  int64_t num_learning_rates = 0;
+  int64_t global_step = 0;
+  // Sum the gradients of equal ids (over all spans, in order) and take one step per distinct id. The filter is then
+  // asked once with the number of occurrences.
+  bool dedup = false;
+};
+
+struct LookupRequest {
+  const EmbeddingTable* table = nullptr;
+  const int64_t* ids = nullptr;
+  int64_t n = 0;
+  float* out = nullptr;  // n rows of table->dim() floats
+};
+
+struct OptimizeRequest {
+  EmbeddingTable* table = nullptr;
+  const WriteSpan* spans = nullptr;  // applied in order
+  int64_t num_spans = 0;
+  OptimizeOptions options;  // options.write.runner is ignored, OptimizeMany has its own
+};
+
+// One serialized EntryDump.
+struct RecordView {
+  const char* data = nullptr;
+  int64_t size = 0;
+};
+
+struct LoadStats {
+  int64_t loaded = 0;
+  int64_t skipped_zero = 0;  // skip_zero_embedding
+  int64_t state_reset = 0;   // segments whose dump was missing or of another optimizer or length
+};
+
+// Where a shard's save stands; {} is the start.
+struct ShardCursor {
+  uint64_t next_hash = 0;
+  bool done = false;
+};
+
+class EmbeddingTable {
+ public:
+  static Status Create(const TableConfig& config, std::unique_ptr<EmbeddingTable>* table);
+  ~EmbeddingTable();
+  EmbeddingTable(const EmbeddingTable&) = delete;
+  EmbeddingTable& operator=(const EmbeddingTable&) = delete;
+
+  int64_t dim() const { return layout_.dim; }
+  int64_t num_segments() const { return layout_.num_segments(); }
+  const RowLayout& layout() const { return layout_; }
+  const TableConfig& config() const { return config_; }
+  const ExpiryPolicy& expiry() const { return expiry_; }
+
+  // -- Reading. Thread-safe with everything; duplicates allowed.
+
+  // out row i = the vector of ids[i] through the retrievers, zeros where absent. Nothing is inserted.
+  void Lookup(const int64_t* ids, int64_t n, float* out, ParallelRunner* runner = nullptr) const;
+
+  // Many lookups, of many tables, as one set of tasks.
+  static void LookupMany(const LookupRequest* requests, int64_t num_requests,
+                         ParallelRunner* runner);
+
+  // entries[i] = serialized EntryDump of ids[i] without `id`, empty where absent.
+  Status LookupEntries(const int64_t* ids, int64_t n, std::vector<std::string>* entries) const;
+
+  // found[i] = 1 where ids[i] is present.
+  void Contains(const int64_t* ids, int64_t n, uint8_t* found) const;
+
+  int64_t Size() const;
+
+  // Largest req_time of any write and any restored timestamp; 0 for a fresh table.
+  int64_t MaxUpdateTs() const { return max_update_ts_.load(std::memory_order_relaxed); }
+
+  // -- Writing. Thread-safe with everything; arguments are checked before anything changes.
+
+  // Overwrites vectors; a new row is initialised first, existing optimizer state stays.
+  Status Assign(const WriteSpan& span, const WriteOptions& options);
+
+  // Adds to vectors.
+  Status AssignAdd(const WriteSpan& span, const WriteOptions& options);
+
+  // One optimizer step per id; span.values are gradients. See OptimizeOptions::dedup.
+  Status Optimize(const WriteSpan& span, const OptimizeOptions& options);
+
+  // Many updates, of many tables, as one set of (table, shard) tasks. Several requests for one table are applied
+  // in order only if they are spans of one request. All arguments are checked before anything changes.
+  static Status OptimizeMany(const OptimizeRequest* requests, int64_t num_requests,
+                             ParallelRunner* runner);
+
+  // Values and state as new, timestamp `now`; no filter. existed[i] = 1 if ids[i] was present, else 0.
+  Status Reinitialize(const int64_t* ids, int64_t n, int64_t now, int32_t* existed);
+
+  // Removes ids; absent ones are ignored.
+  void Erase(const int64_t* ids, int64_t n);
+
+  // Removes rows that `policy` calls expired against MaxUpdateTs(); returns how many. One shard at a time.
+  int64_t Evict(const ExpiryPolicy& policy);
+
+  // Index room for `rows` rows in all.
+  Status Reserve(int64_t rows);
+
+  void Clear();
+
+  // -- Saving (TRAINING tables).
+
+  static constexpr int NumShards() { return kNumShards; }
+
+  // Appends TFRecord-framed EntryDumps of part of internal shard `shard` to `out`, about `target_bytes` at a time, and
+  // moves `cursor`; cursor->done ends the shard. Rows that `policy` (may be null) calls expired are left out.
+  // Holds the shard's shared lock during the call only: lookups go on, writers of this shard wait a millisecond.
+  // Pages are ranges of hashes, so every row that is there from begin to end is written exactly once, also when
+  // the shard grows in between. `framed` false: no framing; `sizes` (may be null) then receives record sizes.
+  Status SaveShard(int shard, const ExpiryPolicy* policy, int64_t target_bytes, bool framed,
+                   ShardCursor* cursor, std::string* out, std::vector<int64_t>* sizes,
+                   int64_t* num_records) const;
+
+  // Pages of entries for the save_as_tensor op: partition `part` of `num_parts` (internal shards part, part +
+  // num_parts, ...), at most `limit` entries from `offset` (0 starts), each a serialized EntryDump. Fewer than
+  // `limit` entries: the partition is finished.
+  Status SavePage(int64_t part, int64_t num_parts, int64_t limit, int64_t offset,
+                  int64_t* new_offset, std::vector<std::string>* entries) const;
+
+  // -- Loading: fill an empty twin, then swap.
+
+  // An empty table of the same configuration and seed.
+  std::unique_ptr<EmbeddingTable> NewEmptyTwin() const;
+
+  // Inserts parsed records (later duplicates win). Several threads may load into one table. On an error the
+  // table holds some of the records: throw it away.
+  Status LoadRecords(const RecordView* records, int64_t n, LoadStats* stats);
+
+  // Exchanges the content with `other`, a twin that nobody else uses. Excludes all other calls on this table.
+  // MaxUpdateTs() becomes the larger of both.
+  void SwapContent(EmbeddingTable* other);
+
+  // -- Observing.
+
+  // Called after rows were changed by Optimize or Reinitialize (not by assigns) with their ids, from the threads that
+  // run the batch, without locks held. Set it before the table is shared.
+  using TouchedCallback = std::function<void(const int64_t* ids, int64_t n)>;
+  void SetTouchedCallback(TouchedCallback callback) { touched_ = std::move(callback); }
+
+  // JSON: accessor, size, memory, memory_if_not_compressed, load_factor, rows_reused, expired, filtered,
+  // nonfinite_gradients, restore_skipped, restore_state_reset.
+  std::string DebugString() const;
+
+ private:
+  friend struct TableInternals;  // the batch code in table_lookup.cc, table_update.cc, table_save.cc
+
+  struct alignas(128) Shard {
+    Shard(int index, RunPool* pool, RowArena* arena) : index(index, pool), rows(arena) {}
+    mutable std::shared_mutex mutex;
+    FlatIndex index;
+    RowSlab rows;
+    std::atomic<int64_t> size{0};  // index.live(), readable without the lock
+  };
+
+  struct Counters {
+    std::atomic<int64_t> expired{0};
+    std::atomic<int64_t> filtered{0};
+    std::atomic<int64_t> nonfinite{0};
+    std::atomic<int64_t> restore_skipped{0};
+    std::atomic<int64_t> restore_state_reset{0};
+  };
+
+  EmbeddingTable(const TableConfig& config, RowLayout layout, ExpiryPolicy expiry, uint64_t seed);
+
+  void MakeShards();
+  void RaiseMaxUpdateTs(int64_t ts);
+
+  const TableConfig config_;
+  const RowLayout layout_;
+  const ExpiryPolicy expiry_;
+  const EntryCodec codec_;
+  const uint64_t seed_;
+  // Memory outlives the shards that draw from it.
+  std::unique_ptr<RunPool> index_pool_;
+  std::unique_ptr<RowArena> arena_;
+  std::vector<std::unique_ptr<Shard>> shards_;
+  std::atomic<int64_t> max_update_ts_{0};
+  std::atomic<int64_t> last_global_step_{0};
+  std::atomic<int64_t> active_writes_{0};  // batches that write; a hint for lookups
+  Counters counters_;
+  TouchedCallback touched_;
+};
+
+}  // namespace engine
+}  // namespace monolith
+
+#endif  // MONOLITH_NATIVE_TRAINING_RUNTIME_HASH_TABLE_EMBEDDING_TABLE_H_

@@ -1,0 +1,48 @@
+// When a row is too old. Times are seconds; limits are days per slot (v2 bits of the id).
+#ifndef MONOLITH_NATIVE_TRAINING_RUNTIME_HASH_TABLE_EXPIRY_H_
+#define MONOLITH_NATIVE_TRAINING_RUNTIME_HASH_TABLE_EXPIRY_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "monolith/native_training/runtime/hash_table/feature_id.h"
+#include "monolith/native_training/runtime/hash_table/status.h"
+#include "monolith/native_training/runtime/hash_table/table_config.h"
+
+namespace monolith {
+namespace engine {
+
+class ExpiryPolicy {
+ public:
+  static Status Create(const ExpiryConfig& config, ExpiryPolicy* policy) {
+    ExpiryPolicy result;
+    result.default_seconds_ = int64_t{config.default_days} * kSecondsPerDay;
+    if (!config.slots.empty()) result.slot_seconds_.assign(kNumSlots, result.default_seconds_);
+    for (const SlotExpireTime& slot : config.slots) {
+      if (slot.slot >= static_cast<uint32_t>(kNumSlots)) {
+        return Status::InvalidArgument("slot_expire_times has slot " + std::to_string(slot.slot) +
+                                       ", want less than " + std::to_string(kNumSlots));
+      }
+      result.slot_seconds_[slot.slot] = int64_t{slot.days} * kSecondsPerDay;
+    }
+    *policy = std::move(result);
+    return Status::Ok();
+  }
+
+  // `newest` is the table's MaxUpdateTs(). An expire time of 0 days expires every row.
+  bool IsExpired(int64_t id, uint32_t last_update, int64_t newest) const {
+    const int64_t limit = slot_seconds_.empty() ? default_seconds_ : slot_seconds_[SlotIdV2(id)];
+    return newest - int64_t{last_update} >= limit;
+  }
+
+ private:
+  static constexpr int64_t kSecondsPerDay = 86400;
+  int64_t default_seconds_ = int64_t{36500} * kSecondsPerDay;
+  std::vector<int64_t> slot_seconds_;  // empty: every slot has the default
+};
+
+}  // namespace engine
+}  // namespace monolith
+
+#endif  // MONOLITH_NATIVE_TRAINING_RUNTIME_HASH_TABLE_EXPIRY_H_

@@ -1,0 +1,81 @@
+#include "monolith/native_training/runtime/hash_table/row_slab.h"
+
+#include <algorithm>
+
+#include "monolith/native_training/runtime/allocator/huge_pages.h"
+
+namespace monolith {
+namespace engine {
+namespace {
+
+constexpr int64_t kBlockBytes = int64_t{128} << 10;
+constexpr int64_t kMaxRows = int64_t{1} << 32;
+constexpr int64_t kMinRegion = int64_t{32} << 20;
+// Address space only. Sanitizers keep shadow memory of what is mapped, so they get less.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr int64_t kReservation = int64_t{256} << 20;
+#else
+constexpr int64_t kReservation = int64_t{64} << 30;
+#endif
+
+int64_t RowsPerBlock(int64_t stride) {
+  int64_t rows = 1;
+  while (rows < 32768 && 2 * rows * stride <= kBlockBytes) rows *= 2;
+  return rows;
+}
+
+}  // namespace
+
+RowArena::RowArena(int64_t stride, int num_shards)
+    : stride_(stride),
+      block_rows_(RowsPerBlock(stride)),
+      small_page_bytes_(block_rows_ * stride * num_shards),
+      next_region_bytes_(kReservation) {}
+
+RowArena::~RowArena() {
+  for (int i = 0; i < num_regions_; ++i) {
+    UnmapPages(regions_[i].base, regions_[i].rows * stride_);
+  }
+}
+
+bool RowArena::AllocateBlock(uint32_t* first) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (next_row_ == end_row_ && !AddRegion()) return false;
+  *first = static_cast<uint32_t>(next_row_);
+  next_row_ += block_rows_;
+  return true;
+}
+
+bool RowArena::AddRegion() {
+  if (num_regions_ == kMaxRegions || end_row_ >= kMaxRows) return false;
+  if (regions_ == nullptr) regions_ = std::make_unique<Region[]>(kMaxRegions);
+  const int64_t block_bytes = block_rows_ * stride_;
+  char* base = nullptr;
+  int64_t rows = 0;
+  // Where address space is limited (ulimit -v, strict overcommit) a smaller region will do.
+  for (; base == nullptr; next_region_bytes_ /= 2) {
+    const int64_t blocks = std::max<int64_t>(1, next_region_bytes_ / block_bytes);
+    rows = std::min(blocks * block_rows_, kMaxRows - end_row_);
+    base = MapPages(rows * stride_, num_regions_ == 0 ? small_page_bytes_ : 0);
+    if (base != nullptr) break;
+    if (next_region_bytes_ <= kMinRegion) return false;
+  }
+  regions_[num_regions_] = {base, end_row_, rows};
+  if (num_regions_ == 0) {
+    base_ = base;
+    first_rows_ = static_cast<uint64_t>(rows);
+  }
+  ++num_regions_;
+  end_row_ += rows;
+  return true;
+}
+
+char* RowArena::FarAddress(uint32_t row) const {
+  if (num_regions_ == 0) return nullptr;  // row 0 of an empty arena
+  int i = 1;
+  while (row >= regions_[i].first_row + regions_[i].rows) ++i;
+  return regions_[i].base + (row - regions_[i].first_row) * stride_;
+}
+
+}  // namespace engine
+}  // namespace monolith

@@ -1,0 +1,53 @@
+// What the batch code (table_lookup.cc, table_update.cc, table_save.cc) may touch inside a table. Not for callers.
+#ifndef MONOLITH_NATIVE_TRAINING_RUNTIME_HASH_TABLE_TABLE_INTERNALS_H_
+#define MONOLITH_NATIVE_TRAINING_RUNTIME_HASH_TABLE_TABLE_INTERNALS_H_
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <vector>
+
+#include "monolith/native_training/runtime/hash_table/embedding_table.h"
+
+namespace monolith {
+namespace engine {
+
+struct TableInternals {
+  using Shard = EmbeddingTable::Shard;
+  using Counters = EmbeddingTable::Counters;
+
+  static const std::vector<std::unique_ptr<Shard>>& Shards(const EmbeddingTable& table) {
+    return table.shards_;
+  }
+  static int64_t LastGlobalStep(const EmbeddingTable& table) {
+    return table.last_global_step_.load(std::memory_order_relaxed);
+  }
+  static void SetLastGlobalStep(EmbeddingTable* table, int64_t step) {
+    table->last_global_step_.store(step, std::memory_order_relaxed);
+  }
+  static std::atomic<int64_t>* ActiveWrites(EmbeddingTable* table) {
+    return &table->active_writes_;
+  }
+  static bool HasActiveWrites(const EmbeddingTable& table) {
+    return table.active_writes_.load(std::memory_order_relaxed) != 0;
+  }
+  static void RaiseMaxUpdateTs(EmbeddingTable* table, int64_t ts) { table->RaiseMaxUpdateTs(ts); }
+  static uint64_t Seed(const EmbeddingTable& table) { return table.seed_; }
+  static Counters* CountersOf(EmbeddingTable* table) { return &table->counters_; }
+  static const EmbeddingTable::TouchedCallback& Touched(const EmbeddingTable& table) {
+    return table.touched_;
+  }
+};
+
+// Timestamps in index slots are 32 bits.
+inline uint32_t ClampTimestamp(int64_t seconds) {
+  return static_cast<uint32_t>(
+      std::min<int64_t>(std::max<int64_t>(seconds, 0), std::numeric_limits<uint32_t>::max()));
+}
+
+}  // namespace engine
+}  // namespace monolith
+
+#endif  // MONOLITH_NATIVE_TRAINING_RUNTIME_HASH_TABLE_TABLE_INTERNALS_H_

@@ -1,0 +1,370 @@
+// Reading batches: Lookup, LookupMany, LookupEntries, Contains.
+#include <cstring>
+#include <shared_mutex>
+
+#include "monolith/native_training/runtime/hash_table/batch_windows.h"
+#include "monolith/native_training/runtime/hash_table/compressors.h"
+#include "monolith/native_training/runtime/hash_table/embedding_table.h"
+#include "monolith/native_training/runtime/hash_table/retrievers.h"
+#include "monolith/native_training/runtime/hash_table/table_internals.h"
+
+namespace monolith {
+namespace engine {
+namespace {
+
+// Smaller reads do not repay 64 locks.
+constexpr int64_t kMinUnsortedIds = 512;
+
+TileScratch* ThreadTileScratch() {
+  thread_local TileScratch scratch;
+  return &scratch;
+}
+
+// Locking and probing shared by all readers. `Derived` copies what it wants in FinishRow(position, row), where row is null
+// for absent ids.
+template <typename Derived>
+class ReadStages {
+ public:
+  ReadStages(const EmbeddingTable* table, int64_t row_bytes)
+      : shards_(TableInternals::Shards(*table)), row_bytes_(row_bytes) {}
+
+  void Fetch(Window* window) {
+    const TableInternals::Shard& shard = *shards_[window->shard];
+    if (window->first) shard.mutex.lock_shared();
+    if (shard.index.num_lines() == 0) return;
+    for (int j = 0; j < window->count; ++j) {
+      __builtin_prefetch(shard.index.LineAt(shard.index.HomeLine(window->entries[j].hash)), 0);
+    }
+  }
+
+  void Resolve(Window* window) {
+    const TableInternals::Shard& shard = *shards_[window->shard];
+    const FlatIndex& index = shard.index;
+    if (index.num_lines() == 0) {
+      std::fill(window->rows, window->rows + window->count, nullptr);
+      return;
+    }
+    int overflowed[kWindow];
+    int num_overflowed = 0;
+    for (int j = 0; j < window->count; ++j) {
+      const BatchEntry& entry = window->entries[j];
+      const int64_t home = index.HomeLine(entry.hash);
+      const FlatIndex::Line* line = index.LineAt(home);
+      const uint32_t row = FlatIndex::RowInLine(line, entry.key);
+      window->rows[j] = nullptr;
+      if (row != 0) {
+        SetRow(shard, row, window, j);
+      } else if (!FlatIndex::HasEmpty(line)) {
+        __builtin_prefetch(index.LineAt(index.NextLine(home)), 0);
+        overflowed[num_overflowed++] = j;
+      }
+    }
+    for (int k = 0; k < num_overflowed; ++k) {
+      const int j = overflowed[k];
+      const BatchEntry& entry = window->entries[j];
+      const FlatIndex::Slot* slot =
+          index.FindFrom(index.NextLine(index.HomeLine(entry.hash)), entry.key);
+      if (slot != nullptr) SetRow(shard, slot->row, window, j);
+    }
+  }
+
+  int64_t row_bytes() const { return row_bytes_; }
+
+  void Finish(Window* window) {
+    Derived* derived = static_cast<Derived*>(this);
+    for (int j = 0; j < window->count; ++j) derived->FinishRow(window->entries[j].position, window->rows[j]);
+    if (window->last) shards_[window->shard]->mutex.unlock_shared();
+  }
+
+ private:
+  void SetRow(const TableInternals::Shard& shard, uint32_t row, Window* window, int j) const {
+    window->rows[j] = shard.rows.Address(row);
+    PrefetchBytes<0>(window->rows[j], row_bytes_);
+  }
+
+  const std::vector<std::unique_ptr<TableInternals::Shard>>& shards_;
+  const int64_t row_bytes_;
+};
+
+// Copies raw float rows. kDim > 0: a dimension known to the compiler.
+template <int kDim>
+class CopyStages : public ReadStages<CopyStages<kDim>> {
+ public:
+  CopyStages(const EmbeddingTable* table, float* out)
+      : ReadStages<CopyStages<kDim>>(table, 4 * table->dim()), dim_(table->dim()), out_(out) {}
+
+  void FinishRow(int64_t position, const char* row) {
+    const int64_t dim = kDim > 0 ? kDim : dim_;
+    float* to = out_ + position * dim;
+    if (row != nullptr) {
+      std::memcpy(to, row, 4 * dim);
+    } else {
+      std::memset(to, 0, 4 * dim);
+    }
+  }
+
+ private:
+  const int64_t dim_;
+  float* const out_;
+};
+
+// Any other row: retrievers of TRAINING rows, codes of SERVING rows.
+class RetrieveStages : public ReadStages<RetrieveStages> {
+ public:
+  RetrieveStages(const EmbeddingTable* table, float* out)
+      : ReadStages<RetrieveStages>(
+            table, table->layout().serving() ? table->layout().row_bytes : 4 * table->dim()),
+        layout_(table->layout()),
+        out_(out) {
+    const int64_t step = TableInternals::LastGlobalStep(*table);
+    for (const Segment& segment : layout_.segments) {
+      scales_.push_back(segment.retriever == RetrieverKind::kHashNet
+                            ? HashNetScale(segment.compressor, step)
+                            : 0.0f);
+    }
+  }
+
+  void FinishRow(int64_t position, const char* row) {
+    float* to = out_ + position * layout_.dim;
+    if (row == nullptr) {
+      std::memset(to, 0, 4 * layout_.dim);
+      return;
+    }
+    for (size_t k = 0; k < layout_.segments.size(); ++k) {
+      if (layout_.serving()) {
+        DecodeSegment(layout_.segments[k], row, to);
+      } else {
+        RetrieveSegment(layout_.segments[k], reinterpret_cast<const float*>(row), scales_[k], to);
+      }
+    }
+  }
+
+ private:
+  const RowLayout& layout_;
+  float* const out_;
+  std::vector<float> scales_;
+};
+
+class ContainsStages : public ReadStages<ContainsStages> {
+ public:
+  ContainsStages(const EmbeddingTable* table, uint8_t* found)
+      : ReadStages<ContainsStages>(table, 0), found_(found) {}
+  void FinishRow(int64_t position, const char* row) {
+    found_[position] = row != nullptr ? 1 : 0;
+  }
+
+ private:
+  uint8_t* const found_;
+};
+
+// Where the lines of every shard are: 1 KiB that stays in the first-level cache.
+struct IndexView {
+  const FlatIndex::Line* lines;
+  uint64_t num_lines;
+};
+
+// Reads ids in batch order under the shared locks of all shards. Windows of ids go through the same three steps as in
+// RunWindows, two windows ahead.
+template <typename Stages>
+class UnsortedRead {
+ public:
+  UnsortedRead(const EmbeddingTable& table, Stages* stages)
+      : shards_(TableInternals::Shards(table)),
+        rows_(shards_[0]->rows.view()),
+        row_bytes_(stages->row_bytes()),
+        stages_(stages) {
+    for (int s = 0; s < kNumShards; ++s) {
+      views_[s] = {shards_[s]->index.LineAt(0),
+                   static_cast<uint64_t>(shards_[s]->index.num_lines())};
+    }
+  }
+
+  void Run(const int64_t* ids, int64_t n) {
+    const int64_t windows = (n + kWindow - 1) / kWindow;
+    for (int64_t step = 0; step < windows + 2; ++step) {
+      if (step < windows) Fetch(ids, n, step);
+      if (step >= 1 && step - 1 < windows) Resolve(ids, n, step - 1);
+      if (step >= 2) Finish(n, step - 2);
+    }
+  }
+
+ private:
+  struct Ahead {
+    const FlatIndex::Line* lines[kWindow];
+    const char* rows[kWindow];
+  };
+  static int SizeOf(int64_t n, int64_t window) {
+    return static_cast<int>(std::min<int64_t>(kWindow, n - window * kWindow));
+  }
+
+  void Fetch(const int64_t* ids, int64_t n, int64_t window) {
+    Ahead* ahead = &ring_[window % 3];
+    const int count = SizeOf(n, window);
+    for (int j = 0; j < count; ++j) {
+      const uint64_t hash = MixId(ids[window * kWindow + j]);
+      const IndexView& view = views_[ShardOf(hash)];
+      ahead->lines[j] = view.lines + (((hash & 0xffffffffu) * view.num_lines) >> 32);
+      __builtin_prefetch(ahead->lines[j], 0);
+    }
+  }
+
+  void Resolve(const int64_t* ids, int64_t n, int64_t window) {
+    Ahead* ahead = &ring_[window % 3];
+    const int64_t* keys = ids + window * kWindow;
+    const int count = SizeOf(n, window);
+    const RowArena::View rows = rows_;
+    const int64_t row_bytes = row_bytes_;
+    int rest[kWindow];
+    int num_rest = 0;
+    for (int j = 0; j < count; ++j) {
+      const uint32_t row = FlatIndex::RowInLine(ahead->lines[j], keys[j]);
+      const char* address = rows.Address(row);
+      ahead->rows[j] = address;
+      PrefetchBytes<0>(address, row_bytes);
+      rest[num_rest] = j;
+      num_rest += row == 0;
+    }
+    // Absent, or in a later line.
+    for (int k = 0; k < num_rest; ++k) __builtin_prefetch(ahead->lines[rest[k]] + 1, 0);
+    for (int k = 0; k < num_rest; ++k) {
+      const int j = rest[k];
+      ahead->rows[j] = nullptr;
+      if (FlatIndex::HasEmpty(ahead->lines[j])) continue;
+      const uint64_t hash = MixId(keys[j]);
+      const FlatIndex::Slot* slot =
+          shards_[ShardOf(hash)]->index.Find(static_cast<uint32_t>(hash), keys[j]);
+      if (slot == nullptr) continue;
+      ahead->rows[j] = rows.Address(slot->row);
+      PrefetchBytes<0>(ahead->rows[j], row_bytes);
+    }
+  }
+
+  void Finish(int64_t n, int64_t window) {
+    const Ahead& ahead = ring_[window % 3];
+    const int count = SizeOf(n, window);
+    for (int j = 0; j < count; ++j) stages_->FinishRow(window * kWindow + j, ahead.rows[j]);
+  }
+
+  const std::vector<std::unique_ptr<TableInternals::Shard>>& shards_;
+  const RowArena::View rows_;  // of any shard: all share one arena
+  const int64_t row_bytes_;
+  Stages* const stages_;
+  IndexView views_[kNumShards];
+  Ahead ring_[3];
+};
+
+// Locks all shards for reading, unless a write is under way, a shard is busy or has no index yet.
+class AllShardsReadLock {
+ public:
+  explicit AllShardsReadLock(const EmbeddingTable& table) : shards_(TableInternals::Shards(table)) {
+    if (TableInternals::HasActiveWrites(table)) return;
+    while (locked_ < kNumShards && shards_[locked_]->mutex.try_lock_shared()) {
+      ++locked_;
+      if (shards_[locked_ - 1]->index.num_lines() == 0) return;
+    }
+    owns_ = locked_ == kNumShards;
+  }
+  ~AllShardsReadLock() {
+    for (int s = locked_ - 1; s >= 0; --s) shards_[s]->mutex.unlock_shared();
+  }
+  bool owns() const { return owns_; }
+
+ private:
+  const std::vector<std::unique_ptr<TableInternals::Shard>>& shards_;
+  int locked_ = 0;
+  bool owns_ = false;
+};
+
+template <typename Stages>
+void RunTile(const EmbeddingTable* table, const int64_t* ids, int64_t n, Stages stages) {
+  if (n >= kMinUnsortedIds) {
+    const AllShardsReadLock lock(*table);
+    if (lock.owns()) return UnsortedRead<Stages>(*table, &stages).Run(ids, n);
+  }
+  TileScratch* scratch = ThreadTileScratch();
+  scratch->Sort(ids, n);
+  RunWindows(scratch->entries.data(), scratch->offsets, 0, kNumShards, &stages);
+}
+
+void LookupTile(const EmbeddingTable* table, const int64_t* ids, int64_t n, float* out) {
+  if (!table->layout().all_raw) return RunTile(table, ids, n, RetrieveStages(table, out));
+  switch (table->dim()) {
+    case 1:
+      return RunTile(table, ids, n, CopyStages<1>(table, out));
+    case 4:
+      return RunTile(table, ids, n, CopyStages<4>(table, out));
+    case 8:
+      return RunTile(table, ids, n, CopyStages<8>(table, out));
+    case 16:
+      return RunTile(table, ids, n, CopyStages<16>(table, out));
+    case 32:
+      return RunTile(table, ids, n, CopyStages<32>(table, out));
+    case 64:
+      return RunTile(table, ids, n, CopyStages<64>(table, out));
+    default:
+      return RunTile(table, ids, n, CopyStages<0>(table, out));
+  }
+}
+
+}  // namespace
+
+void EmbeddingTable::Lookup(const int64_t* ids, int64_t n, float* out,
+                            ParallelRunner* runner) const {
+  const LookupRequest request{this, ids, n, out};
+  LookupMany(&request, 1, runner);
+}
+
+void EmbeddingTable::LookupMany(const LookupRequest* requests, int64_t num_requests,
+                                ParallelRunner* runner) {
+  const int threads = runner == nullptr ? 1 : runner->NumThreads();
+  thread_local std::vector<LookupRequest> tile_scratch;
+  std::vector<LookupRequest>& tiles = tile_scratch;  // workers use the caller's list
+  tiles.clear();
+  int64_t cost = 0;
+  for (int64_t r = 0; r < num_requests; ++r) {
+    const LookupRequest& request = requests[r];
+    const int64_t dim = request.table->dim();
+    const int64_t size = TileSize(request.n, num_requests == 1 ? threads : 1);
+    for (int64_t begin = 0; begin < request.n; begin += size) {
+      tiles.push_back({request.table, request.ids + begin, std::min(size, request.n - begin),
+                       request.out + begin * dim});
+    }
+    cost += 8 * dim * request.n;
+  }
+  const int64_t num_tiles = static_cast<int64_t>(tiles.size());
+  RunParallel(runner, num_tiles, cost / std::max<int64_t>(1, num_tiles) + 1,
+              [&tiles](int64_t begin, int64_t end) {
+                for (int64_t i = begin; i < end; ++i) {
+                  LookupTile(tiles[i].table, tiles[i].ids, tiles[i].n, tiles[i].out);
+                }
+              });
+}
+
+void EmbeddingTable::Contains(const int64_t* ids, int64_t n, uint8_t* found) const {
+  for (int64_t begin = 0; begin < n; begin += kTileIds) {
+    RunTile(this, ids + begin, std::min(kTileIds, n - begin), ContainsStages(this, found + begin));
+  }
+}
+
+Status EmbeddingTable::LookupEntries(const int64_t* ids, int64_t n,
+                                     std::vector<std::string>* entries) const {
+  if (layout_.serving()) {
+    return Status::Unimplemented("ServingEntryAccessor doesn't support lookup of entries.");
+  }
+  entries->assign(n, std::string());
+  std::string record(codec_.max_record_bytes(), '\0');
+  for (int64_t i = 0; i < n; ++i) {
+    const uint64_t hash = MixId(ids[i]);
+    const Shard& shard = *shards_[ShardOf(hash)];
+    std::shared_lock<std::shared_mutex> lock(shard.mutex);
+    const FlatIndex::Slot* slot = shard.index.Find(static_cast<uint32_t>(hash), ids[i]);
+    if (slot == nullptr) continue;
+    const int64_t size =
+        codec_.Encode(ids[i], shard.rows.Address(slot->row), slot->ts, false, &record[0]);
+    (*entries)[i].assign(record.data(), size);
+  }
+  return Status::Ok();
+}
+
+}  // namespace engine
+}  // namespace monolith

@@ -1,0 +1,218 @@
+// MonolithHashFilterSave and MonolithHashFilterRestore: one TFRecord file per split of a sliding
+// filter.
+//
+//   record 0    HashFilterSplitMetaDump
+//   record 1..  HashFilterSplitDataDump of 10000 cells each; all-zero ones are left out
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "monolith/native_training/runtime/hash_filter/counting_filter.h"
+#include "monolith/native_training/runtime/hash_filter/sliding_hash_filter.h"
+#include "monolith/native_training/runtime/hash_table/embedding_hash_table.pb.h"
+#include "monolith/native_training/runtime/ops/engine_bridge.h"
+#include "monolith/native_training/runtime/ops/file_kernel.h"
+#include "monolith/native_training/runtime/ops/hash_filter_resource.h"
+#include "monolith/native_training/runtime/ops/resource_handle_input.h"
+#include "monolith/native_training/runtime/ops/sharded_files.h"
+#include "tensorflow/core/framework/common_shape_fns.h"
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/lib/io/record_reader.h"
+#include "tensorflow/core/lib/io/record_writer.h"
+
+namespace tensorflow {
+namespace monolith_tf {
+namespace {
+
+namespace pb = ::monolith::hash_table;
+
+constexpr int64_t kCellsPerRecord = 10000;
+
+REGISTER_OP("MonolithHashFilterSave")
+    .Input("handle: resource")
+    .Input("basename: string")
+    .Output("output_handle: resource")
+    .SetIsStateful()
+    .SetShapeFn(shape_inference::ScalarShape)
+    .Doc(R"doc(
+Writes a filter to `<basename>-ddddd-of-ddddd`; filters without memory write nothing.
+
+basename: Scalar.
+output_handle: The handle, after the save.
+)doc");
+
+REGISTER_OP("MonolithHashFilterRestore")
+    .Input("handle: resource")
+    .Input("basename: string")
+    .Output("output_handle: resource")
+    .SetIsStateful()
+    .SetShapeFn(shape_inference::ScalarShape)
+    .Doc(R"doc(
+Replaces the counts of a filter by what was saved; they stay when a file cannot be read.
+
+basename: Scalar.
+output_handle: The handle, after the restore.
+)doc");
+
+pb::HashFilterSplitMetaDump MetaDump(const engine::SlidingHashFilter& filter,
+                                     const engine::SlidingFilterMeta& meta, int64_t split) {
+  const engine::FilterSplitMeta split_meta = filter.SplitMeta(split);
+  pb::HashFilterSplitMetaDump dump;
+  dump.set_failure_count(split_meta.failure_count);
+  dump.set_total_size(split_meta.total_size);
+  dump.set_num_elements(split_meta.num_elements);
+  dump.set_fill_rate(split_meta.fill_rate);
+  dump.set_hash_version(engine::CountingFilter::kMixerVersion);
+  auto* sliding = dump.mutable_sliding_hash_filter_meta();
+  sliding->set_split_num(meta.split_num);
+  sliding->set_max_forward_step(meta.max_forward_step);
+  sliding->set_max_backward_step(meta.max_backward_step);
+  sliding->set_max_step(meta.max_step);
+  sliding->set_head(meta.head);
+  sliding->set_head_increment(meta.head_increment);
+  sliding->set_failure_count(meta.failure_count);
+  return dump;
+}
+
+Status WriteSplit(const engine::SlidingHashFilter& filter, const engine::SlidingFilterMeta& meta,
+                  int64_t split, WritableFile* file) {
+  io::RecordWriter writer(file);
+  std::string bytes;
+  MetaDump(filter, meta, split).SerializeToString(&bytes);
+  TF_RETURN_IF_ERROR(writer.WriteRecord(bytes));
+  std::vector<uint16_t> cells(kCellsPerRecord);
+  pb::HashFilterSplitDataDump dump;
+  for (int64_t begin = 0; begin < filter.cells_per_split(); begin += kCellsPerRecord) {
+    const int64_t n = std::min(kCellsPerRecord, filter.cells_per_split() - begin);
+    filter.CopyCells(split, begin, n, cells.data());
+    if (std::all_of(cells.begin(), cells.begin() + n, [](uint16_t cell) { return cell == 0; })) {
+      continue;
+    }
+    dump.Clear();
+    dump.set_offset(static_cast<uint32_t>(begin));
+    for (int64_t i = 0; i < n; ++i) dump.add_data(cells[i]);
+    dump.SerializeToString(&bytes);
+    TF_RETURN_IF_ERROR(writer.WriteRecord(bytes));
+  }
+  TF_RETURN_IF_ERROR(writer.Close());
+  return file->Close();
+}
+
+Status SaveFilter(Env* env, const engine::SlidingHashFilter& filter, const std::string& basename) {
+  // One snapshot for all files: the head may move while they are written.
+  const engine::SlidingFilterMeta meta = filter.Meta();
+  const int64_t nshards = filter.split_num();
+  AtomicFileSet files(env);
+  TF_RETURN_IF_ERROR(RunPerShard(env, nshards, [&](int64_t split) {
+    std::unique_ptr<WritableFile> file;
+    TF_RETURN_IF_ERROR(files.Open(ShardFileName(basename, split, nshards), &file));
+    return WriteSplit(filter, meta, split, file.get());
+  }));
+  return files.Publish({basename}, nshards);
+}
+
+Status Corrupt(const std::string& filename, absl::string_view why) {
+  return errors::FailedPrecondition("Unable to parse data. Data might be corrupted: ", filename,
+                                    ": ", why);
+}
+
+Status LoadMeta(const pb::HashFilterSplitMetaDump& dump, const std::string& filename, int64_t split,
+                engine::SlidingHashFilter* filter) {
+  const auto& sliding = dump.sliding_hash_filter_meta();
+  if (dump.hash_version() != engine::CountingFilter::kMixerVersion) {
+    LOG(WARNING) << filename << " was written with another hash function (version "
+                 << dump.hash_version() << ", ours is " << engine::CountingFilter::kMixerVersion
+                 << "): its counts are kept but will not be found again.";
+  }
+  // The head of one file stands for all: they were written from one snapshot.
+  if (split == 0) {
+    TF_RETURN_IF_ERROR(FromEngine(filter->LoadMeta(
+        {sliding.split_num(), sliding.max_forward_step(), sliding.max_backward_step(),
+         sliding.max_step(), sliding.head(), sliding.head_increment(), sliding.failure_count()})));
+  }
+  return FromEngine(filter->LoadSplitMeta(
+      split, {dump.failure_count(), dump.total_size(), dump.num_elements(), dump.fill_rate()}));
+}
+
+Status LoadSplit(Env* env, const std::string& filename, int64_t split,
+                 engine::SlidingHashFilter* filter) {
+  std::unique_ptr<RandomAccessFile> file;
+  TF_RETURN_IF_ERROR(env->NewRandomAccessFile(filename, &file));
+  io::SequentialRecordReader reader(file.get());
+  tstring record;
+  Status status = reader.ReadRecord(&record);
+  pb::HashFilterSplitMetaDump meta;
+  if (!status.ok()) return Corrupt(filename, status.message());
+  if (!meta.ParseFromArray(record.data(), static_cast<int>(record.size()))) {
+    return Corrupt(filename, "the first record is no HashFilterSplitMetaDump");
+  }
+  TF_RETURN_IF_ERROR(LoadMeta(meta, filename, split, filter));
+  std::vector<uint16_t> cells;
+  pb::HashFilterSplitDataDump dump;
+  while (true) {
+    status = reader.ReadRecord(&record);
+    if (errors::IsOutOfRange(status)) return OkStatus();
+    if (!status.ok()) return Corrupt(filename, status.message());
+    if (!dump.ParseFromArray(record.data(), static_cast<int>(record.size()))) {
+      return Corrupt(filename, "a record is no HashFilterSplitDataDump");
+    }
+    cells.assign(dump.data().begin(), dump.data().end());
+    TF_RETURN_IF_ERROR(FromEngine(
+        filter->LoadCells(split, dump.offset(), static_cast<int64_t>(cells.size()), cells.data())));
+  }
+}
+
+Status RestoreFilter(Env* env, engine::SlidingHashFilter* filter, const std::string& basename) {
+  int64_t nshards = 0;
+  TF_RETURN_IF_ERROR(FindShardFiles(env, basename, &nshards));
+  if (nshards != filter->split_num()) {
+    return errors::ResourceExhausted("split_num of ", basename, " is ", nshards, ", want ",
+                                     filter->split_num());
+  }
+  std::unique_ptr<engine::SlidingHashFilter> twin;
+  TF_RETURN_IF_ERROR(FromEngine(filter->NewEmptyTwin(&twin)));
+  TF_RETURN_IF_ERROR(RunPerShard(env, nshards, [&](int64_t split) {
+    return LoadSplit(env, ShardFileName(basename, split, nshards), split, twin.get());
+  }));
+  filter->SwapContent(twin.get());
+  return OkStatus();
+}
+
+class HashFilterSaveOp final : public FileKernel {
+ public:
+  using FileKernel::FileKernel;
+
+ private:
+  Status Run(OpKernelContext* ctx, const std::string& basename) override {
+    core::RefCountPtr<HashFilterResource> resource;
+    TF_RETURN_IF_ERROR(LookupHandleInput(ctx, 0, "handle", &resource));
+    if (resource->sliding() == nullptr) return OkStatus();
+    return SaveFilter(ctx->env(), *resource->sliding(), basename);
+  }
+};
+
+class HashFilterRestoreOp final : public FileKernel {
+ public:
+  using FileKernel::FileKernel;
+
+ private:
+  Status Run(OpKernelContext* ctx, const std::string& basename) override {
+    core::RefCountPtr<HashFilterResource> resource;
+    TF_RETURN_IF_ERROR(LookupHandleInput(ctx, 0, "handle", &resource));
+    if (resource->sliding() == nullptr) {
+      return errors::InvalidArgument("There is no valid sharded files for ", basename,
+                                     ": this filter has nothing to restore");
+    }
+    return RestoreFilter(ctx->env(), resource->sliding(), basename);
+  }
+};
+
+REGISTER_KERNEL_BUILDER(Name("MonolithHashFilterSave").Device(DEVICE_CPU), HashFilterSaveOp);
+REGISTER_KERNEL_BUILDER(Name("MonolithHashFilterRestore").Device(DEVICE_CPU), HashFilterRestoreOp);
+
+}  // namespace
+}  // namespace monolith_tf
+}  // namespace tensorflow

@@ -1,0 +1,51 @@
+// Kernels of MonolithHashTableSave and MonolithHashTableRestore.
+#include <string>
+
+#include "monolith/native_training/runtime/ops/file_kernel.h"
+#include "monolith/native_training/runtime/ops/hash_table_resource.h"
+#include "monolith/native_training/runtime/ops/resource_handle_input.h"
+#include "monolith/native_training/runtime/ops/table_checkpoint.h"
+#include "monolith/native_training/runtime/ops/table_config_proto.h"
+
+namespace tensorflow {
+namespace monolith_tf {
+namespace {
+
+class HashTableSaveOp final : public FileKernel {
+ public:
+  explicit HashTableSaveOp(OpKernelConstruction* ctx) : FileKernel(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("nshards", &options_.nshards));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("random_sleep_ms", &options_.random_sleep_ms));
+    std::string expiry;
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("slot_expire_time_config", &expiry));
+    OP_REQUIRES_OK(ctx, ExpiryPolicyFromBytes(expiry, &options_.expiry));
+  }
+
+ private:
+  Status Run(OpKernelContext* ctx, const std::string& basename) override {
+    core::RefCountPtr<HashTableResource> resource;
+    TF_RETURN_IF_ERROR(LookupHandleInput(ctx, 0, "handle", &resource));
+    return SaveTable(ctx->env(), *resource->table(), basename, options_);
+  }
+
+  SaveOptions options_;
+};
+
+class HashTableRestoreOp final : public FileKernel {
+ public:
+  using FileKernel::FileKernel;
+
+ private:
+  Status Run(OpKernelContext* ctx, const std::string& basename) override {
+    core::RefCountPtr<HashTableResource> resource;
+    TF_RETURN_IF_ERROR(LookupHandleInput(ctx, 0, "handle", &resource));
+    return RestoreTable(ctx->env(), basename, resource->table());
+  }
+};
+
+REGISTER_KERNEL_BUILDER(Name("MonolithHashTableSave").Device(DEVICE_CPU), HashTableSaveOp);
+REGISTER_KERNEL_BUILDER(Name("MonolithHashTableRestore").Device(DEVICE_CPU), HashTableRestoreOp);
+
+}  // namespace
+}  // namespace monolith_tf
+}  // namespace tensorflow

@@ -1,0 +1,780 @@
+"""`CpuTraining`: turns a task into the input and model functions of a `tf.estimator.Estimator`.
+
+    input_fn -> features: ragged ids, dense tensors
+             -> hash_table.lookup            (in this process, or on parameter servers)
+             -> [prefetch queue]
+             -> pool and slice               -> the feature factory in task.ctx
+             -> the task's model_fn          -> loss, gradients of the looked-up embeddings
+             -> ctx.apply_embedding_gradients -> [post-push queue] -> hash_table.apply_gradients
+
+Its names are published by `cpu_training`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import tensorflow as tf
+from absl import flags, logging
+from tensorflow.python.ops import resources
+
+from monolith.native_training import (
+  device_utils,
+  distributed_ps_factory,
+  distributed_serving_ops,
+  distribution_ops,
+  feature,
+  feature_collection,
+  hash_filter_ops,
+  hash_table_utils,
+  mlp_utils,
+  mpi_utils,
+  multi_type_hash_table,
+  native_task,
+  native_task_context,
+  prefetch_queue,
+  training_hooks,
+  variables,
+)
+from monolith.native_training.cpu_feature_factories import (
+  _CpuFeatureFactory,
+  _FusedCpuFeatureFactory,
+  get_req_time,
+)
+from monolith.native_training.data import datasets, item_pool_hook, parsers
+from monolith.native_training.model_export import (
+  export_context,
+  export_utils,
+  saved_model_exporters,
+)
+from monolith.native_training.runtime.hash_table import embedding_hash_table_pb2
+from monolith.native_training.training_config import CpuTrainingConfig
+
+FLAGS = flags.FLAGS
+
+ModelFn = Callable[..., tf.estimator.EstimatorSpec]
+Features = dict[str, Any]
+
+_TRAIN = tf.estimator.ModeKeys.TRAIN
+_PREDICT = tf.estimator.ModeKeys.PREDICT
+
+# Keys of an element that the driver has wrapped, so that Estimator does not take it for a pair of
+# features and labels: the element itself, and whether it is the last one.
+_ELEMENT_KEY = "1"
+_EOF_MARK_KEY = "2"
+# `EofAwareTask.EOF_KEY` of synchronous training, whose module needs Horovod.
+_EOF_KEY = "__EofAwareTask_eof"
+
+_MAX_SHARD_BYTES = 1 << 17
+_UNUSED_FIELDS = (
+  "processes_per_gpu",
+  "enable_resource_constrained_roughsort",
+  "roughsort_candidate_items_path",
+  "roughsort_items_use_parquet",
+  "items_input_lagrangex_header",
+  "items_input_has_sort_id",
+  "items_input_kafka_dump",
+  "items_input_kafka_dump_prefix",
+)
+
+
+def is_chief(config: CpuTrainingConfig) -> bool:
+  """Tells whether this process is the one that initialises, restores and saves."""
+  if config.server_type != "worker":
+    return False
+  if config.enable_sync_training or config.enable_partial_sync_training:
+    return mpi_utils.get_mpi_rank() == 0
+  return config.index == 0
+
+
+def make_native_task_context(
+  config: CpuTrainingConfig, sync_backend: Any = None
+) -> native_task_context.NativeTaskContext:
+  """Returns the context that describes the role of this process."""
+  return native_task_context.NativeTaskContext(
+    num_ps=config.num_ps,
+    ps_index=config.index if config.server_type == "ps" else 0,
+    num_workers=config.num_workers,
+    worker_index=config.index if config.server_type == "worker" else 0,
+    model_name=config.model_name,
+    sync_backend=sync_backend,
+    server_type=config.server_type,
+  )
+
+
+def create_exporter(
+  task: CpuTraining,
+  model_dir: str,
+  warmup_file: str | None,
+  export_dir_base: str,
+  dense_only: bool,
+  include_graphs: list[str] | None = None,
+  export_context_list: list[Any] | None = None,
+) -> saved_model_exporters.BaseExporter:
+  """Returns the exporter that the task's serving params ask for.
+
+  Args:
+    task: what is exported.
+    model_dir: where its checkpoints are.
+    warmup_file: attached to the exports if it exists.
+    export_dir_base: where exports go.
+    dense_only: whether the tables are left out.
+    include_graphs: names of the graphs to export; `None` for all.
+    export_context_list: entered while exporting; those of `task` by default.
+
+  Raises:
+    ValueError: unknown export mode.
+  """
+  serving = task._params.serving
+  if export_context_list is None:
+    export_context_list = task._export_context_list
+  common = {
+    "shared_embedding": serving.shared_embedding,
+    "warmup_file": warmup_file,
+    "export_context_list": export_context_list,
+  }
+  if serving.export_mode == export_context.ExportMode.STANDALONE:
+    return saved_model_exporters.StandaloneExporter(
+      task.create_model_fn(), model_dir, export_dir_base, **common
+    )
+  if serving.export_mode == export_context.ExportMode.DISTRIBUTED:
+    return saved_model_exporters.DistributedExporter(
+      task.create_model_fn(),
+      model_dir,
+      export_dir_base,
+      **common,
+      dense_only=dense_only,
+      allow_gpu=serving.export_with_gpu_allowed,
+      with_remote_gpu=serving.with_remote_gpu,
+      clear_entry_devices=serving.export_with_cleared_entry_devices,
+      include_graphs=include_graphs,
+      global_step_as_timestamp=task.config.enable_sync_training,
+    )
+  raise ValueError(f"Invalid export_mode: {serving.export_mode}")
+
+
+class CpuTraining:
+  """Trains a task with tables in this process or on parameter servers.
+
+  Args:
+    config: of this process, a worker. Fields left to the driver are filled in.
+    task: what to train.
+    sync_backend: tells which serving replicas want the updated rows.
+    collected: the result of an earlier dry run of the same task, to save doing it again.
+
+  Raises:
+    ValueError: the process is no worker.
+  """
+
+  def __init__(
+    self,
+    config: CpuTrainingConfig,
+    task: native_task.NativeTask,
+    sync_backend: Any = None,
+    collected: feature_collection.CollectedFeatures | None = None,
+  ):
+    if config.server_type != "worker":
+      raise ValueError("server_type in CpuTraining must be `worker`")
+    _fill_in_defaults(config, task)
+    parsers.get_default_parser_ctx().enable_fused_layout = config.enable_fused_layout
+    parsers.ParserCtx.enable_resource_constrained_roughsort = (
+      config.enable_resource_constrained_roughsort
+    )
+    FLAGS.dataset_worker_idx = config.index
+    FLAGS.dataset_num_workers = config.num_workers
+
+    self._config = copy.deepcopy(config)
+    self._serving_config = _to_serving_config(config)
+    self._task = task
+    self._params = task.p
+    self._enable_hash_filter = False
+    self._task_context = make_native_task_context(self._config, sync_backend)
+    with native_task_context.with_ctx(self._task_context):
+      self._collected = self._collect_feature_name_to_table_config(collected)
+      self._slot_to_occurrence_threshold = self._collected.slot_to_occurrence_threshold
+      self._slot_to_expire_time = self._collected.slot_to_expire_time
+      self._feature_configs = self._to_training_configs(self._collected.feature_configs)
+      self._serving_feature_configs = self._to_serving_feature_configs(self._feature_configs)
+      self._dummy_merged_table = None
+      if not self._config.use_native_multi_hash_table:
+        self._dummy_merged_table = multi_type_hash_table.MergedMultiTypeHashTable(
+          self._feature_configs[0], lambda _: None
+        )
+      self._init_fused_layout_params()
+    self._export_context_list = [self._create_export_context_class()]
+
+  @property
+  def config(self) -> CpuTrainingConfig:
+    """The configuration; while exporting, a copy fit for serving."""
+    return self._serving_config if export_context.is_exporting() else self._config
+
+  @property
+  def feature_configs(self) -> feature_collection.FeatureConfigs:
+    """What the task declared; while exporting, a copy fit for serving."""
+    if export_context.is_exporting():
+      return self._serving_feature_configs
+    return self._feature_configs
+
+  def create_serving_input_receiver_fn(self) -> Callable[[], Any] | None:
+    """Returns the task's."""
+    return self._task.create_serving_input_receiver_fn()
+
+  def _collect_feature_name_to_table_config(
+    self, collected: feature_collection.CollectedFeatures | None = None
+  ) -> feature_collection.CollectedFeatures:
+    # A fused layout is declared by the very task that is trained, in its own dry run.
+    if collected is None or self._config.enable_fused_layout:
+      collected = feature_collection.collect(self._task)
+    return collected
+
+  def _to_training_configs(
+    self, collected: feature_collection.FeatureConfigs
+  ) -> feature_collection.FeatureConfigs:
+    configs = copy.deepcopy(collected.configs)
+    for config in configs.values():
+      if self._config.hashtable_init_capacity > 0:
+        config.table_config.initial_capacity = self._config.hashtable_init_capacity
+      if self._config.enable_full_sync_training:
+        config.table_config.entry_type = (
+          embedding_hash_table_pb2.EmbeddingHashTableConfig.EntryType.RAW
+        )
+    return collected._replace(configs=configs)
+
+  def _to_serving_feature_configs(
+    self, feature_configs: feature_collection.FeatureConfigs
+  ) -> feature_collection.FeatureConfigs:
+    configs = copy.deepcopy(feature_configs.configs)
+    for config in configs.values():
+      table_config = config.table_config
+      table_config.entry_config.entry_type = (
+        embedding_hash_table_pb2.EntryConfig.EntryType.SERVING
+      )
+      table_config.skip_zero_embedding = self._config.skip_zero_embedding_when_serving
+      table_config.cuckoo.SetInParent()
+    return feature_configs._replace(configs=configs)
+
+  def _init_fused_layout_params(self) -> None:
+    """Tells the input pipeline how to shard ids, where the layout is fused."""
+    config = self.config
+    parser_ctx = parsers.get_default_parser_ctx()
+    parser_ctx.enable_fused_layout = config.enable_fused_layout
+    if not config.enable_fused_layout:
+      return
+    from monolith.native_training import distributed_ps
+
+    use_gpu_emb_table = self._params.train.use_gpu_emb_table
+    export_ctx = export_context.get_current_export_ctx()
+    parser_ctx.sharding_sparse_fids_op_params = (
+      distributed_ps.PartitionedHashTable.gen_feature_configs(
+        num_ps=config.num_workers if use_gpu_emb_table else config.num_ps,
+        feature_name_to_config=self.feature_configs.configs,
+        layout_configs=self._task.layout_dict,
+        feature_to_combiner=self.feature_configs.combiners,
+        feature_to_unmerged_slice_dims=self.feature_configs.unmerged_slice_dims,
+        use_native_multi_hash_table=config.use_native_multi_hash_table,
+        unique=lambda: not export_context.is_exporting(),
+        transfer_float16=False,
+        enable_gpu_emb=use_gpu_emb_table,
+        use_gpu=config.enable_gpu_training if export_ctx is None else export_ctx.with_remote_gpu,
+      )
+    )
+
+  def _create_export_context_class(self) -> type:
+    """Returns a context manager class that exporters enter around the model function."""
+    training = self
+
+    class ExportParserCtx(parsers.ParserCtx):
+      """Switches to the parser, placement and tables of serving."""
+
+      def __init__(self):
+        super().__init__(training._serving_config.enable_fused_layout)
+
+      def __enter__(self):
+        self._use_gpu_emb_table = training._params.train.use_gpu_emb_table
+        self._gpu_was_allowed = device_utils.is_gpu_training()
+        training._params.train.use_gpu_emb_table = False
+        export_ctx = export_context.get_current_export_ctx()
+        _allow_gpu(export_ctx is not None and export_ctx.with_remote_gpu)
+        result = super().__enter__()
+        training._init_fused_layout_params()
+        return result
+
+      def __exit__(self, *args: Any):
+        result = super().__exit__(*args)
+        _allow_gpu(self._gpu_was_allowed)
+        training._params.train.use_gpu_emb_table = self._use_gpu_emb_table
+        return result
+
+    return ExportParserCtx
+
+  def create_input_fn(self, mode: str) -> Callable[[], Any]:
+    """Returns a function that makes the dataset of a mode."""
+    with native_task_context.with_ctx(self._task_context):
+      input_fn = self._task.create_input_fn(mode)
+
+    def wrapped_input_fn() -> Any:
+      with native_task_context.with_ctx(self._task_context):
+        dataset = input_fn()
+        if not isinstance(dataset, tf.data.Dataset):
+          return dataset
+        config = self.config
+        if (
+          mode != _PREDICT
+          and config.reorder_fids_in_data_pipeline
+          and not config.enable_fused_layout
+        ):
+          dataset = dataset.map(self._reorder_fids, num_parallel_calls=tf.data.AUTOTUNE)
+        if config.use_dataservice and not export_context.is_dry_run_or_exporting():
+          env = mlp_utils.MLPEnv()
+          dataset = datasets.distribute(
+            dataset,
+            target=env.dispatcher_target(),
+            num_worker=env.num_replicas("worker"),
+            worker_idx=env.index,
+          )
+        return dataset.prefetch(tf.data.AUTOTUNE)
+
+    return wrapped_input_fn
+
+  def _reorder_fids(self, features: Features) -> Features:
+    """De-duplicates and shards ids in the input pipeline, for synchronous training."""
+    from monolith.native_training.data.training_instance.python import parser_utils
+
+    ids, dense = self._split_features(features)
+    names = sorted(ids)
+    lookup_args: Any
+    if self._config.use_native_multi_hash_table:
+      values = [ids[name].values for name in names]
+      configs = [self._feature_configs.configs[name] for name in names]
+      sizes = None
+    else:
+      merged, sizes = self._dummy_merged_table._merge_tensors(
+        {name: ids[name].values for name in names}
+      )
+      merged_names = sorted(merged)
+      values = [merged[name] for name in merged_names]
+      configs = [self._dummy_merged_table._merged_slot_to_config[name] for name in merged_names]
+    dims = [hash_table_utils.infer_dim_size(config.table_config) for config in configs]
+    reordered = distribution_ops.fused_reorder_by_indices(values, self._config.num_workers, dims)
+    lookup_args = (*reordered, get_req_time(dense))
+    if sizes is not None:
+      lookup_args = (sizes, lookup_args)
+    expanded = parser_utils.RaggedEncodingHelper.expand(
+      ids, with_precomputed_nrows=True, with_precomputed_value_rowids=False
+    )
+    return {_ELEMENT_KEY: (dense, (expanded, lookup_args))}
+
+  def _split_features(
+    self, features: Features
+  ) -> tuple[dict[str, tf.RaggedTensor], dict[str, tf.Tensor]]:
+    """Returns the ids of the embedding features, and everything that is not ragged.
+
+    Raises:
+      KeyError: an embedding feature is missing.
+      TypeError: one is not a ragged tensor of int64.
+    """
+    ids = {}
+    for name in self.feature_configs.configs:
+      if name not in features:
+        raise KeyError(
+          f"the input has no feature {name!r}, which the model looks up; it has {sorted(features)}"
+        )
+      value = features[name]
+      if not isinstance(value, tf.RaggedTensor) or value.dtype != tf.int64:
+        raise TypeError(f"feature {name!r} is {value}, want a tf.RaggedTensor of int64 ids")
+      ids[name] = value
+    dense = {
+      name: value for name, value in features.items() if not isinstance(value, tf.RaggedTensor)
+    }
+    return ids, dense
+
+  def create_model_fn(self) -> ModelFn:
+    """Returns the model function for an Estimator.
+
+    A task without embedding features gets its own model function back: no hooks, no saver.
+    """
+    with native_task_context.with_ctx(self._task_context):
+      if not self.feature_configs.configs:
+        self._task.ctx.feature_factory = None
+        return self._task.create_model_fn()
+
+    def model_fn(features: Features, mode: str, config: Any) -> tf.estimator.EstimatorSpec:
+      with native_task_context.with_ctx(self._task_context):
+        return self._build_model(features, mode, config)
+
+    return model_fn
+
+  def _build_model(
+    self, features: Features, mode: str, run_config: Any
+  ) -> tf.estimator.EstimatorSpec:
+    hash_table, hash_filters = self._create_hash_tables()
+    self._maybe_add_item_pool_hook(mode, run_config)
+    async_function_mgr = prefetch_queue.AsyncFunctionMgr(
+      is_async=self.config.enable_variable_postpush
+    )
+    self._task.ctx.async_function_mgr = async_function_mgr
+    features, auxiliary_bundle = _take_eof(features)
+    if self.config.enable_fused_layout:
+      features, auxiliary_bundle = self._look_up_layouts(hash_table, features, auxiliary_bundle)
+    else:
+      features, auxiliary_bundle = self._look_up(hash_table, features, auxiliary_bundle)
+    spec = self._call_task(features, mode, run_config)
+    if export_context.is_exporting():
+      return spec
+    spec = training_hooks.TrainingHooks(
+      self.config,
+      self._params,
+      run_config.model_dir,
+      hash_table,
+      hash_filters,
+      self._enable_hash_filter,
+      async_function_mgr.hooks,
+      self.create_serving_input_receiver_fn() if mode == _TRAIN else None,
+      lambda dense_only, include_graphs, export_dir_base: create_exporter(
+        self,
+        run_config.model_dir,
+        self.config.warmup_file,
+        export_dir_base,
+        dense_only,
+        include_graphs,
+      ),
+    ).attach(spec, mode)
+    if self.config.enable_partial_sync_training and self.config.index != 0:
+      spec = spec._replace(scaffold=_create_own_variables_scaffold())
+    if _EOF_KEY in auxiliary_bundle:
+      tf.compat.v1.add_to_collection(_EOF_KEY, auxiliary_bundle[_EOF_KEY])
+    return spec
+
+  def _create_hash_tables(self) -> tuple[Any, list[tf.Tensor | None]]:
+    """Creates tables and filters in the default graph."""
+    config = self.config
+    feature_configs = self.feature_configs.configs
+    num_shards = max(1, config.num_ps)
+    hash_filters: list[Any] = [None] * num_shards
+    sync_clients: list[Any] = [None] * num_shards
+    use_gpu_emb_table = self._params.train.use_gpu_emb_table
+    if not export_context.is_exporting():
+      hash_filters = self._create_hash_filters()
+      expire_time_config = embedding_hash_table_pb2.SlotExpireTimeConfig()
+      for slot, days in sorted(self._slot_to_expire_time.items()):
+        expire_time_config.slot_expire_times.add(slot=slot, expire_time=days)
+      for feature_config in feature_configs.values():
+        feature_config.table_config.slot_expire_time_config.CopyFrom(expire_time_config)
+      if config.enable_realtime_training:
+        sync_clients = distributed_serving_ops.create_parameter_sync_clients(config.num_ps)
+    if config.enable_full_sync_training:
+      return self._create_in_worker_table(hash_filters, sync_clients), hash_filters
+    deadline = config.max_rpc_deadline_millis
+    if config.enable_fused_layout:
+      if use_gpu_emb_table:
+        raise NotImplementedError("use_gpu_emb_table needs synchronous training")
+      table = distributed_ps_factory.create_partitioned_hash_table(
+        config.num_ps,
+        config.use_native_multi_hash_table,
+        max_rpc_deadline_millis=deadline,
+        hash_filters=hash_filters,
+        sync_clients=sync_clients,
+      )
+    elif config.use_native_multi_hash_table:
+      table = distributed_ps_factory.create_native_multi_hash_table(
+        config.num_ps,
+        feature_configs,
+        hash_filters,
+        sync_clients,
+        max_rpc_deadline_millis=deadline,
+      )
+    else:
+      table = distributed_ps_factory.create_multi_type_hash_table(
+        config.num_ps,
+        feature_configs,
+        hash_filters,
+        sync_clients,
+        reduce_network_packets=True,
+        max_rpc_deadline_millis=deadline,
+      )
+    return table, hash_filters
+
+  def _create_hash_filters(self) -> list[tf.Tensor]:
+    config = self.config
+    thresholds = embedding_hash_table_pb2.SlotOccurrenceThresholdConfig()
+    for slot, threshold in sorted(self._slot_to_occurrence_threshold.items()):
+      thresholds.slot_occurrence_thresholds.add(slot=slot, occurrence_threshold=threshold)
+      if threshold > 0:
+        self._enable_hash_filter = True
+    with contextlib.ExitStack() as stack:
+      if self._params.train.use_gpu_emb_table:
+        stack.enter_context(tf.device("/device:GPU:0"))
+      return hash_filter_ops.create_hash_filters(
+        config.num_ps,
+        self._enable_hash_filter,
+        config=thresholds.SerializeToString(),
+        filter_capacity=config.filter_capacity,
+        filter_split_num=config.filter_split_num,
+        filter_equal_probability=config.filter_equal_probability,
+        filter_type=config.filter_type,
+      )
+
+  def _create_in_worker_table(self, hash_filters: list[Any], sync_clients: list[Any]) -> Any:
+    """The tables of synchronous training, each worker owning a share of the ids."""
+    config = self.config
+    queue_configs = {
+      name: int(getattr(config, name))
+      for name in (
+        "embedding_prefetch_capacity",
+        "enable_async_optimize",
+        "enable_pipelined_fwda2a",
+        "enable_pipelined_bwda2a",
+      )
+    }
+    if config.enable_fused_layout:
+      use_gpu_emb_table = self._params.train.use_gpu_emb_table
+      copies = config.num_workers if use_gpu_emb_table else 1
+      return distributed_ps_factory.create_partitioned_hash_table(
+        config.num_workers if use_gpu_emb_table else config.num_ps,
+        config.use_native_multi_hash_table,
+        max_rpc_deadline_millis=config.max_rpc_deadline_millis,
+        hash_filters=hash_filters * copies,
+        sync_clients=sync_clients * copies,
+        enable_gpu_emb=use_gpu_emb_table,
+        queue_configs=queue_configs,
+      )
+    create = (
+      distributed_ps_factory.create_in_worker_native_multi_hash_table
+      if config.use_native_multi_hash_table
+      else distributed_ps_factory.create_in_worker_multi_type_hash_table
+    )
+    return create(
+      config.num_workers,
+      self.feature_configs.configs,
+      hash_filters[0],
+      sync_client=sync_clients[0],
+      queue_configs=queue_configs,
+    )
+
+  def _maybe_add_item_pool_hook(self, mode: str, run_config: Any) -> None:
+    if (
+      mode == _PREDICT
+      or not tf.compat.v1.get_collection(datasets.POOL_KEY)
+      or not hasattr(self._task, "add_training_hook")
+    ):
+      return
+    _, save_steps = training_hooks.get_save_interval(self.config, self._params)
+    self._task.add_training_hook(
+      item_pool_hook.ItemPoolSaveRestoreHook(
+        run_config.model_dir,
+        save_steps=save_steps or training_hooks.DEFAULT_SAVE_STEPS,
+        mode=self._params.mode,
+      )
+    )
+
+  def _look_up_layouts(
+    self, hash_table: Any, features: Features, auxiliary_bundle: dict[str, Any]
+  ) -> tuple[Features, dict[str, Any]]:
+    ctx = self._task.ctx
+    ctx.feature_factory = None
+    look_up = hash_table.lookup(
+      features,
+      auxiliary_bundle,
+      ret_lookup_callable_fn=True,
+      embedding_prefetch_capacity=self.config.embedding_prefetch_capacity,
+    )
+    layouts = look_up(auxiliary_bundle, features)
+    auxiliary_bundle.update(features)
+    ctx.layout_factory = feature.EmbeddingLayoutFactory(
+      hash_table,
+      layouts,
+      auxiliary_bundle=auxiliary_bundle,
+      async_function_mgr=ctx.async_function_mgr,
+      async_push=self.config.enable_embedding_postpush,
+    )
+    return features, auxiliary_bundle
+
+  def _look_up(
+    self, hash_table: Any, features: Features, auxiliary_bundle: dict[str, Any]
+  ) -> tuple[Features, dict[str, Any]]:
+    """Looks up embeddings, perhaps ahead of the step, and hands them to the task's slots.
+
+    Returns:
+      What the task's model function sees, and the bundle.
+    """
+    config = self.config
+    if config.reorder_fids_in_data_pipeline and _ELEMENT_KEY in features:
+      embeddings, ids, dense, auxiliary_bundle = self._look_up_reordered(
+        hash_table, features[_ELEMENT_KEY], auxiliary_bundle
+      )
+    else:
+      ids, dense = self._split_features(features)
+      embeddings = hash_table.lookup({name: ragged.values for name, ragged in ids.items()})
+      (embeddings, ids, dense, auxiliary_bundle), queue = (
+        prefetch_queue.enqueue_dicts_with_queue_return(
+          (embeddings, ids, dense, auxiliary_bundle), capacity=config.embedding_prefetch_capacity
+        )
+      )
+      if queue is not None:
+        hash_table.add_queue_hook(prefetch_queue.EnqueueHook(queue))
+    _collect_dequeued("dequeued_sparse_features", ids)
+    _collect_dequeued("dequeued_features", dense)
+    slices = feature.create_embedding_slices(
+      embeddings, ids, self.feature_configs.combiners, self.feature_configs.unmerged_slice_dims
+    )
+    req_time = get_req_time(dense)
+    ctx = self._task.ctx
+    ctx.layout_factory = None
+    if config.enable_full_sync_training:
+      ctx.feature_factory = _FusedCpuFeatureFactory(
+        hash_table,
+        embeddings,
+        slices,
+        req_time,
+        auxiliary_bundle,
+        config.use_native_multi_hash_table,
+      )
+    else:
+      ctx.feature_factory = _CpuFeatureFactory(
+        hash_table,
+        ids,
+        embeddings,
+        slices,
+        req_time,
+        ctx.async_function_mgr,
+        async_push=config.enable_embedding_postpush,
+      )
+    return {**dense, **embeddings}, auxiliary_bundle
+
+  def _look_up_reordered(
+    self, hash_table: Any, element: Any, auxiliary_bundle: dict[str, Any]
+  ) -> tuple[dict, dict, dict, dict]:
+    from monolith.native_training.data.training_instance.python import parser_utils
+
+    dense, (expanded, lookup_args) = element
+    auxiliary_bundle["features"] = dense
+    auxiliary_bundle["embedding_ragged_ids"] = parser_utils.RaggedEncodingHelper.contract(expanded)
+    embeddings, auxiliary_bundle = hash_table.lookup(
+      {name: None for name in self.feature_configs.configs}, auxiliary_bundle, lookup_args
+    )
+    ids = auxiliary_bundle.pop("embedding_ragged_ids")
+    dense = auxiliary_bundle.pop("features")
+    return embeddings, ids, dense, auxiliary_bundle
+
+  def _call_task(
+    self, features: Features, mode: str, run_config: Any
+  ) -> tf.estimator.EstimatorSpec:
+    with self._variable_scopes():
+      export_ctx = export_context.get_current_export_ctx()
+      if export_ctx is None or not export_ctx.with_remote_gpu:
+        return self._task.create_model_fn()(features=features, mode=mode, config=run_config)
+
+      def remote_call(features: Features) -> Any:
+        with tf.device("/device:GPU:0"):
+          spec = self._task.create_model_fn()(features=features, mode=mode, config=run_config)
+          return spec.predictions
+
+      with export_ctx.dense_sub_graph("dense_0").as_default():
+        helper = export_utils.RemotePredictHelper("gpu_remote_call", features, remote_call)
+      predictions = helper.call_remote_predict(
+        f"{self.config.model_name}:dense_0", old_model_name="dense_0"
+      )
+      return tf.estimator.EstimatorSpec(mode, predictions=predictions)
+
+  @contextlib.contextmanager
+  def _variable_scopes(self) -> Iterator[None]:
+    config = self.config
+    with contextlib.ExitStack() as stack:
+      if config.enable_variable_prefetch and not config.enable_sync_training:
+        stack.enter_context(tf.variable_creator_scope(variables.cached_variable_creator))
+      # With one server there is nothing to spread, and `max_shards=0` would mean any number.
+      if (
+        config.enable_variable_partition
+        and config.num_ps > 1
+        and not export_context.is_exporting()
+      ):
+        partitioner = tf.compat.v1.variable_axis_size_partitioner(
+          max_shard_bytes=_MAX_SHARD_BYTES, max_shards=config.num_ps
+        )
+        stack.enter_context(tf.compat.v1.variable_scope("", partitioner=partitioner))
+      yield
+
+
+def _fill_in_defaults(config: CpuTrainingConfig, task: native_task.NativeTask) -> None:
+  """Decides, in the caller's object, what was left to the driver."""
+  if not config.model_name:
+    config.model_name = task.p.metrics.deep_insight_name or f"di_name_{type(task).__name__}"
+  if config.enable_realtime_training:
+    if config.partial_recovery is None:
+      config.partial_recovery = True
+    if (
+      config.dense_only_save_checkpoints_secs is None
+      and config.dense_only_save_checkpoints_steps is None
+    ):
+      config.dense_only_save_checkpoints_secs = 1800
+  if config.use_native_multi_hash_table is None:
+    config.use_native_multi_hash_table = True
+  defaults = {field.name: field.default for field in dataclasses.fields(CpuTrainingConfig)}
+  for name in _UNUSED_FIELDS:
+    if getattr(config, name) != defaults[name]:
+      logging.warning("%s = %r has no effect", name, getattr(config, name))
+
+
+def _to_serving_config(config: CpuTrainingConfig) -> CpuTrainingConfig:
+  serving = copy.deepcopy(config)
+  serving.embedding_prefetch_capacity = 0
+  serving.enable_embedding_postpush = False
+  serving.enable_variable_prefetch = False
+  serving.enable_variable_postpush = False
+  serving.reorder_fids_in_data_pipeline = False
+  serving.enable_model_ckpt_info = False
+  if config.enable_sync_training:
+    serving.enable_sync_training = False
+    if config.enable_full_sync_training:
+      serving.num_ps = config.num_workers
+  serving.enable_partial_sync_training = False
+  return serving
+
+
+def _allow_gpu(allow: bool) -> None:
+  if allow:
+    device_utils.enable_gpu_training()
+  else:
+    device_utils.disable_gpu_training()
+
+
+def _take_eof(features: Features) -> tuple[Features, dict[str, Any]]:
+  """Moves the mark of the last element, if there is one, into a new auxiliary bundle."""
+  if not isinstance(features, Mapping):
+    raise TypeError(f"features is {features}, want a dict: the model looks up features by name")
+  features = dict(features)
+  if _EOF_MARK_KEY in features:
+    return features[_ELEMENT_KEY], {_EOF_KEY: features[_EOF_MARK_KEY]}
+  if _EOF_KEY in features:
+    return features, {_EOF_KEY: features.pop(_EOF_KEY)}
+  return features, {}
+
+
+def _collect_dequeued(collection: str, name_to_tensor: Mapping[str, Any]) -> None:
+  for name, tensor in name_to_tensor.items():
+    tensor.feature_name = name
+    tf.compat.v1.add_to_collection(collection, tensor)
+
+
+def _create_own_variables_scaffold() -> tf.compat.v1.train.Scaffold:
+  """A scaffold for a worker whose dense variables are its own, so that nobody else makes them."""
+  keys = tf.compat.v1.GraphKeys
+
+  def default_init_op() -> tf.Operation:
+    return tf.group(
+      tf.compat.v1.global_variables_initializer(),
+      resources.initialize_resources(resources.shared_resources()),
+    )
+
+  get = tf.compat.v1.train.Scaffold.get_or_default
+  init_op = get("init_op", keys.INIT_OP, default_init_op)
+  local_init_op = get(
+    "local_init_op", keys.LOCAL_INIT_OP, tf.compat.v1.train.Scaffold.default_local_init_op
+  )
+  return tf.compat.v1.train.Scaffold(
+    local_init_op=tf.group(init_op, local_init_op), ready_for_local_init_op=tf.no_op()
+  )

@@ -1,0 +1,220 @@
+"""The life of one process of a parameter-server cluster: its server, its end, what it leaves.
+
+A server is started as a one-task cluster of its own. The cluster of the training reaches it later,
+in the session configuration of chief and workers, so a server needs to know nobody when it starts.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import tensorflow as tf
+from absl import logging
+from tensorflow.python.lib.io import file_io
+
+from monolith.native_training import (
+  cluster_manager,
+  logging_ops,
+  net_utils,
+  service_discovery,
+  utils,
+  yarn_runtime,
+)
+from monolith.native_training.hooks import ps_check_hooks
+from monolith.native_training.metric import cli
+from monolith.native_training.proto import debugging_info_pb2
+from monolith.native_training.training_config import DistributedCpuTrainingConfig
+
+_GRPC_SCHEME = "grpc://"
+_HEART_BEAT_SECS = 30
+_NODE_ALIVE_TIMEOUT_SECS = 60
+_SYNC_INTERVAL_SECS = 10
+_SYNC_TIMEOUT_MS = 60000
+
+
+class NodeAliveCheckerError(Exception):
+  """A parameter server or the chief does not answer."""
+
+  def __init__(self, msg: str):
+    super().__init__(msg)
+    self.msg = msg
+
+  def __str__(self) -> str:
+    return self.msg
+
+
+def start_server(
+  config: DistributedCpuTrainingConfig, discovery: service_discovery.ServiceDiscovery
+) -> tuple[tf.distribute.Server, str]:
+  """Starts this process's server.
+
+  Args:
+    config: of the process; `index` is overwritten where the discovery knows it.
+    discovery: may prescribe the address.
+
+  Returns:
+    The server and the address under which others reach it.
+
+  Raises:
+    tf.errors.OpError: the address is taken.
+  """
+  if isinstance(
+    discovery,
+    (service_discovery.MLPServiceDiscovery, service_discovery.TfConfigServiceDiscovery),
+  ):
+    config.index = discovery.index
+    addr = discovery.addr
+  else:
+    addr = net_utils.concat_ip_and_port(yarn_runtime.get_local_host(), 0)
+  session_config = tf.compat.v1.ConfigProto(
+    intra_op_parallelism_threads=config.intra_op_parallelism_threads,
+    inter_op_parallelism_threads=config.inter_op_parallelism_threads,
+  )
+  server = tf.distribute.Server({"local": [addr]}, config=session_config)
+  if addr.endswith(":0"):
+    addr = server.target[len(_GRPC_SCHEME) :]
+  logging.info("%s %d listens on %s", config.server_type, config.index, addr)
+  return server, addr
+
+
+def _prepare_server(server: tf.distribute.Server, config: DistributedCpuTrainingConfig) -> None:
+  """Creates, on a parameter server, what health checks will look for."""
+  if config.server_type != utils.PS_JOB_NAME:
+    return
+  with tf.Graph().as_default():
+    info = logging_ops.machine_info(
+      shared_name=ps_check_hooks.get_ps_machine_info_shared_name(config.index)
+    )
+    with tf.compat.v1.Session(server.target) as sess:
+      sess.run(info.op)
+
+
+def _create_shutdown_queue(ps_index: int) -> tf.queue.FIFOQueue:
+  return tf.queue.FIFOQueue(1, tf.int32, shapes=[()], shared_name=f"ps_queue_{ps_index}")
+
+
+def _join_ps(target: str, ps_index: int, sync_backend: Any = None) -> None:
+  """Serves until the chief says that training is over.
+
+  Args:
+    target: of this process's own server.
+    ps_index: of this parameter server.
+    sync_backend: tells which serving replicas want the updated rows; `None` for none.
+  """
+  with tf.Graph().as_default():
+    dequeue = _create_shutdown_queue(ps_index).dequeue()
+    sync = None
+    if sync_backend is not None:
+      from monolith.native_training import distributed_serving_ops
+
+      config_str = tf.compat.v1.placeholder(tf.string, shape=[], name="sync_config_str")
+      client = distributed_serving_ops.ParameterSyncClient(
+        distributed_serving_ops.parameter_sync_client_from_config(name_suffix=str(ps_index))
+      )
+      sync = (config_str, client.create_sync_op(config_str))
+    with tf.compat.v1.Session(target) as sess:
+      if sync is None:
+        sess.run(dequeue)
+      else:
+        _join_ps_while_syncing(sess, dequeue, sync, sync_backend, ps_index)
+  logging.info("Parameter server %d is told to stop.", ps_index)
+
+
+def _join_ps_while_syncing(
+  sess: tf.compat.v1.Session,
+  dequeue: tf.Tensor,
+  sync: tuple[tf.Tensor, tf.Tensor],
+  sync_backend: Any,
+  ps_index: int,
+) -> None:
+  from monolith.native_training import distributed_serving_ops
+
+  config_str, sync_op = sync
+  stopped = threading.Event()
+  options = tf.compat.v1.RunOptions(timeout_in_ms=_SYNC_TIMEOUT_MS)
+
+  def push_updates() -> None:
+    while not stopped.wait(_SYNC_INTERVAL_SECS):
+      try:
+        targets = distributed_serving_ops.refresh_sync_config(sync_backend, ps_index)
+        sess.run(sync_op, {config_str: targets}, options=options)
+      except tf.errors.OpError:
+        logging.exception("Rows could not be pushed to serving; the next push tries again.")
+
+  thread = threading.Thread(target=push_updates, name="parameter_sync", daemon=True)
+  thread.start()
+  try:
+    sess.run(dequeue)
+  finally:
+    stopped.set()
+    thread.join()
+
+
+def _shutdown_ps(
+  target: str, cluster: dict[str, list[str]], task: dict[str, Any], num_ps: int
+) -> None:
+  """Tells all parameter servers to stop.
+
+  Args:
+    target: of the chief's own server.
+    cluster: with all parameter servers.
+    task: of the chief.
+    num_ps: how many there are.
+  """
+  # Other workers may be gone.
+  cluster = {job: addrs for job, addrs in cluster.items() if job != "worker"}
+  config = cluster_manager.generate_session_config((cluster, task))
+  with tf.Graph().as_default():
+    enqueues = []
+    for i in range(num_ps):
+      with tf.device(utils.ps_device(i)):
+        enqueues.append(_create_shutdown_queue(i).enqueue(1))
+    with tf.compat.v1.Session(target, config=config) as sess:
+      sess.run(enqueues)
+  logging.info("Told %d parameter servers to stop.", num_ps)
+
+
+def _get_blocked_addrs(cluster: dict[str, list[str]]) -> list[str]:
+  """Returns the addresses of chief and parameter servers that do not answer, sorted."""
+  addrs = [*cluster.get("chief", []), *cluster.get(utils.PS_JOB_NAME, [])]
+  checker = net_utils.NodeAliveChecker(addrs, timeout=_NODE_ALIVE_TIMEOUT_SECS)
+  return sorted(checker.get_dead_nodes())
+
+
+def _save_debugging_info(
+  config: DistributedCpuTrainingConfig, cluster: dict[str, list[str]], training: Any
+) -> None:
+  """Writes what a debugging server needs to join the cluster to `<model_dir>/debugging_info.pb`."""
+  info = debugging_info_pb2.DebuggingInfo()
+  info.cluster.chief_addr = cluster["chief"][0]
+  info.cluster.ps_addrs.extend(cluster.get(utils.PS_JOB_NAME, []))
+  info.num_workers = config.num_workers
+  for name, table_config in sorted(training.feature_configs[0].items()):
+    info.feature_name_configs.add(feature_name=name, config_str=str(table_config))
+  tf.io.gfile.makedirs(config.model_dir)
+  file_io.atomic_write_string_to_file(
+    utils.get_debugging_info_file_name(config.model_dir), info.SerializeToString()
+  )
+
+
+class _MetricsHeartBeatThread(threading.Thread):
+  """Emits a metric while training runs, and another one when it stops."""
+
+  def __init__(self, interval_secs: float = _HEART_BEAT_SECS):
+    super().__init__(name="metrics_heart_beat", daemon=True)
+    self._interval_secs = interval_secs
+    self._stopped = threading.Event()
+    self._client = cli.get_cli(utils.get_metric_prefix())
+
+  def run(self) -> None:
+    while True:
+      self._client.emit_counter("training_heart_beat", 1, {"type": "running"})
+      if self._stopped.wait(self._interval_secs):
+        break
+    self._client.emit_counter("training_heart_beat", 1, {"type": "stopped"})
+
+  def stop(self) -> None:
+    """Ends the thread at once."""
+    self._stopped.set()
+    self.join()
