@@ -256,14 +256,18 @@ constexpr int64_t kMillion = 1000000;
   Args({10000, 16, threads})->Args({kMillion, 8, threads})->Args({kMillion, 16, threads}) \
       ->Args({kMillion, 64, threads})->Args({10 * kMillion, 16, threads})
 
-BENCHMARK(Lookup)->SIZES(1)->SIZES(2)->UseRealTime();
+// How far threads carry, on machines that have them.
+#define MANY_THREADS                                                                      \
+  Args({10 * kMillion, 16, 4})->Args({10 * kMillion, 16, 8})->Args({10 * kMillion, 16, 16})
+
+BENCHMARK(Lookup)->SIZES(1)->SIZES(2)->MANY_THREADS->UseRealTime();
 BENCHMARK(LookupZipf)->SIZES(1)->UseRealTime();
 BENCHMARK(LookupMiss)->Args({kMillion, 16, 1})->Args({10 * kMillion, 16, 1})->UseRealTime();
 BENCHMARK(LookupSequential)->Args({kMillion, 16, 1})->UseRealTime();
 BENCHMARK(LookupTimes2To20)->Args({kMillion, 16, 1})->UseRealTime();
 BENCHMARK(LookupTimes2To32)->Args({kMillion, 16, 1})->UseRealTime();
 BENCHMARK(LookupReversed)->Args({kMillion, 16, 1})->UseRealTime();
-BENCHMARK(UpdateAdagrad)->SIZES(1)->SIZES(2)->UseRealTime();
+BENCHMARK(UpdateAdagrad)->SIZES(1)->SIZES(2)->MANY_THREADS->UseRealTime();
 BENCHMARK(UpdateAdagradZipf)->SIZES(1)->UseRealTime();
 BENCHMARK(UpdateSgd)->Args({kMillion, 32, 1})->UseRealTime();
 BENCHMARK(UpdateAdam)->Args({kMillion, 32, 1})->UseRealTime();

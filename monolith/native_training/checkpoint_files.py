@@ -2,9 +2,10 @@
 
 A checkpoint is everything named `<prefix>.*`: `.index`, `.data-?????-of-?????`, `.meta`, and the
 folder `.assets` of tables and filters with its `.manifest`. It counts once the state file names it.
-Its index is written after all data and deleted before them, so that a process killed at any moment
-leaves either a whole checkpoint or one without index, which `remove_leftovers` recognises and
-deletes when training starts again.
+
+While a checkpoint is written, and again before it is deleted, it has a file `.unfinished`. One that
+has this mark and that the state file does not name is what a killed process left: half or whole, it
+is deleted when training starts again (`remove_leftovers`).
 """
 
 from __future__ import annotations
@@ -29,8 +30,11 @@ _STATE_FILES = ("checkpoint", "monolith_checkpoint", "graph.pbtxt", "meta_graph_
 _ASSETS = ".assets"
 # Beside the assets: the sizes of their files, as JSON.
 _MANIFEST = ".manifest"
+_UNFINISHED = ".unfinished"
 _TWIN = "previous."
 _RESHARDED = "resharded."
+# What TensorFlow's readers raise for a damaged file: they turn some of its errors into Python's.
+_READ_ERRORS = (tf.errors.OpError, RuntimeError, ValueError, IndexError)
 _RECORD_FILE = re.compile(r"-\d{5}-of-(\d{5})$")
 
 
@@ -42,8 +46,19 @@ def list_dir(path: str) -> list[str]:
     return []
 
 
+def mark_unfinished(prefix: str) -> None:
+  """Says that a checkpoint is not worth to be kept unless the state file names it."""
+  with tf.io.gfile.GFile(prefix + _UNFINISHED, "w") as f:
+    f.write("")
+
+
+def mark_finished(prefix: str) -> None:
+  """Takes back `mark_unfinished`."""
+  _delete(prefix + _UNFINISHED)
+
+
 def delete_checkpoint(prefix: str) -> None:
-  """Deletes everything named `<prefix>.*`, folders included, the index first.
+  """Deletes everything named `<prefix>.*`, folders included, the mark of an unfinished one last.
 
   Raises:
     tf.errors.OpError: something could not be deleted; the rest is.
@@ -52,11 +67,10 @@ def delete_checkpoint(prefix: str) -> None:
   paths = [
     os.path.join(directory, name) for name in list_dir(directory) if name.startswith(base + ".")
   ]
-  index = prefix + ".index"
-  if index in paths:
-    _delete(index)
-    paths.remove(index)
-  _delete_all(paths)
+  mark = prefix + _UNFINISHED
+  _delete_all([path for path in paths if path != mark])
+  if mark in paths:
+    _delete(mark)
 
 
 def _delete_all(paths: list[str]) -> None:
@@ -93,10 +107,10 @@ def set_aside(prefix: str) -> None:
   twin = twin_of(prefix)
   delete_checkpoint(twin)
   directory, base = os.path.split(prefix)
-  names = [name for name in list_dir(directory) if name.startswith(base + ".")]
-  # The index last, as everywhere.
-  for name in sorted(names, key=lambda name: name.endswith(".index")):
-    _link_tree(os.path.join(directory, name), twin + name[len(base) :])
+  mark_unfinished(twin)
+  for name in list_dir(directory):
+    if name.startswith(base + ".") and name != base + _UNFINISHED:
+      _link_tree(os.path.join(directory, name), twin + name[len(base) :])
 
 
 def resharded_name(prefix: str) -> str:
@@ -108,9 +122,9 @@ def resharded_name(prefix: str) -> str:
 def link_variables(source: str, target: str) -> None:
   """Gives a checkpoint the variables of another one, without copying them where links exist."""
   directory, base = os.path.split(source)
-  names = [n for n in list_dir(directory) if n.startswith((base + ".data-", base + ".meta"))]
-  for name in names + [base + ".index"]:
-    _link_tree(os.path.join(directory, name), target + name[len(base) :])
+  for name in list_dir(directory):
+    if name.startswith((base + ".data-", base + ".index", base + ".meta")):
+      _link_tree(os.path.join(directory, name), target + name[len(base) :])
 
 
 def _link_tree(source: str, target: str) -> None:
@@ -143,23 +157,19 @@ def discard_unfinished(prefix: str) -> None:
 def remove_leftovers(directory: str, basename: str, recorded: Iterable[str]) -> list[str]:
   """Deletes what savers that were killed left in a folder in which nobody saves now.
 
-  Complete checkpoints stay, also those that no state file names: a saver may have kept them on
-  purpose (`keep_checkpoint_every_n_hours`). Without any recorded checkpoint the assets stay too,
-  for tables can be restored from them alone.
-
   Args:
     directory: the folder of the checkpoints.
     basename: of the checkpoints, as in `<basename>-<step>`.
-    recorded: prefixes or base names of checkpoints that must not be touched.
+    recorded: prefixes or base names of the checkpoints that the state file names.
 
   Returns:
-    The names that were deleted.
+    The names of what was deleted.
   """
-  names = list_dir(directory)
   recorded = {os.path.basename(path) for path in recorded}
-  complete = recorded | {name[: -len(".index")] for name in names if name.endswith(".index")}
+  names = list_dir(directory)
   twin = f"(?:{re.escape(_TWIN)}|{re.escape(_RESHARDED)})?"
   checkpoint = re.compile(f"{twin}{re.escape(basename)}-\\d+(?=\\.|_temp$)")
+  unfinished = {name[: -len(_UNFINISHED)] for name in names if name.endswith(_UNFINISHED)}
   leftovers = []
   for name in names:
     match = checkpoint.match(name)
@@ -168,13 +178,14 @@ def remove_leftovers(directory: str, basename: str, recorded: Iterable[str]) -> 
       leftovers.append(name)
     elif match and name == match.group() + "_temp":
       leftovers.append(name)
-    elif match and match.group() not in complete and recorded:
-      leftovers.append(name)
   _delete_all([os.path.join(directory, name) for name in leftovers])
-  for name in sorted(complete - recorded):
-    if name.startswith(_TWIN + basename + "-"):
-      delete_checkpoint(os.path.join(directory, name))
-      leftovers.append(name)
+  for name in sorted(unfinished):
+    if checkpoint.match(name + "."):
+      if name in recorded:
+        mark_finished(os.path.join(directory, name))
+      else:
+        delete_checkpoint(os.path.join(directory, name))
+        leftovers.append(name)
   if leftovers:
     logging.info("Deleted what unfinished saves left in %s: %s", directory, leftovers)
   return leftovers
@@ -186,25 +197,6 @@ def complete_checkpoints(directory: str, basename: str) -> list[str]:
   found = [match for match in map(pattern.fullmatch, list_dir(directory)) if match]
   found.sort(key=lambda match: int(match.group(1)))
   return [os.path.join(directory, match.group()[: -len(".index")]) for match in found]
-
-
-def unrecorded_checkpoints(directory: str, basename: str, recorded: Iterable[str]) -> list[str]:
-  """Returns prefixes of complete checkpoints whose save was killed before the state file named
-  them.
-
-  They are those that are not older than the state file, in the resolution of a second.
-  """
-  state_path = os.path.join(directory, "checkpoint")
-  if not tf.io.gfile.exists(state_path):
-    return []
-  state_time = tf.io.gfile.stat(state_path).mtime_nsec
-  recorded = {os.path.basename(path) for path in recorded}
-  return [
-    prefix
-    for prefix in complete_checkpoints(directory, basename)
-    if os.path.basename(prefix) not in recorded
-    and tf.io.gfile.stat(prefix + ".index").mtime_nsec >= state_time
-  ]
 
 
 def write_manifest(prefix: str) -> None:
@@ -244,9 +236,9 @@ def find_wrong_size(prefix: str) -> str | None:
   for name, size in sorted(wanted.items()):
     path = os.path.join(prefix + _ASSETS, name)
     if name not in sizes:
-      return f"{path}: the file does not exist"
+      return f"{path}: the file does not exist, but {manifest} names it"
     if sizes[name] != size:
-      return f"{path}: it has {sizes[name]} bytes, want {size}"
+      return f"{path}: it has {sizes[name]} bytes, {manifest} says {size}"
   return None
 
 
@@ -275,7 +267,7 @@ def find_damaged_variables(prefix: str) -> str | None:
   try:
     reader = py_checkpoint_reader.NewCheckpointReader(prefix)
     names_to_dtypes = reader.get_variable_to_dtype_map()
-  except (tf.errors.OpError, RuntimeError, ValueError) as e:
+  except _READ_ERRORS as e:
     return f"{index}: {_first_line(e)}"
   damage = find_missing_file(prefix)
   if damage:
@@ -285,7 +277,7 @@ def find_damaged_variables(prefix: str) -> str | None:
       continue
     try:
       reader.get_tensor(name)
-    except (tf.errors.OpError, RuntimeError, ValueError) as e:
+    except _READ_ERRORS as e:
       cause = _first_line(e)
       return f"{_shard_of(prefix, cause)}: {cause} (variable {name})"
   return None
@@ -334,7 +326,7 @@ def find_damaged_records(assets: str) -> str | None:
     try:
       for _ in _pywrap_record_io.RecordIterator(path, "SNAPPY" if is_group else ""):
         pass
-    except (tf.errors.OpError, RuntimeError) as e:
+    except _READ_ERRORS as e:
       return f"{path}: {_first_line(e)}"
   return None
 
@@ -348,7 +340,10 @@ def newest_intact(prefixes: Iterable[str]) -> str | None:
 
 
 def remedy(prefix: str) -> str:
-  """Returns a sentence about which other checkpoint can be used in place of a bad one."""
+  """Returns a sentence about which other checkpoint can be used in place of a bad one.
+
+  It reads the candidates as a whole, newest first.
+  """
   state = None
   try:
     state = tf.train.get_checkpoint_state(os.path.dirname(prefix))

@@ -69,6 +69,7 @@ def reshard_checkpoint(checkpoint: str, old_num_ps: int, new_num_ps: int) -> str
     raise tf.errors.DataLossError(None, None, f"Cannot reshard {checkpoint}: {damage}")
   target = checkpoint_files.resharded_name(checkpoint)
   checkpoint_files.delete_checkpoint(target)
+  checkpoint_files.mark_unfinished(target)
   old_assets = SaveHelper.get_ckpt_asset_dir(checkpoint)
   new_assets = SaveHelper.get_ckpt_asset_dir(target)
   tf.io.gfile.makedirs(new_assets)
@@ -86,6 +87,7 @@ def reshard_checkpoint(checkpoint: str, old_num_ps: int, new_num_ps: int) -> str
   checkpoint_files.write_manifest(target)
   checkpoint_files.link_variables(checkpoint, target)
   _record(checkpoint, target)
+  checkpoint_files.mark_finished(target)
   return target
 
 

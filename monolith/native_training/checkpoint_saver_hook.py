@@ -14,6 +14,7 @@ from typing import Any
 import tensorflow as tf
 from absl import logging
 from google.protobuf import text_format
+from tensorflow.python.checkpoint import checkpoint_management
 from tensorflow.python.lib.io import file_io
 from tensorflow.python.training.checkpoint_state_pb2 import CheckpointState
 
@@ -194,10 +195,14 @@ class NoFirstSaveCheckpointSaverHook(tf.compat.v1.train.CheckpointSaverHook):
       tf.errors.DataLossError: a state file exists and cannot be read; starting from nothing would
         forget the checkpoints it names.
     """
-    self._check_state_file("checkpoint", CheckpointState())
+    state = CheckpointState()
+    self._check_state_file("checkpoint", state)
+    self._check_newest_exists(state)
     self._check_state_file(
       checkpoint_state.MONOLITH_CKPT_STATE_FILE_NAME, MonolithCheckpointState()
     )
+    if self._save_graph_def:
+      self._sweep()
     super().begin()
 
   def _check_state_file(self, name: str, message: Any) -> None:
@@ -207,20 +212,33 @@ class NoFirstSaveCheckpointSaverHook(tf.compat.v1.train.CheckpointSaverHook):
     try:
       checkpoint_state.read_text_proto(path, message)
     except (text_format.ParseError, UnicodeDecodeError) as e:
-      prefixes = checkpoint_files.complete_checkpoints(self._checkpoint_dir, self._basename)
-      intact = checkpoint_files.newest_intact(prefixes)
-      known = f"; the newest intact checkpoint beside it is {intact}" if intact else ""
-      raise tf.errors.DataLossError(
-        None, None, f"{path} is damaged: {e}. Mend it or delete it{known}."
-      ) from e
+      raise self._damaged(path, str(e)) from e
+
+  def _check_newest_exists(self, state: CheckpointState) -> None:
+    path = os.path.join(self._checkpoint_dir, "checkpoint")
+    if not tf.io.gfile.exists(path):
+      return
+    if not state.model_checkpoint_path:
+      raise self._damaged(path, "it names no checkpoint")
+    # The path may be relative to the folder, or absolute in a way that only a file system knows.
+    prefix = os.path.join(self._checkpoint_dir, state.model_checkpoint_path)
+    candidates = {prefix, state.model_checkpoint_path}
+    if not any(map(checkpoint_management.checkpoint_exists_internal, candidates)):
+      raise self._damaged(path, f"it names {prefix}, which does not exist")
+
+  def _damaged(self, path: str, cause: str) -> tf.errors.DataLossError:
+    prefixes = checkpoint_files.complete_checkpoints(self._checkpoint_dir, self._basename)
+    intact = checkpoint_files.newest_intact(prefixes)
+    known = f"; the newest intact checkpoint beside it is {intact}" if intact else ""
+    return tf.errors.DataLossError(
+      None, None, f"{path} is damaged: {cause}. Mend it or delete it{known}."
+    )
 
   def after_create_session(
     self, session: tf.compat.v1.Session, coord: tf.train.Coordinator
   ) -> None:
     with self._lock:
       self._is_first_save = True
-      if self._save_graph_def:
-        self._sweep()
       super().after_create_session(session, coord)
       if self._save_graph_def:
         self._export_meta_graph(session)
@@ -230,16 +248,11 @@ class NoFirstSaveCheckpointSaverHook(tf.compat.v1.train.CheckpointSaverHook):
       self._create_or_update_monolith_ckpt_state(do_update=False)
 
   def _sweep(self) -> None:
-    """Cleans the folder of what killed processes left."""
+    """Cleans the folder of what killed processes left, before anything is restored from it."""
     state = tf.train.get_checkpoint_state(self._checkpoint_dir)
-    recorded = list(state.all_model_checkpoint_paths) if state else []
-    saver = self._get_saver()
+    recorded = [state.model_checkpoint_path, *state.all_model_checkpoint_paths] if state else []
     try:
-      checkpoint_files.remove_leftovers(
-        self._checkpoint_dir, self._basename, recorded + self._get_exempt()
-      )
-      if _is_partial_recovery_saver(saver):
-        saver.adopt_unrecorded_checkpoints(self._checkpoint_dir, self._basename)
+      checkpoint_files.remove_leftovers(self._checkpoint_dir, self._basename, recorded)
     except tf.errors.OpError as e:
       logging.warning("Cannot clean %s: %s", self._checkpoint_dir, e.message)
 
@@ -335,7 +348,7 @@ class NoFirstSaveCheckpointSaverHook(tf.compat.v1.train.CheckpointSaverHook):
       # The mark goes first: what other listeners do after the save must not be done twice.
       self._listeners = [mark, *listeners]
       try:
-        self._set_aside(step)
+        self._begin_save(step)
         should_stop = super()._save(session, step)
         self._metrics.emit_counter("save_checkpoint", 1, {"success": "true"})
         return should_stop
@@ -354,18 +367,26 @@ class NoFirstSaveCheckpointSaverHook(tf.compat.v1.train.CheckpointSaverHook):
         self._listeners = listeners
     raise AssertionError("unreachable")
 
-  def _set_aside(self, step: int) -> None:
-    """Keeps the newest checkpoint under another name if this step is it.
+  def _begin_save(self, step: int) -> None:
+    """Prepares the folder for a save that may be killed, and for one of the newest step again.
 
-    The saver does so too, but only after the listeners have written their files into it.
+    The saver sets a checkpoint aside too, but only after listeners have written into it.
     """
+    if not tf.io.gfile.isdir(self._checkpoint_dir):
+      raise ValueError(f"Parent directory of {self._save_path} doesn't exist, can't save.")
+    prefix = checkpoint_state.SaveHelper(self._save_path).get_ckpt_prefix(step)
+    if self._save_graph_def:
+      checkpoint_files.mark_unfinished(prefix)
     saver = self._get_saver()
     if _is_partial_recovery_saver(saver) and not saver.skip_save:
-      saver.set_aside_if_recorded(checkpoint_state.SaveHelper(self._save_path).get_ckpt_prefix(step))
+      saver.set_aside_if_recorded(prefix)
 
   def _on_saved(self, step: int) -> None:
     self._last_saved_step = step
     self._last_triggered_step = step
+    if self._save_graph_def:
+      prefix = checkpoint_state.SaveHelper(self._save_path).get_ckpt_prefix(step)
+      checkpoint_files.mark_finished(prefix)
     try:
       self._create_or_update_monolith_ckpt_state(do_update=True)
     except tf.errors.OpError as e:

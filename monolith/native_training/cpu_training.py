@@ -256,7 +256,6 @@ def _write_features(
 ) -> None:
   dataset = task.create_input_fn(conf.mode)()
   iterator = tf.compat.v1.data.make_initializable_iterator(dataset)
-  tf.compat.v1.add_to_collection(tf.compat.v1.GraphKeys.TABLE_INITIALIZERS, iterator.initializer)
   next_element = iterator.get_next()
   hook_config = copy.copy(conf)
   hook_config.model_dir = model_dir
@@ -265,6 +264,7 @@ def _write_features(
   with tf.compat.v1.train.MonitoredTrainingSession(
     target, is_chief=is_chief, hooks=[hook], config=session_config
   ) as sess:
+    sess.run(iterator.initializer)
     while not sess.should_stop():
       sess.run(next_element)
 

@@ -68,9 +68,10 @@ class SyncHook(tf.estimator.SessionRunHook):
     # Initialised by the chief: the others wait for it.
     collection = keys.LOCAL_VARIABLES if index == 0 else keys.GLOBAL_VARIABLES
     with tf.device("/job:chief/task:0"):
-      created = tf.compat.v1.get_variable(
-        "sync_hook_created",
-        initializer=tf.zeros([num_workers], tf.bool),
+      # Not `get_variable`: the driver's partitioner applies inside a model function.
+      created = tf.compat.v1.Variable(
+        tf.zeros([num_workers], tf.bool),
+        name="sync_hook_created",
         trainable=False,
         use_resource=True,
         collections=[collection],

@@ -24,7 +24,7 @@ from typing import Any
 
 import tensorflow as tf
 from absl import logging
-from tensorflow.python.framework import ops
+from tensorflow.python.framework import auto_control_deps_utils, ops
 
 from monolith.native_training import (
   basic_restore_hook,
@@ -41,6 +41,16 @@ from monolith.native_training.runtime.hash_table import embedding_hash_table_pb2
 from monolith.native_training.runtime.ops import gen_monolith_ops
 
 hash_table_ops = gen_monolith_ops
+
+# Functions may run these side by side; only writes must be ordered.
+for _op_type in (
+  "MonolithHashTableLookup",
+  "MonolithHashTableLookupEntry",
+  "MonolithHashTableSize",
+  "MonolithHashTableSaveAsTensor",
+  "MonolithHashTableFusedLookup",
+):
+  auto_control_deps_utils.register_read_only_resource_op(_op_type)
 
 _HASH_TABLE_GRAPH_KEY = "monolith_hash_tables"
 _TIMEOUT_IN_MS = 3600000

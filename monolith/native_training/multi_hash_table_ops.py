@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 from absl import logging
 from google.protobuf import text_format
-from tensorflow.python.framework import ops
+from tensorflow.python.framework import auto_control_deps_utils, ops
 from tensorflow.python.ops import resources
 
 from monolith.native_training import (
@@ -40,6 +40,15 @@ from monolith.native_training.runtime.hash_table import embedding_hash_table_pb2
 from monolith.native_training.runtime.ops import gen_monolith_ops
 
 hash_table_ops = gen_monolith_ops
+
+# Functions may run these side by side; only writes must be ordered.
+for _op_type in (
+  "IsHashTableInitialized",
+  "MonolithMultiHashTableLookup",
+  "MonolithMultiHashTableLookupEntry",
+  "MonolithMultiHashTableFusedLookup",
+):
+  auto_control_deps_utils.register_read_only_resource_op(_op_type)
 
 _MULTI_HASH_TABLE_GRAPH_KEY = "monolith_multi_hash_tables"
 _TIMEOUT_IN_MS = 3600000
@@ -372,7 +381,11 @@ class MultiHashTable(BaseMultiTypeHashTable, RawMultiTypeHashTable):
     ragged_id, flat_value = self._split_pairs(slot_to_id_and_value)
     return self._with_handle(
       hash_table_ops.monolith_multi_hash_table_assign_add(
-        self._handle, ragged_id.values, ragged_id.row_splits, flat_value, hash_table_utils.as_req_time(req_time)
+        self._handle,
+        ragged_id.values,
+        ragged_id.row_splits,
+        flat_value,
+        hash_table_utils.as_req_time(req_time),
       )
     )
 
@@ -432,7 +445,11 @@ class MultiHashTable(BaseMultiTypeHashTable, RawMultiTypeHashTable):
   ) -> MultiHashTable:
     return self._with_handle(
       hash_table_ops.monolith_multi_hash_table_assign(
-        self._handle, ragged_id.values, ragged_id.row_splits, flat_value, hash_table_utils.as_req_time(req_time)
+        self._handle,
+        ragged_id.values,
+        ragged_id.row_splits,
+        flat_value,
+        hash_table_utils.as_req_time(req_time),
       )
     )
 
@@ -456,6 +473,10 @@ class MultiHashTable(BaseMultiTypeHashTable, RawMultiTypeHashTable):
   def feature_stat(self, basename: tf.Tensor | str) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns `(table names, rows)` of what was saved under `basename`, string and uint64 `[k]`."""
     return hash_table_ops.monolith_multi_hash_table_feature_stat(basename)
+
+  def sizes(self) -> tf.Tensor:
+    """Returns the number of rows of each table, int64 `[tables]`, by sorted names."""
+    return hash_table_ops.monolith_multi_hash_table_size(self._handle)
 
   def fused_lookup(
     self,

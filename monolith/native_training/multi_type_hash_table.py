@@ -91,8 +91,8 @@ class MultiTypeHashTable(BaseMultiTypeHashTable):
 
   Args:
     slot_to_config: slot name -> configuration.
-    hash_table_factory: makes the table of a slot: `(slot name, configuration)`, positionally; called
-      in sorted order of the names.
+    hash_table_factory: makes the table of a slot: `(slot name, configuration)`, positionally;
+      called in sorted order of the names.
   """
 
   def __init__(
@@ -235,10 +235,12 @@ def merge_slots(
   for slots in groups.values():
     name = merged_name(slots)
     config = copy.copy(slot_to_config[slots[0]])
-    config.extra_restore_names = list(config.extra_restore_names)
     old_name = merged_name([s[len("fc_") :] if _RENAMED_SLOT.match(s) else s for s in slots])
-    if old_name != name:
-      config.extra_restore_names.append(old_name)
+    # The text of a configuration is enough for whoever only wants the grouping.
+    if not isinstance(config, str):
+      config.extra_restore_names = list(config.extra_restore_names)
+      if old_name != name:
+        config.extra_restore_names.append(old_name)
     merged_to_config[name] = config
     slot_to_merged.update({slot: name for slot in slots})
   return merged_to_config, slot_to_merged
@@ -292,7 +294,7 @@ class MergedMultiTypeHashTable(BaseMultiTypeHashTable):
       merged_embeddings, auxiliary_bundle = self._table.lookup(merged_slots, auxiliary_bundle, pack)
       merged_slot_to_sizes = auxiliary_bundle.pop("merged_slot_to_sizes")
     else:
-      merged_ids, merged_slot_to_sizes = self._merge_tensors(slot_to_id)
+      merged_ids, merged_slot_to_sizes = self._merge_tensors(slot_to_id, tf.int64)
       if auxiliary_bundle is None:
         merged_embeddings = self._table.lookup(merged_ids)
       else:
@@ -347,12 +349,12 @@ class MergedMultiTypeHashTable(BaseMultiTypeHashTable):
     return groups
 
   def _merge_tensors(
-    self, slot_to_tensor: Mapping[str, tf.Tensor]
+    self, slot_to_tensor: Mapping[str, tf.Tensor], dtype: tf.DType | None = None
   ) -> tuple[dict[str, tf.Tensor], dict[str, tf.Tensor]]:
     """Concatenates the slots of each merged table; also returns their lengths."""
     merged, sizes = {}, {}
     for name, slots in self._group(slot_to_tensor).items():
-      tensors = [tf.convert_to_tensor(slot_to_tensor[slot]) for slot in slots]
+      tensors = [tf.convert_to_tensor(slot_to_tensor[slot], dtype) for slot in slots]
       merged[name] = tf.concat(tensors, axis=0)
       sizes[name] = tf.stack([tf.shape(tensor)[0] for tensor in tensors])
     return merged, sizes
@@ -360,8 +362,8 @@ class MergedMultiTypeHashTable(BaseMultiTypeHashTable):
   def _merge_pairs(
     self, slot_to_pair: SlotToIdsAndValues
   ) -> dict[str, tuple[tf.Tensor, tf.Tensor]]:
-    ids, _ = self._merge_tensors({slot: pair[0] for slot, pair in slot_to_pair.items()})
-    values, _ = self._merge_tensors({slot: pair[1] for slot, pair in slot_to_pair.items()})
+    ids, _ = self._merge_tensors({s: pair[0] for s, pair in slot_to_pair.items()}, tf.int64)
+    values, _ = self._merge_tensors({s: pair[1] for s, pair in slot_to_pair.items()}, tf.float32)
     return {name: (ids[name], values[name]) for name in ids}
 
   def _split_embeddings(

@@ -235,31 +235,29 @@ class PartialRecoverySaver(tf_saver.Saver):
     self._last_checkpoints = [p for p in self._last_checkpoints if p not in excess]
     self._checkpoints_to_be_deleted.extend(excess)
 
+  def _condemn_old_checkpoints(self) -> None:
+    """Decides which old checkpoints are deleted, and marks them in case of a kill meanwhile."""
+    condemned = []
+    for prefix, saved_time in self._checkpoints_to_be_deleted:
+      if saved_time > self._next_checkpoint_time:
+        self._next_checkpoint_time += self._keep_seconds()
+      else:
+        condemned.append((prefix, saved_time))
+    self._checkpoints_to_be_deleted = condemned
+    for prefix, _ in condemned:
+      try:
+        checkpoint_files.mark_unfinished(prefix)
+      except tf.errors.OpError as e:
+        logging.warning("Cannot mark the old checkpoint %s: %s", prefix, e.message)
+
   def _MaybeDeleteOldCheckpoints(self, meta_graph_suffix: str = "meta") -> None:
     del meta_graph_suffix  # All suffixes are deleted.
     while self._checkpoints_to_be_deleted:
-      prefix, saved_time = self._checkpoints_to_be_deleted.pop(0)
-      if saved_time > self._next_checkpoint_time:
-        self._next_checkpoint_time += self._keep_seconds()
-        continue
+      prefix, _ = self._checkpoints_to_be_deleted.pop(0)
       try:
         checkpoint_files.delete_checkpoint(prefix)
       except tf.errors.OpError as e:
         logging.warning("Cannot delete the old checkpoint %s: %s", prefix, e.message)
-
-  def adopt_unrecorded_checkpoints(self, checkpoint_dir: str, basename: str) -> None:
-    """Counts checkpoints that no state file names, as the oldest ones, so that they are deleted in
-    turn.
-
-    Args:
-      checkpoint_dir: their folder.
-      basename: as in `<basename>-<step>`.
-    """
-    known = self.last_checkpoints
-    found = checkpoint_files.unrecorded_checkpoints(checkpoint_dir, basename, known)
-    if found:
-      logging.info("Complete checkpoints of processes that were killed: %s", found)
-      self._last_checkpoints = [(p, time.time()) for p in found] + self._last_checkpoints
 
   def set_aside_if_recorded(self, checkpoint_file: str, latest_filename: str | None = None) -> None:
     """Lets the state file name a copy of the newest checkpoint, if that is about to be overwritten.
@@ -286,6 +284,7 @@ class PartialRecoverySaver(tf_saver.Saver):
     others = [p for p in state.all_model_checkpoint_paths if p != state.model_checkpoint_path]
     self._twins.add(twin)
     self._write_state(directory, twin, [*others, twin], latest_filename)
+    checkpoint_files.mark_finished(twin)
     self._last_checkpoints = [
       (twin, saved_time) if path == checkpoint_file else (path, saved_time)
       for path, saved_time in self._last_checkpoints
@@ -355,6 +354,7 @@ class PartialRecoverySaver(tf_saver.Saver):
       if write_state and not self._is_empty:
         self._drop_twin(checkpoint_file)
         self._RecordLastCheckpoint(model_checkpoint_path)
+        self._condemn_old_checkpoints()
         self._write_state(directory, model_checkpoint_path, self.last_checkpoints, latest_filename)
         self._MaybeDeleteOldCheckpoints(meta_graph_suffix=meta_graph_suffix)
     except (tf.errors.FailedPreconditionError, tf.errors.NotFoundError) as e:
@@ -419,13 +419,23 @@ class PartialRecoverySaver(tf_saver.Saver):
     custom_restores = graph.get_collection(CUSTOM_RESTORE_OP)
     if not custom_restores:
       self._origin_restore(sess, save_path)
-      return
-    restore_ops, placeholders, alias_map = custom_restores[0]
-    if alias_map is not None:
-      self._restore_with_alias_map(sess, save_path, restore_ops, placeholders, alias_map)
     else:
-      self._clear_nn(sess, save_path, restore_ops, placeholders)
-    graph.clear_collection(CUSTOM_RESTORE_OP)
+      restore_ops, placeholders, alias_map = custom_restores[0]
+      if alias_map is not None:
+        self._restore_with_alias_map(sess, save_path, restore_ops, placeholders, alias_map)
+      else:
+        self._clear_nn(sess, save_path, restore_ops, placeholders)
+      graph.clear_collection(CUSTOM_RESTORE_OP)
+    self._create_shared_resources(sess)
+
+  def _create_shared_resources(self, sess: tf.compat.v1.Session) -> None:
+    """Creates what the init op would: a session manager that restores does not run it.
+
+    Without this no monitored session with a group of tables could start from a checkpoint.
+    """
+    resources = sess.graph.get_collection(tf.compat.v1.GraphKeys.RESOURCES)
+    ready = sess.run([resource.is_initialized for resource in resources])
+    sess.run([resource.create for resource, is_ready in zip(resources, ready) if not is_ready])
 
   def _restore_with_alias_map(
     self, sess: Any, save_path: str, restore_ops: list, placeholders: list, alias_map: dict
@@ -458,7 +468,8 @@ class PartialRecoverySaver(tf_saver.Saver):
       raise ValueError("Can't load save_path when it is None.")
     if not checkpoint_management.checkpoint_exists_internal(tf.compat.as_text(save_path)):
       raise ValueError(
-        f"The passed save_path is not a valid checkpoint: {tf.compat.as_text(save_path)}"
+        f"The passed save_path is not a valid checkpoint: {tf.compat.as_text(save_path)} "
+        f"has no index. {checkpoint_files.remedy(tf.compat.as_text(save_path))}"
       )
 
   def _origin_restore(self, sess: tf.compat.v1.Session | None, save_path: str) -> None:

@@ -24,6 +24,7 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 from google.protobuf import json_format
+from tensorflow.core.framework import tensor_pb2
 
 from monolith.native_training.runtime.ops import gen_monolith_ops_base
 from monolith.native_training.runtime.parameter_sync import (
@@ -257,7 +258,7 @@ class _DummyPredictionService(grpc.GenericRpcHandler):
     try:
       predict = prediction_service_pb2.PredictRequest.FromString(request)
       for value in predict.inputs.values():
-        tf.make_ndarray(tf.compat.v1.TensorProto.FromString(value))
+        tf.make_ndarray(tensor_pb2.TensorProto.FromString(value))
     except (ValueError, TypeError) as error:
       context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"not a PredictRequest: {error}")
     response = prediction_service_pb2.PredictResponse()

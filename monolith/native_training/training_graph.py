@@ -16,7 +16,7 @@ import contextlib
 import copy
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 from absl import flags, logging
@@ -155,6 +155,22 @@ def create_exporter(
       global_step_as_timestamp=task.config.enable_sync_training,
     )
   raise ValueError(f"Invalid export_mode: {serving.export_mode}")
+
+
+class _ModelInputs(NamedTuple):
+  """What a model is computed from.
+
+  Attributes:
+    features: what the task's model function sees.
+    embeddings: feature name -> looked-up embeddings; `None` for a fused layout.
+    slices: the pooled slices of them.
+    layouts: layout name -> tensors of a fused layout.
+  """
+
+  features: Features
+  embeddings: dict[str, tf.Tensor] | None = None
+  slices: dict[str, tf.Tensor] | None = None
+  layouts: dict[str, Any] | None = None
 
 
 class CpuTraining:
@@ -419,10 +435,10 @@ class CpuTraining:
     self._task.ctx.async_function_mgr = async_function_mgr
     features, auxiliary_bundle = _take_eof(features)
     if self.config.enable_fused_layout:
-      features, auxiliary_bundle = self._look_up_layouts(hash_table, features, auxiliary_bundle)
+      inputs, auxiliary_bundle = self._look_up_layouts(hash_table, features, auxiliary_bundle)
     else:
-      features, auxiliary_bundle = self._look_up(hash_table, features, auxiliary_bundle)
-    spec = self._call_task(features, mode, run_config)
+      inputs, auxiliary_bundle = self._look_up(hash_table, features, auxiliary_bundle)
+    spec = self._call_task(inputs, mode, run_config)
     if export_context.is_exporting():
       return spec
     spec = training_hooks.TrainingHooks(
@@ -573,7 +589,7 @@ class CpuTraining:
 
   def _look_up_layouts(
     self, hash_table: Any, features: Features, auxiliary_bundle: dict[str, Any]
-  ) -> tuple[Features, dict[str, Any]]:
+  ) -> tuple[_ModelInputs, dict[str, Any]]:
     ctx = self._task.ctx
     ctx.feature_factory = None
     look_up = hash_table.lookup(
@@ -591,16 +607,12 @@ class CpuTraining:
       async_function_mgr=ctx.async_function_mgr,
       async_push=self.config.enable_embedding_postpush,
     )
-    return features, auxiliary_bundle
+    return _ModelInputs(features, layouts=layouts), auxiliary_bundle
 
   def _look_up(
     self, hash_table: Any, features: Features, auxiliary_bundle: dict[str, Any]
-  ) -> tuple[Features, dict[str, Any]]:
-    """Looks up embeddings, perhaps ahead of the step, and hands them to the task's slots.
-
-    Returns:
-      What the task's model function sees, and the bundle.
-    """
+  ) -> tuple[_ModelInputs, dict[str, Any]]:
+    """Looks up embeddings, perhaps ahead of the step, and hands them to the task's slots."""
     config = self.config
     if config.reorder_fids_in_data_pipeline and _ELEMENT_KEY in features:
       embeddings, ids, dense, auxiliary_bundle = self._look_up_reordered(
@@ -643,7 +655,8 @@ class CpuTraining:
         ctx.async_function_mgr,
         async_push=config.enable_embedding_postpush,
       )
-    return {**dense, **embeddings}, auxiliary_bundle
+    inputs = _ModelInputs({**dense, **embeddings}, embeddings=embeddings, slices=slices)
+    return inputs, auxiliary_bundle
 
   def _look_up_reordered(
     self, hash_table: Any, element: Any, auxiliary_bundle: dict[str, Any]
@@ -661,20 +674,28 @@ class CpuTraining:
     return embeddings, ids, dense, auxiliary_bundle
 
   def _call_task(
-    self, features: Features, mode: str, run_config: Any
+    self, inputs: _ModelInputs, mode: str, run_config: Any
   ) -> tf.estimator.EstimatorSpec:
+    def call(features: Features) -> tf.estimator.EstimatorSpec:
+      return self._task.create_model_fn()(features=features, mode=mode, config=run_config)
+
     with self._variable_scopes():
       export_ctx = export_context.get_current_export_ctx()
       if export_ctx is None or not export_ctx.with_remote_gpu:
-        return self._task.create_model_fn()(features=features, mode=mode, config=run_config)
+        return call(inputs.features)
 
-      def remote_call(features: Features) -> Any:
+      def remote_call(remote_inputs: tuple) -> Any:
+        # In the other graph slots must hand out that graph's tensors.
+        features, embeddings, slices, layouts = remote_inputs
+        if layouts is None:
+          self._task.ctx.feature_factory = feature.FeatureFactoryFromEmbeddings(embeddings, slices)
+        else:
+          self._task.ctx.layout_factory = feature.EmbeddingLayoutFactory(None, layouts)
         with tf.device("/device:GPU:0"):
-          spec = self._task.create_model_fn()(features=features, mode=mode, config=run_config)
-          return spec.predictions
+          return call(features).predictions
 
       with export_ctx.dense_sub_graph("dense_0").as_default():
-        helper = export_utils.RemotePredictHelper("gpu_remote_call", features, remote_call)
+        helper = export_utils.RemotePredictHelper("gpu_remote_call", tuple(inputs), remote_call)
       predictions = helper.call_remote_predict(
         f"{self.config.model_name}:dense_0", old_model_name="dense_0"
       )

@@ -79,6 +79,21 @@ def get_exempt_checkpoint_paths(model_dir: str) -> list[str]:
   return exempt
 
 
+class _FinishAsyncHook(tf.estimator.SessionRunHook):
+  """At the end, lets asynchronous functions finish before anybody saves or says to be done.
+
+  Args:
+    hooks: of the functions.
+  """
+
+  def __init__(self, hooks: Sequence[Hook]):
+    self._hooks = hooks
+
+  def end(self, session: tf.compat.v1.Session) -> None:
+    for hook in self._hooks:
+      hook.end(session)
+
+
 class TrainingHooks:
   """Builds the hooks of one graph.
 
@@ -142,8 +157,9 @@ class TrainingHooks:
         evaluation_hooks=(*hooks, *spec.evaluation_hooks),
       )
 
-    training_hooks: list[Hook] = [session_hooks.SetCurrentSessionHook()]
-    chief_hooks: list[Hook] = []
+    finish_async = _FinishAsyncHook(self._async_hooks)
+    training_hooks: list[Hook] = [session_hooks.SetCurrentSessionHook(), finish_async]
+    chief_hooks: list[Hook] = [finish_async]
     chief_sync_hooks: Sequence[Hook] = ()
     barrier_op = None
     if self._is_async:

@@ -25,7 +25,7 @@ from monolith.native_training.runtime.hash_table import embedding_hash_table_pb2
 
 tf.compat.v1.disable_eager_execution()
 
-_INT64 = tf.int64.limits
+_INT64 = (tf.int64.min, tf.int64.max)
 
 
 def _adagrad_config(dim):

@@ -605,7 +605,7 @@ class BadInputTest(LayoutTestCase):
       return changed
 
     for changes, words in (
-      (dict(fid_offset=fids(0, 1 << 32)), ("fid_offset[0]", "block 1", "there are 1")),
+      (dict(fid_offset=fids(0, 1 << 32)), ("fid_offset[0] = (1, 0)", "beyond the last of 1")),
       (dict(fid_offset=fids(0, 2**64 - 1)), ("fid_offset[0]",)),
       (dict(fid_offset=fids(0, 16)), ("fid_offset[0]", "16 to 19", "18 floats")),
       (dict(fid_offset=fids(8, 17)), ("fid_offset[8]", "17 to 19")),
@@ -662,7 +662,7 @@ class BadInputTest(LayoutTestCase):
       self.assert_invalid(self.forward(batch, 2, fid_list_row_split=[split]), *words)
     fid = batch.fid_offset(2)
     fid[0] = 1 << 32
-    self.assert_invalid(self.forward(batch, 2, fid_offset=fid), "feature 0", "feature 1")
+    self.assert_invalid(self.forward(batch, 2, fid_offset=fid), "feature 'fa'", "block of feature 'fb'")
 
   def test_version_4(self):
     batch = worked_example()

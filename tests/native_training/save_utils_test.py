@@ -400,17 +400,24 @@ class SaverHookTest(_Case):
   def test_leftovers_of_killed_processes_are_deleted(self):
     self.train(self.hook())
     keep = set(self.names()) | {"model.ckpt-5.index", "model.ckpt-5.data-00000-of-00001", "x_temp"}
-    keep |= {"other-3.assets", "model.ckpt.tmp"}
+    keep |= {"other-3.assets", "other-3.unfinished", "model.ckpt.tmp", "model.ckpt-40.assets"}
     leftovers = {
       "model.ckpt-3_temp",
+      # Killed in a save, or while it was deleted.
       "model.ckpt-4.assets",
       "model.ckpt-4.data-00000-of-00001",
+      "model.ckpt-4.unfinished",
+      # Killed before the state file was written.
+      "model.ckpt-9.index",
+      "model.ckpt-9.data-00000-of-00001",
+      "model.ckpt-9.unfinished",
+      # Killed after that.
+      "model.ckpt-1.unfinished",
       "model.ckpt-6.data-00000-of-00001.tempstate123",
       "checkpoint.tmp" + 32 * "a",
       "monolith_checkpoint.tmp" + 32 * "0",
-      "previous.model.ckpt-1.index",
-      "previous.model.ckpt-1.meta",
       "previous.model.ckpt-2.meta",
+      "previous.model.ckpt-2.unfinished",
     }
     for name in keep | leftovers:
       if not os.path.exists(self.path(name)):
@@ -427,20 +434,18 @@ class SaverHookTest(_Case):
     with v1.train.SingularMonitoredSession(hooks=[self.hook()]):
       self.assertIn("model.ckpt-4.assets", self.names())
 
-  def test_unrecorded_checkpoint_is_deleted_in_turn(self):
-    self.saver = Saver(max_to_keep=1)
-    self.train(self.hook())
-    state_time = os.stat(self.path("checkpoint")).st_mtime_ns
-    for name in ("model.ckpt-9.index", "model.ckpt-9.data-00000-of-00001"):
-      pathlib.Path(self.path(name)).touch()
-      os.utime(self.path(name), ns=(state_time + 1, state_time + 1))
+  def test_half_of_the_first_save_is_deleted_before_anything_is_restored(self):
+    class Restorer(tf.estimator.SessionRunHook):
+      def after_create_session(restorer, session, coord):
+        restorer.names = self.names()
 
-    hook = self.hook()
-    with v1.train.SingularMonitoredSession(hooks=[hook]) as sess:
-      self.assertEqual(self.steps_on_disk(), {1, 9})
-      sess.run(self.train_op)
+    os.makedirs(self.path("model.ckpt-1.assets"))
+    pathlib.Path(self.path("model.ckpt-1.unfinished")).touch()
+    restorer = Restorer()
+    with v1.train.SingularMonitoredSession(hooks=[restorer, self.hook()]):
+      pass
 
-    self.assertEqual(len(self.steps_on_disk()), 1)
+    self.assertEqual([n for n in restorer.names if n.startswith("model.ckpt")], [])
 
   def test_damaged_state_files_stop_the_start(self):
     self.train(self.hook())

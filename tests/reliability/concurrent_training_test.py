@@ -12,10 +12,10 @@ from monolith.native_training.runtime.hash_table import embedding_hash_table_pb2
 
 tf.compat.v1.disable_eager_execution()
 
-_IDS = 60000
+_IDS = 20000
 _BATCH = 500
 _DIM = 32
-_SAVES = 4
+_SAVES = 3
 
 
 class ConcurrentTrainingTest(tf.test.TestCase):

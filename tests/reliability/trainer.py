@@ -31,7 +31,8 @@ DIM = 4
 _ACCUMULATOR_START = 0.1
 
 
-def _table_config(dim: int) -> entry.HashTableConfigInstance:
+def table_config(dim: int) -> entry.HashTableConfigInstance:
+  """Returns the configuration of a table with Adagrad, from zeros, in full precision."""
   config = embedding_hash_table_pb2.EmbeddingHashTableConfig()
   config.entry_config.segments.append(
     entry.CombineAsSegment(
@@ -109,10 +110,10 @@ class Trainer:
     train_weights = optimizer.apply_gradients([(tf.ones([1000]), weights)])
     self._filter = hash_filter_ops.create_hash_filter(1000, 7)
     single = hash_table_ops.hash_table_from_config(
-      _table_config(DIM), hash_filter=self._filter, name_suffix="single"
+      table_config(DIM), hash_filter=self._filter, name_suffix="single"
     )
     group = multi_hash_table_ops.MultiHashTable.from_configs(
-      {"first": _table_config(DIM), "second": _table_config(DIM)}, name_suffix="group"
+      {"first": table_config(DIM), "second": table_config(DIM)}, name_suffix="group"
     )
     both = {"first": ids, "second": ids}
     gradients = tf.ones([NUM_IDS, DIM])

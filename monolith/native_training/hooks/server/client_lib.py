@@ -18,4 +18,6 @@ def get_stub_from_model_dir(model_dir: str) -> service_pb2_grpc.ControllerStub:
   """
   with tf.io.gfile.GFile(os.path.join(model_dir, constants.SERVER_ADDR_FILENAME)) as f:
     address = f.read().strip()
-  return service_pb2_grpc.ControllerStub(grpc.insecure_channel(address))
+  # The server is reached directly, whatever proxy the environment names.
+  channel = grpc.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)])
+  return service_pb2_grpc.ControllerStub(channel)

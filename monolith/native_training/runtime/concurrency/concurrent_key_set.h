@@ -22,17 +22,16 @@
 //   * Batches that cannot overflow run concurrently under the shared side of `access_`. Each first
 //     reserves n places in `reserved_` and gives back those that duplicates did not need;
 //     `reserved_` is therefore never below the true size, and equals it while nobody inserts.
-//   * A batch that might overflow takes the exclusive side and proceeds in runs that cannot
-//   overflow,
+//   * A batch that might overflow takes the exclusive side and proceeds in runs that cannot,
 //     dropping everything between runs when the set is full.
 //   * Steal takes the exclusive side only to detach the shards' slots: each batch is wholly before
-//   or
-//     wholly after it.
+//     or wholly after it.
 //
 // `gate_` is held while waiting for either side, so a writer is not starved by a stream of readers.
 //
-// Thread-safe throughout. Cost: about 10 ns per key in batches of thousands; Steal is O(shards)
-// under the lock and O(slots) outside.
+// Thread-safe throughout. Cost: about 60 ns of one core per key while a set grows to 10 million
+// random keys in batches of 10,000 (Neoverse N1), growth included. Steal is O(shards) under the
+// lock and O(slots) outside.
 #ifndef MONOLITH_NATIVE_TRAINING_RUNTIME_CONCURRENCY_CONCURRENT_KEY_SET_H_
 #define MONOLITH_NATIVE_TRAINING_RUNTIME_CONCURRENCY_CONCURRENT_KEY_SET_H_
 

@@ -10,13 +10,112 @@ namespace distribution {
 namespace {
 
 constexpr uint32_t kSharedBit = 0x80000000u;
-constexpr int64_t kLookahead = 4;  // ids whose embeddings are fetched ahead
+constexpr int64_t kLookahead = 8;  // ids whose embeddings are fetched ahead
 constexpr int64_t kRowBlock = 64;  // batch rows handled per feature, so that outputs stay in cache
 
 std::string Text(int64_t value) { return std::to_string(value); }
 
-inline void AddTo(float* __restrict__ to, const float* __restrict__ from, int64_t n) {
-  for (int64_t c = 0; c < n; ++c) to[c] += from[c];
+// Where the embeddings of the ids are. A copy on the stack: nothing that is written can alias it.
+template <typename Float>
+struct Embeddings {
+  const uint64_t* ids;
+  Float* const* data;      // per block
+  const int64_t* strides;  // per block
+
+  // First column of the embedding of the id at position i.
+  Float* At(int64_t i) const {
+    const uint64_t block = ids[i] >> 32;
+    return data[block] + static_cast<int64_t>(ids[i] & 0xffffffffu) * strides[block];
+  }
+
+  // Fetches what follows the ids [begin, end) by kLookahead, up to `limit`.
+  void PrefetchAfter(int64_t begin, int64_t end, int64_t limit) const {
+    end = std::min(end + kLookahead, limit);
+    for (int64_t i = begin + kLookahead; i < end; ++i) __builtin_prefetch(At(i));
+  }
+};
+
+// Columns are handled in blocks of constant size, which the compiler turns into vector registers.
+template <int64_t kColumns>
+inline void AddColumns(float* __restrict__ to, const float* __restrict__ from) {
+  for (int64_t j = 0; j < kColumns; ++j) to[j] += from[j];
+}
+
+inline void AddTo(float* to, const float* from, int64_t n) {
+  int64_t c = 0;
+  for (; c + 16 <= n; c += 16) AddColumns<16>(to + c, from + c);
+  for (; c + 4 <= n; c += 4) AddColumns<4>(to + c, from + c);
+  for (; c < n; ++c) to[c] += from[c];
+}
+
+// Sum or mean of the columns [column, column + kColumns) over the ids [begin, end), at least one.
+template <int64_t kColumns>
+inline void PoolColumns(const Embeddings<const float>& embeddings, int64_t column, int64_t begin,
+                        int64_t end, bool mean, float* __restrict__ out) {
+  float sum[kColumns];
+  const float* first = embeddings.At(begin) + column;
+  for (int64_t j = 0; j < kColumns; ++j) sum[j] = first[j];
+  for (int64_t i = begin + 1; i < end; ++i) {
+    const float* embedding = embeddings.At(i) + column;
+    for (int64_t j = 0; j < kColumns; ++j) sum[j] += embedding[j];
+  }
+  if (mean) {
+    const float count = static_cast<float>(end - begin);
+    for (int64_t j = 0; j < kColumns; ++j) sum[j] /= count;
+  }
+  for (int64_t j = 0; j < kColumns; ++j) out[j] = sum[j];
+}
+
+// Writes the pooled slice of the ids [begin, end) to out: `positions` vectors, `step` apart.
+void Pool(const Embeddings<const float>& embeddings, const LayoutPlan::Feature& feature,
+          const LayoutPlan::Target& target, int64_t begin, int64_t end, int64_t step, float* out) {
+  const int64_t width = target.width;
+  if (feature.pooling == Pooling::kFirstN) {
+    const int64_t present = std::min(end - begin, feature.positions);
+    for (int64_t p = 0; p < present; ++p) {
+      std::copy_n(embeddings.At(begin + p) + target.start, width, out + p * step);
+    }
+    for (int64_t p = present; p < feature.positions; ++p) {
+      std::fill_n(out + p * step, width, 0.0f);
+    }
+    return;
+  }
+  if (begin == end) {
+    std::fill_n(out, width, 0.0f);
+    return;
+  }
+  const bool mean = feature.pooling == Pooling::kMean;
+  const int64_t start = target.start;
+  int64_t c = 0;
+  for (; c + 16 <= width; c += 16) {
+    PoolColumns<16>(embeddings, start + c, begin, end, mean, out + c);
+  }
+  for (; c + 4 <= width; c += 4) {
+    PoolColumns<4>(embeddings, start + c, begin, end, mean, out + c);
+  }
+  for (; c < width; ++c) PoolColumns<1>(embeddings, start + c, begin, end, mean, out + c);
+}
+
+// Adds the gradient of one pooled slice, `positions` vectors `step` apart, to the ids [begin, end)
+// it came from. `scratch` has room for the slice.
+void Scatter(const Embeddings<float>& embeddings, const LayoutPlan::Feature& feature,
+             const LayoutPlan::Target& target, int64_t begin, int64_t end, const float* grad,
+             int64_t step, float* scratch) {
+  const int64_t width = target.width;
+  if (feature.pooling == Pooling::kFirstN) {
+    const int64_t present = std::min(end - begin, feature.positions);
+    for (int64_t p = 0; p < present; ++p) {
+      AddTo(embeddings.At(begin + p) + target.start, grad + p * step, width);
+    }
+    return;
+  }
+  if (feature.pooling == Pooling::kMean && end - begin > 1) {
+    // Divided once, then added: each column sees the same rounding.
+    const float count = static_cast<float>(end - begin);
+    for (int64_t c = 0; c < width; ++c) scratch[c] = grad[c] / count;
+    grad = scratch;
+  }
+  for (int64_t i = begin; i < end; ++i) AddTo(embeddings.At(i) + target.start, grad, width);
 }
 
 }  // namespace
@@ -104,33 +203,59 @@ std::string LayoutBatch::ResolveRows() {
 
 std::string LayoutBatch::CheckIds(int64_t feature, std::vector<int64_t>* low,
                                   std::vector<int64_t>* high) const {
-  const LayoutRequest& request = *request_;
-  const int64_t num_blocks = static_cast<int64_t>(request.blocks.size());
+  const std::vector<LayoutBlock>& blocks = request_->blocks;
+  const uint64_t* ids = request_->ids;
   const int64_t width = plan_->features()[feature].width;
   const Rows& rows = rows_[feature];
-  for (int64_t i = RowBegin(rows.first); i < rows.ids_end; ++i) {
-    const int64_t index = static_cast<int64_t>(request.ids[i] >> 32);
-    const int64_t position = static_cast<int64_t>(request.ids[i] & 0xffffffffu);
-    if (index >= num_blocks) {
-      return "fid_offset[" + Text(i) + "] is in block " + Text(index) + ", there are " +
-             Text(num_blocks);
-    }
-    const LayoutBlock& block = request.blocks[index];
-    const int64_t begin = position * block.stride;
-    if (begin + width > block.size || width > block.max_width) {
-      return "fid_offset[" + Text(i) + "] = (" + Text(index) + ", " + Text(position) +
-             ") of feature '" + plan_->features()[feature].name + "' needs floats " + Text(begin) +
-             " to " + Text(begin + width) + " of a block of " + Text(block.size) + " floats" +
-             (width > block.max_width ? " with rows of " + Text(block.max_width) : std::string());
-    }
-    if (block.feature >= 0 && block.feature != feature) {
-      return "fid_offset[" + Text(i) + "] of feature " + Text(feature) +
-             " points into the block of feature " + Text(block.feature);
-    }
-    (*low)[index] = std::min((*low)[index], begin);
-    (*high)[index] = std::max((*high)[index], begin + width);
+  // Number of positions of each block at which the feature's embedding fits.
+  std::vector<int64_t> positions(blocks.size(), 0);
+  for (size_t b = 0; b < blocks.size(); ++b) {
+    const bool usable = (blocks[b].feature < 0 || blocks[b].feature == feature) &&
+                        width <= blocks[b].max_width && width <= blocks[b].size;
+    if (usable) positions[b] = (blocks[b].size - width) / blocks[b].stride + 1;
   }
+  // Smallest and largest position in the block of the ids before this one.
+  int64_t block = -1, first = 0, last = 0;
+  const auto note = [&] {
+    if (block < 0) return;
+    (*low)[block] = std::min((*low)[block], first * blocks[block].stride);
+    (*high)[block] = std::max((*high)[block], last * blocks[block].stride + width);
+  };
+  for (int64_t i = RowBegin(rows.first); i < rows.ids_end; ++i) {
+    const uint64_t index = ids[i] >> 32;
+    const int64_t position = static_cast<int64_t>(ids[i] & 0xffffffffu);
+    if (index >= blocks.size() || position >= positions[index]) return DescribeBadId(feature, i);
+    if (static_cast<int64_t>(index) != block) {
+      note();
+      block = static_cast<int64_t>(index);
+      first = last = position;
+    }
+    first = std::min(first, position);
+    last = std::max(last, position);
+  }
+  note();
   return "";
+}
+
+std::string LayoutBatch::DescribeBadId(int64_t feature, int64_t i) const {
+  const int64_t num_blocks = static_cast<int64_t>(request_->blocks.size());
+  const int64_t index = static_cast<int64_t>(request_->ids[i] >> 32);
+  const int64_t position = static_cast<int64_t>(request_->ids[i] & 0xffffffffu);
+  const int64_t width = plan_->features()[feature].width;
+  const std::string what = "fid_offset[" + Text(i) + "] = (" + Text(index) + ", " + Text(position) +
+                           ") of feature '" + plan_->features()[feature].name + "' ";
+  if (index >= num_blocks) return what + "is in a block beyond the last of " + Text(num_blocks);
+  const LayoutBlock& block = request_->blocks[index];
+  if (block.feature >= 0 && block.feature != feature) {
+    return what + "points into the block of feature '" + plan_->features()[block.feature].name +
+           "'";
+  }
+  if (width > block.max_width) {
+    return what + "has width " + Text(width) + ", but the block has rows of " +
+           Text(block.max_width);
+  }
+  return what + "needs floats " + Text(position * block.stride) + " to " +
+         Text(position * block.stride + width) + " of a block of " + Text(block.size) + " floats";
 }
 
 bool LayoutBatch::FeaturesDisjoint(const std::vector<std::vector<int64_t>>& low,
@@ -172,6 +297,7 @@ void LayoutBatch::ForwardRows(const std::vector<const float*>& data, int64_t beg
     std::fill_n(outputs[o] + (first_row + begin) * specs[o].row_size,
                 (end - begin) * specs[o].row_size, 0.0f);
   }
+  const Embeddings<const float> embeddings{request_->ids, data.data(), strides_.data()};
   std::vector<float> scratch(max_scratch_);
   for (int64_t f = 0; f < static_cast<int64_t>(rows_.size()); ++f) {
     const LayoutPlan::Feature& feature = plan_->features()[f];
@@ -183,7 +309,7 @@ void LayoutBatch::ForwardRows(const std::vector<const float*>& data, int64_t beg
         // Pooled once, then written to every row.
         const int64_t ids_begin = rows.count > 0 ? RowBegin(rows.first) : 0;
         const int64_t ids_end = rows.count > 0 ? RowBegin(rows.first + 1) : 0;
-        Pool(data, f, target, ids_begin, ids_end, target.width, scratch.data());
+        Pool(embeddings, feature, target, ids_begin, ids_end, target.width, scratch.data());
         for (int64_t b = begin; b < end; ++b, out += row_size) {
           if (target.add) {
             AddTo(out, scratch.data(), target.width);
@@ -199,62 +325,16 @@ void LayoutBatch::ForwardRows(const std::vector<const float*>& data, int64_t beg
         const bool present = b < rows.count;
         const int64_t ids_begin = present ? RowBegin(rows.first + b) : 0;
         const int64_t ids_end = present ? RowBegin(rows.first + b + 1) : 0;
+        embeddings.PrefetchAfter(ids_begin, ids_end, rows.ids_end);
         if (!target.add) {
-          Pool(data, f, target, ids_begin, ids_end, target.step, out);
+          Pool(embeddings, feature, target, ids_begin, ids_end, target.step, out);
         } else if (ids_begin < ids_end) {
-          Pool(data, f, target, ids_begin, ids_end, target.width, scratch.data());
+          Pool(embeddings, feature, target, ids_begin, ids_end, target.width, scratch.data());
           AddTo(out, scratch.data(), target.width);
         }
       }
     }
   }
-}
-
-// Writes the pooled slice of the ids [begin, end) to out: `positions` vectors, `step` apart.
-void LayoutBatch::Pool(const std::vector<const float*>& data, int64_t f,
-                       const LayoutPlan::Target& target, int64_t begin, int64_t end, int64_t step,
-                       float* __restrict__ out) const {
-  const LayoutPlan::Feature& feature = plan_->features()[f];
-  const int64_t ids_end = rows_[f].ids_end;
-  const int64_t width = target.width;
-  if (feature.pooling == Pooling::kFirstN) {
-    const int64_t present = std::min(end - begin, feature.positions);
-    for (int64_t p = 0; p < present; ++p) {
-      std::copy_n(Embedding(data, begin + p) + target.start, width, out + p * step);
-    }
-    for (int64_t p = present; p < feature.positions; ++p) {
-      std::fill_n(out + p * step, width, 0.0f);
-    }
-    return;
-  }
-  if (begin == end) {
-    std::fill_n(out, width, 0.0f);
-    return;
-  }
-  // Columns stay in registers while the ids pass by.
-  constexpr int64_t kBlock = 16;
-  const float count = static_cast<float>(end - begin);
-  const bool mean = feature.pooling == Pooling::kMean;
-  int64_t c = 0;
-  for (; c + kBlock <= width; c += kBlock) {
-    float sum[kBlock] = {};
-    for (int64_t i = begin; i < end; ++i) {
-      if (i + kLookahead < ids_end) {
-        __builtin_prefetch(Embedding(data, i + kLookahead) + target.start);
-      }
-      const float* embedding = Embedding(data, i) + target.start + c;
-      for (int64_t j = 0; j < kBlock; ++j) sum[j] += embedding[j];
-    }
-    for (int64_t j = 0; j < kBlock; ++j) out[c + j] = mean ? sum[j] / count : sum[j];
-  }
-  if (c == width) return;
-  const int64_t rest = width - c;
-  float sum[kBlock] = {};
-  for (int64_t i = begin; i < end; ++i) {
-    const float* embedding = Embedding(data, i) + target.start + c;
-    for (int64_t j = 0; j < rest; ++j) sum[j] += embedding[j];
-  }
-  for (int64_t j = 0; j < rest; ++j) out[c + j] = mean ? sum[j] / count : sum[j];
 }
 
 void LayoutBatch::Backward(const Parallel& parallel, const std::vector<const float*>& output_grads,
@@ -291,6 +371,7 @@ void LayoutBatch::BackwardFeature(int64_t f, const std::vector<const float*>& ou
   const LayoutPlan::Feature& feature = plan_->features()[f];
   const Rows& rows = rows_[f];
   if (rows.count == 0) return;
+  const Embeddings<float> embeddings{request_->ids, data.data(), strides_.data()};
   std::vector<float> scratch(max_scratch_);
   for (const LayoutPlan::Target& target : feature.targets) {
     const int64_t row_size = plan_->outputs()[target.output].row_size;
@@ -305,45 +386,16 @@ void LayoutBatch::BackwardFeature(int64_t f, const std::vector<const float*>& ou
           AddTo(sum.data() + p * target.width, grad + p * target.step, target.width);
         }
       }
-      Scatter(data, f, target, begin, end, sum.data(), target.width, &scratch);
+      Scatter(embeddings, feature, target, begin, end, sum.data(), target.width, scratch.data());
       continue;
     }
     int64_t begin = RowBegin(rows.first);
     for (int64_t b = 0; b < rows.count; ++b, grad += row_size) {
       const int64_t end = RowBegin(rows.first + b + 1);
-      if (begin < end) {
-        Scatter(data, f, target, begin, end, grad, target.step, &scratch);
-      }
+      embeddings.PrefetchAfter(begin, end, rows.ids_end);
+      Scatter(embeddings, feature, target, begin, end, grad, target.step, scratch.data());
       begin = end;
     }
-  }
-}
-
-// Adds the gradient of one pooled slice to the ids [begin, end) it came from.
-void LayoutBatch::Scatter(const std::vector<float*>& data, int64_t f,
-                          const LayoutPlan::Target& target, int64_t begin, int64_t end,
-                          const float* grad, int64_t step, std::vector<float>* scratch) const {
-  const LayoutPlan::Feature& feature = plan_->features()[f];
-  const int64_t ids_end = rows_[f].ids_end;
-  const int64_t width = target.width;
-  if (feature.pooling == Pooling::kFirstN) {
-    const int64_t present = std::min(end - begin, feature.positions);
-    for (int64_t p = 0; p < present; ++p) {
-      AddTo(Embedding(data, begin + p) + target.start, grad + p * step, width);
-    }
-    return;
-  }
-  if (feature.pooling == Pooling::kMean && end - begin > 1) {
-    // Divided once, then added: each column sees the same rounding.
-    const float count = static_cast<float>(end - begin);
-    for (int64_t c = 0; c < width; ++c) (*scratch)[c] = grad[c] / count;
-    grad = scratch->data();
-  }
-  for (int64_t i = begin; i < end; ++i) {
-    if (i + kLookahead < ids_end) {
-      __builtin_prefetch(Embedding(data, i + kLookahead) + target.start, 1);
-    }
-    AddTo(Embedding(data, i) + target.start, grad, width);
   }
 }
 

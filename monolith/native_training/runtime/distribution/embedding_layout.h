@@ -70,6 +70,7 @@ class LayoutBatch {
   std::string ResolveRows();
   std::string CheckIds(int64_t feature, std::vector<int64_t>* low,
                        std::vector<int64_t>* high) const;
+  std::string DescribeBadId(int64_t feature, int64_t i) const;
   bool FeaturesDisjoint(const std::vector<std::vector<int64_t>>& low,
                         const std::vector<std::vector<int64_t>>& high) const;
 
@@ -77,24 +78,10 @@ class LayoutBatch {
   int64_t RowBegin(int64_t row) const {
     return row < request_->num_rows ? request_->rows[row] : request_->num_ids;
   }
-  // Embedding of the id at position i, first column.
-  template <typename Float>
-  Float* Embedding(const std::vector<Float*>& data, int64_t i) const {
-    const uint64_t id = request_->ids[i];
-    const uint64_t block = id >> 32;
-    return data[block] + static_cast<int64_t>(id & 0xffffffffu) * strides_[block];
-  }
-
   void ForwardRows(const std::vector<const float*>& data, int64_t begin, int64_t end,
                    int64_t first_row, const std::vector<float*>& outputs) const;
-  void Pool(const std::vector<const float*>& data, int64_t feature,
-            const LayoutPlan::Target& target, int64_t begin, int64_t end, int64_t step,
-            float* out) const;
   void BackwardFeature(int64_t feature, const std::vector<const float*>& output_grads,
                        int64_t first_row, const std::vector<float*>& data) const;
-  void Scatter(const std::vector<float*>& data, int64_t feature, const LayoutPlan::Target& target,
-               int64_t begin, int64_t end, const float* grad, int64_t step,
-               std::vector<float>* scratch) const;
 
   const LayoutPlan* plan_ = nullptr;
   const LayoutRequest* request_ = nullptr;

@@ -20,16 +20,24 @@ class Parallel {
   // Calls task(0) ... task(num_tasks - 1), possibly at once; returns when all are done.
   virtual void RunTasks(int64_t num_tasks, const std::function<void(int64_t)>& task) const = 0;
 
-  // Number of tasks worth starting for `work` cycles: one below kMinTaskCycles each.
+  // Number of tasks worth starting for `work` cycles when each task has a cost of its own.
   int64_t TasksFor(int64_t work) const {
     return std::clamp<int64_t>(work / kMinTaskCycles, 1, num_threads());
+  }
+
+  // The same when more tasks cost nothing: several per thread, so that a thread which is late or
+  // slow leaves its share to the others.
+  int64_t SmallTasksFor(int64_t work) const {
+    if (num_threads() == 1) return 1;
+    return std::clamp<int64_t>(work / kMinTaskCycles, 1, 4 * num_threads());
   }
 
   // Calls fn(begin, end) on disjoint ranges that cover [0, total).
   void For(int64_t total, int64_t cycles_per_unit,
            const std::function<void(int64_t, int64_t)>& fn) const {
     if (total <= 0) return;
-    const int64_t tasks = std::min(total, TasksFor(total * std::max<int64_t>(1, cycles_per_unit)));
+    const int64_t tasks =
+        std::min(total, SmallTasksFor(total * std::max<int64_t>(1, cycles_per_unit)));
     if (tasks == 1) {
       fn(0, total);
       return;

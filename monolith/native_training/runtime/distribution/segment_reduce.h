@@ -108,7 +108,7 @@ template <Reduction kReduction, typename Index>
 void ReduceSorted(const Parallel& parallel, const Index* segments, int64_t k, int64_t rows,
                   const float* values, int64_t dim, const std::vector<ColumnSink>& sinks) {
   const int64_t tasks =
-      std::max<int64_t>(1, std::min(k, parallel.TasksFor((k + rows) * (dim + 8))));
+      std::max<int64_t>(1, std::min(k, parallel.SmallTasksFor((k + rows) * (dim + 8))));
   // First value of task t: the start of the segment at or after an even cut.
   const auto start_of = [&](int64_t t) {
     int64_t i = Parallel::Cut(k, tasks, t);

@@ -4,12 +4,13 @@
 //   entries  | shard 0 | shard 1 | ... | 63   | shard 0 | ...                    stable counting sort
 //   windows  | w0 | w1 | w2 |                                                    <= kWindow ids of one shard
 //
-//   time ->    Fetch w0   Fetch w1     Fetch w2     Fetch w3     ...
-//                         Resolve w0   Resolve w1   Resolve w2   ...
-//                                      Finish w0    Finish w1    ...
+//   time ->    Fetch w0   Fetch w1   Fetch w2     Fetch w3     ...     prefetch home lines of the index
+//                         Probe w0   Probe w1     Probe w2     ...     compare keys; prefetch rows, or the next lines
+//                                    Resolve w0   Resolve w1   ...     keys that are not in their home line
+//                                                 Finish w0    ...     copy or optimise
 //
 // A tile is small enough that its output or gradient rows stay in the second-level cache although they are visited in
-// shard order. Between two stages of one window lies the work of two other windows: that is what hides a cache miss.
+// shard order. Between two stages of one window lies the work of three other windows: that is what hides a cache miss.
 #ifndef MONOLITH_NATIVE_TRAINING_RUNTIME_HASH_TABLE_BATCH_WINDOWS_H_
 #define MONOLITH_NATIVE_TRAINING_RUNTIME_HASH_TABLE_BATCH_WINDOWS_H_
 
@@ -81,23 +82,25 @@ struct Window {
   const BatchEntry* entries;
   char* rows[kWindow];     // null: nothing to do
   uint8_t fresh[kWindow];  // the row is new and not initialised
+  int pending[kWindow];    // entries that Probe left to Resolve, ascending
+  int num_pending;
 };
 
-// Sends the entries of shards [shard_begin, shard_end) through stages.Fetch, Resolve and Finish.
+// Sends the entries of shards [shard_begin, shard_end) through stages.Fetch, Probe, Resolve and Finish.
 template <typename Stages>
 void RunWindows(const BatchEntry* entries, const ShardOffsets& offsets, int shard_begin,
                 int shard_end, Stages* stages) {
-  Window ring[3];
+  Window ring[4];
   int shard = shard_begin;
   uint32_t at = offsets[shard_begin];
-  int64_t end = std::numeric_limits<int64_t>::max() - 2;  // number of windows, once known
-  for (int64_t step = 0; step < end + 2; ++step) {
+  int64_t end = std::numeric_limits<int64_t>::max() - 3;  // number of windows, once known
+  for (int64_t step = 0; step < end + 3; ++step) {
     if (step < end) {
       while (shard < shard_end && at == offsets[shard + 1]) ++shard;
       if (shard == shard_end) {
         end = step;
       } else {
-        Window* window = &ring[step % 3];
+        Window* window = &ring[step % 4];
         const uint32_t stop = std::min(at + kWindow, offsets[shard + 1]);
         window->shard = shard;
         window->first = at == offsets[shard];
@@ -108,9 +111,16 @@ void RunWindows(const BatchEntry* entries, const ShardOffsets& offsets, int shar
         stages->Fetch(window);
       }
     }
-    if (step >= 1 && step - 1 < end) stages->Resolve(&ring[(step - 1) % 3]);
-    if (step >= 2 && step - 2 < end) stages->Finish(&ring[(step - 2) % 3]);
+    if (step >= 1 && step - 1 < end) stages->Probe(&ring[(step - 1) % 4]);
+    if (step >= 2 && step - 2 < end) stages->Resolve(&ring[(step - 2) % 4]);
+    if (step >= 3 && step - 3 < end) stages->Finish(&ring[(step - 3) % 4]);
   }
+}
+
+// A search that goes on behind `line` rarely needs more than two lines. Reaching over the end of the index is harmless.
+inline void PrefetchOverflow(const FlatIndex::Line* line) {
+  __builtin_prefetch(line + 1, 0);
+  __builtin_prefetch(line + 2, 0);
 }
 
 // Prefetches the cache lines of [begin, begin + bytes), at most the first eight: wide rows are left to the

@@ -179,6 +179,7 @@ class FlatIndex {
   // Smaller indexes come from malloc.
   static constexpr int64_t kMinPooledBytes = 4096;
   static constexpr double kGrowth = 1.18;
+  static constexpr int64_t kRebuildAhead = 16;
 
   // The smallest number of lines of this shard's schedule that is >= lines.
   int64_t ScheduledLines(int64_t lines) const {
@@ -228,7 +229,10 @@ class FlatIndex {
     live_ = tombstones_ = 0;
     Slot* const slots = reinterpret_cast<Slot*>(lines_);
     int64_t last_home = 0, next = 0;
+    const double ratio = static_cast<double>(new_lines) / static_cast<double>(old_lines + 1);
     for (int64_t i = 0; i < old_lines; ++i) {
+      __builtin_prefetch(old + i + kRebuildAhead, 0);
+      __builtin_prefetch(lines_ + static_cast<int64_t>((i + kRebuildAhead) * ratio), 1);
       for (const Slot& slot : old[i].slots) {
         if (!slot.live()) continue;
         const uint32_t hash = static_cast<uint32_t>(MixId(slot.key));

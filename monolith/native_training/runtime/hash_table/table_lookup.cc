@@ -37,34 +37,39 @@ class ReadStages {
     }
   }
 
-  void Resolve(Window* window) {
+  void Probe(Window* window) {
     const TableInternals::Shard& shard = *shards_[window->shard];
-    const FlatIndex& index = shard.index;
-    if (index.num_lines() == 0) {
+    window->num_pending = 0;
+    if (shard.index.num_lines() == 0) {
       std::fill(window->rows, window->rows + window->count, nullptr);
       return;
     }
-    int overflowed[kWindow];
-    int num_overflowed = 0;
+    const RowArena::View rows = shard.rows.view();
     for (int j = 0; j < window->count; ++j) {
       const BatchEntry& entry = window->entries[j];
-      const int64_t home = index.HomeLine(entry.hash);
-      const FlatIndex::Line* line = index.LineAt(home);
+      const FlatIndex::Line* line = shard.index.LineAt(shard.index.HomeLine(entry.hash));
       const uint32_t row = FlatIndex::RowInLine(line, entry.key);
-      window->rows[j] = nullptr;
       if (row != 0) {
-        SetRow(shard, row, window, j);
-      } else if (!FlatIndex::HasEmpty(line)) {
-        __builtin_prefetch(index.LineAt(index.NextLine(home)), 0);
-        overflowed[num_overflowed++] = j;
+        window->rows[j] = rows.Address(row);
+        PrefetchBytes<0>(window->rows[j], row_bytes_);
+        continue;
       }
+      window->rows[j] = nullptr;
+      if (FlatIndex::HasEmpty(line)) continue;
+      PrefetchOverflow(line);
+      window->pending[window->num_pending++] = j;
     }
-    for (int k = 0; k < num_overflowed; ++k) {
-      const int j = overflowed[k];
+  }
+
+  void Resolve(Window* window) {
+    const TableInternals::Shard& shard = *shards_[window->shard];
+    for (int k = 0; k < window->num_pending; ++k) {
+      const int j = window->pending[k];
       const BatchEntry& entry = window->entries[j];
-      const FlatIndex::Slot* slot =
-          index.FindFrom(index.NextLine(index.HomeLine(entry.hash)), entry.key);
-      if (slot != nullptr) SetRow(shard, slot->row, window, j);
+      const FlatIndex::Slot* slot = shard.index.Find(entry.hash, entry.key);
+      if (slot == nullptr) continue;
+      window->rows[j] = shard.rows.Address(slot->row);
+      PrefetchBytes<0>(window->rows[j], row_bytes_);
     }
   }
 
@@ -77,11 +82,6 @@ class ReadStages {
   }
 
  private:
-  void SetRow(const TableInternals::Shard& shard, uint32_t row, Window* window, int j) const {
-    window->rows[j] = shard.rows.Address(row);
-    PrefetchBytes<0>(window->rows[j], row_bytes_);
-  }
-
   const std::vector<std::unique_ptr<TableInternals::Shard>>& shards_;
   const int64_t row_bytes_;
 };
@@ -163,8 +163,8 @@ struct IndexView {
   uint64_t num_lines;
 };
 
-// Reads ids in batch order under the shared locks of all shards. Windows of ids go through the same three steps as in
-// RunWindows, two windows ahead.
+// Reads ids in batch order under the shared locks of all shards. Windows of ids go through the same four steps as in
+// RunWindows.
 template <typename Stages>
 class UnsortedRead {
  public:
@@ -181,10 +181,11 @@ class UnsortedRead {
 
   void Run(const int64_t* ids, int64_t n) {
     const int64_t windows = (n + kWindow - 1) / kWindow;
-    for (int64_t step = 0; step < windows + 2; ++step) {
+    for (int64_t step = 0; step < windows + 3; ++step) {
       if (step < windows) Fetch(ids, n, step);
-      if (step >= 1 && step - 1 < windows) Resolve(ids, n, step - 1);
-      if (step >= 2) Finish(n, step - 2);
+      if (step >= 1 && step - 1 < windows) Probe(ids, n, step - 1);
+      if (step >= 2 && step - 2 < windows) Resolve(ids, step - 2);
+      if (step >= 3) Finish(n, step - 3);
     }
   }
 
@@ -192,13 +193,15 @@ class UnsortedRead {
   struct Ahead {
     const FlatIndex::Line* lines[kWindow];
     const char* rows[kWindow];
+    int pending[kWindow];
+    int num_pending;
   };
   static int SizeOf(int64_t n, int64_t window) {
     return static_cast<int>(std::min<int64_t>(kWindow, n - window * kWindow));
   }
 
   void Fetch(const int64_t* ids, int64_t n, int64_t window) {
-    Ahead* ahead = &ring_[window % 3];
+    Ahead* ahead = &ring_[window % 4];
     const int count = SizeOf(n, window);
     for (int j = 0; j < count; ++j) {
       const uint64_t hash = MixId(ids[window * kWindow + j]);
@@ -208,39 +211,44 @@ class UnsortedRead {
     }
   }
 
-  void Resolve(const int64_t* ids, int64_t n, int64_t window) {
-    Ahead* ahead = &ring_[window % 3];
+  void Probe(const int64_t* ids, int64_t n, int64_t window) {
+    Ahead* ahead = &ring_[window % 4];
     const int64_t* keys = ids + window * kWindow;
     const int count = SizeOf(n, window);
     const RowArena::View rows = rows_;
     const int64_t row_bytes = row_bytes_;
-    int rest[kWindow];
-    int num_rest = 0;
+    int num_pending = 0;
     for (int j = 0; j < count; ++j) {
       const uint32_t row = FlatIndex::RowInLine(ahead->lines[j], keys[j]);
       const char* address = rows.Address(row);
       ahead->rows[j] = address;
       PrefetchBytes<0>(address, row_bytes);
-      rest[num_rest] = j;
-      num_rest += row == 0;
+      ahead->pending[num_pending] = j;
+      num_pending += row == 0;
     }
-    // Absent, or in a later line.
-    for (int k = 0; k < num_rest; ++k) __builtin_prefetch(ahead->lines[rest[k]] + 1, 0);
-    for (int k = 0; k < num_rest; ++k) {
-      const int j = rest[k];
+    ahead->num_pending = num_pending;
+    for (int k = 0; k < num_pending; ++k) PrefetchOverflow(ahead->lines[ahead->pending[k]]);
+  }
+
+  // Keys that are absent, or in a later line.
+  void Resolve(const int64_t* ids, int64_t window) {
+    Ahead* ahead = &ring_[window % 4];
+    for (int k = 0; k < ahead->num_pending; ++k) {
+      const int j = ahead->pending[k];
+      const int64_t key = ids[window * kWindow + j];
       ahead->rows[j] = nullptr;
       if (FlatIndex::HasEmpty(ahead->lines[j])) continue;
-      const uint64_t hash = MixId(keys[j]);
+      const uint64_t hash = MixId(key);
       const FlatIndex::Slot* slot =
-          shards_[ShardOf(hash)]->index.Find(static_cast<uint32_t>(hash), keys[j]);
+          shards_[ShardOf(hash)]->index.Find(static_cast<uint32_t>(hash), key);
       if (slot == nullptr) continue;
-      ahead->rows[j] = rows.Address(slot->row);
-      PrefetchBytes<0>(ahead->rows[j], row_bytes);
+      ahead->rows[j] = rows_.Address(slot->row);
+      PrefetchBytes<0>(ahead->rows[j], row_bytes_);
     }
   }
 
   void Finish(int64_t n, int64_t window) {
-    const Ahead& ahead = ring_[window % 3];
+    const Ahead& ahead = ring_[window % 4];
     const int count = SizeOf(n, window);
     for (int j = 0; j < count; ++j) stages_->FinishRow(window * kWindow + j, ahead.rows[j]);
   }
@@ -250,7 +258,7 @@ class UnsortedRead {
   const int64_t row_bytes_;
   Stages* const stages_;
   IndexView views_[kNumShards];
-  Ahead ring_[3];
+  Ahead ring_[4];
 };
 
 // Locks all shards for reading, unless a write is under way, a shard is busy or has no index yet.

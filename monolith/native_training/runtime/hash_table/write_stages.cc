@@ -41,6 +41,8 @@ WriteStages::WriteStages(WriteJob* job, const WriteTile& tile)
       value_bytes_(job->mode == WriteMode::kReinitialize ? 0
                    : job->mode == WriteMode::kLoad       ? job->table->layout().stride
                                                          : 4 * job->table->dim()),
+      values_begin_(job->mode == WriteMode::kLoad ? tile.load_rows
+                                                  : reinterpret_cast<const char*>(tile.values)),
       skip_zero_(job->mode == WriteMode::kAssign && job->table->config().skip_zero_embedding),
       report_touched_(
           TableInternals::Touched(*job->table) != nullptr &&
@@ -67,61 +69,57 @@ void WriteStages::Fetch(Window* window) {
   }
 }
 
-void WriteStages::Resolve(Window* window) {
-  Shard* shard = shards_[window->shard].get();
-  const FlatIndex& index = shard->index;
-  int absent[kWindow], overflowed[kWindow];
-  int num_absent = 0, num_overflowed = 0;
+// With skip_zero_embedding every id waits for Resolve: there an earlier id of the batch may erase its row.
+void WriteStages::Probe(Window* window) {
+  const Shard& shard = *shards_[window->shard];
+  const FlatIndex& index = shard.index;
+  const RowArena::View rows = shard.rows.view();
+  const bool skip = skip_zero_ || index.num_lines() == 0;
+  int num_pending = 0;
   for (int j = 0; j < window->count; ++j) {
     const BatchEntry& entry = window->entries[j];
     window->rows[j] = nullptr;
     window->fresh[j] = 0;
-    if (skip_zero_ && EraseIfZero(shard, entry)) continue;
-    if (index.num_lines() == 0) {
-      absent[num_absent++] = j;
+    if (value_bytes_ > 0) PrefetchBytes<0>(ValueBytes(entry), value_bytes_);
+    FlatIndex::Line* line = skip ? nullptr : index.LineAt(index.HomeLine(entry.hash));
+    FlatIndex::Slot* slot = skip ? nullptr : FlatIndex::SlotInLine(line, entry.key);
+    if (slot != nullptr) {
+      SetRow(rows, slot, window, j);
       continue;
     }
-    const int64_t home = index.HomeLine(entry.hash);
-    FlatIndex::Line* line = index.LineAt(home);
-    FlatIndex::Slot* slot = FlatIndex::SlotInLine(line, entry.key);
-    if (slot != nullptr) {
-      SetRow(shard, slot, window, j);
-    } else if (FlatIndex::HasEmpty(line)) {
-      absent[num_absent++] = j;
-    } else {
-      __builtin_prefetch(index.LineAt(index.NextLine(home)), 1);
-      overflowed[num_overflowed++] = j;
-    }
+    window->pending[num_pending++] = j;
+    if (!skip) PrefetchOverflow(line);
   }
-  for (int k = 0; k < num_overflowed; ++k) {
-    const int j = overflowed[k];
-    const BatchEntry& entry = window->entries[j];
-    FlatIndex::Slot* slot =
-        index.FindFrom(index.NextLine(index.HomeLine(entry.hash)), entry.key);
-    if (slot != nullptr) {
-      SetRow(shard, slot, window, j);
-    } else {
-      absent[num_absent++] = j;
-    }
-  }
-  if (num_absent > 0) {
-    std::sort(absent, absent + num_absent);  // the filter counts in batch order
-    InsertAbsent(shard, window, absent, num_absent);
-  }
+  window->num_pending = num_pending;
 }
 
-void WriteStages::SetRow(Shard* shard, FlatIndex::Slot* slot, Window* window, int j) {
-  const uint32_t position = window->entries[j].position;
-  const uint32_t ts = job_->mode == WriteMode::kLoad ? tile_.load_ts[position] : job_->ts;
-  if (slot->ts != ts) slot->ts = ts;  // do not dirty the line for nothing
-  char* row = shard->rows.Address(slot->row);
-  window->rows[j] = row;
-  PrefetchBytes<1>(row, layout_.row_bytes);
-  if (job_->mode == WriteMode::kLoad) {
-    PrefetchBytes<0>(tile_.load_rows + position * value_bytes_, value_bytes_);
-  } else if (value_bytes_ > 0) {
-    PrefetchBytes<0>(Values(window->entries[j]), value_bytes_);
+void WriteStages::Resolve(Window* window) {
+  Shard* shard = shards_[window->shard].get();
+  int absent[kWindow];
+  int num_absent = 0;
+  for (int k = 0; k < window->num_pending; ++k) {
+    const int j = window->pending[k];
+    const BatchEntry& entry = window->entries[j];
+    if (skip_zero_ && EraseIfZero(shard, entry)) continue;
+    FlatIndex::Slot* slot = shard->index.Find(entry.hash, entry.key);
+    if (slot != nullptr) {
+      SetRow(shard->rows.view(), slot, window, j);
+    } else if (skip_zero_) {
+      InsertAbsent(shard, window, &j, 1);  // at once: the next id may erase it
+    } else {
+      absent[num_absent++] = j;
+    }
   }
+  if (num_absent > 0) InsertAbsent(shard, window, absent, num_absent);
+}
+
+void WriteStages::SetRow(const RowArena::View& rows, FlatIndex::Slot* slot, Window* window,
+                         int j) {
+  const uint32_t ts =
+      job_->mode == WriteMode::kLoad ? tile_.load_ts[window->entries[j].position] : job_->ts;
+  if (slot->ts != ts) slot->ts = ts;  // do not dirty the line for nothing
+  window->rows[j] = rows.Address(slot->row);
+  PrefetchBytes<1>(window->rows[j], layout_.row_bytes);
 }
 
 void WriteStages::InsertAbsent(Shard* shard, Window* window, const int* absent, int count) {
@@ -154,7 +152,7 @@ void WriteStages::InsertAbsent(Shard* shard, Window* window, const int* absent, 
       slot = shard->index.Insert(entry.hash, entry.key, row, 0);
       window->fresh[j] = 1;
     }
-    SetRow(shard, slot, window, j);
+    SetRow(shard->rows.view(), slot, window, j);
   }
 }
 

@@ -57,6 +57,7 @@ class WriteStages {
   ~WriteStages();
 
   void Fetch(Window* window);
+  void Probe(Window* window);
   void Resolve(Window* window);
   void Finish(Window* window);
 
@@ -66,7 +67,10 @@ class WriteStages {
   const float* Values(const BatchEntry& entry) const {
     return tile_.values + entry.position * layout_.dim;
   }
-  void SetRow(Shard* shard, FlatIndex::Slot* slot, Window* window, int j);
+  const char* ValueBytes(const BatchEntry& entry) const {
+    return values_begin_ + entry.position * value_bytes_;
+  }
+  void SetRow(const RowArena::View& rows, FlatIndex::Slot* slot, Window* window, int j);
   void InsertAbsent(Shard* shard, Window* window, const int* absent, int count);
   bool EraseIfZero(Shard* shard, const BatchEntry& entry);
   void InitializeRow(int64_t id, char* row);
@@ -80,6 +84,7 @@ class WriteStages {
   const RowLayout& layout_;
   const std::vector<std::unique_ptr<Shard>>& shards_;
   const int64_t value_bytes_;  // of one position in the tile
+  const char* const values_begin_;
   const bool skip_zero_;
   const bool report_touched_;
   int64_t filtered_ = 0;

@@ -86,15 +86,15 @@ Status SetScaled(OpKernelContext* ctx, const OpInputList& inputs, float factor) 
   ForEach(ctx, CutIntoBlocks(inputs, kBlockSize), [&](int64_t, const Block& block) {
     const Tensor& input = inputs[block.tensor];
     Tensor& output = outputs[block.tensor];
-    if (block.size == input.NumElements() && !output.IsInitialized()) {
+    if (block.size == input.NumElements() && output.data() == nullptr) {
       output = Tensor(allocator, DT_FLOAT, input.shape());
     }
-    if (!output.IsInitialized()) return;
+    if (output.data() == nullptr) return;
     ::monolith::dense::Scale(input.flat<float>().data() + block.begin, factor, block.size,
                              output.flat<float>().data() + block.begin);
   });
   for (int i = 0; i < inputs.size(); ++i) {
-    if (!outputs[i].IsInitialized()) {
+    if (inputs[i].NumElements() > 0 && outputs[i].data() == nullptr) {
       return errors::ResourceExhausted("no memory for a clipped tensor of shape ",
                                        inputs[i].shape().DebugString());
     }

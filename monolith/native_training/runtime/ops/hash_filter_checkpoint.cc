@@ -5,6 +5,7 @@
 //   record 1..  HashFilterSplitDataDump of 10000 cells each; all-zero ones are left out
 #include <algorithm>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <string>
 #include <vector>
@@ -15,12 +16,13 @@
 #include "monolith/native_training/runtime/ops/engine_bridge.h"
 #include "monolith/native_training/runtime/ops/file_kernel.h"
 #include "monolith/native_training/runtime/ops/hash_filter_resource.h"
+#include "monolith/native_training/runtime/ops/record_batch_reader.h"
 #include "monolith/native_training/runtime/ops/resource_handle_input.h"
 #include "monolith/native_training/runtime/ops/sharded_files.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"
-#include "tensorflow/core/lib/io/record_reader.h"
+#include "tensorflow/core/lib/io/random_inputstream.h"
 #include "tensorflow/core/lib/io/record_writer.h"
 
 namespace tensorflow {
@@ -141,23 +143,30 @@ Status LoadSplit(Env* env, const std::string& filename, int64_t split,
                  engine::SlidingHashFilter* filter) {
   std::unique_ptr<RandomAccessFile> file;
   TF_RETURN_IF_ERROR(env->NewRandomAccessFile(filename, &file));
-  io::SequentialRecordReader reader(file.get());
-  tstring record;
-  Status status = reader.ReadRecord(&record);
-  pb::HashFilterSplitMetaDump meta;
+  // Not TensorFlow's reader: it takes a file that ends inside a record's header for complete.
+  RecordBatchReader reader(
+      std::make_unique<io::RandomAccessInputStream>(file.release(), /*owns_file=*/true));
+  std::vector<engine::RecordView> records;
+  Status status = reader.Next(/*max_records=*/1, &records);
   if (!status.ok()) return Corrupt(filename, status.message());
-  if (!meta.ParseFromArray(record.data(), static_cast<int>(record.size()))) {
+  pb::HashFilterSplitMetaDump meta;
+  if (records.empty() || !meta.ParseFromArray(records[0].data, static_cast<int>(records[0].size))) {
     return Corrupt(filename, "the first record is no HashFilterSplitMetaDump");
   }
   TF_RETURN_IF_ERROR(LoadMeta(meta, filename, split, filter));
   std::vector<uint16_t> cells;
   pb::HashFilterSplitDataDump dump;
   while (true) {
-    status = reader.ReadRecord(&record);
-    if (errors::IsOutOfRange(status)) return OkStatus();
+    status = reader.Next(/*max_records=*/1, &records);
     if (!status.ok()) return Corrupt(filename, status.message());
-    if (!dump.ParseFromArray(record.data(), static_cast<int>(record.size()))) {
+    if (records.empty()) return OkStatus();
+    if (!dump.ParseFromArray(records[0].data, static_cast<int>(records[0].size))) {
       return Corrupt(filename, "a record is no HashFilterSplitDataDump");
+    }
+    for (const uint32_t cell : dump.data()) {
+      if (cell > std::numeric_limits<uint16_t>::max()) {
+        return Corrupt(filename, "a cell has more than 16 bits");
+      }
     }
     cells.assign(dump.data().begin(), dump.data().end());
     TF_RETURN_IF_ERROR(FromEngine(

@@ -46,9 +46,13 @@ Status RecordBatchReader::Fill() {
   buffer_.erase(0, position_);
   position_ = 0;
   tstring chunk;
+  const int64_t before = stream_->Tell();
   const Status status = stream_->ReadNBytes(kReadBytes, &chunk);
   if (errors::IsOutOfRange(status)) {
     at_end_ = true;
+    // A Snappy stream leaves the chunk as long as was asked for.
+    const size_t read = static_cast<size_t>(stream_->Tell() - before);
+    if (read < chunk.size()) chunk.resize(read);
   } else {
     TF_RETURN_IF_ERROR(status);
   }

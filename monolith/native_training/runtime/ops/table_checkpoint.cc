@@ -317,11 +317,17 @@ Status RestoreTables(Env* env, const std::string& basename, const std::vector<Na
                                    " metadata files");
   }
   std::vector<std::vector<MultiHashTableMetadata>> metadata(nshards);
-  std::map<std::string, int64_t> rows;
+  std::map<std::string, uint64_t> rows;
   for (int64_t shard = 0; shard < nshards; ++shard) {
     TF_RETURN_IF_ERROR(
         ReadMetadata(env, ShardFileName(MetaBasename(basename), shard, nshards), &metadata[shard]));
-    for (const auto& table : metadata[shard]) rows[table.table_name()] += table.num_entries();
+    uint64_t bytes = 0;
+    TF_RETURN_IF_ERROR(env->GetFileSize(ShardFileName(basename, shard, nshards), &bytes));
+    for (const auto& table : metadata[shard]) {
+      // Room is made for what is promised, but not for more than the file can hold: a row's
+      // checksum alone takes four bytes that do not compress.
+      rows[table.table_name()] += std::min<uint64_t>(table.num_entries(), bytes / 4);
+    }
   }
   std::vector<std::unique_ptr<EmbeddingTable>> twins(tables.size());
   std::map<std::string, EmbeddingTable*> twin_of;
@@ -332,7 +338,7 @@ Status RestoreTables(Env* env, const std::string& basename, const std::vector<Na
       continue;
     }
     twins[i] = tables[i].table->NewEmptyTwin();
-    TF_RETURN_IF_ERROR(FromEngine(twins[i]->Reserve(found->second)));
+    TF_RETURN_IF_ERROR(FromEngine(twins[i]->Reserve(static_cast<int64_t>(found->second))));
     twin_of[tables[i].name] = twins[i].get();
   }
   mutex mu;

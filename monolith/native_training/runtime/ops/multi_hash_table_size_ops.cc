@@ -1,0 +1,49 @@
+// How many rows the tables of a group have.
+#include "monolith/native_training/runtime/ops/multi_hash_table_resource.h"
+#include "monolith/native_training/runtime/ops/resource_handle_input.h"
+#include "tensorflow/core/framework/common_shape_fns.h"
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/shape_inference.h"
+
+namespace tensorflow {
+namespace monolith_tf {
+namespace {
+
+using shape_inference::InferenceContext;
+
+REGISTER_OP("MonolithMultiHashTableSize")
+    .Input("mtable: resource")
+    .Output("sizes: int64")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      c->set_output(0, c->Vector(InferenceContext::kUnknownDim));
+      return OkStatus();
+    })
+    .Doc(R"doc(
+The number of rows of each table of a group, by the sorted names of the tables.
+
+mtable: The group.
+)doc");
+
+class MultiHashTableSizeOp final : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(OpKernelContext* ctx) override {
+    core::RefCountPtr<MultiHashTableResource> resource;
+    OP_REQUIRES_OK(ctx, LookupHandleInput(ctx, 0, "mtable", &resource));
+    Tensor* sizes = nullptr;
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, {resource->size()}, &sizes));
+    for (int64_t i = 0; i < resource->size(); ++i) {
+      sizes->vec<int64_t>()(i) = resource->table(i)->Size();
+    }
+  }
+};
+
+REGISTER_KERNEL_BUILDER(Name("MonolithMultiHashTableSize").Device(DEVICE_CPU),
+                        MultiHashTableSizeOp);
+
+}  // namespace
+}  // namespace monolith_tf
+}  // namespace tensorflow

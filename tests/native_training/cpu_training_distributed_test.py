@@ -1,0 +1,183 @@
+"""The driver on real processes: parameter servers, chief and workers on loopback."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+
+import tensorflow as tf
+
+from monolith.native_training import cpu_training, utils
+from monolith.native_training.debugging import debugging_server
+from monolith.native_training.proto import debugging_info_pb2
+from tests.wait_until import wait_until
+
+_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+_BINARY = "monolith/native_training/cpu_training_distributed_test_binary"
+_TIMEOUT_SECS = 150
+
+
+class _Cluster:
+  """Processes of the test binary, and their output."""
+
+  def __init__(self, test_dir, test_case, use_native_multi_hash_table, **flags):
+    self.uuid = uuid.uuid4().hex
+    self.test_dir = test_dir
+    self.flags = {"test_case": test_case, "test_dir": test_dir, "uuid": self.uuid, **flags}
+    self.native = use_native_multi_hash_table
+    self.processes = {}
+
+  @property
+  def model_dir(self):
+    return os.path.join(self.test_dir, self.uuid, "model_dir")
+
+  def start(self, server_type, index):
+    args = [_BINARY, f"--server_type={server_type}", f"--index={index}"]
+    args += [f"--{name}={value}" for name, value in self.flags.items()]
+    if self.native:
+      args.append("--use_native_multi_hash_table")
+    os.makedirs(self.test_dir, exist_ok=True)
+    log = open(os.path.join(self.test_dir, f"{self.uuid}_{server_type}_{index}.log"), "wb")
+    environment = {**os.environ, "CLOUDNATIVE_INET_ADDR": "127.0.0.1", "TF_CPP_MIN_LOG_LEVEL": "2"}
+    # The launcher asks for `python3`: it has to be the one of this environment.
+    environment["PATH"] = os.path.dirname(sys.executable) + os.pathsep + environment["PATH"]
+    process = subprocess.Popen(args, cwd=_ROOT, env=environment, stdout=log, stderr=log)
+    self.processes[server_type, index] = process
+
+  def start_all(self, num_ps, num_workers):
+    self.start("worker", 0)
+    time.sleep(1)
+    for i in range(num_ps):
+      self.start("ps", i)
+    for i in range(1, num_workers):
+      self.start("worker", i)
+
+  def log(self, key):
+    with open(os.path.join(self.test_dir, f"{self.uuid}_{key[0]}_{key[1]}.log")) as f:
+      return f.read()
+
+  def wait(self):
+    """Waits until all processes ended well."""
+    wait_until(lambda: not self._running(), timeout_secs=_TIMEOUT_SECS)
+
+  def _running(self):
+    """Returns the processes that still run; one that failed is an error."""
+    running = []
+    for key, process in self.processes.items():
+      code = process.poll()
+      if code is None:
+        running.append(key)
+      elif code != 0:
+        raise AssertionError(f"{key} returned {code}:\n{self.log(key)[-5000:]}")
+    return running
+
+  def kill(self):
+    for process in self.processes.values():
+      if process.poll() is None:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+
+
+class CpuTrainingDistributedTestBase:
+  use_native_multi_hash_table = False
+
+  @contextlib.contextmanager
+  def _cluster(self, test_case, **flags):
+    cluster = _Cluster(
+      os.path.join(utils.get_test_tmp_dir(), self.id()),
+      test_case,
+      self.use_native_multi_hash_table,
+      **flags,
+    )
+    try:
+      yield cluster
+    finally:
+      cluster.kill()
+
+  def test_basic(self):
+    with self._cluster("test0", num_ps=4, num_workers=3) as cluster:
+      cluster.start_all(num_ps=4, num_workers=3)
+      cluster.wait()
+
+      state = tf.train.get_checkpoint_state(cluster.model_dir)
+      self.assertIsNotNone(state)
+
+  def test_extra_ps(self):
+    with self._cluster("test0", num_ps=2, num_extra_ps=2, num_workers=1) as cluster:
+      cluster.start_all(num_ps=4, num_workers=1)
+      cluster.wait()
+
+  def test_redundant_ps(self):
+    with self._cluster("test0", num_ps=4, num_redundant_ps=2, num_workers=2) as cluster:
+      cluster.start_all(num_ps=6, num_workers=2)
+      cluster.wait()
+
+  def test_retry_after_deadline_exceeded(self):
+    with self._cluster("test2", num_ps=1, num_workers=1) as cluster:
+      cluster.start_all(num_ps=1, num_workers=1)
+      cluster.wait()
+
+      self.assertIn("Training was interrupted.", cluster.log(("worker", 0)))
+      self.assertIsNotNone(tf.train.latest_checkpoint(cluster.model_dir))
+
+
+class CpuTrainingDistributedTest(CpuTrainingDistributedTestBase, tf.test.TestCase):
+  use_native_multi_hash_table = False
+
+  def test_debugging_server(self):
+    with self._cluster("test1", num_ps=2, num_workers=1) as cluster:
+      cluster.start_all(num_ps=2, num_workers=1)
+      wait_until(lambda: self._has_trained(cluster), timeout_secs=_TIMEOUT_SECS)
+
+      info = debugging_info_pb2.DebuggingInfo()
+      with open(utils.get_debugging_info_file_name(cluster.model_dir), "rb") as f:
+        info.ParseFromString(f.read())
+      self.assertEqual(info.num_workers, 1)
+      self.assertLen(info.cluster.ps_addrs, 2)
+      self.assertEqual([c.feature_name for c in info.feature_name_configs], ["feature"])
+
+      worker = debugging_server.DebuggingWorker(cluster.model_dir)
+      self.assertEqual(worker.fetch_variables(["global_step:0", "none:0"]), {"global_step:0": "1"})
+      features = worker.fetch_features(["feature", "test"], [0, 1, 2])
+      self.assertEqual(list(features), ["feature"])
+      self.assertEqual(sorted(features["feature"]), ["0", "1"])
+      self.assertEqual(features["feature"]["0"].count("num:"), 5)
+
+  def _has_trained(self, cluster):
+    cluster._running()
+    return tf.train.latest_checkpoint(cluster.model_dir) is not None
+
+
+class CpuTrainingDistributedNativeTest(CpuTrainingDistributedTestBase, tf.test.TestCase):
+  use_native_multi_hash_table = True
+
+
+class DistributedConfigTest(tf.test.TestCase):
+  """What is refused before any server starts."""
+
+  def test_bad_configurations(self):
+    good = {"model_dir": "/nowhere", "num_ps": 1, "num_workers": 1, "index": 0}
+    for change, message in (
+      ({"index": None}, "Index can't be none."),
+      ({"num_ps": None}, "Num ps can't be none."),
+      ({"num_workers": None}, "Num workers can't be none."),
+      ({"server_type": "boss"}, "Unknown server type. type: boss"),
+      ({"model_dir": ""}, "model dir can't be empty."),
+    ):
+      config = cpu_training.DistributedCpuTrainingConfig(**{**good, **change})
+      with self.assertRaisesRegex(ValueError, message):
+        cpu_training.distributed_train(config, None, None)
+
+  def test_unreachable_node(self):
+    error = cpu_training.NodeAliveCheckerError("a,b is unreachable")
+
+    self.assertEqual(str(error), "a,b is unreachable")
+
+
+if __name__ == "__main__":
+  tf.test.main()

@@ -1,0 +1,379 @@
+"""Pushing touched rows to servers that really listen, and remote prediction."""
+
+import json
+from concurrent import futures
+
+import grpc
+import numpy as np
+import tensorflow as tf
+from google.protobuf import json_format
+from tensorflow.core.framework import tensor_pb2
+from tensorflow.python.ops import resources
+
+from monolith.agent_service import backends, data_def, mocked_zkclient, replica_manager
+from monolith.agent_service import utils as agent_utils
+from monolith.native_training import (
+  distributed_serving_ops,
+  hash_table_ops,
+  multi_hash_table_ops,
+  serving_transport,
+  test_utils,
+)
+from monolith.native_training.runtime.parameter_sync import (
+  parameter_sync_pb2,
+  prediction_service_pb2,
+)
+
+tf.compat.v1.disable_eager_execution()
+
+
+class RecordingServer:
+  """A prediction service that remembers its requests, with tensors as arrays."""
+
+  def __init__(self, answer=None):
+    self.requests = []
+    self._answer = answer or {}
+    self._server = grpc.server(futures.ThreadPoolExecutor(2), handlers=[self])
+    self.address = f"localhost:{self._server.add_insecure_port('localhost:0')}"
+    self._server.start()
+
+  def service(self, details):
+    if details.method == "/tensorflow.serving.PredictionService/Predict":
+      return grpc.unary_unary_rpc_method_handler(self._predict)
+    return None
+
+  def _predict(self, data, context):
+    request = prediction_service_pb2.PredictRequest.FromString(data)
+    inputs = {
+      alias: tf.make_ndarray(tensor_pb2.TensorProto.FromString(value))
+      for alias, value in request.inputs.items()
+    }
+    self.requests.append((request.model_spec, inputs))
+    response = prediction_service_pb2.PredictResponse()
+    for alias, value in self._answer.items():
+      response.outputs[alias] = tf.make_tensor_proto(value).SerializeToString()
+    return response.SerializeToString()
+
+  def stop(self):
+    self._server.stop(None).wait()
+
+
+class ParameterSyncTest(tf.test.TestCase):
+  def serve(self, **kwargs):
+    server = RecordingServer(**kwargs)
+    self.addCleanup(server.stop)
+    return server
+
+  def config(self, *targets, timeout_in_ms=5000):
+    return parameter_sync_pb2.ClientConfig(
+      model_name="model",
+      signature_name="hashtable_assign",
+      targets=targets,
+      timeout_in_ms=timeout_in_ms,
+    ).SerializeToString()
+
+  def test_parameter_sync_client(self):
+    with self.session() as session:
+      servers = [distributed_serving_ops.DummySyncServer("localhost:0") for _ in range(2)]
+      ports = session.run([server.get_port() for server in servers])
+      self.assertEqual([port.shape for port in ports], [(1,), (1,)])
+      config = parameter_sync_pb2.ClientConfig(
+        targets=[f"localhost:{port[0]}" for port in ports], timeout_in_ms=5000
+      )
+      client = distributed_serving_ops.ParameterSyncClient(
+        distributed_serving_ops.parameter_sync_client_from_config(config)
+      )
+      session.run(client.as_op())
+      table = hash_table_ops.test_hash_table(3, learning_rate=0.1, sync_client=client.handle)
+      ids = tf.constant([0, 0, 1], tf.int64)
+      table = table.apply_gradients(ids, -tf.ones([3, 3]), tf.constant(0, tf.int64))
+      rows = session.run(table.lookup([0, 1]))
+      result = session.run(client.create_sync_op(config.SerializeToString()))
+      again = session.run(client.create_sync_op(config.SerializeToString()))
+      session.run([server.shutdown() for server in servers])
+
+    self.assertAllClose(rows, [[0.2] * 3, [0.1] * 3])
+    self.assertEqual(result.shape, (1,))
+    result = json_format.Parse(result[0], parameter_sync_pb2.PushResult())
+    self.assertCountEqual([r.target for r in result.responses], config.targets)
+    self.assertEqual([(r.status_code, r.update_num) for r in result.responses], [(0, 2)] * 2)
+    self.assertEqual(json.loads(again[0]), {})
+
+  def test_refresh_sync_config_1(self):
+    zk = mocked_zkclient.FakeKazooClient()
+    zk.start()
+    config = agent_utils.AgentConfig(
+      bzid="demo", base_name="test_ffm_model", deploy_type="ps", num_ps=5
+    )
+    watcher = replica_manager.ReplicaWatcher(zk, config)
+    watcher.watch_data()
+    self.addCleanup(watcher.stop)
+    meta = data_def.ReplicaMeta(
+      address="localhost:8500", stat=agent_utils.ModelState.AVAILABLE, server_type="ps", task=1
+    )
+    zk.create("/demo/service/test_ffm_model/ps:1/0", meta.serialize(), makepath=True)
+
+    serialized = distributed_serving_ops.refresh_sync_config(watcher.to_sync_wrapper(), 1)
+
+    result = parameter_sync_pb2.ClientConfig.FromString(serialized)
+    self.assertEqual(result.model_name, "ps_1")
+    self.assertEqual(result.targets, ["localhost:8500"])
+    self.assertEqual(result.signature_name, "hashtable_assign")
+    self.assertEqual(result.timeout_in_ms, 3000)
+    self.assertLen(result.targets_extra_info, 1)
+    self.assertEqual(result.targets_extra_info[0].replica_id, 0)
+    self.assertFalse(result.targets_extra_info[0].HasField("idc"))
+
+  def test_refresh_sync_config_2(self):
+    backend = backends.ZKBackend("demo", zk_servers="127.0.0.1:9999")
+    backend._zk = mocked_zkclient.FakeKazooClient()
+    backend.start()
+    self.addCleanup(backend.stop)
+    backend.subscribe_model("test_ffm_model")
+    container = backends.Container("default", "asdf")
+    backend.report_service_info(container, backends.ContainerServiceInfo(grpc="localhost:8888"))
+    backend.sync_available_saved_models(
+      container, {backends.SavedModel("test_ffm_model", "ps_1")}
+    )
+
+    serialized = distributed_serving_ops.refresh_sync_config(backend, 1)
+
+    result = parameter_sync_pb2.ClientConfig.FromString(serialized)
+    self.assertEqual(result.model_name, "test_ffm_model:ps_1")
+    self.assertEqual(result.targets, ["localhost:8888"])
+    self.assertEmpty(result.targets_extra_info)
+
+  def test_what_single_tables_send(self):
+    server = self.serve()
+    with self.session() as session:
+      handle = distributed_serving_ops.parameter_sync_client_from_config(name_suffix="single")
+      client = distributed_serving_ops.ParameterSyncClient(handle)
+      one = hash_table_ops.test_hash_table(1, name_suffix="one", sync_client=handle)
+      two = hash_table_ops.test_hash_table(2, name_suffix="two", sync_client=handle)
+      step = tf.constant(0, tf.int64)
+      session.run(one.apply_gradients([7, -7], [[-1.0], [-2.0]], step).as_op())
+      session.run(two.apply_gradients([5], [[-3.0, -4.0]], step).as_op())
+      session.run(client.create_sync_op(self.config(server.address)))
+      # An assignment is no news for serving.
+      session.run(one.assign([7], [[9.0]]).as_op())
+      session.run(two.apply_gradients([5], [[-2.0, -2.0]], step).as_op())
+      session.run(client.create_sync_op(self.config(server.address)))
+
+    (spec, inputs), (_, second) = server.requests
+    self.assertEqual((spec.name, spec.signature_name), ("model", "hashtable_assign"))
+    rows = dict(zip(inputs["MonolithHashTable_one_id"], inputs["MonolithHashTable_one_value"]))
+    self.assertEqual({k: v.tolist() for k, v in rows.items()}, {7: [1.0], -7: [2.0]})
+    self.assertAllEqual(inputs["MonolithHashTable_two_value"], [[3, 4]])
+    self.assertCountEqual(second, ["MonolithHashTable_two_id", "MonolithHashTable_two_value"])
+    self.assertAllEqual(second["MonolithHashTable_two_value"], [[5, 6]])
+
+  def test_what_a_native_table_sends(self):
+    server = self.serve()
+    with self.session() as session:
+      handle = distributed_serving_ops.parameter_sync_client_from_config(name_suffix="native")
+      client = distributed_serving_ops.ParameterSyncClient(handle)
+      configs = {name: test_utils.generate_test_hash_table_config(2) for name in "abc"}
+      table = multi_hash_table_ops.MultiHashTable.from_configs(
+        configs, sync_client=handle, name_suffix="pushed"
+      )
+      session.run(resources.initialize_resources(resources.shared_resources()))
+      grads = {"c": ([3], [[-1.0, -2.0]]), "a": ([4], [[-3.0, -4.0]])}
+      session.run(table.apply_gradients(grads, tf.constant(0, tf.int64)).as_op())
+      session.run(client.create_sync_op(self.config(server.address)))
+
+    ((spec, inputs),) = server.requests
+    self.assertEqual(spec.signature_name, "MonolithMultiHashTable_pushed/raw_assign")
+    self.assertAllEqual(inputs["id"], [4, 3])
+    self.assertAllEqual(inputs["id_split"], [0, 1, 1, 2])
+    self.assertAllEqual(inputs["flat_value"], [3, 4, 1, 2])
+
+  def test_a_client_serves_single_tables_or_one_group(self):
+    with self.session() as session:
+      handle = distributed_serving_ops.parameter_sync_client_from_config(name_suffix="mixed")
+      table = hash_table_ops.test_hash_table(1, name_suffix="mixed", sync_client=handle)
+      session.run(table.as_op())
+      multi_hash_table_ops.MultiHashTable.from_configs(
+        {"a": test_utils.generate_test_hash_table_config(1)},
+        sync_client=handle,
+        name_suffix="mixed",
+      )
+      with self.assertRaisesRegex(tf.errors.InvalidArgumentError, "single table"):
+        session.run(resources.initialize_resources(resources.shared_resources()))
+
+  def test_a_dummy_client_pushes_nothing(self):
+    server = self.serve()
+    with self.session() as session:
+      handle = distributed_serving_ops.create_dummy_sync_client()
+      table = hash_table_ops.test_hash_table(1, name_suffix="dummy", sync_client=handle)
+      session.run(table.apply_gradients([1], [[1.0]], tf.constant(0, tf.int64)).as_op())
+      client = distributed_serving_ops.ParameterSyncClient(handle)
+
+      result = session.run(client.create_sync_op(self.config(server.address)))
+    self.assertEqual(json.loads(result[0]), {})
+    self.assertEmpty(server.requests)
+
+  def test_a_dead_target_is_named_and_the_others_are_served(self):
+    server, dead = self.serve(), self.serve()
+    dead.stop()
+    with self.session() as session:
+      handle = distributed_serving_ops.parameter_sync_client_from_config(name_suffix="dead")
+      table = hash_table_ops.test_hash_table(1, name_suffix="dead", sync_client=handle)
+      session.run(table.apply_gradients([1], [[1.0]], tf.constant(0, tf.int64)).as_op())
+      client = distributed_serving_ops.ParameterSyncClient(handle)
+      config = self.config(dead.address, server.address)
+      result = session.run(client.create_sync_op(config))
+
+    responses = json.loads(result[0])["responses"]
+    self.assertEqual([r["target"] for r in responses], [dead.address, server.address])
+    self.assertNotEqual(responses[0]["status_code"], 0)
+    self.assertTrue(responses[0]["error_message"])
+    self.assertEqual(responses[1]["update_num"], 1)
+    self.assertLen(server.requests, 1)
+
+  def test_bad_config(self):
+    with self.session() as session:
+      handle = distributed_serving_ops.parameter_sync_client_from_config(name_suffix="bad")
+      client = distributed_serving_ops.ParameterSyncClient(handle)
+      with self.assertRaisesRegex(tf.errors.InvalidArgumentError, "no serialized ClientConfig"):
+        session.run(client.create_sync_op(b"\xff\xff\xff"))
+
+  def test_clients_are_on_their_servers(self):
+    with tf.Graph().as_default():
+      clients = distributed_serving_ops.create_parameter_sync_clients(2)
+      self.assertEqual(
+        [client.op.get_attr("shared_name") for client in clients],
+        [b"MonolithSyncClient_0", b"MonolithSyncClient_1"],
+      )
+      self.assertEqual(clients[1].device, "/job:ps/task:1/device:CPU:0")
+    with tf.Graph().as_default():
+      (client,) = distributed_serving_ops.create_parameter_sync_clients(0)
+      self.assertEqual(client.op.get_attr("shared_name"), b"MonolithSyncClient_")
+      self.assertEqual(client.device, "")
+
+
+class SplitPushRequestTest(tf.test.TestCase):
+  def _request(self, n, multi):
+    request = parameter_sync_pb2.PushRequest(model_name="m", signature_name="s", timeout_in_ms=7)
+    tables = request.delta_multi_hash_tables if multi else request.delta_hash_tables
+    for name, count in (("a", n), ("b", 1)):
+      tables.add(
+        unique_id=name, dim_size=2, fids=range(count), embeddings=np.arange(2 * count) * 0.5
+      )
+    return request
+
+  def test_small_requests_stay_whole(self):
+    request = self._request(3, multi=False)
+    self.assertEqual(serving_transport.split_push_request(request), [request])
+
+  def test_parts(self):
+    request = self._request(100, multi=True)
+    limit = request.ByteSize() // 3 + 1
+    parts = serving_transport.split_push_request(request, limit)
+
+    self.assertLen(parts, 3)
+    self.assertEqual([len(p.delta_multi_hash_tables[0].fids) for p in parts], [33, 33, 34])
+    self.assertEqual([len(p.delta_multi_hash_tables[1].fids) for p in parts], [0, 0, 1])
+    fids = [fid for part in parts for fid in part.delta_multi_hash_tables[0].fids]
+    embeddings = [e for part in parts for e in part.delta_multi_hash_tables[0].embeddings]
+    self.assertEqual(fids, list(range(100)))
+    self.assertAllClose(embeddings, np.arange(200) * 0.5)
+    self.assertEqual({(p.model_name, p.signature_name, p.timeout_in_ms) for p in parts},
+                     {("m", "s", 7)})  # fmt: skip
+
+  def test_messages_are_those_of_tensorflow_serving(self):
+    try:
+      from tensorflow_serving.apis import predict_pb2
+    except ImportError:
+      self.skipTest("needs tensorflow-serving-api")
+    request = serving_transport.make_predict_request(self._request(2, multi=False))
+    request.model_spec.version.value = 5
+
+    theirs = predict_pb2.PredictRequest.FromString(request.SerializeToString())
+    self.assertEqual(theirs.model_spec.name, "m")
+    self.assertEqual(theirs.model_spec.version.value, 5)
+    self.assertEqual(theirs.model_spec.signature_name, "s")
+    self.assertAllEqual(tf.make_ndarray(theirs.inputs["a_value"]), [[0, 0.5], [1, 1.5]])
+    ours = prediction_service_pb2.PredictRequest.FromString(theirs.SerializeToString())
+    self.assertEqual(ours, request)
+
+
+class RemotePredictTest(tf.test.TestCase):
+  def setUp(self):
+    super().setUp()
+    self.addCleanup(distributed_serving_ops.set_remote_predict_resolver, None)
+
+  def predict(self, model_name="model:ps_3", **kwargs):
+    return distributed_serving_ops.remote_predict(
+      ["x", "s"],
+      [tf.constant([1, 2], tf.int64), tf.constant(["text"])],
+      ["y"],
+      model_name=model_name,
+      task=3,
+      old_model_name=None,
+      output_types=[tf.float32],
+      signature_name="lookup",
+      **{"max_rpc_deadline_millis": 5000, **kwargs},
+    )
+
+  def test_model_name_is_required(self):
+    with self.assertRaisesRegex(ValueError, "^model_name must be specified.$"):
+      self.predict(model_name=None)
+
+  def test_call(self):
+    server = RecordingServer({"y": np.array([[0.5, 1.5]], np.float32)})
+    self.addCleanup(server.stop)
+    asked = []
+
+    def resolver(*args):
+      asked.append(args)
+      return [server.address]
+
+    distributed_serving_ops.set_remote_predict_resolver(resolver)
+    with self.session() as session:
+      (y,) = session.run(self.predict(model_version=9))
+
+    self.assertAllEqual(y, [[0.5, 1.5]])
+    self.assertEqual(asked, [("model:ps_3", "", 3)])
+    ((spec, inputs),) = server.requests
+    self.assertEqual((spec.name, spec.version.value), ("model:ps_3", 9))
+    self.assertEqual(spec.signature_name, "lookup")
+    self.assertAllEqual(inputs["x"], [1, 2])
+    self.assertAllEqual(inputs["s"], [b"text"])
+
+  def test_errors_name_the_server(self):
+    server = RecordingServer()
+    server.stop()
+    distributed_serving_ops.set_remote_predict_resolver(lambda *_: [server.address])
+    with self.session() as session:
+      # TensorFlow keeps Unavailable for its own network.
+      with self.assertRaisesRegex(tf.errors.InternalError, server.address):
+        session.run(self.predict())
+      op = self.predict(fail_op_on_rpc_error=False)[0].op
+      code, message, y = session.run(list(op.outputs))
+
+    self.assertEqual(code, grpc.StatusCode.UNAVAILABLE.value[0])
+    self.assertIn(server.address, message.decode())
+    self.assertEmpty(y)
+
+  def test_wrong_answers(self):
+    for answer, error, text in (
+      ({"z": np.float32(1)}, tf.errors.NotFoundError, "no output 'y'"),
+      ({"y": np.int64(1)}, tf.errors.InvalidArgumentError, "'y' is int64, want float"),
+    ):
+      server = RecordingServer(answer)
+      self.addCleanup(server.stop)
+      distributed_serving_ops.set_remote_predict_resolver(lambda *_, s=server: [s.address])
+      with self.session() as session, self.assertRaisesRegex(error, text):
+        session.run(self.predict())
+
+  def test_without_resolver_or_replica(self):
+    with self.session() as session:
+      with self.assertRaisesRegex(tf.errors.UnimplementedError, "set_remote_predict_resolver"):
+        session.run(self.predict())
+      distributed_serving_ops.set_remote_predict_resolver(lambda *_: [])
+      with self.assertRaisesRegex(tf.errors.InternalError, "no replica"):
+        session.run(self.predict())
+
+
+if __name__ == "__main__":
+  tf.test.main()
