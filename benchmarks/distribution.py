@@ -87,10 +87,8 @@ def split(repeats: int, threads: int) -> list[Row]:
     ids = bench.input(batch)
     shards = bench.input(batch % NUM_SERVERS)
     shards32 = bench.input((batch % NUM_SERVERS).astype(np.int32))
-    answers = [
-      bench.input(np.repeat((batch[batch % NUM_SERVERS == s] % 997)[:, None], 8, 1).astype(np.float32))
-      for s in range(NUM_SERVERS)
-    ]
+    rows = np.repeat((batch % 997)[:, None], 8, axis=1).astype(np.float32)
+    answers = [bench.input(rows[batch % NUM_SERVERS == s]) for s in range(NUM_SERVERS)]
     shape_like = bench.input(np.zeros([NUM_IDS, 8], np.float32))
 
     our_parts = distribution_ops.split_by_indices(shards, ids, NUM_SERVERS)
@@ -154,39 +152,34 @@ def reduce(repeats: int, threads: int) -> list[Row]:
     indices = tf.expand_dims(row_ids, -1)
     values = bench.input(rng.random((NUM_IDS, 32), np.float32))
     upstream = bench.input(rng.random((100_000, 32), np.float32))
-    rows = []
+    peer_sum = tf.math.unsorted_segment_sum(values, row_ids, 100_000)
+    peer_mean = tf.math.unsorted_segment_mean(values, row_ids, 100_000)
     cases = (
+      ("sum", "unsorted_segment_sum", distribution_ops.reduce_sum, peer_sum, peer_sum),
       (
-        "reduce sum, 1M ids, 100k rows, dim 32",
-        "unsorted_segment_sum",
-        distribution_ops.reduce_sum(indices, values, [100_000]),
-        tf.math.unsorted_segment_sum(values, row_ids, 100_000),
-      ),
-      (
-        "reduce mean, 1M ids, 100k rows, dim 32",
+        "mean",
         "segment_mean",
-        distribution_ops.reduce_mean(indices, values, [100_000]),
-        # The static number of rows is what ours returns; all rows but the last few have ids.
+        distribution_ops.reduce_mean,
         tf.math.segment_mean(values, row_ids),
+        peer_mean,
       ),
     )
     bench.initialize()
-    for name, peer_name, ours, peer in cases:
+    table = []
+    for name, peer_name, function, peer, differentiable in cases:
+      ours = function(indices, values, [100_000])
       got, want = bench.session.run([ours, peer])
+      # segment_mean ends at the last row that has ids.
       np.testing.assert_allclose(got[: len(want)], want, rtol=1e-4)
       mine, theirs = bench.medians([ours, peer], repeats)
-      rows.append(Row(name, peer_name, mine, theirs, 1.5))
-      grads = [tf.gradients(result, values, upstream)[0] for result in (ours,)]
-      peer_grad = tf.gradients(
-        tf.math.unsorted_segment_sum(values, row_ids, 100_000)
-        if "sum" in name
-        else tf.math.unsorted_segment_mean(values, row_ids, 100_000),
-        values,
-        upstream,
-      )[0]
-      mine, theirs = bench.medians([grads[0], peer_grad], repeats)
-      rows.append(Row("  its gradient", "unsorted_segment gradient", mine, theirs, None))
-  return rows
+      table.append(
+        Row(f"reduce {name}, 1M ids, 100k rows, dim 32", peer_name, mine, theirs, 1.5)
+      )
+      mine, theirs = bench.medians(
+        [tf.gradients(result, values, upstream)[0] for result in (ours, differentiable)], repeats
+      )
+      table.append(Row("  its gradient", "unsorted_segment gradient", mine, theirs, None))
+  return table
 
 
 def layout(repeats: int, threads: int) -> list[Row]:

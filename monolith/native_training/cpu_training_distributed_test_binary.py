@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
-from absl import app, flags, logging
+from absl import app, flags
 
 from monolith.core import hyperparams
 from monolith.native_training import (
@@ -25,8 +25,8 @@ from monolith.native_training import (
   entry,
   feature,
   native_task,
-  service_discovery,
 )
+from monolith.native_training.host_service_discovery import HostServiceDiscovery
 
 FLAGS = flags.FLAGS
 
@@ -135,39 +135,6 @@ class FeatureTask(native_task.NativeTask):
       )
 
     return model_fn
-
-
-class HostServiceDiscovery(service_discovery.ServiceDiscovery):
-  """Discovery through files `<base>/<name>/<index>` that hold addresses.
-
-  Args:
-    base_path: a folder that all processes see.
-  """
-
-  def __init__(self, base_path: str):
-    self._base_path = base_path
-
-  def register(self, name: str, index: int, addr: str) -> None:
-    folder = os.path.join(self._base_path, name)
-    os.makedirs(folder, exist_ok=True)
-    # Readers must never see half an address.
-    temporary = os.path.join(self._base_path, f"{name}_{index}_{os.getpid()}")
-    with open(temporary, "w") as f:
-      f.write(addr)
-    os.replace(temporary, os.path.join(folder, str(index)))
-    logging.info("%s %d is at %s", name, index, addr)
-
-  def deregister(self, name: str, index: int, addr: str) -> None:
-    os.remove(os.path.join(self._base_path, name, str(index)))
-
-  def query(self, name: str) -> dict[int, str]:
-    folder = os.path.join(self._base_path, name)
-    addrs = {}
-    if os.path.isdir(folder):
-      for index in os.listdir(folder):
-        with open(os.path.join(folder, index)) as f:
-          addrs[int(index)] = f.read()
-    return addrs
 
 
 def test_run(params: hyperparams.InstantiableParams) -> None:

@@ -79,7 +79,7 @@ class TestFFMModel(native_task.NativeTask):
       with tf.control_dependencies([tf.compat.v1.assign_add(global_step, 1)]):
         apply_grads = self.ctx.apply_embedding_gradients(zip(gradients, embeddings))
       return tf.estimator.EstimatorSpec(
-        mode, loss=loss, train_op=tf.group(apply_grads, deep_insight_op)
+        mode, predictions=pred, loss=loss, train_op=tf.group(apply_grads, deep_insight_op)
       )
 
     return model_fn

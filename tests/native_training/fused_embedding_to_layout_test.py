@@ -662,7 +662,9 @@ class BadInputTest(LayoutTestCase):
       self.assert_invalid(self.forward(batch, 2, fid_list_row_split=[split]), *words)
     fid = batch.fid_offset(2)
     fid[0] = 1 << 32
-    self.assert_invalid(self.forward(batch, 2, fid_offset=fid), "feature 'fa'", "block of feature 'fb'")
+    self.assert_invalid(
+      self.forward(batch, 2, fid_offset=fid), "feature 'fa'", "block of feature 'fb'"
+    )
 
   def test_version_4(self):
     batch = worked_example()

@@ -5,10 +5,12 @@ and optimizer state of a variable, of a single table and of a group of two are f
 `check` compares them all.
 """
 
+import faulthandler
 import os
 import pickle
 import signal
 import sys
+import tempfile
 import traceback
 
 import numpy as np
@@ -29,6 +31,8 @@ v1 = tf.compat.v1
 NUM_IDS = 50
 DIM = 4
 _ACCUMULATOR_START = 0.1
+# A child that does nothing for so long is stuck.
+_CHILD_SECONDS = 120
 
 
 def table_config(dim: int) -> entry.HashTableConfigInstance:
@@ -176,7 +180,7 @@ class ChildError(Exception):
 
 
 def run_in_child(function, *args):
-  """Returns what a function returns in a forked process, which is killed if it does not end.
+  """Returns what a function returns in a forked process.
 
   TensorFlow must not have run anything in this process: its threads do not survive a fork.
 
@@ -189,23 +193,35 @@ def run_in_child(function, *args):
 class Child:
   """A forked process that runs a function and sends back objects.
 
+  It ends itself, and leaves its stack, when it takes too long.
+
   Args:
-    function: called with `send` (a function of one object) first if it wants it, see `wants_send`.
+    function: called with `args`; what it returns is sent.
+    wants_send: it is called with a function of one object first, and sends by itself.
   """
 
   def __init__(self, function, *args, wants_send: bool = False):
     read_end, write_end = os.pipe()
+    self._stack = tempfile.TemporaryFile()
     sys.stdout.flush()
     self.pid = os.fork()
     if self.pid == 0:
       os.close(read_end)
+      faulthandler.dump_traceback_later(_CHILD_SECONDS, exit=True, file=self._stack)
       _run_child(function, args, os.fdopen(write_end, "wb"), wants_send)
     os.close(write_end)
     self._pipe = os.fdopen(read_end, "rb")
 
   def receive(self):
     """Returns the next object that the child sent; EOFError when it is gone."""
-    kind, value = pickle.load(self._pipe)
+    try:
+      kind, value = pickle.load(self._pipe)
+    except EOFError:
+      self._stack.seek(0)
+      stack = self._stack.read().decode()
+      if stack:
+        raise ChildError(f"the child was stuck\n{stack}") from None
+      raise
     if kind == "error":
       raise ChildError(value)
     return value

@@ -25,7 +25,7 @@ class IdIndex {
   static constexpr int64_t kMissing = -1;
 
   // Room for about `expected_ids` distinct ids before the first growth.
-  explicit IdIndex(int64_t expected_ids = 0) {
+  explicit IdIndex(int64_t expected_ids) {
     int bits = 6;
     while ((int64_t{1} << bits) < 2 * expected_ids) ++bits;
     Allocate(bits);
@@ -47,8 +47,6 @@ class IdIndex {
     }
   }
 
-  int64_t FindOrInsert(int64_t id, int64_t value) { return FindOrInsert(id, Hash(id), value); }
-
   // Value of `id`, or kMissing.
   int64_t Find(int64_t id, uint64_t hash) const {
     for (uint64_t i = hash >> shift_;; i = (i + 1) & mask_) {
@@ -57,8 +55,6 @@ class IdIndex {
       if (slot.id == id) return slot.value_plus_1 - 1;
     }
   }
-
-  int64_t Find(int64_t id) const { return Find(id, Hash(id)); }
 
   void Prefetch(uint64_t hash) const { __builtin_prefetch(&slots_[hash >> shift_]); }
 

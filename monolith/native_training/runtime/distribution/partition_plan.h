@@ -29,7 +29,7 @@ class PartitionPlan {
     shards_ = shards;
     n_ = n;
     num_shards_ = num_shards;
-    blocks_ = std::max<int64_t>(1, std::min(n, parallel.SmallTasksFor(n * 4)));
+    blocks_ = std::max<int64_t>(1, std::min(n, parallel.TasksFor(n * 4)));
     starts_.assign(blocks_ * num_shards, 0);
     std::vector<int64_t> bad(blocks_, n);
     parallel.RunTasks(blocks_, [&](int64_t block) {

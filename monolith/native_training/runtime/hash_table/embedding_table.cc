@@ -83,6 +83,7 @@ Status EmbeddingTable::Reserve(int64_t rows) {
   // Shards fill unevenly: three standard deviations above the mean.
   const double mean = static_cast<double>(rows) / kNumShards;
   const int64_t per_shard = static_cast<int64_t>(std::ceil(mean + 3.0 * std::sqrt(mean)));
+  const WriteRoom room(&room_);
   for (const auto& shard : shards_) {
     std::unique_lock<std::shared_mutex> lock(shard->mutex);
     if (!shard->index.Reserve(per_shard)) {
@@ -99,6 +100,7 @@ void EmbeddingTable::Clear() {
 }
 
 void EmbeddingTable::SwapContent(EmbeddingTable* other) {
+  const WriteRoom room(&room_);
   for (const auto& shard : shards_) shard->mutex.lock();
   for (int s = 0; s < kNumShards; ++s) {
     Shard* mine = shards_[s].get();
@@ -115,6 +117,7 @@ void EmbeddingTable::SwapContent(EmbeddingTable* other) {
 }
 
 int64_t EmbeddingTable::Evict(const ExpiryPolicy& policy) {
+  const WriteRoom room(&room_);
   const int64_t newest = MaxUpdateTs();
   int64_t erased = 0;
   for (const auto& shard : shards_) {

@@ -14,17 +14,17 @@
 //
 //   row: | values of all segments | state of segment 0 | state of segment 1 | ... |
 //
-// How a batch runs: windows of 32 ids of one shard go through three stages, three windows at a time in flight:
-//   Fetch (lock the shard on its first window, prefetch index lines) -> Resolve (probe, filter, insert, prefetch
-//   rows and gradients) -> Finish (copy or optimise, unlock after the shard's last window).
+// How a batch runs (batch_windows.h): windows of 32 ids of one shard go through four stages, four windows in flight:
+//   Fetch (lock the shard on its first window, prefetch index lines) -> Probe (home line; prefetch rows, gradients)
+//   -> Resolve (overflowed lines, filter, insert) -> Finish (copy or optimise, unlock after the shard's last window).
 //
 // Concurrency
 //   - Any mix of calls is safe, Clear, SwapContent and eviction included. A lookup never sees a torn row; updates of
 //     one id are serialised. A call is not a snapshot: tiles and shards are locked one after another.
-//   - Shard locks are taken in ascending order, three shards at most at once; whole-table calls take all, ascending.
-//   - Lookups while no write is under way take the shared locks of all shards for a few thousand ids and skip the sort:
-//     they then read ids and write vectors front to back. A write that begins waits for that, 0.2 ms at most; while
-//     writes are under way, lookups go shard by shard as above.
+//   - Shard locks are taken in ascending order, four shards at most at once; whole-table calls take all, ascending.
+//   - Lookups while no write is under way (room_lock.h) need no shard lock and no sort: they read ids and write vectors
+//     front to back, a tile at a time. A write that begins waits for the tiles in progress, half a millisecond;
+//     while writes are under way, lookups go shard by shard as above.
 //   - With a runner, lookups split the batch by tile (shared locks) and writes split it by shard, so no two
 //     threads touch one row, and results do not depend on the number of threads.
 //   - Duplicates of an id in one batch are applied in batch order, one after another.
@@ -44,6 +44,7 @@
 
 #include "monolith/native_training/runtime/allocator/run_pool.h"
 #include "monolith/native_training/runtime/concurrency/parallel_runner.h"
+#include "monolith/native_training/runtime/concurrency/room_lock.h"
 #include "monolith/native_training/runtime/hash_filter/occurrence_filter.h"
 #include "monolith/native_training/runtime/hash_table/entry_codec.h"
 #include "monolith/native_training/runtime/hash_table/expiry.h"
@@ -254,7 +255,7 @@ class EmbeddingTable {
   std::vector<std::unique_ptr<Shard>> shards_;
   std::atomic<int64_t> max_update_ts_{0};
   std::atomic<int64_t> last_global_step_{0};
-  std::atomic<int64_t> active_writes_{0};  // batches that write; a hint for lookups
+  mutable RoomLock room_;  // every change of an index or a row happens in its write room
   Counters counters_;
   TouchedCallback touched_;
 };

@@ -30,7 +30,11 @@ RowArena::RowArena(int64_t stride, int num_shards)
     : stride_(stride),
       block_rows_(RowsPerBlock(stride)),
       small_page_bytes_(block_rows_ * stride * num_shards),
-      next_region_bytes_(kReservation) {}
+      next_region_bytes_(kReservation),
+      regions_(std::make_unique<Region[]>(kMaxRegions)) {
+  // Now, because base_ and first_rows_ are read without a lock. Should it fail, AllocateBlock will say so.
+  AddRegion();
+}
 
 RowArena::~RowArena() {
   for (int i = 0; i < num_regions_; ++i) {
@@ -40,7 +44,7 @@ RowArena::~RowArena() {
 
 bool RowArena::AllocateBlock(uint32_t* first) {
   std::lock_guard<std::mutex> lock(mutex_);
-  if (next_row_ == end_row_ && !AddRegion()) return false;
+  if (num_regions_ == 0 || (next_row_ == end_row_ && !AddRegion())) return false;
   *first = static_cast<uint32_t>(next_row_);
   next_row_ += block_rows_;
   return true;
@@ -48,7 +52,6 @@ bool RowArena::AllocateBlock(uint32_t* first) {
 
 bool RowArena::AddRegion() {
   if (num_regions_ == kMaxRegions || end_row_ >= kMaxRows) return false;
-  if (regions_ == nullptr) regions_ = std::make_unique<Region[]>(kMaxRegions);
   const int64_t block_bytes = block_rows_ * stride_;
   char* base = nullptr;
   int64_t rows = 0;
@@ -71,7 +74,7 @@ bool RowArena::AddRegion() {
 }
 
 char* RowArena::FarAddress(uint32_t row) const {
-  if (num_regions_ == 0) return nullptr;  // row 0 of an empty arena
+  if (row == 0) return base_;  // an arena without memory has no other row
   int i = 1;
   while (row >= regions_[i].first_row + regions_[i].rows) ++i;
   return regions_[i].base + (row - regions_[i].first_row) * stride_;

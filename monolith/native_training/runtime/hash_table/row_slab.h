@@ -62,12 +62,12 @@ class RowArena {
   static constexpr int kMaxRegions = 1024;
 
   char* FarAddress(uint32_t row) const;
-  bool AddRegion();  // mutex held
+  bool AddRegion();  // mutex held, or from the constructor
 
   const int64_t stride_;
   const int64_t block_rows_;
   const int64_t small_page_bytes_;
-  char* base_ = nullptr;  // of region 0
+  char* base_ = nullptr;     // of region 0; constant after construction, like first_rows_
   uint64_t first_rows_ = 0;
   std::mutex mutex_;
   int num_regions_ = 0;

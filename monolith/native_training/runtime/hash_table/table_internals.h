@@ -3,7 +3,6 @@
 #define MONOLITH_NATIVE_TRAINING_RUNTIME_HASH_TABLE_TABLE_INTERNALS_H_
 
 #include <algorithm>
-#include <atomic>
 #include <cstdint>
 #include <limits>
 #include <memory>
@@ -27,12 +26,7 @@ struct TableInternals {
   static void SetLastGlobalStep(EmbeddingTable* table, int64_t step) {
     table->last_global_step_.store(step, std::memory_order_relaxed);
   }
-  static std::atomic<int64_t>* ActiveWrites(EmbeddingTable* table) {
-    return &table->active_writes_;
-  }
-  static bool HasActiveWrites(const EmbeddingTable& table) {
-    return table.active_writes_.load(std::memory_order_relaxed) != 0;
-  }
+  static RoomLock* Room(const EmbeddingTable& table) { return &table.room_; }
   static void RaiseMaxUpdateTs(EmbeddingTable* table, int64_t ts) { table->RaiseMaxUpdateTs(ts); }
   static uint64_t Seed(const EmbeddingTable& table) { return table.seed_; }
   static Counters* CountersOf(EmbeddingTable* table) { return &table->counters_; }

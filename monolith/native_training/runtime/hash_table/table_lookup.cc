@@ -12,7 +12,7 @@ namespace monolith {
 namespace engine {
 namespace {
 
-// Smaller reads do not repay 64 locks.
+// Smaller reads do not repay collecting the views of 64 shards.
 constexpr int64_t kMinUnsortedIds = 512;
 
 TileScratch* ThreadTileScratch() {
@@ -163,7 +163,7 @@ struct IndexView {
   uint64_t num_lines;
 };
 
-// Reads ids in batch order under the shared locks of all shards. Windows of ids go through the same four steps as in
+// Reads ids in batch order, in the table's read room. Windows of ids go through the same four steps as in
 // RunWindows.
 template <typename Stages>
 class UnsortedRead {
@@ -179,7 +179,11 @@ class UnsortedRead {
     }
   }
 
-  void Run(const int64_t* ids, int64_t n) {
+  // False where a shard has no index yet: nothing was read.
+  bool Run(const int64_t* ids, int64_t n) {
+    for (const IndexView& view : views_) {
+      if (view.num_lines == 0) return false;
+    }
     const int64_t windows = (n + kWindow - 1) / kWindow;
     for (int64_t step = 0; step < windows + 3; ++step) {
       if (step < windows) Fetch(ids, n, step);
@@ -187,6 +191,7 @@ class UnsortedRead {
       if (step >= 2 && step - 2 < windows) Resolve(ids, step - 2);
       if (step >= 3) Finish(n, step - 3);
     }
+    return true;
   }
 
  private:
@@ -261,33 +266,11 @@ class UnsortedRead {
   Ahead ring_[4];
 };
 
-// Locks all shards for reading, unless a write is under way, a shard is busy or has no index yet.
-class AllShardsReadLock {
- public:
-  explicit AllShardsReadLock(const EmbeddingTable& table) : shards_(TableInternals::Shards(table)) {
-    if (TableInternals::HasActiveWrites(table)) return;
-    while (locked_ < kNumShards && shards_[locked_]->mutex.try_lock_shared()) {
-      ++locked_;
-      if (shards_[locked_ - 1]->index.num_lines() == 0) return;
-    }
-    owns_ = locked_ == kNumShards;
-  }
-  ~AllShardsReadLock() {
-    for (int s = locked_ - 1; s >= 0; --s) shards_[s]->mutex.unlock_shared();
-  }
-  bool owns() const { return owns_; }
-
- private:
-  const std::vector<std::unique_ptr<TableInternals::Shard>>& shards_;
-  int locked_ = 0;
-  bool owns_ = false;
-};
-
 template <typename Stages>
 void RunTile(const EmbeddingTable* table, const int64_t* ids, int64_t n, Stages stages) {
   if (n >= kMinUnsortedIds) {
-    const AllShardsReadLock lock(*table);
-    if (lock.owns()) return UnsortedRead<Stages>(*table, &stages).Run(ids, n);
+    const TryReadRoom room(TableInternals::Room(*table));
+    if (room.entered() && UnsortedRead<Stages>(*table, &stages).Run(ids, n)) return;
   }
   TileScratch* scratch = ThreadTileScratch();
   scratch->Sort(ids, n);

@@ -172,6 +172,7 @@ Status EmbeddingTable::Reinitialize(const int64_t* ids, int64_t n, int64_t now, 
 }
 
 void EmbeddingTable::Erase(const int64_t* ids, int64_t n) {
+  const WriteRoom room(&room_);
   for (int64_t i = 0; i < n; ++i) {
     const uint64_t hash = MixId(ids[i]);
     Shard& shard = *shards_[ShardOf(hash)];

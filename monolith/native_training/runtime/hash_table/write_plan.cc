@@ -136,18 +136,17 @@ void RunTileByTile(const PlannedWrite& write) {
   }
 }
 
-// Tells lookups of these tables, from construction to destruction, to leave shards they do not need alone.
-class AnnounceWrites {
+// The write rooms of all tables of a batch. A table that comes twice is entered twice, which is harmless.
+class WriteRooms {
  public:
-  explicit AnnounceWrites(const std::vector<PlannedWrite>& writes) : writes_(writes) { Add(1); }
-  ~AnnounceWrites() { Add(-1); }
+  explicit WriteRooms(const std::vector<PlannedWrite>& writes) : writes_(writes) {
+    for (const PlannedWrite& write : writes_) TableInternals::Room(*write.job->table)->EnterWrite();
+  }
+  ~WriteRooms() {
+    for (const PlannedWrite& write : writes_) TableInternals::Room(*write.job->table)->LeaveWrite();
+  }
 
  private:
-  void Add(int64_t n) {
-    for (const PlannedWrite& write : writes_) {
-      TableInternals::ActiveWrites(write.job->table)->fetch_add(n, std::memory_order_relaxed);
-    }
-  }
   const std::vector<PlannedWrite>& writes_;
 };
 
@@ -198,7 +197,7 @@ void RunWrites(const std::vector<PlannedWrite>& writes, ParallelRunner* runner) 
     any_dedup |= write.dedup;
   }
   if (total == 0) return;
-  const AnnounceWrites announce(writes);
+  const WriteRooms rooms(writes);
   if (total < kMinParallelIds) runner = nullptr;
   if (runner == nullptr && !any_dedup) {
     for (const PlannedWrite& write : writes) RunTileByTile(write);

@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <cstring>
 #include <map>
+#include <set>
 
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
@@ -59,6 +60,38 @@ Status ListSuffixes(Env* env, const std::string& basename, std::vector<std::stri
   }
   return OkStatus();
 }
+
+// The temporary files that saves of this process are writing: what else looks like one was left by
+// a save that was interrupted.
+class LiveTemporaries {
+ public:
+  // Never destroyed: a save may still run in a thread of its own when the process ends.
+  static LiveTemporaries& Get() {
+    static auto* live = new LiveTemporaries;
+    return *live;
+  }
+
+  void Add(const std::string& name) {
+    mutex_lock lock(mu_);
+    names_.insert(name);
+  }
+  void Remove(const std::string& name) {
+    mutex_lock lock(mu_);
+    names_.erase(name);
+  }
+  bool Contains(const std::string& name) {
+    mutex_lock lock(mu_);
+    return names_.count(name) > 0;
+  }
+
+  // Held while a set gets its final names, so that two saves of one base name do not mix.
+  mutex* publishing() { return &publishing_; }
+
+ private:
+  mutex mu_;
+  mutex publishing_;
+  std::set<std::string> names_ TF_GUARDED_BY(mu_);
+};
 
 // Flushes a local file or folder to the disk; other file systems are durable when a file is closed.
 Status SyncToDisk(const std::string& path) {
@@ -127,6 +160,7 @@ Status ResolveNumShards(int64_t requested, int64_t rows, int64_t* nshards) {
 }
 
 AtomicFileSet::~AtomicFileSet() {
+  for (const File& file : files_) LiveTemporaries::Get().Remove(file.temporary);
   if (published_) return;
   for (const File& file : files_) {
     const Status status = env_->DeleteFile(file.temporary);
@@ -144,6 +178,7 @@ Status AtomicFileSet::Open(const std::string& final_name, std::unique_ptr<Writab
     mutex_lock lock(mu_);
     files_.push_back({temporary, final_name});
   }
+  LiveTemporaries::Get().Add(temporary);
   return env_->NewWritableFile(temporary, file);
 }
 
@@ -154,6 +189,7 @@ Status AtomicFileSet::Publish(const std::vector<std::string>& basenames, int64_t
     TF_RETURN_IF_ERROR(SyncToDisk(file.temporary));
     folders[std::string(io::Dirname(file.final_name))] = true;
   }
+  mutex_lock publishing(*LiveTemporaries::Get().publishing());
   for (const File& file : files_) {
     TF_RETURN_IF_ERROR(env_->RenameFile(file.temporary, file.final_name));
   }
@@ -171,7 +207,7 @@ Status AtomicFileSet::Publish(const std::vector<std::string>& basenames, int64_t
       const bool stale = mark != std::string::npos
                              ? ParseSuffix(suffix.substr(0, mark), &name)
                              : ParseSuffix(suffix, &name) && name.nshards != nshards;
-      if (!stale) continue;
+      if (!stale || LiveTemporaries::Get().Contains(basename + suffix)) continue;
       const Status status = env_->DeleteFile(basename + suffix);
       if (!status.ok() && !errors::IsNotFound(status)) return status;
     }

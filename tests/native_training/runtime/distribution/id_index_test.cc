@@ -43,7 +43,7 @@ TEST(IdIndexTest, EqualsAnOrdinaryMapWhileItGrows) {
     for (int64_t i = 0; i < 50000; ++i) {
       int64_t id = static_cast<int64_t>(random() % 20000);
       if (kind == 1) id = static_cast<int64_t>(static_cast<uint64_t>(id) << 48);
-      if (kind == 2) id *= int64_t{0x9E3779B97F4A7C1};
+      if (kind == 2) id = static_cast<int64_t>(static_cast<uint64_t>(id) * 0x9E3779B97F4A7C15ull);
       const int64_t want = map.emplace(id, i).first->second;
       ASSERT_EQ(index.FindOrInsert(id, IdIndex::Hash(id), i), want);
     }

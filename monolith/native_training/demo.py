@@ -1,0 +1,295 @@
+"""Trains two models and shows how it goes: `python -m monolith.native_training.demo`.
+
+First the FFM model, then a ranking model on a million ratings. The data is generated with a planted
+structure, so the best possible AUC is known. With `--num_ps 2 --num_workers 2` the same happens on
+real processes, which find one another on loopback; `--data` takes a MovieLens file instead.
+
+Ctrl-C writes a checkpoint and stops; the command that is printed goes on from there.
+"""
+
+from __future__ import annotations
+
+import getpass
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from absl import app, flags, logging
+
+from monolith.native_training import (
+  cluster_manager,
+  cpu_training,
+  demo_data,
+  demo_hooks,
+  demo_models,
+  host_service_discovery,
+)
+from monolith.native_training.model_export import export_context
+
+FLAGS = flags.FLAGS
+
+flags.DEFINE_integer("num_ps", 0, "parameter servers; 0 keeps tables in the worker")
+flags.DEFINE_string("model_dir", None, "where checkpoints go; training goes on from those there")
+flags.DEFINE_integer("num_workers", 1, "workers; more than one needs parameter servers")
+flags.DEFINE_string("data", None, "a MovieLens file: u.data, ratings.dat or ratings.csv")
+flags.DEFINE_integer("num_ratings", 1000000, "how many ratings to generate")
+flags.DEFINE_integer("epochs", 2, "how often the ratings are read")
+flags.DEFINE_integer("batch_size", 1024, "ratings per step of a worker")
+flags.DEFINE_integer("ffm_steps", 4000, "how long to train the FFM model")
+flags.DEFINE_enum(
+  "server_type", None, ["ps", "worker"], "role of this process; set by the demo for its children"
+)
+flags.DEFINE_integer("index", 0, "index inside the role; set by the demo for its children")
+flags.DEFINE_string("uuid", "", "id of the job; set by the demo for its children")
+
+_COMMON_CONFIG: dict[str, Any] = {
+  "embedding_prefetch_capacity": 1,
+  "enable_embedding_postpush": True,
+  "save_checkpoints_steps": 500,
+  "checkpoints_max_to_keep": 3,
+}
+_POLL_SECS = 0.2
+_STOP_SECS = 60
+_INTERRUPTED = 130
+
+
+def main(argv: list[str]) -> int:
+  """Runs the demo; returns the exit status."""
+  if len(argv) > 1:
+    raise app.UsageError(f"unexpected arguments: {argv[1:]}")
+  _check_flags()
+  tf.compat.v1.disable_eager_execution()
+  tf.get_logger().setLevel("ERROR")
+  logging.set_verbosity(logging.ERROR)
+  model_dir = FLAGS.model_dir or os.path.join("/tmp", getpass.getuser(), "monolith_demo")
+  if FLAGS.server_type:
+    return _play_role(model_dir)
+  demo_hooks.stop_on_interrupt()
+  if FLAGS.data is None:
+    _train_ffm(os.path.join(model_dir, "ffm"))
+    if demo_hooks.is_stop_requested():
+      return _report_interrupt(model_dir)
+  return _train_ranking(model_dir)
+
+
+def _check_flags() -> None:
+  if FLAGS.num_ps < 0 or FLAGS.num_workers < 1:
+    raise app.UsageError(
+      f"--num_ps is {FLAGS.num_ps} and --num_workers {FLAGS.num_workers}, want at least 0 and 1"
+    )
+  if FLAGS.num_workers > 1 and FLAGS.num_ps == 0:
+    raise app.UsageError(f"{FLAGS.num_workers} workers share tables only on servers: add --num_ps")
+  if FLAGS.data is not None and not os.path.exists(FLAGS.data):
+    raise app.UsageError(f"--data {FLAGS.data} does not exist")
+
+
+def _train_ffm(model_dir: str) -> None:
+  params = demo_models.FFMTask.params()
+  params.name = "test_ffm_model"
+  params.serving.export_when_saving = True
+  params.serving.export_mode = export_context.ExportMode.DISTRIBUTED
+  print(f"FFM model, {params.num_examples:,} examples with a planted structure", flush=True)
+  start = time.monotonic()
+  cpu_training.local_train(
+    params,
+    num_ps=FLAGS.num_ps,
+    model_dir=model_dir,
+    steps=FLAGS.ffm_steps,
+    save_checkpoints_steps=max(1, FLAGS.ffm_steps // 2),
+  )
+  if demo_hooks.is_stop_requested():
+    return
+  _, labels, probabilities = params.instantiate().generate(tf.estimator.ModeKeys.EVAL)
+  predictions = predict(params, FLAGS.num_ps, model_dir)
+  auc = demo_data.compute_auc(labels, predictions)
+  best_auc = demo_data.compute_auc(labels, probabilities)
+  print(
+    f"FFM: evaluation AUC {auc:.4f}, the planted structure allows {best_auc:.4f}; "
+    f"{time.monotonic() - start:.0f} s\n",
+    flush=True,
+  )
+
+
+def _train_ranking(model_dir: str) -> int:
+  ranking_dir = os.path.join(model_dir, "ranking")
+  info = _prepare_data(os.path.join(model_dir, "data"))
+  params = ranking_params(info)
+  print(
+    f"Ranking model, {info.num_train:,} ratings to train on, {info.num_eval:,} to evaluate",
+    flush=True,
+  )
+  start = time.monotonic()
+  before = tf.train.latest_checkpoint(ranking_dir)
+  if before:
+    print(f"Going on from {before}", flush=True)
+  if FLAGS.num_workers > 1:
+    status = _run_processes(model_dir)
+    if status != 0:
+      return status
+  else:
+    train_locally(params, FLAGS.num_ps, ranking_dir)
+  seconds = time.monotonic() - start
+  if demo_hooks.is_stop_requested():
+    return _report_interrupt(model_dir)
+  predictions = predict(params, FLAGS.num_ps, ranking_dir)
+  auc = demo_data.compute_auc(demo_data.read_labels(info), predictions)
+  allowed = "" if info.best_auc is None else f", the planted structure allows {info.best_auc:.4f}"
+  print(f"Ranking: evaluation AUC {auc:.4f}{allowed}; {seconds:.0f} s")
+  _report_checkpoint(model_dir)
+  return 0
+
+
+def _prepare_data(folder: str) -> demo_data.RatingsInfo:
+  if FLAGS.data is not None:
+    return demo_data.read_movielens(FLAGS.data, folder)
+  return demo_data.generate(folder, FLAGS.num_ratings)
+
+
+def ranking_params(info: demo_data.RatingsInfo) -> Any:
+  """Returns the params of the ranking model on a data set."""
+  params = demo_models.RankingTask.params()
+  params.name = "movie_ranking"
+  params.data_dir = info.folder
+  params.epochs = FLAGS.epochs
+  params.train.per_replica_batch_size = FLAGS.batch_size
+  return params
+
+
+def train_locally(params: Any, num_ps: int, model_dir: str) -> None:
+  """Trains the ranking model in this process until its data ends."""
+  conf = cpu_training.CpuTrainingConfig(
+    model_name=params.name, num_ps=num_ps, **_COMMON_CONFIG
+  )
+  cpu_training.make_config_backward_compatible(model_dir, conf)
+  cpu_training.local_train_internal(params, conf, model_dir, steps=None)
+
+
+def predict(params: Any, num_ps: int, model_dir: str) -> np.ndarray:
+  """Returns what the newest checkpoint predicts for the evaluation set."""
+  conf = cpu_training.CpuTrainingConfig(num_ps=num_ps)
+  cpu_training.make_config_backward_compatible(model_dir, conf)
+  with cpu_training._local_cluster(num_ps) as (session_config, _):
+    training = cpu_training.CpuTraining(conf, params.instantiate())
+    estimator = tf.estimator.Estimator(
+      training.create_model_fn(),
+      config=tf.estimator.RunConfig(model_dir=model_dir, session_config=session_config),
+    )
+    batches = estimator.predict(
+      training.create_input_fn(tf.estimator.ModeKeys.PREDICT), yield_single_examples=False
+    )
+    return np.concatenate(list(batches))
+
+
+def _run_processes(model_dir: str) -> int:
+  """Starts parameter servers and workers, and waits for them; returns the exit status."""
+  uuid = f"{os.getpid()}_{int(time.time())}"
+  log_dir = os.path.join(model_dir, "logs")
+  os.makedirs(log_dir, exist_ok=True)
+  roles = [("ps", i) for i in range(FLAGS.num_ps)]
+  roles += [("worker", i) for i in range(FLAGS.num_workers)]
+  processes = {}
+  for server_type, index in roles:
+    is_chief = (server_type, index) == ("worker", 0)
+    log = None if is_chief else open(os.path.join(log_dir, f"{server_type}_{index}.log"), "wb")
+    processes[server_type, index] = subprocess.Popen(
+      _child_command(model_dir, server_type, index, uuid),
+      env={**os.environ, "CLOUDNATIVE_INET_ADDR": "127.0.0.1"},
+      stdout=log,
+      stderr=log,
+    )
+  print(f"Started {FLAGS.num_ps} servers and {FLAGS.num_workers} workers; logs in {log_dir}")
+  try:
+    return _wait(processes, log_dir)
+  finally:
+    for process in processes.values():
+      if process.poll() is None:
+        process.kill()
+        process.wait()
+
+
+def _child_command(model_dir: str, server_type: str, index: int, uuid: str) -> list[str]:
+  flag_values = {
+    "model_dir": model_dir,
+    "server_type": server_type,
+    "index": index,
+    "uuid": uuid,
+    "num_ps": FLAGS.num_ps,
+    "num_workers": FLAGS.num_workers,
+    "epochs": FLAGS.epochs,
+    "batch_size": FLAGS.batch_size,
+  }
+  arguments = [f"--{name}={value}" for name, value in flag_values.items()]
+  return [sys.executable, "-m", "monolith.native_training.demo", *arguments]
+
+
+def _wait(processes: dict[tuple[str, int], subprocess.Popen], log_dir: str) -> int:
+  deadline = None
+  while any(process.poll() is None for process in processes.values()):
+    for (server_type, index), process in processes.items():
+      if process.poll() not in (None, 0):
+        print(
+          f"{server_type} {index} failed with {process.returncode}: see {log_dir}",
+          file=sys.stderr,
+        )
+        return 1
+    if demo_hooks.is_stop_requested():
+      deadline = deadline or time.monotonic() + _STOP_SECS
+      if time.monotonic() > deadline:
+        print(f"Processes did not stop in {_STOP_SECS} s: killing them.", file=sys.stderr)
+        return 1
+    time.sleep(_POLL_SECS)
+  return max(abs(process.returncode) for process in processes.values())
+
+
+def _play_role(model_dir: str) -> int:
+  """Is one process of the cluster."""
+  if FLAGS.server_type == "ps":
+    # The chief tells servers when it is over.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+  else:
+    demo_hooks.stop_on_interrupt()
+  cluster_manager._cluster_query_failure_handler = lambda: time.sleep(_POLL_SECS)
+  params = ranking_params(demo_data.load(os.path.join(model_dir, "data")))
+  config = cpu_training.DistributedCpuTrainingConfig(
+    server_type=FLAGS.server_type,
+    index=FLAGS.index,
+    num_ps=FLAGS.num_ps,
+    num_workers=FLAGS.num_workers,
+    model_dir=os.path.join(model_dir, "ranking"),
+    model_name=params.name,
+    uuid=FLAGS.uuid,
+    retry_wait_in_secs=5,
+    **_COMMON_CONFIG,
+  )
+  discovery = host_service_discovery.HostServiceDiscovery(
+    os.path.join(model_dir, "discovery", FLAGS.uuid)
+  )
+  cpu_training.distributed_train(config, discovery, params)
+  return 0
+
+
+def _report_checkpoint(model_dir: str) -> None:
+  checkpoint = tf.train.latest_checkpoint(os.path.join(model_dir, "ranking"))
+  arguments = [f"--model_dir={model_dir}"]
+  for name in ("num_ps", "num_workers", "data", "num_ratings", "epochs", "batch_size"):
+    if FLAGS[name].value != FLAGS[name].default:
+      arguments.append(f"--{name}={FLAGS[name].value}")
+  print(f"Checkpoint: {checkpoint}")
+  command = ["python", "-m", "monolith.native_training.demo", *arguments]
+  print(f"Go on with: {shlex.join(command)}")
+
+
+def _report_interrupt(model_dir: str) -> int:
+  print("Stopped by Ctrl-C.")
+  _report_checkpoint(model_dir)
+  return _INTERRUPTED
+
+
+if __name__ == "__main__":
+  app.run(main)

@@ -1,0 +1,131 @@
+#include "monolith/native_training/runtime/allocator/run_pool.h"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <map>
+#include <random>
+
+#include "monolith/native_training/runtime/allocator/huge_pages.h"
+#include "monolith/native_training/runtime/hash_table/row_slab.h"
+
+namespace monolith {
+namespace engine {
+namespace {
+
+bool AllZero(const char* data, int64_t bytes) {
+  for (int64_t i = 0; i < bytes; ++i) {
+    if (data[i] != 0) return false;
+  }
+  return true;
+}
+
+TEST(RunPoolTest, RunsAreZeroedAlignedAndReused) {
+  RunPool pool;
+  char* a = pool.Allocate(10000);
+  ASSERT_NE(a, nullptr);
+  EXPECT_EQ(reinterpret_cast<uintptr_t>(a) % 4096, 0u);
+  std::memset(a, 1, 10000);
+  pool.Free(a, 10000);
+  EXPECT_EQ(pool.bytes_in_use(), 0);
+  char* b = pool.Allocate(8000);
+  EXPECT_EQ(a, b);
+  EXPECT_TRUE(AllZero(b, 8000));
+}
+
+TEST(RunPoolTest, NeighboursMerge) {
+  RunPool pool;
+  char* runs[4];
+  for (char*& run : runs) run = pool.Allocate(4096);
+  pool.Free(runs[0], 4096);
+  pool.Free(runs[2], 4096);
+  pool.Free(runs[1], 4096);
+  EXPECT_EQ(pool.Allocate(3 * 4096), runs[0]);
+}
+
+TEST(RunPoolTest, RandomRunsNeverOverlap) {
+  RunPool pool;
+  std::mt19937_64 random(1);
+  std::map<char*, int64_t> live;
+  for (int i = 0; i < 2000; ++i) {
+    if (live.size() < 20 || random() % 2 == 0) {
+      const int64_t bytes = 1 + static_cast<int64_t>(random() % (i % 50 == 0 ? 5000000 : 50000));
+      char* run = pool.Allocate(bytes);
+      ASSERT_NE(run, nullptr);
+      ASSERT_TRUE(AllZero(run, bytes));
+      std::memset(run, 0x5a, bytes);
+      const auto next = live.lower_bound(run);
+      ASSERT_TRUE(next == live.end() || run + bytes <= next->first);
+      ASSERT_TRUE(next == live.begin() || std::prev(next)->first + std::prev(next)->second <= run);
+      live[run] = bytes;
+    } else {
+      auto it = live.begin();
+      std::advance(it, random() % live.size());
+      pool.Free(it->first, it->second);
+      live.erase(it);
+    }
+  }
+}
+
+TEST(HugePagesTest, MappingsAreAlignedAndZero) {
+  for (const int64_t small : {int64_t{0}, int64_t{1}, int64_t{100} << 20}) {
+    char* pages = MapPages(5000000, small);
+    ASSERT_NE(pages, nullptr);
+    EXPECT_EQ(reinterpret_cast<uintptr_t>(pages) % kHugePageBytes, 0u);
+    EXPECT_TRUE(AllZero(pages, 5000000));
+    pages[4999999] = 1;
+    UnmapPages(pages, 5000000);
+  }
+}
+
+TEST(RowArenaTest, RowsAreDistinctAndStable) {
+  for (const int64_t stride : {4, 48, 144, 8192, 1 << 20}) {
+    RowArena arena(stride, 64);
+    RowSlab a(&arena), b(&arena);
+    const int64_t rows = stride > 100000 ? 40 : 3000;
+    std::map<char*, uint32_t> seen;
+    for (int64_t i = 0; i < rows; ++i) {
+      for (RowSlab* slab : {&a, &b}) {
+        const uint32_t row = slab->Allocate();
+        ASSERT_NE(row, 0u);
+        char* address = slab->Address(row);
+        std::memcpy(address, &row, 4);
+        ASSERT_TRUE(seen.emplace(address, row).second);
+      }
+    }
+    char* last = nullptr;
+    for (const auto& [address, row] : seen) {
+      ASSERT_TRUE(last == nullptr || address - last >= stride);
+      last = address;
+      uint32_t stored;
+      std::memcpy(&stored, address, 4);
+      ASSERT_EQ(stored, row);
+      ASSERT_EQ(arena.Address(row), address);
+    }
+    a.Free(5);
+    EXPECT_EQ(a.Allocate(), 5u);
+    EXPECT_EQ(a.reused(), 1);
+  }
+}
+
+// Rows of 8 MiB leave the first region of sanitizer builds and test the further ones there.
+TEST(RowArenaTest, RowsBeyondTheFirstRegion) {
+  RowArena arena(int64_t{8} << 20, 1);
+  RowSlab slab(&arena);
+  std::map<uint32_t, char*> addresses;
+  for (int i = 0; i < 100; ++i) {
+    const uint32_t row = slab.Allocate();
+    ASSERT_NE(row, 0u);
+    addresses[row] = slab.Address(row);
+    std::memcpy(addresses[row], &row, 4);
+  }
+  for (const auto& [row, address] : addresses) {
+    uint32_t stored;
+    std::memcpy(&stored, slab.Address(row), 4);
+    EXPECT_EQ(stored, row);
+  }
+}
+
+}  // namespace
+}  // namespace engine
+}  // namespace monolith

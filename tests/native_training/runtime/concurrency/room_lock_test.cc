@@ -1,0 +1,71 @@
+#include "monolith/native_training/runtime/concurrency/room_lock.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <thread>
+#include <vector>
+
+namespace monolith {
+namespace engine {
+namespace {
+
+TEST(RoomLockTest, AWaitingWriterClosesTheReadRoom) {
+  RoomLock lock;
+  ASSERT_TRUE(lock.TryEnterRead());
+  ASSERT_TRUE(lock.TryEnterRead());
+  std::atomic<bool> inside{false};
+  std::thread writer([&] {
+    const WriteRoom room(&lock);
+    inside = true;
+  });
+  // The writer is waiting as soon as readers are turned away.
+  while (lock.TryEnterRead()) {
+    lock.LeaveRead();
+    std::this_thread::yield();
+  }
+  EXPECT_FALSE(inside);
+  lock.LeaveRead();
+  EXPECT_FALSE(inside);
+  lock.LeaveRead();
+  writer.join();
+  EXPECT_TRUE(inside);
+  EXPECT_TRUE(TryReadRoom(&lock).entered());
+}
+
+TEST(RoomLockTest, WritersShareTheirRoom) {
+  RoomLock lock;
+  const WriteRoom one(&lock);
+  const WriteRoom two(&lock);
+  EXPECT_FALSE(TryReadRoom(&lock).entered());
+}
+
+TEST(RoomLockTest, ReadersAndWritersNeverMeet) {
+  RoomLock lock;
+  std::atomic<int> readers{0}, writers{0}, meetings{0};
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([&, t] {
+      for (int i = 0; i < 2000; ++i) {
+        if (t < 2) {
+          const TryReadRoom room(&lock);
+          if (!room.entered()) continue;
+          ++readers;
+          meetings += writers != 0;
+          --readers;
+        } else {
+          const WriteRoom room(&lock);
+          ++writers;
+          meetings += readers != 0;
+          --writers;
+        }
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(meetings, 0);
+}
+
+}  // namespace
+}  // namespace engine
+}  // namespace monolith
