@@ -6,7 +6,7 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 JOBS ?= $(shell nproc)
 
-.PHONY: help build native demo test cpp-test sanitize bazel-test lint format bench wheel clean
+.PHONY: help build native demo test cpp-test soak sanitize bazel-test lint format bench wheel clean
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST)
@@ -29,6 +29,9 @@ test: build ## everything: C++ tests, Python tests, the wheel
 
 cpp-test: build ## the engine's GoogleTest programs
 	$(RUN) tools/native_build.py --cpp-tests --jobs $(JOBS)
+
+soak: build ## the reliability tests at full length: 200 kills
+	MONOLITH_SOAK=1 $(RUN) -m pytest tests/reliability
 
 sanitize: build ## the GoogleTest programs under Address-, UndefinedBehavior- and ThreadSanitizer
 	$(RUN) tools/native_build.py --cpp-tests --sanitize address --jobs $(JOBS)

@@ -24,16 +24,24 @@ class Row:
 
 
 def interleaved_medians(
-  runs: Sequence[Callable[[], object]], repeats: int, warm_up: int = 2
+  runs: Sequence[Callable[[], object]], repeats: int, warm_up: int = 2, inner: int = 1
 ) -> list[float]:
-  """Median seconds of each of `runs`, called in turn, so that a busy machine slows all alike."""
+  """Median seconds of each of `runs`, called in turn, so that a busy machine slows all alike.
+
+  Args:
+    runs: what to measure.
+    repeats: how often each is measured.
+    warm_up: rounds that do not count.
+    inner: calls per measurement, for runs that take microseconds.
+  """
   times: list[list[float]] = [[] for _ in runs]
   for repeat in range(-warm_up, repeats):
     for run, seconds in zip(runs, times):
       start = time.perf_counter()
-      run()
+      for _ in range(inner):
+        run()
       if repeat >= 0:
-        seconds.append(time.perf_counter() - start)
+        seconds.append((time.perf_counter() - start) / inner)
   return [statistics.median(seconds) for seconds in times]
 
 

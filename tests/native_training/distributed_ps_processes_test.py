@@ -206,6 +206,12 @@ class SaveRestoreTest(tf.test.TestCase):
 
 
 class DeadServerTest(tf.test.TestCase):
+  def _close(self, session):
+    try:
+      session.close()
+    except tf.errors.DeadlineExceededError:
+      pass  # TensorFlow waits for the dead server too.
+
   def test_a_server_that_dies_in_a_call_is_named(self):
     cluster = PsProcesses(2)
     self.addCleanup(cluster.stop)
@@ -217,7 +223,8 @@ class DeadServerTest(tf.test.TestCase):
         with tf.control_dependencies([started.assign_add(1)]):
           ids = tf.reshape(gate.dequeue(), [1])
       rows = table.lookup({"a": ids})
-      session = cluster.session()
+      session = cluster.session(operation_timeout_in_ms=30000)
+      self.addCleanup(self._close, session)
       _initialize(session)
       session.run(started.initializer)
       errors = []
