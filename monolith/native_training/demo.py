@@ -158,6 +158,8 @@ def ranking_params(info: demo_data.RatingsInfo) -> Any:
   params.data_dir = info.folder
   params.epochs = FLAGS.epochs
   params.train.per_replica_batch_size = FLAGS.batch_size
+  # A worker whose share of the data is used up does not come to the barrier of a save.
+  params.train.max_pending_seconds_for_barrier = 3
   return params
 
 

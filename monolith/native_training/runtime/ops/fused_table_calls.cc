@@ -5,6 +5,7 @@
 #include "monolith/native_training/runtime/ops/engine_bridge.h"
 #include "monolith/native_training/runtime/ops/op_checks.h"
 #include "monolith/native_training/runtime/ops/table_op_inputs.h"
+#include "tensorflow/core/platform/strcat.h"
 
 namespace tensorflow {
 namespace monolith_tf {
@@ -27,8 +28,8 @@ Status OutputOffsets(OpKernelContext* ctx, int output, const std::vector<int64_t
 Status CheckOffsets(std::string_view name, const Tensor& tensor,
                     const std::vector<int64_t>& offsets) {
   TF_RETURN_IF_ERROR(CheckVector(name, tensor));
-  TF_RETURN_IF_ERROR(CheckEqual(name, tensor.NumElements(), "number of offsets",
-                                static_cast<int64_t>(offsets.size())));
+  TF_RETURN_IF_ERROR(CheckEqual(strings::StrCat("size of ", name), tensor.NumElements(),
+                                "number of segments + 1", static_cast<int64_t>(offsets.size())));
   const auto values = tensor.vec<int32_t>();
   for (size_t i = 0; i < offsets.size(); ++i) {
     if (values(i) != offsets[i]) {

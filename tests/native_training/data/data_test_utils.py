@@ -1,0 +1,46 @@
+"""Samples and files for the data tests."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+
+from idl.matrix.proto import example_pb2, line_id_pb2, proto_parser_pb2
+
+
+def fid_v1(slot: int, signature: int) -> int:
+  return (slot << 54) | signature
+
+
+def fid_v2(slot: int, signature: int) -> int:
+  return (slot << 48) | signature
+
+
+def make_line_id(**fields) -> line_id_pb2.LineId:
+  return line_id_pb2.LineId(**fields)
+
+
+def make_example(features=None, label=(), **line_id) -> example_pb2.Example:
+  """`features`: name -> v2 ids."""
+  example = example_pb2.Example(label=label, line_id=make_line_id(**line_id))
+  for name, fids in (features or {}).items():
+    example.named_feature.add(name=name).feature.fid_v2_list.value.extend(fids)
+  return example
+
+
+def make_instance(fids=(), label=(), **line_id) -> proto_parser_pb2.Instance:
+  return proto_parser_pb2.Instance(fid=fids, label=label, line_id=make_line_id(**line_id))
+
+
+def frame(payload: bytes, header: bytes = b"") -> bytes:
+  return header + struct.pack("<Q", len(payload)) + payload
+
+
+def write_records(
+  path: str, payloads: Sequence[bytes], header: bytes = struct.pack("<Q", 0)
+) -> str:
+  """Writes framed records; the default header is an empty sort id."""
+  with open(path, "wb") as stream:
+    for payload in payloads:
+      stream.write(frame(payload, header))
+  return path

@@ -1,0 +1,522 @@
+"""File sources and the data sets behind them."""
+
+import gzip
+import os
+import struct
+import zlib
+
+import tensorflow as tf
+from absl.testing import flagsaver
+
+from idl.matrix.proto import example_pb2, proto_parser_pb2
+from monolith.native_training import native_task_context
+from monolith.native_training.data import datasets, feature_utils, file_patterns, parsers
+from monolith.native_training.data.training_instance.python import instance_dataset_op
+from tests.native_training.data.data_test_utils import (
+  fid_v1,
+  fid_v2,
+  frame,
+  make_example,
+  make_instance,
+  make_line_id,
+  write_records,
+)
+
+PbType = datasets.PbType
+ZERO = struct.pack("<Q", 0)
+
+
+def uids(dataset, parse=parsers.parse_examples):
+  """Reads `LineId.uid` of all samples."""
+  if parse is parsers.parse_instances:
+    batches = dataset.batch(2).map(lambda x: parse(x, extra_features=["uid"]))
+  else:
+    batches = dataset.batch(2).map(lambda x: parse(x, [], extra_features=["uid"]))
+  return [int(uid) for batch in batches for uid in batch["uid"].numpy().flatten()]
+
+
+class _FileTest(tf.test.TestCase):
+  def path(self, name):
+    return os.path.join(os.environ["TEST_TMPDIR"], name)
+
+  def write_examples(self, name="data", n=5, header=ZERO):
+    payloads = [make_example(uid=i + 1).SerializeToString() for i in range(n)]
+    return write_records(self.path(name), payloads, header)
+
+
+class FilePBDatasetTest(_FileTest):
+  def read(self, path, **kwargs):
+    kwargs.setdefault("input_pb_type", PbType.EXAMPLE)
+    return datasets.FilePBDataset(path, **kwargs)
+
+  def test_examples(self):
+    dataset = self.read(self.write_examples())
+    self.assertEqual(dataset.element_spec, tf.TensorSpec([], tf.variant))
+    self.assertEqual(uids(dataset), [1, 2, 3, 4, 5])
+
+  def test_headers(self):
+    prefix = struct.pack("<Q", 3)
+    for flags, header in (
+      ({"has_sort_id": False}, b""),
+      ({"has_sort_id": True}, struct.pack("<Q", 2) + b"ab"),
+      ({"kafka_dump": True}, ZERO + ZERO),
+      ({"kafka_dump_prefix": True}, ZERO * 3),
+      ({"kafka_dump_prefix": True}, prefix + b"abc"),
+      ({"lagrangex_header": True}, bytes.fromhex("00f30d0000000000")),
+    ):
+      self.assertEqual(uids(self.read(self.write_examples(header=header), **flags)), [1, 2, 3, 4, 5])
+
+  def test_compression(self):
+    content = b"".join(
+      frame(make_example(uid=i + 1).SerializeToString(), ZERO) for i in range(3)
+    )
+    for compression, compress in (
+      (datasets.CompressType.ZLIB, zlib.compress),
+      (datasets.CompressType.GZIP, gzip.compress),
+      (datasets.CompressType.NO, lambda x: x),
+    ):
+      with open(self.path("compressed"), "wb") as stream:
+        stream.write(compress(content))
+      dataset = self.read(self.path("compressed"), compression_type=compression)
+      self.assertEqual(uids(dataset), [1, 2, 3])
+
+  def snappy(self, content):
+    """A literal-only snappy chunk in a Hadoop block."""
+    literal = bytes([60 << 2 | 0]) if len(content) <= 256 else bytes([61 << 2])
+    size = bytes([len(content) - 1]) if len(content) <= 256 else struct.pack("<H", len(content) - 1)
+    length, varint = len(content), b""
+    while length >= 0x80:
+      varint, length = varint + bytes([length & 0x7F | 0x80]), length >> 7
+    chunk = varint + bytes([length]) + literal + size + content
+    return struct.pack(">I", len(content)) + struct.pack(">I", len(chunk)) + chunk
+
+  def test_hadoop_snappy(self):
+    blocks = [frame(make_example(uid=i + 1).SerializeToString(), ZERO) for i in range(3)]
+    with open(self.path("data.snappy"), "wb") as stream:
+      stream.write(b"".join(self.snappy(block) for block in blocks))
+    self.assertEqual(uids(self.read(self.path("data.snappy"))), [1, 2, 3])
+    with open(self.path("bad.snappy"), "wb") as stream:
+      stream.write(self.snappy(blocks[0])[:-3])
+    with self.assertRaisesRegex(tf.errors.DataLossError, "truncated snappy chunk"):
+      uids(self.read(self.path("bad.snappy")))
+    with open(self.path("bad.snappy"), "wb") as stream:
+      stream.write(struct.pack(">II", 100, 4) + b"\xff" * 4)
+    with self.assertRaisesRegex(tf.errors.DataLossError, "corrupt snappy chunk"):
+      uids(self.read(self.path("bad.snappy")))
+
+  def test_contradicting_compression(self):
+    with self.assertRaisesRegex(ValueError, "use_snappy is True"):
+      self.read("x", use_snappy=True, compression_type=datasets.CompressType.GZIP)
+    with self.assertRaisesRegex(tf.errors.UnimplementedError, "ZSTD"):
+      path = self.write_examples()
+      uids(self.read(path, compression_type=datasets.CompressType.ZSTD))
+
+  def test_conversions(self):
+    instance = make_instance([fid_v1(3, 7), fid_v1(4, 8), fid_v1(3, 9)], [1.0], uid=5)
+    instance.feature.add(name="v2", fid=[fid_v2(9, 1)])
+    path = write_records(self.path("instance"), [instance.SerializeToString()])
+    dataset = datasets.FilePBDataset(path, output_pb_type=PbType.EXAMPLE)
+    features = next(
+      iter(
+        dataset.batch(1).map(
+          lambda x: parsers.parse_examples(
+            x, ["fc_slot_3", "fc_slot_4", "v2"], ["label", "instance_weight"], [1, 1]
+          )
+        )
+      )
+    )
+    self.assertEqual(features["fc_slot_3"].to_list(), [[fid_v2(3, 7), fid_v2(3, 9)]])
+    self.assertEqual(features["v2"].to_list(), [[fid_v2(9, 1)]])
+    self.assertAllEqual(features["label"], [[1]])
+
+    example = make_example({"v2": [fid_v2(9, 1)]}, [2.0], uid=6)
+    example.named_feature.add(name="slots").feature.fid_v1_list.value.append(fid_v1(3, 7))
+    path = write_records(self.path("example"), [example.SerializeToString()])
+    dataset = self.read(path, output_pb_type=PbType.INSTANCE)
+    features = next(
+      iter(
+        dataset.batch(1).map(
+          lambda x: parsers.parse_instances(x, [3], ["v2"], ["label"], [1], extra_features=["uid"])
+        )
+      )
+    )
+    self.assertEqual(features["slot_3"].to_list(), [[fid_v2(3, 7)]])
+    self.assertEqual(features["v2"].to_list(), [[fid_v2(9, 1)]])
+    self.assertAllEqual(features["label"], [[2]])
+    self.assertAllEqual(features["uid"], [[6]])
+
+  def write_batches(self):
+    payloads = []
+    for first in (1, 4):
+      batch = example_pb2.ExampleBatch(batch_size=3)
+      column = batch.named_feature_list.add(name="__LINE_ID__")
+      for uid in range(first, first + 3):
+        line_id = make_line_id(uid=uid).SerializeToString()
+        column.feature.add().bytes_list.value.append(line_id)
+      batch.named_feature_list.add(name="a", type=example_pb2.SHARED).feature.add()
+      payloads.append(batch.SerializeToString())
+    return write_records(self.path("batch"), payloads)
+
+  def test_example_batch(self):
+    path = self.write_batches()
+    self.assertEqual(uids(self.read(path, input_pb_type=PbType.EXAMPLEBATCH)), [1, 2, 3, 4, 5, 6])
+    instances = self.read(
+      path, input_pb_type=PbType.EXAMPLEBATCH, output_pb_type=PbType.INSTANCE
+    )
+    self.assertEqual(uids(instances, parsers.parse_instances), [1, 2, 3, 4, 5, 6])
+    batches = self.read(
+      path, input_pb_type=PbType.EXAMPLEBATCH, output_pb_type=PbType.EXAMPLEBATCH
+    ).map(lambda x: parsers.parse_example_batch(x, [], extra_features=["uid"]))
+    self.assertEqual([batch["uid"].numpy().tolist() for batch in batches],
+                     [[[1], [2], [3]], [[4], [5], [6]]])
+
+  def test_plaintext(self):
+    dataset = self.read(self.write_examples(n=1), output_pb_type=PbType.PLAINTEXT)
+    self.assertEqual(dataset.element_spec.dtype, tf.string)
+    payload = next(iter(dataset)).numpy()
+    self.assertEqual(example_pb2.Example.FromString(payload).line_id.uid, 1)
+
+  def test_iterator_is_restored_inside_a_batch(self):
+    dataset = self.read(self.write_batches(), input_pb_type=PbType.EXAMPLEBATCH)
+    dataset = dataset.map(lambda x: parsers.parse_examples(x[None], [], extra_features=["uid"]))
+    iterator = iter(dataset)
+    checkpoint = tf.train.Checkpoint(iterator=iterator)
+    for _ in range(4):
+      next(iterator)
+    saved = checkpoint.save(self.path("ckpt"))
+    rest = [int(x["uid"][0, 0]) for x in iterator]
+
+    iterator = iter(dataset)
+    tf.train.Checkpoint(iterator=iterator).restore(saved)
+    self.assertEqual(rest, [5, 6])
+    self.assertEqual([int(x["uid"][0, 0]) for x in iterator], rest)
+
+  def test_variants_survive_a_checkpoint(self):
+    dataset = self.read(self.write_examples()).shuffle(3, seed=1)
+    iterator = iter(dataset)
+    checkpoint = tf.train.Checkpoint(iterator=iterator)
+    next(iterator)
+    saved = checkpoint.save(self.path("ckpt"))
+
+    def rest(iterator):
+      return [
+        int(parsers.parse_examples(x[None], [], extra_features=["uid"])["uid"]) for x in iterator
+      ]
+
+    expected = rest(iterator)
+    iterator = iter(dataset)
+    tf.train.Checkpoint(iterator=iterator).restore(saved)
+    self.assertEqual(rest(iterator), expected)
+
+  def test_bad_files(self):
+    with self.assertRaises(tf.errors.NotFoundError):
+      uids(self.read(self.path("missing")))
+    path = self.write_examples(n=2)
+    with open(path, "rb") as stream:
+      content = stream.read()
+    for size in (1, 8, 12, 17, len(content) - 1):
+      with open(path, "wb") as stream:
+        stream.write(content[:size])
+      with self.assertRaisesRegex(tf.errors.DataLossError, "truncated record at offset"):
+        uids(self.read(path))
+    write_records(path, [b"\xff\xff\xff"])
+    for pb_type, name in (
+      (PbType.EXAMPLE, "Example"),
+      (PbType.INSTANCE, "Instance"),
+      (PbType.EXAMPLEBATCH, "ExampleBatch"),
+    ):
+      with self.assertRaisesRegex(
+        tf.errors.FailedPreconditionError, f"Failed to parse the {name}."
+      ):
+        list(self.read(path, input_pb_type=pb_type))
+    for length, error, message in (
+      (0xFEFEFEFE, tf.errors.InvalidArgumentError, "DEADBEEF value found"),
+      (1 << 60, tf.errors.DataLossError, "impossible length"),
+    ):
+      with open(path, "wb") as stream:
+        stream.write(ZERO + struct.pack("<Q", length) + b"abc")
+      with self.assertRaisesRegex(error, message):
+        list(self.read(path))
+
+  def test_bad_arguments(self):
+    path = self.write_examples()
+    with self.assertRaisesRegex(tf.errors.InvalidArgumentError, "feature_pruning_type is 3"):
+      self.read(path, feature_pruning_type=3)
+    with self.assertRaisesRegex(tf.errors.InvalidArgumentError, "buffer_size is 0"):
+      self.read(path, buffer_size=0)
+    with self.assertRaisesRegex(tf.errors.InvalidArgumentError, "output_pb_type"):
+      self.read(path, output_pb_type=PbType.EXAMPLEBATCH)
+
+  def test_empty_payload_is_a_default_sample(self):
+    path = write_records(self.path("empty"), [b"", b""])
+    self.assertEqual(uids(self.read(path)), [0, 0])
+
+  def test_pruning(self):
+    example = make_example({"a": [1]}, uid=1)
+    example.named_raw_feature.add(name="raw")
+    path = write_records(self.path("raw"), [example.SerializeToString()])
+    for pruning, features, raw in ((0, 1, 1), (1, 0, 1), (2, 1, 0)):
+      dataset = self.read(path, feature_pruning_type=pruning)
+      debug = str(tf.data.Dataset.get_single_element(dataset).numpy())
+      self.assertEqual(("named_feature" in debug, "named_raw_feature" in debug),
+                       (bool(features), bool(raw)))
+
+
+class PBDatasetTest(_FileTest):
+  def test_dispatch(self):
+    self.assertIsInstance(datasets.PBDataset(""), datasets.FilePBDataset)
+    path = self.write_examples()
+    for dataset in (
+      datasets.PBDataset(path, 1024, PbType.EXAMPLE),
+      datasets.PBDataset(file_name=path, input_pb_type=PbType.EXAMPLE),
+      datasets.PBDataset([path], None, PbType.EXAMPLE),
+      datasets.PBDataset(patterns=[path], input_pb_type=PbType.EXAMPLE),
+    ):
+      self.assertEqual(uids(dataset), [1, 2, 3, 4, 5])
+    with self.assertRaises(NotImplementedError):
+      datasets.PBDataset(["ab"], group_id="c", servers="d")
+
+  def test_tfrecord(self):
+    with tf.io.TFRecordWriter(self.path("records")) as writer:
+      writer.write(b"abc")
+    dataset = datasets.PBDataset(self.path("records"), use_tfrecord=True)
+    self.assertEqual([x.numpy() for x in dataset], [b"abc"])
+
+  def test_pattern_flag(self):
+    for day in ("20201130", "20201202"):
+      os.makedirs(self.path(f"data_{day}"))
+      self.write_examples(f"data_{day}/hour_1", n=2)
+    pattern = self.path("data_{DATE(20201130, 20201202)}/hour_{INT(0,2)}")
+    with flagsaver.flagsaver(dataset_input_patterns=pattern):
+      dataset = datasets.PBDataset(input_pb_type=PbType.EXAMPLE)
+      self.assertEqual(sorted(uids(dataset)), [1, 1, 2, 2])
+    with flagsaver.flagsaver(dataset_input_patterns=self.path("none_{INT(0,1)}")):
+      with self.assertRaisesRegex(AssertionError, "no match files"):
+        datasets.PBDataset()
+
+  def test_expand_pattern(self):
+    self.assertEqual(
+      file_patterns.expand_pattern("a_{DATE(20201130,20201201)}/{INT(8, 9)}x"),
+      ["a_20201130/8x", "a_20201130/9x", "a_20201201/8x", "a_20201201/9x"],
+    )
+    self.assertEqual(
+      file_patterns.expand_pattern("{DATE(2020113023,2020120100)}"), ["2020113023", "2020120100"]
+    )
+
+  def test_gen_patterns(self):
+    patterns = datasets.PBDataset.gen_patterns("/abc", "20220901", end_date="20220920")
+    self.assertLen(patterns, 19)
+    self.assertEqual((patterns[0], patterns[-1]), ("/abc/20220901/*", "/abc/20220919/*"))
+    hourly = datasets.PBDataset.gen_patterns(
+      "/abc", "20220901", 22, end_date="20220902", end_hour=1, is_hourly=True
+    )
+    self.assertEqual(
+      hourly, ["/abc/20220901/22*", "/abc/20220901/23*", "/abc/20220902/00*"]
+    )
+    self.assertEqual(datasets.PBDataset.gen_patterns(None, "20220901"), [])
+
+  def test_files_are_shared_among_workers(self):
+    for i in range(4):
+      self.write_examples(f"part_{i}", n=1)
+    read = []
+    for index in range(2):
+      ctx = native_task_context.get()._replace(num_workers=2, worker_index=index)
+      with native_task_context.with_ctx(ctx):
+        dataset = datasets.DistributedFilePBDataset(
+          [self.path("part_*")], input_pb_type=PbType.EXAMPLE
+        )
+        read.append(len(uids(dataset)))
+    self.assertEqual(read, [2, 2])
+
+  def test_names(self):
+    self.assertEqual(PbType.EXAMPLEBATCH.to_name(), "examplebatch")
+
+
+class CacheOneDatasetTest(_FileTest):
+  def test_marks_the_last_element(self):
+    dataset = datasets.CacheOneDataset(tf.data.Dataset.from_tensor_slices([1, 2]))
+    self.assertEqual([(int(x), bool(last)) for x, last in dataset], [(1, False), (2, True)])
+    self.assertEqual(list(datasets.CacheOneDataset(tf.data.Dataset.range(0))), [])
+
+  def test_restore(self):
+    dataset = datasets.CacheOneDataset(tf.data.Dataset.range(4))
+    iterator = iter(dataset)
+    next(iterator)
+    saved = tf.train.Checkpoint(iterator=iterator).save(self.path("ckpt"))
+    iterator = iter(dataset)
+    tf.train.Checkpoint(iterator=iterator).restore(saved)
+    self.assertEqual(
+      [(int(x), bool(last)) for x, last in iterator], [(1, False), (2, False), (3, True)]
+    )
+
+
+class InstanceReweightDatasetTest(_FileTest):
+  def reweight(self, samples, **kwargs):
+    path = write_records(self.path("data"), [s.SerializeToString() for s in samples])
+    dataset = datasets.FilePBDataset(path, input_pb_type=PbType.EXAMPLE)
+    dataset = dataset.instance_reweight(**kwargs)
+    return [
+      float(parsers.parse_examples(x[None], [], ["label"], [1])["label"]) for x in dataset
+    ]
+
+  def test_repeats_by_weight(self):
+    kwargs = {"action_priority": "2,7", "reweight": "2:3:-1,7:2:1"}
+    self.assertEqual(self.reweight([make_example(label=[5], actions=[2])], **kwargs), [-1.0] * 3)
+    self.assertEqual(self.reweight([make_example(label=[5], actions=[7])], **kwargs), [1.0] * 2)
+    self.assertEqual(self.reweight([make_example(label=[5])], **kwargs), [5.0])
+    self.assertEqual(self.reweight([make_example(actions=[2])], **kwargs), [])
+    # A worse action follows a better one that was emitted already.
+    sample = make_example(label=[5], actions=[7], pre_actions=[2])
+    self.assertEqual(self.reweight([sample], **kwargs), [])
+    # The better one corrects what was emitted: labels differ, so both count.
+    sample = make_example(label=[5], actions=[2], pre_actions=[7])
+    self.assertEqual(self.reweight([sample], **kwargs), [-1.0] * 5)
+    same = {"action_priority": "2,7", "reweight": "2:1:1,7:3:1"}
+    sample = make_example(label=[5], actions=[2], pre_actions=[7])
+    self.assertEqual(self.reweight([sample], **same), [-1.0] * 2)
+
+  def test_needs_samples(self):
+    with self.assertRaisesRegex(tf.errors.InvalidArgumentError, "want one scalar variant"):
+      datasets.InstanceReweightDataset(tf.data.Dataset.range(2), "1", "1:1:1")
+    with self.assertRaisesRegex(ValueError, "want action:weight:label"):
+      datasets.InstanceReweightDataset(tf.data.Dataset.range(2), "1", "1:1")
+
+
+class NegativeGenDatasetTest(_FileTest):
+  def samples(self, n):
+    result = []
+    for i in range(n):
+      sample = make_example({"user": [1000 + i], "item": [i]}, [1.0], item_id=i + 1, actions=[1])
+      result.append(sample.SerializeToString())
+    return result
+
+  def generate(self, n, **kwargs):
+    path = write_records(self.path("data"), self.samples(n))
+    dataset = datasets.FilePBDataset(path, input_pb_type=PbType.EXAMPLE)
+    kwargs.setdefault("item_features", ["item"])
+    dataset = dataset.negative_gen(**kwargs).map(
+      lambda x: parsers.parse_examples(
+        x[None], ["user", "item"], ["label", "instance_weight"], [1, 1],
+        extra_features=["item_id", "actions"],
+      )
+    )
+    return [
+      {
+        name: (value.to_list()[0] if isinstance(value, tf.RaggedTensor) else value.numpy()[0][0])
+        for name, value in x.items()
+      }
+      for x in dataset
+    ]
+
+  def test_negatives_come_before_the_positive(self):
+    out = self.generate(3, neg_num=2, start_num=1, negative_action=9)
+    labels = [x["label"] for x in out]
+    # One item is not more than start_num.
+    self.assertEqual(labels, [1, -1, -1, 1, -1, -1, 1])
+    positive, negative = out[3], out[1]
+    self.assertEqual(negative["user"], positive["user"])
+    self.assertEqual(negative["item"], [negative["item_id"] - 1])
+    self.assertEqual(negative["actions"], 9)
+    self.assertEqual(positive["instance_weight"], 1)
+    self.assertGreater(negative["instance_weight"], 1)
+
+  def test_weight_of_the_newest_item(self):
+    out = self.generate(1, neg_num=5, start_num=0)
+    self.assertEqual(out[0]["instance_weight"], 6.0)
+    self.assertEqual(out[1]["instance_weight"], 3.5)
+
+  def test_throw_origin(self):
+    out = self.generate(3, neg_num=1, start_num=0, throw_origin=True)
+    self.assertEqual([x["label"] for x in out], [-1, -1, -1])
+
+  def test_channel_zero_is_never_drawn(self):
+    out = self.generate(3, neg_num=1, start_num=0, per_channel=True, channel_feature="none")
+    self.assertEqual([x["label"] for x in out], [1, 1, 1])
+
+  def test_instances(self):
+    payloads = [
+      make_instance([fid_v1(1, i), fid_v1(2, i)], [1.0], item_id=i).SerializeToString()
+      for i in range(1, 4)
+    ]
+    path = write_records(self.path("instances"), payloads)
+    dataset = datasets.FilePBDataset(path).negative_gen(
+      neg_num=1, start_num=0, item_features=["2"], sampled_neg_instance_weight=0.5
+    )
+    out = [
+      parsers.parse_instances(
+        x[None], [1, 2], dense_features=["label", "instance_weight"], dense_feature_shapes=[1, 1]
+      )
+      for x in dataset
+    ]
+    self.assertEqual([float(x["label"]) for x in out], [-1, 1, -1, 1, -1, 1])
+    self.assertEqual(float(out[0]["instance_weight"]), 0.5)
+    for x in out:
+      self.assertEqual((len(x["slot_1"].values), len(x["slot_2"].values)), (1, 1))
+
+
+class DataServiceHelpersTest(_FileTest):
+  def test_merged_window(self):
+    rows = tf.data.Dataset.from_tensor_slices(
+      {"x": tf.range(8), "r": tf.ragged.constant([[i] * (i % 3) for i in range(8)])}
+    )
+    merged = rows.batch(2).merged_window(2)
+    batches = list(merged)
+    self.assertLen(batches, 2)
+    self.assertAllEqual(batches[1]["x"], [4, 5, 6, 7])
+    self.assertEqual(batches[0]["r"].to_list(), [[], [1], [2, 2], []])
+
+  def test_method_distribute_is_the_identity(self):
+    dataset = tf.data.Dataset.range(3)
+    self.assertIs(dataset.distribute("x", y=1), dataset)
+
+  def test_distribute_reads_through_a_service(self):
+    dispatcher = tf.data.experimental.service.DispatchServer()
+    worker = tf.data.experimental.service.WorkerServer(
+      tf.data.experimental.service.WorkerConfig(dispatcher.target.split("://")[1])
+    )
+    path = self.write_examples(n=3)
+    dataset = datasets.FilePBDataset(path, input_pb_type=PbType.EXAMPLE)
+    dataset = datasets.distribute(dataset, target=dispatcher.target, num_worker=1, worker_idx=0)
+    # Samples cross from the worker's runner to the client as encoded variants.
+    self.assertEqual(sorted(uids(dataset)), [1, 2, 3])
+    del worker
+
+  def test_distribute_needs_a_target(self):
+    with self.assertRaisesRegex(ValueError, "target is empty"):
+      datasets.distribute(tf.data.Dataset.range(1))
+    with self.assertRaisesRegex(ValueError, "worker_idx is 2"):
+      datasets.distribute(tf.data.Dataset.range(1), "grpc://x", num_worker=2, worker_idx=2)
+
+
+class InstanceDatasetTest(_FileTest):
+  def test_serialized_instances(self):
+    paths = []
+    for i in range(2):
+      payload = make_instance(uid=i + 1).SerializeToString()
+      paths.append(write_records(self.path(f"part_{i}"), [payload]))
+    single = instance_dataset_op.PBInstanceDataset(paths[0])
+    self.assertEqual(
+      [proto_parser_pb2.Instance.FromString(x.numpy()).line_id.uid for x in single], [1]
+    )
+    for dataset in (
+      instance_dataset_op.create_instance_dataset(paths),
+      instance_dataset_op.create_instance_dataset([self.path("part_*")], expand_glob_path=True),
+    ):
+      self.assertLen(list(dataset), 2)
+    with self.assertRaisesRegex(ValueError, "one pattern"):
+      instance_dataset_op.create_instance_dataset(paths, enable_sharding=True)
+
+
+class VariantTypeTest(_FileTest):
+  def test_needs_one_known_type(self):
+    strings = tf.data.Dataset.from_tensors(make_example(label=[1]).SerializeToString())
+    samples = strings.map(feature_utils.string_to_variant)
+    with tf.Graph().as_default():
+      with self.assertRaisesRegex(AssertionError, "give variant_type"):
+        datasets._variant_type(tf.data.Dataset.range(1), None)
+    out = list(samples.instance_reweight("1", "1:1:1", variant_type="example"))
+    self.assertLen(out, 1)
+
+
+if __name__ == "__main__":
+  tf.test.main()

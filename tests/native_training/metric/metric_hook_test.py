@@ -1,0 +1,228 @@
+"""Hooks that report speed, losses, profiles and messages."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+
+import numpy as np
+import tensorflow as tf
+
+from monolith.native_training import utils
+from monolith.native_training.metric import cli, metric_hook
+
+tf.compat.v1.disable_eager_execution()
+
+
+class _Sink:
+  """Collects metrics."""
+
+  def __init__(self):
+    self.emitted = []
+
+  def __call__(self, method, name, value, tagkv):
+    self.emitted.append((method, name.rsplit(".training.", 1)[-1], value, tagkv))
+
+  def named(self, name):
+    return [value for _, metric, value, _ in self.emitted if metric == name]
+
+
+class _HookTest(tf.test.TestCase):
+  def setUp(self):
+    super().setUp()
+    self.sink = _Sink()
+    cli.set_sink(self.sink)
+    self.addCleanup(cli.set_sink, None)
+
+  def _run(self, hook, steps, create_fetches=None, pause=0.0):
+    with tf.Graph().as_default():
+      global_step = tf.compat.v1.train.get_or_create_global_step()
+      train_op = tf.compat.v1.assign_add(global_step, 1)
+      hook = hook() if callable(hook) else hook
+      with tf.compat.v1.train.SingularMonitoredSession(hooks=[hook]) as sess:
+        for _ in range(steps):
+          sess.run(train_op)
+          if pause:
+            time.sleep(pause)
+
+
+class ThroughputMetricHookTest(_HookTest):
+  def test_reports_start_and_speed(self):
+    hook = metric_hook.ThroughputMetricHook("model", time.time() - 10, run_every_n_secs=0)
+
+    self._run(hook, 4)
+
+    self.assertLen(self.sink.named("run_start_elapsed_time.all"), 1)
+    self.assertGreaterEqual(self.sink.named("run_start_elapsed_time.all")[0], 10)
+    self.assertEqual(sum(self.sink.named("run_steps.all")), 3)
+    self.assertLen(self.sink.named("run_steps_elapsed_time.all"), 3)
+    self.assertEqual(
+      self.sink.emitted[0][3], {"model_name": "model", "cluster_type": "stable"}
+    )
+
+  def test_no_start_time(self):
+    self._run(metric_hook.ThroughputMetricHook("model", None, run_every_n_secs=1000), 2)
+
+    self.assertEmpty(self.sink.emitted)
+
+  def test_step_that_does_not_move(self):
+    with tf.Graph().as_default():
+      tf.compat.v1.train.get_or_create_global_step()
+      hook = metric_hook.ThroughputMetricHook("model", None, run_every_n_secs=0)
+      with tf.compat.v1.train.SingularMonitoredSession(hooks=[hook]) as sess:
+        for _ in range(3):
+          sess.run(tf.compat.v1.train.get_global_step())
+
+    self.assertEmpty(self.sink.emitted)
+
+
+class LossAndCustomMetricHookTest(_HookTest):
+  def test_step_loss(self):
+    self._run(lambda: metric_hook.StepLossMetricHook(tf.constant(0.5)), 2)
+
+    self.assertEqual(self.sink.named("step_loss"), [0.5, 0.5])
+
+  def test_custom_metrics(self):
+    self._run(
+      lambda: metric_hook.CustomMetricHook({"a": tf.constant(1.5), "b": tf.constant(2)}), 1
+    )
+
+    self.assertEqual(self.sink.named("a"), [1.5])
+    self.assertEqual(self.sink.named("b"), [2])
+
+  def test_bad_custom_metrics(self):
+    with self.assertRaisesRegex(ValueError, "empty"):
+      metric_hook.CustomMetricHook({})
+    with self.assertRaisesRegex(ValueError, "scalar"):
+      metric_hook.CustomMetricHook({"a": tf.constant([1.0])})
+    with self.assertRaisesRegex(ValueError, "float32 or int32"):
+      metric_hook.CustomMetricHook({"a": tf.constant("text")})
+
+
+class Tf2ProfilerHookTest(_HookTest):
+  def _count_profiles(self, logdir):
+    folder = os.path.join(logdir, "plugins", "profile")
+    return len(os.listdir(folder)) if os.path.isdir(folder) else 0
+
+  def _profile(self, steps, pause=0.0, **kwargs):
+    logdir = os.path.join(utils.get_test_tmp_dir(), self.id(), str(steps))
+    self._run(metric_hook.Tf2ProfilerHook(logdir, [0, 10], **kwargs), steps, pause=pause)
+    return self._count_profiles(logdir)
+
+  def test_one_profile(self):
+    self.assertEqual(self._profile(30, save_steps=30), 1)
+
+  def test_two_profiles(self):
+    # Folders are named by the second.
+    self.assertEqual(self._profile(31, pause=0.1, save_steps=30), 2)
+
+  def test_single_step(self):
+    self.assertEqual(self._profile(1, save_steps=30), 1)
+
+  def test_profiles_by_time(self):
+    self.assertGreaterEqual(self._profile(21, pause=0.15, save_secs=3), 2)
+
+  def test_late_window(self):
+    logdir = os.path.join(utils.get_test_tmp_dir(), self.id())
+    self._run(metric_hook.Tf2ProfilerHook(logdir, [None, None], save_steps=30), 20)
+    self.assertEqual(self._count_profiles(logdir), 0)
+
+  def test_bad_windows(self):
+    for window in ([1, None], [5, 5], [5, 4]):
+      with self.assertRaisesRegex(ValueError, "End step invalid"):
+        metric_hook.Tf2ProfilerHook("", window, save_steps=30)
+    with self.assertRaisesRegex(ValueError, "save_steps is 10"):
+      metric_hook.Tf2ProfilerHook("", [0, 10], save_steps=10)
+
+
+class FileMetricHookTest(tf.test.TestCase):
+  def setUp(self):
+    super().setUp()
+    metric_hook.FileMetricHook._instance = None
+
+  def _message(self, req_time, i):
+    return json.dumps(
+      {
+        "model_name": "model",
+        "req_time": req_time,
+        "userid": str(i),
+        "predict": {"click": 0.5},
+        "label": {"click": 1.0},
+      }
+    ).encode()
+
+  def _after_run(self, hook, messages):
+    run_value = tf.compat.v1.train.SessionRunValues(
+      results={"deep_insight_op": messages}, options=None, run_metadata=None
+    )
+    hook.after_run(run_context=None, run_value=run_value)
+
+  def test_partitions(self):
+    base = os.path.join(utils.get_test_tmp_dir(), self.id())
+    hook = metric_hook.FileMetricHook(
+      worker_id=0,
+      key_fn=metric_hook.vepfs_key_fn,
+      layout_fn=metric_hook.vepfs_layout_fn,
+      batch_size=8,
+      partition_size=32,
+      base_name=base,
+    )
+    for i in range(64):
+      messages = [self._message(req_time, i) for req_time in ("20220927", "20220928")]
+      self._after_run(hook, np.array(messages) if i % 2 else messages)
+    self._after_run(hook, None)
+    self._after_run(hook, [b"", None])
+    hook.end(None)
+
+    for req_time in ("20220927", "20220928"):
+      folder = os.path.join(base, "model", req_time, "worker_0")
+      self.assertEqual(sorted(os.listdir(folder)), ["part_000000.txt", "part_000001.txt"])
+      lines = []
+      for name in sorted(os.listdir(folder)):
+        with open(os.path.join(folder, name)) as f:
+          part = f.read().splitlines()
+        self.assertLen(part, 32)
+        lines += part
+      self.assertEqual(lines[3], f'{req_time};gid;3;{{"click": 0.5}};{{"click": 1.0}}')
+
+  def test_bad_message_does_not_lose_others(self):
+    base = os.path.join(utils.get_test_tmp_dir(), self.id())
+    hook = metric_hook.FileMetricHook(worker_id=1, base_name=base)
+    self._after_run(hook, [b"no json", self._message("1", 0)])
+    hook.end(None)
+
+    with open(os.path.join(base, "model", "1", "worker_1", "part_000000.txt")) as f:
+      self.assertLen(f.read().splitlines(), 1)
+
+  def test_singleton(self):
+    first = metric_hook.FileMetricHook(worker_id=0)
+
+    self.assertIs(metric_hook.FileMetricHook(worker_id=1), first)
+
+
+class WriteOnlyFileAndStatTest(tf.test.TestCase):
+  def test_rerun_replaces_parts(self):
+    folder = os.path.join(utils.get_test_tmp_dir(), self.id())
+    for text in ("old", "new"):
+      file = metric_hook.WriteOnlyFileAndStat(folder, batch_size=2, partition_size=2)
+      for _ in range(2):
+        file.write(text)
+      file.close()
+
+    with open(os.path.join(folder, "part_000000.txt")) as f:
+      self.assertEqual(f.read(), "new\nnew\n")
+    self.assertLen(os.listdir(folder), 1)
+
+
+class KafkaMetricHookTest(tf.test.TestCase):
+  def test_inactive_without_environment(self):
+    self.assertNotIn("KAFKA_BROKER_LIST", os.environ)
+    hook = metric_hook.KafkaMetricHook(tf.constant([b"message"]))
+
+    self.assertIsNone(hook.before_run(None))
+    hook.end(None)
+
+
+if __name__ == "__main__":
+  tf.test.main()

@@ -1,0 +1,209 @@
+"""Exported models load elsewhere, with variables and tables."""
+
+import os
+import shutil
+
+import tensorflow as tf
+
+from monolith.native_training import (
+  hash_table_ops,
+  multi_hash_table_ops,
+  save_utils,
+  test_utils,
+  utils,
+)
+from monolith.native_training.model_export import export_context, saved_model_exporters
+
+tf.compat.v1.disable_eager_execution()
+
+
+def _model_fn(features, mode, config):
+  """Predicts what a table, a group of tables and a variable hold."""
+  table = hash_table_ops.test_hash_table(2)
+  group = multi_hash_table_ops.MultiHashTable.from_configs(
+    {"t": test_utils.generate_test_hash_table_config(1)}
+  )
+  ids = features["ids"]
+  weight = tf.compat.v1.get_variable("weight", initializer=3.0)
+  if mode == tf.estimator.ModeKeys.PREDICT:
+    assert export_context.is_exporting()
+    predictions = {
+      "table": table.lookup(ids),
+      "group": group.lookup({"t": ids})["t"],
+      "weight": weight * tf.ones_like(ids, tf.float32),
+    }
+    return tf.estimator.EstimatorSpec(mode, predictions=predictions)
+  global_step = tf.compat.v1.train.get_or_create_global_step()
+  zero = tf.constant([0], tf.int64)
+  train_op = tf.group(
+    table.assign_add(zero, tf.constant([[1.0, 2.0]])).as_op(),
+    group.assign_add({"t": (zero, tf.constant([[1.0]]))}).as_op(),
+    tf.compat.v1.assign_add(global_step, 1),
+  )
+  folder = os.path.join(config.model_dir, "model.ckpt")
+  hook = save_utils.NoFirstSaveCheckpointSaverHook(
+    config.model_dir,
+    save_steps=1000,
+    saver=save_utils.PartialRecoverySaver(sharded=True),
+    listeners=[
+      hash_table_ops.HashTableCheckpointSaverListener(folder),
+      multi_hash_table_ops.MultiHashTableCheckpointSaverListener(folder),
+    ],
+  )
+  return tf.estimator.EstimatorSpec(
+    mode, loss=tf.constant(0.0), train_op=train_op, training_chief_hooks=[hook]
+  )
+
+
+def _receiver_fn():
+  ids = tf.compat.v1.placeholder(tf.int64, [None], name="ids")
+  return tf.estimator.export.ServingInputReceiver({"ids": ids}, {"ids": ids})
+
+
+class SavedModelExportersTest(tf.test.TestCase):
+  def _train(self):
+    self.model_dir = os.path.join(utils.get_test_tmp_dir(), self.id(), "model")
+    estimator = tf.estimator.Estimator(_model_fn, self.model_dir)
+    dataset_fn = lambda: tf.data.Dataset.from_tensors({"ids": tf.constant([0], tf.int64)})  # noqa: E731
+    estimator.train(dataset_fn, steps=1)
+    return os.path.join(utils.get_test_tmp_dir(), self.id(), "exported")
+
+  def _call(self, folder, signature_name, inputs):
+    with tf.Graph().as_default(), self.session() as sess:
+      model = tf.compat.v1.saved_model.load(sess, ["serve"], tf.compat.as_str(folder))
+      signature = model.signature_def[signature_name]
+      return sess.run(
+        {key: info.name for key, info in signature.outputs.items()},
+        {signature.inputs[key].name: value for key, value in inputs.items()},
+      )
+
+  def test_standalone(self):
+    base = self._train()
+    exporter = saved_model_exporters.StandaloneExporter(_model_fn, self.model_dir, base)
+
+    folder = exporter.export_saved_model(_receiver_fn)
+    # The model must hold its own copy of the tables.
+    shutil.rmtree(self.model_dir)
+
+    self.assertIsInstance(folder, bytes)
+    outputs = self._call(folder, "serving_default", {"ids": [0, 1]})
+    self.assertAllEqual(outputs["table"], [[1, 2], [0, 0]])
+    self.assertAllEqual(outputs["group"], [[1], [0]])
+    self.assertAllEqual(outputs["weight"], [3, 3])
+    self.assertFalse(export_context.is_exporting())
+
+  def test_shared_embedding(self):
+    base = self._train()
+    exporter = saved_model_exporters.StandaloneExporter(
+      _model_fn, self.model_dir, base, shared_embedding=True
+    )
+
+    folder = tf.compat.as_str(exporter.export_saved_model(_receiver_fn))
+
+    self.assertFalse(os.path.exists(os.path.join(folder, "assets")))
+    outputs = self._call(folder, "serving_default", {"ids": [0]})
+    self.assertAllEqual(outputs["table"], [[1, 2]])
+    self.assertAllEqual(outputs["group"], [[1]])
+
+  def test_assign_signatures(self):
+    base = self._train()
+    exporter = saved_model_exporters.StandaloneExporter(_model_fn, self.model_dir, base)
+    folder = tf.compat.as_str(exporter.export_saved_model(_receiver_fn))
+
+    with tf.Graph().as_default(), self.session() as sess:
+      signatures = tf.compat.v1.saved_model.load(sess, ["serve"], folder).signature_def
+      assign = signatures["hashtable_assign"]
+      (id_key,) = (key for key in assign.inputs if key.endswith("_id"))
+      name = id_key[: -len("_id")]
+      result = sess.run(
+        assign.outputs[f"{name}_result"].name,
+        {assign.inputs[id_key].name: [7], assign.inputs[f"{name}_value"].name: [[5.0, 6.0]]},
+      )
+      self.assertEqual(result, 1)
+      (raw_assign,) = (s for key, s in signatures.items() if key.endswith("/raw_assign"))
+      sess.run(
+        raw_assign.outputs["result"].name,
+        {
+          raw_assign.inputs["id"].name: [7],
+          raw_assign.inputs["id_split"].name: [0, 1],
+          raw_assign.inputs["flat_value"].name: [9.0],
+        },
+      )
+      serving = signatures["serving_default"]
+      outputs = sess.run(
+        {key: serving.outputs[key].name for key in ("table", "group")},
+        {serving.inputs["ids"].name: [7]},
+      )
+
+    self.assertAllEqual(outputs["table"], [[5, 6]])
+    self.assertAllEqual(outputs["group"], [[9]])
+
+  def test_distributed_without_servers(self):
+    base = self._train()
+    os.environ["TF_CONFIG"] = "{}"
+    self.addCleanup(os.environ.pop, "TF_CONFIG", None)
+    exporter = saved_model_exporters.DistributedExporter(_model_fn, self.model_dir, base)
+
+    exported = exporter.export_saved_model(_receiver_fn)
+
+    self.assertEqual(list(exported), ["entry"])
+    self.assertEqual(os.environ["TF_CONFIG"], "{}")
+    outputs = self._call(exported["entry"], "serving_default", {"ids": [0]})
+    self.assertAllEqual(outputs["table"], [[1, 2]])
+
+  def test_step_as_version(self):
+    base = self._train()
+    exporter = saved_model_exporters.DistributedExporter(
+      _model_fn, self.model_dir, base, global_step_as_timestamp=True
+    )
+
+    exported = exporter.export_saved_model(_receiver_fn, global_step=1)
+    again = exporter.export_saved_model(_receiver_fn, global_step=1)
+
+    self.assertEqual(os.path.basename(exported["entry"]), b"1")
+    self.assertEqual(again, {})
+
+  def test_include_graphs(self):
+    base = self._train()
+    exporter = saved_model_exporters.DistributedExporter(
+      _model_fn, self.model_dir, base, include_graphs=["ps_0"]
+    )
+
+    self.assertEqual(exporter.export_saved_model(_receiver_fn), {})
+
+  def test_warmup_file(self):
+    base = self._train()
+    warmup_file = os.path.join(utils.get_test_tmp_dir(), "warmup")
+    with open(warmup_file, "w") as f:
+      f.write("requests")
+    exporter = saved_model_exporters.StandaloneExporter(
+      _model_fn, self.model_dir, base, warmup_file=warmup_file
+    )
+
+    folder = tf.compat.as_str(exporter.export_saved_model(_receiver_fn))
+
+    path = os.path.join(folder, "assets.extra", "tf_serving_warmup_requests")
+    with open(path) as f:
+      self.assertEqual(f.read(), "requests")
+
+  def test_missing_variable(self):
+    base = self._train()
+
+    def model_fn(features, mode, config):
+      tf.compat.v1.get_variable("other", initializer=1.0)
+      return _model_fn(features, mode, config)
+
+    exporter = saved_model_exporters.StandaloneExporter(model_fn, self.model_dir, base)
+    with self.assertRaisesRegex(ValueError, r"lacks the variables \['other'\]"):
+      exporter.export_saved_model(_receiver_fn)
+    self.assertFalse(export_context.is_exporting())
+
+  def test_no_checkpoint(self):
+    exporter = saved_model_exporters.StandaloneExporter(_model_fn, "/nowhere", "/nowhere")
+    with self.assertRaisesRegex(ValueError, "Couldn't find trained model at /nowhere"):
+      exporter.export_saved_model(_receiver_fn)
+
+
+
+if __name__ == "__main__":
+  tf.test.main()
