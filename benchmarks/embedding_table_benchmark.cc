@@ -2,8 +2,10 @@
 //
 //   embedding_table_benchmark --benchmark_filter='Lookup/10000000/16'
 //
-// Arguments of every case: rows, dim, threads. Tables are built once per (rows, dim) and kept until another is needed.
+// Arguments of every case: rows, dim, threads. Tables are built once per (rows, dim) and kept until
+// another is needed.
 #include <benchmark/benchmark.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
@@ -13,7 +15,6 @@
 #include <memory>
 #include <random>
 #include <string>
-#include <unistd.h>
 #include <vector>
 
 #include "monolith/native_training/runtime/concurrency/thread_pool.h"
@@ -141,8 +142,8 @@ std::vector<std::vector<int64_t>> Batches(int64_t rows, Ids kind, bool zipf, int
 }
 
 void SetRate(benchmark::State& state) {
-  state.counters["Mids"] = benchmark::Counter(static_cast<double>(state.iterations() * kBatch) / 1e6,
-                                              benchmark::Counter::kIsRate);
+  state.counters["Mids"] = benchmark::Counter(
+      static_cast<double>(state.iterations() * kBatch) / 1e6, benchmark::Counter::kIsRate);
 }
 
 std::unique_ptr<ThreadPool> Pool(int64_t threads) {
@@ -191,12 +192,8 @@ void RunUpdate(benchmark::State& state, OptimizerKind optimizer, bool zipf) {
   SetRate(state);
 }
 
-void UpdateAdagrad(benchmark::State& state) {
-  RunUpdate(state, OptimizerKind::kAdagrad, false);
-}
-void UpdateAdagradZipf(benchmark::State& state) {
-  RunUpdate(state, OptimizerKind::kAdagrad, true);
-}
+void UpdateAdagrad(benchmark::State& state) { RunUpdate(state, OptimizerKind::kAdagrad, false); }
+void UpdateAdagradZipf(benchmark::State& state) { RunUpdate(state, OptimizerKind::kAdagrad, true); }
 void UpdateSgd(benchmark::State& state) { RunUpdate(state, OptimizerKind::kSgd, false); }
 void UpdateAdam(benchmark::State& state) { RunUpdate(state, OptimizerKind::kAdam, false); }
 void UpdateFtrl(benchmark::State& state) { RunUpdate(state, OptimizerKind::kFtrl, false); }
@@ -252,12 +249,15 @@ void Save(benchmark::State& state) {
 
 constexpr int64_t kMillion = 1000000;
 
-#define SIZES(threads)                                                                    \
-  Args({10000, 16, threads})->Args({kMillion, 8, threads})->Args({kMillion, 16, threads}) \
-      ->Args({kMillion, 64, threads})->Args({10 * kMillion, 16, threads})
+#define SIZES(threads)                \
+  Args({10000, 16, threads})          \
+      ->Args({kMillion, 8, threads})  \
+      ->Args({kMillion, 16, threads}) \
+      ->Args({kMillion, 64, threads}) \
+      ->Args({10 * kMillion, 16, threads})
 
 // How far threads carry, on machines that have them.
-#define MANY_THREADS                                                                      \
+#define MANY_THREADS \
   Args({10 * kMillion, 16, 4})->Args({10 * kMillion, 16, 8})->Args({10 * kMillion, 16, 16})
 
 BENCHMARK(Lookup)->SIZES(1)->SIZES(2)->MANY_THREADS->UseRealTime();

@@ -50,23 +50,14 @@ class PsProcesses:
       raise RuntimeError(f"a server said {target!r} instead of its address")
     return target[len("grpc://") :]
 
-  def session(
-    self, num_ps: int | None = None, operation_timeout_in_ms: int = 0
-  ) -> tf.compat.v1.Session:
-    """Returns a session of the default graph.
-
-    Args:
-      num_ps: the first so many servers, all by default.
-      operation_timeout_in_ms: of every call, 0 for none. Closing a session waits for all servers,
-        so one that outlives a server needs a limit.
-    """
+  def session(self, num_ps: int | None = None) -> tf.compat.v1.Session:
+    """Returns a session of the default graph with the first `num_ps` servers, all by default."""
     cluster_def = tf.train.ClusterDef()
     ps, worker = cluster_def.job.add(name="ps"), cluster_def.job.add(name="worker")
     for i, address in enumerate(self._addresses[:num_ps]):
       ps.tasks[i] = address
     worker.tasks[0] = self._master.target[len("grpc://") :]
     config = tf.compat.v1.ConfigProto(cluster_def=cluster_def, allow_soft_placement=True)
-    config.operation_timeout_in_ms = operation_timeout_in_ms
     config.share_cluster_devices_in_session = True
     config.experimental.share_session_state_in_clusterspec_propagation = True
     return tf.compat.v1.Session(self._master.target, config=config)

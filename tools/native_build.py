@@ -129,8 +129,11 @@ def _find_protoc() -> str:
 class NinjaFile:
   """Collects rules and edges, then writes them when they differ from what is on disk."""
 
-  def __init__(self) -> None:
-    self._lines = ["ninja_required_version = 1.5", "builddir = build"]
+  def __init__(self, name: str) -> None:
+    # A log for each file: Ninja forgets what a shared log says of targets it does not know, and
+    # would compile everything again whenever another file had its turn.
+    self._lines = ["ninja_required_version = 1.5", f"builddir = build/ninja/{name}"]
+    self._path = f"build/{name}.ninja"
 
   def rule(self, name: str, command: str, description: str, **extra: str) -> None:
     self._lines += [f"rule {name}", f"  command = {command}", f"  description = {description}"]
@@ -153,8 +156,10 @@ class NinjaFile:
     self._lines.append(line)
     self._lines += [f"  {key} = {value}" for key, value in variables.items()]
 
-  def write(self, path: pathlib.Path) -> None:
-    _write_if_changed(path, "\n".join(self._lines) + "\n")
+  def run(self, targets: Iterable[object], jobs: int | None) -> None:
+    """Writes the file and builds `targets`, or everything."""
+    _write_if_changed(ROOT / self._path, "\n".join(self._lines) + "\n")
+    _run_ninja(self._path, targets, jobs)
 
 
 def _join(paths: Iterable[object]) -> str:
@@ -306,7 +311,6 @@ def _add_op_library(ninja: NinjaFile, tools: Toolchain) -> None:
 
 def _add_cpp_programs(
   ninja: NinjaFile,
-  tools: Toolchain,
   sources: Iterable[pathlib.PurePosixPath],
   *,
   variant: str,
@@ -358,12 +362,11 @@ def build_in_place(targets: Iterable[object] = (), jobs: int | None = None) -> N
   """
   tools = find_toolchain()
   _link_tensorflow(tools)
-  ninja = NinjaFile()
+  ninja = NinjaFile("ops")
   _add_python_protos(ninja, tools)
   _add_compile_rules(ninja, tools)
   _add_op_library(ninja, tools)
-  ninja.write(ROOT / "build/ops.ninja")
-  _run_ninja("build/ops.ninja", targets, jobs)
+  ninja.run(targets, jobs)
   if not list(targets):
     _write_if_changed(
       ROOT / BUILD_INFO,
@@ -378,33 +381,23 @@ def build_cpp_programs(
   """Builds the C++ `tests` or `benchmarks`; returns the programs' paths below the root."""
   tools = find_toolchain()
   _link_tensorflow(tools)
-  ninja = NinjaFile()
-  _add_compile_rules(ninja, tools)
   if kind == "tests":
     variant = f"cpp-tests-{sanitize}" if sanitize else "cpp-tests"
+    sources = _glob("tests", "*_test.cc")
     flags = f"-O1 -g {SANITIZERS[sanitize]}" if sanitize else "-O2 -g"
-    programs = _add_cpp_programs(
-      ninja,
-      tools,
-      _glob("tests", "*_test.cc"),
-      variant=variant,
-      flags=flags,
-      libs="-lgtest -lgtest_main",
-    )
+    libs = "-lgtest -lgtest_main"
   else:
     variant = "cpp-benchmarks"
-    programs = _add_cpp_programs(
-      ninja,
-      tools,
-      _glob("benchmarks", "*_benchmark.cc"),
-      variant=variant,
-      flags=f"-O3 -DNDEBUG {_tensorflow_flags(tools)}",
-      libs=f"-lbenchmark -Lbuild/tensorflow -l:libtensorflow_framework.so.2 "
-      f"-Wl,-rpath,{tools.tensorflow_dir}",
+    sources = _glob("benchmarks", "*_benchmark.cc")
+    flags = f"-O3 -DNDEBUG {_tensorflow_flags(tools)}"
+    libs = (
+      "-lbenchmark -Lbuild/tensorflow -l:libtensorflow_framework.so.2 "
+      f"-Wl,-rpath,{tools.tensorflow_dir}"
     )
-  ninja_file = f"build/{variant}.ninja"
-  ninja.write(ROOT / ninja_file)
-  _run_ninja(ninja_file, [], jobs)
+  ninja = NinjaFile(variant)
+  _add_compile_rules(ninja, tools)
+  programs = _add_cpp_programs(ninja, sources, variant=variant, flags=flags, libs=libs)
+  ninja.run([], jobs)
   return programs
 
 

@@ -2,7 +2,10 @@
 
 | module | what it does |
 |---|---|
+| `local_training` | `local_train`: everything in this process |
+| `distributed_sync_training` | `distributed_sync_train`: one rank of Horovod |
 | `training_graph` | `CpuTraining`: the task as model function of an Estimator |
+| `training_tables` | its tables and filters |
 | `feature_collection` | the dry run that finds out which tables a task wants |
 | `cpu_feature_factories` | embeddings that were looked up, and the way of their gradients |
 | `training_hooks` | restore, save, export, barrier, health checks, metrics |
@@ -20,7 +23,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
-import getpass
 import json
 import os
 import threading
@@ -37,11 +39,9 @@ from monolith.native_training import (
   cluster_manager,
   device_utils,
   feature_collection,
-  mpi_utils,
   native_task,
   native_task_context,
   ps_benchmark,
-  save_utils,
   service_discovery,
   utils,
   yarn_runtime,
@@ -52,22 +52,27 @@ from monolith.native_training.cpu_feature_factories import (
   _FusedCpuFeatureFactory,
   get_req_time,
 )
+from monolith.native_training.distributed_sync_training import distributed_sync_train
 from monolith.native_training.feature_collection import _combine_slices_as_table
-from monolith.native_training.hooks import feature_engineering_hooks
+from monolith.native_training.local_training import (
+  _local_cluster,
+  _write_features,
+  local_feature_engineering_internal,
+  local_train,
+  local_train_internal,
+  make_config_backward_compatible,
+)
 from monolith.native_training.metric import cli, exit_hook
-from monolith.native_training.monolith_checkpoint_state_pb2 import MonolithCheckpointState
 from monolith.native_training.training_config import (
   CpuTrainingConfig,
   DistributedCpuTrainingConfig,
 )
-from monolith.native_training.training_graph import (
-  CpuTraining,
-  create_exporter,
-  is_chief,
-  make_native_task_context,
-)
+from monolith.native_training.training_export import create_exporter
+from monolith.native_training.training_graph import CpuTraining
+from monolith.native_training.training_roles import is_chief, make_native_task_context
 from monolith.native_training.training_server import (
   NodeAliveCheckerError,
+  PatientDiscovery,
   _get_blocked_addrs,
   _join_ps,
   _MetricsHeartBeatThread,
@@ -85,6 +90,7 @@ __all__ = [
   "_CpuFeatureFactory",
   "_FusedCpuFeatureFactory",
   "_combine_slices_as_table",
+  "_local_cluster",
   "create_exporter",
   "distributed_sync_train",
   "distributed_train",
@@ -118,170 +124,6 @@ _SESSION_POLL_SECS = 1
 
 Cluster = dict[str, list[str]]
 Hooks = Sequence[tf.estimator.SessionRunHook]
-
-
-# ---- one process ----
-
-
-def local_train(
-  params: Any,
-  num_ps: int = 0,
-  model_dir: str | None = None,
-  steps: int | None = 100,
-  save_checkpoints_steps: int = 50,
-  profiling: bool = False,
-  enable_embedding_prefetch: bool = True,
-  enable_embedding_postpush: bool = True,
-  remove_model_dir_if_exists: bool = True,
-  only_feature_engineering: bool = False,
-) -> tf.estimator.Estimator | None:
-  """Trains a task in this process.
-
-  Args:
-    params: of the task, with an `instantiate` method.
-    num_ps: parameter servers to start inside this process; 0 keeps tables in the session.
-    model_dir: where checkpoints go, `/tmp/<user>/<params.name>` by default.
-    steps: how many to train.
-    save_checkpoints_steps: steps between checkpoints.
-    profiling: accepted for compatibility.
-    enable_embedding_prefetch: look up embeddings of the next batch during a step.
-    enable_embedding_postpush: push gradients of a step during the next one.
-    remove_model_dir_if_exists: start from nothing.
-    only_feature_engineering: write the parsed features to files instead of training.
-
-  Returns:
-    The Estimator; `None` for feature engineering.
-
-  Raises:
-    EnvironmentError: eager execution is enabled.
-  """
-  model_dir = model_dir or os.path.join("/tmp", getpass.getuser(), str(params.name))
-  conf = CpuTrainingConfig(
-    model_name=params.name or "",
-    num_ps=num_ps,
-    embedding_prefetch_capacity=1 if enable_embedding_prefetch else 0,
-    enable_embedding_postpush=enable_embedding_postpush,
-    save_checkpoints_steps=save_checkpoints_steps,
-    only_feature_engineering=only_feature_engineering,
-  )
-  if remove_model_dir_if_exists and tf.io.gfile.exists(model_dir):
-    tf.io.gfile.rmtree(model_dir)
-  make_config_backward_compatible(model_dir, conf)
-  if only_feature_engineering:
-    return local_feature_engineering_internal(params, conf, model_dir, profiling)
-  return local_train_internal(params, conf, model_dir, steps, profiling)
-
-
-def local_train_internal(
-  params: Any,
-  conf: CpuTrainingConfig,
-  model_dir: str,
-  steps: int | None = 100,
-  profiling: bool = False,
-  user_hooks: Hooks | None = None,
-) -> tf.estimator.Estimator:
-  """Trains a task in this process with a configuration; see `local_train`."""
-  del profiling
-  if tf.executing_eagerly():
-    raise EnvironmentError(
-      "Training builds graphs: call tf.compat.v1.disable_eager_execution() before it."
-    )
-  with _local_cluster(conf.num_ps) as (session_config, _):
-    training = CpuTraining(conf, params.instantiate())
-    estimator = tf.estimator.Estimator(
-      training.create_model_fn(),
-      config=tf.estimator.RunConfig(
-        model_dir=model_dir,
-        session_config=session_config,
-        save_summary_steps=conf.save_summary_steps,
-        log_step_count_steps=conf.log_step_count_steps,
-      ),
-    )
-    return estimator.train(
-      training.create_input_fn(tf.estimator.ModeKeys.TRAIN), hooks=user_hooks, steps=steps
-    )
-
-
-def local_feature_engineering_internal(
-  params: Any, conf: CpuTrainingConfig, model_dir: str, profiling: bool = False
-) -> None:
-  """Writes the parsed features of a task to `<model_dir>/features`, until its data ends."""
-  del profiling
-  task = params.instantiate()
-  with _local_cluster(conf.num_ps) as (session_config, target), tf.Graph().as_default():
-    _write_features(
-      task, conf, model_dir, is_chief=True, target=target, session_config=session_config
-    )
-
-
-@contextlib.contextmanager
-def _local_cluster(num_ps: int) -> Iterator[tuple[tf.compat.v1.ConfigProto, str]]:
-  """Starts servers inside this process, and describes them in TF_CONFIG meanwhile.
-
-  Yields:
-    The session configuration, and the target of sessions.
-  """
-  config = tf.compat.v1.ConfigProto()
-  # Grappler breaks on ragged inputs.
-  config.graph_options.rewrite_options.disable_meta_optimizer = True
-  if num_ps <= 0:
-    os.environ.pop(_TF_CONFIG, None)
-    yield config, ""
-    return
-  servers = [tf.distribute.Server.create_local_server() for _ in range(num_ps)]
-  master = tf.distribute.Server.create_local_server()
-  cluster = {
-    "chief": [master.target[len(_GRPC_SCHEME) :]],
-    "ps": [server.target[len(_GRPC_SCHEME) :] for server in servers],
-  }
-  config.cluster_def.CopyFrom(tf.train.ClusterSpec(cluster).as_cluster_def())
-  config.allow_soft_placement = True
-  config.share_cluster_devices_in_session = True
-  config.experimental.share_session_state_in_clusterspec_propagation = True
-  task = {"type": "chief", "index": 0}
-  os.environ[_TF_CONFIG] = json.dumps({"cluster": cluster, "task": task})
-  try:
-    yield config, master.target
-  finally:
-    os.environ.pop(_TF_CONFIG, None)
-
-
-def _write_features(
-  task: native_task.NativeTask,
-  conf: CpuTrainingConfig,
-  model_dir: str,
-  is_chief: bool,
-  target: str,
-  session_config: tf.compat.v1.ConfigProto,
-) -> None:
-  dataset = task.create_input_fn(conf.mode)()
-  iterator = tf.compat.v1.data.make_initializable_iterator(dataset)
-  next_element = iterator.get_next()
-  hook_config = copy.copy(conf)
-  hook_config.model_dir = model_dir
-  hook = feature_engineering_hooks.FeatureEngineeringSaveHook(hook_config, next_element)
-  tf.compat.v1.train.get_or_create_global_step()
-  with tf.compat.v1.train.MonitoredTrainingSession(
-    target, is_chief=is_chief, hooks=[hook], config=session_config
-  ) as sess:
-    sess.run(iterator.initializer)
-    while not sess.should_stop():
-      sess.run(next_element)
-
-
-def make_config_backward_compatible(model_dir: str, config: CpuTrainingConfig) -> None:
-  """Keeps the kind of tables that the checkpoints in `model_dir` have, if it was left open."""
-  if config.use_native_multi_hash_table is not None:
-    return
-  state = save_utils.get_monolith_checkpoint_state(model_dir)
-  if state is not None and state.builtin_hash_table_type in (
-    MonolithCheckpointState.UNKNOWN,
-    MonolithCheckpointState.CUCKOO_HASH_MAP,
-  ):
-    config.use_native_multi_hash_table = False
-
-
-# ---- one role of a cluster ----
 
 
 def distributed_train(
@@ -400,7 +242,7 @@ def _get_cluster(
   num_required_ps: int,
 ) -> tuple[Cluster, dict[str, Any]]:
   return cluster_manager.get_training_cluster(
-    discovery,
+    PatientDiscovery(discovery, config.session_creation_timeout_secs),
     addr,
     config.index,
     num_redundant_ps,
@@ -449,18 +291,30 @@ class _WorkerLoop:
     if not max_retries and config.partial_recovery and not config.enable_sync_training:
       max_retries = _DEFAULT_RETRIES
     num_retries = 0
+    unreachable_since: float | None = None
     while True:
       try:
         return self._train_once()
       except _RETRYABLE_ERRORS as e:
         logging.exception("Training was interrupted.")
         self._metrics.emit_counter("worker_failover_cnt", 1)
+        if not isinstance(e, NodeAliveCheckerError):
+          unreachable_since = None
+        elif unreachable_since is None:
+          unreachable_since = time.monotonic()
         threading.Event().wait(config.retry_wait_in_secs)
         if self._find_cluster():
+          unreachable_since = None
           num_retries += 1
           if num_retries > max_retries:
             logging.error("The cluster changed, and none of %d retries is left.", max_retries)
-            raise e
+            raise
+        elif (
+          unreachable_since is not None
+          and time.monotonic() - unreachable_since > config.session_creation_timeout_secs
+        ):
+          # A wrong address does not become right by waiting.
+          raise
         logging.info("Trying again on %s", self.cluster)
 
   def _find_cluster(self) -> bool:
@@ -647,87 +501,3 @@ def _frequent_session_polls() -> Iterator[None]:
     yield
   finally:
     monitored_session.sm.SessionManager = original
-
-
-# ---- one rank of synchronous training ----
-
-
-def distributed_sync_train(
-  config: DistributedCpuTrainingConfig,
-  params: Any,
-  sync_backend: Any = None,
-  user_hooks: Hooks | None = None,
-) -> tf.estimator.Estimator:
-  """Plays one rank of synchronous training with Horovod.
-
-  Args:
-    config: of this rank.
-    params: of the task, with an `instantiate` method.
-    sync_backend: tells which serving replicas want the updated rows.
-    user_hooks: run in the training.
-
-  Raises:
-    AssertionError: `config.index` is not the rank.
-    ValueError: not a native task.
-  """
-  from monolith.native_training import distribution_utils, sync_training_hooks
-
-  assert mpi_utils.get_mpi_rank() == config.index, (
-    "Given RunConfig.index should be consistent with hvd.rank()."
-  )
-  if config.enable_gpu_training:
-    device_utils.enable_gpu_training()
-    params.train.use_gpu_emb_table = True
-  params.mode = config.mode
-  native = params.instantiate()
-  if not isinstance(native, native_task.NativeTask):
-    raise ValueError(f"distributed train only support NativeTask. Got {native}")
-  training = sync_training_hooks.EofAwareTask(
-    CpuTraining(config, native, sync_backend), config.use_dataservice
-  )
-  session_config = tf.compat.v1.ConfigProto(
-    allow_soft_placement=False,
-    intra_op_parallelism_threads=config.intra_op_parallelism_threads,
-    inter_op_parallelism_threads=config.inter_op_parallelism_threads,
-  )
-  rewrite_options = session_config.graph_options.rewrite_options
-  rewrite_options.memory_optimization = rewrite_options.NO_MEM_OPT
-  if os.environ.get("TF_XLA_FLAGS"):
-    session_config.graph_options.optimizer_options.global_jit_level = (
-      tf.compat.v1.OptimizerOptions.ON_1
-    )
-  distribution_utils.update_session_config_for_gpu(session_config)
-  is_root = config.index == 0
-  run_config = tf.estimator.RunConfig(
-    model_dir=config.model_dir,
-    session_config=session_config,
-    device_fn=device_utils.default_device_fn,
-    # Events are written by one rank only.
-    save_summary_steps=_root_interval("SAVE_SUMMARY", config.save_summary_steps)
-    if is_root
-    else None,
-    log_step_count_steps=_root_interval("ROOT_LOG", config.log_step_count_steps)
-    if is_root
-    else None,
-  )
-  hooks = list(distribution_utils.get_sync_run_hooks(True))
-  if sync_backend is not None:
-    hooks.append(sync_training_hooks.ParameterSyncHook(sync_backend, config.index))
-  hooks.append(sync_training_hooks.SyncTrainingInfoHook())
-  estimator = tf.estimator.Estimator(training.create_model_fn(), config=run_config)
-  return estimator.train(
-    training.create_input_fn(config.mode),
-    hooks=[*hooks, *(user_hooks or [])],
-    max_steps=params.train.max_steps,
-  )
-
-
-def _root_interval(name: str, default: int) -> int:
-  """Returns an interval in steps, which the environment may override."""
-  text = os.environ.get(f"MONOLITH_{name}_INTERVAL")
-  if not text:
-    return default
-  try:
-    return int(text)
-  except ValueError:
-    raise ValueError(f"MONOLITH_{name}_INTERVAL is {text!r}, want a number of steps") from None

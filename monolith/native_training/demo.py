@@ -39,6 +39,8 @@ flags.DEFINE_string("model_dir", None, "where checkpoints go; training goes on f
 flags.DEFINE_integer("num_workers", 1, "workers; more than one needs parameter servers")
 flags.DEFINE_string("data", None, "a MovieLens file: u.data, ratings.dat or ratings.csv")
 flags.DEFINE_integer("num_ratings", 1000000, "how many ratings to generate")
+flags.DEFINE_integer("num_users", 3000, "how many users rate")
+flags.DEFINE_integer("num_movies", 2000, "how many movies are rated")
 flags.DEFINE_integer("epochs", 2, "how often the ratings are read")
 flags.DEFINE_integer("batch_size", 1024, "ratings per step of a worker")
 flags.DEFINE_integer("ffm_steps", 4000, "how long to train the FFM model")
@@ -54,6 +56,17 @@ _COMMON_CONFIG: dict[str, Any] = {
   "save_checkpoints_steps": 500,
   "checkpoints_max_to_keep": 3,
 }
+# What a second run needs to be told to go on with the first one.
+_RESUME_FLAGS = (
+  "num_ps",
+  "num_workers",
+  "data",
+  "num_ratings",
+  "num_users",
+  "num_movies",
+  "epochs",
+  "batch_size",
+)
 _POLL_SECS = 0.2
 _STOP_SECS = 60
 _INTERRUPTED = 130
@@ -71,7 +84,8 @@ def main(argv: list[str]) -> int:
   if FLAGS.server_type:
     return _play_role(model_dir)
   demo_hooks.stop_on_interrupt()
-  if FLAGS.data is None:
+  is_new = tf.train.latest_checkpoint(os.path.join(model_dir, "ranking")) is None
+  if FLAGS.data is None and is_new:
     _train_ffm(os.path.join(model_dir, "ffm"))
     if demo_hooks.is_stop_requested():
       return _report_interrupt(model_dir)
@@ -148,7 +162,7 @@ def _train_ranking(model_dir: str) -> int:
 def _prepare_data(folder: str) -> demo_data.RatingsInfo:
   if FLAGS.data is not None:
     return demo_data.read_movielens(FLAGS.data, folder)
-  return demo_data.generate(folder, FLAGS.num_ratings)
+  return demo_data.generate(folder, FLAGS.num_ratings, FLAGS.num_users, FLAGS.num_movies)
 
 
 def ranking_params(info: demo_data.RatingsInfo) -> Any:
@@ -279,7 +293,7 @@ def _play_role(model_dir: str) -> int:
 def _report_checkpoint(model_dir: str) -> None:
   checkpoint = tf.train.latest_checkpoint(os.path.join(model_dir, "ranking"))
   arguments = [f"--model_dir={model_dir}"]
-  for name in ("num_ps", "num_workers", "data", "num_ratings", "epochs", "batch_size"):
+  for name in _RESUME_FLAGS:
     if FLAGS[name].value != FLAGS[name].default:
       arguments.append(f"--{name}={FLAGS[name].value}")
   print(f"Checkpoint: {checkpoint}")

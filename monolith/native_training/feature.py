@@ -11,13 +11,13 @@ A **slot** is one logical table, a **slice** a range of its columns with an opti
       pooled = user.embedding_lookup(vector)        # [batch, 16], summed over the example's ids
 
 A model function runs twice. In the dry run `DummyFeatureFactory` records what it declares and hands
-out placeholders; in the real run a `FeatureFactoryFromEmbeddings`, or an `EmbeddingLayoutFactory` for
-fused layouts, hands out the looked-up embeddings. **The order of `add_feature_slice` calls defines
-the columns, so a model function must make the same calls in both runs.**
+out placeholders; in the real run a `FeatureFactoryFromEmbeddings`, or an `EmbeddingLayoutFactory`
+for fused layouts, hands out the looked-up embeddings. **The order of `add_feature_slice` calls
+defines the columns, so a model function must make the same calls in both runs.**
 
-Unlike the original: a learning rate of 0.0 freezes a slice instead of meaning "default"; binding one
-feature name twice with different combiners is an error; a slice that the dry run did not see is
-reported with the known ones.
+Unlike the original: a learning rate of 0.0 freezes a slice instead of meaning "default"; binding
+one feature name twice with different combiners is an error; a slice that the dry run did not see
+is reported with the known ones.
 """
 
 from __future__ import annotations
@@ -439,7 +439,7 @@ class DummyFeatureFactory(FeatureFactory):
       NameError: a slot of that name exists.
     """
     if config.name in self._tables:
-      raise NameError("Duplicate names for the table. Name: {}".format(config.name))
+      raise NameError(f"Duplicate names for the table. Name: {config.name}")
     if config.slot_id is None:
       logging.warning(
         "Slot %s has no slot_id: its occurrence_threshold and expire_time have no effect.",
@@ -465,7 +465,7 @@ class DummyFeatureFactory(FeatureFactory):
     configs = {name: table.get_table_config() for name, table in self._tables.items()}
     for name, config in configs.items():
       if not config.slice_configs:
-        raise RuntimeError("{} has no slice, pls. check!".format(name))
+        raise RuntimeError(f"{name} has no slice, pls. check!")
     return configs
 
 

@@ -7,8 +7,8 @@ the write, so that order is expressed by data flow:
   table = table.assign_add(ids, values)
   rows = table.lookup(ids)                       # sees the write; absent ids give zeros
 
-Unlike the original: reading ops are stateful, so TensorFlow never merges two of them around a write;
-restoring replaces a table only when all of the checkpoint was read.
+Unlike the original: reading ops are stateful, so TensorFlow never merges two of them around a
+write; restoring replaces a table only when all of the checkpoint was read.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ class HashTable(BaseHashTable):
       return
     metadata = self.get_metadata()
     if shared_name in metadata.name_set:
-      raise ValueError("shared_name {} has already been used.".format(shared_name))
+      raise ValueError(f"shared_name {shared_name} has already been used.")
     metadata.name_set.add(shared_name)
     self._table = table
     self._shared_name = shared_name
@@ -689,8 +689,8 @@ def _find_basename(path_prefix: str, table: HashTable) -> str:
     if tf.io.gfile.glob(f"{path_prefix}{prefix}-?????-of-?????"):
       return path_prefix + prefix
   raise ValueError(
-    "Unable to find table checkpoint in '{}' for table: {!r}. "
-    "Maybe the model structure has been changed.".format(path_prefix, prefixes)
+    f"Unable to find table checkpoint in '{path_prefix}' for table: {prefixes!r}. "
+    "Maybe the model structure has been changed."
   )
 
 

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 def slot_to_key(slot: int) -> str:
   """Returns the feature key of a slot."""
-  return "feature_{}".format(slot)
+  return f"feature_{slot}"
 
 
 def generate_ffm_example(

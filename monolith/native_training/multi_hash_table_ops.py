@@ -228,7 +228,7 @@ class MultiHashTable(BaseMultiTypeHashTable, RawMultiTypeHashTable):
     self._shared_name = f"{self.NAME_PREFIX}_{name_suffix}"
     metadata = graph_meta.get_meta("multi_hash_table_metadata", MultiHashTableMetadata)
     if self._shared_name in metadata.name_set:
-      raise ValueError("shared_name {} has already been used.".format(self._shared_name))
+      raise ValueError(f"shared_name {self._shared_name} has already been used.")
     metadata.name_set.add(self._shared_name)
     self._table_names = list(cc.table_names)
     self._dims = list(cc.dims)

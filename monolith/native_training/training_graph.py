@@ -14,30 +14,28 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import tensorflow as tf
-from absl import flags, logging
+from absl import flags
 from tensorflow.python.ops import resources
 
 from monolith.native_training import (
   device_utils,
-  distributed_ps_factory,
-  distributed_serving_ops,
   distribution_ops,
   feature,
   feature_collection,
-  hash_filter_ops,
   hash_table_utils,
   mlp_utils,
-  mpi_utils,
   multi_type_hash_table,
   native_task,
   native_task_context,
   prefetch_queue,
+  training_export,
   training_hooks,
+  training_roles,
+  training_tables,
   variables,
 )
 from monolith.native_training.cpu_feature_factories import (
@@ -49,7 +47,6 @@ from monolith.native_training.data import datasets, item_pool_hook, parsers
 from monolith.native_training.model_export import (
   export_context,
   export_utils,
-  saved_model_exporters,
 )
 from monolith.native_training.runtime.hash_table import embedding_hash_table_pb2
 from monolith.native_training.training_config import CpuTrainingConfig
@@ -70,91 +67,6 @@ _EOF_MARK_KEY = "2"
 _EOF_KEY = "__EofAwareTask_eof"
 
 _MAX_SHARD_BYTES = 1 << 17
-_UNUSED_FIELDS = (
-  "processes_per_gpu",
-  "enable_resource_constrained_roughsort",
-  "roughsort_candidate_items_path",
-  "roughsort_items_use_parquet",
-  "items_input_lagrangex_header",
-  "items_input_has_sort_id",
-  "items_input_kafka_dump",
-  "items_input_kafka_dump_prefix",
-)
-
-
-def is_chief(config: CpuTrainingConfig) -> bool:
-  """Tells whether this process is the one that initialises, restores and saves."""
-  if config.server_type != "worker":
-    return False
-  if config.enable_sync_training or config.enable_partial_sync_training:
-    return mpi_utils.get_mpi_rank() == 0
-  return config.index == 0
-
-
-def make_native_task_context(
-  config: CpuTrainingConfig, sync_backend: Any = None
-) -> native_task_context.NativeTaskContext:
-  """Returns the context that describes the role of this process."""
-  return native_task_context.NativeTaskContext(
-    num_ps=config.num_ps,
-    ps_index=config.index if config.server_type == "ps" else 0,
-    num_workers=config.num_workers,
-    worker_index=config.index if config.server_type == "worker" else 0,
-    model_name=config.model_name,
-    sync_backend=sync_backend,
-    server_type=config.server_type,
-  )
-
-
-def create_exporter(
-  task: CpuTraining,
-  model_dir: str,
-  warmup_file: str | None,
-  export_dir_base: str,
-  dense_only: bool,
-  include_graphs: list[str] | None = None,
-  export_context_list: list[Any] | None = None,
-) -> saved_model_exporters.BaseExporter:
-  """Returns the exporter that the task's serving params ask for.
-
-  Args:
-    task: what is exported.
-    model_dir: where its checkpoints are.
-    warmup_file: attached to the exports if it exists.
-    export_dir_base: where exports go.
-    dense_only: whether the tables are left out.
-    include_graphs: names of the graphs to export; `None` for all.
-    export_context_list: entered while exporting; those of `task` by default.
-
-  Raises:
-    ValueError: unknown export mode.
-  """
-  serving = task._params.serving
-  if export_context_list is None:
-    export_context_list = task._export_context_list
-  common = {
-    "shared_embedding": serving.shared_embedding,
-    "warmup_file": warmup_file,
-    "export_context_list": export_context_list,
-  }
-  if serving.export_mode == export_context.ExportMode.STANDALONE:
-    return saved_model_exporters.StandaloneExporter(
-      task.create_model_fn(), model_dir, export_dir_base, **common
-    )
-  if serving.export_mode == export_context.ExportMode.DISTRIBUTED:
-    return saved_model_exporters.DistributedExporter(
-      task.create_model_fn(),
-      model_dir,
-      export_dir_base,
-      **common,
-      dense_only=dense_only,
-      allow_gpu=serving.export_with_gpu_allowed,
-      with_remote_gpu=serving.with_remote_gpu,
-      clear_entry_devices=serving.export_with_cleared_entry_devices,
-      include_graphs=include_graphs,
-      global_step_as_timestamp=task.config.enable_sync_training,
-    )
-  raise ValueError(f"Invalid export_mode: {serving.export_mode}")
 
 
 class _ModelInputs(NamedTuple):
@@ -195,7 +107,7 @@ class CpuTraining:
   ):
     if config.server_type != "worker":
       raise ValueError("server_type in CpuTraining must be `worker`")
-    _fill_in_defaults(config, task)
+    training_roles.fill_in_defaults(config, task)
     parsers.get_default_parser_ctx().enable_fused_layout = config.enable_fused_layout
     parsers.ParserCtx.enable_resource_constrained_roughsort = (
       config.enable_resource_constrained_roughsort
@@ -204,11 +116,11 @@ class CpuTraining:
     FLAGS.dataset_num_workers = config.num_workers
 
     self._config = copy.deepcopy(config)
-    self._serving_config = _to_serving_config(config)
+    self._serving_config = training_roles.to_serving_config(config)
     self._task = task
     self._params = task.p
     self._enable_hash_filter = False
-    self._task_context = make_native_task_context(self._config, sync_backend)
+    self._task_context = training_roles.make_native_task_context(self._config, sync_backend)
     with native_task_context.with_ctx(self._task_context):
       self._collected = self._collect_feature_name_to_table_config(collected)
       self._slot_to_occurrence_threshold = self._collected.slot_to_occurrence_threshold
@@ -427,7 +339,15 @@ class CpuTraining:
   def _build_model(
     self, features: Features, mode: str, run_config: Any
   ) -> tf.estimator.EstimatorSpec:
-    hash_table, hash_filters = self._create_hash_tables()
+    tables = training_tables.create(
+      self.config,
+      self._params.train.use_gpu_emb_table,
+      self.feature_configs.configs,
+      self._slot_to_occurrence_threshold,
+      self._slot_to_expire_time,
+    )
+    hash_table = tables.hash_table
+    self._enable_hash_filter = tables.enable_hash_filter
     self._maybe_add_item_pool_hook(mode, run_config)
     async_function_mgr = prefetch_queue.AsyncFunctionMgr(
       is_async=self.config.enable_variable_postpush
@@ -446,11 +366,11 @@ class CpuTraining:
       self._params,
       run_config.model_dir,
       hash_table,
-      hash_filters,
+      tables.hash_filters,
       self._enable_hash_filter,
       async_function_mgr.hooks,
       self.create_serving_input_receiver_fn() if mode == _TRAIN else None,
-      lambda dense_only, include_graphs, export_dir_base: create_exporter(
+      lambda dense_only, include_graphs, export_dir_base: training_export.create_exporter(
         self,
         run_config.model_dir,
         self.config.warmup_file,
@@ -464,112 +384,6 @@ class CpuTraining:
     if _EOF_KEY in auxiliary_bundle:
       tf.compat.v1.add_to_collection(_EOF_KEY, auxiliary_bundle[_EOF_KEY])
     return spec
-
-  def _create_hash_tables(self) -> tuple[Any, list[tf.Tensor | None]]:
-    """Creates tables and filters in the default graph."""
-    config = self.config
-    feature_configs = self.feature_configs.configs
-    num_shards = max(1, config.num_ps)
-    hash_filters: list[Any] = [None] * num_shards
-    sync_clients: list[Any] = [None] * num_shards
-    use_gpu_emb_table = self._params.train.use_gpu_emb_table
-    if not export_context.is_exporting():
-      hash_filters = self._create_hash_filters()
-      expire_time_config = embedding_hash_table_pb2.SlotExpireTimeConfig()
-      for slot, days in sorted(self._slot_to_expire_time.items()):
-        expire_time_config.slot_expire_times.add(slot=slot, expire_time=days)
-      for feature_config in feature_configs.values():
-        feature_config.table_config.slot_expire_time_config.CopyFrom(expire_time_config)
-      if config.enable_realtime_training:
-        sync_clients = distributed_serving_ops.create_parameter_sync_clients(config.num_ps)
-    if config.enable_full_sync_training:
-      return self._create_in_worker_table(hash_filters, sync_clients), hash_filters
-    deadline = config.max_rpc_deadline_millis
-    if config.enable_fused_layout:
-      if use_gpu_emb_table:
-        raise NotImplementedError("use_gpu_emb_table needs synchronous training")
-      table = distributed_ps_factory.create_partitioned_hash_table(
-        config.num_ps,
-        config.use_native_multi_hash_table,
-        max_rpc_deadline_millis=deadline,
-        hash_filters=hash_filters,
-        sync_clients=sync_clients,
-      )
-    elif config.use_native_multi_hash_table:
-      table = distributed_ps_factory.create_native_multi_hash_table(
-        config.num_ps,
-        feature_configs,
-        hash_filters,
-        sync_clients,
-        max_rpc_deadline_millis=deadline,
-      )
-    else:
-      table = distributed_ps_factory.create_multi_type_hash_table(
-        config.num_ps,
-        feature_configs,
-        hash_filters,
-        sync_clients,
-        reduce_network_packets=True,
-        max_rpc_deadline_millis=deadline,
-      )
-    return table, hash_filters
-
-  def _create_hash_filters(self) -> list[tf.Tensor]:
-    config = self.config
-    thresholds = embedding_hash_table_pb2.SlotOccurrenceThresholdConfig()
-    for slot, threshold in sorted(self._slot_to_occurrence_threshold.items()):
-      thresholds.slot_occurrence_thresholds.add(slot=slot, occurrence_threshold=threshold)
-      if threshold > 0:
-        self._enable_hash_filter = True
-    with contextlib.ExitStack() as stack:
-      if self._params.train.use_gpu_emb_table:
-        stack.enter_context(tf.device("/device:GPU:0"))
-      return hash_filter_ops.create_hash_filters(
-        config.num_ps,
-        self._enable_hash_filter,
-        config=thresholds.SerializeToString(),
-        filter_capacity=config.filter_capacity,
-        filter_split_num=config.filter_split_num,
-        filter_equal_probability=config.filter_equal_probability,
-        filter_type=config.filter_type,
-      )
-
-  def _create_in_worker_table(self, hash_filters: list[Any], sync_clients: list[Any]) -> Any:
-    """The tables of synchronous training, each worker owning a share of the ids."""
-    config = self.config
-    queue_configs = {
-      name: int(getattr(config, name))
-      for name in (
-        "embedding_prefetch_capacity",
-        "enable_async_optimize",
-        "enable_pipelined_fwda2a",
-        "enable_pipelined_bwda2a",
-      )
-    }
-    if config.enable_fused_layout:
-      use_gpu_emb_table = self._params.train.use_gpu_emb_table
-      copies = config.num_workers if use_gpu_emb_table else 1
-      return distributed_ps_factory.create_partitioned_hash_table(
-        config.num_workers if use_gpu_emb_table else config.num_ps,
-        config.use_native_multi_hash_table,
-        max_rpc_deadline_millis=config.max_rpc_deadline_millis,
-        hash_filters=hash_filters * copies,
-        sync_clients=sync_clients * copies,
-        enable_gpu_emb=use_gpu_emb_table,
-        queue_configs=queue_configs,
-      )
-    create = (
-      distributed_ps_factory.create_in_worker_native_multi_hash_table
-      if config.use_native_multi_hash_table
-      else distributed_ps_factory.create_in_worker_multi_type_hash_table
-    )
-    return create(
-      config.num_workers,
-      self.feature_configs.configs,
-      hash_filters[0],
-      sync_client=sync_clients[0],
-      queue_configs=queue_configs,
-    )
 
   def _maybe_add_item_pool_hook(self, mode: str, run_config: Any) -> None:
     if (
@@ -718,42 +532,6 @@ class CpuTraining:
         )
         stack.enter_context(tf.compat.v1.variable_scope("", partitioner=partitioner))
       yield
-
-
-def _fill_in_defaults(config: CpuTrainingConfig, task: native_task.NativeTask) -> None:
-  """Decides, in the caller's object, what was left to the driver."""
-  if not config.model_name:
-    config.model_name = task.p.metrics.deep_insight_name or f"di_name_{type(task).__name__}"
-  if config.enable_realtime_training:
-    if config.partial_recovery is None:
-      config.partial_recovery = True
-    if (
-      config.dense_only_save_checkpoints_secs is None
-      and config.dense_only_save_checkpoints_steps is None
-    ):
-      config.dense_only_save_checkpoints_secs = 1800
-  if config.use_native_multi_hash_table is None:
-    config.use_native_multi_hash_table = True
-  defaults = {field.name: field.default for field in dataclasses.fields(CpuTrainingConfig)}
-  for name in _UNUSED_FIELDS:
-    if getattr(config, name) != defaults[name]:
-      logging.warning("%s = %r has no effect", name, getattr(config, name))
-
-
-def _to_serving_config(config: CpuTrainingConfig) -> CpuTrainingConfig:
-  serving = copy.deepcopy(config)
-  serving.embedding_prefetch_capacity = 0
-  serving.enable_embedding_postpush = False
-  serving.enable_variable_prefetch = False
-  serving.enable_variable_postpush = False
-  serving.reorder_fids_in_data_pipeline = False
-  serving.enable_model_ckpt_info = False
-  if config.enable_sync_training:
-    serving.enable_sync_training = False
-    if config.enable_full_sync_training:
-      serving.num_ps = config.num_workers
-  serving.enable_partial_sync_training = False
-  return serving
 
 
 def _allow_gpu(allow: bool) -> None:

@@ -7,6 +7,7 @@ in the session configuration of chief and workers, so a server needs to know nob
 from __future__ import annotations
 
 import threading
+import time
 from typing import Any
 
 import tensorflow as tf
@@ -14,7 +15,6 @@ from absl import logging
 from tensorflow.python.lib.io import file_io
 
 from monolith.native_training import (
-  cluster_manager,
   logging_ops,
   net_utils,
   service_discovery,
@@ -29,6 +29,7 @@ from monolith.native_training.training_config import DistributedCpuTrainingConfi
 _GRPC_SCHEME = "grpc://"
 _HEART_BEAT_SECS = 30
 _NODE_ALIVE_TIMEOUT_SECS = 60
+_SHUTDOWN_TIMEOUT_SECS = 10
 _SYNC_INTERVAL_SECS = 10
 _SYNC_TIMEOUT_MS = 60000
 
@@ -42,6 +43,41 @@ class NodeAliveCheckerError(Exception):
 
   def __str__(self) -> str:
     return self.msg
+
+
+class PatientDiscovery(service_discovery.ServiceDiscovery):
+  """Queries another discovery, but not for ever.
+
+  Args:
+    discovery: the other one.
+    timeout_secs: after which a query fails.
+  """
+
+  def __init__(self, discovery: service_discovery.ServiceDiscovery, timeout_secs: float):
+    self._discovery = discovery
+    self._timeout_secs = timeout_secs
+    self._deadline = time.monotonic() + timeout_secs
+
+  def register(self, name: str, index: int, addr: str) -> None:
+    self._discovery.register(name, index, addr)
+
+  def deregister(self, name: str, index: int, addr: str) -> None:
+    self._discovery.deregister(name, index, addr)
+
+  def query(self, name: str) -> dict[int, str]:
+    """See the base class.
+
+    Raises:
+      TimeoutError: the cluster is still not complete.
+    """
+    addrs = self._discovery.query(name)
+    if time.monotonic() > self._deadline:
+      raise TimeoutError(
+        f"the cluster is not complete after {self._timeout_secs} s, the discovery "
+        f"{type(self._discovery).__name__} knows of {name} only {addrs}: are all processes "
+        "running, with the same settings?"
+      )
+    return addrs
 
 
 def start_server(
@@ -154,25 +190,31 @@ def _join_ps_while_syncing(
 def _shutdown_ps(
   target: str, cluster: dict[str, list[str]], task: dict[str, Any], num_ps: int
 ) -> None:
-  """Tells all parameter servers to stop.
+  """Tells all parameter servers that can be reached to stop.
+
+  Each one is told through its own master: a session over the whole cluster would wait for ever for
+  a server that is gone.
 
   Args:
     target: of the chief's own server.
-    cluster: with all parameter servers.
+    cluster: with all parameter servers, by index.
     task: of the chief.
     num_ps: how many there are.
   """
-  # Other workers may be gone.
-  cluster = {job: addrs for job, addrs in cluster.items() if job != "worker"}
-  config = cluster_manager.generate_session_config((cluster, task))
-  with tf.Graph().as_default():
-    enqueues = []
-    for i in range(num_ps):
-      with tf.device(utils.ps_device(i)):
-        enqueues.append(_create_shutdown_queue(i).enqueue(1))
-    with tf.compat.v1.Session(target, config=config) as sess:
-      sess.run(enqueues)
-  logging.info("Told %d parameter servers to stop.", num_ps)
+  del target, task
+  addrs = cluster[utils.PS_JOB_NAME][:num_ps]
+  dead = net_utils.NodeAliveChecker(addrs, timeout=_SHUTDOWN_TIMEOUT_SECS).get_dead_nodes()
+  if dead:
+    logging.warning("These parameter servers are gone already: %s", dead)
+  options = tf.compat.v1.RunOptions(timeout_in_ms=_SHUTDOWN_TIMEOUT_SECS * 1000)
+  for i, addr in enumerate(addrs):
+    if addr in dead:
+      continue
+    with tf.Graph().as_default():
+      enqueue = _create_shutdown_queue(i).enqueue(1)
+      with tf.compat.v1.Session(_GRPC_SCHEME + addr) as sess:
+        sess.run(enqueue, options=options)
+  logging.info("Told %d parameter servers to stop.", len(addrs) - len(dead))
 
 
 def _get_blocked_addrs(cluster: dict[str, list[str]]) -> list[str]:

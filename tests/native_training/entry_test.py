@@ -149,9 +149,7 @@ class HashTableConfigInstanceTest(tf.test.TestCase):
     self.assertEqual(str(first), str(same))
     self.assertEqual(
       str(entry.HashTableConfigInstance(self._table_config(), [1.0, 0.5])),
-      "TableConfigPB: {}, LearningRateFns: [1.0, 0.5]".format(
-        self._table_config().SerializeToString()
-      ),
+      f"TableConfigPB: {self._table_config().SerializeToString()}, LearningRateFns: [1.0, 0.5]",
     )
     other_rate = entry.HashTableConfigInstance(
       self._table_config(), [1.0, PolynomialDecay(0.2, 10)]

@@ -243,7 +243,10 @@ class FeatureFactoryFromEmbeddingsTest(tf.test.TestCase):
     super().setUp()
     self.embeddings = {"f": tf.constant([[1.0, 2, 3], [4, 5, 6]])}
     slices = feature.create_embedding_slices(
-      self.embeddings, {"f": _ragged([0, 2])}, {"f": feature.FeatureColumn.reduce_sum()}, {"f": [1, 2]}
+      self.embeddings,
+      {"f": _ragged([0, 2])},
+      {"f": feature.FeatureColumn.reduce_sum()},
+      {"f": [1, 2]},
     )
     self.factory = feature.FeatureFactoryFromEmbeddings(self.embeddings, slices)
     self.slot = self.factory.create_feature_slot(feature.FeatureSlotConfig(name="s", has_bias=True))

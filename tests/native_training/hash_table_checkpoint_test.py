@@ -390,7 +390,8 @@ class DamageTest(CheckpointTest):
         data = bytearray(base)
         for _ in range(rng.integers(1, 4)):
           data[rng.integers(len(data))] = rng.integers(256)
-        write_records(self.base + "-00000-of-00001", [bytes(data[: rng.integers(1, len(data) + 1)])])
+        record = bytes(data[: rng.integers(1, len(data) + 1)])
+        write_records(self.base + "-00000-of-00001", [record])
         try:
           sess.run(restore)
           outcomes["ok"] += 1

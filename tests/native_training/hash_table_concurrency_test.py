@@ -173,9 +173,8 @@ class ConcurrencyTest(tf.test.TestCase):
       self.assertAllEqual(np.unique(sess.run(lookup, {self.ids: ids})), [2])
 
   def test_everything_at_once(self):
-    handle = hash_filter_ops.create_hash_filter(
-      100000, 7, pb.SlotOccurrenceThresholdConfig(default_occurrence_threshold=1).SerializeToString()
-    )
+    thresholds = pb.SlotOccurrenceThresholdConfig(default_occurrence_threshold=1)
+    handle = hash_filter_ops.create_hash_filter(100000, 7, thresholds.SerializeToString())
     table = make_table(segment(_DIM), hash_filter=handle)
     step = tf.constant(0, tf.int64)
     filter_base = self.base + "_filter"

@@ -1,7 +1,8 @@
 """A table against a plain dict: 100,000 random operations on ids, the same answers throughout.
 
-An operation is one id in a lookup, assign, assign_add, optimize or restore; ids come in batches. Time
-passes, so that rows expire at a save; saves go to several names, and any of them may be restored.
+An operation is one id in a lookup, assign, assign_add, optimize or restore; ids come in batches.
+Time passes, so that rows expire at a save; saves go to several names, and any of them may be
+restored.
 """
 
 import os

@@ -299,7 +299,8 @@ class StepsTest(TableTest):
     with self.session() as sess:
       # 0/0 leaves the vector alone.
       table = make_table(segment(1, entry.AdagradOptimizer(initial_accumulator_value=0.0)))
-      self.assertAllEqual(sess.run(table.apply_gradients([1], [[0.0]], zero_step).lookup([1])), [[0]])
+      updated = table.apply_gradients([1], [[0.0]], zero_step)
+      self.assertAllEqual(sess.run(updated.lookup([1])), [[0]])
       lasso = entry.AdaGradWithGroupLassoOptimizer(l2_regularization=0.0)
       table = make_table(segment(2, lasso))
       updated = table.apply_gradients([1], [[0.0, 0.0]], zero_step)

@@ -27,7 +27,23 @@ _EXPORTS = {
 }
 _MODULES = ("datasets", "feature_list", "feature_utils", "item_pool_hook", "parsers", "utils")
 
-__all__ = ["datasets", *_EXPORTS]
+__all__ = [
+  "InstanceReweightDataset",
+  "NegativeGenDataset",
+  "PBDataset",
+  "PbType",
+  "datasets",
+  "feature_combine",
+  "filter_by_feature_value",
+  "filter_by_fids",
+  "filter_by_value",
+  "negative_sample",
+  "parse_example_batch",
+  "parse_examples",
+  "parse_instances",
+  "special_strategy",
+  "switch_slot",
+]
 
 
 def __getattr__(name: str) -> Any:

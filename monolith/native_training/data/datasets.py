@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Sequence
-from typing import Any, Optional, Union
+from typing import Any
 
 import tensorflow as tf
 from absl import flags
 from tensorflow.python.data.experimental.ops import data_service_ops
 from tensorflow.python.data.ops import dataset_ops
 
-from monolith.native_training import dataservice_flags  # noqa: F401  (defines two flags)
-from monolith.native_training import native_task_context
+from monolith.native_training import (
+  dataservice_flags,  # noqa: F401  (defines two flags)
+  native_task_context,
+)
 from monolith.native_training.data import feature_utils, file_patterns
 from monolith.native_training.data.data_flags import get_flag
 from monolith.native_training.hooks import ckpt_hooks
@@ -69,7 +71,7 @@ class CompressType(enum.Enum):
 
 
 def _default_pb_types(
-  input_pb_type: Optional[PbType], output_pb_type: Optional[PbType]
+  input_pb_type: PbType | None, output_pb_type: PbType | None
 ) -> tuple[PbType, PbType]:
   if input_pb_type is None:
     data_type = (get_flag("data_type") or "instance").upper().replace("_", "")
@@ -80,7 +82,7 @@ def _default_pb_types(
 
 
 def _compression(
-  file_name: Any, use_snappy: Optional[bool], compression_type: Optional[CompressType]
+  file_name: Any, use_snappy: bool | None, compression_type: CompressType | None
 ) -> tuple[bool, CompressType]:
   """Joins keywords, flags and the file's suffix."""
   flag = get_flag("dataset_input_compression_type")
@@ -117,14 +119,14 @@ class FilePBDataset(dataset_ops.DatasetSource):
 
   def __init__(
     self,
-    file_name: Union[str, tf.Tensor] = "",
-    buffer_size: Optional[int] = None,
-    input_pb_type: Optional[PbType] = None,
-    output_pb_type: Optional[PbType] = None,
+    file_name: str | tf.Tensor = "",
+    buffer_size: int | None = None,
+    input_pb_type: PbType | None = None,
+    output_pb_type: PbType | None = None,
     feature_pruning_type: int = FeaturePruningType.PRUNING_RAW_FEATURE,
     disable_iterator_save_restore: bool = True,
-    use_snappy: Optional[bool] = None,
-    compression_type: Optional[CompressType] = CompressType.UNKNOW,
+    use_snappy: bool | None = None,
+    compression_type: CompressType | None = CompressType.UNKNOW,
     **kwargs: Any,
   ):
     input_pb_type, output_pb_type = _default_pb_types(input_pb_type, output_pb_type)
@@ -176,7 +178,7 @@ def _record_output_type(pb_type: PbType) -> None:
     tf.compat.v1.add_to_collection(OUTPUT_PB_TYPE_GRAPH_KEY, name)
 
 
-def _variant_type(dataset: tf.data.Dataset, variant_type: Optional[str]) -> str:
+def _variant_type(dataset: tf.data.Dataset, variant_type: str | None) -> str:
   """What the elements of a data set are: the keyword, its sources, or what the graph says."""
   if variant_type is not None:
     return variant_type
@@ -208,9 +210,9 @@ class TFRecordDatasetWrapper:
   def __new__(
     cls,
     file_name: Any,
-    compression_type: Optional[str] = None,
-    buffer_size: Optional[int] = None,
-    num_parallel_reads: Optional[int] = None,
+    compression_type: str | None = None,
+    buffer_size: int | None = None,
+    num_parallel_reads: int | None = None,
     **kwargs: Any,
   ) -> tf.data.Dataset:
     if isinstance(compression_type, CompressType):
@@ -241,16 +243,16 @@ class DistributedFilePBDataset:
 
   def __new__(
     cls,
-    patterns: Union[str, Sequence[str]],
-    buffer_size: Optional[int] = None,
-    input_pb_type: Optional[PbType] = None,
-    output_pb_type: Optional[PbType] = None,
+    patterns: str | Sequence[str],
+    buffer_size: int | None = None,
+    input_pb_type: PbType | None = None,
+    output_pb_type: PbType | None = None,
     feature_pruning_type: int = FeaturePruningType.PRUNING_RAW_FEATURE,
-    exclude_fn: Optional[Callable[[tf.Tensor], tf.Tensor]] = None,
-    cycle_length: Optional[int] = None,
-    block_length: Optional[int] = None,
-    num_parallel_calls: Optional[int] = tf.data.AUTOTUNE,
-    deterministic: Optional[bool] = None,
+    exclude_fn: Callable[[tf.Tensor], tf.Tensor] | None = None,
+    cycle_length: int | None = None,
+    block_length: int | None = None,
+    num_parallel_calls: int | None = tf.data.AUTOTUNE,
+    deterministic: bool | None = None,
     use_parquet: bool = False,
     use_tfrecord: bool = False,
     **kwargs: Any,
@@ -322,10 +324,10 @@ class PBDataset:
 
   def __new__(
     cls,
-    topics_or_files: Union[str, Sequence[str], None] = "",
-    buffer_size_or_group_id: Union[int, str, None] = None,
-    input_pb_type_or_servers: Union[PbType, str, Sequence[str], None] = None,
-    output_pb_type: Optional[PbType] = None,
+    topics_or_files: str | Sequence[str] | None = "",
+    buffer_size_or_group_id: int | str | None = None,
+    input_pb_type_or_servers: PbType | str | Sequence[str] | None = None,
+    output_pb_type: PbType | None = None,
     feature_pruning_type: int = FeaturePruningType.PRUNING_RAW_FEATURE,
     disable_iterator_save_restore: bool = True,
     **kwargs: Any,
@@ -381,11 +383,11 @@ class PBDataset:
   @classmethod
   def gen_patterns(
     cls,
-    input_path: Optional[str] = None,
-    start_date: Optional[str] = None,
-    start_hour: Optional[int] = None,
-    end_date: Optional[str] = None,
-    end_hour: Optional[int] = None,
+    input_path: str | None = None,
+    start_date: str | None = None,
+    start_hour: int | None = None,
+    end_date: str | None = None,
+    end_hour: int | None = None,
     is_hourly: bool = False,
     wildcard: str = "*",
   ) -> list[str]:
@@ -431,8 +433,8 @@ class InstanceReweightDataset(_SampleDataset):
   def __init__(
     self,
     input_dataset: tf.data.Dataset,
-    action_priority: Optional[str] = None,
-    reweight: Optional[str] = None,
+    action_priority: str | None = None,
+    reweight: str | None = None,
     variant_type: str = "example",
   ):
     priorities = [int(action) for action in (action_priority or "").split(",") if action.strip()]
@@ -492,8 +494,8 @@ class NegativeGenDataset(_SampleDataset):
     input_dataset: tf.data.Dataset,
     neg_num: int,
     per_channel: bool = False,
-    channel_feature: Union[str, int] = "",
-    item_features: Sequence[Union[str, int]] = (),
+    channel_feature: str | int = "",
+    item_features: Sequence[str | int] = (),
     start_num: int = 500,
     max_item_num: int = 100000,
     positive_label: int = 1,
@@ -502,7 +504,7 @@ class NegativeGenDataset(_SampleDataset):
     positive_actions: Sequence[int] = (),
     label_index: int = 0,
     action_priority: str = "",
-    index_feature: Union[str, int] = "",
+    index_feature: str | int = "",
     throw_origin: bool = False,
     throw_origin_neg: bool = False,
     cache_only_pos: bool = True,
@@ -581,9 +583,9 @@ def from_dataset_id(
   service: str,
   dataset_id: Any,
   element_spec: Any,
-  job_name: Optional[str] = None,
-  max_outstanding_requests: Optional[int] = None,
-  task_refresh_interval_hint_ms: Optional[int] = None,
+  job_name: str | None = None,
+  max_outstanding_requests: int | None = None,
+  task_refresh_interval_hint_ms: int | None = None,
   buffer_size: int = 16,
 ) -> tf.data.Dataset:
   """Reads a registered data set.
@@ -637,11 +639,11 @@ def merged_window(
 
 def distribute(
   dataset: tf.data.Dataset,
-  target: Optional[str] = None,
-  job_name: Optional[str] = None,
+  target: str | None = None,
+  job_name: str | None = None,
   num_worker: int = 1,
   worker_idx: int = 0,
-  max_outstanding_requests: Optional[int] = None,
+  max_outstanding_requests: int | None = None,
   buffer_size: int = 32,
 ) -> tf.data.Dataset:
   """Reads a data set through a tf.data service, which the workers of a cluster share.
@@ -676,7 +678,7 @@ def distribute(
 
 
 def _instance_reweight(
-  self: tf.data.Dataset, action_priority: str, reweight: str, variant_type: Optional[str] = None
+  self: tf.data.Dataset, action_priority: str, reweight: str, variant_type: str | None = None
 ) -> tf.data.Dataset:
   """See `InstanceReweightDataset`."""
   return InstanceReweightDataset(
@@ -688,7 +690,7 @@ def _negative_gen(
   self: tf.data.Dataset,
   neg_num: int,
   *args: Any,
-  variant_type: Optional[str] = None,
+  variant_type: str | None = None,
   **kwargs: Any,
 ) -> tf.data.Dataset:
   """See `NegativeGenDataset`; items of negatives are cached too unless told otherwise."""
@@ -704,7 +706,7 @@ _CACHE_ONLY_POS = 14
 
 
 def _transform(
-  self: tf.data.Dataset, t: Any, variant_type: Optional[str] = None
+  self: tf.data.Dataset, t: Any, variant_type: str | None = None
 ) -> tf.data.Dataset:
   """See `TransformDataset`."""
   return TransformDataset(self, t, _variant_type(self, variant_type))

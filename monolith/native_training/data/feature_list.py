@@ -7,8 +7,6 @@
     feature_name=f_user_id; depend=uid; method=Direct; slot=312; shared=true
 """
 
-from __future__ import annotations
-
 import dataclasses
 import re
 import threading
@@ -26,7 +24,7 @@ _TRUE = frozenset({"true", "yes", "t", "y", "1"})
 _PAIR_SEPARATOR = re.compile(r"[;,]\s+|[;,]$")
 _VALID_FEATURES = "monolith_valid_features"
 
-_cache: dict[tuple[str, bool], FeatureList] = {}
+_cache: dict[tuple[str, bool], "FeatureList"] = {}
 _cache_lock = threading.Lock()
 
 
@@ -175,7 +173,7 @@ class FeatureList:
     return None
 
   @classmethod
-  def parse(cls, fname: Optional[str] = None, use_old_name: bool = True) -> FeatureList:
+  def parse(cls, fname: Optional[str] = None, use_old_name: bool = True) -> "FeatureList":
     """Reads a feature list; files are read once per process.
 
     Args:
@@ -195,7 +193,7 @@ class FeatureList:
       return _cache[key]
 
   @classmethod
-  def _read(cls, fname: str, use_old_name: bool) -> FeatureList:
+  def _read(cls, fname: str, use_old_name: bool) -> "FeatureList":
     columns: list[str] = []
     feeds: dict[str, Feed] = {}
     caches: dict[str, Cache] = {}

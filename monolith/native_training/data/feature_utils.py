@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import json
 import os
+import uuid
 from collections.abc import Mapping, Sequence
-from typing import Any, Optional, Union
+from typing import Any, Union
 
 import tensorflow as tf
 
@@ -25,7 +26,7 @@ _FILE_OPS = ("in", "not-in")
 _MAX_SLOT_V2 = 1 << 15
 
 
-def _to_int64(values: Optional[Sequence[int]]) -> list[int]:
+def _to_int64(values: Sequence[int] | None) -> list[int]:
   """Reinterprets unsigned 64-bit integers as signed ones."""
   result = []
   for value in values or []:
@@ -53,7 +54,7 @@ def _operand_attrs(kind: tf.DType, operand: Operand) -> dict[str, list]:
   return attrs
 
 
-def _check_operand(op: str, operand: Operand, operand_filepath: Optional[str]) -> None:
+def _check_operand(op: str, operand: Operand, operand_filepath: str | None) -> None:
   given = [operand is not None, bool(operand_filepath)]
   assert sum(given) == 1, "give exactly one of operand and operand_filepath"
   assert not operand_filepath or op in _FILE_OPS, (
@@ -71,12 +72,12 @@ def _line_id_field(field_name: str) -> tuple[tf.DType, bool]:
 
 def filter_by_fids(
   variant: tf.Tensor,
-  filter_fids: Optional[Sequence[int]] = None,
-  has_fids: Optional[Sequence[int]] = None,
-  select_fids: Optional[Sequence[int]] = None,
-  has_actions: Optional[Sequence[int]] = None,
+  filter_fids: Sequence[int] | None = None,
+  has_fids: Sequence[int] | None = None,
+  select_fids: Sequence[int] | None = None,
+  has_actions: Sequence[int] | None = None,
   req_time_min: int = 0,
-  select_slots: Optional[Sequence[int]] = None,
+  select_slots: Sequence[int] | None = None,
   variant_type: str = "instance",
 ) -> tf.Tensor:
   """Keeps samples by ids, slots, actions and request time.
@@ -113,7 +114,7 @@ def filter_by_value(
   operand: Operand,
   variant_type: str = "instance",
   keep_empty: bool = False,
-  operand_filepath: Optional[str] = None,
+  operand_filepath: str | None = None,
 ) -> tf.Tensor:
   """Keeps samples by a field of `LineId`.
 
@@ -153,7 +154,7 @@ def filter_by_feature_value(
   operand: Operand,
   field_type: str,
   keep_empty: bool = False,
-  operand_filepath: Optional[str] = None,
+  operand_filepath: str | None = None,
 ) -> tf.Tensor:
   """Keeps Examples by a named feature.
 
@@ -200,8 +201,8 @@ def filter_by_label(
 
 def special_strategy(
   variant: tf.Tensor,
-  strategy_list: Union[str, Sequence[int]],
-  strategy_conf: Optional[str] = None,
+  strategy_list: str | Sequence[int],
+  strategy_conf: str | None = None,
   variant_type: str = "instance",
   keep_empty_strategy: bool = True,
 ) -> tf.Tensor:
@@ -234,8 +235,8 @@ def negative_sample(
   label_index: int = 0,
   threshold: float = 0.0,
   variant_type: str = "instance",
-  action_priority: Optional[str] = None,
-  per_action_drop_rate: Optional[str] = None,
+  action_priority: str | None = None,
+  per_action_drop_rate: str | None = None,
 ) -> tf.Tensor:
   """Drops a share of the samples whose label is below `threshold`.
 
@@ -386,15 +387,15 @@ def use_field_as_label(
 
 def multi_label_gen(
   variant: tf.Tensor,
-  head_to_index: Mapping[Union[str, int], int],
+  head_to_index: Mapping[str | int, int],
   head_field: str = "chnid",
-  pos_actions: Optional[Sequence[int]] = None,
-  neg_actions: Optional[Sequence[int]] = None,
+  pos_actions: Sequence[int] | None = None,
+  neg_actions: Sequence[int] | None = None,
   use_origin_label: bool = False,
   pos_label: float = 1.0,
   neg_label: float = 0.0,
-  action_priority: Optional[str] = None,
-  task_num: Optional[int] = None,
+  action_priority: str | None = None,
+  task_num: int | None = None,
   variant_type: str = "example",
 ) -> tf.Tensor:
   """Puts the sample's label at the index of its head; other labels are invalid.
@@ -537,8 +538,8 @@ def string_to_variant(
   lagrangex_header: bool = False,
   kafka_dump_prefix: bool = False,
   kafka_dump: bool = False,
-  chnids: Optional[Sequence[int]] = None,
-  datasources: Optional[Sequence[str]] = None,
+  chnids: Sequence[int] | None = None,
+  datasources: Sequence[str] | None = None,
   default_datasource: str = "",
 ) -> tf.Tensor:
   """Parses serialized samples.
@@ -581,8 +582,8 @@ def string_to_variant_with_transform(
   lagrangex_header: bool = False,
   kafka_dump_prefix: bool = False,
   kafka_dump: bool = False,
-  chnids: Optional[Sequence[int]] = None,
-  datasources: Optional[Sequence[str]] = None,
+  chnids: Sequence[int] | None = None,
+  datasources: Sequence[str] | None = None,
   default_datasource: str = "",
 ) -> tf.Tensor:
   """Parses serialized samples of `input_type` and converts them to `output_type`.
@@ -628,6 +629,9 @@ def create_item_pool(
     container: of the resource.
     shared_name: nodes of the same name share the pool.
   """
+  if not shared_name and tf.executing_eagerly():
+    # A graph gives every node a name of its own, eager execution does not.
+    shared_name = f"item_pool_{uuid.uuid4().hex}"
   return ragged_data_ops.item_pool_create(
     start_num=start_num,
     max_item_num_per_channel=max_item_num_per_channel,
@@ -712,7 +716,7 @@ def tf_example_to_example(
   sparse_features: Mapping[str, int],
   dense_features: Sequence[str],
   label: str,
-  instance_weight: Optional[str] = None,
+  instance_weight: str | None = None,
 ) -> tf.Tensor:
   """Converts a `tf.train.Example`.
 

@@ -6,7 +6,6 @@ import datetime
 import itertools
 import os
 import re
-from typing import Optional
 
 import tensorflow as tf
 from absl import logging
@@ -15,11 +14,11 @@ _RANGE = re.compile(r"\{(DATE|INT)\((\d+),(\d+)\)\}")
 
 
 def gen_patterns(
-  input_path: Optional[str] = None,
-  start_date: Optional[str] = None,
-  start_hour: Optional[int] = None,
-  end_date: Optional[str] = None,
-  end_hour: Optional[int] = None,
+  input_path: str | None = None,
+  start_date: str | None = None,
+  start_hour: int | None = None,
+  end_date: str | None = None,
+  end_hour: int | None = None,
   is_hourly: bool = False,
   wildcard: str = "*",
 ) -> list[str]:

@@ -1,6 +1,6 @@
 """From samples to tensors: parsing, and sharding of ids for the fused embedding layout.
 
-    batch of samples ── parse_examples ──> {name: RaggedTensor of ids | [batch, shape] tensor}
+    batch of samples -- parse_examples --> {name: RaggedTensor of ids | [batch, shape] tensor}
 
 With `ParserCtx.enable_fused_layout` sparse features are not parsed: the samples are handed on and
 `sharding_sparse_fids` splits their ids by hash table and parameter server.
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
-from typing import Any, Optional, Union
+from typing import Any, Union
 
 import tensorflow as tf
 from absl import logging
@@ -70,11 +70,11 @@ class ParserCtx:
   sharding_sparse_fids_sparse_features_key = "__sharding_sparse_fids__sparse_features"
 
   def __init__(self, enable_fused_layout: bool = False):
-    self.parser_type: Optional[str] = None
+    self.parser_type: str | None = None
     self.enable_fused_layout = enable_fused_layout
-    self.sharding_sparse_fids_op_params: Optional[ShardingSparseFidsOpParams] = None
+    self.sharding_sparse_fids_op_params: ShardingSparseFidsOpParams | None = None
     self._values: dict[str, Any] = {}
-    self._outer: list[Optional[ParserCtx]] = []
+    self._outer: list[ParserCtx | None] = []
 
   def __enter__(self) -> ParserCtx:
     global _default_parser_ctx
@@ -126,7 +126,7 @@ class ParserCtx:
     return result
 
 
-_default_parser_ctx: Optional[ParserCtx] = None
+_default_parser_ctx: ParserCtx | None = None
 
 
 def get_default_parser_ctx() -> ParserCtx:
@@ -198,9 +198,9 @@ class _Request:
 
   def add_dense(
     self,
-    names: Optional[Sequence[str]],
-    shapes: Optional[Sequence[int]],
-    dtypes: Optional[Sequence[tf.DType]],
+    names: Sequence[str] | None,
+    shapes: Sequence[int] | None,
+    dtypes: Sequence[tf.DType] | None,
   ) -> None:
     if not names:
       return
@@ -216,7 +216,7 @@ class _Request:
     self.shapes += shapes
     self.dtypes += [tf.as_dtype(dtype) for dtype in dtypes]
 
-  def add_extra(self, names: Optional[Sequence[str]], shapes: Optional[Sequence[int]]) -> None:
+  def add_extra(self, names: Sequence[str] | None, shapes: Sequence[int] | None) -> None:
     if not names:
       return
     shapes = shapes or [1] * len(names)
@@ -242,7 +242,7 @@ class _Request:
       "extra_names": self.extra_names,
     }
 
-  def collect(self, tensors: Sequence[tf.Tensor], batch_size: Optional[int] = None) -> Features:
+  def collect(self, tensors: Sequence[tf.Tensor], batch_size: int | None = None) -> Features:
     """Turns the outputs of the op into features."""
     features: Features = {}
     for i, name in enumerate(self.names):
@@ -269,7 +269,7 @@ def _record(variant_type: str, parser_type: str, **arguments: Any) -> ParserCtx:
 
 
 def _extra_features(
-  names: Optional[Sequence[str]], shapes: Optional[Sequence[int]]
+  names: Sequence[str] | None, shapes: Sequence[int] | None
 ) -> tuple[list[str], list[int]]:
   """Copies the arguments, and adds what resource-constrained rough sorting needs."""
   names = list(names or [])
@@ -286,7 +286,7 @@ def _parse(
   tensor: Any,
   request: _Request,
   ctx: ParserCtx,
-  batch_size: Optional[int] = None,
+  batch_size: int | None = None,
   **attrs: Any,
 ) -> Features:
   tensor = tf.convert_to_tensor(tensor)
@@ -311,13 +311,13 @@ def _parse(
 
 def parse_instances(
   tensor: tf.Tensor,
-  fidv1_features: Optional[Sequence[Union[int, str]]] = None,
-  fidv2_features: Optional[Sequence[str]] = None,
-  dense_features: Optional[Sequence[str]] = None,
-  dense_feature_shapes: Optional[Sequence[int]] = None,
-  dense_feature_types: Optional[Sequence[tf.DType]] = None,
-  extra_features: Optional[Sequence[str]] = None,
-  extra_feature_shapes: Optional[Sequence[int]] = None,
+  fidv1_features: Sequence[int | str] | None = None,
+  fidv2_features: Sequence[str] | None = None,
+  dense_features: Sequence[str] | None = None,
+  dense_feature_shapes: Sequence[int] | None = None,
+  dense_feature_types: Sequence[tf.DType] | None = None,
+  extra_features: Sequence[str] | None = None,
+  extra_feature_shapes: Sequence[int] | None = None,
 ) -> Features:
   """Parses a batch of Instances.
 
@@ -369,7 +369,7 @@ def parse_instances(
   )
 
 
-def _resolve_fidv1(features: Sequence[Union[int, str]]) -> tuple[list[str], list[int]]:
+def _resolve_fidv1(features: Sequence[int | str]) -> tuple[list[str], list[int]]:
   if all(isinstance(feature, int) for feature in features):
     return [feature_list.get_feature_name_and_slot(slot)[0] for slot in features], list(features)
   names, slots = [], []
@@ -388,11 +388,11 @@ def _resolve_fidv1(features: Sequence[Union[int, str]]) -> tuple[list[str], list
 def parse_examples(
   tensor: tf.Tensor,
   sparse_features: Sequence[str],
-  dense_features: Optional[Sequence[str]] = None,
-  dense_feature_shapes: Optional[Sequence[int]] = None,
-  dense_feature_types: Optional[Sequence[tf.DType]] = None,
-  extra_features: Optional[Sequence[str]] = None,
-  extra_feature_shapes: Optional[Sequence[int]] = None,
+  dense_features: Sequence[str] | None = None,
+  dense_feature_shapes: Sequence[int] | None = None,
+  dense_feature_types: Sequence[tf.DType] | None = None,
+  extra_features: Sequence[str] | None = None,
+  extra_feature_shapes: Sequence[int] | None = None,
 ) -> Features:
   """Parses a batch of Examples.
 
@@ -436,11 +436,11 @@ def parse_examples(
 def parse_example_batch(
   tensor: tf.Tensor,
   sparse_features: Sequence[str],
-  dense_features: Optional[Sequence[str]] = None,
-  dense_feature_shapes: Optional[Sequence[int]] = None,
-  dense_feature_types: Optional[Sequence[tf.DType]] = None,
-  extra_features: Optional[Sequence[str]] = None,
-  extra_feature_shapes: Optional[Sequence[int]] = None,
+  dense_features: Sequence[str] | None = None,
+  dense_feature_shapes: Sequence[int] | None = None,
+  dense_feature_types: Sequence[tf.DType] | None = None,
+  extra_features: Sequence[str] | None = None,
+  extra_feature_shapes: Sequence[int] | None = None,
 ) -> Features:
   """Parses one ExampleBatch.
 
@@ -485,13 +485,13 @@ def parse_example_batch(
 
 def parse_example_batch_list(
   tensor: list[tf.Tensor],
-  label_config: Optional[str] = None,
+  label_config: str | None = None,
   positive_label: float = 1.0,
   negative_label: float = 0.0,
-  names: Optional[Sequence[str]] = None,
-  shapes: Optional[Sequence[int]] = None,
-  dtypes: Optional[Sequence[tf.DType]] = None,
-  extra_features: Optional[Sequence[str]] = None,
+  names: Sequence[str] | None = None,
+  shapes: Sequence[int] | None = None,
+  dtypes: Sequence[tf.DType] | None = None,
+  extra_features: Sequence[str] | None = None,
 ) -> Features:
   """Merges ExampleBatches of the same rows and parses the result.
 
@@ -639,7 +639,7 @@ def sharding_sparse_fids(
 
 
 def _as_feature_configs(
-  feature_cfgs: Union[bytes, example_pb2.FeatureConfigs],
+  feature_cfgs: bytes | example_pb2.FeatureConfigs,
 ) -> example_pb2.FeatureConfigs:
   if isinstance(feature_cfgs, bytes):
     return example_pb2.FeatureConfigs.FromString(feature_cfgs)
@@ -649,7 +649,7 @@ def _as_feature_configs(
 def sharding_sparse_fids_with_context(
   sparse_features: tf.Tensor,
   features: MutableMapping[str, Any],
-  parser_ctx: Optional[ParserCtx] = None,
+  parser_ctx: ParserCtx | None = None,
 ) -> None:
   """Shards samples as the context says and puts the result into `features`.
 

@@ -222,7 +222,7 @@ class BaseExporter:
     return main_op, asset_base, table_files
 
   def _get_table_folder(self, checkpoint_path: str) -> str:
-    """A dense-only checkpoint has no tables: those of the newest full one are the best there are."""
+    """A dense-only checkpoint has no tables: those of the newest full one are the best we have."""
     folder = save_utils.SaveHelper.get_ckpt_asset_dir(checkpoint_path)
     full_checkpoint = tf.train.latest_checkpoint(self._model_dir)
     if full_checkpoint is None or tf.io.gfile.exists(folder):

@@ -5,6 +5,9 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 
+import tensorflow as tf
+from tensorflow.core.framework import tensor_pb2
+
 from idl.matrix.proto import example_pb2, line_id_pb2, proto_parser_pb2
 
 
@@ -44,3 +47,9 @@ def write_records(
     for payload in payloads:
       stream.write(frame(payload, header))
   return path
+
+
+def proto_of(variant: tf.Tensor, proto_class: type):
+  """Takes the proto out of a scalar variant by the way it is encoded."""
+  tensor = tensor_pb2.TensorProto.FromString(tf.io.serialize_tensor(variant).numpy())
+  return proto_class.FromString(tensor.variant_val[0].metadata)

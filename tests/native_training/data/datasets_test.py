@@ -19,6 +19,7 @@ from tests.native_training.data.data_test_utils import (
   make_example,
   make_instance,
   make_line_id,
+  proto_of,
   write_records,
 )
 
@@ -64,7 +65,8 @@ class FilePBDatasetTest(_FileTest):
       ({"kafka_dump_prefix": True}, prefix + b"abc"),
       ({"lagrangex_header": True}, bytes.fromhex("00f30d0000000000")),
     ):
-      self.assertEqual(uids(self.read(self.write_examples(header=header), **flags)), [1, 2, 3, 4, 5])
+      dataset = self.read(self.write_examples(header=header), **flags)
+      self.assertEqual(uids(dataset), [1, 2, 3, 4, 5])
 
   def test_compression(self):
     content = b"".join(
@@ -257,9 +259,8 @@ class FilePBDatasetTest(_FileTest):
     path = write_records(self.path("raw"), [example.SerializeToString()])
     for pruning, features, raw in ((0, 1, 1), (1, 0, 1), (2, 1, 0)):
       dataset = self.read(path, feature_pruning_type=pruning)
-      debug = str(tf.data.Dataset.get_single_element(dataset).numpy())
-      self.assertEqual(("named_feature" in debug, "named_raw_feature" in debug),
-                       (bool(features), bool(raw)))
+      read = proto_of(dataset.get_single_element(), example_pb2.Example)
+      self.assertEqual((len(read.named_feature), len(read.named_raw_feature)), (features, raw))
 
 
 class PBDatasetTest(_FileTest):
@@ -319,9 +320,11 @@ class PBDatasetTest(_FileTest):
     for i in range(4):
       self.write_examples(f"part_{i}", n=1)
     read = []
+    single = native_task_context.get()
     for index in range(2):
-      ctx = native_task_context.get()._replace(num_workers=2, worker_index=index)
-      with native_task_context.with_ctx(ctx):
+      ctx = single._replace(num_workers=2, worker_index=index)
+      # The outermost context stays, so the usual one has to be outside.
+      with native_task_context.with_ctx(single), native_task_context.with_ctx(ctx):
         dataset = datasets.DistributedFilePBDataset(
           [self.path("part_*")], input_pb_type=PbType.EXAMPLE
         )
@@ -474,11 +477,13 @@ class DataServiceHelpersTest(_FileTest):
     worker = tf.data.experimental.service.WorkerServer(
       tf.data.experimental.service.WorkerConfig(dispatcher.target.split("://")[1])
     )
-    path = self.write_examples(n=3)
-    dataset = datasets.FilePBDataset(path, input_pb_type=PbType.EXAMPLE)
+    for i in range(3):
+      self.write_examples(f"part_{i}", n=2)
+    with flagsaver.flagsaver(data_service_dispatcher=dispatcher.target):
+      dataset = datasets.PBDataset(patterns=[self.path("part_*")], input_pb_type=PbType.EXAMPLE)
     dataset = datasets.distribute(dataset, target=dispatcher.target, num_worker=1, worker_idx=0)
     # Samples cross from the worker's runner to the client as encoded variants.
-    self.assertEqual(sorted(uids(dataset)), [1, 2, 3])
+    self.assertEqual(sorted(uids(dataset)), [1, 1, 1, 2, 2, 2])
     del worker
 
   def test_distribute_needs_a_target(self):

@@ -94,10 +94,10 @@ class ItemPoolHookTest(tf.test.TestCase):
         checkpoint_dir=model_dir, hooks=[hook], save_checkpoint_steps=100
       ) as sess:
         if fill:
-          sess.run_step_fn(lambda ctx: ctx.session.run(fill_op))
+          sess.run_step_fn(lambda step_context: step_context.session.run(fill_op))
         else:
           # Fails unless the pool is the saved one.
-          sess.run_step_fn(lambda ctx: ctx.session.run(check_op))
+          sess.run_step_fn(lambda step_context: step_context.session.run(check_op))
         for _ in range(steps):
           sess.run(train_op)
 

@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 
 def test_pb2_does_not_import_tensorflow():
   code = (
@@ -17,9 +19,6 @@ def test_pb2_does_not_import_tensorflow():
 def test_unknown_name():
   from monolith.native_training import data
 
-  try:
-    data.no_such_name
-  except AttributeError as e:
-    assert "no_such_name" in str(e)
-  else:
-    raise AssertionError("no error")
+  name = "no_such_name"
+  with pytest.raises(AttributeError, match=name):
+    getattr(data, name)

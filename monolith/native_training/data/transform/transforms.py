@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Sequence
-from typing import Any, Optional
+from typing import Any
 
 from monolith.native_training.data import parsers
 from monolith.native_training.data.feature_utils import _line_id_field, _operand_attrs
@@ -56,9 +56,9 @@ class FilterByFid(_Leaf):
 
   def __init__(
     self,
-    has_fids: Optional[Sequence[int]] = None,
-    filter_fids: Optional[Sequence[int]] = None,
-    select_fids: Optional[Sequence[int]] = None,
+    has_fids: Sequence[int] | None = None,
+    filter_fids: Sequence[int] | None = None,
+    select_fids: Sequence[int] | None = None,
   ):
     self.has_fids = has_fids or []
     self.filter_fids = filter_fids or []
@@ -77,7 +77,7 @@ class FilterByFid(_Leaf):
 class FilterByAction(_Leaf):
   """Keeps samples with at least one of the actions."""
 
-  def __init__(self, has_actions: Optional[Sequence[int]] = None):
+  def __init__(self, has_actions: Sequence[int] | None = None):
     self.has_actions = has_actions or []
 
   def basic_config(self) -> _Basic:

@@ -12,8 +12,9 @@ constexpr int64_t kHugePageBytes = int64_t{2} << 20;
 // False when MONOLITH_DISABLE_HUGE_PAGES is set to anything but "" or "0".
 bool HugePagesEnabled();
 
-// Maps `bytes` (rounded up to 2 MiB) of zeros, aligned to 2 MiB. The first `small_page_bytes` (rounded up to 2 MiB) stay
-// on small pages, which are committed 4 KiB at a time; the rest is advised to use huge pages. Null: no memory.
+// Maps `bytes` (rounded up to 2 MiB) of zeros, aligned to 2 MiB. The first `small_page_bytes`
+// (rounded up to 2 MiB) stay on small pages, which are committed 4 KiB at a time; the rest is
+// advised to use huge pages. Null: no memory.
 char* MapPages(int64_t bytes, int64_t small_page_bytes);
 
 void UnmapPages(char* pages, int64_t bytes);

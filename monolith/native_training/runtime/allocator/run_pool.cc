@@ -1,5 +1,7 @@
 #include "monolith/native_training/runtime/allocator/run_pool.h"
 
+#include <sys/mman.h>
+
 #include <algorithm>
 #include <cstring>
 #include <iterator>
@@ -14,6 +16,18 @@ constexpr int64_t kGrain = 4096;
 constexpr int64_t kMaxChunk = int64_t{32} << 20;
 
 int64_t RoundUp(int64_t bytes, int64_t grain) { return (bytes + grain - 1) / grain * grain; }
+
+// Gives back the huge pages that lie inside the free run [begin, end) and touch its newest part.
+void ReleaseHugePages(char* begin, char* end, const char* new_begin, const char* new_end) {
+  const uintptr_t page = kHugePageBytes;
+  const uintptr_t first = std::max((reinterpret_cast<uintptr_t>(begin) + page - 1) / page,
+                                   reinterpret_cast<uintptr_t>(new_begin) / page);
+  const uintptr_t last = std::min(reinterpret_cast<uintptr_t>(end) / page,
+                                  (reinterpret_cast<uintptr_t>(new_end) + page - 1) / page);
+  if (first < last) {
+    madvise(reinterpret_cast<void*>(first * page), (last - first) * page, MADV_DONTNEED);
+  }
+}
 
 }  // namespace
 
@@ -64,20 +78,23 @@ char* RunPool::TakeFree(int64_t bytes) {
 }
 
 void RunPool::AddFree(char* run, int64_t bytes) {
-  const auto next = free_.lower_bound(run);
+  const char* const freed_begin = run;
+  const char* const freed_end = run + bytes;
+  auto next = free_.lower_bound(run);
   if (next != free_.end() && run + bytes == next->first) {
     bytes += next->second;
-    free_.erase(next);
+    next = free_.erase(next);
   }
-  const auto after = free_.lower_bound(run);
-  if (after != free_.begin()) {
-    const auto previous = std::prev(after);
+  if (next != free_.begin()) {
+    const auto previous = std::prev(next);
     if (previous->first + previous->second == run) {
-      previous->second += bytes;
-      return;
+      run = previous->first;
+      bytes += previous->second;
+      free_.erase(previous);
     }
   }
   free_.emplace(run, bytes);
+  ReleaseHugePages(run, run + bytes, freed_begin, freed_end);
 }
 
 bool RunPool::AddChunk(int64_t min_bytes) {

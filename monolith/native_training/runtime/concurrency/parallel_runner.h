@@ -1,5 +1,5 @@
-// How the engine borrows threads. It owns none: the caller passes a runner (the op layer wraps TensorFlow's
-// worker pool), and a null runner means "in this thread".
+// How the engine borrows threads. It owns none: the caller passes a runner (the op layer wraps
+// TensorFlow's worker pool), and a null runner means "in this thread".
 #ifndef MONOLITH_NATIVE_TRAINING_RUNTIME_CONCURRENCY_PARALLEL_RUNNER_H_
 #define MONOLITH_NATIVE_TRAINING_RUNTIME_CONCURRENCY_PARALLEL_RUNNER_H_
 
@@ -16,8 +16,8 @@ class ParallelRunner {
   // Threads that may run at once (a hint for the size of work units), at least 1.
   virtual int NumThreads() const = 0;
 
-  // Calls fn(begin, end) for disjoint ranges that cover [0, n), possibly at the same time, and returns when all are
-  // done. `cost_per_unit` is a rough number of nanoseconds of one unit.
+  // Calls fn(begin, end) for disjoint ranges that cover [0, n), possibly at the same time, and
+  // returns when all are done. `cost_per_unit` is a rough number of nanoseconds of one unit.
   virtual void ParallelFor(int64_t n, int64_t cost_per_unit,
                            const std::function<void(int64_t, int64_t)>& fn) = 0;
 };

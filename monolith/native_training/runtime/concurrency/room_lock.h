@@ -1,8 +1,9 @@
 // Two kinds of work that exclude each other, each with any number of threads inside.
 //
-// Readers of the "read room" may look at everything without further locks; writers of the "write room" lock what they touch
-// among themselves. A writer that arrives closes the read room at once and waits for the readers inside, which
-// never wait for anything: so writers do not starve, and there is no deadlock.
+// Readers of the "read room" may look at everything without further locks; writers of the "write
+// room" lock what they touch among themselves. A writer that arrives closes the read room at once
+// and waits for the readers inside, which never wait for anything: so writers do not starve, and
+// there is no deadlock.
 #ifndef MONOLITH_NATIVE_TRAINING_RUNTIME_CONCURRENCY_ROOM_LOCK_H_
 #define MONOLITH_NATIVE_TRAINING_RUNTIME_CONCURRENCY_ROOM_LOCK_H_
 

@@ -1,4 +1,5 @@
-// A fixed set of threads behind ParallelRunner, for programs without TensorFlow (tests, benchmarks).
+// A fixed set of threads behind ParallelRunner, for programs without TensorFlow (tests,
+// benchmarks).
 #ifndef MONOLITH_NATIVE_TRAINING_RUNTIME_CONCURRENCY_THREAD_POOL_H_
 #define MONOLITH_NATIVE_TRAINING_RUNTIME_CONCURRENCY_THREAD_POOL_H_
 
@@ -14,8 +15,8 @@
 namespace monolith {
 namespace engine {
 
-// The calling thread works too, so ThreadPool(n) starts n - 1 threads. ParallelFor may be called from several
-// threads (calls run one after another), not from inside fn.
+// The calling thread works too, so ThreadPool(n) starts n - 1 threads. ParallelFor may be called
+// from several threads (calls run one after another), not from inside fn.
 class ThreadPool : public ParallelRunner {
  public:
   explicit ThreadPool(int num_threads);

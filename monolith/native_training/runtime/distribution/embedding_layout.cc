@@ -10,13 +10,14 @@ namespace distribution {
 namespace {
 
 constexpr uint32_t kSharedBit = 0x80000000u;
-constexpr int64_t kLookahead = 8;  // ids whose embeddings are fetched ahead
-constexpr int64_t kRowBlock = 64;  // batch rows handled per feature, so that outputs stay in cache
+constexpr int64_t kLookahead = 8;   // ids whose embeddings are fetched ahead
+constexpr int64_t kRowBlock = 256;  // batch rows handled per feature, so that outputs stay in cache
 
 std::string Text(int64_t value) { return std::to_string(value); }
 
 // Where the embeddings of the ids are. A copy on the stack: nothing that is written can alias it.
-template <typename Float>
+// Positions that count floats, as in most op versions, save a multiplication per id.
+template <typename Float, bool kUnitStride>
 struct Embeddings {
   const uint64_t* ids;
   Float* const* data;      // per block
@@ -25,7 +26,8 @@ struct Embeddings {
   // First column of the embedding of the id at position i.
   Float* At(int64_t i) const {
     const uint64_t block = ids[i] >> 32;
-    return data[block] + static_cast<int64_t>(ids[i] & 0xffffffffu) * strides[block];
+    const int64_t position = static_cast<int64_t>(ids[i] & 0xffffffffu);
+    return data[block] + (kUnitStride ? position : position * strides[block]);
   }
 
   // Fetches what follows the ids [begin, end) by kLookahead, up to `limit`.
@@ -49,9 +51,9 @@ inline void AddTo(float* to, const float* from, int64_t n) {
 }
 
 // Sum or mean of the columns [column, column + kColumns) over the ids [begin, end), at least one.
-template <int64_t kColumns>
-inline void PoolColumns(const Embeddings<const float>& embeddings, int64_t column, int64_t begin,
-                        int64_t end, bool mean, float* __restrict__ out) {
+template <int64_t kColumns, bool kUnitStride>
+inline void PoolColumns(const Embeddings<const float, kUnitStride>& embeddings, int64_t column,
+                        int64_t begin, int64_t end, bool mean, float* __restrict__ out) {
   float sum[kColumns];
   const float* first = embeddings.At(begin) + column;
   for (int64_t j = 0; j < kColumns; ++j) sum[j] = first[j];
@@ -67,8 +69,10 @@ inline void PoolColumns(const Embeddings<const float>& embeddings, int64_t colum
 }
 
 // Writes the pooled slice of the ids [begin, end) to out: `positions` vectors, `step` apart.
-void Pool(const Embeddings<const float>& embeddings, const LayoutPlan::Feature& feature,
-          const LayoutPlan::Target& target, int64_t begin, int64_t end, int64_t step, float* out) {
+template <bool kUnitStride>
+void Pool(const Embeddings<const float, kUnitStride>& embeddings,
+          const LayoutPlan::Feature& feature, const LayoutPlan::Target& target, int64_t begin,
+          int64_t end, int64_t step, float* out) {
   const int64_t width = target.width;
   if (feature.pooling == Pooling::kFirstN) {
     const int64_t present = std::min(end - begin, feature.positions);
@@ -98,7 +102,8 @@ void Pool(const Embeddings<const float>& embeddings, const LayoutPlan::Feature& 
 
 // Adds the gradient of one pooled slice, `positions` vectors `step` apart, to the ids [begin, end)
 // it came from. `scratch` has room for the slice.
-void Scatter(const Embeddings<float>& embeddings, const LayoutPlan::Feature& feature,
+template <bool kUnitStride>
+void Scatter(const Embeddings<float, kUnitStride>& embeddings, const LayoutPlan::Feature& feature,
              const LayoutPlan::Target& target, int64_t begin, int64_t end, const float* grad,
              int64_t step, float* scratch) {
   const int64_t width = target.width;
@@ -128,7 +133,11 @@ std::string LayoutBatch::Build(const Parallel& parallel, const LayoutPlan& plan,
   if (!error.empty()) return error;
 
   strides_.clear();
-  for (const LayoutBlock& block : request.blocks) strides_.push_back(block.stride);
+  unit_stride_ = true;
+  for (const LayoutBlock& block : request.blocks) {
+    strides_.push_back(block.stride);
+    unit_stride_ = unit_stride_ && block.stride == 1;
+  }
 
   const int64_t num_features = static_cast<int64_t>(plan.features().size());
   const size_t num_blocks = request.blocks.size();
@@ -284,11 +293,17 @@ void LayoutBatch::Forward(const Parallel& parallel, const std::vector<const floa
   const int64_t ids_per_row = request_->num_ids / std::max<int64_t>(1, batch);
   parallel.For(batch, row_floats + 20 * ids_per_row + 1, [&](int64_t begin, int64_t end) {
     for (int64_t b = begin; b < end; b += kRowBlock) {
-      ForwardRows(data, b, std::min(end, b + kRowBlock), first_row, outputs);
+      const int64_t block_end = std::min(end, b + kRowBlock);
+      if (unit_stride_) {
+        ForwardRows<true>(data, b, block_end, first_row, outputs);
+      } else {
+        ForwardRows<false>(data, b, block_end, first_row, outputs);
+      }
     }
   });
 }
 
+template <bool kUnitStride>
 void LayoutBatch::ForwardRows(const std::vector<const float*>& data, int64_t begin, int64_t end,
                               int64_t first_row, const std::vector<float*>& outputs) const {
   const auto& specs = plan_->outputs();
@@ -297,7 +312,8 @@ void LayoutBatch::ForwardRows(const std::vector<const float*>& data, int64_t beg
     std::fill_n(outputs[o] + (first_row + begin) * specs[o].row_size,
                 (end - begin) * specs[o].row_size, 0.0f);
   }
-  const Embeddings<const float> embeddings{request_->ids, data.data(), strides_.data()};
+  const Embeddings<const float, kUnitStride> embeddings{request_->ids, data.data(),
+                                                        strides_.data()};
   std::vector<float> scratch(max_scratch_);
   for (int64_t f = 0; f < static_cast<int64_t>(rows_.size()); ++f) {
     const LayoutPlan::Feature& feature = plan_->features()[f];
@@ -361,17 +377,22 @@ void LayoutBatch::Backward(const Parallel& parallel, const std::vector<const flo
   std::atomic<size_t> next{0};
   parallel.RunTasks(tasks, [&](int64_t) {
     for (size_t i = next++; i < order.size(); i = next++) {
-      BackwardFeature(order[i], output_grads, first_row, data);
+      if (unit_stride_) {
+        BackwardFeature<true>(order[i], output_grads, first_row, data);
+      } else {
+        BackwardFeature<false>(order[i], output_grads, first_row, data);
+      }
     }
   });
 }
 
+template <bool kUnitStride>
 void LayoutBatch::BackwardFeature(int64_t f, const std::vector<const float*>& output_grads,
                                   int64_t first_row, const std::vector<float*>& data) const {
   const LayoutPlan::Feature& feature = plan_->features()[f];
   const Rows& rows = rows_[f];
   if (rows.count == 0) return;
-  const Embeddings<float> embeddings{request_->ids, data.data(), strides_.data()};
+  const Embeddings<float, kUnitStride> embeddings{request_->ids, data.data(), strides_.data()};
   std::vector<float> scratch(max_scratch_);
   for (const LayoutPlan::Target& target : feature.targets) {
     const int64_t row_size = plan_->outputs()[target.output].row_size;

@@ -78,8 +78,10 @@ class LayoutBatch {
   int64_t RowBegin(int64_t row) const {
     return row < request_->num_rows ? request_->rows[row] : request_->num_ids;
   }
+  template <bool kUnitStride>
   void ForwardRows(const std::vector<const float*>& data, int64_t begin, int64_t end,
                    int64_t first_row, const std::vector<float*>& outputs) const;
+  template <bool kUnitStride>
   void BackwardFeature(int64_t feature, const std::vector<const float*>& output_grads,
                        int64_t first_row, const std::vector<float*>& data) const;
 
@@ -87,6 +89,7 @@ class LayoutBatch {
   const LayoutRequest* request_ = nullptr;
   std::vector<Rows> rows_;        // per feature
   std::vector<int64_t> strides_;  // per block
+  bool unit_stride_ = false;      // all strides are 1
   bool disjoint_ = false;         // no two features share an embedding
   int64_t max_scratch_ = 0;       // floats of the largest slice over all positions
 };

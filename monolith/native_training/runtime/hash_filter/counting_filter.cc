@@ -54,8 +54,8 @@ uint32_t CountingFilter::AddAt(std::atomic<uint16_t>* cell, Key key, uint32_t co
 
 void CountingFilter::CountElement() {
   int64_t elements = num_elements();
-  while (elements < capacity_ && !num_elements_.compare_exchange_weak(
-                                     elements, elements + 1, std::memory_order_relaxed)) {
+  while (elements < capacity_ &&
+         !num_elements_.compare_exchange_weak(elements, elements + 1, std::memory_order_relaxed)) {
   }
 }
 

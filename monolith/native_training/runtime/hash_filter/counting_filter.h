@@ -4,10 +4,12 @@
 //
 //   +----+----+----+ ... +----+-----------------+
 //   | c  | c  | c  |     | c  | 64 spill cells  |     position = high hash bits * total_size
-//   +----+----+----+ ... +----+-----------------+     probe: up to `max_probes` cells from there, wrapping
+//   +----+----+----+ ... +----+-----------------+     probe: up to `max_probes` cells from there,
+//   wrapping
 //
-// Memory is mapped lazily: cells that were never touched cost nothing, and clearing gives the pages back.
-// Thread-safe and lock-free: a cell changes by compare-exchange, the element counter is atomic.
+// Memory is mapped lazily: cells that were never touched cost nothing, and clearing gives the pages
+// back. Thread-safe and lock-free: a cell changes by compare-exchange, the element counter is
+// atomic.
 #ifndef MONOLITH_NATIVE_TRAINING_RUNTIME_HASH_FILTER_COUNTING_FILTER_H_
 #define MONOLITH_NATIVE_TRAINING_RUNTIME_HASH_FILTER_COUNTING_FILTER_H_
 
@@ -49,7 +51,8 @@ class CountingFilter {
   // The cell of `key`: its own, or the first empty one in reach; null if there is neither.
   std::atomic<uint16_t>* Find(Key key) const;
 
-  // Adds up to 15 to what `Find` returned (null: looks again) and returns the count before; kMaxCount when there is no cell.
+  // Adds up to 15 to what `Find` returned (null: looks again) and returns the count before;
+  // kMaxCount when there is no cell.
   uint32_t AddAt(std::atomic<uint16_t>* cell, Key key, uint32_t count);
 
   uint32_t Add(int64_t id, uint32_t count) {
@@ -85,8 +88,8 @@ class CountingFilter {
 
  private:
   int64_t Position(Key key) const {
-    return static_cast<int64_t>((uint64_t{key.position_hash} *
-                                 static_cast<uint64_t>(total_size_)) >> 32);
+    return static_cast<int64_t>(
+        (uint64_t{key.position_hash} * static_cast<uint64_t>(total_size_)) >> 32);
   }
   void CountElement();
 

@@ -67,8 +67,9 @@ class OccurrenceFilter {
  public:
   virtual ~OccurrenceFilter() = default;
 
-  // filtered[i] = 1 where ids[i], seen counts[i] more times, must be dropped. `counts` null means 1 each.
-  // `for_table`: the ids are known to be absent from a table that asks; false for a gradient interceptor.
+  // filtered[i] = 1 where ids[i], seen counts[i] more times, must be dropped. `counts` null means 1
+  // each. `for_table`: the ids are known to be absent from a table that asks; false for a gradient
+  // interceptor.
   virtual void Filter(const int64_t* ids, const uint32_t* counts, int64_t n, bool for_table,
                       uint8_t* filtered) = 0;
 

@@ -83,8 +83,7 @@ void SlidingHashFilter::Filter(const int64_t* ids, const uint32_t* counts, int64
     }
     for (int j = 0; j < count; ++j) {
       const uint32_t seen_now = counts == nullptr ? 1 : counts[begin + j];
-      filtered[begin + j] =
-          thresholds[j] != 0 && AddKey(keys[j], seen_now) < thresholds[j] ? 1 : 0;
+      filtered[begin + j] = thresholds[j] != 0 && AddKey(keys[j], seen_now) < thresholds[j] ? 1 : 0;
     }
   }
 }
@@ -124,8 +123,8 @@ SlidingHashFilter::Found SlidingHashFilter::FindCurrent(CountingFilter::Key key,
 }
 
 uint32_t SlidingHashFilter::OlderCount(CountingFilter::Key key, int64_t head) const {
-  const int64_t steps = std::min(head_increment_.load(std::memory_order_relaxed),
-                                 split_num() - kForwardSteps);
+  const int64_t steps =
+      std::min(head_increment_.load(std::memory_order_relaxed), split_num() - kForwardSteps);
   for (int64_t step = 1; step <= steps; ++step) {
     const std::atomic<uint16_t>* cell = splits_[Ring(head - step + split_num())]->Find(key);
     if (cell == nullptr) continue;
@@ -210,9 +209,9 @@ Status SlidingHashFilter::LoadSplitMeta(int64_t split, const FilterSplitMeta& me
   CountingFilter* filter = splits_[split].get();
   const uint64_t total_size = static_cast<uint64_t>(filter->total_size());
   if (meta.total_size != total_size) return Mismatch("total_size", meta.total_size, total_size);
-  filter->LoadCounters(static_cast<int64_t>(std::min<uint64_t>(meta.num_elements,
-                                                               filter->capacity())),
-                       static_cast<int64_t>(meta.failure_count));
+  filter->LoadCounters(
+      static_cast<int64_t>(std::min<uint64_t>(meta.num_elements, filter->capacity())),
+      static_cast<int64_t>(meta.failure_count));
   return Status::Ok();
 }
 

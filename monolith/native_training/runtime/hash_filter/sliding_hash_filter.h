@@ -5,12 +5,13 @@
 //       | older counts, read only      | | current | look-ahead|
 //       +--------+ +--------+ +--------+ +--------+ +--------+
 //
-// An id is counted in the head (or, if its neighbourhood there is full, in the look-ahead split). If it is new there,
-// its count is carried over from the newest older split that knows it. When the head is full it moves on by one,
-// and the split that becomes the next look-ahead is cleared.
+// An id is counted in the head (or, if its neighbourhood there is full, in the look-ahead split).
+// If it is new there, its count is carried over from the newest older split that knows it. When the
+// head is full it moves on by one, and the split that becomes the next look-ahead is cleared.
 //
-// Thread-safe. Cells are atomic; moving the head is the only step under a mutex. SwapContent excludes all.
-// Cost per id: the head and look-ahead cells (prefetched in windows), older splits only for ids new to the head.
+// Thread-safe. Cells are atomic; moving the head is the only step under a mutex. SwapContent
+// excludes all. Cost per id: the head and look-ahead cells (prefetched in windows), older splits
+// only for ids new to the head.
 #ifndef MONOLITH_NATIVE_TRAINING_RUNTIME_HASH_FILTER_SLIDING_HASH_FILTER_H_
 #define MONOLITH_NATIVE_TRAINING_RUNTIME_HASH_FILTER_SLIDING_HASH_FILTER_H_
 
@@ -49,8 +50,8 @@ struct FilterSplitMeta {
 
 class SlidingHashFilter : public OccurrenceFilter {
  public:
-  // capacity: raised to 300 at least. split_num: raised to 5 at least; splits of capacity / (split_num - 1)
-  // elements. Thresholds above 15 are an error: counts end there.
+  // capacity: raised to 300 at least. split_num: raised to 5 at least; splits of capacity /
+  // (split_num - 1) elements. Thresholds above 15 are an error: counts end there.
   static Status Create(int64_t capacity, int64_t split_num,
                        const OccurrenceThresholdConfig& thresholds,
                        std::unique_ptr<SlidingHashFilter>* filter);
@@ -58,7 +59,8 @@ class SlidingHashFilter : public OccurrenceFilter {
   // An empty filter of the same shape, to load a checkpoint into before SwapContent.
   Status NewEmptyTwin(std::unique_ptr<SlidingHashFilter>* twin) const;
 
-  // An id passes when it was seen `threshold` times before. Threshold 0: passes, and is not counted.
+  // An id passes when it was seen `threshold` times before. Threshold 0: passes, and is not
+  // counted.
   void Filter(const int64_t* ids, const uint32_t* counts, int64_t n, bool for_table,
               uint8_t* filtered) override;
 

@@ -1,16 +1,21 @@
 // How every batch runs: tiles, sorted by shard, through a pipeline of windows.
 //
 //   ids      | tile 0 (<= kTileIds)           | tile 1                         | ...
-//   entries  | shard 0 | shard 1 | ... | 63   | shard 0 | ...                    stable counting sort
-//   windows  | w0 | w1 | w2 |                                                    <= kWindow ids of one shard
+//   entries  | shard 0 | shard 1 | ... | 63   | shard 0 | ...                    stable counting
+//   sort windows  | w0 | w1 | w2 |                                                    <= kWindow
+//   ids of one shard
 //
-//   time ->    Fetch w0   Fetch w1   Fetch w2     Fetch w3     ...     prefetch home lines of the index
-//                         Probe w0   Probe w1     Probe w2     ...     compare keys; prefetch rows, or the next lines
-//                                    Resolve w0   Resolve w1   ...     keys that are not in their home line
+//   time ->    Fetch w0   Fetch w1   Fetch w2     Fetch w3     ...     prefetch home lines of the
+//   index
+//                         Probe w0   Probe w1     Probe w2     ...     compare keys; prefetch rows,
+//                         or the next lines
+//                                    Resolve w0   Resolve w1   ...     keys that are not in their
+//                                    home line
 //                                                 Finish w0    ...     copy or optimise
 //
-// A tile is small enough that its output or gradient rows stay in the second-level cache although they are visited in
-// shard order. Between two stages of one window lies the work of three other windows: that is what hides a cache miss.
+// A tile is small enough that its output or gradient rows stay in the second-level cache although
+// they are visited in shard order. Between two stages of one window lies the work of three other
+// windows: that is what hides a cache miss.
 #ifndef MONOLITH_NATIVE_TRAINING_RUNTIME_HASH_TABLE_BATCH_WINDOWS_H_
 #define MONOLITH_NATIVE_TRAINING_RUNTIME_HASH_TABLE_BATCH_WINDOWS_H_
 
@@ -36,8 +41,8 @@ struct BatchEntry {
 
 using ShardOffsets = uint32_t[kNumShards + 1];
 
-// Sorts n <= 2^32 ids by shard, keeping their order inside a shard: entries[offsets[s] .. offsets[s + 1]) belong
-// to shard s. `hashes` is scratch for n words.
+// Sorts n <= 2^32 ids by shard, keeping their order inside a shard: entries[offsets[s] .. offsets[s
+// + 1]) belong to shard s. `hashes` is scratch for n words.
 inline void SortByShard(const int64_t* ids, int64_t n, uint64_t* hashes, BatchEntry* entries,
                         ShardOffsets& offsets) {
   uint32_t next[kNumShards] = {};
@@ -86,7 +91,8 @@ struct Window {
   int num_pending;
 };
 
-// Sends the entries of shards [shard_begin, shard_end) through stages.Fetch, Probe, Resolve and Finish.
+// Sends the entries of shards [shard_begin, shard_end) through stages.Fetch, Probe, Resolve and
+// Finish.
 template <typename Stages>
 void RunWindows(const BatchEntry* entries, const ShardOffsets& offsets, int shard_begin,
                 int shard_end, Stages* stages) {
@@ -117,14 +123,15 @@ void RunWindows(const BatchEntry* entries, const ShardOffsets& offsets, int shar
   }
 }
 
-// A search that goes on behind `line` rarely needs more than two lines. Reaching over the end of the index is harmless.
+// A search that goes on behind `line` rarely needs more than two lines. Reaching over the end of
+// the index is harmless.
 inline void PrefetchOverflow(const FlatIndex::Line* line) {
   __builtin_prefetch(line + 1, 0);
   __builtin_prefetch(line + 2, 0);
 }
 
-// Prefetches the cache lines of [begin, begin + bytes), at most the first eight: wide rows are left to the
-// hardware prefetcher, which follows them once they are read.
+// Prefetches the cache lines of [begin, begin + bytes), at most the first eight: wide rows are left
+// to the hardware prefetcher, which follows them once they are read.
 template <int kForWrite>
 inline void PrefetchBytes(const void* begin, int64_t bytes) {
   __builtin_prefetch(begin, kForWrite);

@@ -1,6 +1,7 @@
 // CRC-32C and TFRecord framing at memory speed.
 //
-//   TFRecord: | length u64 | masked crc of length u32 | data | masked crc of data u32 |   little endian
+//   TFRecord: | length u64 | masked crc of length u32 | data | masked crc of data u32 |   little
+//   endian
 #ifndef MONOLITH_NATIVE_TRAINING_RUNTIME_HASH_TABLE_CRC32C_H_
 #define MONOLITH_NATIVE_TRAINING_RUNTIME_HASH_TABLE_CRC32C_H_
 
@@ -46,8 +47,9 @@ inline void AppendRecord(const char* data, int64_t size, std::string* out) {
 
 enum class RecordResult { kRecord, kIncomplete, kCorrupt };
 
-// Reads the frame at the front of `buffer`. kRecord: `*data` and `*size` are the checked payload and `*consumed` the
-// bytes of the frame. kIncomplete: the buffer ends inside the frame. kCorrupt: a checksum is wrong.
+// Reads the frame at the front of `buffer`. kRecord: `*data` and `*size` are the checked payload
+// and `*consumed` the bytes of the frame. kIncomplete: the buffer ends inside the frame. kCorrupt:
+// a checksum is wrong.
 inline RecordResult ReadRecord(const char* buffer, int64_t available, const char** data,
                                int64_t* size, int64_t* consumed) {
   if (available < kRecordHeaderBytes) return RecordResult::kIncomplete;

@@ -28,8 +28,8 @@ Status EmbeddingTable::Create(const TableConfig& config, std::unique_ptr<Embeddi
   ExpiryPolicy expiry;
   status = ExpiryPolicy::Create(config.expiry, &expiry);
   if (!status.ok()) return status;
-  std::unique_ptr<EmbeddingTable> result(new EmbeddingTable(
-      config, std::move(layout), std::move(expiry), ChooseSeed(config.seed)));
+  std::unique_ptr<EmbeddingTable> result(
+      new EmbeddingTable(config, std::move(layout), std::move(expiry), ChooseSeed(config.seed)));
   if (config.initial_capacity > 1) {
     status = result->Reserve(config.initial_capacity);
     if (!status.ok()) return status;

@@ -6,31 +6,41 @@
 //   shard 0        shard 1                       shard 63           top 6 hash bits
 //   +-----------+  +-----------+                 +-----------+
 //   | RW lock   |  | RW lock   |       ...       | RW lock   |
-//   | FlatIndex |  | FlatIndex |                 | FlatIndex |      id -> row number, ts   (flat_index.h)
-//   | RowSlab   |  | RowSlab   |                 | RowSlab   |      row number -> address  (row_slab.h)
+//   | FlatIndex |  | FlatIndex |                 | FlatIndex |      id -> row number, ts
+//   (flat_index.h) | RowSlab   |  | RowSlab   |                 | RowSlab   |      row number ->
+//   address  (row_slab.h)
 //   +-----------+  +-----------+                 +-----------+
 //        |              |                             |
 //        +--------------+------ RunPool, RowArena ----+             huge pages
 //
 //   row: | values of all segments | state of segment 0 | state of segment 1 | ... |
 //
-// How a batch runs (batch_windows.h): windows of 32 ids of one shard go through four stages, four windows in flight:
-//   Fetch (lock the shard on its first window, prefetch index lines) -> Probe (home line; prefetch rows, gradients)
-//   -> Resolve (overflowed lines, filter, insert) -> Finish (copy or optimise, unlock after the shard's last window).
+// How a batch runs (batch_windows.h): windows of 32 ids of one shard go through four stages, four
+// windows in flight:
+//   Fetch (lock the shard on its first window, prefetch index lines) -> Probe (home line; prefetch
+//   rows, gradients)
+//   -> Resolve (overflowed lines, filter, insert) -> Finish (copy or optimise, unlock after the
+//   shard's last window).
 //
 // Concurrency
-//   - Any mix of calls is safe, Clear, SwapContent and eviction included. A lookup never sees a torn row; updates of
-//     one id are serialised. A call is not a snapshot: tiles and shards are locked one after another.
-//   - Shard locks are taken in ascending order, four shards at most at once; whole-table calls take all, ascending.
-//   - Lookups while no write is under way (room_lock.h) need no shard lock and no sort: they read ids and write vectors
-//     front to back, a tile at a time. A write that begins waits for the tiles in progress, half a millisecond;
-//     while writes are under way, lookups go shard by shard as above.
-//   - With a runner, lookups split the batch by tile (shared locks) and writes split it by shard, so no two
+//   - Any mix of calls is safe, Clear, SwapContent and eviction included. A lookup never sees a
+//   torn row; updates of
+//     one id are serialised. A call is not a snapshot: tiles and shards are locked one after
+//     another.
+//   - Shard locks are taken in ascending order, four shards at most at once; whole-table calls take
+//   all, ascending.
+//   - Lookups while no write is under way (room_lock.h) need no shard lock and no sort: they read
+//   ids and write vectors
+//     front to back, a tile at a time. A write that begins waits for the tiles in progress, half a
+//     millisecond; while writes are under way, lookups go shard by shard as above.
+//   - With a runner, lookups split the batch by tile (shared locks) and writes split it by shard,
+//   so no two
 //     threads touch one row, and results do not depend on the number of threads.
 //   - Duplicates of an id in one batch are applied in batch order, one after another.
 //
-// Cost per id on a table far larger than the caches: 1 index line, the row's value lines (lookup) or value and state
-// lines (update), all prefetched; no allocation, lock, virtual call or atomic per id.
+// Cost per id on a table far larger than the caches: 1 index line, the row's value lines (lookup)
+// or value and state lines (update), all prefetched; no allocation, lock, virtual call or atomic
+// per id.
 #ifndef MONOLITH_NATIVE_TRAINING_RUNTIME_HASH_TABLE_EMBEDDING_TABLE_H_
 #define MONOLITH_NATIVE_TRAINING_RUNTIME_HASH_TABLE_EMBEDDING_TABLE_H_
 
@@ -67,9 +77,9 @@ struct WriteSpan {
 };
 
 struct WriteOptions {
-  int64_t req_time = 0;               // becomes the rows' timestamp, clamped to [0, 2^32 - 1]
-  OccurrenceFilter* filter = nullptr; // asked for absent ids; null: nothing is filtered
-  ParallelRunner* runner = nullptr;   // null: this thread
+  int64_t req_time = 0;                // becomes the rows' timestamp, clamped to [0, 2^32 - 1]
+  OccurrenceFilter* filter = nullptr;  // asked for absent ids; null: nothing is filtered
+  ParallelRunner* runner = nullptr;    // null: this thread
 };
 
 struct OptimizeOptions {
@@ -77,8 +87,8 @@ struct OptimizeOptions {
   const float* learning_rates = nullptr;  // one per segment
   int64_t num_learning_rates = 0;
   int64_t global_step = 0;
-  // Sum the gradients of equal ids (over all spans, in order) and take one step per distinct id. The filter is then
-  // asked once with the number of occurrences.
+  // Sum the gradients of equal ids (over all spans, in order) and take one step per distinct id.
+  // The filter is then asked once with the number of occurrences.
   bool dedup = false;
 };
 
@@ -129,7 +139,8 @@ class EmbeddingTable {
 
   // -- Reading. Thread-safe with everything; duplicates allowed.
 
-  // out row i = the vector of ids[i] through the retrievers, zeros where absent. Nothing is inserted.
+  // out row i = the vector of ids[i] through the retrievers, zeros where absent. Nothing is
+  // inserted.
   void Lookup(const int64_t* ids, int64_t n, float* out, ParallelRunner* runner = nullptr) const;
 
   // Many lookups, of many tables, as one set of tasks.
@@ -158,18 +169,21 @@ class EmbeddingTable {
   // One optimizer step per id; span.values are gradients. See OptimizeOptions::dedup.
   Status Optimize(const WriteSpan& span, const OptimizeOptions& options);
 
-  // Many updates, of many tables, as one set of (table, shard) tasks. Several requests for one table are applied
-  // in order only if they are spans of one request. All arguments are checked before anything changes.
+  // Many updates, of many tables, as one set of (table, shard) tasks. Several requests for one
+  // table are applied in order only if they are spans of one request. All arguments are checked
+  // before anything changes.
   static Status OptimizeMany(const OptimizeRequest* requests, int64_t num_requests,
                              ParallelRunner* runner);
 
-  // Values and state as new, timestamp `now`; no filter. existed[i] = 1 if ids[i] was present, else 0.
+  // Values and state as new, timestamp `now`; no filter. existed[i] = 1 if ids[i] was present, else
+  // 0.
   Status Reinitialize(const int64_t* ids, int64_t n, int64_t now, int32_t* existed);
 
   // Removes ids; absent ones are ignored.
   void Erase(const int64_t* ids, int64_t n);
 
-  // Removes rows that `policy` calls expired against MaxUpdateTs(); returns how many. One shard at a time.
+  // Removes rows that `policy` calls expired against MaxUpdateTs(); returns how many. One shard at
+  // a time.
   int64_t Evict(const ExpiryPolicy& policy);
 
   // Index room for `rows` rows in all.
@@ -181,18 +195,19 @@ class EmbeddingTable {
 
   static constexpr int NumShards() { return kNumShards; }
 
-  // Appends TFRecord-framed EntryDumps of part of internal shard `shard` to `out`, about `target_bytes` at a time, and
-  // moves `cursor`; cursor->done ends the shard. Rows that `policy` (may be null) calls expired are left out.
-  // Holds the shard's shared lock during the call only: lookups go on, writers of this shard wait a millisecond.
-  // Pages are ranges of hashes, so every row that is there from begin to end is written exactly once, also when
-  // the shard grows in between. `framed` false: no framing; `sizes` (may be null) then receives record sizes.
+  // Appends TFRecord-framed EntryDumps of part of internal shard `shard` to `out`, about
+  // `target_bytes` at a time, and moves `cursor`; cursor->done ends the shard. Rows that `policy`
+  // (may be null) calls expired are left out. Holds the shard's shared lock during the call only:
+  // lookups go on, writers of this shard wait a millisecond. Pages are ranges of hashes, so every
+  // row that is there from begin to end is written exactly once, also when the shard grows in
+  // between. `framed` false: no framing; `sizes` (may be null) then receives record sizes.
   Status SaveShard(int shard, const ExpiryPolicy* policy, int64_t target_bytes, bool framed,
                    ShardCursor* cursor, std::string* out, std::vector<int64_t>* sizes,
                    int64_t* num_records) const;
 
-  // Pages of entries for the save_as_tensor op: partition `part` of `num_parts` (internal shards part, part +
-  // num_parts, ...), at most `limit` entries from `offset` (0 starts), each a serialized EntryDump. Fewer than
-  // `limit` entries: the partition is finished.
+  // Pages of entries for the save_as_tensor op: partition `part` of `num_parts` (internal shards
+  // part, part + num_parts, ...), at most `limit` entries from `offset` (0 starts), each a
+  // serialized EntryDump. Fewer than `limit` entries: the partition is finished.
   Status SavePage(int64_t part, int64_t num_parts, int64_t limit, int64_t offset,
                   int64_t* new_offset, std::vector<std::string>* entries) const;
 
@@ -201,27 +216,28 @@ class EmbeddingTable {
   // An empty table of the same configuration and seed.
   std::unique_ptr<EmbeddingTable> NewEmptyTwin() const;
 
-  // Inserts parsed records (later duplicates win). Several threads may load into one table. On an error the
-  // table holds some of the records: throw it away.
+  // Inserts parsed records (later duplicates win). Several threads may load into one table. On an
+  // error the table holds some of the records: throw it away.
   Status LoadRecords(const RecordView* records, int64_t n, LoadStats* stats);
 
-  // Exchanges the content with `other`, a twin that nobody else uses. Excludes all other calls on this table.
-  // MaxUpdateTs() becomes the larger of both.
+  // Exchanges the content with `other`, a twin that nobody else uses. Excludes all other calls on
+  // this table. MaxUpdateTs() becomes the larger of both.
   void SwapContent(EmbeddingTable* other);
 
   // -- Observing.
 
-  // Called after rows were changed by Optimize or Reinitialize (not by assigns) with their ids, from the threads that
-  // run the batch, without locks held. Set it before the table is shared.
+  // Called after rows were changed by Optimize or Reinitialize (not by assigns) with their ids,
+  // from the threads that run the batch, without locks held. Set it before the table is shared.
   using TouchedCallback = std::function<void(const int64_t* ids, int64_t n)>;
   void SetTouchedCallback(TouchedCallback callback) { touched_ = std::move(callback); }
 
-  // JSON: accessor, size, memory, memory_if_not_compressed, load_factor, rows_reused, expired, filtered,
-  // nonfinite_gradients, restore_skipped, restore_state_reset.
+  // JSON: accessor, size, memory, memory_if_not_compressed, load_factor, rows_reused, expired,
+  // filtered, nonfinite_gradients, restore_skipped, restore_state_reset.
   std::string DebugString() const;
 
  private:
-  friend struct TableInternals;  // the batch code in table_lookup.cc, table_update.cc, table_save.cc
+  friend struct TableInternals;  // the batch code in table_lookup.cc, table_update.cc,
+                                 // table_save.cc
 
   struct alignas(128) Shard {
     Shard(int index, RunPool* pool, RowArena* arena) : index(index, pool), rows(arena) {}

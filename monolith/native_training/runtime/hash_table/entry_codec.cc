@@ -91,9 +91,8 @@ void EntryCodec::BuildTemplate() {
 int64_t EntryCodec::DumpBytes(const Segment& segment, const char* row) const {
   int64_t bytes = 0;
   for (const StateField& field : segment.state) {
-    bytes += field.is_int64
-                 ? 1 + VarintBytes(static_cast<uint64_t>(LoadInt64(row + field.offset)))
-                 : 5 * field.count;
+    bytes += field.is_int64 ? 1 + VarintBytes(static_cast<uint64_t>(LoadInt64(row + field.offset)))
+                            : 5 * field.count;
   }
   return bytes;
 }
@@ -176,7 +175,8 @@ bool EntryCodec::ParseState(const Segment& segment, const char* data, int64_t si
   }
   *matches = true;
   for (const StateField& field : segment.state) {
-    // An absent varint is 0, as it was when the record was written by a parser that leaves out defaults.
+    // An absent varint is 0, as it was when the record was written by a parser that leaves out
+    // defaults.
     const int64_t wanted = field.is_int64 ? counts[field.dump_field] : field.count;
     *matches &= counts[field.dump_field] == wanted;
   }
@@ -260,10 +260,9 @@ Status EntryCodec::Parse(const char* data, int64_t size, float* values, char* ro
     if (!good) return Corrupt();
   }
   if (num_values != layout_.dim) {
-    return Status::InvalidArgument("id " + std::to_string(entry->id) + " has " +
-                                   std::to_string(num_values) +
-                                   " values in the checkpoint, but the table has dim " +
-                                   std::to_string(layout_.dim));
+    return Status::InvalidArgument(
+        "id " + std::to_string(entry->id) + " has " + std::to_string(num_values) +
+        " values in the checkpoint, but the table has dim " + std::to_string(layout_.dim));
   }
   if (!training) return Status::Ok();
   std::memcpy(row, values, 4 * layout_.dim);

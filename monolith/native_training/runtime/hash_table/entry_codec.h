@@ -1,10 +1,12 @@
 // Rows to and from serialized EntryDump messages, without protobuf objects.
 //
-//   09 id(8) | 15 float(4) per value | 1a len { 0a len { member len { state fields } } per dumped segment } | 20 ts
+//   09 id(8) | 15 float(4) per value | 1a len { 0a len { member len { state fields } } per dumped
+//   segment } | 20 ts
 //
-// Everything but the timestamp has the same bytes for all rows of a table (tags, lengths) or a fixed place (floats), so
-// encoding copies a template and patches it. Optimizers with a varint in their state take a second, general writer.
-// The parser accepts any field order, packed floats and unknown fields, and checks every length.
+// Everything but the timestamp has the same bytes for all rows of a table (tags, lengths) or a
+// fixed place (floats), so encoding copies a template and patches it. Optimizers with a varint in
+// their state take a second, general writer. The parser accepts any field order, packed floats and
+// unknown fields, and checks every length.
 #ifndef MONOLITH_NATIVE_TRAINING_RUNTIME_HASH_TABLE_ENTRY_CODEC_H_
 #define MONOLITH_NATIVE_TRAINING_RUNTIME_HASH_TABLE_ENTRY_CODEC_H_
 
@@ -34,9 +36,10 @@ class EntryCodec {
   // Writes the record of a TRAINING row to `out` (max_record_bytes() of room) and returns its size.
   int64_t Encode(int64_t id, const char* row, uint32_t ts, bool with_id, char* out) const;
 
-  // Parses a record into `values` (dim floats) and, for TRAINING tables, its state into `row` (whose values are
-  // set as well). Malformed bytes: FailedPrecondition; wrong number of values: InvalidArgument naming id and
-  // dims; a missing or foreign optimizer dump: initial state, counted.
+  // Parses a record into `values` (dim floats) and, for TRAINING tables, its state into `row`
+  // (whose values are set as well). Malformed bytes: FailedPrecondition; wrong number of values:
+  // InvalidArgument naming id and dims; a missing or foreign optimizer dump: initial state,
+  // counted.
   Status Parse(const char* data, int64_t size, float* values, char* row, ParsedEntry* entry) const;
 
  private:

@@ -12,8 +12,9 @@
 namespace monolith {
 namespace engine {
 
-// Calls `evict` once per `period`, the first time one period after the start. Destruction stops at once (after an
-// eviction that is running): the thread waits on a condition variable, it does not sleep.
+// Calls `evict` once per `period`, the first time one period after the start. Destruction stops at
+// once (after an eviction that is running): the thread waits on a condition variable, it does not
+// sleep.
 class EvictionThread {
  public:
   EvictionThread(std::chrono::nanoseconds period, std::function<void()> evict);

@@ -15,11 +15,14 @@ namespace engine {
 
 constexpr int kNumSlots = 32768;
 
-inline int SlotIdV2(int64_t id) { return static_cast<int>((static_cast<uint64_t>(id) >> 48) & 0x7fff); }
+inline int SlotIdV2(int64_t id) {
+  return static_cast<int>((static_cast<uint64_t>(id) >> 48) & 0x7fff);
+}
 inline int SlotIdV1(int64_t id) { return static_cast<int>(static_cast<uint64_t>(id) >> 54); }
 
-// A bijection of 64-bit words without a seed, so files and behaviour are reproducible. Two multiply-xorshift
-// rounds make ids that differ only in high or only in low bits land on independent shards and lines.
+// A bijection of 64-bit words without a seed, so files and behaviour are reproducible. Two
+// multiply-xorshift rounds make ids that differ only in high or only in low bits land on
+// independent shards and lines.
 inline uint64_t MixId(int64_t id) {
   uint64_t x = static_cast<uint64_t>(id);
   x ^= x >> 32;

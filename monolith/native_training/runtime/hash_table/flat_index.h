@@ -2,7 +2,8 @@
 //
 //   lines, contiguous, on huge pages (run_pool.h)
 //   +--------+--------+--------+--------+--- ... ---+--------+
-//   | line 0 | line 1 | line 2 |        |           |        |     line = 4 slots = one 64-byte cache line
+//   | line 0 | line 1 | line 2 |        |           |        |     line = 4 slots = one 64-byte
+//   cache line
 //   +--------+--------+--------+--------+--- ... ---+--------+
 //
 //   +-----------------+-----------------+-----------------+-----------------+
@@ -10,22 +11,25 @@
 //   +-----------------+-----------------+-----------------+-----------------+
 //     8 B   4 B   4 B     row 0: empty, row 0xffffffff: erased (tombstone)
 //
-// Empty and erased are values of `row`, so every int64 is a usable key. The key of such a slot is a filler that belongs to
-// another shard, so a probe need only compare keys: 0 in all shards but the one that owns key 0 (hence fresh zero
-// pages are an empty index there), 1 in that one.
-// Home line = (low 32 hash bits * number of lines) >> 32: any number of lines works, and the map keeps the order of
-// hashes, so rebuilding for growth walks both arrays front to back.
+// Empty and erased are values of `row`, so every int64 is a usable key. The key of such a slot is a
+// filler that belongs to another shard, so a probe need only compare keys: 0 in all shards but the
+// one that owns key 0 (hence fresh zero pages are an empty index there), 1 in that one. Home line =
+// (low 32 hash bits * number of lines) >> 32: any number of lines works, and the map keeps the
+// order of hashes, so rebuilding for growth walks both arrays front to back.
 //
 // Invariants
-//   - Probing goes line by line from the home line (wrapping) and stops at a line with an empty slot: a key is never
+//   - Probing goes line by line from the home line (wrapping) and stops at a line with an empty
+//   slot: a key is never
 //     behind such a line. Erasing leaves a tombstone unless its line has an empty slot already.
-//   - live + tombstones <= 0.8 * slots after every insert. (At 0.9 a sixth of the keys overflow their line, with runs of
-//     many lines, and that cost a third of the lookup; at 0.8 it is a tenth, mostly one line away.)
-//   - The number of lines of shard s follows 1.18^(k + s/64): small steps keep the average load at 0.74, 21.6 bytes per
-//     key. The 64 shards fill alike; the fraction s/64 spreads their growth evenly over time, so no batch pays
-//     for more than a few rebuilds.
+//   - live + tombstones <= 0.82 * slots after every insert. (At 0.9 a sixth of the keys overflow their line, with runs
+//     of many lines, and that cost a third of the lookup; here it is an eighth, mostly one line away.)
+//   - The number of lines of shard s follows 1.18^(k + s/64): small steps keep the average load at
+//   0.74, 21.6 bytes per
+//     key. The 64 shards fill alike; the fraction s/64 spreads their growth evenly over time, so no
+//     batch pays for more than a few rebuilds.
 //
-// Not thread-safe: the shard's lock guards it. Find and insert: one cache miss plus 0.1 (overflowed lines).
+// Not thread-safe: the shard's lock guards it. Find and insert: one cache miss plus 0.1 (overflowed
+// lines).
 #ifndef MONOLITH_NATIVE_TRAINING_RUNTIME_HASH_TABLE_FLAT_INDEX_H_
 #define MONOLITH_NATIVE_TRAINING_RUNTIME_HASH_TABLE_FLAT_INDEX_H_
 
@@ -80,8 +84,8 @@ class FlatIndex {
   int64_t NextLine(int64_t line) const { return line + 1 == num_lines_ ? 0 : line + 1; }
   Line* LineAt(int64_t line) const { return lines_ + line; }
 
-  // The row of `key` in this line, 0 if it is not here. Masks, not selects: which slot matches is unpredictable, and
-  // compilers make branches of selects between loaded values.
+  // The row of `key` in this line, 0 if it is not here. Masks, not selects: which slot matches is
+  // unpredictable, and compilers make branches of selects between loaded values.
   static uint32_t RowInLine(const Line* line, int64_t key) {
     const Slot* s = line->slots;
     const auto pick = [key](const Slot& slot) {
@@ -93,9 +97,9 @@ class FlatIndex {
   static Slot* SlotInLine(Line* line, int64_t key) {
     Slot* s = line->slots;
     const int64_t k0 = s[0].key, k1 = s[1].key, k2 = s[2].key, k3 = s[3].key;
-    const unsigned match = static_cast<unsigned>(k0 == key) | static_cast<unsigned>(k1 == key) << 1 |
-                           static_cast<unsigned>(k2 == key) << 2 |
-                           static_cast<unsigned>(k3 == key) << 3;
+    const unsigned match =
+        static_cast<unsigned>(k0 == key) | static_cast<unsigned>(k1 == key) << 1 |
+        static_cast<unsigned>(k2 == key) << 2 | static_cast<unsigned>(k3 == key) << 3;
     return match == 0 ? nullptr : s + __builtin_ctz(match);
   }
   // A search ends at such a line.
@@ -120,7 +124,7 @@ class FlatIndex {
 
   // Makes room for one more key, growing if needed. False: out of memory, nothing changed.
   bool MakeRoom() {
-    if ((live_ + tombstones_ + 1) * 5 <= num_slots() * 4) return true;
+    if ((live_ + tombstones_ + 1) * 50 <= num_slots() * 41) return true;
     // Many tombstones: the same size is enough once they are gone.
     if ((live_ + 1) * 3 <= num_slots() * 2) return Rebuild(num_lines_);
     const int64_t target = num_lines_ < 64 ? 2 * num_lines_ : num_lines_ + num_lines_ / 8;
@@ -156,7 +160,7 @@ class FlatIndex {
 
   // Room for `keys` keys without further growth. False: out of memory, nothing changed.
   bool Reserve(int64_t keys) {
-    const int64_t lines = (keys * 5 + 15) / 16;
+    const int64_t lines = (keys * 25 + 81) / 82;
     return lines <= num_lines_ || Rebuild(ScheduledLines(lines));
   }
 
@@ -219,8 +223,9 @@ class FlatIndex {
     }
   }
 
-  // Home lines keep the order of hashes, so the keys of the old array come almost sorted by new home line. Those in order
-  // go to the next free slot at or behind their home (all slots in between are taken); the few others are inserted.
+  // Home lines keep the order of hashes, so the keys of the old array come almost sorted by new
+  // home line. Those in order go to the next free slot at or behind their home (all slots in
+  // between are taken); the few others are inserted.
   bool Rebuild(int64_t new_lines) {
     Line* fresh = Acquire(new_lines);
     if (fresh == nullptr) return false;

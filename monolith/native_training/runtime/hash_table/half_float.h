@@ -1,4 +1,5 @@
-// IEEE half precision in integer arithmetic, branch-free so that loops over it vectorise on every machine.
+// IEEE half precision in integer arithmetic, branch-free so that loops over it vectorise on every
+// machine.
 #ifndef MONOLITH_NATIVE_TRAINING_RUNTIME_HASH_TABLE_HALF_FLOAT_H_
 #define MONOLITH_NATIVE_TRAINING_RUNTIME_HASH_TABLE_HALF_FLOAT_H_
 

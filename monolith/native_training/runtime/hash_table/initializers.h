@@ -9,8 +9,8 @@
 namespace monolith {
 namespace engine {
 
-// Writes the segment's slice of `vector` (the whole vector of `id`). Random values are a function of (seed, id,
-// element) alone: the same for every thread, order and growth history.
+// Writes the segment's slice of `vector` (the whole vector of `id`). Random values are a function
+// of (seed, id, element) alone: the same for every thread, order and growth history.
 void InitializeValues(const Segment& segment, uint64_t seed, int64_t id, float* vector);
 
 }  // namespace engine

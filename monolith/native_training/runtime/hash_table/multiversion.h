@@ -1,6 +1,7 @@
-// One source, several instruction sets: on x86-64 the compiler builds the marked function for baseline, AVX2 and
-// AVX-512 machines and the loader picks one. ARM64 needs nothing, NEON is its baseline. Sanitizer builds take the
-// baseline only: loader-time selection runs before their run-time library is up.
+// One source, several instruction sets: on x86-64 the compiler builds the marked function for
+// baseline, AVX2 and AVX-512 machines and the loader picks one. ARM64 needs nothing, NEON is its
+// baseline. Sanitizer builds take the baseline only: loader-time selection runs before their
+// run-time library is up.
 #ifndef MONOLITH_NATIVE_TRAINING_RUNTIME_HASH_TABLE_MULTIVERSION_H_
 #define MONOLITH_NATIVE_TRAINING_RUNTIME_HASH_TABLE_MULTIVERSION_H_
 

@@ -1,11 +1,12 @@
-// What a lookup of a TRAINING row returns, and how gradients go back through it. Stored values stay float32.
+// What a lookup of a TRAINING row returns, and how gradients go back through it. Stored values stay
+// float32.
 //
 //   raw         w                             gradient unchanged
 //   fake-quant  decode(encode_fixed_r8(w))    gradient unchanged (straight-through)
 //   hash-net    amplitude * tanh(scale * w)   g * amplitude * scale * (1 - tanh(scale * w)^2)
 //
-// The hash-net scale is a pure function of the global step rounded down to a multiple of step_size, so it needs no
-// lock, does not depend on which batches were seen, and survives a restart.
+// The hash-net scale is a pure function of the global step rounded down to a multiple of step_size,
+// so it needs no lock, does not depend on which batches were seen, and survives a restart.
 #ifndef MONOLITH_NATIVE_TRAINING_RUNTIME_HASH_TABLE_RETRIEVERS_H_
 #define MONOLITH_NATIVE_TRAINING_RUNTIME_HASH_TABLE_RETRIEVERS_H_
 
@@ -22,7 +23,8 @@ float HashNetScale(const CompressorConfig& config, int64_t global_step);
 void RetrieveSegment(const Segment& segment, const float* row_values, float hash_net_scale,
                      float* out);
 
-// Hash-net only: `slice` receives dim gradients. `gradient` and `row_values` are whole vectors and not changed.
+// Hash-net only: `slice` receives dim gradients. `gradient` and `row_values` are whole vectors and
+// not changed.
 void HashNetBackward(const Segment& segment, const float* row_values, const float* gradient,
                      float hash_net_scale, float* slice);
 

@@ -1,11 +1,15 @@
-// An EntryConfig compiled into flat descriptors: where every part of a row is, and what to do with it.
+// An EntryConfig compiled into flat descriptors: where every part of a row is, and what to do with
+// it.
 //
-//   TRAINING row    | values of segment 0 | values of segment 1 | ... | state 0 | state 1 | ... | padding |
-//                   ^ float[dim]                                      ^ 4-byte aligned; 64-bit fields by memcpy
+//   TRAINING row    | values of segment 0 | values of segment 1 | ... | state 0 | state 1 | ... |
+//   padding |
+//                   ^ float[dim]                                      ^ 4-byte aligned; 64-bit
+//                   fields by memcpy
 //   SERVING row     | code of segment 0 | code of segment 1 | ... | padding |
 //
-// The stride is a multiple of 4 bytes up to 32 bytes, of 16 above. A state is a list of fields, each a float per
-// element, one float, or one int64; the same list drives initial values, checkpoint records and their parser.
+// The stride is a multiple of 4 bytes up to 32 bytes, of 16 above. A state is a list of fields,
+// each a float per element, one float, or one int64; the same list drives initial values,
+// checkpoint records and their parser.
 #ifndef MONOLITH_NATIVE_TRAINING_RUNTIME_HASH_TABLE_ROW_LAYOUT_H_
 #define MONOLITH_NATIVE_TRAINING_RUNTIME_HASH_TABLE_ROW_LAYOUT_H_
 
@@ -21,10 +25,10 @@ namespace engine {
 enum class RetrieverKind : uint8_t { kRaw, kFakeQuant, kHashNet };
 
 struct StateField {
-  uint8_t dump_field;   // field number inside the optimizer's dump message
-  bool is_int64;        // a varint in the dump; else float
-  int64_t count;        // elements: dim for a vector, 1 for a scalar
-  int64_t offset;       // bytes from the start of the row
+  uint8_t dump_field;  // field number inside the optimizer's dump message
+  bool is_int64;       // a varint in the dump; else float
+  int64_t count;       // elements: dim for a vector, 1 for a scalar
+  int64_t offset;      // bytes from the start of the row
   float initial;
 };
 
@@ -33,9 +37,9 @@ struct Segment {
   int64_t value_begin = 0;   // first element inside the vector
   int64_t state_offset = 0;  // bytes from the start of the row
   int64_t state_bytes = 0;
-  int64_t code_offset = 0;   // SERVING: bytes from the start of the row
+  int64_t code_offset = 0;  // SERVING: bytes from the start of the row
   int64_t code_bytes = 0;
-  int dump_number = 0;       // member of SingleOptimizerDump; 0: this optimizer has no dump
+  int dump_number = 0;            // member of SingleOptimizerDump; 0: this optimizer has no dump
   std::vector<StateField> state;  // ascending dump_field
   RetrieverKind retriever = RetrieverKind::kRaw;
   OptimizerConfig optimizer;
@@ -48,7 +52,7 @@ struct RowLayout {
   int64_t dim = 0;
   int64_t row_bytes = 0;
   int64_t stride = 0;
-  bool all_raw = true;          // TRAINING, and a lookup is a plain copy
+  bool all_raw = true;  // TRAINING, and a lookup is a plain copy
   bool uses_global_step = false;
   std::vector<Segment> segments;
 

@@ -32,7 +32,8 @@ RowArena::RowArena(int64_t stride, int num_shards)
       small_page_bytes_(block_rows_ * stride * num_shards),
       next_region_bytes_(kReservation),
       regions_(std::make_unique<Region[]>(kMaxRegions)) {
-  // Now, because base_ and first_rows_ are read without a lock. Should it fail, AllocateBlock will say so.
+  // Now, because base_ and first_rows_ are read without a lock. Should it fail, AllocateBlock will
+  // say so.
   AddRegion();
 }
 

@@ -4,14 +4,16 @@
 //   +----------------+----------------+----------------+----------------+- - - - - - - - - - - - -
 //   | block, shard 5 | block, shard 0 | block, shard 9 | block, shard 5 |   not touched yet
 //   +----------------+----------------+----------------+----------------+- - - - - - - - - - - - -
-//   block: rows of one shard, about 128 KiB        row: values, then state of every segment (row_layout.h)
+//   block: rows of one shard, about 128 KiB        row: values, then state of every segment
+//   (row_layout.h)
 //
-// Row numbers are unique in the table and address = base + row * stride: no table lookup stands between an index slot and
-// the prefetch of its row (a chunk table cost 13 ns per id, more than the cache miss itself). Only a table larger
-// than the reservation has further regions, reached through a list.
-// Shards take blocks in the order in which they grow: huge pages fill up front to back, so a table of any size wastes one
-// partly used huge page, and page faults spread evenly over batches. The first blocks lie on small pages: a table
-// with a handful of rows costs kilobytes. Rows never move. Freed rows are handed out again first, by their shard.
+// Row numbers are unique in the table and address = base + row * stride: no table lookup stands
+// between an index slot and the prefetch of its row (a chunk table cost 13 ns per id, more than the
+// cache miss itself). Only a table larger than the reservation has further regions, reached through
+// a list. Shards take blocks in the order in which they grow: huge pages fill up front to back, so
+// a table of any size wastes one partly used huge page, and page faults spread evenly over batches.
+// The first blocks lie on small pages: a table with a handful of rows costs kilobytes. Rows never
+// move. Freed rows are handed out again first, by their shard.
 #ifndef MONOLITH_NATIVE_TRAINING_RUNTIME_HASH_TABLE_ROW_SLAB_H_
 #define MONOLITH_NATIVE_TRAINING_RUNTIME_HASH_TABLE_ROW_SLAB_H_
 
@@ -24,8 +26,9 @@
 namespace monolith {
 namespace engine {
 
-// Blocks of rows for all shards. AllocateBlock is thread-safe. Address needs no lock: the caller holds the lock of the
-// shard that owns the row, and the region was entered before the row was handed out.
+// Blocks of rows for all shards. AllocateBlock is thread-safe. Address needs no lock: the caller
+// holds the lock of the shard that owns the row, and the region was entered before the row was
+// handed out.
 class RowArena {
  public:
   RowArena(int64_t stride, int num_shards);
@@ -33,7 +36,8 @@ class RowArena {
   RowArena(const RowArena&) = delete;
   RowArena& operator=(const RowArena&) = delete;
 
-  // What Address reads. Loops copy it into registers: their stores might change the arena, for all the compiler knows.
+  // What Address reads. Loops copy it into registers: their stores might change the arena, for all
+  // the compiler knows.
   struct View {
     const RowArena* arena;
     char* base;
@@ -67,7 +71,7 @@ class RowArena {
   const int64_t stride_;
   const int64_t block_rows_;
   const int64_t small_page_bytes_;
-  char* base_ = nullptr;     // of region 0; constant after construction, like first_rows_
+  char* base_ = nullptr;  // of region 0; constant after construction, like first_rows_
   uint64_t first_rows_ = 0;
   std::mutex mutex_;
   int num_regions_ = 0;
@@ -77,8 +81,8 @@ class RowArena {
   std::unique_ptr<Region[]> regions_;  // kMaxRegions; never moves, because readers do not lock it
 };
 
-// The rows of one shard. Not thread-safe: the shard's lock guards it. Row 0 is never handed out: it marks an
-// empty index slot.
+// The rows of one shard. Not thread-safe: the shard's lock guards it. Row 0 is never handed out: it
+// marks an empty index slot.
 class RowSlab {
  public:
   explicit RowSlab(RowArena* arena) : arena_(arena) {}

@@ -1,5 +1,5 @@
-// The result of an engine call. The engine throws nothing and knows no TensorFlow; the op layer turns a
-// Status into the status type of its framework (the codes have the same names there).
+// The result of an engine call. The engine throws nothing and knows no TensorFlow; the op layer
+// turns a Status into the status type of its framework (the codes have the same names there).
 #ifndef MONOLITH_NATIVE_TRAINING_RUNTIME_HASH_TABLE_STATUS_H_
 #define MONOLITH_NATIVE_TRAINING_RUNTIME_HASH_TABLE_STATUS_H_
 

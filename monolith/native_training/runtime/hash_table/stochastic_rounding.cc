@@ -17,7 +17,8 @@ float UniformDraw() {
   return UniformFloat(SplitMix64(state));
 }
 
-// The neighbour of `half` (as float) on the other side of `value`; both have the sign of `value` or are zero.
+// The neighbour of `half` (as float) on the other side of `value`; both have the sign of `value` or
+// are zero.
 float OtherNeighbour(uint16_t half, float value) {
   const float nearest = HalfToFloat(half);
   const uint16_t sign = std::signbit(value) ? 0x8000 : 0;

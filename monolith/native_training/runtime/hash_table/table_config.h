@@ -1,4 +1,5 @@
-// Plain configuration structs. The op layer fills them from the protos; defaults are those of the protos.
+// Plain configuration structs. The op layer fills them from the protos; defaults are those of the
+// protos.
 #ifndef MONOLITH_NATIVE_TRAINING_RUNTIME_HASH_TABLE_TABLE_CONFIG_H_
 #define MONOLITH_NATIVE_TRAINING_RUNTIME_HASH_TABLE_TABLE_CONFIG_H_
 
@@ -36,8 +37,9 @@ enum class CompressorKind : uint8_t { kAbsent, kUnset, kFp32, kFp16, kFixedR8, k
 
 enum class EntryType : uint8_t { kUnknown, kTraining, kServing };
 
-// Only the fields of `kind` are read. Fields that the per-row optimizers ignore (learning rate, warm-up, hessian
-// compression, beta1 warm-up) are not here: the learning rate comes with every batch.
+// Only the fields of `kind` are read. Fields that the per-row optimizers ignore (learning rate,
+// warm-up, hessian compression, beta1 warm-up) are not here: the learning rate comes with every
+// batch.
 struct OptimizerConfig {
   OptimizerKind kind = OptimizerKind::kAbsent;
   float initial_accumulator_value = 0.1f;
@@ -65,8 +67,8 @@ struct InitializerConfig {
 
 struct CompressorConfig {
   CompressorKind kind = CompressorKind::kAbsent;
-  float range = 1.0f;        // fixed_r8
-  int64_t step_size = 200;   // one_bit, and the four below
+  float range = 1.0f;       // fixed_r8
+  int64_t step_size = 200;  // one_bit, and the four below
   float init_scale = 1.0f;
   float max_scale = 10000.0f;
   float amplitude = 0.1f;
@@ -99,7 +101,8 @@ struct TableConfig {
   ExpiryConfig expiry;
   int64_t initial_capacity = 1;
   bool skip_zero_embedding = false;
-  // Seed of the random initializers. 0: MONOLITH_TABLE_SEED from the environment, else random per table.
+  // Seed of the random initializers. 0: MONOLITH_TABLE_SEED from the environment, else random per
+  // table.
   uint64_t seed = 0;
   // Appended to creation errors; the op layer puts the text of the proto here.
   std::string description;

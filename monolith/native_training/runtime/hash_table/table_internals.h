@@ -1,4 +1,5 @@
-// What the batch code (table_lookup.cc, table_update.cc, table_save.cc) may touch inside a table. Not for callers.
+// What the batch code (table_lookup.cc, table_update.cc, table_save.cc) may touch inside a table.
+// Not for callers.
 #ifndef MONOLITH_NATIVE_TRAINING_RUNTIME_HASH_TABLE_TABLE_INTERNALS_H_
 #define MONOLITH_NATIVE_TRAINING_RUNTIME_HASH_TABLE_TABLE_INTERNALS_H_
 

@@ -20,8 +20,8 @@ TileScratch* ThreadTileScratch() {
   return &scratch;
 }
 
-// Locking and probing shared by all readers. `Derived` prefetches in PrefetchRow(row) what it will need and copies it
-// in FinishRow(position, row), where row is null for absent ids.
+// Locking and probing shared by all readers. `Derived` prefetches in PrefetchRow(row) what it will
+// need and copies it in FinishRow(position, row), where row is null for absent ids.
 template <typename Derived>
 class ReadStages {
  public:
@@ -154,9 +154,7 @@ class ContainsStages : public ReadStages<ContainsStages> {
   ContainsStages(const EmbeddingTable* table, uint8_t* found)
       : ReadStages<ContainsStages>(table), found_(found) {}
   void PrefetchRow(const char*) const {}
-  void FinishRow(int64_t position, const char* row) {
-    found_[position] = row != nullptr ? 1 : 0;
-  }
+  void FinishRow(int64_t position, const char* row) { found_[position] = row != nullptr ? 1 : 0; }
 
  private:
   uint8_t* const found_;
@@ -168,9 +166,10 @@ struct IndexView {
   uint64_t num_lines;
 };
 
-// Reads ids in batch order, in the table's read room. Windows of ids go through the same four steps as in RunWindows.
-// The window is small and its loops have constant bounds: a blocked prefetch stalls the core as soon as its reorder
-// buffer is full, so every instruction between two prefetches costs time. (Measured: 8 beats 4, 16 and 32.)
+// Reads ids in batch order, in the table's read room. Windows of ids go through the same four steps
+// as in RunWindows. The window is small and its loops have constant bounds: a blocked prefetch
+// stalls the core as soon as its reorder buffer is full, so every instruction between two
+// prefetches costs time. (Measured: 8 beats 4, 16 and 32.)
 template <typename Stages>
 class UnsortedRead {
  public:

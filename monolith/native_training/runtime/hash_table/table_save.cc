@@ -16,9 +16,10 @@ namespace {
 
 constexpr uint64_t kHashEnd = uint64_t{1} << 32;
 
-// Calls visit(slot, hash) once for every row of the index whose 32-bit hash is in [begin, end). Keys lie at or behind
-// their home line, in the same run of full lines; home lines ascend with the hash. So the walk starts at the
-// home of `begin` and ends at the first line with an empty slot at or behind the home of `end` - 1.
+// Calls visit(slot, hash) once for every row of the index whose 32-bit hash is in [begin, end).
+// Keys lie at or behind their home line, in the same run of full lines; home lines ascend with the
+// hash. So the walk starts at the home of `begin` and ends at the first line with an empty slot at
+// or behind the home of `end` - 1.
 template <typename Visitor>
 void VisitHashRange(const FlatIndex& index, uint64_t begin, uint64_t end, Visitor visit) {
   if (index.num_lines() == 0 || begin >= end) return;
@@ -39,11 +40,13 @@ void VisitHashRange(const FlatIndex& index, uint64_t begin, uint64_t end, Visito
 
 // A width of hash range that holds about `rows` of the shard's rows.
 uint64_t RangeFor(int64_t rows, int64_t shard_rows) {
-  const double share = static_cast<double>(rows) / static_cast<double>(std::max<int64_t>(1, shard_rows));
+  const double share =
+      static_cast<double>(rows) / static_cast<double>(std::max<int64_t>(1, shard_rows));
   return std::max<uint64_t>(1, static_cast<uint64_t>(std::min(1.0, share) * 4294967296.0));
 }
 
-// Offsets of SavePage: | shard number inside the partition | 32-bit hash | 24-bit rows of that hash done |, plus 1.
+// Offsets of SavePage: | shard number inside the partition | 32-bit hash | 24-bit rows of that hash
+// done |, plus 1.
 struct PageOffset {
   int64_t ordinal = 0;
   uint64_t hash = 0;
@@ -157,7 +160,8 @@ Status EmbeddingTable::LoadRecords(const RecordView* records, int64_t n, LoadSta
   thread_local std::vector<int64_t> ids;
   thread_local std::vector<uint32_t> timestamps;
   std::vector<float> values(layout_.dim);
-  const int64_t tile_size = std::max<int64_t>(64, std::min(kLoadTile, (int64_t{8} << 20) / layout_.stride));
+  const int64_t tile_size =
+      std::max<int64_t>(64, std::min(kLoadTile, (int64_t{8} << 20) / layout_.stride));
   rows.resize(std::min(n, tile_size) * layout_.stride);
   WriteJob job;
   job.table = this;

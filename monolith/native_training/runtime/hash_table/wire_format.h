@@ -95,7 +95,8 @@ class WireReader {
     }
   }
 
-  // Reads a float field, single or packed, behind its tag. Floats beyond `capacity` are counted, not stored.
+  // Reads a float field, single or packed, behind its tag. Floats beyond `capacity` are counted,
+  // not stored.
   bool ReadFloats(WireType type, char* out, int64_t capacity, int64_t* count) {
     if (type == kFixed32) {
       char bytes[4];

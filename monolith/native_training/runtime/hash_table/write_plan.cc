@@ -117,7 +117,8 @@ void RunShards(const PlannedWrite& write, const SortedTile* begin, const SortedT
   }
 }
 
-// Brings the values of a tile into the second-level cache front to back, because they are then visited in shard order.
+// Brings the values of a tile into the second-level cache front to back, because they are then
+// visited in shard order.
 void StreamValues(const WriteTile& tile, int64_t dim) {
   if (tile.values == nullptr) return;
   const char* at = reinterpret_cast<const char*>(tile.values);
@@ -136,7 +137,8 @@ void RunTileByTile(const PlannedWrite& write) {
   }
 }
 
-// The write rooms of all tables of a batch. A table that comes twice is entered twice, which is harmless.
+// The write rooms of all tables of a batch. A table that comes twice is entered twice, which is
+// harmless.
 class WriteRooms {
  public:
   explicit WriteRooms(const std::vector<PlannedWrite>& writes) : writes_(writes) {

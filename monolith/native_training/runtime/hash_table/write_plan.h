@@ -22,8 +22,8 @@ struct PlannedWrite {
   int64_t NumIds() const;
 };
 
-// Applies all writes. With a runner the units of work are (write, shard), so no row is touched by two threads and
-// the result does not depend on their number.
+// Applies all writes. With a runner the units of work are (write, shard), so no row is touched by
+// two threads and the result does not depend on their number.
 void RunWrites(const std::vector<PlannedWrite>& writes, ParallelRunner* runner);
 
 }  // namespace engine

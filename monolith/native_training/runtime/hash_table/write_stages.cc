@@ -55,7 +55,7 @@ WriteStages::~WriteStages() {
   if (!report_touched_) return;
   std::vector<int64_t>* touched = ThreadTouchedIds();
   if (!touched->empty()) {
-    TableInternals::Touched(*job_->table)(touched->data(), static_cast<int64_t>(touched->size()));
+    TableInternals::Touched (*job_->table)(touched->data(), static_cast<int64_t>(touched->size()));
   }
   touched->clear();
 }
@@ -69,7 +69,8 @@ void WriteStages::Fetch(Window* window) {
   }
 }
 
-// With skip_zero_embedding every id waits for Resolve: there an earlier id of the batch may erase its row.
+// With skip_zero_embedding every id waits for Resolve: there an earlier id of the batch may erase
+// its row.
 void WriteStages::Probe(Window* window) {
   const Shard& shard = *shards_[window->shard];
   const FlatIndex& index = shard.index;
@@ -113,8 +114,7 @@ void WriteStages::Resolve(Window* window) {
   if (num_absent > 0) InsertAbsent(shard, window, absent, num_absent);
 }
 
-void WriteStages::SetRow(const RowArena::View& rows, FlatIndex::Slot* slot, Window* window,
-                         int j) {
+void WriteStages::SetRow(const RowArena::View& rows, FlatIndex::Slot* slot, Window* window, int j) {
   const uint32_t ts =
       job_->mode == WriteMode::kLoad ? tile_.load_ts[window->entries[j].position] : job_->ts;
   if (slot->ts != ts) slot->ts = ts;  // do not dirty the line for nothing
@@ -275,8 +275,7 @@ void WriteStages::FinishOptimize(Window* window) {
     if (run.segment->retriever == RetrieverKind::kHashNet) {
       HashNetStep(run, rows, grads, count);
     } else {
-      RunOptimizer(*run.segment, {rows, grads, false, count}, run.learning_rate,
-                   job_->global_step);
+      RunOptimizer(*run.segment, {rows, grads, false, count}, run.learning_rate, job_->global_step);
     }
   }
 }

@@ -22,7 +22,8 @@ struct RunSegment {
   float hash_net_scale;
 };
 
-// One write batch of one table. Shared by the threads that run it, constant but for `out_of_memory`.
+// One write batch of one table. Shared by the threads that run it, constant but for
+// `out_of_memory`.
 struct WriteJob {
   EmbeddingTable* table = nullptr;
   WriteMode mode = WriteMode::kAssign;
@@ -30,8 +31,8 @@ struct WriteJob {
   OccurrenceFilter* filter = nullptr;
   int64_t global_step = 0;
   bool skip_nonfinite = false;
-  std::vector<RunSegment> segments;        // kOptimize
-  std::vector<Segment> fused;              // owns what `segments` points to where neighbours were fused
+  std::vector<RunSegment> segments;  // kOptimize
+  std::vector<Segment> fused;        // owns what `segments` points to where neighbours were fused
   std::atomic<bool> out_of_memory{false};
 };
 

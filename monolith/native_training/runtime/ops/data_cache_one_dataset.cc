@@ -21,14 +21,17 @@ REGISTER_OP("MonolithCacheOneDataset")
     .Output("handle: variant")
     .SetDoNotOptimize()
     .SetShapeFn(shape_inference::ScalarShape)
-    .Doc("Elements of the input, followed by a bool that is true for the last "
-         "one.");
+    .Doc(
+        "Elements of the input, followed by a bool that is true for the last "
+        "one.");
 
 class CacheOneDataset final : public data::DatasetBase {
-public:
+ public:
   CacheOneDataset(OpKernelContext *ctx, const data::DatasetBase *input)
-      : DatasetBase(data::DatasetContext(ctx)), input_(input),
-        dtypes_(input->output_dtypes()), shapes_(input->output_shapes()) {
+      : DatasetBase(data::DatasetContext(ctx)),
+        input_(input),
+        dtypes_(input->output_dtypes()),
+        shapes_(input->output_shapes()) {
     input_->Ref();
     dtypes_.push_back(DT_BOOL);
     shapes_.push_back(PartialTensorShape({}));
@@ -36,51 +39,40 @@ public:
 
   ~CacheOneDataset() override { input_->Unref(); }
 
-  std::unique_ptr<data::IteratorBase>
-  MakeIteratorInternal(const string &prefix) const override {
-    return std::make_unique<Iterator>(
-        Iterator::Params{this, prefix + "::CacheOne"});
+  std::unique_ptr<data::IteratorBase> MakeIteratorInternal(const string &prefix) const override {
+    return std::make_unique<Iterator>(Iterator::Params{this, prefix + "::CacheOne"});
   }
 
   const DataTypeVector &output_dtypes() const override { return dtypes_; }
-  const std::vector<PartialTensorShape> &output_shapes() const override {
-    return shapes_;
-  }
+  const std::vector<PartialTensorShape> &output_shapes() const override { return shapes_; }
   string DebugString() const override { return "CacheOneDataset"; }
   int64_t CardinalityInternal(data::CardinalityOptions options) const override {
     return input_->Cardinality(options);
   }
-  Status
-  InputDatasets(std::vector<const DatasetBase *> *inputs) const override {
+  Status InputDatasets(std::vector<const DatasetBase *> *inputs) const override {
     inputs->push_back(input_);
     return OkStatus();
   }
-  Status CheckExternalState() const override {
-    return input_->CheckExternalState();
-  }
+  Status CheckExternalState() const override { return input_->CheckExternalState(); }
 
-protected:
-  Status AsGraphDefInternal(data::SerializationContext *ctx,
-                            DatasetGraphDefBuilder *b,
+ protected:
+  Status AsGraphDefInternal(data::SerializationContext *ctx, DatasetGraphDefBuilder *b,
                             Node **output) const override {
     Node *input = nullptr;
     TF_RETURN_IF_ERROR(b->AddInputDataset(ctx, input_, &input));
     return b->AddDataset(this, {input}, output);
   }
 
-private:
+ private:
   class Iterator final : public data::DatasetIterator<CacheOneDataset> {
-  public:
-    explicit Iterator(const Params &params)
-        : DatasetIterator<CacheOneDataset>(params) {}
+   public:
+    explicit Iterator(const Params &params) : DatasetIterator<CacheOneDataset>(params) {}
 
     Status Initialize(data::IteratorContext *ctx) override {
-      return dataset()->input_->MakeIterator(ctx, this, prefix(),
-                                             &input_iterator_);
+      return dataset()->input_->MakeIterator(ctx, this, prefix(), &input_iterator_);
     }
 
-    Status GetNextInternal(data::IteratorContext *ctx,
-                           std::vector<Tensor> *out_tensors,
+    Status GetNextInternal(data::IteratorContext *ctx, std::vector<Tensor> *out_tensors,
                            bool *end_of_sequence) override {
       mutex_lock lock(mu_);
       if (!started_) {
@@ -88,8 +80,7 @@ private:
         started_ = true;
       }
       *end_of_sequence = ended_;
-      if (ended_)
-        return OkStatus();
+      if (ended_) return OkStatus();
       std::vector<Tensor> following;
       bool ended;
       TF_RETURN_IF_ERROR(input_iterator_->GetNext(ctx, &following, &ended));
@@ -100,30 +91,26 @@ private:
       return OkStatus();
     }
 
-  protected:
-    std::shared_ptr<data::model::Node>
-    CreateNode(data::IteratorContext *,
-               data::model::Node::Args args) const override {
+   protected:
+    std::shared_ptr<data::model::Node> CreateNode(data::IteratorContext *,
+                                                  data::model::Node::Args args) const override {
       return data::model::MakeKnownRatioNode(std::move(args), /*ratio=*/1);
     }
 
     Status SaveInternal(data::SerializationContext *ctx,
                         data::IteratorStateWriter *writer) override {
       mutex_lock lock(mu_);
-      TF_RETURN_IF_ERROR(writer->WriteScalar(prefix(), "started",
-                                             static_cast<int64_t>(started_)));
+      TF_RETURN_IF_ERROR(writer->WriteScalar(prefix(), "started", static_cast<int64_t>(started_)));
+      TF_RETURN_IF_ERROR(writer->WriteScalar(prefix(), "ended", static_cast<int64_t>(ended_)));
       TF_RETURN_IF_ERROR(
-          writer->WriteScalar(prefix(), "ended", static_cast<int64_t>(ended_)));
-      TF_RETURN_IF_ERROR(writer->WriteScalar(
-          prefix(), "tensors", static_cast<int64_t>(next_.size())));
+          writer->WriteScalar(prefix(), "tensors", static_cast<int64_t>(next_.size())));
       for (size_t i = 0; i < next_.size(); ++i) {
         TF_RETURN_IF_ERROR(writer->WriteTensor(prefix(), Key(i), next_[i]));
       }
       return SaveInput(ctx, writer, input_iterator_);
     }
 
-    Status RestoreInternal(data::IteratorContext *ctx,
-                           data::IteratorStateReader *reader) override {
+    Status RestoreInternal(data::IteratorContext *ctx, data::IteratorStateReader *reader) override {
       mutex_lock lock(mu_);
       int64_t started, ended, tensors;
       TF_RETURN_IF_ERROR(reader->ReadScalar(prefix(), "started", &started));
@@ -133,13 +120,12 @@ private:
       ended_ = ended != 0;
       next_.resize(static_cast<size_t>(tensors));
       for (size_t i = 0; i < next_.size(); ++i) {
-        TF_RETURN_IF_ERROR(
-            reader->ReadTensor(ctx->flr(), prefix(), Key(i), &next_[i]));
+        TF_RETURN_IF_ERROR(reader->ReadTensor(ctx->flr(), prefix(), Key(i), &next_[i]));
       }
       return RestoreInput(ctx, reader, input_iterator_);
     }
 
-  private:
+   private:
     static std::string Key(size_t i) { return "next_" + std::to_string(i); }
 
     mutex mu_;
@@ -155,19 +141,18 @@ private:
 };
 
 class CacheOneDatasetOp final : public data::UnaryDatasetOpKernel {
-public:
+ public:
   using UnaryDatasetOpKernel::UnaryDatasetOpKernel;
 
-protected:
+ protected:
   void MakeDataset(OpKernelContext *ctx, data::DatasetBase *input,
                    data::DatasetBase **output) override {
     *output = new CacheOneDataset(ctx, input);
   }
 };
 
-REGISTER_KERNEL_BUILDER(Name("MonolithCacheOneDataset").Device(DEVICE_CPU),
-                        CacheOneDatasetOp);
+REGISTER_KERNEL_BUILDER(Name("MonolithCacheOneDataset").Device(DEVICE_CPU), CacheOneDatasetOp);
 
-} // namespace
-} // namespace monolith_tf
-} // namespace tensorflow
+}  // namespace
+}  // namespace monolith_tf
+}  // namespace tensorflow

@@ -10,7 +10,6 @@
 #include "monolith/native_training/runtime/ops/data_sample_rules.h"
 #include "monolith/native_training/runtime/ops/op_checks.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
-#include "tensorflow/core/framework/dataset_stateful_op_allowlist.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"
 
@@ -18,13 +17,10 @@ namespace tensorflow {
 namespace monolith_tf {
 namespace {
 
-// Stateful because some of them draw random numbers and none may be folded.
-#define REGISTER_FILTER_OP(name)                 \
-  ALLOW_STATEFUL_OP_FOR_DATASET_FUNCTIONS(name); \
-  REGISTER_OP(name)                              \
-      .Input("input: variant")                   \
-      .Output("valid: bool")                     \
-      .SetDoNotOptimize()                        \
+#define REGISTER_FILTER_OP(name) \
+  REGISTER_OP(name)              \
+      .Input("input: variant")   \
+      .Output("valid: bool")     \
       .SetShapeFn(shape_inference::ScalarShape)
 
 #define OPERAND_ATTRS()                        \
@@ -66,6 +62,7 @@ REGISTER_FILTER_OP("FilterByLabel")
     .Doc("Keeps samples with a label above its threshold.");
 
 REGISTER_FILTER_OP("SpecialStrategy")
+    .SetIsStateful()  // draws random numbers
     .Attr("special_strategies: list(int) = []")
     .Attr("strategy_conf: string = ''")
     .Attr("variant_type: string = 'instance'")
@@ -79,6 +76,7 @@ strategy_conf: "strategy:rate[:label],...": the share to keep, and the new first
 )doc");
 
 REGISTER_FILTER_OP("NegativeSample")
+    .SetIsStateful()  // draws random numbers
     .Attr("drop_rate: float")
     .Attr("label_index: int = 0")
     .Attr("threshold: float = 0.0")

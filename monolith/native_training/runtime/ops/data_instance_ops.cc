@@ -10,7 +10,6 @@
 #include "monolith/native_training/runtime/ops/data_sample.h"
 #include "monolith/native_training/runtime/ops/op_checks.h"
 #include "monolith/native_training/runtime/ops/op_parallel.h"
-#include "tensorflow/core/framework/dataset_stateful_op_allowlist.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/shape_inference.h"
@@ -151,7 +150,6 @@ REGISTER_OP("MonolithParseInstances")
     .Attr("R: int >= 0")
     .Attr("S: int >= 0")
     .INSTANCE_ATTRS()
-    .SetDoNotOptimize()
     .SetShapeFn(ParseShape)
     .Doc(R"doc(
 Parses serialized Instances.
@@ -162,7 +160,6 @@ fid_values: their ids; v1 ids become v2 when fidv2_features is not empty.
 float_values: [batch, dim] of each feature, zeros when it has another number of values.
 misc_float_values: [batch, dim] of label, instance_weight and fields of LineId, cut or padded.
 )doc");
-ALLOW_STATEFUL_OP_FOR_DATASET_FUNCTIONS("MonolithParseInstances");
 
 REGISTER_OP("MonolithRawParseInstance")
     .Input("serialized: string")
@@ -171,7 +168,6 @@ REGISTER_OP("MonolithRawParseInstance")
     .INSTANCE_ATTRS()
     .Attr("collapse_batch_dim: bool = false")
     .Attr("fid_output_type: {'REGULAR', 'CONCAT'} = 'REGULAR'")
-    .SetDoNotOptimize()
     .SetShapeFn(RawParseShape)
     .Doc(R"doc(
 MonolithParseInstances with all outputs in one list.
@@ -180,7 +176,6 @@ collapse_batch_dim: dense outputs lose the batch dimension, which must be 1.
 fid_output_type: CONCAT: one row-splits and one ids output for all sparse features of the single
   Instance.
 )doc");
-ALLOW_STATEFUL_OP_FOR_DATASET_FUNCTIONS("MonolithRawParseInstance");
 
 class InstanceOpBase : public OpKernel {
  public:

@@ -13,7 +13,6 @@
 #include "monolith/native_training/runtime/ops/data_sample_rules.h"
 #include "monolith/native_training/runtime/ops/op_checks.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
-#include "tensorflow/core/framework/dataset_stateful_op_allowlist.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"
 
@@ -21,12 +20,10 @@ namespace tensorflow {
 namespace monolith_tf {
 namespace {
 
-#define REGISTER_LABEL_OP(name)                  \
-  ALLOW_STATEFUL_OP_FOR_DATASET_FUNCTIONS(name); \
-  REGISTER_OP(name)                              \
-      .Input("input: variant")                   \
-      .Output("output: variant")                 \
-      .SetDoNotOptimize()                        \
+#define REGISTER_LABEL_OP(name)  \
+  REGISTER_OP(name)              \
+      .Input("input: variant")   \
+      .Output("output: variant") \
       .SetShapeFn(shape_inference::ScalarShape)
 
 REGISTER_LABEL_OP("AddAction")
@@ -40,6 +37,7 @@ REGISTER_LABEL_OP("AddAction")
     .Doc("Appends an action when a field of LineId compares true.");
 
 REGISTER_LABEL_OP("AddLabel")
+    .SetIsStateful()  // draws random numbers
     .Attr("config: string")
     .Attr("negative_value: float")
     .Attr("sample_rate: float")

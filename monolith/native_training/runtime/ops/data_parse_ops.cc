@@ -3,7 +3,6 @@
 #include <cstdint>
 
 #include "monolith/native_training/runtime/ops/data_parse_spec.h"
-#include "tensorflow/core/framework/dataset_stateful_op_allowlist.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/shape_inference.h"
 
@@ -56,10 +55,8 @@ extra_names: the names that are fields of LineId.
       .Input("pb_input: T")      \
       .Output("tensors: dtypes") \
       .PARSE_ATTRS()             \
-      .SetDoNotOptimize()        \
       .SetShapeFn(ParseShape)    \
-      .Doc(kDoc);                \
-  ALLOW_STATEFUL_OP_FOR_DATASET_FUNCTIONS(name)
+      .Doc(kDoc)
 
 #define REGISTER_PARSE_V2_OP(name)        \
   REGISTER_OP(name)                       \
@@ -67,10 +64,8 @@ extra_names: the names that are fields of LineId.
       .Output("tensors: dtypes")          \
       .Output("sparse_features: variant") \
       .PARSE_ATTRS()                      \
-      .SetDoNotOptimize()                 \
       .SetShapeFn(ParseShape)             \
-      .Doc(kDoc);                         \
-  ALLOW_STATEFUL_OP_FOR_DATASET_FUNCTIONS(name)
+      .Doc(kDoc)
 
 REGISTER_PARSE_OP("ParseExamples");
 REGISTER_PARSE_OP("ParseExampleBatch");
@@ -83,10 +78,8 @@ REGISTER_OP("ParseInstances")
     .Attr("fidv1_features: list(int)")
     .Attr("fidv2_features: list(string)")
     .PARSE_ATTRS()
-    .SetDoNotOptimize()
     .SetShapeFn(ParseShape)
     .Doc(kDoc);
-ALLOW_STATEFUL_OP_FOR_DATASET_FUNCTIONS("ParseInstances");
 
 REGISTER_OP("ParseInstancesV2")
     .Input("pb_input: T")
@@ -95,10 +88,8 @@ REGISTER_OP("ParseInstancesV2")
     .Attr("fidv1_features: list(int)")
     .Attr("fidv2_features: list(string)")
     .PARSE_ATTRS()
-    .SetDoNotOptimize()
     .SetShapeFn(ParseShape)
     .Doc(kDoc);
-ALLOW_STATEFUL_OP_FOR_DATASET_FUNCTIONS("ParseInstancesV2");
 
 REGISTER_OP("ParseExampleBatchList")
     .Input("inputs: N * variant")
@@ -111,7 +102,6 @@ REGISTER_OP("ParseExampleBatchList")
     .Attr("positive_label: float")
     .Attr("negative_label: float")
     .Attr("N: int >= 1")
-    .SetDoNotOptimize()
     .SetShapeFn(ParseShape)
     .Doc(R"doc(
 Merges batches of the same rows column by column and turns the result into tensors.
@@ -120,7 +110,6 @@ inputs: ExampleBatch each, scalar or [1]. An id becomes (id of its column, signa
 label_config: serialized LabelConf: `label` is built from the actions of __LINE_ID__. Empty: from
   the __LABEL__ column.
 )doc");
-ALLOW_STATEFUL_OP_FOR_DATASET_FUNCTIONS("ParseExampleBatchList");
 
 }  // namespace
 }  // namespace monolith_tf

@@ -9,41 +9,31 @@ namespace monolith_tf {
 namespace {
 
 class SampleDataset final : public data::DatasetBase {
-public:
-  SampleDataset(OpKernelContext *ctx, const data::DatasetBase *input,
-                SampleDatasetOptions options)
-      : DatasetBase(data::DatasetContext(ctx)), input_(input),
-        options_(std::move(options)) {
+ public:
+  SampleDataset(OpKernelContext *ctx, const data::DatasetBase *input, SampleDatasetOptions options)
+      : DatasetBase(data::DatasetContext(ctx)), input_(input), options_(std::move(options)) {
     input_->Ref();
   }
 
   ~SampleDataset() override { input_->Unref(); }
 
-  std::unique_ptr<data::IteratorBase>
-  MakeIteratorInternal(const string &prefix) const override {
-    return std::make_unique<Iterator>(
-        Iterator::Params{this, prefix + "::" + options_.name});
+  std::unique_ptr<data::IteratorBase> MakeIteratorInternal(const string &prefix) const override {
+    return std::make_unique<Iterator>(Iterator::Params{this, prefix + "::" + options_.name});
   }
 
-  const DataTypeVector &output_dtypes() const override {
-    return input_->output_dtypes();
-  }
+  const DataTypeVector &output_dtypes() const override { return input_->output_dtypes(); }
   const std::vector<PartialTensorShape> &output_shapes() const override {
     return input_->output_shapes();
   }
   string DebugString() const override { return options_.name; }
-  Status
-  InputDatasets(std::vector<const DatasetBase *> *inputs) const override {
+  Status InputDatasets(std::vector<const DatasetBase *> *inputs) const override {
     inputs->push_back(input_);
     return OkStatus();
   }
-  Status CheckExternalState() const override {
-    return input_->CheckExternalState();
-  }
+  Status CheckExternalState() const override { return input_->CheckExternalState(); }
 
-protected:
-  Status AsGraphDefInternal(data::SerializationContext *ctx,
-                            DatasetGraphDefBuilder *b,
+ protected:
+  Status AsGraphDefInternal(data::SerializationContext *ctx, DatasetGraphDefBuilder *b,
                             Node **output) const override {
     Node *node = nullptr;
     TF_RETURN_IF_ERROR(b->AddInputDataset(ctx, input_, &node));
@@ -53,26 +43,22 @@ protected:
       nodes.push_back(node);
     }
     std::vector<std::pair<StringPiece, AttrValue>> attrs;
-    for (const auto &[name, value] : options_.attrs)
-      attrs.emplace_back(name, value);
+    for (const auto &[name, value] : options_.attrs) attrs.emplace_back(name, value);
     return b->AddDataset(this, nodes, attrs, output);
   }
 
-private:
+ private:
   class Iterator final : public data::DatasetIterator<SampleDataset> {
-  public:
-    explicit Iterator(const Params &params)
-        : DatasetIterator<SampleDataset>(params) {}
+   public:
+    explicit Iterator(const Params &params) : DatasetIterator<SampleDataset>(params) {}
 
     Status Initialize(data::IteratorContext *ctx) override {
       mutex_lock lock(mu_);
       expander_ = dataset()->options_.factory();
-      return dataset()->input_->MakeIterator(ctx, this, prefix(),
-                                             &input_iterator_);
+      return dataset()->input_->MakeIterator(ctx, this, prefix(), &input_iterator_);
     }
 
-    Status GetNextInternal(data::IteratorContext *ctx,
-                           std::vector<Tensor> *out_tensors,
+    Status GetNextInternal(data::IteratorContext *ctx, std::vector<Tensor> *out_tensors,
                            bool *end_of_sequence) override {
       mutex_lock lock(mu_);
       *end_of_sequence = false;
@@ -82,8 +68,7 @@ private:
           return OkStatus();
         }
         std::vector<Tensor> element;
-        TF_RETURN_IF_ERROR(
-            input_iterator_->GetNext(ctx, &element, end_of_sequence));
+        TF_RETURN_IF_ERROR(input_iterator_->GetNext(ctx, &element, end_of_sequence));
         if (*end_of_sequence) {
           input_iterator_.reset();
           return OkStatus();
@@ -95,32 +80,26 @@ private:
       return OkStatus();
     }
 
-  protected:
-    std::shared_ptr<data::model::Node>
-    CreateNode(data::IteratorContext *,
-               data::model::Node::Args args) const override {
+   protected:
+    std::shared_ptr<data::model::Node> CreateNode(data::IteratorContext *,
+                                                  data::model::Node::Args args) const override {
       return data::model::MakeUnknownRatioNode(std::move(args));
     }
 
     Status SaveInternal(data::SerializationContext *ctx,
                         data::IteratorStateWriter *writer) override {
       mutex_lock lock(mu_);
-      TF_RETURN_IF_ERROR(writer->WriteScalar(
-          prefix(), "exhausted",
-          static_cast<int64_t>(input_iterator_ == nullptr)));
-      TF_RETURN_IF_ERROR(writer->WriteScalar(
-          prefix(), "pending", static_cast<int64_t>(pending_.size())));
+      TF_RETURN_IF_ERROR(writer->WriteScalar(prefix(), "exhausted",
+                                             static_cast<int64_t>(input_iterator_ == nullptr)));
+      TF_RETURN_IF_ERROR(
+          writer->WriteScalar(prefix(), "pending", static_cast<int64_t>(pending_.size())));
       for (size_t i = 0; i < pending_.size(); ++i) {
-        TF_RETURN_IF_ERROR(
-            writer->WriteTensor(prefix(), PendingKey(i), pending_[i]));
+        TF_RETURN_IF_ERROR(writer->WriteTensor(prefix(), PendingKey(i), pending_[i]));
       }
-      return input_iterator_ == nullptr
-                 ? OkStatus()
-                 : SaveInput(ctx, writer, input_iterator_);
+      return input_iterator_ == nullptr ? OkStatus() : SaveInput(ctx, writer, input_iterator_);
     }
 
-    Status RestoreInternal(data::IteratorContext *ctx,
-                           data::IteratorStateReader *reader) override {
+    Status RestoreInternal(data::IteratorContext *ctx, data::IteratorStateReader *reader) override {
       mutex_lock lock(mu_);
       int64_t exhausted, pending;
       TF_RETURN_IF_ERROR(reader->ReadScalar(prefix(), "exhausted", &exhausted));
@@ -128,8 +107,8 @@ private:
       pending_.clear();
       for (int64_t i = 0; i < pending; ++i) {
         Tensor tensor;
-        TF_RETURN_IF_ERROR(reader->ReadTensor(
-            ctx->flr(), prefix(), PendingKey(static_cast<size_t>(i)), &tensor));
+        TF_RETURN_IF_ERROR(
+            reader->ReadTensor(ctx->flr(), prefix(), PendingKey(static_cast<size_t>(i)), &tensor));
         pending_.push_back(tensor);
       }
       if (exhausted != 0) {
@@ -139,10 +118,8 @@ private:
       return RestoreInput(ctx, reader, input_iterator_);
     }
 
-  private:
-    static std::string PendingKey(size_t i) {
-      return "pending_" + std::to_string(i);
-    }
+   private:
+    static std::string PendingKey(size_t i) { return "pending_" + std::to_string(i); }
 
     mutex mu_;
     std::unique_ptr<SampleExpander> expander_ TF_GUARDED_BY(mu_);
@@ -154,17 +131,14 @@ private:
   const SampleDatasetOptions options_;
 };
 
-} // namespace
+}  // namespace
 
 Status MakeSampleDataset(OpKernelContext *ctx, const data::DatasetBase *input,
-                         SampleDatasetOptions options,
-                         data::DatasetBase **dataset) {
-  const bool variants =
-      input->output_dtypes() == DataTypeVector{DT_VARIANT} &&
-      input->output_shapes()[0].IsCompatibleWith(PartialTensorShape({}));
+                         SampleDatasetOptions options, data::DatasetBase **dataset) {
+  const bool variants = input->output_dtypes() == DataTypeVector{DT_VARIANT} &&
+                        input->output_shapes()[0].IsCompatibleWith(PartialTensorShape({}));
   if (!variants) {
-    return errors::InvalidArgument("the input of ", options.name,
-                                   " has elements of type ",
+    return errors::InvalidArgument("the input of ", options.name, " has elements of type ",
                                    DataTypeVectorString(input->output_dtypes()),
                                    ", want one scalar variant: a sample");
   }
@@ -172,5 +146,5 @@ Status MakeSampleDataset(OpKernelContext *ctx, const data::DatasetBase *input,
   return OkStatus();
 }
 
-} // namespace monolith_tf
-} // namespace tensorflow
+}  // namespace monolith_tf
+}  // namespace tensorflow

@@ -18,7 +18,7 @@ namespace monolith_tf {
 
 // The rule of one iterator, which is all that calls it.
 class SampleExpander {
-public:
+ public:
   virtual ~SampleExpander() = default;
 
   // Appends the samples that `sample`, a scalar variant, becomes.
@@ -30,19 +30,18 @@ using DatasetAttrs = std::vector<std::pair<std::string, AttrValue>>;
 
 // What a kernel hands to MakeSampleDataset.
 struct SampleDatasetOptions {
-  std::string name;          // of the op, for messages
-  DatasetAttrs attrs;        // of the node, to write the data set as a graph
-  std::vector<Tensor> extra; // inputs after the data set
+  std::string name;           // of the op, for messages
+  DatasetAttrs attrs;         // of the node, to write the data set as a graph
+  std::vector<Tensor> extra;  // inputs after the data set
   ExpanderFactory factory;
 };
 
 // Returns a data set with one reference. InvalidArgument: elements are not
 // scalar variants.
 Status MakeSampleDataset(OpKernelContext *ctx, const data::DatasetBase *input,
-                         SampleDatasetOptions options,
-                         data::DatasetBase **dataset);
+                         SampleDatasetOptions options, data::DatasetBase **dataset);
 
-} // namespace monolith_tf
-} // namespace tensorflow
+}  // namespace monolith_tf
+}  // namespace tensorflow
 
-#endif // MONOLITH_NATIVE_TRAINING_RUNTIME_OPS_DATA_SAMPLE_DATASET_H_
+#endif  // MONOLITH_NATIVE_TRAINING_RUNTIME_OPS_DATA_SAMPLE_DATASET_H_

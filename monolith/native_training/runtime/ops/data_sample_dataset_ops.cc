@@ -56,8 +56,7 @@ REGISTER_OP("TransformDataset")
 DatasetAttrs AttrsOf(const NodeDef &def) {
   DatasetAttrs attrs;
   for (const auto &[name, value] : def.attr()) {
-    if (name[0] != '_')
-      attrs.emplace_back(name, value);
+    if (name[0] != '_') attrs.emplace_back(name, value);
   }
   return attrs;
 }
@@ -66,10 +65,8 @@ Status GetRowType(OpKernelConstruction *ctx, SampleType *type) {
   std::string name;
   TF_RETURN_IF_ERROR(ctx->GetAttr("variant_type", &name));
   TF_RETURN_IF_ERROR(ParseSampleType("variant_type", name, type));
-  if (*type != SampleType::kExampleBatch)
-    return OkStatus();
-  return errors::InvalidArgument("variant_type is '", name,
-                                 "', want instance or example");
+  if (*type != SampleType::kExampleBatch) return OkStatus();
+  return errors::InvalidArgument("variant_type is '", name, "', want instance or example");
 }
 
 struct ReweightRules {
@@ -86,8 +83,7 @@ struct ReweightRules {
 
   // 1 for the best action; larger is worse.
   int64_t Priority(const Actions &actions) const {
-    if (actions.empty())
-      return kNoAction;
+    if (actions.empty()) return kNoAction;
     const int64_t best = BestAction(priorities, actions);
     return best < 0 ? kUnlisted : best + 1;
   }
@@ -95,26 +91,22 @@ struct ReweightRules {
   // The product of the weights of the best action and of those without a
   // priority.
   int64_t Count(const Actions &actions) const {
-    if (actions.empty())
-      return 0;
+    if (actions.empty()) return 0;
     const int64_t best = BestAction(priorities, actions);
     int64_t count = 1;
     for (int32_t action : actions) {
-      const bool listed = std::find(priorities.begin(), priorities.end(),
-                                    action) != priorities.end();
-      if (listed && (best < 0 || action != priorities[best]))
-        continue;
+      const bool listed =
+          std::find(priorities.begin(), priorities.end(), action) != priorities.end();
+      if (listed && (best < 0 || action != priorities[best])) continue;
       const auto it = rules.find(action);
-      if (it != rules.end())
-        count *= it->second.weight;
+      if (it != rules.end()) count *= it->second.weight;
     }
     return count;
   }
 
   // The rule of the best action, else of the first one.
   const Rule *BestRule(const Actions &actions) const {
-    if (actions.empty())
-      return nullptr;
+    if (actions.empty()) return nullptr;
     const int64_t best = BestAction(priorities, actions);
     const auto it = rules.find(best >= 0 ? priorities[best] : actions[0]);
     return it == rules.end() ? nullptr : &it->second;
@@ -122,29 +114,24 @@ struct ReweightRules {
 
   // How often the sample is emitted; may change its first label.
   int64_t Apply(const LineId &line_id, LabelList *label) const {
-    if (label->empty())
-      return 0;
+    if (label->empty()) return 0;
     const Actions &actions = line_id.actions();
     const Actions &before = line_id.pre_actions();
-    if (Priority(before) <= Priority(actions))
-      return actions.empty() && before.empty() ? 1 : 0;
+    if (Priority(before) <= Priority(actions)) return actions.empty() && before.empty() ? 1 : 0;
     const int64_t count = Count(actions);
-    if (const Rule *rule = BestRule(actions))
-      label->Set(0, rule->label);
+    if (const Rule *rule = BestRule(actions)) label->Set(0, rule->label);
     const Rule *rule_before = BestRule(before);
-    if (rule_before == nullptr)
-      return count;
+    if (rule_before == nullptr) return count;
     const int64_t count_before = Count(before);
-    if (label->Get(0) != rule_before->label)
-      return count_before + count;
-    if (count_before > count)
-      label->Set(0, -label->Get(0));
+    if (label->Get(0) != rule_before->label) return count_before + count;
+    if (count_before > count) label->Set(0, -label->Get(0));
     return std::abs(count - count_before);
   }
 };
 
-template <typename Proto> class ReweightExpander final : public SampleExpander {
-public:
+template <typename Proto>
+class ReweightExpander final : public SampleExpander {
+ public:
   explicit ReweightExpander(std::shared_ptr<const ReweightRules> rules)
       : rules_(std::move(rules)) {}
 
@@ -152,10 +139,8 @@ public:
     const Proto *proto;
     TF_RETURN_IF_ERROR(GetSample<Proto>(sample.scalar<Variant>()(), &proto));
     Proto changed = *proto;
-    const int64_t count =
-        rules_->Apply(changed.line_id(), changed.mutable_label());
-    if (count <= 0)
-      return OkStatus();
+    const int64_t count = rules_->Apply(changed.line_id(), changed.mutable_label());
+    if (count <= 0) return OkStatus();
     const Tensor tensor = MakeSampleTensor(std::move(changed));
     for (int64_t i = 0; i < count; ++i) {
       // An own variant for each: an op may forward and change the tensor of one
@@ -167,14 +152,13 @@ public:
     return OkStatus();
   }
 
-private:
+ private:
   std::shared_ptr<const ReweightRules> rules_;
 };
 
 class InstanceReweightDatasetOp final : public data::UnaryDatasetOpKernel {
-public:
-  explicit InstanceReweightDatasetOp(OpKernelConstruction *ctx)
-      : UnaryDatasetOpKernel(ctx) {
+ public:
+  explicit InstanceReweightDatasetOp(OpKernelConstruction *ctx) : UnaryDatasetOpKernel(ctx) {
     auto rules = std::make_shared<ReweightRules>();
     std::vector<int64_t> actions, weights, labels;
     int64_t method;
@@ -184,37 +168,30 @@ public:
     OP_REQUIRES_OK(ctx, ctx->GetAttr("weights", &weights));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("labels", &labels));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("priorities", &rules->priorities));
-    OP_REQUIRES(ctx, method == 0,
-                errors::InvalidArgument("method is ", method, ", want 0"));
-    OP_REQUIRES(ctx,
-                actions.size() == weights.size() &&
-                    actions.size() == labels.size(),
-                errors::InvalidArgument("actions, weights and labels have ",
-                                        actions.size(), ", ", weights.size(),
-                                        " and ", labels.size(), " elements"));
+    OP_REQUIRES(ctx, method == 0, errors::InvalidArgument("method is ", method, ", want 0"));
+    OP_REQUIRES(ctx, actions.size() == weights.size() && actions.size() == labels.size(),
+                errors::InvalidArgument("actions, weights and labels have ", actions.size(), ", ",
+                                        weights.size(), " and ", labels.size(), " elements"));
     for (size_t i = 0; i < actions.size(); ++i) {
       rules->rules[actions[i]] = {weights[i], static_cast<float>(labels[i])};
     }
     rules_ = std::move(rules);
   }
 
-protected:
+ protected:
   void MakeDataset(OpKernelContext *ctx, data::DatasetBase *input,
                    data::DatasetBase **output) override {
     SampleDatasetOptions options;
     options.name = "InstanceReweightDataset";
     options.attrs = AttrsOf(def());
-    options.factory = [rules = rules_,
-                       type = type_]() -> std::unique_ptr<SampleExpander> {
-      if (type == SampleType::kInstance)
-        return std::make_unique<ReweightExpander<Instance>>(rules);
+    options.factory = [rules = rules_, type = type_]() -> std::unique_ptr<SampleExpander> {
+      if (type == SampleType::kInstance) return std::make_unique<ReweightExpander<Instance>>(rules);
       return std::make_unique<ReweightExpander<Example>>(rules);
     };
-    OP_REQUIRES_OK(ctx,
-                   MakeSampleDataset(ctx, input, std::move(options), output));
+    OP_REQUIRES_OK(ctx, MakeSampleDataset(ctx, input, std::move(options), output));
   }
 
-private:
+ private:
   SampleType type_;
   std::shared_ptr<const ReweightRules> rules_;
 };
@@ -224,82 +201,76 @@ REGISTER_KERNEL_BUILDER(Name("InstanceReweightDataset").Device(DEVICE_CPU),
 
 // One filter or change.
 class BasicTransform {
-public:
+ public:
   Status Build(Env *env, const config::BasicTransformConfig &proto) {
     kind_ = proto.type_case();
     switch (kind_) {
-    case config::BasicTransformConfig::kFilterByFid: {
-      FidFilter::Config fids;
-      const auto &from = proto.filter_by_fid();
-      fids.has_fids.assign(from.has_fids().begin(), from.has_fids().end());
-      fids.filter_fids.assign(from.filter_fids().begin(),
-                              from.filter_fids().end());
-      fids.select_fids.assign(from.select_fids().begin(),
-                              from.select_fids().end());
-      return UseFids(fids);
-    }
-    case config::BasicTransformConfig::kFilterByAction: {
-      FidFilter::Config actions;
-      const auto &from = proto.filter_by_action().has_actions();
-      actions.has_actions.assign(from.begin(), from.end());
-      return UseFids(actions);
-    }
-    case config::BasicTransformConfig::kFilterByLabel:
-      thresholds_.assign(proto.filter_by_label().thresholds().begin(),
-                         proto.filter_by_label().thresholds().end());
-      return OkStatus();
-    case config::BasicTransformConfig::kFilterByValue: {
-      const auto &from = proto.filter_by_value();
-      Operands operands;
-      operands.floats.assign(from.float_operand().begin(),
-                             from.float_operand().end());
-      operands.ints.assign(from.int_operand().begin(),
-                           from.int_operand().end());
-      operands.strings.assign(from.string_operand().begin(),
-                              from.string_operand().end());
-      operands.file = from.operand_filepath();
-      return value_filter_.Build(env, from.field_name(), from.op(), operands,
-                                 from.keep_empty());
-    }
-    case config::BasicTransformConfig::kAddLabel: {
-      config::config::LabelConf conf;
-      for (const auto &task : proto.add_label().task_label_configs()) {
-        auto *to = conf.add_conf();
-        *to->mutable_pos_actions() = task.pos_actions();
-        *to->mutable_neg_actions() = task.neg_actions();
-        to->set_sample_rate(task.sample_rate());
+      case config::BasicTransformConfig::kFilterByFid: {
+        FidFilter::Config fids;
+        const auto &from = proto.filter_by_fid();
+        fids.has_fids.assign(from.has_fids().begin(), from.has_fids().end());
+        fids.filter_fids.assign(from.filter_fids().begin(), from.filter_fids().end());
+        fids.select_fids.assign(from.select_fids().begin(), from.select_fids().end());
+        return UseFids(fids);
       }
-      return adder_.Build(conf, proto.add_label().negative_value(),
-                          proto.add_label().new_sample_rate());
-    }
-    default:
-      return errors::InvalidArgument("config has a transform without a type");
+      case config::BasicTransformConfig::kFilterByAction: {
+        FidFilter::Config actions;
+        const auto &from = proto.filter_by_action().has_actions();
+        actions.has_actions.assign(from.begin(), from.end());
+        return UseFids(actions);
+      }
+      case config::BasicTransformConfig::kFilterByLabel:
+        thresholds_.assign(proto.filter_by_label().thresholds().begin(),
+                           proto.filter_by_label().thresholds().end());
+        return OkStatus();
+      case config::BasicTransformConfig::kFilterByValue: {
+        const auto &from = proto.filter_by_value();
+        Operands operands;
+        operands.floats.assign(from.float_operand().begin(), from.float_operand().end());
+        operands.ints.assign(from.int_operand().begin(), from.int_operand().end());
+        operands.strings.assign(from.string_operand().begin(), from.string_operand().end());
+        operands.file = from.operand_filepath();
+        return value_filter_.Build(env, from.field_name(), from.op(), operands, from.keep_empty());
+      }
+      case config::BasicTransformConfig::kAddLabel: {
+        config::config::LabelConf conf;
+        for (const auto &task : proto.add_label().task_label_configs()) {
+          auto *to = conf.add_conf();
+          *to->mutable_pos_actions() = task.pos_actions();
+          *to->mutable_neg_actions() = task.neg_actions();
+          to->set_sample_rate(task.sample_rate());
+        }
+        return adder_.Build(conf, proto.add_label().negative_value(),
+                            proto.add_label().new_sample_rate());
+      }
+      default:
+        return errors::InvalidArgument("config has a transform without a type");
     }
   }
 
   // Whether the sample is kept; AddLabel keeps all.
-  template <typename Proto> bool Apply(Proto *sample) const {
+  template <typename Proto>
+  bool Apply(Proto *sample) const {
     switch (kind_) {
-    case config::BasicTransformConfig::kFilterByLabel:
-      return KeepsByLabel(sample->label(), thresholds_, /*filter_equal=*/false);
-    case config::BasicTransformConfig::kFilterByValue:
-      return value_filter_.Keeps(sample->line_id());
-    case config::BasicTransformConfig::kAddLabel:
-      adder_.Apply(sample->mutable_line_id(), sample->mutable_label());
-      return true;
-    default:
-      return fid_filter_->Keeps(*sample);
+      case config::BasicTransformConfig::kFilterByLabel:
+        return KeepsByLabel(sample->label(), thresholds_, /*filter_equal=*/false);
+      case config::BasicTransformConfig::kFilterByValue:
+        return value_filter_.Keeps(sample->line_id());
+      case config::BasicTransformConfig::kAddLabel:
+        adder_.Apply(sample->mutable_line_id(), sample->mutable_label());
+        return true;
+      default:
+        return fid_filter_->Keeps(*sample);
     }
   }
 
-private:
+ private:
   Status UseFids(const FidFilter::Config &fids) {
     fid_filter_ = std::make_shared<FidFilter>(fids);
     return OkStatus();
   }
 
-  config::BasicTransformConfig::TypeCase kind_ =
-      config::BasicTransformConfig::TYPE_NOT_SET;
+  config::BasicTransformConfig::TypeCase kind_ = config::BasicTransformConfig::TYPE_NOT_SET;
   std::shared_ptr<const FidFilter> fid_filter_;
   std::vector<float> thresholds_;
   LineIdFilter value_filter_;
@@ -311,9 +282,8 @@ using TransformStep = std::vector<BasicTransform>;
 
 template <typename Proto>
 class TransformExpander final : public SampleExpander {
-public:
-  explicit TransformExpander(
-      std::shared_ptr<const std::vector<TransformStep>> steps)
+ public:
+  explicit TransformExpander(std::shared_ptr<const std::vector<TransformStep>> steps)
       : steps_(std::move(steps)) {}
 
   Status Expand(const Tensor &sample, std::deque<Tensor> *out) override {
@@ -321,10 +291,9 @@ public:
     TF_RETURN_IF_ERROR(GetSample<Proto>(sample.scalar<Variant>()(), &proto));
     Proto changed = *proto;
     for (const TransformStep &step : *steps_) {
-      if (std::none_of(step.begin(), step.end(),
-                       [&changed](const BasicTransform &transform) {
-                         return transform.Apply(&changed);
-                       })) {
+      if (std::none_of(step.begin(), step.end(), [&changed](const BasicTransform &transform) {
+            return transform.Apply(&changed);
+          })) {
         return OkStatus();
       }
     }
@@ -332,29 +301,25 @@ public:
     return OkStatus();
   }
 
-private:
+ private:
   std::shared_ptr<const std::vector<TransformStep>> steps_;
 };
 
 class TransformDatasetOp final : public data::UnaryDatasetOpKernel {
-public:
-  explicit TransformDatasetOp(OpKernelConstruction *ctx)
-      : UnaryDatasetOpKernel(ctx) {
+ public:
+  explicit TransformDatasetOp(OpKernelConstruction *ctx) : UnaryDatasetOpKernel(ctx) {
     std::string serialized;
     config::TransformConfig proto;
     OP_REQUIRES_OK(ctx, GetRowType(ctx, &type_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("config", &serialized));
-    OP_REQUIRES(
-        ctx, proto.ParseFromString(serialized),
-        errors::InvalidArgument("config is not a serialized TransformConfig"));
+    OP_REQUIRES(ctx, proto.ParseFromString(serialized),
+                errors::InvalidArgument("config is not a serialized TransformConfig"));
     auto steps = std::make_shared<std::vector<TransformStep>>();
     for (const auto &one : proto.configs()) {
       TransformStep step(one.has_logical_or_config() ? 2 : 1);
       if (one.has_logical_or_config()) {
-        OP_REQUIRES_OK(ctx,
-                       step[0].Build(ctx->env(), one.logical_or_config().x()));
-        OP_REQUIRES_OK(ctx,
-                       step[1].Build(ctx->env(), one.logical_or_config().y()));
+        OP_REQUIRES_OK(ctx, step[0].Build(ctx->env(), one.logical_or_config().x()));
+        OP_REQUIRES_OK(ctx, step[1].Build(ctx->env(), one.logical_or_config().y()));
       } else {
         OP_REQUIRES_OK(ctx, step[0].Build(ctx->env(), one.basic_config()));
       }
@@ -363,30 +328,27 @@ public:
     steps_ = std::move(steps);
   }
 
-protected:
+ protected:
   void MakeDataset(OpKernelContext *ctx, data::DatasetBase *input,
                    data::DatasetBase **output) override {
     SampleDatasetOptions options;
     options.name = "TransformDataset";
     options.attrs = AttrsOf(def());
-    options.factory = [steps = steps_,
-                       type = type_]() -> std::unique_ptr<SampleExpander> {
+    options.factory = [steps = steps_, type = type_]() -> std::unique_ptr<SampleExpander> {
       if (type == SampleType::kInstance)
         return std::make_unique<TransformExpander<Instance>>(steps);
       return std::make_unique<TransformExpander<Example>>(steps);
     };
-    OP_REQUIRES_OK(ctx,
-                   MakeSampleDataset(ctx, input, std::move(options), output));
+    OP_REQUIRES_OK(ctx, MakeSampleDataset(ctx, input, std::move(options), output));
   }
 
-private:
+ private:
   SampleType type_;
   std::shared_ptr<const std::vector<TransformStep>> steps_;
 };
 
-REGISTER_KERNEL_BUILDER(Name("TransformDataset").Device(DEVICE_CPU),
-                        TransformDatasetOp);
+REGISTER_KERNEL_BUILDER(Name("TransformDataset").Device(DEVICE_CPU), TransformDatasetOp);
 
-} // namespace
-} // namespace monolith_tf
-} // namespace tensorflow
+}  // namespace
+}  // namespace monolith_tf
+}  // namespace tensorflow

@@ -125,9 +125,7 @@ TEST(SlidingHashFilterTest, ThresholdZeroIsNotCounted) {
   EXPECT_EQ(filter->Elements(), 5);
 }
 
-TEST(SlidingHashFilterTest, FewSplitsBecomeFive) {
-  EXPECT_EQ(Sliding(1000, 1, 1)->split_num(), 5);
-}
+TEST(SlidingHashFilterTest, FewSplitsBecomeFive) { EXPECT_EQ(Sliding(1000, 1, 1)->split_num(), 5); }
 
 TEST(SlidingHashFilterTest, BadConfigurationsAreErrors) {
   std::unique_ptr<SlidingHashFilter> filter;

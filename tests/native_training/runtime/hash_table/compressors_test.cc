@@ -15,7 +15,9 @@ namespace monolith {
 namespace engine {
 namespace {
 
-float FixedR8(float value, float range) { return DecodeFixedR8(EncodeFixedR8(value, range), range); }
+float FixedR8(float value, float range) {
+  return DecodeFixedR8(EncodeFixedR8(value, range), range);
+}
 
 TEST(CompressorsTest, FixedR8RoundsHalfAwayFromZeroAndClamps) {
   EXPECT_EQ(FixedR8(100.0f, 5.0f), 4.9609375f);
@@ -58,7 +60,8 @@ TEST(CompressorsTest, HalfRoundsToNearestEven) {
   EXPECT_EQ(HalfToFloat(FloatToHalf(1e9f)), 65504.0f);
   EXPECT_EQ(HalfToFloat(FloatToHalf(2049.0f)), 2048.0f);  // a tie, to even
   EXPECT_EQ(HalfToFloat(FloatToHalf(2051.0f)), 2052.0f);
-  EXPECT_EQ(HalfToFloat(FloatToHalf(std::ldexp(1.0f, -25))), 0.0f);  // half of the smallest, to even
+  EXPECT_EQ(HalfToFloat(FloatToHalf(std::ldexp(1.0f, -25))),
+            0.0f);  // half of the smallest, to even
   EXPECT_EQ(HalfToFloat(FloatToHalf(std::ldexp(1.5f, -25))), std::ldexp(1.0f, -24));
 }
 
@@ -98,7 +101,8 @@ TEST(RetrieversTest, FakeQuantAtLookupStoresFloats) {
   EXPECT_EQ(Lookup(*table, {1}), (Floats{3.515625f, 4.9609375f}));
   Step step;
   step.rates = {1};
-  Optimize(table.get(), {1}, {0, 99}, step);  // straight-through: the float moves by the full gradient
+  Optimize(table.get(), {1}, {0, 99},
+           step);  // straight-through: the float moves by the full gradient
   EXPECT_EQ(Lookup(*table, {1}), (Floats{3.515625f, 1.015625f}));
 }
 

@@ -1,4 +1,4 @@
-// What a table promises: lookups, writes, filters, expiry, paging, restore.
+// What a table promises: lookups, writes, filters, serving tables, fused calls.
 #include "monolith/native_training/runtime/hash_table/embedding_table.h"
 
 #include <gtest/gtest.h>
@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <set>
 
 #include "monolith/native_training/runtime/concurrency/thread_pool.h"
 #include "monolith/native_training/runtime/hash_filter/probabilistic_filter.h"
@@ -81,7 +80,8 @@ TEST(EmbeddingTableTest, NeighbouringSegmentsWithOneRateGiveTheSameAsApart) {
   std::vector<SegmentConfig> segments;
   for (int i = 0; i < 20; ++i) segments.push_back(MakeSegment(1 + i % 3, OptimizerKind::kAdagrad));
   const auto fused = MakeTable(MakeConfig(segments));
-  for (int i = 0; i < 20; i += 2) segments[i].optimizer.weight_decay = 1e-30f;  // differs, but acts not
+  for (int i = 0; i < 20; i += 2)
+    segments[i].optimizer.weight_decay = 1e-30f;  // differs, but acts not
   const auto apart = MakeTable(MakeConfig(segments));
   Step step;
   step.rates.assign(20, 0.5f);
@@ -117,7 +117,8 @@ TEST(EmbeddingTableTest, EmptyBatchesAreLegal) {
 
 TEST(EmbeddingTableTest, EveryInt64IsAnId) {
   const auto table = SgdTable(1);
-  const Ids ids = {0, 1, -1, 2, kMin, kMax, kMin + 1, kMax - 1, int64_t{1} << 48, -(int64_t{1} << 48)};
+  const Ids ids = {
+      0, 1, -1, 2, kMin, kMax, kMin + 1, kMax - 1, int64_t{1} << 48, -(int64_t{1} << 48)};
   EXPECT_EQ(Lookup(*table, ids), Floats(ids.size(), 0.0f));
   Floats values;
   for (size_t i = 0; i < ids.size(); ++i) values.push_back(static_cast<float>(i + 1));
@@ -149,8 +150,7 @@ TEST(EmbeddingTableTest, AdversarialIdsKeepTheirRows) {
 
 TEST(EmbeddingTableTest, WideAndNarrowVectors) {
   for (const int64_t dim : {1, 3, 16, 17, 1024, 5000}) {
-    const auto table =
-        MakeTable(MakeConfig({MakeSegment(dim, OptimizerKind::kAdagrad)}));
+    const auto table = MakeTable(MakeConfig({MakeSegment(dim, OptimizerKind::kAdagrad)}));
     Ids ids;
     Floats values;
     for (int64_t i = 0; i < 300; ++i) {
@@ -221,9 +221,8 @@ TEST(EmbeddingTableTest, ReinitializeTellsWhatExisted) {
 TEST(EmbeddingTableTest, TouchedIdsComeFromOptimizeOnly) {
   const auto table = SgdTable(1);
   std::vector<int64_t> touched;
-  table->SetTouchedCallback([&](const int64_t* ids, int64_t n) {
-    touched.insert(touched.end(), ids, ids + n);
-  });
+  table->SetTouchedCallback(
+      [&](const int64_t* ids, int64_t n) { touched.insert(touched.end(), ids, ids + n); });
   Assign(table.get(), {1}, {1});
   AssignAdd(table.get(), {2}, {1});
   EXPECT_TRUE(touched.empty());
@@ -284,199 +283,6 @@ TEST(EmbeddingTableTest, OnceAnIdPassesLaterOccurrencesOfTheBatchPass) {
     const int suffix = applied == 0 ? 0 : applied & -applied;
     EXPECT_EQ(applied, applied == 0 ? 0 : (1 << 20) - suffix) << "id " << i;
   }
-}
-
-ExpiryPolicy Policy(uint32_t default_days, std::vector<SlotExpireTime> slots) {
-  ExpiryPolicy policy;
-  EXPECT_TRUE(ExpiryPolicy::Create({default_days, std::move(slots)}, &policy).ok());
-  return policy;
-}
-
-void AssignAt(EmbeddingTable* table, int64_t id, float value, int64_t time) {
-  WriteOptions options;
-  options.req_time = time;
-  Assign(table, {id}, {value}, options);
-}
-
-TEST(EmbeddingTableTest, SaveLeavesOutExpiredRows) {
-  constexpr int64_t kNow = 10000000;
-  const auto table = SgdTable(1);
-  AssignAt(table.get(), 1, 1, kNow - 86401);
-  AssignAt(table.get(), 2, 2, kNow - 86399);
-  AssignAt(table.get(), 3, 3, kNow);
-  const ExpiryPolicy policy = Policy(1, {});
-
-  Restore(table.get(), DumpRecords(*table, &policy));
-
-  EXPECT_EQ(Lookup(*table, {1, 2, 3}), (Floats{0, 2, 3}));
-}
-
-TEST(EmbeddingTableTest, ExpireTimeZeroExpiresEverything) {
-  const auto table = SgdTable(1);
-  AssignAt(table.get(), 1, 1, 100);
-  const ExpiryPolicy never = Policy(3600, {}), always = Policy(0, {});
-  EXPECT_EQ(DumpRecords(*table, &never).size(), 1u);
-  EXPECT_EQ(DumpRecords(*table, &always).size(), 0u);
-}
-
-TEST(EmbeddingTableTest, ExpireTimePerSlot) {
-  const int64_t a = int64_t{1} << 48, b = int64_t{2} << 48;
-  const auto table = SgdTable(1);
-  AssignAt(table.get(), a, 1, 100);
-  AssignAt(table.get(), b, 2, 100);
-  const ExpiryPolicy policy = Policy(3600, {{1, 0}, {2, 1}});
-  for (int round = 0; round < 2; ++round) {
-    Restore(table.get(), DumpRecords(*table, &policy));
-    EXPECT_EQ(Lookup(*table, {a, b}), (Floats{0, 2}));
-  }
-}
-
-TEST(EmbeddingTableTest, EqualTimesNeverExpire) {
-  for (const int64_t time : {0, 100}) {
-    const auto table = SgdTable(1);
-    AssignAt(table.get(), 1, 1, time);
-    AssignAt(table.get(), 2, 1, time);
-    const ExpiryPolicy policy = Policy(1, {});
-    EXPECT_EQ(DumpRecords(*table, &policy).size(), 2u);
-  }
-}
-
-TEST(EmbeddingTableTest, EvictErasesExpiredSlotsAndReusesTheirRows) {
-  const auto table = SgdTable(1);
-  for (int64_t slot = 1; slot <= 3; ++slot) AssignAt(table.get(), slot << 48, 1, 1234);
-  WriteOptions later;
-  later.req_time = 1234 + 5 * 86400 + 60;
-  Assign(table.get(), {7}, {1}, later);  // raises the newest time; slot 0 has expire time 0
-  const ExpiryPolicy policy = Policy(14, {{0, 0}, {1, 5}, {2, 6}});
-
-  EXPECT_EQ(table->Evict(policy), 2);
-
-  EXPECT_EQ(Lookup(*table, {int64_t{1} << 48, int64_t{2} << 48, int64_t{3} << 48, 7}),
-            (Floats{0, 1, 1, 0}));
-  EXPECT_EQ(table->Size(), 2);
-  AssignAt(table.get(), int64_t{1} << 48, 9, 5);
-  EXPECT_NE(table->DebugString().find("\"rows_reused\": 1"), std::string::npos)
-      << table->DebugString();
-}
-
-TEST(EmbeddingTableTest, EvictionOfManyRowsKeepsTheOthers) {
-  const auto table = SgdTable(1);
-  Ids old_ids, new_ids;
-  for (int64_t i = 0; i < 50000; ++i) (i % 3 == 0 ? new_ids : old_ids).push_back(i);
-  Assign(table.get(), old_ids, Floats(old_ids.size(), 1.0f));
-  WriteOptions later;
-  later.req_time = 86400;
-  Assign(table.get(), new_ids, Floats(new_ids.size(), 2.0f), later);
-  const ExpiryPolicy policy = Policy(1, {});
-
-  EXPECT_EQ(table->Evict(policy), static_cast<int64_t>(old_ids.size()));
-
-  EXPECT_EQ(Lookup(*table, new_ids), Floats(new_ids.size(), 2.0f));
-  EXPECT_EQ(Lookup(*table, old_ids), Floats(old_ids.size(), 0.0f));
-  Assign(table.get(), old_ids, Floats(old_ids.size(), 3.0f), later);
-  EXPECT_EQ(Lookup(*table, new_ids), Floats(new_ids.size(), 2.0f));
-  EXPECT_EQ(Lookup(*table, old_ids), Floats(old_ids.size(), 3.0f));
-}
-
-TEST(EmbeddingTableTest, SlotOutOfRangeIsAnError) {
-  TableConfig config = MakeConfig({MakeSegment(1, OptimizerKind::kSgd)});
-  config.expiry.slots = {{32768, 1}};
-  std::unique_ptr<EmbeddingTable> table;
-  const Status status = EmbeddingTable::Create(config, &table);
-  EXPECT_EQ(status.code, StatusCode::kInvalidArgument);
-  EXPECT_NE(status.message.find("32768"), std::string::npos);
-}
-
-TEST(EmbeddingTableTest, TimesOutsideOf32BitsAreClamped) {
-  const auto table = SgdTable(1);
-  AssignAt(table.get(), 1, 1, -5);
-  EXPECT_EQ(table->MaxUpdateTs(), 0);
-  AssignAt(table.get(), 2, 1, int64_t{1} << 40);
-  EXPECT_EQ(table->MaxUpdateTs(), int64_t{1} << 40);
-  EXPECT_EQ(DumpRecords(*table).size(), 2u);
-}
-
-TEST(EmbeddingTableTest, PagesOfAllPartitionsHoldEveryEntryOnce) {
-  const auto table = SgdTable(1);
-  for (int64_t i = 0; i < 100; ++i) Assign(table.get(), {i * 1000003}, {1});
-  for (const auto& [parts, limit] : std::vector<std::pair<int64_t, int64_t>>{
-           {10, 2}, {1, 1}, {1, 7}, {1, 1000}, {64, 3}, {100, 5}}) {
-    std::set<std::string> seen;
-    int64_t total = 0;
-    for (int64_t part = 0; part < parts; ++part) {
-      int64_t offset = 0;
-      while (true) {
-        std::vector<std::string> entries;
-        ASSERT_TRUE(table->SavePage(part, parts, limit, offset, &offset, &entries).ok());
-        ASSERT_GT(offset, 0);
-        ASSERT_LE(static_cast<int64_t>(entries.size()), limit);
-        total += static_cast<int64_t>(entries.size());
-        seen.insert(entries.begin(), entries.end());
-        if (static_cast<int64_t>(entries.size()) < limit) break;
-      }
-    }
-    EXPECT_EQ(total, 100) << parts << " parts, limit " << limit;
-    EXPECT_EQ(seen.size(), 100u);
-  }
-}
-
-TEST(EmbeddingTableTest, PageArgumentsAreChecked) {
-  const auto table = SgdTable(1);
-  int64_t offset;
-  std::vector<std::string> entries;
-  EXPECT_FALSE(table->SavePage(2, 2, 1, 0, &offset, &entries).ok());
-  EXPECT_FALSE(table->SavePage(0, 0, 1, 0, &offset, &entries).ok());
-  EXPECT_FALSE(table->SavePage(0, 1, -1, 0, &offset, &entries).ok());
-  ASSERT_TRUE(table->SavePage(0, 1, 0, 0, &offset, &entries).ok());
-  EXPECT_TRUE(entries.empty());
-}
-
-TEST(EmbeddingTableTest, SmallSavePagesWriteEveryRowOnceWhileTheTableGrows) {
-  const auto table = SgdTable(1);
-  Ids ids;
-  for (int64_t i = 0; i < 20000; ++i) ids.push_back(i);
-  Assign(table.get(), ids, Floats(ids.size(), 1.0f));
-  int64_t next_new = 1000000;
-  std::multiset<std::string> records;
-  for (int shard = 0; shard < EmbeddingTable::NumShards(); ++shard) {
-    ShardCursor cursor;
-    while (!cursor.done) {
-      std::string buffer;
-      std::vector<int64_t> sizes;
-      int64_t count = 0;
-      ASSERT_TRUE(
-          table->SaveShard(shard, nullptr, 300, false, &cursor, &buffer, &sizes, &count).ok());
-      int64_t at = 0;
-      for (const int64_t size : sizes) {
-        records.insert(buffer.substr(at, size));
-        at += size;
-      }
-      if (next_new == 1040000) continue;  // enough for every shard to grow
-      Ids more;
-      for (int i = 0; i < 100; ++i) more.push_back(next_new++);
-      Assign(table.get(), more, Floats(more.size(), 2.0f));
-    }
-  }
-  const auto twin = table->NewEmptyTwin();
-  LoadStats stats;
-  ASSERT_TRUE(
-      LoadAll(twin.get(), std::vector<std::string>(records.begin(), records.end()), &stats).ok());
-  EXPECT_EQ(Lookup(*twin, ids), Floats(ids.size(), 1.0f));
-  EXPECT_EQ(twin->Size(), stats.loaded) << "a row was written twice";
-}
-
-TEST(EmbeddingTableTest, RestoreReplacesTheContent) {
-  const auto table = MakeTable(MakeConfig({MakeSegment(2, OptimizerKind::kAdam)}));
-  Optimize(table.get(), {1, 2}, {1, 2, 3, 4}, {});
-  const Floats saved = Lookup(*table, {1, 2});
-  const std::vector<std::string> records = DumpRecords(*table);
-  Optimize(table.get(), {1, 3}, {1, 2, 3, 4}, {});
-
-  Restore(table.get(), records);
-
-  EXPECT_EQ(Lookup(*table, {1, 2}), saved);
-  EXPECT_EQ(Lookup(*table, {3}), (Floats{0, 0}));
-  EXPECT_EQ(table->Size(), 2);
 }
 
 TEST(EmbeddingTableTest, ClearEmptiesAndTheTableGoesOn) {
@@ -560,8 +366,8 @@ TEST(EmbeddingTableTest, SkipZeroEmbedding) {
 
 TEST(EmbeddingTableTest, FusedLookupAndOptimizeOfManyTables) {
   ThreadPool pool(3);
-  for (ParallelRunner* runner : {static_cast<ParallelRunner*>(nullptr),
-                                 static_cast<ParallelRunner*>(&pool)}) {
+  for (ParallelRunner* runner :
+       {static_cast<ParallelRunner*>(nullptr), static_cast<ParallelRunner*>(&pool)}) {
     const auto one = SgdTable(1);
     const auto two = SgdTable(2);
     Assign(one.get(), {0, 1}, {1, 1});

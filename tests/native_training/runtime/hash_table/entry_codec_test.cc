@@ -66,8 +66,8 @@ TEST(EntryCodecTest, LookupEntryLeavesOutTheId) {
 }
 
 TEST(EntryCodecTest, MovingAverageHasNoDumpElement) {
-  const auto table = MakeTable(MakeConfig({MakeSegment(1, OptimizerKind::kMovingAverage),
-                                           MakeSegment(1, OptimizerKind::kAdagrad)}));
+  const auto table = MakeTable(MakeConfig(
+      {MakeSegment(1, OptimizerKind::kMovingAverage), MakeSegment(1, OptimizerKind::kAdagrad)}));
   Assign(table.get(), {1}, {1, 1});
   const std::vector<std::string> records = DumpRecords(*table);
   EXPECT_EQ(records[0],
@@ -128,7 +128,8 @@ TEST(EntryCodecTest, ForeignOrShortStateIsReset) {
   const auto adagrad = AdagradTable(2);
   // norm has one element of two, then no opt at all
   ASSERT_TRUE(Load(adagrad.get(),
-                   FromHex("09 0100000000000000 150000003f 15000000c0 1a090a070a05 0dcdcccc3d"), &stats)
+                   FromHex("09 0100000000000000 150000003f 15000000c0 1a090a070a05 0dcdcccc3d"),
+                   &stats)
                   .ok());
   ASSERT_TRUE(
       Load(adagrad.get(), FromHex("09 0200000000000000 150000003f 15000000c0"), &stats).ok());

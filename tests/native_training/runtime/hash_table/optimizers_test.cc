@@ -263,9 +263,9 @@ TEST(OptimizersTest, EveryOptimizerRestoresItsState) {
 
 // Long rows take the vector loop and its rest: every element must get the same as a row of one.
 TEST(OptimizersTest, WideRowsEqualNarrowOnes) {
-  for (const OptimizerKind kind : {OptimizerKind::kAdagrad, OptimizerKind::kAdam,
-                                   OptimizerKind::kFtrl, OptimizerKind::kAdadelta,
-                                   OptimizerKind::kMomentum, OptimizerKind::kRmspropV2}) {
+  for (const OptimizerKind kind :
+       {OptimizerKind::kAdagrad, OptimizerKind::kAdam, OptimizerKind::kFtrl,
+        OptimizerKind::kAdadelta, OptimizerKind::kMomentum, OptimizerKind::kRmspropV2}) {
     Trainer wide(Kind(kind), 37, 0.1f), narrow(Kind(kind), 1, 0.1f);
     for (const float g : {1.5f, -0.25f, 2.0f}) {
       const Floats got = wide.Take(Floats(37, g));

@@ -94,7 +94,8 @@ class TableModel {
   }
   Floats RandomValues(size_t n) {
     Floats values(n * kDim);
-    for (float& value : values) value = static_cast<float>(static_cast<int>(random_() % 33) - 16) / 8;
+    for (float& value : values)
+      value = static_cast<float>(static_cast<int>(random_() % 33) - 16) / 8;
     return values;
   }
   WriteOptions Options() {
@@ -391,7 +392,9 @@ TEST(EvictionThreadTest, RunsEveryPeriodAndStopsAtOnce) {
   }
   int long_runs = 0;
   const auto begin = std::chrono::steady_clock::now();
-  { EvictionThread thread(std::chrono::hours(1), [&] { ++long_runs; }); }
+  {
+    EvictionThread thread(std::chrono::hours(1), [&] { ++long_runs; });
+  }
   EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(60));
   EXPECT_EQ(long_runs, 0);
 }

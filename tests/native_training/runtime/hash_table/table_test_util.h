@@ -46,7 +46,8 @@ inline std::unique_ptr<EmbeddingTable> SgdTable(int64_t dim) {
 using Ids = std::vector<int64_t>;
 using Floats = std::vector<float>;
 
-inline Floats Lookup(const EmbeddingTable& table, const Ids& ids, ParallelRunner* runner = nullptr) {
+inline Floats Lookup(const EmbeddingTable& table, const Ids& ids,
+                     ParallelRunner* runner = nullptr) {
   Floats out(ids.size() * table.dim(), -777.0f);
   table.Lookup(ids.data(), static_cast<int64_t>(ids.size()), out.data(), runner);
   return out;
@@ -95,7 +96,8 @@ inline void Optimize(EmbeddingTable* table, const Ids& ids, const Floats& grads,
 
 inline void ExpectNear(const Floats& got, const Floats& want, float tolerance = 1e-6f) {
   ASSERT_EQ(got.size(), want.size());
-  for (size_t i = 0; i < got.size(); ++i) EXPECT_NEAR(got[i], want[i], tolerance) << "element " << i;
+  for (size_t i = 0; i < got.size(); ++i)
+    EXPECT_NEAR(got[i], want[i], tolerance) << "element " << i;
 }
 
 // All records of a table, one string each, unframed.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Optional, Union
+from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.data.ops import dataset_ops
@@ -23,7 +23,7 @@ class PBInstanceDatasetV2(dataset_ops.DatasetSource):
   """
 
   def __init__(
-    self, file_name: Union[str, tf.Tensor], use_snappy: bool = False, **kwargs: Any
+    self, file_name: str | tf.Tensor, use_snappy: bool = False, **kwargs: Any
   ):
     variant = gen_monolith_ops.instance_dataset(
       file_name=file_name,
@@ -43,15 +43,15 @@ PBInstanceDataset = PBInstanceDatasetV2
 
 
 def create_instance_dataset(
-  files_list: Optional[Sequence[str]] = None,
+  files_list: Sequence[str] | None = None,
   use_snappy: bool = False,
   expand_glob_path: bool = False,
   cycle_length: int = 4,
   num_parallel_calls: int = 4,
   block_length: int = 1,
   enable_sharding: bool = False,
-  shard_index: Optional[int] = None,
-  shard_num: Optional[int] = None,
+  shard_index: int | None = None,
+  shard_num: int | None = None,
   enable_dynamic_sharding: bool = False,
   **kwargs: Any,
 ) -> tf.data.Dataset:

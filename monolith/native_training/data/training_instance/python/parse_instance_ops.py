@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Optional, Union
+from typing import Union
 
 import tensorflow as tf
 
@@ -17,20 +17,20 @@ monolith_raw_parse_instance = gen_monolith_ops.monolith_raw_parse_instance
 
 def parse_instances2(
   serialized: tf.Tensor,
-  fidv1_features: Optional[Sequence[int]] = None,
-  fidv2_features: Optional[Sequence[str]] = None,
-  float_features: Optional[Sequence[str]] = None,
-  float_feature_dims: Optional[Sequence[int]] = None,
-  int64_features: Optional[Sequence[str]] = None,
-  int64_feature_dims: Optional[Sequence[int]] = None,
-  string_features: Optional[Sequence[str]] = None,
-  string_feature_dims: Optional[Sequence[int]] = None,
-  misc_float_features: Optional[Sequence[str]] = None,
-  misc_float_dims: Optional[Sequence[int]] = None,
-  misc_int64_features: Optional[Sequence[str]] = None,
-  misc_int64_dims: Optional[Sequence[int]] = None,
-  misc_string_features: Optional[Sequence[str]] = None,
-  misc_string_dims: Optional[Sequence[int]] = None,
+  fidv1_features: Sequence[int] | None = None,
+  fidv2_features: Sequence[str] | None = None,
+  float_features: Sequence[str] | None = None,
+  float_feature_dims: Sequence[int] | None = None,
+  int64_features: Sequence[str] | None = None,
+  int64_feature_dims: Sequence[int] | None = None,
+  string_features: Sequence[str] | None = None,
+  string_feature_dims: Sequence[int] | None = None,
+  misc_float_features: Sequence[str] | None = None,
+  misc_float_dims: Sequence[int] | None = None,
+  misc_int64_features: Sequence[str] | None = None,
+  misc_int64_dims: Sequence[int] | None = None,
+  misc_string_features: Sequence[str] | None = None,
+  misc_string_dims: Sequence[int] | None = None,
 ) -> Features:
   """Parses a batch of Instances.
 
@@ -99,23 +99,23 @@ def parse_instances2(
 
 def parse_instances(
   serialized: tf.Tensor,
-  fidv1_features: Optional[Sequence[int]] = None,
-  fidv2_features: Optional[Sequence[str]] = None,
-  float_features: Optional[Sequence[str]] = None,
-  float_feature_dims: Optional[Sequence[int]] = None,
-  int64_features: Optional[Sequence[str]] = None,
-  int64_feature_dims: Optional[Sequence[int]] = None,
-  string_features: Optional[Sequence[str]] = None,
-  string_feature_dims: Optional[Sequence[int]] = None,
-  misc_float_features: Optional[Sequence[str]] = ("sample_rate",),
-  misc_int64_features: Optional[Sequence[str]] = ("req_time", "uid"),
-  misc_string_features: Optional[Sequence[str]] = None,
-  misc_repeated_float_features: Optional[Sequence[str]] = ("label",),
-  misc_repeated_float_dims: Optional[Sequence[int]] = None,
-  misc_repeated_int64_features: Optional[Sequence[str]] = None,
-  misc_repeated_int64_dims: Optional[Sequence[int]] = None,
-  misc_repeated_string_features: Optional[Sequence[str]] = None,
-  misc_repeated_string_dims: Optional[Sequence[int]] = None,
+  fidv1_features: Sequence[int] | None = None,
+  fidv2_features: Sequence[str] | None = None,
+  float_features: Sequence[str] | None = None,
+  float_feature_dims: Sequence[int] | None = None,
+  int64_features: Sequence[str] | None = None,
+  int64_feature_dims: Sequence[int] | None = None,
+  string_features: Sequence[str] | None = None,
+  string_feature_dims: Sequence[int] | None = None,
+  misc_float_features: Sequence[str] | None = ("sample_rate",),
+  misc_int64_features: Sequence[str] | None = ("req_time", "uid"),
+  misc_string_features: Sequence[str] | None = None,
+  misc_repeated_float_features: Sequence[str] | None = ("label",),
+  misc_repeated_float_dims: Sequence[int] | None = None,
+  misc_repeated_int64_features: Sequence[str] | None = None,
+  misc_repeated_int64_dims: Sequence[int] | None = None,
+  misc_repeated_string_features: Sequence[str] | None = None,
+  misc_repeated_string_dims: Sequence[int] | None = None,
 ) -> Features:
   """`parse_instances2` with scalar and repeated misc features apart.
 
@@ -144,9 +144,9 @@ def parse_instances(
   """
 
   def join(
-    scalars: Optional[Sequence[str]],
-    repeated: Optional[Sequence[str]],
-    dims: Optional[Sequence[int]],
+    scalars: Sequence[str] | None,
+    repeated: Sequence[str] | None,
+    dims: Sequence[int] | None,
   ) -> tuple[list[str], list[int]]:
     scalars, repeated = list(scalars or []), list(repeated or [])
     return scalars + repeated, [1] * len(scalars) + list(dims or [1] * len(repeated))

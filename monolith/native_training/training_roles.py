@@ -1,0 +1,84 @@
+"""What role a process plays, and what its configuration leaves to the driver."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from typing import Any
+
+from absl import logging
+
+from monolith.native_training import mpi_utils, native_task, native_task_context
+from monolith.native_training.training_config import CpuTrainingConfig
+
+_UNUSED_FIELDS = (
+  "processes_per_gpu",
+  "enable_resource_constrained_roughsort",
+  "roughsort_candidate_items_path",
+  "roughsort_items_use_parquet",
+  "items_input_lagrangex_header",
+  "items_input_has_sort_id",
+  "items_input_kafka_dump",
+  "items_input_kafka_dump_prefix",
+)
+
+
+def is_chief(config: CpuTrainingConfig) -> bool:
+  """Tells whether this process is the one that initialises, restores and saves."""
+  if config.server_type != "worker":
+    return False
+  if config.enable_sync_training or config.enable_partial_sync_training:
+    return mpi_utils.get_mpi_rank() == 0
+  return config.index == 0
+
+
+def make_native_task_context(
+  config: CpuTrainingConfig, sync_backend: Any = None
+) -> native_task_context.NativeTaskContext:
+  """Returns the context that describes the role of this process."""
+  return native_task_context.NativeTaskContext(
+    num_ps=config.num_ps,
+    ps_index=config.index if config.server_type == "ps" else 0,
+    num_workers=config.num_workers,
+    worker_index=config.index if config.server_type == "worker" else 0,
+    model_name=config.model_name,
+    sync_backend=sync_backend,
+    server_type=config.server_type,
+  )
+
+
+def fill_in_defaults(config: CpuTrainingConfig, task: native_task.NativeTask) -> None:
+  """Decides, in the caller's object, what was left to the driver."""
+  if not config.model_name:
+    config.model_name = task.p.metrics.deep_insight_name or f"di_name_{type(task).__name__}"
+  if config.enable_realtime_training:
+    if config.partial_recovery is None:
+      config.partial_recovery = True
+    if (
+      config.dense_only_save_checkpoints_secs is None
+      and config.dense_only_save_checkpoints_steps is None
+    ):
+      config.dense_only_save_checkpoints_secs = 1800
+  if config.use_native_multi_hash_table is None:
+    config.use_native_multi_hash_table = True
+  defaults = {field.name: field.default for field in dataclasses.fields(CpuTrainingConfig)}
+  for name in _UNUSED_FIELDS:
+    if getattr(config, name) != defaults[name]:
+      logging.warning("%s = %r has no effect", name, getattr(config, name))
+
+
+def to_serving_config(config: CpuTrainingConfig) -> CpuTrainingConfig:
+  """Returns a copy fit for exported graphs: one process, nothing asynchronous."""
+  serving = copy.deepcopy(config)
+  serving.embedding_prefetch_capacity = 0
+  serving.enable_embedding_postpush = False
+  serving.enable_variable_prefetch = False
+  serving.enable_variable_postpush = False
+  serving.reorder_fids_in_data_pipeline = False
+  serving.enable_model_ckpt_info = False
+  if config.enable_sync_training:
+    serving.enable_sync_training = False
+    if config.enable_full_sync_training:
+      serving.num_ps = config.num_workers
+  serving.enable_partial_sync_training = False
+  return serving

@@ -1,0 +1,177 @@
+"""The demo as a user runs it: a program that trains, evaluates, and can be interrupted."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+
+import numpy as np
+from absl.testing import absltest
+
+from monolith.native_training import demo_data, utils
+from tests.wait_until import wait_until
+
+_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+_SMALL = ["--num_ratings=300000", "--num_users=200", "--num_movies=100", "--batch_size=512"]
+_TOLERANCE = 0.005
+_TIMEOUT_SECS = 400
+
+
+def _start(*arguments, output=subprocess.PIPE):
+  return subprocess.Popen(
+    [sys.executable, "-m", "monolith.native_training.demo", *arguments],
+    cwd=_ROOT,
+    env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2"},
+    stdout=output,
+    stderr=subprocess.STDOUT,
+    text=True,
+  )
+
+
+class DemoTest(absltest.TestCase):
+  def setUp(self):
+    super().setUp()
+    self.model_dir = os.path.join(utils.get_test_tmp_dir(), "demo")
+
+  def _run(self, *arguments):
+    process = _start(f"--model_dir={self.model_dir}", *arguments)
+    output, _ = process.communicate(timeout=_TIMEOUT_SECS)
+    return process.returncode, output
+
+  def _check_auc(self, name, output):
+    match = re.search(rf"{name}: evaluation AUC ([\d.]+), .* allows ([\d.]+)", output)
+    self.assertIsNotNone(match, output)
+    auc, best = (float(group) for group in match.groups())
+    self.assertGreater(best, 0.75)
+    self.assertGreaterEqual(auc, best - _TOLERANCE, output)
+
+  def test_local(self):
+    code, output = self._run(*_SMALL, "--epochs=3")
+
+    self.assertEqual(code, 0, output)
+    self.assertRegex(
+      output, r"step +\d+ +[\d,]+ examples/s +loss [\d.]+ +AUC [\d.]+ +[\d,]+ rows in tables"
+    )
+    self._check_auc("FFM", output)
+    self._check_auc("Ranking", output)
+    self.assertIn(f"Checkpoint: {self.model_dir}/ranking/model.ckpt-", output)
+    self.assertIn("Go on with: python -m monolith.native_training.demo", output)
+
+  def test_processes(self):
+    code, output = self._run(
+      *_SMALL, "--epochs=3", "--num_ps=2", "--num_workers=2", "--ffm_steps=1"
+    )
+
+    self.assertEqual(code, 0, output)
+    self._check_auc("Ranking", output)
+
+  def test_interrupt_and_resume(self):
+    arguments = [f"--model_dir={self.model_dir}", *_SMALL, "--epochs=100", "--ffm_steps=1"]
+    output = self._interrupt(arguments)
+    step = self._saved_step(output)
+    self.assertGreater(step, 0)
+
+    command = shlex.split(re.search(r"Go on with: (.*)", output).group(1))
+    self.assertEqual(command[:3], ["python", "-m", "monolith.native_training.demo"])
+    output = self._interrupt(command[3:])
+
+    self.assertIn(f"Going on from {self.model_dir}/ranking/model.ckpt-{step}\n", output)
+    self.assertNotIn("FFM model", output)
+    first_step = int(re.search(r"step +(\d+)", output).group(1))
+    self.assertGreater(first_step, step)
+    self.assertGreater(self._saved_step(output), step)
+
+  def _saved_step(self, output):
+    return int(re.search(r"Checkpoint: .*model.ckpt-(\d+)", output).group(1))
+
+  def _interrupt(self, arguments):
+    """Starts the demo, presses Ctrl-C while the ranking model trains; returns the output."""
+    log_path = os.path.join(utils.get_test_tmp_dir(), "log")
+    with open(log_path, "w") as log:
+      process = _start(*arguments, output=log)
+    self.addCleanup(process.kill)
+
+    def read_log():
+      with open(log_path) as f:
+        return f.read()
+
+    def is_training():
+      self.assertIsNone(process.poll(), read_log())
+      return "step" in read_log().partition("Ranking model")[2]
+
+    wait_until(is_training, timeout_secs=_TIMEOUT_SECS)
+    process.send_signal(signal.SIGINT)
+    process.wait(timeout=_TIMEOUT_SECS)
+    self.assertEqual(process.returncode, 130, read_log())
+    return read_log()
+
+  def test_movielens_file(self):
+    path = os.path.join(utils.get_test_tmp_dir(), "u.data")
+    rng = np.random.default_rng(0)
+    with open(path, "w") as f:
+      for _ in range(2000):
+        user, movie = rng.integers(1, 20, size=2)
+        f.write(f"{user}\t{movie}\t{5 if (user + movie) % 2 else 1}\t881250949\n")
+
+    code, output = self._run(f"--data={path}", "--batch_size=64", "--epochs=5")
+
+    self.assertEqual(code, 0, output)
+    self.assertRegex(output, r"Ranking: evaluation AUC [\d.]+; ")
+
+  def test_bad_flags(self):
+    code, output = self._run("--num_workers=2")
+    self.assertNotEqual(code, 0)
+    self.assertIn("add --num_ps", output)
+
+
+class DemoDataTest(absltest.TestCase):
+  def test_auc(self):
+    self.assertEqual(demo_data.compute_auc([0, 0, 1, 1], [0.1, 0.2, 0.3, 0.4]), 1.0)
+    self.assertEqual(demo_data.compute_auc([1, 1, 0, 0], [0.1, 0.2, 0.3, 0.4]), 0.0)
+    self.assertEqual(demo_data.compute_auc([0, 1, 0, 1], [0.5] * 4), 0.5)
+    self.assertEqual(demo_data.compute_auc([0, 1, 1], [0.5, 0.5, 0.6]), 0.75)
+    self.assertTrue(np.isnan(demo_data.compute_auc([1, 1], [0.1, 0.2])))
+
+  def test_generated_data_is_reused(self):
+    folder = os.path.join(utils.get_test_tmp_dir(), "data")
+    first = demo_data.generate(folder, 1000, 10, 10)
+    modified = os.path.getmtime(first.train_file)
+
+    self.assertEqual(demo_data.generate(folder, 1000, 10, 10), first)
+    self.assertEqual(os.path.getmtime(first.train_file), modified)
+    self.assertEqual(demo_data.load(folder), first)
+    self.assertEqual((first.num_train, first.num_eval), (900, 100))
+    self.assertLen(demo_data.read_labels(first), 100)
+    self.assertEqual(demo_data.generate(folder, 2000, 10, 10).num_train, 1800)
+
+  def test_formats(self):
+    folder = utils.get_test_tmp_dir()
+    for name, text in (
+      ("ratings.csv", "userId,movieId,rating,timestamp\n1,2,4.5,0\n3,4,3.0,0\n"),
+      ("ratings.dat", "1::2::5::0\n3::4::1::0\n"),
+      ("u.data", "1\t2\t5\t0\n3\t4\t1\t0\n"),
+    ):
+      path = os.path.join(folder, name)
+      with open(path, "w") as f:
+        f.write(text)
+      info = demo_data.read_movielens(path, os.path.join(folder, name + "_data"))
+      records = np.fromfile(info.train_file, "<i8").reshape(-1, demo_data.NUM_FIELDS)
+      self.assertCountEqual(
+        records[:, [0, 1, 6]].tolist(), [[1, 2, 1], [3, 4, 0]], msg=name
+      )
+      self.assertIsNone(info.best_auc)
+
+  def test_bad_file(self):
+    path = os.path.join(utils.get_test_tmp_dir(), "bad.csv")
+    with open(path, "w") as f:
+      f.write("1,2,4\n1,two,4\n")
+    with self.assertRaisesRegex(ValueError, "line 2 of .*bad.csv"):
+      demo_data.read_movielens(path, os.path.join(utils.get_test_tmp_dir(), "d"))
+
+
+if __name__ == "__main__":
+  absltest.main()

@@ -1,0 +1,253 @@
+"""Faults of a training on real processes: what is killed comes back, and what is wrong is said."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import numpy as np
+import tensorflow as tf
+
+from monolith.native_training import cpu_training, utils
+from tests.wait_until import wait_until
+
+tf.compat.v1.disable_eager_execution()
+
+_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+_TIMEOUT_SECS = 240
+
+
+class _Training:
+  """Processes of one training, by role and index."""
+
+  def __init__(self, folder, num_ps=2, num_workers=1, **flags):
+    self.folder = folder
+    self.model_dir = os.path.join(folder, "model")
+    self.num_ps, self.num_workers = num_ps, num_workers
+    self.flags = {
+      "model_dir": self.model_dir,
+      "discovery_dir": os.path.join(folder, "discovery"),
+      "num_ps": num_ps,
+      "num_workers": num_workers,
+      **flags,
+    }
+    self.processes = {}
+    os.makedirs(folder)
+
+  def roles(self):
+    return [("ps", i) for i in range(self.num_ps)] + [
+      ("worker", i) for i in range(self.num_workers)
+    ]
+
+  def start(self, role, **flags):
+    server_type, index = role
+    values = {**self.flags, "server_type": server_type, "index": index, **flags}
+    environment = {**os.environ, "CLOUDNATIVE_INET_ADDR": "127.0.0.1", "TF_CPP_MIN_LOG_LEVEL": "2"}
+    with open(self._log_path(role), "ab") as log:
+      self.processes[role] = subprocess.Popen(
+        [sys.executable, "-m", "tests.reliability.training_process"]
+        + [f"--{name}={value}" for name, value in values.items()],
+        cwd=_ROOT,
+        env=environment,
+        stdout=log,
+        stderr=log,
+      )
+
+  def start_all(self):
+    for role in self.roles():
+      self.start(role)
+
+  def kill(self, role):
+    self.processes[role].send_signal(signal.SIGKILL)
+    self.processes[role].wait()
+
+  def _log_path(self, role):
+    return os.path.join(self.folder, f"{role[0]}_{role[1]}.log")
+
+  def log(self, role):
+    with open(self._log_path(role), errors="replace") as f:
+      return f.read()
+
+  def saved_step(self):
+    checkpoint = tf.train.latest_checkpoint(self.model_dir)
+    return 0 if checkpoint is None else int(checkpoint.rsplit("-", 1)[1])
+
+  def wait_for_step(self, step):
+    def reached():
+      self._check_alive()
+      return self.saved_step() >= step
+
+    wait_until(reached, timeout_secs=_TIMEOUT_SECS)
+
+  def _check_alive(self):
+    for role, process in self.processes.items():
+      if process.poll() not in (None, 0):
+        raise AssertionError(f"{role} ended with {process.poll()}:\n{self.log(role)[-5000:]}")
+
+  def wait(self):
+    def all_ended():
+      self._check_alive()
+      return all(process.poll() is not None for process in self.processes.values())
+
+    wait_until(all_ended, timeout_secs=_TIMEOUT_SECS)
+
+  def close(self):
+    for process in self.processes.values():
+      if process.poll() is None:
+        process.send_signal(signal.SIGCONT)
+        process.kill()
+        process.wait()
+
+
+class TrainingFaultsTest(tf.test.TestCase):
+  def _training(self, **kwargs):
+    training = _Training(os.path.join(utils.get_test_tmp_dir(), self.id()), **kwargs)
+    self.addCleanup(training.close)
+    return training
+
+  def _read_rows(self, training):
+    """Returns the values of ids 0 to 3 in the newest checkpoint."""
+    from tests.reliability import training_process
+
+    conf = cpu_training.CpuTrainingConfig(num_ps=training.num_ps)
+    with cpu_training._local_cluster(training.num_ps) as (session_config, _):
+      driver = cpu_training.CpuTraining(conf, training_process.create_params().instantiate())
+      estimator = tf.estimator.Estimator(
+        driver.create_model_fn(),
+        config=tf.estimator.RunConfig(
+          model_dir=training.model_dir, session_config=session_config
+        ),
+      )
+      predictions = estimator.predict(driver.create_input_fn(tf.estimator.ModeKeys.PREDICT))
+      return np.array(next(predictions))
+
+  def test_killed_worker_comes_back(self):
+    training = self._training(num_ps=1, num_workers=2, max_steps=150)
+    training.start_all()
+    training.wait_for_step(20)
+
+    training.kill(("worker", 1))
+    training.start(("worker", 1))
+    training.wait()
+
+    self.assertGreaterEqual(training.saved_step(), 150)
+
+  def _test_killed_ps(self, partial_recovery):
+    training = self._training(num_ps=2, max_steps=120, partial_recovery=partial_recovery)
+    training.start_all()
+    training.wait_for_step(40)
+
+    training.kill(("ps", 1))
+    training.start(("ps", 1))
+    training.wait()
+
+    self.assertGreaterEqual(training.saved_step(), 120)
+    self.assertIn("Training was interrupted.", training.log(("worker", 0)))
+    return self._read_rows(training)
+
+  def test_killed_ps_with_partial_recovery(self):
+    rows = self._test_killed_ps(partial_recovery=True)
+
+    # Ids 0 and 2 live on the server that survived, with the global step: no update of them is lost.
+    # The other server lost at most what it learnt since the newest checkpoint, 20 steps.
+    self.assertEqual(rows[0], rows[2])
+    self.assertEqual(rows[1], rows[3])
+    self.assertGreaterEqual(rows[0], 120)
+    self.assertBetween(rows[0] - rows[1], 0, 21)
+
+  def test_killed_ps_without_partial_recovery(self):
+    rows = self._test_killed_ps(partial_recovery=False)
+
+    # Everything went back to the same checkpoint.
+    self.assertAllEqual(rows, [rows[0]] * 4)
+    self.assertGreaterEqual(rows[0], 120)
+
+  def test_killed_chief_resumes_at_the_saved_step(self):
+    training = self._training(num_ps=1, max_steps=120)
+    training.start_all()
+    training.wait_for_step(40)
+
+    training.kill(("worker", 0))
+    saved = training.saved_step()
+    training.start(("worker", 0))
+    training.wait()
+
+    self.assertIn(f"model.ckpt-{saved}", training.log(("worker", 0)))
+    self.assertEqual(training.saved_step(), 120)
+    self.assertAllEqual(self._read_rows(training), [120] * 4)
+
+  def test_stopped_server_goes_on(self):
+    training = self._training(num_ps=1, max_steps=100)
+    training.start_all()
+    training.wait_for_step(20)
+
+    training.processes["ps", 0].send_signal(signal.SIGSTOP)
+    time.sleep(20)
+    training.processes["ps", 0].send_signal(signal.SIGCONT)
+    training.wait()
+
+    self.assertAllEqual(self._read_rows(training), [100] * 4)
+
+  def test_random_start_order(self):
+    training = self._training(num_ps=2, num_workers=2, max_steps=40)
+    roles = training.roles()
+    random.Random(os.getpid()).shuffle(roles)
+    for role in roles:
+      training.start(role)
+      time.sleep(random.random())
+    training.wait()
+
+    self.assertGreaterEqual(training.saved_step(), 40)
+
+
+class BadClusterTest(tf.test.TestCase):
+  """A clear message and an exit in bounded time."""
+
+  def _run_worker(self, **flags):
+    training = _Training(os.path.join(utils.get_test_tmp_dir(), self.id()), num_ps=1, **flags)
+    self.addCleanup(training.close)
+    training.start(("worker", 0))
+    code = training.processes["worker", 0].wait(timeout=_TIMEOUT_SECS)
+    self.assertNotEqual(code, 0)
+    return training.log(("worker", 0))
+
+  def _free_port(self):
+    with socket.socket() as s:
+      s.bind(("127.0.0.1", 0))
+      return s.getsockname()[1]
+
+  def test_discovery_never_answers(self):
+    log = self._run_worker(timeout_secs=3)
+
+    self.assertIn("the cluster is not complete after 3 s", log)
+
+  def test_wrong_cluster(self):
+    cluster = {
+      "ps": [f"127.0.0.1:{self._free_port()}"],
+      "worker": [f"127.0.0.1:{self._free_port()}"],
+    }
+    tf_config = {"cluster": cluster, "task": {"type": "worker", "index": 0}}
+
+    log = self._run_worker(timeout_secs=3, tf_config=json.dumps(tf_config))
+
+    self.assertIn(f"{cluster['ps'][0]} is unreachable", log)
+
+  def test_port_in_use(self):
+    with socket.socket() as taken:
+      taken.bind(("127.0.0.1", 0))
+      taken.listen()
+      addr = f"127.0.0.1:{taken.getsockname()[1]}"
+      tf_config = {"cluster": {"worker": [addr]}, "task": {"type": "worker", "index": 0}}
+      log = self._run_worker(timeout_secs=3, tf_config=json.dumps(tf_config))
+
+    self.assertIn("Could not start gRPC server", log)
+
+
+if __name__ == "__main__":
+  tf.test.main()
