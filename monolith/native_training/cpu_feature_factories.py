@@ -1,7 +1,13 @@
-"""What a model's slots are in a real run: embeddings that were looked up, and their way back."""
+"""What a model's slots are in a real run: embeddings that were looked up, and their way back.
+
+A gradient that is not finite would spoil a row for good. The environment variable
+`MONOLITH_BAD_GRADIENTS` says what happens to it: `stop` (the default) fails the step and names the
+feature, `skip` leaves the rows of that step alone and prints the feature, `ignore` does not look.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,6 +16,8 @@ import tensorflow as tf
 from monolith.native_training import feature, multi_type_hash_table, prefetch_queue, utils
 
 POSTPUSH_QUEUE_NAME = "postpush_queue"
+
+_BAD_GRADIENTS_ENV = "MONOLITH_BAD_GRADIENTS"
 
 
 def get_req_time(features: Mapping[str, Any]) -> tf.Tensor | None:
@@ -20,6 +28,30 @@ def get_req_time(features: Mapping[str, Any]) -> tf.Tensor | None:
 def _without_missing(grads_and_vars: feature.GradsAndVars) -> list[tuple[tf.Tensor, tf.Tensor]]:
   # tf.gradients would take a missing gradient for ones.
   return [(grad, var) for grad, var in grads_and_vars if grad is not None]
+
+
+def _check_gradient(name: str, gradient: tf.Tensor) -> tf.Tensor:
+  """Treats values that are not finite as the environment says.
+
+  Raises:
+    ValueError: the environment says something else.
+  """
+  policy = os.environ.get(_BAD_GRADIENTS_ENV, "stop")
+  if policy == "ignore":
+    return gradient
+  gradient = tf.convert_to_tensor(gradient)
+  if policy == "stop":
+    return tf.debugging.check_numerics(gradient, f"The gradient of feature {name} is not finite")
+  if policy != "skip":
+    raise ValueError(f"{_BAD_GRADIENTS_ENV} is {policy!r}, want stop, skip or ignore")
+  is_good = tf.reduce_all(tf.math.is_finite(gradient), axis=-1, keepdims=True)
+  report = tf.cond(
+    tf.reduce_all(is_good),
+    tf.no_op,
+    lambda: tf.print(f"Skipped a gradient of feature {name} that is not finite"),
+  )
+  with tf.control_dependencies([report]):
+    return tf.where(is_good, gradient, tf.zeros_like(gradient))
 
 
 class _CpuFeatureFactory(feature.FeatureFactoryFromEmbeddings):
@@ -69,7 +101,7 @@ class _CpuFeatureFactory(feature.FeatureFactoryFromEmbeddings):
       _without_missing(grads_and_vars), [self._embeddings[name] for name in names]
     )
     name_to_ids_and_gradient = {
-      name: (self._embedding_ids[name].values, gradient)
+      name: (self._embedding_ids[name].values, _check_gradient(name, gradient))
       for name, gradient in zip(names, gradients)
       if gradient is not None
     }
@@ -130,7 +162,9 @@ class _FusedCpuFeatureFactory(feature.FeatureFactoryFromEmbeddings):
         _without_missing(grads_and_vars), [self._name_to_embeddings[name] for name in names]
       )
     name_to_gradient = {
-      name: gradient for name, gradient in zip(names, gradients) if gradient is not None
+      name: _check_gradient(name, gradient)
+      for name, gradient in zip(names, gradients)
+      if gradient is not None
     }
     if not name_to_gradient:
       return tf.no_op()

@@ -151,6 +151,8 @@ def distributed_train(
   """
   _check_config(config)
   monolith_utils.enable_monkey_patch()
+  # Otherwise a call to a server that is gone waits for ever, instead of failing and being retried.
+  os.environ.setdefault("GRPC_FAIL_FAST", "true")
   exit_hook.install()
   make_config_backward_compatible(config.model_dir, config)
   server, addr = start_server(config, discovery)

@@ -582,6 +582,55 @@ class BadInputTest(tf.test.TestCase):
       estimator.train(training.create_input_fn(_TRAIN))
 
 
+class NanTask(FloatFeatureTask):
+  """The gradient of the second example, id 2, is not a number."""
+
+  def _features(self):
+    return {"feature": _ragged([[0, 1], [2]]), "float": tf.constant([[1.0], [float("nan")]])}
+
+  def create_model_fn(self):
+    float_model_fn = super().create_model_fn()
+    model_fn = FeatureTask.create_model_fn(self)
+
+    def choose(features, mode, config):
+      if mode == _PREDICT:
+        return model_fn(features=features, mode=mode, config=config)
+      spec = float_model_fn(features=features, mode=mode, config=config)
+      # The loss itself must not stop the training.
+      return spec._replace(loss=tf.constant(0.0))
+
+    return choose
+
+
+class BadGradientTest(tf.test.TestCase):
+  def _train(self, policy):
+    os.environ["MONOLITH_BAD_GRADIENTS"] = policy
+    self.addCleanup(os.environ.pop, "MONOLITH_BAD_GRADIENTS", None)
+    training = cpu_training.CpuTraining(
+      cpu_training.CpuTrainingConfig(), NanTask.params().instantiate()
+    )
+    folder = os.path.join(utils.get_test_tmp_dir(), self.id())
+    estimator = tf.estimator.Estimator(training.create_model_fn(), folder)
+    estimator.train(training.create_input_fn(_TRAIN), steps=1)
+    return np.array(list(estimator.predict(training.create_input_fn(_PREDICT))))
+
+  def test_stop_names_the_feature(self):
+    with self.assertRaisesRegex(
+      tf.errors.InvalidArgumentError, "The gradient of feature feature is not finite"
+    ):
+      self._train("stop")
+
+  def test_skip_updates_the_others(self):
+    predictions = self._train("skip")
+
+    self.assertAllClose(predictions[0], [-0.002 / np.sqrt(2)] * 5, atol=1e-7)
+    self.assertAllEqual(predictions[1], [0.0] * 5)
+
+  def test_unknown_policy(self):
+    with self.assertRaisesRegex(ValueError, "MONOLITH_BAD_GRADIENTS is 'what'"):
+      self._train("what")
+
+
 class LocalTrainTest(tf.test.TestCase):
   def test_eager_mode_is_an_error(self):
     params = FeatureTask.params()

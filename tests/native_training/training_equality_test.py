@@ -72,7 +72,8 @@ class _Task(native_task.NativeTask):
     def parse(left, right, splits, labels):
       return {
         "left": tf.RaggedTensor.from_row_splits(left, splits, validate=False),
-        "right": tf.RaggedTensor.from_row_splits(right, splits, validate=False),
+        # Slots of equal configuration may share a table, so their ids must differ.
+        "right": tf.RaggedTensor.from_row_splits(right + _VOCAB_SIZE, splits, validate=False),
         "label": labels,
       }
 

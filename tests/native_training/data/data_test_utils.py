@@ -52,4 +52,8 @@ def write_records(
 def proto_of(variant: tf.Tensor, proto_class: type):
   """Takes the proto out of a scalar variant by the way it is encoded."""
   tensor = tensor_pb2.TensorProto.FromString(tf.io.serialize_tensor(variant).numpy())
-  return proto_class.FromString(tensor.variant_val[0].metadata)
+  # The size as a varint, then the encoded variant.
+  content = tensor.tensor_content
+  start = next(i for i, byte in enumerate(content) if byte < 0x80) + 1
+  encoded = tensor_pb2.VariantTensorDataProto.FromString(content[start:])
+  return proto_class.FromString(encoded.metadata)

@@ -2,14 +2,14 @@
 //
 //   chunk (2, 4, ... 32 MiB, or as large as one run needs)
 //   +---------+------+-------------+------- - - -+
-//   | run     | free | run         | untouched   |      4 KiB granularity; neighbouring free runs
-//   are merged
+//   | run     | free | run         | untouched   |
 //   +---------+------+-------------+------- - - -+
+//   4 KiB granularity; neighbouring free runs are merged
 //
 // The indexes of all shards of a table live here back to back: every one is contiguous and on huge
 // pages, and none wastes the rest of a huge page. Shards grow one after another in a fixed rhythm,
-// so what one gives back is soon taken by the next. First fit; the pool is called once per growth,
-// never per id. Thread-safe.
+// so what one gives back is soon taken by the next; whole huge pages inside free runs go back to
+// the system meanwhile. First fit; the pool is called once per growth, never per id. Thread-safe.
 #ifndef MONOLITH_NATIVE_TRAINING_RUNTIME_ALLOCATOR_RUN_POOL_H_
 #define MONOLITH_NATIVE_TRAINING_RUNTIME_ALLOCATOR_RUN_POOL_H_
 

@@ -3,9 +3,9 @@
 //   cell  | 12-bit signature | 4-bit count |    0 = empty; counts saturate at 15
 //
 //   +----+----+----+ ... +----+-----------------+
-//   | c  | c  | c  |     | c  | 64 spill cells  |     position = high hash bits * total_size
-//   +----+----+----+ ... +----+-----------------+     probe: up to `max_probes` cells from there,
-//   wrapping
+//   | c  | c  | c  |     | c  | 64 spill cells  |
+//   +----+----+----+ ... +----+-----------------+
+//   position = high hash bits * total_size; up to `max_probes` cells from there, wrapping
 //
 // Memory is mapped lazily: cells that were never touched cost nothing, and clearing gives the pages
 // back. Thread-safe and lock-free: a cell changes by compare-exchange, the element counter is

@@ -1,8 +1,8 @@
 // Lets an absent id in with a probability; remembers nothing.
 //
 //   unequal  P = min(1, count / T)
-//   equal    P = 1 - (1 - p)^count with p = 1 - 0.05^(1/T): in with probability 0.95 after T
-//   occurrences T = 0    always in
+//   equal    P = 1 - (1 - p)^count, p = 1 - 0.05^(1/T): 0.95 after T occurrences
+//   T = 0    always in
 #ifndef MONOLITH_NATIVE_TRAINING_RUNTIME_HASH_FILTER_PROBABILISTIC_FILTER_H_
 #define MONOLITH_NATIVE_TRAINING_RUNTIME_HASH_FILTER_PROBABILISTIC_FILTER_H_
 

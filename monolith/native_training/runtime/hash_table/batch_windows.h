@@ -1,17 +1,13 @@
 // How every batch runs: tiles, sorted by shard, through a pipeline of windows.
 //
-//   ids      | tile 0 (<= kTileIds)           | tile 1                         | ...
-//   entries  | shard 0 | shard 1 | ... | 63   | shard 0 | ...                    stable counting
-//   sort windows  | w0 | w1 | w2 |                                                    <= kWindow
-//   ids of one shard
+//   ids      | tile 0 (<= kTileIds)         | tile 1                    | ...
+//   entries  | shard 0 | shard 1 | ... | 63 | shard 0 | ...               stable counting sort
+//   windows  | w0 | w1 | w2 |                                   <= kWindow ids of one shard
 //
-//   time ->    Fetch w0   Fetch w1   Fetch w2     Fetch w3     ...     prefetch home lines of the
-//   index
-//                         Probe w0   Probe w1     Probe w2     ...     compare keys; prefetch rows,
-//                         or the next lines
-//                                    Resolve w0   Resolve w1   ...     keys that are not in their
-//                                    home line
-//                                                 Finish w0    ...     copy or optimise
+//   Fetch w0   Fetch w1   Fetch w2     Fetch w3    ...   prefetch home lines of the index
+//              Probe w0   Probe w1     Probe w2    ...   prefetch rows, or the next lines
+//                         Resolve w0   Resolve w1  ...   keys that are not in their home line
+//                                      Finish w0   ...   copy or optimise
 //
 // A tile is small enough that its output or gradient rows stay in the second-level cache although
 // they are visited in shard order. Between two stages of one window lies the work of three other

@@ -2,8 +2,8 @@
 //
 //   fp32      4 bytes per element
 //   fp16      2 bytes per element, round to nearest even, clamped to +-65504
-//   fixed_r8  1 byte per element: multiples of r / 128 in [-r, r), rounded half away from zero, NaN
-//   is 0 one_bit   1 bit per element: + or - amplitude (0 is -)
+//   fixed_r8  1 byte per element: multiples of r / 128 in [-r, r), half away from zero, NaN is 0
+//   one_bit   1 bit per element: + or - amplitude (0 is -)
 #ifndef MONOLITH_NATIVE_TRAINING_RUNTIME_HASH_TABLE_COMPRESSORS_H_
 #define MONOLITH_NATIVE_TRAINING_RUNTIME_HASH_TABLE_COMPRESSORS_H_
 

@@ -1,7 +1,6 @@
 // CRC-32C and TFRecord framing at memory speed.
 //
-//   TFRecord: | length u64 | masked crc of length u32 | data | masked crc of data u32 |   little
-//   endian
+//   | length u64 | masked crc of length u32 | data | masked crc of data u32 |   little endian
 #ifndef MONOLITH_NATIVE_TRAINING_RUNTIME_HASH_TABLE_CRC32C_H_
 #define MONOLITH_NATIVE_TRAINING_RUNTIME_HASH_TABLE_CRC32C_H_
 

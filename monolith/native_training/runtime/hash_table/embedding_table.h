@@ -3,39 +3,36 @@
 //   ids of a batch
 //     | tile of up to 8192 ids: hash, counting sort by shard (stable)
 //     v
-//   shard 0        shard 1                       shard 63           top 6 hash bits
-//   +-----------+  +-----------+                 +-----------+
-//   | RW lock   |  | RW lock   |       ...       | RW lock   |
-//   | FlatIndex |  | FlatIndex |                 | FlatIndex |      id -> row number, ts
-//   (flat_index.h) | RowSlab   |  | RowSlab   |                 | RowSlab   |      row number ->
-//   address  (row_slab.h)
-//   +-----------+  +-----------+                 +-----------+
-//        |              |                             |
-//        +--------------+------ RunPool, RowArena ----+             huge pages
+//   shard 0        shard 1                 shard 63       top 6 hash bits
+//   +-----------+  +-----------+           +-----------+
+//   | RW lock   |  | RW lock   |    ...    | RW lock   |
+//   | FlatIndex |  | FlatIndex |           | FlatIndex |  id -> row number, ts   (flat_index.h)
+//   | RowSlab   |  | RowSlab   |           | RowSlab   |  row number -> address  (row_slab.h)
+//   +-----------+  +-----------+           +-----------+
+//        |              |                       |
+//        +--------------+-- RunPool, RowArena --+         huge pages
 //
 //   row: | values of all segments | state of segment 0 | state of segment 1 | ... |
 //
-// How a batch runs (batch_windows.h): windows of 32 ids of one shard go through four stages, four
-// windows in flight:
-//   Fetch (lock the shard on its first window, prefetch index lines) -> Probe (home line; prefetch
-//   rows, gradients)
-//   -> Resolve (overflowed lines, filter, insert) -> Finish (copy or optimise, unlock after the
-//   shard's last window).
+// How a batch runs (batch_windows.h): windows of 32 ids of one shard, four windows in flight, go
+// through four stages:
+//   Fetch    lock the shard on its first window, prefetch index lines
+//   Probe    look into the home lines, prefetch rows and gradients
+//   Resolve  overflowed lines, filter, insert
+//   Finish   copy or optimise, unlock after the shard's last window
 //
 // Concurrency
 //   - Any mix of calls is safe, Clear, SwapContent and eviction included. A lookup never sees a
-//   torn row; updates of
-//     one id are serialised. A call is not a snapshot: tiles and shards are locked one after
-//     another.
+//     torn row; updates of one id are serialised. A call is not a snapshot: tiles and shards are
+//     locked one after another.
 //   - Shard locks are taken in ascending order, four shards at most at once; whole-table calls take
-//   all, ascending.
+//     all, ascending.
 //   - Lookups while no write is under way (room_lock.h) need no shard lock and no sort: they read
-//   ids and write vectors
-//     front to back, a tile at a time. A write that begins waits for the tiles in progress, half a
-//     millisecond; while writes are under way, lookups go shard by shard as above.
+//     ids and write vectors front to back, a tile at a time. A write that begins waits for the
+//     tiles in progress, half a millisecond; while writes are under way, lookups go shard by shard
+//     as above.
 //   - With a runner, lookups split the batch by tile (shared locks) and writes split it by shard,
-//   so no two
-//     threads touch one row, and results do not depend on the number of threads.
+//     so no two threads touch one row, and results do not depend on the number of threads.
 //   - Duplicates of an id in one batch are applied in batch order, one after another.
 //
 // Cost per id on a table far larger than the caches: 1 index line, the row's value lines (lookup)

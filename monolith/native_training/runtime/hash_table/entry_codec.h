@@ -1,7 +1,7 @@
 // Rows to and from serialized EntryDump messages, without protobuf objects.
 //
-//   09 id(8) | 15 float(4) per value | 1a len { 0a len { member len { state fields } } per dumped
-//   segment } | 20 ts
+//   09 id(8) | 15 float(4) per value | 1a len { one dump per segment that has one } | 20 ts
+//   dump: 0a len { member len { state fields } }
 //
 // Everything but the timestamp has the same bytes for all rows of a table (tags, lengths) or a
 // fixed place (floats), so encoding copies a template and patches it. Optimizers with a varint in

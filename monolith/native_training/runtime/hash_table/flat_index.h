@@ -2,10 +2,10 @@
 //
 //   lines, contiguous, on huge pages (run_pool.h)
 //   +--------+--------+--------+--------+--- ... ---+--------+
-//   | line 0 | line 1 | line 2 |        |           |        |     line = 4 slots = one 64-byte
-//   cache line
+//   | line 0 | line 1 | line 2 |        |           |        |
 //   +--------+--------+--------+--------+--- ... ---+--------+
 //
+//   line: four slots, one 64-byte cache line
 //   +-----------------+-----------------+-----------------+-----------------+
 //   | key   row   ts  | key   row   ts  | key   row   ts  | key   row   ts  |
 //   +-----------------+-----------------+-----------------+-----------------+
@@ -13,20 +13,21 @@
 //
 // Empty and erased are values of `row`, so every int64 is a usable key. The key of such a slot is a
 // filler that belongs to another shard, so a probe need only compare keys: 0 in all shards but the
-// one that owns key 0 (hence fresh zero pages are an empty index there), 1 in that one. Home line =
-// (low 32 hash bits * number of lines) >> 32: any number of lines works, and the map keeps the
-// order of hashes, so rebuilding for growth walks both arrays front to back.
+// one that owns key 0 (hence fresh zero pages are an empty index there), 1 in that one.
+//
+// Home line = (low 32 hash bits * number of lines) >> 32: any number of lines works, and the map
+// keeps the order of hashes, so rebuilding for growth walks both arrays front to back.
 //
 // Invariants
 //   - Probing goes line by line from the home line (wrapping) and stops at a line with an empty
-//   slot: a key is never
-//     behind such a line. Erasing leaves a tombstone unless its line has an empty slot already.
-//   - live + tombstones <= 0.82 * slots after every insert. (At 0.9 a sixth of the keys overflow their line, with runs
-//     of many lines, and that cost a third of the lookup; here it is an eighth, mostly one line away.)
+//     slot: a key is never behind such a line. Erasing leaves a tombstone unless its line has an
+//     empty slot already.
+//   - live + tombstones <= 0.82 * slots after every insert. (At 0.9 a sixth of the keys overflow
+//     their line, with runs of many lines, and that cost a third of the lookup; here it is an
+//     eighth, mostly one line away.)
 //   - The number of lines of shard s follows 1.18^(k + s/64): small steps keep the average load at
-//   0.74, 21.6 bytes per
-//     key. The 64 shards fill alike; the fraction s/64 spreads their growth evenly over time, so no
-//     batch pays for more than a few rebuilds.
+//     0.76, 21.2 bytes per key. The 64 shards fill alike; the fraction s/64 spreads their growth
+//     evenly over time, so no batch pays for more than a few rebuilds.
 //
 // Not thread-safe: the shard's lock guards it. Find and insert: one cache miss plus 0.1 (overflowed
 // lines).

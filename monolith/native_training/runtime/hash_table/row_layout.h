@@ -1,11 +1,9 @@
 // An EntryConfig compiled into flat descriptors: where every part of a row is, and what to do with
 // it.
 //
-//   TRAINING row    | values of segment 0 | values of segment 1 | ... | state 0 | state 1 | ... |
-//   padding |
-//                   ^ float[dim]                                      ^ 4-byte aligned; 64-bit
-//                   fields by memcpy
-//   SERVING row     | code of segment 0 | code of segment 1 | ... | padding |
+//   TRAINING row   | values 0 | values 1 | ... | state 0 | state 1 | ... | padding |
+//                  ^ float[dim]                ^ 4-byte aligned; 64-bit fields by memcpy
+//   SERVING row    | code 0 | code 1 | ... | padding |
 //
 // The stride is a multiple of 4 bytes up to 32 bytes, of 16 above. A state is a list of fields,
 // each a float per element, one float, or one int64; the same list drives initial values,

@@ -4,8 +4,8 @@
 //   +----------------+----------------+----------------+----------------+- - - - - - - - - - - - -
 //   | block, shard 5 | block, shard 0 | block, shard 9 | block, shard 5 |   not touched yet
 //   +----------------+----------------+----------------+----------------+- - - - - - - - - - - - -
-//   block: rows of one shard, about 128 KiB        row: values, then state of every segment
-//   (row_layout.h)
+//   block: rows of one shard, about 128 KiB
+//   row: values, then state of every segment (row_layout.h)
 //
 // Row numbers are unique in the table and address = base + row * stride: no table lookup stands
 // between an index slot and the prefetch of its row (a chunk table cost 13 ns per id, more than the

@@ -7,9 +7,9 @@
 namespace monolith {
 namespace engine {
 
-// Replaces every element by one of its two float16 neighbours, the upper one with probability
-// (w - lower) / (upper - lower). Representable values and NaN stay; magnitudes above 65504 become
-// 65504. Random numbers come from a generator per thread, each with its own seed.
+// Replaces every element by one of its two float16 neighbours, the upper one with probability (w -
+// lower) / (upper - lower). Representable values and NaN stay; magnitudes above 65504 become 65504.
+// Random numbers come from a generator per thread, each with its own seed.
 void StochasticRoundToHalf(float* values, int64_t n);
 
 }  // namespace engine
