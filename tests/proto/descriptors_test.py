@@ -1060,10 +1060,14 @@ def float32(value):
   return struct.pack("<f", value)
 
 
+# Not ours: messages of TensorFlow Serving, compared with its own in serving_transport's tests.
+FOREIGN_FILES = {"monolith/native_training/runtime/parameter_sync/prediction_service.proto"}
+
+
 def test_the_tables_cover_every_source():
   sources = {source.relative_to(PROTO_ROOT).as_posix() for source in PROTO_ROOT.rglob("*.proto")}
 
-  assert sources == set(FILES) == set(TABLES)
+  assert sources - FOREIGN_FILES == set(FILES) == set(TABLES)
 
 
 @every_file
