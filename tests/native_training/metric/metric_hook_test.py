@@ -8,6 +8,7 @@ import time
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.training import training_util
 
 from monolith.native_training import utils
 from monolith.native_training.metric import cli, metric_hook
@@ -38,7 +39,9 @@ class _HookTest(tf.test.TestCase):
   def _run(self, hook, steps, create_fetches=None, pause=0.0):
     with tf.Graph().as_default():
       global_step = tf.compat.v1.train.get_or_create_global_step()
-      train_op = tf.compat.v1.assign_add(global_step, 1)
+      # As optimizers do: what a hook reads of the step is from before it moves, in every run.
+      with tf.control_dependencies([training_util._get_or_create_global_step_read()]):
+        train_op = tf.compat.v1.assign_add(global_step, 1)
       hook = hook() if callable(hook) else hook
       with tf.compat.v1.train.SingularMonitoredSession(hooks=[hook]) as sess:
         for _ in range(steps):
