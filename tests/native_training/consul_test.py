@@ -21,14 +21,31 @@ _NODES = [{"Host": "10.0.0.1", "Port": 2222, "Tags": {"index": "0", "name": "ps"
 
 
 class _Agent:
-  """A real HTTP server that behaves like an agent, on TCP or on a unix socket."""
+  """A real HTTP server that behaves like an agent, on TCP or on a unix socket.
+
+  `stop` and `start` are a restart of the agent: what is registered survives, as it does in Consul's
+  data folder, but nothing passes its check before the next heartbeat.
+  """
 
   def __init__(self, unix_path=None):
     self.services = {}
     self.passes = []
+    self.passing = set()
     self.requests = []
     self.answers = {}  # part of a path → (status, body), instead of the usual answer
     self.hang = threading.Event()
+    self.hung = threading.Event()
+    self._unix_path = unix_path
+    self._server = None
+    if not unix_path:
+      # Bound, never listening: the port stays ours, and refuses connections, while we are stopped.
+      self._port_holder = socket.socket()
+      self._port_holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+      self._port_holder.bind(("127.0.0.1", 0))
+      self.port = self._port_holder.getsockname()[1]
+    self.start()
+
+  def start(self):
     self._release = threading.Event()
     agent = self
 
@@ -43,13 +60,17 @@ class _Agent:
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         agent.requests.append((self.command, self.path))
         if agent.hang.is_set():
+          agent.hung.set()
           agent._release.wait(60)
+          self.close_connection = True
           return
         status, answer = agent.answer(urlparse(self.path), body)
         self.send_response(status)
         self.send_header("Content-Length", str(len(answer)))
         self.end_headers()
-        self.wfile.write(answer)
+        # A client that was promised no body is gone by now.
+        if answer:
+          self.wfile.write(answer)
 
       def address_string(self):
         return "client"  # A unix socket has no peer address.
@@ -58,16 +79,29 @@ class _Agent:
         pass
 
     class UnixServer(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
-      daemon_threads = True
+      request_queue_size = 64  # a full queue refuses on a unix socket, where TCP would wait
 
-    if unix_path:
-      self._server = UnixServer(unix_path, Handler)
+    if self._unix_path:
+      # A killed agent leaves its socket's file behind.
+      with contextlib.suppress(FileNotFoundError):
+        os.remove(self._unix_path)
+      self._server = UnixServer(self._unix_path, Handler)
     else:
-      self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-      self._server.daemon_threads = True
-      self.port = self._server.server_address[1]
-    self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True)
-    self._thread.start()
+      self._server = http.server.ThreadingHTTPServer(
+        ("127.0.0.1", self.port), Handler, bind_and_activate=False
+      )
+      self._server.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+      self._server.server_bind()
+      self._server.server_activate()
+    # Closing the server then waits for requests inside.
+    self._server.daemon_threads = False
+    threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
+
+  def stop(self):
+    self._release.set()
+    self._server.shutdown()
+    self._server.server_close()
+    self.passing.clear()
 
   def answer(self, url, body):
     for part, answer in self.answers.items():
@@ -86,14 +120,17 @@ class _Agent:
       self.services.pop(last, None)
       return 200, b""
     if url.path.startswith("/v1/agent/check/pass/"):
+      if last[len("service:") :] not in self.services:
+        return 404, b"Unknown check"
       self.passes.append(last)
+      self.passing.add(last)
       return 200, b""
     return 404, b"unknown path"
 
   def close(self):
-    self._release.set()
-    self._server.shutdown()
-    self._server.server_close()
+    self.stop()
+    if not self._unix_path:
+      self._port_holder.close()
 
 
 def _client(**env):
@@ -105,6 +142,25 @@ def _client(**env):
 
 def _health_threads(service_id):
   return [t for t in threading.enumerate() if t.name == f"ConsulHealthCheck-{service_id}"]
+
+
+class _FailureLog(io.StringIO):
+  """Stands in for stderr; `enough` is set when `wanted` heartbeats have failed."""
+
+  def __init__(self, wanted):
+    super().__init__()
+    self.enough = threading.Event()
+    self._wanted = wanted
+
+  @property
+  def text(self):
+    return self.getvalue()
+
+  def write(self, text):
+    written = super().write(text)
+    if self.getvalue().count(", in _health_check") >= self._wanted:
+      self.enough.set()
+    return written
 
 
 class ConsulTest(unittest.TestCase):
@@ -269,20 +325,64 @@ class AgentTest(unittest.TestCase):
     self.client.close()
     wait_until(lambda: not _health_threads("job-1"))
 
-  def test_heartbeat_retries_when_the_agent_is_gone(self):
-    err = io.StringIO()
+  def _heartbeat_through_a_restart(self, stop):
+    """Stops the agent with `stop()`, waits for three failed heartbeats, starts it again."""
+    failures = _FailureLog(wanted=3)
     with mock.patch.object(consul, "_HEALTH_CHECK_PERIOD_SECS", 0.01), \
         mock.patch.object(consul, "_HEALTH_CHECK_RETRY_SECS", 0.01), \
-        contextlib.redirect_stderr(err):  # fmt: skip
+        contextlib.redirect_stderr(failures):  # fmt: skip
+      self.client.register("job", 1)
+      (thread,) = _health_threads("job-1")
+      wait_until(lambda: "service:job-1" in self.agent.passing)
+
+      stop()
+
+      self.assertTrue(failures.enough.wait(60), failures.text)
+      self.assertEqual(self.agent.passing, set())
+      self.assertTrue(thread.is_alive())
+      with self.assertRaises(OSError):
+        self.client.lookup("job")
+
+      self.agent.start()
+
+      wait_until(lambda: "service:job-1" in self.agent.passing)
+      self.assertEqual([s["id"] for s in self.client.lookup("job")], ["job-1"])
+      self.assertEqual(_health_threads("job-1"), [thread])
+      self.client.deregister("job", 1)
+      thread.join(60)
+      self.assertFalse(thread.is_alive())
+    registrations = [path for _, path in self.agent.requests if path.endswith("/service/register")]
+    self.assertEqual(len(registrations), 1)
+    return failures.text
+
+  def test_heartbeat_survives_a_restart_of_the_agent(self):
+    errors = self._heartbeat_through_a_restart(self.agent.stop)
+
+    self.assertIn("ConnectionRefusedError", errors)
+
+  def test_heartbeat_survives_an_agent_that_goes_in_the_middle_of_a_request(self):
+    def stop_with_a_heartbeat_inside():
+      self.agent.hang.set()
+      self.assertTrue(self.agent.hung.wait(60))
+      self.agent.stop()
+      self.agent.hang.clear()
+
+    errors = self._heartbeat_through_a_restart(stop_with_a_heartbeat_inside)
+
+    self.assertIn("RemoteDisconnected", errors)
+    self.assertIn("ConnectionRefusedError", errors)
+
+  def test_heartbeat_does_not_undo_a_deregistration_by_somebody_else(self):
+    # A successor with the same index takes the address of its predecessor out of the agent; if
+    # that one still lives, it must not come back.
+    with mock.patch.object(consul, "_HEALTH_CHECK_PERIOD_SECS", 0.01):
       self.client.register("job", 1)
       wait_until(lambda: self.agent.passes)
-      call = self.client._call
-      with mock.patch.object(self.client, "_call", side_effect=ConnectionRefusedError("gone")) as m:
-        wait_until(lambda: m.call_count >= 3)
-      self.assertIs(self.client._call.__func__, call.__func__)
-      before = len(self.agent.passes)
-      wait_until(lambda: len(self.agent.passes) > before)
-    self.assertIn("ConnectionRefusedError: gone", err.getvalue())
+      del self.agent.services["job-1"]
+      beats = len(self.agent.requests)
+      wait_until(lambda: len(self.agent.requests) > beats + 2)
+
+    self.assertEqual(self.client.lookup("job"), [])
 
   def test_http_500(self):
     self.agent.answers = {"/v1/": (500, b"no leader")}
