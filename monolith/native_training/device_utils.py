@@ -6,22 +6,19 @@ goes to the CPU of the same task. The device functions read flags that the runne
 defaults apply.
 """
 
-import os
 from contextlib import AbstractContextManager
 from typing import Callable, Optional, Union
 
 import tensorflow as tf
-from absl import flags
 from tensorflow.python.eager import context
 from tensorflow.python.training import device_setter
+
+from monolith.native_training import mpi_utils
+from monolith.native_training.gflags_utils import read_flag as _flag
 
 _GPU_PLACEMENT_ALLOWED = False
 
 _CPU = "/device:CPU:0"
-
-# What the launchers of synchronous training tell a process about its rank, Horovod's own first.
-_LOCAL_RANK_ENVS = ("HOROVOD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK")
-_RANK_ENVS = ("HOROVOD_RANK", "OMPI_COMM_WORLD_RANK")
 
 DeviceFn = Callable[[tf.Operation], str]
 
@@ -124,35 +121,20 @@ def within_placement_context_of(device_name: str) -> bool:
   return device_type is not None and device_type.upper() == device_name.upper()
 
 
-def _flag(name: str, default):
-  """Returns a flag of the runner, `default` where it is not defined or not parsed yet."""
-  try:
-    return getattr(flags.FLAGS, name)
-  except (AttributeError, flags.UnparsedFlagAccessError):
-    return default
-
-
-def _read_env(names) -> Optional[int]:
-  for name in names:
-    if name in os.environ:
-      return int(os.environ[name])
-  return None
-
-
-def _is_under_mpi() -> bool:
-  return _read_env(_LOCAL_RANK_ENVS) is not None
-
-
-def _sync_worker_device() -> str:
+def get_sync_worker_device() -> str:
   """Returns job and task of this process in synchronous training with parameter servers."""
-  rank = _read_env(_RANK_ENVS) or 0
+  rank = mpi_utils.get_mpi_rank()
   if rank == 0:
     return "/job:chief/replica:0/task:0"
   return f"/job:worker/replica:0/task:{rank - 1}"
 
 
 def _is_sync_with_ps() -> bool:
-  return _is_under_mpi() and bool(_flag("enable_sync_training", False)) and _flag("num_ps", 0) > 0
+  return (
+    mpi_utils.is_under_mpi()
+    and bool(_flag("enable_sync_training", False))
+    and _flag("num_ps", 0) > 0
+  )
 
 
 def _merge(default: str, asked_for: str) -> str:
@@ -172,7 +154,7 @@ def _sync_worker_device_fn(op: tf.Operation) -> str:
   """Pins `op` to this process, except where it has to follow another op."""
   if not op.device and _is_colocated(op):
     return op.device
-  return _merge(_sync_worker_device(), op.device)
+  return _merge(get_sync_worker_device(), op.device)
 
 
 def get_device_fn(
@@ -192,7 +174,7 @@ def get_device_fn(
     this process.
   """
   if _flag("enable_sync_training", False):
-    assert _is_under_mpi(), "sync training must running under mpi mode"
+    assert mpi_utils.is_under_mpi(), "sync training must running under mpi mode"
     return _sync_worker_device_fn if _flag("num_ps", 0) > 0 else default_device_fn
   if _flag("is_local", False) or cluster is None or task is None:
     return None
@@ -209,7 +191,7 @@ def get_device_fn(
 def input_device_fn(op: tf.Operation) -> str:
   """A device function for input pipelines: the CPU of this process."""
   del op
-  return _sync_worker_device() + _CPU if _is_sync_with_ps() else _CPU
+  return get_sync_worker_device() + _CPU if _is_sync_with_ps() else _CPU
 
 
 def model_device_fn(op: tf.Operation) -> str:

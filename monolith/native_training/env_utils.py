@@ -1,4 +1,4 @@
-"""What the surrounding platform provides: HDFS set-up, service names, ZooKeeper credentials."""
+"""What the environment says: HDFS set-up, service names, ZooKeeper credentials, switches."""
 
 import os
 from typing import Optional
@@ -20,3 +20,14 @@ def get_zk_auth_data() -> Optional[list[tuple[str, str]]]:
   """
   secret = os.environ.get("ZK_AUTH")
   return [("digest", secret)] if secret else None
+
+
+def get_bool(name: str, default: bool = False) -> bool:
+  """Reads a switch: empty, `0` and `false` (in any case) are off, any other text is on.
+
+  Args:
+    name: of the environment variable.
+    default: where it is not set.
+  """
+  text = os.environ.get(name)
+  return default if text is None else text.strip().lower() not in ("", "0", "false")

@@ -24,6 +24,14 @@ _META_ATTRIBUTE = "_monolith_gflag_meta"
 _PARAM_PATTERN = re.compile(r":param\s+([\w.-]+)\s*:\s*(.*)", re.ASCII)
 
 
+def read_flag(name: str, default: Any) -> Any:
+  """Returns the value of a flag, `default` where it is not defined or not parsed yet."""
+  try:
+    return getattr(flags.FLAGS, name)
+  except (AttributeError, flags.UnparsedFlagAccessError):
+    return default
+
+
 class Status(enum.Enum):
   """Where the scan of a docstring is."""
 

@@ -27,7 +27,8 @@ from monolith.native_training import (
   net_utils,
   yarn_runtime,
 )
-from monolith.native_training.mpi_utils import (
+from monolith.native_training.distribution_utils import (
+  enable_sync_training,
   get_mpi_local_size,
   get_mpi_rank,
   get_mpi_size,
@@ -294,7 +295,7 @@ class MLPEnv:
 
 
 def add_mpi_exception_hook() -> None:
-  """Under MPI, lets an uncaught exception end all ranks: the others would wait for ever."""
+  """Lets an uncaught exception in a launched rank end all: the others would wait for ever."""
   if not is_under_mpi():
     return
 
@@ -302,8 +303,12 @@ def add_mpi_exception_hook() -> None:
     print(f"uncaught exception on rank {get_mpi_rank()}, abort all ranks", file=sys.stderr)
     traceback.print_exception(exception_type, value, trace)
     sys.stderr.flush()
-    from mpi4py import MPI  # Only there under MPI.
-
+    try:
+      from mpi4py import MPI
+    except ImportError:
+      # Without MPI the launcher ends the other ranks as soon as this process is gone, for which
+      # it must not wait for threads that wait for them.
+      os._exit(1)
     MPI.COMM_WORLD.Abort(1)
 
   sys.excepthook = abort_all_ranks
@@ -396,7 +401,7 @@ def begin(self) -> None:
   self._broadcast_dataset_id = None
   graph = tf.compat.v1.get_default_graph()
   dataset_ids = graph.get_collection(_DATASET_ID_COLLECTION)
-  if dataset_ids and _enable_sync_training():
+  if dataset_ids and enable_sync_training():
     try:
       if os.environ.get("MONOLITH_WITH_BYTEPS"):
         import byteps.tensorflow as lib
@@ -419,11 +424,3 @@ def after_create_session(self, session: tf.compat.v1.Session, coord: Any) -> Non
     logging.info("dataset ids: %s", session.run(self._broadcast_dataset_id))
     self._broadcast_dataset_id = None
   session.run(self._initializer)
-
-
-def _enable_sync_training() -> bool:
-  """Whether this is a rank of synchronous training; also asked where no flag is defined."""
-  try:
-    return FLAGS.enable_sync_training and "OMPI_COMM_WORLD_LOCAL_RANK" in os.environ
-  except (AttributeError, flags.UnparsedFlagAccessError):
-    return False

@@ -27,7 +27,7 @@ from tensorflow.python.lib.io import file_io
 from tensorflow.python.training import checkpoint_management as checkpoint_management_shim
 from tensorflow.python.training.checkpoint_state_pb2 import CheckpointState
 
-from monolith.native_training import env_utils, gflags_utils, save_utils
+from monolith.native_training import env_utils, gflags_utils, mpi_utils, save_utils
 from monolith.native_training.mlp_utils import add_mpi_exception_hook, mlp_pass
 from monolith.native_training.monolith_checkpoint_state_pb2 import MonolithCheckpointState
 from monolith.native_training.net_utils import AddressFamily
@@ -283,7 +283,7 @@ class RunnerConfig(DistributedCpuTrainingConfig):
     is_gpu_worker = self.enable_gpu_training and self.server_type == "worker"
     if is_gpu_worker and self.enable_partial_sync_training:
       if self.index is None or self.index <= 0:
-        self.index = int(os.environ.get("OMPI_COMM_WORLD_RANK") or 0)
+        self.index = mpi_utils.get_mpi_rank()
 
   def _export_kafka_flags(self) -> None:
     """The data sets read the Kafka source from flags."""

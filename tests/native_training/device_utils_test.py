@@ -295,7 +295,7 @@ class RunnerFlagsTest(tf.test.TestCase):
     values = flags.FlagValues()
     flags.DEFINE_integer("num_ps", 3, "", flag_values=values)
 
-    with mock.patch.object(device_utils.flags, "FLAGS", values):
+    with mock.patch.object(flags, "FLAGS", values):
       self.assertEqual(device_utils._flag("num_ps", 0), 0)
       values.mark_as_parsed()
       self.assertEqual(device_utils._flag("num_ps", 0), 3)

@@ -1,0 +1,262 @@
+"""The collectives of synchronous training, whatever library carries them out.
+
+Importing this module imports no such library; the first use does, once per process:
+
+| | backend |
+|---|---|
+| environment variable `MONOLITH_WITH_BYTEPS` is on | `byteps.tensorflow` |
+| Horovod is installed | `horovod.tensorflow` |
+| it is not, and this process is alone | one rank inside this process, no library |
+
+Everything is an attribute of one object, `_backend`, to which the module forwards: `init`, `rank`,
+`size`, `local_rank`, `local_size`, `is_initialized`, `allgather`, `allreduce`, `alltoall`,
+`broadcast`, `grouped_allreduce`, `BroadcastGlobalVariablesHook`, `lib`, `enable_bps`, `is_enabled`
+and `check_size`. Collectives are matched by name between ranks: give each its own, the same on all
+of them.
+"""
+
+from __future__ import annotations
+
+import importlib
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from monolith.native_training import env_utils, mpi_utils
+
+_INSTALL = "pip install 'monolith[horovod]'"
+
+
+class _Backend:
+  """Forwards to the library, which it imports on first use."""
+
+  def __init__(self):
+    self._lock = threading.Lock()
+    self._lib: Any = None
+
+  @property
+  def enable_bps(self) -> bool:
+    """Whether BytePS is asked for."""
+    return env_utils.get_bool("MONOLITH_WITH_BYTEPS")
+
+  @property
+  def lib(self) -> Any:
+    """The library.
+
+    Raises:
+      ImportError: it is missing, and several processes want it.
+    """
+    if self._lib is None:
+      with self._lock:
+        if self._lib is None:
+          self._lib = _import_byteps() if self.enable_bps else _import_horovod()
+    return self._lib
+
+  def is_enabled(self) -> bool:
+    """Tells whether there are ranks to talk to.
+
+    The environment variable `MONOLITH_WITH_HOROVOD` decides. Where it is not set, an initialised
+    library does, or a launcher that started several ranks: without it they would drift apart.
+    """
+    return env_utils.get_bool(
+      "MONOLITH_WITH_HOROVOD",
+      default=self.is_initialized() or (mpi_utils.read_launcher("size") or 1) > 1,
+    )
+
+  def check_size(self, wanted: int, what: str) -> None:
+    """Checks that there are as many ranks as somebody wants.
+
+    Raises:
+      AssertionError: there are not.
+    """
+    size = self.size()
+    assert size == wanted, f"{what} is {wanted}, but there are {size} ranks" + (
+      f": Horovod is not installed, {_INSTALL}" if isinstance(self._lib, _OneRank) else ""
+    )
+
+  def init(self, *args: Any, **kwargs: Any) -> None:
+    """Meets the other ranks; a second call does nothing."""
+    self.lib.init(*args, **kwargs)
+
+  def is_initialized(self) -> bool:
+    """Tells whether `init` was called, here or in the library itself; imports nothing."""
+    if self._lib is not None:
+      return self._lib.is_initialized()
+    return mpi_utils.find_initialized_backend() is not None
+
+  def rank(self) -> int:
+    return self.lib.rank()
+
+  def size(self) -> int:
+    return self.lib.size()
+
+  def local_rank(self) -> int:
+    return self.lib.local_rank()
+
+  def local_size(self) -> int:
+    return self.lib.local_size()
+
+  def allgather(self, *args: Any, **kwargs: Any) -> tf.Tensor:
+    """Concatenates the tensors of all ranks along the first dimension."""
+    return self.lib.allgather(*args, **kwargs)
+
+  def broadcast(self, *args: Any, **kwargs: Any) -> tf.Tensor:
+    """Returns the tensor of the root rank, the second argument."""
+    return self.lib.broadcast(*args, **kwargs)
+
+  def allreduce(self, *args: Any, **kwargs: Any) -> tf.Tensor:
+    """Averages a tensor over the ranks, or what the keyword `op` says."""
+    return self.lib.allreduce(*args, **kwargs)
+
+  def grouped_allreduce(self, *args: Any, **kwargs: Any) -> list[tf.Tensor]:
+    """Does `allreduce` for a list of tensors at once."""
+    return self.lib.grouped_allreduce(*args, **kwargs)
+
+  def alltoall(
+    self,
+    tensor: tf.Tensor,
+    splits: tf.Tensor | Sequence[int] | None = None,
+    name: str | None = None,
+  ) -> tf.Tensor:
+    """Sends rows to every rank and returns those received, by rank of the sender.
+
+    Args:
+      tensor: `[n, ...]`, rows for rank 0 first.
+      splits: int32 `[ranks]`, how many rows go to each; equally many by default.
+      name: the same on all ranks, and used by nothing else.
+
+    Returns:
+      `[m, ...]`, only the rows: how many came from each rank is not part of the result.
+    """
+    result = self.lib.alltoall(tensor, splits=splits, name=name)
+    return result[0] if isinstance(result, (tuple, list)) else result
+
+  def BroadcastGlobalVariablesHook(self, *args: Any, **kwargs: Any):  # noqa: N802
+    """Returns a hook that gives all ranks the variables of the root rank, the first argument."""
+    return self.lib.BroadcastGlobalVariablesHook(*args, **kwargs)
+
+
+def _import_byteps() -> Any:
+  try:
+    return importlib.import_module("byteps.tensorflow")
+  except ImportError as error:
+    raise ImportError(
+      "MONOLITH_WITH_BYTEPS is on, but BytePS cannot be imported: unset it to use Horovod."
+    ) from error
+
+
+def _import_horovod() -> Any:
+  try:
+    return importlib.import_module("horovod.tensorflow")
+  except ModuleNotFoundError as error:
+    # One that is there but cannot be loaded is broken, and the user wants to know.
+    if error.name not in ("horovod", "horovod.tensorflow"):
+      raise
+    if mpi_utils.is_under_mpi() and mpi_utils.read_launcher("size") != 1:
+      raise ImportError(
+        "Synchronous training with several processes needs Horovod, which is not installed: "
+        f"{_INSTALL}"
+      ) from error
+    return _OneRank()
+
+
+class _Compression:
+  """Horovod's `Compression`: there is no network to save."""
+
+  none = None
+  fp16 = None
+
+
+class _OneRank:
+  """What Horovod does when it is alone, as far as this package uses it."""
+
+  Average = "Average"
+  Sum = "Sum"
+  Compression = _Compression
+
+  def __init__(self):
+    self._is_initialized = False
+
+  def init(self) -> None:
+    self._is_initialized = True
+
+  def shutdown(self) -> None:
+    self._is_initialized = False
+
+  def is_initialized(self) -> bool:
+    return self._is_initialized
+
+  # There is nobody to meet, so these work before `init` too.
+  def rank(self) -> int:
+    return 0
+
+  def size(self) -> int:
+    return 1
+
+  def local_rank(self) -> int:
+    return 0
+
+  def local_size(self) -> int:
+    return 1
+
+  def allgather(self, tensor: tf.Tensor, name: str | None = None, **_: Any) -> tf.Tensor:
+    tensor = tf.convert_to_tensor(tensor)
+    if tensor.shape.rank == 0:
+      raise ValueError("allgather of a scalar, want at least one dimension")
+    return tf.identity(tensor, name=name)
+
+  def broadcast(
+    self, tensor: tf.Tensor, root_rank: int, name: str | None = None, **_: Any
+  ) -> tf.Tensor:
+    if root_rank != 0:
+      raise ValueError(f"root_rank is {root_rank}, but there is only rank 0")
+    return tf.identity(tensor, name=name)
+
+  def allreduce(self, tensor: Any, name: str | None = None, **_: Any) -> Any:
+    if isinstance(tensor, tf.IndexedSlices):
+      return tf.IndexedSlices(
+        tf.identity(tensor.values, name=name), tensor.indices, tensor.dense_shape
+      )
+    return tf.identity(tensor, name=name)
+
+  def grouped_allreduce(self, tensors: Sequence[Any], **_: Any) -> list[Any]:
+    return [self.allreduce(tensor) for tensor in tensors]
+
+  def alltoall(
+    self,
+    tensor: tf.Tensor,
+    splits: tf.Tensor | Sequence[int] | None = None,
+    name: str | None = None,
+    **_: Any,
+  ) -> Any:
+    tensor = tf.convert_to_tensor(tensor)
+    if splits is None:
+      return tf.identity(tensor, name=name)
+    splits = tf.convert_to_tensor(splits, tf.int32)
+    with tf.control_dependencies(
+      [tf.debugging.assert_equal(splits, tf.shape(tensor)[:1], "splits do not add up to the rows")]
+    ):
+      return tf.identity(tensor, name=name), splits
+
+  class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):
+    """A hook with nothing to do."""
+
+    def __init__(self, root_rank: int, device: str = ""):
+      if root_rank != 0:
+        raise ValueError(f"root_rank is {root_rank}, but there is only rank 0")
+      super().__init__()
+
+
+_backend = _Backend()
+
+
+def __getattr__(name: str) -> Any:
+  if name.startswith("_"):
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+  return getattr(_backend, name)
+
+
+def __dir__() -> list[str]:
+  return sorted({*globals(), *(name for name in dir(_Backend) if not name.startswith("_"))})
