@@ -181,11 +181,15 @@ class Client:
     method: str,
     path: str,
     body: Optional[str] = None,
-    timeout: float = _REGISTRATION_TIMEOUT_SECS,
+    timeout: Optional[float] = None,
     host: Optional[str] = None,
   ) -> tuple[int, Any]:
-    """Makes one request on its own connection; returns the status and the raw body."""
+    """Makes one request on its own connection; returns the status and the raw body.
+
+    Without a `timeout` it is that of registrations.
+    """
     host = host or self._consul_host
+    timeout = _REGISTRATION_TIMEOUT_SECS if timeout is None else timeout
     if host.startswith("/"):
       connection = UnixHTTPConnection(host, timeout=timeout)
     else:

@@ -406,7 +406,30 @@ class AgentTest(unittest.TestCase):
     start = time.monotonic()
     with self.assertRaises(socket.timeout):
       self.client.lookup("job", timeout=0.2)
+    with mock.patch.object(consul, "_REGISTRATION_TIMEOUT_SECS", 0.2):
+      with self.assertRaises(socket.timeout):
+        self.client.register("job", 1)
+      with self.assertRaises(socket.timeout):
+        self.client.deregister("job", 1)
     self.assertLess(time.monotonic() - start, 30)
+    self.assertEqual(_health_threads("job-1"), [])
+
+  def test_heartbeat_does_not_hang_with_the_agent(self):
+    failures = _FailureLog(wanted=2)
+    with mock.patch.object(consul, "_HEALTH_CHECK_PERIOD_SECS", 0.01), \
+        mock.patch.object(consul, "_HEALTH_CHECK_RETRY_SECS", 0.01), \
+        mock.patch.object(consul, "_REGISTRATION_TIMEOUT_SECS", 0.5), \
+        contextlib.redirect_stderr(failures):  # fmt: skip
+      self.client.register("job", 1)
+      wait_until(lambda: self.agent.passes)
+      self.agent.hang.set()
+
+      self.assertTrue(failures.enough.wait(60), failures.text)
+
+      self.agent.hang.clear()
+      before = len(self.agent.passes)
+      wait_until(lambda: len(self.agent.passes) > before)
+    self.assertIn("timed out", failures.text)
 
   def test_port_out_of_range(self):
     with self.assertRaisesRegex(ValueError, "port is 65536"):
