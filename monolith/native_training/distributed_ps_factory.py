@@ -3,6 +3,9 @@
 Without parameter servers every update sums the gradients of equal ids first, as it does with
 servers, so that results do not depend on their number. The environment variable
 `MONOLITH_UPDATE_PER_OCCURRENCE=1` brings back one optimizer step per occurrence in that case.
+
+Tables in the workers of a synchronous run make one optimizer step per worker that sent a gradient;
+`MONOLITH_SYNC_SUM_GRADIENTS=1` lets them add up the gradients of an id over all workers first.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from monolith.native_training import (
   distributed_ps,
   distribution_ops,
   entry,
+  env_utils,
   hash_table_ops,
   multi_hash_table_ops,
   multi_type_hash_table,
@@ -26,6 +30,7 @@ SlotToConfig = Mapping[str, entry.HashTableConfigInstance]
 Handles = Sequence["tf.Tensor | None"]
 
 _PER_OCCURRENCE_ENV = "MONOLITH_UPDATE_PER_OCCURRENCE"
+_SUM_OVER_RANKS_ENV = "MONOLITH_SYNC_SUM_GRADIENTS"
 
 
 def _sum_duplicates() -> bool:
@@ -257,15 +262,17 @@ def create_in_worker_multi_type_hash_table(
     queue_configs: capacities of the queues.
 
   Raises:
-    ImportError: Horovod is not installed.
+    AssertionError: `shard_num` is not the number of ranks.
+    ImportError: there are several, and Horovod is not installed.
   """
 
   def make_group(configs: SlotToConfig) -> Any:
-    def make(_: int) -> multi_type_hash_table.MultiTypeHashTable:
+    # Named as on a server of the same index, so that all ranks can save into one checkpoint.
+    def make(index: int) -> multi_type_hash_table.MultiTypeHashTable:
       return multi_type_hash_table.MultiTypeHashTable(
         configs,
         lambda name, config: hash_table_ops.hash_table_from_config(
-          config, hash_filter=hash_filter, name_suffix=name, sync_client=sync_client
+          config, hash_filter=hash_filter, name_suffix=f"{name}_{index}", sync_client=sync_client
         ),
       )
 
@@ -283,20 +290,21 @@ def create_in_worker_native_multi_hash_table(
 ) -> multi_type_hash_table.BaseMultiTypeHashTable:
   """Makes a native group whose shards live in the workers of a synchronous run; see above."""
 
-  def make(_: int) -> multi_hash_table_ops.MultiHashTable:
+  def make(index: int) -> multi_hash_table_ops.MultiHashTable:
     return multi_hash_table_ops.MultiHashTable.from_configs(
-      slot_to_config, hash_filter=hash_filter, sync_client=sync_client
+      slot_to_config, hash_filter=hash_filter, sync_client=sync_client, name_suffix=str(index)
     )
 
   return _all_to_all_table(shard_num, make, queue_configs)
 
 
 def _all_to_all_table(shard_num: int, make: Any, queue_configs: dict[str, int] | None) -> Any:
-  try:
-    # Needs Horovod, which only synchronous training wants.
-    from monolith.native_training import distributed_ps_sync
-  except ImportError as error:
-    raise ImportError(
-      "Tables in the workers exchange rows with Horovod: pip install 'monolith[horovod]'."
-    ) from error
-  return distributed_ps_sync.DistributedMultiTypeHashTableMpi(shard_num, make, queue_configs)
+  # Not needed by training on servers.
+  from monolith.native_training import distributed_ps_sync
+
+  return distributed_ps_sync.DistributedMultiTypeHashTableMpi(
+    shard_num,
+    make,
+    queue_configs,
+    enable_grad_accumulation=env_utils.get_bool(_SUM_OVER_RANKS_ENV),
+  )

@@ -279,6 +279,27 @@ def enqueue_dicts_with_queue_return(
     return nested.get_nested_result(queue.dequeue()), queue
 
 
+class RunNeedsOp:
+  """Tells whether a run of a session, as it was asked for, runs an op."""
+
+  def __init__(self, op: tf.Operation):
+    self._op = op
+    # The answer by what the run fetches: the same few fetches come again in every step.
+    self._fetches_to_answer: dict[tuple[str, ...], bool] = {}
+
+  def __call__(self, run_context: tf.estimator.SessionRunContext) -> bool:
+    with run_context.session.graph.as_default():
+      mapper = client_session._FetchMapper.for_fetch(run_context.original_args.fetches)
+      elements = mapper.unique_fetches()
+    key = tuple(element.name for element in elements)
+    if key not in self._fetches_to_answer:
+      needed = utils.get_needed_ops(
+        element if isinstance(element, tf.Operation) else element.op for element in elements
+      )
+      self._fetches_to_answer[key] = self._op in needed
+    return self._fetches_to_answer[key]
+
+
 class AsyncPushHook(tf.estimator.SessionRunHook):
   """Runs ops that consume a queue along with every run of the session but the first.
 
@@ -298,8 +319,7 @@ class AsyncPushHook(tf.estimator.SessionRunHook):
     self._queue_init = False
     self._queue_size = None
     self._filled_by_runs = False
-    # Whether a run fills the queue, by what it fetches.
-    self._fetches_to_fills: dict[tuple[str, ...], bool] = {}
+    self._fills_queue = RunNeedsOp(queue.enqueue_op)
 
   def begin(self) -> None:
     self._queue_size = self._queue.size()
@@ -318,19 +338,6 @@ class AsyncPushHook(tf.estimator.SessionRunHook):
   def end(self, session: tf.compat.v1.Session) -> None:
     while session.run(self._queue_size) > 0:
       session.run(self._run_ops)
-
-  def _fills_queue(self, run_context: tf.estimator.SessionRunContext) -> bool:
-    """Tells whether a run, as it was asked for, runs the enqueue op."""
-    with run_context.session.graph.as_default():
-      mapper = client_session._FetchMapper.for_fetch(run_context.original_args.fetches)
-      elements = mapper.unique_fetches()
-    key = tuple(element.name for element in elements)
-    if key not in self._fetches_to_fills:
-      needed = utils.get_needed_ops(
-        element if isinstance(element, tf.Operation) else element.op for element in elements
-      )
-      self._fetches_to_fills[key] = self._queue.enqueue_op in needed
-    return self._fetches_to_fills[key]
 
 
 class AsyncFunctionMgr:

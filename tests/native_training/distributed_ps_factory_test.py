@@ -203,17 +203,22 @@ class FactoryTest(tf.test.TestCase, parameterized.TestCase):
     table = table.apply_gradients(grads, tf.constant(0, tf.int64))
     return self.run_on(0, table.lookup({"a": tf.constant([4, 5], tf.int64)}))["a"]
 
-  def test_without_horovod_a_worker_table_says_what_to_install(self):
+  def test_without_horovod_several_workers_are_told_what_to_install(self):
     code = (
-      "import sys; sys.modules['monolith.native_training.distributed_ps_sync'] = None\n"
+      "import sys; sys.modules['horovod'] = None\n"
       "from monolith.native_training import distributed_ps_factory as f\n"
+      "from monolith.native_training import test_utils\n"
+      "configs = {'a': test_utils.generate_test_hash_table_config(1)}\n"
+      "import tensorflow as tf; tf.compat.v1.disable_eager_execution()\n"
       "for create in (f.create_in_worker_multi_type_hash_table,\n"
       "               f.create_in_worker_native_multi_hash_table):\n"
+      "  create(1, configs, None)\n"
       "  try:\n"
-      "    create(2, {}, None)\n"
-      "    raise AssertionError('no error')\n"
-      "  except ImportError as error:\n"
+      "    create(2, configs, None)\n"
+      "  except AssertionError as error:\n"
       "    assert 'monolith[horovod]' in str(error), error\n"
+      "  else:\n"
+      "    raise SystemExit('no error')\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
 

@@ -1,0 +1,411 @@
+"""Tables whose rows are spread over the ranks of synchronous training.
+
+Rank n owns the ids that `distribution_ops.fused_reorder_by_indices` gives to shard n. A step moves
+the ids of a batch to their owners, the rows back, and the gradients to the owners again:
+
+    S0  input pipeline   ids of all tables, distinct, by shard and table
+    S1  all-to-all       ids and their numbers, to the owners
+    S2  fused lookup     rows, by asking rank and table
+        [Q1]
+    S3  all-to-all       rows, to who asked
+        [Q2]
+    S4  gather           rows of each slot's ids, in the order of the batch
+         model           forward and backward
+    S5  gradient of S4   gradients of equal ids added up
+        [Q3]
+    S6  all-to-all       gradients, to the owners
+        [Q4]
+    S7  fused update     one optimizer step per id and rank that sent it
+
+A queue is there if its capacity in `queue_configs` is not 0. What is before Q1 and Q2 runs ahead of
+the step, on rows that lack the updates of the steps in between; what is behind Q3 or Q4 runs during
+the next step. Everything else of a batch travels through the same queues.
+
+No rank has to be asked for a size: the floats a rank receives in S3 follow from what it asked for,
+and those of S6 from what it was asked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import tensorflow as tf
+from absl import flags, logging
+
+from monolith.native_training import (
+  device_utils,
+  distribution_ops,
+  env_utils,
+  feature_utils,
+  gflags_utils,
+  hash_table_utils,
+  hvd_lib,
+  multi_type_hash_table,
+  prefetch_queue,
+  sync_pipeline_hooks,
+)
+
+flags.DEFINE_bool(
+  "enable_alltoall_metrics", False, "Whether to write summaries of what the ranks exchange."
+)
+flags.DEFINE_string(
+  "enable_alltoall_metrics_for_slot", None, "A slot whose number of ids is in those summaries."
+)
+
+# Whether an element of the input is the last one of its rank; `EofAwareTask` puts it there.
+EOF_KEY = "__EofAwareTask_eof"
+
+# What S7 needs of a batch beside the gradients.
+_UPDATE_KEYS = (
+  "id_flat_t",
+  "indices",
+  "id_size_flat_t",
+  "id_offsets",
+  "emb_offsets",
+)
+_CONSUMED_KEYS = (
+  *_UPDATE_KEYS,
+  "shard_sizes",
+  "fused_embedding_offsets",
+  "embedding_splits",
+  "recv_emb_splits",
+  "recv_embeddings_size",
+)
+
+Bundle = dict[str, Any]
+
+
+class DistributedMultiTypeHashTableMpi(multi_type_hash_table.BaseMultiTypeHashTable):
+  """One shard of tables, and the way to the others.
+
+  Args:
+    shard_num: number of ranks.
+    table_factory: makes the tables of a rank; called with this one's.
+    queue_configs: capacities of the queues, 0 by default: `enable_pipelined_fwda2a` (Q1),
+      `embedding_prefetch_capacity` (Q2), `enable_async_optimize` (Q3), `enable_pipelined_bwda2a`
+      (Q4).
+    enable_grad_accumulation: add up the gradients of an id over all ranks before the optimizer
+      step, instead of one step per rank in the order of the ranks.
+
+  Raises:
+    AssertionError: `shard_num` is not the number of ranks.
+  """
+
+  def __init__(
+    self,
+    shard_num: int,
+    table_factory: Callable[[int], Any],
+    queue_configs: dict[str, int] | None = None,
+    *,
+    enable_grad_accumulation: bool = False,
+  ):
+    hvd_lib.check_size(shard_num, "shard_num")
+    self._shard_num = shard_num
+    self._rank = hvd_lib.rank()
+    self._table = table_factory(self._rank)
+    self._output_dims = list(self._table.get_table_dim_sizes())
+    self._queue_configs = dict(queue_configs or {})
+    self._enable_grad_accumulation = enable_grad_accumulation
+    self._slots: list[str] | None = None
+    self._dependency_ops: list[tf.Operation] = []
+    # Shared by the copies that updates return, so that all see the hooks.
+    self._local_queue_hooks = []
+
+  def lookup(
+    self,
+    slot_to_id: Mapping[str, Any],
+    auxiliary_bundle: Bundle,
+    early_reorder_indicies_res_pack: tuple[Any, ...] | None = None,
+  ) -> tuple[dict[str, tf.Tensor], Bundle]:
+    """Looks up the ids that the input pipeline has reordered.
+
+    Args:
+      slot_to_id: only the names count, one per table.
+      auxiliary_bundle: what else belongs to the batch and has to stay with it.
+      early_reorder_indicies_res_pack: what `fused_reorder_by_indices` returned, and the time of the
+        request (int64 scalar, or `None` for 0).
+
+    Returns:
+      Slot -> float32 `[ids, dim]` of all ids including equal ones, and the bundle as it leaves the
+      queues, with what `apply_gradients` needs. Use this one from here on.
+
+    Raises:
+      AssertionError: the ids were not reordered.
+      ValueError: not as many slots as tables.
+    """
+    assert early_reorder_indicies_res_pack is not None, (
+      "Support for reorder_fids_in_data_pipeline=False is dropped. Please set it to True"
+    )
+    slots = sorted(slot_to_id)
+    if len(slots) != len(self._output_dims):
+      raise ValueError(f"slot_to_id has {len(slots)} slots, want {len(self._output_dims)}: {slots}")
+    self._slots = slots
+    bundle = self._lookup_shard(dict(auxiliary_bundle), early_reorder_indicies_res_pack)
+
+    fwd_capacity = self._queue_configs.get("enable_pipelined_fwda2a", 0)
+    prefetch_capacity = self._queue_configs.get("embedding_prefetch_capacity", 0)
+    is_last = None
+    if EOF_KEY in bundle and (fwd_capacity or prefetch_capacity):
+      # The ranks must agree to stop before one waits in vain for another that has no data.
+      is_last = _any_rank(bundle[EOF_KEY])
+    queues = []
+    bundle, queue = prefetch_queue.enqueue_dicts_with_queue_return(
+      bundle, capacity=int(fwd_capacity), queue_name="queue_lookup_to_fusedEmbA2A"
+    )
+    if queue is not None:
+      queues.append((queue, int(fwd_capacity)))
+    with _exchange_device("FWD"):
+      bundle["recv_embeddings"] = hvd_lib.alltoall(
+        bundle.pop("fused_embeddings"), bundle["embedding_splits"], name="fused_embedding_alltoall"
+      )
+    bundle, queue = prefetch_queue.enqueue_dicts_with_queue_return(
+      bundle,
+      capacity=int(prefetch_capacity),
+      queue_name="queue_fusedEmbA2A_to_fusedGather",
+    )
+    if queue is not None:
+      queues.append((queue, int(prefetch_capacity)))
+    self._add_enqueue_hooks(queues, bundle["shard_sizes"].op, is_last)
+
+    recv_embeddings = bundle.pop("recv_embeddings")
+    self._add_summaries(slots, bundle)
+    with tf.device("/device:CPU:0"):
+      embeddings = distribution_ops.fused_gather_embeddings_by_input(
+        recv_embeddings, bundle["fused_embedding_offsets"], self._output_dims
+      )
+    return dict(zip(slots, embeddings)), bundle
+
+  def apply_gradients(
+    self,
+    slot_to_grad: Mapping[str, tf.Tensor],
+    auxiliary_bundle: Bundle,
+    global_step: tf.Tensor,
+    req_time: tf.Tensor | None = None,
+    scale: tf.Tensor | float = 1,
+  ) -> DistributedMultiTypeHashTableMpi:
+    """Updates the rows of a lookup.
+
+    Args:
+      slot_to_grad: slot -> gradient of what `lookup` returned; zeros for slots that are missing.
+      auxiliary_bundle: what `lookup` returned; what the update needs is taken out of it.
+      global_step: int64 scalar, the step of the batch.
+      req_time: int64 scalar, 0 by default.
+      scale: multiplies all gradients.
+
+    Returns:
+      The table after the update; with Q3 or Q4 this one, whose `as_op` then hands the update over.
+
+    Raises:
+      ValueError: a slot was not looked up.
+    """
+    bundle = {key: auxiliary_bundle.pop(key) for key in _CONSUMED_KEYS}
+    grads = self._sort_gradients(slot_to_grad, bundle["fused_embedding_offsets"])
+    # The dense all-reduce is issued before the next exchange, in the same order on all ranks.
+    with tf.control_dependencies(feature_utils.control_ops), tf.device("/device:CPU:0"):
+      grad_flat = distribution_ops.fused_gather_embeddings_by_input_gradient(
+        bundle["recv_embeddings_size"],
+        grads,
+        bundle["fused_embedding_offsets"],
+        self._output_dims,
+        scale,
+      )
+    update = {key: bundle[key] for key in _UPDATE_KEYS}
+    update["global_step"] = tf.identity(tf.cast(global_step, tf.int64))
+    update["req_time"] = tf.identity(hash_table_utils.as_req_time(req_time))
+    update["grad_flat"] = grad_flat
+    update["recv_emb_splits"] = bundle["recv_emb_splits"]
+
+    update, push_queue = prefetch_queue.enqueue_dicts_with_queue_return(
+      update,
+      capacity=int(self._queue_configs.get("enable_async_optimize", 0)),
+      queue_name="queue_fusedGatherGrad_to_fusedEmbGradA2A",
+    )
+    with _detached(push_queue is not None), _exchange_device("BWD"):
+      update["grad_flat_t"] = hvd_lib.alltoall(
+        update.pop("grad_flat"),
+        update.pop("recv_emb_splits"),
+        name="fused_embedding_gradient_alltoall",
+      )
+    with _detached(push_queue is not None):
+      update, update_queue = prefetch_queue.enqueue_dicts_with_queue_return(
+        update,
+        capacity=int(self._queue_configs.get("enable_pipelined_bwda2a", 0)),
+        queue_name="queue_fusedEmbGradA2A_to_sparseOptimize",
+      )
+    if push_queue is None and update_queue is None:
+      with tf.control_dependencies(feature_utils.dense_opt_ops):
+        return self._update_shard(update)
+    # In a run of its own the update would make the dense update, and all before it, run again.
+    with _detached(True):
+      update_op = self._update_shard(update).as_op()
+    self._add_push_hooks(push_queue, update_queue, update_op)
+    self._dependency_ops.append((push_queue or update_queue).enqueue_op)
+    return self
+
+  def assign(self, slot_to_id_and_value: Any) -> DistributedMultiTypeHashTableMpi:
+    raise NotImplementedError("DistributedMultiTypeHashTableMpi does not support assign!")
+
+  def assign_add(self, slot_to_id_and_value: Any) -> DistributedMultiTypeHashTableMpi:
+    raise NotImplementedError("DistributedMultiTypeHashTableMpi does not support assign_add!")
+
+  def reinitialize(self, slot: str, ids: tf.Tensor) -> Any:
+    raise NotImplementedError("DistributedMultiTypeHashTableMpi dost not support reinitialize!")
+
+  def _update(self, *args: Any, **kwargs: Any) -> Any:
+    raise NotImplementedError("DistributedMultiTypeHashTableMpi does not support _update!")
+
+  def as_op(self, name: str | None = None) -> tf.Operation:
+    name = name or "mpi_mtht_ao"
+    with tf.control_dependencies([*self._dependency_ops, self._table.as_op()]):
+      return tf.no_op(name=f"{name}/done")
+
+  def get_table_dim_sizes(self) -> list[int]:
+    return self._output_dims
+
+  def _lookup_shard(self, bundle: Bundle, pack: tuple[Any, ...]) -> Bundle:
+    """Does S1 and S2; returns the bundle with their results."""
+    all_fids, shard_sizes, sharded_slot_sizes, emb_offset_sz, fused_offsets, req_time = pack
+    num_tables = len(self._output_dims)
+    with _exchange_device("FID"):
+      id_flat_t = hvd_lib.alltoall(all_fids, shard_sizes, name="fid_alltoall")
+      id_size_flat_t = hvd_lib.alltoall(
+        sharded_slot_sizes, [num_tables] * self._shard_num, name="fid_size_alltoall"
+      )
+    id_size_flat_t.set_shape([self._shard_num * num_tables])
+    with tf.device("/device:CPU:0"):
+      fused_embeddings, embedding_splits, id_offsets, emb_offsets, indices = (
+        self._table.fused_lookup(
+          id_flat_t, id_size_flat_t, self._shard_num, hash_table_utils.as_req_time(req_time)
+        )
+      )
+      sizes = tf.reshape(sharded_slot_sizes, [self._shard_num, num_tables])
+      recv_emb_splits = tf.reduce_sum(sizes * tf.constant(self._output_dims, tf.int32), axis=1)
+      bundle.update(
+        shard_sizes=shard_sizes,
+        fused_embedding_offsets=tf.split(fused_offsets, emb_offset_sz, num=num_tables),
+        emb_offset_sz=emb_offset_sz,
+        id_flat_t=id_flat_t,
+        id_size_flat_t=id_size_flat_t,
+        fused_embeddings=fused_embeddings,
+        embedding_splits=embedding_splits,
+        id_offsets=id_offsets,
+        emb_offsets=emb_offsets,
+        indices=indices,
+        recv_emb_splits=recv_emb_splits,
+        recv_embeddings_size=tf.reduce_sum(recv_emb_splits),
+      )
+    if gflags_utils.read_flag("enable_alltoall_metrics", False):
+      bundle["sharded_slot_sizes"] = sharded_slot_sizes
+    return bundle
+
+  def _add_enqueue_hooks(
+    self,
+    queues: list[tuple[Any, int]],
+    consumer: tf.Operation,
+    is_last: tf.Tensor | None,
+  ) -> None:
+    """Adds the hooks of Q1 and Q2, of which the first reads the data."""
+    ahead = sum(capacity for _, capacity in queues)
+    for queue, capacity in queues:
+      self.add_queue_hook(
+        sync_pipeline_hooks.LockstepEnqueueHook(queue, ahead, consumer, is_last)
+      )
+      # What Q2 is filled from ends when Q1 is closed.
+      ahead, is_last = ahead - capacity, None
+
+  def _add_push_hooks(
+    self, push_queue: Any | None, update_queue: Any | None, update_op: tf.Operation
+  ) -> None:
+    """Adds the hooks that work on Q3 and Q4 during the next step."""
+    filler = (push_queue or update_queue).enqueue_op
+    update_hook = None
+    if update_queue is not None:
+      update_hook = sync_pipeline_hooks.LockstepPushHook(update_queue, update_op, filler)
+    if push_queue is None:
+      self.add_queue_hook(update_hook)
+      return
+    ops = update_op if update_queue is None else update_queue.enqueue_op
+    self.add_queue_hook(
+      sync_pipeline_hooks.LockstepPushHook(push_queue, ops, filler, next_hook=update_hook)
+    )
+    if update_hook is not None:
+      self.add_queue_hook(update_hook)
+
+  def _sort_gradients(
+    self, slot_to_grad: Mapping[str, tf.Tensor], offsets: list[tf.Tensor]
+  ) -> list[tf.Tensor]:
+    """Returns one gradient per table, in their order."""
+    slots = sorted(slot_to_grad) if self._slots is None else self._slots
+    unknown = sorted(set(slot_to_grad) - set(slots))
+    if unknown or len(slots) != len(offsets):
+      raise ValueError(f"slot_to_grad has the slots {sorted(slot_to_grad)}, want {slots}")
+    return [
+      tf.convert_to_tensor(slot_to_grad[slot])
+      if slot in slot_to_grad
+      else tf.zeros([tf.size(offset), dim])
+      for slot, offset, dim in zip(slots, offsets, self._output_dims)
+    ]
+
+  def _update_shard(self, update: Bundle) -> DistributedMultiTypeHashTableMpi:
+    """Does S7; returns the table after it."""
+    updated = copy.copy(self)
+    with tf.device("/device:CPU:0"):
+      updated._table = self._table.fused_apply_gradient(
+        update["id_flat_t"],
+        update["indices"],
+        update["id_size_flat_t"],
+        update["grad_flat_t"],
+        update["id_offsets"],
+        update["emb_offsets"],
+        update["global_step"],
+        update["req_time"],
+        self._shard_num,
+        enable_grad_accumulation=self._enable_grad_accumulation,
+      )
+    updated._dependency_ops = []
+    return updated
+
+  def _add_summaries(self, slots: list[str], bundle: Bundle) -> None:
+    """Adds summaries of what was exchanged for the batch that the step works on.
+
+    They come from behind the queues: in front of them they would fetch a batch of their own, and
+    only on the rank that writes them.
+    """
+    if "sharded_slot_sizes" not in bundle:
+      return
+    with tf.device("/device:CPU:0"):
+      summary = tf.compat.v1.summary
+      summary.scalar("all_fids_size", tf.reduce_sum(bundle["shard_sizes"]))
+      summary.histogram("shard_sizes", bundle["shard_sizes"])
+      summary.histogram("sharded_slot_sizes", bundle.pop("sharded_slot_sizes"))
+      summary.histogram("fused_embedding_splits", bundle["embedding_splits"])
+      slot = gflags_utils.read_flag("enable_alltoall_metrics_for_slot", None)
+      if slot in slots:
+        summary.scalar(f"{slot}_size", bundle["emb_offset_sz"][slots.index(slot)])
+      elif slot:
+        logging.warning("enable_alltoall_metrics_for_slot is %r, want one of %s", slot, slots)
+
+
+def _any_rank(flag: tf.Tensor) -> tf.Tensor:
+  """Returns an int32 scalar that is not 0 if the flag of some rank is not."""
+  flag = tf.reduce_max(tf.cast(tf.reshape(flag, [-1]), tf.int32), keepdims=True)
+  return tf.reduce_max(hvd_lib.allgather(flag, name="lookup_eof_allgather"))
+
+
+def _exchange_device(stage: str) -> contextlib.AbstractContextManager:
+  """Where the all-to-all of `stage` (`FID`, `FWD` or `BWD`) runs: on the GPU if it may be used."""
+  use_gpu = env_utils.get_bool(f"MONOLITH_WITH_HOROVOD_{stage}_G2G", default=True)
+  return device_utils.maybe_device_if_allowed("/device:GPU:0" if use_gpu else "/device:CPU:0")
+
+
+@contextlib.contextmanager
+def _detached(is_detached: bool) -> Iterator[None]:
+  """A scope for ops that run by themselves: without the control dependencies of the step."""
+  if not is_detached:
+    yield
+    return
+  with tf.control_dependencies(None):
+    yield
