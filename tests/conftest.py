@@ -8,7 +8,8 @@ import sys
 
 import pytest
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+# Not resolved: under Bazel this is a link, and what it points to is another copy of the package.
+ROOT = pathlib.Path(__file__).absolute().parent.parent
 sys.path.insert(0, str(ROOT))
 pytest_plugins = ["tests.one_process_per_file"]
 

@@ -9,7 +9,7 @@ import sys
 
 import tensorflow as tf
 
-_ROOT = pathlib.Path(__file__).resolve().parent.parent
+_ROOT = pathlib.Path(__file__).absolute().parent.parent
 
 # A server needs no graph of its own, only the op library; it ends with its standard input.
 _PROGRAM = """

@@ -21,7 +21,7 @@ from tests.tpu_runner_testing import EXAMPLE, SIMPLE, DataTestCase, read_scalars
 
 tf.compat.v1.disable_v2_behavior()
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+ROOT = pathlib.Path(__file__).absolute().parent.parent
 
 
 def run_command(*args, python_path=(), check=True):

@@ -124,7 +124,7 @@ class ModelRegistryTest(unittest.TestCase):
       _REGISTRATION.format(name="Mine")
       + "\nassert model_registry.GetParams('__main__.Mine').name == 'Mine task'\n",
     )
-    repository = pathlib.Path(__file__).resolve().parents[2]
+    repository = pathlib.Path(__file__).absolute().parents[2]
     subprocess.run(
       [sys.executable, str(self.root / "script.py")],
       check=True,

@@ -20,7 +20,7 @@ import sys
 import pytest
 from google.protobuf import descriptor_pb2
 
-PROTO_ROOT = pathlib.Path(__file__).resolve().parents[2] / "proto"
+PROTO_ROOT = pathlib.Path(__file__).absolute().parents[2] / "proto"
 NATIVE = "monolith/native_training"
 TABLE = f"{NATIVE}/runtime/hash_table"
 

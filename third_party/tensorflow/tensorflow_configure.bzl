@@ -7,9 +7,15 @@ load("@bazel_tools//tools/python:toolchain.bzl", "py_runtime_pair")
 
 cc_library(
     name = "headers",
-    hdrs = glob(
-        ["include/**/*.h", "include/**/*.inc", "include/**/*.hpp"],
-    ) + glob(["include/Eigen/**", "include/unsupported/**", "include/third_party/eigen3/**"]),
+    # One glob: a file that two of them name would be an error. Eigen's headers have no suffix.
+    hdrs = glob([
+        "include/**/*.h",
+        "include/**/*.hpp",
+        "include/**/*.inc",
+        "include/Eigen/**",
+        "include/third_party/eigen3/**",
+        "include/unsupported/**",
+    ]),
     defines = ["_GLIBCXX_USE_CXX11_ABI=1", "EIGEN_MAX_ALIGN_BYTES=64"],
     includes = ["include"],
 )
