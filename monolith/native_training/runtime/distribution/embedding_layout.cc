@@ -3,19 +3,34 @@
 #include <algorithm>
 #include <atomic>
 #include <numeric>
+#include <type_traits>
 #include <utility>
+
+#include "monolith/native_training/runtime/concurrency/prefetch.h"
+#include "monolith/native_training/runtime/distribution/columns.h"
 
 namespace monolith {
 namespace distribution {
 namespace {
 
 constexpr uint32_t kSharedBit = 0x80000000u;
-constexpr int64_t kLookahead = 8;   // ids whose embeddings are fetched ahead
+constexpr int64_t kIdsAhead = 32;   // ids whose embeddings are fetched ahead
+constexpr int64_t kRowsAhead = 8;   // batch rows whose gradients are fetched ahead
 constexpr int64_t kRowBlock = 256;  // batch rows handled per feature, so that outputs stay in cache
+constexpr int64_t kCacheLine = 16;  // floats
 
 std::string Text(int64_t value) { return std::to_string(value); }
 
-// Where the embeddings of the ids are. A copy on the stack: nothing that is written can alias it.
+// The ids of the rows of one feature: row b has [Begin(b), Begin(b + 1)).
+struct FeatureRows {
+  const int32_t* rows;
+  int64_t num_rows;  // behind them, an end entry may be missing
+  int64_t num_ids;
+
+  int64_t Begin(int64_t b) const { return b < num_rows ? rows[b] : num_ids; }
+};
+
+// Where the embeddings of the ids are. Passed by value: nothing that is written can alias it.
 // Positions that count floats, as in most op versions, save a multiplication per id.
 template <typename Float, bool kUnitStride>
 struct Embeddings {
@@ -30,97 +45,148 @@ struct Embeddings {
     return data[block] + (kUnitStride ? position : position * strides[block]);
   }
 
-  // Fetches what follows the ids [begin, end) by kLookahead, up to `limit`.
-  void PrefetchAfter(int64_t begin, int64_t end, int64_t limit) const {
-    end = std::min(end + kLookahead, limit);
-    for (int64_t i = begin + kLookahead; i < end; ++i) __builtin_prefetch(At(i));
+  // Fetches `width` columns of what follows the ids [begin, end) by kIdsAhead, up to `limit`. Has
+  // to be inlined: GCC drops calls of a function that does nothing but prefetch.
+  __attribute__((always_inline)) void PrefetchAfter(int64_t begin, int64_t end, int64_t limit,
+                                                    int64_t column, int64_t width) const {
+    end = std::min(end + kIdsAhead, limit);
+    for (int64_t i = begin + kIdsAhead; i < end; ++i) {
+      for (int64_t c = column; c < column + width; c += kCacheLine) {
+        if constexpr (std::is_const_v<Float>) {
+          concurrency::PrefetchForRead(At(i) + c);
+        } else {
+          concurrency::PrefetchForWrite(At(i) + c);
+        }
+      }
+    }
   }
 };
 
-// Columns are handled in blocks of constant size, which the compiler turns into vector registers.
-template <int64_t kColumns>
-inline void AddColumns(float* __restrict__ to, const float* __restrict__ from) {
-  for (int64_t j = 0; j < kColumns; ++j) to[j] += from[j];
+void AddTo(float* to, const float* from, int64_t n) {
+  ForColumnBlocks(n, [&](auto columns, int64_t c) {
+    using Block = Columns<decltype(columns)::value>;
+    Block sum = Block::Load(to + c);
+    sum.Add(Block::Load(from + c));
+    sum.Store(to + c);
+  });
 }
 
-inline void AddTo(float* to, const float* from, int64_t n) {
-  int64_t c = 0;
-  for (; c + 16 <= n; c += 16) AddColumns<16>(to + c, from + c);
-  for (; c + 4 <= n; c += 4) AddColumns<4>(to + c, from + c);
-  for (; c < n; ++c) to[c] += from[c];
+// What one slice of a feature needs to be pooled or scattered over a range of batch rows.
+template <typename Float, bool kUnitStride>
+struct SliceRows {
+  Embeddings<Float, kUnitStride> embeddings;
+  FeatureRows rows;
+  int64_t begin, end;  // batch rows
+  int64_t ids_limit;   // no id at or behind it belongs to the feature
+  bool mean;
+  int64_t row_size;  // floats from one batch row of the output to the next
+};
+
+// Sum or mean of the columns [column, column + kColumns) over the ids of each row, written to or
+// added to `out` of the first row and what follows it row by row.
+template <int64_t kColumns, bool kAdd, bool kUnitStride>
+void PoolColumns(const SliceRows<const float, kUnitStride> slice, int64_t column, float* out) {
+  const auto embeddings = slice.embeddings;
+  int64_t i = slice.rows.Begin(slice.begin);
+  for (int64_t b = slice.begin; b < slice.end; ++b, out += slice.row_size) {
+    const int64_t first = i, end = slice.rows.Begin(b + 1);
+    embeddings.PrefetchAfter(first, end, slice.ids_limit, column, kColumns);
+    if (first == end) {
+      if (!kAdd) std::fill_n(out, kColumns, 0.0f);
+      continue;
+    }
+    auto sum = Columns<kColumns>::Load(embeddings.At(i) + column);
+    for (++i; i < end; ++i) sum.Add(Columns<kColumns>::Load(embeddings.At(i) + column));
+    if (slice.mean) sum.Divide(static_cast<float>(end - first));
+    if (kAdd) sum.Add(Columns<kColumns>::Load(out));
+    sum.Store(out);
+  }
 }
 
-// Sum or mean of the columns [column, column + kColumns) over the ids [begin, end), at least one.
+template <bool kUnitStride>
+void PoolRows(const SliceRows<const float, kUnitStride>& slice, const LayoutPlan::Target& target,
+              bool add, float* out) {
+  ForColumnBlocks(target.width, [&](auto columns, int64_t c) {
+    constexpr int64_t kColumns = decltype(columns)::value;
+    if (add) {
+      PoolColumns<kColumns, true>(slice, target.start + c, out + c);
+    } else {
+      PoolColumns<kColumns, false>(slice, target.start + c, out + c);
+    }
+  });
+}
+
+// Copies the embeddings of the first `positions` ids of each row, `step` floats apart.
+template <bool kUnitStride>
+void CopyFirstN(const SliceRows<const float, kUnitStride>& slice, const LayoutPlan::Target& target,
+                int64_t positions, int64_t step, float* out) {
+  for (int64_t b = slice.begin; b < slice.end; ++b, out += slice.row_size) {
+    const int64_t begin = slice.rows.Begin(b), end = slice.rows.Begin(b + 1);
+    slice.embeddings.PrefetchAfter(begin, end, slice.ids_limit, target.start, target.width);
+    const int64_t present = std::min(end - begin, positions);
+    for (int64_t p = 0; p < present; ++p) {
+      std::copy_n(slice.embeddings.At(begin + p) + target.start, target.width, out + p * step);
+    }
+    for (int64_t p = present; p < positions; ++p) std::fill_n(out + p * step, target.width, 0.0f);
+  }
+}
+
+// Adds the gradient of kColumns pooled columns of each row to the ids they came from. A mean is
+// divided once per row, then added: each column sees the same rounding.
 template <int64_t kColumns, bool kUnitStride>
-inline void PoolColumns(const Embeddings<const float, kUnitStride>& embeddings, int64_t column,
-                        int64_t begin, int64_t end, bool mean, float* __restrict__ out) {
-  float sum[kColumns];
-  const float* first = embeddings.At(begin) + column;
-  for (int64_t j = 0; j < kColumns; ++j) sum[j] = first[j];
-  for (int64_t i = begin + 1; i < end; ++i) {
-    const float* embedding = embeddings.At(i) + column;
-    for (int64_t j = 0; j < kColumns; ++j) sum[j] += embedding[j];
+void ScatterColumns(const SliceRows<float, kUnitStride> slice, int64_t column, const float* grad) {
+  const auto embeddings = slice.embeddings;
+  const int64_t last = slice.end - 1;
+  int64_t i = slice.rows.Begin(slice.begin);
+  for (int64_t b = slice.begin; b < slice.end; ++b, grad += slice.row_size) {
+    const int64_t first = i, end = slice.rows.Begin(b + 1);
+    embeddings.PrefetchAfter(first, end, slice.ids_limit, column, kColumns);
+    concurrency::PrefetchForRead(grad + std::min(kRowsAhead, last - b) * slice.row_size);
+    auto term = Columns<kColumns>::Load(grad);
+    if (slice.mean && end - first > 1) term.Divide(static_cast<float>(end - first));
+    for (; i < end; ++i) {
+      float* embedding = embeddings.At(i) + column;
+      auto sum = Columns<kColumns>::Load(embedding);
+      sum.Add(term);
+      sum.Store(embedding);
+    }
   }
-  if (mean) {
-    const float count = static_cast<float>(end - begin);
-    for (int64_t j = 0; j < kColumns; ++j) sum[j] /= count;
-  }
-  for (int64_t j = 0; j < kColumns; ++j) out[j] = sum[j];
 }
 
-// Writes the pooled slice of the ids [begin, end) to out: `positions` vectors, `step` apart.
 template <bool kUnitStride>
-void Pool(const Embeddings<const float, kUnitStride>& embeddings,
-          const LayoutPlan::Feature& feature, const LayoutPlan::Target& target, int64_t begin,
-          int64_t end, int64_t step, float* out) {
-  const int64_t width = target.width;
-  if (feature.pooling == Pooling::kFirstN) {
-    const int64_t present = std::min(end - begin, feature.positions);
-    for (int64_t p = 0; p < present; ++p) {
-      std::copy_n(embeddings.At(begin + p) + target.start, width, out + p * step);
-    }
-    for (int64_t p = present; p < feature.positions; ++p) {
-      std::fill_n(out + p * step, width, 0.0f);
-    }
-    return;
-  }
-  if (begin == end) {
-    std::fill_n(out, width, 0.0f);
-    return;
-  }
-  const bool mean = feature.pooling == Pooling::kMean;
-  const int64_t start = target.start;
-  int64_t c = 0;
-  for (; c + 16 <= width; c += 16) {
-    PoolColumns<16>(embeddings, start + c, begin, end, mean, out + c);
-  }
-  for (; c + 4 <= width; c += 4) {
-    PoolColumns<4>(embeddings, start + c, begin, end, mean, out + c);
-  }
-  for (; c < width; ++c) PoolColumns<1>(embeddings, start + c, begin, end, mean, out + c);
+void ScatterRows(const SliceRows<float, kUnitStride>& slice, const LayoutPlan::Target& target,
+                 const float* grad) {
+  ForColumnBlocks(target.width, [&](auto columns, int64_t c) {
+    ScatterColumns<decltype(columns)::value>(slice, target.start + c, grad + c);
+  });
 }
 
-// Adds the gradient of one pooled slice, `positions` vectors `step` apart, to the ids [begin, end)
-// it came from. `scratch` has room for the slice.
-template <bool kUnitStride>
-void Scatter(const Embeddings<float, kUnitStride>& embeddings, const LayoutPlan::Feature& feature,
-             const LayoutPlan::Target& target, int64_t begin, int64_t end, const float* grad,
-             int64_t step, float* scratch) {
-  const int64_t width = target.width;
-  if (feature.pooling == Pooling::kFirstN) {
-    const int64_t present = std::min(end - begin, feature.positions);
-    for (int64_t p = 0; p < present; ++p) {
-      AddTo(embeddings.At(begin + p) + target.start, grad + p * step, width);
+// Writes or adds the slice of a shared feature, `positions` vectors, to every one of `n` rows.
+void WriteToRows(const float* shared, const LayoutPlan::Feature& feature,
+                 const LayoutPlan::Target& target, int64_t row_size, int64_t n, float* out) {
+  for (int64_t b = 0; b < n; ++b, out += row_size) {
+    if (target.add) {
+      AddTo(out, shared, target.width);
+      continue;
     }
-    return;
+    for (int64_t p = 0; p < feature.positions; ++p) {
+      std::copy_n(shared + p * target.width, target.width, out + p * target.step);
+    }
   }
-  if (feature.pooling == Pooling::kMean && end - begin > 1) {
-    // Divided once, then added: each column sees the same rounding.
-    const float count = static_cast<float>(end - begin);
-    for (int64_t c = 0; c < width; ++c) scratch[c] = grad[c] / count;
-    grad = scratch;
+}
+
+// The way back of CopyFirstN.
+template <bool kUnitStride>
+void ScatterFirstN(const SliceRows<float, kUnitStride>& slice, const LayoutPlan::Target& target,
+                   int64_t positions, int64_t step, const float* grad) {
+  for (int64_t b = slice.begin; b < slice.end; ++b, grad += slice.row_size) {
+    const int64_t begin = slice.rows.Begin(b), end = slice.rows.Begin(b + 1);
+    slice.embeddings.PrefetchAfter(begin, end, slice.ids_limit, target.start, target.width);
+    const int64_t present = std::min(end - begin, positions);
+    for (int64_t p = 0; p < present; ++p) {
+      AddTo(slice.embeddings.At(begin + p) + target.start, grad + p * step, target.width);
+    }
   }
-  for (int64_t i = begin; i < end; ++i) AddTo(embeddings.At(i) + target.start, grad, width);
 }
 
 }  // namespace
@@ -172,7 +238,7 @@ std::string LayoutBatch::ResolveRows() {
     return "nfl_offset has " + Text(request.num_starts) + " entries, want " + Text(num_features) +
            " features, with or without an end entry";
   }
-  for (int64_t r = 0; r < request.num_rows; ++r) {
+  for (int64_t r = RowsInOrder() ? request.num_rows : 0; r < request.num_rows; ++r) {
     if (request.rows[r] < (r == 0 ? 0 : request.rows[r - 1]) || request.rows[r] > request.num_ids) {
       return "feature_offset[" + Text(r) + "] is " + Text(request.rows[r]) + ", want " +
              (r == 0 ? Text(0) : Text(request.rows[r - 1])) + " (the entry before) to " +
@@ -210,6 +276,15 @@ std::string LayoutBatch::ResolveRows() {
   return "";
 }
 
+bool LayoutBatch::RowsInOrder() const {
+  const int32_t* rows = request_->rows;
+  const int64_t n = request_->num_rows;
+  if (n == 0) return true;
+  int32_t falls = 0;  // without a branch, so that the loop becomes vector instructions
+  for (int64_t r = 1; r < n; ++r) falls |= rows[r] < rows[r - 1];
+  return falls == 0 && rows[0] >= 0 && rows[n - 1] <= request_->num_ids;
+}
+
 std::string LayoutBatch::CheckIds(int64_t feature, std::vector<int64_t>* low,
                                   std::vector<int64_t>* high) const {
   const std::vector<LayoutBlock>& blocks = request_->blocks;
@@ -223,26 +298,36 @@ std::string LayoutBatch::CheckIds(int64_t feature, std::vector<int64_t>* low,
                         width <= blocks[b].max_width && width <= blocks[b].size;
     if (usable) positions[b] = (blocks[b].size - width) / blocks[b].stride + 1;
   }
-  // Smallest and largest position in the block of the ids before this one.
-  int64_t block = -1, first = 0, last = 0;
-  const auto note = [&] {
-    if (block < 0) return;
+  const int64_t begin = RowBegin(rows.first), end = rows.ids_end;
+  const auto note = [&](int64_t block, int64_t first, int64_t last) {
     (*low)[block] = std::min((*low)[block], first * blocks[block].stride);
     (*high)[block] = std::max((*high)[block], last * blocks[block].stride + width);
   };
-  for (int64_t i = RowBegin(rows.first); i < rows.ids_end; ++i) {
+  if (begin >= end) return "";
+  // Often all are in one block: then the smallest and the largest tell all there is to know.
+  uint64_t smallest = ids[begin], largest = ids[begin];
+  for (int64_t i = begin; i < end; ++i) {
+    smallest = std::min(smallest, ids[i]);
+    largest = std::max(largest, ids[i]);
+  }
+  const uint64_t block = largest >> 32;
+  const int64_t last = static_cast<int64_t>(largest & 0xffffffffu);
+  if (block == smallest >> 32 && block < blocks.size() && last < positions[block]) {
+    note(static_cast<int64_t>(block), static_cast<int64_t>(smallest & 0xffffffffu), last);
+    return "";
+  }
+  std::vector<int64_t> first_seen(blocks.size(), std::numeric_limits<int64_t>::max());
+  std::vector<int64_t> last_seen(blocks.size(), -1);
+  for (int64_t i = begin; i < end; ++i) {
     const uint64_t index = ids[i] >> 32;
     const int64_t position = static_cast<int64_t>(ids[i] & 0xffffffffu);
     if (index >= blocks.size() || position >= positions[index]) return DescribeBadId(feature, i);
-    if (static_cast<int64_t>(index) != block) {
-      note();
-      block = static_cast<int64_t>(index);
-      first = last = position;
-    }
-    first = std::min(first, position);
-    last = std::max(last, position);
+    first_seen[index] = std::min(first_seen[index], position);
+    last_seen[index] = std::max(last_seen[index], position);
   }
-  note();
+  for (size_t b = 0; b < blocks.size(); ++b) {
+    if (last_seen[b] >= 0) note(static_cast<int64_t>(b), first_seen[b], last_seen[b]);
+  }
   return "";
 }
 
@@ -312,41 +397,47 @@ void LayoutBatch::ForwardRows(const std::vector<const float*>& data, int64_t beg
     std::fill_n(outputs[o] + (first_row + begin) * specs[o].row_size,
                 (end - begin) * specs[o].row_size, 0.0f);
   }
-  const Embeddings<const float, kUnitStride> embeddings{request_->ids, data.data(),
-                                                        strides_.data()};
-  std::vector<float> scratch(max_scratch_);
-  for (int64_t f = 0; f < static_cast<int64_t>(rows_.size()); ++f) {
+  std::vector<float> shared(max_scratch_);
+  for (size_t f = 0; f < rows_.size(); ++f) {
     const LayoutPlan::Feature& feature = plan_->features()[f];
     const Rows& rows = rows_[f];
+    const bool first_n = feature.pooling == Pooling::kFirstN;
+    SliceRows<const float, kUnitStride> slice{
+        {request_->ids, data.data(), strides_.data()},
+        {request_->rows + rows.first, request_->num_rows - rows.first, request_->num_ids},
+        begin,
+        std::max(begin, std::min(end, rows.count)),
+        rows.ids_end,
+        feature.pooling == Pooling::kMean,
+        0};
     for (const LayoutPlan::Target& target : feature.targets) {
       const int64_t row_size = specs[target.output].row_size;
+      slice.row_size = row_size;
       float* out = outputs[target.output] + (first_row + begin) * row_size + target.column;
-      if (rows.shared) {
+      if (rows.shared && rows.count > 0) {
         // Pooled once, then written to every row.
-        const int64_t ids_begin = rows.count > 0 ? RowBegin(rows.first) : 0;
-        const int64_t ids_end = rows.count > 0 ? RowBegin(rows.first + 1) : 0;
-        Pool(embeddings, feature, target, ids_begin, ids_end, target.width, scratch.data());
-        for (int64_t b = begin; b < end; ++b, out += row_size) {
-          if (target.add) {
-            AddTo(out, scratch.data(), target.width);
-            continue;
-          }
-          for (int64_t p = 0; p < feature.positions; ++p) {
-            std::copy_n(scratch.data() + p * target.width, target.width, out + p * target.step);
-          }
+        SliceRows<const float, kUnitStride> only = slice;
+        only.begin = 0;
+        only.end = 1;
+        if (first_n) {
+          CopyFirstN(only, target, feature.positions, target.width, shared.data());
+        } else {
+          PoolRows(only, target, /*add=*/false, shared.data());
         }
+        WriteToRows(shared.data(), feature, target, row_size, end - begin, out);
         continue;
       }
-      for (int64_t b = begin; b < end; ++b, out += row_size) {
-        const bool present = b < rows.count;
-        const int64_t ids_begin = present ? RowBegin(rows.first + b) : 0;
-        const int64_t ids_end = present ? RowBegin(rows.first + b + 1) : 0;
-        embeddings.PrefetchAfter(ids_begin, ids_end, rows.ids_end);
-        if (!target.add) {
-          Pool(embeddings, feature, target, ids_begin, ids_end, target.step, out);
-        } else if (ids_begin < ids_end) {
-          Pool(embeddings, feature, target, ids_begin, ids_end, target.width, scratch.data());
-          AddTo(out, scratch.data(), target.width);
+      if (first_n) {
+        CopyFirstN(slice, target, feature.positions, target.step, out);
+      } else {
+        PoolRows(slice, target, target.add, out);
+      }
+      if (target.add) continue;
+      // Rows that the feature does not have.
+      out += (slice.end - begin) * row_size;
+      for (int64_t b = slice.end; b < end; ++b, out += row_size) {
+        for (int64_t p = 0; p < feature.positions; ++p) {
+          std::fill_n(out + p * target.step, target.width, 0.0f);
         }
       }
     }
@@ -392,30 +483,35 @@ void LayoutBatch::BackwardFeature(int64_t f, const std::vector<const float*>& ou
   const LayoutPlan::Feature& feature = plan_->features()[f];
   const Rows& rows = rows_[f];
   if (rows.count == 0) return;
-  const Embeddings<float, kUnitStride> embeddings{request_->ids, data.data(), strides_.data()};
-  std::vector<float> scratch(max_scratch_);
+  const bool first_n = feature.pooling == Pooling::kFirstN;
+  SliceRows<float, kUnitStride> slice{
+      {request_->ids, data.data(), strides_.data()},
+      {request_->rows + rows.first, request_->num_rows - rows.first, request_->num_ids},
+      0,
+      rows.count,
+      rows.ids_end,
+      feature.pooling == Pooling::kMean,
+      0};
+  std::vector<float> sum;
   for (const LayoutPlan::Target& target : feature.targets) {
-    const int64_t row_size = plan_->outputs()[target.output].row_size;
-    const float* grad = output_grads[target.output] + first_row * row_size + target.column;
+    slice.row_size = plan_->outputs()[target.output].row_size;
+    const float* grad = output_grads[target.output] + first_row * slice.row_size + target.column;
+    int64_t step = target.step;
     if (rows.shared) {
-      const int64_t begin = RowBegin(rows.first);
-      const int64_t end = RowBegin(rows.first + 1);
-      if (begin == end) continue;
-      std::vector<float> sum(target.width * feature.positions, 0.0f);
-      for (int64_t b = 0; b < request_->batch_size; ++b, grad += row_size) {
+      // One row got the gradient of all.
+      sum.assign(target.width * feature.positions, 0.0f);
+      for (int64_t b = 0; b < request_->batch_size; ++b, grad += slice.row_size) {
         for (int64_t p = 0; p < feature.positions; ++p) {
           AddTo(sum.data() + p * target.width, grad + p * target.step, target.width);
         }
       }
-      Scatter(embeddings, feature, target, begin, end, sum.data(), target.width, scratch.data());
-      continue;
+      grad = sum.data();
+      step = target.width;
     }
-    int64_t begin = RowBegin(rows.first);
-    for (int64_t b = 0; b < rows.count; ++b, grad += row_size) {
-      const int64_t end = RowBegin(rows.first + b + 1);
-      embeddings.PrefetchAfter(begin, end, rows.ids_end);
-      Scatter(embeddings, feature, target, begin, end, grad, target.step, scratch.data());
-      begin = end;
+    if (first_n) {
+      ScatterFirstN(slice, target, feature.positions, step, grad);
+    } else {
+      ScatterRows(slice, target, grad);
     }
   }
 }

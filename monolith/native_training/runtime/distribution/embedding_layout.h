@@ -68,6 +68,7 @@ class LayoutBatch {
   };
 
   std::string ResolveRows();
+  bool RowsInOrder() const;
   std::string CheckIds(int64_t feature, std::vector<int64_t>* low,
                        std::vector<int64_t>* high) const;
   std::string DescribeBadId(int64_t feature, int64_t i) const;

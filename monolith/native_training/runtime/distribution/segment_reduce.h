@@ -17,6 +17,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "monolith/native_training/runtime/distribution/columns.h"
 #include "monolith/native_training/runtime/distribution/parallel.h"
 
 namespace monolith {
@@ -62,39 +63,54 @@ SegmentCheck CheckSegments(const Parallel& parallel, const Index* segments, int6
   return check;
 }
 
-// out[j] = reduction over the rows [begin, end) of values of column j; columns [column, column +
-// width).
+// Applied to a value before it is summed.
+template <Reduction kReduction, int64_t kColumns>
+inline Columns<kColumns> LoadTerm(const float* value) {
+  Columns<kColumns> term = Columns<kColumns>::Load(value);
+  if (kReduction == Reduction::kSquareNorm) term.Square();
+  return term;
+}
+
+// Turns the sum of `count` terms into the result and writes it.
+template <Reduction kReduction, int64_t kColumns>
+inline void Finish(Columns<kColumns> sum, int64_t count, float* out) {
+  if (kReduction == Reduction::kMean) sum.Divide(static_cast<float>(count));
+  if (kReduction == Reduction::kSquareNorm) sum.Sqrt();
+  sum.Store(out);
+}
+
+// out[j] = reduction over the rows [begin, end), at least one, of values[row * dim + column + j].
 template <Reduction kReduction>
 inline void ReduceRows(const float* values, int64_t dim, int64_t begin, int64_t end, int64_t column,
-                       int64_t width, float* __restrict__ out) {
-  constexpr bool kSquare = kReduction == Reduction::kSquareNorm;
-  constexpr int64_t kBlock = 16;  // columns kept in registers
-  const float count = static_cast<float>(end - begin);
-  const auto finish = [count](float sum) {
-    if (kReduction == Reduction::kMean) return sum / count;
-    if (kReduction == Reduction::kSquareNorm) return std::sqrt(sum);
-    return sum;
-  };
-  int64_t j = 0;
-  for (; j + kBlock <= width; j += kBlock) {
-    float sum[kBlock];
-    const float* row = values + begin * dim + column + j;
-    for (int64_t c = 0; c < kBlock; ++c) sum[c] = kSquare ? row[c] * row[c] : row[c];
-    for (int64_t i = begin + 1; i < end; ++i) {
-      row += dim;
-      for (int64_t c = 0; c < kBlock; ++c) sum[c] += kSquare ? row[c] * row[c] : row[c];
-    }
-    for (int64_t c = 0; c < kBlock; ++c) out[j + c] = finish(sum[c]);
-  }
-  for (; j < width; ++j) {
-    const float* value = values + begin * dim + column + j;
-    float sum = kSquare ? *value * *value : *value;
+                       int64_t width, float* out) {
+  ForColumnBlocks(width, [&](auto columns, int64_t first) {
+    constexpr int64_t kColumns = decltype(columns)::value;
+    const float* value = values + begin * dim + column + first;
+    Columns<kColumns> sum = LoadTerm<kReduction, kColumns>(value);
     for (int64_t i = begin + 1; i < end; ++i) {
       value += dim;
-      sum += kSquare ? *value * *value : *value;
+      sum.Add(LoadTerm<kReduction, kColumns>(value));
     }
-    out[j] = finish(sum);
+    Finish<kReduction, kColumns>(sum, end - begin, out + first);
+  });
+}
+
+// The same for the first kColumns columns and all rows from `begin` on that have its segment, at
+// most up to `end`. Returns the row after them: found while summing, not in a loop of its own, so
+// that a segment costs one mispredicted branch.
+template <Reduction kReduction, int64_t kColumns, typename Index>
+inline int64_t ReduceRun(const Index* segments, int64_t begin, int64_t end, const float* values,
+                         int64_t dim, float* out) {
+  const Index segment = segments[begin];
+  const float* value = values + begin * dim;
+  Columns<kColumns> sum = LoadTerm<kReduction, kColumns>(value);
+  int64_t i = begin + 1;
+  for (; i < end && segments[i] == segment; ++i) {
+    value += dim;
+    sum.Add(LoadTerm<kReduction, kColumns>(value));
   }
+  Finish<kReduction, kColumns>(sum, i - begin, out);
+  return i;
 }
 
 inline void ZeroRows(const std::vector<ColumnSink>& sinks, int64_t begin, int64_t end) {
@@ -103,39 +119,62 @@ inline void ZeroRows(const std::vector<ColumnSink>& sinks, int64_t begin, int64_
   }
 }
 
-// Segments are sorted and inside [0, rows).
-template <Reduction kReduction, typename Index>
-void ReduceSorted(const Parallel& parallel, const Index* segments, int64_t k, int64_t rows,
+// The rows of `values` that have the segment of row `begin`, summed into that row of every sink.
+// Returns the row after them.
+template <Reduction kReduction, int64_t kLeading, typename Index>
+inline int64_t ReduceOneSegment(const Index* segments, int64_t begin, int64_t end,
+                                const float* values, int64_t dim,
+                                const std::vector<ColumnSink>& sinks) {
+  const int64_t segment = static_cast<int64_t>(segments[begin]);
+  const ColumnSink& first = sinks[0];
+  float* out = first.data + segment * first.width;
+  const int64_t last =
+      ReduceRun<kReduction, kLeading>(segments, begin, end, values + first.column, dim, out);
+  if (first.width > kLeading) {
+    ReduceRows<kReduction>(values, dim, begin, last, first.column + kLeading,
+                           first.width - kLeading, out + kLeading);
+  }
+  for (size_t s = 1; s < sinks.size(); ++s) {
+    ReduceRows<kReduction>(values, dim, begin, last, sinks[s].column, sinks[s].width,
+                           sinks[s].data + segment * sinks[s].width);
+  }
+  return last;
+}
+
+// Returns false, leaving garbage in the sinks, when segments are not sorted or not in [0, rows):
+// looking for that while summing saves a pass over them.
+template <Reduction kReduction, int64_t kLeading, typename Index>
+bool ReduceSorted(const Parallel& parallel, const Index* segments, int64_t k, int64_t rows,
                   const float* values, int64_t dim, const std::vector<ColumnSink>& sinks) {
   const int64_t tasks =
       std::max<int64_t>(1, std::min(k, parallel.SmallTasksFor((k + rows) * (dim + 8))));
-  // First value of task t: the start of the segment at or after an even cut.
-  const auto start_of = [&](int64_t t) {
-    int64_t i = Parallel::Cut(k, tasks, t);
+  // Task t takes the values [starts[t], starts[t + 1]) and writes rows [first_rows[t],
+  // first_rows[t + 1]). An even cut moves to the end of the segment it falls into.
+  std::vector<int64_t> starts(tasks + 1, 0), first_rows(tasks + 1, 0);
+  for (int64_t t = 1; t <= tasks; ++t) {
+    int64_t& i = starts[t];
+    i = std::max(Parallel::Cut(k, tasks, t), starts[t - 1]);
     while (i > 0 && i < k && segments[i] == segments[i - 1]) ++i;
-    return i;
-  };
+    first_rows[t] = i < k ? static_cast<int64_t>(segments[i]) : rows;
+    if (first_rows[t] < first_rows[t - 1] || first_rows[t] > rows) return false;
+  }
+  std::atomic<bool> sorted{true};
   parallel.RunTasks(tasks, [&](int64_t t) {
-    int64_t i = start_of(t);
-    const int64_t end = start_of(t + 1);
-    if (i == end && t + 1 < tasks) return;
-    // Rows before the task's first segment belong to the task before, which ends at them.
-    int64_t row = i < k && i > 0 ? static_cast<int64_t>(segments[i]) : (i == 0 ? 0 : rows);
-    const int64_t end_row = end < k ? static_cast<int64_t>(segments[end]) : rows;
-    while (i < end) {
+    const int64_t end = starts[t + 1], end_row = first_rows[t + 1];
+    int64_t row = first_rows[t];
+    for (int64_t i = starts[t]; i < end;) {
       const int64_t segment = static_cast<int64_t>(segments[i]);
-      if (segment > row) ZeroRows(sinks, row, segment);
-      int64_t last = i + 1;
-      while (last < end && static_cast<int64_t>(segments[last]) == segment) ++last;
-      for (const ColumnSink& sink : sinks) {
-        ReduceRows<kReduction>(values, dim, i, last, sink.column, sink.width,
-                               sink.data + segment * sink.width);
+      if (segment < row || segment >= end_row) {
+        sorted = false;
+        return;
       }
+      if (segment > row) ZeroRows(sinks, row, segment);
+      i = ReduceOneSegment<kReduction, kLeading>(segments, i, end, values, dim, sinks);
       row = segment + 1;
-      i = last;
     }
     if (row < end_row) ZeroRows(sinks, row, end_row);
   });
+  return sorted;
 }
 
 template <Reduction kReduction, typename Index>
@@ -176,16 +215,30 @@ void ReduceUnsorted(const Parallel& parallel, const Index* segments, int64_t k, 
   });
 }
 
-// Every output row is written, rows without values become 0. `check` must be clean.
+// Every output row is written, rows without values become 0. Where the result names a bad segment,
+// the sinks hold garbage.
 template <Reduction kReduction, typename Index>
-void ReduceSegments(const Parallel& parallel, const Index* segments, int64_t k, int64_t rows,
-                    const SegmentCheck& check, const float* values, int64_t dim,
-                    const std::vector<ColumnSink>& sinks) {
-  if (check.sorted) {
-    ReduceSorted<kReduction>(parallel, segments, k, rows, values, dim, sinks);
-  } else {
+SegmentCheck ReduceSegments(const Parallel& parallel, const Index* segments, int64_t k,
+                            int64_t rows, const float* values, int64_t dim,
+                            const std::vector<ColumnSink>& sinks) {
+  const auto reduce_sorted = [&](auto leading) {
+    return ReduceSorted<kReduction, decltype(leading)::value>(parallel, segments, k, rows, values,
+                                                              dim, sinks);
+  };
+  bool done = false;
+  if (!sinks.empty() && sinks[0].width > 0) {
+    const int64_t width = sinks[0].width;
+    done = width >= 32   ? reduce_sorted(Width<32>())
+           : width >= 16 ? reduce_sorted(Width<16>())
+           : width >= 4  ? reduce_sorted(Width<4>())
+                         : reduce_sorted(Width<1>());
+  }
+  if (done) return {};
+  const SegmentCheck check = CheckSegments(parallel, segments, k, rows);
+  if (check.bad < 0) {
     ReduceUnsorted<kReduction>(parallel, segments, k, rows, values, dim, sinks);
   }
+  return check;
 }
 
 // Number of values per row.

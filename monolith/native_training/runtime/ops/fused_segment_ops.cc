@@ -179,28 +179,34 @@ class FusedSegmentSumOp : public OpKernel {
     OP_REQUIRES_OK(ctx, ctx->input_list("shape", &shapes));
     const int n = indices.size();
     std::vector<TensorShape> out_shapes(n);
-    std::vector<SegmentCheck> checks(n);
     const OpParallel parallel(ctx);
     for (int i = 0; i < n; ++i) {
-      OP_REQUIRES_OK(
-          ctx, Check(parallel, i, indices[i], updates[i], shapes[i], &out_shapes[i], &checks[i]));
+      OP_REQUIRES_OK(ctx, Check(i, indices[i], updates[i], shapes[i], &out_shapes[i]));
     }
     for (int i = 0; i < n; ++i) {
       Tensor* out;
       OP_REQUIRES_OK(ctx, ctx->allocate_output(i, out_shapes[i], &out));
-      if (out->NumElements() == 0) continue;
-      const int64_t rows = out->dim_size(0), dim = out->NumElements() / rows;
       const auto segments = indices[i].template flat<Index>();
-      ReduceSegments<Reduction::kSum>(parallel, segments.data(), segments.size(), rows, checks[i],
-                                      updates[i].flat<float>().data(), dim,
-                                      {{out->flat<float>().data(), 0, dim}});
+      const int64_t rows = out->dim_size(0);
+      SegmentCheck check;
+      if (out->NumElements() > 0) {
+        const int64_t dim = out->NumElements() / rows;
+        check = ReduceSegments<Reduction::kSum>(parallel, segments.data(), segments.size(), rows,
+                                                updates[i].flat<float>().data(), dim,
+                                                {{out->flat<float>().data(), 0, dim}});
+      } else {
+        check = CheckSegments(parallel, segments.data(), segments.size(), rows);
+      }
+      OP_REQUIRES(
+          ctx, check.bad < 0,
+          errors::InvalidArgument("indices[", i, "][", check.bad, "] is ", segments(check.bad),
+                                  ", want a value in [0, ", rows, ")"));
     }
   }
 
  private:
-  static Status Check(const OpParallel& parallel, int i, const Tensor& indices,
-                      const Tensor& updates, const Tensor& shape, TensorShape* out,
-                      SegmentCheck* check) {
+  static Status Check(int i, const Tensor& indices, const Tensor& updates, const Tensor& shape,
+                      TensorShape* out) {
     if (!(indices.dims() == 1 || (indices.dims() == 2 && indices.dim_size(1) == 1))) {
       return errors::InvalidArgument("indices[", i, "] has shape ", indices.shape().DebugString(),
                                      ", want a vector");
@@ -221,16 +227,10 @@ class FusedSegmentSumOp : public OpKernel {
     if (indices.NumElements() == 0) return OkStatus();
     TensorShape want = *out;
     want.set_dim(0, indices.NumElements());
-    if (updates.shape() != want) {
-      return errors::InvalidArgument("updates[", i, "] has shape ", updates.shape().DebugString(),
-                                     ", want ", want.DebugString(), " for ", indices.NumElements(),
-                                     " indices and shape ", out->DebugString());
-    }
-    const auto segments = indices.flat<Index>();
-    *check = CheckSegments(parallel, segments.data(), segments.size(), out->dim_size(0));
-    if (check->bad < 0) return OkStatus();
-    return errors::InvalidArgument("indices[", i, "][", check->bad, "] is ", segments(check->bad),
-                                   ", want a value in [0, ", out->dim_size(0), ")");
+    if (updates.shape() == want) return OkStatus();
+    return errors::InvalidArgument("updates[", i, "] has shape ", updates.shape().DebugString(),
+                                   ", want ", want.DebugString(), " for ", indices.NumElements(),
+                                   " indices and shape ", out->DebugString());
   }
 };
 

@@ -18,6 +18,7 @@ using ::monolith::distribution::BroadcastSegments;
 using ::monolith::distribution::CheckSegments;
 using ::monolith::distribution::ColumnSink;
 using ::monolith::distribution::CountSegments;
+using ::monolith::distribution::Parallel;
 using ::monolith::distribution::ReduceSegments;
 using ::monolith::distribution::Reduction;
 using ::monolith::distribution::SegmentCheck;
@@ -64,23 +65,27 @@ Status CheckIndices(const Tensor& id_indices) {
                                  ", want [k,1]");
 }
 
-Status CheckRange(OpKernelContext* ctx, const Tensor& id_indices, int64_t rows,
-                  SegmentCheck* check) {
-  const auto segments = id_indices.flat<int64_t>();
-  *check = CheckSegments(OpParallel(ctx), segments.data(), segments.size(), rows);
-  if (check->bad < 0) return OkStatus();
-  return errors::InvalidArgument("id_indices[", check->bad, "] is ", segments(check->bad),
-                                 ", want a value in [0, ", rows, ")");
+Status RangeStatus(const SegmentCheck& check, const Tensor& id_indices, int64_t rows) {
+  if (check.bad < 0) return OkStatus();
+  return errors::InvalidArgument("id_indices[", check.bad, "] is ",
+                                 id_indices.flat<int64_t>()(check.bad), ", want a value in [0, ",
+                                 rows, ")");
 }
 
-// The inputs of a reduction, checked.
+Status CheckRange(const Parallel& parallel, const Tensor& id_indices, int64_t rows) {
+  const auto segments = id_indices.flat<int64_t>();
+  return RangeStatus(CheckSegments(parallel, segments.data(), segments.size(), rows), id_indices,
+                     rows);
+}
+
+// The inputs of a reduction, checked except for the range of id_indices, which is found out while
+// reducing.
 struct ReduceInputs {
   const int64_t* segments = nullptr;
   const float* values = nullptr;
   int64_t k = 0;
   int64_t dim = 0;
   int64_t rows = 0;
-  SegmentCheck check;
 
   Status Read(OpKernelContext* ctx) {
     const Tensor& id_indices = ctx->input(0);
@@ -103,7 +108,14 @@ struct ReduceInputs {
     values = id_values.flat<float>().data();
     k = id_values.dim_size(0);
     dim = id_values.dim_size(1);
-    return CheckRange(ctx, id_indices, rows, &check);
+    return OkStatus();
+  }
+
+  template <Reduction kReduction>
+  Status ReduceTo(OpKernelContext* ctx, const std::vector<ColumnSink>& sinks) const {
+    return RangeStatus(
+        ReduceSegments<kReduction>(OpParallel(ctx), segments, k, rows, values, dim, sinks),
+        ctx->input(0), rows);
   }
 };
 
@@ -226,8 +238,7 @@ class ReduceOp : public OpKernel {
     OP_REQUIRES_OK(ctx, TensorShape::BuildTensorShape({in.rows, in.dim}, &shape));
     Tensor* out;
     OP_REQUIRES_OK(ctx, ctx->allocate_output(0, shape, &out));
-    ReduceSegments<kReduction>(OpParallel(ctx), in.segments, in.k, in.rows, in.check, in.values,
-                               in.dim, {{out->flat<float>().data(), 0, in.dim}});
+    OP_REQUIRES_OK(ctx, in.ReduceTo<kReduction>(ctx, {{out->flat<float>().data(), 0, in.dim}}));
   }
 };
 
@@ -248,8 +259,8 @@ class ReduceGradientOp : public OpKernel {
     OP_REQUIRES_OK(ctx, CheckMatrix("grads", grads));
     const int64_t rows = grads.dim_size(0), dim = grads.dim_size(1);
     const int64_t k = id_indices.dim_size(0);
-    SegmentCheck check;
-    OP_REQUIRES_OK(ctx, CheckRange(ctx, id_indices, rows, &check));
+    const OpParallel parallel(ctx);
+    OP_REQUIRES_OK(ctx, CheckRange(parallel, id_indices, rows));
     const int64_t* segments = id_indices.flat<int64_t>().data();
     TensorShape shape;
     OP_REQUIRES_OK(ctx, TensorShape::BuildTensorShape({k, dim}, &shape));
@@ -259,7 +270,7 @@ class ReduceGradientOp : public OpKernel {
     if (kMean) counts = CountSegments(segments, k, rows);
     // The sink is only read from.
     const ColumnSink source{const_cast<float*>(grads.flat<float>().data()), 0, dim};
-    BroadcastSegments(OpParallel(ctx), segments, k, {source}, kMean ? counts.data() : nullptr, dim,
+    BroadcastSegments(parallel, segments, k, {source}, kMean ? counts.data() : nullptr, dim,
                       out->flat<float>().data());
   }
 };
@@ -286,16 +297,16 @@ class ReduceSquareNormGradientOp : public OpKernel {
                                    "number of rows of id_indices", k));
     OP_REQUIRES_OK(ctx,
                    CheckEqual("width of id_values", id_values.dim_size(1), "width of grads", dim));
-    SegmentCheck check;
-    OP_REQUIRES_OK(ctx, CheckRange(ctx, id_indices, rows, &check));
     const int64_t* segments = id_indices.flat<int64_t>().data();
     const float* values = id_values.flat<float>().data();
 
     const OpParallel parallel(ctx);
     Tensor norms;
     OP_REQUIRES_OK(ctx, ctx->allocate_temp(DT_FLOAT, grads.shape(), &norms));
-    ReduceSegments<Reduction::kSquareNorm>(parallel, segments, k, rows, check, values, dim,
-                                           {{norms.flat<float>().data(), 0, dim}});
+    OP_REQUIRES_OK(ctx, RangeStatus(ReduceSegments<Reduction::kSquareNorm>(
+                                        parallel, segments, k, rows, values, dim,
+                                        {{norms.flat<float>().data(), 0, dim}}),
+                                    id_indices, rows));
     Tensor* out;
     OP_REQUIRES_OK(ctx, ctx->allocate_output(0, id_values.shape(), &out));
     SquareNormGradient(parallel, segments, k, values, norms.flat<float>().data(),
@@ -328,8 +339,7 @@ class FusedReduceSumAndSplitOp : public OpKernel {
       sinks.push_back({out->flat<float>().data(), column, split_dims_[m]});
       column += split_dims_[m];
     }
-    ReduceSegments<Reduction::kSum>(OpParallel(ctx), in.segments, in.k, in.rows, in.check,
-                                    in.values, in.dim, sinks);
+    OP_REQUIRES_OK(ctx, in.ReduceTo<Reduction::kSum>(ctx, sinks));
   }
 
  private:
@@ -363,15 +373,15 @@ class FusedReduceSumAndSplitGradientOp : public OpKernel {
       sources.push_back({const_cast<float*>(grad.flat<float>().data()), column, split_dims_[m]});
       column += split_dims_[m];
     }
-    SegmentCheck check;
-    OP_REQUIRES_OK(ctx, CheckRange(ctx, id_indices, ctx->input(1).dim_size(0), &check));
+    const OpParallel parallel(ctx);
+    OP_REQUIRES_OK(ctx, CheckRange(parallel, id_indices, ctx->input(1).dim_size(0)));
     const int64_t k = id_indices.dim_size(0);
     TensorShape shape;
     OP_REQUIRES_OK(ctx, TensorShape::BuildTensorShape({k, column}, &shape));
     Tensor* out;
     OP_REQUIRES_OK(ctx, ctx->allocate_output(0, shape, &out));
-    BroadcastSegments(OpParallel(ctx), id_indices.flat<int64_t>().data(), k, sources, nullptr,
-                      column, out->flat<float>().data());
+    BroadcastSegments(parallel, id_indices.flat<int64_t>().data(), k, sources, nullptr, column,
+                      out->flat<float>().data());
   }
 
  private:

@@ -205,6 +205,90 @@ TEST_F(LayoutTest, ThreadsDoNotChangeABit) {
   EXPECT_EQ(results[0], results[1]);
 }
 
+// Every width up to two blocks of columns and beyond, both kinds of stride, several blocks: equal
+// to the definition, forward and backward.
+TEST(LayoutWidthTest, EqualsTheDefinition) {
+  std::mt19937_64 random(4);
+  const int64_t batch_size = 300;
+  for (const bool unit_stride : {true, false}) {
+    for (int64_t width = 1; width <= 75; width += width < 40 ? 1 : 7) {
+      const int64_t left = width / 3;
+      LayoutConfig config;
+      for (const char* name : {"mean", "sum"}) {
+        config.features[name] = {"t", name[0] == 'm' ? Pooling::kMean : Pooling::kSum, width, 0};
+      }
+      config.outs["add"] = {OutType::kAddN, {{"mean", 0, width}, {"sum", 0, width}}, {{-1, width}}};
+      config.outs["cat"] = {OutType::kConcat,
+                            {{"sum", left, width}, {"mean", left, width}},
+                            {{-1, 2 * (width - left)}}};
+      LayoutPlan plan;
+      ASSERT_EQ(plan.Build(config), "");
+
+      const int64_t num_rows = 50, size = num_rows * width;  // per block
+      std::vector<std::vector<float>> data(2, std::vector<float>(size));
+      for (auto& block : data) {
+        for (float& value : block) value = static_cast<float>(random() % 64) / 4;
+      }
+      std::vector<uint64_t> ids;
+      std::vector<int32_t> rows = {0};
+      for (int64_t r = 0; r < 2 * batch_size; ++r) {
+        for (uint64_t k = random() % 5; k > 0; --k) {
+          const uint64_t row = random() % num_rows;
+          ids.push_back((random() % 2) << 32 | (unit_stride ? row * width : row));
+        }
+        rows.push_back(static_cast<int32_t>(ids.size()));
+      }
+      const std::vector<uint32_t> starts = {0, batch_size, 2 * batch_size};
+      LayoutRequest request;
+      request.ids = ids.data();
+      request.num_ids = static_cast<int64_t>(ids.size());
+      request.rows = rows.data();
+      request.num_rows = static_cast<int64_t>(rows.size());
+      request.starts = starts.data();
+      request.num_starts = 3;
+      request.batch_size = batch_size;
+      request.blocks.assign(2, {unit_stride ? 1 : width, size});
+      LayoutBatch batch;
+      ASSERT_EQ(batch.Build(Threads(3), plan, request), "");
+
+      const auto position = [&](uint64_t id) {
+        return static_cast<int64_t>(id & 0xffffffffu) * (unit_stride ? 1 : width);
+      };
+      std::vector<float> add(batch_size * width, 7), cat(batch_size * 2 * (width - left), 7);
+      batch.Forward(Threads(3), {data[0].data(), data[1].data()}, 0, {add.data(), cat.data()});
+      std::vector<std::vector<float>> got_grad(2, std::vector<float>(size, 0.0f));
+      batch.Backward(Threads(3), {add.data(), cat.data()}, 0,
+                     {got_grad[0].data(), got_grad[1].data()});
+
+      std::vector<std::vector<double>> want_grad(2, std::vector<double>(size, 0));
+      for (int64_t b = 0; b < batch_size; ++b) {
+        for (int64_t c = 0; c < width; ++c) {
+          double pooled[2] = {0, 0};
+          for (int f = 0; f < 2; ++f) {
+            const int32_t begin = rows[f * batch_size + b], end = rows[f * batch_size + b + 1];
+            const double count = f == 0 ? std::max(1, end - begin) : 1;
+            const int64_t cat_at = b * 2 * (width - left) + (1 - f) * (width - left) + c - left;
+            for (int32_t i = begin; i < end; ++i) {
+              pooled[f] += data[ids[i] >> 32][position(ids[i]) + c] / count;
+              want_grad[ids[i] >> 32][position(ids[i]) + c] +=
+                  (add[b * width + c] + (c >= left ? cat[cat_at] : 0)) / count;
+            }
+            if (c < left) continue;
+            ASSERT_NEAR(cat[cat_at], pooled[f], 1e-3) << width << " " << b;
+          }
+          ASSERT_NEAR(add[b * width + c], pooled[0] + pooled[1], 1e-3) << width << " " << b;
+        }
+      }
+      for (int block = 0; block < 2; ++block) {
+        for (int64_t i = 0; i < size; ++i) {
+          ASSERT_NEAR(got_grad[block][i], want_grad[block][i], 1e-5 * (1 + want_grad[block][i]))
+              << width << " " << i;
+        }
+      }
+    }
+  }
+}
+
 TEST_F(LayoutTest, ConfigurationFaultsAreNamed) {
   const auto error = [](const LayoutConfig& config) { return LayoutPlan().Build(config); };
   LayoutConfig config = config_;

@@ -36,10 +36,10 @@ void ExpectReduced(int64_t k, int64_t rows, int64_t dim, bool sorted, int thread
   const int64_t left = dim / 2;
   std::vector<float> first(rows * left, 99), second(rows * (dim - left), 99);
   const Threads parallel(threads);
-  const SegmentCheck check = CheckSegments(parallel, segments.data(), k, rows);
+  const SegmentCheck check =
+      ReduceSegments<kReduction>(parallel, segments.data(), k, rows, values.data(), dim,
+                                 {{first.data(), 0, left}, {second.data(), left, dim - left}});
   ASSERT_EQ(check.bad, -1);
-  ReduceSegments<kReduction>(parallel, segments.data(), k, rows, check, values.data(), dim,
-                             {{first.data(), 0, left}, {second.data(), left, dim - left}});
 
   std::vector<double> want(rows * dim, 0);
   std::vector<int64_t> counts = CountSegments(segments.data(), k, rows);
@@ -69,6 +69,45 @@ TEST(ReduceSegmentsTest, EqualsTheDefinition) {
         ExpectReduced<Reduction::kSum>(size[0], size[1], size[2], sorted, threads);
         ExpectReduced<Reduction::kMean>(size[0], size[1], size[2], sorted, threads);
         ExpectReduced<Reduction::kSquareNorm>(size[0], size[1], size[2], sorted, threads);
+      }
+    }
+  }
+}
+
+TEST(ReduceSegmentsTest, OneWrongSegmentAmongSortedOnesIsFound) {
+  const int64_t k = 20000, rows = 900, dim = 20;
+  std::vector<float> values(k * dim, 1.0f), out(rows * dim);
+  for (const int threads : {1, 4}) {
+    for (const int64_t place : {int64_t{0}, int64_t{1}, k / 4, k / 2 + 1, k - 1}) {
+      for (const int64_t wrong : {int64_t{-1}, rows, INT64_MIN, INT64_MAX}) {
+        std::vector<int64_t> segments(k);
+        for (int64_t i = 0; i < k; ++i) segments[i] = i * rows / k;
+        segments[place] = wrong;
+        const SegmentCheck check = ReduceSegments<Reduction::kSum>(
+            Threads(threads), segments.data(), k, rows, values.data(), dim, {{out.data(), 0, dim}});
+        ASSERT_EQ(check.bad, place) << wrong << " with " << threads << " threads";
+      }
+    }
+  }
+}
+
+TEST(ReduceSegmentsTest, OneSegmentOutOfOrderIsStillSummed) {
+  const int64_t k = 20000, rows = 900, dim = 20;
+  std::vector<float> values(k * dim, 1.0f);
+  for (const int threads : {1, 4}) {
+    for (const int64_t place : {int64_t{0}, int64_t{1}, k / 4, k / 2 + 1, k - 1}) {
+      for (const int64_t other : {int64_t{0}, rows / 3, rows - 1}) {
+        std::vector<int64_t> segments(k);
+        for (int64_t i = 0; i < k; ++i) segments[i] = i * rows / k;
+        segments[place] = other;
+        std::vector<float> out(rows * dim, -1.0f);
+        const SegmentCheck check = ReduceSegments<Reduction::kSum>(
+            Threads(threads), segments.data(), k, rows, values.data(), dim, {{out.data(), 0, dim}});
+        ASSERT_EQ(check.bad, -1);
+        const std::vector<int64_t> counts = CountSegments(segments.data(), k, rows);
+        for (int64_t i = 0; i < rows * dim; ++i) {
+          ASSERT_EQ(out[i], static_cast<float>(counts[i / dim])) << place << " " << other;
+        }
       }
     }
   }
