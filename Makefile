@@ -6,7 +6,7 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 JOBS ?= $(shell nproc)
 
-.PHONY: help build native demo test cpp-test soak sanitize bazel-test lint format bench wheel clean
+.PHONY: help build native demo test cpp-test soak sanitize sanitize-ops bazel-test lint format bench wheel clean
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST)
@@ -37,6 +37,9 @@ sanitize: build ## the GoogleTest programs under Address-, UndefinedBehavior- an
 	$(RUN) tools/native_build.py --cpp-tests --sanitize address --jobs $(JOBS)
 	$(RUN) tools/native_build.py --cpp-tests --sanitize undefined --jobs $(JOBS)
 	$(RUN) tools/native_build.py --cpp-tests --sanitize thread --jobs $(JOBS)
+
+sanitize-ops: build ## the op library under AddressSanitizer, with the tests of hostile input
+	bash tools/sanitize_ops.sh
 
 bazel-test: build ## build and test the same sources with Bazel
 	bash tools/bazel_test.sh

@@ -8,6 +8,7 @@ same folders.
   python tools/native_build.py                    protobuf modules and the op library, in place
   python tools/native_build.py --cpp-tests        builds and runs the GoogleTest binaries
   python tools/native_build.py --cpp-tests --sanitize address
+  python tools/native_build.py --sanitize address  the op library once more, below build/
   python tools/native_build.py --benchmarks       builds the Google Benchmark binaries
   python tools/native_build.py --object FILE.cc   compiles one source of the op library
 """
@@ -52,6 +53,12 @@ SANITIZERS = {
   "undefined": "-fsanitize=undefined -fno-sanitize-recover=all",
   "thread": "-fsanitize=thread",
 }
+
+
+# Ninja rebuilds what a changed command made. These come from the environment, because `pip install`
+# builds in an environment of its own, somewhere else each time.
+_PROTOC = '"$$MONOLITH_PROTOC"'
+_PYTHON = '"$$MONOLITH_PYTHON"'
 
 
 class BuildError(Exception):
@@ -156,10 +163,10 @@ class NinjaFile:
     self._lines.append(line)
     self._lines += [f"  {key} = {value}" for key, value in variables.items()]
 
-  def run(self, targets: Iterable[object], jobs: int | None) -> None:
+  def run(self, targets: Iterable[object], jobs: int | None, tools: Toolchain) -> None:
     """Writes the file and builds `targets`, or everything."""
     _write_if_changed(ROOT / self._path, "\n".join(self._lines) + "\n")
-    _run_ninja(self._path, targets, jobs)
+    _run_ninja(self._path, targets, jobs, tools)
 
 
 def _join(paths: Iterable[object]) -> str:
@@ -214,10 +221,10 @@ def _protos_used_in_cpp() -> list[pathlib.PurePosixPath]:
   return [pathlib.PurePosixPath(name) for name in sorted(needed)]
 
 
-def _add_python_protos(ninja: NinjaFile, tools: Toolchain) -> list[object]:
-  ninja.rule("py_proto", f"{tools.protoc} -Iproto --python_out=. --pyi_out=. $in", "PROTO $in")
+def _add_python_protos(ninja: NinjaFile) -> list[object]:
+  ninja.rule("py_proto", f"{_PROTOC} -Iproto --python_out=. --pyi_out=. $in", "PROTO $in")
   ninja.rule(
-    "grpc_proto", f"{tools.python} -m grpc_tools.protoc -Iproto --grpc_python_out=. $in", "GRPC $in"
+    "grpc_proto", f"{_PYTHON} -m grpc_tools.protoc -Iproto --grpc_python_out=. $in", "GRPC $in"
   )
   targets: list[object] = []
   for proto in proto_files():
@@ -265,22 +272,37 @@ def _tensorflow_flags(tools: Toolchain) -> str:
   )
 
 
-def _add_op_library(ninja: NinjaFile, tools: Toolchain) -> None:
-  flags = f"-O3 -DNDEBUG {_tensorflow_flags(tools)}"
-  ninja.rule("cpp_proto", f"{tools.protoc} -Iproto --cpp_out=build/gen $in", "PROTO $in (C++)")
-  objects, headers = [], []
+def _add_cpp_protos(ninja: NinjaFile) -> None:
+  ninja.rule("cpp_proto", f"{_PROTOC} -Iproto --cpp_out=build/gen $in", "PROTO $in (C++)")
   for proto in _protos_used_in_cpp():
     stem = f"build/gen/{proto.with_suffix('')}"
     ninja.build([f"{stem}.pb.cc", f"{stem}.pb.h"], "cpp_proto", [f"proto/{proto}"])
-    headers.append(f"{stem}.pb.h")
-  for header in headers:
-    source = header.replace(".pb.h", ".pb.cc")
-    ninja.build([source.replace(".cc", ".o")], "cxx", [source], order_only=headers, flags=flags)
-    objects.append(source.replace(".cc", ".o"))
+
+
+def _add_op_library(
+  ninja: NinjaFile,
+  tools: Toolchain,
+  *,
+  library: object = OP_LIBRARY,
+  variant: str = "ops",
+  optimize: str = "-O3 -DNDEBUG",
+  sanitize: str = "",
+) -> None:
+  engine_flags = f"{optimize} {sanitize}".rstrip()
+  flags = f"{engine_flags} {_tensorflow_flags(tools)}"
+  stems = [f"build/gen/{proto.with_suffix('')}" for proto in _protos_used_in_cpp()]
+  headers = [f"{stem}.pb.h" for stem in stems]
+  objects: list[object] = []
+  for stem in stems:
+    compiled = stem if variant == "ops" else stem.replace("build/", f"build/{variant}/", 1)
+    ninja.build(
+      [f"{compiled}.pb.o"], "cxx", [f"{stem}.pb.cc"], order_only=headers, flags=flags
+    )
+    objects.append(f"{compiled}.pb.o")
   pch: list[object] = []
   op_flags = flags
   if tools.supports_precompiled_header:
-    prelude = "build/ops/prelude.h"
+    prelude = f"build/{variant}/prelude.h"
     _write_if_changed(
       ROOT / prelude, "".join(f'#include "{header}"\n' for header in PRECOMPILED_HEADERS)
     )
@@ -290,19 +312,19 @@ def _add_op_library(ninja: NinjaFile, tools: Toolchain) -> None:
   for source in op_sources():
     is_op = source.relative_to(RUNTIME).parts[0] == "ops"
     ninja.build(
-      [_object(source, "ops")],
+      [_object(source, variant)],
       "cxx",
       [source],
       implicit=pch if is_op else (),
       order_only=headers,
-      flags=op_flags if is_op else "-O3 -DNDEBUG",
+      flags=op_flags if is_op else engine_flags,
     )
-    objects.append(_object(source, "ops"))
+    objects.append(_object(source, variant))
   ninja.build(
-    [OP_LIBRARY],
+    [library],
     "link",
     objects,
-    flags="-shared",
+    flags=f"-shared {sanitize}".rstrip(),
     libs="-Lbuild/tensorflow -l:libtensorflow_framework.so.2 -Wl,-z,defs -latomic -ldl"
     if sys.platform.startswith("linux")
     else "",
@@ -331,14 +353,17 @@ def _add_cpp_programs(
   return programs
 
 
-def _run_ninja(ninja_file: str, targets: Iterable[object], jobs: int | None) -> None:
+def _run_ninja(
+  ninja_file: str, targets: Iterable[object], jobs: int | None, tools: Toolchain
+) -> None:
   ninja = shutil.which("ninja", path=str(pathlib.Path(sys.executable).parent)) or shutil.which(
     "ninja"
   )
   if not ninja:
     raise BuildError("ninja is needed to build Monolith: pip install ninja.")
   command = [ninja, "-f", ninja_file, *(["-j", str(jobs)] if jobs else []), *map(str, targets)]
-  if subprocess.run(command, cwd=ROOT).returncode != 0:
+  environment = {**os.environ, "MONOLITH_PROTOC": tools.protoc, "MONOLITH_PYTHON": tools.python}
+  if subprocess.run(command, cwd=ROOT, env=environment).returncode != 0:
     raise BuildError("The C++ build failed; the compiler's message is above.")
 
 
@@ -363,16 +388,40 @@ def build_in_place(targets: Iterable[object] = (), jobs: int | None = None) -> N
   tools = find_toolchain()
   _link_tensorflow(tools)
   ninja = NinjaFile("ops")
-  _add_python_protos(ninja, tools)
+  _add_python_protos(ninja)
   _add_compile_rules(ninja, tools)
+  _add_cpp_protos(ninja)
   _add_op_library(ninja, tools)
-  ninja.run(targets, jobs)
+  ninja.run(targets, jobs, tools)
   if not list(targets):
     _write_if_changed(
       ROOT / BUILD_INFO,
       '"""Written by the build: what the op library beside this file was compiled against."""\n\n'
       f'TENSORFLOW_VERSION = "{tools.tensorflow_version}"\n',
     )
+
+
+def build_sanitized_library(sanitize: str, jobs: int | None = None) -> pathlib.PurePosixPath:
+  """Builds the op library with a sanitizer beside the usual one; returns its path below the root.
+
+  It is loaded instead when the environment variable `MONOLITH_OP_LIBRARY` names it.
+  """
+  build_in_place(jobs=jobs)
+  tools = find_toolchain()
+  variant = f"ops-{sanitize}"
+  library = pathlib.PurePosixPath("build", variant, OP_LIBRARY.name)
+  ninja = NinjaFile(variant)
+  _add_compile_rules(ninja, tools)
+  _add_op_library(
+    ninja,
+    tools,
+    library=library,
+    variant=variant,
+    optimize="-O1 -g1 -fno-omit-frame-pointer",
+    sanitize=f"-fsanitize={sanitize}",
+  )
+  ninja.run([], jobs, tools)
+  return library
 
 
 def build_cpp_programs(
@@ -397,7 +446,7 @@ def build_cpp_programs(
   ninja = NinjaFile(variant)
   _add_compile_rules(ninja, tools)
   programs = _add_cpp_programs(ninja, sources, variant=variant, flags=flags, libs=libs)
-  ninja.run([], jobs)
+  ninja.run([], jobs, tools)
   return programs
 
 
@@ -421,7 +470,7 @@ def main() -> int:
   parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
   parser.add_argument("--cpp-tests", action="store_true", help="build and run the C++ tests")
   parser.add_argument("--benchmarks", action="store_true", help="build the C++ benchmarks")
-  parser.add_argument("--sanitize", choices=sorted(SANITIZERS), help="with --cpp-tests")
+  parser.add_argument("--sanitize", choices=sorted(SANITIZERS), help="for the tests or the library")
   parser.add_argument("--object", metavar="FILE", help="compile one op-library source only")
   parser.add_argument("--jobs", "-j", type=int, help="parallel jobs (default: all cores)")
   options = parser.parse_args()
@@ -430,6 +479,9 @@ def main() -> int:
       return min(1, _run_tests(build_cpp_programs("tests", options.sanitize, options.jobs)))
     if options.benchmarks:
       print("\n".join(build_cpp_programs("benchmarks", jobs=options.jobs)))
+      return 0
+    if options.sanitize:
+      print(build_sanitized_library(options.sanitize, options.jobs))
       return 0
     source = options.object and pathlib.PurePosixPath(options.object)
     build_in_place([_object(source, "ops")] if source else [], options.jobs)

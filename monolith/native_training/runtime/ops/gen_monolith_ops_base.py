@@ -2,6 +2,9 @@
 
 Each op has two names here: `monolith_touched_key_set(...)` with positional arguments, and the raw
 `MonolithTouchedKeySet(...)` with keyword arguments only. Use them through `gen_monolith_ops`.
+
+The environment variable `MONOLITH_OP_LIBRARY` names another build of the library to load, such as
+one with a sanitizer.
 """
 
 import os
@@ -11,7 +14,7 @@ import tensorflow as tf
 
 from monolith import utils
 
-LIBRARY_PATH = utils.get_libops_path(
+LIBRARY_PATH = os.environ.get("MONOLITH_OP_LIBRARY") or utils.get_libops_path(
   "monolith/native_training/runtime/ops/libtfkernel_monolith_ops_for_load.so"
 )
 

@@ -1,0 +1,16 @@
+#!/usr/bin/env bash
+# Builds the op library with AddressSanitizer and runs tests on it: `sanitize_ops.sh [TEST FILE...]`,
+# by default those of the distribution ops and of bad input to all ops.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+.venv/bin/python tools/native_build.py --sanitize address --jobs "${JOBS:-$(nproc)}"
+
+tests=("$@")
+if [ "${#tests[@]}" = 0 ]; then
+  tests=(tests/native_training/distribution_ops*_test.py tests/native_training/*bad_input*_test.py)
+fi
+export MONOLITH_OP_LIBRARY="$PWD/build/ops-address/libtfkernel_monolith_ops_for_load.so"
+# Python and TensorFlow are not instrumented: the runtime has to be there before them, and what they
+# never free is not ours to report.
+export ASAN_OPTIONS="detect_leaks=0:abort_on_error=1:${ASAN_OPTIONS:-}"
+LD_PRELOAD=$("${CXX:-g++}" -print-file-name=libasan.so) .venv/bin/python -m pytest "${tests[@]}"
