@@ -201,7 +201,10 @@ def _push_call(request: bytes, config: bytes) -> bytes:
     parameter_sync_pb2.PushRequest.FromString(request),
     parameter_sync_pb2.ClientConfig.FromString(config),
   )
-  return json_format.MessageToJson(result, preserving_proto_field_name=True).encode()
+  # The kernel keeps the rows for the next push if a target did not take them.
+  failed = sum(response.status_code != 0 for response in result.responses)
+  json = json_format.MessageToJson(result, preserving_proto_field_name=True)
+  return f"{failed} {json}".encode()
 
 
 # ---- remote prediction ----

@@ -230,6 +230,30 @@ class ParameterSyncTest(tf.test.TestCase):
     self.assertEqual(responses[1]["update_num"], 1)
     self.assertLen(server.requests, 1)
 
+  def test_rows_that_did_not_reach_a_target_are_pushed_again(self):
+    server, dead = self.serve(), self.serve()
+    dead.stop()
+    with self.session() as session:
+      handle = distributed_serving_ops.parameter_sync_client_from_config(name_suffix="again")
+      table = hash_table_ops.test_hash_table(1, name_suffix="again", sync_client=handle)
+      step = tf.constant(0, tf.int64)
+      client = distributed_serving_ops.ParameterSyncClient(handle)
+      push_to_dead = client.create_sync_op(self.config(dead.address))
+      push = client.create_sync_op(self.config(server.address))
+      session.run(table.apply_gradients([1, 2], [[-1.0], [-2.0]], step).as_op())
+      session.run(push_to_dead)
+      session.run(table.apply_gradients([2, 3], [[-5.0], [-3.0]], step).as_op())
+      session.run(push)
+      nothing_left = session.run(push)
+
+    ((_, inputs),) = server.requests
+    rows = dict(
+      zip(inputs["MonolithHashTable_again_id"], inputs["MonolithHashTable_again_value"])
+    )
+    # With the values of now, not of then.
+    self.assertEqual({k: v.tolist() for k, v in rows.items()}, {1: [1.0], 2: [7.0], 3: [3.0]})
+    self.assertEqual(json.loads(nothing_left[0]), {})
+
   def test_bad_config(self):
     with self.session() as session:
       handle = distributed_serving_ops.parameter_sync_client_from_config(name_suffix="bad")

@@ -18,6 +18,7 @@
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/shape_inference.h"
 #include "tensorflow/core/platform/env.h"
+#include "tensorflow/core/platform/logging.h"
 #include "tensorflow/core/platform/numbers.h"
 
 namespace tensorflow {
@@ -39,7 +40,7 @@ Status ScalarHandle(InferenceContext* c) {
 }
 
 PushRequest MakeRequest(const ClientConfig& config, const SyncClient& client,
-                        std::vector<SyncClient::Delta> deltas) {
+                        const std::vector<SyncClient::Delta>& deltas) {
   const std::string group = client.group();
   PushRequest request;
   request.set_model_name(config.model_name());
@@ -56,7 +57,26 @@ PushRequest MakeRequest(const ClientConfig& config, const SyncClient& client,
   return request;
 }
 
-// Takes the touched rows and pushes them; the answer is JSON of a PushResult.
+// Sends `request`. The host answers with the number of targets that did not take all rows, a space
+// and JSON of a PushResult.
+Status Send(const PushRequest& request, const std::string& config_str, int64_t* num_failed,
+            std::string* result) {
+  if (request.ByteSizeLong() > static_cast<size_t>(INT32_MAX)) {
+    return errors::ResourceExhausted("the touched rows take ", request.ByteSizeLong(),
+                                     " bytes, more than a message may: push more often");
+  }
+  std::string reply;
+  TF_RETURN_IF_ERROR(CallHost("push", request.SerializeAsString(), config_str, &reply));
+  const size_t space = reply.find(' ');
+  if (space == std::string::npos || !strings::safe_strto64(reply.substr(0, space), num_failed)) {
+    return errors::Internal("the host answered '", reply, "', want '<failed targets> <result>'");
+  }
+  *result = reply.substr(space + 1);
+  return OkStatus();
+}
+
+// Takes the touched rows and pushes them; the answer is JSON of a PushResult. Rows that did not
+// reach every target stay touched.
 Status Push(SyncClient* client, const std::string& config_str, std::string* result) {
   ClientConfig config;
   if (!config.ParseFromString(config_str)) {
@@ -66,14 +86,15 @@ Status Push(SyncClient* client, const std::string& config_str, std::string* resu
   *result = kEmptyResult;
   // Without targets the rows stay touched until somebody wants them.
   if (client->is_dummy() || config.targets_size() == 0) return OkStatus();
-  std::vector<SyncClient::Delta> deltas = client->Collect();
+  const std::vector<SyncClient::Delta> deltas = client->Collect();
   if (deltas.empty()) return OkStatus();
-  const PushRequest request = MakeRequest(config, *client, std::move(deltas));
-  if (request.ByteSizeLong() > static_cast<size_t>(INT32_MAX)) {
-    return errors::ResourceExhausted("the touched rows take ", request.ByteSizeLong(),
-                                     " bytes, more than a message may: push more often");
+  int64_t num_failed = 0;
+  const Status status = Send(MakeRequest(config, *client, deltas), config_str, &num_failed, result);
+  if ((!status.ok() || num_failed > 0) && !client->TakeBack(deltas)) {
+    LOG(WARNING) << "Too many rows for another attempt: they are not pushed until they are updated "
+                    "again";
   }
-  return CallHost("push", request.SerializeAsString(), config_str, result);
+  return status;
 }
 
 // Asynchronous: a push waits for other machines and must not occupy a thread of the step.

@@ -14,6 +14,7 @@
 #include "monolith/native_training/runtime/hash_table/embedding_table.h"
 #include "tensorflow/core/framework/resource_base.h"
 #include "tensorflow/core/platform/errors.h"
+#include "tensorflow/core/platform/logging.h"
 #include "tensorflow/core/platform/mutex.h"
 #include "tensorflow/core/platform/status.h"
 
@@ -57,7 +58,7 @@ class SyncClient : public ResourceBase {
     table->SetTouchedCallback([this, table](const int64_t* ids, int64_t n) {
       std::vector<::monolith::concurrency::TableKey> keys(n);
       for (int64_t i = 0; i < n; ++i) keys[i] = {ids[i], table};
-      touched_.Insert(keys.data(), n);
+      Touch(keys);
     });
     return OkStatus();
   }
@@ -101,6 +102,26 @@ class SyncClient : public ResourceBase {
     return result;
   }
 
+  // Takes back rows that could not be pushed: they are part of the next push, with the values that
+  // they have then. Returns false and forgets them when they would fill more than half of the set:
+  // a target that stays away must not cost the others their rows.
+  bool TakeBack(const std::vector<Delta>& deltas) {
+    int64_t num_ids = 0;
+    for (const Delta& delta : deltas) num_ids += static_cast<int64_t>(delta.ids.size());
+    if (num_ids > kCapacity / 2) return false;
+    mutex_lock lock(mu_);
+    for (const Delta& delta : deltas) {
+      for (const Source& source : sources_) {
+        if (source.unique_id != delta.unique_id) continue;
+        std::vector<::monolith::concurrency::TableKey> keys;
+        keys.reserve(delta.ids.size());
+        for (const int64_t id : delta.ids) keys.push_back({id, source.table});
+        Touch(keys);
+      }
+    }
+    return true;
+  }
+
   std::string DebugString() const override {
     return is_dummy_ ? "dummy sync client" : "sync client";
   }
@@ -110,6 +131,14 @@ class SyncClient : public ResourceBase {
     std::string unique_id;
     ::monolith::engine::EmbeddingTable* table;
   };
+
+  void Touch(const std::vector<::monolith::concurrency::TableKey>& keys) {
+    const int64_t dropped = touched_.Insert(keys.data(), static_cast<int64_t>(keys.size()));
+    if (dropped > 0) {
+      LOG(WARNING) << "More than " << kCapacity << " rows were updated since the last push; "
+                   << dropped << " of them will not be pushed until they are updated again";
+    }
+  }
 
   static std::string Describe(const std::string& group) {
     return group.empty() ? "a single table" : "group " + group;
