@@ -8,7 +8,8 @@ Objects are handles of graph-building time: writing returns a new one, and what 
 runs after the write. Without servers (`num_ps` 0) tables live in this process.
 
 Unlike the original: lookup and update of the same ids share one de-duplication; learning rates are
-computed once, on the worker; `reinitialize` returns statuses in the order of the ids.
+computed once, on the worker; 16-bit transfer does not give up native groups; `reinitialize` returns
+statuses in the order of the ids.
 """
 
 from __future__ import annotations
@@ -206,8 +207,8 @@ class _RawSplit(NamedTuple):
 class DistributedMultiTypeHashTable(ps_tables.PsTables):
   """Tables of many slots; every server holds its part of all of them.
 
-  If every server's group is a `RawMultiTypeHashTable`, ids of all slots travel as one ragged tensor
-  and embeddings as one vector; otherwise, and with `transfer_float16`, as packed dicts.
+  If every server's group is a `RawMultiTypeHashTable`, ids of all slots travel as one vector and
+  embeddings as another; otherwise as packed dicts.
 
   Args:
     num_ps: number of servers.
@@ -238,7 +239,6 @@ class DistributedMultiTypeHashTable(ps_tables.PsTables):
     )
     self._memo = ps_tables.Memo()
     self._make_tables(num_ps, slot_to_config, table_factory)
-    self._use_raw = self._is_raw and not transfer_float16
 
   def lookup(self, slot_to_id: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
     """Returns slot -> float32 `[n, dim]`, zeros for absent ids.
@@ -249,7 +249,7 @@ class DistributedMultiTypeHashTable(ps_tables.PsTables):
       slot: tf.convert_to_tensor(ids, tf.int64) for slot, ids in slot_to_id.items()
     }
     with tf.name_scope("dmtht_lu"):
-      if self._use_raw:
+      if self._is_raw:
         return self._raw_lookup(slot_to_id)
       return self._packed_lookup(slot_to_id)
 
@@ -279,7 +279,7 @@ class DistributedMultiTypeHashTable(ps_tables.PsTables):
     Raises:
       NotImplementedError: the tables are not native ones.
     """
-    if not self._use_raw:
+    if not self._is_raw:
       raise NotImplementedError("DistributedMultiTypeHashTable dost not support reinitialize!")
     ids = tf.convert_to_tensor(ids, tf.int64)
     with tf.name_scope("dmtht_reinit"):
@@ -316,7 +316,7 @@ class DistributedMultiTypeHashTable(ps_tables.PsTables):
     slot_to_pair = {slot: ps_tables.split_pair(pair) for slot, pair in slot_to_id_and_grad.items()}
     req_time = hash_table_utils.as_req_time(req_time)
     with tf.name_scope("dmtht_ag"):
-      if self._use_raw:
+      if self._is_raw:
         return self._raw_apply_gradients(slot_to_pair, global_step, req_time)
       return self._packed_apply_gradients(slot_to_pair, global_step, req_time)
 
@@ -349,7 +349,7 @@ class DistributedMultiTypeHashTable(ps_tables.PsTables):
     split = self._raw_split(slot_to_id, for_lookup=True)
     filled, timers = [], []
     for i in range(self._num_ps):
-      flat, timer = self._raw_lookup_on_ps(i, split.ids[i])
+      flat, timer = self._raw_lookup_on_ps(i, split.ids[i], op="dmtht_lu")
       timers += timer
       filled.append(
         distribution_ops.fill_with_offset_map(
@@ -430,8 +430,11 @@ class DistributedMultiTypeHashTable(ps_tables.PsTables):
       grad = distribution_ops.fill_with_offset_map_gradient(
         split.positions[i], flat_grad, split.unique.value_offset, dims
       )
-      with self._transfer.device(i):
-        tables.append(table.raw_apply_gradients(split.ids[i], grad, global_step, req_time))
+      tables.append(
+        self._transfer.raw_update(
+          i, table, split.ids[i], grad, global_step, req_time, self._learning_rates, op="dmtht_ag"
+        )
+      )
     return self._with_tables(tables)
 
   def _packed_apply_gradients(

@@ -13,6 +13,7 @@ import abc
 import copy
 import dataclasses
 import os
+import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -47,11 +48,15 @@ for _op_type in (
   "MonolithMultiHashTableLookup",
   "MonolithMultiHashTableLookupEntry",
   "MonolithMultiHashTableFusedLookup",
+  "MonolithMultiHashTableLookupList",
 ):
   auto_control_deps_utils.register_read_only_resource_op(_op_type)
 
 _MULTI_HASH_TABLE_GRAPH_KEY = "monolith_multi_hash_tables"
 _TIMEOUT_IN_MS = 3600000
+_SAVED_FILE = re.compile(r"(?P<name>.*?)(\.meta)?-\d{5}-of-\d{5}")
+# Of the only group of a run: without servers; with the fused layout, or one server.
+_LOCAL_NAMES = ("MonolithMultiHashTable_", "MonolithMultiHashTable_0")
 
 
 class CachedConfig(NamedTuple):
@@ -185,6 +190,15 @@ class RawMultiTypeHashTable(abc.ABC):
     req_time: tf.Tensor | None = None,
   ) -> RawMultiTypeHashTable:
     """Overwrites vectors; returns the group after the write."""
+
+  def with_learning_rates(self, learning_rates: tf.Tensor) -> RawMultiTypeHashTable:
+    """Returns a group that may use rates computed elsewhere instead of its own, which are equal.
+
+    Args:
+      learning_rates: of all segments of all tables, in order of the names; float32 vector.
+    """
+    del learning_rates
+    return self
 
 
 class MultiHashTable(BaseMultiTypeHashTable, RawMultiTypeHashTable):
@@ -453,6 +467,11 @@ class MultiHashTable(BaseMultiTypeHashTable, RawMultiTypeHashTable):
       )
     )
 
+  def with_learning_rates(self, learning_rates: tf.Tensor) -> MultiHashTable:
+    updated = copy.copy(self)
+    updated._learning_rate_tensor = learning_rates
+    return updated
+
   def save(self, basename: tf.Tensor | str) -> MultiHashTable:
     """Writes all rows that have not expired; returns the group after the save."""
     return self._with_handle(
@@ -581,10 +600,12 @@ class _GroupPaths:
     for table, placeholder in zip(self.tables, self._placeholders):
       self.op_of_device[table.initializer.device].append(make_op(table, placeholder))
 
-  def feed(self, path_prefix: str) -> dict[tf.Tensor, str]:
-    """What to feed so that each group works on `<path_prefix><shared name>`."""
+  def feed(
+    self, path_prefix: str, name_of: Callable[[str], str] = lambda shared_name: shared_name
+  ) -> dict[tf.Tensor, str]:
+    """What to feed so that each group works on `<path_prefix><name_of(shared name)>`."""
     return {
-      placeholder: path_prefix + table.shared_name
+      placeholder: path_prefix + name_of(table.shared_name)
       for table, placeholder in zip(self.tables, self._placeholders)
     }
 
@@ -641,6 +662,9 @@ class MultiHashTableCheckpointSaverListener(tf.estimator.CheckpointSaverListener
 class MultiHashTableCheckpointRestorerListener(basic_restore_hook.CheckpointRestorerListener):
   """Restores what `MultiHashTableCheckpointSaverListener` saved.
 
+  A group in the process of the worker has another name with the fused layout than without; a
+  checkpoint of the other kind of run is found under the other name.
+
   Args:
     basename: the checkpoint's base name, `<folder>/model.ckpt`.
     ps_monitor: restore only the groups of servers that it calls uninitialized.
@@ -676,11 +700,37 @@ class MultiHashTableCheckpointRestorerListener(basic_restore_hook.CheckpointRest
       if self._ps_monitor is None or self._ps_monitor.is_ps_uninitialized(sess, device)
     ]
     logging.info("Restoring multi hash tables from %s", path_prefix)
+    saved = _saved_names(path_prefix)
+    only = len(self._restores.tables) == 1
     sess.run(
       restore_ops,
-      feed_dict=self._restores.feed(path_prefix),
+      feed_dict=self._restores.feed(
+        path_prefix, lambda name: _restored_name(name, saved) if only else name
+      ),
       options=tf.compat.v1.RunOptions(timeout_in_ms=_TIMEOUT_IN_MS),
     )
+
+
+def _saved_names(path_prefix: str) -> set[str]:
+  """Names of the groups that were saved under `path_prefix`."""
+  folder, prefix = os.path.split(path_prefix)
+  if not tf.io.gfile.isdir(folder):
+    return set()
+  files = (_SAVED_FILE.fullmatch(name) for name in tf.io.gfile.listdir(folder))
+  return {
+    file["name"].removeprefix(prefix) for file in files if file and file["name"].startswith(prefix)
+  }
+
+
+def _restored_name(shared_name: str, saved: set[str]) -> str:
+  """Where the only group of a run finds its rows: all that was saved belongs to it."""
+  groups = {name for name in saved if name.startswith(MultiHashTable.NAME_PREFIX)}
+  if shared_name in _LOCAL_NAMES and shared_name not in saved and len(groups) == 1:
+    (name,) = groups
+    if name in _LOCAL_NAMES:
+      logging.info("The rows of %s were saved as %s", shared_name, name)
+      return name
+  return shared_name
 
 
 class MultiHashTableRestorerSaverListener(tf.estimator.CheckpointSaverListener):

@@ -340,7 +340,7 @@ class PartitionedHashTable(ps_tables.PsTables):
         if row_split_size is not None:
           row_split = distribution_ops.normalize_merged_split(row_split, row_split_size)
         ragged_id = tf.RaggedTensor.from_row_splits(fids[table], row_split, validate=False)
-        flat, timer = self._raw_lookup_on_ps(ps, ragged_id)
+        flat, timer = self._raw_lookup_on_ps(ps, ragged_id, op="pht_lookup")
         timers += timer
         embeddings = {table: flat}
         if not export_context.is_exporting():
@@ -426,8 +426,18 @@ class PartitionedHashTable(ps_tables.PsTables):
       if self._use_native:
         fids, row_split, grad = updates[ps][partitioned_features.NATIVE_FAKE_TABLE]
         ragged_id = tf.RaggedTensor.from_row_splits(fids, row_split, validate=False)
-        with self._transfer.device(ps):
-          tables.append(table.raw_apply_gradients(ragged_id, grad, global_step, req_time))
+        tables.append(
+          self._transfer.raw_update(
+            ps,
+            table,
+            ragged_id,
+            grad,
+            global_step,
+            req_time,
+            self._learning_rates,
+            op="pht_apply_gradients",
+          )
+        )
       else:
         tables.append(
           self._transfer.update(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -70,6 +70,8 @@ class PsTables(multi_type_hash_table.BaseMultiTypeHashTable):
 
   _transfer: ps_transfer.PsTransfer
   _max_rpc_deadline_millis: int
+  # Learning rates of native groups, if they change from step to step.
+  _learning_rates: tf.Tensor | None = None
 
   def _make_tables(
     self,
@@ -91,8 +93,24 @@ class PsTables(multi_type_hash_table.BaseMultiTypeHashTable):
       for i in range(num_ps):
         with self._transfer.device(i):
           self._tables.append(table_factory(i, configs))
-      return
-    # One message with the rates of all tables, instead of every server asking for the global step.
+    else:
+      self._make_tables_with_rates(num_ps, configs, table_factory)
+    if self._is_raw and self._transfer.sends and _any_rate_changes(configs.values()):
+      # Computed once, here, and sent with the gradients.
+      self._learning_rates = tf.concat(
+        [configs[name].call_learning_rate_fns() for name in sorted(configs)], axis=0
+      )
+
+  def _make_tables_with_rates(
+    self,
+    num_ps: int,
+    configs: Mapping[str, entry.HashTableConfigInstance],
+    table_factory: Callable[
+      [int, Mapping[str, entry.HashTableConfigInstance]],
+      multi_type_hash_table.BaseMultiTypeHashTable,
+    ],
+  ) -> None:
+    """One message with the rates of all tables, instead of every server asking for the step."""
     rates = {name: configs[name].call_learning_rate_fns() for name in sorted(configs)}
     shapes = tensor_utils.get_keyed_shape(rates)
     packed_rates = tensor_utils.pack_tensors(rates)
@@ -108,9 +126,15 @@ class PsTables(multi_type_hash_table.BaseMultiTypeHashTable):
     )
 
   def _raw_lookup_on_ps(
-    self, i: int, ids: tf.RaggedTensor
+    self, i: int, ids: tf.RaggedTensor, op: str
   ) -> tuple[tf.Tensor, list[tf.Operation]]:
-    """Returns the flat embeddings from server `i`, and what measures how long that took."""
+    """Returns the flat embeddings from server `i`, and what measures how long that took.
+
+    Args:
+      i: index of the server.
+      ids: one row per table.
+      op: prefix of the names of casts.
+    """
     if export_context.is_exporting_distributed():
       flat = self._remote_predict(
         i, "raw_lookup", ["id", "id_split"], [ids.values, ids.row_splits], ["flat_emb"]
@@ -118,10 +142,14 @@ class PsTables(multi_type_hash_table.BaseMultiTypeHashTable):
       return tf.reshape(flat, [-1]), []
     if export_context.is_exporting():
       return self._tables[i].raw_lookup(ids), []
-    (values, row_splits), start = logging_ops.tensors_timestamp([ids.values, ids.row_splits])
-    with self._transfer.device(i):
-      sent = tf.RaggedTensor.from_row_splits(values, row_splits, validate=False)
-      flat = self._tables[i].raw_lookup(sent)
+    if self._transfer.sends:
+      (packed,), start = logging_ops.tensors_timestamp([ps_transfer.pack_ragged(ids)])
+      flat = self._transfer.raw_lookup(i, self._tables[i], packed, op)
+    else:
+      (values, row_splits), start = logging_ops.tensors_timestamp([ids.values, ids.row_splits])
+      flat = self._tables[i].raw_lookup(
+        tf.RaggedTensor.from_row_splits(values, row_splits, validate=False)
+      )
     (flat,), end = logging_ops.tensors_timestamp([flat])
     timer = logging_ops.emit_timer(
       "embedding_lookup",
@@ -174,6 +202,10 @@ class PsTables(multi_type_hash_table.BaseMultiTypeHashTable):
 
   def get_table_dim_sizes(self) -> list[int]:
     return self._tables[0].get_table_dim_sizes()
+
+
+def _any_rate_changes(configs: Iterable[entry.HashTableConfigInstance]) -> bool:
+  return any(callable(rate) for config in configs for rate in config.learning_rate_fns)
 
 
 def _add_lookup_signatures(

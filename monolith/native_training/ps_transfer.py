@@ -1,20 +1,27 @@
 """How tensors get to tables on parameter servers and back.
 
 Every tensor that crosses from one machine to another is a message of its own, so the tensors of
-all tables of a server are packed into one before they are sent, and unpacked over there.
+all tables of a server are packed into one before they are sent, and unpacked over there. Native
+groups get one int64 vector for a lookup, and one more vector with the gradients for an update:
+
+    lookup   number of row splits | row splits | ids
+    update   number of row splits | global step | request time | learning rates | row splits | ids
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
 from monolith.native_training import tensor_utils, utils
 from monolith.native_training.model_export import export_context
+
+if TYPE_CHECKING:
+  from monolith.native_training.multi_hash_table_ops import RawMultiTypeHashTable
 
 
 @contextlib.contextmanager
@@ -39,11 +46,14 @@ class PsTransfer:
   dims: Mapping[str, int]
   float16: bool = False
 
+  @property
+  def sends(self) -> bool:
+    """Whether tensors travel; everything is in one place in a standalone export."""
+    return self.pinned and not export_context.is_exporting_standalone()
+
   def device(self, i: int) -> contextlib.AbstractContextManager:
-    """Where server `i` lives; everything is in one place in a standalone export."""
-    if not self.pinned or export_context.is_exporting_standalone():
-      return contextlib.nullcontext()
-    return ps_device(i)
+    """Where server `i` lives, if it is elsewhere."""
+    return ps_device(i) if self.sends else contextlib.nullcontext()
 
   def lookup(self, i: int, table: Any, name_to_ids: Mapping[str, tf.Tensor], op: str) -> dict:
     """Looks tables of server `i` up.
@@ -113,6 +123,92 @@ class PsTransfer:
       return update_fn(
         table, {name: (name_to_ids[name], name_to_values[name]) for name in name_to_pair}
       )
+
+  def raw_lookup(
+    self, i: int, table: RawMultiTypeHashTable, packed_ids: tf.Tensor, op: str
+  ) -> tf.Tensor:
+    """Looks the native group of server `i` up.
+
+    Args:
+      i: index of the server.
+      table: its group.
+      packed_ids: what `pack_ragged` returned.
+      op: prefix of the names of casts.
+
+    Returns:
+      Flat float32 embeddings.
+    """
+    with self.device(i):
+      flat = table.raw_lookup(_unpack_ragged(packed_ids, []))
+      if self.float16:
+        flat = tf.cast(flat, tf.float16, name=f"{op}_send_{i}_CastToFloat16")
+    if self.float16:
+      flat = tf.cast(flat, tf.float32, name=f"{op}_recv_{i}_CastToFloat32")
+    return flat
+
+  def raw_update(
+    self,
+    i: int,
+    table: RawMultiTypeHashTable,
+    ids: tf.RaggedTensor,
+    flat_grad: tf.Tensor,
+    global_step: tf.Tensor,
+    req_time: tf.Tensor,
+    learning_rates: tf.Tensor | None,
+    op: str,
+  ) -> RawMultiTypeHashTable:
+    """Sends gradients to server `i` and runs the optimizers of its native group there.
+
+    Args:
+      i: index of the server.
+      table: its group.
+      ids: one row per table.
+      flat_grad: flat float32 gradients of `ids`.
+      global_step: int64 scalar.
+      req_time: int64 scalar.
+      learning_rates: of all segments of all tables, float32; `None` if the group has its own.
+      op: prefix of the names of casts.
+
+    Returns:
+      The group after the write.
+    """
+    if not self.sends:
+      return table.raw_apply_gradients(ids, flat_grad, global_step, req_time)
+    numbers = [
+      tf.reshape(tf.cast(global_step, tf.int64), [1]),
+      tf.reshape(tf.cast(req_time, tf.int64), [1]),
+    ]
+    if learning_rates is not None:
+      # By their bits, among the integers: nothing is rounded when gradients have 16 bits.
+      numbers.append(tf.cast(tf.bitcast(learning_rates, tf.int32), tf.int64))
+    packed = pack_ragged(ids, numbers)
+    if self.float16:
+      flat_grad = tf.cast(flat_grad, tf.float16, name=f"{op}_send_{i}_CastToFloat16")
+    with self.device(i):
+      if self.float16:
+        flat_grad = tf.cast(flat_grad, tf.float32, name=f"{op}_recv_{i}_CastToFloat32")
+      sizes = [tensor.shape[0] for tensor in numbers]
+      ids = _unpack_ragged(packed, sizes)
+      header = tf.slice(packed, [1], [sum(sizes)])
+      if learning_rates is not None:
+        bits = tf.cast(tf.slice(header, [2], [sizes[2]]), tf.int32)
+        table = table.with_learning_rates(tf.bitcast(bits, tf.float32))
+      return table.raw_apply_gradients(ids, flat_grad, header[0], header[1])
+
+
+def pack_ragged(ids: tf.RaggedTensor, numbers: Sequence[tf.Tensor] = ()) -> tf.Tensor:
+  """Returns int64 ids, their row splits and `numbers`, int64 vectors, as one vector."""
+  size = tf.size(ids.row_splits, out_type=tf.int64)
+  return tf.concat([tf.reshape(size, [1]), *numbers, ids.row_splits, ids.values], axis=0)
+
+
+def _unpack_ragged(packed: tf.Tensor, sizes: Sequence[int]) -> tf.RaggedTensor:
+  """Returns the ids of `pack_ragged`, given the sizes of the vectors in `numbers`."""
+  start = tf.constant([1 + sum(sizes)], tf.int64)
+  num_splits = tf.slice(packed, [0], [1])
+  row_splits = tf.slice(packed, start, num_splits)
+  values = tf.slice(packed, start + num_splits, tf.constant([-1], tf.int64))
+  return tf.RaggedTensor.from_row_splits(values, row_splits, validate=False)
 
 
 def group_as_op(tables: Any, name: str) -> tf.Operation:

@@ -1,5 +1,6 @@
 """Tables over parameter servers in this process, and the graphs of exports."""
 
+import collections
 import random
 from unittest import mock
 
@@ -19,6 +20,7 @@ from monolith.native_training import (
   multi_type_hash_table,
   native_task_context,
   test_utils,
+  utils,
 )
 from monolith.native_training.model_export import export_context
 from monolith.native_training.runtime.hash_table import embedding_hash_table_pb2
@@ -392,6 +394,57 @@ class DistributedMultiTypeHashTableTest(_ClusterTest):
       for op in graph.get_operations():
         if op.type in (kind + "Optimize", kind + "Lookup", kind, "CreateMonolithMultiHashTable"):
           self.assertRegex(op.device, "/job:ps/task:[01]/device:CPU:0")
+
+  @parameterized.parameters(False, True)
+  def test_native_tables_get_few_messages(self, float16):
+    with tf.Graph().as_default() as graph:
+      global_step = tf.compat.v1.train.get_or_create_global_step()
+      rate = learning_rate_functions.PolynomialDecay(1.0, 10, 2.0)
+      table = self._table(self._configs(learning_rate=rate), True, transfer_float16=float16)
+      ids = tf.compat.v1.placeholder(tf.int64, [None])
+      rows = table.lookup({"1": ids, "2": ids})
+      update = table.apply_gradients(
+        {"1": (ids, rows["1"]), "2": (ids, rows["2"])}, global_step, tf.constant(3, tf.int64)
+      ).as_op()
+
+      def messages(fetches):
+        """Tensors that travel between the worker and servers, by their way."""
+        ways = collections.defaultdict(set)
+        for op in utils.get_needed_ops(fetches):
+          for tensor in op.inputs:
+            # Variables, as the global step, are placed by the caller.
+            if tensor.op.device != op.device and tensor.dtype != tf.resource:
+              ways[tensor.op.device, op.device].add(tensor.name)
+        return {way: len(names) for way, names in ways.items()}
+
+      worker, servers = "", [f"/job:ps/task:{i}/device:CPU:0" for i in range(2)]
+      lookup_messages = messages([row.op for row in rows.values()])
+      self.assertEqual(
+        lookup_messages,
+        {way: 1 for s in servers for way in ((worker, s), (s, worker))},
+      )
+      # The update's ids with step, time and rates, and its gradients.
+      self.assertEqual(
+        messages([update]),
+        {way: n for s in servers for way, n in (((worker, s), 3), ((s, worker), 1))},
+      )
+      self.assertLen(graph.get_collection(tf.compat.v1.GraphKeys.GLOBAL_STEP), 1)
+
+  def test_float16_transfer_of_native_tables_rounds_rows_and_nothing_else(self):
+    with tf.Graph().as_default():
+      # Neither the rate nor the step fits into 16 bits.
+      configs = self._configs(learning_rate=lambda: tf.constant(1 + 2**-20))
+      table = self._table(configs, True, transfer_float16=True)
+      step = tf.constant(2**40, tf.int64)
+      table = table.apply_gradients({"1": ([2**40, 3], [[1.0], [2**-13]])}, step)
+      local = [part.lookup({"1": [2**40, 3]})["1"] for part in table._tables]
+      rows = table.lookup({"1": [2**40, 3]})["1"]
+      session = self.session_on(2)
+      self.initialize(session)
+
+      exact, rows = session.run([local, rows])
+    self.assertAllEqual(exact[0] + exact[1], np.float32(-1 - 2**-20) * np.array([[1], [2**-13]]))
+    self.assertAllEqual(rows, [[-1], [-(2**-13)]])
 
   @_native_and_merged
   def test_empty_batch(self, native):

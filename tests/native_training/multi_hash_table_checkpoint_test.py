@@ -285,6 +285,41 @@ class ListenersTest(GroupTest):
       text_format.Parse(file.read(), info)
     self.assertEqual(dict(info.feature_counts), {"a": 6, "only0": 0, "only1": 0})
 
+  def _save_and_restore(self, saved_suffixes, restored_suffix):
+    """Saves groups and restores another one; returns the value of an id of each saved group."""
+    basename = os.path.join(self.folder, "model.ckpt")
+    with tf.Graph().as_default(), self.session() as sess:
+      step = tf.compat.v1.train.create_global_step()
+      groups = [
+        MultiHashTable.from_configs({"a": _config(1)}, name_suffix=suffix)
+        for suffix in saved_suffixes
+      ]
+      listener = multi_hash_table_ops.MultiHashTableCheckpointSaverListener(basename)
+      writes = [group.assign({"a": ([i], [i + 1.0])}).as_op() for i, group in enumerate(groups)]
+      sess.run([group.initializer for group in groups] + [step.initializer])
+      sess.run(writes)
+      listener.before_save(sess, 1)
+      tf.compat.v1.train.Saver([step]).save(sess, basename, global_step=1)
+    with tf.Graph().as_default(), self.session() as sess:
+      group = MultiHashTable.from_configs({"a": _config(1)}, name_suffix=restored_suffix)
+      values = group.lookup({"a": np.arange(len(saved_suffixes))})["a"]
+      listener = multi_hash_table_ops.MultiHashTableCheckpointRestorerListener(basename)
+      listener.before_restore(sess)
+      return sess.run(values)
+
+  def test_a_local_group_has_two_names(self):
+    for saved, restored in (("", "0"), ("0", ""), ("", ""), ("0", "0")):
+      with self.subTest(saved=saved, restored=restored):
+        self.assertAllEqual(self._save_and_restore([saved], restored), [[1]])
+        tf.io.gfile.rmtree(self.folder)
+
+  def test_a_group_of_many_is_not_taken_for_the_only_one(self):
+    for saved, restored in ((["0", "1"], ""), (["x"], ""), ([""], "x"), (["1"], "0")):
+      with self.subTest(saved=saved, restored=restored):
+        with self.assertRaisesRegex(tf.errors.InvalidArgumentError, "no valid sharded files"):
+          self._save_and_restore(saved, restored)
+        tf.io.gfile.rmtree(self.folder)
+
   def test_nothing_to_restore(self):
     group = MultiHashTable.from_configs({"a": _config(1)})
     listener = multi_hash_table_ops.MultiHashTableCheckpointRestorerListener(
