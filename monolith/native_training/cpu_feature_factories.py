@@ -2,18 +2,19 @@
 
 A gradient that is not finite would spoil a row for good. The environment variable
 `MONOLITH_BAD_GRADIENTS` says what happens to it: `stop` (the default) fails the step and names the
-feature, `skip` leaves the rows of that step alone and prints the feature, `ignore` does not look.
+feature, `skip` leaves the rows of that step alone and logs the feature, `ignore` does not look.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from monolith.native_training import feature, multi_type_hash_table, prefetch_queue, utils
+from monolith.native_training.runtime.ops import gen_monolith_ops
 
 POSTPUSH_QUEUE_NAME = "postpush_queue"
 
@@ -30,28 +31,32 @@ def _without_missing(grads_and_vars: feature.GradsAndVars) -> list[tuple[tf.Tens
   return [(grad, var) for grad, var in grads_and_vars if grad is not None]
 
 
-def _check_gradient(name: str, gradient: tf.Tensor) -> tf.Tensor:
+def _check_gradients(
+  names: Sequence[str], gradients: Sequence[tf.Tensor | None]
+) -> dict[str, tf.Tensor]:
   """Treats values that are not finite as the environment says.
+
+  Returns:
+    Feature name -> gradient, without those that are `None`.
 
   Raises:
     ValueError: the environment says something else.
   """
   policy = os.environ.get(_BAD_GRADIENTS_ENV, "stop")
-  if policy == "ignore":
-    return gradient
-  gradient = tf.convert_to_tensor(gradient)
-  if policy == "stop":
-    return tf.debugging.check_numerics(gradient, f"The gradient of feature {name} is not finite")
-  if policy != "skip":
+  if policy not in ("stop", "skip", "ignore"):
     raise ValueError(f"{_BAD_GRADIENTS_ENV} is {policy!r}, want stop, skip or ignore")
-  is_good = tf.reduce_all(tf.math.is_finite(gradient), axis=-1, keepdims=True)
-  report = tf.cond(
-    tf.reduce_all(is_good),
-    tf.no_op,
-    lambda: tf.print(f"Skipped a gradient of feature {name} that is not finite"),
-  )
-  with tf.control_dependencies([report]):
-    return tf.where(is_good, gradient, tf.zeros_like(gradient))
+  name_to_gradient = {
+    name: tf.convert_to_tensor(gradient)
+    for name, gradient in zip(names, gradients)
+    if gradient is not None
+  }
+  if policy == "ignore" or not name_to_gradient:
+    return name_to_gradient
+  with tf.device("/device:CPU:0"):
+    checked = gen_monolith_ops.monolith_check_gradients(
+      list(name_to_gradient.values()), names=list(name_to_gradient), skip=policy == "skip"
+    )
+  return dict(zip(name_to_gradient, checked))
 
 
 class _CpuFeatureFactory(feature.FeatureFactoryFromEmbeddings):
@@ -101,9 +106,8 @@ class _CpuFeatureFactory(feature.FeatureFactoryFromEmbeddings):
       _without_missing(grads_and_vars), [self._embeddings[name] for name in names]
     )
     name_to_ids_and_gradient = {
-      name: (self._embedding_ids[name].values, _check_gradient(name, gradient))
-      for name, gradient in zip(names, gradients)
-      if gradient is not None
+      name: (self._embedding_ids[name].values, gradient)
+      for name, gradient in _check_gradients(names, gradients).items()
     }
     if not name_to_ids_and_gradient:
       return tf.no_op()
@@ -161,11 +165,7 @@ class _FusedCpuFeatureFactory(feature.FeatureFactoryFromEmbeddings):
       gradients = utils.propagate_back_gradients(
         _without_missing(grads_and_vars), [self._name_to_embeddings[name] for name in names]
       )
-    name_to_gradient = {
-      name: _check_gradient(name, gradient)
-      for name, gradient in zip(names, gradients)
-      if gradient is not None
-    }
+    name_to_gradient = _check_gradients(names, gradients)
     if not name_to_gradient:
       return tf.no_op()
     global_step = tf.identity(tf.compat.v1.train.get_or_create_global_step())

@@ -22,9 +22,11 @@ from monolith.native_training import (
   entry,
   env_utils,
   hash_table_ops,
+  hash_table_utils,
   multi_hash_table_ops,
   multi_type_hash_table,
 )
+from monolith.native_training.model_export import export_context
 
 SlotToConfig = Mapping[str, entry.HashTableConfigInstance]
 Handles = Sequence["tf.Tensor | None"]
@@ -35,6 +37,10 @@ _SUM_OVER_RANKS_ENV = "MONOLITH_SYNC_SUM_GRADIENTS"
 
 def _sum_duplicates() -> bool:
   return os.environ.get(_PER_OCCURRENCE_ENV, "0") != "1"
+
+
+def _as_ids(ids: Any) -> tf.Tensor:
+  return tf.reshape(tf.convert_to_tensor(ids, tf.int64), [-1])
 
 
 class _LocalMultiTypeHashTable(multi_type_hash_table.MultiTypeHashTable):
@@ -49,7 +55,47 @@ class _LocalMultiTypeHashTable(multi_type_hash_table.MultiTypeHashTable):
 
 
 class _LocalMultiHashTable(multi_hash_table_ops.MultiHashTable):
-  """A group in this process; equal ids of an update make one step on the sum of their gradients."""
+  """A group in this process; equal ids of an update make one step on the sum of their gradients.
+
+  What belongs to one table stays in one tensor: nothing is packed, as it never travels.
+  """
+
+  def lookup(self, slot_to_id: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+    if export_context.is_exporting() or not slot_to_id:
+      return super().lookup(slot_to_id)
+    tables = [self._table_index(slot) for slot in slot_to_id]
+    embeddings = multi_hash_table_ops.hash_table_ops.monolith_multi_hash_table_lookup_list(
+      self._handle,
+      [_as_ids(ids) for ids in slot_to_id.values()],
+      tables=tables,
+      dims=[self._dims[table] for table in tables],
+    )
+    return dict(zip(slot_to_id, embeddings))
+
+  def apply_gradients(
+    self,
+    slot_to_id_and_grad: Mapping[str, tuple[tf.Tensor, tf.Tensor]],
+    global_step: tf.Tensor,
+    req_time: tf.Tensor | None = None,
+  ) -> _LocalMultiHashTable:
+    if not _sum_duplicates() or not slot_to_id_and_grad:
+      return super().apply_gradients(slot_to_id_and_grad, global_step, req_time)
+    return self._with_handle(
+      multi_hash_table_ops.hash_table_ops.monolith_multi_hash_table_optimize_list(
+        self._handle,
+        [_as_ids(ids) for ids, _ in slot_to_id_and_grad.values()],
+        [tf.convert_to_tensor(grad, tf.float32) for _, grad in slot_to_id_and_grad.values()],
+        self._learning_rate_tensor,
+        hash_table_utils.as_req_time(req_time),
+        tf.cast(global_step, tf.int64),
+        tables=[self._table_index(slot) for slot in slot_to_id_and_grad],
+      )
+    )
+
+  def _table_index(self, slot: str) -> int:
+    if slot not in self._table_names:
+      raise KeyError(f"there is no table for slot {slot}, only {self._table_names}")
+    return self._table_names.index(slot)
 
   def raw_apply_gradients(
     self,
