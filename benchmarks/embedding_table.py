@@ -122,12 +122,15 @@ def rss_bytes() -> int:
 
 
 def interleaved(runs: list[Callable[[int], Any]], repeats: int, warm_up: int = 2) -> list[float]:
-  """Median seconds of each run, called in turn with the number of the batch to use."""
+  """Median seconds of each run, called in turn with the number of the batch to use.
+
+  Runs of one turn get different batches: what one has read is in the cache for the next.
+  """
   times: list[list[float]] = [[] for _ in runs]
   for repeat in range(-warm_up, repeats):
-    for run, seconds in zip(runs, times):
+    for number, (run, seconds) in enumerate(zip(runs, times)):
       start = clock()
-      run(repeat % NUM_BATCHES)
+      run((repeat + number * NUM_BATCHES // len(runs)) % NUM_BATCHES)
       if repeat >= 0:
         seconds.append(clock() - start)
   return [statistics.median(seconds) for seconds in times]

@@ -173,6 +173,41 @@ void LookupTimes2To20(benchmark::State& state) { RunLookup(state, Ids::kHighBits
 void LookupTimes2To32(benchmark::State& state) { RunLookup(state, Ids::kHighBits32, false, true); }
 void LookupReversed(benchmark::State& state) { RunLookup(state, Ids::kBitReversed, false, true); }
 
+// 26 tables, one call for all or one for each. Arguments: rows, dim, ids per table.
+void RunTables(benchmark::State& state, bool fused) {
+  constexpr int kTables = 26;
+  const int64_t rows = state.range(0), dim = state.range(1), n = state.range(2);
+  GetTable(1, 1);  // frees a large table of an earlier case
+  std::vector<std::unique_ptr<EmbeddingTable>> tables(kTables);
+  const std::vector<float> grads(rows * dim, 1.0f);
+  std::vector<int64_t> ids;
+  for (auto& table : tables) {
+    Check(EmbeddingTable::Create(Config(dim, OptimizerKind::kAdagrad), &table));
+    InsertRange(table.get(), Ids::kRandom, 0, rows, grads, &ids);
+  }
+  const auto batches = Batches(rows, Ids::kRandom, false);
+  std::vector<float> out(kTables * n * dim);
+  size_t next = 0;
+  for (auto _ : state) {
+    std::vector<LookupRequest> requests;
+    for (int t = 0; t < kTables; ++t) {
+      const int64_t* from = batches[next++ % batches.size()].data();
+      requests.push_back({tables[t].get(), from, n, out.data() + t * n * dim});
+    }
+    if (fused) {
+      EmbeddingTable::LookupMany(requests.data(), kTables, nullptr);
+    } else {
+      for (const LookupRequest& r : requests) r.table->Lookup(r.ids, r.n, r.out);
+    }
+    benchmark::DoNotOptimize(out.data());
+  }
+  state.counters["Mids"] = benchmark::Counter(
+      static_cast<double>(state.iterations() * kTables * n) / 1e6, benchmark::Counter::kIsRate);
+}
+
+void LookupManyTables(benchmark::State& state) { RunTables(state, true); }
+void LookupTableByTable(benchmark::State& state) { RunTables(state, false); }
+
 void RunUpdate(benchmark::State& state, OptimizerKind optimizer, bool zipf) {
   const int64_t rows = state.range(0), dim = state.range(1);
   const Built& built = GetTable(rows, dim, Ids::kRandom, optimizer);
@@ -267,6 +302,8 @@ BENCHMARK(LookupSequential)->Args({kMillion, 16, 1})->UseRealTime();
 BENCHMARK(LookupTimes2To20)->Args({kMillion, 16, 1})->UseRealTime();
 BENCHMARK(LookupTimes2To32)->Args({kMillion, 16, 1})->UseRealTime();
 BENCHMARK(LookupReversed)->Args({kMillion, 16, 1})->UseRealTime();
+BENCHMARK(LookupManyTables)->Args({100000, 16, 128})->Args({100000, 16, 512})->UseRealTime();
+BENCHMARK(LookupTableByTable)->Args({100000, 16, 128})->Args({100000, 16, 512})->UseRealTime();
 BENCHMARK(UpdateAdagrad)->SIZES(1)->SIZES(2)->MANY_THREADS->UseRealTime();
 BENCHMARK(UpdateAdagradZipf)->SIZES(1)->UseRealTime();
 BENCHMARK(UpdateSgd)->Args({kMillion, 32, 1})->UseRealTime();

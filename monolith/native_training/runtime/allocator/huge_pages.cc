@@ -46,6 +46,17 @@ char* MapPages(int64_t bytes, int64_t small_page_bytes) {
   return pages;
 }
 
+void PromotePages(char* pages, int64_t bytes) {
+  if (!HugePagesEnabled()) return;
+#ifdef MADV_COLLAPSE
+  constexpr int kCollapse = MADV_COLLAPSE;
+#else
+  constexpr int kCollapse = 25;  // Linux 6.1; older headers do not name it, older kernels refuse it
+#endif
+  madvise(pages, RoundUp(bytes), MADV_HUGEPAGE);
+  madvise(pages, RoundUp(bytes), kCollapse);
+}
+
 void UnmapPages(char* pages, int64_t bytes) { munmap(pages, RoundUp(bytes)); }
 
 }  // namespace engine

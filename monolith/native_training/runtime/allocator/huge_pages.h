@@ -17,6 +17,10 @@ bool HugePagesEnabled();
 // advised to use huge pages. Null: no memory.
 char* MapPages(int64_t bytes, int64_t small_page_bytes);
 
+// Moves memory that MapPages left on small pages to huge ones; the content stays, and other threads
+// may go on using it. Where the kernel cannot do so at once, it may later.
+void PromotePages(char* pages, int64_t bytes);
+
 void UnmapPages(char* pages, int64_t bytes);
 
 }  // namespace engine

@@ -3,7 +3,6 @@
 #include <sys/mman.h>
 
 #include <algorithm>
-#include <cstring>
 #include <iterator>
 
 #include "monolith/native_training/runtime/allocator/huge_pages.h"
@@ -37,20 +36,14 @@ RunPool::~RunPool() {
 
 char* RunPool::Allocate(int64_t bytes) {
   bytes = RoundUp(bytes, kGrain);
-  char* run;
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    run = TakeFree(bytes);
-    if (run == nullptr) {
-      if (end_ - next_ < bytes && !AddChunk(bytes)) return nullptr;
-      run = next_;
-      next_ += bytes;
-      in_use_ += bytes;
-      return run;  // fresh pages are zero
-    }
-    in_use_ += bytes;
+  std::lock_guard<std::mutex> lock(mutex_);
+  char* run = TakeFree(bytes);
+  if (run == nullptr) {
+    if (end_ - next_ < bytes && !AddChunk(bytes)) return nullptr;
+    run = next_;
+    next_ += bytes;
   }
-  std::memset(run, 0, bytes);
+  in_use_ += bytes;
   return run;
 }
 

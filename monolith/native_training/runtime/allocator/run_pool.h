@@ -1,4 +1,4 @@
-// Contiguous runs of zeroed memory of any size, cut from chunks of huge pages.
+// Contiguous runs of memory of any size, cut from chunks of huge pages.
 //
 //   chunk (2, 4, ... 32 MiB, or as large as one run needs)
 //   +---------+------+-------------+------- - - -+
@@ -28,7 +28,7 @@ class RunPool {
   RunPool(const RunPool&) = delete;
   RunPool& operator=(const RunPool&) = delete;
 
-  // Zeroed memory aligned to 4 KiB, or null when the system has none left.
+  // Memory aligned to 4 KiB, of unspecified content, or null when the system has none left.
   char* Allocate(int64_t bytes);
   // `run` came from Allocate(bytes).
   void Free(char* run, int64_t bytes);
@@ -46,7 +46,7 @@ class RunPool {
 
   mutable std::mutex mutex_;
   std::vector<Chunk> chunks_;
-  std::map<char*, int64_t> free_;  // address -> bytes; may hold old content
+  std::map<char*, int64_t> free_;  // address -> bytes
   char* next_ = nullptr;           // untouched rest of the newest chunk
   char* end_ = nullptr;
   int64_t next_chunk_bytes_ = int64_t{2} << 20;

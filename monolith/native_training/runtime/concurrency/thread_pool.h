@@ -3,6 +3,7 @@
 #ifndef MONOLITH_NATIVE_TRAINING_RUNTIME_CONCURRENCY_THREAD_POOL_H_
 #define MONOLITH_NATIVE_TRAINING_RUNTIME_CONCURRENCY_THREAD_POOL_H_
 
+#include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <functional>
@@ -41,6 +42,7 @@ class ThreadPool : public ParallelRunner {
   int64_t grain_ = 1;
   int64_t running_ = 0;
   bool stop_ = false;
+  std::atomic<int64_t> jobs_{0};  // started so far
   std::vector<std::thread> threads_;
 };
 

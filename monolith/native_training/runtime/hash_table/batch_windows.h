@@ -119,11 +119,11 @@ void RunWindows(const BatchEntry* entries, const ShardOffsets& offsets, int shar
   }
 }
 
-// A search that goes on behind `line` rarely needs more than two lines. Reaching over the end of
-// the index is harmless.
+// A search that goes on behind `line` rarely needs more than two lines, that for a free slot four.
+// Reaching over the end of the index is harmless.
+template <int kLines = 2>
 inline void PrefetchOverflow(const FlatIndex::Line* line) {
-  __builtin_prefetch(line + 1, 0);
-  __builtin_prefetch(line + 2, 0);
+  for (int i = 1; i <= kLines; ++i) __builtin_prefetch(line + i, 0);
 }
 
 // Prefetches the cache lines of [begin, begin + bytes), at most the first eight: wide rows are left
@@ -138,11 +138,13 @@ inline void PrefetchBytes(const void* begin, int64_t bytes) {
   }
 }
 
-// Ids per tile so that the tiles of a batch divide evenly among `threads`.
+// Ids per tile so that the tiles of a batch divide evenly among `threads`: at least three each, so
+// that one that starts late delays nobody.
 inline int64_t TileSize(int64_t n, int threads) {
-  const int64_t rounds = (n + kTileIds * threads - 1) / (kTileIds * threads);
+  int64_t rounds = (n + kTileIds * threads - 1) / (kTileIds * threads);
+  if (threads > 1) rounds = std::max<int64_t>(rounds, 3);
   const int64_t tiles = std::max<int64_t>(1, rounds * threads);
-  return std::max<int64_t>(256, (n + tiles - 1) / tiles);
+  return std::max<int64_t>(threads > 1 ? 1024 : 256, (n + tiles - 1) / tiles);
 }
 
 }  // namespace engine

@@ -52,6 +52,7 @@ class EntryCodec {
   int64_t EncodeGeneral(int64_t id, const char* row, uint32_t ts, bool with_id, char* out) const;
   void BuildTemplate();
   int64_t DumpBytes(const Segment& segment, const char* row) const;
+  bool ParseAsWritten(const char* data, int64_t size, char* row, ParsedEntry* entry) const;
   // False: the bytes are malformed.
   bool ParseOptimizers(const char* data, int64_t size, size_t* next_segment, char* row,
                        std::vector<uint8_t>* restored) const;

@@ -46,6 +46,10 @@ RowArena::~RowArena() {
 bool RowArena::AllocateBlock(uint32_t* first) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (num_regions_ == 0 || (next_row_ == end_row_ && !AddRegion())) return false;
+  // Some shard has filled its first block, so all have nearly: small pages have done their duty.
+  if (next_row_ * stride_ == small_page_bytes_) {
+    PromotePages(base_, std::min(small_page_bytes_, regions_[0].rows * stride_));
+  }
   *first = static_cast<uint32_t>(next_row_);
   next_row_ += block_rows_;
   return true;

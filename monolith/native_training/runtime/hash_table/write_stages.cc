@@ -89,7 +89,7 @@ void WriteStages::Probe(Window* window) {
       continue;
     }
     window->pending[num_pending++] = j;
-    if (!skip) PrefetchOverflow(line);
+    if (!skip && !FlatIndex::HasEmpty(line)) PrefetchOverflow<4>(line);
   }
   window->num_pending = num_pending;
 }
@@ -102,16 +102,20 @@ void WriteStages::Resolve(Window* window) {
     const int j = window->pending[k];
     const BatchEntry& entry = window->entries[j];
     if (skip_zero_ && EraseIfZero(shard, entry)) continue;
+    if (job_->filter == nullptr) {
+      FindOrInsert(shard, window, j);
+      continue;
+    }
     FlatIndex::Slot* slot = shard->index.Find(entry.hash, entry.key);
     if (slot != nullptr) {
       SetRow(shard->rows.view(), slot, window, j);
     } else if (skip_zero_) {
-      InsertAbsent(shard, window, &j, 1);  // at once: the next id may erase it
+      InsertFiltered(shard, window, &j, 1);  // at once: the next id may erase it
     } else {
       absent[num_absent++] = j;
     }
   }
-  if (num_absent > 0) InsertAbsent(shard, window, absent, num_absent);
+  if (num_absent > 0) InsertFiltered(shard, window, absent, num_absent);
 }
 
 void WriteStages::SetRow(const RowArena::View& rows, FlatIndex::Slot* slot, Window* window, int j) {
@@ -122,37 +126,44 @@ void WriteStages::SetRow(const RowArena::View& rows, FlatIndex::Slot* slot, Wind
   PrefetchBytes<1>(window->rows[j], layout_.row_bytes);
 }
 
-void WriteStages::InsertAbsent(Shard* shard, Window* window, const int* absent, int count) {
-  uint8_t dropped[kWindow] = {};
-  if (job_->filter != nullptr) {
-    int64_t ids[kWindow];
-    uint32_t counts[kWindow];
-    for (int k = 0; k < count; ++k) {
-      const BatchEntry& entry = window->entries[absent[k]];
-      ids[k] = entry.key;
-      counts[k] = tile_.counts == nullptr ? 1 : tile_.counts[entry.position];
-    }
-    job_->filter->Filter(ids, counts, count, true, dropped);
+void WriteStages::FindOrInsert(Shard* shard, Window* window, int j) {
+  const BatchEntry& entry = window->entries[j];
+  if (!shard->index.MakeRoom()) {
+    OutOfMemory();
+    return;
   }
-  for (int k = 0; k < count; ++k) {
-    const int j = absent[k];
-    const BatchEntry& entry = window->entries[j];
-    // An earlier occurrence in this very window may have inserted the id.
-    FlatIndex::Slot* slot = k == 0 ? nullptr : shard->index.Find(entry.hash, entry.key);
-    if (slot == nullptr) {
-      if (dropped[k]) {
-        ++filtered_;
-        continue;
-      }
-      const uint32_t row = shard->index.MakeRoom() ? shard->rows.Allocate() : 0;
-      if (row == 0) {
-        job_->out_of_memory.store(true, std::memory_order_relaxed);
-        continue;
-      }
-      slot = shard->index.Insert(entry.hash, entry.key, row, 0);
-      window->fresh[j] = 1;
+  FlatIndex::Slot* slot = shard->index.FindOrFree(entry.hash, entry.key);
+  if (!slot->live()) {
+    const uint32_t row = shard->rows.Allocate();
+    if (row == 0) {
+      OutOfMemory();
+      return;
     }
-    SetRow(shard->rows.view(), slot, window, j);
+    shard->index.Fill(slot, entry.key, row, 0);
+    window->fresh[j] = 1;
+  }
+  SetRow(shard->rows.view(), slot, window, j);
+}
+
+// Absent ids are shown to the filter together; those it lets pass are inserted.
+void WriteStages::InsertFiltered(Shard* shard, Window* window, const int* absent, int count) {
+  uint8_t dropped[kWindow];
+  int64_t ids[kWindow];
+  uint32_t counts[kWindow];
+  for (int k = 0; k < count; ++k) {
+    const BatchEntry& entry = window->entries[absent[k]];
+    ids[k] = entry.key;
+    counts[k] = tile_.counts == nullptr ? 1 : tile_.counts[entry.position];
+  }
+  job_->filter->Filter(ids, counts, count, true, dropped);
+  for (int k = 0; k < count; ++k) {
+    const BatchEntry& entry = window->entries[absent[k]];
+    // An earlier occurrence in this very window may have inserted the id.
+    if (dropped[k] && (k == 0 || shard->index.Find(entry.hash, entry.key) == nullptr)) {
+      ++filtered_;
+      continue;
+    }
+    FindOrInsert(shard, window, absent[k]);
   }
 }
 

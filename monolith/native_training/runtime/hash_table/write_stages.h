@@ -72,7 +72,9 @@ class WriteStages {
     return values_begin_ + entry.position * value_bytes_;
   }
   void SetRow(const RowArena::View& rows, FlatIndex::Slot* slot, Window* window, int j);
-  void InsertAbsent(Shard* shard, Window* window, const int* absent, int count);
+  void FindOrInsert(Shard* shard, Window* window, int j);
+  void InsertFiltered(Shard* shard, Window* window, const int* absent, int count);
+  void OutOfMemory() { job_->out_of_memory.store(true, std::memory_order_relaxed); }
   bool EraseIfZero(Shard* shard, const BatchEntry& entry);
   void InitializeRow(int64_t id, char* row);
   void FinishAssign(const BatchEntry& entry, bool fresh, char* row);

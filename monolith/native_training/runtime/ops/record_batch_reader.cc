@@ -9,7 +9,8 @@ namespace {
 
 namespace engine = ::monolith::engine;
 
-constexpr int64_t kReadBytes = 4 << 20;
+// What is read stays in the second-level cache until it has been used.
+constexpr int64_t kReadBytes = 512 << 10;
 // No row comes near this; a longer record is a damaged length that happens to match its checksum.
 constexpr int64_t kMaxRecordBytes = int64_t{1} << 30;
 
@@ -45,18 +46,17 @@ Status RecordBatchReader::Next(int64_t max_records, std::vector<engine::RecordVi
 Status RecordBatchReader::Fill() {
   buffer_.erase(0, position_);
   position_ = 0;
-  tstring chunk;
   const int64_t before = stream_->Tell();
-  const Status status = stream_->ReadNBytes(kReadBytes, &chunk);
+  const Status status = stream_->ReadNBytes(kReadBytes, &chunk_);
   if (errors::IsOutOfRange(status)) {
     at_end_ = true;
     // A Snappy stream leaves the chunk as long as was asked for.
     const size_t read = static_cast<size_t>(stream_->Tell() - before);
-    if (read < chunk.size()) chunk.resize(read);
+    if (read < chunk_.size()) chunk_.resize(read);
   } else {
     TF_RETURN_IF_ERROR(status);
   }
-  buffer_.append(chunk.data(), chunk.size());
+  buffer_.append(chunk_.data(), chunk_.size());
   return OkStatus();
 }
 

@@ -29,6 +29,7 @@ class RecordBatchReader {
 
   const std::unique_ptr<io::InputStreamInterface> stream_;
   std::string buffer_;
+  tstring chunk_;         // what Fill read last; its memory is kept
   int64_t position_ = 0;  // of the first unread byte in buffer_
   bool at_end_ = false;   // the stream has no more bytes
 };

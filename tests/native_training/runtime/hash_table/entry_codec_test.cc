@@ -150,6 +150,29 @@ TEST(EntryCodecTest, EveryTruncationIsAnErrorOrAWholeRecord) {
   }
 }
 
+// An unknown field at the end sends a record through the general parser.
+TEST(EntryCodecTest, BothParsersAgreeOnEveryChangedByte) {
+  std::string record = FromHex(kAdagradRecord);
+  const std::string unknown_field = FromHex("7800");
+  for (size_t i = 0; i < record.size(); ++i) {
+    for (const char flip : {'\x01', '\x08', '\x80'}) {
+      record[i] ^= flip;
+      const auto fast = AdagradTable(2), general = AdagradTable(2);
+      LoadStats fast_stats, general_stats;
+      const Status fast_status = Load(fast.get(), record, &fast_stats);
+      const Status general_status = Load(general.get(), record + unknown_field, &general_stats);
+      // A timestamp without its last byte swallows what follows.
+      const bool swallows = i + 1 == record.size() && flip == '\x80';
+      if (!swallows) {
+        EXPECT_EQ(fast_status.message, general_status.message) << i;
+        EXPECT_EQ(DumpRecords(*fast), DumpRecords(*general)) << i;
+        EXPECT_EQ(fast_stats.state_reset, general_stats.state_reset) << i;
+      }
+      record[i] ^= flip;
+    }
+  }
+}
+
 TEST(EntryCodecTest, RandomBytesNeverCrash) {
   const auto table = MakeTable(MakeConfig(
       {MakeSegment(2, OptimizerKind::kAdam), MakeSegment(1, OptimizerKind::kBatchSoftmax)}));
