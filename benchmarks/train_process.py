@@ -1,0 +1,235 @@
+"""One process of `train.py`: trains one model, in rounds that the parent asks for.
+
+A process says that it is ready by its first line of standard output; for every line of standard
+input it trains one round and answers with the seconds it took. The model has one id per example
+and feature:
+
+    26 ids -> 26 rows of 16 -> [batch, 416] -> dense 64 -> dense 32 -> 1 -> log loss
+
+trained with Adagrad, rows and dense layers alike.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import pathlib
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+sys.path[:0] = [str(pathlib.Path(__file__).resolve().parent.parent)]
+
+import tensorflow as tf  # noqa: E402
+from absl import flags  # noqa: E402
+
+NUM_FEATURES = 26
+DIM = 16
+BATCH = 4096
+UNITS = (64, 32)
+LEARNING_RATE = 0.01
+INITIAL_ACCUMULATOR = 0.1
+IDS_FILE, LABELS_FILE = "ids", "labels"
+# A dense table of 10M rows and its accumulator would take 1.3 GB per feature.
+KERAS_BUCKETS = 1_000_000
+
+
+class Rounds:
+  """Trains one round of steps for every line of standard input, until it ends."""
+
+  def __init__(self, warm_up: int, steps: int):
+    self._steps = steps
+    self._left = warm_up
+    self._start: float | None = None
+
+  def step_done(self) -> bool:
+    """To be called after every step; returns whether training goes on."""
+    self._left -= 1
+    if self._left > 0:
+      return True
+    print("ready" if self._start is None else time.perf_counter() - self._start, flush=True)
+    goes_on = bool(sys.stdin.readline())
+    self._left = self._steps
+    self._start = time.perf_counter()
+    return goes_on
+
+
+def batches(folder: str) -> tf.data.Dataset:
+  """Endless batches of ids `[features, batch]` and labels `[batch]`, read from files."""
+
+  def read(name: str, dtype: tf.DType, shape: list[int]) -> tf.data.Dataset:
+    size = dtype.size
+    for dim in shape:
+      size *= dim
+    records = tf.data.FixedLengthRecordDataset(os.path.join(folder, name), size)
+    return records.map(lambda record: tf.reshape(tf.io.decode_raw(record, dtype), shape))
+
+  ids = read(IDS_FILE, tf.int64, [NUM_FEATURES, BATCH])
+  return tf.data.Dataset.zip((ids, read(LABELS_FILE, tf.float32, [BATCH]))).repeat()
+
+
+def train_keras(folder: str, rounds: Rounds, tuned: bool) -> None:
+  """Trains the model with hashed `Embedding` tables, in the graph that `fit` makes.
+
+  Args:
+    folder: of the data.
+    rounds: how long.
+    tuned: the fastest way we found instead of the usual one: a plain modulo, as the ids are
+      scrambled, for the `Hashing` layer, and the legacy optimizer, which has a fused op for rows.
+  """
+  layers, optimizers = tf.keras.layers, tf.keras.optimizers
+
+  def to_inputs(ids: tf.Tensor, labels: tf.Tensor) -> Any:
+    if tuned:
+      ids = tf.cast(ids % KERAS_BUCKETS, tf.int32)
+    return tuple(tf.unstack(ids)), labels
+
+  inputs = [tf.keras.Input([], dtype=tf.int32 if tuned else tf.int64) for _ in range(NUM_FEATURES)]
+  buckets = inputs if tuned else [layers.Hashing(KERAS_BUCKETS)(ids) for ids in inputs]
+  units = layers.Concatenate()([layers.Embedding(KERAS_BUCKETS, DIM)(ids) for ids in buckets])
+  for size in UNITS:
+    units = layers.Dense(size, "relu")(units)
+  model = tf.keras.Model(inputs, layers.Dense(1)(units))
+  adagrad = optimizers.legacy.Adagrad if tuned else optimizers.Adagrad
+  model.compile(
+    adagrad(LEARNING_RATE, INITIAL_ACCUMULATOR),
+    tf.keras.losses.BinaryCrossentropy(from_logits=True),
+  )
+
+  class Callback(tf.keras.callbacks.Callback):
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+      if not rounds.step_done():
+        self.model.stop_training = True
+
+  dataset = batches(folder).map(to_inputs).prefetch(tf.data.AUTOTUNE)
+  model.fit(dataset, steps_per_epoch=1 << 40, verbose=0, callbacks=[Callback()])
+
+
+def create_params(folder: str) -> Any:
+  """Returns the params of the same model as a task of ours."""
+  from monolith.native_training import entry, feature, native_task
+
+  class BenchmarkTask(native_task.NativeTask):
+    def create_input_fn(self, mode: str) -> Callable[[], tf.data.Dataset]:
+      def to_features(ids: tf.Tensor, labels: tf.Tensor) -> dict[str, Any]:
+        splits = tf.range(BATCH + 1, dtype=tf.int64)
+        features: dict[str, Any] = {
+          f"f{i}": tf.RaggedTensor.from_row_splits(row, splits, validate=False)
+          for i, row in enumerate(tf.unstack(ids))
+        }
+        return {**features, "label": labels}
+
+      return lambda: batches(folder).map(to_features)
+
+    def create_model_fn(self) -> Callable[..., tf.estimator.EstimatorSpec]:
+      return self._model_fn
+
+    def _model_fn(self, features: Any, mode: str, config: Any) -> tf.estimator.EstimatorSpec:
+      columns, vectors = [], []
+      for i in range(NUM_FEATURES):
+        slot = self.ctx.create_feature_slot(
+          feature.FeatureSlotConfig(
+            name=f"f{i}",
+            default_vec_optimizer=entry.AdagradOptimizer(LEARNING_RATE, INITIAL_ACCUMULATOR),
+          )
+        )
+        columns.append(feature.FeatureColumn(slot, f"f{i}"))
+        vectors.append(columns[-1].embedding_lookup(slot.add_feature_slice(DIM)))
+      units = tf.concat(vectors, axis=1)
+      for size in UNITS:
+        units = tf.compat.v1.layers.dense(units, size, tf.nn.relu)
+      logits = tf.squeeze(tf.compat.v1.layers.dense(units, 1), axis=1)
+      losses = tf.nn.sigmoid_cross_entropy_with_logits(labels=features["label"], logits=logits)
+      loss = tf.reduce_mean(losses)
+      embeddings = [column.get_all_embeddings_concat() for column in columns]
+      variables = tf.compat.v1.trainable_variables()
+      gradients = tf.gradients(loss, embeddings + variables)
+      optimizer = tf.compat.v1.train.AdagradOptimizer(LEARNING_RATE, INITIAL_ACCUMULATOR)
+      train_op = tf.group(
+        self.ctx.apply_embedding_gradients(zip(gradients, embeddings)),
+        optimizer.apply_gradients(
+          zip(gradients[len(embeddings) :], variables),
+          tf.compat.v1.train.get_or_create_global_step(),
+        ),
+      )
+      return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=train_op)
+
+  params = BenchmarkTask.params()
+  params.name = "train_benchmark"
+  params.train.per_replica_batch_size = BATCH
+  return params
+
+
+def create_hook(rounds: Rounds) -> tf.estimator.SessionRunHook:
+  class Hook(tf.estimator.SessionRunHook):
+    def before_run(self, run_context: Any) -> Any:
+      # Only runs that train are steps.
+      return tf.estimator.SessionRunArgs(tf.compat.v1.train.get_global_step())
+
+    def after_run(self, run_context: Any, run_values: Any) -> None:
+      if not rounds.step_done():
+        run_context.request_stop()
+
+  return Hook()
+
+
+def train_locally(folder: str, rounds: Rounds) -> None:
+  """Trains as `cpu_training.local_train` does; that has no argument for hooks."""
+  from monolith.native_training import cpu_training
+
+  tf.compat.v1.disable_eager_execution()
+  conf = cpu_training.CpuTrainingConfig(
+    embedding_prefetch_capacity=1, enable_embedding_postpush=True
+  )
+  cpu_training.local_train_internal(
+    create_params(folder),
+    conf,
+    os.path.join(folder, "local_model"),
+    steps=None,
+    user_hooks=[create_hook(rounds)],
+  )
+
+
+def play_role(folder: str, server_type: str, rounds: Rounds) -> None:
+  """Is the server or the worker of a training on processes."""
+  from monolith.native_training import cpu_training, host_service_discovery
+
+  tf.compat.v1.disable_eager_execution()
+  config = cpu_training.DistributedCpuTrainingConfig(
+    server_type=server_type,
+    num_ps=1,
+    model_dir=os.path.join(folder, "distributed_model"),
+    session_creation_timeout_secs=120,
+    embedding_prefetch_capacity=1,
+    enable_embedding_postpush=True,
+  )
+  cpu_training.distributed_train(
+    config,
+    host_service_discovery.HostServiceDiscovery(os.path.join(folder, "discovery")),
+    create_params(folder),
+    user_hooks=[create_hook(rounds)],
+  )
+
+
+def main() -> None:
+  parser = argparse.ArgumentParser(description=__doc__)
+  parser.add_argument("role", choices=("keras", "tuned_keras", "local", "ps", "worker"))
+  parser.add_argument("folder", help="of the data, and of checkpoints")
+  parser.add_argument("--warm_up", type=int, default=48, help="steps before the first round")
+  parser.add_argument("--steps", type=int, default=20, help="of a round")
+  args = parser.parse_args()
+  flags.FLAGS(sys.argv[:1])
+  tf.get_logger().setLevel("ERROR")
+  rounds = Rounds(args.warm_up, args.steps)
+  if args.role.endswith("keras"):
+    train_keras(args.folder, rounds, tuned=args.role.startswith("tuned"))
+  elif args.role == "local":
+    train_locally(args.folder, rounds)
+  else:
+    play_role(args.folder, args.role, rounds)
+
+
+if __name__ == "__main__":
+  main()
