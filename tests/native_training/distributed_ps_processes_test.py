@@ -157,17 +157,18 @@ class DistributedPsProcessesTest(tf.test.TestCase, parameterized.TestCase):
     self.assertEqual(counts, [1, 2])
 
 
-class SaveRestoreTest(tf.test.TestCase):
-  def test_restore_into_new_processes(self):
+class SaveRestoreTest(tf.test.TestCase, parameterized.TestCase):
+  @parameterized.parameters(2, 3)
+  def test_restore_into_new_processes(self, num_ps):
     with tf.Graph().as_default():
-      table = _create("native", 2)
+      table = _create("native", num_ps)
       history = _history(table)
       rows = table.lookup(_LOOKUP)
       path = self.get_temp_dir()
       saves = [t.save(f"{path}/ps_{i}").as_op() for i, t in enumerate(table._tables)]
       restores = [t.restore(f"{path}/ps_{i}").as_op() for i, t in enumerate(table._tables)]
 
-      cluster = PsProcesses(2)
+      cluster = PsProcesses(num_ps)
       self.addCleanup(cluster.stop)
       with cluster.session() as session:
         _initialize(session)
@@ -177,7 +178,7 @@ class SaveRestoreTest(tf.test.TestCase):
         session.run(saves)
       cluster.stop()
 
-      cluster = PsProcesses(2)
+      cluster = PsProcesses(num_ps)
       self.addCleanup(cluster.stop)
       with cluster.session() as session:
         _initialize(session)

@@ -355,6 +355,27 @@ class FiniteDifferenceTest(tf.test.TestCase):
       self.values(5, 2),
     )
 
+  def test_fill_over_two_servers(self):
+    key = tf.ragged.constant([[], [0, 1, 2, 1, 0], [5, 1, 5]], tf.int64, row_splits_dtype=tf.int64)
+    dims = [3, 2, 1]
+
+    def fill(first: tf.Tensor, second: tf.Tensor) -> tf.Tensor:
+      # A buffer serves once, so every evaluation makes its own.
+      unique = distribution_ops.unique_key_with_value_and_offset(key, dims)
+      _, positions = distribution_ops.ragged_split_by_indices(
+        distribution_ops.shard_of_ids(unique.unique_key.values, 2), unique.unique_key, 2
+      )
+      handles = [
+        distribution_ops.fill_with_offset_map(
+          position, value, unique.value_offset, unique.value_buffer, dims
+        )
+        for position, value in zip(positions, (first, second))
+      ]
+      return distribution_ops.finalize_shared_tensor(handles, tf.float32, [None])
+
+    # Even ids 0 and 2 with 2 floats each; odd ones 1 with 2 floats, 5 and 1 with one each.
+    self.check(fill, self.values(4), self.values(4))
+
   def test_map_and_gather(self):
     ids = [np.array([7, -1]), np.array([3, 7]), np.array([], np.int64)]
     batch = np.array([[3, 7], [7, -1]])

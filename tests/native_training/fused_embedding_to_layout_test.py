@@ -494,23 +494,23 @@ class RandomBatchTest(LayoutTestCase):
 
   def test_gradient_against_finite_differences(self):
     batch = random_batch(30, 2, 6, 3)
-    flat = np.concatenate(batch.blocks())
-    sizes = [block.size for block in batch.blocks()]
-    x = tf.constant(flat)
-    outputs = self.forward(batch, 3, embeddings_list=tf.split(x, sizes))
-    weighted = [
-      out * tf.random.stateless_normal(want.shape, [2, i])
-      for i, (out, want) in enumerate(zip(outputs, batch.layouts()))
+    weights = [
+      np.random.default_rng(i).normal(size=want.shape) for i, want in enumerate(batch.layouts())
     ]
-    loss = tf.add_n([tf.reduce_sum(out) for out in weighted])
-    grad = tf.gradients(loss, x)[0]
-    with self.session(use_gpu=False) as sess:
-      analytic = sess.run(grad)
-      for i in np.random.default_rng(0).permutation(flat.size)[:60]:
-        step = np.zeros_like(flat)
-        step[i] = 0.5
-        plus, minus = sess.run(loss, {x: flat + step}), sess.run(loss, {x: flat - step})
-        self.assertAllClose(plus - minus, analytic[i], rtol=1e-3, atol=1e-3)
+    for version in VERSIONS:
+      args = batch.arguments(version)
+      embeddings = args.pop("embeddings_list")
+      outputs = self.forward(batch, version, embeddings_list=embeddings)
+      loss = tf.add_n([tf.reduce_sum(out * weight) for out, weight in zip(outputs, weights)])
+      with self.session(use_gpu=False) as sess, self.subTest(version=version):
+        values, grads = sess.run([embeddings, tf.gradients(loss, embeddings)])
+        places = [(j, i) for j, value in enumerate(values) for i in np.ndindex(value.shape)]
+        for j, i in np.random.default_rng(version).permutation(np.array(places, object))[:40]:
+          step = np.zeros_like(values[j])
+          step[i] = 0.5
+          plus = sess.run(loss, {embeddings[j]: values[j] + step})
+          minus = sess.run(loss, {embeddings[j]: values[j] - step})
+          self.assertAllClose(plus - minus, grads[j][i], rtol=1e-3, atol=1e-3)
 
 
 class RequestsTest(LayoutTestCase):

@@ -172,6 +172,23 @@ class ShardingSparseFidsTest(tf.test.TestCase):
 
     self.assertEqual(as_lists(out["fid_list"]), {"t:0": [0], "t:1": [lowest], "t:2": [-1]})
 
+  def test_every_id_has_one_home(self):
+    rng = np.random.default_rng(0)
+    ids = [
+      base + delta
+      for base in (-(1 << 63), -(1 << 62), -(1 << 32), 0, 1 << 32, 1 << 48, 1 << 62, (1 << 63) - 1)
+      for delta in (-2, -1, 0, 1, 2)
+      if -(1 << 63) <= base + delta < 1 << 63
+    ] + rng.integers(-(1 << 63), 1 << 63, 50, dtype=np.int64).tolist()
+    for ps_num in (1, 2, 3, 5, 7, 64, 97):
+      for version in (1, 2, 3, 5):
+        out = shard([make_example({"a": ids})], {"a": ("t", [1])}, ps_num, version=version)
+        # Python's % is floor modulo, with exact integers.
+        self.assertEqual(
+          as_lists(out["fid_list"]),
+          {f"t:{ps}": [i for i in ids if i % ps_num == ps] for ps in range(ps_num)},
+        )
+
   def test_shared_and_absent_columns(self):
     rows = [{"a": [1, 2]}, {"a": [1, 2]}]
     out = shard(
