@@ -6,8 +6,8 @@ While training, every parameter server pushes the rows that were touched since t
   table = hash_table_from_config(config, sync_client=client.handle)
   push = client.create_sync_op(config_placeholder)   # fed with refresh_sync_config(backend, 0)
 
-Unlike the original: pushing from a dummy client gives an empty result; rows that did not reach every
-target are part of the next push again.
+Unlike the original: pushing from a dummy client gives an empty result; rows that did not reach
+every target are part of the next push again.
 """
 
 from __future__ import annotations
