@@ -6,7 +6,8 @@ there becomes one table configuration per feature.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import types
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -29,11 +30,14 @@ class FeatureConfigs(NamedTuple):
     configs: the table of each feature.
     unmerged_slice_dims: the sizes of its slices, in call order.
     combiners: how its embeddings are pooled.
+    shared_tables: the name of the table, for features whose slot has more than one of them. The
+      table of any other feature has the name of the feature.
   """
 
   configs: dict[str, entry.HashTableConfigInstance]
   unmerged_slice_dims: dict[str, Sequence[int]]
   combiners: dict[str, embedding_combiners.Combiner]
+  shared_tables: Mapping[str, str] = types.MappingProxyType({})
 
 
 class CollectedFeatures(NamedTuple):
@@ -80,14 +84,28 @@ def collect(task: native_task.NativeTask) -> CollectedFeatures:
 
 
 def _to_feature_configs(tables: dict[str, feature.TableConfig]) -> FeatureConfigs:
-  result = FeatureConfigs({}, {}, {})
-  for table in tables.values():
+  result = FeatureConfigs({}, {}, {}, {})
+  for slot, table in tables.items():
     for name in table.feature_names:
       assert name not in result.configs, "Feature must only belongs to one table."
       result.configs[name] = _combine_slices_as_table(table.slice_configs, table.hashtable_config)
       result.unmerged_slice_dims[name] = table.unmerged_slice_dims
       result.combiners[name] = table.feature_to_combiners[name]
+    if len(table.feature_names) > 1:
+      shared = _shared_table_name(slot, tables)
+      result.shared_tables.update({name: shared for name in table.feature_names})
   return result
+
+
+def _shared_table_name(slot: str, tables: dict[str, feature.TableConfig]) -> str:
+  """Returns the slot's name, marked if a feature of another slot, and so its table, has that name.
+
+  It is part of checkpoints and must not depend on the order in which features are bound.
+  """
+  is_taken = any(
+    slot in table.feature_names for other, table in tables.items() if other != slot
+  )
+  return f"{slot}/shared" if is_taken else slot
 
 
 def _combine_slices_as_table(

@@ -383,3 +383,29 @@ class MergedMultiTypeHashTable(BaseMultiTypeHashTable):
     updated = copy.copy(self)
     updated._table = table
     return updated
+
+
+class SharedSlotHashTable(MergedMultiTypeHashTable):
+  """Lets the features of a slot share the slot's table of an inner group.
+
+  Args:
+    slot_to_config: feature name -> configuration, equal for features that share a table.
+    shared_tables: feature name -> table; the others have a table of their own name.
+    factory: makes the inner group from table name -> configuration.
+  """
+
+  def __init__(
+    self,
+    slot_to_config: SlotToConfig,
+    shared_tables: Mapping[str, str],
+    factory: Callable[[dict[str, entry.HashTableConfigInstance]], BaseMultiTypeHashTable],
+  ):
+    self._slot_to_merged_slot = {slot: shared_tables.get(slot, slot) for slot in slot_to_config}
+    self._merged_slot_to_config = {
+      self._slot_to_merged_slot[slot]: slot_to_config[slot] for slot in sorted(slot_to_config)
+    }
+    self._table = factory(self._merged_slot_to_config)
+
+  def reinitialize(self, slot: str, ids: tf.Tensor) -> tuple[SharedSlotHashTable, tf.Tensor]:
+    table, status = self._table.reinitialize(self._slot_to_merged_slot.get(slot, slot), ids)
+    return self._with_table(table), status
