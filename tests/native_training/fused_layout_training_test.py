@@ -1,0 +1,147 @@
+"""The driver with a fused layout: serialized examples in, layouts out, rows that learn."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import tensorflow as tf
+from absl.testing import parameterized
+
+from idl.matrix.proto import example_pb2
+from monolith.native_training import cpu_training, entry, feature, native_task, utils
+from monolith.native_training.data import parsers
+
+tf.compat.v1.disable_eager_execution()
+
+_TRAIN = tf.estimator.ModeKeys.TRAIN
+_PREDICT = tf.estimator.ModeKeys.PREDICT
+
+# Ids of two examples.
+_ROWS = {"user": [[1], [2]], "item": [[7, 8], [8]]}
+_DIMS = (1, 4)
+
+
+def _serialized():
+  examples = []
+  for i in range(2):
+    example = example_pb2.Example()
+    for name, rows in _ROWS.items():
+      example.named_feature.add(name=name).feature.fid_v2_list.value.extend(rows[i])
+    label = example.named_feature.add(name="label").feature.float_list
+    label.value.append(float(i))
+    examples.append(example.SerializeToString())
+  return examples
+
+
+class LayoutTask(native_task.NativeTask):
+  """A bias and a vector per feature; a row's columns fall by the learning rate times its uses."""
+
+  def __init__(self, params):
+    super().__init__(params)
+    self.layout_dict = {}
+    for name, start, end in (("bias", 0, 1), ("vec", 1, 5)):
+      config = example_pb2.OutConfig(out_type=example_pb2.OutType.CONCAT)
+      for feature_name in _ROWS:
+        config.slice_configs.add(feature_name=feature_name, start=start, end=end)
+      config.shape.add(dims=[-1, len(_ROWS) * (end - start)])
+      self.layout_dict[name] = config
+
+  def create_input_fn(self, mode):
+    def input_fn():
+      def parse(examples):
+        return parsers.parse_examples(
+          examples,
+          sparse_features=list(_ROWS),
+          dense_features=["label"],
+          dense_feature_shapes=[1],
+          dense_feature_types=[tf.float32],
+        )
+
+      dataset = tf.data.Dataset.from_tensors(_serialized()).map(parse)
+      return dataset.repeat() if mode == _TRAIN else dataset
+
+    return input_fn
+
+  def create_model_fn(self):
+    def model_fn(features, mode, config):
+      parts = {"bias": [], "vec": []}
+      for name in _ROWS:
+        slot = self.ctx.create_feature_slot(
+          feature.FeatureSlotConfig(
+            name=name,
+            default_vec_initializer=entry.ZerosInitializer(),
+            default_vec_optimizer=entry.SgdOptimizer(learning_rate=0.5),
+            default_vec_compressor=entry.Fp32Compressor(),
+          )
+        )
+        column = feature.FeatureColumn(slot, name)
+        for part, dim in zip(parts.values(), _DIMS):
+          part.append(column.embedding_lookup(slot.add_feature_slice(dim)))
+      factory = self.ctx.layout_factory
+      if factory is None:  # the dry run
+        layouts = {name: tf.concat(part, axis=1) for name, part in parts.items()}
+        variables = list(layouts.values())
+      else:
+        layouts = {name: factory.get_layout(name) for name in parts}
+        variables = factory.flattened_layout()
+      if mode == _PREDICT:
+        return tf.estimator.EstimatorSpec(mode, predictions=layouts)
+      loss = tf.reduce_sum(layouts["bias"]) + 2 * tf.reduce_sum(layouts["vec"])
+      loss += 0 * tf.reduce_sum(features["label"])
+      apply_op = self.ctx.apply_embedding_gradients(
+        zip(tf.gradients(loss, variables), variables)
+      )
+      with tf.control_dependencies([apply_op]):
+        step_op = tf.compat.v1.assign_add(tf.compat.v1.train.get_or_create_global_step(), 1)
+      return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=step_op)
+
+    return model_fn
+
+
+class FusedLayoutTrainingTest(tf.test.TestCase, parameterized.TestCase):
+  def setUp(self):
+    super().setUp()
+    self.addCleanup(setattr, parsers.get_default_parser_ctx(), "enable_fused_layout", False)
+
+  @parameterized.product(
+    num_ps=(0, 2), use_native_multi_hash_table=(True, False), is_async=(False, True)
+  )
+  def test_trains_and_restores(self, num_ps, use_native_multi_hash_table, is_async):
+    config = {
+      "num_ps": num_ps,
+      "use_native_multi_hash_table": use_native_multi_hash_table,
+      "enable_fused_layout": True,
+    }
+    if is_async:
+      config.update(embedding_prefetch_capacity=1, enable_embedding_postpush=True)
+    params = LayoutTask.params()
+    params.name = "layout"
+    params.metrics.enable_tf2_profiler_hook = False
+    params.train.per_replica_batch_size = 2
+    folder = os.path.join(utils.get_test_tmp_dir(), "model")
+
+    for _ in range(2):
+      conf = cpu_training.CpuTrainingConfig(**config)
+      cpu_training.local_train_internal(params, conf, folder, steps=3)
+
+    got = self._predict(params, cpu_training.CpuTrainingConfig(**config), folder)
+    # Item 8 is in both examples.
+    falls = 6 * 0.5 * np.array([[1, 1 + 2], [1, 2]])
+    self.assertAllClose(got["bias"], -falls)
+    self.assertAllClose(got["vec"], -2 * np.repeat(falls, 4, axis=1))
+
+  def _predict(self, params, conf, folder):
+    with cpu_training._local_cluster(conf.num_ps) as (session_config, _):
+      training = cpu_training.CpuTraining(conf, params.instantiate())
+      estimator = tf.estimator.Estimator(
+        training.create_model_fn(),
+        config=tf.estimator.RunConfig(model_dir=folder, session_config=session_config),
+      )
+      return next(
+        estimator.predict(training.create_input_fn(_PREDICT), yield_single_examples=False)
+      )
+
+
+if __name__ == "__main__":
+  tf.test.main()
