@@ -149,6 +149,7 @@ def test_run(params: hyperparams.InstantiableParams) -> None:
     uuid=FLAGS.uuid,
     model_dir=os.path.join(FLAGS.test_dir, FLAGS.uuid, "model_dir"),
     use_native_multi_hash_table=FLAGS.use_native_multi_hash_table,
+    retry_wait_in_secs=1,
   )
   params.train.max_pending_seconds_for_barrier = 2
   discovery = HostServiceDiscovery(os.path.join(FLAGS.test_dir, FLAGS.uuid, "discovery"))
