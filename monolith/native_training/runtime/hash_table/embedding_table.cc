@@ -53,8 +53,9 @@ EmbeddingTable::~EmbeddingTable() = default;
 void EmbeddingTable::MakeShards() {
   index_pool_ = std::make_unique<RunPool>();
   arena_ = std::make_unique<RowArena>(layout_.stride, kNumShards);
+  views_ = std::make_unique<FlatIndex::View[]>(kNumShards);
   for (int s = 0; s < kNumShards; ++s) {
-    shards_.push_back(std::make_unique<Shard>(s, index_pool_.get(), arena_.get()));
+    shards_.push_back(std::make_unique<Shard>(s, index_pool_.get(), arena_.get(), &views_[s]));
   }
 }
 

@@ -237,7 +237,8 @@ class EmbeddingTable {
                                  // table_save.cc
 
   struct alignas(128) Shard {
-    Shard(int index, RunPool* pool, RowArena* arena) : index(index, pool), rows(arena) {}
+    Shard(int number, RunPool* pool, RowArena* arena, FlatIndex::View* view)
+        : index(number, pool, view), rows(arena) {}
     mutable std::shared_mutex mutex;
     FlatIndex index;
     RowSlab rows;
@@ -265,6 +266,7 @@ class EmbeddingTable {
   // Memory outlives the shards that draw from it.
   std::unique_ptr<RunPool> index_pool_;
   std::unique_ptr<RowArena> arena_;
+  std::unique_ptr<FlatIndex::View[]> views_;  // one per shard, side by side for readers
   std::vector<std::unique_ptr<Shard>> shards_;
   std::atomic<int64_t> max_update_ts_{0};
   std::atomic<int64_t> last_global_step_{0};

@@ -69,9 +69,31 @@ class FlatIndex {
     Slot slots[kSlotsPerLine];
   };
 
-  FlatIndex(int shard, RunPool* pool) : shard_(shard), pool_(pool) {}
+  // Where the lines are, for readers of many shards. It always has a line to look at.
+  struct View {
+    const Line* lines;
+    uint64_t num_lines;
+
+    const Line* HomeLine(uint64_t hash) const {
+      return lines + (((hash & 0xffffffffu) * num_lines) >> 32);
+    }
+    // The row of `key`, 0 if it is absent.
+    uint32_t FindRow(uint64_t hash, int64_t key) const {
+      const Line* line = HomeLine(hash);
+      for (uint64_t visited = 0; visited < num_lines; ++visited) {
+        const uint32_t row = RowInLine(line, key);
+        if (row != 0 || HasEmpty(line)) return row;
+        line = line + 1 == lines + num_lines ? lines : line + 1;
+      }
+      return 0;
+    }
+  };
+
+  // `view` is kept up to date; it outlives the index.
+  FlatIndex(int shard, RunPool* pool, View* view) : shard_(shard), pool_(pool), view_(view) {
+    Publish();
+  }
   ~FlatIndex() { Release(lines_, num_lines_); }
-  FlatIndex(FlatIndex&& other) noexcept : FlatIndex(other.shard_, other.pool_) { Swap(&other); }
   FlatIndex(const FlatIndex&) = delete;
   FlatIndex& operator=(const FlatIndex&) = delete;
 
@@ -190,6 +212,8 @@ class FlatIndex {
     std::swap(num_lines_, other->num_lines_);
     std::swap(live_, other->live_);
     std::swap(tombstones_, other->tombstones_);
+    Publish();
+    other->Publish();
   }
 
   int64_t Bytes() const { return num_lines_ * static_cast<int64_t>(sizeof(Line)); }
@@ -268,12 +292,19 @@ class FlatIndex {
       }
     }
     if (cleared < new_lines) clear_from(new_lines);
+    Publish();
     Release(old, old_lines);
     return true;
   }
 
+  void Publish() {
+    static const Line kNoKeys = {};
+    *view_ = num_lines_ == 0 ? View{&kNoKeys, 1} : View{lines_, static_cast<uint64_t>(num_lines_)};
+  }
+
   int shard_;
   RunPool* pool_;
+  View* view_;
   Line* lines_ = nullptr;
   int64_t num_lines_ = 0;
   int64_t live_ = 0;

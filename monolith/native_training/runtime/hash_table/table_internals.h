@@ -21,6 +21,8 @@ struct TableInternals {
   static const std::vector<std::unique_ptr<Shard>>& Shards(const EmbeddingTable& table) {
     return table.shards_;
   }
+  // One per shard. To be read in the read room.
+  static const FlatIndex::View* Views(const EmbeddingTable& table) { return table.views_.get(); }
   static int64_t LastGlobalStep(const EmbeddingTable& table) {
     return table.last_global_step_.load(std::memory_order_relaxed);
   }

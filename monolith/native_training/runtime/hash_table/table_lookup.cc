@@ -12,8 +12,8 @@ namespace monolith {
 namespace engine {
 namespace {
 
-// Smaller reads do not repay collecting the views of 64 shards.
-constexpr int64_t kMinUnsortedIds = 512;
+// Fewer ids do not fill the pipeline of UnsortedRead.
+constexpr int64_t kMinUnsortedIds = 16;
 
 TileScratch* ThreadTileScratch() {
   thread_local TileScratch scratch;
@@ -160,12 +160,6 @@ class ContainsStages : public ReadStages<ContainsStages> {
   uint8_t* const found_;
 };
 
-// Where the lines of every shard are: 1 KiB that stays in the first-level cache.
-struct IndexView {
-  const FlatIndex::Line* lines;
-  uint64_t num_lines;
-};
-
 // Reads ids in batch order, in the table's read room. Windows of ids go through the same four steps
 // as in RunWindows. The window is small and its loops have constant bounds: a blocked prefetch
 // stalls the core as soon as its reorder buffer is full, so every instruction between two
@@ -174,18 +168,11 @@ template <typename Stages>
 class UnsortedRead {
  public:
   UnsortedRead(const EmbeddingTable& table, Stages* stages)
-      : shards_(TableInternals::Shards(table)), rows_(shards_[0]->rows.view()), stages_(stages) {
-    for (int s = 0; s < kNumShards; ++s) {
-      views_[s] = {shards_[s]->index.LineAt(0),
-                   static_cast<uint64_t>(shards_[s]->index.num_lines())};
-    }
-  }
+      : views_(TableInternals::Views(table)),
+        rows_(TableInternals::Shards(table)[0]->rows.view()),
+        stages_(stages) {}
 
-  // False where a shard has no index yet: nothing was read.
-  bool Run(const int64_t* ids, int64_t n) {
-    for (const IndexView& view : views_) {
-      if (view.num_lines == 0) return false;
-    }
+  void Run(const int64_t* ids, int64_t n) {
     const int64_t windows = n / kIds;
     for (int64_t step = 0; step < windows + 3; ++step) {
       if (step < windows) Fetch(ids + step * kIds, &ring_[step % 4]);
@@ -194,7 +181,6 @@ class UnsortedRead {
       if (step >= 3) Finish((step - 3) * kIds, ring_[(step - 3) % 4]);
     }
     for (int64_t i = windows * kIds; i < n; ++i) stages_->FinishRow(i, FindRow(ids[i]));
-    return true;
   }
 
  private:
@@ -209,8 +195,7 @@ class UnsortedRead {
   void Fetch(const int64_t* ids, Ahead* ahead) const {
     for (int j = 0; j < kIds; ++j) {
       const uint64_t hash = MixId(ids[j]);
-      const IndexView& view = views_[ShardOf(hash)];
-      ahead->lines[j] = view.lines + (((hash & 0xffffffffu) * view.num_lines) >> 32);
+      ahead->lines[j] = views_[ShardOf(hash)].HomeLine(hash);
       __builtin_prefetch(ahead->lines[j], 0);
     }
   }
@@ -245,15 +230,13 @@ class UnsortedRead {
 
   const char* FindRow(int64_t id) const {
     const uint64_t hash = MixId(id);
-    const FlatIndex::Slot* slot =
-        shards_[ShardOf(hash)]->index.Find(static_cast<uint32_t>(hash), id);
-    return slot == nullptr ? nullptr : rows_.Address(slot->row);
+    const uint32_t row = views_[ShardOf(hash)].FindRow(hash, id);
+    return row == 0 ? nullptr : rows_.Address(row);
   }
 
-  const std::vector<std::unique_ptr<TableInternals::Shard>>& shards_;
+  const FlatIndex::View* const views_;
   const RowArena::View rows_;  // of any shard: all share one arena
   Stages* const stages_;
-  IndexView views_[kNumShards];
   Ahead ring_[4];
 };
 
@@ -261,7 +244,7 @@ template <typename Stages>
 void RunTile(const EmbeddingTable* table, const int64_t* ids, int64_t n, Stages stages) {
   if (n >= kMinUnsortedIds) {
     const TryReadRoom room(TableInternals::Room(*table));
-    if (room.entered() && UnsortedRead<Stages>(*table, &stages).Run(ids, n)) return;
+    if (room.entered()) return UnsortedRead<Stages>(*table, &stages).Run(ids, n);
   }
   TileScratch* scratch = ThreadTileScratch();
   scratch->Sort(ids, n);
@@ -290,8 +273,11 @@ void LookupTile(const EmbeddingTable* table, const int64_t* ids, int64_t n, floa
 
 // What a read of `table` looks at first: where each shard has its index. Inlined by force: GCC
 // drops calls of functions that only prefetch.
-__attribute__((always_inline)) inline void PrefetchShards(const EmbeddingTable& table) {
-  for (const auto& shard : TableInternals::Shards(table)) PrefetchBytes<0>(&shard->index, 64);
+__attribute__((always_inline)) inline void PrefetchViews(const EmbeddingTable& table) {
+  const char* views = reinterpret_cast<const char*>(TableInternals::Views(table));
+  for (size_t i = 0; i < kNumShards * sizeof(FlatIndex::View); i += 64) {
+    __builtin_prefetch(views + i, 0);
+  }
 }
 
 }  // namespace
@@ -324,7 +310,7 @@ void EmbeddingTable::LookupMany(const LookupRequest* requests, int64_t num_reque
               [&tiles](int64_t begin, int64_t end) {
                 for (int64_t i = begin; i < end; ++i) {
                   if (i + 1 < end && tiles[i + 1].table != tiles[i].table) {
-                    PrefetchShards(*tiles[i + 1].table);
+                    PrefetchViews(*tiles[i + 1].table);
                   }
                   LookupTile(tiles[i].table, tiles[i].ids, tiles[i].n, tiles[i].out);
                 }
