@@ -127,6 +127,18 @@ def link_variables(source: str, target: str) -> None:
       _link_tree(os.path.join(directory, name), target + name[len(base) :])
 
 
+def link_assets(source: str, target: str) -> None:
+  """Adds the assets of a checkpoint to those of another one, likewise.
+
+  Raises:
+    ValueError: both have a file of the same name.
+  """
+  common = set(list_dir(source + _ASSETS)) & set(list_dir(target + _ASSETS))
+  if common:
+    raise ValueError(f"{source} and {target} both have {sorted(common)}")
+  _link_tree(source + _ASSETS, target + _ASSETS)
+
+
 def _link_tree(source: str, target: str) -> None:
   if tf.io.gfile.isdir(source):
     tf.io.gfile.makedirs(target)
@@ -167,7 +179,7 @@ def remove_leftovers(directory: str, basename: str, recorded: Iterable[str]) -> 
   """
   recorded = {os.path.basename(path) for path in recorded}
   names = list_dir(directory)
-  twin = f"(?:{re.escape(_TWIN)}|{re.escape(_RESHARDED)})?"
+  twin = f"(?:{re.escape(_TWIN)}|{re.escape(_RESHARDED)})*"
   checkpoint = re.compile(f"{twin}{re.escape(basename)}-\\d+(?=\\.|_temp$)")
   unfinished = {name[: -len(_UNFINISHED)] for name in names if name.endswith(_UNFINISHED)}
   leftovers = []

@@ -32,6 +32,8 @@ from monolith.native_training.checkpoint_state import SaveHelper
 from monolith.native_training.runtime.hash_table import embedding_hash_table_pb2
 
 _FILE = re.compile(r"^(.*?)(\.meta)?-(\d{5})-of-\d{5}$")
+# Name of a table on a server.
+_SERVER = re.compile(r"^(.*)_(\d{1,5})$")
 _GROUP = "MonolithMultiHashTable"
 _FILTER = "hash_filter"
 _SNAPPY = "SNAPPY"
@@ -42,7 +44,9 @@ _ID_TAG = 0x09
 _Files = dict[str, list[str]]
 
 
-def reshard_checkpoint(checkpoint: str, old_num_ps: int, new_num_ps: int) -> str:
+def reshard_checkpoint(
+  checkpoint: str, old_num_ps: int, new_num_ps: int, directory: str | None = None
+) -> str:
   """Writes a checkpoint again for another number of servers, and names it in the state file.
 
   The old checkpoint stays, as the one before the newest.
@@ -51,6 +55,7 @@ def reshard_checkpoint(checkpoint: str, old_num_ps: int, new_num_ps: int) -> str
     checkpoint: prefix of the checkpoint, `<model_dir>/model.ckpt-<step>`.
     old_num_ps: servers that it was saved on; 0 for a training without servers.
     new_num_ps: servers that it will be restored on; likewise.
+    directory: where the new checkpoint and the state file go, beside the old one by default.
 
   Returns:
     The prefix of the new checkpoint.
@@ -67,7 +72,8 @@ def reshard_checkpoint(checkpoint: str, old_num_ps: int, new_num_ps: int) -> str
   )
   if damage is not None:
     raise tf.errors.DataLossError(None, None, f"Cannot reshard {checkpoint}: {damage}")
-  target = checkpoint_files.resharded_name(checkpoint)
+  directory = os.path.dirname(checkpoint) if directory is None else directory
+  target = checkpoint_files.resharded_name(os.path.join(directory, os.path.basename(checkpoint)))
   checkpoint_files.delete_checkpoint(target)
   checkpoint_files.mark_unfinished(target)
   old_assets = SaveHelper.get_ckpt_asset_dir(checkpoint)
@@ -86,9 +92,31 @@ def reshard_checkpoint(checkpoint: str, old_num_ps: int, new_num_ps: int) -> str
       _reshard_table(old_assets, [files[name] for name in names], writers)
   checkpoint_files.write_manifest(target)
   checkpoint_files.link_variables(checkpoint, target)
-  _record(checkpoint, target)
+  _record(directory, checkpoint, target)
   checkpoint_files.mark_finished(target)
   return target
+
+
+def count_servers(checkpoint: str) -> int:
+  """Returns on how many servers a checkpoint was saved, 0 for none.
+
+  Raises:
+    ValueError: its files do not tell.
+  """
+  names = list(_list_files(SaveHelper.get_ckpt_asset_dir(checkpoint)))
+  # A filter has the index 0 without servers too.
+  counts = {_count_parts(name, names) for name in names if not name.startswith(_FILTER + "_")}
+  if len(counts) > 1:
+    raise ValueError(f"the tables in {checkpoint} are not all on as many servers: {sorted(names)}")
+  return counts.pop() if counts else 0
+
+
+def _count_parts(name: str, names: list[str]) -> int:
+  match = _SERVER.match(name)
+  if match is None:
+    return 0
+  part = re.compile(re.escape(match.group(1)) + r"_(\d{1,5})$")
+  return 1 + max(int(other.group(1)) for other in map(part.match, names) if other)
 
 
 def _list_files(assets: str) -> _Files:
@@ -240,8 +268,7 @@ class _GroupFile:
       yield record
 
 
-def _record(checkpoint: str, target: str) -> None:
-  directory = os.path.dirname(checkpoint)
+def _record(directory: str, checkpoint: str, target: str) -> None:
   state = tf.train.get_checkpoint_state(directory)
   paths = list(state.all_model_checkpoint_paths) if state else [checkpoint]
   checkpoint_management.update_checkpoint_state_internal(

@@ -24,7 +24,7 @@ from monolith.native_training.monolith_checkpoint_state_pb2 import MonolithCheck
 from monolith.native_training.session_run_hooks import tide_available_now
 
 _META_GRAPH_FILE_NAME = "meta_graph_for_debugging.pb"
-_SAVE_ATTEMPTS = 2
+SAVE_ATTEMPTS = 2
 
 
 class SecondOrStepTimerWithTideSetting(tf.compat.v1.train.SecondOrStepTimer):
@@ -60,6 +60,11 @@ class SecondOrStepTimerWithTideSetting(tf.compat.v1.train.SecondOrStepTimer):
     self._tide_every_secs = tide_every_secs
     self._save_helper = save_helper
     self._enabled = True
+
+  @property
+  def depends_on_clock(self) -> bool:
+    """Whether two timers that see the same steps may disagree."""
+    return self._has_tide or self._every_secs is not None
 
   def enable(self) -> None:
     self._enabled = True
@@ -343,7 +348,7 @@ class NoFirstSaveCheckpointSaverHook(tf.compat.v1.train.CheckpointSaverHook):
 
   def _save_with_retries(self, session: tf.compat.v1.Session, step: int) -> bool:
     listeners = self._listeners
-    for attempt in range(1, _SAVE_ATTEMPTS + 1):
+    for attempt in range(1, SAVE_ATTEMPTS + 1):
       mark = _SavedMark(on_saved=lambda: self._on_saved(step))
       # The mark goes first: what other listeners do after the save must not be done twice.
       self._listeners = [mark, *listeners]
@@ -356,7 +361,7 @@ class NoFirstSaveCheckpointSaverHook(tf.compat.v1.train.CheckpointSaverHook):
         self._metrics.emit_counter("save_checkpoint", 1, {"success": "false"})
         if not mark.saved:
           self._report_failed_save(step, e)
-        retry = isinstance(e, tf.errors.OpError) and not mark.saved and attempt < _SAVE_ATTEMPTS
+        retry = isinstance(e, tf.errors.OpError) and not mark.saved and attempt < SAVE_ATTEMPTS
         if retry:
           continue
         if not self._ignore_save_errors:

@@ -1,18 +1,47 @@
-"""One rank of synchronous training. Its name is published by `cpu_training`."""
+"""One rank of synchronous training. Its name is published by `cpu_training`.
+
+Better than the original: ranks whose data ends at different steps stop together
+(`MONOLITH_SYNC_EOF=0` turns the agreement off); a rank that is gone ends the others with a message
+instead of leaving them waiting; a checkpoint of another number of ranks is resharded; what is
+changed in TensorFlow for the training is put back afterwards.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.training import monitored_session
+from tensorflow.python.training import training as tf_training
+from tensorflow.python.training.summary_io import SummaryWriterCache
 
-from monolith.native_training import device_utils, mpi_utils, native_task
+from monolith.native_training import (
+  device_utils,
+  distribution_utils,
+  env_utils,
+  hvd_lib,
+  local_training,
+  native_task,
+  sync_checkpoint,
+  sync_training_hooks,
+  sync_watchdog,
+)
 from monolith.native_training.training_config import DistributedCpuTrainingConfig
 from monolith.native_training.training_graph import CpuTraining
 
 Hooks = Sequence[tf.estimator.SessionRunHook]
+
+_EOF_ENV = "MONOLITH_SYNC_EOF"
+# After a failure, threads may wait inside an exchange that the other ranks never join.
+_STOP_GRACE_SECS = 5
+
+
+class LostRankError(RuntimeError):
+  """Another rank is gone, and this one cannot go on without it."""
 
 
 def distributed_sync_train(
@@ -31,13 +60,15 @@ def distributed_sync_train(
 
   Raises:
     AssertionError: `config.index` is not the rank.
-    ValueError: not a native task.
+    ValueError: not a native task, or the checkpoint cannot be restored by these ranks.
+    LostRankError: another rank is gone.
   """
-  from monolith.native_training import distribution_utils, sync_training_hooks
-
-  assert mpi_utils.get_mpi_rank() == config.index, (
+  if not hvd_lib.is_initialized():
+    hvd_lib.init()
+  assert distribution_utils.get_mpi_rank() == config.index, (
     "Given RunConfig.index should be consistent with hvd.rank()."
   )
+  hvd_lib.check_size(config.num_workers, "num_workers")
   if config.enable_gpu_training:
     device_utils.enable_gpu_training()
     params.train.use_gpu_emb_table = True
@@ -45,9 +76,38 @@ def distributed_sync_train(
   native = params.instantiate()
   if not isinstance(native, native_task.NativeTask):
     raise ValueError(f"distributed train only support NativeTask. Got {native}")
-  training = sync_training_hooks.EofAwareTask(
-    CpuTraining(config, native, sync_backend), config.use_dataservice
+  with _watched(config.model_dir):
+    local_training.make_config_backward_compatible(config.model_dir, config)
+    if config.model_dir and config.enable_full_sync_training:
+      sync_checkpoint.prepare(
+        config.model_dir, config.num_workers, config.index, config.merge_sync_training_ckpt
+      )
+    training = sync_training_hooks.EofAwareTask(
+      CpuTraining(config, native, sync_backend),
+      bool(config.use_dataservice),
+      agree_on_eof=_agrees_on_eof(config),
+    )
+    hooks = list(distribution_utils.get_sync_run_hooks(True))
+    if sync_backend is not None:
+      hooks.append(sync_training_hooks.ParameterSyncHook(sync_backend, config.index))
+    hooks.append(sync_training_hooks.SyncTrainingInfoHook())
+    estimator = tf.estimator.Estimator(training.create_model_fn(), config=_run_config(config))
+    with _adapted_tensorflow(is_root=config.index == 0):
+      return estimator.train(
+        training.create_input_fn(config.mode),
+        hooks=[*hooks, *(user_hooks or [])],
+        max_steps=params.train.max_steps,
+      )
+
+
+def _agrees_on_eof(config: DistributedCpuTrainingConfig) -> bool:
+  # A stream does not end, and to look for its end would hold every batch back until the next one.
+  return env_utils.get_bool(
+    _EOF_ENV, default=config.num_workers > 1 and not config.enable_realtime_training
   )
+
+
+def _run_config(config: DistributedCpuTrainingConfig) -> tf.estimator.RunConfig:
   session_config = tf.compat.v1.ConfigProto(
     allow_soft_placement=False,
     intra_op_parallelism_threads=config.intra_op_parallelism_threads,
@@ -60,37 +120,74 @@ def distributed_sync_train(
       tf.compat.v1.OptimizerOptions.ON_1
     )
   distribution_utils.update_session_config_for_gpu(session_config)
-  is_root = config.index == 0
-  run_config = tf.estimator.RunConfig(
+  save_summary_steps = log_step_count_steps = None
+  if config.index == 0:
+    # Events are written by one rank only.
+    save_summary_steps = env_utils.get_int(
+      "MONOLITH_SAVE_SUMMARY_INTERVAL", config.save_summary_steps
+    )
+    log_step_count_steps = env_utils.get_int(
+      "MONOLITH_ROOT_LOG_INTERVAL", config.log_step_count_steps
+    )
+  return tf.estimator.RunConfig(
     model_dir=config.model_dir,
     session_config=session_config,
     device_fn=device_utils.default_device_fn,
-    # Events are written by one rank only.
-    save_summary_steps=_root_interval("SAVE_SUMMARY", config.save_summary_steps)
-    if is_root
-    else None,
-    log_step_count_steps=_root_interval("ROOT_LOG", config.log_step_count_steps)
-    if is_root
-    else None,
-  )
-  hooks = list(distribution_utils.get_sync_run_hooks(True))
-  if sync_backend is not None:
-    hooks.append(sync_training_hooks.ParameterSyncHook(sync_backend, config.index))
-  hooks.append(sync_training_hooks.SyncTrainingInfoHook())
-  estimator = tf.estimator.Estimator(training.create_model_fn(), config=run_config)
-  return estimator.train(
-    training.create_input_fn(config.mode),
-    hooks=[*hooks, *(user_hooks or [])],
-    max_steps=params.train.max_steps,
+    save_summary_steps=save_summary_steps,
+    log_step_count_steps=log_step_count_steps,
   )
 
 
-def _root_interval(name: str, default: int) -> int:
-  """Returns an interval in steps, which the environment may override."""
-  text = os.environ.get(f"MONOLITH_{name}_INTERVAL")
-  if not text:
-    return default
+@contextlib.contextmanager
+def _watched(model_dir: str) -> Iterator[None]:
+  """Ends this process if another rank ends too soon, and the others if this one does."""
+
+  def describe() -> str:
+    latest = tf.train.latest_checkpoint(model_dir) if model_dir else None
+    newest = f"they go on from {latest}" if latest else "there is no checkpoint to go on from"
+    return f"Start all ranks again: {newest}."
+
+  watchdog = sync_watchdog.Watchdog(describe)
+  watchdog.start()
   try:
-    return int(text)
-  except ValueError:
-    raise ValueError(f"MONOLITH_{name}_INTERVAL is {text!r}, want a number of steps") from None
+    yield
+  except BaseException as e:
+    watchdog.stop(has_failed=True)
+    if watchdog.lost_rank is not None and isinstance(e, tf.errors.OpError):
+      raise LostRankError(watchdog.message()) from e
+    raise
+  watchdog.stop()
+
+
+class _NullWriter:
+  """A summary writer whose every method does nothing."""
+
+  def __getattr__(self, name: str) -> Any:
+    return lambda *args, **kwargs: None
+
+
+@contextlib.contextmanager
+def _adapted_tensorflow(is_root: bool) -> Iterator[None]:
+  """Changes what Estimator has no argument for, for the length of a training."""
+  changes: list[tuple[Any, str, Any]] = [
+    (
+      tf_training,
+      "MonitoredTrainingSession",
+      functools.partial(
+        tf_training.MonitoredTrainingSession, stop_grace_period_secs=_STOP_GRACE_SECS
+      ),
+    ),
+    # A rank that makes its session anew is not where the others are.
+    (monitored_session, "_PREEMPTION_ERRORS", ()),
+  ]
+  if not is_root:
+    writer = _NullWriter()
+    changes.append((SummaryWriterCache, "get", lambda logdir: writer))
+  originals = [(owner, name, owner.__dict__[name]) for owner, name, _ in changes]
+  try:
+    for owner, name, value in changes:
+      setattr(owner, name, value)
+    yield
+  finally:
+    for owner, name, value in originals:
+      setattr(owner, name, value)

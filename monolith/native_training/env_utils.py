@@ -31,3 +31,22 @@ def get_bool(name: str, default: bool = False) -> bool:
   """
   text = os.environ.get(name)
   return default if text is None else text.strip().lower() not in ("", "0", "false")
+
+
+def get_int(name: str, default: int) -> int:
+  """Reads a number.
+
+  Args:
+    name: of the environment variable.
+    default: where it is not set, or empty.
+
+  Raises:
+    ValueError: it is no number.
+  """
+  text = os.environ.get(name)
+  if not text:
+    return default
+  try:
+    return int(text)
+  except ValueError:
+    raise ValueError(f"{name} is {text!r}, want a whole number") from None

@@ -8,6 +8,7 @@ consume data, and at the end the chief waits for its workers before the last sav
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 from collections.abc import Callable, Sequence
@@ -19,12 +20,15 @@ from monolith.native_training import (
   barrier_ops,
   basic_restore_hook,
   dense_reload_utils,
+  env_utils,
   hash_filter_ops,
   hash_table_ops,
   multi_hash_table_ops,
   save_utils,
   session_run_hooks,
+  sync_checkpoint,
   sync_hooks,
+  sync_training_hooks,
   variables,
 )
 from monolith.native_training.hooks import ckpt_hooks, ckpt_info, ps_check_hooks, session_hooks
@@ -45,6 +49,9 @@ _CHECKPOINT_BASENAME = "model.ckpt"
 _DENSE_ONLY_DIR = "dense_only"
 _KEEP_CHECKPOINT_EVERY_N_HOURS = 24
 _PROFILED_STEPS = 10
+# Steps between looks at the files with which an operator controls synchronous training.
+_CONTROL_STEPS_ENV = "MONOLITH_SYNC_CONTROL_STEPS"
+_REQ_TIME_COLLECTION = "req_time"
 
 
 def get_save_interval(config: CpuTrainingConfig, params: Any) -> tuple[int | None, int | None]:
@@ -132,6 +139,10 @@ class TrainingHooks:
     self._create_exporter = create_exporter
     self._is_async = not (config.enable_sync_training or config.enable_partial_sync_training)
     self._is_root_node = not config.enable_sync_training or config.index == 0
+    # Whose folder it is: each rank may have one of its own.
+    self._owns_folder = self._is_root_node or (
+      config.enable_full_sync_training and not config.merge_sync_training_ckpt
+    )
     self._ps_monitor = (
       save_utils.PsMonitor(config.num_ps)
       if config.partial_recovery and config.num_ps > 1
@@ -157,7 +168,7 @@ class TrainingHooks:
         evaluation_hooks=(*hooks, *spec.evaluation_hooks),
       )
 
-    finish_async = _FinishAsyncHook(self._async_hooks)
+    finish_async = _FinishAsyncHook([*self._async_hooks, *self._hash_table.get_queue_hooks()])
     training_hooks: list[Hook] = [session_hooks.SetCurrentSessionHook(), finish_async]
     chief_hooks: list[Hook] = [finish_async]
     chief_sync_hooks: Sequence[Hook] = ()
@@ -185,7 +196,8 @@ class TrainingHooks:
     chief_hooks += restore_hooks
     chief_hooks += chief_sync_hooks
     chief_hooks += self.get_save_hooks(barrier_op)
-    chief_hooks += self._get_metric_hooks()
+    if self._is_root_node:
+      chief_hooks += self._get_metric_hooks()
     return spec._replace(
       training_hooks=(*training_hooks, *spec.training_hooks),
       training_chief_hooks=(*chief_hooks, *spec.training_chief_hooks),
@@ -259,7 +271,7 @@ class TrainingHooks:
       keep_checkpoint_every_n_hours=_KEEP_CHECKPOINT_EVERY_N_HOURS,
       ps_monitor=self._ps_monitor,
       exempt_checkpoint_paths=get_exempt_checkpoint_paths(self._model_dir),
-      skip_save=not self._is_root_node,
+      skip_save=not self._owns_folder,
       model_dir=self._model_dir,
     )
 
@@ -292,12 +304,28 @@ class TrainingHooks:
     )
     # The class attributes would leak into the next job of this process.
     saver_hook._in_model_dump_mode = config.enable_model_dump
-    hooks: list[Hook] = [saver_hook]
+    if self._has_dense_only:
+      # On all ranks: it decides whether they save at the end.
+      saver_hook._has_dense_only = True
+    hooks: list[Hook] = [*self._get_control_hooks(saver_hook.timer), saver_hook]
     if barrier_op is not None:
       hooks.append(server_lib.ServerHook(self._model_dir, barrier_op, saver_hook))
     if self._has_dense_only and self._is_root_node:
-      saver_hook._has_dense_only = True
       hooks += self._get_dense_only_hooks(saver_hook, guards)
+    return hooks
+
+  def _get_control_hooks(
+    self, timer: save_utils.SecondOrStepTimerWithTideSetting
+  ) -> list[Hook]:
+    """Returns what lets an operator save and stop all ranks with files, where that is asked for."""
+    steps = env_utils.get_int(_CONTROL_STEPS_ENV, 0)
+    if not self._config.enable_full_sync_training or not steps:
+      return []
+    hooks: list[Hook] = [
+      sync_training_hooks.SyncTrainingForceDumpHook(self._model_dir, timer, steps)
+    ]
+    if tf.compat.v1.get_collection(_REQ_TIME_COLLECTION):
+      hooks.append(sync_training_hooks.ReqTimeControlDumpHook(self._model_dir, timer, steps))
     return hooks
 
   @property
@@ -318,13 +346,19 @@ class TrainingHooks:
     is_dense_only: bool,
   ) -> save_utils.NoFirstSaveCheckpointSaverHook:
     config = self._config
-    return save_utils.NoFirstSaveCheckpointSaverHook(
+    hook_type: Callable[..., save_utils.NoFirstSaveCheckpointSaverHook]
+    hook_type = save_utils.NoFirstSaveCheckpointSaverHook
+    if config.enable_full_sync_training and config.num_workers > 1 and not is_dense_only:
+      hook_type = functools.partial(
+        sync_checkpoint.SyncCheckpointSaverHook, is_root=self._is_root_node
+      )
+    return hook_type(
       folder,
       save_secs=secs,
       save_steps=steps,
       saver=saver,
       listeners=listeners,
-      save_graph_def=self._is_root_node,
+      save_graph_def=self._owns_folder,
       tide_start_hour=config.tide_start_hour,
       tide_start_minute=config.tide_start_minute,
       tide_end_hour=config.tide_end_hour,
@@ -383,10 +417,10 @@ class TrainingHooks:
     )
     dense_hook.skip_steps_saved_by(saver_hook)
     if config.enable_sync_training and config.enable_realtime_training:
-      from monolith.native_training import sync_training_hooks  # Needs Horovod.
-
       return [
-        sync_training_hooks.SyncTrainingSaverControlHook(self._model_dir, dense_hook.timer),
+        sync_training_hooks.SyncTrainingSaverControlHook(
+          self._model_dir, dense_hook.timer, is_alone=True
+        ),
         dense_hook,
       ]
     return [dense_hook]
@@ -423,9 +457,10 @@ class TrainingHooks:
     )
     listeners: list[SaverListener] = []
     if config.enable_full_sync_training and not dense_only:
-      from monolith.native_training import sync_training_hooks  # Needs Horovod.
-
       listeners.append(sync_training_hooks.SyncTrainingBarrierSaverListener())
+      if serving.export_mode == export_context.ExportMode.STANDALONE and not self._is_root_node:
+        # There is one model, not one part per rank.
+        return listeners
     listeners.append(
       export_hooks.ExportSaverListener(
         save_path,
