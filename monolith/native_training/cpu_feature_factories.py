@@ -165,9 +165,14 @@ class _FusedCpuFeatureFactory(feature.FeatureFactoryFromEmbeddings):
       gradients = utils.propagate_back_gradients(
         _without_missing(grads_and_vars), [self._name_to_embeddings[name] for name in names]
       )
-    name_to_gradient = _check_gradients(names, gradients)
-    if not name_to_gradient:
+    if all(gradient is None for gradient in gradients):
       return tf.no_op()
+    # Rows come back in the order they were sent for, so none may be left out.
+    gradients = [
+      tf.zeros_like(self._name_to_embeddings[name]) if gradient is None else gradient
+      for name, gradient in zip(names, gradients)
+    ]
+    name_to_gradient = _check_gradients(names, gradients)
     global_step = tf.identity(tf.compat.v1.train.get_or_create_global_step())
     kwargs = {} if self._use_native_multi_hash_table else {"skip_merge_id": True}
     return self._hash_table.apply_gradients(

@@ -411,7 +411,9 @@ def begin(self) -> None:
       logging.warning("cannot broadcast the dataset id: %r", e)
     else:
       self._broadcast_dataset_id = [
-        lib.broadcast(dataset_id, 0, name=f"broadcast_dataset_id{f'_{i}' if i else ''}")
+        lib.broadcast(
+          _to_number(dataset_id), 0, name=f"broadcast_dataset_id{f'_{i}' if i else ''}"
+        )
         for i, dataset_id in enumerate(dataset_ids)
       ]
   graph.clear_collection(_DATASET_ID_COLLECTION)
@@ -424,3 +426,10 @@ def after_create_session(self, session: tf.compat.v1.Session, coord: Any) -> Non
     logging.info("dataset ids: %s", session.run(self._broadcast_dataset_id))
     self._broadcast_dataset_id = None
   session.run(self._initializer)
+
+
+def _to_number(dataset_id: tf.Tensor) -> tf.Tensor:
+  """Returns what can be broadcast of an id, which is a text in newer versions of TensorFlow."""
+  if dataset_id.dtype != tf.string:
+    return dataset_id
+  return tf.strings.to_hash_bucket_fast(dataset_id, 2**62)

@@ -8,6 +8,7 @@ from absl import flags
 from absl.testing import parameterized
 
 from monolith.native_training import (
+  cpu_feature_factories,
   distributed_ps_factory,
   distributed_ps_sync,
   distribution_ops,
@@ -256,6 +257,48 @@ class DistributedMultiTypeHashTableMpiTest(_GraphTest):
     rows = self.run_once(updated.lookup(ids, {}, pack)[0])
     self.assertAllEqual(rows["1"], [[-1], [-1]])
     self.assertAllEqual(rows["2"], [[-0.5, -1]])
+
+
+  @parameterized.parameters(False, True)
+  def test_feature_without_influence_on_the_loss(self, native):
+    """Its rows are asked for in one go with the others', and stay as they are."""
+    configs = {name: test_utils.generate_test_hash_table_config(1) for name in ("a", "b")}
+    create = (
+      distributed_ps_factory.create_in_worker_native_multi_hash_table
+      if native
+      else distributed_ps_factory.create_in_worker_multi_type_hash_table
+    )
+    table = create(1, configs, None)
+    ids = {"a": tf.constant([1, 2], tf.int64), "b": tf.constant([3], tf.int64)}
+    if native:
+      reordered = distribution_ops.fused_reorder_by_indices([ids["a"], ids["b"]], 1, [1, 1])
+      pack = (*reordered, None)
+    else:
+      merged, sizes = table._merge_tensors(ids)
+      reordered = distribution_ops.fused_reorder_by_indices(list(merged.values()), 1, [1])
+      pack = (sizes, (*reordered, None))
+    embeddings, bundle = table.lookup(ids, {}, pack)
+    factory = cpu_feature_factories._FusedCpuFeatureFactory(
+      table, embeddings, {}, None, bundle, use_native_multi_hash_table=native
+    )
+    update = factory.apply_gradients([(tf.ones([1, 1]), embeddings["b"])])
+    with tf.control_dependencies([update]):
+      ids = {name: tf.identity(tensor) for name, tensor in ids.items()}
+    inner = table._table._table if not native else table._table
+    if native:
+      with tf.control_dependencies([update]):
+        rows = inner.lookup(ids)
+    else:
+      [group] = inner._hash_tables.values()
+      rows = {name: group.lookup(tensor) for name, tensor in ids.items()}
+    with tf.compat.v1.train.MonitoredSession(
+      session_creator=tf.compat.v1.train.ChiefSessionCreator(
+        config=tf.compat.v1.ConfigProto(allow_soft_placement=True)
+      )
+    ) as session:
+      rows = session.run(rows)
+    self.assertAllEqual(rows["a"], [[0], [0]])
+    self.assertAllEqual(rows["b"], [[-1]])
 
 
 class QueueTest(_GraphTest):

@@ -268,7 +268,7 @@ class DatasetInitializerHookTest(unittest.TestCase):
     with tf.Graph().as_default() as graph:
       iterator = tf.compat.v1.data.make_initializable_iterator(tf.data.Dataset.range(5, 7))
       element = iterator.get_next()
-      tf.compat.v1.add_to_collection("registed_dataset_id", tf.constant(42, tf.int64))
+      tf.compat.v1.add_to_collection("registed_dataset_id", tf.constant("1000"))
       hook = estimator_util._DatasetInitializerHook(iterator)
       hook.begin()
       self.assertEqual(graph.get_collection("registed_dataset_id"), [])
@@ -299,6 +299,7 @@ class DatasetInitializerHookTest(unittest.TestCase):
       mlp_utils.mlp_pass()
       self.assertEqual(self._run_hook(), 5)
     lib.broadcast.assert_called_once_with(mock.ANY, 0, name="broadcast_dataset_id")
+    self.assertNotEqual(lib.broadcast.call_args.args[0].dtype, tf.string)  # Horovod refuses texts.
 
   def test_without_horovod_the_data_is_read_all_the_same(self):
     modules = {"horovod": None, "horovod.tensorflow": None}
