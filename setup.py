@@ -17,6 +17,12 @@ ROOT = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT / "tools"))
 import native_build  # noqa: E402
 
+# Before pip tries to find a TensorFlow for a Python that has none.
+try:
+  native_build.check_python()
+except native_build.BuildError as error:
+  sys.exit(f"error: {error}")
+
 
 def _build_native() -> None:
   try:

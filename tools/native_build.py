@@ -81,16 +81,21 @@ class Toolchain:
     return "clang" not in version.stdout.lower()
 
 
+def check_python() -> None:
+  """Raises BuildError if this is a Python without a TensorFlow that we support."""
+  if not (3, 9) <= sys.version_info[:2] <= (3, 11):
+    raise BuildError(
+      f"Monolith needs Python 3.9, 3.10 or 3.11, but this is Python {sys.version.split()[0]}."
+    )
+
+
 def find_toolchain() -> Toolchain:
   """Locates compiler, protoc and TensorFlow.
 
   Raises:
     BuildError: one of them is missing or has the wrong version.
   """
-  if not (3, 9) <= sys.version_info[:2] <= (3, 11):
-    raise BuildError(
-      f"Monolith needs Python 3.9, 3.10 or 3.11, but this is Python {sys.version.split()[0]}."
-    )
+  check_python()
   cxx = os.environ.get("CXX") or next(filter(shutil.which, ("g++", "c++", "clang++")), None)
   if not cxx or not shutil.which(cxx.split()[0]):
     raise BuildError(
