@@ -24,6 +24,7 @@ from tensorflow.python.ops import resources
 from monolith.native_training import (
   device_utils,
   distribution_ops,
+  env_utils,
   feature,
   feature_collection,
   hash_table_utils,
@@ -36,6 +37,7 @@ from monolith.native_training import (
   training_hooks,
   training_roles,
   training_tables,
+  training_topology,
   variables,
 )
 from monolith.native_training.cpu_feature_factories import (
@@ -59,11 +61,10 @@ Features = dict[str, Any]
 _TRAIN = tf.estimator.ModeKeys.TRAIN
 _PREDICT = tf.estimator.ModeKeys.PREDICT
 
-# Keys of an element that the driver has wrapped, so that Estimator does not take it for a pair of
-# features and labels: the element itself, and whether it is the last one.
+# Key of an element whose ids are reordered: in a dict, so that Estimator does not take it for
+# features and labels.
 _ELEMENT_KEY = "1"
-_EOF_MARK_KEY = "2"
-# `EofAwareTask.EOF_KEY` of synchronous training, whose module needs Horovod.
+# Whether an element is the last one: `EofAwareTask.EOF_KEY` of `sync_training_hooks`.
 _EOF_KEY = "__EofAwareTask_eof"
 
 _MAX_SHARD_BYTES = 1 << 17
@@ -254,6 +255,7 @@ class CpuTraining:
           mode != _PREDICT
           and config.reorder_fids_in_data_pipeline
           and not config.enable_fused_layout
+          and self.feature_configs.configs
         ):
           dataset = dataset.map(self._reorder_fids, num_parallel_calls=tf.data.AUTOTUNE)
         if config.use_dataservice and not export_context.is_dry_run_or_exporting():
@@ -287,7 +289,13 @@ class CpuTraining:
       values = [merged[name] for name in merged_names]
       configs = [self._dummy_merged_table._merged_slot_to_config[name] for name in merged_names]
     dims = [hash_table_utils.infer_dim_size(config.table_config) for config in configs]
-    reordered = distribution_ops.fused_reorder_by_indices(values, self._config.num_workers, dims)
+    # Checkpoints and exports know one home of an id, so by default no rank stays without ids.
+    rank0_empty = (
+      env_utils.get_bool("MONOLITH_SYNC_EMPTY_RANK0_PS_SHARD") and self._config.num_workers > 4
+    )
+    reordered = distribution_ops.fused_reorder_by_indices(
+      values, self._config.num_workers, dims, rank0_empty
+    )
     lookup_args = (*reordered, get_req_time(dense))
     if sizes is not None:
       lookup_args = (sizes, lookup_args)
@@ -339,12 +347,20 @@ class CpuTraining:
   def _build_model(
     self, features: Features, mode: str, run_config: Any
   ) -> tf.estimator.EstimatorSpec:
+    if (
+      mode == _TRAIN
+      and run_config.model_dir
+      and training_roles.is_chief(self.config)
+      and not self.config.enable_full_sync_training
+    ):
+      training_topology.reshard_if_needed(run_config.model_dir, self.config.num_ps)
     tables = training_tables.create(
       self.config,
       self._params.train.use_gpu_emb_table,
       self.feature_configs.configs,
       self._slot_to_occurrence_threshold,
       self._slot_to_expire_time,
+      self.feature_configs.shared_tables,
     )
     hash_table = tables.hash_table
     self._enable_hash_filter = tables.enable_hash_filter
@@ -428,7 +444,12 @@ class CpuTraining:
   ) -> tuple[_ModelInputs, dict[str, Any]]:
     """Looks up embeddings, perhaps ahead of the step, and hands them to the task's slots."""
     config = self.config
-    if config.reorder_fids_in_data_pipeline and _ELEMENT_KEY in features:
+    is_reordered = config.reorder_fids_in_data_pipeline and _ELEMENT_KEY in features
+    if config.enable_full_sync_training and not is_reordered:
+      # Tables of workers know no other way; in a prediction the pipeline leaves ids alone.
+      features = self._reorder_fids(features)
+      is_reordered = True
+    if is_reordered:
       embeddings, ids, dense, auxiliary_bundle = self._look_up_reordered(
         hash_table, features[_ELEMENT_KEY], auxiliary_bundle
       )
@@ -546,8 +567,6 @@ def _take_eof(features: Features) -> tuple[Features, dict[str, Any]]:
   if not isinstance(features, Mapping):
     raise TypeError(f"features is {features}, want a dict: the model looks up features by name")
   features = dict(features)
-  if _EOF_MARK_KEY in features:
-    return features[_ELEMENT_KEY], {_EOF_KEY: features[_EOF_MARK_KEY]}
   if _EOF_KEY in features:
     return features, {_EOF_KEY: features.pop(_EOF_KEY)}
   return features, {}

@@ -13,6 +13,7 @@ from monolith.native_training import (
   distributed_serving_ops,
   entry,
   hash_filter_ops,
+  multi_type_hash_table,
 )
 from monolith.native_training.model_export import export_context
 from monolith.native_training.runtime.hash_table import embedding_hash_table_pb2
@@ -41,6 +42,7 @@ def create(
   feature_configs: Configs,
   slot_to_occurrence_threshold: Mapping[int, int],
   slot_to_expire_time: Mapping[int, int],
+  shared_tables: Mapping[str, str] | None = None,
 ) -> Tables:
   """Creates tables and filters in the default graph.
 
@@ -50,6 +52,7 @@ def create(
     feature_configs: feature name -> table; expiry is written into them unless exporting.
     slot_to_occurrence_threshold: how often an id must be seen before it gets a row.
     slot_to_expire_time: days after which an unused row expires.
+    shared_tables: feature name -> table, for features of a slot that has several.
   """
   num_shards = max(1, config.num_ps)
   hash_filters: list[Any] = [None] * num_shards
@@ -60,10 +63,31 @@ def create(
       config, use_gpu_emb_table, slot_to_occurrence_threshold, enable_hash_filter
     )
     _set_expire_times(feature_configs, slot_to_expire_time)
-    if config.enable_realtime_training:
+    if config.enable_realtime_training and config.enable_full_sync_training:
+      # The one from which `ParameterSyncHook` pushes.
+      client = distributed_serving_ops.parameter_sync_client_from_config(
+        name_suffix=str(config.index)
+      )
+      sync_clients = [client]
+    elif config.enable_realtime_training:
       sync_clients = distributed_serving_ops.create_parameter_sync_clients(config.num_ps)
   create_table = _create_in_worker if config.enable_full_sync_training else _create_on_servers
-  hash_table = create_table(config, use_gpu_emb_table, feature_configs, hash_filters, sync_clients)
+
+  def create_tables(configs: Configs) -> Any:
+    return create_table(config, use_gpu_emb_table, configs, hash_filters, sync_clients)
+
+  if (
+    shared_tables
+    and config.use_native_multi_hash_table
+    and not config.enable_full_sync_training
+    # Which puts features of equal configuration into one table itself.
+    and not config.enable_fused_layout
+  ):
+    hash_table = multi_type_hash_table.SharedSlotHashTable(
+      feature_configs, shared_tables, create_tables
+    )
+  else:
+    hash_table = create_tables(feature_configs)
   return Tables(hash_table, hash_filters, enable_hash_filter)
 
 

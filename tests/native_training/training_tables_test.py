@@ -1,0 +1,237 @@
+"""Tables of a training: shared by the columns of a slot, later spread over other servers."""
+
+from __future__ import annotations
+
+import os
+
+import tensorflow as tf
+from absl.testing import parameterized
+
+from monolith.native_training import (
+  checkpoint_reshard,
+  cpu_training,
+  entry,
+  feature,
+  native_task,
+  training_topology,
+  utils,
+)
+from monolith.native_training.model_export import export_context, export_hooks
+
+tf.compat.v1.disable_eager_execution()
+
+_TRAIN = tf.estimator.ModeKeys.TRAIN
+_PREDICT = tf.estimator.ModeKeys.PREDICT
+
+
+def _ragged(rows):
+  return tf.ragged.constant(rows, dtype=tf.int64, row_splits_dtype=tf.int64)
+
+
+class TwoColumnsTask(native_task.NativeTask):
+  """Slot "item" with columns "clicked" and "shown"; a row grows by 1 per update.
+
+  Id 7 is in both columns, id 8 twice in one of them.
+  """
+
+  slot_name = "item"
+
+  def create_input_fn(self, mode):
+    def input_fn():
+      features = {"clicked": _ragged([[7], [8, 8]]), "shown": _ragged([[7, 9], []])}
+      features["other"] = _ragged([[-1], [7]])
+      return tf.data.Dataset.from_tensors(features).repeat()
+
+    return input_fn
+
+  def create_model_fn(self):
+    def model_fn(features, mode, config):
+      columns, pooled = [], []
+      for slot_name, names in ((self.slot_name, ["clicked", "shown"]), ("other_slot", ["other"])):
+        slot = self.ctx.create_feature_slot(
+          feature.FeatureSlotConfig(
+            name=slot_name,
+            default_vec_initializer=entry.ZerosInitializer(),
+            default_vec_optimizer=entry.SgdOptimizer(learning_rate=1.0),
+            default_vec_compressor=entry.Fp32Compressor(),
+          )
+        )
+        # Of another width, as merged tables would share rows of equal configuration.
+        vector = slot.add_feature_slice(1 + len(names))
+        for name in names:
+          columns.append(feature.FeatureColumn(slot, name))
+          pooled.append(columns[-1].embedding_lookup(vector))
+      if mode == _PREDICT:
+        predictions = {c.feature_name: p[:, 0] for c, p in zip(columns, pooled)}
+        return tf.estimator.EstimatorSpec(mode, predictions=predictions)
+      loss = -tf.add_n([tf.reduce_sum(p) for p in pooled])
+      embeddings = [column.get_all_embeddings_concat() for column in columns]
+      apply_op = self.ctx.apply_embedding_gradients(
+        zip(tf.gradients(loss, embeddings), embeddings)
+      )
+      with tf.control_dependencies([apply_op]):
+        step_op = tf.compat.v1.assign_add(tf.compat.v1.train.get_or_create_global_step(), 1)
+      return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=step_op)
+
+    return model_fn
+
+  def create_serving_input_receiver_fn(self):
+    def receiver_fn():
+      ids = tf.compat.v1.placeholder(tf.int64, [None], name="ids")
+      ragged = tf.RaggedTensor.from_row_lengths(ids, tf.ones_like(ids))
+      features = {name: ragged for name in ("clicked", "shown", "other")}
+      return tf.estimator.export.ServingInputReceiver(features, {"ids": ids})
+
+    return receiver_fn
+
+
+class NameTakenTask(TwoColumnsTask):
+  """The shared slot is called like a feature of the other one."""
+
+  slot_name = "other"
+
+
+def _params(task_class=TwoColumnsTask):
+  params = task_class.params()
+  params.name = "two_columns"
+  params.metrics.enable_tf2_profiler_hook = False
+  return params
+
+
+def _train(folder, steps, num_ps=0, task_class=TwoColumnsTask, **config):
+  conf = cpu_training.CpuTrainingConfig(num_ps=num_ps, **config)
+  cpu_training.local_train_internal(_params(task_class), conf, folder, steps)
+
+
+def _predict(folder, num_ps=0, task_class=TwoColumnsTask, **config):
+  """Returns feature -> pooled first column of both examples, from the checkpoint alone."""
+  conf = cpu_training.CpuTrainingConfig(num_ps=num_ps, **config)
+  with cpu_training._local_cluster(num_ps) as (session_config, _):
+    training = cpu_training.CpuTraining(conf, _params(task_class).instantiate())
+    estimator = tf.estimator.Estimator(
+      training.create_model_fn(),
+      config=tf.estimator.RunConfig(model_dir=folder, session_config=session_config),
+    )
+    batches = estimator.predict(
+      training.create_input_fn(_PREDICT), yield_single_examples=False
+    )
+    return {name: list(value) for name, value in next(batches).items()}
+
+
+class SharedSlotTest(tf.test.TestCase, parameterized.TestCase):
+  @parameterized.parameters((0, True), (2, True), (0, False), (2, False))
+  def test_columns_of_a_slot_share_rows(self, num_ps, native):
+    folder = os.path.join(utils.get_test_tmp_dir(), "model")
+
+    _train(folder, 1, num_ps, use_native_multi_hash_table=native)
+    rows = _predict(folder, num_ps, use_native_multi_hash_table=native)
+
+    # Id 7 was updated by both columns, 8 twice, 9 once.
+    self.assertAllEqual(rows["clicked"], [2.0, 2.0 + 2.0])
+    self.assertAllEqual(rows["shown"], [2.0 + 1.0, 0.0])
+    self.assertAllEqual(rows["other"], [1.0, 1.0])
+
+  def test_with_prefetch_and_push(self):
+    folder = os.path.join(utils.get_test_tmp_dir(), "model")
+
+    _train(folder, 5, embedding_prefetch_capacity=1, enable_embedding_postpush=True)
+
+    self.assertAllEqual(_predict(folder)["clicked"], [10.0, 20.0])
+
+  def test_table_names(self):
+    for task_class, want in ((TwoColumnsTask, "item"), (NameTakenTask, "other/shared")):
+      training = cpu_training.CpuTraining(
+        cpu_training.CpuTrainingConfig(), _params(task_class).instantiate()
+      )
+      self.assertEqual(
+        training.feature_configs.shared_tables, {"clicked": want, "shown": want}
+      )
+
+  def test_slot_called_like_a_feature(self):
+    folder = os.path.join(utils.get_test_tmp_dir(), "model")
+
+    _train(folder, 1, task_class=NameTakenTask)
+    rows = _predict(folder, task_class=NameTakenTask)
+
+    self.assertAllEqual(rows["clicked"], [2.0, 4.0])
+    self.assertAllEqual(rows["other"], [1.0, 1.0])
+
+  @parameterized.parameters(
+    export_context.ExportMode.STANDALONE, export_context.ExportMode.DISTRIBUTED
+  )
+  def test_export(self, mode):
+    params = _params()
+    params.serving.export_when_saving = True
+    params.serving.export_mode = mode
+    folder = os.path.join(utils.get_test_tmp_dir(), "model")
+    num_ps = 2 if mode == export_context.ExportMode.DISTRIBUTED else 0
+    conf = cpu_training.CpuTrainingConfig(num_ps=num_ps)
+
+    cpu_training.local_train_internal(params, conf, folder, 1)
+
+    exported = os.path.join(folder, "exported_models")
+    if mode == export_context.ExportMode.DISTRIBUTED:
+      self.assertCountEqual(os.listdir(exported), ["entry", "ps_0", "ps_1"])
+      return
+    (version,) = (name for name in os.listdir(exported) if name.isdigit())
+    with tf.Graph().as_default(), self.session() as sess:
+      model = tf.compat.v1.saved_model.load(sess, ["serve"], os.path.join(exported, version))
+      signature = model.signature_def["serving_default"]
+      clicked = sess.run(
+        signature.outputs["clicked"].name, {signature.inputs["ids"].name: [7, 8, 9, 10]}
+      )
+    self.assertAllEqual(clicked, [2.0, 2.0, 1.0, 0.0])
+
+
+class TopologyTest(tf.test.TestCase, parameterized.TestCase):
+  @parameterized.parameters(True, False)
+  def test_goes_on_with_other_servers(self, native):
+    folder = os.path.join(utils.get_test_tmp_dir(), "model")
+    steps = 0
+
+    for num_ps in (0, 3, 1, 0):
+      _train(folder, 2, num_ps, use_native_multi_hash_table=native)
+      steps += 2
+      newest = tf.train.latest_checkpoint(folder)
+      self.assertEqual(os.path.basename(newest), f"model.ckpt-{steps}")
+      self.assertEqual(checkpoint_reshard.count_servers(newest), num_ps)
+
+    rows = _predict(folder, use_native_multi_hash_table=native)
+    self.assertAllEqual(rows["clicked"], [2.0 * steps, 4.0 * steps])
+    self.assertAllEqual(rows["shown"], [3.0 * steps, 0.0])
+
+  def test_nothing_to_do(self):
+    folder = os.path.join(utils.get_test_tmp_dir(), "model")
+    training_topology.reshard_if_needed(folder, 2)
+    self.assertFalse(os.path.exists(folder))
+
+    _train(folder, 1, num_ps=2)
+    before = sorted(os.listdir(folder))
+    training_topology.reshard_if_needed(folder, 2)
+
+    self.assertEqual(sorted(os.listdir(folder)), before)
+
+  def test_step_of_a_resharded_checkpoint(self):
+    folder = os.path.join(utils.get_test_tmp_dir(), "model")
+    _train(folder, 3)
+
+    training_topology.reshard_if_needed(folder, 2)
+    newest = tf.train.latest_checkpoint(folder)
+
+    self.assertEqual(os.path.basename(newest), "resharded.model.ckpt-3")
+    self.assertEqual(export_hooks.get_global_step(newest), 3)
+    self.assertEqual(export_hooks.get_global_step(folder + "/previous.model.ckpt-12"), 12)
+
+  def test_prediction_does_not_write(self):
+    folder = os.path.join(utils.get_test_tmp_dir(), "model")
+    _train(folder, 1)
+    before = sorted(os.listdir(folder))
+
+    with self.assertRaises((tf.errors.OpError, ValueError)):
+      _predict(folder, num_ps=2)
+
+    self.assertEqual(sorted(os.listdir(folder)), before)
+
+
+if __name__ == "__main__":
+  tf.test.main()
