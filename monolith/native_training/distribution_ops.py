@@ -99,25 +99,28 @@ def reorder_by_indices(
 
 
 def fused_reorder_by_indices(
-  inputs: Sequence[tf.Tensor], num_of_shards: int, dim_sizes: Sequence[int]
+  inputs: Sequence[tf.Tensor],
+  num_of_shards: int,
+  dim_sizes: Sequence[int],
+  rank0_empty: bool | None = None,
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
   """Drops repeated ids per table and orders them by shard, then table, then first appearance.
-
-  With the environment variable MONOLITH_SYNC_EMPTY_RANK0_PS_SHARD at its default "1" and more than
-  4 shards, shard 0 gets no ids.
 
   Args:
     inputs: int64 vectors, one per table.
     num_of_shards: number of shards n.
     dim_sizes: embedding width of each table.
+    rank0_empty: whether shard 0 gets no ids. By default only with more than 4 shards, unless the
+      environment variable MONOLITH_SYNC_EMPTY_RANK0_PS_SHARD is something else than "1".
 
   Returns:
     (ids, ids per shard [n], ids per shard and table [n * M], lengths of the inputs [M], and for
     every input id the float offset of its embedding in the looked-up ids).
   """
-  rank0_empty = (
-    os.environ.get("MONOLITH_SYNC_EMPTY_RANK0_PS_SHARD", "1") == "1" and num_of_shards > 4
-  )
+  if rank0_empty is None:
+    rank0_empty = (
+      os.environ.get("MONOLITH_SYNC_EMPTY_RANK0_PS_SHARD", "1") == "1" and num_of_shards > 4
+    )
   return gen_distribution_ops.fused_reorder_by_indices(
     [tf.convert_to_tensor(ids, tf.int64) for ids in inputs],
     num_of_shards,

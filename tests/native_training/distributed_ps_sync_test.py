@@ -537,6 +537,17 @@ class ReorderTest(tf.test.TestCase, parameterized.TestCase):
         )
     self.assertAllEqual(sizes, [2, 2, 2, 2, 2])
 
+  def test_argument_wins_over_the_environment(self):
+    ids = np.arange(10, dtype=np.int64)
+    with self.session() as session:
+      for shards, rank0_empty, expected in (
+        (5, False, [2, 2, 2, 2, 2]), (2, True, [0, 10]), (5, True, [0, 3, 3, 2, 2])
+      ):  # fmt: skip
+        _, sizes, *_ = session.run(
+          distribution_ops.fused_reorder_by_indices([ids], shards, [1], rank0_empty)
+        )
+        self.assertAllEqual(sizes, expected)
+
   def test_negative_and_extreme_ids_have_a_home(self):
     ids = np.array([-1, -2, -3, -(2**63), 2**63 - 1], np.int64)
     with self.session() as session:
