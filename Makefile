@@ -6,7 +6,7 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 JOBS ?= $(shell nproc)
 
-.PHONY: help build native demo test cpp-test soak sanitize sanitize-ops bazel-test lint format bench wheel clean
+.PHONY: help build native horovod demo demo-sync test cpp-test soak sanitize sanitize-ops bazel-test lint format bench wheel clean
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST)
@@ -23,7 +23,15 @@ native: ## the op library and protobuf modules only, in an environment that exis
 demo: build ## train the demo models
 	$(RUN) -m monolith.native_training.demo
 
+demo-sync: build horovod ## train the ranking model of the demo on two ranks with Horovod
+	$(RUN) -m monolith.native_training.demo_sync
+
+horovod: $(VENV)/.installed ## Horovod in the environment, built once and kept in ~/.cache/monolith
+	VENV="$(VENV)" bash tools/install_horovod.sh
+
 test: build ## everything: C++ tests, Python tests, the wheel
+	VENV="$(VENV)" bash tools/install_horovod.sh || \
+	  { echo "Horovod could not be installed: tests with several ranks are left out" >&2; [ "$$CI" != true ]; }
 	$(RUN) tools/native_build.py --cpp-tests --jobs $(JOBS)
 	$(RUN) -m pytest tests
 

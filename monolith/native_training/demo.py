@@ -12,6 +12,7 @@ from __future__ import annotations
 import getpass
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -47,6 +48,7 @@ flags.DEFINE_integer("ffm_steps", 4000, "how long to train the FFM model")
 flags.DEFINE_enum(
   "server_type", None, ["ps", "worker"], "role of this process; set by the demo for its children"
 )
+flags.DEFINE_enum("model", "ranking", ["ffm", "ranking"], "what to train; set likewise")
 flags.DEFINE_integer("index", 0, "index inside the role; set by the demo for its children")
 flags.DEFINE_string("uuid", "", "id of the job; set by the demo for its children")
 
@@ -69,7 +71,7 @@ _RESUME_FLAGS = (
 )
 _POLL_SECS = 0.2
 _STOP_SECS = 60
-_INTERRUPTED = 130
+INTERRUPTED = 130
 
 
 def main(argv: list[str]) -> int:
@@ -78,18 +80,26 @@ def main(argv: list[str]) -> int:
     raise app.UsageError(f"unexpected arguments: {argv[1:]}")
   _check_flags()
   tf.compat.v1.disable_eager_execution()
+  os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
   tf.get_logger().setLevel("ERROR")
   logging.set_verbosity(logging.ERROR)
-  model_dir = FLAGS.model_dir or os.path.join("/tmp", getpass.getuser(), "monolith_demo")
+  model_dir = FLAGS.model_dir or default_model_dir("monolith_demo")
   if FLAGS.server_type:
     return _play_role(model_dir)
   demo_hooks.stop_on_interrupt()
   is_new = tf.train.latest_checkpoint(os.path.join(model_dir, "ranking")) is None
   if FLAGS.data is None and is_new:
-    _train_ffm(os.path.join(model_dir, "ffm"))
+    status = _train_ffm(model_dir)
     if demo_hooks.is_stop_requested():
       return _report_interrupt(model_dir)
+    if status != 0:
+      return status
   return _train_ranking(model_dir)
+
+
+def default_model_dir(name: str) -> str:
+  """Returns where a demo puts its files unless it is told otherwise."""
+  return os.path.join("/tmp", getpass.getuser(), name)
 
 
 def _check_flags() -> None:
@@ -103,24 +113,28 @@ def _check_flags() -> None:
     raise app.UsageError(f"--data {FLAGS.data} does not exist")
 
 
-def _train_ffm(model_dir: str) -> None:
-  params = demo_models.FFMTask.params()
-  params.name = "test_ffm_model"
-  params.serving.export_when_saving = True
-  params.serving.export_mode = export_context.ExportMode.DISTRIBUTED
+def _train_ffm(model_dir: str) -> int:
+  ffm_dir = os.path.join(model_dir, "ffm")
+  params = ffm_params()
   print(f"FFM model, {params.num_examples:,} examples with a planted structure", flush=True)
   start = time.monotonic()
-  cpu_training.local_train(
-    params,
-    num_ps=FLAGS.num_ps,
-    model_dir=model_dir,
-    steps=FLAGS.ffm_steps,
-    save_checkpoints_steps=max(1, FLAGS.ffm_steps // 2),
-  )
+  if FLAGS.num_workers > 1:
+    shutil.rmtree(ffm_dir, ignore_errors=True)
+    status = _run_processes(model_dir, "ffm")
+    if status != 0:
+      return status
+  else:
+    cpu_training.local_train(
+      params,
+      num_ps=FLAGS.num_ps,
+      model_dir=ffm_dir,
+      steps=FLAGS.ffm_steps,
+      save_checkpoints_steps=_ffm_save_steps(),
+    )
   if demo_hooks.is_stop_requested():
-    return
+    return 0
   _, labels, probabilities = params.instantiate().generate(tf.estimator.ModeKeys.EVAL)
-  predictions = predict(params, FLAGS.num_ps, model_dir)
+  predictions = predict(params, FLAGS.num_ps, ffm_dir)
   auc = demo_data.compute_auc(labels, predictions)
   best_auc = demo_data.compute_auc(labels, probabilities)
   print(
@@ -128,11 +142,27 @@ def _train_ffm(model_dir: str) -> None:
     f"{time.monotonic() - start:.0f} s\n",
     flush=True,
   )
+  return 0
+
+
+def ffm_params() -> Any:
+  """Returns the params of the FFM model."""
+  params = demo_models.FFMTask.params()
+  params.name = "test_ffm_model"
+  params.serving.export_when_saving = True
+  params.serving.export_mode = export_context.ExportMode.DISTRIBUTED
+  params.train.max_steps = FLAGS.ffm_steps
+  params.train.max_pending_seconds_for_barrier = 3
+  return params
+
+
+def _ffm_save_steps() -> int:
+  return max(1, FLAGS.ffm_steps // 2)
 
 
 def _train_ranking(model_dir: str) -> int:
   ranking_dir = os.path.join(model_dir, "ranking")
-  info = _prepare_data(os.path.join(model_dir, "data"))
+  info = prepare_data(os.path.join(model_dir, "data"))
   params = ranking_params(info)
   print(
     f"Ranking model, {info.num_train:,} ratings to train on, {info.num_eval:,} to evaluate",
@@ -143,7 +173,7 @@ def _train_ranking(model_dir: str) -> int:
   if before:
     print(f"Going on from {before}", flush=True)
   if FLAGS.num_workers > 1:
-    status = _run_processes(model_dir)
+    status = _run_processes(model_dir, "ranking")
     if status != 0:
       return status
   else:
@@ -159,15 +189,18 @@ def _train_ranking(model_dir: str) -> int:
   return 0
 
 
-def _prepare_data(folder: str) -> demo_data.RatingsInfo:
+def prepare_data(folder: str) -> demo_data.RatingsInfo:
+  """Makes, or finds, the data set that the flags ask for."""
   if FLAGS.data is not None:
     return demo_data.read_movielens(FLAGS.data, folder)
   return demo_data.generate(folder, FLAGS.num_ratings, FLAGS.num_users, FLAGS.num_movies)
 
 
-def ranking_params(info: demo_data.RatingsInfo) -> Any:
-  """Returns the params of the ranking model on a data set."""
-  params = demo_models.RankingTask.params()
+def ranking_params(
+  info: demo_data.RatingsInfo, task: type[demo_models.RankingTask] = demo_models.RankingTask
+) -> Any:
+  """Returns the params of the ranking model, as a task of that class, on a data set."""
+  params = task.params()
   params.name = "movie_ranking"
   params.data_dir = info.folder
   params.epochs = FLAGS.epochs
@@ -202,7 +235,7 @@ def predict(params: Any, num_ps: int, model_dir: str) -> np.ndarray:
     return np.concatenate(list(batches))
 
 
-def _run_processes(model_dir: str) -> int:
+def _run_processes(model_dir: str, model: str) -> int:
   """Starts parameter servers and workers, and waits for them; returns the exit status."""
   uuid = f"{os.getpid()}_{int(time.time())}"
   log_dir = os.path.join(model_dir, "logs")
@@ -212,9 +245,10 @@ def _run_processes(model_dir: str) -> int:
   processes = {}
   for server_type, index in roles:
     is_chief = (server_type, index) == ("worker", 0)
-    log = None if is_chief else open(os.path.join(log_dir, f"{server_type}_{index}.log"), "wb")
+    log_path = os.path.join(log_dir, f"{model}_{server_type}_{index}.log")
+    log = None if is_chief else open(log_path, "wb")
     processes[server_type, index] = subprocess.Popen(
-      _child_command(model_dir, server_type, index, uuid),
+      _child_command(model_dir, model, server_type, index, uuid),
       env={**os.environ, "CLOUDNATIVE_INET_ADDR": "127.0.0.1"},
       stdout=log,
       stderr=log,
@@ -229,9 +263,12 @@ def _run_processes(model_dir: str) -> int:
         process.wait()
 
 
-def _child_command(model_dir: str, server_type: str, index: int, uuid: str) -> list[str]:
+def _child_command(
+  model_dir: str, model: str, server_type: str, index: int, uuid: str
+) -> list[str]:
   flag_values = {
     "model_dir": model_dir,
+    "model": model,
     "server_type": server_type,
     "index": index,
     "uuid": uuid,
@@ -239,6 +276,7 @@ def _child_command(model_dir: str, server_type: str, index: int, uuid: str) -> l
     "num_workers": FLAGS.num_workers,
     "epochs": FLAGS.epochs,
     "batch_size": FLAGS.batch_size,
+    "ffm_steps": FLAGS.ffm_steps,
   }
   arguments = [f"--{name}={value}" for name, value in flag_values.items()]
   return [sys.executable, "-m", "monolith.native_training.demo", *arguments]
@@ -271,17 +309,22 @@ def _play_role(model_dir: str) -> int:
   else:
     demo_hooks.stop_on_interrupt()
   cluster_manager._cluster_query_failure_handler = lambda: time.sleep(_POLL_SECS)
-  params = ranking_params(demo_data.load(os.path.join(model_dir, "data")))
+  overrides = {}
+  if FLAGS.model == "ffm":
+    params = ffm_params()
+    overrides["save_checkpoints_steps"] = _ffm_save_steps()
+  else:
+    params = ranking_params(demo_data.load(os.path.join(model_dir, "data")))
   config = cpu_training.DistributedCpuTrainingConfig(
     server_type=FLAGS.server_type,
     index=FLAGS.index,
     num_ps=FLAGS.num_ps,
     num_workers=FLAGS.num_workers,
-    model_dir=os.path.join(model_dir, "ranking"),
+    model_dir=os.path.join(model_dir, FLAGS.model),
     model_name=params.name,
     uuid=FLAGS.uuid,
     retry_wait_in_secs=5,
-    **_COMMON_CONFIG,
+    **{**_COMMON_CONFIG, **overrides},
   )
   discovery = host_service_discovery.HostServiceDiscovery(
     os.path.join(model_dir, "discovery", FLAGS.uuid)
@@ -304,7 +347,7 @@ def _report_checkpoint(model_dir: str) -> None:
 def _report_interrupt(model_dir: str) -> int:
   print("Stopped by Ctrl-C.")
   _report_checkpoint(model_dir)
-  return _INTERRUPTED
+  return INTERRUPTED
 
 
 if __name__ == "__main__":

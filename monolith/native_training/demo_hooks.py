@@ -53,6 +53,7 @@ class ProgressHook(tf.estimator.SessionRunHook):
     labels: `[batch]`.
     predictions: `[batch]`.
     interval_secs: how often to print.
+    num_ranks: how many train as many examples each, with as many tables that are not counted here.
   """
 
   def __init__(
@@ -61,9 +62,11 @@ class ProgressHook(tf.estimator.SessionRunHook):
     labels: tf.Tensor,
     predictions: tf.Tensor,
     interval_secs: float = _INTERVAL_SECS,
+    num_ranks: int = 1,
   ):
     self._fetches = {"loss": loss, "labels": labels, "predictions": predictions}
     self._interval_secs = interval_secs
+    self._num_ranks = num_ranks
     self._rows: tf.Tensor | None = None
     self._window: list[dict[str, np.ndarray]] = []
     self._last_time = 0.0
@@ -99,7 +102,8 @@ class ProgressHook(tf.estimator.SessionRunHook):
     window = self._window
     step = int(window[-1]["step"])
     batch_size = np.mean([len(result["labels"]) for result in window])
-    speed = (step - self._last_step) * batch_size / max(now - self._last_time, 1e-9)
+    num_examples = (step - self._last_step) * batch_size * self._num_ranks
+    speed = num_examples / max(now - self._last_time, 1e-9)
     auc = demo_data.compute_auc(
       np.concatenate([result["labels"] for result in window]),
       np.concatenate([result["predictions"] for result in window]),
@@ -108,7 +112,7 @@ class ProgressHook(tf.estimator.SessionRunHook):
     rows = session.run(self._rows)
     print(
       f"step {step:6d}   {speed:9,.0f} examples/s   loss {loss:.4f}   AUC {auc:.4f}   "
-      f"{rows:,} rows in tables",
+      f"{rows:,} rows in tables" + (" of this rank" if self._num_ranks > 1 else ""),
       flush=True,
     )
     self._last_step, self._last_time = step, now

@@ -41,6 +41,7 @@ class RankingTask(native_task.NativeTask):
     p.define("epochs", 1, "How often the training set is read.")
     p.define("dim", 8, "Length of a vector.")
     p.define("show_progress", True, "Whether the chief prints how it goes.")
+    p.define("num_ranks", 1, "How many train together, synchronously.")
     p.train.per_replica_batch_size = 1024
     p.metrics.enable_tf2_profiler_hook = False
     return p
@@ -109,6 +110,10 @@ class RankingTask(native_task.NativeTask):
         units = tf.nn.relu(units)
     return tf.squeeze(units, axis=1)
 
+  def _reduce(self, gradients: list[tf.Tensor]) -> list[tf.Tensor]:
+    """Lets workers that train the same dense weights together agree on their gradients."""
+    return gradients
+
   def _train(
     self,
     labels: tf.Tensor,
@@ -125,17 +130,26 @@ class RankingTask(native_task.NativeTask):
     apply_embeddings = self.ctx.apply_embedding_gradients(zip(gradients, embeddings))
     global_step = tf.compat.v1.train.get_or_create_global_step()
     optimizer = tf.compat.v1.train.AdagradOptimizer(0.02)
-    apply_dense = optimizer.minimize(loss, global_step=global_step)
+    gradients, weights = zip(*optimizer.compute_gradients(loss))
+    apply_dense = optimizer.apply_gradients(
+      zip(self._reduce(list(gradients)), weights), global_step=global_step
+    )
     hooks = []
     if self.p.show_progress and not hasattr(tf.compat.v1.get_default_graph(), "dry_run"):
-      hooks.append(demo_hooks.ProgressHook(loss, labels, predictions))
+      hooks.append(
+        demo_hooks.ProgressHook(loss, labels, predictions, num_ranks=self.p.num_ranks)
+      )
     return tf.estimator.EstimatorSpec(
       mode,
       loss=loss,
       train_op=tf.group(apply_embeddings, apply_dense),
-      training_hooks=[demo_hooks.StopOnSignalHook()],
+      training_hooks=[self._stop_hook()],
       training_chief_hooks=hooks,
     )
+
+  def _stop_hook(self) -> tf.estimator.SessionRunHook:
+    """Ends the training when the user asks for it."""
+    return demo_hooks.StopOnSignalHook()
 
 
 def _parse_ratings(records: tf.Tensor) -> dict[str, Any]:
@@ -168,7 +182,8 @@ class FFMTask(model.TestFFMModel):
       ids, labels, _ = self.generate(mode)
       dataset = tf.data.Dataset.from_tensor_slices((ids.astype(np.int8), labels))
       if mode == _TRAIN:
-        dataset = dataset.repeat()
+        ctx = native_task_context.get()
+        dataset = dataset.shard(ctx.num_workers, ctx.worker_index).repeat()
       return dataset.batch(self.p.train.per_replica_batch_size).map(_parse_ffm).prefetch(4)
 
     return input_fn

@@ -1,0 +1,244 @@
+"""Trains the demo's ranking model synchronously: `python -m monolith.native_training.demo_sync`.
+
+Without a launcher it starts `--num_ranks` ranks on this machine; rank 0 prints how it goes, the
+others write to `<model_dir>/logs`. Under a launcher (`horovodrun`) it is one of the ranks.
+Checkpoints can be restored on any number of ranks. Ctrl-C stops all ranks after a checkpoint.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from typing import Any
+
+import tensorflow as tf
+from absl import app, flags, logging
+
+from monolith.native_training import (
+  cpu_training,
+  demo,
+  demo_data,
+  demo_hooks,
+  demo_models,
+  feature_utils,
+  hvd_lib,
+  local_ranks,
+  mpi_utils,
+  sync_agreement,
+  sync_training_hooks,
+)
+
+FLAGS = flags.FLAGS
+
+flags.DEFINE_integer("num_ranks", 2, "ranks to start on this machine")
+flags.DEFINE_bool("pipeline", False, "overlap exchanges and updates with the next step")
+
+_STOP_FILE = "stop"
+_STOP_CHECK_STEPS = 20
+_POLL_SECS = 0.2
+_STOP_SECS = 60
+# What a second run needs to be told to go on with the first one.
+_RESUME_FLAGS = (
+  "data",
+  "num_ratings",
+  "num_users",
+  "num_movies",
+  "epochs",
+  "batch_size",
+  "pipeline",
+)
+_PIPELINE = {
+  "embedding_prefetch_capacity": 1,
+  "enable_pipelined_fwda2a": True,
+  "enable_pipelined_bwda2a": True,
+  "enable_async_optimize": True,
+}
+
+
+class SyncRankingTask(demo_models.RankingTask):
+  """The ranking model whose dense gradients are averaged over the ranks."""
+
+  def _reduce(self, gradients: list[tf.Tensor]) -> list[tf.Tensor]:
+    return feature_utils.allreduce_cond(gradients)
+
+  def _stop_hook(self) -> tf.estimator.SessionRunHook:
+    return _StopFileHook(os.path.join(self.p.data_dir, _STOP_FILE))
+
+
+class _StopFileHook(sync_training_hooks.EveryNRunsHook):
+  """Ends the training on all ranks when rank 0 finds a file."""
+
+  def __init__(self, path: str):
+    super().__init__(_STOP_CHECK_STEPS)
+    self._path = path
+
+  def begin(self) -> None:
+    super().begin()
+    self._broadcast = sync_agreement.Broadcast("demo_stop", [], tf.int32)
+
+  def check(self, run_context: Any, step: int) -> None:
+    del step
+    found = os.path.exists(self._path) or demo_hooks.is_stop_requested()
+    if self._broadcast.run(run_context.session, int(found)):
+      run_context.request_stop()
+
+
+def main(argv: list[str]) -> int:
+  """Runs the demo, or one rank of it; returns the exit status."""
+  if len(argv) > 1:
+    raise app.UsageError(f"unexpected arguments: {argv[1:]}")
+  if FLAGS.num_ranks < 1:
+    raise app.UsageError(f"--num_ranks is {FLAGS.num_ranks}, want at least 1")
+  if FLAGS.data is not None and not os.path.exists(FLAGS.data):
+    raise app.UsageError(f"--data {FLAGS.data} does not exist")
+  tf.compat.v1.disable_eager_execution()
+  tf.get_logger().setLevel("ERROR")
+  logging.set_verbosity(logging.ERROR)
+  model_dir = FLAGS.model_dir or demo.default_model_dir("monolith_demo_sync")
+  if mpi_utils.is_under_mpi():
+    # Who started the ranks tells them to stop, all at the same step.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    return _train_rank(model_dir)
+  return _train(model_dir)
+
+
+def _train(model_dir: str) -> int:
+  """Prepares the data, starts the ranks and evaluates what they have learnt."""
+  ranking_dir = os.path.join(model_dir, "ranking")
+  info = demo.prepare_data(os.path.join(model_dir, "data"))
+  _delete_stop_file(info)
+  print(
+    f"Ranking model on {FLAGS.num_ranks} ranks, {info.num_train:,} ratings to train on, "
+    f"{info.num_eval:,} to evaluate",
+    flush=True,
+  )
+  before = tf.train.latest_checkpoint(ranking_dir)
+  if before:
+    print(f"Going on from {before}", flush=True)
+  demo_hooks.stop_on_interrupt()
+  start = time.monotonic()
+  if FLAGS.num_ranks == 1:
+    status = _train_rank(model_dir)
+  else:
+    status = _launch(model_dir, info)
+  seconds = time.monotonic() - start
+  _delete_stop_file(info)
+  if status != 0:
+    return status
+  if demo_hooks.is_stop_requested():
+    print("Stopped by Ctrl-C.")
+    _report_checkpoint(model_dir)
+    return demo.INTERRUPTED
+  # A checkpoint of so many ranks is one of so many parameter servers.
+  predictions = demo.predict(demo.ranking_params(info), FLAGS.num_ranks, ranking_dir)
+  auc = demo_data.compute_auc(demo_data.read_labels(info), predictions)
+  allowed = "" if info.best_auc is None else f", the planted structure allows {info.best_auc:.4f}"
+  print(f"Ranking: evaluation AUC {auc:.4f}{allowed}; {seconds:.0f} s")
+  _report_checkpoint(model_dir)
+  return 0
+
+
+def _params(info: demo_data.RatingsInfo) -> Any:
+  params = demo.ranking_params(info, SyncRankingTask)
+  # The ranks share what is one batch otherwise.
+  params.train.per_replica_batch_size = max(1, FLAGS.batch_size // FLAGS.num_ranks)
+  params.num_ranks = FLAGS.num_ranks
+  return params
+
+
+def _train_rank(model_dir: str) -> int:
+  """Is one of the ranks."""
+  hvd_lib.init()
+  rank, size = hvd_lib.rank(), hvd_lib.size()
+  FLAGS.num_ranks = size
+  params = _params(demo_data.load(os.path.join(model_dir, "data")))
+  params.show_progress = rank == 0
+  config = cpu_training.DistributedCpuTrainingConfig(
+    index=rank,
+    num_workers=size,
+    model_dir=os.path.join(model_dir, "ranking"),
+    model_name=params.name,
+    enable_sync_training=True,
+    reorder_fids_in_data_pipeline=True,
+    save_checkpoints_steps=500,
+    checkpoints_max_to_keep=3,
+    **(_PIPELINE if FLAGS.pipeline else {}),
+  )
+  cpu_training.distributed_sync_train(config, params)
+  return 0
+
+
+def _launch(model_dir: str, info: demo_data.RatingsInfo) -> int:
+  """Starts the ranks and waits for them; returns the exit status."""
+  log_dir = os.path.join(model_dir, "logs")
+  os.makedirs(log_dir, exist_ok=True)
+  with contextlib.ExitStack() as stack:
+    outputs: list[Any] = [None]
+    for rank in range(1, FLAGS.num_ranks):
+      outputs.append(stack.enter_context(open(os.path.join(log_dir, f"rank_{rank}.log"), "wb")))
+    try:
+      ranks = local_ranks.LocalRanks(
+        FLAGS.num_ranks,
+        _demo_command(model_dir),
+        # As if this process trained: only what is wrong is said.
+        {"TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "1")},
+        outputs,
+      )
+    except ImportError as e:
+      print(f"{e}; --num_ranks=1 trains without it.", file=sys.stderr)
+      return 1
+    return _wait(stack.enter_context(ranks).processes, info, log_dir)
+
+
+def _wait(
+  processes: list[subprocess.Popen], info: demo_data.RatingsInfo, log_dir: str
+) -> int:
+  """Waits for the ranks, which end together also when one fails, and tells them of a Ctrl-C."""
+  deadline = None
+  while any(process.poll() is None for process in processes):
+    if demo_hooks.is_stop_requested():
+      with open(os.path.join(info.folder, _STOP_FILE), "w"):
+        pass
+    if deadline is None and any(process.poll() is not None for process in processes):
+      deadline = time.monotonic() + _STOP_SECS
+    if deadline is not None and time.monotonic() > deadline:
+      print(f"Ranks did not end in {_STOP_SECS} s: killing them.", file=sys.stderr)
+      return 1
+    time.sleep(_POLL_SECS)
+  failed = [rank for rank, process in enumerate(processes) if process.returncode != 0]
+  if failed:
+    print(f"Ranks {failed} failed: see {log_dir}", file=sys.stderr)
+  return 1 if failed else 0
+
+
+def _demo_command(model_dir: str) -> list[str]:
+  values = {"model_dir": model_dir, "epochs": FLAGS.epochs, "batch_size": FLAGS.batch_size}
+  values["pipeline"] = FLAGS.pipeline
+  arguments = [f"--{name}={value}" for name, value in values.items()]
+  return ["-m", "monolith.native_training.demo_sync", *arguments]
+
+
+def _delete_stop_file(info: demo_data.RatingsInfo) -> None:
+  path = os.path.join(info.folder, _STOP_FILE)
+  if os.path.exists(path):
+    os.remove(path)
+
+
+def _report_checkpoint(model_dir: str) -> None:
+  arguments = [f"--model_dir={model_dir}"]
+  for name in _RESUME_FLAGS:
+    if FLAGS[name].value != FLAGS[name].default:
+      arguments.append(f"--{name}={FLAGS[name].value}")
+  checkpoint = tf.train.latest_checkpoint(os.path.join(model_dir, "ranking"))
+  print(f"Checkpoint: {checkpoint}")
+  command = ["python", "-m", "monolith.native_training.demo_sync", *arguments]
+  print(f"Go on with: {shlex.join(command)}, on any --num_ranks")
+
+
+if __name__ == "__main__":
+  app.run(main)
