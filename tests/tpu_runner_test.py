@@ -58,7 +58,10 @@ class CommandLineTest(DataTestCase):
     first = tf.train.load_checkpoint(os.path.join(self.model_dir, "model.ckpt-0"))
     self.assertTrue((first.get_tensor("table_2_0") == 0).all())
     host_call = read_scalars(os.path.join(self.model_dir, "host_call"))
-    self.assertEqual(len(host_call["loss_avg"]), 100)
+    # One call for each step. It reads the global step while the step is counted: two calls may read
+    # the same number.
+    self.assertEqual(sum(map(len, host_call["loss_avg"].values())), 100)
+    self.assertLessEqual(set(host_call["loss_avg"]), set(range(101)))
     self.assertGreater(host_call["auc"][max(host_call["auc"])][-1], 0.8)
     self.assertIn("sampled_labels_variable_avg", host_call)
 
