@@ -68,6 +68,7 @@ _RESUME_FLAGS = (
   "num_movies",
   "epochs",
   "batch_size",
+  "ffm_steps",
 )
 _POLL_SECS = 0.2
 _STOP_SECS = 60
@@ -118,18 +119,19 @@ def _train_ffm(model_dir: str) -> int:
   params = ffm_params()
   print(f"FFM model, {params.num_examples:,} examples with a planted structure", flush=True)
   start = time.monotonic()
-  if FLAGS.num_workers > 1:
-    shutil.rmtree(ffm_dir, ignore_errors=True)
+  steps_left = FLAGS.ffm_steps - _report_start(ffm_dir)
+  if FLAGS.num_workers > 1 and steps_left > 0:
     status = _run_processes(model_dir, "ffm")
     if status != 0:
       return status
-  else:
+  elif steps_left > 0:
     cpu_training.local_train(
       params,
       num_ps=FLAGS.num_ps,
       model_dir=ffm_dir,
-      steps=FLAGS.ffm_steps,
+      steps=steps_left,
       save_checkpoints_steps=_ffm_save_steps(),
+      remove_model_dir_if_exists=False,
     )
   if demo_hooks.is_stop_requested():
     return 0
@@ -169,9 +171,7 @@ def _train_ranking(model_dir: str) -> int:
     flush=True,
   )
   start = time.monotonic()
-  before = tf.train.latest_checkpoint(ranking_dir)
-  if before:
-    print(f"Going on from {before}", flush=True)
+  _report_start(ranking_dir)
   if FLAGS.num_workers > 1:
     status = _run_processes(model_dir, "ranking")
     if status != 0:
@@ -333,15 +333,34 @@ def _play_role(model_dir: str) -> int:
   return 0
 
 
+def _report_start(folder: str) -> int:
+  """Prints from which checkpoint training goes on, if from any; returns its step or 0."""
+  checkpoint = tf.train.latest_checkpoint(folder)
+  if checkpoint is None:
+    return 0
+  print(f"Going on from {checkpoint}", flush=True)
+  return int(checkpoint.rpartition("-")[2])
+
+
 def _report_checkpoint(model_dir: str) -> None:
-  checkpoint = tf.train.latest_checkpoint(os.path.join(model_dir, "ranking"))
+  checkpoint = tf.train.latest_checkpoint(
+    os.path.join(model_dir, "ranking")
+  ) or tf.train.latest_checkpoint(os.path.join(model_dir, "ffm"))
   arguments = [f"--model_dir={model_dir}"]
   for name in _RESUME_FLAGS:
     if FLAGS[name].value != FLAGS[name].default:
       arguments.append(f"--{name}={FLAGS[name].value}")
   print(f"Checkpoint: {checkpoint}")
-  command = ["python", "-m", "monolith.native_training.demo", *arguments]
+  command = [_python(), "-m", "monolith.native_training.demo", *arguments]
   print(f"Go on with: {shlex.join(command)}")
+
+
+def _python() -> str:
+  """Returns how to call this interpreter from here."""
+  if shutil.which("python") == sys.executable:
+    return "python"
+  relative = os.path.relpath(sys.executable)
+  return sys.executable if relative.startswith(os.pardir) else relative
 
 
 def _report_interrupt(model_dir: str) -> int:

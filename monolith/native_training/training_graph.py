@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 from absl import flags
+from tensorflow.python.framework import ops
 from tensorflow.python.ops import resources
 
 from monolith.native_training import (
@@ -68,6 +69,13 @@ _ELEMENT_KEY = "1"
 _EOF_KEY = "__EofAwareTask_eof"
 
 _MAX_SHARD_BYTES = 1 << 17
+
+_SPARSE_FEATURES_COLLECTION = "dequeued_sparse_features"
+
+# What these hold has no place in a meta graph; TensorFlow would warn of it with every checkpoint.
+for _collection in (tf.compat.v1.GraphKeys.RESOURCES, _SPARSE_FEATURES_COLLECTION):
+  if ops.get_to_proto_function(_collection) is None:
+    ops.register_proto_function(_collection, to_proto=lambda value, export_scope=None: None)
 
 
 class _ModelInputs(NamedTuple):
@@ -463,7 +471,7 @@ class CpuTraining:
       )
       if queue is not None:
         hash_table.add_queue_hook(prefetch_queue.EnqueueHook(queue))
-    _collect_dequeued("dequeued_sparse_features", ids)
+    _collect_dequeued(_SPARSE_FEATURES_COLLECTION, ids)
     _collect_dequeued("dequeued_features", dense)
     slices = feature.create_embedding_slices(
       embeddings, ids, self.feature_configs.combiners, self.feature_configs.unmerged_slice_dims

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -59,7 +60,7 @@ class DemoTest(absltest.TestCase):
     self._check_auc("FFM", output)
     self._check_auc("Ranking", output)
     self.assertIn(f"Checkpoint: {self.model_dir}/ranking/model.ckpt-", output)
-    self.assertIn("Go on with: python -m monolith.native_training.demo", output)
+    self.assertRegex(output, "Go on with: .*python.* -m monolith.native_training.demo")
 
   def test_processes(self):
     code, output = self._run(
@@ -76,7 +77,9 @@ class DemoTest(absltest.TestCase):
     self.assertGreater(step, 0)
 
     command = shlex.split(re.search(r"Go on with: (.*)", output).group(1))
-    self.assertEqual(command[:3], ["python", "-m", "monolith.native_training.demo"])
+    self.assertEqual(command[1:3], ["-m", "monolith.native_training.demo"])
+    python = os.path.join(_ROOT, shutil.which(command[0]) or command[0])
+    self.assertTrue(os.path.samefile(python, sys.executable))
     output = self._interrupt(command[3:])
 
     self.assertIn(f"Going on from {self.model_dir}/ranking/model.ckpt-{step}\n", output)
@@ -85,11 +88,26 @@ class DemoTest(absltest.TestCase):
     self.assertGreater(first_step, step)
     self.assertGreater(self._saved_step(output), step)
 
+  def test_interrupt_of_the_first_model(self):
+    arguments = [f"--model_dir={self.model_dir}", *_SMALL, "--epochs=1", "--ffm_steps=1000000"]
+    output = self._interrupt(arguments, "FFM model")
+    step = self._saved_step(output)
+    self.assertIn(f"Checkpoint: {self.model_dir}/ffm/model.ckpt-{step}\n", output)
+    self.assertNotIn("Ranking model", output)
+
+    command = shlex.split(re.search(r"Go on with: (.*)", output).group(1))
+    code, output = self._run(*command[3:], f"--ffm_steps={step + 10}")
+
+    self.assertEqual(code, 0, output)
+    self.assertIn(f"Going on from {self.model_dir}/ffm/model.ckpt-{step}\n", output)
+    self.assertRegex(output, rf"step +{step + 10}\b")
+    self.assertIn("Ranking: evaluation AUC", output)
+
   def _saved_step(self, output):
     return int(re.search(r"Checkpoint: .*model.ckpt-(\d+)", output).group(1))
 
-  def _interrupt(self, arguments):
-    """Starts the demo, presses Ctrl-C while the ranking model trains; returns the output."""
+  def _interrupt(self, arguments, model="Ranking model"):
+    """Starts the demo, presses Ctrl-C while that model trains; returns the output."""
     log_path = os.path.join(utils.get_test_tmp_dir(), "log")
     with open(log_path, "w") as log:
       process = _start(*arguments, output=log)
@@ -101,7 +119,7 @@ class DemoTest(absltest.TestCase):
 
     def is_training():
       self.assertIsNone(process.poll(), read_log())
-      return "step" in read_log().partition("Ranking model")[2]
+      return "step" in read_log().partition(model)[2]
 
     wait_until(is_training, timeout_secs=_TIMEOUT_SECS)
     process.send_signal(signal.SIGINT)
