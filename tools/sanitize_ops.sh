@@ -10,7 +10,9 @@ if [ "${#tests[@]}" = 0 ]; then
   tests=(tests/native_training/distribution_ops*_test.py tests/native_training/*bad_input*_test.py)
 fi
 export MONOLITH_OP_LIBRARY="$PWD/build/ops-address/libtfkernel_monolith_ops_for_load.so"
-# Python and TensorFlow are not instrumented: the runtime has to be there before them, and what they
-# never free is not ours to report.
+# Python and TensorFlow are not instrumented: the runtime has to be there before them, and with it the
+# C++ library whose exceptions it intercepts; what they never free is not ours to report.
 export ASAN_OPTIONS="detect_leaks=0:abort_on_error=1:${ASAN_OPTIONS:-}"
-LD_PRELOAD=$("${CXX:-g++}" -print-file-name=libasan.so) .venv/bin/python -m pytest "${tests[@]}"
+cxx="${CXX:-g++}"
+preload="$("$cxx" -print-file-name=libasan.so) $("$cxx" -print-file-name=libstdc++.so.6)"
+LD_PRELOAD="$preload" .venv/bin/python -m pytest "${tests[@]}"
