@@ -1,24 +1,21 @@
-"""What a model's slots are in a real run: embeddings that were looked up, and their way back.
-
-A gradient that is not finite would spoil a row for good. The environment variable
-`MONOLITH_BAD_GRADIENTS` says what happens to it: `stop` (the default) fails the step and names the
-feature, `skip` leaves the rows of that step alone and logs the feature, `ignore` does not look.
-"""
+"""What a model's slots are in a real run: embeddings that were looked up, and their way back."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from monolith.native_training import feature, multi_type_hash_table, prefetch_queue, utils
-from monolith.native_training.runtime.ops import gen_monolith_ops
+from monolith.native_training import (
+  feature,
+  gradient_checks,
+  multi_type_hash_table,
+  prefetch_queue,
+  utils,
+)
 
 POSTPUSH_QUEUE_NAME = "postpush_queue"
-
-_BAD_GRADIENTS_ENV = "MONOLITH_BAD_GRADIENTS"
 
 
 def get_req_time(features: Mapping[str, Any]) -> tf.Tensor | None:
@@ -34,29 +31,12 @@ def _without_missing(grads_and_vars: feature.GradsAndVars) -> list[tuple[tf.Tens
 def _check_gradients(
   names: Sequence[str], gradients: Sequence[tf.Tensor | None]
 ) -> dict[str, tf.Tensor]:
-  """Treats values that are not finite as the environment says.
-
-  Returns:
-    Feature name -> gradient, without those that are `None`.
-
-  Raises:
-    ValueError: the environment says something else.
-  """
-  policy = os.environ.get(_BAD_GRADIENTS_ENV, "stop")
-  if policy not in ("stop", "skip", "ignore"):
-    raise ValueError(f"{_BAD_GRADIENTS_ENV} is {policy!r}, want stop, skip or ignore")
-  name_to_gradient = {
-    name: tf.convert_to_tensor(gradient)
-    for name, gradient in zip(names, gradients)
-    if gradient is not None
-  }
-  if policy == "ignore" or not name_to_gradient:
-    return name_to_gradient
-  with tf.device("/device:CPU:0"):
-    checked = gen_monolith_ops.monolith_check_gradients(
-      list(name_to_gradient.values()), names=list(name_to_gradient), skip=policy == "skip"
-    )
-  return dict(zip(name_to_gradient, checked))
+  """Returns feature name -> checked gradient, without those that are `None`."""
+  known = {name: grad for name, grad in zip(names, gradients) if grad is not None}
+  checked = gradient_checks.check_gradients(
+    [f"feature {name}" for name in known], list(known.values())
+  )
+  return dict(zip(known, checked))
 
 
 class _CpuFeatureFactory(feature.FeatureFactoryFromEmbeddings):

@@ -20,6 +20,7 @@ from monolith.native_training import (
   distribution_ops,
   embedding_combiners,
   entry,
+  gradient_checks,
   hash_table_utils,
   multi_type_hash_table,
   partitioned_features,
@@ -186,6 +187,14 @@ class PartitionedHashTable(ps_tables.PsTables):
     """Undoes `flatten_layout`."""
     return partitioned_features.nest_layout(tensors, self._feature_configs.out_configs)
 
+  def _layout_names(self) -> list[str]:
+    """Returns the layout of each tensor of `flatten_layout`."""
+    names = []
+    for name, config in sorted(self._feature_configs.out_configs.items()):
+      is_list = config.out_type == example_pb2.OutType.NONE
+      names += [name] * (len(config.slice_configs) if is_list else 1)
+    return names
+
   def lookup(
     self,
     features: dict[str, Any],
@@ -259,9 +268,11 @@ class PartitionedHashTable(ps_tables.PsTables):
     """
     assert auxiliary_bundle is not None, "auxiliary_bundle is required: it names the ids"
     with tf.name_scope("pht_apply_gradients"):
-      grads = self._embedding_grads(
-        [grad for grad, _ in layout_grads_and_vars], auxiliary_bundle, grad_scale
+      layout_grads = gradient_checks.check_gradients(
+        [f"layout {name}" for name in self._layout_names()],
+        [grad for grad, _ in layout_grads_and_vars],
       )
+      grads = self._embedding_grads(layout_grads, auxiliary_bundle, grad_scale)
       keys = [(ps, table) for table in self._table_names() for ps in range(self._num_ps)]
       updates = {
         ps: {

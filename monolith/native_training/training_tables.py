@@ -80,7 +80,7 @@ def create(
     shared_tables
     and config.use_native_multi_hash_table
     and not config.enable_full_sync_training
-    # Which puts features of equal configuration into one table itself.
+    # Where the input pipeline shards ids feature by feature.
     and not config.enable_fused_layout
   ):
     hash_table = multi_type_hash_table.SharedSlotHashTable(

@@ -620,6 +620,16 @@ class BadGradientTest(tf.test.TestCase):
     ):
       self._train("stop")
 
+  def test_stop_on_servers_with_push(self):
+    params = NanTask.params()
+    conf = cpu_training.CpuTrainingConfig(num_ps=2, enable_embedding_postpush=True)
+    folder = os.path.join(utils.get_test_tmp_dir(), self.id())
+    with self.assertRaisesRegex(
+      tf.errors.InvalidArgumentError, "The gradient of feature feature is not finite"
+    ):
+      cpu_training.local_train_internal(params, conf, folder, steps=1)
+    self.assertIsNone(tf.train.latest_checkpoint(folder))
+
   def test_skip_updates_the_others(self):
     predictions = self._train("skip")
 

@@ -37,6 +37,8 @@ def _serialized():
 class LayoutTask(native_task.NativeTask):
   """A bias and a vector per feature; a row's columns fall by the learning rate times its uses."""
 
+  weight = 2.0
+
   def __init__(self, params):
     super().__init__(params)
     self.layout_dict = {}
@@ -87,16 +89,21 @@ class LayoutTask(native_task.NativeTask):
         variables = factory.flattened_layout()
       if mode == _PREDICT:
         return tf.estimator.EstimatorSpec(mode, predictions=layouts)
-      loss = tf.reduce_sum(layouts["bias"]) + 2 * tf.reduce_sum(layouts["vec"])
+      loss = tf.reduce_sum(layouts["bias"]) + self.weight * tf.reduce_sum(layouts["vec"])
       loss += 0 * tf.reduce_sum(features["label"])
       apply_op = self.ctx.apply_embedding_gradients(
         zip(tf.gradients(loss, variables), variables)
       )
       with tf.control_dependencies([apply_op]):
         step_op = tf.compat.v1.assign_add(tf.compat.v1.train.get_or_create_global_step(), 1)
-      return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=step_op)
+      # Not the loss itself, which would stop the training when it is NaN.
+      return tf.estimator.EstimatorSpec(mode, loss=tf.constant(0.0), train_op=step_op)
 
     return model_fn
+
+
+class NanTask(LayoutTask):
+  weight = float("nan")
 
 
 class FusedLayoutTrainingTest(tf.test.TestCase, parameterized.TestCase):
@@ -130,6 +137,28 @@ class FusedLayoutTrainingTest(tf.test.TestCase, parameterized.TestCase):
     falls = 6 * 0.5 * np.array([[1, 1 + 2], [1, 2]])
     self.assertAllClose(got["bias"], -falls)
     self.assertAllClose(got["vec"], -2 * np.repeat(falls, 4, axis=1))
+
+  def _train_with_nan(self, policy):
+    os.environ["MONOLITH_BAD_GRADIENTS"] = policy
+    self.addCleanup(os.environ.pop, "MONOLITH_BAD_GRADIENTS", None)
+    params = NanTask.params()
+    params.metrics.enable_tf2_profiler_hook = False
+    folder = os.path.join(utils.get_test_tmp_dir(), "model")
+    conf = cpu_training.CpuTrainingConfig(enable_fused_layout=True)
+    cpu_training.local_train_internal(params, conf, folder, steps=1)
+    return self._predict(params, conf, folder)
+
+  def test_nan_names_the_layout(self):
+    with self.assertRaisesRegex(
+      tf.errors.InvalidArgumentError, "The gradient of layout vec is not finite"
+    ):
+      self._train_with_nan("stop")
+
+  def test_nan_is_skipped(self):
+    got = self._train_with_nan("skip")
+
+    self.assertAllClose(got["bias"], -0.5 * np.array([[1, 1 + 2], [1, 2]]))
+    self.assertAllEqual(got["vec"], np.zeros([2, 8]))
 
   def _predict(self, params, conf, folder):
     with cpu_training._local_cluster(conf.num_ps) as (session_config, _):

@@ -161,7 +161,7 @@ class CheckGradientsTest(tf.test.TestCase):
           gradient = np.zeros([n], np.float32)
           gradient[at] = bad
           with self.assertRaisesRegex(
-            tf.errors.InvalidArgumentError, "The gradient of feature f1 is not finite"
+            tf.errors.InvalidArgumentError, "The gradient of f1 is not finite"
           ):
             self._check([np.zeros([4], np.float32), gradient])
 

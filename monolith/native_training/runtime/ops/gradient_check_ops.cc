@@ -32,7 +32,7 @@ REGISTER_OP("MonolithCheckGradients")
 The same gradients, if all of them are finite.
 
 grads: Of any shape; the last dimension is that of a row.
-names: Of the gradients, for the message.
+names: What the gradients are of, for the message.
 skip: Replaces rows that are not finite by zeros and logs the name, instead of failing.
 )doc");
 
@@ -80,10 +80,10 @@ class CheckGradientsOp final : public OpKernel {
         continue;
       }
       OP_REQUIRES(ctx, skip_,
-                  errors::InvalidArgument("The gradient of feature ", names_[i],
-                                          " is not finite: it has ", Describe(ctx->input(i)), "."));
-      LOG(WARNING) << "Skipped a gradient of feature " << names_[i]
-                   << " that is not finite: it has " << Describe(ctx->input(i)) << ".";
+                  errors::InvalidArgument("The gradient of ", names_[i], " is not finite: it has ",
+                                          Describe(ctx->input(i)), "."));
+      LOG(WARNING) << "Skipped a gradient of " << names_[i] << " that is not finite: it has "
+                   << Describe(ctx->input(i)) << ".";
       OP_REQUIRES_OK(ctx, SetWithoutBadRows(ctx, i));
     }
   }

@@ -1,0 +1,41 @@
+"""What happens to gradients of rows that are not finite, for they would spoil rows for good.
+
+The environment variable `MONOLITH_BAD_GRADIENTS` says it: `stop` (the default) fails the step and
+names the feature or layout, `skip` leaves those rows alone in that step and logs the name, `ignore`
+does not look.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from monolith.native_training.runtime.ops import gen_monolith_ops
+
+_BAD_GRADIENTS_ENV = "MONOLITH_BAD_GRADIENTS"
+
+
+def check_gradients(names: Sequence[str], gradients: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+  """Treats values that are not finite as the environment says.
+
+  Args:
+    names: what the gradients are of, for messages.
+    gradients: float32, as many; the last dimension is that of a row.
+
+  Raises:
+    ValueError: the environment says something else, or not as many names as gradients.
+  """
+  if len(names) != len(gradients):
+    raise ValueError(f"there are {len(gradients)} gradients, want {len(names)} for {list(names)}")
+  policy = os.environ.get(_BAD_GRADIENTS_ENV, "stop")
+  if policy not in ("stop", "skip", "ignore"):
+    raise ValueError(f"{_BAD_GRADIENTS_ENV} is {policy!r}, want stop, skip or ignore")
+  gradients = [tf.convert_to_tensor(gradient) for gradient in gradients]
+  if policy == "ignore" or not gradients:
+    return gradients
+  with tf.device("/device:CPU:0"):
+    return gen_monolith_ops.monolith_check_gradients(
+      gradients, names=list(names), skip=policy == "skip"
+    )
