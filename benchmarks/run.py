@@ -8,7 +8,14 @@ import sys
 
 FOLDER = pathlib.Path(__file__).resolve().parent
 # In the order of the README's tables; each prints ratios and takes minutes.
-BENCHMARKS = ("foundation_ops", "embedding_table", "distribution", "checkpoint", "train")
+BENCHMARKS = (
+  "foundation_ops",
+  "embedding_table",
+  "distribution",
+  "checkpoint",
+  "train",
+  "sync_train",
+)
 
 
 def main() -> int:

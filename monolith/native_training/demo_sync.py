@@ -96,6 +96,7 @@ def main(argv: list[str]) -> int:
     raise app.UsageError(f"--num_ranks is {FLAGS.num_ranks}, want at least 1")
   if FLAGS.data is not None and not os.path.exists(FLAGS.data):
     raise app.UsageError(f"--data {FLAGS.data} does not exist")
+  os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")  # The ranks inherit it.
   tf.compat.v1.disable_eager_execution()
   tf.get_logger().setLevel("ERROR")
   logging.set_verbosity(logging.ERROR)
@@ -145,8 +146,6 @@ def _train(model_dir: str) -> int:
 
 def _params(info: demo_data.RatingsInfo) -> Any:
   params = demo.ranking_params(info, SyncRankingTask)
-  # The ranks share what is one batch otherwise.
-  params.train.per_replica_batch_size = max(1, FLAGS.batch_size // FLAGS.num_ranks)
   params.num_ranks = FLAGS.num_ranks
   return params
 
@@ -158,6 +157,7 @@ def _train_rank(model_dir: str) -> int:
   FLAGS.num_ranks = size
   params = _params(demo_data.load(os.path.join(model_dir, "data")))
   params.show_progress = rank == 0
+  num_threads = max(1, len(os.sched_getaffinity(0)) // hvd_lib.local_size())
   config = cpu_training.DistributedCpuTrainingConfig(
     index=rank,
     num_workers=size,
@@ -167,6 +167,9 @@ def _train_rank(model_dir: str) -> int:
     reorder_fids_in_data_pipeline=True,
     save_checkpoints_steps=500,
     checkpoints_max_to_keep=3,
+    # Threads of one rank that wait actively take the cores of the others.
+    intra_op_parallelism_threads=num_threads,
+    inter_op_parallelism_threads=num_threads + 1,
     **(_PIPELINE if FLAGS.pipeline else {}),
   )
   cpu_training.distributed_sync_train(config, params)
@@ -182,13 +185,7 @@ def _launch(model_dir: str, info: demo_data.RatingsInfo) -> int:
     for rank in range(1, FLAGS.num_ranks):
       outputs.append(stack.enter_context(open(os.path.join(log_dir, f"rank_{rank}.log"), "wb")))
     try:
-      ranks = local_ranks.LocalRanks(
-        FLAGS.num_ranks,
-        _demo_command(model_dir),
-        # As if this process trained: only what is wrong is said.
-        {"TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "1")},
-        outputs,
-      )
+      ranks = local_ranks.LocalRanks(FLAGS.num_ranks, _demo_command(model_dir), outputs=outputs)
     except ImportError as e:
       print(f"{e}; --num_ranks=1 trains without it.", file=sys.stderr)
       return 1

@@ -38,6 +38,7 @@ Hooks = Sequence[tf.estimator.SessionRunHook]
 _EOF_ENV = "MONOLITH_SYNC_EOF"
 # After a failure, threads may wait inside an exchange that the other ranks never join.
 _STOP_GRACE_SECS = 5
+_NOTICE_SECS = 5
 
 
 class LostRankError(RuntimeError):
@@ -152,6 +153,9 @@ def _watched(model_dir: str) -> Iterator[None]:
   try:
     yield
   except BaseException as e:
+    if isinstance(e, tf.errors.OpError) and "Horovod" in str(e):
+      # The exchange may know before the watchdog does.
+      watchdog.wait_until_lost(_NOTICE_SECS)
     watchdog.stop(has_failed=True)
     if watchdog.lost_rank is not None and isinstance(e, tf.errors.OpError):
       raise LostRankError(watchdog.message()) from e

@@ -26,6 +26,7 @@ from monolith.native_training import (
   checkpoint_saver_hook,
   checkpoint_state,
   sync_agreement,
+  training_topology,
 )
 
 _BASENAME = "model.ckpt"
@@ -56,7 +57,7 @@ def prepare(model_dir: str, num_ranks: int, rank: int, is_merged: bool = True) -
     if not is_merged:
       _check_rank_folders(model_dir, num_ranks)
     elif rank == 0:
-      _reshard_if_needed(model_dir, num_ranks)
+      training_topology.reshard_if_needed(model_dir, num_ranks)
   except (tf.errors.OpError, OSError, ValueError) as e:
     error = e
     step = _FAILED
@@ -82,18 +83,6 @@ def _check_same_step(model_dir: str, rank: int) -> None:
       f"find are {steps.tolist()} ({_NO_CHECKPOINT} for none): is the folder the same on all "
       "machines?"
     )
-
-
-def _reshard_if_needed(model_dir: str, num_ranks: int) -> None:
-  latest = tf.train.latest_checkpoint(model_dir)
-  if latest is None or not checkpoint_files.list_dir(latest + ".assets"):
-    return
-  saved_ranks = checkpoint_reshard.count_servers(latest)
-  if saved_ranks == num_ranks:
-    return
-  logging.info("Resharding %s from %d ranks to %d", latest, saved_ranks, num_ranks)
-  # The state file may name a checkpoint of another job, whose folder is not ours to write to.
-  checkpoint_reshard.reshard_checkpoint(latest, saved_ranks, num_ranks, directory=model_dir)
 
 
 def _check_rank_folders(model_dir: str, num_ranks: int) -> None:

@@ -48,6 +48,7 @@ class Watchdog:
     self._peers: dict[int, socket.socket] = {}
     self._stopped = threading.Event()
     self._lost: int | None = None
+    self._has_lost = threading.Event()
     self._wake_reader, self._wake_writer = socket.socketpair()
     self._thread: threading.Thread | None = None
 
@@ -93,6 +94,11 @@ class Watchdog:
     for peer in [*self._peers.values(), self._wake_reader, self._wake_writer]:
       peer.close()
 
+  def wait_until_lost(self, timeout: float) -> None:
+    """Waits until a rank is known to be gone, but not longer than `timeout` seconds."""
+    if self._size > 1:
+      self._has_lost.wait(timeout)
+
   def message(self) -> str:
     """Returns who is gone and what to do."""
     return (
@@ -133,6 +139,7 @@ class Watchdog:
 
   def _end(self, rank: int) -> None:
     self._lost = rank
+    self._has_lost.set()
     logging.error(self.message())
     # On rank 0 this tells the others.
     for peer in self._peers.values():
