@@ -10,7 +10,7 @@ import tempfile
 
 from absl.testing import absltest
 
-_ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 _TIMEOUT_SECS = 600
 
 
