@@ -13,7 +13,8 @@
 // a list. Shards take blocks in the order in which they grow: huge pages fill up front to back, so
 // a table of any size wastes one partly used huge page, and page faults spread evenly over batches.
 // The first block of every shard lies on small pages, so that a table with a handful of rows costs
-// kilobytes, until the first of them is full. Rows never move. Freed rows are handed out again first, by their shard.
+// kilobytes, until the first of them is full. Rows never move. Freed rows are handed out again
+// first, by their shard.
 #ifndef MONOLITH_NATIVE_TRAINING_RUNTIME_HASH_TABLE_ROW_SLAB_H_
 #define MONOLITH_NATIVE_TRAINING_RUNTIME_HASH_TABLE_ROW_SLAB_H_
 
