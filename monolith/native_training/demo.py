@@ -71,7 +71,7 @@ _RESUME_FLAGS = (
   "ffm_steps",
 )
 _POLL_SECS = 0.2
-_STOP_SECS = 60
+_STOP_SECS = 300
 INTERRUPTED = 130
 
 
