@@ -8,6 +8,7 @@ Checkpoints can be restored on any number of ranks. Ctrl-C stops all ranks after
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import os
 import shlex
 import signal
@@ -104,6 +105,7 @@ def main(argv: list[str]) -> int:
   if mpi_utils.is_under_mpi():
     # Who started the ranks tells them to stop, all at the same step.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    faulthandler.register(signal.SIGUSR1)
     return _train_rank(model_dir)
   return _train(model_dir)
 
@@ -205,6 +207,10 @@ def _wait(
       deadline = time.monotonic() + _STOP_SECS
     if deadline is not None and time.monotonic() > deadline:
       print(f"Ranks did not end in {_STOP_SECS} s: killing them.", file=sys.stderr)
+      for process in processes:
+        if process.poll() is None:
+          process.send_signal(signal.SIGUSR1)  # They print where they are.
+      time.sleep(1)
       return 1
     time.sleep(_POLL_SECS)
   failed = [rank for rank, process in enumerate(processes) if process.returncode != 0]
