@@ -15,6 +15,9 @@ namespace {
 // Fewer ids do not fill the pipeline of UnsortedRead.
 constexpr int64_t kMinUnsortedIds = 16;
 
+// Small enough that threads finish together, large enough to repay entering the read room.
+constexpr int64_t kParallelTileIds = 1024;
+
 TileScratch* ThreadTileScratch() {
   thread_local TileScratch scratch;
   return &scratch;
@@ -294,22 +297,27 @@ void EmbeddingTable::LookupMany(const LookupRequest* requests, int64_t num_reque
   thread_local std::vector<LookupRequest> tile_scratch;
   std::vector<LookupRequest>& tiles = tile_scratch;  // workers use the caller's list
   tiles.clear();
-  int64_t cost = 0;
+  int64_t cost = 0, total = 0;
   for (int64_t r = 0; r < num_requests; ++r) {
     const LookupRequest& request = requests[r];
+    total += request.n;
     const int64_t dim = request.table->dim();
-    const int64_t size = TileSize(request.n, num_requests == 1 ? threads : 1);
+    const int64_t size = threads == 1 ? TileSize(request.n, 1) : kParallelTileIds;
     for (int64_t begin = 0; begin < request.n; begin += size) {
       tiles.push_back({request.table, request.ids + begin, std::min(size, request.n - begin),
                        request.out + begin * dim});
     }
-    cost += 8 * dim * request.n;
+    cost += (200 + 4 * dim) * request.n;  // two cache misses, and the copy
   }
   const int64_t num_tiles = static_cast<int64_t>(tiles.size());
-  RunParallel(runner, num_tiles, cost / std::max<int64_t>(1, num_tiles) + 1,
-              [&tiles](int64_t begin, int64_t end) {
-                for (int64_t i = begin; i < end; ++i) {
-                  if (i + 1 < end && tiles[i + 1].table != tiles[i].table) {
+  // Waking threads takes long: a small batch wakes each of them only once.
+  const int64_t units =
+      total < kParallelTileIds * 16 * threads ? std::min<int64_t>(num_tiles, threads) : num_tiles;
+  RunParallel(runner, units, cost / std::max<int64_t>(1, units) + 1,
+              [&tiles, num_tiles, units](int64_t begin, int64_t end) {
+                const int64_t last = num_tiles * end / units;
+                for (int64_t i = num_tiles * begin / units; i < last; ++i) {
+                  if (i + 1 < last && tiles[i + 1].table != tiles[i].table) {
                     PrefetchViews(*tiles[i + 1].table);
                   }
                   LookupTile(tiles[i].table, tiles[i].ids, tiles[i].n, tiles[i].out);
