@@ -45,6 +45,7 @@ from monolith.native_training import (
   hvd_lib,
   multi_type_hash_table,
   prefetch_queue,
+  sync_agreement,
   sync_pipeline_hooks,
 )
 
@@ -54,9 +55,6 @@ flags.DEFINE_bool(
 flags.DEFINE_string(
   "enable_alltoall_metrics_for_slot", None, "A slot whose number of ids is in those summaries."
 )
-
-# Whether an element of the input is the last one of its rank; `EofAwareTask` puts it there.
-EOF_KEY = "__EofAwareTask_eof"
 
 # What S7 needs of a batch beside the gradients.
 _UPDATE_KEYS = (
@@ -148,9 +146,9 @@ class DistributedMultiTypeHashTableMpi(multi_type_hash_table.BaseMultiTypeHashTa
     fwd_capacity = self._queue_configs.get("enable_pipelined_fwda2a", 0)
     prefetch_capacity = self._queue_configs.get("embedding_prefetch_capacity", 0)
     is_last = None
-    if EOF_KEY in bundle and (fwd_capacity or prefetch_capacity):
+    if sync_agreement.EOF_KEY in bundle and (fwd_capacity or prefetch_capacity):
       # The ranks must agree to stop before one waits in vain for another that has no data.
-      is_last = _any_rank(bundle[EOF_KEY])
+      is_last = _any_rank(bundle[sync_agreement.EOF_KEY])
     queues = []
     bundle, queue = prefetch_queue.enqueue_dicts_with_queue_return(
       bundle, capacity=int(fwd_capacity), queue_name="queue_lookup_to_fusedEmbA2A"

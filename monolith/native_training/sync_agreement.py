@@ -15,6 +15,9 @@ import tensorflow as tf
 
 from monolith.native_training import hvd_lib
 
+# Where an element, its features and a graph collection say whether it is the last one of its rank.
+EOF_KEY = "__EofAwareTask_eof"
+
 
 class Broadcast:
   """Numbers that all ranks get from rank 0; built in the default graph.

@@ -321,7 +321,7 @@ class EofAwareTask:
     agree_on_eof: agree without it too.
   """
 
-  EOF_KEY = "__EofAwareTask_eof"
+  EOF_KEY = sync_agreement.EOF_KEY
 
   class EofHook(tf.estimator.SessionRunHook):
     """Stops after the step in which the data of any rank ended.

@@ -34,6 +34,7 @@ from monolith.native_training import (
   native_task,
   native_task_context,
   prefetch_queue,
+  sync_agreement,
   training_export,
   training_hooks,
   training_roles,
@@ -65,8 +66,6 @@ _PREDICT = tf.estimator.ModeKeys.PREDICT
 # Key of an element whose ids are reordered: in a dict, so that Estimator does not take it for
 # features and labels.
 _ELEMENT_KEY = "1"
-# Whether an element is the last one: `EofAwareTask.EOF_KEY` of `sync_training_hooks`.
-_EOF_KEY = "__EofAwareTask_eof"
 
 _MAX_SHARD_BYTES = 1 << 17
 
@@ -405,8 +404,10 @@ class CpuTraining:
     ).attach(spec, mode)
     if self.config.enable_partial_sync_training and self.config.index != 0:
       spec = spec._replace(scaffold=_create_own_variables_scaffold())
-    if _EOF_KEY in auxiliary_bundle:
-      tf.compat.v1.add_to_collection(_EOF_KEY, auxiliary_bundle[_EOF_KEY])
+    if sync_agreement.EOF_KEY in auxiliary_bundle:
+      tf.compat.v1.add_to_collection(
+        sync_agreement.EOF_KEY, auxiliary_bundle[sync_agreement.EOF_KEY]
+      )
     return spec
 
   def _maybe_add_item_pool_hook(self, mode: str, run_config: Any) -> None:
@@ -575,8 +576,8 @@ def _take_eof(features: Features) -> tuple[Features, dict[str, Any]]:
   if not isinstance(features, Mapping):
     raise TypeError(f"features is {features}, want a dict: the model looks up features by name")
   features = dict(features)
-  if _EOF_KEY in features:
-    return features, {_EOF_KEY: features.pop(_EOF_KEY)}
+  if sync_agreement.EOF_KEY in features:
+    return features, {sync_agreement.EOF_KEY: features.pop(sync_agreement.EOF_KEY)}
   return features, {}
 
 
