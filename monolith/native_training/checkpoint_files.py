@@ -102,7 +102,7 @@ def twin_of(prefix: str) -> str:
 def set_aside(prefix: str) -> None:
   """Gives a complete checkpoint a second name, under which it outlives an overwriting of the first.
 
-  Local files are linked, others copied.
+  Local files are linked, but for the index; others are copied.
   """
   twin = twin_of(prefix)
   delete_checkpoint(twin)
@@ -144,6 +144,10 @@ def _link_tree(source: str, target: str) -> None:
     tf.io.gfile.makedirs(target)
     for name in list_dir(source):
       _link_tree(os.path.join(source, name), os.path.join(target, name))
+    return
+  # TensorFlow rewrites an index in place: a link would lose its content with it.
+  if source.endswith(".index"):
+    tf.io.gfile.copy(source, target, overwrite=True)
     return
   try:
     os.link(source, target)
