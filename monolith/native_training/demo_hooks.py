@@ -67,13 +67,14 @@ class ProgressHook(tf.estimator.SessionRunHook):
     self._fetches = {"loss": loss, "labels": labels, "predictions": predictions}
     self._interval_secs = interval_secs
     self._num_ranks = num_ranks
+    self._step: tf.Tensor | None = None
     self._rows: tf.Tensor | None = None
     self._window: list[dict[str, np.ndarray]] = []
     self._last_time = 0.0
     self._last_step: int | None = None
 
   def begin(self) -> None:
-    self._fetches["step"] = training_util._get_or_create_global_step_read()
+    self._step = training_util._get_or_create_global_step_read()
     sizes = [tf.constant(0, tf.int64)]
     for group in tf.compat.v1.get_collection(multi_hash_table_ops._MULTI_HASH_TABLE_GRAPH_KEY):
       with tf.device(group.handle.device):
@@ -89,18 +90,20 @@ class ProgressHook(tf.estimator.SessionRunHook):
   def after_run(self, run_context: tf.estimator.SessionRunContext, run_values: Any) -> None:
     result, now = run_values.results, time.monotonic()
     self._window = [*self._window[-_MAX_WINDOW + 1 :], result]
+    # The step is read in runs of its own: within a training run nothing orders the read and the
+    # train op, and either may come first.
     if self._last_step is None:
-      self._last_step, self._last_time = int(result["step"]), now
+      self._last_step, self._last_time = int(run_context.session.run(self._step)), now
     elif now - self._last_time >= self._interval_secs:
       self._print(run_context.session, now)
 
   def end(self, session: tf.compat.v1.Session) -> None:
-    if self._window and int(self._window[-1]["step"]) != self._last_step:
+    if self._window and int(session.run(self._step)) != self._last_step:
       self._print(session, time.monotonic())
 
   def _print(self, session: tf.compat.v1.Session, now: float) -> None:
     window = self._window
-    step = int(window[-1]["step"])
+    step, rows = (int(value) for value in session.run((self._step, self._rows)))
     batch_size = np.mean([len(result["labels"]) for result in window])
     num_examples = (step - self._last_step) * batch_size * self._num_ranks
     speed = num_examples / max(now - self._last_time, 1e-9)
@@ -109,7 +112,6 @@ class ProgressHook(tf.estimator.SessionRunHook):
       np.concatenate([result["predictions"] for result in window]),
     )
     loss = np.mean([result["loss"] for result in window])
-    rows = session.run(self._rows)
     print(
       f"step {step:6d}   {speed:9,.0f} examples/s   loss {loss:.4f}   AUC {auc:.4f}   "
       f"{rows:,} rows in tables" + (" of this rank" if self._num_ranks > 1 else ""),
