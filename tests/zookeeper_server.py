@@ -14,6 +14,8 @@ import time
 
 import pytest
 
+from tests.free_ports import get_free_port
+
 _JARS = "/usr/share/java"
 _START_TIMEOUT_SECS = 60
 
@@ -28,16 +30,10 @@ def require_zookeeper() -> None:
   pytest.skip(message)
 
 
-def get_free_port() -> int:
-  with socket.socket() as s:
-    s.bind(("127.0.0.1", 0))
-    return s.getsockname()[1]
-
-
 class ZooKeeperServer:
   """A stand-alone server that can be stopped and started again with its data."""
 
-  def __init__(self, tick_time_ms: int = 200):
+  def __init__(self, tick_time_ms: int = 500):
     self._folder = pathlib.Path(tempfile.mkdtemp(prefix="zookeeper"))
     self.port = get_free_port()
     self.hosts = f"127.0.0.1:{self.port}"
@@ -46,7 +42,8 @@ class ZooKeeperServer:
       f"dataDir={self._folder / 'data'}\n"
       f"clientPort={self.port}\n"
       "clientPortAddress=127.0.0.1\n"
-      # Sessions live between 2 and 20 ticks: short, so that a killed client is noticed soon.
+      # Sessions live between 2 and 20 ticks: short, so that a killed client is noticed soon, and
+      # long enough for a client that a busy machine lets wait.
       f"tickTime={tick_time_ms}\n"
       "maxClientCnxns=0\n"
       "admin.enableServer=false\n"
@@ -57,7 +54,10 @@ class ZooKeeperServer:
     """Starts the server and waits until it serves."""
     with open(self._folder / "log", "ab") as log:
       self._process = subprocess.Popen(
-        ["java", "-Xmx128m", "-XX:TieredStopAtLevel=1", "-cp", f"{_JARS}/*",
+        # What is written survives the end of the process, if not that of the machine: without
+        # waiting for a busy disk after every write.
+        ["java", "-Xmx128m", "-XX:TieredStopAtLevel=1", "-Dzookeeper.forceSync=no",
+         "-cp", f"{_JARS}/*",
          "org.apache.zookeeper.server.quorum.QuorumPeerMain", str(self._config)],
         stdout=log, stderr=log, stdin=subprocess.DEVNULL,
       )  # fmt: skip

@@ -15,7 +15,7 @@ from absl.testing import flagsaver
 from tensorflow_estimator.python.estimator import util as estimator_util
 
 from monolith.native_training import mlp_utils
-from tests.zookeeper_server import get_free_port
+from tests.free_ports import get_free_port
 
 tf.compat.v1.disable_eager_execution()
 
@@ -312,7 +312,8 @@ class DatasetInitializerHookTest(unittest.TestCase):
 class DataServiceTest(unittest.TestCase):
   def test_three_processes(self):
     dispatcher_port, dsworker_port, ssh_port = (get_free_port() for _ in range(3))
-    worker_port = _get_port_with_a_free_successor()
+    # The extra data worker of a trainer listens on the next port.
+    worker_port = get_free_port(num_successors=1)
     cluster = {"MLP_SSH_PORT": str(ssh_port)}
     ports = {"dispatcher": dispatcher_port, "dsworker": dsworker_port, "worker": worker_port}
     for role, port in ports.items():
@@ -342,17 +343,6 @@ class DataServiceTest(unittest.TestCase):
     self.assertCountEqual(result["elements"], range(200))
     self.assertEqual(result["dispatcher"], f"grpc://127.0.0.1:{dispatcher_port}")
     self.assertEqual(result["extra"], 1)
-
-
-def _get_port_with_a_free_successor():
-  """The extra data worker of a trainer listens on the next port."""
-  while True:
-    port = get_free_port()
-    try:
-      with socket.create_server(("127.0.0.1", port + 1)):
-        return port
-    except (OSError, OverflowError):
-      continue
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import unittest
 from unittest import mock
 
 from monolith.native_training import net_utils
+from tests.free_ports import get_free_port
 
 _FAILED_TIME = 0
 _DEAD_SET = set()
@@ -70,8 +71,7 @@ class NetUtilsTest(unittest.TestCase):
 
   def test_real_sockets(self):
     server, port = _listen(real_socket.AF_INET, "127.0.0.1")
-    closed, closed_port = _listen(real_socket.AF_INET, "127.0.0.1")
-    closed.close()
+    closed_port = get_free_port()
 
     with server:
       checker = net_utils.NodeAliveChecker([f"127.0.0.1:{port}", f"127.0.0.1:{closed_port}"])

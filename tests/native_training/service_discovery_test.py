@@ -8,8 +8,8 @@ from kazoo.protocol.states import KazooState
 
 from monolith.native_training import service_discovery
 from monolith.native_training.zk_utils import MonolithKazooClient
+from tests.free_ports import get_free_port
 from tests.wait_until import wait_until
-from tests.zookeeper_server import get_free_port
 
 _MODULE = "monolith.native_training.service_discovery"
 
@@ -387,13 +387,13 @@ class MLPServiceDiscoveryTest(unittest.TestCase):
     self.assertEqual(set(self._discovery.query_all()), {"ps", "worker", "chief"})
 
   def test_ps_that_does_not_answer(self):
-    self._server.close()
-    with mock.patch(f"{_MODULE}._PS_PORT_TIMEOUT_SECS", 0.01):
-      with self.assertRaisesRegex(AssertionError, f"^127.0.0.1:{self._port} connect error!$"):
-        self._discovery.query("ps")
-    self.assertEqual(
-      self._discovery.query("ps", skip_port_check=True), {0: f"127.0.0.1:{self._port}"}
-    )
+    addr = f"127.0.0.1:{get_free_port()}"
+    with mock.patch.dict(os.environ, {"MLP_PS_0_PORT": addr.rpartition(":")[2]}):
+      discovery = service_discovery.MLPServiceDiscovery()
+      with mock.patch(f"{_MODULE}._PS_PORT_TIMEOUT_SECS", 0.01):
+        with self.assertRaisesRegex(AssertionError, f"^{addr} connect error!$"):
+          discovery.query("ps")
+      self.assertEqual(discovery.query("ps", skip_port_check=True), {0: addr})
 
   def test_register_and_deregister(self):
     self._discovery.deregister("worker", 1, "w1:3334")

@@ -1,5 +1,3 @@
-import contextlib
-import socket
 import threading
 import time
 from unittest import mock
@@ -7,6 +5,7 @@ from unittest import mock
 import tensorflow as tf
 
 from monolith.native_training import sync_hooks
+from tests.free_ports import get_free_port
 
 tf.compat.v1.disable_eager_execution()
 
@@ -248,11 +247,7 @@ class SyncHooksTest(tf.test.TestCase):
 
 def _create_cluster():
   """Starts one chief and one worker server on free ports."""
-  with contextlib.ExitStack() as stack:
-    sockets = [stack.enter_context(socket.socket()) for _ in range(2)]
-    for s in sockets:
-      s.bind(("localhost", 0))
-    ports = [s.getsockname()[1] for s in sockets]
+  ports = [get_free_port() for _ in range(2)]
   cluster = tf.train.ClusterSpec(
     {"chief": [f"localhost:{ports[0]}"], "worker": [f"localhost:{ports[1]}"]}
   )

@@ -15,6 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from monolith.native_training import cpu_training, utils
+from tests.free_ports import get_free_port
 from tests.wait_until import wait_until
 
 tf.compat.v1.disable_eager_execution()
@@ -218,11 +219,6 @@ class BadClusterTest(tf.test.TestCase):
     self.assertNotEqual(code, 0)
     return training.log(("worker", 0))
 
-  def _free_port(self):
-    with socket.socket() as s:
-      s.bind(("127.0.0.1", 0))
-      return s.getsockname()[1]
-
   def test_discovery_never_answers(self):
     log = self._run_worker(timeout_secs=3)
 
@@ -230,8 +226,8 @@ class BadClusterTest(tf.test.TestCase):
 
   def test_wrong_cluster(self):
     cluster = {
-      "ps": [f"127.0.0.1:{self._free_port()}"],
-      "worker": [f"127.0.0.1:{self._free_port()}"],
+      "ps": [f"127.0.0.1:{get_free_port()}"],
+      "worker": [f"127.0.0.1:{get_free_port()}"],
     }
     tf_config = {"cluster": cluster, "task": {"type": "worker", "index": 0}}
 
