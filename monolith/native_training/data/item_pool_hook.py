@@ -72,7 +72,11 @@ class ItemPoolSaveRestoreHook(tf.compat.v1.train.SessionRunHook):
   def after_run(
     self, run_context: tf.estimator.SessionRunContext, run_values: tf.estimator.SessionRunValues
   ) -> None:
-    step = int(run_values.results)
+    # Nothing orders the read of the step and the train op within a run: what was read may be the
+    # step before. When a save may be due, the step is read again, by itself.
+    if int(run_values.results) + 1 - self._last_step <= self._save_steps:
+      return
+    step = int(run_context.session.run(self._global_step))
     if step - self._last_step > self._save_steps:
       self._save(run_context.session, step)
 
