@@ -7,6 +7,7 @@ updates they got, because every gradient is -1 and the optimizer is SGD with rat
 from __future__ import annotations
 
 import json
+import pathlib
 import time
 
 import tensorflow as tf
@@ -21,6 +22,7 @@ from monolith.native_training import (
   native_task,
   service_discovery,
 )
+from tests.wait_until import wait_until
 
 FLAGS = flags.FLAGS
 
@@ -34,11 +36,27 @@ flags.DEFINE_integer("num_workers", 1, "workers")
 flags.DEFINE_integer("max_steps", 100, "when training is over")
 flags.DEFINE_integer("save_steps", 20, "steps between checkpoints")
 flags.DEFINE_bool("partial_recovery", True, "restore only lost servers")
-flags.DEFINE_integer("timeout_secs", 120, "how long to wait for others")
+# Longer than any of them takes to start on a busy machine.
+flags.DEFINE_integer("timeout_secs", 600, "how long to wait for others")
 flags.DEFINE_float("step_secs", 0.05, "how long a step takes")
 
 
 class SlowHook(tf.estimator.SessionRunHook):
+  """Lets every step take some time, and the first one of the chief wait for all workers.
+
+  A worker that comes when training is over finds nobody to train with.
+  """
+
+  def after_create_session(self, session, coord):
+    pathlib.Path(FLAGS.model_dir, f"worker_{FLAGS.index}_has_started").touch()
+
+  def before_run(self, run_context):
+    workers = [
+      pathlib.Path(FLAGS.model_dir, f"worker_{i}_has_started") for i in range(FLAGS.num_workers)
+    ]
+    if FLAGS.index == 0:
+      wait_until(lambda: all(path.exists() for path in workers), FLAGS.timeout_secs)
+
   def after_run(self, run_context, run_values):
     time.sleep(FLAGS.step_secs)
 
@@ -103,7 +121,8 @@ def main(unused_argv):
     partial_recovery=FLAGS.partial_recovery,
     max_retry_times=6,
     retry_wait_in_secs=1,
-    chief_timeout_secs=20,
+    # At the end the chief waits for a worker that was killed until it is back.
+    chief_timeout_secs=120,
     session_creation_timeout_secs=FLAGS.timeout_secs,
   )
   if FLAGS.tf_config:
