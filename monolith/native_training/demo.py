@@ -72,6 +72,8 @@ _RESUME_FLAGS = (
 )
 _POLL_SECS = 0.2
 _STOP_SECS = 300
+# How long a worker may take to end when the chief, which waits for those that train, has ended.
+_LATE_SECS = 30
 INTERRUPTED = 130
 
 
@@ -283,7 +285,8 @@ def _child_command(
 
 
 def _wait(processes: dict[tuple[str, int], subprocess.Popen], log_dir: str) -> int:
-  deadline = None
+  """Waits for all processes but workers that come when training is over; returns the status."""
+  deadline = late_since = None
   while any(process.poll() is None for process in processes.values()):
     for (server_type, index), process in processes.items():
       if process.poll() not in (None, 0):
@@ -297,8 +300,15 @@ def _wait(processes: dict[tuple[str, int], subprocess.Popen], log_dir: str) -> i
       if time.monotonic() > deadline:
         print(f"Processes did not stop in {_STOP_SECS} s: killing them.", file=sys.stderr)
         return 1
+    running = [role for role, process in processes.items() if process.poll() is None]
+    if all(server_type == "worker" and index > 0 for server_type, index in running):
+      late_since = late_since or time.monotonic()
+      if time.monotonic() - late_since > _LATE_SECS:
+        # They look for a chief that will not come back.
+        print(f"Workers {[index for _, index in running]} came when training was over.")
+        break
     time.sleep(_POLL_SECS)
-  return max(abs(process.returncode) for process in processes.values())
+  return max(abs(process.returncode or 0) for process in processes.values())
 
 
 def _play_role(model_dir: str) -> int:
