@@ -28,13 +28,18 @@ sys.stdin.read()
 os._exit(0)
 """
 
+# Writes one list after the other until its standard input ends.
 _WRITER_PROCESS = """
 import sys
+import threading
 from monolith.native_training import cluster_manager
 file_name, *lists = sys.argv[1:]
 print("writing", flush=True)
-for i in range(400):
-  cluster_manager._save_ps_cluster_to_file(file_name, lists[i % 2].split(","))
+stopped = threading.Event()
+threading.Thread(target=lambda: (sys.stdin.read(), stopped.set())).start()
+while not stopped.is_set():
+  for addrs in lists:
+    cluster_manager._save_ps_cluster_to_file(file_name, addrs.split(","))
 """
 
 
@@ -189,22 +194,31 @@ class ClusterManagerTest(unittest.TestCase):
              for n, size in enumerate((3, 800))]  # fmt: skip
     cluster_manager._save_ps_cluster_to_file(self._file, lists[0].split(","))
     writer = subprocess.Popen(
-      [sys.executable, "-c", _WRITER_PROCESS, self._file, *lists], stdout=subprocess.PIPE
+      [sys.executable, "-c", _WRITER_PROCESS, self._file, *lists],
+      stdin=subprocess.PIPE,
+      stdout=subprocess.PIPE,
     )
+    self.addCleanup(writer.stdin.close)
     self.addCleanup(writer.stdout.close)
     self.addCleanup(writer.wait)
     self.addCleanup(writer.kill)
     self.assertEqual(writer.stdout.readline(), b"writing\n")
 
-    seen = set()
-    while writer.poll() is None:
+    seen = []
+
+    def has_read_enough():
       with open(self._file) as f:
-        seen.add(f.read())
+        seen.append(f.read())
       addrs = cluster_manager._fetch_ps_cluster_from_file(self._file, timeout=0)
       self.assertIn(len(addrs), (3, 800))
+      self.assertIsNone(writer.poll())
+      return len(seen) >= 400 and set(seen) >= set(lists)
 
-    self.assertEqual(writer.returncode, 0)
-    self.assertEqual(seen, set(lists))
+    wait_until(has_read_enough, poll_secs=0)
+    writer.stdin.close()
+
+    self.assertEqual(writer.wait(), 0)
+    self.assertEqual(set(seen), set(lists))
 
   def test_index_out_of_range(self):
     with self.assertRaisesRegex(ValueError, "index is 3, want one of 3 workers"):
