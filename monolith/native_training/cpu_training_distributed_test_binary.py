@@ -122,7 +122,10 @@ class FeatureTask(native_task.NativeTask):
       all_embeddings = column.get_all_embeddings_concat()
       gradients = tf.gradients(loss, all_embeddings)
       global_step = tf.compat.v1.train.get_or_create_global_step()
-      with tf.control_dependencies([tf.compat.v1.assign_add(global_step, 1)]):
+      # Only steps that had data count: the step that finds the end of the data may still run this.
+      with tf.control_dependencies([loss]):
+        step_op = tf.compat.v1.assign_add(global_step, 1)
+      with tf.control_dependencies([step_op]):
         train_op = self.ctx.apply_embedding_gradients(zip(gradients, [all_embeddings]))
       hooks = []
       if not hasattr(tf.compat.v1.get_default_graph(), "dry_run"):

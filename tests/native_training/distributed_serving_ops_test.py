@@ -23,6 +23,7 @@ from monolith.native_training.runtime.parameter_sync import (
   parameter_sync_pb2,
   prediction_service_pb2,
 )
+from tests.free_ports import get_free_port
 
 tf.compat.v1.disable_eager_execution()
 
@@ -64,7 +65,7 @@ class ParameterSyncTest(tf.test.TestCase):
     self.addCleanup(server.stop)
     return server
 
-  def config(self, *targets, timeout_in_ms=5000):
+  def config(self, *targets, timeout_in_ms=60000):
     return parameter_sync_pb2.ClientConfig(
       model_name="model",
       signature_name="hashtable_assign",
@@ -78,7 +79,7 @@ class ParameterSyncTest(tf.test.TestCase):
       ports = session.run([server.get_port() for server in servers])
       self.assertEqual([port.shape for port in ports], [(1,), (1,)])
       config = parameter_sync_pb2.ClientConfig(
-        targets=[f"localhost:{port[0]}" for port in ports], timeout_in_ms=5000
+        targets=[f"localhost:{port[0]}" for port in ports], timeout_in_ms=60000
       )
       client = distributed_serving_ops.ParameterSyncClient(
         distributed_serving_ops.parameter_sync_client_from_config(config)
@@ -213,32 +214,30 @@ class ParameterSyncTest(tf.test.TestCase):
     self.assertEmpty(server.requests)
 
   def test_a_dead_target_is_named_and_the_others_are_served(self):
-    server, dead = self.serve(), self.serve()
-    dead.stop()
+    server, dead_address = self.serve(), f"localhost:{get_free_port()}"
     with self.session() as session:
       handle = distributed_serving_ops.parameter_sync_client_from_config(name_suffix="dead")
       table = hash_table_ops.test_hash_table(1, name_suffix="dead", sync_client=handle)
       session.run(table.apply_gradients([1], [[1.0]], tf.constant(0, tf.int64)).as_op())
       client = distributed_serving_ops.ParameterSyncClient(handle)
-      config = self.config(dead.address, server.address)
+      config = self.config(dead_address, server.address)
       result = session.run(client.create_sync_op(config))
 
     responses = json.loads(result[0])["responses"]
-    self.assertEqual([r["target"] for r in responses], [dead.address, server.address])
+    self.assertEqual([r["target"] for r in responses], [dead_address, server.address])
     self.assertNotEqual(responses[0]["status_code"], 0)
     self.assertTrue(responses[0]["error_message"])
     self.assertEqual(responses[1]["update_num"], 1)
     self.assertLen(server.requests, 1)
 
   def test_rows_that_did_not_reach_a_target_are_pushed_again(self):
-    server, dead = self.serve(), self.serve()
-    dead.stop()
+    server, dead_address = self.serve(), f"localhost:{get_free_port()}"
     with self.session() as session:
       handle = distributed_serving_ops.parameter_sync_client_from_config(name_suffix="again")
       table = hash_table_ops.test_hash_table(1, name_suffix="again", sync_client=handle)
       step = tf.constant(0, tf.int64)
       client = distributed_serving_ops.ParameterSyncClient(handle)
-      push_to_dead = client.create_sync_op(self.config(dead.address))
+      push_to_dead = client.create_sync_op(self.config(dead_address))
       push = client.create_sync_op(self.config(server.address))
       session.run(table.apply_gradients([1, 2], [[-1.0], [-2.0]], step).as_op())
       session.run(push_to_dead)
@@ -336,7 +335,7 @@ class RemotePredictTest(tf.test.TestCase):
       old_model_name=None,
       output_types=[tf.float32],
       signature_name="lookup",
-      **{"max_rpc_deadline_millis": 5000, **kwargs},
+      **{"max_rpc_deadline_millis": 60000, **kwargs},
     )
 
   def test_model_name_is_required(self):
@@ -365,18 +364,17 @@ class RemotePredictTest(tf.test.TestCase):
     self.assertAllEqual(inputs["s"], [b"text"])
 
   def test_errors_name_the_server(self):
-    server = RecordingServer()
-    server.stop()
-    distributed_serving_ops.set_remote_predict_resolver(lambda *_: [server.address])
+    address = f"localhost:{get_free_port()}"
+    distributed_serving_ops.set_remote_predict_resolver(lambda *_: [address])
     with self.session() as session:
       # TensorFlow keeps Unavailable for its own network.
-      with self.assertRaisesRegex(tf.errors.InternalError, server.address):
+      with self.assertRaisesRegex(tf.errors.InternalError, address):
         session.run(self.predict())
       op = self.predict(fail_op_on_rpc_error=False)[0].op
       code, message, y = session.run(list(op.outputs))
 
     self.assertEqual(code, grpc.StatusCode.UNAVAILABLE.value[0])
-    self.assertIn(server.address, message.decode())
+    self.assertIn(address, message.decode())
     self.assertEmpty(y)
 
   def test_wrong_answers(self):

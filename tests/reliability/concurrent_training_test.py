@@ -16,6 +16,8 @@ _IDS = 20000
 _BATCH = 500
 _DIM = 32
 _SAVES = 3
+# A busy machine may give the thread that looks up no turn during a few saves.
+_MAX_SAVES = 100
 
 
 class ConcurrentTrainingTest(tf.test.TestCase):
@@ -61,10 +63,12 @@ class ConcurrentTrainingTest(tf.test.TestCase):
       ]
       for thread in threads:
         thread.start()
-      for i in range(_SAVES):
+      num_saves = 0
+      while num_saves < _SAVES or (not lookups_during_saves[0] and num_saves < _MAX_SAVES):
         saving.set()
-        sess.run(save, {path: os.path.join(folder, f"table{i}")})
+        sess.run(save, {path: os.path.join(folder, f"table{num_saves % _SAVES}")})
         saving.clear()
+        num_saves += 1
       stopped.set()
       for thread in threads:
         thread.join()
