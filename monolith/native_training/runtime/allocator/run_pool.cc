@@ -13,16 +13,16 @@ namespace {
 
 constexpr int64_t kGrain = 4096;
 constexpr int64_t kMaxChunk = int64_t{32} << 20;
+// Free memory that is kept, as a fraction of what is in use: not quite three runs of a table's 64.
+constexpr int64_t kKeptFraction = 24;
 
 int64_t RoundUp(int64_t bytes, int64_t grain) { return (bytes + grain - 1) / grain * grain; }
 
-// Gives back the huge pages that lie inside the free run [begin, end) and touch its newest part.
-void ReleaseHugePages(char* begin, char* end, const char* new_begin, const char* new_end) {
+// Gives back the huge pages that lie inside the free run [begin, end).
+void ReleaseHugePages(char* begin, char* end) {
   const uintptr_t page = kHugePageBytes;
-  const uintptr_t first = std::max((reinterpret_cast<uintptr_t>(begin) + page - 1) / page,
-                                   reinterpret_cast<uintptr_t>(new_begin) / page);
-  const uintptr_t last = std::min(reinterpret_cast<uintptr_t>(end) / page,
-                                  (reinterpret_cast<uintptr_t>(new_end) + page - 1) / page);
+  const uintptr_t first = (reinterpret_cast<uintptr_t>(begin) + page - 1) / page;
+  const uintptr_t last = reinterpret_cast<uintptr_t>(end) / page;
   if (first < last) {
     madvise(reinterpret_cast<void*>(first * page), (last - first) * page, MADV_DONTNEED);
   }
@@ -52,6 +52,8 @@ void RunPool::Free(char* run, int64_t bytes) {
   std::lock_guard<std::mutex> lock(mutex_);
   in_use_ -= bytes;
   AddFree(run, bytes);
+  kept_ += bytes;
+  if (kept_ > in_use_ / kKeptFraction) ReleaseFree();
 }
 
 int64_t RunPool::bytes_in_use() const {
@@ -60,19 +62,21 @@ int64_t RunPool::bytes_in_use() const {
 }
 
 char* RunPool::TakeFree(int64_t bytes) {
-  const auto fit = std::find_if(free_.begin(), free_.end(),
-                                [bytes](const auto& run) { return run.second >= bytes; });
+  auto fit = free_.end();
+  for (auto run = free_.begin(); run != free_.end(); ++run) {
+    if (run->second < bytes) continue;
+    if (fit == free_.end() || run->second < fit->second) fit = run;
+  }
   if (fit == free_.end()) return nullptr;
   char* run = fit->first;
   const int64_t rest = fit->second - bytes;
   free_.erase(fit);
   if (rest > 0) free_.emplace(run + bytes, rest);
+  kept_ = std::max<int64_t>(0, kept_ - bytes);
   return run;
 }
 
 void RunPool::AddFree(char* run, int64_t bytes) {
-  const char* const freed_begin = run;
-  const char* const freed_end = run + bytes;
   auto next = free_.lower_bound(run);
   if (next != free_.end() && run + bytes == next->first) {
     bytes += next->second;
@@ -87,7 +91,11 @@ void RunPool::AddFree(char* run, int64_t bytes) {
     }
   }
   free_.emplace(run, bytes);
-  ReleaseHugePages(run, run + bytes, freed_begin, freed_end);
+}
+
+void RunPool::ReleaseFree() {
+  for (const auto& run : free_) ReleaseHugePages(run.first, run.first + run.second);
+  kept_ = 0;
 }
 
 bool RunPool::AddChunk(int64_t min_bytes) {

@@ -3,14 +3,18 @@
 #include <algorithm>
 
 #include "monolith/native_training/runtime/allocator/huge_pages.h"
+#include "monolith/native_training/runtime/allocator/page_populator.h"
 
 namespace monolith {
 namespace engine {
 namespace {
 
-constexpr int64_t kBlockBytes = int64_t{128} << 10;
+constexpr int64_t kBlockBytes = int64_t{32} << 10;
 constexpr int64_t kMaxRows = int64_t{1} << 32;
 constexpr int64_t kMinRegion = int64_t{32} << 20;
+// How far pages are committed ahead: little against the table, and enough for a thread to keep up.
+constexpr int64_t kMaxAhead = 2 * kHugePageBytes;
+constexpr int64_t kAheadFraction = 16;
 // Address space only. Sanitizers keep shadow memory of what is mapped, so they get less.
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 constexpr int64_t kReservation = int64_t{256} << 20;
@@ -39,6 +43,7 @@ RowArena::RowArena(int64_t stride, int num_shards)
 
 RowArena::~RowArena() {
   for (int i = 0; i < num_regions_; ++i) {
+    PagePopulator::Get()->Cancel(regions_[i].base, regions_[i].rows * stride_);
     UnmapPages(regions_[i].base, regions_[i].rows * stride_);
   }
 }
@@ -52,7 +57,22 @@ bool RowArena::AllocateBlock(uint32_t* first) {
   }
   *first = static_cast<uint32_t>(next_row_);
   next_row_ += block_rows_;
+  PopulateAhead();
   return true;
+}
+
+void RowArena::PopulateAhead() {
+  const Region& region = regions_[num_regions_ - 1];
+  const int64_t used = (next_row_ - region.first_row) * stride_;
+  if (num_regions_ == 1 && used <= small_page_bytes_) return;
+  const int64_t ahead = std::min(kMaxAhead, used / kAheadFraction);
+  const int64_t wanted = (used + ahead) / kHugePageBytes * kHugePageBytes;
+  // The page that is being filled is not worth a request: its block is written to at once.
+  const int64_t from = std::max(populated_, (used / kHugePageBytes + 1) * kHugePageBytes);
+  const int64_t to = std::min(wanted, region.rows * stride_ / kHugePageBytes * kHugePageBytes);
+  if (to <= from) return;
+  PagePopulator::Get()->Request(region.base + from, to - from);
+  populated_ = to;
 }
 
 bool RowArena::AddRegion() {
@@ -74,6 +94,7 @@ bool RowArena::AddRegion() {
     first_rows_ = static_cast<uint64_t>(rows);
   }
   ++num_regions_;
+  populated_ = 0;
   end_row_ += rows;
   return true;
 }

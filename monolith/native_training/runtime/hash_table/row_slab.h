@@ -4,14 +4,15 @@
 //   +----------------+----------------+----------------+----------------+- - - - - - - - - - - - -
 //   | block, shard 5 | block, shard 0 | block, shard 9 | block, shard 5 |   not touched yet
 //   +----------------+----------------+----------------+----------------+- - - - - - - - - - - - -
-//   block: rows of one shard, about 128 KiB
+//   block: rows of one shard, about 32 KiB
 //   row: values, then state of every segment (row_layout.h)
 //
 // Row numbers are unique in the table and address = base + row * stride: no table lookup stands
 // between an index slot and the prefetch of its row (a chunk table cost 13 ns per id, more than the
 // cache miss itself). Only a table larger than the reservation has further regions, reached through
 // a list. Shards take blocks in the order in which they grow: huge pages fill up front to back, so
-// a table of any size wastes one partly used huge page, and page faults spread evenly over batches.
+// a table of any size wastes a partly used huge page and the few that are committed ahead of their
+// use (page_populator.h), and page faults spread evenly over batches.
 // The first block of every shard lies on small pages, so that a table with a handful of rows costs
 // kilobytes, until the first of them is full. Rows never move. Freed rows are handed out again
 // first, by their shard.
@@ -67,7 +68,8 @@ class RowArena {
   static constexpr int kMaxRegions = 1024;
 
   char* FarAddress(uint32_t row) const;
-  bool AddRegion();  // mutex held, or from the constructor
+  bool AddRegion();      // mutex held, or from the constructor
+  void PopulateAhead();  // mutex held
 
   const int64_t stride_;
   const int64_t block_rows_;
@@ -78,6 +80,7 @@ class RowArena {
   int num_regions_ = 0;
   int64_t next_row_ = 0;
   int64_t end_row_ = 0;
+  int64_t populated_ = 0;  // bytes of the newest region that were asked for ahead of their use
   int64_t next_region_bytes_;
   std::unique_ptr<Region[]> regions_;  // kMaxRegions; never moves, because readers do not lock it
 };

@@ -30,11 +30,13 @@ class NamedResourceOp : public OpKernel {
     if (!initialized_) {
       OP_REQUIRES_OK(ctx, cinfo_.Init(ctx->resource_manager(), def(),
                                       /*use_node_name_as_default=*/true));
+      handle_ = Tensor(DT_RESOURCE, TensorShape({}));
+      handle_.scalar<ResourceHandle>()() =
+          MakeResourceHandle<T>(ctx, cinfo_.container(), cinfo_.name());
       initialized_ = true;
     }
     OP_REQUIRES_OK(ctx, FindOrCreate(ctx));
-    OP_REQUIRES_OK(ctx, MakeResourceHandleToOutput(ctx, 0, cinfo_.container(), cinfo_.name(),
-                                                   TypeIndex::Make<T>()));
+    ctx->set_output(0, handle_);
   }
 
  protected:
@@ -58,6 +60,7 @@ class NamedResourceOp : public OpKernel {
 
   mutex mu_;
   ContainerInfo cinfo_;
+  Tensor handle_ TF_GUARDED_BY(mu_);  // made once: a step runs this op for every table
   bool initialized_ TF_GUARDED_BY(mu_) = false;
 };
 

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <map>
 #include <random>
+#include <vector>
 
 #include "monolith/native_training/runtime/allocator/huge_pages.h"
 #include "monolith/native_training/runtime/hash_table/row_slab.h"
@@ -40,6 +41,32 @@ TEST(RunPoolTest, NeighboursMerge) {
   pool.Free(runs[2], 4096);
   pool.Free(runs[1], 4096);
   EXPECT_EQ(pool.Allocate(3 * 4096), runs[0]);
+}
+
+TEST(RunPoolTest, SmallestHoleThatFitsIsTaken) {
+  RunPool pool;
+  char* runs[5];
+  const int64_t sizes[] = {5 * 4096, 4096, 2 * 4096, 4096, 3 * 4096};
+  for (int i = 0; i < 5; ++i) runs[i] = pool.Allocate(sizes[i]);
+  for (const int i : {0, 2, 4}) pool.Free(runs[i], sizes[i]);
+  EXPECT_EQ(pool.Allocate(2 * 4096), runs[2]);
+  EXPECT_EQ(pool.Allocate(3 * 4096), runs[4]);
+}
+
+// Given back and taken again within the fraction that is kept, memory is not cleared by the system.
+TEST(RunPoolTest, LittleFreeMemoryIsKeptMuchIsGivenBack) {
+  RunPool pool;
+  const int64_t bytes = 2 * kHugePageBytes;
+  std::vector<char*> runs;
+  for (int i = 0; i < 100; ++i) {
+    runs.push_back(pool.Allocate(bytes));
+    ASSERT_NE(runs.back(), nullptr);
+    std::memset(runs.back(), 1, bytes);
+  }
+  pool.Free(runs[10], bytes);
+  EXPECT_EQ(runs[10][bytes / 2], 1);
+  for (int i = 20; i < 30; ++i) pool.Free(runs[i], bytes);
+  EXPECT_TRUE(AllZero(runs[10], bytes));
 }
 
 TEST(RunPoolTest, RandomRunsNeverOverlap) {
