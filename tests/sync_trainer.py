@@ -13,6 +13,7 @@ import re
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -49,6 +50,7 @@ class Job:
     export: export when saving.
     max_steps: of the training.
     learning_rate: of rows and variables.
+    slices: sizes of those of the first table.
     env: environment variables meanwhile.
     files: step -> (name, content) of a file that rank 0 writes into the model folder.
     fail_saves: rank -> name of an error that its first save of rows ends with.
@@ -62,6 +64,7 @@ class Job:
   export: bool = False
   max_steps: int | None = None
   learning_rate: float = 0.05
+  slices: Sequence[int] = (4,)
   env: dict[str, str] = dataclasses.field(default_factory=dict)
   files: dict[str, tuple[str, str]] = dataclasses.field(default_factory=dict)
   fail_saves: dict[str, str] = dataclasses.field(default_factory=dict)
@@ -99,6 +102,7 @@ class SyncTask(native_task.NativeTask):
     p.define("num_elements", 0, "Of the data.")
     p.define("rank", 0, "Whose data.")
     p.define("learning_rate", 0.1, "Of rows and variables.")
+    p.define("slices", (4,), "Sizes of those of the first table.")
     return p
 
   def create_input_fn(self, mode):
@@ -118,7 +122,7 @@ class SyncTask(native_task.NativeTask):
     def model_fn(features, mode, config):
       del config
       columns, embeddings = [], []
-      for name, dim in (("first", 4), ("second", 2)):
+      for name, dims in (("first", self.p.slices), ("second", (2,))):
         slot = self.ctx.create_feature_slot(
           feature.FeatureSlotConfig(
             name=name,
@@ -129,7 +133,8 @@ class SyncTask(native_task.NativeTask):
         )
         column = feature.FeatureColumn(slot, name)
         columns.append(column)
-        embeddings.append(column.embedding_lookup(slot.add_feature_slice(dim)))
+        for dim in dims:
+          embeddings.append(column.embedding_lookup(slot.add_feature_slice(dim)))
       kernel = tf.compat.v1.get_variable(
         "kernel", [6, 1], initializer=tf.random_normal_initializer(seed=hvd_lib.rank())
       )
@@ -239,6 +244,7 @@ def run_job(job: Job) -> dict[str, Any]:
   params.num_elements = job.num_elements[rank]
   params.rank = rank
   params.learning_rate = job.learning_rate
+  params.slices = job.slices
   params.train.max_steps = job.max_steps
   params.serving.export_when_saving = job.export
   params.metrics.enable_tf2_profiler_hook = False

@@ -1,7 +1,8 @@
 """The files of a checkpoint on disk: list, delete, set aside, sweep and examine them.
 
 A checkpoint is everything named `<prefix>.*`: `.index`, `.data-?????-of-?????`, `.meta`, and the
-folder `.assets` of tables and filters with its `.manifest`. It counts once the state file names it.
+folder `.assets` of tables and filters with its `.manifest` and `.slices`. It counts once the state
+file names it.
 
 While a checkpoint is written, and again before it is deleted, it has a file `.unfinished`. One that
 has this mark and that the state file does not name is what a killed process left: half or whole, it
@@ -120,10 +121,13 @@ def resharded_name(prefix: str) -> str:
 
 
 def link_variables(source: str, target: str) -> None:
-  """Gives a checkpoint the variables of another one, without copying them where links exist."""
+  """Gives a checkpoint the variables of another one, without copying them where links exist.
+
+  Also what does not depend on the number of servers: the meta graph, and what rows consist of.
+  """
   directory, base = os.path.split(source)
   for name in list_dir(directory):
-    if name.startswith((base + ".data-", base + ".index", base + ".meta")):
+    if name.startswith(tuple(base + end for end in (".data-", ".index", ".meta", ".slices"))):
       _link_tree(os.path.join(directory, name), target + name[len(base) :])
 
 

@@ -79,12 +79,17 @@ def distributed_sync_train(
     raise ValueError(f"distributed train only support NativeTask. Got {native}")
   with _watched(config.model_dir):
     local_training.make_config_backward_compatible(config.model_dir, config)
+    cpu_training = CpuTraining(config, native, sync_backend)
     if config.model_dir and config.enable_full_sync_training:
       sync_checkpoint.prepare(
-        config.model_dir, config.num_workers, config.index, config.merge_sync_training_ckpt
+        config.model_dir,
+        config.num_workers,
+        config.index,
+        config.merge_sync_training_ckpt,
+        check=cpu_training.check_checkpoint,
       )
     training = sync_training_hooks.EofAwareTask(
-      CpuTraining(config, native, sync_backend),
+      cpu_training,
       bool(config.use_dataservice),
       agree_on_eof=_agrees_on_eof(config),
     )

@@ -11,8 +11,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
+from google.protobuf import text_format
 
 from monolith.native_training import (
+  checkpoint_slices,
   embedding_combiners,
   entry,
   feature,
@@ -47,11 +49,13 @@ class CollectedFeatures(NamedTuple):
     feature_configs: what was declared, by feature name.
     slot_to_occurrence_threshold: by slot id, how often an id must be seen before it gets a row.
     slot_to_expire_time: by slot id, the days after which an unused row expires.
+    slices: by table, of what its rows consist.
   """
 
   feature_configs: FeatureConfigs
   slot_to_occurrence_threshold: dict[int, int]
   slot_to_expire_time: dict[int, int]
+  slices: dict[str, tuple[checkpoint_slices.Slice, ...]]
 
 
 def collect(task: native_task.NativeTask) -> CollectedFeatures:
@@ -76,10 +80,17 @@ def collect(task: native_task.NativeTask) -> CollectedFeatures:
     task.create_model_fn()(
       features=element, mode=tf.estimator.ModeKeys.TRAIN, config=tf.estimator.RunConfig()
     )
+  tables = factory.get_table_name_to_table_config()
+  feature_configs = _to_feature_configs(tables)
   return CollectedFeatures(
-    _to_feature_configs(factory.get_table_name_to_table_config()),
+    feature_configs,
     {slot: times or 0 for slot, times in factory.slot_to_occurrence_threshold.items()},
     dict(factory.slot_to_expire_time),
+    {
+      feature_configs.shared_tables.get(name, name): _describe_slices(table)
+      for table in tables.values()
+      for name in table.feature_names
+    },
   )
 
 
@@ -119,3 +130,20 @@ def _combine_slices_as_table(
     learning_rate_fns.append(slice_config.learning_rate_fn)
   hashtable_config.mutate_table(table_config)
   return entry.HashTableConfigInstance(table_config, learning_rate_fns)
+
+
+def _describe_slices(table: feature.TableConfig) -> tuple[checkpoint_slices.Slice, ...]:
+  """Returns the slices as they were declared, before equal neighbours were merged."""
+  configs = []
+  for segment, learning_rate_fn in table.slice_configs:
+    without_dim = embedding_hash_table_pb2.EntryConfig.Segment()
+    without_dim.CopyFrom(segment)
+    without_dim.ClearField("dim_size")
+    text = text_format.MessageToString(without_dim, as_one_line=True)
+    config = f"{text}, learning rate {learning_rate_fn}"
+    configs += [(segment.opt_config.WhichOneof("type"), config)] * segment.dim_size
+  slices, start = [], 0
+  for dim in table.unmerged_slice_dims:
+    slices.append(checkpoint_slices.Slice(dim, *configs[start]))
+    start += dim
+  return tuple(slices)

@@ -37,7 +37,13 @@ _FAILED = -2
 _OK, _RETRY, _GIVE_UP = range(3)
 
 
-def prepare(model_dir: str, num_ranks: int, rank: int, is_merged: bool = True) -> None:
+def prepare(
+  model_dir: str,
+  num_ranks: int,
+  rank: int,
+  is_merged: bool = True,
+  check: Callable[[str], None] = lambda model_dir: None,
+) -> None:
   """Sees to it that the newest checkpoint can be restored by these ranks; called by all of them.
 
   Args:
@@ -45,6 +51,7 @@ def prepare(model_dir: str, num_ranks: int, rank: int, is_merged: bool = True) -
     num_ranks: how many there are now.
     rank: of this process.
     is_merged: whether the folder is shared by all ranks.
+    check: called with `model_dir` before anything is written; may raise what follows.
 
   Raises:
     ValueError: the ranks do not see the same checkpoint, or those of other ranks have to be merged
@@ -54,6 +61,7 @@ def prepare(model_dir: str, num_ranks: int, rank: int, is_merged: bool = True) -
   error: Exception | None = None
   step = _NO_CHECKPOINT
   try:
+    check(model_dir)
     if not is_merged:
       _check_rank_folders(model_dir, num_ranks)
     elif rank == 0:

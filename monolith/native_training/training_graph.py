@@ -23,6 +23,7 @@ from tensorflow.python.framework import ops
 from tensorflow.python.ops import resources
 
 from monolith.native_training import (
+  checkpoint_slices,
   device_utils,
   distribution_ops,
   env_utils,
@@ -154,6 +155,15 @@ class CpuTraining:
     if export_context.is_exporting():
       return self._serving_feature_configs
     return self._feature_configs
+
+  def check_checkpoint(self, model_dir: str) -> None:
+    """Checks that the rows of the newest checkpoint mean to this model what they meant when saved.
+
+    Raises:
+      ValueError: the slices of a table are others, or in another order.
+      tf.errors.DataLossError: the record of them is damaged.
+    """
+    checkpoint_slices.check_newest(model_dir, self._collected.slices)
 
   def create_serving_input_receiver_fn(self) -> Callable[[], Any] | None:
     """Returns the task's."""
@@ -354,6 +364,8 @@ class CpuTraining:
   def _build_model(
     self, features: Features, mode: str, run_config: Any
   ) -> tf.estimator.EstimatorSpec:
+    if run_config.model_dir:
+      self.check_checkpoint(run_config.model_dir)
     if (
       mode == _TRAIN
       and run_config.model_dir
@@ -391,6 +403,7 @@ class CpuTraining:
       hash_table,
       tables.hash_filters,
       self._enable_hash_filter,
+      self._collected.slices,
       async_function_mgr.hooks,
       self.create_serving_input_receiver_fn() if mode == _TRAIN else None,
       lambda dense_only, include_graphs, export_dir_base: training_export.create_exporter(

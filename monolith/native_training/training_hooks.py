@@ -19,6 +19,7 @@ import tensorflow as tf
 from monolith.native_training import (
   barrier_ops,
   basic_restore_hook,
+  checkpoint_slices,
   dense_reload_utils,
   env_utils,
   hash_filter_ops,
@@ -111,6 +112,7 @@ class TrainingHooks:
     hash_table: the tables of the graph, for their queues.
     hash_filters: their occurrence filters.
     enable_hash_filter: whether the filters are real.
+    slices: by table, of what its rows consist.
     async_hooks: of the functions that run asynchronously.
     serving_input_receiver_fn: of the task, for exports.
     create_exporter: makes exporters.
@@ -124,6 +126,7 @@ class TrainingHooks:
     hash_table: Any,
     hash_filters: Sequence[tf.Tensor],
     enable_hash_filter: bool,
+    slices: checkpoint_slices.Tables,
     async_hooks: Sequence[Hook],
     serving_input_receiver_fn: Callable[[], Any] | None,
     create_exporter: ExporterFactory,
@@ -134,6 +137,7 @@ class TrainingHooks:
     self._hash_table = hash_table
     self._hash_filters = hash_filters
     self._enable_hash_filter = enable_hash_filter
+    self._slices = slices
     self._async_hooks = async_hooks
     self._serving_input_receiver_fn = serving_input_receiver_fn
     self._create_exporter = create_exporter
@@ -387,6 +391,8 @@ class TrainingHooks:
         and config.filter_type != hash_filter_ops.FilterType.PROBABILISTIC_FILTER,
       ),
     ]
+    if self._owns_folder:
+      listeners.append(checkpoint_slices.SlicesSaverListener(basename, self._slices))
     listeners += self.get_export_listeners(basename, dense_only=False)
     if config.enable_model_ckpt_info and self._is_root_node:
       listeners.append(ckpt_info.FidSlotCountSaverListener(self._model_dir))

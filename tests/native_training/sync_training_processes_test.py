@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 from absl.testing import absltest, parameterized
 
-from monolith.native_training import hvd_lib, sync_checkpoint
+from monolith.native_training import checkpoint_slices, hvd_lib, sync_checkpoint
 from tests import horovod_processes, sync_trainer
 from tests.sync_trainer import Job, own_id, read_rows
 
@@ -264,6 +264,7 @@ class SaveTest(absltest.TestCase):
 
     self.assertEqual(prefix, tf.train.latest_checkpoint(_path("merged")))
     self.assertEqual(read_rows(prefix), {**parts[0], **parts[1]})
+    self.assertCountEqual(checkpoint_slices.read(prefix), ["first", "second"])
     _train_with_one_rank("merged", [1])
     self.assertEqual(_result("merged", 0)["steps"], [4])
 
@@ -308,6 +309,28 @@ class RestartTest(parameterized.TestCase):
     self.assertNotEmpty(kept)
     for key in kept:
       self.assertEqual(new[key][1], old[key][1])
+
+  def test_other_slices_are_refused_before_anything_is_written(self):
+    # Of two ranks: it would have to be resharded first.
+    folder = _path("other_slices")
+    shutil.copytree(_path("eof_plain"), folder)
+    before = sorted(os.listdir(folder))
+    hvd_lib.init()
+
+    result = sync_trainer.run_job(Job(folder, [2], slices=[1, 3]))
+
+    self.assertRegex(
+      result["error"],
+      r"^ValueError: the rows of table 'first' in the checkpoint \S+/model.ckpt-4 consist of the "
+      r"slices \[4 sgd\], but the model declares \[1 sgd, 3 sgd\]",
+    )
+    self.assertEqual(sorted(os.listdir(folder)), before)
+
+  def test_records_of_slices(self):
+    for name in ("eof_plain/model.ckpt-4", "three_of_two/resharded.model.ckpt-3"):
+      tables = checkpoint_slices.read(_path(name))
+      dims = {table: [s.dim for s in slices] for table, slices in tables.items()}
+      self.assertEqual(dims, {"first": [4], "second": [2]})
 
   def test_without_a_checkpoint_there_is_nothing_to_prepare(self):
     with tempfile.TemporaryDirectory() as empty:
