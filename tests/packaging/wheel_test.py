@@ -26,7 +26,10 @@ class WheelTest(unittest.TestCase):
     # A copy, so that setuptools' build folders do not collide with a build in the checkout; the
     # compiled objects go along, so that nothing is compiled again.
     source = folder / "source"
-    ignore = shutil.ignore_patterns(".git", ".venv", "bazel-*", "dist", "cpp-*", ".cache")
+    # Tests beside this one write byte code, through files that are soon gone.
+    ignore = shutil.ignore_patterns(
+      ".git", ".venv", "bazel-*", "dist", "cpp-*", ".cache", "__pycache__", ".pytest_cache"
+    )
     shutil.copytree(ROOT, source, ignore=ignore, symlinks=True)
     pip = [sys.executable, "-m", "pip"]
     subprocess.run(
