@@ -2,17 +2,37 @@
 
 from __future__ import annotations
 
+import os
 import struct
 from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
+from absl.testing import parameterized
 
 from monolith.native_training import entry, hash_table_ops
 from monolith.native_training.runtime.hash_table import embedding_hash_table_pb2 as pb
 
 INT64_MIN = -(2**63)
 INT64_MAX = 2**63 - 1
+
+
+class GraphTest(tf.test.TestCase, parameterized.TestCase):
+  """Each test in a graph of its own."""
+
+  def run(self, result=None):
+    with tf.Graph().as_default():
+      return super().run(result)
+
+
+def temp_dir(*parts: str) -> str:
+  """A path in the folder of the running test."""
+  return os.path.join(os.environ["TEST_TMPDIR"], *parts)
+
+
+def at_step(value: int = 0) -> tf.Tensor:
+  """A global step."""
+  return tf.constant(value, tf.int64)
 
 
 def segment(

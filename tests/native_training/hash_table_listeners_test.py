@@ -11,24 +11,9 @@ from monolith.native_training import (
   hash_table_ops_pb2,
   save_utils,
 )
+from tests.hash_table_testing import GraphTest, at_step, temp_dir
 
 tf.compat.v1.disable_eager_execution()
-
-
-def _temp_dir(*parts: str) -> str:
-  return os.path.join(os.environ["TEST_TMPDIR"], *parts)
-
-
-def _step(value: int = 0) -> tf.Tensor:
-  return tf.constant(value, tf.int64)
-
-
-class GraphTest(tf.test.TestCase, parameterized.TestCase):
-  """Each test in a graph of its own."""
-
-  def run(self, result=None):
-    with tf.Graph().as_default():
-      return super().run(result)
 
 
 class ProtoTest(GraphTest):
@@ -51,9 +36,9 @@ class ProtoTest(GraphTest):
     )
     self.assertLen(tf.compat.v1.get_collection(hash_table_ops._HASH_TABLE_GRAPH_KEY), 1)
     with self.session() as sess:
-      updated = copy.apply_gradients([1], [[1.0, 2.0]], _step())
+      updated = copy.apply_gradients([1], [[1.0, 2.0]], at_step())
       self.assertAllEqual(sess.run(updated.lookup([1])), [[-0.5, -1]])
-      saved = updated.save(_temp_dir("t")).restore(_temp_dir("t"))
+      saved = updated.save(temp_dir("t")).restore(temp_dir("t"))
       self.assertAllEqual(sess.run(saved.lookup([1])), [[-1, -2]])
 
   @parameterized.parameters((None, -1), (False, 0), (True, 1))
@@ -76,18 +61,18 @@ class ProtoTest(GraphTest):
       tf.compat.v1.train.import_meta_graph(meta_graph)
       (imported,) = tf.compat.v1.get_collection(hash_table_ops._HASH_TABLE_GRAPH_KEY)
       with self.session() as sess:
-        updated = imported.apply_gradients([1], [[1.0]], _step())
+        updated = imported.apply_gradients([1], [[1.0]], at_step())
         self.assertAllEqual(sess.run(updated.lookup([1])), [[-0.5]])
 
 
 class ListenersTest(GraphTest):
   def setUp(self):
     super().setUp()
-    self.basename = _temp_dir("model.ckpt")
+    self.basename = temp_dir("model.ckpt")
 
   def _saver_hook(self, *listeners):
     return tf.estimator.CheckpointSaverHook(
-      _temp_dir(),
+      temp_dir(),
       save_steps=10000,
       saver=tf.compat.v1.train.Saver(save_relative_paths=True),
       listeners=list(listeners),
@@ -140,7 +125,7 @@ class ListenersTest(GraphTest):
     table = hash_table_ops.test_hash_table(1, name_suffix="old/name")
     prefix = hash_table_ops._table_tensor_prefix(table)
     with self.session() as sess:
-      saved = table.assign([1], [[1.0]]).save(os.path.join(_temp_dir("x.assets"), prefix))
+      saved = table.assign([1], [[1.0]]).save(os.path.join(temp_dir("x.assets"), prefix))
       sess.run(saved.as_op())
     with tf.Graph().as_default():
       new = hash_table_ops.test_hash_table(
@@ -151,7 +136,7 @@ class ListenersTest(GraphTest):
         # No checkpoint file: the only folder of assets is used.
         listener.before_restore(sess)
         self.assertAllEqual(sess.run(new.lookup([1])), [[1]])
-        os.mkdir(_temp_dir("y.assets"))
+        os.mkdir(temp_dir("y.assets"))
         sess.run(new.assign([1], [[7.0]]).as_op())
         listener.before_restore(sess)
         self.assertAllEqual(sess.run(new.lookup([1])), [[7]])
@@ -160,7 +145,7 @@ class ListenersTest(GraphTest):
     table = hash_table_ops.test_hash_table(1, name_suffix="t1", extra_restore_names=["u/v"])
     other = hash_table_ops.test_hash_table(1, name_suffix="t10")
     listener = hash_table_ops.HashTableCheckpointRestorerListener(self.basename)
-    prefix = _temp_dir("x.assets") + "/"
+    prefix = temp_dir("x.assets") + "/"
     with self.session() as sess:
       sess.run(other.save(prefix + hash_table_ops._table_tensor_prefix(other)).as_op())
       with self.assertRaisesWithLiteralMatch(

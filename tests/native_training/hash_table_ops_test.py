@@ -1,6 +1,5 @@
 """The table through its ops: worked examples, the Python object, listeners, graph round trips."""
 
-import os
 import threading
 
 import numpy as np
@@ -20,28 +19,15 @@ from monolith.native_training.runtime.ops import gen_monolith_ops
 from tests.hash_table_testing import (
   INT64_MAX,
   INT64_MIN,
+  GraphTest,
+  at_step,
   config_of,
   make_table,
   segment,
+  temp_dir,
 )
 
 tf.compat.v1.disable_eager_execution()
-
-
-def _temp_dir(*parts: str) -> str:
-  return os.path.join(os.environ["TEST_TMPDIR"], *parts)
-
-
-def _step(value: int = 0) -> tf.Tensor:
-  return tf.constant(value, tf.int64)
-
-
-class GraphTest(tf.test.TestCase, parameterized.TestCase):
-  """Each test in a graph of its own."""
-
-  def run(self, result=None):
-    with tf.Graph().as_default():
-      return super().run(result)
 
 
 class WorkedExamplesTest(GraphTest):
@@ -71,7 +57,7 @@ class WorkedExamplesTest(GraphTest):
   def test_sgd_with_duplicates(self, make_rate):
     table = hash_table_ops.test_hash_table(1, learning_rate=make_rate())
     with self.session() as sess:
-      updated = table.apply_gradients([0, 0, 1], tf.constant([[-1.0]] * 3), _step())
+      updated = table.apply_gradients([0, 0, 1], tf.constant([[-1.0]] * 3), at_step())
 
       self.assertAllClose(sess.run(updated.lookup([0, 1])), [[0.2], [0.1]])
 
@@ -95,7 +81,7 @@ class WorkedExamplesTest(GraphTest):
       updated = table.apply_gradients(
         [0, 1, 0, 1, 0],
         -tf.ones([5, 10]),
-        _step(),
+        at_step(),
         use_multi_threads=use_multi_threads,
         enable_dedup=True,
       )
@@ -108,7 +94,7 @@ class WorkedExamplesTest(GraphTest):
       looked_up = table.lookup([0, 0, 1])
       loss = -2.0 * looked_up
       (gradient,) = tf.gradients(loss, looked_up)
-      updated = table.apply_gradients([1, 0, 1], 0.5 * gradient, _step())
+      updated = table.apply_gradients([1, 0, 1], 0.5 * gradient, at_step())
 
       self.assertAllClose(sess.run(updated.lookup([0, 1])), [[0.1], [0.2]])
 
@@ -117,7 +103,7 @@ class WorkedExamplesTest(GraphTest):
       1, enable_hash_filter=True, learning_rate=0.1, occurrence_threshold=3
     )
     with self.session() as sess:
-      updated = table.apply_gradients([0, 0, 1], tf.constant([[-1.0]] * 3), _step())
+      updated = table.apply_gradients([0, 0, 1], tf.constant([[-1.0]] * 3), at_step())
       values = updated.lookup([0, 1])
 
       self.assertAllClose(sess.run(values), [[0], [0]])
@@ -131,7 +117,7 @@ class WorkedExamplesTest(GraphTest):
     with self.session() as sess:
       for fid, time in ((1, now - 86401), (2, now - 86399), (3, now)):
         table = table.assign_add([fid], [[float(fid)]], req_time=tf.constant(time, tf.int64))
-      table = table.save(_temp_dir("table")).restore(_temp_dir("table"))
+      table = table.save(temp_dir("table")).restore(temp_dir("table"))
 
       self.assertAllEqual(sess.run(table.lookup([1, 2, 3])), [[0], [2], [3]])
 
@@ -140,7 +126,7 @@ class WorkedExamplesTest(GraphTest):
     table = hash_table_ops.test_hash_table(1, expire_time=expire_time)
     with self.session() as sess:
       table = table.assign_add([1, 2], [[1.0], [1.0]], req_time=tf.constant(100, tf.int64))
-      table = table.save(_temp_dir("table")).restore(_temp_dir("table"))
+      table = table.save(temp_dir("table")).restore(temp_dir("table"))
 
       self.assertAllEqual(sess.run(table.lookup([1, 2])), [[want], [want]])
 
@@ -149,10 +135,10 @@ class WorkedExamplesTest(GraphTest):
     ids = [1 << 48, 2 << 48]
     with self.session() as sess:
       table = first.assign_add(ids, [[1.0], [2.0]], req_time=tf.constant(100, tf.int64))
-      table = table.save(_temp_dir("table")).restore(_temp_dir("table"))
+      table = table.save(temp_dir("table")).restore(temp_dir("table"))
       self.assertAllEqual(sess.run(table.lookup(ids)), [[0], [2]])
 
-      again = first.save(_temp_dir("again")).restore(_temp_dir("again"))
+      again = first.save(temp_dir("again")).restore(temp_dir("again"))
       self.assertAllEqual(sess.run(again.lookup(ids)), [[0], [2]])
 
   @parameterized.parameters(None, 0, 100)
@@ -161,7 +147,7 @@ class WorkedExamplesTest(GraphTest):
     table = hash_table_ops.test_hash_table(1, expire_time=1)
     with self.session() as sess:
       table = table.assign_add([1, 2], [[1.0], [2.0]], req_time=time)
-      table = table.save(_temp_dir("table")).restore(_temp_dir("table"))
+      table = table.save(temp_dir("table")).restore(temp_dir("table"))
 
       self.assertAllEqual(sess.run(table.lookup([1, 2])), [[1], [2]])
 
@@ -202,7 +188,7 @@ class WorkedExamplesTest(GraphTest):
         offsets,
         tf.constant([0.1, 0.1]),
         tf.constant(0, tf.int64),
-        _step(),
+        at_step(),
         2,
       )
       embeddings, splits, id_offsets, offsets, _ = sess.run(
@@ -237,7 +223,7 @@ class WorkedExamplesTest(GraphTest):
       with self.assertRaisesRegex(
         tf.errors.InvalidArgumentError, "There is no valid sharded files for .*absent"
       ):
-        sess.run(table.restore(_temp_dir("absent")).as_op())
+        sess.run(table.restore(temp_dir("absent")).as_op())
 
   def test_a_hundred_threads(self):
     table = hash_table_ops.test_hash_table(1, learning_rate=0.01)
@@ -245,7 +231,7 @@ class WorkedExamplesTest(GraphTest):
     value = tf.compat.v1.placeholder(tf.float32, [None, 1])
     with self.session() as sess:
       add = table.assign_add(fid, value).as_op()
-      optimize = table.apply_gradients(fid, value, _step()).as_op()
+      optimize = table.apply_gradients(fid, value, at_step()).as_op()
 
       def work(i):
         sess.run(add, {fid: [i], value: [[i]]})
@@ -262,7 +248,7 @@ class WorkedExamplesTest(GraphTest):
   def test_learning_rate_per_segment(self):
     table = make_table(segment(1), segment(2), learning_rates=[1.0, 2.0])
     with self.session() as sess:
-      updated = table.apply_gradients([7], [[1.0, 2.0, 3.0]], _step())
+      updated = table.apply_gradients([7], [[1.0, 2.0, 3.0]], at_step())
 
       self.assertAllEqual(sess.run(updated.lookup([7])), [[-1, -4, -6]])
 
@@ -325,13 +311,13 @@ class HashTableTest(GraphTest):
   def test_vocab_hash_table(self):
     table = hash_table_ops.vocab_hash_table(10, 2, learning_rate=0.5)
     with self.session() as sess:
-      updated = table.apply_gradients([1000], [[1.0, 2.0]], _step())
+      updated = table.apply_gradients([1000], [[1.0, 2.0]], at_step())
       self.assertAllClose(sess.run(updated.lookup([1000])), [[-0.5, -1.0]])
 
   def test_adagrad_factory(self):
     table = hash_table_ops.test_hash_table(1, use_adagrad=True)
     with self.session() as sess:
-      updated = table.apply_gradients([1], [[1.0]], _step())
+      updated = table.apply_gradients([1], [[1.0]], at_step())
       self.assertAllClose(sess.run(updated.lookup([1])), [[-0.9534626]])
 
   def test_learning_rates_and_segments_must_be_as_many(self):
@@ -401,7 +387,7 @@ class HashTableTest(GraphTest):
       table = table.assign(none, tf.zeros([0, 2])).assign_add(none, tf.zeros([0, 2]))
       for dedup in (False, True):
         for threads in (False, True):
-          table = table.apply_gradients(none, tf.zeros([0, 2]), _step(), threads, dedup)
+          table = table.apply_gradients(none, tf.zeros([0, 2]), at_step(), threads, dedup)
       values, entries, size = sess.run(
         [table.lookup(none, use_multi_threads=True), table.lookup_entry(none), table.size()]
       )
@@ -414,8 +400,8 @@ class HashTableTest(GraphTest):
     table = hash_table_ops.test_hash_table(1)
     wide = hash_table_ops.test_hash_table(2)
     with self.session() as sess:
-      table = table.apply_gradients([1], tf.constant(2.0), _step())
-      table = table.apply_gradients([2, 3], [4.0, 5.0], _step())
+      table = table.apply_gradients([1], tf.constant(2.0), at_step())
+      table = table.apply_gradients([2, 3], [4.0, 5.0], at_step())
       self.assertAllEqual(sess.run(table.lookup([1, 2, 3])), [[-2], [-4], [-5]])
       self.assertAllEqual(sess.run(wide.assign([1], [1.0, 2.0]).lookup([1])), [[1, 2]])
       # Callers pad.
@@ -508,7 +494,7 @@ class HashTableTest(GraphTest):
   def test_time_is_set_not_maxed_and_assign_keeps_state(self):
     table = make_table(segment(1, entry.AdagradOptimizer(initial_accumulator_value=1.0)))
     with self.session() as sess:
-      table = table.apply_gradients([1], [[2.0]], _step(), req_time=tf.constant(50, tf.int64))
+      table = table.apply_gradients([1], [[2.0]], at_step(), req_time=tf.constant(50, tf.int64))
       table = table.assign([1], [[9.0]])
       dump = embedding_hash_table_pb2.EntryDump.FromString(sess.run(table.lookup_entry([1]))[0])
 
@@ -527,7 +513,7 @@ class HashTableTest(GraphTest):
       for threads in (False, True):
         for dedup in (False, True):
           table = make_table(segment(4, optimizer), learning_rates=[0.1])
-          table = table.apply_gradients(ids, grads, _step(), threads, dedup)
+          table = table.apply_gradients(ids, grads, at_step(), threads, dedup)
           results.append(sess.run(table.lookup(unique, use_multi_threads=threads)))
 
       self.assertAllEqual(results[0], results[2])
@@ -543,7 +529,7 @@ class HashTableTest(GraphTest):
         tf.constant([[1.0]]),
         tf.constant([1.0]),
         tf.constant(0, tf.int64),
-        _step(),
+        at_step(),
         queue_size=5,
       )
       sess.run(handle)
@@ -616,10 +602,10 @@ class HashTableTest(GraphTest):
       table = hash_table_ops.test_hash_table(1)
     with self.session() as sess:
       with self.assertRaisesRegex(tf.errors.InvalidArgumentError, "ServingEntryAccessor"):
-        sess.run(table.apply_gradients([1], [[1.0]], _step()).as_op())
+        sess.run(table.apply_gradients([1], [[1.0]], at_step()).as_op())
       self.assertAllEqual(sess.run(table.assign([1], [[2.0]]).lookup([1])), [[2]])
       with self.assertRaisesRegex(tf.errors.ResourceExhaustedError, "ServingEntryAccessor"):
-        sess.run(table.save(_temp_dir("t")).as_op())
+        sess.run(table.save(temp_dir("t")).as_op())
 
   def test_skip_zero_embedding_of_serving_tables(self):
     table = make_table(segment(2), serving=True, skip_zero_embedding=True)
@@ -653,7 +639,7 @@ class HashTableTest(GraphTest):
     client = gen_monolith_ops.monolith_dummy_sync_client(shared_name="client")
     table = hash_table_ops.test_hash_table(1, sync_client=client)
     with self.session() as sess:
-      updated = table.assign([1], [[1.0]]).apply_gradients([1], [[1.0]], _step())
+      updated = table.assign([1], [[1.0]]).apply_gradients([1], [[1.0]], at_step())
       self.assertAllEqual(sess.run(updated.lookup([1])), [[0]])
 
 
