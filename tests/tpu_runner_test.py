@@ -54,7 +54,8 @@ class CommandLineTest(DataTestCase):
       self.assertEqual(shapes[name], shape)
       self.assertIn(f"{name}/Adagrad", shapes)
     bias = reader.get_tensor("table_2_0")[:, 0]
-    self.assertTrue((bias[1::2] > 0.2).all() and (bias[0::2] < -0.2).all(), bias)
+    # From 0; how much is left to the tower depends on its random start.
+    self.assertTrue((bias[1::2] > 0.1).all() and (bias[0::2] < -0.1).all(), bias)
     first = tf.train.load_checkpoint(os.path.join(self.model_dir, "model.ckpt-0"))
     self.assertTrue((first.get_tensor("table_2_0") == 0).all())
     host_call = read_scalars(os.path.join(self.model_dir, "host_call"))
