@@ -111,6 +111,21 @@ def count_servers(checkpoint: str) -> int:
   return counts.pop() if counts else 0
 
 
+def fits(checkpoint: str, num_ps: int) -> bool:
+  """Tells whether a checkpoint can be restored on so many servers as it is.
+
+  Raises:
+    ValueError: its files do not tell on how many it was saved.
+  """
+  saved_on = count_servers(checkpoint)
+  if saved_on == num_ps:
+    return True
+  # One group is restored under either name, see `MultiHashTableCheckpointRestorerListener`.
+  names = _list_files(SaveHelper.get_ckpt_asset_dir(checkpoint))
+  is_group = all(name.startswith((_GROUP + "_", _FILTER + "_")) for name in names)
+  return is_group and {saved_on, num_ps} == {0, 1}
+
+
 def _count_parts(name: str, names: list[str]) -> int:
   match = _SERVER.match(name)
   if match is None:

@@ -36,10 +36,16 @@ def create_exporter(
   serving = task._params.serving
   if export_context_list is None:
     export_context_list = task._export_context_list
+  config = task.config
+  num_ps: int | None = config.num_ps
+  if config.enable_full_sync_training:
+    # A rank with a folder of its own has no rows of the others there.
+    num_ps = config.num_workers if config.merge_sync_training_ckpt else None
   common = {
     "shared_embedding": serving.shared_embedding,
     "warmup_file": warmup_file,
     "export_context_list": export_context_list,
+    "num_ps": num_ps,
   }
   if serving.export_mode == export_context.ExportMode.STANDALONE:
     return saved_model_exporters.StandaloneExporter(
@@ -56,6 +62,6 @@ def create_exporter(
       with_remote_gpu=serving.with_remote_gpu,
       clear_entry_devices=serving.export_with_cleared_entry_devices,
       include_graphs=include_graphs,
-      global_step_as_timestamp=task.config.enable_sync_training,
+      global_step_as_timestamp=config.enable_sync_training,
     )
   raise ValueError(f"Invalid export_mode: {serving.export_mode}")

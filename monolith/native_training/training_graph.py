@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -364,15 +365,9 @@ class CpuTraining:
   def _build_model(
     self, features: Features, mode: str, run_config: Any
   ) -> tf.estimator.EstimatorSpec:
+    checkpoint_copy = None
     if run_config.model_dir:
-      self.check_checkpoint(run_config.model_dir)
-    if (
-      mode == _TRAIN
-      and run_config.model_dir
-      and training_roles.is_chief(self.config)
-      and not self.config.enable_full_sync_training
-    ):
-      training_topology.reshard_if_needed(run_config.model_dir, self.config.num_ps)
+      checkpoint_copy = self._prepare_checkpoint(mode, run_config.model_dir)
     tables = training_tables.create(
       self.config,
       self._params.train.use_gpu_emb_table,
@@ -414,6 +409,7 @@ class CpuTraining:
         dense_only,
         include_graphs,
       ),
+      checkpoint_copy,
     ).attach(spec, mode)
     if self.config.enable_partial_sync_training and self.config.index != 0:
       spec = spec._replace(scaffold=_create_own_variables_scaffold())
@@ -422,6 +418,20 @@ class CpuTraining:
         sync_agreement.EOF_KEY, auxiliary_bundle[sync_agreement.EOF_KEY]
       )
     return spec
+
+  def _prepare_checkpoint(
+    self, mode: str, model_dir: str
+  ) -> tempfile.TemporaryDirectory | None:
+    """Makes the newest checkpoint fit to be restored; returns where it is, if not in its folder."""
+    self.check_checkpoint(model_dir)
+    # Exporters look at the checkpoint that they export, ranks do so together before they start.
+    if export_context.is_exporting() or self.config.enable_full_sync_training:
+      return None
+    if mode != _TRAIN:
+      return training_topology.copy_if_needed(model_dir, self.config.num_ps)
+    if training_roles.is_chief(self.config):
+      training_topology.reshard_if_needed(model_dir, self.config.num_ps)
+    return None
 
   def _maybe_add_item_pool_hook(self, mode: str, run_config: Any) -> None:
     if (

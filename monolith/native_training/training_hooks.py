@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import math
 import os
+import tempfile
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -30,6 +31,7 @@ from monolith.native_training import (
   sync_checkpoint,
   sync_hooks,
   sync_training_hooks,
+  training_topology,
   variables,
 )
 from monolith.native_training.hooks import ckpt_hooks, ckpt_info, ps_check_hooks, session_hooks
@@ -116,6 +118,7 @@ class TrainingHooks:
     async_hooks: of the functions that run asynchronously.
     serving_input_receiver_fn: of the task, for exports.
     create_exporter: makes exporters.
+    checkpoint_copy: restore tables from here instead, and delete it then.
   """
 
   def __init__(
@@ -130,6 +133,7 @@ class TrainingHooks:
     async_hooks: Sequence[Hook],
     serving_input_receiver_fn: Callable[[], Any] | None,
     create_exporter: ExporterFactory,
+    checkpoint_copy: tempfile.TemporaryDirectory | None = None,
   ):
     self._config = config
     self._params = params
@@ -141,6 +145,7 @@ class TrainingHooks:
     self._async_hooks = async_hooks
     self._serving_input_receiver_fn = serving_input_receiver_fn
     self._create_exporter = create_exporter
+    self._checkpoint_copy = checkpoint_copy
     self._is_async = not (config.enable_sync_training or config.enable_partial_sync_training)
     self._is_root_node = not config.enable_sync_training or config.index == 0
     # Whose folder it is: each rank may have one of its own.
@@ -239,7 +244,8 @@ class TrainingHooks:
     if not self._model_dir:
       return []
     config = self._config
-    basename = os.path.join(self._model_dir, _CHECKPOINT_BASENAME)
+    copy = self._checkpoint_copy
+    basename = os.path.join(copy.name if copy else self._model_dir, _CHECKPOINT_BASENAME)
     filters_are_saved = (
       not config.enable_full_sync_training
       and config.filter_type != hash_filter_ops.FilterType.PROBABILISTIC_FILTER
@@ -264,6 +270,7 @@ class TrainingHooks:
             model_dir=self._model_dir,
             enable_alias_map_auto_gen=config.enable_alias_map_auto_gen,
           ),
+          *([training_topology.DeleteCopyListener(copy)] if copy else []),
         ]
       )
     ]

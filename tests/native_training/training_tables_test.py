@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import tempfile
+import unittest.mock
 
 import tensorflow as tf
 from absl.testing import parameterized
@@ -174,13 +176,16 @@ class SharedSlotTest(tf.test.TestCase, parameterized.TestCase):
       self.assertCountEqual(os.listdir(exported), ["entry", "ps_0", "ps_1"])
       return
     (version,) = (name for name in os.listdir(exported) if name.isdigit())
+    self.assertAllEqual(self._serve(os.path.join(exported, version)), [2.0, 2.0, 1.0, 0.0])
+
+  def _serve(self, path):
+    """Returns what an exported model says of the ids 7 to 10."""
     with tf.Graph().as_default(), self.session() as sess:
-      model = tf.compat.v1.saved_model.load(sess, ["serve"], os.path.join(exported, version))
+      model = tf.compat.v1.saved_model.load(sess, ["serve"], path)
       signature = model.signature_def["serving_default"]
-      clicked = sess.run(
+      return sess.run(
         signature.outputs["clicked"].name, {signature.inputs["ids"].name: [7, 8, 9, 10]}
       )
-    self.assertAllEqual(clicked, [2.0, 2.0, 1.0, 0.0])
 
 
 class TopologyTest(tf.test.TestCase, parameterized.TestCase):
@@ -222,15 +227,88 @@ class TopologyTest(tf.test.TestCase, parameterized.TestCase):
     self.assertEqual(export_hooks.get_global_step(newest), 3)
     self.assertEqual(export_hooks.get_global_step(folder + "/previous.model.ckpt-12"), 12)
 
-  def test_prediction_does_not_write(self):
+  def test_one_group_fits_with_and_without_a_server(self):
     folder = os.path.join(utils.get_test_tmp_dir(), "model")
-    _train(folder, 1)
+    for num_ps in (0, 1, 0):
+      _train(folder, 1, num_ps)
+
+    self.assertEmpty([name for name in os.listdir(folder) if name.startswith("resharded")])
+    self.assertAllEqual(_predict(folder)["clicked"], [6.0, 12.0])
+    self.assertAllEqual(_predict(folder, num_ps=1)["clicked"], [6.0, 12.0])
+
+  @parameterized.product(num_ps=(1, 3), native=(True, False))
+  def test_prediction_without_servers(self, num_ps, native):
+    folder = os.path.join(utils.get_test_tmp_dir(), "model")
+    _train(folder, 2, num_ps, use_native_multi_hash_table=native)
+    before = sorted(os.listdir(folder))
+    temporary_dir = os.path.join(utils.get_test_tmp_dir(), "temporary")
+    os.makedirs(temporary_dir)
+
+    with unittest.mock.patch.object(tempfile, "tempdir", temporary_dir):
+      rows = _predict(folder, use_native_multi_hash_table=native)
+
+    self.assertAllEqual(rows["clicked"], [4.0, 8.0])
+    self.assertAllEqual(rows["shown"], [6.0, 0.0])
+    # Somebody may be training in that folder.
+    self.assertEqual(sorted(os.listdir(folder)), before)
+    self.assertEmpty(os.listdir(temporary_dir))
+
+  def test_evaluation_without_servers(self):
+    folder = os.path.join(utils.get_test_tmp_dir(), "model")
+    _train(folder, 2, num_ps=2)
+    before = set(os.listdir(folder))
+    training = cpu_training.CpuTraining(
+      cpu_training.CpuTrainingConfig(), _params().instantiate()
+    )
+    estimator = tf.estimator.Estimator(training.create_model_fn(), folder)
+
+    metrics = estimator.evaluate(training.create_input_fn(tf.estimator.ModeKeys.EVAL), steps=1)
+
+    # Of all columns: 3 of `clicked` and `shown`, 2 of `other`.
+    self.assertEqual(metrics["loss"], -(3 * (4.0 + 8.0) + 3 * 6.0 + 2 * (2.0 + 2.0)))
+    self.assertEqual(set(os.listdir(folder)) - before, {"eval"})
+
+  @parameterized.product(num_ps=((0, 2), (3, 2), (2, 3)), native=(True, False))
+  def test_prediction_on_other_servers_is_refused(self, num_ps, native):
+    folder = os.path.join(utils.get_test_tmp_dir(), "model")
+    saved_on, wanted = num_ps
+    _train(folder, 1, saved_on, use_native_multi_hash_table=native)
     before = sorted(os.listdir(folder))
 
-    with self.assertRaises((tf.errors.OpError, ValueError)):
-      _predict(folder, num_ps=2)
+    with self.assertRaisesRegex(
+      ValueError, rf"model.ckpt-1 was saved on {saved_on} servers, and num_ps is {wanted}"
+    ):
+      _predict(folder, wanted, use_native_multi_hash_table=native)
 
     self.assertEqual(sorted(os.listdir(folder)), before)
+
+  @parameterized.product(
+    mode=(export_context.ExportMode.STANDALONE, export_context.ExportMode.DISTRIBUTED),
+    native=(True, False),
+  )
+  def test_export_for_other_servers_is_refused(self, mode, native):
+    folder = os.path.join(utils.get_test_tmp_dir(), "model")
+    _train(folder, 1, num_ps=3, use_native_multi_hash_table=native)
+    exported = os.path.join(utils.get_test_tmp_dir(), "exported")
+
+    def export(num_ps):
+      params = _params()
+      params.serving.export_mode = mode
+      conf = cpu_training.CpuTrainingConfig(
+        num_ps=num_ps, use_native_multi_hash_table=native
+      )
+      training = cpu_training.CpuTraining(conf, params.instantiate())
+      exporter = cpu_training.create_exporter(training, folder, None, exported, False)
+      exporter.export_saved_model(training.create_serving_input_receiver_fn())
+
+    for num_ps in (0, 2):
+      with self.assertRaisesRegex(
+        ValueError, f"model.ckpt-1 was saved on 3 servers, and num_ps is {num_ps}"
+      ):
+        export(num_ps)
+    self.assertFalse(os.path.exists(exported))
+    export(3)
+    self.assertNotEmpty(os.listdir(exported))
 
 
 if __name__ == "__main__":

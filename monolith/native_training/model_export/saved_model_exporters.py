@@ -27,6 +27,7 @@ from tensorflow.python.training import py_checkpoint_reader
 from tensorflow_estimator.python.estimator.export import export_lib
 
 from monolith.native_training import (
+  checkpoint_reshard,
   device_utils,
   hash_table_ops,
   multi_hash_table_ops,
@@ -53,6 +54,7 @@ class BaseExporter:
     shared_embedding: tables are read from the checkpoint instead of being copied.
     warmup_file: attached for TensorFlow Serving if it exists.
     export_context_list: context managers, or functions that make them, entered around `model_fn`.
+    num_ps: servers of the model; if given, the tables must have been saved on as many.
   """
 
   def __init__(
@@ -63,6 +65,7 @@ class BaseExporter:
     shared_embedding: bool = False,
     warmup_file: str | None = None,
     export_context_list: Sequence[Any] | None = None,
+    num_ps: int | None = None,
   ):
     self._model_fn = model_fn
     self._model_dir = model_dir
@@ -70,6 +73,7 @@ class BaseExporter:
     self._shared_embedding = shared_embedding
     self._warmup_file = warmup_file
     self._export_context_list = list(export_context_list or [])
+    self._num_ps = num_ps
 
   def export_saved_model(
     self,
@@ -88,7 +92,8 @@ class BaseExporter:
       The folder of the model; with several, graph name -> folder.
 
     Raises:
-      ValueError: there is no checkpoint, or it lacks variables of the model.
+      ValueError: there is no checkpoint, it lacks variables of the model, or it was saved on
+        another number of servers.
     """
     raise NotImplementedError
 
@@ -96,7 +101,21 @@ class BaseExporter:
     checkpoint_path = checkpoint_path or tf.train.latest_checkpoint(self._model_dir)
     if not checkpoint_path:
       raise ValueError(f"Couldn't find trained model at {self._model_dir}.")
+    self._check_servers(checkpoint_path)
     return checkpoint_path
+
+  def _check_servers(self, checkpoint_path: str) -> None:
+    # A served model looks for a row on the server of its id, and finds none if it lies elsewhere.
+    folder = self._get_table_folder(checkpoint_path)
+    if self._num_ps is None or not tf.io.gfile.exists(folder):
+      return
+    tables_of = folder[: -len(save_utils.SaveHelper.get_ckpt_asset_dir(""))]
+    if not checkpoint_reshard.fits(tables_of, self._num_ps):
+      raise ValueError(
+        f"{tables_of} was saved on {checkpoint_reshard.count_servers(tables_of)} servers, and "
+        f"num_ps is {self._num_ps}: export with the same number, or write it again with "
+        "checkpoint_reshard.reshard_checkpoint"
+      )
 
   @contextlib.contextmanager
   def _exporting(
@@ -209,6 +228,7 @@ class BaseExporter:
         asset_base = tf.constant("", name=_ASSET_BASE)
       return tf.strings.join([asset_base, prefix])
 
+    saved_groups = multi_hash_table_ops._saved_names(folder)
     with tf.device("/device:CPU:0"):
       for table in tf.compat.v1.get_collection(hash_table_ops._HASH_TABLE_GRAPH_KEY):
         prefix = os.path.basename(hash_table_ops._find_basename(folder, table))
@@ -217,7 +237,8 @@ class BaseExporter:
       for group in tf.compat.v1.get_collection(multi_hash_table_ops._MULTI_HASH_TABLE_GRAPH_KEY):
         # The group's own handle may be read before the group was made.
         created = group._with_handle(group.initializer.outputs[0])
-        restore_ops.append(created.restore(get_path(group.shared_name, None)).as_op())
+        name = multi_hash_table_ops._restored_name(group.shared_name, saved_groups)
+        restore_ops.append(created.restore(get_path(name, None)).as_op())
     main_op = tf.group(*restore_ops, name="restore_tables") if restore_ops else None
     return main_op, asset_base, table_files
 
@@ -297,9 +318,16 @@ class DistributedExporter(BaseExporter):
     include_graphs: Sequence[str] | None = None,
     global_step_as_timestamp: bool = False,
     freeze_variable: bool = True,
+    num_ps: int | None = None,
   ):
     super().__init__(
-      model_fn, model_dir, export_dir_base, shared_embedding, warmup_file, export_context_list
+      model_fn,
+      model_dir,
+      export_dir_base,
+      shared_embedding,
+      warmup_file,
+      export_context_list,
+      None if dense_only else num_ps,
     )
     self._dense_only = dense_only
     self._allow_gpu = allow_gpu
