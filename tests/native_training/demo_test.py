@@ -9,11 +9,12 @@ import shutil
 import signal
 import subprocess
 import sys
+from unittest import mock
 
 import numpy as np
 from absl.testing import absltest
 
-from monolith.native_training import demo_data, utils
+from monolith.native_training import demo, demo_data, utils
 from tests.wait_until import wait_until
 
 _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -144,6 +145,34 @@ class DemoTest(absltest.TestCase):
     code, output = self._run("--num_workers=2")
     self.assertNotEqual(code, 0)
     self.assertIn("add --num_ps", output)
+
+
+class WaitTest(absltest.TestCase):
+  def _start(self, program):
+    process = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE)
+    self.addCleanup(process.stdin.close)
+    self.addCleanup(process.wait)
+    self.addCleanup(process.kill)
+    return process
+
+  @mock.patch.object(demo, "_LATE_SECS", 0.5)
+  def test_worker_that_comes_when_training_is_over_is_left_behind(self):
+    processes = {
+      ("ps", 0): self._start("pass"),
+      ("worker", 0): self._start("pass"),
+      ("worker", 1): self._start("import sys; sys.stdin.read()"),
+    }
+
+    self.assertEqual(demo._wait(processes, "logs"), 0)
+    self.assertIsNone(processes["worker", 1].poll())
+
+  def test_failed_worker_is_reported(self):
+    processes = {
+      ("worker", 0): self._start("import sys; sys.stdin.read()"),
+      ("worker", 1): self._start("import sys; sys.exit(3)"),
+    }
+
+    self.assertEqual(demo._wait(processes, "logs"), 1)
 
 
 class DemoDataTest(absltest.TestCase):
