@@ -51,6 +51,7 @@ class Job:
     max_steps: of the training.
     learning_rate: of rows and variables.
     slices: sizes of those of the first table.
+    is_shared: whether that table is the second one too.
     env: environment variables meanwhile.
     files: step -> (name, content) of a file that rank 0 writes into the model folder.
     fail_saves: rank -> name of an error that its first save of rows ends with.
@@ -65,6 +66,7 @@ class Job:
   max_steps: int | None = None
   learning_rate: float = 0.05
   slices: Sequence[int] = (4,)
+  is_shared: bool = False
   env: dict[str, str] = dataclasses.field(default_factory=dict)
   files: dict[str, tuple[str, str]] = dataclasses.field(default_factory=dict)
   fail_saves: dict[str, str] = dataclasses.field(default_factory=dict)
@@ -103,6 +105,7 @@ class SyncTask(native_task.NativeTask):
     p.define("rank", 0, "Whose data.")
     p.define("learning_rate", 0.1, "Of rows and variables.")
     p.define("slices", (4,), "Sizes of those of the first table.")
+    p.define("is_shared", False, "Whether that table is the second one too.")
     return p
 
   def create_input_fn(self, mode):
@@ -122,23 +125,29 @@ class SyncTask(native_task.NativeTask):
     def model_fn(features, mode, config):
       del config
       columns, embeddings = [], []
-      for name, dims in (("first", self.p.slices), ("second", (2,))):
+      slots = {"first": (["first"], self.p.slices), "second": (["second"], (2,))}
+      if self.p.is_shared:
+        slots = {"both": (["first", "second"], self.p.slices)}
+      for slot_name, (names, dims) in slots.items():
         slot = self.ctx.create_feature_slot(
           feature.FeatureSlotConfig(
-            name=name,
+            name=slot_name,
             default_vec_initializer=entry.ZerosInitializer(),
             default_vec_optimizer=entry.SgdOptimizer(self.p.learning_rate),
             default_vec_compressor=entry.Fp32Compressor(),
           )
         )
-        column = feature.FeatureColumn(slot, name)
-        columns.append(column)
-        for dim in dims:
-          embeddings.append(column.embedding_lookup(slot.add_feature_slice(dim)))
+        slices = [slot.add_feature_slice(dim) for dim in dims]
+        for name in names:
+          columns.append(feature.FeatureColumn(slot, name))
+          embeddings += [columns[-1].embedding_lookup(s) for s in slices]
+      inputs = tf.concat(embeddings, axis=1)
       kernel = tf.compat.v1.get_variable(
-        "kernel", [6, 1], initializer=tf.random_normal_initializer(seed=hvd_lib.rank())
+        "kernel",
+        [inputs.shape[1], 1],
+        initializer=tf.random_normal_initializer(seed=hvd_lib.rank()),
       )
-      outputs = tf.squeeze(tf.matmul(tf.concat(embeddings, axis=1), kernel), axis=1)
+      outputs = tf.squeeze(tf.matmul(inputs, kernel), axis=1)
       if mode == tf.estimator.ModeKeys.PREDICT:
         return tf.estimator.EstimatorSpec(mode, predictions=outputs)
       loss = tf.reduce_mean(tf.square(outputs - features["label"]))
@@ -245,6 +254,7 @@ def run_job(job: Job) -> dict[str, Any]:
   params.rank = rank
   params.learning_rate = job.learning_rate
   params.slices = job.slices
+  params.is_shared = job.is_shared
   params.train.max_steps = job.max_steps
   params.serving.export_when_saving = job.export
   params.metrics.enable_tf2_profiler_hook = False

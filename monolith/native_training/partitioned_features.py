@@ -6,6 +6,8 @@ import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+import tensorflow as tf
+
 from idl.matrix.proto import example_pb2
 from monolith.native_training import embedding_combiners, entry
 from monolith.native_training.model_export import export_context
@@ -52,6 +54,67 @@ def no_merge_feature_config(
   }
 
 
+def share_tables(
+  feature_name_to_config: Mapping[str, entry.HashTableConfigInstance],
+  shared_tables: Mapping[str, str],
+) -> dict[str, entry.HashTableConfigInstance]:
+  """Returns table -> configuration, with one table for the features that share it."""
+  return {
+    shared_tables.get(name, name): feature_name_to_config[name]
+    for name in sorted(feature_name_to_config)
+  }
+
+
+class FeatureRows:
+  """Turns rows of features into rows of tables that some features share, and back.
+
+      features  a: [1, 2]  b: [3]  c: [1]      tables  s: [1, 2, 1]  (a and c)  t: [3]  (b)
+
+  Args:
+    feature_to_dim: the width of each feature's embeddings.
+    shared_tables: feature -> table; the others have a table of their own name.
+  """
+
+  def __init__(self, feature_to_dim: Mapping[str, int], shared_tables: Mapping[str, str]):
+    features = sorted(feature_to_dim)
+    tables = [shared_tables.get(name, name) for name in features]
+    self._dims = [feature_to_dim[name] for name in features]
+    # By table, and then by name, as tables are.
+    self._order = sorted(range(len(features)), key=lambda i: (tables[i], i))
+    self._inverse = sorted(range(len(features)), key=lambda i: self._order[i])
+    ordered = [tables[i] for i in self._order]
+    self._starts = [i for i, name in enumerate(ordered) if i == 0 or name != ordered[i - 1]]
+    self._is_identity = ordered == features
+
+  def ids_of_tables(self, ids: tf.RaggedTensor) -> tf.RaggedTensor:
+    """Returns the ids, a row per feature before, with a row per table."""
+    if self._is_identity:
+      return ids
+    ordered = tf.gather(ids, self._order)
+    row_splits = tf.gather(ordered.row_splits, [*self._starts, len(self._order)])
+    return tf.RaggedTensor.from_row_splits(ordered.values, row_splits, validate=False)
+
+  def values_of_tables(self, ids: tf.RaggedTensor, flat: tf.Tensor) -> tf.Tensor:
+    """Returns the floats that belong to `ids` (a row per feature), in the order of tables."""
+    if self._is_identity:
+      return flat
+    return tf.gather(_cut(flat, self._sizes(ids)), self._order).values
+
+  def values_of_features(self, ids: tf.RaggedTensor, flat: tf.Tensor) -> tf.Tensor:
+    """Undoes `values_of_tables`."""
+    if self._is_identity:
+      return flat
+    sizes = tf.gather(self._sizes(ids), self._order)
+    return tf.gather(_cut(flat, sizes), self._inverse).values
+
+  def _sizes(self, ids: tf.RaggedTensor) -> tf.Tensor:
+    return ids.row_lengths() * tf.constant(self._dims, tf.int64)
+
+
+def _cut(flat: tf.Tensor, sizes: tf.Tensor) -> tf.RaggedTensor:
+  return tf.RaggedTensor.from_row_lengths(tf.reshape(flat, [-1]), sizes, validate=False)
+
+
 def make_op_params(
   *,
   num_ps: int,
@@ -65,6 +128,7 @@ def make_op_params(
   unique: Callable[[], bool] | None,
   enable_gpu_emb: bool,
   use_gpu: bool,
+  shared_tables: Mapping[str, str],
 ) -> ShardingSparseFidsOpParams:
   """Returns what the input pipeline and the tables must agree on.
 
@@ -94,6 +158,7 @@ def make_op_params(
     feature_configs=feature_configs,
     enable_gpu_emb=enable_gpu_emb,
     use_gpu=use_gpu,
+    shared_tables=shared_tables,
   )
 
 

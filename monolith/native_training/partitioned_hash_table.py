@@ -46,7 +46,7 @@ class PartitionedHashTable(ps_tables.PsTables):
 
   `gen_feature_configs` says what the pipeline and the tables have to agree on; it travels in the
   parser context. With native tables every feature has a table of its own in one group per server,
-  and all ids of a server travel as one pseudo table.
+  unless it shares one, and all ids of a server travel as one pseudo table.
 
   Args:
     num_ps: number of servers; 0 for tables in this process.
@@ -103,6 +103,13 @@ class PartitionedHashTable(ps_tables.PsTables):
       },
       float16=params.transfer_float16,
     )
+    self._rows = partitioned_features.FeatureRows(
+      {
+        name: sum(config.slice_dims)
+        for name, config in params.feature_configs.feature_configs.items()
+      },
+      params.shared_tables,
+    )
     self._make_tables(self._num_ps, params.sub_table_name_to_config, table_factory)
 
   @classmethod
@@ -118,6 +125,7 @@ class PartitionedHashTable(ps_tables.PsTables):
     unique: Callable[[], bool] | None = None,
     enable_gpu_emb: bool = False,
     use_gpu: bool = False,
+    shared_tables: Mapping[str, str] | None = None,
   ) -> ShardingSparseFidsOpParams:
     """Returns what the input pipeline and the tables must agree on.
 
@@ -132,10 +140,16 @@ class PartitionedHashTable(ps_tables.PsTables):
       unique: whether to send every id once; by default unless exporting.
       enable_gpu_emb: tables on GPUs.
       use_gpu: layouts on GPUs.
+      shared_tables: feature -> native table, for features that share one; others share a table if
+        their configurations are equal.
     """
     use_native = use_native_multi_hash_table and not transfer_float16
+    shared_tables = (shared_tables or {}) if use_native else {}
     if use_native:
       sub_tables = cls.no_merge_feature_config(feature_name_to_config, use_same_table=True)
+      if shared_tables:
+        configs = partitioned_features.share_tables(feature_name_to_config, shared_tables)
+        sub_tables = configs, sub_tables[1]
     else:
       sub_tables = cls.merge_feature_config(feature_name_to_config)
     return partitioned_features.make_op_params(
@@ -150,6 +164,7 @@ class PartitionedHashTable(ps_tables.PsTables):
       unique=unique,
       enable_gpu_emb=enable_gpu_emb,
       use_gpu=use_gpu,
+      shared_tables=shared_tables,
     )
 
   @classmethod
@@ -295,7 +310,8 @@ class PartitionedHashTable(ps_tables.PsTables):
     """Overwrites rows; returns the tables after the write.
 
     Args:
-      data: server -> table (feature with native tables) -> (its ids, values); already sharded.
+      data: server -> table (with native tables, the feature's or the one it shares) -> (its ids,
+        values); already sharded.
     """
     with tf.name_scope("dmtht_a" if self._use_native else "pht_assign"):
       return self._write(data, lambda table, pairs: table.assign(pairs), op="assign")
@@ -351,9 +367,11 @@ class PartitionedHashTable(ps_tables.PsTables):
         if row_split_size is not None:
           row_split = distribution_ops.normalize_merged_split(row_split, row_split_size)
         ragged_id = tf.RaggedTensor.from_row_splits(fids[table], row_split, validate=False)
-        flat, timer = self._raw_lookup_on_ps(ps, ragged_id, op="pht_lookup")
+        flat, timer = self._raw_lookup_on_ps(
+          ps, self._rows.ids_of_tables(ragged_id), op="pht_lookup"
+        )
         timers += timer
-        embeddings = {table: flat}
+        embeddings = {table: self._rows.values_of_features(ragged_id, flat)}
         if not export_context.is_exporting():
           bundle[_key(f"{table}:{ps}:fids_row_split")] = row_split
       else:
@@ -441,8 +459,8 @@ class PartitionedHashTable(ps_tables.PsTables):
           self._transfer.raw_update(
             ps,
             table,
-            ragged_id,
-            grad,
+            self._rows.ids_of_tables(ragged_id),
+            self._rows.values_of_tables(ragged_id, grad),
             global_step,
             req_time,
             self._learning_rates,

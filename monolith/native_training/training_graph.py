@@ -142,6 +142,10 @@ class CpuTraining:
         self._dummy_merged_table = multi_type_hash_table.MergedMultiTypeHashTable(
           self._feature_configs[0], lambda _: None
         )
+      elif self._feature_configs.shared_tables:
+        self._dummy_merged_table = multi_type_hash_table.SharedSlotHashTable(
+          self._feature_configs.configs, self._feature_configs.shared_tables, lambda _: None
+        )
       self._init_fused_layout_params()
     self._export_context_list = [self._create_export_context_class()]
 
@@ -227,6 +231,7 @@ class CpuTraining:
         transfer_float16=False,
         enable_gpu_emb=use_gpu_emb_table,
         use_gpu=config.enable_gpu_training if export_ctx is None else export_ctx.with_remote_gpu,
+        shared_tables=self.feature_configs.shared_tables,
       )
     )
 
@@ -295,7 +300,7 @@ class CpuTraining:
     ids, dense = self._split_features(features)
     names = sorted(ids)
     lookup_args: Any
-    if self._config.use_native_multi_hash_table:
+    if self._dummy_merged_table is None:
       values = [ids[name].values for name in names]
       configs = [self._feature_configs.configs[name] for name in names]
       sizes = None
@@ -510,7 +515,7 @@ class CpuTraining:
         slices,
         req_time,
         auxiliary_bundle,
-        config.use_native_multi_hash_table,
+        self._dummy_merged_table is None,
       )
     else:
       ctx.feature_factory = _CpuFeatureFactory(

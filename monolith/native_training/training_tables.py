@@ -79,8 +79,7 @@ def create(
   if (
     shared_tables
     and config.use_native_multi_hash_table
-    and not config.enable_full_sync_training
-    # Where the input pipeline shards ids feature by feature.
+    # Whose ids the input pipeline shards feature by feature; it shares by itself.
     and not config.enable_fused_layout
   ):
     hash_table = multi_type_hash_table.SharedSlotHashTable(

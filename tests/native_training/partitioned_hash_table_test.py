@@ -15,6 +15,7 @@ from monolith.native_training import (
   embedding_combiners,
   entry,
   native_task_context,
+  partitioned_features,
   prefetch_queue,
   test_utils,
 )
@@ -216,6 +217,18 @@ class FeatureConfigsTest(tf.test.TestCase):
     self.assertEqual(
       {c.table for c in params.feature_configs.feature_configs.values()}, {_NATIVE_TABLE}
     )
+
+  def test_native_tables_that_are_shared(self):
+    params = _params(2, native=True, shared_tables={"gid": "id", "cid": "id"})
+
+    self.assertCountEqual(params.sub_table_name_to_config, ["id", "uid"])
+    self.assertEqual(
+      {c.table for c in params.feature_configs.feature_configs.values()}, {_NATIVE_TABLE}
+    )
+    # Others share by their configuration.
+    params = _params(2, native=False, shared_tables={"gid": "id", "cid": "id"})
+    self.assertNotIn("id", params.sub_table_name_to_config)
+    self.assertEmpty(params.shared_tables)
 
   def test_float16_switches_native_off(self):
     params = _params(2, native=True, transfer_float16=True)
@@ -600,6 +613,41 @@ class PartitionedHashTableTest(tf.test.TestCase, parameterized.TestCase):
     with tf.compat.v1.Session() as session:
       session.run(resources.initialize_resources(resources.shared_resources()))
       self.check_example(session.run(layouts), constant=0.0)
+
+
+class FeatureRowsTest(tf.test.TestCase, parameterized.TestCase):
+  @parameterized.parameters(
+    ({"a": 1, "b": 2, "c": 3}, {}),
+    ({"a": 2, "b": 1, "c": 2}, {"a": "s", "c": "s"}),
+    ({"a": 2, "b": 1, "c": 2, "d": 1, "e": 3}, {"a": "z", "c": "z", "b": "aa", "d": "aa"}),
+    # The table of `b` comes before that of `a` by its name.
+    ({"a": 1, "b": 2, "c": 2}, {"b": "A", "c": "A"}),
+  )
+  def test_round_trip(self, dims, shared_tables):
+    rows = partitioned_features.FeatureRows(dims, shared_tables)
+    rng = np.random.default_rng(len(dims))
+    for _ in range(5):
+      ids = {name: rng.integers(100, size=rng.integers(4)) for name in sorted(dims)}
+      values = {name: rng.random((len(ids[name]), dims[name])) for name in ids}
+      tables = collections.defaultdict(list)
+      for name in sorted(dims):
+        tables[shared_tables.get(name, name)].append(name)
+      want_ids = [np.concatenate([ids[n] for n in tables[t]]) for t in sorted(tables)]
+      want_values = [values[n].ravel() for t in sorted(tables) for n in tables[t]]
+
+      ragged = tf.RaggedTensor.from_row_lengths(
+        tf.constant(np.concatenate(list(ids.values())), tf.int64),
+        tf.constant([len(v) for v in ids.values()], tf.int64),
+      )
+      flat = tf.constant(np.concatenate([v.ravel() for v in values.values()]), tf.float32)
+      of_tables = rows.values_of_tables(ragged, flat)
+      got_ids, got_values, back, flat = self.evaluate(
+        [rows.ids_of_tables(ragged), of_tables, rows.values_of_features(ragged, of_tables), flat]
+      )
+
+      self.assertEqual(got_ids.to_list(), [list(v) for v in want_ids])
+      self.assertAllClose(got_values, np.concatenate(want_values))
+      self.assertAllEqual(back, flat)
 
 
 if __name__ == "__main__":

@@ -129,6 +129,7 @@ def _jobs_of_two() -> dict[str, Job]:
     max_steps=150,
   )
   jobs["failed_once"] = Job(_path("failed_once"), [2, 2], fail_saves={"1": "op"})
+  jobs["shared"] = Job(_path("shared"), [100, 100], learning_rate=0.1, is_shared=True)
   jobs["exported"] = Job(_path("exported"), [2, 2], export=True)
   for rank in range(2):
     os.makedirs(os.path.join(_path("unmerged"), f"index-{rank:04d}"))
@@ -196,6 +197,20 @@ class LossTest(parameterized.TestCase):
   def test_loss_falls(self, name):
     losses = np.mean([_result(name, rank)["losses"] for rank in range(2)], axis=0)
     self.assertLen(losses, 100)
+    self.assertLess(np.mean(losses[-10:]), 0.5 * np.mean(losses[:10]))
+
+
+  def test_columns_of_a_slot_share_rows(self):
+    rows = read_rows(tf.train.latest_checkpoint(_path("shared")))
+
+    self.assertEqual({table for table, _ in rows}, {"both"})
+    for (_, row_id), (shard, _) in rows.items():
+      self.assertEqual(shard, row_id % 2)
+    # Of the first column, and of the second one.
+    ids = _ids(rows)
+    self.assertIn(own_id(1, 99), ids)
+    self.assertIn(-1, ids)
+    losses = np.mean([_result("shared", rank)["losses"] for rank in range(2)], axis=0)
     self.assertLess(np.mean(losses[-10:]), 0.5 * np.mean(losses[:10]))
 
 

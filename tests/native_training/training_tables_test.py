@@ -12,8 +12,10 @@ from absl.testing import parameterized
 from monolith.native_training import (
   checkpoint_reshard,
   cpu_training,
+  device_utils,
   entry,
   feature,
+  hvd_lib,
   native_task,
   training_topology,
   utils,
@@ -139,6 +141,46 @@ class SharedSlotTest(tf.test.TestCase, parameterized.TestCase):
     _train(folder, 5, embedding_prefetch_capacity=1, enable_embedding_postpush=True)
 
     self.assertAllEqual(_predict(folder)["clicked"], [10.0, 20.0])
+
+  @parameterized.product(
+    native=(True, False),
+    queues=(
+      {},
+      {"embedding_prefetch_capacity": 2, "enable_pipelined_fwda2a": True},
+      {"enable_async_optimize": True, "enable_pipelined_bwda2a": True},
+    ),
+  )
+  def test_synchronous_training(self, native, queues):
+    hvd_lib.init()
+    params = _params()
+    params.serving.export_mode = export_context.ExportMode.STANDALONE
+    folder = os.path.join(utils.get_test_tmp_dir(), "model")
+    conf = cpu_training.CpuTrainingConfig(
+      enable_sync_training=True,
+      reorder_fids_in_data_pipeline=True,
+      use_native_multi_hash_table=native,
+      **queues,
+    )
+    training = cpu_training.CpuTraining(conf, params.instantiate())
+    estimator = tf.estimator.Estimator(
+      training.create_model_fn(),
+      config=tf.estimator.RunConfig(
+        model_dir=folder, device_fn=device_utils.default_device_fn
+      ),
+    )
+
+    estimator.train(training.create_input_fn(_TRAIN), steps=1)
+    rows = next(
+      estimator.predict(training.create_input_fn(_PREDICT), yield_single_examples=False)
+    )
+    exported = os.path.join(utils.get_test_tmp_dir(), "exported")
+    exporter = cpu_training.create_exporter(training, folder, None, exported, False)
+    version = exporter.export_saved_model(training.create_serving_input_receiver_fn())
+
+    self.assertAllEqual(rows["clicked"], [2.0, 2.0 + 2.0])
+    self.assertAllEqual(rows["shown"], [2.0 + 1.0, 0.0])
+    self.assertAllEqual(rows["other"], [1.0, 1.0])
+    self.assertAllEqual(self._serve(version), [2.0, 2.0, 1.0, 0.0])
 
   def test_table_names(self):
     for task_class, want in ((TwoColumnsTask, "item"), (NameTakenTask, "other/shared")):

@@ -42,6 +42,7 @@ class ShardingSparseFidsOpParams:
     feature_configs: features, tables and layouts.
     enable_gpu_emb: whether embeddings live on GPUs.
     use_gpu: whether the dense part runs on a GPU.
+    shared_tables: feature -> table, for native tables that several features share.
   """
 
   num_ps: int
@@ -52,6 +53,7 @@ class ShardingSparseFidsOpParams:
   feature_configs: example_pb2.FeatureConfigs
   enable_gpu_emb: bool
   use_gpu: bool
+  shared_tables: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 class ParserCtx:
