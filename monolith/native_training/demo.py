@@ -173,7 +173,7 @@ def _train_ranking(model_dir: str) -> int:
     flush=True,
   )
   start = time.monotonic()
-  _report_start(ranking_dir)
+  first_step = _report_start(ranking_dir)
   if FLAGS.num_workers > 1:
     status = _run_processes(model_dir, "ranking")
     if status != 0:
@@ -183,6 +183,8 @@ def _train_ranking(model_dir: str) -> int:
   seconds = time.monotonic() - start
   if demo_hooks.is_stop_requested():
     return _report_interrupt(model_dir)
+  if first_step and first_step == _latest_step(ranking_dir):
+    print("The data had been read to its end before: nothing was left to train on.")
   predictions = predict(params, FLAGS.num_ps, ranking_dir)
   auc = demo_data.compute_auc(demo_data.read_labels(info), predictions)
   allowed = "" if info.best_auc is None else f", the planted structure allows {info.best_auc:.4f}"
@@ -345,11 +347,16 @@ def _play_role(model_dir: str) -> int:
 
 def _report_start(folder: str) -> int:
   """Prints from which checkpoint training goes on, if from any; returns its step or 0."""
+  step = _latest_step(folder)
+  if step:
+    print(f"Going on from {tf.train.latest_checkpoint(folder)}", flush=True)
+  return step
+
+
+def _latest_step(folder: str) -> int:
+  """Returns the step of the newest checkpoint, 0 if there is none."""
   checkpoint = tf.train.latest_checkpoint(folder)
-  if checkpoint is None:
-    return 0
-  print(f"Going on from {checkpoint}", flush=True)
-  return int(checkpoint.rpartition("-")[2])
+  return 0 if checkpoint is None else int(checkpoint.rpartition("-")[2])
 
 
 def _report_checkpoint(model_dir: str) -> None:

@@ -126,7 +126,7 @@ def read_movielens(path: str, folder: str, seed: int = 17) -> RatingsInfo:
     seed: of the order.
 
   Raises:
-    ValueError: a line is not `user, movie, rating, ...`.
+    ValueError: a line is not `user, movie, rating, ...`, or there are not two of them.
   """
   key = {"path": os.path.abspath(path), "mtime": os.path.getmtime(path), "seed": seed}
   known = _read_info(folder, key)
@@ -139,7 +139,7 @@ def read_movielens(path: str, folder: str, seed: int = 17) -> RatingsInfo:
     delimiter = "\t" if "\t" in first else ","
     lines = (line.replace("::", ",") for line in f)
     for number, fields in enumerate(csv.reader(lines, delimiter=delimiter), 1):
-      if number == 1 and fields and not fields[0].strip().isdigit():
+      if not fields or (number == 1 and not fields[0].strip().isdigit()):
         continue
       try:
         rows.append((int(fields[0]), int(fields[1]), float(fields[2]) >= _LIKED))
@@ -147,13 +147,13 @@ def read_movielens(path: str, folder: str, seed: int = 17) -> RatingsInfo:
         raise ValueError(
           f"line {number} of {path} is {fields}, want user, movie and rating"
         ) from None
-  if not rows:
-    raise ValueError(f"{path} has no ratings")
+  if len(rows) < 2:
+    raise ValueError(f"{path} has {len(rows)} ratings, want one to train on and one to evaluate")
   ratings = np.array(rows, "<i8")
   nothing = np.full((len(rows), 1 + NUM_GENRES_PER_MOVIE), -1, "<i8")
   records = np.column_stack([ratings[:, :2], nothing, ratings[:, 2]])
   records = records[np.random.default_rng(seed).permutation(len(records))]
-  return _write(folder, key, records, int(len(records) * _EVAL_SHARE), None)
+  return _write(folder, key, records, max(1, int(len(records) * _EVAL_SHARE)), None)
 
 
 def read_labels(info: RatingsInfo) -> np.ndarray:

@@ -200,17 +200,27 @@ class DemoDataTest(absltest.TestCase):
     for name, text in (
       ("ratings.csv", "userId,movieId,rating,timestamp\n1,2,4.5,0\n3,4,3.0,0\n"),
       ("ratings.dat", "1::2::5::0\n3::4::1::0\n"),
-      ("u.data", "1\t2\t5\t0\n3\t4\t1\t0\n"),
+      ("u.data", "1\t2\t5\t0\n3\t4\t1\t0\n\n"),
     ):
       path = os.path.join(folder, name)
       with open(path, "w") as f:
         f.write(text)
       info = demo_data.read_movielens(path, os.path.join(folder, name + "_data"))
-      records = np.fromfile(info.train_file, "<i8").reshape(-1, demo_data.NUM_FIELDS)
+      # However few there are, one is for evaluation.
+      self.assertEqual((info.num_train, info.num_eval), (1, 1))
+      records = [np.fromfile(file, "<i8") for file in (info.train_file, info.eval_file)]
       self.assertCountEqual(
-        records[:, [0, 1, 6]].tolist(), [[1, 2, 1], [3, 4, 0]], msg=name
+        [record[[0, 1, 6]].tolist() for record in records], [[1, 2, 1], [3, 4, 0]], msg=name
       )
       self.assertIsNone(info.best_auc)
+
+  def test_too_few_ratings(self):
+    path = os.path.join(utils.get_test_tmp_dir(), "ratings.csv")
+    for count in (0, 1):
+      with open(path, "w") as f:
+        f.write("userId,movieId,rating,timestamp\n" + "1,2,4,0\n" * count)
+      with self.assertRaisesRegex(ValueError, f"ratings.csv has {count} ratings, want one to"):
+        demo_data.read_movielens(path, os.path.join(utils.get_test_tmp_dir(), "d"))
 
   def test_bad_file(self):
     path = os.path.join(utils.get_test_tmp_dir(), "bad.csv")
