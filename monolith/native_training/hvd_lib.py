@@ -24,7 +24,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from monolith.native_training import env_utils, mpi_utils
+from monolith.native_training import env_utils, mpi_utils, thread_slices
 
 _INSTALL = "pip install 'monolith[horovod]'"
 
@@ -78,7 +78,9 @@ class _Backend:
 
   def init(self, *args: Any, **kwargs: Any) -> None:
     """Meets the other ranks; a second call does nothing."""
-    self.lib.init(*args, **kwargs)
+    # Its threads carry out the collectives, for which the op threads of all ranks wait.
+    with thread_slices.prompt_threads():
+      self.lib.init(*args, **kwargs)
 
   def is_initialized(self) -> bool:
     """Tells whether `init` was called, here or in the library itself; imports nothing."""
