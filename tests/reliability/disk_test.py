@@ -12,6 +12,7 @@ import stat
 import subprocess
 
 import tensorflow as tf
+from absl.testing import absltest
 
 from monolith.native_training import checkpoint_files
 from tests.reliability import trainer
@@ -112,7 +113,7 @@ def _restore(model_dir: str) -> int:
     return training.check(sess)
 
 
-class DiskTest(tf.test.TestCase):
+class DiskTest(absltest.TestCase):
   def setUp(self):
     super().setUp()
     self.dir = os.environ["TEST_TMPDIR"]
@@ -180,4 +181,4 @@ class DiskTest(tf.test.TestCase):
 
 
 if __name__ == "__main__":
-  tf.test.main()
+  absltest.main()

@@ -11,6 +11,7 @@ import re
 import time
 
 import tensorflow as tf
+from absl.testing import absltest
 
 from tests.reliability import trainer
 
@@ -53,7 +54,7 @@ def _all_names(folder: str) -> list:
   return [name for _, folders, files in os.walk(folder) for name in folders + files]
 
 
-class KillTest(tf.test.TestCase):
+class KillTest(absltest.TestCase):
   def setUp(self):
     super().setUp()
     self.model_dir = os.path.join(os.environ["TEST_TMPDIR"], "model")
@@ -121,4 +122,4 @@ class KillTest(tf.test.TestCase):
 
 
 if __name__ == "__main__":
-  tf.test.main()
+  absltest.main()

@@ -6,6 +6,7 @@ The survivor keeps its own, which are newer. The servers are processes, and one 
 import os
 
 import tensorflow as tf
+from absl.testing import absltest
 from tensorflow.core.protobuf import cluster_pb2
 
 from monolith.native_training import save_utils, utils
@@ -43,7 +44,7 @@ class _Server:
     self._child.kill()
 
 
-class PsReplacementTest(tf.test.TestCase):
+class PsReplacementTest(absltest.TestCase):
   def test_survivor_keeps_newer_values_and_newcomer_gets_the_checkpoint(self):
     servers = [_Server() for _ in range(3)]
     self.addCleanup(lambda: [server.kill() for server in servers if server is not servers[1]])
@@ -108,4 +109,4 @@ class PsReplacementTest(tf.test.TestCase):
 
 
 if __name__ == "__main__":
-  tf.test.main()
+  absltest.main()

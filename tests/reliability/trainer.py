@@ -182,7 +182,9 @@ class ChildError(Exception):
 def run_in_child(function, *args):
   """Returns what a function returns in a forked process.
 
-  TensorFlow must not have run anything in this process: its threads do not survive a fork.
+  TensorFlow must not have run anything in this process, nor made a graph, as `tf.test.TestCase`
+  does: the first graph starts a thread, and a child that is forked while it starts may inherit a
+  lock that nobody opens any more.
 
   Raises:
     ChildError: the function raised.
