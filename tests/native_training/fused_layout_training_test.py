@@ -145,24 +145,7 @@ class FusedLayoutTrainingTest(tf.test.TestCase, parameterized.TestCase):
     num_ps=(0, 2), use_native_multi_hash_table=(True, False), is_async=(False, True)
   )
   def test_trains_and_restores(self, num_ps, use_native_multi_hash_table, is_async):
-    config = {
-      "num_ps": num_ps,
-      "use_native_multi_hash_table": use_native_multi_hash_table,
-      "enable_fused_layout": True,
-    }
-    if is_async:
-      config.update(embedding_prefetch_capacity=1, enable_embedding_postpush=True)
-    params = LayoutTask.params()
-    params.name = "layout"
-    params.metrics.enable_tf2_profiler_hook = False
-    params.train.per_replica_batch_size = 2
-    folder = os.path.join(utils.get_test_tmp_dir(), "model")
-
-    for _ in range(2):
-      conf = cpu_training.CpuTrainingConfig(**config)
-      cpu_training.local_train_internal(params, conf, folder, steps=3)
-
-    got = self._predict(params, cpu_training.CpuTrainingConfig(**config), folder)
+    got = self._train_and_predict(LayoutTask, num_ps, use_native_multi_hash_table, is_async)
     # Item 8 is in both examples.
     falls = 6 * 0.5 * np.array([[1, 1 + 2], [1, 2]])
     self.assertAllClose(got["bias"], -falls)
@@ -172,23 +155,7 @@ class FusedLayoutTrainingTest(tf.test.TestCase, parameterized.TestCase):
     num_ps=(0, 2), use_native_multi_hash_table=(True, False), is_async=(False, True)
   )
   def test_columns_of_a_slot_share_rows(self, num_ps, use_native_multi_hash_table, is_async):
-    config = {
-      "num_ps": num_ps,
-      "use_native_multi_hash_table": use_native_multi_hash_table,
-      "enable_fused_layout": True,
-    }
-    if is_async:
-      config.update(embedding_prefetch_capacity=1, enable_embedding_postpush=True)
-    params = SharedSlotTask.params()
-    params.metrics.enable_tf2_profiler_hook = False
-    params.train.per_replica_batch_size = 2
-    folder = os.path.join(utils.get_test_tmp_dir(), "model")
-
-    for _ in range(2):
-      conf = cpu_training.CpuTrainingConfig(**config)
-      cpu_training.local_train_internal(params, conf, folder, steps=3)
-
-    got = self._predict(params, cpu_training.CpuTrainingConfig(**config), folder)
+    got = self._train_and_predict(SharedSlotTask, num_ps, use_native_multi_hash_table, is_async)
     # Id 1 of the shared slot is used by `a` once and by `z` twice; id 7 is another one in `own`.
     falls = 6 * 0.5 * np.array([[3, 3 + 1, 1], [1, 3, 1]])
     self.assertAllClose(got["bias"], -falls)
@@ -230,6 +197,26 @@ class FusedLayoutTrainingTest(tf.test.TestCase, parameterized.TestCase):
 
     self.assertAllClose(got["bias"], -0.5 * np.array([[1, 1 + 2], [1, 2]]))
     self.assertAllEqual(got["vec"], np.zeros([2, 8]))
+
+  def _train_and_predict(self, task, num_ps, use_native_multi_hash_table, is_async):
+    """Returns the layouts after three steps, a restart and three more."""
+    config = {
+      "num_ps": num_ps,
+      "use_native_multi_hash_table": use_native_multi_hash_table,
+      "enable_fused_layout": True,
+    }
+    if is_async:
+      config.update(embedding_prefetch_capacity=1, enable_embedding_postpush=True)
+    params = task.params()
+    params.metrics.enable_tf2_profiler_hook = False
+    params.train.per_replica_batch_size = 2
+    folder = os.path.join(utils.get_test_tmp_dir(), "model")
+
+    for _ in range(2):
+      conf = cpu_training.CpuTrainingConfig(**config)
+      cpu_training.local_train_internal(params, conf, folder, steps=3)
+
+    return self._predict(params, cpu_training.CpuTrainingConfig(**config), folder)
 
   def _predict(self, params, conf, folder):
     with cpu_training._local_cluster(conf.num_ps) as (session_config, _):
