@@ -11,7 +11,7 @@ JOBS ?= $(shell nproc)
 help:
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST)
 
-$(VENV)/.installed: pyproject.toml tools/setup_environment.sh
+$(VENV)/.installed: pyproject.toml tools/requirements.py tools/setup_environment.sh
 	PYTHON="$(PYTHON)" VENV="$(VENV)" bash tools/setup_environment.sh
 	@touch $@
 
@@ -27,10 +27,11 @@ demo-sync: build horovod ## train the ranking model of the demo on two ranks wit
 	$(RUN) -m monolith.native_training.demo_sync
 
 horovod: $(VENV)/.installed ## Horovod in the environment, built once and kept in ~/.cache/monolith
-	VENV="$(VENV)" bash tools/install_horovod.sh
+	$(RUN) -c 'import horovod.tensorflow' 2>/dev/null || \
+	  $(VENV)/bin/pip install --quiet --disable-pip-version-check ./third_party/horovod
 
 test: build ## everything: C++ tests, Python tests, the wheel
-	VENV="$(VENV)" bash tools/install_horovod.sh || \
+	$(MAKE) horovod || \
 	  { echo "Horovod could not be installed: tests with several ranks are left out" >&2; [ "$$CI" != true ]; }
 	$(RUN) tools/native_build.py --cpp-tests --jobs $(JOBS)
 	$(RUN) -m pytest tests
@@ -64,7 +65,7 @@ bench: build ## every benchmark, printed as ratios
 	$(RUN) benchmarks/run.py
 
 wheel: $(VENV)/.installed ## a platform wheel in dist/
-	$(VENV)/bin/pip wheel --no-deps --no-build-isolation -w dist .
+	MONOLITH_PORTABLE_WHEEL=1 $(VENV)/bin/pip wheel --no-deps --no-build-isolation -w dist .
 
 clean: ## everything that was built
 	rm -rf build dist *.egg-info bazel-*

@@ -1,4 +1,7 @@
-"""Compiles the op library and generates the protobuf modules; the metadata is in pyproject.toml."""
+"""Compiles the op library and generates the protobuf modules.
+
+The metadata is in pyproject.toml, the extras are in tools/requirements.py.
+"""
 
 import pathlib
 import shutil
@@ -16,6 +19,7 @@ except ImportError:  # setuptools before 70.1
 ROOT = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT / "tools"))
 import native_build  # noqa: E402
+import requirements  # noqa: E402
 
 # Before pip tries to find a TensorFlow for a Python that has none.
 try:
@@ -65,5 +69,6 @@ class PlatformWheel(bdist_wheel):
 
 setup(
   ext_modules=[Extension(".".join(native_build.OP_LIBRARY.with_suffix("").parts), sources=[])],
+  extras_require=requirements.extras(),
   cmdclass={"build_py": BuildPython, "build_ext": BuildOpLibrary, "bdist_wheel": PlatformWheel},
 )

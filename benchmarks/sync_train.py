@@ -304,7 +304,7 @@ def main() -> int:
     print("needs two cores", file=sys.stderr)
     return 1
   if importlib.util.find_spec("horovod") is None:
-    print("left out: needs Horovod, bash tools/install_horovod.sh", file=sys.stderr)
+    print("left out: needs Horovod, make horovod", file=sys.stderr)
     return 0
   with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
     sides = [Side(stack, pathlib.Path(name), count, args) for count in (2, 1)]

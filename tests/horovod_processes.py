@@ -20,7 +20,7 @@ def require_horovod() -> None:
   """Skips the test where Horovod is missing; on CI that is a failure."""
   if importlib.util.find_spec("horovod") is not None:
     return
-  message = "needs Horovod: bash tools/install_horovod.sh"
+  message = "needs Horovod: make horovod"
   if os.environ.get("CI") == "true":
     pytest.fail(message)
   pytest.skip(message)

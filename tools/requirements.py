@@ -1,18 +1,35 @@
-"""Prints requirement lists of pyproject.toml: `requirements.py build runtime test lint ...`.
+"""The extras of the package, and a printer of requirement lists: `requirements.py build test ...`.
 
-`build` is what compiling needs, `runtime` what the package needs, any other name is an extra.
+`build` is what compiling needs, `runtime` what the package needs, both from pyproject.toml; any
+other name is an extra.
 """
 
 from __future__ import annotations
 
+import os
 import pathlib
-import re
 import sys
 
-try:
-  import tomllib
-except ImportError:  # Python before 3.11: pip ships the same parser
-  from pip._vendor import tomli as tomllib
+_ROOT = pathlib.Path(__file__).resolve().parent.parent
+_EXTRAS = {
+  "tpu": ["cloud-tpu-client==0.10"],
+  "horovod": ["horovod==0.28.1"],
+  "kafka": ["confluent-kafka>=2.3"],
+  "test": ["pytest>=7,<9", "freezegun>=1.2", "tensorflow-serving-api==2.15.1"],
+  "lint": ["ruff==0.6.9", "clang-format==14.0.6"],
+}
+
+
+def extras() -> dict[str, list[str]]:
+  """Returns the requirements of every extra.
+
+  pip cannot build the Horovod of PyPI with its TensorFlow part, but it can build the project in
+  third_party/horovod. A wheel that is meant for other machines (environment variable
+  `MONOLITH_PORTABLE_WHEEL=1`) must not name a folder of this one.
+  """
+  if os.environ.get("MONOLITH_PORTABLE_WHEEL") == "1":
+    return _EXTRAS
+  return {**_EXTRAS, "horovod": [f"horovod @ {(_ROOT / 'third_party/horovod').as_uri()}"]}
 
 
 def requirements(groups: list[str]) -> list[str]:
@@ -21,21 +38,22 @@ def requirements(groups: list[str]) -> list[str]:
   Raises:
     KeyError: a group is not an extra of the project.
   """
-  text = (pathlib.Path(__file__).resolve().parent.parent / "pyproject.toml").read_text("utf-8")
-  document = tomllib.loads(text)
-  result: list[str] = []
-  for group in groups:
-    if group == "build":
-      names = document["build-system"]["requires"]
-    elif group == "runtime":
-      names = document["project"]["dependencies"]
-    else:
-      names = document["project"]["optional-dependencies"][group]
-    result += [name for name in names if name not in result]
-  return result
+  try:
+    import tomllib
+  except ImportError:  # Python before 3.11: pip ships the same parser
+    from pip._vendor import tomli as tomllib
+
+  document = tomllib.loads((_ROOT / "pyproject.toml").read_text("utf-8"))
+  known = {
+    "build": document["build-system"]["requires"],
+    "runtime": document["project"]["dependencies"],
+    **extras(),
+  }
+  return list(dict.fromkeys(name for group in groups for name in known[group]))
 
 
 if __name__ == "__main__":
-  if not all(re.fullmatch(r"[a-z]+", group) for group in sys.argv[1:]):
-    sys.exit(f"usage: {sys.argv[0]} build runtime EXTRA...")
-  print("\n".join(requirements(sys.argv[1:])))
+  try:
+    print("\n".join(requirements(sys.argv[1:])))
+  except KeyError as error:
+    sys.exit(f"error: {error} is no extra; usage: {sys.argv[0]} build runtime EXTRA...")

@@ -5,7 +5,7 @@ Importing this module imports no such library; the first use does, once per proc
 | | backend |
 |---|---|
 | environment variable `MONOLITH_WITH_BYTEPS` is on | `byteps.tensorflow` |
-| Horovod is installed | `horovod.tensorflow` |
+| Horovod is installed, with its TensorFlow part | `horovod.tensorflow` |
 | it is not, and this process is alone | one rank inside this process, no library |
 
 Everything is an attribute of one object, `_backend`, to which the module forwards: `init`, `rank`,
@@ -18,6 +18,8 @@ of them.
 from __future__ import annotations
 
 import importlib
+import pathlib
+import shlex
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -26,7 +28,13 @@ import tensorflow as tf
 
 from monolith.native_training import env_utils, mpi_utils, thread_slices
 
-_INSTALL = "pip install 'monolith[horovod]'"
+_SOURCE = pathlib.Path(__file__).resolve().parents[2] / "third_party/horovod"
+INSTALL_HOROVOD = (
+  f"pip install {shlex.quote(str(_SOURCE))}"
+  if _SOURCE.is_dir()  # in a checkout
+  else "HOROVOD_WITH_TENSORFLOW=1 HOROVOD_WITH_GLOO=1 pip install --no-build-isolation "
+  "--no-cache-dir --force-reinstall horovod==0.28.1 (needs cmake 3, make and a C++17 compiler)"
+)
 
 
 class _Backend:
@@ -73,7 +81,7 @@ class _Backend:
     """
     size = self.size()
     assert size == wanted, f"{what} is {wanted}, but there are {size} ranks" + (
-      f": Horovod is not installed, {_INSTALL}" if isinstance(self._lib, _OneRank) else ""
+      f": {self._lib.reason}" if isinstance(self._lib, _OneRank) else ""
     )
 
   def init(self, *args: Any, **kwargs: Any) -> None:
@@ -152,16 +160,18 @@ def _import_byteps() -> Any:
 def _import_horovod() -> Any:
   try:
     return importlib.import_module("horovod.tensorflow")
-  except ModuleNotFoundError as error:
-    # One that is there but cannot be loaded is broken, and the user wants to know.
-    if error.name not in ("horovod", "horovod.tensorflow"):
-      raise
+  except ImportError as error:
+    if isinstance(error, ModuleNotFoundError) and error.name in ("horovod", "horovod.tensorflow"):
+      reason = f"Horovod is not installed: {INSTALL_HOROVOD}"
+    elif "horovod.tensorflow has not been built" in str(error):
+      reason = f"Horovod was built without TensorFlow: {INSTALL_HOROVOD}"
+    else:
+      raise  # It is there but cannot be loaded, and the user wants to know.
     if mpi_utils.is_under_mpi() and mpi_utils.read_launcher("size") != 1:
       raise ImportError(
-        "Synchronous training with several processes needs Horovod, which is not installed: "
-        f"{_INSTALL}"
+        f"Synchronous training with several processes needs Horovod. {reason}"
       ) from error
-    return _OneRank()
+    return _OneRank(reason)
 
 
 class _Compression:
@@ -172,13 +182,18 @@ class _Compression:
 
 
 class _OneRank:
-  """What Horovod does when it is alone, as far as this package uses it."""
+  """What Horovod does when it is alone, as far as this package uses it.
+
+  Args:
+    reason: why it is not Horovod itself.
+  """
 
   Average = "Average"
   Sum = "Sum"
   Compression = _Compression
 
-  def __init__(self):
+  def __init__(self, reason: str):
+    self.reason = reason
     self._is_initialized = False
 
   def init(self) -> None:

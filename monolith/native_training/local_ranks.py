@@ -43,9 +43,10 @@ class LocalRanks:
       from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts
       from horovod.runner.http.http_server import RendezvousServer
     except ModuleNotFoundError as error:
+      from monolith.native_training import hvd_lib
+
       raise ImportError(
-        "Several ranks need Horovod, which is not installed: bash tools/install_horovod.sh, or "
-        "pip install 'monolith[horovod]'"
+        f"Several ranks need Horovod, which is not installed: {hvd_lib.INSTALL_HOROVOD}"
       ) from error
 
     self._server = RendezvousServer()

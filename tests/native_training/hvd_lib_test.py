@@ -1,8 +1,12 @@
 """The module in front of Horovod: when it is loaded, what it forwards, and doing without it."""
 
 import os
+import pathlib
+import shlex
+import shutil
 import subprocess
 import sys
+import tempfile
 import threading
 import types
 import unittest
@@ -144,7 +148,7 @@ class OneRankTest(tf.test.TestCase):
 
   def setUp(self):
     super().setUp()
-    self.lib = hvd_lib._OneRank()
+    self.lib = hvd_lib._OneRank("because")
     self.backend = hvd_lib._Backend()
     self.backend._lib = self.lib
 
@@ -223,16 +227,91 @@ class WithoutHorovodTest(unittest.TestCase):
     for prefix in ("HOROVOD", "OMPI_COMM_WORLD", "PMI"):
       for size in ({f"{prefix}_SIZE": "2"}, {}):
         with _env(**{f"{prefix}_RANK": "0", **size}):
-          with self.assertRaisesRegex(ImportError, r"pip install 'monolith\[horovod\]'"):
+          with self.assertRaisesRegex(ImportError, "Horovod is not installed: .*pip install "):
             hvd_lib._Backend().init()
 
   def test_more_workers_than_processes(self):
-    message = (
-      r"num_workers is 2, but there are 1 ranks: Horovod is not installed, "
-      r"pip install 'monolith\[horovod\]'"
-    )
+    message = "num_workers is 2, but there are 1 ranks: Horovod is not installed: .*pip install "
     with _env(), self.assertRaisesRegex(AssertionError, message):
       hvd_lib._Backend().check_size(2, "num_workers")
+
+
+_INIT_AND_PRINT = """
+import sys
+from monolith.native_training import hvd_lib
+try:
+  hvd_lib.init()
+  print("size", hvd_lib.size())
+  hvd_lib.check_size(2, "num_workers")
+except (AssertionError, ImportError) as error:
+  print(type(error).__name__, error)
+"""
+_NO_EXTENSION = (
+  "raise ImportError('Extension horovod.tensorflow has not been built: mpi_lib.so not found\\n'\n"
+  "  'If this is not expected, reinstall Horovod with HOROVOD_WITH_TENSORFLOW=1.')\n"
+)
+
+
+class InstalledHorovodTest(unittest.TestCase):
+  """What is said about packages named horovod that cannot be used."""
+
+  def init(self, source, **env):
+    """Returns what a process prints that finds `horovod/tensorflow/__init__.py` of this source."""
+    folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
+    (folder / "horovod/tensorflow").mkdir(parents=True)
+    (folder / "horovod/__init__.py").touch()
+    (folder / "horovod/tensorflow/__init__.py").write_text(source)
+    path = os.pathsep.join([str(folder), *filter(None, sys.path)])
+    process = subprocess.run(
+      [sys.executable, "-c", _INIT_AND_PRINT],
+      env={**_clean_env(), "PYTHONPATH": path, **env},
+      capture_output=True,
+      text=True,
+      check=True,
+    )
+    return process.stdout.splitlines()
+
+  def test_built_without_tensorflow_alone(self):
+    size, error = self.init(_NO_EXTENSION)
+    self.assertEqual(size, "size 1")
+    self.assertRegex(
+      error,
+      "AssertionError num_workers is 2, but there are 1 ranks: "
+      "Horovod was built without TensorFlow: .*pip install ",
+    )
+
+  def test_built_without_tensorflow_several_processes(self):
+    (error,) = self.init(_NO_EXTENSION, HOROVOD_RANK="1", HOROVOD_SIZE="2")
+    self.assertRegex(
+      error,
+      "ImportError Synchronous training with several processes needs Horovod. "
+      "Horovod was built without TensorFlow: .*pip install ",
+    )
+
+  def test_broken(self):
+    source = "raise ImportError('mpi_lib.so: undefined symbol')\n"
+    self.assertEqual(self.init(source), ["ImportError mpi_lib.so: undefined symbol"])
+    self.assertEqual(
+      self.init("import no_such_module\n"), ["ModuleNotFoundError No module named 'no_such_module'"]
+    )
+
+
+class InstallCommandTest(unittest.TestCase):
+  def test_names_what_is_there(self):
+    root = pathlib.Path(hvd_lib.__file__).resolve().parents[2]
+    source = root / "third_party/horovod"
+    if source.exists():  # not under Bazel
+      self.assertEqual(hvd_lib.INSTALL_HOROVOD, f"pip install {shlex.quote(str(source))}")
+
+    # Away from the checkout, as in an installed wheel.
+    module = pathlib.Path(os.environ["TEST_TMPDIR"]) / "monolith/native_training/hvd_lib.py"
+    module.parent.mkdir(parents=True)
+    shutil.copy(hvd_lib.__file__, module)
+    code = "import runpy, sys; print(runpy.run_path(sys.argv[1])['INSTALL_HOROVOD'])"
+    process = subprocess.run(
+      [sys.executable, "-c", code, str(module)], capture_output=True, text=True, check=True
+    )
+    self.assertRegex(process.stdout, r"^HOROVOD_WITH_TENSORFLOW=1 .*pip install .*horovod==")
 
 
 if __name__ == "__main__":
