@@ -7,11 +7,13 @@
 #include <condition_variable>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <mutex>
 #include <thread>
 #include <vector>
 
 #include "monolith/native_training/runtime/concurrency/parallel_runner.h"
+#include "monolith/native_training/runtime/concurrency/shared_work.h"
 
 namespace monolith {
 namespace engine {
@@ -29,20 +31,13 @@ class ThreadPool : public ParallelRunner {
 
  private:
   void WorkerLoop();
-  // Takes units of the current job until none is left.
-  void Drain(std::unique_lock<std::mutex>* lock);
 
   std::mutex call_mutex_;  // one ParallelFor at a time
   std::mutex mutex_;
   std::condition_variable work_;
-  std::condition_variable done_;
-  const std::function<void(int64_t, int64_t)>* fn_ = nullptr;
-  int64_t next_ = 0;
-  int64_t end_ = 0;
-  int64_t grain_ = 1;
-  int64_t running_ = 0;
+  std::shared_ptr<SharedWork> job_;  // the last one started
+  std::atomic<int64_t> jobs_{0};     // started so far
   bool stop_ = false;
-  std::atomic<int64_t> jobs_{0};  // started so far
   std::vector<std::thread> threads_;
 };
 

@@ -23,6 +23,8 @@ struct TableInternals {
   }
   // One per shard. To be read in the read room.
   static const FlatIndex::View* Views(const EmbeddingTable& table) { return table.views_.get(); }
+  // The rows of all shards.
+  static const RowArena& Arena(const EmbeddingTable& table) { return *table.arena_; }
   static int64_t LastGlobalStep(const EmbeddingTable& table) {
     return table.last_global_step_.load(std::memory_order_relaxed);
   }

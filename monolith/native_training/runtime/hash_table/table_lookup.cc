@@ -17,6 +17,7 @@ constexpr int64_t kMinUnsortedIds = 16;
 
 // Small enough that threads finish together, large enough to repay entering the read room.
 constexpr int64_t kParallelTileIds = 1024;
+constexpr int64_t kTilesPerThread = 4;
 
 TileScratch* ThreadTileScratch() {
   thread_local TileScratch scratch;
@@ -172,18 +173,20 @@ class UnsortedRead {
  public:
   UnsortedRead(const EmbeddingTable& table, Stages* stages)
       : views_(TableInternals::Views(table)),
-        rows_(TableInternals::Shards(table)[0]->rows.view()),
+        rows_(TableInternals::Arena(table).view()),
         stages_(stages) {}
 
+  // At least one window. The last one overlaps the one before where n is not a multiple of it:
+  // rows are copied twice, which costs less than to wait for every row of a rest.
   void Run(const int64_t* ids, int64_t n) {
-    const int64_t windows = n / kIds;
+    const int64_t windows = (n + kIds - 1) / kIds;
+    const auto first = [n](int64_t window) { return std::min(window * kIds, n - kIds); };
     for (int64_t step = 0; step < windows + 3; ++step) {
-      if (step < windows) Fetch(ids + step * kIds, &ring_[step % 4]);
-      if (step >= 1 && step - 1 < windows) Probe(ids + (step - 1) * kIds, &ring_[(step - 1) % 4]);
-      if (step >= 2 && step - 2 < windows) Resolve(ids + (step - 2) * kIds, &ring_[(step - 2) % 4]);
-      if (step >= 3) Finish((step - 3) * kIds, ring_[(step - 3) % 4]);
+      if (step < windows) Fetch(ids + first(step), &ring_[step % 4]);
+      if (step >= 1 && step - 1 < windows) Probe(ids + first(step - 1), &ring_[(step - 1) % 4]);
+      if (step >= 2 && step - 2 < windows) Resolve(ids + first(step - 2), &ring_[(step - 2) % 4]);
+      if (step >= 3) Finish(first(step - 3), ring_[(step - 3) % 4]);
     }
-    for (int64_t i = windows * kIds; i < n; ++i) stages_->FinishRow(i, FindRow(ids[i]));
   }
 
  private:
@@ -238,7 +241,7 @@ class UnsortedRead {
   }
 
   const FlatIndex::View* const views_;
-  const RowArena::View rows_;  // of any shard: all share one arena
+  const RowArena::View rows_;
   Stages* const stages_;
   Ahead ring_[4];
 };
@@ -274,9 +277,11 @@ void LookupTile(const EmbeddingTable* table, const int64_t* ids, int64_t n, floa
   }
 }
 
-// What a read of `table` looks at first: where each shard has its index. Inlined by force: GCC
-// drops calls of functions that only prefetch.
-__attribute__((always_inline)) inline void PrefetchViews(const EmbeddingTable& table) {
+// What a read of `table` looks at first. Inlined by force: GCC drops calls of functions that only
+// prefetch.
+__attribute__((always_inline)) inline void PrefetchTable(const EmbeddingTable& table) {
+  __builtin_prefetch(TableInternals::Room(table), 1);
+  __builtin_prefetch(&TableInternals::Arena(table), 0);
   const char* views = reinterpret_cast<const char*>(TableInternals::Views(table));
   for (size_t i = 0; i < kNumShards * sizeof(FlatIndex::View); i += 64) {
     __builtin_prefetch(views + i, 0);
@@ -297,28 +302,29 @@ void EmbeddingTable::LookupMany(const LookupRequest* requests, int64_t num_reque
   thread_local std::vector<LookupRequest> tile_scratch;
   std::vector<LookupRequest>& tiles = tile_scratch;  // workers use the caller's list
   tiles.clear();
-  int64_t cost = 0, total = 0;
+  int64_t remaining = 0, cost = 0;
+  for (int64_t r = 0; r < num_requests; ++r) remaining += requests[r].n;
   for (int64_t r = 0; r < num_requests; ++r) {
     const LookupRequest& request = requests[r];
-    total += request.n;
     const int64_t dim = request.table->dim();
-    const int64_t size = threads == 1 ? TileSize(request.n, 1) : kParallelTileIds;
-    for (int64_t begin = 0; begin < request.n; begin += size) {
-      tiles.push_back({request.table, request.ids + begin, std::min(size, request.n - begin),
-                       request.out + begin * dim});
+    for (int64_t begin = 0; begin < request.n;) {
+      // A thread that turns to another table pays for it (its TLB knows none of the addresses), so
+      // tiles are large at first; threads should finish together, so they are small in the end.
+      const int64_t share = remaining / (threads == 1 ? 1 : kTilesPerThread * threads);
+      const int64_t size =
+          std::min(request.n - begin, std::clamp(share, kParallelTileIds, kTileIds));
+      tiles.push_back({request.table, request.ids + begin, size, request.out + begin * dim});
+      begin += size;
+      remaining -= size;
     }
     cost += (200 + 4 * dim) * request.n;  // two cache misses, and the copy
   }
   const int64_t num_tiles = static_cast<int64_t>(tiles.size());
-  // Waking threads takes long: a small batch wakes each of them only once.
-  const int64_t units =
-      total < kParallelTileIds * 16 * threads ? std::min<int64_t>(num_tiles, threads) : num_tiles;
-  RunParallel(runner, units, cost / std::max<int64_t>(1, units) + 1,
-              [&tiles, num_tiles, units](int64_t begin, int64_t end) {
-                const int64_t last = num_tiles * end / units;
-                for (int64_t i = num_tiles * begin / units; i < last; ++i) {
-                  if (i + 1 < last && tiles[i + 1].table != tiles[i].table) {
-                    PrefetchViews(*tiles[i + 1].table);
+  RunParallel(runner, num_tiles, cost / std::max<int64_t>(1, num_tiles) + 1,
+              [&tiles, num_tiles](int64_t begin, int64_t end) {
+                for (int64_t i = begin; i < end; ++i) {
+                  if (i + 1 < num_tiles && tiles[i + 1].table != tiles[i].table) {
+                    PrefetchTable(*tiles[i + 1].table);
                   }
                   LookupTile(tiles[i].table, tiles[i].ids, tiles[i].n, tiles[i].out);
                 }

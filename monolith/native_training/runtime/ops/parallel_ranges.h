@@ -8,10 +8,9 @@
 
 #include <cstdint>
 #include <functional>
-#include <optional>
 
+#include "monolith/native_training/runtime/ops/device_threads.h"
 #include "tensorflow/core/framework/op_kernel.h"
-#include "tensorflow/core/lib/core/threadpool.h"
 
 namespace tensorflow {
 namespace monolith_tf {
@@ -20,13 +19,8 @@ namespace monolith_tf {
 // range runs in the calling thread.
 inline void ParallelRanges(OpKernelContext* ctx, int64_t n, int64_t grain,
                            const std::function<void(int64_t, int64_t)>& run) {
-  if (n <= 0) return;
-  const auto& threads = *ctx->device()->tensorflow_cpu_worker_threads();
-  if (n <= grain || threads.num_threads < 2) return run(0, n);
-  const thread::ThreadPool::SchedulingParams fixed(
-      thread::ThreadPool::SchedulingStrategy::kFixedBlockSize, /*cost_per_unit=*/std::nullopt,
-      /*block_size=*/grain);
-  threads.workers->ParallelFor(n, fixed, run);
+  const DeviceThreads threads(ctx);
+  threads.Run(n, grain, threads.num_threads(), run);
 }
 
 }  // namespace monolith_tf
