@@ -43,7 +43,7 @@ _STOP_FILE = "stop"
 _STOP_CHECK_STEPS = 20
 _POLL_SECS = 0.2
 _STOP_SECS = 60
-# What a second run needs to be told to go on with the first one.
+# What a rank needs to be told, and a second run to go on with the first one.
 _RESUME_FLAGS = (
   "data",
   "num_ratings",
@@ -157,7 +157,7 @@ def _train_rank(model_dir: str) -> int:
   hvd_lib.init()
   rank, size = hvd_lib.rank(), hvd_lib.size()
   FLAGS.num_ranks = size
-  params = _params(demo_data.load(os.path.join(model_dir, "data")))
+  params = _params(_share_data(os.path.join(model_dir, "data")))
   params.show_progress = rank == 0
   num_threads = max(1, len(os.sched_getaffinity(0)) // hvd_lib.local_size())
   config = cpu_training.DistributedCpuTrainingConfig(
@@ -176,6 +176,15 @@ def _train_rank(model_dir: str) -> int:
   )
   cpu_training.distributed_sync_train(config, params)
   return 0
+
+
+def _share_data(folder: str) -> demo_data.RatingsInfo:
+  """Lets rank 0 prepare the data, unless it is there, and the others wait for it."""
+  if hvd_lib.rank() == 0:
+    demo.prepare_data(folder)
+  with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+    session.run(hvd_lib.broadcast(tf.constant(0), 0, name="demo_data_is_there"))
+  return demo_data.load(folder)
 
 
 def _launch(model_dir: str, info: demo_data.RatingsInfo) -> int:
@@ -220,9 +229,11 @@ def _wait(
 
 
 def _demo_command(model_dir: str) -> list[str]:
-  values = {"model_dir": model_dir, "epochs": FLAGS.epochs, "batch_size": FLAGS.batch_size}
-  values["pipeline"] = FLAGS.pipeline
-  arguments = [f"--{name}={value}" for name, value in values.items()]
+  """Returns the arguments of Python that run this demo again, with the flags it has now."""
+  arguments = [f"--model_dir={model_dir}"]
+  for name in _RESUME_FLAGS:
+    if FLAGS[name].value != FLAGS[name].default:
+      arguments.append(f"--{name}={FLAGS[name].value}")
   return ["-m", "monolith.native_training.demo_sync", *arguments]
 
 
@@ -233,14 +244,8 @@ def _delete_stop_file(info: demo_data.RatingsInfo) -> None:
 
 
 def _report_checkpoint(model_dir: str) -> None:
-  arguments = [f"--model_dir={model_dir}"]
-  for name in _RESUME_FLAGS:
-    if FLAGS[name].value != FLAGS[name].default:
-      arguments.append(f"--{name}={FLAGS[name].value}")
-  checkpoint = tf.train.latest_checkpoint(os.path.join(model_dir, "ranking"))
-  print(f"Checkpoint: {checkpoint}")
-  command = ["python", "-m", "monolith.native_training.demo_sync", *arguments]
-  print(f"Go on with: {shlex.join(command)}, on any --num_ranks")
+  print(f"Checkpoint: {tf.train.latest_checkpoint(os.path.join(model_dir, 'ranking'))}")
+  print(f"Go on with: {shlex.join(['python', *_demo_command(model_dir)])}, on any --num_ranks")
 
 
 if __name__ == "__main__":

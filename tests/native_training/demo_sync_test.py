@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -11,7 +12,7 @@ import sys
 import tensorflow as tf
 from absl.testing import absltest
 
-from monolith.native_training import utils
+from monolith.native_training import local_ranks, utils
 from tests import horovod_processes
 from tests.wait_until import wait_until
 
@@ -89,6 +90,22 @@ class DemoSyncTest(absltest.TestCase):
     last = tf.train.latest_checkpoint(os.path.join(self.model_dir, "ranking"))
     # One epoch of 270,000 ratings in batches of 512.
     self.assertEqual(int(last.rsplit("-", 1)[1]), step + 528)
+
+  def test_launcher_of_ones_own(self):
+    """Nobody has prepared the data: rank 0 does, and the other one waits for it."""
+    command = ["-m", "monolith.native_training.demo_sync", f"--model_dir={self.model_dir}"]
+    paths = [os.path.join(utils.get_test_tmp_dir(), f"rank_{rank}") for rank in range(2)]
+    with contextlib.ExitStack() as stack:
+      outputs = [stack.enter_context(open(path, "w")) for path in paths]
+      ranks = stack.enter_context(
+        local_ranks.LocalRanks(2, [*command, *_SMALL, "--epochs=1"], outputs=outputs)
+      )
+      codes = [process.wait(_TIMEOUT_SECS) for process in ranks.processes]
+    text = [open(path).read() for path in paths]
+    self.assertEqual(codes, [0, 0], text)
+    self.assertRegex(text[0], _PROGRESS)
+    self.assertNotRegex(text[1], _PROGRESS)
+    self.assertIsNotNone(tf.train.latest_checkpoint(os.path.join(self.model_dir, "ranking")))
 
   def test_bad_flags(self):
     code, output = self._run("--num_ranks=0")
