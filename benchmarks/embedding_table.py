@@ -155,7 +155,8 @@ def run_dense(rows: int, dim: int, threads: int, repeats: int) -> list[dict]:
   bench = Bench(threads)
   tf = bench.tf
   rng = np.random.default_rng(0)
-  fill(bench, adagrad_table(dim, "warm_up"), BATCH, dim, mixed)
+  # Several batches of the same ids: until malloc has all the memory that batches need.
+  fill(bench, adagrad_table(dim, "warm_up"), 8 * BATCH, dim, lambda i: mixed(i % BATCH))
   before = rss_bytes()
   table = adagrad_table(dim, "table")
   fill(bench, table, rows, dim, mixed)

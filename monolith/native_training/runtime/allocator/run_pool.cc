@@ -13,8 +13,8 @@ namespace {
 
 constexpr int64_t kGrain = 4096;
 constexpr int64_t kMaxChunk = int64_t{32} << 20;
-// Free memory that is kept, as a fraction of what is in use: not quite three runs of a table's 64.
-constexpr int64_t kKeptFraction = 24;
+// Free memory that is kept, as a fraction of what is in use: a run or two of a table's 64.
+constexpr int64_t kKeptFraction = 48;
 
 int64_t RoundUp(int64_t bytes, int64_t grain) { return (bytes + grain - 1) / grain * grain; }
 
