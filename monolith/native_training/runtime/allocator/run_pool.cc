@@ -6,6 +6,7 @@
 #include <iterator>
 
 #include "monolith/native_training/runtime/allocator/huge_pages.h"
+#include "monolith/native_training/runtime/allocator/page_populator.h"
 
 namespace monolith {
 namespace engine {
@@ -31,7 +32,10 @@ void ReleaseHugePages(char* begin, char* end) {
 }  // namespace
 
 RunPool::~RunPool() {
-  for (const Chunk& chunk : chunks_) UnmapPages(chunk.base, chunk.bytes);
+  for (const Chunk& chunk : chunks_) {
+    PagePopulator::Get()->Cancel(chunk.base, chunk.bytes);
+    UnmapPages(chunk.base, chunk.bytes);
+  }
 }
 
 char* RunPool::Allocate(int64_t bytes) {
@@ -42,6 +46,7 @@ char* RunPool::Allocate(int64_t bytes) {
     if (end_ - next_ < bytes && !AddChunk(bytes)) return nullptr;
     run = next_;
     next_ += bytes;
+    PopulateAhead(bytes);
   }
   in_use_ += bytes;
   return run;
@@ -76,6 +81,16 @@ char* RunPool::TakeFree(int64_t bytes) {
   return run;
 }
 
+void RunPool::PopulateAhead(int64_t bytes) {
+  char* base = chunks_.back().base;
+  const int64_t used = next_ - base;
+  const int64_t from = std::max(populated_, RoundUp(used, kHugePageBytes));
+  const int64_t to = std::min<int64_t>(used + bytes, end_ - base) / kHugePageBytes * kHugePageBytes;
+  if (to <= from) return;
+  PagePopulator::Get()->Request(base + from, to - from);
+  populated_ = to;
+}
+
 void RunPool::AddFree(char* run, int64_t bytes) {
   auto next = free_.lower_bound(run);
   if (next != free_.end() && run + bytes == next->first) {
@@ -107,6 +122,7 @@ bool RunPool::AddChunk(int64_t min_bytes) {
   chunks_.push_back({base, bytes});
   next_ = base;
   end_ = base + bytes;
+  populated_ = 0;
   return true;
 }
 

@@ -45,12 +45,16 @@ class RunPool {
   void AddFree(char* run, int64_t bytes);
   void ReleaseFree();
   bool AddChunk(int64_t min_bytes);
+  // Commits pages for the run after one of so many bytes: shards grow in turn, so it is about as
+  // long.
+  void PopulateAhead(int64_t bytes);
 
   mutable std::mutex mutex_;
   std::vector<Chunk> chunks_;
   std::map<char*, int64_t> free_;  // address -> bytes
   char* next_ = nullptr;           // untouched rest of the newest chunk
   char* end_ = nullptr;
+  int64_t populated_ = 0;  // bytes of the newest chunk for which that was asked
   int64_t next_chunk_bytes_ = int64_t{2} << 20;
   int64_t in_use_ = 0;
   int64_t kept_ = 0;  // at most so many bytes of free runs are committed, edges of pages aside

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "monolith/native_training/runtime/allocator/huge_pages.h"
+#include "monolith/native_training/runtime/allocator/run_pool.h"
 #include "monolith/native_training/runtime/hash_table/row_slab.h"
 
 namespace monolith {
@@ -110,6 +111,21 @@ TEST(PagePopulatorTest, GrowingArenaIsCommittedALittleAhead) {
   char* const end = arena.Address(first) + kStride * arena.block_rows();
   EXPECT_EQ(ResidentBytes(end, 2 * kHugePageBytes), 2 * kHugePageBytes);
   EXPECT_EQ(ResidentBytes(end + 3 * kHugePageBytes, 4 * kHugePageBytes), 0);
+}
+
+TEST(PagePopulatorTest, PoolOfRunsIsOneRunAhead) {
+  if (!KernelPopulates()) GTEST_SKIP() << "MADV_POPULATE_WRITE needs Linux 5.14";
+  const int64_t bytes = 2 * kHugePageBytes;
+  RunPool pool;
+  // Chunks grow: the third one has room for two runs.
+  pool.Allocate(bytes);
+  pool.Allocate(bytes);
+  char* run = pool.Allocate(bytes);
+  ASSERT_NE(run, nullptr);
+  PagePopulator::Get()->Drain();
+  EXPECT_EQ(ResidentBytes(run, bytes), 0);
+  EXPECT_EQ(ResidentBytes(run + bytes, bytes), bytes);
+  EXPECT_EQ(pool.Allocate(bytes), run + bytes);
 }
 
 }  // namespace
