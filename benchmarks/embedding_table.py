@@ -40,6 +40,8 @@ BATCH = 100_000
 NUM_FUSED_TABLES = 26
 NUM_BATCHES = 16  # different ones, so that no cache remembers a batch
 _CPU_TIME = "MONOLITH_BENCHMARK_CPU_TIME"
+# For mallopt(3): M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, and M_ARENA_MAX, for other arenas unmap too.
+_KEEP_MEMORY = {-1: 2**30, -3: 2**30, -8: 1}
 
 # What is wanted of each row: see `_report`.
 WANTED = {
@@ -56,6 +58,11 @@ class Bench:
   def __init__(self, threads: int):
     import tensorflow as tf
 
+    # Else large results, ours and the peer's alike, may come from fresh pages every time, or not:
+    # malloc decides anew in every process, and the page faults take longer than the lookup.
+    libc = ctypes.CDLL(None)
+    for option, value in _KEEP_MEMORY.items():
+      libc.mallopt(option, value)
     tf.compat.v1.disable_eager_execution()
     config = tf.compat.v1.ConfigProto(
       intra_op_parallelism_threads=threads, inter_op_parallelism_threads=threads
