@@ -257,7 +257,9 @@ class InstalledHorovodTest(unittest.TestCase):
 
   def init(self, source, **env):
     """Returns what a process prints that finds `horovod/tensorflow/__init__.py` of this source."""
-    folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
+    parent = tempfile.TemporaryDirectory()
+    self.addCleanup(parent.cleanup)
+    folder = pathlib.Path(parent.name)
     (folder / "horovod/tensorflow").mkdir(parents=True)
     (folder / "horovod/__init__.py").touch()
     (folder / "horovod/tensorflow/__init__.py").write_text(source)

@@ -308,8 +308,8 @@ void EmbeddingTable::LookupMany(const LookupRequest* requests, int64_t num_reque
     const LookupRequest& request = requests[r];
     const int64_t dim = request.table->dim();
     for (int64_t begin = 0; begin < request.n;) {
-      // A thread that turns to another table pays for it (its TLB knows none of the addresses), so
-      // tiles are large at first; threads should finish together, so they are small in the end.
+      // Threads that take whole tables are faster than threads that share each of them, so tiles
+      // are large at first; threads should finish together, so they are small in the end.
       const int64_t share = remaining / (threads == 1 ? 1 : kTilesPerThread * threads);
       const int64_t size =
           std::min(request.n - begin, std::clamp(share, kParallelTileIds, kTileIds));
