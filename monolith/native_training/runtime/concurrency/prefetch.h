@@ -12,12 +12,12 @@ namespace monolith {
 namespace concurrency {
 
 // Any address is fine, also one past or outside of an object: a prefetch never faults.
-inline void PrefetchForRead(const void* address) {
+__attribute__((always_inline)) inline void PrefetchForRead(const void* address) {
   __asm__("" : "+r"(address));
   __builtin_prefetch(address, 0);
 }
 
-inline void PrefetchForWrite(const void* address) {
+__attribute__((always_inline)) inline void PrefetchForWrite(const void* address) {
   __asm__("" : "+r"(address));
   __builtin_prefetch(address, 1);
 }

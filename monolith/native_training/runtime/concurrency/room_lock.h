@@ -7,9 +7,11 @@
 #ifndef MONOLITH_NATIVE_TRAINING_RUNTIME_CONCURRENCY_ROOM_LOCK_H_
 #define MONOLITH_NATIVE_TRAINING_RUNTIME_CONCURRENCY_ROOM_LOCK_H_
 
+#include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <mutex>
+#include <vector>
 
 namespace monolith {
 namespace engine {
@@ -18,31 +20,37 @@ class RoomLock {
  public:
   // False while a writer is inside or waiting; the caller then goes another way.
   bool TryEnterRead() {
-    std::lock_guard<std::mutex> lock(mutex_);
-    if (writers_ > 0) return false;
-    ++readers_;
-    return true;
+    uint64_t people = people_.load(std::memory_order_relaxed);
+    while (people < kWriter) {
+      if (people_.compare_exchange_weak(people, people + 1, std::memory_order_acquire,
+                                        std::memory_order_relaxed)) {
+        return true;
+      }
+    }
+    return false;
   }
   void LeaveRead() {
-    std::lock_guard<std::mutex> lock(mutex_);
-    if (--readers_ == 0) no_readers_.notify_all();
+    const uint64_t people = people_.fetch_sub(1, std::memory_order_release) - 1;
+    if (people < kWriter || people % kWriter != 0) return;
+    // A writer that has seen this reader holds the mutex until it listens.
+    const std::lock_guard<std::mutex> lock(mutex_);
+    no_readers_.notify_all();
   }
 
   void EnterWrite() {
+    if (people_.fetch_add(kWriter, std::memory_order_acquire) % kWriter == 0) return;
     std::unique_lock<std::mutex> lock(mutex_);
-    ++writers_;
-    no_readers_.wait(lock, [this] { return readers_ == 0; });
+    no_readers_.wait(lock,
+                     [this] { return people_.load(std::memory_order_acquire) % kWriter == 0; });
   }
-  void LeaveWrite() {
-    std::lock_guard<std::mutex> lock(mutex_);
-    --writers_;
-  }
+  void LeaveWrite() { people_.fetch_sub(kWriter, std::memory_order_release); }
 
  private:
+  static constexpr uint64_t kWriter = uint64_t{1} << 32;
+
+  std::atomic<uint64_t> people_{0};  // readers + kWriter * writers, inside or waiting
   std::mutex mutex_;
   std::condition_variable no_readers_;
-  int64_t readers_ = 0;
-  int64_t writers_ = 0;  // inside or waiting
 };
 
 // Holds the write room.
@@ -57,20 +65,25 @@ class WriteRoom {
   RoomLock* const lock_;
 };
 
-// Holds the read room if it was open.
-class TryReadRoom {
+// Holds the read rooms that were open, of any number of locks.
+class ReadRooms {
  public:
-  explicit TryReadRoom(RoomLock* lock) : lock_(lock), entered_(lock->TryEnterRead()) {}
-  ~TryReadRoom() {
-    if (entered_) lock_->LeaveRead();
+  explicit ReadRooms(int64_t expected) { entered_.reserve(expected); }
+  ~ReadRooms() {
+    for (RoomLock* lock : entered_) lock->LeaveRead();
   }
-  TryReadRoom(const TryReadRoom&) = delete;
-  TryReadRoom& operator=(const TryReadRoom&) = delete;
-  bool entered() const { return entered_; }
+  ReadRooms(const ReadRooms&) = delete;
+  ReadRooms& operator=(const ReadRooms&) = delete;
+
+  // See RoomLock::TryEnterRead.
+  bool TryEnter(RoomLock* lock) {
+    if (!lock->TryEnterRead()) return false;
+    entered_.push_back(lock);
+    return true;
+  }
 
  private:
-  RoomLock* const lock_;
-  const bool entered_;
+  std::vector<RoomLock*> entered_;
 };
 
 }  // namespace engine

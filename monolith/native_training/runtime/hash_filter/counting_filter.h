@@ -16,6 +16,7 @@
 #include <atomic>
 #include <cstdint>
 
+#include "monolith/native_training/runtime/concurrency/prefetch.h"
 #include "monolith/native_training/runtime/hash_table/feature_id.h"
 
 namespace monolith {
@@ -68,7 +69,7 @@ class CountingFilter {
 
   static uint32_t CountOf(uint16_t cell) { return cell & 0xfu; }
 
-  void Prefetch(Key key) const { __builtin_prefetch(cells_ + Position(key), 1); }
+  void Prefetch(Key key) const { concurrency::PrefetchForWrite(cells_ + Position(key)); }
 
   bool Full() const { return num_elements() >= capacity_ - 1; }
   int64_t capacity() const { return capacity_; }

@@ -20,13 +20,14 @@
 #include <limits>
 #include <vector>
 
+#include "monolith/native_training/runtime/concurrency/prefetch.h"
 #include "monolith/native_training/runtime/hash_table/feature_id.h"
 #include "monolith/native_training/runtime/hash_table/flat_index.h"
 
 namespace monolith {
 namespace engine {
 
-constexpr int kWindow = 32;
+constexpr int kWindow = 8;
 constexpr int64_t kTileIds = 8192;
 
 struct BatchEntry {
@@ -122,20 +123,22 @@ void RunWindows(const BatchEntry* entries, const ShardOffsets& offsets, int shar
 // A search that goes on behind `line` rarely needs more than two lines, that for a free slot four.
 // Reaching over the end of the index is harmless.
 template <int kLines = 2>
-inline void PrefetchOverflow(const FlatIndex::Line* line) {
-  for (int i = 1; i <= kLines; ++i) __builtin_prefetch(line + i, 0);
+__attribute__((always_inline)) inline void PrefetchOverflow(const FlatIndex::Line* line) {
+  for (int i = 1; i <= kLines; ++i) concurrency::PrefetchForRead(line + i);
 }
 
 // Prefetches the cache lines of [begin, begin + bytes), at most the first eight: wide rows are left
-// to the hardware prefetcher, which follows them once they are read.
+// to the hardware prefetcher, which follows them once they are read. The last line is often
+// prefetched twice, which is cheaper than to find out.
 template <int kForWrite>
-inline void PrefetchBytes(const void* begin, int64_t bytes) {
-  __builtin_prefetch(begin, kForWrite);
-  const uintptr_t first = (reinterpret_cast<uintptr_t>(begin) | 63) + 1;
-  const uintptr_t last = reinterpret_cast<uintptr_t>(begin) + std::min<int64_t>(bytes, 512);
-  for (uintptr_t line = first; line < last; line += 64) {
-    __builtin_prefetch(reinterpret_cast<const void*>(line), kForWrite);
+__attribute__((always_inline)) inline void PrefetchBytes(const void* begin, int64_t bytes) {
+  const char* const first = static_cast<const char*>(begin);
+  bytes = std::min<int64_t>(bytes, 512);
+  for (int64_t at = 0; at < bytes; at += 64) {
+    kForWrite ? concurrency::PrefetchForWrite(first + at) : concurrency::PrefetchForRead(first + at);
   }
+  const char* const last = first + bytes - 1;
+  kForWrite ? concurrency::PrefetchForWrite(last) : concurrency::PrefetchForRead(last);
 }
 
 // Ids per tile so that the tiles of a batch divide evenly among `threads`: at least three each, so

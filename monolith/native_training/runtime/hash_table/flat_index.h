@@ -43,7 +43,12 @@
 #include <utility>
 
 #include "monolith/native_training/runtime/allocator/run_pool.h"
+#include "monolith/native_training/runtime/concurrency/prefetch.h"
 #include "monolith/native_training/runtime/hash_table/feature_id.h"
+
+#if defined(__aarch64__)
+#include <arm_neon.h>
+#endif
 
 namespace monolith {
 namespace engine {
@@ -77,15 +82,8 @@ class FlatIndex {
     const Line* HomeLine(uint64_t hash) const {
       return lines + (((hash & 0xffffffffu) * num_lines) >> 32);
     }
-    // The row of `key`, 0 if it is absent.
-    uint32_t FindRow(uint64_t hash, int64_t key) const {
-      const Line* line = HomeLine(hash);
-      for (uint64_t visited = 0; visited < num_lines; ++visited) {
-        const uint32_t row = RowInLine(line, key);
-        if (row != 0 || HasEmpty(line)) return row;
-        line = line + 1 == lines + num_lines ? lines : line + 1;
-      }
-      return 0;
+    const Line* NextLine(const Line* line) const {
+      return line + 1 == lines + num_lines ? lines : line + 1;
     }
   };
 
@@ -112,10 +110,24 @@ class FlatIndex {
   // unpredictable, and compilers make branches of selects between loaded values.
   static uint32_t RowInLine(const Line* line, int64_t key) {
     const Slot* s = line->slots;
+#if defined(__aarch64__)
+    const auto load = [](const Slot& slot) {
+      return vreinterpretq_u64_u8(vld1q_u8(reinterpret_cast<const uint8_t*>(&slot)));
+    };
+    // Two slots: their row, and the timestamp above it, where the key is the wanted one.
+    const auto pick = [wanted = vdupq_n_u64(static_cast<uint64_t>(key))](uint64x2_t a,
+                                                                         uint64x2_t b) {
+      return vandq_u64(vceqq_u64(vzip1q_u64(a, b), wanted), vzip2q_u64(a, b));
+    };
+    const uint64x2_t match =
+        vorrq_u64(pick(load(s[0]), load(s[1])), pick(load(s[2]), load(s[3])));
+    return static_cast<uint32_t>(vpaddd_u64(match));
+#else
     const auto pick = [key](const Slot& slot) {
       return slot.row & (0u - static_cast<uint32_t>(slot.key == key));
     };
     return (pick(s[0]) | pick(s[1])) | (pick(s[2]) | pick(s[3]));
+#endif
   }
   // The slot of `key` in this line, or null.
   static Slot* SlotInLine(Line* line, int64_t key) {
@@ -277,7 +289,7 @@ class FlatIndex {
       Clear(std::exchange(cleared, end), end);
     };
     for (int64_t i = 0; i < old_lines; ++i) {
-      __builtin_prefetch(old + i + kRebuildAhead, 0);
+      concurrency::PrefetchForRead(old + i + kRebuildAhead);
       for (const Slot& slot : old[i].slots) {
         if (!slot.live()) continue;
         Slot* to = nullptr;

@@ -7,17 +7,15 @@
 #include "monolith/native_training/runtime/hash_table/embedding_table.h"
 #include "monolith/native_training/runtime/hash_table/retrievers.h"
 #include "monolith/native_training/runtime/hash_table/table_internals.h"
+#include "monolith/native_training/runtime/hash_table/unsorted_read.h"
 
 namespace monolith {
 namespace engine {
 namespace {
 
-// Fewer ids do not fill the pipeline of UnsortedRead.
-constexpr int64_t kMinUnsortedIds = 16;
-
 // Small enough that threads finish together, large enough to repay entering the read room.
-constexpr int64_t kParallelTileIds = 1024;
-constexpr int64_t kTilesPerThread = 4;
+constexpr int64_t kMinUnitIds = 1024;
+constexpr int64_t kUnitsPerThread = 4;
 
 TileScratch* ThreadTileScratch() {
   thread_local TileScratch scratch;
@@ -25,7 +23,7 @@ TileScratch* ThreadTileScratch() {
 }
 
 // Locking and probing shared by all readers. `Derived` prefetches in PrefetchRow(row) what it will
-// need and copies it in FinishRow(position, row), where row is null for absent ids.
+// need, and writes the result of an id in FinishRow(position, row) or FinishAbsent(position).
 template <typename Derived>
 class ReadStages {
  public:
@@ -36,7 +34,8 @@ class ReadStages {
     if (window->first) shard.mutex.lock_shared();
     if (shard.index.num_lines() == 0) return;
     for (int j = 0; j < window->count; ++j) {
-      __builtin_prefetch(shard.index.LineAt(shard.index.HomeLine(window->entries[j].hash)), 0);
+      concurrency::PrefetchForRead(
+          shard.index.LineAt(shard.index.HomeLine(window->entries[j].hash)));
     }
   }
 
@@ -78,7 +77,12 @@ class ReadStages {
 
   void Finish(Window* window) {
     for (int j = 0; j < window->count; ++j) {
-      derived()->FinishRow(window->entries[j].position, window->rows[j]);
+      const int64_t position = window->entries[j].position;
+      if (window->rows[j] != nullptr) {
+        derived()->FinishRow(position, window->rows[j]);
+      } else {
+        derived()->FinishAbsent(position);
+      }
     }
     if (window->last) shards_[window->shard]->mutex.unlock_shared();
   }
@@ -93,22 +97,23 @@ class ReadStages {
 template <int kDim>
 class CopyStages : public ReadStages<CopyStages<kDim>> {
  public:
+  static constexpr bool kCopiesRowZero = true;
+
   CopyStages(const EmbeddingTable* table, float* out)
       : ReadStages<CopyStages<kDim>>(table), dim_(table->dim()), out_(out) {}
 
-  void PrefetchRow(const char* row) const { PrefetchBytes<0>(row, 4 * (kDim > 0 ? kDim : dim_)); }
+  void PrefetchRow(const char* row) const { PrefetchBytes<0>(row, 4 * dim()); }
 
-  void FinishRow(int64_t position, const char* row) {
-    const int64_t dim = kDim > 0 ? kDim : dim_;
-    float* to = out_ + position * dim;
-    if (row != nullptr) {
-      std::memcpy(to, row, 4 * dim);
-    } else {
-      std::memset(to, 0, 4 * dim);
-    }
+  void FinishRow(int64_t position, const char* row) const {
+    std::memcpy(out_ + position * dim(), row, 4 * dim());
+  }
+  void FinishAbsent(int64_t position) const {
+    std::memset(out_ + position * dim(), 0, 4 * dim());
   }
 
  private:
+  int64_t dim() const { return kDim > 0 ? kDim : dim_; }
+
   const int64_t dim_;
   float* const out_;
 };
@@ -116,6 +121,8 @@ class CopyStages : public ReadStages<CopyStages<kDim>> {
 // Any other row: retrievers of TRAINING rows, codes of SERVING rows.
 class RetrieveStages : public ReadStages<RetrieveStages> {
  public:
+  static constexpr bool kCopiesRowZero = false;
+
   RetrieveStages(const EmbeddingTable* table, float* out)
       : ReadStages<RetrieveStages>(table),
         layout_(table->layout()),
@@ -131,12 +138,8 @@ class RetrieveStages : public ReadStages<RetrieveStages> {
 
   void PrefetchRow(const char* row) const { PrefetchBytes<0>(row, read_bytes_); }
 
-  void FinishRow(int64_t position, const char* row) {
+  void FinishRow(int64_t position, const char* row) const {
     float* to = out_ + position * layout_.dim;
-    if (row == nullptr) {
-      std::memset(to, 0, 4 * layout_.dim);
-      return;
-    }
     for (size_t k = 0; k < layout_.segments.size(); ++k) {
       if (layout_.serving()) {
         DecodeSegment(layout_.segments[k], row, to);
@@ -144,6 +147,9 @@ class RetrieveStages : public ReadStages<RetrieveStages> {
         RetrieveSegment(layout_.segments[k], reinterpret_cast<const float*>(row), scales_[k], to);
       }
     }
+  }
+  void FinishAbsent(int64_t position) const {
+    std::memset(out_ + position * layout_.dim, 0, 4 * layout_.dim);
   }
 
  private:
@@ -155,127 +161,17 @@ class RetrieveStages : public ReadStages<RetrieveStages> {
 
 class ContainsStages : public ReadStages<ContainsStages> {
  public:
+  static constexpr bool kCopiesRowZero = false;
+
   ContainsStages(const EmbeddingTable* table, uint8_t* found)
       : ReadStages<ContainsStages>(table), found_(found) {}
   void PrefetchRow(const char*) const {}
-  void FinishRow(int64_t position, const char* row) { found_[position] = row != nullptr ? 1 : 0; }
+  void FinishRow(int64_t position, const char*) const { found_[position] = 1; }
+  void FinishAbsent(int64_t position) const { found_[position] = 0; }
 
  private:
   uint8_t* const found_;
 };
-
-// Reads ids in batch order, in the table's read room. Windows of ids go through the same four steps
-// as in RunWindows. The window is small and its loops have constant bounds: a blocked prefetch
-// stalls the core as soon as its reorder buffer is full, so every instruction between two
-// prefetches costs time. (Measured: 8 beats 4, 16 and 32.)
-template <typename Stages>
-class UnsortedRead {
- public:
-  UnsortedRead(const EmbeddingTable& table, Stages* stages)
-      : views_(TableInternals::Views(table)),
-        rows_(TableInternals::Arena(table).view()),
-        stages_(stages) {}
-
-  // At least one window. The last one overlaps the one before where n is not a multiple of it:
-  // rows are copied twice, which costs less than to wait for every row of a rest.
-  void Run(const int64_t* ids, int64_t n) {
-    const int64_t windows = (n + kIds - 1) / kIds;
-    const auto first = [n](int64_t window) { return std::min(window * kIds, n - kIds); };
-    for (int64_t step = 0; step < windows + 3; ++step) {
-      if (step < windows) Fetch(ids + first(step), &ring_[step % 4]);
-      if (step >= 1 && step - 1 < windows) Probe(ids + first(step - 1), &ring_[(step - 1) % 4]);
-      if (step >= 2 && step - 2 < windows) Resolve(ids + first(step - 2), &ring_[(step - 2) % 4]);
-      if (step >= 3) Finish(first(step - 3), ring_[(step - 3) % 4]);
-    }
-  }
-
- private:
-  static constexpr int kIds = 8;
-  struct Ahead {
-    const FlatIndex::Line* lines[kIds];
-    const char* rows[kIds];
-    int pending[kIds];
-    int num_pending;
-  };
-
-  void Fetch(const int64_t* ids, Ahead* ahead) const {
-    for (int j = 0; j < kIds; ++j) {
-      const uint64_t hash = MixId(ids[j]);
-      ahead->lines[j] = views_[ShardOf(hash)].HomeLine(hash);
-      __builtin_prefetch(ahead->lines[j], 0);
-    }
-  }
-
-  void Probe(const int64_t* ids, Ahead* ahead) const {
-    const RowArena::View rows = rows_;
-    int num_pending = 0;
-    for (int j = 0; j < kIds; ++j) {
-      const uint32_t row = FlatIndex::RowInLine(ahead->lines[j], ids[j]);
-      const char* address = rows.Address(row);
-      ahead->rows[j] = address;
-      stages_->PrefetchRow(address);
-      ahead->pending[num_pending] = j;
-      num_pending += row == 0;
-    }
-    ahead->num_pending = num_pending;
-    for (int k = 0; k < num_pending; ++k) PrefetchOverflow(ahead->lines[ahead->pending[k]]);
-  }
-
-  // Ids that are absent, or in a later line.
-  void Resolve(const int64_t* ids, Ahead* ahead) const {
-    for (int k = 0; k < ahead->num_pending; ++k) {
-      const int j = ahead->pending[k];
-      ahead->rows[j] = FlatIndex::HasEmpty(ahead->lines[j]) ? nullptr : FindRow(ids[j]);
-      if (ahead->rows[j] != nullptr) stages_->PrefetchRow(ahead->rows[j]);
-    }
-  }
-
-  void Finish(int64_t first, const Ahead& ahead) {
-    for (int j = 0; j < kIds; ++j) stages_->FinishRow(first + j, ahead.rows[j]);
-  }
-
-  const char* FindRow(int64_t id) const {
-    const uint64_t hash = MixId(id);
-    const uint32_t row = views_[ShardOf(hash)].FindRow(hash, id);
-    return row == 0 ? nullptr : rows_.Address(row);
-  }
-
-  const FlatIndex::View* const views_;
-  const RowArena::View rows_;
-  Stages* const stages_;
-  Ahead ring_[4];
-};
-
-template <typename Stages>
-void RunTile(const EmbeddingTable* table, const int64_t* ids, int64_t n, Stages stages) {
-  if (n >= kMinUnsortedIds) {
-    const TryReadRoom room(TableInternals::Room(*table));
-    if (room.entered()) return UnsortedRead<Stages>(*table, &stages).Run(ids, n);
-  }
-  TileScratch* scratch = ThreadTileScratch();
-  scratch->Sort(ids, n);
-  RunWindows(scratch->entries.data(), scratch->offsets, 0, kNumShards, &stages);
-}
-
-void LookupTile(const EmbeddingTable* table, const int64_t* ids, int64_t n, float* out) {
-  if (!table->layout().all_raw) return RunTile(table, ids, n, RetrieveStages(table, out));
-  switch (table->dim()) {
-    case 1:
-      return RunTile(table, ids, n, CopyStages<1>(table, out));
-    case 4:
-      return RunTile(table, ids, n, CopyStages<4>(table, out));
-    case 8:
-      return RunTile(table, ids, n, CopyStages<8>(table, out));
-    case 16:
-      return RunTile(table, ids, n, CopyStages<16>(table, out));
-    case 32:
-      return RunTile(table, ids, n, CopyStages<32>(table, out));
-    case 64:
-      return RunTile(table, ids, n, CopyStages<64>(table, out));
-    default:
-      return RunTile(table, ids, n, CopyStages<0>(table, out));
-  }
-}
 
 // What a read of `table` looks at first. Inlined by force: GCC drops calls of functions that only
 // prefetch.
@@ -285,6 +181,94 @@ __attribute__((always_inline)) inline void PrefetchTable(const EmbeddingTable& t
   const char* views = reinterpret_cast<const char*>(TableInternals::Views(table));
   for (size_t i = 0; i < kNumShards * sizeof(FlatIndex::View); i += 64) {
     __builtin_prefetch(views + i, 0);
+  }
+}
+
+template <typename Stages>
+void ReadSorted(const EmbeddingTable* table, const int64_t* ids, int64_t n, Stages stages) {
+  TileScratch* scratch = ThreadTileScratch();
+  scratch->Sort(ids, n);
+  RunWindows(scratch->entries.data(), scratch->offsets, 0, kNumShards, &stages);
+}
+
+// Reads tiles, of kTileIds ids in all at most: in the read rooms of the tables that nobody writes
+// to, shard by shard in the others.
+template <typename Stages, typename Request>
+void ReadTiles(const Request* tiles, int64_t num_tiles) {
+  using Read = UnsortedRead<Stages>;
+  std::vector<typename Read::Tile> open;
+  std::vector<const Request*> busy;
+  open.reserve(num_tiles);
+  for (int64_t i = 0; i < num_tiles; ++i) PrefetchTable(*tiles[i].table);
+  {
+    ReadRooms rooms(num_tiles);
+    for (const Request* tile = tiles; tile < tiles + num_tiles; ++tile) {
+      const EmbeddingTable& table = *tile->table;
+      if (!rooms.TryEnter(TableInternals::Room(table))) {
+        busy.push_back(tile);
+        continue;
+      }
+      const RowArena::View rows = TableInternals::Arena(table).view();
+      if (rows.base == nullptr) {  // no memory, hence no rows
+        busy.push_back(tile);
+        continue;
+      }
+      open.push_back({TableInternals::Views(table), rows, tile->ids, tile->n,
+                      Stages(tile->table, tile->out)});
+    }
+    Read::Run(open);
+  }
+  for (const Request* tile : busy) {
+    ReadSorted(tile->table, tile->ids, tile->n, Stages(tile->table, tile->out));
+  }
+}
+
+// Dimensions whose copy is compiled for them, 0 for all others, -1 for rows that are not raw.
+int CopyKind(const EmbeddingTable& table) {
+  if (!table.layout().all_raw) return -1;
+  switch (table.dim()) {
+    case 1:
+    case 4:
+    case 8:
+    case 16:
+    case 32:
+    case 64:
+      return static_cast<int>(table.dim());
+    default:
+      return 0;
+  }
+}
+
+void LookupTiles(const LookupRequest* tiles, int64_t num_tiles) {
+  for (int64_t begin = 0, end = 0; begin < num_tiles; begin = end) {
+    const int kind = CopyKind(*tiles[begin].table);
+    while (end < num_tiles && CopyKind(*tiles[end].table) == kind) ++end;
+    const auto read = [&](auto read_tiles) { read_tiles(tiles + begin, end - begin); };
+    switch (kind) {
+      case -1:
+        read(ReadTiles<RetrieveStages, LookupRequest>);
+        break;
+      case 1:
+        read(ReadTiles<CopyStages<1>, LookupRequest>);
+        break;
+      case 4:
+        read(ReadTiles<CopyStages<4>, LookupRequest>);
+        break;
+      case 8:
+        read(ReadTiles<CopyStages<8>, LookupRequest>);
+        break;
+      case 16:
+        read(ReadTiles<CopyStages<16>, LookupRequest>);
+        break;
+      case 32:
+        read(ReadTiles<CopyStages<32>, LookupRequest>);
+        break;
+      case 64:
+        read(ReadTiles<CopyStages<64>, LookupRequest>);
+        break;
+      default:
+        read(ReadTiles<CopyStages<0>, LookupRequest>);
+    }
   }
 }
 
@@ -298,42 +282,58 @@ void EmbeddingTable::Lookup(const int64_t* ids, int64_t n, float* out,
 
 void EmbeddingTable::LookupMany(const LookupRequest* requests, int64_t num_requests,
                                 ParallelRunner* runner) {
+  struct Scratch {
+    std::vector<LookupRequest> tiles;
+    std::vector<int64_t> units;  // index of their first tile
+  };
+  thread_local Scratch thread_scratch;
+  Scratch& scratch = thread_scratch;  // workers use the caller's
+  scratch.tiles.clear();
+  scratch.units.clear();
   const int threads = runner == nullptr ? 1 : runner->NumThreads();
-  thread_local std::vector<LookupRequest> tile_scratch;
-  std::vector<LookupRequest>& tiles = tile_scratch;  // workers use the caller's list
-  tiles.clear();
-  int64_t remaining = 0, cost = 0;
+  int64_t remaining = 0, unit_room = 0, cost = 0;
   for (int64_t r = 0; r < num_requests; ++r) remaining += requests[r].n;
   for (int64_t r = 0; r < num_requests; ++r) {
     const LookupRequest& request = requests[r];
     const int64_t dim = request.table->dim();
     for (int64_t begin = 0; begin < request.n;) {
-      // Threads that take whole tables are faster than threads that share each of them, so tiles
-      // are large at first; threads should finish together, so they are small in the end.
-      const int64_t share = remaining / (threads == 1 ? 1 : kTilesPerThread * threads);
-      const int64_t size =
-          std::min(request.n - begin, std::clamp(share, kParallelTileIds, kTileIds));
-      tiles.push_back({request.table, request.ids + begin, size, request.out + begin * dim});
+      if (unit_room == 0) {
+        // Threads that take whole tables are faster than threads that share each of them, so units
+        // are large at first; threads should finish together, so they are small in the end.
+        const int64_t share = remaining / (threads == 1 ? 1 : kUnitsPerThread * threads);
+        unit_room = std::clamp(share, kMinUnitIds, kTileIds);
+        scratch.units.push_back(static_cast<int64_t>(scratch.tiles.size()));
+      }
+      const int64_t size = std::min(request.n - begin, unit_room);
+      scratch.tiles.push_back(
+          {request.table, request.ids + begin, size, request.out + begin * dim});
       begin += size;
       remaining -= size;
+      unit_room -= size;
     }
     cost += (200 + 4 * dim) * request.n;  // two cache misses, and the copy
   }
-  const int64_t num_tiles = static_cast<int64_t>(tiles.size());
-  RunParallel(runner, num_tiles, cost / std::max<int64_t>(1, num_tiles) + 1,
-              [&tiles, num_tiles](int64_t begin, int64_t end) {
-                for (int64_t i = begin; i < end; ++i) {
-                  if (i + 1 < num_tiles && tiles[i + 1].table != tiles[i].table) {
-                    PrefetchTable(*tiles[i + 1].table);
-                  }
-                  LookupTile(tiles[i].table, tiles[i].ids, tiles[i].n, tiles[i].out);
+  const int64_t num_units = static_cast<int64_t>(scratch.units.size());
+  scratch.units.push_back(static_cast<int64_t>(scratch.tiles.size()));
+  RunParallel(runner, num_units, cost / std::max<int64_t>(1, num_units) + 1,
+              [&scratch](int64_t begin, int64_t end) {
+                for (int64_t u = begin; u < end; ++u) {
+                  const int64_t first = scratch.units[u];
+                  LookupTiles(&scratch.tiles[first], scratch.units[u + 1] - first);
                 }
               });
 }
 
 void EmbeddingTable::Contains(const int64_t* ids, int64_t n, uint8_t* found) const {
+  struct Request {
+    const EmbeddingTable* table;
+    const int64_t* ids;
+    int64_t n;
+    uint8_t* out;
+  };
   for (int64_t begin = 0; begin < n; begin += kTileIds) {
-    RunTile(this, ids + begin, std::min(kTileIds, n - begin), ContainsStages(this, found + begin));
+    const Request tile{this, ids + begin, std::min(kTileIds, n - begin), found + begin};
+    ReadTiles<ContainsStages>(&tile, 1);
   }
 }
 

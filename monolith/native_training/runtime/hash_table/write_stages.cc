@@ -65,7 +65,8 @@ void WriteStages::Fetch(Window* window) {
   if (window->first) shard.mutex.lock();
   if (shard.index.num_lines() == 0) return;
   for (int j = 0; j < window->count; ++j) {
-    __builtin_prefetch(shard.index.LineAt(shard.index.HomeLine(window->entries[j].hash)), 1);
+    concurrency::PrefetchForRead(
+        shard.index.LineAt(shard.index.HomeLine(window->entries[j].hash)));
   }
 }
 

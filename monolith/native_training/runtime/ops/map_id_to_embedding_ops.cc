@@ -7,6 +7,7 @@
 #include <limits>
 #include <vector>
 
+#include "monolith/native_training/runtime/concurrency/prefetch.h"
 #include "monolith/native_training/runtime/distribution/id_index.h"
 #include "monolith/native_training/runtime/distribution/row_scatter.h"
 #include "monolith/native_training/runtime/ops/op_checks.h"
@@ -19,6 +20,7 @@ namespace tensorflow {
 namespace monolith_tf {
 namespace {
 
+using ::monolith::concurrency::PrefetchForRead;
 using ::monolith::distribution::ForEachHashed;
 using ::monolith::distribution::IdIndex;
 using ::monolith::distribution::Inline;
@@ -89,7 +91,7 @@ void CopyRows(const Parallel& parallel, const int64_t* rows, int64_t n,
     for (int64_t i = begin; i < end; ++i) {
       if (i + kLookahead < end) {
         const int64_t ahead = rows[i + kLookahead];
-        __builtin_prefetch(embeddings[TensorOf(ahead)] + RowOf(ahead) * dim);
+        PrefetchForRead(embeddings[TensorOf(ahead)] + RowOf(ahead) * dim);
       }
       std::memcpy(out + i * dim, embeddings[TensorOf(rows[i])] + RowOf(rows[i]) * dim,
                   dim * sizeof(float));

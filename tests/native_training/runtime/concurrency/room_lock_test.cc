@@ -30,14 +30,14 @@ TEST(RoomLockTest, AWaitingWriterClosesTheReadRoom) {
   lock.LeaveRead();
   writer.join();
   EXPECT_TRUE(inside);
-  EXPECT_TRUE(TryReadRoom(&lock).entered());
+  EXPECT_TRUE(ReadRooms(1).TryEnter(&lock));
 }
 
 TEST(RoomLockTest, WritersShareTheirRoom) {
   RoomLock lock;
   const WriteRoom one(&lock);
   const WriteRoom two(&lock);
-  EXPECT_FALSE(TryReadRoom(&lock).entered());
+  EXPECT_FALSE(ReadRooms(1).TryEnter(&lock));
 }
 
 TEST(RoomLockTest, ReadersAndWritersNeverMeet) {
@@ -48,8 +48,8 @@ TEST(RoomLockTest, ReadersAndWritersNeverMeet) {
     threads.emplace_back([&, t] {
       for (int i = 0; i < 2000; ++i) {
         if (t < 2) {
-          const TryReadRoom room(&lock);
-          if (!room.entered()) continue;
+          ReadRooms rooms(1);
+          if (!rooms.TryEnter(&lock)) continue;
           ++readers;
           meetings += writers != 0;
           --readers;
