@@ -1,4 +1,4 @@
-// How every batch runs: tiles, sorted by shard, through a pipeline of windows.
+// Tiles of a batch, sorted by shard, and the pipeline of windows of lookups that need shard locks.
 //
 //   ids      | tile 0 (<= kTileIds)         | tile 1                    | ...
 //   entries  | shard 0 | shard 1 | ... | 63 | shard 0 | ...               stable counting sort
@@ -7,10 +7,10 @@
 //   Fetch w0   Fetch w1   Fetch w2     Fetch w3    ...   prefetch home lines of the index
 //              Probe w0   Probe w1     Probe w2    ...   prefetch rows, or the next lines
 //                         Resolve w0   Resolve w1  ...   keys that are not in their home line
-//                                      Finish w0   ...   copy or optimise
+//                                      Finish w0   ...   copy
 //
 // A tile is small enough that its output or gradient rows stay in the second-level cache although
-// they are visited in shard order. Between two stages of one window lies the work of three other
+// they are visited in another order. Between two stages of one window lies the work of three other
 // windows: that is what hides a cache miss.
 #ifndef MONOLITH_NATIVE_TRAINING_RUNTIME_HASH_TABLE_BATCH_WINDOWS_H_
 #define MONOLITH_NATIVE_TRAINING_RUNTIME_HASH_TABLE_BATCH_WINDOWS_H_
@@ -27,7 +27,7 @@
 namespace monolith {
 namespace engine {
 
-constexpr int kWindow = 8;
+constexpr int kWindow = 32;
 constexpr int64_t kTileIds = 8192;
 
 struct BatchEntry {
@@ -38,26 +38,28 @@ struct BatchEntry {
 
 using ShardOffsets = uint32_t[kNumShards + 1];
 
-// Sorts n <= 2^32 ids by shard, keeping their order inside a shard: entries[offsets[s] .. offsets[s
-// + 1]) belong to shard s. `hashes` is scratch for n words.
-inline void SortByShard(const int64_t* ids, int64_t n, uint64_t* hashes, BatchEntry* entries,
-                        ShardOffsets& offsets) {
+// Sorts n <= 2^32 ids into 2^group_bits groups of neighbouring shards, keeping their order inside a
+// group: entries[offsets[g] .. offsets[g + 1]) belong to group g. `hashes` is scratch for n words.
+inline void SortByShards(const int64_t* ids, int64_t n, int group_bits, uint64_t* hashes,
+                         BatchEntry* entries, ShardOffsets& offsets) {
+  const int groups = 1 << group_bits;
+  const int shift = kShardBits - group_bits;
   uint32_t next[kNumShards] = {};
   for (int64_t i = 0; i < n; ++i) {
     hashes[i] = MixId(ids[i]);
-    ++next[ShardOf(hashes[i])];
+    ++next[ShardOf(hashes[i]) >> shift];
   }
   uint32_t sum = 0;
-  for (int s = 0; s < kNumShards; ++s) {
-    offsets[s] = sum;
-    sum += next[s];
-    next[s] = offsets[s];
+  for (int g = 0; g < groups; ++g) {
+    offsets[g] = sum;
+    sum += next[g];
+    next[g] = offsets[g];
   }
-  offsets[kNumShards] = sum;
+  offsets[groups] = sum;
   for (int64_t i = 0; i < n; ++i) {
     const uint64_t hash = hashes[i];
-    entries[next[ShardOf(hash)]++] = {ids[i], static_cast<uint32_t>(hash),
-                                      static_cast<uint32_t>(i)};
+    entries[next[ShardOf(hash) >> shift]++] = {ids[i], static_cast<uint32_t>(hash),
+                                               static_cast<uint32_t>(i)};
   }
 }
 
@@ -67,12 +69,12 @@ struct TileScratch {
   std::vector<BatchEntry> entries;
   ShardOffsets offsets;
 
-  void Sort(const int64_t* ids, int64_t n) {
+  void Sort(const int64_t* ids, int64_t n, int group_bits) {
     if (static_cast<int64_t>(entries.size()) < n) {
       hashes.resize(n);
       entries.resize(n);
     }
-    SortByShard(ids, n, hashes.data(), entries.data(), offsets);
+    SortByShards(ids, n, group_bits, hashes.data(), entries.data(), offsets);
   }
 };
 
@@ -82,25 +84,22 @@ struct Window {
   bool last;   // of its shard
   int count;
   const BatchEntry* entries;
-  char* rows[kWindow];     // null: nothing to do
-  uint8_t fresh[kWindow];  // the row is new and not initialised
-  int pending[kWindow];    // entries that Probe left to Resolve, ascending
+  const char* rows[kWindow];  // null: absent
+  int pending[kWindow];       // entries that Probe left to Resolve, ascending
   int num_pending;
 };
 
-// Sends the entries of shards [shard_begin, shard_end) through stages.Fetch, Probe, Resolve and
-// Finish.
+// Sends the entries of all shards through stages.Fetch, Probe, Resolve and Finish.
 template <typename Stages>
-void RunWindows(const BatchEntry* entries, const ShardOffsets& offsets, int shard_begin,
-                int shard_end, Stages* stages) {
+void RunWindows(const BatchEntry* entries, const ShardOffsets& offsets, Stages* stages) {
   Window ring[4];
-  int shard = shard_begin;
-  uint32_t at = offsets[shard_begin];
+  int shard = 0;
+  uint32_t at = 0;
   int64_t end = std::numeric_limits<int64_t>::max() - 3;  // number of windows, once known
   for (int64_t step = 0; step < end + 3; ++step) {
     if (step < end) {
-      while (shard < shard_end && at == offsets[shard + 1]) ++shard;
-      if (shard == shard_end) {
+      while (shard < kNumShards && at == offsets[shard + 1]) ++shard;
+      if (shard == kNumShards) {
         end = step;
       } else {
         Window* window = &ring[step % 4];
@@ -135,7 +134,8 @@ __attribute__((always_inline)) inline void PrefetchBytes(const void* begin, int6
   const char* const first = static_cast<const char*>(begin);
   bytes = std::min<int64_t>(bytes, 512);
   for (int64_t at = 0; at < bytes; at += 64) {
-    kForWrite ? concurrency::PrefetchForWrite(first + at) : concurrency::PrefetchForRead(first + at);
+    kForWrite ? concurrency::PrefetchForWrite(first + at)
+              : concurrency::PrefetchForRead(first + at);
   }
   const char* const last = first + bytes - 1;
   kForWrite ? concurrency::PrefetchForWrite(last) : concurrency::PrefetchForRead(last);

@@ -74,16 +74,25 @@ class FlatIndex {
     Slot slots[kSlotsPerLine];
   };
 
-  // Where the lines are, for readers of many shards. It always has a line to look at.
+  // Where the lines are, for batches that touch many shards. It always has a line to look at, which
+  // has no key of the shard where the index is empty.
   struct View {
-    const Line* lines;
+    Line* lines;
     uint64_t num_lines;
 
-    const Line* HomeLine(uint64_t hash) const {
+    Line* HomeLine(uint64_t hash) const {
       return lines + (((hash & 0xffffffffu) * num_lines) >> 32);
     }
-    const Line* NextLine(const Line* line) const {
-      return line + 1 == lines + num_lines ? lines : line + 1;
+    Line* NextLine(const Line* line) const {
+      const int64_t next = line + 1 - lines;
+      return lines + (next == static_cast<int64_t>(num_lines) ? 0 : next);
+    }
+    // The slot of `key`, or null.
+    Slot* Find(uint64_t hash, int64_t key) const {
+      for (Line* line = HomeLine(hash);; line = NextLine(line)) {
+        Slot* const slot = SlotInLine(line, key);
+        if (slot != nullptr || HasEmpty(line)) return slot;
+      }
     }
   };
 
@@ -119,8 +128,7 @@ class FlatIndex {
                                                                          uint64x2_t b) {
       return vandq_u64(vceqq_u64(vzip1q_u64(a, b), wanted), vzip2q_u64(a, b));
     };
-    const uint64x2_t match =
-        vorrq_u64(pick(load(s[0]), load(s[1])), pick(load(s[2]), load(s[3])));
+    const uint64x2_t match = vorrq_u64(pick(load(s[0]), load(s[1])), pick(load(s[2]), load(s[3])));
     return static_cast<uint32_t>(vpaddd_u64(match));
 #else
     const auto pick = [key](const Slot& slot) {
@@ -310,8 +318,11 @@ class FlatIndex {
   }
 
   void Publish() {
-    static const Line kNoKeys = {};
-    *view_ = num_lines_ == 0 ? View{&kNoKeys, 1} : View{lines_, static_cast<uint64_t>(num_lines_)};
+    const int64_t filler = Filler();
+    // Nothing is ever found there, hence nothing written.
+    static Line no_keys[2] = {{}, {{{1, 0, 0}, {1, 0, 0}, {1, 0, 0}, {1, 0, 0}}}};
+    *view_ = num_lines_ == 0 ? View{&no_keys[filler], 1}
+                             : View{lines_, static_cast<uint64_t>(num_lines_)};
   }
 
   int shard_;

@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "monolith/native_training/runtime/hash_table/multiversion.h"
+#include "monolith/native_training/runtime/hash_table/row_kernels.h"
 #include "monolith/native_training/runtime/hash_table/stochastic_rounding.h"
 
 namespace monolith {
@@ -42,18 +43,7 @@ MONOLITH_MULTIVERSION void Sgd(const Step& s) {
 MONOLITH_MULTIVERSION void Adagrad(const Step& s) {
   const int64_t dim = s.dim;
   const float lr = s.lr, wd = s.config->weight_decay;
-  for (int j = 0; j < s.count; ++j) {
-    float* __restrict w = s.Value(j);
-    float* __restrict n = s.State(j);
-    const float* __restrict g = s.Grad(j);
-    for (int64_t i = 0; i < dim; ++i) {
-      const float d = g[i] + wd * w[i];
-      const float sum = n[i] + d * d;
-      n[i] = sum;
-      const float step = lr * d / std::sqrt(sum);
-      w[i] -= d == 0.0f ? 0.0f : step;  // 0 / 0 with an initial accumulator of 0
-    }
-  }
+  for (int j = 0; j < s.count; ++j) AdagradRow(s.Value(j), s.State(j), s.Grad(j), dim, lr, wd);
 }
 
 MONOLITH_MULTIVERSION void DecoupledAdagrad(const Step& s) {
@@ -389,14 +379,7 @@ MONOLITH_MULTIVERSION int FindNonFinite(const float* const* vectors, int count, 
                                         uint8_t* bad) {
   int total = 0;
   for (int j = 0; j < count; ++j) {
-    const float* __restrict v = vectors[j];
-    uint32_t largest = 0;  // exponents of all ones are NaN and infinity
-    for (int64_t i = 0; i < dim; ++i) {
-      uint32_t bits;
-      std::memcpy(&bits, v + i, sizeof(bits));
-      largest = std::max(largest, bits & 0x7fffffffu);
-    }
-    bad[j] = largest >= 0x7f800000u ? 1 : 0;
+    bad[j] = HasNonFinite(vectors[j], dim) ? 1 : 0;
     total += bad[j];
   }
   return total;

@@ -107,9 +107,7 @@ class CopyStages : public ReadStages<CopyStages<kDim>> {
   void FinishRow(int64_t position, const char* row) const {
     std::memcpy(out_ + position * dim(), row, 4 * dim());
   }
-  void FinishAbsent(int64_t position) const {
-    std::memset(out_ + position * dim(), 0, 4 * dim());
-  }
+  void FinishAbsent(int64_t position) const { std::memset(out_ + position * dim(), 0, 4 * dim()); }
 
  private:
   int64_t dim() const { return kDim > 0 ? kDim : dim_; }
@@ -185,10 +183,10 @@ __attribute__((always_inline)) inline void PrefetchTable(const EmbeddingTable& t
 }
 
 template <typename Stages>
-void ReadSorted(const EmbeddingTable* table, const int64_t* ids, int64_t n, Stages stages) {
+void ReadSorted(const int64_t* ids, int64_t n, Stages stages) {
   TileScratch* scratch = ThreadTileScratch();
-  scratch->Sort(ids, n);
-  RunWindows(scratch->entries.data(), scratch->offsets, 0, kNumShards, &stages);
+  scratch->Sort(ids, n, kShardBits);
+  RunWindows(scratch->entries.data(), scratch->offsets, &stages);
 }
 
 // Reads tiles, of kTileIds ids in all at most: in the read rooms of the tables that nobody writes
@@ -213,13 +211,13 @@ void ReadTiles(const Request* tiles, int64_t num_tiles) {
         busy.push_back(tile);
         continue;
       }
-      open.push_back({TableInternals::Views(table), rows, tile->ids, tile->n,
-                      Stages(tile->table, tile->out)});
+      open.push_back(
+          {TableInternals::Views(table), rows, tile->ids, tile->n, Stages(tile->table, tile->out)});
     }
     Read::Run(open);
   }
   for (const Request* tile : busy) {
-    ReadSorted(tile->table, tile->ids, tile->n, Stages(tile->table, tile->out));
+    ReadSorted(tile->ids, tile->n, Stages(tile->table, tile->out));
   }
 }
 

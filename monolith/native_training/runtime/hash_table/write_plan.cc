@@ -1,6 +1,7 @@
 #include "monolith/native_training/runtime/hash_table/write_plan.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <memory>
 
@@ -14,12 +15,24 @@ constexpr int64_t kMaxStreamedBytes = int64_t{512} << 10;
 // Scratch above this many entries is given back after the batch.
 constexpr size_t kMaxKeptEntries = size_t{4} << 20;
 
-// One tile of one write, sorted.
+// For several writers of one table.
+constexpr int64_t kGroupsOfOneThread = 8;
+// Few threads take a group each: the fewer groups, the more of the values a group reads follow each
+// other. More threads need more groups, so that one that starts late delays nobody.
+constexpr int kFewThreads = 4;
+constexpr int64_t kGroupsPerThread = 4;
+// Fewer ids do not fill the pipeline of a group.
+constexpr int64_t kMinGroupIds = 256;
+// Sums of more ids leave the second-level cache.
+constexpr int64_t kDedupGroupIds = 1024;
+
+// One tile of one write, sorted by groups of shards.
 struct SortedTile {
   const WriteTile* tile;
+  int group_bits;
   BatchEntry* entries;
   uint64_t* hashes;
-  ShardOffsets offsets;
+  ShardOffsets offsets;  // of groups
 };
 
 struct PlanScratch {
@@ -27,6 +40,7 @@ struct PlanScratch {
   std::vector<BatchEntry> entries;
   std::vector<SortedTile> tiles;
   std::vector<int64_t> first_tile;  // of each write, and the end
+  std::vector<int64_t> first_unit;  // of each write, and the end
 };
 
 PlanScratch* ThreadPlanScratch() {
@@ -34,18 +48,27 @@ PlanScratch* ThreadPlanScratch() {
   return &scratch;
 }
 
-void RunTile(WriteJob* job, const SortedTile& sorted, int shard_begin, int shard_end) {
-  WriteStages stages(job, *sorted.tile);
-  RunWindows(sorted.entries, sorted.offsets, shard_begin, shard_end, &stages);
+// 2^bits groups of shards for a write of n ids.
+int GroupBits(int64_t n, int threads, bool dedup) {
+  int64_t groups = threads == 1             ? kGroupsOfOneThread
+                   : threads <= kFewThreads ? threads
+                                            : kGroupsPerThread * threads;
+  if (dedup) groups = std::max(groups, n / kDedupGroupIds);
+  groups = std::min(groups, n / kMinGroupIds);
+  int bits = 0;
+  while (bits < kShardBits && int64_t{2} << bits <= groups) ++bits;
+  return bits;
 }
 
-// Distinct ids of one shard with their summed values, in order of first occurrence.
+int FirstShard(int group, int group_bits) { return group << (kShardBits - group_bits); }
+
+// Distinct ids of one group with their summed values, in order of first occurrence.
 class DedupScratch {
  public:
-  void Collect(const SortedTile* begin, const SortedTile* end, int shard, int64_t dim) {
+  void Collect(const SortedTile* begin, const SortedTile* end, int group, int64_t dim) {
     int64_t total = 0;
     for (const SortedTile* tile = begin; tile != end; ++tile) {
-      total += tile->offsets[shard + 1] - tile->offsets[shard];
+      total += tile->offsets[group + 1] - tile->offsets[group];
     }
     size_t buckets = 16;
     while (buckets < static_cast<size_t>(2 * total)) buckets *= 2;
@@ -54,7 +77,7 @@ class DedupScratch {
     counts_.clear();
     if (sums_.size() < static_cast<size_t>(total * dim)) sums_.resize(total * dim);
     for (const SortedTile* tile = begin; tile != end; ++tile) {
-      for (uint32_t i = tile->offsets[shard]; i < tile->offsets[shard + 1]; ++i) {
+      for (uint32_t i = tile->offsets[group]; i < tile->offsets[group + 1]; ++i) {
         Add(tile->entries[i], tile->tile->values + tile->entries[i].position * dim, dim);
       }
     }
@@ -90,30 +113,24 @@ class DedupScratch {
   std::vector<float> sums_;
 };
 
-void RunShardDeduplicated(WriteJob* job, const SortedTile* begin, const SortedTile* end,
-                          int shard) {
-  thread_local DedupScratch scratch;
-  scratch.Collect(begin, end, shard, job->table->dim());
-  WriteTile tile;
-  tile.n = static_cast<int64_t>(scratch.entries().size());
-  tile.values = scratch.sums();
-  tile.counts = scratch.counts();
-  ShardOffsets offsets = {};
-  std::fill(offsets + shard + 1, offsets + kNumShards + 1, static_cast<uint32_t>(tile.n));
-  WriteStages stages(job, tile);
-  RunWindows(scratch.entries().data(), offsets, shard, shard + 1, &stages);
-}
-
-void RunShards(const PlannedWrite& write, const SortedTile* begin, const SortedTile* end,
-               int shard_begin, int shard_end) {
+void RunGroup(const PlannedWrite& write, const SortedTile* begin, const SortedTile* end, int group,
+              int group_bits) {
+  const int shard_begin = FirstShard(group, group_bits);
+  const int shard_end = FirstShard(group + 1, group_bits);
   if (write.dedup) {
-    for (int shard = shard_begin; shard < shard_end; ++shard) {
-      RunShardDeduplicated(write.job, begin, end, shard);
-    }
+    thread_local DedupScratch scratch;
+    scratch.Collect(begin, end, group, write.job->table->dim());
+    WriteTile tile;
+    tile.n = static_cast<int64_t>(scratch.entries().size());
+    tile.values = scratch.sums();
+    tile.counts = scratch.counts();
+    WriteStages(write.job, tile).Run(scratch.entries().data(), tile.n, shard_begin, shard_end);
     return;
   }
   for (const SortedTile* tile = begin; tile != end; ++tile) {
-    RunTile(write.job, *tile, shard_begin, shard_end);
+    const uint32_t from = tile->offsets[group];
+    WriteStages(write.job, *tile->tile)
+        .Run(tile->entries + from, tile->offsets[group + 1] - from, shard_begin, shard_end);
   }
 }
 
@@ -126,14 +143,28 @@ void StreamValues(const WriteTile& tile, int64_t dim) {
   for (; at < end; at += 64) __builtin_prefetch(at, 0, 2);
 }
 
-// One thread, no dedup: sort a tile and apply it while it is in the cache.
+// One thread, no dedup: in the order of the batch where nobody is in the way. Else a tile is
+// sorted, and others wait for a group of shards only; threads begin at different ones.
 void RunTileByTile(const PlannedWrite& write) {
+  static std::atomic<int> num_threads{0};
+  thread_local const int thread_number = num_threads.fetch_add(1, std::memory_order_relaxed);
   thread_local TileScratch scratch;
+  const RowLayout& layout = write.job->table->layout();
   for (const WriteTile& tile : write.tiles) {
-    StreamValues(tile, write.job->table->dim());
-    scratch.Sort(tile.ids, tile.n);
-    WriteStages stages(write.job, tile);
-    RunWindows(scratch.entries.data(), scratch.offsets, 0, kNumShards, &stages);
+    const int64_t done = WriteStages(write.job, tile).TryRun();
+    if (done == tile.n) continue;
+    const WriteTile rest = tile.Rest(done, layout);
+    StreamValues(rest, layout.dim);
+    const int bits = GroupBits(rest.n, 1, false);
+    const int groups = 1 << bits;
+    scratch.Sort(rest.ids, rest.n, bits);
+    WriteStages stages(write.job, rest);
+    for (int i = 0; i < groups; ++i) {
+      const int g = (i + 3 * thread_number) % groups;
+      const uint32_t from = scratch.offsets[g];
+      stages.Run(scratch.entries.data() + from, scratch.offsets[g + 1] - from, FirstShard(g, bits),
+                 FirstShard(g + 1, bits));
+    }
   }
 }
 
@@ -152,22 +183,27 @@ class WriteRooms {
   const std::vector<PlannedWrite>& writes_;
 };
 
-void Plan(const std::vector<PlannedWrite>& writes, int64_t total, PlanScratch* plan) {
+void Plan(const std::vector<PlannedWrite>& writes, int64_t total, int threads, PlanScratch* plan) {
   if (static_cast<int64_t>(plan->entries.size()) < total) {
     plan->hashes.resize(total);
     plan->entries.resize(total);
   }
   plan->tiles.clear();
   plan->first_tile.clear();
-  int64_t at = 0;
+  plan->first_unit.clear();
+  int64_t at = 0, units = 0;
   for (const PlannedWrite& write : writes) {
     plan->first_tile.push_back(static_cast<int64_t>(plan->tiles.size()));
+    plan->first_unit.push_back(units);
+    const int bits = GroupBits(write.NumIds(), threads, write.dedup);
+    units += int64_t{1} << bits;
     for (const WriteTile& tile : write.tiles) {
-      plan->tiles.push_back({&tile, plan->entries.data() + at, plan->hashes.data() + at, {}});
+      plan->tiles.push_back({&tile, bits, plan->entries.data() + at, plan->hashes.data() + at, {}});
       at += tile.n;
     }
   }
   plan->first_tile.push_back(static_cast<int64_t>(plan->tiles.size()));
+  plan->first_unit.push_back(units);
 }
 
 }  // namespace
@@ -207,24 +243,26 @@ void RunWrites(const std::vector<PlannedWrite>& writes, ParallelRunner* runner) 
   }
 
   PlanScratch* plan = ThreadPlanScratch();
-  Plan(writes, total, plan);
+  Plan(writes, total, runner == nullptr ? 1 : runner->NumThreads(), plan);
   const int64_t num_tiles = static_cast<int64_t>(plan->tiles.size());
   RunParallel(runner, num_tiles, 10 * total / num_tiles, [plan](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       SortedTile* sorted = &plan->tiles[i];
-      SortByShard(sorted->tile->ids, sorted->tile->n, sorted->hashes, sorted->entries,
-                  sorted->offsets);
+      SortByShards(sorted->tile->ids, sorted->tile->n, sorted->group_bits, sorted->hashes,
+                   sorted->entries, sorted->offsets);
     }
   });
-  const int64_t units = static_cast<int64_t>(writes.size()) * kNumShards;
+  const int64_t units = plan->first_unit.back();
   RunParallel(runner, units, cost / units + 1, [plan, &writes](int64_t begin, int64_t end) {
-    while (begin < end) {
-      const int64_t w = begin / kNumShards;
-      const int64_t stop = std::min(end, (w + 1) * kNumShards);
-      const SortedTile* tiles = plan->tiles.data();
-      RunShards(writes[w], tiles + plan->first_tile[w], tiles + plan->first_tile[w + 1],
-                static_cast<int>(begin - w * kNumShards), static_cast<int>(stop - w * kNumShards));
-      begin = stop;
+    const std::vector<int64_t>& first_unit = plan->first_unit;
+    int64_t w = std::upper_bound(first_unit.begin(), first_unit.end(), begin) - first_unit.begin();
+    for (int64_t unit = begin; unit < end; ++unit) {
+      while (unit >= first_unit[w]) ++w;  // of the write behind
+      const SortedTile* const first = plan->tiles.data() + plan->first_tile[w - 1];
+      const SortedTile* const last = plan->tiles.data() + plan->first_tile[w];
+      if (first == last) continue;
+      RunGroup(writes[w - 1], first, last, static_cast<int>(unit - first_unit[w - 1]),
+               first->group_bits);
     }
   });
   if (plan->entries.size() > kMaxKeptEntries) *plan = PlanScratch();

@@ -1,4 +1,4 @@
-// Runs write jobs: sorts their tiles by shard, then gives every shard to one thread.
+// Runs write jobs: sorts their tiles by groups of shards, then gives every group to one thread.
 #ifndef MONOLITH_NATIVE_TRAINING_RUNTIME_HASH_TABLE_WRITE_PLAN_H_
 #define MONOLITH_NATIVE_TRAINING_RUNTIME_HASH_TABLE_WRITE_PLAN_H_
 
@@ -22,7 +22,7 @@ struct PlannedWrite {
   int64_t NumIds() const;
 };
 
-// Applies all writes. With a runner the units of work are (write, shard), so no row is touched by
+// Applies all writes. With a runner the units of work are (write, group), so no row is touched by
 // two threads and the result does not depend on their number.
 void RunWrites(const std::vector<PlannedWrite>& writes, ParallelRunner* runner);
 

@@ -8,6 +8,7 @@
 #include "monolith/native_training/runtime/hash_table/initializers.h"
 #include "monolith/native_training/runtime/hash_table/optimizers.h"
 #include "monolith/native_training/runtime/hash_table/retrievers.h"
+#include "monolith/native_training/runtime/hash_table/row_kernels.h"
 
 namespace monolith {
 namespace engine {
@@ -19,13 +20,106 @@ std::vector<int64_t>* ThreadTouchedIds() {
   return &ids;
 }
 
+// Rows that are written while their shards are locked: half a millisecond of others waiting.
+constexpr int64_t kLockedBytes = int64_t{512} << 10;
+constexpr int64_t kMinLockedIds = 64;
+
 std::vector<float>* ThreadVector(int64_t dim) {
   thread_local std::vector<float> vector;
   if (static_cast<int64_t>(vector.size()) < dim) vector.resize(dim);
   return &vector;
 }
 
+// The exclusive locks of some of a table's shards, taken in ascending order. Bit s of `wanted`
+// stands for shard s.
+class ShardLocks {
+ public:
+  using Shards = std::vector<std::unique_ptr<TableInternals::Shard>>;
+
+  explicit ShardLocks(const Shards& shards) : shards_(shards) {}
+  ~ShardLocks() { Unlock(); }
+  ShardLocks(const ShardLocks&) = delete;
+  ShardLocks& operator=(const ShardLocks&) = delete;
+
+  void Lock(uint64_t wanted) {
+    for (; wanted != 0; wanted &= wanted - 1) {
+      shards_[__builtin_ctzll(wanted)]->mutex.lock();
+      held_ |= wanted & -wanted;
+    }
+  }
+  // False: somebody has one of them, and none is held.
+  bool TryLock(uint64_t wanted) {
+    for (; wanted != 0; wanted &= wanted - 1) {
+      if (!shards_[__builtin_ctzll(wanted)]->mutex.try_lock()) {
+        Unlock();
+        return false;
+      }
+      held_ |= wanted & -wanted;
+    }
+    return true;
+  }
+
+ private:
+  static_assert(kNumShards == 64, "one bit each");
+
+  void Unlock() {
+    for (; held_ != 0; held_ &= held_ - 1) {
+      TableInternals::Shard& shard = *shards_[__builtin_ctzll(held_)];
+      shard.size.store(shard.index.live(), std::memory_order_relaxed);
+      shard.mutex.unlock();
+    }
+  }
+
+  const Shards& shards_;
+  uint64_t held_ = 0;
+};
+
+// Values and accumulators are all there is in a row.
+bool IsPlainAdagrad(const Segment& segment, const RowLayout& layout) {
+  return segment.optimizer.kind == OptimizerKind::kAdagrad && segment.dim == layout.dim &&
+         segment.state_offset == 4 * layout.dim && layout.row_bytes == 8 * layout.dim &&
+         !segment.optimizer.stochastic_rounding_float16 &&
+         segment.retriever != RetrieverKind::kHashNet;
+}
+
+// Where the stages find their ids: in a tile, or sorted.
+struct TileIds {
+  static constexpr bool kInOrder = true;
+  const int64_t* ids;
+  int64_t first;
+  int64_t key(int64_t i) const { return ids[first + i]; }
+  int64_t position(int64_t i) const { return first + i; }
+};
+
+struct SortedIds {
+  static constexpr bool kInOrder = false;
+  const BatchEntry* entries;
+  int64_t key(int64_t i) const { return entries[i].key; }
+  int64_t position(int64_t i) const { return entries[i].position; }
+};
+
+// Bits of the shards [begin, end) that hold some of the ids; all, where there are many ids.
+template <typename Ids>
+uint64_t ShardsOf(const Ids& ids, int64_t n, int begin, int end) {
+  if (n >= 4 * (end - begin)) return (~uint64_t{0} >> (kNumShards - (end - begin))) << begin;
+  uint64_t shards = 0;
+  for (int64_t i = 0; i < n; ++i) shards |= uint64_t{1} << ShardOf(MixId(ids.key(i)));
+  return shards;
+}
+
 }  // namespace
+
+WriteTile WriteTile::Rest(int64_t count, const RowLayout& layout) const {
+  WriteTile rest = *this;
+  rest.n -= count;
+  if (ids != nullptr) rest.ids += count;
+  if (values != nullptr) rest.values += count * layout.dim;
+  if (counts != nullptr) rest.counts += count;
+  if (existed != nullptr) rest.existed += count;
+  if (load_rows != nullptr) rest.load_rows += count * layout.stride;
+  if (load_ts != nullptr) rest.load_ts += count;
+  return rest;
+}
 
 bool IsZeroVector(const float* values, int64_t dim) {
   float sum = 0.0f;
@@ -44,9 +138,11 @@ WriteStages::WriteStages(WriteJob* job, const WriteTile& tile)
       values_begin_(job->mode == WriteMode::kLoad ? tile.load_rows
                                                   : reinterpret_cast<const char*>(tile.values)),
       skip_zero_(job->mode == WriteMode::kAssign && job->table->config().skip_zero_embedding),
-      report_touched_(
-          TableInternals::Touched(*job->table) != nullptr &&
-          (job->mode == WriteMode::kOptimize || job->mode == WriteMode::kReinitialize)) {}
+      report_touched_(TableInternals::Touched(*job->table) != nullptr &&
+                      (job->mode == WriteMode::kOptimize || job->mode == WriteMode::kReinitialize)),
+      plain_adagrad_(job->mode == WriteMode::kOptimize && !job->skip_nonfinite &&
+                     job->segments.size() == 1 &&
+                     IsPlainAdagrad(*job->segments[0].segment, layout_)) {}
 
 WriteStages::~WriteStages() {
   TableInternals::Counters* counters = TableInternals::CountersOf(job_->table);
@@ -60,117 +156,249 @@ WriteStages::~WriteStages() {
   touched->clear();
 }
 
-void WriteStages::Fetch(Window* window) {
-  Shard& shard = *shards_[window->shard];
-  if (window->first) shard.mutex.lock();
-  if (shard.index.num_lines() == 0) return;
-  for (int j = 0; j < window->count; ++j) {
-    concurrency::PrefetchForRead(
-        shard.index.LineAt(shard.index.HomeLine(window->entries[j].hash)));
+int64_t WriteStages::LockedIds() const {
+  return std::max(kMinLockedIds, kLockedBytes / layout_.stride);
+}
+
+int64_t WriteStages::TryRun() {
+  const int64_t step = LockedIds();
+  for (int64_t begin = 0; begin < tile_.n; begin += step) {
+    const int64_t n = std::min(step, tile_.n - begin);
+    const TileIds ids{tile_.ids, begin};
+    ShardLocks locks(shards_);
+    if (!locks.TryLock(ShardsOf(ids, n, 0, kNumShards))) return begin;
+    RunLocked(ids, n);
+  }
+  return tile_.n;
+}
+
+void WriteStages::Run(const BatchEntry* entries, int64_t n, int shard_begin, int shard_end) {
+  const int64_t step = LockedIds();
+  for (int64_t begin = 0; begin < n; begin += step) {
+    const int64_t count = std::min(step, n - begin);
+    const SortedIds ids{entries + begin};
+    ShardLocks locks(shards_);
+    locks.Lock(ShardsOf(ids, count, shard_begin, shard_end));
+    RunLocked(ids, count);
   }
 }
 
-// With skip_zero_embedding every id waits for Resolve: there an earlier id of the batch may erase
-// its row.
-void WriteStages::Probe(Window* window) {
-  const Shard& shard = *shards_[window->shard];
-  const FlatIndex& index = shard.index;
-  const RowArena::View rows = shard.rows.view();
-  const bool skip = skip_zero_ || index.num_lines() == 0;
-  int num_pending = 0;
-  for (int j = 0; j < window->count; ++j) {
-    const BatchEntry& entry = window->entries[j];
-    window->rows[j] = nullptr;
-    window->fresh[j] = 0;
-    if (value_bytes_ > 0) PrefetchBytes<0>(ValueBytes(entry), value_bytes_);
-    FlatIndex::Line* line = skip ? nullptr : index.LineAt(index.HomeLine(entry.hash));
-    FlatIndex::Slot* slot = skip ? nullptr : FlatIndex::SlotInLine(line, entry.key);
-    if (slot != nullptr) {
-      SetRow(rows, slot, window, j);
-      continue;
+// Any write, through Finish.
+class WriteStages::BlockFinisher {
+ public:
+  static constexpr int64_t kIds = kBlock;
+  static constexpr int64_t kRowBytes = 0;
+
+  explicit BlockFinisher(WriteStages* stages) : stages_(stages) {}
+  template <typename Ids>
+  void End(const Ids&, int64_t) const {}
+
+  template <typename Ids>
+  void operator()(const Ids& ids, int64_t first, int64_t n, char* const* rows,
+                  uint8_t* fresh) const {
+    Item items[kIds];
+    for (int64_t j = 0; j < n; ++j) {
+      items[j] = {ids.key(first + j), ids.position(first + j), rows[j], fresh[j] != 0};
+      fresh[j] = 0;
     }
-    window->pending[num_pending++] = j;
-    if (!skip && !FlatIndex::HasEmpty(line)) PrefetchOverflow<4>(line);
+    stages_->Finish(items, static_cast<int>(n));
   }
-  window->num_pending = num_pending;
+
+ private:
+  WriteStages* const stages_;
+};
+
+// Rows of kDim values and as many accumulators.
+template <int kDim>
+class WriteStages::AdagradFinisher {
+ public:
+  static constexpr int64_t kIds = 1;
+  static constexpr int64_t kRowBytes = 8 * kDim;
+
+  explicit AdagradFinisher(WriteStages* stages)
+      : stages_(stages),
+        values_(stages->tile_.values),
+        lr_(stages->job_->segments[0].learning_rate),
+        weight_decay_(stages->job_->segments[0].segment->optimizer.weight_decay),
+        report_touched_(stages->report_touched_) {}
+
+  template <typename Ids>
+  void operator()(const Ids& ids, int64_t i, int64_t, char* const* rows, uint8_t* fresh) {
+    char* const row = *rows;
+    if (row == nullptr) return;
+    if ((*fresh != 0) | report_touched_) {  // the general way takes care of that
+      const Item item{ids.key(i), ids.position(i), row, *fresh != 0};
+      *fresh = 0;
+      return stages_->Finish(&item, 1);
+    }
+    const float* const gradient = values_ + ids.position(i) * kDim;
+    nonfinite_seen_.Add(gradient, kDim);
+    float* const values = reinterpret_cast<float*>(row);
+    AdagradRow(values, values + kDim, gradient, kDim, lr_, weight_decay_);
+  }
+
+  // All ids are finished; their shards are still locked.
+  template <typename Ids>
+  void End(const Ids& ids, int64_t n) const {
+    if (!nonfinite_seen_.any()) return;
+    const FlatIndex::View* const views = TableInternals::Views(*stages_->job_->table);
+    for (int64_t i = 0; i < n; ++i) {
+      if (!HasNonFinite(values_ + ids.position(i) * kDim, kDim)) continue;
+      const uint64_t hash = MixId(ids.key(i));
+      stages_->nonfinite_ += views[ShardOf(hash)].Find(hash, ids.key(i)) != nullptr;
+    }
+  }
+
+ private:
+  WriteStages* const stages_;
+  const float* const values_;
+  const float lr_;
+  const float weight_decay_;
+  const bool report_touched_;
+  NonFiniteSeen nonfinite_seen_;
+};
+
+template <typename Ids>
+void WriteStages::RunLocked(const Ids& ids, int64_t n) {
+  if (plain_adagrad_) {
+    switch (layout_.dim) {
+      case 16:  // GCC unrolls shorter rows before it would vectorise them
+        return RunPipeline(ids, n, AdagradFinisher<16>(this));
+      case 32:
+        return RunPipeline(ids, n, AdagradFinisher<32>(this));
+      case 64:
+        return RunPipeline(ids, n, AdagradFinisher<64>(this));
+      default:
+        break;
+    }
+  }
+  RunPipeline(ids, n, BlockFinisher(this));
 }
 
-void WriteStages::Resolve(Window* window) {
-  Shard* shard = shards_[window->shard].get();
-  int absent[kWindow];
-  int num_absent = 0;
-  for (int k = 0; k < window->num_pending; ++k) {
-    const int j = window->pending[k];
-    const BatchEntry& entry = window->entries[j];
-    if (skip_zero_ && EraseIfZero(shard, entry)) continue;
-    if (job_->filter == nullptr) {
-      FindOrInsert(shard, window, j);
-      continue;
-    }
-    FlatIndex::Slot* slot = shard->index.Find(entry.hash, entry.key);
-    if (slot != nullptr) {
-      SetRow(shard->rows.view(), slot, window, j);
-    } else if (skip_zero_) {
-      InsertFiltered(shard, window, &j, 1);  // at once: the next id may erase it
+template <typename Ids, typename Finisher>
+__attribute__((noinline)) void WriteStages::RunPipeline(const Ids& all_ids, int64_t n,
+                                                        Finisher finish) {
+  constexpr int64_t kStep = Finisher::kIds;
+  constexpr bool kAny = Finisher::kRowBytes == 0;  // write, row size and mode
+  const Ids ids = all_ids;
+  const FlatIndex::View* const views = TableInternals::Views(*job_->table);
+  const RowArena::View arena = TableInternals::Arena(*job_->table).view();
+  const int64_t row_bytes = kAny ? std::min<int64_t>(layout_.row_bytes, 512) : Finisher::kRowBytes;
+  // Aligned rows end with their last line; others may reach into one more.
+  const int64_t last_byte = !kAny || layout_.stride % 64 == 0 ? 0 : row_bytes - 1;
+  // Those of ids in order are read front to back, which the hardware notices.
+  const int64_t value_bytes = Ids::kInOrder ? 0
+                              : kAny        ? std::min<int64_t>(value_bytes_, 512)
+                                            : Finisher::kRowBytes / 2;
+  const int64_t value_stride = value_bytes_;
+  const char* const values = values_begin_;
+  const uint32_t* const load_ts = kAny ? tile_.load_ts : nullptr;
+  const uint32_t job_ts = job_->ts;
+  // With skip_zero_embedding every id waits for Resolve: there an earlier id of the batch may erase
+  // its row.
+  const bool skip = kAny && skip_zero_;
+  uint64_t hashes[kRing];
+  char* rows[kRing];
+  uint8_t fresh[kRing] = {};
+
+  const auto fetch = [&](int64_t i) {
+    const uint64_t hash = MixId(ids.key(i));
+    hashes[i % kRing] = hash;
+    concurrency::PrefetchForWrite(views[ShardOf(hash)].HomeLine(hash));
+    // Into the second-level cache: the first has no slots left for so many lines.
+    const char* const value = values + ids.position(i) * value_stride;
+    for (int64_t at = 0; at < value_bytes; at += 64) __builtin_prefetch(value + at, 0, 2);
+  };
+  const auto take = [&](int64_t i, FlatIndex::Slot* slot) {
+    const uint32_t ts = load_ts == nullptr ? job_ts : load_ts[ids.position(i)];
+    if (slot->ts != ts) slot->ts = ts;  // do not dirty the line for nothing
+    char* const row = arena.Address(slot->row);
+    rows[i % kRing] = row;
+    for (int64_t at = 0; at < row_bytes; at += 64) concurrency::PrefetchForWrite(row + at);
+    if (last_byte > 0) concurrency::PrefetchForWrite(row + last_byte);
+  };
+  const auto probe = [&](int64_t i) {
+    const uint64_t hash = hashes[i % kRing];
+    FlatIndex::Line* const line = views[ShardOf(hash)].HomeLine(hash);
+    FlatIndex::Slot* const slot = skip ? nullptr : FlatIndex::SlotInLine(line, ids.key(i));
+    if (slot != nullptr) return take(i, slot);
+    rows[i % kRing] = nullptr;
+    if (!FlatIndex::HasEmpty(line)) PrefetchOverflow(line);
+  };
+  const auto resolve = [&](int64_t i) {
+    if (rows[i % kRing] != nullptr) return;
+    const uint64_t hash = hashes[i % kRing];
+    FlatIndex::Slot* const slot = skip ? nullptr : views[ShardOf(hash)].Find(hash, ids.key(i));
+    if (slot != nullptr) return take(i, slot);
+    uint8_t is_fresh = 0;
+    rows[i % kRing] = Resolve(ids.key(i), hash, ids.position(i), &is_fresh);
+    fresh[i % kRing] = is_fresh;
+  };
+
+  for (int64_t step = 0; step < n + kFinishLag; step += kStep) {
+    if (step >= kResolveLag && step + kStep <= n) {
+      for (int64_t i = step; i < step + kStep; ++i) {
+        fetch(i);
+        probe(i - kProbeLag);
+        resolve(i - kResolveLag);
+      }
     } else {
-      absent[num_absent++] = j;
+      for (int64_t i = step; i < step + kStep; ++i) {
+        if (i < n) fetch(i);
+        if (i >= kProbeLag && i - kProbeLag < n) probe(i - kProbeLag);
+        if (i >= kResolveLag && i - kResolveLag < n) resolve(i - kResolveLag);
+      }
+    }
+    const int64_t first = step - kFinishLag;
+    if (first < 0) continue;
+    finish(ids, first, std::min(kStep, n - first), rows + first % kRing, fresh + first % kRing);
+  }
+  finish.End(ids, n);
+}
+
+// Makes the row of an id that is absent, or that may have to be. Null: there shall be none.
+char* WriteStages::Resolve(int64_t key, uint64_t hash, int64_t position, uint8_t* fresh) {
+  Shard* const shard = shards_[ShardOf(hash)].get();
+  const uint32_t low_hash = static_cast<uint32_t>(hash);
+  if (skip_zero_ && EraseIfZero(shard, key, low_hash, position)) return nullptr;
+  if (job_->filter != nullptr && (!skip_zero_ || shard->index.Find(low_hash, key) == nullptr)) {
+    const uint32_t count = tile_.counts == nullptr ? 1 : tile_.counts[position];
+    uint8_t dropped = 0;
+    job_->filter->Filter(&key, &count, 1, true, &dropped);
+    if (dropped != 0) {
+      ++filtered_;
+      return nullptr;
     }
   }
-  if (num_absent > 0) InsertFiltered(shard, window, absent, num_absent);
+  return FindOrInsert(shard, key, low_hash, Timestamp(position), fresh);
 }
 
-void WriteStages::SetRow(const RowArena::View& rows, FlatIndex::Slot* slot, Window* window, int j) {
-  const uint32_t ts =
-      job_->mode == WriteMode::kLoad ? tile_.load_ts[window->entries[j].position] : job_->ts;
-  if (slot->ts != ts) slot->ts = ts;  // do not dirty the line for nothing
-  window->rows[j] = rows.Address(slot->row);
-  PrefetchBytes<1>(window->rows[j], layout_.row_bytes);
-}
-
-void WriteStages::FindOrInsert(Shard* shard, Window* window, int j) {
-  const BatchEntry& entry = window->entries[j];
+char* WriteStages::FindOrInsert(Shard* shard, int64_t key, uint32_t hash, uint32_t ts,
+                                uint8_t* fresh) {
   if (!shard->index.MakeRoom()) {
     OutOfMemory();
-    return;
+    return nullptr;
   }
-  FlatIndex::Slot* slot = shard->index.FindOrFree(entry.hash, entry.key);
-  if (!slot->live()) {
+  FlatIndex::Slot* slot = shard->index.FindOrFree(hash, key);
+  if (slot->live()) {
+    slot->ts = ts;
+  } else {
     const uint32_t row = shard->rows.Allocate();
     if (row == 0) {
       OutOfMemory();
-      return;
+      return nullptr;
     }
-    shard->index.Fill(slot, entry.key, row, 0);
-    window->fresh[j] = 1;
+    shard->index.Fill(slot, key, row, ts);
+    *fresh = 1;
   }
-  SetRow(shard->rows.view(), slot, window, j);
+  char* const row = shard->rows.Address(slot->row);
+  PrefetchBytes<1>(row, layout_.row_bytes);
+  return row;
 }
 
-// Absent ids are shown to the filter together; those it lets pass are inserted.
-void WriteStages::InsertFiltered(Shard* shard, Window* window, const int* absent, int count) {
-  uint8_t dropped[kWindow];
-  int64_t ids[kWindow];
-  uint32_t counts[kWindow];
-  for (int k = 0; k < count; ++k) {
-    const BatchEntry& entry = window->entries[absent[k]];
-    ids[k] = entry.key;
-    counts[k] = tile_.counts == nullptr ? 1 : tile_.counts[entry.position];
-  }
-  job_->filter->Filter(ids, counts, count, true, dropped);
-  for (int k = 0; k < count; ++k) {
-    const BatchEntry& entry = window->entries[absent[k]];
-    // An earlier occurrence in this very window may have inserted the id.
-    if (dropped[k] && (k == 0 || shard->index.Find(entry.hash, entry.key) == nullptr)) {
-      ++filtered_;
-      continue;
-    }
-    FindOrInsert(shard, window, absent[k]);
-  }
-}
-
-bool WriteStages::EraseIfZero(Shard* shard, const BatchEntry& entry) {
-  if (!IsZeroVector(Values(entry), layout_.dim)) return false;
-  FlatIndex::Slot* slot = shard->index.Find(entry.hash, entry.key);
+bool WriteStages::EraseIfZero(Shard* shard, int64_t key, uint32_t hash, int64_t position) {
+  if (!IsZeroVector(Values(position), layout_.dim)) return false;
+  FlatIndex::Slot* slot = shard->index.Find(hash, key);
   if (slot != nullptr) {
     shard->rows.Free(slot->row);
     shard->index.Erase(slot);
@@ -178,40 +406,35 @@ bool WriteStages::EraseIfZero(Shard* shard, const BatchEntry& entry) {
   return true;
 }
 
-void WriteStages::Finish(Window* window) {
+void WriteStages::Finish(const Item* items, int count) {
   if (job_->mode == WriteMode::kOptimize) {
-    FinishOptimize(window);
+    FinishOptimize(items, count);
   } else {
-    for (int j = 0; j < window->count; ++j) {
-      const BatchEntry& entry = window->entries[j];
-      char* row = window->rows[j];
-      if (row == nullptr) continue;
+    for (int j = 0; j < count; ++j) {
+      const Item& item = items[j];
+      if (item.row == nullptr) continue;
       switch (job_->mode) {
         case WriteMode::kAssign:
-          FinishAssign(entry, window->fresh[j], row);
+          FinishAssign(item);
           break;
         case WriteMode::kAssignAdd:
-          FinishAssignAdd(entry, window->fresh[j], row);
+          FinishAssignAdd(item);
           break;
         case WriteMode::kReinitialize:
-          InitializeRow(entry.key, row);
-          tile_.existed[entry.position] = window->fresh[j] ? 0 : 1;
+          InitializeRow(item.key, item.row);
+          tile_.existed[item.position] = item.fresh ? 0 : 1;
           break;
         default:
-          std::memcpy(row, tile_.load_rows + entry.position * layout_.stride, layout_.row_bytes);
+          std::memcpy(item.row, tile_.load_rows + item.position * layout_.stride,
+                      layout_.row_bytes);
       }
     }
   }
   if (report_touched_) {
     std::vector<int64_t>* touched = ThreadTouchedIds();
-    for (int j = 0; j < window->count; ++j) {
-      if (window->rows[j] != nullptr) touched->push_back(window->entries[j].key);
+    for (int j = 0; j < count; ++j) {
+      if (items[j].row != nullptr) touched->push_back(items[j].key);
     }
-  }
-  if (window->last) {
-    Shard& shard = *shards_[window->shard];
-    shard.size.store(shard.index.live(), std::memory_order_relaxed);
-    shard.mutex.unlock();
   }
 }
 
@@ -227,49 +450,49 @@ void WriteStages::InitializeRow(int64_t id, char* row) {
   }
 }
 
-void WriteStages::FinishAssign(const BatchEntry& entry, bool fresh, char* row) {
+void WriteStages::FinishAssign(const Item& item) {
   if (layout_.serving()) {
-    for (const Segment& segment : layout_.segments) EncodeSegment(segment, Values(entry), row);
+    for (const Segment& segment : layout_.segments)
+      EncodeSegment(segment, Values(item.position), item.row);
     return;
   }
-  if (fresh) {
-    for (const Segment& segment : layout_.segments) InitializeState(segment, row);
+  if (item.fresh) {
+    for (const Segment& segment : layout_.segments) InitializeState(segment, item.row);
   }
-  std::memcpy(row, Values(entry), 4 * layout_.dim);
+  std::memcpy(item.row, Values(item.position), 4 * layout_.dim);
 }
 
-void WriteStages::FinishAssignAdd(const BatchEntry& entry, bool fresh, char* row) {
-  const float* __restrict add = Values(entry);
+void WriteStages::FinishAssignAdd(const Item& item) {
+  const float* __restrict add = Values(item.position);
   float* __restrict sum;
   if (layout_.serving()) {
     sum = ThreadVector(layout_.dim)->data();
-    if (fresh) {
+    if (item.fresh) {
       std::fill(sum, sum + layout_.dim, 0.0f);
     } else {
-      for (const Segment& segment : layout_.segments) DecodeSegment(segment, row, sum);
+      for (const Segment& segment : layout_.segments) DecodeSegment(segment, item.row, sum);
     }
   } else {
-    if (fresh) InitializeRow(entry.key, row);
-    sum = reinterpret_cast<float*>(row);
+    if (item.fresh) InitializeRow(item.key, item.row);
+    sum = reinterpret_cast<float*>(item.row);
   }
   for (int64_t i = 0; i < layout_.dim; ++i) sum[i] += add[i];
   if (layout_.serving()) {
-    for (const Segment& segment : layout_.segments) EncodeSegment(segment, sum, row);
+    for (const Segment& segment : layout_.segments) EncodeSegment(segment, sum, item.row);
   }
 }
 
-void WriteStages::FinishOptimize(Window* window) {
-  char* rows[kWindow];
-  const float* grads[kWindow];
+void WriteStages::FinishOptimize(const Item* items, int item_count) {
+  char* rows[kBlock];
+  const float* grads[kBlock];
   int count = 0;
-  for (int j = 0; j < window->count; ++j) {
-    char* row = window->rows[j];
-    if (row == nullptr) continue;
-    if (window->fresh[j]) InitializeRow(window->entries[j].key, row);
-    rows[count] = row;
-    grads[count++] = Values(window->entries[j]);
+  for (int j = 0; j < item_count; ++j) {
+    if (items[j].row == nullptr) continue;
+    if (items[j].fresh) InitializeRow(items[j].key, items[j].row);
+    rows[count] = items[j].row;
+    grads[count++] = Values(items[j].position);
   }
-  uint8_t bad[kWindow];
+  uint8_t bad[kBlock];
   const int num_bad = FindNonFinite(grads, count, layout_.dim, bad);
   if (num_bad > 0) {
     nonfinite_ += num_bad;

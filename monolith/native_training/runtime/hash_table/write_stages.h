@@ -1,4 +1,16 @@
-// The pipeline stages of every write: one probe answers "exists? filter? insert? update".
+// The pipeline of every write: one probe answers "exists? filter? insert? update".
+//
+//   ids, in the order of the batch   . . . . . . . . . . . . . . . . . . . . . .
+//                                      ^      ^      ^            ^
+//                                  Finish  Resolve  Probe       Fetch
+//
+//   Fetch    prefetch the home line of the index, and values that are not read front to back
+//   Probe    look into it, prefetch the row
+//   Resolve  ids that are not in their home line: overflowed, or absent: filter, insert
+//   Finish   assign or optimise: a few ids at a time, or the one row at once where that is inlined
+//
+// They advance together, one id at a time, so that memory is busy while optimizers compute: windows
+// of 32 ids sorted by shard, each stage a burst of prefetches, took twice as long.
 #ifndef MONOLITH_NATIVE_TRAINING_RUNTIME_HASH_TABLE_WRITE_STAGES_H_
 #define MONOLITH_NATIVE_TRAINING_RUNTIME_HASH_TABLE_WRITE_STAGES_H_
 
@@ -45,41 +57,73 @@ struct WriteTile {
   int32_t* existed = nullptr;         // kReinitialize
   const char* load_rows = nullptr;    // kLoad: stride bytes per position
   const uint32_t* load_ts = nullptr;  // kLoad
+
+  // Without its first `count` ids.
+  WriteTile Rest(int64_t count, const RowLayout& layout) const;
 };
 
 // The sum of squares is below the smallest normal float.
 bool IsZeroVector(const float* values, int64_t dim);
 
-// Stages for RunWindows over one tile. Used by one thread.
+// Applies ids of one tile. Used by one thread.
 class WriteStages {
  public:
   WriteStages(WriteJob* job, const WriteTile& tile);
   // Reports touched ids; no lock is held any more.
   ~WriteStages();
 
-  void Fetch(Window* window);
-  void Probe(Window* window);
-  void Resolve(Window* window);
-  void Finish(Window* window);
+  // Applies the ids of the tile in order, as long as nobody else is at their shards, some thousand
+  // at a time. Returns how many it has applied.
+  int64_t TryRun();
+
+  // Applies n entries of the tile, all in the shards [shard_begin, shard_end), in order. Waits for
+  // others.
+  void Run(const BatchEntry* entries, int64_t n, int shard_begin, int shard_end);
 
  private:
   using Shard = TableInternals::Shard;
 
-  const float* Values(const BatchEntry& entry) const {
-    return tile_.values + entry.position * layout_.dim;
+  // Ids that Finish takes together.
+  static constexpr int kBlock = 4;
+  // Distances in ids to Fetch. Finish may only see what Resolve has seen.
+  static constexpr int64_t kProbeLag = 12;
+  static constexpr int64_t kResolveLag = 16;
+  static constexpr int64_t kFinishLag = 24;
+  static constexpr int64_t kRing = 32;
+  static_assert(kFinishLag >= kResolveLag && kFinishLag % kBlock == 0);
+  static_assert(kRing >= kFinishLag + kBlock && kRing % kBlock == 0);
+
+  class BlockFinisher;
+  template <int kDim>
+  class AdagradFinisher;
+
+  // An id that is ready to be finished.
+  struct Item {
+    int64_t key;
+    int64_t position;
+    char* row;   // null: nothing to do
+    bool fresh;  // the row is new and not initialised
+  };
+
+  // Ids that are locked at once.
+  int64_t LockedIds() const;
+  const float* Values(int64_t position) const { return tile_.values + position * layout_.dim; }
+  uint32_t Timestamp(int64_t position) const {
+    return tile_.load_ts == nullptr ? job_->ts : tile_.load_ts[position];
   }
-  const char* ValueBytes(const BatchEntry& entry) const {
-    return values_begin_ + entry.position * value_bytes_;
-  }
-  void SetRow(const RowArena::View& rows, FlatIndex::Slot* slot, Window* window, int j);
-  void FindOrInsert(Shard* shard, Window* window, int j);
-  void InsertFiltered(Shard* shard, Window* window, const int* absent, int count);
+  template <typename Ids>
+  void RunLocked(const Ids& ids, int64_t n);
+  template <typename Ids, typename Finisher>
+  void RunPipeline(const Ids& ids, int64_t n, Finisher finish);
+  char* Resolve(int64_t key, uint64_t hash, int64_t position, uint8_t* fresh);
+  char* FindOrInsert(Shard* shard, int64_t key, uint32_t hash, uint32_t ts, uint8_t* fresh);
+  bool EraseIfZero(Shard* shard, int64_t key, uint32_t hash, int64_t position);
   void OutOfMemory() { job_->out_of_memory.store(true, std::memory_order_relaxed); }
-  bool EraseIfZero(Shard* shard, const BatchEntry& entry);
+  void Finish(const Item* items, int count);
   void InitializeRow(int64_t id, char* row);
-  void FinishAssign(const BatchEntry& entry, bool fresh, char* row);
-  void FinishAssignAdd(const BatchEntry& entry, bool fresh, char* row);
-  void FinishOptimize(Window* window);
+  void FinishAssign(const Item& item);
+  void FinishAssignAdd(const Item& item);
+  void FinishOptimize(const Item* items, int count);
   void HashNetStep(const RunSegment& run, char* const* rows, const float* const* grads, int count);
 
   WriteJob* const job_;
@@ -90,6 +134,7 @@ class WriteStages {
   const char* const values_begin_;
   const bool skip_zero_;
   const bool report_touched_;
+  const bool plain_adagrad_;  // see AdagradFinisher
   int64_t filtered_ = 0;
   int64_t nonfinite_ = 0;
 };
