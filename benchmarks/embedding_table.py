@@ -39,6 +39,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 BATCH = 100_000
 NUM_FUSED_TABLES = 26
 NUM_BATCHES = 16  # different ones, so that no cache remembers a batch
+RUN_BATCHES = 4  # in one session run, which costs as much as a small op
 _CPU_TIME = "MONOLITH_BENCHMARK_CPU_TIME"
 # For mallopt(3): M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, and M_ARENA_MAX, for other arenas unmap too.
 _KEEP_MEMORY = {-1: 2**30, -3: 2**30, -8: 1}
@@ -77,6 +78,23 @@ class Bench:
 
   def callable(self, op: Any, *feeds: Any) -> Callable[..., Any]:
     return self.session.make_callable(getattr(op, "op", op), feed_list=list(feeds))
+
+  def variables(self, name: str, batches: Any) -> list[Any]:
+    """Batches that are there already: feeding them would take longer than some ops do."""
+    made = [
+      self.tf.compat.v1.get_variable(f"{name}_{i}", initializer=batch, use_resource=True)
+      for i, batch in enumerate(batches)
+    ]
+    self.session.run([batch.initializer for batch in made])
+    return made
+
+  def in_a_row(self, op: Callable[[Any], Any], batches: list[Any]) -> Callable[[], Any]:
+    """Runs `op` on one batch after the other, in one session run."""
+    previous: list[Any] = []
+    for batch in batches:
+      with self.tf.control_dependencies(previous):
+        previous = [op(batch.read_value())]
+    return self.callable(self.tf.group(previous))
 
 
 def adagrad_table(dim: int, name: str) -> Any:
@@ -176,45 +194,48 @@ def run_dense(rows: int, dim: int, threads: int, repeats: int) -> list[dict]:
   )
   bench.session.run([variable.initializer, accumulator.initializer])
 
-  ids = bench.placeholder("int64", [BATCH])
   gradient = tf.compat.v1.get_variable("gradient", [BATCH, dim], use_resource=True)
   bench.session.run(gradient.initializer)
   step = tf.constant(0, tf.int64)
-  gather = bench.callable(tf.gather(variable, ids), ids)
-  dense_update = bench.callable(
-    tf.raw_ops.ResourceSparseApplyAdagradV2(
+  many = threads > 1
+
+  def gather(ids: Any) -> Any:
+    return tf.gather(variable, ids)
+
+  def dense_update(ids: Any) -> Any:
+    return tf.raw_ops.ResourceSparseApplyAdagradV2(
       var=variable.handle,
       accum=accumulator.handle,
       lr=0.01,
       epsilon=0.0,
       grad=gradient,
       indices=ids,
-    ),
-    ids,
-  )
-  many = threads > 1
-  lookups = {m: bench.callable(table.lookup(ids, use_multi_threads=m), ids) for m in {False, many}}
-  updates = {
-    m: bench.callable(
-      table.apply_gradients(ids, gradient, step, use_multi_threads=m).as_op(), ids
     )
-    for m in {False, many}
-  }
+
+  def lookup(ids: Any, multi: bool = many) -> Any:
+    return table.lookup(ids, use_multi_threads=multi)
+
+  def update(ids: Any, multi: bool = many) -> Any:
+    return table.apply_gradients(ids, gradient, step, use_multi_threads=multi).as_op()
+
+  def chosen(op: Callable[[Any], Any], batches: list[Any]) -> Callable[[int], Any]:
+    starts = range(0, NUM_BATCHES, RUN_BATCHES)
+    runs = [bench.in_a_row(op, batches[i : i + RUN_BATCHES]) for i in starts]
+    return lambda i: runs[i % len(runs)]()
+
   results = []
   for distribution in ("uniform", "zipf"):
-    indices = [sample(rng, distribution, rows) for _ in range(NUM_BATCHES)]
-    keys = [mixed(batch) for batch in indices]
+    samples = [sample(rng, distribution, rows) for _ in range(NUM_BATCHES)]
+    indices = bench.variables(f"indices_{distribution}", samples)
+    keys = bench.variables(f"keys_{distribution}", [mixed(batch) for batch in samples])
     for op, ours, peer, peer_name in (
-      ("lookup", lookups, gather, "tf.gather"),
-      ("update", updates, dense_update, "ResourceSparseApplyAdagradV2"),
+      ("lookup", lookup, gather, "tf.gather"),
+      ("update", update, dense_update, "ResourceSparseApplyAdagradV2"),
     ):
-      runs = [
-        lambda i, run=ours[many], keys=keys: run(keys[i]),
-        lambda i, run=peer, indices=indices: run(indices[i]),
-      ]
+      runs = [chosen(ours, keys), chosen(peer, indices)]
       if many:
-        runs.append(lambda i, run=ours[False], keys=keys: run(keys[i]))
-      seconds = interleaved(runs, repeats)
+        runs.append(chosen(lambda ids, ours=ours: ours(ids, False), keys))
+      seconds = [second / RUN_BATCHES for second in interleaved(runs, repeats)]
       wanted = WANTED.get((op, rows, dim)) if distribution == "uniform" and not many else None
       name = f"{op} {rows:.0e} x {dim}, {distribution}, {threads} thread{'s'[: threads - 1]}"
       results.append(_ratio(name, peer_name, seconds[0], seconds[1], wanted))
@@ -320,11 +341,7 @@ def run_fused(rows: int, dim: int, per_table: int, threads: int, repeats: int) -
   # cost of a session run nor that of feeding it is compared.
   step_ids = NUM_FUSED_TABLES * per_table
   num_steps = 4 * BATCH // step_ids
-  ids = [
-    tf.compat.v1.get_variable(f"ids_{i}", initializer=batch, use_resource=True)
-    for i, batch in enumerate(mixed(rng.integers(0, rows, [num_steps, step_ids])))
-  ]
-  bench.session.run([batch.initializer for batch in ids])
+  ids = bench.variables("ids", mixed(rng.integers(0, rows, [num_steps, step_ids])))
 
   def look_up_fused(step_ids: Any) -> Any:
     return hash_table_ops.fused_lookup(tables, step_ids, [per_table] * NUM_FUSED_TABLES, 1)[0]
@@ -338,14 +355,7 @@ def run_fused(rows: int, dim: int, per_table: int, threads: int, repeats: int) -
       )
     )
 
-  def in_a_row(look_up: Callable[[Any], Any]) -> Callable[..., Any]:
-    previous = []
-    for batch in ids:
-      with tf.control_dependencies(previous):
-        previous = [look_up(batch.read_value())]
-    return bench.callable(tf.group(previous))
-
-  run_fused_op, run_single = in_a_row(look_up_fused), in_a_row(look_up_singly)
+  run_fused_op, run_single = bench.in_a_row(look_up_fused, ids), bench.in_a_row(look_up_singly, ids)
   # TensorFlow takes a new kernel for an expensive one and lets another thread run it, until some
   # hundred runs have taught it better; training takes more steps than that.
   seconds = interleaved([lambda _: run_fused_op(), lambda _: run_single()], repeats, warm_up=120)

@@ -1,9 +1,9 @@
 // The collisionless embedding table: int64 id -> float vector with optimizer state. Batches only.
 //
 //   ids of a batch
-//     | tile of up to 8192 ids: hash, counting sort by shard (stable)
+//     | hash; the top 6 bits are the shard
 //     v
-//   shard 0        shard 1                 shard 63       top 6 hash bits
+//   shard 0        shard 1                 shard 63
 //   +-----------+  +-----------+           +-----------+
 //   | RW lock   |  | RW lock   |    ...    | RW lock   |
 //   | FlatIndex |  | FlatIndex |           | FlatIndex |  id -> row number, ts   (flat_index.h)
@@ -14,25 +14,27 @@
 //
 //   row: | values of all segments | state of segment 0 | state of segment 1 | ... |
 //
-// How a batch runs (batch_windows.h): windows of 32 ids of one shard, four windows in flight, go
-// through four stages:
-//   Fetch    lock the shard on its first window, prefetch index lines
-//   Probe    look into the home lines, prefetch rows and gradients
+// How a batch runs: every id goes through the same stages, some ids apart, so that no cache miss is
+// waited for.
+//   Fetch    prefetch the index line
+//   Probe    look into the home line, prefetch the row
 //   Resolve  overflowed lines, filter, insert
-//   Finish   copy or optimise, unlock after the shard's last window
+//   Finish   copy or optimise
 //
 // Concurrency
 //   - Any mix of calls is safe, Clear, SwapContent and eviction included. A lookup never sees a
-//     torn row; updates of one id are serialised. A call is not a snapshot: tiles and shards are
+//     torn row; updates of one id are serialised. A call is not a snapshot: parts of a batch are
 //     locked one after another.
-//   - Shard locks are taken in ascending order, four shards at most at once; whole-table calls take
-//     all, ascending.
-//   - Lookups while no write is under way (room_lock.h) need no shard lock and no sort: they read
-//     ids and write vectors front to back, a tile at a time. A write that begins waits for the
-//     tiles in progress, half a millisecond; while writes are under way, lookups go shard by shard
-//     as above.
-//   - With a runner, lookups split the batch by tile (shared locks) and writes split it by shard,
-//     so no two threads touch one row, and results do not depend on the number of threads.
+//   - Shard locks are taken in ascending order; whole-table calls take all, ascending.
+//   - Lookups while no write is under way (room_lock.h) need no shard lock and no sort
+//     (unsorted_read.h): they read ids and write vectors front to back, a tile at a time. A write
+//     that begins waits for the tiles in progress, half a millisecond. While writes are under way,
+//     lookups go shard by shard, four at most at once (batch_windows.h).
+//   - A write that finds nobody else at the table locks all shards it needs and takes some thousand
+//     ids as they come (write_stages.h). If somebody is there it sorts its ids by groups of shards
+//     and locks one group at a time, so that several writers do not wait for each other.
+//   - With a runner, lookups split the batch by tile and writes split it by group of shards, so no
+//     two threads touch one row, and results do not depend on the number of threads.
 //   - Duplicates of an id in one batch are applied in batch order, one after another.
 //
 // Cost per id on a table far larger than the caches: 1 index line, the row's value lines (lookup)

@@ -86,7 +86,7 @@ class RowArena {
 };
 
 // The rows of one shard. Not thread-safe: the shard's lock guards it. Row 0 is never handed out: it
-// marks an empty index slot.
+// marks an empty index slot, and it stays all zeros, as what absent ids are read from.
 class RowSlab {
  public:
   explicit RowSlab(RowArena* arena) : arena_(arena) {}

@@ -175,7 +175,6 @@ class ContainsStages : public ReadStages<ContainsStages> {
 // prefetch.
 __attribute__((always_inline)) inline void PrefetchTable(const EmbeddingTable& table) {
   __builtin_prefetch(TableInternals::Room(table), 1);
-  __builtin_prefetch(&TableInternals::Arena(table), 0);
   const char* views = reinterpret_cast<const char*>(TableInternals::Views(table));
   for (size_t i = 0; i < kNumShards * sizeof(FlatIndex::View); i += 64) {
     __builtin_prefetch(views + i, 0);

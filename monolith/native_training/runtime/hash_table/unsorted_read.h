@@ -145,18 +145,23 @@ class UnsortedRead {
   // Takes the given stages `steps` ids further, all of which lie in the tiles they are at.
   template <bool kFetch, bool kProbe, bool kFinish>
   void Advance(int64_t step, int64_t steps) {
-    const FlatIndex::View* const views = kFetch ? fetch_.tile->views : nullptr;
-    const int64_t* const fetch_ids = kFetch ? fetch_.tile->ids + fetch_.position : nullptr;
+    // A stage that does not run may be past the last tile.
+    const Cursor fetch = kFetch ? fetch_ : Cursor{tiles_};
+    const Cursor probe = kProbe ? probe_ : Cursor{tiles_};
+    const Cursor finish = kFinish ? finish_ : Cursor{tiles_};
 
-    const RowArena::View rows = probe_.tile->rows;
-    LocalStages probe_stages = probe_.tile->stages;
-    const int64_t* const probe_ids = probe_.tile->ids + probe_.position;
-    const Place place = static_cast<Place>(probe_.tile - tiles_) << 32 | probe_.position;
+    const FlatIndex::View* const views = fetch.tile->views;
+    const int64_t* const fetch_ids = fetch.tile->ids + fetch.position;
+
+    const RowArena::View rows = probe.tile->rows;
+    LocalStages probe_stages = probe.tile->stages;
+    const int64_t* const probe_ids = probe.tile->ids + probe.position;
+    const Place place = static_cast<Place>(probe.tile - tiles_) << 32 | probe.position;
     Waiting* __restrict waiting = queue_->waiting.data() + num_waiting_;
 
-    const char* const row_zero = finish_.tile->rows.base;
-    LocalStages finish_stages = finish_.tile->stages;
-    const int64_t finish_position = finish_.position;
+    const char* const row_zero = finish.tile->rows.base;
+    LocalStages finish_stages = finish.tile->stages;
+    const int64_t finish_position = finish.position;
 
     for (int64_t i = 0; i < steps; ++i) {
       if (kFetch) {

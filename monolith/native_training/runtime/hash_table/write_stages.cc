@@ -226,15 +226,15 @@ class WriteStages::AdagradFinisher {
   void operator()(const Ids& ids, int64_t i, int64_t, char* const* rows, uint8_t* fresh) {
     char* const row = *rows;
     if (row == nullptr) return;
-    if ((*fresh != 0) | report_touched_) {  // the general way takes care of that
-      const Item item{ids.key(i), ids.position(i), row, *fresh != 0};
+    if (*fresh != 0) {
       *fresh = 0;
-      return stages_->Finish(&item, 1);
+      stages_->InitializeRow(ids.key(i), row);
     }
     const float* const gradient = values_ + ids.position(i) * kDim;
     nonfinite_seen_.Add(gradient, kDim);
     float* const values = reinterpret_cast<float*>(row);
     AdagradRow(values, values + kDim, gradient, kDim, lr_, weight_decay_);
+    if (report_touched_) ThreadTouchedIds()->push_back(ids.key(i));
   }
 
   // All ids are finished; their shards are still locked.

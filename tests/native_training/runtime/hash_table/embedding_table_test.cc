@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <numeric>
 
 #include "monolith/native_training/runtime/concurrency/thread_pool.h"
 #include "monolith/native_training/runtime/hash_filter/probabilistic_filter.h"
@@ -202,6 +203,63 @@ TEST(EmbeddingTableTest, NanIsStoredAndCounted) {
   EXPECT_NE(table->DebugString().find("\"nonfinite_gradients\": 1"), std::string::npos);
 }
 
+// Dimensions with a pipeline of their own, and one without.
+TEST(EmbeddingTableTest, NonFiniteGradientsOfAdagradAreCountedOnce) {
+  for (const int64_t dim : {8, 16, 32, 64}) {
+    SegmentConfig segment = MakeSegment(dim, OptimizerKind::kAdagrad);
+    segment.optimizer.initial_accumulator_value = 0.5f;
+    const auto table = MakeTable(MakeConfig({segment}));
+    Ids ids(100);
+    std::iota(ids.begin(), ids.end(), 0);
+    Optimize(table.get(), ids, Floats(100 * dim, 1.0f));
+    Floats grads(100 * dim, 2.0f);
+    grads[7 * dim + dim - 1] = std::numeric_limits<float>::infinity();
+    grads[60 * dim] = std::numeric_limits<float>::quiet_NaN();
+    grads[61 * dim] = 0.0f;
+    Optimize(table.get(), ids, grads);
+    EXPECT_NE(table->DebugString().find("\"nonfinite_gradients\": 2"), std::string::npos) << dim;
+    // New ids count like old ones.
+    grads[7 * dim + dim - 1] = 2.0f;
+    ids[60] = 1000;
+    Optimize(table.get(), ids, grads);
+    EXPECT_NE(table->DebugString().find("\"nonfinite_gradients\": 3"), std::string::npos) << dim;
+    const Floats got = Lookup(*table, {60, 61, 1000});
+    EXPECT_TRUE(std::isnan(got[0])) << dim;
+    const float once = -0.1f / std::sqrt(1.5f);
+    EXPECT_NEAR(got[dim], once, 1e-6f) << dim;
+    const float thrice = once - 0.2f / std::sqrt(5.5f) - 0.2f / std::sqrt(9.5f);
+    EXPECT_NEAR(got[dim + 1], thrice, 1e-6f) << dim;
+    EXPECT_TRUE(std::isnan(got[2 * dim])) << dim;
+    EXPECT_NEAR(got[2 * dim + 1], -0.2f / std::sqrt(4.5f), 1e-6f) << dim;
+  }
+}
+
+// Ids of one batch that are near and far apart in the pipeline, new ones and old ones.
+TEST(EmbeddingTableTest, DuplicatesAtAnyDistanceAreAppliedInOrder) {
+  for (const int64_t dim : {3, 16}) {
+    SegmentConfig segment = MakeSegment(dim, OptimizerKind::kAdagrad);
+    segment.optimizer.initial_accumulator_value = 0.1f;
+    for (int64_t distance = 1; distance <= 40; ++distance) {
+      const auto table = MakeTable(MakeConfig({segment}));
+      const auto one_by_one = MakeTable(MakeConfig({segment}));
+      Ids ids;
+      Floats grads;
+      for (int64_t i = 0; i < 200; ++i) {
+        ids.push_back(i % distance);
+        for (int64_t k = 0; k < dim; ++k) {
+          grads.push_back(static_cast<float>(i + 1) / static_cast<float>(k + 1));
+        }
+      }
+      Optimize(table.get(), ids, grads);
+      for (int64_t i = 0; i < 200; ++i) {
+        Optimize(one_by_one.get(), {ids[i]},
+                 Floats(grads.begin() + i * dim, grads.begin() + (i + 1) * dim));
+      }
+      EXPECT_EQ(Lookup(*table, ids), Lookup(*one_by_one, ids)) << dim << " " << distance;
+    }
+  }
+}
+
 TEST(EmbeddingTableTest, ReinitializeTellsWhatExisted) {
   SegmentConfig segment = MakeSegment(2, OptimizerKind::kAdagrad);
   segment.initializer.kind = InitializerKind::kConstants;
@@ -396,6 +454,46 @@ TEST(EmbeddingTableTest, FusedLookupAndOptimizeOfManyTables) {
                                                 {two.get(), ids_d.data(), 1, &out[4]}};
     EmbeddingTable::LookupMany(lookups.data(), 4, runner);
     ExpectNear(out, {1.1f, 0.2f, 0.2f, 1.1f, 0.2f, 0.2f});
+  }
+}
+
+// Tables of different widths and codecs, parts from nothing to more than a tile, absent ids.
+TEST(EmbeddingTableTest, LookupsOfManyTablesEqualSingleOnes) {
+  const int64_t dims[] = {16, 16, 16, 5, 5, 1, 64, 16};
+  const int64_t sizes[] = {0, 1, 7, 8, 150, 3, 9000, 2};
+  std::vector<std::unique_ptr<EmbeddingTable>> tables;
+  std::vector<Ids> ids;
+  std::vector<Floats> wanted, out;
+  for (int64_t t = 0; t < 40; ++t) {
+    const EntryType type = t % 11 == 10 ? EntryType::kServing : EntryType::kTraining;
+    tables.push_back(
+        MakeTable(MakeConfig({MakeSegment(dims[t % 8], OptimizerKind::kAdagrad)}, type)));
+    Ids known(3000);
+    Floats values;
+    for (int64_t i = 0; i < 3000; ++i) {
+      known[i] = i * 7 + t;
+      values.insert(values.end(), dims[t % 8], static_cast<float>(i + t));
+    }
+    Assign(tables.back().get(), known, values);
+    ids.emplace_back();
+    for (int64_t i = 0; i < sizes[t * 5 % 8]; ++i) ids.back().push_back(i * 37 % 21000);
+    wanted.push_back(Lookup(*tables.back(), ids.back()));
+    out.emplace_back(wanted.back().size(), -777.0f);
+  }
+  ThreadPool pool(3);
+  for (ParallelRunner* runner :
+       {static_cast<ParallelRunner*>(nullptr), static_cast<ParallelRunner*>(&pool)}) {
+    std::vector<LookupRequest> requests;
+    for (size_t t = 0; t < tables.size(); ++t) {
+      std::fill(out[t].begin(), out[t].end(), -777.0f);
+      requests.push_back(
+          {tables[t].get(), ids[t].data(), static_cast<int64_t>(ids[t].size()), out[t].data()});
+    }
+    EmbeddingTable::LookupMany(requests.data(), static_cast<int64_t>(requests.size()), runner);
+    EXPECT_EQ(out, wanted);
+  }
+  for (const Floats& values : wanted) {
+    EXPECT_EQ(std::count(values.begin(), values.end(), -777.0f), 0);
   }
 }
 

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <condition_variable>
 #include <mutex>
+#include <numeric>
 #include <random>
 #include <thread>
 #include <unordered_map>
@@ -335,6 +336,29 @@ TEST(TableConcurrencyTest, ConcurrentUpdatesOfOneIdAreAllCounted) {
   }
   for (std::thread& thread : threads) thread.join();
   EXPECT_EQ(Lookup(*table, {5}), (Floats{8000, 8000}));
+}
+
+// Batches that take the shards of others away while these are at them.
+TEST(TableConcurrencyTest, LargeBatchesOfSeveralWritersAreAllCounted) {
+  constexpr int64_t kIds = 6000, kWriters = 4, kRounds = 12;
+  const auto table = SgdTable(4);
+  std::vector<std::thread> threads;
+  for (int64_t w = 0; w < kWriters; ++w) {
+    threads.emplace_back([&table, w] {
+      Ids ids;
+      for (int64_t i = 0; i < kIds; ++i) ids.push_back((i * 7919 + w * 1000) % kIds);
+      for (int64_t round = 0; round < kRounds; ++round) {
+        AssignAdd(table.get(), ids, Floats(kIds * 4, 1.0f));
+        for (const float value : Lookup(*table, {0, 1, kIds - 1})) {
+          EXPECT_GE(value, static_cast<float>(round + 1));
+        }
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  Ids ids(kIds);
+  std::iota(ids.begin(), ids.end(), 0);
+  EXPECT_EQ(Lookup(*table, ids), Floats(kIds * 4, static_cast<float>(kWriters * kRounds)));
 }
 
 TEST(TableConcurrencyTest, SharedFilterUnderConcurrentWrites) {
