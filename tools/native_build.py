@@ -458,8 +458,8 @@ def build_cpp_programs(
 def _run_tests(programs: Iterable[str]) -> int:
   """Runs every test program; returns how many failed and prints the totals."""
   failed = []
-  # ThreadSanitizer's search for lock cycles takes forever with the 64 locks of a table, which are
-  # always taken in ascending order.
+  # ThreadSanitizer's search for lock cycles makes tests that hold the 64 locks of a table take
+  # minutes. They are always taken in ascending order.
   environment = {"TSAN_OPTIONS": "detect_deadlocks=0", **os.environ}
   for program in programs:
     print(f"== {program}", flush=True)
