@@ -119,11 +119,11 @@ void RunWindows(const BatchEntry* entries, const ShardOffsets& offsets, Stages* 
   }
 }
 
-// A search that goes on behind `line` rarely needs more than two lines, that for a free slot four.
-// Reaching over the end of the index is harmless.
-template <int kLines = 2>
+// A search that goes on behind `line` rarely needs more than two lines. Reaching over the end of
+// the index is harmless.
 __attribute__((always_inline)) inline void PrefetchOverflow(const FlatIndex::Line* line) {
-  for (int i = 1; i <= kLines; ++i) concurrency::PrefetchForRead(line + i);
+  concurrency::PrefetchForRead(line + 1);
+  concurrency::PrefetchForRead(line + 2);
 }
 
 // Prefetches the cache lines of [begin, begin + bytes), at most the first eight: wide rows are left
