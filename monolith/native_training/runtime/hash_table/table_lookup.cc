@@ -201,12 +201,9 @@ void ReadTiles(const Request* tiles, int64_t num_tiles) {
     ReadRooms rooms(num_tiles);
     for (const Request* tile = tiles; tile < tiles + num_tiles; ++tile) {
       const EmbeddingTable& table = *tile->table;
-      if (!rooms.TryEnter(TableInternals::Room(table))) {
-        busy.push_back(tile);
-        continue;
-      }
-      const RowArena::View rows = TableInternals::Arena(table).view();
-      if (rows.base == nullptr) {  // no memory, hence no rows
+      const bool entered = rooms.TryEnter(TableInternals::Room(table));
+      const RowArena::View rows = entered ? TableInternals::Arena(table).view() : RowArena::View{};
+      if (rows.base == nullptr) {  // not entered, or an arena that got no memory
         busy.push_back(tile);
         continue;
       }
@@ -220,52 +217,35 @@ void ReadTiles(const Request* tiles, int64_t num_tiles) {
   }
 }
 
-// Dimensions whose copy is compiled for them, 0 for all others, -1 for rows that are not raw.
-int CopyKind(const EmbeddingTable& table) {
-  if (!table.layout().all_raw) return -1;
+using ReadFunction = void (*)(const LookupRequest* tiles, int64_t num_tiles);
+
+// The lookup that is compiled for the rows of `table`.
+ReadFunction ReadFunctionOf(const EmbeddingTable& table) {
+  if (!table.layout().all_raw) return ReadTiles<RetrieveStages>;
   switch (table.dim()) {
     case 1:
+      return ReadTiles<CopyStages<1>>;
     case 4:
+      return ReadTiles<CopyStages<4>>;
     case 8:
+      return ReadTiles<CopyStages<8>>;
     case 16:
+      return ReadTiles<CopyStages<16>>;
     case 32:
+      return ReadTiles<CopyStages<32>>;
     case 64:
-      return static_cast<int>(table.dim());
+      return ReadTiles<CopyStages<64>>;
     default:
-      return 0;
+      return ReadTiles<CopyStages<0>>;
   }
 }
 
+// Neighbours of one kind go through one pipeline.
 void LookupTiles(const LookupRequest* tiles, int64_t num_tiles) {
   for (int64_t begin = 0, end = 0; begin < num_tiles; begin = end) {
-    const int kind = CopyKind(*tiles[begin].table);
-    while (end < num_tiles && CopyKind(*tiles[end].table) == kind) ++end;
-    const auto read = [&](auto read_tiles) { read_tiles(tiles + begin, end - begin); };
-    switch (kind) {
-      case -1:
-        read(ReadTiles<RetrieveStages, LookupRequest>);
-        break;
-      case 1:
-        read(ReadTiles<CopyStages<1>, LookupRequest>);
-        break;
-      case 4:
-        read(ReadTiles<CopyStages<4>, LookupRequest>);
-        break;
-      case 8:
-        read(ReadTiles<CopyStages<8>, LookupRequest>);
-        break;
-      case 16:
-        read(ReadTiles<CopyStages<16>, LookupRequest>);
-        break;
-      case 32:
-        read(ReadTiles<CopyStages<32>, LookupRequest>);
-        break;
-      case 64:
-        read(ReadTiles<CopyStages<64>, LookupRequest>);
-        break;
-      default:
-        read(ReadTiles<CopyStages<0>, LookupRequest>);
-    }
+    const ReadFunction read = ReadFunctionOf(*tiles[begin].table);
+    while (end < num_tiles && ReadFunctionOf(*tiles[end].table) == read) ++end;
+    read(tiles + begin, end - begin);
   }
 }
 

@@ -17,13 +17,13 @@ constexpr size_t kMaxKeptEntries = size_t{4} << 20;
 
 // For several writers of one table.
 constexpr int64_t kGroupsOfOneThread = 8;
-// Few threads take a group each: the fewer groups, the more of the values a group reads follow each
-// other. More threads need more groups, so that one that starts late delays nobody.
-constexpr int kFewThreads = 4;
+// Two threads take a group each: the fewer groups, the more of the values a group reads follow each
+// other. More threads need more groups, so that one that starts late delays nobody, and because
+// their number is rounded down to a power of two.
 constexpr int64_t kGroupsPerThread = 4;
 // Fewer ids do not fill the pipeline of a group.
 constexpr int64_t kMinGroupIds = 256;
-// Sums of more ids leave the second-level cache.
+// So that the sums of a group stay in the second-level cache.
 constexpr int64_t kDedupGroupIds = 1024;
 
 // One tile of one write, sorted by groups of shards.
@@ -50,9 +50,9 @@ PlanScratch* ThreadPlanScratch() {
 
 // 2^bits groups of shards for a write of n ids.
 int GroupBits(int64_t n, int threads, bool dedup) {
-  int64_t groups = threads == 1             ? kGroupsOfOneThread
-                   : threads <= kFewThreads ? threads
-                                            : kGroupsPerThread * threads;
+  int64_t groups = threads == 1   ? kGroupsOfOneThread
+                   : threads == 2 ? 2
+                                  : kGroupsPerThread * threads;
   if (dedup) groups = std::max(groups, n / kDedupGroupIds);
   groups = std::min(groups, n / kMinGroupIds);
   int bits = 0;
