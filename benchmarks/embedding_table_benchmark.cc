@@ -12,6 +12,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
+#include <cstdlib>
 #include <memory>
 #include <random>
 #include <string>
@@ -213,7 +214,11 @@ void RunUpdate(benchmark::State& state, OptimizerKind optimizer, bool zipf) {
   const Built& built = GetTable(rows, dim, Ids::kRandom, optimizer);
   const auto pool = Pool(state.range(2));
   const auto batches = Batches(rows, Ids::kRandom, zipf);
-  const std::vector<float> grads(kBatch * dim, 0.01f);
+  // Aligned like the tensors of TensorFlow.
+  const size_t grads_bytes = kBatch * dim * sizeof(float);
+  const std::unique_ptr<float, decltype(&std::free)> grads(
+      static_cast<float*>(std::aligned_alloc(64, grads_bytes)), &std::free);
+  std::fill(grads.get(), grads.get() + kBatch * dim, 0.01f);
   const float rate = 0.01f;
   OptimizeOptions options;
   options.learning_rates = &rate;
@@ -221,7 +226,7 @@ void RunUpdate(benchmark::State& state, OptimizerKind optimizer, bool zipf) {
   options.write.runner = pool.get();
   size_t next = 0;
   for (auto _ : state) {
-    Check(built.table->Optimize({batches[next++ % batches.size()].data(), kBatch, grads.data()},
+    Check(built.table->Optimize({batches[next++ % batches.size()].data(), kBatch, grads.get()},
                                 options));
   }
   SetRate(state);

@@ -1,10 +1,11 @@
-// A loop whose pieces are taken by whoever is free: the thread that started it, and helpers.
+// Work that is done step by step by whoever is free: the thread that started it, and helpers.
 //
 // The starting thread works instead of waiting for a pool, so a helper that comes late, or never,
 // costs nothing: waking a sleeping thread takes longer than many a batch.
 #ifndef MONOLITH_NATIVE_TRAINING_RUNTIME_CONCURRENCY_SHARED_WORK_H_
 #define MONOLITH_NATIVE_TRAINING_RUNTIME_CONCURRENCY_SHARED_WORK_H_
 
+#include <algorithm>
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
@@ -14,41 +15,66 @@
 namespace monolith {
 namespace engine {
 
-// Tells the processor that this thread only looks at a flag again and again.
-inline void SpinPause() {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  asm volatile("isb");
-#endif
-}
-
-// Held by shared_ptr: a helper may find out that it came too late after the loop has returned.
+// Held by shared_ptr: a helper may find out that it came too late after the work has returned.
 class SharedWork {
  public:
-  using Range = std::function<void(int64_t, int64_t)>;
+  // Does some of the work. False: there is nothing left that this thread could do.
+  using Step = std::function<bool()>;
 
-  // `fn` is called with ranges of at most `grain` units that cover [0, n) once. It has to stay
-  // alive until Finish returns.
-  SharedWork(int64_t n, int64_t grain, const Range& fn);
+  // For the calling thread and at most `max_helpers` others. `step` has to stay alive until Finish
+  // returns.
+  SharedWork(const Step& step, int64_t max_helpers);
   SharedWork(const SharedWork&) = delete;
   SharedWork& operator=(const SharedWork&) = delete;
 
-  // Takes pieces until none is left. For helpers; returns at once when they come late.
+  // Takes steps until one returns false. For helpers; returns at once for those who come late or
+  // are too many.
   void Help();
 
-  // The same for the thread that started the loop; returns when all pieces are done.
-  void Finish();
+  // The same for the thread that started the work; returns when no helper is at work any more.
+  void Finish() { Finish(nullptr); }
+
+  // The same with `max_helpers` on their way: calls call_helper() again for those that do not come.
+  // Where no core is idle for a moment, the kernel puts a woken thread on this one, and may leave
+  // it there for milliseconds although another has become idle. A second thread is put there.
+  void Finish(const std::function<void()>& call_helper);
+
+ private:
+  // Set in `helpers_` when new ones come too late.
+  static constexpr int64_t kClosed = int64_t{1} << 62;
+
+  void RunSteps(const std::function<void()>& call_helper);
+
+  const Step* const step_;
+  const int64_t max_helpers_;
+  std::atomic<int64_t> helpers_{0};  // at work
+  std::atomic<int64_t> came_{0};     // helpers so far
+  std::atomic<int> cpu_;             // of the starting thread
+  std::mutex mutex_;
+  std::condition_variable idle_;
+};
+
+// The steps of a loop: fn(begin, end) with ranges of at most `grain` units that cover [0, n) once.
+class RangeSteps {
+ public:
+  using Range = std::function<void(int64_t, int64_t)>;
+
+  // `fn` has to stay alive as long as this.
+  RangeSteps(int64_t n, int64_t grain, const Range& fn)
+      : n_(n), grain_(std::max<int64_t>(1, grain)), fn_(fn) {}
+
+  bool Next() {
+    const int64_t begin = next_.fetch_add(grain_, std::memory_order_relaxed);
+    if (begin >= n_) return false;
+    fn_(begin, std::min(n_, begin + grain_));
+    return true;
+  }
 
  private:
   const int64_t n_;
   const int64_t grain_;
-  const Range* const fn_;
-  // On lines of their own: all threads write the first, and at the end one waits for the second.
-  alignas(64) std::atomic<int64_t> next_{0};
-  alignas(64) std::atomic<int64_t> unfinished_;
-  std::mutex mutex_;
-  std::condition_variable done_;
+  const Range& fn_;
+  alignas(64) std::atomic<int64_t> next_{0};  // on a line of its own: all threads write it
 };
 
 }  // namespace engine

@@ -1,5 +1,7 @@
 #include "monolith/native_training/runtime/concurrency/thread_pool.h"
 
+#include "monolith/native_training/runtime/concurrency/spin_wait.h"
+
 namespace monolith {
 namespace engine {
 namespace {
@@ -23,10 +25,9 @@ ThreadPool::~ThreadPool() {
   for (std::thread& thread : threads_) thread.join();
 }
 
-void ThreadPool::ParallelFor(int64_t n, int64_t /*cost_per_unit*/,
-                             const std::function<void(int64_t, int64_t)>& fn) {
+void ThreadPool::RunSteps(int64_t /*max_threads*/, int64_t /*cost*/, const SharedWork::Step& step) {
   std::lock_guard<std::mutex> call(call_mutex_);
-  const auto job = std::make_shared<SharedWork>(n, n / (int64_t{4} * NumThreads()), fn);
+  const auto job = std::make_shared<SharedWork>(step, NumThreads() - 1);
   {
     std::lock_guard<std::mutex> lock(mutex_);
     job_ = job;

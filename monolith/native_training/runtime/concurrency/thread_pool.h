@@ -6,7 +6,6 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <mutex>
 #include <thread>
@@ -18,21 +17,20 @@
 namespace monolith {
 namespace engine {
 
-// The calling thread works too, so ThreadPool(n) starts n - 1 threads. ParallelFor may be called
-// from several threads (calls run one after another), not from inside fn.
+// The calling thread works too, so ThreadPool(n) starts n - 1 threads. RunSteps may be called from
+// several threads (calls run one after another), not from inside a step. All threads take part.
 class ThreadPool : public ParallelRunner {
  public:
   explicit ThreadPool(int num_threads);
   ~ThreadPool() override;
 
   int NumThreads() const override { return static_cast<int>(threads_.size()) + 1; }
-  void ParallelFor(int64_t n, int64_t cost_per_unit,
-                   const std::function<void(int64_t, int64_t)>& fn) override;
+  void RunSteps(int64_t max_threads, int64_t cost, const SharedWork::Step& step) override;
 
  private:
   void WorkerLoop();
 
-  std::mutex call_mutex_;  // one ParallelFor at a time
+  std::mutex call_mutex_;  // one RunSteps at a time
   std::mutex mutex_;
   std::condition_variable work_;
   std::shared_ptr<SharedWork> job_;  // the last one started

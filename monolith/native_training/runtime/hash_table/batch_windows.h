@@ -1,8 +1,8 @@
-// Tiles of a batch, sorted by shard, and the pipeline of windows of lookups that need shard locks.
+// Tiles of a batch, and the pipeline of windows of lookups that need shard locks.
 //
-//   ids      | tile 0 (<= kTileIds)         | tile 1                    | ...
-//   entries  | shard 0 | shard 1 | ... | 63 | shard 0 | ...               stable counting sort
-//   windows  | w0 | w1 | w2 |                                   <= kWindow ids of one shard
+//   ids        | tile 0 (<= kTileIds)         | tile 1                    | ...
+//   positions  | shard 0 | shard 1 | ... | 63 | shard 0 | ...               see shard_groups.h
+//   windows    | w0 | w1 | w2 |                                   <= kWindow ids of one shard
 //
 //   Fetch w0   Fetch w1   Fetch w2     Fetch w3    ...   prefetch home lines of the index
 //              Probe w0   Probe w1     Probe w2    ...   prefetch rows, or the next lines
@@ -18,11 +18,11 @@
 #include <algorithm>
 #include <cstdint>
 #include <limits>
-#include <vector>
 
 #include "monolith/native_training/runtime/concurrency/prefetch.h"
 #include "monolith/native_training/runtime/hash_table/feature_id.h"
 #include "monolith/native_training/runtime/hash_table/flat_index.h"
+#include "monolith/native_training/runtime/hash_table/shard_groups.h"
 
 namespace monolith {
 namespace engine {
@@ -30,68 +30,23 @@ namespace engine {
 constexpr int kWindow = 32;
 constexpr int64_t kTileIds = 8192;
 
-struct BatchEntry {
-  int64_t key;
-  uint32_t hash;      // low 32 bits of MixId(key)
-  uint32_t position;  // of the id inside its tile
-};
-
-using ShardOffsets = uint32_t[kNumShards + 1];
-
-// Sorts n <= 2^32 ids into 2^group_bits groups of neighbouring shards, keeping their order inside a
-// group: entries[offsets[g] .. offsets[g + 1]) belong to group g. `hashes` is scratch for n words.
-inline void SortByShards(const int64_t* ids, int64_t n, int group_bits, uint64_t* hashes,
-                         BatchEntry* entries, ShardOffsets& offsets) {
-  const int groups = 1 << group_bits;
-  const int shift = kShardBits - group_bits;
-  uint32_t next[kNumShards] = {};
-  for (int64_t i = 0; i < n; ++i) {
-    hashes[i] = MixId(ids[i]);
-    ++next[ShardOf(hashes[i]) >> shift];
-  }
-  uint32_t sum = 0;
-  for (int g = 0; g < groups; ++g) {
-    offsets[g] = sum;
-    sum += next[g];
-    next[g] = offsets[g];
-  }
-  offsets[groups] = sum;
-  for (int64_t i = 0; i < n; ++i) {
-    const uint64_t hash = hashes[i];
-    entries[next[ShardOf(hash) >> shift]++] = {ids[i], static_cast<uint32_t>(hash),
-                                               static_cast<uint32_t>(i)};
-  }
-}
-
-// Sorted tile in memory that is reused from call to call.
-struct TileScratch {
-  std::vector<uint64_t> hashes;
-  std::vector<BatchEntry> entries;
-  ShardOffsets offsets;
-
-  void Sort(const int64_t* ids, int64_t n, int group_bits) {
-    if (static_cast<int64_t>(entries.size()) < n) {
-      hashes.resize(n);
-      entries.resize(n);
-    }
-    SortByShards(ids, n, group_bits, hashes.data(), entries.data(), offsets);
-  }
-};
-
 struct Window {
   int shard;
   bool first;  // of its shard
   bool last;   // of its shard
   int count;
-  const BatchEntry* entries;
+  const uint32_t* positions;
+  int64_t keys[kWindow];
+  uint32_t hashes[kWindow];
   const char* rows[kWindow];  // null: absent
-  int pending[kWindow];       // entries that Probe left to Resolve, ascending
+  int pending[kWindow];       // ids that Probe left to Resolve, ascending
   int num_pending;
 };
 
-// Sends the entries of all shards through stages.Fetch, Probe, Resolve and Finish.
+// Sends ids by shard, all 64 of them, through stages.Fetch, Probe, Resolve and Finish.
 template <typename Stages>
-void RunWindows(const BatchEntry* entries, const ShardOffsets& offsets, Stages* stages) {
+void RunWindows(const int64_t* ids, const GroupedTile& tile, Stages* stages) {
+  const ShardOffsets& offsets = tile.offsets;
   Window ring[4];
   int shard = 0;
   uint32_t at = 0;
@@ -108,7 +63,11 @@ void RunWindows(const BatchEntry* entries, const ShardOffsets& offsets, Stages* 
         window->first = at == offsets[shard];
         window->last = stop == offsets[shard + 1];
         window->count = static_cast<int>(stop - at);
-        window->entries = entries + at;
+        window->positions = tile.positions.data() + at;
+        for (int j = 0; j < window->count; ++j) {
+          window->keys[j] = ids[window->positions[j]];
+          window->hashes[j] = static_cast<uint32_t>(MixId(window->keys[j]));
+        }
         at = stop;
         stages->Fetch(window);
       }
@@ -139,15 +98,6 @@ __attribute__((always_inline)) inline void PrefetchBytes(const void* begin, int6
   }
   const char* const last = first + bytes - 1;
   kForWrite ? concurrency::PrefetchForWrite(last) : concurrency::PrefetchForRead(last);
-}
-
-// Ids per tile so that the tiles of a batch divide evenly among `threads`: at least three each, so
-// that one that starts late delays nobody.
-inline int64_t TileSize(int64_t n, int threads) {
-  int64_t rounds = (n + kTileIds * threads - 1) / (kTileIds * threads);
-  if (threads > 1) rounds = std::max<int64_t>(rounds, 3);
-  const int64_t tiles = std::max<int64_t>(1, rounds * threads);
-  return std::max<int64_t>(threads > 1 ? 1024 : 256, (n + tiles - 1) / tiles);
 }
 
 }  // namespace engine

@@ -17,11 +17,6 @@ namespace {
 constexpr int64_t kMinUnitIds = 1024;
 constexpr int64_t kUnitsPerThread = 4;
 
-TileScratch* ThreadTileScratch() {
-  thread_local TileScratch scratch;
-  return &scratch;
-}
-
 // Locking and probing shared by all readers. `Derived` prefetches in PrefetchRow(row) what it will
 // need, and writes the result of an id in FinishRow(position, row) or FinishAbsent(position).
 template <typename Derived>
@@ -34,8 +29,7 @@ class ReadStages {
     if (window->first) shard.mutex.lock_shared();
     if (shard.index.num_lines() == 0) return;
     for (int j = 0; j < window->count; ++j) {
-      concurrency::PrefetchForRead(
-          shard.index.LineAt(shard.index.HomeLine(window->entries[j].hash)));
+      concurrency::PrefetchForRead(shard.index.LineAt(shard.index.HomeLine(window->hashes[j])));
     }
   }
 
@@ -48,9 +42,8 @@ class ReadStages {
     }
     const RowArena::View rows = shard.rows.view();
     for (int j = 0; j < window->count; ++j) {
-      const BatchEntry& entry = window->entries[j];
-      const FlatIndex::Line* line = shard.index.LineAt(shard.index.HomeLine(entry.hash));
-      const uint32_t row = FlatIndex::RowInLine(line, entry.key);
+      const FlatIndex::Line* line = shard.index.LineAt(shard.index.HomeLine(window->hashes[j]));
+      const uint32_t row = FlatIndex::RowInLine(line, window->keys[j]);
       if (row != 0) {
         window->rows[j] = rows.Address(row);
         derived()->PrefetchRow(window->rows[j]);
@@ -67,8 +60,7 @@ class ReadStages {
     const TableInternals::Shard& shard = *shards_[window->shard];
     for (int k = 0; k < window->num_pending; ++k) {
       const int j = window->pending[k];
-      const BatchEntry& entry = window->entries[j];
-      const FlatIndex::Slot* slot = shard.index.Find(entry.hash, entry.key);
+      const FlatIndex::Slot* slot = shard.index.Find(window->hashes[j], window->keys[j]);
       if (slot == nullptr) continue;
       window->rows[j] = shard.rows.Address(slot->row);
       derived()->PrefetchRow(window->rows[j]);
@@ -77,7 +69,7 @@ class ReadStages {
 
   void Finish(Window* window) {
     for (int j = 0; j < window->count; ++j) {
-      const int64_t position = window->entries[j].position;
+      const int64_t position = window->positions[j];
       if (window->rows[j] != nullptr) {
         derived()->FinishRow(position, window->rows[j]);
       } else {
@@ -183,9 +175,9 @@ __attribute__((always_inline)) inline void PrefetchTable(const EmbeddingTable& t
 
 template <typename Stages>
 void ReadSorted(const int64_t* ids, int64_t n, Stages stages) {
-  TileScratch* scratch = ThreadTileScratch();
-  scratch->Sort(ids, n, kShardBits);
-  RunWindows(scratch->entries.data(), scratch->offsets, &stages);
+  thread_local GroupedTile by_shard;
+  by_shard.Group(ids, n, kShardBits);
+  RunWindows(ids, by_shard, &stages);
 }
 
 // Reads tiles, of kTileIds ids in all at most: in the read rooms of the tables that nobody writes

@@ -1,4 +1,4 @@
-// Runs write jobs: sorts their tiles by groups of shards, then gives every group to one thread.
+// Runs write jobs: every thread takes groups of shards, and the ids of a tile that belong to them.
 #ifndef MONOLITH_NATIVE_TRAINING_RUNTIME_HASH_TABLE_WRITE_PLAN_H_
 #define MONOLITH_NATIVE_TRAINING_RUNTIME_HASH_TABLE_WRITE_PLAN_H_
 

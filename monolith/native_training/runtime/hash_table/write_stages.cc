@@ -82,20 +82,23 @@ bool IsPlainAdagrad(const Segment& segment, const RowLayout& layout) {
          segment.retriever != RetrieverKind::kHashNet;
 }
 
-// Where the stages find their ids: in a tile, or sorted.
+// Which ids the stages take: neighbours in the tile, or some.
 struct TileIds {
   static constexpr bool kInOrder = true;
   const int64_t* ids;
   int64_t first;
   int64_t key(int64_t i) const { return ids[first + i]; }
   int64_t position(int64_t i) const { return first + i; }
+  void Skip(int64_t n) { first += n; }
 };
 
-struct SortedIds {
+struct PickedIds {
   static constexpr bool kInOrder = false;
-  const BatchEntry* entries;
-  int64_t key(int64_t i) const { return entries[i].key; }
-  int64_t position(int64_t i) const { return entries[i].position; }
+  const int64_t* ids;
+  const uint32_t* positions;
+  int64_t key(int64_t i) const { return ids[positions[i]]; }
+  int64_t position(int64_t i) const { return positions[i]; }
+  void Skip(int64_t n) { positions += n; }
 };
 
 // Bits of the shards [begin, end) that hold some of the ids; all, where there are many ids.
@@ -172,14 +175,23 @@ int64_t WriteStages::TryRun() {
   return tile_.n;
 }
 
-void WriteStages::Run(const BatchEntry* entries, int64_t n, int shard_begin, int shard_end) {
+void WriteStages::Run(const uint32_t* positions, int64_t n, int shard_begin, int shard_end) {
+  RunInSteps(PickedIds{tile_.ids, positions}, n, shard_begin, shard_end);
+}
+
+void WriteStages::RunAll(int shard_begin, int shard_end) {
+  RunInSteps(TileIds{tile_.ids, 0}, tile_.n, shard_begin, shard_end);
+}
+
+template <typename Ids>
+void WriteStages::RunInSteps(Ids ids, int64_t n, int shard_begin, int shard_end) {
   const int64_t step = LockedIds();
   for (int64_t begin = 0; begin < n; begin += step) {
     const int64_t count = std::min(step, n - begin);
-    const SortedIds ids{entries + begin};
     ShardLocks locks(shards_);
     locks.Lock(ShardsOf(ids, count, shard_begin, shard_end));
     RunLocked(ids, count);
+    ids.Skip(count);
   }
 }
 
@@ -290,19 +302,22 @@ __attribute__((noinline)) void WriteStages::RunPipeline(const Ids& all_ids, int6
   const int64_t value_bytes = Ids::kInOrder ? 0
                               : kAny        ? std::min<int64_t>(value_bytes_, 512)
                                             : Finisher::kRowBytes / 2;
-  const int64_t value_stride = value_bytes_;
+  const int64_t value_stride = kAny ? value_bytes_ : Finisher::kRowBytes / 2;
   const char* const values = values_begin_;
   const uint32_t* const load_ts = kAny ? tile_.load_ts : nullptr;
   const uint32_t job_ts = job_->ts;
   // With skip_zero_embedding every id waits for Resolve: there an earlier id of the batch may erase
   // its row.
   const bool skip = kAny && skip_zero_;
+  int64_t keys[kRing] = {};
   uint64_t hashes[kRing];
   char* rows[kRing];
   uint8_t fresh[kRing] = {};
 
   const auto fetch = [&](int64_t i) {
-    const uint64_t hash = MixId(ids.key(i));
+    const int64_t key = ids.key(i);
+    const uint64_t hash = MixId(key);
+    keys[i % kRing] = key;
     hashes[i % kRing] = hash;
     concurrency::PrefetchForWrite(views[ShardOf(hash)].HomeLine(hash));
     // Into the second-level cache: the first has no slots left for so many lines.
@@ -320,7 +335,7 @@ __attribute__((noinline)) void WriteStages::RunPipeline(const Ids& all_ids, int6
   const auto probe = [&](int64_t i) {
     const uint64_t hash = hashes[i % kRing];
     FlatIndex::Line* const line = views[ShardOf(hash)].HomeLine(hash);
-    FlatIndex::Slot* const slot = skip ? nullptr : FlatIndex::SlotInLine(line, ids.key(i));
+    FlatIndex::Slot* const slot = skip ? nullptr : FlatIndex::SlotInLine(line, keys[i % kRing]);
     if (slot != nullptr) return take(i, slot);
     rows[i % kRing] = nullptr;
     if (!FlatIndex::HasEmpty(line)) PrefetchOverflow(line);
@@ -328,10 +343,10 @@ __attribute__((noinline)) void WriteStages::RunPipeline(const Ids& all_ids, int6
   const auto resolve = [&](int64_t i) {
     if (rows[i % kRing] != nullptr) return;
     const uint64_t hash = hashes[i % kRing];
-    FlatIndex::Slot* const slot = skip ? nullptr : views[ShardOf(hash)].Find(hash, ids.key(i));
+    FlatIndex::Slot* const slot = skip ? nullptr : views[ShardOf(hash)].Find(hash, keys[i % kRing]);
     if (slot != nullptr) return take(i, slot);
     uint8_t is_fresh = 0;
-    rows[i % kRing] = Resolve(ids.key(i), hash, ids.position(i), &is_fresh);
+    rows[i % kRing] = Resolve(keys[i % kRing], hash, ids.position(i), &is_fresh);
     fresh[i % kRing] = is_fresh;
   };
 

@@ -76,9 +76,11 @@ class WriteStages {
   // at a time. Returns how many it has applied.
   int64_t TryRun();
 
-  // Applies n entries of the tile, all in the shards [shard_begin, shard_end), in order. Waits for
-  // others.
-  void Run(const BatchEntry* entries, int64_t n, int shard_begin, int shard_end);
+  // Applies the ids at n positions of the tile, all in the shards [shard_begin, shard_end), in
+  // order. Waits for others.
+  void Run(const uint32_t* positions, int64_t n, int shard_begin, int shard_end);
+  // The same for all ids of the tile.
+  void RunAll(int shard_begin, int shard_end);
 
  private:
   using Shard = TableInternals::Shard;
@@ -107,6 +109,8 @@ class WriteStages {
 
   // Ids that are locked at once.
   int64_t LockedIds() const;
+  template <typename Ids>
+  void RunInSteps(Ids ids, int64_t n, int shard_begin, int shard_end);
   const float* Values(int64_t position) const { return tile_.values + position * layout_.dim; }
   uint32_t Timestamp(int64_t position) const {
     return tile_.load_ts == nullptr ? job_->ts : tile_.load_ts[position];

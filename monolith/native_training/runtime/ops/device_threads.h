@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <functional>
 #include <memory>
 
 #include "monolith/native_training/runtime/concurrency/shared_work.h"
@@ -18,7 +19,8 @@ namespace monolith_tf {
 
 class DeviceThreads {
  public:
-  using Range = ::monolith::engine::SharedWork::Range;
+  using Range = ::monolith::engine::RangeSteps::Range;
+  using Step = ::monolith::engine::SharedWork::Step;
 
   explicit DeviceThreads(OpKernelContext* ctx)
       : pool_(ctx->device()->tensorflow_cpu_worker_threads()->workers),
@@ -35,11 +37,20 @@ class DeviceThreads {
     const int64_t pieces = (n - 1) / grain + 1;
     const int64_t threads = std::min({pieces, max_threads, static_cast<int64_t>(num_threads_)});
     if (threads <= 1) return fn(0, n);
-    const auto work = std::make_shared<::monolith::engine::SharedWork>(n, grain, fn);
-    for (int64_t i = 1; i < threads; ++i) {
+    ::monolith::engine::RangeSteps ranges(n, grain, fn);
+    RunSteps(threads, [&ranges] { return ranges.Next(); });
+  }
+
+  // Calls step() again and again on up to `max_threads` threads of which the calling one is the
+  // first, in each until it has returned false; returns when all have.
+  void RunSteps(int64_t max_threads, const Step& step) const {
+    const int64_t helpers = std::max<int64_t>(0, std::min<int64_t>(max_threads, num_threads_) - 1);
+    const auto work = std::make_shared<::monolith::engine::SharedWork>(step, helpers);
+    const std::function<void()> call_helper = [this, &work] {
       pool_->Schedule([work] { work->Help(); });
-    }
-    work->Finish();
+    };
+    for (int64_t i = 0; i < helpers; ++i) call_helper();
+    work->Finish(call_helper);
   }
 
  private:

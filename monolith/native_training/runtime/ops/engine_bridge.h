@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <functional>
 
 #include "monolith/native_training/runtime/concurrency/parallel_runner.h"
 #include "monolith/native_training/runtime/hash_table/status.h"
@@ -42,16 +41,12 @@ class DeviceRunner final : public engine::ParallelRunner {
 
   int NumThreads() const override { return threads_.num_threads(); }
 
-  void ParallelFor(int64_t n, int64_t cost_per_unit,
-                   const std::function<void(int64_t, int64_t)>& fn) override {
-    const int64_t threads = std::min<int64_t>(NumThreads(), n * cost_per_unit / kMinThreadNanos);
-    // Several pieces per thread, so that one that comes late leaves its share to the others.
-    threads_.Run(n, n / (kPiecesPerThread * NumThreads()), threads, fn);
+  void RunSteps(int64_t max_threads, int64_t cost, const engine::SharedWork::Step& step) override {
+    threads_.RunSteps(std::min(max_threads, cost / kMinThreadNanos), step);
   }
 
  private:
   static constexpr int64_t kMinThreadNanos = 50000;  // to wake a thread for less does not pay
-  static constexpr int64_t kPiecesPerThread = 8;
 
   DeviceThreads threads_;
 };

@@ -64,7 +64,7 @@ class CheckGradientsOp final : public OpKernel {
     const int n = ctx->num_inputs();
     int64_t total = 0;
     for (int i = 0; i < n; ++i) total += ctx->input(i).NumElements();
-    std::vector<char> is_good(n);
+    std::vector<char> is_good(n, 0);
     const auto check = [&](int64_t i) {
       is_good[i] = AllFinite(ctx->input(i).flat<float>().data(), ctx->input(i).NumElements());
     };

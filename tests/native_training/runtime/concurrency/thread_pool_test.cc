@@ -16,7 +16,7 @@ TEST(ThreadPoolTest, EveryUnitRunsOnce) {
     EXPECT_EQ(pool.NumThreads(), threads);
     for (const int64_t n : {1, 7, 1000}) {
       std::vector<std::atomic<int>> runs(n);
-      pool.ParallelFor(n, 1, [&](int64_t begin, int64_t end) {
+      RunParallel(&pool, n, 1, [&](int64_t begin, int64_t end) {
         for (int64_t i = begin; i < end; ++i) ++runs[i];
       });
       for (const auto& count : runs) EXPECT_EQ(count, 1);
@@ -31,12 +31,29 @@ TEST(ThreadPoolTest, CallersFromSeveralThreads) {
   for (int t = 0; t < 4; ++t) {
     callers.emplace_back([&] {
       for (int round = 0; round < 50; ++round) {
-        pool.ParallelFor(10, 1, [&](int64_t begin, int64_t end) { sum += end - begin; });
+        RunParallel(&pool, 10, 1, [&](int64_t begin, int64_t end) { sum += end - begin; });
       }
     });
   }
   for (std::thread& caller : callers) caller.join();
   EXPECT_EQ(sum, 2000);
+}
+
+TEST(ThreadPoolTest, StepsRunUntilTheyReturnFalse) {
+  ThreadPool pool(3);
+  std::atomic<int> left{100}, done{0};
+  RunSteps(&pool, 3, 1, [&] {
+    if (left.fetch_sub(1) <= 0) return false;
+    ++done;
+    return true;
+  });
+  EXPECT_EQ(done, 100);
+}
+
+TEST(RunParallelTest, WithoutRunnerStepsRunHere) {
+  int steps = 0;
+  RunSteps(nullptr, 4, 1, [&steps] { return ++steps < 5; });
+  EXPECT_EQ(steps, 5);
 }
 
 TEST(RunParallelTest, WithoutRunnerRunsHere) {
