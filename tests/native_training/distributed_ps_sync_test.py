@@ -79,7 +79,7 @@ class _GraphTest(tf.test.TestCase, parameterized.TestCase):
   def setUp(self):
     super().setUp()
     hvd_lib.init()
-    self.enterContext(tf.Graph().as_default())
+    self.enter_context(tf.Graph().as_default())
     tf.compat.v1.train.get_or_create_global_step()
 
 

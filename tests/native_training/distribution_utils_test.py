@@ -38,14 +38,14 @@ class _Test(tf.test.TestCase, parameterized.TestCase):
     super().setUp()
     prefixes = ("HOROVOD_", "OMPI_", "PMI_", "MPI_", "MONOLITH_", "CUDA_")
     clean = {n: v for n, v in os.environ.items() if not n.startswith(prefixes)}
-    self.enterContext(mock.patch.dict(os.environ, clean, clear=True))
+    self.enter_context(mock.patch.dict(os.environ, clean, clear=True))
     # No backend but the one a test names.
-    self.enterContext(mock.patch.dict(sys.modules))
+    self.enter_context(mock.patch.dict(sys.modules))
     for name in ("horovod.tensorflow", "byteps.tensorflow"):
       sys.modules.pop(name, None)
     self.lib = mock.Mock()
     self.lib.is_initialized.return_value = False
-    self.enterContext(mock.patch.object(hvd_lib._backend, "_lib", self.lib))
+    self.enter_context(mock.patch.object(hvd_lib._backend, "_lib", self.lib))
 
   def set_flags(self, **values):
     """Replaces the flags of the runner, which this test does not import."""
@@ -54,7 +54,7 @@ class _Test(tf.test.TestCase, parameterized.TestCase):
       define = flags.DEFINE_bool if isinstance(value, bool) else flags.DEFINE_integer
       define(name, value, "", flag_values=flag_values)
     flag_values(["test"])
-    self.enterContext(mock.patch.object(flags, "FLAGS", flag_values))
+    self.enter_context(mock.patch.object(flags, "FLAGS", flag_values))
 
   def launch(self, rank, prefix="HOROVOD", size=4):
     os.environ.update(_launched(rank, prefix, size))

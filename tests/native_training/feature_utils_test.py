@@ -62,11 +62,11 @@ class _Case:
 class _GraphTest(tf.test.TestCase, parameterized.TestCase):
   def setUp(self):
     super().setUp()
-    self.enterContext(tf.Graph().as_default())
+    self.enter_context(tf.Graph().as_default())
     # Whether there are ranks is decided by the environment, not by other tests.
     clean = {n: v for n, v in os.environ.items() if not n.startswith(("MONOLITH_", "HOROVOD_"))}
     clean["MONOLITH_WITH_ALLREDUCE_FUSION"] = "one"
-    self.enterContext(mock.patch.dict(os.environ, clean, clear=True))
+    self.enter_context(mock.patch.dict(os.environ, clean, clear=True))
 
   def train(self, case, train_op, runs=1, hooks=()):
     fetches = {name: getattr(case, name) for name in ("emb", "var", "step") if hasattr(case, name)}

@@ -211,7 +211,9 @@ class OneRankTest(tf.test.TestCase):
 class WithoutHorovodTest(unittest.TestCase):
   def setUp(self):
     missing = {"horovod": None, "horovod.tensorflow": None}
-    self.enterContext(mock.patch.dict(sys.modules, missing))
+    patch = mock.patch.dict(sys.modules, missing)
+    patch.start()
+    self.addCleanup(patch.stop)
 
   def test_alone(self):
     with _env():

@@ -101,15 +101,6 @@ struct PickedIds {
   void Skip(int64_t n) { positions += n; }
 };
 
-// Bits of the shards [begin, end) that hold some of the ids; all, where there are many ids.
-template <typename Ids>
-uint64_t ShardsOf(const Ids& ids, int64_t n, int begin, int end) {
-  if (n >= 4 * (end - begin)) return (~uint64_t{0} >> (kNumShards - (end - begin))) << begin;
-  uint64_t shards = 0;
-  for (int64_t i = 0; i < n; ++i) shards |= uint64_t{1} << ShardOf(MixId(ids.key(i)));
-  return shards;
-}
-
 }  // namespace
 
 WriteTile WriteTile::Rest(int64_t count, const RowLayout& layout) const {
@@ -161,6 +152,16 @@ WriteStages::~WriteStages() {
 
 int64_t WriteStages::LockedIds() const {
   return std::max(kMinLockedIds, kLockedBytes / layout_.stride);
+}
+
+template <typename Ids>
+uint64_t WriteStages::ShardsOf(const Ids& ids, int64_t n, int begin, int end) const {
+  if (job_->mode != WriteMode::kLoad && n >= 4 * (end - begin)) {
+    return (~uint64_t{0} >> (kNumShards - (end - begin))) << begin;
+  }
+  uint64_t shards = 0;
+  for (int64_t i = 0; i < n; ++i) shards |= uint64_t{1} << ShardOf(MixId(ids.key(i)));
+  return shards;
 }
 
 int64_t WriteStages::TryRun() {

@@ -109,6 +109,11 @@ class WriteStages {
 
   // Ids that are locked at once.
   int64_t LockedIds() const;
+  // Bits of the shards [begin, end) that hold some of the ids. Where there are many ids that is
+  // taken to be all, but not for a checkpoint, whose ids come shard by shard: those who load its
+  // files at the same time would wait for each other.
+  template <typename Ids>
+  uint64_t ShardsOf(const Ids& ids, int64_t n, int begin, int end) const;
   template <typename Ids>
   void RunInSteps(Ids ids, int64_t n, int shard_begin, int shard_end);
   const float* Values(int64_t position) const { return tile_.values + position * layout_.dim; }

@@ -228,24 +228,32 @@ TEST(TableModelTest, RandomOperationsOnAPoolEqualAMap) {
   }
 }
 
+// Every id comes several times, in tiles that different threads may take.
 TEST(TableModelTest, ResultsDoNotDependOnTheNumberOfThreads) {
-  ThreadPool pool(5);
-  const auto alone = MakeTable(MakeConfig({MakeSegment(4, OptimizerKind::kAdagrad)}));
-  const auto many = MakeTable(MakeConfig({MakeSegment(4, OptimizerKind::kAdagrad)}));
-  std::mt19937_64 random(3);
-  Ids all;
-  for (int round = 0; round < 5; ++round) {
-    Ids ids(20000);
-    for (int64_t& id : ids) id = static_cast<int64_t>(random() % 3000);
-    Floats grads(ids.size() * 4);
-    for (float& g : grads) g = static_cast<float>(random() % 1000) / 500.0f - 1.0f;
-    Step step;
-    Optimize(alone.get(), ids, grads, step);
-    step.write.runner = &pool;
-    Optimize(many.get(), ids, grads, step);
-    all.insert(all.end(), ids.begin(), ids.end());
+  for (const int threads : {2, 3, 16}) {
+    ThreadPool pool(threads);
+    for (const int64_t dim : {4, 16}) {  // 16: see AdagradFinisher
+      for (const bool dedup : {false, true}) {
+        const TableConfig config = MakeConfig({MakeSegment(dim, OptimizerKind::kAdagrad)});
+        const auto alone = MakeTable(config), many = MakeTable(config);
+        std::mt19937_64 random(3);
+        Ids all;
+        for (int round = 0; round < 3; ++round) {
+          Ids ids(20000 + 1000 * round);
+          for (int64_t& id : ids) id = static_cast<int64_t>(random() % 5000);
+          Floats grads(ids.size() * dim);
+          for (float& g : grads) g = static_cast<float>(random() % 1000) / 500.0f - 1.0f;
+          Step step;
+          step.dedup = dedup;
+          Optimize(alone.get(), ids, grads, step);
+          step.write.runner = &pool;
+          Optimize(many.get(), ids, grads, step);
+          all.insert(all.end(), ids.begin(), ids.end());
+        }
+        EXPECT_EQ(Lookup(*alone, all), Lookup(*many, all, &pool)) << threads << " " << dim;
+      }
+    }
   }
-  EXPECT_EQ(Lookup(*alone, all), Lookup(*many, all, &pool));
 }
 
 TEST(TableConcurrencyTest, HundredThreadsOnOneTable) {

@@ -1,9 +1,14 @@
 // Rows that leave a table: expiry, eviction, save pages, restore.
 #include <gtest/gtest.h>
 
+#include <memory>
+#include <mutex>
 #include <set>
+#include <shared_mutex>
+#include <thread>
 
 #include "monolith/native_training/runtime/hash_table/embedding_table.h"
+#include "monolith/native_training/runtime/hash_table/table_internals.h"
 #include "tests/native_training/runtime/hash_table/table_test_util.h"
 
 namespace monolith {
@@ -187,6 +192,25 @@ TEST(TableSaveTest, SmallSavePagesWriteEveryRowOnceWhileTheTableGrows) {
       LoadAll(twin.get(), std::vector<std::string>(records.begin(), records.end()), &stats).ok());
   EXPECT_EQ(Lookup(*twin, ids), Floats(ids.size(), 1.0f));
   EXPECT_EQ(twin->Size(), stats.loaded) << "a row was written twice";
+}
+
+TEST(TableSaveTest, LoadingOneShardDoesNotWaitForAnother) {
+  const auto table = SgdTable(1);
+  Ids ids;  // of shard 1, more than some shards' worth of random ones
+  for (int64_t id = 0; ids.size() < 1000; ++id) {
+    if (ShardOf(MixId(id)) == 1) ids.push_back(id);
+  }
+  Assign(table.get(), ids, Floats(ids.size(), 1.0f));
+  const std::vector<std::string> records = DumpRecords(*table);
+  const auto twin = table->NewEmptyTwin();
+  LoadStats stats;
+  {
+    // In the same group of shards, whatever their number.
+    const std::unique_lock<std::shared_mutex> other(TableInternals::Shards(*twin)[0]->mutex);
+    std::thread([&] { ASSERT_TRUE(LoadAll(twin.get(), records, &stats).ok()); }).join();
+  }
+  EXPECT_EQ(stats.loaded, 1000);
+  EXPECT_EQ(Lookup(*twin, ids), Floats(ids.size(), 1.0f));
 }
 
 TEST(TableSaveTest, RestoreReplacesTheContent) {
