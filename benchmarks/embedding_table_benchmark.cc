@@ -12,7 +12,6 @@
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
-#include <cstdlib>
 #include <memory>
 #include <random>
 #include <string>
@@ -174,10 +173,9 @@ void LookupTimes2To20(benchmark::State& state) { RunLookup(state, Ids::kHighBits
 void LookupTimes2To32(benchmark::State& state) { RunLookup(state, Ids::kHighBits32, false, true); }
 void LookupReversed(benchmark::State& state) { RunLookup(state, Ids::kBitReversed, false, true); }
 
-// 26 tables, one call for all or one for each. Arguments: rows, dim, ids per table.
-void RunTables(benchmark::State& state, bool fused) {
-  constexpr int kTables = 26;
-  const int64_t rows = state.range(0), dim = state.range(1), n = state.range(2);
+constexpr int kTables = 26;
+
+std::vector<std::unique_ptr<EmbeddingTable>> ManyTables(int64_t rows, int64_t dim) {
   GetTable(1, 1);  // frees a large table of an earlier case
   std::vector<std::unique_ptr<EmbeddingTable>> tables(kTables);
   const std::vector<float> grads(rows * dim, 1.0f);
@@ -186,14 +184,41 @@ void RunTables(benchmark::State& state, bool fused) {
     Check(EmbeddingTable::Create(Config(dim, OptimizerKind::kAdagrad), &table));
     InsertRange(table.get(), Ids::kRandom, 0, rows, grads, &ids);
   }
-  const auto batches = Batches(rows, Ids::kRandom, false);
+  return tables;
+}
+
+// n ids at a time, different ones for a long while.
+class IdSource {
+ public:
+  IdSource(int64_t rows, int64_t n) : batches_(Batches(rows, Ids::kRandom, false)), n_(n) {}
+
+  const int64_t* Next() {
+    const int64_t per_batch = kBatch / n_;
+    const int64_t at = next_++ % (per_batch * static_cast<int64_t>(batches_.size()));
+    return batches_[at / per_batch].data() + at % per_batch * n_;
+  }
+
+ private:
+  const std::vector<std::vector<int64_t>> batches_;
+  const int64_t n_;
+  int64_t next_ = 0;
+};
+
+void SetManyRate(benchmark::State& state, int64_t n) {
+  state.counters["Mids"] = benchmark::Counter(
+      static_cast<double>(state.iterations() * kTables * n) / 1e6, benchmark::Counter::kIsRate);
+}
+
+// 26 tables, one call for all or one for each. Arguments: rows, dim, ids per table.
+void RunTables(benchmark::State& state, bool fused) {
+  const int64_t rows = state.range(0), dim = state.range(1), n = state.range(2);
+  const auto tables = ManyTables(rows, dim);
+  IdSource ids(rows, n);
   std::vector<float> out(kTables * n * dim);
-  size_t next = 0;
   for (auto _ : state) {
     std::vector<LookupRequest> requests;
     for (int t = 0; t < kTables; ++t) {
-      const int64_t* from = batches[next++ % batches.size()].data();
-      requests.push_back({tables[t].get(), from, n, out.data() + t * n * dim});
+      requests.push_back({tables[t].get(), ids.Next(), n, out.data() + t * n * dim});
     }
     if (fused) {
       EmbeddingTable::LookupMany(requests.data(), kTables, nullptr);
@@ -202,23 +227,42 @@ void RunTables(benchmark::State& state, bool fused) {
     }
     benchmark::DoNotOptimize(out.data());
   }
-  state.counters["Mids"] = benchmark::Counter(
-      static_cast<double>(state.iterations() * kTables * n) / 1e6, benchmark::Counter::kIsRate);
+  SetManyRate(state, n);
 }
 
 void LookupManyTables(benchmark::State& state) { RunTables(state, true); }
 void LookupTableByTable(benchmark::State& state) { RunTables(state, false); }
+
+// Arguments: rows, dim, ids per table, threads.
+void UpdateManyTables(benchmark::State& state) {
+  const int64_t rows = state.range(0), dim = state.range(1), n = state.range(2);
+  const auto tables = ManyTables(rows, dim);
+  const auto pool = Pool(state.range(3));
+  IdSource ids(rows, n);
+  const std::vector<float> grads(kTables * n * dim, 0.01f);
+  const float rate = 0.01f;
+  for (auto _ : state) {
+    std::vector<WriteSpan> spans(kTables);
+    std::vector<OptimizeRequest> requests(kTables);
+    for (int t = 0; t < kTables; ++t) {
+      spans[t] = {ids.Next(), n, grads.data() + t * n * dim};
+      requests[t].table = tables[t].get();
+      requests[t].spans = &spans[t];
+      requests[t].num_spans = 1;
+      requests[t].options.learning_rates = &rate;
+      requests[t].options.num_learning_rates = 1;
+    }
+    Check(EmbeddingTable::OptimizeMany(requests.data(), kTables, pool.get()));
+  }
+  SetManyRate(state, n);
+}
 
 void RunUpdate(benchmark::State& state, OptimizerKind optimizer, bool zipf) {
   const int64_t rows = state.range(0), dim = state.range(1);
   const Built& built = GetTable(rows, dim, Ids::kRandom, optimizer);
   const auto pool = Pool(state.range(2));
   const auto batches = Batches(rows, Ids::kRandom, zipf);
-  // Aligned like the tensors of TensorFlow.
-  const size_t grads_bytes = kBatch * dim * sizeof(float);
-  const std::unique_ptr<float, decltype(&std::free)> grads(
-      static_cast<float*>(std::aligned_alloc(64, grads_bytes)), &std::free);
-  std::fill(grads.get(), grads.get() + kBatch * dim, 0.01f);
+  const std::vector<float> grads(kBatch * dim, 0.01f);
   const float rate = 0.01f;
   OptimizeOptions options;
   options.learning_rates = &rate;
@@ -226,7 +270,7 @@ void RunUpdate(benchmark::State& state, OptimizerKind optimizer, bool zipf) {
   options.write.runner = pool.get();
   size_t next = 0;
   for (auto _ : state) {
-    Check(built.table->Optimize({batches[next++ % batches.size()].data(), kBatch, grads.get()},
+    Check(built.table->Optimize({batches[next++ % batches.size()].data(), kBatch, grads.data()},
                                 options));
   }
   SetRate(state);
@@ -310,6 +354,12 @@ BENCHMARK(LookupReversed)->Args({kMillion, 16, 1})->UseRealTime();
 BENCHMARK(LookupManyTables)->Args({100000, 16, 128})->Args({100000, 16, 512})->UseRealTime();
 BENCHMARK(LookupTableByTable)->Args({100000, 16, 128})->Args({100000, 16, 512})->UseRealTime();
 BENCHMARK(UpdateAdagrad)->SIZES(1)->SIZES(2)->MANY_THREADS->UseRealTime();
+BENCHMARK(UpdateManyTables)
+    ->Args({100000, 16, 512, 1})
+    ->Args({100000, 16, 512, 2})
+    ->Args({100000, 16, 3846, 1})
+    ->Args({100000, 16, 3846, 2})
+    ->UseRealTime();
 BENCHMARK(UpdateAdagradZipf)->SIZES(1)->UseRealTime();
 BENCHMARK(UpdateSgd)->Args({kMillion, 32, 1})->UseRealTime();
 BENCHMARK(UpdateAdam)->Args({kMillion, 32, 1})->UseRealTime();

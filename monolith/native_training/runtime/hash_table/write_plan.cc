@@ -22,7 +22,8 @@ constexpr size_t kMaxKeptEntries = size_t{4} << 20;
 // For several writers of one table.
 constexpr int64_t kGroupsOfOneThread = 8;
 // Two threads take a group each: the fewer groups, the more of the values a group reads follow each
-// other. More threads need more groups, because their number is rounded down to a power of two.
+// other. More threads need more groups, because their number is rounded down to a power of two. Of
+// many tables each thread takes whole ones.
 constexpr int64_t kGroupsPerThread = 4;
 // Fewer ids do not fill the pipeline of a group.
 constexpr int64_t kMinGroupIds = 256;
@@ -36,7 +37,7 @@ struct PlannedTile {
   const WriteTile* tile;
   int group_bits;
   uint8_t* groups;
-  uint32_t* positions;
+  uint32_t* positions;  // null: all ids are one group, and taken as they come
   ShardOffsets offsets;
 };
 
@@ -71,8 +72,10 @@ class TilePreparation {
     const int64_t i = next_.fetch_add(1, std::memory_order_relaxed);
     if (i >= num_tiles_) return false;
     PlannedTile* const planned = tiles_ + i;
-    GroupPositions(planned->tile->ids, planned->tile->n, planned->group_bits, planned->groups,
-                   planned->positions, planned->offsets);
+    if (planned->positions != nullptr) {
+      GroupPositions(planned->tile->ids, planned->tile->n, planned->group_bits, planned->groups,
+                     planned->positions, planned->offsets);
+    }
     ready_[i].store(true, std::memory_order_release);
     return true;
   }
@@ -136,11 +139,11 @@ int64_t EvenShare(int64_t n, int64_t parts) {
   return (n + parts - 1) / std::max<int64_t>(1, parts);
 }
 
-// 2^bits groups of shards for a write of n ids.
-int GroupBits(int64_t n, int threads, bool dedup) {
-  int64_t groups = threads == 1   ? kGroupsOfOneThread
-                   : threads == 2 ? 2
-                                  : kGroupsPerThread * threads;
+// 2^bits groups of shards for a write of n of `total` ids.
+int GroupBits(int64_t n, int64_t total, int threads, bool dedup) {
+  int64_t groups = threads == 1                 ? kGroupsOfOneThread
+                   : threads == 2 && n == total ? 2
+                                                : kGroupsPerThread * threads * n / total;
   if (dedup) groups = std::max(groups, n / kDedupGroupIds);
   groups = std::min(groups, n / kMinGroupIds);
   int bits = 0;
@@ -201,6 +204,12 @@ void RunGroup(const PlannedWrite& write, PlanScratch* plan, int64_t begin, int64
   const int group_bits = plan->tiles[begin].group_bits;
   const int shard_begin = FirstShard(group, group_bits);
   const int shard_end = FirstShard(group + 1, group_bits);
+  if (plan->tiles[begin].positions == nullptr) {
+    for (int64_t i = begin; i < end; ++i) {
+      WriteStages(write.job, *plan->tiles[i].tile).RunAll(shard_begin, shard_end);
+    }
+    return;
+  }
   for (int64_t i = begin; i < end; ++i) plan->preparation.Await(i);
   if (!write.dedup) {
     for (int64_t i = begin; i < end; ++i) {
@@ -261,7 +270,7 @@ void RunTileByTile(const PlannedWrite& write) {
     if (done == tile.n) continue;
     const WriteTile rest = tile.Rest(done, layout);
     StreamValues(rest, layout.dim);
-    const int bits = GroupBits(rest.n, 1, false);
+    const int bits = GroupBits(rest.n, rest.n, 1, false);
     const int groups = 1 << bits;
     grouped.Group(rest.ids, rest.n, bits);
     WriteStages stages(write.job, rest);
@@ -302,12 +311,16 @@ int64_t Plan(const std::vector<PlannedWrite>& writes, int64_t total, int threads
   for (const PlannedWrite& write : writes) {
     const int64_t n = write.NumIds();
     if (n == 0) continue;
-    const int bits = GroupBits(n, threads, write.dedup);
+    const int bits = GroupBits(n, total, threads, write.dedup);
+    const bool in_order = bits == 0 && !write.dedup;
     const int groups = 1 << bits;
     const int64_t first_tile = static_cast<int64_t>(plan->tiles.size());
     for (const WriteTile& tile : write.tiles) {
-      plan->tiles.push_back(
-          {&tile, bits, plan->groups.data() + at, plan->positions.data() + at, {}});
+      plan->tiles.push_back({&tile,
+                             bits,
+                             plan->groups.data() + at,
+                             in_order ? nullptr : plan->positions.data() + at,
+                             {}});
       at += tile.n;
     }
     const int64_t num_tiles = static_cast<int64_t>(write.tiles.size());
@@ -362,17 +375,18 @@ void RunWrites(const std::vector<PlannedWrite>& writes, ParallelRunner* runner) 
   }
   if (total == 0) return;
   const WriteRooms rooms(writes);
-  if (total < kMinParallelIds) runner = nullptr;
-  if (runner == nullptr && !any_dedup) {
+  const int threads = runner == nullptr || total < kMinParallelIds ? 1 : runner->NumThreads();
+  if (threads == 1 && !any_dedup) {
     for (const PlannedWrite& write : writes) RunTileByTile(write);
     return;
   }
 
   PlanScratch* const plan = ThreadPlanScratch().get();
-  const int64_t groups = Plan(writes, total, runner == nullptr ? 1 : runner->NumThreads(), plan);
-  RunSteps(runner, groups, cost, [plan] { return RunNextBlock(plan); });
-  if (plan->positions.size() > kMaxKeptEntries)
+  const int64_t groups = Plan(writes, total, threads, plan);
+  RunSteps(threads == 1 ? nullptr : runner, groups, cost, [plan] { return RunNextBlock(plan); });
+  if (plan->positions.size() > kMaxKeptEntries) {
     ThreadPlanScratch() = std::make_unique<PlanScratch>();
+  }
 }
 
 }  // namespace engine

@@ -256,6 +256,47 @@ TEST(TableModelTest, ResultsDoNotDependOnTheNumberOfThreads) {
   }
 }
 
+// Of many small tables threads take whole ones, in the order of the ids; a large one is divided.
+TEST(TableModelTest, ManyTablesDoNotDependOnTheNumberOfThreads) {
+  const std::vector<int64_t> sizes = {300, 0, 1, 9000, 700, 20000, 500, 500, 500, 500};
+  const TableConfig config = MakeConfig({MakeSegment(16, OptimizerKind::kAdagrad)});
+  std::mt19937_64 random(5);
+  std::vector<Ids> ids;
+  std::vector<Floats> grads;
+  for (const int64_t size : sizes) {
+    ids.emplace_back(size);
+    for (int64_t& id : ids.back()) id = static_cast<int64_t>(random() % 200);
+    grads.emplace_back(size * 16);
+    for (float& g : grads.back()) g = static_cast<float>(random() % 1000) / 500.0f - 1.0f;
+  }
+  const float rate = 0.1f;
+  const auto optimized = [&](ParallelRunner* runner) {
+    std::vector<std::unique_ptr<EmbeddingTable>> tables;
+    std::vector<WriteSpan> spans(sizes.size());
+    std::vector<OptimizeRequest> requests(sizes.size());
+    for (size_t t = 0; t < sizes.size(); ++t) {
+      tables.push_back(MakeTable(config));
+      spans[t] = {ids[t].data(), sizes[t], grads[t].data()};
+      requests[t].table = tables[t].get();
+      requests[t].spans = &spans[t];
+      requests[t].num_spans = 1;
+      requests[t].options.learning_rates = &rate;
+      requests[t].options.num_learning_rates = 1;
+    }
+    const Status status = EmbeddingTable::OptimizeMany(
+        requests.data(), static_cast<int64_t>(requests.size()), runner);
+    EXPECT_TRUE(status.ok()) << status.message;
+    std::vector<Floats> values;
+    for (size_t t = 0; t < sizes.size(); ++t) values.push_back(Lookup(*tables[t], ids[t]));
+    return values;
+  };
+  const std::vector<Floats> alone = optimized(nullptr);
+  for (const int threads : {1, 2, 3, 16}) {
+    ThreadPool pool(threads);
+    EXPECT_EQ(optimized(&pool), alone) << threads;
+  }
+}
+
 TEST(TableConcurrencyTest, HundredThreadsOnOneTable) {
   const auto table = SgdTable(1);
   std::vector<std::thread> threads;
