@@ -1,11 +1,12 @@
 // Rows that leave a table: expiry, eviction, save pages, restore.
 #include <gtest/gtest.h>
 
+#include <chrono>
+#include <future>
 #include <memory>
 #include <mutex>
 #include <set>
 #include <shared_mutex>
-#include <thread>
 
 #include "monolith/native_training/runtime/hash_table/embedding_table.h"
 #include "monolith/native_training/runtime/hash_table/table_internals.h"
@@ -204,11 +205,15 @@ TEST(TableSaveTest, LoadingOneShardDoesNotWaitForAnother) {
   const std::vector<std::string> records = DumpRecords(*table);
   const auto twin = table->NewEmptyTwin();
   LoadStats stats;
+  std::future<bool> loaded;
   {
     // In the same group of shards, whatever their number.
     const std::unique_lock<std::shared_mutex> other(TableInternals::Shards(*twin)[0]->mutex);
-    std::thread([&] { ASSERT_TRUE(LoadAll(twin.get(), records, &stats).ok()); }).join();
+    loaded =
+        std::async(std::launch::async, [&] { return LoadAll(twin.get(), records, &stats).ok(); });
+    EXPECT_EQ(loaded.wait_for(std::chrono::seconds(60)), std::future_status::ready);
   }
+  ASSERT_TRUE(loaded.get());
   EXPECT_EQ(stats.loaded, 1000);
   EXPECT_EQ(Lookup(*twin, ids), Floats(ids.size(), 1.0f));
 }
