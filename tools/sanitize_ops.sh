@@ -1,13 +1,18 @@
 #!/usr/bin/env bash
 # Builds the op library with AddressSanitizer and runs tests on it: `sanitize_ops.sh [TEST FILE...]`,
-# by default those of the distribution ops and of bad input to all ops.
+# by default those of tables, of parsing and distribution ops, and of bad input to all ops.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 .venv/bin/python tools/native_build.py --sanitize address --jobs "${JOBS:-$(nproc)}"
 
 tests=("$@")
 if [ "${#tests[@]}" = 0 ]; then
-  tests=(tests/native_training/distribution_ops*_test.py tests/native_training/*bad_input*_test.py)
+  tests=(
+    tests/native_training/*hash*_test.py
+    tests/native_training/distribution_ops*_test.py
+    tests/native_training/op_bad_input*_test.py
+    tests/native_training/data
+  )
 fi
 export MONOLITH_OP_LIBRARY="$PWD/build/ops-address/libtfkernel_monolith_ops_for_load.so"
 # Python and TensorFlow are not instrumented: the runtime has to be there before them, and with it the
