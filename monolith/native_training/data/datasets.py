@@ -1,7 +1,7 @@
 """Sources of samples and the data sets between a source and the parser.
 
 Elements are scalar variants, one sample each, until `parsers` turns a batch of them into tensors.
-Kafka, Parquet and dynamic sharding of files are not built in: asking for them is an error.
+Kafka and Parquet are not built in: asking for them is an error.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from monolith.native_training import (
 )
 from monolith.native_training.data import feature_utils, file_patterns
 from monolith.native_training.data.data_flags import get_flag
+from monolith.native_training.distribute import distributed_dataset
 from monolith.native_training.hooks import ckpt_hooks
 from monolith.native_training.runtime.ops import gen_monolith_ops as pb_datasource_ops
 
@@ -237,8 +238,9 @@ class DistributedFilePBDataset:
     deterministic: whether the order of samples must be the same every time.
     use_parquet: not supported.
     use_tfrecord: whether files are TFRecord.
-    **kwargs: `shard_num` and `shard_index` instead of the worker's place in the cluster, and
-      keywords of `FilePBDataset`.
+    **kwargs: `shard_num` and `shard_index` instead of the worker's place in the cluster;
+      `enable_dynamic_sharding` (default: the flag) to take files from a queue that all workers
+      share, one after the other; and keywords of `FilePBDataset`.
   """
 
   def __new__(
@@ -259,15 +261,19 @@ class DistributedFilePBDataset:
   ) -> tf.data.Dataset:
     if use_parquet:
       raise NotImplementedError("Parquet files are not supported")
-    if kwargs.pop("enable_dynamic_sharding", get_flag("enable_dynamic_sharding", False)):
-      raise NotImplementedError("dynamic sharding of files is not supported")
+    is_dynamic = kwargs.pop("enable_dynamic_sharding", get_flag("enable_dynamic_sharding", False))
     patterns = sorted([patterns] if isinstance(patterns, str) else patterns)
     shard_num = kwargs.pop("shard_num", None)
     shard_index = kwargs.pop("shard_index", None)
-    files = DynamicMatchingFilesDataset(patterns)
+    # Workers of a data service share files already.
+    is_dynamic = is_dynamic and not get_flag("data_service_dispatcher")
+    if is_dynamic:
+      files = distributed_dataset.create_dynamic_sharding_dataset(patterns)
+    else:
+      files = DynamicMatchingFilesDataset(patterns)
     if exclude_fn is not None:
       files = files.filter(lambda name: tf.logical_not(exclude_fn(name)))
-    if not get_flag("data_service_dispatcher"):
+    if not is_dynamic and not get_flag("data_service_dispatcher"):
       ctx = native_task_context.get()
       files = files.shard(
         ctx.num_workers if shard_num is None else shard_num,
@@ -290,13 +296,16 @@ class DistributedFilePBDataset:
 
     if not use_tfrecord:
       _record_output_type(output_pb_type)
-    dataset = files.interleave(
-      read,
-      cycle_length=cycle_length or get_flag("max_task_num_per_worker", 4),
-      block_length=block_length or get_flag("block_length", 1),
-      num_parallel_calls=num_parallel_calls,
-      deterministic=bool(deterministic),
-    )
+    if is_dynamic:
+      dataset = files.flat_map(read)
+    else:
+      dataset = files.interleave(
+        read,
+        cycle_length=cycle_length or get_flag("max_task_num_per_worker", 4),
+        block_length=block_length or get_flag("block_length", 1),
+        num_parallel_calls=num_parallel_calls,
+        deterministic=bool(deterministic),
+      )
     if not use_tfrecord:
       dataset.output_pb_type = output_pb_type
     return dataset

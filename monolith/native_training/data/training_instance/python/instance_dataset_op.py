@@ -9,6 +9,7 @@ import tensorflow as tf
 from tensorflow.python.data.ops import dataset_ops
 
 from monolith.native_training import native_task_context
+from monolith.native_training.distribute import distributed_dataset
 from monolith.native_training.runtime.ops import gen_monolith_ops
 
 
@@ -67,18 +68,19 @@ def create_instance_dataset(
     enable_sharding: read only the files of this worker; needs one pattern, implies snappy.
     shard_index: the worker's index, by default that of the task context.
     shard_num: number of workers, by default that of the task context.
-    enable_dynamic_sharding: not supported.
+    enable_dynamic_sharding: take files, of patterns, from a queue that all workers share.
     **kwargs: see `PBInstanceDatasetV2`.
 
   Raises:
     ValueError: sharding is asked for without exactly one pattern.
-    NotImplementedError: dynamic sharding is asked for.
   """
-  if enable_dynamic_sharding:
-    raise NotImplementedError("dynamic sharding of files is not supported")
   if files_list is None:
     return PBInstanceDatasetV2("", use_snappy, **kwargs)
   files_list = list(files_list)
+  if enable_dynamic_sharding:
+    return distributed_dataset.create_dynamic_sharding_dataset(files_list).flat_map(
+      lambda name: PBInstanceDatasetV2(name, use_snappy, **kwargs)
+    )
   if enable_sharding and len(files_list) != 1:
     raise ValueError(f"files_list has {len(files_list)} entries, sharding needs one pattern")
   if enable_sharding or expand_glob_path:
