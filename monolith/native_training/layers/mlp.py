@@ -1,0 +1,205 @@
+"""A stack of dense layers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from monolith.core import hyperparams
+from monolith.native_training import utils
+from monolith.native_training.layers import advanced_activations
+from monolith.native_training.layers import utils as layer_utils
+from monolith.native_training.layers.dense import Dense
+from monolith.native_training.summary import summary_ops
+
+
+@utils.with_params
+class MLP(tf.keras.layers.Layer):
+  """Dense layers one after the other, each with an activation.
+
+  Args:
+    output_dims: widths of the layers.
+    activations: `None` for relu after all but the last; a list with one per layer; or one for all
+      but the last.
+    initializers: of the kernels, one for all or one per layer; `None` is `glorot_uniform`.
+    kernel_regularizer: of the kernels.
+    use_weight_norm: see `Dense`'s `allow_kernel_norm`.
+    use_learnable_weight_norm: see `Dense`'s `kernel_norm_trainable`.
+    use_bias: whether the layers have biases.
+    bias_regularizer: of the biases.
+    enable_batch_normalization: of the input, and of the layers but the last.
+    batch_normalization_momentum: see Keras.
+    batch_normalization_renorm: see Keras.
+    batch_normalization_renorm_clipping: see Keras.
+    batch_normalization_renorm_momentum: see Keras.
+  """
+
+  def __init__(
+    self,
+    output_dims: Sequence[int],
+    activations: Any = None,
+    initializers: Any = None,
+    kernel_regularizer: Any = None,
+    use_weight_norm: bool = True,
+    use_learnable_weight_norm: bool = True,
+    use_bias: bool = True,
+    bias_regularizer: Any = None,
+    enable_batch_normalization: bool = False,
+    batch_normalization_momentum: float = 0.99,
+    batch_normalization_renorm: bool = False,
+    batch_normalization_renorm_clipping: Any = None,
+    batch_normalization_renorm_momentum: float = 0.99,
+    **kwargs: Any,
+  ):
+    super().__init__(**kwargs)
+    self.output_dims = list(output_dims)
+    count = len(self.output_dims)
+    self.activations = expand_activations(activations, count)
+    self.initializers = [
+      tf.keras.initializers.get(initializer or "glorot_uniform")
+      for initializer in utils.extend_as_list(initializers, count)
+    ]
+    self.kernel_regularizer = tf.keras.regularizers.get(kernel_regularizer)
+    self.use_weight_norm = use_weight_norm
+    self.use_learnable_weight_norm = use_learnable_weight_norm
+    self.use_bias = use_bias
+    self.bias_regularizer = tf.keras.regularizers.get(bias_regularizer)
+    self.enable_batch_normalization = enable_batch_normalization
+    self.batch_normalization_momentum = batch_normalization_momentum
+    self.batch_normalization_renorm = batch_normalization_renorm
+    self.batch_normalization_renorm_clipping = batch_normalization_renorm_clipping
+    self.batch_normalization_renorm_momentum = batch_normalization_renorm_momentum
+    self._stacked_layers = self._create_layers()
+
+  def _create_layers(self) -> list[Any]:
+    layers: list[Any] = []
+    last = len(self.output_dims) - 1
+    if self.enable_batch_normalization:
+      layers.append(self._create_batch_norm("BatchNorm/in"))
+    for i, dim in enumerate(self.output_dims):
+      layers.append(
+        Dense(
+          dim,
+          use_bias=self.use_bias,
+          kernel_initializer=self.initializers[i],
+          kernel_regularizer=self.kernel_regularizer,
+          bias_regularizer=self.bias_regularizer,
+          allow_kernel_norm=self.use_weight_norm,
+          kernel_norm_trainable=self.use_learnable_weight_norm,
+          name=f"dense_{i}",
+        )
+      )
+      if self.enable_batch_normalization and i != last:
+        layers.append(self._create_batch_norm("BatchNorm/out"))
+      if self.activations[i] is not None:
+        layers.append(self.activations[i])
+    return layers
+
+  def _create_batch_norm(self, name: str) -> tf.keras.layers.Layer:
+    return create_batch_norm(
+      name,
+      self.batch_normalization_momentum,
+      self.batch_normalization_renorm,
+      self.batch_normalization_renorm_clipping,
+      self.batch_normalization_renorm_momentum,
+    )
+
+  def get_layer(self, index: int) -> Any:
+    """Returns an element of the stack: a layer, or an activation that is a function."""
+    return self._stacked_layers[index]
+
+  def call(
+    self,
+    inputs: tf.Tensor,
+    segment_names: Sequence[str] | None = None,
+    segment_sizes: Sequence[int] | None = None,
+    group_info: Sequence[Sequence[str]] | None = None,
+    label: tf.Tensor | None = None,
+    training: Any = None,
+  ) -> tf.Tensor:
+    """Returns the output of the last layer.
+
+    Args:
+      inputs: `[B, E]`.
+      segment_names: with `segment_sizes`, write what each feature contributes to the first layer.
+      segment_sizes: widths of the features.
+      group_info: see `summary_ops.feature_insight_data`.
+      label: see `summary_ops.feature_insight_data`.
+      training: whether batch normalization uses, and updates from, the batch.
+    """
+    x = inputs
+    for layer in self._stacked_layers:
+      layer_input = x
+      x = call_layer(layer, x, training)
+      if segment_names and segment_sizes and getattr(layer, "name", "") == "dense_0":
+        summary_ops.feature_insight_data(
+          layer_input, segment_names, segment_sizes, layer.kernel, group_info, label
+        )
+    return x
+
+  def get_config(self) -> dict[str, Any]:
+    return {
+      **super().get_config(),
+      "output_dims": self.output_dims,
+      "activations": [advanced_activations.serialize(a) for a in self.activations],
+      "initializers": [layer_utils.serialize_initializer(i) for i in self.initializers],
+      "kernel_regularizer": layer_utils.serialize_regularizer(self.kernel_regularizer),
+      "use_weight_norm": self.use_weight_norm,
+      "use_learnable_weight_norm": self.use_learnable_weight_norm,
+      "use_bias": self.use_bias,
+      "bias_regularizer": layer_utils.serialize_regularizer(self.bias_regularizer),
+      "enable_batch_normalization": self.enable_batch_normalization,
+      "batch_normalization_momentum": self.batch_normalization_momentum,
+      "batch_normalization_renorm": self.batch_normalization_renorm,
+      "batch_normalization_renorm_clipping": self.batch_normalization_renorm_clipping,
+      "batch_normalization_renorm_momentum": self.batch_normalization_renorm_momentum,
+    }
+
+  @classmethod
+  def from_config(cls, config: dict[str, Any]) -> MLP:
+    params = cls.params()
+    hyperparams.update_params(params, dict(config))
+    return params.instantiate()
+
+
+def expand_activations(activations: Any, count: int) -> list[Any]:
+  """Returns one activation per layer; see `MLP`.
+
+  Raises:
+    AssertionError: a list of another length.
+  """
+  if isinstance(activations, (list, tuple)):
+    assert len(activations) == count, (
+      f"there are {len(activations)} activations for {count} layers: {activations}"
+    )
+    return [advanced_activations.get(activation) for activation in activations]
+  activation = "relu" if activations is None else activations
+  # A layer with variables cannot be at several places.
+  text = advanced_activations.serialize(advanced_activations.get(activation))
+  return [advanced_activations.get(text or activation) for _ in range(count - 1)] + [None]
+
+
+def create_batch_norm(
+  name: str, momentum: float, renorm: bool, renorm_clipping: Any, renorm_momentum: float
+) -> tf.keras.layers.Layer:
+  """Returns a batch normalization; only that of version 1 knows renormalization."""
+  return tf.compat.v1.keras.layers.BatchNormalization(
+    momentum=momentum,
+    renorm=renorm,
+    renorm_clipping=renorm_clipping,
+    renorm_momentum=renorm_momentum,
+    name=name,
+  )
+
+
+def call_layer(layer: Any, inputs: tf.Tensor, training: Any) -> tf.Tensor:
+  """Calls a layer; what a batch normalization updates becomes one of the graph's update ops."""
+  if not isinstance(layer, tf.compat.v1.keras.layers.BatchNormalization) or training is None:
+    return layer(inputs)
+  outputs = layer(inputs, training=training)
+  if not tf.executing_eagerly():
+    for update in layer.get_updates_for(inputs) if hasattr(layer, "get_updates_for") else []:
+      tf.compat.v1.add_to_collection(tf.compat.v1.GraphKeys.UPDATE_OPS, update)
+  return outputs
