@@ -184,6 +184,9 @@ class TrainingHooks:
     barrier_op = None
     if self._is_async:
       sync_helper = self._create_sync_helper()
+      if self._config.mode == tf.estimator.ModeKeys.EVAL:
+        # How far the training has come with its data is none of the evaluation's business.
+        ckpt_hooks.disable_iterator_save_restore()
       worker_ckpt_helper = ckpt_hooks.WorkerCkptHelper(self._model_dir, self._config.index)
       barrier_op = barrier_ops.BarrierOp(
         self._config.num_workers,

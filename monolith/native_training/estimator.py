@@ -1,0 +1,506 @@
+"""Train, evaluate, predict with and export a model in a few lines.
+
+  est = Estimator(MyTask.params(), RunConfig(is_local=True, model_dir="model"))
+  est.train(steps=100)
+  est.export_saved_model()
+  with import_saved_model("model/exported_models/entry") as infer:
+    infer(serialized_examples)
+
+Importing this module imports `runner_utils`, which defines a flag for nearly every field of its
+configuration. Flags must be parsed before a configuration is made.
+
+Unlike the original: `predict` returns what it promises, hooks are passed on by `evaluate` too, a
+task that is already made can be given as well, and predictions need no parameter servers.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import copy
+import dataclasses
+import getpass
+import json
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any, Callable
+
+import numpy as np
+import tensorflow as tf
+from absl import logging
+
+from monolith.core import hyperparams
+from monolith.native_training import (
+  device_utils,
+  distribution_utils,
+  env_utils,
+  native_task,
+  utils,
+  zk_utils,
+)
+from monolith.native_training.cpu_training import (
+  CpuTraining,
+  create_exporter,
+  distributed_sync_train,
+  distributed_train,
+  local_train_internal,
+)
+from monolith.native_training.data import parsers
+from monolith.native_training.runner_utils import RunnerConfig, monolith_discovery
+from monolith.native_training.service_discovery import ServiceDiscoveryType
+
+__all__ = [
+  "CpuTraining",
+  "Estimator",
+  "EstimatorSpec",
+  "RunConfig",
+  "RunnerConfig",
+  "ServiceDiscoveryType",
+  "import_saved_model",
+  "monolith_discovery",
+]
+
+Hooks = Sequence[tf.estimator.SessionRunHook]
+
+_TF_CONFIG = "TF_CONFIG"
+
+EstimatorSpec = collections.namedtuple(
+  "EstimatorSpec",
+  ["label", "pred", "head_name", "loss", "optimizer", "classification"],
+  defaults=[None, None, None, True],
+)
+
+
+@dataclasses.dataclass
+class RunConfig:
+  """The part of a `RunnerConfig` that most programs need.
+
+  A field left at its default does not override a flag: in particular `max_retry_times` and
+  `retry_wait_in_secs` keep `RunnerConfig`'s defaults unless they are set to other values than
+  these.
+  """
+
+  is_local: bool = False
+  num_ps: int = 0
+  num_workers: int = 1
+  chief_timeout_secs: int = 1800
+  operation_timeout_in_ms: int = -1
+  session_creation_timeout_secs: int = 7200
+  enable_fused_layout: bool = False
+  enable_model_dump: bool = False
+  partial_recovery: bool = False
+  max_retry_times: int = 6
+  retry_wait_in_secs: int = 5
+  bzid: str | None = None
+  base_name: str | None = None
+  ps_replica_num: int | None = None
+  enable_parameter_sync: bool = False
+  model_dir: str = ""
+  restore_dir: str | None = None
+  restore_ckpt: str | None = None
+  save_checkpoints_secs: int | None = None
+  save_checkpoints_steps: int | None = None
+  max_rpc_deadline_millis: int = 30000
+  dense_only_save_checkpoints_secs: int | None = None
+  dense_only_save_checkpoints_steps: int | None = None
+  checkpoints_max_to_keep: int = 10
+  warmup_file: str = "./warmup_file"
+  enable_local_profiling: bool = False
+  use_native_multi_hash_table: bool | None = None
+  clear_nn: bool = False
+  continue_training: bool = False
+  reload_alias_map: dict[str, str] | None = None
+  enable_alias_map_auto_gen: bool | None = None
+  kafka_topics: str | None = None
+  kafka_group_id: str | None = None
+  kafka_servers: str | None = None
+  disable_native_metrics: bool = True
+  save_summary_steps: int = 100
+  log_step_count_steps: int = 100
+
+  def to_json(self) -> str:
+    return json.dumps(dataclasses.asdict(self))
+
+  @classmethod
+  def from_json(cls, text: str) -> RunConfig:
+    """Undoes `to_json`."""
+    return cls(**json.loads(text))
+
+  def to_runner_config(self) -> RunnerConfig:
+    """Returns the complete configuration: what was set here, else flags, else defaults.
+
+    Embeddings are prefetched and their gradients pushed asynchronously, unless a GPU trains.
+    """
+    given = (
+      "restore_dir", "restore_ckpt", "model_dir", "enable_fused_layout", "enable_model_dump",
+      "warmup_file", "enable_alias_map_auto_gen", "kafka_topics", "kafka_group_id",
+      "kafka_servers", "save_summary_steps", "log_step_count_steps", "disable_native_metrics",
+    )  # fmt: skip
+    conf = RunnerConfig(**{name: getattr(self, name) for name in given})
+    names = {field.name for field in dataclasses.fields(RunnerConfig)}
+    for field in dataclasses.fields(self):
+      value = getattr(self, field.name)
+      if field.name in given or field.name not in names or value in (None, field.default):
+        continue
+      setattr(conf, field.name, value)
+    if conf.discovery_type == ServiceDiscoveryType.CONSUL:
+      conf.discovery_type = ServiceDiscoveryType.ZK
+    if not conf.enable_gpu_training:
+      if conf.embedding_prefetch_capacity <= 0:
+        conf.embedding_prefetch_capacity = 1
+      conf.enable_embedding_postpush = True
+    if self.enable_parameter_sync:
+      conf.enable_realtime_training = True
+    return conf
+
+
+class Estimator:
+  """Runs a model as its configuration says: here, on parameter servers, or on Horovod's ranks.
+
+  Args:
+    model: params of a `NativeTask`, or a task.
+    conf: how to run it.
+    warm_start_from: see `tf.estimator.Estimator`, for `predict` and inspection.
+
+  Raises:
+    AssertionError: a parameter server of a realtime training has no `bzid` or `base_name`.
+  """
+
+  def __init__(
+    self, model: Any, conf: RunConfig | RunnerConfig, warm_start_from: Any = None
+  ):
+    self._runner_conf = conf.to_runner_config() if isinstance(conf, RunConfig) else conf
+    conf = self._runner_conf
+    # A task that cannot be made again by itself can be by its params.
+    is_plain_task = isinstance(model, native_task.NativeTask) and not _has_instantiate(model)
+    self._model = model.p if is_plain_task else model
+    self._warm_start_from = warm_start_from
+    self._estimator: tf.estimator.Estimator | None = None
+    self._predict_input_fn: Callable[..., Any] | None = None
+    self._zk_client: Any = None
+    self._sync_backend: Any = None
+
+    metrics = _params_of(self._model).metrics
+    metrics.enable_deep_insight = not conf.is_local
+    if not conf.is_local:
+      for name in ("deep_insight_name", "deep_insight_target", "deep_insight_sample_ratio"):
+        if getattr(conf, name) is not None:
+          metrics[name] = getattr(conf, name)
+    if conf.enable_realtime_training and conf.server_type == "ps":
+      self._create_sync_backend()
+    if conf.params_override:
+      _params_of(self._model).set(**json.loads(conf.params_override))
+    if "HADOOP_HDFS_HOME" not in os.environ:
+      env_utils.setup_hdfs_env()
+    os.environ["TF_GRPC_WORKER_CACHE_THREADS"] = str(conf.tf_grpc_worker_cache_threads)
+    os.environ["MONOLITH_GRPC_WORKER_SERVICE_HANDLER_MULTIPLIER"] = str(
+      conf.monolith_grpc_worker_service_handler_multiplier
+    )
+
+  def _create_sync_backend(self) -> None:
+    from monolith.agent_service import backends, replica_manager
+    from monolith.agent_service import utils as agent_utils
+
+    conf = self._runner_conf
+    assert conf.bzid is not None and conf.base_name is not None, (
+      f"realtime training needs bzid and base_name, got {conf.bzid!r} and {conf.base_name!r}"
+    )
+    zk_servers = conf.zk_server or os.environ.get("zk_servers") or zk_utils.default_zk_servers()
+    if conf.unified_serving:
+      self._sync_backend = backends.ZKBackend(conf.bzid, zk_servers)
+      return
+    self._zk_client = zk_utils.MonolithKazooClient(zk_servers)
+    self._zk_client.start()
+    agent_config = agent_utils.AgentConfig(
+      bzid=conf.bzid,
+      base_name=conf.base_name,
+      deploy_type="ps",
+      num_ps=conf.num_ps,
+      dc_aware=conf.dc_aware,
+    )
+    self._sync_backend = replica_manager.ReplicaWatcher(
+      self._zk_client, agent_config, zk_watch_address_family=conf.zk_watch_address_family
+    ).to_sync_wrapper()
+
+  @property
+  def model_dir(self) -> str:
+    conf, name = self._runner_conf, _params_of(self._model).name
+    return conf.model_dir or os.path.join("/tmp", getpass.getuser(), str(name))
+
+  @property
+  def config(self) -> RunnerConfig:
+    return self._runner_conf
+
+  def train(
+    self, steps: int | None = None, max_steps: int | None = None, hooks: Hooks | None = None
+  ) -> None:
+    """Trains.
+
+    Args:
+      steps: how many steps, in a local run.
+      max_steps: the global step to stop at, in other runs.
+      hooks: for the session.
+    """
+    self._run(tf.estimator.ModeKeys.TRAIN, steps, max_steps, hooks)
+
+  def evaluate(self, steps: int | None = None, hooks: Hooks | None = None) -> None:
+    """Runs the model in evaluation mode; see `train`.
+
+    Args:
+      steps: how many batches, at most.
+      hooks: for the session.
+    """
+    self._run(tf.estimator.ModeKeys.EVAL, steps, None, hooks)
+
+  def _run(
+    self, mode: str, steps: int | None, max_steps: int | None, hooks: Hooks | None
+  ) -> None:
+    assert hooks is None or (
+      isinstance(hooks, list) and all(isinstance(h, tf.estimator.SessionRunHook) for h in hooks)
+    ), f"hooks is {hooks!r}, want a list of SessionRunHooks"
+    if mode == tf.estimator.ModeKeys.EVAL and steps is not None:
+      hooks = [*(hooks or []), _StopAfterRunsHook(steps)]
+    if not self._runner_conf.is_local and self._runner_conf.enable_full_sync_training:
+      # Which rank this is, and where its files are, is for the caller's configuration too.
+      distribution_utils.init_sync_train_and_update_conf(self._runner_conf)
+    conf = copy.copy(self._runner_conf)
+    conf.mode = mode
+    utils.set_metric_prefix(f"monolith.training.{conf.deep_insight_name}")
+    model = copy.deepcopy(self._model)
+    params = _params_of(model)
+    params.mode = mode
+    params.train.steps = steps
+    params.train.max_steps = max_steps
+    logging.info("%s with %s", mode, params)
+    try:
+      if conf.is_local:
+        local_train_internal(model, conf, self.model_dir, steps=steps, user_hooks=hooks)
+      elif conf.enable_full_sync_training:
+        self._start_sync_backend()
+        distributed_sync_train(conf, model, self._sync_backend, hooks)
+      else:
+        self._run_distributed(conf, model, hooks)
+    finally:
+      self.close()
+
+  def _run_distributed(self, conf: RunnerConfig, model: Any, hooks: Hooks | None) -> None:
+    with monolith_discovery(self._runner_conf) as discovery:
+      # The discovery may know which process this is.
+      conf.server_type, conf.index = self._runner_conf.server_type, self._runner_conf.index
+      if conf.enable_gpu_training:
+        device_utils.enable_gpu_training()
+      if conf.enable_partial_sync_training and conf.server_type == "worker":
+        distribution_utils.try_init_cuda()
+        conf.device_fn = device_utils.get_device_fn()
+        # Ranks meet in every step: none can come later.
+        _params_of(model).train.slow_start_steps = 0
+      self._start_sync_backend()
+      distributed_train(conf, discovery, model, self._sync_backend, hooks)
+
+  def _start_sync_backend(self) -> None:
+    if self._sync_backend is not None:
+      conf = self._runner_conf
+      self._sync_backend.start()
+      self._sync_backend.subscribe_model(conf.model_name or conf.deep_insight_name)
+
+  def predict(
+    self,
+    predict_keys: Any = None,
+    hooks: Hooks | None = None,
+    checkpoint_path: str | None = None,
+    yield_single_examples: bool = True,
+  ) -> Iterator[Any]:
+    """Returns the predictions for the task's data, computed as they are asked for.
+
+    Arguments as in `tf.estimator.Estimator.predict`.
+    """
+    return self._get_estimator().predict(
+      self._predict_input_fn,
+      predict_keys=predict_keys,
+      hooks=hooks,
+      checkpoint_path=checkpoint_path,
+      yield_single_examples=yield_single_examples,
+    )
+
+  def export_saved_model(
+    self,
+    batch_size: int = 64,
+    name: str | None = None,
+    dense_only: bool = False,
+    enable_fused_layout: bool = False,
+  ) -> bytes | dict[str, bytes]:
+    """Exports the newest checkpoint, as the task's serving params say.
+
+    Args:
+      batch_size: of the task's data while its features are collected.
+      name: of the task, `demo_export` by default.
+      dense_only: leave out the tables.
+      enable_fused_layout: build the fused-layout graph.
+
+    Returns:
+      The folder of the model; with several, graph name -> folder.
+    """
+    model = copy.deepcopy(self._model)
+    params = _params_of(model)
+    params.mode = tf.estimator.ModeKeys.PREDICT
+    params.name = name or "demo_export"
+    params.train.per_replica_batch_size = batch_size
+    conf = copy.copy(self._runner_conf)
+    conf.mode = tf.estimator.ModeKeys.PREDICT
+    conf.enable_fused_layout = enable_fused_layout
+    conf.server_type = "worker"
+    with parsers.ParserCtx(enable_fused_layout):
+      task = model.instantiate()
+      exporter = create_exporter(
+        CpuTraining(conf, task),
+        self.model_dir,
+        conf.warmup_file,
+        os.path.join(self.model_dir, params.serving.export_dir_base),
+        dense_only,
+      )
+      return exporter.export_saved_model(task.create_serving_input_receiver_fn())
+
+  def get_variable_value(self, name: str) -> np.ndarray:
+    return self._get_estimator().get_variable_value(name)
+
+  def get_variable_names(self) -> list[str]:
+    return self._get_estimator().get_variable_names()
+
+  def latest_checkpoint(self) -> str | None:
+    return self._get_estimator().latest_checkpoint()
+
+  def close(self) -> None:
+    """Releases the connections of parameter synchronisation; errors are only logged."""
+    backend, self._sync_backend = self._sync_backend, None
+    client, self._zk_client = self._zk_client, None
+    for resource in (backend, client):
+      if resource is not None:
+        try:
+          resource.stop()
+        except Exception:
+          logging.exception("cannot stop %s", resource)
+
+  def _get_estimator(self) -> tf.estimator.Estimator:
+    """Returns TensorFlow's estimator of the model in PREDICT mode, made on first use."""
+    if self._estimator is not None:
+      return self._estimator
+    model = copy.deepcopy(self._model)
+    _params_of(model).mode = tf.estimator.ModeKeys.PREDICT
+    conf = copy.copy(self._runner_conf)
+    conf.mode = tf.estimator.ModeKeys.PREDICT
+    conf.server_type = "worker"
+    # There are no servers to ask: this process reads what they have saved.
+    conf.num_ps = 0
+    training = CpuTraining(conf, model.instantiate())
+    session_config = tf.compat.v1.ConfigProto()
+    # Grappler breaks on ragged inputs.
+    session_config.graph_options.rewrite_options.disable_meta_optimizer = True
+    with _without_tf_config():
+      self._estimator = tf.estimator.Estimator(
+        training.create_model_fn(),
+        config=tf.estimator.RunConfig(
+          model_dir=self.model_dir,
+          session_config=session_config,
+          log_step_count_steps=conf.log_step_count_steps,
+        ),
+        warm_start_from=self._warm_start_from,
+      )
+    self._predict_input_fn = training.create_input_fn(tf.estimator.ModeKeys.PREDICT)
+    return self._estimator
+
+
+class _StopAfterRunsHook(tf.estimator.SessionRunHook):
+  """Ends an evaluation, whose global step may stand still, after so many batches."""
+
+  def __init__(self, runs: int):
+    self._left = runs
+
+  def after_run(
+    self, run_context: tf.estimator.SessionRunContext, run_values: tf.estimator.SessionRunValues
+  ) -> None:
+    self._left -= 1
+    if self._left <= 0:
+      run_context.request_stop()
+
+
+def _has_instantiate(model: native_task.NativeTask) -> bool:
+  return callable(getattr(type(model), "instantiate", None))
+
+
+def _params_of(model: Any) -> hyperparams.Params:
+  return model if isinstance(model, hyperparams.Params) else model.p
+
+
+@contextlib.contextmanager
+def _without_tf_config() -> Iterator[None]:
+  tf_config = os.environ.pop(_TF_CONFIG, None)
+  try:
+    yield
+  finally:
+    if tf_config is not None:
+      os.environ[_TF_CONFIG] = tf_config
+
+
+@contextlib.contextmanager
+def import_saved_model(
+  saved_model_path: str,
+  input_name: str | Sequence[str] = "instances",
+  output_name: str | Sequence[str] | None = "output",
+  signature: str | None = None,
+) -> Iterator[Callable[[Any], dict[str, np.ndarray]]]:
+  """Loads an exported model as long as the `with` block lasts.
+
+  Args:
+    saved_model_path: the folder of a version, or the one above, whose largest version is taken.
+    input_name: name of the signature's input, or names.
+    output_name: name of the output, or names; nothing for all of them.
+    signature: `serving_default` by default.
+
+  Yields:
+    A function of what to feed, or with several inputs of a dict name -> array, that returns output
+    name -> array.
+
+  Raises:
+    RuntimeError: the folder has no version.
+    KeyError: the model has no such signature, input or output.
+  """
+  signature = signature or tf.saved_model.DEFAULT_SERVING_SIGNATURE_DEF_KEY
+  with tf.Graph().as_default() as graph, tf.compat.v1.Session(graph=graph) as sess:
+    meta_graph = tf.compat.v1.saved_model.load(
+      sess, [tf.saved_model.SERVING], _find_version(saved_model_path)
+    )
+    signature_def = _get(meta_graph.signature_def, signature, "signature")
+    input_names = [input_name] if isinstance(input_name, str) else list(input_name)
+    output_names = [output_name] if isinstance(output_name, str) else list(output_name or [])
+    inputs = {name: _get(signature_def.inputs, name, "input").name for name in input_names}
+    outputs = {
+      name: _get(signature_def.outputs, name, "output").name
+      for name in output_names or signature_def.outputs
+    }
+
+    def infer(features: Any) -> dict[str, np.ndarray]:
+      if len(inputs) == 1:
+        feed_dict = {next(iter(inputs.values())): features}
+      else:
+        feed_dict = {inputs[name]: value for name, value in features.items()}
+      return sess.run(outputs, feed_dict)
+
+    yield infer
+
+
+def _find_version(path: str) -> str:
+  path = path.rstrip("/")
+  if os.path.basename(path).isdigit():
+    return path
+  names = [name.rstrip("/") for name in tf.io.gfile.listdir(path)]
+  versions = [name for name in names if name.isdigit()]
+  if not versions:
+    raise RuntimeError(f"no models in dir {path}")
+  return os.path.join(path, max(versions, key=int))
+
+
+def _get(mapping: Any, name: str, what: str) -> Any:
+  # A map of messages makes an empty one for a key that it does not have.
+  if name not in mapping:
+    raise KeyError(f"the model has no {what} {name!r}, but {sorted(mapping)}")
+  return mapping[name]

@@ -1,0 +1,203 @@
+"""A model is trained, evaluated, exported and served through `Estimator`."""
+
+import dataclasses
+import itertools
+import os
+import shutil
+import tempfile
+
+import numpy as np
+import tensorflow as tf
+from absl import flags
+from absl.testing import flagsaver
+
+from monolith.native_training import estimator, input, model, utils
+from monolith.native_training.model_export import export_context
+from monolith.native_training.runner_utils import RunnerConfig
+from monolith.native_training.service_discovery import ServiceDiscoveryType
+
+tf.compat.v1.disable_eager_execution()
+
+FLAGS = flags.FLAGS
+
+
+def _params(export_dir_base="exported_models"):
+  params = model.TestFFMModel.params()
+  params.name = "test_ffm_model"
+  params.train.per_replica_batch_size = 64
+  params.serving.export_dir_base = export_dir_base
+  params.serving.shared_embedding = False
+  return params
+
+
+def _examples():
+  np.random.seed(0)
+  return [input.generate_ffm_example([5] * 6) for _ in range(64)]
+
+
+class _CountHook(tf.estimator.SessionRunHook):
+  def __init__(self):
+    self.num_runs = 0
+
+  def after_run(self, run_context, run_values):
+    self.num_runs += 1
+
+
+class EstimatorTest(tf.test.TestCase):
+  @classmethod
+  def setUpClass(cls):
+    super().setUpClass()
+    cls._folder = tempfile.mkdtemp()
+    cls.addClassCleanup(shutil.rmtree, cls._folder)
+    cls._conf = RunnerConfig(
+      is_local=True,
+      num_ps=0,
+      model_dir=os.path.join(cls._folder, "model"),
+      use_native_multi_hash_table=False,
+    )
+    cls._export_base = os.path.join(cls._folder, "exports")
+    cls._est = estimator.Estimator(_params(cls._export_base), cls._conf)
+    cls._hook = _CountHook()
+    cls._est.train(steps=10, hooks=[cls._hook])
+
+  def test_train(self):
+    self.assertEqual(self._hook.num_runs, 10)
+    self.assertEqual(self._est.get_variable_value("global_step"), 10)
+    self.assertIn("global_step", self._est.get_variable_names())
+    self.assertEndsWith(self._est.latest_checkpoint(), "model.ckpt-10")
+    self.assertEqual(self._est.model_dir, self._conf.model_dir)
+    self.assertIs(self._est.config, self._conf)
+    self.assertEqual(utils.get_metric_prefix(), "monolith.training.None")
+    self.assertEqual(os.environ["TF_GRPC_WORKER_CACHE_THREADS"], "16")
+    self.assertEqual(os.environ["MONOLITH_GRPC_WORKER_SERVICE_HANDLER_MULTIPLIER"], "1.0")
+
+  def test_predict(self):
+    predictions = list(itertools.islice(self._est.predict(), 64))
+    self.assertLen(predictions, 64)
+    self.assertTrue(all(0 < prediction < 1 for prediction in predictions))
+
+  def test_export_and_infer(self):
+    predictions = list(itertools.islice(self._est.predict(), 64))
+    exported = self._est.export_saved_model()
+    self.assertEqual(list(exported), ["entry"])
+    entry = os.path.join(self._export_base, "entry")
+    os.makedirs(os.path.join(entry, "temp-999"))
+    for path in (entry, entry + "/", exported["entry"].decode()):
+      with estimator.import_saved_model(path) as infer:
+        result = infer(_examples())
+      self.assertEqual(list(result), ["output"])
+      self.assertAllClose(result["output"], predictions, atol=1e-4)
+    with estimator.import_saved_model(entry, ["instances"], None, "serving_default") as infer:
+      self.assertEqual(list(infer(_examples())), ["output"])
+    with self.assertRaisesRegex(KeyError, "no output 'nothing'"):
+      with estimator.import_saved_model(entry, output_name="nothing"):
+        pass
+
+  def test_import_without_version(self):
+    with self.assertRaisesRegex(RuntimeError, f"no models in dir {utils.get_test_tmp_dir()}"):
+      with estimator.import_saved_model(utils.get_test_tmp_dir()):
+        pass
+
+  def test_bad_hooks(self):
+    with self.assertRaisesRegex(AssertionError, "want a list of SessionRunHooks"):
+      self._est.train(hooks=["hook"])
+    with self.assertRaisesRegex(AssertionError, "want a list of SessionRunHooks"):
+      self._est.evaluate(hooks=(_CountHook(),))
+
+
+class EstimatorVariantsTest(tf.test.TestCase):
+  def test_evaluate_runs_hooks(self):
+    conf = RunnerConfig(is_local=True, model_dir=utils.get_test_tmp_dir())
+    est = estimator.Estimator(_params(), conf)
+    hook = _CountHook()
+    est.evaluate(steps=10, hooks=[hook])
+    self.assertEqual(hook.num_runs, 10)
+    self.assertEqual(conf.mode, tf.estimator.ModeKeys.TRAIN)
+
+  def test_a_task_and_a_run_config_and_servers(self):
+    params = _params()
+    params.serving.export_mode = export_context.ExportMode.DISTRIBUTED
+    conf = estimator.RunConfig(is_local=True, num_ps=2, model_dir=utils.get_test_tmp_dir())
+    est = estimator.Estimator(params.instantiate(), conf)
+    est.train(steps=3)
+    self.assertLen(list(itertools.islice(est.predict(), 64)), 64)
+    self.assertCountEqual(est.export_saved_model(), ["entry", "ps_0", "ps_1"])
+
+  def test_params_override(self):
+    conf = RunnerConfig(is_local=True, params_override='{"train.repeat": true, "name": "other"}')
+    params = _params()
+    est = estimator.Estimator(params, conf)
+    self.assertTrue(params.train.repeat)
+    self.assertEndsWith(est.model_dir, "/other")
+
+  def test_metrics(self):
+    params = _params()
+    estimator.Estimator(
+      params, RunnerConfig(deep_insight_name="job", deep_insight_sample_ratio=0.5)
+    )
+    self.assertTrue(params.metrics.enable_deep_insight)
+    self.assertEqual(params.metrics.deep_insight_name, "job")
+    self.assertEqual(params.metrics.deep_insight_target, "ctr_head")
+    self.assertEqual(params.metrics.deep_insight_sample_ratio, 0.5)
+    estimator.Estimator(params, RunnerConfig(is_local=True))
+    self.assertFalse(params.metrics.enable_deep_insight)
+
+  def test_realtime_servers_need_names(self):
+    conf = RunnerConfig(enable_realtime_training=True, server_type="ps", bzid="b")
+    with self.assertRaisesRegex(AssertionError, "needs bzid and base_name"):
+      estimator.Estimator(_params(), conf)
+
+  def test_unified_serving(self):
+    conf = RunnerConfig(
+      enable_realtime_training=True, server_type="ps", bzid="b", base_name="n",
+      unified_serving=True, zk_server="127.0.0.1:1",
+    )  # fmt: skip
+    estimator.Estimator(_params(), conf).close()
+
+
+class RunConfigTest(tf.test.TestCase):
+  def test_defaults_do_not_override(self):
+    conf = estimator.RunConfig().to_runner_config()
+    self.assertEqual(conf.max_retry_times, 0)
+    self.assertEqual(conf.retry_wait_in_secs, 30)
+    self.assertEqual(conf.discovery_type, ServiceDiscoveryType.ZK)
+    self.assertEqual(conf.embedding_prefetch_capacity, 1)
+    self.assertTrue(conf.enable_embedding_postpush)
+    self.assertFalse(conf.enable_realtime_training)
+    self.assertIsNone(conf.partial_recovery)
+
+  def test_values_override(self):
+    conf = estimator.RunConfig(
+      is_local=True, num_ps=3, max_retry_times=2, enable_parameter_sync=True, warmup_file="w",
+      reload_alias_map={"a": "b"}, kafka_topics="x,y",
+    ).to_runner_config()  # fmt: skip
+    self.assertTrue(conf.is_local)
+    self.assertEqual(conf.num_ps, 3)
+    self.assertEqual(conf.max_retry_times, 2)
+    self.assertEqual(conf.warmup_file, "w")
+    self.assertEqual(conf.reload_alias_map, {"a": "b"})
+    self.assertEqual(conf.kafka_topics, ["x", "y"])
+    self.assertTrue(conf.enable_realtime_training)
+
+  @flagsaver.flagsaver(num_ps=4, checkpoints_max_to_keep=7)
+  def test_code_beats_flags(self):
+    self.assertEqual(estimator.RunConfig().to_runner_config().num_ps, 4)
+    conf = estimator.RunConfig(num_ps=2).to_runner_config()
+    self.assertEqual(conf.num_ps, 2)
+    self.assertEqual(conf.checkpoints_max_to_keep, 7)
+
+  def test_json(self):
+    conf = estimator.RunConfig(num_ps=2, reload_alias_map={"a": "b"})
+    self.assertEqual(estimator.RunConfig.from_json(conf.to_json()), conf)
+    self.assertLen(dataclasses.fields(conf), 37)
+
+
+class EstimatorSpecTest(tf.test.TestCase):
+  def test_defaults(self):
+    spec = estimator.EstimatorSpec("label", "pred")
+    self.assertEqual(tuple(spec), ("label", "pred", None, None, None, True))
+    self.assertEqual(spec._replace(loss=1).loss, 1)
+
+
+if __name__ == "__main__":
+  tf.test.main()
