@@ -159,7 +159,7 @@ class FakeKazooClient:
       return None if node is None else node.stat()
 
   def get_children(
-    self, path: str, watch: Callable | None = None, include_data: bool = False
+    self, path: str, include_data: bool = False, watch: Callable | None = None
   ) -> list[str] | tuple[list[str], ZnodeStat]:
     del watch
     with self._lock:
@@ -167,7 +167,7 @@ class FakeKazooClient:
       children = sorted(node.children)
       return (children, node.stat()) if include_data else children
 
-  def delete(self, path: str, version: int = -1, recursive: bool = True) -> bool:
+  def delete(self, path: str, recursive: bool = True, version: int = -1) -> bool:
     """Deletes a node.
 
     Raises:

@@ -364,8 +364,10 @@ class DistributedMultiTypeHashTable(ps_tables.PsTables):
       if slot not in slot_to_embedding:
         continue
       result[slot] = slot_to_embedding[slot]
-      if ids.shape.rank == 1 and ids.shape[0] is not None:
-        result[slot] = tf.reshape(result[slot], [ids.shape[0], self._transfer.dims[slot]])
+      # As a list: with v1 behaviour `shape[i]` is never `None`, nor an int.
+      length = ids.shape.as_list() if ids.shape.rank == 1 else [None]
+      if length != [None]:
+        result[slot] = tf.reshape(result[slot], [*length, self._transfer.dims[slot]])
     return result
 
   def _unique_parts(self, ids: tf.Tensor) -> list[tf.Tensor]:

@@ -61,9 +61,10 @@ class _LocalMultiHashTable(multi_hash_table_ops.MultiHashTable):
   """
 
   def lookup(self, slot_to_id: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+    slot_to_id = self._known_slots(slot_to_id)
     if export_context.is_exporting() or not slot_to_id:
       return super().lookup(slot_to_id)
-    tables = [self._table_index(slot) for slot in slot_to_id]
+    tables = [self._table_names.index(slot) for slot in slot_to_id]
     embeddings = multi_hash_table_ops.hash_table_ops.monolith_multi_hash_table_lookup_list(
       self._handle,
       [_as_ids(ids) for ids in slot_to_id.values()],
@@ -78,6 +79,7 @@ class _LocalMultiHashTable(multi_hash_table_ops.MultiHashTable):
     global_step: tf.Tensor,
     req_time: tf.Tensor | None = None,
   ) -> _LocalMultiHashTable:
+    slot_to_id_and_grad = self._known_slots(slot_to_id_and_grad)
     if not _sum_duplicates() or not slot_to_id_and_grad:
       return super().apply_gradients(slot_to_id_and_grad, global_step, req_time)
     return self._with_handle(
@@ -88,14 +90,13 @@ class _LocalMultiHashTable(multi_hash_table_ops.MultiHashTable):
         self._learning_rate_tensor,
         hash_table_utils.as_req_time(req_time),
         tf.cast(global_step, tf.int64),
-        tables=[self._table_index(slot) for slot in slot_to_id_and_grad],
+        tables=[self._table_names.index(slot) for slot in slot_to_id_and_grad],
       )
     )
 
-  def _table_index(self, slot: str) -> int:
-    if slot not in self._table_names:
-      raise KeyError(f"there is no table for slot {slot}, only {self._table_names}")
-    return self._table_names.index(slot)
+  def _known_slots(self, slots: Mapping[str, Any]) -> dict[str, Any]:
+    """Native tables ignore slots that they do not have."""
+    return {slot: value for slot, value in slots.items() if slot in self._table_names}
 
   def raw_apply_gradients(
     self,

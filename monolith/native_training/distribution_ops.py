@@ -456,7 +456,7 @@ def fused_reduce_sum_and_split(
     float [number of examples, split_dims[i]] each.
   """
   return gen_distribution_ops.monolith_fused_reduce_sum_and_split(
-    tf.expand_dims(id_indices, -1),
+    tf.expand_dims(tf.convert_to_tensor(id_indices, tf.int64), -1),
     id_values,
     tf.expand_dims(tf.cast(id_length, tf.int64), 0),
     M=len(split_dims),

@@ -271,9 +271,8 @@ class FeatureColumn:
     assert isinstance(
       self._combiner, embedding_combiners.FirstN
     ), "This function is only supported in a sequence feature."
-    self._size_tensor = tf.sequence_mask(
-      row_lengths, maxlen=self._combiner.max_seq_length, dtype=tf.int32, name="size_tensor"
-    )
+    mask = tf.sequence_mask(row_lengths, maxlen=self._combiner.max_seq_length)
+    self._size_tensor = tf.cast(mask, tf.int32, name="size_tensor")
 
   def get_size_tensor(self) -> tf.Tensor | None:
     """Returns the int32 0/1 mask `[batch, seq_length]` that `set_size_tensor` made, or `None`."""

@@ -268,6 +268,8 @@ class HashFilterCheckpointRestorerListener(basic_restore_hook.CheckpointRestorer
     self._restore_from_path_prefix(session, folder if tf.io.gfile.exists(folder) else prefix)
 
   def _restore_from_path_prefix(self, sess: tf.compat.v1.Session, path_prefix: str) -> None:
+    if not self._enabled:
+      return
     logging.info("Restoring hash filters from %s", path_prefix)
     sess.run(
       self._restore_op,

@@ -67,7 +67,8 @@ def machine_info(mem_limit: int | None = None, shared_name: str | None = None) -
     shared_name: name of the resource and of the op.
   """
   if mem_limit is None:
-    mem_limit = FLAGS.monolith_default_machine_info_mem_limit
+    # Not by attribute, which fails before flags are parsed; then the flag has its default.
+    mem_limit = FLAGS["monolith_default_machine_info_mem_limit"].value
   return logging_ops.monolith_machine_info(
     mem_limit=mem_limit, shared_name=shared_name or "", name=shared_name
   )

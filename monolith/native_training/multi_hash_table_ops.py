@@ -366,9 +366,10 @@ class MultiHashTable(BaseMultiTypeHashTable, RawMultiTypeHashTable):
     return dict(zip(self._table_names, get_list_from_flat_value(ragged_id, self._dims, value)))
 
   def lookup(self, slot_to_id: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+    """Returns slot -> float32 `[n, dim]`; names without a table are ignored, as in updates."""
     ragged_id = self.get_ragged_id(slot_to_id)
     embeddings = self.get_embeddings(ragged_id, self.raw_lookup(ragged_id))
-    return {slot: embeddings[slot] for slot in slot_to_id}
+    return {slot: embeddings[slot] for slot in slot_to_id if slot in embeddings}
 
   def assign(
     self,

@@ -355,6 +355,8 @@ class MergedMultiTypeHashTable(BaseMultiTypeHashTable):
     merged, sizes = {}, {}
     for name, slots in self._group(slot_to_tensor).items():
       tensors = [tf.convert_to_tensor(slot_to_tensor[slot], dtype) for slot in slots]
+      # One value of one dimension may be a scalar, which cannot be concatenated.
+      tensors = [tf.reshape(t, [1]) if t.shape.rank == 0 else t for t in tensors]
       merged[name] = tf.concat(tensors, axis=0)
       sizes[name] = tf.stack([tf.shape(tensor)[0] for tensor in tensors])
     return merged, sizes

@@ -187,7 +187,7 @@ class PsTransfer:
     with self.device(i):
       if self.float16:
         flat_grad = tf.cast(flat_grad, tf.float32, name=f"{op}_recv_{i}_CastToFloat32")
-      sizes = [tensor.shape[0] for tensor in numbers]
+      sizes = [tensor.shape.as_list()[0] for tensor in numbers]
       ids = _unpack_ragged(packed, sizes)
       header = tf.slice(packed, [1], [sum(sizes)])
       if learning_rates is not None:

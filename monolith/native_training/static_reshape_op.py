@@ -26,9 +26,8 @@ def static_reshape(
     `(outputs, sizes)`: the reshaped tensors, and int64 `[len(inputs)]`, their element counts.
 
   Raises:
-    tf.errors.InvalidArgumentError: an input does not fit its shape.
-    ValueError: while a graph is built, for what is wrong whatever the inputs hold: two unknown
-      dimensions, unknown rank, not one shape per input.
+    tf.errors.InvalidArgumentError: when it runs; an input does not fit its shape, a shape has two
+      unknown dimensions or unknown rank, or there is not one shape per input.
   """
   return reshape_ops.monolith_static_reshape_n(
     inputs, shapes=shapes, enable_parallelism=enable_parallelism

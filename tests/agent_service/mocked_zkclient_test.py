@@ -35,10 +35,10 @@ class FakeKazooClientTest(unittest.TestCase):
     self.zk.ensure_path("/a/b/c")
     self.zk.ensure_path("/a/d")
     self.assertEqual(self.zk.get_children("/a"), ["b", "d"])
-    children, stat = self.zk.get_children("/a", include_data=True)
+    children, stat = self.zk.get_children("/a", True)
     self.assertEqual((children, stat.numChildren), (["b", "d"], 2))
     with self.assertRaises(NotEmptyError):
-      self.zk.delete("/a", recursive=False)
+      self.zk.delete("/a", False)
     self.zk.delete("/a/d", recursive=False)
     self.zk.delete("/a")
     self.assertIsNone(self.zk.exists("/a/b/c"))

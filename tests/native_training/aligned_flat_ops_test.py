@@ -1,7 +1,7 @@
 import numpy as np
 import tensorflow as tf
 
-from monolith.native_training import aligned_flat_ops
+from monolith.native_training import aligned_flat_ops, distribution_ops
 
 tf.compat.v1.disable_eager_execution()
 
@@ -23,6 +23,14 @@ class AlignedFlatOpsTest(tf.test.TestCase):
     for got, want in zip(back, arrays):
       self.assertAllEqual(got, want)
     self.assertEqual(length, sum(-(-a.size // 16) * 16 for a in arrays))
+
+  def test_scale_of_the_generated_wrapper_defaults_to_one(self):
+    ops = distribution_ops.gen_distribution_ops
+    arrays = [np.arange(3, dtype=np.float32), np.arange(17, dtype=np.float32)]
+    flat = ops.monolith_aligned_flat_concat(arrays, name="flat")
+    self.assertEqual(flat.op.name, "flat")
+    self.assertAllEqual(flat, aligned_flat_ops.aligned_flat_concat(arrays, 1.0))
+    self.assertAllEqual(ops.monolith_aligned_flat_concat(arrays, 3.0), 3.0 * flat)
 
   def test_many_inputs(self):
     arrays = [np.full([i % 40], i, np.float32) for i in range(2000)]

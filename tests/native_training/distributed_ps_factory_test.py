@@ -85,6 +85,25 @@ class FactoryTest(tf.test.TestCase, parameterized.TestCase):
       self.assertEqual(names[f"{name}_{ps}"], f"/job:ps/task:{ps}/device:CPU:0")
     self.check_works(table, num_ps)
 
+  @parameterized.parameters(0, 2)
+  def test_number_of_ids_need_not_be_known(self, num_ps):
+    # With v1 behaviour, an unknown dimension of a shape is an object, not `None`.
+    schedule = learning_rate_functions.PolynomialDecay(1.0, 10, 2.0)
+    table = distributed_ps_factory.create_native_multi_hash_table(
+      num_ps,
+      {"slot": test_utils.generate_test_hash_table_config(2, learning_rate=schedule)},
+      hash_filter_ops.create_hash_filters(num_ps, False),
+    )
+    ids = tf.compat.v1.placeholder_with_default(tf.constant([3, 4, 3], tf.int64), [None])
+    step = tf.compat.v1.train.get_or_create_global_step()
+    embeddings = table.lookup({"slot": ids})["slot"]
+    table = table.apply_gradients({"slot": (ids, tf.ones_like(embeddings))}, step)
+    known = table.lookup({"slot": tf.constant([3, 4], tf.int64)})["slot"]
+
+    self.assertEqual(embeddings.shape.as_list(), [None, 2])
+    self.assertEqual(known.shape.as_list(), [2, 2])
+    self.assertAllEqual(self.run_on(num_ps, known), [[-2, -2], [-1, -1]])
+
   @parameterized.parameters(0, 1, 2)
   def test_create_native_multi_hash_table(self, num_ps):
     filters = hash_filter_ops.create_hash_filters(num_ps, False)

@@ -664,6 +664,11 @@ class ReduceTest(DistributionTestCase):
     self.assertAllEqual(second, [[3, 2], [0, 0], [4, 2], [0, 0]])
     self.assertAllEqual(grad, [[0, 0, 1], [0, 0, 1], [2, 4, 5]])
 
+  def test_fused_reduce_sum_and_split_of_lists(self):
+    rows = [[1.0, 2.0], [3.0, 4.0]]
+    result = distribution_ops.fused_reduce_sum_and_split([0, 2], rows, 3, [1, 1])
+    self.assertAllEqual(self.run_tensors(result), [[[1], [0], [3]], [[2], [0], [4]]])
+
   def test_reductions_of_nothing(self):
     indices = tf.zeros([0, 1], tf.int64)
     for op in (

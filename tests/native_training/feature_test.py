@@ -187,6 +187,7 @@ class FeatureSlotTest(tf.test.TestCase):
     column.set_size_tensor(_ragged([0, 1, 1, 4]).row_lengths())
 
     self.assertEqual(column.get_size_tensor().dtype, tf.int32)
+    self.assertEqual(column.get_size_tensor().op.name, "size_tensor")
     with self.session() as sess:
       self.assertAllEqual(sess.run(column.get_size_tensor()), [[1, 0], [0, 0], [1, 1]])
     with self.assertRaisesRegex(AssertionError, "only supported in a sequence feature"):

@@ -477,7 +477,9 @@ class PythonTest(FilterTest):
       for enabled, save_restore in ((False, True), (True, False)):
         args = (basename, [handle], enabled, save_restore)
         hash_filter_ops.HashFilterCheckpointSaverListener(*args).before_save(sess, 1)
-        hash_filter_ops.HashFilterCheckpointRestorerListener(*args).before_restore(sess)
+        restorer = hash_filter_ops.HashFilterCheckpointRestorerListener(*args)
+        restorer.before_restore(sess)
+        restorer._restore_from_path_prefix(sess, basename + "-1.assets/")
     self.assertFalse(os.path.exists(basename + "-1.assets"))
 
 

@@ -158,6 +158,16 @@ class LoggingOpsTest(tf.test.TestCase):
       self.assertNotEqual(session.run(sick), b"")
       self.assertEqual(session.run(healthy), b"")
 
+  def test_flags_need_not_be_parsed(self):
+    FLAGS.unparse_flags()
+    try:
+      healthy = logging_ops.check_machine_health(logging_ops.machine_info())
+    finally:
+      FLAGS.mark_as_parsed()
+
+    with self.session() as session:
+      self.assertEqual(session.run(healthy), b"")
+
   def test_the_first_machine_info_of_a_name_decides(self):
     first = logging_ops.machine_info(mem_limit=1 << 62, shared_name="ps_0")
     second = logging_ops.machine_info(mem_limit=0, shared_name="ps_0")

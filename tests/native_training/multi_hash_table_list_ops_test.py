@@ -99,12 +99,17 @@ class MultiHashTableListOpsTest(tf.test.TestCase):
     self.assertEqual(embeddings["a"].shape, [2, 2])
     self.assertEqual(embeddings["c"].shape, [1, 17])
 
-  def test_unknown_table(self):
+  def test_unknown_tables_are_ignored(self):
     group = self._local()
-    with self.assertRaisesRegex(KeyError, "no table for slot x, only"):
-      group.lookup({"x": [1]})
-    with self.assertRaisesRegex(KeyError, "no table for slot x, only"):
-      group.apply_gradients({"x": ([1], [[1.0]])}, tf.constant(0, _STEP))
+    step = tf.constant(0, _STEP)
+    updated = group.apply_gradients({"x": ([1], [[1.0]]), "a": ([7], [[0.0, 0.0]])}, step)
+    updated = updated.apply_gradients({"x": ([1], [[1.0]])}, step)
+
+    got = self._run(updated.lookup({"x": [1], "a": [7]}), group)
+
+    self.assertEqual(list(got), ["a"])
+    self.assertAllEqual(got["a"], [[1.0, 1.0]])
+    self.assertEqual(updated.lookup({"x": [1]}), {})
 
   def _optimize(self, group, ids, grads, tables, rates=None):
     rates = group._learning_rate_tensor if rates is None else rates

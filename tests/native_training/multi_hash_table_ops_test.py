@@ -75,9 +75,14 @@ class WorkedExamplesTest(GroupTest):
       group, status = group.reinitialize("slot2", [1, 2, 3])
       group, unknown = group.reinitialize("slot3", [1, 2, 3])
       values, status, unknown = sess.run(
-        [group.lookup({"slot0": [0], "slot1": [1], "slot2": [1, 2, 3]}), status, unknown]
+        [
+          group.lookup({"slot0": [0], "slot1": [1], "slot2": [1, 2, 3], "slot3": [1]}),
+          status,
+          unknown,
+        ]
       )
 
+      self.assertCountEqual(values, ["slot0", "slot1", "slot2"])
       self.assertAllEqual(status, [0, 1, 1])
       self.assertEqual(status.dtype, np.int32)
       self.assertAllEqual(unknown, [-1, -1, -1])

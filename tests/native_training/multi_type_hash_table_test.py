@@ -207,6 +207,17 @@ class MergedMultiTypeHashTableTest(tf.test.TestCase, parameterized.TestCase):
     self.assertAllEqual(rows["slot1"], [[4, 4]])
     self.assertAllEqual(rows["slot2"], [[4, 4]])
 
+  def test_one_value_may_be_a_scalar(self):
+    with self.session() as session:
+      table = self._table({"a": _config(1), "b": _config(1), "c": _config(2)})
+      table = table.assign({"a": ([1], 3.0), "c": ([1], [5.0, 6.0])})
+      table = table.apply_gradients({"a": ([1], -1.0), "b": ([2], tf.constant(2.0))}, _step())
+      rows = session.run(table.lookup({"a": [1], "b": [2], "c": [1]}))
+
+    self.assertAllEqual(rows["a"], [[4]])
+    self.assertAllEqual(rows["b"], [[-2]])
+    self.assertAllEqual(rows["c"], [[5, 6]])
+
   def test_names(self):
     factory = mock.MagicMock()
     table = multi_type_hash_table.MergedMultiTypeHashTable(

@@ -46,20 +46,21 @@ class RaggedEncodingHelper:
 
     Args:
       name_to_ragged_ids: features; those that are not ragged stay as they are.
-      with_precomputed_nrows: add `nrows`.
-      with_precomputed_value_rowids: add `value_rowids`.
+      with_precomputed_nrows: compute `nrows`.
+      with_precomputed_value_rowids: compute `value_rowids`.
 
     Returns:
-      name -> `{"values", "row_splits", "nrows", "value_rowids"}`, the last two if asked for.
+      name -> `{"values", "row_splits", "nrows", "value_rowids"}`, of the last two `None` what is
+      not asked for.
     """
 
     def expand_one(ragged: tf.RaggedTensor) -> Features:
-      parts = {"values": ragged.values, "row_splits": ragged.row_splits}
-      if with_precomputed_nrows:
-        parts["nrows"] = ragged.nrows()
-      if with_precomputed_value_rowids:
-        parts["value_rowids"] = ragged.value_rowids()
-      return parts
+      return {
+        "values": ragged.values,
+        "row_splits": ragged.row_splits,
+        "nrows": ragged.nrows() if with_precomputed_nrows else None,
+        "value_rowids": ragged.value_rowids() if with_precomputed_value_rowids else None,
+      }
 
     return {
       name: expand_one(value) if isinstance(value, tf.RaggedTensor) else value
@@ -70,7 +71,7 @@ class RaggedEncodingHelper:
   def contract(name_to_ragged_ids: Mapping[str, Any]) -> Features:
     """The inverse of `expand`; the ragged tensors keep the encodings that are in the dicts."""
 
-    def contract_one(parts: Mapping[str, tf.Tensor]) -> tf.RaggedTensor:
+    def contract_one(parts: Mapping[str, tf.Tensor | None]) -> tf.RaggedTensor:
       partition = row_partition.RowPartition(
         row_splits=parts["row_splits"],
         nrows=parts.get("nrows"),

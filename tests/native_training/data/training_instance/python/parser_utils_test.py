@@ -45,7 +45,9 @@ class RaggedEncodingHelperTest(tf.test.TestCase):
   def test_without_precomputed_encodings(self):
     ragged = tf.ragged.constant([[1, 2], []])
     expanded = parser_utils.RaggedEncodingHelper.expand({"r": ragged}, False)
-    self.assertEqual(set(expanded["r"]), {"values", "row_splits"})
+    self.assertEqual(set(expanded["r"]), {"values", "row_splits", "nrows", "value_rowids"})
+    self.assertIsNone(expanded["r"]["nrows"])
+    self.assertIsNone(expanded["r"]["value_rowids"])
     contracted = parser_utils.RaggedEncodingHelper.contract(expanded)
     self.assertEqual(int(contracted["r"].nrows()), 2)
 
