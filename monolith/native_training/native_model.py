@@ -368,7 +368,7 @@ class MonolithBaseModel(native_task.NativeTask, abc.ABC):
 
   def _metric_ops(self, features: dict[str, Any], outputs: ModelOutputs) -> list[Any]:
     ops: list[Any] = []
-    if not gflags_utils.read_flag("disable_native_metrics", False):
+    if not gflags_utils.read_flag("disable_native_metrics", True):
       for head, label, pred, classification in zip(
         outputs.heads, outputs.labels, outputs.preds, outputs.classification
       ):

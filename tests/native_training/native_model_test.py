@@ -9,7 +9,7 @@ import os
 
 import numpy as np
 import tensorflow as tf
-from absl.testing import parameterized
+from absl.testing import flagsaver, parameterized
 
 from idl.matrix.proto import example_pb2
 from monolith.native_training import (
@@ -21,6 +21,7 @@ from monolith.native_training import (
   model_outputs,
   native_model,
   native_task,
+  prefetch_queue,
   utils,
 )
 from monolith.native_training.data import parsers
@@ -516,6 +517,34 @@ class ModelFnTest(tf.test.TestCase, parameterized.TestCase):
         got[fused] = list(tf_estimator.predict(training.create_input_fn(_PREDICT)))
     self.assertAllClose(got[False], -4 * 3 * 0.5 * np.array([4, 3]))
     self.assertAllClose(got[True], got[False])
+
+  def test_metrics(self):
+    spec = lambda: native_model.EstimatorSpec(  # noqa: E731
+      [tf.constant([1.0, 0.0, 1.0]), tf.constant([1.0, 2.0, 3.0])],
+      [tf.constant([0.9, 0.1, 0.2]), tf.constant([1.0, 2.0, 5.0])],
+      ["click", "stars"],
+      tf.compat.v1.get_variable("weight", initializer=0.0) * 1.0,
+      tf.compat.v1.train.GradientDescentOptimizer(0.1),
+      [True, False],
+    )
+    for disabled, want in ((True, []), (False, ["click_auc", "stars_mse"])):
+      model = _model()
+      model.model_fn = lambda features, mode: spec()
+      model.ctx.feature_factory = feature.DummyFeatureFactory(2)
+      model.ctx.async_function_mgr = prefetch_queue.AsyncFunctionMgr(is_async=False)
+      with tf.Graph().as_default() as graph, flagsaver.flagsaver(disable_native_metrics=disabled):
+        train_op = model.create_model_fn()(features={}, mode=_TRAIN).train_op
+        prints = [op for op in graph.get_operations() if op.type == "PrintV2"]
+        self.assertEqual([op.get_attr("output_stream") for op in prints], [b"stderr"] * len(want))
+        summary = tf.compat.v1.summary.merge_all()
+        with self.session(graph=graph) as sess:
+          sess.run([tf.compat.v1.global_variables_initializer()])
+          sess.run([tf.compat.v1.local_variables_initializer()])
+          sess.run(train_op)
+          values = tf.compat.v1.Summary.FromString(sess.run(summary)).value
+        got = {v.tag: v.simple_value for v in values if v.tag.endswith(("_auc", "_mse"))}
+        self.assertEqual(list(got), want)
+        self.assertAllClose(list(got.values()), [1.0, 4 / 3][: len(want)], atol=1e-3)
 
   def test_deep_insight_to_files(self):
     out = os.path.join(utils.get_test_tmp_dir(), "insight")
