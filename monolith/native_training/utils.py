@@ -96,12 +96,17 @@ def int_shape(x: tf.Tensor) -> Optional[list[int]]:
   """Returns the static shape of `x` with -1 for unknown dimensions, `None` if the rank is
   unknown."""
   try:
-    return [_int_dim(dim) for dim in x.get_shape().as_list()]
+    return [int_dim(dim) for dim in x.get_shape().as_list()]
   except ValueError:
     return None
 
 
-def _int_dim(dim: Any) -> int:
+def int_dim(dim: Any) -> int:
+  """Returns a dimension of a shape as an int, -1 if it is unknown.
+
+  Raises:
+    ValueError: neither an int nor a dimension.
+  """
   if isinstance(dim, tf.compat.v1.Dimension):
     dim = dim.value
   if dim is None:

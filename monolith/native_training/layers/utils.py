@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from monolith.native_training import utils
+
 
 class MergeType:
   """How the tensors of a list become one."""
@@ -29,15 +31,9 @@ def check_dim(dim: Any) -> int:
   """Returns a dimension as an int, -1 if it is unknown.
 
   Raises:
-    Exception: neither an int nor a dimension.
+    ValueError: neither an int nor a dimension.
   """
-  if isinstance(dim, tf.compat.v1.Dimension):
-    dim = dim.value
-  if dim is None:
-    return -1
-  if isinstance(dim, int):
-    return dim
-  raise Exception(f"dim is {dim!r}, want an int or a Dimension")
+  return utils.int_dim(dim)
 
 
 def dim_size(tensor: tf.Tensor, axis: int) -> int | tf.Tensor:
