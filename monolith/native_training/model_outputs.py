@@ -62,8 +62,6 @@ def normalise(result: Any, target: str | None, default_optimizer: Any) -> ModelO
     )
     heads, preds = list(pred), list(pred.values())
     labels = [None] * len(heads) if label is None else [label[head] for head in heads]
-    if isinstance(classification, Mapping):
-      classification = [classification[head] for head in heads]
   elif isinstance(pred, (tuple, list)):
     assert isinstance(head_name, (tuple, list)), f"head_name is {head_name!r}, want a list"
     heads, preds = list(head_name), list(pred)
