@@ -1,7 +1,7 @@
 """Speed and memory of the embedding table, as ratios against TensorFlow's ops in the same run.
 
   python benchmarks/embedding_table.py [--rows 1e6,1e7] [--dims 16,64] [--threads 1,2]
-      [--repeats 15] [--cpu-time] [--only dense grow scale fused adversarial]
+      [--repeats 15] [--cpu-time] [--only dense grow scale fused fused_eager adversarial]
 
   dense        lookup and Adagrad update of existing ids against tf.gather and
                ResourceSparseApplyAdagradV2 on a tf.Variable of the same size; 2 threads against
@@ -9,7 +9,8 @@
   grow         insert from empty, with Adagrad state, against DenseHashTable.insert (values only);
                the slowest batch against the median
   scale        cost of a lookup per id as the table grows, dimension 8
-  fused        one lookup of 26 tables against 26 lookups
+  fused        one lookup of 26 tables against 26 lookups, in a graph and fetched from it
+  fused_eager  the same, called eagerly
   adversarial  ids that collide in low or high bits against random ones
 
 Batches of 100,000 ids. Ours and the peer run in turn and medians are compared, so that whatever
@@ -346,25 +347,74 @@ def run_fused(rows: int, dim: int, per_table: int, threads: int, repeats: int) -
   def look_up_fused(step_ids: Any) -> Any:
     return hash_table_ops.fused_lookup(tables, step_ids, [per_table] * NUM_FUSED_TABLES, 1)[0]
 
-  def look_up_singly(step_ids: Any) -> Any:
+  def look_up_each(step_ids: Any) -> list[Any]:
     parts = tf.split(step_ids, NUM_FUSED_TABLES)
+    return [table.lookup(part, use_multi_threads=threads > 1) for table, part in zip(tables, parts)]
+
+  def look_up_singly(step_ids: Any) -> Any:
     # Kept until all are there, as a model needs them.
-    return tf.group(
-      tf.identity_n(
-        [table.lookup(part, use_multi_threads=threads > 1) for table, part in zip(tables, parts)]
-      )
-    )
+    return tf.group(tf.identity_n(look_up_each(step_ids)))
 
   run_fused_op, run_single = bench.in_a_row(look_up_fused, ids), bench.in_a_row(look_up_singly, ids)
   # TensorFlow takes a new kernel for an expensive one and lets another thread run it, until some
   # hundred runs have taught it better; training takes more steps than that.
   seconds = interleaved([lambda _: run_fused_op(), lambda _: run_single()], repeats, warm_up=120)
-  name = (
-    f"fused lookup, {NUM_FUSED_TABLES} tables of {rows:.0e} x {dim}, {per_table} ids each, "
+  scale = BATCH / (num_steps * step_ids)
+  name = _fused_name("fused lookup", rows, dim, per_table, threads)
+  results = [_ratio(name, "single lookups", seconds[0] * scale, seconds[1] * scale, 1.3)]
+
+  fed_ids = bench.placeholder("int64", [step_ids])
+  batches = mixed(rng.integers(0, rows, [NUM_BATCHES, step_ids]))
+  fetch = [
+    bench.session.make_callable(look_up(fed_ids), feed_list=[fed_ids])
+    for look_up in (look_up_fused, look_up_each)
+  ]
+  seconds = interleaved(
+    [lambda i, run=run: run(batches[i % NUM_BATCHES]) for run in fetch], 10 * repeats, warm_up=120
+  )
+  scale = BATCH / step_ids
+  name = "  the same, results fetched"
+  results.append(_ratio(name, "single lookups", seconds[0] * scale, seconds[1] * scale, 1.3))
+  return results
+
+
+def run_fused_eager(rows: int, dim: int, per_table: int, threads: int, repeats: int) -> list[dict]:
+  import numpy as np
+  import tensorflow as tf
+
+  from monolith.native_training import hash_table_ops
+
+  tf.config.threading.set_intra_op_parallelism_threads(threads)
+  tf.config.threading.set_inter_op_parallelism_threads(threads)
+  rng = np.random.default_rng(0)
+  tables = [adagrad_table(dim, f"t{i}") for i in range(NUM_FUSED_TABLES)]
+  for table in tables:
+    table.assign(mixed(np.arange(rows)), np.zeros([rows, dim], np.float32))
+  indices = rng.integers(0, rows, [NUM_BATCHES, NUM_FUSED_TABLES, per_table])
+  batches = [[tf.constant(part) for part in mixed(batch)] for batch in indices]
+  fused_batches = [tf.concat(batch, 0) for batch in batches]
+
+  def look_up_fused(i: int) -> None:
+    ids = fused_batches[i % NUM_BATCHES]
+    hash_table_ops.fused_lookup(tables, ids, [per_table] * NUM_FUSED_TABLES, 1)
+
+  def look_up_singly(i: int) -> list[Any]:
+    return [
+      table.lookup(part, use_multi_threads=threads > 1)
+      for table, part in zip(tables, batches[i % NUM_BATCHES])
+    ]
+
+  seconds = interleaved([look_up_fused, look_up_singly], 10 * repeats, warm_up=20)
+  scale = BATCH / (NUM_FUSED_TABLES * per_table)
+  name = _fused_name("fused, eager", rows, dim, per_table, threads)
+  return [_ratio(name, "single lookups", seconds[0] * scale, seconds[1] * scale, 1.3)]
+
+
+def _fused_name(what: str, rows: int, dim: int, per_table: int, threads: int) -> str:
+  return (
+    f"{what}, {NUM_FUSED_TABLES} tables of {rows:.0e} x {dim}, {per_table} ids each, "
     f"{threads} thread{'s'[: threads - 1]}"
   )
-  scale = BATCH / (num_steps * step_ids)
-  return [_ratio(name, "single lookups", seconds[0] * scale, seconds[1] * scale, 1.3)]
 
 
 def run_adversarial(rows: int, dim: int, repeats: int) -> list[dict]:
@@ -448,6 +498,7 @@ CASES = {
   "grow": run_grow,
   "scale": run_scale,
   "fused": run_fused,
+  "fused_eager": run_fused_eager,
   "adversarial": run_adversarial,
 }
 
@@ -504,7 +555,8 @@ def main() -> None:
   plan.append(("scale", {"rows": args.scale_rows, "dim": 8}))
   for per_table in (128, 512, BATCH // NUM_FUSED_TABLES):  # unique ids of three sizes of batch
     sizes = {"rows": 100_000, "dim": 16, "per_table": per_table}
-    plan += [("fused", {**sizes, "threads": t}) for t in args.threads]
+    for case in ("fused", "fused_eager"):
+      plan += [(case, {**sizes, "threads": t}) for t in args.threads]
   plan.append(("adversarial", {"rows": min(largest, 10**6), "dim": 16}))
 
   print(f"{'':<66} {'against':<29} {'M ids/s':>8} {'peer':>8} {'ratio':>7} {'want':>7}")

@@ -404,8 +404,9 @@ def fused_lookup(
   """
   return hash_table_ops.monolith_hash_table_fused_lookup(
     table_handles=[_handle(table) for table in tables],
-    ids=ids,
-    fused_slot_size=fused_slot_size,
+    ids=_as_ids(ids),
+    # A list would cost an eager call its fast path, more than a lookup of thousands of ids.
+    fused_slot_size=tf.convert_to_tensor(fused_slot_size, tf.int32),
     req_time=hash_table_utils.as_req_time(req_time),
     num_of_shards=num_of_shards,
   )
@@ -437,9 +438,9 @@ def fused_apply_gradient(
   """
   return hash_table_ops.monolith_hash_table_fused_optimize(
     table_handles=[_handle(table) for table in tables],
-    ids=ids,
+    ids=_as_ids(ids),
     indices=indices,
-    fused_slot_size=fused_slot_size,
+    fused_slot_size=tf.convert_to_tensor(fused_slot_size, tf.int32),
     id_grads=id_grads,
     id_offsets=id_offsets,
     grad_offsets=grad_offsets,
