@@ -12,7 +12,6 @@ early.
 """
 
 import datetime
-import itertools
 import os
 import time
 from collections.abc import Iterator
@@ -26,7 +25,6 @@ from monolith.core import (
   auto_checkpoint_feed_hook,
   base_embedding_task,
   hyperparams,
-  model_registry,
 )
 
 FLAGS = flags.FLAGS
@@ -37,30 +35,16 @@ _WORKER_JOB = "worker"
 _HOST_CALL_EVERY_N_STEPS_WHEN_DISABLED = 100
 _PARTITION_STRATEGIES = ("mod", "div")
 _CHECKPOINT_TIMEOUT_SECONDS = 18000
-_writer_ids = itertools.count()
 
+_define = base_runner.define_flag
 
-def _define(define: Callable[..., Any], name: str, *args: Any) -> None:
-  """Defines a flag unless another runner, which shares some of them, has done so."""
-  if name not in FLAGS:
-    define(name, *args)
-
-
+base_runner.define_task_flags()
 _define(flags.DEFINE_string, "tf_version", "nightly", "Accepted, not used.")
 _define(
   flags.DEFINE_string, "tpu", None, "Name of the Cloud TPU, or grpc://ip:8470[,grpc://ip:8470...]."
 )
 _define(flags.DEFINE_string, "gcp_project", None, "Project of the TPU; None: detected.")
 _define(flags.DEFINE_string, "tpu_zone", None, "Zone of the TPU; None: detected.")
-_define(flags.DEFINE_string, "task", None, "Registered task, <module>.<Class>.")
-_define(flags.DEFINE_string, "model_dir", None, "Folder of checkpoints and summaries.")
-_define(flags.DEFINE_enum, "mode", "train", ["train_and_eval", "train", "eval"], "What to do.")
-_define(
-  flags.DEFINE_integer,
-  "save_checkpoints_steps",
-  None,
-  "Steps between checkpoints; None: no checkpoint at all, unless the task says otherwise.",
-)
 _define(flags.DEFINE_integer, "iterations_per_loop", 10000, "Steps of one loop on the device.")
 _define(
   flags.DEFINE_bool,
@@ -367,19 +351,6 @@ class TPURunner(base_runner.BaseRunner):
         f"input.eval_examples is {examples}, fewer than one batch of {batch_size} examples"
       )
 
-  def _require(self, params: hyperparams.Params, group: str, name: str) -> Any:
-    value = params[name]
-    if value is None:
-      raise TypeError(f"{group}.{name} of task {self._task_param.name} is None")
-    return value
-
-  def _load_global_step(self) -> int:
-    """Returns the step of the latest checkpoint, 0 if there is none."""
-    try:
-      return int(tf.train.load_variable(self._model_dir, "global_step"))
-    except (TypeError, ValueError, tf.errors.NotFoundError):
-      return 0
-
   def _wrap_model_fn_for_cpu(self, model_fn: Callable[..., Any]) -> Callable[..., Any]:
     task = self._task
 
@@ -407,13 +378,7 @@ class TPURunner(base_runner.BaseRunner):
         f"input.eval_examples is {params.input.eval_examples}, fewer than one batch of "
         f"{per_replica} x {total_replicas} examples"
       )
-    eval_dir = os.path.join(self._model_dir, "eval")
-    tf.io.gfile.makedirs(eval_dir)
-    # The estimator has a writer in the same folder, and without a suffix both files could have the
-    # same name: that of the second in which they were opened.
-    writer = tf.compat.v1.summary.FileWriter(
-      eval_dir, filename_suffix=f".tpu_runner.{os.getpid()}.{next(_writer_ids)}"
-    )
+    writer = self._open_eval_writer("tpu_runner")
     try:
       for checkpoint in self._iterate_checkpoints():
         step = _checkpoint_step(checkpoint)
@@ -487,14 +452,7 @@ def main(argv: list[str]) -> None:
     app.UsageError: `--task` is missing, or there are arguments that are not flags.
     LookupError: there is no such task; the nearest names are suggested.
   """
-  if argv and len(argv) > 1:
-    raise app.UsageError(f"Unexpected arguments: {argv[1:]}")
-  if not FLAGS.task:
-    raise app.UsageError("--task is missing: --task=<module>.<Class>")
-  task_param = model_registry.GetParams(FLAGS.task)
-  logging.info("Flags: %s", FLAGS.flag_values_dict())
-  logging.info("Task params: %s", task_param)
-  TPURunner(task_param).run()
+  base_runner.run_task(TPURunner, argv)
 
 
 def cli() -> None:

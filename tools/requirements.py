@@ -15,7 +15,10 @@ _EXTRAS = {
   "tpu": ["cloud-tpu-client==0.10"],
   "horovod": ["horovod==0.28.1"],
   "kafka": ["confluent-kafka>=2.3"],
-  "test": ["pytest>=7,<9", "freezegun>=1.2", "tensorflow-serving-api==2.15.1"],
+  "parquet": ["pyarrow>=14.0.1,<22"],
+  "serving": ["tensorflow-serving-api==2.15.1"],
+  "debugging": ["flask>=2.2,<4"],
+  "test": ["pytest>=7,<9", "freezegun>=1.2"],
   "lint": ["ruff==0.6.9", "clang-format==14.0.6"],
 }
 

@@ -7,12 +7,14 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import uuid
 
 import tensorflow as tf
+from werkzeug import serving
 
 from monolith.native_training import cpu_training, utils
-from monolith.native_training.debugging import debugging_server
+from monolith.native_training.debugging import debugging_client, debugging_server
 from monolith.native_training.proto import debugging_info_pb2
 from tests.wait_until import wait_until
 
@@ -146,6 +148,30 @@ class CpuTrainingDistributedTest(CpuTrainingDistributedTestBase, tf.test.TestCas
       self.assertEqual(list(features), ["feature"])
       self.assertEqual(sorted(features["feature"]), ["0", "1"])
       self.assertEqual(features["feature"]["0"].count("num:"), 5)
+
+      with self._serving(debugging_server.create_app(cluster.model_dir)) as port:
+        self.assertEqual(
+          debugging_client.fetch_variables("127.0.0.1", port, ["global_step:0", "none:0"]),
+          {"global_step:0": "1"},
+        )
+        self.assertEqual(
+          debugging_client.fetch_features("127.0.0.1", port, ["feature", "test"], [0, 1, 2]),
+          features,
+        )
+        with self.assertRaisesRegex(debugging_client.DebuggingError, "ValueError.*'not a number'"):
+          debugging_client.fetch_features("127.0.0.1", port, ["feature"], ["not a number"])
+
+  @contextlib.contextmanager
+  def _serving(self, app):
+    server = serving.make_server("127.0.0.1", 0, app, threaded=True)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+      yield server.server_port
+    finally:
+      server.shutdown()
+      thread.join()
+      server.server_close()
 
   def _has_trained(self, cluster):
     cluster._running()

@@ -167,7 +167,9 @@ class ExtraTest(unittest.TestCase):
     )
     self.assertEqual(process.returncode, 0, process.stderr)
     extras = set(re.findall(r"^Provides-Extra: (\w+)$", process.stdout, re.MULTILINE))
-    self.assertEqual(extras, {"tpu", "horovod", "kafka", "test", "lint"})
+    self.assertEqual(
+      extras, {"tpu", "horovod", "kafka", "parquet", "serving", "debugging", "test", "lint"}
+    )
     return re.findall(r"^Requires-Dist: (.*?) ?; extra == .horovod.$", process.stdout, re.MULTILINE)
 
   def test_from_the_checkout(self):

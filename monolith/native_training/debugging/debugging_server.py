@@ -20,15 +20,21 @@ from monolith.native_training import (
   multi_type_hash_table,
   utils,
 )
+from monolith.native_training.debugging.messages import (
+  FAIL,
+  FEATURE_IDS,
+  FEATURE_NAMES,
+  FEATURES_PATH,
+  MSG,
+  STATUS,
+  SUCCESS,
+  VARIABLE_NAMES,
+  VARIABLES_PATH,
+)
 from monolith.native_training.proto import debugging_info_pb2
 from monolith.native_training.runtime.hash_table import embedding_hash_table_pb2
 
 FLAGS = flags.FLAGS
-
-STATUS = "status"
-SUCCESS = "success"
-FAIL = "fail"
-MSG = "msg"
 
 _GRPC_SCHEME = "grpc://"
 
@@ -134,8 +140,14 @@ def create_app(model_dir: str | None = None) -> Any:
 
   Args:
     model_dir: of the training; the flag by default.
+
+  Raises:
+    ImportError: flask is not installed.
   """
-  import flask  # An optional dependency.
+  try:
+    import flask
+  except ImportError as error:
+    raise ImportError("Serving HTTP needs flask: install monolith[debugging]") from error
 
   worker = DebuggingWorker(model_dir or FLAGS.model_dir)
   flask_app = flask.Flask(__name__)
@@ -146,15 +158,15 @@ def create_app(model_dir: str | None = None) -> Any:
     except Exception as e:  # The caller is a person who wants to see what went wrong.
       return flask.jsonify({STATUS: FAIL, MSG: json.dumps(f"{type(e).__name__}: {e}")})
 
-  @flask_app.route("/debugging/variables", methods=["POST"])
+  @flask_app.route(VARIABLES_PATH, methods=["POST"])
   def fetch_variables() -> Any:
-    return reply(lambda: worker.fetch_variables(flask.request.get_json()["variable_names"]))
+    return reply(lambda: worker.fetch_variables(flask.request.get_json()[VARIABLE_NAMES]))
 
-  @flask_app.route("/debugging/features", methods=["POST"])
+  @flask_app.route(FEATURES_PATH, methods=["POST"])
   def fetch_features() -> Any:
     body = flask.request.get_json()
     return reply(
-      lambda: worker.fetch_features(body["feature_names"], [int(i) for i in body["feature_ids"]])
+      lambda: worker.fetch_features(body[FEATURE_NAMES], [int(i) for i in body[FEATURE_IDS]])
     )
 
   return flask_app

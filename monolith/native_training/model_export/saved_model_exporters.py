@@ -33,7 +33,7 @@ from monolith.native_training import (
   multi_hash_table_ops,
   save_utils,
 )
-from monolith.native_training.model_export import export_context
+from monolith.native_training.model_export import data_gen_utils, export_context
 
 ModelFn = Callable[..., tf.estimator.EstimatorSpec]
 ReceiverFn = Callable[[], tf.estimator.export.ServingInputReceiver]
@@ -52,7 +52,8 @@ class BaseExporter:
     model_dir: where checkpoints are.
     export_dir_base: where models go.
     shared_embedding: tables are read from the checkpoint instead of being copied.
-    warmup_file: attached for TensorFlow Serving if it exists.
+    warmup_file: attached for TensorFlow Serving if it exists; if not, random requests are, where
+      it is known what the model reads.
     export_context_list: context managers, or functions that make them, entered around `model_fn`.
     num_ps: servers of the model; if given, the tables must have been saved on as many.
   """
@@ -197,7 +198,7 @@ class BaseExporter:
           builder.save()
     _copy_files(table_files, os.path.join(temp_dir, "assets"))
     if with_warmup:
-      self._attach_warmup_file(temp_dir)
+      self._attach_warmup_file(temp_dir, graph, signature_defs)
     tf.io.gfile.rename(temp_dir, export_dir)
     logging.info("Exported %s", export_dir)
     return tf.compat.as_bytes(export_dir)
@@ -250,20 +251,25 @@ class BaseExporter:
       return folder
     return save_utils.SaveHelper.get_ckpt_asset_dir(full_checkpoint)
 
-  def _attach_warmup_file(self, model_dir: str) -> None:
+  def _attach_warmup_file(
+    self,
+    model_dir: str,
+    graph: tf.Graph,
+    signature_defs: dict[str, meta_graph_pb2.SignatureDef],
+  ) -> None:
     if not self._warmup_file:
       return
-    if not tf.io.gfile.exists(self._warmup_file):
-      try:
-        from monolith.native_training.model_export import data_gen_utils
-
-        data_gen_utils.gen_warmup_file(self._warmup_file)
-      except Exception as e:  # A model without warm-up is better than none.
-        logging.info("There is no warm-up file %s, and none was made: %s", self._warmup_file, e)
+    target = os.path.join(model_dir, _WARMUP_PATH)
+    tf.io.gfile.makedirs(os.path.dirname(target))
     if tf.io.gfile.exists(self._warmup_file):
-      target = os.path.join(model_dir, _WARMUP_PATH)
-      tf.io.gfile.makedirs(os.path.dirname(target))
       tf.io.gfile.copy(self._warmup_file, target, overwrite=True)
+      return
+    try:
+      # Straight to its place: other models may be told the same name of a warm-up file.
+      _gen_warmup_file(target, graph, signature_defs)
+    except Exception as e:  # A model without warm-up is better than none.
+      logging.info("There is no warm-up file %s, and none was made: %s", self._warmup_file, e)
+      tf.io.gfile.rmtree(os.path.dirname(target))
 
 
 class StandaloneExporter(BaseExporter):
@@ -390,6 +396,30 @@ class DistributedExporter(BaseExporter):
       yield
     finally:
       device_utils.disable_gpu_training()
+
+
+def _gen_warmup_file(
+  path: str, graph: tf.Graph, signature_defs: dict[str, meta_graph_pb2.SignatureDef]
+) -> None:
+  """Writes random requests for the signatures that take nothing but serialized samples.
+
+  Raises:
+    ImportError: the protos of TensorFlow Serving are not installed.
+    ValueError: there is no such signature, or it is not known what samples have.
+  """
+  with graph.as_default():
+    args = data_gen_utils.ParserArgs.from_collections()
+  rows = 1 if args.variant_type == "example_batch" else args.batch_size
+  takers: dict[str, list[str]] = {}
+  for name, signature in signature_defs.items():
+    if len(signature.inputs) == 1:
+      ((key, info),) = signature.inputs.items()
+      if info.dtype == tf.string and tf.TensorShape(info.tensor_shape).is_compatible_with([rows]):
+        takers.setdefault(key, []).append(name)
+  if len(takers) != 1:
+    raise ValueError(f"The inputs that take {rows} strings are {sorted(takers)}, want one")
+  ((args.input_name, args.signature_name),) = takers.items()
+  data_gen_utils.gen_warmup_file(path, args=args)
 
 
 def _get_version(folder: str) -> str:

@@ -4,6 +4,7 @@ import os
 import shutil
 
 import tensorflow as tf
+from tensorflow_serving.apis import prediction_log_pb2
 
 from monolith.native_training import (
   hash_table_ops,
@@ -12,6 +13,7 @@ from monolith.native_training import (
   test_utils,
   utils,
 )
+from monolith.native_training.data import parsers
 from monolith.native_training.model_export import export_context, saved_model_exporters
 
 tf.compat.v1.disable_eager_execution()
@@ -185,6 +187,45 @@ class SavedModelExportersTest(tf.test.TestCase):
     path = os.path.join(folder, "assets.extra", "tf_serving_warmup_requests")
     with open(path) as f:
       self.assertEqual(f.read(), "requests")
+
+  def test_warmup_requests_are_made_if_there_are_none(self):
+    base = self._train()
+
+    def receiver_fn():
+      instances = tf.compat.v1.placeholder(tf.string, [None])
+      features = parsers.parse_instances(instances, fidv1_features=[0])
+      return tf.estimator.export.ServingInputReceiver(
+        {"ids": features["slot_0"].flat_values}, {"samples": instances}
+      )
+
+    warmup_file = os.path.join(utils.get_test_tmp_dir(), "none")
+    for exporter_class in (
+      saved_model_exporters.StandaloneExporter, saved_model_exporters.DistributedExporter
+    ):
+      exporter = exporter_class(_model_fn, self.model_dir, base, warmup_file=warmup_file)
+      exported = exporter.export_saved_model(receiver_fn)
+
+      folder = tf.compat.as_str(exported["entry"] if isinstance(exported, dict) else exported)
+      path = os.path.join(folder, "assets.extra", "tf_serving_warmup_requests")
+      (record,) = tf.compat.v1.io.tf_record_iterator(path)
+      request = prediction_log_pb2.PredictionLog.FromString(record).predict_log.request
+      self.assertEqual(request.model_spec.signature_name, "serving_default")
+      samples = tf.make_ndarray(request.inputs["samples"])
+      self.assertEqual(os.listdir(os.path.dirname(path)), [os.path.basename(path)])
+      self.assertFalse(os.path.exists(warmup_file))
+      if not isinstance(exported, dict):
+        outputs = self._call(exported, "serving_default", {"samples": samples})
+        self.assertEqual(outputs["table"].shape, (len(samples), 2))
+
+  def test_no_warmup_for_a_model_that_reads_no_samples(self):
+    base = self._train()
+    exporter = saved_model_exporters.StandaloneExporter(
+      _model_fn, self.model_dir, base, warmup_file=os.path.join(utils.get_test_tmp_dir(), "none")
+    )
+
+    folder = tf.compat.as_str(exporter.export_saved_model(_receiver_fn))
+
+    self.assertFalse(os.path.exists(os.path.join(folder, "assets.extra")))
 
   def test_missing_variable(self):
     base = self._train()
