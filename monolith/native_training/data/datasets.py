@@ -1,7 +1,6 @@
 """Sources of samples and the data sets between a source and the parser.
 
 Elements are scalar variants, one sample each, until `parsers` turns a batch of them into tensors.
-Kafka and Parquet are not built in: asking for them is an error.
 """
 
 from __future__ import annotations
@@ -21,6 +20,23 @@ from monolith.native_training import (
 )
 from monolith.native_training.data import feature_utils, file_patterns
 from monolith.native_training.data.data_flags import get_flag
+from monolith.native_training.data.flow_datasets import MergeFlowDataset, SplitFlowDataset
+from monolith.native_training.data.iterator_saving import leave_out_of_checkpoints
+from monolith.native_training.data.kafka_dataset import (  # noqa: F401  (part of this module)
+  KafkaDataset,
+  KafkaGen,
+  PyKafkaDataset,
+  create_plain_kafka_dataset,
+)
+from monolith.native_training.data.parquet_dataset import ParquetDataset
+from monolith.native_training.data.pb_types import (
+  OUTPUT_PB_TYPE_GRAPH_KEY,
+  FeaturePruningType,
+  PbType,
+  default_pb_types,
+  element_type,
+  record_output_type,
+)
 from monolith.native_training.distribute import distributed_dataset
 from monolith.native_training.hooks import ckpt_hooks
 from monolith.native_training.runtime.ops import gen_monolith_ops as pb_datasource_ops
@@ -35,29 +51,8 @@ flags.DEFINE_integer("dataset_num_workers", None, "number of workers that read")
 flags.DEFINE_string("kafka_other_metadata", None, "more key=value settings of the consumer")
 
 POOL_KEY = "TF_ITEMPOOL"
-OUTPUT_PB_TYPE_GRAPH_KEY = "monolith_dataset_output_pb_type"
 _DATASET_ID_KEY = "registed_dataset_id"
 _DEFAULT_BUFFER_SIZE = 64 * 1024 * 1024
-
-
-class PbType(enum.Enum):
-  """What a record or an element is."""
-
-  INSTANCE = 1
-  EXAMPLEBATCH = 2
-  EXAMPLE = 3
-  PLAINTEXT = 4
-
-  def to_name(self) -> str:
-    return self.name.lower()
-
-
-class FeaturePruningType:
-  """What a reader drops."""
-
-  AS_IS = 0
-  PRUNING_FEATURE = 1
-  PRUNING_RAW_FEATURE = 2
 
 
 class CompressType(enum.Enum):
@@ -69,17 +64,6 @@ class CompressType(enum.Enum):
   ZSTD = 3
   ZLIB = 4
   GZIP = 5
-
-
-def _default_pb_types(
-  input_pb_type: PbType | None, output_pb_type: PbType | None
-) -> tuple[PbType, PbType]:
-  if input_pb_type is None:
-    data_type = (get_flag("data_type") or "instance").upper().replace("_", "")
-    input_pb_type = PbType[data_type]
-  if output_pb_type is None:
-    output_pb_type = PbType.INSTANCE if input_pb_type == PbType.INSTANCE else PbType.EXAMPLE
-  return input_pb_type, output_pb_type
 
 
 def _compression(
@@ -130,15 +114,15 @@ class FilePBDataset(dataset_ops.DatasetSource):
     compression_type: CompressType | None = CompressType.UNKNOW,
     **kwargs: Any,
   ):
-    input_pb_type, output_pb_type = _default_pb_types(input_pb_type, output_pb_type)
+    input_pb_type, output_pb_type = default_pb_types(input_pb_type, output_pb_type)
     use_snappy, compression_type = _compression(file_name, use_snappy, compression_type)
     if buffer_size is None:
       factor = 2 if input_pb_type == PbType.EXAMPLEBATCH else 1
       buffer_size = factor * _DEFAULT_BUFFER_SIZE
-    out_type = tf.string if output_pb_type == PbType.PLAINTEXT else tf.variant
+    out_type = element_type(output_pb_type)
     self._element_spec = tf.TensorSpec([], out_type)
     self.output_pb_type = output_pb_type
-    _record_output_type(output_pb_type)
+    record_output_type(output_pb_type)
     if (
       disable_iterator_save_restore
       and isinstance(file_name, str)
@@ -170,13 +154,6 @@ class FilePBDataset(dataset_ops.DatasetSource):
   @property
   def element_spec(self) -> tf.TypeSpec:
     return self._element_spec
-
-
-def _record_output_type(pb_type: PbType) -> None:
-  """Notes the type in the graph, for those who look at the graph only."""
-  name = pb_type.to_name()
-  if name not in tf.compat.v1.get_collection(OUTPUT_PB_TYPE_GRAPH_KEY):
-    tf.compat.v1.add_to_collection(OUTPUT_PB_TYPE_GRAPH_KEY, name)
 
 
 def _variant_type(dataset: tf.data.Dataset, variant_type: str | None) -> str:
@@ -222,6 +199,19 @@ class TFRecordDatasetWrapper:
     return tf.data.TFRecordDataset(file_name, compression_type, buffer_size, num_parallel_reads)
 
 
+def _parquet_dataset(**options: Any) -> tf.data.Dataset:
+  """A `ParquetDataset` from the keywords of any source.
+
+  Raises:
+    ValueError: there is nothing to read.
+  """
+  for name in ("file_name", "select_columns", "select_columns_type"):
+    if options.get(name) is None or (isinstance(options[name], str) and not options[name]):
+      raise ValueError(f"use_parquet needs {name}")
+  options["output_pb_type"] = options.get("output_pb_type") or PbType.EXAMPLE
+  return ParquetDataset(**options)
+
+
 class DistributedFilePBDataset:
   """The samples of the files of this worker.
 
@@ -236,11 +226,11 @@ class DistributedFilePBDataset:
     block_length: consecutive samples of a file, by default the flag `block_length` or 1.
     num_parallel_calls: threads that read.
     deterministic: whether the order of samples must be the same every time.
-    use_parquet: not supported.
+    use_parquet: whether files are Parquet.
     use_tfrecord: whether files are TFRecord.
     **kwargs: `shard_num` and `shard_index` instead of the worker's place in the cluster;
       `enable_dynamic_sharding` (default: the flag) to take files from a queue that all workers
-      share, one after the other; and keywords of `FilePBDataset`.
+      share, one after the other; and keywords of `FilePBDataset` or `ParquetDataset`.
   """
 
   def __new__(
@@ -259,8 +249,7 @@ class DistributedFilePBDataset:
     use_tfrecord: bool = False,
     **kwargs: Any,
   ) -> tf.data.Dataset:
-    if use_parquet:
-      raise NotImplementedError("Parquet files are not supported")
+    assert not (use_parquet and use_tfrecord), "use_parquet and use_tfrecord are both set"
     is_dynamic = kwargs.pop("enable_dynamic_sharding", get_flag("enable_dynamic_sharding", False))
     patterns = sorted([patterns] if isinstance(patterns, str) else patterns)
     shard_num = kwargs.pop("shard_num", None)
@@ -280,9 +269,14 @@ class DistributedFilePBDataset:
         ctx.worker_index if shard_index is None else shard_index,
       )
 
-    input_pb_type, output_pb_type = _default_pb_types(input_pb_type, output_pb_type)
+    if use_parquet:
+      output_pb_type = output_pb_type or PbType.EXAMPLE
+      leave_out_of_checkpoints()
+    input_pb_type, output_pb_type = default_pb_types(input_pb_type, output_pb_type)
 
     def read(file_name: tf.Tensor) -> tf.data.Dataset:
+      if use_parquet:
+        return _parquet_dataset(file_name=file_name, output_pb_type=output_pb_type, **kwargs)
       if use_tfrecord:
         return TFRecordDatasetWrapper(file_name, buffer_size=buffer_size, **kwargs)
       return FilePBDataset(
@@ -295,7 +289,7 @@ class DistributedFilePBDataset:
       )
 
     if not use_tfrecord:
-      _record_output_type(output_pb_type)
+      record_output_type(output_pb_type)
     if is_dynamic:
       dataset = files.flat_map(read)
     else:
@@ -315,20 +309,36 @@ class PBDataset:
   """Makes the data set that fits the arguments and flags.
 
   Args:
-    topics_or_files: a file name, or a list of patterns.
-    buffer_size_or_group_id: a buffer size.
-    input_pb_type_or_servers: what records are.
+    topics_or_files: a file name, or a list of patterns or of Kafka topics.
+    buffer_size_or_group_id: a buffer size, or a consumer group of Kafka.
+    input_pb_type_or_servers: what records are, or the brokers of Kafka.
     output_pb_type: what elements are.
     feature_pruning_type: see `FilePBDataset`.
     disable_iterator_save_restore: see `FilePBDataset`.
-    **kwargs: `file_name`, `patterns`, `input_pb_type`, `use_tfrecord` and keywords of the data set.
+    has_header: see `KafkaDataset`, also for the next eight.
+    variant_type: see `has_header`.
+    stream_timeout: see `has_header`.
+    message_poll_timeout: see `has_header`.
+    poll_batch_size: see `has_header`.
+    filter_empty: see `has_header`.
+    configuration: see `has_header`.
+    container: see `has_header`.
+    shared_name: see `has_header`.
+    cycle_length: see `DistributedFilePBDataset`, also for the next three.
+    block_length: see `cycle_length`.
+    num_parallel_calls: see `cycle_length`.
+    deterministic: see `cycle_length`.
+    **kwargs: `file_name`, `patterns`, `topics`, `group_id`, `servers`, `input_pb_type`,
+      `use_parquet`, `use_tfrecord` and keywords of the data set.
 
   Returns:
-    A `FilePBDataset` for a file name, or the data sets of `DistributedFilePBDataset` and
-    `TFRecordDatasetWrapper`.
+    A `KafkaDataset` when the flags `kafka_topics`, `kafka_group_id` and `kafka_servers` are all
+    set, or topics are given with a group or brokers; a `FilePBDataset` or `ParquetDataset` for a
+    file name; or the data sets of `DistributedFilePBDataset` and `TFRecordDatasetWrapper`.
 
   Raises:
-    NotImplementedError: the arguments or flags ask for Kafka or Parquet.
+    ValueError: Kafka is asked for, but topics, group or brokers are missing; or Parquet, but the
+      file or the columns are.
   """
 
   def __new__(
@@ -339,6 +349,20 @@ class PBDataset:
     output_pb_type: PbType | None = None,
     feature_pruning_type: int = FeaturePruningType.PRUNING_RAW_FEATURE,
     disable_iterator_save_restore: bool = True,
+    *,
+    has_header: bool = True,
+    variant_type: str | None = None,
+    stream_timeout: int = -1,
+    message_poll_timeout: int = 10000,
+    poll_batch_size: int | None = None,
+    filter_empty: bool = False,
+    configuration: Sequence[str] | None = None,
+    container: str = "",
+    shared_name: str = "",
+    cycle_length: int | None = None,
+    block_length: int | None = None,
+    num_parallel_calls: int | None = None,
+    deterministic: bool | None = None,
     **kwargs: Any,
   ) -> tf.data.Dataset:
     options: dict[str, Any] = {
@@ -368,22 +392,65 @@ class PBDataset:
     assert not (options["use_parquet"] and options["use_tfrecord"]), (
       "use_parquet and use_tfrecord are both set"
     )
+    listed = None if isinstance(topics_or_files, str) else topics_or_files
+    kafka_source = cls._kafka_source(options, listed)
+    if kafka_source is not None:
+      return KafkaDataset(
+        **kafka_source,
+        has_header=has_header,
+        variant_type=variant_type,
+        stream_timeout=stream_timeout,
+        message_poll_timeout=message_poll_timeout,
+        poll_batch_size=poll_batch_size,
+        filter_empty=filter_empty,
+        configuration=configuration,
+        container=container,
+        shared_name=shared_name,
+        **options,
+      )
+    interleaving = {
+      "cycle_length": cycle_length,
+      "block_length": block_length,
+      "num_parallel_calls": num_parallel_calls,
+      "deterministic": deterministic,
+    }
+    if options.get("patterns"):
+      options.update({name: value for name, value in interleaving.items() if value is not None})
     return cls._create(options)
+
+  @staticmethod
+  def _kafka_source(
+    options: dict[str, Any], listed: Sequence[str] | None
+  ) -> dict[str, Any] | None:
+    """Takes topics, group and brokers out of the options; returns None if files are meant.
+
+    Args:
+      options: the keywords.
+      listed: patterns or topics, whichever it turns out to be.
+    """
+    names = ("topics", "group_id", "servers")
+    given = {name: options.pop(name, None) for name in names}
+    from_flags = {name: get_flag("kafka_" + name) for name in names}
+    has_broker = given["group_id"] or given["servers"]
+    if not (all(from_flags.values()) or given["topics"] or (listed and has_broker)):
+      return None
+    given["topics"] = given["topics"] or listed
+    source = {name: given[name] or from_flags[name] for name in names}
+    missing = [name for name in names if not source[name]]
+    if missing:
+      raise ValueError(f"Kafka needs topics, group_id and servers; empty: {', '.join(missing)}")
+    return source
 
   @classmethod
   def _create(cls, options: dict[str, Any]) -> tf.data.Dataset:
-    kafka = [options.pop(name, get_flag("kafka_" + name)) for name in ("group_id", "servers")]
-    topics = options.pop("topics", None) or get_flag("kafka_topics")
-    if any(kafka) and (topics or options.get("patterns")):
-      raise NotImplementedError("Kafka is not supported as a source of samples")
-    if options.pop("use_parquet"):
-      raise NotImplementedError("Parquet files are not supported")
     if options.get("patterns"):
       options.pop("file_name", None)
       # Iterators over several files are checkpointed like any other.
       options.pop("disable_iterator_save_restore", None)
       return DistributedFilePBDataset(**options)
     options.pop("patterns", None)
+    if options.pop("use_parquet"):
+      return _parquet_dataset(**options)
     if options.pop("use_tfrecord"):
       names = ("file_name", "compression_type", "buffer_size", "num_parallel_reads")
       return TFRecordDatasetWrapper(**{name: options[name] for name in names if name in options})
@@ -721,6 +788,31 @@ def _transform(
   return TransformDataset(self, t, _variant_type(self, variant_type))
 
 
+def _split_flow(
+  self: tf.data.Dataset,
+  data_flow: Sequence[str],
+  index: int,
+  max_queue_size: int = 1024,
+  variant_type: str | None = None,
+) -> tf.data.Dataset:
+  """See `SplitFlowDataset`."""
+  return SplitFlowDataset(
+    self, data_flow, index, max_queue_size, _variant_type(self, variant_type)
+  )
+
+
+def _merge_flow(
+  self: tf.data.Dataset,
+  dataset_to_merge: tf.data.Dataset | Sequence[tf.data.Dataset],
+  max_queue_size: int = 1024,
+  variant_type: str | None = None,
+) -> tf.data.Dataset:
+  """See `MergeFlowDataset`."""
+  return MergeFlowDataset(
+    self, dataset_to_merge, max_queue_size, _variant_type(self, variant_type)
+  )
+
+
 def _identity(self: tf.data.Dataset, *args: Any, **kwargs: Any) -> tf.data.Dataset:
   """Returns the data set itself: the driver decides whether a data service is used."""
   return self
@@ -729,6 +821,8 @@ def _identity(self: tf.data.Dataset, *args: Any, **kwargs: Any) -> tf.data.Datas
 for _cls in (tf.data.Dataset, tf.compat.v1.data.Dataset):
   _cls.instance_reweight = _instance_reweight
   _cls.negative_gen = _negative_gen
+  _cls.split_flow = _split_flow
+  _cls.merge_flow = _merge_flow
   _cls.transform = _transform
   _cls.merged_window = merged_window
   _cls.distribute = _identity

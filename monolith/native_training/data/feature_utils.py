@@ -1,8 +1,7 @@
 """Ops on single samples and on ids: filters, labels, slots, item pools.
 
 Functions that return a bool are meant for `Dataset.filter`, those that return a variant for
-`Dataset.map`. Kafka resources, and `use_f100_multi_head`, which no published kernel implements, are
-not supported.
+`Dataset.map`. `use_f100_multi_head`, which no published kernel implements, is not supported.
 """
 
 from __future__ import annotations
@@ -17,6 +16,11 @@ import tensorflow as tf
 
 from idl.matrix.proto import line_id_pb2
 from monolith.native_training.data import data_op_config_pb2, parsers
+from monolith.native_training.data.kafka_resource import (  # noqa: F401  (part of this module)
+  kafka_read_next,
+  kafka_read_next_v2,
+  kafka_resource_init,
+)
 from monolith.native_training.runtime.ops import gen_monolith_ops as ragged_data_ops
 
 Operand = Union[int, float, str, bytes, Sequence[Union[int, float, str, bytes]], None]

@@ -78,18 +78,23 @@ class KProducer:
       except queue.Empty:
         self._producer.poll(0)
         continue
-      try:
-        self._producer.produce(self._topic, msg, on_delivery=self._on_delivery)
-      except BufferError:
+      if not self._produce(msg):
+        # The client's own queue is full; it empties while it is polled.
         self._producer.poll(_CLOSE_TIMEOUT_SECS)
-        self._retry(msg)
+        if not self._produce(msg):
+          self._count_failure()
       self._producer.poll(0)
 
-  def _retry(self, msg: bytes) -> None:
+  def _produce(self, msg: bytes) -> bool:
+    """Gives a message to the client; returns False if there is no room for it now."""
     try:
       self._producer.produce(self._topic, msg, on_delivery=self._on_delivery)
     except BufferError:
+      return False
+    except Exception as error:  # One that cannot be sent, say too large, is no reason to stop.
       self._count_failure()
+      logging.log_every_n_seconds(logging.WARNING, "Kafka refuses messages: %s", 60, error)
+    return True
 
   def _on_delivery(self, error: object, unused_msg: object) -> None:
     if error is None:

@@ -274,8 +274,8 @@ class PBDatasetTest(_FileTest):
       datasets.PBDataset(patterns=[path], input_pb_type=PbType.EXAMPLE),
     ):
       self.assertEqual(uids(dataset), [1, 2, 3, 4, 5])
-    with self.assertRaises(NotImplementedError):
-      datasets.PBDataset(["ab"], group_id="c", servers="d")
+    kafka = datasets.PBDataset(["ab"], group_id="c", servers="d")
+    self.assertIsInstance(kafka, datasets.KafkaDataset)
 
   def test_tfrecord(self):
     with tf.io.TFRecordWriter(self.path("records")) as writer:

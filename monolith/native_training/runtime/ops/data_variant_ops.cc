@@ -12,6 +12,7 @@
 #include "monolith/native_training/runtime/ops/data_conversions.h"
 #include "monolith/native_training/runtime/ops/data_record_source.h"
 #include "monolith/native_training/runtime/ops/data_sample.h"
+#include "monolith/native_training/runtime/ops/data_sample_reader.h"
 #include "monolith/native_training/runtime/ops/op_checks.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
@@ -148,24 +149,12 @@ class HasVariantOp final : public OpKernel {
 class SampleDecoder {
  public:
   Status Init(OpKernelConstruction* ctx) {
-    std::vector<int64_t> chnids;
-    std::vector<std::string> datasources;
-    std::string default_datasource;
     TF_RETURN_IF_ERROR(ctx->GetAttr("has_header", &has_header_));
     TF_RETURN_IF_ERROR(ctx->GetAttr("has_sort_id", &flags_.has_sort_id));
     TF_RETURN_IF_ERROR(ctx->GetAttr("lagrangex_header", &flags_.lagrangex_header));
     TF_RETURN_IF_ERROR(ctx->GetAttr("kafka_dump_prefix", &flags_.kafka_dump_prefix));
     TF_RETURN_IF_ERROR(ctx->GetAttr("kafka_dump", &flags_.kafka_dump));
-    TF_RETURN_IF_ERROR(ctx->GetAttr("chnids", &chnids));
-    TF_RETURN_IF_ERROR(ctx->GetAttr("datasources", &datasources));
-    TF_RETURN_IF_ERROR(ctx->GetAttr("default_datasource", &default_datasource));
-    TF_RETURN_IF_ERROR(CheckEqual("length of datasources", static_cast<int64_t>(datasources.size()),
-                                  "length of chnids", static_cast<int64_t>(chnids.size())));
-    for (size_t i = 0; i < chnids.size(); ++i) {
-      key_of_chnid_[chnids[i]] = ::monolith::data::DataSourceKey(datasources[i]);
-    }
-    default_key_ = ::monolith::data::DataSourceKey(default_datasource);
-    return OkStatus();
+    return keys_.Init(ctx);
   }
 
   // Parses one string; empty without header is a default sample.
@@ -184,22 +173,15 @@ class SampleDecoder {
       return errors::InvalidArgument("Failed to parse the ", SampleTraits<Proto>::kName,
                                      ". It has ", payload.size(), " bytes");
     }
-    if (!payload.empty()) proto->set_data_source_key(flags_.lagrangex_header ? key : Key(*proto));
+    if (!payload.empty())
+      proto->set_data_source_key(flags_.lagrangex_header ? key : keys_.Of(*proto));
     return OkStatus();
   }
 
  private:
-  uint32_t Key(const ExampleBatch&) const { return default_key_; }
-  template <typename Proto>
-  uint32_t Key(const Proto& proto) const {
-    const auto it = key_of_chnid_.find(proto.line_id().chnid());
-    return it == key_of_chnid_.end() ? default_key_ : it->second;
-  }
-
   bool has_header_;
   HeaderFlags flags_;
-  absl::flat_hash_map<int64_t, uint32_t> key_of_chnid_;
-  uint32_t default_key_;
+  DataSourceKeys keys_;
 };
 
 class StringToVariantOp final : public OpKernel {

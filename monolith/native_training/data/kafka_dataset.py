@@ -1,0 +1,309 @@
+"""Data sets that read Kafka.
+
+A consumer is made when an iterator is asked for its first element, and leaves its group when the
+iterator ends or is destroyed. The client commits offsets by itself, so iterators are not part of
+checkpoints; consumers of one group share the partitions, which is how workers share a topic. The
+elements come from Python: a data set cannot be handed to another process.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.data.ops import dataset_ops
+
+from monolith.native_training.data import kafka_reader, kafka_settings
+from monolith.native_training.data.data_flags import get_flag
+from monolith.native_training.data.iterator_saving import leave_out_of_checkpoints
+from monolith.native_training.data.kafka_resource import KafkaMessages, MessageFormat
+from monolith.native_training.data.pb_types import (
+  FeaturePruningType,
+  PbType,
+  default_pb_types,
+  parse_pb_type,
+  record_output_type,
+)
+from monolith.native_training.runtime.ops import gen_monolith_ops
+
+# TensorFlow gets a sign of life so often, and can stop reading then.
+_MAX_WAIT_SECS = 0.2
+
+
+class KafkaDataset(dataset_ops.UnaryUnchangedStructureDataset):
+  """The samples in the messages of topics: scalar variants, or strings for PLAINTEXT.
+
+  Args:
+    topics: names, in a list or comma-separated.
+    group_id: the consumer group.
+    servers: `host:port` of brokers, in a list or comma-separated.
+    has_header: a message is a sequence of framed records; otherwise it is one serialized record.
+    variant_type: what records are, by name: `instance`, `example`, `example_batch`, `plaintext`;
+      the same as `input_pb_type`, which is one of `**kwargs`.
+    output_pb_type: what elements are, by default INSTANCE for Instances, else EXAMPLE.
+    stream_timeout: the data set ends when no message came for so many milliseconds; at least
+      `message_poll_timeout`; -1: never.
+    message_poll_timeout: milliseconds to wait for a message before those that came are handed on.
+    poll_batch_size: most messages to read at once, by default 16 for ExampleBatches, else 128.
+    filter_empty: leave out samples that have no content.
+    configuration: `key=value` settings of the consumer; `conf.topic.<k>` is the setting `<k>` of
+      every topic.
+    container: part of the name of the consumer.
+    shared_name: iterators with the same name share one consumer.
+    kafka_other_metadata: more settings, comma-separated, that win over all others; by default the
+      flag of that name.
+    **kwargs: `input_pb_type` (default: the flag `data_type`, else INSTANCE);
+      `feature_pruning_type`; the headers of records `has_sort_id` (default: the flag `sort_id`,
+      else True), `kafka_dump`, `kafka_dump_prefix`, `lagrangex_header` (default: the flags, else
+      False); `chnids`, `datasources` and `default_datasource` (default: the flags), see
+      `feature_utils.string_to_variant`. Others are ignored.
+
+  Raises:
+    ValueError: an argument is empty, malformed or contradicts another.
+  """
+
+  def __init__(
+    self,
+    topics: str | Sequence[str],
+    group_id: str,
+    servers: str | Sequence[str],
+    *,
+    has_header: bool = True,
+    variant_type: str | None = None,
+    output_pb_type: PbType | None = None,
+    stream_timeout: int = -1,
+    message_poll_timeout: int = 10000,
+    poll_batch_size: int | None = None,
+    filter_empty: bool = False,
+    configuration: Sequence[str] | None = None,
+    container: str = "",
+    shared_name: str = "",
+    kafka_other_metadata: str | Sequence[str] | None = None,
+    **kwargs: Any,
+  ):
+    input_pb_type = _input_pb_type(variant_type, kwargs.get("input_pb_type"))
+    input_pb_type, output_pb_type = default_pb_types(input_pb_type, output_pb_type)
+    message_format = MessageFormat(
+      input_pb_type,
+      output_pb_type,
+      kwargs.get("feature_pruning_type", FeaturePruningType.PRUNING_RAW_FEATURE),
+      filter_empty,
+      has_header,
+      **_header_options(kwargs),
+    )
+    if poll_batch_size is None:
+      poll_batch_size = 16 if input_pb_type == PbType.EXAMPLEBATCH else 128
+    batches = _message_batches(
+      topics, group_id, servers, stream_timeout, message_poll_timeout, poll_batch_size,
+      configuration, container, shared_name, kafka_other_metadata,
+    )
+    # One message after the other: a bad one spoils no other.
+    messages = batches.map(lambda message, key, origin, _: (message, origin)).unbatch()
+    samples = messages.map(message_format.decode).unbatch()
+    self.output_pb_type = output_pb_type
+    record_output_type(output_pb_type)
+    super().__init__(samples, samples._variant_tensor)
+
+
+class PyKafkaDataset(KafkaDataset):
+  """A `KafkaDataset` that converts nothing: elements are what records are.
+
+  Args:
+    topics: see `KafkaDataset`, also for the others.
+    group_id: see `topics`.
+    servers: see `topics`.
+    has_header: see `topics`.
+    variant_type: see `topics`.
+    stream_timeout: see `topics`.
+    message_poll_timeout: see `topics`.
+    poll_batch_size: most messages to read at once.
+    filter_empty: see `topics`.
+    **kwargs: other arguments of `KafkaDataset`.
+  """
+
+  def __init__(
+    self,
+    topics: str | Sequence[str],
+    group_id: str,
+    servers: str | Sequence[str],
+    *,
+    has_header: bool = True,
+    variant_type: str | None = None,
+    stream_timeout: int = -1,
+    message_poll_timeout: int = 10000,
+    poll_batch_size: int = kafka_settings.DEFAULT_POLL_BATCH_SIZE,
+    filter_empty: bool = False,
+    **kwargs: Any,
+  ):
+    if kwargs.get("output_pb_type") is None:
+      given = _input_pb_type(variant_type, kwargs.get("input_pb_type"))
+      kwargs["output_pb_type"] = default_pb_types(given, None)[0]
+    super().__init__(
+      topics,
+      group_id,
+      servers,
+      has_header=has_header,
+      variant_type=variant_type,
+      stream_timeout=stream_timeout,
+      message_poll_timeout=message_poll_timeout,
+      poll_batch_size=poll_batch_size,
+      filter_empty=filter_empty,
+      **kwargs,
+    )
+
+
+class KafkaGen:
+  """Batches of messages without TensorFlow: call or iterate it to get an iterator.
+
+  Every iterator is a consumer of its own and yields lists of `bytes`, none of them empty. For the
+  arguments see `KafkaDataset`.
+  """
+
+  def __init__(
+    self,
+    topics: str | Sequence[str],
+    group_id: str,
+    servers: str | Sequence[str],
+    stream_timeout: int = -1,
+    message_poll_timeout: int = 10000,
+    poll_batch_size: int = kafka_settings.DEFAULT_POLL_BATCH_SIZE,
+  ):
+    self._lease = _lease_factory(topics, group_id, servers, poll_batch_size)
+    self._timeouts = (
+      message_poll_timeout,
+      kafka_settings.check_timeouts(message_poll_timeout, stream_timeout),
+    )
+
+  def __call__(self) -> Iterator[list[bytes]]:
+    stream = kafka_reader.MessageStream(self._lease, *self._timeouts, _MAX_WAIT_SECS)
+    try:
+      for fetch in stream:
+        if fetch.messages:
+          yield fetch.messages
+    finally:
+      stream.close()
+
+  def __iter__(self) -> Iterator[list[bytes]]:
+    return self()
+
+
+def create_plain_kafka_dataset(
+  topics: str | Sequence[str],
+  group_id: str,
+  servers: str | Sequence[str],
+  stream_timeout: int = -1,
+  message_poll_timeout: int = 10000,
+  poll_batch_size: int = kafka_settings.DEFAULT_POLL_BATCH_SIZE,
+  configuration: Sequence[str] | None = None,
+  container: str = "",
+  shared_name: str = "",
+  kafka_other_metadata: str | Sequence[str] | None = None,
+) -> tf.data.Dataset:
+  """Reads messages as they are, in batches as they come.
+
+  For the arguments see `KafkaDataset`.
+
+  Returns:
+    Elements are `KafkaMessages` of at least one message and at most `poll_batch_size`. A message or
+    key that is null is empty.
+  """
+  batches = _message_batches(
+    topics, group_id, servers, stream_timeout, message_poll_timeout, poll_batch_size,
+    configuration, container, shared_name, kafka_other_metadata,
+  )
+  return batches.map(
+    lambda message, key, _, continue_fetch: KafkaMessages(message, key, continue_fetch)
+  )
+
+
+def _lease_factory(
+  topics: str | Sequence[str],
+  group_id: str,
+  servers: str | Sequence[str],
+  poll_batch_size: int,
+  configuration: Sequence[str] | None = None,
+  container: str = "",
+  shared_name: str = "",
+  kafka_other_metadata: str | Sequence[str] | None = None,
+) -> Callable[[], kafka_reader.ReaderLease]:
+  """Checks the arguments now, and connects later."""
+  if kafka_other_metadata is None:
+    kafka_other_metadata = get_flag("kafka_other_metadata")
+  metadata = kafka_settings.make_metadata(
+    group_id, servers, poll_batch_size, configuration, kafka_other_metadata
+  )
+  kafka_settings.parse_metadata(metadata)
+  topics = kafka_settings.split_list(topics)
+  if not topics:
+    raise ValueError("topics is empty, want at least one topic")
+  return functools.partial(kafka_reader.ReaderLease, topics, metadata, container, shared_name)
+
+
+def _message_batches(
+  topics: str | Sequence[str],
+  group_id: str,
+  servers: str | Sequence[str],
+  stream_timeout: int,
+  message_poll_timeout: int,
+  poll_batch_size: int,
+  configuration: Sequence[str] | None,
+  container: str,
+  shared_name: str,
+  kafka_other_metadata: str | Sequence[str] | None,
+) -> tf.data.Dataset:
+  """Returns elements (messages, keys, origins: string [k], continue_fetch: int64) with k > 0."""
+  make_lease = _lease_factory(
+    topics, group_id, servers, poll_batch_size, configuration, container, shared_name,
+    kafka_other_metadata,
+  )
+  stream_timeout = kafka_settings.check_timeouts(message_poll_timeout, stream_timeout)
+  leave_out_of_checkpoints()
+  strings = tf.TensorSpec([None], tf.string)
+  fetches = tf.data.Dataset.from_generator(
+    lambda: kafka_reader.MessageStream(
+      make_lease, message_poll_timeout, stream_timeout, _MAX_WAIT_SECS
+    ),
+    output_signature=(strings, strings, strings, tf.TensorSpec([], tf.int64)),
+  )
+  return _SkipEmptyDataset(fetches)
+
+
+class _SkipEmptyDataset(dataset_ops.UnaryUnchangedStructureDataset):
+  """Leaves out fetches without messages: they would be a mean over nothing in a model."""
+
+  def __init__(self, input_dataset: tf.data.Dataset):
+    variant = gen_monolith_ops.monolith_skip_empty_dataset(input_dataset._variant_tensor)
+    super().__init__(input_dataset, variant)
+
+
+def _input_pb_type(variant_type: str | None, input_pb_type: PbType | None) -> PbType | None:
+  """Joins the two ways to say what records are."""
+  if variant_type is None:
+    return input_pb_type
+  named = parse_pb_type(variant_type)
+  if input_pb_type not in (None, named):
+    raise ValueError(f"variant_type is {variant_type}, but input_pb_type {input_pb_type.to_name()}")
+  return named
+
+
+def _header_options(kwargs: dict[str, Any]) -> dict[str, Any]:
+  """Returns the headers and data sources that keywords or else flags say."""
+
+  def option(name: str, flag: str, default: Any) -> Any:
+    value = kwargs.get(name)
+    return get_flag(flag, default) if value is None else value
+
+  chnids = option("chnids", "chnids", ())
+  if isinstance(chnids, str):
+    chnids = kafka_settings.split_list(chnids)
+  return {
+    "has_sort_id": option("has_sort_id", "sort_id", True),
+    "kafka_dump": option("kafka_dump", "kafka_dump", False),
+    "kafka_dump_prefix": option("kafka_dump_prefix", "kafka_dump_prefix", False),
+    "lagrangex_header": option("lagrangex_header", "lagrangex_header", False),
+    "chnids": [int(chnid) for chnid in chnids],
+    "datasources": kafka_settings.split_list(option("datasources", "datasources", ())),
+    "default_datasource": option("default_datasource", "default_datasource", ""),
+  }
