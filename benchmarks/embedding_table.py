@@ -349,7 +349,8 @@ def run_fused(rows: int, dim: int, per_table: int, threads: int, repeats: int) -
 
   def look_up_each(step_ids: Any) -> list[Any]:
     parts = tf.split(step_ids, NUM_FUSED_TABLES)
-    return [table.lookup(part, use_multi_threads=threads > 1) for table, part in zip(tables, parts)]
+    # On one thread each: TensorFlow runs several at a time, which is faster than to share each.
+    return [table.lookup(part) for table, part in zip(tables, parts)]
 
   def look_up_singly(step_ids: Any) -> Any:
     # Kept until all are there, as a model needs them.
@@ -399,6 +400,7 @@ def run_fused_eager(rows: int, dim: int, per_table: int, threads: int, repeats: 
     hash_table_ops.fused_lookup(tables, ids, [per_table] * NUM_FUSED_TABLES, 1)
 
   def look_up_singly(i: int) -> list[Any]:
+    # One after the other, so each may use all threads.
     return [
       table.lookup(part, use_multi_threads=threads > 1)
       for table, part in zip(tables, batches[i % NUM_BATCHES])
