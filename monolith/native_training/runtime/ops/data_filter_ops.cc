@@ -106,7 +106,7 @@ class FilterOp final : public OpKernel {
   void Compute(OpKernelContext* ctx) override {
     OP_REQUIRES_OK(ctx, CheckScalar("input", ctx->input(0)));
     const Variant& variant = ctx->input(0).scalar<Variant>()();
-    bool keeps;
+    bool keeps = false;
     OP_REQUIRES_OK(ctx, type_ == SampleType::kInstance ? Run<Instance>(variant, &keeps)
                                                        : Run<Example>(variant, &keeps));
     Tensor* output;
