@@ -32,6 +32,7 @@ from tests.native_training.data.data_test_utils import (
   proto_of,
 )
 from tests.native_training.data.mock_kafka import TIMEOUT_SECS, MockKafka
+from tests.wait_until import wait_until
 
 PbType = datasets.PbType
 ZERO = struct.pack("<Q", 0)
@@ -168,8 +169,13 @@ class PlainTest(_KafkaTest):
     iterator = iter(self.plain(message_poll_timeout=20, stream_timeout=-1))
     self.kafka.send(self.topic, [b"first"])
     self.assertEqual(next(iterator).message.numpy().tolist(), [b"first"])
-    # Many polls time out meanwhile: the next message is sent when the first one was handled.
-    sender = threading.Timer(0.5, self.kafka.send, (self.topic, [b"second"]))
+    (reader,) = (reader for reader in kafka_reader._readers if not reader.closed)
+
+    def send_after_silence():
+      wait_until(lambda: reader._timeouts > 5)
+      self.kafka.send(self.topic, [b"second"])
+
+    sender = threading.Thread(target=send_after_silence)
     sender.start()
     self.assertEqual(next(iterator).message.numpy().tolist(), [b"second"])
     sender.join()

@@ -86,7 +86,9 @@ class KafkaMetricHookTest(KafkaTestCase):
     with tf.Graph().as_default(), mock.patch.dict(os.environ, environment):
       step = tf.compat.v1.train.get_or_create_global_step()
       advance = tf.compat.v1.assign_add(step, 1)
-      hook = metric_hook.KafkaMetricHook(tf.reshape(tf.strings.as_string(step), [1]))
+      with tf.control_dependencies([advance]):
+        message = tf.strings.as_string(step.read_value())
+      hook = metric_hook.KafkaMetricHook(tf.reshape(message, [1]))
       with tf.compat.v1.train.SingularMonitoredSession(hooks=[hook]) as session:
         for _ in range(3):
           session.run(advance)
@@ -95,7 +97,7 @@ class KafkaMetricHookTest(KafkaTestCase):
             timeout_secs=mock_kafka.TIMEOUT_SECS,
           )
 
-    self.assertLen(self.received(3), 3)
+    self.assertEqual(self.received(3), [b"1", b"2", b"3"])
 
 
 if __name__ == "__main__":
