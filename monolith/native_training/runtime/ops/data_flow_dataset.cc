@@ -14,6 +14,7 @@
 #include "monolith/native_training/runtime/ops/data_flow_group.h"
 #include "monolith/native_training/runtime/ops/data_flow_queues.h"
 #include "monolith/native_training/runtime/ops/data_sample.h"
+#include "monolith/native_training/runtime/ops/data_sample_dataset.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/dataset.h"
 #include "tensorflow/core/framework/op.h"
@@ -172,7 +173,7 @@ class SplitFlowDatasetOp::Dataset final : public data::DatasetBase {
         index_(static_cast<size_t>(op.index_)),
         max_queue_size_(op.options_.max_queue_size),
         route_(op.route_),
-        attrs_(op.def().attr()) {
+        attrs_(AttrsOf(op.def())) {
     input_->Ref();
   }
 
@@ -199,11 +200,7 @@ class SplitFlowDatasetOp::Dataset final : public data::DatasetBase {
                             Node** output) const override {
     Node* node = nullptr;
     TF_RETURN_IF_ERROR(b->AddInputDataset(ctx, input_, &node));
-    std::vector<std::pair<StringPiece, AttrValue>> attrs;
-    for (const auto& [name, value] : attrs_) {
-      if (name[0] != '_') attrs.emplace_back(name, value);
-    }
-    return b->AddDataset(this, {node}, attrs, output);
+    return b->AddDataset(this, {node}, GraphAttrs(attrs_), output);
   }
 
  private:
@@ -278,7 +275,7 @@ class SplitFlowDatasetOp::Dataset final : public data::DatasetBase {
   const size_t index_;
   const int64_t max_queue_size_;
   const FlowRoute route_;
-  const protobuf::Map<std::string, AttrValue> attrs_;
+  const DatasetAttrs attrs_;
 };
 
 // The name of the flows that `dataset` is made from, or null.
@@ -341,7 +338,7 @@ class MergeFlowDatasetOp::Dataset final : public data::DatasetBase {
       : DatasetBase(data::DatasetContext(ctx)),
         inputs_(std::move(inputs)),
         options_(op.options_),
-        attrs_(op.def().attr()) {
+        attrs_(AttrsOf(op.def())) {
     for (const data::DatasetBase* input : inputs_) input->Ref();
   }
 
@@ -390,11 +387,7 @@ class MergeFlowDatasetOp::Dataset final : public data::DatasetBase {
     for (size_t i = 0; i < inputs_.size(); ++i) {
       TF_RETURN_IF_ERROR(b->AddInputDataset(ctx, inputs_[i], &nodes[i]));
     }
-    std::vector<std::pair<StringPiece, AttrValue>> attrs;
-    for (const auto& [name, value] : attrs_) {
-      if (name[0] != '_') attrs.emplace_back(name, value);
-    }
-    return b->AddDataset(this, {}, {{0, nodes}}, attrs, output);
+    return b->AddDataset(this, {}, {{0, nodes}}, GraphAttrs(attrs_), output);
   }
 
  private:
@@ -509,7 +502,7 @@ class MergeFlowDatasetOp::Dataset final : public data::DatasetBase {
 
   const std::vector<const data::DatasetBase*> inputs_;
   const FlowOptions options_;
-  const protobuf::Map<std::string, AttrValue> attrs_;
+  const DatasetAttrs attrs_;
 };
 
 void MergeFlowDatasetOp::MakeDataset(OpKernelContext* ctx, data::DatasetBase** output) {

@@ -325,9 +325,7 @@ class InstanceNegativeGenDatasetOp final : public data::UnaryDatasetOpKernel {
     OP_REQUIRES_OK(ctx, LookupHandleInput(ctx, 1, "pool", &pool));
     SampleDatasetOptions options;
     options.name = "InstanceNegativeGenDataset";
-    for (const auto &[name, value] : def().attr()) {
-      if (name[0] != '_') options.attrs.emplace_back(name, value);
-    }
+    options.attrs = AttrsOf(def());
     options.extra = {ctx->input(1)};
     // std::function copies what it captures, so the reference to the pool is
     // shared.

@@ -42,9 +42,7 @@ class SampleDataset final : public data::DatasetBase {
       TF_RETURN_IF_ERROR(b->AddDatasetOrTensor(ctx, tensor, &node));
       nodes.push_back(node);
     }
-    std::vector<std::pair<StringPiece, AttrValue>> attrs;
-    for (const auto &[name, value] : options_.attrs) attrs.emplace_back(name, value);
-    return b->AddDataset(this, nodes, attrs, output);
+    return b->AddDataset(this, nodes, GraphAttrs(options_.attrs), output);
   }
 
  private:
@@ -132,6 +130,18 @@ class SampleDataset final : public data::DatasetBase {
 };
 
 }  // namespace
+
+DatasetAttrs AttrsOf(const NodeDef &def) {
+  DatasetAttrs attrs;
+  for (const auto &[name, value] : def.attr()) {
+    if (name[0] != '_') attrs.emplace_back(name, value);
+  }
+  return attrs;
+}
+
+std::vector<std::pair<StringPiece, AttrValue>> GraphAttrs(const DatasetAttrs &attrs) {
+  return {attrs.begin(), attrs.end()};
+}
 
 Status MakeSampleDataset(OpKernelContext *ctx, const data::DatasetBase *input,
                          SampleDatasetOptions options, data::DatasetBase **dataset) {

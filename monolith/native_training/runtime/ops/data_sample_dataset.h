@@ -28,6 +28,12 @@ class SampleExpander {
 using ExpanderFactory = std::function<std::unique_ptr<SampleExpander>()>;
 using DatasetAttrs = std::vector<std::pair<std::string, AttrValue>>;
 
+// All attributes of a node, to write it again.
+DatasetAttrs AttrsOf(const NodeDef &def);
+
+// The same for DatasetGraphDefBuilder; valid as long as `attrs`.
+std::vector<std::pair<StringPiece, AttrValue>> GraphAttrs(const DatasetAttrs &attrs);
+
 // What a kernel hands to MakeSampleDataset.
 struct SampleDatasetOptions {
   std::string name;           // of the op, for messages

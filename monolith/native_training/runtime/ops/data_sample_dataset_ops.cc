@@ -52,15 +52,6 @@ REGISTER_OP("TransformDataset")
     .SetShapeFn(shape_inference::ScalarShape)
     .Doc("Filters and changes samples as the serialized TransformConfig says.");
 
-// All attributes of a node, to write it again.
-DatasetAttrs AttrsOf(const NodeDef &def) {
-  DatasetAttrs attrs;
-  for (const auto &[name, value] : def.attr()) {
-    if (name[0] != '_') attrs.emplace_back(name, value);
-  }
-  return attrs;
-}
-
 Status GetRowType(OpKernelConstruction *ctx, SampleType *type) {
   std::string name;
   TF_RETURN_IF_ERROR(ctx->GetAttr("variant_type", &name));
