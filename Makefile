@@ -53,8 +53,11 @@ sanitize-ops: build ## the op library under AddressSanitizer, with the tests of 
 bazel-test: build ## build and test the same sources with Bazel
 	bash tools/bazel_test.sh
 
-lint: $(VENV)/.installed ## ruff and clang-format
+# C++ streams meet the locale facets of another libstdc++ beside TensorFlow's x86-64 wheel, and crash.
+lint: $(VENV)/.installed ## ruff, clang-format, no C++ streams in the op library
 	$(VENV)/bin/ruff check .
+	! git grep -nE '#include <(codecvt|fstream|iomanip|ios|iosfwd|iostream|istream|locale|ostream|regex|sstream|streambuf|strstream)>' \
+	  -- $(wildcard monolith/native_training/runtime)
 	git ls-files '*.h' '*.cc' | xargs $(VENV)/bin/clang-format --dry-run --Werror
 
 format: $(VENV)/.installed ## let ruff and clang-format mend what they can

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
-#include <sstream>
+#include <cstdio>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -62,15 +62,19 @@ std::string MetricWindow::Report(int64_t now_secs) {
   }
   if (now_secs - last_report_secs_ < kReportIntervalSecs) return "";
   last_report_secs_ = now_secs;
-  std::ostringstream report;
+  std::string report;
   for (int minutes : {1, 5, 15}) {
     const WindowStats stats = StatsLocked(now_secs, minutes * 60);
     if (stats.count == 0) continue;
-    if (report.tellp() > 0) report << '\n';
-    report << key_ << " last_" << minutes << "_min: min: " << stats.min << ", max: " << stats.max
-           << ", avg: " << stats.avg << ", p99: " << stats.p99;
+    char numbers[128];  // four of at most 13 characters, and the words
+    std::snprintf(numbers, sizeof(numbers), " last_%d_min: min: %g, max: %g, avg: %g, p99: %g",
+                  minutes, static_cast<double>(stats.min), static_cast<double>(stats.max),
+                  stats.avg, static_cast<double>(stats.p99));
+    if (!report.empty()) report += '\n';
+    report += key_;
+    report += numbers;
   }
-  return report.str();
+  return report;
 }
 
 std::shared_ptr<MetricWindow> GetMetricWindow(const std::string& key) {

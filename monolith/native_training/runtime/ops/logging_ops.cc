@@ -1,10 +1,11 @@
 // Timestamps, metrics and the health of the machine.
+#include <unistd.h>
+
 #include <cstdint>
-#include <fstream>
 #include <memory>
-#include <sstream>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "monolith/native_training/runtime/metrics/metric_sink.h"
 #include "monolith/native_training/runtime/metrics/metric_window.h"
@@ -18,6 +19,8 @@
 #include "tensorflow/core/framework/resource_op_kernel.h"
 #include "tensorflow/core/framework/shape_inference.h"
 #include "tensorflow/core/platform/env.h"
+#include "tensorflow/core/platform/numbers.h"
+#include "tensorflow/core/platform/str_util.h"
 
 namespace tensorflow {
 namespace monolith_tf {
@@ -55,8 +58,10 @@ class MetricEmitter {
     ::monolith::metrics::EmitMetric(key_, number, tags_);
     const int64_t now = static_cast<int64_t>(Env::Default()->NowSeconds());
     window_->Add(now, number);
-    std::istringstream report(window_->Report(now));
-    for (std::string line; std::getline(report, line);) LOG(INFO) << line;
+    const std::string report = window_->Report(now);
+    for (StringPiece line : str_util::Split(report, '\n', str_util::SkipEmpty())) {
+      LOG(INFO) << line;
+    }
     return OkStatus();
   }
 
@@ -125,21 +130,22 @@ class MachineInfoOp : public ResourceOpKernel<MachineInfo> {
 
 // Resident set size of this process in bytes.
 Status ReadResidentBytes(int64_t* bytes) {
-  std::ifstream status("/proc/self/status");
-  if (!status) return errors::Internal("/proc/self/status cannot be opened");
-  for (std::string line; std::getline(status, line);) {
-    std::istringstream words(line);
-    std::string name, unit;
-    int64_t kilobytes = 0;
-    if (words >> name && name == "VmRSS:") {
-      if (words >> kilobytes >> unit && unit == "kB") {
-        *bytes = kilobytes * 1024;
-        return OkStatus();
-      }
-      return errors::Internal("/proc/self/status has the line '", line, "', want VmRSS in kB");
-    }
+  static constexpr char kFile[] = "/proc/self/statm";
+  // Pages: size, resident, shared, ... TensorFlow's ReadFileToString asks for the size of a file
+  // first, which is 0 here.
+  std::unique_ptr<RandomAccessFile> file;
+  TF_RETURN_IF_ERROR(Env::Default()->NewRandomAccessFile(kFile, &file));
+  char buffer[256];
+  StringPiece content;
+  const Status status = file->Read(0, sizeof(buffer), &content, buffer);
+  if (!status.ok() && !errors::IsOutOfRange(status)) return status;
+  const std::vector<std::string> words = str_util::Split(content, " \n", str_util::SkipEmpty());
+  int64_t pages = 0;
+  if (words.size() < 2 || !strings::safe_strto64(words[1], &pages)) {
+    return errors::Internal(kFile, " holds '", content, "', want sizes in pages");
   }
-  return errors::Internal("/proc/self/status has no line VmRSS");
+  *bytes = pages * static_cast<int64_t>(sysconf(_SC_PAGESIZE));
+  return OkStatus();
 }
 
 class CheckMachineHealthOp : public OpKernel {
