@@ -121,8 +121,9 @@ FlowGroup::FlowGroup(const FlowName& name, int64_t max_queue_size, const FlowHom
 
 void FlowGroup::Free() {
   if (has_reader_) {
-    queues_.LeaveUnopened();
+    queues_.KeepUnopened();
   } else {
+    abandoned_ = true;
     finished_ = true;
     queues_.EndAll();
   }
@@ -243,6 +244,12 @@ FlowReader::~FlowReader() {
 
 Status FlowReader::Open(data::IteratorContext* ctx, const data::IteratorBase* parent,
                         const data::DatasetBase* input, const std::string& prefix) {
+  if (group_->abandoned_) {
+    return errors::FailedPrecondition(
+        "the iterator over flow 0 ('", group_->name().data_flow[0],
+        "'), which reads the input of all flows, was made after the others had waited for it and "
+        "had ended: merge flow 0 directly, not behind a stage that opens it in its own thread");
+  }
   cancellation_ = std::make_unique<CancellationManager>(ctx->cancellation_manager());
   data::IteratorContext::Params params(ctx);
   params.cancellation_manager = cancellation_.get();

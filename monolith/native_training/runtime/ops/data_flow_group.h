@@ -47,7 +47,12 @@ struct FlowName {
 
 // The threads of mergers that read flows. A flow that is opened again, as `repeat` does, waits for
 // the next pass over the input, which index 0 opens. When every thread that still reads waits for
-// another one, nothing will come: then their flows end, and what nobody has opened is dropped.
+// another one, nothing seems to come: then samples for flows that nobody has opened are kept beyond
+// the limit of their queues, and flows whose input nobody reads end.
+//
+// That is a guess: a thread that is not the merger's, such as one of `prefetch`, may still open a
+// flow. If it does it finds all of its samples, or, should it be index 0 of flows that have ended,
+// an error. So a wrong guess loses nothing.
 class FlowWaits {
  public:
   // Around all that a thread reads.
@@ -125,6 +130,8 @@ class FlowGroup {
   bool wanted_ TF_GUARDED_BY(mu_) = false;
   // Nothing more will be read.
   std::atomic<bool> finished_{false};
+  // Its flows ended because nobody seemed to read the input.
+  std::atomic<bool> abandoned_{false};
   std::atomic<bool> has_reader_{false};
   // The reader waits for somebody to open a flow.
   std::atomic<bool> is_blocked_{false};

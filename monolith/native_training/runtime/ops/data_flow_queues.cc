@@ -20,6 +20,7 @@ void FlowQueues::Open(size_t flow) {
   mutex_lock lock(mu_);
   if (flows_[flow].consumer != Consumer::kOpen) ++open_;
   flows_[flow].consumer = Consumer::kOpen;
+  flows_[flow].kept = false;
   flows_[flow].cancelled = false;
   room_.notify_all();
 }
@@ -38,13 +39,9 @@ bool FlowQueues::WaitsForConsumer(size_t flow) {
   return flows_[flow].consumer == Consumer::kNone && MustWaitToPush(flow);
 }
 
-void FlowQueues::LeaveUnopened() {
+void FlowQueues::KeepUnopened() {
   mutex_lock lock(mu_);
-  for (Flow& flow : flows_) {
-    if (flow.consumer != Consumer::kNone) continue;
-    flow.consumer = Consumer::kLeft;
-    flow.items.clear();
-  }
+  for (Flow& flow : flows_) flow.kept = flow.consumer == Consumer::kNone;
   room_.notify_all();
 }
 
@@ -139,6 +136,7 @@ bool FlowQueues::MustWaitToPush(size_t flow) const {
   const Flow& to = flows_[flow];
   if (cancelled_ || to.ended) return false;
   if (to.consumer == Consumer::kLeft) return open_ == 0;
+  if (to.kept) return false;
   return to.items.size() >= max_queue_size_;
 }
 

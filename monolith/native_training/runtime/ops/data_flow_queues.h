@@ -42,8 +42,9 @@ class FlowQueues {
   // Whether a push would wait for the first consumer of the flow.
   bool WaitsForConsumer(size_t flow);
 
-  // Nobody will open what is not open yet.
-  void LeaveUnopened();
+  // Lets flows that nobody has opened yet grow past the limit, so that the others can go on.
+  // Opening such a flow finds all of its items.
+  void KeepUnopened();
 
   // Waits for room. False: the flow has ended, and the item is gone.
   bool Push(size_t flow, FlowItem item);
@@ -78,6 +79,7 @@ class FlowQueues {
   struct Flow {
     std::deque<FlowItem> items;
     Consumer consumer = Consumer::kNone;
+    bool kept = false;  // without a limit until somebody opens it
     bool ended = false;
     bool cancelled = false;
   };
