@@ -458,7 +458,8 @@ def _gen_warmup_file(
   if len(takers) != 1:
     raise ValueError(f"The inputs that take {rows} strings are {sorted(takers)}, want one")
   ((args.input_name, args.signature_name),) = takers.items()
-  data_gen_utils.gen_warmup_file(path, args=args)
+  args.warmup_file = path
+  data_gen_utils.write_warmup_file(args)
 
 
 def _get_version(folder: str) -> str:
