@@ -43,7 +43,7 @@ class WheelTest(unittest.TestCase):
     self.assertRegex(wheels[0].name, r"-py3-none-(linux|manylinux)\w+\.whl$")
 
     # The dependencies come from this environment: fetching TensorFlow again proves nothing.
-    # So does pip: one of the new environment's own would need ensurepip, which minimal systems lack.
+    # So does pip: one of its own would need ensurepip, which minimal systems lack.
     venv.create(folder / "env", with_pip=False)
     python = folder / "env/bin/python"
     site_packages = subprocess.run(
