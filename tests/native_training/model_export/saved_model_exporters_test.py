@@ -7,6 +7,7 @@ import shutil
 import tensorflow as tf
 from tensorflow_serving.apis import prediction_log_pb2
 
+from idl.matrix.proto import proto_parser_pb2
 from monolith.native_training import (
   hash_table_ops,
   multi_hash_table_ops,
@@ -260,7 +261,9 @@ class SavedModelExportersTest(tf.test.TestCase):
       self.assertFalse(os.path.exists(warmup_file))
       if not isinstance(exported, dict):
         outputs = self._call(exported, "serving_default", {"samples": samples})
-        self.assertEqual(outputs["table"].shape, (len(samples), 2))
+        fids = [f for s in samples for f in proto_parser_pb2.Instance.FromString(s).fid]
+        self.assertNotEmpty(fids)
+        self.assertEqual(outputs["table"].shape, (len(fids), 2))
 
   def test_no_warmup_for_a_model_that_reads_no_samples(self):
     base = self._train()
