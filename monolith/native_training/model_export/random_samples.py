@@ -212,19 +212,10 @@ def gen_example(
   drop_rate: float = 0,
   actions: Sequence[int] | None = None,
 ) -> example_pb2.Example:
-  """A random Example.
+  """A random Example. All but the first argument, and the errors, are those of `gen_instance`.
 
   Args:
     sparse_features: features with v2 ids.
-    dense_features: see `gen_instance`.
-    extra_features: see `gen_instance`.
-    feature_list: see `gen_instance`.
-    drop_rate: see `gen_instance`.
-    actions: see `gen_instance`.
-
-  Raises:
-    AssertionError: see `gen_instance`.
-    ValueError: see `gen_instance`.
   """
   sparse_metas = [_to_sparse_meta(feature, feature_list) for feature in sparse_features or ()]
   dense_metas, extra_metas = _to_metas(dense_features, extra_features)
@@ -251,20 +242,12 @@ def gen_example_batch(
   drop_rate: float = 0,
   actions: Sequence[int] | None = None,
 ) -> example_pb2.ExampleBatch:
-  """A random ExampleBatch. A feature that is dropped is missing in all rows.
+  """A random ExampleBatch, of rows like those of `gen_example`, whose arguments it has.
+
+  A feature that is dropped is missing in all rows.
 
   Args:
-    sparse_features: see `gen_example`.
-    dense_features: see `gen_instance`.
-    extra_features: see `gen_instance`.
-    feature_list: see `gen_instance`.
     batch_size: number of rows.
-    drop_rate: see `gen_instance`.
-    actions: see `gen_instance`.
-
-  Raises:
-    AssertionError: see `gen_instance`.
-    ValueError: see `gen_instance`.
   """
   sparse_metas = [_to_sparse_meta(feature, feature_list) for feature in sparse_features or ()]
   dense_metas, extra_metas = _to_metas(dense_features, extra_features)
@@ -297,7 +280,7 @@ def _to_sparse_meta(feature: Feature, features: FeatureList | None) -> FeatureMe
     if feature.slot is not None:
       return feature
     slot = _to_sparse_meta(feature.name, features).slot
-    return FeatureMeta(feature.name, slot, None if feature.shape == 1 else feature.shape, tf.int64)
+    return FeatureMeta(feature.name, slot, feature.shape, tf.int64, extra=False)
   known = features.get(feature) if features is not None else None
   if known is not None and known.slot is not None:
     return FeatureMeta(

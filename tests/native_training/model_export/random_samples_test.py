@@ -199,6 +199,8 @@ class SampleTest(tf.test.TestCase):
     self.assertEqual([named["a"].id, named["fc_slot_7"].id, named["text"].id], [5, 7, 0])
     self.assertLen(example.label, 2)
     self.assertTrue(example.line_id.HasField("uid"))
+    (named,) = gen_example([FeatureMeta("fc_slot_8")]).named_feature
+    self.assertEqual([fid >> 48 for fid in named.feature.fid_v2_list.value], [8])
 
   def test_example_batch(self):
     batch = gen_example_batch(["fc_slot_7"], _DENSE, _EXTRA, batch_size=3, actions=[1, 2])
