@@ -261,9 +261,9 @@ class NoFirstSaveCheckpointSaverHook(tf.compat.v1.train.CheckpointSaverHook):
     except tf.errors.OpError as e:
       logging.warning("Cannot clean %s: %s", self._checkpoint_dir, e.message)
 
-  def _get_exempt(self) -> list[str]:
+  def _get_exempt(self) -> set[str]:
     saver = self._get_saver()
-    return saver.exempt_checkpoint_paths if _is_partial_recovery_saver(saver) else []
+    return saver.exempt_checkpoint_paths if _is_partial_recovery_saver(saver) else set()
 
   def _export_meta_graph(self, session: tf.compat.v1.Session) -> None:
     saver = self._get_saver()

@@ -2,7 +2,7 @@
 
 The launcher of the same name without extension, beside this file, runs it:
 
-    cpu_training_distributed_test_binary --test_case=test0 --test_dir=DIR --uuid=U \
+    cpu_training_distributed_test_binary --test_case=0 --test_dir=DIR --uuid=U \
       --server_type=worker --index=0 --num_ps=2 --num_workers=1
 
 Processes find one another through files in the test's folder.
@@ -30,7 +30,9 @@ from monolith.native_training.host_service_discovery import HostServiceDiscovery
 
 FLAGS = flags.FLAGS
 
-flags.DEFINE_string("test_case", "test0", "name of a function of this module")
+flags.DEFINE_integer(
+  "test_case", 0, "which of the functions test0, test1 and test2 to run", 0, 2
+)
 flags.DEFINE_string("test_dir", "", "folder of discovery and checkpoints")
 flags.DEFINE_enum("server_type", "worker", ["ps", "worker"], "role of this process")
 flags.DEFINE_integer("index", 0, "index inside the role")
@@ -150,12 +152,16 @@ def test_run(params: hyperparams.InstantiableParams) -> None:
     num_extra_ps=FLAGS.num_extra_ps,
     num_redundant_ps=FLAGS.num_redundant_ps,
     uuid=FLAGS.uuid,
-    model_dir=os.path.join(FLAGS.test_dir, FLAGS.uuid, "model_dir"),
+    model_dir=os.path.join(FLAGS.test_dir, FLAGS.uuid, "model"),
+    enable_model_ckpt_info=True,
     use_native_multi_hash_table=FLAGS.use_native_multi_hash_table,
     retry_wait_in_secs=1,
   )
+  params.name = "test_task"
   params.train.max_pending_seconds_for_barrier = 2
-  discovery = HostServiceDiscovery(os.path.join(FLAGS.test_dir, FLAGS.uuid, "discovery"))
+  discovery = HostServiceDiscovery(
+    os.path.join(FLAGS.test_dir, FLAGS.uuid, "service_discovery")
+  )
   cpu_training.distributed_train(config, discovery, params)
 
 
@@ -195,7 +201,7 @@ def test2() -> None:
 
 
 def main(unused_argv: list[str]) -> None:
-  globals()[FLAGS.test_case]()
+  (test0, test1, test2)[FLAGS.test_case]()
 
 
 if __name__ == "__main__":

@@ -258,6 +258,10 @@ class MonolithBaseModel(native_task.NativeTask, abc.ABC):
       config.shape.add(dims=[-1, *shape[1:]])
     self.layout_dict[name] = config
 
+  def is_fused_layout(self) -> bool:
+    """Returns whether embeddings come from fused layouts, as the driver decides."""
+    return self.ctx.layout_factory is not None
+
   def clean(self) -> None:
     """Forgets slots, columns and slices, which belong to one run of the model function."""
     self.fs_dict: dict[str, feature.FeatureSlot] = {}
@@ -440,7 +444,7 @@ class MonolithBaseModel(native_task.NativeTask, abc.ABC):
       global_step=global_step,
       grads_and_vars_summary=self.p.enable_grads_and_vars_summary,
       sparse_norm_warmup_steps=self.p.sparse_norm_warmup_steps,
-      is_fused_layout=self.ctx.layout_factory is not None,
+      is_fused_layout=self.is_fused_layout(),
       use_allreduce=self.enable_sync_training,
     )
 
@@ -546,7 +550,7 @@ class MonolithModel(MonolithBaseModel):
     """
     names, dims, groups = _names_and_dims(features, slice_dim)
     layout_name = f"{slice_name}_{_md5_of(features)}"
-    if self.ctx.layout_factory is not None:
+    if self.is_fused_layout():
       if groups is not None:
         raise ValueError("groups of features are not supported in a fused layout")
       # The tables know the slices of the dry run by the order in which they were added.

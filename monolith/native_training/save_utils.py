@@ -204,9 +204,9 @@ class PartialRecoverySaver(tf_saver.Saver):
     return self._skip_save
 
   @property
-  def exempt_checkpoint_paths(self) -> list[str]:
+  def exempt_checkpoint_paths(self) -> set[str]:
     """Base names of the checkpoints that are never deleted."""
-    return sorted({os.path.basename(path) for path in self._read_exempt_checkpoint_paths() or []})
+    return {os.path.basename(path) for path in self._read_exempt_checkpoint_paths() or []}
 
   def _read_exempt_checkpoint_paths(self) -> list[str] | None:
     """Returns the exempt checkpoints, None if they cannot be known now."""

@@ -188,36 +188,22 @@ class SyncTrainingForceDumpHook(EveryNRunsHook):
 class SyncTrainingSaverControlHook(EveryNRunsHook):
   """Lets a saver's timer run only while a file `ONLINE` is in the model folder.
 
+  It talks to no other rank: the saver that it controls, of dense variables, is on one rank only.
+
   Args:
     model_dir: where the file is.
     target_timer: of the saver hook.
     step_interval: steps between checks.
-    is_alone: only this rank has such a saver (of dense variables), so that nobody else needs to
-      know. Otherwise all ranks must have this hook, and do what rank 0 found.
   """
 
-  def __init__(
-    self, model_dir: str, target_timer: Any, step_interval: int = 100, is_alone: bool = False
-  ):
+  def __init__(self, model_dir: str, target_timer: Any, step_interval: int = 100):
     super().__init__(step_interval)
     self._file = os.path.join(model_dir, _ONLINE_FILE)
     self._target_timer = target_timer
-    self._is_alone = is_alone
-    self._broadcast: sync_agreement.Broadcast | None = None
-
-  def begin(self) -> None:
-    super().begin()
-    if not self._is_alone:
-      self._broadcast = sync_agreement.Broadcast("hvd_saver_ctrl", [], tf.int16)
 
   def check(self, run_context: RunContext, step: int) -> None:
-    del step
-    is_online = False
-    if self._is_alone or hvd_lib.rank() == 0:
-      is_online = tf.io.gfile.exists(self._file)
-    if self._broadcast is not None:
-      is_online = self._broadcast.run(run_context.session, int(is_online))
-    if is_online:
+    del run_context, step
+    if tf.io.gfile.exists(self._file):
       self._target_timer.enable()
     else:
       self._target_timer.disable()

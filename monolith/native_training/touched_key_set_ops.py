@@ -45,6 +45,21 @@ class TouchedKeySet:
     self._concurrency_level = concurrency_level
     self._set = create_touched_key_set(capacity, concurrency_level, name_suffix)
 
+  @property
+  def capacity(self) -> int:
+    """An insert into a set of more than this many ids first drops them all."""
+    return self._capacity
+
+  @property
+  def concurrency_level(self) -> int:
+    """How many threads may usefully insert at once."""
+    return self._concurrency_level
+
+  @property
+  def handle(self) -> tf.Tensor:
+    """The set itself, a scalar resource."""
+    return self._set
+
   def insert(self, ids: tf.Tensor) -> tf.Tensor:
     """Inserts ids in order; thread-safe.
 

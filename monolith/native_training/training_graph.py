@@ -288,6 +288,10 @@ class CpuTraining:
             target=env.dispatcher_target(),
             num_worker=env.num_replicas("worker"),
             worker_idx=env.index,
+            # Ranks have sessions of their own, which share no device.
+            queue_device=env.queue_device
+            if config.num_ps and not config.enable_sync_training
+            else None,
           )
         return dataset.prefetch(tf.data.AUTOTUNE)
 

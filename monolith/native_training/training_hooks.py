@@ -434,9 +434,7 @@ class TrainingHooks:
     dense_hook.skip_steps_saved_by(saver_hook)
     if config.enable_sync_training and config.enable_realtime_training:
       return [
-        sync_training_hooks.SyncTrainingSaverControlHook(
-          self._model_dir, dense_hook.timer, is_alone=True
-        ),
+        sync_training_hooks.SyncTrainingSaverControlHook(self._model_dir, dense_hook.timer),
         dense_hook,
       ]
     return [dense_hook]

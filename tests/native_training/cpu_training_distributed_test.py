@@ -36,7 +36,7 @@ class _Cluster:
 
   @property
   def model_dir(self):
-    return os.path.join(self.test_dir, self.uuid, "model_dir")
+    return os.path.join(self.test_dir, self.uuid, "model")
 
   def start(self, server_type, index):
     args = [_BINARY, f"--server_type={server_type}", f"--index={index}"]
@@ -101,25 +101,30 @@ class CpuTrainingDistributedTestBase:
       cluster.kill()
 
   def test_basic(self):
-    with self._cluster("test0", num_ps=4, num_workers=3) as cluster:
+    with self._cluster(0, num_ps=4, num_workers=3) as cluster:
       cluster.start_all(num_ps=4, num_workers=3)
       cluster.wait()
 
       state = tf.train.get_checkpoint_state(cluster.model_dir)
       self.assertIsNotNone(state)
+      # What the flags and the specified settings of the binary lead to.
+      folder = os.path.dirname(cluster.model_dir)
+      self.assertCountEqual(os.listdir(folder), ["model", "service_discovery"])
+      step = os.path.basename(state.model_checkpoint_path).rpartition("-")[2]
+      self.assertTrue(os.path.exists(os.path.join(cluster.model_dir, f"ckpt.info-{step}")))
 
   def test_extra_ps(self):
-    with self._cluster("test0", num_ps=2, num_extra_ps=2, num_workers=1) as cluster:
+    with self._cluster(0, num_ps=2, num_extra_ps=2, num_workers=1) as cluster:
       cluster.start_all(num_ps=4, num_workers=1)
       cluster.wait()
 
   def test_redundant_ps(self):
-    with self._cluster("test0", num_ps=4, num_redundant_ps=2, num_workers=2) as cluster:
+    with self._cluster(0, num_ps=4, num_redundant_ps=2, num_workers=2) as cluster:
       cluster.start_all(num_ps=6, num_workers=2)
       cluster.wait()
 
   def test_retry_after_deadline_exceeded(self):
-    with self._cluster("test2", num_ps=1, num_workers=1) as cluster:
+    with self._cluster(2, num_ps=1, num_workers=1) as cluster:
       cluster.start_all(num_ps=1, num_workers=1)
       cluster.wait()
 
@@ -131,7 +136,7 @@ class CpuTrainingDistributedTest(CpuTrainingDistributedTestBase, tf.test.TestCas
   use_native_multi_hash_table = False
 
   def test_debugging_server(self):
-    with self._cluster("test1", num_ps=2, num_workers=1) as cluster:
+    with self._cluster(1, num_ps=2, num_workers=1) as cluster:
       cluster.start_all(num_ps=2, num_workers=1)
       wait_until(lambda: self._has_trained(cluster), timeout_secs=_TIMEOUT_SECS)
 
@@ -144,10 +149,14 @@ class CpuTrainingDistributedTest(CpuTrainingDistributedTestBase, tf.test.TestCas
 
       worker = debugging_server.DebuggingWorker(cluster.model_dir)
       self.assertEqual(worker.fetch_variables(["global_step:0", "none:0"]), {"global_step:0": "1"})
-      features = worker.fetch_features(["feature", "test"], [0, 1, 2])
+      features = worker.fetch_features(["feature", "test"], ["0", "1", "2"])
       self.assertEqual(list(features), ["feature"])
       self.assertEqual(sorted(features["feature"]), ["0", "1"])
       self.assertEqual(features["feature"]["0"].count("num:"), 5)
+      row = features["feature"]["1"]
+      self.assertEqual(worker.fetch_features(["feature"], ["01"]), {"feature": {"01": row}})
+      self.assertEqual(worker.fetch_features(["feature"], [1]), {"feature": {"1": row}})
+      self.assertEqual(worker.fetch_features(["feature"], ["2"]), {"feature": {}})
 
       with self._serving(debugging_server.create_app(cluster.model_dir)) as port:
         self.assertEqual(
@@ -180,6 +189,37 @@ class CpuTrainingDistributedTest(CpuTrainingDistributedTestBase, tf.test.TestCas
 
 class CpuTrainingDistributedNativeTest(CpuTrainingDistributedTestBase, tf.test.TestCase):
   use_native_multi_hash_table = True
+
+
+class BinaryTest(tf.test.TestCase):
+  """The flags of the test binary, in a process each."""
+
+  def _run(self, *args):
+    return subprocess.run(
+      [sys.executable, _BINARY, *args], cwd=_ROOT, text=True, capture_output=True, check=False
+    )
+
+  def test_case_is_a_number(self):
+    for test_case in ("3", "-1", "test0"):
+      result = self._run(f"--test_case={test_case}")
+      self.assertNotEqual(result.returncode, 0)
+      self.assertIn("flag --test_case=", result.stderr + result.stdout)
+
+  def test_name_of_the_task(self):
+    code = (
+      "import sys\n"
+      "from monolith.native_training import cpu_training\n"
+      "from monolith.native_training import cpu_training_distributed_test_binary as binary\n"
+      "binary.FLAGS(['x', '--test_case=2', '--test_dir=d', '--uuid=u'])\n"
+      "def train(config, discovery, params):\n"
+      "  print(params.name, len(params.training_hooks), config.model_dir)\n"
+      "cpu_training.distributed_train = train\n"
+      "binary.main([])\n"
+    )
+    result = subprocess.run(
+      [sys.executable, "-c", code], cwd=_ROOT, text=True, capture_output=True, check=True
+    )
+    self.assertEqual(result.stdout.split(), ["test_task", "1", "d/u/model"])
 
 
 class DistributedConfigTest(tf.test.TestCase):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from unittest import mock
 
 import numpy as np
 import tensorflow as tf
@@ -422,6 +423,22 @@ class ConfigTest(tf.test.TestCase):
     cpu_training.CpuTraining(config, self._task(configure))
 
     self.assertEqual(config.model_name, "insight")
+
+  def test_workers_of_servers_share_a_data_set_of_the_service(self):
+    platform = {
+      "MLP_ROLE": "worker",
+      "MLP_ROLE_INDEX": "1",
+      "MLP_WORKER_NUM": "2",
+      "MLP_PS_NUM": "2",
+    }
+    for num_ps, devices in ((2, ["/job:ps/task:0/device:CPU:0"]), (0, [])):
+      config = cpu_training.CpuTrainingConfig(num_ps=num_ps, use_dataservice=True)
+      training = cpu_training.CpuTraining(config, self._task())
+      with mock.patch.dict(os.environ, platform), tf.Graph().as_default() as graph:
+        training.create_input_fn(_TRAIN)()
+        queues = [op for op in graph.get_operations() if op.type == "FIFOQueueV2"]
+
+      self.assertEqual([op.device for op in queues], devices)
 
   def test_serving_copies(self):
     config = cpu_training.CpuTrainingConfig(

@@ -228,6 +228,12 @@ class AttributesTest(tf.test.TestCase):
     model.mode = _EVAL
     self.assertEqual(model.batch_size, 9)
 
+  def test_fused_layout_is_up_to_the_driver(self):
+    model = _model()
+    self.assertFalse(model.is_fused_layout())
+    model.ctx.layout_factory = feature.EmbeddingLayoutFactory(None, {})
+    self.assertTrue(model.is_fused_layout())
+
   def test_copies(self):
     model = _model(dump_utils=object(), other=[1])
     copied = copy.deepcopy(model)

@@ -92,13 +92,13 @@ class SaveUtilsTest(_Case):
 
   def test_exempt_checkpoints_are_read_again_on_every_access(self):
     saver = Saver({}, allow_empty=True, exempt_checkpoint_paths=["m-1"], model_dir=self.dir)
-    self.assertEqual(saver.exempt_checkpoint_paths, ["m-1"])
+    self.assertEqual(saver.exempt_checkpoint_paths, {"m-1"})
 
     self.write_monolith_checkpoint()
-    self.assertEqual(saver.exempt_checkpoint_paths, ["m-1"])
+    self.assertEqual(saver.exempt_checkpoint_paths, {"m-1"})
 
     self.write_monolith_checkpoint("/elsewhere/m-2", "m-3")
-    self.assertEqual(saver.exempt_checkpoint_paths, ["m-2", "m-3"])
+    self.assertEqual(saver.exempt_checkpoint_paths, {"m-2", "m-3"})
 
   def test_nothing_is_deleted_while_exempt_checkpoints_are_unknown(self):
     pathlib.Path(self.path("monolith_checkpoint")).write_text("no proto {")

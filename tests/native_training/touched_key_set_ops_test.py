@@ -40,8 +40,21 @@ class TouchedKeySetOpsTest(tf.test.TestCase):
     self.assertEqual(touched_key_set_ops.TOUCHED_KEY_SET_CONCURRENCY_LEVEL, 1024)
     self.assertIs(touched_key_set_ops.touched_key_set_ops, gen_monolith_ops)
     key_set = TouchedKeySet()
+    self.assertEqual(key_set.capacity, 2097152)
+    self.assertEqual(key_set.concurrency_level, 1024)
     self.assertEqual(key_set.insert([1]).shape.as_list(), [1])
     self.assertEqual(key_set.steal().shape.as_list(), [None])
+
+  def test_handle(self):
+    with self.session() as sess:
+      key_set = TouchedKeySet(7, 2, name_suffix="_handle")
+      self.assertEqual((key_set.capacity, key_set.concurrency_level), (7, 2))
+      self.assertEqual(key_set.handle.dtype, tf.resource)
+
+      sess.run(key_set.insert([5]))
+
+      stolen = gen_monolith_ops.monolith_touched_key_set_steal(key_set.handle)
+      self.assertAllEqual(sess.run(stolen), [5])
 
   def test_steal_of_untouched_set_is_empty(self):
     with self.session() as sess:

@@ -43,9 +43,18 @@ class WheelTest(unittest.TestCase):
     self.assertRegex(wheels[0].name, r"-py3-none-(linux|manylinux)\w+\.whl$")
 
     # The dependencies come from this environment: fetching TensorFlow again proves nothing.
-    venv.create(folder / "env", with_pip=True)
+    # So does pip: one of its own would need ensurepip, which minimal systems lack.
+    venv.create(folder / "env", with_pip=False)
     python = folder / "env/bin/python"
-    subprocess.run([python, "-m", "pip", "install", "-q", "--no-deps", *wheels], check=True)
+    site_packages = subprocess.run(
+      [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"],
+      check=True,
+      capture_output=True,
+      text=True,
+    ).stdout.strip()
+    subprocess.run(
+      [*pip, "install", "-q", "--no-deps", "--target", site_packages, *wheels], check=True
+    )
     here = next(p for p in sys.path if p.endswith("site-packages"))
     environment = {**os.environ, "PYTHONPATH": str(_without_checkout(here, folder))}
     process = subprocess.run(

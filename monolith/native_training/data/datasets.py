@@ -719,7 +719,9 @@ def distribute(
   job_name: str | None = None,
   num_worker: int = 1,
   worker_idx: int = 0,
+  queue_device: str | None = None,
   max_outstanding_requests: int | None = None,
+  window_size: int = 1,
   buffer_size: int = 32,
 ) -> tf.data.Dataset:
   """Reads a data set through a tf.data service, which the workers of a cluster share.
@@ -730,27 +732,64 @@ def distribute(
     job_name: workers of the same job share the elements.
     num_worker: number of workers that read.
     worker_idx: the index of this one.
+    queue_device: a device that the sessions of all workers reach. Worker 0 registers the data set,
+      and the others get its id from a queue there. None: each worker registers its own.
     max_outstanding_requests: see `from_dataset_id`.
+    window_size: how many batches the service joins into one, see `merged_window`. Those that are
+      left at the end are joined too.
     buffer_size: see `register_dataset`.
 
   Raises:
-    ValueError: there is no dispatcher, or the index is not one of a worker.
+    ValueError: there is no dispatcher, the index is not one of a worker, `window_size` is less than
+      1, or there is a queue but no graph.
   """
   target = target or get_flag("data_service_dispatcher")
   if not target:
     raise ValueError("target is empty and the flag data_service_dispatcher is not set")
   if num_worker and not 0 <= worker_idx < num_worker:
     raise ValueError(f"worker_idx is {worker_idx}, want 0 to num_worker {num_worker} - 1")
+  if window_size < 1:
+    raise ValueError(f"window_size is {window_size}, want at least 1")
   if "://" not in target:
     target = f"grpc://{target}"
+  job_name = job_name or "monolith"
+  if window_size > 1:
+    dataset = merged_window(dataset, window_size, drop_remainder=False)
+  if queue_device is None or num_worker <= 1:
+    dataset_id = register_dataset(target, dataset, buffer_size)
+  elif tf.executing_eagerly():
+    raise ValueError(f"queue_device is {queue_device}, but workers share a queue in graphs only")
+  else:
+    registered = register_dataset(target, dataset, buffer_size) if worker_idx == 0 else None
+    with tf.device(queue_device):
+      queue = tf.queue.FIFOQueue(
+        num_worker, [tf.string], shapes=[[]], shared_name=f"dataset_id_of_{job_name}"
+      )
+      dataset_id = _look_at(queue) if registered is None else _offer(queue, registered)
   return from_dataset_id(
     tf.data.experimental.service.ShardingPolicy.DYNAMIC,
     target,
-    register_dataset(target, dataset, buffer_size),
+    dataset_id,
     dataset.element_spec,
-    job_name=job_name or "monolith",
+    job_name=job_name,
     max_outstanding_requests=max_outstanding_requests,
   )
+
+
+def _offer(queue: tf.queue.QueueBase, value: tf.Tensor) -> tf.Tensor:
+  """Returns the value, after putting it into a queue in the place of an earlier one."""
+  old = tf.cond(queue.size() > 0, queue.dequeue, lambda: tf.constant(""))
+  with tf.control_dependencies([old, value]):
+    offered = queue.enqueue(value)
+  with tf.control_dependencies([offered]):
+    return tf.identity(value)
+
+
+def _look_at(queue: tf.queue.QueueBase) -> tf.Tensor:
+  """Returns the value in a queue as soon as there is one; it stays, for workers that restart."""
+  value = queue.dequeue()
+  with tf.control_dependencies([queue.enqueue(value)]):
+    return tf.identity(value)
 
 
 def _instance_reweight(

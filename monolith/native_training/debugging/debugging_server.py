@@ -7,7 +7,7 @@ alone needs flask.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import tensorflow as tf
@@ -97,21 +97,26 @@ class DebuggingWorker:
     return {name: str(value) for name, value in values.items()}
 
   def fetch_features(
-    self, feature_names: Iterable[str], fids: Sequence[int]
+    self, feature_names: Iterable[str], fids: Iterable[str | int]
   ) -> dict[str, dict[str, str]]:
     """Returns rows of tables that are resources of their own (not of native multi tables).
 
     Args:
       feature_names: unknown ones are left out.
-      fids: those that have no row are left out.
+      fids: as text (`["0", "1"]`) or as integers; those that have no row are left out.
 
     Returns:
-      Feature name -> id as text -> `EntryDump` as text.
+      Feature name -> id, in the words of the caller -> `EntryDump` as text.
+
+    Raises:
+      ValueError: an id is not an integer.
     """
     fetches: dict[tuple[str, int], tf.Tensor] = {}
-    shards: dict[int, list[int]] = {}
+    shards: dict[int, dict[str, int]] = {}
     for fid in fids:
-      shards.setdefault(fid % self._num_ps if self._num_ps else 0, []).append(fid)
+      number = int(fid)
+      shard = number % self._num_ps if self._num_ps else 0
+      shards.setdefault(shard, {})[str(fid)] = number
     with self._graph.as_default():
       for name in feature_names:
         if name not in self._feature_to_table:
@@ -119,7 +124,7 @@ class DebuggingWorker:
         for shard, shard_fids in shards.items():
           handle = self._get_table(self._feature_to_table[name], shard)
           fetches[name, shard] = hash_table_ops.hash_table_ops.monolith_hash_table_lookup_entry(
-            handle, tf.constant(shard_fids, tf.int64)
+            handle, tf.constant(list(shard_fids.values()), tf.int64)
           )
     result: dict[str, dict[str, str]] = {}
     for (name, shard), entries in self._session.run(fetches).items():
@@ -127,7 +132,7 @@ class DebuggingWorker:
       for fid, serialized in zip(shards[shard], entries):
         if serialized:
           dump = embedding_hash_table_pb2.EntryDump.FromString(serialized)
-          rows[str(fid)] = text_format.MessageToString(dump)
+          rows[fid] = text_format.MessageToString(dump)
     return result
 
   def _get_table(self, merged_name: str, shard: int) -> tf.Tensor:
@@ -165,9 +170,7 @@ def create_app(model_dir: str | None = None) -> Any:
   @flask_app.route(FEATURES_PATH, methods=["POST"])
   def fetch_features() -> Any:
     body = flask.request.get_json()
-    return reply(
-      lambda: worker.fetch_features(body[FEATURE_NAMES], [int(i) for i in body[FEATURE_IDS]])
-    )
+    return reply(lambda: worker.fetch_features(body[FEATURE_NAMES], body[FEATURE_IDS]))
 
   return flask_app
 

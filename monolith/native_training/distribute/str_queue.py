@@ -25,7 +25,7 @@ if ops.get_to_proto_function(_EXECUTIONS_COLLECTION) is None:
     _EXECUTIONS_COLLECTION, to_proto=lambda value, export_scope=None: None
   )
 
-# Returns the elements to enqueue (a vector), and whether there will never be more of them.
+# Returns the elements to enqueue (a vector), and whether there are none.
 AutoEnqueueFn = Callable[[], tuple[tf.Tensor, tf.Tensor]]
 
 
@@ -47,7 +47,8 @@ class StrQueue:
     critical_section: that of another queue, whose contents change together with this one's. By
       default the queue has its own.
     auto_enqueue_fn: called, inside the critical section, by a dequeue from an empty queue, again
-      and again until it returns elements or says that there are no more.
+      and again until it returns elements or says that there are no more. What it returns together
+      with that is not enqueued.
     capacity: most elements that the queue can hold.
     name: of the variables.
 
@@ -149,8 +150,10 @@ class StrQueue:
     def enqueue(is_empty: tf.Tensor, is_over: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
       elements, is_over = self._auto_enqueue_fn()
       elements = tf.reshape(tf.convert_to_tensor(elements, tf.string), [-1])
+      is_over = tf.convert_to_tensor(is_over, tf.bool)
+      elements = elements[: tf.where(is_over, 0, tf.size(elements))]
       with tf.control_dependencies(self._enqueue(elements)):
-        return self._is_empty(), tf.convert_to_tensor(is_over, tf.bool)
+        return self._is_empty(), is_over
 
     is_empty, _ = tf.while_loop(
       is_waiting, enqueue, (self._is_empty(), tf.constant(False)), parallel_iterations=1

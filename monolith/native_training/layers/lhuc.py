@@ -133,12 +133,16 @@ class LHUCTower(tf.keras.layers.Layer):
       self._blocks.append(block)
       dims = self.lhuc_output_dims[i]
       arguments = {
-        **shared,
         "activations": ["relu"] * (len(dims) - 1) + ["sigmoid2"],
         "initializers": self.initializers[i],
-        **self._lhuc_kwargs,
+        **self.lhuc_params,
       }
       self._gates.append(mlp_lib.MLP(dims, name="lhuc", **arguments))
+
+  @property
+  def lhuc_params(self) -> dict[str, Any]:
+    """Arguments of the gates' MLPs: those of the blocks, unless `lhuc_<argument>` was given."""
+    return {**self._shared, **self._lhuc_kwargs}
 
   def call(self, inputs: Any, training: Any = None) -> tf.Tensor:
     if isinstance(inputs, (list, tuple)):

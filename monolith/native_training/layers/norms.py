@@ -226,6 +226,10 @@ class BatchNorm(tf.keras.layers.Layer):
       variance = share * moving_variance + (1 - share) * variance
     return self._normalize(inputs, mean, variance)
 
+  def set_use_global_dist(self, use_global_dist: bool = True) -> None:
+    """Sets whether calls from now on mix the moving statistics into those of a training batch."""
+    self.training_use_global_dist = use_global_dist
+
   def _normalize(self, inputs: tf.Tensor, mean: tf.Tensor, variance: tf.Tensor) -> tf.Tensor:
     return tf.nn.batch_normalization(
       inputs, mean, variance, self.beta, self.gamma, self.epsilon

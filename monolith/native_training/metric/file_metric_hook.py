@@ -113,30 +113,35 @@ class WriteOnlyFileAndStat:
     self._buffer.append(self._layout_fn(obj))
     self._last_write = time.time()
 
-  def flush(self) -> None:
-    """Writes what is buffered; the next flush begins a new part when this one is full."""
-    self._flush_buffer()
-    if self._written >= self._partition_size:
+  def write_many(self, objs: Iterable[Any]) -> None:
+    """Adds a line for each object."""
+    for obj in objs:
+      self.write(obj)
+
+  def flush(self, check: bool = True) -> None:
+    """Writes what is buffered.
+
+    Args:
+      check: begin a new part with the next line if this one is full.
+    """
+    if self._buffer:
+      if self._file is None:
+        tf.io.gfile.makedirs(self._key)
+        path = os.path.join(self._key, f"part_{self._partition:06d}.{self._file_ext}")
+        self._file = tf.io.gfile.GFile(path, "w")
+      self._file.write("".join(line + "\n" for line in self._buffer))
+      self._file.flush()
+      self._written += len(self._buffer)
+      self._buffer.clear()
+    if check and self._written >= self._partition_size:
       self._close_file()
       self._partition += 1
       self._written = 0
 
   def close(self) -> None:
     """Writes what is buffered and closes the file."""
-    self._flush_buffer()
+    self.flush(check=False)
     self._close_file()
-
-  def _flush_buffer(self) -> None:
-    if not self._buffer:
-      return
-    if self._file is None:
-      tf.io.gfile.makedirs(self._key)
-      path = os.path.join(self._key, f"part_{self._partition:06d}.{self._file_ext}")
-      self._file = tf.io.gfile.GFile(path, "w")
-    self._file.write("".join(line + "\n" for line in self._buffer))
-    self._file.flush()
-    self._written += len(self._buffer)
-    self._buffer.clear()
 
   def _close_file(self) -> None:
     if self._file is not None:

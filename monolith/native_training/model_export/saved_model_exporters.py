@@ -40,6 +40,8 @@ ReceiverFn = Callable[[], tf.estimator.export.ServingInputReceiver]
 
 _ENTRY = "entry"
 _ASSET_BASE = "ASSET_BASE"
+# Attribute of a graph: the files that its model will hold, each once.
+_ASSET_FILES = "_monolith_export_asset_files"
 _ASSIGN_SIGNATURE = "hashtable_assign"
 _WARMUP_PATH = os.path.join("assets.extra", "tf_serving_warmup_requests")
 
@@ -97,6 +99,48 @@ class BaseExporter:
         another number of servers.
     """
     raise NotImplementedError
+
+  def create_asset_base(self) -> tf.Tensor:
+    """Returns the prefix of paths to the model's own files, a string scalar of the default graph.
+
+    The first call makes it, under the name `ASSET_BASE`. It is known while a model is loaded, to
+    the ops that restore tables; later it is empty.
+    """
+    graph = tf.compat.v1.get_default_graph()
+    asset_base = _get_asset_base(graph)
+    if asset_base is None:
+      with graph.name_scope(None):  # out of the scope of the caller
+        asset_base = tf.constant("", name=_ASSET_BASE)
+    return asset_base
+
+  def add_ckpt_to_assets(self, ckpt_to_export: str, pattern: str = "*") -> None:
+    """Puts files of a checkpoint's tables among the files of the default graph's model.
+
+    Args:
+      ckpt_to_export: prefix of the checkpoint; for one without tables, those of the newest full one
+        are taken.
+      pattern: glob pattern of the files' names.
+    """
+    graph = tf.compat.v1.get_default_graph()
+    files = dict.fromkeys(_get_asset_files(graph))
+    files.update(dict.fromkeys(tf.io.gfile.glob(self._get_table_folder(ckpt_to_export) + pattern)))
+    setattr(graph, _ASSET_FILES, list(files))
+
+  def build_signature(
+    self, input_tensor_dict: dict[str, tf.Tensor], output_tensor_dict: dict[str, tf.Tensor]
+  ) -> meta_graph_pb2.SignatureDef:
+    """Returns the signature of a prediction with these inputs and outputs."""
+
+    def to_infos(tensors: dict[str, tf.Tensor]) -> dict[str, meta_graph_pb2.TensorInfo]:
+      return {
+        key: tf.compat.v1.saved_model.build_tensor_info(tensor) for key, tensor in tensors.items()
+      }
+
+    return tf.compat.v1.saved_model.build_signature_def(
+      to_infos(input_tensor_dict),
+      to_infos(output_tensor_dict),
+      tf.compat.v1.saved_model.signature_constants.PREDICT_METHOD_NAME,
+    )
 
   def _get_checkpoint(self, checkpoint_path: str | None) -> str:
     checkpoint_path = checkpoint_path or tf.train.latest_checkpoint(self._model_dir)
@@ -169,8 +213,14 @@ class BaseExporter:
       tf.compat.v1.train.get_or_create_global_step()
       if assignable:
         _add_assign_signatures(export_ctx, graph)
-      signature_defs = {**signature_defs, **_to_signature_defs(export_ctx.signatures(graph))}
-      main_op, asset_base, table_files = self._create_main_op(checkpoint_path)
+      signature_defs = {
+        **signature_defs,
+        **{
+          signature.name: self.build_signature(signature.inputs, signature.outputs)
+          for signature in export_ctx.signatures(graph)
+        },
+      }
+      main_op = self._create_main_op(checkpoint_path)
       config = tf.compat.v1.ConfigProto(allow_soft_placement=True)
       with tf.compat.v1.Session(graph=graph, config=config) as sess:
         saver = _restore(sess, checkpoint_path)
@@ -192,42 +242,32 @@ class BaseExporter:
             strip_default_attrs=True,
             saver=saver,
           )
+          asset_base = _get_asset_base(graph)
           if asset_base is not None:
             asset = builder._saved_model.meta_graphs[0].asset_file_def.add(filename="./")
             asset.tensor_info.name = asset_base.name
           builder.save()
-    _copy_files(table_files, os.path.join(temp_dir, "assets"))
+    _copy_files(_get_asset_files(graph), os.path.join(temp_dir, "assets"))
     if with_warmup:
       self._attach_warmup_file(temp_dir, graph, signature_defs)
     tf.io.gfile.rename(temp_dir, export_dir)
     logging.info("Exported %s", export_dir)
     return tf.compat.as_bytes(export_dir)
 
-  def _create_main_op(
-    self, checkpoint_path: str
-  ) -> tuple[tf.Operation | None, tf.Tensor | None, list[str]]:
-    """Returns what restores the tables of the default graph when the model is loaded.
-
-    Returns:
-      The op, the tensor that becomes the folder of the model's files, and the files to put there.
-    """
+  def _create_main_op(self, checkpoint_path: str) -> tf.Operation | None:
+    """Returns what restores the tables of the default graph when the model is loaded."""
     folder = self._get_table_folder(checkpoint_path)
     restore_ops: list[Any] = []
-    table_files: list[str] = []
-    asset_base: tf.Tensor | None = None
     if not tf.io.gfile.exists(folder):
       # Nothing but a dense-only checkpoint so far, or a model without tables.
-      return None, None, []
+      return None
 
     def get_path(prefix: str, shared: bool | None) -> tf.Tensor | str:
-      nonlocal asset_base
       if self._shared_embedding if shared is None else shared:
         return os.path.abspath(folder) + "/" + prefix if "://" not in folder else folder + prefix
-      for pattern in (f"{folder}{prefix}-*-of-*", f"{folder}{prefix}.*-of-*"):
-        table_files.extend(tf.io.gfile.glob(pattern))
-      if asset_base is None:
-        asset_base = tf.constant("", name=_ASSET_BASE)
-      return tf.strings.join([asset_base, prefix])
+      for pattern in (f"{prefix}-*-of-*", f"{prefix}.*-of-*"):
+        self.add_ckpt_to_assets(checkpoint_path, pattern)
+      return tf.strings.join([self.create_asset_base(), prefix])
 
     saved_groups = multi_hash_table_ops._saved_names(folder)
     with tf.device("/device:CPU:0"):
@@ -240,8 +280,7 @@ class BaseExporter:
         created = group._with_handle(group.initializer.outputs[0])
         name = multi_hash_table_ops._restored_name(group.shared_name, saved_groups)
         restore_ops.append(created.restore(get_path(name, None)).as_op())
-    main_op = tf.group(*restore_ops, name="restore_tables") if restore_ops else None
-    return main_op, asset_base, table_files
+    return tf.group(*restore_ops, name="restore_tables") if restore_ops else None
 
   def _get_table_folder(self, checkpoint_path: str) -> str:
     """A dense-only checkpoint has no tables: those of the newest full one are the best we have."""
@@ -419,7 +458,8 @@ def _gen_warmup_file(
   if len(takers) != 1:
     raise ValueError(f"The inputs that take {rows} strings are {sorted(takers)}, want one")
   ((args.input_name, args.signature_name),) = takers.items()
-  data_gen_utils.gen_warmup_file(path, args=args)
+  args.warmup_file = path
+  data_gen_utils.write_warmup_file(args)
 
 
 def _get_version(folder: str) -> str:
@@ -459,22 +499,15 @@ def _add_assign_signatures(
     )
 
 
-def _to_signature_defs(
-  signatures: Sequence[export_context.SavedModelSignature],
-) -> dict[str, meta_graph_pb2.SignatureDef]:
-  def to_infos(tensors: dict[str, tf.Tensor]) -> dict[str, meta_graph_pb2.TensorInfo]:
-    return {
-      key: tf.compat.v1.saved_model.build_tensor_info(tensor) for key, tensor in tensors.items()
-    }
+def _get_asset_base(graph: tf.Graph) -> tf.Tensor | None:
+  try:
+    return graph.get_tensor_by_name(f"{_ASSET_BASE}:0")
+  except KeyError:
+    return None
 
-  return {
-    signature.name: tf.compat.v1.saved_model.build_signature_def(
-      to_infos(signature.inputs),
-      to_infos(signature.outputs),
-      tf.compat.v1.saved_model.signature_constants.PREDICT_METHOD_NAME,
-    )
-    for signature in signatures
-  }
+
+def _get_asset_files(graph: tf.Graph) -> list[str]:
+  return getattr(graph, _ASSET_FILES, [])
 
 
 def _restore(sess: tf.compat.v1.Session, checkpoint_path: str) -> tf.compat.v1.train.Saver:

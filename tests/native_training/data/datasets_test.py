@@ -3,6 +3,7 @@
 import gzip
 import os
 import struct
+import threading
 import zlib
 
 import tensorflow as tf
@@ -486,11 +487,87 @@ class DataServiceHelpersTest(_FileTest):
     self.assertEqual(sorted(uids(dataset)), [1, 1, 1, 2, 2, 2])
     del worker
 
+  def _service(self):
+    dispatcher = tf.data.experimental.service.DispatchServer()
+    worker = tf.data.experimental.service.WorkerServer(
+      tf.data.experimental.service.WorkerConfig(dispatcher.target.split("://")[1])
+    )
+    return dispatcher, worker
+
+  def test_distribute_joins_batches(self):
+    dispatcher, worker = self._service()
+    dataset = tf.data.Dataset.range(10).batch(2)
+    batches = datasets.distribute(dataset, dispatcher.target, window_size=2)
+    # One worker of the service has all of it, so the order is kept.
+    self.assertEqual(
+      [batch.numpy().tolist() for batch in batches], [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+    )
+    del worker
+
+  def test_distribute_shares_what_worker_0_registered(self):
+    dispatcher, service_worker = self._service()
+    parameter_server = tf.distribute.Server.create_local_server()
+
+    servers = []
+
+    def open_worker(index):
+      server = tf.distribute.Server.create_local_server()
+      addresses = [each.target.split("://")[1] for each in (server, parameter_server)]
+      cluster = tf.train.ClusterSpec({"worker": {index: addresses[0]}, "ps": [addresses[1]]})
+      config = tf.compat.v1.ConfigProto(cluster_def=cluster.as_cluster_def())
+      config.experimental.share_session_state_in_clusterspec_propagation = True
+      with tf.Graph().as_default() as graph:
+        with tf.device(f"/job:worker/task:{index}/device:CPU:0"):
+          dataset = datasets.distribute(
+            # Worker 1 has other elements of its own, which nobody may see.
+            tf.data.Dataset.range(100 * index, 100 * index + 4),
+            dispatcher.target,
+            num_worker=2,
+            worker_idx=index,
+            queue_device="/job:ps/task:0/device:CPU:0",
+          )
+          iterator = tf.compat.v1.data.make_initializable_iterator(dataset)
+          element = iterator.get_next()
+      session = tf.compat.v1.Session(server.target, graph=graph, config=config)
+      self.addCleanup(session.close)
+      servers.append(server)
+      return session, iterator.initializer, element
+
+    def read(session, element):
+      elements = []
+      while True:
+        try:
+          elements.append(int(session.run(element)))
+        except tf.errors.OutOfRangeError:
+          return elements
+
+    (first, first_init, first_element), (other, other_init, other_element) = map(
+      open_worker, (0, 1)
+    )
+    waiting = threading.Thread(target=other.run, args=(other_init,))
+    waiting.start()
+    first.run(first_init)
+    waiting.join()
+    self.assertEqual(sorted(read(first, first_element) + read(other, other_element)), [0, 1, 2, 3])
+
+    # Either of them may start again, in any order.
+    other.run(other_init)
+    first.run(first_init)
+    other.run(other_init)
+    self.assertLen(servers, 2)  # alive until here
+    del service_worker
+
   def test_distribute_needs_a_target(self):
     with self.assertRaisesRegex(ValueError, "target is empty"):
       datasets.distribute(tf.data.Dataset.range(1))
     with self.assertRaisesRegex(ValueError, "worker_idx is 2"):
       datasets.distribute(tf.data.Dataset.range(1), "grpc://x", num_worker=2, worker_idx=2)
+    with self.assertRaisesRegex(ValueError, "window_size is 0"):
+      datasets.distribute(tf.data.Dataset.range(1), "grpc://x", window_size=0)
+    with self.assertRaisesRegex(ValueError, "queue_device is /cpu:0, but workers share a queue"):
+      datasets.distribute(
+        tf.data.Dataset.range(1), "grpc://x", num_worker=2, queue_device="/cpu:0"
+      )
 
 
 class InstanceDatasetTest(_FileTest):

@@ -354,6 +354,64 @@ class SmallOpsTest(tf.test.TestCase):
     out = parsers.parse_example_batch(out, ["a"])
     self.assertEqual(out["a"].to_list(), [[fid_v2(2000, 5)]])
 
+  def test_feature_hash(self):
+    def make(**lists):
+      example = example_pb2.Example()
+      for slot, (name, values) in enumerate(lists.items(), start=4):
+        kind = name.split("_")[0]
+        named = example.named_feature.add(name=name, id=slot)
+        getattr(named.feature, f"{kind}_list").value.extend(values)
+      return example
+
+    long = b"a text of more than sixty-four bytes, " * 2
+    first = make(int64_a=[185, -1], bytes_b=[b"", b"ab", long], int64_c=[7], float_d=[0.5])
+    first.named_feature.add(name="empty")
+    second = make(int64_a=[])
+    second.named_feature.add(name="fids", id=9).feature.fid_v2_list.value.append(5)
+    variants = tf.stack([variant_of(first)[0], variant_of(second)[0]])
+    out = feature_utils.ragged_data_ops.feature_hash(
+      variants, names=["int64_a", "bytes_b", "fids", "empty", "missing"]
+    )
+
+    self.assertEqual(out.shape, [2])
+    changed = [proto_of(out[i], example_pb2.Example) for i in range(2)]
+    named = {feature.name: feature.feature for feature in changed[0].named_feature}
+    # The numbers are those of ExtractFid, the text those of the published CityHash64.
+    self.assertEqual(
+      list(named["int64_a"].fid_v2_list.value),
+      [1153447759131936, int(feature_utils.ragged_data_ops.extract_fid(-1, slot=4))],
+    )
+    self.assertEqual(
+      list(named["bytes_b"].fid_v2_list.value),
+      [fid_v2(5, 116802433597519), fid_v2(5, 121299585049886), fid_v2(5, 157135588608189)],
+    )
+    self.assertEqual(named["int64_c"], first.named_feature[2].feature)
+    self.assertEqual(named["float_d"], first.named_feature[3].feature)
+    self.assertIsNone(named["empty"].WhichOneof("type"))
+    self.assertEqual(changed[1].named_feature[1], second.named_feature[1])
+    self.assertEmpty(changed[1].named_feature[0].feature.fid_v2_list.value)
+    self.assertEqual(proto_of(variants[0], example_pb2.Example), first)  # a copy was changed
+
+  def test_feature_hash_of_bad_input(self):
+    example = example_pb2.Example()
+    example.named_feature.add(name="floats", id=3).feature.float_list.value.append(0.5)
+    example.named_feature.add(name="no_slot").feature.int64_list.value.append(1)
+    example.named_feature.add(name="big", id=32768).feature.bytes_list.value.append(b"x")
+    variant = variant_of(example)[0]
+    hash_op = feature_utils.ragged_data_ops.feature_hash
+    for names, message in (
+      (["floats"], "feature 'floats' holds neither integers nor text"),
+      (["no_slot"], "the id of feature 'no_slot' is 0, want a slot from 1 to 32767"),
+      (["big"], "the id of feature 'big' is 32768"),
+    ):
+      with self.assertRaisesRegex(tf.errors.InvalidArgumentError, message):
+        hash_op(variant[None], names=names)
+    with self.assertRaisesRegex(tf.errors.InvalidArgumentError, "want a vector|rank 1"):
+      hash_op(variant, names=[])
+    instance = variant_of(make_instance())[0]
+    with self.assertRaisesRegex(tf.errors.InvalidArgumentError, "want monolith::Example"):
+      hash_op(instance[None], names=[])
+
   def test_string_to_variant(self):
     strings = [[make_example(uid=3).SerializeToString(), b""]]
     out = feature_utils.string_to_variant(strings)

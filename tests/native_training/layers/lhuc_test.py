@@ -33,6 +33,10 @@ class LHUCTowerTest(LayerTestCase):
   def test_gate_options(self):
     tower = LHUCTower([2, 1], lhuc_use_bias=False, enable_batch_normalization=True)
     copy = self.round_trip(tower)
+    for params in (tower.lhuc_params, copy.lhuc_params):
+      self.assertFalse(params["use_bias"])
+      self.assertTrue(params["enable_batch_normalization"])
+    self.assertTrue(LHUCTower([1]).lhuc_params["use_bias"])
     copy(tf.ones([2, 3]), training=True)
     names = self.variable_names()
     self.assertTrue(any("dense/bias" in name for name in names))

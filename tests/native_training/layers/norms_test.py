@@ -38,6 +38,19 @@ class NormsTest(LayerTestCase):
     predict = norms.BatchNorm(mode="infer")(x)
     self.assertAllClose(self.value(predict), [[1], [3]], atol=1e-4)
 
+  def test_batch_norm_of_global_distribution(self):
+    x = tf.constant([[1.0], [3.0]])
+    layer = norms.BatchNorm()
+    batch = layer(x)
+    layer.set_use_global_dist()
+    mixed = layer(x)
+    self.assertTrue(layer.get_config()["training_use_global_dist"])
+    layer.set_use_global_dist(False)
+
+    # The moving statistics are mean 0 and variance 1, and their share is all of it.
+    for output, want in ((batch, [[-1], [1]]), (mixed, [[1], [3]]), (layer(x), [[-1], [1]])):
+      self.assertAllClose(self.value(output), want, atol=1e-4)
+
 
 if __name__ == "__main__":
   tf.test.main()

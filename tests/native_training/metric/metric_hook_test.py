@@ -217,6 +217,27 @@ class WriteOnlyFileAndStatTest(tf.test.TestCase):
       self.assertEqual(f.read(), "new\nnew\n")
     self.assertLen(os.listdir(folder), 1)
 
+  def test_flush_begins_a_new_part_only_if_asked(self):
+    folder = os.path.join(utils.get_test_tmp_dir(), self.id())
+    file = metric_hook.WriteOnlyFileAndStat(folder, batch_size=8, partition_size=2)
+
+    def read(part):
+      with open(os.path.join(folder, f"part_{part:06d}.txt")) as f:
+        return f.read().split()
+
+    file.write_many(["a", "b"])
+    self.assertFalse(os.path.exists(folder))  # still buffered
+    file.flush(check=False)
+    self.assertEqual(read(0), ["a", "b"])
+    file.write_many(iter(["c"]))
+    file.flush()
+    self.assertEqual(read(0), ["a", "b", "c"])
+    file.write_many(["d"])
+    file.close()
+
+    self.assertEqual(read(0), ["a", "b", "c"])
+    self.assertEqual(read(1), ["d"])
+
 
 class KafkaMetricHookTest(tf.test.TestCase):
   def test_inactive_without_environment(self):

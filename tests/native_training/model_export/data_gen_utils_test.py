@@ -1,20 +1,19 @@
 """Tests of random samples, files of them, and warm-up requests."""
 
 import os
-import random
 import subprocess
 import sys
 
 import tensorflow as tf
 from tensorflow_serving.apis import prediction_log_pb2
 
-from idl.matrix.proto import line_id_pb2
 from monolith.native_training import utils
 from monolith.native_training.data import datasets, parsers
 from monolith.native_training.data import utils as data_utils
 from monolith.native_training.model_export import data_gen_utils, export_context
 
 PbType = datasets.PbType
+FeatureMeta = data_gen_utils.FeatureMeta
 ParserArgs = data_gen_utils.ParserArgs
 
 
@@ -32,7 +31,7 @@ def _instance_args(**kwargs):
     dense_feature_types=[tf.float32, tf.float32, tf.float32, tf.int64, tf.string],
     extra_features=["uid", "actions", "sample_rate", "did", "req_time"],
     extra_feature_shapes=[1, 2, 1, 1, 1],
-    **kwargs,
+    **{"drop_rate": 0, **kwargs},
   )
 
 
@@ -45,7 +44,7 @@ def _example_args(variant_type="example", **kwargs):
     dense_feature_types=[tf.float32, tf.float32, tf.int64, tf.string],
     extra_features=["uid", "actions", "sample_rate", "did"],
     extra_feature_shapes=[1, 2, 1, 1],
-    **kwargs,
+    **{"drop_rate": 0, **kwargs},
   )
 
 
@@ -85,54 +84,39 @@ class HeaderTest(tf.test.TestCase):
         data_gen_utils.sort_header(*flags)
 
 
-class FidsTest(tf.test.TestCase):
-  def test_slots(self):
-    for slot in (0, 1, 1023):
-      fids = data_gen_utils.gen_fids_v1(slot, 20)
-      self.assertEqual({fid >> 54 for fid in fids}, {slot})
-      self.assertLen(set(fids), 20)
-    for slot in (0, 1, 32767):
-      fids = data_gen_utils.gen_fids_v2(slot, 20)
-      self.assertEqual({fid >> 48 for fid in fids}, {slot})
-    self.assertLen(data_gen_utils.gen_fids_v1(1), 1)
-    self.assertEqual(data_gen_utils.gen_fids_v2(1, size=0), [])
-
-  def test_no_such_slot(self):
-    with self.assertRaisesRegex(ValueError, "slot should be less than 1024, while got 1024"):
-      data_gen_utils.gen_fids_v1(1024)
-    with self.assertRaisesRegex(ValueError, "slot should be less than 32768, while got 32768"):
-      data_gen_utils.gen_fids_v2(32768)
-    with self.assertRaisesRegex(ValueError, "while got -1"):
-      data_gen_utils.gen_fids_v1(-1)
-
-  def test_seed(self):
-    random.seed(5)
-    first = data_gen_utils.gen_example(_example_args())
-    random.seed(5)
-    self.assertEqual(data_gen_utils.gen_example(_example_args()), first)
-    self.assertNotEqual(data_gen_utils.gen_example(_example_args()), first)
-
-
 class ParserArgsTest(tf.test.TestCase):
   def test_metas(self):
     args = _instance_args()
+    self.assertEqual(args.dense_metas[3], FeatureMeta("ints", None, 2, tf.int64))
     self.assertEqual(
-      [(m.name, m.slot, m.version) for m in args.sparse_metas],
-      [("slot_3", 3, 1), ("slot_1023", 1023, 1), ("fc_slot_2000", 2000, 2)],
+      [(m.shape, m.dtype) for m in args.extra_metas],
+      [(1, tf.int64), (2, tf.int64), (1, tf.float32), (1, tf.string), (1, tf.int64)],
     )
-    self.assertEqual(args.dense_metas[3], data_gen_utils.FeatureMeta("ints", None, 2, 2, tf.int64))
-    self.assertEqual([m.shape for m in args.extra_metas], [1, 2, 1, 1, 1])
 
   def test_defaults(self):
-    args = ParserArgs(dense_features=["a", "b"])
-    self.assertEqual(args.variant_type, "instance")
-    self.assertEqual([(m.shape, m.dtype) for m in args.dense_metas], [(1, tf.float32)] * 2)
+    args = ParserArgs(dense_features=["a", "sample_rate"])
+    self.assertEqual(
+      [(m.shape, m.dtype, m.extra) for m in args.dense_metas], [(1, tf.float32, False)] * 2
+    )
+    self.assertEqual(args.model_name, "entry")
+    self.assertEqual((args.batch_size, args.max_records, args.drop_rate), (64, 1000, 0.5))
+    self.assertEqual(args.signature_name, ["serving_default"])
+    self.assertEqual(args.warmup_file, "./warmup_file")
+    self.assertEqual(ParserArgs(signature_name="one").signature_name, ["one"])
+
+  def test_variant_types(self):
+    self.assertEqual(ParserArgs(dense_features=["a"]).variant_type, "instance")
+    self.assertEqual(ParserArgs(fidv1_features=[1]).variant_type, "instance")
+    self.assertEqual(ParserArgs(sparse_features=["a"]).variant_type, "example")
     self.assertEqual(ParserArgs(variant_type="examplebatch").variant_type, "example_batch")
 
   def test_errors(self):
     for kwargs, message in (
       ({"variant_type": "text"}, "variant_type is 'text'"),
       ({"batch_size": 0}, "batch_size is 0"),
+      ({"max_records": 0}, "max_records is 0"),
+      ({"drop_rate": 1.5}, "drop_rate is 1.5, want 0 to 1"),
+      ({"variant_type": "example", "fidv1_features": [9]}, r"fidv1_features is \[9\]: a sample"),
       ({"dense_features": ["a"], "dense_feature_shapes": []}, "1 names, but there are 0 shapes"),
       ({"dense_features": ["a"], "dense_feature_types": []}, "1 names, but there are 0 types"),
       ({"extra_feature_shapes": [1]}, "extra_features has 0 names, but there are 1 shapes"),
@@ -150,7 +134,9 @@ class ParserArgsTest(tf.test.TestCase):
       for name in ("fidv1_features", "fidv2_features", "sparse_features", "dense_features",
                    "dense_feature_shapes", "dense_feature_types", "extra_features",
                    "extra_feature_shapes"):  # fmt: skip
-        self.assertEqual(list(getattr(noted, name)), list(getattr(args, name)), name)
+        self.assertEqual(
+          list(getattr(noted, name) or []), list(getattr(args, name) or []), name
+        )
 
   def test_from_collections_knows_the_signatures(self):
     with tf.Graph().as_default() as graph:
@@ -172,57 +158,6 @@ class ParserArgsTest(tf.test.TestCase):
         ParserArgs.from_collections()
 
 
-class SampleTest(tf.test.TestCase):
-  def test_instance(self):
-    instance = data_gen_utils.gen_instance(_instance_args(fids_per_feature=2), actions=[7])
-    self.assertEqual([fid >> 54 for fid in instance.fid], [3, 3, 1023, 1023])
-    self.assertEqual(
-      [f.name for f in instance.feature], ["fc_slot_2000", "floats", "ints", "text"]
-    )
-    self.assertEqual([fid >> 48 for fid in instance.feature[0].fid], [2000, 2000])
-    self.assertLen(instance.label, 2)
-    self.assertEqual(instance.instance_weight, 1.0)
-    self.assertEqual(list(instance.line_id.actions), [7])
-
-  def test_example_with_v1_ids(self):
-    example = data_gen_utils.gen_example(ParserArgs(variant_type="example", fidv1_features=[9]))
-    (named,) = example.named_feature
-    self.assertEqual(named.name, "slot_9")
-    self.assertEqual([fid >> 54 for fid in named.feature.fid_v1_list.value], [9])
-
-  def test_example_batch(self):
-    batch = data_gen_utils.gen_example_batch(
-      _example_args("example_batch", batch_size=3), actions=[1, 2]
-    )
-    self.assertEqual(batch.batch_size, 3)
-    columns = {column.name: column for column in batch.named_feature_list}
-    self.assertCountEqual(
-      columns, ["fc_slot_7", "user", "__LABEL__", "floats", "ints", "text", "__LINE_ID__"]
-    )
-    for column in columns.values():
-      self.assertLen(column.feature, 3)
-    line_id = line_id_pb2.LineId.FromString(columns["__LINE_ID__"].feature[2].bytes_list.value[0])
-    self.assertEqual(list(line_id.actions), [1, 2])
-
-  def test_drop_rate(self):
-    for args, gen, count in (
-      (_instance_args(), data_gen_utils.gen_instance, lambda x: len(x.fid) + len(x.feature)),
-      (_example_args(), data_gen_utils.gen_example, lambda x: len(x.named_feature)),
-      (
-        _example_args("example_batch", batch_size=1),
-        data_gen_utils.gen_example_batch,
-        lambda x: len(x.named_feature_list),
-      ),
-    ):
-      whole = count(gen(args))
-      counts = [count(gen(args, drop_rate=0.5)) for _ in range(64)]
-      self.assertLess(sum(counts), 64 * whole)
-      self.assertGreater(max(counts), min(counts))
-      self.assertEqual(count(gen(args, drop_rate=0.0)), whole)
-      # Nothing but the line id of a batch is always there.
-      self.assertEqual(count(gen(args, drop_rate=1.0)), int(args.variant_type == "example_batch"))
-
-
 class DataFileTest(tf.test.TestCase):
   _HEADERS = (
     ({}, {"has_sort_id": True}),
@@ -232,12 +167,18 @@ class DataFileTest(tf.test.TestCase):
     ({"sort_id": False, "source": "pc"}, {"has_sort_id": False, "lagrangex_header": True}),
   )
 
+  _SLOTS = {
+    "instance": {"slot_3": 3, "slot_1023": 1023, "fc_slot_2000": 2000},
+    "example": {"fc_slot_7": 7, "user": None},
+    "example_batch": {"fc_slot_7": 7, "user": None},
+  }
+
   def _check(self, args, features, rows):
-    for meta in args.sparse_metas:
+    for name, slot in self._SLOTS[args.variant_type].items():
       # Both parsers of examples, and that of instances with v2 features, give v2 ids.
-      slots = {fid >> 48 for fid in features[meta.name].flat_values.numpy()}
-      self.assertEqual(slots, {meta.slot})
-      self.assertAllEqual(features[meta.name].row_lengths(), [args.fids_per_feature] * rows)
+      slots = {fid >> 48 for fid in features[name].flat_values.numpy()}
+      self.assertEqual(slots, {slot or data_utils.get_slot_from_feature_name(name)})
+      self.assertAllInRange(features[name].row_lengths(), 1, 4)
     for meta in (*args.dense_metas, *args.extra_metas):
       self.assertEqual(features[meta.name].shape, (rows, meta.shape), meta.name)
     self.assertAllInSet(features["label"], [0.0, 1.0])
@@ -247,7 +188,7 @@ class DataFileTest(tf.test.TestCase):
     self.assertAllEqual([len(text) for text in features["text"].numpy().flatten()], [8] * rows)
 
   def test_instances(self):
-    args = _instance_args(batch_size=4, fids_per_feature=2)
+    args = _instance_args(batch_size=4)
     for written, read in self._HEADERS:
       with self.subTest(written):
         path = _path("instances")
@@ -276,7 +217,7 @@ class DataFileTest(tf.test.TestCase):
           self._check(args, features, 5)
 
   def test_example_batches(self):
-    args = _example_args("example_batch", batch_size=6, fids_per_feature=3)
+    args = _example_args("example_batch", batch_size=6)
     for written, read in self._HEADERS:
       with self.subTest(written):
         path = _path("batches")
@@ -313,12 +254,14 @@ class DataFileTest(tf.test.TestCase):
         data_gen_utils.gen_random_data_file(_path("none"), _example_args(), **flags)
     self.assertFalse(os.path.exists(_path("none")))
 
-  def test_slots_of_registered_names(self):
-    data_utils.register_slots({"registered": 77})
-    example = data_gen_utils.gen_example(
-      ParserArgs(variant_type="example", sparse_features=["registered"])
-    )
-    self.assertEqual(example.named_feature[0].feature.fid_v2_list.value[0] >> 48, 77)
+  def test_drop_rate(self):
+    path = _path("data")
+    args = _example_args(batch_size=64, drop_rate=0.5)
+    data_gen_utils.gen_random_data_file(path, args, num_batch=1)
+    dataset = datasets.PBDataset(path, input_pb_type=PbType.EXAMPLE)
+    (features,) = dataset.batch(64).map(lambda x: _parse(args, x))
+    lengths = list(features["user"].row_lengths().numpy())
+    self.assertBetween(lengths.count(0), 1, 63)
 
 
 class WarmupTest(tf.test.TestCase):
@@ -334,7 +277,9 @@ class WarmupTest(tf.test.TestCase):
       (_example_args(batch_size=3), "examples", 3),
       (_example_args("example_batch", batch_size=3), "example_batch", 1),
     ):
-      args.model_name, args.signature_name = "ctr", ["serving_default", "other"]
+      args.model_name = "ctr"
+      args.signature_name = ["serving_default", "other", "beyond"]
+      args.max_records = 2
       logs = data_gen_utils.gen_prediction_log(args)
       self.assertEqual(
         [log.predict_log.request.model_spec.signature_name for log in logs],
@@ -351,8 +296,8 @@ class WarmupTest(tf.test.TestCase):
 
   def test_file_of_args(self):
     path = _path("warmup")
-    args = _example_args(batch_size=2, input_name="samples")
-    self.assertEqual(data_gen_utils.gen_warmup_file(path, args=args), path)
+    args = _example_args(batch_size=2, input_name="samples", warmup_file=path)
+    self.assertEqual(data_gen_utils.write_warmup_file(args), path)
     (log,) = self._read(path)
     self.assertEqual(list(log.predict_log.request.inputs), ["samples"])
     self.assertEqual(os.listdir(os.path.dirname(path)).count("warmup-tmp"), 0)
@@ -375,7 +320,9 @@ class WarmupTest(tf.test.TestCase):
     before = os.getcwd()
     os.chdir(folder)
     try:
-      data_gen_utils.gen_warmup_file(args=_example_args(batch_size=1))
+      with tf.Graph().as_default():
+        _parse(_example_args(), tf.compat.v1.placeholder(tf.string, [None]))
+        data_gen_utils.gen_warmup_file()
       self.assertEqual(os.listdir("."), ["warmup_file"])
     finally:
       os.chdir(before)
@@ -391,9 +338,9 @@ class WarmupTest(tf.test.TestCase):
       "sys.modules['tensorflow_serving'] = None\n"
       "from monolith.native_training.model_export import data_gen_utils\n"
       "args = data_gen_utils.ParserArgs(fidv1_features=[1])\n"
-      "data_gen_utils.gen_instance(args)\n"
+      "data_gen_utils.gen_instance([1])\n"
       "try:\n"
-      "  data_gen_utils.gen_warmup_file('none', args=args)\n"
+      "  data_gen_utils.write_warmup_file(args)\n"
       "except ImportError as e:\n"
       "  assert 'monolith[serving]' in str(e), e\n"
       "else:\n"

@@ -1,11 +1,13 @@
 """Exported models load elsewhere, with variables and tables."""
 
 import os
+import pathlib
 import shutil
 
 import tensorflow as tf
 from tensorflow_serving.apis import prediction_log_pb2
 
+from idl.matrix.proto import proto_parser_pb2
 from monolith.native_training import (
   hash_table_ops,
   multi_hash_table_ops,
@@ -93,6 +95,50 @@ class SavedModelExportersTest(tf.test.TestCase):
     self.assertAllEqual(outputs["group"], [[1], [0]])
     self.assertAllEqual(outputs["weight"], [3, 3])
     self.assertFalse(export_context.is_exporting())
+
+  def test_files_that_a_model_asks_for(self):
+    base = self._train()
+    checkpoint = tf.train.latest_checkpoint(self.model_dir)
+    pathlib.Path(f"{checkpoint}.assets/words").write_text("a b")
+
+    def model_fn(features, mode, config):
+      with tf.name_scope("scope"):
+        asset_base = exporter.create_asset_base()
+      self.assertEqual(asset_base.name, "ASSET_BASE:0")
+      self.assertIs(exporter.create_asset_base(), asset_base)
+      for pattern in ("wor*", "words"):
+        exporter.add_ckpt_to_assets(checkpoint, pattern)
+      return _model_fn(features, mode, config)
+
+    exporter = saved_model_exporters.StandaloneExporter(model_fn, self.model_dir, base)
+    folder = exporter.export_saved_model(_receiver_fn)
+    shutil.rmtree(self.model_dir)
+
+    words = pathlib.Path(tf.compat.as_str(folder), "assets", "words")
+    self.assertEqual(words.read_text(), "a b")
+    self.assertAllEqual(self._call(folder, "serving_default", {"ids": [0]})["table"], [[1, 2]])
+
+  def test_all_files_of_a_checkpoint(self):
+    base = self._train()
+    exporter = saved_model_exporters.StandaloneExporter(_model_fn, self.model_dir, base)
+    checkpoint = tf.train.latest_checkpoint(self.model_dir)
+    with tf.Graph().as_default() as graph:
+      exporter.add_ckpt_to_assets(checkpoint)
+      self.assertCountEqual(
+        saved_model_exporters._get_asset_files(graph), tf.io.gfile.glob(f"{checkpoint}.assets/*")
+      )
+      exporter.add_ckpt_to_assets(checkpoint, "none*")
+      self.assertLen(saved_model_exporters._get_asset_files(graph), 3)
+
+  def test_signature(self):
+    exporter = saved_model_exporters.StandaloneExporter(_model_fn, "", "")
+    with tf.Graph().as_default():
+      x = tf.compat.v1.placeholder(tf.int64, [None], name="x")
+      signature = exporter.build_signature({"in": x}, {"out": x + 1})
+    self.assertEqual(signature.method_name, "tensorflow/serving/predict")
+    self.assertEqual(signature.inputs["in"].name, "x:0")
+    self.assertEqual(signature.inputs["in"].dtype, tf.int64.as_datatype_enum)
+    self.assertEqual(list(signature.outputs), ["out"])
 
   def test_shared_embedding(self):
     base = self._train()
@@ -215,7 +261,9 @@ class SavedModelExportersTest(tf.test.TestCase):
       self.assertFalse(os.path.exists(warmup_file))
       if not isinstance(exported, dict):
         outputs = self._call(exported, "serving_default", {"samples": samples})
-        self.assertEqual(outputs["table"].shape, (len(samples), 2))
+        fids = [f for s in samples for f in proto_parser_pb2.Instance.FromString(s).fid]
+        self.assertNotEmpty(fids)
+        self.assertEqual(outputs["table"].shape, (len(fids), 2))
 
   def test_no_warmup_for_a_model_that_reads_no_samples(self):
     base = self._train()

@@ -1,0 +1,80 @@
+"""The programs that `bazel run` starts, as BUILD.bazel declares them.
+
+A BUILD file is Python with functions for rules: it is executed here with functions that note what
+they are told, and the script of each program is made and run. Bazel itself is not needed.
+"""
+
+import builtins
+import collections
+import os
+import pathlib
+import subprocess
+import sys
+import unittest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+
+def _load_targets() -> dict[str, dict[str, dict]]:
+  """Rule name -> target name -> its arguments."""
+  targets = collections.defaultdict(dict)
+
+  def glob(include, exclude=()):
+    paths = {path for pattern in include for path in ROOT.glob(pattern)}
+    paths -= {path for pattern in exclude for path in ROOT.glob(pattern)}
+    return sorted(path.relative_to(ROOT).as_posix() for path in paths)
+
+  class Rules(dict):
+    def __missing__(self, rule):
+      if hasattr(builtins, rule):
+        raise KeyError(rule)
+      return lambda name=None, **kwargs: targets[rule].update({name: kwargs})
+
+  scope = Rules(glob=glob, load=lambda *args: None)
+  exec(compile((ROOT / "BUILD.bazel").read_text(), "BUILD.bazel", "exec"), scope)
+  return targets
+
+
+class BazelProgramsTest(unittest.TestCase):
+  @classmethod
+  def setUpClass(cls):
+    cls.targets = _load_targets()
+
+  def test_programs(self):
+    self.assertEqual(set(self.targets["py_binary"]), {"demo", "gpu_runner", "tpu_runner"})
+
+  def test_programs_start(self):
+    flags = {"demo": "--num_ratings", "gpu_runner": "--task", "tpu_runner": "--tpu"}
+    for name, flag in flags.items():
+      with self.subTest(name):
+        binary = self.targets["py_binary"][name]
+        self.assertEqual(binary["deps"], [":monolith"])
+        self.assertEqual(binary["srcs"], [binary["main"]])
+        script = self._make(binary["main"])
+
+        result = subprocess.run(
+          [sys.executable, script, "--helpshort"],
+          cwd=script.parent,
+          env={**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "2"},
+          capture_output=True,
+          text=True,
+          check=False,
+        )
+
+        # absl ends with 1 after the help that was asked for.
+        self.assertIn(f"{flag}: ", result.stdout, result.stderr[-2000:])
+
+  def _make(self, output: str) -> pathlib.Path:
+    """Runs the rule that makes a file, the way Bazel does."""
+    (rule,) = (r for r in self.targets["genrule"].values() if r["outs"] == [output])
+    path = pathlib.Path(os.environ["TEST_TMPDIR"]) / output
+    path.parent.mkdir(parents=True, exist_ok=True)
+    command = rule["cmd"].replace("$@", str(path)).replace("$$", "$")
+    subprocess.run(["bash", "-c", command], check=True)
+    # Python looks for modules beside a script first.
+    self.assertFalse((ROOT / output).parent.exists())
+    return path
+
+
+if __name__ == "__main__":
+  unittest.main()
