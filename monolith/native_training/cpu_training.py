@@ -242,6 +242,7 @@ def _get_cluster(
   addr: str,
   num_redundant_ps: int,
   num_required_ps: int,
+  deep_insight_name: str | None = None,
 ) -> tuple[Cluster, dict[str, Any]]:
   return cluster_manager.get_training_cluster(
     PatientDiscovery(discovery, config.session_creation_timeout_secs),
@@ -252,7 +253,7 @@ def _get_cluster(
     config.num_workers,
     config.model_dir,
     config.uuid,
-    config.model_name,
+    deep_insight_name,
     config.cluster_type,
   )
 
@@ -328,6 +329,7 @@ class _WorkerLoop:
       self._addr,
       config.num_redundant_ps,
       config.num_ps + config.num_extra_ps,
+      self._params.metrics.deep_insight_name,
     )
     if found == self._found:
       return False

@@ -7,8 +7,17 @@ import os
 import numpy as np
 import tensorflow as tf
 
-from monolith.native_training import cpu_training, device_utils, entry, feature, native_task, utils
+from monolith.native_training import (
+  cpu_training,
+  device_utils,
+  entry,
+  feature,
+  native_task,
+  service_discovery,
+  utils,
+)
 from monolith.native_training.debugging import debugging_server  # noqa: F401, must import early
+from monolith.native_training.metric import cli
 from monolith.native_training.model_export import export_context, saved_model_exporters
 from monolith.native_training.monolith_checkpoint_state_pb2 import MonolithCheckpointState
 
@@ -422,6 +431,27 @@ class ConfigTest(tf.test.TestCase):
     cpu_training.CpuTraining(config, self._task(configure))
 
     self.assertEqual(config.model_name, "insight")
+
+  def test_cluster_metrics_are_tagged_with_the_deep_insight_name(self):
+    params = FeatureTask.params()
+    params.metrics.deep_insight_name = "insight"
+    config = cpu_training.DistributedCpuTrainingConfig(
+      num_ps=1, model_name="model", model_dir=utils.get_test_tmp_dir(), cluster_type="tide"
+    )
+    discovery = service_discovery.TfConfigServiceDiscovery(
+      {"cluster": {"chief": ["c:1"], "ps": ["p:1"]}, "task": {"type": "chief", "index": 0}}
+    )
+    tags = {}
+    cli.set_sink(lambda method, name, value, tagkv: tags.update({name: tagkv}))
+    self.addCleanup(cli.set_sink, None)
+
+    cpu_training._WorkerLoop(config, discovery, params, "c:1", None)._find_cluster()
+
+    expected = {"deep_insight_name": "insight", "cluster_type": "tide"}
+    self.assertEqual(
+      tags,
+      {"monolith.containers.num_left_ps": expected, "monolith.containers.job_waiting": expected},
+    )
 
   def test_serving_copies(self):
     config = cpu_training.CpuTrainingConfig(
