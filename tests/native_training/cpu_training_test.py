@@ -453,6 +453,33 @@ class ConfigTest(tf.test.TestCase):
       {"monolith.containers.num_left_ps": expected, "monolith.containers.job_waiting": expected},
     )
 
+  def test_dense_only_interval_of_the_task(self):
+    def configure(params):
+      params.train.dense_only_save_checkpoints_steps = 7
+
+    config = cpu_training.CpuTrainingConfig(enable_realtime_training=True)
+    cpu_training.CpuTraining(config, self._task(configure))
+
+    self.assertEqual(config.dense_only_save_checkpoints_steps, 7)
+    self.assertIsNone(config.dense_only_save_checkpoints_secs)
+
+  def test_options_without_effect_are_named(self):
+    with self.assertLogs("absl", "WARNING") as logs:
+      cpu_training.CpuTraining(cpu_training.CpuTrainingConfig(processes_per_gpu=2), self._task())
+
+    self.assertIn("processes_per_gpu = 2", "".join(logs.output))
+
+  def test_model_dump_is_refused(self):
+    with self.assertRaisesRegex(ValueError, "enable_model_dump is True, but models cannot be dump"):
+      cpu_training.CpuTraining(
+        cpu_training.CpuTrainingConfig(enable_model_dump=True), self._task()
+      )
+    config = cpu_training.DistributedCpuTrainingConfig(
+      server_type="ps", num_ps=1, model_dir=utils.get_test_tmp_dir(), enable_model_dump=True
+    )
+    with self.assertRaisesRegex(ValueError, "enable_model_dump is True, but models cannot be dump"):
+      cpu_training.distributed_train(config, None, FeatureTask.params())
+
   def test_serving_copies(self):
     config = cpu_training.CpuTrainingConfig(
       embedding_prefetch_capacity=2,
@@ -726,6 +753,17 @@ class LocalTrainTest(tf.test.TestCase):
     cpu_training.local_train(params, model_dir=folder, steps=1)
 
     self.assertFalse(os.path.exists(os.path.join(folder, "leftover")))
+
+  def test_profiling(self):
+    params = FeatureTask.params()
+    for features in (False, True):
+      folder = os.path.join(utils.get_test_tmp_dir(), str(features))
+
+      cpu_training.local_train(
+        params, model_dir=folder, steps=1, profiling=True, only_feature_engineering=features
+      )
+
+      self.assertLen(os.listdir(os.path.join(folder, "plugins", "profile")), 1)
 
   def test_feature_engineering(self):
     params = FloatFeatureTask.params()
