@@ -11,6 +11,8 @@ from absl import logging
 from monolith.native_training import mpi_utils, native_task, native_task_context
 from monolith.native_training.training_config import CpuTrainingConfig
 
+_REALTIME_DENSE_ONLY_SECS = 1800
+
 # They belong to what is not public, or to what is decided elsewhere.
 _UNUSED_FIELDS = (
   "processes_per_gpu",
@@ -28,6 +30,15 @@ _UNUSED_FIELDS = (
   "ps_replica_num",
   "use_estimator",
 )
+# Of training in which ranks share tables and variables, and of training in which they do not.
+_FULL_SYNC_FIELDS = (
+  "merge_sync_training_ckpt",
+  "enable_async_optimize",
+  "enable_pipelined_fwda2a",
+  "enable_pipelined_bwda2a",
+)
+_NO_FULL_SYNC_FIELDS = ("only_feature_engineering",)
+_NO_SYNC_FIELDS = ("enable_variable_prefetch",)
 # All of them off or empty by default.
 _UNUSED_PARAMS = (
   "metrics.use_data_service",
@@ -77,15 +88,17 @@ def check_options(config: CpuTrainingConfig) -> None:
 
 
 def report_unused_options(config: CpuTrainingConfig, params: Any) -> None:
-  """Logs, in one line, the options that were set and have no effect."""
+  """Logs, in one line, the options that were set and have no effect in this kind of training."""
+  names = list(_UNUSED_FIELDS)
+  names += _NO_FULL_SYNC_FIELDS if config.enable_full_sync_training else _FULL_SYNC_FIELDS
+  if config.enable_sync_training or config.enable_partial_sync_training:
+    names += _NO_SYNC_FIELDS
   defaults = {field.name: field.default for field in dataclasses.fields(config)}
   unused = {
     name: getattr(config, name)
-    for name in _UNUSED_FIELDS
+    for name in names
     if name in defaults and getattr(config, name) != defaults[name]
   }
-  if config.only_feature_engineering and config.enable_full_sync_training:
-    unused["only_feature_engineering"] = True
   unused.update({name: params.get(name) for name in _UNUSED_PARAMS if params.get(name)})
   if unused:
     text = ", ".join(f"{name} = {value!r}" for name, value in unused.items())
@@ -96,20 +109,15 @@ def fill_in_defaults(config: CpuTrainingConfig, task: native_task.NativeTask) ->
   """Decides, in the caller's object, what was left to the driver."""
   if not config.model_name:
     config.model_name = task.p.metrics.deep_insight_name or f"di_name_{type(task).__name__}"
-  if (
-    config.dense_only_save_checkpoints_secs is None
-    and config.dense_only_save_checkpoints_steps is None
-  ):
-    config.dense_only_save_checkpoints_secs = task.p.train.dense_only_save_checkpoints_secs
-    config.dense_only_save_checkpoints_steps = task.p.train.dense_only_save_checkpoints_steps
-  if config.enable_realtime_training:
-    if config.partial_recovery is None:
-      config.partial_recovery = True
-    if (
-      config.dense_only_save_checkpoints_secs is None
-      and config.dense_only_save_checkpoints_steps is None
-    ):
-      config.dense_only_save_checkpoints_secs = 1800
+  if config.enable_realtime_training and config.partial_recovery is None:
+    config.partial_recovery = True
+  intervals = (config.dense_only_save_checkpoints_secs, config.dense_only_save_checkpoints_steps)
+  if intervals == (None, None):
+    train = task.p.train
+    intervals = (train.dense_only_save_checkpoints_secs, train.dense_only_save_checkpoints_steps)
+    if intervals == (None, None) and config.enable_realtime_training:
+      intervals = (_REALTIME_DENSE_ONLY_SECS, None)
+    config.dense_only_save_checkpoints_secs, config.dense_only_save_checkpoints_steps = intervals
   if config.use_native_multi_hash_table is None:
     config.use_native_multi_hash_table = True
 

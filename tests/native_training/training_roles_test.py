@@ -1,5 +1,6 @@
 """Options that are set and have no effect are named, those that cannot be met are refused."""
 
+import dataclasses
 import unittest
 from unittest import mock
 
@@ -38,18 +39,26 @@ class ReportUnusedOptionsTest(unittest.TestCase):
       ],
     )
 
-  def test_features_are_not_written_by_ranks(self):
-    config = CpuTrainingConfig(only_feature_engineering=True)
+  def test_kind_of_training_counts(self):
+    config = CpuTrainingConfig(
+      only_feature_engineering=True, enable_variable_prefetch=True, enable_async_optimize=True
+    )
     params = native_task.NativeTask.params()
+    for changes, want in (
+      ({}, "enable_async_optimize = True"),
+      (
+        {"enable_partial_sync_training": True},
+        "enable_async_optimize = True, enable_variable_prefetch = True",
+      ),
+      (
+        {"enable_sync_training": True},
+        "only_feature_engineering = True, enable_variable_prefetch = True",
+      ),
+    ):
+      with self.assertLogs("absl", "WARNING") as logs:
+        training_roles.report_unused_options(dataclasses.replace(config, **changes), params)
 
-    with mock.patch.object(training_roles.logging, "warning") as warning:
-      training_roles.report_unused_options(config, params)
-    warning.assert_not_called()
-    config.enable_sync_training = True
-    with self.assertLogs("absl", "WARNING") as logs:
-      training_roles.report_unused_options(config, params)
-
-    self.assertIn("only_feature_engineering = True", logs.output[0])
+      self.assertEqual(logs.output[0].rpartition("effect: ")[2], want)
 
   def test_defaults_are_not_named(self):
     with mock.patch.object(training_roles.logging, "warning") as warning:
