@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import json
 import os
 import shutil
 import tempfile
@@ -183,6 +184,21 @@ class EstimatorVariantsTest(tf.test.TestCase):
         with self.assertRaisesRegex(ValueError, f"restore_ckpt is model.ckpt-7, but {folder}"):
           getattr(estimator.Estimator(_params(), conf), run)()
     self.assertEqual(os.listdir(folder), [])
+
+  def test_every_process_of_a_cluster_ends_without_its_checkpoint(self):
+    folder = self.create_tempdir().full_path
+    cluster = {"chief": ["127.0.0.1:1"], "ps": ["127.0.0.1:2"]}
+    for role in cluster:
+      with flagsaver.flagsaver():
+        conf = RunnerConfig(
+          discovery_type=ServiceDiscoveryType.PRIMUS,
+          tf_config=json.dumps({"cluster": cluster, "task": {"type": role, "index": 0}}),
+          num_ps=1,
+          model_dir=folder,
+          restore_ckpt="model.ckpt-7",
+        )
+        with self.assertRaisesRegex(ValueError, f"restore_ckpt is model.ckpt-7, but {folder}"):
+          estimator.Estimator(_params(), conf).train(max_steps=1)
 
   def test_local_profiling(self):
     folder = self.create_tempdir().full_path
