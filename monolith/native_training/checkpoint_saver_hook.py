@@ -179,6 +179,7 @@ class NoFirstSaveCheckpointSaverHook(tf.compat.v1.train.CheckpointSaverHook):
     # A listener may trigger a save from within a save's thread; others wait.
     self._lock = threading.RLock()
     self._metrics = cli.get_cli(utils.get_metric_prefix())
+    self._metric_tags = {"mode": "dense_only" if is_dense_only else "full"}
 
   @property
   def timer(self) -> SecondOrStepTimerWithTideSetting:
@@ -285,27 +286,28 @@ class NoFirstSaveCheckpointSaverHook(tf.compat.v1.train.CheckpointSaverHook):
         run_context.request_stop()
 
   def trigger_save(self, session: tf.compat.v1.Session, ignore_save_errors: bool = False) -> None:
-    """Saves now, in the calling thread.
+    """Saves now, in the calling thread, also while the timer is disabled.
 
     A request of a listener to stop the training is honoured after the next step.
 
     Args:
       session: a raw session, or a monitored one.
-      ignore_save_errors: for this save, as in the constructor.
+      ignore_save_errors: log the errors of this save. What the constructor was given is for saves
+        nobody waits for, so it does not count here.
+
+    Raises:
+      tf.errors.OpError, OSError, ValueError: the checkpoint could not be saved.
     """
     if hasattr(session, "raw_session"):
       session = session.raw_session()
     with self._lock, session.graph.as_default():
-      configured = self._ignore_save_errors
-      self._ignore_save_errors = configured or ignore_save_errors
+      configured, self._ignore_save_errors = self._ignore_save_errors, ignore_save_errors
       try:
-        self._timer.reset()
-        run_context = tf.estimator.SessionRunContext(original_args=None, session=session)
-        run_values = tf.compat.v1.train.SessionRunValues(
-          results=session.run(self._global_step_tensor), options=None, run_metadata=None
-        )
-        super().after_run(run_context, run_values)
-        self._stop_requested |= run_context.stop_requested
+        step = session.run(self._global_step_tensor)
+        self._stop_requested |= bool(self._save(session, step))
+        if self._last_saved_step == step:
+          # After a failure the schedule stands, and so does the save at the end.
+          self._timer.update_last_triggered_step(step)
       finally:
         self._ignore_save_errors = configured
 
@@ -339,7 +341,7 @@ class NoFirstSaveCheckpointSaverHook(tf.compat.v1.train.CheckpointSaverHook):
     finally:
       for listener in reversed(self._guard_saver_listeners):
         _log_errors(listener.after_save, session, step)
-    self._metrics.emit_timer("save_checkpoint", time.time() - start)
+    self._metrics.emit_timer("save_checkpoint_time", time.time() - start, self._metric_tags)
     return should_stop
 
   def _is_saved_already(self, step: int) -> bool:
@@ -355,10 +357,10 @@ class NoFirstSaveCheckpointSaverHook(tf.compat.v1.train.CheckpointSaverHook):
       try:
         self._begin_save(step)
         should_stop = super()._save(session, step)
-        self._metrics.emit_counter("save_checkpoint", 1, {"success": "true"})
+        self._metrics.emit_counter("save_checkpoint", 1, self._metric_tags)
         return should_stop
       except (tf.errors.OpError, OSError, ValueError) as e:
-        self._metrics.emit_counter("save_checkpoint", 1, {"success": "false"})
+        self._metrics.emit_counter("save_checkpoint_failed", 1, self._metric_tags)
         if not mark.saved:
           self._report_failed_save(step, e)
         retry = isinstance(e, tf.errors.OpError) and not mark.saved and attempt < SAVE_ATTEMPTS

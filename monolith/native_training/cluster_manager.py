@@ -93,7 +93,7 @@ def get_training_cluster(
     num_workers: workers, the chief included.
     model_dir: where the chosen servers are remembered.
     uuid: the job's id.
-    model_name: tag of the metrics; None emits none.
+    model_name: tag `deep_insight_name` of the metrics; None emits none.
     cluster_type: tag of the metrics.
 
   Returns:
@@ -151,9 +151,10 @@ def _query_ps_cluster(
   while True:
     ps_addrs = discovery.query("ps")
     if model_name:
-      tagkv = {"model_name": model_name, "cluster_type": cluster_type}
-      emit_store("ready_ps", len(ps_addrs), tagkv)
-      emit_store("required_ps", num_required_ps, tagkv)
+      num_left_ps = max(num_required_ps - len(ps_addrs), 0)
+      tagkv = {"deep_insight_name": model_name, "cluster_type": cluster_type}
+      emit_store("num_left_ps", num_left_ps, tagkv)
+      emit_store("job_waiting", int(num_left_ps > 0), tagkv)
     logging.info("Found %d of %d parameter servers", len(ps_addrs), num_required_ps)
     if len(ps_addrs) >= num_required_ps:
       return [ps_addrs[i] for i in sorted(ps_addrs)][:num_required_ps]

@@ -69,7 +69,11 @@ from monolith.native_training.training_config import (
 )
 from monolith.native_training.training_export import create_exporter
 from monolith.native_training.training_graph import CpuTraining
-from monolith.native_training.training_roles import is_chief, make_native_task_context
+from monolith.native_training.training_roles import (
+  check_options,
+  is_chief,
+  make_native_task_context,
+)
 from monolith.native_training.training_server import (
   NodeAliveCheckerError,
   PatientDiscovery,
@@ -150,6 +154,7 @@ def distributed_train(
     tf.errors.OpError: the training failed, more often than retries are allowed.
   """
   _check_config(config)
+  config.check_restore(config.model_dir)
   monolith_utils.enable_monkey_patch()
   # Otherwise a call to a server that is gone waits for ever, instead of failing and being retried.
   os.environ.setdefault("GRPC_FAIL_FAST", "true")
@@ -178,6 +183,7 @@ def _check_config(config: DistributedCpuTrainingConfig) -> None:
     raise ValueError(f"Unknown server type. type: {config.server_type}")
   if not config.model_dir:
     raise ValueError("model dir can't be empty.")
+  check_options(config)
 
 
 def _run_worker(
@@ -242,6 +248,7 @@ def _get_cluster(
   addr: str,
   num_redundant_ps: int,
   num_required_ps: int,
+  deep_insight_name: str | None = None,
 ) -> tuple[Cluster, dict[str, Any]]:
   return cluster_manager.get_training_cluster(
     PatientDiscovery(discovery, config.session_creation_timeout_secs),
@@ -252,7 +259,7 @@ def _get_cluster(
     config.num_workers,
     config.model_dir,
     config.uuid,
-    config.model_name,
+    deep_insight_name,
     config.cluster_type,
   )
 
@@ -328,6 +335,7 @@ class _WorkerLoop:
       self._addr,
       config.num_redundant_ps,
       config.num_ps + config.num_extra_ps,
+      self._params.metrics.deep_insight_name,
     )
     if found == self._found:
       return False
@@ -387,8 +395,6 @@ def _do_worker_train(
   native = params.instantiate()
   if not isinstance(native, native_task.NativeTask):
     raise ValueError(f"distributed train only support NativeTask. Got {native}")
-  if params.serving.with_remote_gpu and config.enable_model_dump:
-    raise ValueError("with_remote_gpu and enable_model_dump exclude each other")
   session_config = cluster_manager.generate_session_config((cluster, task))
   session_config.operation_timeout_in_ms = config.operation_timeout_in_ms
   dead = _get_blocked_addrs(cluster)

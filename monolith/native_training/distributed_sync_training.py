@@ -78,6 +78,7 @@ def distributed_sync_train(
   if not isinstance(native, native_task.NativeTask):
     raise ValueError(f"distributed train only support NativeTask. Got {native}")
   with _watched(config.model_dir):
+    config.check_restore(config.model_dir)
     local_training.make_config_backward_compatible(config.model_dir, config)
     cpu_training = CpuTraining(config, native, sync_backend)
     if config.model_dir and config.enable_full_sync_training:

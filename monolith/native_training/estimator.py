@@ -43,6 +43,7 @@ from monolith.native_training.cpu_training import (
   create_exporter,
   distributed_sync_train,
   distributed_train,
+  local_feature_engineering_internal,
   local_train_internal,
 )
 from monolith.native_training.data import parsers
@@ -63,6 +64,8 @@ __all__ = [
 Hooks = Sequence[tf.estimator.SessionRunHook]
 
 _TF_CONFIG = "TF_CONFIG"
+_TRAIN = tf.estimator.ModeKeys.TRAIN
+_EVAL = tf.estimator.ModeKeys.EVAL
 
 EstimatorSpec = collections.namedtuple(
   "EstimatorSpec",
@@ -169,8 +172,11 @@ class Estimator:
   def __init__(
     self, model: Any, conf: RunConfig | RunnerConfig, warm_start_from: Any = None
   ):
+    self._local_profiling = isinstance(conf, RunConfig) and conf.enable_local_profiling
     self._runner_conf = conf.to_runner_config() if isinstance(conf, RunConfig) else conf
     conf = self._runner_conf
+    if self._local_profiling and not conf.is_local:
+      logging.warning("enable_local_profiling has no effect: this is no local run.")
     # A task that cannot be made again by itself can be by its params.
     is_plain_task = isinstance(model, native_task.NativeTask) and not _has_instantiate(model)
     self._model = model.p if is_plain_task else model
@@ -234,23 +240,27 @@ class Estimator:
   def train(
     self, steps: int | None = None, max_steps: int | None = None, hooks: Hooks | None = None
   ) -> None:
-    """Trains.
+    """Trains, until a limit or the end of the data.
+
+    A limit that is not given is that of the task, `train.steps` or `train.max_steps`.
 
     Args:
-      steps: how many steps, in a local run.
-      max_steps: the global step to stop at, in other runs.
+      steps: how many steps, in a local run; elsewhere it has no effect, as workers share a count.
+      max_steps: the global step to stop at; of two limits, local runs take `steps`.
       hooks: for the session.
     """
-    self._run(tf.estimator.ModeKeys.TRAIN, steps, max_steps, hooks)
+    self._run(_TRAIN, steps, max_steps, hooks)
 
   def evaluate(self, steps: int | None = None, hooks: Hooks | None = None) -> None:
     """Runs the model in evaluation mode; see `train`.
 
     Args:
-      steps: how many batches, at most.
+      steps: how many batches, at most; `eval.steps` of the task by default.
       hooks: for the session.
     """
-    self._run(tf.estimator.ModeKeys.EVAL, steps, None, hooks)
+    if steps is None:
+      steps = _params_of(self._model).eval.steps
+    self._run(_EVAL, steps, None, hooks)
 
   def _run(
     self, mode: str, steps: int | None, max_steps: int | None, hooks: Hooks | None
@@ -258,7 +268,7 @@ class Estimator:
     assert hooks is None or (
       isinstance(hooks, list) and all(isinstance(h, tf.estimator.SessionRunHook) for h in hooks)
     ), f"hooks is {hooks!r}, want a list of SessionRunHooks"
-    if mode == tf.estimator.ModeKeys.EVAL and steps is not None:
+    if mode == _EVAL and steps is not None:
       hooks = [*(hooks or []), _StopAfterRunsHook(steps)]
     if not self._runner_conf.is_local and self._runner_conf.enable_full_sync_training:
       # Which rank this is, and where its files are, is for the caller's configuration too.
@@ -269,12 +279,17 @@ class Estimator:
     model = copy.deepcopy(self._model)
     params = _params_of(model)
     params.mode = mode
-    params.train.steps = steps
-    params.train.max_steps = max_steps
+    _set_limits(params.train, mode, steps, max_steps)
     logging.info("%s with %s", mode, params)
+    if params.train.steps is not None and not conf.is_local and mode == _TRAIN:
+      logging.warning(
+        "train.steps = %d has no effect: this is no local run, use max_steps.", params.train.steps
+      )
     try:
       if conf.is_local:
-        local_train_internal(model, conf, self.model_dir, steps=steps, user_hooks=hooks)
+        # The task's steps must not hide the limit that was given.
+        by_max_steps = params.train.steps is None or (steps is None and max_steps is not None)
+        self._run_local(conf, model, by_max_steps, hooks)
       elif conf.enable_full_sync_training:
         self._start_sync_backend()
         distributed_sync_train(conf, model, self._sync_backend, hooks)
@@ -282,6 +297,23 @@ class Estimator:
         self._run_distributed(conf, model, hooks)
     finally:
       self.close()
+
+  def _run_local(
+    self, conf: RunnerConfig, model: Any, by_max_steps: bool, hooks: Hooks | None
+  ) -> None:
+    if conf.only_feature_engineering:
+      local_feature_engineering_internal(model, conf, self.model_dir, self._local_profiling)
+      return
+    train = _params_of(model).train
+    local_train_internal(
+      model,
+      conf,
+      self.model_dir,
+      steps=None if by_max_steps else train.steps,
+      profiling=self._local_profiling,
+      user_hooks=hooks,
+      max_steps=train.max_steps if by_max_steps else None,
+    )
 
   def _run_distributed(self, conf: RunnerConfig, model: Any, hooks: Hooks | None) -> None:
     with monolith_discovery(self._runner_conf) as discovery:
@@ -384,6 +416,7 @@ class Estimator:
     """Returns TensorFlow's estimator of the model in PREDICT mode, made on first use."""
     if self._estimator is not None:
       return self._estimator
+    self._runner_conf.check_restore(self.model_dir)
     model = copy.deepcopy(self._model)
     _params_of(model).mode = tf.estimator.ModeKeys.PREDICT
     conf = copy.copy(self._runner_conf)
@@ -421,6 +454,19 @@ class _StopAfterRunsHook(tf.estimator.SessionRunHook):
     self._left -= 1
     if self._left <= 0:
       run_context.request_stop()
+
+
+def _set_limits(
+  train: hyperparams.Params, mode: str, steps: int | None, max_steps: int | None
+) -> None:
+  """Lets the limits that a caller gave, and no others, win over those of the task."""
+  if mode == _EVAL:
+    # The task's limits are those of its training, which may have reached them.
+    train.steps = train.max_steps = None
+  if steps is not None:
+    train.steps = steps
+  if max_steps is not None:
+    train.max_steps = max_steps
 
 
 def _has_instantiate(model: native_task.NativeTask) -> bool:

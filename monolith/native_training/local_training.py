@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from monolith.native_training import native_task, save_utils
 from monolith.native_training.hooks import feature_engineering_hooks
+from monolith.native_training.metric import metric_hook
 from monolith.native_training.monolith_checkpoint_state_pb2 import MonolithCheckpointState
 from monolith.native_training.training_config import CpuTrainingConfig
 from monolith.native_training.training_graph import CpuTraining
@@ -25,6 +26,8 @@ Hooks = Sequence[tf.estimator.SessionRunHook]
 
 _TF_CONFIG = "TF_CONFIG"
 _GRPC_SCHEME = "grpc://"
+_PROFILED_STEPS = 10
+_NEVER_AGAIN_STEPS = 1 << 62
 
 
 def local_train(
@@ -47,7 +50,7 @@ def local_train(
     model_dir: where checkpoints go, `/tmp/<user>/<params.name>` by default.
     steps: how many to train.
     save_checkpoints_steps: steps between checkpoints.
-    profiling: accepted for compatibility.
+    profiling: profile the first ten steps, into `<model_dir>/plugins/profile`.
     enable_embedding_prefetch: look up embeddings of the next batch during a step.
     enable_embedding_postpush: push gradients of a step during the next one.
     remove_model_dir_if_exists: start from nothing.
@@ -83,13 +86,32 @@ def local_train_internal(
   steps: int | None = 100,
   profiling: bool = False,
   user_hooks: Hooks | None = None,
+  max_steps: int | None = None,
 ) -> tf.estimator.Estimator:
-  """Trains a task in this process with a configuration; see `local_train`."""
-  del profiling
+  """Trains a task in this process with a configuration; see `local_train`.
+
+  Args:
+    params: of the task, with an `instantiate` method.
+    conf: how to train.
+    model_dir: where checkpoints go.
+    steps: how many to train.
+    profiling: profile the first ten steps.
+    user_hooks: run in the training.
+    max_steps: the global step to stop at, instead of `steps`.
+
+  Returns:
+    The Estimator.
+
+  Raises:
+    EnvironmentError: eager execution is enabled.
+    ValueError: an option cannot be met, the checkpoint to start from is missing, or both limits
+      are given.
+  """
   if tf.executing_eagerly():
     raise OSError(
       "Training builds graphs: call tf.compat.v1.disable_eager_execution() before it."
     )
+  conf.check_restore(model_dir)
   with _local_cluster(conf.num_ps) as (session_config, _):
     training = CpuTraining(conf, params.instantiate())
     estimator = tf.estimator.Estimator(
@@ -102,19 +124,42 @@ def local_train_internal(
       ),
     )
     return estimator.train(
-      training.create_input_fn(tf.estimator.ModeKeys.TRAIN), hooks=user_hooks, steps=steps
+      training.create_input_fn(tf.estimator.ModeKeys.TRAIN),
+      hooks=[*(user_hooks or []), *_profiler_hooks(profiling, model_dir)],
+      steps=steps,
+      max_steps=max_steps,
     )
+
+
+def _profiler_hooks(profiling: bool, model_dir: str) -> list[tf.estimator.SessionRunHook]:
+  if not profiling:
+    return []
+  return [
+    metric_hook.Tf2ProfilerHook(model_dir, [0, _PROFILED_STEPS], save_steps=_NEVER_AGAIN_STEPS)
+  ]
 
 
 def local_feature_engineering_internal(
   params: Any, conf: CpuTrainingConfig, model_dir: str, profiling: bool = False
 ) -> None:
-  """Writes the parsed features of a task to `<model_dir>/features`, until its data ends."""
-  del profiling
+  """Writes the parsed features of a task to `<model_dir>/features`, until its data ends.
+
+  Args:
+    params: of the task, with an `instantiate` method.
+    conf: how to read.
+    model_dir: the folder of the model.
+    profiling: profile the first ten batches, into `<model_dir>/plugins/profile`.
+  """
   task = params.instantiate()
   with _local_cluster(conf.num_ps) as (session_config, target), tf.Graph().as_default():
     _write_features(
-      task, conf, model_dir, is_chief=True, target=target, session_config=session_config
+      task,
+      conf,
+      model_dir,
+      is_chief=True,
+      target=target,
+      session_config=session_config,
+      hooks=_profiler_hooks(profiling, model_dir),
     )
 
 
@@ -157,6 +202,7 @@ def _write_features(
   is_chief: bool,
   target: str,
   session_config: tf.compat.v1.ConfigProto,
+  hooks: Hooks = (),
 ) -> None:
   dataset = task.create_input_fn(conf.mode)()
   iterator = tf.compat.v1.data.make_initializable_iterator(dataset)
@@ -166,7 +212,7 @@ def _write_features(
   hook = feature_engineering_hooks.FeatureEngineeringSaveHook(hook_config, next_element)
   tf.compat.v1.train.get_or_create_global_step()
   with tf.compat.v1.train.MonitoredTrainingSession(
-    target, is_chief=is_chief, hooks=[hook], config=session_config
+    target, is_chief=is_chief, hooks=[hook, *hooks], config=session_config
   ) as sess:
     sess.run(iterator.initializer)
     while not sess.should_stop():

@@ -63,6 +63,7 @@ from monolith.native_training.head_losses import (  # noqa: F401
 from monolith.native_training.metric import file_metric_hook, metric_hook
 from monolith.native_training.metric import utils as metric_utils
 from monolith.native_training.model_device_ctx import DeviceCtxType, MonolithDeviceCtx
+from monolith.native_training.model_dump import dump_utils
 from monolith.native_training.model_export import export_context
 from monolith.native_training.model_outputs import ModelOutputs
 
@@ -103,6 +104,7 @@ class MonolithBaseModel(native_task.NativeTask, abc.ABC):
     fc_dict: feature name -> column.
     slice_dict: feature or shared name -> slice name -> slice.
     layout_dict: layout name -> its `OutConfig`.
+    dump_utils: for models that record themselves; it records nothing.
   """
 
   @classmethod
@@ -123,6 +125,7 @@ class MonolithBaseModel(native_task.NativeTask, abc.ABC):
     super().__init__(params)
     self.enable_sync_training = bool(gflags_utils.read_flag("enable_sync_training", False))
     self.layout_dict: dict[str, example_pb2.OutConfig] = {}
+    self.dump_utils = dump_utils.DumpUtils()
     self.clean()
 
   def __getattr__(self, name: str) -> Any:
@@ -199,10 +202,13 @@ class MonolithBaseModel(native_task.NativeTask, abc.ABC):
     return self._graph_state.training_hooks
 
   def add_training_hook(self, hook: tf.estimator.SessionRunHook) -> None:
-    """Adds a hook; of those that send or write metrics the first one stays alone."""
-    kinds = (metric_hook.KafkaMetricHook, file_metric_hook.FileMetricHook)
-    if isinstance(hook, kinds) and any(isinstance(h, kinds) for h in self.training_hooks):
-      return
+    """Adds a hook; of those that send metrics, and of those that write them, the first one stays.
+
+    Another one would hand on every message again.
+    """
+    for kind in (metric_hook.KafkaMetricHook, file_metric_hook.FileMetricHook):
+      if isinstance(hook, kind) and any(isinstance(h, kind) for h in self.training_hooks):
+        return
     self.training_hooks.append(hook)
 
   def add_extra_output(
@@ -416,7 +422,7 @@ class MonolithBaseModel(native_task.NativeTask, abc.ABC):
     if isinstance(op, tf.Tensor):
       if metrics.enable_kafka_metrics:
         self.add_training_hook(metric_hook.KafkaMetricHook(op))
-      elif metrics.enable_file_metrics:
+      if metrics.enable_file_metrics:
         self.add_training_hook(
           file_metric_hook.FileMetricHook(
             op,

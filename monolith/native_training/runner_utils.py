@@ -15,6 +15,7 @@ import enum
 import functools
 import json
 import os
+import re
 import time
 from collections.abc import Iterator
 from typing import Callable, Optional
@@ -50,6 +51,27 @@ _MAX_READ_RETRIES = 5
 _FIRST_READ_BACKOFF_SECS = 0.1
 _CHECKPOINT_POLL_SECS = 30
 
+# Input pipelines and models read these from their flags.
+_READ_THROUGH_FLAGS = (
+  "data_type",
+  "feature_list",
+  "lagrangex_header",
+  "sort_id",
+  "kafka_dump",
+  "kafka_dump_prefix",
+  "input_path",
+  "wildcard",
+  "start_date",
+  "end_date",
+  "is_hourly",
+  "start_hour",
+  "end_hour",
+  "enable_dynamic_sharding",
+  "max_task_num_per_worker",
+  "disable_native_metrics",
+  "num_extra_dsworker_on_gpu_worker",
+)
+
 old_isabs = os.path.isabs
 
 
@@ -79,7 +101,7 @@ def gen_get_checkpoint_state() -> Callable[..., Optional[CheckpointState]]:
       _apply_restore_ckpt(checkpoint_dir, state)
     except flags.UnparsedFlagAccessError:
       pass
-    except Exception:  # Training from the newest checkpoint beats not training.
+    except Exception:  # Who only looks shall see the rest; `check_restore` is for who restores.
       logging.exception("cannot apply --restore_ckpt in %s", checkpoint_dir)
     return state
 
@@ -268,16 +290,14 @@ class RunnerConfig(DistributedCpuTrainingConfig):
       logging.exception("cannot take values from flags")
     self._take_index_from_mpi()
     self._export_kafka_flags()
+    self._export_flags()
     assert self.zk_watch_address_family in (AddressFamily.IPV4, AddressFamily.IPV6), (
       f"zk_watch_address_family is {self.zk_watch_address_family!r}, "
       f"want {AddressFamily.IPV4!r} or {AddressFamily.IPV6!r}"
     )
     self._export_restore_ckpt_flag()
     if self.restore_dir:
-      if self.is_local or (self.server_type == "worker" and self.index == 0):
-        self._copy_ckpt_file()
-      else:
-        self._wait_for_ckpt_file()
+      self._take_over_checkpoint()
 
   def _take_index_from_mpi(self) -> None:
     is_gpu_worker = self.enable_gpu_training and self.server_type == "worker"
@@ -296,6 +316,13 @@ class RunnerConfig(DistributedCpuTrainingConfig):
     if self.kafka_servers:
       FLAGS.kafka_servers = self.kafka_servers
 
+  def _export_flags(self) -> None:
+    """Lets values that were set in code reach what reads flags."""
+    for field in dataclasses.fields(self):
+      value = getattr(self, field.name)
+      if field.name in _READ_THROUGH_FLAGS and value != field.default:
+        FLAGS[field.name].value = value
+
   def _export_restore_ckpt_flag(self) -> None:
     try:
       if FLAGS.restore_ckpt is None and self.restore_ckpt is not None:
@@ -303,53 +330,100 @@ class RunnerConfig(DistributedCpuTrainingConfig):
     except flags.UnparsedFlagAccessError:
       pass
 
-  def _copy_ckpt_file(self) -> None:
-    """Lets `model_dir` continue from a checkpoint of `restore_dir`; errors are only logged."""
-    try:
-      path = self._choose_restore_path()
-      if path is None:
-        return
-      tf.io.gfile.makedirs(self.model_dir)
-      checkpoint_file = os.path.join(self.model_dir, _CHECKPOINT_FILE)
-      if tf.io.gfile.exists(checkpoint_file):
-        logging.info("%s exists, do not restore from %s", checkpoint_file, self.restore_dir)
-        return
-      state = CheckpointState(model_checkpoint_path=path, all_model_checkpoint_paths=[path])
-      _write_message(checkpoint_file, state)
+  def _take_over_checkpoint(self) -> None:
+    """Lets `model_dir`, unless it has checkpoints of its own, continue from `restore_dir`.
 
-      monolith_state = _read_monolith_state(self.restore_dir)
-      del monolith_state.exempt_model_checkpoint_paths[:]
-      monolith_state.MergeFrom(_read_monolith_state(self.model_dir))
-      # The file of another job is not ours to delete.
-      if path not in monolith_state.exempt_model_checkpoint_paths:
-        monolith_state.exempt_model_checkpoint_paths.append(path)
-      _write_message(self._monolith_state_file, monolith_state)
-    except Exception:
-      logging.exception("cannot take over the checkpoint of %s", self.restore_dir)
+    Raises:
+      ValueError: there is no such checkpoint to continue from.
+      TimeoutError: the chief has not copied what this process waits for.
+    """
+    if not self.model_dir:
+      raise ValueError(f"restore_dir is {self.restore_dir}, but model_dir is empty")
+    is_chief = self.is_local or (self.server_type == "worker" and self.index == 0)
+    checkpoint_file = os.path.join(self.model_dir, _CHECKPOINT_FILE)
+    if tf.io.gfile.exists(checkpoint_file):
+      # A job that was started again; what it was started from may be gone.
+      logging.info("%s exists, do not restore from %s", checkpoint_file, self.restore_dir)
+    elif is_chief:
+      self._copy_ckpt_file()
+    else:
+      # Would the chief fail here? Then there is nothing to wait for.
+      self._choose_restore_path()
+    if not is_chief:
+      self._wait_for_ckpt_file()
+
+  def _copy_ckpt_file(self) -> None:
+    """Writes the state files of a `model_dir` that continues from a checkpoint of `restore_dir`."""
+    path = self._choose_restore_path()
+    tf.io.gfile.makedirs(self.model_dir)
+    state = CheckpointState(model_checkpoint_path=path, all_model_checkpoint_paths=[path])
+    _write_message(os.path.join(self.model_dir, _CHECKPOINT_FILE), state)
+
+    monolith_state = _read_monolith_state(self.restore_dir)
+    del monolith_state.exempt_model_checkpoint_paths[:]
+    monolith_state.MergeFrom(_read_monolith_state(self.model_dir))
+    # The file of another job is not ours to delete.
+    if path not in monolith_state.exempt_model_checkpoint_paths:
+      monolith_state.exempt_model_checkpoint_paths.append(path)
+    _write_message(self._monolith_state_file, monolith_state)
 
   @property
   def _monolith_state_file(self) -> str:
     return os.path.join(self.model_dir, save_utils.MONOLITH_CKPT_STATE_FILE_NAME)
 
-  def _choose_restore_path(self) -> Optional[str]:
-    """The checkpoint of `restore_dir` to start from, as an absolute path."""
+  def _choose_restore_path(self) -> str:
+    """Returns the checkpoint of `restore_dir` to start from, as an absolute path."""
     state = old_get_checkpoint_state(self.restore_dir)
     if state is None:
-      logging.warning("restore_dir %s has no checkpoint", self.restore_dir)
-      return None
+      raise ValueError(f"restore_dir is {self.restore_dir}, which has no checkpoint")
     _resolve_hdfs_paths(self.restore_dir, state)
     path = state.model_checkpoint_path
     if self.restore_ckpt:
-      wanted = os.path.join(os.path.dirname(path), os.path.basename(self.restore_ckpt))
-      if wanted in state.all_model_checkpoint_paths:
-        path = wanted
-      else:
-        logging.warning(
-          "restore_ckpt %s is not among %s, use %s",
-          wanted, list(state.all_model_checkpoint_paths), path,
-        )  # fmt: skip
+      path = os.path.join(os.path.dirname(path), os.path.basename(self.restore_ckpt))
+      if path not in state.all_model_checkpoint_paths:
+        raise ValueError(
+          f"restore_ckpt is {self.restore_ckpt}, but restore_dir {self.restore_dir} has "
+          f"{_base_names(state)}"
+        )
     # A relative path in model_dir would mean a file of model_dir.
     return path if isabs(path) or "://" in path else os.path.abspath(path)
+
+  def check_restore(self, model_dir: str) -> None:
+    """Checks that the checkpoint that was asked for is the one a job in `model_dir` starts from.
+
+    Raises:
+      ValueError: it is not; the job would start from another one, or from nothing.
+    """
+    checkpoint_file = os.path.join(model_dir, _CHECKPOINT_FILE)
+    if self.restore_dir and not tf.io.gfile.exists(checkpoint_file):
+      raise ValueError(
+        f"restore_dir is {self.restore_dir}, but its checkpoint was not taken over: there is no "
+        f"{checkpoint_file}"
+      )
+    if not self.restore_ckpt:
+      return
+    name = os.path.basename(self.restore_ckpt)
+    marker = os.path.join(model_dir, _RESTORE_MARKER_FILE)
+    if FLAGS.mode == tf.estimator.ModeKeys.TRAIN and tf.io.gfile.exists(marker):
+      with tf.io.gfile.GFile(marker) as f:
+        restored = f.read()
+      if restored and not re.search(rf"{re.escape(name)}(?!\d)", restored):
+        raise ValueError(
+          f"restore_ckpt is {self.restore_ckpt}, but {marker} says that the job was started from "
+          f"{restored} already. Delete that file to start from another one."
+        )
+      return
+    state = tf.train.get_checkpoint_state(model_dir)  # Makes the choice.
+    if state is None:
+      raise ValueError(f"restore_ckpt is {self.restore_ckpt}, but {model_dir} has no checkpoint")
+    if os.path.basename(state.model_checkpoint_path) != name:
+      raise ValueError(
+        f"restore_ckpt is {self.restore_ckpt}, but the job would start from "
+        f"{state.model_checkpoint_path}; {model_dir} has {_base_names(state)}"
+      )
+    if FLAGS.mode == tf.estimator.ModeKeys.TRAIN and not tf.io.gfile.exists(marker):
+      # Every later look would make the same choice again, and hide what the job has saved.
+      raise ValueError(f"restore_ckpt is {self.restore_ckpt}, but {marker} could not be written")
 
   def _wait_for_ckpt_file(self) -> None:
     """Waits until the chief has taken over the checkpoint.
@@ -367,6 +441,10 @@ class RunnerConfig(DistributedCpuTrainingConfig):
         )
       logging.info("waiting for the chief to write %s", path)
       time.sleep(min(_CHECKPOINT_POLL_SECS, remaining))
+
+
+def _base_names(state: CheckpointState) -> list[str]:
+  return [os.path.basename(path) for path in state.all_model_checkpoint_paths]
 
 
 def _read_monolith_state(folder: str) -> MonolithCheckpointState:

@@ -228,9 +228,9 @@ class SyncCheckpointSaverHook(checkpoint_saver_hook.NoFirstSaveCheckpointSaverHo
         if outcome != _OK:
           break
       if outcome == _OK:
-        self._metrics.emit_counter("save_checkpoint", 1, {"success": "true"})
+        self._metrics.emit_counter("save_checkpoint", 1, self._metric_tags)
         return self._call_after_save(session, step)
-      self._metrics.emit_counter("save_checkpoint", 1, {"success": "false"})
+      self._metrics.emit_counter("save_checkpoint_failed", 1, self._metric_tags)
       if self._save_graph_def:
         self._report_failed_save(step, error)
       if outcome == _GIVE_UP:

@@ -83,7 +83,7 @@ class CpuTrainingConfig:
   :param clear_nn: whether the dense part is initialised anew at reload.
   :param continue_training: whether clear_nn keeps the global step.
   :param enable_alias_map_auto_gen: whether aliases of renamed variables are found; None means yes.
-  :param enable_model_dump: whether the model is dumped.
+  :param enable_model_dump: refused: models cannot be dumped.
   :param enable_resource_constrained_roughsort: not used.
   :param roughsort_candidate_items_path: not used.
   :param roughsort_items_use_parquet: not used.
@@ -172,6 +172,13 @@ class CpuTrainingConfig:
   @property
   def enable_full_sync_training(self) -> bool:
     return self.enable_sync_training and not self.enable_partial_sync_training
+
+  def check_restore(self, model_dir: str) -> None:
+    """Checks that a checkpoint the configuration names can be restored; this one names none.
+
+    Args:
+      model_dir: folder of the job.
+    """
 
 
 @dataclasses.dataclass

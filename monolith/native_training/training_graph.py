@@ -105,7 +105,7 @@ class CpuTraining:
     collected: the result of an earlier dry run of the same task, to save doing it again.
 
   Raises:
-    ValueError: the process is no worker.
+    ValueError: the process is no worker, or an option cannot be met.
   """
 
   def __init__(
@@ -117,7 +117,9 @@ class CpuTraining:
   ):
     if config.server_type != "worker":
       raise ValueError("server_type in CpuTraining must be `worker`")
+    training_roles.check_options(config)
     training_roles.fill_in_defaults(config, task)
+    training_roles.report_unused_options(config, task.p)
     parsers.get_default_parser_ctx().enable_fused_layout = config.enable_fused_layout
     parsers.ParserCtx.enable_resource_constrained_roughsort = (
       config.enable_resource_constrained_roughsort

@@ -316,10 +316,9 @@ class TrainingHooks:
     saver_hook = self._create_saver_hook(
       self._model_dir, secs, steps, saver, listeners, guards, is_dense_only=False
     )
-    # The class attributes would leak into the next job of this process.
-    saver_hook._in_model_dump_mode = config.enable_model_dump
     if self._has_dense_only:
-      # On all ranks: it decides whether they save at the end.
+      # On all ranks: it decides whether they save at the end. Not in the class, from where it would
+      # leak into the next job of this process.
       saver_hook._has_dense_only = True
     hooks: list[Hook] = [*self._get_control_hooks(saver_hook.timer), saver_hook]
     if barrier_op is not None:

@@ -226,12 +226,25 @@ class ClusterManagerTest(unittest.TestCase):
 
   def test_metrics(self):
     self._discovery.register("ps", 0, "ps0:1")
+
+    def last_one():
+      self._discovery.register("ps", 1, "ps1:1")
+
     with mock.patch.object(cluster_manager, "_MCLI") as mcli:
       self._get_cluster(0, num_required_ps=1)
       mcli.emit_store.assert_not_called()
-      self._get_cluster(0, num_required_ps=1, model_name="m", cluster_type="tide")
-    tagkv = {"model_name": "m", "cluster_type": "tide"}
-    self.assertIn(mock.call("ready_ps", 1, tagkv), mcli.emit_store.mock_calls)
+      with mock.patch.object(cluster_manager, "_cluster_query_failure_handler", last_one):
+        self._get_cluster(0, model_name="m", cluster_type="tide")
+    tagkv = {"deep_insight_name": "m", "cluster_type": "tide"}
+    self.assertEqual(
+      mcli.emit_store.mock_calls,
+      [
+        mock.call("num_left_ps", 1, tagkv),
+        mock.call("job_waiting", 1, tagkv),
+        mock.call("num_left_ps", 0, tagkv),
+        mock.call("job_waiting", 0, tagkv),
+      ],
+    )
 
   def test_session_config_of_one_process(self):
     self.assertEqual(

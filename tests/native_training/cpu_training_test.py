@@ -8,8 +8,17 @@ from unittest import mock
 import numpy as np
 import tensorflow as tf
 
-from monolith.native_training import cpu_training, device_utils, entry, feature, native_task, utils
+from monolith.native_training import (
+  cpu_training,
+  device_utils,
+  entry,
+  feature,
+  native_task,
+  service_discovery,
+  utils,
+)
 from monolith.native_training.debugging import debugging_server  # noqa: F401, must import early
+from monolith.native_training.metric import cli
 from monolith.native_training.model_export import export_context, saved_model_exporters
 from monolith.native_training.monolith_checkpoint_state_pb2 import MonolithCheckpointState
 
@@ -440,6 +449,54 @@ class ConfigTest(tf.test.TestCase):
 
       self.assertEqual([op.device for op in queues], devices)
 
+  def test_cluster_metrics_are_tagged_with_the_deep_insight_name(self):
+    params = FeatureTask.params()
+    params.metrics.deep_insight_name = "insight"
+    config = cpu_training.DistributedCpuTrainingConfig(
+      num_ps=1, model_name="model", model_dir=utils.get_test_tmp_dir(), cluster_type="tide"
+    )
+    discovery = service_discovery.TfConfigServiceDiscovery(
+      {"cluster": {"chief": ["c:1"], "ps": ["p:1"]}, "task": {"type": "chief", "index": 0}}
+    )
+    tags = {}
+    cli.set_sink(lambda method, name, value, tagkv: tags.update({name: tagkv}))
+    self.addCleanup(cli.set_sink, None)
+
+    cpu_training._WorkerLoop(config, discovery, params, "c:1", None)._find_cluster()
+
+    expected = {"deep_insight_name": "insight", "cluster_type": "tide"}
+    self.assertEqual(
+      tags,
+      {"monolith.containers.num_left_ps": expected, "monolith.containers.job_waiting": expected},
+    )
+
+  def test_dense_only_interval_of_the_task(self):
+    def configure(params):
+      params.train.dense_only_save_checkpoints_steps = 7
+
+    config = cpu_training.CpuTrainingConfig(enable_realtime_training=True)
+    cpu_training.CpuTraining(config, self._task(configure))
+
+    self.assertEqual(config.dense_only_save_checkpoints_steps, 7)
+    self.assertIsNone(config.dense_only_save_checkpoints_secs)
+
+  def test_options_without_effect_are_named(self):
+    with self.assertLogs("absl", "WARNING") as logs:
+      cpu_training.CpuTraining(cpu_training.CpuTrainingConfig(processes_per_gpu=2), self._task())
+
+    self.assertIn("processes_per_gpu = 2", "".join(logs.output))
+
+  def test_model_dump_is_refused(self):
+    with self.assertRaisesRegex(ValueError, "enable_model_dump is True, but models cannot be dump"):
+      cpu_training.CpuTraining(
+        cpu_training.CpuTrainingConfig(enable_model_dump=True), self._task()
+      )
+    config = cpu_training.DistributedCpuTrainingConfig(
+      server_type="ps", num_ps=1, model_dir=utils.get_test_tmp_dir(), enable_model_dump=True
+    )
+    with self.assertRaisesRegex(ValueError, "enable_model_dump is True, but models cannot be dump"):
+      cpu_training.distributed_train(config, None, FeatureTask.params())
+
   def test_serving_copies(self):
     config = cpu_training.CpuTrainingConfig(
       embedding_prefetch_capacity=2,
@@ -713,6 +770,17 @@ class LocalTrainTest(tf.test.TestCase):
     cpu_training.local_train(params, model_dir=folder, steps=1)
 
     self.assertFalse(os.path.exists(os.path.join(folder, "leftover")))
+
+  def test_profiling(self):
+    params = FeatureTask.params()
+    for features in (False, True):
+      folder = os.path.join(utils.get_test_tmp_dir(), str(features))
+
+      cpu_training.local_train(
+        params, model_dir=folder, steps=1, profiling=True, only_feature_engineering=features
+      )
+
+      self.assertLen(os.listdir(os.path.join(folder, "plugins", "profile")), 1)
 
   def test_feature_engineering(self):
     params = FloatFeatureTask.params()

@@ -2,9 +2,11 @@
 
 import dataclasses
 import itertools
+import json
 import os
 import shutil
 import tempfile
+from unittest import mock
 
 import numpy as np
 import tensorflow as tf
@@ -122,6 +124,110 @@ class EstimatorVariantsTest(tf.test.TestCase):
     est.train(steps=3)
     self.assertLen(list(itertools.islice(est.predict(), 64)), 64)
     self.assertCountEqual(est.export_saved_model(), ["entry", "ps_0", "ps_1"])
+
+  def _train(self, override=None, **limits):
+    """Returns the global step after a local training."""
+    params = _params()
+    params.train.steps = 3
+    conf = RunnerConfig(
+      is_local=True, model_dir=self.create_tempdir().full_path, params_override=override
+    )
+    est = estimator.Estimator(params, conf)
+    est.train(**limits)
+    self.assertEqual(params.train.steps, 2 if override else 3)
+    return est.get_variable_value("global_step")
+
+  def test_limits_of_the_task_count_unless_others_are_given(self):
+    self.assertEqual(self._train(), 3)
+    self.assertEqual(self._train('{"train.steps": 2}'), 2)
+    self.assertEqual(self._train('{"train.steps": 2}', steps=4), 4)
+    self.assertEqual(self._train('{"train.steps": 2}', max_steps=4), 4)
+    self.assertEqual(self._train('{"train.steps": 2}', steps=1, max_steps=4), 1)
+
+  def test_limits_reach_distributed_training(self):
+    conf = RunnerConfig(
+      discovery_type=ServiceDiscoveryType.PRIMUS,
+      tf_config='{"cluster": {"chief": ["c:1"]}, "task": {"type": "chief", "index": 0}}',
+      params_override='{"train.max_steps": 5, "train.slow_start_steps": 7}',
+    )
+    for given, want in (({}, 5), ({"max_steps": 9}, 9), ({"steps": 2}, 5)):
+      est = estimator.Estimator(_params(), conf)
+      with mock.patch.object(estimator, "distributed_train") as distributed_train:
+        with self.assertLogs("absl", "INFO") as logs:
+          est.train(**given)
+
+      train = distributed_train.call_args[0][2].train
+      self.assertEqual((train.max_steps, train.slow_start_steps), (want, 7))
+      self.assertEqual(
+        any("train.steps = 2 has no effect" in line for line in logs.output), "steps" in given
+      )
+
+  def test_evaluation_has_limits_of_its_own(self):
+    params = _params()
+    params.train.max_steps = 1
+    params.eval.steps = 3
+    est = estimator.Estimator(
+      params, RunnerConfig(is_local=True, model_dir=self.create_tempdir().full_path)
+    )
+    est.train()
+    hook = _CountHook()
+
+    est.evaluate(hooks=[hook])
+
+    self.assertEqual(hook.num_runs, 3)
+
+  def test_checkpoint_that_cannot_be_restored_ends_the_job(self):
+    folder = self.create_tempdir().full_path
+    with flagsaver.flagsaver():
+      conf = RunnerConfig(is_local=True, model_dir=folder, restore_ckpt="model.ckpt-7")
+      for run in ("train", "evaluate", "predict", "latest_checkpoint"):
+        with self.assertRaisesRegex(ValueError, f"restore_ckpt is model.ckpt-7, but {folder}"):
+          getattr(estimator.Estimator(_params(), conf), run)()
+    self.assertEqual(os.listdir(folder), [])
+
+  def test_every_process_of_a_cluster_ends_without_its_checkpoint(self):
+    folder = self.create_tempdir().full_path
+    cluster = {"chief": ["127.0.0.1:1"], "ps": ["127.0.0.1:2"]}
+    for role in cluster:
+      with flagsaver.flagsaver():
+        conf = RunnerConfig(
+          discovery_type=ServiceDiscoveryType.PRIMUS,
+          tf_config=json.dumps({"cluster": cluster, "task": {"type": role, "index": 0}}),
+          num_ps=1,
+          model_dir=folder,
+          restore_ckpt="model.ckpt-7",
+        )
+        with self.assertRaisesRegex(ValueError, f"restore_ckpt is model.ckpt-7, but {folder}"):
+          estimator.Estimator(_params(), conf).train(max_steps=1)
+
+  def test_local_profiling(self):
+    folder = self.create_tempdir().full_path
+    conf = estimator.RunConfig(is_local=True, model_dir=folder, enable_local_profiling=True)
+
+    estimator.Estimator(_params(), conf).train(steps=2)
+
+    self.assertLen(os.listdir(os.path.join(folder, "plugins", "profile")), 1)
+
+  def test_local_profiling_elsewhere_is_answered(self):
+    with self.assertLogs("absl", "WARNING") as logs:
+      estimator.Estimator(_params(), estimator.RunConfig(enable_local_profiling=True))
+
+    self.assertIn("enable_local_profiling has no effect", "".join(logs.output))
+
+  def test_local_feature_engineering(self):
+    folder = self.create_tempdir().full_path
+    conf = RunnerConfig(is_local=True, model_dir=folder, only_feature_engineering=True)
+    params = _params()
+    original = model.TestFFMModel.create_input_fn
+
+    def one_batch(self, mode):
+      return lambda: original(self, mode)().take(1)
+
+    with mock.patch.object(model.TestFFMModel, "create_input_fn", one_batch):
+      estimator.Estimator(params, conf).train()
+
+    self.assertLen(os.listdir(os.path.join(folder, "features")), 1)
+    self.assertIsNone(tf.train.latest_checkpoint(folder))
 
   def test_params_override(self):
     conf = RunnerConfig(is_local=True, params_override='{"train.repeat": true, "name": "other"}')

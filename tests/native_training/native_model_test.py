@@ -266,14 +266,18 @@ class AttributesTest(tf.test.TestCase):
       model.add_extra_output("more", tf.constant(1.0))
       self.assertEmpty(model.losses)
 
-  def test_one_hook_for_metrics(self):
+  def test_one_hook_of_each_kind_for_metrics(self):
+    self.addCleanup(setattr, file_metric_hook.FileMetricHook, "_instance", None)
     model = _model()
     with tf.Graph().as_default():
-      first = metric_hook.KafkaMetricHook()
+      kafka, file = metric_hook.KafkaMetricHook(), file_metric_hook.FileMetricHook()
       other = file_ops.FileCloseHook([])
-      for hook in (first, other, metric_hook.KafkaMetricHook(), other):
+      for hook in (kafka, other, file, kafka, file, other):
         model.add_training_hook(hook)
-      self.assertEqual(model.training_hooks, [first, other, other])
+      self.assertEqual(model.training_hooks, [kafka, other, file, other])
+
+  def test_models_may_record_themselves(self):
+    self.assertFalse(_model().dump_utils.enable)
 
 
 class LookupTest(tf.test.TestCase, parameterized.TestCase):
@@ -552,7 +556,8 @@ class ModelFnTest(tf.test.TestCase, parameterized.TestCase):
         self.assertEqual(list(got), want)
         self.assertAllClose(list(got.values()), [1.0, 4 / 3][: len(want)], atol=1e-3)
 
-  def test_deep_insight_to_files(self):
+  @parameterized.parameters(False, True)
+  def test_deep_insight_to_files(self, also_to_kafka):
     out = os.path.join(utils.get_test_tmp_dir(), "insight")
 
     class WithUsers(Model):
@@ -566,6 +571,8 @@ class ModelFnTest(tf.test.TestCase, parameterized.TestCase):
     model = WithUsers()
     model.metrics.enable_tf2_profiler_hook = False
     model.metrics.enable_file_metrics = True
+    # Without a broker in the environment that hook is idle, but it is there.
+    model.metrics.enable_kafka_metrics = also_to_kafka
     model.metrics.deep_insight_sample_ratio = 1.0
     model.metrics.deep_insight_name = "ranking"
     model.metrics.file_base_name = out

@@ -159,17 +159,22 @@ class RunnerUtilsTest(unittest.TestCase):
     path = os.path.join(self._model_dir, "checkpoint")
     return os.path.exists(path) and _read(path, CheckpointState()).model_checkpoint_path
 
-  def test_copy_latest_and_unknown_ckpt(self):
+  def test_copy_latest(self):
     _make_checkpoints(self._restore_dir)
-    latest = os.path.join(self._restore_dir, "model.ckpt-61")
 
-    self.assertEqual(self._copy(), latest)
-    other = os.path.join(self._folder, "other")
-    with self.assertLogs("absl", "WARNING") as logs:
-      self._copy(model_dir=other, restore_ckpt="model.ckpt-7")
-    self.assertIn("model.ckpt-7", logs.output[0])
-    state = _read(os.path.join(other, "checkpoint"), CheckpointState())
-    self.assertEqual(state.model_checkpoint_path, latest)
+    self.assertEqual(self._copy(), os.path.join(self._restore_dir, "model.ckpt-61"))
+
+  def test_copy_of_an_unknown_checkpoint_is_an_error_of_every_process(self):
+    _make_checkpoints(self._restore_dir)
+
+    for role in ({}, {"index": 1}, {"server_type": "ps"}, {"is_local": True}):
+      with self.assertRaisesRegex(
+        ValueError,
+        "restore_ckpt is model.ckpt-7, but restore_dir .*/restore_dir has "
+        r"\['model.ckpt-61', 'model.ckpt-30', 'model.ckpt-0'\]",
+      ):
+        self._copy(restore_ckpt="model.ckpt-7", **role)
+    self.assertFalse(os.path.exists(self._model_dir))
 
   def test_copy_does_not_touch_a_folder_with_checkpoints(self):
     _make_checkpoints(self._restore_dir)
@@ -204,8 +209,22 @@ class RunnerUtilsTest(unittest.TestCase):
       self._copy(restore_dir=relative), os.path.join(self._restore_dir, "model.ckpt-61")
     )
 
-  def test_copy_from_nothing_is_logged_only(self):
-    self.assertFalse(self._copy())
+  def test_copy_from_nothing_is_an_error_of_every_process(self):
+    for role in ({}, {"index": 1}, {"server_type": "ps"}, {"is_local": True}):
+      with self.assertRaisesRegex(ValueError, "restore_dir is .*, which has no checkpoint"):
+        self._copy(**role)
+    self.assertFalse(os.path.exists(self._model_dir))
+
+  def test_copy_to_nowhere(self):
+    _make_checkpoints(self._restore_dir)
+
+    with self.assertRaisesRegex(ValueError, "restore_dir is .*, but model_dir is empty"):
+      self._copy(model_dir="")
+
+  def test_job_that_goes_on_does_not_need_what_it_came_from(self):
+    _make_checkpoints(self._model_dir, steps=(100,))
+
+    self.assertEqual(self._copy(), "model.ckpt-100")
 
   def test_others_wait_for_the_chief(self):
     _make_checkpoints(self._restore_dir)
@@ -223,6 +242,7 @@ class RunnerUtilsTest(unittest.TestCase):
     self.assertTrue(is_waiting.is_set())
 
   def test_others_do_not_wait_for_ever(self):
+    _make_checkpoints(self._restore_dir)
     for kwargs in ({"index": 1}, {"server_type": "ps"}):
       with self.assertRaisesRegex(TimeoutError, "monolith_checkpoint did not appear within 0 s"):
         self._copy(session_creation_timeout_secs=0, **kwargs)
@@ -257,6 +277,16 @@ class RunnerUtilsTest(unittest.TestCase):
       (FLAGS.kafka_topics, FLAGS.kafka_group_id, FLAGS.kafka_servers), ("a,b", "g", "s:1")
     )
 
+  def test_values_set_in_code_reach_what_reads_flags(self):
+    FLAGS.data_type = "Example"
+
+    RunnerConfig(feature_list="features.conf", sort_id=False, disable_native_metrics=False)
+
+    self.assertEqual(
+      (FLAGS.feature_list, FLAGS.sort_id, FLAGS.disable_native_metrics, FLAGS.data_type),
+      ("features.conf", False, False, "Example"),
+    )
+
   def test_index_from_mpi(self):
     kwargs = {"enable_gpu_training": True, "enable_partial_sync_training": True}
     with mock.patch.dict(os.environ, {"OMPI_COMM_WORLD_RANK": "3"}), \
@@ -288,6 +318,77 @@ class RunnerUtilsTest(unittest.TestCase):
         enable_sync_training=True, enable_partial_sync_training=True
       ).enable_full_sync_training
     )
+
+
+class CheckRestoreTest(unittest.TestCase):
+  def setUp(self):
+    saved = flagsaver.save_flag_values()
+    self.addCleanup(flagsaver.restore_flag_values, saved)
+    self._model_dir = tempfile.mkdtemp(dir=os.environ.get("TEST_TMPDIR"))
+
+  def _check(self, **kwargs):
+    RunnerConfig(model_dir=self._model_dir, **kwargs).check_restore(self._model_dir)
+
+  def test_nothing_asked_for(self):
+    self._check()
+
+    self.assertEqual(os.listdir(self._model_dir), [])
+
+  def test_checkpoint_is_chosen(self):
+    _make_checkpoints(self._model_dir)
+
+    self._check(restore_ckpt="model.ckpt-30")
+
+    state = tf.train.get_checkpoint_state(self._model_dir)
+    self.assertEqual(os.path.basename(state.model_checkpoint_path), "model.ckpt-30")
+
+  def test_job_that_goes_on(self):
+    _make_checkpoints(self._model_dir)
+    self._check(restore_ckpt="model.ckpt-30")
+    _make_checkpoints(self._model_dir, steps=(90, 61))
+
+    self._check(restore_ckpt="/elsewhere/model.ckpt-30")
+
+    state = tf.train.get_checkpoint_state(self._model_dir)
+    self.assertEqual(os.path.basename(state.model_checkpoint_path), "model.ckpt-90")
+
+  def test_folder_without_checkpoints(self):
+    with self.assertRaisesRegex(ValueError, "restore_ckpt is model.ckpt-7, but .* no checkpoint"):
+      self._check(restore_ckpt="model.ckpt-7")
+
+  def test_unknown_checkpoint(self):
+    _make_checkpoints(self._model_dir)
+
+    for mode in (tf.estimator.ModeKeys.TRAIN, tf.estimator.ModeKeys.EVAL):
+      FLAGS.mode = mode
+      with self.assertRaisesRegex(
+        ValueError, "restore_ckpt is model.ckpt-6, but the job would start from .*model.ckpt-61; "
+      ):
+        self._check(restore_ckpt="model.ckpt-6")
+
+  def test_second_choice(self):
+    _make_checkpoints(self._model_dir)
+    self._check(restore_ckpt="model.ckpt-30")
+    FLAGS.restore_ckpt = None
+
+    with self.assertRaisesRegex(ValueError, "started from .*model.ckpt-30 already. Delete that"):
+      self._check(restore_ckpt="model.ckpt-3")
+
+  def test_choice_that_cannot_be_written(self):
+    _make_checkpoints(self._model_dir)
+
+    with mock.patch.object(
+      runner_utils.file_io, "atomic_write_string_to_file", side_effect=OSError("the disk is full")
+    ):
+      with self.assertRaisesRegex(ValueError, "restore_ckpt is model.ckpt-30, but .*restore_ckpt"):
+        self._check(restore_ckpt="model.ckpt-30")
+
+  def test_folder_that_was_not_taken_over(self):
+    conf = RunnerConfig(model_dir=self._model_dir)
+    conf.restore_dir = "elsewhere"
+
+    with self.assertRaisesRegex(ValueError, "restore_dir is elsewhere, .* no .*/checkpoint"):
+      conf.check_restore(self._model_dir)
 
 
 class GetCheckpointStateTest(unittest.TestCase):

@@ -18,6 +18,7 @@ from tensorflow.python.ops import resource_variable_ops
 from tensorflow.python.training import saver_test_utils
 
 from monolith.native_training import dense_reload_utils, save_utils
+from monolith.native_training.metric import cli
 from monolith.native_training.model_export import export_context
 from monolith.native_training.monolith_checkpoint_state_pb2 import MonolithCheckpointState
 
@@ -237,6 +238,51 @@ class SaverHookTest(_Case):
       hook.trigger_save(sess.raw_session())
 
       self.assertEqual(tf.train.latest_checkpoint(self.dir), self.path("model.ckpt-1"))
+
+  def test_trigger_save_raises_whatever_the_schedule_ignores(self):
+    failing = _FailingListener(times=2)
+    hook = self.hook(listeners=[failing], ignore_save_errors=True)
+    with v1.train.SingularMonitoredSession(hooks=[hook]) as sess:
+      sess.run(self.train_op)
+
+      with self.assertRaisesRegex(tf.errors.ResourceExhaustedError, "the disk is full"):
+        hook.trigger_save(sess)
+
+      self.assertEqual(self.steps_on_disk(), set())
+    # The last save is still made, though no step was run since.
+    self.assertEqual(self.steps_on_disk(), {1})
+
+  def test_trigger_save_works_while_the_timer_is_disabled(self):
+    hook = self.hook()
+    with v1.train.SingularMonitoredSession(hooks=[hook]) as sess:
+      sess.run(self.train_op)
+      hook.timer.disable()
+
+      hook.trigger_save(sess)
+
+      self.assertEqual(self.steps_on_disk(), {1})
+
+  def test_saves_are_counted_and_timed_by_mode(self):
+    emitted = []
+    cli.set_sink(lambda method, name, value, tags: emitted.append((method, name, tags)))
+    self.addCleanup(cli.set_sink, None)
+    full = self.hook(listeners=[_FailingListener(times=1)])
+    dense = self.hook(is_dense_only=True, checkpoint_basename="dense")
+    with v1.train.SingularMonitoredSession(hooks=[full, dense]) as sess:
+      sess.run(self.train_op)
+      full.trigger_save(sess)
+      dense.trigger_save(sess)
+
+    self.assertEqual(
+      [(method, name.rpartition(".")[2], tags) for method, name, tags in emitted],
+      [
+        ("counter", "save_checkpoint_failed", {"mode": "full"}),
+        ("counter", "save_checkpoint", {"mode": "full"}),
+        ("timer", "save_checkpoint_time", {"mode": "full"}),
+        ("counter", "save_checkpoint", {"mode": "dense_only"}),
+        ("timer", "save_checkpoint_time", {"mode": "dense_only"}),
+      ],
+    )
 
   def test_first_save_is_made_when_asked_for(self):
     self.train(self.hook(no_first_save=False))

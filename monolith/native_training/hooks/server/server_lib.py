@@ -54,7 +54,11 @@ class ControllerServicer(service_pb2_grpc.ControllerServicer):
     )
 
   def SaveCheckpoint(self, request, context):
-    self._saver_hook.trigger_save(self._session)
+    try:
+      self._saver_hook.trigger_save(self._session)
+    except Exception as e:
+      logging.exception("The checkpoint that the controller was asked for is not saved.")
+      context.abort(grpc.StatusCode.INTERNAL, f"The checkpoint is not saved: {e}")
     return service_pb2.SaveCheckpointResponse()
 
   def GetTrainingStatus(self, request, context):

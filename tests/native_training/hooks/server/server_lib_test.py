@@ -1,6 +1,7 @@
 """The controller's gRPC server."""
 
 import os
+from unittest import mock
 
 import grpc
 import tensorflow as tf
@@ -49,6 +50,34 @@ class ServerTest(tf.test.TestCase):
       self.assertEqual(status.global_step, 1)
     with self.assertRaises(grpc.RpcError):
       stub.GetTrainingStatus(service_pb2.GetTrainingStatusRequest(), timeout=5)
+
+  def test_save_that_fails_is_answered_with_its_error(self):
+    model_dir = os.path.join(os.environ["TEST_TMPDIR"], "model")
+    train_op = v1.assign_add(v1.train.get_or_create_global_step(), 1)
+    barrier_op = barrier_ops.BarrierOp(1)
+    listener = tf.estimator.CheckpointSaverListener()
+    # As in realtime training, which survives the saves of its schedule.
+    saver_hook = save_utils.NoFirstSaveCheckpointSaverHook(
+      model_dir,
+      save_steps=1000000,
+      saver=save_utils.PartialRecoverySaver(allow_empty=True),
+      listeners=[listener],
+      ignore_save_errors=True,
+    )
+    hook = server_lib.ServerHook(model_dir, barrier_op, saver_hook)
+    with v1.train.SingularMonitoredSession(hooks=[saver_hook, hook]) as sess:
+      sess.run(train_op)
+      stub = client_lib.get_stub_from_model_dir(model_dir)
+
+      with mock.patch.object(listener, "before_save", side_effect=OSError("the disk is full")):
+        with self.assertRaises(grpc.RpcError) as raised:
+          stub.SaveCheckpoint(service_pb2.SaveCheckpointRequest())
+
+      self.assertEqual(raised.exception.code(), grpc.StatusCode.INTERNAL)
+      self.assertIn("the disk is full", raised.exception.details())
+      self.assertIsNone(tf.train.latest_checkpoint(model_dir))
+      stub.SaveCheckpoint(service_pb2.SaveCheckpointRequest())
+      self.assertIsNotNone(tf.train.latest_checkpoint(model_dir))
 
 
 if __name__ == "__main__":
