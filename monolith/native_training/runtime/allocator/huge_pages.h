@@ -9,18 +9,39 @@ namespace engine {
 
 constexpr int64_t kHugePageBytes = int64_t{2} << 20;
 
+// kSmall is committed 4 KiB at a time, kHuge 2 MiB at a time where the system has huge pages.
+enum class PageSize { kSmall, kHuge };
+
 // False when MONOLITH_DISABLE_HUGE_PAGES is set to anything but "" or "0".
 bool HugePagesEnabled();
 
-// Maps `bytes` (rounded up to 2 MiB) of zeros, aligned to 2 MiB. The first `small_page_bytes`
-// (rounded up to 2 MiB) stay on small pages, which are committed 4 KiB at a time; the rest is
-// advised to use huge pages. Null: no memory.
-char* MapPages(int64_t bytes, int64_t small_page_bytes);
+// Main memory and swap space of this machine.
+int64_t MachineMemoryBytes();
 
-// Moves memory that MapPages left on small pages to huge ones; the content stays, and other threads
-// may go on using it. Where the kernel cannot do so at once, it may later.
+// Maps `bytes` (rounded up to 2 MiB) of zeros, aligned to 2 MiB. Null: no memory.
+char* MapPages(int64_t bytes, PageSize size);
+
+// The same without memory behind it: address space only, which neither strict overcommit nor a
+// limit on data counts. CommitPages makes it usable.
+char* ReservePages(int64_t bytes, PageSize size);
+
+// Makes [begin, begin + bytes) of what ReservePages returned readable and writable; both are
+// multiples of 2 MiB. False: the system refuses so much memory, nothing changed.
+bool CommitPages(char* begin, int64_t bytes);
+
+// Gives memory back to the system; it reads as zeros from now on. `begin` and `bytes` are multiples
+// of 2 MiB.
+void ReleasePages(char* begin, int64_t bytes);
+
+// How much of [begin, begin + bytes) has memory, judged by the first page of every 2 MiB. `begin`
+// is a multiple of 2 MiB.
+int64_t ResidentBytes(char* begin, int64_t bytes);
+
+// Moves memory that lies on small pages to huge ones; the content stays, and other threads may go
+// on using it. Where the kernel cannot do so at once, it may later.
 void PromotePages(char* pages, int64_t bytes);
 
+// `pages` came from MapPages(bytes) or ReservePages(bytes).
 void UnmapPages(char* pages, int64_t bytes);
 
 }  // namespace engine

@@ -1,6 +1,7 @@
 #include "monolith/native_training/runtime/allocator/page_populator.h"
 
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -17,6 +18,14 @@ constexpr int kPopulateWrite = MADV_POPULATE_WRITE;
 #else
 constexpr int kPopulateWrite = 23;  // Linux 5.14; older headers do not name it
 #endif
+
+constexpr int kPreferred = 1;  // MPOL_PREFERRED, without the headers of libnuma
+
+// The memory node of the core that this thread runs on, -1 where that is not known.
+int CurrentNode() {
+  unsigned cpu = 0, node = 0;
+  return syscall(SYS_getcpu, &cpu, &node, nullptr) == 0 ? static_cast<int>(node) : -1;
+}
 
 }  // namespace
 
@@ -45,7 +54,8 @@ void PagePopulator::Request(char* begin, int64_t bytes) {
         return;
       }
     }
-    requests_.push_back({begin, bytes});
+    if (num_requests_ == kMaxRequests) return;
+    requests_[num_requests_++] = {begin, bytes, CurrentNode()};
   }
   requested_.notify_one();
 }
@@ -53,36 +63,51 @@ void PagePopulator::Request(char* begin, int64_t bytes) {
 void PagePopulator::Cancel(const char* begin, int64_t bytes) {
   if (InChild()) return;
   std::unique_lock<std::mutex> lock(mutex_);
-  requests_.erase(std::remove_if(requests_.begin(), requests_.end(),
-                                 [&](const Range& range) { return range.Overlaps(begin, bytes); }),
-                  requests_.end());
+  const auto end = std::remove_if(requests_, requests_ + num_requests_,
+                                  [&](const Range& range) { return range.Overlaps(begin, bytes); });
+  num_requests_ = static_cast<int>(end - requests_);
   done_.wait(lock, [&] { return !current_.Overlaps(begin, bytes); });
 }
 
 void PagePopulator::Drain() {
   if (InChild()) return;
   std::unique_lock<std::mutex> lock(mutex_);
-  done_.wait(lock, [&] { return requests_.empty() && current_.bytes == 0; });
+  done_.wait(lock, [&] { return num_requests_ == 0 && current_.bytes == 0; });
 }
 
 void PagePopulator::Work() {
   std::unique_lock<std::mutex> lock(mutex_);
   for (;;) {
-    requested_.wait(lock, [&] { return !requests_.empty(); });
-    current_ = requests_.front();
-    requests_.pop_front();
+    requested_.wait(lock, [&] { return num_requests_ > 0; });
+    current_ = requests_[0];
+    std::move(requests_ + 1, requests_ + num_requests_, requests_);
+    --num_requests_;
     lock.unlock();
-    const bool unknown =
-        madvise(current_.begin, static_cast<size_t>(current_.bytes), kPopulateWrite) != 0 &&
-        errno == EINVAL;
+    const bool possible =
+        PreferNode(current_.node) &&
+        (madvise(current_.begin, static_cast<size_t>(current_.bytes), kPopulateWrite) == 0 ||
+         errno != EINVAL);
     lock.lock();
-    if (unknown) {
+    if (!possible) {
       supported_ = false;
-      requests_.clear();
+      num_requests_ = 0;
     }
-    current_ = {nullptr, 0};
+    current_ = {nullptr, 0, -1};
     done_.notify_all();
   }
+}
+
+bool PagePopulator::PreferNode(int node) {
+  constexpr int kBits = static_cast<int>(8 * sizeof(unsigned long));
+  unsigned long mask[16] = {};
+  if (node < 0 || node == preferred_node_ || node >= 16 * kBits) return true;
+  mask[node / kBits] = 1ul << (node % kBits);
+  if (syscall(SYS_set_mempolicy, kPreferred, mask, 16ul * kBits) != 0) {
+    // A container may forbid it; that is no matter where there is one node only.
+    return access("/sys/devices/system/node/node1", F_OK) != 0;
+  }
+  preferred_node_ = node;
+  return true;
 }
 
 }  // namespace engine

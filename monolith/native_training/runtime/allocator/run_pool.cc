@@ -1,9 +1,7 @@
 #include "monolith/native_training/runtime/allocator/run_pool.h"
 
-#include <sys/mman.h>
-
 #include <algorithm>
-#include <iterator>
+#include <new>
 
 #include "monolith/native_training/runtime/allocator/huge_pages.h"
 #include "monolith/native_training/runtime/allocator/page_populator.h"
@@ -25,37 +23,41 @@ void ReleaseHugePages(char* begin, char* end) {
   const uintptr_t first = (reinterpret_cast<uintptr_t>(begin) + page - 1) / page;
   const uintptr_t last = reinterpret_cast<uintptr_t>(end) / page;
   if (first < last) {
-    madvise(reinterpret_cast<void*>(first * page), (last - first) * page, MADV_DONTNEED);
+    ReleasePages(reinterpret_cast<char*>(first * page),
+                 static_cast<int64_t>((last - first) * page));
   }
 }
 
 }  // namespace
 
 RunPool::~RunPool() {
-  for (const Chunk& chunk : chunks_) {
-    PagePopulator::Get()->Cancel(chunk.base, chunk.bytes);
-    UnmapPages(chunk.base, chunk.bytes);
+  for (const Run& chunk : chunks_) {
+    PagePopulator::Get()->Cancel(chunk.begin, chunk.bytes);
+    UnmapPages(chunk.begin, chunk.bytes);
   }
 }
 
 char* RunPool::Allocate(int64_t bytes) {
   bytes = RoundUp(bytes, kGrain);
   std::lock_guard<std::mutex> lock(mutex_);
-  char* run = TakeFree(bytes);
-  if (run == nullptr) {
-    if (end_ - next_ < bytes && !AddChunk(bytes)) return nullptr;
-    run = next_;
-    next_ += bytes;
-    PopulateAhead(bytes);
-  }
-  in_use_ += bytes;
+  if (!MakeRoom()) return nullptr;
+  if (char* const run = TakeFree(bytes); run != nullptr) return run;
+  char* const run = TakeNew(bytes);
+  if (run != nullptr) PopulateAhead(bytes);
   return run;
+}
+
+char* RunPool::AllocateZeros(int64_t bytes) {
+  bytes = RoundUp(bytes, kGrain);
+  std::lock_guard<std::mutex> lock(mutex_);
+  return MakeRoom() ? TakeNew(bytes) : nullptr;
 }
 
 void RunPool::Free(char* run, int64_t bytes) {
   bytes = RoundUp(bytes, kGrain);
   std::lock_guard<std::mutex> lock(mutex_);
   in_use_ -= bytes;
+  --runs_in_use_;
   AddFree(run, bytes);
   kept_ += bytes;
   if (kept_ > in_use_ / kKeptFraction) ReleaseFree();
@@ -66,23 +68,55 @@ int64_t RunPool::bytes_in_use() const {
   return in_use_;
 }
 
+int64_t RunPool::bytes_held() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  int64_t held = 0;
+  for (const Run& chunk : chunks_) held += ResidentBytes(chunk.begin, chunk.bytes);
+  return held;
+}
+
+// Room in both lists for one more run and one more chunk.
+bool RunPool::MakeRoom() {
+  try {
+    if (chunks_.size() == chunks_.capacity()) chunks_.reserve(2 * chunks_.size() + 4);
+    const size_t most_free = chunks_.size() + static_cast<size_t>(runs_in_use_) + 3;
+    if (free_.capacity() < most_free) free_.reserve(2 * most_free);
+    return true;
+  } catch (const std::bad_alloc&) {
+    return false;
+  }
+}
+
 char* RunPool::TakeFree(int64_t bytes) {
   auto fit = free_.end();
   for (auto run = free_.begin(); run != free_.end(); ++run) {
-    if (run->second < bytes) continue;
-    if (fit == free_.end() || run->second < fit->second) fit = run;
+    if (run->bytes < bytes) continue;
+    if (fit == free_.end() || run->bytes < fit->bytes) fit = run;
   }
   if (fit == free_.end()) return nullptr;
-  char* run = fit->first;
-  const int64_t rest = fit->second - bytes;
-  free_.erase(fit);
-  if (rest > 0) free_.emplace(run + bytes, rest);
+  char* run = fit->begin;
+  if (fit->bytes == bytes) {
+    free_.erase(fit);
+  } else {
+    *fit = {run + bytes, fit->bytes - bytes};
+  }
   kept_ = std::max<int64_t>(0, kept_ - bytes);
+  in_use_ += bytes;
+  ++runs_in_use_;
+  return run;
+}
+
+char* RunPool::TakeNew(int64_t bytes) {
+  if (end_ - next_ < bytes && !AddChunk(bytes)) return nullptr;
+  char* const run = next_;
+  next_ += bytes;
+  in_use_ += bytes;
+  ++runs_in_use_;
   return run;
 }
 
 void RunPool::PopulateAhead(int64_t bytes) {
-  char* base = chunks_.back().base;
+  char* base = chunks_.back().begin;
   const int64_t used = next_ - base;
   const int64_t from = std::max(populated_, RoundUp(used, kHugePageBytes));
   const int64_t to = std::min<int64_t>(used + bytes, end_ - base) / kHugePageBytes * kHugePageBytes;
@@ -92,30 +126,30 @@ void RunPool::PopulateAhead(int64_t bytes) {
 }
 
 void RunPool::AddFree(char* run, int64_t bytes) {
-  auto next = free_.lower_bound(run);
-  if (next != free_.end() && run + bytes == next->first) {
-    bytes += next->second;
-    next = free_.erase(next);
+  auto next = std::lower_bound(free_.begin(), free_.end(), run,
+                               [](const Run& free, const char* at) { return free.begin < at; });
+  const bool before = next != free_.end() && run + bytes == next->begin;
+  const bool behind = next != free_.begin() && (next - 1)->end() == run;
+  if (before && behind) {
+    (next - 1)->bytes += bytes + next->bytes;
+    free_.erase(next);
+  } else if (before) {
+    *next = {run, bytes + next->bytes};
+  } else if (behind) {
+    (next - 1)->bytes += bytes;
+  } else {
+    free_.insert(next, {run, bytes});
   }
-  if (next != free_.begin()) {
-    const auto previous = std::prev(next);
-    if (previous->first + previous->second == run) {
-      run = previous->first;
-      bytes += previous->second;
-      free_.erase(previous);
-    }
-  }
-  free_.emplace(run, bytes);
 }
 
 void RunPool::ReleaseFree() {
-  for (const auto& run : free_) ReleaseHugePages(run.first, run.first + run.second);
+  for (const Run& run : free_) ReleaseHugePages(run.begin, run.end());
   kept_ = 0;
 }
 
 bool RunPool::AddChunk(int64_t min_bytes) {
   const int64_t bytes = std::max(next_chunk_bytes_, RoundUp(min_bytes, kHugePageBytes));
-  char* base = MapPages(bytes, 0);
+  char* base = MapPages(bytes, PageSize::kHuge);
   if (base == nullptr) return false;
   if (next_ < end_) AddFree(next_, end_ - next_);
   next_chunk_bytes_ = std::min(2 * next_chunk_bytes_, kMaxChunk);

@@ -10,12 +10,12 @@
 // pages, and none wastes the rest of a huge page. Shards grow one after another in a fixed rhythm,
 // so what one gives back is soon taken by the next and is kept for it; when more than a small part
 // of what is in use lies idle, whole huge pages inside free runs go back to the system. Best fit (a
-// first fit leaves 5% more holes); the pool is called once per growth, never per id. Thread-safe.
+// first fit leaves 5% more holes); the pool is called once per growth, never per id. Thread-safe;
+// throws nothing, and giving back needs no memory.
 #ifndef MONOLITH_NATIVE_TRAINING_RUNTIME_ALLOCATOR_RUN_POOL_H_
 #define MONOLITH_NATIVE_TRAINING_RUNTIME_ALLOCATOR_RUN_POOL_H_
 
 #include <cstdint>
-#include <map>
 #include <mutex>
 #include <vector>
 
@@ -31,17 +31,25 @@ class RunPool {
 
   // Memory aligned to 4 KiB, of unspecified content, or null when the system has none left.
   char* Allocate(int64_t bytes);
-  // `run` came from Allocate(bytes).
+  // The same, but the content is zeros, and memory comes only as they are overwritten.
+  char* AllocateZeros(int64_t bytes);
+  // `run` came from one of these, with as many bytes.
   void Free(char* run, int64_t bytes);
 
   int64_t bytes_in_use() const;
+  // Memory that the system has given for runs that were written to, and that was not given back.
+  int64_t bytes_held() const;
 
  private:
-  struct Chunk {
-    char* base;
+  struct Run {
+    char* begin;
     int64_t bytes;
+    char* end() const { return begin + bytes; }
   };
-  char* TakeFree(int64_t bytes);  // mutex held
+  // mutex held, all of them.
+  bool MakeRoom();
+  char* TakeFree(int64_t bytes);
+  char* TakeNew(int64_t bytes);
   void AddFree(char* run, int64_t bytes);
   void ReleaseFree();
   bool AddChunk(int64_t min_bytes);
@@ -50,9 +58,12 @@ class RunPool {
   void PopulateAhead(int64_t bytes);
 
   mutable std::mutex mutex_;
-  std::vector<Chunk> chunks_;
-  std::map<char*, int64_t> free_;  // address -> bytes
-  char* next_ = nullptr;           // untouched rest of the newest chunk
+  std::vector<Run> chunks_;
+  // By address. Between two free runs lies one in use or the end of a chunk, so its capacity can be
+  // had in advance.
+  std::vector<Run> free_;
+  int64_t runs_in_use_ = 0;
+  char* next_ = nullptr;  // untouched rest of the newest chunk
   char* end_ = nullptr;
   int64_t populated_ = 0;  // bytes of the newest chunk for which that was asked
   int64_t next_chunk_bytes_ = int64_t{2} << 20;

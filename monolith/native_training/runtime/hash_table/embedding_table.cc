@@ -1,9 +1,14 @@
 #include "monolith/native_training/runtime/hash_table/embedding_table.h"
 
+#include <algorithm>
+#include <cmath>
 #include <cstdlib>
 #include <mutex>
+#include <new>
 #include <random>
 #include <utility>
+
+#include "monolith/native_training/runtime/allocator/huge_pages.h"
 
 namespace monolith {
 namespace engine {
@@ -17,7 +22,26 @@ uint64_t ChooseSeed(uint64_t configured) {
   return (uint64_t{device()} << 32) ^ device();
 }
 
-constexpr int64_t kMaxReserve = int64_t{1} << 36;
+// Row number 0 means "empty" in the index, the last one "erased".
+constexpr int64_t kMaxRows = (int64_t{1} << 32) - 2;
+// Of the index, full as it may be.
+constexpr int64_t kMinIndexBytesPerRow = 19;
+
+// Whether `rows` rows, called `what`, of at least `bytes_per_row` can ever be had.
+Status CheckCapacity(const char* what, int64_t rows, int64_t bytes_per_row) {
+  if (rows < 0 || rows > kMaxRows) {
+    return Status::InvalidArgument(std::string(what) + " is " + std::to_string(rows) +
+                                   ", want 0 to " + std::to_string(kMaxRows) + " rows");
+  }
+  const int64_t memory = MachineMemoryBytes();
+  if (rows > memory / bytes_per_row) {
+    return Status::InvalidArgument(std::string(what) + " is " + std::to_string(rows) +
+                                   " rows of at least " + std::to_string(bytes_per_row) +
+                                   " bytes, which do not fit into the " + std::to_string(memory) +
+                                   " bytes of memory that this machine has");
+  }
+  return Status::Ok();
+}
 
 }  // namespace
 
@@ -28,14 +52,21 @@ Status EmbeddingTable::Create(const TableConfig& config, std::unique_ptr<Embeddi
   ExpiryPolicy expiry;
   status = ExpiryPolicy::Create(config.expiry, &expiry);
   if (!status.ok()) return status;
-  std::unique_ptr<EmbeddingTable> result(
-      new EmbeddingTable(config, std::move(layout), std::move(expiry), ChooseSeed(config.seed)));
-  if (config.initial_capacity > 1) {
-    status = result->Reserve(config.initial_capacity);
-    if (!status.ok()) return status;
+  status = CheckCapacity("initial_capacity", config.initial_capacity,
+                         layout.stride + kMinIndexBytesPerRow);
+  if (!status.ok()) return status;
+  try {
+    std::unique_ptr<EmbeddingTable> result(
+        new EmbeddingTable(config, std::move(layout), std::move(expiry), ChooseSeed(config.seed)));
+    if (config.initial_capacity > 1) {
+      status = result->Reserve(config.initial_capacity);
+      if (!status.ok()) return status;
+    }
+    *table = std::move(result);
+    return Status::Ok();
+  } catch (const std::bad_alloc&) {
+    return Status::ResourceExhausted("no memory for another table");
   }
-  *table = std::move(result);
-  return Status::Ok();
 }
 
 EmbeddingTable::EmbeddingTable(const TableConfig& config, RowLayout layout, ExpiryPolicy expiry,
@@ -77,10 +108,8 @@ void EmbeddingTable::RaiseMaxUpdateTs(int64_t ts) {
 }
 
 Status EmbeddingTable::Reserve(int64_t rows) {
-  if (rows < 0 || rows > kMaxReserve) {
-    return Status::InvalidArgument("capacity is " + std::to_string(rows) + ", want 0 to " +
-                                   std::to_string(kMaxReserve));
-  }
+  Status status = CheckCapacity("capacity", rows, kMinIndexBytesPerRow);
+  if (!status.ok()) return status;
   // Shards fill unevenly: three standard deviations above the mean.
   const double mean = static_cast<double>(rows) / kNumShards;
   const int64_t per_shard = static_cast<int64_t>(std::ceil(mean + 3.0 * std::sqrt(mean)));
@@ -139,29 +168,53 @@ int64_t EmbeddingTable::Evict(const ExpiryPolicy& policy) {
   return erased;
 }
 
-std::string EmbeddingTable::DebugString() const {
-  int64_t size = 0, slots = 0, index_bytes = 0, reused = 0;
+TableStats EmbeddingTable::Stats() const {
+  TableStats stats;
+  int64_t slots = 0, untouched = 0;
   for (const auto& shard : shards_) {
     std::shared_lock<std::shared_mutex> lock(shard->mutex);
-    size += shard->index.live();
+    stats.size += shard->index.live();
+    stats.index_memory += shard->index.Bytes();
+    stats.free_rows += shard->rows.FreeRows();
+    stats.rows_reused += shard->rows.reused();
     slots += shard->index.num_slots();
-    index_bytes += shard->index.Bytes();
-    reused += shard->rows.reused();
+    untouched += shard->rows.UntouchedBytes();
   }
-  const double load = slots == 0 ? 0.0 : static_cast<double>(size) / static_cast<double>(slots);
+  {
+    // Any shard's lock keeps SwapContent, which takes all of them, from exchanging these.
+    std::shared_lock<std::shared_mutex> lock(shards_[0]->mutex);
+    // Small indexes are not in the pool, large ones only as far as they were written to.
+    stats.index_memory = std::max<int64_t>(0, stats.index_memory - index_pool_->bytes_in_use()) +
+                         index_pool_->bytes_held();
+    stats.free_rows += arena_->FreeRows();
+    stats.row_memory = std::max<int64_t>(0, arena_->HeldBytes() - untouched);
+    stats.memory = stats.row_memory + stats.index_memory + arena_->MetadataBytes();
+  }
+  stats.memory_if_not_compressed = stats.index_memory + stats.size * 4 * layout_.dim;
+  if (slots > 0) stats.load_factor = static_cast<double>(stats.size) / static_cast<double>(slots);
+  stats.expired = counters_.expired.load(std::memory_order_relaxed);
+  stats.filtered = counters_.filtered.load(std::memory_order_relaxed);
+  stats.nonfinite_gradients = counters_.nonfinite.load(std::memory_order_relaxed);
+  stats.restore_skipped = counters_.restore_skipped.load(std::memory_order_relaxed);
+  stats.restore_state_reset = counters_.restore_state_reset.load(std::memory_order_relaxed);
+  return stats;
+}
+
+std::string EmbeddingTable::DebugString() const {
+  const TableStats stats = Stats();
   const auto number = [](const char* key, int64_t value) {
     return std::string(", \"") + key + "\": " + std::to_string(value);
   };
   return std::string("{\"accessor\": \"") +
          (layout_.serving() ? "ServingEntryAccessor" : "EntryAccessor") + "\"" +
-         number("size", size) + number("memory", index_bytes + size * layout_.stride) +
-         number("memory_if_not_compressed", index_bytes + size * 4 * layout_.dim) +
-         ", \"load_factor\": " + std::to_string(load) + number("rows_reused", reused) +
-         number("expired", counters_.expired.load()) +
-         number("filtered", counters_.filtered.load()) +
-         number("nonfinite_gradients", counters_.nonfinite.load()) +
-         number("restore_skipped", counters_.restore_skipped.load()) +
-         number("restore_state_reset", counters_.restore_state_reset.load()) + "}";
+         number("size", stats.size) + number("memory", stats.memory) +
+         number("memory_if_not_compressed", stats.memory_if_not_compressed) +
+         ", \"load_factor\": " + std::to_string(stats.load_factor) +
+         number("rows_reused", stats.rows_reused) + number("expired", stats.expired) +
+         number("filtered", stats.filtered) +
+         number("nonfinite_gradients", stats.nonfinite_gradients) +
+         number("restore_skipped", stats.restore_skipped) +
+         number("restore_state_reset", stats.restore_state_reset) + "}";
 }
 
 }  // namespace engine

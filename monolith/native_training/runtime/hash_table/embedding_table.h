@@ -117,6 +117,25 @@ struct LoadStats {
   int64_t state_reset = 0;   // segments whose dump was missing or of another optimizer or length
 };
 
+// What a table holds and has done.
+struct TableStats {
+  int64_t size = 0;  // rows
+  // Bytes that the table really takes: pages under rows, free ones that were not given back
+  // included, the index, and what is known of blocks of rows.
+  int64_t memory = 0;
+  int64_t memory_if_not_compressed = 0;  // the index, and 4 bytes for every value of every row
+  int64_t row_memory = 0;                // of `memory`, for rows
+  int64_t index_memory = 0;              // of `memory`, for the index
+  int64_t free_rows = 0;                 // rows that there is memory or room for, but no id
+  double load_factor = 0.0;              // of the index
+  int64_t rows_reused = 0;
+  int64_t expired = 0;
+  int64_t filtered = 0;
+  int64_t nonfinite_gradients = 0;
+  int64_t restore_skipped = 0;
+  int64_t restore_state_reset = 0;
+};
+
 // Where a shard's save stands; {} is the start.
 struct ShardCursor {
   uint64_t next_hash = 0;
@@ -182,10 +201,11 @@ class EmbeddingTable {
   void Erase(const int64_t* ids, int64_t n);
 
   // Removes rows that `policy` calls expired against MaxUpdateTs(); returns how many. One shard at
-  // a time.
+  // a time. Gives memory back to the system, and needs none.
   int64_t Evict(const ExpiryPolicy& policy);
 
-  // Index room for `rows` rows in all.
+  // Index room for `rows` rows in all: address space, which takes memory as rows come.
+  // InvalidArgument: there are not so many row numbers, or this machine could never hold them.
   Status Reserve(int64_t rows);
 
   void Clear();
@@ -230,8 +250,10 @@ class EmbeddingTable {
   using TouchedCallback = std::function<void(const int64_t* ids, int64_t n)>;
   void SetTouchedCallback(TouchedCallback callback) { touched_ = std::move(callback); }
 
-  // JSON: accessor, size, memory, memory_if_not_compressed, load_factor, rows_reused, expired,
-  // filtered, nonfinite_gradients, restore_skipped, restore_state_reset.
+  TableStats Stats() const;
+
+  // Stats() as JSON: accessor, size, memory, memory_if_not_compressed, load_factor, rows_reused,
+  // expired, filtered, nonfinite_gradients, restore_skipped, restore_state_reset.
   std::string DebugString() const;
 
  private:

@@ -286,12 +286,15 @@ class FlatIndex {
   // cleared a page ahead of the keys: it passes through the cache once, and fresh pages are written
   // before they are read, which saves a page fault each.
   __attribute__((noinline)) bool Rebuild(int64_t new_lines) {
-    Line* fresh = Acquire(new_lines);
+    // An index that has no keys yet is only made room for: memory comes as they do.
+    const int64_t bytes = new_lines * static_cast<int64_t>(sizeof(Line));
+    const bool zeros = live_ == 0 && Filler() == 0 && bytes >= kMinPooledBytes;
+    Line* fresh = zeros ? reinterpret_cast<Line*>(pool_->AllocateZeros(bytes)) : Acquire(new_lines);
     if (fresh == nullptr) return false;
     Line* const old = std::exchange(lines_, fresh);
     const int64_t old_lines = std::exchange(num_lines_, new_lines);
     live_ = tombstones_ = 0;
-    int64_t cleared = 0;
+    int64_t cleared = zeros ? new_lines : 0;
     const auto clear_from = [&](int64_t line) {
       const int64_t end = std::min(new_lines, line + kClearLines);
       Clear(std::exchange(cleared, end), end);

@@ -1,5 +1,9 @@
-// The result of an engine call. The engine throws nothing and knows no TensorFlow; the op layer
-// turns a Status into the status type of its framework (the codes have the same names there).
+// The result of an engine call. The engine knows no TensorFlow; the op layer turns a Status into
+// the status type of its framework (the codes have the same names there).
+//
+// Errors of the caller come as a Status. Memory that is missing for rows and indexes does too;
+// where it is missing for what a call needs on the way, std::bad_alloc is thrown (std::system_error
+// where a thread cannot be had), nothing stays locked, and the table is as usable as before.
 #ifndef MONOLITH_NATIVE_TRAINING_RUNTIME_HASH_TABLE_STATUS_H_
 #define MONOLITH_NATIVE_TRAINING_RUNTIME_HASH_TABLE_STATUS_H_
 

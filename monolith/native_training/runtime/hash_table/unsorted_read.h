@@ -102,8 +102,9 @@ class UnsortedRead {
     for (const Tile& tile : tiles) ids_ += tile.n;
     thread_local Queue thread_queue;
     queue_ = &thread_queue;
-    // One more: entries are written before it is known whether they count.
-    if (static_cast<int64_t>(queue_->waiting.size()) <= ids_) {
+    // One more: entries are written before it is known whether they count. `found` grows last, so
+    // its size says that both have.
+    if (static_cast<int64_t>(queue_->found.size()) <= ids_) {
       queue_->waiting.resize(ids_ + 1);
       queue_->found.resize(ids_ + 1);
     }

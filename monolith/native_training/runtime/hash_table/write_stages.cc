@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <limits>
+#include <new>
 
 #include "monolith/native_training/runtime/hash_table/compressors.h"
 #include "monolith/native_training/runtime/hash_table/initializers.h"
@@ -136,7 +137,9 @@ WriteStages::WriteStages(WriteJob* job, const WriteTile& tile)
                       (job->mode == WriteMode::kOptimize || job->mode == WriteMode::kReinitialize)),
       plain_adagrad_(job->mode == WriteMode::kOptimize && !job->skip_nonfinite &&
                      job->segments.size() == 1 &&
-                     IsPlainAdagrad(*job->segments[0].segment, layout_)) {}
+                     IsPlainAdagrad(*job->segments[0].segment, layout_)) {
+  ThreadVector(layout_.dim);
+}
 
 WriteStages::~WriteStages() {
   TableInternals::Counters* counters = TableInternals::CountersOf(job_->table);
@@ -145,7 +148,12 @@ WriteStages::~WriteStages() {
   if (!report_touched_) return;
   std::vector<int64_t>* touched = ThreadTouchedIds();
   if (!touched->empty()) {
-    TableInternals::Touched (*job_->table)(touched->data(), static_cast<int64_t>(touched->size()));
+    try {
+      TableInternals::Touched (*job_->table)(touched->data(),
+                                             static_cast<int64_t>(touched->size()));
+    } catch (const std::bad_alloc&) {
+      OutOfMemory();
+    }
   }
   touched->clear();
 }
@@ -273,6 +281,12 @@ class WriteStages::AdagradFinisher {
 
 template <typename Ids>
 void WriteStages::RunLocked(const Ids& ids, int64_t n) {
+  // What may fail comes first: a row that was inserted has to be finished.
+  if (report_touched_) {
+    std::vector<int64_t>* const touched = ThreadTouchedIds();
+    const size_t wanted = touched->size() + static_cast<size_t>(n);
+    if (touched->capacity() < wanted) touched->reserve(2 * wanted);
+  }
   if (plain_adagrad_) {
     switch (layout_.dim) {
       case 16:  // GCC unrolls shorter rows before it would vectorise them
@@ -312,7 +326,7 @@ __attribute__((noinline)) void WriteStages::RunPipeline(const Ids& all_ids, int6
   const bool skip = kAny && skip_zero_;
   int64_t keys[kRing] = {};
   uint64_t hashes[kRing];
-  char* rows[kRing];
+  char* rows[kRing] = {};
   uint8_t fresh[kRing] = {};
 
   const auto fetch = [&](int64_t i) {
@@ -349,6 +363,14 @@ __attribute__((noinline)) void WriteStages::RunPipeline(const Ids& all_ids, int6
     uint8_t is_fresh = 0;
     rows[i % kRing] = Resolve(keys[i % kRing], hash, ids.position(i), &is_fresh);
     fresh[i % kRing] = is_fresh;
+    if (!skip || erased_row_ == nullptr) return;
+    // Earlier occurrences of the id, not finished yet, have lost their row.
+    for (int64_t j = 0; j < kRing; ++j) {
+      if (rows[j] != erased_row_) continue;
+      rows[j] = nullptr;
+      fresh[j] = 0;
+    }
+    erased_row_ = nullptr;
   };
 
   for (int64_t step = 0; step < n + kFinishLag; step += kStep) {
@@ -416,6 +438,7 @@ bool WriteStages::EraseIfZero(Shard* shard, int64_t key, uint32_t hash, int64_t 
   if (!IsZeroVector(Values(position), layout_.dim)) return false;
   FlatIndex::Slot* slot = shard->index.Find(hash, key);
   if (slot != nullptr) {
+    erased_row_ = shard->rows.Address(slot->row);
     shard->rows.Free(slot->row);
     shard->index.Erase(slot);
   }

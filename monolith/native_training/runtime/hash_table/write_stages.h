@@ -143,7 +143,8 @@ class WriteStages {
   const char* const values_begin_;
   const bool skip_zero_;
   const bool report_touched_;
-  const bool plain_adagrad_;  // see AdagradFinisher
+  const bool plain_adagrad_;    // see AdagradFinisher
+  char* erased_row_ = nullptr;  // by the last Resolve
   int64_t filtered_ = 0;
   int64_t nonfinite_ = 0;
 };

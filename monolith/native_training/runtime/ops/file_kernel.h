@@ -2,16 +2,22 @@
 #ifndef MONOLITH_NATIVE_TRAINING_RUNTIME_OPS_FILE_KERNEL_H_
 #define MONOLITH_NATIVE_TRAINING_RUNTIME_OPS_FILE_KERNEL_H_
 
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <exception>
 #include <string>
 
+#include "monolith/native_training/runtime/ops/file_pool.h"
 #include "monolith/native_training/runtime/ops/op_checks.h"
 #include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/platform/random.h"
 
 namespace tensorflow {
 namespace monolith_tf {
 
-// Runs in a thread of its own: file work may take minutes, and the executor's threads are needed
-// for lookups meanwhile.
+// Runs on the file pool: file work may take minutes, and the executor's threads are needed for
+// lookups meanwhile.
 class FileKernel : public AsyncOpKernel {
  public:
   using AsyncOpKernel::AsyncOpKernel;
@@ -22,15 +28,40 @@ class FileKernel : public AsyncOpKernel {
     const std::string path(basename.scalar<tstring>()());
     OP_REQUIRES_ASYNC(ctx, !path.empty(), errors::InvalidArgument("basename is empty, want a path"),
                       done);
-    ctx->env()->SchedClosure([this, ctx, done, path] {
-      OP_REQUIRES_OK_ASYNC(ctx, Run(ctx, path), done);
-      ctx->set_output(0, ctx->input(0));
-      done();
-    });
+    const int64_t most_micros = std::min(MaxDelayMs(), kMaxDelayMs) * 1000;
+    const std::chrono::microseconds delay(
+        most_micros > 0 ? static_cast<int64_t>(random::New64() % most_micros) : 0);
+    try {
+      FilePool()->Schedule(
+          [this, ctx, done, path] {
+            OP_REQUIRES_OK_ASYNC(ctx, RunOrCatch(ctx, path), done);
+            ctx->set_output(0, ctx->input(0));
+            done();
+          },
+          delay);
+    } catch (const std::exception& error) {
+      OP_REQUIRES_ASYNC(
+          ctx, false,
+          errors::ResourceExhausted("no memory or no thread to work on ", path, ": ", error.what()),
+          done);
+    }
   }
 
  private:
+  static constexpr int64_t kMaxDelayMs = 24 * 3600 * 1000;
+
   virtual Status Run(OpKernelContext* ctx, const std::string& basename) = 0;
+
+  // The work begins after a random time below this.
+  virtual int64_t MaxDelayMs() const { return 0; }
+
+  Status RunOrCatch(OpKernelContext* ctx, const std::string& basename) {
+    try {
+      return Run(ctx, basename);
+    } catch (const std::exception& error) {
+      return errors::ResourceExhausted("no memory to work on ", basename, ": ", error.what());
+    }
+  }
 };
 
 }  // namespace monolith_tf

@@ -15,7 +15,7 @@ class HashTableSaveOp final : public FileKernel {
  public:
   explicit HashTableSaveOp(OpKernelConstruction* ctx) : FileKernel(ctx) {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("nshards", &options_.nshards));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("random_sleep_ms", &options_.random_sleep_ms));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("random_sleep_ms", &random_sleep_ms_));
     std::string expiry;
     OP_REQUIRES_OK(ctx, ctx->GetAttr("slot_expire_time_config", &expiry));
     OP_REQUIRES_OK(ctx, ExpiryPolicyFromBytes(expiry, &options_.expiry));
@@ -28,7 +28,10 @@ class HashTableSaveOp final : public FileKernel {
     return SaveTable(ctx->env(), *resource->table(), basename, options_);
   }
 
+  int64_t MaxDelayMs() const override { return random_sleep_ms_; }
+
   SaveOptions options_;
+  int64_t random_sleep_ms_ = 0;
 };
 
 class HashTableRestoreOp final : public FileKernel {

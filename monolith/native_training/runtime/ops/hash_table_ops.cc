@@ -167,7 +167,7 @@ Writes the rows that have not expired to `<basename>-ddddd-of-ddddd`.
 
 basename: Scalar.
 nshards: Number of files; -1 lets the size decide.
-random_sleep_ms: Each file waits a random time below this first.
+random_sleep_ms: Waits a random time below this first.
 slot_expire_time_config: A serialized SlotExpireTimeConfig.
 )doc");
 

@@ -2,7 +2,10 @@
 #ifndef MONOLITH_NATIVE_TRAINING_RUNTIME_OPS_HASH_TABLE_RESOURCE_H_
 #define MONOLITH_NATIVE_TRAINING_RUNTIME_OPS_HASH_TABLE_RESOURCE_H_
 
+#include <algorithm>
 #include <chrono>
+#include <cstdint>
+#include <exception>
 #include <memory>
 #include <string>
 #include <utility>
@@ -35,9 +38,13 @@ class SelfEvictingTable {
                                        proto.feature_evict_every_n_hours(), ", want at least 1");
       }
       engine::EmbeddingTable* table = created->table_.get();
-      created->eviction_ = std::make_unique<engine::EvictionThread>(
-          std::chrono::hours(proto.feature_evict_every_n_hours()),
-          [table] { table->Evict(table->expiry()); });
+      const int32_t hours = std::min(proto.feature_evict_every_n_hours(), kMaxEvictionHours);
+      try {
+        created->eviction_ = std::make_unique<engine::EvictionThread>(
+            std::chrono::hours(hours), [table] { table->Evict(table->expiry()); });
+      } catch (const std::exception& error) {
+        return errors::ResourceExhausted("no memory or no thread to evict rows: ", error.what());
+      }
     }
     *result = std::move(created);
     return OkStatus();
@@ -46,6 +53,8 @@ class SelfEvictingTable {
   engine::EmbeddingTable* get() const { return table_.get(); }
 
  private:
+  static constexpr int32_t kMaxEvictionHours = 24 * 365 * 100;  // nanoseconds have 64 bits
+
   std::unique_ptr<engine::EmbeddingTable> table_;
   std::unique_ptr<engine::EvictionThread> eviction_;  // after the table: it must stop first
 };

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <cstring>
 #include <map>
@@ -14,7 +15,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/string_view.h"
-#include "tensorflow/core/lib/core/threadpool.h"
+#include "monolith/native_training/runtime/ops/file_pool.h"
 #include "tensorflow/core/platform/errors.h"
 #include "tensorflow/core/platform/logging.h"
 #include "tensorflow/core/platform/path.h"
@@ -25,7 +26,6 @@ namespace monolith_tf {
 namespace {
 
 constexpr int64_t kMaxShards = 99999;  // five digits
-constexpr int kMaxThreads = 8;
 constexpr absl::string_view kTemporaryMark = "-tmp-";
 
 struct ShardName {
@@ -215,27 +215,21 @@ Status AtomicFileSet::Publish(const std::vector<std::string>& basenames, int64_t
   return OkStatus();
 }
 
-Status RunPerShard(Env* env, int64_t nshards, const std::function<Status(int64_t)>& work) {
+Status RunPerShard(Env* /*env*/, int64_t nshards, const std::function<Status(int64_t)>& work) {
   if (nshards == 1) return work(0);
+  std::atomic<int64_t> next{0};
   mutex mu;
   Status first_error;
-  {
-    thread::ThreadPool pool(env, ThreadOptions(), "monolith_files",
-                            static_cast<int>(std::min<int64_t>(nshards, kMaxThreads)),
-                            /*low_latency_hint=*/false);
-    for (int64_t shard = 0; shard < nshards; ++shard) {
-      pool.Schedule([shard, &work, &mu, &first_error] {
-        {
-          mutex_lock lock(mu);
-          if (!first_error.ok()) return;
-        }
-        const Status status = work(shard);
-        if (status.ok()) return;
-        mutex_lock lock(mu);
-        first_error.Update(status);
-      });
-    }
-  }  // The pool's destructor waits for all work.
+  FilePool()->RunSteps(nshards, [&] {
+    const int64_t shard = next.fetch_add(1);
+    if (shard >= nshards) return false;
+    const Status status = work(shard);
+    if (status.ok()) return true;
+    mutex_lock lock(mu);
+    first_error.Update(status);
+    next.store(nshards);
+    return false;
+  });
   return first_error;
 }
 

@@ -54,8 +54,8 @@ class AtomicFileSet {
   bool published_ = false;
 };
 
-// Runs work(shard) for every shard, each in a thread of its own (at most 8 at a time), and returns
-// the first error. File work does not belong on the compute threads.
+// Runs work(shard) for every shard, in this thread and on the file pool, and returns the first
+// error. File work does not belong on the compute threads.
 Status RunPerShard(Env* env, int64_t nshards, const std::function<Status(int64_t)>& work);
 
 }  // namespace monolith_tf

@@ -15,7 +15,6 @@
 #include "tensorflow/core/platform/errors.h"
 #include "tensorflow/core/platform/logging.h"
 #include "tensorflow/core/platform/mutex.h"
-#include "tensorflow/core/platform/random.h"
 #include "tsl/lib/io/snappy/snappy_inputstream.h"
 #include "tsl/lib/io/snappy/snappy_outputbuffer.h"
 
@@ -102,11 +101,6 @@ Status WriteTable(const EmbeddingTable& table, const SaveOptions& options, int64
     }
   }
   return OkStatus();
-}
-
-void SleepRandomly(Env* env, int64_t below_ms) {
-  if (below_ms <= 0) return;
-  env->SleepForMicroseconds(static_cast<int64_t>(random::New64() % (below_ms * 1000)));
 }
 
 std::string MetaBasename(const std::string& basename) { return basename + ".meta"; }
@@ -246,7 +240,6 @@ Status SaveTable(Env* env, const EmbeddingTable& table, const std::string& basen
   TF_RETURN_IF_ERROR(ResolveNumShards(options.nshards, table.Size(), &nshards));
   AtomicFileSet files(env);
   TF_RETURN_IF_ERROR(RunPerShard(env, nshards, [&](int64_t shard) {
-    SleepRandomly(env, options.random_sleep_ms);
     std::unique_ptr<WritableFile> file;
     TF_RETURN_IF_ERROR(files.Open(ShardFileName(basename, shard, nshards), &file));
     PlainSink sink(std::move(file));
@@ -284,7 +277,6 @@ Status SaveTables(Env* env, const std::vector<NamedTable>& tables, const std::st
   TF_RETURN_IF_ERROR(ResolveNumShards(options.nshards, rows, &nshards));
   AtomicFileSet files(env);
   TF_RETURN_IF_ERROR(RunPerShard(env, nshards, [&](int64_t shard) {
-    SleepRandomly(env, options.random_sleep_ms);
     std::unique_ptr<WritableFile> data_file, meta_file;
     TF_RETURN_IF_ERROR(files.Open(ShardFileName(basename, shard, nshards), &data_file));
     TF_RETURN_IF_ERROR(

@@ -30,8 +30,7 @@ struct NamedTable {
 };
 
 struct SaveOptions {
-  int64_t nshards = -1;         // -1: by size
-  int64_t random_sleep_ms = 0;  // each file waits a random time below this first
+  int64_t nshards = -1;  // -1: by size
   ::monolith::engine::ExpiryPolicy expiry;
 };
 

@@ -23,7 +23,7 @@ constexpr int kPopulateWrite = 23;
 
 // Whether this kernel can commit pages ahead of their use.
 bool KernelPopulates() {
-  char* pages = MapPages(kHugePageBytes, 0);
+  char* pages = MapPages(kHugePageBytes, PageSize::kHuge);
   const bool populates = madvise(pages, 4096, kPopulateWrite) == 0;
   UnmapPages(pages, kHugePageBytes);
   return populates;
@@ -40,7 +40,7 @@ int64_t ResidentBytes(char* begin, int64_t bytes) {
 TEST(PagePopulatorTest, CommitsPagesAndKeepsContent) {
   if (!KernelPopulates()) GTEST_SKIP() << "MADV_POPULATE_WRITE needs Linux 5.14";
   const int64_t bytes = 4 * kHugePageBytes;
-  char* pages = MapPages(bytes, bytes);
+  char* pages = MapPages(bytes, PageSize::kSmall);
   ASSERT_NE(pages, nullptr);
   pages[5] = 7;
   PagePopulator* populator = PagePopulator::Get();
@@ -54,7 +54,7 @@ TEST(PagePopulatorTest, CommitsPagesAndKeepsContent) {
 }
 
 TEST(PagePopulatorTest, SurvivesPagesThatAreNotThere) {
-  char* pages = MapPages(kHugePageBytes, 0);
+  char* pages = MapPages(kHugePageBytes, PageSize::kHuge);
   ASSERT_NE(pages, nullptr);
   UnmapPages(pages, kHugePageBytes);
   PagePopulator::Get()->Request(pages, kHugePageBytes);
@@ -69,7 +69,7 @@ TEST(PagePopulatorTest, CancelledPagesCanBeUnmappedWhileOthersAsk) {
     threads.emplace_back([&bad] {
       PagePopulator* populator = PagePopulator::Get();
       for (int i = 0; i < 50; ++i) {
-        char* pages = MapPages(kHugePageBytes, kHugePageBytes);
+        char* pages = MapPages(kHugePageBytes, PageSize::kSmall);
         for (int64_t at = 0; at < kHugePageBytes; at += 65536)
           populator->Request(pages + at, 65536);
         std::memset(pages, i + 1, kHugePageBytes);
@@ -87,7 +87,7 @@ TEST(PagePopulatorTest, ForkedChildGoesOnWithoutIt) {
   PagePopulator::Get()->Drain();
   const pid_t child = fork();
   if (child == 0) {
-    char* pages = MapPages(kHugePageBytes, 0);
+    char* pages = MapPages(kHugePageBytes, PageSize::kHuge);
     PagePopulator::Get()->Request(pages, kHugePageBytes);
     PagePopulator::Get()->Drain();
     PagePopulator::Get()->Cancel(pages, kHugePageBytes);

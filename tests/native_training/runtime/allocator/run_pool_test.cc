@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "monolith/native_training/runtime/allocator/huge_pages.h"
-#include "monolith/native_training/runtime/hash_table/row_slab.h"
 
 namespace monolith {
 namespace engine {
@@ -93,61 +92,13 @@ TEST(RunPoolTest, RandomRunsNeverOverlap) {
 }
 
 TEST(HugePagesTest, MappingsAreAlignedAndZero) {
-  for (const int64_t small : {int64_t{0}, int64_t{1}, int64_t{100} << 20}) {
-    char* pages = MapPages(5000000, small);
+  for (const PageSize size : {PageSize::kSmall, PageSize::kHuge}) {
+    char* pages = MapPages(5000000, size);
     ASSERT_NE(pages, nullptr);
     EXPECT_EQ(reinterpret_cast<uintptr_t>(pages) % kHugePageBytes, 0u);
     EXPECT_TRUE(AllZero(pages, 5000000));
     pages[4999999] = 1;
     UnmapPages(pages, 5000000);
-  }
-}
-
-TEST(RowArenaTest, RowsAreDistinctAndStable) {
-  for (const int64_t stride : {4, 48, 144, 8192, 1 << 20}) {
-    RowArena arena(stride, 64);
-    RowSlab a(&arena), b(&arena);
-    const int64_t rows = stride > 100000 ? 40 : 3000;
-    std::map<char*, uint32_t> seen;
-    for (int64_t i = 0; i < rows; ++i) {
-      for (RowSlab* slab : {&a, &b}) {
-        const uint32_t row = slab->Allocate();
-        ASSERT_NE(row, 0u);
-        char* address = slab->Address(row);
-        std::memcpy(address, &row, 4);
-        ASSERT_TRUE(seen.emplace(address, row).second);
-      }
-    }
-    char* last = nullptr;
-    for (const auto& [address, row] : seen) {
-      ASSERT_TRUE(last == nullptr || address - last >= stride);
-      last = address;
-      uint32_t stored;
-      std::memcpy(&stored, address, 4);
-      ASSERT_EQ(stored, row);
-      ASSERT_EQ(arena.Address(row), address);
-    }
-    a.Free(5);
-    EXPECT_EQ(a.Allocate(), 5u);
-    EXPECT_EQ(a.reused(), 1);
-  }
-}
-
-// Rows of 8 MiB leave the first region of sanitizer builds and test the further ones there.
-TEST(RowArenaTest, RowsBeyondTheFirstRegion) {
-  RowArena arena(int64_t{8} << 20, 1);
-  RowSlab slab(&arena);
-  std::map<uint32_t, char*> addresses;
-  for (int i = 0; i < 100; ++i) {
-    const uint32_t row = slab.Allocate();
-    ASSERT_NE(row, 0u);
-    addresses[row] = slab.Address(row);
-    std::memcpy(addresses[row], &row, 4);
-  }
-  for (const auto& [row, address] : addresses) {
-    uint32_t stored;
-    std::memcpy(&stored, slab.Address(row), 4);
-    EXPECT_EQ(stored, row);
   }
 }
 

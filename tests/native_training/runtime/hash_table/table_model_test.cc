@@ -4,7 +4,6 @@
 #include <atomic>
 #include <chrono>
 #include <cmath>
-#include <condition_variable>
 #include <mutex>
 #include <numeric>
 #include <random>
@@ -13,7 +12,6 @@
 
 #include "monolith/native_training/runtime/concurrency/thread_pool.h"
 #include "monolith/native_training/runtime/hash_filter/sliding_hash_filter.h"
-#include "monolith/native_training/runtime/hash_table/eviction_thread.h"
 #include "tests/native_training/runtime/hash_table/table_test_util.h"
 
 namespace monolith {
@@ -448,28 +446,6 @@ TEST(TableConcurrencyTest, LoadFromSeveralThreads) {
   for (std::thread& thread : threads) thread.join();
   EXPECT_EQ(twin->Size(), 20000);
   EXPECT_EQ(Lookup(*twin, ids), Floats(40000, 1.5f));
-}
-
-TEST(EvictionThreadTest, RunsEveryPeriodAndStopsAtOnce) {
-  std::mutex mutex;
-  std::condition_variable changed;
-  int runs = 0;
-  {
-    EvictionThread thread(std::chrono::milliseconds(1), [&] {
-      std::lock_guard<std::mutex> lock(mutex);
-      ++runs;
-      changed.notify_all();
-    });
-    std::unique_lock<std::mutex> lock(mutex);
-    EXPECT_TRUE(changed.wait_for(lock, std::chrono::seconds(60), [&] { return runs >= 3; }));
-  }
-  int long_runs = 0;
-  const auto begin = std::chrono::steady_clock::now();
-  {
-    EvictionThread thread(std::chrono::hours(1), [&] { ++long_runs; });
-  }
-  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(60));
-  EXPECT_EQ(long_runs, 0);
 }
 
 }  // namespace
