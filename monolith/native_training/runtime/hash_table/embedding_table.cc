@@ -1,8 +1,10 @@
 #include "monolith/native_training/runtime/hash_table/embedding_table.h"
 
+#include <cmath>
 #include <cstdlib>
 #include <mutex>
 #include <random>
+#include <shared_mutex>
 #include <utility>
 
 namespace monolith {
@@ -86,7 +88,7 @@ Status EmbeddingTable::Reserve(int64_t rows) {
   const int64_t per_shard = static_cast<int64_t>(std::ceil(mean + 3.0 * std::sqrt(mean)));
   const WriteRoom room(&room_);
   for (const auto& shard : shards_) {
-    std::unique_lock<std::shared_mutex> lock(shard->mutex);
+    std::unique_lock<FairSharedMutex> lock(shard->mutex);
     if (!shard->index.Reserve(per_shard)) {
       return Status::ResourceExhausted("no memory for an index of " + std::to_string(rows) +
                                        " rows");
@@ -122,16 +124,15 @@ int64_t EmbeddingTable::Evict(const ExpiryPolicy& policy) {
   const int64_t newest = MaxUpdateTs();
   int64_t erased = 0;
   for (const auto& shard : shards_) {
-    std::unique_lock<std::shared_mutex> lock(shard->mutex);
-    for (int64_t i = 0; i < shard->index.num_lines(); ++i) {
-      FlatIndex::Line* line = shard->index.LineAt(i);
+    std::unique_lock<FairSharedMutex> lock(shard->mutex);
+    shard->index.ForEachLine([&](FlatIndex::Line* line) {
       for (FlatIndex::Slot& slot : line->slots) {
         if (!slot.live() || !policy.IsExpired(slot.key, slot.ts, newest)) continue;
         shard->rows.Free(slot.row);
-        shard->index.Erase(line, &slot);
+        shard->index.Erase(&slot);
         ++erased;
       }
-    }
+    });
     shard->index.Compact();
     shard->size.store(shard->index.live(), std::memory_order_relaxed);
   }
@@ -142,7 +143,7 @@ int64_t EmbeddingTable::Evict(const ExpiryPolicy& policy) {
 std::string EmbeddingTable::DebugString() const {
   int64_t size = 0, slots = 0, index_bytes = 0, reused = 0;
   for (const auto& shard : shards_) {
-    std::shared_lock<std::shared_mutex> lock(shard->mutex);
+    std::shared_lock<FairSharedMutex> lock(shard->mutex);
     size += shard->index.live();
     slots += shard->index.num_slots();
     index_bytes += shard->index.Bytes();
