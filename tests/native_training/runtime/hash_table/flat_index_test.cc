@@ -57,7 +57,9 @@ TEST(FlatIndexTest, KeysAreFoundWhileTheIndexGrowsOverManyPieces) {
     for (size_t i = 0; i < keys.size(); ++i) {
       EXPECT_EQ(shard.Find(keys[i]), 0u);
       ASSERT_TRUE(shard.Insert(keys[i], RowOf(i)));
-      if (i % 97 == 0) EXPECT_EQ(shard.Find(keys[i / 2]), RowOf(i / 2));
+      if (i % 97 == 0) {
+        EXPECT_EQ(shard.Find(keys[i / 2]), RowOf(i / 2));
+      }
     }
     for (size_t i = 0; i < keys.size(); ++i) ASSERT_EQ(shard.Find(keys[i]), RowOf(i));
     EXPECT_EQ(shard.index.live(), 60000);
@@ -91,7 +93,9 @@ TEST(FlatIndexTest, ABatchMovesNoMoreKeysInALargeTableThanInASmallOne) {
     }
     most = std::max(most, total - moved);
     moved = total;
-    if (key > 2000000) EXPECT_GE(pieces, 3 * kNumShards);
+    if (key > 2000000) {
+      EXPECT_GE(pieces, 3 * kNumShards);
+    }
   }
   EXPECT_LE(most, 5 * kPieceKeys);
   // Five times on average.
@@ -164,7 +168,9 @@ TEST(FlatIndexTest, ErasedKeysMakeRoomAndCompactGivesMemoryBack) {
   }
   // It grows again.
   for (size_t i = 0; i < keys.size(); ++i) {
-    if (i % 20 != 0) ASSERT_TRUE(shard.Insert(keys[i], RowOf(i)));
+    if (i % 20 != 0) {
+      ASSERT_TRUE(shard.Insert(keys[i], RowOf(i)));
+    }
   }
   for (size_t i = 0; i < keys.size(); ++i) ASSERT_EQ(shard.Find(keys[i]), RowOf(i)) << i;
   for (const int64_t key : keys) shard.index.Erase(shard.index.Find(HashId(key), key));
