@@ -3,7 +3,8 @@
 // Readers of the "read room" may look at everything without further locks; writers of the "write
 // room" lock what they touch among themselves. A writer that arrives closes the read room at once
 // and waits for the readers inside, which never wait for anything: so writers do not starve, and
-// there is no deadlock.
+// there is no deadlock. Who finds the read room closed waits as long as there are readers inside,
+// and so leaves the cores to them; then it goes another way.
 #ifndef MONOLITH_NATIVE_TRAINING_RUNTIME_CONCURRENCY_ROOM_LOCK_H_
 #define MONOLITH_NATIVE_TRAINING_RUNTIME_CONCURRENCY_ROOM_LOCK_H_
 
@@ -36,6 +37,16 @@ class RoomLock {
     const std::lock_guard<std::mutex> lock(mutex_);
     no_readers_.notify_all();
   }
+  // Returns when the read room is open, or a writer has got in. Not for those in a room.
+  void AwaitDecision() {
+    const auto is_decided = [this] {
+      const uint64_t people = people_.load(std::memory_order_relaxed);
+      return people < kWriter || people % kWriter == 0;
+    };
+    if (is_decided()) return;
+    std::unique_lock<std::mutex> lock(mutex_);
+    no_readers_.wait(lock, is_decided);
+  }
 
   void EnterWrite() {
     if (people_.fetch_add(kWriter, std::memory_order_acquire) % kWriter == 0) return;
@@ -44,6 +55,9 @@ class RoomLock {
                      [this] { return people_.load(std::memory_order_acquire) % kWriter == 0; });
   }
   void LeaveWrite() { people_.fetch_sub(kWriter, std::memory_order_release); }
+
+  // For one in the write room: whether others are there or want to be. A hint.
+  bool HasOtherWriters() const { return people_.load(std::memory_order_relaxed) >= 2 * kWriter; }
 
  private:
   static constexpr uint64_t kWriter = uint64_t{1} << 32;

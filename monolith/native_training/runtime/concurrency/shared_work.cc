@@ -2,7 +2,6 @@
 
 #include <chrono>
 
-#include "monolith/native_training/runtime/concurrency/cpu_placement.h"
 #include "monolith/native_training/runtime/concurrency/spin_wait.h"
 
 namespace monolith {
@@ -19,12 +18,11 @@ constexpr std::chrono::microseconds kPatience{100};
 }  // namespace
 
 SharedWork::SharedWork(const Step& step, int64_t max_helpers)
-    : step_(&step), max_helpers_(max_helpers), cpu_(CurrentCpu()) {}
+    : step_(&step), max_helpers_(max_helpers) {}
 
 void SharedWork::Help() {
   if (came_.fetch_add(1, std::memory_order_relaxed) >= max_helpers_) return;
   if (helpers_.load(std::memory_order_relaxed) >= kClosed) return;
-  if (const int cpu = cpu_.load(std::memory_order_relaxed); cpu == CurrentCpu()) LeaveCpu(cpu);
   if (helpers_.fetch_add(1, std::memory_order_acquire) < kClosed) {
     try {
       while ((*step_)()) {
@@ -43,7 +41,6 @@ void SharedWork::RunSteps(const std::function<void()>& call_helper) {
   std::chrono::microseconds patience = kPatience;
   Clock::time_point call_at = Clock::now() + patience;
   while ((*step_)()) {
-    cpu_.store(CurrentCpu(), std::memory_order_relaxed);
     if (call_helper == nullptr) continue;
     const int64_t missing = max_helpers_ - came_.load(std::memory_order_relaxed);
     if (missing <= 0 || Clock::now() < call_at) continue;

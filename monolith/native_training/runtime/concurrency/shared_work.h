@@ -55,7 +55,6 @@ class SharedWork {
   const int64_t max_helpers_;
   std::atomic<int64_t> helpers_{0};  // at work
   std::atomic<int64_t> came_{0};     // helpers so far
-  std::atomic<int> cpu_;             // of the starting thread
   std::mutex mutex_;
   std::condition_variable idle_;
   std::exception_ptr error_;

@@ -6,6 +6,7 @@
 #include <mutex>
 #include <new>
 #include <random>
+#include <shared_mutex>
 #include <utility>
 
 #include "monolith/native_training/runtime/allocator/huge_pages.h"
@@ -115,7 +116,7 @@ Status EmbeddingTable::Reserve(int64_t rows) {
   const int64_t per_shard = static_cast<int64_t>(std::ceil(mean + 3.0 * std::sqrt(mean)));
   const WriteRoom room(&room_);
   for (const auto& shard : shards_) {
-    std::unique_lock<std::shared_mutex> lock(shard->mutex);
+    std::unique_lock<FairSharedMutex> lock(shard->mutex);
     if (!shard->index.Reserve(per_shard)) {
       return Status::ResourceExhausted("no memory for an index of " + std::to_string(rows) +
                                        " rows");
@@ -151,16 +152,15 @@ int64_t EmbeddingTable::Evict(const ExpiryPolicy& policy) {
   const int64_t newest = MaxUpdateTs();
   int64_t erased = 0;
   for (const auto& shard : shards_) {
-    std::unique_lock<std::shared_mutex> lock(shard->mutex);
-    for (int64_t i = 0; i < shard->index.num_lines(); ++i) {
-      FlatIndex::Line* line = shard->index.LineAt(i);
+    std::unique_lock<FairSharedMutex> lock(shard->mutex);
+    shard->index.ForEachLine([&](FlatIndex::Line* line) {
       for (FlatIndex::Slot& slot : line->slots) {
         if (!slot.live() || !policy.IsExpired(slot.key, slot.ts, newest)) continue;
         shard->rows.Free(slot.row);
-        shard->index.Erase(line, &slot);
+        shard->index.Erase(&slot);
         ++erased;
       }
-    }
+    });
     shard->index.Compact();
     shard->size.store(shard->index.live(), std::memory_order_relaxed);
   }
@@ -172,7 +172,7 @@ TableStats EmbeddingTable::Stats() const {
   TableStats stats;
   int64_t slots = 0, untouched = 0;
   for (const auto& shard : shards_) {
-    std::shared_lock<std::shared_mutex> lock(shard->mutex);
+    std::shared_lock<FairSharedMutex> lock(shard->mutex);
     stats.size += shard->index.live();
     stats.index_memory += shard->index.Bytes();
     stats.free_rows += shard->rows.FreeRows();
@@ -182,7 +182,7 @@ TableStats EmbeddingTable::Stats() const {
   }
   {
     // Any shard's lock keeps SwapContent, which takes all of them, from exchanging these.
-    std::shared_lock<std::shared_mutex> lock(shards_[0]->mutex);
+    std::shared_lock<FairSharedMutex> lock(shards_[0]->mutex);
     // Small indexes are not in the pool, large ones only as far as they were written to.
     stats.index_memory = std::max<int64_t>(0, stats.index_memory - index_pool_->bytes_in_use()) +
                          index_pool_->bytes_held();

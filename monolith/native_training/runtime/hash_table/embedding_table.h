@@ -26,13 +26,16 @@
 //     torn row; updates of one id are serialised. A call is not a snapshot: parts of a batch are
 //     locked one after another.
 //   - Shard locks are taken in ascending order; whole-table calls take all, ascending.
-//   - Lookups while no write is under way (room_lock.h) need no shard lock and no sort
-//     (unsorted_read.h): they read ids and write vectors front to back, a tile at a time. A write
-//     that begins waits for the tiles in progress, half a millisecond. While writes are under way,
-//     lookups go shard by shard, four at most at once (batch_windows.h).
-//   - A write that finds nobody else at the table locks all shards it needs and takes some thousand
-//     ids as they come (write_stages.h). If somebody is there it sorts its ids by groups of shards
-//     and locks one group at a time, so that several writers do not wait for each other.
+//   - Lookups take ids in batch order, a tile at a time (unsorted_read.h). While no write is under
+//     way (room_lock.h) they need no shard lock. A write that begins waits for the tiles in
+//     progress, half a millisecond. While writes are under way lookups hold the shared locks of the
+//     shards of some thousand ids.
+//   - Shard locks are fair (fair_shared_mutex.h): neither lookups nor writes starve.
+//   - A write that finds no other at the table locks all shards it needs and takes some thousand
+//     ids as they come (write_stages.h). Otherwise it sorts its ids by groups of shards and locks
+//     one group at a time, so that several writers do not wait for each other.
+//   - Filters are asked before any lock is taken, and growth moves a piece of a shard's index at a
+//     time (flat_index.h): nobody waits for more than a batch of writes.
 //   - With a runner, lookups split the batch by tile and writes split it by group of shards, so no
 //     two threads touch one row, and results do not depend on the number of threads.
 //   - Duplicates of an id in one batch are applied in batch order, one after another.
@@ -47,11 +50,11 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <shared_mutex>
 #include <string>
 #include <vector>
 
 #include "monolith/native_training/runtime/allocator/run_pool.h"
+#include "monolith/native_training/runtime/concurrency/fair_shared_mutex.h"
 #include "monolith/native_training/runtime/concurrency/parallel_runner.h"
 #include "monolith/native_training/runtime/concurrency/room_lock.h"
 #include "monolith/native_training/runtime/hash_filter/occurrence_filter.h"
@@ -95,7 +98,11 @@ struct LookupRequest {
   const EmbeddingTable* table = nullptr;
   const int64_t* ids = nullptr;
   int64_t n = 0;
-  float* out = nullptr;  // n rows of table->dim() floats
+  float* out = nullptr;      // n rows of table->dim() floats
+  uint8_t* found = nullptr;  // n flags, 1 for ids that are present; null: not wanted
+
+  // The `size` ids from number `begin` on.
+  LookupRequest Part(int64_t begin, int64_t size) const;
 };
 
 struct OptimizeRequest {
@@ -160,6 +167,10 @@ class EmbeddingTable {
   // out row i = the vector of ids[i] through the retrievers, zeros where absent. Nothing is
   // inserted.
   void Lookup(const int64_t* ids, int64_t n, float* out, ParallelRunner* runner = nullptr) const;
+
+  // The same, and found[i] = 1 where ids[i] is present, else 0.
+  void Lookup(const int64_t* ids, int64_t n, float* out, uint8_t* found,
+              ParallelRunner* runner = nullptr) const;
 
   // Many lookups, of many tables, as one set of tasks.
   static void LookupMany(const LookupRequest* requests, int64_t num_requests,
@@ -263,7 +274,7 @@ class EmbeddingTable {
   struct alignas(128) Shard {
     Shard(int number, RunPool* pool, RowArena* arena, FlatIndex::View* view)
         : index(number, pool, view), rows(arena) {}
-    mutable std::shared_mutex mutex;
+    mutable FairSharedMutex mutex;
     FlatIndex index;
     RowSlab rows;
     std::atomic<int64_t> size{0};  // index.live(), readable without the lock

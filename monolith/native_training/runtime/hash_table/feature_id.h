@@ -1,10 +1,10 @@
-// Feature ids: their mixer and their slot bits.
+// Feature ids: their hashes and their slot bits.
 //
 //   v2 id   | sign (ignored) | 15-bit slot | 48-bit signature |
 //   v1 id   | 10-bit slot | 54-bit signature |
 //
-//   MixId(id)   63      58 57                32 31                       0
-//               | shard   |    filter only     |  line inside the shard  |
+//   HashId(id)   63      58 57                32 31                       0
+//                | shard   |       unused       |  line inside the shard  |
 #ifndef MONOLITH_NATIVE_TRAINING_RUNTIME_HASH_TABLE_FEATURE_ID_H_
 #define MONOLITH_NATIVE_TRAINING_RUNTIME_HASH_TABLE_FEATURE_ID_H_
 
@@ -20,18 +20,32 @@ inline int SlotIdV2(int64_t id) {
 }
 inline int SlotIdV1(int64_t id) { return static_cast<int>(static_cast<uint64_t>(id) >> 54); }
 
-// A bijection of 64-bit words without a seed, so files and behaviour are reproducible. Two
-// multiply-xorshift rounds make ids that differ only in high or only in low bits land on
-// independent shards and lines.
-inline uint64_t MixId(int64_t id) {
-  uint64_t x = static_cast<uint64_t>(id);
-  x ^= x >> 32;
-  x *= 0xd6e8feb86659fd93ull;
-  x ^= x >> 32;
-  x *= 0xd6e8feb86659fd93ull;
-  x ^= x >> 32;
-  return x;
-}
+// A bijection of 64-bit words. Two multiply-xorshift rounds make ids that differ only in high or
+// only in low bits land on independent shards and lines.
+struct IdHash {
+  uint64_t mask;
+  uint64_t factor;  // odd
+
+  uint64_t operator()(int64_t id) const {
+    uint64_t x = static_cast<uint64_t>(id) ^ mask;
+    x ^= x >> 32;
+    x *= factor;
+    x ^= x >> 32;
+    x *= 0xd6e8feb86659fd93ull;
+    x ^= x >> 32;
+    return x;
+  }
+};
+
+// The same in every process: saved filters are arrays by this hash.
+inline uint64_t MixId(int64_t id) { return IdHash{0, 0xd6e8feb86659fd93ull}(id); }
+
+// The hash of tables, drawn once in a process, so that nobody can choose ids that share a line. No
+// file depends on it, but for the order of its records. MONOLITH_TABLE_SEED fixes it. Loops keep a
+// copy, in registers.
+const IdHash& TableHash();
+
+inline uint64_t HashId(int64_t id) { return TableHash()(id); }
 
 }  // namespace engine
 }  // namespace monolith

@@ -1,9 +1,18 @@
 // The index of one shard: id -> row number and time of the last write.
 //
-//   lines, contiguous, on huge pages (run_pool.h)
-//   +--------+--------+--------+--------+--- ... ---+--------+
-//   | line 0 | line 1 | line 2 |        |           |        |
-//   +--------+--------+--------+--------+--- ... ---+--------+
+//   directory, by the top bits of the low half of the hash
+//   +------+------+------+------+
+//   | home | home | home | home |       2^depth entries; a piece has one, or 2^k neighbours
+//   +--+---+--+---+--+---+--+---+
+//      |      |      |      |
+//      v      v      +--+---+
+//   piece 0  piece 1   piece 2
+//
+//   piece: lines, contiguous, on huge pages (run_pool.h), at most kMaxPieceLines and some spare
+//   ones
+//   +--------+--------+--------+--------+--- ... ---+--------+-------+-------+
+//   | line 0 | line 1 | line 2 |        |           | line n | spare | empty |
+//   +--------+--------+--------+--------+--- ... ---+--------+-------+-------+
 //
 //   line: four slots, one 64-byte cache line
 //   +-----------------+-----------------+-----------------+-----------------+
@@ -13,37 +22,34 @@
 //
 // Empty and erased are values of `row`, so every int64 is a usable key. The key of such a slot is a
 // filler that belongs to another shard, so a probe need only compare keys: 0 in all shards but the
-// one that owns key 0 (hence fresh zero pages are an empty index there), 1 in that one.
+// one that owns key 0 (hence fresh zero pages are an empty index there).
 //
-// Home line = (low 32 hash bits * number of lines) >> 32: any number of lines works, and the map
+// Home line in a shard = (low 32 hash bits * number of lines) >> 32, where a piece that has 1/2^k
+// of the hashes and n lines counts as part of n * 2^k lines: any number of lines works, and the map
 // keeps the order of hashes, so rebuilding for growth walks both arrays front to back.
 //
 // Invariants
-//   - Probing goes line by line from the home line (wrapping) and stops at a line with an empty
-//     slot: a key is never behind such a line. Erasing leaves a tombstone unless its line has an
-//     empty slot already.
-//   - live + tombstones <= 0.82 * slots after every insert. (At 0.9 a sixth of the keys overflow
-//     their line, with runs of many lines, and that cost a third of the lookup; here it is an
-//     eighth, mostly one line away.)
-//   - The number of lines of shard s follows 1.25^(k + s/64): small steps keep the average load at
-//     0.73, 21.9 bytes per key, and a key is moved four times while the table grows. The 64 shards
-//     fill alike; the fraction s/64 spreads their growth evenly over time, so no batch pays for
-//     more than a few rebuilds.
+//   - Probing goes line by line from the home line and stops at a line with an empty slot: a key is
+//     never behind such a line. Erasing leaves a tombstone unless its line has an empty slot
+//     already. The last line of a piece is always empty, so nothing wraps.
+//   - live + tombstones <= 0.82 * slots of a piece after every insert. (At 0.9 a sixth of the keys
+//     overflow their line, with runs of many lines, and that cost a third of the lookup; here it is
+//     an eighth, mostly one line away.)
+//   - The number of lines of a piece follows 1.25^(k + phase): small steps keep the average load at
+//     0.73, 21.9 bytes per key, and a key is moved four times while the table grows. A piece that
+//     would become too large is split in two, so a rebuild takes the same fraction of a millisecond
+//     in a table of any size. Pieces fill alike; phases are spread evenly over those of all shards,
+//     and with them rebuilds and splits over time, so no batch pays for more than a few.
 //
 // Not thread-safe: the shard's lock guards it. Find and insert: one cache miss plus 0.1 (overflowed
 // lines).
 #ifndef MONOLITH_NATIVE_TRAINING_RUNTIME_HASH_TABLE_FLAT_INDEX_H_
 #define MONOLITH_NATIVE_TRAINING_RUNTIME_HASH_TABLE_FLAT_INDEX_H_
 
-#include <algorithm>
-#include <cmath>
 #include <cstdint>
-#include <cstdlib>
-#include <cstring>
-#include <utility>
+#include <vector>
 
 #include "monolith/native_training/runtime/allocator/run_pool.h"
-#include "monolith/native_training/runtime/concurrency/prefetch.h"
 #include "monolith/native_training/runtime/hash_table/feature_id.h"
 
 #if defined(__aarch64__)
@@ -63,6 +69,9 @@ class FlatIndex {
   static constexpr uint32_t kEmpty = 0;
   static constexpr uint32_t kTombstone = 0xffffffffu;
   static constexpr int kSlotsPerLine = 4;
+  static constexpr int64_t kMaxPieceLines = 4096;
+  // The end of the range of hashes inside a shard.
+  static constexpr uint64_t kHashEnd = uint64_t{1} << 32;
 
   struct Slot {
     int64_t key;
@@ -74,22 +83,27 @@ class FlatIndex {
     Slot slots[kSlotsPerLine];
   };
 
-  // Where the lines are, for batches that touch many shards. It always has a line to look at, which
-  // has no key of the shard where the index is empty.
-  struct View {
-    Line* lines;
-    uint64_t num_lines;
+  // Where the lines of a piece are.
+  struct Home {
+    uintptr_t base;  // of the piece, less the lines that the shard would have before it
+    uint64_t lines;  // that the shard would have if all its pieces were as large
+  };
+
+  // Where the lines of a shard are, for batches that touch many shards. It always has a line to
+  // look at, which has no key of the shard where the index is empty.
+  struct alignas(32) View {
+    const Home* homes;
+    uint64_t shift;  // of the low half of the hash
+    Home only;       // `homes` of an index of one piece: on the same cache line
 
     Line* HomeLine(uint64_t hash) const {
-      return lines + (((hash & 0xffffffffu) * num_lines) >> 32);
-    }
-    Line* NextLine(const Line* line) const {
-      const int64_t next = line + 1 - lines;
-      return lines + (next == static_cast<int64_t>(num_lines) ? 0 : next);
+      const uint64_t low = hash & 0xffffffffu;
+      const Home& home = homes[low >> shift];
+      return reinterpret_cast<Line*>(home.base + ((low * home.lines) >> 32) * sizeof(Line));
     }
     // The slot of `key`, or null.
     Slot* Find(uint64_t hash, int64_t key) const {
-      for (Line* line = HomeLine(hash);; line = NextLine(line)) {
+      for (Line* line = HomeLine(hash);; ++line) {
         Slot* const slot = SlotInLine(line, key);
         if (slot != nullptr || HasEmpty(line)) return slot;
       }
@@ -97,23 +111,17 @@ class FlatIndex {
   };
 
   // `view` is kept up to date; it outlives the index.
-  FlatIndex(int shard, RunPool* pool, View* view) : shard_(shard), pool_(pool), view_(view) {
-    Publish();
-  }
-  ~FlatIndex() { Release(lines_, num_lines_); }
+  FlatIndex(int shard, RunPool* pool, View* view);
+  ~FlatIndex();
   FlatIndex(const FlatIndex&) = delete;
   FlatIndex& operator=(const FlatIndex&) = delete;
 
   int64_t live() const { return live_; }
-  int64_t num_lines() const { return num_lines_; }
   int64_t num_slots() const { return num_lines_ * kSlotsPerLine; }
-  int64_t tombstones() const { return tombstones_; }
-
-  int64_t HomeLine(uint32_t hash) const {
-    return static_cast<int64_t>((uint64_t{hash} * static_cast<uint64_t>(num_lines_)) >> 32);
-  }
-  int64_t NextLine(int64_t line) const { return line + 1 == num_lines_ ? 0 : line + 1; }
-  Line* LineAt(int64_t line) const { return lines_ + line; }
+  int64_t num_pieces() const { return static_cast<int64_t>(pieces_.size()); }
+  // Keys that were moved for growth so far.
+  int64_t moved() const { return moved_; }
+  int64_t Bytes() const;
 
   // The row of `key` in this line, 0 if it is not here. Masks, not selects: which slot matches is
   // unpredictable, and compilers make branches of selects between loaded values.
@@ -161,180 +169,135 @@ class FlatIndex {
            (s[3].row == kEmpty);
   }
 
-  // Continues a search at `line`; returns null when the key is absent. Needs num_lines() > 0.
-  Slot* FindFrom(int64_t line, int64_t key) const {
-    for (int64_t visited = 0; visited < num_lines_; ++visited) {
-      Slot* slot = SlotInLine(LineAt(line), key);
-      if (slot != nullptr || HasEmpty(LineAt(line))) return slot;
-      line = NextLine(line);
-    }
-    return nullptr;
-  }
-  Slot* Find(uint32_t hash, int64_t key) const {
-    return num_lines_ == 0 ? nullptr : FindFrom(HomeLine(hash), key);
-  }
+  Slot* Find(uint64_t hash, int64_t key) const { return view_->Find(hash, key); }
 
-  // Makes room for one more key, growing if needed. False: out of memory, nothing changed.
-  bool MakeRoom() {
-    if ((live_ + tombstones_ + 1) * 50 <= num_slots() * 41) return true;
-    // Many tombstones: the same size is enough once they are gone.
-    if ((live_ + 1) * 3 <= num_slots() * 2) return Rebuild(num_lines_);
-    const int64_t target = num_lines_ < 64 ? 2 * num_lines_ : num_lines_ + num_lines_ / 8;
-    return Rebuild(ScheduledLines(std::max<int64_t>(target, 1)));
+  // Makes room for one more key with this hash, growing if needed. False: out of memory, nothing
+  // changed.
+  bool MakeRoom(uint64_t hash) {
+    const Piece& piece = PieceOf(hash);
+    return HasRoom(piece) || Grow(hash);
   }
 
   // The slot of `key`, or, not live, the one for Fill() to put it in: one probe answers both. After
-  // MakeRoom().
-  Slot* FindOrFree(uint32_t hash, int64_t key) {
+  // MakeRoom(). Null: out of memory.
+  Slot* FindOrFree(uint64_t hash, int64_t key) {
     Slot* free = nullptr;
-    for (int64_t line = HomeLine(hash);; line = NextLine(line)) {
-      Line* const at = LineAt(line);
-      Slot* const slot = SlotInLine(at, key);
+    for (Line* line = view_->HomeLine(hash);; ++line) {
+      Slot* const slot = SlotInLine(line, key);
       if (slot != nullptr) return slot;
-      if (free == nullptr) free = FreeInLine(at);
-      if (HasEmpty(at)) return free;
+      if (free == nullptr) free = FreeInLine(line);
+      if (!HasEmpty(line)) continue;
+      if (free < LastLine(PieceOf(hash))->slots) return free;
+      return AddSpareLines(hash) ? FindOrFree(hash, key) : nullptr;
     }
   }
-  void Fill(Slot* slot, int64_t key, uint32_t row, uint32_t ts) {
-    if (slot->row == kTombstone) --tombstones_;
+  void Fill(uint64_t hash, Slot* slot, int64_t key, uint32_t row, uint32_t ts) {
+    Piece* const piece = &PieceOf(hash);
+    if (slot->row == kTombstone) --piece->tombstones;
     *slot = {key, row, ts};
+    ++piece->live;
     ++live_;
   }
 
-  // `slot` is live and inside line `line`.
-  void Erase(Line* line, Slot* slot) {
-    const bool has_empty = HasEmpty(line);
-    slot->key = Filler();
-    slot->row = has_empty ? kEmpty : kTombstone;
-    if (!has_empty) ++tombstones_;
-    --live_;
-  }
-  void Erase(Slot* slot) {
-    // Lines are 64-byte aligned.
-    const uintptr_t line = reinterpret_cast<uintptr_t>(slot) & ~uintptr_t{63};
-    Erase(reinterpret_cast<Line*>(line), slot);
+  // `slot` is live.
+  void Erase(Slot* slot);
+
+  // Room for `keys` keys without further growth. False: out of memory, no key is lost.
+  bool Reserve(int64_t keys);
+
+  // Gives tombstones, and lines that are not needed any more, back after many erasures. Where there
+  // is no memory for that, things stay as they are.
+  void Compact();
+
+  void Swap(FlatIndex* other);
+
+  // Calls visit(line) for every line.
+  template <typename Visitor>
+  void ForEachLine(Visitor visit) {
+    for (const Piece& piece : pieces_) {
+      for (int64_t i = 0; i < piece.num_lines + piece.spare_lines; ++i) visit(piece.lines + i);
+    }
   }
 
-  // Room for `keys` keys without further growth. False: out of memory, nothing changed.
-  bool Reserve(int64_t keys) {
-    const int64_t lines = (keys * 25 + 81) / 82;
-    return lines <= num_lines_ || Rebuild(ScheduledLines(lines));
+  // Calls visit(slot, hash) once for every key whose 32-bit hash is in [begin, end). Keys lie at or
+  // behind their home line, in the same run of full lines; home lines ascend with the hash. So the
+  // walk starts at the home of `begin` and ends at the first line with an empty slot at or behind
+  // the home of `end` - 1, in each piece.
+  template <typename Visitor>
+  void VisitHashRange(uint64_t begin, uint64_t end, Visitor visit) const {
+    const IdHash hash_of = TableHash();
+    while (begin < end) {
+      const Piece& piece = PieceOf(begin);
+      const uint64_t piece_end = uint64_t{piece.prefix + 1} << (32 - piece.depth);
+      const uint64_t stop = piece_end < end ? piece_end : end;
+      const Line* const last_home = view_->HomeLine(stop - 1);
+      for (const Line* line = view_->HomeLine(begin);; ++line) {
+        for (const Slot& slot : line->slots) {
+          if (!slot.live()) continue;
+          const uint64_t hash = hash_of(slot.key) & 0xffffffffu;
+          if (hash >= begin && hash < stop) visit(slot, static_cast<uint32_t>(hash));
+        }
+        if (line >= last_home && HasEmpty(line)) break;
+      }
+      begin = stop;
+    }
   }
-
-  // Gives tombstones back after many erasures.
-  void Compact() {
-    if (tombstones_ * 8 > num_slots()) Rebuild(num_lines_);
-  }
-
-  void Swap(FlatIndex* other) {
-    std::swap(pool_, other->pool_);
-    std::swap(lines_, other->lines_);
-    std::swap(num_lines_, other->num_lines_);
-    std::swap(live_, other->live_);
-    std::swap(tombstones_, other->tombstones_);
-    Publish();
-    other->Publish();
-  }
-
-  int64_t Bytes() const { return num_lines_ * static_cast<int64_t>(sizeof(Line)); }
 
  private:
-  // Smaller indexes come from malloc.
-  static constexpr int64_t kMinPooledBytes = 4096;
-  static constexpr double kGrowth = 1.25;
-  static constexpr int64_t kRebuildAhead = 16;
-  static constexpr int64_t kClearLines = 64;
+  // The keys whose hashes, in their low half, begin with the `depth` bits of `prefix`.
+  struct Piece {
+    Line* lines = nullptr;
+    int64_t num_lines = 0;    // 0: none, spare ones neither
+    int64_t spare_lines = 0;  // behind them; the last one stays empty
+    int64_t live = 0;
+    int64_t tombstones = 0;
+    uint64_t prefix = 0;
+    int depth = 0;
+  };
 
-  // The smallest number of lines of this shard's schedule that is >= lines.
-  int64_t ScheduledLines(int64_t lines) const {
-    const double phase = static_cast<double>(shard_) / kNumShards;
-    const double k = std::ceil(std::log(static_cast<double>(lines)) / std::log(kGrowth) - phase);
-    const double scheduled = std::pow(kGrowth, std::max(k, 0.0) + phase);
-    return std::max(lines, static_cast<int64_t>(std::ceil(scheduled)));
+  static bool HasRoom(const Piece& piece) {
+    return (piece.live + piece.tombstones + 1) * 50 <= piece.num_lines * kSlotsPerLine * 41;
+  }
+  static Line* LastLine(const Piece& piece) {
+    return piece.lines + piece.num_lines + piece.spare_lines - 1;
+  }
+  const Piece& PieceOf(uint64_t hash) const {
+    return pieces_[piece_of_[(hash & 0xffffffffu) >> (32 - depth_)]];
+  }
+  Piece& PieceOf(uint64_t hash) {
+    return pieces_[piece_of_[(hash & 0xffffffffu) >> (32 - depth_)]];
   }
 
-  // The key of slots without a row: one of another shard.
-  int64_t Filler() const { return shard_ == ShardOf(MixId(0)) ? 1 : 0; }
+  bool Grow(uint64_t hash);
+  bool AddSpareLines(uint64_t hash);
+  int64_t ScheduledLines(const Piece& piece, int64_t lines) const;
+  // Replaces the lines of a piece. False: out of memory, nothing changed.
+  bool Rebuild(Piece* piece, int64_t num_lines, int64_t spare_lines);
+  // Makes two of a piece, which keeps its number for the lower half.
+  bool Split(uint32_t number);
+  void DoubleDirectory();
 
-  // Memory of unspecified content, or null.
-  Line* Acquire(int64_t lines) {
-    const int64_t bytes = lines * static_cast<int64_t>(sizeof(Line));
-    return reinterpret_cast<Line*>(bytes >= kMinPooledBytes
-                                       ? pool_->Allocate(bytes)
-                                       : static_cast<char*>(std::aligned_alloc(64, bytes)));
-  }
-
-  void Clear(int64_t begin, int64_t end) {
-    std::memset(static_cast<void*>(lines_ + begin), 0, (end - begin) * sizeof(Line));
-    const int64_t filler = Filler();
-    if (filler == 0) return;
-    for (int64_t i = begin; i < end; ++i) {
-      for (Slot& slot : lines_[i].slots) slot.key = filler;
-    }
-  }
-
-  void Release(Line* memory, int64_t lines) {
-    const int64_t bytes = lines * static_cast<int64_t>(sizeof(Line));
-    if (bytes >= kMinPooledBytes) {
-      pool_->Free(reinterpret_cast<char*>(memory), bytes);
-    } else {
-      std::free(memory);
-    }
-  }
-
-  // Home lines keep the order of hashes, so both arrays are walked front to back. The new one is
-  // cleared a page ahead of the keys: it passes through the cache once, and fresh pages are written
-  // before they are read, which saves a page fault each.
-  __attribute__((noinline)) bool Rebuild(int64_t new_lines) {
-    // An index that has no keys yet is only made room for: memory comes as they do.
-    const int64_t bytes = new_lines * static_cast<int64_t>(sizeof(Line));
-    const bool zeros = live_ == 0 && Filler() == 0 && bytes >= kMinPooledBytes;
-    Line* fresh = zeros ? reinterpret_cast<Line*>(pool_->AllocateZeros(bytes)) : Acquire(new_lines);
-    if (fresh == nullptr) return false;
-    Line* const old = std::exchange(lines_, fresh);
-    const int64_t old_lines = std::exchange(num_lines_, new_lines);
-    live_ = tombstones_ = 0;
-    int64_t cleared = zeros ? new_lines : 0;
-    const auto clear_from = [&](int64_t line) {
-      const int64_t end = std::min(new_lines, line + kClearLines);
-      Clear(std::exchange(cleared, end), end);
-    };
-    for (int64_t i = 0; i < old_lines; ++i) {
-      concurrency::PrefetchForRead(old + i + kRebuildAhead);
-      for (const Slot& slot : old[i].slots) {
-        if (!slot.live()) continue;
-        Slot* to = nullptr;
-        for (int64_t line = HomeLine(static_cast<uint32_t>(MixId(slot.key)));;
-             line = NextLine(line)) {
-          if (line >= cleared) clear_from(line);
-          to = FreeInLine(lines_ + line);
-          if (to != nullptr) break;
-        }
-        *to = slot;
-        ++live_;
-      }
-    }
-    if (cleared < new_lines) clear_from(new_lines);
-    Publish();
-    Release(old, old_lines);
-    return true;
-  }
-
-  void Publish() {
-    const int64_t filler = Filler();
-    // Nothing is ever found there, hence nothing written.
-    static Line no_keys[2] = {{}, {{{1, 0, 0}, {1, 0, 0}, {1, 0, 0}, {1, 0, 0}}}};
-    *view_ = num_lines_ == 0 ? View{&no_keys[filler], 1}
-                             : View{lines_, static_cast<uint64_t>(num_lines_)};
-  }
+  // Gives `to` its lines, spare ones as many as it takes, and those keys of `from` that are its
+  // own. False: out of memory, `to` has no lines.
+  bool Build(const Piece& from, Piece* to);
+  bool Move(const Piece& from, Piece* to) const;
+  Line* Acquire(int64_t lines);
+  void Release(const Piece& piece);
+  Home HomeOf(const Piece& piece) const;
+  // Tells readers where the lines of a piece are, or those of all.
+  void Publish(const Piece& piece);
+  void PublishAll();
 
   int shard_;
   RunPool* pool_;
   View* view_;
-  Line* lines_ = nullptr;
+  int depth_ = 0;
+  std::vector<Piece> pieces_;
+  std::vector<uint32_t> piece_of_;  // 2^depth numbers of pieces
+  std::vector<Home> homes_;         // 2^depth, none for depth 0
   int64_t num_lines_ = 0;
   int64_t live_ = 0;
-  int64_t tombstones_ = 0;
+  int64_t moved_ = 0;
 };
 
 }  // namespace engine

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <vector>
 
 #include "monolith/native_training/runtime/hash_table/feature_id.h"
 #include "monolith/native_training/runtime/hash_table/flat_index.h"
@@ -24,11 +23,12 @@ inline void GroupPositions(const int64_t* ids, int64_t n, int group_bits, uint8_
                            uint32_t* positions, ShardOffsets& offsets) {
   const int num_groups = 1 << group_bits;
   const int shift = kShardBits - group_bits;
+  const IdHash hash = TableHash();
   if (num_groups == 2) {
     // One pass, from both ends, without counting first: this is what two threads wait for.
     int64_t low = 0, high = n - 1;
     for (int64_t i = 0; i < n; ++i) {
-      const int64_t group = ShardOf(MixId(ids[i])) >> shift;
+      const int64_t group = ShardOf(hash(ids[i])) >> shift;
       positions[low] = positions[high] = static_cast<uint32_t>(i);
       low += 1 - group;
       high -= group;
@@ -41,7 +41,7 @@ inline void GroupPositions(const int64_t* ids, int64_t n, int group_bits, uint8_
   }
   uint32_t next[kNumShards] = {};
   for (int64_t i = 0; i < n; ++i) {
-    const int group = ShardOf(MixId(ids[i])) >> shift;
+    const int group = ShardOf(hash(ids[i])) >> shift;
     groups[i] = static_cast<uint8_t>(group);
     ++next[group];
   }
@@ -54,21 +54,6 @@ inline void GroupPositions(const int64_t* ids, int64_t n, int group_bits, uint8_
   offsets[num_groups] = sum;
   for (int64_t i = 0; i < n; ++i) positions[next[groups[i]]++] = static_cast<uint32_t>(i);
 }
-
-// A tile's positions by group, in memory that is reused from call to call.
-struct GroupedTile {
-  std::vector<uint8_t> groups;
-  std::vector<uint32_t> positions;
-  ShardOffsets offsets;
-
-  void Group(const int64_t* ids, int64_t n, int group_bits) {
-    if (static_cast<int64_t>(positions.size()) < n) {
-      groups.resize(n);
-      positions.resize(n);
-    }
-    GroupPositions(ids, n, group_bits, groups.data(), positions.data(), offsets);
-  }
-};
 
 }  // namespace engine
 }  // namespace monolith

@@ -1,11 +1,14 @@
 // Reading batches: Lookup, LookupMany, LookupEntries, Contains.
 #include <cstring>
 #include <shared_mutex>
+#include <string>
+#include <vector>
 
-#include "monolith/native_training/runtime/hash_table/batch_windows.h"
+#include "monolith/native_training/runtime/hash_table/batch_tiles.h"
 #include "monolith/native_training/runtime/hash_table/compressors.h"
 #include "monolith/native_training/runtime/hash_table/embedding_table.h"
 #include "monolith/native_training/runtime/hash_table/retrievers.h"
+#include "monolith/native_training/runtime/hash_table/shard_locks.h"
 #include "monolith/native_training/runtime/hash_table/table_internals.h"
 #include "monolith/native_training/runtime/hash_table/unsorted_read.h"
 
@@ -17,82 +20,19 @@ namespace {
 constexpr int64_t kMinUnitIds = 1024;
 constexpr int64_t kUnitsPerThread = 4;
 
-// Locking and probing shared by all readers. `Derived` prefetches in PrefetchRow(row) what it will
-// need, and writes the result of an id in FinishRow(position, row) or FinishAbsent(position).
-template <typename Derived>
-class ReadStages {
- public:
-  explicit ReadStages(const EmbeddingTable* table) : shards_(TableInternals::Shards(*table)) {}
+// Ids that are read under shard locks at once: writers wait for some ten microseconds.
+constexpr int64_t kLockedIds = 2048;
 
-  void Fetch(Window* window) {
-    const TableInternals::Shard& shard = *shards_[window->shard];
-    if (window->first) shard.mutex.lock_shared();
-    if (shard.index.num_lines() == 0) return;
-    for (int j = 0; j < window->count; ++j) {
-      concurrency::PrefetchForRead(shard.index.LineAt(shard.index.HomeLine(window->hashes[j])));
-    }
-  }
-
-  void Probe(Window* window) {
-    const TableInternals::Shard& shard = *shards_[window->shard];
-    window->num_pending = 0;
-    if (shard.index.num_lines() == 0) {
-      std::fill(window->rows, window->rows + window->count, nullptr);
-      return;
-    }
-    const RowArena::View rows = shard.rows.view();
-    for (int j = 0; j < window->count; ++j) {
-      const FlatIndex::Line* line = shard.index.LineAt(shard.index.HomeLine(window->hashes[j]));
-      const uint32_t row = FlatIndex::RowInLine(line, window->keys[j]);
-      if (row != 0) {
-        window->rows[j] = rows.Address(row);
-        derived()->PrefetchRow(window->rows[j]);
-        continue;
-      }
-      window->rows[j] = nullptr;
-      if (FlatIndex::HasEmpty(line)) continue;
-      PrefetchOverflow(line);
-      window->pending[window->num_pending++] = j;
-    }
-  }
-
-  void Resolve(Window* window) {
-    const TableInternals::Shard& shard = *shards_[window->shard];
-    for (int k = 0; k < window->num_pending; ++k) {
-      const int j = window->pending[k];
-      const FlatIndex::Slot* slot = shard.index.Find(window->hashes[j], window->keys[j]);
-      if (slot == nullptr) continue;
-      window->rows[j] = shard.rows.Address(slot->row);
-      derived()->PrefetchRow(window->rows[j]);
-    }
-  }
-
-  void Finish(Window* window) {
-    for (int j = 0; j < window->count; ++j) {
-      const int64_t position = window->positions[j];
-      if (window->rows[j] != nullptr) {
-        derived()->FinishRow(position, window->rows[j]);
-      } else {
-        derived()->FinishAbsent(position);
-      }
-    }
-    if (window->last) shards_[window->shard]->mutex.unlock_shared();
-  }
-
- private:
-  Derived* derived() { return static_cast<Derived*>(this); }
-
-  const std::vector<std::unique_ptr<TableInternals::Shard>>& shards_;
-};
+// What a read does with the row of an id: see UnsortedRead.
 
 // Copies raw float rows. kDim > 0: a dimension known to the compiler.
 template <int kDim>
-class CopyStages : public ReadStages<CopyStages<kDim>> {
+class CopyStages {
  public:
   static constexpr bool kCopiesRowZero = true;
 
-  CopyStages(const EmbeddingTable* table, float* out)
-      : ReadStages<CopyStages<kDim>>(table), dim_(table->dim()), out_(out) {}
+  explicit CopyStages(const LookupRequest& request)
+      : dim_(request.table->dim()), out_(request.out) {}
 
   void PrefetchRow(const char* row) const { PrefetchBytes<0>(row, 4 * dim()); }
 
@@ -109,16 +49,15 @@ class CopyStages : public ReadStages<CopyStages<kDim>> {
 };
 
 // Any other row: retrievers of TRAINING rows, codes of SERVING rows.
-class RetrieveStages : public ReadStages<RetrieveStages> {
+class RetrieveStages {
  public:
   static constexpr bool kCopiesRowZero = false;
 
-  RetrieveStages(const EmbeddingTable* table, float* out)
-      : ReadStages<RetrieveStages>(table),
-        layout_(table->layout()),
+  explicit RetrieveStages(const LookupRequest& request)
+      : layout_(request.table->layout()),
         read_bytes_(layout_.serving() ? layout_.row_bytes : 4 * layout_.dim),
-        out_(out) {
-    const int64_t step = TableInternals::LastGlobalStep(*table);
+        out_(request.out) {
+    const int64_t step = TableInternals::LastGlobalStep(*request.table);
     for (const Segment& segment : layout_.segments) {
       scales_.push_back(segment.retriever == RetrieverKind::kHashNet
                             ? HashNetScale(segment.compressor, step)
@@ -149,18 +88,37 @@ class RetrieveStages : public ReadStages<RetrieveStages> {
   std::vector<float> scales_;
 };
 
-class ContainsStages : public ReadStages<ContainsStages> {
+class ContainsStages {
  public:
   static constexpr bool kCopiesRowZero = false;
 
-  ContainsStages(const EmbeddingTable* table, uint8_t* found)
-      : ReadStages<ContainsStages>(table), found_(found) {}
+  explicit ContainsStages(const LookupRequest& request) : found_(request.found) {}
   void PrefetchRow(const char*) const {}
   void FinishRow(int64_t position, const char*) const { found_[position] = 1; }
   void FinishAbsent(int64_t position) const { found_[position] = 0; }
 
  private:
   uint8_t* const found_;
+};
+
+// Says of each id whether it is there, too.
+template <typename Stages>
+class FoundStages : public Stages {
+ public:
+  static constexpr bool kCopiesRowZero = false;
+
+  explicit FoundStages(const LookupRequest& request) : Stages(request), contains_(request) {}
+  void FinishRow(int64_t position, const char* row) const {
+    Stages::FinishRow(position, row);
+    contains_.FinishRow(position, row);
+  }
+  void FinishAbsent(int64_t position) const {
+    Stages::FinishAbsent(position);
+    contains_.FinishAbsent(position);
+  }
+
+ private:
+  const ContainsStages contains_;
 };
 
 // What a read of `table` looks at first. Inlined by force: GCC drops calls of functions that only
@@ -174,47 +132,70 @@ __attribute__((always_inline)) inline void PrefetchTable(const EmbeddingTable& t
 }
 
 template <typename Stages>
-void ReadSorted(const int64_t* ids, int64_t n, Stages stages) {
-  thread_local GroupedTile by_shard;
-  by_shard.Group(ids, n, kShardBits);
-  RunWindows(ids, by_shard, &stages);
+using OpenTiles = std::vector<typename UnsortedRead<Stages>::Tile>;
+
+// Adds the ids of `request`, whose shards nobody changes meanwhile.
+template <typename Stages>
+void AddTile(const LookupRequest& request, OpenTiles<Stages>* tiles) {
+  const RowArena::View rows = TableInternals::Arena(*request.table).view();
+  const Stages stages(request);
+  if (rows.Address(0) == nullptr) {  // an arena without any memory
+    for (int64_t i = 0; i < request.n; ++i) stages.FinishAbsent(i);
+    return;
+  }
+  tiles->push_back({TableInternals::Views(*request.table), rows, request.ids, request.n, stages});
+}
+
+// Reads a tile of a table that others write to: as much as they can wait for at a time.
+template <typename Stages>
+void ReadLocked(const LookupRequest& request) {
+  OpenTiles<Stages> tile;
+  for (int64_t begin = 0; begin < request.n; begin += kLockedIds) {
+    const LookupRequest part = request.Part(begin, std::min(kLockedIds, request.n - begin));
+    const uint64_t shards = part.n >= 4 * kNumShards
+                                ? ShardRange(0, kNumShards)
+                                : ShardsOfIds(part.n, [&](int64_t i) { return part.ids[i]; });
+    const SharedShardLocks locks(TableInternals::Shards(*request.table), shards);
+    tile.clear();
+    AddTile<Stages>(part, &tile);
+    UnsortedRead<Stages>::Run(tile);
+  }
 }
 
 // Reads tiles, of kTileIds ids in all at most: in the read rooms of the tables that nobody writes
-// to, shard by shard in the others.
-template <typename Stages, typename Request>
-void ReadTiles(const Request* tiles, int64_t num_tiles) {
-  using Read = UnsortedRead<Stages>;
-  std::vector<typename Read::Tile> open;
-  std::vector<const Request*> busy;
+// to, under shard locks in the others.
+template <typename Stages>
+void ReadTiles(const LookupRequest* tiles, int64_t num_tiles) {
+  OpenTiles<Stages> open;
+  std::vector<const LookupRequest*> busy;
   open.reserve(num_tiles);
   for (int64_t i = 0; i < num_tiles; ++i) PrefetchTable(*tiles[i].table);
+  // Before any room is entered: those inside never wait.
+  for (int64_t i = 0; i < num_tiles; ++i) TableInternals::Room(*tiles[i].table)->AwaitDecision();
   {
     ReadRooms rooms(num_tiles);
-    for (const Request* tile = tiles; tile < tiles + num_tiles; ++tile) {
-      const EmbeddingTable& table = *tile->table;
-      const bool entered = rooms.TryEnter(TableInternals::Room(table));
-      const RowArena::View rows = entered ? TableInternals::Arena(table).view() : RowArena::View{};
-      if (rows.base == nullptr) {  // not entered, or an arena that got no memory
+    for (const LookupRequest* tile = tiles; tile < tiles + num_tiles; ++tile) {
+      if (rooms.TryEnter(TableInternals::Room(*tile->table))) {
+        AddTile<Stages>(*tile, &open);
+      } else {
         busy.push_back(tile);
-        continue;
       }
-      open.push_back(
-          {TableInternals::Views(table), rows, tile->ids, tile->n, Stages(tile->table, tile->out)});
     }
-    Read::Run(open);
+    UnsortedRead<Stages>::Run(open);
   }
-  for (const Request* tile : busy) {
-    ReadSorted(tile->ids, tile->n, Stages(tile->table, tile->out));
-  }
+  for (const LookupRequest* tile : busy) ReadLocked<Stages>(*tile);
 }
 
 using ReadFunction = void (*)(const LookupRequest* tiles, int64_t num_tiles);
 
-// The lookup that is compiled for the rows of `table`.
-ReadFunction ReadFunctionOf(const EmbeddingTable& table) {
-  if (!table.layout().all_raw) return ReadTiles<RetrieveStages>;
-  switch (table.dim()) {
+// The lookup that is compiled for the rows of a table.
+ReadFunction ReadFunctionOf(const LookupRequest& request) {
+  const bool raw = request.table->layout().all_raw;
+  if (request.found != nullptr) {
+    return raw ? ReadTiles<FoundStages<CopyStages<0>>> : ReadTiles<FoundStages<RetrieveStages>>;
+  }
+  if (!raw) return ReadTiles<RetrieveStages>;
+  switch (request.table->dim()) {
     case 1:
       return ReadTiles<CopyStages<1>>;
     case 4:
@@ -235,17 +216,28 @@ ReadFunction ReadFunctionOf(const EmbeddingTable& table) {
 // Neighbours of one kind go through one pipeline.
 void LookupTiles(const LookupRequest* tiles, int64_t num_tiles) {
   for (int64_t begin = 0, end = 0; begin < num_tiles; begin = end) {
-    const ReadFunction read = ReadFunctionOf(*tiles[begin].table);
-    while (end < num_tiles && ReadFunctionOf(*tiles[end].table) == read) ++end;
+    const ReadFunction read = ReadFunctionOf(tiles[begin]);
+    while (end < num_tiles && ReadFunctionOf(tiles[end]) == read) ++end;
     read(tiles + begin, end - begin);
   }
 }
 
 }  // namespace
 
+LookupRequest LookupRequest::Part(int64_t begin, int64_t size) const {
+  return {table, ids + begin, size, out == nullptr ? nullptr : out + begin * table->dim(),
+          found == nullptr ? nullptr : found + begin};
+}
+
 void EmbeddingTable::Lookup(const int64_t* ids, int64_t n, float* out,
                             ParallelRunner* runner) const {
   const LookupRequest request{this, ids, n, out};
+  LookupMany(&request, 1, runner);
+}
+
+void EmbeddingTable::Lookup(const int64_t* ids, int64_t n, float* out, uint8_t* found,
+                            ParallelRunner* runner) const {
+  const LookupRequest request{this, ids, n, out, found};
   LookupMany(&request, 1, runner);
 }
 
@@ -274,8 +266,7 @@ void EmbeddingTable::LookupMany(const LookupRequest* requests, int64_t num_reque
         scratch.units.push_back(static_cast<int64_t>(scratch.tiles.size()));
       }
       const int64_t size = std::min(request.n - begin, unit_room);
-      scratch.tiles.push_back(
-          {request.table, request.ids + begin, size, request.out + begin * dim});
+      scratch.tiles.push_back(request.Part(begin, size));
       begin += size;
       remaining -= size;
       unit_room -= size;
@@ -294,14 +285,9 @@ void EmbeddingTable::LookupMany(const LookupRequest* requests, int64_t num_reque
 }
 
 void EmbeddingTable::Contains(const int64_t* ids, int64_t n, uint8_t* found) const {
-  struct Request {
-    const EmbeddingTable* table;
-    const int64_t* ids;
-    int64_t n;
-    uint8_t* out;
-  };
   for (int64_t begin = 0; begin < n; begin += kTileIds) {
-    const Request tile{this, ids + begin, std::min(kTileIds, n - begin), found + begin};
+    const LookupRequest tile{this, ids + begin, std::min(kTileIds, n - begin), nullptr,
+                             found + begin};
     ReadTiles<ContainsStages>(&tile, 1);
   }
 }
@@ -314,10 +300,10 @@ Status EmbeddingTable::LookupEntries(const int64_t* ids, int64_t n,
   entries->assign(n, std::string());
   std::string record(codec_.max_record_bytes(), '\0');
   for (int64_t i = 0; i < n; ++i) {
-    const uint64_t hash = MixId(ids[i]);
+    const uint64_t hash = HashId(ids[i]);
     const Shard& shard = *shards_[ShardOf(hash)];
-    std::shared_lock<std::shared_mutex> lock(shard.mutex);
-    const FlatIndex::Slot* slot = shard.index.Find(static_cast<uint32_t>(hash), ids[i]);
+    std::shared_lock<FairSharedMutex> lock(shard.mutex);
+    const FlatIndex::Slot* slot = shard.index.Find(hash, ids[i]);
     if (slot == nullptr) continue;
     const int64_t size =
         codec_.Encode(ids[i], shard.rows.Address(slot->row), slot->ts, false, &record[0]);

@@ -14,29 +14,7 @@ namespace monolith {
 namespace engine {
 namespace {
 
-constexpr uint64_t kHashEnd = uint64_t{1} << 32;
-
-// Calls visit(slot, hash) once for every row of the index whose 32-bit hash is in [begin, end).
-// Keys lie at or behind their home line, in the same run of full lines; home lines ascend with the
-// hash. So the walk starts at the home of `begin` and ends at the first line with an empty slot at
-// or behind the home of `end` - 1.
-template <typename Visitor>
-void VisitHashRange(const FlatIndex& index, uint64_t begin, uint64_t end, Visitor visit) {
-  if (index.num_lines() == 0 || begin >= end) return;
-  const int64_t last_home = index.HomeLine(static_cast<uint32_t>(end - 1));
-  const int64_t first_home = index.HomeLine(static_cast<uint32_t>(begin));
-  for (int64_t walked = 0; walked < index.num_lines(); ++walked) {
-    const int64_t line = (first_home + walked) % index.num_lines();
-    bool has_empty = false;
-    for (const FlatIndex::Slot& slot : index.LineAt(line)->slots) {
-      has_empty |= slot.row == FlatIndex::kEmpty;
-      if (!slot.live()) continue;
-      const uint64_t hash = static_cast<uint32_t>(MixId(slot.key));
-      if (hash >= begin && hash < end) visit(slot, static_cast<uint32_t>(hash));
-    }
-    if (has_empty && first_home + walked >= last_home) return;
-  }
-}
+constexpr uint64_t kHashEnd = FlatIndex::kHashEnd;
 
 // A width of hash range that holds about `rows` of the shard's rows.
 uint64_t RangeFor(int64_t rows, int64_t shard_rows) {
@@ -73,12 +51,12 @@ Status EmbeddingTable::SaveShard(int shard_index, const ExpiryPolicy* policy, in
   const int64_t newest = MaxUpdateTs();
   const int64_t max_bytes = codec_.max_record_bytes() + kRecordHeaderBytes + kRecordFooterBytes;
   const int64_t header = framed ? kRecordHeaderBytes : 0;
-  std::shared_lock<std::shared_mutex> lock(shard.mutex);
+  std::shared_lock<FairSharedMutex> lock(shard.mutex);
   const uint64_t begin = cursor->next_hash;
   const int64_t page_rows = std::max<int64_t>(1, target_bytes / max_bytes);
   const uint64_t end = std::min(kHashEnd, begin + RangeFor(page_rows, shard.index.live()));
   size_t used = out->size();
-  VisitHashRange(shard.index, begin, end, [&](const FlatIndex::Slot& slot, uint32_t) {
+  shard.index.VisitHashRange(begin, end, [&](const FlatIndex::Slot& slot, uint32_t) {
     if (policy != nullptr && policy->IsExpired(slot.key, slot.ts, newest)) return;
     if (out->size() < used + max_bytes) out->resize(std::max(2 * out->size(), used + max_bytes));
     char* at = &(*out)[used];
@@ -121,12 +99,12 @@ Status EmbeddingTable::SavePage(int64_t part, int64_t num_parts, int64_t limit, 
   entries->clear();
   while (part + at.ordinal * num_parts < kNumShards) {
     const Shard& shard = *shards_[part + at.ordinal * num_parts];
-    std::shared_lock<std::shared_mutex> lock(shard.mutex);
+    std::shared_lock<FairSharedMutex> lock(shard.mutex);
     while (at.hash < kHashEnd && static_cast<int64_t>(entries->size()) < limit) {
       const int64_t wanted = limit - static_cast<int64_t>(entries->size());
       const uint64_t end = std::min(kHashEnd, at.hash + RangeFor(wanted, shard.index.live()));
       found.clear();
-      VisitHashRange(shard.index, at.hash, end, [&](const FlatIndex::Slot& slot, uint32_t hash) {
+      shard.index.VisitHashRange(at.hash, end, [&](const FlatIndex::Slot& slot, uint32_t hash) {
         found.push_back({hash, slot.key, slot.row, slot.ts});
       });
       std::sort(found.begin(), found.end(), [](const Found& a, const Found& b) {

@@ -174,10 +174,10 @@ Status EmbeddingTable::Reinitialize(const int64_t* ids, int64_t n, int64_t now, 
 void EmbeddingTable::Erase(const int64_t* ids, int64_t n) {
   const WriteRoom room(&room_);
   for (int64_t i = 0; i < n; ++i) {
-    const uint64_t hash = MixId(ids[i]);
+    const uint64_t hash = HashId(ids[i]);
     Shard& shard = *shards_[ShardOf(hash)];
-    std::unique_lock<std::shared_mutex> lock(shard.mutex);
-    FlatIndex::Slot* slot = shard.index.Find(static_cast<uint32_t>(hash), ids[i]);
+    std::unique_lock<FairSharedMutex> lock(shard.mutex);
+    FlatIndex::Slot* slot = shard.index.Find(hash, ids[i]);
     if (slot == nullptr) continue;
     shard.rows.Free(slot->row);
     shard.index.Erase(slot);

@@ -1,4 +1,5 @@
-// Reading ids in batch order, in the read room of their tables: no shard lock, no sort.
+// Reading ids in batch order. The caller is in the read rooms of their tables, or holds the locks
+// of their shards.
 //
 //   ids of one table after another   . . . . . . . . . . . . . . . . . . . . .
 //                                        ^           ^           ^
@@ -40,7 +41,7 @@ namespace engine {
 template <typename Stages>
 class UnsortedRead {
  public:
-  // The ids of one table, 1 to 2^32 of them. The arena has memory.
+  // The ids of one table, 1 to 2^32 of them. The arena has a row 0.
   struct Tile {
     const FlatIndex::View* views;
     RowArena::View rows;
@@ -151,6 +152,7 @@ class UnsortedRead {
     const Cursor probe = kProbe ? probe_ : Cursor{tiles_};
     const Cursor finish = kFinish ? finish_ : Cursor{tiles_};
 
+    const IdHash hash_of = TableHash();
     const FlatIndex::View* const views = fetch.tile->views;
     const int64_t* const fetch_ids = fetch.tile->ids + fetch.position;
 
@@ -160,13 +162,13 @@ class UnsortedRead {
     const Place place = static_cast<Place>(probe.tile - tiles_) << 32 | probe.position;
     Waiting* __restrict waiting = queue_->waiting.data() + num_waiting_;
 
-    const char* const row_zero = finish.tile->rows.base;
+    const char* const row_zero = finish.tile->rows.Address(0);
     LocalStages finish_stages = finish.tile->stages;
     const int64_t finish_position = finish.position;
 
     for (int64_t i = 0; i < steps; ++i) {
       if (kFetch) {
-        const uint64_t hash = MixId(fetch_ids[i]);
+        const uint64_t hash = hash_of(fetch_ids[i]);
         const FlatIndex::Line* const line = views[ShardOf(hash)].HomeLine(hash);
         lines_[(step + i) % kRing] = line;
         concurrency::PrefetchForRead(line);
@@ -215,7 +217,7 @@ class UnsortedRead {
       *found = {address, waiting.place};
       found += row != 0;
       const bool goes_on = (row == 0) & !FlatIndex::HasEmpty(waiting.line);
-      const FlatIndex::Line* const next = tile.views[ShardOf(MixId(id))].NextLine(waiting.line);
+      const FlatIndex::Line* const next = waiting.line + 1;
       concurrency::PrefetchForRead(goes_on ? next : waiting.line);
       *again = {next, waiting.place};
       again += goes_on;

@@ -15,7 +15,6 @@ namespace {
 
 // Batches below this run in the calling thread: handing them out costs more than it saves.
 constexpr int64_t kMinParallelIds = 1024;
-constexpr int64_t kMaxStreamedBytes = int64_t{512} << 10;
 // Scratch above this many entries is given back after the batch.
 constexpr size_t kMaxKeptEntries = size_t{4} << 20;
 
@@ -164,7 +163,7 @@ class DedupScratch {
   }
 
   void Add(int64_t key, const float* __restrict value, int64_t dim) {
-    size_t at = MixId(key) & (buckets_.size() - 1);
+    size_t at = HashId(key) & (buckets_.size() - 1);
     while (buckets_[at] != 0 && keys_[buckets_[at] - 1] != key) {
       at = (at + 1) & (buckets_.size() - 1);
     }
@@ -249,40 +248,6 @@ bool RunNextBlock(PlanScratch* plan) {
   return true;
 }
 
-// Brings the values of a tile into the second-level cache front to back, because they are then
-// visited in shard order.
-void StreamValues(const WriteTile& tile, int64_t dim) {
-  if (tile.values == nullptr) return;
-  const char* at = reinterpret_cast<const char*>(tile.values);
-  const char* end = at + std::min<int64_t>(4 * dim * tile.n, kMaxStreamedBytes);
-  for (; at < end; at += 64) __builtin_prefetch(at, 0, 2);
-}
-
-// One thread, no dedup: in the order of the batch where nobody is in the way. Else a tile is
-// split, and others wait for a group of shards only; threads begin at different ones.
-void RunTileByTile(const PlannedWrite& write) {
-  static std::atomic<int> num_threads{0};
-  thread_local const int thread_number = num_threads.fetch_add(1, std::memory_order_relaxed);
-  thread_local GroupedTile grouped;
-  const RowLayout& layout = write.job->table->layout();
-  for (const WriteTile& tile : write.tiles) {
-    const int64_t done = WriteStages(write.job, tile).TryRun();
-    if (done == tile.n) continue;
-    const WriteTile rest = tile.Rest(done, layout);
-    StreamValues(rest, layout.dim);
-    const int bits = GroupBits(rest.n, rest.n, 1, false);
-    const int groups = 1 << bits;
-    grouped.Group(rest.ids, rest.n, bits);
-    WriteStages stages(write.job, rest);
-    for (int i = 0; i < groups; ++i) {
-      const int g = (i + 3 * thread_number) % groups;
-      const uint32_t from = grouped.offsets[g];
-      stages.Run(grouped.positions.data() + from, grouped.offsets[g + 1] - from,
-                 FirstShard(g, bits), FirstShard(g + 1, bits));
-    }
-  }
-}
-
 // The write rooms of all tables of a batch. A table that comes twice is entered twice, which is
 // harmless.
 class WriteRooms {
@@ -292,6 +257,14 @@ class WriteRooms {
   }
   ~WriteRooms() {
     for (const PlannedWrite& write : writes_) TableInternals::Room(*write.job->table)->LeaveWrite();
+  }
+  WriteRooms(const WriteRooms&) = delete;
+  WriteRooms& operator=(const WriteRooms&) = delete;
+
+  bool HaveOthers() const {
+    return std::any_of(writes_.begin(), writes_.end(), [](const PlannedWrite& write) {
+      return TableInternals::Room(*write.job->table)->HasOtherWriters();
+    });
   }
 
  private:
@@ -376,8 +349,11 @@ void RunWrites(const std::vector<PlannedWrite>& writes, ParallelRunner* runner) 
   if (total == 0) return;
   const WriteRooms rooms(writes);
   const int threads = runner == nullptr || total < kMinParallelIds ? 1 : runner->NumThreads();
-  if (threads == 1 && !any_dedup) {
-    for (const PlannedWrite& write : writes) RunTileByTile(write);
+  if (threads == 1 && !any_dedup && !rooms.HaveOthers()) {
+    // In the order of the batch, which is faster.
+    for (const PlannedWrite& write : writes) {
+      for (const WriteTile& tile : write.tiles) WriteStages(write.job, tile).RunAll(0, kNumShards);
+    }
     return;
   }
 

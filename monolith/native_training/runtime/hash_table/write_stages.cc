@@ -6,10 +6,12 @@
 #include <new>
 
 #include "monolith/native_training/runtime/hash_table/compressors.h"
+#include "monolith/native_training/runtime/hash_table/filter_rounds.h"
 #include "monolith/native_training/runtime/hash_table/initializers.h"
 #include "monolith/native_training/runtime/hash_table/optimizers.h"
 #include "monolith/native_training/runtime/hash_table/retrievers.h"
 #include "monolith/native_training/runtime/hash_table/row_kernels.h"
+#include "monolith/native_training/runtime/hash_table/shard_locks.h"
 
 namespace monolith {
 namespace engine {
@@ -30,50 +32,6 @@ std::vector<float>* ThreadVector(int64_t dim) {
   if (static_cast<int64_t>(vector.size()) < dim) vector.resize(dim);
   return &vector;
 }
-
-// The exclusive locks of some of a table's shards, taken in ascending order. Bit s of `wanted`
-// stands for shard s.
-class ShardLocks {
- public:
-  using Shards = std::vector<std::unique_ptr<TableInternals::Shard>>;
-
-  explicit ShardLocks(const Shards& shards) : shards_(shards) {}
-  ~ShardLocks() { Unlock(); }
-  ShardLocks(const ShardLocks&) = delete;
-  ShardLocks& operator=(const ShardLocks&) = delete;
-
-  void Lock(uint64_t wanted) {
-    for (; wanted != 0; wanted &= wanted - 1) {
-      shards_[__builtin_ctzll(wanted)]->mutex.lock();
-      held_ |= wanted & -wanted;
-    }
-  }
-  // False: somebody has one of them, and none is held.
-  bool TryLock(uint64_t wanted) {
-    for (; wanted != 0; wanted &= wanted - 1) {
-      if (!shards_[__builtin_ctzll(wanted)]->mutex.try_lock()) {
-        Unlock();
-        return false;
-      }
-      held_ |= wanted & -wanted;
-    }
-    return true;
-  }
-
- private:
-  static_assert(kNumShards == 64, "one bit each");
-
-  void Unlock() {
-    for (; held_ != 0; held_ &= held_ - 1) {
-      TableInternals::Shard& shard = *shards_[__builtin_ctzll(held_)];
-      shard.size.store(shard.index.live(), std::memory_order_relaxed);
-      shard.mutex.unlock();
-    }
-  }
-
-  const Shards& shards_;
-  uint64_t held_ = 0;
-};
 
 // Values and accumulators are all there is in a row.
 bool IsPlainAdagrad(const Segment& segment, const RowLayout& layout) {
@@ -103,18 +61,6 @@ struct PickedIds {
 };
 
 }  // namespace
-
-WriteTile WriteTile::Rest(int64_t count, const RowLayout& layout) const {
-  WriteTile rest = *this;
-  rest.n -= count;
-  if (ids != nullptr) rest.ids += count;
-  if (values != nullptr) rest.values += count * layout.dim;
-  if (counts != nullptr) rest.counts += count;
-  if (existed != nullptr) rest.existed += count;
-  if (load_rows != nullptr) rest.load_rows += count * layout.stride;
-  if (load_ts != nullptr) rest.load_ts += count;
-  return rest;
-}
 
 bool IsZeroVector(const float* values, int64_t dim) {
   float sum = 0.0f;
@@ -164,24 +110,8 @@ int64_t WriteStages::LockedIds() const {
 
 template <typename Ids>
 uint64_t WriteStages::ShardsOf(const Ids& ids, int64_t n, int begin, int end) const {
-  if (job_->mode != WriteMode::kLoad && n >= 4 * (end - begin)) {
-    return (~uint64_t{0} >> (kNumShards - (end - begin))) << begin;
-  }
-  uint64_t shards = 0;
-  for (int64_t i = 0; i < n; ++i) shards |= uint64_t{1} << ShardOf(MixId(ids.key(i)));
-  return shards;
-}
-
-int64_t WriteStages::TryRun() {
-  const int64_t step = LockedIds();
-  for (int64_t begin = 0; begin < tile_.n; begin += step) {
-    const int64_t n = std::min(step, tile_.n - begin);
-    const TileIds ids{tile_.ids, begin};
-    ShardLocks locks(shards_);
-    if (!locks.TryLock(ShardsOf(ids, n, 0, kNumShards))) return begin;
-    RunLocked(ids, n);
-  }
-  return tile_.n;
+  if (job_->mode != WriteMode::kLoad && n >= 4 * (end - begin)) return ShardRange(begin, end);
+  return ShardsOfIds(n, [&ids](int64_t i) { return ids.key(i); });
 }
 
 void WriteStages::Run(const uint32_t* positions, int64_t n, int shard_begin, int shard_end) {
@@ -197,11 +127,41 @@ void WriteStages::RunInSteps(Ids ids, int64_t n, int shard_begin, int shard_end)
   const int64_t step = LockedIds();
   for (int64_t begin = 0; begin < n; begin += step) {
     const int64_t count = std::min(step, n - begin);
-    ShardLocks locks(shards_);
-    locks.Lock(ShardsOf(ids, count, shard_begin, shard_end));
+    const uint64_t shards = ShardsOf(ids, count, shard_begin, shard_end);
+    if (job_->filter != nullptr) Admit(ids, count, shards);
+    const ShardLocks locks(shards_, shards);
     RunLocked(ids, count);
     ids.Skip(count);
   }
+}
+
+template <typename Ids>
+void WriteStages::Admit(const Ids& ids, int64_t n, uint64_t shards) {
+  thread_local FilterRounds rounds;
+  rounds.Clear(n);
+  {
+    constexpr int64_t kAhead = 12;
+    const IdHash hash_of = TableHash();
+    const FlatIndex::View* const views = TableInternals::Views(*job_->table);
+    const auto prefetch = [&](int64_t i) {
+      const uint64_t hash = hash_of(ids.key(i));
+      concurrency::PrefetchForRead(views[ShardOf(hash)].HomeLine(hash));
+    };
+    const SharedShardLocks locks(shards_, shards);
+    for (int64_t i = 0; i < std::min(kAhead, n); ++i) prefetch(i);
+    for (int64_t i = 0; i < n; ++i) {
+      if (i + kAhead < n) prefetch(i + kAhead);
+      const int64_t key = ids.key(i);
+      const uint64_t hash = hash_of(key);
+      const bool present = views[ShardOf(hash)].Find(hash, key) != nullptr;
+      // With skip_zero_embedding an id of the batch may erase its row.
+      if (!present || skip_zero_) rounds.Add(i, key, hash, present);
+    }
+  }
+  dropped_ = rounds.Ask(
+      job_->filter,
+      [&](int64_t i) { return tile_.counts == nullptr ? 1 : tile_.counts[ids.position(i)]; },
+      [&](int64_t i) { return skip_zero_ && IsZeroVector(Values(ids.position(i)), layout_.dim); });
 }
 
 // Any write, through Finish.
@@ -265,7 +225,7 @@ class WriteStages::AdagradFinisher {
     const FlatIndex::View* const views = TableInternals::Views(*stages_->job_->table);
     for (int64_t i = 0; i < n; ++i) {
       if (!HasNonFinite(values_ + ids.position(i) * kDim, kDim)) continue;
-      const uint64_t hash = MixId(ids.key(i));
+      const uint64_t hash = HashId(ids.key(i));
       stages_->nonfinite_ += views[ShardOf(hash)].Find(hash, ids.key(i)) != nullptr;
     }
   }
@@ -308,6 +268,7 @@ __attribute__((noinline)) void WriteStages::RunPipeline(const Ids& all_ids, int6
   constexpr int64_t kStep = Finisher::kIds;
   constexpr bool kAny = Finisher::kRowBytes == 0;  // write, row size and mode
   const Ids ids = all_ids;
+  const IdHash hash_of = TableHash();
   const FlatIndex::View* const views = TableInternals::Views(*job_->table);
   const RowArena::View arena = TableInternals::Arena(*job_->table).view();
   const int64_t row_bytes = kAny ? std::min<int64_t>(layout_.row_bytes, 512) : Finisher::kRowBytes;
@@ -331,7 +292,7 @@ __attribute__((noinline)) void WriteStages::RunPipeline(const Ids& all_ids, int6
 
   const auto fetch = [&](int64_t i) {
     const int64_t key = ids.key(i);
-    const uint64_t hash = MixId(key);
+    const uint64_t hash = hash_of(key);
     keys[i % kRing] = key;
     hashes[i % kRing] = hash;
     concurrency::PrefetchForWrite(views[ShardOf(hash)].HomeLine(hash));
@@ -361,7 +322,8 @@ __attribute__((noinline)) void WriteStages::RunPipeline(const Ids& all_ids, int6
     FlatIndex::Slot* const slot = skip ? nullptr : views[ShardOf(hash)].Find(hash, keys[i % kRing]);
     if (slot != nullptr) return take(i, slot);
     uint8_t is_fresh = 0;
-    rows[i % kRing] = Resolve(keys[i % kRing], hash, ids.position(i), &is_fresh);
+    const bool dropped = dropped_ != nullptr && dropped_[i] != 0;
+    rows[i % kRing] = Resolve(keys[i % kRing], hash, ids.position(i), dropped, &is_fresh);
     fresh[i % kRing] = is_fresh;
     if (!skip || erased_row_ == nullptr) return;
     // Earlier occurrences of the id, not finished yet, have lost their row.
@@ -395,29 +357,25 @@ __attribute__((noinline)) void WriteStages::RunPipeline(const Ids& all_ids, int6
 }
 
 // Makes the row of an id that is absent, or that may have to be. Null: there shall be none.
-char* WriteStages::Resolve(int64_t key, uint64_t hash, int64_t position, uint8_t* fresh) {
+char* WriteStages::Resolve(int64_t key, uint64_t hash, int64_t position, bool dropped,
+                           uint8_t* fresh) {
   Shard* const shard = shards_[ShardOf(hash)].get();
-  const uint32_t low_hash = static_cast<uint32_t>(hash);
-  if (skip_zero_ && EraseIfZero(shard, key, low_hash, position)) return nullptr;
-  if (job_->filter != nullptr && (!skip_zero_ || shard->index.Find(low_hash, key) == nullptr)) {
-    const uint32_t count = tile_.counts == nullptr ? 1 : tile_.counts[position];
-    uint8_t dropped = 0;
-    job_->filter->Filter(&key, &count, 1, true, &dropped);
-    if (dropped != 0) {
-      ++filtered_;
-      return nullptr;
-    }
+  if (skip_zero_ && EraseIfZero(shard, key, hash, position)) return nullptr;
+  if (dropped && (!skip_zero_ || shard->index.Find(hash, key) == nullptr)) {
+    ++filtered_;
+    return nullptr;
   }
-  return FindOrInsert(shard, key, low_hash, Timestamp(position), fresh);
+  return FindOrInsert(shard, key, hash, Timestamp(position), fresh);
 }
 
-char* WriteStages::FindOrInsert(Shard* shard, int64_t key, uint32_t hash, uint32_t ts,
+char* WriteStages::FindOrInsert(Shard* shard, int64_t key, uint64_t hash, uint32_t ts,
                                 uint8_t* fresh) {
-  if (!shard->index.MakeRoom()) {
+  FlatIndex::Slot* const slot =
+      shard->index.MakeRoom(hash) ? shard->index.FindOrFree(hash, key) : nullptr;
+  if (slot == nullptr) {
     OutOfMemory();
     return nullptr;
   }
-  FlatIndex::Slot* slot = shard->index.FindOrFree(hash, key);
   if (slot->live()) {
     slot->ts = ts;
   } else {
@@ -426,7 +384,7 @@ char* WriteStages::FindOrInsert(Shard* shard, int64_t key, uint32_t hash, uint32
       OutOfMemory();
       return nullptr;
     }
-    shard->index.Fill(slot, key, row, ts);
+    shard->index.Fill(hash, slot, key, row, ts);
     *fresh = 1;
   }
   char* const row = shard->rows.Address(slot->row);
@@ -434,7 +392,7 @@ char* WriteStages::FindOrInsert(Shard* shard, int64_t key, uint32_t hash, uint32
   return row;
 }
 
-bool WriteStages::EraseIfZero(Shard* shard, int64_t key, uint32_t hash, int64_t position) {
+bool WriteStages::EraseIfZero(Shard* shard, int64_t key, uint64_t hash, int64_t position) {
   if (!IsZeroVector(Values(position), layout_.dim)) return false;
   FlatIndex::Slot* slot = shard->index.Find(hash, key);
   if (slot != nullptr) {

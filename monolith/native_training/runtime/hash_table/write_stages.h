@@ -6,11 +6,13 @@
 //
 //   Fetch    prefetch the home line of the index, and values that are not read front to back
 //   Probe    look into it, prefetch the row
-//   Resolve  ids that are not in their home line: overflowed, or absent: filter, insert
+//   Resolve  ids that are not in their home line: overflowed, or absent: insert
 //   Finish   assign or optimise: a few ids at a time, or the one row at once where that is inlined
 //
 // They advance together, one id at a time, so that memory is busy while optimizers compute: windows
 // of 32 ids sorted by shard, each stage a burst of prefetches, took twice as long.
+//
+// A filter is asked beforehand, with all ids that are absent, while no lock is held: see Admit.
 #ifndef MONOLITH_NATIVE_TRAINING_RUNTIME_HASH_TABLE_WRITE_STAGES_H_
 #define MONOLITH_NATIVE_TRAINING_RUNTIME_HASH_TABLE_WRITE_STAGES_H_
 
@@ -18,7 +20,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "monolith/native_training/runtime/hash_table/batch_windows.h"
+#include "monolith/native_training/runtime/hash_table/batch_tiles.h"
 #include "monolith/native_training/runtime/hash_table/embedding_table.h"
 #include "monolith/native_training/runtime/hash_table/table_internals.h"
 
@@ -57,9 +59,6 @@ struct WriteTile {
   int32_t* existed = nullptr;         // kReinitialize
   const char* load_rows = nullptr;    // kLoad: stride bytes per position
   const uint32_t* load_ts = nullptr;  // kLoad
-
-  // Without its first `count` ids.
-  WriteTile Rest(int64_t count, const RowLayout& layout) const;
 };
 
 // The sum of squares is below the smallest normal float.
@@ -71,10 +70,6 @@ class WriteStages {
   WriteStages(WriteJob* job, const WriteTile& tile);
   // Reports touched ids; no lock is held any more.
   ~WriteStages();
-
-  // Applies the ids of the tile in order, as long as nobody else is at their shards, some thousand
-  // at a time. Returns how many it has applied.
-  int64_t TryRun();
 
   // Applies the ids at n positions of the tile, all in the shards [shard_begin, shard_end), in
   // order. Waits for others.
@@ -116,6 +111,11 @@ class WriteStages {
   uint64_t ShardsOf(const Ids& ids, int64_t n, int begin, int end) const;
   template <typename Ids>
   void RunInSteps(Ids ids, int64_t n, int shard_begin, int shard_end);
+  // Asks the filter which of n ids may get rows, as if each were offered when its turn comes, and
+  // remembers for Resolve which may not. Ids that are there, and those that get in, are offered no
+  // more. What others insert meanwhile is there, and is not dropped.
+  template <typename Ids>
+  void Admit(const Ids& ids, int64_t n, uint64_t shards);
   const float* Values(int64_t position) const { return tile_.values + position * layout_.dim; }
   uint32_t Timestamp(int64_t position) const {
     return tile_.load_ts == nullptr ? job_->ts : tile_.load_ts[position];
@@ -124,9 +124,9 @@ class WriteStages {
   void RunLocked(const Ids& ids, int64_t n);
   template <typename Ids, typename Finisher>
   void RunPipeline(const Ids& ids, int64_t n, Finisher finish);
-  char* Resolve(int64_t key, uint64_t hash, int64_t position, uint8_t* fresh);
-  char* FindOrInsert(Shard* shard, int64_t key, uint32_t hash, uint32_t ts, uint8_t* fresh);
-  bool EraseIfZero(Shard* shard, int64_t key, uint32_t hash, int64_t position);
+  char* Resolve(int64_t key, uint64_t hash, int64_t position, bool dropped, uint8_t* fresh);
+  char* FindOrInsert(Shard* shard, int64_t key, uint64_t hash, uint32_t ts, uint8_t* fresh);
+  bool EraseIfZero(Shard* shard, int64_t key, uint64_t hash, int64_t position);
   void OutOfMemory() { job_->out_of_memory.store(true, std::memory_order_relaxed); }
   void Finish(const Item* items, int count);
   void InitializeRow(int64_t id, char* row);
@@ -143,8 +143,9 @@ class WriteStages {
   const char* const values_begin_;
   const bool skip_zero_;
   const bool report_touched_;
-  const bool plain_adagrad_;    // see AdagradFinisher
-  char* erased_row_ = nullptr;  // by the last Resolve
+  const bool plain_adagrad_;          // see AdagradFinisher
+  const uint8_t* dropped_ = nullptr;  // by number of the id in the step; null: no filter
+  char* erased_row_ = nullptr;        // by the last Resolve
   int64_t filtered_ = 0;
   int64_t nonfinite_ = 0;
 };

@@ -40,6 +40,44 @@ TEST(RoomLockTest, WritersShareTheirRoom) {
   EXPECT_FALSE(ReadRooms(1).TryEnter(&lock));
 }
 
+// Who comes while a writer waits leaves the cores to the readers it waits for.
+TEST(RoomLockTest, AClosedRoomIsDecidedWhenItsReadersAreGone) {
+  RoomLock lock;
+  lock.AwaitDecision();  // open
+  ASSERT_TRUE(lock.TryEnterRead());
+  lock.AwaitDecision();  // still open
+  std::thread writer([&] { lock.EnterWrite(); });
+  while (lock.TryEnterRead()) {
+    lock.LeaveRead();
+    std::this_thread::yield();
+  }
+  std::atomic<bool> left{false};
+  bool left_before = false;
+  std::thread reader([&] {
+    lock.AwaitDecision();
+    left_before = left;
+  });
+  left = true;
+  lock.LeaveRead();
+  reader.join();
+  EXPECT_TRUE(left_before);
+  writer.join();
+  lock.AwaitDecision();  // the writer is in
+  EXPECT_FALSE(lock.TryEnterRead());
+  lock.LeaveWrite();
+}
+
+TEST(RoomLockTest, WritersKnowOfEachOther) {
+  RoomLock lock;
+  const WriteRoom one(&lock);
+  EXPECT_FALSE(lock.HasOtherWriters());
+  {
+    const WriteRoom two(&lock);
+    EXPECT_TRUE(lock.HasOtherWriters());
+  }
+  EXPECT_FALSE(lock.HasOtherWriters());
+}
+
 TEST(RoomLockTest, ReadersAndWritersNeverMeet) {
   RoomLock lock;
   std::atomic<int> readers{0}, writers{0}, meetings{0};

@@ -11,6 +11,18 @@ namespace monolith {
 namespace engine {
 namespace {
 
+struct GroupedTile {
+  std::vector<uint8_t> groups;
+  std::vector<uint32_t> positions;
+  ShardOffsets offsets;
+
+  void Group(const int64_t* ids, int64_t n, int group_bits) {
+    groups.resize(n);
+    positions.resize(n);
+    GroupPositions(ids, n, group_bits, groups.data(), positions.data(), offsets);
+  }
+};
+
 TEST(ShardGroupsTest, FirstShardsDivideAllShards) {
   for (int bits = 0; bits <= kShardBits; ++bits) {
     EXPECT_EQ(FirstShard(0, bits), 0);
@@ -22,7 +34,7 @@ TEST(ShardGroupsTest, FirstShardsDivideAllShards) {
 
 TEST(ShardGroupsTest, EveryPositionIsInTheGroupOfItsShardInOrder) {
   std::mt19937_64 random(1);
-  GroupedTile tile;  // reused, also for fewer ids than before
+  GroupedTile tile;
   for (const int64_t n : {4097, 0, 1, 2, 3, 500}) {
     std::vector<int64_t> ids(n);
     for (int64_t& id : ids) id = static_cast<int64_t>(random());
@@ -43,7 +55,7 @@ TEST(ShardGroupsTest, EveryPositionIsInTheGroupOfItsShardInOrder) {
           EXPECT_FALSE(seen[position]);
           seen[position] = true;
           EXPECT_TRUE(i == tile.offsets[g] || position > tile.positions[i - 1]);
-          const int shard = ShardOf(MixId(ids[position]));
+          const int shard = ShardOf(HashId(ids[position]));
           EXPECT_GE(shard, FirstShard(g, bits));
           EXPECT_LT(shard, FirstShard(g + 1, bits));
         }
@@ -56,7 +68,7 @@ TEST(ShardGroupsTest, AllIdsInOneGroup) {
   const std::vector<int64_t> ids(100, 7);
   GroupedTile tile;
   tile.Group(ids.data(), 100, 1);
-  const int group = ShardOf(MixId(7)) / (kNumShards / 2);
+  const int group = ShardOf(HashId(7)) / (kNumShards / 2);
   EXPECT_EQ(tile.offsets[group + 1] - tile.offsets[group], 100u);
   for (uint32_t i = 0; i < 100; ++i) EXPECT_EQ(tile.positions[i], i);
 }

@@ -208,7 +208,7 @@ TEST(TableSaveTest, LoadingOneShardDoesNotWaitForAnother) {
   std::future<bool> loaded;
   {
     // In the same group of shards, whatever their number.
-    const std::unique_lock<std::shared_mutex> other(TableInternals::Shards(*twin)[0]->mutex);
+    const std::unique_lock<FairSharedMutex> other(TableInternals::Shards(*twin)[0]->mutex);
     loaded =
         std::async(std::launch::async, [&] { return LoadAll(twin.get(), records, &stats).ok(); });
     EXPECT_EQ(loaded.wait_for(std::chrono::seconds(60)), std::future_status::ready);
