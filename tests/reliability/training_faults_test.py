@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pathlib
 import random
 import signal
 import socket
@@ -75,6 +76,10 @@ class _Training:
   def log(self, role):
     with open(self._log_path(role), errors="replace") as f:
       return f.read()
+
+  def registered(self, server_type):
+    folder = os.path.join(self.flags["discovery_dir"], server_type)
+    return [pathlib.Path(folder, name).read_text() for name in os.listdir(folder)]
 
   def saved_step(self):
     checkpoint = tf.train.latest_checkpoint(self.model_dir)
@@ -206,6 +211,54 @@ class TrainingFaultsTest(tf.test.TestCase):
     training.wait()
 
     self.assertGreaterEqual(training.saved_step(), 40)
+
+
+  def test_servers_that_start_after_the_chief_cost_no_pause(self):
+    cluster = {
+      role: [f"127.0.0.1:{get_free_port()}"] for role in ("ps", "worker")
+    }
+    configs = {
+      role: json.dumps({"cluster": cluster, "task": {"type": role, "index": 0}})
+      for role in cluster
+    }
+    training = self._training(num_ps=1, max_steps=20, retry_wait_secs=2 * _TIMEOUT_SECS)
+    training.start(("worker", 0), tf_config=configs["worker"])
+    wait_until(
+      lambda: f"{cluster['ps'][0]} is unreachable" in training.log(("worker", 0)), _TIMEOUT_SECS
+    )
+
+    training.start(("ps", 0), tf_config=configs["ps"])
+    # A pause would be longer than this waits.
+    training.wait()
+
+    self.assertEqual(training.saved_step(), 20)
+
+  def test_processes_started_again_after_the_end_are_content(self):
+    training = self._training(num_ps=1, num_workers=2, max_steps=20)
+    training.start_all()
+    training.wait()
+
+    for role in (("worker", 0), ("worker", 1)):
+      training.start(role, lost_servers_secs=2)
+    training.wait()
+
+    for role in (("worker", 0), ("worker", 1)):
+      self.assertIn("is finished and its servers have ended", training.log(role))
+
+  def test_chief_started_again_without_servers_says_who_is_missing(self):
+    training = self._training(num_ps=2, max_steps=100000)
+    training.start_all()
+    training.wait_for_step(20)
+    for role in training.roles():
+      training.kill(role)
+
+    training.start(("worker", 0), lost_servers_secs=2)
+    code = training.processes["worker", 0].wait(timeout=_TIMEOUT_SECS)
+
+    self.assertNotEqual(code, 0)
+    addrs = training.registered("ps")
+    self.assertLen(addrs, 2)
+    self.assertIn(f"{','.join(sorted(addrs))} is unreachable since", training.log(("worker", 0)))
 
 
 class BadClusterTest(tf.test.TestCase):
