@@ -81,6 +81,7 @@ from monolith.native_training.training_server import (
   _prepare_server,
   _save_debugging_info,
   _shutdown_ps,
+  prescribes_addrs,
   start_server,
 )
 
@@ -302,7 +303,10 @@ class _WorkerLoop:
     self.is_over = False
 
   def run(self) -> tf.estimator.Estimator | None:
-    """Trains until it succeeds, fails for good, or may not retry any more."""
+    """Trains until it succeeds, fails for good, or may not retry any more.
+
+    An error while a server is lost is an interruption, whatever its type.
+    """
     try:
       return self._run()
     except training_run.TrainingIsOver:
@@ -326,7 +330,9 @@ class _WorkerLoop:
       attempt_start = time.monotonic()
       try:
         return self._train_once()
-      except _RETRYABLE_ERRORS as e:
+      except (tf.errors.OpError, NodeAliveCheckerError) as e:
+        if not isinstance(e, _RETRYABLE_ERRORS) and not self._has_lost_server():
+          raise
         self._metrics.emit_counter("worker_failover_cnt", 1)
         if isinstance(e, NodeAliveCheckerError):
           logging.warning("Training was interrupted: %s", e)
@@ -350,6 +356,20 @@ class _WorkerLoop:
             )  # fmt: skip
             raise
         logging.info("Trying again on %s", self.cluster)
+
+  def _has_lost_server(self) -> bool:
+    """Tells whether the cluster is not any more what the last attempt found.
+
+    Whoever talks to a server that dies may get another error than the server's absence: the error
+    of an op that was cancelled, or that missed what the server held.
+    """
+    cluster = self._found[0]
+    if _get_blocked_addrs(cluster):
+      return True
+    if prescribes_addrs(self._discovery):
+      return False
+    known = self._discovery.query(utils.PS_JOB_NAME).values()
+    return not set(cluster[utils.PS_JOB_NAME]).issubset(known)
 
   def _find_cluster(self) -> bool:
     """Returns whether the cluster is another one than before."""
