@@ -202,7 +202,8 @@ class SyncHooksTest(tf.test.TestCase):
 
       # The chief recovers.
       sess.run(tf.compat.v1.local_variables_initializer())
-      hook.after_run(run_context, None)
+      with mock.patch.object(sync_hooks, "_ALIVE_SECONDS", 3600):
+        hook.after_run(run_context, None)
       self.assertEqual(helper.get_alive_workers(sess).tolist(), [])
       with mock.patch.object(sync_hooks, "_ALIVE_SECONDS", 0):
         hook.after_run(run_context, None)
