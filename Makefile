@@ -39,7 +39,7 @@ test: build ## everything: C++ tests, Python tests, the wheel
 cpp-test: build ## the engine's GoogleTest programs
 	$(RUN) tools/native_build.py --cpp-tests --jobs $(JOBS)
 
-soak: build ## the reliability tests at full length: 200 kills
+soak: build ## the reliability tests at full length: 220 kills
 	MONOLITH_SOAK=1 $(RUN) -m pytest tests/reliability
 
 sanitize: build ## the GoogleTest programs under Address-, UndefinedBehavior- and ThreadSanitizer

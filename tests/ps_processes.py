@@ -22,6 +22,11 @@ sys.stdin.read()
 """
 
 
+def environment() -> dict[str, str]:
+  """Returns the environment of a process that imports the package of this checkout."""
+  return {**os.environ, "PYTHONPATH": str(_ROOT), "TF_CPP_MIN_LOG_LEVEL": "2"}
+
+
 class PsProcesses:
   """Some servers and a master in this process.
 
@@ -30,13 +35,12 @@ class PsProcesses:
   """
 
   def __init__(self, count: int):
-    environment = {**os.environ, "PYTHONPATH": str(_ROOT), "TF_CPP_MIN_LOG_LEVEL": "2"}
     self.processes = [
       subprocess.Popen(
         [sys.executable, "-c", _PROGRAM],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        env=environment,
+        env=environment(),
         text=True,
       )
       for _ in range(count)

@@ -15,7 +15,8 @@ Unlike the original: variables are partitioned only over two or more servers; a 
 is kept; evaluation through Estimator restores tables; user hooks do not run in the server
 benchmark, whose result survives retries; the dry run is done once per job; Ctrl-C counts as a
 failure, and an error while servers are shut down does not hide the error of the training; workers
-look for the chief's variables every second, not every thirty.
+look for the chief's variables every second, not every thirty; a process that waits for servers goes
+on as soon as they answer, and one that comes when they are gone for good says so and ends.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ from monolith.native_training import (
   native_task_context,
   ps_benchmark,
   service_discovery,
+  training_run,
   utils,
   yarn_runtime,
 )
@@ -83,6 +85,7 @@ from monolith.native_training.training_server import (
   _prepare_server,
   _save_debugging_info,
   _shutdown_ps,
+  prescribes_addrs,
   start_server,
 )
 
@@ -120,6 +123,8 @@ _EXTRA_PS_BENCHMARK_SECS = 120
 _BENCHMARK_EXTRA_TIMEOUT_MS = 30000
 _DEFAULT_RETRIES = 6
 _RETRYABLE_ERRORS = (
+  # TensorFlow makes a new session after it in a step, but not at the end of training.
+  tf.errors.AbortedError,
   tf.errors.DeadlineExceededError,
   tf.errors.UnavailableError,
   NodeAliveCheckerError,
@@ -147,11 +152,13 @@ def distributed_train(
     user_hooks: run in the training.
 
   Returns:
-    The Estimator on a worker, `None` on a parameter server.
+    The Estimator on a worker; `None` on a parameter server, and on a worker that comes when
+    training is finished and the servers have ended.
 
   Raises:
     ValueError: the configuration or the task cannot be used.
     tf.errors.OpError: the training failed, more often than retries are allowed.
+    NodeAliveCheckerError: servers are gone; says which.
   """
   _check_config(config)
   config.check_restore(config.model_dir)
@@ -193,7 +200,7 @@ def _run_worker(
   target: str,
   addr: str,
   user_hooks: Hooks | None,
-) -> tf.estimator.Estimator:
+) -> tf.estimator.Estimator | None:
   heart_beat = None
   chief = is_chief(config)
   if chief:
@@ -221,15 +228,19 @@ def _end_training(
   addr: str,
   error: BaseException | None,
 ) -> None:
-  """Stops the parameter servers, and tells the platform how training ended."""
+  """Stops the parameter servers, and tells workers and the platform how training ended."""
   try:
-    if loop.cluster is not None and (
-      config.force_shutdown_ps or not config.enable_realtime_training
+    if (
+      loop.cluster is not None
+      and not loop.is_over
+      and (config.force_shutdown_ps or not config.enable_realtime_training)
     ):
+      loop.run_watch.write_end(error)
       num_ps = config.num_ps + config.num_extra_ps + config.num_redundant_ps
       cluster, task = loop.cluster, loop.task
       if config.num_extra_ps or config.num_redundant_ps:
-        cluster, task = _get_cluster(config, discovery, addr, 0, num_ps)
+        patient = PatientDiscovery(discovery, config.session_creation_timeout_secs)
+        cluster, task = _get_cluster(config, patient, addr, 0, num_ps)
       _shutdown_ps(target, cluster, task, num_ps)
   except Exception as e:
     if error is None:
@@ -251,7 +262,7 @@ def _get_cluster(
   deep_insight_name: str | None = None,
 ) -> tuple[Cluster, dict[str, Any]]:
   return cluster_manager.get_training_cluster(
-    PatientDiscovery(discovery, config.session_creation_timeout_secs),
+    discovery,
     addr,
     config.index,
     num_redundant_ps,
@@ -270,6 +281,8 @@ class _WorkerLoop:
   Attributes:
     cluster: the newest cluster, `None` before there was one.
     task: this process in it.
+    is_over: whether training was finished before this process could join it.
+    run_watch: knows whether the servers of this training run have ended.
   """
 
   def __init__(
@@ -288,11 +301,30 @@ class _WorkerLoop:
     self._metrics = cli.get_cli(utils.get_metric_prefix())
     self._found: tuple[Cluster, dict[str, Any]] | None = None
     self._collected: dict[str, feature_collection.CollectedFeatures] = {}
+    # The cluster as it is now.
+    self._has_met_servers = False
+    self._is_benchmarked = False
+    self.run_watch = training_run.RunWatch(config, params.train.max_steps, discovery)
     self.cluster: Cluster | None = None
     self.task: dict[str, Any] | None = None
+    self.is_over = False
 
-  def run(self) -> tf.estimator.Estimator:
-    """Trains until it succeeds, fails for good, or may not retry any more."""
+  def run(self) -> tf.estimator.Estimator | None:
+    """Trains until it succeeds, fails for good, or may not retry any more.
+
+    An error while a server is lost is an interruption, whatever its type.
+    """
+    try:
+      return self._run()
+    except training_run.TrainingIsOver:
+      self.is_over = True
+      logging.warning(
+        "The training run in %s is finished and its servers have ended: nothing is left to do.",
+        self._config.model_dir,
+      )
+      return None
+
+  def _run(self) -> tf.estimator.Estimator | None:
     config = self._config
     self._find_cluster()
     self._report_ready()
@@ -302,36 +334,58 @@ class _WorkerLoop:
     num_retries = 0
     unreachable_since: float | None = None
     while True:
+      attempt_start = time.monotonic()
       try:
         return self._train_once()
-      except _RETRYABLE_ERRORS as e:
-        logging.exception("Training was interrupted.")
+      except (tf.errors.OpError, NodeAliveCheckerError) as e:
+        if not isinstance(e, _RETRYABLE_ERRORS) and not self._has_lost_server():
+          raise
         self._metrics.emit_counter("worker_failover_cnt", 1)
-        if not isinstance(e, NodeAliveCheckerError):
+        if isinstance(e, NodeAliveCheckerError):
+          logging.warning("Training was interrupted: %s", e)
+          if unreachable_since is None:
+            unreachable_since = attempt_start
+          self.run_watch.wait_for_servers(e, time.monotonic() - unreachable_since)
+        else:
+          logging.exception("Training was interrupted.")
           unreachable_since = None
-        elif unreachable_since is None:
-          unreachable_since = time.monotonic()
-        threading.Event().wait(config.retry_wait_in_secs)
+          threading.Event().wait(config.retry_wait_in_secs)
+        had_met_servers = self._has_met_servers
         if self._find_cluster():
           unreachable_since = None
-          num_retries += 1
+          # Addresses that another job left behind were no failure of this one.
+          num_retries += had_met_servers
           if num_retries > max_retries:
-            logging.error("The cluster changed, and none of %d retries is left.", max_retries)
+            logging.error(
+              "The cluster changed, and none of %d retries is left: start this %s %d again, and "
+              "allow more with max_retry_times or partial_recovery.",
+              max_retries, config.server_type, config.index,
+            )  # fmt: skip
             raise
-        elif (
-          unreachable_since is not None
-          and time.monotonic() - unreachable_since > config.session_creation_timeout_secs
-        ):
-          # A wrong address does not become right by waiting.
-          raise
         logging.info("Trying again on %s", self.cluster)
+
+  def _has_lost_server(self) -> bool:
+    """Tells whether the cluster is not any more what the last attempt found.
+
+    Whoever talks to a server that dies may get another error than the server's absence: the error
+    of an op that was cancelled, or that missed what the server held.
+    """
+    cluster = self._found[0]
+    if _get_blocked_addrs(cluster):
+      return True
+    if prescribes_addrs(self._discovery):
+      return False
+    known = self._discovery.query(utils.PS_JOB_NAME).values()
+    return not set(cluster[utils.PS_JOB_NAME]).issubset(known)
 
   def _find_cluster(self) -> bool:
     """Returns whether the cluster is another one than before."""
     config = self._config
     found = _get_cluster(
       config,
-      self._discovery,
+      PatientDiscovery(
+        self._discovery, config.session_creation_timeout_secs, self.run_watch.check_waiting
+      ),
       self._addr,
       config.num_redundant_ps,
       config.num_ps + config.num_extra_ps,
@@ -341,8 +395,8 @@ class _WorkerLoop:
       return False
     self._found = found
     self.cluster, self.task = found
-    if config.num_extra_ps > 0:
-      self.cluster = _run_ps_benchmark(config, self.cluster, self.task)
+    self.run_watch.set_servers(found[0][utils.PS_JOB_NAME])
+    self._has_met_servers = self._is_benchmarked = False
     return True
 
   def _report_ready(self) -> None:
@@ -359,6 +413,12 @@ class _WorkerLoop:
 
   def _train_once(self) -> tf.estimator.Estimator | None:
     config = self._config
+    _check_reachable(self._found[0])
+    self._has_met_servers = True
+    self.run_watch.on_servers_answer(write=is_chief(config))
+    if config.num_extra_ps > 0 and not self._is_benchmarked:
+      self.cluster = _run_ps_benchmark(config, *self._found)
+      self._is_benchmarked = True
     if config.enable_gpu_training:
       device_utils.enable_gpu_training()
       self._params.train.use_gpu_emb_table = False
@@ -397,9 +457,7 @@ def _do_worker_train(
     raise ValueError(f"distributed train only support NativeTask. Got {native}")
   session_config = cluster_manager.generate_session_config((cluster, task))
   session_config.operation_timeout_in_ms = config.operation_timeout_in_ms
-  dead = _get_blocked_addrs(cluster)
-  if dead:
-    raise NodeAliveCheckerError(f"{','.join(dead)} is unreachable")
+  _check_reachable(cluster)
   with _tf_config(cluster, task), _frequent_session_polls():
     run_config = tf.estimator.RunConfig(
       model_dir=config.model_dir,
@@ -429,6 +487,12 @@ def _do_worker_train(
       hooks=[*hooks, *(user_hooks or [])],
       max_steps=params.train.max_steps,
     )
+
+
+def _check_reachable(cluster: Cluster) -> None:
+  dead = _get_blocked_addrs(cluster)
+  if dead:
+    raise NodeAliveCheckerError(f"{','.join(dead)} is unreachable", dead)
 
 
 def _get_replica_device_setter(

@@ -24,6 +24,7 @@ from tensorflow_estimator.python.estimator import util as estimator_util
 
 from monolith.native_training import (
   dataservice_flags,  # noqa: F401, defines flags read below
+  env_utils,
   net_utils,
   yarn_runtime,
 )
@@ -38,6 +39,7 @@ from monolith.native_training.distribution_utils import (
 FLAGS = flags.FLAGS
 
 _DEFAULT_PORT = 2222
+_GRPC_SCHEME = "grpc://"
 _CHECK_PORT_PAUSE_SECS = 0.1
 _WAIT_PERIOD_SECS = 5
 _JOIN_PERIOD_SECS = 10
@@ -186,10 +188,12 @@ class MLPEnv:
     port = self._get_int(f"MLP_{role}_0_PORT", default)
     return None if port is None else port + index
 
-  def dispatcher_target(self) -> str:
-    return f"grpc://{self.dispatcher_addr() or 'localhost:5050'}"
+  def dispatcher_target(self, role: Optional[str] = None) -> str:
+    """The URL of the tf.data service of a role, `dispatcher` by default; else a local one."""
+    return f"{_GRPC_SCHEME}{self.dispatcher_addr(role) or 'localhost:5050'}"
 
   def dispatcher_addr(self, role: Optional[str] = None) -> Optional[str]:
+    """`host:port` of a role's first task, `dispatcher` by default; None where there is none."""
     return self.get_addr(role or "dispatcher")
 
   def wait(
@@ -315,15 +319,19 @@ def add_mpi_exception_hook() -> None:
 
 
 def mlp_pass(
-  dispatcher_role: str = "dispatcher",
-  dsworker_role: str = "dsworker",
-  worker_role: str = "worker",
-  ps_role: str = "ps",
+  dispatcher_role: Optional[str] = "dispatcher",
+  dsworker_role: Optional[str] = "dsworker",
+  worker_role: Optional[str] = "worker",
+  ps_role: Optional[str] = "ps",
 ) -> None:
   """Plays this process' part in tf.data service.
 
   A dispatcher or data worker serves until worker 0 is gone and never returns. A worker waits for
   them, sets `--data_service_dispatcher` and returns; so does every other process at once.
+
+  A role that is None is not in the job: no process plays it, and nobody waits for it. Servers then
+  end with the platform's `worker`, and workers look for the service where
+  `MLPEnv.dispatcher_target()` says.
 
   Args:
     dispatcher_role: the platform's name of the dispatcher role.
@@ -331,8 +339,10 @@ def mlp_pass(
     worker_role: the platform's name of the trainer role.
     ps_role: the platform's name of the parameter server role.
   """
-  dispatcher_role, dsworker_role = dispatcher_role.upper(), dsworker_role.upper()
-  worker_role, ps_role = worker_role.upper(), ps_role.upper()
+  dispatcher_role, dsworker_role, worker_role, ps_role = (
+    None if role is None else role.upper()
+    for role in (dispatcher_role, dsworker_role, worker_role, ps_role)
+  )
   if FLAGS.dataset_use_dataservice:
     estimator_util._DatasetInitializerHook.begin = begin
     estimator_util._DatasetInitializerHook.after_create_session = after_create_session
@@ -349,34 +359,44 @@ def mlp_pass(
     logging.info(
       "start %s %d of %s with %d parameter servers, roles: %s",
       worker_role, mlp_env.index, mlp_env.num_replicas(worker_role),
-      mlp_env.num_replicas(ps_role), mlp_env.all_roles,
+      mlp_env.num_replicas(ps_role) if ps_role else 0, mlp_env.all_roles,
     )  # fmt: skip
 
 
-def _run_dispatcher(mlp_env: MLPEnv, worker_role: str) -> None:
+def _run_dispatcher(mlp_env: MLPEnv, worker_role: Optional[str]) -> None:
   server = dsvc.DispatchServer(dsvc.DispatcherConfig(port=mlp_env.port))
   logging.info("started the tf.data service dispatcher at %s", server.target)
-  mlp_env.join(worker_role)
+  _join_worker(mlp_env, worker_role)
 
 
-def _run_dsworker(mlp_env: MLPEnv, dispatcher_role: str, worker_role: str) -> None:
-  mlp_env.wait(dispatcher_role, use_ssh=False)
-  server = _start_dsworker(mlp_env, mlp_env.dispatcher_addr(dispatcher_role), mlp_env.port)
+def _join_worker(mlp_env: MLPEnv, worker_role: Optional[str]) -> None:
+  if worker_role is None:
+    mlp_env.join()
+  else:
+    mlp_env.join(worker_role)
+
+
+def _run_dsworker(
+  mlp_env: MLPEnv, dispatcher_role: Optional[str], worker_role: Optional[str]
+) -> None:
+  if dispatcher_role is not None:
+    mlp_env.wait(dispatcher_role, use_ssh=False)
+  target = mlp_env.dispatcher_target(dispatcher_role)
+  server = _start_dsworker(mlp_env, target[len(_GRPC_SCHEME) :], mlp_env.port)
   logging.info("started tf.data service worker %d: %s", mlp_env.index, server)
   mlp_env.start_profiler()
-  mlp_env.join(worker_role)
+  _join_worker(mlp_env, worker_role)
 
 
-def _use_dataservice(mlp_env: MLPEnv, dispatcher_role: str, dsworker_role: str) -> None:
-  mlp_env.wait(dispatcher_role, use_ssh=False)
-  for index in range(mlp_env.num_replicas(dsworker_role)):
+def _use_dataservice(
+  mlp_env: MLPEnv, dispatcher_role: Optional[str], dsworker_role: Optional[str]
+) -> None:
+  if dispatcher_role is not None:
+    mlp_env.wait(dispatcher_role, use_ssh=False)
+  for index in range(mlp_env.num_replicas(dsworker_role) if dsworker_role else 0):
     mlp_env.wait(dsworker_role, index, use_ssh=False)
-  dispatcher_addr = mlp_env.dispatcher_addr(dispatcher_role)
-  if dispatcher_addr:
-    FLAGS.data_service_dispatcher = f"grpc://{dispatcher_addr}"
-  else:
-    FLAGS.data_service_dispatcher = mlp_env.dispatcher_target()
-    dispatcher_addr = FLAGS.data_service_dispatcher[len("grpc://") :]
+  FLAGS.data_service_dispatcher = mlp_env.dispatcher_target(dispatcher_role)
+  dispatcher_addr = FLAGS.data_service_dispatcher[len(_GRPC_SCHEME) :]
   # The flag belongs to a configuration that a plain data job may not import.
   num_extra = getattr(FLAGS, "num_extra_dsworker_on_gpu_worker", 0)
   first_port = mlp_env.port - mlp_env.index + get_mpi_size() + mlp_env.index * num_extra
@@ -403,7 +423,7 @@ def begin(self) -> None:
   dataset_ids = graph.get_collection(_DATASET_ID_COLLECTION)
   if dataset_ids and enable_sync_training():
     try:
-      if os.environ.get("MONOLITH_WITH_BYTEPS"):
+      if env_utils.get_bool("MONOLITH_WITH_BYTEPS"):
         import byteps.tensorflow as lib
       else:
         import horovod.tensorflow as lib

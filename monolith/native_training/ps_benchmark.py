@@ -1,7 +1,9 @@
 """Measures parameter servers and keeps the fastest.
 
 Every worker lets all servers compute for a while at the same time. The mean throughput that the
-workers see decides; servers on one machine count with their sum, because they compete for it.
+workers see decides. Servers on one machine share it, so what the slower ones did is added to a
+faster one: the best server of each machine stands for the whole machine, and comes before the
+second of any other that is not faster.
 """
 
 from __future__ import annotations
@@ -40,7 +42,8 @@ class BenchmarkConfig:
     num_workers: how many workers measure.
     index: of this worker.
     benchmark_secs: how long to measure.
-    ps_str_overridden: comma-separated servers to choose without measuring.
+    ps_str_overridden: comma-separated servers to choose without measuring; only the first
+      `num_ps_required` are used.
   """
 
   ps_list: list
@@ -57,9 +60,17 @@ class _BenchmarkWorkerHook(tf.estimator.SessionRunHook):
   Args:
     bm_config: what to measure; its `ps_list` is rewritten.
     throughput_tensor: float `[servers]`, the mean over all workers.
+
+  Raises:
+    ValueError: the overriding list has fewer servers than are required.
   """
 
   def __init__(self, bm_config: BenchmarkConfig, throughput_tensor: tf.Tensor):
+    overridden = bm_config.ps_str_overridden
+    if overridden and len(overridden.split(",")) < bm_config.num_ps_required:
+      raise ValueError(
+        f"ps_str_overridden is {overridden!r}, want {bm_config.num_ps_required} servers"
+      )
     self._bm_config = bm_config
     self._throughput_tensor = throughput_tensor
     self._start_time = 0.0
@@ -106,7 +117,7 @@ class _BenchmarkWorkerHook(tf.estimator.SessionRunHook):
       self._set_result(session, ",".join(chosen))
     self._wait(lambda: session.run(self._result))
     result = tf.compat.as_str(session.run(self._result))
-    self._bm_config.ps_list[:] = result.split(",")
+    self._bm_config.ps_list[:] = result.split(",")[: self._bm_config.num_ps_required]
 
   def _set_result(self, session: tf.compat.v1.Session, result: str) -> None:
     session.run(self._result_assign, {self._result_placeholder: result})
@@ -128,15 +139,16 @@ def _create_variable(name: str, initial_value: tf.Tensor) -> tf.Variable:
 
 
 def _choose(ps_list: Sequence[str], throughputs: Sequence[float], num_required: int) -> list[str]:
-  """Returns the fastest servers; those of one machine count with the sum of their throughput."""
+  """Returns the fastest servers, best first; a server counts with the slower ones of its IP."""
   by_ip: dict[str, float] = collections.defaultdict(float)
-  for addr, throughput in zip(ps_list, throughputs):
-    logging.info("Throughput of %s: %.2f", addr, throughput)
-    by_ip[addr.split(":")[0]] += float(throughput)
-  ranked = sorted(
-    zip(ps_list, throughputs), key=lambda pair: (-by_ip[pair[0].split(":")[0]], -float(pair[1]))
-  )
-  return [addr for addr, _ in ranked[:num_required]]
+  scores: list[tuple[float, str]] = []
+  for addr, throughput in sorted(zip(ps_list, throughputs), key=lambda pair: float(pair[1])):
+    ip = addr.split(":")[0]
+    by_ip[ip] += float(throughput)
+    scores.append((by_ip[ip], addr))
+    logging.info("Throughput of %s: %.2f, with slower ones there %.2f", addr, throughput, by_ip[ip])
+  ranked = sorted(scores, key=lambda pair: -pair[0])
+  return [addr for _, addr in ranked[:num_required]]
 
 
 class _DummyCheckpointSaverHook(tf.estimator.CheckpointSaverHook):

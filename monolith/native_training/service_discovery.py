@@ -534,7 +534,8 @@ class MLPServiceDiscovery(ServiceDiscovery):
       skip_port_check: whether to return parameter servers before they answer.
 
     Raises:
-      AssertionError: if a parameter server does not answer within an hour.
+      AssertionError: if the environment has no address of a task, or if a parameter server does
+        not answer within an hour.
     """
     if self._closed:
       return {}
@@ -543,16 +544,28 @@ class MLPServiceDiscovery(ServiceDiscovery):
       if f"{name.lower()}:{index}" in self._filters:
         continue
       addr = self._mlp_env.get_addr(name, index)
-      if addr is None:
-        continue
+      assert addr is not None, f"no address of {name} {index} in the environment"
       if name.lower() == "ps" and not skip_port_check:
         host, port = net_utils.split_host_and_port(addr)
         assert check_port(host, port, timeout=_PS_PORT_TIMEOUT_SECS), f"{addr} connect error!"
       addrs[index] = addr
     return addrs
 
-  def query_all(self, skip_port_check: bool = False) -> dict[str, dict[int, str]]:
-    return {name: self.query(name, skip_port_check) for name in ("ps", "worker", "chief")}
+  def query_all(self) -> dict[str, dict[int, str]]:
+    """The tasks of each of the roles ps, worker and chief that the job has.
+
+    Ports are not checked: a server that does not answer must not keep one from looking.
+
+    Raises:
+      AssertionError: if the environment has no address of a task.
+    """
+    if self._closed:
+      return {}
+    return {
+      name: self.query(name, skip_port_check=True)
+      for name in ("ps", "worker", "chief")
+      if self._mlp_env.num_replicas(name)
+    }
 
   @property
   def server_type(self) -> Optional[str]:

@@ -14,6 +14,7 @@ from absl import logging
 _CHIEF_TIMEOUT_SECONDS = 1800
 _POLL_SECONDS = 1
 _LOG_SECONDS = 60
+_ALIVE_SECONDS = 10
 _RESTORE_INDEX = 0
 
 
@@ -124,19 +125,21 @@ class ChiefSyncHook(tf.estimator.SessionRunHook):
 class WorkerSyncHook(tf.estimator.SessionRunHook):
   """A worker's part: waits for the chief's restore, and at the end tells that it is finished.
 
-  Worker 0 is the chief and does neither.
+  A chief that recovers from a lost server forgets who is alive, so a worker that trains says it
+  again from time to time. Worker 0 is the chief and does nothing.
   """
 
   def __init__(self, worker_index: int, sync_helper: SyncHelper):
     self._worker_index = worker_index
     self._sync_helper = sync_helper
+    self._last_said = 0.0
 
   def after_create_session(
     self, session: tf.compat.v1.Session, coord: Optional[tf.train.Coordinator]
   ) -> None:
     if self._worker_index == 0:
       return
-    self._sync_helper.start_worker(session, self._worker_index)
+    self._say_alive(session)
     last_logged = None
     while not self._sync_helper.get_restore_status(session):
       if coord is not None and coord.should_stop():
@@ -145,6 +148,18 @@ class WorkerSyncHook(tf.estimator.SessionRunHook):
         logging.info("The worker %d waits for start signal of chief.", self._worker_index)
         last_logged = time.monotonic()
       time.sleep(_POLL_SECONDS)
+
+  def _say_alive(self, session: tf.compat.v1.Session) -> None:
+    self._sync_helper.start_worker(session, self._worker_index)
+    self._last_said = time.monotonic()
+
+  def after_run(
+    self,
+    run_context: tf.estimator.SessionRunContext,
+    run_values: tf.estimator.SessionRunValues,
+  ) -> None:
+    if self._worker_index != 0 and time.monotonic() - self._last_said >= _ALIVE_SECONDS:
+      self._say_alive(run_context.session)
 
   def end(self, session: tf.compat.v1.Session) -> None:
     if self._worker_index != 0:
@@ -169,10 +184,15 @@ class TrainingHooksHelper:
     """
     self._training_hooks: tuple[tf.estimator.SessionRunHook, ...] = ()
     self._training_chief_hooks: tuple[tf.estimator.SessionRunHook, ...] = ()
+    self._helper: Optional[SyncHelper] = None
     if enable_sync:
-      helper = SyncHelper(num_workers, is_chief=worker_idx == 0)
+      helper = self._helper = SyncHelper(num_workers, is_chief=worker_idx == 0)
       self._training_hooks = (WorkerSyncHook(worker_idx, helper),)
       self._training_chief_hooks = (ChiefSyncHook(helper, chief_timeout_seconds),)
+
+  def get_alive_workers(self, sess: tf.compat.v1.Session) -> list[int]:
+    """Returns the workers, from 1 on, that train now; none when synchronisation is off."""
+    return [] if self._helper is None else self._helper.get_alive_workers(sess).tolist()
 
   @property
   def training_hooks(self) -> tuple[tf.estimator.SessionRunHook, ...]:

@@ -92,14 +92,25 @@ def get_exempt_checkpoint_paths(model_dir: str) -> list[str]:
 class _FinishAsyncHook(tf.estimator.SessionRunHook):
   """At the end, lets asynchronous functions finish before anybody saves or says to be done.
 
+  A background thread that fails, say because a server is gone, stops the steps in the same way as
+  the end of the data. That is no end: nobody may wait for workers, save or say to be done.
+
   Args:
     hooks: of the functions.
   """
 
   def __init__(self, hooks: Sequence[Hook]):
     self._hooks = hooks
+    self._coord: tf.train.Coordinator | None = None
+
+  def after_create_session(
+    self, session: tf.compat.v1.Session, coord: tf.train.Coordinator
+  ) -> None:
+    self._coord = coord
 
   def end(self, session: tf.compat.v1.Session) -> None:
+    if self._coord is not None:
+      self._coord.raise_requested_exception()
     for hook in self._hooks:
       hook.end(session)
 
@@ -181,7 +192,7 @@ class TrainingHooks:
     training_hooks: list[Hook] = [session_hooks.SetCurrentSessionHook(), finish_async]
     chief_hooks: list[Hook] = [finish_async]
     chief_sync_hooks: Sequence[Hook] = ()
-    barrier_op = None
+    barrier_op = barrier_listener = None
     if self._is_async:
       sync_helper = self._create_sync_helper()
       if self._config.mode == tf.estimator.ModeKeys.EVAL:
@@ -192,6 +203,11 @@ class TrainingHooks:
         self._config.num_workers,
         is_chief=self._config.index == 0,
         barrier_callbacks=[worker_ckpt_helper.create_save_iterator_callback()],
+      )
+      barrier_listener = ckpt_hooks.BarrierSaverListener(
+        barrier_op,
+        max_pending_seconds=self._params.train.max_pending_seconds_for_barrier,
+        get_running_workers=sync_helper.get_alive_workers,
       )
       training_hooks += sync_helper.training_hooks
       training_hooks.append(barrier_ops.BarrierHook(self._config.index, barrier_op))
@@ -207,7 +223,7 @@ class TrainingHooks:
     training_hooks += self._async_hooks
     chief_hooks += restore_hooks
     chief_hooks += chief_sync_hooks
-    chief_hooks += self.get_save_hooks(barrier_op)
+    chief_hooks += self.get_save_hooks(barrier_op, barrier_listener)
     if self._is_root_node:
       chief_hooks += self._get_metric_hooks()
     return spec._replace(
@@ -294,8 +310,16 @@ class TrainingHooks:
     tf.compat.v1.add_to_collection(tf.compat.v1.GraphKeys.SAVERS, saver)
     return saver
 
-  def get_save_hooks(self, barrier_op: barrier_ops.BarrierOp | None) -> list[Hook]:
+  def get_save_hooks(
+    self,
+    barrier_op: barrier_ops.BarrierOp | None,
+    barrier_listener: ckpt_hooks.BarrierSaverListener | None,
+  ) -> list[Hook]:
     """Returns what saves, and exports what was saved.
+
+    Args:
+      barrier_op: lets workers wait, `None` in synchronous training.
+      barrier_listener: lets them wait while a checkpoint is saved.
 
     Raises:
       ValueError: there is no model folder, two intervals are given, or exports are impossible.
@@ -305,13 +329,7 @@ class TrainingHooks:
     config = self._config
     listeners = self._get_saver_listeners()
     saver = self._add_saver_to_collection()
-    guards: list[SaverListener] = []
-    if barrier_op is not None:
-      guards.append(
-        ckpt_hooks.BarrierSaverListener(
-          barrier_op, max_pending_seconds=self._params.train.max_pending_seconds_for_barrier
-        )
-      )
+    guards: list[SaverListener] = [] if barrier_listener is None else [barrier_listener]
     secs, steps = get_save_interval(config, self._params)
     saver_hook = self._create_saver_hook(
       self._model_dir, secs, steps, saver, listeners, guards, is_dense_only=False

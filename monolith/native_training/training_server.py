@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable, Sequence
+from concurrent import futures
 from typing import Any
 
 import tensorflow as tf
@@ -16,6 +18,7 @@ from tensorflow.python.lib.io import file_io
 
 from monolith.native_training import (
   logging_ops,
+  mlp_utils,
   net_utils,
   service_discovery,
   utils,
@@ -29,17 +32,27 @@ from monolith.native_training.training_config import DistributedCpuTrainingConfi
 _GRPC_SCHEME = "grpc://"
 _HEART_BEAT_SECS = 30
 _NODE_ALIVE_TIMEOUT_SECS = 60
+_REACHABLE_POLL_SECS = 1
+_DISCOVERY_POLL_SECS = 5
 _SHUTDOWN_TIMEOUT_SECS = 10
+_SHUTDOWN_THREADS = 32
+_LINGER_SECS = 1
 _SYNC_INTERVAL_SECS = 10
 _SYNC_TIMEOUT_MS = 60000
 
 
 class NodeAliveCheckerError(Exception):
-  """A parameter server or the chief does not answer."""
+  """A parameter server or the chief does not answer.
 
-  def __init__(self, msg: str):
+  Args:
+    msg: what the error says.
+    addrs: who does not answer.
+  """
+
+  def __init__(self, msg: str, addrs: Sequence[str] = ()):
     super().__init__(msg)
     self.msg = msg
+    self.addrs = tuple(addrs)
 
   def __str__(self) -> str:
     return self.msg
@@ -51,12 +64,19 @@ class PatientDiscovery(service_discovery.ServiceDiscovery):
   Args:
     discovery: the other one.
     timeout_secs: after which a query fails.
+    check: called after each query with the seconds since the first; may raise what ends the wait.
   """
 
-  def __init__(self, discovery: service_discovery.ServiceDiscovery, timeout_secs: float):
+  def __init__(
+    self,
+    discovery: service_discovery.ServiceDiscovery,
+    timeout_secs: float,
+    check: Callable[[float], None] | None = None,
+  ):
     self._discovery = discovery
     self._timeout_secs = timeout_secs
-    self._deadline = time.monotonic() + timeout_secs
+    self._check = check
+    self._start = time.monotonic()
 
   def register(self, name: str, index: int, addr: str) -> None:
     self._discovery.register(name, index, addr)
@@ -70,14 +90,29 @@ class PatientDiscovery(service_discovery.ServiceDiscovery):
     Raises:
       TimeoutError: the cluster is still not complete.
     """
-    addrs = self._discovery.query(name)
-    if time.monotonic() > self._deadline:
+    if isinstance(self._discovery, service_discovery.MLPServiceDiscovery):
+      # It would wait for each server in turn, and not say for whom.
+      addrs = self._discovery.query(name, skip_port_check=True)
+    else:
+      addrs = self._discovery.query(name)
+    waited = time.monotonic() - self._start
+    if self._check is not None:
+      self._check(waited)
+    if waited > self._timeout_secs:
       raise TimeoutError(
         f"the cluster is not complete after {self._timeout_secs} s, the discovery "
         f"{type(self._discovery).__name__} knows of {name} only {addrs}: are all processes "
         "running, with the same settings?"
       )
     return addrs
+
+
+def prescribes_addrs(discovery: service_discovery.ServiceDiscovery) -> bool:
+  """Tells whether addresses are known before anybody listens there."""
+  return isinstance(
+    discovery,
+    (service_discovery.MLPServiceDiscovery, service_discovery.TfConfigServiceDiscovery),
+  )
 
 
 def start_server(
@@ -95,10 +130,7 @@ def start_server(
   Raises:
     tf.errors.OpError: the address is taken.
   """
-  if isinstance(
-    discovery,
-    (service_discovery.MLPServiceDiscovery, service_discovery.TfConfigServiceDiscovery),
-  ):
+  if prescribes_addrs(discovery):
     config.index = discovery.index
     addr = discovery.addr
   else:
@@ -155,6 +187,8 @@ def _join_ps(target: str, ps_index: int, sync_backend: Any = None) -> None:
       else:
         _join_ps_while_syncing(sess, dequeue, sync, sync_backend, ps_index)
   logging.info("Parameter server %d is told to stop.", ps_index)
+  # The chief gets its answer.
+  threading.Event().wait(_LINGER_SECS)
 
 
 def _join_ps_while_syncing(
@@ -205,16 +239,27 @@ def _shutdown_ps(
   addrs = cluster[utils.PS_JOB_NAME][:num_ps]
   dead = net_utils.NodeAliveChecker(addrs, timeout=_SHUTDOWN_TIMEOUT_SECS).get_dead_nodes()
   if dead:
-    logging.warning("These parameter servers are gone already: %s", dead)
-  options = tf.compat.v1.RunOptions(timeout_in_ms=_SHUTDOWN_TIMEOUT_SECS * 1000)
-  for i, addr in enumerate(addrs):
-    if addr in dead:
-      continue
-    with tf.Graph().as_default():
-      enqueue = _create_shutdown_queue(i).enqueue(1)
-      with tf.compat.v1.Session(_GRPC_SCHEME + addr) as sess:
-        sess.run(enqueue, options=options)
-  logging.info("Told %d parameter servers to stop.", len(addrs) - len(dead))
+    logging.warning("These parameter servers are gone already: %s", sorted(dead))
+  alive = [(i, addr) for i, addr in enumerate(addrs) if addr not in dead]
+  if alive:
+    with futures.ThreadPoolExecutor(min(len(alive), _SHUTDOWN_THREADS)) as pool:
+      list(pool.map(lambda server: _tell_to_stop(*server), alive))
+  logging.info("Told %d parameter servers to stop.", len(alive))
+
+
+def _tell_to_stop(index: int, addr: str) -> None:
+  # Without a timeout, a call waits for ever for the answer of a server that ended too fast.
+  timeout_ms = _SHUTDOWN_TIMEOUT_SECS * 1000
+  config = tf.compat.v1.ConfigProto(operation_timeout_in_ms=timeout_ms)
+  with tf.Graph().as_default():
+    enqueue = _create_shutdown_queue(index).enqueue(1)
+    try:
+      with tf.compat.v1.Session(_GRPC_SCHEME + addr, config=config) as sess:
+        sess.run(enqueue, options=tf.compat.v1.RunOptions(timeout_in_ms=timeout_ms))
+    except tf.errors.OpError as e:
+      if net_utils.NodeAliveChecker([addr], timeout=_SHUTDOWN_TIMEOUT_SECS).all_nodes_alive():
+        raise
+      logging.info("Parameter server %d is gone: %s", index, e.message)
 
 
 def _get_blocked_addrs(cluster: dict[str, list[str]]) -> list[str]:
@@ -222,6 +267,31 @@ def _get_blocked_addrs(cluster: dict[str, list[str]]) -> list[str]:
   addrs = [*cluster.get("chief", []), *cluster.get(utils.PS_JOB_NAME, [])]
   checker = net_utils.NodeAliveChecker(addrs, timeout=_NODE_ALIVE_TIMEOUT_SECS)
   return sorted(checker.get_dead_nodes())
+
+
+def wait_until_reachable(
+  addrs: Sequence[str], timeout_secs: float, discovery: service_discovery.ServiceDiscovery
+) -> None:
+  """Returns when all `addrs` answer, when the discovery has replaced one, or when time is up.
+
+  Args:
+    addrs: of the chief and of parameter servers.
+    timeout_secs: how long to wait.
+    discovery: where others may have registered instead.
+  """
+  deadline = time.monotonic() + timeout_secs
+  next_query = time.monotonic()
+  silent = list(addrs)
+  while silent and time.monotonic() < deadline:
+    if not prescribes_addrs(discovery) and time.monotonic() >= next_query:
+      known = {*discovery.query("worker").values(), *discovery.query(utils.PS_JOB_NAME).values()}
+      if not known.issuperset(silent):
+        return
+      next_query = time.monotonic() + _DISCOVERY_POLL_SECS
+    host, port = net_utils.split_host_and_port(silent[0])
+    # Asks again and again until its time is up.
+    if mlp_utils.check_port(host, port, min(_REACHABLE_POLL_SECS, deadline - time.monotonic())):
+      silent.pop(0)
 
 
 def _save_debugging_info(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -62,6 +63,26 @@ class _Cluster:
     with open(os.path.join(self.test_dir, f"{self.uuid}_{key[0]}_{key[1]}.log")) as f:
       return f.read()
 
+  def ps_addrs(self):
+    """Returns where each parameter server listens, by index."""
+    return {
+      index: re.search(f"ps {index} listens on (\\S+)", self.log(("ps", index)))[1]
+      for server_type, index in self.processes
+      if server_type == "ps"
+    }
+
+  def used_ps_addrs(self):
+    """Returns the servers that the chief trains on, none before it does."""
+    return list(self.debugging_info().cluster.ps_addrs)
+
+  def debugging_info(self):
+    info = debugging_info_pb2.DebuggingInfo()
+    path = utils.get_debugging_info_file_name(self.model_dir)
+    if os.path.exists(path):
+      with open(path, "rb") as f:
+        info.ParseFromString(f.read())
+    return info
+
   def wait(self):
     """Waits until all processes ended well."""
     wait_until(lambda: not self._running(), timeout_secs=_TIMEOUT_SECS)
@@ -112,16 +133,36 @@ class CpuTrainingDistributedTestBase:
       self.assertCountEqual(os.listdir(folder), ["model", "service_discovery"])
       step = os.path.basename(state.model_checkpoint_path).rpartition("-")[2]
       self.assertTrue(os.path.exists(os.path.join(cluster.model_dir, f"ckpt.info-{step}")))
+      # The last save does not wait for workers that have finished.
+      self.assertNotIn("do not wait", cluster.log(("worker", 0)))
 
   def test_extra_ps(self):
     with self._cluster(0, num_ps=2, num_extra_ps=2, num_workers=1) as cluster:
       cluster.start_all(num_ps=4, num_workers=1)
       cluster.wait()
 
+      log = cluster.log(("worker", 0))
+      throughputs = {
+        addr: float(value) for addr, value in re.findall(r"Throughput of (\S+): ([\d.]+)", log)
+      }
+      self.assertCountEqual(throughputs, cluster.ps_addrs().values())
+      fastest = sorted(throughputs, key=throughputs.get, reverse=True)
+      self.assertEqual(cluster.used_ps_addrs(), fastest[:2])
+
   def test_redundant_ps(self):
     with self._cluster(0, num_ps=4, num_redundant_ps=2, num_workers=2) as cluster:
-      cluster.start_all(num_ps=6, num_workers=2)
+      cluster.start("worker", 0)
+      for i in (1, 2, 4, 5):
+        cluster.start("ps", i)
+      wait_until(cluster.used_ps_addrs, timeout_secs=_TIMEOUT_SECS)
+      for i in (0, 3):
+        cluster.start("ps", i)
+      cluster.start("worker", 1)
       cluster.wait()
+
+      addrs = cluster.ps_addrs()
+      self.assertLen(addrs, 6)
+      self.assertEqual(cluster.used_ps_addrs(), [addrs[i] for i in (1, 2, 4, 5)])
 
   def test_retry_after_deadline_exceeded(self):
     with self._cluster(2, num_ps=1, num_workers=1) as cluster:
@@ -140,9 +181,7 @@ class CpuTrainingDistributedTest(CpuTrainingDistributedTestBase, tf.test.TestCas
       cluster.start_all(num_ps=2, num_workers=1)
       wait_until(lambda: self._has_trained(cluster), timeout_secs=_TIMEOUT_SECS)
 
-      info = debugging_info_pb2.DebuggingInfo()
-      with open(utils.get_debugging_info_file_name(cluster.model_dir), "rb") as f:
-        info.ParseFromString(f.read())
+      info = cluster.debugging_info()
       self.assertEqual(info.num_workers, 1)
       self.assertLen(info.cluster.ps_addrs, 2)
       self.assertEqual([c.feature_name for c in info.feature_name_configs], ["feature"])

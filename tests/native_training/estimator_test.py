@@ -253,13 +253,6 @@ class EstimatorVariantsTest(tf.test.TestCase):
     with self.assertRaisesRegex(AssertionError, "needs bzid and base_name"):
       estimator.Estimator(_params(), conf)
 
-  def test_unified_serving(self):
-    conf = RunnerConfig(
-      enable_realtime_training=True, server_type="ps", bzid="b", base_name="n",
-      unified_serving=True, zk_server="127.0.0.1:1",
-    )  # fmt: skip
-    estimator.Estimator(_params(), conf).close()
-
 
 class RunConfigTest(tf.test.TestCase):
   def test_defaults_do_not_override(self):

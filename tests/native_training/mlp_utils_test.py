@@ -162,6 +162,8 @@ class MLPEnvTest(unittest.TestCase):
     self.assertEqual(env.get_addr(), "w1:3002")
     self.assertEqual(env.dispatcher_addr(), "[::1]:5000")
     self.assertEqual(env.dispatcher_target(), "grpc://[::1]:5000")
+    self.assertEqual(env.dispatcher_target("worker"), "grpc://w1:3002")
+    self.assertEqual(env.dispatcher_target("unknown"), "grpc://localhost:5050")
     self.assertEqual(env.get_all_host(), "w0,w1")
     self.assertEqual(env.get_all_addrs(is_primary=False), ["w0b:1", "w1b:2"])
     self.assertEqual(env.queue_device, "/job:worker/task:0/device:CPU:0")
@@ -301,12 +303,85 @@ class DatasetInitializerHookTest(unittest.TestCase):
     lib.broadcast.assert_called_once_with(mock.ANY, 0, name="broadcast_dataset_id")
     self.assertNotEqual(lib.broadcast.call_args.args[0].dtype, tf.string)  # Horovod refuses texts.
 
+  def test_byteps_is_chosen_by_a_switch(self):
+    def broadcast_of(package):
+      lib = types.ModuleType(f"{package}.tensorflow")
+      lib.broadcast = mock.Mock(side_effect=lambda tensor, root, name: tf.identity(tensor, name))
+      modules[package] = types.ModuleType(package)
+      modules[f"{package}.tensorflow"] = modules[package].tensorflow = lib
+      return lib.broadcast
+
+    for text, want in (("0", "horovod"), ("false", "horovod"), ("1", "byteps")):
+      modules = {}
+      broadcasts = {package: broadcast_of(package) for package in ("horovod", "byteps")}
+      with self.subTest(text), _env(**_mpi_env(1), MONOLITH_WITH_BYTEPS=text), \
+          mock.patch.dict(sys.modules, modules), \
+          flagsaver.flagsaver(dataset_use_dataservice=True, enable_sync_training=True):  # fmt: skip
+        mlp_utils.mlp_pass()
+        self._run_hook()
+        called = [package for package, broadcast in broadcasts.items() if broadcast.called]
+        self.assertEqual(called, [want])
+
   def test_without_horovod_the_data_is_read_all_the_same(self):
     modules = {"horovod": None, "horovod.tensorflow": None}
     with _env(**_mpi_env(1)), mock.patch.dict(sys.modules, modules), \
         flagsaver.flagsaver(dataset_use_dataservice=True, enable_sync_training=True):  # fmt: skip
       mlp_utils.mlp_pass()
       self.assertEqual(self._run_hook(), 5)
+
+
+class MissingRolesTest(unittest.TestCase):
+  """A role that is None is not in the job."""
+
+  def _pass(self, role, **roles):
+    """Returns for whom the process waited, whom it joined, the target, and the servers' mock."""
+    waits, joins = [], []
+    server = mock.Mock(side_effect=lambda *args: mock.Mock(target="grpc://here"))
+    with _env(**{**_CLUSTER, "MLP_ROLE": role}), \
+        flagsaver.flagsaver(dataset_use_dataservice=True, data_service_dispatcher=""), \
+        mock.patch.object(mlp_utils.MLPEnv, "wait", lambda env, *args, **_: waits.append(args)), \
+        mock.patch.object(mlp_utils.MLPEnv, "join", lambda env, *args: joins.append(args)), \
+        mock.patch.object(mlp_utils.MLPEnv, "start_profiler"), \
+        mock.patch.object(mlp_utils.dsvc, "DispatchServer", server), \
+        mock.patch.object(mlp_utils, "_start_dsworker", server):  # fmt: skip
+      mlp_utils.mlp_pass(**roles)
+      return waits, joins, flags.FLAGS.data_service_dispatcher, server
+
+  def setUp(self):
+    hook_class = estimator_util._DatasetInitializerHook
+    for name in ("begin", "after_create_session"):
+      self.addCleanup(setattr, hook_class, name, getattr(hook_class, name))
+
+  def test_worker_waits_for_nobody(self):
+    waits, joins, target, _ = self._pass(
+      "worker", dispatcher_role=None, dsworker_role=None, ps_role=None
+    )
+
+    self.assertEqual((waits, joins, target), ([], [], "grpc://[::1]:5000"))
+
+  def test_nobody_is_a_worker(self):
+    waits, joins, target, server = self._pass("worker", worker_role=None)
+
+    self.assertEqual((waits, joins, target), ([], [], ""))
+    server.assert_not_called()
+
+  def test_nobody_is_a_dispatcher(self):
+    waits, joins, _, server = self._pass("dispatcher", dispatcher_role=None)
+
+    self.assertEqual((waits, joins), ([], []))
+    server.assert_not_called()
+
+  def test_dispatcher_ends_with_the_platforms_worker(self):
+    waits, joins, _, server = self._pass("dispatcher", worker_role=None)
+
+    self.assertEqual((waits, joins), ([], [()]))
+    server.assert_called_once()
+
+  def test_dsworker_without_a_dispatcher_role(self):
+    waits, joins, _, server = self._pass("dsworker", dispatcher_role=None)
+
+    self.assertEqual((waits, joins), ([], [("WORKER",)]))
+    self.assertEqual(server.call_args.args[1], "[::1]:5000")
 
 
 class DataServiceTest(unittest.TestCase):

@@ -41,6 +41,17 @@ class PsBenchmarkTest(tf.test.TestCase):
 
     self.assertEqual(p.bm_config.ps_list[0], "overridden")
 
+  def test_overriding_list_is_cut(self):
+    p = self._train(ps_str_overridden="ps1,ps0,ps2")
+
+    self.assertEqual(p.bm_config.ps_list, ["ps1"])
+
+  def test_overriding_list_is_too_short(self):
+    config = ps_benchmark.BenchmarkConfig(["a", "b"], 2, 1, 0, ps_str_overridden="a")
+
+    with self.assertRaisesRegex(ValueError, "ps_str_overridden is 'a', want 2 servers"):
+      ps_benchmark._BenchmarkWorkerHook(config, None)
+
 
 class ChooseTest(absltest.TestCase):
   def test_fastest_win(self):
@@ -48,10 +59,17 @@ class ChooseTest(absltest.TestCase):
 
     self.assertEqual(chosen, ["b:1", "c:1"])
 
-  def test_servers_of_one_machine_count_together(self):
-    chosen = ps_benchmark._choose(["a:1", "a:2", "b:1"], [2.0, 1.5, 3.0], 2)
+  def test_one_server_of_each_machine_comes_first(self):
+    chosen = ps_benchmark._choose(["a:1", "a:2", "b:1"], [10.0, 10.0, 12.0], 2)
 
-    self.assertEqual(chosen, ["a:1", "a:2"])
+    self.assertEqual(chosen, ["a:2", "b:1"])
+
+  def test_slower_servers_of_the_same_machine_are_added(self):
+    addrs, throughputs = ["a:1", "a:2", "b:1", "c:1"], [2.0, 1.5, 3.0, 1.0]
+
+    self.assertEqual(
+      ps_benchmark._choose(addrs, throughputs, 4), ["a:1", "b:1", "a:2", "c:1"]
+    )
 
   def test_address_without_port(self):
     self.assertEqual(ps_benchmark._choose(["a", "b"], [1.0, 2.0], 1), ["b"])

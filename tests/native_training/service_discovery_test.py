@@ -384,7 +384,10 @@ class MLPServiceDiscoveryTest(unittest.TestCase):
     self.assertEqual(self._discovery.query("chief"), {})
     self.assertEqual(self._discovery.addr, "127.0.0.1:3334")
     self.assertEqual((self._discovery.server_type, self._discovery.index), ("worker", 1))
-    self.assertEqual(set(self._discovery.query_all()), {"ps", "worker", "chief"})
+    self.assertEqual(
+      self._discovery.query_all(),
+      {"ps": {0: f"127.0.0.1:{self._port}"}, "worker": {0: "w0:3333", 1: "w1:3334"}},
+    )
 
   def test_ps_that_does_not_answer(self):
     addr = f"127.0.0.1:{get_free_port()}"
@@ -394,6 +397,15 @@ class MLPServiceDiscoveryTest(unittest.TestCase):
         with self.assertRaisesRegex(AssertionError, f"^{addr} connect error!$"):
           discovery.query("ps")
       self.assertEqual(discovery.query("ps", skip_port_check=True), {0: addr})
+      with mock.patch(f"{_MODULE}.check_port", side_effect=AssertionError("must not ask")):
+        self.assertEqual(discovery.query_all()["ps"], {0: addr})
+
+  def test_task_without_an_address(self):
+    with mock.patch.dict(os.environ, {"MLP_WORKER_NUM": "3"}):
+      discovery = service_discovery.MLPServiceDiscovery()
+    for query in (lambda: discovery.query("worker"), discovery.query_all):
+      with self.assertRaisesRegex(AssertionError, "no address of worker 2 in the environment"):
+        query()
 
   def test_register_and_deregister(self):
     self._discovery.deregister("worker", 1, "w1:3334")
@@ -415,12 +427,13 @@ class MLPServiceDiscoveryTest(unittest.TestCase):
   def test_deregister_all(self):
     self._discovery.deregister_all()
 
-    self.assertEqual(self._discovery.query_all(), {"ps": {}, "worker": {}, "chief": {}})
+    self.assertEqual(self._discovery.query_all(), {"ps": {}, "worker": {}})
 
   def test_close(self):
     self._discovery.close()
 
     self.assertEqual(self._discovery.query("worker"), {})
+    self.assertEqual(self._discovery.query_all(), {})
     self.assertIsNone(self._discovery.server_type)
     self.assertIsNone(self._discovery.index)
 

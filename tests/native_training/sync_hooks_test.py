@@ -76,6 +76,7 @@ class SyncHooksTest(tf.test.TestCase):
     disabled = sync_hooks.TrainingHooksHelper(False, 0, 0)
     self.assertEqual(disabled.training_hooks, ())
     self.assertEqual(disabled.training_chief_hooks, ())
+    self.assertEqual(disabled.get_alive_workers(None), [])
 
     enabled = sync_hooks.TrainingHooksHelper(True, 2, 1)
     self.assertLen(enabled.training_hooks, 1)
@@ -188,7 +189,26 @@ class SyncHooksTest(tf.test.TestCase):
     hook = sync_hooks.WorkerSyncHook(0, None)
 
     hook.after_create_session(None, None)
+    hook.after_run(None, None)
     hook.end(None)
+
+  def test_worker_that_was_forgotten_says_that_it_is_alive(self):
+    with self.session() as sess:
+      helper = self._local_helper(sess)
+      helper.mark_restore_done(sess)
+      hook = sync_hooks.WorkerSyncHook(1, helper)
+      hook.after_create_session(sess, None)
+      run_context = tf.estimator.SessionRunContext(original_args=None, session=sess)
+
+      # The chief recovers.
+      sess.run(tf.compat.v1.local_variables_initializer())
+      with mock.patch.object(sync_hooks, "_ALIVE_SECONDS", 3600):
+        hook.after_run(run_context, None)
+      self.assertEqual(helper.get_alive_workers(sess).tolist(), [])
+      with mock.patch.object(sync_hooks, "_ALIVE_SECONDS", 0):
+        hook.after_run(run_context, None)
+
+      self.assertEqual(helper.get_alive_workers(sess).tolist(), [1])
 
   def test_worker_stops_waiting_with_its_coordinator(self):
     with self.session() as sess:

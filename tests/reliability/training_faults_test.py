@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pathlib
 import random
 import signal
 import socket
@@ -23,12 +24,21 @@ tf.compat.v1.disable_eager_execution()
 _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 # Far more than needed, for a busy machine.
 _TIMEOUT_SECS = 600
+_SERVER_KILLS = 20 if os.environ.get("MONOLITH_SOAK") == "1" else 1
 
 
 class _Training:
-  """Processes of one training, by role and index."""
+  """Processes of one training, by role and index.
 
-  def __init__(self, folder, num_ps=2, num_workers=1, **flags):
+  Args:
+    folder: for checkpoints, the discovery and logs; must not exist.
+    num_ps: parameter servers.
+    num_workers: workers, the chief included.
+    fixed: whether addresses are prescribed, so that a process that is started again has its own.
+    flags: of all processes.
+  """
+
+  def __init__(self, folder, num_ps=2, num_workers=1, fixed=False, **flags):
     self.folder = folder
     self.model_dir = os.path.join(folder, "model")
     self.num_ps, self.num_workers = num_ps, num_workers
@@ -40,6 +50,12 @@ class _Training:
       **flags,
     }
     self.processes = {}
+    self.cluster = None
+    if fixed:
+      self.cluster = {
+        "ps": [f"127.0.0.1:{get_free_port()}" for _ in range(num_ps)],
+        "worker": [f"127.0.0.1:{get_free_port()}" for _ in range(num_workers)],
+      }
     os.makedirs(folder)
 
   def roles(self):
@@ -50,6 +66,9 @@ class _Training:
   def start(self, role, **flags):
     server_type, index = role
     values = {**self.flags, "server_type": server_type, "index": index, **flags}
+    if self.cluster is not None:
+      task = {"type": server_type, "index": index}
+      values["tf_config"] = json.dumps({"cluster": self.cluster, "task": task})
     environment = {**os.environ, "CLOUDNATIVE_INET_ADDR": "127.0.0.1", "TF_CPP_MIN_LOG_LEVEL": "2"}
     with open(self._log_path(role), "ab") as log:
       self.processes[role] = subprocess.Popen(
@@ -75,6 +94,10 @@ class _Training:
   def log(self, role):
     with open(self._log_path(role), errors="replace") as f:
       return f.read()
+
+  def registered(self, server_type):
+    folder = os.path.join(self.flags["discovery_dir"], server_type)
+    return [pathlib.Path(folder, name).read_text() for name in os.listdir(folder)]
 
   def saved_step(self):
     checkpoint = tf.train.latest_checkpoint(self.model_dir)
@@ -108,8 +131,8 @@ class _Training:
 
 
 class TrainingFaultsTest(tf.test.TestCase):
-  def _training(self, **kwargs):
-    training = _Training(os.path.join(utils.get_test_tmp_dir(), self.id()), **kwargs)
+  def _training(self, name="", **kwargs):
+    training = _Training(os.path.join(utils.get_test_tmp_dir(), self.id() + name), **kwargs)
     self.addCleanup(training.close)
     return training
 
@@ -170,6 +193,28 @@ class TrainingFaultsTest(tf.test.TestCase):
     self.assertAllEqual(rows, [rows[0]] * 4)
     self.assertGreaterEqual(rows[0], 120)
 
+  def test_servers_are_killed_again_and_again(self):
+    """Promise: whichever server dies, and whenever, all workers recover.
+
+    `MONOLITH_SOAK=1` kills 20 times, with and without fixed addresses, instead of once.
+    """
+    rng = random.Random(os.getpid())
+    for i in range(_SERVER_KILLS):
+      training = self._training(
+        name=str(i), num_ps=2, num_workers=2, max_steps=100, prefetch=True, fixed=i % 2 == 1
+      )
+      training.start_all()
+      training.wait_for_step(20)
+      time.sleep(rng.uniform(0, 3))
+      victim = ("ps", rng.randrange(2))
+      training.kill(victim)
+      time.sleep(rng.uniform(0, 5) if i else 0)
+
+      training.start(victim)
+      training.wait()
+
+      self.assertGreaterEqual(training.saved_step(), 100)
+
   def test_killed_chief_resumes_at_the_saved_step(self):
     training = self._training(num_ps=1, max_steps=120)
     training.start_all()
@@ -206,6 +251,48 @@ class TrainingFaultsTest(tf.test.TestCase):
     training.wait()
 
     self.assertGreaterEqual(training.saved_step(), 40)
+
+
+  def test_servers_that_start_after_the_chief_cost_no_pause(self):
+    training = self._training(
+      num_ps=1, max_steps=20, fixed=True, retry_wait_secs=2 * _TIMEOUT_SECS
+    )
+    training.start(("worker", 0))
+    message = f"{training.cluster['ps'][0]} is unreachable"
+    wait_until(lambda: message in training.log(("worker", 0)), _TIMEOUT_SECS)
+
+    training.start(("ps", 0))
+    # A pause would be longer than this waits.
+    training.wait()
+
+    self.assertEqual(training.saved_step(), 20)
+
+  def test_processes_started_again_after_the_end_are_content(self):
+    training = self._training(num_ps=1, num_workers=2, max_steps=20)
+    training.start_all()
+    training.wait()
+
+    for role in (("worker", 0), ("worker", 1)):
+      training.start(role, lost_servers_secs=2)
+    training.wait()
+
+    for role in (("worker", 0), ("worker", 1)):
+      self.assertIn("is finished and its servers have ended", training.log(role))
+
+  def test_chief_started_again_without_servers_says_who_is_missing(self):
+    training = self._training(num_ps=2, max_steps=100000)
+    training.start_all()
+    training.wait_for_step(20)
+    for role in training.roles():
+      training.kill(role)
+
+    training.start(("worker", 0), lost_servers_secs=2)
+    code = training.processes["worker", 0].wait(timeout=_TIMEOUT_SECS)
+
+    self.assertNotEqual(code, 0)
+    addrs = training.registered("ps")
+    self.assertLen(addrs, 2)
+    self.assertIn(f"{','.join(sorted(addrs))} is unreachable since", training.log(("worker", 0)))
 
 
 class BadClusterTest(tf.test.TestCase):

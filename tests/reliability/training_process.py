@@ -21,6 +21,7 @@ from monolith.native_training import (
   host_service_discovery,
   native_task,
   service_discovery,
+  training_run,
 )
 from tests.wait_until import wait_until
 
@@ -39,6 +40,9 @@ flags.DEFINE_bool("partial_recovery", True, "restore only lost servers")
 # Longer than any of them takes to start on a busy machine.
 flags.DEFINE_integer("timeout_secs", 600, "how long to wait for others")
 flags.DEFINE_float("step_secs", 0.05, "how long a step takes")
+flags.DEFINE_bool("prefetch", False, "look embeddings up and push gradients in the background")
+flags.DEFINE_float("retry_wait_secs", 1, "how long to wait before trying again")
+flags.DEFINE_float("lost_servers_secs", 90, "how long a new process waits for servers that ended")
 
 
 class SlowHook(tf.estimator.SessionRunHook):
@@ -109,6 +113,7 @@ def create_params():
 
 def main(unused_argv):
   cluster_manager._cluster_query_failure_handler = lambda: time.sleep(0.1)
+  training_run._LOST_SERVERS_SECS = FLAGS.lost_servers_secs
   params = create_params()
   params.train.max_steps = FLAGS.max_steps
   config = cpu_training.DistributedCpuTrainingConfig(
@@ -119,8 +124,10 @@ def main(unused_argv):
     model_dir=FLAGS.model_dir,
     save_checkpoints_steps=FLAGS.save_steps,
     partial_recovery=FLAGS.partial_recovery,
+    embedding_prefetch_capacity=int(FLAGS.prefetch),
+    enable_embedding_postpush=FLAGS.prefetch,
     max_retry_times=6,
-    retry_wait_in_secs=1,
+    retry_wait_in_secs=FLAGS.retry_wait_secs,
     # At the end the chief waits for a worker that was killed until it is back.
     chief_timeout_secs=120,
     session_creation_timeout_secs=FLAGS.timeout_secs,

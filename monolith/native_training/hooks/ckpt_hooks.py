@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable, Iterable
 
 import tensorflow as tf
 from absl import logging
@@ -69,15 +70,19 @@ class BarrierSaverListener(tf.estimator.CheckpointSaverListener):
     barrier_op: barrier_ops.BarrierOp,
     wait_seconds: float = 1,
     max_pending_seconds: float = 30,
+    get_running_workers: Callable[[tf.compat.v1.Session], Iterable[int]] | None = None,
   ):
     """Args:
       barrier_op: the barrier between chief and workers.
       wait_seconds: seconds between looks at the workers.
       max_pending_seconds: after which the checkpoint is saved although some workers still run.
+      get_running_workers: returns the indices of the workers that train. Others, who are finished
+        or have not come yet, will not stop at the barrier. By default all train.
     """
     self._barrier_op = barrier_op
     self._wait_seconds = wait_seconds
     self._max_pending_seconds = max_pending_seconds
+    self._get_running_workers = get_running_workers
     self._placed_by_us = False
     _get_meta()
 
@@ -93,13 +98,19 @@ class BarrierSaverListener(tf.estimator.CheckpointSaverListener):
 
   def _wait_for_workers(self, session: tf.compat.v1.Session) -> None:
     deadline = time.monotonic() + self._max_pending_seconds
-    while not self._barrier_op.is_all_blocked(session):
+    while unblocked := self._get_unblocked(session):
       remaining = deadline - time.monotonic()
       if remaining <= 0:
-        unblocked = self._barrier_op.get_unblocked_indices(session)
         logging.warning("Saving although these workers do not wait: %s", unblocked)
         return
       time.sleep(min(self._wait_seconds, remaining))
+
+  def _get_unblocked(self, session: tf.compat.v1.Session) -> list[int]:
+    """Returns the workers that train and do not wait at the barrier."""
+    unblocked = set(self._barrier_op.get_unblocked_indices(session))
+    if unblocked and self._get_running_workers is not None:
+      unblocked.intersection_update(int(i) for i in self._get_running_workers(session))
+    return sorted(unblocked)
 
   def after_save(self, session: tf.compat.v1.Session, global_step_value: int) -> None:
     if self._placed_by_us:

@@ -2,6 +2,7 @@
 
 import os
 import threading
+from unittest import mock
 
 import tensorflow as tf
 
@@ -72,6 +73,35 @@ class BarrierSaverListenerTest(_Case):
       self.assertIn("[1]", logs.output[0])
       listener.after_save(sess, 1)
       self.assertFalse(barrier_op.is_barrier_placed(sess))
+
+  def test_only_workers_that_train_are_waited_for(self):
+    barrier_op = barrier_ops.BarrierOp(4, wait_seconds=0.01)
+    listener = ckpt_hooks.BarrierSaverListener(
+      barrier_op, 0.01, max_pending_seconds=60, get_running_workers=lambda _: [1]
+    )
+    with self.session() as sess:
+      self._init(sess)
+      worker = threading.Thread(target=self._wait_like_a_worker, args=(sess, barrier_op))
+      worker.start()
+
+      with mock.patch.object(ckpt_hooks.logging, "warning") as warning:
+        listener.before_save(sess, 1)
+
+      warning.assert_not_called()
+      self.assertEqual(barrier_op.get_blocked_indices(sess), [0, 1])
+      listener.after_save(sess, 1)
+      worker.join()
+
+  def test_worker_that_trains_and_never_waits(self):
+    barrier_op = barrier_ops.BarrierOp(4)
+    listener = ckpt_hooks.BarrierSaverListener(
+      barrier_op, 0.01, max_pending_seconds=0.05, get_running_workers=lambda _: [2]
+    )
+    with self.session() as sess:
+      self._init(sess)
+      with self.assertLogs("absl", "WARNING") as logs:
+        listener.before_save(sess, 1)
+      self.assertIn("do not wait: [2]", logs.output[0])
 
 
 class WorkerCkptHelperTest(_Case):
