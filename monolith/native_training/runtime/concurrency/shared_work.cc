@@ -26,7 +26,11 @@ void SharedWork::Help() {
   if (helpers_.load(std::memory_order_relaxed) >= kClosed) return;
   if (const int cpu = cpu_.load(std::memory_order_relaxed); cpu == CurrentCpu()) LeaveCpu(cpu);
   if (helpers_.fetch_add(1, std::memory_order_acquire) < kClosed) {
-    while ((*step_)()) {
+    try {
+      while ((*step_)()) {
+      }
+    } catch (...) {
+      KeepError();
     }
   }
   if (helpers_.fetch_sub(1, std::memory_order_acq_rel) != kClosed + 1) return;
@@ -50,7 +54,21 @@ void SharedWork::RunSteps(const std::function<void()>& call_helper) {
 }
 
 void SharedWork::Finish(const std::function<void()>& call_helper) {
-  RunSteps(call_helper);
+  try {
+    RunSteps(call_helper);
+  } catch (...) {
+    KeepError();  // helpers use what belongs to the caller
+  }
+  Close();
+  if (error_ != nullptr) std::rethrow_exception(error_);
+}
+
+void SharedWork::KeepError() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (error_ == nullptr) error_ = std::current_exception();
+}
+
+void SharedWork::Close() {
   if (helpers_.fetch_or(kClosed, std::memory_order_acq_rel) == 0) return;
   const auto is_idle = [this] { return helpers_.load(std::memory_order_acquire) == kClosed; };
   const auto sleep_at = Clock::now() + kSpinTime;

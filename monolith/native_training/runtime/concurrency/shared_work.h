@@ -9,6 +9,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <mutex>
 
@@ -18,7 +19,8 @@ namespace engine {
 // Held by shared_ptr: a helper may find out that it came too late after the work has returned.
 class SharedWork {
  public:
-  // Does some of the work. False: there is nothing left that this thread could do.
+  // Does some of the work. False: there is nothing left that this thread could do. Where one
+  // throws, the others still come to their end, and Finish throws it.
   using Step = std::function<bool()>;
 
   // For the calling thread and at most `max_helpers` others. `step` has to stay alive until Finish
@@ -44,6 +46,10 @@ class SharedWork {
   static constexpr int64_t kClosed = int64_t{1} << 62;
 
   void RunSteps(const std::function<void()>& call_helper);
+  // Keeps the exception that is being handled, if it is the first.
+  void KeepError();
+  // Returns when no helper is at work, and lets no other begin.
+  void Close();
 
   const Step* const step_;
   const int64_t max_helpers_;
@@ -52,6 +58,7 @@ class SharedWork {
   std::atomic<int> cpu_;             // of the starting thread
   std::mutex mutex_;
   std::condition_variable idle_;
+  std::exception_ptr error_;
 };
 
 // The steps of a loop: fn(begin, end) with ranges of at most `grain` units that cover [0, n) once.

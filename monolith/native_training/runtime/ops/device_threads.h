@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <memory>
 
@@ -49,7 +50,11 @@ class DeviceThreads {
     const std::function<void()> call_helper = [this, &work] {
       pool_->Schedule([work] { work->Help(); });
     };
-    for (int64_t i = 0; i < helpers; ++i) call_helper();
+    try {
+      for (int64_t i = 0; i < helpers; ++i) call_helper();
+    } catch (const std::exception&) {
+      // Those that are on their way use `step`, so this thread goes on with them.
+    }
     work->Finish(call_helper);
   }
 
