@@ -8,8 +8,12 @@ import queue
 import socket
 import threading
 
+from absl import logging
+
 _LOOPBACK_IP = "127.0.0.1"
 _MAX_PORT = 65535
+
+_warned_of_public_address = False
 
 
 class AddressFamily:
@@ -165,6 +169,45 @@ def get_local_ip() -> str:
     except socket.gaierror:
       continue
   return _LOOPBACK_IP
+
+
+def is_public_address(addr: str) -> bool:
+  """Whether strangers may reach `addr`, a `host:port` or a host.
+
+  Returns:
+    False for loopback, link-local and private addresses. A name counts as what it resolves to, one
+    that does not resolve as not public; the address that means all interfaces as this host's.
+  """
+  try:
+    host = split_host_and_port(addr)[0]
+  except ValueError:
+    host = addr.strip("[]")
+  try:
+    found = {ipaddress.ip_address(host)}
+  except ValueError:
+    try:
+      infos = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+      return False
+    found = {ipaddress.ip_address(info[4][0].partition("%")[0]) for info in infos}
+  if any(ip.is_unspecified for ip in found):
+    found = {ipaddress.ip_address(get_local_ip().partition("%")[0])}
+  return any(ip.is_global for ip in found)
+
+
+def warn_if_public(addr: str, what: str) -> None:
+  """Logs, once per process, that `what` listens on `addr` where strangers may reach it."""
+  global _warned_of_public_address
+  if _warned_of_public_address or not is_public_address(addr):
+    return
+  _warned_of_public_address = True
+  logging.warning(
+    "%s listens on %s, which is not a private address: whoever reaches the port can run any "
+    "TensorFlow op here, file writing included. Close it with a firewall or use a private "
+    "network, see docs/security.md.",
+    what,
+    addr,
+  )
 
 
 def is_ipv4_supported() -> bool:

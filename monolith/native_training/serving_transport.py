@@ -14,7 +14,10 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import ipaddress
 import itertools
+import queue
+import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
@@ -36,6 +39,9 @@ PREDICT_METHOD = "/tensorflow.serving.PredictionService/Predict"
 
 # Larger requests are split: gRPC servers refuse messages beyond 4 MiB by default.
 MAX_REQUEST_BYTES = 4 << 20
+_LOOK_UP_SECONDS = 5
+_MAX_PUSH_MS = 600_000
+_MAX_PUSH_THREADS = 64
 
 _Delta = parameter_sync_pb2.PushRequest.DeltaEmbeddingHashTable
 RemotePredictResolver = Callable[[str, str, int], Sequence[str]]
@@ -157,14 +163,23 @@ def push(
 
   Returns:
     One response per target; a target that fails is told by its status code, not by an exception.
+
+  Raises:
+    HostError: `config` says to wait for more than ten minutes.
   """
+  if config.timeout_in_ms > _MAX_PUSH_MS:
+    raise HostError(
+      grpc.StatusCode.INVALID_ARGUMENT.value[0],
+      f"timeout_in_ms is {config.timeout_in_ms}, want at most {_MAX_PUSH_MS}",
+    )
   requests = [make_predict_request(part) for part in split_push_request(request)]
   timeout_secs = config.timeout_in_ms / 1000
   channels = _Channels()
   result = parameter_sync_pb2.PushResult()
   try:
     # All targets at once; the parts of one target one after the other.
-    with futures.ThreadPoolExecutor(max_workers=max(1, len(config.targets))) as pool:
+    workers = min(max(1, len(config.targets)), _MAX_PUSH_THREADS)
+    with futures.ThreadPoolExecutor(max_workers=workers) as pool:
       responses = pool.map(
         lambda target: _push_to_target(channels.predict_call(target), target, requests,
                                        timeout_secs),
@@ -274,21 +289,58 @@ _dummy_server_ids: Iterator[int] = itertools.count()
 
 
 def _start_dummy_server(address: bytes, _: bytes) -> bytes:
+  listen_on = _listening_address(address.decode(errors="backslashreplace"))
   server = grpc.server(
     futures.ThreadPoolExecutor(max_workers=2), handlers=[_DummyPredictionService()]
   )
   try:
-    port = server.add_insecure_port(address.decode())
+    port = server.add_insecure_port(listen_on)
   except RuntimeError as error:
     raise HostError(grpc.StatusCode.UNAVAILABLE.value[0], str(error)) from error
   if port == 0:
-    raise HostError(
-      grpc.StatusCode.UNAVAILABLE.value[0], f"cannot listen on {address.decode()}"
-    )
+    raise HostError(grpc.StatusCode.UNAVAILABLE.value[0], f"cannot listen on {listen_on}")
   server.start()
   server_id = str(next(_dummy_server_ids))
   _dummy_servers[server_id] = server
   return f"{server_id} {port}".encode()
+
+
+def _listening_address(address: str) -> str:
+  """`address` with a number for its host: gRPC looks names up for as long as it takes."""
+  host, colon, port = address.rpartition(":")
+  if not colon or not port.isascii() or not port.isdigit() or int(port) > 65535:
+    raise HostError(
+      grpc.StatusCode.INVALID_ARGUMENT.value[0], f"address is '{address[:200]}', want host:port"
+    )
+  host = host.removeprefix("[").removesuffix("]")
+  try:
+    found = ipaddress.ip_address(host)
+  except ValueError:
+    found = ipaddress.ip_address(_look_up(host)) if host else ipaddress.IPv6Address("::")
+  return f"[{found}]:{port}" if found.version == 6 else f"{found}:{port}"
+
+
+def _look_up(host: str) -> str:
+  """The first address of a name. `HostError`: there is none, or nobody answers."""
+  answers: queue.SimpleQueue = queue.SimpleQueue()
+
+  def ask() -> None:
+    try:
+      answers.put(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
+    except (OSError, UnicodeError, ValueError) as error:
+      answers.put(error)
+
+  # A daemon: nobody waits for a name server that does not answer.
+  threading.Thread(target=ask, daemon=True, name="look_up").start()
+  try:
+    answer = answers.get(timeout=_LOOK_UP_SECONDS)
+  except queue.Empty:
+    answer = TimeoutError(f"no answer in {_LOOK_UP_SECONDS} s")
+  if isinstance(answer, Exception):
+    raise HostError(
+      grpc.StatusCode.UNAVAILABLE.value[0], f"cannot look up '{host[:200]}': {answer}"
+    )
+  return answer
 
 
 def _stop_dummy_server(server_id: bytes, _: bytes) -> bytes:

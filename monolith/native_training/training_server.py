@@ -143,6 +143,7 @@ def start_server(
   if addr.endswith(":0"):
     addr = server.target[len(_GRPC_SCHEME) :]
   logging.info("%s %d listens on %s", config.server_type, config.index, addr)
+  net_utils.warn_if_public(addr, f"{config.server_type} {config.index}")
   return server, addr
 
 

@@ -1,3 +1,4 @@
+import contextlib
 import random
 import socket as real_socket
 import threading
@@ -44,6 +45,38 @@ def _listen(family, host):
   server.bind((host, 0))
   server.listen()
   return server, server.getsockname()[1]
+
+
+class PublicAddressTest(unittest.TestCase):
+  def test_private_addresses_are_not_public(self):
+    for addr in (
+      "127.0.0.1:80", "10.1.2.3:80", "192.168.0.1:0", "172.16.9.9:5", "169.254.1.1:2", "[::1]:80",
+      "[fe80::1]:80", "[fd00::1]:80", "localhost:80", "100.64.0.1:80", "nothing.invalid:80", "",
+    ):  # fmt: skip
+      self.assertFalse(net_utils.is_public_address(addr), addr)
+
+  def test_other_addresses_are_public(self):
+    for addr in ("8.8.8.8:80", "[2001:4860:4860::8888]:80", "8.8.8.8"):
+      self.assertTrue(net_utils.is_public_address(addr), addr)
+
+  def test_all_interfaces_are_those_of_the_host(self):
+    for addr in ("0.0.0.0:80", "[::]:80"):
+      for ip, public in (("8.8.8.8", True), ("10.0.0.1", False)):
+        with mock.patch.object(net_utils, "get_local_ip", return_value=ip):
+          self.assertEqual(net_utils.is_public_address(addr), public)
+
+  def test_warns_once_and_only_of_public_addresses(self):
+    with mock.patch.object(net_utils, "_warned_of_public_address", False):
+      with self.assertNoLogs("absl", "WARNING") if hasattr(self, "assertNoLogs") else (
+        contextlib.nullcontext()
+      ):
+        net_utils.warn_if_public("127.0.0.1:80", "ps 0")
+      with self.assertLogs("absl", "WARNING") as logs:
+        net_utils.warn_if_public("8.8.8.8:80", "ps 0")
+        net_utils.warn_if_public("8.8.8.8:81", "ps 1")
+    self.assertEqual(len(logs.output), 1)
+    self.assertIn("ps 0 listens on 8.8.8.8:80", logs.output[0])
+    self.assertIn("docs/security.md", logs.output[0])
 
 
 class NetUtilsTest(unittest.TestCase):

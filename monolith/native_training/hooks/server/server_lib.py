@@ -106,6 +106,7 @@ class ServerHook(tf.estimator.SessionRunHook):
       os.path.join(self._model_dir, constants.SERVER_ADDR_FILENAME), address
     )
     logging.info("The controller listens on %s", address)
+    net_utils.warn_if_public(address, "The controller")
 
   def end(self, session: tf.compat.v1.Session) -> None:
     self._stop()

@@ -8,6 +8,7 @@ namespace {
 
 // Larger tensors cannot be allocated; the bound keeps products of sizes inside int64.
 constexpr int64_t kMaxRowSize = int64_t{1} << 40;
+constexpr size_t kMaxDimensions = 254;  // of TensorFlow's tensors
 
 std::string Text(int64_t value) { return std::to_string(value); }
 
@@ -119,6 +120,10 @@ std::string LayoutPlan::AddOut(const std::string& layout, const LayoutOutConfig&
 std::string LayoutPlan::AddOutput(const std::string& layout, const std::vector<int64_t>& shape,
                                   int64_t row_size, bool add) {
   if (shape.empty()) return "a shape has no dimensions, want the batch first";
+  if (shape.size() > kMaxDimensions) {
+    return "a shape has " + Text(shape.size()) + " dimensions, want at most " +
+           Text(kMaxDimensions);
+  }
   if (shape[0] != -1 && shape[0] <= 0) {
     return "the first dimension of a shape is " + Text(shape[0]) + ", want -1 or more than 0";
   }

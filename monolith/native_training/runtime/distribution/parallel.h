@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <functional>
+#include <limits>
 
 namespace monolith {
 namespace distribution {
@@ -36,13 +37,21 @@ class Parallel {
   void For(int64_t total, int64_t cycles_per_unit,
            const std::function<void(int64_t, int64_t)>& fn) const {
     if (total <= 0) return;
-    const int64_t tasks =
-        std::min(total, SmallTasksFor(total * std::max<int64_t>(1, cycles_per_unit)));
+    const int64_t tasks = std::min(total, SmallTasksFor(Work(total, cycles_per_unit)));
     if (tasks == 1) {
       fn(0, total);
       return;
     }
     RunTasks(tasks, [&](int64_t t) { fn(Cut(total, tasks, t), Cut(total, tasks, t + 1)); });
+  }
+
+  // Cycles of `units` that take so many each. Sizes of tensors without elements are as large as an
+  // int64; the estimate ends there.
+  static int64_t Work(int64_t units, int64_t cycles_per_unit) {
+    int64_t work;
+    return __builtin_mul_overflow(units, std::max<int64_t>(1, cycles_per_unit), &work)
+               ? std::numeric_limits<int64_t>::max()
+               : work;
   }
 
   // Start of part t when total units are cut into equal parts.

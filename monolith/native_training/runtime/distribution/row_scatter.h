@@ -29,7 +29,7 @@ inline void ScatterAddRows(const Parallel& parallel, const int64_t* targets, int
   for (size_t t = 0; t < num_rows.size(); ++t) first[t + 1] = first[t] + num_rows[t];
   const int64_t total = first.back();
   const int64_t tasks =
-      std::max<int64_t>(1, std::min(total, parallel.TasksFor((n + total) * (dim + 4))));
+      std::max<int64_t>(1, std::min(total, parallel.TasksFor(Parallel::Work(n + total, dim + 4))));
   parallel.RunTasks(tasks, [&](int64_t task) {
     const int64_t begin = Parallel::Cut(total, tasks, task);
     const int64_t end = Parallel::Cut(total, tasks, task + 1);

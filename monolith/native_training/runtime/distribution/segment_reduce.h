@@ -147,7 +147,7 @@ template <Reduction kReduction, int64_t kLeading, typename Index>
 bool ReduceSorted(const Parallel& parallel, const Index* segments, int64_t k, int64_t rows,
                   const float* values, int64_t dim, const std::vector<ColumnSink>& sinks) {
   const int64_t tasks =
-      std::max<int64_t>(1, std::min(k, parallel.SmallTasksFor((k + rows) * (dim + 8))));
+      std::max<int64_t>(1, std::min(k, parallel.SmallTasksFor(Parallel::Work(k + rows, dim + 8))));
   // Task t takes the values [starts[t], starts[t + 1]) and writes rows [first_rows[t],
   // first_rows[t + 1]). An even cut moves to the end of the segment it falls into.
   std::vector<int64_t> starts(tasks + 1, 0), first_rows(tasks + 1, 0);
@@ -182,7 +182,7 @@ void ReduceUnsorted(const Parallel& parallel, const Index* segments, int64_t k, 
                     const float* values, int64_t dim, const std::vector<ColumnSink>& sinks) {
   constexpr bool kSquare = kReduction == Reduction::kSquareNorm;
   const int64_t tasks =
-      std::max<int64_t>(1, std::min(rows, parallel.TasksFor((k + rows) * (dim + 8))));
+      std::max<int64_t>(1, std::min(rows, parallel.TasksFor(Parallel::Work(k + rows, dim + 8))));
   parallel.RunTasks(tasks, [&](int64_t t) {
     const int64_t begin = Parallel::Cut(rows, tasks, t);
     const int64_t end = Parallel::Cut(rows, tasks, t + 1);
@@ -235,7 +235,10 @@ SegmentCheck ReduceSegments(const Parallel& parallel, const Index* segments, int
   }
   if (done) return {};
   const SegmentCheck check = CheckSegments(parallel, segments, k, rows);
-  if (check.bad < 0) {
+  // Rows without columns may be more than anybody could count.
+  const bool has_columns = std::any_of(sinks.begin(), sinks.end(),
+                                       [](const ColumnSink& sink) { return sink.width > 0; });
+  if (check.bad < 0 && has_columns) {
     ReduceUnsorted<kReduction>(parallel, segments, k, rows, values, dim, sinks);
   }
   return check;

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "monolith/native_training/runtime/dense/dense_kernels.h"
+#include "monolith/native_training/runtime/ops/kernel_registration.h"
 #include "monolith/native_training/runtime/ops/op_checks.h"
 #include "monolith/native_training/runtime/ops/parallel_ranges.h"
 #include "tensorflow/core/framework/op.h"
@@ -34,7 +35,7 @@ std::vector<int64_t> AlignedOffsets(const OpInputList& inputs) {
   return offsets;
 }
 
-class AlignedFlatConcatOp final : public OpKernel {
+class AlignedFlatConcatOp : public OpKernel {
  public:
   using OpKernel::OpKernel;
 
@@ -46,7 +47,7 @@ class AlignedFlatConcatOp final : public OpKernel {
     const float scale = scale_tensor.scalar<float>()();
     const std::vector<int64_t> offsets = AlignedOffsets(inputs);
     Tensor* flat;
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({offsets.back()}), &flat));
+    OP_REQUIRES_OK(ctx, AllocateOutput(ctx, 0, {offsets.back()}, &flat));
     float* out = flat->flat<float>().data();
     // As many tensors at a time as make a piece of work, on average.
     const int64_t grain = 1 + inputs.size() * kGrain / (offsets.back() + 1);
@@ -60,7 +61,7 @@ class AlignedFlatConcatOp final : public OpKernel {
   }
 };
 
-class AlignedFlatSplitOp final : public OpKernel {
+class AlignedFlatSplitOp : public OpKernel {
  public:
   using OpKernel::OpKernel;
 
@@ -118,8 +119,8 @@ Undoes MonolithAlignedFlatConcat without copying.
 inputs: only their shapes count.
 )doc");
 
-REGISTER_KERNEL_BUILDER(Name("MonolithAlignedFlatConcat").Device(DEVICE_CPU), AlignedFlatConcatOp);
-REGISTER_KERNEL_BUILDER(Name("MonolithAlignedFlatSplit").Device(DEVICE_CPU), AlignedFlatSplitOp);
+REGISTER_GUARDED_KERNEL(Name("MonolithAlignedFlatConcat").Device(DEVICE_CPU), AlignedFlatConcatOp);
+REGISTER_GUARDED_KERNEL(Name("MonolithAlignedFlatSplit").Device(DEVICE_CPU), AlignedFlatSplitOp);
 
 }  // namespace
 }  // namespace monolith_tf

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "monolith/native_training/runtime/dense/dense_kernels.h"
+#include "monolith/native_training/runtime/ops/kernel_registration.h"
 #include "monolith/native_training/runtime/ops/op_checks.h"
 #include "monolith/native_training/runtime/ops/parallel_ranges.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
@@ -122,7 +123,7 @@ Status ReadClipNorm(const Tensor& tensor, float* clip_norm) {
   return errors::InvalidArgument("clip_norm is ", *clip_norm, ", want at least 0");
 }
 
-class ClipByGlobalNormOp final : public OpKernel {
+class ClipByGlobalNormOp : public OpKernel {
  public:
   using OpKernel::OpKernel;
 
@@ -137,7 +138,7 @@ class ClipByGlobalNormOp final : public OpKernel {
   }
 };
 
-class ClipByGlobalNormFusedOp final : public OpKernel {
+class ClipByGlobalNormFusedOp : public OpKernel {
  public:
   using OpKernel::OpKernel;
 
@@ -154,7 +155,7 @@ class ClipByGlobalNormFusedOp final : public OpKernel {
   }
 };
 
-class GlobalL2ReduceOp final : public OpKernel {
+class GlobalL2ReduceOp : public OpKernel {
  public:
   using OpKernel::OpKernel;
 
@@ -213,10 +214,10 @@ REGISTER_OP("GlobalL2Reduce")
 The sum of the squares of all elements, accumulated in double in an order independent of scheduling.
 )doc");
 
-REGISTER_KERNEL_BUILDER(Name("MonolithClipByGlobalNorm").Device(DEVICE_CPU), ClipByGlobalNormOp);
-REGISTER_KERNEL_BUILDER(Name("MonolithClipByGlobalNormFused").Device(DEVICE_CPU),
+REGISTER_GUARDED_KERNEL(Name("MonolithClipByGlobalNorm").Device(DEVICE_CPU), ClipByGlobalNormOp);
+REGISTER_GUARDED_KERNEL(Name("MonolithClipByGlobalNormFused").Device(DEVICE_CPU),
                         ClipByGlobalNormFusedOp);
-REGISTER_KERNEL_BUILDER(Name("GlobalL2Reduce").Device(DEVICE_CPU), GlobalL2ReduceOp);
+REGISTER_GUARDED_KERNEL(Name("GlobalL2Reduce").Device(DEVICE_CPU), GlobalL2ReduceOp);
 
 }  // namespace
 }  // namespace monolith_tf

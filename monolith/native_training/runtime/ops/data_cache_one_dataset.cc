@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "monolith/native_training/runtime/ops/kernel_registration.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/dataset.h"
 #include "tensorflow/core/framework/op.h"
@@ -140,7 +141,7 @@ class CacheOneDataset final : public data::DatasetBase {
   std::vector<PartialTensorShape> shapes_;
 };
 
-class CacheOneDatasetOp final : public data::UnaryDatasetOpKernel {
+class CacheOneDatasetOp : public data::UnaryDatasetOpKernel {
  public:
   using UnaryDatasetOpKernel::UnaryDatasetOpKernel;
 
@@ -151,7 +152,7 @@ class CacheOneDatasetOp final : public data::UnaryDatasetOpKernel {
   }
 };
 
-REGISTER_KERNEL_BUILDER(Name("MonolithCacheOneDataset").Device(DEVICE_CPU), CacheOneDatasetOp);
+REGISTER_GUARDED_KERNEL(Name("MonolithCacheOneDataset").Device(DEVICE_CPU), CacheOneDatasetOp);
 
 }  // namespace
 }  // namespace monolith_tf

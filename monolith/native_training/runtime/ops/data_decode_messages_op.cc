@@ -8,6 +8,7 @@
 #include "monolith/native_training/runtime/data/record_framing.h"
 #include "monolith/native_training/runtime/ops/data_sample.h"
 #include "monolith/native_training/runtime/ops/data_sample_reader.h"
+#include "monolith/native_training/runtime/ops/kernel_registration.h"
 #include "monolith/native_training/runtime/ops/op_checks.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"
@@ -78,7 +79,7 @@ bool IsDefault(const Tensor& element) {
   return held != nullptr && IsDefault(held->proto());
 }
 
-class DecodeMessagesOp final : public OpKernel {
+class DecodeMessagesOp : public OpKernel {
  public:
   explicit DecodeMessagesOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
     std::string input_type, output_type;
@@ -152,7 +153,7 @@ class DecodeMessagesOp final : public OpKernel {
   SampleReadOptions options_;
 };
 
-REGISTER_KERNEL_BUILDER(Name("MonolithDecodeMessages").Device(DEVICE_CPU), DecodeMessagesOp);
+REGISTER_GUARDED_KERNEL(Name("MonolithDecodeMessages").Device(DEVICE_CPU), DecodeMessagesOp);
 
 }  // namespace
 }  // namespace monolith_tf

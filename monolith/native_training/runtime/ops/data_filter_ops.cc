@@ -8,6 +8,7 @@
 #include "absl/strings/numbers.h"
 #include "monolith/native_training/runtime/ops/data_sample.h"
 #include "monolith/native_training/runtime/ops/data_sample_rules.h"
+#include "monolith/native_training/runtime/ops/kernel_registration.h"
 #include "monolith/native_training/runtime/ops/op_checks.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
@@ -96,7 +97,7 @@ Status RowSampleType(OpKernelConstruction* ctx, SampleType* type) {
 
 // Rule: Status Init(OpKernelConstruction*), Status Keeps(const Proto&, bool*) const.
 template <typename Rule>
-class FilterOp final : public OpKernel {
+class FilterOp : public OpKernel {
  public:
   explicit FilterOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
     OP_REQUIRES_OK(ctx, RowSampleType(ctx, &type_));
@@ -299,13 +300,13 @@ class NegativeRule {
   absl::flat_hash_map<int64_t, float> rates_;
 };
 
-REGISTER_KERNEL_BUILDER(Name("SetFilter").Device(DEVICE_CPU), FilterOp<SetRule>);
-REGISTER_KERNEL_BUILDER(Name("ValueFilter").Device(DEVICE_CPU), FilterOp<ValueRule>);
-REGISTER_KERNEL_BUILDER(Name("FilterByLabel").Device(DEVICE_CPU), FilterOp<LabelRule>);
-REGISTER_KERNEL_BUILDER(Name("SpecialStrategy").Device(DEVICE_CPU), FilterOp<StrategyRule>);
-REGISTER_KERNEL_BUILDER(Name("NegativeSample").Device(DEVICE_CPU), FilterOp<NegativeRule>);
+REGISTER_GUARDED_KERNEL(Name("SetFilter").Device(DEVICE_CPU), FilterOp<SetRule>);
+REGISTER_GUARDED_KERNEL(Name("ValueFilter").Device(DEVICE_CPU), FilterOp<ValueRule>);
+REGISTER_GUARDED_KERNEL(Name("FilterByLabel").Device(DEVICE_CPU), FilterOp<LabelRule>);
+REGISTER_GUARDED_KERNEL(Name("SpecialStrategy").Device(DEVICE_CPU), FilterOp<StrategyRule>);
+REGISTER_GUARDED_KERNEL(Name("NegativeSample").Device(DEVICE_CPU), FilterOp<NegativeRule>);
 
-class FeatureValueFilterOp final : public OpKernel {
+class FeatureValueFilterOp : public OpKernel {
  public:
   explicit FeatureValueFilterOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
     std::string op;
@@ -372,7 +373,7 @@ class FeatureValueFilterOp final : public OpKernel {
   TypedFilter filter_;
 };
 
-REGISTER_KERNEL_BUILDER(Name("FeatureValueFilter").Device(DEVICE_CPU), FeatureValueFilterOp);
+REGISTER_GUARDED_KERNEL(Name("FeatureValueFilter").Device(DEVICE_CPU), FeatureValueFilterOp);
 
 }  // namespace
 }  // namespace monolith_tf

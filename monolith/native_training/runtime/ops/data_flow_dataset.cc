@@ -15,6 +15,8 @@
 #include "monolith/native_training/runtime/ops/data_flow_queues.h"
 #include "monolith/native_training/runtime/ops/data_sample.h"
 #include "monolith/native_training/runtime/ops/data_sample_dataset.h"
+#include "monolith/native_training/runtime/ops/exception_status.h"
+#include "monolith/native_training/runtime/ops/kernel_registration.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/dataset.h"
 #include "tensorflow/core/framework/op.h"
@@ -133,7 +135,7 @@ class FlowTable {
   std::string known_;
 };
 
-class SplitFlowDatasetOp final : public data::UnaryDatasetOpKernel {
+class SplitFlowDatasetOp : public data::UnaryDatasetOpKernel {
  public:
   class Dataset;
 
@@ -311,7 +313,7 @@ Status NameSource(Tensor* tensor) {
   return OkStatus();
 }
 
-class MergeFlowDatasetOp final : public data::DatasetOpKernel {
+class MergeFlowDatasetOp : public data::DatasetOpKernel {
  public:
   explicit MergeFlowDatasetOp(OpKernelConstruction* ctx) : DatasetOpKernel(ctx) {
     int64_t inputs;
@@ -479,10 +481,13 @@ class MergeFlowDatasetOp::Dataset final : public data::DatasetBase {
           queues_.End(flow);
           return;
         }
+        if (item.status.ok()) item.status = CheckSampleElement(element);
         if (item.status.ok()) {
-          item.status = dataset()->options_.type == SampleType::kInstance
-                            ? NameSource<Instance>(&element[0])
-                            : NameSource<Example>(&element[0]);
+          item.status = CatchExceptions([&] {
+            return dataset()->options_.type == SampleType::kInstance
+                       ? NameSource<Instance>(&element[0])
+                       : NameSource<Example>(&element[0]);
+          });
         }
         if (item.status.ok()) item.sample = std::move(element[0]);
         if (!queues_.Push(flow, std::move(item))) return;
@@ -516,8 +521,8 @@ void MergeFlowDatasetOp::MakeDataset(OpKernelContext* ctx, data::DatasetBase** o
   *output = new Dataset(ctx, std::move(inputs), *this);
 }
 
-REGISTER_KERNEL_BUILDER(Name("SplitFlowDataset").Device(DEVICE_CPU), SplitFlowDatasetOp);
-REGISTER_KERNEL_BUILDER(Name("MergeFlowDataset").Device(DEVICE_CPU), MergeFlowDatasetOp);
+REGISTER_GUARDED_KERNEL(Name("SplitFlowDataset").Device(DEVICE_CPU), SplitFlowDatasetOp);
+REGISTER_GUARDED_KERNEL(Name("MergeFlowDataset").Device(DEVICE_CPU), MergeFlowDatasetOp);
 
 }  // namespace
 }  // namespace monolith_tf

@@ -1,8 +1,13 @@
 #include "monolith/native_training/runtime/ops/data_flow_group.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <utility>
 
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "monolith/native_training/runtime/ops/data_sample.h"
+#include "monolith/native_training/runtime/ops/exception_status.h"
 #include "tensorflow/core/platform/errors.h"
 #include "tensorflow/core/platform/logging.h"
 
@@ -18,6 +23,21 @@ struct Groups {
 Groups* AllGroups() {
   static Groups* const groups = new Groups;  // iterators may outlive static objects
   return groups;
+}
+
+constexpr char kPatienceVariable[] = "MONOLITH_FLOW_PATIENCE_SECONDS";
+
+// How long flows wait for an iterator that nobody has made.
+std::chrono::milliseconds Patience() {
+  constexpr int64_t kDefaultSeconds = 10;
+  constexpr int64_t kMaxSeconds = 7 * 24 * 3600;
+  int64_t seconds = kDefaultSeconds;
+  const char* const text = std::getenv(kPatienceVariable);
+  if (text != nullptr && (!absl::SimpleAtoi(text, &seconds) || seconds < 1)) {
+    LOG_FIRST_N(ERROR, 1) << kPatienceVariable << " is '" << text << "', want a number of seconds";
+    seconds = kDefaultSeconds;
+  }
+  return std::chrono::seconds(std::min(seconds, kMaxSeconds));
 }
 
 thread_local FlowHome* current_home = nullptr;
@@ -102,22 +122,42 @@ FlowGroup::FlowGroup(const FlowName& name, int64_t max_queue_size, const FlowHom
       home_(home),
       runtime_(runtime),
       waits_(home == nullptr ? nullptr : home->waits()),
-      queues_(name.data_flow.size(), max_queue_size,
-              [this, max_queue_size](size_t flow, bool full) {
-                if (full) {
-                  LOG(WARNING) << "flow " << flow << " ('" << name_.data_flow[flow] << "') has "
-                               << max_queue_size << " samples waiting and no iterator takes "
-                               << "them: reading of all flows waits";
-                } else if (!has_reader_) {
-                  LOG(WARNING) << "flow " << flow << " ('" << name_.data_flow[flow]
-                               << "') waits for an iterator over index 0, which reads the input";
-                } else {
-                  return false;
-                }
-                return true;
-              }),
+      queues_(
+          name.data_flow.size(), max_queue_size,
+          [this, max_queue_size](size_t flow, bool full) {
+            return EndOfPatience(flow, full, max_queue_size);
+          },
+          Patience()),
       live_(name.data_flow.size()),
       joined_(name.data_flow.size()) {}
+
+Status FlowGroup::EndOfPatience(size_t flow, bool full, int64_t max_queue_size) {
+  std::string problem;
+  if (full) {
+    problem = absl::StrCat("has ", max_queue_size, " samples waiting and no iterator takes them");
+  } else if (!has_reader_ && !MayGetReader()) {
+    problem = "waits for an iterator over index 0, which reads the input";
+  } else {
+    return OkStatus();
+  }
+  finished_ = true;
+  return errors::FailedPrecondition("flow ", flow, " ('", name_.data_flow[flow], "') ", problem,
+                                    ": nobody came in ", Patience().count(),
+                                    " ms (the environment variable ", kPatienceVariable,
+                                    " is the number of seconds to wait)");
+}
+
+bool FlowGroup::MayGetReader() {
+  Groups* const groups = AllGroups();
+  // Who holds that lock may wait for the one that this is called under.
+  if (!groups->mu.try_lock()) return true;
+  const bool found = std::any_of(
+      groups->all.begin(), groups->all.end(), [this](const std::shared_ptr<FlowGroup>& group) {
+        return group->name_.data_flow == name_.data_flow && (group->live_[0] || group->has_reader_);
+      });
+  groups->mu.unlock();
+  return found;
+}
 
 void FlowGroup::Free() {
   if (has_reader_) {
@@ -148,6 +188,7 @@ std::shared_ptr<FlowGroup> FlowGroup::Join(const FlowName& name, size_t index, c
   for (auto it = groups->all.rbegin(); it != groups->all.rend(); ++it) {
     const FlowGroup& group = **it;
     if (group.name_.data_flow != name.data_flow || group.joined_[index]) continue;
+    if (index == 0 && group.finished_) continue;  // its flows have given up
     const bool same_name = group.name_.shared_name == name.shared_name;
     int rank = 0;
     if (home != nullptr) {
@@ -288,7 +329,8 @@ void FlowReader::Run() {
       return;
     }
     size_t flow = 0;
-    if (status.ok()) status = route_(element[0], &flow);
+    if (status.ok()) status = CheckSampleElement(element);
+    if (status.ok()) status = CatchExceptions([&] { return route_(element[0], &flow); });
     if (status.ok()) {
       if (!Push(flow, {OkStatus(), std::move(element[0])})) return;
       continue;

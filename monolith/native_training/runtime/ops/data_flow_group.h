@@ -109,6 +109,11 @@ class FlowGroup {
   }
   void Free();
 
+  // What ends the flows when nothing has happened for long. Called under the lock of the queues.
+  Status EndOfPatience(size_t flow, bool full, int64_t max_queue_size);
+  // Whether an iterator over index 0 is alive, now in another pass over the input.
+  bool MayGetReader();
+
   bool IsOver(bool is_newest) const;
   // Forgets the groups that are over.
   static void Prune();

@@ -1,19 +1,15 @@
 #include "monolith/native_training/runtime/ops/data_flow_queues.h"
 
-#include <chrono>
 #include <utility>
 
 namespace tensorflow {
 namespace monolith_tf {
-namespace {
 
-constexpr int64_t kLongWaitMs = 30000;
-
-}  // namespace
-
-FlowQueues::FlowQueues(size_t flows, int64_t max_queue_size, LongWait long_wait)
+FlowQueues::FlowQueues(size_t flows, int64_t max_queue_size, LongWait long_wait,
+                       std::chrono::milliseconds patience)
     : max_queue_size_(static_cast<size_t>(max_queue_size)),
       long_wait_(std::move(long_wait)),
+      patience_(patience),
       flows_(flows) {}
 
 void FlowQueues::Open(size_t flow) {
@@ -72,6 +68,10 @@ void FlowQueues::EndAll() {
 
 void FlowQueues::Fail(const Status& status) {
   mutex_lock lock(mu_);
+  FailLocked(status);
+}
+
+void FlowQueues::FailLocked(const Status& status) {
   for (Flow& flow : flows_) {
     if (flow.ended) continue;
     flow.ended = true;
@@ -146,14 +146,14 @@ bool FlowQueues::MustWaitToPop(size_t flow) const {
 }
 
 void FlowQueues::Wait(condition_variable* changed, size_t flow, bool full, mutex_lock* lock) {
-  if (reported_ || !long_wait_) {
+  if (!long_wait_) {
     changed->wait(*lock);
     return;
   }
-  const auto limit = std::chrono::milliseconds(kLongWaitMs);
-  if (changed->wait_for(*lock, limit) != std::cv_status::timeout) return;
+  if (changed->wait_for(*lock, patience_) != std::cv_status::timeout) return;
   if (full && flows_[flow].consumer != Consumer::kNone) return;
-  reported_ = long_wait_(flow, full);
+  const Status status = long_wait_(flow, full);
+  if (!status.ok()) FailLocked(status);
 }
 
 }  // namespace monolith_tf

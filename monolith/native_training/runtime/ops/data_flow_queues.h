@@ -2,6 +2,7 @@
 #ifndef MONOLITH_NATIVE_TRAINING_RUNTIME_OPS_DATA_FLOW_QUEUES_H_
 #define MONOLITH_NATIVE_TRAINING_RUNTIME_OPS_DATA_FLOW_QUEUES_H_
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -26,11 +27,12 @@ class FlowQueues {
  public:
   enum class Popped { kItem, kEnd, kCancelled };
 
-  // Asked, under the lock, when nothing has happened for half a minute: a Push waits for the first
-  // consumer of the flow (`full`), or a Pop for an item. True: do not ask again.
-  using LongWait = std::function<bool(size_t flow, bool full)>;
+  // Asked, under the lock, whenever nothing has happened for `patience`: a Push waits for the first
+  // consumer of the flow (`full`), or a Pop for an item. An error ends all flows, see Fail.
+  using LongWait = std::function<Status(size_t flow, bool full)>;
 
-  FlowQueues(size_t flows, int64_t max_queue_size, LongWait long_wait = nullptr);
+  FlowQueues(size_t flows, int64_t max_queue_size, LongWait long_wait = nullptr,
+             std::chrono::milliseconds patience = std::chrono::milliseconds(0));
 
   size_t size() const { return flows_.size(); }
 
@@ -88,9 +90,11 @@ class FlowQueues {
   bool MustWaitToPop(size_t flow) const TF_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Wait(condition_variable* changed, size_t flow, bool full, mutex_lock* lock)
       TF_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void FailLocked(const Status& status) TF_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   const size_t max_queue_size_;
   const LongWait long_wait_;
+  const std::chrono::milliseconds patience_;
   mutex mu_;
   condition_variable room_;   // for who pushes
   condition_variable items_;  // for who pops
@@ -98,7 +102,6 @@ class FlowQueues {
   size_t open_ TF_GUARDED_BY(mu_) = 0;
   size_t turn_ TF_GUARDED_BY(mu_) = 0;
   bool cancelled_ TF_GUARDED_BY(mu_) = false;
-  bool reported_ TF_GUARDED_BY(mu_) = false;
 };
 
 }  // namespace monolith_tf

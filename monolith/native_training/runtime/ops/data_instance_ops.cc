@@ -8,6 +8,7 @@
 #include "monolith/native_training/runtime/ops/data_instance_table.h"
 #include "monolith/native_training/runtime/ops/data_parse_spec.h"
 #include "monolith/native_training/runtime/ops/data_sample.h"
+#include "monolith/native_training/runtime/ops/kernel_registration.h"
 #include "monolith/native_training/runtime/ops/op_checks.h"
 #include "monolith/native_training/runtime/ops/op_parallel.h"
 #include "tensorflow/core/framework/op.h"
@@ -55,6 +56,10 @@ struct InstanceSpec {
       if (dims[i] <= 0) {
         return errors::InvalidArgument(dims_attr, "[", i, "] is ", dims[i], ", want more than 0");
       }
+      if (dims[i] > kMaxColumnWidth) {
+        return errors::InvalidArgument(dims_attr, "[", i, "] is ", dims[i], ", want at most ",
+                                       kMaxColumnWidth);
+      }
       ParseSpec::Column column;
       column.name = names[i];
       column.width = dims[i];
@@ -83,6 +88,32 @@ Status CheckNumOutputs(int64_t got, int64_t want) {
   return CheckEqual("number of outputs", got, "that of the requested features", want);
 }
 
+// MonolithParseInstances counts its outputs kind by kind: their sum alone does not tell which
+// output has which type.
+template <typename Context>
+Status CheckCounts(Context* ctx, const InstanceSpec& spec) {
+  struct Kind {
+    const char* attr;
+    DataType dtype;
+    bool misc;
+  };
+  int64_t count;
+  TF_RETURN_IF_ERROR(ctx->GetAttr("N", &count));
+  TF_RETURN_IF_ERROR(CheckEqual("N", count, "number of sparse features", spec.num_sparse()));
+  for (const Kind& kind :
+       {Kind{"M", DT_FLOAT, false}, Kind{"O", DT_INT64, false}, Kind{"P", DT_STRING, false},
+        Kind{"Q", DT_FLOAT, true}, Kind{"R", DT_INT64, true}, Kind{"S", DT_STRING, true}}) {
+    int64_t want = 0;
+    for (size_t i = 0; i < spec.columns.size(); ++i) {
+      const bool misc = static_cast<int64_t>(i) >= spec.num_features;
+      want += misc == kind.misc && spec.columns[i].dtype == kind.dtype ? 1 : 0;
+    }
+    TF_RETURN_IF_ERROR(ctx->GetAttr(kind.attr, &count));
+    TF_RETURN_IF_ERROR(CheckEqual(kind.attr, count, "number of its features", want));
+  }
+  return OkStatus();
+}
+
 void SetDenseShapes(InferenceContext* c, const InstanceSpec& spec, int first, bool collapse) {
   for (const ParseSpec::Column& column : spec.columns) {
     c->set_output(first++,
@@ -93,9 +124,8 @@ void SetDenseShapes(InferenceContext* c, const InstanceSpec& spec, int first, bo
 Status ParseShape(InferenceContext* c) {
   InstanceSpec spec;
   TF_RETURN_IF_ERROR(spec.BuildFromAttrs(c));
+  TF_RETURN_IF_ERROR(CheckCounts(c, spec));
   const int num_sparse = static_cast<int>(spec.num_sparse());
-  TF_RETURN_IF_ERROR(CheckNumOutputs(c->num_outputs(),
-                                     2 * num_sparse + static_cast<int64_t>(spec.columns.size())));
   for (int i = 0; i < 2 * num_sparse; ++i) c->set_output(i, c->Vector(c->UnknownDim()));
   SetDenseShapes(c, spec, 2 * num_sparse, /*collapse=*/false);
   return OkStatus();
@@ -218,13 +248,11 @@ class InstanceOpBase : public OpKernel {
   InstanceSpec spec_;
 };
 
-class MonolithParseInstancesOp final : public InstanceOpBase {
+class MonolithParseInstancesOp : public InstanceOpBase {
  public:
   explicit MonolithParseInstancesOp(OpKernelConstruction* ctx) : InstanceOpBase(ctx) {
     if (!ctx->status().ok()) return;
-    OP_REQUIRES_OK(
-        ctx, CheckNumOutputs(ctx->num_outputs(),
-                             2 * spec_.num_sparse() + static_cast<int64_t>(spec_.columns.size())));
+    OP_REQUIRES_OK(ctx, CheckCounts(ctx, spec_));
   }
 
   void Compute(OpKernelContext* ctx) override {
@@ -237,7 +265,7 @@ class MonolithParseInstancesOp final : public InstanceOpBase {
   }
 };
 
-class MonolithRawParseInstanceOp final : public InstanceOpBase {
+class MonolithRawParseInstanceOp : public InstanceOpBase {
  public:
   explicit MonolithRawParseInstanceOp(OpKernelConstruction* ctx) : InstanceOpBase(ctx) {
     if (!ctx->status().ok()) return;
@@ -295,9 +323,9 @@ class MonolithRawParseInstanceOp final : public InstanceOpBase {
   int64_t num_fid_outputs_;
 };
 
-REGISTER_KERNEL_BUILDER(Name("MonolithParseInstances").Device(DEVICE_CPU),
+REGISTER_GUARDED_KERNEL(Name("MonolithParseInstances").Device(DEVICE_CPU),
                         MonolithParseInstancesOp);
-REGISTER_KERNEL_BUILDER(Name("MonolithRawParseInstance").Device(DEVICE_CPU),
+REGISTER_GUARDED_KERNEL(Name("MonolithRawParseInstance").Device(DEVICE_CPU),
                         MonolithRawParseInstanceOp);
 
 }  // namespace

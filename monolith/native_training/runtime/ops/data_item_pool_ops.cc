@@ -20,6 +20,7 @@
 #include "monolith/native_training/runtime/data/fid.h"
 #include "monolith/native_training/runtime/distribution/id_sharding.h"
 #include "monolith/native_training/runtime/ops/data_item_pool.h"
+#include "monolith/native_training/runtime/ops/kernel_registration.h"
 #include "monolith/native_training/runtime/ops/named_resource_op.h"
 #include "monolith/native_training/runtime/ops/op_checks.h"
 #include "monolith/native_training/runtime/ops/resource_handle_input.h"
@@ -98,7 +99,7 @@ REGISTER_OP("ItemPoolRestore")
 Adds what was saved at global_step or last before it; nothing when there are no files.
 )doc");
 
-class ItemPoolCreateOp final : public NamedResourceOp<ItemPoolResource> {
+class ItemPoolCreateOp : public NamedResourceOp<ItemPoolResource> {
  public:
   explicit ItemPoolCreateOp(OpKernelConstruction* ctx) : NamedResourceOp(ctx) {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("start_num", &start_num_));
@@ -119,7 +120,7 @@ class ItemPoolCreateOp final : public NamedResourceOp<ItemPoolResource> {
   int64_t capacity_;
 };
 
-class ItemPoolRandomFillOp final : public OpKernel {
+class ItemPoolRandomFillOp : public OpKernel {
  public:
   using OpKernel::OpKernel;
 
@@ -127,6 +128,7 @@ class ItemPoolRandomFillOp final : public OpKernel {
     core::RefCountPtr<ItemPoolResource> resource;
     OP_REQUIRES_OK(ctx, LookupHandleInput(ctx, 0, "ipool", &resource));
     CachedItemPool* pool = resource->pool();
+    OP_REQUIRES_OK(ctx, CheckCount("start_num of the pool", pool->start_num(), 0, kMaxStartNum));
     std::mt19937_64 random{std::random_device{}()};
     for (int64_t channel = 1; channel <= kChannels; ++channel) {
       const int64_t items = std::min<int64_t>(pool->capacity(), pool->start_num() + kExtraItems);
@@ -146,6 +148,7 @@ class ItemPoolRandomFillOp final : public OpKernel {
  private:
   static constexpr int64_t kChannels = 10;
   static constexpr int64_t kExtraItems = 100;
+  static constexpr int64_t kMaxStartNum = 1 << 16;  // so many random items are enough to try
 };
 
 // The name of a file of a pool.
@@ -183,6 +186,7 @@ class ItemPoolFileOp : public OpKernel {
     if (ctx->HasAttr("random_sleep_ms")) {
       OP_REQUIRES_OK(ctx, ctx->GetAttr("random_sleep_ms", &random_sleep_ms_));
     }
+    OP_REQUIRES_OK(ctx, CheckSaveAttrs(nshards_, random_sleep_ms_));
     OP_REQUIRES(ctx, nshards_ > 0,
                 errors::InvalidArgument("nshards is ", nshards_, ", want at least 1"));
     OP_REQUIRES(ctx, worker_ >= 0 && worker_ < num_workers_,
@@ -276,7 +280,7 @@ ChannelCache ToProto(int64_t channel, const std::vector<CachedItemPool::Entry>& 
   return proto;
 }
 
-class ItemPoolSaveOp final : public ItemPoolFileOp {
+class ItemPoolSaveOp : public ItemPoolFileOp {
  public:
   using ItemPoolFileOp::ItemPoolFileOp;
 
@@ -303,7 +307,7 @@ class ItemPoolSaveOp final : public ItemPoolFileOp {
   }
 };
 
-class ItemPoolRestoreOp final : public ItemPoolFileOp {
+class ItemPoolRestoreOp : public ItemPoolFileOp {
  public:
   using ItemPoolFileOp::ItemPoolFileOp;
 
@@ -318,7 +322,7 @@ class ItemPoolRestoreOp final : public ItemPoolFileOp {
   }
 };
 
-class ItemPoolCheckOp final : public ItemPoolFileOp {
+class ItemPoolCheckOp : public ItemPoolFileOp {
  public:
   using ItemPoolFileOp::ItemPoolFileOp;
 
@@ -345,11 +349,11 @@ class ItemPoolCheckOp final : public ItemPoolFileOp {
   }
 };
 
-REGISTER_KERNEL_BUILDER(Name("ItemPoolCreate").Device(DEVICE_CPU), ItemPoolCreateOp);
-REGISTER_KERNEL_BUILDER(Name("ItemPoolRandomFill").Device(DEVICE_CPU), ItemPoolRandomFillOp);
-REGISTER_KERNEL_BUILDER(Name("ItemPoolCheck").Device(DEVICE_CPU), ItemPoolCheckOp);
-REGISTER_KERNEL_BUILDER(Name("ItemPoolSave").Device(DEVICE_CPU), ItemPoolSaveOp);
-REGISTER_KERNEL_BUILDER(Name("ItemPoolRestore").Device(DEVICE_CPU), ItemPoolRestoreOp);
+REGISTER_GUARDED_KERNEL(Name("ItemPoolCreate").Device(DEVICE_CPU), ItemPoolCreateOp);
+REGISTER_GUARDED_KERNEL(Name("ItemPoolRandomFill").Device(DEVICE_CPU), ItemPoolRandomFillOp);
+REGISTER_GUARDED_KERNEL(Name("ItemPoolCheck").Device(DEVICE_CPU), ItemPoolCheckOp);
+REGISTER_GUARDED_KERNEL(Name("ItemPoolSave").Device(DEVICE_CPU), ItemPoolSaveOp);
+REGISTER_GUARDED_KERNEL(Name("ItemPoolRestore").Device(DEVICE_CPU), ItemPoolRestoreOp);
 
 }  // namespace
 }  // namespace monolith_tf

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <limits>
 #include <string>
 #include <utility>
 #include <vector>
@@ -11,6 +12,7 @@
 #include "monolith/native_training/runtime/ops/data_line_id.h"
 #include "monolith/native_training/runtime/ops/data_sample.h"
 #include "monolith/native_training/runtime/ops/data_sample_rules.h"
+#include "monolith/native_training/runtime/ops/kernel_registration.h"
 #include "monolith/native_training/runtime/ops/op_checks.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
@@ -90,7 +92,7 @@ REGISTER_LABEL_OP("FillMultiRankOutput")
 
 // Rule: Status Init(OpKernelConstruction*), void Apply(LineId*, LabelList*) const.
 template <typename Rule>
-class LabelOp final : public OpKernel {
+class LabelOp : public OpKernel {
  public:
   explicit LabelOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
     std::string name;
@@ -174,14 +176,15 @@ Status ParseIndices(const char* what, const std::string& text,
   for (const std::vector<std::string>& tuple : tuples) {
     Key key;
     int64_t index;
-    bool valid = absl::SimpleAtoi(tuple[1], &index) && index >= 0;
+    bool valid = absl::SimpleAtoi(tuple[1], &index) && index >= 0 && index < kMaxLabels;
     if constexpr (std::is_same_v<Key, std::string>) {
       key = tuple[0];
     } else {
       valid = valid && absl::SimpleAtoi(tuple[0], &key);
     }
     if (!valid) {
-      return errors::InvalidArgument(what, " is '", text, "', want key:index numbers");
+      return errors::InvalidArgument(what, " is '", text,
+                                     "', want key:index numbers, indices less than ", kMaxLabels);
     }
     (*indices)[key] = index;
     *size = std::max(*size, index + 1);
@@ -307,6 +310,7 @@ class MultiLabelGenRule {
     TF_RETURN_IF_ERROR(ctx->GetAttr("neg_label", &neg_label_));
     TF_RETURN_IF_ERROR(ctx->GetAttr("action_priority", &priority));
     TF_RETURN_IF_ERROR(ctx->GetAttr("task_num", &task_num_));
+    TF_RETURN_IF_ERROR(CheckCount("task_num", task_num_, 0, kMaxLabels));
     int64_t size = 0;
     TF_RETURN_IF_ERROR(ParseIndices("head_to_index", head_to_index, &indices_, &size));
     if (task_num_ < size) {
@@ -367,7 +371,8 @@ class FillMultiRankOutputRule {
     TF_RETURN_IF_ERROR(ctx->GetAttr("enable_draw_as_rank", &draw_));
     TF_RETURN_IF_ERROR(ctx->GetAttr("enable_chnid_as_rank", &chnid_));
     TF_RETURN_IF_ERROR(ctx->GetAttr("enable_lineid_rank_as_rank", &rank_));
-    return ctx->GetAttr("rank_num", &rank_num_);
+    TF_RETURN_IF_ERROR(ctx->GetAttr("rank_num", &rank_num_));
+    return CheckCount("rank_num", rank_num_, 1, std::numeric_limits<int32_t>::max());
   }
 
   void Apply(LineId* line_id, LabelList* label) const {
@@ -387,7 +392,7 @@ class FillMultiRankOutputRule {
 };
 
 #define REGISTER_LABEL_KERNEL(name) \
-  REGISTER_KERNEL_BUILDER(Name(#name).Device(DEVICE_CPU), LabelOp<name##Rule>)
+  REGISTER_GUARDED_KERNEL(Name(#name).Device(DEVICE_CPU), LabelOp<name##Rule>)
 
 REGISTER_LABEL_KERNEL(AddAction);
 REGISTER_LABEL_KERNEL(AddLabel);

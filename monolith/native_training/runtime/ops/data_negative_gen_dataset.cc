@@ -16,6 +16,7 @@
 #include "monolith/native_training/runtime/ops/data_sample.h"
 #include "monolith/native_training/runtime/ops/data_sample_dataset.h"
 #include "monolith/native_training/runtime/ops/data_sample_rules.h"
+#include "monolith/native_training/runtime/ops/kernel_registration.h"
 #include "monolith/native_training/runtime/ops/resource_handle_input.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
@@ -111,6 +112,8 @@ struct NegativeOptions {
       return errors::InvalidArgument("neg_num is ", neg_num, " and label_index ", label_index,
                                      ", want at least 0");
     }
+    TF_RETURN_IF_ERROR(CheckCount("neg_num", neg_num, 0, kMaxNegatives));
+    TF_RETURN_IF_ERROR(CheckCount("label_index", label_index, 0, kMaxLabels - 1));
     return type == SampleType::kInstance ? ParseSlots() : OkStatus();
   }
 
@@ -305,7 +308,7 @@ class NegativeExpander final : public SampleExpander {
   std::mt19937_64 random_;
 };
 
-class InstanceNegativeGenDatasetOp final : public data::UnaryDatasetOpKernel {
+class InstanceNegativeGenDatasetOp : public data::UnaryDatasetOpKernel {
  public:
   explicit InstanceNegativeGenDatasetOp(OpKernelConstruction *ctx) : UnaryDatasetOpKernel(ctx) {
     std::string name;
@@ -346,7 +349,7 @@ class InstanceNegativeGenDatasetOp final : public data::UnaryDatasetOpKernel {
   std::shared_ptr<const NegativeOptions> options_;
 };
 
-REGISTER_KERNEL_BUILDER(Name("InstanceNegativeGenDataset").Device(DEVICE_CPU),
+REGISTER_GUARDED_KERNEL(Name("InstanceNegativeGenDataset").Device(DEVICE_CPU),
                         InstanceNegativeGenDatasetOp);
 
 }  // namespace

@@ -9,6 +9,7 @@
 #include "monolith/native_training/runtime/ops/data_example_columns.h"
 #include "monolith/native_training/runtime/ops/data_parse_spec.h"
 #include "monolith/native_training/runtime/ops/data_sample.h"
+#include "monolith/native_training/runtime/ops/kernel_registration.h"
 #include "monolith/native_training/runtime/ops/op_parallel.h"
 #include "tensorflow/core/framework/op_kernel.h"
 
@@ -205,12 +206,6 @@ Status CollectSparse(const ParseSpec::Column& column, const NamedFeatureList* li
   return OkStatus();
 }
 
-Status CheckBatchSize(const ExampleBatch& batch) {
-  if (batch.batch_size() >= 0) return OkStatus();
-  return errors::InvalidArgument("batch_size of the ExampleBatch is ", batch.batch_size(),
-                                 ", want 0 or more");
-}
-
 Status WriteExampleBatch(OpKernelContext* ctx, const ExampleBatch& batch, const ParseSpec& spec,
                          const OpParallel& parallel) {
   TF_RETURN_IF_ERROR(CheckBatchSize(batch));
@@ -245,7 +240,7 @@ Status FirstElement(const Tensor& input, Tensor* first) {
 }
 
 template <typename Proto, bool returns_protos>
-class ParseExampleOp final : public OpKernel {
+class ParseExampleOp : public OpKernel {
  public:
   explicit ParseExampleOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
     OP_REQUIRES_OK(ctx, spec_.BuildFromAttrs(ctx));
@@ -277,8 +272,8 @@ class ParseExampleOp final : public OpKernel {
 };
 
 #define REGISTER_PARSE_KERNELS(name, Proto)                                             \
-  REGISTER_KERNEL_BUILDER(Name(name).Device(DEVICE_CPU), ParseExampleOp<Proto, false>); \
-  REGISTER_KERNEL_BUILDER(Name(name "V2").Device(DEVICE_CPU), ParseExampleOp<Proto, true>)
+  REGISTER_GUARDED_KERNEL(Name(name).Device(DEVICE_CPU), ParseExampleOp<Proto, false>); \
+  REGISTER_GUARDED_KERNEL(Name(name "V2").Device(DEVICE_CPU), ParseExampleOp<Proto, true>)
 
 REGISTER_PARSE_KERNELS("ParseExamples", Example);
 REGISTER_PARSE_KERNELS("ParseExampleBatch", ExampleBatch);
@@ -290,7 +285,7 @@ bool HasAny(const LineId& line_id, const ::google::protobuf::RepeatedField<int32
   });
 }
 
-class ParseExampleBatchListOp final : public OpKernel {
+class ParseExampleBatchListOp : public OpKernel {
  public:
   explicit ParseExampleBatchListOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
     OP_REQUIRES_OK(ctx, spec_.BuildFromAttrs(ctx));
@@ -381,7 +376,7 @@ class ParseExampleBatchListOp final : public OpKernel {
   float negative_;
 };
 
-REGISTER_KERNEL_BUILDER(Name("ParseExampleBatchList").Device(DEVICE_CPU), ParseExampleBatchListOp);
+REGISTER_GUARDED_KERNEL(Name("ParseExampleBatchList").Device(DEVICE_CPU), ParseExampleBatchListOp);
 
 }  // namespace
 }  // namespace monolith_tf

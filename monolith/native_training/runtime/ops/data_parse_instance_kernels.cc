@@ -6,6 +6,7 @@
 #include "monolith/native_training/runtime/ops/data_instance_table.h"
 #include "monolith/native_training/runtime/ops/data_parse_spec.h"
 #include "monolith/native_training/runtime/ops/data_sample.h"
+#include "monolith/native_training/runtime/ops/kernel_registration.h"
 #include "monolith/native_training/runtime/ops/op_checks.h"
 #include "monolith/native_training/runtime/ops/op_parallel.h"
 #include "tensorflow/core/framework/op_kernel.h"
@@ -15,7 +16,7 @@ namespace monolith_tf {
 namespace {
 
 template <bool returns_protos>
-class ParseInstancesOp final : public OpKernel {
+class ParseInstancesOp : public OpKernel {
  public:
   explicit ParseInstancesOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
     std::vector<std::string> fidv2_features;
@@ -70,8 +71,8 @@ class ParseInstancesOp final : public OpKernel {
   bool converts_v1_;
 };
 
-REGISTER_KERNEL_BUILDER(Name("ParseInstances").Device(DEVICE_CPU), ParseInstancesOp<false>);
-REGISTER_KERNEL_BUILDER(Name("ParseInstancesV2").Device(DEVICE_CPU), ParseInstancesOp<true>);
+REGISTER_GUARDED_KERNEL(Name("ParseInstances").Device(DEVICE_CPU), ParseInstancesOp<false>);
+REGISTER_GUARDED_KERNEL(Name("ParseInstancesV2").Device(DEVICE_CPU), ParseInstancesOp<true>);
 
 }  // namespace
 }  // namespace monolith_tf

@@ -60,6 +60,10 @@ Status ParseSpec::Build(const std::vector<std::string>& names, const std::vector
       return errors::InvalidArgument("shape of '", names[i], "' is ", shapes[i],
                                      ", want -1 or more than 0");
     }
+    if (shapes[i] > kMaxColumnWidth) {
+      return errors::InvalidArgument("shape of '", names[i], "' is ", shapes[i], ", want at most ",
+                                     kMaxColumnWidth);
+    }
     if (sparse) {
       column.kind = Kind::kSparse;
       if (dtypes[names.size() + i] != DT_INT64) {
@@ -98,8 +102,7 @@ Status WriteSparseColumn(OpKernelContext* ctx, int64_t splits_output, int64_t va
                          const FeatureRows& rows, int64_t repeat, bool convert_v1) {
   const int64_t batch = repeat > 0 ? repeat : rows.num_rows();
   Tensor* splits_tensor;
-  TF_RETURN_IF_ERROR(ctx->allocate_output(static_cast<int>(splits_output), TensorShape({batch + 1}),
-                                          &splits_tensor));
+  TF_RETURN_IF_ERROR(AllocateOutput(ctx, splits_output, {batch + 1}, &splits_tensor));
   auto splits = splits_tensor->vec<int64_t>();
   splits(0) = 0;
   for (int64_t row = 0; row < batch; ++row) {
@@ -111,8 +114,7 @@ Status WriteSparseColumn(OpKernelContext* ctx, int64_t splits_output, int64_t va
     splits(row + 1) = splits(row) + size;
   }
   Tensor* values_tensor;
-  TF_RETURN_IF_ERROR(ctx->allocate_output(static_cast<int>(values_output),
-                                          TensorShape({splits(batch)}), &values_tensor));
+  TF_RETURN_IF_ERROR(AllocateOutput(ctx, values_output, {splits(batch)}, &values_tensor));
   int64_t* out = values_tensor->flat<int64_t>().data();
   for (int64_t row = 0; row < batch; ++row) {
     const int64_t source = repeat > 0 ? 0 : row;
@@ -136,11 +138,10 @@ template <typename T>
 Status FillRows(OpKernelContext* ctx, int64_t i, int64_t batch, int64_t width,
                 const std::function<Status(int64_t, T*)>& row, const OpParallel& parallel) {
   Tensor* tensor;
-  TF_RETURN_IF_ERROR(
-      ctx->allocate_output(static_cast<int>(i), TensorShape({batch, width}), &tensor));
+  TF_RETURN_IF_ERROR(AllocateOutput(ctx, i, {batch, width}, &tensor));
   T* out = tensor->flat<T>().data();
   FirstError error;
-  parallel.For(batch, kRowCycles + 4 * width, [&](int64_t begin, int64_t end) {
+  parallel.For(batch, kRowCycles + width, [&](int64_t begin, int64_t end) {
     for (int64_t r = begin; r < end; ++r) error.Update(row(r, out + r * width));
   });
   return error.status();

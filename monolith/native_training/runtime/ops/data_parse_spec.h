@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -21,6 +22,9 @@
 
 namespace tensorflow {
 namespace monolith_tf {
+
+// Values of a dense feature per sample. More could not be stored for two samples.
+inline constexpr int64_t kMaxColumnWidth = std::numeric_limits<int32_t>::max();
 
 struct ParseSpec {
   enum class Kind { kSparse, kDense, kLabel, kWeight, kLineId };

@@ -8,6 +8,8 @@
 #include "monolith/native_training/runtime/data/record_framing.h"
 #include "monolith/native_training/runtime/ops/data_record_source.h"
 #include "monolith/native_training/runtime/ops/data_sample_reader.h"
+#include "monolith/native_training/runtime/ops/exception_status.h"
+#include "monolith/native_training/runtime/ops/kernel_registration.h"
 #include "monolith/native_training/runtime/ops/op_checks.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/dataset.h"
@@ -75,7 +77,7 @@ struct ReadOptions {
   SampleReadOptions samples;
 };
 
-class PBDatasetOp final : public data::DatasetOpKernel {
+class PBDatasetOp : public data::DatasetOpKernel {
  public:
   explicit PBDatasetOp(OpKernelConstruction* ctx)
       : DatasetOpKernel(ctx), instances_only_(ctx->def().op() == "InstanceDataset") {
@@ -174,7 +176,9 @@ class PBDatasetOp::Dataset final : public data::DatasetBase {
       mutex_lock lock(mu_);
       if (reader_ == nullptr) TF_RETURN_IF_ERROR(Open(ctx, 0, 0));
       Tensor element;
-      TF_RETURN_IF_ERROR(reader_->Next(&element, end_of_sequence));
+      TF_RETURN_IF_ERROR(CatchExceptions([&]() TF_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+        return reader_->Next(&element, end_of_sequence);
+      }));
       if (*end_of_sequence) return OkStatus();
       ++num_samples_;
       out_tensors->push_back(std::move(element));
@@ -259,8 +263,8 @@ void PBDatasetOp::MakeDataset(OpKernelContext* ctx, data::DatasetBase** output) 
                         instances_only_);
 }
 
-REGISTER_KERNEL_BUILDER(Name("PBDataset").Device(DEVICE_CPU), PBDatasetOp);
-REGISTER_KERNEL_BUILDER(Name("InstanceDataset").Device(DEVICE_CPU), PBDatasetOp);
+REGISTER_GUARDED_KERNEL(Name("PBDataset").Device(DEVICE_CPU), PBDatasetOp);
+REGISTER_GUARDED_KERNEL(Name("InstanceDataset").Device(DEVICE_CPU), PBDatasetOp);
 
 }  // namespace
 }  // namespace monolith_tf

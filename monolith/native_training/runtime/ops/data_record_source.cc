@@ -24,6 +24,7 @@ using ::monolith::data::RecordReader;
 // Data sets open many files at once, so a file's buffer is bounded whatever the caller asks for.
 constexpr int64_t kMaxFileBuffer = 1 << 20;
 constexpr uint32_t kMaxSnappyBlock = 1u << 30;
+constexpr size_t kMaxSnappyRatio = 64;  // three bytes of input make at most 64
 
 // Hadoop's block format: [block length][[chunk length][raw snappy]]..., lengths 4 bytes big-endian.
 class HadoopSnappyStream final : public io::InputStreamInterface {
@@ -75,13 +76,19 @@ class HadoopSnappyStream final : public io::InputStreamInterface {
     while (block_left_ == 0) TF_RETURN_IF_ERROR(ReadSize(&block_left_, /*at_block=*/true));
     uint32_t compressed_size = 0;
     TF_RETURN_IF_ERROR(ReadSize(&compressed_size, /*at_block=*/false));
-    tstring compressed;
-    const Status status = input_->ReadNBytes(compressed_size, &compressed);
-    if (errors::IsOutOfRange(status)) return errors::DataLoss("truncated snappy chunk");
-    TF_RETURN_IF_ERROR(status);
+    // Sizes are believed as far as bytes follow.
+    std::string compressed;
+    while (compressed.size() < compressed_size) {
+      tstring piece;
+      const Status status = input_->ReadNBytes(
+          std::min<int64_t>(kMaxFileBuffer, compressed_size - compressed.size()), &piece);
+      if (errors::IsOutOfRange(status)) return errors::DataLoss("truncated snappy chunk");
+      TF_RETURN_IF_ERROR(status);
+      compressed.append(piece.data(), piece.size());
+    }
     size_t size;
     if (!port::Snappy_GetUncompressedLength(compressed.data(), compressed.size(), &size) ||
-        size > block_left_ || size == 0) {
+        size > block_left_ || size == 0 || size / kMaxSnappyRatio > compressed.size()) {
       return errors::DataLoss("corrupt snappy chunk");
     }
     chunk_.resize(size);

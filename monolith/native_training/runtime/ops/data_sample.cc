@@ -1,5 +1,6 @@
 #include "monolith/native_training/runtime/ops/data_sample.h"
 
+#include <algorithm>
 #include <string_view>
 
 #include "tensorflow/core/framework/variant_op_registry.h"
@@ -10,6 +11,14 @@ namespace monolith_tf {
 using ::monolith::data::FeatureRows;
 using ::monolith::io::proto::NamedFeature;
 using ::monolith::io::proto::NamedFeatureList;
+
+namespace {
+
+// Rows that a batch may have although nothing in it is that long.
+constexpr int64_t kUnprovenRows = 4096;
+constexpr int64_t kMaxExpandedBytes = int64_t{1} << 30;
+
+}  // namespace
 
 REGISTER_UNARY_VARIANT_DECODE_FUNCTION(SampleVariant<Instance>,
                                        SampleTraits<Instance>::kVariantName);
@@ -75,6 +84,34 @@ Status AppendFids(std::string_view name, const ExampleFeature* feature, FeatureR
                                      " of Feature, want a list of fids");
   }
   return OkStatus();
+}
+
+Status CheckBatchSize(const ExampleBatch& batch) {
+  if (batch.batch_size() < 0) {
+    return errors::InvalidArgument("batch_size of the ExampleBatch is ", batch.batch_size(),
+                                   ", want 0 or more");
+  }
+  if (batch.batch_size() <= kUnprovenRows) return OkStatus();
+  for (const NamedFeatureList& column : batch.named_feature_list()) {
+    if (!IsShared(column) && column.feature_size() == batch.batch_size()) return OkStatus();
+  }
+  const int64_t bytes = static_cast<int64_t>(batch.ByteSizeLong());
+  if (batch.batch_size() <= bytes) return OkStatus();
+  return errors::InvalidArgument("batch_size of the ExampleBatch is ", batch.batch_size(),
+                                 ", but no column has that many values and all of it are ", bytes,
+                                 " bytes");
+}
+
+Status CheckExpandedSize(const ExampleBatch& batch) {
+  TF_RETURN_IF_ERROR(CheckBatchSize(batch));
+  int64_t shared_bytes = 0;
+  for (const NamedFeatureList& column : batch.named_feature_list()) {
+    if (IsShared(column)) shared_bytes += static_cast<int64_t>(column.ByteSizeLong());
+  }
+  if (shared_bytes <= kMaxExpandedBytes / std::max(1, batch.batch_size())) return OkStatus();
+  return errors::InvalidArgument(
+      "Each of the ", batch.batch_size(), " rows of the ExampleBatch has ", shared_bytes,
+      " bytes of shared features, want at most ", kMaxExpandedBytes, " bytes together");
 }
 
 Status CheckColumn(const ExampleBatch& batch, const NamedFeatureList& column) {

@@ -113,6 +113,18 @@ Status GetSample(const Variant& variant, const Proto** sample) {
   return OkStatus();
 }
 
+// What an iterator gave is one scalar variant. A data set whose shapes are unknown may promise it
+// and give something else.
+inline Status CheckSampleElement(const std::vector<Tensor>& element) {
+  if (element.size() == 1 && element[0].dtype() == DT_VARIANT && element[0].dims() == 0) {
+    return OkStatus();
+  }
+  return errors::InvalidArgument("the input has an element of ", element.size(),
+                                 " tensors, the first of them ",
+                                 element.empty() ? "missing" : element[0].DeviceSafeDebugString(),
+                                 ", want one scalar variant: a sample");
+}
+
 // Input 0, a scalar variant, as an output that the kernel may change.
 template <typename Proto>
 Status MutableSample(OpKernelContext* ctx, Tensor* tensor, Proto** sample) {
@@ -230,6 +242,9 @@ Status StringsToVariants(std::string_view name, const Tensor& strings,
   SampleBatch<Proto> batch;
   TF_RETURN_IF_ERROR(batch.Load(name, strings, parallel));
   *variants = Tensor(DT_VARIANT, strings.shape());
+  if (!variants->IsInitialized()) {
+    return errors::ResourceExhausted("Out of memory for ", batch.size(), " variants of ", name);
+  }
   auto out = variants->flat<Variant>();
   for (int64_t i = 0; i < batch.size(); ++i) out(i) = SampleVariant<Proto>(batch.Take(i));
   return OkStatus();
@@ -239,6 +254,13 @@ Status StringsToVariants(std::string_view name, const Tensor& strings,
 // ids. InvalidArgument: it holds something else.
 Status AppendFids(std::string_view name, const ExampleFeature* feature,
                   ::monolith::data::FeatureRows* rows);
+
+// A batch says how many rows it has, and memory is sized by that: InvalidArgument unless a column
+// has as many values, or the message as many bytes, or they are few.
+Status CheckBatchSize(const ExampleBatch& batch);
+
+// The same for who makes a sample of each row, all at once: every one gets the shared values.
+Status CheckExpandedSize(const ExampleBatch& batch);
 
 // A batch column has one value per row, or one for all rows. OutOfRange otherwise.
 Status CheckColumn(const ExampleBatch& batch,

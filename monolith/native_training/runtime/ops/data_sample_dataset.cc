@@ -2,6 +2,8 @@
 
 #include <cstdint>
 
+#include "monolith/native_training/runtime/ops/data_sample.h"
+#include "monolith/native_training/runtime/ops/exception_status.h"
 #include "tensorflow/core/platform/mutex.h"
 
 namespace tensorflow {
@@ -71,7 +73,13 @@ class SampleDataset final : public data::DatasetBase {
           input_iterator_.reset();
           return OkStatus();
         }
-        TF_RETURN_IF_ERROR(expander_->Expand(element[0], &pending_));
+        TF_RETURN_IF_ERROR(CheckSampleElement(element));
+        const Status status =
+            CatchExceptions([&] { return expander_->Expand(element[0], &pending_); });
+        if (!status.ok()) {
+          pending_.clear();  // half of what the sample makes
+          return status;
+        }
       }
       out_tensors->push_back(std::move(pending_.front()));
       pending_.pop_front();

@@ -12,6 +12,7 @@
 #include "monolith/native_training/runtime/ops/data_sample.h"
 #include "monolith/native_training/runtime/ops/data_sample_dataset.h"
 #include "monolith/native_training/runtime/ops/data_sample_rules.h"
+#include "monolith/native_training/runtime/ops/kernel_registration.h"
 #include "monolith/native_training/runtime/ops/op_checks.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/node_def_util.h"
@@ -69,6 +70,7 @@ struct ReweightRules {
   absl::flat_hash_map<int64_t, Rule> rules;
   std::vector<int64_t> priorities;
 
+  static constexpr int64_t kTooMany = int64_t{1} << 40;
   static constexpr int64_t kUnlisted = 1000;
   static constexpr int64_t kNoAction = 2000;
 
@@ -90,9 +92,11 @@ struct ReweightRules {
           std::find(priorities.begin(), priorities.end(), action) != priorities.end();
       if (listed && (best < 0 || action != priorities[best])) continue;
       const auto it = rules.find(action);
-      if (it != rules.end()) count *= it->second.weight;
+      if (it == rules.end()) continue;
+      // A count that is too large stays so, whatever comes after it.
+      if (__builtin_mul_overflow(count, it->second.weight, &count)) return kTooMany;
     }
-    return count;
+    return std::clamp(count, -kTooMany, kTooMany);
   }
 
   // The rule of the best action, else of the first one.
@@ -132,6 +136,10 @@ class ReweightExpander final : public SampleExpander {
     Proto changed = *proto;
     const int64_t count = rules_->Apply(changed.line_id(), changed.mutable_label());
     if (count <= 0) return OkStatus();
+    if (count > kMaxCopies) {
+      return errors::InvalidArgument("the actions of a sample weigh ", count, ", want at most ",
+                                     kMaxCopies, ": so often it would be repeated");
+    }
     const Tensor tensor = MakeSampleTensor(std::move(changed));
     for (int64_t i = 0; i < count; ++i) {
       // An own variant for each: an op may forward and change the tensor of one
@@ -147,7 +155,7 @@ class ReweightExpander final : public SampleExpander {
   std::shared_ptr<const ReweightRules> rules_;
 };
 
-class InstanceReweightDatasetOp final : public data::UnaryDatasetOpKernel {
+class InstanceReweightDatasetOp : public data::UnaryDatasetOpKernel {
  public:
   explicit InstanceReweightDatasetOp(OpKernelConstruction *ctx) : UnaryDatasetOpKernel(ctx) {
     auto rules = std::make_shared<ReweightRules>();
@@ -164,6 +172,7 @@ class InstanceReweightDatasetOp final : public data::UnaryDatasetOpKernel {
                 errors::InvalidArgument("actions, weights and labels have ", actions.size(), ", ",
                                         weights.size(), " and ", labels.size(), " elements"));
     for (size_t i = 0; i < actions.size(); ++i) {
+      OP_REQUIRES_OK(ctx, CheckCount("a weight", weights[i], -kMaxCopies, kMaxCopies));
       rules->rules[actions[i]] = {weights[i], static_cast<float>(labels[i])};
     }
     rules_ = std::move(rules);
@@ -187,7 +196,7 @@ class InstanceReweightDatasetOp final : public data::UnaryDatasetOpKernel {
   std::shared_ptr<const ReweightRules> rules_;
 };
 
-REGISTER_KERNEL_BUILDER(Name("InstanceReweightDataset").Device(DEVICE_CPU),
+REGISTER_GUARDED_KERNEL(Name("InstanceReweightDataset").Device(DEVICE_CPU),
                         InstanceReweightDatasetOp);
 
 // One filter or change.
@@ -296,7 +305,7 @@ class TransformExpander final : public SampleExpander {
   std::shared_ptr<const std::vector<TransformStep>> steps_;
 };
 
-class TransformDatasetOp final : public data::UnaryDatasetOpKernel {
+class TransformDatasetOp : public data::UnaryDatasetOpKernel {
  public:
   explicit TransformDatasetOp(OpKernelConstruction *ctx) : UnaryDatasetOpKernel(ctx) {
     std::string serialized;
@@ -338,7 +347,7 @@ class TransformDatasetOp final : public data::UnaryDatasetOpKernel {
   std::shared_ptr<const std::vector<TransformStep>> steps_;
 };
 
-REGISTER_KERNEL_BUILDER(Name("TransformDataset").Device(DEVICE_CPU), TransformDatasetOp);
+REGISTER_GUARDED_KERNEL(Name("TransformDataset").Device(DEVICE_CPU), TransformDatasetOp);
 
 }  // namespace
 }  // namespace monolith_tf

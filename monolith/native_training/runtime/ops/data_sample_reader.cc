@@ -122,9 +122,10 @@ Status SampleReader::FromExample(const std::string& payload, uint32_t key, Tenso
 Status SampleReader::ParseBatch(const std::string& payload, uint32_t key,
                                 ExampleBatch* batch) const {
   TF_RETURN_IF_ERROR(Parse(payload, key, batch));
-  if (batch->batch_size() < 0) {
-    return errors::FailedPrecondition("Failed to parse the ExampleBatch. ", name_,
-                                      ": batch_size is ", batch->batch_size());
+  const Status size_status = CheckBatchSize(*batch);
+  if (!size_status.ok()) {
+    return errors::FailedPrecondition("Failed to parse the ExampleBatch. ", name_, ": ",
+                                      size_status.message());
   }
   Prune(options_.pruning, batch);
   if (columns_.empty()) return OkStatus();

@@ -18,6 +18,12 @@
 namespace tensorflow {
 namespace monolith_tf {
 
+// Labels of one sample, copies made of one, and negatives drawn for one: each takes memory, and
+// none is wanted in such numbers.
+inline constexpr int64_t kMaxLabels = 1 << 16;
+inline constexpr int64_t kMaxCopies = 1 << 20;
+inline constexpr int64_t kMaxNegatives = 1 << 16;
+
 using LabelList = ::google::protobuf::RepeatedField<float>;
 
 // Uniform in [0, 1), from a generator of the calling thread.

@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "monolith/native_training/runtime/ops/kernel_registration.h"
 #include "tensorflow/core/framework/cancellation.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/dataset.h"
@@ -124,7 +125,7 @@ class SkipEmptyDataset final : public data::DatasetBase {
   const data::DatasetBase* const input_;
 };
 
-class SkipEmptyDatasetOp final : public data::UnaryDatasetOpKernel {
+class SkipEmptyDatasetOp : public data::UnaryDatasetOpKernel {
  public:
   using UnaryDatasetOpKernel::UnaryDatasetOpKernel;
 
@@ -135,7 +136,7 @@ class SkipEmptyDatasetOp final : public data::UnaryDatasetOpKernel {
   }
 };
 
-REGISTER_KERNEL_BUILDER(Name("MonolithSkipEmptyDataset").Device(DEVICE_CPU), SkipEmptyDatasetOp);
+REGISTER_GUARDED_KERNEL(Name("MonolithSkipEmptyDataset").Device(DEVICE_CPU), SkipEmptyDatasetOp);
 
 }  // namespace
 }  // namespace monolith_tf

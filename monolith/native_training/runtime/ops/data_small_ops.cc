@@ -6,6 +6,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "monolith/native_training/runtime/data/fid.h"
 #include "monolith/native_training/runtime/data/fid_hash.h"
+#include "monolith/native_training/runtime/ops/kernel_registration.h"
 #include "monolith/native_training/runtime/ops/op_checks.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
@@ -75,8 +76,10 @@ REGISTER_OP("MonolithGenFidMask")
     .Attr("T: {int32, int64} = DT_INT64")
     .Attr("fid: int")
     .SetShapeFn([](InferenceContext* c) {
+      shape_inference::ShapeHandle splits;
       shape_inference::DimensionHandle rows;
-      TF_RETURN_IF_ERROR(c->Subtract(c->Dim(c->input(0), 0), 1, &rows));
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 1, &splits));
+      TF_RETURN_IF_ERROR(c->Subtract(c->Dim(splits, 0), 1, &rows));
       c->set_output(0, c->Vector(rows));
       return OkStatus();
     })
@@ -98,7 +101,7 @@ int64_t WithSlot(int64_t version, int64_t slot, uint64_t bits) {
   return static_cast<int64_t>(version == 1 ? MakeFidV1(slot, bits) : MakeFidV2(slot, bits));
 }
 
-class SwitchSlotOp final : public OpKernel {
+class SwitchSlotOp : public OpKernel {
  public:
   explicit SwitchSlotOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
     OP_REQUIRES_OK(ctx, GetSlotAttrs(ctx, &slot_, &version_));
@@ -121,7 +124,7 @@ class SwitchSlotOp final : public OpKernel {
   int64_t version_;
 };
 
-class FeatureCombineOp final : public OpKernel {
+class FeatureCombineOp : public OpKernel {
  public:
   explicit FeatureCombineOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
     int64_t ragged_rank;
@@ -151,7 +154,7 @@ class FeatureCombineOp final : public OpKernel {
           splits(row) + (splits1(row + 1) - splits1(row)) * (splits2(row + 1) - splits2(row));
     }
     Tensor* values_tensor;
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(1, TensorShape({splits(rows)}), &values_tensor));
+    OP_REQUIRES_OK(ctx, AllocateOutput(ctx, 1, {splits(rows)}, &values_tensor));
     int64_t* out = values_tensor->flat<int64_t>().data();
     for (int64_t row = 0; row < rows; ++row) {
       for (int64_t i = splits1(row); i < splits1(row + 1); ++i) {
@@ -167,7 +170,7 @@ class FeatureCombineOp final : public OpKernel {
   int64_t version_;
 };
 
-class ExtractFidOp final : public OpKernel {
+class ExtractFidOp : public OpKernel {
  public:
   explicit ExtractFidOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("slot", &slot_));
@@ -192,7 +195,7 @@ class ExtractFidOp final : public OpKernel {
 };
 
 template <typename T>
-class MapIdOp final : public OpKernel {
+class MapIdOp : public OpKernel {
  public:
   explicit MapIdOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
     std::vector<int64_t> from, to;
@@ -225,7 +228,7 @@ class MapIdOp final : public OpKernel {
 };
 
 template <typename T>
-class GenFidMaskOp final : public OpKernel {
+class GenFidMaskOp : public OpKernel {
  public:
   explicit GenFidMaskOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("fid", &fid_));
@@ -238,7 +241,7 @@ class GenFidMaskOp final : public OpKernel {
     const auto values = ctx->input(1).vec<int64_t>();
     OP_REQUIRES_OK(ctx, CheckRowSplits("splits", splits, values.size()));
     Tensor* output;
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({splits.size() - 1}), &output));
+    OP_REQUIRES_OK(ctx, AllocateOutput(ctx, 0, {splits.size() - 1}, &output));
     auto out = output->vec<float>();
     for (int64_t row = 0; row + 1 < splits.size(); ++row) {
       const int64_t* end = values.data() + splits(row + 1);
@@ -250,16 +253,16 @@ class GenFidMaskOp final : public OpKernel {
   int64_t fid_;
 };
 
-REGISTER_KERNEL_BUILDER(Name("SwitchSlot").Device(DEVICE_CPU), SwitchSlotOp);
-REGISTER_KERNEL_BUILDER(Name("FeatureCombine").Device(DEVICE_CPU), FeatureCombineOp);
-REGISTER_KERNEL_BUILDER(Name("ExtractFid").Device(DEVICE_CPU), ExtractFidOp);
-REGISTER_KERNEL_BUILDER(Name("MapId").Device(DEVICE_CPU).TypeConstraint<int32_t>("T"),
+REGISTER_GUARDED_KERNEL(Name("SwitchSlot").Device(DEVICE_CPU), SwitchSlotOp);
+REGISTER_GUARDED_KERNEL(Name("FeatureCombine").Device(DEVICE_CPU), FeatureCombineOp);
+REGISTER_GUARDED_KERNEL(Name("ExtractFid").Device(DEVICE_CPU), ExtractFidOp);
+REGISTER_GUARDED_KERNEL(Name("MapId").Device(DEVICE_CPU).TypeConstraint<int32_t>("T"),
                         MapIdOp<int32_t>);
-REGISTER_KERNEL_BUILDER(Name("MapId").Device(DEVICE_CPU).TypeConstraint<int64_t>("T"),
+REGISTER_GUARDED_KERNEL(Name("MapId").Device(DEVICE_CPU).TypeConstraint<int64_t>("T"),
                         MapIdOp<int64_t>);
-REGISTER_KERNEL_BUILDER(Name("MonolithGenFidMask").Device(DEVICE_CPU).TypeConstraint<int32_t>("T"),
+REGISTER_GUARDED_KERNEL(Name("MonolithGenFidMask").Device(DEVICE_CPU).TypeConstraint<int32_t>("T"),
                         GenFidMaskOp<int32_t>);
-REGISTER_KERNEL_BUILDER(Name("MonolithGenFidMask").Device(DEVICE_CPU).TypeConstraint<int64_t>("T"),
+REGISTER_GUARDED_KERNEL(Name("MonolithGenFidMask").Device(DEVICE_CPU).TypeConstraint<int64_t>("T"),
                         GenFidMaskOp<int64_t>);
 
 }  // namespace

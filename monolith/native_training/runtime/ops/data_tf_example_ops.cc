@@ -8,6 +8,7 @@
 #include "monolith/native_training/data/data_op_config.pb.h"
 #include "monolith/native_training/runtime/data/fid.h"
 #include "monolith/native_training/runtime/ops/data_sample.h"
+#include "monolith/native_training/runtime/ops/kernel_registration.h"
 #include "monolith/native_training/runtime/ops/op_checks.h"
 #include "tensorflow/core/example/example.pb.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
@@ -32,7 +33,7 @@ Converts a serialized tf.train.Example, a scalar.
 feature_description: serialized TFRecordFeatureDescription; other features are dropped.
 )doc");
 
-class TFExampleToExampleOp final : public OpKernel {
+class TFExampleToExampleOp : public OpKernel {
  public:
   explicit TFExampleToExampleOp(OpKernelConstruction *ctx) : OpKernel(ctx) {
     std::string serialized;
@@ -107,7 +108,7 @@ class TFExampleToExampleOp final : public OpKernel {
   TFRecordFeatureDescription description_;
 };
 
-REGISTER_KERNEL_BUILDER(Name("MonolithTFExampleToExample").Device(DEVICE_CPU),
+REGISTER_GUARDED_KERNEL(Name("MonolithTFExampleToExample").Device(DEVICE_CPU),
                         TFExampleToExampleOp);
 
 }  // namespace

@@ -13,6 +13,7 @@
 #include "monolith/native_training/runtime/ops/data_record_source.h"
 #include "monolith/native_training/runtime/ops/data_sample.h"
 #include "monolith/native_training/runtime/ops/data_sample_reader.h"
+#include "monolith/native_training/runtime/ops/kernel_registration.h"
 #include "monolith/native_training/runtime/ops/op_checks.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
@@ -94,7 +95,7 @@ Replaces the slot of the ids of features, in place or in a copy named <name>_<su
 input: an ExampleBatch, or Examples of any shape.
 )doc");
 
-class VariantToZerosOp final : public OpKernel {
+class VariantToZerosOp : public OpKernel {
  public:
   using OpKernel::OpKernel;
 
@@ -105,7 +106,7 @@ class VariantToZerosOp final : public OpKernel {
   }
 };
 
-class HasVariantOp final : public OpKernel {
+class HasVariantOp : public OpKernel {
  public:
   explicit HasVariantOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
     std::string name;
@@ -184,7 +185,7 @@ class SampleDecoder {
   DataSourceKeys keys_;
 };
 
-class StringToVariantOp final : public OpKernel {
+class StringToVariantOp : public OpKernel {
  public:
   explicit StringToVariantOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
     std::string name;
@@ -222,7 +223,7 @@ class StringToVariantOp final : public OpKernel {
   SampleDecoder decoder_;
 };
 
-class StringToVariantWithTransformOp final : public OpKernel {
+class StringToVariantWithTransformOp : public OpKernel {
  public:
   explicit StringToVariantWithTransformOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
     std::string input_type, output_type;
@@ -264,6 +265,7 @@ class StringToVariantWithTransformOp final : public OpKernel {
             samples.emplace_back(SampleVariant<ExampleBatch>(std::move(batch)));
             break;
           }
+          OP_REQUIRES_OK(ctx, CheckExpandedSize(batch));
           for (int64_t row = 0; row < batch.batch_size(); ++row) {
             Example example;
             OP_REQUIRES_OK(ctx, ExampleBatchRow(batch, row, &example));
@@ -274,8 +276,7 @@ class StringToVariantWithTransformOp final : public OpKernel {
       }
     }
     Tensor* output;
-    OP_REQUIRES_OK(
-        ctx, ctx->allocate_output(0, TensorShape({static_cast<int64_t>(samples.size())}), &output));
+    OP_REQUIRES_OK(ctx, AllocateOutput(ctx, 0, {static_cast<int64_t>(samples.size())}, &output));
     std::move(samples.begin(), samples.end(), output->flat<Variant>().data());
   }
 
@@ -296,7 +297,7 @@ class StringToVariantWithTransformOp final : public OpKernel {
   SampleDecoder decoder_;
 };
 
-class SwitchSlotBatchOp final : public OpKernel {
+class SwitchSlotBatchOp : public OpKernel {
  public:
   explicit SwitchSlotBatchOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
     std::vector<std::string> features;
@@ -390,12 +391,12 @@ class SwitchSlotBatchOp final : public OpKernel {
   absl::flat_hash_map<std::string, Switch> switches_;
 };
 
-REGISTER_KERNEL_BUILDER(Name("VariantToZeros").Device(DEVICE_CPU), VariantToZerosOp);
-REGISTER_KERNEL_BUILDER(Name("HasVariant").Device(DEVICE_CPU), HasVariantOp);
-REGISTER_KERNEL_BUILDER(Name("StringToVariant").Device(DEVICE_CPU), StringToVariantOp);
-REGISTER_KERNEL_BUILDER(Name("StringToVariantWithTransform").Device(DEVICE_CPU),
+REGISTER_GUARDED_KERNEL(Name("VariantToZeros").Device(DEVICE_CPU), VariantToZerosOp);
+REGISTER_GUARDED_KERNEL(Name("HasVariant").Device(DEVICE_CPU), HasVariantOp);
+REGISTER_GUARDED_KERNEL(Name("StringToVariant").Device(DEVICE_CPU), StringToVariantOp);
+REGISTER_GUARDED_KERNEL(Name("StringToVariantWithTransform").Device(DEVICE_CPU),
                         StringToVariantWithTransformOp);
-REGISTER_KERNEL_BUILDER(Name("SwitchSlotBatch").Device(DEVICE_CPU), SwitchSlotBatchOp);
+REGISTER_GUARDED_KERNEL(Name("SwitchSlotBatch").Device(DEVICE_CPU), SwitchSlotBatchOp);
 
 }  // namespace
 }  // namespace monolith_tf

@@ -11,6 +11,7 @@
 #include "monolith/native_training/runtime/metrics/json_writer.h"
 #include "monolith/native_training/runtime/metrics/metric_sink.h"
 #include "monolith/native_training/runtime/ops/file_metric_writer.h"
+#include "monolith/native_training/runtime/ops/kernel_registration.h"
 #include "monolith/native_training/runtime/ops/op_checks.h"
 #include "monolith/native_training/runtime/ops/resource_handle_input.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
@@ -368,10 +369,10 @@ return_msgs: Whether msgs holds the messages.
 use_zero_train_time: Without effect: messages carry no training time.
 )doc");
 
-REGISTER_KERNEL_BUILDER(Name("MonolithCreateDeepInsightClient").Device(DEVICE_CPU),
+REGISTER_GUARDED_KERNEL(Name("MonolithCreateDeepInsightClient").Device(DEVICE_CPU),
                         CreateDeepInsightClientOp);
-REGISTER_KERNEL_BUILDER(Name("MonolithWriteDeepInsight").Device(DEVICE_CPU), WriteDeepInsightOp);
-REGISTER_KERNEL_BUILDER(Name("MonolithWriteDeepInsightV2").Device(DEVICE_CPU),
+REGISTER_GUARDED_KERNEL(Name("MonolithWriteDeepInsight").Device(DEVICE_CPU), WriteDeepInsightOp);
+REGISTER_GUARDED_KERNEL(Name("MonolithWriteDeepInsightV2").Device(DEVICE_CPU),
                         WriteDeepInsightV2Op);
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "monolith/native_training/runtime/dense/dense_kernels.h"
+#include "monolith/native_training/runtime/ops/kernel_registration.h"
 #include "monolith/native_training/runtime/ops/parallel_ranges.h"
 #include "monolith/native_training/runtime/ops/resource_handle_input.h"
 #include "tensorflow/core/framework/op.h"
@@ -141,7 +142,7 @@ class OptimizerOp : public OpKernel {
   bool use_v2_;
 };
 
-class ResourceApplyAdamomOp final : public OptimizerOp {
+class ResourceApplyAdamomOp : public OptimizerOp {
  public:
   using OptimizerOp::OptimizerOp;
 
@@ -186,7 +187,7 @@ class ResourceApplyAdamomOp final : public OptimizerOp {
   }
 };
 
-class ResourceApplyRmspropOp final : public OptimizerOp {
+class ResourceApplyRmspropOp : public OptimizerOp {
  public:
   using OptimizerOp::OptimizerOp;
 
@@ -273,8 +274,8 @@ update_slots: if false, the op does nothing.
 use_locking: has no effect.
 )doc");
 
-REGISTER_KERNEL_BUILDER(Name("ResourceApplyAdamom").Device(DEVICE_CPU), ResourceApplyAdamomOp);
-REGISTER_KERNEL_BUILDER(Name("ResourceApplyRmsprop").Device(DEVICE_CPU), ResourceApplyRmspropOp);
+REGISTER_GUARDED_KERNEL(Name("ResourceApplyAdamom").Device(DEVICE_CPU), ResourceApplyAdamomOp);
+REGISTER_GUARDED_KERNEL(Name("ResourceApplyRmsprop").Device(DEVICE_CPU), ResourceApplyRmspropOp);
 
 }  // namespace
 }  // namespace monolith_tf

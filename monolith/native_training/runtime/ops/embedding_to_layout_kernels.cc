@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "monolith/native_training/runtime/distribution/embedding_layout.h"
+#include "monolith/native_training/runtime/ops/kernel_registration.h"
 #include "monolith/native_training/runtime/ops/layout_config.h"
 #include "monolith/native_training/runtime/ops/op_checks.h"
 #include "monolith/native_training/runtime/ops/op_parallel.h"
@@ -362,26 +363,26 @@ class EmbeddingToLayoutGradOp : public LayoutKernel {
 
 }  // namespace
 
-REGISTER_KERNEL_BUILDER(Name("MonolithEmbeddingToLayout").Device(DEVICE_CPU),
+REGISTER_GUARDED_KERNEL(Name("MonolithEmbeddingToLayout").Device(DEVICE_CPU),
                         EmbeddingToLayoutOp<1>);
-REGISTER_KERNEL_BUILDER(Name("MonolithEmbeddingToLayoutV2").Device(DEVICE_CPU),
+REGISTER_GUARDED_KERNEL(Name("MonolithEmbeddingToLayoutV2").Device(DEVICE_CPU),
                         EmbeddingToLayoutOp<2>);
-REGISTER_KERNEL_BUILDER(Name("MonolithEmbeddingToLayoutV3").Device(DEVICE_CPU),
+REGISTER_GUARDED_KERNEL(Name("MonolithEmbeddingToLayoutV3").Device(DEVICE_CPU),
                         EmbeddingToLayoutOp<3>);
-REGISTER_KERNEL_BUILDER(Name("MonolithEmbeddingToLayoutV4").Device(DEVICE_CPU),
+REGISTER_GUARDED_KERNEL(Name("MonolithEmbeddingToLayoutV4").Device(DEVICE_CPU),
                         EmbeddingToLayoutOp<4>);
-REGISTER_KERNEL_BUILDER(Name("MonolithEmbeddingToLayoutV5").Device(DEVICE_CPU),
+REGISTER_GUARDED_KERNEL(Name("MonolithEmbeddingToLayoutV5").Device(DEVICE_CPU),
                         EmbeddingToLayoutOp<5>);
-REGISTER_KERNEL_BUILDER(Name("MonolithEmbeddingToLayoutGrad").Device(DEVICE_CPU),
+REGISTER_GUARDED_KERNEL(Name("MonolithEmbeddingToLayoutGrad").Device(DEVICE_CPU),
                         EmbeddingToLayoutGradOp<1>);
-REGISTER_KERNEL_BUILDER(Name("MonolithEmbeddingToLayoutGradV2").Device(DEVICE_CPU),
+REGISTER_GUARDED_KERNEL(Name("MonolithEmbeddingToLayoutGradV2").Device(DEVICE_CPU),
                         EmbeddingToLayoutGradOp<2>);
 // V5 has the gradient interface of V3: no size vectors, so one request.
-REGISTER_KERNEL_BUILDER(Name("MonolithEmbeddingToLayoutGradV3").Device(DEVICE_CPU),
+REGISTER_GUARDED_KERNEL(Name("MonolithEmbeddingToLayoutGradV3").Device(DEVICE_CPU),
                         EmbeddingToLayoutGradOp<3>);
-REGISTER_KERNEL_BUILDER(Name("MonolithEmbeddingToLayoutGradV4").Device(DEVICE_CPU),
+REGISTER_GUARDED_KERNEL(Name("MonolithEmbeddingToLayoutGradV4").Device(DEVICE_CPU),
                         EmbeddingToLayoutGradOp<4>);
-REGISTER_KERNEL_BUILDER(Name("MonolithEmbeddingToLayoutGradV5").Device(DEVICE_CPU),
+REGISTER_GUARDED_KERNEL(Name("MonolithEmbeddingToLayoutGradV5").Device(DEVICE_CPU),
                         EmbeddingToLayoutGradOp<3>);
 
 }  // namespace monolith_tf

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "Eigen/Core"
+#include "monolith/native_training/runtime/ops/kernel_registration.h"
 #include "monolith/native_training/runtime/ops/op_checks.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"
@@ -252,8 +253,8 @@ weight_grad: Of the shape of weight.
 K: Columns of weight; a negative number means whatever weight has.
 )doc");
 
-REGISTER_KERNEL_BUILDER(Name("FeatureInsight").Device(DEVICE_CPU), FeatureInsightOp);
-REGISTER_KERNEL_BUILDER(Name("FeatureInsightGrad").Device(DEVICE_CPU), FeatureInsightGradOp);
+REGISTER_GUARDED_KERNEL(Name("FeatureInsight").Device(DEVICE_CPU), FeatureInsightOp);
+REGISTER_GUARDED_KERNEL(Name("FeatureInsightGrad").Device(DEVICE_CPU), FeatureInsightGradOp);
 
 }  // namespace
 }  // namespace monolith_tf

@@ -2,6 +2,7 @@
 #include <cstdint>
 #include <string>
 
+#include "monolith/native_training/runtime/ops/kernel_registration.h"
 #include "monolith/native_training/runtime/ops/op_checks.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"
@@ -284,8 +285,8 @@ left_grad: Of the shape of left.
 right_grad: Of the shape of right.
 )doc");
 
-REGISTER_KERNEL_BUILDER(Name("FFM").Device(DEVICE_CPU), FfmOp);
-REGISTER_KERNEL_BUILDER(Name("FFMGrad").Device(DEVICE_CPU), FfmGradOp);
+REGISTER_GUARDED_KERNEL(Name("FFM").Device(DEVICE_CPU), FfmOp);
+REGISTER_GUARDED_KERNEL(Name("FFMGrad").Device(DEVICE_CPU), FfmGradOp);
 
 }  // namespace
 }  // namespace monolith_tf

@@ -1,6 +1,7 @@
 // MonolithFidCounter marks a tensor as a counter; its gradient (Python) is what counts.
 #include <cstdint>
 
+#include "monolith/native_training/runtime/ops/kernel_registration.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"
@@ -31,7 +32,7 @@ step: What one update adds.
 counter_threshold: Where counting stops.
 )doc");
 
-REGISTER_KERNEL_BUILDER(Name("MonolithFidCounter").Device(DEVICE_CPU), FidCounterOp);
+REGISTER_GUARDED_KERNEL(Name("MonolithFidCounter").Device(DEVICE_CPU), FidCounterOp);
 
 }  // namespace
 }  // namespace monolith_tf

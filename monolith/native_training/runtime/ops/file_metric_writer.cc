@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "monolith/native_training/runtime/ops/exception_status.h"
 #include "monolith/native_training/runtime/ops/output_file.h"
 #include "tensorflow/core/lib/io/record_writer.h"
 #include "tensorflow/core/platform/logging.h"
@@ -15,26 +16,25 @@ Status FileMetricWriter::Open(Env* env, const std::string& filename,
   TF_RETURN_IF_ERROR(OpenOutputFile(env, filename, &file));
   // The constructor is private, so that a writer always has an open file.
   struct Constructible : FileMetricWriter {
-    Constructible(Env* env, std::string filename, std::unique_ptr<WritableFile> file)
-        : FileMetricWriter(env, std::move(filename), std::move(file)) {}
+    Constructible(std::string filename, std::unique_ptr<WritableFile> file)
+        : FileMetricWriter(std::move(filename), std::move(file)) {}
   };
-  *writer = std::make_unique<Constructible>(env, filename, std::move(file));
+  *writer = std::make_unique<Constructible>(filename, std::move(file));
   return OkStatus();
 }
 
-FileMetricWriter::FileMetricWriter(Env* env, std::string filename,
-                                   std::unique_ptr<WritableFile> file)
-    : filename_(std::move(filename)), file_(std::move(file)) {
-  thread_.reset(env->StartThread(ThreadOptions(), "file_metric_writer", [this] { Run(); }));
-}
+FileMetricWriter::FileMetricWriter(std::string filename, std::unique_ptr<WritableFile> file)
+    : filename_(std::move(filename)), file_(std::move(file)) {}
 
 FileMetricWriter::~FileMetricWriter() {
+  std::thread thread;
   {
     mutex_lock lock(mu_);
     stopping_ = true;
     not_empty_.notify_all();
+    thread.swap(thread_);
   }
-  thread_.reset();  // joins
+  if (thread.joinable()) thread.join();
   Status status = file_->Close();
   {
     mutex_lock lock(mu_);
@@ -45,6 +45,13 @@ FileMetricWriter::~FileMetricWriter() {
 
 Status FileMetricWriter::Write(const std::vector<std::string>& messages) {
   mutex_lock lock(mu_);
+  // Not TensorFlow's: its way to start a thread ends the process where that fails.
+  if (!messages.empty() && !thread_.joinable()) {
+    TF_RETURN_IF_ERROR(CatchExceptions([this]() TF_NO_THREAD_SAFETY_ANALYSIS {
+      thread_ = std::thread([this] { Run(); });
+      return OkStatus();
+    }));
+  }
   for (const std::string& message : messages) {
     while (queue_.size() >= kQueueSize && status_.ok()) not_full_.wait(lock);
     TF_RETURN_IF_ERROR(status_);

@@ -6,6 +6,7 @@
 #include <deque>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "tensorflow/core/platform/env.h"
@@ -15,8 +16,8 @@
 namespace tensorflow {
 namespace monolith_tf {
 
-// Thread-safe. Messages of one call stay in order. Destruction writes what is queued and closes the
-// file; an error there is only logged.
+// Thread-safe. Its thread begins with the first message. Messages of one call stay in order.
+// Destruction writes what is queued and closes the file; an error there is only logged.
 class FileMetricWriter {
  public:
   static constexpr size_t kQueueSize = 8192;
@@ -28,11 +29,11 @@ class FileMetricWriter {
   ~FileMetricWriter();
 
   // Queues the messages, waiting while the queue is full. Returns the error of an earlier write, if
-  // there was one: the file is incomplete then.
+  // there was one: the file is incomplete then. ResourceExhausted: there is no room for a thread.
   Status Write(const std::vector<std::string>& messages);
 
  private:
-  FileMetricWriter(Env* env, std::string filename, std::unique_ptr<WritableFile> file);
+  FileMetricWriter(std::string filename, std::unique_ptr<WritableFile> file);
 
   void Run();
 
@@ -44,7 +45,7 @@ class FileMetricWriter {
   std::deque<std::string> queue_ TF_GUARDED_BY(mu_);
   bool stopping_ TF_GUARDED_BY(mu_) = false;
   Status status_ TF_GUARDED_BY(mu_);
-  std::unique_ptr<Thread> thread_;  // last: it uses everything above
+  std::thread thread_ TF_GUARDED_BY(mu_);
 };
 
 }  // namespace monolith_tf

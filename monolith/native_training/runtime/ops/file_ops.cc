@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "monolith/native_training/runtime/hash_table/embedding_hash_table.pb.h"
+#include "monolith/native_training/runtime/ops/kernel_registration.h"
 #include "monolith/native_training/runtime/ops/op_checks.h"
 #include "monolith/native_training/runtime/ops/output_file.h"
 #include "monolith/native_training/runtime/ops/resource_handle_input.h"
@@ -217,11 +218,11 @@ bias: n floats.
 embedding: n * dim floats.
 )doc");
 
-REGISTER_KERNEL_BUILDER(Name("MonolithWritableFile").Device(DEVICE_CPU), WritableFileOp);
-REGISTER_KERNEL_BUILDER(Name("MonolithWritableFileAppend").Device(DEVICE_CPU),
+REGISTER_GUARDED_KERNEL(Name("MonolithWritableFile").Device(DEVICE_CPU), WritableFileOp);
+REGISTER_GUARDED_KERNEL(Name("MonolithWritableFileAppend").Device(DEVICE_CPU),
                         WritableFileAppendOp);
-REGISTER_KERNEL_BUILDER(Name("MonolithWritableFileClose").Device(DEVICE_CPU), WritableFileCloseOp);
-REGISTER_KERNEL_BUILDER(Name("MonolithEntryDumpFileAppend").Device(DEVICE_CPU),
+REGISTER_GUARDED_KERNEL(Name("MonolithWritableFileClose").Device(DEVICE_CPU), WritableFileCloseOp);
+REGISTER_GUARDED_KERNEL(Name("MonolithEntryDumpFileAppend").Device(DEVICE_CPU),
                         EntryDumpFileAppendOp);
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <vector>
 
+#include "monolith/native_training/runtime/ops/kernel_registration.h"
 #include "monolith/native_training/runtime/ops/op_checks.h"
 #include "monolith/native_training/runtime/ops/op_parallel.h"
 #include "tensorflow/core/framework/op.h"
@@ -134,7 +135,7 @@ class FusedGatherEmbeddingsByInputOp : public OpKernel {
   std::vector<int64_t> dims_;
 };
 
-REGISTER_KERNEL_BUILDER(Name("MonolithFusedGatherEmbeddingsByInput").Device(DEVICE_CPU),
+REGISTER_GUARDED_KERNEL(Name("MonolithFusedGatherEmbeddingsByInput").Device(DEVICE_CPU),
                         FusedGatherEmbeddingsByInputOp);
 
 class FusedGatherEmbeddingsByInputGradientOp : public OpKernel {
@@ -172,7 +173,7 @@ class FusedGatherEmbeddingsByInputGradientOp : public OpKernel {
       floats += grads.NumElements();
     }
     Tensor* out;
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({size}), &out));
+    OP_REQUIRES_OK(ctx, AllocateOutput(ctx, 0, {size}, &out));
     float* to = out->vec<float>().data();
 
     // A thread owns a range of the output and adds whatever falls into it: no locks, one order.
@@ -213,7 +214,7 @@ class FusedGatherEmbeddingsByInputGradientOp : public OpKernel {
   std::vector<int64_t> dims_;
 };
 
-REGISTER_KERNEL_BUILDER(Name("MonolithFusedGatherEmbeddingsByInputGradient").Device(DEVICE_CPU),
+REGISTER_GUARDED_KERNEL(Name("MonolithFusedGatherEmbeddingsByInputGradient").Device(DEVICE_CPU),
                         FusedGatherEmbeddingsByInputGradientOp);
 
 }  // namespace monolith_tf

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "monolith/native_training/runtime/distribution/segment_reduce.h"
+#include "monolith/native_training/runtime/ops/kernel_registration.h"
 #include "monolith/native_training/runtime/ops/op_checks.h"
 #include "monolith/native_training/runtime/ops/op_parallel.h"
 #include "tensorflow/core/framework/op.h"
@@ -41,6 +42,7 @@ Status CheckStarts(const std::vector<int64_t>& row_split_splits, int64_t num_tab
   if (row_split_splits[0] != 0) {
     return errors::InvalidArgument("row_split_splits[0] is ", row_split_splits[0], ", want 0");
   }
+  TF_RETURN_IF_ERROR(CheckRowSplits("row_split_splits", row_split_splits, -1));
   *batch = row_split_splits[1] - row_split_splits[0] - 1;
   for (int64_t i = 0; i < num_tables; ++i) {
     const int64_t length = row_split_splits[i + 1] - row_split_splits[i];
@@ -79,6 +81,15 @@ Status ReadTables(const Tensor& splits, const std::vector<int64_t>& row_split_sp
   return CheckEqual("number of slice_dims", num_slices, "slices the updates are cut into", slice);
 }
 
+// An input that is a shape has no more sizes than a tensor can have.
+Status CheckShapeLength(InferenceContext* c, int input) {
+  const ShapeHandle shape = c->input(input);
+  if (!c->RankKnown(shape) || c->Rank(shape) != 1 || !c->ValueKnown(c->Dim(shape, 0))) {
+    return OkStatus();
+  }
+  return CheckCount("length of shape", c->Value(c->Dim(shape, 0)), 0, TensorShape::MaxDimensions());
+}
+
 Status CheckSliceDims(const std::vector<int64_t>& slice_dims, int64_t num_slices) {
   TF_RETURN_IF_ERROR(CheckEqual("length of slice_dims", static_cast<int64_t>(slice_dims.size()),
                                 "number of slices", num_slices));
@@ -105,6 +116,7 @@ REGISTER_OP("MonolithFusedSegmentSum")
       const int n = c->num_outputs();
       for (int i = 0; i < n; ++i) {
         ShapeHandle out;
+        TF_RETURN_IF_ERROR(CheckShapeLength(c, 2 * n + i));
         TF_RETURN_IF_ERROR(c->MakeShapeFromShapeTensor(2 * n + i, &out));
         c->set_output(i, out);
       }
@@ -226,7 +238,7 @@ class FusedSegmentSumOp : public OpKernel {
     TF_RETURN_IF_ERROR(TensorShapeUtils::MakeShape(shape.vec<Index>(), out));
     if (indices.NumElements() == 0) return OkStatus();
     TensorShape want = *out;
-    want.set_dim(0, indices.NumElements());
+    TF_RETURN_IF_ERROR(want.SetDimWithStatus(0, indices.NumElements()));
     if (updates.shape() == want) return OkStatus();
     return errors::InvalidArgument("updates[", i, "] has shape ", updates.shape().DebugString(),
                                    ", want ", want.DebugString(), " for ", indices.NumElements(),
@@ -234,12 +246,12 @@ class FusedSegmentSumOp : public OpKernel {
   }
 };
 
-REGISTER_KERNEL_BUILDER(Name("MonolithFusedSegmentSum")
+REGISTER_GUARDED_KERNEL(Name("MonolithFusedSegmentSum")
                             .Device(DEVICE_CPU)
                             .TypeConstraint<float>("T")
                             .TypeConstraint<int32_t>("Tindices"),
                         FusedSegmentSumOp<int32_t>);
-REGISTER_KERNEL_BUILDER(Name("MonolithFusedSegmentSum")
+REGISTER_GUARDED_KERNEL(Name("MonolithFusedSegmentSum")
                             .Device(DEVICE_CPU)
                             .TypeConstraint<float>("T")
                             .TypeConstraint<int64_t>("Tindices"),
@@ -283,7 +295,7 @@ class FusedReduceAndSplitOp : public OpKernel {
   int64_t batch_;
 };
 
-REGISTER_KERNEL_BUILDER(
+REGISTER_GUARDED_KERNEL(
     Name("MonolithFusedReduceAndSplitGPU").Device(DEVICE_CPU).TypeConstraint<float>("T"),
     FusedReduceAndSplitOp);
 
@@ -308,7 +320,9 @@ class FusedReduceAndSplitGradOp : public OpKernel {
                    ReadTables(ctx->input(0), row_split_splits_, slice_dims_, updates, &tables));
     for (int s = 0; s < slices.size(); ++s) {
       OP_REQUIRES(
-          ctx, slices[s].shape() == TensorShape({batch_, slice_dims_[s]}),
+          ctx,
+          slices[s].dims() == 2 && slices[s].dim_size(0) == batch_ &&
+              slices[s].dim_size(1) == slice_dims_[s],
           errors::InvalidArgument("slices[", s, "] has shape ", slices[s].shape().DebugString(),
                                   ", want [", batch_, ",", slice_dims_[s], "]"));
     }
@@ -341,7 +355,7 @@ class FusedReduceAndSplitGradOp : public OpKernel {
   int64_t batch_;
 };
 
-REGISTER_KERNEL_BUILDER(
+REGISTER_GUARDED_KERNEL(
     Name("MonolithFusedReduceAndSplitGPUGrad").Device(DEVICE_CPU).TypeConstraint<float>("T"),
     FusedReduceAndSplitGradOp);
 

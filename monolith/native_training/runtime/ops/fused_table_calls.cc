@@ -19,7 +19,7 @@ std::vector<int64_t> Dims(const std::vector<FilteredTable>& tables) {
 
 Status OutputOffsets(OpKernelContext* ctx, int output, const std::vector<int64_t>& offsets) {
   Tensor* tensor = nullptr;
-  TF_RETURN_IF_ERROR(ctx->allocate_output(output, {static_cast<int64_t>(offsets.size())}, &tensor));
+  TF_RETURN_IF_ERROR(AllocateOutput(ctx, output, {static_cast<int64_t>(offsets.size())}, &tensor));
   auto values = tensor->vec<int32_t>();
   for (size_t i = 0; i < offsets.size(); ++i) values(i) = static_cast<int32_t>(offsets[i]);
   return OkStatus();
@@ -50,7 +50,7 @@ Status FusedLookup(OpKernelContext* ctx, int first_input, const std::vector<Filt
   TF_RETURN_IF_ERROR(FusedOffsets::Create(ctx->input(first_input + 1), Dims(tables), num_of_shards,
                                           ids.NumElements(), &offsets));
   Tensor* embeddings = nullptr;
-  TF_RETURN_IF_ERROR(ctx->allocate_output(0, {offsets.floats.back()}, &embeddings));
+  TF_RETURN_IF_ERROR(AllocateOutput(ctx, 0, {offsets.floats.back()}, &embeddings));
   const int64_t num_tables = static_cast<int64_t>(tables.size());
   std::vector<engine::LookupRequest> requests;
   for (int64_t i = 0; i < num_tables * num_of_shards; ++i) {
@@ -62,7 +62,7 @@ Status FusedLookup(OpKernelContext* ctx, int first_input, const std::vector<Filt
   engine::EmbeddingTable::LookupMany(requests.data(), static_cast<int64_t>(requests.size()),
                                      &runner);
   Tensor* splits = nullptr;
-  TF_RETURN_IF_ERROR(ctx->allocate_output(1, {num_of_shards}, &splits));
+  TF_RETURN_IF_ERROR(AllocateOutput(ctx, 1, {num_of_shards}, &splits));
   for (int64_t shard = 0; shard < num_of_shards; ++shard) {
     splits->vec<int32_t>()(shard) = static_cast<int32_t>(offsets.floats[(shard + 1) * num_tables] -
                                                          offsets.floats[shard * num_tables]);

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "monolith/native_training/runtime/ops/kernel_registration.h"
 #include "monolith/native_training/runtime/ops/op_checks.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"
@@ -95,9 +96,9 @@ mask: [B, max_seq_length]; row i starts with min(splits[i+1] - splits[i], max_se
 max_seq_length: Width of the mask.
 )doc");
 
-REGISTER_KERNEL_BUILDER(Name("GenSeqMask").Device(DEVICE_CPU).TypeConstraint<int32_t>("T"),
+REGISTER_GUARDED_KERNEL(Name("GenSeqMask").Device(DEVICE_CPU).TypeConstraint<int32_t>("T"),
                         GenSeqMaskOp<int32_t>);
-REGISTER_KERNEL_BUILDER(Name("GenSeqMask").Device(DEVICE_CPU).TypeConstraint<int64_t>("T"),
+REGISTER_GUARDED_KERNEL(Name("GenSeqMask").Device(DEVICE_CPU).TypeConstraint<int64_t>("T"),
                         GenSeqMaskOp<int64_t>);
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "monolith/native_training/runtime/ops/kernel_registration.h"
 #include "monolith/native_training/runtime/ops/op_parallel.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"
@@ -50,7 +51,7 @@ bool AllFinite(const float* values, int64_t n) {
   return sum == 0;
 }
 
-class CheckGradientsOp final : public OpKernel {
+class CheckGradientsOp : public OpKernel {
  public:
   explicit CheckGradientsOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("names", &names_));
@@ -131,7 +132,7 @@ class CheckGradientsOp final : public OpKernel {
   bool skip_ = false;
 };
 
-REGISTER_KERNEL_BUILDER(Name("MonolithCheckGradients").Device(DEVICE_CPU), CheckGradientsOp);
+REGISTER_GUARDED_KERNEL(Name("MonolithCheckGradients").Device(DEVICE_CPU), CheckGradientsOp);
 
 }  // namespace
 }  // namespace monolith_tf

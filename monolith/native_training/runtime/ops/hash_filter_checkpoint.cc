@@ -16,6 +16,7 @@
 #include "monolith/native_training/runtime/ops/engine_bridge.h"
 #include "monolith/native_training/runtime/ops/file_kernel.h"
 #include "monolith/native_training/runtime/ops/hash_filter_resource.h"
+#include "monolith/native_training/runtime/ops/kernel_registration.h"
 #include "monolith/native_training/runtime/ops/record_batch_reader.h"
 #include "monolith/native_training/runtime/ops/resource_handle_input.h"
 #include "monolith/native_training/runtime/ops/sharded_files.h"
@@ -190,7 +191,7 @@ Status RestoreFilter(Env* env, engine::SlidingHashFilter* filter, const std::str
   return OkStatus();
 }
 
-class HashFilterSaveOp final : public FileKernel {
+class HashFilterSaveOp : public FileKernel {
  public:
   using FileKernel::FileKernel;
 
@@ -203,7 +204,7 @@ class HashFilterSaveOp final : public FileKernel {
   }
 };
 
-class HashFilterRestoreOp final : public FileKernel {
+class HashFilterRestoreOp : public FileKernel {
  public:
   using FileKernel::FileKernel;
 
@@ -219,8 +220,8 @@ class HashFilterRestoreOp final : public FileKernel {
   }
 };
 
-REGISTER_KERNEL_BUILDER(Name("MonolithHashFilterSave").Device(DEVICE_CPU), HashFilterSaveOp);
-REGISTER_KERNEL_BUILDER(Name("MonolithHashFilterRestore").Device(DEVICE_CPU), HashFilterRestoreOp);
+REGISTER_GUARDED_KERNEL(Name("MonolithHashFilterSave").Device(DEVICE_CPU), HashFilterSaveOp);
+REGISTER_GUARDED_KERNEL(Name("MonolithHashFilterRestore").Device(DEVICE_CPU), HashFilterRestoreOp);
 
 }  // namespace
 }  // namespace monolith_tf

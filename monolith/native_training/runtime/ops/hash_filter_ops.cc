@@ -10,6 +10,7 @@
 #include "monolith/native_training/runtime/hash_filter/sliding_hash_filter.h"
 #include "monolith/native_training/runtime/ops/engine_bridge.h"
 #include "monolith/native_training/runtime/ops/hash_filter_resource.h"
+#include "monolith/native_training/runtime/ops/kernel_registration.h"
 #include "monolith/native_training/runtime/ops/named_resource_op.h"
 #include "monolith/native_training/runtime/ops/op_checks.h"
 #include "monolith/native_training/runtime/ops/resource_handle_input.h"
@@ -99,7 +100,7 @@ ids: [n].
 grad: n rows of any shape.
 )doc");
 
-class HashFilterOp final : public NamedResourceOp<HashFilterResource> {
+class HashFilterOp : public NamedResourceOp<HashFilterResource> {
  public:
   explicit HashFilterOp(OpKernelConstruction* ctx) : NamedResourceOp<HashFilterResource>(ctx) {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("capacity", &capacity_));
@@ -124,7 +125,7 @@ class HashFilterOp final : public NamedResourceOp<HashFilterResource> {
   engine::OccurrenceThresholdConfig thresholds_;
 };
 
-class ProbabilisticFilterOp final : public NamedResourceOp<HashFilterResource> {
+class ProbabilisticFilterOp : public NamedResourceOp<HashFilterResource> {
  public:
   explicit ProbabilisticFilterOp(OpKernelConstruction* ctx)
       : NamedResourceOp<HashFilterResource>(ctx) {
@@ -147,7 +148,7 @@ class ProbabilisticFilterOp final : public NamedResourceOp<HashFilterResource> {
   engine::OccurrenceThresholdConfig thresholds_;
 };
 
-class DummyHashFilterOp final : public NamedResourceOp<HashFilterResource> {
+class DummyHashFilterOp : public NamedResourceOp<HashFilterResource> {
  public:
   using NamedResourceOp<HashFilterResource>::NamedResourceOp;
 
@@ -158,14 +159,14 @@ class DummyHashFilterOp final : public NamedResourceOp<HashFilterResource> {
   }
 };
 
-class InterceptGradientOp final : public OpKernel {
+class InterceptGradientOp : public OpKernel {
  public:
   using OpKernel::OpKernel;
 
   void Compute(OpKernelContext* ctx) override { ctx->set_output(0, ctx->input(2)); }
 };
 
-class InterceptGradientGradientOp final : public OpKernel {
+class InterceptGradientGradientOp : public OpKernel {
  public:
   using OpKernel::OpKernel;
 
@@ -199,13 +200,13 @@ class InterceptGradientGradientOp final : public OpKernel {
   }
 };
 
-REGISTER_KERNEL_BUILDER(Name("MonolithHashFilter").Device(DEVICE_CPU), HashFilterOp);
-REGISTER_KERNEL_BUILDER(Name("MonolithProbabilisticFilter").Device(DEVICE_CPU),
+REGISTER_GUARDED_KERNEL(Name("MonolithHashFilter").Device(DEVICE_CPU), HashFilterOp);
+REGISTER_GUARDED_KERNEL(Name("MonolithProbabilisticFilter").Device(DEVICE_CPU),
                         ProbabilisticFilterOp);
-REGISTER_KERNEL_BUILDER(Name("MonolithDummyHashFilter").Device(DEVICE_CPU), DummyHashFilterOp);
-REGISTER_KERNEL_BUILDER(Name("MonolithHashFilterInterceptGradient").Device(DEVICE_CPU),
+REGISTER_GUARDED_KERNEL(Name("MonolithDummyHashFilter").Device(DEVICE_CPU), DummyHashFilterOp);
+REGISTER_GUARDED_KERNEL(Name("MonolithHashFilterInterceptGradient").Device(DEVICE_CPU),
                         InterceptGradientOp);
-REGISTER_KERNEL_BUILDER(Name("MonolithHashFilterInterceptGradientGradient").Device(DEVICE_CPU),
+REGISTER_GUARDED_KERNEL(Name("MonolithHashFilterInterceptGradientGradient").Device(DEVICE_CPU),
                         InterceptGradientGradientOp);
 
 }  // namespace

@@ -3,6 +3,7 @@
 
 #include "monolith/native_training/runtime/ops/file_kernel.h"
 #include "monolith/native_training/runtime/ops/hash_table_resource.h"
+#include "monolith/native_training/runtime/ops/kernel_registration.h"
 #include "monolith/native_training/runtime/ops/resource_handle_input.h"
 #include "monolith/native_training/runtime/ops/table_checkpoint.h"
 #include "monolith/native_training/runtime/ops/table_config_proto.h"
@@ -11,7 +12,7 @@ namespace tensorflow {
 namespace monolith_tf {
 namespace {
 
-class HashTableSaveOp final : public FileKernel {
+class HashTableSaveOp : public FileKernel {
  public:
   explicit HashTableSaveOp(OpKernelConstruction* ctx) : FileKernel(ctx) {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("nshards", &options_.nshards));
@@ -19,6 +20,7 @@ class HashTableSaveOp final : public FileKernel {
     std::string expiry;
     OP_REQUIRES_OK(ctx, ctx->GetAttr("slot_expire_time_config", &expiry));
     OP_REQUIRES_OK(ctx, ExpiryPolicyFromBytes(expiry, &options_.expiry));
+    OP_REQUIRES_OK(ctx, CheckSaveAttrs(options_.nshards, options_.random_sleep_ms));
   }
 
  private:
@@ -34,7 +36,7 @@ class HashTableSaveOp final : public FileKernel {
   int64_t random_sleep_ms_ = 0;
 };
 
-class HashTableRestoreOp final : public FileKernel {
+class HashTableRestoreOp : public FileKernel {
  public:
   using FileKernel::FileKernel;
 
@@ -46,8 +48,8 @@ class HashTableRestoreOp final : public FileKernel {
   }
 };
 
-REGISTER_KERNEL_BUILDER(Name("MonolithHashTableSave").Device(DEVICE_CPU), HashTableSaveOp);
-REGISTER_KERNEL_BUILDER(Name("MonolithHashTableRestore").Device(DEVICE_CPU), HashTableRestoreOp);
+REGISTER_GUARDED_KERNEL(Name("MonolithHashTableSave").Device(DEVICE_CPU), HashTableSaveOp);
+REGISTER_GUARDED_KERNEL(Name("MonolithHashTableRestore").Device(DEVICE_CPU), HashTableRestoreOp);
 
 }  // namespace
 }  // namespace monolith_tf

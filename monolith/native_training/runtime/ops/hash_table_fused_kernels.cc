@@ -4,6 +4,7 @@
 
 #include "monolith/native_training/runtime/ops/fused_table_calls.h"
 #include "monolith/native_training/runtime/ops/hash_table_resource.h"
+#include "monolith/native_training/runtime/ops/kernel_registration.h"
 #include "monolith/native_training/runtime/ops/resource_handle_input.h"
 
 namespace tensorflow {
@@ -30,7 +31,7 @@ class HeldTables {
   std::vector<FilteredTable> tables_;
 };
 
-class FusedLookupOp final : public OpKernel {
+class FusedLookupOp : public OpKernel {
  public:
   explicit FusedLookupOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("N", &num_tables_));
@@ -48,7 +49,7 @@ class FusedLookupOp final : public OpKernel {
   int64_t num_of_shards_ = 0;
 };
 
-class FusedOptimizeOp final : public OpKernel {
+class FusedOptimizeOp : public OpKernel {
  public:
   explicit FusedOptimizeOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("N", &num_tables_));
@@ -70,8 +71,8 @@ class FusedOptimizeOp final : public OpKernel {
   bool enable_grad_accumulation_ = false;
 };
 
-REGISTER_KERNEL_BUILDER(Name("MonolithHashTableFusedLookup").Device(DEVICE_CPU), FusedLookupOp);
-REGISTER_KERNEL_BUILDER(Name("MonolithHashTableFusedOptimize").Device(DEVICE_CPU), FusedOptimizeOp);
+REGISTER_GUARDED_KERNEL(Name("MonolithHashTableFusedLookup").Device(DEVICE_CPU), FusedLookupOp);
+REGISTER_GUARDED_KERNEL(Name("MonolithHashTableFusedOptimize").Device(DEVICE_CPU), FusedOptimizeOp);
 
 }  // namespace
 }  // namespace monolith_tf

@@ -8,6 +8,7 @@
 #include "monolith/native_training/runtime/hash_table/feature_id.h"
 #include "monolith/native_training/runtime/ops/engine_bridge.h"
 #include "monolith/native_training/runtime/ops/hash_table_resource.h"
+#include "monolith/native_training/runtime/ops/kernel_registration.h"
 #include "monolith/native_training/runtime/ops/named_resource_op.h"
 #include "monolith/native_training/runtime/ops/op_checks.h"
 #include "monolith/native_training/runtime/ops/resource_handle_input.h"
@@ -18,7 +19,7 @@ namespace tensorflow {
 namespace monolith_tf {
 namespace {
 
-class HashTableOp final : public NamedResourceOp<HashTableResource> {
+class HashTableOp : public NamedResourceOp<HashTableResource> {
  public:
   explicit HashTableOp(OpKernelConstruction* ctx) : NamedResourceOp<HashTableResource>(ctx) {
     std::string config;
@@ -42,7 +43,7 @@ class HashTableOp final : public NamedResourceOp<HashTableResource> {
   ::monolith::hash_table::EmbeddingHashTableConfig config_;
 };
 
-class LookupOp final : public OpKernel {
+class LookupOp : public OpKernel {
  public:
   explicit LookupOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("dim_size", &dim_size_));
@@ -57,7 +58,7 @@ class LookupOp final : public OpKernel {
                                         dim_size_, ", the table's is ", resource->table()->dim()));
     const Tensor& ids = ctx->input(1);
     Tensor* out = nullptr;
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, {ids.NumElements(), dim_size_}, &out));
+    OP_REQUIRES_OK(ctx, AllocateOutput(ctx, 0, {ids.NumElements(), dim_size_}, &out));
     DeviceRunner runner(ctx);
     resource->table()->Lookup(ids.flat<int64_t>().data(), ids.NumElements(),
                               out->flat<float>().data(), use_multi_threads_ ? &runner : nullptr);
@@ -68,7 +69,7 @@ class LookupOp final : public OpKernel {
   bool use_multi_threads_ = false;
 };
 
-class LookupEntryOp final : public OpKernel {
+class LookupEntryOp : public OpKernel {
  public:
   using OpKernel::OpKernel;
 
@@ -80,13 +81,13 @@ class LookupEntryOp final : public OpKernel {
     OP_REQUIRES_OK(ctx, FromEngine(resource->table()->LookupEntries(ids.flat<int64_t>().data(),
                                                                     ids.NumElements(), &entries)));
     Tensor* out = nullptr;
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, {ids.NumElements()}, &out));
+    OP_REQUIRES_OK(ctx, AllocateOutput(ctx, 0, {ids.NumElements()}, &out));
     auto strings = out->vec<tstring>();
     for (int64_t i = 0; i < ids.NumElements(); ++i) strings(i) = entries[i];
   }
 };
 
-class LookupGradientOp final : public OpKernel {
+class LookupGradientOp : public OpKernel {
  public:
   using OpKernel::OpKernel;
 
@@ -114,7 +115,7 @@ class LookupGradientOp final : public OpKernel {
     }
     ctx->set_output(0, ids);
     Tensor* out = nullptr;
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(1, {n, dim}, &out));
+    OP_REQUIRES_OK(ctx, AllocateOutput(ctx, 1, {n, dim}, &out));
     float* to = out->flat<float>().data();
     for (int64_t i = 0; i < n; ++i) {
       const float* row = from.data() + rows(i, 0) * dim;
@@ -124,7 +125,7 @@ class LookupGradientOp final : public OpKernel {
 };
 
 template <bool add>
-class AssignOp final : public OpKernel {
+class AssignOp : public OpKernel {
  public:
   using OpKernel::OpKernel;
 
@@ -137,7 +138,9 @@ class AssignOp final : public OpKernel {
     OP_REQUIRES_OK(ctx, GetNumber(ctx, 3, "req_time", &options.req_time));
     options.filter = resource->filter();
     // More rows than ids are legal: callers pad.
-    const int64_t want = ids.NumElements() * resource->table()->dim();
+    int64_t want = 0;
+    OP_REQUIRES_OK(ctx, MultiplySizes("size of id_values * dimension", ids.NumElements(),
+                                      resource->table()->dim(), &want));
     OP_REQUIRES(
         ctx, values.NumElements() >= want,
         errors::InvalidArgument("The dim doesn't match expectation. id_updates has ",
@@ -151,7 +154,7 @@ class AssignOp final : public OpKernel {
   }
 };
 
-class OptimizeOp final : public OpKernel {
+class OptimizeOp : public OpKernel {
  public:
   explicit OptimizeOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("use_multi_threads", &use_multi_threads_));
@@ -167,9 +170,11 @@ class OptimizeOp final : public OpKernel {
     engine::OptimizeOptions options;
     OP_REQUIRES_OK(ctx, GetNumber(ctx, 4, "req_time", &options.write.req_time));
     OP_REQUIRES_OK(ctx, GetNumber(ctx, 5, "global_step", &options.global_step));
-    OP_REQUIRES_OK(
-        ctx, CheckEqual("size of id_updates", grads.NumElements(), "size of id_values * dimension",
-                        ids.NumElements() * resource->table()->dim()));
+    int64_t want = 0;
+    OP_REQUIRES_OK(ctx, MultiplySizes("size of id_values * dimension", ids.NumElements(),
+                                      resource->table()->dim(), &want));
+    OP_REQUIRES_OK(ctx, CheckEqual("size of id_updates", grads.NumElements(),
+                                   "size of id_values * dimension", want));
     OP_REQUIRES_OK(ctx, CheckEqual("size of learning_rate_tensor", rates.NumElements(),
                                    "number of segments", resource->table()->num_segments()));
     options.learning_rates = rates.flat<float>().data();
@@ -189,7 +194,7 @@ class OptimizeOp final : public OpKernel {
   bool enable_dedup_ = false;
 };
 
-class SizeOp final : public OpKernel {
+class SizeOp : public OpKernel {
  public:
   using OpKernel::OpKernel;
 
@@ -202,7 +207,7 @@ class SizeOp final : public OpKernel {
   }
 };
 
-class SaveAsTensorOp final : public OpKernel {
+class SaveAsTensorOp : public OpKernel {
  public:
   using OpKernel::OpKernel;
 
@@ -221,13 +226,13 @@ class SaveAsTensorOp final : public OpKernel {
     Tensor* out = nullptr;
     OP_REQUIRES_OK(ctx, ctx->allocate_output(0, {}, &out));
     out->scalar<int64_t>()() = new_offset;
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(1, {static_cast<int64_t>(entries.size())}, &out));
+    OP_REQUIRES_OK(ctx, AllocateOutput(ctx, 1, {static_cast<int64_t>(entries.size())}, &out));
     auto strings = out->vec<tstring>();
     for (size_t i = 0; i < entries.size(); ++i) strings(i) = entries[i];
   }
 };
 
-class ExtractSlotOp final : public OpKernel {
+class ExtractSlotOp : public OpKernel {
  public:
   explicit ExtractSlotOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("fid_v2", &fid_v2_));
@@ -241,7 +246,8 @@ class ExtractSlotOp final : public OpKernel {
     auto slots = out->flat<int32_t>();
     ::monolith::hash_table::EntryDump dump;
     for (int64_t i = 0; i < entries.NumElements(); ++i) {
-      if (!dump.ParseFromArray(from(i).data(), static_cast<int>(from(i).size()))) {
+      if (from(i).size() > INT32_MAX ||
+          !dump.ParseFromArray(from(i).data(), static_cast<int>(from(i).size()))) {
         LOG_FIRST_N(ERROR, 10) << "Element " << i << " is no EntryDump; its slot is that of id 0.";
         dump.Clear();
       }
@@ -254,17 +260,17 @@ class ExtractSlotOp final : public OpKernel {
   bool fid_v2_ = true;
 };
 
-REGISTER_KERNEL_BUILDER(Name("MonolithHashTable").Device(DEVICE_CPU), HashTableOp);
-REGISTER_KERNEL_BUILDER(Name("MonolithHashTableLookup").Device(DEVICE_CPU), LookupOp);
-REGISTER_KERNEL_BUILDER(Name("MonolithHashTableLookupEntry").Device(DEVICE_CPU), LookupEntryOp);
-REGISTER_KERNEL_BUILDER(Name("MonolithHashTableLookupGradient").Device(DEVICE_CPU),
+REGISTER_GUARDED_KERNEL(Name("MonolithHashTable").Device(DEVICE_CPU), HashTableOp);
+REGISTER_GUARDED_KERNEL(Name("MonolithHashTableLookup").Device(DEVICE_CPU), LookupOp);
+REGISTER_GUARDED_KERNEL(Name("MonolithHashTableLookupEntry").Device(DEVICE_CPU), LookupEntryOp);
+REGISTER_GUARDED_KERNEL(Name("MonolithHashTableLookupGradient").Device(DEVICE_CPU),
                         LookupGradientOp);
-REGISTER_KERNEL_BUILDER(Name("MonolithHashTableAssign").Device(DEVICE_CPU), AssignOp<false>);
-REGISTER_KERNEL_BUILDER(Name("MonolithHashTableAssignAdd").Device(DEVICE_CPU), AssignOp<true>);
-REGISTER_KERNEL_BUILDER(Name("MonolithHashTableOptimize").Device(DEVICE_CPU), OptimizeOp);
-REGISTER_KERNEL_BUILDER(Name("MonolithHashTableSize").Device(DEVICE_CPU), SizeOp);
-REGISTER_KERNEL_BUILDER(Name("MonolithHashTableSaveAsTensor").Device(DEVICE_CPU), SaveAsTensorOp);
-REGISTER_KERNEL_BUILDER(Name("MonolithExtractSlotFromEntry").Device(DEVICE_CPU), ExtractSlotOp);
+REGISTER_GUARDED_KERNEL(Name("MonolithHashTableAssign").Device(DEVICE_CPU), AssignOp<false>);
+REGISTER_GUARDED_KERNEL(Name("MonolithHashTableAssignAdd").Device(DEVICE_CPU), AssignOp<true>);
+REGISTER_GUARDED_KERNEL(Name("MonolithHashTableOptimize").Device(DEVICE_CPU), OptimizeOp);
+REGISTER_GUARDED_KERNEL(Name("MonolithHashTableSize").Device(DEVICE_CPU), SizeOp);
+REGISTER_GUARDED_KERNEL(Name("MonolithHashTableSaveAsTensor").Device(DEVICE_CPU), SaveAsTensorOp);
+REGISTER_GUARDED_KERNEL(Name("MonolithExtractSlotFromEntry").Device(DEVICE_CPU), ExtractSlotOp);
 
 }  // namespace
 }  // namespace monolith_tf

@@ -1,6 +1,7 @@
 // Definitions of the ops on one table; kernels are in hash_table_kernels.cc,
 // hash_table_checkpoint.cc and fused_table_kernels.cc. All but the two pure ones are stateful:
 // merging two lookups around a write would change what they see.
+#include "monolith/native_training/runtime/ops/op_checks.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/shape_inference.h"
@@ -227,6 +228,7 @@ fid_v2: 15 slot bits from bit 48; otherwise 10 from bit 54.
 
 Status FusedSlotSizeShape(InferenceContext* c, int input, int64_t num_tables, int64_t num_shards) {
   ShapeHandle sizes;
+  TF_RETURN_IF_ERROR(CheckShards("num_of_shards", num_shards));
   TF_RETURN_IF_ERROR(c->WithRank(c->input(input), 1, &sizes));
   DimensionHandle unused;
   return c->WithValue(c->Dim(sizes, 0), num_tables * num_shards, &unused);

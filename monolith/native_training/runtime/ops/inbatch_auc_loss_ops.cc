@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "Eigen/Core"
+#include "monolith/native_training/runtime/ops/kernel_registration.h"
 #include "monolith/native_training/runtime/ops/op_checks.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
@@ -212,8 +213,8 @@ logit_grad: Of the shape of logit.
 neg_weight: In (0, 1]; scales the gradient of the negatives.
 )doc");
 
-REGISTER_KERNEL_BUILDER(Name("InbatchAucLoss").Device(DEVICE_CPU), InbatchAucLossOp);
-REGISTER_KERNEL_BUILDER(Name("InbatchAucLossGrad").Device(DEVICE_CPU), InbatchAucLossGradOp);
+REGISTER_GUARDED_KERNEL(Name("InbatchAucLoss").Device(DEVICE_CPU), InbatchAucLossOp);
+REGISTER_GUARDED_KERNEL(Name("InbatchAucLossGrad").Device(DEVICE_CPU), InbatchAucLossGradOp);
 
 }  // namespace
 }  // namespace monolith_tf

@@ -9,6 +9,7 @@
 
 #include "monolith/native_training/runtime/metrics/metric_sink.h"
 #include "monolith/native_training/runtime/metrics/metric_window.h"
+#include "monolith/native_training/runtime/ops/kernel_registration.h"
 #include "monolith/native_training/runtime/ops/logging_ops.pb.h"
 #include "monolith/native_training/runtime/ops/op_checks.h"
 #include "monolith/native_training/runtime/ops/resource_handle_input.h"
@@ -271,11 +272,11 @@ machine_info_handle: From MonolithMachineInfo.
 serialized_result: A MachineHealthResult; the empty string if all is well.
 )doc");
 
-REGISTER_KERNEL_BUILDER(Name("MonolithTensorsTimestamp").Device(DEVICE_CPU), TensorsTimestampOp);
-REGISTER_KERNEL_BUILDER(Name("MonolithMetric").Device(DEVICE_CPU), MetricOp);
-REGISTER_KERNEL_BUILDER(Name("MonolithMetricV2").Device(DEVICE_CPU), MetricV2Op);
-REGISTER_KERNEL_BUILDER(Name("MonolithMachineInfo").Device(DEVICE_CPU), MachineInfoOp);
-REGISTER_KERNEL_BUILDER(Name("MonolithCheckMachineHealth").Device(DEVICE_CPU),
+REGISTER_GUARDED_KERNEL(Name("MonolithTensorsTimestamp").Device(DEVICE_CPU), TensorsTimestampOp);
+REGISTER_GUARDED_KERNEL(Name("MonolithMetric").Device(DEVICE_CPU), MetricOp);
+REGISTER_GUARDED_KERNEL(Name("MonolithMetricV2").Device(DEVICE_CPU), MetricV2Op);
+REGISTER_GUARDED_KERNEL(Name("MonolithMachineInfo").Device(DEVICE_CPU), MachineInfoOp);
+REGISTER_GUARDED_KERNEL(Name("MonolithCheckMachineHealth").Device(DEVICE_CPU),
                         CheckMachineHealthOp);
 
 }  // namespace

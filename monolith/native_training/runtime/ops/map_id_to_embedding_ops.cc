@@ -10,6 +10,7 @@
 #include "monolith/native_training/runtime/concurrency/prefetch.h"
 #include "monolith/native_training/runtime/distribution/id_index.h"
 #include "monolith/native_training/runtime/distribution/row_scatter.h"
+#include "monolith/native_training/runtime/ops/kernel_registration.h"
 #include "monolith/native_training/runtime/ops/op_checks.h"
 #include "monolith/native_training/runtime/ops/op_parallel.h"
 #include "tensorflow/core/framework/op.h"
@@ -44,6 +45,10 @@ DimensionHandle FirstDim(InferenceContext* c, ShapeHandle shape) {
 // input.shape + [last dim of embeddings]
 Status WithEmbeddingDim(InferenceContext* c, ShapeHandle input, ShapeHandle embeddings,
                         ShapeHandle* out) {
+  if (c->RankKnown(input)) {
+    TF_RETURN_IF_ERROR(
+        CheckCount("rank of input", c->Rank(input), 0, TensorShape::MaxDimensions() - 1));
+  }
   return c->Concatenate(input, c->Vector(LastDim(c, embeddings)), out);
 }
 
@@ -236,7 +241,7 @@ class MapIdToEmbeddingOp : public OpKernel {
   bool use_multi_threads_;
 };
 
-REGISTER_KERNEL_BUILDER(Name("MonolithMapIdToEmbedding").Device(DEVICE_CPU), MapIdToEmbeddingOp);
+REGISTER_GUARDED_KERNEL(Name("MonolithMapIdToEmbedding").Device(DEVICE_CPU), MapIdToEmbeddingOp);
 
 class MapIdToEmbeddingGradientOp : public OpKernel {
  public:
@@ -274,7 +279,7 @@ class MapIdToEmbeddingGradientOp : public OpKernel {
   }
 };
 
-REGISTER_KERNEL_BUILDER(Name("MonolithMapIdToEmbeddingGradient").Device(DEVICE_CPU),
+REGISTER_GUARDED_KERNEL(Name("MonolithMapIdToEmbeddingGradient").Device(DEVICE_CPU),
                         MapIdToEmbeddingGradientOp);
 
 class GatherEmbeddingsByInputOp : public OpKernel {
@@ -316,7 +321,7 @@ class GatherEmbeddingsByInputOp : public OpKernel {
   bool use_multi_threads_;
 };
 
-REGISTER_KERNEL_BUILDER(Name("MonolithGatherEmbeddingsByInput").Device(DEVICE_CPU),
+REGISTER_GUARDED_KERNEL(Name("MonolithGatherEmbeddingsByInput").Device(DEVICE_CPU),
                         GatherEmbeddingsByInputOp);
 
 class GatherEmbeddingsByInputGradientOp : public OpKernel {
@@ -346,7 +351,7 @@ class GatherEmbeddingsByInputGradientOp : public OpKernel {
   }
 };
 
-REGISTER_KERNEL_BUILDER(Name("MonolithGatherEmbeddingsByInputGradient").Device(DEVICE_CPU),
+REGISTER_GUARDED_KERNEL(Name("MonolithGatherEmbeddingsByInputGradient").Device(DEVICE_CPU),
                         GatherEmbeddingsByInputGradientOp);
 
 }  // namespace monolith_tf

@@ -4,7 +4,9 @@
 #include <vector>
 
 #include "monolith/native_training/runtime/ops/file_kernel.h"
+#include "monolith/native_training/runtime/ops/kernel_registration.h"
 #include "monolith/native_training/runtime/ops/multi_hash_table_resource.h"
+#include "monolith/native_training/runtime/ops/op_checks.h"
 #include "monolith/native_training/runtime/ops/resource_handle_input.h"
 #include "monolith/native_training/runtime/ops/table_checkpoint.h"
 #include "monolith/native_training/runtime/ops/table_config_proto.h"
@@ -13,13 +15,14 @@ namespace tensorflow {
 namespace monolith_tf {
 namespace {
 
-class MultiHashTableSaveOp final : public FileKernel {
+class MultiHashTableSaveOp : public FileKernel {
  public:
   explicit MultiHashTableSaveOp(OpKernelConstruction* ctx) : FileKernel(ctx) {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("nshards", &options_.nshards));
     std::string expiry;
     OP_REQUIRES_OK(ctx, ctx->GetAttr("slot_expire_time_config", &expiry));
     OP_REQUIRES_OK(ctx, ExpiryPolicyFromBytes(expiry, &options_.expiry));
+    OP_REQUIRES_OK(ctx, CheckSaveAttrs(options_.nshards, /*random_sleep_ms=*/0));
   }
 
  private:
@@ -32,7 +35,7 @@ class MultiHashTableSaveOp final : public FileKernel {
   SaveOptions options_;
 };
 
-class MultiHashTableRestoreOp final : public FileKernel {
+class MultiHashTableRestoreOp : public FileKernel {
  public:
   using FileKernel::FileKernel;
 
@@ -44,7 +47,7 @@ class MultiHashTableRestoreOp final : public FileKernel {
   }
 };
 
-class FeatureStatOp final : public OpKernel {
+class FeatureStatOp : public OpKernel {
  public:
   using OpKernel::OpKernel;
 
@@ -55,8 +58,8 @@ class FeatureStatOp final : public OpKernel {
     OP_REQUIRES_OK(ctx, ReadTableSizes(ctx->env(), basename, &sizes));
     const int64_t n = static_cast<int64_t>(sizes.size());
     Tensor *names = nullptr, *counts = nullptr;
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, {n}, &names));
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(1, {n}, &counts));
+    OP_REQUIRES_OK(ctx, AllocateOutput(ctx, 0, {n}, &names));
+    OP_REQUIRES_OK(ctx, AllocateOutput(ctx, 1, {n}, &counts));
     for (int64_t i = 0; i < n; ++i) {
       names->vec<tstring>()(i) = sizes[i].first;
       counts->vec<uint64_t>()(i) = sizes[i].second;
@@ -64,11 +67,11 @@ class FeatureStatOp final : public OpKernel {
   }
 };
 
-REGISTER_KERNEL_BUILDER(Name("MonolithMultiHashTableSave").Device(DEVICE_CPU),
+REGISTER_GUARDED_KERNEL(Name("MonolithMultiHashTableSave").Device(DEVICE_CPU),
                         MultiHashTableSaveOp);
-REGISTER_KERNEL_BUILDER(Name("MonolithMultiHashTableRestore").Device(DEVICE_CPU),
+REGISTER_GUARDED_KERNEL(Name("MonolithMultiHashTableRestore").Device(DEVICE_CPU),
                         MultiHashTableRestoreOp);
-REGISTER_KERNEL_BUILDER(Name("MonolithMultiHashTableFeatureStat").Device(DEVICE_CPU),
+REGISTER_GUARDED_KERNEL(Name("MonolithMultiHashTableFeatureStat").Device(DEVICE_CPU),
                         FeatureStatOp);
 
 }  // namespace

@@ -7,6 +7,7 @@
 
 #include "monolith/native_training/runtime/hash_table/embedding_hash_table.pb.h"
 #include "monolith/native_training/runtime/ops/engine_bridge.h"
+#include "monolith/native_training/runtime/ops/kernel_registration.h"
 #include "monolith/native_training/runtime/ops/multi_hash_table_resource.h"
 #include "monolith/native_training/runtime/ops/named_resource_op.h"
 #include "monolith/native_training/runtime/ops/op_checks.h"
@@ -18,7 +19,7 @@ namespace tensorflow {
 namespace monolith_tf {
 namespace {
 
-class CreateMultiHashTableOp final : public NamedResourceOp<MultiHashTableResource> {
+class CreateMultiHashTableOp : public NamedResourceOp<MultiHashTableResource> {
  public:
   using NamedResourceOp<MultiHashTableResource>::NamedResourceOp;
 
@@ -42,7 +43,7 @@ class CreateMultiHashTableOp final : public NamedResourceOp<MultiHashTableResour
   }
 };
 
-class ReadMultiHashTableOp final : public OpKernel {
+class ReadMultiHashTableOp : public OpKernel {
  public:
   explicit ReadMultiHashTableOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("container", &container_));
@@ -62,7 +63,7 @@ class ReadMultiHashTableOp final : public OpKernel {
   std::string name_;
 };
 
-class IsInitializedOp final : public OpKernel {
+class IsInitializedOp : public OpKernel {
  public:
   using OpKernel::OpKernel;
 
@@ -101,8 +102,9 @@ struct RaggedIds {
     TF_RETURN_IF_ERROR(CheckVector("id", ids));
     TF_RETURN_IF_ERROR(CheckVector("id_split", splits));
     result->rows = splits.NumElements() - 1;
-    const bool fits = many_requests ? result->rows >= 0 && result->rows % num_tables == 0
-                                    : result->rows == num_tables;
+    const bool fits = many_requests
+                          ? result->rows >= 0 && num_tables > 0 && result->rows % num_tables == 0
+                          : result->rows == num_tables;
     if (!fits) {
       return errors::InvalidArgument(
           "The length of tensor ``id`` doesn't equal to table num. table size: ", num_tables,
@@ -127,7 +129,7 @@ struct RaggedIds {
   }
 };
 
-class LookupOp final : public OpKernel {
+class LookupOp : public OpKernel {
  public:
   using OpKernel::OpKernel;
 
@@ -138,7 +140,7 @@ class LookupOp final : public OpKernel {
     OP_REQUIRES_OK(ctx, RaggedIds::Create(ctx, resource->size(), /*many_requests=*/true, &ids));
     const std::vector<int64_t> offsets = ids.FloatOffsets(*resource);
     Tensor* out = nullptr;
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, {offsets.back()}, &out));
+    OP_REQUIRES_OK(ctx, AllocateOutput(ctx, 0, {offsets.back()}, &out));
     std::vector<engine::LookupRequest> requests;
     for (int64_t row = 0; row < ids.rows; ++row) {
       if (ids.size(row) == 0) continue;
@@ -151,7 +153,7 @@ class LookupOp final : public OpKernel {
   }
 };
 
-class LookupEntryOp final : public OpKernel {
+class LookupEntryOp : public OpKernel {
  public:
   using OpKernel::OpKernel;
 
@@ -161,7 +163,7 @@ class LookupEntryOp final : public OpKernel {
     RaggedIds ids;
     OP_REQUIRES_OK(ctx, RaggedIds::Create(ctx, resource->size(), /*many_requests=*/false, &ids));
     Tensor* out = nullptr;
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, {ids.num_ids}, &out));
+    OP_REQUIRES_OK(ctx, AllocateOutput(ctx, 0, {ids.num_ids}, &out));
     auto strings = out->vec<tstring>();
     for (int64_t row = 0; row < ids.rows; ++row) {
       std::vector<std::string> entries;
@@ -172,7 +174,7 @@ class LookupEntryOp final : public OpKernel {
   }
 };
 
-class FusedLookupOp final : public OpKernel {
+class FusedLookupOp : public OpKernel {
  public:
   explicit FusedLookupOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("num_of_shards", &num_of_shards_));
@@ -189,7 +191,7 @@ class FusedLookupOp final : public OpKernel {
 };
 
 template <bool add>
-class AssignOp final : public OpKernel {
+class AssignOp : public OpKernel {
  public:
   using OpKernel::OpKernel;
 
@@ -219,7 +221,7 @@ class AssignOp final : public OpKernel {
   }
 };
 
-class ReinitializeOp final : public OpKernel {
+class ReinitializeOp : public OpKernel {
  public:
   using OpKernel::OpKernel;
 
@@ -229,7 +231,7 @@ class ReinitializeOp final : public OpKernel {
     OP_REQUIRES_OK(ctx, CheckScalar("table_name", ctx->input(1)));
     const Tensor& ids = ctx->input(2);
     Tensor* status = nullptr;
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(1, {ids.NumElements()}, &status));
+    OP_REQUIRES_OK(ctx, AllocateOutput(ctx, 1, {ids.NumElements()}, &status));
     const int64_t table = resource->Find(std::string(ctx->input(1).scalar<tstring>()()));
     if (table < 0) {
       status->vec<int32_t>().setConstant(-1);
@@ -243,7 +245,7 @@ class ReinitializeOp final : public OpKernel {
   }
 };
 
-class OptimizeOp final : public OpKernel {
+class OptimizeOp : public OpKernel {
  public:
   using OpKernel::OpKernel;
 
@@ -292,7 +294,7 @@ class OptimizeOp final : public OpKernel {
   }
 };
 
-class FusedOptimizeOp final : public OpKernel {
+class FusedOptimizeOp : public OpKernel {
  public:
   explicit FusedOptimizeOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("num_of_shards", &num_of_shards_));
@@ -312,22 +314,22 @@ class FusedOptimizeOp final : public OpKernel {
   bool enable_grad_accumulation_ = false;
 };
 
-REGISTER_KERNEL_BUILDER(Name("CreateMonolithMultiHashTable").Device(DEVICE_CPU),
+REGISTER_GUARDED_KERNEL(Name("CreateMonolithMultiHashTable").Device(DEVICE_CPU),
                         CreateMultiHashTableOp);
-REGISTER_KERNEL_BUILDER(Name("ReadMonolithMultiHashTable").Device(DEVICE_CPU),
+REGISTER_GUARDED_KERNEL(Name("ReadMonolithMultiHashTable").Device(DEVICE_CPU),
                         ReadMultiHashTableOp);
-REGISTER_KERNEL_BUILDER(Name("IsHashTableInitialized").Device(DEVICE_CPU), IsInitializedOp);
-REGISTER_KERNEL_BUILDER(Name("MonolithMultiHashTableLookup").Device(DEVICE_CPU), LookupOp);
-REGISTER_KERNEL_BUILDER(Name("MonolithMultiHashTableLookupEntry").Device(DEVICE_CPU),
+REGISTER_GUARDED_KERNEL(Name("IsHashTableInitialized").Device(DEVICE_CPU), IsInitializedOp);
+REGISTER_GUARDED_KERNEL(Name("MonolithMultiHashTableLookup").Device(DEVICE_CPU), LookupOp);
+REGISTER_GUARDED_KERNEL(Name("MonolithMultiHashTableLookupEntry").Device(DEVICE_CPU),
                         LookupEntryOp);
-REGISTER_KERNEL_BUILDER(Name("MonolithMultiHashTableFusedLookup").Device(DEVICE_CPU),
+REGISTER_GUARDED_KERNEL(Name("MonolithMultiHashTableFusedLookup").Device(DEVICE_CPU),
                         FusedLookupOp);
-REGISTER_KERNEL_BUILDER(Name("MonolithMultiHashTableAssign").Device(DEVICE_CPU), AssignOp<false>);
-REGISTER_KERNEL_BUILDER(Name("MonolithMultiHashTableAssignAdd").Device(DEVICE_CPU), AssignOp<true>);
-REGISTER_KERNEL_BUILDER(Name("MonolithMultiHashTableReinitialize").Device(DEVICE_CPU),
+REGISTER_GUARDED_KERNEL(Name("MonolithMultiHashTableAssign").Device(DEVICE_CPU), AssignOp<false>);
+REGISTER_GUARDED_KERNEL(Name("MonolithMultiHashTableAssignAdd").Device(DEVICE_CPU), AssignOp<true>);
+REGISTER_GUARDED_KERNEL(Name("MonolithMultiHashTableReinitialize").Device(DEVICE_CPU),
                         ReinitializeOp);
-REGISTER_KERNEL_BUILDER(Name("MonolithMultiHashTableOptimize").Device(DEVICE_CPU), OptimizeOp);
-REGISTER_KERNEL_BUILDER(Name("MonolithMultiHashTableFusedOptimize").Device(DEVICE_CPU),
+REGISTER_GUARDED_KERNEL(Name("MonolithMultiHashTableOptimize").Device(DEVICE_CPU), OptimizeOp);
+REGISTER_GUARDED_KERNEL(Name("MonolithMultiHashTableFusedOptimize").Device(DEVICE_CPU),
                         FusedOptimizeOp);
 
 }  // namespace

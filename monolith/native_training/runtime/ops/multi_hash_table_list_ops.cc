@@ -8,6 +8,7 @@
 
 #include "monolith/native_training/runtime/distribution/id_index.h"
 #include "monolith/native_training/runtime/ops/engine_bridge.h"
+#include "monolith/native_training/runtime/ops/kernel_registration.h"
 #include "monolith/native_training/runtime/ops/multi_hash_table_resource.h"
 #include "monolith/native_training/runtime/ops/op_checks.h"
 #include "monolith/native_training/runtime/ops/op_parallel.h"
@@ -94,7 +95,7 @@ Status GetTables(const MultiHashTableResource& group, const std::vector<int64_t>
   return OkStatus();
 }
 
-class LookupListOp final : public OpKernel {
+class LookupListOp : public OpKernel {
  public:
   explicit LookupListOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("tables", &tables_));
@@ -116,7 +117,7 @@ class LookupListOp final : public OpKernel {
                                           " has dimension ", tables[i]->dim()));
       const int64_t n = ids[i].NumElements();
       Tensor* out = nullptr;
-      OP_REQUIRES_OK(ctx, ctx->allocate_output(i, {n, dims_[i]}, &out));
+      OP_REQUIRES_OK(ctx, AllocateOutput(ctx, i, {n, dims_[i]}, &out));
       if (n == 0) continue;
       requests.push_back({tables[i], ids[i].vec<int64_t>().data(), n, out->flat<float>().data()});
     }
@@ -148,7 +149,7 @@ int64_t SumDuplicates(const int64_t* ids, const float* grads, int64_t n, int64_t
       });
 }
 
-class OptimizeListOp final : public OpKernel {
+class OptimizeListOp : public OpKernel {
  public:
   explicit OptimizeListOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("tables", &tables_));
@@ -232,8 +233,8 @@ class OptimizeListOp final : public OpKernel {
   std::vector<int64_t> tables_;
 };
 
-REGISTER_KERNEL_BUILDER(Name("MonolithMultiHashTableLookupList").Device(DEVICE_CPU), LookupListOp);
-REGISTER_KERNEL_BUILDER(Name("MonolithMultiHashTableOptimizeList").Device(DEVICE_CPU),
+REGISTER_GUARDED_KERNEL(Name("MonolithMultiHashTableLookupList").Device(DEVICE_CPU), LookupListOp);
+REGISTER_GUARDED_KERNEL(Name("MonolithMultiHashTableOptimizeList").Device(DEVICE_CPU),
                         OptimizeListOp);
 
 }  // namespace

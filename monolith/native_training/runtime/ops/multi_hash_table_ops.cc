@@ -3,6 +3,7 @@
 //
 // Ids come as one vector with row splits: row k belongs to the k-th table in order of the names.
 // Values come as one vector, n * dim floats of each table in the same order.
+#include "monolith/native_training/runtime/ops/op_checks.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/shape_inference.h"
@@ -97,6 +98,7 @@ REGISTER_OP("MonolithMultiHashTableFusedLookup")
     .SetShapeFn([](InferenceContext* c) {
       int64_t shards;
       TF_RETURN_IF_ERROR(c->GetAttr("num_of_shards", &shards));
+      TF_RETURN_IF_ERROR(CheckShards("num_of_shards", shards));
       ShapeHandle sizes;
       TF_RETURN_IF_ERROR(c->WithRank(c->input(2), 1, &sizes));
       shape_inference::DimensionHandle offsets;

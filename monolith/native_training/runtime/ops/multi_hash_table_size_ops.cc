@@ -1,5 +1,7 @@
 // How many rows the tables of a group have.
+#include "monolith/native_training/runtime/ops/kernel_registration.h"
 #include "monolith/native_training/runtime/ops/multi_hash_table_resource.h"
+#include "monolith/native_training/runtime/ops/op_checks.h"
 #include "monolith/native_training/runtime/ops/resource_handle_input.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
@@ -26,7 +28,7 @@ The number of rows of each table of a group, by the sorted names of the tables.
 mtable: The group.
 )doc");
 
-class MultiHashTableSizeOp final : public OpKernel {
+class MultiHashTableSizeOp : public OpKernel {
  public:
   using OpKernel::OpKernel;
 
@@ -34,14 +36,14 @@ class MultiHashTableSizeOp final : public OpKernel {
     core::RefCountPtr<MultiHashTableResource> resource;
     OP_REQUIRES_OK(ctx, LookupHandleInput(ctx, 0, "mtable", &resource));
     Tensor* sizes = nullptr;
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, {resource->size()}, &sizes));
+    OP_REQUIRES_OK(ctx, AllocateOutput(ctx, 0, {resource->size()}, &sizes));
     for (int64_t i = 0; i < resource->size(); ++i) {
       sizes->vec<int64_t>()(i) = resource->table(i)->Size();
     }
   }
 };
 
-REGISTER_KERNEL_BUILDER(Name("MonolithMultiHashTableSize").Device(DEVICE_CPU),
+REGISTER_GUARDED_KERNEL(Name("MonolithMultiHashTableSize").Device(DEVICE_CPU),
                         MultiHashTableSizeOp);
 
 }  // namespace

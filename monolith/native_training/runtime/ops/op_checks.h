@@ -7,14 +7,22 @@
 #define MONOLITH_NATIVE_TRAINING_RUNTIME_OPS_OP_CHECKS_H_
 
 #include <cstdint>
+#include <initializer_list>
 #include <string_view>
 
+#include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/tensor.h"
+#include "tensorflow/core/framework/tensor_shape.h"
 #include "tensorflow/core/platform/errors.h"
 #include "tensorflow/core/platform/status.h"
 
 namespace tensorflow {
 namespace monolith_tf {
+
+// More parameter servers than any cluster has; what is sized by their number stays harmless.
+inline constexpr int64_t kMaxShards = 1 << 16;
+// Lists that one op makes, such as one per table and server.
+inline constexpr int64_t kMaxLists = 1 << 26;
 
 // Views of the names stay as std::string_view: they are literals at every call site.
 inline Status CheckRank(std::string_view name, const Tensor& tensor, int rank) {
@@ -40,6 +48,46 @@ inline Status CheckEqual(std::string_view what, int64_t value, std::string_view 
                          int64_t other) {
   if (value == other) return OkStatus();
   return errors::InvalidArgument(what, " is ", value, ", want ", other_what, " = ", other);
+}
+
+// Counts come from attributes, tensors and messages, and memory is sized by them.
+inline Status CheckCount(std::string_view name, int64_t count, int64_t low, int64_t high) {
+  if (count >= low && count <= high) return OkStatus();
+  return errors::InvalidArgument(name, " is ", count, ", want a value in [", low, ", ", high, "]");
+}
+
+inline Status CheckShards(std::string_view name, int64_t num_shards) {
+  return CheckCount(name, num_shards, 1, kMaxShards);
+}
+
+// Files of one save, and how long it may wait at most to spread the load: an op that is asked for
+// more does not come back before somebody gives up on it.
+inline constexpr int64_t kMaxSavedFiles = 1024;
+inline constexpr int64_t kMaxSaveDelayMs = 60000;
+
+inline Status CheckSaveAttrs(int64_t nshards, int64_t random_sleep_ms) {
+  if (nshards > kMaxSavedFiles) {
+    return errors::InvalidArgument("nshards is ", nshards, ", want at most ", kMaxSavedFiles);
+  }
+  if (random_sleep_ms <= kMaxSaveDelayMs) return OkStatus();
+  return errors::InvalidArgument("random_sleep_ms is ", random_sleep_ms, ", want at most ",
+                                 kMaxSaveDelayMs);
+}
+
+// The product of two sizes, neither of which is negative. `what` names it.
+inline Status MultiplySizes(std::string_view what, int64_t a, int64_t b, int64_t* product) {
+  if (a >= 0 && b >= 0 && !__builtin_mul_overflow(a, b, product)) return OkStatus();
+  return errors::InvalidArgument(what, " is ", a, " * ", b,
+                                 ", want sizes whose product is an int64");
+}
+
+// Allocates an output whose sizes were computed: TensorShape's constructors end the process where
+// sizes are negative or their product is no int64, this returns InvalidArgument.
+inline Status AllocateOutput(OpKernelContext* ctx, int64_t index,
+                             std::initializer_list<int64_t> sizes, Tensor** output) {
+  TensorShape shape;
+  TF_RETURN_IF_ERROR(TensorShape::BuildTensorShape(sizes, &shape));
+  return ctx->allocate_output(static_cast<int>(index), shape, output);
 }
 
 inline Status CheckSameShape(std::string_view name, const Tensor& tensor,

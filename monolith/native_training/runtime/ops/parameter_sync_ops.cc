@@ -7,7 +7,9 @@
 #include <utility>
 #include <vector>
 
+#include "monolith/native_training/runtime/ops/exception_status.h"
 #include "monolith/native_training/runtime/ops/host_call.h"
+#include "monolith/native_training/runtime/ops/kernel_registration.h"
 #include "monolith/native_training/runtime/ops/named_resource_op.h"
 #include "monolith/native_training/runtime/ops/op_checks.h"
 #include "monolith/native_training/runtime/ops/resource_handle_input.h"
@@ -111,18 +113,29 @@ class ParameterSyncOp : public AsyncOpKernel {
         errors::InvalidArgument("config_str has shape ", config_str.shape().DebugString(),
                                 ", want one element"),
         done);
-    std::string config = config_str.flat<tstring>()(0);
+    const std::string config = config_str.flat<tstring>()(0);
     // std::function wants to copy what it holds.
-    SyncClient* shared = client.release();
-    Env::Default()->SchedClosure([ctx, shared, config = std::move(config), done = std::move(done)] {
-      core::ScopedUnref unref(shared);
-      std::string json;
-      OP_REQUIRES_OK_ASYNC(ctx, Push(shared, config, &json), done);
-      Tensor* result = nullptr;
-      OP_REQUIRES_OK_ASYNC(ctx, ctx->allocate_output(0, TensorShape({1}), &result), done);
-      result->flat<tstring>()(0) = json;
-      done();
-    });
+    auto shared = std::make_shared<core::RefCountPtr<SyncClient>>(std::move(client));
+    OP_REQUIRES_OK_ASYNC(
+        ctx, CatchExceptions([&] {
+          Env::Default()->SchedClosure([ctx, shared, config, done] {
+            OP_REQUIRES_OK_ASYNC(
+                ctx, CatchExceptions([&] { return Run(ctx, shared->get(), config); }), done);
+            done();
+          });
+          return OkStatus();
+        }),
+        done);
+  }
+
+ private:
+  static Status Run(OpKernelContext* ctx, SyncClient* client, const std::string& config) {
+    std::string json;
+    TF_RETURN_IF_ERROR(Push(client, config, &json));
+    Tensor* result = nullptr;
+    TF_RETURN_IF_ERROR(AllocateOutput(ctx, 0, {1}, &result));
+    result->flat<tstring>()(0) = json;
+    return OkStatus();
   }
 };
 
@@ -165,7 +178,7 @@ class DummySyncServer : public ResourceBase {
   bool stopped_ TF_GUARDED_BY(mu_) = false;
 };
 
-class DummySyncServerOp final : public NamedResourceOp<DummySyncServer> {
+class DummySyncServerOp : public NamedResourceOp<DummySyncServer> {
  public:
   explicit DummySyncServerOp(OpKernelConstruction* ctx) : NamedResourceOp<DummySyncServer>(ctx) {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("address", &address_));
@@ -187,7 +200,7 @@ class DummySyncServerGetPortOp : public OpKernel {
     core::RefCountPtr<DummySyncServer> server;
     OP_REQUIRES_OK(ctx, LookupHandleInput(ctx, 0, "handle", &server));
     Tensor* port = nullptr;
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({1}), &port));
+    OP_REQUIRES_OK(ctx, AllocateOutput(ctx, 0, {1}, &port));
     port->flat<int32>()(0) = server->port();
   }
 };
@@ -272,11 +285,11 @@ handle: From MonolithDummySyncServer.
 size: Without meaning, something to wait for.
 )doc");
 
-REGISTER_KERNEL_BUILDER(Name("MonolithParameterSync").Device(DEVICE_CPU), ParameterSyncOp);
-REGISTER_KERNEL_BUILDER(Name("MonolithDummySyncServer").Device(DEVICE_CPU), DummySyncServerOp);
-REGISTER_KERNEL_BUILDER(Name("MonolithDummySyncServerGetPort").Device(DEVICE_CPU),
+REGISTER_GUARDED_KERNEL(Name("MonolithParameterSync").Device(DEVICE_CPU), ParameterSyncOp);
+REGISTER_GUARDED_KERNEL(Name("MonolithDummySyncServer").Device(DEVICE_CPU), DummySyncServerOp);
+REGISTER_GUARDED_KERNEL(Name("MonolithDummySyncServerGetPort").Device(DEVICE_CPU),
                         DummySyncServerGetPortOp);
-REGISTER_KERNEL_BUILDER(Name("MonolithDummySyncServerShutdown").Device(DEVICE_CPU),
+REGISTER_GUARDED_KERNEL(Name("MonolithDummySyncServerShutdown").Device(DEVICE_CPU),
                         DummySyncServerShutdownOp);
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "monolith/native_training/runtime/distribution/segment_reduce.h"
+#include "monolith/native_training/runtime/ops/kernel_registration.h"
 #include "monolith/native_training/runtime/ops/op_checks.h"
 #include "monolith/native_training/runtime/ops/op_parallel.h"
 #include "tensorflow/core/framework/op.h"
@@ -252,9 +253,9 @@ class ReduceOp : public OpKernel {
   }
 };
 
-REGISTER_KERNEL_BUILDER(Name("MonolithReduceSum").Device(DEVICE_CPU), ReduceOp<Reduction::kSum>);
-REGISTER_KERNEL_BUILDER(Name("MonolithReduceMean").Device(DEVICE_CPU), ReduceOp<Reduction::kMean>);
-REGISTER_KERNEL_BUILDER(Name("MonolithReduceSquareNorm").Device(DEVICE_CPU),
+REGISTER_GUARDED_KERNEL(Name("MonolithReduceSum").Device(DEVICE_CPU), ReduceOp<Reduction::kSum>);
+REGISTER_GUARDED_KERNEL(Name("MonolithReduceMean").Device(DEVICE_CPU), ReduceOp<Reduction::kMean>);
+REGISTER_GUARDED_KERNEL(Name("MonolithReduceSquareNorm").Device(DEVICE_CPU),
                         ReduceOp<Reduction::kSquareNorm>);
 
 template <bool kMean>
@@ -277,17 +278,18 @@ class ReduceGradientOp : public OpKernel {
     Tensor* out;
     OP_REQUIRES_OK(ctx, ctx->allocate_output(0, shape, &out));
     std::vector<int64_t> counts;
-    if (kMean) counts = CountSegments(segments, k, rows);
+    // Without columns nothing takes memory but counts, and rows may be as many as an int64 holds.
+    if (kMean && dim > 0) counts = CountSegments(segments, k, rows);
     // The sink is only read from.
     const ColumnSink source{const_cast<float*>(grads.flat<float>().data()), 0, dim};
-    BroadcastSegments(parallel, segments, k, {source}, kMean ? counts.data() : nullptr, dim,
-                      out->flat<float>().data());
+    BroadcastSegments(parallel, segments, k, {source}, counts.empty() ? nullptr : counts.data(),
+                      dim, out->flat<float>().data());
   }
 };
 
-REGISTER_KERNEL_BUILDER(Name("MonolithReduceSumGradient").Device(DEVICE_CPU),
+REGISTER_GUARDED_KERNEL(Name("MonolithReduceSumGradient").Device(DEVICE_CPU),
                         ReduceGradientOp<false>);
-REGISTER_KERNEL_BUILDER(Name("MonolithReduceMeanGradient").Device(DEVICE_CPU),
+REGISTER_GUARDED_KERNEL(Name("MonolithReduceMeanGradient").Device(DEVICE_CPU),
                         ReduceGradientOp<true>);
 
 class ReduceSquareNormGradientOp : public OpKernel {
@@ -324,7 +326,7 @@ class ReduceSquareNormGradientOp : public OpKernel {
   }
 };
 
-REGISTER_KERNEL_BUILDER(Name("MonolithReduceSquareNormGradient").Device(DEVICE_CPU),
+REGISTER_GUARDED_KERNEL(Name("MonolithReduceSquareNormGradient").Device(DEVICE_CPU),
                         ReduceSquareNormGradientOp);
 
 class FusedReduceSumAndSplitOp : public OpKernel {
@@ -360,7 +362,7 @@ class FusedReduceSumAndSplitOp : public OpKernel {
   std::vector<int64_t> split_dims_;
 };
 
-REGISTER_KERNEL_BUILDER(Name("MonolithFusedReduceSumAndSplit").Device(DEVICE_CPU),
+REGISTER_GUARDED_KERNEL(Name("MonolithFusedReduceSumAndSplit").Device(DEVICE_CPU),
                         FusedReduceSumAndSplitOp);
 
 class FusedReduceSumAndSplitGradientOp : public OpKernel {
@@ -407,7 +409,7 @@ class FusedReduceSumAndSplitGradientOp : public OpKernel {
   std::vector<int64_t> split_dims_;
 };
 
-REGISTER_KERNEL_BUILDER(Name("MonolithFusedReduceSumAndSplitGradient").Device(DEVICE_CPU),
+REGISTER_GUARDED_KERNEL(Name("MonolithFusedReduceSumAndSplitGradient").Device(DEVICE_CPU),
                         FusedReduceSumAndSplitGradientOp);
 
 }  // namespace monolith_tf

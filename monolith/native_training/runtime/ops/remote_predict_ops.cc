@@ -7,7 +7,9 @@
 #include <utility>
 #include <vector>
 
+#include "monolith/native_training/runtime/ops/exception_status.h"
 #include "monolith/native_training/runtime/ops/host_call.h"
+#include "monolith/native_training/runtime/ops/kernel_registration.h"
 #include "monolith/native_training/runtime/ops/op_checks.h"
 #include "monolith/native_training/runtime/parameter_sync/prediction_service.pb.h"
 #include "tensorflow/core/framework/op.h"
@@ -71,23 +73,32 @@ class TfServingRemotePredictOp : public AsyncOpKernel {
 
   void ComputeAsync(OpKernelContext* ctx, DoneCallback done) override {
     std::string request;
-    OP_REQUIRES_OK_ASYNC(ctx, MakeRequest(ctx, &request), done);
-    Env::Default()->SchedClosure([this, ctx, request = std::move(request), done = std::move(done)] {
-      std::string response;
-      Status status = CallHost("predict", request, call_, &response);
-      if (status.ok()) status = SetOutputs(ctx, response);
-      if (!status.ok()) {
-        status = Status(status.code(), strings::StrCat("TfServingRemotePredict of model '",
-                                                       model_name_, "', signature '",
-                                                       signature_name_, "': ", status.message()));
-      }
-      OP_REQUIRES_ASYNC(ctx, status.ok() || !fail_op_on_rpc_error_, status, done);
-      OP_REQUIRES_OK_ASYNC(ctx, SetStatusOutputs(ctx, status), done);
-      done();
-    });
+    OP_REQUIRES_OK_ASYNC(ctx, CatchExceptions([&] { return MakeRequest(ctx, &request); }), done);
+    OP_REQUIRES_OK_ASYNC(ctx, CatchExceptions([&] {
+                           Env::Default()->SchedClosure([this, ctx, request, done] {
+                             OP_REQUIRES_OK_ASYNC(
+                                 ctx, CatchExceptions([&] { return Predict(ctx, request); }), done);
+                             done();
+                           });
+                           return OkStatus();
+                         }),
+                         done);
   }
 
  private:
+  Status Predict(OpKernelContext* ctx, const std::string& request) const {
+    std::string response;
+    Status status = CallHost("predict", request, call_, &response);
+    if (status.ok()) status = SetOutputs(ctx, response);
+    if (!status.ok()) {
+      status = Status(status.code(),
+                      strings::StrCat("TfServingRemotePredict of model '", model_name_,
+                                      "', signature '", signature_name_, "': ", status.message()));
+    }
+    if (!status.ok() && fail_op_on_rpc_error_) return status;
+    return SetStatusOutputs(ctx, status);
+  }
+
   Status MakeRequest(OpKernelContext* ctx, std::string* serialized) const {
     const Tensor& aliases = ctx->input(0);
     const Tensor& output_aliases = ctx->input(ctx->num_inputs() - 1);
@@ -161,7 +172,7 @@ class TfServingRemotePredictOp : public AsyncOpKernel {
     if (status.ok()) return OkStatus();
     for (int i = 2; i < ctx->num_outputs(); ++i) {
       Tensor* output = nullptr;
-      TF_RETURN_IF_ERROR(ctx->allocate_output(i, TensorShape({0}), &output));
+      TF_RETURN_IF_ERROR(AllocateOutput(ctx, i, {0}, &output));
     }
     return OkStatus();
   }
@@ -212,7 +223,7 @@ task: Index of the parameter server, -1 if the model is not one.
 output_types: m types.
 )doc");
 
-REGISTER_KERNEL_BUILDER(Name("TfServingRemotePredict").Device(DEVICE_CPU),
+REGISTER_GUARDED_KERNEL(Name("TfServingRemotePredict").Device(DEVICE_CPU),
                         TfServingRemotePredictOp);
 
 }  // namespace

@@ -7,6 +7,7 @@
 
 #include "monolith/native_training/runtime/distribution/id_index.h"
 #include "monolith/native_training/runtime/distribution/id_sharding.h"
+#include "monolith/native_training/runtime/ops/kernel_registration.h"
 #include "monolith/native_training/runtime/ops/op_checks.h"
 #include "monolith/native_training/runtime/ops/op_parallel.h"
 #include "tensorflow/core/framework/op.h"
@@ -45,6 +46,7 @@ REGISTER_OP("MonolithReorderByIndices")
     .SetShapeFn([](InferenceContext* c) {
       int64_t num_of_shards;
       TF_RETURN_IF_ERROR(c->GetAttr("num_of_shards", &num_of_shards));
+      TF_RETURN_IF_ERROR(CheckShards("num_of_shards", num_of_shards));
       ShapeHandle input = c->input(0), out = c->UnknownShape();
       if (c->RankKnown(input)) {
         TF_RETURN_IF_ERROR(c->WithRankAtLeast(input, 1, &input));
@@ -77,6 +79,7 @@ REGISTER_OP("FusedReorderByIndices")
     .SetShapeFn([](InferenceContext* c) {
       int64_t num_of_shards;
       TF_RETURN_IF_ERROR(c->GetAttr("num_of_shards", &num_of_shards));
+      TF_RETURN_IF_ERROR(CheckShards("num_of_shards", num_of_shards));
       ShapeHandle first;
       TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 1, &first));
       c->set_output(0, c->Vector(c->UnknownDim()));
@@ -103,6 +106,7 @@ class ReorderByIndicesOp : public OpKernel {
  public:
   explicit ReorderByIndicesOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("num_of_shards", &num_shards_));
+    OP_REQUIRES_OK(ctx, CheckShards("num_of_shards", num_shards_));
   }
 
   void Compute(OpKernelContext* ctx) override {
@@ -144,7 +148,7 @@ class ReorderByIndicesOp : public OpKernel {
     shape.set_dim(0, kept.size());
     Tensor *out, *sizes_out;
     OP_REQUIRES_OK(ctx, ctx->allocate_output(0, shape, &out));
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(1, TensorShape({num_shards_}), &sizes_out));
+    OP_REQUIRES_OK(ctx, AllocateOutput(ctx, 1, {num_shards_}, &sizes_out));
     std::copy(shard_sizes.begin(), shard_sizes.end(), sizes_out->vec<int32_t>().data());
     T* to = out->flat<T>().data();
     // Filled from the end of each shard, which gives the reverse order.
@@ -160,10 +164,10 @@ class ReorderByIndicesOp : public OpKernel {
   int num_shards_;
 };
 
-REGISTER_KERNEL_BUILDER(
+REGISTER_GUARDED_KERNEL(
     Name("MonolithReorderByIndices").Device(DEVICE_CPU).TypeConstraint<float>("T"),
     ReorderByIndicesOp<float>);
-REGISTER_KERNEL_BUILDER(
+REGISTER_GUARDED_KERNEL(
     Name("MonolithReorderByIndices").Device(DEVICE_CPU).TypeConstraint<int64_t>("T"),
     ReorderByIndicesOp<int64_t>);
 
@@ -171,12 +175,15 @@ class FusedReorderByIndicesOp : public OpKernel {
  public:
   explicit FusedReorderByIndicesOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("num_of_shards", &num_shards_));
+    OP_REQUIRES_OK(ctx, CheckShards("num_of_shards", num_shards_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("slot_embedding_dims", &dims_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("rank0_empty", &rank0_empty_));
     int num_tables;
     OP_REQUIRES_OK(ctx, ctx->GetAttr("M", &num_tables));
     OP_REQUIRES_OK(ctx, CheckEqual("length of slot_embedding_dims", dims_.size(),
                                    "number of inputs", num_tables));
+    OP_REQUIRES_OK(ctx, CheckCount("num_of_shards * number of inputs", num_shards_ * num_tables, 1,
+                                   kMaxLists));
     for (const int64_t dim : dims_) {
       OP_REQUIRES(ctx, dim > 0 && dim <= kMaxInt32,
                   errors::InvalidArgument("slot_embedding_dims holds ", dim,
@@ -208,11 +215,10 @@ class FusedReorderByIndicesOp : public OpKernel {
     });
 
     Tensor *out, *shard_sizes_out, *slot_sizes_out, *offset_sizes_out, *offsets_out;
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(1, TensorShape({num_shards_}), &shard_sizes_out));
-    OP_REQUIRES_OK(
-        ctx, ctx->allocate_output(2, TensorShape({num_shards_ * num_tables}), &slot_sizes_out));
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(3, TensorShape({num_tables}), &offset_sizes_out));
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(4, TensorShape({total}), &offsets_out));
+    OP_REQUIRES_OK(ctx, AllocateOutput(ctx, 1, {num_shards_}, &shard_sizes_out));
+    OP_REQUIRES_OK(ctx, AllocateOutput(ctx, 2, {num_shards_ * num_tables}, &slot_sizes_out));
+    OP_REQUIRES_OK(ctx, AllocateOutput(ctx, 3, {num_tables}, &offset_sizes_out));
+    OP_REQUIRES_OK(ctx, AllocateOutput(ctx, 4, {total}, &offsets_out));
     auto shard_sizes = shard_sizes_out->vec<int32_t>();
     auto slot_sizes = slot_sizes_out->vec<int32_t>();
     auto offset_sizes = offset_sizes_out->vec<int32_t>();
@@ -235,7 +241,7 @@ class FusedReorderByIndicesOp : public OpKernel {
     OP_REQUIRES(ctx, num_floats <= kMaxInt32,
                 errors::InvalidArgument("the looked-up embeddings hold ", num_floats,
                                         " floats, fused_emb_offset reaches ", kMaxInt32));
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({num_ids}), &out));
+    OP_REQUIRES_OK(ctx, AllocateOutput(ctx, 0, {num_ids}, &out));
     int64_t* to = out->vec<int64_t>().data();
     int32_t* offsets = offsets_out->vec<int32_t>().data();
 
@@ -294,7 +300,7 @@ class FusedReorderByIndicesOp : public OpKernel {
   bool rank0_empty_;
 };
 
-REGISTER_KERNEL_BUILDER(
+REGISTER_GUARDED_KERNEL(
     Name("FusedReorderByIndices").Device(DEVICE_CPU).TypeConstraint<int64_t>("T"),
     FusedReorderByIndicesOp);
 

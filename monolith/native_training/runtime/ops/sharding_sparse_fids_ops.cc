@@ -13,6 +13,8 @@
 #include "monolith/native_training/runtime/data/fid.h"
 #include "monolith/native_training/runtime/data/fid_sharding.h"
 #include "monolith/native_training/runtime/ops/data_sample.h"
+#include "monolith/native_training/runtime/ops/kernel_registration.h"
+#include "monolith/native_training/runtime/ops/op_checks.h"
 #include "monolith/native_training/runtime/ops/op_parallel.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"
@@ -47,6 +49,17 @@ Status ParsePlan(const std::string& feature_cfgs, ShardingPlan* plan) {
   return problem.empty() ? OkStatus() : errors::InvalidArgument("feature_cfgs: ", problem);
 }
 
+// Parameter servers, of which there is at least one. Every feature has a list per server.
+template <typename Context>
+Status GetServers(Context* ctx, const ShardingPlan& plan, int64_t* servers) {
+  int64_t ps_num;
+  TF_RETURN_IF_ERROR(ctx->GetAttr("ps_num", &ps_num));
+  *servers = std::max<int64_t>(ps_num, 1);
+  TF_RETURN_IF_ERROR(CheckShards("ps_num", *servers));
+  const int64_t features = static_cast<int64_t>(plan.features().size());
+  return CheckCount("ps_num * number of features", *servers * features, 0, kMaxLists);
+}
+
 Status CheckNumLists(const ShardingPlan& plan, int64_t num_servers, int64_t n) {
   const int64_t want = plan.num_tables() * num_servers;
   if (n == want) return OkStatus();
@@ -58,14 +71,13 @@ Status CheckNumLists(const ShardingPlan& plan, int64_t num_servers, int64_t n) {
 template <int version>
 Status ListsShape(InferenceContext* c) {
   std::string feature_cfgs;
-  int64_t ps_num;
+  int64_t servers;
   int64_t n;
   TF_RETURN_IF_ERROR(c->GetAttr("feature_cfgs", &feature_cfgs));
-  TF_RETURN_IF_ERROR(c->GetAttr("ps_num", &ps_num));
   TF_RETURN_IF_ERROR(c->GetAttr("N", &n));
-  const int64_t servers = std::max<int64_t>(ps_num, 1);
   ShardingPlan plan;
   TF_RETURN_IF_ERROR(ParsePlan(feature_cfgs, &plan));
+  TF_RETURN_IF_ERROR(GetServers(c, plan, &servers));
   TF_RETURN_IF_ERROR(CheckNumLists(plan, servers, n));
   int out = 0;
   for (int64_t j = 0; j < n; ++j) c->set_output(out++, c->Vector(c->UnknownDim()));
@@ -88,12 +100,11 @@ Status ListsShape(InferenceContext* c) {
 
 Status PackedShape(InferenceContext* c) {
   std::string feature_cfgs;
-  int64_t ps_num;
+  int64_t servers;
   TF_RETURN_IF_ERROR(c->GetAttr("feature_cfgs", &feature_cfgs));
-  TF_RETURN_IF_ERROR(c->GetAttr("ps_num", &ps_num));
-  const int64_t servers = std::max<int64_t>(ps_num, 1);
   ShardingPlan plan;
   TF_RETURN_IF_ERROR(ParsePlan(feature_cfgs, &plan));
+  TF_RETURN_IF_ERROR(GetServers(c, plan, &servers));
   const int64_t features = static_cast<int64_t>(plan.features().size());
   c->set_output(0, c->Vector(c->UnknownDim()));
   c->set_output(1, c->Vector((features + plan.num_tables()) * servers));
@@ -236,6 +247,7 @@ Status CollectRows(const SampleBatch<ExampleBatch>& batch, const ShardingPlan& p
   if (batch.size() != 1) {
     return errors::InvalidArgument("pb_input has ", batch.size(), " ExampleBatch, want 1");
   }
+  TF_RETURN_IF_ERROR(CheckBatchSize(batch[0]));
   std::vector<const ::monolith::io::proto::NamedFeatureList*> columns(plan.features().size());
   for (const auto& column : batch[0].named_feature_list()) {
     const auto it = index.find(column.name());
@@ -317,20 +329,18 @@ constexpr OffsetKind KindOf(int version) {
 }
 
 template <int version>
-class ShardingSparseFidsOp final : public OpKernel {
+class ShardingSparseFidsOp : public OpKernel {
  public:
   explicit ShardingSparseFidsOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
-    int64_t ps_num;
     std::string feature_cfgs, input_type;
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("ps_num", &ps_num));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("feature_cfgs", &feature_cfgs));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("unique", &unique_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("input_type", &input_type));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("parallel_flag", &parallel_flag_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("single_thread_feature_watermark", &watermark_));
-    servers_ = std::max<int64_t>(ps_num, 1);
     OP_REQUIRES_OK(ctx, ParseSampleType("input_type", input_type, &type_));
     OP_REQUIRES_OK(ctx, ParsePlan(feature_cfgs, &plan_));
+    OP_REQUIRES_OK(ctx, GetServers(ctx, plan_, &servers_));
     if (version != 4) {
       int64_t n;
       OP_REQUIRES_OK(ctx, ctx->GetAttr("N", &n));
@@ -397,8 +407,7 @@ class ShardingSparseFidsOp final : public OpKernel {
   template <typename T, typename Source>
   static Status WriteVector(OpKernelContext* ctx, int out, const std::vector<Source>& values) {
     Tensor* tensor;
-    TF_RETURN_IF_ERROR(
-        ctx->allocate_output(out, TensorShape({static_cast<int64_t>(values.size())}), &tensor));
+    TF_RETURN_IF_ERROR(AllocateOutput(ctx, out, {static_cast<int64_t>(values.size())}, &tensor));
     std::transform(values.begin(), values.end(), tensor->flat<T>().data(),
                    [](Source value) { return static_cast<T>(value); });
     return OkStatus();
@@ -451,7 +460,7 @@ class ShardingSparseFidsOp final : public OpKernel {
 };
 
 #define REGISTER_SHARDING_KERNEL(name, version) \
-  REGISTER_KERNEL_BUILDER(Name(name).Device(DEVICE_CPU), ShardingSparseFidsOp<version>)
+  REGISTER_GUARDED_KERNEL(Name(name).Device(DEVICE_CPU), ShardingSparseFidsOp<version>)
 
 REGISTER_SHARDING_KERNEL("ShardingSparseFids", 1);
 REGISTER_SHARDING_KERNEL("ShardingSparseFidsV2", 2);

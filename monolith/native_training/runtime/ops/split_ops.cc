@@ -1,9 +1,11 @@
 // Splitting a batch by server, and bringing the parts back together in the order of the batch.
 #include <algorithm>
 #include <cstdint>
+#include <limits>
 #include <vector>
 
 #include "monolith/native_training/runtime/distribution/partition_plan.h"
+#include "monolith/native_training/runtime/ops/kernel_registration.h"
 #include "monolith/native_training/runtime/ops/op_checks.h"
 #include "monolith/native_training/runtime/ops/op_parallel.h"
 #include "tensorflow/core/framework/op.h"
@@ -163,7 +165,7 @@ class SplitByIndicesOp : public OpKernel {
 };
 
 #define REGISTER_SPLIT(T)                                                       \
-  REGISTER_KERNEL_BUILDER(                                                      \
+  REGISTER_GUARDED_KERNEL(                                                      \
       Name("MonolithSplitByIndices").Device(DEVICE_CPU).TypeConstraint<T>("T"), \
       SplitByIndicesOp<T>)
 REGISTER_SPLIT(float);
@@ -196,13 +198,13 @@ class SplitByIndicesGradientOp : public OpKernel {
     std::vector<const float*> parts(num_splits);
     for (int s = 0; s < num_splits; ++s) {
       const Tensor& grad = ctx->input(2 + s);
-      shape.set_dim(0, plan.counts()[s]);
+      OP_REQUIRES_OK(ctx, shape.SetDimWithStatus(0, plan.counts()[s]));
       OP_REQUIRES(ctx, grad.shape() == shape,
                   errors::InvalidArgument("grads[", s, "] has shape ", grad.shape().DebugString(),
                                           ", want ", shape.DebugString()));
       parts[s] = grad.flat<float>().data();
     }
-    shape.set_dim(0, n);
+    OP_REQUIRES_OK(ctx, shape.SetDimWithStatus(0, n));
     Tensor* out;
     OP_REQUIRES_OK(ctx, ctx->allocate_output(0, shape, &out));
     if (out->NumElements() == 0) return;
@@ -210,7 +212,7 @@ class SplitByIndicesGradientOp : public OpKernel {
   }
 };
 
-REGISTER_KERNEL_BUILDER(Name("MonolithSplitByIndicesGradient").Device(DEVICE_CPU),
+REGISTER_GUARDED_KERNEL(Name("MonolithSplitByIndicesGradient").Device(DEVICE_CPU),
                         SplitByIndicesGradientOp);
 
 class RaggedSplitByIndicesOp : public OpKernel {
@@ -269,7 +271,7 @@ class RaggedSplitByIndicesOp : public OpKernel {
   int num_splits_;
 };
 
-REGISTER_KERNEL_BUILDER(Name("MonolithRaggedSplitByIndices").Device(DEVICE_CPU),
+REGISTER_GUARDED_KERNEL(Name("MonolithRaggedSplitByIndices").Device(DEVICE_CPU),
                         RaggedSplitByIndicesOp);
 
 class NormalizeMergedSplitOp : public OpKernel {
@@ -299,18 +301,21 @@ class NormalizeMergedSplitOp : public OpKernel {
         ctx, CheckEqual("length of row_split", splits.size(), "sum of row_split_size", total));
 
     Tensor* out;
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({total + 1 - sizes.size()}), &out));
+    OP_REQUIRES_OK(ctx, AllocateOutput(ctx, 0, {total + 1 - sizes.size()}, &out));
     int64_t* to = out->vec<int64_t>().data();
     *to = 0;
     const int64_t* part = splits.data();
     for (int64_t r = 0; r < sizes.size(); part += sizes(r), ++r) {
       const int64_t base = *to;
+      OP_REQUIRES(ctx, part[sizes(r) - 1] <= std::numeric_limits<int64_t>::max() - base,
+                  errors::InvalidArgument("the row splits add up to ", base, " + ",
+                                          part[sizes(r) - 1], ", more than an int64 holds"));
       for (int64_t i = 1; i < sizes(r); ++i) *++to = base + part[i];
     }
   }
 };
 
-REGISTER_KERNEL_BUILDER(Name("MonolithNormalizeMergedSplit").Device(DEVICE_CPU),
+REGISTER_GUARDED_KERNEL(Name("MonolithNormalizeMergedSplit").Device(DEVICE_CPU),
                         NormalizeMergedSplitOp);
 
 }  // namespace monolith_tf

@@ -4,6 +4,7 @@
 #include <utility>
 #include <vector>
 
+#include "monolith/native_training/runtime/ops/kernel_registration.h"
 #include "monolith/native_training/runtime/ops/op_checks.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"
@@ -81,7 +82,7 @@ Status CheckCounts(size_t num_shapes, size_t num_inputs) {
                     static_cast<int64_t>(num_inputs));
 }
 
-class StaticReshapeNOp final : public OpKernel {
+class StaticReshapeNOp : public OpKernel {
  public:
   explicit StaticReshapeNOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
     std::vector<PartialTensorShape> shapes;
@@ -96,7 +97,7 @@ class StaticReshapeNOp final : public OpKernel {
   void Compute(OpKernelContext* ctx) override {
     const int n = static_cast<int>(targets_.size());
     Tensor* sizes;
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(n, TensorShape({n}), &sizes));
+    OP_REQUIRES_OK(ctx, AllocateOutput(ctx, n, {n}, &sizes));
     auto size = sizes->vec<int64_t>();
     for (int i = 0; i < n; ++i) {
       const Tensor& input = ctx->input(i);
@@ -145,7 +146,7 @@ cost_per_tensor: has no effect.
 sizes: [N], the number of elements of each output.
 )doc");
 
-REGISTER_KERNEL_BUILDER(Name("MonolithStaticReshapeN").Device(DEVICE_CPU), StaticReshapeNOp);
+REGISTER_GUARDED_KERNEL(Name("MonolithStaticReshapeN").Device(DEVICE_CPU), StaticReshapeNOp);
 
 }  // namespace
 }  // namespace monolith_tf

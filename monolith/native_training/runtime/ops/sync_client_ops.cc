@@ -1,6 +1,7 @@
 // MonolithDummySyncClient and the kernel of MonolithParameterSyncClient.
 #include <string>
 
+#include "monolith/native_training/runtime/ops/kernel_registration.h"
 #include "monolith/native_training/runtime/ops/named_resource_op.h"
 #include "monolith/native_training/runtime/ops/sync_client.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
@@ -25,7 +26,7 @@ config: Unused.
 )doc");
 
 template <bool is_dummy>
-class SyncClientOp final : public NamedResourceOp<SyncClient> {
+class SyncClientOp : public NamedResourceOp<SyncClient> {
  public:
   using NamedResourceOp<SyncClient>::NamedResourceOp;
 
@@ -36,8 +37,8 @@ class SyncClientOp final : public NamedResourceOp<SyncClient> {
   }
 };
 
-REGISTER_KERNEL_BUILDER(Name("MonolithDummySyncClient").Device(DEVICE_CPU), SyncClientOp<true>);
-REGISTER_KERNEL_BUILDER(Name("MonolithParameterSyncClient").Device(DEVICE_CPU),
+REGISTER_GUARDED_KERNEL(Name("MonolithDummySyncClient").Device(DEVICE_CPU), SyncClientOp<true>);
+REGISTER_GUARDED_KERNEL(Name("MonolithParameterSyncClient").Device(DEVICE_CPU),
                         SyncClientOp<false>);
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include "monolith/native_training/runtime/ops/op_checks.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/tensor.h"
 #include "tensorflow/core/platform/errors.h"
@@ -36,9 +37,7 @@ struct FusedOffsets {
   static Status Create(const Tensor& fused_slot_size, const std::vector<int64_t>& dims,
                        int64_t num_of_shards, int64_t num_ids, FusedOffsets* result) {
     const int64_t num_tables = static_cast<int64_t>(dims.size());
-    if (num_of_shards < 1) {
-      return errors::InvalidArgument("num_of_shards is ", num_of_shards, ", want at least 1");
-    }
+    TF_RETURN_IF_ERROR(CheckShards("num_of_shards", num_of_shards));
     if (fused_slot_size.dims() != 1 ||
         fused_slot_size.NumElements() != num_tables * num_of_shards) {
       return errors::InvalidArgument("fused_slot_size has shape ",
@@ -53,6 +52,11 @@ struct FusedOffsets {
       if (sizes(i) < 0) {
         return errors::InvalidArgument("fused_slot_size[", i, "] is ", sizes(i),
                                        ", want at least 0");
+      }
+      // Before anything is multiplied: what is there is bounded by memory.
+      if (sizes(i) > num_ids - result->ids.back()) {
+        return errors::InvalidArgument("fused_slot_size sums up to more than ", result->ids.back(),
+                                       " + ", sizes(i), ", want the number of ids: ", num_ids);
       }
       result->ids.push_back(result->ids.back() + sizes(i));
       result->floats.push_back(result->floats.back() + sizes(i) * dims[i % num_tables]);

@@ -4,6 +4,8 @@
 #include <string>
 
 #include "monolith/native_training/runtime/concurrency/concurrent_key_set.h"
+#include "monolith/native_training/runtime/ops/kernel_registration.h"
+#include "monolith/native_training/runtime/ops/op_checks.h"
 #include "monolith/native_training/runtime/ops/resource_handle_input.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
@@ -31,7 +33,7 @@ class TouchedKeySet : public ResourceBase {
   KeySet keys;
 };
 
-class TouchedKeySetOp final : public ResourceOpKernel<TouchedKeySet> {
+class TouchedKeySetOp : public ResourceOpKernel<TouchedKeySet> {
  public:
   explicit TouchedKeySetOp(OpKernelConstruction* ctx) : ResourceOpKernel<TouchedKeySet>(ctx) {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("capacity", &capacity_));
@@ -54,7 +56,7 @@ class TouchedKeySetOp final : public ResourceOpKernel<TouchedKeySet> {
   int64_t concurrency_level_;
 };
 
-class TouchedKeySetInsertOp final : public OpKernel {
+class TouchedKeySetInsertOp : public OpKernel {
  public:
   using OpKernel::OpKernel;
 
@@ -63,7 +65,7 @@ class TouchedKeySetInsertOp final : public OpKernel {
     OP_REQUIRES_OK(ctx, LookupHandleInput(ctx, 0, "handle", &set));
     const Tensor& ids = ctx->input(1);
     Tensor* dropped;
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({1}), &dropped));
+    OP_REQUIRES_OK(ctx, AllocateOutput(ctx, 0, {1}, &dropped));
     try {
       dropped->flat<int64_t>()(0) = set->keys.Insert(ids.flat<int64_t>().data(), ids.NumElements());
     } catch (const std::bad_alloc&) {
@@ -73,7 +75,7 @@ class TouchedKeySetInsertOp final : public OpKernel {
   }
 };
 
-class TouchedKeySetStealOp final : public OpKernel {
+class TouchedKeySetStealOp : public OpKernel {
  public:
   using OpKernel::OpKernel;
 
@@ -82,7 +84,7 @@ class TouchedKeySetStealOp final : public OpKernel {
     OP_REQUIRES_OK(ctx, LookupHandleInput(ctx, 0, "handle", &set));
     const KeySet::Stolen stolen = set->keys.Steal();
     Tensor* ids;
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({stolen.size()}), &ids));
+    OP_REQUIRES_OK(ctx, AllocateOutput(ctx, 0, {stolen.size()}, &ids));
     stolen.CopyTo(ids->flat<int64_t>().data());
   }
 };
@@ -131,10 +133,10 @@ REGISTER_OP("MonolithTouchedKeySetSteal")
 Takes all ids out of the set, in unspecified order; each insert is wholly before or wholly after.
 )doc");
 
-REGISTER_KERNEL_BUILDER(Name("MonolithTouchedKeySet").Device(DEVICE_CPU), TouchedKeySetOp);
-REGISTER_KERNEL_BUILDER(Name("MonolithTouchedKeySetInsert").Device(DEVICE_CPU),
+REGISTER_GUARDED_KERNEL(Name("MonolithTouchedKeySet").Device(DEVICE_CPU), TouchedKeySetOp);
+REGISTER_GUARDED_KERNEL(Name("MonolithTouchedKeySetInsert").Device(DEVICE_CPU),
                         TouchedKeySetInsertOp);
-REGISTER_KERNEL_BUILDER(Name("MonolithTouchedKeySetSteal").Device(DEVICE_CPU),
+REGISTER_GUARDED_KERNEL(Name("MonolithTouchedKeySetSteal").Device(DEVICE_CPU),
                         TouchedKeySetStealOp);
 
 }  // namespace

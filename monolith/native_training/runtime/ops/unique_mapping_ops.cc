@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "monolith/native_training/runtime/distribution/unique_offsets.h"
+#include "monolith/native_training/runtime/ops/kernel_registration.h"
 #include "monolith/native_training/runtime/ops/op_checks.h"
 #include "monolith/native_training/runtime/ops/op_parallel.h"
 #include "monolith/native_training/runtime/ops/resource_handle_input.h"
@@ -255,11 +256,10 @@ class UniqueKeyWithValueAndOffsetOp : public OpKernel {
     OpParallel parallel(ctx);
     UniqueOffsets unique(parallel, key.vec<int64_t>().data(), splits.data(), num_rows);
     Tensor *unique_key, *unique_split, *offset, *offset_split, *handle;
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({unique.num_unique()}), &unique_key));
+    OP_REQUIRES_OK(ctx, AllocateOutput(ctx, 0, {unique.num_unique()}, &unique_key));
     OP_REQUIRES_OK(ctx, ctx->allocate_output(1, key_split.shape(), &unique_split));
     OP_REQUIRES_OK(ctx, ctx->allocate_output(2, key.shape(), &offset));
-    OP_REQUIRES_OK(ctx,
-                   ctx->allocate_output(3, TensorShape({unique.num_unique() + 1}), &offset_split));
+    OP_REQUIRES_OK(ctx, AllocateOutput(ctx, 3, {unique.num_unique() + 1}, &offset_split));
     unique.Fill(parallel, dims_, unique_key->vec<int64_t>().data(),
                 unique_split->vec<int64_t>().data(), offset->vec<int64_t>().data(),
                 offset_split->vec<int64_t>().data());
@@ -270,7 +270,9 @@ class UniqueKeyWithValueAndOffsetOp : public OpKernel {
     handle->scalar<ResourceHandle>()() = ResourceHandle();
     if (!generate_buffer_) return;
     Tensor buffer;
-    OP_REQUIRES_OK(ctx, ctx->allocate_temp(DT_FLOAT, TensorShape({num_floats}), &buffer));
+    TensorShape buffer_shape;
+    OP_REQUIRES_OK(ctx, TensorShape::BuildTensorShape({num_floats}, &buffer_shape));
+    OP_REQUIRES_OK(ctx, ctx->allocate_temp(DT_FLOAT, buffer_shape, &buffer));
 #ifndef NDEBUG
     // Whoever reads a place that no fill wrote shall see it.
     std::fill_n(buffer.vec<float>().data(), num_floats, std::numeric_limits<float>::quiet_NaN());
@@ -284,7 +286,7 @@ class UniqueKeyWithValueAndOffsetOp : public OpKernel {
   bool generate_buffer_;
 };
 
-REGISTER_KERNEL_BUILDER(Name("MonolithUniqueKeyWithValueAndOffset").Device(DEVICE_CPU),
+REGISTER_GUARDED_KERNEL(Name("MonolithUniqueKeyWithValueAndOffset").Device(DEVICE_CPU),
                         UniqueKeyWithValueAndOffsetOp);
 
 class FillWithOffsetMapOp : public OpKernel {
@@ -333,7 +335,7 @@ class FillWithOffsetMapOp : public OpKernel {
   std::vector<int64_t> dims_;
 };
 
-REGISTER_KERNEL_BUILDER(Name("MonolithFillWithOffsetMap").Device(DEVICE_CPU), FillWithOffsetMapOp);
+REGISTER_GUARDED_KERNEL(Name("MonolithFillWithOffsetMap").Device(DEVICE_CPU), FillWithOffsetMapOp);
 
 class FillWithOffsetMapGradientOp : public OpKernel {
  public:
@@ -350,7 +352,7 @@ class FillWithOffsetMapGradientOp : public OpKernel {
     OP_REQUIRES_OK(ctx, CheckVector("grad", grad));
     OP_REQUIRES_OK(ctx, map.CheckReach(dims_, "grad", grad.NumElements()));
     Tensor* out;
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({map.num_floats}), &out));
+    OP_REQUIRES_OK(ctx, AllocateOutput(ctx, 0, {map.num_floats}, &out));
     const float* from = grad.vec<float>().data();
     float* to = out->vec<float>().data();
     OpParallel(ctx).For(map.num_pos, map.CyclesPerEntry(), [&](int64_t begin, int64_t end) {
@@ -370,7 +372,7 @@ class FillWithOffsetMapGradientOp : public OpKernel {
   std::vector<int64_t> dims_;
 };
 
-REGISTER_KERNEL_BUILDER(Name("MonolithFillWithOffsetMapGradient").Device(DEVICE_CPU),
+REGISTER_GUARDED_KERNEL(Name("MonolithFillWithOffsetMapGradient").Device(DEVICE_CPU),
                         FillWithOffsetMapGradientOp);
 
 class FinalizeSharedTensorOp : public OpKernel {
@@ -402,7 +404,7 @@ class FinalizeSharedTensorOp : public OpKernel {
   DataType dtype_;
 };
 
-REGISTER_KERNEL_BUILDER(Name("MonolithFinalizeSharedTensor").Device(DEVICE_CPU),
+REGISTER_GUARDED_KERNEL(Name("MonolithFinalizeSharedTensor").Device(DEVICE_CPU),
                         FinalizeSharedTensorOp);
 
 }  // namespace monolith_tf

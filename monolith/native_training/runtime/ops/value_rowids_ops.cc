@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "monolith/native_training/runtime/ops/kernel_registration.h"
 #include "monolith/native_training/runtime/ops/op_checks.h"
 #include "monolith/native_training/runtime/ops/parallel_ranges.h"
 #include "tensorflow/core/framework/op.h"
@@ -27,7 +28,7 @@ void FillRowIds(const int64_t* splits, int64_t num_splits, int64_t begin, int64_
   }
 }
 
-class FusedValueRowidsOp final : public OpKernel {
+class FusedValueRowidsOp : public OpKernel {
  public:
   using OpKernel::OpKernel;
 
@@ -38,7 +39,7 @@ class FusedValueRowidsOp final : public OpKernel {
     OP_REQUIRES_OK(ctx, CheckRowSplits("splits", splits, /*num_values=*/-1));
     const int64_t num_values = splits(splits.size() - 1);
     Tensor* rowids;
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({num_values}), &rowids));
+    OP_REQUIRES_OK(ctx, AllocateOutput(ctx, 0, {num_values}, &rowids));
     int64_t* out = rowids->flat<int64_t>().data();
     constexpr int64_t kGrain = 1 << 16;
     ParallelRanges(ctx, num_values, kGrain, [&splits, out](int64_t begin, int64_t end) {
@@ -63,7 +64,7 @@ splits: [rows + 1], starting at 0 and never decreasing.
 rowids: [splits[rows]].
 )doc");
 
-REGISTER_KERNEL_BUILDER(Name("MonolithFusedValueRowids").Device(DEVICE_CPU), FusedValueRowidsOp);
+REGISTER_GUARDED_KERNEL(Name("MonolithFusedValueRowids").Device(DEVICE_CPU), FusedValueRowidsOp);
 
 }  // namespace
 }  // namespace monolith_tf
