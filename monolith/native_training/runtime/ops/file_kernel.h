@@ -2,16 +2,19 @@
 #ifndef MONOLITH_NATIVE_TRAINING_RUNTIME_OPS_FILE_KERNEL_H_
 #define MONOLITH_NATIVE_TRAINING_RUNTIME_OPS_FILE_KERNEL_H_
 
+#include <cstdint>
 #include <string>
 
+#include "monolith/native_training/runtime/files/file_workers.h"
 #include "monolith/native_training/runtime/ops/op_checks.h"
 #include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/platform/random.h"
 
 namespace tensorflow {
 namespace monolith_tf {
 
-// Runs in a thread of its own: file work may take minutes, and the executor's threads are needed
-// for lookups meanwhile.
+// Runs on a thread for files: it may take minutes, and the executor's threads are needed for
+// lookups meanwhile.
 class FileKernel : public AsyncOpKernel {
  public:
   using AsyncOpKernel::AsyncOpKernel;
@@ -22,15 +25,23 @@ class FileKernel : public AsyncOpKernel {
     const std::string path(basename.scalar<tstring>()());
     OP_REQUIRES_ASYNC(ctx, !path.empty(), errors::InvalidArgument("basename is empty, want a path"),
                       done);
-    ctx->env()->SchedClosure([this, ctx, done, path] {
+    const int64_t delay_ms =
+        max_delay_ms_ > 0 ? static_cast<int64_t>(random::New64() % max_delay_ms_) : 0;
+    ::monolith::engine::RunOnFileThread(delay_ms, [this, ctx, done, path] {
       OP_REQUIRES_OK_ASYNC(ctx, Run(ctx, path), done);
       ctx->set_output(0, ctx->input(0));
       done();
     });
   }
 
+ protected:
+  // Run waits a random time below this first, to spread the load of many tables.
+  void set_max_delay_ms(int64_t ms) { max_delay_ms_ = ms; }
+
  private:
   virtual Status Run(OpKernelContext* ctx, const std::string& basename) = 0;
+
+  int64_t max_delay_ms_ = 0;
 };
 
 }  // namespace monolith_tf

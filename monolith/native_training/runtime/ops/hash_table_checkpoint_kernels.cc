@@ -15,7 +15,9 @@ class HashTableSaveOp final : public FileKernel {
  public:
   explicit HashTableSaveOp(OpKernelConstruction* ctx) : FileKernel(ctx) {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("nshards", &options_.nshards));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("random_sleep_ms", &options_.random_sleep_ms));
+    int64_t random_sleep_ms = 0;
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("random_sleep_ms", &random_sleep_ms));
+    set_max_delay_ms(random_sleep_ms);
     std::string expiry;
     OP_REQUIRES_OK(ctx, ctx->GetAttr("slot_expire_time_config", &expiry));
     OP_REQUIRES_OK(ctx, ExpiryPolicyFromBytes(expiry, &options_.expiry));
