@@ -225,6 +225,9 @@ class BaseExporter:
         return os.path.abspath(folder) + "/" + prefix if "://" not in folder else folder + prefix
       for pattern in (f"{folder}{prefix}-*-of-*", f"{folder}{prefix}.*-of-*"):
         table_files.extend(tf.io.gfile.glob(pattern))
+      manifest = f"{folder}.{prefix}.manifest"
+      if tf.io.gfile.exists(manifest):
+        table_files.append(manifest)
       if asset_base is None:
         asset_base = tf.constant("", name=_ASSET_BASE)
       return tf.strings.join([asset_base, prefix])

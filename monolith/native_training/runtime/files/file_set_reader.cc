@@ -46,6 +46,20 @@ class CheckedInput final : public InputFile {
   uint32_t crc_ = 0;
 };
 
+// The beginning of the message about a missing file: as specified for checkpoints, if it is one.
+std::string ExplainMissing(const std::string& prefix, std::string_view suffix,
+                           const std::vector<std::string>& listed) {
+  const std::string kind(suffix.substr(0, suffix.find('-')));
+  int64_t shard, count;
+  if (!ParseShardSuffix(suffix, kind, &shard, &count)) return "";
+  const bool any = std::any_of(listed.begin(), listed.end(), [&](const std::string& other) {
+    int64_t ignored;
+    return ParseShardSuffix(WithoutTemporaryMark(other), kind, &ignored, &ignored);
+  });
+  if (!any) return "There is no valid sharded files for " + prefix + kind + ": ";
+  return "Shard " + std::to_string(shard) + " doesn't show up for " + prefix + kind + ": ";
+}
+
 // Finds the complete set of one kind; errors as specified for checkpoints.
 Status FindShards(const std::string& basename, const std::string& kind,
                   const std::vector<std::string>& suffixes, int64_t* num_shards) {
@@ -138,15 +152,9 @@ Status FileSetReader::OpenManifest(FileSystem* files, const FileSetName& name,
       status = files->GetSize(path, &found);
     }
     if (status.code == StatusCode::kNotFound) {
-      int64_t shard, count;
-      const std::string_view suffix(entry.suffix);
-      const std::string kind(suffix.substr(0, suffix.find('-')));
-      const std::string which = ParseShardSuffix(suffix, kind, &shard, &count)
-                                    ? "Shard " + std::to_string(shard) + " doesn't show up for " +
-                                          name.prefix + kind + ": "
-                                    : "";
-      return Status::InvalidArgument(which + path + " is missing, " + name.manifest +
-                                     " says that it has " + Bytes(entry.bytes));
+      return Status::InvalidArgument(ExplainMissing(name.prefix, entry.suffix, listed) + path +
+                                     " is missing, " + name.manifest + " says that it has " +
+                                     Bytes(entry.bytes));
     }
     if (!status.ok()) return status;
     if (found != entry.bytes) {

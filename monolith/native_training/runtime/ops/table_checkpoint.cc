@@ -1,6 +1,7 @@
 #include "monolith/native_training/runtime/ops/table_checkpoint.h"
 
 #include <algorithm>
+#include <limits>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -196,6 +197,20 @@ engine::Status LoadGroup(const FileSetReader& reader, int64_t nshards, const std
   return engine::Status::Ok();
 }
 
+// Damage that the manifest tells, in the words that are specified for groups.
+engine::Status NameDamage(engine::Status status) {
+  if (status.code != engine::StatusCode::kDataLoss ||
+      status.message.find(" failed! ") != std::string::npos) {
+    return status;
+  }
+  const size_t of = status.message.find("-of-");
+  const bool is_meta = of != std::string::npos &&
+                       status.message.rfind(std::string(kMeta) + "-", of) != std::string::npos;
+  status.message =
+      (is_meta ? "Read table metadata failed! " : "Parse entry failed! ") + status.message;
+  return status;
+}
+
 }  // namespace
 
 Status SaveTable(Env* env, const EmbeddingTable& table, const std::string& basename,
@@ -247,7 +262,7 @@ Status RestoreTables(Env* env, const std::string& basename, const std::vector<Na
 Status ReadTableSizes(Env* env, const std::string& basename,
                       std::vector<std::pair<std::string, uint64_t>>* sizes) {
   EnvFileSystem files(env);
-  return FromEngine(engine::ReadShardedSet(
+  return FromEngine(NameDamage(engine::ReadShardedSet(
       &files, basename, {kMeta}, [&](const FileSetReader& reader, int64_t nshards) {
         sizes->clear();
         std::map<std::string, size_t> place;
@@ -263,7 +278,7 @@ Status ReadTableSizes(Env* env, const std::string& basename,
           }
         }
         return engine::Status::Ok();
-      }));
+      })));
 }
 
 }  // namespace monolith_tf
