@@ -104,6 +104,17 @@ def write_records(filename: str, records: Sequence[bytes]) -> None:
       writer.write(record)
 
 
+def remove_manifest(basename: str) -> None:
+  """Lets the files of a save be read as they are, as if another program had written them."""
+  folder, name = os.path.split(basename)
+  os.remove(os.path.join(folder, f".{name}.manifest"))
+
+
+def list_data(folder: str) -> list[str]:
+  """The names in a folder, but for manifests."""
+  return sorted(name for name in os.listdir(folder) if not name.endswith(".manifest"))
+
+
 def frame(data: bytes, header_crc: str, data_crc: str) -> bytes:
   """A TFRecord with the given checksums, as hex in file order."""
   return struct.pack("<Q", len(data)) + bytes.fromhex(header_crc) + data + bytes.fromhex(data_crc)

@@ -184,6 +184,11 @@ def _copy_filters(
     for file in files[source]:
       target = f"{_FILTER}_{server}" + file[len(source) :]
       tf.io.gfile.copy(old_assets + file, new_assets + target, overwrite=True)
+    # Names in it are without the filter's.
+    manifest = f"{old_assets}.{source}.manifest"
+    if tf.io.gfile.exists(manifest):
+      target = f"{new_assets}.{_FILTER}_{server}.manifest"
+      tf.io.gfile.copy(manifest, target, overwrite=True)
 
 
 def _read(path: str, compression: str = "") -> Iterator[bytes]:

@@ -11,7 +11,7 @@ from monolith.native_training import basic_restore_hook, hash_filter_ops, hash_t
 from monolith.native_training.model_export import export_context
 from monolith.native_training.runtime.hash_table import embedding_hash_table_pb2 as pb
 from monolith.native_training.runtime.ops import gen_monolith_ops
-from tests.hash_table_testing import config_of, segment, write_records
+from tests.hash_table_testing import config_of, remove_manifest, segment, write_records
 
 tf.compat.v1.disable_eager_execution()
 
@@ -281,6 +281,7 @@ class FilesTest(FilterTest):
   def test_unpacked_data_of_the_reference_is_read(self):
     with self.session() as sess:
       handle = self._saved(sess)
+      remove_manifest(self.base)
       name = _split_files(self.base)[0]
       records = list(tf.compat.v1.io.tf_record_iterator(name))
       for i, record in enumerate(records[1:], 1):
@@ -294,6 +295,7 @@ class FilesTest(FilterTest):
   def test_files_without_hash_version_are_usable(self):
     with self.session() as sess:
       handle = self._saved(sess)
+      remove_manifest(self.base)
       for name in _split_files(self.base):
         records = list(tf.compat.v1.io.tf_record_iterator(name))
         meta = pb.HashFilterSplitMetaDump.FromString(records[0])
@@ -302,9 +304,37 @@ class FilesTest(FilterTest):
       sess.run(hash_filter_ops.restore_hash_filter(handle, self.base, True))
       self.assertAllEqual(sess.run(self.kept), [1, 1, 1])
 
-  def test_restore_validates(self):
+  def test_manifest_tells_what_is_wrong(self):
     with self.session() as sess:
       handle = self._saved(sess)
+      restore = hash_filter_ops.restore_hash_filter(handle, self.base, True)
+      name = _split_files(self.base)[3]
+      size = os.path.getsize(name)
+      first, *rest = tf.compat.v1.io.tf_record_iterator(_split_files(self.base)[0])
+      self.assertNotEmpty(rest)
+      # Without its cells a file is a filter that has counted nothing.
+      write_records(_split_files(self.base)[0], [first])
+      with self.assertRaisesRegex(tf.errors.FailedPreconditionError, "filter-00000-of-.* has"):
+        sess.run(restore)
+      sess.run(hash_filter_ops.save_hash_filter(handle, self.base, True))
+      os.truncate(name, 0)
+      with self.assertRaisesRegex(
+        tf.errors.FailedPreconditionError, f"{name} has 0 bytes, .*filter.manifest says {size}"
+      ):
+        sess.run(restore)
+      os.remove(name)
+      with self.assertRaisesRegex(
+        tf.errors.InvalidArgumentError, f"Shard 3 .*{name} is missing, .* it has {size} bytes"
+      ):
+        sess.run(restore)
+      self.assertAllEqual(sess.run(self.kept), [1, 1, 1])
+
+  @parameterized.parameters(True, False)
+  def test_restore_validates(self, has_manifest):
+    with self.session() as sess:
+      handle = self._saved(sess)
+      if not has_manifest:
+        remove_manifest(self.base)
       restore = hash_filter_ops.restore_hash_filter(handle, self.base, True)
       with self.assertRaisesRegex(tf.errors.InvalidArgumentError, "no valid sharded files"):
         sess.run(hash_filter_ops.restore_hash_filter(handle, self.base + "x", True))
@@ -336,6 +366,7 @@ class FilesTest(FilterTest):
   def test_meta_must_match(self, field):
     with self.session() as sess:
       handle = self._saved(sess)
+      remove_manifest(self.base)
       for name in _split_files(self.base):
         records = list(tf.compat.v1.io.tf_record_iterator(name))
         meta = pb.HashFilterSplitMetaDump.FromString(records[0])

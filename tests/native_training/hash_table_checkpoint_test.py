@@ -14,8 +14,10 @@ from tests.hash_table_testing import (
   INT64_MAX,
   INT64_MIN,
   frame,
+  list_data,
   make_table,
   read_entries,
+  remove_manifest,
   segment,
   write_records,
 )
@@ -39,7 +41,7 @@ class CheckpointTest(tf.test.TestCase, parameterized.TestCase):
     self.base = os.path.join(self.folder, "table")
 
   def files(self) -> list[str]:
-    return sorted(os.listdir(self.folder))
+    return list_data(self.folder)
 
   def read(self, name: str) -> bytes:
     with open(os.path.join(self.folder, name), "rb") as file:
@@ -297,6 +299,16 @@ class SetOfFilesTest(CheckpointTest):
       with self.assertRaises(tf.errors.OpError):
         sess.run(table.save(os.path.join(self.base + "-00000-of-00002", "x")).as_op())
 
+  def test_a_time_in_milliseconds_empties_no_save(self):
+    table = hash_table_ops.test_hash_table(1)
+    seconds = 1700000000
+    with self.session() as sess:
+      ids, values = np.arange(1000), np.ones((1000, 1), np.float32)
+      table = table.assign(ids, values, req_time=tf.constant(seconds, tf.int64))
+      table = table.assign([7], [[1.0]], req_time=tf.constant(seconds * 1000, tf.int64))
+      sess.run(table.save(self.base).as_op())
+      self.assertEqual(sess.run(table.restore(self.base).size()), 1000)
+
   def test_bad_basename(self):
     table = hash_table_ops.test_hash_table(1)
     with self.session() as sess:
@@ -318,10 +330,13 @@ class DamageTest(CheckpointTest):
     self.assertEqual(sess.run(table.size()), rows)
     self.assertAllEqual(sess.run(table.lookup([4, 5])), [[1, 1], [7, 7]])
 
-  def test_every_kind_of_damage_is_found(self):
+  @parameterized.parameters(True, False)
+  def test_every_kind_of_damage_is_found(self, has_manifest):
     corrupt = "Unable to parse data. Data might be corrupted"
     with self.session() as sess:
       table = self._saved(sess)
+      if not has_manifest:
+        remove_manifest(self.base)
       name = "table-00001-of-00002"
       good = self.read(name)
       restore = table.restore(self.base).as_op()
@@ -341,6 +356,44 @@ class DamageTest(CheckpointTest):
       sess.run(restore)
       self.assertAllEqual(sess.run(table.lookup([4, 5])), [[1, 1], [1, 1]])
 
+  def test_what_only_the_manifest_can_tell(self):
+    with self.session() as sess:
+      table = self._saved(sess)
+      restore = table.restore(self.base).as_op()
+      name, other = "table-00001-of-00002", "table-00000-of-00002"
+      good = self.read(name)
+      record = len(next(iter(tf.compat.v1.io.tf_record_iterator(self.base + name[5:])))) + 16
+      for data in (good[: -3 * record], b"", good + good[:record], self.read(other)):
+        self.write(name, data)
+        with self.assertRaisesRegex(
+          tf.errors.FailedPreconditionError,
+          f"corrupted: .*{name} has {len(data)} bytes, .*table.manifest says {len(good)}",
+        ):
+          sess.run(restore)
+        self._assert_unchanged(sess, table)
+      os.remove(os.path.join(self.folder, name))
+      with self.assertRaisesRegex(
+        tf.errors.InvalidArgumentError,
+        f"Shard 1 doesn't show up for .*{name} is missing, .* says that it has {len(good)} bytes",
+      ):
+        sess.run(restore)
+      self.write(name, good)
+      self.write("table-00002-of-00003", b"")
+      with self.assertRaisesRegex(
+        tf.errors.InvalidArgumentError, "table-00002-of-00003 doesn't belong to .*table"
+      ):
+        sess.run(restore)
+      os.remove(self.base + "-00002-of-00003")
+      self.write(".table.manifest", self.read(".table.manifest")[:-2])
+      with self.assertRaisesRegex(
+        tf.errors.FailedPreconditionError, "table.manifest cannot be used"
+      ):
+        sess.run(restore)
+      self._assert_unchanged(sess, table)
+      remove_manifest(self.base)
+      sess.run(restore)
+      self.assertAllEqual(sess.run(table.lookup([4, 5])), [[1, 1], [1, 1]])
+
   @parameterized.named_parameters(
     ("garbage", b"\xff\xff\xff\xff"),
     ("truncated", _ADAGRAD_RECORD[:-1]),
@@ -350,6 +403,7 @@ class DamageTest(CheckpointTest):
   def test_a_record_that_is_no_entry(self, record):
     with self.session() as sess:
       table = self._saved(sess)
+      remove_manifest(self.base)
       write_records(os.path.join(self.folder, "table-00001-of-00002"), [record])
       with self.assertRaisesRegex(
         tf.errors.FailedPreconditionError, "Unable to parse data. Data might be corrupted"
@@ -362,6 +416,7 @@ class DamageTest(CheckpointTest):
     with self.session() as sess:
       table = self._saved(sess)
       record = pb.EntryDump(id=42, num=[1.0] * dim).SerializeToString()
+      remove_manifest(self.base)
       write_records(os.path.join(self.folder, "table-00001-of-00002"), [record])
       with self.assertRaisesRegex(tf.errors.InvalidArgumentError, f"42.*{dim}.*2"):
         sess.run(table.restore(self.base).as_op())

@@ -12,7 +12,13 @@ from monolith.native_training import entry, multi_hash_table_ops, test_utils
 from monolith.native_training.multi_hash_table_ops import MultiHashTable
 from monolith.native_training.proto import ckpt_info_pb2
 from monolith.native_training.runtime.hash_table import embedding_hash_table_pb2 as pb
-from tests.hash_table_testing import config_of, segment, write_records
+from tests.hash_table_testing import (
+  config_of,
+  list_data,
+  remove_manifest,
+  segment,
+  write_records,
+)
 
 tf.compat.v1.disable_eager_execution()
 
@@ -62,7 +68,7 @@ class FilesTest(GroupTest):
     with self.session() as sess:
       pairs = self._fill(sess, group, 5000)
       sess.run(group.save(self.base).as_op())
-      names = sorted(os.listdir(os.path.dirname(self.base)))
+      names = list_data(os.path.dirname(self.base))
       of = f"of-{nshards:05d}"
       want = [f"group{part}-{i:05d}-{of}" for part in ("", ".meta") for i in range(nshards)]
       self.assertEqual(names, sorted(want))
@@ -128,7 +134,7 @@ class FilesTest(GroupTest):
       sess.run([many.initializer, few.initializer])
       sess.run(many.assign({"a": ([1], [1.0])}).save(self.base).as_op())
       sess.run(few.assign({"a": ([1], [2.0])}).save(self.base).as_op())
-      self.assertLen(os.listdir(os.path.dirname(self.base)), 4)
+      self.assertLen(list_data(os.path.dirname(self.base)), 4)
       self.assertAllEqual(sess.run(many.restore(self.base).lookup({"a": [1]}))["a"], [[2]])
 
   def test_expired_rows_are_left_out_by_each_tables_own_time(self):
@@ -148,11 +154,14 @@ class FilesTest(GroupTest):
       self.assertAllEqual(values["a"], [[0], [1]])
       self.assertAllEqual(values["b"], [[1]])
 
-  def test_damage(self):
+  @parameterized.parameters(True, False)
+  def test_damage(self, has_manifest):
     group = self._group(2, a=1, b=20)
     with self.session() as sess:
       self._fill(sess, group, 2000)
       sess.run(group.save(self.base).as_op())
+      if not has_manifest:
+        remove_manifest(self.base)
       sess.run(group.assign({"a": ([1], [77.0])}).as_op())
       restore = group.restore(self.base).as_op()
       unchanged = group.lookup({"a": [1]})["a"]
@@ -170,7 +179,7 @@ class FilesTest(GroupTest):
           flipped[rng.integers(len(good))] ^= 1 << rng.integers(8)
           damaged.append(bytes(flipped))
         for data in damaged:
-          if part == ".meta" and not data:
+          if part == ".meta" and not data and not has_manifest:
             continue  # A shard without tables is legal, and then there are rows too many.
           with open(name, "wb") as file:
             file.write(data)
@@ -182,19 +191,53 @@ class FilesTest(GroupTest):
       sess.run(restore)
       self.assertNotEqual(sess.run(unchanged)[0][0], 77)
 
-  def test_messages(self):
+  def test_messages_of_the_manifest(self):
+    group = self._group(2, a=1)
+    with self.session() as sess:
+      self._fill(sess, group, 10)
+      sess.run(group.save(self.base).as_op())
+      restore = group.restore(self.base).as_op()
+      for part, message in (
+        (".meta", "Read table metadata failed! .*group.meta-00001-of-00002 has 0 bytes, .* says"),
+        ("", "Parse entry failed! .*group-00001-of-00002 has 0 bytes, .* says"),
+      ):
+        path = f"{self.base}{part}-00001-of-00002"
+        with open(path, "rb") as file:
+          good = file.read()
+        with open(path, "wb"):
+          pass
+        with self.assertRaisesRegex(tf.errors.DataLossError, message):
+          sess.run(restore)
+        os.remove(path)
+        with self.assertRaisesRegex(
+          tf.errors.InvalidArgumentError, f"Shard 1 doesn't show up for .*group{part}: .*missing"
+        ):
+          sess.run(restore)
+        with open(path, "wb") as file:
+          file.write(good)
+      sess.run(restore)
+
+  @parameterized.parameters(True, False)
+  def test_messages(self, has_manifest):
     group = self._group(1, a=1)
     with self.session() as sess:
       self._fill(sess, group, 10)
       sess.run(group.save(self.base).as_op())
       restore = group.restore(self.base).as_op()
       meta = self.base + ".meta-00000-of-00001"
+      if not has_manifest:
+        remove_manifest(self.base)
       with open(meta, "ab") as file:
         file.write(b"x")
       with self.assertRaisesRegex(tf.errors.DataLossError, "Read table metadata failed!"):
         sess.run(restore)
       with self.assertRaisesRegex(tf.errors.DataLossError, "Read table metadata failed!"):
         sess.run(group.feature_stat(self.base))
+      if has_manifest:
+        os.remove(meta)
+        with self.assertRaisesRegex(tf.errors.InvalidArgumentError, "no valid sharded files"):
+          sess.run(restore)
+        return
       write_records(meta, [b"\xff"])
       with self.assertRaisesRegex(tf.errors.DataLossError, "Parse table metadata failed!"):
         sess.run(restore)
@@ -214,6 +257,7 @@ class FilesTest(GroupTest):
     with self.session() as sess:
       self._fill(sess, group, 10)
       sess.run(group.save(self.base).as_op())
+      remove_manifest(self.base)
       wrong = pb.MultiHashTableMetadata(table_name="a", num_entries=9)
       write_records(self.base + ".meta-00000-of-00001", [wrong.SerializeToString()])
       with self.assertRaises(tf.errors.DataLossError):

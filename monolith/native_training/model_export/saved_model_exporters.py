@@ -265,7 +265,7 @@ class BaseExporter:
     def get_path(prefix: str, shared: bool | None) -> tf.Tensor | str:
       if self._shared_embedding if shared is None else shared:
         return os.path.abspath(folder) + "/" + prefix if "://" not in folder else folder + prefix
-      for pattern in (f"{prefix}-*-of-*", f"{prefix}.*-of-*"):
+      for pattern in (f"{prefix}-*-of-*", f"{prefix}.*-of-*", f".{prefix}.manifest"):
         self.add_ckpt_to_assets(checkpoint_path, pattern)
       return tf.strings.join([self.create_asset_base(), prefix])
 

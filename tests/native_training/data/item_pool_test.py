@@ -1,11 +1,15 @@
 """Item pools, their files and the hook that saves them."""
 
+import contextlib
 import json
 import os
+import struct
+from unittest import mock
 
 import tensorflow as tf
 
 from monolith.native_training.data import datasets, feature_utils, item_pool_hook
+from tests.hash_table_testing import list_data
 
 tf.compat.v1.disable_eager_execution()
 
@@ -35,7 +39,7 @@ class ItemPoolTest(tf.test.TestCase):
     fill = feature_utils.item_pool_random_fill
     self.run_op(fill, self.save(100, nshards=3), self.check(100))
     self.assertEqual(
-      sorted(os.listdir(self.path)), [f"model.ckpt-100_item_pool_0_{i}_1" for i in range(3)]
+      list_data(self.path), [f"model.ckpt-100_item_pool_0_{i}_1" for i in range(3)]
     )
     # The newest step that is not later than the one asked for.
     self.run_op(fill, self.save(50, nshards=3))
@@ -69,7 +73,88 @@ class ItemPoolTest(tf.test.TestCase):
       self.run_op(feature_utils.item_pool_random_fill, self.save(7))
     finally:
       del os.environ["TF_CONFIG"]
-    self.assertEqual(os.listdir(self.path), ["model.ckpt-7_item_pool_2_0_3"])
+    self.assertEqual(list_data(self.path), ["model.ckpt-7_item_pool_2_0_3"])
+
+  @contextlib.contextmanager
+  def as_worker(self, index, workers):
+    task = {"type": "chief", "index": 0} if index == 0 else {"type": "worker", "index": index - 1}
+    cluster = {"chief": ["a:1"], "worker": ["b:1"] * (workers - 1)}
+    config = json.dumps({"cluster": cluster, "task": task})
+    with mock.patch.dict(os.environ, {"TF_CONFIG": config}):
+      yield
+
+  def test_every_worker_restores_its_own_newest_files(self):
+    fill = feature_utils.item_pool_random_fill
+    for worker, step in ((0, 1001), (1, 1002), (0, 1003), (1, 1007), (1, 1020)):
+      with self.as_worker(worker, 2):
+        self.run_op(fill, self.save(step))
+    for worker, step in ((0, 1003), (1, 1007)):
+      with self.as_worker(worker, 2):
+        self.run_op(self.restore(1010), self.check(step))
+    # A third worker takes over the pool of the first, as long as it has none of its own.
+    with self.as_worker(2, 3):
+      self.run_op(self.restore(1010), self.check(1003))
+      self.run_op(fill, self.save(1005))
+      self.run_op(self.restore(1010), self.check(1005))
+
+  def test_files_without_a_step_are_the_oldest(self):
+    fill = feature_utils.item_pool_random_fill
+    self.run_op(fill, self.save(5))
+    for name in os.listdir(self.path):
+      path = os.path.join(self.path, name)
+      if name.endswith(".manifest"):
+        os.remove(path)
+      else:
+        os.rename(path, os.path.join(self.path, "item_pool_0_0_1"))
+    self.run_op(self.restore(1), self.check(1))
+    self.run_op(fill, self.save(7))
+    self.run_op(self.restore(8), self.check(8))
+
+  def test_torn_files_are_refused(self):
+    self.run_op(feature_utils.item_pool_random_fill, self.save(1))
+    (manifest,) = [name for name in os.listdir(self.path) if name.endswith(".manifest")]
+    path = os.path.join(self.path, "model.ckpt-1_item_pool_0_0_1")
+    with open(path, "rb") as stream:
+      content = stream.read()
+    at = 0
+    for _ in range(3):
+      at += 16 + struct.unpack("<Q", content[at : at + 8])[0]
+    for size in (at + 5, at, 0, len(content) - 1):
+      with open(path, "wb") as stream:
+        stream.write(content[:size])
+      with self.assertRaisesRegex(
+        tf.errors.DataLossError, f"{path} has {size} bytes, .*{manifest} says {len(content)}"
+      ):
+        self.run_op(self.restore(1))
+    os.remove(path)
+    with self.assertRaisesRegex(tf.errors.InvalidArgumentError, f"{path} is missing"):
+      self.run_op(self.restore(1))
+    # Without a manifest, what ends inside a record, its header included.
+    os.remove(os.path.join(self.path, manifest))
+    for size in (at + 5, len(content) - 1):
+      with open(path, "wb") as stream:
+        stream.write(content[:size])
+      with self.assertRaisesRegex(tf.errors.DataLossError, "ends inside a record"):
+        self.run_op(self.restore(1))
+
+  def test_a_refused_file_leaves_the_pool_as_it_was(self):
+    fill = feature_utils.item_pool_random_fill
+    self.run_op(fill, self.save(1))
+    path = os.path.join(self.path, "model.ckpt-1_item_pool_0_0_1")
+    with tf.Graph().as_default(), tf.compat.v1.Session() as sess:
+      pool = feature_utils.create_item_pool(10, 50)
+      sess.run(self.restore(1)(pool).op)
+      sess.run(self.save(2)(pool).op)
+      os.truncate(path, os.path.getsize(path) // 2)
+      with self.assertRaises(tf.errors.DataLossError):
+        sess.run(self.restore(1)(pool).op)
+      sess.run(self.check(2)(pool).op)
+
+  def test_saving_again_at_one_step_leaves_nothing_of_the_old_files(self):
+    fill = feature_utils.item_pool_random_fill
+    self.run_op(fill, self.save(1, nshards=4))
+    self.run_op(fill, self.save(1, nshards=2), self.check(1))
+    self.assertEqual(list_data(self.path), [f"model.ckpt-1_item_pool_0_{i}_1" for i in range(2)])
 
   def test_bad_attributes(self):
     with self.assertRaisesRegex(tf.errors.InvalidArgumentError, "nshards is 0"):

@@ -38,8 +38,8 @@ Tables MakeTables() {
 #else
 #define MONOLITH_CRC_TARGET __attribute__((target("+crc")))
 #endif
-MONOLITH_CRC_TARGET uint32_t Hardware(const char* data, int64_t size) {
-  uint32_t crc = 0xffffffffu;
+MONOLITH_CRC_TARGET uint32_t Hardware(const char* data, int64_t size, uint32_t before) {
+  uint32_t crc = ~before;
   for (; size >= 8; size -= 8, data += 8) {
     uint64_t word;
     std::memcpy(&word, data, 8);
@@ -53,8 +53,9 @@ bool HaveHardware() {
   return (getauxval(AT_HWCAP) & kHwcapCrc32) != 0;
 }
 #elif defined(__x86_64__)
-__attribute__((target("sse4.2"))) uint32_t Hardware(const char* data, int64_t size) {
-  uint64_t crc = 0xffffffffu;
+__attribute__((target("sse4.2"))) uint32_t Hardware(const char* data, int64_t size,
+                                                    uint32_t before) {
+  uint64_t crc = ~before;
   for (; size >= 8; size -= 8, data += 8) {
     uint64_t word;
     std::memcpy(&word, data, 8);
@@ -66,16 +67,18 @@ __attribute__((target("sse4.2"))) uint32_t Hardware(const char* data, int64_t si
 }
 bool HaveHardware() { return __builtin_cpu_supports("sse4.2"); }
 #else
-uint32_t Hardware(const char* data, int64_t size) { return Crc32cPortable(data, size); }
+uint32_t Hardware(const char* data, int64_t size, uint32_t before) {
+  return Crc32cPortable(data, size, before);
+}
 bool HaveHardware() { return false; }
 #endif
 
 }  // namespace
 
-uint32_t Crc32cPortable(const void* data, int64_t size) {
+uint32_t Crc32cPortable(const void* data, int64_t size, uint32_t before) {
   static const Tables tables = MakeTables();
   const unsigned char* p = static_cast<const unsigned char*>(data);
-  uint32_t crc = 0xffffffffu;
+  uint32_t crc = ~before;
   for (; size >= 8; size -= 8, p += 8) {
     uint64_t word = 0;
     for (int k = 0; k < 8; ++k) word |= uint64_t{p[k]} << (8 * k);
@@ -87,9 +90,10 @@ uint32_t Crc32cPortable(const void* data, int64_t size) {
   return ~crc;
 }
 
-uint32_t Crc32c(const void* data, int64_t size) {
+uint32_t Crc32c(const void* data, int64_t size, uint32_t before) {
   static const bool hardware = HaveHardware();
-  return hardware ? Hardware(static_cast<const char*>(data), size) : Crc32cPortable(data, size);
+  return hardware ? Hardware(static_cast<const char*>(data), size, before)
+                  : Crc32cPortable(data, size, before);
 }
 
 }  // namespace engine

@@ -12,10 +12,12 @@ namespace monolith {
 namespace engine {
 
 // Uses the CRC instructions of ARM64 or x86-64 where the running machine has them, else tables.
-uint32_t Crc32c(const void* data, int64_t size);
+// `before` is the checksum of the bytes in front of `data`: pieces one after another give the
+// checksum of the whole.
+uint32_t Crc32c(const void* data, int64_t size, uint32_t before = 0);
 
 // The table-driven version, for tests.
-uint32_t Crc32cPortable(const void* data, int64_t size);
+uint32_t Crc32cPortable(const void* data, int64_t size, uint32_t before = 0);
 
 inline uint32_t MaskCrc(uint32_t crc) { return ((crc >> 15) | (crc << 17)) + 0xa282ead8u; }
 
@@ -43,6 +45,12 @@ inline void AppendRecord(const char* data, int64_t size, std::string* out) {
   std::memcpy(to + kRecordHeaderBytes, data, size);
   WriteRecordFooter(data, size, to + kRecordHeaderBytes + size);
 }
+
+// The payload of one record, in a buffer that somebody else owns.
+struct RecordView {
+  const char* data = nullptr;
+  int64_t size = 0;
+};
 
 enum class RecordResult { kRecord, kIncomplete, kCorrupt };
 

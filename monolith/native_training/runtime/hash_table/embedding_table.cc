@@ -10,6 +10,8 @@
 #include <utility>
 
 #include "monolith/native_training/runtime/allocator/huge_pages.h"
+#include "monolith/native_training/runtime/base/log.h"
+#include "monolith/native_training/runtime/hash_table/table_internals.h"
 
 namespace monolith {
 namespace engine {
@@ -101,7 +103,15 @@ int64_t EmbeddingTable::Size() const {
   return size;
 }
 
-void EmbeddingTable::RaiseMaxUpdateTs(int64_t ts) {
+void EmbeddingTable::RaiseMaxUpdateTs(int64_t requested) {
+  const int64_t ts = ClampTimestamp(requested);
+  if (ts != requested && !warned_of_time_.exchange(true, std::memory_order_relaxed)) {
+    Log(LogLevel::kWarning,
+        "a table of dim " + std::to_string(layout_.dim) + " was given the request time " +
+            std::to_string(requested) + ", which is not within 32 bits of seconds" +
+            (requested > 0 ? ": it is probably in milliseconds" : "") + ". It counts as " +
+            std::to_string(ts) + "; times like it make other rows expire early, or never expire");
+  }
   int64_t current = max_update_ts_.load(std::memory_order_relaxed);
   while (current < ts &&
          !max_update_ts_.compare_exchange_weak(current, ts, std::memory_order_relaxed)) {

@@ -58,6 +58,7 @@
 #include "monolith/native_training/runtime/concurrency/parallel_runner.h"
 #include "monolith/native_training/runtime/concurrency/room_lock.h"
 #include "monolith/native_training/runtime/hash_filter/occurrence_filter.h"
+#include "monolith/native_training/runtime/hash_table/crc32c.h"
 #include "monolith/native_training/runtime/hash_table/entry_codec.h"
 #include "monolith/native_training/runtime/hash_table/expiry.h"
 #include "monolith/native_training/runtime/hash_table/flat_index.h"
@@ -112,16 +113,16 @@ struct OptimizeRequest {
   OptimizeOptions options;  // options.write.runner is ignored, OptimizeMany has its own
 };
 
-// One serialized EntryDump.
-struct RecordView {
-  const char* data = nullptr;
-  int64_t size = 0;
-};
-
 struct LoadStats {
   int64_t loaded = 0;
   int64_t skipped_zero = 0;  // skip_zero_embedding
   int64_t state_reset = 0;   // segments whose dump was missing or of another optimizer or length
+
+  void Add(const LoadStats& other) {
+    loaded += other.loaded;
+    skipped_zero += other.skipped_zero;
+    state_reset += other.state_reset;
+  }
 };
 
 // What a table holds and has done.
@@ -146,7 +147,15 @@ struct TableStats {
 // Where a shard's save stands; {} is the start.
 struct ShardCursor {
   uint64_t next_hash = 0;
+  int64_t expired = 0;  // rows that were left out so far
   bool done = false;
+};
+
+// A row as it was when a visitor was called. `values` is what a lookup returns.
+struct RowView {
+  int64_t id = 0;
+  uint32_t last_update = 0;  // seconds
+  const float* values = nullptr;
 };
 
 class EmbeddingTable {
@@ -184,7 +193,13 @@ class EmbeddingTable {
 
   int64_t Size() const;
 
-  // Largest req_time of any write and any restored timestamp; 0 for a fresh table.
+  // Calls visit(row) for every row, in no order, until it returns false. Every row that is there
+  // from begin to end is visited once. No lock is held during the call: the visitor may use the
+  // table. Some thousand rows are copied at a time.
+  void VisitRows(const std::function<bool(const RowView& row)>& visit) const;
+
+  // Largest req_time of any write and any restored timestamp, clamped as those of rows are; 0 for a
+  // fresh table.
   int64_t MaxUpdateTs() const { return max_update_ts_.load(std::memory_order_relaxed); }
 
   // -- Writing. Thread-safe with everything; arguments are checked before anything changes.
@@ -204,8 +219,9 @@ class EmbeddingTable {
   static Status OptimizeMany(const OptimizeRequest* requests, int64_t num_requests,
                              ParallelRunner* runner);
 
-  // Values and state as new, timestamp `now`; no filter. existed[i] = 1 if ids[i] was present, else
-  // 0.
+  // Values and state as new; no filter. existed[i] = 1 if ids[i] was present, else 0. The timestamp
+  // is MaxUpdateTs(), the time of the data, or `now` if no data had a time: replaying old logs must
+  // not make the rows beside these look old.
   Status Reinitialize(const int64_t* ids, int64_t n, int64_t now, int32_t* existed);
 
   // Removes ids; absent ones are ignored.
@@ -291,7 +307,8 @@ class EmbeddingTable {
   EmbeddingTable(const TableConfig& config, RowLayout layout, ExpiryPolicy expiry, uint64_t seed);
 
   void MakeShards();
-  void RaiseMaxUpdateTs(int64_t ts);
+  // Clamps the time; warns, once per table, if that changes it.
+  void RaiseMaxUpdateTs(int64_t requested);
 
   const TableConfig config_;
   const RowLayout layout_;
@@ -304,6 +321,7 @@ class EmbeddingTable {
   std::unique_ptr<FlatIndex::View[]> views_;  // one per shard, side by side for readers
   std::vector<std::unique_ptr<Shard>> shards_;
   std::atomic<int64_t> max_update_ts_{0};
+  std::atomic<bool> warned_of_time_{false};
   std::atomic<int64_t> last_global_step_{0};
   mutable RoomLock room_;  // every change of an index or a row happens in its write room
   Counters counters_;

@@ -160,6 +160,8 @@ bool EntryCodec::ParseState(const Segment& segment, const char* data, int64_t si
     const auto field =
         std::find_if(segment.state.begin(), segment.state.end(),
                      [number](const StateField& f) { return f.dump_field == number; });
+    // Of a scalar that comes twice the last one counts, as in any parser.
+    if (field != segment.state.end() && field->is_scalar) counts[number] = 0;
     if (field == segment.state.end()) {
       if (!reader.Skip(type)) return false;
     } else if (field->is_int64) {
@@ -169,8 +171,6 @@ bool EntryCodec::ParseState(const Segment& segment, const char* data, int64_t si
       counts[number] = 1;
     } else if (!reader.ReadFloats(type, row + field->offset, field->count, &counts[number])) {
       return false;
-    } else if (field->count == 1 && segment.dim != 1) {
-      counts[number] = 1;  // a scalar: the last one counts, as in any parser
     }
   }
   *matches = true;

@@ -280,8 +280,8 @@ Status CompileRowLayout(const TableConfig& config, RowLayout* layout) {
       segment.state_offset = result.row_bytes;
       for (const StateSpec& spec : StateOf(segment.optimizer, &segment.dump_number)) {
         const int64_t count = spec.per_element ? segment.dim : 1;
-        segment.state.push_back(
-            {spec.dump_field, spec.is_int64, count, result.row_bytes, spec.initial});
+        segment.state.push_back({spec.dump_field, spec.is_int64, count, result.row_bytes,
+                                 spec.initial, !spec.per_element});
         result.row_bytes += count * (spec.is_int64 ? 8 : 4);
       }
       segment.state_bytes = result.row_bytes - segment.state_offset;

@@ -28,6 +28,7 @@ struct StateField {
   int64_t count;       // elements: dim for a vector, 1 for a scalar
   int64_t offset;      // bytes from the start of the row
   float initial;
+  bool is_scalar;  // the dump holds one value, not a list
 };
 
 struct Segment {

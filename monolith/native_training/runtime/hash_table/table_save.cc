@@ -1,4 +1,4 @@
-// Rows out of and into a table as EntryDump records: SaveShard, SavePage, LoadRecords.
+// Rows out of and into a table: SaveShard, SavePage and LoadRecords as EntryDumps, VisitRows.
 #include <algorithm>
 #include <cstring>
 #include <shared_mutex>
@@ -7,6 +7,7 @@
 #include "monolith/native_training/runtime/hash_table/compressors.h"
 #include "monolith/native_training/runtime/hash_table/crc32c.h"
 #include "monolith/native_training/runtime/hash_table/embedding_table.h"
+#include "monolith/native_training/runtime/hash_table/retrievers.h"
 #include "monolith/native_training/runtime/hash_table/table_internals.h"
 #include "monolith/native_training/runtime/hash_table/write_plan.h"
 
@@ -41,6 +42,20 @@ struct PageOffset {
   }
 };
 
+// What a lookup of the row returns.
+void ReadRow(const RowLayout& layout, const char* row, int64_t global_step, float* out) {
+  for (const Segment& segment : layout.segments) {
+    if (layout.serving()) {
+      DecodeSegment(segment, row, out);
+      continue;
+    }
+    const float scale = segment.retriever == RetrieverKind::kHashNet
+                            ? HashNetScale(segment.compressor, global_step)
+                            : 0.0f;
+    RetrieveSegment(segment, reinterpret_cast<const float*>(row), scale, out);
+  }
+}
+
 }  // namespace
 
 Status EmbeddingTable::SaveShard(int shard_index, const ExpiryPolicy* policy, int64_t target_bytes,
@@ -57,7 +72,10 @@ Status EmbeddingTable::SaveShard(int shard_index, const ExpiryPolicy* policy, in
   const uint64_t end = std::min(kHashEnd, begin + RangeFor(page_rows, shard.index.live()));
   size_t used = out->size();
   shard.index.VisitHashRange(begin, end, [&](const FlatIndex::Slot& slot, uint32_t) {
-    if (policy != nullptr && policy->IsExpired(slot.key, slot.ts, newest)) return;
+    if (policy != nullptr && policy->IsExpired(slot.key, slot.ts, newest)) {
+      ++cursor->expired;
+      return;
+    }
     if (out->size() < used + max_bytes) out->resize(std::max(2 * out->size(), used + max_bytes));
     char* at = &(*out)[used];
     const int64_t size =
@@ -74,6 +92,36 @@ Status EmbeddingTable::SaveShard(int shard_index, const ExpiryPolicy* policy, in
   cursor->next_hash = end;
   cursor->done = end == kHashEnd;
   return Status::Ok();
+}
+
+void EmbeddingTable::VisitRows(const std::function<bool(const RowView& row)>& visit) const {
+  constexpr int64_t kPageBytes = 1 << 20;
+  const int64_t page_rows =
+      std::max<int64_t>(1, kPageBytes / (layout_.dim * static_cast<int64_t>(sizeof(float))));
+  const int64_t step = last_global_step_.load(std::memory_order_relaxed);
+  std::vector<RowView> rows;
+  std::vector<float> values;
+  for (const auto& shard : shards_) {
+    for (uint64_t begin = 0; begin < kHashEnd;) {
+      rows.clear();
+      values.clear();
+      {
+        std::shared_lock<FairSharedMutex> lock(shard->mutex);
+        const uint64_t end = std::min(kHashEnd, begin + RangeFor(page_rows, shard->index.live()));
+        shard->index.VisitHashRange(begin, end, [&](const FlatIndex::Slot& slot, uint32_t) {
+          rows.push_back({slot.key, slot.ts, nullptr});
+          const size_t at = values.size();
+          values.resize(at + static_cast<size_t>(layout_.dim));
+          ReadRow(layout_, shard->rows.Address(slot.row), step, values.data() + at);
+        });
+        begin = end;
+      }
+      for (size_t i = 0; i < rows.size(); ++i) {
+        rows[i].values = values.data() + i * static_cast<size_t>(layout_.dim);
+        if (!visit(rows[i])) return;
+      }
+    }
+  }
 }
 
 Status EmbeddingTable::SavePage(int64_t part, int64_t num_parts, int64_t limit, int64_t offset,

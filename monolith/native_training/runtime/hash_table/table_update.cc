@@ -158,15 +158,17 @@ Status EmbeddingTable::OptimizeMany(const OptimizeRequest* requests, int64_t num
 }
 
 Status EmbeddingTable::Reinitialize(const int64_t* ids, int64_t n, int64_t now, int32_t* existed) {
+  const int64_t data_time = MaxUpdateTs();
+  const int64_t time = data_time > 0 ? data_time : now;
   WriteJob job;
   job.table = this;
   job.mode = WriteMode::kReinitialize;
-  job.ts = ClampTimestamp(now);
+  job.ts = ClampTimestamp(time);
   std::vector<PlannedWrite> writes(1);
   writes[0].job = &job;
   writes[0].AddSpan(ids, n, nullptr, 1);
   for (WriteTile& tile : writes[0].tiles) tile.existed = existed + (tile.ids - ids);
-  RaiseMaxUpdateTs(now);
+  RaiseMaxUpdateTs(time);
   RunWrites(writes, nullptr);
   return OutOfMemory(job);
 }

@@ -1,7 +1,9 @@
 // ItemPoolCreate, RandomFill, Check, Save and Restore.
 //
 // Files: {model_path}/model.ckpt-{step}_item_pool_{worker}_{shard}_{workers}, TFRecords of
-// ChannelCache; channel c is in shard c mod nshards. Older ones have no "model.ckpt-{step}_".
+// ChannelCache; channel c is in shard c mod nshards. Older ones have no "model.ckpt-{step}_". The
+// shards of one worker at one step are a set (files/file_set.h) with the manifest
+// .model.ckpt-{step}_pool_{worker}_{workers}.manifest.
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
@@ -10,6 +12,7 @@
 #include <random>
 #include <string>
 #include <thread>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -19,7 +22,11 @@
 #include "absl/strings/strip.h"
 #include "monolith/native_training/runtime/data/fid.h"
 #include "monolith/native_training/runtime/distribution/id_sharding.h"
+#include "monolith/native_training/runtime/files/file_set.h"
+#include "monolith/native_training/runtime/files/record_reader.h"
 #include "monolith/native_training/runtime/ops/data_item_pool.h"
+#include "monolith/native_training/runtime/ops/engine_bridge.h"
+#include "monolith/native_training/runtime/ops/env_file_system.h"
 #include "monolith/native_training/runtime/ops/kernel_registration.h"
 #include "monolith/native_training/runtime/ops/named_resource_op.h"
 #include "monolith/native_training/runtime/ops/op_checks.h"
@@ -28,8 +35,6 @@
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/lib/io/path.h"
-#include "tensorflow/core/lib/io/record_reader.h"
-#include "tensorflow/core/lib/io/record_writer.h"
 #include "tensorflow/core/platform/env.h"
 
 namespace tensorflow {
@@ -96,7 +101,7 @@ REGISTER_OP("ItemPoolRestore")
     .SetIsStateful()
     .SetShapeFn(shape_inference::ScalarShape)
     .Doc(R"doc(
-Adds what was saved at global_step or last before it; nothing when there are no files.
+Adds what this worker saved at global_step or last before it; nothing when there are no files.
 )doc");
 
 class ItemPoolCreateOp : public NamedResourceOp<ItemPoolResource> {
@@ -151,28 +156,59 @@ class ItemPoolRandomFillOp : public OpKernel {
   static constexpr int64_t kMaxStartNum = 1 << 16;  // so many random items are enough to try
 };
 
-// The name of a file of a pool.
-struct PoolFile {
+// What one worker saved at one step.
+struct PoolSet {
   int64_t step = -1;  // -1: an old name without a step
   int64_t worker = 0;
-  int64_t shard = 0;
   int64_t workers = 0;
 
-  std::string Name() const {
-    return strings::StrCat("model.ckpt-", step, "_item_pool_", worker, "_", shard, "_", workers);
+  bool operator<(const PoolSet& other) const {
+    return std::tie(step, worker, workers) < std::tie(other.step, other.worker, other.workers);
   }
 
-  bool Parse(absl::string_view name) {
-    if (absl::ConsumePrefix(&name, "model.ckpt-")) {
-      const std::vector<absl::string_view> parts = absl::StrSplit(name, absl::MaxSplits('_', 1));
+  std::string Start() const {
+    return step < 0 ? std::string() : strings::StrCat("model.ckpt-", step, "_");
+  }
+  std::string Prefix() const { return strings::StrCat(Start(), "item_pool_", worker, "_"); }
+  std::string Suffix(int64_t shard) const { return strings::StrCat(shard, "_", workers); }
+  std::string Manifest() const {
+    return strings::StrCat(".", Start(), "pool_", worker, "_", workers, ".manifest");
+  }
+
+  engine::FileSetName Name(const std::string& folder) const {
+    engine::FileSetName name;
+    name.prefix = io::JoinPath(folder, Prefix());
+    name.manifest = io::JoinPath(folder, Manifest());
+    name.owns = [set = *this](std::string_view suffix) {
+      int64_t shard = 0;
+      const absl::string_view number(suffix.data(), std::min(suffix.find('_'), suffix.size()));
+      return absl::SimpleAtoi(number, &shard) && shard >= 0 && suffix == set.Suffix(shard);
+    };
+    return name;
+  }
+
+  // Parses the name of a file, whose suffix inside the set becomes `suffix`, or of a manifest,
+  // whose suffix is empty.
+  bool Parse(const std::string& name, std::string* suffix) {
+    absl::string_view rest = name;
+    const bool is_manifest = absl::ConsumePrefix(&rest, ".");
+    if (absl::ConsumePrefix(&rest, "model.ckpt-")) {
+      const std::vector<absl::string_view> parts = absl::StrSplit(rest, absl::MaxSplits('_', 1));
       if (parts.size() != 2 || !absl::SimpleAtoi(parts[0], &step) || step < 0) return false;
-      name = parts[1];
+      rest = parts[1];
     }
-    if (!absl::ConsumePrefix(&name, "item_pool_")) return false;
-    const std::vector<absl::string_view> parts = absl::StrSplit(name, '_');
-    return parts.size() == 3 && absl::SimpleAtoi(parts[0], &worker) &&
-           absl::SimpleAtoi(parts[1], &shard) && absl::SimpleAtoi(parts[2], &workers) &&
-           workers > 0;
+    if (!absl::ConsumePrefix(&rest, is_manifest ? "pool_" : "item_pool_")) return false;
+    if (is_manifest && !absl::ConsumeSuffix(&rest, ".manifest")) return false;
+    const std::vector<absl::string_view> parts = absl::StrSplit(rest, '_');
+    int64_t shard = 0;
+    if (parts.size() != (is_manifest ? 2 : 3) || !absl::SimpleAtoi(parts[0], &worker) ||
+        !absl::SimpleAtoi(parts.back(), &workers) || workers <= 0 ||
+        (!is_manifest && (!absl::SimpleAtoi(parts[1], &shard) || shard < 0))) {
+      return false;
+    }
+    *suffix = is_manifest ? "" : Suffix(shard);
+    // There is no other way to write these numbers.
+    return name == (is_manifest ? Manifest() : Prefix() + *suffix);
   }
 };
 
@@ -210,27 +246,37 @@ class ItemPoolFileOp : public OpKernel {
  protected:
   virtual Status Run(Env* env, int64_t global_step, CachedItemPool* pool) = 0;
 
-  // Reads the files of this worker that were saved at `global_step` or last before it. `found` is
-  // false when there are none.
+  // Adds what this worker saved last at `global_step` or before; every worker saves at steps of its
+  // own. `found` is false when there is nothing. After an error the pool is as it was.
   Status Load(Env* env, int64_t global_step, CachedItemPool* pool, bool* found) const {
     *found = false;
+    EnvFileSystem files(env);
     std::vector<std::string> names;
-    if (!env->GetChildren(model_path_, &names).ok()) return OkStatus();
-    int64_t newest = -2;
-    std::vector<std::pair<PoolFile, std::string>> files;
+    const engine::Status listed =
+        files.List(engine::FolderOf(io::JoinPath(model_path_, "x")), &names);
+    if (listed.code == engine::StatusCode::kNotFound) return OkStatus();
+    TF_RETURN_IF_ERROR(FromEngine(listed));
+    std::map<PoolSet, std::vector<std::string>> sets;
     for (const std::string& name : names) {
-      PoolFile file;
-      if (!file.Parse(name) || file.step > global_step) continue;
-      newest = std::max(newest, file.step);
-      files.emplace_back(file, name);
+      PoolSet set;
+      std::string suffix;
+      if (!set.Parse(name, &suffix) || set.step > global_step) continue;
+      if (set.worker != worker_ % set.workers) continue;
+      std::vector<std::string>& suffixes = sets[set];
+      if (!suffix.empty()) suffixes.push_back(suffix);
     }
-    std::sort(files.begin(), files.end(),
-              [](const auto& a, const auto& b) { return a.second < b.second; });
-    for (const auto& [file, name] : files) {
-      if (file.step != newest || file.worker != worker_ % file.workers) continue;
-      TF_RETURN_IF_ERROR(LoadFile(env, io::JoinPath(model_path_, name), pool));
-      *found = true;
-    }
+    if (sets.empty()) return OkStatus();
+    // Where the number of workers has changed between two saves at one step, that of now counts.
+    const auto newest = std::max_element(sets.begin(), sets.end(), [&](auto& a, auto& b) {
+      const auto rank = [&](const PoolSet& set) {
+        return std::make_tuple(set.step, set.workers == num_workers_, set.workers);
+      };
+      return rank(a.first) < rank(b.first);
+    });
+    std::sort(newest->second.begin(), newest->second.end());
+    TF_RETURN_IF_ERROR(
+        FromEngine(LoadSet(&files, newest->first.Name(model_path_), newest->second, pool)));
+    *found = true;
     return OkStatus();
   }
 
@@ -240,19 +286,20 @@ class ItemPoolFileOp : public OpKernel {
   int64_t num_workers_;
 
  private:
-  static Status LoadFile(Env* env, const std::string& path, CachedItemPool* pool) {
-    std::unique_ptr<RandomAccessFile> file;
-    TF_RETURN_IF_ERROR(env->NewRandomAccessFile(path, &file));
-    io::SequentialRecordReader reader(file.get());
-    for (;;) {
-      tstring record;
-      const Status status = reader.ReadRecord(&record);
-      if (errors::IsOutOfRange(status)) return OkStatus();
-      if (!status.ok()) return errors::DataLoss(path, ": ", status.message());
-      ChannelCache channel;
-      if (!channel.ParseFromArray(record.data(), static_cast<int>(record.size()))) {
-        return errors::DataLoss(path, ": a record is not a ChannelCache");
-      }
+  static engine::Status LoadSet(engine::FileSystem* files, const engine::FileSetName& name,
+                                const std::vector<std::string>& suffixes, CachedItemPool* pool) {
+    engine::FileSetReader reader;
+    engine::Status status = engine::FileSetReader::OpenManifest(files, name, &reader);
+    if (status.code == engine::StatusCode::kNotFound) {
+      status = engine::FileSetReader::OpenFiles(files, name, suffixes, &reader);
+    }
+    if (!status.ok()) return status;
+    std::vector<ChannelCache> channels;
+    for (const engine::FileSetReader::File& file : reader.files()) {
+      status = ReadChannels(reader, file, &channels);
+      if (!status.ok()) return status;
+    }
+    for (ChannelCache& channel : channels) {
       for (FeatureData& data : *channel.mutable_feature_datas()) {
         CachedItemPool::Entry entry;
         entry.item_id = static_cast<uint64_t>(data.gid());
@@ -260,6 +307,29 @@ class ItemPoolFileOp : public OpKernel {
         entry.sampled = data.sample_cnt();
         entry.item = std::make_shared<FeatureData>(std::move(data));
         pool->Put(channel.channel_id(), std::move(entry));
+      }
+    }
+    return engine::Status::Ok();
+  }
+
+  static engine::Status ReadChannels(const engine::FileSetReader& set,
+                                     const engine::FileSetReader::File& file,
+                                     std::vector<ChannelCache>* channels) {
+    std::unique_ptr<engine::InputFile> input;
+    engine::Status status = set.Open(file, &input);
+    if (!status.ok()) return status;
+    engine::RecordBatchReader reader(std::move(input));
+    std::vector<engine::RecordView> records;
+    while (true) {
+      status = reader.Next(/*max_records=*/16, &records);
+      if (status.code == engine::StatusCode::kDataLoss) {
+        return engine::Status::DataLoss(file.path + ": " + status.message);
+      }
+      if (!status.ok() || records.empty()) return status;
+      for (const engine::RecordView& record : records) {
+        if (!channels->emplace_back().ParseFromArray(record.data, static_cast<int>(record.size))) {
+          return engine::Status::DataLoss(file.path + ": a record is not a ChannelCache");
+        }
       }
     }
   }
@@ -286,24 +356,35 @@ class ItemPoolSaveOp : public ItemPoolFileOp {
 
  private:
   Status Run(Env* env, int64_t global_step, CachedItemPool* pool) override {
-    TF_RETURN_IF_ERROR(env->RecursivelyCreateDir(model_path_));
-    const auto channels = pool->Snapshot();
+    if (global_step < 0) {
+      return errors::InvalidArgument("global_step is ", global_step, ", want at least 0");
+    }
+    EnvFileSystem files(env);
+    return FromEngine(Save(&files, {global_step, worker_, num_workers_}, *pool));
+  }
+
+  engine::Status Save(engine::FileSystem* files, const PoolSet& set,
+                      const CachedItemPool& pool) const {
+    engine::FileSetWriter writer(files, set.Name(model_path_));
+    const auto channels = pool.Snapshot();
+    std::string record;
     for (int64_t shard = 0; shard < nshards_; ++shard) {
-      const std::string path =
-          io::JoinPath(model_path_, PoolFile{global_step, worker_, shard, num_workers_}.Name());
-      const std::string temporary = path + "_tmp";
-      std::unique_ptr<WritableFile> file;
-      TF_RETURN_IF_ERROR(env->NewWritableFile(temporary, &file));
-      io::RecordWriter writer(file.get());
+      std::unique_ptr<engine::SetOutputFile> file;
+      engine::Status status = writer.Create(set.Suffix(shard), &file);
+      if (!status.ok()) return status;
       for (const auto& [channel, entries] : channels) {
         if (::monolith::distribution::ShardOfId(channel, nshards_) != shard) continue;
-        TF_RETURN_IF_ERROR(writer.WriteRecord(ToProto(channel, entries).SerializeAsString()));
+        const std::string bytes = ToProto(channel, entries).SerializeAsString();
+        record.clear();
+        engine::AppendRecord(bytes.data(), static_cast<int64_t>(bytes.size()), &record);
+        file->AddRecords(1);
+        status = file->Append(record.data(), static_cast<int64_t>(record.size()));
+        if (!status.ok()) return status;
       }
-      TF_RETURN_IF_ERROR(writer.Close());
-      TF_RETURN_IF_ERROR(file->Close());
-      TF_RETURN_IF_ERROR(env->RenameFile(temporary, path));
+      status = file->Close();
+      if (!status.ok()) return status;
     }
-    return OkStatus();
+    return writer.Publish();
   }
 };
 

@@ -30,6 +30,16 @@ inline Status FromEngine(const engine::Status& status) {
     case engine::StatusCode::kUnimplemented:
       // What a table cannot do depends on its configuration, so the caller's argument is wrong.
       return errors::InvalidArgument(status.message);
+    case engine::StatusCode::kNotFound:
+      return errors::NotFound(status.message);
+    case engine::StatusCode::kPermissionDenied:
+      return errors::PermissionDenied(status.message);
+    case engine::StatusCode::kUnavailable:
+      return errors::Unavailable(status.message);
+    case engine::StatusCode::kDataLoss:
+      return errors::DataLoss(status.message);
+    case engine::StatusCode::kInternal:
+      break;
   }
   return errors::Internal(status.message);
 }

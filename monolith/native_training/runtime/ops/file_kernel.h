@@ -3,12 +3,11 @@
 #define MONOLITH_NATIVE_TRAINING_RUNTIME_OPS_FILE_KERNEL_H_
 
 #include <algorithm>
-#include <chrono>
 #include <cstdint>
 #include <exception>
 #include <string>
 
-#include "monolith/native_training/runtime/ops/file_pool.h"
+#include "monolith/native_training/runtime/files/file_workers.h"
 #include "monolith/native_training/runtime/ops/op_checks.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/platform/random.h"
@@ -16,7 +15,7 @@
 namespace tensorflow {
 namespace monolith_tf {
 
-// Runs on the file pool: file work may take minutes, and the executor's threads are needed for
+// Runs on a thread for files: it may take minutes, and the executor's threads are needed for
 // lookups meanwhile.
 class FileKernel : public AsyncOpKernel {
  public:
@@ -28,17 +27,14 @@ class FileKernel : public AsyncOpKernel {
     const std::string path(basename.scalar<tstring>()());
     OP_REQUIRES_ASYNC(ctx, !path.empty(), errors::InvalidArgument("basename is empty, want a path"),
                       done);
-    const int64_t most_micros = std::min(MaxDelayMs(), kMaxDelayMs) * 1000;
-    const std::chrono::microseconds delay(
-        most_micros > 0 ? static_cast<int64_t>(random::New64() % most_micros) : 0);
+    const int64_t most_ms = std::min(max_delay_ms_, kMaxDelayMs);
+    const int64_t delay_ms = most_ms > 0 ? static_cast<int64_t>(random::New64() % most_ms) : 0;
     try {
-      FilePool()->Schedule(
-          [this, ctx, done, path] {
-            OP_REQUIRES_OK_ASYNC(ctx, RunOrCatch(ctx, path), done);
-            ctx->set_output(0, ctx->input(0));
-            done();
-          },
-          delay);
+      ::monolith::engine::RunOnFileThread(delay_ms, [this, ctx, done, path] {
+        OP_REQUIRES_OK_ASYNC(ctx, RunOrCatch(ctx, path), done);
+        ctx->set_output(0, ctx->input(0));
+        done();
+      });
     } catch (const std::exception& error) {
       OP_REQUIRES_ASYNC(
           ctx, false,
@@ -47,13 +43,14 @@ class FileKernel : public AsyncOpKernel {
     }
   }
 
+ protected:
+  // Run waits a random time below this first, to spread the load of many tables.
+  void set_max_delay_ms(int64_t ms) { max_delay_ms_ = ms; }
+
  private:
   static constexpr int64_t kMaxDelayMs = 24 * 3600 * 1000;
 
   virtual Status Run(OpKernelContext* ctx, const std::string& basename) = 0;
-
-  // The work begins after a random time below this.
-  virtual int64_t MaxDelayMs() const { return 0; }
 
   Status RunOrCatch(OpKernelContext* ctx, const std::string& basename) {
     try {
@@ -62,6 +59,8 @@ class FileKernel : public AsyncOpKernel {
       return errors::ResourceExhausted("no memory to work on ", basename, ": ", error.what());
     }
   }
+
+  int64_t max_delay_ms_ = 0;
 };
 
 }  // namespace monolith_tf

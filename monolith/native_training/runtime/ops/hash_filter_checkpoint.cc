@@ -10,21 +10,21 @@
 #include <string>
 #include <vector>
 
+#include "monolith/native_training/runtime/files/file_set.h"
+#include "monolith/native_training/runtime/files/file_workers.h"
+#include "monolith/native_training/runtime/files/record_reader.h"
 #include "monolith/native_training/runtime/hash_filter/counting_filter.h"
 #include "monolith/native_training/runtime/hash_filter/sliding_hash_filter.h"
 #include "monolith/native_training/runtime/hash_table/embedding_hash_table.pb.h"
 #include "monolith/native_training/runtime/ops/engine_bridge.h"
+#include "monolith/native_training/runtime/ops/env_file_system.h"
 #include "monolith/native_training/runtime/ops/file_kernel.h"
 #include "monolith/native_training/runtime/ops/hash_filter_resource.h"
 #include "monolith/native_training/runtime/ops/kernel_registration.h"
-#include "monolith/native_training/runtime/ops/record_batch_reader.h"
 #include "monolith/native_training/runtime/ops/resource_handle_input.h"
-#include "monolith/native_training/runtime/ops/sharded_files.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"
-#include "tensorflow/core/lib/io/random_inputstream.h"
-#include "tensorflow/core/lib/io/record_writer.h"
 
 namespace tensorflow {
 namespace monolith_tf {
@@ -80,12 +80,18 @@ pb::HashFilterSplitMetaDump MetaDump(const engine::SlidingHashFilter& filter,
   return dump;
 }
 
-Status WriteSplit(const engine::SlidingHashFilter& filter, const engine::SlidingFilterMeta& meta,
-                  int64_t split, WritableFile* file) {
-  io::RecordWriter writer(file);
-  std::string bytes;
-  MetaDump(filter, meta, split).SerializeToString(&bytes);
-  TF_RETURN_IF_ERROR(writer.WriteRecord(bytes));
+engine::Status WriteSplit(const engine::SlidingHashFilter& filter,
+                          const engine::SlidingFilterMeta& meta, int64_t split,
+                          engine::SetOutputFile* file) {
+  std::string buffer;
+  const auto write = [&buffer, file](const std::string& record) {
+    buffer.clear();
+    engine::AppendRecord(record.data(), static_cast<int64_t>(record.size()), &buffer);
+    file->AddRecords(1);
+    return file->Append(buffer.data(), static_cast<int64_t>(buffer.size()));
+  };
+  engine::Status status = write(MetaDump(filter, meta, split).SerializeAsString());
+  if (!status.ok()) return status;
   std::vector<uint16_t> cells(kCellsPerRecord);
   pb::HashFilterSplitDataDump dump;
   for (int64_t begin = 0; begin < filter.cells_per_split(); begin += kCellsPerRecord) {
@@ -97,33 +103,35 @@ Status WriteSplit(const engine::SlidingHashFilter& filter, const engine::Sliding
     dump.Clear();
     dump.set_offset(static_cast<uint32_t>(begin));
     for (int64_t i = 0; i < n; ++i) dump.add_data(cells[i]);
-    dump.SerializeToString(&bytes);
-    TF_RETURN_IF_ERROR(writer.WriteRecord(bytes));
+    status = write(dump.SerializeAsString());
+    if (!status.ok()) return status;
   }
-  TF_RETURN_IF_ERROR(writer.Close());
   return file->Close();
 }
 
-Status SaveFilter(Env* env, const engine::SlidingHashFilter& filter, const std::string& basename) {
+engine::Status SaveFilter(engine::FileSystem* files, const engine::SlidingHashFilter& filter,
+                          const std::string& basename) {
   // One snapshot for all files: the head may move while they are written.
   const engine::SlidingFilterMeta meta = filter.Meta();
   const int64_t nshards = filter.split_num();
-  AtomicFileSet files(env);
-  TF_RETURN_IF_ERROR(RunPerShard(env, nshards, [&](int64_t split) {
-    std::unique_ptr<WritableFile> file;
-    TF_RETURN_IF_ERROR(files.Open(ShardFileName(basename, split, nshards), &file));
+  engine::FileSetWriter set(files, engine::ShardedSetName(basename, {""}));
+  engine::Status status = engine::ForEachFile(nshards, [&](int64_t split) {
+    std::unique_ptr<engine::SetOutputFile> file;
+    engine::Status written = set.Create(engine::ShardSuffix("", split, nshards), &file);
+    if (!written.ok()) return written;
     return WriteSplit(filter, meta, split, file.get());
-  }));
-  return files.Publish({basename}, nshards);
+  });
+  return status.ok() ? set.Publish() : status;
 }
 
-Status Corrupt(const std::string& filename, absl::string_view why) {
-  return errors::FailedPrecondition("Unable to parse data. Data might be corrupted: ", filename,
-                                    ": ", why);
+engine::Status Corrupt(const std::string& filename, const std::string& why) {
+  const bool named = why.find(filename) != std::string::npos;
+  return engine::Status::FailedPrecondition(
+      "Unable to parse data. Data might be corrupted: " + (named ? "" : filename + ": ") + why);
 }
 
-Status LoadMeta(const pb::HashFilterSplitMetaDump& dump, const std::string& filename, int64_t split,
-                engine::SlidingHashFilter* filter) {
+engine::Status LoadMeta(const pb::HashFilterSplitMetaDump& dump, const std::string& filename,
+                        int64_t split, engine::SlidingHashFilter* filter) {
   const auto& sliding = dump.sliding_hash_filter_meta();
   if (dump.hash_version() != engine::CountingFilter::kMixerVersion) {
     LOG(WARNING) << filename << " was written with another hash function (version "
@@ -132,63 +140,72 @@ Status LoadMeta(const pb::HashFilterSplitMetaDump& dump, const std::string& file
   }
   // The head of one file stands for all: they were written from one snapshot.
   if (split == 0) {
-    TF_RETURN_IF_ERROR(FromEngine(filter->LoadMeta(
+    engine::Status status = filter->LoadMeta(
         {sliding.split_num(), sliding.max_forward_step(), sliding.max_backward_step(),
-         sliding.max_step(), sliding.head(), sliding.head_increment(), sliding.failure_count()})));
+         sliding.max_step(), sliding.head(), sliding.head_increment(), sliding.failure_count()});
+    if (!status.ok()) return status;
   }
-  return FromEngine(filter->LoadSplitMeta(
-      split, {dump.failure_count(), dump.total_size(), dump.num_elements(), dump.fill_rate()}));
+  return filter->LoadSplitMeta(
+      split, {dump.failure_count(), dump.total_size(), dump.num_elements(), dump.fill_rate()});
 }
 
-Status LoadSplit(Env* env, const std::string& filename, int64_t split,
-                 engine::SlidingHashFilter* filter) {
-  std::unique_ptr<RandomAccessFile> file;
-  TF_RETURN_IF_ERROR(env->NewRandomAccessFile(filename, &file));
+engine::Status LoadSplit(const engine::FileSetReader& set, const engine::FileSetReader::File& file,
+                         int64_t split, engine::SlidingHashFilter* filter) {
+  std::unique_ptr<engine::InputFile> input;
+  engine::Status status = set.Open(file, &input);
+  if (!status.ok()) return status;
   // Not TensorFlow's reader: it takes a file that ends inside a record's header for complete.
-  RecordBatchReader reader(
-      std::make_unique<io::RandomAccessInputStream>(file.release(), /*owns_file=*/true));
+  engine::RecordBatchReader reader(std::move(input));
   std::vector<engine::RecordView> records;
-  Status status = reader.Next(/*max_records=*/1, &records);
-  if (!status.ok()) return Corrupt(filename, status.message());
+  status = reader.Next(/*max_records=*/1, &records);
+  if (!status.ok()) return Corrupt(file.path, status.message);
   pb::HashFilterSplitMetaDump meta;
   if (records.empty() || !meta.ParseFromArray(records[0].data, static_cast<int>(records[0].size))) {
-    return Corrupt(filename, "the first record is no HashFilterSplitMetaDump");
+    return Corrupt(file.path, "the first record is no HashFilterSplitMetaDump");
   }
-  TF_RETURN_IF_ERROR(LoadMeta(meta, filename, split, filter));
+  status = LoadMeta(meta, file.path, split, filter);
+  if (!status.ok()) return status;
   std::vector<uint16_t> cells;
   pb::HashFilterSplitDataDump dump;
   while (true) {
     status = reader.Next(/*max_records=*/1, &records);
-    if (!status.ok()) return Corrupt(filename, status.message());
-    if (records.empty()) return OkStatus();
+    if (!status.ok()) return Corrupt(file.path, status.message);
+    if (records.empty()) return engine::Status::Ok();
     if (!dump.ParseFromArray(records[0].data, static_cast<int>(records[0].size))) {
-      return Corrupt(filename, "a record is no HashFilterSplitDataDump");
+      return Corrupt(file.path, "a record is no HashFilterSplitDataDump");
     }
     for (const uint32_t cell : dump.data()) {
       if (cell > std::numeric_limits<uint16_t>::max()) {
-        return Corrupt(filename, "a cell has more than 16 bits");
+        return Corrupt(file.path, "a cell has more than 16 bits");
       }
     }
     cells.assign(dump.data().begin(), dump.data().end());
-    TF_RETURN_IF_ERROR(FromEngine(
-        filter->LoadCells(split, dump.offset(), static_cast<int64_t>(cells.size()), cells.data())));
+    status =
+        filter->LoadCells(split, dump.offset(), static_cast<int64_t>(cells.size()), cells.data());
+    if (!status.ok()) return status;
   }
 }
 
-Status RestoreFilter(Env* env, engine::SlidingHashFilter* filter, const std::string& basename) {
-  int64_t nshards = 0;
-  TF_RETURN_IF_ERROR(FindShardFiles(env, basename, &nshards));
-  if (nshards != filter->split_num()) {
-    return errors::ResourceExhausted("split_num of ", basename, " is ", nshards, ", want ",
-                                     filter->split_num());
-  }
-  std::unique_ptr<engine::SlidingHashFilter> twin;
-  TF_RETURN_IF_ERROR(FromEngine(filter->NewEmptyTwin(&twin)));
-  TF_RETURN_IF_ERROR(RunPerShard(env, nshards, [&](int64_t split) {
-    return LoadSplit(env, ShardFileName(basename, split, nshards), split, twin.get());
-  }));
-  filter->SwapContent(twin.get());
-  return OkStatus();
+engine::Status RestoreFilter(engine::FileSystem* files, engine::SlidingHashFilter* filter,
+                             const std::string& basename) {
+  engine::Status status = engine::ReadShardedSet(
+      files, basename, {""}, [&](const engine::FileSetReader& set, int64_t nshards) {
+        if (nshards != filter->split_num()) {
+          return engine::Status::ResourceExhausted("split_num of " + basename + " is " +
+                                                   std::to_string(nshards) + ", want " +
+                                                   std::to_string(filter->split_num()));
+        }
+        std::unique_ptr<engine::SlidingHashFilter> twin;
+        engine::Status loaded = filter->NewEmptyTwin(&twin);
+        if (!loaded.ok()) return loaded;
+        loaded = engine::ForEachFile(nshards, [&](int64_t split) {
+          return LoadSplit(set, *set.Find(engine::ShardSuffix("", split, nshards)), split,
+                           twin.get());
+        });
+        if (loaded.ok()) filter->SwapContent(twin.get());
+        return loaded;
+      });
+  return status.code == engine::StatusCode::kDataLoss ? Corrupt(basename, status.message) : status;
 }
 
 class HashFilterSaveOp : public FileKernel {
@@ -200,7 +217,8 @@ class HashFilterSaveOp : public FileKernel {
     core::RefCountPtr<HashFilterResource> resource;
     TF_RETURN_IF_ERROR(LookupHandleInput(ctx, 0, "handle", &resource));
     if (resource->sliding() == nullptr) return OkStatus();
-    return SaveFilter(ctx->env(), *resource->sliding(), basename);
+    EnvFileSystem files(ctx->env());
+    return FromEngine(SaveFilter(&files, *resource->sliding(), basename));
   }
 };
 
@@ -216,7 +234,8 @@ class HashFilterRestoreOp : public FileKernel {
       return errors::InvalidArgument("There is no valid sharded files for ", basename,
                                      ": this filter has nothing to restore");
     }
-    return RestoreFilter(ctx->env(), resource->sliding(), basename);
+    EnvFileSystem files(ctx->env());
+    return FromEngine(RestoreFilter(&files, resource->sliding(), basename));
   }
 };
 

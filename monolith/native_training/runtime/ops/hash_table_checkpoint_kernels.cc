@@ -16,11 +16,13 @@ class HashTableSaveOp : public FileKernel {
  public:
   explicit HashTableSaveOp(OpKernelConstruction* ctx) : FileKernel(ctx) {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("nshards", &options_.nshards));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("random_sleep_ms", &random_sleep_ms_));
+    int64_t random_sleep_ms = 0;
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("random_sleep_ms", &random_sleep_ms));
+    set_max_delay_ms(random_sleep_ms);
     std::string expiry;
     OP_REQUIRES_OK(ctx, ctx->GetAttr("slot_expire_time_config", &expiry));
     OP_REQUIRES_OK(ctx, ExpiryPolicyFromBytes(expiry, &options_.expiry));
-    OP_REQUIRES_OK(ctx, CheckSaveAttrs(options_.nshards, options_.random_sleep_ms));
+    OP_REQUIRES_OK(ctx, CheckSaveAttrs(options_.nshards, random_sleep_ms));
   }
 
  private:
@@ -30,10 +32,7 @@ class HashTableSaveOp : public FileKernel {
     return SaveTable(ctx->env(), *resource->table(), basename, options_);
   }
 
-  int64_t MaxDelayMs() const override { return random_sleep_ms_; }
-
   SaveOptions options_;
-  int64_t random_sleep_ms_ = 0;
 };
 
 class HashTableRestoreOp : public FileKernel {

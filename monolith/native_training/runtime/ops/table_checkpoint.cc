@@ -1,132 +1,40 @@
 #include "monolith/native_training/runtime/ops/table_checkpoint.h"
 
 #include <algorithm>
+#include <limits>
 #include <map>
 #include <memory>
+#include <mutex>
 
-#include "absl/strings/str_cat.h"
-#include "absl/strings/string_view.h"
-#include "monolith/native_training/runtime/hash_table/crc32c.h"
+#include "monolith/native_training/runtime/files/file_set.h"
+#include "monolith/native_training/runtime/files/file_workers.h"
+#include "monolith/native_training/runtime/files/record_reader.h"
 #include "monolith/native_training/runtime/hash_table/embedding_hash_table.pb.h"
+#include "monolith/native_training/runtime/hash_table/table_files.h"
 #include "monolith/native_training/runtime/ops/engine_bridge.h"
-#include "monolith/native_training/runtime/ops/record_batch_reader.h"
-#include "monolith/native_training/runtime/ops/sharded_files.h"
-#include "tensorflow/core/lib/io/random_inputstream.h"
+#include "monolith/native_training/runtime/ops/env_file_system.h"
 #include "tensorflow/core/platform/errors.h"
 #include "tensorflow/core/platform/logging.h"
-#include "tensorflow/core/platform/mutex.h"
-#include "tsl/lib/io/snappy/snappy_inputstream.h"
-#include "tsl/lib/io/snappy/snappy_outputbuffer.h"
 
 namespace tensorflow {
 namespace monolith_tf {
 namespace {
 
 using ::monolith::engine::EmbeddingTable;
+using ::monolith::engine::FileSetReader;
 using ::monolith::engine::LoadStats;
 using ::monolith::engine::RecordView;
+using ::monolith::engine::SaveStats;
 using ::monolith::hash_table::MultiHashTableMetadata;
 
-// Bytes encoded under one hold of an internal shard's lock: about a millisecond.
-constexpr int64_t kSavePageBytes = 1 << 20;
-// TensorFlow's own block size; readers size their buffers by it.
-constexpr int64_t kSnappyBlockBytes = 256 << 10;
-constexpr int64_t kSnappyReadBytes = 10 << 20;
-constexpr int64_t kLoadBatch = 2048;
+const char kMeta[] = ".meta";
+constexpr int64_t kMetadataBatch = 2048;
 
-Status AnnotateFile(const Status& status, const std::string& filename) {
-  if (status.ok()) return status;
-  return Status(status.code(), absl::StrCat(status.message(), " (", filename, ")"));
-}
-
-// Where encoded records go.
-class RecordSink {
- public:
-  virtual ~RecordSink() = default;
-  virtual Status Append(absl::string_view bytes) = 0;
-  virtual Status Finish() = 0;
-};
-
-class PlainSink final : public RecordSink {
- public:
-  explicit PlainSink(std::unique_ptr<WritableFile> file) : file_(std::move(file)) {}
-  Status Append(absl::string_view bytes) override { return file_->Append(bytes); }
-  Status Finish() override { return file_->Close(); }
-
- private:
-  const std::unique_ptr<WritableFile> file_;
-};
-
-class SnappySink final : public RecordSink {
- public:
-  explicit SnappySink(std::unique_ptr<WritableFile> file)
-      : file_(std::move(file)), buffer_(file_.get(), kSnappyBlockBytes, kSnappyBlockBytes) {}
-
-  Status Append(absl::string_view bytes) override {
-    // A larger piece would become a block that readers have no room for.
-    for (size_t begin = 0; begin < bytes.size(); begin += kSnappyBlockBytes) {
-      TF_RETURN_IF_ERROR(buffer_.Write(bytes.substr(begin, kSnappyBlockBytes)));
-    }
-    return OkStatus();
-  }
-
-  Status Finish() override {
-    TF_RETURN_IF_ERROR(buffer_.Flush());
-    return file_->Close();
-  }
-
- private:
-  const std::unique_ptr<WritableFile> file_;
-  tsl::io::SnappyOutputBuffer buffer_;
-};
-
-// Writes the part of `table` that belongs to file `shard` of `nshards`.
-Status WriteTable(const EmbeddingTable& table, const SaveOptions& options, int64_t shard,
-                  int64_t nshards, RecordSink* sink, uint64_t* num_records) {
-  std::string buffer;
-  for (int64_t internal = shard; internal < EmbeddingTable::NumShards(); internal += nshards) {
-    ::monolith::engine::ShardCursor cursor;
-    while (!cursor.done) {
-      buffer.clear();
-      int64_t written = 0;
-      const engine::Status status =
-          table.SaveShard(static_cast<int>(internal), &options.expiry, kSavePageBytes,
-                          /*framed=*/true, &cursor, &buffer, /*sizes=*/nullptr, &written);
-      if (status.code == engine::StatusCode::kUnimplemented) {
-        return errors::ResourceExhausted(status.message);
-      }
-      TF_RETURN_IF_ERROR(FromEngine(status));
-      TF_RETURN_IF_ERROR(sink->Append(buffer));
-      *num_records += static_cast<uint64_t>(written);
-    }
-  }
-  return OkStatus();
-}
-
-std::string MetaBasename(const std::string& basename) { return basename + ".meta"; }
-
-Status OpenPlain(Env* env, const std::string& filename,
-                 std::unique_ptr<RecordBatchReader>* reader) {
-  std::unique_ptr<RandomAccessFile> file;
-  TF_RETURN_IF_ERROR(env->NewRandomAccessFile(filename, &file));
-  *reader = std::make_unique<RecordBatchReader>(
-      std::make_unique<io::RandomAccessInputStream>(file.release(), /*owns_file=*/true));
-  return OkStatus();
-}
-
-Status OpenSnappy(Env* env, const std::string& filename,
-                  std::unique_ptr<RecordBatchReader>* reader) {
-  std::unique_ptr<RandomAccessFile> file;
-  TF_RETURN_IF_ERROR(env->NewRandomAccessFile(filename, &file));
-  auto* plain = new io::RandomAccessInputStream(file.release(), /*owns_file=*/true);
-  *reader = std::make_unique<RecordBatchReader>(
-      std::make_unique<tsl::io::SnappyInputStream>(plain, kSnappyReadBytes, /*owns_input=*/true));
-  return OkStatus();
-}
-
-Status Corrupt(const std::string& filename, absl::string_view why) {
-  return errors::FailedPrecondition("Unable to parse data. Data might be corrupted: ", why, " (",
-                                    filename, ")");
+// A SERVING table cannot be saved: by specification the same error as a full disk.
+Status FromSave(const engine::Status& status) {
+  return status.code == engine::StatusCode::kUnimplemented
+             ? errors::ResourceExhausted(status.message)
+             : FromEngine(status);
 }
 
 void LogLoaded(const std::string& name, const LoadStats& stats) {
@@ -137,188 +45,124 @@ void LogLoaded(const std::string& name, const LoadStats& stats) {
   }
 }
 
-void Add(const LoadStats& stats, LoadStats* total) {
-  total->loaded += stats.loaded;
-  total->skipped_zero += stats.skipped_zero;
-  total->state_reset += stats.state_reset;
-}
-
-// Rows that the files will give, guessed from their first record, to make room at once.
-Status ReserveFor(Env* env, const std::string& basename, int64_t nshards, EmbeddingTable* table) {
-  uint64_t total_bytes = 0;
-  int64_t record_bytes = 0;
-  for (int64_t shard = 0; shard < nshards; ++shard) {
-    const std::string filename = ShardFileName(basename, shard, nshards);
-    uint64_t bytes = 0;
-    TF_RETURN_IF_ERROR(env->GetFileSize(filename, &bytes));
-    total_bytes += bytes;
-    if (bytes == 0 || record_bytes > 0) continue;
-    std::unique_ptr<RecordBatchReader> reader;
-    TF_RETURN_IF_ERROR(OpenPlain(env, filename, &reader));
-    std::vector<RecordView> records;
-    if (reader->Next(1, &records).ok() && !records.empty()) {
-      record_bytes = records[0].size + engine::kRecordHeaderBytes + engine::kRecordFooterBytes;
-    }
+engine::Status NameFile(engine::Status status, const std::string& path) {
+  if (!status.ok() && status.message.find(path) == std::string::npos) {
+    status.message += " (" + path + ")";
   }
-  if (record_bytes == 0) return OkStatus();
-  return FromEngine(table->Reserve(static_cast<int64_t>(total_bytes / record_bytes)));
+  return status;
 }
 
-Status LoadFile(Env* env, const std::string& filename, EmbeddingTable* table, LoadStats* stats) {
-  std::unique_ptr<RecordBatchReader> reader;
-  TF_RETURN_IF_ERROR(OpenPlain(env, filename, &reader));
+// One file of rows of all tables, and one with their numbers.
+engine::Status WriteGroupFiles(const std::vector<NamedTable>& tables, const SaveOptions& options,
+                               int64_t shard, int64_t nshards, engine::FileSetWriter* set,
+                               std::vector<SaveStats>* stats) {
+  std::unique_ptr<engine::SetOutputFile> data_file, meta_file;
+  engine::Status status = set->Create(engine::ShardSuffix("", shard, nshards), &data_file);
+  if (!status.ok()) return status;
+  status = set->Create(engine::ShardSuffix(kMeta, shard, nshards), &meta_file);
+  if (!status.ok()) return status;
+  const std::unique_ptr<engine::OutputFile> data = NewSnappyOutput(data_file.get());
+  std::string meta;
+  for (size_t i = 0; i < tables.size(); ++i) {
+    status = engine::WriteTableRecords(
+        *tables[i].table, &options.expiry, shard, nshards,
+        [&](std::string_view bytes) {
+          return data->Append(bytes.data(), static_cast<int64_t>(bytes.size()));
+        },
+        &(*stats)[i]);
+    if (!status.ok()) return status;
+    MultiHashTableMetadata metadata;
+    metadata.set_table_name(tables[i].name);
+    metadata.set_num_entries(static_cast<uint64_t>((*stats)[i].saved));
+    const std::string bytes = metadata.SerializeAsString();
+    engine::AppendRecord(bytes.data(), static_cast<int64_t>(bytes.size()), &meta);
+    data_file->AddRecords((*stats)[i].saved);
+  }
+  status = data->Close();
+  if (!status.ok()) return status;
+  status = data_file->Close();
+  if (!status.ok()) return status;
+  meta_file->AddRecords(static_cast<int64_t>(tables.size()));
+  status = meta_file->Append(meta.data(), static_cast<int64_t>(meta.size()));
+  if (!status.ok()) return status;
+  return meta_file->Close();
+}
+
+engine::Status ReadMetadata(const FileSetReader& reader, const FileSetReader::File& file,
+                            std::vector<MultiHashTableMetadata>* metadata) {
+  std::unique_ptr<engine::InputFile> input;
+  engine::Status status = reader.Open(file, &input);
+  if (!status.ok()) return status;
+  engine::RecordBatchReader reader_of_records(std::move(input));
   std::vector<RecordView> records;
   while (true) {
-    const Status status = reader->Next(kLoadBatch, &records);
-    if (errors::IsDataLoss(status)) return Corrupt(filename, status.message());
-    TF_RETURN_IF_ERROR(AnnotateFile(status, filename));
-    if (records.empty()) return OkStatus();
-    TF_RETURN_IF_ERROR(AnnotateFile(
-        FromEngine(table->LoadRecords(records.data(), static_cast<int64_t>(records.size()), stats)),
-        filename));
-  }
-}
-
-Status ReadMetadata(Env* env, const std::string& filename,
-                    std::vector<MultiHashTableMetadata>* metadata) {
-  std::unique_ptr<RecordBatchReader> reader;
-  TF_RETURN_IF_ERROR(OpenPlain(env, filename, &reader));
-  std::vector<RecordView> records;
-  while (true) {
-    if (!reader->Next(kLoadBatch, &records).ok()) {
-      return errors::DataLoss("Read table metadata failed! (", filename, ")");
+    status = reader_of_records.Next(kMetadataBatch, &records);
+    if (!status.ok()) {
+      return engine::Status::DataLoss("Read table metadata failed! " + status.message + " (" +
+                                      file.path + ")");
     }
-    if (records.empty()) return OkStatus();
+    if (records.empty()) return engine::Status::Ok();
     for (const RecordView& record : records) {
       if (!metadata->emplace_back().ParseFromArray(record.data, static_cast<int>(record.size))) {
-        return errors::DataLoss("Parse table metadata failed! (", filename, ")");
+        return engine::Status::DataLoss("Parse table metadata failed! (" + file.path + ")");
       }
     }
   }
 }
 
 // Reads one data file of a group. `twins` holds a table for every name that is wanted.
-Status LoadGroupFile(Env* env, const std::string& filename,
-                     const std::vector<MultiHashTableMetadata>& metadata,
-                     const std::map<std::string, EmbeddingTable*>& twins,
-                     std::map<std::string, LoadStats>* stats) {
-  std::unique_ptr<RecordBatchReader> reader;
-  TF_RETURN_IF_ERROR(OpenSnappy(env, filename, &reader));
-  std::vector<RecordView> records;
+engine::Status LoadGroupFile(const FileSetReader& reader, const FileSetReader::File& file,
+                             const std::vector<MultiHashTableMetadata>& metadata,
+                             const std::map<std::string, EmbeddingTable*>& twins,
+                             LoadStats* stats) {
+  std::unique_ptr<engine::InputFile> input;
+  engine::Status status = reader.Open(file, &input);
+  if (!status.ok()) return status;
+  engine::RecordBatchReader records(NewSnappyInput(std::move(input)));
   for (const MultiHashTableMetadata& table : metadata) {
     const auto twin = twins.find(table.table_name());
-    uint64_t left = table.num_entries();
-    while (left > 0) {
-      const Status status =
-          reader->Next(static_cast<int64_t>(std::min<uint64_t>(left, kLoadBatch)), &records);
-      if (!status.ok() || records.empty()) {
-        return errors::DataLoss("Parse entry failed! Table ", table.table_name(), " lacks ", left,
-                                " of ", table.num_entries(), " rows: ", status.message(), " (",
-                                filename, ")");
-      }
-      left -= records.size();
-      if (twin == twins.end()) continue;
-      TF_RETURN_IF_ERROR(AnnotateFile(
-          FromEngine(twin->second->LoadRecords(records.data(), static_cast<int64_t>(records.size()),
-                                               &(*stats)[table.table_name()])),
-          filename));
+    const uint64_t wanted = table.num_entries();
+    const int64_t limit =
+        static_cast<int64_t>(std::min<uint64_t>(wanted, std::numeric_limits<int64_t>::max()));
+    int64_t loaded = 0;
+    status = engine::LoadTableRecords(&records, limit, twin == twins.end() ? nullptr : twin->second,
+                                      stats, &loaded);
+    const bool damaged = status.code == engine::StatusCode::kDataLoss;
+    if (damaged || (status.ok() && static_cast<uint64_t>(loaded) < wanted)) {
+      return engine::Status::DataLoss(
+          "Parse entry failed! Table " + table.table_name() + " lacks " +
+          std::to_string(wanted - static_cast<uint64_t>(loaded)) + " of " + std::to_string(wanted) +
+          " rows: " + status.message + " (" + file.path + ")");
     }
+    if (!status.ok()) return NameFile(std::move(status), file.path);
   }
-  const Status status = reader->Next(1, &records);
-  if (!status.ok() || !records.empty()) {
-    return errors::DataLoss("Parse entry failed! There is more than the metadata says (", filename,
-                            ")");
+  int64_t more = 0;
+  status = engine::LoadTableRecords(&records, 1, nullptr, stats, &more);
+  if (!status.ok()) {
+    return engine::Status::DataLoss("Parse entry failed! " + status.message + " (" + file.path +
+                                    ")");
   }
-  return OkStatus();
-}
-
-}  // namespace
-
-Status SaveTable(Env* env, const EmbeddingTable& table, const std::string& basename,
-                 const SaveOptions& options) {
-  int64_t nshards = 0;
-  TF_RETURN_IF_ERROR(ResolveNumShards(options.nshards, table.Size(), &nshards));
-  AtomicFileSet files(env);
-  TF_RETURN_IF_ERROR(RunPerShard(env, nshards, [&](int64_t shard) {
-    std::unique_ptr<WritableFile> file;
-    TF_RETURN_IF_ERROR(files.Open(ShardFileName(basename, shard, nshards), &file));
-    PlainSink sink(std::move(file));
-    uint64_t num_records = 0;
-    TF_RETURN_IF_ERROR(WriteTable(table, options, shard, nshards, &sink, &num_records));
-    return sink.Finish();
-  }));
-  return files.Publish({basename}, nshards);
-}
-
-Status RestoreTable(Env* env, const std::string& basename, EmbeddingTable* table) {
-  int64_t nshards = 0;
-  TF_RETURN_IF_ERROR(FindShardFiles(env, basename, &nshards));
-  const std::unique_ptr<EmbeddingTable> twin = table->NewEmptyTwin();
-  TF_RETURN_IF_ERROR(ReserveFor(env, basename, nshards, twin.get()));
-  mutex mu;
-  LoadStats total;
-  TF_RETURN_IF_ERROR(RunPerShard(env, nshards, [&](int64_t shard) {
-    LoadStats stats;
-    TF_RETURN_IF_ERROR(LoadFile(env, ShardFileName(basename, shard, nshards), twin.get(), &stats));
-    mutex_lock lock(mu);
-    Add(stats, &total);
-    return OkStatus();
-  }));
-  LogLoaded(basename, total);
-  table->SwapContent(twin.get());
-  return OkStatus();
-}
-
-Status SaveTables(Env* env, const std::vector<NamedTable>& tables, const std::string& basename,
-                  const SaveOptions& options) {
-  int64_t rows = 0;
-  for (const NamedTable& table : tables) rows += table.table->Size();
-  int64_t nshards = 0;
-  TF_RETURN_IF_ERROR(ResolveNumShards(options.nshards, rows, &nshards));
-  AtomicFileSet files(env);
-  TF_RETURN_IF_ERROR(RunPerShard(env, nshards, [&](int64_t shard) {
-    std::unique_ptr<WritableFile> data_file, meta_file;
-    TF_RETURN_IF_ERROR(files.Open(ShardFileName(basename, shard, nshards), &data_file));
-    TF_RETURN_IF_ERROR(
-        files.Open(ShardFileName(MetaBasename(basename), shard, nshards), &meta_file));
-    SnappySink data(std::move(data_file));
-    PlainSink meta(std::move(meta_file));
-    for (const NamedTable& table : tables) {
-      uint64_t num_records = 0;
-      TF_RETURN_IF_ERROR(WriteTable(*table.table, options, shard, nshards, &data, &num_records));
-      MultiHashTableMetadata metadata;
-      metadata.set_table_name(table.name);
-      metadata.set_num_entries(num_records);
-      const std::string bytes = metadata.SerializeAsString();
-      std::string framed;
-      engine::AppendRecord(bytes.data(), static_cast<int64_t>(bytes.size()), &framed);
-      TF_RETURN_IF_ERROR(meta.Append(framed));
-    }
-    TF_RETURN_IF_ERROR(data.Finish());
-    return meta.Finish();
-  }));
-  return files.Publish({basename, MetaBasename(basename)}, nshards);
-}
-
-Status RestoreTables(Env* env, const std::string& basename, const std::vector<NamedTable>& tables) {
-  int64_t nshards = 0, meta_shards = 0;
-  TF_RETURN_IF_ERROR(FindShardFiles(env, basename, &nshards));
-  TF_RETURN_IF_ERROR(FindShardFiles(env, MetaBasename(basename), &meta_shards));
-  if (nshards != meta_shards) {
-    return errors::InvalidArgument(basename, " has ", nshards, " data files but ", meta_shards,
-                                   " metadata files");
+  if (more > 0) {
+    return engine::Status::DataLoss("Parse entry failed! There is more than the metadata says (" +
+                                    file.path + ")");
   }
+  return engine::Status::Ok();
+}
+
+engine::Status LoadGroup(const FileSetReader& reader, int64_t nshards, const std::string& basename,
+                         const std::vector<NamedTable>& tables) {
   std::vector<std::vector<MultiHashTableMetadata>> metadata(nshards);
   std::map<std::string, uint64_t> rows;
   for (int64_t shard = 0; shard < nshards; ++shard) {
-    TF_RETURN_IF_ERROR(
-        ReadMetadata(env, ShardFileName(MetaBasename(basename), shard, nshards), &metadata[shard]));
-    uint64_t bytes = 0;
-    TF_RETURN_IF_ERROR(env->GetFileSize(ShardFileName(basename, shard, nshards), &bytes));
+    engine::Status status = ReadMetadata(
+        reader, *reader.Find(engine::ShardSuffix(kMeta, shard, nshards)), &metadata[shard]);
+    if (!status.ok()) return status;
+    const int64_t bytes = reader.Find(engine::ShardSuffix("", shard, nshards))->bytes;
     for (const auto& table : metadata[shard]) {
       // Room is made for what is promised, but not for more than the file can hold: a row's
       // checksum alone takes four bytes that do not compress.
-      rows[table.table_name()] += std::min<uint64_t>(table.num_entries(), bytes / 4);
+      rows[table.table_name()] +=
+          std::min<uint64_t>(table.num_entries(), static_cast<uint64_t>(bytes) / 4);
     }
   }
   std::vector<std::unique_ptr<EmbeddingTable>> twins(tables.size());
@@ -330,44 +174,111 @@ Status RestoreTables(Env* env, const std::string& basename, const std::vector<Na
       continue;
     }
     twins[i] = tables[i].table->NewEmptyTwin();
-    TF_RETURN_IF_ERROR(FromEngine(twins[i]->Reserve(static_cast<int64_t>(found->second))));
+    engine::Status status = twins[i]->Reserve(static_cast<int64_t>(found->second));
+    if (!status.ok()) return status;
     twin_of[tables[i].name] = twins[i].get();
   }
-  mutex mu;
-  std::map<std::string, LoadStats> total;
-  TF_RETURN_IF_ERROR(RunPerShard(env, nshards, [&](int64_t shard) {
-    std::map<std::string, LoadStats> stats;
-    TF_RETURN_IF_ERROR(LoadGroupFile(env, ShardFileName(basename, shard, nshards), metadata[shard],
-                                     twin_of, &stats));
-    mutex_lock lock(mu);
-    for (const auto& table : stats) Add(table.second, &total[table.first]);
-    return OkStatus();
-  }));
-  LoadStats all;
-  for (const auto& table : total) Add(table.second, &all);
-  LogLoaded(basename, all);
+  std::mutex mutex;
+  LoadStats total;
+  engine::Status status = engine::ForEachFile(nshards, [&](int64_t shard) {
+    LoadStats stats;
+    engine::Status loaded =
+        LoadGroupFile(reader, *reader.Find(engine::ShardSuffix("", shard, nshards)),
+                      metadata[shard], twin_of, &stats);
+    std::lock_guard<std::mutex> lock(mutex);
+    total.Add(stats);
+    return loaded;
+  });
+  if (!status.ok()) return status;
+  LogLoaded(basename, total);
   for (size_t i = 0; i < tables.size(); ++i) {
     if (twins[i] != nullptr) tables[i].table->SwapContent(twins[i].get());
+  }
+  return engine::Status::Ok();
+}
+
+// Damage that the manifest tells, in the words that are specified for groups.
+engine::Status NameDamage(engine::Status status) {
+  if (status.code != engine::StatusCode::kDataLoss ||
+      status.message.find(" failed! ") != std::string::npos) {
+    return status;
+  }
+  const size_t of = status.message.find("-of-");
+  const bool is_meta = of != std::string::npos &&
+                       status.message.rfind(std::string(kMeta) + "-", of) != std::string::npos;
+  status.message =
+      (is_meta ? "Read table metadata failed! " : "Parse entry failed! ") + status.message;
+  return status;
+}
+
+}  // namespace
+
+Status SaveTable(Env* env, const EmbeddingTable& table, const std::string& basename,
+                 const SaveOptions& options) {
+  EnvFileSystem files(env);
+  return FromSave(engine::SaveTable(&files, table, basename, options.nshards, &options.expiry));
+}
+
+Status RestoreTable(Env* env, const std::string& basename, EmbeddingTable* table) {
+  EnvFileSystem files(env);
+  LoadStats stats;
+  TF_RETURN_IF_ERROR(FromEngine(engine::LoadTable(&files, basename, table, &stats)));
+  LogLoaded(basename, stats);
+  return OkStatus();
+}
+
+Status SaveTables(Env* env, const std::vector<NamedTable>& tables, const std::string& basename,
+                  const SaveOptions& options) {
+  int64_t rows = 0;
+  for (const NamedTable& table : tables) rows += table.table->Size();
+  int64_t nshards = 0;
+  TF_RETURN_IF_ERROR(FromEngine(engine::ResolveNumFiles(options.nshards, rows, &nshards)));
+  EnvFileSystem files(env);
+  engine::FileSetWriter set(&files, engine::ShardedSetName(basename, {"", kMeta}));
+  std::mutex mutex;
+  std::vector<SaveStats> total(tables.size());
+  TF_RETURN_IF_ERROR(FromSave(engine::ForEachFile(nshards, [&](int64_t shard) {
+    std::vector<SaveStats> stats(tables.size());
+    engine::Status status = WriteGroupFiles(tables, options, shard, nshards, &set, &stats);
+    std::lock_guard<std::mutex> lock(mutex);
+    for (size_t i = 0; i < tables.size(); ++i) total[i].Add(stats[i]);
+    return status;
+  })));
+  TF_RETURN_IF_ERROR(FromEngine(set.Publish()));
+  for (size_t i = 0; i < tables.size(); ++i) {
+    engine::WarnIfMostExpired(*tables[i].table, basename + ", table " + tables[i].name, total[i]);
   }
   return OkStatus();
 }
 
+Status RestoreTables(Env* env, const std::string& basename, const std::vector<NamedTable>& tables) {
+  EnvFileSystem files(env);
+  return FromEngine(engine::ReadShardedSet(&files, basename, {"", kMeta},
+                                           [&](const FileSetReader& reader, int64_t nshards) {
+                                             return LoadGroup(reader, nshards, basename, tables);
+                                           }));
+}
+
 Status ReadTableSizes(Env* env, const std::string& basename,
                       std::vector<std::pair<std::string, uint64_t>>* sizes) {
-  int64_t nshards = 0;
-  TF_RETURN_IF_ERROR(FindShardFiles(env, MetaBasename(basename), &nshards));
-  std::map<std::string, size_t> place;
-  for (int64_t shard = 0; shard < nshards; ++shard) {
-    std::vector<MultiHashTableMetadata> metadata;
-    TF_RETURN_IF_ERROR(
-        ReadMetadata(env, ShardFileName(MetaBasename(basename), shard, nshards), &metadata));
-    for (const MultiHashTableMetadata& table : metadata) {
-      const auto inserted = place.emplace(table.table_name(), sizes->size());
-      if (inserted.second) sizes->emplace_back(table.table_name(), 0);
-      (*sizes)[inserted.first->second].second += table.num_entries();
-    }
-  }
-  return OkStatus();
+  EnvFileSystem files(env);
+  return FromEngine(NameDamage(engine::ReadShardedSet(
+      &files, basename, {kMeta}, [&](const FileSetReader& reader, int64_t nshards) {
+        sizes->clear();
+        std::map<std::string, size_t> place;
+        for (int64_t shard = 0; shard < nshards; ++shard) {
+          std::vector<MultiHashTableMetadata> metadata;
+          engine::Status status = ReadMetadata(
+              reader, *reader.Find(engine::ShardSuffix(kMeta, shard, nshards)), &metadata);
+          if (!status.ok()) return status;
+          for (const MultiHashTableMetadata& table : metadata) {
+            const auto inserted = place.emplace(table.table_name(), sizes->size());
+            if (inserted.second) sizes->emplace_back(table.table_name(), 0);
+            (*sizes)[inserted.first->second].second += table.num_entries();
+          }
+        }
+        return engine::Status::Ok();
+      })));
 }
 
 }  // namespace monolith_tf

@@ -1,14 +1,11 @@
-// Tables to and from files.
+// Tables to and from files. What TensorFlow adds to hash_table/table_files.h: its file systems, and
+// groups of tables, whose format needs Snappy.
 //
 //   single table   <basename>-ddddd-of-ddddd        TFRecords of EntryDump
 //   group          <basename>-ddddd-of-ddddd        the same, Snappy-compressed, table after table
 //                  <basename>.meta-ddddd-of-ddddd   TFRecords of MultiHashTableMetadata: rows per
 //                  table
-//
-// A save is not a snapshot of the whole table: internal shards are written one after another, each
-// row as it is at that moment. Rows are independent, so this is what training needs, and no lookup
-// waits. A save that fails leaves what was there before; a restore that fails leaves the tables as
-// they were.
+//   both           .<name>.manifest                 in the same folder (files/file_set.h)
 #ifndef MONOLITH_NATIVE_TRAINING_RUNTIME_OPS_TABLE_CHECKPOINT_H_
 #define MONOLITH_NATIVE_TRAINING_RUNTIME_OPS_TABLE_CHECKPOINT_H_
 

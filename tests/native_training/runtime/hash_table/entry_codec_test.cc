@@ -100,6 +100,22 @@ TEST(EntryCodecTest, AcceptsAnyOrderPackedFloatsAndUnknownFields) {
                     "20 05"));
 }
 
+TEST(EntryCodecTest, OfAScalarThatComesTwiceTheLastOneCounts) {
+  LoadStats stats;
+  // Group Adagrad keeps one float per segment, whatever its dimension.
+  for (const int64_t dim : {1, 2}) {
+    const auto table = MakeTable(MakeConfig({MakeSegment(dim, OptimizerKind::kGroupAdagrad)}));
+    const std::string values = dim == 1 ? "15 0000803f" : "15 0000803f 15 0000803f";
+    ASSERT_TRUE(
+        Load(table.get(),
+             FromHex("09 0100000000000000" + values + "1a0e 0a0c 7a0a 0d 0000803e 0d 00000040"),
+             &stats)
+            .ok());
+    EXPECT_EQ(stats.state_reset, 0) << dim;
+    EXPECT_NE(DumpRecords(*table)[0].find(FromHex("7a05 0d 00000040")), std::string::npos) << dim;
+  }
+}
+
 TEST(EntryCodecTest, MissingTimestampIsZero) {
   const auto table = SgdTable(1);
   LoadStats stats;

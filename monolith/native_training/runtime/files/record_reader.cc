@@ -1,0 +1,56 @@
+#include "monolith/native_training/runtime/files/record_reader.h"
+
+namespace monolith {
+namespace engine {
+namespace {
+
+// What is read stays in the second-level cache until it has been used.
+constexpr int64_t kReadBytes = 512 << 10;
+// No row comes near this; a longer record is a damaged length that happens to match its checksum.
+constexpr int64_t kMaxRecordBytes = int64_t{1} << 30;
+
+}  // namespace
+
+Status RecordBatchReader::Next(int64_t max_records, std::vector<RecordView>* records) {
+  records->clear();
+  while (static_cast<int64_t>(records->size()) < max_records) {
+    const int64_t available = static_cast<int64_t>(buffer_.size()) - position_;
+    RecordView record;
+    int64_t consumed = 0;
+    switch (
+        ReadRecord(buffer_.data() + position_, available, &record.data, &record.size, &consumed)) {
+      case RecordResult::kRecord:
+        records->push_back(record);
+        position_ += consumed;
+        continue;
+      case RecordResult::kCorrupt:
+        return Status::DataLoss("a record's checksum is wrong");
+      case RecordResult::kIncomplete:
+        break;
+    }
+    // Filling moves the buffer, so what was found so far must be handed out first.
+    if (!records->empty()) return Status::Ok();
+    if (at_end_) {
+      return available == 0 ? Status::Ok() : Status::DataLoss("the file ends inside a record");
+    }
+    if (available > kMaxRecordBytes) return Status::DataLoss("a record's length is damaged");
+    Status status = Fill();
+    if (!status.ok()) return status;
+  }
+  return Status::Ok();
+}
+
+Status RecordBatchReader::Fill() {
+  buffer_.erase(0, static_cast<size_t>(position_));
+  position_ = 0;
+  const size_t kept = buffer_.size();
+  buffer_.resize(kept + kReadBytes);
+  int64_t read = 0;
+  Status status = file_->Read(kReadBytes, &buffer_[kept], &read);
+  buffer_.resize(kept + static_cast<size_t>(read));
+  at_end_ = read < kReadBytes;
+  return status;
+}
+
+}  // namespace engine
+}  // namespace monolith

@@ -1,0 +1,38 @@
+// Reads TFRecords in batches, straight out of a large buffer.
+#ifndef MONOLITH_NATIVE_TRAINING_RUNTIME_FILES_RECORD_READER_H_
+#define MONOLITH_NATIVE_TRAINING_RUNTIME_FILES_RECORD_READER_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "monolith/native_training/runtime/files/file_system.h"
+#include "monolith/native_training/runtime/hash_table/crc32c.h"
+#include "monolith/native_training/runtime/hash_table/status.h"
+
+namespace monolith {
+namespace engine {
+
+class RecordBatchReader {
+ public:
+  explicit RecordBatchReader(std::unique_ptr<InputFile> file) : file_(std::move(file)) {}
+
+  // Replaces `records` by the next ones, at most `max_records`; none means the end. They are valid
+  // until the next call. DataLoss: a checksum is wrong, or the file ends inside a record.
+  Status Next(int64_t max_records, std::vector<RecordView>* records);
+
+ private:
+  Status Fill();
+
+  const std::unique_ptr<InputFile> file_;
+  std::string buffer_;
+  int64_t position_ = 0;  // of the first unread byte in buffer_
+  bool at_end_ = false;   // the file has no more bytes
+};
+
+}  // namespace engine
+}  // namespace monolith
+
+#endif  // MONOLITH_NATIVE_TRAINING_RUNTIME_FILES_RECORD_READER_H_
