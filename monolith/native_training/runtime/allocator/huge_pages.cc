@@ -33,7 +33,7 @@ char* Map(int64_t bytes, int protection, PageSize size) {
   char* pages = reinterpret_cast<char*>(aligned);
   // Advice only: a kernel without transparent huge pages still gives memory.
   if (size == PageSize::kSmall) {
-    madvise(pages, bytes, MADV_NOHUGEPAGE);
+    UseSmallPages(pages, bytes);
   } else if (HugePagesEnabled()) {
     madvise(pages, bytes, MADV_HUGEPAGE);
   }
@@ -79,6 +79,10 @@ int64_t ResidentBytes(char* begin, int64_t bytes) {
     }
   }
   return resident;
+}
+
+void UseSmallPages(char* begin, int64_t bytes) {
+  madvise(begin, static_cast<size_t>(bytes), MADV_NOHUGEPAGE);
 }
 
 void PromotePages(char* pages, int64_t bytes) {

@@ -37,6 +37,10 @@ void ReleasePages(char* begin, int64_t bytes);
 // is a multiple of 2 MiB.
 int64_t ResidentBytes(char* begin, int64_t bytes);
 
+// Lets [begin, begin + bytes), which was not written to yet, take memory 4 KiB at a time. Both are
+// multiples of 2 MiB.
+void UseSmallPages(char* begin, int64_t bytes);
+
 // Moves memory that lies on small pages to huge ones; the content stays, and other threads may go
 // on using it. Where the kernel cannot do so at once, it may later.
 void PromotePages(char* pages, int64_t bytes);

@@ -102,7 +102,7 @@ int64_t RowArena::HeldBytes() const {
   const int64_t first_region =
       promoted_ ? RoundUp((int64_t{first_rows_mask_} + 1) * stride_, kHugePageBytes)
                 : next_row_ * stride_;
-  return first_region + held_pages_ * kHugePageBytes;
+  return first_region + held_bytes_;
 }
 
 int64_t RowArena::MetadataBytes() const {
@@ -163,6 +163,7 @@ bool RowArena::MapRegion(int number, int64_t first_row, int64_t rows) {
     made.base = ReservePages(bytes, size);
   }
   if (made.base == nullptr) return false;
+  if (rows * stride_ < bytes) UseSmallPages(made.base + bytes - kHugePageBytes, kHugePageBytes);
   bases_[number] = reinterpret_cast<uintptr_t>(made.base) -
                    static_cast<uintptr_t>(first_row) * static_cast<uintptr_t>(stride_);
   regions_[number] = std::move(made);
@@ -189,11 +190,11 @@ void RowArena::PopulateAhead() {
   if (region->first_row == 0) return;
   const int64_t used = (next_row_ - region->first_row) * stride_;
   const int64_t ahead = std::min(kMaxAhead, next_row_ * stride_ / kAheadFraction);
-  const int64_t wanted = (used + ahead) / kHugePageBytes * kHugePageBytes;
   // The page that is being filled is not worth a request: its block is written to at once.
   const int64_t from = std::max(populated_, (used / kHugePageBytes + 1) * kHugePageBytes);
-  const int64_t to = std::min(wanted, region->committed);
-  if (to <= from) return;
+  const int64_t to =
+      std::min(used + ahead, region->rows * stride_) / kHugePageBytes * kHugePageBytes;
+  if (to <= from || !Commit(region, to)) return;
   PagePopulator::Get()->Request(region->base + from, to - from);
   populated_ = to;
 }
@@ -205,21 +206,25 @@ void RowArena::Hold(uint32_t block) {
   const int64_t begin = (row - region->first_row) * stride_;
   const int64_t last = begin + BlockBytes() - 1;
   for (int64_t page = begin / kHugePageBytes; page <= last / kHugePageBytes; ++page) {
-    held_pages_ += 1 - region->held[page];
+    if (region->held[page] == 0) held_bytes_ += PageBytes(*region, page);
     region->held[page] = 1;
   }
 }
 
+int64_t RowArena::PageBytes(const Region& region, int64_t page) const {
+  return std::min(kHugePageBytes, region.rows * stride_ - page * kHugePageBytes);
+}
+
 void RowArena::ReleasePageIfFree(Region* region, int64_t page) {
   const int64_t begin = page * kHugePageBytes;
-  const int64_t end = std::min(begin + kHugePageBytes, region->rows * stride_);
+  const int64_t end = begin + PageBytes(*region, page);
   const int64_t first = begin / BlockBytes();
   const int64_t last = (end - 1) / BlockBytes();
   for (int64_t i = first; i <= last; ++i) {
     if (region->state[i] == BlockState::kTaken) return;
   }
   ReleasePages(region->base + begin, kHugePageBytes);
-  held_pages_ -= region->held[page];
+  if (region->held[page] == 1) held_bytes_ -= PageBytes(*region, page);
   region->held[page] = 0;
   // Backwards, so that they are handed out again front to back.
   const uint32_t first_block = BlockOf(static_cast<uint32_t>(region->first_row));

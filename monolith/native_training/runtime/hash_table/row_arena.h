@@ -25,7 +25,7 @@
 // of any size wastes a partly used huge page and the few that are committed ahead of their use
 // (page_populator.h), and page faults spread evenly over batches. The first block of every shard
 // lies on small pages, so that a table with a handful of rows costs kilobytes, until the first of
-// them is full.
+// them is full. So does the end of a region that fills no huge page.
 //
 // Blocks that come back are handed out again first, to any shard. A huge page all of whose blocks
 // are back goes back to the system; region 0, which has row 0, stays.
@@ -137,6 +137,8 @@ class RowArena {
   void PopulateAhead();
   // The huge pages that hold a part of a block are in use from now on.
   void Hold(uint32_t block);
+  // Bytes of rows in a huge page: the last one of a region may be filled in part.
+  int64_t PageBytes(const Region& region, int64_t page) const;
   void ReleasePageIfFree(Region* region, int64_t page);
   void Push(BlockState state, uint32_t block);
   void Remove(uint32_t block);
@@ -154,7 +156,7 @@ class RowArena {
   int64_t end_row_ = 0;
   int64_t populated_ = 0;   // bytes of the newest region that were asked for ahead of their use
   bool promoted_ = false;   // region 0 lies on huge pages too
-  int64_t held_pages_ = 0;  // without region 0
+  int64_t held_bytes_ = 0;  // without region 0
   int64_t metadata_bytes_ = 0;
   int64_t free_blocks_ = 0;
   // First blocks of lists that the blocks are linked in.

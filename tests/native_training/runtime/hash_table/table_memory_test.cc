@@ -100,7 +100,9 @@ TEST(TableMemoryTest, EvictionGivesMemoryBackAndStatsSayWhatIsHeld) {
   EXPECT_EQ(table->Stats().expired, kRows);
   EXPECT_LT(table->Stats().row_memory, 10 * kMiB);
   EXPECT_LT(table->Stats().memory, full / 2);
-  if (!kSanitized) EXPECT_LT(ResidentMemory() - before, full / 2);
+  if (!kSanitized) {
+    EXPECT_LT(ResidentMemory() - before, full / 2);
+  }
   // What is left is right, and the table grows again.
   EXPECT_EQ(Lookup(*table, {kRows, 7}), [] {
     Floats want(32, 0.0f);
@@ -139,7 +141,9 @@ TEST(TableMemoryTest, ThousandsOfSmallTablesFitIntoTheAddressSpace) {
     tables.push_back(MakeTable(AdagradConfig(16)));
     Assign(tables.back().get(), {5}, Floats(16, static_cast<float>(i)));
   }
-  if (!kSanitized) EXPECT_LT(AddressSpace() - before, int64_t{8} << 30);
+  if (!kSanitized) {
+    EXPECT_LT(AddressSpace() - before, int64_t{8} << 30);
+  }
   for (int i = 0; i < 2000; ++i) {
     ASSERT_EQ(Lookup(*tables[i], {5}), Floats(16, static_cast<float>(i)));
   }
@@ -239,7 +243,9 @@ TEST(TableMemoryTest, LargeCapacityTakesAddressSpaceOnly) {
   TableConfig config = AdagradConfig(1);
   config.initial_capacity = 20000000;
   const auto table = MakeTable(config);
-  if (!kSanitized) EXPECT_LT(ResidentMemory() - before, 64 * kMiB);
+  if (!kSanitized) {
+    EXPECT_LT(ResidentMemory() - before, 64 * kMiB);
+  }
   EXPECT_LT(table->Stats().memory, 64 * kMiB);
   AssignRange(table.get(), 0, 50000);
   EXPECT_EQ(table->Size(), 50000);
@@ -249,7 +255,9 @@ TEST(TableMemoryTest, LargeCapacityTakesAddressSpaceOnly) {
 // An id that comes several times in a batch, with a zero vector among them: the row that was given
 // up is not written to, although earlier occurrences were to be finished later.
 TEST(TableMemoryTest, RowErasedInsideABatchIsLeftAlone) {
-  TableConfig config = MakeConfig({MakeSegment(1, OptimizerKind::kSgd)});
+  SegmentConfig segment = MakeSegment(1, OptimizerKind::kAbsent);
+  segment.initializer.kind = InitializerKind::kAbsent;
+  TableConfig config = MakeConfig({segment}, EntryType::kServing);
   config.skip_zero_embedding = true;
   const auto table = MakeTable(config);
   AssignRange(table.get(), 1, 5000);
