@@ -26,6 +26,8 @@ from typing import Any
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 # Every further arena of the allocator reserves address space, of which there is little.
 os.environ.setdefault("MALLOC_ARENA_MAX", "2")
+# Flows without a reader are looked for often.
+os.environ.setdefault("MONOLITH_FLOW_PATIENCE_SECONDS", "1")
 
 import numpy as np
 import tensorflow as tf
