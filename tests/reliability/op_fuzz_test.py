@@ -1,6 +1,6 @@
 """Promise: no tensor, attribute or message ends, stops or fills the process that gets it.
 
-Calls every op of the library with random arguments, in processes that may die. 20 calls per op;
+Calls every op of the library with random arguments, in processes that may die. 10 calls per op;
 `MONOLITH_SOAK=1` makes 300, and `MONOLITH_FUZZ_SEED` others than usual.
 """
 
@@ -11,7 +11,7 @@ import unittest
 from tests.op_fuzzing import cases, driver
 
 _SOAK = os.environ.get("MONOLITH_SOAK") == "1"
-_CALLS = 300 if _SOAK else 20
+_CALLS = 300 if _SOAK else 10
 _FIRST_SEED = int(os.environ.get("MONOLITH_FUZZ_SEED", "0"))
 _MAX_DESCRIBED = 5
 
