@@ -58,6 +58,9 @@ _TIMEOUT_IN_MS = 3600000
 # Looking for a table's files is a round trip each on a remote file system.
 _NUM_PROBE_THREADS = 50
 
+# The most that the op takes: so long a save may wait to spread the load.
+_MAX_SAVE_DELAY_MS = 20000
+
 
 class BaseHashTable(abc.ABC):
   """What can be done with a table, wherever it lives."""
@@ -595,7 +598,9 @@ class HashTableCheckpointSaverListener(tf.estimator.CheckpointSaverListener):
     self._placeholders = [tf.compat.v1.placeholder(tf.string, shape=[]) for _ in self._tables]
     self._save_op = tf.group(
       [
-        table.save(placeholder, random_sleep_ms=15 * len(self._tables)).as_op()
+        table.save(
+          placeholder, random_sleep_ms=min(15 * len(self._tables), _MAX_SAVE_DELAY_MS)
+        ).as_op()
         for table, placeholder in zip(self._tables, self._placeholders)
       ]
     )

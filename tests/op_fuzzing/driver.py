@@ -83,6 +83,7 @@ def _serve(waiting: queue.Queue, failures: list[Failure], case_seconds: float) -
     what = worker.call(op, seed)
     if what:
       failures.append(Failure(op, seed, what))
+      print(failures[-1], file=sys.stderr, flush=True)
       worker.stop()
       worker = None
   if worker is not None:

@@ -8,20 +8,23 @@ import numpy as np
 import tensorflow as tf
 
 from idl.matrix.proto import example_pb2
-from tests.op_fuzzing import cases
+from tests.op_fuzzing import cases, messages
 
 _LAYOUT = "MonolithEmbeddingToLayout"
+_SPLIT = "SplitFlowDataset"
 
 
 def exists(op: str) -> bool:
   """Whether there is a recipe for the op."""
-  return op.startswith(_LAYOUT) or "FusedLookup" in op or "FusedOptimize" in op
+  return op.startswith(_LAYOUT) or op == _SPLIT or "FusedLookup" in op or "FusedOptimize" in op
 
 
 def make(maker: Any) -> cases.Case:
   """A call of `maker.op` with the sizes of `maker`."""
   if maker.op.startswith(_LAYOUT):
     arguments = _layout(maker)
+  elif maker.op == _SPLIT:
+    arguments = _split(maker)
   else:
     arguments = _fused(maker)
   return cases.Case(maker.op, maker.seed, "eager", arguments)
@@ -78,6 +81,19 @@ def _layout(maker: Any) -> dict[str, Any]:
   else:
     arguments["num_out"] = 1
   return arguments
+
+
+def _split(maker: Any) -> dict[str, Any]:
+  """The flow of samples without a data source; the others have none."""
+  records = [messages.record(maker.rng, maker.sample_type, False) for _ in range(maker.n)]
+  return {
+    "input_dataset": cases.Samples("dataset", records, maker.sample_type),
+    "data_flow": ["", "other"],
+    "index": 0,
+    "max_queue_size": 100,
+    "variant_type": maker.sample_type,
+    "shared_name": f"flows{maker.rng.randrange(1 << 30)}",
+  }
 
 
 def _fused(maker: Any) -> dict[str, Any]:

@@ -26,6 +26,8 @@ from typing import Any
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 # Every further arena of the allocator reserves address space, of which there is little.
 os.environ.setdefault("MALLOC_ARENA_MAX", "2")
+# Flows without a reader are looked for often.
+os.environ.setdefault("MONOLITH_FLOW_PATIENCE_SECONDS", "1")
 
 import numpy as np
 import tensorflow as tf
@@ -246,7 +248,7 @@ class _Builder:
 
   def _samples(self, samples: cases.Samples) -> tf.Tensor:
     if samples.kind == "empty":
-      return tf.raw_ops.Empty(shape=list(samples.shape), dtype=tf.variant, init=True)
+      return _no_variants()
     if samples.kind == "ragged":
       return tf.raw_ops.RaggedTensorToVariant(
         rt_nested_splits=[tf.constant([0, 1], tf.int64)], rt_dense_values=[1.0],
@@ -263,15 +265,17 @@ class _Builder:
       return tf.data.Dataset.from_tensor_slices(samples.records).map(
         lambda r: _variant(r, samples.sample_type))._variant_tensor
     variants = [_variant(r, samples.sample_type) for r in samples.records]
-    if samples.shape == ():
-      return variants[0]
     if not variants:
-      return tf.raw_ops.Empty(shape=list(samples.shape), dtype=tf.variant, init=True)
-    return tf.reshape(tf.stack(variants), samples.shape)
+      return _no_variants()
+    return variants[0] if samples.shape == () else tf.reshape(tf.stack(variants), samples.shape)
 
 
 def _variant(record: Any, sample_type: str) -> tf.Tensor:
   return library.StringToVariant(input=record, variant_type=sample_type, **_PARSING)
+
+
+def _no_variants() -> tf.Tensor:
+  return tf.stack([_variant(b"", "example")])[:0]
 
 
 def _make_handle(handle: cases.Handle, build: _Builder) -> tf.Tensor:
@@ -327,7 +331,10 @@ def _make_handle(handle: cases.Handle, build: _Builder) -> tf.Tensor:
   if kind == "missing":
     made = tf.raw_ops.VarHandleOp(dtype=tf.float32, shape=[], shared_name=f"gone{name}")
     return made
-  return tf.raw_ops.Empty(shape=[], dtype=tf.resource, init=True)
+  # A handle of nothing.
+  return library.MonolithUniqueKeyWithValueAndOffset(
+    key=tf.constant([1], tf.int64), key_split=tf.constant([0, 1], tf.int64), dims=[1],
+    generate_buffer=False).value_buffer
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Promise: no tensor, attribute or message ends, stops or fills the process that gets it.
 
-Calls every op of the library with random arguments, in processes that may die. 20 calls per op;
+Calls every op of the library with random arguments, in processes that may die. 10 calls per op;
 `MONOLITH_SOAK=1` makes 300, and `MONOLITH_FUZZ_SEED` others than usual.
 """
 
@@ -11,7 +11,7 @@ import unittest
 from tests.op_fuzzing import cases, driver
 
 _SOAK = os.environ.get("MONOLITH_SOAK") == "1"
-_CALLS = 300 if _SOAK else 20
+_CALLS = 300 if _SOAK else 10
 _FIRST_SEED = int(os.environ.get("MONOLITH_FUZZ_SEED", "0"))
 _MAX_DESCRIBED = 5
 
@@ -34,7 +34,7 @@ class OpFuzzTest(unittest.TestCase):
 
   def test_calls_do_not_depend_on_anything_but_their_seed(self):
     for name in cases.op_names()[::10]:
-      once, again = (cases.make(name, 7, "/folder").describe() for _ in range(2))
+      once, again = (cases.make(name, 7, lambda _: True).describe() for _ in range(2))
       self.assertEqual(once, again)
 
   def test_driver_sees_who_dies_hangs_or_takes_memory(self):

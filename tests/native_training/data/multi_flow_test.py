@@ -5,6 +5,7 @@ import os
 import struct
 import threading
 import time
+from unittest import mock
 
 import tensorflow as tf
 from absl.testing import parameterized
@@ -57,6 +58,17 @@ def parse(dataset, batch_size=64, extra=("uid",)):
 
 def uids(dataset):
   return [int(uid) for batch in parse(dataset) for uid in batch["uid"].numpy().flatten()]
+
+
+def wait_for(event, sample):
+  """Hands `sample` on when `event` is set."""
+
+  def wait():
+    event.wait()
+    return True
+
+  with tf.control_dependencies([tf.py_function(wait, [], tf.bool)]):
+    return tf.identity(sample)
 
 
 def cycle(n):
@@ -351,6 +363,30 @@ class MultiFlowTest(tf.test.TestCase, parameterized.TestCase):
     # Index 0 last: the others wait for it.
     run_threads([lambda i=i: read_flow(i) for i in (2, 1, 0)])
     self.assertEqual(read, [list(range(i, 3000, 3)) for i in range(3)])
+
+  def test_flows_give_up_on_iterators_that_nobody_makes(self):
+    with mock.patch.dict(os.environ, {"MONOLITH_FLOW_PATIENCE_SECONDS": "1"}):
+      flows = split(samples(cycle(300)), max_queue_size=3)
+      with self.assertRaisesRegex(
+        tf.errors.FailedPreconditionError, r"flow 1 \('mobile'\) waits for an iterator over index 0"
+      ):
+        next(iter(flows[1]))
+      with self.assertRaisesRegex(
+        tf.errors.FailedPreconditionError, "has 3 samples waiting and no iterator takes them"
+      ):
+        list(flows[0])
+      # What has given up does not stay: the same flows can be read together.
+      self.assertEqual(sorted(uids(merge(flows))), list(range(300)))
+
+  def test_flows_wait_while_index_0_is_read(self):
+    with mock.patch.dict(os.environ, {"MONOLITH_FLOW_PATIENCE_SECONDS": "1"}):
+      go_on = threading.Event()
+      slow = samples(cycle(30)).map(lambda x: wait_for(go_on, x))
+      flows = split(slow)
+      first, second = iter(flows[0]), iter(flows[1])
+      threading.Timer(3, go_on.set).start()
+      next(second)
+      next(first)
 
   def test_order_of_merged_flows(self):
     flows = split(samples(cycle(90)))
