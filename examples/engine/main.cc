@@ -1,4 +1,4 @@
-// Makes a table, trains two rows, saves them, and reads them back into another table.
+// Makes a table, saves two rows, and reads them back into another table.
 #include <cstdio>
 #include <memory>
 #include <vector>
@@ -12,28 +12,24 @@ int main(int argc, char** argv) {
   SegmentConfig segment;
   segment.dim_size = 2;
   segment.optimizer.kind = OptimizerKind::kAdagrad;
-  segment.initializer.kind = InitializerKind::kOnes;
+  segment.initializer.kind = InitializerKind::kZeros;
   TableConfig config;
   config.entry.segments = {segment};
-  std::unique_ptr<EmbeddingTable> table;
+  std::unique_ptr<EmbeddingTable> table, other;
   Status status = EmbeddingTable::Create(config, &table);
+  if (status.ok()) status = EmbeddingTable::Create(config, &other);
 
   const std::vector<int64_t> ids = {7, -8};
-  const std::vector<float> gradients = {1, 2, 3, 4};
-  const float rate = 0.1f;
-  OptimizeOptions options;
-  options.learning_rates = &rate;
-  options.num_learning_rates = 1;
-  if (status.ok()) status = table->Optimize({ids.data(), 2, gradients.data()}, options);
+  const std::vector<float> values = {1, 2, 3, 4};
+  if (status.ok()) status = table->Assign({ids.data(), 2, values.data()}, WriteOptions());
 
   PosixFileSystem files;
   const std::string basename = argc > 1 ? argv[1] : "/tmp/engine_example/table";
   if (status.ok()) status = SaveTable(&files, *table, basename, /*num_files=*/1, &table->expiry());
-  const std::unique_ptr<EmbeddingTable> other = status.ok() ? table->NewEmptyTwin() : nullptr;
   if (status.ok()) status = LoadTable(&files, basename, other.get());
   if (!status.ok()) return std::fprintf(stderr, "%s\n", status.message.c_str()), 1;
   other->VisitRows([](const RowView& row) {
-    std::printf("%lld: %.3f %.3f\n", static_cast<long long>(row.id), row.values[0], row.values[1]);
+    std::printf("%lld: %g %g\n", static_cast<long long>(row.id), row.values[0], row.values[1]);
     return true;
   });
 }

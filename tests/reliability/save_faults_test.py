@@ -87,7 +87,7 @@ class SaveFaultsTest(parameterized.TestCase):
   def _save_with_fault(self, kind, base, value, fault, at):
     inject = f"inject={_RENAMES}:{fault}:when={at}"
     log = os.path.join(self.dir, "log")
-    command = ["strace", "-f", "--seccomp-bpf", "-o", log, "-e", f"trace={_RENAMES}", "-e", inject]
+    command = ["strace", "-f", "-o", log, "-e", f"trace={_RENAMES}", "-e", inject]
     command += [sys.executable, "-m", "tests.reliability.save_faults_test", kind, base, str(value)]
     return subprocess.run(command, capture_output=True, text=True)
 

@@ -112,7 +112,7 @@ class ItemPoolTest(tf.test.TestCase):
 
   def test_torn_files_are_refused(self):
     self.run_op(feature_utils.item_pool_random_fill, self.save(1))
-    (manifest,) = [name for name in os.listdir(self.path) if name.endswith(".manifest")]
+    (manifest,) = (name for name in os.listdir(self.path) if name.endswith(".manifest"))
     path = os.path.join(self.path, "model.ckpt-1_item_pool_0_0_1")
     with open(path, "rb") as stream:
       content = stream.read()

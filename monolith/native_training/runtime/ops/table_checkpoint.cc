@@ -253,10 +253,10 @@ Status SaveTables(Env* env, const std::vector<NamedTable>& tables, const std::st
 
 Status RestoreTables(Env* env, const std::string& basename, const std::vector<NamedTable>& tables) {
   EnvFileSystem files(env);
-  return FromEngine(engine::ReadShardedSet(&files, basename, {"", kMeta},
-                                           [&](const FileSetReader& reader, int64_t nshards) {
-                                             return LoadGroup(reader, nshards, basename, tables);
-                                           }));
+  return FromEngine(NameDamage(engine::ReadShardedSet(
+      &files, basename, {"", kMeta}, [&](const FileSetReader& reader, int64_t nshards) {
+        return LoadGroup(reader, nshards, basename, tables);
+      })));
 }
 
 Status ReadTableSizes(Env* env, const std::string& basename,
