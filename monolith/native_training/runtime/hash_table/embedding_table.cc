@@ -55,9 +55,10 @@ EmbeddingTable::~EmbeddingTable() = default;
 void EmbeddingTable::MakeShards() {
   index_pool_ = std::make_unique<RunPool>();
   arena_ = std::make_unique<RowArena>(layout_.stride, kNumShards);
-  views_ = std::make_unique<FlatIndex::View[]>(kNumShards);
+  directory_ = std::make_unique<FlatIndex::Directory>();
   for (int s = 0; s < kNumShards; ++s) {
-    shards_.push_back(std::make_unique<Shard>(s, index_pool_.get(), arena_.get(), &views_[s]));
+    shards_.push_back(
+        std::make_unique<Shard>(s, index_pool_.get(), arena_.get(), directory_.get()));
   }
 }
 
@@ -78,6 +79,15 @@ void EmbeddingTable::RaiseMaxUpdateTs(int64_t ts) {
   }
 }
 
+bool EmbeddingTable::DeepenIndex(int min_depth) {
+  for (const auto& shard : shards_) shard->mutex.lock();
+  // Another thread may have been first.
+  bool deep = !directory_->wants_depth() || directory_->Deepen();
+  while (deep && directory_->depth() < min_depth) deep = directory_->Deepen();
+  for (auto shard = shards_.rbegin(); shard != shards_.rend(); ++shard) (*shard)->mutex.unlock();
+  return deep;
+}
+
 Status EmbeddingTable::Reserve(int64_t rows) {
   if (rows < 0 || rows > kMaxReserve) {
     return Status::InvalidArgument("capacity is " + std::to_string(rows) + ", want 0 to " +
@@ -86,13 +96,13 @@ Status EmbeddingTable::Reserve(int64_t rows) {
   // Shards fill unevenly: three standard deviations above the mean.
   const double mean = static_cast<double>(rows) / kNumShards;
   const int64_t per_shard = static_cast<int64_t>(std::ceil(mean + 3.0 * std::sqrt(mean)));
+  const Status no_memory =
+      Status::ResourceExhausted("no memory for an index of " + std::to_string(rows) + " rows");
   const WriteRoom room(&room_);
+  if (!DeepenIndex(FlatIndex::DepthFor(per_shard))) return no_memory;
   for (const auto& shard : shards_) {
     std::unique_lock<FairSharedMutex> lock(shard->mutex);
-    if (!shard->index.Reserve(per_shard)) {
-      return Status::ResourceExhausted("no memory for an index of " + std::to_string(rows) +
-                                       " rows");
-    }
+    if (!shard->index.Reserve(per_shard)) return no_memory;
   }
   return Status::Ok();
 }
@@ -113,6 +123,7 @@ void EmbeddingTable::SwapContent(EmbeddingTable* other) {
     mine->size.store(mine->index.live(), std::memory_order_relaxed);
     theirs->size.store(theirs->index.live(), std::memory_order_relaxed);
   }
+  directory_->Swap(other->directory_.get());
   std::swap(index_pool_, other->index_pool_);
   std::swap(arena_, other->arena_);
   RaiseMaxUpdateTs(other->MaxUpdateTs());

@@ -120,6 +120,7 @@ void WriteStages::RunInSteps(Ids ids, int64_t n, int shard_begin, int shard_end)
   for (int64_t begin = 0; begin < n; begin += step) {
     const int64_t count = std::min(step, n - begin);
     const uint64_t shards = ShardsOf(ids, count, shard_begin, shard_end);
+    TableInternals::DeepenIndexIfWanted(job_->table);
     if (job_->filter != nullptr) Admit(ids, count, shards);
     const ShardLocks locks(shards_, shards);
     RunLocked(ids, count);
@@ -134,18 +135,18 @@ void WriteStages::Admit(const Ids& ids, int64_t n, uint64_t shards) {
   {
     constexpr int64_t kAhead = 12;
     const IdHash hash_of = TableHash();
-    const FlatIndex::View* const views = TableInternals::Views(*job_->table);
+    const SharedShardLocks locks(shards_, shards);
+    const FlatIndex::View index = TableInternals::Directory(*job_->table).view();
     const auto prefetch = [&](int64_t i) {
       const uint64_t hash = hash_of(ids.key(i));
-      concurrency::PrefetchForRead(views[ShardOf(hash)].HomeLine(hash));
+      concurrency::PrefetchForRead(index.HomeLine(hash));
     };
-    const SharedShardLocks locks(shards_, shards);
     for (int64_t i = 0; i < std::min(kAhead, n); ++i) prefetch(i);
     for (int64_t i = 0; i < n; ++i) {
       if (i + kAhead < n) prefetch(i + kAhead);
       const int64_t key = ids.key(i);
       const uint64_t hash = hash_of(key);
-      const bool present = views[ShardOf(hash)].Find(hash, key) != nullptr;
+      const bool present = index.Find(hash, key) != nullptr;
       // With skip_zero_embedding an id of the batch may erase its row.
       if (!present || skip_zero_) rounds.Add(i, key, hash, present);
     }
@@ -214,11 +215,11 @@ class WriteStages::AdagradFinisher {
   template <typename Ids>
   void End(const Ids& ids, int64_t n) const {
     if (!nonfinite_seen_.any()) return;
-    const FlatIndex::View* const views = TableInternals::Views(*stages_->job_->table);
+    const FlatIndex::View index = TableInternals::Directory(*stages_->job_->table).view();
     for (int64_t i = 0; i < n; ++i) {
       if (!HasNonFinite(values_ + ids.position(i) * kDim, kDim)) continue;
       const uint64_t hash = HashId(ids.key(i));
-      stages_->nonfinite_ += views[ShardOf(hash)].Find(hash, ids.key(i)) != nullptr;
+      stages_->nonfinite_ += index.Find(hash, ids.key(i)) != nullptr;
     }
   }
 
@@ -255,7 +256,7 @@ __attribute__((noinline)) void WriteStages::RunPipeline(const Ids& all_ids, int6
   constexpr bool kAny = Finisher::kRowBytes == 0;  // write, row size and mode
   const Ids ids = all_ids;
   const IdHash hash_of = TableHash();
-  const FlatIndex::View* const views = TableInternals::Views(*job_->table);
+  const FlatIndex::View index = TableInternals::Directory(*job_->table).view();
   const RowArena::View arena = TableInternals::Arena(*job_->table).view();
   const int64_t row_bytes = kAny ? std::min<int64_t>(layout_.row_bytes, 512) : Finisher::kRowBytes;
   // Aligned rows end with their last line; others may reach into one more.
@@ -281,7 +282,7 @@ __attribute__((noinline)) void WriteStages::RunPipeline(const Ids& all_ids, int6
     const uint64_t hash = hash_of(key);
     keys[i % kRing] = key;
     hashes[i % kRing] = hash;
-    concurrency::PrefetchForWrite(views[ShardOf(hash)].HomeLine(hash));
+    concurrency::PrefetchForWrite(index.HomeLine(hash));
     // Into the second-level cache: the first has no slots left for so many lines.
     const char* const value = values + ids.position(i) * value_stride;
     for (int64_t at = 0; at < value_bytes; at += 64) __builtin_prefetch(value + at, 0, 2);
@@ -296,7 +297,7 @@ __attribute__((noinline)) void WriteStages::RunPipeline(const Ids& all_ids, int6
   };
   const auto probe = [&](int64_t i) {
     const uint64_t hash = hashes[i % kRing];
-    FlatIndex::Line* const line = views[ShardOf(hash)].HomeLine(hash);
+    FlatIndex::Line* const line = index.HomeLine(hash);
     FlatIndex::Slot* const slot = skip ? nullptr : FlatIndex::SlotInLine(line, keys[i % kRing]);
     if (slot != nullptr) return take(i, slot);
     rows[i % kRing] = nullptr;
@@ -305,7 +306,7 @@ __attribute__((noinline)) void WriteStages::RunPipeline(const Ids& all_ids, int6
   const auto resolve = [&](int64_t i) {
     if (rows[i % kRing] != nullptr) return;
     const uint64_t hash = hashes[i % kRing];
-    FlatIndex::Slot* const slot = skip ? nullptr : views[ShardOf(hash)].Find(hash, keys[i % kRing]);
+    FlatIndex::Slot* const slot = skip ? nullptr : index.Find(hash, keys[i % kRing]);
     if (slot != nullptr) return take(i, slot);
     uint8_t is_fresh = 0;
     const bool dropped = dropped_ != nullptr && dropped_[i] != 0;
