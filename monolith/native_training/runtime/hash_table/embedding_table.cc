@@ -79,12 +79,20 @@ void EmbeddingTable::RaiseMaxUpdateTs(int64_t ts) {
   }
 }
 
-bool EmbeddingTable::DeepenIndex(int min_depth) {
-  for (const auto& shard : shards_) shard->mutex.lock();
+bool EmbeddingTable::DeepenIndex(int min_depth, bool wait) {
+  size_t locked = 0;
+  for (; locked < shards_.size(); ++locked) {
+    if (wait) {
+      shards_[locked]->mutex.lock();
+    } else if (!shards_[locked]->mutex.try_lock()) {
+      break;
+    }
+  }
+  bool deep = locked == shards_.size();
   // Another thread may have been first.
-  bool deep = !directory_->wants_depth() || directory_->Deepen();
+  if (deep && directory_->wants_depth()) deep = directory_->Deepen();
   while (deep && directory_->depth() < min_depth) deep = directory_->Deepen();
-  for (auto shard = shards_.rbegin(); shard != shards_.rend(); ++shard) (*shard)->mutex.unlock();
+  while (locked > 0) shards_[--locked]->mutex.unlock();
   return deep;
 }
 
@@ -99,7 +107,7 @@ Status EmbeddingTable::Reserve(int64_t rows) {
   const Status no_memory =
       Status::ResourceExhausted("no memory for an index of " + std::to_string(rows) + " rows");
   const WriteRoom room(&room_);
-  if (!DeepenIndex(FlatIndex::DepthFor(per_shard))) return no_memory;
+  if (!DeepenIndex(FlatIndex::DepthFor(per_shard), true)) return no_memory;
   for (const auto& shard : shards_) {
     std::unique_lock<FairSharedMutex> lock(shard->mutex);
     if (!shard->index.Reserve(per_shard)) return no_memory;

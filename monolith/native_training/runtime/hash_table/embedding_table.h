@@ -269,9 +269,10 @@ class EmbeddingTable {
   EmbeddingTable(const TableConfig& config, RowLayout layout, ExpiryPolicy expiry, uint64_t seed);
 
   void MakeShards();
-  // Lets the index tell more pieces apart, as some shard wants, and 2^min_depth of each at least.
-  // False: out of memory; pieces will become larger instead.
-  bool DeepenIndex(int min_depth);
+  // Lets the index tell more pieces apart, as some shard wants, and 2^min_depth of each shard at
+  // least. False: out of memory, or, unless it shall wait, somebody is at a shard; pieces become
+  // larger instead.
+  bool DeepenIndex(int min_depth, bool wait);
   void RaiseMaxUpdateTs(int64_t ts);
 
   const TableConfig config_;

@@ -72,7 +72,7 @@ class FlatIndex {
   static constexpr uint32_t kEmpty = 0;
   static constexpr uint32_t kTombstone = 0xffffffffu;
   static constexpr int kSlotsPerLine = 4;
-  static constexpr int64_t kMaxPieceLines = 4096;
+  static constexpr int64_t kMaxPieceLines = 2048;
   // The end of the range of places inside a shard.
   static constexpr uint64_t kHashEnd = uint64_t{1} << 32;
 

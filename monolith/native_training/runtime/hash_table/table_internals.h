@@ -25,8 +25,8 @@ struct TableInternals {
   static const FlatIndex::Directory& Directory(const EmbeddingTable& table) {
     return *table.directory_;
   }
-  static void DeepenIndexIfWanted(EmbeddingTable* table) {
-    if (table->directory_->wants_depth()) table->DeepenIndex(0);
+  static void DeepenIndexIfWanted(EmbeddingTable* table, bool wait) {
+    if (table->directory_->wants_depth()) table->DeepenIndex(0, wait);
   }
   // The rows of all shards.
   static const RowArena& Arena(const EmbeddingTable& table) { return *table.arena_; }

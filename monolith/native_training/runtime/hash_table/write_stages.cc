@@ -120,7 +120,9 @@ void WriteStages::RunInSteps(Ids ids, int64_t n, int shard_begin, int shard_end)
   for (int64_t begin = 0; begin < n; begin += step) {
     const int64_t count = std::min(step, n - begin);
     const uint64_t shards = ShardsOf(ids, count, shard_begin, shard_end);
-    TableInternals::DeepenIndexIfWanted(job_->table);
+    // Those who load the files of a checkpoint, each a shard of its own, do not wait for each
+    // other.
+    TableInternals::DeepenIndexIfWanted(job_->table, job_->mode != WriteMode::kLoad);
     if (job_->filter != nullptr) Admit(ids, count, shards);
     const ShardLocks locks(shards_, shards);
     RunLocked(ids, count);
