@@ -7,6 +7,7 @@
 #include "monolith/native_training/runtime/hash_table/compressors.h"
 #include "monolith/native_training/runtime/hash_table/filter_rounds.h"
 #include "monolith/native_training/runtime/hash_table/initializers.h"
+#include "monolith/native_training/runtime/hash_table/multiversion.h"
 #include "monolith/native_training/runtime/hash_table/optimizers.h"
 #include "monolith/native_training/runtime/hash_table/retrievers.h"
 #include "monolith/native_training/runtime/hash_table/row_kernels.h"
@@ -32,11 +33,12 @@ std::vector<float>* ThreadVector(int64_t dim) {
   return &vector;
 }
 
-// Values and accumulators are all there is in a row.
+// Values and accumulators are all there is in a row, and code that is compiled into the pipeline is
+// that of the kernels: where these exist for several instruction sets it would round differently.
 bool IsPlainAdagrad(const Segment& segment, const RowLayout& layout) {
-  return segment.optimizer.kind == OptimizerKind::kAdagrad && segment.dim == layout.dim &&
-         segment.state_offset == 4 * layout.dim && layout.row_bytes == 8 * layout.dim &&
-         !segment.optimizer.stochastic_rounding_float16 &&
+  return !kMultiversion && segment.optimizer.kind == OptimizerKind::kAdagrad &&
+         segment.dim == layout.dim && segment.state_offset == 4 * layout.dim &&
+         layout.row_bytes == 8 * layout.dim && !segment.optimizer.stochastic_rounding_float16 &&
          segment.retriever != RetrieverKind::kHashNet;
 }
 
@@ -163,7 +165,8 @@ void WriteStages::Admit(const Ids& ids, int64_t n, uint64_t shards) {
 class WriteStages::BlockFinisher {
  public:
   static constexpr int64_t kIds = kBlock;
-  static constexpr int64_t kRowBytes = 0;
+  static constexpr bool kAnyWrite = true;
+  static constexpr int64_t kRowBytes = 0;  // any
 
   explicit BlockFinisher(WriteStages* stages) : stages_(stages) {}
   template <typename Ids>
@@ -184,15 +187,18 @@ class WriteStages::BlockFinisher {
   WriteStages* const stages_;
 };
 
-// Rows of kDim values and as many accumulators.
+// Rows of values and as many accumulators, each at once: while one is updated others are fetched.
+// kDim > 0: a dimension known to the compiler.
 template <int kDim>
 class WriteStages::AdagradFinisher {
  public:
   static constexpr int64_t kIds = 1;
+  static constexpr bool kAnyWrite = false;
   static constexpr int64_t kRowBytes = 8 * kDim;
 
   explicit AdagradFinisher(WriteStages* stages)
       : stages_(stages),
+        dim_(stages->layout_.dim),
         values_(stages->tile_.values),
         lr_(stages->job_->segments[0].learning_rate),
         weight_decay_(stages->job_->segments[0].segment->optimizer.weight_decay),
@@ -206,10 +212,10 @@ class WriteStages::AdagradFinisher {
       *fresh = 0;
       stages_->InitializeRow(ids.key(i), row);
     }
-    const float* const gradient = values_ + ids.position(i) * kDim;
-    nonfinite_seen_.Add(gradient, kDim);
+    const float* const gradient = values_ + ids.position(i) * dim();
+    nonfinite_seen_.Add(gradient, dim());
     float* const values = reinterpret_cast<float*>(row);
-    AdagradRow(values, values + kDim, gradient, kDim, lr_, weight_decay_);
+    AdagradRow(values, values + dim(), gradient, dim(), lr_, weight_decay_);
     if (report_touched_) ThreadTouchedIds()->push_back(ids.key(i));
   }
 
@@ -219,14 +225,17 @@ class WriteStages::AdagradFinisher {
     if (!nonfinite_seen_.any()) return;
     const FlatIndex::View index = TableInternals::Directory(*stages_->job_->table).view();
     for (int64_t i = 0; i < n; ++i) {
-      if (!HasNonFinite(values_ + ids.position(i) * kDim, kDim)) continue;
+      if (!HasNonFinite(values_ + ids.position(i) * dim(), dim())) continue;
       const uint64_t hash = HashId(ids.key(i));
       stages_->nonfinite_ += index.Find(hash, ids.key(i)) != nullptr;
     }
   }
 
  private:
+  int64_t dim() const { return kDim > 0 ? kDim : dim_; }
+
   WriteStages* const stages_;
+  const int64_t dim_;
   const float* const values_;
   const float lr_;
   const float weight_decay_;
@@ -236,26 +245,18 @@ class WriteStages::AdagradFinisher {
 
 template <typename Ids>
 void WriteStages::RunLocked(const Ids& ids, int64_t n) {
-  if (plain_adagrad_) {
-    switch (layout_.dim) {
-      case 16:  // GCC unrolls shorter rows before it would vectorise them
-        return RunPipeline(ids, n, AdagradFinisher<16>(this));
-      case 32:
-        return RunPipeline(ids, n, AdagradFinisher<32>(this));
-      case 64:
-        return RunPipeline(ids, n, AdagradFinisher<64>(this));
-      default:
-        break;
-    }
-  }
-  RunPipeline(ids, n, BlockFinisher(this));
+  if (!plain_adagrad_) return RunPipeline(ids, n, BlockFinisher(this));
+  // To know the most frequent dimension saves a tenth.
+  if (layout_.dim == 16) return RunPipeline(ids, n, AdagradFinisher<16>(this));
+  RunPipeline(ids, n, AdagradFinisher<0>(this));
 }
 
 template <typename Ids, typename Finisher>
 __attribute__((noinline)) void WriteStages::RunPipeline(const Ids& all_ids, int64_t n,
                                                         Finisher finish) {
   constexpr int64_t kStep = Finisher::kIds;
-  constexpr bool kAny = Finisher::kRowBytes == 0;  // write, row size and mode
+  constexpr bool kAnyWrite = Finisher::kAnyWrite;
+  constexpr bool kAny = Finisher::kRowBytes == 0;  // row size
   const Ids ids = all_ids;
   const IdHash hash_of = TableHash();
   const FlatIndex::View index = TableInternals::Directory(*job_->table).view();
@@ -269,11 +270,11 @@ __attribute__((noinline)) void WriteStages::RunPipeline(const Ids& all_ids, int6
                                             : Finisher::kRowBytes / 2;
   const int64_t value_stride = kAny ? value_bytes_ : Finisher::kRowBytes / 2;
   const char* const values = values_begin_;
-  const uint32_t* const load_ts = kAny ? tile_.load_ts : nullptr;
+  const uint32_t* const load_ts = kAnyWrite ? tile_.load_ts : nullptr;
   const uint32_t job_ts = job_->ts;
   // With skip_zero_embedding every id waits for Resolve: there an earlier id of the batch may erase
   // its row.
-  const bool skip = kAny && skip_zero_;
+  const bool skip = kAnyWrite && skip_zero_;
   int64_t keys[kRing] = {};
   uint64_t hashes[kRing];
   char* rows[kRing];
