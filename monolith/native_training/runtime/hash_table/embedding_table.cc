@@ -87,9 +87,10 @@ EmbeddingTable::~EmbeddingTable() = default;
 void EmbeddingTable::MakeShards() {
   index_pool_ = std::make_unique<RunPool>();
   arena_ = std::make_unique<RowArena>(layout_.stride, kNumShards);
-  views_ = std::make_unique<FlatIndex::View[]>(kNumShards);
+  directory_ = std::make_unique<FlatIndex::Directory>();
   for (int s = 0; s < kNumShards; ++s) {
-    shards_.push_back(std::make_unique<Shard>(s, index_pool_.get(), arena_.get(), &views_[s]));
+    shards_.push_back(
+        std::make_unique<Shard>(s, index_pool_.get(), arena_.get(), directory_.get()));
   }
 }
 
@@ -118,19 +119,36 @@ void EmbeddingTable::RaiseMaxUpdateTs(int64_t requested) {
   }
 }
 
+bool EmbeddingTable::DeepenIndex(int min_depth, bool wait) {
+  size_t locked = 0;
+  for (; locked < shards_.size(); ++locked) {
+    if (wait) {
+      shards_[locked]->mutex.lock();
+    } else if (!shards_[locked]->mutex.try_lock()) {
+      break;
+    }
+  }
+  bool deep = locked == shards_.size();
+  // Another thread may have been first.
+  if (deep && directory_->wants_depth()) deep = directory_->Deepen();
+  while (deep && directory_->depth() < min_depth) deep = directory_->Deepen();
+  while (locked > 0) shards_[--locked]->mutex.unlock();
+  return deep;
+}
+
 Status EmbeddingTable::Reserve(int64_t rows) {
   Status status = CheckCapacity("capacity", rows, kMinIndexBytesPerRow);
   if (!status.ok()) return status;
   // Shards fill unevenly: three standard deviations above the mean.
   const double mean = static_cast<double>(rows) / kNumShards;
   const int64_t per_shard = static_cast<int64_t>(std::ceil(mean + 3.0 * std::sqrt(mean)));
+  const Status no_memory =
+      Status::ResourceExhausted("no memory for an index of " + std::to_string(rows) + " rows");
   const WriteRoom room(&room_);
+  if (!DeepenIndex(FlatIndex::DepthFor(per_shard), true)) return no_memory;
   for (const auto& shard : shards_) {
     std::unique_lock<FairSharedMutex> lock(shard->mutex);
-    if (!shard->index.Reserve(per_shard)) {
-      return Status::ResourceExhausted("no memory for an index of " + std::to_string(rows) +
-                                       " rows");
-    }
+    if (!shard->index.Reserve(per_shard)) return no_memory;
   }
   return Status::Ok();
 }
@@ -151,6 +169,7 @@ void EmbeddingTable::SwapContent(EmbeddingTable* other) {
     mine->size.store(mine->index.live(), std::memory_order_relaxed);
     theirs->size.store(theirs->index.live(), std::memory_order_relaxed);
   }
+  directory_->Swap(other->directory_.get());
   std::swap(index_pool_, other->index_pool_);
   std::swap(arena_, other->arena_);
   RaiseMaxUpdateTs(other->MaxUpdateTs());

@@ -288,8 +288,8 @@ class EmbeddingTable {
                                  // table_save.cc
 
   struct alignas(128) Shard {
-    Shard(int number, RunPool* pool, RowArena* arena, FlatIndex::View* view)
-        : index(number, pool, view), rows(arena) {}
+    Shard(int number, RunPool* pool, RowArena* arena, FlatIndex::Directory* directory)
+        : index(number, pool, directory), rows(arena) {}
     mutable FairSharedMutex mutex;
     FlatIndex index;
     RowSlab rows;
@@ -307,6 +307,10 @@ class EmbeddingTable {
   EmbeddingTable(const TableConfig& config, RowLayout layout, ExpiryPolicy expiry, uint64_t seed);
 
   void MakeShards();
+  // Lets the index tell more pieces apart, as some shard wants, and 2^min_depth of each shard at
+  // least. False: out of memory, or, unless it shall wait, somebody is at a shard; pieces become
+  // larger instead.
+  bool DeepenIndex(int min_depth, bool wait);
   // Clamps the time; warns, once per table, if that changes it.
   void RaiseMaxUpdateTs(int64_t requested);
 
@@ -318,7 +322,7 @@ class EmbeddingTable {
   // Memory outlives the shards that draw from it.
   std::unique_ptr<RunPool> index_pool_;
   std::unique_ptr<RowArena> arena_;
-  std::unique_ptr<FlatIndex::View[]> views_;  // one per shard, side by side for readers
+  std::unique_ptr<FlatIndex::Directory> directory_;
   std::vector<std::unique_ptr<Shard>> shards_;
   std::atomic<int64_t> max_update_ts_{0};
   std::atomic<bool> warned_of_time_{false};

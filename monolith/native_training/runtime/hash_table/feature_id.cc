@@ -18,7 +18,7 @@ IdHash DrawHash() {
     std::random_device device;
     seed = (uint64_t{device()} << 32) ^ device();
   }
-  return {SplitMix64(seed + kGoldenRatio64), SplitMix64(seed + 2 * kGoldenRatio64) | 1};
+  return {SplitMix64(seed + kGoldenRatio64) | 1, SplitMix64(seed + 2 * kGoldenRatio64) | 1};
 }
 
 }  // namespace

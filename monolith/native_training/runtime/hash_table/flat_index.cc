@@ -54,9 +54,55 @@ int64_t FillerOf(int shard) {
 
 }  // namespace
 
-FlatIndex::FlatIndex(int shard, RunPool* pool, View* view)
-    : shard_(shard), pool_(pool), view_(view), pieces_(1), piece_of_(1, 0) {
-  PublishAll();
+bool FlatIndex::Directory::Deepen() {
+  const size_t entries = 2 * numbers_.size();
+  std::vector<uint32_t> numbers;
+  std::vector<Home> homes;
+  try {
+    numbers.resize(entries);
+    homes.resize(entries);
+  } catch (const std::bad_alloc&) {
+    return false;
+  }
+  for (size_t i = 0; i < entries; ++i) {
+    numbers[i] = numbers_[i / 2];
+    homes[i] = homes_[i / 2];
+  }
+  numbers_.swap(numbers);
+  more_homes_.swap(homes);
+  homes_ = more_homes_.data();
+  ++depth_;
+  wants_depth_.store(false, std::memory_order_relaxed);
+  return true;
+}
+
+void FlatIndex::Directory::Swap(Directory* other) {
+  std::swap(depth_, other->depth_);
+  numbers_.swap(other->numbers_);
+  more_homes_.swap(other->more_homes_);
+  std::swap_ranges(first_homes_, first_homes_ + kNumShards, other->first_homes_);
+  for (Directory* directory : {this, other}) {
+    directory->homes_ =
+        directory->depth_ == 0 ? directory->first_homes_ : directory->more_homes_.data();
+  }
+  wants_depth_.store(other->wants_depth_.exchange(wants_depth_.load()));
+}
+
+int64_t FlatIndex::Directory::Bytes() const {
+  return static_cast<int64_t>(sizeof(*this) + numbers_.capacity() * sizeof(uint32_t) +
+                              more_homes_.capacity() * sizeof(Home));
+}
+
+int FlatIndex::DepthFor(int64_t keys) {
+  int depth = 0;
+  // With what pieces differ by, and a step of the schedule.
+  while (depth < kMaxDepth && FullLines(keys >> depth) * 11 / 8 > kMaxPieceLines) ++depth;
+  return depth;
+}
+
+FlatIndex::FlatIndex(int shard, RunPool* pool, Directory* directory)
+    : shard_(shard), pool_(pool), directory_(directory), pieces_(1), rooms_(1, 0) {
+  Publish(0);
 }
 
 FlatIndex::~FlatIndex() {
@@ -67,21 +113,22 @@ int64_t FlatIndex::Bytes() const {
   int64_t lines = 0;
   for (const Piece& piece : pieces_) lines += piece.num_lines + piece.spare_lines;
   return lines * static_cast<int64_t>(sizeof(Line)) +
-         static_cast<int64_t>(pieces_.capacity() * sizeof(Piece) +
-                              piece_of_.capacity() * sizeof(uint32_t) +
-                              homes_.capacity() * sizeof(Home));
+         static_cast<int64_t>(pieces_.capacity() * (sizeof(Piece) + sizeof(int32_t)));
 }
 
 void FlatIndex::Erase(Slot* slot) {
-  Piece* const piece = &PieceOf(HashId(slot->key));
+  const uint32_t number = NumberOf(HashId(slot->key));
   // Lines are 64-byte aligned.
   const Line* const line =
       reinterpret_cast<const Line*>(reinterpret_cast<uintptr_t>(slot) & ~uintptr_t{63});
   const bool has_empty = HasEmpty(line);
   slot->key = FillerOf(shard_);
   slot->row = has_empty ? kEmpty : kTombstone;
-  if (!has_empty) ++piece->tombstones;
-  --piece->live;
+  if (has_empty) {
+    ++rooms_[number];
+  } else {
+    ++pieces_[number].tombstones;
+  }
   --live_;
 }
 
@@ -96,106 +143,109 @@ int64_t FlatIndex::ScheduledLines(const Piece& piece, int64_t lines) const {
   return std::max(lines, static_cast<int64_t>(std::ceil(scheduled)));
 }
 
-bool FlatIndex::Grow(uint64_t hash) {
-  Piece* const piece = &PieceOf(hash);
-  const int64_t lines = piece->num_lines;
+bool FlatIndex::Grow(uint32_t number) {
+  const Piece& piece = pieces_[number];
+  const int64_t lines = piece.num_lines;
   // Many tombstones: the same size is enough once they are gone.
-  if ((piece->live + 1) * 3 <= lines * kSlotsPerLine * 2) {
-    return Rebuild(piece, lines, SpareLines(lines));
+  if ((LiveOf(number) + 1) * 3 <= lines * kSlotsPerLine * 2) {
+    return Rebuild(number, lines, SpareLines(lines));
   }
   const int64_t target = std::max<int64_t>(lines < 64 ? 2 * lines : lines + lines / 8, 1);
-  const int64_t scheduled = ScheduledLines(*piece, target);
-  if (scheduled > kMaxPieceLines && piece->depth < kMaxDepth) {
-    return Split(static_cast<uint32_t>(piece - pieces_.data()));
-  }
-  return Rebuild(piece, scheduled, SpareLines(scheduled));
+  const int64_t scheduled = ScheduledLines(piece, target);
+  if (ShallSplit(piece, scheduled)) return Split(number);
+  return Rebuild(number, scheduled, SpareLines(scheduled));
 }
 
-bool FlatIndex::AddSpareLines(uint64_t hash) {
-  Piece* const piece = &PieceOf(hash);
-  return Rebuild(piece, piece->num_lines, 2 * piece->spare_lines);
+bool FlatIndex::ShallSplit(const Piece& piece, int64_t lines) {
+  if (lines <= kMaxPieceLines || piece.depth >= kMaxDepth) return false;
+  if (piece.depth < directory_->depth_) return true;
+  // It grows until the directory is deeper, soon.
+  directory_->wants_depth_.store(true, std::memory_order_relaxed);
+  return false;
 }
 
-bool FlatIndex::Rebuild(Piece* piece, int64_t num_lines, int64_t spare_lines) {
+FlatIndex::Slot* FlatIndex::FreeBehind(uint64_t hash, int64_t key) {
+  const uint32_t number = NumberOf(hash);
+  const Piece& piece = pieces_[number];
+  return Rebuild(number, piece.num_lines, 2 * piece.spare_lines) ? FindOrFree(hash, key) : nullptr;
+}
+
+bool FlatIndex::Rebuild(uint32_t number, int64_t num_lines, int64_t spare_lines) {
+  Piece* const piece = &pieces_[number];
   Piece fresh;
   fresh.prefix = piece->prefix;
   fresh.depth = piece->depth;
   fresh.num_lines = num_lines;
   fresh.spare_lines = spare_lines;
-  if (!Build(*piece, &fresh)) return false;
+  const int64_t keys = Build(*piece, &fresh);
+  if (keys < 0) return false;
   num_lines_ += fresh.num_lines - piece->num_lines;
-  moved_ += fresh.live;
+  moved_ += keys;
+  rooms_[number] = static_cast<int32_t>(FullSlots(fresh.num_lines) - keys);
   std::swap(*piece, fresh);
-  Publish(*piece);
+  Publish(number);
   Release(fresh);
   return true;
 }
 
 bool FlatIndex::Split(uint32_t number) {
   try {
-    if (pieces_[number].depth == depth_) DoubleDirectory();
     if (pieces_.size() == pieces_.capacity()) pieces_.reserve(2 * pieces_.size());
+    rooms_.reserve(pieces_.capacity());
   } catch (const std::bad_alloc&) {
     return false;
   }
   const Piece whole = pieces_[number];
-  Piece halves[2];
+  int64_t keys[2] = {};
   const IdHash hash_of = TableHash();
   for (int64_t i = 0; i < whole.num_lines + whole.spare_lines; ++i) {
     for (const Slot& slot : whole.lines[i].slots) {
-      if (slot.live()) ++halves[(hash_of(slot.key) >> (31 - whole.depth)) & 1].live;
+      if (slot.live()) ++keys[(PlaceOf(hash_of(slot.key)) >> (31 - whole.depth)) & 1];
     }
   }
+  Piece halves[2];
   for (int side = 0; side < 2; ++side) {
     Piece* const half = &halves[side];
     half->prefix = 2 * whole.prefix + static_cast<uint64_t>(side);
     half->depth = whole.depth + 1;
-    const int64_t full = FullLines(half->live);
-    half->num_lines = half->live == 0 ? 0 : ScheduledLines(*half, full + full / 8 + 1);
-    half->spare_lines = half->live == 0 ? 0 : SpareLines(half->num_lines);
-    half->live = 0;
-    if (Build(whole, half)) continue;
-    for (int built = 0; built < side; ++built) Release(halves[built]);
+    if (keys[side] == 0) continue;
+    const int64_t full = FullLines(keys[side]);
+    half->num_lines = ScheduledLines(*half, full + full / 8 + 1);
+    half->spare_lines = SpareLines(half->num_lines);
+    if (Build(whole, half) >= 0) continue;
+    if (side == 1) Release(halves[0]);
     return false;
   }
   const uint32_t upper = static_cast<uint32_t>(pieces_.size());
   pieces_[number] = halves[0];
   pieces_.push_back(halves[1]);
-  const int behind = depth_ - halves[1].depth;  // bits of the directory that it does not care for
-  std::fill_n(piece_of_.begin() + static_cast<int64_t>(halves[1].prefix << behind),
-              int64_t{1} << behind, upper);
+  rooms_.push_back(0);
+  for (int side = 0; side < 2; ++side) {
+    rooms_[side == 0 ? number : upper] =
+        static_cast<int32_t>(FullSlots(halves[side].num_lines) - keys[side]);
+  }
   num_lines_ += halves[0].num_lines + halves[1].num_lines - whole.num_lines;
-  moved_ += whole.live;
-  for (const Piece& half : halves) Publish(half);
+  moved_ += keys[0] + keys[1];
+  Publish(number);
+  Publish(upper);
   Release(whole);
   return true;
 }
 
-void FlatIndex::DoubleDirectory() {
-  const size_t entries = 2 * piece_of_.size();
-  std::vector<uint32_t> piece_of(entries);
-  std::vector<Home> homes(entries);
-  for (size_t i = 0; i < entries; ++i) piece_of[i] = piece_of_[i / 2];
-  piece_of_.swap(piece_of);
-  homes_.swap(homes);
-  ++depth_;
-  PublishAll();
-}
-
 bool FlatIndex::Reserve(int64_t keys) {
   for (uint32_t number = 0; number < pieces_.size();) {
-    Piece* const piece = &pieces_[number];
+    const Piece& piece = pieces_[number];
     // Pieces fill unevenly: three standard deviations above the mean.
-    const double mean = std::ldexp(static_cast<double>(keys), -piece->depth);
-    const double share = piece->depth == 0 ? mean : mean + 3.0 * std::sqrt(mean);
+    const double mean = std::ldexp(static_cast<double>(keys), -piece.depth);
+    const double share = piece.depth == 0 ? mean : mean + 3.0 * std::sqrt(mean);
     const int64_t lines = FullLines(static_cast<int64_t>(std::ceil(share)));
-    if (lines > piece->num_lines) {
-      const int64_t scheduled = ScheduledLines(*piece, lines);
-      if (scheduled > kMaxPieceLines && piece->depth < kMaxDepth) {
+    if (lines > piece.num_lines) {
+      const int64_t scheduled = ScheduledLines(piece, lines);
+      if (ShallSplit(piece, scheduled)) {
         if (!Split(number)) return false;
         continue;  // with its lower half; the upper one comes last
       }
-      if (!Rebuild(piece, scheduled, SpareLines(scheduled))) return false;
+      if (!Rebuild(number, scheduled, SpareLines(scheduled))) return false;
     }
     ++number;
   }
@@ -203,94 +253,108 @@ bool FlatIndex::Reserve(int64_t keys) {
 }
 
 void FlatIndex::Compact() {
-  for (Piece& piece : pieces_) {
-    if (piece.live == 0) {
-      num_lines_ -= piece.num_lines;
-      Release(piece);
-      piece.lines = nullptr;
-      piece.num_lines = piece.spare_lines = piece.tombstones = 0;
-      Publish(piece);
+  for (uint32_t number = 0; number < pieces_.size(); ++number) {
+    Piece* const piece = &pieces_[number];
+    const int64_t live = LiveOf(number);
+    if (live == 0) {
+      num_lines_ -= piece->num_lines;
+      Release(*piece);
+      piece->lines = nullptr;
+      piece->num_lines = piece->spare_lines = piece->tombstones = 0;
+      rooms_[number] = 0;
+      Publish(number);
       continue;
     }
-    const int64_t full = FullLines(piece.live);
-    const int64_t wanted = ScheduledLines(piece, full + full / 8 + 1);
+    const int64_t full = FullLines(live);
+    const int64_t wanted = ScheduledLines(*piece, full + full / 8 + 1);
     // Two steps of the schedule: what comes back soon shall find its place.
-    const bool shrink = 3 * wanted < 2 * piece.num_lines;
-    if (shrink || piece.tombstones * 8 > piece.num_lines * kSlotsPerLine) {
-      const int64_t lines = shrink ? wanted : piece.num_lines;
-      Rebuild(&piece, lines, SpareLines(lines));
+    const bool shrink = 3 * wanted < 2 * piece->num_lines;
+    if (shrink || piece->tombstones * 8 > piece->num_lines * kSlotsPerLine) {
+      const int64_t lines = shrink ? wanted : piece->num_lines;
+      Rebuild(number, lines, SpareLines(lines));
     }
   }
 }
 
 void FlatIndex::Swap(FlatIndex* other) {
   std::swap(pool_, other->pool_);
-  std::swap(depth_, other->depth_);
   std::swap(pieces_, other->pieces_);
-  std::swap(piece_of_, other->piece_of_);
-  std::swap(homes_, other->homes_);
+  std::swap(rooms_, other->rooms_);
   std::swap(num_lines_, other->num_lines_);
   std::swap(live_, other->live_);
   std::swap(moved_, other->moved_);
-  PublishAll();
-  other->PublishAll();
 }
 
-bool FlatIndex::Build(const Piece& from, Piece* to) {
-  if (to->num_lines == 0) return true;
+int64_t FlatIndex::Build(const Piece& from, Piece* to) {
   const int64_t bytes = (to->num_lines + to->spare_lines) * static_cast<int64_t>(sizeof(Line));
-  if (from.live == 0 && FillerOf(shard_) == 0 && bytes >= kMinPooledBytes) {
+  if (live_ == 0 && FillerOf(shard_) == 0 && bytes >= kMinPooledBytes) {
     // Only made room for: memory comes as keys do.
     to->lines = reinterpret_cast<Line*>(pool_->AllocateZeros(bytes));
-    to->live = 0;
-    return to->lines != nullptr;
+    return to->lines == nullptr ? -1 : 0;
   }
   for (;; to->spare_lines *= 2) {
     to->lines = Acquire(to->num_lines + to->spare_lines);
-    if (to->lines == nullptr) return false;
-    if (Move(from, to)) return true;
+    if (to->lines == nullptr) return -1;
+    const int64_t keys = Move(from, *to);
+    if (keys >= 0) return keys;
     Release(*to);
   }
 }
 
 // Home lines keep the order of hashes, so both arrays are walked front to back. The new one is
 // cleared a page ahead of the keys: it passes through the cache once, and fresh pages are written
-// before they are read, which saves a page fault each. False: there are too few spare lines.
-bool FlatIndex::Move(const Piece& from, Piece* to) const {
+// before they are read, which saves a page fault each. Returns the number of keys, or -1: there are
+// too few spare lines.
+int64_t FlatIndex::Move(const Piece& from, const Piece& to) const {
   const IdHash hash_of = TableHash();
   const int64_t filler = FillerOf(shard_);
-  const int64_t last = to->num_lines + to->spare_lines - 1;
+  Line* const lines = to.lines;
+  const uint64_t num_lines = static_cast<uint64_t>(to.num_lines);
+  const int64_t last = to.num_lines + to.spare_lines - 1;
+  const uint64_t prefix = to.prefix;
+  const int depth = to.depth;
   int64_t cleared = 0;
   const auto clear_from = [&](int64_t line) {
     const int64_t end = std::min(last + 1, line + kClearLines);
-    std::memset(static_cast<void*>(to->lines + cleared), 0, (end - cleared) * sizeof(Line));
+    std::memset(static_cast<void*>(lines + cleared), 0, (end - cleared) * sizeof(Line));
     for (; filler != 0 && cleared < end; ++cleared) {
-      for (Slot& slot : to->lines[cleared].slots) slot.key = filler;
+      for (Slot& slot : lines[cleared].slots) slot.key = filler;
     }
     cleared = end;
   };
-  to->live = 0;
-  for (int64_t i = 0; i < from.num_lines + from.spare_lines; ++i) {
+  int64_t keys = 0;
+  const bool splits = depth > from.depth;
+  // Keys of the upper half are at home behind the middle, others do not overflow beyond the first
+  // line there that has an empty slot.
+  const int64_t middle = from.num_lines / 2;
+  int64_t from_end = from.num_lines + from.spare_lines;
+  if (splits && prefix % 2 == 0) {
+    for (from_end = middle; from_end < from.num_lines && !HasEmpty(from.lines + from_end);) {
+      ++from_end;
+    }
+    from_end = std::min(from_end + 1, from.num_lines + from.spare_lines);
+  }
+  for (int64_t i = splits && prefix % 2 == 1 ? middle : 0; i < from_end; ++i) {
     concurrency::PrefetchForRead(from.lines + i + kRebuildAhead);
     for (const Slot& slot : from.lines[i].slots) {
       if (!slot.live()) continue;
-      const uint64_t low = hash_of(slot.key) & 0xffffffffu;
-      if (low >> (32 - to->depth) != to->prefix) continue;
-      const uint64_t inside = (low << to->depth) & 0xffffffffu;
-      int64_t line = static_cast<int64_t>((inside * static_cast<uint64_t>(to->num_lines)) >> 32);
+      const uint64_t place = PlaceOf(hash_of(slot.key));
+      if (place >> (32 - depth) != prefix) continue;
+      const uint64_t inside = (place << depth) & 0xffffffffu;
+      int64_t line = static_cast<int64_t>((inside * num_lines) >> 32);
       Slot* free;
       for (;; ++line) {
         if (line >= cleared) clear_from(line);
-        free = FreeInLine(to->lines + line);
+        free = FreeInLine(lines + line);
         if (free != nullptr) break;
       }
-      if (line == last) return false;
+      if (line == last) return -1;
       *free = slot;
-      ++to->live;
+      ++keys;
     }
   }
   if (cleared <= last) clear_from(last);
-  return true;
+  return keys;
 }
 
 // Memory of unspecified content, or null.
@@ -319,16 +383,13 @@ FlatIndex::Home FlatIndex::HomeOf(const Piece& piece) const {
           lines << piece.depth};
 }
 
-void FlatIndex::Publish(const Piece& piece) {
-  const int behind = depth_ - piece.depth;
-  Home* const homes = depth_ == 0 ? &view_->only : homes_.data();
-  std::fill_n(homes + (piece.prefix << behind), int64_t{1} << behind, HomeOf(piece));
-}
-
-void FlatIndex::PublishAll() {
-  view_->homes = depth_ == 0 ? &view_->only : homes_.data();
-  view_->shift = static_cast<uint64_t>(32 - depth_);
-  for (const Piece& piece : pieces_) Publish(piece);
+void FlatIndex::Publish(uint32_t number) {
+  const Piece& piece = pieces_[number];
+  const int behind = directory_->depth_ - piece.depth;  // bits that it does not care for
+  const uint64_t first = ((static_cast<uint64_t>(shard_) << piece.depth) + piece.prefix) << behind;
+  const int64_t entries = int64_t{1} << behind;
+  std::fill_n(directory_->homes_ + first, entries, HomeOf(piece));
+  std::fill_n(directory_->numbers_.begin() + static_cast<int64_t>(first), entries, number);
 }
 
 }  // namespace engine

@@ -1,9 +1,9 @@
 // The index of one shard: id -> row number and time of the last write.
 //
-//   directory, by the top bits of the low half of the hash
-//   +------+------+------+------+
-//   | home | home | home | home |       2^depth entries; a piece has one, or 2^k neighbours
-//   +--+---+--+---+--+---+--+---+
+//   directory of the table, by the top bits of the hash: 6 for the shard, then `depth` more
+//   +------+------+------+------+---
+//   | home | home | home | home | ...   2^depth entries for each shard; a piece has one, or 2^k
+//   +--+---+--+---+--+---+--+---+---    neighbours
 //      |      |      |      |
 //      v      v      +--+---+
 //   piece 0  piece 1   piece 2
@@ -24,9 +24,10 @@
 // filler that belongs to another shard, so a probe need only compare keys: 0 in all shards but the
 // one that owns key 0 (hence fresh zero pages are an empty index there).
 //
-// Home line in a shard = (low 32 hash bits * number of lines) >> 32, where a piece that has 1/2^k
-// of the hashes and n lines counts as part of n * 2^k lines: any number of lines works, and the map
-// keeps the order of hashes, so rebuilding for growth walks both arrays front to back.
+// Home line in a shard = (place * number of lines) >> 32, where the place is the 32 bits of the
+// hash behind those of the shard, and a piece that has 1/2^k of the places and n lines counts as
+// part of n * 2^k lines: any number of lines works, and the map keeps the order of hashes, so
+// rebuilding for growth walks both arrays front to back.
 //
 // Invariants
 //   - Probing goes line by line from the home line and stops at a line with an empty slot: a key is
@@ -41,11 +42,13 @@
 //     in a table of any size. Pieces fill alike; phases are spread evenly over those of all shards,
 //     and with them rebuilds and splits over time, so no batch pays for more than a few.
 //
-// Not thread-safe: the shard's lock guards it. Find and insert: one cache miss plus 0.1 (overflowed
-// lines).
+// Not thread-safe: the shard's lock guards its index and its entries of the directory, the locks of
+// all shards together guard the directory's size. Find and insert: one cache miss plus 0.1
+// (overflowed lines).
 #ifndef MONOLITH_NATIVE_TRAINING_RUNTIME_HASH_TABLE_FLAT_INDEX_H_
 #define MONOLITH_NATIVE_TRAINING_RUNTIME_HASH_TABLE_FLAT_INDEX_H_
 
+#include <atomic>
 #include <cstdint>
 #include <vector>
 
@@ -69,9 +72,12 @@ class FlatIndex {
   static constexpr uint32_t kEmpty = 0;
   static constexpr uint32_t kTombstone = 0xffffffffu;
   static constexpr int kSlotsPerLine = 4;
-  static constexpr int64_t kMaxPieceLines = 4096;
-  // The end of the range of hashes inside a shard.
+  static constexpr int64_t kMaxPieceLines = 2048;
+  // The end of the range of places inside a shard.
   static constexpr uint64_t kHashEnd = uint64_t{1} << 32;
+
+  // Where a hash lies inside its shard.
+  static uint64_t PlaceOf(uint64_t hash) { return (hash >> (32 - kShardBits)) & 0xffffffffu; }
 
   struct Slot {
     int64_t key;
@@ -89,17 +95,16 @@ class FlatIndex {
     uint64_t lines;  // that the shard would have if all its pieces were as large
   };
 
-  // Where the lines of a shard are, for batches that touch many shards. It always has a line to
-  // look at, which has no key of the shard where the index is empty.
-  struct alignas(32) View {
+  // Where the lines of all shards are. A hash always has a line to look at, which has no key of its
+  // shard where the index is empty. Loops keep a copy, in registers.
+  struct View {
     const Home* homes;
-    uint64_t shift;  // of the low half of the hash
-    Home only;       // `homes` of an index of one piece: on the same cache line
+    int shift;
 
     Line* HomeLine(uint64_t hash) const {
-      const uint64_t low = hash & 0xffffffffu;
-      const Home& home = homes[low >> shift];
-      return reinterpret_cast<Line*>(home.base + ((low * home.lines) >> 32) * sizeof(Line));
+      const Home& home = homes[hash >> shift];
+      return reinterpret_cast<Line*>(home.base +
+                                     ((PlaceOf(hash) * home.lines) >> 32) * sizeof(Line));
     }
     // The slot of `key`, or null.
     Slot* Find(uint64_t hash, int64_t key) const {
@@ -110,8 +115,44 @@ class FlatIndex {
     }
   };
 
-  // `view` is kept up to date; it outlives the index.
-  FlatIndex(int shard, RunPool* pool, View* view);
+  // The directory of the indexes of all shards of a table.
+  class Directory {
+   public:
+    Directory() : numbers_(kNumShards) {}
+    Directory(const Directory&) = delete;
+    Directory& operator=(const Directory&) = delete;
+
+    // As long as the caller keeps some shard from changing: see Deepen.
+    View view() const { return {homes_, shift()}; }
+
+    int depth() const { return depth_; }
+    // Whether a shard would like to split further than the directory tells apart. Needs no lock.
+    bool wants_depth() const { return wants_depth_.load(std::memory_order_relaxed); }
+    // Doubles the number of entries. The caller holds the locks of all shards. False: out of
+    // memory, nothing changed.
+    bool Deepen();
+    // Exchanges the content. The caller holds the locks of all shards of both tables.
+    void Swap(Directory* other);
+
+    // What a small table's lookups read first.
+    const void* first_entries() const { return first_homes_; }
+    int64_t Bytes() const;
+
+   private:
+    friend class FlatIndex;
+
+    int shift() const { return 64 - kShardBits - depth_; }
+
+    int depth_ = 0;
+    Home* homes_ = first_homes_;
+    std::vector<uint32_t> numbers_;  // of the pieces, beside homes_
+    std::vector<Home> more_homes_;   // homes_ of depth 1 and more
+    std::atomic<bool> wants_depth_{false};
+    alignas(64) Home first_homes_[kNumShards];
+  };
+
+  // Pool and directory outlive the index.
+  FlatIndex(int shard, RunPool* pool, Directory* directory);
   ~FlatIndex();
   FlatIndex(const FlatIndex&) = delete;
   FlatIndex& operator=(const FlatIndex&) = delete;
@@ -169,46 +210,54 @@ class FlatIndex {
            (s[3].row == kEmpty);
   }
 
-  Slot* Find(uint64_t hash, int64_t key) const { return view_->Find(hash, key); }
+  Slot* Find(uint64_t hash, int64_t key) const { return directory_->view().Find(hash, key); }
 
   // Makes room for one more key with this hash, growing if needed. False: out of memory, nothing
   // changed.
   bool MakeRoom(uint64_t hash) {
-    const Piece& piece = PieceOf(hash);
-    return HasRoom(piece) || Grow(hash);
+    const uint32_t number = NumberOf(hash);
+    return rooms_[number] > 0 || Grow(number);
   }
 
   // The slot of `key`, or, not live, the one for Fill() to put it in: one probe answers both. After
   // MakeRoom(). Null: out of memory.
   Slot* FindOrFree(uint64_t hash, int64_t key) {
+    Line* const home = directory_->view().HomeLine(hash);
     Slot* free = nullptr;
-    for (Line* line = view_->HomeLine(hash);; ++line) {
+    for (Line* line = home;; ++line) {
       Slot* const slot = SlotInLine(line, key);
       if (slot != nullptr) return slot;
       if (free == nullptr) free = FreeInLine(line);
       if (!HasEmpty(line)) continue;
-      if (free < LastLine(PieceOf(hash))->slots) return free;
-      return AddSpareLines(hash) ? FindOrFree(hash, key) : nullptr;
+      return line == home || free < LastLine(pieces_[NumberOf(hash)])->slots
+                 ? free
+                 : FreeBehind(hash, key);
     }
   }
   void Fill(uint64_t hash, Slot* slot, int64_t key, uint32_t row, uint32_t ts) {
-    Piece* const piece = &PieceOf(hash);
-    if (slot->row == kTombstone) --piece->tombstones;
+    const uint32_t number = NumberOf(hash);
+    if (slot->row == kTombstone) {
+      --pieces_[number].tombstones;
+    } else {
+      --rooms_[number];
+    }
     *slot = {key, row, ts};
-    ++piece->live;
     ++live_;
   }
 
   // `slot` is live.
   void Erase(Slot* slot);
 
-  // Room for `keys` keys without further growth. False: out of memory, no key is lost.
+  // Room for `keys` keys without further growth, in a directory of DepthFor(keys). False: out of
+  // memory, no key is lost.
   bool Reserve(int64_t keys);
+  static int DepthFor(int64_t keys);
 
   // Gives tombstones, and lines that are not needed any more, back after many erasures. Where there
   // is no memory for that, things stay as they are.
   void Compact();
 
+  // Exchanges everything but the directories: the caller swaps those too.
   void Swap(FlatIndex* other);
 
   // Calls visit(line) for every line.
@@ -219,23 +268,24 @@ class FlatIndex {
     }
   }
 
-  // Calls visit(slot, hash) once for every key whose 32-bit hash is in [begin, end). Keys lie at or
-  // behind their home line, in the same run of full lines; home lines ascend with the hash. So the
+  // Calls visit(slot, place) once for every key whose place is in [begin, end). Keys lie at or
+  // behind their home line, in the same run of full lines; home lines ascend with the place. So the
   // walk starts at the home of `begin` and ends at the first line with an empty slot at or behind
   // the home of `end` - 1, in each piece.
   template <typename Visitor>
   void VisitHashRange(uint64_t begin, uint64_t end, Visitor visit) const {
     const IdHash hash_of = TableHash();
+    const View view = directory_->view();
     while (begin < end) {
-      const Piece& piece = PieceOf(begin);
-      const uint64_t piece_end = uint64_t{piece.prefix + 1} << (32 - piece.depth);
+      const Piece& piece = pieces_[NumberOf(HashAt(begin))];
+      const uint64_t piece_end = (piece.prefix + 1) << (32 - piece.depth);
       const uint64_t stop = piece_end < end ? piece_end : end;
-      const Line* const last_home = view_->HomeLine(stop - 1);
-      for (const Line* line = view_->HomeLine(begin);; ++line) {
+      const Line* const last_home = view.HomeLine(HashAt(stop - 1));
+      for (const Line* line = view.HomeLine(HashAt(begin));; ++line) {
         for (const Slot& slot : line->slots) {
           if (!slot.live()) continue;
-          const uint64_t hash = hash_of(slot.key) & 0xffffffffu;
-          if (hash >= begin && hash < stop) visit(slot, static_cast<uint32_t>(hash));
+          const uint64_t place = PlaceOf(hash_of(slot.key));
+          if (place >= begin && place < stop) visit(slot, static_cast<uint32_t>(place));
         }
         if (line >= last_home && HasEmpty(line)) break;
       }
@@ -244,57 +294,60 @@ class FlatIndex {
   }
 
  private:
-  // The keys whose hashes, in their low half, begin with the `depth` bits of `prefix`.
+  // The keys whose places begin with the `depth` bits of `prefix`.
   struct Piece {
     Line* lines = nullptr;
     int64_t num_lines = 0;    // 0: none, spare ones neither
     int64_t spare_lines = 0;  // behind them; the last one stays empty
-    int64_t live = 0;
     int64_t tombstones = 0;
     uint64_t prefix = 0;
     int depth = 0;
   };
 
-  static bool HasRoom(const Piece& piece) {
-    return (piece.live + piece.tombstones + 1) * 50 <= piece.num_lines * kSlotsPerLine * 41;
-  }
   static Line* LastLine(const Piece& piece) {
     return piece.lines + piece.num_lines + piece.spare_lines - 1;
   }
-  const Piece& PieceOf(uint64_t hash) const {
-    return pieces_[piece_of_[(hash & 0xffffffffu) >> (32 - depth_)]];
+  // Keys and tombstones that `lines` lines may have.
+  static int64_t FullSlots(int64_t lines) { return lines * kSlotsPerLine * 41 / 50; }
+  // The number of the piece of a hash.
+  uint32_t NumberOf(uint64_t hash) const {
+    return directory_->numbers_[hash >> directory_->shift()];
   }
-  Piece& PieceOf(uint64_t hash) {
-    return pieces_[piece_of_[(hash & 0xffffffffu) >> (32 - depth_)]];
+  // A hash of this shard.
+  uint64_t HashAt(uint64_t place) const {
+    return static_cast<uint64_t>(shard_) << (64 - kShardBits) | place << (32 - kShardBits);
+  }
+  int64_t LiveOf(uint32_t number) const {
+    const Piece& piece = pieces_[number];
+    return FullSlots(piece.num_lines) - rooms_[number] - piece.tombstones;
   }
 
-  bool Grow(uint64_t hash);
-  bool AddSpareLines(uint64_t hash);
+  bool Grow(uint32_t number);
+  // FindOrFree of an absent key for which there are too few spare lines.
+  Slot* FreeBehind(uint64_t hash, int64_t key);
   int64_t ScheduledLines(const Piece& piece, int64_t lines) const;
   // Replaces the lines of a piece. False: out of memory, nothing changed.
-  bool Rebuild(Piece* piece, int64_t num_lines, int64_t spare_lines);
+  bool Rebuild(uint32_t number, int64_t num_lines, int64_t spare_lines);
   // Makes two of a piece, which keeps its number for the lower half.
   bool Split(uint32_t number);
-  void DoubleDirectory();
+  // Whether a piece that would have so many lines is to be split, and can be.
+  bool ShallSplit(const Piece& piece, int64_t lines);
 
   // Gives `to` its lines, spare ones as many as it takes, and those keys of `from` that are its
-  // own. False: out of memory, `to` has no lines.
-  bool Build(const Piece& from, Piece* to);
-  bool Move(const Piece& from, Piece* to) const;
+  // own. Returns how many, or -1: out of memory, `to` has no lines.
+  int64_t Build(const Piece& from, Piece* to);
+  int64_t Move(const Piece& from, const Piece& to) const;
   Line* Acquire(int64_t lines);
   void Release(const Piece& piece);
   Home HomeOf(const Piece& piece) const;
-  // Tells readers where the lines of a piece are, or those of all.
-  void Publish(const Piece& piece);
-  void PublishAll();
+  // Enters a piece into the directory.
+  void Publish(uint32_t number);
 
   int shard_;
   RunPool* pool_;
-  View* view_;
-  int depth_ = 0;
+  Directory* directory_;
   std::vector<Piece> pieces_;
-  std::vector<uint32_t> piece_of_;  // 2^depth numbers of pieces
-  std::vector<Home> homes_;         // 2^depth, none for depth 0
+  std::vector<int32_t> rooms_;  // how many keys each may still take: what every insert looks at
   int64_t num_lines_ = 0;
   int64_t live_ = 0;
   int64_t moved_ = 0;

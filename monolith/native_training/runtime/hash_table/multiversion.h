@@ -10,8 +10,19 @@
     !defined(MONOLITH_NO_MULTIVERSION)
 #define MONOLITH_MULTIVERSION \
   __attribute__((target_clones("default", "arch=haswell", "arch=x86-64-v4")))
+#define MONOLITH_HAS_VERSIONS true
 #else
 #define MONOLITH_MULTIVERSION
+#define MONOLITH_HAS_VERSIONS false
 #endif
+
+namespace monolith {
+namespace engine {
+
+// Marked functions may run, and round, with other instructions than their callers.
+constexpr bool kMultiversion = MONOLITH_HAS_VERSIONS;
+
+}  // namespace engine
+}  // namespace monolith
 
 #endif  // MONOLITH_NATIVE_TRAINING_RUNTIME_HASH_TABLE_MULTIVERSION_H_

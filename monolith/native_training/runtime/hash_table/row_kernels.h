@@ -28,13 +28,18 @@ __attribute__((always_inline)) inline bool HasNonFinite(const float* __restrict 
 // end.
 class NonFiniteSeen {
  public:
-  // `dim` is a multiple of four.
   __attribute__((always_inline)) void Add(const float* vector, int64_t dim) {
-    for (int64_t i = 0; i < dim; i += 4) {
+    int64_t i = 0;
+    for (; i + 4 <= dim; i += 4) {
       Lanes bits;
       std::memcpy(&bits, vector + i, sizeof(bits));
       bits &= 0x7fffffff;
       largest_ = bits > largest_ ? bits : largest_;
+    }
+    for (; i < dim; ++i) {
+      int32_t bits;
+      std::memcpy(&bits, vector + i, sizeof(bits));
+      largest_[0] = std::max(largest_[0], bits & 0x7fffffff);
     }
   }
   bool any() const {

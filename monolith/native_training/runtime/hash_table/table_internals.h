@@ -21,8 +21,13 @@ struct TableInternals {
   static const std::vector<std::unique_ptr<Shard>>& Shards(const EmbeddingTable& table) {
     return table.shards_;
   }
-  // One per shard. To be read in the read room.
-  static const FlatIndex::View* Views(const EmbeddingTable& table) { return table.views_.get(); }
+  // Its view is to be read in the read room, or under the lock of some shard.
+  static const FlatIndex::Directory& Directory(const EmbeddingTable& table) {
+    return *table.directory_;
+  }
+  static void DeepenIndexIfWanted(EmbeddingTable* table, bool wait) {
+    if (table->directory_->wants_depth()) table->DeepenIndex(0, wait);
+  }
   // The rows of all shards.
   static const RowArena& Arena(const EmbeddingTable& table) { return *table.arena_; }
   static int64_t LastGlobalStep(const EmbeddingTable& table) {

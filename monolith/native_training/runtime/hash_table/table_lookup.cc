@@ -125,9 +125,9 @@ class FoundStages : public Stages {
 // prefetch.
 __attribute__((always_inline)) inline void PrefetchTable(const EmbeddingTable& table) {
   __builtin_prefetch(TableInternals::Room(table), 1);
-  const char* views = reinterpret_cast<const char*>(TableInternals::Views(table));
-  for (size_t i = 0; i < kNumShards * sizeof(FlatIndex::View); i += 64) {
-    __builtin_prefetch(views + i, 0);
+  const char* homes = static_cast<const char*>(TableInternals::Directory(table).first_entries());
+  for (size_t i = 0; i < kNumShards * sizeof(FlatIndex::Home); i += 64) {
+    __builtin_prefetch(homes + i, 0);
   }
 }
 
@@ -143,7 +143,8 @@ void AddTile(const LookupRequest& request, OpenTiles<Stages>* tiles) {
     for (int64_t i = 0; i < request.n; ++i) stages.FinishAbsent(i);
     return;
   }
-  tiles->push_back({TableInternals::Views(*request.table), rows, request.ids, request.n, stages});
+  tiles->push_back(
+      {TableInternals::Directory(*request.table).view(), rows, request.ids, request.n, stages});
 }
 
 // Reads a tile of a table that others write to: as much as they can wait for at a time.

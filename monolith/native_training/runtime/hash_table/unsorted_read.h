@@ -43,7 +43,7 @@ class UnsortedRead {
  public:
   // The ids of one table, 1 to 2^32 of them. The arena has a row 0.
   struct Tile {
-    const FlatIndex::View* views;
+    FlatIndex::View index;
     RowArena::View rows;
     const int64_t* ids;
     int64_t n;
@@ -153,7 +153,7 @@ class UnsortedRead {
     const Cursor finish = kFinish ? finish_ : Cursor{tiles_};
 
     const IdHash hash_of = TableHash();
-    const FlatIndex::View* const views = fetch.tile->views;
+    const FlatIndex::View index = fetch.tile->index;
     const int64_t* const fetch_ids = fetch.tile->ids + fetch.position;
 
     const RowArena::View rows = probe.tile->rows;
@@ -169,7 +169,7 @@ class UnsortedRead {
     for (int64_t i = 0; i < steps; ++i) {
       if (kFetch) {
         const uint64_t hash = hash_of(fetch_ids[i]);
-        const FlatIndex::Line* const line = views[ShardOf(hash)].HomeLine(hash);
+        const FlatIndex::Line* const line = index.HomeLine(hash);
         lines_[(step + i) % kRing] = line;
         concurrency::PrefetchForRead(line);
       }

@@ -8,6 +8,7 @@
 #include "monolith/native_training/runtime/hash_table/compressors.h"
 #include "monolith/native_training/runtime/hash_table/filter_rounds.h"
 #include "monolith/native_training/runtime/hash_table/initializers.h"
+#include "monolith/native_training/runtime/hash_table/multiversion.h"
 #include "monolith/native_training/runtime/hash_table/optimizers.h"
 #include "monolith/native_training/runtime/hash_table/retrievers.h"
 #include "monolith/native_training/runtime/hash_table/row_kernels.h"
@@ -33,11 +34,12 @@ std::vector<float>* ThreadVector(int64_t dim) {
   return &vector;
 }
 
-// Values and accumulators are all there is in a row.
+// Values and accumulators are all there is in a row, and code that is compiled into the pipeline is
+// that of the kernels: where these exist for several instruction sets it would round differently.
 bool IsPlainAdagrad(const Segment& segment, const RowLayout& layout) {
-  return segment.optimizer.kind == OptimizerKind::kAdagrad && segment.dim == layout.dim &&
-         segment.state_offset == 4 * layout.dim && layout.row_bytes == 8 * layout.dim &&
-         !segment.optimizer.stochastic_rounding_float16 &&
+  return !kMultiversion && segment.optimizer.kind == OptimizerKind::kAdagrad &&
+         segment.dim == layout.dim && segment.state_offset == 4 * layout.dim &&
+         layout.row_bytes == 8 * layout.dim && !segment.optimizer.stochastic_rounding_float16 &&
          segment.retriever != RetrieverKind::kHashNet;
 }
 
@@ -128,6 +130,9 @@ void WriteStages::RunInSteps(Ids ids, int64_t n, int shard_begin, int shard_end)
   for (int64_t begin = 0; begin < n; begin += step) {
     const int64_t count = std::min(step, n - begin);
     const uint64_t shards = ShardsOf(ids, count, shard_begin, shard_end);
+    // Those who load the files of a checkpoint, each a shard of its own, do not wait for each
+    // other.
+    TableInternals::DeepenIndexIfWanted(job_->table, job_->mode != WriteMode::kLoad);
     if (job_->filter != nullptr) Admit(ids, count, shards);
     const ShardLocks locks(shards_, shards);
     RunLocked(ids, count);
@@ -142,18 +147,18 @@ void WriteStages::Admit(const Ids& ids, int64_t n, uint64_t shards) {
   {
     constexpr int64_t kAhead = 12;
     const IdHash hash_of = TableHash();
-    const FlatIndex::View* const views = TableInternals::Views(*job_->table);
+    const SharedShardLocks locks(shards_, shards);
+    const FlatIndex::View index = TableInternals::Directory(*job_->table).view();
     const auto prefetch = [&](int64_t i) {
       const uint64_t hash = hash_of(ids.key(i));
-      concurrency::PrefetchForRead(views[ShardOf(hash)].HomeLine(hash));
+      concurrency::PrefetchForRead(index.HomeLine(hash));
     };
-    const SharedShardLocks locks(shards_, shards);
     for (int64_t i = 0; i < std::min(kAhead, n); ++i) prefetch(i);
     for (int64_t i = 0; i < n; ++i) {
       if (i + kAhead < n) prefetch(i + kAhead);
       const int64_t key = ids.key(i);
       const uint64_t hash = hash_of(key);
-      const bool present = views[ShardOf(hash)].Find(hash, key) != nullptr;
+      const bool present = index.Find(hash, key) != nullptr;
       // With skip_zero_embedding an id of the batch may erase its row.
       if (!present || skip_zero_) rounds.Add(i, key, hash, present);
     }
@@ -168,7 +173,8 @@ void WriteStages::Admit(const Ids& ids, int64_t n, uint64_t shards) {
 class WriteStages::BlockFinisher {
  public:
   static constexpr int64_t kIds = kBlock;
-  static constexpr int64_t kRowBytes = 0;
+  static constexpr bool kAnyWrite = true;
+  static constexpr int64_t kRowBytes = 0;  // any
 
   explicit BlockFinisher(WriteStages* stages) : stages_(stages) {}
   template <typename Ids>
@@ -189,15 +195,18 @@ class WriteStages::BlockFinisher {
   WriteStages* const stages_;
 };
 
-// Rows of kDim values and as many accumulators.
+// Rows of values and as many accumulators, each at once: while one is updated others are fetched.
+// kDim > 0: a dimension known to the compiler.
 template <int kDim>
 class WriteStages::AdagradFinisher {
  public:
   static constexpr int64_t kIds = 1;
+  static constexpr bool kAnyWrite = false;
   static constexpr int64_t kRowBytes = 8 * kDim;
 
   explicit AdagradFinisher(WriteStages* stages)
       : stages_(stages),
+        dim_(stages->layout_.dim),
         values_(stages->tile_.values),
         lr_(stages->job_->segments[0].learning_rate),
         weight_decay_(stages->job_->segments[0].segment->optimizer.weight_decay),
@@ -211,10 +220,10 @@ class WriteStages::AdagradFinisher {
       *fresh = 0;
       stages_->InitializeRow(ids.key(i), row);
     }
-    const float* const gradient = values_ + ids.position(i) * kDim;
-    nonfinite_seen_.Add(gradient, kDim);
+    const float* const gradient = values_ + ids.position(i) * dim();
+    nonfinite_seen_.Add(gradient, dim());
     float* const values = reinterpret_cast<float*>(row);
-    AdagradRow(values, values + kDim, gradient, kDim, lr_, weight_decay_);
+    AdagradRow(values, values + dim(), gradient, dim(), lr_, weight_decay_);
     if (report_touched_) ThreadTouchedIds()->push_back(ids.key(i));
   }
 
@@ -222,16 +231,19 @@ class WriteStages::AdagradFinisher {
   template <typename Ids>
   void End(const Ids& ids, int64_t n) const {
     if (!nonfinite_seen_.any()) return;
-    const FlatIndex::View* const views = TableInternals::Views(*stages_->job_->table);
+    const FlatIndex::View index = TableInternals::Directory(*stages_->job_->table).view();
     for (int64_t i = 0; i < n; ++i) {
-      if (!HasNonFinite(values_ + ids.position(i) * kDim, kDim)) continue;
+      if (!HasNonFinite(values_ + ids.position(i) * dim(), dim())) continue;
       const uint64_t hash = HashId(ids.key(i));
-      stages_->nonfinite_ += views[ShardOf(hash)].Find(hash, ids.key(i)) != nullptr;
+      stages_->nonfinite_ += index.Find(hash, ids.key(i)) != nullptr;
     }
   }
 
  private:
+  int64_t dim() const { return kDim > 0 ? kDim : dim_; }
+
   WriteStages* const stages_;
+  const int64_t dim_;
   const float* const values_;
   const float lr_;
   const float weight_decay_;
@@ -247,29 +259,21 @@ void WriteStages::RunLocked(const Ids& ids, int64_t n) {
     const size_t wanted = touched->size() + static_cast<size_t>(n);
     if (touched->capacity() < wanted) touched->reserve(2 * wanted);
   }
-  if (plain_adagrad_) {
-    switch (layout_.dim) {
-      case 16:  // GCC unrolls shorter rows before it would vectorise them
-        return RunPipeline(ids, n, AdagradFinisher<16>(this));
-      case 32:
-        return RunPipeline(ids, n, AdagradFinisher<32>(this));
-      case 64:
-        return RunPipeline(ids, n, AdagradFinisher<64>(this));
-      default:
-        break;
-    }
-  }
-  RunPipeline(ids, n, BlockFinisher(this));
+  if (!plain_adagrad_) return RunPipeline(ids, n, BlockFinisher(this));
+  // To know the most frequent dimension saves a tenth.
+  if (layout_.dim == 16) return RunPipeline(ids, n, AdagradFinisher<16>(this));
+  RunPipeline(ids, n, AdagradFinisher<0>(this));
 }
 
 template <typename Ids, typename Finisher>
 __attribute__((noinline)) void WriteStages::RunPipeline(const Ids& all_ids, int64_t n,
                                                         Finisher finish) {
   constexpr int64_t kStep = Finisher::kIds;
-  constexpr bool kAny = Finisher::kRowBytes == 0;  // write, row size and mode
+  constexpr bool kAnyWrite = Finisher::kAnyWrite;
+  constexpr bool kAny = Finisher::kRowBytes == 0;  // row size
   const Ids ids = all_ids;
   const IdHash hash_of = TableHash();
-  const FlatIndex::View* const views = TableInternals::Views(*job_->table);
+  const FlatIndex::View index = TableInternals::Directory(*job_->table).view();
   const RowArena::View arena = TableInternals::Arena(*job_->table).view();
   const int64_t row_bytes = kAny ? std::min<int64_t>(layout_.row_bytes, 512) : Finisher::kRowBytes;
   // Aligned rows end with their last line; others may reach into one more.
@@ -280,11 +284,11 @@ __attribute__((noinline)) void WriteStages::RunPipeline(const Ids& all_ids, int6
                                             : Finisher::kRowBytes / 2;
   const int64_t value_stride = kAny ? value_bytes_ : Finisher::kRowBytes / 2;
   const char* const values = values_begin_;
-  const uint32_t* const load_ts = kAny ? tile_.load_ts : nullptr;
+  const uint32_t* const load_ts = kAnyWrite ? tile_.load_ts : nullptr;
   const uint32_t job_ts = job_->ts;
   // With skip_zero_embedding every id waits for Resolve: there an earlier id of the batch may erase
   // its row.
-  const bool skip = kAny && skip_zero_;
+  const bool skip = kAnyWrite && skip_zero_;
   int64_t keys[kRing] = {};
   uint64_t hashes[kRing];
   char* rows[kRing] = {};
@@ -295,7 +299,7 @@ __attribute__((noinline)) void WriteStages::RunPipeline(const Ids& all_ids, int6
     const uint64_t hash = hash_of(key);
     keys[i % kRing] = key;
     hashes[i % kRing] = hash;
-    concurrency::PrefetchForWrite(views[ShardOf(hash)].HomeLine(hash));
+    concurrency::PrefetchForWrite(index.HomeLine(hash));
     // Into the second-level cache: the first has no slots left for so many lines.
     const char* const value = values + ids.position(i) * value_stride;
     for (int64_t at = 0; at < value_bytes; at += 64) __builtin_prefetch(value + at, 0, 2);
@@ -310,7 +314,7 @@ __attribute__((noinline)) void WriteStages::RunPipeline(const Ids& all_ids, int6
   };
   const auto probe = [&](int64_t i) {
     const uint64_t hash = hashes[i % kRing];
-    FlatIndex::Line* const line = views[ShardOf(hash)].HomeLine(hash);
+    FlatIndex::Line* const line = index.HomeLine(hash);
     FlatIndex::Slot* const slot = skip ? nullptr : FlatIndex::SlotInLine(line, keys[i % kRing]);
     if (slot != nullptr) return take(i, slot);
     rows[i % kRing] = nullptr;
@@ -319,7 +323,7 @@ __attribute__((noinline)) void WriteStages::RunPipeline(const Ids& all_ids, int6
   const auto resolve = [&](int64_t i) {
     if (rows[i % kRing] != nullptr) return;
     const uint64_t hash = hashes[i % kRing];
-    FlatIndex::Slot* const slot = skip ? nullptr : views[ShardOf(hash)].Find(hash, keys[i % kRing]);
+    FlatIndex::Slot* const slot = skip ? nullptr : index.Find(hash, keys[i % kRing]);
     if (slot != nullptr) return take(i, slot);
     uint8_t is_fresh = 0;
     const bool dropped = dropped_ != nullptr && dropped_[i] != 0;

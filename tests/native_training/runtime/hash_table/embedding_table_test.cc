@@ -203,9 +203,9 @@ TEST(EmbeddingTableTest, NanIsStoredAndCounted) {
   EXPECT_NE(table->DebugString().find("\"nonfinite_gradients\": 1"), std::string::npos);
 }
 
-// Dimensions with a pipeline of their own, and one without.
+// Dimensions that the compiler knows, and others.
 TEST(EmbeddingTableTest, NonFiniteGradientsOfAdagradAreCountedOnce) {
-  for (const int64_t dim : {8, 16, 32, 64}) {
+  for (const int64_t dim : {2, 7, 8, 16, 32, 64}) {
     SegmentConfig segment = MakeSegment(dim, OptimizerKind::kAdagrad);
     segment.optimizer.initial_accumulator_value = 0.5f;
     const auto table = MakeTable(MakeConfig({segment}));
@@ -231,6 +231,37 @@ TEST(EmbeddingTableTest, NonFiniteGradientsOfAdagradAreCountedOnce) {
     EXPECT_NEAR(got[dim + 1], thrice, 1e-6f) << dim;
     EXPECT_TRUE(std::isnan(got[2 * dim])) << dim;
     EXPECT_NEAR(got[2 * dim + 1], -0.2f / std::sqrt(4.5f), 1e-6f) << dim;
+  }
+}
+
+// A table of one Adagrad segment may have a pipeline of its own, one with another segment has not.
+TEST(EmbeddingTableTest, AdagradRoundsTheSameInEveryPipeline) {
+  for (const int64_t dim : {1, 5, 16, 33, 64}) {
+    SegmentConfig adagrad = MakeSegment(dim, OptimizerKind::kAdagrad);
+    adagrad.optimizer.initial_accumulator_value = 0.1f;
+    adagrad.optimizer.weight_decay = 0.03f;
+    const auto plain = MakeTable(MakeConfig({adagrad}));
+    const auto mixed = MakeTable(MakeConfig({adagrad, MakeSegment(1, OptimizerKind::kSgd)}));
+    Ids ids(50);
+    std::iota(ids.begin(), ids.end(), 0);
+    Step step;
+    step.rates = {0.07f, 0.07f};
+    for (int round = 0; round < 5; ++round) {
+      Floats grads, mixed_grads;
+      for (size_t i = 0; i < ids.size(); ++i) {
+        for (int64_t k = 0; k < dim; ++k) {
+          grads.push_back(std::sin(static_cast<float>(i * dim + k + 7 * round)));
+          mixed_grads.push_back(grads.back());
+        }
+        mixed_grads.push_back(1.0f);
+      }
+      Optimize(plain.get(), ids, grads, step);
+      Optimize(mixed.get(), ids, mixed_grads, step);
+    }
+    const Floats got = Lookup(*plain, ids), want = Lookup(*mixed, ids);
+    for (size_t i = 0; i < ids.size(); ++i) {
+      for (int64_t k = 0; k < dim; ++k) EXPECT_EQ(got[i * dim + k], want[i * (dim + 1) + k]);
+    }
   }
 }
 

@@ -18,9 +18,10 @@ namespace {
 
 // An index with what it needs.
 struct Shard {
-  explicit Shard(int number) : number(number), index(number, &pool, &view) {}
+  explicit Shard(int number) : number(number), index(number, &pool, &directory) {}
 
   bool Insert(int64_t key, uint32_t row) {
+    if (directory.wants_depth() && !directory.Deepen()) return false;
     const uint64_t hash = HashId(key);
     FlatIndex::Slot* const slot = index.MakeRoom(hash) ? index.FindOrFree(hash, key) : nullptr;
     if (slot == nullptr || slot->live()) return false;
@@ -28,13 +29,13 @@ struct Shard {
     return true;
   }
   uint32_t Find(int64_t key) const {
-    const FlatIndex::Slot* const slot = view.Find(HashId(key), key);
+    const FlatIndex::Slot* const slot = directory.view().Find(HashId(key), key);
     return slot == nullptr ? 0 : slot->row;
   }
 
   const int number;
   RunPool pool;
-  FlatIndex::View view;
+  FlatIndex::Directory directory;
   FlatIndex index;
 };
 
@@ -73,13 +74,16 @@ TEST(FlatIndexTest, KeysAreFoundWhileTheIndexGrowsOverManyPieces) {
 TEST(FlatIndexTest, ABatchMovesNoMoreKeysInALargeTableThanInASmallOne) {
   constexpr int64_t kPieceKeys = FlatIndex::kMaxPieceLines * FlatIndex::kSlotsPerLine;
   RunPool pool;
-  std::vector<FlatIndex::View> views(kNumShards);
+  FlatIndex::Directory directory;
   std::vector<std::unique_ptr<FlatIndex>> shards;
   for (int s = 0; s < kNumShards; ++s) {
-    shards.push_back(std::make_unique<FlatIndex>(s, &pool, &views[s]));
+    shards.push_back(std::make_unique<FlatIndex>(s, &pool, &directory));
   }
   int64_t most = 0, moved = 0, key = 0;
   for (; key < 3000000; key += 1024) {
+    if (directory.wants_depth()) {
+      ASSERT_TRUE(directory.Deepen());
+    }
     for (int64_t k = key; k < key + 1024; ++k) {
       const uint64_t hash = HashId(k);
       FlatIndex* const index = shards[ShardOf(hash)].get();
@@ -105,10 +109,10 @@ TEST(FlatIndexTest, ABatchMovesNoMoreKeysInALargeTableThanInASmallOne) {
 TEST(FlatIndexTest, SplitsAreSpreadOverTime) {
   // Of 64 shards with as many keys each, some have more pieces already, some do not.
   RunPool pool;
-  std::vector<FlatIndex::View> views(kNumShards);
+  FlatIndex::Directory directory;
   std::vector<std::unique_ptr<FlatIndex>> shards;
   for (int s = 0; s < kNumShards; ++s) {
-    shards.push_back(std::make_unique<FlatIndex>(s, &pool, &views[s]));
+    shards.push_back(std::make_unique<FlatIndex>(s, &pool, &directory));
   }
   int64_t last = kNumShards, at_once = 0;
   for (int64_t key = 0; key < 1000000; ++key) {
@@ -116,6 +120,9 @@ TEST(FlatIndexTest, SplitsAreSpreadOverTime) {
     FlatIndex* const index = shards[ShardOf(hash)].get();
     ASSERT_TRUE(index->MakeRoom(hash));
     index->Fill(hash, index->FindOrFree(hash, key), key, RowOf(key), 0);
+    if (directory.wants_depth()) {
+      ASSERT_TRUE(directory.Deepen());
+    }
     if (key % 10000 != 0) continue;
     int64_t pieces = 0;
     for (const auto& shard : shards) pieces += shard->num_pieces();
@@ -137,7 +144,7 @@ TEST(FlatIndexTest, PagesOfHashesHoldEveryKeyOnceInOrderOfPieces) {
     for (uint64_t begin = 0; begin < FlatIndex::kHashEnd; begin += page) {
       const uint64_t end = std::min(FlatIndex::kHashEnd, begin + page);
       shard.index.VisitHashRange(begin, end, [&](const FlatIndex::Slot& slot, uint32_t hash) {
-        EXPECT_EQ(hash, static_cast<uint32_t>(HashId(slot.key)));
+        EXPECT_EQ(hash, FlatIndex::PlaceOf(HashId(slot.key)));
         EXPECT_TRUE(hash >= begin && hash < end);
         ++seen[slot.key];
       });
@@ -185,6 +192,9 @@ TEST(FlatIndexTest, ReserveMovesNothingLater) {
   Shard shard(33);
   const std::vector<int64_t> keys = KeysOf(33, 40000);
   for (size_t i = 0; i < 100; ++i) ASSERT_TRUE(shard.Insert(keys[i], RowOf(i)));
+  while (shard.directory.depth() < FlatIndex::DepthFor(40000)) {
+    ASSERT_TRUE(shard.directory.Deepen());
+  }
   ASSERT_TRUE(shard.index.Reserve(40000));
   const int64_t slots = shard.index.num_slots();
   for (size_t i = 100; i < keys.size(); ++i) ASSERT_TRUE(shard.Insert(keys[i], RowOf(i)));
@@ -192,16 +202,18 @@ TEST(FlatIndexTest, ReserveMovesNothingLater) {
   for (size_t i = 0; i < keys.size(); ++i) ASSERT_EQ(shard.Find(keys[i]), RowOf(i));
 }
 
-TEST(FlatIndexTest, SwapExchangesEverythingButTheViews) {
+TEST(FlatIndexTest, SwapExchangesEverything) {
   Shard many(2), few(2);
   const std::vector<int64_t> keys = KeysOf(2, 40000);
   for (size_t i = 0; i < keys.size(); ++i) ASSERT_TRUE(many.Insert(keys[i], RowOf(i)));
   ASSERT_TRUE(few.Insert(keys[3], 77));
   many.index.Swap(&few.index);
+  many.directory.Swap(&few.directory);
   EXPECT_EQ(many.Find(keys[3]), 77u);
   EXPECT_EQ(many.Find(keys[4]), 0u);
   for (size_t i = 0; i < keys.size(); ++i) ASSERT_EQ(few.Find(keys[i]), RowOf(i));
   many.index.Swap(&few.index);
+  many.directory.Swap(&few.directory);
   EXPECT_EQ(few.Find(keys[3]), 77u);
   EXPECT_EQ(many.Find(keys[4]), RowOf(4));
 }
@@ -217,17 +229,17 @@ TEST(FlatIndexTest, KeysOfOneHashKeepTheirRows) {
   };
   const auto key_of = [&](uint64_t x) {
     x ^= x >> 32;
-    x *= inverse(0xd6e8feb86659fd93ull);
+    x *= inverse(hash.second);
     x ^= x >> 32;
-    x *= inverse(hash.factor);
+    x *= inverse(hash.first);
     x ^= x >> 32;
-    return static_cast<int64_t>(x ^ hash.mask);
+    return static_cast<int64_t>(x);
   };
   Shard shard(11);
   std::vector<int64_t> keys;
   for (uint64_t i = 0; i < 3000; ++i) {
-    keys.push_back(key_of(uint64_t{11} << 58 | i << 32 | 0xfffffff0u));
-    ASSERT_EQ(HashId(keys.back()) & 0xffffffffu, 0xfffffff0u);
+    keys.push_back(key_of(uint64_t{11} << 58 | uint64_t{0xfffffff0} << 26 | i));
+    ASSERT_EQ(FlatIndex::PlaceOf(HashId(keys.back())), 0xfffffff0u);
   }
   for (size_t i = 0; i < keys.size(); ++i) ASSERT_TRUE(shard.Insert(keys[i], RowOf(i)));
   for (size_t i = 0; i < keys.size(); ++i) ASSERT_EQ(shard.Find(keys[i]), RowOf(i));
@@ -250,7 +262,7 @@ TEST(FlatIndexTest, IdsChosenAgainstTheUnseededMixerSpreadLikeOthers) {
     ASSERT_EQ(MixId(static_cast<int64_t>(x)), i << 32 | 12345);
     const uint64_t hash = HashId(static_cast<int64_t>(x));
     ++shards[hash >> 58];
-    ++lines[hash >> 58 << 32 | (hash & 0xffffffffu) * 200 >> 32];
+    ++lines[hash >> 58 << 32 | FlatIndex::PlaceOf(hash) * 200 >> 32];
   }
   EXPECT_EQ(shards.size(), 64u);
   for (const auto& shard : shards) EXPECT_NEAR(shard.second, 625, 200);

@@ -199,7 +199,7 @@ TEST(TableSaveTest, LoadingOneShardDoesNotWaitForAnother) {
   const auto table = SgdTable(1);
   Ids ids;  // of shard 1, more than some shards' worth of random ones
   for (int64_t id = 0; ids.size() < 1000; ++id) {
-    if (ShardOf(MixId(id)) == 1) ids.push_back(id);
+    if (ShardOf(HashId(id)) == 1) ids.push_back(id);
   }
   Assign(table.get(), ids, Floats(ids.size(), 1.0f));
   const std::vector<std::string> records = DumpRecords(*table);
