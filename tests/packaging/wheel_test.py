@@ -56,7 +56,12 @@ class WheelTest(unittest.TestCase):
       [*pip, "install", "-q", "--no-deps", "--target", site_packages, *wheels], check=True
     )
     here = next(p for p in sys.path if p.endswith("site-packages"))
-    environment = {**os.environ, "PYTHONPATH": str(_without_checkout(here, folder))}
+    # As a site folder, not in PYTHONPATH: some packages bring .pth files that others need.
+    dependencies = str(_without_checkout(here, folder))
+    pathlib.Path(site_packages, "dependencies.pth").write_text(
+      f"import site; site.addsitedir({dependencies!r})\n"
+    )
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     process = subprocess.run(
       [python, "-c", _USE_AN_OP], cwd=folder, env=environment, capture_output=True, text=True
     )

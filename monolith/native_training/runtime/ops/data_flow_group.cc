@@ -116,6 +116,16 @@ void FlowWaits::Check() {
   for (const Waiting& waiting : stuck) waiting.group->Free();
 }
 
+void FlowWaits::NoteReader(const FlowName& name) {
+  mutex_lock lock(mu_);
+  if (std::find(read_.begin(), read_.end(), name) == read_.end()) read_.push_back(name);
+}
+
+bool FlowWaits::HadReader(const FlowName& name) {
+  mutex_lock lock(mu_);
+  return std::find(read_.begin(), read_.end(), name) != read_.end();
+}
+
 FlowGroup::FlowGroup(const FlowName& name, int64_t max_queue_size, const FlowHome* home,
                      const void* runtime)
     : name_(name),
@@ -162,7 +172,7 @@ bool FlowGroup::MayGetReader() {
 void FlowGroup::Free() {
   if (has_reader_) {
     queues_.KeepUnopened();
-  } else {
+  } else if (waits_->HadReader(name_)) {
     abandoned_ = true;
     finished_ = true;
     queues_.EndAll();
@@ -258,6 +268,7 @@ void FlowGroup::Start() {
 }
 
 void FlowGroup::Attach(FlowReader* reader) {
+  if (waits_ != nullptr) waits_->NoteReader(name_);
   mutex_lock lock(mu_);
   reader_ = reader;
   has_reader_ = true;

@@ -48,11 +48,12 @@ struct FlowName {
 // The threads of mergers that read flows. A flow that is opened again, as `repeat` does, waits for
 // the next pass over the input, which index 0 opens. When every thread that still reads waits for
 // another one, nothing seems to come: then samples for flows that nobody has opened are kept beyond
-// the limit of their queues, and flows whose input nobody reads end.
+// the limit of their queues, and flows that wait for a pass after the last one of index 0 end.
+// Those that never had a pass go on waiting, as long as FlowQueues has patience.
 //
 // That is a guess: a thread that is not the merger's, such as one of `prefetch`, may still open a
 // flow. If it does it finds all of its samples, or, should it be index 0 of flows that have ended,
-// an error. So a wrong guess loses nothing.
+// an error. So a wrong guess loses nothing silently.
 class FlowWaits {
  public:
   // Around all that a thread reads.
@@ -66,6 +67,10 @@ class FlowWaits {
   // To be called when a group begins to wait.
   void Check();
 
+  // Whether the input of flows of these names was ever read.
+  void NoteReader(const FlowName& name);
+  bool HadReader(const FlowName& name);
+
  private:
   struct Waiting {
     std::shared_ptr<FlowGroup> group;
@@ -75,6 +80,7 @@ class FlowWaits {
   mutex mu_;
   size_t threads_ TF_GUARDED_BY(mu_) = 0;
   std::vector<Waiting> waiting_ TF_GUARDED_BY(mu_);
+  std::vector<FlowName> read_ TF_GUARDED_BY(mu_);
 };
 
 class FlowGroup {

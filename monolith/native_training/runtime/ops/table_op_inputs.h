@@ -46,24 +46,24 @@ struct FusedOffsets {
                                      " tables and ", num_of_shards, " shards");
     }
     const auto sizes = fused_slot_size.vec<int32_t>();
-    result->ids.assign(1, 0);
-    result->floats.assign(1, 0);
+    int64_t total = 0;
     for (int64_t i = 0; i < sizes.size(); ++i) {
       if (sizes(i) < 0) {
         return errors::InvalidArgument("fused_slot_size[", i, "] is ", sizes(i),
                                        ", want at least 0");
       }
-      // Before anything is multiplied: what is there is bounded by memory.
-      if (sizes(i) > num_ids - result->ids.back()) {
-        return errors::InvalidArgument("fused_slot_size sums up to more than ", result->ids.back(),
-                                       " + ", sizes(i), ", want the number of ids: ", num_ids);
-      }
+      total += sizes(i);
+    }
+    // Before anything is multiplied: what is there is bounded by memory.
+    if (total != num_ids) {
+      return errors::InvalidArgument("fused_slot_size sums up to ", total,
+                                     ", want the number of ids: ", num_ids);
+    }
+    result->ids.assign(1, 0);
+    result->floats.assign(1, 0);
+    for (int64_t i = 0; i < sizes.size(); ++i) {
       result->ids.push_back(result->ids.back() + sizes(i));
       result->floats.push_back(result->floats.back() + sizes(i) * dims[i % num_tables]);
-    }
-    if (result->ids.back() != num_ids) {
-      return errors::InvalidArgument("fused_slot_size sums up to ", result->ids.back(),
-                                     ", want the number of ids: ", num_ids);
     }
     if (result->floats.back() > std::numeric_limits<int32_t>::max()) {
       return errors::InvalidArgument("The embeddings have ", result->floats.back(),
