@@ -203,9 +203,8 @@ engine::Status NameDamage(engine::Status status) {
       status.message.find(" failed! ") != std::string::npos) {
     return status;
   }
-  const size_t of = status.message.find("-of-");
-  const bool is_meta = of != std::string::npos &&
-                       status.message.rfind(std::string(kMeta) + "-", of) != std::string::npos;
+  const std::string file = engine::NameOf(status.message.substr(0, status.message.find(" has ")));
+  const bool is_meta = file.find(std::string(kMeta) + "-") != std::string::npos;
   status.message =
       (is_meta ? "Read table metadata failed! " : "Parse entry failed! ") + status.message;
   return status;
