@@ -44,17 +44,23 @@ class BuildPython(build_py):
 
 
 class BuildOpLibrary(build_ext):
-  """Builds the op library in the source tree and copies it to where setuptools collects files."""
+  """Builds the op libraries in the source tree and copies them to where setuptools wants them."""
 
   def run(self) -> None:
     _build_native()
     if not (self.inplace or getattr(self, "editable_mode", False)):
-      target = pathlib.Path(self.build_lib) / native_build.OP_LIBRARY
-      target.parent.mkdir(parents=True, exist_ok=True)
-      shutil.copy2(ROOT / native_build.OP_LIBRARY, target)
+      for library in self._libraries():
+        target = pathlib.Path(self.build_lib) / library
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(ROOT / library, target)
 
   def get_outputs(self) -> list:
-    return [str(pathlib.Path(self.build_lib) / native_build.OP_LIBRARY)]
+    return [str(pathlib.Path(self.build_lib) / library) for library in self._libraries()]
+
+  def _libraries(self) -> list:
+    # The other one is left out where there is no pyarrow.
+    has_parquet = (ROOT / native_build.PARQUET_LIBRARY).exists()
+    return [native_build.OP_LIBRARY, *([native_build.PARQUET_LIBRARY] if has_parquet else [])]
 
   def get_output_mapping(self) -> dict:
     return {}

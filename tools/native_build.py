@@ -1,11 +1,11 @@
-"""Builds everything that is compiled or generated: protobuf modules, the op library, C++ tests.
+"""Builds everything that is compiled or generated: protobuf modules, op libraries, C++ tests.
 
 `setup.py` and the Makefile call this. It writes a Ninja file under `build/` and runs Ninja, which
 compiles in parallel, shows progress and rebuilds only what changed. Source lists are globs over
 `proto/`, `monolith/native_training/runtime/`, `tests/` and `benchmarks/`; the Bazel build uses the
 same folders.
 
-  python tools/native_build.py                    protobuf modules and the op library, in place
+  python tools/native_build.py                    protobuf modules and op libraries, in place
   python tools/native_build.py --cpp-tests        builds and runs the GoogleTest binaries
   python tools/native_build.py --cpp-tests --sanitize address
   python tools/native_build.py --sanitize address  the op library once more, below build/
@@ -19,6 +19,7 @@ import argparse
 import dataclasses
 import importlib.metadata
 import importlib.util
+import mmap
 import os
 import pathlib
 import re
@@ -30,6 +31,8 @@ from collections.abc import Iterable
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 RUNTIME = pathlib.PurePosixPath("monolith/native_training/runtime")
 OP_LIBRARY = RUNTIME / "ops/libtfkernel_monolith_ops_for_load.so"
+# Optional, lies beside the op library, which loads it to read Parquet files.
+PARQUET_LIBRARY = RUNTIME / "ops/libmonolith_parquet.so"
 BUILD_INFO = RUNTIME / "ops/_build_info.py"
 SUPPORTED_TENSORFLOW = "2.15"
 PROTOC_VERSION = "3.21"
@@ -196,7 +199,12 @@ def proto_files() -> list[pathlib.PurePosixPath]:
 
 def op_sources() -> list[pathlib.PurePosixPath]:
   """Every C++ source of the op library."""
-  return _glob(str(RUNTIME), "*.cc")
+  return [path for path in _glob(str(RUNTIME), "*.cc") if path not in parquet_sources()]
+
+
+def parquet_sources() -> list[pathlib.PurePosixPath]:
+  """The sources that need Arrow."""
+  return _glob(str(RUNTIME / "arrow"), "*.cc")
 
 
 def engine_sources() -> list[pathlib.PurePosixPath]:
@@ -340,6 +348,42 @@ def _add_op_library(
   )
 
 
+def find_pyarrow() -> pathlib.Path | None:
+  """Returns the folder of the installed pyarrow with headers and libraries of Arrow, or None."""
+  spec = importlib.util.find_spec("pyarrow")
+  for folder in spec.submodule_search_locations or () if spec else ():
+    if (pathlib.Path(folder) / "include/parquet/arrow/reader.h").exists():
+      return pathlib.Path(folder)
+  return None
+
+
+def _add_parquet_library(ninja: NinjaFile, library: object = PARQUET_LIBRARY) -> None:
+  """Adds the library that reads Parquet files; build/pyarrow is the folder of pyarrow."""
+  arrow = ROOT / "build/pyarrow"
+  libraries = [
+    next(path.name for path in sorted(arrow.glob(f"lib{name}.so.*")))
+    for name in ("parquet", "arrow")
+  ]
+  # Wheels for old systems have the old ABI; nothing of C++ crosses the border of the library.
+  with open(arrow / libraries[1], "rb") as stream:
+    with mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content:
+      new_abi = int(content.find(b"__cxx11") != -1)
+  objects = []
+  for source in parquet_sources():
+    output = _object(source, "parquet")
+    # The names of the libraries have Arrow's version, which must not change unnoticed.
+    flags = (
+      f"-O2 -DNDEBUG -isystem build/pyarrow/include -D_GLIBCXX_USE_CXX11_ABI={new_abi} "
+      f"-DMONOLITH_ARROW_LIBRARY={libraries[1]}"
+    )
+    ninja.build([output], "cxx", [source], flags=flags)
+    objects.append(output)
+  libs = " ".join(f"-l:{name}" for name in libraries)
+  ninja.build(
+    [library], "link", objects, flags="-shared", libs=f"-Lbuild/pyarrow {libs} -Wl,-z,defs"
+  )
+
+
 def _add_cpp_programs(
   ninja: NinjaFile,
   sources: Iterable[pathlib.PurePosixPath],
@@ -376,12 +420,13 @@ def _run_ninja(
     raise BuildError("The C++ build failed; the compiler's message is above.")
 
 
-def _link_tensorflow(tools: Toolchain) -> None:
-  link = ROOT / "build/tensorflow"
+def _link_folder(name: str, folder: pathlib.Path) -> None:
+  """Lets build/<name> be a folder that may lie elsewhere in the next build."""
+  link = ROOT / "build" / name
   link.parent.mkdir(exist_ok=True)
-  if not link.is_symlink() or link.readlink() != tools.tensorflow_dir:
+  if not link.is_symlink() or link.readlink() != folder:
     link.unlink(missing_ok=True)
-    link.symlink_to(tools.tensorflow_dir, target_is_directory=True)
+    link.symlink_to(folder, target_is_directory=True)
 
 
 def build_in_place(targets: Iterable[object] = (), jobs: int | None = None) -> None:
@@ -395,13 +440,21 @@ def build_in_place(targets: Iterable[object] = (), jobs: int | None = None) -> N
     BuildError: a tool is missing or the compilation failed.
   """
   tools = find_toolchain()
-  _link_tensorflow(tools)
+  _link_folder("tensorflow", tools.tensorflow_dir)
   ninja = NinjaFile("ops")
   _add_python_protos(ninja)
   _add_compile_rules(ninja, tools)
   _add_cpp_protos(ninja)
   _add_op_library(ninja, tools)
+  pyarrow = find_pyarrow()
+  if pyarrow:
+    _link_folder("pyarrow", pyarrow)
+    _add_parquet_library(ninja)
   ninja.run(targets, jobs, tools)
+  if not pyarrow:
+    print(f"{PARQUET_LIBRARY.name} is left out: pyarrow is not installed.", flush=True)
+    # One that an earlier build left would be packaged.
+    (ROOT / PARQUET_LIBRARY).unlink(missing_ok=True)
   if not list(targets):
     _write_if_changed(
       ROOT / BUILD_INFO,
@@ -438,12 +491,12 @@ def build_cpp_programs(
 ) -> list[str]:
   """Builds the C++ `tests` or `benchmarks`; returns the programs' paths below the root."""
   tools = find_toolchain()
-  _link_tensorflow(tools)
+  _link_folder("tensorflow", tools.tensorflow_dir)
   if kind == "tests":
     variant = f"cpp-tests-{sanitize}" if sanitize else "cpp-tests"
     sources = _glob("tests", "*_test.cc")
     flags = f"-O1 -g {SANITIZERS[sanitize]}" if sanitize else "-O2 -g"
-    libs = "-lgtest -lgtest_main"
+    libs = "-lgtest -lgtest_main -ldl"
   else:
     variant = "cpp-benchmarks"
     sources = _glob("benchmarks", "*_benchmark.cc")

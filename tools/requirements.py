@@ -15,7 +15,9 @@ _EXTRAS = {
   "tpu": ["cloud-tpu-client==0.10"],
   "horovod": ["horovod==0.28.1"],
   "kafka": ["confluent-kafka>=2.3"],
-  "parquet": ["pyarrow>=14.0.1,<22"],
+  # As in pyproject.toml: libmonolith_parquet.so names the libraries of the one it was built
+  # with.
+  "parquet": ["pyarrow>=21,<22"],
   "serving": ["tensorflow-serving-api==2.15.1"],
   "debugging": ["flask>=2.2,<4"],
   "test": ["pytest>=7,<9", "freezegun>=1.2"],

@@ -15,6 +15,7 @@ if [ "${#tests[@]}" = 0 ]; then
   )
 fi
 export MONOLITH_OP_LIBRARY="$PWD/build/ops-address/libtfkernel_monolith_ops_for_load.so"
+export MONOLITH_PARQUET_LIBRARY="$PWD/monolith/native_training/runtime/ops/libmonolith_parquet.so"
 # Python and TensorFlow are not instrumented: the runtime has to be there before them, and with it the
 # C++ library whose exceptions it intercepts; what they never free is not ours to report.
 export ASAN_OPTIONS="detect_leaks=0:abort_on_error=1:${ASAN_OPTIONS:-}"

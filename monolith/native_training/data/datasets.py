@@ -38,7 +38,6 @@ from monolith.native_training.data.pb_types import (
   record_output_type,
 )
 from monolith.native_training.distribute import distributed_dataset
-from monolith.native_training.hooks import ckpt_hooks
 from monolith.native_training.runtime.ops import gen_monolith_ops as pb_datasource_ops
 
 flags.DEFINE_string("dataset_input_patterns", None, "files: {DATE(a,b)} and {INT(a,b)} expand")
@@ -97,7 +96,7 @@ class FilePBDataset(dataset_ops.DatasetSource):
     feature_pruning_type: what to drop, see `FeaturePruningType`.
     disable_iterator_save_restore: in graph mode, do not checkpoint where reading stands.
     use_snappy: by default true for names that end in `.snappy`.
-    compression_type: how the file is compressed.
+    compression_type: how the file is compressed; ZSTD needs the system's libzstd.
     **kwargs: the headers of records: `has_sort_id` (default: the flag `sort_id`, else True),
       `kafka_dump`, `kafka_dump_prefix`, `lagrangex_header` (default: the flags, else False).
   """
@@ -123,13 +122,8 @@ class FilePBDataset(dataset_ops.DatasetSource):
     self._element_spec = tf.TensorSpec([], out_type)
     self.output_pb_type = output_pb_type
     record_output_type(output_pb_type)
-    if (
-      disable_iterator_save_restore
-      and isinstance(file_name, str)
-      and not tf.executing_eagerly()
-      and not tf.compat.v1.get_default_graph().building_function
-    ):
-      ckpt_hooks.disable_iterator_save_restore()
+    if disable_iterator_save_restore and isinstance(file_name, str):
+      leave_out_of_checkpoints()
     header = {
       "has_sort_id": kwargs.pop("has_sort_id", get_flag("sort_id", True)),
       "kafka_dump": kwargs.pop("kafka_dump", get_flag("kafka_dump", False)),
@@ -194,8 +188,15 @@ class TFRecordDatasetWrapper:
     **kwargs: Any,
   ) -> tf.data.Dataset:
     if isinstance(compression_type, CompressType):
-      names = {CompressType.ZLIB: "ZLIB", CompressType.GZIP: "GZIP"}
-      compression_type = names.get(compression_type, "")
+      names = {
+        CompressType.UNKNOW: "", CompressType.NO: "", CompressType.ZLIB: "ZLIB",
+        CompressType.GZIP: "GZIP",
+      }  # fmt: skip
+      if compression_type not in names:
+        raise ValueError(
+          f"compression_type is {compression_type.name}, but TFRecord files are ZLIB or GZIP"
+        )
+      compression_type = names[compression_type]
     return tf.data.TFRecordDataset(file_name, compression_type, buffer_size, num_parallel_reads)
 
 
@@ -271,7 +272,6 @@ class DistributedFilePBDataset:
 
     if use_parquet:
       output_pb_type = output_pb_type or PbType.EXAMPLE
-      leave_out_of_checkpoints()
     input_pb_type, output_pb_type = default_pb_types(input_pb_type, output_pb_type)
 
     def read(file_name: tf.Tensor) -> tf.data.Dataset:

@@ -1,21 +1,25 @@
 """Data sets that read Kafka.
 
-A consumer is made when an iterator is asked for its first element, and leaves its group when the
-iterator ends or is destroyed. The client commits offsets by itself, so iterators are not part of
-checkpoints; consumers of one group share the partitions, which is how workers share a topic. The
-elements come from Python: a data set cannot be handed to another process.
+A consumer is made when an iterator is asked for its first element, in the process that iterates: in
+a tf.data service that is a worker. It leaves its group when the iterator ends or is destroyed.
+Consumers of one group share the partitions, which is how workers share a topic. The client commits
+offsets by itself; an iterator that is restored from a checkpoint resumes at its own positions. To
+save one whose data set reads ahead (`prefetch`, parallel maps) waits until a message comes.
+
+Unlike the original: a stream timeout of -1 never ends, the time to join the consumer group does not
+count as silence, and a stream that falls silent because no broker can be reached fails instead of
+ending.
 """
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.data.ops import dataset_ops
 
-from monolith.native_training.data import kafka_reader, kafka_settings
+from monolith.native_training.data import kafka_settings
 from monolith.native_training.data.data_flags import get_flag
 from monolith.native_training.data.iterator_saving import leave_out_of_checkpoints
 from monolith.native_training.data.kafka_resource import KafkaMessages, MessageFormat
@@ -27,9 +31,6 @@ from monolith.native_training.data.pb_types import (
   record_output_type,
 )
 from monolith.native_training.runtime.ops import gen_monolith_ops
-
-# TensorFlow gets a sign of life so often, and can stop reading then.
-_MAX_WAIT_SECS = 0.2
 
 
 class KafkaDataset(dataset_ops.UnaryUnchangedStructureDataset):
@@ -51,14 +52,16 @@ class KafkaDataset(dataset_ops.UnaryUnchangedStructureDataset):
     configuration: `key=value` settings of the consumer; `conf.topic.<k>` is the setting `<k>` of
       every topic.
     container: part of the name of the consumer.
-    shared_name: iterators with the same name share one consumer.
+    shared_name: iterators with the same name share one consumer; their positions cannot be saved.
     kafka_other_metadata: more settings, comma-separated, that win over all others; by default the
       flag of that name.
     **kwargs: `input_pb_type` (default: the flag `data_type`, else INSTANCE);
       `feature_pruning_type`; the headers of records `has_sort_id` (default: the flag `sort_id`,
       else True), `kafka_dump`, `kafka_dump_prefix`, `lagrangex_header` (default: the flags, else
-      False); `chnids`, `datasources` and `default_datasource` (default: the flags), see
-      `feature_utils.string_to_variant`. Others are ignored.
+      False); `disable_iterator_save_restore` (default True): in graph mode, do not checkpoint where
+      reading stands, since saving waits until a message comes; `chnids`, `datasources` and
+      `default_datasource` (default: the flags), see `feature_utils.string_to_variant`. Others are
+      ignored.
 
   Raises:
     ValueError: an argument is empty, malformed or contradicts another.
@@ -95,9 +98,10 @@ class KafkaDataset(dataset_ops.UnaryUnchangedStructureDataset):
     )
     if poll_batch_size is None:
       poll_batch_size = 16 if input_pb_type == PbType.EXAMPLEBATCH else 128
-    batches = _message_batches(
+    batches = _messages(
       topics, group_id, servers, stream_timeout, message_poll_timeout, poll_batch_size,
       configuration, container, shared_name, kafka_other_metadata,
+      kwargs.get("disable_iterator_save_restore", True),
     )
     # One message after the other: a bad one spoils no other.
     messages = batches.map(lambda message, key, origin, _: (message, origin)).unbatch()
@@ -155,7 +159,7 @@ class PyKafkaDataset(KafkaDataset):
 
 
 class KafkaGen:
-  """Batches of messages without TensorFlow: call or iterate it to get an iterator.
+  """Batches of messages for Python: call or iterate it to get an iterator.
 
   Every iterator is a consumer of its own and yields lists of `bytes`, none of them empty. For the
   arguments see `KafkaDataset`.
@@ -170,20 +174,24 @@ class KafkaGen:
     message_poll_timeout: int = 10000,
     poll_batch_size: int = kafka_settings.DEFAULT_POLL_BATCH_SIZE,
   ):
-    self._lease = _lease_factory(topics, group_id, servers, poll_batch_size)
-    self._timeouts = (
-      message_poll_timeout,
-      kafka_settings.check_timeouts(message_poll_timeout, stream_timeout),
-    )
+    self._graph = tf.Graph()  # works whether the program is eager or not
+    with self._graph.as_default():
+      dataset = create_plain_kafka_dataset(
+        topics, group_id, servers, stream_timeout, message_poll_timeout, poll_batch_size
+      )
+      iterator = tf.compat.v1.data.make_initializable_iterator(dataset)
+      self._initializer = iterator.initializer
+      self._messages = iterator.get_next().message
 
   def __call__(self) -> Iterator[list[bytes]]:
-    stream = kafka_reader.MessageStream(self._lease, *self._timeouts, _MAX_WAIT_SECS)
-    try:
-      for fetch in stream:
-        if fetch.messages:
-          yield fetch.messages
-    finally:
-      stream.close()
+    with tf.compat.v1.Session(graph=self._graph) as session:
+      session.run(self._initializer)
+      while True:
+        try:
+          messages = session.run(self._messages).tolist()
+        except tf.errors.OutOfRangeError:
+          return
+        yield messages
 
   def __iter__(self) -> Iterator[list[bytes]]:
     return self()
@@ -209,7 +217,7 @@ def create_plain_kafka_dataset(
     Elements are `KafkaMessages` of at least one message and at most `poll_batch_size`. A message or
     key that is null is empty.
   """
-  batches = _message_batches(
+  batches = _messages(
     topics, group_id, servers, stream_timeout, message_poll_timeout, poll_batch_size,
     configuration, container, shared_name, kafka_other_metadata,
   )
@@ -218,64 +226,59 @@ def create_plain_kafka_dataset(
   )
 
 
-def _lease_factory(
-  topics: str | Sequence[str],
-  group_id: str,
-  servers: str | Sequence[str],
-  poll_batch_size: int,
-  configuration: Sequence[str] | None = None,
-  container: str = "",
-  shared_name: str = "",
-  kafka_other_metadata: str | Sequence[str] | None = None,
-) -> Callable[[], kafka_reader.ReaderLease]:
-  """Checks the arguments now, and connects later."""
-  if kafka_other_metadata is None:
-    kafka_other_metadata = get_flag("kafka_other_metadata")
-  metadata = kafka_settings.make_metadata(
-    group_id, servers, poll_batch_size, configuration, kafka_other_metadata
-  )
-  kafka_settings.parse_metadata(metadata)
-  topics = kafka_settings.split_list(topics)
-  if not topics:
-    raise ValueError("topics is empty, want at least one topic")
-  return functools.partial(kafka_reader.ReaderLease, topics, metadata, container, shared_name)
+def _messages(*args: Any) -> tf.data.Dataset:
+  """Returns a `_MessageDataset` whose elements are read when they are asked for.
+
+  TensorFlow makes plain maps parallel and puts a prefetch at the end, and those read ahead: saving
+  an iterator would wait until the next message comes, which may be never.
+  """
+  options = tf.data.Options()
+  options.experimental_optimization.map_parallelization = False
+  options.experimental_optimization.inject_prefetch = False
+  return _MessageDataset(*args).with_options(options)
 
 
-def _message_batches(
-  topics: str | Sequence[str],
-  group_id: str,
-  servers: str | Sequence[str],
-  stream_timeout: int,
-  message_poll_timeout: int,
-  poll_batch_size: int,
-  configuration: Sequence[str] | None,
-  container: str,
-  shared_name: str,
-  kafka_other_metadata: str | Sequence[str] | None,
-) -> tf.data.Dataset:
-  """Returns elements (messages, keys, origins: string [k], continue_fetch: int64) with k > 0."""
-  make_lease = _lease_factory(
-    topics, group_id, servers, poll_batch_size, configuration, container, shared_name,
-    kafka_other_metadata,
-  )
-  stream_timeout = kafka_settings.check_timeouts(message_poll_timeout, stream_timeout)
-  leave_out_of_checkpoints()
-  strings = tf.TensorSpec([None], tf.string)
-  fetches = tf.data.Dataset.from_generator(
-    lambda: kafka_reader.MessageStream(
-      make_lease, message_poll_timeout, stream_timeout, _MAX_WAIT_SECS
-    ),
-    output_signature=(strings, strings, strings, tf.TensorSpec([], tf.int64)),
-  )
-  return _SkipEmptyDataset(fetches)
+class _MessageDataset(dataset_ops.DatasetSource):
+  """Elements (messages, keys, origins: string [k], continue_fetch: int64) with k > 0."""
 
+  def __init__(
+    self,
+    topics: str | Sequence[str],
+    group_id: str,
+    servers: str | Sequence[str],
+    stream_timeout: int,
+    message_poll_timeout: int,
+    poll_batch_size: int,
+    configuration: Sequence[str] | None,
+    container: str,
+    shared_name: str,
+    kafka_other_metadata: str | Sequence[str] | None,
+    disable_iterator_save_restore: bool = True,
+  ):
+    if kafka_other_metadata is None:
+      kafka_other_metadata = get_flag("kafka_other_metadata")
+    metadata = kafka_settings.make_metadata(
+      group_id, servers, poll_batch_size, configuration, kafka_other_metadata
+    )
+    topics = kafka_settings.split_list(topics)
+    if not topics:
+      raise ValueError("topics is empty, want at least one topic")
+    if disable_iterator_save_restore or shared_name:
+      leave_out_of_checkpoints()
+    variant = gen_monolith_ops.monolith_kafka_dataset(
+      topics=topics,
+      metadata=metadata,
+      message_poll_timeout=message_poll_timeout,
+      stream_timeout=kafka_settings.check_timeouts(message_poll_timeout, stream_timeout),
+      container=container,
+      shared_name=shared_name,
+    )
+    super().__init__(variant)
 
-class _SkipEmptyDataset(dataset_ops.UnaryUnchangedStructureDataset):
-  """Leaves out fetches without messages: they would be a mean over nothing in a model."""
-
-  def __init__(self, input_dataset: tf.data.Dataset):
-    variant = gen_monolith_ops.monolith_skip_empty_dataset(input_dataset._variant_tensor)
-    super().__init__(input_dataset, variant)
+  @property
+  def element_spec(self) -> Any:
+    strings = tf.TensorSpec([None], tf.string)
+    return strings, strings, strings, tf.TensorSpec([], tf.int64)
 
 
 def _input_pb_type(variant_type: str | None, input_pb_type: PbType | None) -> PbType | None:

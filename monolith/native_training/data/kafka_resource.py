@@ -1,20 +1,14 @@
-"""Messages of Kafka as tensors, and the samples in them.
-
-The client is a Python package, so the reader is a Python object and not a resource of the
-TensorFlow runtime: what reads it runs in the process that made it.
-"""
+"""Messages of Kafka as tensors, and the samples in them."""
 
 from __future__ import annotations
 
 import dataclasses
-import weakref
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
 import tensorflow as tf
 
-from monolith.native_training.data import kafka_reader, kafka_settings, pb_types
+from monolith.native_training.data import kafka_settings, pb_types
 from monolith.native_training.runtime.ops import gen_monolith_ops
 
 
@@ -73,45 +67,6 @@ class MessageFormat:
     )
 
 
-class KafkaResource:
-  """A reader and what its messages are; the reader is closed when nobody holds the resource."""
-
-  def __init__(self, lease: kafka_reader.ReaderLease, message_format: MessageFormat):
-    self.reader = lease.reader
-    self.message_format = message_format
-    weakref.finalize(self, lease.release)
-
-  def read(
-    self, index: Any, message_poll_timeout: Any, stream_timeout: Any
-  ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Returns messages, keys and origins [k] of one fetch, and whether to go on."""
-
-    def fetch(unused_index: int, poll_timeout: int, timeout: int) -> tuple:
-      timeout = kafka_settings.check_timeouts(int(poll_timeout), int(timeout))
-      result = self.reader.fetch(int(poll_timeout), timeout)
-      if result is None:
-        result = kafka_reader.Fetch([], [], [], False)
-      elif not result.messages and not result.continue_fetch:
-        self.reader.check(int(poll_timeout))
-      columns = (result.messages, result.keys, [origin.encode() for origin in result.origins])
-      return (
-        *(np.array(column, dtype=object) for column in columns),
-        np.int64(result.continue_fetch),
-      )
-
-    outputs = tf.numpy_function(
-      fetch,
-      [tf.cast(index, tf.int64), tf.cast(message_poll_timeout, tf.int64),
-       tf.cast(stream_timeout, tf.int64)],
-      [tf.string, tf.string, tf.string, tf.int64],
-      name="kafka_read_next",
-    )
-    for output in outputs[:3]:
-      output.set_shape([None])
-    outputs[3].set_shape([])
-    return tuple(outputs)
-
-
 def kafka_resource_init(
   topics: Any,
   metadata: Any,
@@ -123,8 +78,8 @@ def kafka_resource_init(
   kafka_dump: bool = False,
   container: str = "",
   shared_name: str = "",
-) -> KafkaResource:
-  """Makes a reader of topics; it connects when first read.
+) -> tf.Tensor:
+  """Makes a consumer of topics; it connects when first read.
 
   Args:
     topics: their names.
@@ -137,32 +92,44 @@ def kafka_resource_init(
     lagrangex_header: see `has_sort_id`.
     kafka_dump_prefix: see `has_sort_id`.
     kafka_dump: see `has_sort_id`.
-    container: part of the name of the reader.
-    shared_name: resources of the same name share the reader.
+    container: part of the name of the consumer.
+    shared_name: resources of the same name share the consumer.
+
+  Returns:
+    A handle. The consumer leaves its group when nobody holds the handle, or in graph mode when the
+    session is closed.
 
   Raises:
-    ValueError: topics or metadata are unknown, empty or malformed.
+    ValueError: topics or metadata are empty or malformed.
   """
   input_type, output_type = pb_types.default_pb_types(
     pb_types.parse_pb_type(input_pb_type) if input_pb_type else None,
     pb_types.parse_pb_type(output_pb_type) if output_pb_type else None,
   )
-  message_format = MessageFormat(
-    input_type,
-    output_type,
+  MessageFormat(input_type, output_type)  # checks that one can become the other
+  if not tf.is_tensor(topics):
+    topics = kafka_settings.split_list(topics)
+    if not topics:
+      raise ValueError("topics is empty, want at least one topic")
+  if not tf.is_tensor(metadata):
+    metadata = kafka_settings.check_metadata(kafka_settings.split_list(metadata))
+  return gen_monolith_ops.kafka_group_readable_init(
+    topics=topics,
+    metadata=metadata,
+    input_pb_type=input_type.to_name(),
+    output_pb_type=output_type.to_name(),
     has_sort_id=has_sort_id,
     lagrangex_header=lagrangex_header,
     kafka_dump_prefix=kafka_dump_prefix,
     kafka_dump=kafka_dump,
+    anonymous=tf.executing_eagerly() and not shared_name,
+    container=container,
+    shared_name=shared_name,
   )
-  lease = kafka_reader.ReaderLease(
-    _static_strings("topics", topics), _static_strings("metadata", metadata), container, shared_name
-  )
-  return KafkaResource(lease, message_format)
 
 
 def kafka_read_next(
-  input: KafkaResource, index: Any, message_poll_timeout: Any, stream_timeout: Any
+  input: tf.Tensor, index: Any, message_poll_timeout: Any, stream_timeout: Any
 ) -> KafkaMessages:
   """Reads messages as they are.
 
@@ -173,24 +140,21 @@ def kafka_read_next(
     stream_timeout: `continue_fetch` is 0 once no message came for so many milliseconds, in one
       fetch or several; at least `message_poll_timeout`; -1: it is always 1.
   """
-  message, key, _, continue_fetch = input.read(index, message_poll_timeout, stream_timeout)
-  return KafkaMessages(message, key, continue_fetch)
+  numbers = _int64(index, message_poll_timeout, stream_timeout)
+  return KafkaMessages(*gen_monolith_ops.kafka_group_readable_next(input, *numbers))
 
 
 def kafka_read_next_v2(
-  input: KafkaResource, index: Any, message_poll_timeout: Any, stream_timeout: Any
+  input: tf.Tensor, index: Any, message_poll_timeout: Any, stream_timeout: Any
 ) -> KafkaSamples:
-  """Reads samples, as `kafka_resource_init` says; for the arguments see `kafka_read_next`."""
-  message, _, origin, continue_fetch = input.read(index, message_poll_timeout, stream_timeout)
-  return KafkaSamples(input.message_format.decode(message, origin), continue_fetch)
+  """Reads samples, as `kafka_resource_init` says; for the arguments see `kafka_read_next`.
+
+  Raises:
+    InvalidArgumentError: when run, samples of the resource are plaintext.
+  """
+  numbers = _int64(index, message_poll_timeout, stream_timeout)
+  return KafkaSamples(*gen_monolith_ops.kafka_group_readable_next_v2(input, *numbers))
 
 
-def _static_strings(name: str, value: Any) -> list[str]:
-  if tf.is_tensor(value):
-    static = tf.get_static_value(value)
-    if static is None:
-      raise ValueError(f"{name} is known only when the graph runs, want strings")
-    value = np.atleast_1d(static).tolist()
-  elif isinstance(value, (str, bytes)):
-    value = [value]
-  return [tf.compat.as_str(item) for item in value]
+def _int64(*values: Any) -> list[tf.Tensor]:
+  return [tf.cast(value, tf.int64) for value in values]

@@ -10,9 +10,6 @@ from collections.abc import Sequence
 DEFAULT_POLL_BATCH_SIZE = 1024
 ENDLESS = -1
 
-_BATCH_KEY = "batch.num.messages"
-_TOPIC_PREFIX = "conf.topic."
-
 
 def split_list(value: str | Sequence[str] | None) -> list[str]:
   """Returns the non-empty elements of a comma-separated string, or of a sequence."""
@@ -27,10 +24,11 @@ def make_metadata(
   configuration: str | Sequence[str] | None = None,
   kafka_other_metadata: str | Sequence[str] | None = None,
 ) -> list[str]:
-  """Returns `key=value` entries for `KafkaReader`; of equal keys the last counts.
+  """Returns `key=value` entries for the consumer; of equal keys the last counts.
 
   Raises:
-    ValueError: `group_id` or `servers` is empty, or `poll_batch_size` is less than 1.
+    ValueError: `group_id` or `servers` is empty, `poll_batch_size` is less than 1, or an entry is
+      not `key=value`.
   """
   servers = split_list(servers)
   if not group_id:
@@ -39,36 +37,28 @@ def make_metadata(
     raise ValueError("servers is empty, want host:port of at least one broker")
   if poll_batch_size < 1:
     raise ValueError(f"poll_batch_size is {poll_batch_size}, want at least 1")
-  return [
-    *split_list(configuration),
-    f"group.id={group_id}",
-    f"bootstrap.servers={','.join(servers)}",
-    f"{_BATCH_KEY}={poll_batch_size}",
-    *split_list(kafka_other_metadata),
-  ]
+  return check_metadata(
+    [
+      *split_list(configuration),
+      f"group.id={group_id}",
+      f"bootstrap.servers={','.join(servers)}",
+      f"batch.num.messages={poll_batch_size}",
+      *split_list(kafka_other_metadata),
+    ]
+  )
 
 
-def parse_metadata(metadata: Sequence[str]) -> tuple[dict[str, str], int]:
-  """Returns the settings of the consumer, and how many messages to read at once.
-
-  Args:
-    metadata: `key=value`; a key `conf.topic.<k>` is the setting `<k>` of every topic.
+def check_metadata(metadata: Sequence[str]) -> list[str]:
+  """Returns the entries, all of them `key=value`.
 
   Raises:
     ValueError: an entry has no `=`, or no key.
   """
-  # The client tells the end of a partition only when asked to.
-  settings = {"enable.partition.eof": "true"}
   for entry in metadata:
-    key, found, value = (part.strip() for part in entry.partition("="))
-    if not found or not key:
+    key, found, _ = entry.partition("=")
+    if not found or not key.strip():
       raise ValueError(f"Kafka metadata has {entry!r}, want key=value")
-    settings[key[len(_TOPIC_PREFIX) :] if key.startswith(_TOPIC_PREFIX) else key] = value
-  # A setting of producers; here it is the size of a fetch.
-  size = int(settings.pop(_BATCH_KEY, DEFAULT_POLL_BATCH_SIZE))
-  if size < 1:
-    raise ValueError(f"{_BATCH_KEY} is {size}, want at least 1")
-  return settings, size
+  return list(metadata)
 
 
 def check_timeouts(message_poll_timeout: int, stream_timeout: int) -> int:

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import os
 import struct
+import unittest
 from collections.abc import Sequence
 
 import tensorflow as tf
 from tensorflow.core.framework import tensor_pb2
 
 from idl.matrix.proto import example_pb2, line_id_pb2, proto_parser_pb2
+from monolith.native_training.runtime.ops import gen_monolith_ops_base
+
+
+def needs_parquet(test: type) -> type:
+  """Skips a test case where the library that reads Parquet files is left out."""
+  folder = os.path.dirname(gen_monolith_ops_base.LIBRARY_PATH)
+  beside = os.path.join(folder, "libmonolith_parquet.so")
+  library = os.environ.get("MONOLITH_PARQUET_LIBRARY", beside)
+  reason = "libmonolith_parquet.so is not built"
+  return unittest.skipUnless(os.path.exists(library), reason)(test)
 
 
 def fid_v1(slot: int, signature: int) -> int:

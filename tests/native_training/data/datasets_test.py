@@ -3,9 +3,12 @@
 import gzip
 import os
 import struct
+import subprocess
+import sys
 import threading
 import zlib
 
+import pyarrow as pa
 import tensorflow as tf
 from absl.testing import flagsaver
 
@@ -110,9 +113,78 @@ class FilePBDatasetTest(_FileTest):
   def test_contradicting_compression(self):
     with self.assertRaisesRegex(ValueError, "use_snappy is True"):
       self.read("x", use_snappy=True, compression_type=datasets.CompressType.GZIP)
-    with self.assertRaisesRegex(tf.errors.UnimplementedError, "ZSTD"):
-      path = self.write_examples()
-      uids(self.read(path, compression_type=datasets.CompressType.ZSTD))
+    with self.assertRaisesRegex(ValueError, "compression_type is ZSTD, but TFRecord files"):
+      datasets.TFRecordDatasetWrapper("x", datasets.CompressType.ZSTD)
+
+  def zstd(self, content, name="data.zst"):
+    with open(self.path(name), "wb") as stream:
+      stream.write(content)
+    return self.read(self.path(name), compression_type=datasets.CompressType.ZSTD)
+
+  def zstd_frames(self, num_frames, num_records):
+    """Frames that know their size, and one that does not; more than the buffers hold."""
+    records = [
+      frame(make_example({"a": list(range(i % 500))}, uid=i + 1).SerializeToString(), ZERO)
+      for i in range(num_records)
+    ]
+    part = num_records // num_frames
+    frames = [
+      pa.compress(b"".join(records[i * part : (i + 1) * part]), "zstd", asbytes=True)
+      for i in range(num_frames - 1)
+    ]
+    sink = pa.BufferOutputStream()
+    with pa.CompressedOutputStream(sink, "zstd") as stream:
+      stream.write(b"".join(records[(num_frames - 1) * part :]))
+    return [*frames, sink.getvalue().to_pybytes()]
+
+  def test_zstd(self):
+    frames = self.zstd_frames(3, 1500)
+    self.assertEqual(uids(self.zstd(b"".join(frames))), list(range(1, 1501)))
+    self.assertEqual(uids(self.zstd(b"")), [])
+
+  def test_zstd_resumes(self):
+    dataset = self.zstd(b"".join(self.zstd_frames(2, 400)))
+    iterator = iter(dataset)
+    checkpoint = tf.train.Checkpoint(iterator=iterator)
+    for _ in range(250):
+      next(iterator)
+    path = checkpoint.save(self.path("checkpoint"))
+    self.assertLen(list(iterator), 150)
+
+    restored = iter(dataset)
+    tf.train.Checkpoint(iterator=restored).restore(path)
+
+    self.assertEqual(proto_of(next(restored), example_pb2.Example).line_id.uid, 251)
+    self.assertLen(list(restored), 149)
+
+  def test_bad_zstd(self):
+    frames = self.zstd_frames(2, 40)
+    content = b"".join(frames)
+    for broken, text in (
+      (content[:-1], "truncated zstd frame"),
+      (content[: len(frames[0]) + 3], "truncated zstd frame"),
+      (b"no zstd at all", "corrupt zstd data"),
+      (frames[0] + b"garbage" * 10, "corrupt zstd data"),
+    ):
+      with self.assertRaisesRegex(tf.errors.DataLossError, text):
+        uids(self.zstd(broken))
+
+  def test_zstd_without_library(self):
+    self.zstd(b"")
+    code = (
+      "from monolith.native_training.data import datasets\n"
+      f"list(datasets.FilePBDataset({self.path('data.zst')!r},"
+      " compression_type=datasets.CompressType.ZSTD))"
+    )
+    result = subprocess.run(
+      [sys.executable, "-c", code],
+      capture_output=True,
+      text=True,
+      env={**os.environ, "MONOLITH_LIBZSTD": "/no/such/libzstd.so"},
+    )
+    self.assertNotEqual(result.returncode, 0)
+    self.assertIn("ZSTD compression needs libzstd.so.1", result.stderr)
+    self.assertIn("/no/such/libzstd.so", result.stderr)
 
   def test_conversions(self):
     instance = make_instance([fid_v1(3, 7), fid_v1(4, 8), fid_v1(3, 9)], [1.0], uid=5)

@@ -1,5 +1,6 @@
 """Data sets that read a Kafka broker, eagerly."""
 
+import glob
 import os
 import struct
 import subprocess
@@ -15,13 +16,7 @@ from absl.testing import flagsaver
 
 from idl.matrix.proto import example_pb2, proto_parser_pb2
 from monolith.native_training import runner_utils  # noqa: F401  (defines the flags of Kafka)
-from monolith.native_training.data import (
-  datasets,
-  kafka_dataset,
-  kafka_reader,
-  kafka_settings,
-  parsers,
-)
+from monolith.native_training.data import datasets, feature_utils, kafka_dataset, parsers
 from tests.native_training.data.data_test_utils import (
   fid_v1,
   fid_v2,
@@ -68,6 +63,27 @@ def make_batch(*uids):
     line_ids.feature.add().bytes_list.value.append(line_id)
     ids.feature.add().fid_v2_list.value.append(fid_v2(7, uid))
   return batch
+
+
+def count_consumers():
+  """Counts the clients of this process, by the name of the thread that each of them has."""
+  count = 0
+  for path in glob.glob("/proc/self/task/*/comm"):
+    try:
+      with open(path, encoding="utf-8") as stream:
+        count += stream.read().strip() == "rdk:main"
+    except FileNotFoundError:  # the thread has ended meanwhile
+      pass
+  return count
+
+
+def record_ops():
+  """Records what the op of the data sets is made with."""
+  return mock.patch.object(
+    kafka_dataset.gen_monolith_ops,
+    "monolith_kafka_dataset",
+    wraps=kafka_dataset.gen_monolith_ops.monolith_kafka_dataset,
+  )
 
 
 class _KafkaTest(tf.test.TestCase):
@@ -169,16 +185,21 @@ class PlainTest(_KafkaTest):
     iterator = iter(self.plain(message_poll_timeout=20, stream_timeout=-1))
     self.kafka.send(self.topic, [b"first"])
     self.assertEqual(next(iterator).message.numpy().tolist(), [b"first"])
-    (reader,) = (reader for reader in kafka_reader._readers if not reader.closed)
+    read = []
+    thread = threading.Thread(target=lambda: read.append(next(iterator).message.numpy().tolist()))
+    thread.start()
+    # Another consumer sees the same silence.
+    silent = feature_utils.kafka_resource_init(
+      [self.topic], [f"group.id={uuid.uuid4().hex}", f"bootstrap.servers={self.kafka.servers}"]
+    )
+    for i in range(10):
+      fetch = feature_utils.kafka_read_next(silent, i, 20, -1)
+      self.assertEqual(fetch.message.shape, [0])
+      self.assertEqual(fetch.continue_fetch, 1)
 
-    def send_after_silence():
-      wait_until(lambda: reader._timeouts > 5)
-      self.kafka.send(self.topic, [b"second"])
-
-    sender = threading.Thread(target=send_after_silence)
-    sender.start()
-    self.assertEqual(next(iterator).message.numpy().tolist(), [b"second"])
-    sender.join()
+    self.kafka.send(self.topic, [b"second"])
+    thread.join(TIMEOUT_SECS)
+    self.assertEqual(read, [[b"second"]])
 
   def test_starts_where_the_group_left_off(self):
     self.kafka.send(self.topic, [b"a", b"b"])
@@ -223,19 +244,34 @@ class PlainTest(_KafkaTest):
     last = {b"last%d" % (sent - 2), b"last%d" % (sent - 1)}
     self.assertEqual({read[0][-1], read[1][-1]}, last)
 
-  def test_settings_with_equal_signs(self):
-    self.kafka.send(self.topic, [b"a"])
-    configuration = [*CONFIGURATION, "client.id=a=b", "group.id=overridden"]
+  def test_settings(self):
+    configuration = ["conf.topic.auto.offset.reset=earliest", "client.id=a=b", "group.id=other"]
     with flagsaver.flagsaver(kafka_other_metadata="client.rack=c=d=,client.id==e"):
-      with mock.patch.object(
-        kafka_reader.KafkaReader, "_open", autospec=True, side_effect=kafka_reader.KafkaReader._open
-      ) as opened:
-        self.assertLen(list(self.plain(configuration=configuration).take(1)), 1)
-    settings = opened.call_args[0][0]._settings
-    self.assertEqual(settings["client.id"], "=e")
-    self.assertEqual(settings["client.rack"], "c=d=")
-    self.assertEqual(settings["group.id"], self.group)
-    self.assertEqual(settings["auto.offset.reset"], "earliest")
+      with record_ops() as op:
+        self.plain(configuration=configuration, poll_batch_size=7)
+    self.assertEqual(op.call_args.kwargs["topics"], [self.topic])
+    self.assertEqual(
+      op.call_args.kwargs["metadata"],
+      [
+        *configuration,
+        f"group.id={self.group}",
+        f"bootstrap.servers={self.kafka.servers}",
+        "batch.num.messages=7",
+        "client.rack=c=d=",
+        "client.id==e",
+      ],
+    )
+
+  def test_settings_reach_the_client(self):
+    self.kafka.send(self.topic, [b"a", b"b"])
+    # The last of equal keys counts, values may contain an equal sign, blanks do not matter.
+    configuration = [
+      "auto.offset.reset=error", "conf.topic.auto.offset.reset = earliest", "client.id=a=b",
+    ]  # fmt: skip
+    with flagsaver.flagsaver(kafka_other_metadata="batch.num.messages=1"):
+      dataset = self.plain(configuration=configuration)
+    batches = [x.message.numpy().tolist() for x in dataset.take(2)]
+    self.assertEqual(batches, [[b"a"], [b"b"]])
 
   def test_bad_arguments(self):
     for kwargs, text in (
@@ -254,28 +290,58 @@ class PlainTest(_KafkaTest):
       datasets.create_plain_kafka_dataset(self.topic, "g", [])
 
   def test_unknown_setting(self):
-    with self.assertRaisesRegex(tf.errors.OpError, "no.such.setting"):
+    with self.assertRaisesRegex(tf.errors.InvalidArgumentError, "no.such.setting"):
       next(iter(self.plain(configuration=["no.such.setting=1"])))
+    with self.assertRaisesRegex(tf.errors.InvalidArgumentError, "session.timeout.ms=soon"):
+      next(iter(self.plain(configuration=["session.timeout.ms=soon"])))
+
+  def test_bad_arguments_of_the_op(self):
+    for kwargs, text in (
+      ({"topics": []}, "topics is empty"),
+      ({"metadata": ["group.id"]}, "'group.id', want key=value"),
+      ({"metadata": ["batch.num.messages=many"]}, "batch.num.messages is many, want at least 1"),
+      ({"metadata": ["batch.num.messages=0"]}, "batch.num.messages is 0, want at least 1"),
+      ({"message_poll_timeout": 0}, "message_poll_timeout is 0"),
+      ({"message_poll_timeout": 1 << 40}, "message_poll_timeout is 1099511627776"),
+      ({"stream_timeout": -2}, "stream_timeout is -2"),
+    ):
+      options = {
+        "topics": ["t"], "metadata": [], "message_poll_timeout": 1, "stream_timeout": 1, **kwargs
+      }  # fmt: skip
+      with self.assertRaisesRegex(tf.errors.InvalidArgumentError, text):
+        kafka_dataset.gen_monolith_ops.monolith_kafka_dataset(**options)
 
   def test_shared_name(self):
-    self.kafka.send(self.topic, [b"a"])
-    lease = kafka_reader.ReaderLease
-    metadata = ["group.id=g", f"bootstrap.servers={self.kafka.servers}"]
-    first, second = (lease([self.topic], metadata, "c", "one") for _ in range(2))
-    self.assertIs(first.reader, second.reader)
-    with self.assertRaisesRegex(ValueError, "shared_name 'one'"):
-      lease([self.topic], ["group.id=other"], "c", "one")
-    other = lease([self.topic], metadata, "d", "one")
-    self.assertIsNot(first.reader, other.reader)
-    for _ in range(2):
-      first.release()
-    self.assertFalse(second.reader.closed)
-    second.release()
-    self.assertTrue(second.reader.closed)
-    other.release()
+    self.kafka.send(self.topic, [b"a", b"b", b"c"])
 
-    dataset = self.plain(shared_name="two")
-    self.assertEqual(next(iter(dataset)).message.numpy().tolist(), [b"a"])
+    def read(poll_batch_size=1):
+      # Nothing above the source, since that might read ahead.
+      return iter(
+        kafka_dataset._MessageDataset(
+          self.topic, self.group, self.kafka.servers, -1, 10000, poll_batch_size, CONFIGURATION,
+          "", "one", None,
+        )
+      )  # fmt: skip
+
+    first, second = read(), read()
+    before = count_consumers()
+    messages = [next(iterator)[0].numpy().tolist() for iterator in (first, second, first)]
+    self.assertEqual(messages, [[b"a"], [b"b"], [b"c"]])
+    self.assertEqual(count_consumers(), before + 1)
+    with self.assertRaisesRegex(tf.errors.InvalidArgumentError, "shared_name 'one' is a reader"):
+      next(read(poll_batch_size=2))
+    del first
+    self.assertEqual(count_consumers(), before + 1)
+    del second
+    self.assertEqual(count_consumers(), before)
+
+  def test_shared_name_and_container(self):
+    self.kafka.send(self.topic, [b"a"])
+    first = iter(self.plain(container="c", shared_name="two"))
+    self.assertEqual(next(first).message.numpy().tolist(), [b"a"])
+    self.group = uuid.uuid4().hex
+    second = iter(self.plain(container="d", shared_name="two"))
+    self.assertEqual(next(second).message.numpy().tolist(), [b"a"])
 
 
 class FramedTest(_KafkaTest):
@@ -443,14 +509,13 @@ class FramedTest(_KafkaTest):
     self.assertIsInstance(dataset, datasets.InstanceReweightDataset)
 
   def test_poll_batch_size(self):
-    with mock.patch.object(
-      kafka_dataset, "_lease_factory", wraps=kafka_dataset._lease_factory
-    ) as factory:
+    with record_ops() as op:
       self.framed()
       self.framed(input_pb_type=PbType.EXAMPLEBATCH)
       self.framed(poll_batch_size=5)
       datasets.PyKafkaDataset(self.topic, self.group, self.kafka.servers)
-    self.assertEqual([call.args[3] for call in factory.call_args_list], [128, 16, 5, 1024])
+    for call, size in zip(op.call_args_list, (128, 16, 5, 1024)):
+      self.assertIn(f"batch.num.messages={size}", call.kwargs["metadata"])
 
   def test_py_kafka_dataset(self):
     self.kafka.send(self.topic, [framed_examples(1, 2), framed_examples(3)])
@@ -499,28 +564,24 @@ class DispatchTest(_KafkaTest):
 
   def assert_reads(self, dataset, topics, group_id, servers):
     self.assertIsInstance(dataset, datasets.KafkaDataset)
-    lease = self.factory.call_args
-    self.assertEqual(kafka_settings.split_list(lease.args[0]), topics)
-    self.assertEqual(lease.args[1:3], (group_id, servers))
+    options = self.op.call_args.kwargs
+    self.assertEqual(options["topics"], topics)
+    self.assertIn(f"group.id={group_id}", options["metadata"])
+    self.assertIn(f"bootstrap.servers={servers}", options["metadata"])
+    self.assertEqual(count_consumers(), self.consumers, "construction must not connect")
 
   def setUp(self):
     super().setUp()
-    factory = mock.patch.object(
-      kafka_dataset, "_lease_factory", wraps=kafka_dataset._lease_factory
-    )
-    self.factory = factory.start()
-    self.addCleanup(factory.stop)
-    connect = mock.patch.object(
-      kafka_reader, "_client", side_effect=AssertionError("construction must not connect")
-    )
-    connect.start()
-    self.addCleanup(connect.stop)
+    recorder = record_ops()
+    self.op = recorder.start()
+    self.addCleanup(recorder.stop)
+    self.consumers = count_consumers()
 
   def test_arguments(self):
     make = datasets.PBDataset
     self.assert_reads(make(["ab"], group_id="c", servers="d"), ["ab"], "c", "d")
     self.assert_reads(make(["a", "b"], "c", "d"), ["a", "b"], "c", "d")
-    self.assert_reads(make(["a"], "c", ["d", "e"]), ["a"], "c", ["d", "e"])
+    self.assert_reads(make(["a"], "c", ["d", "e"]), ["a"], "c", "d,e")
     self.assert_reads(make(topics=["a"], group_id="c", servers="d"), ["a"], "c", "d")
     self.assert_reads(
       make(patterns=["x"], topics=["a"], group_id="c", servers="d"), ["a"], "c", "d"
@@ -566,7 +627,10 @@ class DispatchTest(_KafkaTest):
       configuration=["k=v"], container="x", shared_name="y", kafka_other_metadata="o=p",
     )
     self.assertEqual(dataset.output_pb_type, PbType.PLAINTEXT)
-    self.assertEqual(self.factory.call_args.args[3:], (7, ["k=v"], "x", "y", "o=p"))
+    options = self.op.call_args.kwargs
+    self.assertEqual((options["container"], options["shared_name"]), ("x", "y"))
+    self.assertEqual(options["metadata"][0], "k=v")
+    self.assertEqual(options["metadata"][-2:], ["batch.num.messages=7", "o=p"])
     for timeouts in ({"stream_timeout": -2}, {"message_poll_timeout": 0}):
       with self.assertRaises(ValueError):
         datasets.PBDataset(["a"], "c", "d", **timeouts)
@@ -575,20 +639,126 @@ class DispatchTest(_KafkaTest):
     self.assertIsNone(flags.FLAGS["kafka_other_metadata"].default)
 
 
-class LifecycleTest(_KafkaTest):
-  def new_readers(self):
-    return set(kafka_reader._readers) - self.known
+class CheckpointTest(_KafkaTest):
+  """Iterators that resume where they were saved, whatever the group has committed."""
 
+  def save(self, iterator):
+    path = os.path.join(os.environ["TEST_TMPDIR"], uuid.uuid4().hex)
+    return tf.train.Checkpoint(iterator=iterator).save(path)
+
+  def restore(self, dataset, path):
+    iterator = iter(dataset)
+    tf.train.Checkpoint(iterator=iterator).restore(path).assert_consumed()
+    return iterator
+
+  def uid(self, iterator):
+    return proto_of(next(iterator), example_pb2.Example).line_id.uid
+
+  def test_messages(self):
+    self.kafka.send(self.topic, [b"%d" % i for i in range(10)])
+    dataset = self.plain(poll_batch_size=2)
+    iterator = iter(dataset)
+    next(iterator)
+    path = self.save(iterator)
+    rest = [next(iterator).message.numpy().tolist() for _ in range(4)]
+    self.assertEqual(rest[0], [b"2", b"3"])
+    del iterator  # commits
+
+    restored = self.restore(dataset, path)
+
+    self.assertEqual([next(restored).message.numpy().tolist() for _ in range(4)], rest)
+    self.kafka.send(self.topic, [b"new"])
+    self.assertEqual(next(restored).message.numpy().tolist(), [b"new"])
+
+  def test_samples_in_the_middle_of_a_message(self):
+    self.kafka.send(
+      self.topic, [framed_examples(1, 2, 3), framed_examples(4, 5), framed_examples(6)]
+    )
+    dataset = self.framed()
+    iterator = iter(dataset)
+    for expected in (1, 2):
+      self.assertEqual(self.uid(iterator), expected)
+    path = self.save(iterator)
+    self.assertEqual([self.uid(iterator) for _ in range(4)], [3, 4, 5, 6])
+    del iterator
+
+    restored = self.restore(dataset, path)
+
+    self.assertEqual([self.uid(restored) for _ in range(4)], [3, 4, 5, 6])
+
+  def test_partition_that_was_silent_when_saved(self):
+    topic = self.kafka.create_topic(f"two-{uuid.uuid4().hex}", partitions=2)
+    self.kafka.send(topic, [b"a"], partition=0)
+    dataset = self.plain(topics=topic)
+    iterator = iter(dataset)
+    self.assertEqual(next(iterator).message.numpy().tolist(), [b"a"])
+    path = self.save(iterator)
+    self.kafka.send(topic, [b"b"], partition=1)
+    self.assertEqual(next(iterator).message.numpy().tolist(), [b"b"])
+    del iterator  # commits the position of both
+
+    restored = self.restore(dataset, path)
+
+    self.assertEqual(next(restored).message.numpy().tolist(), [b"b"])
+
+  def test_saved_before_the_first_message(self):
+    self.kafka.send(self.topic, [b"a"])
+    dataset = self.plain()
+    path = self.save(iter(dataset))
+    self.assertEqual(next(self.restore(dataset, path)).message.numpy().tolist(), [b"a"])
+
+  def test_saved_again_without_reading(self):
+    self.kafka.send(self.topic, [b"a", b"b", b"c"])
+    dataset = self.plain(poll_batch_size=1)
+    iterator = iter(dataset)
+    next(iterator)
+    path = self.save(iterator)
+    del iterator
+    path = self.save(self.restore(dataset, path))
+    self.assertEqual(next(self.restore(dataset, path)).message.numpy().tolist(), [b"b"])
+
+  def test_saved_at_the_end(self):
+    self.kafka.send(self.topic, [b"a"])
+    dataset = self.plain(stream_timeout=8000, message_poll_timeout=8000)
+    iterator = iter(dataset)
+    self.assertLen(list(iterator), 1)
+    self.assertEmpty(list(self.restore(dataset, self.save(iterator))))
+
+  def test_messages_that_are_gone(self):
+    self.kafka.send(self.topic, [b"%d" % i for i in range(6)])
+    iterator = iter(self.plain(poll_batch_size=4))
+    next(iterator)
+    path = self.save(iterator)
+    with MockKafka() as kafka:
+      kafka.send(kafka.create_topic(self.topic), [b"other"])
+      dataset = datasets.create_plain_kafka_dataset(
+        self.topic, self.group, kafka.servers, configuration=CONFIGURATION
+      )
+      restored = self.restore(dataset, path)
+      with self.assertRaisesRegex(
+        tf.errors.DataLossError,
+        f"cannot resume topic {self.topic}, partition 0 at offset 4: the broker has 0 to 1",
+      ):
+        next(restored)
+
+  def test_shared_consumers_have_no_position(self):
+    iterator = iter(self.plain(shared_name="no position"))
+    with self.assertRaisesRegex(tf.errors.UnimplementedError, "several iterators share it"):
+      self.save(iterator)
+
+
+class LifecycleTest(_KafkaTest):
   def setUp(self):
     super().setUp()
-    self.known = set(kafka_reader._readers)
+    self.before = count_consumers()
 
   def test_closed_at_the_end(self):
     dataset = self.plain(stream_timeout=200, message_poll_timeout=100)
-    self.assertEmpty(self.new_readers())
     iterator = iter(dataset)
+    # A consumer of another test may still end.
+    self.assertLessEqual(count_consumers(), self.before)
     self.assertEmpty(list(iterator))
-    self.assertTrue(all(reader.closed for reader in self.new_readers()))
+    wait_until(lambda: count_consumers() <= self.before)
 
   def test_closed_when_the_iterator_is_destroyed(self):
     self.kafka.send(self.topic, [b"a", b"b", b"c"])
@@ -597,18 +767,31 @@ class LifecycleTest(_KafkaTest):
       self.group = uuid.uuid4().hex
       iterator = iter(self.plain(poll_batch_size=poll_batch_size).prefetch(prefetch))
       next(iterator)
-      (reader,) = (reader for reader in self.new_readers() if not reader.closed)
+      self.assertEqual(count_consumers(), self.before + 1)
       del iterator
-      self.assertTrue(reader.closed)
-      del reader
+      self.assertEqual(count_consumers(), self.before)
 
   def test_iterators_connect_when_first_used(self):
     self.kafka.send(self.topic, [b"a"])
     dataset = self.plain(poll_batch_size=1, shared_name="")
     first, second = iter(dataset), iter(dataset)
     self.assertEqual(next(first).message.numpy().tolist(), [b"a"])
-    self.assertLen(self.new_readers(), 1)
+    self.assertEqual(count_consumers(), self.before + 1)
     del second
+
+  def test_resource_is_closed_with_its_handle(self):
+    self.kafka.send(self.topic, [b"a"])
+    metadata = [f"group.id={self.group}", f"bootstrap.servers={self.kafka.servers}"]
+    resources = [
+      feature_utils.kafka_resource_init([self.topic], [*CONFIGURATION, *metadata])
+      for _ in range(2)
+    ]
+    self.assertEqual(count_consumers(), self.before)
+    fetch = feature_utils.kafka_read_next(resources[0], 0, 60000, -1)
+    self.assertEqual(fetch.message.numpy().tolist(), [b"a"])
+    self.assertEqual(count_consumers(), self.before + 1)
+    resources.clear()
+    self.assertEqual(count_consumers(), self.before)
 
   def test_silence_of_a_missing_broker_is_an_error(self):
     dataset = datasets.create_plain_kafka_dataset(
@@ -629,25 +812,40 @@ class LifecycleTest(_KafkaTest):
       )
       self.assertEqual(next(iterator).message.numpy().tolist(), [b"before"])
       kafka.set_down(True)
-      (reader,) = self.new_readers()
       read = []
       thread = threading.Thread(
         target=lambda iterator: read.append(next(iterator).message.numpy()), args=(iterator,)
       )
       thread.start()
-      deadline = time.monotonic() + TIMEOUT_SECS
-      while reader._error is None:
-        self.assertLess(time.monotonic(), deadline, "nobody noticed")
-        time.sleep(0.01)
+      # Whoever does not wait endlessly fails meanwhile.
+      with self.assertRaisesRegex(tf.errors.UnknownError, "brokers are down"):
+        list(
+          datasets.create_plain_kafka_dataset(
+            topic, self.group, kafka.servers, stream_timeout=200, message_poll_timeout=100
+          )
+        )
       kafka.set_down(False)
       kafka.send(topic, [b"after"])
       thread.join(TIMEOUT_SECS)
       self.assertEqual([message.tolist() for message in read], [[b"after"]])
 
   def test_missing_client(self):
-    with mock.patch.dict(sys.modules, {"confluent_kafka": None}):
-      with self.assertRaisesRegex(tf.errors.OpError, r"monolith\[kafka\]"):
-        next(iter(self.plain()))
+    script = (
+      "from monolith.native_training.data import datasets\n"
+      "dataset = datasets.create_plain_kafka_dataset('t', 'g', '127.0.0.1:1')\n"
+      "print('made')\n"
+      "next(iter(dataset))"
+    )
+    process = subprocess.run(
+      [sys.executable, "-c", script],
+      capture_output=True,
+      text=True,
+      env={**os.environ, "MONOLITH_LIBRDKAFKA": "/no/such/librdkafka.so"},
+    )
+    self.assertNotEqual(process.returncode, 0)
+    self.assertEqual(process.stdout, "made\n")
+    self.assertRegex(process.stderr, "FailedPreconditionError.*monolith.kafka")
+    self.assertIn("/no/such/librdkafka.so", process.stderr)
 
   def test_interpreter_ends_while_iterators_wait(self):
     self.kafka.send(self.topic, [b"a"])

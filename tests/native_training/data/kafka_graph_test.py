@@ -6,7 +6,7 @@ import uuid
 
 import tensorflow as tf
 
-from monolith.native_training.data import datasets, feature_utils, kafka_reader, parsers
+from monolith.native_training.data import datasets, feature_utils, parsers
 from monolith.native_training.hooks import ckpt_hooks
 from tests.native_training.data.data_test_utils import fid_v2, frame, make_example
 from tests.native_training.data.mock_kafka import TIMEOUT_SECS, MockKafka
@@ -78,7 +78,13 @@ class KafkaGraphTest(tf.test.TestCase):
       with self.assertRaises(tf.errors.OutOfRangeError):
         session.run(uid)
 
-  def test_iterators_are_not_checkpointed(self):
+  def test_iterators_are_checkpointed_when_asked_for(self):
+    with tf.Graph().as_default():
+      self.samples(disable_iterator_save_restore=False)
+      self.assertTrue(ckpt_hooks._get_meta().enable_iter_save_restore)
+    with tf.Graph().as_default():
+      self.samples(disable_iterator_save_restore=False, shared_name="shared")
+      self.assertFalse(ckpt_hooks._get_meta().enable_iter_save_restore)
     with tf.Graph().as_default():
       self.samples()
       self.assertFalse(ckpt_hooks._get_meta().enable_iter_save_restore)
@@ -102,7 +108,6 @@ class KafkaGraphTest(tf.test.TestCase):
 
   def test_closing_the_session_ends_a_read(self):
     self.kafka.send(self.topic, [framed(1)])
-    known = set(kafka_reader._readers)
     with tf.Graph().as_default():
       session = tf.compat.v1.Session()
       iterator = tf.compat.v1.data.make_initializable_iterator(self.samples())
@@ -119,12 +124,10 @@ class KafkaGraphTest(tf.test.TestCase):
 
       thread = threading.Thread(target=read)
       thread.start()
-      (reader,) = set(kafka_reader._readers) - known
       session.close()
       thread.join(TIMEOUT_SECS)
       self.assertFalse(thread.is_alive())
       self.assertLen(errors, 1)
-      reader.close()
 
   def test_resource(self):
     self.kafka.send(self.topic, [b"a", b"b\0", b"c"], [b"x", b"y", b"z"])
@@ -156,10 +159,21 @@ class KafkaGraphTest(tf.test.TestCase):
         lambda i: feature_utils.kafka_read_next_v2(resource, i, 10000, -1)
       )
       dataset = dataset.map(lambda x: x.message).unbatch().batch(3)
-      batch = tf.compat.v1.data.make_one_shot_iterator(dataset).get_next()
-      uid = parsers.parse_examples(batch, [], extra_features=["uid"])["uid"]
+      iterator = tf.compat.v1.data.make_initializable_iterator(dataset)
+      uid = parsers.parse_examples(iterator.get_next(), [], extra_features=["uid"])["uid"]
+      session.run(iterator.initializer)
       self.assertAllEqual(session.run(uid), [[1], [2], [3]])
-      resource.reader.close()
+
+  def test_resource_of_plaintext(self):
+    self.kafka.send(self.topic, [frame(b"a")])
+    with tf.Graph().as_default(), self.session() as session:
+      resource = feature_utils.kafka_resource_init(
+        [self.topic], self.metadata, "plaintext", "plaintext"
+      )
+      with self.assertRaisesRegex(tf.errors.InvalidArgumentError, "plaintext, which is no sample"):
+        session.run(feature_utils.kafka_read_next_v2(resource, 0, 10000, -1).continue_fetch)
+      read = session.run(feature_utils.kafka_read_next(resource, 0, 10000, -1))
+      self.assertEqual(read.message.tolist(), [frame(b"a")])
 
   def test_resource_with_bad_arguments(self):
     init = feature_utils.kafka_resource_init
@@ -169,10 +183,17 @@ class KafkaGraphTest(tf.test.TestCase):
     ):
       with self.assertRaisesRegex(ValueError, text):
         init(topics, metadata)
-    with tf.Graph().as_default():
-      unknown = tf.compat.v1.placeholder(tf.string, [None])
-      with self.assertRaisesRegex(ValueError, "topics is known only when the graph runs"):
-        init(unknown, self.metadata)
+    with tf.Graph().as_default(), self.session() as session:
+      topics = tf.compat.v1.placeholder(tf.string)
+      read = feature_utils.kafka_read_next(init(topics, self.metadata), 0, 1, -1)
+      for value, text in (([], "topics is empty"), ("a", "topics has shape")):
+        with self.assertRaisesRegex(tf.errors.InvalidArgumentError, text):
+          session.run(read, {topics: value})
+      for number, text in (((0, 0, -1), "message_poll_timeout is 0"),
+                           ((0, 1, -2), "stream_timeout is -2")):
+        bad = feature_utils.kafka_read_next(init([self.topic], self.metadata), *number)
+        with self.assertRaisesRegex(tf.errors.InvalidArgumentError, text):
+          session.run(bad)
     with self.assertRaisesRegex(ValueError, "want one of"):
       init(["a"], self.metadata, "no type")
 

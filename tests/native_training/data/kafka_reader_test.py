@@ -1,8 +1,8 @@
-"""The reader below the Kafka data sets: settings, and when a stream ends."""
+"""When a stream of Kafka ends, and the settings of the consumer."""
 
 import unittest
 
-from monolith.native_training.data import kafka_reader, kafka_settings
+from monolith.native_training.data import feature_utils, kafka_settings
 from tests.native_training.data.mock_kafka import MockKafka
 
 
@@ -11,23 +11,18 @@ class SettingsTest(unittest.TestCase):
     metadata = kafka_settings.make_metadata(
       "g", ["a:1", "b:2"], 5, ["conf.topic.x=1", "y = a=b "], "z=3, y=4,"
     )
-    settings, size = kafka_settings.parse_metadata(metadata)
-    self.assertEqual(size, 5)
     self.assertEqual(
-      settings,
-      {
-        "enable.partition.eof": "true",
-        "x": "1",
-        "y": "4",
-        "z": "3",
-        "group.id": "g",
-        "bootstrap.servers": "a:1,b:2",
-      },
+      metadata,
+      [
+        "conf.topic.x=1",
+        "y = a=b",
+        "group.id=g",
+        "bootstrap.servers=a:1,b:2",
+        "batch.num.messages=5",
+        "z=3",
+        "y=4",
+      ],
     )
-    self.assertEqual(kafka_settings.parse_metadata(["y=a=b"])[0]["y"], "a=b")
-    self.assertEqual(kafka_settings.parse_metadata([])[1], 1024)
-    with self.assertRaisesRegex(ValueError, "batch.num.messages is 0"):
-      kafka_settings.parse_metadata(["batch.num.messages=0"])
 
   def test_timeouts(self):
     self.assertEqual(kafka_settings.check_timeouts(10000, -1), -1)
@@ -41,19 +36,17 @@ class StreamTimeoutTest(unittest.TestCase):
     with MockKafka() as kafka:
       kafka.send(kafka.create_topic("t"), [b"a"])
       settings = ["conf.topic.auto.offset.reset=earliest", "enable.partition.eof=false"]
-      reader = kafka_reader.KafkaReader(
+      resource = feature_utils.kafka_resource_init(
         ["t"], kafka_settings.make_metadata("g", kafka.servers, 1, settings)
       )
-      first = reader.fetch(60000, -1)
-      self.assertEqual(first.messages, [b"a"])
-      self.assertEqual(first.origins, ["Kafka topic t, partition 0, offset 0"])
+      first = feature_utils.kafka_read_next(resource, 0, 60000, -1)
+      self.assertEqual(first.message.numpy().tolist(), [b"a"])
       result = []
       while len(result) < 5 and all(result):
-        fetch = reader.fetch(message_poll_timeout, stream_timeout)
-        self.assertEqual(fetch.messages, [])
-        result.append(fetch.continue_fetch)
-      reader.close()
-      self.assertIsNone(reader.fetch(message_poll_timeout, stream_timeout))
+        fetch = feature_utils.kafka_read_next(resource, 1, message_poll_timeout, stream_timeout)
+        self.assertEqual(fetch.message.numpy().tolist(), [])
+        result.append(bool(fetch.continue_fetch))
+      del resource
       return result
 
   def test_ends_after_so_many_polls(self):

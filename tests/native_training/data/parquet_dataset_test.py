@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import tensorflow as tf
@@ -11,9 +12,9 @@ from absl.testing import flagsaver
 
 from idl.matrix.proto import example_pb2, line_id_pb2, proto_parser_pb2
 from monolith.native_training import native_task_context
-from monolith.native_training.data import datasets, parsers
+from monolith.native_training.data import datasets, parquet_dataset, parsers
 from monolith.native_training.hooks import ckpt_hooks
-from tests.native_training.data.data_test_utils import fid_v1, fid_v2, proto_of
+from tests.native_training.data.data_test_utils import fid_v1, fid_v2, needs_parquet, proto_of
 
 PbType = datasets.PbType
 COLUMNS = ["__LABEL__", "__UID__", "user", "item", "age", "price"]
@@ -35,6 +36,7 @@ def uids(dataset):
   return [int(uid) for batch in batches for uid in batch["uid"].numpy().flatten()]
 
 
+@needs_parquet
 class ParquetDatasetTest(tf.test.TestCase):
   def path(self, name="data.parquet"):
     return os.path.join(os.environ["TEST_TMPDIR"], name)
@@ -221,7 +223,7 @@ class ParquetDatasetTest(tf.test.TestCase):
       one_shot = tf.compat.v1.data.make_one_shot_iterator(batches()).get_next()
       iterator = tf.compat.v1.data.make_initializable_iterator(batches())
       initializable = iterator.get_next()
-      # A generator has no position that could be saved.
+      # As for other files that a program names.
       self.assertFalse(ckpt_hooks._get_meta().enable_iter_save_restore)
       session.run(iterator.initializer)
       session.run(initializable)
@@ -305,7 +307,7 @@ class ParquetDatasetTest(tf.test.TestCase):
         batch_size=3,
         **columns,
       )
-      self.assertFalse(ckpt_hooks._get_meta().enable_iter_save_restore)
+      self.assertTrue(ckpt_hooks._get_meta().enable_iter_save_restore)
       following = tf.compat.v1.data.make_one_shot_iterator(
         self.parsed_batches(dataset)
       ).get_next()
@@ -397,9 +399,14 @@ class ParquetDatasetTest(tf.test.TestCase):
       dataset = parquet(path, select_columns=[name], select_columns_type=["int"])
       self.assertRegex(self.error_of(dataset), f"row 1 of column '{name}' of .*out of range")
 
+  def test_text_that_is_not_utf8(self):
+    path = self.write({"__REQ_ID__": pa.array([b"good", b"\xff"])})
+    dataset = parquet(path, select_columns=["__REQ_ID__"], select_columns_type=["bytes"])
+    self.assertRegex(self.error_of(dataset), "row 1 of column '__REQ_ID__' of .*not UTF-8")
+
   def test_bad_arguments(self):
     for kwargs, message in (
-      ({"output_pb_type": PbType.PLAINTEXT}, "output_pb_type is PbType.PLAINTEXT"),
+      ({"output_pb_type": "example"}, "output_pb_type is 'example', want a PbType"),
       ({"batch_size": 0}, "batch_size is 0, want at least 1"),
       ({"select_columns": [], "select_columns_type": []}, "select_columns is empty"),
       ({"select_columns": ["a"]}, "select_columns has 1 names, select_columns_type has 6 types"),
@@ -419,19 +426,143 @@ class ParquetDatasetTest(tf.test.TestCase):
       with self.assertRaisesRegex(ValueError, message):
         parquet("data.parquet", **kwargs)
 
-  def test_without_pyarrow(self):
+  def test_without_library(self):
     code = (
-      "import sys; sys.modules['pyarrow'] = None\n"
       "from monolith.native_training.data import datasets\n"
-      "try:\n"
-      "  datasets.ParquetDataset('x', datasets.PbType.EXAMPLE, ['a'], ['int'])\n"
-      "except ImportError as error:\n"
-      "  print(error)\n"
+      f"path = {self.write_rows(1)!r}\n"
+      "dataset = datasets.ParquetDataset(path, datasets.PbType.EXAMPLE, ['age'], ['int'])\n"
+      "print('made')\n"
+      "list(dataset)\n"
     )
     result = subprocess.run(
-      [sys.executable, "-c", code], capture_output=True, text=True, check=True
+      [sys.executable, "-c", code],
+      capture_output=True,
+      text=True,
+      env={**os.environ, "MONOLITH_PARQUET_LIBRARY": "/no/such/library.so"},
     )
-    self.assertIn("pip install 'monolith[parquet]'", result.stdout)
+    self.assertNotEqual(result.returncode, 0)
+    self.assertEqual(result.stdout, "made\n")
+    self.assertRegex(
+      result.stderr, "FailedPreconditionError.*pip install 'monolith.parquet.'.*/no/such/library"
+    )
+
+  def test_op_library_does_not_need_arrow(self):
+    code = (
+      "import sys; sys.modules['pyarrow'] = None\n"
+      "from monolith.native_training.runtime.ops import gen_monolith_ops\n"
+      "loaded = open('/proc/self/maps').read()\n"
+      "assert 'libarrow' not in loaded and 'libmonolith_parquet' not in loaded\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+  def test_plaintext(self):
+    path = self.write_rows(10)
+    for drop_remainder, sizes in ((True, [4, 4]), (False, [4, 4, 2])):
+      dataset = parquet(
+        path, output_pb_type=PbType.PLAINTEXT, batch_size=4, drop_remainder=drop_remainder
+      )
+      self.assertEqual(dataset.element_spec, tf.TensorSpec([], tf.string))
+      batches = [example_pb2.ExampleBatch.FromString(x.numpy()) for x in dataset]
+      self.assertEqual([batch.batch_size for batch in batches], sizes)
+      parsed = list(self.parsed_batches(dataset))
+      rows = sum((batch["uid"].numpy().flatten().tolist() for batch in parsed), [])
+      self.assertEqual(rows, list(range(sum(sizes))))
+
+  def restored(self, dataset, number):
+    """Reads so many elements, saves, reads the rest; returns the rest and what a restored reads."""
+    iterator = iter(dataset)
+    for _ in range(number):
+      next(iterator)
+    path = tf.train.Checkpoint(iterator=iterator).save(self.path("checkpoint"))
+    rest = list(iterator)
+    resumed = iter(dataset)
+    tf.train.Checkpoint(iterator=resumed).restore(path).assert_consumed()
+    return rest, list(resumed)
+
+  def test_position_is_saved(self):
+    path = self.write_rows(50, row_group_size=7)
+    for number in (0, 1, 4, 7, 13, 49, 50):
+      for pb_type, proto in (
+        (PbType.EXAMPLE, example_pb2.Example), (PbType.INSTANCE, proto_parser_pb2.Instance)
+      ):  # fmt: skip
+        rest, resumed = self.restored(parquet(path, output_pb_type=pb_type, batch_size=5), number)
+        uid = [proto_of(sample, proto).line_id.uid for sample in resumed]
+        self.assertEqual(uid, list(range(number, 50)))
+        self.assertLen(rest, 50 - number)
+    for number in range(4):
+      for pb_type in (PbType.EXAMPLEBATCH, PbType.PLAINTEXT):
+        dataset = parquet(path, output_pb_type=pb_type, batch_size=16)
+        rest, resumed = self.restored(self.parsed_batches(dataset), number)
+        self.assertLen(rest, 3 - number)
+        for x, y in zip(rest, resumed):
+          self.assertAllEqual(x["uid"], y["uid"])
+          self.assertAllEqual(x["user"], y["user"])
+
+  def test_position_in_several_files(self):
+    for i in range(3):
+      self.write_rows(10, f"many_{i}.parquet", first=10 * i)
+    dataset = datasets.DistributedFilePBDataset(
+      [self.path("many_*.parquet")], use_parquet=True, select_columns=COLUMNS,
+      select_columns_type=TYPES, num_parallel_calls=None, deterministic=True,
+    )  # fmt: skip
+    rest, resumed = self.restored(dataset, 11)
+    uid = [[proto_of(x, example_pb2.Example).line_id.uid for x in part] for part in (rest, resumed)]
+    self.assertLen(uid[0], 19)
+    self.assertEqual(uid[0], uid[1])
+
+  def test_file_that_became_shorter(self):
+    path = self.write_rows(10)
+    dataset = parquet(path)
+    iterator = iter(dataset)
+    for _ in range(6):
+      next(iterator)
+    saved = tf.train.Checkpoint(iterator=iterator).save(self.path("checkpoint"))
+    self.write_rows(3)
+    with self.assertRaisesRegex(tf.errors.InvalidArgumentError, "row 6 is not one of 3"):
+      tf.train.Checkpoint(iterator=iter(dataset)).restore(saved)
+
+  def test_errors_repeat(self):
+    path = self.write({"a": pa.array([1, 2, None, 4], pa.int64())})
+    iterator = iter(
+      parquet(path, select_columns=["a"], select_columns_type=["int"], batch_size=2)
+    )
+    for _ in range(2):
+      next(iterator)
+    for _ in range(2):
+      with self.assertRaisesRegex(tf.errors.InvalidArgumentError, "row 2 .*null is not a value"):
+        next(iterator)
+
+  def test_half_floats_and_null_dictionaries(self):
+    path = self.write(
+      {
+        "half": pa.array([np.float16(1.5), np.float16(-2)], pa.float16()),
+        "word": pa.array([None, None], pa.dictionary(pa.int32(), pa.string())),
+      }
+    )
+    (first, second) = parquet(path, select_columns=["half"], select_columns_type=["float"])
+    for sample, value in ((first, 1.5), (second, -2)):
+      feature = proto_of(sample, example_pb2.Example).named_feature[0].feature
+      self.assertEqual(list(feature.float_list.value), [value])
+    words = parquet(path, select_columns=["word"], select_columns_type=["bytes"])
+    self.assertRegex(self.error_of(words), "row 0 of column 'word' of .*: null is not a value")
+
+  def test_bad_arguments_of_the_op(self):
+    for kwargs, text in (
+      ({"batch_size": 0}, "batch_size is 0"),
+      ({"output_pb_type": "none"}, "output_pb_type is 'none'"),
+      ({"out_type": tf.string}, "out_type is string"),
+      ({"select_columns": []}, "select_columns is empty"),
+      ({"select_columns_type": []}, "has 1 names, select_columns_type has 0 types"),
+      ({"select_columns_type": ["double"]}, "select_columns_type.0. is 'double'"),
+      ({"select_columns": ["__NO__"]}, "LineId has no value 'no'"),
+      ({"file_name": ["a", "b"]}, "file_name"),
+    ):
+      options = {
+        "file_name": "x", "output_pb_type": "example", "select_columns": ["a"],
+        "select_columns_type": ["int"], **kwargs,
+      }  # fmt: skip
+      with self.assertRaisesRegex(tf.errors.InvalidArgumentError, text):
+        parquet_dataset.gen_monolith_ops.parquet_dataset(**options)
 
 
 if __name__ == "__main__":

@@ -217,6 +217,7 @@ TableStats EmbeddingTable::Stats() const {
                          index_pool_->bytes_held();
     stats.free_rows += arena_->FreeRows();
     stats.row_memory = std::max<int64_t>(0, arena_->HeldBytes() - untouched);
+    stats.index_memory += directory_->Bytes();
     stats.memory = stats.row_memory + stats.index_memory + arena_->MetadataBytes();
   }
   stats.memory_if_not_compressed = stats.index_memory + stats.size * 4 * layout_.dim;

@@ -10,6 +10,7 @@
 #include "monolith/native_training/runtime/data/fid.h"
 #include "monolith/native_training/runtime/data/fid_hash.h"
 #include "monolith/native_training/runtime/ops/data_sample.h"
+#include "monolith/native_training/runtime/ops/kernel_registration.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"
@@ -45,7 +46,7 @@ input: Examples, a vector.
 names: features to hash. The field `id` of a feature is its slot.
 )doc");
 
-class FeatureHashOp final : public OpKernel {
+class FeatureHashOp : public OpKernel {
  public:
   explicit FeatureHashOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
     std::vector<std::string> names;
@@ -113,7 +114,7 @@ class FeatureHashOp final : public OpKernel {
   absl::flat_hash_set<std::string> names_;
 };
 
-REGISTER_KERNEL_BUILDER(Name("FeatureHash").Device(DEVICE_CPU), FeatureHashOp);
+REGISTER_GUARDED_KERNEL(Name("FeatureHash").Device(DEVICE_CPU), FeatureHashOp);
 
 }  // namespace
 }  // namespace monolith_tf

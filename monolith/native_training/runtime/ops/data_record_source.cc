@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <utility>
 
+#include "monolith/native_training/runtime/ops/zstd_input_stream.h"
 #include "tensorflow/core/lib/io/buffered_inputstream.h"
 #include "tensorflow/core/lib/io/inputstream_interface.h"
 #include "tensorflow/core/lib/io/random_inputstream.h"
@@ -198,7 +199,8 @@ Status OpenRecordSource(Env* env, const std::string& file_name, Compression comp
       break;
     }
     case Compression::kZstd:
-      return errors::Unimplemented("ZSTD compression of ", file_name, " is not supported");
+      TF_RETURN_IF_ERROR(OpenZstdStream(std::move(stream), file_buffer, &stream));
+      break;
   }
   if (skip > 0) TF_RETURN_IF_ERROR(stream->SkipNBytes(skip));
   *source = std::make_unique<FileSource>(std::move(file), std::move(stream));
