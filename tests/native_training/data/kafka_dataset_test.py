@@ -568,13 +568,14 @@ class DispatchTest(_KafkaTest):
     self.assertEqual(options["topics"], topics)
     self.assertIn(f"group.id={group_id}", options["metadata"])
     self.assertIn(f"bootstrap.servers={servers}", options["metadata"])
-    self.assertEqual(count_consumers(), self.consumers, "construction must not connect")
+    self.assertLessEqual(count_consumers(), self.consumers, "construction must not connect")
 
   def setUp(self):
     super().setUp()
     recorder = record_ops()
     self.op = recorder.start()
     self.addCleanup(recorder.stop)
+    self.kafka.send(self.topic, [b""])  # afterwards its own clients are there
     self.consumers = count_consumers()
 
   def test_arguments(self):
