@@ -18,6 +18,7 @@ COLUMNS = {"select_columns": ["__UID__", "item"], "select_columns_type": ["int",
 
 # Knows the op library, but nothing of the data sets. It lives until its standard input ends.
 SERVER = """
+import os
 import sys
 import tensorflow as tf
 from monolith.native_training.runtime.ops import gen_monolith_ops
@@ -27,6 +28,7 @@ address = dispatcher.target.split("://")[1]
 worker = service.WorkerServer(service.WorkerConfig(dispatcher_address=address))
 print(dispatcher.target, flush=True)
 sys.stdin.read()
+os._exit(0)  # a worker that reads an endless stream waits for its next message before it stops
 """
 
 

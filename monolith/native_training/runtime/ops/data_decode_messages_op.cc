@@ -6,7 +6,6 @@
 #include "monolith/native_training/runtime/ops/data_message_decoder.h"
 #include "monolith/native_training/runtime/ops/kernel_registration.h"
 #include "monolith/native_training/runtime/ops/op_checks.h"
-#include "tensorflow/core/framework/dataset_stateful_op_allowlist.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/shape_inference.h"
@@ -34,7 +33,7 @@ REGISTER_OP("MonolithDecodeMessages")
     .Attr("chnids: list(int) = []")
     .Attr("datasources: list(string) = []")
     .Attr("default_datasource: string = ''")
-    .SetDoNotOptimize()
+    // Not SetDoNotOptimize, which makes an op stateful: iterators over its samples are saved.
     .SetShapeFn([](InferenceContext* c) {
       c->set_output(0, c->Vector(c->UnknownDim()));
       return OkStatus();
@@ -55,9 +54,6 @@ has_header: a message is a sequence of framed records, with the headers that the
 chnids: a sample of channel chnids[i] is of data source datasources[i], others of
   default_datasource; a lagrangex header wins.
 )doc");
-
-// Stateful only in that it must not be folded: an iterator over its results can be saved.
-ALLOW_STATEFUL_OP_FOR_DATASET_FUNCTIONS("MonolithDecodeMessages");
 
 class DecodeMessagesOp : public OpKernel {
  public:

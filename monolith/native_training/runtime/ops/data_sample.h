@@ -68,26 +68,27 @@ struct SampleTraits<ExampleBatch> {
   static constexpr char kVariantName[] = "monolith::ExampleBatch";
 };
 
-// What a variant tensor holds.
+// What a variant tensor holds. One whose sample was moved away, as a batch that is taken apart
+// leaves them behind, is as good as an empty sample.
 template <typename Proto>
 class SampleVariant {
  public:
   SampleVariant() : proto_(std::make_shared<Proto>()) {}
   explicit SampleVariant(Proto&& proto) : proto_(std::make_shared<Proto>(std::move(proto))) {}
 
-  const Proto& proto() const { return *proto_; }
+  const Proto& proto() const { return proto_ ? *proto_ : Proto::default_instance(); }
 
   // Gives the proto for writing; call it only on a variant no other kernel can see.
   Proto* MutableUnshared() {
-    if (proto_.use_count() > 1) proto_ = std::make_shared<Proto>(*proto_);
+    if (proto_.use_count() != 1) proto_ = std::make_shared<Proto>(proto());
     return proto_.get();
   }
 
   std::string TypeName() const { return SampleTraits<Proto>::kVariantName; }
-  std::string DebugString() const { return proto_->ShortDebugString(); }
+  std::string DebugString() const { return proto().ShortDebugString(); }
   void Encode(VariantTensorData* data) const {
     data->set_type_name(TypeName());
-    data->set_metadata(proto_->SerializeAsString());
+    data->set_metadata(proto().SerializeAsString());
   }
   bool Decode(const VariantTensorData& data) {
     auto proto = std::make_shared<Proto>();
