@@ -127,7 +127,7 @@ class FeatureInsightOp : public FeatureInsightBase {
     TensorShape out_shape;
     OP_REQUIRES_OK(ctx, TensorShape::BuildTensorShape({batch, out_width}, &out_shape));
     Tensor* out = nullptr;
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, out_shape, &out));
+    OP_REQUIRES_OK(ctx, AllocateOutput(ctx, 0, out_shape, &out));
     if (out->NumElements() == 0) return;
 
     const float* x = input.flat<float>().data();

@@ -198,7 +198,7 @@ class FfmOp : public FfmOpBase {
     TensorShape out_shape;
     OP_REQUIRES_OK(ctx, TensorShape::BuildTensorShape({s.batch, s.out_width}, &out_shape));
     Tensor* out = nullptr;
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, out_shape, &out));
+    OP_REQUIRES_OK(ctx, AllocateOutput(ctx, 0, out_shape, &out));
     if (out->NumElements() == 0) return;
 
     const float* x = left.flat<float>().data();

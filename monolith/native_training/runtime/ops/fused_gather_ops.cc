@@ -121,7 +121,7 @@ class FusedGatherEmbeddingsByInputOp : public OpKernel {
       TensorShape shape;
       OP_REQUIRES_OK(ctx, TensorShape::BuildTensorShape({offset.size(), dim}, &shape));
       Tensor* out;
-      OP_REQUIRES_OK(ctx, ctx->allocate_output(m, shape, &out));
+      OP_REQUIRES_OK(ctx, AllocateOutput(ctx, m, shape, &out));
       float* to = out->flat<float>().data();
       parallel.For(offset.size(), dim / 2 + 10, [&](int64_t begin, int64_t end) {
         for (int64_t j = begin; j < end; ++j) {

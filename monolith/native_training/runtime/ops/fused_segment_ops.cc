@@ -281,7 +281,7 @@ class FusedReduceAndSplitOp : public OpKernel {
         TensorShape shape;
         OP_REQUIRES_OK(ctx, TensorShape::BuildTensorShape({batch_, slice_dims_[s]}, &shape));
         Tensor* out;
-        OP_REQUIRES_OK(ctx, ctx->allocate_output(s, shape, &out));
+        OP_REQUIRES_OK(ctx, AllocateOutput(ctx, s, shape, &out));
         sinks.push_back({out->flat<float>().data(), column, slice_dims_[s]});
         column += slice_dims_[s];
       }

@@ -49,7 +49,7 @@ class GenSeqMaskOp : public OpKernel {
     TensorShape shape;
     OP_REQUIRES_OK(ctx, TensorShape::BuildTensorShape({batch, max_seq_length_}, &shape));
     Tensor* out = nullptr;
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, shape, &out));
+    OP_REQUIRES_OK(ctx, AllocateOutput(ctx, 0, shape, &out));
     if (out->NumElements() == 0) return;
 
     T* mask = out->flat<T>().data();

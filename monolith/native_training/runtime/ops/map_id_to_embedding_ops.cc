@@ -272,7 +272,7 @@ class MapIdToEmbeddingGradientOp : public OpKernel {
       TensorShape shape;
       OP_REQUIRES_OK(ctx, TensorShape::BuildTensorShape({num_rows[s], dim}, &shape));
       Tensor* out;
-      OP_REQUIRES_OK(ctx, ctx->allocate_output(s, shape, &out));
+      OP_REQUIRES_OK(ctx, AllocateOutput(ctx, s, shape, &out));
       outs[s] = out->flat<float>().data();
     }
     ScatterAddRows(parallel, rows.data(), n, grads.flat<float>().data(), dim, outs, num_rows);
@@ -345,7 +345,7 @@ class GatherEmbeddingsByInputGradientOp : public OpKernel {
     TensorShape shape;
     OP_REQUIRES_OK(ctx, TensorShape::BuildTensorShape({num_rows, dim}, &shape));
     Tensor* out;
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, shape, &out));
+    OP_REQUIRES_OK(ctx, AllocateOutput(ctx, 0, shape, &out));
     ScatterAddRows(OpParallel(ctx), rows.data(), rows.size(), grads.flat<float>().data(), dim,
                    {out->flat<float>().data()}, {num_rows});
   }

@@ -6,6 +6,8 @@
 #ifndef MONOLITH_NATIVE_TRAINING_RUNTIME_OPS_OP_CHECKS_H_
 #define MONOLITH_NATIVE_TRAINING_RUNTIME_OPS_OP_CHECKS_H_
 
+#include <unistd.h>
+
 #include <cstdint>
 #include <initializer_list>
 #include <string_view>
@@ -82,12 +84,26 @@ inline Status MultiplySizes(std::string_view what, int64_t a, int64_t b, int64_t
 }
 
 // Allocates an output whose sizes were computed: TensorShape's constructors end the process where
-// sizes are negative or their product is no int64, this returns InvalidArgument.
+// sizes are negative or their product is no int64, this returns InvalidArgument. What no memory of
+// this machine could hold is refused at once: some of TensorFlow's allocators try for 10 seconds.
+inline Status AllocateOutput(OpKernelContext* ctx, int64_t index, const TensorShape& shape,
+                             Tensor** output) {
+  static const int64_t memory =
+      static_cast<int64_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<int64_t>(sysconf(_SC_PAGESIZE));
+  const int output_index = static_cast<int>(index);
+  const int64_t size = DataTypeSize(ctx->expected_output_dtype(output_index));
+  if (memory > 0 && size > 0 && shape.num_elements() > memory / size) {
+    return errors::ResourceExhausted("an output of shape ", shape.DebugString(),
+                                     " does not fit into the ", memory,
+                                     " bytes of memory that this machine has");
+  }
+  return ctx->allocate_output(output_index, shape, output);
+}
 inline Status AllocateOutput(OpKernelContext* ctx, int64_t index,
                              std::initializer_list<int64_t> sizes, Tensor** output) {
   TensorShape shape;
   TF_RETURN_IF_ERROR(TensorShape::BuildTensorShape(sizes, &shape));
-  return ctx->allocate_output(static_cast<int>(index), shape, output);
+  return AllocateOutput(ctx, index, shape, output);
 }
 
 inline Status CheckSameShape(std::string_view name, const Tensor& tensor,

@@ -245,10 +245,8 @@ class ReduceOp : public OpKernel {
   void Compute(OpKernelContext* ctx) override {
     ReduceInputs in;
     OP_REQUIRES_OK(ctx, in.Read(ctx));
-    TensorShape shape;
-    OP_REQUIRES_OK(ctx, TensorShape::BuildTensorShape({in.rows, in.dim}, &shape));
     Tensor* out;
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, shape, &out));
+    OP_REQUIRES_OK(ctx, AllocateOutput(ctx, 0, {in.rows, in.dim}, &out));
     OP_REQUIRES_OK(ctx, in.ReduceTo<kReduction>(ctx, {{out->flat<float>().data(), 0, in.dim}}));
   }
 };
@@ -276,7 +274,7 @@ class ReduceGradientOp : public OpKernel {
     TensorShape shape;
     OP_REQUIRES_OK(ctx, TensorShape::BuildTensorShape({k, dim}, &shape));
     Tensor* out;
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, shape, &out));
+    OP_REQUIRES_OK(ctx, AllocateOutput(ctx, 0, shape, &out));
     std::vector<int64_t> counts;
     // Without columns nothing takes memory but counts, and rows may be as many as an int64 holds.
     if (kMean && dim > 0) counts = CountSegments(segments, k, rows);
@@ -351,7 +349,7 @@ class FusedReduceSumAndSplitOp : public OpKernel {
       TensorShape shape;
       OP_REQUIRES_OK(ctx, TensorShape::BuildTensorShape({in.rows, split_dims_[m]}, &shape));
       Tensor* out;
-      OP_REQUIRES_OK(ctx, ctx->allocate_output(m, shape, &out));
+      OP_REQUIRES_OK(ctx, AllocateOutput(ctx, m, shape, &out));
       sinks.push_back({out->flat<float>().data(), column, split_dims_[m]});
       column += split_dims_[m];
     }
@@ -400,7 +398,7 @@ class FusedReduceSumAndSplitGradientOp : public OpKernel {
     TensorShape shape;
     OP_REQUIRES_OK(ctx, TensorShape::BuildTensorShape({k, column}, &shape));
     Tensor* out;
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, shape, &out));
+    OP_REQUIRES_OK(ctx, AllocateOutput(ctx, 0, shape, &out));
     BroadcastSegments(parallel, id_indices.flat<int64_t>().data(), k, sources, nullptr, column,
                       out->flat<float>().data());
   }
