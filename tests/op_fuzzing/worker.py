@@ -49,6 +49,8 @@ _PARSING = dict(
 
 def main(arguments: list[str]) -> None:
   """Runs one call or those on standard input."""
+  # Random names of files are relative ones, mostly.
+  os.chdir(tempfile.mkdtemp(dir=os.environ.get("TEST_TMPDIR")))
   _limit_address_space()
   if arguments:
     case = cases.make(arguments[0], int(arguments[1]), _accepts)
