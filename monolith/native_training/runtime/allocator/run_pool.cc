@@ -15,6 +15,11 @@ constexpr int64_t kMaxChunk = int64_t{32} << 20;
 // Free memory that is kept, as a fraction of what is in use: a run or two of a table's 64.
 constexpr int64_t kKeptFraction = 48;
 
+// How far pages are committed ahead of short runs: little against what is in use, and enough for a
+// thread to keep up.
+constexpr int64_t kMaxAhead = 2 * kHugePageBytes;
+constexpr int64_t kAheadFraction = 16;
+
 int64_t RoundUp(int64_t bytes, int64_t grain) { return (bytes + grain - 1) / grain * grain; }
 
 // Gives back the huge pages that lie inside the free run [begin, end).
@@ -119,7 +124,8 @@ void RunPool::PopulateAhead(int64_t bytes) {
   char* base = chunks_.back().begin;
   const int64_t used = next_ - base;
   const int64_t from = std::max(populated_, RoundUp(used, kHugePageBytes));
-  const int64_t to = std::min<int64_t>(used + bytes, end_ - base) / kHugePageBytes * kHugePageBytes;
+  const int64_t ahead = std::max(bytes, std::min(kMaxAhead, in_use_ / kAheadFraction));
+  const int64_t to = std::min<int64_t>(used + ahead, end_ - base) / kHugePageBytes * kHugePageBytes;
   if (to <= from) return;
   PagePopulator::Get()->Request(base + from, to - from);
   populated_ = to;

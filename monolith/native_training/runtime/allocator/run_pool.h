@@ -53,8 +53,8 @@ class RunPool {
   void AddFree(char* run, int64_t bytes);
   void ReleaseFree();
   bool AddChunk(int64_t min_bytes);
-  // Commits pages for the run after one of so many bytes: shards grow in turn, so it is about as
-  // long.
+  // Commits pages for what comes after a run of so many bytes: shards grow in turn, so the next one
+  // is about as long, and many short ones follow each other.
   void PopulateAhead(int64_t bytes);
 
   mutable std::mutex mutex_;
