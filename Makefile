@@ -24,7 +24,7 @@ demo: build ## train the demo models
 	$(RUN) -m monolith.native_training.demo
 
 demo-sync: build horovod ## train the ranking model of the demo on two ranks with Horovod
-	$(RUN) -m monolith.native_training.demo_sync
+	$(RUN) -m monolith.native_training.demos.sync
 
 horovod: $(VENV)/.installed ## Horovod in the environment, built once and kept in ~/.cache/monolith
 	$(RUN) -c 'import horovod.tensorflow' 2>/dev/null || \

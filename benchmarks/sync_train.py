@@ -251,7 +251,7 @@ class Side:
   """The ranks of one side of the comparison."""
 
   def __init__(self, stack: contextlib.ExitStack, folder: pathlib.Path, count: int, args: Any):
-    from monolith.native_training import local_ranks
+    from monolith.native_training.ranks import local as local_ranks
 
     self.name = f"ranks_{count}"
     self._folder = folder

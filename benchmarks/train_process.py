@@ -194,7 +194,7 @@ def train_locally(folder: str, rounds: Rounds) -> None:
 
 def play_role(folder: str, server_type: str, rounds: Rounds) -> None:
   """Is the server or the worker of a training on processes."""
-  from monolith.native_training import cpu_training, host_service_discovery
+  from monolith.native_training import cpu_training, service_discovery
 
   tf.compat.v1.disable_eager_execution()
   config = cpu_training.DistributedCpuTrainingConfig(
@@ -207,7 +207,7 @@ def play_role(folder: str, server_type: str, rounds: Rounds) -> None:
   )
   cpu_training.distributed_train(
     config,
-    host_service_discovery.HostServiceDiscovery(os.path.join(folder, "discovery")),
+    service_discovery.HostServiceDiscovery(os.path.join(folder, "discovery")),
     create_params(folder),
     user_hooks=[create_hook(rounds)],
   )

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from monolith.native_training import local_ranks
+from monolith.native_training.ranks import local as local_ranks
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 

@@ -20,8 +20,6 @@ import numpy as np
 import tensorflow as tf
 
 from monolith.native_training import (
-  checkpoint_files,
-  checkpoint_reshard,
   cpu_training,
   entry,
   feature,
@@ -30,6 +28,8 @@ from monolith.native_training import (
   multi_hash_table_ops,
   native_task,
 )
+from monolith.native_training.checkpoints import files as checkpoint_files
+from monolith.native_training.checkpoints import reshard as checkpoint_reshard
 from monolith.native_training.runtime.hash_table import embedding_hash_table_pb2
 
 _TRAIN = tf.estimator.ModeKeys.TRAIN

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "monolith/native_training/runtime/files/posix_file_system.h"
-#include "monolith/native_training/runtime/hash_table/table_files.h"
+#include "monolith/native_training/runtime/hash_table/records/table_files.h"
 
 using namespace monolith::engine;
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 from absl import logging
 
-from monolith.native_training import checkpoint_files
+from monolith.native_training.checkpoints import files as checkpoint_files
 
 
 class CheckpointRestorerListener:

@@ -39,24 +39,29 @@ from monolith import utils as monolith_utils
 from monolith.native_training import (
   cluster_manager,
   device_utils,
-  feature_collection,
   native_task,
   native_task_context,
   ps_benchmark,
   service_discovery,
-  training_run,
   utils,
   yarn_runtime,
 )
 from monolith.native_training.alert import alert_manager  # noqa: F401, defines a flag
-from monolith.native_training.cpu_feature_factories import (
+from monolith.native_training.driver import dry_run as feature_collection
+from monolith.native_training.driver import run_record as training_run
+from monolith.native_training.driver.config import (
+  CpuTrainingConfig,
+  DistributedCpuTrainingConfig,
+)
+from monolith.native_training.driver.dry_run import _combine_slices_as_table
+from monolith.native_training.driver.export import create_exporter
+from monolith.native_training.driver.feature_factories import (
   _CpuFeatureFactory,
   _FusedCpuFeatureFactory,
   get_req_time,
 )
-from monolith.native_training.distributed_sync_training import distributed_sync_train
-from monolith.native_training.feature_collection import _combine_slices_as_table
-from monolith.native_training.local_training import (
+from monolith.native_training.driver.graph import CpuTraining
+from monolith.native_training.driver.local import (
   _local_cluster,
   _write_features,
   local_feature_engineering_internal,
@@ -64,19 +69,12 @@ from monolith.native_training.local_training import (
   local_train_internal,
   make_config_backward_compatible,
 )
-from monolith.native_training.metric import cli, exit_hook
-from monolith.native_training.training_config import (
-  CpuTrainingConfig,
-  DistributedCpuTrainingConfig,
-)
-from monolith.native_training.training_export import create_exporter
-from monolith.native_training.training_graph import CpuTraining
-from monolith.native_training.training_roles import (
+from monolith.native_training.driver.roles import (
   check_options,
   is_chief,
   make_native_task_context,
 )
-from monolith.native_training.training_server import (
+from monolith.native_training.driver.server import (
   NodeAliveCheckerError,
   PatientDiscovery,
   _get_blocked_addrs,
@@ -88,6 +86,8 @@ from monolith.native_training.training_server import (
   prescribes_addrs,
   start_server,
 )
+from monolith.native_training.driver.sync import distributed_sync_train
+from monolith.native_training.metric import cli, exit_hook
 
 __all__ = [
   "CpuTraining",

@@ -26,7 +26,7 @@ from monolith.native_training import (
   feature,
   native_task,
 )
-from monolith.native_training.host_service_discovery import HostServiceDiscovery
+from monolith.native_training.service_discovery import HostServiceDiscovery
 
 FLAGS = flags.FLAGS
 

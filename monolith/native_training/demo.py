@@ -23,14 +23,10 @@ import numpy as np
 import tensorflow as tf
 from absl import app, flags, logging
 
-from monolith.native_training import (
-  cluster_manager,
-  cpu_training,
-  demo_data,
-  demo_hooks,
-  demo_models,
-  host_service_discovery,
-)
+from monolith.native_training import cluster_manager, cpu_training, service_discovery
+from monolith.native_training.demos import data as demo_data
+from monolith.native_training.demos import hooks as demo_hooks
+from monolith.native_training.demos import models as demo_models
 from monolith.native_training.model_export import export_context
 
 FLAGS = flags.FLAGS
@@ -338,7 +334,7 @@ def _play_role(model_dir: str) -> int:
     retry_wait_in_secs=5,
     **{**_COMMON_CONFIG, **overrides},
   )
-  discovery = host_service_discovery.HostServiceDiscovery(
+  discovery = service_discovery.HostServiceDiscovery(
     os.path.join(model_dir, "discovery", FLAGS.uuid)
   )
   cpu_training.distributed_train(config, discovery, params)

@@ -28,11 +28,11 @@ from monolith.native_training import (
   hash_table_ops,
   hash_table_utils,
   multi_type_hash_table,
-  partitioned_features,
-  partitioned_hash_table,
-  ps_tables,
-  ps_transfer,
 )
+from monolith.native_training.tables import layout_config as partitioned_features
+from monolith.native_training.tables import layout_table as partitioned_hash_table
+from monolith.native_training.tables import ps_group as ps_tables
+from monolith.native_training.tables import ps_transfer
 
 remote_predict = distributed_serving_ops.remote_predict
 ps_device = ps_transfer.ps_device

@@ -45,9 +45,9 @@ from monolith.native_training import (
   hvd_lib,
   multi_type_hash_table,
   prefetch_queue,
-  sync_agreement,
-  sync_pipeline_hooks,
 )
+from monolith.native_training.ranks import agreement as sync_agreement
+from monolith.native_training.ranks import pipeline_hooks as sync_pipeline_hooks
 
 flags.DEFINE_bool(
   "enable_alltoall_metrics", False, "Whether to write summaries of what the ranks exchange."

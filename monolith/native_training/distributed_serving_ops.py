@@ -17,9 +17,10 @@ from collections.abc import Mapping, Sequence
 import tensorflow as tf
 
 from monolith.agent_service import backends
-from monolith.native_training import serving_transport, utils
+from monolith.native_training import utils
 from monolith.native_training.runtime.ops import gen_monolith_ops
 from monolith.native_training.runtime.parameter_sync import parameter_sync_pb2
+from monolith.native_training.serving import transport as serving_transport
 
 gen_distributed_serving_ops = gen_monolith_ops
 

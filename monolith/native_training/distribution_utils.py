@@ -15,7 +15,7 @@ import tensorflow as tf
 from absl import logging
 
 from monolith.native_training import device_utils, env_utils, gflags_utils, hvd_lib
-from monolith.native_training.mpi_utils import (
+from monolith.native_training.ranks.environment import (
   get_mpi_local_rank,
   get_mpi_local_size,
   get_mpi_rank,

@@ -18,13 +18,8 @@ from typing import Any, NamedTuple, Union
 
 import tensorflow as tf
 
-from monolith.native_training import (
-  aligned_flat_ops,
-  device_utils,
-  env_utils,
-  graph_meta,
-  hvd_lib,
-)
+from monolith.native_training import device_utils, env_utils, graph_meta, hvd_lib
+from monolith.native_training.ranks import flat_buffer_ops as aligned_flat_ops
 
 Gradient = Union[tf.Tensor, tf.IndexedSlices]
 

@@ -26,7 +26,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from monolith.native_training import env_utils, mpi_utils, thread_slices
+from monolith.native_training import env_utils
+from monolith.native_training.ranks import environment as mpi_utils
+from monolith.native_training.ranks import thread_slices
 
 _SOURCE = pathlib.Path(__file__).resolve().parents[2] / "third_party/horovod"
 INSTALL_HOROVOD = (

@@ -46,7 +46,6 @@ from monolith.native_training import (
   file_ops,
   gflags_utils,
   graph_utils,
-  model_outputs,
   native_task,
   native_task_context,
 )
@@ -56,16 +55,17 @@ from monolith.native_training.data import utils as data_utils
 from monolith.native_training.entry import *  # noqa: F403
 from monolith.native_training.estimator import EstimatorSpec  # noqa: F401
 from monolith.native_training.feature import *  # noqa: F403
-from monolith.native_training.head_losses import (  # noqa: F401
+from monolith.native_training.losses.head_losses import (  # noqa: F401
   get_sigmoid_loss_and_pred,
   get_softmax_loss_and_pred,
 )
 from monolith.native_training.metric import file_metric_hook, metric_hook
 from monolith.native_training.metric import utils as metric_utils
-from monolith.native_training.model_device_ctx import DeviceCtxType, MonolithDeviceCtx
 from monolith.native_training.model_dump import dump_utils
 from monolith.native_training.model_export import export_context
-from monolith.native_training.model_outputs import ModelOutputs
+from monolith.native_training.models import outputs as model_outputs
+from monolith.native_training.models.device_ctx import DeviceCtxType, MonolithDeviceCtx
+from monolith.native_training.models.outputs import ModelOutputs
 
 _TRAIN = tf.estimator.ModeKeys.TRAIN
 _EVAL = tf.estimator.ModeKeys.EVAL

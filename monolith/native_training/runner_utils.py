@@ -28,10 +28,12 @@ from tensorflow.python.lib.io import file_io
 from tensorflow.python.training import checkpoint_management as checkpoint_management_shim
 from tensorflow.python.training.checkpoint_state_pb2 import CheckpointState
 
-from monolith.native_training import env_utils, gflags_utils, mpi_utils, save_utils
+from monolith.native_training import env_utils, gflags_utils, save_utils
+from monolith.native_training.driver.config import DistributedCpuTrainingConfig
 from monolith.native_training.mlp_utils import add_mpi_exception_hook, mlp_pass
 from monolith.native_training.monolith_checkpoint_state_pb2 import MonolithCheckpointState
 from monolith.native_training.net_utils import AddressFamily
+from monolith.native_training.ranks import environment as mpi_utils
 from monolith.native_training.service_discovery import (
   ConsulServiceDiscovery,
   MLPServiceDiscovery,
@@ -40,7 +42,6 @@ from monolith.native_training.service_discovery import (
   TfConfigServiceDiscovery,
   ZKServiceDiscovery,
 )
-from monolith.native_training.training_config import DistributedCpuTrainingConfig
 
 FLAGS = flags.FLAGS
 

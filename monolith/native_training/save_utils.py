@@ -29,12 +29,13 @@ from tensorflow.python.lib.io import file_io
 from tensorflow.python.training import py_checkpoint_reader, training_util
 from tensorflow.python.training import saver as tf_saver
 
-from monolith.native_training import checkpoint_files, utils
-from monolith.native_training.checkpoint_saver_hook import (
+from monolith.native_training import utils
+from monolith.native_training.checkpoints import files as checkpoint_files
+from monolith.native_training.checkpoints.saver_hook import (
   NoFirstSaveCheckpointSaverHook,
   SecondOrStepTimerWithTideSetting,
 )
-from monolith.native_training.checkpoint_state import (
+from monolith.native_training.checkpoints.state import (
   MONOLITH_CKPT_STATE_FILE_NAME,
   SaveHelper,
   _ckpt_state_cache_map,

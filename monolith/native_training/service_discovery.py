@@ -1,4 +1,4 @@
-"""How the processes of a job find one another: Consul, TF_CONFIG, ZooKeeper, or MLP variables.
+"""How the processes of a job find one another: Consul, TF_CONFIG, ZooKeeper, MLP variables, or files.
 
 Each discovery maps a role ("ps", "worker") to `{index: "host:port"}`.
 
@@ -10,6 +10,7 @@ unknown does nothing, and `query` returns a copy.
 import abc
 import collections
 import enum
+import os
 import random
 import threading
 import time
@@ -59,6 +60,39 @@ class ServiceDiscovery(abc.ABC):
 
   def close(self) -> None:  # noqa: B027, optional to override
     """Releases connections and threads."""
+
+
+class HostServiceDiscovery(ServiceDiscovery):
+  """Discovery through files `<base>/<name>/<index>` that hold addresses.
+
+  Args:
+    base_path: a folder that all processes see.
+  """
+
+  def __init__(self, base_path: str):
+    self._base_path = base_path
+
+  def register(self, name: str, index: int, addr: str) -> None:
+    folder = os.path.join(self._base_path, name)
+    os.makedirs(folder, exist_ok=True)
+    # Readers must never see half an address.
+    temporary = os.path.join(self._base_path, f"{name}_{index}_{os.getpid()}")
+    with open(temporary, "w") as f:
+      f.write(addr)
+    os.replace(temporary, os.path.join(folder, str(index)))
+    logging.info("%s %d is at %s", name, index, addr)
+
+  def deregister(self, name: str, index: int, addr: str) -> None:
+    os.remove(os.path.join(self._base_path, name, str(index)))
+
+  def query(self, name: str) -> dict[int, str]:
+    folder = os.path.join(self._base_path, name)
+    addrs = {}
+    if os.path.isdir(folder):
+      for index in os.listdir(folder):
+        with open(os.path.join(folder, index)) as f:
+          addrs[int(index)] = f.read()
+    return addrs
 
 
 def retry_with_socket_error(http_call: Callable[[], _T]) -> _T:

@@ -21,10 +21,10 @@ from monolith.native_training import (
   hash_table_ops,
   hvd_lib,
   multi_hash_table_ops,
-  sync_agreement,
 )
 from monolith.native_training.data import datasets
 from monolith.native_training.model_export import export_context
+from monolith.native_training.ranks import agreement as sync_agreement
 
 INPUT_FN_WRAPPER_KEY = "wrapped"
 

@@ -22,11 +22,11 @@ from monolith.native_training import (
   entry,
   feature,
   hvd_lib,
-  local_training,
   native_task,
   sync_training_hooks,
 )
 from monolith.native_training.data.training_instance.python.parser_utils import advanced_parse
+from monolith.native_training.driver import local as local_training
 
 tf.compat.v1.disable_eager_execution()
 

@@ -9,8 +9,9 @@ from unittest import mock
 import tensorflow as tf
 from absl.testing import absltest
 
-from monolith.native_training import cpu_training, native_task, training_run
-from monolith.native_training.host_service_discovery import HostServiceDiscovery
+from monolith.native_training import cpu_training, native_task
+from monolith.native_training.driver import run_record as training_run
+from monolith.native_training.service_discovery import HostServiceDiscovery
 from tests.free_ports import get_free_port
 
 

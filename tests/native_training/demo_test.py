@@ -14,7 +14,8 @@ from unittest import mock
 import numpy as np
 from absl.testing import absltest
 
-from monolith.native_training import demo, demo_data, utils
+from monolith.native_training import demo, utils
+from monolith.native_training.demos import data as demo_data
 from tests.wait_until import wait_until
 
 _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))

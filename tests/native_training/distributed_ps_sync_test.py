@@ -8,7 +8,6 @@ from absl import flags
 from absl.testing import parameterized
 
 from monolith.native_training import (
-  cpu_feature_factories,
   distributed_ps_factory,
   distributed_ps_sync,
   distribution_ops,
@@ -22,6 +21,7 @@ from monolith.native_training import (
   test_utils,
   utils,
 )
+from monolith.native_training.driver import feature_factories as cpu_feature_factories
 
 tf.compat.v1.disable_eager_execution()
 

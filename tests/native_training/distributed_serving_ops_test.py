@@ -16,13 +16,13 @@ from monolith.native_training import (
   distributed_serving_ops,
   hash_table_ops,
   multi_hash_table_ops,
-  serving_transport,
   test_utils,
 )
 from monolith.native_training.runtime.parameter_sync import (
   parameter_sync_pb2,
   prediction_service_pb2,
 )
+from monolith.native_training.serving import transport as serving_transport
 from tests.free_ports import get_free_port
 
 tf.compat.v1.disable_eager_execution()

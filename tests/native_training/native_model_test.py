@@ -18,7 +18,6 @@ from monolith.native_training import (
   estimator,
   feature,
   file_ops,
-  model_outputs,
   native_model,
   native_task,
   prefetch_queue,
@@ -28,6 +27,7 @@ from monolith.native_training.data import parsers
 from monolith.native_training.data import utils as data_utils
 from monolith.native_training.metric import file_metric_hook, metric_hook
 from monolith.native_training.model_export import export_context
+from monolith.native_training.models import outputs as model_outputs
 
 tf.compat.v1.disable_eager_execution()
 

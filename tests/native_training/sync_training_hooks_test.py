@@ -20,10 +20,10 @@ from monolith.native_training import (
   hvd_lib,
   native_task,
   save_utils,
-  sync_agreement,
   sync_training_hooks,
 )
 from monolith.native_training.data import datasets  # noqa: F401, its op library is loaded
+from monolith.native_training.ranks import agreement as sync_agreement
 
 _TRAIN = tf.estimator.ModeKeys.TRAIN
 

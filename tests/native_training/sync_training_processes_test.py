@@ -15,7 +15,9 @@ import numpy as np
 import tensorflow as tf
 from absl.testing import absltest, parameterized
 
-from monolith.native_training import checkpoint_slices, hvd_lib, sync_checkpoint
+from monolith.native_training import hvd_lib
+from monolith.native_training.checkpoints import ranks as sync_checkpoint
+from monolith.native_training.checkpoints import slices as checkpoint_slices
 from tests import horovod_processes, sync_trainer
 from tests.sync_trainer import Job, own_id, read_rows
 

@@ -14,7 +14,7 @@ import subprocess
 import tensorflow as tf
 from absl.testing import absltest
 
-from monolith.native_training import checkpoint_files
+from monolith.native_training.checkpoints import files as checkpoint_files
 from tests.reliability import trainer
 
 tf.compat.v1.disable_eager_execution()

@@ -11,12 +11,12 @@ import tensorflow as tf
 
 from monolith.native_training import (
   basic_restore_hook,
-  checkpoint_reshard,
   hash_filter_ops,
   hash_table_ops,
   multi_hash_table_ops,
   save_utils,
 )
+from monolith.native_training.checkpoints import reshard as checkpoint_reshard
 from monolith.native_training.runtime.hash_table import embedding_hash_table_pb2
 from tests.reliability import trainer
 

@@ -18,11 +18,10 @@ from monolith.native_training import (
   cpu_training,
   entry,
   feature,
-  host_service_discovery,
   native_task,
   service_discovery,
-  training_run,
 )
+from monolith.native_training.driver import run_record as training_run
 from tests.wait_until import wait_until
 
 FLAGS = flags.FLAGS
@@ -135,7 +134,7 @@ def main(unused_argv):
   if FLAGS.tf_config:
     discovery = service_discovery.TfConfigServiceDiscovery(json.loads(FLAGS.tf_config))
   else:
-    discovery = host_service_discovery.HostServiceDiscovery(FLAGS.discovery_dir)
+    discovery = service_discovery.HostServiceDiscovery(FLAGS.discovery_dir)
   cpu_training.distributed_train(config, discovery, params)
 
 

@@ -26,13 +26,8 @@ from tensorflow.core.protobuf import meta_graph_pb2
 from tensorflow.python.training import py_checkpoint_reader
 from tensorflow_estimator.python.estimator.export import export_lib
 
-from monolith.native_training import (
-  checkpoint_reshard,
-  device_utils,
-  hash_table_ops,
-  multi_hash_table_ops,
-  save_utils,
-)
+from monolith.native_training import device_utils, hash_table_ops, multi_hash_table_ops, save_utils
+from monolith.native_training.checkpoints import reshard as checkpoint_reshard
 from monolith.native_training.model_export import data_gen_utils, export_context
 
 ModelFn = Callable[..., tf.estimator.EstimatorSpec]

@@ -9,7 +9,7 @@
 #include <cstring>
 #include <string_view>
 
-#include "monolith/native_training/runtime/hash_table/half_float.h"
+#include "monolith/native_training/runtime/base/half_float.h"
 
 namespace monolith {
 namespace data {

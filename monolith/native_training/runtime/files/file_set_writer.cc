@@ -3,10 +3,10 @@
 #include <random>
 #include <utility>
 
+#include "monolith/native_training/runtime/base/crc32c.h"
 #include "monolith/native_training/runtime/base/log.h"
 #include "monolith/native_training/runtime/files/file_set.h"
 #include "monolith/native_training/runtime/files/set_names.h"
-#include "monolith/native_training/runtime/hash_table/crc32c.h"
 
 namespace monolith {
 namespace engine {

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <functional>
 
-#include "monolith/native_training/runtime/hash_table/status.h"
+#include "monolith/native_training/runtime/base/status.h"
 
 namespace monolith {
 namespace engine {

@@ -4,7 +4,7 @@
 #include <cstdio>
 #include <set>
 
-#include "monolith/native_training/runtime/hash_table/crc32c.h"
+#include "monolith/native_training/runtime/base/crc32c.h"
 
 namespace monolith {
 namespace engine {

@@ -14,7 +14,7 @@
 #include <string_view>
 #include <vector>
 
-#include "monolith/native_training/runtime/hash_table/status.h"
+#include "monolith/native_training/runtime/base/status.h"
 
 namespace monolith {
 namespace engine {

@@ -8,9 +8,9 @@
 #include <utility>
 #include <vector>
 
+#include "monolith/native_training/runtime/base/crc32c.h"
+#include "monolith/native_training/runtime/base/status.h"
 #include "monolith/native_training/runtime/files/file_system.h"
-#include "monolith/native_training/runtime/hash_table/crc32c.h"
-#include "monolith/native_training/runtime/hash_table/status.h"
 
 namespace monolith {
 namespace engine {

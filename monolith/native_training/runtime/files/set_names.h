@@ -7,9 +7,9 @@
 #include <string_view>
 #include <vector>
 
+#include "monolith/native_training/runtime/base/status.h"
 #include "monolith/native_training/runtime/files/file_system.h"
 #include "monolith/native_training/runtime/files/manifest.h"
-#include "monolith/native_training/runtime/hash_table/status.h"
 
 namespace monolith {
 namespace engine {

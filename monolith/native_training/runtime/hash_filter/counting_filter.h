@@ -16,8 +16,8 @@
 #include <atomic>
 #include <cstdint>
 
+#include "monolith/native_training/runtime/base/feature_id.h"
 #include "monolith/native_training/runtime/concurrency/prefetch.h"
-#include "monolith/native_training/runtime/hash_table/feature_id.h"
 
 namespace monolith {
 namespace engine {

@@ -7,8 +7,8 @@
 #include <utility>
 #include <vector>
 
-#include "monolith/native_training/runtime/hash_table/feature_id.h"
-#include "monolith/native_training/runtime/hash_table/status.h"
+#include "monolith/native_training/runtime/base/feature_id.h"
+#include "monolith/native_training/runtime/base/status.h"
 
 namespace monolith {
 namespace engine {

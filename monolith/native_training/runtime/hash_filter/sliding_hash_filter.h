@@ -22,9 +22,9 @@
 #include <shared_mutex>
 #include <vector>
 
+#include "monolith/native_training/runtime/base/status.h"
 #include "monolith/native_training/runtime/hash_filter/counting_filter.h"
 #include "monolith/native_training/runtime/hash_filter/occurrence_filter.h"
-#include "monolith/native_training/runtime/hash_table/status.h"
 
 namespace monolith {
 namespace engine {

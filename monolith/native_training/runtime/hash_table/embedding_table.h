@@ -54,17 +54,17 @@
 #include <vector>
 
 #include "monolith/native_training/runtime/allocator/run_pool.h"
+#include "monolith/native_training/runtime/base/crc32c.h"
+#include "monolith/native_training/runtime/base/status.h"
 #include "monolith/native_training/runtime/concurrency/fair_shared_mutex.h"
 #include "monolith/native_training/runtime/concurrency/parallel_runner.h"
 #include "monolith/native_training/runtime/concurrency/room_lock.h"
 #include "monolith/native_training/runtime/hash_filter/occurrence_filter.h"
-#include "monolith/native_training/runtime/hash_table/crc32c.h"
-#include "monolith/native_training/runtime/hash_table/entry_codec.h"
 #include "monolith/native_training/runtime/hash_table/expiry.h"
-#include "monolith/native_training/runtime/hash_table/flat_index.h"
-#include "monolith/native_training/runtime/hash_table/row_layout.h"
-#include "monolith/native_training/runtime/hash_table/row_slab.h"
-#include "monolith/native_training/runtime/hash_table/status.h"
+#include "monolith/native_training/runtime/hash_table/index/flat_index.h"
+#include "monolith/native_training/runtime/hash_table/records/entry_codec.h"
+#include "monolith/native_training/runtime/hash_table/rows/row_layout.h"
+#include "monolith/native_training/runtime/hash_table/rows/row_slab.h"
 #include "monolith/native_training/runtime/hash_table/table_config.h"
 
 namespace monolith {

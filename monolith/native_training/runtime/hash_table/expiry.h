@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "monolith/native_training/runtime/hash_table/feature_id.h"
-#include "monolith/native_training/runtime/hash_table/status.h"
+#include "monolith/native_training/runtime/base/feature_id.h"
+#include "monolith/native_training/runtime/base/status.h"
 #include "monolith/native_training/runtime/hash_table/table_config.h"
 
 namespace monolith {

@@ -4,7 +4,7 @@
 #include <memory>
 #include <mutex>
 
-#include "monolith/native_training/runtime/data/dynamic_library.h"
+#include "monolith/native_training/runtime/base/dynamic_library.h"
 
 namespace monolith {
 namespace kafka {

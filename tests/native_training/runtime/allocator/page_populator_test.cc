@@ -13,7 +13,7 @@
 
 #include "monolith/native_training/runtime/allocator/huge_pages.h"
 #include "monolith/native_training/runtime/allocator/run_pool.h"
-#include "monolith/native_training/runtime/hash_table/row_slab.h"
+#include "monolith/native_training/runtime/hash_table/rows/row_slab.h"
 
 namespace monolith {
 namespace engine {

@@ -1,4 +1,4 @@
-#include "monolith/native_training/runtime/data/dynamic_library.h"
+#include "monolith/native_training/runtime/base/dynamic_library.h"
 
 #include <gtest/gtest.h>
 

@@ -1,0 +1,454 @@
+"""The hook that decides when a checkpoint is saved, and sees to it that the folder stays in order.
+
+Its names are published by `save_utils`.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+from absl import logging
+from google.protobuf import text_format
+from tensorflow.python.checkpoint import checkpoint_management
+from tensorflow.python.lib.io import file_io
+from tensorflow.python.training.checkpoint_state_pb2 import CheckpointState
+
+from monolith.native_training import utils
+from monolith.native_training.checkpoints import files as checkpoint_files
+from monolith.native_training.checkpoints import state as checkpoint_state
+from monolith.native_training.metric import cli
+from monolith.native_training.monolith_checkpoint_state_pb2 import MonolithCheckpointState
+from monolith.native_training.session_run_hooks import tide_available_now
+
+_META_GRAPH_FILE_NAME = "meta_graph_for_debugging.pb"
+SAVE_ATTEMPTS = 2
+
+
+class SecondOrStepTimerWithTideSetting(tf.compat.v1.train.SecondOrStepTimer):
+  """A timer with another period outside of the tide, the hours in which machines may be used."""
+
+  def __init__(
+    self,
+    every_secs: float | None = None,
+    every_steps: int | None = None,
+    tide_start_hour: int | None = None,
+    tide_start_minute: int | None = None,
+    tide_end_hour: int | None = None,
+    tide_end_minute: int | None = None,
+    tide_every_secs: float | None = None,
+    save_helper: checkpoint_state.SaveHelper | None = None,
+  ):
+    """Makes an enabled timer; give exactly one of `every_secs` and `every_steps`.
+
+    Args:
+      every_secs: seconds between triggers.
+      every_steps: steps between triggers.
+      tide_start_hour: start of the tide, UTC.
+      tide_start_minute: 0 by default.
+      tide_end_hour: end of the tide.
+      tide_end_minute: 0 by default.
+      tide_every_secs: seconds between triggers outside of the tide. Without both hours and this
+        there is no tide.
+      save_helper: of the checkpoints that are saved, for callers; unused here.
+    """
+    super().__init__(every_secs=every_secs, every_steps=every_steps)
+    self._tide = (tide_start_hour, tide_start_minute or 0, tide_end_hour, tide_end_minute or 0)
+    self._has_tide = None not in (tide_start_hour, tide_end_hour, tide_every_secs)
+    self._tide_every_secs = tide_every_secs
+    self._save_helper = save_helper
+    self._enabled = True
+
+  @property
+  def depends_on_clock(self) -> bool:
+    """Whether two timers that see the same steps may disagree."""
+    return self._has_tide or self._every_secs is not None
+
+  def enable(self) -> None:
+    self._enabled = True
+
+  def disable(self) -> None:
+    """Lets the timer never trigger."""
+    self._enabled = False
+
+  def should_trigger_for_step(self, step: int) -> bool:
+    """Tells whether to trigger at a step; a timer that never did, does."""
+    if not self._enabled:
+      return False
+    if self._last_triggered_step is None:
+      return True
+    if self._last_triggered_step == step:
+      return False
+    if self._has_tide and not tide_available_now(*self._tide):
+      return time.time() >= self._last_triggered_time + self._tide_every_secs
+    if self._every_secs is not None:
+      return time.time() >= self._last_triggered_time + self._every_secs
+    return step >= self._last_triggered_step + self._every_steps
+
+
+class _SavedMark(tf.estimator.CheckpointSaverListener):
+  """Remembers that the checkpoint itself is written, when other listeners may still fail."""
+
+  def __init__(self, on_saved):
+    self.saved = False
+    self._on_saved = on_saved
+
+  def after_save(self, session: tf.compat.v1.Session, global_step_value: int) -> None:
+    self.saved = True
+    self._on_saved()
+
+
+class NoFirstSaveCheckpointSaverHook(tf.compat.v1.train.CheckpointSaverHook):
+  """Saves checkpoints, on a schedule and on demand, but not when the session is created.
+
+  Saves are serialised by a lock, so that `trigger_save` may be called from any thread.
+  """
+
+  # Set by the driver for the whole process: a dense-only hook exists; the model is dumped.
+  _has_dense_only = False
+  _in_model_dump_mode = False
+  _last_triggered_step = 0
+
+  def __init__(
+    self,
+    checkpoint_dir: str,
+    save_secs: float | None = None,
+    save_steps: int | None = None,
+    saver: tf.compat.v1.train.Saver | None = None,
+    checkpoint_basename: str = "model.ckpt",
+    scaffold: tf.compat.v1.train.Scaffold | None = None,
+    listeners: Sequence[tf.estimator.CheckpointSaverListener] | None = None,
+    save_graph_def: bool = True,
+    tide_start_hour: int | None = None,
+    tide_start_minute: int | None = None,
+    tide_end_hour: int | None = None,
+    tide_end_minute: int | None = None,
+    tide_save_secs: float | None = None,
+    ignore_save_errors: bool = False,
+    is_dense_only: bool = False,
+    use_native_multi_hash_table: bool = False,
+    no_first_save: bool = True,
+    guard_saver_listeners: Sequence[tf.estimator.CheckpointSaverListener] | None = None,
+  ):
+    """Makes the hook. What is not listed here is as in `tf.estimator.CheckpointSaverHook`.
+
+    Args:
+      save_graph_def: also says that this process owns the folder: only then `monolith_checkpoint`
+        is written and what killed processes left is deleted.
+      tide_start_hour: see `SecondOrStepTimerWithTideSetting`, so for the other three.
+      tide_save_secs: seconds between saves outside of the tide.
+      ignore_save_errors: log the errors of a save and go on.
+      is_dense_only: only variables are saved here; no save at the end.
+      use_native_multi_hash_table: which kind of tables `monolith_checkpoint` announces.
+      no_first_save: skip the save when a session is created.
+      guard_saver_listeners: called around each save whether it succeeds or not; their errors are
+        logged.
+    """
+    super().__init__(
+      checkpoint_dir,
+      save_secs=save_secs,
+      save_steps=save_steps,
+      saver=saver,
+      checkpoint_basename=checkpoint_basename,
+      scaffold=scaffold,
+      listeners=list(listeners or []),
+      save_graph_def=save_graph_def,
+    )
+    self._timer = SecondOrStepTimerWithTideSetting(
+      every_secs=save_secs,
+      every_steps=save_steps,
+      tide_start_hour=tide_start_hour,
+      tide_start_minute=tide_start_minute,
+      tide_end_hour=tide_end_hour,
+      tide_end_minute=tide_end_minute,
+      tide_every_secs=tide_save_secs,
+      save_helper=checkpoint_state.SaveHelper(self._save_path),
+    )
+    self._basename = checkpoint_basename
+    self._ignore_save_errors = ignore_save_errors
+    self._is_dense_only = is_dense_only
+    self._use_native_multi_hash_table = use_native_multi_hash_table
+    self._no_first_save = no_first_save
+    self._guard_saver_listeners = list(guard_saver_listeners or [])
+    self._is_first_save = True
+    self._last_saved_step: int | None = None
+    self._full_saver_hook: NoFirstSaveCheckpointSaverHook | None = None
+    self._stop_requested = False
+    # A listener may trigger a save from within a save's thread; others wait.
+    self._lock = threading.RLock()
+    self._metrics = cli.get_cli(utils.get_metric_prefix())
+    self._metric_tags = {"mode": "dense_only" if is_dense_only else "full"}
+
+  @property
+  def timer(self) -> SecondOrStepTimerWithTideSetting:
+    return self._timer
+
+  @property
+  def last_saved_step(self) -> int | None:
+    """The step of the last save of this hook that succeeded."""
+    return self._last_saved_step
+
+  def skip_steps_saved_by(self, full_saver_hook: NoFirstSaveCheckpointSaverHook) -> None:
+    """Lets this dense-only hook skip steps at which the other hook has saved everything."""
+    self._full_saver_hook = full_saver_hook
+
+  def begin(self) -> None:
+    """See the base class.
+
+    Raises:
+      tf.errors.DataLossError: a state file exists and cannot be read; starting from nothing would
+        forget the checkpoints it names.
+    """
+    state = CheckpointState()
+    self._check_state_file("checkpoint", state)
+    self._check_newest_exists(state)
+    self._check_state_file(
+      checkpoint_state.MONOLITH_CKPT_STATE_FILE_NAME, MonolithCheckpointState()
+    )
+    if self._save_graph_def:
+      self._sweep()
+    super().begin()
+
+  def _check_state_file(self, name: str, message: Any) -> None:
+    path = os.path.join(self._checkpoint_dir, name)
+    if not tf.io.gfile.exists(path):
+      return
+    try:
+      checkpoint_state.read_text_proto(path, message)
+    except (text_format.ParseError, UnicodeDecodeError) as e:
+      raise self._damaged(path, str(e)) from e
+
+  def _check_newest_exists(self, state: CheckpointState) -> None:
+    path = os.path.join(self._checkpoint_dir, "checkpoint")
+    if not tf.io.gfile.exists(path):
+      return
+    if not state.model_checkpoint_path:
+      raise self._damaged(path, "it names no checkpoint")
+    # The path may be relative to the folder, or absolute in a way that only a file system knows.
+    prefix = os.path.join(self._checkpoint_dir, state.model_checkpoint_path)
+    candidates = {prefix, state.model_checkpoint_path}
+    if not any(map(checkpoint_management.checkpoint_exists_internal, candidates)):
+      raise self._damaged(path, f"it names {prefix}, which does not exist")
+
+  def _damaged(self, path: str, cause: str) -> tf.errors.DataLossError:
+    prefixes = checkpoint_files.complete_checkpoints(self._checkpoint_dir, self._basename)
+    intact = checkpoint_files.newest_intact(prefixes)
+    known = f"; the newest intact checkpoint beside it is {intact}" if intact else ""
+    return tf.errors.DataLossError(
+      None, None, f"{path} is damaged: {cause}. Mend it or delete it{known}."
+    )
+
+  def after_create_session(
+    self, session: tf.compat.v1.Session, coord: tf.train.Coordinator
+  ) -> None:
+    with self._lock:
+      self._is_first_save = True
+      super().after_create_session(session, coord)
+      if self._save_graph_def:
+        self._export_meta_graph(session)
+      saver = self._get_saver()
+      if _is_partial_recovery_saver(saver):
+        saver.setup_ps_initialized_state(session)
+      self._create_or_update_monolith_ckpt_state(do_update=False)
+
+  def _sweep(self) -> None:
+    """Cleans the folder of what killed processes left, before anything is restored from it."""
+    state = tf.train.get_checkpoint_state(self._checkpoint_dir)
+    recorded = [state.model_checkpoint_path, *state.all_model_checkpoint_paths] if state else []
+    try:
+      checkpoint_files.remove_leftovers(self._checkpoint_dir, self._basename, recorded)
+    except tf.errors.OpError as e:
+      logging.warning("Cannot clean %s: %s", self._checkpoint_dir, e.message)
+
+  def _get_exempt(self) -> set[str]:
+    saver = self._get_saver()
+    return saver.exempt_checkpoint_paths if _is_partial_recovery_saver(saver) else set()
+
+  def _export_meta_graph(self, session: tf.compat.v1.Session) -> None:
+    saver = self._get_saver()
+    with session.graph.as_default():
+      tf.compat.v1.train.export_meta_graph(
+        filename=os.path.join(self._checkpoint_dir, _META_GRAPH_FILE_NAME),
+        saver_def=saver.saver_def if saver else None,
+      )
+
+  def after_run(
+    self,
+    run_context: tf.estimator.SessionRunContext,
+    run_values: tf.compat.v1.train.SessionRunValues,
+  ) -> None:
+    with self._lock:
+      super().after_run(run_context, run_values)
+      if self._stop_requested:
+        self._stop_requested = False
+        run_context.request_stop()
+
+  def trigger_save(self, session: tf.compat.v1.Session, ignore_save_errors: bool = False) -> None:
+    """Saves now, in the calling thread, also while the timer is disabled.
+
+    A request of a listener to stop the training is honoured after the next step.
+
+    Args:
+      session: a raw session, or a monitored one.
+      ignore_save_errors: log the errors of this save. What the constructor was given is for saves
+        nobody waits for, so it does not count here.
+
+    Raises:
+      tf.errors.OpError, OSError, ValueError: the checkpoint could not be saved.
+    """
+    if hasattr(session, "raw_session"):
+      session = session.raw_session()
+    with self._lock, session.graph.as_default():
+      configured, self._ignore_save_errors = self._ignore_save_errors, ignore_save_errors
+      try:
+        step = session.run(self._global_step_tensor)
+        self._stop_requested |= bool(self._save(session, step))
+        if self._last_saved_step == step:
+          # After a failure the schedule stands, and so does the save at the end.
+          self._timer.update_last_triggered_step(step)
+      finally:
+        self._ignore_save_errors = configured
+
+  def end(self, session: tf.compat.v1.Session) -> None:
+    if self._is_dense_only:
+      return
+    with self._lock:
+      if not (self._has_dense_only or self._in_model_dump_mode):
+        super().end(session)
+        return
+      last_step = session.run(self._global_step_tensor)
+      self._save(session, last_step)
+      for listener in self._listeners:
+        listener.end(session, last_step)
+
+  def _save(self, session: tf.compat.v1.Session, step: int) -> bool:
+    """Saves, and tells whether a listener wants the training to stop."""
+    if self._is_first_save and self._no_first_save:
+      self._is_first_save = False
+      return False
+    self._is_first_save = False
+    if self._is_dense_only and self._is_saved_already(step):
+      logging.info("Step %d is saved already, no dense-only save.", step)
+      return False
+
+    start = time.time()
+    for listener in self._guard_saver_listeners:
+      _log_errors(listener.before_save, session, step)
+    try:
+      should_stop = self._save_with_retries(session, step)
+    finally:
+      for listener in reversed(self._guard_saver_listeners):
+        _log_errors(listener.after_save, session, step)
+    self._metrics.emit_timer("save_checkpoint_time", time.time() - start, self._metric_tags)
+    return should_stop
+
+  def _is_saved_already(self, step: int) -> bool:
+    other = self._full_saver_hook
+    return step == self._last_saved_step or (other is not None and step == other.last_saved_step)
+
+  def _save_with_retries(self, session: tf.compat.v1.Session, step: int) -> bool:
+    listeners = self._listeners
+    for attempt in range(1, SAVE_ATTEMPTS + 1):
+      mark = _SavedMark(on_saved=lambda: self._on_saved(step))
+      # The mark goes first: what other listeners do after the save must not be done twice.
+      self._listeners = [mark, *listeners]
+      try:
+        self._begin_save(step)
+        should_stop = super()._save(session, step)
+        self._metrics.emit_counter("save_checkpoint", 1, self._metric_tags)
+        return should_stop
+      except (tf.errors.OpError, OSError, ValueError) as e:
+        self._metrics.emit_counter("save_checkpoint_failed", 1, self._metric_tags)
+        if not mark.saved:
+          self._report_failed_save(step, e)
+        retry = isinstance(e, tf.errors.OpError) and not mark.saved and attempt < SAVE_ATTEMPTS
+        if retry:
+          continue
+        if not self._ignore_save_errors:
+          raise
+        logging.exception("Error when saving step %d, ignored.", step)
+        return False
+      finally:
+        self._listeners = listeners
+    raise AssertionError("unreachable")
+
+  def _begin_save(self, step: int) -> None:
+    """Prepares the folder for a save that may be killed, and for one of the newest step again.
+
+    The saver sets a checkpoint aside too, but only after listeners have written into it.
+    """
+    if not tf.io.gfile.isdir(self._checkpoint_dir):
+      raise ValueError(f"Parent directory of {self._save_path} doesn't exist, can't save.")
+    prefix = checkpoint_state.SaveHelper(self._save_path).get_ckpt_prefix(step)
+    if self._save_graph_def:
+      checkpoint_files.mark_unfinished(prefix)
+    saver = self._get_saver()
+    if _is_partial_recovery_saver(saver) and not saver.skip_save:
+      saver.set_aside_if_recorded(prefix)
+
+  def _on_saved(self, step: int) -> None:
+    self._last_saved_step = step
+    self._last_triggered_step = step
+    if self._save_graph_def:
+      prefix = checkpoint_state.SaveHelper(self._save_path).get_ckpt_prefix(step)
+      checkpoint_files.mark_finished(prefix)
+    try:
+      self._create_or_update_monolith_ckpt_state(do_update=True)
+    except tf.errors.OpError as e:
+      # The checkpoint is there; only the time in this file is old.
+      logging.warning("Cannot update monolith_checkpoint: %s", e.message)
+
+  def _report_failed_save(self, step: int, error: Exception) -> None:
+    prefix = checkpoint_state.SaveHelper(self._save_path).get_ckpt_prefix(step)
+    previous = tf.train.latest_checkpoint(self._checkpoint_dir)
+    logging.error(
+      "Cannot save the checkpoint %s: %s; the newest checkpoint is %s.",
+      prefix,
+      getattr(error, "message", None) or error,
+      previous,
+    )
+    if os.path.basename(prefix) not in [os.path.basename(previous or ""), *self._get_exempt()]:
+      checkpoint_files.discard_unfinished(prefix)
+
+  def _create_or_update_monolith_ckpt_state(self, do_update: bool) -> None:
+    """Writes `monolith_checkpoint`, if this process owns the folder.
+
+    Args:
+      do_update: write the time also into a file that exists.
+    """
+    if not self._save_graph_def:
+      return
+    state = checkpoint_state.get_monolith_checkpoint_state(self._checkpoint_dir)
+    if state is not None and not do_update:
+      return
+    if state is None:
+      state = MonolithCheckpointState()
+      state.builtin_hash_table_type = (
+        MonolithCheckpointState.MULTI_CUCKOO_HASH_MAP
+        if self._use_native_multi_hash_table
+        else MonolithCheckpointState.CUCKOO_HASH_MAP
+      )
+    state.last_checkpoint_save_timestamp = int(time.time())
+    tf.io.gfile.makedirs(self._checkpoint_dir)
+    file_io.atomic_write_string_to_file(
+      os.path.join(self._checkpoint_dir, checkpoint_state.MONOLITH_CKPT_STATE_FILE_NAME),
+      text_format.MessageToString(state),
+    )
+
+
+def _log_errors(function, *args) -> None:
+  try:
+    function(*args)
+  except Exception:  # A guard must not prevent a save, nor the release of the other guards.
+    logging.exception("A guard of a checkpoint failed.")
+
+
+def _is_partial_recovery_saver(saver: Any) -> bool:
+  # Imported late: that module imports this one.
+  from monolith.native_training import save_utils
+
+  return isinstance(saver, save_utils.PartialRecoverySaver)

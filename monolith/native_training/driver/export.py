@@ -1,0 +1,67 @@
+"""Which exporter a task's serving params ask for. Its name is published by `cpu_training`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from monolith.native_training.model_export import export_context, saved_model_exporters
+
+if TYPE_CHECKING:
+  from monolith.native_training.driver.graph import CpuTraining
+
+
+def create_exporter(
+  task: CpuTraining,
+  model_dir: str,
+  warmup_file: str | None,
+  export_dir_base: str,
+  dense_only: bool,
+  include_graphs: list[str] | None = None,
+  export_context_list: list[Any] | None = None,
+) -> saved_model_exporters.BaseExporter:
+  """Returns the exporter that the task's serving params ask for.
+
+  Args:
+    task: what is exported.
+    model_dir: where its checkpoints are.
+    warmup_file: attached to the exports if it exists.
+    export_dir_base: where exports go.
+    dense_only: whether the tables are left out.
+    include_graphs: names of the graphs to export; `None` for all.
+    export_context_list: entered while exporting; those of `task` by default.
+
+  Raises:
+    ValueError: unknown export mode.
+  """
+  serving = task._params.serving
+  if export_context_list is None:
+    export_context_list = task._export_context_list
+  config = task.config
+  num_ps: int | None = config.num_ps
+  if config.enable_full_sync_training:
+    # A rank with a folder of its own has no rows of the others there.
+    num_ps = config.num_workers if config.merge_sync_training_ckpt else None
+  common = {
+    "shared_embedding": serving.shared_embedding,
+    "warmup_file": warmup_file,
+    "export_context_list": export_context_list,
+    "num_ps": num_ps,
+  }
+  if serving.export_mode == export_context.ExportMode.STANDALONE:
+    return saved_model_exporters.StandaloneExporter(
+      task.create_model_fn(), model_dir, export_dir_base, **common
+    )
+  if serving.export_mode == export_context.ExportMode.DISTRIBUTED:
+    return saved_model_exporters.DistributedExporter(
+      task.create_model_fn(),
+      model_dir,
+      export_dir_base,
+      **common,
+      dense_only=dense_only,
+      allow_gpu=serving.export_with_gpu_allowed,
+      with_remote_gpu=serving.with_remote_gpu,
+      clear_entry_devices=serving.export_with_cleared_entry_devices,
+      include_graphs=include_graphs,
+      global_step_as_timestamp=config.enable_sync_training,
+    )
+  raise ValueError(f"Invalid export_mode: {serving.export_mode}")

@@ -1,0 +1,160 @@
+"""What a model's slots are in a real run: embeddings that were looked up, and their way back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from monolith.native_training import feature, multi_type_hash_table, prefetch_queue, utils
+from monolith.native_training.tables import gradient_checks
+
+POSTPUSH_QUEUE_NAME = "postpush_queue"
+
+
+def get_req_time(features: Mapping[str, Any]) -> tf.Tensor | None:
+  """Returns when the batch was requested: `features["req_time"][0]`, `None` without it."""
+  return features["req_time"][0] if "req_time" in features else None
+
+
+def _without_missing(grads_and_vars: feature.GradsAndVars) -> list[tuple[tf.Tensor, tf.Tensor]]:
+  # tf.gradients would take a missing gradient for ones.
+  return [(grad, var) for grad, var in grads_and_vars if grad is not None]
+
+
+def _check_gradients(
+  names: Sequence[str], gradients: Sequence[tf.Tensor | None]
+) -> dict[str, tf.Tensor]:
+  """Returns feature name -> checked gradient, without those that are `None`."""
+  known = {name: grad for name, grad in zip(names, gradients) if grad is not None}
+  checked = gradient_checks.check_gradients(
+    [f"feature {name}" for name in known], list(known.values())
+  )
+  return dict(zip(known, checked))
+
+
+class _CpuFeatureFactory(feature.FeatureFactoryFromEmbeddings):
+  """The factory of local training and of training on parameter servers.
+
+  Args:
+    hash_table: where gradients go.
+    embedding_ids: feature name -> ragged ids that were looked up.
+    embeddings: feature name -> `[ids, dim]`.
+    embedding_slices: what `feature.create_embedding_slices` returned.
+    req_time: of the batch.
+    async_function_mgr: runs the push.
+    async_push: whether the push of a step runs during the next one.
+  """
+
+  def __init__(
+    self,
+    hash_table: multi_type_hash_table.BaseMultiTypeHashTable,
+    embedding_ids: dict[str, tf.RaggedTensor],
+    embeddings: dict[str, tf.Tensor],
+    embedding_slices: dict[str, tf.Tensor],
+    req_time: tf.Tensor | None,
+    async_function_mgr: prefetch_queue.AsyncFunctionMgr,
+    async_push: bool = False,
+  ):
+    super().__init__(embeddings, embedding_slices)
+    self._hash_table = hash_table
+    self._embedding_ids = embedding_ids
+    self._embeddings = embeddings
+    self._req_time = req_time
+    self._async_function_mgr = async_function_mgr
+    self._async_push = async_push
+
+  def apply_gradients(
+    self, grads_and_vars: feature.GradsAndVars, req_time: tf.Tensor | None = None, scale: Any = 1
+  ) -> tf.Operation:
+    """Returns the op that updates the tables, or hands the update to the next step.
+
+    Args:
+      grads_and_vars: pairs of a gradient and a looked-up embedding, or what was computed from it.
+      req_time: of the batch by default.
+      scale: ignored.
+    """
+    del scale
+    names = list(self._embeddings)
+    gradients = utils.propagate_back_gradients(
+      _without_missing(grads_and_vars), [self._embeddings[name] for name in names]
+    )
+    name_to_ids_and_gradient = {
+      name: (self._embedding_ids[name].values, gradient)
+      for name, gradient in _check_gradients(names, gradients).items()
+    }
+    if not name_to_ids_and_gradient:
+      return tf.no_op()
+    # The step as it is now, not when an asynchronous push gets to run.
+    global_step = tf.identity(tf.compat.v1.train.get_or_create_global_step())
+    req_time = self._req_time if req_time is None else req_time
+
+    def push(ids_and_gradients: Any, global_step: tf.Tensor, req_time: Any) -> tf.Operation:
+      return self._hash_table.apply_gradients(
+        ids_and_gradients, global_step, req_time=req_time
+      ).as_op()
+
+    return self._async_function_mgr.add_async_function(
+      push,
+      (name_to_ids_and_gradient, global_step, req_time),
+      is_async=self._async_push,
+      queue_name=POSTPUSH_QUEUE_NAME,
+    )
+
+
+class _FusedCpuFeatureFactory(feature.FeatureFactoryFromEmbeddings):
+  """The factory of synchronous training, where tables remember the ids of a lookup themselves.
+
+  Args:
+    hash_table: where gradients go.
+    name_to_embeddings: feature name -> `[ids, dim]`.
+    name_to_embedding_slices: what `feature.create_embedding_slices` returned.
+    req_time: of the batch.
+    auxiliary_bundle: what the lookup left for the update.
+    use_native_multi_hash_table: whether slots were not merged into tables.
+  """
+
+  def __init__(
+    self,
+    hash_table: multi_type_hash_table.BaseMultiTypeHashTable,
+    name_to_embeddings: dict[str, tf.Tensor],
+    name_to_embedding_slices: dict[str, tf.Tensor],
+    req_time: tf.Tensor | None,
+    auxiliary_bundle: dict[str, tf.Tensor],
+    use_native_multi_hash_table: bool,
+  ):
+    super().__init__(name_to_embeddings, name_to_embedding_slices)
+    self._hash_table = hash_table
+    self._name_to_embeddings = name_to_embeddings
+    self._req_time = req_time
+    self._auxiliary_bundle = auxiliary_bundle
+    self._use_native_multi_hash_table = use_native_multi_hash_table
+
+  def apply_gradients(
+    self, grads_and_vars: feature.GradsAndVars, req_time: tf.Tensor | None = None, scale: Any = 1
+  ) -> tf.Operation:
+    """Returns the op that updates the tables; `scale` multiplies the gradients."""
+    names = list(self._name_to_embeddings)
+    with tf.device("/device:GPU:0"):
+      gradients = utils.propagate_back_gradients(
+        _without_missing(grads_and_vars), [self._name_to_embeddings[name] for name in names]
+      )
+    if all(gradient is None for gradient in gradients):
+      return tf.no_op()
+    # Rows come back in the order they were sent for, so none may be left out.
+    gradients = [
+      tf.zeros_like(self._name_to_embeddings[name]) if gradient is None else gradient
+      for name, gradient in zip(names, gradients)
+    ]
+    name_to_gradient = _check_gradients(names, gradients)
+    global_step = tf.identity(tf.compat.v1.train.get_or_create_global_step())
+    kwargs = {} if self._use_native_multi_hash_table else {"skip_merge_id": True}
+    return self._hash_table.apply_gradients(
+      name_to_gradient,
+      auxiliary_bundle=self._auxiliary_bundle,
+      global_step=global_step,
+      req_time=self._req_time if req_time is None else req_time,
+      scale=scale,
+      **kwargs,
+    ).as_op()

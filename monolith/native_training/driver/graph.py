@@ -1,0 +1,641 @@
+"""`CpuTraining`: turns a task into the input and model functions of a `tf.estimator.Estimator`.
+
+    input_fn -> features: ragged ids, dense tensors
+             -> hash_table.lookup            (in this process, or on parameter servers)
+             -> [prefetch queue]
+             -> pool and slice               -> the feature factory in task.ctx
+             -> the task's model_fn          -> loss, gradients of the looked-up embeddings
+             -> ctx.apply_embedding_gradients -> [post-push queue] -> hash_table.apply_gradients
+
+Its names are published by `cpu_training`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+from absl import flags
+from tensorflow.python.framework import ops
+from tensorflow.python.ops import resources
+
+from monolith.native_training import (
+  device_utils,
+  distribution_ops,
+  env_utils,
+  feature,
+  hash_table_utils,
+  mlp_utils,
+  multi_type_hash_table,
+  native_task,
+  native_task_context,
+  prefetch_queue,
+  variables,
+)
+from monolith.native_training.checkpoints import slices as checkpoint_slices
+from monolith.native_training.checkpoints import topology as training_topology
+from monolith.native_training.data import datasets, item_pool_hook, parsers
+from monolith.native_training.driver import dry_run as feature_collection
+from monolith.native_training.driver import export as training_export
+from monolith.native_training.driver import hooks as training_hooks
+from monolith.native_training.driver import roles as training_roles
+from monolith.native_training.driver import tables as training_tables
+from monolith.native_training.driver.config import CpuTrainingConfig
+from monolith.native_training.driver.feature_factories import (
+  _CpuFeatureFactory,
+  _FusedCpuFeatureFactory,
+  get_req_time,
+)
+from monolith.native_training.model_export import (
+  export_context,
+  export_utils,
+)
+from monolith.native_training.ranks import agreement as sync_agreement
+from monolith.native_training.runtime.hash_table import embedding_hash_table_pb2
+
+FLAGS = flags.FLAGS
+
+ModelFn = Callable[..., tf.estimator.EstimatorSpec]
+Features = dict[str, Any]
+
+_TRAIN = tf.estimator.ModeKeys.TRAIN
+_PREDICT = tf.estimator.ModeKeys.PREDICT
+
+# Key of an element whose ids are reordered: in a dict, so that Estimator does not take it for
+# features and labels.
+_ELEMENT_KEY = "1"
+
+_MAX_SHARD_BYTES = 1 << 17
+
+_SPARSE_FEATURES_COLLECTION = "dequeued_sparse_features"
+
+# What these hold has no place in a meta graph; TensorFlow would warn of it with every checkpoint.
+for _collection in (tf.compat.v1.GraphKeys.RESOURCES, _SPARSE_FEATURES_COLLECTION):
+  if ops.get_to_proto_function(_collection) is None:
+    ops.register_proto_function(_collection, to_proto=lambda value, export_scope=None: None)
+
+
+class _ModelInputs(NamedTuple):
+  """What a model is computed from.
+
+  Attributes:
+    features: what the task's model function sees.
+    embeddings: feature name -> looked-up embeddings; `None` for a fused layout.
+    slices: the pooled slices of them.
+    layouts: layout name -> tensors of a fused layout.
+  """
+
+  features: Features
+  embeddings: dict[str, tf.Tensor] | None = None
+  slices: dict[str, tf.Tensor] | None = None
+  layouts: dict[str, Any] | None = None
+
+
+class CpuTraining:
+  """Trains a task with tables in this process or on parameter servers.
+
+  Args:
+    config: of this process, a worker. Fields left to the driver are filled in.
+    task: what to train.
+    sync_backend: tells which serving replicas want the updated rows.
+    collected: the result of an earlier dry run of the same task, to save doing it again.
+
+  Raises:
+    ValueError: the process is no worker, or an option cannot be met.
+  """
+
+  def __init__(
+    self,
+    config: CpuTrainingConfig,
+    task: native_task.NativeTask,
+    sync_backend: Any = None,
+    collected: feature_collection.CollectedFeatures | None = None,
+  ):
+    if config.server_type != "worker":
+      raise ValueError("server_type in CpuTraining must be `worker`")
+    training_roles.check_options(config)
+    training_roles.fill_in_defaults(config, task)
+    training_roles.report_unused_options(config, task.p)
+    parsers.get_default_parser_ctx().enable_fused_layout = config.enable_fused_layout
+    parsers.ParserCtx.enable_resource_constrained_roughsort = (
+      config.enable_resource_constrained_roughsort
+    )
+    FLAGS.dataset_worker_idx = config.index
+    FLAGS.dataset_num_workers = config.num_workers
+
+    self._config = copy.deepcopy(config)
+    self._serving_config = training_roles.to_serving_config(config)
+    self._task = task
+    self._params = task.p
+    self._enable_hash_filter = False
+    self._task_context = training_roles.make_native_task_context(self._config, sync_backend)
+    with native_task_context.with_ctx(self._task_context):
+      self._collected = self._collect_feature_name_to_table_config(collected)
+      self._slot_to_occurrence_threshold = self._collected.slot_to_occurrence_threshold
+      self._slot_to_expire_time = self._collected.slot_to_expire_time
+      self._feature_configs = self._to_training_configs(self._collected.feature_configs)
+      self._serving_feature_configs = self._to_serving_feature_configs(self._feature_configs)
+      self._dummy_merged_table = None
+      if not self._config.use_native_multi_hash_table:
+        self._dummy_merged_table = multi_type_hash_table.MergedMultiTypeHashTable(
+          self._feature_configs[0], lambda _: None
+        )
+      elif self._feature_configs.shared_tables:
+        self._dummy_merged_table = multi_type_hash_table.SharedSlotHashTable(
+          self._feature_configs.configs, self._feature_configs.shared_tables, lambda _: None
+        )
+      self._init_fused_layout_params()
+    self._export_context_list = [self._create_export_context_class()]
+
+  @property
+  def config(self) -> CpuTrainingConfig:
+    """The configuration; while exporting, a copy fit for serving."""
+    return self._serving_config if export_context.is_exporting() else self._config
+
+  @property
+  def feature_configs(self) -> feature_collection.FeatureConfigs:
+    """What the task declared; while exporting, a copy fit for serving."""
+    if export_context.is_exporting():
+      return self._serving_feature_configs
+    return self._feature_configs
+
+  def check_checkpoint(self, model_dir: str) -> None:
+    """Checks that the rows of the newest checkpoint mean to this model what they meant when saved.
+
+    Raises:
+      ValueError: the slices of a table are others, or in another order.
+      tf.errors.DataLossError: the record of them is damaged.
+    """
+    checkpoint_slices.check_newest(model_dir, self._collected.slices)
+
+  def create_serving_input_receiver_fn(self) -> Callable[[], Any] | None:
+    """Returns the task's."""
+    return self._task.create_serving_input_receiver_fn()
+
+  def _collect_feature_name_to_table_config(
+    self, collected: feature_collection.CollectedFeatures | None = None
+  ) -> feature_collection.CollectedFeatures:
+    # A fused layout is declared by the very task that is trained, in its own dry run.
+    if collected is None or self._config.enable_fused_layout:
+      collected = feature_collection.collect(self._task)
+    return collected
+
+  def _to_training_configs(
+    self, collected: feature_collection.FeatureConfigs
+  ) -> feature_collection.FeatureConfigs:
+    configs = copy.deepcopy(collected.configs)
+    for config in configs.values():
+      if self._config.hashtable_init_capacity > 0:
+        config.table_config.initial_capacity = self._config.hashtable_init_capacity
+      if self._config.enable_full_sync_training:
+        config.table_config.entry_type = (
+          embedding_hash_table_pb2.EmbeddingHashTableConfig.EntryType.RAW
+        )
+    return collected._replace(configs=configs)
+
+  def _to_serving_feature_configs(
+    self, feature_configs: feature_collection.FeatureConfigs
+  ) -> feature_collection.FeatureConfigs:
+    configs = copy.deepcopy(feature_configs.configs)
+    for config in configs.values():
+      table_config = config.table_config
+      table_config.entry_config.entry_type = (
+        embedding_hash_table_pb2.EntryConfig.EntryType.SERVING
+      )
+      table_config.skip_zero_embedding = self._config.skip_zero_embedding_when_serving
+      table_config.cuckoo.SetInParent()
+    return feature_configs._replace(configs=configs)
+
+  def _init_fused_layout_params(self) -> None:
+    """Tells the input pipeline how to shard ids, where the layout is fused."""
+    config = self.config
+    parser_ctx = parsers.get_default_parser_ctx()
+    parser_ctx.enable_fused_layout = config.enable_fused_layout
+    if not config.enable_fused_layout:
+      return
+    from monolith.native_training import distributed_ps
+
+    use_gpu_emb_table = self._params.train.use_gpu_emb_table
+    export_ctx = export_context.get_current_export_ctx()
+    parser_ctx.sharding_sparse_fids_op_params = (
+      distributed_ps.PartitionedHashTable.gen_feature_configs(
+        num_ps=config.num_workers if use_gpu_emb_table else config.num_ps,
+        feature_name_to_config=self.feature_configs.configs,
+        layout_configs=self._task.layout_dict,
+        feature_to_combiner=self.feature_configs.combiners,
+        feature_to_unmerged_slice_dims=self.feature_configs.unmerged_slice_dims,
+        use_native_multi_hash_table=config.use_native_multi_hash_table,
+        unique=lambda: not export_context.is_exporting(),
+        transfer_float16=False,
+        enable_gpu_emb=use_gpu_emb_table,
+        use_gpu=config.enable_gpu_training if export_ctx is None else export_ctx.with_remote_gpu,
+        shared_tables=self.feature_configs.shared_tables,
+      )
+    )
+
+  def _create_export_context_class(self) -> type:
+    """Returns a context manager class that exporters enter around the model function."""
+    training = self
+
+    class ExportParserCtx(parsers.ParserCtx):
+      """Switches to the parser, placement and tables of serving."""
+
+      def __init__(self):
+        super().__init__(training._serving_config.enable_fused_layout)
+
+      def __enter__(self):
+        self._use_gpu_emb_table = training._params.train.use_gpu_emb_table
+        self._gpu_was_allowed = device_utils.is_gpu_training()
+        training._params.train.use_gpu_emb_table = False
+        export_ctx = export_context.get_current_export_ctx()
+        _allow_gpu(export_ctx is not None and export_ctx.with_remote_gpu)
+        result = super().__enter__()
+        training._init_fused_layout_params()
+        return result
+
+      def __exit__(self, *args: Any):
+        result = super().__exit__(*args)
+        _allow_gpu(self._gpu_was_allowed)
+        training._params.train.use_gpu_emb_table = self._use_gpu_emb_table
+        return result
+
+    return ExportParserCtx
+
+  def create_input_fn(self, mode: str) -> Callable[[], Any]:
+    """Returns a function that makes the dataset of a mode."""
+    with native_task_context.with_ctx(self._task_context):
+      input_fn = self._task.create_input_fn(mode)
+
+    def wrapped_input_fn() -> Any:
+      with native_task_context.with_ctx(self._task_context):
+        dataset = input_fn()
+        if not isinstance(dataset, tf.data.Dataset):
+          return dataset
+        config = self.config
+        if (
+          mode != _PREDICT
+          and config.reorder_fids_in_data_pipeline
+          and not config.enable_fused_layout
+          and self.feature_configs.configs
+        ):
+          dataset = dataset.map(self._reorder_fids, num_parallel_calls=tf.data.AUTOTUNE)
+        if config.use_dataservice and not export_context.is_dry_run_or_exporting():
+          env = mlp_utils.MLPEnv()
+          dataset = datasets.distribute(
+            dataset,
+            target=env.dispatcher_target(),
+            num_worker=env.num_replicas("worker"),
+            worker_idx=env.index,
+            # Ranks have sessions of their own, which share no device.
+            queue_device=env.queue_device
+            if config.num_ps and not config.enable_sync_training
+            else None,
+          )
+        return dataset.prefetch(tf.data.AUTOTUNE)
+
+    return wrapped_input_fn
+
+  def _reorder_fids(self, features: Features) -> Features:
+    """De-duplicates and shards ids in the input pipeline, for synchronous training."""
+    from monolith.native_training.data.training_instance.python import parser_utils
+
+    ids, dense = self._split_features(features)
+    names = sorted(ids)
+    lookup_args: Any
+    if self._dummy_merged_table is None:
+      values = [ids[name].values for name in names]
+      configs = [self._feature_configs.configs[name] for name in names]
+      sizes = None
+    else:
+      merged, sizes = self._dummy_merged_table._merge_tensors(
+        {name: ids[name].values for name in names}
+      )
+      merged_names = sorted(merged)
+      values = [merged[name] for name in merged_names]
+      configs = [self._dummy_merged_table._merged_slot_to_config[name] for name in merged_names]
+    dims = [hash_table_utils.infer_dim_size(config.table_config) for config in configs]
+    # Checkpoints and exports know one home of an id, so by default no rank stays without ids.
+    rank0_empty = (
+      env_utils.get_bool("MONOLITH_SYNC_EMPTY_RANK0_PS_SHARD") and self._config.num_workers > 4
+    )
+    reordered = distribution_ops.fused_reorder_by_indices(
+      values, self._config.num_workers, dims, rank0_empty
+    )
+    lookup_args = (*reordered, get_req_time(dense))
+    if sizes is not None:
+      lookup_args = (sizes, lookup_args)
+    expanded = parser_utils.RaggedEncodingHelper.expand(
+      ids, with_precomputed_nrows=True, with_precomputed_value_rowids=False
+    )
+    return {_ELEMENT_KEY: (dense, (expanded, lookup_args))}
+
+  def _split_features(
+    self, features: Features
+  ) -> tuple[dict[str, tf.RaggedTensor], dict[str, tf.Tensor]]:
+    """Returns the ids of the embedding features, and everything that is not ragged.
+
+    Raises:
+      KeyError: an embedding feature is missing.
+      TypeError: one is not a ragged tensor of int64.
+    """
+    ids = {}
+    for name in self.feature_configs.configs:
+      if name not in features:
+        raise KeyError(
+          f"the input has no feature {name!r}, which the model looks up; it has {sorted(features)}"
+        )
+      value = features[name]
+      if not isinstance(value, tf.RaggedTensor) or value.dtype != tf.int64:
+        raise TypeError(f"feature {name!r} is {value}, want a tf.RaggedTensor of int64 ids")
+      ids[name] = value
+    dense = {
+      name: value for name, value in features.items() if not isinstance(value, tf.RaggedTensor)
+    }
+    return ids, dense
+
+  def create_model_fn(self) -> ModelFn:
+    """Returns the model function for an Estimator.
+
+    A task without embedding features gets its own model function back: no hooks, no saver.
+    """
+    with native_task_context.with_ctx(self._task_context):
+      if not self.feature_configs.configs:
+        self._task.ctx.feature_factory = None
+        return self._task.create_model_fn()
+
+    def model_fn(features: Features, mode: str, config: Any) -> tf.estimator.EstimatorSpec:
+      with native_task_context.with_ctx(self._task_context):
+        return self._build_model(features, mode, config)
+
+    return model_fn
+
+  def _build_model(
+    self, features: Features, mode: str, run_config: Any
+  ) -> tf.estimator.EstimatorSpec:
+    checkpoint_copy = None
+    if run_config.model_dir:
+      checkpoint_copy = self._prepare_checkpoint(mode, run_config.model_dir)
+    tables = training_tables.create(
+      self.config,
+      self._params.train.use_gpu_emb_table,
+      self.feature_configs.configs,
+      self._slot_to_occurrence_threshold,
+      self._slot_to_expire_time,
+      self.feature_configs.shared_tables,
+    )
+    hash_table = tables.hash_table
+    self._enable_hash_filter = tables.enable_hash_filter
+    self._maybe_add_item_pool_hook(mode, run_config)
+    async_function_mgr = prefetch_queue.AsyncFunctionMgr(
+      is_async=self.config.enable_variable_postpush
+    )
+    self._task.ctx.async_function_mgr = async_function_mgr
+    features, auxiliary_bundle = _take_eof(features)
+    if self.config.enable_fused_layout:
+      inputs, auxiliary_bundle = self._look_up_layouts(hash_table, features, auxiliary_bundle)
+    else:
+      inputs, auxiliary_bundle = self._look_up(hash_table, features, auxiliary_bundle)
+    spec = self._call_task(inputs, mode, run_config)
+    if export_context.is_exporting():
+      return spec
+    spec = training_hooks.TrainingHooks(
+      self.config,
+      self._params,
+      run_config.model_dir,
+      hash_table,
+      tables.hash_filters,
+      self._enable_hash_filter,
+      self._collected.slices,
+      async_function_mgr.hooks,
+      self.create_serving_input_receiver_fn() if mode == _TRAIN else None,
+      lambda dense_only, include_graphs, export_dir_base: training_export.create_exporter(
+        self,
+        run_config.model_dir,
+        self.config.warmup_file,
+        export_dir_base,
+        dense_only,
+        include_graphs,
+      ),
+      checkpoint_copy,
+    ).attach(spec, mode)
+    if self.config.enable_partial_sync_training and self.config.index != 0:
+      spec = spec._replace(scaffold=_create_own_variables_scaffold())
+    if sync_agreement.EOF_KEY in auxiliary_bundle:
+      tf.compat.v1.add_to_collection(
+        sync_agreement.EOF_KEY, auxiliary_bundle[sync_agreement.EOF_KEY]
+      )
+    return spec
+
+  def _prepare_checkpoint(
+    self, mode: str, model_dir: str
+  ) -> tempfile.TemporaryDirectory | None:
+    """Makes the newest checkpoint fit to be restored; returns where it is, if not in its folder."""
+    self.check_checkpoint(model_dir)
+    # Exporters look at the checkpoint that they export, ranks do so together before they start.
+    if export_context.is_exporting() or self.config.enable_full_sync_training:
+      return None
+    if mode != _TRAIN:
+      return training_topology.copy_if_needed(model_dir, self.config.num_ps)
+    if training_roles.is_chief(self.config):
+      training_topology.reshard_if_needed(model_dir, self.config.num_ps)
+    return None
+
+  def _maybe_add_item_pool_hook(self, mode: str, run_config: Any) -> None:
+    if (
+      mode == _PREDICT
+      or not tf.compat.v1.get_collection(datasets.POOL_KEY)
+      or not hasattr(self._task, "add_training_hook")
+    ):
+      return
+    _, save_steps = training_hooks.get_save_interval(self.config, self._params)
+    self._task.add_training_hook(
+      item_pool_hook.ItemPoolSaveRestoreHook(
+        run_config.model_dir,
+        save_steps=save_steps or training_hooks.DEFAULT_SAVE_STEPS,
+        mode=self._params.mode,
+      )
+    )
+
+  def _look_up_layouts(
+    self, hash_table: Any, features: Features, auxiliary_bundle: dict[str, Any]
+  ) -> tuple[_ModelInputs, dict[str, Any]]:
+    ctx = self._task.ctx
+    ctx.feature_factory = None
+    look_up = hash_table.lookup(
+      features,
+      auxiliary_bundle,
+      ret_lookup_callable_fn=True,
+      embedding_prefetch_capacity=self.config.embedding_prefetch_capacity,
+    )
+    layouts = look_up(auxiliary_bundle, features)
+    auxiliary_bundle.update(features)
+    ctx.layout_factory = feature.EmbeddingLayoutFactory(
+      hash_table,
+      layouts,
+      auxiliary_bundle=auxiliary_bundle,
+      async_function_mgr=ctx.async_function_mgr,
+      async_push=self.config.enable_embedding_postpush,
+    )
+    return _ModelInputs(features, layouts=layouts), auxiliary_bundle
+
+  def _look_up(
+    self, hash_table: Any, features: Features, auxiliary_bundle: dict[str, Any]
+  ) -> tuple[_ModelInputs, dict[str, Any]]:
+    """Looks up embeddings, perhaps ahead of the step, and hands them to the task's slots."""
+    config = self.config
+    is_reordered = config.reorder_fids_in_data_pipeline and _ELEMENT_KEY in features
+    if config.enable_full_sync_training and not is_reordered:
+      # Tables of workers know no other way; in a prediction the pipeline leaves ids alone.
+      features = self._reorder_fids(features)
+      is_reordered = True
+    if is_reordered:
+      embeddings, ids, dense, auxiliary_bundle = self._look_up_reordered(
+        hash_table, features[_ELEMENT_KEY], auxiliary_bundle
+      )
+    else:
+      ids, dense = self._split_features(features)
+      embeddings = hash_table.lookup({name: ragged.values for name, ragged in ids.items()})
+      (embeddings, ids, dense, auxiliary_bundle), queue = (
+        prefetch_queue.enqueue_dicts_with_queue_return(
+          (embeddings, ids, dense, auxiliary_bundle), capacity=config.embedding_prefetch_capacity
+        )
+      )
+      if queue is not None:
+        hash_table.add_queue_hook(prefetch_queue.EnqueueHook(queue))
+    _collect_dequeued(_SPARSE_FEATURES_COLLECTION, ids)
+    _collect_dequeued("dequeued_features", dense)
+    slices = feature.create_embedding_slices(
+      embeddings, ids, self.feature_configs.combiners, self.feature_configs.unmerged_slice_dims
+    )
+    req_time = get_req_time(dense)
+    ctx = self._task.ctx
+    ctx.layout_factory = None
+    if config.enable_full_sync_training:
+      ctx.feature_factory = _FusedCpuFeatureFactory(
+        hash_table,
+        embeddings,
+        slices,
+        req_time,
+        auxiliary_bundle,
+        self._dummy_merged_table is None,
+      )
+    else:
+      ctx.feature_factory = _CpuFeatureFactory(
+        hash_table,
+        ids,
+        embeddings,
+        slices,
+        req_time,
+        ctx.async_function_mgr,
+        async_push=config.enable_embedding_postpush,
+      )
+    inputs = _ModelInputs({**dense, **embeddings}, embeddings=embeddings, slices=slices)
+    return inputs, auxiliary_bundle
+
+  def _look_up_reordered(
+    self, hash_table: Any, element: Any, auxiliary_bundle: dict[str, Any]
+  ) -> tuple[dict, dict, dict, dict]:
+    from monolith.native_training.data.training_instance.python import parser_utils
+
+    dense, (expanded, lookup_args) = element
+    auxiliary_bundle["features"] = dense
+    auxiliary_bundle["embedding_ragged_ids"] = parser_utils.RaggedEncodingHelper.contract(expanded)
+    embeddings, auxiliary_bundle = hash_table.lookup(
+      {name: None for name in self.feature_configs.configs}, auxiliary_bundle, lookup_args
+    )
+    ids = auxiliary_bundle.pop("embedding_ragged_ids")
+    dense = auxiliary_bundle.pop("features")
+    return embeddings, ids, dense, auxiliary_bundle
+
+  def _call_task(
+    self, inputs: _ModelInputs, mode: str, run_config: Any
+  ) -> tf.estimator.EstimatorSpec:
+    def call(features: Features) -> tf.estimator.EstimatorSpec:
+      return self._task.create_model_fn()(features=features, mode=mode, config=run_config)
+
+    with self._variable_scopes():
+      export_ctx = export_context.get_current_export_ctx()
+      if export_ctx is None or not export_ctx.with_remote_gpu:
+        return call(inputs.features)
+
+      def remote_call(remote_inputs: tuple) -> Any:
+        # In the other graph slots must hand out that graph's tensors.
+        features, embeddings, slices, layouts = remote_inputs
+        if layouts is None:
+          self._task.ctx.feature_factory = feature.FeatureFactoryFromEmbeddings(embeddings, slices)
+        else:
+          self._task.ctx.layout_factory = feature.EmbeddingLayoutFactory(None, layouts)
+        with tf.device("/device:GPU:0"):
+          return call(features).predictions
+
+      with export_ctx.dense_sub_graph("dense_0").as_default():
+        helper = export_utils.RemotePredictHelper("gpu_remote_call", tuple(inputs), remote_call)
+      predictions = helper.call_remote_predict(
+        f"{self.config.model_name}:dense_0", old_model_name="dense_0"
+      )
+      return tf.estimator.EstimatorSpec(mode, predictions=predictions)
+
+  @contextlib.contextmanager
+  def _variable_scopes(self) -> Iterator[None]:
+    config = self.config
+    with contextlib.ExitStack() as stack:
+      if config.enable_variable_prefetch and not config.enable_sync_training:
+        stack.enter_context(tf.variable_creator_scope(variables.cached_variable_creator))
+      # With one server there is nothing to spread, and `max_shards=0` would mean any number.
+      if (
+        config.enable_variable_partition
+        and config.num_ps > 1
+        and not export_context.is_exporting()
+      ):
+        partitioner = tf.compat.v1.variable_axis_size_partitioner(
+          max_shard_bytes=_MAX_SHARD_BYTES, max_shards=config.num_ps
+        )
+        stack.enter_context(tf.compat.v1.variable_scope("", partitioner=partitioner))
+      yield
+
+
+def _allow_gpu(allow: bool) -> None:
+  if allow:
+    device_utils.enable_gpu_training()
+  else:
+    device_utils.disable_gpu_training()
+
+
+def _take_eof(features: Features) -> tuple[Features, dict[str, Any]]:
+  """Moves the mark of the last element, if there is one, into a new auxiliary bundle."""
+  if not isinstance(features, Mapping):
+    raise TypeError(f"features is {features}, want a dict: the model looks up features by name")
+  features = dict(features)
+  if sync_agreement.EOF_KEY in features:
+    return features, {sync_agreement.EOF_KEY: features.pop(sync_agreement.EOF_KEY)}
+  return features, {}
+
+
+def _collect_dequeued(collection: str, name_to_tensor: Mapping[str, Any]) -> None:
+  for name, tensor in name_to_tensor.items():
+    tensor.feature_name = name
+    tf.compat.v1.add_to_collection(collection, tensor)
+
+
+def _create_own_variables_scaffold() -> tf.compat.v1.train.Scaffold:
+  """A scaffold for a worker whose dense variables are its own, so that nobody else makes them."""
+  keys = tf.compat.v1.GraphKeys
+
+  def default_init_op() -> tf.Operation:
+    return tf.group(
+      tf.compat.v1.global_variables_initializer(),
+      resources.initialize_resources(resources.shared_resources()),
+    )
+
+  get = tf.compat.v1.train.Scaffold.get_or_default
+  init_op = get("init_op", keys.INIT_OP, default_init_op)
+  local_init_op = get(
+    "local_init_op", keys.LOCAL_INIT_OP, tf.compat.v1.train.Scaffold.default_local_init_op
+  )
+  return tf.compat.v1.train.Scaffold(
+    local_init_op=tf.group(init_op, local_init_op), ready_for_local_init_op=tf.no_op()
+  )

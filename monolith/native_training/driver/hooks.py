@@ -1,0 +1,530 @@
+"""The hooks that the driver attaches to a model: restore, save, export, barrier, health, metrics.
+
+All graph parts are built on every worker, so that all workers have the same graph; Estimator runs
+the chief's hooks on the chief only. The order of the lists is the order of execution and matters:
+the restore comes before the signal that lets workers start, waiting hooks come before hooks that
+consume data, and at the end the chief waits for its workers before the last save.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import os
+import tempfile
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from monolith.native_training import (
+  barrier_ops,
+  basic_restore_hook,
+  dense_reload_utils,
+  env_utils,
+  hash_filter_ops,
+  hash_table_ops,
+  multi_hash_table_ops,
+  save_utils,
+  session_run_hooks,
+  sync_hooks,
+  sync_training_hooks,
+  variables,
+)
+from monolith.native_training.checkpoints import ranks as sync_checkpoint
+from monolith.native_training.checkpoints import slices as checkpoint_slices
+from monolith.native_training.checkpoints import topology as training_topology
+from monolith.native_training.driver.config import CpuTrainingConfig
+from monolith.native_training.hooks import ckpt_hooks, ckpt_info, ps_check_hooks, session_hooks
+from monolith.native_training.hooks.server import server_lib
+from monolith.native_training.metric import metric_hook
+from monolith.native_training.model_export import export_context, export_hooks
+
+Hook = tf.estimator.SessionRunHook
+SaverListener = tf.estimator.CheckpointSaverListener
+# (dense_only, include_graphs, export_dir_base) -> an exporter of the model.
+ExporterFactory = Callable[[bool, "list[str] | None", str], Any]
+
+# With no interval given, a checkpoint is only written at the end.
+DEFAULT_SAVE_STEPS = 100000000
+
+_CHECKPOINT_BASENAME = "model.ckpt"
+_DENSE_ONLY_DIR = "dense_only"
+_KEEP_CHECKPOINT_EVERY_N_HOURS = 24
+_PROFILED_STEPS = 10
+# Steps between looks at the files with which an operator controls synchronous training.
+_CONTROL_STEPS_ENV = "MONOLITH_SYNC_CONTROL_STEPS"
+_REQ_TIME_COLLECTION = "req_time"
+
+
+def get_save_interval(config: CpuTrainingConfig, params: Any) -> tuple[int | None, int | None]:
+  """Returns seconds and steps between full checkpoints, of which exactly one is set.
+
+  Raises:
+    ValueError: both are given.
+  """
+  secs = config.save_checkpoints_secs or params.train.save_checkpoints_secs
+  steps = config.save_checkpoints_steps or params.train.save_checkpoints_steps
+  if secs is not None and steps is not None:
+    raise ValueError("Can not provide both save_checkpoints_secs and save_checkpoints_steps.")
+  if secs is None and steps is None:
+    steps = DEFAULT_SAVE_STEPS
+  return secs, steps
+
+
+def get_exempt_checkpoint_paths(model_dir: str) -> list[str]:
+  """Returns the base names of the checkpoints that must never be deleted."""
+  state = save_utils.get_monolith_checkpoint_state(model_dir, remove_invalid_path=True)
+  if state is None:
+    return []
+  exempt = [os.path.basename(path) for path in state.exempt_model_checkpoint_paths]
+  if exempt:
+    checkpoint_state = tf.train.get_checkpoint_state(model_dir)
+    known = {
+      os.path.basename(path)
+      for path in (checkpoint_state.all_model_checkpoint_paths if checkpoint_state else [])
+    }
+    for path in exempt:
+      assert path in known, f"exempt checkpoint {path} is not listed in {model_dir}/checkpoint"
+  return exempt
+
+
+class _FinishAsyncHook(tf.estimator.SessionRunHook):
+  """At the end, lets asynchronous functions finish before anybody saves or says to be done.
+
+  A background thread that fails, say because a server is gone, stops the steps in the same way as
+  the end of the data. That is no end: nobody may wait for workers, save or say to be done.
+
+  Args:
+    hooks: of the functions.
+  """
+
+  def __init__(self, hooks: Sequence[Hook]):
+    self._hooks = hooks
+    self._coord: tf.train.Coordinator | None = None
+
+  def after_create_session(
+    self, session: tf.compat.v1.Session, coord: tf.train.Coordinator
+  ) -> None:
+    self._coord = coord
+
+  def end(self, session: tf.compat.v1.Session) -> None:
+    if self._coord is not None:
+      self._coord.raise_requested_exception()
+    for hook in self._hooks:
+      hook.end(session)
+
+
+class TrainingHooks:
+  """Builds the hooks of one graph.
+
+  Args:
+    config: of the process.
+    params: of the task.
+    model_dir: where checkpoints are.
+    hash_table: the tables of the graph, for their queues.
+    hash_filters: their occurrence filters.
+    enable_hash_filter: whether the filters are real.
+    slices: by table, of what its rows consist.
+    async_hooks: of the functions that run asynchronously.
+    serving_input_receiver_fn: of the task, for exports.
+    create_exporter: makes exporters.
+    checkpoint_copy: restore tables from here instead, and delete it then.
+  """
+
+  def __init__(
+    self,
+    config: CpuTrainingConfig,
+    params: Any,
+    model_dir: str,
+    hash_table: Any,
+    hash_filters: Sequence[tf.Tensor],
+    enable_hash_filter: bool,
+    slices: checkpoint_slices.Tables,
+    async_hooks: Sequence[Hook],
+    serving_input_receiver_fn: Callable[[], Any] | None,
+    create_exporter: ExporterFactory,
+    checkpoint_copy: tempfile.TemporaryDirectory | None = None,
+  ):
+    self._config = config
+    self._params = params
+    self._model_dir = model_dir
+    self._hash_table = hash_table
+    self._hash_filters = hash_filters
+    self._enable_hash_filter = enable_hash_filter
+    self._slices = slices
+    self._async_hooks = async_hooks
+    self._serving_input_receiver_fn = serving_input_receiver_fn
+    self._create_exporter = create_exporter
+    self._checkpoint_copy = checkpoint_copy
+    self._is_async = not (config.enable_sync_training or config.enable_partial_sync_training)
+    self._is_root_node = not config.enable_sync_training or config.index == 0
+    # Whose folder it is: each rank may have one of its own.
+    self._owns_folder = self._is_root_node or (
+      config.enable_full_sync_training and not config.merge_sync_training_ckpt
+    )
+    self._ps_monitor = (
+      save_utils.PsMonitor(config.num_ps)
+      if config.partial_recovery and config.num_ps > 1
+      else None
+    )
+
+  def attach(
+    self, spec: tf.estimator.EstimatorSpec, mode: str
+  ) -> tf.estimator.EstimatorSpec:
+    """Returns `spec` with the driver's hooks before its own.
+
+    Args:
+      spec: what the task's model function returned.
+      mode: in which it was built. Evaluation and prediction restore and read, nothing else.
+    """
+    restore_hooks = self.get_restore_hooks()
+    if mode != tf.estimator.ModeKeys.TRAIN:
+      if self._model_dir:
+        self._add_saver_to_collection()
+      hooks = [session_hooks.SetCurrentSessionHook(), *restore_hooks, *self._get_data_hooks()]
+      return spec._replace(
+        prediction_hooks=(*hooks, *spec.prediction_hooks),
+        evaluation_hooks=(*hooks, *spec.evaluation_hooks),
+      )
+
+    finish_async = _FinishAsyncHook([*self._async_hooks, *self._hash_table.get_queue_hooks()])
+    training_hooks: list[Hook] = [session_hooks.SetCurrentSessionHook(), finish_async]
+    chief_hooks: list[Hook] = [finish_async]
+    chief_sync_hooks: Sequence[Hook] = ()
+    barrier_op = barrier_listener = None
+    if self._is_async:
+      sync_helper = self._create_sync_helper()
+      if self._config.mode == tf.estimator.ModeKeys.EVAL:
+        # How far the training has come with its data is none of the evaluation's business.
+        ckpt_hooks.disable_iterator_save_restore()
+      worker_ckpt_helper = ckpt_hooks.WorkerCkptHelper(self._model_dir, self._config.index)
+      barrier_op = barrier_ops.BarrierOp(
+        self._config.num_workers,
+        is_chief=self._config.index == 0,
+        barrier_callbacks=[worker_ckpt_helper.create_save_iterator_callback()],
+      )
+      barrier_listener = ckpt_hooks.BarrierSaverListener(
+        barrier_op,
+        max_pending_seconds=self._params.train.max_pending_seconds_for_barrier,
+        get_running_workers=sync_helper.get_alive_workers,
+      )
+      training_hooks += sync_helper.training_hooks
+      training_hooks.append(barrier_ops.BarrierHook(self._config.index, barrier_op))
+      training_hooks += self._get_slow_start_hooks()
+      training_hooks.append(worker_ckpt_helper.create_restorer_hook())
+      chief_sync_hooks = sync_helper.training_chief_hooks
+      chief_hooks.append(
+        ps_check_hooks.PsHealthCheckerHook(
+          ps_check_hooks.Config(barrier_op=barrier_op, num_ps=self._config.num_ps)
+        )
+      )
+    training_hooks += self._get_data_hooks()
+    training_hooks += self._async_hooks
+    chief_hooks += restore_hooks
+    chief_hooks += chief_sync_hooks
+    chief_hooks += self.get_save_hooks(barrier_op, barrier_listener)
+    if self._is_root_node:
+      chief_hooks += self._get_metric_hooks()
+    return spec._replace(
+      training_hooks=(*training_hooks, *spec.training_hooks),
+      training_chief_hooks=(*chief_hooks, *spec.training_chief_hooks),
+      prediction_hooks=(*restore_hooks, *spec.prediction_hooks),
+    )
+
+  def _create_sync_helper(self) -> sync_hooks.TrainingHooksHelper:
+    return sync_hooks.TrainingHooksHelper(
+      self._config.num_workers > 1,
+      self._config.num_workers,
+      self._config.index,
+      self._config.chief_timeout_secs,
+    )
+
+  def _get_slow_start_hooks(self) -> list[Hook]:
+    slow_start_steps = self._params.train.slow_start_steps
+    if self._params.mode != tf.estimator.ModeKeys.TRAIN or not slow_start_steps:
+      return []
+    return [
+      session_run_hooks.CustomGlobalStepWaiterHook(
+        int(slow_start_steps * math.log(1 + self._config.index)),
+        max_non_tide_wait_minute=self._config.max_slow_start_wait_minute,
+      )
+    ]
+
+  def _get_data_hooks(self) -> list[Hook]:
+    """What fills the queues that the graph reads from."""
+    hooks: list[Hook] = list(self._hash_table.get_queue_hooks())
+    if self._config.enable_variable_prefetch and self._is_async:
+      hooks.append(variables.FetchAllCachedVariablesHook())
+    return hooks
+
+  def get_restore_hooks(self) -> list[Hook]:
+    """Returns what restores tables and filters; nothing without a model folder."""
+    if not self._model_dir:
+      return []
+    config = self._config
+    copy = self._checkpoint_copy
+    basename = os.path.join(copy.name if copy else self._model_dir, _CHECKPOINT_BASENAME)
+    filters_are_saved = (
+      not config.enable_full_sync_training
+      and config.filter_type != hash_filter_ops.FilterType.PROBABILISTIC_FILTER
+    )
+    return [
+      basic_restore_hook.CheckpointRestorerHook(
+        listeners=[
+          hash_table_ops.HashTableCheckpointRestorerListener(basename, self._ps_monitor),
+          multi_hash_table_ops.MultiHashTableCheckpointRestorerListener(
+            basename, self._ps_monitor
+          ),
+          hash_filter_ops.HashFilterCheckpointRestorerListener(
+            basename,
+            self._hash_filters,
+            self._enable_hash_filter,
+            enable_save_restore=filters_are_saved,
+          ),
+          dense_reload_utils.CustomRestoreListener(
+            alias_map=config.reload_alias_map,
+            clear_nn=config.clear_nn,
+            continue_training=config.continue_training,
+            model_dir=self._model_dir,
+            enable_alias_map_auto_gen=config.enable_alias_map_auto_gen,
+          ),
+          *([training_topology.DeleteCopyListener(copy)] if copy else []),
+        ]
+      )
+    ]
+
+  def _create_saver(self) -> save_utils.PartialRecoverySaver:
+    return save_utils.PartialRecoverySaver(
+      sharded=not self._config.enable_full_sync_training,
+      max_to_keep=self._config.checkpoints_max_to_keep,
+      keep_checkpoint_every_n_hours=_KEEP_CHECKPOINT_EVERY_N_HOURS,
+      ps_monitor=self._ps_monitor,
+      exempt_checkpoint_paths=get_exempt_checkpoint_paths(self._model_dir),
+      skip_save=not self._owns_folder,
+      model_dir=self._model_dir,
+    )
+
+  def _add_saver_to_collection(self) -> save_utils.PartialRecoverySaver:
+    saver = self._create_saver()
+    tf.compat.v1.add_to_collection(tf.compat.v1.GraphKeys.SAVERS, saver)
+    return saver
+
+  def get_save_hooks(
+    self,
+    barrier_op: barrier_ops.BarrierOp | None,
+    barrier_listener: ckpt_hooks.BarrierSaverListener | None,
+  ) -> list[Hook]:
+    """Returns what saves, and exports what was saved.
+
+    Args:
+      barrier_op: lets workers wait, `None` in synchronous training.
+      barrier_listener: lets them wait while a checkpoint is saved.
+
+    Raises:
+      ValueError: there is no model folder, two intervals are given, or exports are impossible.
+    """
+    if not self._model_dir:
+      raise ValueError("model_dir must be provided")
+    config = self._config
+    listeners = self._get_saver_listeners()
+    saver = self._add_saver_to_collection()
+    guards: list[SaverListener] = [] if barrier_listener is None else [barrier_listener]
+    secs, steps = get_save_interval(config, self._params)
+    saver_hook = self._create_saver_hook(
+      self._model_dir, secs, steps, saver, listeners, guards, is_dense_only=False
+    )
+    if self._has_dense_only:
+      # On all ranks: it decides whether they save at the end. Not in the class, from where it would
+      # leak into the next job of this process.
+      saver_hook._has_dense_only = True
+    hooks: list[Hook] = [*self._get_control_hooks(saver_hook.timer), saver_hook]
+    if barrier_op is not None:
+      hooks.append(server_lib.ServerHook(self._model_dir, barrier_op, saver_hook))
+    if self._has_dense_only and self._is_root_node:
+      hooks += self._get_dense_only_hooks(saver_hook, guards)
+    return hooks
+
+  def _get_control_hooks(
+    self, timer: save_utils.SecondOrStepTimerWithTideSetting
+  ) -> list[Hook]:
+    """Returns what lets an operator save and stop all ranks with files, where that is asked for."""
+    steps = env_utils.get_int(_CONTROL_STEPS_ENV, 0)
+    if not self._config.enable_full_sync_training or not steps:
+      return []
+    hooks: list[Hook] = [
+      sync_training_hooks.SyncTrainingForceDumpHook(self._model_dir, timer, steps)
+    ]
+    if tf.compat.v1.get_collection(_REQ_TIME_COLLECTION):
+      hooks.append(sync_training_hooks.ReqTimeControlDumpHook(self._model_dir, timer, steps))
+    return hooks
+
+  @property
+  def _has_dense_only(self) -> bool:
+    return bool(
+      self._config.dense_only_save_checkpoints_secs
+      or self._config.dense_only_save_checkpoints_steps
+    )
+
+  def _create_saver_hook(
+    self,
+    folder: str,
+    secs: int | None,
+    steps: int | None,
+    saver: save_utils.PartialRecoverySaver,
+    listeners: Sequence[SaverListener],
+    guards: Sequence[SaverListener],
+    is_dense_only: bool,
+  ) -> save_utils.NoFirstSaveCheckpointSaverHook:
+    config = self._config
+    hook_type: Callable[..., save_utils.NoFirstSaveCheckpointSaverHook]
+    hook_type = save_utils.NoFirstSaveCheckpointSaverHook
+    if config.enable_full_sync_training and config.num_workers > 1 and not is_dense_only:
+      hook_type = functools.partial(
+        sync_checkpoint.SyncCheckpointSaverHook, is_root=self._is_root_node
+      )
+    return hook_type(
+      folder,
+      save_secs=secs,
+      save_steps=steps,
+      saver=saver,
+      listeners=listeners,
+      save_graph_def=self._owns_folder,
+      tide_start_hour=config.tide_start_hour,
+      tide_start_minute=config.tide_start_minute,
+      tide_end_hour=config.tide_end_hour,
+      tide_end_minute=config.tide_end_minute,
+      tide_save_secs=config.tide_save_secs,
+      ignore_save_errors=config.enable_realtime_training,
+      is_dense_only=is_dense_only,
+      use_native_multi_hash_table=config.use_native_multi_hash_table,
+      no_first_save=True,
+      guard_saver_listeners=guards,
+    )
+
+  def _get_saver_listeners(self) -> list[SaverListener]:
+    config = self._config
+    basename = os.path.join(self._model_dir, _CHECKPOINT_BASENAME)
+    listeners: list[SaverListener] = [
+      hash_table_ops.HashTableCheckpointSaverListener(basename),
+      multi_hash_table_ops.MultiHashTableCheckpointSaverListener(
+        basename, write_ckpt_info=self._is_root_node
+      ),
+      hash_filter_ops.HashFilterCheckpointSaverListener(
+        basename,
+        self._hash_filters,
+        self._enable_hash_filter,
+        enable_save_restore=not config.enable_full_sync_training
+        and config.filter_type != hash_filter_ops.FilterType.PROBABILISTIC_FILTER,
+      ),
+    ]
+    if self._owns_folder:
+      listeners.append(checkpoint_slices.SlicesSaverListener(basename, self._slices))
+    listeners += self.get_export_listeners(basename, dense_only=False)
+    if config.enable_model_ckpt_info and self._is_root_node:
+      listeners.append(ckpt_info.FidSlotCountSaverListener(self._model_dir))
+    if config.feature_eviction_on_save:
+      listeners.append(hash_table_ops.HashTableRestorerSaverListener(basename))
+      listeners.append(multi_hash_table_ops.MultiHashTableRestorerSaverListener(basename))
+    return listeners
+
+  def _get_dense_only_hooks(
+    self,
+    saver_hook: save_utils.NoFirstSaveCheckpointSaverHook,
+    guards: Sequence[SaverListener],
+  ) -> list[Hook]:
+    config = self._config
+    folder = os.path.join(self._model_dir, _DENSE_ONLY_DIR)
+    saver = self._create_saver()
+    state = tf.train.get_checkpoint_state(folder)
+    if state is not None:
+      saver.recover_last_checkpoints(state.all_model_checkpoint_paths)
+    dense_hook = self._create_saver_hook(
+      folder,
+      config.dense_only_save_checkpoints_secs,
+      config.dense_only_save_checkpoints_steps,
+      saver,
+      self.get_export_listeners(os.path.join(folder, _CHECKPOINT_BASENAME), dense_only=True),
+      guards if config.dense_only_stop_training_when_save else [],
+      is_dense_only=True,
+    )
+    dense_hook.skip_steps_saved_by(saver_hook)
+    if config.enable_sync_training and config.enable_realtime_training:
+      return [
+        sync_training_hooks.SyncTrainingSaverControlHook(self._model_dir, dense_hook.timer),
+        dense_hook,
+      ]
+    return [dense_hook]
+
+  def get_export_listeners(self, save_path: str, dense_only: bool) -> list[SaverListener]:
+    """Returns what exports each checkpoint `<save_path>-<step>`.
+
+    Raises:
+      ValueError: this is an export itself, or the task cannot be exported in this way.
+    """
+    if export_context.is_exporting():
+      raise ValueError("Logic corrupted: exports cannot be attached while exporting.")
+    serving = self._params.serving
+    if dense_only and serving.export_mode != export_context.ExportMode.DISTRIBUTED:
+      raise ValueError(
+        f"dense only checkpoints need export mode DISTRIBUTED, got {serving.export_mode}"
+      )
+    if not serving.export_when_saving:
+      return []
+    if self._serving_input_receiver_fn is None:
+      raise ValueError(
+        "export_when_saving needs a task whose create_serving_input_receiver_fn returns a function"
+      )
+    config = self._config
+    include_graphs = None
+    if config.enable_full_sync_training:
+      include_graphs = [f"ps_{config.index}"]
+      if self._is_root_node:
+        include_graphs += ["entry", "dense_0"]
+    export_dir_base = os.path.join(
+      # Dense-only checkpoints lie one folder deeper, but export to the same place.
+      self._model_dir,
+      serving.export_dir_base,
+    )
+    listeners: list[SaverListener] = []
+    if config.enable_full_sync_training and not dense_only:
+      listeners.append(sync_training_hooks.SyncTrainingBarrierSaverListener())
+      if serving.export_mode == export_context.ExportMode.STANDALONE and not self._is_root_node:
+        # There is one model, not one part per rank.
+        return listeners
+    listeners.append(
+      export_hooks.ExportSaverListener(
+        save_path,
+        self._serving_input_receiver_fn,
+        self._create_exporter(dense_only, include_graphs, export_dir_base),
+        exempt_checkpoint_paths=get_exempt_checkpoint_paths(self._model_dir),
+        dense_only=dense_only,
+      )
+    )
+    return listeners
+
+  def _get_metric_hooks(self) -> list[Hook]:
+    config, metrics = self._config, self._params.metrics
+    hooks: list[Hook] = []
+    if metrics.enable_tf2_profiler_hook:
+      start = config.profile_some_steps_from
+      step_range = [None, None] if start is None else [start, start + _PROFILED_STEPS]
+      hooks.append(
+        metric_hook.Tf2ProfilerHook(
+          logdir=self._model_dir,
+          init_step_range=step_range,
+          save_steps=config.profile_save_steps_interval,
+        )
+      )
+    if config.profile_with_nvprof_from_to:
+      start, end = (int(step) for step in config.profile_with_nvprof_from_to.split(","))
+      hooks.append(metric_hook.NVProfilerHook([start, end]))
+    if metrics.enable_throughput_hook:
+      hooks.append(
+        metric_hook.ThroughputMetricHook(
+          model_name=config.model_name,
+          start_time_secs=config.containers_ready_time_secs,
+          cluster_type=config.cluster_type,
+        )
+      )
+    return hooks

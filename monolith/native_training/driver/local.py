@@ -1,0 +1,231 @@
+"""Trains a task in this process, with parameter servers inside of it if they are asked for.
+
+Its names are published by `cpu_training`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import getpass
+import json
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from monolith.native_training import native_task, save_utils
+from monolith.native_training.driver.config import CpuTrainingConfig
+from monolith.native_training.driver.graph import CpuTraining
+from monolith.native_training.hooks import feature_engineering_hooks
+from monolith.native_training.metric import metric_hook
+from monolith.native_training.monolith_checkpoint_state_pb2 import MonolithCheckpointState
+
+Hooks = Sequence[tf.estimator.SessionRunHook]
+
+_TF_CONFIG = "TF_CONFIG"
+_GRPC_SCHEME = "grpc://"
+_PROFILED_STEPS = 10
+_NEVER_AGAIN_STEPS = 1 << 62
+
+
+def local_train(
+  params: Any,
+  num_ps: int = 0,
+  model_dir: str | None = None,
+  steps: int | None = 100,
+  save_checkpoints_steps: int = 50,
+  profiling: bool = False,
+  enable_embedding_prefetch: bool = True,
+  enable_embedding_postpush: bool = True,
+  remove_model_dir_if_exists: bool = True,
+  only_feature_engineering: bool = False,
+) -> tf.estimator.Estimator | None:
+  """Trains a task in this process.
+
+  Args:
+    params: of the task, with an `instantiate` method.
+    num_ps: parameter servers to start inside this process; 0 keeps tables in the session.
+    model_dir: where checkpoints go, `/tmp/<user>/<params.name>` by default.
+    steps: how many to train.
+    save_checkpoints_steps: steps between checkpoints.
+    profiling: profile the first ten steps, into `<model_dir>/plugins/profile`.
+    enable_embedding_prefetch: look up embeddings of the next batch during a step.
+    enable_embedding_postpush: push gradients of a step during the next one.
+    remove_model_dir_if_exists: start from nothing.
+    only_feature_engineering: write the parsed features to files instead of training.
+
+  Returns:
+    The Estimator; `None` for feature engineering.
+
+  Raises:
+    EnvironmentError: eager execution is enabled.
+  """
+  model_dir = model_dir or os.path.join("/tmp", getpass.getuser(), str(params.name))
+  conf = CpuTrainingConfig(
+    model_name=params.name or "",
+    num_ps=num_ps,
+    embedding_prefetch_capacity=1 if enable_embedding_prefetch else 0,
+    enable_embedding_postpush=enable_embedding_postpush,
+    save_checkpoints_steps=save_checkpoints_steps,
+    only_feature_engineering=only_feature_engineering,
+  )
+  if remove_model_dir_if_exists and tf.io.gfile.exists(model_dir):
+    tf.io.gfile.rmtree(model_dir)
+  make_config_backward_compatible(model_dir, conf)
+  if only_feature_engineering:
+    return local_feature_engineering_internal(params, conf, model_dir, profiling)
+  return local_train_internal(params, conf, model_dir, steps, profiling)
+
+
+def local_train_internal(
+  params: Any,
+  conf: CpuTrainingConfig,
+  model_dir: str,
+  steps: int | None = 100,
+  profiling: bool = False,
+  user_hooks: Hooks | None = None,
+  max_steps: int | None = None,
+) -> tf.estimator.Estimator:
+  """Trains a task in this process with a configuration; see `local_train`.
+
+  Args:
+    params: of the task, with an `instantiate` method.
+    conf: how to train.
+    model_dir: where checkpoints go.
+    steps: how many to train.
+    profiling: profile the first ten steps.
+    user_hooks: run in the training.
+    max_steps: the global step to stop at, instead of `steps`.
+
+  Returns:
+    The Estimator.
+
+  Raises:
+    EnvironmentError: eager execution is enabled.
+    ValueError: an option cannot be met, the checkpoint to start from is missing, or both limits
+      are given.
+  """
+  if tf.executing_eagerly():
+    raise OSError(
+      "Training builds graphs: call tf.compat.v1.disable_eager_execution() before it."
+    )
+  conf.check_restore(model_dir)
+  with _local_cluster(conf.num_ps) as (session_config, _):
+    training = CpuTraining(conf, params.instantiate())
+    estimator = tf.estimator.Estimator(
+      training.create_model_fn(),
+      config=tf.estimator.RunConfig(
+        model_dir=model_dir,
+        session_config=session_config,
+        save_summary_steps=conf.save_summary_steps,
+        log_step_count_steps=conf.log_step_count_steps,
+      ),
+    )
+    return estimator.train(
+      training.create_input_fn(tf.estimator.ModeKeys.TRAIN),
+      hooks=[*(user_hooks or []), *_profiler_hooks(profiling, model_dir)],
+      steps=steps,
+      max_steps=max_steps,
+    )
+
+
+def _profiler_hooks(profiling: bool, model_dir: str) -> list[tf.estimator.SessionRunHook]:
+  if not profiling:
+    return []
+  return [
+    metric_hook.Tf2ProfilerHook(model_dir, [0, _PROFILED_STEPS], save_steps=_NEVER_AGAIN_STEPS)
+  ]
+
+
+def local_feature_engineering_internal(
+  params: Any, conf: CpuTrainingConfig, model_dir: str, profiling: bool = False
+) -> None:
+  """Writes the parsed features of a task to `<model_dir>/features`, until its data ends.
+
+  Args:
+    params: of the task, with an `instantiate` method.
+    conf: how to read.
+    model_dir: the folder of the model.
+    profiling: profile the first ten batches, into `<model_dir>/plugins/profile`.
+  """
+  task = params.instantiate()
+  with _local_cluster(conf.num_ps) as (session_config, target), tf.Graph().as_default():
+    _write_features(
+      task,
+      conf,
+      model_dir,
+      is_chief=True,
+      target=target,
+      session_config=session_config,
+      hooks=_profiler_hooks(profiling, model_dir),
+    )
+
+
+@contextlib.contextmanager
+def _local_cluster(num_ps: int) -> Iterator[tuple[tf.compat.v1.ConfigProto, str]]:
+  """Starts servers inside this process, and describes them in TF_CONFIG meanwhile.
+
+  Yields:
+    The session configuration, and the target of sessions.
+  """
+  config = tf.compat.v1.ConfigProto()
+  # Grappler breaks on ragged inputs.
+  config.graph_options.rewrite_options.disable_meta_optimizer = True
+  if num_ps <= 0:
+    os.environ.pop(_TF_CONFIG, None)
+    yield config, ""
+    return
+  servers = [tf.distribute.Server.create_local_server() for _ in range(num_ps)]
+  master = tf.distribute.Server.create_local_server()
+  cluster = {
+    "chief": [master.target[len(_GRPC_SCHEME) :]],
+    "ps": [server.target[len(_GRPC_SCHEME) :] for server in servers],
+  }
+  config.cluster_def.CopyFrom(tf.train.ClusterSpec(cluster).as_cluster_def())
+  config.allow_soft_placement = True
+  config.share_cluster_devices_in_session = True
+  config.experimental.share_session_state_in_clusterspec_propagation = True
+  task = {"type": "chief", "index": 0}
+  os.environ[_TF_CONFIG] = json.dumps({"cluster": cluster, "task": task})
+  try:
+    yield config, master.target
+  finally:
+    os.environ.pop(_TF_CONFIG, None)
+
+
+def _write_features(
+  task: native_task.NativeTask,
+  conf: CpuTrainingConfig,
+  model_dir: str,
+  is_chief: bool,
+  target: str,
+  session_config: tf.compat.v1.ConfigProto,
+  hooks: Hooks = (),
+) -> None:
+  dataset = task.create_input_fn(conf.mode)()
+  iterator = tf.compat.v1.data.make_initializable_iterator(dataset)
+  next_element = iterator.get_next()
+  hook_config = copy.copy(conf)
+  hook_config.model_dir = model_dir
+  hook = feature_engineering_hooks.FeatureEngineeringSaveHook(hook_config, next_element)
+  tf.compat.v1.train.get_or_create_global_step()
+  with tf.compat.v1.train.MonitoredTrainingSession(
+    target, is_chief=is_chief, hooks=[hook, *hooks], config=session_config
+  ) as sess:
+    sess.run(iterator.initializer)
+    while not sess.should_stop():
+      sess.run(next_element)
+
+
+def make_config_backward_compatible(model_dir: str, config: CpuTrainingConfig) -> None:
+  """Keeps the kind of tables that the checkpoints in `model_dir` have, if it was left open."""
+  if config.use_native_multi_hash_table is not None:
+    return
+  state = save_utils.get_monolith_checkpoint_state(model_dir)
+  if state is not None and state.builtin_hash_table_type in (
+    MonolithCheckpointState.UNKNOWN,
+    MonolithCheckpointState.CUCKOO_HASH_MAP,
+  ):
+    config.use_native_multi_hash_table = False

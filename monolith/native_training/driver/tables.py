@@ -1,0 +1,199 @@
+"""Creates the tables and occurrence filters of a graph."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from monolith.native_training import (
+  distributed_ps_factory,
+  distributed_serving_ops,
+  entry,
+  hash_filter_ops,
+  multi_type_hash_table,
+)
+from monolith.native_training.driver.config import CpuTrainingConfig
+from monolith.native_training.model_export import export_context
+from monolith.native_training.runtime.hash_table import embedding_hash_table_pb2
+
+Configs = Mapping[str, entry.HashTableConfigInstance]
+
+
+class Tables(NamedTuple):
+  """The tables of a graph.
+
+  Attributes:
+    hash_table: all of them.
+    hash_filters: one per server, `None` while exporting.
+    enable_hash_filter: whether the filters are real.
+  """
+
+  hash_table: Any
+  hash_filters: list[Any]
+  enable_hash_filter: bool
+
+
+def create(
+  config: CpuTrainingConfig,
+  use_gpu_emb_table: bool,
+  feature_configs: Configs,
+  slot_to_occurrence_threshold: Mapping[int, int],
+  slot_to_expire_time: Mapping[int, int],
+  shared_tables: Mapping[str, str] | None = None,
+) -> Tables:
+  """Creates tables and filters in the default graph.
+
+  Args:
+    config: of the process.
+    use_gpu_emb_table: whether tables live on the GPU.
+    feature_configs: feature name -> table; expiry is written into them unless exporting.
+    slot_to_occurrence_threshold: how often an id must be seen before it gets a row.
+    slot_to_expire_time: days after which an unused row expires.
+    shared_tables: feature name -> table, for features of a slot that has several.
+  """
+  num_shards = max(1, config.num_ps)
+  hash_filters: list[Any] = [None] * num_shards
+  sync_clients: list[Any] = [None] * num_shards
+  enable_hash_filter = any(slot_to_occurrence_threshold.values())
+  if not export_context.is_exporting():
+    hash_filters = _create_hash_filters(
+      config, use_gpu_emb_table, slot_to_occurrence_threshold, enable_hash_filter
+    )
+    _set_expire_times(feature_configs, slot_to_expire_time)
+    if config.enable_realtime_training and config.enable_full_sync_training:
+      # The one from which `ParameterSyncHook` pushes.
+      client = distributed_serving_ops.parameter_sync_client_from_config(
+        name_suffix=str(config.index)
+      )
+      sync_clients = [client]
+    elif config.enable_realtime_training:
+      sync_clients = distributed_serving_ops.create_parameter_sync_clients(config.num_ps)
+  create_table = _create_in_worker if config.enable_full_sync_training else _create_on_servers
+
+  def create_tables(configs: Configs) -> Any:
+    return create_table(config, use_gpu_emb_table, configs, hash_filters, sync_clients)
+
+  if (
+    shared_tables
+    and config.use_native_multi_hash_table
+    # Whose ids the input pipeline shards feature by feature; it shares by itself.
+    and not config.enable_fused_layout
+  ):
+    hash_table = multi_type_hash_table.SharedSlotHashTable(
+      feature_configs, shared_tables, create_tables
+    )
+  else:
+    hash_table = create_tables(feature_configs)
+  return Tables(hash_table, hash_filters, enable_hash_filter)
+
+
+def _set_expire_times(feature_configs: Configs, slot_to_expire_time: Mapping[int, int]) -> None:
+  expire_times = embedding_hash_table_pb2.SlotExpireTimeConfig()
+  for slot, days in sorted(slot_to_expire_time.items()):
+    expire_times.slot_expire_times.add(slot=slot, expire_time=days)
+  for feature_config in feature_configs.values():
+    feature_config.table_config.slot_expire_time_config.CopyFrom(expire_times)
+
+
+def _create_hash_filters(
+  config: CpuTrainingConfig,
+  use_gpu_emb_table: bool,
+  slot_to_occurrence_threshold: Mapping[int, int],
+  enable_hash_filter: bool,
+) -> list[tf.Tensor]:
+  thresholds = embedding_hash_table_pb2.SlotOccurrenceThresholdConfig()
+  for slot, threshold in sorted(slot_to_occurrence_threshold.items()):
+    thresholds.slot_occurrence_thresholds.add(slot=slot, occurrence_threshold=threshold)
+  with contextlib.ExitStack() as stack:
+    if use_gpu_emb_table:
+      stack.enter_context(tf.device("/device:GPU:0"))
+    return hash_filter_ops.create_hash_filters(
+      config.num_ps,
+      enable_hash_filter,
+      config=thresholds.SerializeToString(),
+      filter_capacity=config.filter_capacity,
+      filter_split_num=config.filter_split_num,
+      filter_equal_probability=config.filter_equal_probability,
+      filter_type=config.filter_type,
+    )
+
+
+def _create_on_servers(
+  config: CpuTrainingConfig,
+  use_gpu_emb_table: bool,
+  feature_configs: Configs,
+  hash_filters: list[Any],
+  sync_clients: list[Any],
+) -> Any:
+  """The tables of asynchronous training, on parameter servers or in this process."""
+  if config.enable_fused_layout:
+    if use_gpu_emb_table:
+      raise NotImplementedError("use_gpu_emb_table needs synchronous training")
+    return distributed_ps_factory.create_partitioned_hash_table(
+      config.num_ps,
+      config.use_native_multi_hash_table,
+      max_rpc_deadline_millis=config.max_rpc_deadline_millis,
+      hash_filters=hash_filters,
+      sync_clients=sync_clients,
+    )
+  if config.use_native_multi_hash_table:
+    return distributed_ps_factory.create_native_multi_hash_table(
+      config.num_ps,
+      feature_configs,
+      hash_filters,
+      sync_clients,
+      max_rpc_deadline_millis=config.max_rpc_deadline_millis,
+    )
+  return distributed_ps_factory.create_multi_type_hash_table(
+    config.num_ps,
+    feature_configs,
+    hash_filters,
+    sync_clients,
+    reduce_network_packets=True,
+    max_rpc_deadline_millis=config.max_rpc_deadline_millis,
+  )
+
+
+def _create_in_worker(
+  config: CpuTrainingConfig,
+  use_gpu_emb_table: bool,
+  feature_configs: Configs,
+  hash_filters: list[Any],
+  sync_clients: list[Any],
+) -> Any:
+  """The tables of synchronous training, where each worker owns a share of the ids."""
+  queue_configs = {
+    name: int(getattr(config, name))
+    for name in (
+      "embedding_prefetch_capacity",
+      "enable_async_optimize",
+      "enable_pipelined_fwda2a",
+      "enable_pipelined_bwda2a",
+    )
+  }
+  if config.enable_fused_layout:
+    copies = config.num_workers if use_gpu_emb_table else 1
+    return distributed_ps_factory.create_partitioned_hash_table(
+      config.num_workers if use_gpu_emb_table else config.num_ps,
+      config.use_native_multi_hash_table,
+      max_rpc_deadline_millis=config.max_rpc_deadline_millis,
+      hash_filters=hash_filters * copies,
+      sync_clients=sync_clients * copies,
+      enable_gpu_emb=use_gpu_emb_table,
+      queue_configs=queue_configs,
+    )
+  create_table = (
+    distributed_ps_factory.create_in_worker_native_multi_hash_table
+    if config.use_native_multi_hash_table
+    else distributed_ps_factory.create_in_worker_multi_type_hash_table
+  )
+  return create_table(
+    config.num_workers,
+    feature_configs,
+    hash_filters[0],
+    sync_client=sync_clients[0],
+    queue_configs=queue_configs,
+  )

@@ -1,0 +1,191 @@
+// Writing batches: Assign, AssignAdd, Optimize, Reinitialize, Erase.
+#include <cstdlib>
+#include <cstring>
+#include <mutex>
+#include <string>
+
+#include "monolith/native_training/runtime/hash_table/batch/write_plan.h"
+#include "monolith/native_training/runtime/hash_table/compressor/retrievers.h"
+#include "monolith/native_training/runtime/hash_table/embedding_table.h"
+#include "monolith/native_training/runtime/hash_table/optimizer/optimizers.h"
+#include "monolith/native_training/runtime/hash_table/table_internals.h"
+
+namespace monolith {
+namespace engine {
+namespace {
+
+bool SkipNonFiniteGradients() {
+  static const bool skip = [] {
+    const char* value = std::getenv("MONOLITH_SKIP_NONFINITE_GRADIENTS");
+    return value != nullptr && value[0] != '\0' && std::strcmp(value, "0") != 0;
+  }();
+  return skip;
+}
+
+Status CheckSpan(const WriteSpan& span) {
+  if (span.n < 0) {
+    return Status::InvalidArgument("the number of ids is " + std::to_string(span.n));
+  }
+  return Status::Ok();
+}
+
+Status CheckOptimize(const EmbeddingTable& table, const OptimizeOptions& options) {
+  if (table.layout().serving()) {
+    return Status::Unimplemented("ServingEntryAccessor doesn't support Optimize.");
+  }
+  if (options.num_learning_rates < table.num_segments()) {
+    return Status::InvalidArgument(
+        "learning_rate has " + std::to_string(options.num_learning_rates) +
+        " elements, the table has " + std::to_string(table.num_segments()) + " segments");
+  }
+  if (table.layout().uses_global_step && options.global_step < 0) {
+    return Status::InvalidArgument("global_step is " + std::to_string(options.global_step) +
+                                   ", want >= 0");
+  }
+  return Status::Ok();
+}
+
+OccurrenceFilter* EffectiveFilter(OccurrenceFilter* filter) {
+  return filter != nullptr && filter->NeverFilters() ? nullptr : filter;
+}
+
+Status OutOfMemory(const WriteJob& job) {
+  if (!job.out_of_memory.load(std::memory_order_relaxed)) return Status::Ok();
+  return Status::ResourceExhausted("no memory for new rows, the table has " +
+                                   std::to_string(job.table->Size()));
+}
+
+// Segments in order; neighbours with the same elementwise rule and rate become one.
+void PlanSegments(const EmbeddingTable& table, const OptimizeOptions& options, WriteJob* job) {
+  const std::vector<Segment>& segments = table.layout().segments;
+  job->fused.reserve(segments.size());  // pointers into it must stay
+  for (size_t k = 0; k < segments.size(); ++k) {
+    const float rate = options.learning_rates[k];
+    const Segment* segment = &segments[k];
+    size_t end = k + 1;
+    while (end < segments.size() && options.learning_rates[end] == rate &&
+           CanFuse(segments[end - 1], segments[end])) {
+      ++end;
+    }
+    if (end > k + 1) {
+      job->fused.push_back(*segment);
+      Segment* fused = &job->fused.back();
+      fused->dim = segments[end - 1].value_begin + segments[end - 1].dim - segment->value_begin;
+      segment = fused;
+      k = end - 1;
+    }
+    const float scale = segment->retriever == RetrieverKind::kHashNet
+                            ? HashNetScale(segment->compressor, options.global_step)
+                            : 0.0f;
+    job->segments.push_back({segment, rate, scale});
+  }
+}
+
+Status RunAssign(EmbeddingTable* table, WriteMode mode, const WriteSpan& span,
+                 const WriteOptions& options) {
+  Status status = CheckSpan(span);
+  if (!status.ok()) return status;
+  WriteJob job;
+  job.table = table;
+  job.mode = mode;
+  job.ts = ClampTimestamp(options.req_time);
+  job.filter = EffectiveFilter(options.filter);
+  std::vector<PlannedWrite> writes(1);
+  writes[0].job = &job;
+  writes[0].AddSpan(span.ids, span.n, span.values,
+                    options.runner == nullptr ? 1 : options.runner->NumThreads());
+  TableInternals::RaiseMaxUpdateTs(table, options.req_time);
+  RunWrites(writes, options.runner);
+  return OutOfMemory(job);
+}
+
+}  // namespace
+
+Status EmbeddingTable::Assign(const WriteSpan& span, const WriteOptions& options) {
+  return RunAssign(this, WriteMode::kAssign, span, options);
+}
+
+Status EmbeddingTable::AssignAdd(const WriteSpan& span, const WriteOptions& options) {
+  return RunAssign(this, WriteMode::kAssignAdd, span, options);
+}
+
+Status EmbeddingTable::Optimize(const WriteSpan& span, const OptimizeOptions& options) {
+  OptimizeRequest request;
+  request.table = this;
+  request.spans = &span;
+  request.num_spans = 1;
+  request.options = options;
+  return OptimizeMany(&request, 1, options.write.runner);
+}
+
+Status EmbeddingTable::OptimizeMany(const OptimizeRequest* requests, int64_t num_requests,
+                                    ParallelRunner* runner) {
+  for (int64_t r = 0; r < num_requests; ++r) {
+    Status status = CheckOptimize(*requests[r].table, requests[r].options);
+    for (int64_t i = 0; i < requests[r].num_spans && status.ok(); ++i) {
+      status = CheckSpan(requests[r].spans[i]);
+    }
+    if (!status.ok()) return status;
+  }
+  std::vector<WriteJob> jobs(num_requests);
+  std::vector<PlannedWrite> writes(num_requests);
+  for (int64_t r = 0; r < num_requests; ++r) {
+    const OptimizeRequest& request = requests[r];
+    WriteJob* job = &jobs[r];
+    job->table = request.table;
+    job->mode = WriteMode::kOptimize;
+    job->ts = ClampTimestamp(request.options.write.req_time);
+    job->filter = EffectiveFilter(request.options.write.filter);
+    job->global_step = request.options.global_step;
+    job->skip_nonfinite = SkipNonFiniteGradients();
+    PlanSegments(*request.table, request.options, job);
+    writes[r].job = job;
+    writes[r].dedup = request.options.dedup;
+    for (int64_t i = 0; i < request.num_spans; ++i) {
+      const WriteSpan& span = request.spans[i];
+      writes[r].AddSpan(span.ids, span.n, span.values,
+                        runner == nullptr || num_requests > 1 ? 1 : runner->NumThreads());
+    }
+    TableInternals::SetLastGlobalStep(request.table, request.options.global_step);
+    TableInternals::RaiseMaxUpdateTs(request.table, request.options.write.req_time);
+  }
+  RunWrites(writes, runner);
+  for (const WriteJob& job : jobs) {
+    Status status = OutOfMemory(job);
+    if (!status.ok()) return status;
+  }
+  return Status::Ok();
+}
+
+Status EmbeddingTable::Reinitialize(const int64_t* ids, int64_t n, int64_t now, int32_t* existed) {
+  const int64_t data_time = MaxUpdateTs();
+  const int64_t time = data_time > 0 ? data_time : now;
+  WriteJob job;
+  job.table = this;
+  job.mode = WriteMode::kReinitialize;
+  job.ts = ClampTimestamp(time);
+  std::vector<PlannedWrite> writes(1);
+  writes[0].job = &job;
+  writes[0].AddSpan(ids, n, nullptr, 1);
+  for (WriteTile& tile : writes[0].tiles) tile.existed = existed + (tile.ids - ids);
+  RaiseMaxUpdateTs(time);
+  RunWrites(writes, nullptr);
+  return OutOfMemory(job);
+}
+
+void EmbeddingTable::Erase(const int64_t* ids, int64_t n) {
+  const WriteRoom room(&room_);
+  for (int64_t i = 0; i < n; ++i) {
+    const uint64_t hash = HashId(ids[i]);
+    Shard& shard = *shards_[ShardOf(hash)];
+    std::unique_lock<FairSharedMutex> lock(shard.mutex);
+    FlatIndex::Slot* slot = shard.index.Find(hash, ids[i]);
+    if (slot == nullptr) continue;
+    shard.rows.Free(slot->row);
+    shard.index.Erase(slot);
+    shard.size.store(shard.index.live(), std::memory_order_relaxed);
+  }
+}
+
+}  // namespace engine
+}  // namespace monolith

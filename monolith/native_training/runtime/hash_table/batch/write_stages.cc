@@ -1,0 +1,532 @@
+#include "monolith/native_training/runtime/hash_table/batch/write_stages.h"
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+#include <new>
+
+#include "monolith/native_training/runtime/hash_table/batch/filter_rounds.h"
+#include "monolith/native_training/runtime/hash_table/batch/shard_locks.h"
+#include "monolith/native_training/runtime/hash_table/compressor/compressors.h"
+#include "monolith/native_training/runtime/hash_table/compressor/retrievers.h"
+#include "monolith/native_training/runtime/hash_table/initializer/initializers.h"
+#include "monolith/native_training/runtime/hash_table/optimizer/multiversion.h"
+#include "monolith/native_training/runtime/hash_table/optimizer/optimizers.h"
+#include "monolith/native_training/runtime/hash_table/rows/row_kernels.h"
+
+namespace monolith {
+namespace engine {
+namespace {
+
+// Reused by all writes of a thread.
+std::vector<int64_t>* ThreadTouchedIds() {
+  thread_local std::vector<int64_t> ids;
+  return &ids;
+}
+
+// Rows that are written while their shards are locked: half a millisecond of others waiting.
+constexpr int64_t kLockedBytes = int64_t{512} << 10;
+constexpr int64_t kMinLockedIds = 64;
+
+std::vector<float>* ThreadVector(int64_t dim) {
+  thread_local std::vector<float> vector;
+  if (static_cast<int64_t>(vector.size()) < dim) vector.resize(dim);
+  return &vector;
+}
+
+// Values and accumulators are all there is in a row, and code that is compiled into the pipeline is
+// that of the kernels: where these exist for several instruction sets it would round differently.
+bool IsPlainAdagrad(const Segment& segment, const RowLayout& layout) {
+  return !kMultiversion && segment.optimizer.kind == OptimizerKind::kAdagrad &&
+         segment.dim == layout.dim && segment.state_offset == 4 * layout.dim &&
+         layout.row_bytes == 8 * layout.dim && !segment.optimizer.stochastic_rounding_float16 &&
+         segment.retriever != RetrieverKind::kHashNet;
+}
+
+// Which ids the stages take: neighbours in the tile, or some.
+struct TileIds {
+  static constexpr bool kInOrder = true;
+  const int64_t* ids;
+  int64_t first;
+  int64_t key(int64_t i) const { return ids[first + i]; }
+  int64_t position(int64_t i) const { return first + i; }
+  void Skip(int64_t n) { first += n; }
+};
+
+struct PickedIds {
+  static constexpr bool kInOrder = false;
+  const int64_t* ids;
+  const uint32_t* positions;
+  int64_t key(int64_t i) const { return ids[positions[i]]; }
+  int64_t position(int64_t i) const { return positions[i]; }
+  void Skip(int64_t n) { positions += n; }
+};
+
+}  // namespace
+
+bool IsZeroVector(const float* values, int64_t dim) {
+  float sum = 0.0f;
+  for (int64_t i = 0; i < dim; ++i) sum += values[i] * values[i];
+  return sum < std::numeric_limits<float>::min();
+}
+
+WriteStages::WriteStages(WriteJob* job, const WriteTile& tile)
+    : job_(job),
+      tile_(tile),
+      layout_(job->table->layout()),
+      shards_(TableInternals::Shards(*job->table)),
+      value_bytes_(job->mode == WriteMode::kReinitialize ? 0
+                   : job->mode == WriteMode::kLoad       ? job->table->layout().stride
+                                                         : 4 * job->table->dim()),
+      values_begin_(job->mode == WriteMode::kLoad ? tile.load_rows
+                                                  : reinterpret_cast<const char*>(tile.values)),
+      skip_zero_(job->mode == WriteMode::kAssign && job->table->config().skip_zero_embedding),
+      report_touched_(TableInternals::Touched(*job->table) != nullptr &&
+                      (job->mode == WriteMode::kOptimize || job->mode == WriteMode::kReinitialize)),
+      plain_adagrad_(job->mode == WriteMode::kOptimize && !job->skip_nonfinite &&
+                     job->segments.size() == 1 &&
+                     IsPlainAdagrad(*job->segments[0].segment, layout_)) {
+  ThreadVector(layout_.dim);
+}
+
+WriteStages::~WriteStages() {
+  TableInternals::Counters* counters = TableInternals::CountersOf(job_->table);
+  if (filtered_ > 0) counters->filtered.fetch_add(filtered_, std::memory_order_relaxed);
+  if (nonfinite_ > 0) counters->nonfinite.fetch_add(nonfinite_, std::memory_order_relaxed);
+  if (!report_touched_) return;
+  std::vector<int64_t>* touched = ThreadTouchedIds();
+  if (!touched->empty()) {
+    try {
+      TableInternals::Touched (*job_->table)(touched->data(),
+                                             static_cast<int64_t>(touched->size()));
+    } catch (const std::bad_alloc&) {
+      OutOfMemory();
+    }
+  }
+  touched->clear();
+}
+
+int64_t WriteStages::LockedIds() const {
+  return std::max(kMinLockedIds, kLockedBytes / layout_.stride);
+}
+
+template <typename Ids>
+uint64_t WriteStages::ShardsOf(const Ids& ids, int64_t n, int begin, int end) const {
+  if (job_->mode != WriteMode::kLoad && n >= 4 * (end - begin)) return ShardRange(begin, end);
+  return ShardsOfIds(n, [&ids](int64_t i) { return ids.key(i); });
+}
+
+void WriteStages::Run(const uint32_t* positions, int64_t n, int shard_begin, int shard_end) {
+  RunInSteps(PickedIds{tile_.ids, positions}, n, shard_begin, shard_end);
+}
+
+void WriteStages::RunAll(int shard_begin, int shard_end) {
+  RunInSteps(TileIds{tile_.ids, 0}, tile_.n, shard_begin, shard_end);
+}
+
+template <typename Ids>
+void WriteStages::RunInSteps(Ids ids, int64_t n, int shard_begin, int shard_end) {
+  const int64_t step = LockedIds();
+  for (int64_t begin = 0; begin < n; begin += step) {
+    const int64_t count = std::min(step, n - begin);
+    const uint64_t shards = ShardsOf(ids, count, shard_begin, shard_end);
+    // Those who load the files of a checkpoint, each a shard of its own, do not wait for each
+    // other.
+    TableInternals::DeepenIndexIfWanted(job_->table, job_->mode != WriteMode::kLoad);
+    if (job_->filter != nullptr) Admit(ids, count, shards);
+    const ShardLocks locks(shards_, shards);
+    RunLocked(ids, count);
+    ids.Skip(count);
+  }
+}
+
+template <typename Ids>
+void WriteStages::Admit(const Ids& ids, int64_t n, uint64_t shards) {
+  thread_local FilterRounds rounds;
+  rounds.Clear(n);
+  {
+    constexpr int64_t kAhead = 12;
+    const IdHash hash_of = TableHash();
+    const SharedShardLocks locks(shards_, shards);
+    const FlatIndex::View index = TableInternals::Directory(*job_->table).view();
+    const auto prefetch = [&](int64_t i) {
+      const uint64_t hash = hash_of(ids.key(i));
+      concurrency::PrefetchForRead(index.HomeLine(hash));
+    };
+    for (int64_t i = 0; i < std::min(kAhead, n); ++i) prefetch(i);
+    for (int64_t i = 0; i < n; ++i) {
+      if (i + kAhead < n) prefetch(i + kAhead);
+      const int64_t key = ids.key(i);
+      const uint64_t hash = hash_of(key);
+      const bool present = index.Find(hash, key) != nullptr;
+      // With skip_zero_embedding an id of the batch may erase its row.
+      if (!present || skip_zero_) rounds.Add(i, key, hash, present);
+    }
+  }
+  dropped_ = rounds.Ask(
+      job_->filter,
+      [&](int64_t i) { return tile_.counts == nullptr ? 1 : tile_.counts[ids.position(i)]; },
+      [&](int64_t i) { return skip_zero_ && IsZeroVector(Values(ids.position(i)), layout_.dim); });
+}
+
+// Any write, through Finish.
+class WriteStages::BlockFinisher {
+ public:
+  static constexpr int64_t kIds = kBlock;
+  static constexpr bool kAnyWrite = true;
+  static constexpr int64_t kRowBytes = 0;  // any
+
+  explicit BlockFinisher(WriteStages* stages) : stages_(stages) {}
+  template <typename Ids>
+  void End(const Ids&, int64_t) const {}
+
+  template <typename Ids>
+  void operator()(const Ids& ids, int64_t first, int64_t n, char* const* rows,
+                  uint8_t* fresh) const {
+    Item items[kIds];
+    for (int64_t j = 0; j < n; ++j) {
+      items[j] = {ids.key(first + j), ids.position(first + j), rows[j], fresh[j] != 0};
+      fresh[j] = 0;
+    }
+    stages_->Finish(items, static_cast<int>(n));
+  }
+
+ private:
+  WriteStages* const stages_;
+};
+
+// Rows of values and as many accumulators, each at once: while one is updated others are fetched.
+// kDim > 0: a dimension known to the compiler.
+template <int kDim>
+class WriteStages::AdagradFinisher {
+ public:
+  static constexpr int64_t kIds = 1;
+  static constexpr bool kAnyWrite = false;
+  static constexpr int64_t kRowBytes = 8 * kDim;
+
+  explicit AdagradFinisher(WriteStages* stages)
+      : stages_(stages),
+        dim_(stages->layout_.dim),
+        values_(stages->tile_.values),
+        lr_(stages->job_->segments[0].learning_rate),
+        weight_decay_(stages->job_->segments[0].segment->optimizer.weight_decay),
+        report_touched_(stages->report_touched_) {}
+
+  template <typename Ids>
+  void operator()(const Ids& ids, int64_t i, int64_t, char* const* rows, uint8_t* fresh) {
+    char* const row = *rows;
+    if (row == nullptr) return;
+    if (*fresh != 0) {
+      *fresh = 0;
+      stages_->InitializeRow(ids.key(i), row);
+    }
+    const float* const gradient = values_ + ids.position(i) * dim();
+    nonfinite_seen_.Add(gradient, dim());
+    float* const values = reinterpret_cast<float*>(row);
+    AdagradRow(values, values + dim(), gradient, dim(), lr_, weight_decay_);
+    if (report_touched_) ThreadTouchedIds()->push_back(ids.key(i));
+  }
+
+  // All ids are finished; their shards are still locked.
+  template <typename Ids>
+  void End(const Ids& ids, int64_t n) const {
+    if (!nonfinite_seen_.any()) return;
+    const FlatIndex::View index = TableInternals::Directory(*stages_->job_->table).view();
+    for (int64_t i = 0; i < n; ++i) {
+      if (!HasNonFinite(values_ + ids.position(i) * dim(), dim())) continue;
+      const uint64_t hash = HashId(ids.key(i));
+      stages_->nonfinite_ += index.Find(hash, ids.key(i)) != nullptr;
+    }
+  }
+
+ private:
+  int64_t dim() const { return kDim > 0 ? kDim : dim_; }
+
+  WriteStages* const stages_;
+  const int64_t dim_;
+  const float* const values_;
+  const float lr_;
+  const float weight_decay_;
+  const bool report_touched_;
+  NonFiniteSeen nonfinite_seen_;
+};
+
+template <typename Ids>
+void WriteStages::RunLocked(const Ids& ids, int64_t n) {
+  // What may fail comes first: a row that was inserted has to be finished.
+  if (report_touched_) {
+    std::vector<int64_t>* const touched = ThreadTouchedIds();
+    const size_t wanted = touched->size() + static_cast<size_t>(n);
+    if (touched->capacity() < wanted) touched->reserve(2 * wanted);
+  }
+  if (!plain_adagrad_) return RunPipeline(ids, n, BlockFinisher(this));
+  // To know the most frequent dimension saves a tenth.
+  if (layout_.dim == 16) return RunPipeline(ids, n, AdagradFinisher<16>(this));
+  RunPipeline(ids, n, AdagradFinisher<0>(this));
+}
+
+template <typename Ids, typename Finisher>
+__attribute__((noinline)) void WriteStages::RunPipeline(const Ids& all_ids, int64_t n,
+                                                        Finisher finish) {
+  constexpr int64_t kStep = Finisher::kIds;
+  constexpr bool kAnyWrite = Finisher::kAnyWrite;
+  constexpr bool kAny = Finisher::kRowBytes == 0;  // row size
+  const Ids ids = all_ids;
+  const IdHash hash_of = TableHash();
+  const FlatIndex::View index = TableInternals::Directory(*job_->table).view();
+  const RowArena::View arena = TableInternals::Arena(*job_->table).view();
+  const int64_t row_bytes = kAny ? std::min<int64_t>(layout_.row_bytes, 512) : Finisher::kRowBytes;
+  // Aligned rows end with their last line; others may reach into one more.
+  const int64_t last_byte = !kAny || layout_.stride % 64 == 0 ? 0 : row_bytes - 1;
+  // Those of ids in order are read front to back, which the hardware notices.
+  const int64_t value_bytes = Ids::kInOrder ? 0
+                              : kAny        ? std::min<int64_t>(value_bytes_, 512)
+                                            : Finisher::kRowBytes / 2;
+  const int64_t value_stride = kAny ? value_bytes_ : Finisher::kRowBytes / 2;
+  const char* const values = values_begin_;
+  const uint32_t* const load_ts = kAnyWrite ? tile_.load_ts : nullptr;
+  const uint32_t job_ts = job_->ts;
+  // With skip_zero_embedding every id waits for Resolve: there an earlier id of the batch may erase
+  // its row.
+  const bool skip = kAnyWrite && skip_zero_;
+  int64_t keys[kRing] = {};
+  uint64_t hashes[kRing];
+  char* rows[kRing] = {};
+  uint8_t fresh[kRing] = {};
+
+  const auto fetch = [&](int64_t i) {
+    const int64_t key = ids.key(i);
+    const uint64_t hash = hash_of(key);
+    keys[i % kRing] = key;
+    hashes[i % kRing] = hash;
+    concurrency::PrefetchForWrite(index.HomeLine(hash));
+    // Into the second-level cache: the first has no slots left for so many lines.
+    const char* const value = values + ids.position(i) * value_stride;
+    for (int64_t at = 0; at < value_bytes; at += 64) __builtin_prefetch(value + at, 0, 2);
+  };
+  const auto take = [&](int64_t i, FlatIndex::Slot* slot) {
+    const uint32_t ts = load_ts == nullptr ? job_ts : load_ts[ids.position(i)];
+    if (slot->ts != ts) slot->ts = ts;  // do not dirty the line for nothing
+    char* const row = arena.Address(slot->row);
+    rows[i % kRing] = row;
+    for (int64_t at = 0; at < row_bytes; at += 64) concurrency::PrefetchForWrite(row + at);
+    if (last_byte > 0) concurrency::PrefetchForWrite(row + last_byte);
+  };
+  const auto probe = [&](int64_t i) {
+    const uint64_t hash = hashes[i % kRing];
+    FlatIndex::Line* const line = index.HomeLine(hash);
+    FlatIndex::Slot* const slot = skip ? nullptr : FlatIndex::SlotInLine(line, keys[i % kRing]);
+    if (slot != nullptr) return take(i, slot);
+    rows[i % kRing] = nullptr;
+    if (!FlatIndex::HasEmpty(line)) PrefetchOverflow(line);
+  };
+  const auto resolve = [&](int64_t i) {
+    if (rows[i % kRing] != nullptr) return;
+    const uint64_t hash = hashes[i % kRing];
+    FlatIndex::Slot* const slot = skip ? nullptr : index.Find(hash, keys[i % kRing]);
+    if (slot != nullptr) return take(i, slot);
+    uint8_t is_fresh = 0;
+    const bool dropped = dropped_ != nullptr && dropped_[i] != 0;
+    rows[i % kRing] = Resolve(keys[i % kRing], hash, ids.position(i), dropped, &is_fresh);
+    fresh[i % kRing] = is_fresh;
+    if (!skip || erased_row_ == nullptr) return;
+    // Earlier occurrences of the id, not finished yet, have lost their row.
+    for (int64_t j = 0; j < kRing; ++j) {
+      if (rows[j] != erased_row_) continue;
+      rows[j] = nullptr;
+      fresh[j] = 0;
+    }
+    erased_row_ = nullptr;
+  };
+
+  for (int64_t step = 0; step < n + kFinishLag; step += kStep) {
+    if (step >= kResolveLag && step + kStep <= n) {
+      for (int64_t i = step; i < step + kStep; ++i) {
+        fetch(i);
+        probe(i - kProbeLag);
+        resolve(i - kResolveLag);
+      }
+    } else {
+      for (int64_t i = step; i < step + kStep; ++i) {
+        if (i < n) fetch(i);
+        if (i >= kProbeLag && i - kProbeLag < n) probe(i - kProbeLag);
+        if (i >= kResolveLag && i - kResolveLag < n) resolve(i - kResolveLag);
+      }
+    }
+    const int64_t first = step - kFinishLag;
+    if (first < 0) continue;
+    finish(ids, first, std::min(kStep, n - first), rows + first % kRing, fresh + first % kRing);
+  }
+  finish.End(ids, n);
+}
+
+// Makes the row of an id that is absent, or that may have to be. Null: there shall be none.
+char* WriteStages::Resolve(int64_t key, uint64_t hash, int64_t position, bool dropped,
+                           uint8_t* fresh) {
+  Shard* const shard = shards_[ShardOf(hash)].get();
+  if (skip_zero_ && EraseIfZero(shard, key, hash, position)) return nullptr;
+  if (dropped && (!skip_zero_ || shard->index.Find(hash, key) == nullptr)) {
+    ++filtered_;
+    return nullptr;
+  }
+  return FindOrInsert(shard, key, hash, Timestamp(position), fresh);
+}
+
+char* WriteStages::FindOrInsert(Shard* shard, int64_t key, uint64_t hash, uint32_t ts,
+                                uint8_t* fresh) {
+  FlatIndex::Slot* const slot =
+      shard->index.MakeRoom(hash) ? shard->index.FindOrFree(hash, key) : nullptr;
+  if (slot == nullptr) {
+    OutOfMemory();
+    return nullptr;
+  }
+  if (slot->live()) {
+    slot->ts = ts;
+  } else {
+    const uint32_t row = shard->rows.Allocate();
+    if (row == 0) {
+      OutOfMemory();
+      return nullptr;
+    }
+    shard->index.Fill(hash, slot, key, row, ts);
+    *fresh = 1;
+  }
+  char* const row = shard->rows.Address(slot->row);
+  PrefetchBytes<1>(row, layout_.row_bytes);
+  return row;
+}
+
+bool WriteStages::EraseIfZero(Shard* shard, int64_t key, uint64_t hash, int64_t position) {
+  if (!IsZeroVector(Values(position), layout_.dim)) return false;
+  FlatIndex::Slot* slot = shard->index.Find(hash, key);
+  if (slot != nullptr) {
+    erased_row_ = shard->rows.Address(slot->row);
+    shard->rows.Free(slot->row);
+    shard->index.Erase(slot);
+  }
+  return true;
+}
+
+void WriteStages::Finish(const Item* items, int count) {
+  if (job_->mode == WriteMode::kOptimize) {
+    FinishOptimize(items, count);
+  } else {
+    for (int j = 0; j < count; ++j) {
+      const Item& item = items[j];
+      if (item.row == nullptr) continue;
+      switch (job_->mode) {
+        case WriteMode::kAssign:
+          FinishAssign(item);
+          break;
+        case WriteMode::kAssignAdd:
+          FinishAssignAdd(item);
+          break;
+        case WriteMode::kReinitialize:
+          InitializeRow(item.key, item.row);
+          tile_.existed[item.position] = item.fresh ? 0 : 1;
+          break;
+        default:
+          std::memcpy(item.row, tile_.load_rows + item.position * layout_.stride,
+                      layout_.row_bytes);
+      }
+    }
+  }
+  if (report_touched_) {
+    std::vector<int64_t>* touched = ThreadTouchedIds();
+    for (int j = 0; j < count; ++j) {
+      if (items[j].row != nullptr) touched->push_back(items[j].key);
+    }
+  }
+}
+
+void WriteStages::InitializeRow(int64_t id, char* row) {
+  if (layout_.serving()) {
+    std::memset(row, 0, layout_.stride);
+    return;
+  }
+  const uint64_t seed = TableInternals::Seed(*job_->table);
+  for (const Segment& segment : layout_.segments) {
+    InitializeValues(segment, seed, id, reinterpret_cast<float*>(row));
+    InitializeState(segment, row);
+  }
+}
+
+void WriteStages::FinishAssign(const Item& item) {
+  if (layout_.serving()) {
+    for (const Segment& segment : layout_.segments)
+      EncodeSegment(segment, Values(item.position), item.row);
+    return;
+  }
+  if (item.fresh) {
+    for (const Segment& segment : layout_.segments) InitializeState(segment, item.row);
+  }
+  std::memcpy(item.row, Values(item.position), 4 * layout_.dim);
+}
+
+void WriteStages::FinishAssignAdd(const Item& item) {
+  const float* __restrict add = Values(item.position);
+  float* __restrict sum;
+  if (layout_.serving()) {
+    sum = ThreadVector(layout_.dim)->data();
+    if (item.fresh) {
+      std::fill(sum, sum + layout_.dim, 0.0f);
+    } else {
+      for (const Segment& segment : layout_.segments) DecodeSegment(segment, item.row, sum);
+    }
+  } else {
+    if (item.fresh) InitializeRow(item.key, item.row);
+    sum = reinterpret_cast<float*>(item.row);
+  }
+  for (int64_t i = 0; i < layout_.dim; ++i) sum[i] += add[i];
+  if (layout_.serving()) {
+    for (const Segment& segment : layout_.segments) EncodeSegment(segment, sum, item.row);
+  }
+}
+
+void WriteStages::FinishOptimize(const Item* items, int item_count) {
+  char* rows[kBlock];
+  const float* grads[kBlock];
+  int count = 0;
+  for (int j = 0; j < item_count; ++j) {
+    if (items[j].row == nullptr) continue;
+    if (items[j].fresh) InitializeRow(items[j].key, items[j].row);
+    rows[count] = items[j].row;
+    grads[count++] = Values(items[j].position);
+  }
+  uint8_t bad[kBlock];
+  const int num_bad = FindNonFinite(grads, count, layout_.dim, bad);
+  if (num_bad > 0) {
+    nonfinite_ += num_bad;
+    if (job_->skip_nonfinite) {
+      int kept = 0;
+      for (int j = 0; j < count; ++j) {
+        if (bad[j]) continue;
+        rows[kept] = rows[j];
+        grads[kept++] = grads[j];
+      }
+      count = kept;
+    }
+  }
+  for (const RunSegment& run : job_->segments) {
+    if (run.segment->retriever == RetrieverKind::kHashNet) {
+      HashNetStep(run, rows, grads, count);
+    } else {
+      RunOptimizer(*run.segment, {rows, grads, false, count}, run.learning_rate, job_->global_step);
+    }
+  }
+}
+
+// Row by row: the backward pass of a row that comes twice needs the value after its first step.
+void WriteStages::HashNetStep(const RunSegment& run, char* const* rows, const float* const* grads,
+                              int count) {
+  float* slice = ThreadVector(run.segment->dim)->data();
+  for (int j = 0; j < count; ++j) {
+    HashNetBackward(*run.segment, reinterpret_cast<const float*>(rows[j]), grads[j],
+                    run.hash_net_scale, slice);
+    const float* slices[] = {slice};
+    RunOptimizer(*run.segment, {rows + j, slices, true, 1}, run.learning_rate, job_->global_step);
+  }
+}
+
+}  // namespace engine
+}  // namespace monolith

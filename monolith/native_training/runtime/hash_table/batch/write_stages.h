@@ -1,0 +1,156 @@
+// The pipeline of every write: one probe answers "exists? filter? insert? update".
+//
+//   ids, in the order of the batch   . . . . . . . . . . . . . . . . . . . . . .
+//                                      ^      ^      ^            ^
+//                                  Finish  Resolve  Probe       Fetch
+//
+//   Fetch    prefetch the home line of the index, and values that are not read front to back
+//   Probe    look into it, prefetch the row
+//   Resolve  ids that are not in their home line: overflowed, or absent: insert
+//   Finish   assign or optimise: a few ids at a time, or the one row at once where that is inlined
+//
+// They advance together, one id at a time, so that memory is busy while optimizers compute: windows
+// of 32 ids sorted by shard, each stage a burst of prefetches, took twice as long.
+//
+// A filter is asked beforehand, with all ids that are absent, while no lock is held: see Admit.
+#ifndef MONOLITH_NATIVE_TRAINING_RUNTIME_HASH_TABLE_BATCH_WRITE_STAGES_H_
+#define MONOLITH_NATIVE_TRAINING_RUNTIME_HASH_TABLE_BATCH_WRITE_STAGES_H_
+
+#include <atomic>
+#include <cstdint>
+#include <vector>
+
+#include "monolith/native_training/runtime/hash_table/batch/batch_tiles.h"
+#include "monolith/native_training/runtime/hash_table/embedding_table.h"
+#include "monolith/native_training/runtime/hash_table/table_internals.h"
+
+namespace monolith {
+namespace engine {
+
+enum class WriteMode : uint8_t { kAssign, kAssignAdd, kOptimize, kReinitialize, kLoad };
+
+// A segment of the row as this batch runs it: neighbours of one rule and one rate are fused.
+struct RunSegment {
+  const Segment* segment;
+  float learning_rate;
+  float hash_net_scale;
+};
+
+// One write batch of one table. Shared by the threads that run it, constant but for
+// `out_of_memory`.
+struct WriteJob {
+  EmbeddingTable* table = nullptr;
+  WriteMode mode = WriteMode::kAssign;
+  uint32_t ts = 0;
+  OccurrenceFilter* filter = nullptr;
+  int64_t global_step = 0;
+  bool skip_nonfinite = false;
+  std::vector<RunSegment> segments;  // kOptimize
+  std::vector<Segment> fused;        // owns what `segments` points to where neighbours were fused
+  std::atomic<bool> out_of_memory{false};
+};
+
+// The ids of one tile of a job, by position.
+struct WriteTile {
+  const int64_t* ids = nullptr;
+  int64_t n = 0;
+  const float* values = nullptr;      // dim floats per position
+  const uint32_t* counts = nullptr;   // occurrences per position; null: 1
+  int32_t* existed = nullptr;         // kReinitialize
+  const char* load_rows = nullptr;    // kLoad: stride bytes per position
+  const uint32_t* load_ts = nullptr;  // kLoad
+};
+
+// The sum of squares is below the smallest normal float.
+bool IsZeroVector(const float* values, int64_t dim);
+
+// Applies ids of one tile. Used by one thread.
+class WriteStages {
+ public:
+  WriteStages(WriteJob* job, const WriteTile& tile);
+  // Reports touched ids; no lock is held any more.
+  ~WriteStages();
+
+  // Applies the ids at n positions of the tile, all in the shards [shard_begin, shard_end), in
+  // order. Waits for others.
+  void Run(const uint32_t* positions, int64_t n, int shard_begin, int shard_end);
+  // The same for all ids of the tile.
+  void RunAll(int shard_begin, int shard_end);
+
+ private:
+  using Shard = TableInternals::Shard;
+
+  // Ids that Finish takes together.
+  static constexpr int kBlock = 4;
+  // Distances in ids to Fetch. Finish may only see what Resolve has seen.
+  static constexpr int64_t kProbeLag = 12;
+  static constexpr int64_t kResolveLag = 16;
+  static constexpr int64_t kFinishLag = 24;
+  static constexpr int64_t kRing = 32;
+  static_assert(kFinishLag >= kResolveLag && kFinishLag % kBlock == 0);
+  static_assert(kRing >= kFinishLag + kBlock && kRing % kBlock == 0);
+
+  class BlockFinisher;
+  template <int kDim>
+  class AdagradFinisher;
+
+  // An id that is ready to be finished.
+  struct Item {
+    int64_t key;
+    int64_t position;
+    char* row;   // null: nothing to do
+    bool fresh;  // the row is new and not initialised
+  };
+
+  // Ids that are locked at once.
+  int64_t LockedIds() const;
+  // Bits of the shards [begin, end) that hold some of the ids. Where there are many ids that is
+  // taken to be all, but not for a checkpoint, whose ids come shard by shard: those who load its
+  // files at the same time would wait for each other.
+  template <typename Ids>
+  uint64_t ShardsOf(const Ids& ids, int64_t n, int begin, int end) const;
+  template <typename Ids>
+  void RunInSteps(Ids ids, int64_t n, int shard_begin, int shard_end);
+  // Asks the filter which of n ids may get rows, as if each were offered when its turn comes, and
+  // remembers for Resolve which may not. Ids that are there, and those that get in, are offered no
+  // more. What others insert meanwhile is there, and is not dropped.
+  template <typename Ids>
+  void Admit(const Ids& ids, int64_t n, uint64_t shards);
+  const float* Values(int64_t position) const { return tile_.values + position * layout_.dim; }
+  uint32_t Timestamp(int64_t position) const {
+    return tile_.load_ts == nullptr ? job_->ts : tile_.load_ts[position];
+  }
+  template <typename Ids>
+  void RunLocked(const Ids& ids, int64_t n);
+  template <typename Ids, typename Finisher>
+  void RunPipeline(const Ids& ids, int64_t n, Finisher finish);
+  char* Resolve(int64_t key, uint64_t hash, int64_t position, bool dropped, uint8_t* fresh);
+  char* FindOrInsert(Shard* shard, int64_t key, uint64_t hash, uint32_t ts, uint8_t* fresh);
+  bool EraseIfZero(Shard* shard, int64_t key, uint64_t hash, int64_t position);
+  void OutOfMemory() { job_->out_of_memory.store(true, std::memory_order_relaxed); }
+  void Finish(const Item* items, int count);
+  void InitializeRow(int64_t id, char* row);
+  void FinishAssign(const Item& item);
+  void FinishAssignAdd(const Item& item);
+  void FinishOptimize(const Item* items, int count);
+  void HashNetStep(const RunSegment& run, char* const* rows, const float* const* grads, int count);
+
+  WriteJob* const job_;
+  const WriteTile tile_;
+  const RowLayout& layout_;
+  const std::vector<std::unique_ptr<Shard>>& shards_;
+  const int64_t value_bytes_;  // of one position in the tile
+  const char* const values_begin_;
+  const bool skip_zero_;
+  const bool report_touched_;
+  const bool plain_adagrad_;          // see AdagradFinisher
+  const uint8_t* dropped_ = nullptr;  // by number of the id in the step; null: no filter
+  char* erased_row_ = nullptr;        // by the last Resolve
+  int64_t filtered_ = 0;
+  int64_t nonfinite_ = 0;
+};
+
+}  // namespace engine
+}  // namespace monolith
+
+#endif  // MONOLITH_NATIVE_TRAINING_RUNTIME_HASH_TABLE_BATCH_WRITE_STAGES_H_

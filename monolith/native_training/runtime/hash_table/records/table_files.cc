@@ -1,0 +1,197 @@
+#include "monolith/native_training/runtime/hash_table/records/table_files.h"
+
+#include <algorithm>
+#include <limits>
+#include <memory>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "monolith/native_training/runtime/base/log.h"
+#include "monolith/native_training/runtime/files/file_set.h"
+#include "monolith/native_training/runtime/files/file_workers.h"
+
+namespace monolith {
+namespace engine {
+namespace {
+
+// Bytes encoded under one hold of an internal shard's lock: about a millisecond.
+constexpr int64_t kSavePageBytes = 1 << 20;
+constexpr int64_t kLoadBatch = 2048;
+
+// Damage is FailedPrecondition for tables, by specification.
+Status NameFile(Status status, const std::string& path) {
+  if (status.ok()) return status;
+  const bool named = status.message.find(path) != std::string::npos;
+  const std::string where = named ? "" : " (" + path + ")";
+  if (status.code == StatusCode::kDataLoss) {
+    return Status::FailedPrecondition(
+        "Unable to parse data. Data might be corrupted: " + status.message + where);
+  }
+  status.message += where;
+  return status;
+}
+
+// Rows that the files will give, to make room at once: by the manifest, else guessed from the first
+// record. Never more than the bytes can hold.
+Status ReserveFor(const FileSetReader& reader, EmbeddingTable* table) {
+  int64_t rows = 0, bytes = 0, record_bytes = 0;
+  for (const FileSetReader::File& file : reader.files()) {
+    rows += std::min(file.records, file.bytes / (kRecordHeaderBytes + kRecordFooterBytes));
+    bytes += file.bytes;
+    if (reader.has_manifest() || file.bytes == 0 || record_bytes > 0) continue;
+    std::unique_ptr<InputFile> input;
+    Status status = reader.Open(file, &input);
+    if (!status.ok()) return status;
+    RecordBatchReader records(std::move(input));
+    std::vector<RecordView> first;
+    if (records.Next(1, &first).ok() && !first.empty()) {
+      record_bytes = first[0].size + kRecordHeaderBytes + kRecordFooterBytes;
+    }
+  }
+  if (!reader.has_manifest()) rows = record_bytes == 0 ? 0 : bytes / record_bytes;
+  return table->Reserve(rows);
+}
+
+Status LoadFile(const FileSetReader& reader, const FileSetReader::File& file, EmbeddingTable* table,
+                LoadStats* stats) {
+  std::unique_ptr<InputFile> input;
+  Status status = reader.Open(file, &input);
+  if (!status.ok()) return status;
+  RecordBatchReader records(std::move(input));
+  int64_t loaded = 0;
+  status = LoadTableRecords(&records, std::numeric_limits<int64_t>::max(), table, stats, &loaded);
+  if (status.ok() && file.records >= 0 && loaded != file.records) {
+    status =
+        Status::DataLoss(std::to_string(loaded) + " records, want " + std::to_string(file.records));
+  }
+  return NameFile(std::move(status), file.path);
+}
+
+Status LoadSet(const FileSetReader& reader, EmbeddingTable* table, LoadStats* total) {
+  const std::unique_ptr<EmbeddingTable> twin = table->NewEmptyTwin();
+  Status status = ReserveFor(reader, twin.get());
+  if (!status.ok()) return status;
+  std::mutex mutex;
+  LoadStats sum;
+  status = ForEachFile(static_cast<int64_t>(reader.files().size()), [&](int64_t i) {
+    LoadStats stats;
+    Status loaded = LoadFile(reader, reader.files()[static_cast<size_t>(i)], twin.get(), &stats);
+    std::lock_guard<std::mutex> lock(mutex);
+    sum.Add(stats);
+    return loaded;
+  });
+  if (!status.ok()) return status;
+  table->SwapContent(twin.get());
+  if (total != nullptr) *total = sum;
+  return Status::Ok();
+}
+
+}  // namespace
+
+Status ResolveNumFiles(int64_t requested, int64_t rows, int64_t* num_files) {
+  if (requested == 0 || requested < -1 || requested > kMaxShards) {
+    return Status::InvalidArgument("nshards is " + std::to_string(requested) +
+                                   ", want -1 or 1 to " + std::to_string(kMaxShards));
+  }
+  constexpr int64_t kRowsPerFile = 1000000;
+  constexpr int64_t kMaxFilesBySize = 4;
+  *num_files =
+      requested > 0 ? requested : std::clamp<int64_t>(rows / kRowsPerFile, 1, kMaxFilesBySize);
+  return Status::Ok();
+}
+
+Status WriteTableRecords(const EmbeddingTable& table, const ExpiryPolicy* expiry, int64_t number,
+                         int64_t num_files,
+                         const std::function<Status(std::string_view bytes)>& append,
+                         SaveStats* stats) {
+  std::string buffer;
+  for (int64_t shard = number; shard < EmbeddingTable::NumShards(); shard += num_files) {
+    ShardCursor cursor;
+    while (!cursor.done) {
+      buffer.clear();
+      Status status =
+          table.SaveShard(static_cast<int>(shard), expiry, kSavePageBytes,
+                          /*framed=*/true, &cursor, &buffer, /*sizes=*/nullptr, &stats->saved);
+      if (!status.ok()) return status;
+      status = append(buffer);
+      if (!status.ok()) return status;
+    }
+    stats->expired += cursor.expired;
+  }
+  return Status::Ok();
+}
+
+void WarnIfMostExpired(const EmbeddingTable& table, const std::string& what,
+                       const SaveStats& stats) {
+  if (stats.expired <= stats.saved) return;
+  Log(LogLevel::kError,
+      what + ": " + std::to_string(stats.expired) + " of " +
+          std::to_string(stats.expired + stats.saved) +
+          " rows have expired and were left out of the save. The newest request time of the table "
+          "is " +
+          std::to_string(table.MaxUpdateTs()) +
+          "; is it in seconds, and are the expire times right?");
+}
+
+Status LoadTableRecords(RecordBatchReader* reader, int64_t limit, EmbeddingTable* table,
+                        LoadStats* stats, int64_t* loaded) {
+  *loaded = 0;
+  std::vector<RecordView> records;
+  while (*loaded < limit) {
+    Status status = reader->Next(std::min(limit - *loaded, kLoadBatch), &records);
+    if (!status.ok()) return status;
+    if (records.empty()) return Status::Ok();
+    *loaded += static_cast<int64_t>(records.size());
+    if (table == nullptr) continue;
+    status = table->LoadRecords(records.data(), static_cast<int64_t>(records.size()), stats);
+    if (!status.ok()) return status;
+  }
+  return Status::Ok();
+}
+
+Status SaveTable(FileSystem* files, const EmbeddingTable& table, const std::string& basename,
+                 int64_t num_files, const ExpiryPolicy* expiry, SaveStats* stats) {
+  Status status = ResolveNumFiles(num_files, table.Size(), &num_files);
+  if (!status.ok()) return status;
+  FileSetWriter set(files, ShardedSetName(basename, {""}));
+  std::mutex mutex;
+  SaveStats total;
+  status = ForEachFile(num_files, [&](int64_t i) {
+    std::unique_ptr<SetOutputFile> file;
+    Status written = set.Create(ShardSuffix("", i, num_files), &file);
+    if (!written.ok()) return written;
+    SaveStats part;
+    written = WriteTableRecords(
+        table, expiry, i, num_files,
+        [&](std::string_view bytes) {
+          return file->Append(bytes.data(), static_cast<int64_t>(bytes.size()));
+        },
+        &part);
+    if (!written.ok()) return written;
+    file->AddRecords(part.saved);
+    written = file->Close();
+    if (!written.ok()) return written;
+    std::lock_guard<std::mutex> lock(mutex);
+    total.Add(part);
+    return Status::Ok();
+  });
+  if (!status.ok()) return status;
+  status = set.Publish();
+  if (!status.ok()) return status;
+  WarnIfMostExpired(table, basename, total);
+  if (stats != nullptr) *stats = total;
+  return Status::Ok();
+}
+
+Status LoadTable(FileSystem* files, const std::string& basename, EmbeddingTable* table,
+                 LoadStats* stats) {
+  return NameFile(ReadShardedSet(files, basename, {""},
+                                 [&](const FileSetReader& reader, int64_t) {
+                                   return LoadSet(reader, table, stats);
+                                 }),
+                  basename);
+}
+
+}  // namespace engine
+}  // namespace monolith

@@ -1,0 +1,72 @@
+// What is done to one row, for callers that want it inlined: a pipeline that updates rows while it
+// prefetches others hides one behind the other only if both are in one stretch of code.
+#ifndef MONOLITH_NATIVE_TRAINING_RUNTIME_HASH_TABLE_ROWS_ROW_KERNELS_H_
+#define MONOLITH_NATIVE_TRAINING_RUNTIME_HASH_TABLE_ROWS_ROW_KERNELS_H_
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+namespace monolith {
+namespace engine {
+
+// Any of the floats is NaN or infinite.
+__attribute__((always_inline)) inline bool HasNonFinite(const float* __restrict vector,
+                                                        int64_t dim) {
+  constexpr uint32_t kExponent = 0x7f800000u;
+  uint32_t found = 0;
+  for (int64_t i = 0; i < dim; ++i) {
+    uint32_t bits;
+    std::memcpy(&bits, vector + i, sizeof(bits));
+    found |= (bits & kExponent) == kExponent ? 1u : 0u;
+  }
+  return found != 0;
+}
+
+// Whether any of many vectors is not finite, cheaper than one by one: nothing is compared until the
+// end.
+class NonFiniteSeen {
+ public:
+  __attribute__((always_inline)) void Add(const float* vector, int64_t dim) {
+    int64_t i = 0;
+    for (; i + 4 <= dim; i += 4) {
+      Lanes bits;
+      std::memcpy(&bits, vector + i, sizeof(bits));
+      bits &= 0x7fffffff;
+      largest_ = bits > largest_ ? bits : largest_;
+    }
+    for (; i < dim; ++i) {
+      int32_t bits;
+      std::memcpy(&bits, vector + i, sizeof(bits));
+      largest_[0] = std::max(largest_[0], bits & 0x7fffffff);
+    }
+  }
+  bool any() const {
+    return std::max(std::max(largest_[0], largest_[1]), std::max(largest_[2], largest_[3])) >=
+           0x7f800000;
+  }
+
+ private:
+  typedef int32_t Lanes __attribute__((vector_size(16)));
+
+  Lanes largest_ = {};  // magnitudes order like integers; exponents of all ones come last
+};
+
+// One Adagrad step: w value, n accumulator, g gradient.
+__attribute__((always_inline)) inline void AdagradRow(float* __restrict w, float* __restrict n,
+                                                      const float* __restrict g, int64_t dim,
+                                                      float lr, float weight_decay) {
+  for (int64_t i = 0; i < dim; ++i) {
+    const float d = g[i] + weight_decay * w[i];
+    const float sum = n[i] + d * d;
+    n[i] = sum;
+    const float step = lr * d / std::sqrt(sum);
+    w[i] -= d == 0.0f ? 0.0f : step;  // 0 / 0 with an initial accumulator of 0
+  }
+}
+
+}  // namespace engine
+}  // namespace monolith
+
+#endif  // MONOLITH_NATIVE_TRAINING_RUNTIME_HASH_TABLE_ROWS_ROW_KERNELS_H_

@@ -1,0 +1,363 @@
+// Reductions of many tables in one op. Their names come from a time when they had CUDA kernels
+// only; these CPU kernels let the same graph run everywhere.
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include "monolith/native_training/runtime/distribution/segment_reduce.h"
+#include "monolith/native_training/runtime/ops/support/kernel_registration.h"
+#include "monolith/native_training/runtime/ops/support/op_checks.h"
+#include "monolith/native_training/runtime/ops/support/op_parallel.h"
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/shape_inference.h"
+
+namespace tensorflow {
+namespace monolith_tf {
+namespace {
+
+using ::monolith::distribution::CheckSegments;
+using ::monolith::distribution::ColumnSink;
+using ::monolith::distribution::ReduceSegments;
+using ::monolith::distribution::Reduction;
+using ::monolith::distribution::SegmentCheck;
+using ::monolith::distribution::SumSplits;
+using shape_inference::InferenceContext;
+using shape_inference::ShapeHandle;
+
+// One table of the fused reduce-and-split: its row splits and the slices of its columns.
+struct SplitTable {
+  const int32_t* splits;
+  int64_t first_slice;
+  int64_t num_slices;
+};
+
+// Where the row splits of each table lie in the concatenation, checked: every table has the same
+// batch.
+Status CheckStarts(const std::vector<int64_t>& row_split_splits, int64_t num_tables,
+                   int64_t* batch) {
+  TF_RETURN_IF_ERROR(CheckEqual("length of row_split_splits",
+                                static_cast<int64_t>(row_split_splits.size()),
+                                "number of tables + 1", num_tables + 1));
+  if (row_split_splits[0] != 0) {
+    return errors::InvalidArgument("row_split_splits[0] is ", row_split_splits[0], ", want 0");
+  }
+  TF_RETURN_IF_ERROR(CheckRowSplits("row_split_splits", row_split_splits, -1));
+  *batch = row_split_splits[1] - row_split_splits[0] - 1;
+  for (int64_t i = 0; i < num_tables; ++i) {
+    const int64_t length = row_split_splits[i + 1] - row_split_splits[i];
+    if (length < 1 || length - 1 != *batch) {
+      return errors::InvalidArgument("table ", i, " has ", length, " row splits, want ", *batch + 1,
+                                     " as table 0 (and at least 1)");
+    }
+  }
+  return OkStatus();
+}
+
+// Matches tables with their row splits and slices.
+Status ReadTables(const Tensor& splits, const std::vector<int64_t>& row_split_splits,
+                  const std::vector<int64_t>& slice_dims, const OpInputList& updates,
+                  std::vector<SplitTable>* tables) {
+  TF_RETURN_IF_ERROR(CheckVector("splits", splits));
+  TF_RETURN_IF_ERROR(CheckEqual("length of splits", splits.dim_size(0), "last of row_split_splits",
+                                row_split_splits.back()));
+  int64_t slice = 0;
+  const int64_t num_slices = static_cast<int64_t>(slice_dims.size());
+  for (int i = 0; i < updates.size(); ++i) {
+    const Tensor& update = updates[i];
+    TF_RETURN_IF_ERROR(CheckMatrix("updates", update));
+    SplitTable table{splits.vec<int32_t>().data() + row_split_splits[i], slice, 0};
+    TF_RETURN_IF_ERROR(CheckRowSplits(
+        "splits", table.splits, row_split_splits[i + 1] - row_split_splits[i], update.dim_size(0)));
+    int64_t width = 0;
+    while (width < update.dim_size(1) && slice < num_slices) width += slice_dims[slice++];
+    if (width != update.dim_size(1)) {
+      return errors::InvalidArgument("updates[", i, "] has width ", update.dim_size(1),
+                                     ", its slice_dims add up to ", width);
+    }
+    table.num_slices = slice - table.first_slice;
+    tables->push_back(table);
+  }
+  return CheckEqual("number of slice_dims", num_slices, "slices the updates are cut into", slice);
+}
+
+// An input that is a shape has no more sizes than a tensor can have.
+Status CheckShapeLength(InferenceContext* c, int input) {
+  const ShapeHandle shape = c->input(input);
+  if (!c->RankKnown(shape) || c->Rank(shape) != 1 || !c->ValueKnown(c->Dim(shape, 0))) {
+    return OkStatus();
+  }
+  return CheckCount("length of shape", c->Value(c->Dim(shape, 0)), 0, TensorShape::MaxDimensions());
+}
+
+Status CheckSliceDims(const std::vector<int64_t>& slice_dims, int64_t num_slices) {
+  TF_RETURN_IF_ERROR(CheckEqual("length of slice_dims", static_cast<int64_t>(slice_dims.size()),
+                                "number of slices", num_slices));
+  for (size_t i = 0; i < slice_dims.size(); ++i) {
+    if (slice_dims[i] <= 0 || slice_dims[i] > INT32_MAX) {
+      return errors::InvalidArgument("slice_dims[", i, "] is ", slice_dims[i],
+                                     ", want a value in [1, ", INT32_MAX, "]");
+    }
+  }
+  return OkStatus();
+}
+
+}  // namespace
+
+REGISTER_OP("MonolithFusedSegmentSum")
+    .Input("indices: N * Tindices")
+    .Input("updates: N * T")
+    .Input("shape: N * Tindices")
+    .Output("outputs: N * T")
+    .Attr("T: {float}")
+    .Attr("Tindices: {int32, int64}")
+    .Attr("N: int >= 1")
+    .SetShapeFn([](InferenceContext* c) {
+      const int n = c->num_outputs();
+      for (int i = 0; i < n; ++i) {
+        ShapeHandle out;
+        TF_RETURN_IF_ERROR(CheckShapeLength(c, 2 * n + i));
+        TF_RETURN_IF_ERROR(c->MakeShapeFromShapeTensor(2 * n + i, &out));
+        c->set_output(i, out);
+      }
+      return OkStatus();
+    })
+    .Doc(R"doc(
+N independent segment sums: row r of outputs[i] is the sum of the rows of updates[i] with indices[i] == r.
+
+indices: vectors, sorted for speed.
+updates: [len(indices[i]), ...].
+shape: of the output; its first dimension may exceed the largest index.
+)doc");
+
+REGISTER_OP("MonolithFusedReduceAndSplitGPU")
+    .Input("splits: int32")
+    .Input("updates: N * T")
+    .Output("outputs: num_slices * T")
+    .Attr("num_slices: int >= 1")
+    .Attr("slice_dims: list(int)")
+    .Attr("row_split_splits: list(int)")
+    .Attr("T: {float}")
+    .Attr("N: int >= 1")
+    .SetShapeFn([](InferenceContext* c) {
+      std::vector<int64_t> slice_dims, row_split_splits;
+      TF_RETURN_IF_ERROR(c->GetAttr("slice_dims", &slice_dims));
+      TF_RETURN_IF_ERROR(c->GetAttr("row_split_splits", &row_split_splits));
+      TF_RETURN_IF_ERROR(CheckSliceDims(slice_dims, c->num_outputs()));
+      int64_t batch;
+      TF_RETURN_IF_ERROR(CheckStarts(row_split_splits, c->num_inputs() - 1, &batch));
+      for (int i = 0; i < c->num_outputs(); ++i) c->set_output(i, c->Matrix(batch, slice_dims[i]));
+      return OkStatus();
+    })
+    .Doc(R"doc(
+Sums the rows of each table between its row splits and cuts the columns into slices.
+
+splits: row splits of all tables, one after the other.
+updates: [splits[-1] of the table, width] per table.
+slice_dims: widths of the slices of all tables, one after the other.
+row_split_splits: where the row splits of each table start, and the end.
+)doc");
+
+REGISTER_OP("MonolithFusedReduceAndSplitGPUGrad")
+    .Input("splits: int32")
+    .Input("updates: M * T")
+    .Input("slices: N * T")
+    .Output("outputs: M * T")
+    .Attr("slice_dims: list(int)")
+    .Attr("row_split_splits: list(int)")
+    .Attr("T: {float}")
+    .Attr("N: int >= 1")
+    .Attr("M: int >= 1")
+    .SetShapeFn([](InferenceContext* c) {
+      for (int i = 0; i < c->num_outputs(); ++i) c->set_output(i, c->input(1 + i));
+      return OkStatus();
+    })
+    .Doc(R"doc(
+Gradient of MonolithFusedReduceAndSplitGPU: each row receives the gradient of its segment.
+
+updates: the forward op's; only their shapes are used.
+slices: gradients of the forward op's outputs.
+)doc");
+
+template <typename Index>
+class FusedSegmentSumOp : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(OpKernelContext* ctx) override {
+    OpInputList indices, updates, shapes;
+    OP_REQUIRES_OK(ctx, ctx->input_list("indices", &indices));
+    OP_REQUIRES_OK(ctx, ctx->input_list("updates", &updates));
+    OP_REQUIRES_OK(ctx, ctx->input_list("shape", &shapes));
+    const int n = indices.size();
+    std::vector<TensorShape> out_shapes(n);
+    const OpParallel parallel(ctx);
+    for (int i = 0; i < n; ++i) {
+      OP_REQUIRES_OK(ctx, Check(i, indices[i], updates[i], shapes[i], &out_shapes[i]));
+    }
+    for (int i = 0; i < n; ++i) {
+      Tensor* out;
+      OP_REQUIRES_OK(ctx, ctx->allocate_output(i, out_shapes[i], &out));
+      const auto segments = indices[i].template flat<Index>();
+      const int64_t rows = out->dim_size(0);
+      SegmentCheck check;
+      if (out->NumElements() > 0) {
+        const int64_t dim = out->NumElements() / rows;
+        check = ReduceSegments<Reduction::kSum>(parallel, segments.data(), segments.size(), rows,
+                                                updates[i].flat<float>().data(), dim,
+                                                {{out->flat<float>().data(), 0, dim}});
+      } else {
+        check = CheckSegments(parallel, segments.data(), segments.size(), rows);
+      }
+      OP_REQUIRES(
+          ctx, check.bad < 0,
+          errors::InvalidArgument("indices[", i, "][", check.bad, "] is ", segments(check.bad),
+                                  ", want a value in [0, ", rows, ")"));
+    }
+  }
+
+ private:
+  static Status Check(int i, const Tensor& indices, const Tensor& updates, const Tensor& shape,
+                      TensorShape* out) {
+    if (!(indices.dims() == 1 || (indices.dims() == 2 && indices.dim_size(1) == 1))) {
+      return errors::InvalidArgument("indices[", i, "] has shape ", indices.shape().DebugString(),
+                                     ", want a vector");
+    }
+    if (updates.dims() < 1) {
+      return errors::InvalidArgument("updates[", i, "] is a scalar, want at least a vector");
+    }
+    if (shape.dims() != 1 || shape.NumElements() < 1) {
+      return errors::InvalidArgument("shape[", i, "] has shape ", shape.shape().DebugString(),
+                                     ", want a vector with at least one element");
+    }
+    if ((indices.NumElements() == 0) != (updates.NumElements() == 0)) {
+      return errors::InvalidArgument("indices[", i, "] has ", indices.NumElements(),
+                                     " elements and updates[", i, "] has ", updates.NumElements(),
+                                     ": both or neither must be empty");
+    }
+    TF_RETURN_IF_ERROR(TensorShapeUtils::MakeShape(shape.vec<Index>(), out));
+    if (indices.NumElements() == 0) return OkStatus();
+    TensorShape want = *out;
+    TF_RETURN_IF_ERROR(want.SetDimWithStatus(0, indices.NumElements()));
+    if (updates.shape() == want) return OkStatus();
+    return errors::InvalidArgument("updates[", i, "] has shape ", updates.shape().DebugString(),
+                                   ", want ", want.DebugString(), " for ", indices.NumElements(),
+                                   " indices and shape ", out->DebugString());
+  }
+};
+
+REGISTER_GUARDED_KERNEL(Name("MonolithFusedSegmentSum")
+                            .Device(DEVICE_CPU)
+                            .TypeConstraint<float>("T")
+                            .TypeConstraint<int32_t>("Tindices"),
+                        FusedSegmentSumOp<int32_t>);
+REGISTER_GUARDED_KERNEL(Name("MonolithFusedSegmentSum")
+                            .Device(DEVICE_CPU)
+                            .TypeConstraint<float>("T")
+                            .TypeConstraint<int64_t>("Tindices"),
+                        FusedSegmentSumOp<int64_t>);
+
+class FusedReduceAndSplitOp : public OpKernel {
+ public:
+  explicit FusedReduceAndSplitOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("slice_dims", &slice_dims_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("row_split_splits", &row_split_splits_));
+    OP_REQUIRES_OK(ctx, CheckSliceDims(slice_dims_, ctx->num_outputs()));
+    OP_REQUIRES_OK(ctx, CheckStarts(row_split_splits_, ctx->num_inputs() - 1, &batch_));
+  }
+
+  void Compute(OpKernelContext* ctx) override {
+    OpInputList updates;
+    OP_REQUIRES_OK(ctx, ctx->input_list("updates", &updates));
+    std::vector<SplitTable> tables;
+    OP_REQUIRES_OK(ctx,
+                   ReadTables(ctx->input(0), row_split_splits_, slice_dims_, updates, &tables));
+    const OpParallel parallel(ctx);
+    for (int i = 0; i < updates.size(); ++i) {
+      std::vector<ColumnSink> sinks;
+      int64_t column = 0;
+      for (int64_t s = tables[i].first_slice; s < tables[i].first_slice + tables[i].num_slices;
+           ++s) {
+        TensorShape shape;
+        OP_REQUIRES_OK(ctx, TensorShape::BuildTensorShape({batch_, slice_dims_[s]}, &shape));
+        Tensor* out;
+        OP_REQUIRES_OK(ctx, AllocateOutput(ctx, s, shape, &out));
+        sinks.push_back({out->flat<float>().data(), column, slice_dims_[s]});
+        column += slice_dims_[s];
+      }
+      SumSplits(parallel, tables[i].splits, batch_, updates[i].flat<float>().data(), column, sinks);
+    }
+  }
+
+ private:
+  std::vector<int64_t> slice_dims_;
+  std::vector<int64_t> row_split_splits_;
+  int64_t batch_;
+};
+
+REGISTER_GUARDED_KERNEL(
+    Name("MonolithFusedReduceAndSplitGPU").Device(DEVICE_CPU).TypeConstraint<float>("T"),
+    FusedReduceAndSplitOp);
+
+class FusedReduceAndSplitGradOp : public OpKernel {
+ public:
+  explicit FusedReduceAndSplitGradOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("slice_dims", &slice_dims_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("row_split_splits", &row_split_splits_));
+    int num_slices, num_tables;
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("N", &num_slices));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("M", &num_tables));
+    OP_REQUIRES_OK(ctx, CheckSliceDims(slice_dims_, num_slices));
+    OP_REQUIRES_OK(ctx, CheckStarts(row_split_splits_, num_tables, &batch_));
+  }
+
+  void Compute(OpKernelContext* ctx) override {
+    OpInputList updates, slices;
+    OP_REQUIRES_OK(ctx, ctx->input_list("updates", &updates));
+    OP_REQUIRES_OK(ctx, ctx->input_list("slices", &slices));
+    std::vector<SplitTable> tables;
+    OP_REQUIRES_OK(ctx,
+                   ReadTables(ctx->input(0), row_split_splits_, slice_dims_, updates, &tables));
+    for (int s = 0; s < slices.size(); ++s) {
+      OP_REQUIRES(
+          ctx,
+          slices[s].dims() == 2 && slices[s].dim_size(0) == batch_ &&
+              slices[s].dim_size(1) == slice_dims_[s],
+          errors::InvalidArgument("slices[", s, "] has shape ", slices[s].shape().DebugString(),
+                                  ", want [", batch_, ",", slice_dims_[s], "]"));
+    }
+    std::vector<const float*> grads;
+    for (const Tensor& slice : slices) grads.push_back(slice.flat<float>().data());
+    const OpParallel parallel(ctx);
+    for (int i = 0; i < updates.size(); ++i) {
+      Tensor* out;
+      OP_REQUIRES_OK(ctx, ctx->allocate_output(i, updates[i].shape(), &out));
+      const int64_t width = updates[i].dim_size(1);
+      const SplitTable& table = tables[i];
+      float* to = out->flat<float>().data();
+      const int64_t rows_per_example = updates[i].dim_size(0) / std::max<int64_t>(1, batch_) + 1;
+      parallel.For(batch_, rows_per_example * (width + 8), [&](int64_t begin, int64_t end) {
+        for (int64_t b = begin; b < end; ++b) {
+          for (int64_t row = table.splits[b]; row < table.splits[b + 1]; ++row) {
+            float* slice = to + row * width;
+            for (int64_t s = table.first_slice; s < table.first_slice + table.num_slices; ++s) {
+              slice = std::copy_n(grads[s] + b * slice_dims_[s], slice_dims_[s], slice);
+            }
+          }
+        }
+      });
+    }
+  }
+
+ private:
+  std::vector<int64_t> slice_dims_;
+  std::vector<int64_t> row_split_splits_;
+  int64_t batch_;
+};
+
+REGISTER_GUARDED_KERNEL(
+    Name("MonolithFusedReduceAndSplitGPUGrad").Device(DEVICE_CPU).TypeConstraint<float>("T"),
+    FusedReduceAndSplitGradOp);
+
+}  // namespace monolith_tf
+}  // namespace tensorflow

@@ -1,0 +1,52 @@
+// The engine's files through TensorFlow's Env: local ones, and those of any registered scheme.
+#ifndef MONOLITH_NATIVE_TRAINING_RUNTIME_OPS_FILES_ENV_FILE_SYSTEM_H_
+#define MONOLITH_NATIVE_TRAINING_RUNTIME_OPS_FILES_ENV_FILE_SYSTEM_H_
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "monolith/native_training/runtime/files/file_system.h"
+#include "tensorflow/core/lib/io/inputstream_interface.h"
+#include "tensorflow/core/platform/env.h"
+#include "tensorflow/core/platform/status.h"
+
+namespace tensorflow {
+namespace monolith_tf {
+
+// The status of a file as one of the engine.
+::monolith::engine::Status ToEngine(const Status& status);
+
+class EnvFileSystem final : public ::monolith::engine::FileSystem {
+ public:
+  explicit EnvFileSystem(Env* env) : env_(env) {}
+
+  ::monolith::engine::Status Create(const std::string& path,
+                                    std::unique_ptr<::monolith::engine::OutputFile>* file) override;
+  ::monolith::engine::Status Open(const std::string& path,
+                                  std::unique_ptr<::monolith::engine::InputFile>* file) override;
+  ::monolith::engine::Status GetSize(const std::string& path, int64_t* bytes) override;
+  ::monolith::engine::Status IsFolder(const std::string& path, bool* is_folder) override;
+  ::monolith::engine::Status Rename(const std::string& from, const std::string& to) override;
+  ::monolith::engine::Status Remove(const std::string& path) override;
+  ::monolith::engine::Status List(const std::string& folder,
+                                  std::vector<std::string>* names) override;
+  ::monolith::engine::Status MakeFolders(const std::string& folder) override;
+  ::monolith::engine::Status Sync(const std::string& path) override;
+
+ private:
+  Env* const env_;
+};
+
+// Decompresses what TensorFlow's Snappy writer wrote.
+std::unique_ptr<::monolith::engine::InputFile> NewSnappyInput(
+    std::unique_ptr<::monolith::engine::InputFile> compressed);
+
+// Compresses into `file`, which the caller closes after Close of what is returned.
+std::unique_ptr<::monolith::engine::OutputFile> NewSnappyOutput(
+    ::monolith::engine::OutputFile* file);
+
+}  // namespace monolith_tf
+}  // namespace tensorflow
+
+#endif  // MONOLITH_NATIVE_TRAINING_RUNTIME_OPS_FILES_ENV_FILE_SYSTEM_H_

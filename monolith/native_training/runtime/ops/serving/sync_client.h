@@ -1,0 +1,161 @@
+// Remembers which rows of which tables were updated, so that they can be pushed to serving
+// replicas.
+#ifndef MONOLITH_NATIVE_TRAINING_RUNTIME_OPS_SERVING_SYNC_CLIENT_H_
+#define MONOLITH_NATIVE_TRAINING_RUNTIME_OPS_SERVING_SYNC_CLIENT_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "monolith/native_training/runtime/concurrency/concurrent_key_set.h"
+#include "monolith/native_training/runtime/hash_table/embedding_table.h"
+#include "tensorflow/core/framework/resource_base.h"
+#include "tensorflow/core/platform/errors.h"
+#include "tensorflow/core/platform/logging.h"
+#include "tensorflow/core/platform/mutex.h"
+#include "tensorflow/core/platform/status.h"
+
+namespace tensorflow {
+namespace monolith_tf {
+
+// A dummy client remembers nothing. A real one serves single tables or the tables of one group, not
+// both. Thread-safe.
+class SyncClient : public ResourceBase {
+ public:
+  // One table and the rows that were updated since the last Collect.
+  struct Delta {
+    std::string unique_id;
+    int64_t dim = 0;
+    std::vector<int64_t> ids;
+    std::vector<float> rows;  // ids.size() * dim
+  };
+
+  explicit SyncClient(bool is_dummy) : is_dummy_(is_dummy) {}
+
+  bool is_dummy() const { return is_dummy_; }
+
+  // Name of the group whose tables are attached; empty for single tables.
+  std::string group() const {
+    mutex_lock lock(mu_);
+    return group_;
+  }
+
+  // Makes `table` report its updates, until Detach. `group` is empty for a single table.
+  Status Attach(const std::string& unique_id, const std::string& group,
+                ::monolith::engine::EmbeddingTable* table) {
+    if (is_dummy_) return OkStatus();
+    mutex_lock lock(mu_);
+    if (!sources_.empty() && group != group_) {
+      return errors::InvalidArgument(
+          "A sync client serves single tables or one group of tables, but ", Describe(group_),
+          " is attached and ", Describe(group), " is to be");
+    }
+    group_ = group;
+    sources_.push_back({unique_id, table});
+    table->SetTouchedCallback([this, table](const int64_t* ids, int64_t n) {
+      std::vector<::monolith::concurrency::TableKey> keys(n);
+      for (int64_t i = 0; i < n; ++i) keys[i] = {ids[i], table};
+      Touch(keys);
+    });
+    return OkStatus();
+  }
+
+  // Waits for a running Collect; `table` may go away afterwards.
+  void Detach(const ::monolith::engine::EmbeddingTable* table) {
+    mutex_lock lock(mu_);
+    for (size_t i = 0; i < sources_.size(); ++i) {
+      if (sources_[i].table == table) {
+        sources_.erase(sources_.begin() + i);
+        return;
+      }
+    }
+  }
+
+  // Takes the touched ids and reads their rows. Single tables without updates are left out; of a
+  // group with any update every table is there, because a push to it names them all in order.
+  std::vector<Delta> Collect() {
+    mutex_lock lock(mu_);
+    std::vector<Delta> deltas(sources_.size());
+    const auto stolen = touched_.Steal();
+    std::vector<::monolith::concurrency::TableKey> keys(stolen.size());
+    stolen.CopyTo(keys.data());
+    std::unordered_map<const void*, Delta*> delta_of_table;
+    for (size_t i = 0; i < sources_.size(); ++i) delta_of_table[sources_[i].table] = &deltas[i];
+    for (const auto& key : keys) {
+      const auto found = delta_of_table.find(key.table);
+      if (found != delta_of_table.end()) found->second->ids.push_back(key.id);
+    }
+    std::vector<Delta> result;
+    for (size_t i = 0; i < sources_.size(); ++i) {
+      Delta& delta = deltas[i];
+      if (delta.ids.empty() && (group_.empty() || keys.empty())) continue;
+      delta.unique_id = sources_[i].unique_id;
+      delta.dim = sources_[i].table->dim();
+      delta.rows.resize(delta.ids.size() * delta.dim);
+      sources_[i].table->Lookup(delta.ids.data(), static_cast<int64_t>(delta.ids.size()),
+                                delta.rows.data());
+      result.push_back(std::move(delta));
+    }
+    return result;
+  }
+
+  // Takes back rows that could not be pushed: they are part of the next push, with the values that
+  // they have then. Returns false and forgets them when they would fill more than half of the set:
+  // a target that stays away must not cost the others their rows.
+  bool TakeBack(const std::vector<Delta>& deltas) {
+    int64_t num_ids = 0;
+    for (const Delta& delta : deltas) num_ids += static_cast<int64_t>(delta.ids.size());
+    if (num_ids > kCapacity / 2) return false;
+    mutex_lock lock(mu_);
+    for (const Delta& delta : deltas) {
+      for (const Source& source : sources_) {
+        if (source.unique_id != delta.unique_id) continue;
+        std::vector<::monolith::concurrency::TableKey> keys;
+        keys.reserve(delta.ids.size());
+        for (const int64_t id : delta.ids) keys.push_back({id, source.table});
+        Touch(keys);
+      }
+    }
+    return true;
+  }
+
+  std::string DebugString() const override {
+    return is_dummy_ ? "dummy sync client" : "sync client";
+  }
+
+ private:
+  struct Source {
+    std::string unique_id;
+    ::monolith::engine::EmbeddingTable* table;
+  };
+
+  void Touch(const std::vector<::monolith::concurrency::TableKey>& keys) {
+    const int64_t dropped = touched_.Insert(keys.data(), static_cast<int64_t>(keys.size()));
+    if (dropped > 0) {
+      LOG(WARNING) << "More than " << kCapacity << " rows were updated since the last push; "
+                   << dropped << " of them will not be pushed until they are updated again";
+    }
+  }
+
+  static std::string Describe(const std::string& group) {
+    return group.empty() ? "a single table" : "group " + group;
+  }
+
+  static constexpr int64_t kCapacity = 2097152;
+  static constexpr int64_t kConcurrency = 64;
+
+  const bool is_dummy_;
+  ::monolith::concurrency::ConcurrentKeySet<::monolith::concurrency::TableKey> touched_{
+      kCapacity, kConcurrency};
+  mutable mutex mu_;
+  std::vector<Source> sources_ TF_GUARDED_BY(mu_);
+  std::string group_ TF_GUARDED_BY(mu_);
+};
+
+}  // namespace monolith_tf
+}  // namespace tensorflow
+
+#endif  // MONOLITH_NATIVE_TRAINING_RUNTIME_OPS_SERVING_SYNC_CLIENT_H_

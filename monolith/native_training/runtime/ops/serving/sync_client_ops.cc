@@ -1,0 +1,46 @@
+// MonolithDummySyncClient and the kernel of MonolithParameterSyncClient.
+#include <string>
+
+#include "monolith/native_training/runtime/ops/serving/sync_client.h"
+#include "monolith/native_training/runtime/ops/support/kernel_registration.h"
+#include "monolith/native_training/runtime/ops/support/named_resource_op.h"
+#include "tensorflow/core/framework/common_shape_fns.h"
+#include "tensorflow/core/framework/op.h"
+
+namespace tensorflow {
+namespace monolith_tf {
+namespace {
+
+REGISTER_OP("MonolithDummySyncClient")
+    .Output("handle: resource")
+    .Attr("config: string = ''")
+    .Attr("container: string = ''")
+    .Attr("shared_name: string = ''")
+    .SetIsStateful()
+    .SetShapeFn(shape_inference::ScalarShape)
+    .Doc(R"doc(
+A client that remembers nothing, for tables whose updates go nowhere.
+
+handle: For tables.
+config: Unused.
+)doc");
+
+template <bool is_dummy>
+class SyncClientOp : public NamedResourceOp<SyncClient> {
+ public:
+  using NamedResourceOp<SyncClient>::NamedResourceOp;
+
+ private:
+  Status Create(OpKernelContext*, const std::string&, SyncClient** resource) override {
+    *resource = new SyncClient(is_dummy);
+    return OkStatus();
+  }
+};
+
+REGISTER_GUARDED_KERNEL(Name("MonolithDummySyncClient").Device(DEVICE_CPU), SyncClientOp<true>);
+REGISTER_GUARDED_KERNEL(Name("MonolithParameterSyncClient").Device(DEVICE_CPU),
+                        SyncClientOp<false>);
+
+}  // namespace
+}  // namespace monolith_tf
+}  // namespace tensorflow

@@ -1,0 +1,67 @@
+// What kernels need to call the engine: its status as TensorFlow's, TensorFlow's threads as its.
+#ifndef MONOLITH_NATIVE_TRAINING_RUNTIME_OPS_SUPPORT_ENGINE_BRIDGE_H_
+#define MONOLITH_NATIVE_TRAINING_RUNTIME_OPS_SUPPORT_ENGINE_BRIDGE_H_
+
+#include <algorithm>
+#include <cstdint>
+
+#include "monolith/native_training/runtime/base/status.h"
+#include "monolith/native_training/runtime/concurrency/parallel_runner.h"
+#include "monolith/native_training/runtime/ops/support/device_threads.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/platform/errors.h"
+#include "tensorflow/core/platform/status.h"
+
+namespace tensorflow {
+namespace monolith_tf {
+
+namespace engine = ::monolith::engine;
+
+inline Status FromEngine(const engine::Status& status) {
+  switch (status.code) {
+    case engine::StatusCode::kOk:
+      return OkStatus();
+    case engine::StatusCode::kInvalidArgument:
+      return errors::InvalidArgument(status.message);
+    case engine::StatusCode::kFailedPrecondition:
+      return errors::FailedPrecondition(status.message);
+    case engine::StatusCode::kResourceExhausted:
+      return errors::ResourceExhausted(status.message);
+    case engine::StatusCode::kUnimplemented:
+      // What a table cannot do depends on its configuration, so the caller's argument is wrong.
+      return errors::InvalidArgument(status.message);
+    case engine::StatusCode::kNotFound:
+      return errors::NotFound(status.message);
+    case engine::StatusCode::kPermissionDenied:
+      return errors::PermissionDenied(status.message);
+    case engine::StatusCode::kUnavailable:
+      return errors::Unavailable(status.message);
+    case engine::StatusCode::kDataLoss:
+      return errors::DataLoss(status.message);
+    case engine::StatusCode::kInternal:
+      break;
+  }
+  return errors::Internal(status.message);
+}
+
+// The worker threads of the device that runs a kernel.
+class DeviceRunner final : public engine::ParallelRunner {
+ public:
+  explicit DeviceRunner(OpKernelContext* ctx) : threads_(ctx) {}
+
+  int NumThreads() const override { return threads_.num_threads(); }
+
+  void RunSteps(int64_t max_threads, int64_t cost, const engine::SharedWork::Step& step) override {
+    threads_.RunSteps(std::min(max_threads, cost / kMinThreadNanos), step);
+  }
+
+ private:
+  static constexpr int64_t kMinThreadNanos = 50000;  // to wake a thread for less does not pay
+
+  DeviceThreads threads_;
+};
+
+}  // namespace monolith_tf
+}  // namespace tensorflow
+
+#endif  // MONOLITH_NATIVE_TRAINING_RUNTIME_OPS_SUPPORT_ENGINE_BRIDGE_H_

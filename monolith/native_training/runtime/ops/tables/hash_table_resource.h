@@ -1,0 +1,96 @@
+// An embedding table as a resource, with the filter and the sync client it was created with.
+#ifndef MONOLITH_NATIVE_TRAINING_RUNTIME_OPS_TABLES_HASH_TABLE_RESOURCE_H_
+#define MONOLITH_NATIVE_TRAINING_RUNTIME_OPS_TABLES_HASH_TABLE_RESOURCE_H_
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "monolith/native_training/runtime/hash_table/embedding_hash_table.pb.h"
+#include "monolith/native_training/runtime/hash_table/embedding_table.h"
+#include "monolith/native_training/runtime/hash_table/eviction_thread.h"
+#include "monolith/native_training/runtime/ops/serving/sync_client.h"
+#include "monolith/native_training/runtime/ops/support/engine_bridge.h"
+#include "monolith/native_training/runtime/ops/tables/hash_filter_resource.h"
+#include "monolith/native_training/runtime/ops/tables/table_config_proto.h"
+#include "tensorflow/core/framework/resource_base.h"
+#include "tensorflow/core/platform/refcount.h"
+
+namespace tensorflow {
+namespace monolith_tf {
+
+// A table that evicts expired rows in the background if its configuration asks for it.
+class SelfEvictingTable {
+ public:
+  static Status Create(const ::monolith::hash_table::EmbeddingHashTableConfig& proto,
+                       std::unique_ptr<SelfEvictingTable>* result) {
+    engine::TableConfig config;
+    TF_RETURN_IF_ERROR(TableConfigFromProto(proto, &config));
+    auto created = std::make_unique<SelfEvictingTable>();
+    TF_RETURN_IF_ERROR(FromEngine(engine::EmbeddingTable::Create(config, &created->table_)));
+    if (proto.enable_feature_eviction()) {
+      if (proto.feature_evict_every_n_hours() <= 0) {
+        return errors::InvalidArgument("feature_evict_every_n_hours is ",
+                                       proto.feature_evict_every_n_hours(), ", want at least 1");
+      }
+      engine::EmbeddingTable* table = created->table_.get();
+      const int32_t hours = std::min(proto.feature_evict_every_n_hours(), kMaxEvictionHours);
+      try {
+        created->eviction_ = std::make_unique<engine::EvictionThread>(
+            std::chrono::hours(hours), [table] { table->Evict(table->expiry()); });
+      } catch (const std::exception& error) {
+        return errors::ResourceExhausted("no memory or no thread to evict rows: ", error.what());
+      }
+    }
+    *result = std::move(created);
+    return OkStatus();
+  }
+
+  engine::EmbeddingTable* get() const { return table_.get(); }
+
+ private:
+  static constexpr int32_t kMaxEvictionHours = 24 * 365 * 100;  // nanoseconds have 64 bits
+
+  std::unique_ptr<engine::EmbeddingTable> table_;
+  std::unique_ptr<engine::EvictionThread> eviction_;  // after the table: it must stop first
+};
+
+class HashTableResource : public ResourceBase {
+ public:
+  static Status Create(const ::monolith::hash_table::EmbeddingHashTableConfig& config,
+                       const std::string& name, core::RefCountPtr<HashFilterResource> filter,
+                       core::RefCountPtr<SyncClient> sync_client, HashTableResource** resource) {
+    core::RefCountPtr<HashTableResource> created(new HashTableResource);
+    TF_RETURN_IF_ERROR(SelfEvictingTable::Create(config, &created->table_));
+    created->filter_ = std::move(filter);
+    created->sync_client_ = std::move(sync_client);
+    TF_RETURN_IF_ERROR(created->sync_client_->Attach(name, /*group=*/"", created->table()));
+    *resource = created.release();
+    return OkStatus();
+  }
+
+  ~HashTableResource() override {
+    if (sync_client_ != nullptr && table_ != nullptr) sync_client_->Detach(table());
+  }
+
+  engine::EmbeddingTable* table() const { return table_->get(); }
+  engine::OccurrenceFilter* filter() const { return filter_->filter(); }
+
+  std::string DebugString() const override { return table()->DebugString(); }
+
+ private:
+  HashTableResource() = default;
+
+  core::RefCountPtr<HashFilterResource> filter_;
+  core::RefCountPtr<SyncClient> sync_client_;
+  std::unique_ptr<SelfEvictingTable> table_;
+};
+
+}  // namespace monolith_tf
+}  // namespace tensorflow
+
+#endif  // MONOLITH_NATIVE_TRAINING_RUNTIME_OPS_TABLES_HASH_TABLE_RESOURCE_H_

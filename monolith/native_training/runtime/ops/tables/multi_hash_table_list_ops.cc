@@ -1,0 +1,242 @@
+// Lookup and update of a group whose ids, vectors and gradients stay in one tensor per table: a
+// training step without parameter servers needs them packed into one tensor nowhere.
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "monolith/native_training/runtime/distribution/id_index.h"
+#include "monolith/native_training/runtime/ops/support/engine_bridge.h"
+#include "monolith/native_training/runtime/ops/support/kernel_registration.h"
+#include "monolith/native_training/runtime/ops/support/op_checks.h"
+#include "monolith/native_training/runtime/ops/support/op_parallel.h"
+#include "monolith/native_training/runtime/ops/support/resource_handle_input.h"
+#include "monolith/native_training/runtime/ops/tables/multi_hash_table_resource.h"
+#include "monolith/native_training/runtime/ops/tables/table_op_inputs.h"
+#include "tensorflow/core/framework/common_shape_fns.h"
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/shape_inference.h"
+
+namespace tensorflow {
+namespace monolith_tf {
+namespace {
+
+using shape_inference::InferenceContext;
+
+REGISTER_OP("MonolithMultiHashTableLookupList")
+    .Input("mtable: resource")
+    .Input("ids: num_inputs * int64")
+    .Output("embeddings: num_inputs * float")
+    .Attr("num_inputs: int >= 1")
+    .Attr("tables: list(int) >= 1")
+    .Attr("dims: list(int) >= 1")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      std::vector<int64_t> dims;
+      TF_RETURN_IF_ERROR(c->GetAttr("dims", &dims));
+      for (int i = 0; i < c->num_outputs(); ++i) {
+        shape_inference::ShapeHandle ids;
+        TF_RETURN_IF_ERROR(c->WithRank(c->input(1 + i), 1, &ids));
+        if (i >= static_cast<int>(dims.size())) {
+          return errors::InvalidArgument("dims has ", dims.size(), " elements, want ",
+                                         c->num_outputs(), ", one per input");
+        }
+        c->set_output(i, c->Matrix(c->Dim(ids, 0), dims[i]));
+      }
+      return OkStatus();
+    })
+    .Doc(R"doc(
+The vectors of ids, a tensor per table; zeros for absent ones. Creates nothing.
+
+ids: Vectors.
+tables: For each input the place of its table in the order of the names.
+dims: The dimensions of those tables.
+embeddings: [n, dim] for each input.
+)doc");
+
+REGISTER_OP("MonolithMultiHashTableOptimizeList")
+    .Input("mtable: resource")
+    .Input("ids: num_inputs * int64")
+    .Input("grads: num_inputs * float")
+    .Input("learning_rate: float")
+    .Input("update_time: int64")
+    .Input("global_step: int64")
+    .Output("updated_table: resource")
+    .Attr("num_inputs: int >= 1")
+    .Attr("tables: list(int) >= 1")
+    .SetIsStateful()
+    .SetShapeFn(shape_inference::ScalarShape)
+    .Doc(R"doc(
+One optimizer step per table and distinct id, on the sum of the id's gradients.
+
+ids: Vectors.
+grads: n * dim floats for each of them.
+tables: For each input the place of its table in the order of the names; no table twice.
+learning_rate: One per segment of all tables, in order of the names.
+update_time: Seconds; becomes the rows' time of last update.
+)doc");
+
+// The tables of the inputs, checked.
+Status GetTables(const MultiHashTableResource& group, const std::vector<int64_t>& indices,
+                 int num_inputs, std::vector<engine::EmbeddingTable*>* tables) {
+  if (static_cast<int>(indices.size()) != num_inputs) {
+    return errors::InvalidArgument("tables has ", indices.size(), " elements, want ", num_inputs,
+                                   ", one per input");
+  }
+  for (const int64_t index : indices) {
+    if (index < 0 || index >= group.size()) {
+      return errors::InvalidArgument("tables has ", index, ", want a value in [0, ", group.size(),
+                                     ")");
+    }
+    tables->push_back(group.table(index));
+  }
+  return OkStatus();
+}
+
+class LookupListOp : public OpKernel {
+ public:
+  explicit LookupListOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("tables", &tables_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("dims", &dims_));
+  }
+
+  void Compute(OpKernelContext* ctx) override {
+    core::RefCountPtr<MultiHashTableResource> group;
+    OP_REQUIRES_OK(ctx, LookupHandleInput(ctx, 0, "mtable", &group));
+    OpInputList ids;
+    OP_REQUIRES_OK(ctx, ctx->input_list("ids", &ids));
+    std::vector<engine::EmbeddingTable*> tables;
+    OP_REQUIRES_OK(ctx, GetTables(*group, tables_, ids.size(), &tables));
+    std::vector<engine::LookupRequest> requests;
+    for (int i = 0; i < ids.size(); ++i) {
+      OP_REQUIRES_OK(ctx, CheckVector(strings::StrCat("ids[", i, "]"), ids[i]));
+      OP_REQUIRES(ctx, i < static_cast<int>(dims_.size()) && dims_[i] == tables[i]->dim(),
+                  errors::InvalidArgument("dims does not fit: table ", tables_[i],
+                                          " has dimension ", tables[i]->dim()));
+      const int64_t n = ids[i].NumElements();
+      Tensor* out = nullptr;
+      OP_REQUIRES_OK(ctx, AllocateOutput(ctx, i, {n, dims_[i]}, &out));
+      if (n == 0) continue;
+      requests.push_back({tables[i], ids[i].vec<int64_t>().data(), n, out->flat<float>().data()});
+    }
+    DeviceRunner runner(ctx);
+    engine::EmbeddingTable::LookupMany(requests.data(), static_cast<int64_t>(requests.size()),
+                                       &runner);
+  }
+
+ private:
+  std::vector<int64_t> tables_;
+  std::vector<int64_t> dims_;
+};
+
+// Distinct ids in order of first appearance, and the sums of their gradients. The results need room
+// for n ids. Returns how many there are.
+int64_t SumDuplicates(const int64_t* ids, const float* grads, int64_t n, int64_t dim,
+                      int64_t* unique_ids, float* sums) {
+  return ::monolith::distribution::NumberIds(
+      n, [ids](int64_t i) { return ids[i]; },
+      [&](int64_t i, int64_t id, int64_t number, bool is_new) {
+        const float* __restrict grad = grads + i * dim;
+        float* __restrict sum = sums + number * dim;
+        if (is_new) {
+          unique_ids[number] = id;
+          std::memcpy(sum, grad, dim * sizeof(float));
+        } else {
+          for (int64_t d = 0; d < dim; ++d) sum[d] += grad[d];
+        }
+      });
+}
+
+class OptimizeListOp : public OpKernel {
+ public:
+  explicit OptimizeListOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("tables", &tables_));
+    std::vector<int64_t> sorted = tables_;
+    std::sort(sorted.begin(), sorted.end());
+    const auto twice = std::adjacent_find(sorted.begin(), sorted.end());
+    OP_REQUIRES(ctx, twice == sorted.end(),
+                errors::InvalidArgument("tables has ", twice == sorted.end() ? 0 : *twice,
+                                        " twice, want every table once"));
+  }
+
+  void Compute(OpKernelContext* ctx) override {
+    core::RefCountPtr<MultiHashTableResource> group;
+    OP_REQUIRES_OK(ctx, LookupHandleInput(ctx, 0, "mtable", &group));
+    OpInputList ids, grads;
+    OP_REQUIRES_OK(ctx, ctx->input_list("ids", &ids));
+    OP_REQUIRES_OK(ctx, ctx->input_list("grads", &grads));
+    std::vector<engine::EmbeddingTable*> tables;
+    OP_REQUIRES_OK(ctx, GetTables(*group, tables_, ids.size(), &tables));
+    engine::OptimizeOptions options;
+    const int rates = 1 + 2 * ids.size();
+    OP_REQUIRES_OK(ctx, GetNumber(ctx, rates + 1, "update_time", &options.write.req_time));
+    OP_REQUIRES_OK(ctx, GetNumber(ctx, rates + 2, "global_step", &options.global_step));
+    options.write.filter = group->filter();
+    std::vector<int64_t> first_rate(1, 0);
+    for (int64_t t = 0; t < group->size(); ++t) {
+      first_rate.push_back(first_rate.back() + group->table(t)->num_segments());
+    }
+    OP_REQUIRES(ctx, ctx->input(rates).NumElements() == first_rate.back(),
+                errors::InvalidArgument("learning_rate has ", ctx->input(rates).NumElements(),
+                                        " elements, want ", first_rate.back(),
+                                        ", one per segment of all tables"));
+
+    // Where the distinct ids and the sums of each input go.
+    std::vector<int64_t> first_id(1, 0), first_float(1, 0);
+    for (int i = 0; i < ids.size(); ++i) {
+      OP_REQUIRES_OK(ctx, CheckVector(strings::StrCat("ids[", i, "]"), ids[i]));
+      const int64_t n = ids[i].NumElements();
+      OP_REQUIRES(
+          ctx, grads[i].NumElements() == n * tables[i]->dim(),
+          errors::InvalidArgument("grads[", i, "] has ", grads[i].NumElements(), " elements, want ",
+                                  n, " ids times dimension ", tables[i]->dim()));
+      first_id.push_back(first_id.back() + n);
+      first_float.push_back(first_float.back() + n * tables[i]->dim());
+    }
+    Tensor unique_ids, sums;
+    OP_REQUIRES_OK(ctx, ctx->allocate_temp(DT_INT64, {first_id.back()}, &unique_ids));
+    OP_REQUIRES_OK(ctx, ctx->allocate_temp(DT_FLOAT, {first_float.back()}, &sums));
+    std::vector<engine::WriteSpan> spans(ids.size());
+    const auto sum_input = [&](int64_t i) {
+      int64_t* const unique = unique_ids.vec<int64_t>().data() + first_id[i];
+      float* const sum = sums.vec<float>().data() + first_float[i];
+      const int64_t count =
+          SumDuplicates(ids[i].vec<int64_t>().data(), grads[i].flat<float>().data(),
+                        ids[i].NumElements(), tables[i]->dim(), unique, sum);
+      spans[i] = {unique, count, sum};
+    };
+    const OpParallel parallel(ctx);
+    if (parallel.TasksFor(first_id.back() * kCyclesPerId) == 1) {
+      for (int i = 0; i < ids.size(); ++i) sum_input(i);
+    } else {
+      parallel.RunTasks(ids.size(), sum_input);
+    }
+
+    std::vector<engine::OptimizeRequest> requests;
+    for (int i = 0; i < ids.size(); ++i) {
+      if (spans[i].n == 0) continue;
+      options.learning_rates = ctx->input(rates).flat<float>().data() + first_rate[tables_[i]];
+      options.num_learning_rates = tables[i]->num_segments();
+      requests.push_back({tables[i], &spans[i], 1, options});
+    }
+    DeviceRunner runner(ctx);
+    OP_REQUIRES_OK(ctx, FromEngine(engine::EmbeddingTable::OptimizeMany(
+                            requests.data(), static_cast<int64_t>(requests.size()), &runner)));
+    ctx->set_output(0, ctx->input(0));
+  }
+
+ private:
+  static constexpr int64_t kCyclesPerId = 60;
+
+  std::vector<int64_t> tables_;
+};
+
+REGISTER_GUARDED_KERNEL(Name("MonolithMultiHashTableLookupList").Device(DEVICE_CPU), LookupListOp);
+REGISTER_GUARDED_KERNEL(Name("MonolithMultiHashTableOptimizeList").Device(DEVICE_CPU),
+                        OptimizeListOp);
+
+}  // namespace
+}  // namespace monolith_tf
+}  // namespace tensorflow

@@ -1,0 +1,99 @@
+// A group of embedding tables as one resource.
+#ifndef MONOLITH_NATIVE_TRAINING_RUNTIME_OPS_TABLES_MULTI_HASH_TABLE_RESOURCE_H_
+#define MONOLITH_NATIVE_TRAINING_RUNTIME_OPS_TABLES_MULTI_HASH_TABLE_RESOURCE_H_
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "monolith/native_training/runtime/hash_table/embedding_hash_table.pb.h"
+#include "monolith/native_training/runtime/ops/tables/fused_table_calls.h"
+#include "monolith/native_training/runtime/ops/tables/hash_table_resource.h"
+#include "monolith/native_training/runtime/ops/tables/table_checkpoint.h"
+#include "tensorflow/core/framework/resource_base.h"
+#include "tensorflow/core/platform/errors.h"
+
+namespace tensorflow {
+namespace monolith_tf {
+
+// Tables are ordered by name: row k of ragged ids belongs to the k-th.
+class MultiHashTableResource : public ResourceBase {
+ public:
+  static Status Create(const ::monolith::hash_table::MultiEmbeddingHashTableConfig& config,
+                       const std::string& name, core::RefCountPtr<HashFilterResource> filter,
+                       core::RefCountPtr<SyncClient> sync_client,
+                       MultiHashTableResource** resource) {
+    if (config.names_size() != config.configs_size() || config.names_size() == 0) {
+      return errors::InvalidArgument("config has ", config.names_size(), " names and ",
+                                     config.configs_size(),
+                                     " configs, want as many of both, and at least one");
+    }
+    std::map<std::string, int> by_name;
+    for (int i = 0; i < config.names_size(); ++i) {
+      if (!by_name.emplace(config.names(i), i).second) {
+        return errors::InvalidArgument("config has two tables named ", config.names(i));
+      }
+    }
+    core::RefCountPtr<MultiHashTableResource> created(new MultiHashTableResource);
+    created->filter_ = std::move(filter);
+    created->sync_client_ = std::move(sync_client);
+    for (const auto& entry : by_name) {
+      std::unique_ptr<SelfEvictingTable> table;
+      const Status status = SelfEvictingTable::Create(config.configs(entry.second), &table);
+      if (!status.ok()) {
+        return Status(status.code(),
+                      strings::StrCat("table ", entry.first, ": ", status.message()));
+      }
+      TF_RETURN_IF_ERROR(created->sync_client_->Attach(entry.first, name, table->get()));
+      created->names_.push_back({entry.first, table->get()});
+      created->tables_.push_back({table->get(), created->filter_->filter()});
+      created->owned_.push_back(std::move(table));
+    }
+    *resource = created.release();
+    return OkStatus();
+  }
+
+  ~MultiHashTableResource() override {
+    for (const FilteredTable& table : tables_) sync_client_->Detach(table.table);
+  }
+
+  int64_t size() const { return static_cast<int64_t>(tables_.size()); }
+  engine::EmbeddingTable* table(int64_t i) const { return tables_[i].table; }
+  engine::OccurrenceFilter* filter() const { return filter_->filter(); }
+  const std::vector<FilteredTable>& tables() const { return tables_; }
+  const std::vector<NamedTable>& named_tables() const { return names_; }
+
+  // The place of a table, or -1.
+  int64_t Find(const std::string& name) const {
+    const auto found = std::lower_bound(
+        names_.begin(), names_.end(), name,
+        [](const NamedTable& table, const std::string& wanted) { return table.name < wanted; });
+    return found != names_.end() && found->name == name ? found - names_.begin() : -1;
+  }
+
+  std::string DebugString() const override {
+    std::string text = "{";
+    for (const NamedTable& table : names_) {
+      strings::StrAppend(&text, text.size() > 1 ? ", " : "", "\"", table.name,
+                         "\": ", table.table->DebugString());
+    }
+    return text + "}";
+  }
+
+ private:
+  MultiHashTableResource() = default;
+
+  core::RefCountPtr<HashFilterResource> filter_;
+  core::RefCountPtr<SyncClient> sync_client_;
+  std::vector<std::unique_ptr<SelfEvictingTable>> owned_;
+  std::vector<FilteredTable> tables_;
+  std::vector<NamedTable> names_;
+};
+
+}  // namespace monolith_tf
+}  // namespace tensorflow
+
+#endif  // MONOLITH_NATIVE_TRAINING_RUNTIME_OPS_TABLES_MULTI_HASH_TABLE_RESOURCE_H_

@@ -1,0 +1,54 @@
+// Tables to and from files. What TensorFlow adds to hash_table/table_files.h: its file systems, and
+// groups of tables, whose format needs Snappy.
+//
+//   single table   <basename>-ddddd-of-ddddd        TFRecords of EntryDump
+//   group          <basename>-ddddd-of-ddddd        the same, Snappy-compressed, table after table
+//                  <basename>.meta-ddddd-of-ddddd   TFRecords of MultiHashTableMetadata: rows per
+//                  table
+//   both           .<name>.manifest                 in the same folder (files/file_set.h)
+#ifndef MONOLITH_NATIVE_TRAINING_RUNTIME_OPS_TABLES_TABLE_CHECKPOINT_H_
+#define MONOLITH_NATIVE_TRAINING_RUNTIME_OPS_TABLES_TABLE_CHECKPOINT_H_
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "monolith/native_training/runtime/hash_table/embedding_table.h"
+#include "tensorflow/core/platform/env.h"
+#include "tensorflow/core/platform/status.h"
+
+namespace tensorflow {
+namespace monolith_tf {
+
+struct NamedTable {
+  std::string name;
+  ::monolith::engine::EmbeddingTable* table;
+};
+
+struct SaveOptions {
+  int64_t nshards = -1;  // -1: by size
+  ::monolith::engine::ExpiryPolicy expiry;
+};
+
+Status SaveTable(Env* env, const ::monolith::engine::EmbeddingTable& table,
+                 const std::string& basename, const SaveOptions& options);
+
+Status RestoreTable(Env* env, const std::string& basename,
+                    ::monolith::engine::EmbeddingTable* table);
+
+Status SaveTables(Env* env, const std::vector<NamedTable>& tables, const std::string& basename,
+                  const SaveOptions& options);
+
+// Tables that the checkpoint does not hold keep their content; what it holds beyond them is
+// skipped.
+Status RestoreTables(Env* env, const std::string& basename, const std::vector<NamedTable>& tables);
+
+// Rows per table of a saved group, in the order they were saved.
+Status ReadTableSizes(Env* env, const std::string& basename,
+                      std::vector<std::pair<std::string, uint64_t>>* sizes);
+
+}  // namespace monolith_tf
+}  // namespace tensorflow
+
+#endif  // MONOLITH_NATIVE_TRAINING_RUNTIME_OPS_TABLES_TABLE_CHECKPOINT_H_

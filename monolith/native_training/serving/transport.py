@@ -1,0 +1,403 @@
+"""Talks to TensorFlow Serving for the kernels of this process.
+
+The op library links no gRPC. Its kernels hand over bytes (`host_call.h`); this module sends them:
+
+  push                 the touched rows of a `PushRequest` to every target of a `ClientConfig`
+  predict              a `PredictRequest` to a server that `set_remote_predict_resolver` knows
+  start_dummy_server,  a server that accepts every push
+  stop_dummy_server
+
+Messages go over the wire as those of `tensorflow.serving.PredictionService`.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import ipaddress
+import itertools
+import queue
+import socket
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent import futures
+
+import grpc
+import numpy as np
+import tensorflow as tf
+from absl import logging
+from google.protobuf import json_format
+from tensorflow.core.framework import tensor_pb2
+
+from monolith.native_training.runtime.ops import gen_monolith_ops_base
+from monolith.native_training.runtime.parameter_sync import (
+  parameter_sync_pb2,
+  prediction_service_pb2,
+)
+
+PREDICT_METHOD = "/tensorflow.serving.PredictionService/Predict"
+
+# Larger requests are split: gRPC servers refuse messages beyond 4 MiB by default.
+MAX_REQUEST_BYTES = 4 << 20
+_LOOK_UP_SECONDS = 5
+_MAX_PUSH_MS = 600_000
+_MAX_PUSH_THREADS = 64
+
+_Delta = parameter_sync_pb2.PushRequest.DeltaEmbeddingHashTable
+RemotePredictResolver = Callable[[str, str, int], Sequence[str]]
+
+
+class HostError(Exception):
+  """An error that becomes the status of the op.
+
+  Args:
+    code: number of a `tf.errors` / gRPC code.
+    message: the op's error message.
+  """
+
+  def __init__(self, code: int, message: str):
+    super().__init__(message)
+    self.code = code
+
+
+# ---- pushing touched rows ----
+
+
+def split_push_request(
+  request: parameter_sync_pb2.PushRequest, max_bytes: int = MAX_REQUEST_BYTES
+) -> list[parameter_sync_pb2.PushRequest]:
+  """Splits a request of more than `max_bytes` into `ceil(bytes / max_bytes)` parts.
+
+  Every part has `n // parts` ids of a table with n ids, the last one also the rest.
+  """
+  parts = -(-request.ByteSize() // max_bytes)
+  if parts <= 1:
+    return [request]
+  result = []
+  for part in range(parts):
+    piece = parameter_sync_pb2.PushRequest(
+      model_name=request.model_name,
+      signature_name=request.signature_name,
+      timeout_in_ms=request.timeout_in_ms,
+    )
+    for tables, piece_tables in (
+      (request.delta_hash_tables, piece.delta_hash_tables),
+      (request.delta_multi_hash_tables, piece.delta_multi_hash_tables),
+    ):
+      for delta in tables:
+        size = len(delta.fids)
+        start = size // parts * part
+        end = size if part == parts - 1 else start + size // parts
+        piece_tables.add(
+          unique_id=delta.unique_id,
+          dim_size=delta.dim_size,
+          fids=delta.fids[start:end],
+          embeddings=delta.embeddings[start * delta.dim_size : end * delta.dim_size],
+        )
+    if count_ids(piece):
+      result.append(piece)
+  return result
+
+
+def count_ids(request: parameter_sync_pb2.PushRequest) -> int:
+  """Returns the number of ids of all tables."""
+  return sum(
+    len(delta.fids)
+    for delta in itertools.chain(request.delta_hash_tables, request.delta_multi_hash_tables)
+  )
+
+
+def make_predict_request(
+  request: parameter_sync_pb2.PushRequest,
+) -> prediction_service_pb2.PredictRequest:
+  """Turns a push into a call of the serving model's signature that assigns rows.
+
+  Single tables: inputs `<unique_id>_id` `[n]` and `<unique_id>_value` `[n, dim]`. A group of
+  tables: `id`, `id_split` and `flat_value`, tables in the order of the request.
+  """
+  predict = prediction_service_pb2.PredictRequest()
+  predict.model_spec.name = request.model_name
+  predict.model_spec.signature_name = request.signature_name
+
+  def add(alias: str, value: np.ndarray) -> None:
+    predict.inputs[alias] = tf.make_tensor_proto(value).SerializeToString()
+
+  for delta in request.delta_hash_tables:
+    add(f"{delta.unique_id}_id", np.array(delta.fids, np.int64))
+    values = np.array(delta.embeddings, np.float32)
+    add(f"{delta.unique_id}_value", values.reshape(len(delta.fids), delta.dim_size))
+  deltas = request.delta_multi_hash_tables
+  if deltas:
+    add("id", np.array([fid for delta in deltas for fid in delta.fids], np.int64))
+    add("id_split", np.cumsum([0] + [len(delta.fids) for delta in deltas], dtype=np.int64))
+    add("flat_value", np.concatenate([np.array(d.embeddings, np.float32) for d in deltas]))
+  return predict
+
+
+class _Channels:
+  """Open channels by address; those of addresses that are no longer wanted are closed."""
+
+  def __init__(self):
+    self._lock = threading.Lock()
+    self._channels: dict[str, grpc.Channel] = {}
+
+  def predict_call(self, address: str) -> grpc.UnaryUnaryMultiCallable:
+    with self._lock:
+      if address not in self._channels:
+        self._channels[address] = grpc.insecure_channel(
+          address, options=[("grpc.enable_http_proxy", 0)]
+        )
+      return self._channels[address].unary_unary(PREDICT_METHOD)
+
+  def close(self) -> None:
+    with self._lock:
+      for channel in self._channels.values():
+        channel.close()
+      self._channels.clear()
+
+
+def push(
+  request: parameter_sync_pb2.PushRequest, config: parameter_sync_pb2.ClientConfig
+) -> parameter_sync_pb2.PushResult:
+  """Sends the rows of `request` to every target of `config`.
+
+  Returns:
+    One response per target; a target that fails is told by its status code, not by an exception.
+
+  Raises:
+    HostError: `config` says to wait for more than ten minutes.
+  """
+  if config.timeout_in_ms > _MAX_PUSH_MS:
+    raise HostError(
+      grpc.StatusCode.INVALID_ARGUMENT.value[0],
+      f"timeout_in_ms is {config.timeout_in_ms}, want at most {_MAX_PUSH_MS}",
+    )
+  requests = [make_predict_request(part) for part in split_push_request(request)]
+  timeout_secs = config.timeout_in_ms / 1000
+  channels = _Channels()
+  result = parameter_sync_pb2.PushResult()
+  try:
+    # All targets at once; the parts of one target one after the other.
+    workers = min(max(1, len(config.targets)), _MAX_PUSH_THREADS)
+    with futures.ThreadPoolExecutor(max_workers=workers) as pool:
+      responses = pool.map(
+        lambda target: _push_to_target(channels.predict_call(target), target, requests,
+                                       timeout_secs),
+        config.targets,
+      )
+      for response in responses:
+        if response.status_code == 0:
+          response.update_num = count_ids(request)
+        result.responses.append(response)
+  finally:
+    channels.close()
+  return result
+
+
+def _push_to_target(
+  call: grpc.UnaryUnaryMultiCallable,
+  target: str,
+  requests: Sequence[prediction_service_pb2.PredictRequest],
+  timeout_secs: float,
+) -> parameter_sync_pb2.PushResponse:
+  try:
+    for request in requests:
+      call(request.SerializeToString(), timeout=timeout_secs)
+  except grpc.RpcError as error:
+    logging.warning("Cannot push embeddings to %s: %s", target, error.details())
+    return parameter_sync_pb2.PushResponse(
+      status_code=error.code().value[0], error_message=error.details(), target=target, update_num=0
+    )
+  return parameter_sync_pb2.PushResponse(status_code=0, error_message="", target=target)
+
+
+def _push_call(request: bytes, config: bytes) -> bytes:
+  result = push(
+    parameter_sync_pb2.PushRequest.FromString(request),
+    parameter_sync_pb2.ClientConfig.FromString(config),
+  )
+  # The kernel keeps the rows for the next push if a target did not take them.
+  failed = sum(response.status_code != 0 for response in result.responses)
+  json = json_format.MessageToJson(result, preserving_proto_field_name=True)
+  return f"{failed} {json}".encode()
+
+
+# ---- remote prediction ----
+
+_resolver: RemotePredictResolver | None = None
+_predict_channels = _Channels()
+_next_replica = itertools.count()
+
+
+def set_remote_predict_resolver(resolver: RemotePredictResolver | None) -> None:
+  """Tells where models are served, for the `TfServingRemotePredict` ops of this process.
+
+  Args:
+    resolver: `(model_name, old_model_name, task) -> addresses` of the replicas, asked at every call
+      and used in turn; `None` to forget it.
+  """
+  global _resolver
+  _resolver = resolver
+  if resolver is None:
+    _predict_channels.close()
+
+
+def _predict_call(request: bytes, call: bytes) -> bytes:
+  task, deadline_millis, old_model_name = call.decode().split("\n", 2)
+  model_name = prediction_service_pb2.PredictRequest.FromString(request).model_spec.name
+  if _resolver is None:
+    raise HostError(
+      grpc.StatusCode.UNIMPLEMENTED.value[0],
+      "the transport does not know where models are served: call set_remote_predict_resolver of "
+      "monolith.native_training.serving.transport",
+    )
+  addresses = list(_resolver(model_name, old_model_name, int(task)))
+  if not addresses:
+    raise HostError(grpc.StatusCode.UNAVAILABLE.value[0], "no replica serves the model")
+  address = addresses[next(_next_replica) % len(addresses)]
+  try:
+    return _predict_channels.predict_call(address)(request, timeout=int(deadline_millis) / 1000)
+  except grpc.RpcError as error:
+    raise HostError(error.code().value[0], f"{address}: {error.details()}") from error
+
+
+# ---- a server to push to ----
+
+
+class _DummyPredictionService(grpc.GenericRpcHandler):
+  """Answers every well-formed Predict call, and remembers nothing."""
+
+  def service(self, handler_call_details: grpc.HandlerCallDetails):
+    if handler_call_details.method != PREDICT_METHOD:
+      return None
+    return grpc.unary_unary_rpc_method_handler(self._predict)
+
+  def _predict(self, request: bytes, context: grpc.ServicerContext) -> bytes:
+    try:
+      predict = prediction_service_pb2.PredictRequest.FromString(request)
+      for value in predict.inputs.values():
+        tf.make_ndarray(tensor_pb2.TensorProto.FromString(value))
+    except (ValueError, TypeError) as error:
+      context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"not a PredictRequest: {error}")
+    response = prediction_service_pb2.PredictResponse()
+    response.model_spec.CopyFrom(predict.model_spec)
+    return response.SerializeToString()
+
+
+_dummy_servers: dict[str, grpc.Server] = {}
+_dummy_server_ids: Iterator[int] = itertools.count()
+
+
+def _start_dummy_server(address: bytes, _: bytes) -> bytes:
+  listen_on = _listening_address(address.decode(errors="backslashreplace"))
+  server = grpc.server(
+    futures.ThreadPoolExecutor(max_workers=2), handlers=[_DummyPredictionService()]
+  )
+  try:
+    port = server.add_insecure_port(listen_on)
+  except RuntimeError as error:
+    raise HostError(grpc.StatusCode.UNAVAILABLE.value[0], str(error)) from error
+  if port == 0:
+    raise HostError(grpc.StatusCode.UNAVAILABLE.value[0], f"cannot listen on {listen_on}")
+  server.start()
+  server_id = str(next(_dummy_server_ids))
+  _dummy_servers[server_id] = server
+  return f"{server_id} {port}".encode()
+
+
+def _listening_address(address: str) -> str:
+  """`address` with a number for its host: gRPC looks names up for as long as it takes."""
+  host, colon, port = address.rpartition(":")
+  if not colon or not port.isascii() or not port.isdigit() or int(port) > 65535:
+    raise HostError(
+      grpc.StatusCode.INVALID_ARGUMENT.value[0], f"address is '{address[:200]}', want host:port"
+    )
+  host = host.removeprefix("[").removesuffix("]")
+  try:
+    found = ipaddress.ip_address(host)
+  except ValueError:
+    found = ipaddress.ip_address(_look_up(host)) if host else ipaddress.IPv6Address("::")
+  return f"[{found}]:{port}" if found.version == 6 else f"{found}:{port}"
+
+
+def _look_up(host: str) -> str:
+  """The first address of a name. `HostError`: there is none, or nobody answers."""
+  answers: queue.SimpleQueue = queue.SimpleQueue()
+
+  def ask() -> None:
+    try:
+      answers.put(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
+    except (OSError, UnicodeError, ValueError) as error:
+      answers.put(error)
+
+  # A daemon: nobody waits for a name server that does not answer.
+  threading.Thread(target=ask, daemon=True, name="look_up").start()
+  try:
+    answer = answers.get(timeout=_LOOK_UP_SECONDS)
+  except queue.Empty:
+    answer = TimeoutError(f"no answer in {_LOOK_UP_SECONDS} s")
+  if isinstance(answer, Exception):
+    raise HostError(
+      grpc.StatusCode.UNAVAILABLE.value[0], f"cannot look up '{host[:200]}': {answer}"
+    )
+  return answer
+
+
+def _stop_dummy_server(server_id: bytes, _: bytes) -> bytes:
+  server = _dummy_servers.pop(server_id.decode(), None)
+  if server is not None:
+    server.stop(grace=None).wait()
+  return b""
+
+
+# ---- the way in from C++ ----
+
+_METHODS: dict[bytes, Callable[[bytes, bytes], bytes]] = {
+  b"push": _push_call,
+  b"predict": _predict_call,
+  b"start_dummy_server": _start_dummy_server,
+  b"stop_dummy_server": _stop_dummy_server,
+}
+
+_HostFunction = ctypes.CFUNCTYPE(
+  ctypes.c_int32,
+  ctypes.c_void_p, ctypes.c_int64,
+  ctypes.c_void_p, ctypes.c_int64,
+  ctypes.c_void_p, ctypes.c_int64,
+  ctypes.c_void_p,
+)  # fmt: skip
+
+
+def _make_host_function(library: ctypes.CDLL) -> ctypes._CFuncPtr:
+  def handle(method, method_size, first, first_size, second, second_size, reply) -> int:
+    code = 0
+    try:
+      function = _METHODS[ctypes.string_at(method, method_size)]
+      answer = function(ctypes.string_at(first, first_size), ctypes.string_at(second, second_size))
+    except HostError as error:
+      code, answer = error.code, str(error).encode()
+    except Exception as error:  # An exception must not cross the border to C++.
+      logging.exception("A call from a kernel failed")
+      code, answer = grpc.StatusCode.INTERNAL.value[0], repr(error).encode()
+    library.MonolithHostReply(reply, answer, len(answer))
+    return code
+
+  return _HostFunction(handle)
+
+
+def _install() -> ctypes._CFuncPtr:
+  """Lets the kernels of this process call this module until the interpreter ends."""
+  # TensorFlow must have loaded the library first, or it finds no ops in it.
+  library = ctypes.CDLL(gen_monolith_ops_base.LIBRARY_PATH)
+  library.MonolithSetHostFunction.argtypes = [_HostFunction]
+  library.MonolithSetHostFunction.restype = None
+  library.MonolithHostReply.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int64]
+  library.MonolithHostReply.restype = None
+  function = _make_host_function(library)
+  library.MonolithSetHostFunction(function)
+  atexit.register(library.MonolithSetHostFunction, ctypes.cast(None, _HostFunction))
+  return function
+
+
+# The C++ side holds a plain pointer: the function must stay referenced here.
+_host_function = _install()

@@ -1,0 +1,74 @@
+"""Options that are set and have no effect are named, those that cannot be met are refused."""
+
+import dataclasses
+import unittest
+from unittest import mock
+
+import tensorflow as tf
+
+from monolith.native_training import native_task, runner_utils
+from monolith.native_training.driver import roles as training_roles
+from monolith.native_training.driver.config import CpuTrainingConfig
+
+tf.compat.v1.disable_eager_execution()
+
+
+class ReportUnusedOptionsTest(unittest.TestCase):
+  def test_all_in_one_line(self):
+    params = native_task.NativeTask.params()
+    params.train.use_fountain = True
+    params.metrics.use_data_service = True
+    config = runner_utils.RunnerConfig(
+      processes_per_gpu=2,
+      tensorboard_log_path="/logs",
+      fountain_zk_host="zk",
+      enable_fid_dedup=True,
+      ps_replica_num=3,
+      use_estimator=True,
+    )
+
+    with self.assertLogs("absl", "WARNING") as logs:
+      training_roles.report_unused_options(config, params)
+
+    self.assertEqual(
+      logs.output,
+      [
+        "WARNING:absl:Options that are set and have no effect: processes_per_gpu = 2, "
+        "tensorboard_log_path = '/logs', fountain_zk_host = 'zk', enable_fid_dedup = True, "
+        "ps_replica_num = 3, use_estimator = True, metrics.use_data_service = True, "
+        "train.use_fountain = True"
+      ],
+    )
+
+  def test_kind_of_training_counts(self):
+    config = CpuTrainingConfig(
+      only_feature_engineering=True, enable_variable_prefetch=True, enable_async_optimize=True
+    )
+    params = native_task.NativeTask.params()
+    for changes, want in (
+      ({}, "enable_async_optimize = True"),
+      (
+        {"enable_partial_sync_training": True},
+        "enable_async_optimize = True, enable_variable_prefetch = True",
+      ),
+      (
+        {"enable_sync_training": True},
+        "only_feature_engineering = True, enable_variable_prefetch = True",
+      ),
+    ):
+      with self.assertLogs("absl", "WARNING") as logs:
+        training_roles.report_unused_options(dataclasses.replace(config, **changes), params)
+
+      self.assertEqual(logs.output[0].rpartition("effect: ")[2], want)
+
+  def test_defaults_are_not_named(self):
+    with mock.patch.object(training_roles.logging, "warning") as warning:
+      training_roles.report_unused_options(
+        runner_utils.RunnerConfig(), native_task.NativeTask.params()
+      )
+
+    warning.assert_not_called()
+
+
+if __name__ == "__main__":
+  unittest.main()
