@@ -57,6 +57,7 @@ bazel-test: build ## build and test the same sources with Bazel
 # kernels end the process unless they are registered with REGISTER_GUARDED_KERNEL.
 lint: $(VENV)/.installed ## ruff, clang-format, no C++ streams and no unguarded kernels in the op library
 	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
 	! git grep -nE '#include <(codecvt|fstream|iomanip|ios|iosfwd|iostream|istream|locale|ostream|regex|sstream|streambuf|strstream)>' \
 	  -- monolith/native_training/runtime
 	! git grep -n 'REGISTER_KERNEL_BUILDER' -- monolith/native_training/runtime
@@ -64,6 +65,7 @@ lint: $(VENV)/.installed ## ruff, clang-format, no C++ streams and no unguarded 
 
 format: $(VENV)/.installed ## let ruff and clang-format mend what they can
 	$(VENV)/bin/ruff check --fix .
+	$(VENV)/bin/ruff format .
 	git ls-files '*.h' '*.cc' | xargs $(VENV)/bin/clang-format -i
 
 bench: build ## every benchmark, printed as ratios

@@ -73,9 +73,7 @@ class Bench:
 
   def medians(self, fetches: list, repeats: int) -> list[float]:
     """Median seconds of computing each of `fetches`, a tensor or a list of them."""
-    runs = [
-      self.session.make_callable(tf.group(*tf.nest.flatten(fetch))) for fetch in fetches
-    ]
+    runs = [self.session.make_callable(tf.group(*tf.nest.flatten(fetch))) for fetch in fetches]
     return interleaved_medians(runs, repeats)
 
 
@@ -172,9 +170,7 @@ def reduce(repeats: int, threads: int) -> list[Row]:
       # segment_mean ends at the last row that has ids.
       np.testing.assert_allclose(got[: len(want)], want, rtol=1e-4)
       mine, theirs = bench.medians([ours, peer], repeats)
-      table.append(
-        Row(f"reduce {name}, 1M ids, 100k rows, dim 32", peer_name, mine, theirs, 1.5)
-      )
+      table.append(Row(f"reduce {name}, 1M ids, 100k rows, dim 32", peer_name, mine, theirs, 1.5))
       mine, theirs = bench.medians(
         [tf.gradients(result, values, upstream)[0] for result in (ours, differentiable)], repeats
       )
@@ -231,9 +227,7 @@ def layout(repeats: int, threads: int) -> list[Row]:
     ]
     peer = tf.concat(pooled, axis=1)
     # Summed per id, as ours are.
-    peer_grads = [
-      tf.convert_to_tensor(grad) for grad in tf.gradients(peer, tables, upstream)
-    ]
+    peer_grads = [tf.convert_to_tensor(grad) for grad in tf.gradients(peer, tables, upstream)]
     bench.initialize()
     bench.check_equal([ours], [peer], rtol=1e-4)
     bench.check_equal(
@@ -260,11 +254,7 @@ def main() -> int:
   parser.add_argument("--only", nargs="+", choices=sorted(BENCHMARKS), default=list(BENCHMARKS))
   options = parser.parse_args()
   print_rows(
-    [
-      row
-      for name in options.only
-      for row in BENCHMARKS[name](options.repeats, options.threads)
-    ]
+    [row for name in options.only for row in BENCHMARKS[name](options.repeats, options.threads)]
   )
   return 0
 

@@ -62,12 +62,18 @@ def optimizers(repeats: int) -> list[Row]:
     var, m, v = variables(3)
     steps = [
       adam(
-        var=var, m=m, v=v, beta1_power=0.9, beta2_power=0.999, lr=1e-3, beta1=0.9, beta2=0.999,
-        epsilon=1e-8, grad=g,
+        var=var,
+        m=m,
+        v=v,
+        beta1_power=0.9,
+        beta2_power=0.999,
+        lr=1e-3,
+        beta1=0.9,
+        beta2=0.999,
+        epsilon=1e-8,
+        grad=g,
       ),
-      gen_monolith_ops.resource_apply_adamom(
-        *variables(4), 1e-3, 0.9999, 0.99, 1e-6, 0.01, g
-      ),
+      gen_monolith_ops.resource_apply_adamom(*variables(4), 1e-3, 0.9999, 0.99, 1e-6, 0.01, g),
       gen_monolith_ops.resource_apply_rmsprop(*variables(3), 1e-3, 0.99, 0.999, 1e-8, 0.01, g),
       gen_monolith_ops.resource_apply_rmsprop(
         *variables(3), 1e-3, 0.99, 0.999, 1e-8, 0.01, g, use_v2=True
@@ -144,7 +150,9 @@ def touched_key_set(repeats: int) -> list[Row]:
   program = next(p for p in programs if p.endswith("/touched_key_set_benchmark"))
   output = subprocess.run(
     [ROOT / program, "10000000", "10000", str(min(repeats, 5))],
-    check=True, capture_output=True, text=True,
+    check=True,
+    capture_output=True,
+    text=True,
   ).stdout
   result = json.loads(output)
   name = "touched-key insert, 2 threads, 10M ids"

@@ -66,7 +66,7 @@ class GPURunner(base_runner.BaseRunner):
 
   def __init__(self, task_param: hyperparams.InstantiableParams, *args: Any, **kwargs: Any):
     """Args:
-      task_param: params of a `BaseTask`; if its `accelerator` is `horovod`, this process is a rank.
+    task_param: params of a `BaseTask`; if its `accelerator` is `horovod`, this process is a rank.
     """
     super().__init__(*args, **kwargs)
     self._model_dir = FLAGS.model_dir

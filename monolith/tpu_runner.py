@@ -174,9 +174,7 @@ class TPURunner(base_runner.BaseRunner):
 
     feed_hook = None
     if self._enable_stopping_signals:
-      feed_hook = (
-        auto_checkpoint_feed_hook.TPUInfeedOutfeedSessionWithEndOfStreamHandlingHook
-      )
+      feed_hook = auto_checkpoint_feed_hook.TPUInfeedOutfeedSessionWithEndOfStreamHandlingHook
     run_config = tf.compat.v1.estimator.tpu.RunConfig(
       cluster=resolver,
       model_dir=self._model_dir,

@@ -190,7 +190,10 @@ class ImportTest(unittest.TestCase):
     process = subprocess.run(
       [sys.executable, "-c", code],
       env={**os.environ, "PYTHONPATH": str(ROOT)},
-      stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
+      stdout=subprocess.PIPE,
+      stderr=subprocess.STDOUT,
+      text=True,
+      check=False,
       timeout=_TIMEOUT_SECS,
     )
     self.assertEqual(process.returncode, 0, process.stdout)
@@ -271,8 +274,12 @@ class HorovodTest(RunnerTestCase):
 
   def _run(self, mode):
     command = [
-      "-m", "tests.gpu_runner_testing", f"--task={RANKS}", f"--model_dir={self.model_dir}",
-      f"--mode={mode}", "--save_checkpoints_steps=3",
+      "-m",
+      "tests.gpu_runner_testing",
+      f"--task={RANKS}",
+      f"--model_dir={self.model_dir}",
+      f"--mode={mode}",
+      "--save_checkpoints_steps=3",
     ]
     with horovod_processes.HorovodProcesses(2, command) as ranks:
       self.assertEqual(ranks.wait(_TIMEOUT_SECS), [0, 0], ranks.report())

@@ -113,9 +113,7 @@ def run_steps(native: bool) -> dict[str, Any]:
   grads = [tf.compat.v1.placeholder(tf.float32, [None, dim]) for dim in DIMS]
   pack = (*distribution_ops.fused_reorder_by_indices(ids, size, DIMS), None)
   embeddings, bundle = table.lookup(dict(zip(names, ids)), {}, pack)
-  update = table.apply_gradients(
-    dict(zip(names, grads)), bundle, tf.constant(0, tf.int64)
-  ).as_op()
+  update = table.apply_gradients(dict(zip(names, grads)), bundle, tf.constant(0, tf.int64)).as_op()
   everything = all_ids(size)
   if native:
     shard = table._table.lookup(dict(zip(names, everything)))
@@ -170,9 +168,7 @@ def run_worked_example() -> dict[str, Any]:
   with tf.compat.v1.train.MonitoredSession() as session:
     values = session.run((tuple(reordered), before, seen, exchanged, updated))
     after = session.run(before)
-  return dict(
-    zip(("reordered", "before", "bundle", "exchanged"), values[:4]), after=after
-  )
+  return dict(zip(("reordered", "before", "bundle", "exchanged"), values[:4]), after=after)
 
 
 def run_accumulation() -> dict[str, np.ndarray]:
@@ -226,9 +222,7 @@ def run_allreduce() -> dict[str, Any]:
       ]
       reduced = feature_utils.allreduce_cond(grads, scale=0.5)
       with tf.compat.v1.Session() as session:
-        result[fusion] = session.run(
-          [tf.convert_to_tensor(g) for g in reduced if g is not None]
-        )
+        result[fusion] = session.run([tf.convert_to_tensor(g) for g in reduced if g is not None])
   del os.environ["MONOLITH_WITH_ALLREDUCE_FUSION"]
   return result
 

@@ -267,9 +267,7 @@ def run_job(job: Job) -> dict[str, Any]:
   start = time.monotonic()
   try:
     with tf.Graph().as_default():
-      cpu_training.distributed_sync_train(
-        config, params, user_hooks=[hook, _LossHook(losses)]
-      )
+      cpu_training.distributed_sync_train(config, params, user_hooks=[hook, _LossHook(losses)])
   except Exception as e:
     result["error"] = f"{type(e).__name__}: {e}"
   finally:

@@ -30,7 +30,11 @@ def run_command(*args, python_path=(), check=True):
   environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), *python_path])
   process = subprocess.run(
     [sys.executable, "-m", "monolith.tpu_runner", *args],
-    env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=300,
+    env=environment,
+    stdout=subprocess.PIPE,
+    stderr=subprocess.STDOUT,
+    text=True,
+    timeout=300,
     check=False,
   )
   if check and process.returncode:
@@ -41,15 +45,22 @@ def run_command(*args, python_path=(), check=True):
 class CommandLineTest(DataTestCase):
   def test_train_evaluate_and_resume(self):
     run_command(
-      "--cpu_test", "--mode=train", f"--task={EXAMPLE}", f"--model_dir={self.model_dir}",
-      "--save_checkpoints_steps=25", "--host_call_every_n_steps=1",
+      "--cpu_test",
+      "--mode=train",
+      f"--task={EXAMPLE}",
+      f"--model_dir={self.model_dir}",
+      "--save_checkpoints_steps=25",
+      "--host_call_every_n_steps=1",
     )
 
     reader = tf.train.load_checkpoint(self.model_dir)
     self.assertEqual(reader.get_tensor("global_step"), 100)
     shapes = reader.get_variable_to_shape_map()
     for name, shape in {
-      "table_1_0": [50, 1], "table_1_1": [50, 4], "table_2_0": [20, 1], "table_2_1": [20, 4],
+      "table_1_0": [50, 1],
+      "table_1_1": [50, 4],
+      "table_2_0": [20, 1],
+      "table_2_1": [20, 4],
     }.items():
       self.assertEqual(shapes[name], shape)
       self.assertIn(f"{name}/Adagrad", shapes)
@@ -78,9 +89,7 @@ class CommandLineTest(DataTestCase):
     self.assertEqual(scalars["global_step"], {s: [s] for s in steps})
     self.assertAlmostEqual(scalars["auc"][0][0], 0.5, delta=0.1)
     # A perfect model reaches 1 - FLIPPED_SHARE on what it has not seen.
-    self.assertAlmostEqual(
-      scalars["auc"][100][0], 1 - parity_data.FLIPPED_SHARE, delta=0.03
-    )
+    self.assertAlmostEqual(scalars["auc"][100][0], 1 - parity_data.FLIPPED_SHARE, delta=0.03)
     self.assertLess(scalars["loss"][100][0], 0.4)  # 0.325 is the entropy of the flips
 
     (pathlib.Path(self.folder) / "longer_parity.py").write_text(
@@ -97,8 +106,12 @@ class CommandLineTest(DataTestCase):
       )
     )
     process = run_command(
-      "--cpu_test", "--task=longer_parity.Longer", f"--model_dir={self.model_dir}",
-      "--save_checkpoints_steps=30", "--host_call_every_n_steps=0", python_path=[self.folder],
+      "--cpu_test",
+      "--task=longer_parity.Longer",
+      f"--model_dir={self.model_dir}",
+      "--save_checkpoints_steps=30",
+      "--host_call_every_n_steps=0",
+      python_path=[self.folder],
     )
     self.assertIn("Current step: 100", process.stdout)
     self.assertEqual(tf.train.load_variable(self.model_dir, "global_step"), 120)
@@ -127,29 +140,57 @@ class FlagsTest(DataTestCase):
 
   def test_defaults(self):
     want = {
-      "tf_version": "nightly", "tpu": None, "gcp_project": None, "tpu_zone": None, "task": None,
-      "model_dir": None, "mode": "train", "save_checkpoints_steps": None,
-      "iterations_per_loop": 10000, "pipeline_execution": False,
-      "enable_tpu_version_config": True, "host_call_every_n_steps": 500,
-      "enable_stopping_signals": False, "cpu_test": False, "partition_strategy": "mod",
+      "tf_version": "nightly",
+      "tpu": None,
+      "gcp_project": None,
+      "tpu_zone": None,
+      "task": None,
+      "model_dir": None,
+      "mode": "train",
+      "save_checkpoints_steps": None,
+      "iterations_per_loop": 10000,
+      "pipeline_execution": False,
+      "enable_tpu_version_config": True,
+      "host_call_every_n_steps": 500,
+      "enable_stopping_signals": False,
+      "cpu_test": False,
+      "partition_strategy": "mod",
       "overwrite_end_date": "",
     }
     self.assertEqual({name: flags.FLAGS[name].default for name in want}, want)
 
   def test_attributes(self):
     runner = self._runner(
-      tpu="t", tpu_zone="z", gcp_project="p", model_dir="m", pipeline_execution=True,
-      iterations_per_loop=5, enable_tpu_version_config=False, host_call_every_n_steps=3,
-      enable_stopping_signals=True, cpu_test=True, partition_strategy="div",
-      save_checkpoints_steps=9, mode="eval",
+      tpu="t",
+      tpu_zone="z",
+      gcp_project="p",
+      model_dir="m",
+      pipeline_execution=True,
+      iterations_per_loop=5,
+      enable_tpu_version_config=False,
+      host_call_every_n_steps=3,
+      enable_stopping_signals=True,
+      cpu_test=True,
+      partition_strategy="div",
+      save_checkpoints_steps=9,
+      mode="eval",
     )
     self.assertEqual(
       (
-        runner._tpu, runner._tpu_zone, runner._gcp_project, runner._model_dir,
-        runner._pipeline_execution, runner.iterations_per_loop,
-        runner._enable_tpu_version_config, runner._host_call_every_n_steps,
-        runner._enable_stopping_signals, runner._cpu_test, runner._partition_strategy,
-        runner._save_checkpoints_steps, runner._mode, runner._task,
+        runner._tpu,
+        runner._tpu_zone,
+        runner._gcp_project,
+        runner._model_dir,
+        runner._pipeline_execution,
+        runner.iterations_per_loop,
+        runner._enable_tpu_version_config,
+        runner._host_call_every_n_steps,
+        runner._enable_stopping_signals,
+        runner._cpu_test,
+        runner._partition_strategy,
+        runner._save_checkpoints_steps,
+        runner._mode,
+        runner._task,
         runner._num_replicas_per_host,
       ),
       ("t", "z", "p", "m", True, 5, False, 3, True, True, "div", 9, "eval", None, 8),
@@ -188,12 +229,16 @@ class FlagsTest(DataTestCase):
     for settings, cpu_test, error, message in (
       ({"input.eval_examples": None}, True, TypeError, "input.eval_examples of task SimpleTask"),
       (
-        {"eval.per_replica_batch_size": None}, False, TypeError,
+        {"eval.per_replica_batch_size": None},
+        False,
+        TypeError,
         "eval.per_replica_batch_size of task SimpleTask",
       ),
       ({"input.eval_examples": 7}, True, ValueError, "fewer than one batch of 8 examples"),
       (
-        {"input.eval_examples": 100, "eval.per_replica_batch_size": None}, True, ValueError,
+        {"input.eval_examples": 100, "eval.per_replica_batch_size": None},
+        True,
+        ValueError,
         "fewer than one batch of 128 examples",
       ),
     ):

@@ -80,16 +80,16 @@ class SimpleTask(base_task.BaseTask):
       SimpleTask.seen[f"model_{mode}"] = dict(params)
       weight = tf.compat.v1.get_variable("weight", [1, 1])
       logits = tf.matmul(features["x"], weight)
-      loss = tf.reduce_mean(
-        tf.nn.sigmoid_cross_entropy_with_logits(labels=labels, logits=logits)
-      )
+      loss = tf.reduce_mean(tf.nn.sigmoid_cross_entropy_with_logits(labels=labels, logits=logits))
       train_op = None
       if mode == tf.estimator.ModeKeys.TRAIN:
         train_op = tf.compat.v1.train.GradientDescentOptimizer(0.1).minimize(
           loss, tf.compat.v1.train.get_global_step()
         )
       return tf.compat.v1.estimator.tpu.TPUEstimatorSpec(
-        mode=mode, loss=loss, train_op=train_op,
+        mode=mode,
+        loss=loss,
+        train_op=train_op,
         eval_metrics=(
           lambda labels, logits: {"auc": tf.compat.v1.metrics.auc(labels, tf.sigmoid(logits))},
           [labels, logits],

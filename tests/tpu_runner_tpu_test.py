@@ -19,7 +19,12 @@ class FakeClient:
   """The part of the Cloud TPU client that TensorFlow and the runner use."""
 
   def __init__(
-    self, tpu=None, zone=None, project=None, credentials="default", service=None,
+    self,
+    tpu=None,
+    zone=None,
+    project=None,
+    credentials="default",
+    service=None,
     discovery_url=None,
   ):
     CALLS.append(("client", tpu, zone, project))
@@ -138,13 +143,15 @@ class TpuPathTest(DataTestCase):
         self.assertEqual(config.model_dir, self.model_dir)
         self.assertEqual(config.save_checkpoints_steps, 3)
         self.assertTrue(config.master.startswith("grpc://"))
-        self.assertTrue(
-          config.session_config.graph_options.rewrite_options.disable_meta_optimizer
-        )
+        self.assertTrue(config.session_config.graph_options.rewrite_options.disable_meta_optimizer)
         params = {
-          "model_dir": self.model_dir, "enable_host_call": True, "num_replicas": 8,
-          "accelerator": "tpu", "host_call_every_n_steps": 500,
-          "enable_stopping_signals": False, "cpu_test": False,
+          "model_dir": self.model_dir,
+          "enable_host_call": True,
+          "num_replicas": 8,
+          "accelerator": "tpu",
+          "host_call_every_n_steps": 500,
+          "enable_stopping_signals": False,
+          "cpu_test": False,
         }
         self.assertEqual(captured["params"], params)
         seen = SimpleTask.seen["input_train"]
@@ -153,8 +160,9 @@ class TpuPathTest(DataTestCase):
       self.assertEqual(tf.train.load_variable(self.model_dir, "global_step"), 6)
 
       with self._flags(task=SIMPLE, mode="eval"):
-        with mock.patch.object(REAL_ESTIMATOR, "evaluate", autospec=True,
-                               side_effect=REAL_ESTIMATOR.evaluate) as evaluate:
+        with mock.patch.object(
+          REAL_ESTIMATOR, "evaluate", autospec=True, side_effect=REAL_ESTIMATOR.evaluate
+        ) as evaluate:
           tpu_runner.main(["prog"])
         self.assertEqual({call.kwargs["steps"] for call in evaluate.call_args_list}, {4})
         self.assertEqual(SimpleTask.seen["input_eval"]["batch_size"], 64)
@@ -176,9 +184,7 @@ class TpuPathTest(DataTestCase):
     self.assertEqual(
       (replicas, captured["train_batch_size"], captured["eval_batch_size"]), (8, 128, 128)
     )
-    captured, replicas = self._create(
-      hosts=4, task_settings={"train.per_replica_batch_size": 128}
-    )
+    captured, replicas = self._create(hosts=4, task_settings={"train.per_replica_batch_size": 128})
     self.assertEqual((replicas, captured["train_batch_size"]), (32, 4096))
     with self.assertRaisesRegex(TypeError, "train.per_replica_batch_size of task SimpleTask"):
       self._create(task_settings={"train.per_replica_batch_size": None})
@@ -195,9 +201,7 @@ class TpuPathTest(DataTestCase):
       tf.compat.v1.estimator.tpu.InputPipelineConfig.PER_HOST_V2,
     )
     self.assertTrue(config.experimental_allow_per_host_v2_parallel_get_next)
-    self.assertIs(
-      config.experimental_feed_hook, TPUInfeedOutfeedSessionWithEndOfStreamHandlingHook
-    )
+    self.assertIs(config.experimental_feed_hook, TPUInfeedOutfeedSessionWithEndOfStreamHandlingHook)
     self.assertFalse(captured["params"]["enable_host_call"])
     captured, _ = self._create(host_call_every_n_steps=7)
     config = captured["config"].tpu_config
@@ -210,8 +214,12 @@ class TpuPathTest(DataTestCase):
     features, tables = task.create_feature_and_table_config_dict()
     for strategy in ("mod", "div"):
       captured, _ = self._create(
-        task=EXAMPLE, features=features, tables=tables, partition_strategy=strategy,
-        pipeline_execution=True, task_settings={"gradient_multiplier": 2.5},
+        task=EXAMPLE,
+        features=features,
+        tables=tables,
+        partition_strategy=strategy,
+        pipeline_execution=True,
+        task_settings={"gradient_multiplier": 2.5},
       )
       spec = captured["embedding_config_spec"]
       self.assertEqual(spec.partition_strategy, strategy)
@@ -250,9 +258,7 @@ class TpuPathTest(DataTestCase):
     with flagsaver.flagsaver(tpu="local", enable_tpu_version_config=False):
       with captured_estimator() as captured:
         runner = tpu_runner.TPURunner(model_registry.GetParams(SIMPLE))
-        _, replicas = runner.create_tpu_estimator(
-          lambda features, mode, params: None, None, None
-        )
+        _, replicas = runner.create_tpu_estimator(lambda features, mode, params: None, None, None)
     self.assertEqual((replicas, captured["train_batch_size"]), (8, 128))
 
 
@@ -301,9 +307,7 @@ class TpuGraphTest(DataTestCase):
       )
       stack.enter_context(mock.patch.object(resolver, "master", return_value=""))
       stack.enter_context(
-        mock.patch.object(
-          tpu_system_metadata, "_query_tpu_system_metadata", return_value=metadata
-        )
+        mock.patch.object(tpu_system_metadata, "_query_tpu_system_metadata", return_value=metadata)
       )
       with self.assertRaises(_GraphIsComplete) as caught:
         tpu_runner.TPURunner(params).run()
@@ -311,9 +315,15 @@ class TpuGraphTest(DataTestCase):
     return graph, {op.type for op in graph.get_operations()}
 
   OPS = {
-    "CrossReplicaSum", "EnqueueTPUEmbeddingArbitraryTensorBatch", "InfeedEnqueueTuple",
-    "OutfeedDequeueTuple", "LoadTPUEmbeddingAdagradParameters", "LoadTPUEmbeddingFTRLParameters",
-    "RecvTPUEmbeddingActivations", "SendTPUEmbeddingGradients", "TPUReplicatedInput",
+    "CrossReplicaSum",
+    "EnqueueTPUEmbeddingArbitraryTensorBatch",
+    "InfeedEnqueueTuple",
+    "OutfeedDequeueTuple",
+    "LoadTPUEmbeddingAdagradParameters",
+    "LoadTPUEmbeddingFTRLParameters",
+    "RecvTPUEmbeddingActivations",
+    "SendTPUEmbeddingGradients",
+    "TPUReplicatedInput",
   }
 
   def test_graph(self):
@@ -334,7 +344,8 @@ class TpuGraphTest(DataTestCase):
     )
     self.assertLessEqual(self.OPS, types_)
     inputs = [
-      op for op in graph.get_operations()
+      op
+      for op in graph.get_operations()
       if op.type == "TPUReplicatedInput" and op.name.startswith("labels_tpu_variable")
     ]
     self.assertEqual(len(inputs), 1)

@@ -312,9 +312,7 @@ def _add_op_library(
   objects: list[object] = []
   for stem in stems:
     compiled = stem if variant == "ops" else stem.replace("build/", f"build/{variant}/", 1)
-    ninja.build(
-      [f"{compiled}.pb.o"], "cxx", [f"{stem}.pb.cc"], order_only=headers, flags=flags
-    )
+    ninja.build([f"{compiled}.pb.o"], "cxx", [f"{stem}.pb.cc"], order_only=headers, flags=flags)
     objects.append(f"{compiled}.pb.o")
   pch: list[object] = []
   op_flags = flags

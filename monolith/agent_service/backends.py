@@ -174,9 +174,10 @@ class ZKBackend(SyncBackend):
       AssertionError: another model is watched already.
     """
     with self._lock:
-      assert self._subscribed in (None, model_name), (
-        f"already subscribed to model {self._subscribed}, cannot subscribe to {model_name} too"
-      )
+      assert self._subscribed in (
+        None,
+        model_name,
+      ), f"already subscribed to model {self._subscribed}, cannot subscribe to {model_name} too"
       self._subscribed = model_name
       if self._zk.connected:
         self._watch_bindings()

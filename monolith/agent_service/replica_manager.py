@@ -121,9 +121,7 @@ class ReplicaWatcher:
   ) -> dict[str, TargetExtraInfo]:
     """Returns address -> where it is, of a task's available replicas; see `get_replicas`."""
     return {
-      address: TargetExtraInfo(
-        idc=path.idc, cluster=path.cluster, replica_id=int(path.replica_id)
-      )
+      address: TargetExtraInfo(idc=path.idc, cluster=path.cluster, replica_id=int(path.replica_id))
       for path, _, address in self._available(server_type, task, idc, cluster)
     }
 
@@ -163,9 +161,7 @@ class ReplicaWatcher:
 
     return on_children
 
-  def _watch_children(
-    self, path: str, on_children: Callable[[str, list[str]], None]
-  ) -> None:
+  def _watch_children(self, path: str, on_children: Callable[[str, list[str]], None]) -> None:
     with self._lock:
       if path in self._watched:
         return

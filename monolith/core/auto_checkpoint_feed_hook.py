@@ -20,9 +20,7 @@ _STOPPING = "stopping"
 _LOG_EVERY_SECONDS = 60
 
 
-class TPUInfeedOutfeedSessionWithEndOfStreamHandlingHook(
-  tpu_estimator.TPUInfeedOutfeedSessionHook
-):
+class TPUInfeedOutfeedSessionWithEndOfStreamHandlingHook(tpu_estimator.TPUInfeedOutfeedSessionHook):
   """TensorFlow's infeed and outfeed hook, plus the end of the stream.
 
   Everything but the outfeed thread and `before_run` is inherited.

@@ -103,9 +103,9 @@ class BaseEmbeddingHostCall(base_host_call.BaseHostCall):
     self._cache_inputs: dict[str, tf.Tensor] = {}
     self._tpu_var_restore_hooks: list[TPUVariableRestoreHook] = []
     if self._enable_caching:
-      assert self._every_n_steps > 1, (
-        f"Caching needs host_call_every_n_steps > 1, got {self._every_n_steps}"
-      )
+      assert (
+        self._every_n_steps > 1
+      ), f"Caching needs host_call_every_n_steps > 1, got {self._every_n_steps}"
 
   @property
   def tpu_var_restore_hooks(self) -> list[TPUVariableRestoreHook]:
@@ -199,9 +199,9 @@ class BaseEmbeddingHostCall(base_host_call.BaseHostCall):
       AssertionError: they are not vectors of the same dtype.
     """
     base, delta = tf.convert_to_tensor(base), tf.convert_to_tensor(delta)
-    assert base.shape.rank == 1 and delta.shape.rank == 1, (
-      f"base has shape {base.shape} and delta {delta.shape}, want vectors"
-    )
+    assert (
+      base.shape.rank == 1 and delta.shape.rank == 1
+    ), f"base has shape {base.shape} and delta {delta.shape}, want vectors"
     assert base.dtype == delta.dtype, f"base is {base.dtype}, delta is {delta.dtype}"
     padding = tf.shape(base)[0] - tf.shape(delta)[0]
     return base + tf.roll(tf.pad(delta, [[0, padding]]), shift=offset, axis=0)

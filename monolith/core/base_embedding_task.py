@@ -148,9 +148,9 @@ class BaseEmbeddingTask(base_task.BaseTask):
     Raises:
       AssertionError: any other mode; subclasses that evaluate override this.
     """
-    assert mode == tf.estimator.ModeKeys.TRAIN, (
-      f"The input function is for mode {tf.estimator.ModeKeys.TRAIN}, got {mode}"
-    )
+    assert (
+      mode == tf.estimator.ModeKeys.TRAIN
+    ), f"The input function is for mode {tf.estimator.ModeKeys.TRAIN}, got {mode}"
 
     def input_fn(params: dict[str, Any]) -> tf.data.Dataset:
       if params["cpu_test"]:
@@ -185,9 +185,9 @@ class BaseEmbeddingTask(base_task.BaseTask):
     dataset = self.create_dataset(files, params)
     enable_stopping_signals = params["enable_stopping_signals"]
     if self.p.train.repeat:
-      assert not enable_stopping_signals, (
-        "train.repeat and enable_stopping_signals contradict: repeated data never ends"
-      )
+      assert (
+        not enable_stopping_signals
+      ), "train.repeat and enable_stopping_signals contradict: repeated data never ends"
       dataset = dataset.repeat()
     if enable_stopping_signals:
       dataset = _append_stopping_batches(dataset, params["batch_size"])
@@ -199,9 +199,7 @@ class BaseEmbeddingTask(base_task.BaseTask):
       return tf.data.Dataset.from_tensor_slices(list_files(train.file_pattern))
     for name in ("file_folder", "date_and_file_name_format", "end_date"):
       assert train[name] is not None, f"train.{name} is None, and so is train.file_pattern"
-    assert train.file_folder.endswith("/"), (
-      f"train.file_folder {train.file_folder} must end with /"
-    )
+    assert train.file_folder.endswith("/"), f"train.file_folder {train.file_folder} must end with /"
     files = tf.data.Dataset.list_files(
       os.path.join(train.file_folder, train.date_and_file_name_format), shuffle=False
     )
@@ -264,8 +262,8 @@ class BaseEmbeddingTask(base_task.BaseTask):
             table = f"table_{slot_id}_{index}"
             if table not in self._table_to_config_dict:
               self._table_to_config_dict[table] = _table_config(feature_slice, size)
-            self._feature_to_config_dict[f"{column.fc_name}_{index}"] = (
-              tpu_embedding.FeatureConfig(table, max_sequence_length=max_seq_length)
+            self._feature_to_config_dict[f"{column.fc_name}_{index}"] = tpu_embedding.FeatureConfig(
+              table, max_sequence_length=max_seq_length
             )
     return self._feature_to_config_dict, self._table_to_config_dict
 

@@ -56,9 +56,10 @@ class BaseHostCall:
   def _record(self, name: str, tensor: Any) -> None:
     assert name not in self._tensor_names, f"Tensor {name} has been recorded already"
     tensor = tf.convert_to_tensor(tensor)
-    assert tensor.shape.rank in (0, 1), (
-      f"Now we only support tensor with shape (k, ) or (), but {name} has shape {tensor.shape}"
-    )
+    assert tensor.shape.rank in (
+      0,
+      1,
+    ), f"Now we only support tensor with shape (k, ) or (), but {name} has shape {tensor.shape}"
     if tensor.shape.num_elements() is None:
       raise ValueError(f"Tensor {name} has shape {tensor.shape}, want a static shape")
     self._tensor_names.append(name)

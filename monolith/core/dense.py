@@ -40,8 +40,8 @@ class Dense(tf.keras.layers.Dense, base_layer.BaseLayer):
 
   def __init__(self, params: hyperparams.Params, **kwargs: Any):
     """Args:
-      params: see `params`; `params.name` is the prefix of the variables' names.
-      **kwargs: for Keras: `name`, `dtype`, `input_dim`, ...
+    params: see `params`; `params.name` is the prefix of the variables' names.
+    **kwargs: for Keras: `name`, `dtype`, `input_dim`, ...
     """
     if "input_dim" in kwargs:
       kwargs["input_shape"] = (kwargs.pop("input_dim"),)

@@ -281,9 +281,9 @@ class FeatureColumnV1:
     Raises:
       AssertionError: the slot has none.
     """
-    assert self._feature_slot.has_bias(), (
-      f"Slot {self._feature_slot.slot_id()} of column {self._fc_name} has no bias"
-    )
+    assert (
+      self._feature_slot.has_bias()
+    ), f"Slot {self._feature_slot.slot_id()} of column {self._fc_name} has no bias"
     return self._bias
 
   def embedding_lookup(
@@ -382,9 +382,9 @@ class Env:
 
   def __init__(self, vocab_size_dict: dict[int, int], params: hyperparams.Params):
     """Args:
-      vocab_size_dict: slot id to vocabulary size.
-      params: needs `qr_multi_hashing`, `qr_hashing_threshold`, `qr_collision_rate`,
-        `use_random_init_embedding_for_oov` and `merge_vector`.
+    vocab_size_dict: slot id to vocabulary size.
+    params: needs `qr_multi_hashing`, `qr_hashing_threshold`, `qr_collision_rate`,
+      `use_random_init_embedding_for_oov` and `merge_vector`.
     """
     self._vocab_size_dict = vocab_size_dict
     self._slot_id_to_feature_slot: dict[int, FeatureSlot] = {}
@@ -407,9 +407,9 @@ class Env:
     """
     if self._is_finalized:
       return
-    assert slot_id not in self._slot_id_to_feature_slot, (
-      f"Feature slot with id: {slot_id} can not be created more than once."
-    )
+    assert (
+      slot_id not in self._slot_id_to_feature_slot
+    ), f"Feature slot with id: {slot_id} can not be created more than once."
     self._slot_id_to_feature_slot[slot_id] = feature_slot
 
   def set_tpu_features(self, tpu_features: dict[str, Any]) -> None:

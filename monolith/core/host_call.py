@@ -15,9 +15,9 @@ class HostCall(base_host_call.BaseHostCall):
 
   def __init__(self, output_dir: str, enable_host_call: bool, enable_deepinsight: bool):
     """Args:
-      output_dir: see `BaseHostCall`.
-      enable_host_call: whether there is a host call; tensors are recorded in any case.
-      enable_deepinsight: whether the complete tensors are written too, serialized, as text.
+    output_dir: see `BaseHostCall`.
+    enable_host_call: whether there is a host call; tensors are recorded in any case.
+    enable_deepinsight: whether the complete tensors are written too, serialized, as text.
     """
     super().__init__(output_dir, enable_host_call)
     self._enable_deepinsight = enable_deepinsight

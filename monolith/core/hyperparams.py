@@ -168,9 +168,9 @@ class Params:
     """
     if self._immutable:
       raise TypeError(_IMMUTABLE)
-    assert isinstance(name, str) and _NAME_PATTERN.fullmatch(name), (
-      f"Parameter name {name!r} must be a string that matches {_NAME_PATTERN.pattern}"
-    )
+    assert isinstance(name, str) and _NAME_PATTERN.fullmatch(
+      name
+    ), f"Parameter name {name!r} must be a string that matches {_NAME_PATTERN.pattern}"
     if name in self._params:
       raise AttributeError(f"Parameter {name} is already defined")
     self._params[name] = _Param(name, default_value, description)

@@ -114,9 +114,7 @@ def _check(condition: bool, message: str) -> None:
 
 
 def _check_shape(about: str, what: str, shape: Any, want: tf.TensorShape) -> None:
-  _check(
-    want.is_compatible_with(list(shape)), f"{about}{what} shape {tuple(shape)}, want {want}"
-  )
+  _check(want.is_compatible_with(list(shape)), f"{about}{what} shape {tuple(shape)}, want {want}")
 
 
 def _check_values(about: str, actual: np.ndarray, expected: Any, test_harness: Any) -> None:

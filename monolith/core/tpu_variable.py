@@ -21,8 +21,8 @@ class ReplicatedVariable:
 
   def __init__(self, name: str, variables: Sequence[tf.Variable]):
     """Args:
-      name: common name of the copies.
-      variables: resource variables of equal shape and dtype, one per core.
+    name: common name of the copies.
+    variables: resource variables of equal shape and dtype, one per core.
     """
     if not variables:
       raise ValueError(f"ReplicatedVariable {name} needs at least one variable")
@@ -99,9 +99,7 @@ class ReplicatedVariable:
   ) -> Any:
     """Assigns a value; returns the op, or the new value if `read_value`."""
     del use_locking
-    return self._write(
-      gen_resource_variable_ops.assign_variable_op, value, name, read_value
-    )
+    return self._write(gen_resource_variable_ops.assign_variable_op, value, name, read_value)
 
   def assign_add(
     self,
@@ -112,9 +110,7 @@ class ReplicatedVariable:
   ) -> Any:
     """Adds a value; returns the new value, or the op unless `read_value`."""
     del use_locking
-    return self._write(
-      gen_resource_variable_ops.assign_add_variable_op, delta, name, read_value
-    )
+    return self._write(gen_resource_variable_ops.assign_add_variable_op, delta, name, read_value)
 
   def assign_sub(
     self,
@@ -125,9 +121,7 @@ class ReplicatedVariable:
   ) -> Any:
     """Subtracts a value; returns the new value, or the op unless `read_value`."""
     del use_locking
-    return self._write(
-      gen_resource_variable_ops.assign_sub_variable_op, delta, name, read_value
-    )
+    return self._write(gen_resource_variable_ops.assign_sub_variable_op, delta, name, read_value)
 
   def _write(self, write_op: Any, value: Any, name: Optional[str], read_value: bool) -> Any:
     op = write_op(self.handle, tf.convert_to_tensor(value, dtype=self._dtype), name=name)

@@ -158,19 +158,19 @@ def update_params(params: dict[str, Any], tpu_cluster_resolver: Any) -> None:
   core_number = shard_num * _CORE_NUMBER_PER_HOST
   per_core = params.get("batch_size_per_core")
   total = params.get("global_batch_size")
-  assert per_core is not None or total is not None, (
-    "batch_size_per_core and global_batch_size can't be both None."
-  )
+  assert (
+    per_core is not None or total is not None
+  ), "batch_size_per_core and global_batch_size can't be both None."
   if per_core is None:
-    assert total % core_number == 0, (
-      f"global_batch_size {total} is not a multiple of the {core_number} cores"
-    )
+    assert (
+      total % core_number == 0
+    ), f"global_batch_size {total} is not a multiple of the {core_number} cores"
     per_core = total // core_number
   elif total is None:
     total = per_core * core_number
-  assert per_core * core_number == total, (
-    f"batch_size_per_core {per_core} x {core_number} cores is not global_batch_size {total}"
-  )
+  assert (
+    per_core * core_number == total
+  ), f"batch_size_per_core {per_core} x {core_number} cores is not global_batch_size {total}"
   params["shard_num"] = shard_num
   params["batch_size_per_core"] = per_core
   params["global_batch_size"] = total
@@ -213,13 +213,13 @@ def get_per_file_example_numbers_for_checkpoint_reload(
   )
   start = next((i for i, (name, _) in enumerate(meta) if name >= files[0]), len(meta))
   run = meta[start : start + len(files)]
-  assert len(run) == len(files), (
-    f"{file_example_number_meta} has {len(run)} entries from {files[0]} on, want {len(files)}"
-  )
+  assert len(run) == len(
+    files
+  ), f"{file_example_number_meta} has {len(run)} entries from {files[0]} on, want {len(files)}"
   for name, (meta_name, _) in zip(files, run):
-    assert name == meta_name, (
-      f"Training file {name} does not match {meta_name} of {file_example_number_meta}"
-    )
+    assert (
+      name == meta_name
+    ), f"Training file {name} does not match {meta_name} of {file_example_number_meta}"
   return [count for _, count in run]
 
 
@@ -261,6 +261,6 @@ def _list_files_with_prefix(prefix: str) -> list[str]:
 
 
 def _assert_ascending(previous: str, name: str) -> None:
-  assert previous < name, (
-    f"File name must be in dictionary ascending order. Previous: {previous}, current: {name}"
-  )
+  assert (
+    previous < name
+  ), f"File name must be in dictionary ascending order. Previous: {previous}, current: {name}"

@@ -96,9 +96,7 @@ def _truncated_normal(generator: np.random.RandomState, shape: tuple[int, ...]) 
   return np.asarray(np.frompyfunc(_NORMAL.inv_cdf, 1, 1)(quantiles), np.float64)
 
 
-def _compute_fans(
-  shape: Sequence[int], data_format: str = "channels_last"
-) -> tuple[float, float]:
+def _compute_fans(shape: Sequence[int], data_format: str = "channels_last") -> tuple[float, float]:
   """Returns fan in and fan out of a weight array.
 
   Args:

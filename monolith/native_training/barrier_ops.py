@@ -181,9 +181,7 @@ class BarrierOp:
     return np.flatnonzero(~session.run(self._barrier)).tolist()
 
   def _set_blocked(self, session: tf.compat.v1.Session, index: int, blocked: bool) -> None:
-    session.run(
-      self._set_op, {self._index_placeholder: index, self._value_placeholder: blocked}
-    )
+    session.run(self._set_op, {self._index_placeholder: index, self._value_placeholder: blocked})
 
   def _run_callbacks(self, action: str, session: tf.compat.v1.Session) -> None:
     # Outside the lock: a callback may use the barrier.

@@ -126,9 +126,9 @@ def get_training_cluster(
     else:
       ps_addrs = _query_ps_cluster(discovery, num_required_ps, model_name, cluster_type)
     task = {"type": "worker", "index": index - 1}
-  assert len(ps_addrs) == num_required_ps, (
-    f"got {len(ps_addrs)} parameter servers {ps_addrs}, want {num_required_ps}"
-  )
+  assert (
+    len(ps_addrs) == num_required_ps
+  ), f"got {len(ps_addrs)} parameter servers {ps_addrs}, want {num_required_ps}"
   return {"chief": [chief_addr], "worker": workers, "ps": ps_addrs}, task
 
 

@@ -30,9 +30,7 @@ from monolith.native_training.service_discovery import HostServiceDiscovery
 
 FLAGS = flags.FLAGS
 
-flags.DEFINE_integer(
-  "test_case", 0, "which of the functions test0, test1 and test2 to run", 0, 2
-)
+flags.DEFINE_integer("test_case", 0, "which of the functions test0, test1 and test2 to run", 0, 2)
 flags.DEFINE_string("test_dir", "", "folder of discovery and checkpoints")
 flags.DEFINE_enum("server_type", "worker", ["ps", "worker"], "role of this process")
 flags.DEFINE_integer("index", 0, "index inside the role")
@@ -159,9 +157,7 @@ def test_run(params: hyperparams.InstantiableParams) -> None:
   )
   params.name = "test_task"
   params.train.max_pending_seconds_for_barrier = 2
-  discovery = HostServiceDiscovery(
-    os.path.join(FLAGS.test_dir, FLAGS.uuid, "service_discovery")
-  )
+  discovery = HostServiceDiscovery(os.path.join(FLAGS.test_dir, FLAGS.uuid, "service_discovery"))
   cpu_training.distributed_train(config, discovery, params)
 
 

@@ -317,9 +317,7 @@ def _generate_alias_map(checkpoint: str) -> dict[str, str] | None:
     New name -> old name; None if all have their names there, or (with a warning) if some were not
     found.
   """
-  olds = {
-    name: tuple(shape) for name, shape in tf.train.list_variables(checkpoint)
-  }
+  olds = {name: tuple(shape) for name, shape in tf.train.list_variables(checkpoint)}
   variables = {node_name(v.name): v for v in tf.compat.v1.global_variables()}
   news = infer_variable_name(variables)
   if news.issubset(olds):

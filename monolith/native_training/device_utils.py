@@ -47,9 +47,9 @@ def get_visible_gpus(local_rank: int, processes_per_gpu: int = 1) -> str:
     local_rank: rank of the process on its host.
     processes_per_gpu: how many processes share one, at least 1.
   """
-  assert isinstance(processes_per_gpu, int) and processes_per_gpu >= 1, (
-    f"processes_per_gpu is {processes_per_gpu!r}, want an int of at least 1"
-  )
+  assert (
+    isinstance(processes_per_gpu, int) and processes_per_gpu >= 1
+  ), f"processes_per_gpu is {processes_per_gpu!r}, want an int of at least 1"
   return str(local_rank // processes_per_gpu)
 
 

@@ -245,9 +245,7 @@ class DistributedMultiTypeHashTable(ps_tables.PsTables):
 
     Slots without a table are ignored by native tables; others raise a `KeyError`.
     """
-    slot_to_id = {
-      slot: tf.convert_to_tensor(ids, tf.int64) for slot, ids in slot_to_id.items()
-    }
+    slot_to_id = {slot: tf.convert_to_tensor(ids, tf.int64) for slot, ids in slot_to_id.items()}
     with tf.name_scope("dmtht_lu"):
       if self._is_raw:
         return self._raw_lookup(slot_to_id)

@@ -149,7 +149,8 @@ class MultiHashTableFactory:
     key = id(slot_to_config)
     if key not in self._converted:
       self._converted[key] = (
-        slot_to_config, multi_hash_table_ops.convert_to_cached_config(slot_to_config)
+        slot_to_config,
+        multi_hash_table_ops.convert_to_cached_config(slot_to_config),
       )
     return self._converted[key][1]
 

@@ -134,9 +134,9 @@ class DistributedMultiTypeHashTableMpi(multi_type_hash_table.BaseMultiTypeHashTa
       AssertionError: the ids were not reordered.
       ValueError: not as many slots as tables.
     """
-    assert early_reorder_indicies_res_pack is not None, (
-      "Support for reorder_fids_in_data_pipeline=False is dropped. Please set it to True"
-    )
+    assert (
+      early_reorder_indicies_res_pack is not None
+    ), "Support for reorder_fids_in_data_pipeline=False is dropped. Please set it to True"
     slots = sorted(slot_to_id)
     if len(slots) != len(self._output_dims):
       raise ValueError(f"slot_to_id has {len(slots)} slots, want {len(self._output_dims)}: {slots}")
@@ -308,9 +308,7 @@ class DistributedMultiTypeHashTableMpi(multi_type_hash_table.BaseMultiTypeHashTa
     """Adds the hooks of Q1 and Q2, of which the first reads the data."""
     ahead = sum(capacity for _, capacity in queues)
     for queue, capacity in queues:
-      self.add_queue_hook(
-        sync_pipeline_hooks.LockstepEnqueueHook(queue, ahead, consumer, is_last)
-      )
+      self.add_queue_hook(sync_pipeline_hooks.LockstepEnqueueHook(queue, ahead, consumer, is_last))
       # What Q2 is filled from ends when Q1 is closed.
       ahead, is_last = ahead - capacity, None
 

@@ -308,9 +308,7 @@ def gather_embeddings_by_input(
 
 @tf.RegisterGradient("MonolithGatherEmbeddingsByInput")
 def _gather_embeddings_by_input_gradient(op: tf.Operation, grad: tf.Tensor, _):
-  embedding_grads = gather_embeddings_by_ids_gradient_back_prop(
-    op.inputs[0], grad, op.outputs[1]
-  )
+  embedding_grads = gather_embeddings_by_ids_gradient_back_prop(op.inputs[0], grad, op.outputs[1])
   return [None, embedding_grads, None]
 
 
@@ -430,9 +428,7 @@ def fused_sorted_segment_sum(
 @tf.RegisterGradient("MonolithFusedSegmentSum")
 def _fused_segment_sum_gradient(op: tf.Operation, *grads: tf.Tensor):
   n = len(grads)
-  gathered = [
-    tf.gather(grad, tf.reshape(index, [-1])) for grad, index in zip(grads, op.inputs[:n])
-  ]
+  gathered = [tf.gather(grad, tf.reshape(index, [-1])) for grad, index in zip(grads, op.inputs[:n])]
   return [None] * n + gathered + [None] * n
 
 
@@ -541,9 +537,9 @@ def normalize_merged_split(row_split: tf.Tensor, row_split_size: tf.Tensor) -> t
 
 
 def _layout_attrs(variant_type: str, feature_cfgs: FeatureConfigs) -> dict:
-  assert variant_type in _VARIANT_TYPES, (
-    f"variant_type is {variant_type!r}, want one of {_VARIANT_TYPES}"
-  )
+  assert (
+    variant_type in _VARIANT_TYPES
+  ), f"variant_type is {variant_type!r}, want one of {_VARIANT_TYPES}"
   return {
     "variant_type": "example_batch" if variant_type == "examplebatch" else variant_type,
     "feature_cfgs": feature_cfgs.SerializeToString(deterministic=True),
@@ -554,9 +550,9 @@ def _check_row_length(version: int, fid_list_emb_row_lenth) -> None:
   if version == 4:
     assert fid_list_emb_row_lenth is not None, "version 4 needs fid_list_emb_row_lenth"
   else:
-    assert fid_list_emb_row_lenth is None, (
-      f"fid_list_emb_row_lenth belongs to version 4, not to {version}"
-    )
+    assert (
+      fid_list_emb_row_lenth is None
+    ), f"fid_list_emb_row_lenth belongs to version 4, not to {version}"
 
 
 def _as_list(tensors) -> list:

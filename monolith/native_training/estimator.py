@@ -169,9 +169,7 @@ class Estimator:
     AssertionError: a parameter server of a realtime training has no `bzid` or `base_name`.
   """
 
-  def __init__(
-    self, model: Any, conf: RunConfig | RunnerConfig, warm_start_from: Any = None
-  ):
+  def __init__(self, model: Any, conf: RunConfig | RunnerConfig, warm_start_from: Any = None):
     self._local_profiling = isinstance(conf, RunConfig) and conf.enable_local_profiling
     self._runner_conf = conf.to_runner_config() if isinstance(conf, RunConfig) else conf
     conf = self._runner_conf
@@ -208,9 +206,9 @@ class Estimator:
     from monolith.agent_service import utils as agent_utils
 
     conf = self._runner_conf
-    assert conf.bzid is not None and conf.base_name is not None, (
-      f"realtime training needs bzid and base_name, got {conf.bzid!r} and {conf.base_name!r}"
-    )
+    assert (
+      conf.bzid is not None and conf.base_name is not None
+    ), f"realtime training needs bzid and base_name, got {conf.bzid!r} and {conf.base_name!r}"
     zk_servers = conf.zk_server or os.environ.get("zk_servers") or zk_utils.default_zk_servers()
     if conf.unified_serving:
       self._sync_backend = backends.ZKBackend(conf.bzid, zk_servers)
@@ -262,9 +260,7 @@ class Estimator:
       steps = _params_of(self._model).eval.steps
     self._run(_EVAL, steps, None, hooks)
 
-  def _run(
-    self, mode: str, steps: int | None, max_steps: int | None, hooks: Hooks | None
-  ) -> None:
+  def _run(self, mode: str, steps: int | None, max_steps: int | None, hooks: Hooks | None) -> None:
     assert hooks is None or (
       isinstance(hooks, list) and all(isinstance(h, tf.estimator.SessionRunHook) for h in hooks)
     ), f"hooks is {hooks!r}, want a list of SessionRunHooks"

@@ -70,9 +70,7 @@ class FeatureEmbTable(abc.ABC):
   ) -> tf.Tensor | None:
     """Returns columns `[start, end)` of a feature; `None, None` means all, not pooled."""
 
-  def set_feature_metadata(
-    self, feature_name: str, combiner: embedding_combiners.Combiner
-  ) -> None:
+  def set_feature_metadata(self, feature_name: str, combiner: embedding_combiners.Combiner) -> None:
     """Tells the table of a column; the default does nothing."""
 
   def get_slices(self, feature_name: str) -> list[tf.Tensor]:
@@ -376,9 +374,7 @@ class DummyFeatureEmbTable(FeatureEmbTable):
       learning_rate_fn = _default_learning_rate(segment)
     self._slices.append(SliceConfig(segment, learning_rate_fn))
 
-  def set_feature_metadata(
-    self, feature_name: str, combiner: embedding_combiners.Combiner
-  ) -> None:
+  def set_feature_metadata(self, feature_name: str, combiner: embedding_combiners.Combiner) -> None:
     known = self._feature_to_combiner.get(feature_name, combiner)
     if (type(known), known.max_seq_length) != (type(combiner), combiner.max_seq_length):
       raise ValueError(

@@ -100,9 +100,7 @@ def _can_fuse(grad: Gradient | None) -> bool:
   return isinstance(grad, tf.Tensor) and grad.dtype == tf.float32
 
 
-def _allreduce_as_one(
-  grads: list[tf.Tensor], scale: tf.Tensor | float
-) -> list[tf.Tensor]:
+def _allreduce_as_one(grads: list[tf.Tensor], scale: tf.Tensor | float) -> list[tf.Tensor]:
   with tf.device("/device:CPU:0"):
     flat = aligned_flat_ops.aligned_flat_concat(grads, tf.cast(scale, tf.float32))
   __getattr__("control_ops").append(flat.op)
@@ -209,9 +207,9 @@ def apply_gradients_with_var_optimizer(
     AssertionError: `var_opt` is of another kind.
     KeyError: a feature of the check is missing.
   """
-  assert isinstance(var_opt, tf.compat.v1.train.Optimizer), (
-    f"var_opt is {var_opt!r}, want a tf.compat.v1.train.Optimizer"
-  )
+  assert isinstance(
+    var_opt, tf.compat.v1.train.Optimizer
+  ), f"var_opt is {var_opt!r}, want a tf.compat.v1.train.Optimizer"
   dense, sparse = _compute_gradients(ctx, list(feature_columns), var_opt, loss, is_fused_layout)
   if not dense and not sparse:
     return tf.no_op()
@@ -435,9 +433,7 @@ def _add_weight_decay(
 ) -> list[Gradient]:
   if not weight_decay:
     return list(grads)
-  return [
-    tf.convert_to_tensor(grad) + weight_decay * var for grad, var in zip(grads, variables)
-  ]
+  return [tf.convert_to_tensor(grad) + weight_decay * var for grad, var in zip(grads, variables)]
 
 
 def _apply_dense(

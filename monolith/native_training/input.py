@@ -13,9 +13,7 @@ def slot_to_key(slot: int) -> str:
   return f"feature_{slot}"
 
 
-def generate_ffm_example(
-  vocab_sizes: Sequence[int], length: int = 5, num_labels: int = 1
-) -> bytes:
+def generate_ffm_example(vocab_sizes: Sequence[int], length: int = 5, num_labels: int = 1) -> bytes:
   """Returns a random serialized `tf.train.Example` from NumPy's global generator.
 
   Ids of slot i lie in `[M * i, M * i + vocab_sizes[i])` with M the largest vocabulary.

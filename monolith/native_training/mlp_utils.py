@@ -426,9 +426,7 @@ def begin(self) -> None:
       logging.warning("cannot broadcast the dataset id: %r", e)
     else:
       self._broadcast_dataset_id = [
-        lib.broadcast(
-          _to_number(dataset_id), 0, name=f"broadcast_dataset_id{f'_{i}' if i else ''}"
-        )
+        lib.broadcast(_to_number(dataset_id), 0, name=f"broadcast_dataset_id{f'_{i}' if i else ''}")
         for i, dataset_id in enumerate(dataset_ids)
       ]
   graph.clear_collection(_DATASET_ID_COLLECTION)

@@ -204,9 +204,7 @@ class MultiTypeHashTable(BaseMultiTypeHashTable):
   def _sorted_tables(self) -> list[hash_table_ops.BaseHashTable]:
     return [self._hash_tables[slot] for slot in sorted(self._hash_tables)]
 
-  def _with_tables(
-    self, changed: Mapping[str, hash_table_ops.BaseHashTable]
-  ) -> MultiTypeHashTable:
+  def _with_tables(self, changed: Mapping[str, hash_table_ops.BaseHashTable]) -> MultiTypeHashTable:
     updated = copy.copy(self)
     updated._hash_tables = {**self._hash_tables, **changed}
     return updated

@@ -561,9 +561,7 @@ class MonolithModel(MonolithBaseModel):
         raise ValueError("groups of features are not supported in a fused layout")
       # The tables know the slices of the dry run by the order in which they were added.
       for name, dim in zip(names, dims):
-        self._get_slice(
-          name, slice_name, dim, initializer, optimizer, compressor, learning_rate_fn
-        )
+        self._get_slice(name, slice_name, dim, initializer, optimizer, compressor, learning_rate_fn)
       return self.ctx.layout_factory.get_layout(layout_name)
 
     columns, slices = [], []
@@ -576,9 +574,7 @@ class MonolithModel(MonolithBaseModel):
     self._declare_layout(layout_name, columns, slices, dims, out_type)
     if groups is not None:
       iterator = iter(tensors)
-      tensors = [
-        _pool([next(iterator) for _ in range(size)], group_out_type) for size in groups
-      ]
+      tensors = [_pool([next(iterator) for _ in range(size)], group_out_type) for size in groups]
     return tensors if out_type is None else _pool(tensors, out_type)
 
   def _get_slice(

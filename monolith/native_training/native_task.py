@@ -1,15 +1,15 @@
 """`NativeTask`: what a model author writes and the driver trains.
 
-  class MyTask(NativeTask):
-    def create_input_fn(self, mode):
-      return lambda: tf.data.Dataset...          # dict of ragged int64 ids and dense tensors
+class MyTask(NativeTask):
+  def create_input_fn(self, mode):
+    return lambda: tf.data.Dataset...          # dict of ragged int64 ids and dense tensors
 
-    def create_model_fn(self):
-      def model_fn(features, mode, config):
-        slot = self.ctx.create_feature_slot(FeatureSlotConfig(name="user"))
-        ...
-        return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=train_op)
-      return model_fn
+  def create_model_fn(self):
+    def model_fn(features, mode, config):
+      slot = self.ctx.create_feature_slot(FeatureSlotConfig(name="user"))
+      ...
+      return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=train_op)
+    return model_fn
 """
 
 from __future__ import annotations

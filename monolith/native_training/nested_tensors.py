@@ -80,9 +80,9 @@ class NestedTensors:
     """
     num_dense = len(self._tensors)
     flatten_ragged_tensors = tensors[num_dense:]
-    assert len(flatten_ragged_tensors) == len(self._ragged_tensors) * 2, (
-      f"got {len(tensors)} tensors, want {num_dense + 2 * len(self._ragged_tensors)}"
-    )
+    assert (
+      len(flatten_ragged_tensors) == len(self._ragged_tensors) * 2
+    ), f"got {len(tensors)} tensors, want {num_dense + 2 * len(self._ragged_tensors)}"
     values_of_kind = {
       _DENSE: tensors[:num_dense],
       _RAGGED: self._flatten_to_ragged(flatten_ragged_tensors),
@@ -116,9 +116,7 @@ class NestedTensors:
   def _convert_ragged_to_tensors(self, ragged: tf.RaggedTensor) -> tuple[tf.Tensor, tf.Tensor]:
     return ragged.values, ragged.row_splits
 
-  def _convert_tensors_to_ragged(
-    self, values: tf.Tensor, row_splits: tf.Tensor
-  ) -> tf.RaggedTensor:
+  def _convert_tensors_to_ragged(self, values: tf.Tensor, row_splits: tf.Tensor) -> tf.RaggedTensor:
     return tf.RaggedTensor.from_row_splits(values, row_splits, validate=False)
 
   def _ragged_to_flatten(self, ragged_tensors: Sequence[tf.RaggedTensor]) -> list[tf.Tensor]:

@@ -311,8 +311,8 @@ class AsyncPushHook(tf.estimator.SessionRunHook):
 
   def __init__(self, queue: _MultiFIFOQueue, ops: Any):
     """Args:
-      queue: filled by the train op.
-      ops: what `session.run` accepts; takes one element from the queue.
+    queue: filled by the train op.
+    ops: what `session.run` accepts; takes one element from the queue.
     """
     self._queue = queue
     self._run_ops = ops
@@ -348,7 +348,7 @@ class AsyncFunctionMgr:
 
   def __init__(self, is_async: bool = True):
     """Args:
-      is_async: whether functions are asynchronous unless they say otherwise.
+    is_async: whether functions are asynchronous unless they say otherwise.
     """
     self._is_async = is_async
     self._hooks: list[AsyncPushHook] = []

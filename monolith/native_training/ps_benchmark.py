@@ -202,9 +202,7 @@ class PsBenchMarkTask(native_task.NativeTask):
     return input_fn
 
   def create_model_fn(self) -> Callable[..., tf.estimator.EstimatorSpec]:
-    def model_fn(
-      features: tf.Tensor, mode: str, config: Any = None
-    ) -> tf.estimator.EstimatorSpec:
+    def model_fn(features: tf.Tensor, mode: str, config: Any = None) -> tf.estimator.EstimatorSpec:
       if mode == tf.estimator.ModeKeys.PREDICT:
         return tf.estimator.EstimatorSpec(mode, predictions=tf.constant(0.0))
       throughputs = []

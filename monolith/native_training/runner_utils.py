@@ -437,9 +437,7 @@ class RunnerConfig(DistributedCpuTrainingConfig):
     while not tf.io.gfile.exists(path):
       remaining = deadline - time.monotonic()
       if remaining <= 0:
-        raise TimeoutError(
-          f"{path} did not appear within {self.session_creation_timeout_secs} s"
-        )
+        raise TimeoutError(f"{path} did not appear within {self.session_creation_timeout_secs} s")
       logging.info("waiting for the chief to write %s", path)
       time.sleep(min(_CHECKPOINT_POLL_SECS, remaining))
 

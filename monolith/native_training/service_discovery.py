@@ -1,4 +1,4 @@
-"""How the processes of a job find one another: Consul, TF_CONFIG, ZooKeeper, MLP variables, or files.
+"""How the processes of a job find one another: Consul, TF_CONFIG, ZooKeeper, MLP, or files.
 
 Each discovery maps a role ("ps", "worker") to `{index: "host:port"}`.
 

@@ -80,14 +80,14 @@ class CustomGlobalStepWaiterHook(tf.estimator.SessionRunHook):
     max_non_tide_wait_minute: int = 10,
   ):
     """Args:
-      wait_until_step: the step to wait for; 0 or less does not wait.
-      tide_start_hour: start of the tide, with `tide_end_hour`; outside of it the session is
-        stopped.
-      tide_start_minute: 0 by default.
-      tide_end_hour: end of the tide.
-      tide_end_minute: 0 by default.
-      max_non_tide_wait_minute: minutes after which to start anyway; up to ten more are added at
-        random, so that workers do not start all at once.
+    wait_until_step: the step to wait for; 0 or less does not wait.
+    tide_start_hour: start of the tide, with `tide_end_hour`; outside of it the session is
+      stopped.
+    tide_start_minute: 0 by default.
+    tide_end_hour: end of the tide.
+    tide_end_minute: 0 by default.
+    max_non_tide_wait_minute: minutes after which to start anyway; up to ten more are added at
+      random, so that workers do not start all at once.
     """
     self._wait_until_step = wait_until_step
     self._tide = _TideWindow(tide_start_hour, tide_start_minute, tide_end_hour, tide_end_minute)

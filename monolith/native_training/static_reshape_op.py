@@ -37,10 +37,10 @@ def static_reshape(
 class StaticReshapeNBuilder:
   """Collects tensors and their new shapes for one `static_reshape`.
 
-    builder = StaticReshapeNBuilder()
-    index = builder.add(tensor, (None, 4))
-    outputs, sizes = builder.build()
-    reshaped = outputs[index]
+  builder = StaticReshapeNBuilder()
+  index = builder.add(tensor, (None, 4))
+  outputs, sizes = builder.build()
+  reshaped = outputs[index]
   """
 
   def __init__(self, enable_parallelism: bool = True):

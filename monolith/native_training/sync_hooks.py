@@ -29,15 +29,16 @@ class SyncHelper:
     self, num_workers: int, is_chief: bool, var_device: Optional[str] = "/job:chief/task:0"
   ):
     """Args:
-      num_workers: number of workers, the chief included.
-      is_chief: whether this process initialises the variable, as a local one; for the others it is
-        a global variable that has to become initialised.
-      var_device: where the variable lives, `None` for wherever the session puts it.
+    num_workers: number of workers, the chief included.
+    is_chief: whether this process initialises the variable, as a local one; for the others it is
+      a global variable that has to become initialised.
+    var_device: where the variable lives, `None` for wherever the session puts it.
     """
     self._num_workers = num_workers
     keys = tf.compat.v1.GraphKeys
-    with tf.device(var_device), tf.compat.v1.variable_scope(
-      "monolith_sync_helper", reuse=tf.compat.v1.AUTO_REUSE
+    with (
+      tf.device(var_device),
+      tf.compat.v1.variable_scope("monolith_sync_helper", reuse=tf.compat.v1.AUTO_REUSE),
     ):
       self._control_var = tf.compat.v1.get_variable(
         "control_var",
@@ -94,8 +95,8 @@ class ChiefSyncHook(tf.estimator.SessionRunHook):
 
   def __init__(self, sync_helper: SyncHelper, timeout_seconds: float = _CHIEF_TIMEOUT_SECONDS):
     """Args:
-      sync_helper: the shared state.
-      timeout_seconds: how long to wait for workers at the end.
+    sync_helper: the shared state.
+    timeout_seconds: how long to wait for workers at the end.
     """
     self._sync_helper = sync_helper
     self._timeout_seconds = timeout_seconds
@@ -177,10 +178,10 @@ class TrainingHooksHelper:
     chief_timeout_seconds: float = _CHIEF_TIMEOUT_SECONDS,
   ):
     """Args:
-      enable_sync: whether to synchronise at all.
-      num_workers: number of workers, the chief included.
-      worker_idx: of this process; 0 is the chief.
-      chief_timeout_seconds: see `ChiefSyncHook`.
+    enable_sync: whether to synchronise at all.
+    num_workers: number of workers, the chief included.
+    worker_idx: of this process; 0 is the chief.
+    chief_timeout_seconds: see `ChiefSyncHook`.
     """
     self._training_hooks: tuple[tf.estimator.SessionRunHook, ...] = ()
     self._training_chief_hooks: tuple[tf.estimator.SessionRunHook, ...] = ()

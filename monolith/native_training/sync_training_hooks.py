@@ -88,9 +88,7 @@ class ParameterSyncHook(tf.estimator.SessionRunHook):
   def before_run(self, run_context: RunContext) -> tf.estimator.SessionRunArgs:
     now = time.monotonic()
     if self._last_refresh is None or now - self._last_refresh >= self._refresh_interval:
-      self._config = distributed_serving_ops.refresh_sync_config(
-        self._sync_backend, self._ps_index
-      )
+      self._config = distributed_serving_ops.refresh_sync_config(self._sync_backend, self._ps_index)
       self._last_refresh = now
     return tf.estimator.SessionRunArgs(self._sync_op, {self._placeholder: self._config})
 
@@ -258,9 +256,9 @@ class ReqTimeControlDumpHook(EveryNRunsHook):
     self._broadcast = sync_agreement.Broadcast("hvd_req_time", [2], tf.int64)
     if hvd_lib.rank() == 0:
       tensors = tf.compat.v1.get_collection(_REQ_TIME_COLLECTION)
-      assert len(tensors) == 1, (
-        f"the collection {_REQ_TIME_COLLECTION!r} has {len(tensors)} tensors, want one: {tensors}"
-      )
+      assert (
+        len(tensors) == 1
+      ), f"the collection {_REQ_TIME_COLLECTION!r} has {len(tensors)} tensors, want one: {tensors}"
       self._req_time_tensor = tf.reduce_max(tf.cast(tensors[0], tf.int64))
 
   def before_run(self, run_context: RunContext) -> tf.estimator.SessionRunArgs | None:

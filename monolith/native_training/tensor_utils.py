@@ -59,9 +59,7 @@ def pack_tensors(keyed_tensors: KeyedTensors) -> tuple[tf.Tensor, tf.Tensor]:
   return packed[0], sizes
 
 
-def unpack_tensors(
-  keyed_shape: KeyedShape, packed: tuple[tf.Tensor, tf.Tensor]
-) -> KeyedTensors:
+def unpack_tensors(keyed_shape: KeyedShape, packed: tuple[tf.Tensor, tf.Tensor]) -> KeyedTensors:
   """Undoes `pack_tensors`.
 
   Args:

@@ -76,9 +76,7 @@ def cached_variable_creator(next_creator: Callable[..., tf.Variable], **kwargs: 
       "Only ResourceVariable is supported. Do you disable V2 behavior or use strategy?"
     )
   if var._cached_value is not None:
-    raise ValueError(
-      "The variable has already been cached. Consider about removing cache_device."
-    )
+    raise ValueError("The variable has already been cached. Consider about removing cache_device.")
   with tf.device(None):
     # Where would a copy go? Variables colocated with their primary, such as optimizer slots, stay
     # without a cache. A no-op costs less than two variables that nobody uses.

@@ -74,9 +74,7 @@ class ParityTask(base_embedding_task.BaseEmbeddingTask):
       logits = self.logits_fn()
       labels = features[self.p.train.label_key]
       predictions = tf.sigmoid(logits)
-      loss = tf.reduce_mean(
-        tf.nn.sigmoid_cross_entropy_with_logits(labels=labels, logits=logits)
-      )
+      loss = tf.reduce_mean(tf.nn.sigmoid_cross_entropy_with_logits(labels=labels, logits=logits))
       spec = tf.compat.v1.estimator.tpu.TPUEstimatorSpec
       if mode == tf.estimator.ModeKeys.EVAL:
         return spec(mode=mode, loss=loss, eval_metrics=(_metric_fn, [labels, predictions]))

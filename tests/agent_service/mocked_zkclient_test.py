@@ -79,9 +79,7 @@ class FakeKazooClientTest(unittest.TestCase):
     self.zk.DataWatch("/a", lambda data, stat: two_arguments.append(data))
     self.zk.set("/a", b"2")
     self.zk.delete("/a")
-    self.assertEqual(
-      seen, [(b"1", 0, "CREATED"), (b"2", 1, "CHANGED"), (None, None, "DELETED")]
-    )
+    self.assertEqual(seen, [(b"1", 0, "CREATED"), (b"2", 1, "CHANGED"), (None, None, "DELETED")])
     self.assertEqual(two_arguments, [b"1", b"2", None])
 
   def test_a_watch_that_returns_false_ends(self):

@@ -119,9 +119,7 @@ class ReplicaWatcherTest(unittest.TestCase):
   def test_polling_finds_what_watches_missed(self):
     watcher = self.watch()
     self.create("ps:0/0", _meta("a:1"))
-    with mock.patch.object(self.zk, "_notify_children"), mock.patch.object(
-      self.zk, "_notify_data"
-    ):
+    with mock.patch.object(self.zk, "_notify_children"), mock.patch.object(self.zk, "_notify_data"):
       self.create("ps:3/0", _meta("b:1"))
       self.zk.delete("/demo/service/model/ps:0/0")
     self.assertEqual(watcher.get_all_replicas(_PS), {"ps:0": ["a:1"]})

@@ -14,9 +14,7 @@ class UtilsTest(unittest.TestCase):
     self.assertEqual(utils.ModelState.AVAILABLE, 30)
 
   def test_server_types(self):
-    self.assertEqual(
-      dict(agent_service_pb2.ServerType.items()), {"PS": 0, "ENTRY": 1, "DENSE": 2}
-    )
+    self.assertEqual(dict(agent_service_pb2.ServerType.items()), {"PS": 0, "ENTRY": 1, "DENSE": 2})
 
   def test_agent_config(self):
     config = utils.AgentConfig(bzid="gip", base_name="m", deploy_type="mixed", num_ps=3)

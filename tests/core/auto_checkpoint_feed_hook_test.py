@@ -134,8 +134,9 @@ class FeedHookTest(unittest.TestCase):
     signals, got_name = Hook.get_stopping_signals_and_name({name: tf.constant([True, False])})
     self.assertEqual(got_name, name)
     self.assertEqual((signals["stopping"].dtype, signals["stopping"].shape), (tf.bool, [2]))
-    sums = [op for op in tf.compat.v1.get_default_graph().get_operations()
-            if op.type == "CrossReplicaSum"]
+    sums = [
+      op for op in tf.compat.v1.get_default_graph().get_operations() if op.type == "CrossReplicaSum"
+    ]
     self.assertEqual(len(sums), 1)
     self.assertEqual(sums[0].outputs[0].dtype, tf.int32)
 

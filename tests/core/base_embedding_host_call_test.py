@@ -139,9 +139,16 @@ class BaseEmbeddingHostCallTest(_GraphTest):
 
   def test_compute_new_value(self):
     call = BaseEmbeddingHostCall(
-      "", False, False, False, False, 10,
+      "",
+      False,
+      False,
+      False,
+      False,
+      10,
       {
-        "enable_host_call": False, "context": None, "cpu_test": False,
+        "enable_host_call": False,
+        "context": None,
+        "cpu_test": False,
         "host_call_every_n_steps": 100,
       },
     )
@@ -182,7 +189,9 @@ class BaseEmbeddingHostCallTest(_GraphTest):
     self.assertEqual(
       read_summaries(os.path.join(self.folder, "host_call")),
       {
-        "x_avg": {1: 5.0, 2: 5.0}, "x_max": {1: 10.0, 2: 10.0}, "x_sum": {1: 15.0, 2: 15.0},
+        "x_avg": {1: 5.0, 2: 5.0},
+        "x_max": {1: 10.0, 2: 10.0},
+        "x_sum": {1: 15.0, 2: 15.0},
         "x": {1: 4.0, 2: 4.0},
       },
     )
@@ -193,9 +202,10 @@ class BaseEmbeddingHostCallTest(_GraphTest):
       call.record_summary_tensor(name, value[0])
     function, _ = call.generate_host_call_hook()
     groups = {}
-    recorded = {"global_step": np.full([len(value), 1], 0, np.int64), **{
-      name: np.asarray(v).reshape(len(v), -1) for name, v in names_and_values.items()
-    }}
+    recorded = {
+      "global_step": np.full([len(value), 1], 0, np.int64),
+      **{name: np.asarray(v).reshape(len(v), -1) for name, v in names_and_values.items()},
+    }
     for name in call._tensor_names:
       groups.setdefault(recorded[name].dtype, []).append(recorded[name])
     tensors = [tf.constant(np.concatenate(group, axis=1)) for group in groups.values()]
@@ -244,7 +254,9 @@ class BaseEmbeddingHostCallTest(_GraphTest):
     self.assertEqual(
       set(summaries),
       {
-        "req_times_variable_avg", "sample_rates_variable_avg", "di_req_times",
+        "req_times_variable_avg",
+        "sample_rates_variable_avg",
+        "di_req_times",
         "di_example_sample_rates",
       },
     )
@@ -280,9 +292,7 @@ class BaseEmbeddingHostCallTest(_GraphTest):
     # Samples of a step: its two smallest buckets, labels step + 0.5 and step. Cleared at step 4.
     want = {1: 1.25, 2: 1.75, 3: 2.25, 4: 4.25, 5: 4.75}
     self.assertEqual(summaries["sampled_labels_variable_avg"], want)
-    self.assertEqual(
-      summaries["req_times_variable_avg"], {1: 1.0, 2: 1.5, 3: 2.0, 4: 4.0, 5: 4.5}
-    )
+    self.assertEqual(summaries["req_times_variable_avg"], {1: 1.0, 2: 1.5, 3: 2.0, 4: 4.0, 5: 4.5})
 
   def test_caching_without_scalar_metrics_records_nothing(self):
     call = self._call(caching=True, scalars=False)

@@ -93,15 +93,28 @@ class ParamsTest(_TaskTest):
   def test_defaults(self):
     p = BaseEmbeddingTask.params()
     want = {
-      "vocab_size_per_slot": None, "custom_vocab_size_mapping": None, "vocab_size_offset": None,
-      "qr_multi_hashing": False, "qr_hashing_threshold": 100000000, "qr_collision_rate": 4,
-      "vocab_file_path": None, "enable_deepinsight": False,
-      "enable_host_call_scalar_metrics": False, "enable_host_call_norm_metrics": False,
-      "files_interleave_cycle_length": 4, "deterministic": False, "gradient_multiplier": 1.0,
-      "enable_caching_with_tpu_var_mode": False, "top_k_sampling_num_per_core": 6,
-      "use_random_init_embedding_for_oov": False, "merge_vector": False,
-      "train.file_folder": None, "train.date_and_file_name_format": "*/*/part*",
-      "train.start_date": None, "train.end_date": None, "train.vocab_file_folder_prefix": None,
+      "vocab_size_per_slot": None,
+      "custom_vocab_size_mapping": None,
+      "vocab_size_offset": None,
+      "qr_multi_hashing": False,
+      "qr_hashing_threshold": 100000000,
+      "qr_collision_rate": 4,
+      "vocab_file_path": None,
+      "enable_deepinsight": False,
+      "enable_host_call_scalar_metrics": False,
+      "enable_host_call_norm_metrics": False,
+      "files_interleave_cycle_length": 4,
+      "deterministic": False,
+      "gradient_multiplier": 1.0,
+      "enable_caching_with_tpu_var_mode": False,
+      "top_k_sampling_num_per_core": 6,
+      "use_random_init_embedding_for_oov": False,
+      "merge_vector": False,
+      "train.file_folder": None,
+      "train.date_and_file_name_format": "*/*/part*",
+      "train.start_date": None,
+      "train.end_date": None,
+      "train.vocab_file_folder_prefix": None,
     }
     self.assertEqual({name: p.get(name) for name in want}, want)
 
@@ -178,8 +191,10 @@ class TablesTest(_TaskTest):
     self.assertEqual(
       {name: f.table_id for name, f in task._feature_to_config_dict.items()},
       {
-        "slot_1_0": "table_1_0", "slot_1_1": "table_1_1",
-        "slot_2_0": "table_2_0", "slot_2_1": "table_2_1",
+        "slot_1_0": "table_1_0",
+        "slot_1_1": "table_1_1",
+        "slot_2_0": "table_2_0",
+        "slot_2_1": "table_2_1",
       },
     )
     table = task._table_to_config_dict["table_1_1"]
@@ -194,9 +209,12 @@ class TablesTest(_TaskTest):
     self.assertEqual(
       tables,
       {
-        "table_1_0_0": (251, 1), "table_1_0_1": (5, 1),
-        "table_1_1_0": (251, 4), "table_1_1_1": (5, 4),
-        "table_2_0": (20, 1), "table_2_1": (20, 4),
+        "table_1_0_0": (251, 1),
+        "table_1_0_1": (5, 1),
+        "table_1_1_0": (251, 4),
+        "table_1_1_1": (5, 4),
+        "table_2_0": (20, 1),
+        "table_2_1": (20, 4),
       },
     )
     self.assertEqual(
@@ -249,7 +267,9 @@ class PostProcessTest(_TaskTest):
 
   def test_qr(self):
     example = self._processed(
-      ids=[[5, 1000, -3]], vocab="1\t1000\n2\t20\n", qr_multi_hashing=True,
+      ids=[[5, 1000, -3]],
+      vocab="1\t1000\n2\t20\n",
+      qr_multi_hashing=True,
       qr_hashing_threshold=100,
     )
     self.assertNotIn("slot_1_0", example)
@@ -261,7 +281,8 @@ class PostProcessTest(_TaskTest):
     task = self.create()
     example = task._post_process_example(
       {
-        "slot_1_0": _sparse([[1]]), "slot_2_0": _sparse([[1]]),
+        "slot_1_0": _sparse([[1]]),
+        "slot_2_0": _sparse([[1]]),
         "uid": tf.constant([1234567], tf.int64),
       }
     )
@@ -337,9 +358,7 @@ class InputTest(_TaskTest):
     return path
 
   def _params(self, index=None, count=1, batch_size=2, cpu_test=False, signals=False):
-    params = {
-      "cpu_test": cpu_test, "batch_size": batch_size, "enable_stopping_signals": signals
-    }
+    params = {"cpu_test": cpu_test, "batch_size": batch_size, "enable_stopping_signals": signals}
     if index is not None:
       params["context"] = mock.Mock()
       params["context"].current_input_fn_deployment.return_value = ("", index, count, 8)
@@ -368,7 +387,8 @@ class InputTest(_TaskTest):
     for i in range(4):
       self._write_examples(f"part-{i}", [10 * i, 10 * i + 1])
     task = self.create(
-      deterministic=True, files_interleave_cycle_length=1,
+      deterministic=True,
+      files_interleave_cycle_length=1,
       **{"train.file_pattern": os.path.join(self.folder, "part-*")},
     )
     self.assertEqual(self._labels(task, self._params(0, 2)), [[0, 1], [20, 21]])
@@ -407,7 +427,8 @@ class InputTest(_TaskTest):
     self._write_examples("part-1", [2, 3])
     odd = self._write_examples("odd[1]", [4, 5])
     task = self.create(
-      deterministic=True, files_interleave_cycle_length=1,
+      deterministic=True,
+      files_interleave_cycle_length=1,
       **{"train.file_pattern": [os.path.join(self.folder, "part-*"), odd]},
     )
     labels = self._labels(task, self._params(cpu_test=True), limit=4)
@@ -422,13 +443,9 @@ class InputTest(_TaskTest):
 
   def test_stopping_signals(self):
     path = self._write_examples("part", [1, 2, 3, 4])
-    task = self.create(
-      deterministic=True, **{"train.file_pattern": path}
-    )
+    task = self.create(deterministic=True, **{"train.file_pattern": path})
     batches = self._read(task, self._params(0, signals=True), limit=5)
-    self.assertEqual(
-      [b[_SIGNAL].tolist() for b in batches], [[False] * 2] * 2 + [[True] * 2] * 3
-    )
+    self.assertEqual([b[_SIGNAL].tolist() for b in batches], [[False] * 2] * 2 + [[True] * 2] * 3)
     self.assertEqual([b["slot_1_0"].values.tolist() for b in batches[:2]], [[1, 2], [3, 4]])
     for batch in batches[2:]:
       for name in ("slot_1_0", "slot_1_1", "slot_2_0", "slot_2_1"):

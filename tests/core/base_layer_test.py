@@ -59,9 +59,7 @@ class BaseLayerTest(unittest.TestCase):
     for name in (None, ""):
       with self.assertRaises(AssertionError) as caught:
         _layer(Doubler, name)
-      self.assertEqual(
-        str(caught.exception), 'Layer params for Doubler must have a "name"'
-      )
+      self.assertEqual(str(caught.exception), 'Layer params for Doubler must have a "name"')
 
   def test_base_does_not_keep_params(self):
     self.assertFalse(hasattr(_layer(), "p"))
@@ -145,10 +143,18 @@ class BaseTaskTest(unittest.TestCase):
     self.assertEqual(
       {name for name, value in flat.items() if value is None},
       {
-        "input.eval_examples", "input.train_examples", "eval.per_replica_batch_size",
-        "eval.steps", "train.steps", "train.max_steps", "train.per_replica_batch_size",
-        "train.file_pattern", "train.save_checkpoints_steps", "train.save_checkpoints_secs",
-        "train.dense_only_save_checkpoints_secs", "train.dense_only_save_checkpoints_steps",
+        "input.eval_examples",
+        "input.train_examples",
+        "eval.per_replica_batch_size",
+        "eval.steps",
+        "train.steps",
+        "train.max_steps",
+        "train.per_replica_batch_size",
+        "train.file_pattern",
+        "train.save_checkpoints_steps",
+        "train.save_checkpoints_secs",
+        "train.dense_only_save_checkpoints_secs",
+        "train.dense_only_save_checkpoints_steps",
       },
     )
     self.assertIsNone(params.accelerator)

@@ -87,18 +87,27 @@ class DenseTest(tf.test.TestCase):
       (True, True, [[7, 2]], 3),
     ):
       with self.subTest(allow=allow, trainable=trainable):
-        layer = Dense.params().set(
-          name=f"d_{allow}_{trainable}", units=2, kernel_initializer=_kernel,
-          allow_kernel_norm=allow, kernel_norm_trainable=trainable,
-        ).instantiate()
+        layer = (
+          Dense.params()
+          .set(
+            name=f"d_{allow}_{trainable}",
+            units=2,
+            kernel_initializer=_kernel,
+            allow_kernel_norm=allow,
+            kernel_norm_trainable=trainable,
+          )
+          .instantiate()
+        )
         output = layer(inputs)
         self.assertAllClose(self._evaluate(output)[0], want)
         self.assertLen(layer.trainable_weights, count)
 
   def test_zero_column_has_no_nan(self):
-    layer = Dense.params().set(
-      units=2, kernel_initializer=lambda shape, dtype: np.zeros(shape), allow_kernel_norm=True
-    ).instantiate()
+    layer = (
+      Dense.params()
+      .set(units=2, kernel_initializer=lambda shape, dtype: np.zeros(shape), allow_kernel_norm=True)
+      .instantiate()
+    )
     output = layer(tf.constant([[1.0, 1.0]]))
     gradients = tf.gradients(output, layer.trainable_weights)
     for value in self._evaluate(output, *gradients):
@@ -120,9 +129,11 @@ class DenseTest(tf.test.TestCase):
     self.assertAllClose(layer.get_weights()[0], [[3, 0], [4, 2]])
 
   def test_activation_no_bias_and_fprop(self):
-    layer = Dense.params().set(
-      units=2, activation="relu", use_bias=False, kernel_initializer=_kernel
-    ).instantiate()
+    layer = (
+      Dense.params()
+      .set(units=2, activation="relu", use_bias=False, kernel_initializer=_kernel)
+      .instantiate()
+    )
     inputs = tf.constant([[-1.0, 1.0]])
     output = layer(inputs)
     self.assertIsNone(layer.bias)
@@ -145,8 +156,15 @@ class DenseTest(tf.test.TestCase):
     self.assertEqual(config["kernel_initializer"]["config"]["mode"], "fan_avg")
     self.assertLessEqual(
       {
-        "name", "units", "activation", "use_bias", "kernel_initializer", "bias_initializer",
-        "allow_kernel_norm", "kernel_norm_trainable", "partitioner",
+        "name",
+        "units",
+        "activation",
+        "use_bias",
+        "kernel_initializer",
+        "bias_initializer",
+        "allow_kernel_norm",
+        "kernel_norm_trainable",
+        "partitioner",
       },
       set(config),
     )

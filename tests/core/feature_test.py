@@ -101,9 +101,7 @@ class FeatureColumnTest(_GraphTest):
     self.assertIs(column.embedding_lookup(vector), placeholder)
     self.assertEqual(column.get_bias().shape.as_list(), [None, 1])
     self.assertEqual(slot._feature_columns, [column])
-    self.assertEqual(
-      set(column.feature_slice_to_tf_placeholder), {slot.feature_slices[0], vector}
-    )
+    self.assertEqual(set(column.feature_slice_to_tf_placeholder), {slot.feature_slices[0], vector})
 
   def test_second_pass(self):
     env = _env()
@@ -191,7 +189,10 @@ class EnvTest(_GraphTest):
     """Slots 1: bias, 2; 2: bias; 3: 2, 3; 4: bias, 2, 3, 4, with two columns."""
     slots = {}
     for slot_id, has_bias, dims in (
-      (1, True, [2]), (2, True, []), (3, False, [2, 3]), (4, True, [2, 3, 4]),
+      (1, True, [2]),
+      (2, True, []),
+      (3, False, [2, 3]),
+      (4, True, [2, 3, 4]),
     ):
       slot = slots[slot_id] = FeatureSlot(env, slot_id, has_bias=has_bias)
       slices = [slot.add_feature_slice(dim) for dim in dims]
@@ -244,11 +245,18 @@ class EnvTest(_GraphTest):
     self.assertEqual(
       {name: value.tolist()[0] for name, value in _evaluate(env._tpu_features).items()},
       {
-        "fc_name_1_0": [1], "fc_name_1_1": [2, 3], "fc_name_2_0": [4],
-        "fc_name_3_0": [7, 8], "fc_name_3_1": [9, 10, 11],
-        "fc_name_4_0": [12], "fc_name_4_1": [13, 14], "fc_name_4_2": [15, 16, 17],
+        "fc_name_1_0": [1],
+        "fc_name_1_1": [2, 3],
+        "fc_name_2_0": [4],
+        "fc_name_3_0": [7, 8],
+        "fc_name_3_1": [9, 10, 11],
+        "fc_name_4_0": [12],
+        "fc_name_4_1": [13, 14],
+        "fc_name_4_2": [15, 16, 17],
         "fc_name_4_3": [18, 19, 20, 21],
-        "fc_name_5_0": [22], "fc_name_5_1": [23, 24], "fc_name_5_2": [25, 26, 27],
+        "fc_name_5_0": [22],
+        "fc_name_5_1": [23, 24],
+        "fc_name_5_2": [25, 26, 27],
         "fc_name_5_3": [28, 29, 30, 31],
       },
     )
@@ -276,8 +284,10 @@ class EnvTest(_GraphTest):
     env.finalize()
     env.set_tpu_features(
       {
-        "fc_0_0": tf.constant([[1]]), "fc_0_1": tf.constant([[10]]),
-        "fc_1_0": tf.constant([[1, 2, 3]]), "fc_1_1": tf.constant([[10, 20, 30]]),
+        "fc_0_0": tf.constant([[1]]),
+        "fc_0_1": tf.constant([[10]]),
+        "fc_1_0": tf.constant([[1, 2, 3]]),
+        "fc_1_1": tf.constant([[10, 20, 30]]),
       }
     )
     values = _evaluate([column._lookup(s) for s in slot.feature_slices])

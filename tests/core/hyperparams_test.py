@@ -169,9 +169,7 @@ class ParamsTest(unittest.TestCase):
     params = _bag(activation=1, activations=2, cheesecake=None, tofu=None)
     with self.assertRaises(AttributeError) as caught:
       params.set(actuvation=1)
-    self.assertEqual(
-      str(caught.exception), "actuvation (did you mean: [activation,activations])"
-    )
+    self.assertEqual(str(caught.exception), "actuvation (did you mean: [activation,activations])")
     with self.assertRaisesRegex(AttributeError, "^tof$"):
       params.get("tof")
     with self.assertRaises(AttributeError) as caught:
@@ -252,9 +250,7 @@ class ParamsTest(unittest.TestCase):
 
   def test_to_string(self):
     inner = _bag(bar=2)
-    outer = _bag(
-      foo=1, inner=inner, list=[1, inner, 2], dict={"b": inner, "a": 1}, enum=TestEnum.B
-    )
+    outer = _bag(foo=1, inner=inner, list=[1, inner, 2], dict={"b": inner, "a": 1}, enum=TestEnum.B)
     want = "\n".join(
       [
         "{",
@@ -277,7 +273,11 @@ class ParamsTest(unittest.TestCase):
 
     pair = collections.namedtuple("pair", "x y")
     params = _bag(
-      text='a "b"', none=None, pair=pair(1, 2), tuple=(1, {"z": 1, "a": 2}), obj=WithRepr(),
+      text='a "b"',
+      none=None,
+      pair=pair(1, 2),
+      tuple=(1, {"z": 1, "a": 2}),
+      obj=WithRepr(),
       mixed={1: "x", "b": 2},
     )
     self.assertEqual(
@@ -394,8 +394,14 @@ class InstantiableParamsTest(unittest.TestCase):
     self.assertEqual(
       hyperparams.allowed_kwargs,
       {
-        "input_dim", "input_shape", "batch_input_shape", "weights", "activity_regularizer",
-        "autocast", "implementation", "name",
+        "input_dim",
+        "input_shape",
+        "batch_input_shape",
+        "weights",
+        "activity_regularizer",
+        "autocast",
+        "implementation",
+        "name",
       },
     )
 

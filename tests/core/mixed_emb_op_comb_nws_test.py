@@ -17,9 +17,7 @@ class MixedEmbedOpCombTest(tf.test.TestCase):
     self.global_step = tf.compat.v1.train.get_or_create_global_step()
 
   def _layer(self, choices=((2, 3), (1, 4)), pretraining_steps=10):
-    return MixedEmbedOpComb(
-      [f"s{i}" for i in range(len(choices))], choices, 0, pretraining_steps
-    )
+    return MixedEmbedOpComb([f"s{i}" for i in range(len(choices))], choices, 0, pretraining_steps)
 
   def _session(self):
     session = tf.compat.v1.Session()

@@ -36,7 +36,10 @@ class UtilTest(unittest.TestCase):
 
   def test_range_dataset_multiple(self):
     paths = [
-      "20200501/00/part", "20200502/00/part", "20200503/00/part", "20200503/01/part",
+      "20200501/00/part",
+      "20200502/00/part",
+      "20200503/00/part",
+      "20200503/01/part",
       "20200504/01/part",
     ]
     self.assertEqual(_filtered(paths, "20200502", "20200503"), paths[1:4])
@@ -175,15 +178,16 @@ class FilesTest(unittest.TestCase):
 
   def _params(self, **kwargs):
     return {
-      "batch_size_per_core": None, "global_batch_size": None, "model_dir": self.folder, **kwargs
+      "batch_size_per_core": None,
+      "global_batch_size": None,
+      "model_dir": self.folder,
+      **kwargs,
     }
 
   def test_update_params(self):
     params = self._params(global_batch_size=2048)
     util.update_params(params, self._resolver(2))
-    self.assertEqual(
-      (params["shard_num"], params["batch_size_per_core"]), (2, 128)
-    )
+    self.assertEqual((params["shard_num"], params["batch_size_per_core"]), (2, 128))
     self.assertIsInstance(params["batch_size_per_core"], int)
     self.assertNotIn("shard_skip_file_number", params)
     params = self._params(batch_size_per_core=4)
@@ -195,9 +199,7 @@ class FilesTest(unittest.TestCase):
       AssertionError, "^batch_size_per_core and global_batch_size can't be both None.$"
     ):
       util.update_params(self._params(), self._resolver(1))
-    for sizes in (
-      {"global_batch_size": 33}, {"global_batch_size": 32, "batch_size_per_core": 5}
-    ):
+    for sizes in ({"global_batch_size": 33}, {"global_batch_size": 32, "batch_size_per_core": 5}):
       with self.assertRaises(AssertionError):
         util.update_params(self._params(**sizes), self._resolver(1))
 

@@ -66,9 +66,7 @@ class VarianceScalingTest(unittest.TestCase):
     for scale in (0, -1.5):
       with self.assertRaises(ValueError) as caught:
         VarianceScaling(scale=scale)
-      self.assertEqual(
-        caught.exception.args, ("`scale` must be a positive float. Got:", scale)
-      )
+      self.assertEqual(caught.exception.args, ("`scale` must be a positive float. Got:", scale))
     with self.assertRaises(ValueError) as caught:
       VarianceScaling(mode="fan")
     self.assertTrue(caught.exception.args[0].startswith("Invalid `mode` argument"))

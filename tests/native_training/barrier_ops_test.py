@@ -11,9 +11,9 @@ tf.compat.v1.disable_eager_execution()
 
 
 def _init(session: tf.compat.v1.Session) -> None:
-  session.run([
-    tf.compat.v1.global_variables_initializer(), tf.compat.v1.local_variables_initializer()
-  ])
+  session.run(
+    [tf.compat.v1.global_variables_initializer(), tf.compat.v1.local_variables_initializer()]
+  )
 
 
 class BarrierOpsTest(tf.test.TestCase):
@@ -174,7 +174,9 @@ class BarrierOpsTest(tf.test.TestCase):
     actions = []
     with tf.Graph().as_default() as worker_graph:
       worker_op = barrier_ops.BarrierOp(
-        2, is_chief=False, wait_seconds=0.05,
+        2,
+        is_chief=False,
+        wait_seconds=0.05,
         barrier_callbacks=[lambda action, session: actions.append(action)],
       )
       # What a restarted worker runs: it must not reset what the chief wrote.

@@ -259,9 +259,7 @@ class ClusterManagerTest(unittest.TestCase):
     worker = cluster_manager.generate_session_config((cluster, {"type": "worker", "index": 1}))
 
     self.assertEqual(list(chief.device_filters), ["/job:ps", "/job:chief"])
-    self.assertEqual(
-      list(worker.device_filters), ["/job:ps", "/job:chief", "/job:worker/task:1"]
-    )
+    self.assertEqual(list(worker.device_filters), ["/job:ps", "/job:chief", "/job:worker/task:1"])
     for config in (chief, worker):
       self.assertEqual(tf.train.ClusterSpec(config.cluster_def).as_dict(), cluster)
       self.assertTrue(config.share_cluster_devices_in_session)

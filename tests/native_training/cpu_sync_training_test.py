@@ -134,9 +134,7 @@ class NonFeatureTask(native_task.NativeTask):
 
   def create_model_fn(self):
     def model_fn(features, mode, **kwargs):
-      return tf.estimator.EstimatorSpec(
-        mode, loss=tf.constant(0.0), train_op=tf.group(features)
-      )
+      return tf.estimator.EstimatorSpec(mode, loss=tf.constant(0.0), train_op=tf.group(features))
 
     return model_fn
 
@@ -180,9 +178,7 @@ class EmbeddingUpdateTask(native_task.NativeTask):
           tf_optimizer.minimize(tf_loss, global_step=global_step),
         )
       hook = _CollectHook(embedding)
-      return tf.estimator.EstimatorSpec(
-        mode, loss=loss, train_op=train_op, training_hooks=[hook]
-      )
+      return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=train_op, training_hooks=[hook])
 
     return model_fn
 
@@ -216,11 +212,8 @@ class _CountHook(tf.estimator.SessionRunHook):
 
 
 class CpuSyncTrainTest(parameterized.TestCase, tf.test.TestCase):
-
   def _train(self, task_class, steps=None, **kwargs):
-    training = cpu_training.CpuTraining(
-      _config(**kwargs), task_class.params().instantiate()
-    )
+    training = cpu_training.CpuTraining(_config(**kwargs), task_class.params().instantiate())
     estimator = tf.estimator.Estimator(
       training.create_model_fn(),
       config=tf.estimator.RunConfig(
@@ -295,7 +288,6 @@ class CpuSyncTrainTest(parameterized.TestCase, tf.test.TestCase):
 
 
 class DistributedSyncTrainTest(parameterized.TestCase, tf.test.TestCase):
-
   def _train(self, task_class=FeatureTask, user_hooks=None, max_steps=None, **kwargs):
     config = cpu_training.DistributedCpuTrainingConfig(
       model_dir=os.environ["TEST_TMPDIR"],
@@ -363,9 +355,7 @@ class DistributedSyncTrainTest(parameterized.TestCase, tf.test.TestCase):
     self._train(EmbeddingUpdateTask, max_steps=5)
 
     self.assertLen(EmbeddingUpdateTask.seen, 2)
-    self.assertNear(
-      EmbeddingUpdateTask.seen[0], -4 * 0.1 * np.sum(1 / np.sqrt([2, 3, 4])), 1e-6
-    )
+    self.assertNear(EmbeddingUpdateTask.seen[0], -4 * 0.1 * np.sum(1 / np.sqrt([2, 3, 4])), 1e-6)
 
   def test_goes_on_from_a_checkpoint_without_ranks(self):
     params = EmbeddingUpdateTask.params()
@@ -376,9 +366,7 @@ class DistributedSyncTrainTest(parameterized.TestCase, tf.test.TestCase):
 
     self._train(EmbeddingUpdateTask, max_steps=4)
 
-    self.assertNear(
-      EmbeddingUpdateTask.seen[0], -4 * 0.1 * np.sum(1 / np.sqrt([2, 3, 4])), 1e-6
-    )
+    self.assertNear(EmbeddingUpdateTask.seen[0], -4 * 0.1 * np.sum(1 / np.sqrt([2, 3, 4])), 1e-6)
 
   def test_index_must_be_the_rank(self):
     config = cpu_training.DistributedCpuTrainingConfig(index=1, enable_sync_training=True)

@@ -169,9 +169,7 @@ class ExpireTask(FeatureTask):
 
 class OccurrenceTask(FeatureTask):
   def _create_column(self):
-    slot = self.ctx.create_feature_slot(
-      _zero_slot("slot", slot_id=2021, occurrence_threshold=3)
-    )
+    slot = self.ctx.create_feature_slot(_zero_slot("slot", slot_id=2021, occurrence_threshold=3))
     return slot, feature.FeatureColumn(slot, "feature")
 
   def _features(self):
@@ -488,9 +486,7 @@ class ConfigTest(tf.test.TestCase):
 
   def test_model_dump_is_refused(self):
     with self.assertRaisesRegex(ValueError, "enable_model_dump is True, but models cannot be dump"):
-      cpu_training.CpuTraining(
-        cpu_training.CpuTrainingConfig(enable_model_dump=True), self._task()
-      )
+      cpu_training.CpuTraining(cpu_training.CpuTrainingConfig(enable_model_dump=True), self._task())
     config = cpu_training.DistributedCpuTrainingConfig(
       server_type="ps", num_ps=1, model_dir=utils.get_test_tmp_dir(), enable_model_dump=True
     )

@@ -104,7 +104,8 @@ class CalcFeedDictTest(_Checkpoint):
     alias_map = {"small_var2": "small_var", "global_step": "global_step"}
     alias_map.update({f"partition2/part_{i}": "partition" for i in range(20)})
     placeholders = [
-      self._placeholder([3], "small_var2"), self._placeholder([], "global_step", tf.int64)
+      self._placeholder([3], "small_var2"),
+      self._placeholder([], "global_step", tf.int64),
     ]
     parts = [self._placeholder([64, 512], f"partition2/part_{i}") for i in range(20)]
 

@@ -56,9 +56,7 @@ class FactoryTest(tf.test.TestCase, parameterized.TestCase):
 
   def check_works(self, table, num_ps):
     table = table.assign_add({"slot0": ([1, -1], [[1, 2], [3, 4]]), "slot2": ([5], [[7]])})
-    table = table.apply_gradients(
-      {"slot1": ([2, 2], [[1, 1], [1, 1]])}, tf.constant(0, tf.int64)
-    )
+    table = table.apply_gradients({"slot1": ([2, 2], [[1, 1], [1, 1]])}, tf.constant(0, tf.int64))
     rows = self.run_on(num_ps, table.lookup({"slot0": [-1, 1, 9], "slot1": [2], "slot2": [5]}))
     self.assertAllEqual(rows["slot0"], [[3, 4], [1, 2], [0, 0]])
     self.assertAllEqual(rows["slot1"], [[-2, -2]])
@@ -116,10 +114,7 @@ class FactoryTest(tf.test.TestCase, parameterized.TestCase):
     else:
       self.assertEqual(
         names,
-        {
-          f"MonolithMultiHashTable_{ps}": f"/job:ps/task:{ps}/device:CPU:0"
-          for ps in range(num_ps)
-        },
+        {f"MonolithMultiHashTable_{ps}": f"/job:ps/task:{ps}/device:CPU:0" for ps in range(num_ps)},
       )
     self.check_works(table, num_ps)
 
@@ -151,9 +146,7 @@ class FactoryTest(tf.test.TestCase, parameterized.TestCase):
     self.assertEqual(found, 2 if kind == "native" else 4)
 
   def test_number_of_clients_must_match(self):
-    message = (
-      "Number of PS should be equal to number of sync clients, while got 2 vs 1"
-    )
+    message = "Number of PS should be equal to number of sync clients, while got 2 vs 1"
     with self.assertRaisesRegex(AssertionError, message):
       distributed_ps_factory.create_multi_type_hash_table(2, _configs(), [None] * 2, ["x"])
     with self.assertRaisesRegex(AssertionError, message):

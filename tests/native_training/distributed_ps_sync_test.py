@@ -258,7 +258,6 @@ class DistributedMultiTypeHashTableMpiTest(_GraphTest):
     self.assertAllEqual(rows["1"], [[-1], [-1]])
     self.assertAllEqual(rows["2"], [[-0.5, -1]])
 
-
   @parameterized.parameters(False, True)
   def test_feature_without_influence_on_the_loss(self, native):
     """Its rows are asked for in one go with the others', and stay as they are."""
@@ -313,13 +312,9 @@ class QueueTest(_GraphTest):
 
     dataset = tf.data.Dataset.range(num_batches).map(reorder)
     iterator = tf.compat.v1.data.make_initializable_iterator(dataset)
-    tf.compat.v1.add_to_collection(
-      tf.compat.v1.GraphKeys.TABLE_INITIALIZERS, iterator.initializer
-    )
+    tf.compat.v1.add_to_collection(tf.compat.v1.GraphKeys.TABLE_INITIALIZERS, iterator.initializer)
     batch, pack = iterator.get_next()
-    embeddings, bundle = self.table.lookup(
-      {"1": None, "2": None}, {"batch": batch}, (*pack, None)
-    )
+    embeddings, bundle = self.table.lookup({"1": None, "2": None}, {"batch": batch}, (*pack, None))
     grads = {slot: tf.ones_like(rows) for slot, rows in embeddings.items()}
     batch = bundle.pop("batch")
     table = self.table.apply_gradients(grads, bundle, _scalar(0))
@@ -371,9 +366,7 @@ class QueueTest(_GraphTest):
       self.assertIsInstance(hook, kind)
 
   def test_prefetch_is_exactly_as_far_ahead_as_it_says(self):
-    batch, _, train_op = self.build(
-      100, enable_pipelined_fwda2a=1, embedding_prefetch_capacity=2
-    )
+    batch, _, train_op = self.build(100, enable_pipelined_fwda2a=1, embedding_prefetch_capacity=2)
     hooks = self.table.get_queue_hooks()
     runs = [0, 0]
     for i, hook in enumerate(hooks):
@@ -475,16 +468,12 @@ class GradientAccumulationTest(_GraphTest):
     for enabled in (False, True):
       with tf.Graph().as_default() as graph, \
           mock.patch.dict("os.environ", MONOLITH_SYNC_SUM_GRADIENTS=str(int(enabled))):  # fmt: skip
-        table = distributed_ps_factory.create_in_worker_native_multi_hash_table(
-          1, _configs(), None
-        )
+        table = distributed_ps_factory.create_in_worker_native_multi_hash_table(1, _configs(), None)
         ids = _ids()
         _, bundle = table.lookup(ids, {}, _pack(ids))
         table.apply_gradients(_grads(), bundle, _scalar(0))
         [op] = [
-          op
-          for op in graph.get_operations()
-          if op.type == "MonolithMultiHashTableFusedOptimize"
+          op for op in graph.get_operations() if op.type == "MonolithMultiHashTableFusedOptimize"
         ]
         self.assertEqual(op.get_attr("enable_grad_accumulation"), enabled)
 

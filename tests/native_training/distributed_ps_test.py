@@ -98,13 +98,20 @@ class GetSubTableNameTest(tf.test.TestCase):
 
   def test_names_are_published(self):
     for name in (
-      "Partition", "TableName", "Fids", "Emb", "EmbGrad", "FidEmbPair", "FidEmbGradPair",
-      "LookupData", "UpdateData", "AssignData", "TableFactory",
+      "Partition",
+      "TableName",
+      "Fids",
+      "Emb",
+      "EmbGrad",
+      "FidEmbPair",
+      "FidEmbGradPair",
+      "LookupData",
+      "UpdateData",
+      "AssignData",
+      "TableFactory",
     ):
       self.assertTrue(hasattr(distributed_ps, name), name)
-    self.assertEqual(
-      distributed_ps.FeatureInfo._fields, ("slice_dims", "combiner", "sub_table")
-    )
+    self.assertEqual(distributed_ps.FeatureInfo._fields, ("slice_dims", "combiner", "sub_table"))
 
 
 class DistributedHashTableTest(_ClusterTest):
@@ -285,9 +292,7 @@ class DistributedMultiTypeHashTableTest(_ClusterTest):
   def test_apply_gradients(self, native):
     with tf.Graph().as_default():
       global_step = tf.compat.v1.train.get_or_create_global_step()
-      configs = self._configs(
-        learning_rate=learning_rate_functions.PolynomialDecay(1.0, 10, 2.0)
-      )
+      configs = self._configs(learning_rate=learning_rate_functions.PolynomialDecay(1.0, 10, 2.0))
       ids = {"1": tf.constant([1, 2], tf.int64), "2": tf.constant([3], tf.int64)}
       values = {"1": tf.constant([[-1.0], [-2.0]]), "2": tf.constant([[-3.0, -3.0]])}
       table = self._table(configs, native)
@@ -551,9 +556,12 @@ class ExportTest(_ClusterTest):
       calls.append((inputs, outputs, kwargs))
       return [tf.zeros([4]) for _ in outputs]
 
-    with native_task_context.with_ctx(ctx), tf.Graph().as_default(), mock.patch.object(
-      distributed_ps, "remote_predict", remote_predict
-    ), export_context.enter_export_mode(export_context.ExportMode.DISTRIBUTED) as export_ctx:
+    with (
+      native_task_context.with_ctx(ctx),
+      tf.Graph().as_default(),
+      mock.patch.object(distributed_ps, "remote_predict", remote_predict),
+      export_context.enter_export_mode(export_context.ExportMode.DISTRIBUTED) as export_ctx,
+    ):
       table = distributed_ps.DistributedMultiTypeHashTable(
         2, self._configs(), factory, max_rpc_deadline_millis=77
       )
@@ -582,8 +590,9 @@ class ExportTest(_ClusterTest):
     self.assertEqual(rows["b"].shape.as_list()[-1], 2)
 
   def test_distributed_builds_the_op(self):
-    with tf.Graph().as_default() as graph, export_context.enter_export_mode(
-      export_context.ExportMode.DISTRIBUTED
+    with (
+      tf.Graph().as_default() as graph,
+      export_context.enter_export_mode(export_context.ExportMode.DISTRIBUTED),
     ):
       table = distributed_ps.DistributedMultiTypeHashTable(2, self._configs(), _native_factory)
       table.lookup({"a": [1]})
@@ -592,21 +601,18 @@ class ExportTest(_ClusterTest):
       self.assertLen(ops, 2)
 
   def test_the_exported_graph_of_a_server_works(self):
-    with tf.Graph().as_default(), export_context.enter_export_mode(
-      export_context.ExportMode.DISTRIBUTED
-    ) as export_ctx:
+    with (
+      tf.Graph().as_default(),
+      export_context.enter_export_mode(export_context.ExportMode.DISTRIBUTED) as export_ctx,
+    ):
       distributed_ps.DistributedMultiTypeHashTable(2, self._configs(), _native_factory)
     graph = export_ctx.sub_graph("ps_0")
     signatures = {signature.name: signature for signature in export_ctx.signatures(graph)}
     with graph.as_default(), tf.compat.v1.Session() as session:
       self.initialize(session)
       lookup, raw = signatures["lookup"], signatures["raw_lookup"]
-      rows = session.run(
-        lookup.outputs, {lookup.inputs["a"]: [1], lookup.inputs["b"]: [3, 4]}
-      )
-      flat = session.run(
-        raw.outputs, {raw.inputs["id"]: [1, 2], raw.inputs["id_split"]: [0, 1, 2]}
-      )
+      rows = session.run(lookup.outputs, {lookup.inputs["a"]: [1], lookup.inputs["b"]: [3, 4]})
+      flat = session.run(raw.outputs, {raw.inputs["id"]: [1, 2], raw.inputs["id_split"]: [0, 1, 2]})
 
     self.assertAllEqual(rows["b"], np.zeros([2, 2]))
     self.assertAllEqual(flat["flat_emb"], np.zeros([3]))

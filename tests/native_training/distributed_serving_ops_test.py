@@ -133,9 +133,7 @@ class ParameterSyncTest(tf.test.TestCase):
     backend.subscribe_model("test_ffm_model")
     container = backends.Container("default", "asdf")
     backend.report_service_info(container, backends.ContainerServiceInfo(grpc="localhost:8888"))
-    backend.sync_available_saved_models(
-      container, {backends.SavedModel("test_ffm_model", "ps_1")}
-    )
+    backend.sync_available_saved_models(container, {backends.SavedModel("test_ffm_model", "ps_1")})
 
     serialized = distributed_serving_ops.refresh_sync_config(backend, 1)
 
@@ -246,9 +244,7 @@ class ParameterSyncTest(tf.test.TestCase):
       nothing_left = session.run(push)
 
     ((_, inputs),) = server.requests
-    rows = dict(
-      zip(inputs["MonolithHashTable_again_id"], inputs["MonolithHashTable_again_value"])
-    )
+    rows = dict(zip(inputs["MonolithHashTable_again_id"], inputs["MonolithHashTable_again_value"]))
     # With the values of now, not of then.
     self.assertEqual({k: v.tolist() for k, v in rows.items()}, {1: [1.0], 2: [7.0], 3: [3.0]})
     self.assertEqual(json.loads(nothing_left[0]), {})

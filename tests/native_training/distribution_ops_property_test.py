@@ -144,9 +144,7 @@ class EqualityTest(tf.test.TestCase):
           tables, num_shards, dims
         )
         self.assertEqual(tf.reduce_sum(shard_sizes), len(ids))
-        self.assertAllEqual(
-          tf.reduce_sum(tf.reshape(slot_sizes, [num_shards, 3]), 1), shard_sizes
-        )
+        self.assertAllEqual(tf.reduce_sum(tf.reshape(slot_sizes, [num_shards, 3]), 1), shard_sizes)
         # "Look up" the ids: the embedding repeats the low bits of the id.
         widths = np.repeat(np.tile(dims, num_shards), slot_sizes)
         flat = np.repeat(ids.numpy() & 0xFFFF, widths).astype(np.float32)
@@ -165,9 +163,7 @@ class EqualityTest(tf.test.TestCase):
       key = tf.RaggedTensor.from_row_splits(keys, splits)
       unique = distribution_ops.unique_key_with_value_and_offset(key, dims, generate_buffer=False)
 
-      starts = np.concatenate(
-        [[0], np.cumsum(np.repeat(dims, np.diff(splits)))]
-      )
+      starts = np.concatenate([[0], np.cumsum(np.repeat(dims, np.diff(splits)))])
       want_keys, want_offsets = [], []
       for r in range(rows):
         places: dict[int, list[int]] = {}
@@ -289,9 +285,13 @@ class EqualityTest(tf.test.TestCase):
         whole = distribution_ops.reduce_sum(index[:, None], values, [rows])
         self.assertAllEqual(tf.concat(parts, 1), whole)
         for dtype in (np.int32, np.int64):
-          fused = distribution_ops.fused_sorted_segment_sum(
-            [index.astype(dtype)], [values], [np.array([rows, dim], dtype)]
-          ) if n > 0 else [whole]
+          fused = (
+            distribution_ops.fused_sorted_segment_sum(
+              [index.astype(dtype)], [values], [np.array([rows, dim], dtype)]
+            )
+            if n > 0
+            else [whole]
+          )
           self.assertAllEqual(fused[0], whole)
 
   def test_fused_reduce_and_split_equals_a_reduction_per_table(self):
@@ -309,9 +309,7 @@ class EqualityTest(tf.test.TestCase):
         want = []
         for split, embedding, dims in zip(splits, embeddings, slice_dims):
           row_ids = np.repeat(np.arange(batch), np.diff(split))
-          want += tf.split(
-            tf.math.unsorted_segment_sum(embedding, row_ids, batch), dims, axis=1
-          )
+          want += tf.split(tf.math.unsorted_segment_sum(embedding, row_ids, batch), dims, axis=1)
       upstream = [tf.constant(rng.normal(size=part.shape), tf.float32) for part in want]
       for got_part, want_part in zip(got, want):
         self.assertAllClose(got_part, want_part, rtol=1e-5, atol=1e-5)
@@ -401,9 +399,7 @@ class FiniteDifferenceTest(tf.test.TestCase):
   def test_fused_reductions(self):
     index = np.array([0, 0, 2, 4])
     self.check(
-      lambda x: tf.concat(
-        distribution_ops.fused_reduce_sum_and_split(index, x, 6, [1, 2]), 1
-      ),
+      lambda x: tf.concat(distribution_ops.fused_reduce_sum_and_split(index, x, 6, [1, 2]), 1),
       self.values(4, 3),
     )
     self.check(

@@ -217,9 +217,7 @@ class FusedReorderTest(DistributionTestCase):
     )
 
   def test_empty_table(self):
-    self.check(
-      [[0, 1, 2, 2, 3, 5], []], 3, [2, 2], [0, 3, 1, 2, 5], [2, 1, 2], [2, 0, 1, 0, 2, 0]
-    )
+    self.check([[0, 1, 2, 2, 3, 5], []], 3, [2, 2], [0, 3, 1, 2, 5], [2, 1, 2], [2, 0, 1, 0, 2, 0])
     self.check([[], []], 2, [2, 2], [], [0, 0], [0, 0, 0, 0], [])
 
   def test_two_tables(self):
@@ -317,9 +315,7 @@ class UniqueMapTest(DistributionTestCase):
     unique = self.unique(generate_buffer=False)
     key, offset = self.run_tensors([unique.unique_key, unique.value_offset])
     self.assertEqual(key.to_list(), [[], [0, 1, 2], [0, 1], []])
-    self.assertEqual(
-      offset.to_list(), [[], [[0, 8], [2, 6], [4]], [[10, 16], [13]], []]
-    )
+    self.assertEqual(offset.to_list(), [[], [[0, 8], [2, 6], [4]], [[10, 16], [13]], []])
 
   def test_unique_key_of_nothing(self):
     unique = distribution_ops.unique_key_with_value_and_offset(ragged([[], [], []]), [1, 2, 3])
@@ -362,9 +358,7 @@ class UniqueMapTest(DistributionTestCase):
       self.unique(generate_buffer=False).value_offset,
       self.DIMS,
     )
-    self.assertAllEqual(
-      self.run_tensors(grad), [8, 10, 8, 10, 4, 5, 26, 28, 30, 13, 14, 15]
-    )
+    self.assertAllEqual(self.run_tensors(grad), [8, 10, 8, 10, 4, 5, 26, 28, 30, 13, 14, 15])
 
   def test_value_may_be_longer_but_not_shorter(self):
     longer = self.fill(self.unique(), tf.range(20, dtype=tf.float32))
@@ -372,9 +366,7 @@ class UniqueMapTest(DistributionTestCase):
     self.assertEqual(self.run_tensors(tensor)[15], 11)
     shorter = self.fill(self.unique(), tf.range(10, dtype=tf.float32))
     tensor = distribution_ops.finalize_shared_tensor([shorter], tf.float32, [None])
-    self.assert_invalid(
-      tensor, "Value size doesn't match expected size. expected: 12, actual: 10."
-    )
+    self.assert_invalid(tensor, "Value size doesn't match expected size. expected: 12, actual: 10.")
 
   def test_finalized_buffer_is_gone(self):
     unique = self.unique()
@@ -422,7 +414,12 @@ class UniqueMapTest(DistributionTestCase):
 
     def fill(pos, pos_split, offsets, offset_split, dims=(2,)):
       return ops.monolith_fill_with_offset_map(
-        int64(pos), int64(pos_split), tf.ones([8]), int64(offsets), int64(offset_split), buffer,
+        int64(pos),
+        int64(pos_split),
+        tf.ones([8]),
+        int64(offsets),
+        int64(offset_split),
+        buffer,
         list(dims),
       )
 
@@ -492,9 +489,7 @@ class MapAndGatherTest(DistributionTestCase):
     self.assertEqual(self.run_tensors(empty).shape, (0, 4, 1))
 
   def test_map_bad_input(self):
-    with self.assertRaisesRegex(
-      ValueError, "ids length and embeddings lenght must match. 1 vs 2"
-    ):
+    with self.assertRaisesRegex(ValueError, "ids length and embeddings lenght must match. 1 vs 2"):
       distribution_ops.map_id_to_embedding([int64([1])], [tf.ones([1, 1])] * 2, int64([1]))
     mapped = distribution_ops.map_id_to_embedding
     ids = [int64([1]), int64([2])]

@@ -104,9 +104,7 @@ class EntryTest(parameterized.TestCase, tf.test.TestCase):
     segment.comp_config.fp32.SetInParent()
     config.entry_config.segments.append(segment)
     config.cuckoo.SetInParent()
-    self.assertEqual(
-      config.SerializeToString().hex(), "0a100a0e0a020a00120212001a020a0038012a00"
-    )
+    self.assertEqual(config.SerializeToString().hex(), "0a100a0e0a020a00120212001a020a0038012a00")
 
     combined = entry.CombineAsSegment(
       1, entry.ZerosInitializer(), entry.SgdOptimizer(), entry.Fp32Compressor()

@@ -301,9 +301,7 @@ class AllreduceTest(_GraphTest):
 
   def test_fused_allreduce_is_a_control_op(self):
     feature_utils.allreduce_cond([tf.constant(1.0), tf.constant([2.0])])
-    self.assertEqual(
-      [op.type for op in feature_utils.control_ops], ["MonolithAlignedFlatConcat"]
-    )
+    self.assertEqual([op.type for op in feature_utils.control_ops], ["MonolithAlignedFlatConcat"])
 
   @parameterized.parameters(("", True), ("1", False), ("false", True))
   def test_switches(self, skip, reduces):

@@ -108,9 +108,7 @@ class FileOpsTest(tf.test.TestCase):
       for record in tf.compat.v1.io.tf_record_iterator(path)
     ]
     self.assertEqual([e.id for e in entries], [1, -(2**63), 2**63 - 1, 7])
-    self.assertEqual(
-      [list(e.num) for e in entries], [[0.5, 1, 2], [1.5, 3, 4], [2.5, 5, 6], [9]]
-    )
+    self.assertEqual([list(e.num) for e in entries], [[0.5, 1, 2], [1.5, 3, 4], [2.5, 5, 6], [9]])
 
   def test_bad_entry_dump_writes_nothing(self):
     path = _path("bad_dump")

@@ -60,9 +60,9 @@ class Batch:
     return [f for f in self.features if self.configs.feature_configs[f].table == table]
 
   def block(self, table: str, ps: int) -> np.ndarray:
-    return np.concatenate(
-      [self.lists[f, ps].reshape(-1) for f in self.features_of(table)]
-    ).astype(np.float32)
+    return np.concatenate([self.lists[f, ps].reshape(-1) for f in self.features_of(table)]).astype(
+      np.float32
+    )
 
   def fid_offset(self, version: int) -> np.ndarray:
     offsets = []
@@ -181,11 +181,7 @@ class Batch:
     for name in sorted(self.configs.out_configs):
       out = self.configs.out_configs[name]
       slices = [
-        np.array(
-          [
-            self.pooled(s.feature_name, s.start, s.end, b) for b in range(self.batch_size)
-          ]
-        )
+        np.array([self.pooled(s.feature_name, s.start, s.end, b) for b in range(self.batch_size)])
         for s in out.slice_configs
       ]
       if out.out_type == OutType.NONE:
@@ -634,9 +630,7 @@ class BadInputTest(LayoutTestCase):
     # Ids behind the last row belong to nobody; whatever they hold, nothing reads there.
     batch = worked_example()
     fid = np.concatenate([batch.fid_offset(3), np.full(8, 2**64 - 1, np.uint64)])
-    outputs = self.forward(
-      batch, 3, fid_offset=fid, nfl_offset=batch.nfl_offset(parser_like=False)
-    )
+    outputs = self.forward(batch, 3, fid_offset=fid, nfl_offset=batch.nfl_offset(parser_like=False))
     for got, want in zip(self.run_tensors(outputs), WORKED_LAYOUTS):
       self.assertAllEqual(got, want)
 

@@ -111,9 +111,7 @@ class LayoutTask(native_task.NativeTask):
         return tf.estimator.EstimatorSpec(mode, predictions=layouts)
       loss = tf.reduce_sum(layouts["bias"]) + self.weight * tf.reduce_sum(layouts["vec"])
       loss += 0 * tf.reduce_sum(features["label"])
-      apply_op = self.ctx.apply_embedding_gradients(
-        zip(tf.gradients(loss, variables), variables)
-      )
+      apply_op = self.ctx.apply_embedding_gradients(zip(tf.gradients(loss, variables), variables))
       with tf.control_dependencies([apply_op]):
         step_op = tf.compat.v1.assign_add(tf.compat.v1.train.get_or_create_global_step(), 1)
       # Not the loss itself, which would stop the training when it is NaN.

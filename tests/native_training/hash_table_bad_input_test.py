@@ -321,8 +321,17 @@ class BadInputTest(tf.test.TestCase, parameterized.TestCase):
         ops.monolith_hash_table_restore(handle, base),
         hash_table_ops.fused_lookup([table.table, handle], ids, [0, 1], 1)[0],
         hash_table_ops.fused_apply_gradient(
-          [table.table, handle], ids, ids, [0, 1], [1.0], [0, 0, 1], [0, 0, 1], [1.0, 1.0],
-          None, zero, 1,
+          [table.table, handle],
+          ids,
+          ids,
+          [0, 1],
+          [1.0],
+          [0, 0, 1],
+          [0, 0, 1],
+          [1.0, 1.0],
+          None,
+          zero,
+          1,
         ),
       ]
 

@@ -60,9 +60,7 @@ class FormatTest(CheckpointTest):
       sess.run(table.assign([1], [[1.0]]).save(self.base).as_op())
 
     self.assertEqual(self.files(), ["table-00000-of-00001"])
-    self.assertEqual(
-      self.read("table-00000-of-00001"), frame(_SGD_RECORD, "4f61be28", "b8cda29f")
-    )
+    self.assertEqual(self.read("table-00000-of-00001"), frame(_SGD_RECORD, "4f61be28", "b8cda29f"))
 
   def test_bytes_of_an_adagrad_entry(self):
     table = make_table(segment(2, entry.AdagradOptimizer(initial_accumulator_value=0.1)))

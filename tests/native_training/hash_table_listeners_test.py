@@ -31,9 +31,7 @@ class ProtoTest(GraphTest):
 
     self.assertEqual(copy.extra_restore_names, ["old"])
     self.assertIs(copy.export_share_embedding, True)
-    self.assertEqual(
-      hash_table_ops._all_table_tensor_prefix(copy), ["MonolithHashTable_x", "old"]
-    )
+    self.assertEqual(hash_table_ops._all_table_tensor_prefix(copy), ["MonolithHashTable_x", "old"])
     self.assertLen(tf.compat.v1.get_collection(hash_table_ops._HASH_TABLE_GRAPH_KEY), 1)
     with self.session() as sess:
       updated = copy.apply_gradients([1], [[1.0, 2.0]], at_step())

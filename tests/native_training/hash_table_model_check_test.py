@@ -279,9 +279,7 @@ class ModelCheckTest(tf.test.TestCase, parameterized.TestCase):
         *ftrl.ftrl.norm,
         *ftrl.ftrl.zero,
       ]
-      want = np.concatenate(
-        [row.ada, row.mom, row.m, row.v, row.powers, row.ftrl_n, row.ftrl_z]
-      )
+      want = np.concatenate([row.ada, row.mom, row.m, row.v, row.powers, row.ftrl_n, row.ftrl_z])
       np.testing.assert_allclose(actual, want, rtol=1e-4, atol=1e-4)
 
 

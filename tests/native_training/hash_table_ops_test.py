@@ -285,9 +285,7 @@ class HashTableTest(GraphTest):
 
     self.assertEqual(table.name, "MonolithHashTable_scope/test")
     self.assertEqual(also.name, "MonolithHashTable_scope/test_1")
-    self.assertEqual(
-      hash_table_ops._table_tensor_prefix(table), "MonolithHashTable_scope-test"
-    )
+    self.assertEqual(hash_table_ops._table_tensor_prefix(table), "MonolithHashTable_scope-test")
     with self.session() as sess:
       self.assertEqual(sess.run(table.assign_add([1], [[1.0]]).size()), 1)
 
@@ -569,9 +567,7 @@ class HashTableTest(GraphTest):
     part.opt_config.sgd.SetInParent()
     part.comp_config.fp32.SetInParent()
 
-    self.assertEqual(
-      plain.SerializeToString().hex(), "0a100a0e0a020a00120212001a020a0038012a00"
-    )
+    self.assertEqual(plain.SerializeToString().hex(), "0a100a0e0a020a00120212001a020a0038012a00")
     self.assertEqual(config.entry_config.segments[0].dim_size, 1)
 
   def test_read_only_ops_run_in_parallel_in_functions(self):

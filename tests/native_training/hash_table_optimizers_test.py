@@ -312,9 +312,7 @@ class StepsTest(TableTest):
       sess.run(table.apply_gradients([1], [[5.0]], zero_step).as_op())
       self.assertAllEqual(sess.run(table.lookup_entry([1])), before)
       # Group Adagrad with rate 0 keeps the vector.
-      table = make_table(
-        segment(1, entry.AdaGradWithGroupLassoOptimizer()), learning_rates=[0.0]
-      )
+      table = make_table(segment(1, entry.AdaGradWithGroupLassoOptimizer()), learning_rates=[0.0])
       sess.run(table.assign([1], [[3.0]]).as_op())
       updated = table.apply_gradients([1], [[5.0]], zero_step)
       self.assertAllEqual(sess.run(updated.lookup([1])), [[3]])

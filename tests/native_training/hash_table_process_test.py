@@ -68,10 +68,7 @@ class ThreadsTest(GraphTest):
     for table in filled:
       table._saver_parallel = 4
     save = tf.group(
-      *[
-        table.save(f"{folder}/t{i}", random_sleep_ms=300).as_op()
-        for i, table in enumerate(filled)
-      ]
+      *[table.save(f"{folder}/t{i}", random_sleep_ms=300).as_op() for i, table in enumerate(filled)]
     )
     restored = [
       hash_table_ops.test_hash_table(4, name_suffix=f"r{i}").restore(f"{folder}/t{i}")

@@ -35,7 +35,12 @@ class HashTableUtilsTest(tf.test.TestCase, parameterized.TestCase):
       self.assertEqual(self._count(sess, table, limit=2, nshards=10), (100, 100))
 
   @parameterized.parameters(
-    (0, 1000, 4), (1, 1, 1), (100, 1, 1), (100, 100, 1), (100, 101, 1), (5000, 1000, 4),
+    (0, 1000, 4),
+    (1, 1, 1),
+    (100, 1, 1),
+    (100, 100, 1),
+    (100, 101, 1),
+    (5000, 1000, 4),
     (5000, 7, 100),
   )
   def test_every_entry_once(self, rows, limit, nshards):

@@ -54,9 +54,7 @@ class LoadingTest(unittest.TestCase):
     all_started = threading.Barrier(2)
     with _env(), mock.patch.object(hvd_lib.importlib, "import_module", slow_import):
       ranks = []
-      threads = [
-        threading.Thread(target=lambda: ranks.append(backend.rank())) for _ in range(8)
-      ]
+      threads = [threading.Thread(target=lambda: ranks.append(backend.rank())) for _ in range(8)]
       for thread in threads:
         thread.start()
       all_started.wait()

@@ -60,9 +60,7 @@ class PolynomialDecayTest(tf.test.TestCase):
     self.assertAllClose(self._rates(fn, [0, 5, 10, 11, 2**40]), [1.0, 0.75, 0.5, 0.5, 0.5])
 
   def test_default_end_rate(self):
-    self.assertAllClose(
-      self._rates(learning_rate_functions.PolynomialDecay(1.0, 4), [4]), [0.0001]
-    )
+    self.assertAllClose(self._rates(learning_rate_functions.PolynomialDecay(1.0, 4), [4]), [0.0001])
 
   def test_power(self):
     fn = learning_rate_functions.PolynomialDecay(1.0, 10, 0.0, power=2.0)

@@ -114,9 +114,7 @@ class CheckPortTest(unittest.TestCase):
   def test_server_that_comes_up_later(self):
     port = get_free_port()
     servers = []
-    timer = threading.Timer(
-      0.3, lambda: servers.append(socket.create_server(("127.0.0.1", port)))
-    )
+    timer = threading.Timer(0.3, lambda: servers.append(socket.create_server(("127.0.0.1", port))))
     timer.start()
 
     self.assertTrue(mlp_utils.check_port("127.0.0.1", port, timeout=60))

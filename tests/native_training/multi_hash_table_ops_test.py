@@ -358,9 +358,7 @@ class GroupObjectTest(GroupTest):
     proto = group.to_proto("s")
     copy = MultiHashTable.from_proto(proto, "s")
 
-    self.assertLen(
-      tf.compat.v1.get_collection(multi_hash_table_ops._MULTI_HASH_TABLE_GRAPH_KEY), 1
-    )
+    self.assertLen(tf.compat.v1.get_collection(multi_hash_table_ops._MULTI_HASH_TABLE_GRAPH_KEY), 1)
     with self.session() as sess:
       sess.run(copy.initializer)
       updated = copy.apply_gradients({"a": ([1], [2.0])}, _step())

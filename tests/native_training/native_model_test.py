@@ -101,9 +101,7 @@ class Model(native_model.MonolithModel):
         optimizer=optimizer,
         classification={"a": False, "b": False},
       )
-    return native_model.EstimatorSpec(
-      label, pred, "sum", loss, optimizer, classification=False
-    )
+    return native_model.EstimatorSpec(label, pred, "sum", loss, optimizer, classification=False)
 
   def serving_input_receiver_fn(self):
     instances = tf.compat.v1.placeholder(tf.string, [None], name="instances")
@@ -160,9 +158,7 @@ class LossTest(tf.test.TestCase):
       self.assertAllClose(sess.run(loss), np.log1p(np.exp(2.19722)), rtol=1e-5)
     for bad in (0, 1, -0.5):
       with self.assertRaisesRegex(AssertionError, "logit_clip_threshold"):
-        native_model.get_sigmoid_loss_and_pred(
-          "bad", logits, label, None, logit_clip_threshold=bad
-        )
+        native_model.get_sigmoid_loss_and_pred("bad", logits, label, None, logit_clip_threshold=bad)
 
   def test_sigmoid_to_predict(self):
     loss, pred = native_model.get_sigmoid_loss_and_pred(
@@ -383,9 +379,7 @@ class LookupTest(tf.test.TestCase, parameterized.TestCase):
     features = self.model.share_slot({"in": ids, "out": ids}, meta)
     with self.session() as sess:
       self.assertAllEqual(sess.run(features["in"].values), [(9 << 48) | 1, (9 << 48) | 2])
-      self.assertAllEqual(
-        sess.run(features["out_share"].values), [(10 << 48) | 1, (10 << 48) | 2]
-      )
+      self.assertAllEqual(sess.run(features["out_share"].values), [(10 << 48) | 1, (10 << 48) | 2])
       self.assertAllEqual(sess.run(features["out"].values), sess.run(ids.values))
     self.assertEqual(data_utils.get_slot_from_feature_name("out_share"), 10)
     self.assertTrue(callable(self.model.share_slot(share_meta=meta)))

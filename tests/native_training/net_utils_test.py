@@ -67,8 +67,10 @@ class PublicAddressTest(unittest.TestCase):
 
   def test_warns_once_and_only_of_public_addresses(self):
     with mock.patch.object(net_utils, "_warned_of_public_address", False):
-      with self.assertNoLogs("absl", "WARNING") if hasattr(self, "assertNoLogs") else (
-        contextlib.nullcontext()
+      with (
+        self.assertNoLogs("absl", "WARNING")
+        if hasattr(self, "assertNoLogs")
+        else (contextlib.nullcontext())
       ):
         net_utils.warn_if_public("127.0.0.1:80", "ps 0")
       with self.assertLogs("absl", "WARNING") as logs:

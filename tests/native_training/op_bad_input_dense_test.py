@@ -80,9 +80,9 @@ class OpBadInputDenseTest(tf.test.TestCase):
         if self.random.random() < 0.5:
           # A target that fits: a divisor and the unknown rest.
           divisor = int(self.random.choice([d for d in range(1, size + 1) if size % d == 0] or [1]))
-          shapes.append([[None, divisor], [divisor, None], [divisor, size // divisor]][
-            self.random.integers(3)
-          ])
+          shapes.append(
+            [[None, divisor], [divisor, None], [divisor, size // divisor]][self.random.integers(3)]
+          )
           continue
         target = [
           None if self.random.random() < 0.3 else int(self.random.choice([0, 1, 2, 3, 4, 1 << 62]))
@@ -128,8 +128,9 @@ class OpBadInputDenseTest(tf.test.TestCase):
       norm, clip_norm = scalar(), scalar()
       clip_ok = clip_norm.ndim == 0 and clip_norm >= 0
       with self._call(clip_ok and norm.ndim == 0, "global_norm|clip_norm"):
-        self._check_clipped(ops.monolith_clip_by_global_norm(grads, norm, clip_norm), grads, norm,
-                            clip_norm)
+        self._check_clipped(
+          ops.monolith_clip_by_global_norm(grads, norm, clip_norm), grads, norm, clip_norm
+        )
       with self._call(clip_ok, "clip_norm"):
         clipped, fused_norm = ops.monolith_clip_by_global_norm_fused(grads, clip_norm)
         squares = ops.global_l2_reduce(grads)

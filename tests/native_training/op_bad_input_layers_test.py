@@ -54,8 +54,16 @@ class Fuzzer:
     ops.monolith_writable_file_close(closed)
     two = tf.stack([self.file, self.file])
     self.wrong_handles = [
-      destroyed, closed, self.file, self.info, self.client, two, two[:0], two[:1],
-      self._table.resource_handle, self._variable.handle,
+      destroyed,
+      closed,
+      self.file,
+      self.info,
+      self.client,
+      two,
+      two[:0],
+      two[:1],
+      self._table.resource_handle,
+      self._variable.handle,
     ]
 
   def chance(self, probability: float) -> bool:
@@ -78,10 +86,12 @@ class Fuzzer:
       dtype = self.rng.choice(_DTYPES)
     count = int(np.prod(shape))
     if dtype.is_floating:
-      values = [self.rng.choice(_FLOATS) if self.chance(0.1) else self.rng.uniform(-3, 3)
-                for _ in range(count)]
+      values = [
+        self.rng.choice(_FLOATS) if self.chance(0.1) else self.rng.uniform(-3, 3)
+        for _ in range(count)
+      ]
     elif dtype == tf.string:
-      values = [self.rng.choice([b"", b"text", b"\xff\x00\"", b"x" * 300]) for _ in range(count)]
+      values = [self.rng.choice([b"", b"text", b'\xff\x00"', b"x" * 300]) for _ in range(count)]
     elif dtype == tf.bool:
       values = [self.chance(0.5) for _ in range(count)]
     else:
@@ -162,9 +172,7 @@ def _neg_weight(f: Fuzzer) -> float:
 
 def _auc(f: Fuzzer) -> dict:
   size = f.rng.choice([0, 1, 5, 300])
-  return {
-    "label": f.tensor((size,)), "logit": f.tensor((size,)), "neg_weight": _neg_weight(f)
-  }
+  return {"label": f.tensor((size,)), "logit": f.tensor((size,)), "neg_weight": _neg_weight(f)}
 
 
 def _auc_grad(f: Fuzzer) -> dict:
@@ -236,7 +244,9 @@ def _health(f: Fuzzer) -> dict:
 
 def _create_client(f: Fuzzer) -> dict:
   return {
-    "enable_metrics_counter": f.chance(0.5), "is_fake": f.chance(0.5), **_file(f),
+    "enable_metrics_counter": f.chance(0.5),
+    "is_fake": f.chance(0.5),
+    **_file(f),
   }
 
 

@@ -184,9 +184,7 @@ class MultiFIFOQueueTest(tf.test.TestCase):
     size = queue.size()
 
     self.assertEqual([q.name for q in queue.queues], ["q", "q_gpu"])
-    self.assertEqual(
-      [q.queue_ref.device for q in queue.queues], ["/device:CPU:0", "/device:GPU:0"]
-    )
+    self.assertEqual([q.queue_ref.device for q in queue.queues], ["/device:CPU:0", "/device:GPU:0"])
     self.assertEqual([t.dtype for t in dequeued], [tf.float32, tf.string, tf.float32])
     config = tf.compat.v1.ConfigProto(allow_soft_placement=True)
     with self.session(config=config) as sess:

@@ -67,9 +67,7 @@ class ChooseTest(absltest.TestCase):
   def test_slower_servers_of_the_same_machine_are_added(self):
     addrs, throughputs = ["a:1", "a:2", "b:1", "c:1"], [2.0, 1.5, 3.0, 1.0]
 
-    self.assertEqual(
-      ps_benchmark._choose(addrs, throughputs, 4), ["a:1", "b:1", "a:2", "c:1"]
-    )
+    self.assertEqual(ps_benchmark._choose(addrs, throughputs, 4), ["a:1", "b:1", "a:2", "c:1"])
 
   def test_address_without_port(self):
     self.assertEqual(ps_benchmark._choose(["a", "b"], [1.0, 2.0], 1), ["b"])

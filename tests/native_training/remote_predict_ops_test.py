@@ -74,7 +74,10 @@ class RemotePredictOpsTest(tf.test.TestCase):
     shutdown = ops.monolith_dummy_sync_server_shutdown(server)
 
     for tensor, dtype in (
-      (client, tf.resource), (result, tf.string), (server, tf.resource), (port, tf.int32),
+      (client, tf.resource),
+      (result, tf.string),
+      (server, tf.resource),
+      (port, tf.int32),
       (shutdown, tf.int64),
     ):
       self.assertEqual(tensor.dtype, dtype)

@@ -70,9 +70,7 @@ class RunnerUtilsTest(unittest.TestCase):
       "cluster": {"chief": ["h0:1"], "ps": ["h1:1"], "worker": ["h2:1", "h3:1"]},
       "task": {"type": "worker", "index": 1},
     }
-    conf = RunnerConfig(
-      discovery_type=ServiceDiscoveryType.PRIMUS, tf_config=json.dumps(tf_config)
-    )
+    conf = RunnerConfig(discovery_type=ServiceDiscoveryType.PRIMUS, tf_config=json.dumps(tf_config))
 
     discovery = get_discovery(conf)
 

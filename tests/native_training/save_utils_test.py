@@ -214,9 +214,7 @@ class SaverHookTest(_Case):
 
     self.assertEqual(tf.train.latest_checkpoint(self.dir), self.path("model.ckpt-1"))
     self.assertAllClose(self.state().last_checkpoint_save_timestamp, time.time(), atol=60)
-    self.assertEqual(
-      self.state().builtin_hash_table_type, MonolithCheckpointState.CUCKOO_HASH_MAP
-    )
+    self.assertEqual(self.state().builtin_hash_table_type, MonolithCheckpointState.CUCKOO_HASH_MAP)
 
   def test_op_error(self):
     guard = _CountingListener()
@@ -722,9 +720,7 @@ class SaverTest(_Case):
       v0 = v1.Variable(-1.0, name="v0")
       v2 = saver_test_utils.CheckpointedOp(name="v2")
       save = Saver([v0, v2.saveable])
-      with self.assertRaisesWithPredicateMatch(
-        tf.errors.OpError, lambda e: "v0" in e.message
-      ):
+      with self.assertRaisesWithPredicateMatch(tf.errors.OpError, lambda e: "v0" in e.message):
         sess.run(v0)
 
       save.restore(sess, save_path)
@@ -919,9 +915,7 @@ class SaverTest(_Case):
     save_dir = self.path("large_tensors")
 
     def model():
-      small_v = [
-        v1.get_variable(f"small{i}", shape=[10, 2], use_resource=True) for i in range(5)
-      ]
+      small_v = [v1.get_variable(f"small{i}", shape=[10, 2], use_resource=True) for i in range(5)]
       large_v = [
         v1.get_variable(f"large{i}", shape=[32000, 1000], use_resource=True) for i in range(3)
       ]
@@ -1240,9 +1234,7 @@ class SaveRestoreWithVariableNameMap(_Case):
       sess.run(v1.global_variables_initializer())
       self.assertEqual(save.save(sess, save_path), save_path)
       # The old names are not there.
-      with self.assertRaisesRegex(
-        tf.errors.OpError, r"Key v[01] not found in checkpoint"
-      ):
+      with self.assertRaisesRegex(tf.errors.OpError, r"Key v[01] not found in checkpoint"):
         Saver({"v0": v0, "v1": v1_var}).restore(sess, save_path)
     with self.session(graph=tf.Graph()) as sess:
       v0 = variable_op(-1.0, name="restore_prefix/v0")

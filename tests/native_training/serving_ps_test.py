@@ -89,9 +89,7 @@ class ServingPSTest(tf.test.TestCase):
   def test_conf_gen(self):
     configs = FeatureConfigs.FromString(_make_configs().SerializeToString())
 
-    self.assertCountEqual(
-      configs.out_configs, ["bias", "vec", "uffm", "iffm", "seq", "user_only"]
-    )
+    self.assertCountEqual(configs.out_configs, ["bias", "vec", "uffm", "iffm", "seq", "user_only"])
     widths = {table.name: table.dim for table in _TABLES}
     for name, config in configs.feature_configs.items():
       self.assertEqual(sum(config.slice_dims), widths[config.table])

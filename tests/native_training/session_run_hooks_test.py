@@ -149,10 +149,13 @@ class GlobalStepWaiterHookTest(tf.test.TestCase):
   def test_missing_global_step(self):
     hook = session_run_hooks.CustomGlobalStepWaiterHook(1)
 
-    with mock.patch.object(
-      session_run_hooks.training_util, "_get_or_create_global_step_read", return_value=None
-    ), self.assertRaisesWithLiteralMatch(
-      RuntimeError, "Global step should be created to use _GlobalStepWaiterHook."
+    with (
+      mock.patch.object(
+        session_run_hooks.training_util, "_get_or_create_global_step_read", return_value=None
+      ),
+      self.assertRaisesWithLiteralMatch(
+        RuntimeError, "Global step should be created to use _GlobalStepWaiterHook."
+      ),
     ):
       hook.begin()
 

@@ -228,9 +228,10 @@ class SyncHooksTest(tf.test.TestCase):
       def restore(_):
         helper.mark_restore_done(sess)
 
-      with mock.patch.object(time, "sleep", side_effect=restore), self.assertLogs(
-        level="INFO"
-      ) as logs:
+      with (
+        mock.patch.object(time, "sleep", side_effect=restore),
+        self.assertLogs(level="INFO") as logs,
+      ):
         sync_hooks.WorkerSyncHook(1, helper).after_create_session(sess, None)
 
     self.assertIn("The worker 1 waits for start signal of chief.", logs.output[0])

@@ -59,7 +59,6 @@ class _SumTask(native_task.NativeTask):
 
 
 class EofAwareTaskTest(parameterized.TestCase, tf.test.TestCase):
-
   def _train(self, as_dict, *args, **kwargs):
     params = _SumTask.params()
     params.as_dict = as_dict
@@ -148,7 +147,6 @@ class _FakeTimer:
 
 
 class ControlHooksTest(parameterized.TestCase, tf.test.TestCase):
-
   def setUp(self):
     super().setUp()
     self.folder = pathlib.Path(os.environ["TEST_TMPDIR"])
@@ -279,7 +277,6 @@ class _StartAt(tf.estimator.SessionRunHook):
 
 
 class OtherHooksTest(tf.test.TestCase):
-
   def test_barrier_listener(self):
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
       listener = sync_training_hooks.SyncTrainingBarrierSaverListener()

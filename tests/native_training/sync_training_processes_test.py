@@ -161,7 +161,6 @@ def _vectors(rows: dict) -> dict:
 
 
 class EndOfDataTest(parameterized.TestCase):
-
   @parameterized.parameters(*_EOF_JOBS)
   def test_all_ranks_stop_at_the_same_step(self, name):
     last = min(3, 5) if list(_EOF_JOBS).index(name) % 2 else min(6, 4)
@@ -194,13 +193,11 @@ class EndOfDataTest(parameterized.TestCase):
 
 
 class LossTest(parameterized.TestCase):
-
   @parameterized.parameters(*_LOSS_JOBS)
   def test_loss_falls(self, name):
     losses = np.mean([_result(name, rank)["losses"] for rank in range(2)], axis=0)
     self.assertLen(losses, 100)
     self.assertLess(np.mean(losses[-10:]), 0.5 * np.mean(losses[:10]))
-
 
   def test_columns_of_a_slot_share_rows(self):
     rows = read_rows(tf.train.latest_checkpoint(_path("shared")))
@@ -217,7 +214,6 @@ class LossTest(parameterized.TestCase):
 
 
 class HooksTest(absltest.TestCase):
-
   def test_dump_and_stop_files(self):
     # Checked after steps 2, 4, ...: the dump of step 3 is found at 4, the stop of 9 at 10. That of
     # step 1 comes too late.
@@ -252,7 +248,6 @@ class HooksTest(absltest.TestCase):
 
 
 class SaveTest(absltest.TestCase):
-
   def test_a_save_that_failed_on_one_rank_is_done_again_by_all(self):
     prefix = tf.train.latest_checkpoint(_path("failed_once"))
     self.assertEqual(os.path.basename(prefix), "model.ckpt-2")
@@ -300,7 +295,6 @@ class SaveTest(absltest.TestCase):
 
 
 class RestartTest(parameterized.TestCase):
-
   @parameterized.parameters(
     ("two_of_one", 2, _FIRST_STEPS, 2),
     ("one_of_two", 1, 4, 2),

@@ -138,8 +138,8 @@ class TensorUtilsTest(tf.test.TestCase):
       shape = rng.randint(0, 4, size=rng.randint(1, 4))
       values = rng.randint(0, 2, size=shape)
       dtype = dtypes[i % len(dtypes)]
-      arrays[f"k{i}"] = values.astype(str) if dtype == tf.string else values.astype(
-        dtype.as_numpy_dtype
+      arrays[f"k{i}"] = (
+        values.astype(str) if dtype == tf.string else values.astype(dtype.as_numpy_dtype)
       )
     groups = tensor_utils.split_tensors_with_type(
       {key: tf.constant(array) for key, array in arrays.items()}

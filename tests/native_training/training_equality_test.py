@@ -173,9 +173,7 @@ class TrainingEqualityTest(tf.test.TestCase, parameterized.TestCase):
       ),
       "adagrad": (
         entry.AdagradOptimizer(learning_rate=_LEARNING_RATE, initial_accumulator_value=0.1),
-        lambda: tf.compat.v1.train.AdagradOptimizer(
-          _LEARNING_RATE, initial_accumulator_value=0.1
-        ),
+        lambda: tf.compat.v1.train.AdagradOptimizer(_LEARNING_RATE, initial_accumulator_value=0.1),
       ),
     }
     table_optimizer, create_optimizer = optimizers[name]

@@ -234,8 +234,9 @@ class UtilsTest(tf.test.TestCase):
       self.assertEqual(os.environ["MONOLITH_METRIC_PREFIX"], "my.prefix")
 
   def test_local_host(self):
-    with mock.patch.object(socket, "gethostname", return_value="host"), mock.patch.object(
-      socket, "gethostbyname", side_effect=lambda name: f"ip of {name}"
+    with (
+      mock.patch.object(socket, "gethostname", return_value="host"),
+      mock.patch.object(socket, "gethostbyname", side_effect=lambda name: f"ip of {name}"),
     ):
       with mock.patch.object(utils.platform, "system", return_value="Linux"):
         self.assertEqual(utils.get_local_host(), "ip of host")

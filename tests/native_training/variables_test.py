@@ -107,9 +107,7 @@ class CachedVariableTest(tf.test.TestCase):
     self.assertEmpty(tf.compat.v1.local_variables())
     with self.session() as sess:
       sess.run(tf.compat.v1.global_variables_initializer())
-      sess.run(
-        [variables.fetch_all_cached_variables(), variables.assign_all_cached_variables()]
-      )
+      sess.run([variables.fetch_all_cached_variables(), variables.assign_all_cached_variables()])
 
   def test_optimizer_slots_have_no_cache(self):
     with tf.variable_creator_scope(variables.cached_variable_creator):

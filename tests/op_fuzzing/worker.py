@@ -42,8 +42,14 @@ _GIB = 1 << 30
 _MAX_EXTRA_BYTES = _GIB
 _MAX_ELEMENTS = 30  # of a dataset
 _PARSING = dict(
-  has_header=False, has_sort_id=False, lagrangex_header=False, kafka_dump_prefix=False,
-  kafka_dump=False, chnids=[], datasources=[], default_datasource="",
+  has_header=False,
+  has_sort_id=False,
+  lagrangex_header=False,
+  kafka_dump_prefix=False,
+  kafka_dump=False,
+  chnids=[],
+  datasources=[],
+  default_datasource="",
 )
 
 
@@ -157,8 +163,11 @@ def _call(case: cases.Case, folder: str) -> int:
     build = _Builder(folder, feeds if case.mode == "placeholders" else None)
     outputs = getattr(library, case.op)(**build.arguments(case))
     fetches = [t for t in tf.nest.flatten(outputs) if isinstance(t, (tf.Tensor, tf.Operation))]
-    fetches = [t.op if t.dtype in (tf.variant, tf.resource) else t for t in fetches
-               if isinstance(t, tf.Tensor)] + [t for t in fetches if isinstance(t, tf.Operation)]
+    fetches = [
+      t.op if t.dtype in (tf.variant, tf.resource) else t
+      for t in fetches
+      if isinstance(t, tf.Tensor)
+    ] + [t for t in fetches if isinstance(t, tf.Operation)]
     with tf.compat.v1.Session() as session:
       session.run(build.initializers)
       return _bytes(session.run(fetches, feeds))
@@ -253,19 +262,27 @@ class _Builder:
       return _no_variants()
     if samples.kind == "ragged":
       return tf.raw_ops.RaggedTensorToVariant(
-        rt_nested_splits=[tf.constant([0, 1], tf.int64)], rt_dense_values=[1.0],
-        batched_input=False)
+        rt_nested_splits=[tf.constant([0, 1], tf.int64)], rt_dense_values=[1.0], batched_input=False
+      )
     if samples.kind == "list":
-      return tf.raw_ops.EmptyTensorList(element_shape=[1], max_num_elements=1,
-                                        element_dtype=tf.float32)
+      return tf.raw_ops.EmptyTensorList(
+        element_shape=[1], max_num_elements=1, element_dtype=tf.float32
+      )
     if samples.kind == "numbers_dataset":
       return tf.data.Dataset.range(3)._variant_tensor
     if samples.kind == "dataset":
       if not samples.records:
-        return tf.data.Dataset.from_tensor_slices([b"x"]).take(0).map(
-          lambda r: _variant(r, "example"))._variant_tensor
-      return tf.data.Dataset.from_tensor_slices(samples.records).map(
-        lambda r: _variant(r, samples.sample_type))._variant_tensor
+        return (
+          tf.data.Dataset.from_tensor_slices([b"x"])
+          .take(0)
+          .map(lambda r: _variant(r, "example"))
+          ._variant_tensor
+        )
+      return (
+        tf.data.Dataset.from_tensor_slices(samples.records)
+        .map(lambda r: _variant(r, samples.sample_type))
+        ._variant_tensor
+      )
     variants = [_variant(r, samples.sample_type) for r in samples.records]
     if not variants:
       return _no_variants()
@@ -287,7 +304,8 @@ def _make_handle(handle: cases.Handle, build: _Builder) -> tf.Tensor:
   dim = handle.dim
   if kind == "filter":
     return library.MonolithHashFilter(
-      capacity=64, split_num=3, config=b"", container="", shared_name=name)
+      capacity=64, split_num=3, config=b"", container="", shared_name=name
+    )
   if kind == "sync_client":
     return library.MonolithDummySyncClient(config="", container="", shared_name=name)
   if kind in ("table", "multi_table"):
@@ -296,26 +314,40 @@ def _make_handle(handle: cases.Handle, build: _Builder) -> tf.Tensor:
     build.handles += [filters, client]
     if kind == "table":
       return library.MonolithHashTable(
-        filter_handle=filters, sync_client_handle=client, container="", shared_name=name,
-        config=messages.table_config(rng, dim).SerializeToString())
+        filter_handle=filters,
+        sync_client_handle=client,
+        container="",
+        shared_name=name,
+        config=messages.table_config(rng, dim).SerializeToString(),
+      )
     return library.CreateMonolithMultiHashTable(
       config=messages.multi_table_config(rng, dim, cases.tables_of(handle)).SerializeToString(),
-      filter_handle=filters, sync_client_handle=client, container="", shared_name=name)
+      filter_handle=filters,
+      sync_client_handle=client,
+      container="",
+      shared_name=name,
+    )
   if kind == "item_pool":
     return library.ItemPoolCreate(
-      start_num=1, max_item_num_per_channel=rng.choice([1, 5]), container="", shared_name=name)
+      start_num=1, max_item_num_per_channel=rng.choice([1, 5]), container="", shared_name=name
+    )
   if kind == "shared_tensor":
     return library.MonolithUniqueKeyWithValueAndOffset(
-      key=tf.constant([1, 2, 1], tf.int64), key_split=tf.constant([0, 1, 3], tf.int64),
-      dims=[1, dim], generate_buffer=True).value_buffer
+      key=tf.constant([1, 2, 1], tf.int64),
+      key_split=tf.constant([0, 1, 3], tf.int64),
+      dims=[1, dim],
+      generate_buffer=True,
+    ).value_buffer
   if kind == "deep_insight":
     return library.MonolithCreateDeepInsightClient(
-      enable_metrics_counter=False, is_fake=True, filename="", container="", shared_name=name)
+      enable_metrics_counter=False, is_fake=True, filename="", container="", shared_name=name
+    )
   if kind == "machine_info":
     return library.MonolithMachineInfo(mem_limit=1 << 30, container="", shared_name=name)
   if kind == "touched_key_set":
     return library.MonolithTouchedKeySet(
-      capacity=100, concurrency_level=2, container="", shared_name=name)
+      capacity=100, concurrency_level=2, container="", shared_name=name
+    )
   if kind == "writable_file":
     path = os.path.join(tempfile.gettempdir(), f"fuzz_{os.getpid()}_file")
     return library.MonolithWritableFile(filename=path, container="", shared_name=name)
@@ -335,8 +367,11 @@ def _make_handle(handle: cases.Handle, build: _Builder) -> tf.Tensor:
     return made
   # A handle of nothing.
   return library.MonolithUniqueKeyWithValueAndOffset(
-    key=tf.constant([1], tf.int64), key_split=tf.constant([0, 1], tf.int64), dims=[1],
-    generate_buffer=False).value_buffer
+    key=tf.constant([1], tf.int64),
+    key_split=tf.constant([0, 1], tf.int64),
+    dims=[1],
+    generate_buffer=False,
+  ).value_buffer
 
 
 if __name__ == "__main__":

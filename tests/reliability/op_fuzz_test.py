@@ -21,9 +21,7 @@ class OpFuzzTest(unittest.TestCase):
     names = cases.op_names()
     self.assertGreaterEqual(len(names), 169)
     # Ops in turns: when one of them is slow, the others go on beside it.
-    calls = [
-      (name, seed) for seed in range(_FIRST_SEED, _FIRST_SEED + _CALLS) for name in names
-    ]
+    calls = [(name, seed) for seed in range(_FIRST_SEED, _FIRST_SEED + _CALLS) for name in names]
 
     failures = driver.run(calls, os.cpu_count() or 1)
 

@@ -30,7 +30,6 @@ def setUpModule():  # noqa: N802
 
 
 class SyncFaultsTest(parameterized.TestCase):
-
   def setUp(self):
     super().setUp()
     self.folder = os.environ["TEST_TMPDIR"]
@@ -52,9 +51,7 @@ class SyncFaultsTest(parameterized.TestCase):
 
   # With `enable_async_optimize` the update of a step is applied in the next one, after its save.
   @parameterized.named_parameters(("plain", {}, 10), ("pipelined", _PIPELINE, 9))
-  def test_a_killed_rank_ends_the_others_and_training_goes_on_without_it(
-    self, config, num_updates
-  ):
+  def test_a_killed_rank_ends_the_others_and_training_goes_on_without_it(self, config, num_updates):
     job = Job(
       self.model_dir,
       [100, 100],

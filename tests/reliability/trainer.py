@@ -98,9 +98,7 @@ class Trainer:
         [
           hash_table_ops.HashTableCheckpointRestorerListener(self.basename),
           multi_hash_table_ops.MultiHashTableCheckpointRestorerListener(self.basename),
-          hash_filter_ops.HashFilterCheckpointRestorerListener(
-            self.basename, [self._filter], True
-          ),
+          hash_filter_ops.HashFilterCheckpointRestorerListener(self.basename, [self._filter], True),
         ]
       )
       self._scaffold = v1.train.Scaffold(saver=self.saver)

@@ -145,9 +145,7 @@ class TrainingFaultsTest(tf.test.TestCase):
       driver = cpu_training.CpuTraining(conf, training_process.create_params().instantiate())
       estimator = tf.estimator.Estimator(
         driver.create_model_fn(),
-        config=tf.estimator.RunConfig(
-          model_dir=training.model_dir, session_config=session_config
-        ),
+        config=tf.estimator.RunConfig(model_dir=training.model_dir, session_config=session_config),
       )
       predictions = estimator.predict(driver.create_input_fn(tf.estimator.ModeKeys.PREDICT))
       return np.array(next(predictions))
@@ -252,11 +250,8 @@ class TrainingFaultsTest(tf.test.TestCase):
 
     self.assertGreaterEqual(training.saved_step(), 40)
 
-
   def test_servers_that_start_after_the_chief_cost_no_pause(self):
-    training = self._training(
-      num_ps=1, max_steps=20, fixed=True, retry_wait_secs=2 * _TIMEOUT_SECS
-    )
+    training = self._training(num_ps=1, max_steps=20, fixed=True, retry_wait_secs=2 * _TIMEOUT_SECS)
     training.start(("worker", 0))
     message = f"{training.cluster['ps'][0]} is unreachable"
     wait_until(lambda: message in training.log(("worker", 0)), _TIMEOUT_SECS)

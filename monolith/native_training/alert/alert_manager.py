@@ -1,8 +1,8 @@
 """Alerts on training. No alerting backend is shipped: there is no manager, and callers ask first.
 
-  manager = get_default_alert_manager()
-  if manager:
-    manager.add_rules(proto)
+manager = get_default_alert_manager()
+if manager:
+  manager.add_rules(proto)
 """
 
 from __future__ import annotations

@@ -259,9 +259,7 @@ def _reshard_group(assets: str, files_of_servers: list[list[str]], writers: _Wri
             counts[server] += 1
             targets[server].write(record)
         for meta, count in zip(metas, counts):
-          dump = embedding_hash_table_pb2.MultiHashTableMetadata(
-            table_name=name, num_entries=count
-          )
+          dump = embedding_hash_table_pb2.MultiHashTableMetadata(table_name=name, num_entries=count)
           meta.write(dump.SerializeToString())
 
 

@@ -160,9 +160,10 @@ def _variant_type(dataset: tf.data.Dataset, variant_type: str | None) -> str:
       pending += current._inputs()
   # The source inside of an interleave is not an input.
   found = found or set(tf.compat.v1.get_collection(OUTPUT_PB_TYPE_GRAPH_KEY))
-  assert len(found) == 1 and found <= {"instance", "example"}, (
-    f"cannot tell what the samples are ({sorted(found)}): give variant_type"
-  )
+  assert len(found) == 1 and found <= {
+    "instance",
+    "example",
+  }, f"cannot tell what the samples are ({sorted(found)}): give variant_type"
   return found.pop()
 
 
@@ -386,9 +387,9 @@ class PBDataset:
       options.pop("file_name", None)
     for name in ("use_parquet", "use_tfrecord"):
       options[name] = get_flag("dataset_input_" + name, options.get(name, False))
-    assert not (options["use_parquet"] and options["use_tfrecord"]), (
-      "use_parquet and use_tfrecord are both set"
-    )
+    assert not (
+      options["use_parquet"] and options["use_tfrecord"]
+    ), "use_parquet and use_tfrecord are both set"
     listed = None if isinstance(topics_or_files, str) else topics_or_files
     kafka_source = cls._kafka_source(options, listed)
     if kafka_source is not None:
@@ -416,9 +417,7 @@ class PBDataset:
     return cls._create(options)
 
   @staticmethod
-  def _kafka_source(
-    options: dict[str, Any], listed: Sequence[str] | None
-  ) -> dict[str, Any] | None:
+  def _kafka_source(options: dict[str, Any], listed: Sequence[str] | None) -> dict[str, Any] | None:
     """Takes topics, group and brokers out of the options; returns None if files are meant.
 
     Args:
@@ -633,9 +632,7 @@ class TransformDataset(_SampleDataset):
     super().__init__(input_dataset, variant)
 
 
-def register_dataset(
-  service: str, dataset: tf.data.Dataset, buffer_size: int = 32
-) -> tf.Tensor:
+def register_dataset(service: str, dataset: tf.data.Dataset, buffer_size: int = 32) -> tf.Tensor:
   """Registers a data set with a tf.data service and returns its id.
 
   Args:
@@ -793,9 +790,7 @@ def _instance_reweight(
   self: tf.data.Dataset, action_priority: str, reweight: str, variant_type: str | None = None
 ) -> tf.data.Dataset:
   """See `InstanceReweightDataset`."""
-  return InstanceReweightDataset(
-    self, action_priority, reweight, _variant_type(self, variant_type)
-  )
+  return InstanceReweightDataset(self, action_priority, reweight, _variant_type(self, variant_type))
 
 
 def _negative_gen(
@@ -817,9 +812,7 @@ def _negative_gen(
 _CACHE_ONLY_POS = 14
 
 
-def _transform(
-  self: tf.data.Dataset, t: Any, variant_type: str | None = None
-) -> tf.data.Dataset:
+def _transform(self: tf.data.Dataset, t: Any, variant_type: str | None = None) -> tf.data.Dataset:
   """See `TransformDataset`."""
   return TransformDataset(self, t, _variant_type(self, variant_type))
 
@@ -832,9 +825,7 @@ def _split_flow(
   variant_type: str | None = None,
 ) -> tf.data.Dataset:
   """See `SplitFlowDataset`."""
-  return SplitFlowDataset(
-    self, data_flow, index, max_queue_size, _variant_type(self, variant_type)
-  )
+  return SplitFlowDataset(self, data_flow, index, max_queue_size, _variant_type(self, variant_type))
 
 
 def _merge_flow(
@@ -844,9 +835,7 @@ def _merge_flow(
   variant_type: str | None = None,
 ) -> tf.data.Dataset:
   """See `MergeFlowDataset`."""
-  return MergeFlowDataset(
-    self, dataset_to_merge, max_queue_size, _variant_type(self, variant_type)
-  )
+  return MergeFlowDataset(self, dataset_to_merge, max_queue_size, _variant_type(self, variant_type))
 
 
 def _identity(self: tf.data.Dataset, *args: Any, **kwargs: Any) -> tf.data.Dataset:

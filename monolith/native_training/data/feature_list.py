@@ -1,10 +1,10 @@
 """Feature lists: files that say which features exist and what their slots are.
 
-    # a comment
-    column_name: uid, gid
-    cache_column: gid
-    feed_name=feed; shared=true; feature_id=1
-    feature_name=f_user_id; depend=uid; method=Direct; slot=312; shared=true
+# a comment
+column_name: uid, gid
+cache_column: gid
+feed_name=feed; shared=true; feature_id=1
+feature_name=f_user_id; depend=uid; method=Direct; slot=312; shared=true
 """
 
 import dataclasses

@@ -61,9 +61,9 @@ def _operand_attrs(kind: tf.DType, operand: Operand) -> dict[str, list]:
 def _check_operand(op: str, operand: Operand, operand_filepath: str | None) -> None:
   given = [operand is not None, bool(operand_filepath)]
   assert sum(given) == 1, "give exactly one of operand and operand_filepath"
-  assert not operand_filepath or op in _FILE_OPS, (
-    f"operand_filepath is only for {' and '.join(_FILE_OPS)}, but op is {op}"
-  )
+  assert (
+    not operand_filepath or op in _FILE_OPS
+  ), f"operand_filepath is only for {' and '.join(_FILE_OPS)}, but op is {op}"
 
 
 def _line_id_field(field_name: str) -> tuple[tf.DType, bool]:
@@ -137,9 +137,9 @@ def filter_by_value(
   """
   _check_operand(op, operand, operand_filepath)
   dtype, is_list = _line_id_field(field_name)
-  assert is_list == (op in _LIST_OPS), (
-    f"{field_name} is {'a' if is_list else 'no'} list, which op {op} cannot compare"
-  )
+  assert is_list == (
+    op in _LIST_OPS
+  ), f"{field_name} is {'a' if is_list else 'no'} list, which op {op} cannot compare"
   return ragged_data_ops.value_filter(
     variant,
     field_name=field_name,
@@ -350,9 +350,9 @@ def label_normalization(
   Returns:
     The changed sample.
   """
-  assert len(norm_methods) == len(norm_values), (
-    f"{len(norm_methods)} norm_methods, but {len(norm_values)} norm_values"
-  )
+  assert len(norm_methods) == len(
+    norm_values
+  ), f"{len(norm_methods)} norm_methods, but {len(norm_values)} norm_values"
   return ragged_data_ops.label_normalization(
     variant,
     norm_methods=list(norm_methods),
@@ -475,9 +475,7 @@ def switch_slot(ragged: tf.RaggedTensor, slot: int) -> tf.RaggedTensor:
   return ragged.with_flat_values(values)
 
 
-def feature_combine(
-  src1: tf.RaggedTensor, src2: tf.RaggedTensor, slot: int
-) -> tf.RaggedTensor:
+def feature_combine(src1: tf.RaggedTensor, src2: tf.RaggedTensor, slot: int) -> tf.RaggedTensor:
   """Crosses the ids of each row to v2 ids of `slot`, those of `src1` outer."""
   splits, values = ragged_data_ops.feature_combine(
     src1.nested_row_splits,
@@ -741,9 +739,9 @@ def tf_example_to_example(
   assert len(names) == len(set(names)), f"a feature of {names} has two roles"
   slots = list(sparse_features.values())
   assert len(slots) == len(set(slots)), f"a slot of {slots} is used twice"
-  assert all(1 <= slot < _MAX_SLOT_V2 for slot in slots), (
-    f"slots {slots} must be in [1, {_MAX_SLOT_V2})"
-  )
+  assert all(
+    1 <= slot < _MAX_SLOT_V2 for slot in slots
+  ), f"slots {slots} must be in [1, {_MAX_SLOT_V2})"
   description = data_op_config_pb2.TFRecordFeatureDescription(
     sparse_features=dict(sparse_features),
     dense_features=list(dense_features),

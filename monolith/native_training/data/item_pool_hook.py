@@ -64,9 +64,7 @@ class ItemPoolSaveRestoreHook(tf.compat.v1.train.SessionRunHook):
       return
     session.run(self._restore_op, {self._step_placeholder: int(match.group(1))})
 
-  def before_run(
-    self, run_context: tf.estimator.SessionRunContext
-  ) -> tf.estimator.SessionRunArgs:
+  def before_run(self, run_context: tf.estimator.SessionRunContext) -> tf.estimator.SessionRunArgs:
     return tf.estimator.SessionRunArgs(self._global_step)
 
   def after_run(

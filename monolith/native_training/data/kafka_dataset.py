@@ -99,8 +99,16 @@ class KafkaDataset(dataset_ops.UnaryUnchangedStructureDataset):
     if poll_batch_size is None:
       poll_batch_size = 16 if input_pb_type == PbType.EXAMPLEBATCH else 128
     batches = _messages(
-      topics, group_id, servers, stream_timeout, message_poll_timeout, poll_batch_size,
-      configuration, container, shared_name, kafka_other_metadata,
+      topics,
+      group_id,
+      servers,
+      stream_timeout,
+      message_poll_timeout,
+      poll_batch_size,
+      configuration,
+      container,
+      shared_name,
+      kafka_other_metadata,
       kwargs.get("disable_iterator_save_restore", True),
     )
     # One message after the other: a bad one spoils no other.
@@ -218,8 +226,16 @@ def create_plain_kafka_dataset(
     key that is null is empty.
   """
   batches = _messages(
-    topics, group_id, servers, stream_timeout, message_poll_timeout, poll_batch_size,
-    configuration, container, shared_name, kafka_other_metadata,
+    topics,
+    group_id,
+    servers,
+    stream_timeout,
+    message_poll_timeout,
+    poll_batch_size,
+    configuration,
+    container,
+    shared_name,
+    kafka_other_metadata,
   )
   return batches.map(
     lambda message, key, _, continue_fetch: KafkaMessages(message, key, continue_fetch)

@@ -206,14 +206,14 @@ class _Request:
   ) -> None:
     if not names:
       return
-    assert shapes is not None and len(names) == len(shapes), (
-      f"dense_features has {len(names)} names, but dense_feature_shapes is {shapes}"
-    )
+    assert shapes is not None and len(names) == len(
+      shapes
+    ), f"dense_features has {len(names)} names, but dense_feature_shapes is {shapes}"
     assert all(shape > 0 for shape in shapes), f"dense_feature_shapes {shapes} must be positive"
     dtypes = dtypes or [tf.float32] * len(names)
-    assert len(names) == len(dtypes), (
-      f"dense_features has {len(names)} names, but dense_feature_types has {len(dtypes)}"
-    )
+    assert len(names) == len(
+      dtypes
+    ), f"dense_features has {len(names)} names, but dense_feature_types has {len(dtypes)}"
     self.names += names
     self.shapes += shapes
     self.dtypes += [tf.as_dtype(dtype) for dtype in dtypes]
@@ -222,9 +222,9 @@ class _Request:
     if not names:
       return
     shapes = shapes or [1] * len(names)
-    assert len(names) == len(shapes), (
-      f"extra_features has {len(names)} names, but extra_feature_shapes has {len(shapes)}"
-    )
+    assert len(names) == len(
+      shapes
+    ), f"extra_features has {len(names)} names, but extra_feature_shapes has {len(shapes)}"
     assert all(shape > 0 for shape in shapes), f"extra_feature_shapes {shapes} must be positive"
     self.names += names
     self.shapes += shapes
@@ -511,9 +511,9 @@ def parse_example_batch_list(
     See `parse_instances`. With `label_config` also `label`, `[batch, tasks]`.
   """
   assert names and shapes and dtypes, "names, shapes and dtypes are needed"
-  assert len(names) == len(shapes) == len(dtypes), (
-    f"names, shapes and dtypes have {len(names)}, {len(shapes)} and {len(dtypes)} elements"
-  )
+  assert (
+    len(names) == len(shapes) == len(dtypes)
+  ), f"names, shapes and dtypes have {len(names)}, {len(shapes)} and {len(dtypes)} elements"
   labels = parse_label_config(label_config) if label_config else None
   request = _Request(
     list(names), list(shapes), [tf.as_dtype(t) for t in dtypes], list(extra_features or [])
@@ -588,9 +588,7 @@ def sharding_sparse_fids(
     fid_size, emb_size, row_splits, row_splits_size, emb_row_lenth, table_row_length,
     shard_row_lenth)`, `None` where a version has no such output.
   """
-  serialized = (
-    feature_cfgs if isinstance(feature_cfgs, bytes) else feature_cfgs.SerializeToString()
-  )
+  serialized = feature_cfgs if isinstance(feature_cfgs, bytes) else feature_cfgs.SerializeToString()
   tables = sorted(
     {config.table for config in _as_feature_configs(feature_cfgs).feature_configs.values()}
   )

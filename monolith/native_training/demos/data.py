@@ -70,9 +70,7 @@ def compute_auc(labels: np.ndarray, scores: np.ndarray) -> float:
   last_rank = np.cumsum(counts)
   mean_rank = last_rank - (counts - 1) / 2.0
   rank_sum = mean_rank[inverse][labels].sum()
-  return float(
-    (rank_sum - num_positive * (num_positive + 1) / 2.0) / (num_positive * num_negative)
-  )
+  return float((rank_sum - num_positive * (num_positive + 1) / 2.0) / (num_positive * num_negative))
 
 
 def generate(

@@ -130,9 +130,7 @@ class RankingTask(native_task.NativeTask):
     )
     hooks = []
     if self.p.show_progress and not hasattr(tf.compat.v1.get_default_graph(), "dry_run"):
-      hooks.append(
-        demo_hooks.ProgressHook(loss, labels, predictions, num_ranks=self.p.num_ranks)
-      )
+      hooks.append(demo_hooks.ProgressHook(loss, labels, predictions, num_ranks=self.p.num_ranks))
     return tf.estimator.EstimatorSpec(
       mode,
       loss=loss,

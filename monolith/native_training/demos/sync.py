@@ -197,9 +197,7 @@ def _launch(model_dir: str, info: demo_data.RatingsInfo) -> int:
     return _wait(stack.enter_context(ranks).processes, info, log_dir)
 
 
-def _wait(
-  processes: list[subprocess.Popen], info: demo_data.RatingsInfo, log_dir: str
-) -> int:
+def _wait(processes: list[subprocess.Popen], info: demo_data.RatingsInfo, log_dir: str) -> int:
   """Waits for the ranks, which end together also when one fails, and tells them of a Ctrl-C."""
   deadline = None
   while any(process.poll() is None for process in processes):

@@ -113,9 +113,7 @@ def _shared_table_name(slot: str, tables: dict[str, feature.TableConfig]) -> str
 
   It is part of checkpoints and must not depend on the order in which features are bound.
   """
-  is_taken = any(
-    slot in table.feature_names for other, table in tables.items() if other != slot
-  )
+  is_taken = any(slot in table.feature_names for other, table in tables.items() if other != slot)
   return f"{slot}/shared" if is_taken else slot
 
 

@@ -203,9 +203,7 @@ class CpuTraining:
     configs = copy.deepcopy(feature_configs.configs)
     for config in configs.values():
       table_config = config.table_config
-      table_config.entry_config.entry_type = (
-        embedding_hash_table_pb2.EntryConfig.EntryType.SERVING
-      )
+      table_config.entry_config.entry_type = embedding_hash_table_pb2.EntryConfig.EntryType.SERVING
       table_config.skip_zero_embedding = self._config.skip_zero_embedding_when_serving
       table_config.cuckoo.SetInParent()
     return feature_configs._replace(configs=configs)
@@ -430,9 +428,7 @@ class CpuTraining:
       )
     return spec
 
-  def _prepare_checkpoint(
-    self, mode: str, model_dir: str
-  ) -> tempfile.TemporaryDirectory | None:
+  def _prepare_checkpoint(self, mode: str, model_dir: str) -> tempfile.TemporaryDirectory | None:
     """Makes the newest checkpoint fit to be restored; returns where it is, if not in its folder."""
     self.check_checkpoint(model_dir)
     # Exporters look at the checkpoint that they export, ranks do so together before they start.
@@ -587,9 +583,7 @@ class CpuTraining:
         stack.enter_context(tf.variable_creator_scope(variables.cached_variable_creator))
       # With one server there is nothing to spread, and `max_shards=0` would mean any number.
       if (
-        config.enable_variable_partition
-        and config.num_ps > 1
-        and not export_context.is_exporting()
+        config.enable_variable_partition and config.num_ps > 1 and not export_context.is_exporting()
       ):
         partitioner = tf.compat.v1.variable_axis_size_partitioner(
           max_shard_bytes=_MAX_SHARD_BYTES, max_shards=config.num_ps

@@ -164,14 +164,10 @@ class TrainingHooks:
       config.enable_full_sync_training and not config.merge_sync_training_ckpt
     )
     self._ps_monitor = (
-      save_utils.PsMonitor(config.num_ps)
-      if config.partial_recovery and config.num_ps > 1
-      else None
+      save_utils.PsMonitor(config.num_ps) if config.partial_recovery and config.num_ps > 1 else None
     )
 
-  def attach(
-    self, spec: tf.estimator.EstimatorSpec, mode: str
-  ) -> tf.estimator.EstimatorSpec:
+  def attach(self, spec: tf.estimator.EstimatorSpec, mode: str) -> tf.estimator.EstimatorSpec:
     """Returns `spec` with the driver's hooks before its own.
 
     Args:
@@ -273,9 +269,7 @@ class TrainingHooks:
       basic_restore_hook.CheckpointRestorerHook(
         listeners=[
           hash_table_ops.HashTableCheckpointRestorerListener(basename, self._ps_monitor),
-          multi_hash_table_ops.MultiHashTableCheckpointRestorerListener(
-            basename, self._ps_monitor
-          ),
+          multi_hash_table_ops.MultiHashTableCheckpointRestorerListener(basename, self._ps_monitor),
           hash_filter_ops.HashFilterCheckpointRestorerListener(
             basename,
             self._hash_filters,
@@ -345,9 +339,7 @@ class TrainingHooks:
       hooks += self._get_dense_only_hooks(saver_hook, guards)
     return hooks
 
-  def _get_control_hooks(
-    self, timer: save_utils.SecondOrStepTimerWithTideSetting
-  ) -> list[Hook]:
+  def _get_control_hooks(self, timer: save_utils.SecondOrStepTimerWithTideSetting) -> list[Hook]:
     """Returns what lets an operator save and stop all ranks with files, where that is asked for."""
     steps = env_utils.get_int(_CONTROL_STEPS_ENV, 0)
     if not self._config.enable_full_sync_training or not steps:

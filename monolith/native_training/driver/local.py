@@ -108,9 +108,7 @@ def local_train_internal(
       are given.
   """
   if tf.executing_eagerly():
-    raise OSError(
-      "Training builds graphs: call tf.compat.v1.disable_eager_execution() before it."
-    )
+    raise OSError("Training builds graphs: call tf.compat.v1.disable_eager_execution() before it.")
   conf.check_restore(model_dir)
   with _local_cluster(conf.num_ps) as (session_config, _):
     training = CpuTraining(conf, params.instantiate())

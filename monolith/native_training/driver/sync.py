@@ -66,9 +66,9 @@ def distributed_sync_train(
   """
   if not hvd_lib.is_initialized():
     hvd_lib.init()
-  assert distribution_utils.get_mpi_rank() == config.index, (
-    "Given RunConfig.index should be consistent with hvd.rank()."
-  )
+  assert (
+    distribution_utils.get_mpi_rank() == config.index
+  ), "Given RunConfig.index should be consistent with hvd.rank()."
   hvd_lib.check_size(config.num_workers, "num_workers")
   if config.enable_gpu_training:
     device_utils.enable_gpu_training()

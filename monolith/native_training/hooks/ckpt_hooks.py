@@ -73,11 +73,11 @@ class BarrierSaverListener(tf.estimator.CheckpointSaverListener):
     get_running_workers: Callable[[tf.compat.v1.Session], Iterable[int]] | None = None,
   ):
     """Args:
-      barrier_op: the barrier between chief and workers.
-      wait_seconds: seconds between looks at the workers.
-      max_pending_seconds: after which the checkpoint is saved although some workers still run.
-      get_running_workers: returns the indices of the workers that train. Others, who are finished
-        or have not come yet, will not stop at the barrier. By default all train.
+    barrier_op: the barrier between chief and workers.
+    wait_seconds: seconds between looks at the workers.
+    max_pending_seconds: after which the checkpoint is saved although some workers still run.
+    get_running_workers: returns the indices of the workers that train. Others, who are finished
+      or have not come yet, will not stop at the barrier. By default all train.
     """
     self._barrier_op = barrier_op
     self._wait_seconds = wait_seconds

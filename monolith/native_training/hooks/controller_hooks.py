@@ -72,9 +72,7 @@ class ControllerHook(tf.estimator.SessionRunHook):
   def trigger_save_op(self) -> tf.Operation:
     return self._trigger_save_op
 
-  def before_run(
-    self, run_context: tf.estimator.SessionRunContext
-  ) -> tf.estimator.SessionRunArgs:
+  def before_run(self, run_context: tf.estimator.SessionRunContext) -> tf.estimator.SessionRunArgs:
     return tf.estimator.SessionRunArgs(self._control)
 
   def after_run(

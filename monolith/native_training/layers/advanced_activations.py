@@ -191,9 +191,9 @@ def deserialize(identifier: str | dict[str, Any] | None) -> Any:
     identifier = config
   arguments = dict(identifier)
   name = arguments.pop("name", None)
-  assert isinstance(name, str) and name.lower() in _ACTIVATIONS, (
-    f"the activation {name!r} is unknown, want one of {ALL_ACTIVATION_NAMES}"
-  )
+  assert (
+    isinstance(name, str) and name.lower() in _ACTIVATIONS
+  ), f"the activation {name!r} is unknown, want one of {ALL_ACTIVATION_NAMES}"
   return _ACTIVATIONS[name.lower()](**arguments)
 
 

@@ -165,9 +165,7 @@ def dynamic_rnn_with_attention(
   return result, state
 
 
-def _initial_state(
-  cell: AGRUCell, inputs: tf.Tensor, init_state: tf.Tensor | None
-) -> tf.Tensor:
+def _initial_state(cell: AGRUCell, inputs: tf.Tensor, init_state: tf.Tensor | None) -> tf.Tensor:
   if init_state is not None:
     return init_state
   return cell.zero_state(layer_utils.dim_size(inputs, 0), inputs.dtype)

@@ -76,9 +76,9 @@ class GroupInt(_Merging):
     self.regularizer = tf.keras.regularizers.get(regularizer)
     if use_attention:
       assert interaction_type == "multiply", "attention needs interaction_type multiply"
-      assert self.attention_units and self.attention_units[-1] == 1, (
-        f"attention_units is {attention_units}, the last one must be 1"
-      )
+      assert (
+        self.attention_units and self.attention_units[-1] == 1
+      ), f"attention_units is {attention_units}, the last one must be 1"
       self._mlp = MLP(
         self.attention_units,
         activations=self.activation,
@@ -282,13 +282,13 @@ class CAN(tf.keras.layers.Layer):
     user, item = inputs
     dim = layer_utils.check_dim(user.shape[-1])
     width = layer_utils.check_dim(item.shape[-1])
-    assert width == self.layer_num * dim * (dim + 1), (
-      f"item has {width} columns, want {self.layer_num} * {dim} * ({dim} + 1)"
-    )
+    assert width == self.layer_num * dim * (
+      dim + 1
+    ), f"item has {width} columns, want {self.layer_num} * {dim} * ({dim} + 1)"
     user_batch, item_batch = user.shape[0], item.shape[0]
-    assert user_batch is None or item_batch is None or user_batch == item_batch, (
-      f"the batch of user is {user_batch}, that of item {item_batch}"
-    )
+    assert (
+      user_batch is None or item_batch is None or user_batch == item_batch
+    ), f"the batch of user is {user_batch}, that of item {item_batch}"
     x = user
     if not self.is_stacked:
       x = tf.expand_dims(x, 1)

@@ -80,9 +80,9 @@ class iRazor(_Merging):  # noqa: N801, the published name
 
   def build(self, input_shape: Any) -> None:
     _, num_feature, emb_size = tf.TensorShape(input_shape).as_list()
-    assert emb_size == max(self.nas_space), (
-      f"embeddings have {emb_size} columns, the largest of nas_space is {max(self.nas_space)}"
-    )
+    assert emb_size == max(
+      self.nas_space
+    ), f"embeddings have {emb_size} columns, the largest of nas_space is {max(self.nas_space)}"
     rigid = np.zeros([len(self.nas_space), emb_size], np.float32)
     for i in range(1, len(self.nas_space)):
       rigid[i, self.nas_space[i - 1] : self.nas_space[i]] = 1

@@ -65,9 +65,9 @@ def feature_insight(
   input_embedding = tf.convert_to_tensor(input_embedding)
   weight = tf.convert_to_tensor(weight)
   width, rows = _static_dim(input_embedding, -1), _static_dim(weight, 0)
-  assert width is None or rows is None or width == rows, (
-    f"the last dimension of input_embedding is {width}, want that of the rows of weight: {rows}"
-  )
+  assert (
+    width is None or rows is None or width == rows
+  ), f"the last dimension of input_embedding is {width}, want that of the rows of weight: {rows}"
   segment_sizes = list(segment_sizes)
   out = layer_ops_lib.FeatureInsight(
     input=input_embedding, weight=weight, segment_sizes=segment_sizes

@@ -94,9 +94,9 @@ class LHUCTower(tf.keras.layers.Layer):
       return [[*dims, dim] for dim in self.output_dims]
     if not all(isinstance(dim, (list, tuple)) for dim in dims):
       raise Exception("lhuc_output_dims is error")
-    assert len(dims) == len(self.output_dims), (
-      f"lhuc_output_dims has {len(dims)} lists, want {len(self.output_dims)}"
-    )
+    assert len(dims) == len(
+      self.output_dims
+    ), f"lhuc_output_dims has {len(dims)} lists, want {len(self.output_dims)}"
     for gate, dim in zip(dims, self.output_dims):
       assert gate[-1] == dim, "the last dim of lhuc must be identity with dense output"
     return [list(gate) for gate in dims]

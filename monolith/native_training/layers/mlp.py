@@ -171,9 +171,9 @@ def expand_activations(activations: Any, count: int) -> list[Any]:
     AssertionError: a list of another length.
   """
   if isinstance(activations, (list, tuple)):
-    assert len(activations) == count, (
-      f"there are {len(activations)} activations for {count} layers: {activations}"
-    )
+    assert (
+      len(activations) == count
+    ), f"there are {len(activations)} activations for {count} layers: {activations}"
     return [advanced_activations.get(activation) for activation in activations]
   activation = "relu" if activations is None else activations
   # A layer with variables cannot be at several places.

@@ -62,9 +62,11 @@ class MMoE(tf.keras.layers.Layer):
     **kwargs: Any,
   ):
     super().__init__(**kwargs)
-    assert gate_type in ("softmax", "topk", "noise_topk"), (
-      f"gate_type is {gate_type}, want softmax, topk or noise_topk"
-    )
+    assert gate_type in (
+      "softmax",
+      "topk",
+      "noise_topk",
+    ), f"gate_type is {gate_type}, want softmax, topk or noise_topk"
     self.num_tasks = num_tasks
     self.gate_type = gate_type
     self.top_k = top_k
@@ -83,12 +85,12 @@ class MMoE(tf.keras.layers.Layer):
       self._expert_output_dims = [list(dims) for dims in expert_output_dims]
     else:
       self._expert_output_dims = [list(expert_output_dims) for _ in range(num_experts)]
-    assert len(self._expert_output_dims) == num_experts, (
-      f"expert_output_dims is of {len(self._expert_output_dims)} experts, want {num_experts}"
-    )
-    assert len({dims[-1] for dims in self._expert_output_dims}) == 1, (
-      f"all experts must have the same last dim: {self._expert_output_dims}"
-    )
+    assert (
+      len(self._expert_output_dims) == num_experts
+    ), f"expert_output_dims is of {len(self._expert_output_dims)} experts, want {num_experts}"
+    assert (
+      len({dims[-1] for dims in self._expert_output_dims}) == 1
+    ), f"all experts must have the same last dim: {self._expert_output_dims}"
     self._expert_activations = self._per_expert(expert_activations, "expert_activations")
     self._expert_initializers = self._per_expert(expert_initializers, "expert_initializers")
     self._shared = {
@@ -113,9 +115,9 @@ class MMoE(tf.keras.layers.Layer):
   def _per_expert(self, values: Any, what: str) -> list[Any]:
     if not isinstance(values, (list, tuple)):
       return [values] * self.num_experts
-    assert len(values) == self.num_experts, (
-      f"{what} has {len(values)} elements, want one per expert: {self.num_experts}"
-    )
+    assert (
+      len(values) == self.num_experts
+    ), f"{what} has {len(values)} elements, want one per expert: {self.num_experts}"
     return list(values)
 
   def build(self, input_shape: Any) -> None:
@@ -178,8 +180,10 @@ class MMoE(tf.keras.layers.Layer):
 
 
 def _is_pair(input_shape: Any) -> bool:
-  return isinstance(input_shape, (list, tuple)) and len(input_shape) == 2 and not (
-    isinstance(input_shape[1], (int, type(None)))
+  return (
+    isinstance(input_shape, (list, tuple))
+    and len(input_shape) == 2
+    and not (isinstance(input_shape[1], (int, type(None))))
   )
 
 
@@ -256,9 +260,9 @@ class SNR(tf.keras.layers.Layer):
         trainable=True,
       )
     else:
-      assert self._in_dim == self.out_subnet_dim, (
-        f"snr_type aver needs inputs as wide as outputs: {self._in_dim}, {self.out_subnet_dim}"
-      )
+      assert (
+        self._in_dim == self.out_subnet_dim
+      ), f"snr_type aver needs inputs as wide as outputs: {self._in_dim}, {self.out_subnet_dim}"
       self._weight = tf.tile(tf.reshape(tf.eye(self._in_dim), [1, -1]), [num_routes, 1])
     super().build(input_shape)
 

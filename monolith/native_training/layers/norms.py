@@ -231,9 +231,7 @@ class BatchNorm(tf.keras.layers.Layer):
     self.training_use_global_dist = use_global_dist
 
   def _normalize(self, inputs: tf.Tensor, mean: tf.Tensor, variance: tf.Tensor) -> tf.Tensor:
-    return tf.nn.batch_normalization(
-      inputs, mean, variance, self.beta, self.gamma, self.epsilon
-    )
+    return tf.nn.batch_normalization(inputs, mean, variance, self.beta, self.gamma, self.epsilon)
 
   def get_config(self) -> dict[str, Any]:
     serialize = layer_utils.serialize_initializer

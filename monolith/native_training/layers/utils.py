@@ -62,9 +62,11 @@ def merge_tensor_list(
     AssertionError: another `merge_type`.
     Exception: a single tensor of another rank.
   """
-  assert merge_type in (MergeType.CONCAT, MergeType.STACK, MergeType.NONE), (
-    f"merge_type is {merge_type!r}, want 'concat', 'stack' or None"
-  )
+  assert merge_type in (
+    MergeType.CONCAT,
+    MergeType.STACK,
+    MergeType.NONE,
+  ), f"merge_type is {merge_type!r}, want 'concat', 'stack' or None"
   tensors = list(tensor_list) if isinstance(tensor_list, (list, tuple)) else [tensor_list]
   if len(tensors) > 1:
     if merge_type == MergeType.NONE:

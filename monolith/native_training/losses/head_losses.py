@@ -61,9 +61,9 @@ def get_sigmoid_loss_and_pred(
   )
   pred = tf.nn.sigmoid(logits if predict_before_correction else biased, name=pred_name)
   if logit_clip_threshold is not None:
-    assert 0 < logit_clip_threshold < 1, (
-      f"logit_clip_threshold is {logit_clip_threshold}, want more than 0 and less than 1"
-    )
+    assert (
+      0 < logit_clip_threshold < 1
+    ), f"logit_clip_threshold is {logit_clip_threshold}, want more than 0 and less than 1"
     limit = abs(math.log((1 - logit_clip_threshold) / logit_clip_threshold))
     biased = tf.clip_by_value(biased, -limit, limit)
   losses = tf.nn.sigmoid_cross_entropy_with_logits(

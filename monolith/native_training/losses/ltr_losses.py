@@ -148,9 +148,7 @@ def make_loss_fn(
   if unknown:
     raise ValueError(f"extra_args has {sorted(unknown)}, which no loss of {keys} takes")
 
-  def loss_fn(
-    labels: tf.Tensor, logits: tf.Tensor, features: Mapping[str, tf.Tensor]
-  ) -> tf.Tensor:
+  def loss_fn(labels: tf.Tensor, logits: tf.Tensor, features: Mapping[str, tf.Tensor]) -> tf.Tensor:
     with tf.name_scope(name or "ranking_loss"):
       weights = None
       if weights_feature_name is not None:
@@ -265,9 +263,7 @@ def mean_squared_loss(
   """`(label - logit) ** 2` of each item; arguments as in `make_loss_fn`."""
   with tf.name_scope("mean_squared_loss"):
     labels, logits, is_valid = _prepare(labels, logits)
-    return _pointwise_loss(
-      tf.math.squared_difference(labels, logits), weights, is_valid, reduction
-    )
+    return _pointwise_loss(tf.math.squared_difference(labels, logits), weights, is_valid, reduction)
 
 
 def list_mle_loss(

@@ -42,8 +42,13 @@ class Client:
     return _ignore
 
   def _emit(
-    self, method: str, name: Any = "", value: Any = None, tagkv: Optional[dict] = None,
-    *unused_args, **unused_kwargs
+    self,
+    method: str,
+    name: Any = "",
+    value: Any = None,
+    tagkv: Optional[dict] = None,
+    *unused_args,
+    **unused_kwargs,
   ) -> None:
     sink = _sink or (_log if os.environ.get("MONOLITH_METRIC_SINK") == "logging" else None)
     if sink is None:

@@ -169,9 +169,7 @@ class _ProfilerHook(tf.estimator.SessionRunHook):
     self._end_step: int | None = None
     self._count = 0
     self._profiling = False
-    self._timer = tf.compat.v1.train.SecondOrStepTimer(
-      every_steps=save_steps, every_secs=save_secs
-    )
+    self._timer = tf.compat.v1.train.SecondOrStepTimer(every_steps=save_steps, every_secs=save_secs)
 
   def after_run(self, run_context: tf.estimator.SessionRunContext, run_values: Any) -> None:
     self._count += 1

@@ -219,9 +219,7 @@ class BaseExporter:
       config = tf.compat.v1.ConfigProto(allow_soft_placement=True)
       with tf.compat.v1.Session(graph=graph, config=config) as sess:
         saver = _restore(sess, checkpoint_path)
-        temp_dir = os.path.join(
-          os.path.dirname(export_dir), f"temp-{os.path.basename(export_dir)}"
-        )
+        temp_dir = os.path.join(os.path.dirname(export_dir), f"temp-{os.path.basename(export_dir)}")
         if tf.io.gfile.exists(temp_dir):
           tf.io.gfile.rmtree(temp_dir)
         if freeze:
@@ -465,9 +463,7 @@ def _get_version(folder: str) -> str:
   return str(version)
 
 
-def _add_assign_signatures(
-  export_ctx: export_context.ExportContext, graph: tf.Graph
-) -> None:
+def _add_assign_signatures(export_ctx: export_context.ExportContext, graph: tf.Graph) -> None:
   """Adds signatures through which rows of the tables can be set from outside."""
   inputs, outputs = {}, {}
   for table in tf.compat.v1.get_collection(hash_table_ops._HASH_TABLE_GRAPH_KEY):

@@ -31,9 +31,9 @@ class MonolithDeviceCtx:
   """
 
   def __init__(self, ctx_type: str):
-    assert ctx_type in DeviceCtxType.all_types, (
-      f"ctx_type is {ctx_type!r}, want one of {sorted(DeviceCtxType.all_types)}"
-    )
+    assert (
+      ctx_type in DeviceCtxType.all_types
+    ), f"ctx_type is {ctx_type!r}, want one of {sorted(DeviceCtxType.all_types)}"
     self._ctx_type = ctx_type
     self._scope: Any = None
 

@@ -57,9 +57,9 @@ def normalise(result: Any, target: str | None, default_optimizer: Any) -> ModelO
 
   is_dict = isinstance(pred, Mapping)
   if is_dict:
-    assert label is None or isinstance(label, Mapping), (
-      f"pred is a dict and label a {type(label).__name__}, want a dict or None"
-    )
+    assert label is None or isinstance(
+      label, Mapping
+    ), f"pred is a dict and label a {type(label).__name__}, want a dict or None"
     heads, preds = list(pred), list(pred.values())
     labels = [None] * len(heads) if label is None else [label[head] for head in heads]
   elif isinstance(pred, (tuple, list)):
@@ -71,17 +71,17 @@ def normalise(result: Any, target: str | None, default_optimizer: Any) -> ModelO
       head_name = head_name[0]
     assert isinstance(head_name, str), f"head_name is {head_name!r}, want a string"
     heads, preds, labels = [head_name], [pred], [label]
-  assert len(heads) == len(labels) == len(preds), (
-    f"there are {len(heads)} heads, {len(labels)} labels, {len(preds)} predictions"
-  )
+  assert (
+    len(heads) == len(labels) == len(preds)
+  ), f"there are {len(heads)} heads, {len(labels)} labels, {len(preds)} predictions"
 
   if isinstance(classification, Mapping):
     classification = [classification[head] for head in heads]
   elif not isinstance(classification, (tuple, list)):
     classification = [bool(classification)] * len(heads)
-  assert len(classification) == len(heads), (
-    f"classification has {len(classification)} entries, want {len(heads)}"
-  )
+  assert len(classification) == len(
+    heads
+  ), f"classification has {len(classification)} entries, want {len(heads)}"
   labels = [
     None if label is None else tf.identity(label, name=f"label_{label.op.name}") for label in labels
   ]

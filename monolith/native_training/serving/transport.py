@@ -181,8 +181,9 @@ def push(
     workers = min(max(1, len(config.targets)), _MAX_PUSH_THREADS)
     with futures.ThreadPoolExecutor(max_workers=workers) as pool:
       responses = pool.map(
-        lambda target: _push_to_target(channels.predict_call(target), target, requests,
-                                       timeout_secs),
+        lambda target: _push_to_target(
+          channels.predict_call(target), target, requests, timeout_secs
+        ),
         config.targets,
       )
       for response in responses:

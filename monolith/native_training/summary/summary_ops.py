@@ -77,9 +77,9 @@ def feature_insight_data(
   Returns:
     A scalar string tensor, the serialised summary with tag `<scope>/monolith_feature_insight`.
   """
-  assert len(segment_names) == len(segment_sizes), (
-    f"there are {len(segment_names)} segment_names and {len(segment_sizes)} segment_sizes"
-  )
+  assert len(segment_names) == len(
+    segment_sizes
+  ), f"there are {len(segment_names)} segment_names and {len(segment_sizes)} segment_sizes"
   aggregate = label is None
   data = input_tensor
   if weight is not None:

@@ -95,9 +95,11 @@ def prepare_head(
     The head and the kind of data. Without segments the head is empty, and `raw_tag` is returned as
     is.
   """
-  assert out_type in ("bytes", "tensor", "json"), (
-    f"out_type is {out_type!r}, want bytes, tensor or json"
-  )
+  assert out_type in (
+    "bytes",
+    "tensor",
+    "json",
+  ), f"out_type is {out_type!r}, want bytes, tensor or json"
   if not segment_names or not segment_sizes:
     return (tf.constant(b"") if out_type == "tensor" else b""), raw_tag
   if raw_tag is None:

@@ -189,9 +189,7 @@ class PartitionedHashTable(ps_tables.PsTables):
   @property
   def slot_mapping(self) -> dict[str, str]:
     """Feature -> table under which its ids travel."""
-    return {
-      name: config.table for name, config in self._feature_configs.feature_configs.items()
-    }
+    return {name: config.table for name, config in self._feature_configs.feature_configs.items()}
 
   def flatten_layout(self, nested: Mapping[str, Any]) -> list[tf.Tensor]:
     """Returns the layouts' tensors by layout name, lists expanded in place."""
@@ -329,9 +327,7 @@ class PartitionedHashTable(ps_tables.PsTables):
   def _take_sharded(self, features: dict[str, Any]) -> dict[str, Any]:
     """Takes the sharded ids out of `features`, sharding them first if need be."""
     parsers = _parsers()
-    sparse_features = features.pop(
-      parsers.ParserCtx.sharding_sparse_fids_sparse_features_key, None
-    )
+    sparse_features = features.pop(parsers.ParserCtx.sharding_sparse_fids_sparse_features_key, None)
     if sparse_features is not None:
       parsers.sharding_sparse_fids_with_context(sparse_features, features, self._parser_ctx)
     return parsers.ParserCtx.sharding_sparse_fids_features_parse_from_features(features)
@@ -356,9 +352,7 @@ class PartitionedHashTable(ps_tables.PsTables):
     """Replaces the shards in `bundle` by their ids and embeddings."""
     timers: list[tf.Operation] = []
     for ps in range(self._num_ps):
-      fids = {
-        table: bundle.pop(_key(f"shards@{ps}@{table}")) for table in self._table_names()
-      }
+      fids = {table: bundle.pop(_key(f"shards@{ps}@{table}")) for table in self._table_names()}
       if self._use_native:
         table = partitioned_features.NATIVE_FAKE_TABLE
         row_split = bundle.pop(_key(f"shards_row_split@{ps}@{table}"))
@@ -479,13 +473,10 @@ class PartitionedHashTable(ps_tables.PsTables):
         )
     return self._with_tables(tables).as_op()
 
-  def _lookup_raw(
-    self, data: dict[int, dict[str, tf.Tensor]]
-  ) -> dict[int, dict[str, tf.Tensor]]:
+  def _lookup_raw(self, data: dict[int, dict[str, tf.Tensor]]) -> dict[int, dict[str, tf.Tensor]]:
     """Looks already sharded ids up: server -> table (feature with native tables) -> ids."""
     return {
-      ps: self._lookup_on_ps(ps, name_to_ids, op="pht_lookup")
-      for ps, name_to_ids in data.items()
+      ps: self._lookup_on_ps(ps, name_to_ids, op="pht_lookup") for ps, name_to_ids in data.items()
     }
 
   def _write(

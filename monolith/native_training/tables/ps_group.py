@@ -222,6 +222,4 @@ def _add_lookup_signatures(
   if isinstance(table, multi_hash_table_ops.RawMultiTypeHashTable):
     inputs = {"id": placeholder("raw_lookup_id"), "id_split": placeholder("raw_lookup_id_split")}
     ragged_id = tf.RaggedTensor.from_row_splits(inputs["id"], inputs["id_split"], validate=False)
-    export_ctx.add_signature(
-      graph, "raw_lookup", inputs, {"flat_emb": table.raw_lookup(ragged_id)}
-    )
+    export_ctx.add_signature(graph, "raw_lookup", inputs, {"flat_emb": table.raw_lookup(ragged_id)})

@@ -117,9 +117,7 @@ class PsTransfer:
         {name: [None] for name in name_to_pair},
         {name: [None, self.dims[name]] for name in name_to_pair},
       ]
-      name_to_ids, name_to_values = tensor_utils.unpack_packed_tensors(
-        shapes, [ids, values, sizes]
-      )
+      name_to_ids, name_to_values = tensor_utils.unpack_packed_tensors(shapes, [ids, values, sizes])
       return update_fn(
         table, {name: (name_to_ids[name], name_to_values[name]) for name in name_to_pair}
       )

@@ -175,9 +175,7 @@ class SlicesTask(native_task.NativeTask):
         return tf.estimator.EstimatorSpec(mode, predictions=tf.concat(parts, axis=1))
       loss = tf.add_n([(i + 1) * tf.reduce_sum(part) for i, part in enumerate(parts)])
       embeddings = [column.get_all_embeddings_concat() for column in columns]
-      apply_op = self.ctx.apply_embedding_gradients(
-        zip(tf.gradients(loss, embeddings), embeddings)
-      )
+      apply_op = self.ctx.apply_embedding_gradients(zip(tf.gradients(loss, embeddings), embeddings))
       with tf.control_dependencies([apply_op]):
         step_op = tf.compat.v1.assign_add(tf.compat.v1.train.get_or_create_global_step(), 1)
       return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=step_op)
@@ -220,9 +218,7 @@ def _predict(folder, slices, **config):
       training.create_model_fn(),
       config=tf.estimator.RunConfig(model_dir=folder, session_config=session_config),
     )
-    return next(
-      estimator.predict(training.create_input_fn(_PREDICT), yield_single_examples=False)
-    )
+    return next(estimator.predict(training.create_input_fn(_PREDICT), yield_single_examples=False))
 
 
 class RestartTest(tf.test.TestCase, parameterized.TestCase):
@@ -314,9 +310,7 @@ class RestartTest(tf.test.TestCase, parameterized.TestCase):
     def export(folder, slices):
       params = _params(slices)
       params.serving.export_mode = mode
-      training = cpu_training.CpuTraining(
-        cpu_training.CpuTrainingConfig(), params.instantiate()
-      )
+      training = cpu_training.CpuTraining(cpu_training.CpuTrainingConfig(), params.instantiate())
       exported = os.path.join(utils.get_test_tmp_dir(), "exported")
       exporter = cpu_training.create_exporter(training, folder, None, exported, False)
       exporter.export_saved_model(training.create_serving_input_receiver_fn())

@@ -73,9 +73,7 @@ class FilePBDatasetTest(_FileTest):
       self.assertEqual(uids(dataset), [1, 2, 3, 4, 5])
 
   def test_compression(self):
-    content = b"".join(
-      frame(make_example(uid=i + 1).SerializeToString(), ZERO) for i in range(3)
-    )
+    content = b"".join(frame(make_example(uid=i + 1).SerializeToString(), ZERO) for i in range(3))
     for compression, compress in (
       (datasets.CompressType.ZLIB, zlib.compress),
       (datasets.CompressType.GZIP, gzip.compress),
@@ -235,15 +233,14 @@ class FilePBDatasetTest(_FileTest):
   def test_example_batch(self):
     path = self.write_batches()
     self.assertEqual(uids(self.read(path, input_pb_type=PbType.EXAMPLEBATCH)), [1, 2, 3, 4, 5, 6])
-    instances = self.read(
-      path, input_pb_type=PbType.EXAMPLEBATCH, output_pb_type=PbType.INSTANCE
-    )
+    instances = self.read(path, input_pb_type=PbType.EXAMPLEBATCH, output_pb_type=PbType.INSTANCE)
     self.assertEqual(uids(instances, parsers.parse_instances), [1, 2, 3, 4, 5, 6])
     batches = self.read(
       path, input_pb_type=PbType.EXAMPLEBATCH, output_pb_type=PbType.EXAMPLEBATCH
     ).map(lambda x: parsers.parse_example_batch(x, [], extra_features=["uid"]))
-    self.assertEqual([batch["uid"].numpy().tolist() for batch in batches],
-                     [[[1], [2], [3]], [[4], [5], [6]]])
+    self.assertEqual(
+      [batch["uid"].numpy().tolist() for batch in batches], [[[1], [2], [3]], [[4], [5], [6]]]
+    )
 
   def test_plaintext(self):
     dataset = self.read(self.write_examples(n=1), output_pb_type=PbType.PLAINTEXT)
@@ -384,9 +381,7 @@ class PBDatasetTest(_FileTest):
     hourly = datasets.PBDataset.gen_patterns(
       "/abc", "20220901", 22, end_date="20220902", end_hour=1, is_hourly=True
     )
-    self.assertEqual(
-      hourly, ["/abc/20220901/22*", "/abc/20220901/23*", "/abc/20220902/00*"]
-    )
+    self.assertEqual(hourly, ["/abc/20220901/22*", "/abc/20220901/23*", "/abc/20220902/00*"])
     self.assertEqual(datasets.PBDataset.gen_patterns(None, "20220901"), [])
 
   def test_files_are_shared_among_workers(self):
@@ -431,9 +426,7 @@ class InstanceReweightDatasetTest(_FileTest):
     path = write_records(self.path("data"), [s.SerializeToString() for s in samples])
     dataset = datasets.FilePBDataset(path, input_pb_type=PbType.EXAMPLE)
     dataset = dataset.instance_reweight(**kwargs)
-    return [
-      float(parsers.parse_examples(x[None], [], ["label"], [1])["label"]) for x in dataset
-    ]
+    return [float(parsers.parse_examples(x[None], [], ["label"], [1])["label"]) for x in dataset]
 
   def test_repeats_by_weight(self):
     kwargs = {"action_priority": "2,7", "reweight": "2:3:-1,7:2:1"}
@@ -472,7 +465,10 @@ class NegativeGenDatasetTest(_FileTest):
     kwargs.setdefault("item_features", ["item"])
     dataset = dataset.negative_gen(**kwargs).map(
       lambda x: parsers.parse_examples(
-        x[None], ["user", "item"], ["label", "instance_weight"], [1, 1],
+        x[None],
+        ["user", "item"],
+        ["label", "instance_weight"],
+        [1, 1],
         extra_features=["item_id", "actions"],
       )
     )
@@ -637,9 +633,7 @@ class DataServiceHelpersTest(_FileTest):
     with self.assertRaisesRegex(ValueError, "window_size is 0"):
       datasets.distribute(tf.data.Dataset.range(1), "grpc://x", window_size=0)
     with self.assertRaisesRegex(ValueError, "queue_device is /cpu:0, but workers share a queue"):
-      datasets.distribute(
-        tf.data.Dataset.range(1), "grpc://x", num_worker=2, queue_device="/cpu:0"
-      )
+      datasets.distribute(tf.data.Dataset.range(1), "grpc://x", num_worker=2, queue_device="/cpu:0")
 
 
 class InstanceDatasetTest(_FileTest):

@@ -36,9 +36,7 @@ class FeatureListTest(tf.test.TestCase):
     self.assertEqual(features.column_name, ["uid", "gid", "cid"])
     self.assertLen(features, 3)
     self.assertEqual(features.feeds["feed_a"], feature_list.Feed("feed_a", True, 1))
-    self.assertEqual(
-      features.caches["c1"], feature_list.Cache("gid", "c1", capacity=10, timeout=5)
-    )
+    self.assertEqual(features.caches["c1"], feature_list.Cache("gid", "c1", capacity=10, timeout=5))
     user = features["user_id"]
     self.assertEqual((user.slot, user.shared, user.depend), (312, True, ["uid"]))
     self.assertEqual(features["cross"].depend, ["uid", "gid"])

@@ -77,9 +77,7 @@ class FilterTest(tf.test.TestCase):
     )
 
     def keeps(*args, **kwargs):
-      return bool(
-        feature_utils.filter_by_value(variant, *args, variant_type="example", **kwargs)
-      )
+      return bool(feature_utils.filter_by_value(variant, *args, variant_type="example", **kwargs))
 
     self.assertTrue(keeps("uid", "between", [1, 3]))
     self.assertFalse(keeps("uid", "neq", 2))
@@ -212,8 +210,7 @@ class FilterTest(tf.test.TestCase):
 class LabelTest(tf.test.TestCase):
   def test_add_label(self):
     samples = [
-      make_example(actions=actions).SerializeToString()
-      for actions in ([1, 2, 4], [1], [3, 4], [5])
+      make_example(actions=actions).SerializeToString() for actions in ([1, 2, 4], [1], [3, 4], [5])
     ] * 100
     dataset = (
       tf.data.Dataset.from_tensor_slices(samples)
@@ -263,9 +260,7 @@ class LabelTest(tf.test.TestCase):
     variant, _ = variant_of(make_example(label=[9], chnid=5, actions=[1, 4]))
 
     def generate(**kwargs):
-      return labels_of(
-        feature_utils.multi_label_gen(variant, {5: 1, 6: 2}, **kwargs), 3
-      )
+      return labels_of(feature_utils.multi_label_gen(variant, {5: 1, 6: 2}, **kwargs), 3)
 
     self.assertEqual(generate(use_origin_label=True), [INVALID, 9, INVALID])
     kwargs = {"pos_actions": [4], "neg_actions": [1]}
@@ -304,9 +299,7 @@ class SmallOpsTest(tf.test.TestCase):
   def test_switch_slot(self):
     ragged = tf.ragged.constant([[fid_v2(305, 4)], [], [fid_v2(2, 5), 6]], dtype=tf.int64)
     out = feature_utils.switch_slot(ragged, 306)
-    self.assertEqual(
-      out.to_list(), [[fid_v2(306, 4)], [], [fid_v2(306, 5), fid_v2(306, 6)]]
-    )
+    self.assertEqual(out.to_list(), [[fid_v2(306, 4)], [], [fid_v2(306, 5), fid_v2(306, 6)]])
     with self.assertRaisesRegex(tf.errors.InvalidArgumentError, "slot is 32768"):
       feature_utils.switch_slot(ragged, 32768)
 
@@ -326,9 +319,7 @@ class SmallOpsTest(tf.test.TestCase):
 
   def test_map_id(self):
     for dtype in (tf.int32, tf.int64):
-      out = feature_utils.map_id(
-        tf.constant([123, 456, 789, 912], dtype), {123: 0, 456: 1, 789: 2}
-      )
+      out = feature_utils.map_id(tf.constant([123, 456, 789, 912], dtype), {123: 0, 456: 1, 789: 2})
       self.assertAllEqual(out, [0, 1, 2, -1])
 
   def test_gen_fid_mask(self):
@@ -340,9 +331,7 @@ class SmallOpsTest(tf.test.TestCase):
   def test_switch_slot_batch(self):
     example = make_example({"a": [fid_v2(1, 5)], "b": [fid_v2(2, 6)]})
     variant, _ = variant_of(example)
-    out = feature_utils.switch_slot_batch(
-      variant, {"a": (True, 10), "b": (False, 11)}, "example"
-    )
+    out = feature_utils.switch_slot_batch(variant, {"a": (True, 10), "b": (False, 11)}, "example")
     out = parsers.parse_examples(out[None], ["a", "b", "b_share"])
     self.assertEqual(
       {name: value.to_list() for name, value in out.items()},

@@ -38,9 +38,7 @@ class ItemPoolTest(tf.test.TestCase):
   def test_save_and_restore(self):
     fill = feature_utils.item_pool_random_fill
     self.run_op(fill, self.save(100, nshards=3), self.check(100))
-    self.assertEqual(
-      list_data(self.path), [f"model.ckpt-100_item_pool_0_{i}_1" for i in range(3)]
-    )
+    self.assertEqual(list_data(self.path), [f"model.ckpt-100_item_pool_0_{i}_1" for i in range(3)])
     # The newest step that is not later than the one asked for.
     self.run_op(fill, self.save(50, nshards=3))
     self.run_op(self.restore(120), self.check(100))

@@ -134,9 +134,7 @@ class PlainTest(_KafkaTest):
 
     batches = [
       element.message.numpy().tolist()
-      for element in self.plain(
-        poll_batch_size=4, stream_timeout=8000, message_poll_timeout=8000
-      )
+      for element in self.plain(poll_batch_size=4, stream_timeout=8000, message_poll_timeout=8000)
     ]
 
     self.assertEqual(sum(batches, []), messages)
@@ -154,9 +152,7 @@ class PlainTest(_KafkaTest):
     self.kafka.send(self.topic, [example.SerializeToString() for example in examples])
     features = {"mov": tf.io.FixedLenFeature([], tf.int64)}
 
-    dataset = self.plain(poll_batch_size=16).map(
-      lambda x: tf.io.parse_example(x.message, features)
-    )
+    dataset = self.plain(poll_batch_size=16).map(lambda x: tf.io.parse_example(x.message, features))
 
     self.assertEqual(next(iter(dataset))["mov"].numpy().tolist(), [0, 1, 2, 3, 4])
 
@@ -388,8 +384,9 @@ class FramedTest(_KafkaTest):
 
   def test_plaintext(self):
     self.kafka.send(self.topic, [frame(b"a\0") + frame(b"") + frame(b"b"), b"", frame(b"c")])
-    dataset = self.framed(input_pb_type=PbType.PLAINTEXT, output_pb_type=PbType.PLAINTEXT,
-                          has_sort_id=False)
+    dataset = self.framed(
+      input_pb_type=PbType.PLAINTEXT, output_pb_type=PbType.PLAINTEXT, has_sort_id=False
+    )
     self.assertEqual([x.numpy() for x in dataset.take(3)], [b"a\0", b"b", b"c"])
     with self.assertRaisesRegex(ValueError, "plaintext cannot become example"):
       self.framed(input_pb_type=PbType.PLAINTEXT)
@@ -543,9 +540,7 @@ class FramedTest(_KafkaTest):
   def test_kafka_gen(self):
     self.kafka.send(self.topic, [b"a", b"b\0", b"c"])
     with flagsaver.flagsaver(kafka_other_metadata=",".join(CONFIGURATION)):
-      generator = datasets.KafkaGen(
-        self.topic, self.group, self.kafka.servers, poll_batch_size=2
-      )
+      generator = datasets.KafkaGen(self.topic, self.group, self.kafka.servers, poll_batch_size=2)
     iterator = iter(generator)
     self.assertEqual([next(iterator), next(iterator)], [[b"a", b"b\0"], [b"c"]])
     iterator.close()
@@ -624,8 +619,16 @@ class DispatchTest(_KafkaTest):
 
   def test_keywords_reach_the_data_set(self):
     dataset = datasets.PBDataset(
-      ["a"], "c", "d", PbType.PLAINTEXT, variant_type="example", poll_batch_size=7,
-      configuration=["k=v"], container="x", shared_name="y", kafka_other_metadata="o=p",
+      ["a"],
+      "c",
+      "d",
+      PbType.PLAINTEXT,
+      variant_type="example",
+      poll_batch_size=7,
+      configuration=["k=v"],
+      container="x",
+      shared_name="y",
+      kafka_other_metadata="o=p",
     )
     self.assertEqual(dataset.output_pb_type, PbType.PLAINTEXT)
     options = self.op.call_args.kwargs
@@ -785,8 +788,7 @@ class LifecycleTest(_KafkaTest):
     self.kafka.send(self.topic, [b"a"])
     metadata = [f"group.id={self.group}", f"bootstrap.servers={self.kafka.servers}"]
     resources = [
-      feature_utils.kafka_resource_init([self.topic], [*CONFIGURATION, *metadata])
-      for _ in range(2)
+      feature_utils.kafka_resource_init([self.topic], [*CONFIGURATION, *metadata]) for _ in range(2)
     ]
     self.assertEqual(count_consumers(), self.before)
     fetch = feature_utils.kafka_read_next(resources[0], 0, 60000, -1)

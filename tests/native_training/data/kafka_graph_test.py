@@ -51,8 +51,10 @@ class KafkaGraphTest(tf.test.TestCase):
     )
 
   def batches(self, **kwargs):
-    return self.samples(**kwargs).batch(2).map(
-      lambda batch: parsers.parse_examples(batch, ["a"], extra_features=["uid"])
+    return (
+      self.samples(**kwargs)
+      .batch(2)
+      .map(lambda batch: parsers.parse_examples(batch, ["a"], extra_features=["uid"]))
     )
 
   def test_one_shot_iterator(self):
@@ -189,8 +191,10 @@ class KafkaGraphTest(tf.test.TestCase):
       for value, text in (([], "topics is empty"), ("a", "topics has shape")):
         with self.assertRaisesRegex(tf.errors.InvalidArgumentError, text):
           session.run(read, {topics: value})
-      for number, text in (((0, 0, -1), "message_poll_timeout is 0"),
-                           ((0, 1, -2), "stream_timeout is -2")):
+      for number, text in (
+        ((0, 0, -1), "message_poll_timeout is 0"),
+        ((0, 1, -2), "stream_timeout is -2"),
+      ):
         bad = feature_utils.kafka_read_next(init([self.topic], self.metadata), *number)
         with self.assertRaisesRegex(tf.errors.InvalidArgumentError, text):
           session.run(bad)
@@ -219,8 +223,11 @@ class DecodeTest(tf.test.TestCase):
       }
       with tf.Graph().as_default(), self.session() as session:
         with self.assertRaisesRegex(tf.errors.InvalidArgumentError, text):
-          session.run(feature_utils.variant_to_zeros(decode(**options))
-                      if options["out_type"] == tf.variant else decode(**options))
+          session.run(
+            feature_utils.variant_to_zeros(decode(**options))
+            if options["out_type"] == tf.variant
+            else decode(**options)
+          )
 
 
 if __name__ == "__main__":

@@ -184,9 +184,7 @@ class MultiFlowTest(tf.test.TestCase, parameterized.TestCase):
 
     dataset = tf.data.Dataset.from_generator(
       generate, output_signature=tf.TensorSpec([], tf.string)
-    ).map(
-      lambda row: feature_utils.string_to_variant(row, chnids=[0, 1, 2], datasources=FLOWS)
-    )
+    ).map(lambda row: feature_utils.string_to_variant(row, chnids=[0, 1, 2], datasources=FLOWS))
     options = tf.data.Options()
     options.autotune.enabled = False
     options.experimental_optimization.apply_default_optimizations = False
@@ -293,9 +291,7 @@ class MultiFlowTest(tf.test.TestCase, parameterized.TestCase):
     self.assertEqual([uid for uid in read if uid % 3 == 2], [2, 5])
     # Nobody wants the other flows of the second pass.
     more = [flows[0].repeat(2), flows[1], flows[2]]
-    self.assertEqual(
-      sorted(uids(merge(more))), sorted([*range(60), *range(0, 60, 3)])
-    )
+    self.assertEqual(sorted(uids(merge(more))), sorted([*range(60), *range(0, 60, 3)]))
 
   def test_a_flow_that_another_thread_opens_late_is_complete(self):
     # All threads of the merger wait before the thread of `prefetch` opens flow 1: nothing tells
@@ -481,9 +477,7 @@ class MultiFlowTest(tf.test.TestCase, parameterized.TestCase):
       iterator = iter(dataset)
       next(iterator)
       with self.assertRaisesRegex(tf.errors.UnimplementedError, "cannot be saved"):
-        tf.train.Checkpoint(iterator=iterator).save(
-          os.path.join(os.environ["TEST_TMPDIR"], "ckpt")
-        )
+        tf.train.Checkpoint(iterator=iterator).save(os.path.join(os.environ["TEST_TMPDIR"], "ckpt"))
     with tf.Graph().as_default():
       self.assertTrue(ckpt_hooks._get_meta().enable_iter_save_restore)
       split(samples(cycle(9)))

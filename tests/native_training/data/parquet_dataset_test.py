@@ -216,8 +216,10 @@ class ParquetDatasetTest(tf.test.TestCase):
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
 
       def batches():
-        return parquet(path).batch(2).map(
-          lambda x: parsers.parse_examples(x, ["item"], extra_features=["uid"])
+        return (
+          parquet(path)
+          .batch(2)
+          .map(lambda x: parsers.parse_examples(x, ["item"], extra_features=["uid"]))
         )
 
       one_shot = tf.compat.v1.data.make_one_shot_iterator(batches()).get_next()
@@ -308,9 +310,7 @@ class ParquetDatasetTest(tf.test.TestCase):
         **columns,
       )
       self.assertTrue(ckpt_hooks._get_meta().enable_iter_save_restore)
-      following = tf.compat.v1.data.make_one_shot_iterator(
-        self.parsed_batches(dataset)
-      ).get_next()
+      following = tf.compat.v1.data.make_one_shot_iterator(self.parsed_batches(dataset)).get_next()
       rows = sum((session.run(following)["uid"].flatten().tolist() for _ in range(4)), [])
       self.assertEqual(sorted(rows), list(range(12)))
       with self.assertRaises(tf.errors.OutOfRangeError):
@@ -381,9 +381,7 @@ class ParquetDatasetTest(tf.test.TestCase):
     for name, type_name, row in (
       ("a", "int", 2), ("b", "fid_v2", 1), ("c", "float", 0), ("__UID__", "int", 0)
     ):  # fmt: skip
-      dataset = parquet(
-        path, select_columns=[name], select_columns_type=[type_name], batch_size=2
-      )
+      dataset = parquet(path, select_columns=[name], select_columns_type=[type_name], batch_size=2)
       self.assertRegex(
         self.error_of(dataset), f"row {row} of column '{name}' of .*: null is not a value"
       )
@@ -523,9 +521,7 @@ class ParquetDatasetTest(tf.test.TestCase):
 
   def test_errors_repeat(self):
     path = self.write({"a": pa.array([1, 2, None, 4], pa.int64())})
-    iterator = iter(
-      parquet(path, select_columns=["a"], select_columns_type=["int"], batch_size=2)
-    )
+    iterator = iter(parquet(path, select_columns=["a"], select_columns_type=["int"], batch_size=2))
     for _ in range(2):
       next(iterator)
     for _ in range(2):

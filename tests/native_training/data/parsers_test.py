@@ -196,9 +196,7 @@ class ParseExamplesTest(_ParseTest):
 
 class ParseInstancesTest(_ParseTest):
   def make(self):
-    instance = make_instance(
-      [fid_v1(i, i) for i in range(10)], label=[1, 2], uid=3, actions=[1]
-    )
+    instance = make_instance([fid_v1(i, i) for i in range(10)], label=[1, 2], uid=3, actions=[1])
     instance.feature.add(name="v2", fid=[fid_v2(100, 1)]).fid_list.add(value=[fid_v2(100, 2)])
     instance.feature.add(name="f", float_value=[1, 2])
     instance.feature.add(name="i", int64_value=[5])
@@ -307,10 +305,10 @@ class ParseExampleBatchTest(_ParseTest):
     with self.assertRaisesRegex(tf.errors.OutOfRangeError, "a has 1 values and batch_size is 3"):
       self.parse(parsers.parse_example_batch, batch, ["a"])
     negative = example_pb2.ExampleBatch(batch_size=-1)
-    self.assert_bad("batch_size of the ExampleBatch is -1", parsers.parse_example_batch, negative,
-                    ["a"])
-    self.assert_bad("Failed to parse the ExampleBatch", parsers.parse_example_batch, b"\xff",
-                    ["a"])
+    self.assert_bad(
+      "batch_size of the ExampleBatch is -1", parsers.parse_example_batch, negative, ["a"]
+    )
+    self.assert_bad("Failed to parse the ExampleBatch", parsers.parse_example_batch, b"\xff", ["a"])
     with tf.Graph().as_default(), tf.compat.v1.Session() as sess:
       with self.assertRaisesRegex(tf.errors.InvalidArgumentError, "at least one element"):
         sess.run(parsers.parse_example_batch(tf.zeros([0], tf.string), ["a"]))
@@ -338,9 +336,7 @@ class ParseExampleBatchTest(_ParseTest):
           extra_features=["uid"],
         )
       )
-    self.assertEqual(
-      out["own"].to_list(), [[fid_v2(7, 1), fid_v2(7, 2)], [fid_v2(7, 100)]]
-    )
+    self.assertEqual(out["own"].to_list(), [[fid_v2(7, 1), fid_v2(7, 2)], [fid_v2(7, 100)]])
     self.assertEqual(out["more"].to_list(), [[fid_v2(20, 5)], [fid_v2(20, 6)]])
     self.assertAllEqual(out["uid"], [[1], [2]])
     self.assertAllEqual(out["label"], [[1, INVALID], [0, 1]])

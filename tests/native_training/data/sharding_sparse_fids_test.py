@@ -215,9 +215,7 @@ class ShardingSparseFidsTest(tf.test.TestCase):
         parsers.sharding_sparse_fids(instances, 1, make_configs(tables), True, "instance")[:3]
       )
 
-    self.assertAllEqual(
-      out[0]["t:0"], [(3 << 48) | 7, (3 << 48) | 9, (4 << 48) | 8, 5]
-    )
+    self.assertAllEqual(out[0]["t:0"], [(3 << 48) | 7, (3 << 48) | 9, (4 << 48) | 8, 5])
     self.assertAllEqual(out[2], [0, 2, 2, 3, 3, 4, 4])
 
   def test_parallel_flag_changes_nothing(self):
@@ -257,9 +255,9 @@ class ShardingSparseFidsTest(tf.test.TestCase):
     def run(protos, input_type="example", tables=TABLES, **kwargs):
       with tf.Graph().as_default(), tf.compat.v1.Session() as sess:
         sess.run(
-          parsers.sharding_sparse_fids(
-            protos, 2, make_configs(tables), True, input_type, **kwargs
-          )[:2]
+          parsers.sharding_sparse_fids(protos, 2, make_configs(tables), True, input_type, **kwargs)[
+            :2
+          ]
         )
 
     with self.assertRaisesRegex(tf.errors.InvalidArgumentError, "Failed to parse the Example"):
@@ -282,9 +280,7 @@ class ShardingSparseFidsTest(tf.test.TestCase):
       with tf.Graph().as_default(), parsers.ParserCtx(True):
         examples = parsers.parse_examples([make_example({})], [])
         variants = examples[parsers.ParserCtx.sharding_sparse_fids_sparse_features_key]
-        out = parsers.sharding_sparse_fids(
-          variants, 2, make_configs(TABLES), True, "examplebatch"
-        )
+        out = parsers.sharding_sparse_fids(variants, 2, make_configs(TABLES), True, "examplebatch")
         with tf.compat.v1.Session() as sess:
           sess.run(out[1])
 

@@ -174,11 +174,19 @@ class DebuggingClientTest(unittest.TestCase):
     )
     process = subprocess.run(
       [
-        sys.executable, "-c", code, "--host=127.0.0.1", f"--port={self.port}",
-        "--type=debugging_variables", "--variable_names=global_step:0,other",
+        sys.executable,
+        "-c",
+        code,
+        "--host=127.0.0.1",
+        f"--port={self.port}",
+        "--type=debugging_variables",
+        "--variable_names=global_step:0,other",
       ],
       env={**os.environ, "PYTHONPATH": str(ROOT)},
-      capture_output=True, text=True, timeout=300, check=False,
+      capture_output=True,
+      text=True,
+      timeout=300,
+      check=False,
     )
     self.assertEqual(process.returncode, 0, process.stderr)
     self.assertEqual(json.loads(process.stdout), _VARIABLES)
@@ -192,7 +200,11 @@ class DebuggingClientTest(unittest.TestCase):
     process = subprocess.run(
       [sys.executable, "-c", code],
       env={**os.environ, "PYTHONPATH": str(ROOT)},
-      stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=300, check=False,
+      stdout=subprocess.PIPE,
+      stderr=subprocess.STDOUT,
+      text=True,
+      timeout=300,
+      check=False,
     )
     self.assertEqual(process.returncode, 0, process.stdout)
 

@@ -28,7 +28,6 @@ def setUpModule():  # noqa: N802
 
 
 class DemoSyncTest(absltest.TestCase):
-
   def setUp(self):
     super().setUp()
     self.model_dir = os.path.join(utils.get_test_tmp_dir(), "demo")

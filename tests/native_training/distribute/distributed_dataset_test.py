@@ -28,17 +28,13 @@ def _pattern(name):
 
 
 def _session():
-  return tf.compat.v1.train.SingularMonitoredSession(
-    hooks=[session_hooks.SetCurrentSessionHook()]
-  )
+  return tf.compat.v1.train.SingularMonitoredSession(hooks=[session_hooks.SetCurrentSessionHook()])
 
 
 class DynamicShardingDatasetTest(tf.test.TestCase):
   def _next(self, dataset):
     iterator = tf.compat.v1.data.make_initializable_iterator(dataset)
-    tf.compat.v1.add_to_collection(
-      tf.compat.v1.GraphKeys.TABLE_INITIALIZERS, iterator.initializer
-    )
+    tf.compat.v1.add_to_collection(tf.compat.v1.GraphKeys.TABLE_INITIALIZERS, iterator.initializer)
     return iterator.get_next()
 
   def _drain(self, element):

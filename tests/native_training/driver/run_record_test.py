@@ -147,9 +147,12 @@ class RunWatchTest(absltest.TestCase):
       watch.check_waiting(90)
 
   def test_record_that_cannot_be_written(self):
-    with mock.patch.object(training_run, "write", side_effect=tf.errors.UnavailableError(
-      None, None, "no disk"
-    )), self.assertLogs("absl", "ERROR") as logs:
+    with (
+      mock.patch.object(
+        training_run, "write", side_effect=tf.errors.UnavailableError(None, None, "no disk")
+      ),
+      self.assertLogs("absl", "ERROR") as logs,
+    ):
       self._watch().write_end(None)
 
     self.assertIn("training is finished", logs.output[0])

@@ -70,9 +70,7 @@ class TwoColumnsTask(native_task.NativeTask):
         return tf.estimator.EstimatorSpec(mode, predictions=predictions)
       loss = -tf.add_n([tf.reduce_sum(p) for p in pooled])
       embeddings = [column.get_all_embeddings_concat() for column in columns]
-      apply_op = self.ctx.apply_embedding_gradients(
-        zip(tf.gradients(loss, embeddings), embeddings)
-      )
+      apply_op = self.ctx.apply_embedding_gradients(zip(tf.gradients(loss, embeddings), embeddings))
       with tf.control_dependencies([apply_op]):
         step_op = tf.compat.v1.assign_add(tf.compat.v1.train.get_or_create_global_step(), 1)
       return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=step_op)
@@ -116,9 +114,7 @@ def _predict(folder, num_ps=0, task_class=TwoColumnsTask, **config):
       training.create_model_fn(),
       config=tf.estimator.RunConfig(model_dir=folder, session_config=session_config),
     )
-    batches = estimator.predict(
-      training.create_input_fn(_PREDICT), yield_single_examples=False
-    )
+    batches = estimator.predict(training.create_input_fn(_PREDICT), yield_single_examples=False)
     return {name: list(value) for name, value in next(batches).items()}
 
 
@@ -164,15 +160,11 @@ class SharedSlotTest(tf.test.TestCase, parameterized.TestCase):
     training = cpu_training.CpuTraining(conf, params.instantiate())
     estimator = tf.estimator.Estimator(
       training.create_model_fn(),
-      config=tf.estimator.RunConfig(
-        model_dir=folder, device_fn=device_utils.default_device_fn
-      ),
+      config=tf.estimator.RunConfig(model_dir=folder, device_fn=device_utils.default_device_fn),
     )
 
     estimator.train(training.create_input_fn(_TRAIN), steps=1)
-    rows = next(
-      estimator.predict(training.create_input_fn(_PREDICT), yield_single_examples=False)
-    )
+    rows = next(estimator.predict(training.create_input_fn(_PREDICT), yield_single_examples=False))
     exported = os.path.join(utils.get_test_tmp_dir(), "exported")
     exporter = cpu_training.create_exporter(training, folder, None, exported, False)
     version = exporter.export_saved_model(training.create_serving_input_receiver_fn())
@@ -187,9 +179,7 @@ class SharedSlotTest(tf.test.TestCase, parameterized.TestCase):
       training = cpu_training.CpuTraining(
         cpu_training.CpuTrainingConfig(), _params(task_class).instantiate()
       )
-      self.assertEqual(
-        training.feature_configs.shared_tables, {"clicked": want, "shown": want}
-      )
+      self.assertEqual(training.feature_configs.shared_tables, {"clicked": want, "shown": want})
 
   def test_slot_called_like_a_feature(self):
     folder = os.path.join(utils.get_test_tmp_dir(), "model")
@@ -299,9 +289,7 @@ class TopologyTest(tf.test.TestCase, parameterized.TestCase):
     folder = os.path.join(utils.get_test_tmp_dir(), "model")
     _train(folder, 2, num_ps=2)
     before = set(os.listdir(folder))
-    training = cpu_training.CpuTraining(
-      cpu_training.CpuTrainingConfig(), _params().instantiate()
-    )
+    training = cpu_training.CpuTraining(cpu_training.CpuTrainingConfig(), _params().instantiate())
     estimator = tf.estimator.Estimator(training.create_model_fn(), folder)
 
     metrics = estimator.evaluate(training.create_input_fn(tf.estimator.ModeKeys.EVAL), steps=1)
@@ -336,9 +324,7 @@ class TopologyTest(tf.test.TestCase, parameterized.TestCase):
     def export(num_ps):
       params = _params()
       params.serving.export_mode = mode
-      conf = cpu_training.CpuTrainingConfig(
-        num_ps=num_ps, use_native_multi_hash_table=native
-      )
+      conf = cpu_training.CpuTrainingConfig(num_ps=num_ps, use_native_multi_hash_table=native)
       training = cpu_training.CpuTraining(conf, params.instantiate())
       exporter = cpu_training.create_exporter(training, folder, None, exported, False)
       exporter.export_saved_model(training.create_serving_input_receiver_fn())

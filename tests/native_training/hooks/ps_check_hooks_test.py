@@ -57,9 +57,7 @@ class PsCheckHooksTest(tf.test.TestCase):
 
     self.assertLen(self.results, 1)
     self.assertEqual(list(self.results[0]), [0, 1])
-    self.assertEqual(
-      self.results[0][0].status, logging_ops_pb2.MachineHealthResult.OUT_OF_MEMORY
-    )
+    self.assertEqual(self.results[0][0].status, logging_ops_pb2.MachineHealthResult.OUT_OF_MEMORY)
 
   def test_barrier_that_is_placed_already(self):
     with flagsaver.flagsaver(monolith_default_machine_info_mem_limit=0):

@@ -63,8 +63,9 @@ class AdvancedActivationsTest(LayerTestCase):
 
     self.assertIs(activations.get(own), own)
     for wrong in ("nonsense", "__import__('os')", 3, "[1]"):
-      with self.subTest(wrong=wrong), self.assertRaisesRegex(
-        TypeError, "Could not interpret activation function identifier: "
+      with (
+        self.subTest(wrong=wrong),
+        self.assertRaisesRegex(TypeError, "Could not interpret activation function identifier: "),
       ):
         activations.get(wrong)
     with self.assertRaisesRegex(AssertionError, "unknown"):

@@ -85,7 +85,10 @@ class DenseTest(LayerTestCase):
 
   def test_config(self):
     layer = Dense(
-      2, activation="leakyrelu", kernel_initializer="ones", kernel_regularizer="l2",
+      2,
+      activation="leakyrelu",
+      kernel_initializer="ones",
+      kernel_regularizer="l2",
       allow_kernel_norm=True,
     )
     copy = self.round_trip(layer)

@@ -35,13 +35,9 @@ class FeatureCrossTest(LayerTestCase):
 
   def test_cdot(self):
     layer = self.round_trip(
-      self.from_template(
-        feature_cross.CDot, project_dim=2, compress_units=[5], initializer="ones"
-      )
+      self.from_template(feature_cross.CDot, project_dim=2, compress_units=[5], initializer="ones")
     )
-    self.assertAllClose(
-      self.value(layer(_fill(1, 1, 3, 4))), [[480] * 6 + [120] * 8], rtol=1e-4
-    )
+    self.assertAllClose(self.value(layer(_fill(1, 1, 3, 4))), [[480] * 6 + [120] * 8], rtol=1e-4)
 
   def test_can(self):
     item = _fill(1, 1, 12)
@@ -51,9 +47,7 @@ class FeatureCrossTest(LayerTestCase):
       (False, True, [1, 2, 3], [[[4] * 3] * 2]),
       (True, True, [1, 2, 5, 3], [[[20] * 3] * 2]),
     ):
-      layer = self.round_trip(
-        feature_cross.CAN(layer_num=1, is_seq=is_seq, is_stacked=is_stacked)
-      )
+      layer = self.round_trip(feature_cross.CAN(layer_num=1, is_seq=is_seq, is_stacked=is_stacked))
       self.assertAllClose(self.value(layer((tf.ones(shape), item))), want)
     with self.assertRaises(AssertionError):
       feature_cross.CAN(layer_num=2)((tf.ones([1, 2, 3]), item))

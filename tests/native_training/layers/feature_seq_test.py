@@ -16,9 +16,7 @@ def _fill(value, *shape):
 class FeatureSeqTest(LayerTestCase):
   def test_din(self):
     query, keys = _fill(1, 1, 2), _fill(1, 1, 3, 2)
-    din = self.round_trip(
-      self.from_template(feature_seq.DIN, hidden_units=[1], initializer="ones")
-    )
+    din = self.round_trip(self.from_template(feature_seq.DIN, hidden_units=[1], initializer="ones"))
     self.assertAllClose(self.value(din((query, keys))), [[18, 18]], rtol=1e-5)
     self.assertAllClose(
       self.value(din((query, keys), mask=tf.constant([[1, 1, 0]]))), [[12, 12]], rtol=1e-5
@@ -46,9 +44,7 @@ class FeatureSeqTest(LayerTestCase):
 
   def test_dmr(self):
     layer = self.round_trip(
-      self.from_template(
-        feature_seq.DMR_U2I, cmp_dim=2, activation="linear", initializer="ones"
-      )
+      self.from_template(feature_seq.DMR_U2I, cmp_dim=2, activation="linear", initializer="ones")
     )
     self.assertAllClose(self.value(layer((_fill(2, 1, 3), _fill(1, 1, 4, 5)))), [[10] * 3])
 

@@ -135,8 +135,12 @@ class FFMTest(tf.test.TestCase):
     cases = [
       ("the left input tensor of ffm is not 2D", ones((4,)), ones((2, 4)), 2),
       ("the right input tensor of ffm is not 2D", ones((2, 4)), ones((2, 4, 1)), 2),
-      ("the batch size of left and right tensor are not match: 2 and 3", ones((2, 4)),
-       ones((3, 4)), 2),
+      (
+        "the batch size of left and right tensor are not match: 2 and 3",
+        ones((2, 4)),
+        ones((3, 4)),
+        2,
+      ),
       ("the width of left is 5, want a multiple of dim_size = 2", ones((2, 5)), ones((2, 4)), 2),
       ("the width of right is 3, want a multiple of dim_size = 2", ones((2, 4)), ones((2, 3)), 2),
     ]
@@ -281,8 +285,11 @@ class FeatureInsightTest(tf.test.TestCase):
       layer_ops.feature_insight(_INSIGHT_INPUT, _INSIGHT_WEIGHT, [2**63 - 1, 10])
     with self.assertRaisesRegex(tf.errors.InvalidArgumentError, "K is 3, want .* = 2"):
       layer_ops.layer_ops_lib.FeatureInsightGrad(
-        grad=tf.ones((3, 6)), input=_INSIGHT_INPUT, weight=_INSIGHT_WEIGHT,
-        segment_sizes=[3, 2, 4], K=3,
+        grad=tf.ones((3, 6)),
+        input=_INSIGHT_INPUT,
+        weight=_INSIGHT_WEIGHT,
+        segment_sizes=[3, 2, 4],
+        K=3,
       )
 
 

@@ -20,7 +20,8 @@ class MLPTest(LayerTestCase):
     self.assertEqual(
       self.variable_names(),
       [
-        f"mlp/dense_{i}/{name}" for i in (0, 1)
+        f"mlp/dense_{i}/{name}"
+        for i in (0, 1)
         for name in ("bias", "kernel", "trainable_kernel_norm")
       ],
     )

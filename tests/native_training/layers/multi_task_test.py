@@ -22,7 +22,10 @@ class MMoETest(LayerTestCase):
 
   def test_two_inputs(self):
     layer = self.from_template(
-      MMoE, num_tasks=2, expert_output_dims=[[5, 3], [3]], expert_activations="relu",
+      MMoE,
+      num_tasks=2,
+      expert_output_dims=[[5, 3], [3]],
+      expert_activations="relu",
       gate_type="noise_topk",
     )
     outputs = layer([tf.ones([7, 4]), tf.ones([7, 6])])
@@ -51,9 +54,7 @@ class MMoETest(LayerTestCase):
 class SNRTest(LayerTestCase):
   def test_aver(self):
     layer = self.round_trip(
-      self.from_template(
-        SNR, num_out_subnet=3, out_subnet_dim=128, snr_type="aver", mode="infer"
-      )
+      self.from_template(SNR, num_out_subnet=3, out_subnet_dim=128, snr_type="aver", mode="infer")
     )
     outputs = self.value(layer([tf.ones([100, 128])] * 4))
     self.assertLen(outputs, 3)

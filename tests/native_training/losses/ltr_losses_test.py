@@ -240,13 +240,9 @@ class LambdaWeightTest(LtrTestCase):
     labels = tf.constant([[2.0, 0.0, 1.0]])
     inverse = 0.1909007
     individual = ltr_losses.create_ndcg_lambda_weight().individual_weights(labels)
-    self.assertAllClose(
-      individual, [[3 / math.log(2) * inverse, 0.0, 1 / math.log(4) * inverse]]
-    )
+    self.assertAllClose(individual, [[3 / math.log(2) * inverse, 0.0, 1 / math.log(4) * inverse]])
     pairs = ltr_losses.create_ndcg_lambda_weight().pair_weights(labels)
-    self.assertAllClose(
-      pairs[0, 2, 1], inverse * (1 / math.log(2) - 1 / math.log(3)), rtol=1e-5
-    )
+    self.assertAllClose(pairs[0, 2, 1], inverse * (1 / math.log(2) - 1 / math.log(3)), rtol=1e-5)
 
   def test_reciprocal_rank_lambda_weight(self):
     pairs = ltr_losses.create_reciprocal_rank_lambda_weight().pair_weights([[2.0, 0.0, 1.0]])
@@ -576,9 +572,7 @@ class MakeLossFnTest(LtrTestCase):
     coarse = self.loss(
       ["approx_ndcg_loss", "mean_squared_loss"], loss_weights=[1, 0], extra_args={"alpha": 0.1}
     )
-    self.assertAllClose(
-      coarse, ltr_losses.approx_ndcg_loss(_LABELS, _LOGITS, alpha=0.1), rtol=1e-5
-    )
+    self.assertAllClose(coarse, ltr_losses.approx_ndcg_loss(_LABELS, _LOGITS, alpha=0.1), rtol=1e-5)
     self.assertNotAllClose(coarse, self.loss("approx_ndcg_loss"))
 
   def test_unknown_extra_args(self):

@@ -221,8 +221,13 @@ class DeepInsightOpsTest(tf.test.TestCase):
     client = deep_insight_ops.deep_insight_client()
     empty_int, empty_float = tf.zeros([0], tf.int64), tf.zeros([0])
     msgs = _write(
-      client, uids=empty_int, req_times=empty_int, labels=empty_float, preds=empty_float,
-      sample_rates=empty_float, return_msgs=True,
+      client,
+      uids=empty_int,
+      req_times=empty_int,
+      labels=empty_float,
+      preds=empty_float,
+      sample_rates=empty_float,
+      return_msgs=True,
     )
     with self.session() as session:
       self.assertEqual(session.run(msgs).shape, (0,))
@@ -243,8 +248,10 @@ class DeepInsightOpsTest(tf.test.TestCase):
       ("size of labels is 3, want size of uids = 2", lambda: _write(client, labels=[1.0] * 3)),
       ("sample_ratio is -1", lambda: _write(client, sample_ratio=-1.0)),
       ("labels has shape", lambda: _write_v2(client, labels=tf.ones([2, 2]))),
-      ("length of extra_fields_keys is 2, want .* = 1",
-       lambda: _write_v2(client, extra_fields_keys=["uid", "a"])),
+      (
+        "length of extra_fields_keys is 2, want .* = 1",
+        lambda: _write_v2(client, extra_fields_keys=["uid", "a"]),
+      ),
       ("has no 'uid'", lambda: _write_v2(client, extra_fields_keys=["id"])),
       ("'uid' is float, want int64", lambda: _write_v2(client, extra_fields_values=[two])),
       ("'x' has shape", lambda: _write_v2(client, [("x", tf.constant([1, 2, 3]))])),

@@ -60,9 +60,7 @@ class ThroughputMetricHookTest(_HookTest):
     self.assertGreaterEqual(self.sink.named("run_start_elapsed_time.all")[0], 10)
     self.assertEqual(sum(self.sink.named("run_steps.all")), 3)
     self.assertLen(self.sink.named("run_steps_elapsed_time.all"), 3)
-    self.assertEqual(
-      self.sink.emitted[0][3], {"model_name": "model", "cluster_type": "stable"}
-    )
+    self.assertEqual(self.sink.emitted[0][3], {"model_name": "model", "cluster_type": "stable"})
 
   def test_no_start_time(self):
     self._run(metric_hook.ThroughputMetricHook("model", None, run_every_n_secs=1000), 2)
@@ -87,9 +85,7 @@ class LossAndCustomMetricHookTest(_HookTest):
     self.assertEqual(self.sink.named("step_loss"), [0.5, 0.5])
 
   def test_custom_metrics(self):
-    self._run(
-      lambda: metric_hook.CustomMetricHook({"a": tf.constant(1.5), "b": tf.constant(2)}), 1
-    )
+    self._run(lambda: metric_hook.CustomMetricHook({"a": tf.constant(1.5), "b": tf.constant(2)}), 1)
 
     self.assertEqual(self.sink.named("a"), [1.5])
     self.assertEqual(self.sink.named("b"), [2])

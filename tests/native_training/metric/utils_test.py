@@ -39,8 +39,16 @@ class WriteDeepInsightTest(tf.test.TestCase):
     self.assertEqual(
       set(write.call_args.kwargs),
       {
-        "deep_insight_client_tensor", "uids", "req_times", "labels", "preds", "sample_rates",
-        "model_name", "target", "sample_ratio", "return_msgs",
+        "deep_insight_client_tensor",
+        "uids",
+        "req_times",
+        "labels",
+        "preds",
+        "sample_rates",
+        "model_name",
+        "target",
+        "sample_ratio",
+        "return_msgs",
       },
     )
     self.assertFalse(write.call_args.kwargs["return_msgs"])
@@ -56,7 +64,12 @@ class WriteDeepInsightTest(tf.test.TestCase):
 
   def test_one_target(self):
     msgs = utils.write_deep_insight(
-      _features(), 0.01, "model", labels=[1.0, 0.0, 1.0], preds=[0.1, 0.2, 0.3], target="click",
+      _features(),
+      0.01,
+      "model",
+      labels=[1.0, 0.0, 1.0],
+      preds=[0.1, 0.2, 0.3],
+      target="click",
       enable_kafka_metrics=True,
     )
 
@@ -124,7 +137,11 @@ class WriteDeepInsightTest(tf.test.TestCase):
   def test_lists_must_match_the_targets(self):
     with self.assertRaisesRegex(ValueError, "preds_list is 1 tensors, want .* 2 targets"):
       utils.write_deep_insight(
-        _features(), 0.01, "model", targets=["a", "b"], labels_list=[tf.zeros([3])] * 2,
+        _features(),
+        0.01,
+        "model",
+        targets=["a", "b"],
+        labels_list=[tf.zeros([3])] * 2,
         preds_list=[tf.zeros([3])],
       )
     with self.assertRaisesRegex(ValueError, "labels_list is None"):

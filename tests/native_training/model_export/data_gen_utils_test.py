@@ -52,12 +52,8 @@ def _parse(args, tensor):
   dense = (args.dense_features, args.dense_feature_shapes, args.dense_feature_types)
   extra = (args.extra_features, args.extra_feature_shapes)
   if args.variant_type == "instance":
-    return parsers.parse_instances(
-      tensor, args.fidv1_features, args.fidv2_features, *dense, *extra
-    )
-  parse = (
-    parsers.parse_examples if args.variant_type == "example" else parsers.parse_example_batch
-  )
+    return parsers.parse_instances(tensor, args.fidv1_features, args.fidv2_features, *dense, *extra)
+  parse = parsers.parse_examples if args.variant_type == "example" else parsers.parse_example_batch
   return parse(tensor, args.sparse_features, *dense, *extra)
 
 
@@ -134,9 +130,7 @@ class ParserArgsTest(tf.test.TestCase):
       for name in ("fidv1_features", "fidv2_features", "sparse_features", "dense_features",
                    "dense_feature_shapes", "dense_feature_types", "extra_features",
                    "extra_feature_shapes"):  # fmt: skip
-        self.assertEqual(
-          list(getattr(noted, name) or []), list(getattr(args, name) or []), name
-        )
+        self.assertEqual(list(getattr(noted, name) or []), list(getattr(args, name) or []), name)
 
   def test_from_collections_knows_the_signatures(self):
     with tf.Graph().as_default() as graph:
@@ -144,9 +138,7 @@ class ParserArgsTest(tf.test.TestCase):
       tf.compat.v1.add_to_collection("signature_name", "extra")
       with export_context.enter_export_mode(export_context.ExportMode.STANDALONE) as ctx:
         ctx.add_signature(graph, "lookup", {}, {})
-        self.assertEqual(
-          ParserArgs.from_collections().signature_name, ["serving_default", "extra"]
-        )
+        self.assertEqual(ParserArgs.from_collections().signature_name, ["serving_default", "extra"])
 
   def test_from_collections_wants_one_parser(self):
     with tf.Graph().as_default():

@@ -177,9 +177,7 @@ class SampleTest(tf.test.TestCase):
     dense = [*_DENSE, FeatureMeta("instance_weight")]
     instance = gen_instance([3, 1023], ["fc_slot_2000"], dense, _EXTRA, actions=[7])
     self.assertEqual({fid >> 54 for fid in instance.fid}, {3, 1023})
-    self.assertEqual(
-      [f.name for f in instance.feature], ["fc_slot_2000", "floats", "ints", "text"]
-    )
+    self.assertEqual([f.name for f in instance.feature], ["fc_slot_2000", "floats", "ints", "text"])
     self.assertEqual({fid >> 48 for fid in instance.feature[0].fid}, {2000})
     self.assertLen(instance.label, 2)
     self.assertEqual(instance.instance_weight, 1.0)

@@ -247,7 +247,8 @@ class SavedModelExportersTest(tf.test.TestCase):
 
     warmup_file = os.path.join(utils.get_test_tmp_dir(), "none")
     for exporter_class in (
-      saved_model_exporters.StandaloneExporter, saved_model_exporters.DistributedExporter
+      saved_model_exporters.StandaloneExporter,
+      saved_model_exporters.DistributedExporter,
     ):
       exporter = exporter_class(_model_fn, self.model_dir, base, warmup_file=warmup_file)
       exported = exporter.export_saved_model(receiver_fn)
@@ -292,7 +293,6 @@ class SavedModelExportersTest(tf.test.TestCase):
     exporter = saved_model_exporters.StandaloneExporter(_model_fn, "/nowhere", "/nowhere")
     with self.assertRaisesRegex(ValueError, "Couldn't find trained model at /nowhere"):
       exporter.export_saved_model(_receiver_fn)
-
 
 
 if __name__ == "__main__":

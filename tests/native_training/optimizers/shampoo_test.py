@@ -74,9 +74,7 @@ class NumpyShampoo:
 
 class EigenInverseRootTest(tf.test.TestCase):
   def _check(self, mat, p, head, tail, damping=1e-3):
-    root = shampoo.eigen_inverse_root(
-      tf.constant(mat, tf.float32), p, head, tail, damping
-    )
+    root = shampoo.eigen_inverse_root(tf.constant(mat, tf.float32), p, head, tail, damping)
     expected = _inverse_root(mat, p, head, tail, damping)
     with self.session() as sess:
       vectors, values, offset = sess.run(root)
@@ -347,7 +345,7 @@ class ShampooOptimizerTest(tf.test.TestCase):
 
   def test_bad_arguments(self):
     for kwargs in ({"warmup": -1}, {"tau_1": 0}, {"tau_2": 0}):
-      (name, value), = kwargs.items()
+      ((name, value),) = kwargs.items()
       with self.assertRaisesRegex(ValueError, f"{name} is {value}, want at least"):
         shampoo.ShampooOptimizer(**kwargs)
     with self.assertRaises(TypeError):

@@ -24,9 +24,7 @@ class SummaryTest(tf.test.TestCase):
   @classmethod
   def setUpClass(cls):
     super().setUpClass()
-    cls._log_dir = os.path.join(
-      tempfile.mkdtemp(dir=os.environ.get("TEST_TMPDIR")), "demo_logs_v1"
-    )
+    cls._log_dir = os.path.join(tempfile.mkdtemp(dir=os.environ.get("TEST_TMPDIR")), "demo_logs_v1")
     rng = np.random.RandomState(0)
     cls._weights = rng.rand(17).astype(np.float32)
     cls._input = rng.rand(3, 17).astype(np.float32)
@@ -56,9 +54,9 @@ class SummaryTest(tf.test.TestCase):
   def _read(self, tag):
     """Returns the plugin content of a tag and its tensors, one per step."""
     ctx = tb_context.RequestContext()
-    metadata = self._provider.list_tensors(
-      ctx, experiment_id="", plugin_name=utils.PLUGIN_NAME
-    )["."][tag]
+    metadata = self._provider.list_tensors(ctx, experiment_id="", plugin_name=utils.PLUGIN_NAME)[
+      "."
+    ][tag]
     data = self._provider.read_tensors(
       ctx,
       experiment_id="",

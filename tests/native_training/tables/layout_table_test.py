@@ -127,8 +127,7 @@ def _shard(batch, feature_configs, num_ps):
 def _batch():
   """Six examples; ids 3i, 3i + 1, 3i + 2 of uid, gid and cid."""
   return {
-    name: [[3 * i + offset] for i in range(6)]
-    for offset, name in enumerate(("uid", "gid", "cid"))
+    name: [[3 * i + offset] for i in range(6)] for offset, name in enumerate(("uid", "gid", "cid"))
   }
 
 
@@ -588,9 +587,11 @@ class PartitionedHashTableTest(tf.test.TestCase, parameterized.TestCase):
 
     ctx = native_task_context.NativeTaskContext(2, 0, 1, 0, "model", None, "worker")
     bundle = {}
-    with native_task_context.with_ctx(ctx), mock.patch.object(
-      distributed_ps, "remote_predict", remote_predict
-    ), export_context.enter_export_mode(export_context.ExportMode.DISTRIBUTED) as export_ctx:
+    with (
+      native_task_context.with_ctx(ctx),
+      mock.patch.object(distributed_ps, "remote_predict", remote_predict),
+      export_context.enter_export_mode(export_context.ExportMode.DISTRIBUTED) as export_ctx,
+    ):
       table = self.table(2, native)
       table.lookup(_features(_batch(), self.params), bundle)
 

@@ -1,6 +1,6 @@
 """Filters and label rules for `Dataset.transform`, as data.
 
-    dataset.transform(Compose([FilterByFid(has_fids=[...]), FilterByAction([2])]))
+dataset.transform(Compose([FilterByFid(has_fids=[...]), FilterByAction([2])]))
 """
 
 from __future__ import annotations

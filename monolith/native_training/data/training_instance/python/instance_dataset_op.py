@@ -23,9 +23,7 @@ class PBInstanceDatasetV2(dataset_ops.DatasetSource):
       `kafka_dump_prefix=False`.
   """
 
-  def __init__(
-    self, file_name: str | tf.Tensor, use_snappy: bool = False, **kwargs: Any
-  ):
+  def __init__(self, file_name: str | tf.Tensor, use_snappy: bool = False, **kwargs: Any):
     variant = gen_monolith_ops.instance_dataset(
       file_name=file_name,
       use_snappy=use_snappy,

@@ -154,9 +154,7 @@ def parse_instances(
   floats, float_dims = join(
     misc_float_features, misc_repeated_float_features, misc_repeated_float_dims
   )
-  ints, int_dims = join(
-    misc_int64_features, misc_repeated_int64_features, misc_repeated_int64_dims
-  )
+  ints, int_dims = join(misc_int64_features, misc_repeated_int64_features, misc_repeated_int64_dims)
   strings, string_dims = join(
     misc_string_features, misc_repeated_string_features, misc_repeated_string_dims
   )
