@@ -15,7 +15,11 @@ from tensorflow.python.data.experimental.ops import data_service_ops
 from tensorflow.python.data.ops import dataset_ops
 
 from monolith.native_training import native_task_context
-from monolith.native_training.data import feature_utils, file_patterns
+from monolith.native_training.data import (
+  dataservice_flags,  # noqa: F401, defines two flags
+  feature_utils,
+  file_patterns,
+)
 from monolith.native_training.data.data_flags import get_flag
 from monolith.native_training.data.flow_datasets import MergeFlowDataset, SplitFlowDataset
 from monolith.native_training.data.iterator_saving import leave_out_of_checkpoints

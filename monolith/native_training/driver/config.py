@@ -11,6 +11,7 @@ from typing import Callable, Optional
 import tensorflow as tf
 
 from monolith.native_training import gflags_utils
+from monolith.native_training.data import dataservice_flags  # noqa: F401, defines the linked flag
 
 
 @gflags_utils.LinkDataclassToFlags(linked_map={"use_dataservice": "dataset_use_dataservice"})
