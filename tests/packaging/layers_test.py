@@ -84,7 +84,7 @@ LATE_IMPORTS = {
   (".estimator", "/agent_service.utils"): "as above",
   (".layers", ".utils"): "the package loads TensorFlow when a layer is first used",
   (".ranks.local", ".hvd_lib"): "a launcher of ranks loads no TensorFlow, unless it must fail",
-  (".runtime.ops.gen_monolith_ops_base", ".runtime.ops._build_info"): "only a build writes it",
+  (".runtime.ops.gen_monolith_ops_base", ".runtime.ops"): "reads what only a build writes",
   (".tables.layout_config", ".data.parsers"): "the params of sharding live with the parsers",
   (".tables.layout_table", ".data.parsers"): "as above",
   (".tables.ps_group", ".distributed_ps"): "tests replace remote_predict there",
@@ -110,7 +110,7 @@ def _modules() -> dict[str, pathlib.Path]:
   """Returns path by name of our modules, without those that a build writes."""
   modules = {}
   for path in sorted((_ROOT / "monolith").rglob("*.py")):
-    if path.stem.endswith(("_pb2", "_pb2_grpc")):
+    if path.stem.endswith(("_pb2", "_pb2_grpc")) or path.stem == "_build_info":
       continue
     parts = path.relative_to(_ROOT).with_suffix("").parts
     modules[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
