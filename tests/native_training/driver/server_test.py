@@ -16,7 +16,7 @@ tf.compat.v1.disable_eager_execution()
 _HASTY_SERVER = """
 import os
 import tensorflow as tf
-from monolith.native_training import training_server
+from monolith.native_training.driver import server as training_server
 tf.compat.v1.disable_eager_execution()
 training_server._LINGER_SECS = 0
 server = tf.distribute.Server.create_local_server()
