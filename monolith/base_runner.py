@@ -21,7 +21,7 @@ def define_flag(define: Callable[..., Any], name: str, *args: Any) -> None:
 
   Args:
     define: `flags.DEFINE_string` or the like.
-    name: of the flag.
+    name: the flag's name.
     *args: the other arguments of `define`.
   """
   if name not in FLAGS:

@@ -5,10 +5,10 @@
 `tf.compat.v1.disable_v2_behavior()` must be in force before `TPURunner.run`; the command line does
 it. Importing this module defines absl flags and nothing else.
 
-Mended against the original: `--cpu_test` honours `--model_dir` and can evaluate; `train_and_eval`
-is refused before a TPU is touched; evaluation looks at every checkpoint that is kept, not only at
-the latest; its event file has a name of its own, so that none is overwritten; bad flags are refused
-early.
+Differences from ByteDance's Monolith: `--cpu_test` honours `--model_dir` and can evaluate;
+`train_and_eval` is refused before a TPU is touched; evaluation looks at every checkpoint that is
+kept, not only at the latest; its event file has a name of its own, so that none is overwritten; bad
+flags are refused early.
 """
 
 import datetime

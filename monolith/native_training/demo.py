@@ -190,7 +190,7 @@ def _train_ranking(model_dir: str) -> int:
 
 
 def prepare_data(folder: str) -> demo_data.RatingsInfo:
-  """Makes, or finds, the data set that the flags ask for."""
+  """Makes, or finds, the dataset that the flags ask for."""
   if FLAGS.data is not None:
     return demo_data.read_movielens(FLAGS.data, folder)
   return demo_data.generate(folder, FLAGS.num_ratings, FLAGS.num_users, FLAGS.num_movies)
@@ -199,7 +199,7 @@ def prepare_data(folder: str) -> demo_data.RatingsInfo:
 def ranking_params(
   info: demo_data.RatingsInfo, task: type[demo_models.RankingTask] = demo_models.RankingTask
 ) -> Any:
-  """Returns the params of the ranking model, as a task of that class, on a data set."""
+  """Returns the params of the ranking model, as a task of that class, on a dataset."""
   params = task.params()
   params.name = "movie_ranking"
   params.data_dir = info.folder
