@@ -39,6 +39,7 @@ from monolith.native_training.model_export import export_context
 from monolith.native_training.runtime.hash_table import embedding_hash_table_pb2
 from monolith.native_training.runtime.ops import gen_monolith_ops
 
+# Part of the API, as are such names in other modules: callers reach the ops through it.
 hash_table_ops = gen_monolith_ops
 
 # Functions may run these side by side; only writes must be ordered.
@@ -206,7 +207,7 @@ class HashTable(BaseHashTable):
     self, ids: tf.Tensor, values: tf.Tensor, req_time: tf.Tensor | None = None
   ) -> HashTable:
     return self._with_handle(
-      hash_table_ops.monolith_hash_table_assign(
+      gen_monolith_ops.monolith_hash_table_assign(
         self._table, _as_ids(ids), _as_floats(values), hash_table_utils.as_req_time(req_time)
       )
     )
@@ -215,7 +216,7 @@ class HashTable(BaseHashTable):
     self, ids: tf.Tensor, values: tf.Tensor, req_time: tf.Tensor | None = None
   ) -> HashTable:
     return self._with_handle(
-      hash_table_ops.monolith_hash_table_assign_add(
+      gen_monolith_ops.monolith_hash_table_assign_add(
         self._table, _as_ids(ids), _as_floats(values), hash_table_utils.as_req_time(req_time)
       )
     )
@@ -231,13 +232,13 @@ class HashTable(BaseHashTable):
       enable_dedup: accepted for compatibility; duplicates cost little.
     """
     del enable_dedup
-    return hash_table_ops.monolith_hash_table_lookup(
+    return gen_monolith_ops.monolith_hash_table_lookup(
       self._table, _as_ids(ids), self._dim_size, use_multi_threads
     )
 
   def lookup_entry(self, ids: tf.Tensor) -> tf.Tensor:
     """Returns serialized `EntryDump`s without ids, string `[n]`; empty for absent ids."""
-    return hash_table_ops.monolith_hash_table_lookup_entry(self._table, _as_ids(ids))
+    return gen_monolith_ops.monolith_hash_table_lookup_entry(self._table, _as_ids(ids))
 
   def apply_gradients(
     self,
@@ -262,7 +263,7 @@ class HashTable(BaseHashTable):
     Returns:
       The table after the write.
     """
-    updated = hash_table_ops.monolith_hash_table_optimize(
+    updated = gen_monolith_ops.monolith_hash_table_optimize(
       self._table,
       _as_ids(ids),
       _as_floats(grads),
@@ -290,7 +291,7 @@ class HashTable(BaseHashTable):
       The table after the save. Saving fails without touching an older checkpoint of that name.
     """
     return self._with_handle(
-      hash_table_ops.monolith_hash_table_save(
+      gen_monolith_ops.monolith_hash_table_save(
         self._table,
         basename,
         nshards=self._saver_parallel,
@@ -301,11 +302,11 @@ class HashTable(BaseHashTable):
 
   def restore(self, basename: tf.Tensor | str) -> HashTable:
     """Replaces the content by what was saved under `basename`; returns the table after that."""
-    return self._with_handle(hash_table_ops.monolith_hash_table_restore(self._table, basename))
+    return self._with_handle(gen_monolith_ops.monolith_hash_table_restore(self._table, basename))
 
   def size(self) -> tf.Tensor:
     """Returns the number of rows, int64 scalar."""
-    return hash_table_ops.monolith_hash_table_size(self._table)
+    return gen_monolith_ops.monolith_hash_table_size(self._table)
 
   def save_as_tensor(
     self, shard_idx: tf.Tensor, num_shards: tf.Tensor, limit: tf.Tensor, offset: tf.Tensor
@@ -322,7 +323,7 @@ class HashTable(BaseHashTable):
       `(offset of the next page, serialized EntryDumps)`. Fewer than `limit` entries: the partition
       is finished.
     """
-    return hash_table_ops.monolith_hash_table_save_as_tensor(
+    return gen_monolith_ops.monolith_hash_table_save_as_tensor(
       self._table,
       tf.cast(shard_idx, tf.int32),
       tf.cast(num_shards, tf.int32),
@@ -404,7 +405,7 @@ def fused_lookup(
   Returns:
     `(embeddings [L], floats per shard [N], id offsets [K*N+1], embedding offsets [K*N+1], ids)`.
   """
-  return hash_table_ops.monolith_hash_table_fused_lookup(
+  return gen_monolith_ops.monolith_hash_table_fused_lookup(
     table_handles=[_handle(table) for table in tables],
     ids=_as_ids(ids),
     # A list would cost an eager call its fast path, more than a lookup of thousands of ids.
@@ -438,7 +439,7 @@ def fused_apply_gradient(
   Returns:
     The handles after the update.
   """
-  return hash_table_ops.monolith_hash_table_fused_optimize(
+  return gen_monolith_ops.monolith_hash_table_fused_optimize(
     table_handles=[_handle(table) for table in tables],
     ids=_as_ids(ids),
     indices=indices,
@@ -486,7 +487,7 @@ def hash_table_from_config(
       hash_filter = hash_filter_ops.create_dummy_hash_filter(name_suffix=name_suffix)
     if sync_client is None:
       sync_client = distributed_serving_ops.create_dummy_sync_client()
-    table = hash_table_ops.monolith_hash_table(
+    table = gen_monolith_ops.monolith_hash_table(
       hash_filter,
       sync_client,
       config=table_config.SerializeToString(),
@@ -570,7 +571,7 @@ def vocab_hash_table(
 
 def extract_slot_from_entry(entry: tf.Tensor, fid_v2: bool = True) -> tf.Tensor:
   """Returns the slots of serialized `EntryDump`s, int32 of the same length."""
-  return hash_table_ops.monolith_extract_slot_from_entry(entry, fid_v2)
+  return gen_monolith_ops.monolith_extract_slot_from_entry(entry, fid_v2)
 
 
 def _all_table_tensor_prefix(table: HashTable) -> list[str]:

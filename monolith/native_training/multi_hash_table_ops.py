@@ -39,6 +39,7 @@ from monolith.native_training.proto import ckpt_info_pb2
 from monolith.native_training.runtime.hash_table import embedding_hash_table_pb2
 from monolith.native_training.runtime.ops import gen_monolith_ops
 
+# Part of the API, as are such names in other modules: callers reach the ops through it.
 hash_table_ops = gen_monolith_ops
 
 # Functions may run these side by side; only writes must be ordered.
@@ -251,11 +252,11 @@ class MultiHashTable(BaseMultiTypeHashTable, RawMultiTypeHashTable):
       [tf.cast(rate, tf.float32) for rate in learning_rate_list], name="learning_rate"
     )
     with tf.device(device):
-      created = hash_table_ops.create_monolith_multi_hash_table(
+      created = gen_monolith_ops.create_monolith_multi_hash_table(
         cc.mconfig_tensor, hash_filter, sync_client, shared_name=self._shared_name
       )
       self._initializer = created.op
-      self._handle = hash_table_ops.read_monolith_multi_hash_table(shared_name=self._shared_name)
+      self._handle = gen_monolith_ops.read_monolith_multi_hash_table(shared_name=self._shared_name)
       self._register_resource()
     tf.compat.v1.add_to_collection(_MULTI_HASH_TABLE_GRAPH_KEY, self)
 
@@ -281,7 +282,7 @@ class MultiHashTable(BaseMultiTypeHashTable, RawMultiTypeHashTable):
   def _register_resource(self) -> None:
     created = self._initializer.outputs[0]
     resources.register_resource(
-      created, self._initializer, hash_table_ops.is_hash_table_initialized(self._handle)
+      created, self._initializer, gen_monolith_ops.is_hash_table_initialized(self._handle)
     )
 
   @classmethod
@@ -394,7 +395,7 @@ class MultiHashTable(BaseMultiTypeHashTable, RawMultiTypeHashTable):
   ) -> MultiHashTable:
     ragged_id, flat_value = self._split_pairs(slot_to_id_and_value)
     return self._with_handle(
-      hash_table_ops.monolith_multi_hash_table_assign_add(
+      gen_monolith_ops.monolith_multi_hash_table_assign_add(
         self._handle,
         ragged_id.values,
         ragged_id.row_splits,
@@ -410,7 +411,7 @@ class MultiHashTable(BaseMultiTypeHashTable, RawMultiTypeHashTable):
       The group after the write and an int32 status per id: 1 existed, 0 was inserted, -1 the slot
       is unknown and nothing was done.
     """
-    handle, status = hash_table_ops.monolith_multi_hash_table_reinitialize(
+    handle, status = gen_monolith_ops.monolith_multi_hash_table_reinitialize(
       self._handle, slot, tf.convert_to_tensor(ids, tf.int64)
     )
     return self._with_handle(handle), status
@@ -428,7 +429,7 @@ class MultiHashTable(BaseMultiTypeHashTable, RawMultiTypeHashTable):
     return self.raw_apply_gradients(ragged_id, flat_grad, global_step, req_time)
 
   def raw_lookup(self, ragged_id: tf.RaggedTensor) -> tf.Tensor:
-    return hash_table_ops.monolith_multi_hash_table_lookup(
+    return gen_monolith_ops.monolith_multi_hash_table_lookup(
       self._handle, ragged_id.values, ragged_id.row_splits
     )
 
@@ -440,7 +441,7 @@ class MultiHashTable(BaseMultiTypeHashTable, RawMultiTypeHashTable):
     req_time: tf.Tensor | None = None,
   ) -> MultiHashTable:
     return self._with_handle(
-      hash_table_ops.monolith_multi_hash_table_optimize(
+      gen_monolith_ops.monolith_multi_hash_table_optimize(
         self._handle,
         ragged_id.values,
         ragged_id.row_splits,
@@ -458,7 +459,7 @@ class MultiHashTable(BaseMultiTypeHashTable, RawMultiTypeHashTable):
     req_time: tf.Tensor | None = None,
   ) -> MultiHashTable:
     return self._with_handle(
-      hash_table_ops.monolith_multi_hash_table_assign(
+      gen_monolith_ops.monolith_multi_hash_table_assign(
         self._handle,
         ragged_id.values,
         ragged_id.row_splits,
@@ -475,7 +476,7 @@ class MultiHashTable(BaseMultiTypeHashTable, RawMultiTypeHashTable):
   def save(self, basename: tf.Tensor | str) -> MultiHashTable:
     """Writes all rows that have not expired; returns the group after the save."""
     return self._with_handle(
-      hash_table_ops.monolith_multi_hash_table_save(
+      gen_monolith_ops.monolith_multi_hash_table_save(
         self._handle,
         basename,
         nshards=self._saver_parallel,
@@ -486,16 +487,16 @@ class MultiHashTable(BaseMultiTypeHashTable, RawMultiTypeHashTable):
   def restore(self, basename: tf.Tensor | str) -> MultiHashTable:
     """Replaces the content of the tables that the checkpoint holds; returns the group after."""
     return self._with_handle(
-      hash_table_ops.monolith_multi_hash_table_restore(self._handle, basename)
+      gen_monolith_ops.monolith_multi_hash_table_restore(self._handle, basename)
     )
 
   def feature_stat(self, basename: tf.Tensor | str) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns `(table names, rows)` of what was saved under `basename`, string and uint64 `[k]`."""
-    return hash_table_ops.monolith_multi_hash_table_feature_stat(basename)
+    return gen_monolith_ops.monolith_multi_hash_table_feature_stat(basename)
 
   def sizes(self) -> tf.Tensor:
     """Returns the number of rows of each table, int64 `[tables]`, by sorted names."""
-    return hash_table_ops.monolith_multi_hash_table_size(self._handle)
+    return gen_monolith_ops.monolith_multi_hash_table_size(self._handle)
 
   def fused_lookup(
     self,
@@ -504,8 +505,8 @@ class MultiHashTable(BaseMultiTypeHashTable, RawMultiTypeHashTable):
     num_of_shards: int,
     req_time: tf.Tensor | None = None,
   ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Looks all tables up for several shards, see `hash_table_ops.fused_lookup`."""
-    return hash_table_ops.monolith_multi_hash_table_fused_lookup(
+    """Looks all tables up for several shards, as `fused_lookup` of module `hash_table_ops` does."""
+    return gen_monolith_ops.monolith_multi_hash_table_fused_lookup(
       self._handle, ids, fused_slot_size, hash_table_utils.as_req_time(req_time), num_of_shards
     )
 
@@ -522,9 +523,9 @@ class MultiHashTable(BaseMultiTypeHashTable, RawMultiTypeHashTable):
     num_of_shards: int,
     enable_grad_accumulation: bool = False,
   ) -> MultiHashTable:
-    """Updates all tables for several shards, see `hash_table_ops.fused_apply_gradient`."""
+    """Updates all tables for several shards, as that function of module `hash_table_ops` does."""
     return self._with_handle(
-      hash_table_ops.monolith_multi_hash_table_fused_optimize(
+      gen_monolith_ops.monolith_multi_hash_table_fused_optimize(
         self._handle,
         ids,
         indices,
