@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
-from typing import Any, Union
+from typing import Any, NamedTuple, Union
 
 import tensorflow as tf
 from absl import logging
@@ -270,16 +270,59 @@ def _record(variant_type: str, parser_type: str, **arguments: Any) -> ParserCtx:
   return ctx
 
 
-def _extra_features(
-  names: Sequence[str] | None, shapes: Sequence[int] | None
-) -> tuple[list[str], list[int]]:
-  """Copies the arguments, and adds what resource-constrained rough sorting needs."""
-  names = list(names or [])
-  shapes = list(shapes or [1] * len(names))
-  if ParserCtx.enable_resource_constrained_roughsort and "item_id" not in names:
-    names.append("item_id")
-    shapes.append(1)
-  return names, shapes
+class _OtherFeatures(NamedTuple):
+  """The arguments that all parsers share: features that are not sparse."""
+
+  dense_features: Sequence[str] | None
+  dense_feature_shapes: Sequence[int] | None
+  dense_feature_types: Sequence[tf.DType] | None
+  extra_features: Sequence[str] | None
+  extra_feature_shapes: Sequence[int] | None
+
+  def with_defaults(self) -> _OtherFeatures:
+    """Copies the extra features, and adds what resource-constrained rough sorting needs."""
+    names = list(self.extra_features or [])
+    shapes = list(self.extra_feature_shapes or [1] * len(names))
+    if ParserCtx.enable_resource_constrained_roughsort and "item_id" not in names:
+      names.append("item_id")
+      shapes.append(1)
+    return self._replace(extra_features=names, extra_feature_shapes=shapes)
+
+
+def _parse_samples(
+  variant_type: str,
+  op: Callable[..., Any],
+  op_v2: Callable[..., Any],
+  tensor: Any,
+  sparse_features: Sequence[str],
+  sparse_arguments: Mapping[str, Any],
+  others: _OtherFeatures,
+  **attrs: Any,
+) -> Features:
+  """Notes the arguments of a parser and runs its op.
+
+  Args:
+    variant_type: what the samples are, as the ops that filter samples call it.
+    op: parses all features.
+    op_v2: parses all but the sparse ones, and hands the samples on for the fused layout.
+    tensor: the samples.
+    sparse_features: the names of the sparse features in the result.
+    sparse_arguments: the parser's arguments about sparse features.
+    others: the parser's other arguments.
+    **attrs: attributes of the op.
+  """
+  others = others.with_defaults()
+  parser_type = variant_type.replace("_", "")
+  ctx = _record(variant_type, parser_type, **sparse_arguments, **others._asdict())
+  request = _Request()
+  if not ctx.enable_fused_layout:
+    request.add_sparse(list(sparse_features))
+  request.add_dense(others.dense_features, others.dense_feature_shapes, others.dense_feature_types)
+  request.add_extra(others.extra_features, others.extra_feature_shapes)
+  batch_size = ctx.get("batch_size") if parser_type == "examplebatch" else None
+  return _parse(
+    op, op_v2, tensor, request, ctx, batch_size if isinstance(batch_size, int) else None, **attrs
+  )
 
 
 def _parse(
@@ -328,10 +371,10 @@ def parse_instances(
     fidv1_features: slots, or names of features whose slots are known.
     fidv2_features: names of sparse features; if there are any, v1 ids become v2 ids.
     dense_features: names of dense features, `label` and `instance_weight` among them.
-    dense_feature_shapes: number of values of each.
-    dense_feature_types: dtype of each, float32 by default.
+    dense_feature_shapes: number of values of each dense feature.
+    dense_feature_types: dtype of each dense feature, float32 by default.
     extra_features: names of fields of `LineId`.
-    extra_feature_shapes: number of values of each, 1 by default.
+    extra_feature_shapes: number of values of each extra feature, 1 by default.
 
   Returns:
     name -> ragged int64 `[batch, None]` for sparse features, `[batch, shape]` for others.
@@ -341,33 +384,23 @@ def parse_instances(
   """
   names, slots = _resolve_fidv1(fidv1_features or [])
   fidv2_features = list(fidv2_features or [])
-  extra_features, extra_feature_shapes = _extra_features(extra_features, extra_feature_shapes)
-  ctx = _record(
+  is_fused = get_default_parser_ctx().enable_fused_layout
+  return _parse_samples(
     "instance",
-    "instance",
-    fidv1_features=slots,
-    fidv2_features=fidv2_features,
-    dense_features=dense_features,
-    dense_feature_shapes=dense_feature_shapes,
-    dense_feature_types=dense_feature_types,
-    extra_features=extra_features,
-    extra_feature_shapes=extra_feature_shapes,
-  )
-  request = _Request()
-  if ctx.enable_fused_layout:
-    slots, fidv2_features = [], []
-  else:
-    request.add_sparse(names + fidv2_features)
-  request.add_dense(dense_features, dense_feature_shapes, dense_feature_types)
-  request.add_extra(extra_features, extra_feature_shapes)
-  return _parse(
     parse_instance_ops.parse_instances,
     parse_instance_ops.parse_instances_v2,
     tensor,
-    request,
-    ctx,
-    fidv1_features=slots,
-    fidv2_features=fidv2_features,
+    names + fidv2_features,
+    {"fidv1_features": slots, "fidv2_features": fidv2_features},
+    _OtherFeatures(
+      dense_features,
+      dense_feature_shapes,
+      dense_feature_types,
+      extra_features,
+      extra_feature_shapes,
+    ),
+    fidv1_features=[] if is_fused else slots,
+    fidv2_features=[] if is_fused else fidv2_features,
   )
 
 
@@ -401,37 +434,29 @@ def parse_examples(
   Args:
     tensor: [batch], variants or serialized Examples.
     sparse_features: names of features with ids; v1 ids become v2 ids.
-    dense_features: see `parse_instances`.
-    dense_feature_shapes: see `parse_instances`.
-    dense_feature_types: see `parse_instances`.
-    extra_features: see `parse_instances`.
-    extra_feature_shapes: see `parse_instances`.
+    dense_features: names of dense features, `label` and `instance_weight` among them.
+    dense_feature_shapes: number of values of each dense feature.
+    dense_feature_types: dtype of each dense feature, float32 by default.
+    extra_features: names of fields of `LineId`.
+    extra_feature_shapes: number of values of each extra feature, 1 by default.
 
   Returns:
-    See `parse_instances`.
+    name -> ragged int64 `[batch, None]` for sparse features, `[batch, shape]` for others.
   """
-  extra_features, extra_feature_shapes = _extra_features(extra_features, extra_feature_shapes)
-  ctx = _record(
+  return _parse_samples(
     "example",
-    "example",
-    sparse_features=sparse_features,
-    dense_features=dense_features,
-    dense_feature_shapes=dense_feature_shapes,
-    dense_feature_types=dense_feature_types,
-    extra_features=extra_features,
-    extra_feature_shapes=extra_feature_shapes,
-  )
-  request = _Request()
-  if not ctx.enable_fused_layout:
-    request.add_sparse(list(sparse_features))
-  request.add_dense(dense_features, dense_feature_shapes, dense_feature_types)
-  request.add_extra(extra_features, extra_feature_shapes)
-  return _parse(
     parse_instance_ops.parse_examples,
     parse_instance_ops.parse_examples_v2,
     tensor,
-    request,
-    ctx,
+    sparse_features,
+    {"sparse_features": sparse_features},
+    _OtherFeatures(
+      dense_features,
+      dense_feature_shapes,
+      dense_feature_types,
+      extra_features,
+      extra_feature_shapes,
+    ),
   )
 
 
@@ -448,40 +473,31 @@ def parse_example_batch(
 
   Args:
     tensor: a scalar, or a vector of which the first element is used.
-    sparse_features: see `parse_examples`.
-    dense_features: see `parse_instances`.
-    dense_feature_shapes: see `parse_instances`.
-    dense_feature_types: see `parse_instances`.
-    extra_features: see `parse_instances`.
-    extra_feature_shapes: see `parse_instances`.
+    sparse_features: names of features with ids; v1 ids become v2 ids.
+    dense_features: names of dense features, `label` and `instance_weight` among them.
+    dense_feature_shapes: number of values of each dense feature.
+    dense_feature_types: dtype of each dense feature, float32 by default.
+    extra_features: names of fields of `LineId`.
+    extra_feature_shapes: number of values of each extra feature, 1 by default.
 
   Returns:
-    See `parse_instances`. Row splits have a static shape if the parser context knows `batch_size`.
+    name -> ragged int64 `[batch, None]` for sparse features, `[batch, shape]` for others.
+    Row splits have a static shape if the parser context knows `batch_size`.
   """
-  extra_features, extra_feature_shapes = _extra_features(extra_features, extra_feature_shapes)
-  ctx = _record(
+  return _parse_samples(
     "example_batch",
-    "examplebatch",
-    sparse_features=sparse_features,
-    dense_features=dense_features,
-    dense_feature_shapes=dense_feature_shapes,
-    dense_feature_types=dense_feature_types,
-    extra_features=extra_features,
-    extra_feature_shapes=extra_feature_shapes,
-  )
-  request = _Request()
-  if not ctx.enable_fused_layout:
-    request.add_sparse(list(sparse_features))
-  request.add_dense(dense_features, dense_feature_shapes, dense_feature_types)
-  request.add_extra(extra_features, extra_feature_shapes)
-  batch_size = ctx.get("batch_size")
-  return _parse(
     parse_instance_ops.parse_example_batch,
     parse_instance_ops.parse_example_batch_v2,
     tensor,
-    request,
-    ctx,
-    batch_size=batch_size if isinstance(batch_size, int) else None,
+    sparse_features,
+    {"sparse_features": sparse_features},
+    _OtherFeatures(
+      dense_features,
+      dense_feature_shapes,
+      dense_feature_types,
+      extra_features,
+      extra_feature_shapes,
+    ),
   )
 
 
@@ -508,7 +524,8 @@ def parse_example_batch_list(
     extra_features: those of `names` that are fields of `LineId`.
 
   Returns:
-    See `parse_instances`. With `label_config` also `label`, `[batch, tasks]`.
+    name -> ragged int64 `[batch, None]` for sparse features, `[batch, shape]` for others;
+    with `label_config` also `label`, `[batch, tasks]`.
   """
   assert names and shapes and dtypes, "names, shapes and dtypes are needed"
   assert (
@@ -574,7 +591,7 @@ def sharding_sparse_fids(
   Tables and features are numbered in the order of their names; list j = table * servers + server.
 
   Args:
-    tensor: samples, see `input_type`.
+    tensor: samples in the form that `input_type` names.
     ps_num: number of parameter servers, at least 1 is used.
     feature_cfgs: features and their tables.
     unique: list an id once per feature.
