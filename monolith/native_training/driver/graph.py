@@ -25,6 +25,7 @@ from tensorflow.python.ops import resources
 
 from monolith.native_training import (
   device_utils,
+  distributed_ps,
   distribution_ops,
   env_utils,
   feature,
@@ -39,6 +40,7 @@ from monolith.native_training import (
 from monolith.native_training.checkpoints import slices as checkpoint_slices
 from monolith.native_training.checkpoints import topology as training_topology
 from monolith.native_training.data import datasets, item_pool_hook, parsers
+from monolith.native_training.data.training_instance.python import parser_utils
 from monolith.native_training.driver import dry_run as feature_collection
 from monolith.native_training.driver import export as training_export
 from monolith.native_training.driver import hooks as training_hooks
@@ -215,8 +217,6 @@ class CpuTraining:
     parser_ctx.enable_fused_layout = config.enable_fused_layout
     if not config.enable_fused_layout:
       return
-    from monolith.native_training import distributed_ps
-
     use_gpu_emb_table = self._params.train.use_gpu_emb_table
     export_ctx = export_context.get_current_export_ctx()
     parser_ctx.sharding_sparse_fids_op_params = (
@@ -299,8 +299,6 @@ class CpuTraining:
 
   def _reorder_fids(self, features: Features) -> Features:
     """De-duplicates and shards ids in the input pipeline, for synchronous training."""
-    from monolith.native_training.data.training_instance.python import parser_utils
-
     ids, dense = self._split_features(features)
     names = sorted(ids)
     lookup_args: Any
@@ -535,8 +533,6 @@ class CpuTraining:
   def _look_up_reordered(
     self, hash_table: Any, element: Any, auxiliary_bundle: dict[str, Any]
   ) -> tuple[dict, dict, dict, dict]:
-    from monolith.native_training.data.training_instance.python import parser_utils
-
     dense, (expanded, lookup_args) = element
     auxiliary_bundle["features"] = dense
     auxiliary_bundle["embedding_ragged_ids"] = parser_utils.RaggedEncodingHelper.contract(expanded)
