@@ -115,7 +115,7 @@ def sharding_sparse_fids(
   Tables and features are numbered in the order of their names; list j = table * servers + server.
 
   Args:
-    tensor: samples, see `input_type`.
+    tensor: samples in the form that `input_type` names.
     ps_num: number of parameter servers, at least 1 is used.
     feature_cfgs: features and their tables.
     unique: list an id once per feature.
