@@ -31,7 +31,6 @@ from monolith.native_training import (
   feature,
   hash_table_utils,
   mlp_utils,
-  multi_type_hash_table,
   native_task,
   native_task_context,
   prefetch_queue,
@@ -58,6 +57,7 @@ from monolith.native_training.model_export import (
 )
 from monolith.native_training.ranks import agreement as sync_agreement
 from monolith.native_training.runtime.hash_table import embedding_hash_table_pb2
+from monolith.native_training.tables import merging
 
 # Any: the flags' types are known at run time only.
 FLAGS: Any = flags.FLAGS
@@ -142,15 +142,7 @@ class CpuTraining:
       self._slot_to_expire_time = self._collected.slot_to_expire_time
       self._feature_configs = self._to_training_configs(self._collected.feature_configs)
       self._serving_feature_configs = self._to_serving_feature_configs(self._feature_configs)
-      self._dummy_merged_table = None
-      if not self._config.use_native_multi_hash_table:
-        self._dummy_merged_table = multi_type_hash_table.MergedMultiTypeHashTable(
-          self._feature_configs[0], lambda _: None
-        )
-      elif self._feature_configs.shared_tables:
-        self._dummy_merged_table = multi_type_hash_table.SharedSlotHashTable(
-          self._feature_configs.configs, self._feature_configs.shared_tables, lambda _: None
-        )
+      self._slot_merging = self._merge_slots()
       self._init_fused_layout_params()
     self._export_context_list = [self._create_export_context_class()]
 
@@ -215,6 +207,15 @@ class CpuTraining:
       table_config.skip_zero_embedding = self._config.skip_zero_embedding_when_serving
       table_config.cuckoo.SetInParent()
     return feature_configs._replace(configs=configs)
+
+  def _merge_slots(self) -> merging.SlotMerging | None:
+    """Returns which features share a table, as the tables do; `None` if none does."""
+    configs = self._feature_configs.configs
+    if not self._config.use_native_multi_hash_table:
+      return merging.SlotMerging.by_config(configs)
+    if self._feature_configs.shared_tables:
+      return merging.SlotMerging.by_name(configs, self._feature_configs.shared_tables)
+    return None
 
   def _init_fused_layout_params(self) -> None:
     """Tells the input pipeline how to shard ids, where the layout is fused."""
@@ -308,17 +309,15 @@ class CpuTraining:
     ids, dense = self._split_features(features)
     names = sorted(ids)
     lookup_args: Any
-    if self._dummy_merged_table is None:
+    if self._slot_merging is None:
       values = [ids[name].values for name in names]
       configs = [self._feature_configs.configs[name] for name in names]
       sizes = None
     else:
-      merged, sizes = self._dummy_merged_table._merge_tensors(
-        {name: ids[name].values for name in names}
-      )
+      merged, sizes = self._slot_merging.merge({name: ids[name].values for name in names})
       merged_names = sorted(merged)
       values = [merged[name] for name in merged_names]
-      configs = [self._dummy_merged_table._merged_slot_to_config[name] for name in merged_names]
+      configs = [self._slot_merging.merged_to_config[name] for name in merged_names]
     dims = [hash_table_utils.infer_dim_size(config.table_config) for config in configs]
     # Checkpoints and exports know one home of an id, so by default no rank stays without ids.
     rank0_empty = (
@@ -533,7 +532,7 @@ class CpuTraining:
         slices,
         req_time,
         auxiliary_bundle,
-        self._dummy_merged_table is None,
+        self._slot_merging is None,
       )
     else:
       ctx.feature_factory = _CpuFeatureFactory(
