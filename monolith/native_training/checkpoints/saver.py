@@ -84,7 +84,13 @@ class SaverBuilder(tf_saver.BulkSaverBuilder):
     """Device -> one op that restores everything on it; empty for unsharded savers."""
     return self._restore_ops_per_device
 
-  def _AddShardedRestoreOps(self, filename_tensor, per_device, restore_sequentially, reshape):
+  def _AddShardedRestoreOps(
+    self,
+    filename_tensor: tf.Tensor,
+    per_device: list[tuple[str, list[Any]]],
+    restore_sequentially: bool,
+    reshape: bool,
+  ) -> tf.Operation:
     self._restore_ops_per_device = {}
     for shard, (device, saveables) in enumerate(per_device):
       with tf.device(device):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -96,7 +96,7 @@ class SecondOrStepTimerWithTideSetting(tf.compat.v1.train.SecondOrStepTimer):
 class _SavedMark(tf.estimator.CheckpointSaverListener):
   """Remembers that the checkpoint itself is written, when other listeners may still fail."""
 
-  def __init__(self, on_saved):
+  def __init__(self, on_saved: Callable[[], None]):
     self.saved = False
     self._on_saved = on_saved
 
@@ -455,7 +455,7 @@ class NoFirstSaveCheckpointSaverHook(tf.compat.v1.train.CheckpointSaverHook):
     )
 
 
-def _log_errors(function, *args) -> None:
+def _log_errors(function: Callable[..., Any], *args: Any) -> None:
   try:
     function(*args)
   except Exception:  # A guard must not prevent a save, nor the release of the other guards.

@@ -249,10 +249,10 @@ class CpuTraining:
     class ExportParserCtx(parsers.ParserCtx):
       """Switches to the parser, placement and tables of serving."""
 
-      def __init__(self):
+      def __init__(self) -> None:
         super().__init__(training._serving_config.enable_fused_layout)
 
-      def __enter__(self):
+      def __enter__(self) -> parsers.ParserCtx:
         self._use_gpu_emb_table = training._params.train.use_gpu_emb_table
         self._gpu_was_allowed = device_utils.is_gpu_training()
         training._params.train.use_gpu_emb_table = False
@@ -262,7 +262,7 @@ class CpuTraining:
         training._init_fused_layout_params()
         return result
 
-      def __exit__(self, *args: Any):
+      def __exit__(self, *args: Any) -> Any:
         result = super().__exit__(*args)
         _allow_gpu(self._gpu_was_allowed)
         training._params.train.use_gpu_emb_table = self._use_gpu_emb_table
