@@ -177,7 +177,7 @@ def main() -> None:
   parser = argparse.ArgumentParser(description=__doc__)
   parser.add_argument("--rounds", type=int, default=7)
   parser.add_argument("--steps", type=int, default=20, help="of a round")
-  parser.add_argument("--skip-start", action="store_true", help="measure only the training")
+  parser.add_argument("--skip-start", action="store_true", help="measure training steps only")
   args = parser.parse_args()
   start = time.perf_counter()
   rows = measure_training(args.rounds, args.steps)

@@ -18,7 +18,7 @@ _locks: list[int] = []
 
 
 def get_free_port(num_successors: int = 0) -> int:
-  """Returns a port of loopback that nobody uses, and that no other test gets while this one runs.
+  """Returns an unused port of loopback that no other test gets while this one runs.
 
   The port is below those that the kernel gives to sockets without a wish: a connection or a server
   of another process cannot take it by chance before it is used, and who connects to it while nobody

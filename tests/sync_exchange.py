@@ -227,14 +227,14 @@ def run_allreduce() -> dict[str, Any]:
   return result
 
 
-# ---- whole trainings ----
+# ---- whole training runs ----
 
 BATCH_SIZE = 8
 NUM_EXACT_STEPS = 6
 NUM_STEPS = NUM_EXACT_STEPS + 30
 _PLANTED_IDS = np.arange(-6, 6)
 
-# The switches of a training; the last one is about the kind of table.
+# The switches of a training run; the last one is about the kind of table.
 SWITCHES = (
   "enable_pipelined_fwda2a",
   "enable_pipelined_bwda2a",

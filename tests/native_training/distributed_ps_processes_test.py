@@ -208,7 +208,7 @@ class SaveRestoreTest(tf.test.TestCase, parameterized.TestCase):
 
 class DeadServerTest(tf.test.TestCase):
   def _abandon(self, session):
-    """Leaves a session open: closing it would wait for the dead server for ever."""
+    """Leaves a session open: closing it would wait for the dead server forever."""
     session._closed = True
     session._session = None
 

@@ -36,7 +36,7 @@ class Samples:
   Half of the features of an example batch are shared. Some rows are empty, some features absent.
 
   Args:
-    seed: of the random numbers.
+    seed: the random numbers' seed.
     num_features: how many.
     batch_size: number of examples.
     input_type: `"example"` or `"examplebatch"`.

@@ -627,7 +627,7 @@ class BadInputTest(LayoutTestCase):
       self.assert_invalid(self.backward(batch, 3, ones, **changes), *words)
 
   def test_unused_ids_are_not_followed(self):
-    # Ids behind the last row belong to nobody; whatever they hold, nothing reads there.
+    # Ids behind the last row belong to no example; whatever they hold, nothing reads there.
     batch = worked_example()
     fid = np.concatenate([batch.fid_offset(3), np.full(8, 2**64 - 1, np.uint64)])
     outputs = self.forward(batch, 3, fid_offset=fid, nfl_offset=batch.nfl_offset(parser_like=False))

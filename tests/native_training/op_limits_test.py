@@ -1,4 +1,4 @@
-"""Sizes, counts and shapes that nobody can mean: each is an error, and the process lives on.
+"""Sizes, counts and shapes that make no sense: each is an error, and the process lives on.
 
 Every case here ended the process once, stopped it, or took gigabytes for a few bytes.
 """

@@ -67,7 +67,7 @@ class Trainer:
     model_dir: the folder.
     max_to_keep: checkpoints.
     listeners: more listeners for the saver hook, after those of the tables.
-    hook_kwargs: for the saver hook; it saves every step by default.
+    hook_kwargs: arguments of the saver hook, which saves every step by default.
   """
 
   def __init__(self, model_dir: str, max_to_keep: int = 2, listeners=(), **hook_kwargs):
@@ -182,7 +182,7 @@ def run_in_child(function, *args):
 
   TensorFlow must not have run anything in this process, nor made a graph, as `tf.test.TestCase`
   does: the first graph starts a thread, and a child that is forked while it starts may inherit a
-  lock that nobody opens any more.
+  lock that no thread opens any more.
 
   Raises:
     ChildError: the function raised.

@@ -50,7 +50,7 @@ class StrQueue:
       and again until it returns elements or says that there are no more. What it returns together
       with that is not enqueued.
     capacity: most elements that the queue can hold.
-    name: of the variables.
+    name: prefix of the variables' names.
 
   Raises:
     ValueError: there are more initial elements than the queue can hold.
