@@ -29,7 +29,7 @@ _FIRST_POLL_FRACTION = 1 / 16
 
 
 class BarrierAlreadyPlacedError(Exception):
-  """The barrier cannot be placed: it is placed."""
+  """The barrier cannot be placed: it is there already."""
 
 
 class BarrierOp:

@@ -24,7 +24,7 @@ class CheckpointRestorerListener:
     """Is called when `before_restore` of all listeners has returned."""
 
   def end(self, session: tf.compat.v1.Session) -> None:
-    """Is for callers of their own: `CheckpointRestorerHook` never calls it."""
+    """Does nothing; `CheckpointRestorerHook` never calls it, other callers may."""
 
 
 class CheckpointRestorerHook(tf.estimator.SessionRunHook):

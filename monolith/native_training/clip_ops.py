@@ -1,6 +1,6 @@
 """Clipping gradients by their global norm, without a copy when nothing is clipped. With gradients.
 
-As documented, and unlike the first version, a norm that is not finite makes every output NaN.
+Differences from ByteDance's Monolith: a norm that is not finite makes every output NaN.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A small client for a Consul-like agent: look up, register and deregister services.
 
 The agent is reached over TCP, or over a unix socket when its host is a path. It speaks the
-original's lookup endpoint `/v1/lookup/name`, which a stock Consul does not have.
+lookup endpoint `/v1/lookup/name` of ByteDance's agents, which a stock Consul does not have.
 
 Differences from ByteDance's Monolith: the cached lookup does not deadlock, the default socket is
 found, connections are closed, names are quoted, `deregister` and `close` stop the heartbeat. A

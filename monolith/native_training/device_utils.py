@@ -167,11 +167,10 @@ def get_device_fn(
     task: `type` and `index` of this process in it.
 
   Returns:
-    Synchronous training: a function that pins ops to this process when there are parameter servers,
-      else
-    `default_device_fn`. Asynchronous training: `None` if it is local or `cluster` or `task` is
-    missing, else a function that puts variables on parameter servers in turn and everything else on
-    this process.
+    In synchronous training a function that pins ops to this process when there are parameter
+    servers, else `default_device_fn`. In asynchronous training `None` if it is local or `cluster`
+    or `task` is missing, else a function that puts variables on parameter servers in turn and
+    everything else on this process.
   """
   if _flag("enable_sync_training", False):
     assert mpi_utils.is_under_mpi(), "sync training must running under mpi mode"

@@ -1,8 +1,8 @@
 """What a rank of synchronous training needs before it builds its graph.
 
-Which rank it is (`mpi_utils` finds out), which devices it uses, how it meets the other ranks, and
-the hooks and session options that follow from that. BytePS, an alternative to Horovod that was
-never published in the form this package would need, is known by name only.
+Which rank it is (`ranks.environment` finds out), which devices it uses, how it meets the other
+ranks, and the hooks and session options that follow from that. BytePS, an alternative to Horovod
+that was never published in the form this package would need, is known by name only.
 """
 
 from __future__ import annotations

@@ -102,7 +102,7 @@ def gen_get_checkpoint_state() -> Callable[..., Optional[CheckpointState]]:
       _apply_restore_ckpt(checkpoint_dir, state)
     except flags.UnparsedFlagAccessError:
       pass
-    except Exception:  # Who only looks shall see the rest; `check_restore` is for who restores.
+    except Exception:  # Who only looks sees the rest; `check_restore` is for restoring.
       logging.exception("cannot apply --restore_ckpt in %s", checkpoint_dir)
     return state
 

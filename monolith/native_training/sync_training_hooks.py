@@ -1,8 +1,8 @@
 """What the ranks of synchronous training do between steps, together.
 
 Hooks here that talk to other ranks do so at the same step on all of them: they count the runs of
-the session, which all ranks do together, and no call has a timeout, for the
-reason that `ranks/agreement.py` gives.
+the session, which all ranks do together, and no call has a timeout: a rank that gave up would be
+one call behind the others forever.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Looks into a running training: values of variables, and rows of tables.
+"""Looks into a training run in progress: values of variables, and rows of tables.
 
 `DebuggingWorker` joins the cluster as one more worker. `create_app` serves it through HTTP; that
 alone needs flask.

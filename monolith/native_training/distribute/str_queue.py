@@ -80,7 +80,7 @@ class StrQueue:
 
   @property
   def critical_section(self) -> tf.CriticalSection:
-    """Inside of which the queue is read and written."""
+    """The critical section inside which the queue is read and written."""
     return self._critical_section
 
   def enqueue_many(self, elements: Sequence[str] | tf.Tensor, name: str | None = None) -> Any:
