@@ -41,7 +41,7 @@ _OWN_ID_BASE = 1000
 
 @dataclasses.dataclass
 class Job:
-  """One training.
+  """One training run.
 
   Attributes:
     model_dir: where checkpoints go; `{rank}` in it becomes the rank.

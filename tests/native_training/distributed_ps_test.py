@@ -413,7 +413,7 @@ class DistributedMultiTypeHashTableTest(_ClusterTest):
       ).as_op()
 
       def messages(fetches):
-        """Tensors that travel between the worker and servers, by their way."""
+        """Returns the tensors that travel between the worker and servers, by their way."""
         ways = collections.defaultdict(set)
         for op in utils.get_needed_ops(fetches):
           for tensor in op.inputs:

@@ -1,4 +1,4 @@
-"""A small training whose whole state follows from the global step.
+"""A small training run whose whole state follows from the global step.
 
 So a whole checkpoint can be told from a half one: after step n the variable `dense` is n, and rows
 and optimizer state of a variable, of a single table and of a group of two are functions of n.
@@ -52,7 +52,7 @@ def table_config(dim: int) -> entry.HashTableConfigInstance:
 
 
 def _adagrad(steps: int) -> "tuple[np.float32, np.float32]":
-  """Value and accumulator after `steps` gradients of 1 with learning rate 1, from 0."""
+  """Returns value and accumulator after `steps` gradients of 1 with learning rate 1, from 0."""
   value, accumulator = np.float32(0), np.float32(_ACCUMULATOR_START)
   for _ in range(steps):
     accumulator += np.float32(1)

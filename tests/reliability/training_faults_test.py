@@ -28,7 +28,7 @@ _SERVER_KILLS = 20 if os.environ.get("MONOLITH_SOAK") == "1" else 1
 
 
 class _Training:
-  """Processes of one training, by role and index.
+  """Processes of one training run, by role and index.
 
   Args:
     folder: where checkpoints, the discovery and logs go; must not exist.

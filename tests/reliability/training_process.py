@@ -1,4 +1,4 @@
-"""One process of a small training that tests kill, stop and restart.
+"""One process of a small training run that tests kill, stop and restart.
 
 Workers read forever and train slowly until `--max_steps`. The rows of id i end at the number of
 updates they got, because every gradient is -1 and the optimizer is SGD with rate 1.
