@@ -1,4 +1,4 @@
-"""Which failures of an attempt let a worker try again. Training itself is replaced."""
+"""Which failures of an attempt let a worker try again. The training itself is replaced."""
 
 from __future__ import annotations
 

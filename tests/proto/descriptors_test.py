@@ -986,7 +986,7 @@ def message_class(path, name):
 
 
 def expected(path):
-  """Returns the table of a file: {message: {field: (number, type, label)}}, defaults, enums."""
+  """The table of a file: {message: {field: (number, type, label)}}, defaults, enums."""
   messages, defaults, enums = {}, {}, {}
   fields = None
   for line in filter(None, map(str.strip, TABLES[path].splitlines())):
@@ -1005,7 +1005,7 @@ def expected(path):
 
 
 def compiled(path):
-  """Returns what `expected` returns, without the defaults, read from the compiled descriptor."""
+  """What `expected` returns, without the defaults, read from the compiled descriptor."""
   file = file_proto(path)
   prefix = f".{file.package}." if file.package else "."
   messages, enums, entries = {}, {}, {}
@@ -1060,7 +1060,7 @@ def float32(value):
   return struct.pack("<f", value)
 
 
-# Not ours: messages of TensorFlow Serving, compared with its own by tests of serving/transport.
+# Not ours: messages of TensorFlow Serving, compared with its own in serving_transport's tests.
 FOREIGN_FILES = {"monolith/native_training/runtime/parameter_sync/prediction_service.proto"}
 
 
