@@ -16,6 +16,7 @@ from absl import logging
 
 from monolith.native_training import device_utils, env_utils, gflags_utils, hvd_lib
 from monolith.native_training.ranks.environment import (
+  enable_sync_training,
   get_mpi_local_rank,
   get_mpi_local_size,
   get_mpi_rank,
@@ -49,11 +50,6 @@ def _init_backend() -> None:
   with _init_lock:
     if not hvd_lib.is_initialized():
       hvd_lib.init()
-
-
-def enable_sync_training() -> bool:
-  """Tells whether this is a launched rank of synchronous training, by the flag of that name."""
-  return bool(gflags_utils.read_flag("enable_sync_training", False)) and is_under_mpi()
 
 
 def init_sync_train_and_update_conf(dct_config: Any) -> None:

@@ -15,7 +15,6 @@ task that is already made can be given as well, and predictions need no paramete
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import copy
 import dataclasses
@@ -47,6 +46,7 @@ from monolith.native_training.cpu_training import (
   local_train_internal,
 )
 from monolith.native_training.data import parsers
+from monolith.native_training.models.spec import EstimatorSpec
 from monolith.native_training.runner_utils import RunnerConfig, monolith_discovery
 from monolith.native_training.service_discovery import ServiceDiscoveryType
 
@@ -66,12 +66,6 @@ Hooks = Sequence[tf.estimator.SessionRunHook]
 _TF_CONFIG = "TF_CONFIG"
 _TRAIN = tf.estimator.ModeKeys.TRAIN
 _EVAL = tf.estimator.ModeKeys.EVAL
-
-EstimatorSpec = collections.namedtuple(
-  "EstimatorSpec",
-  ["label", "pred", "head_name", "loss", "optimizer", "classification"],
-  defaults=[None, None, None, True],
-)
 
 
 @dataclasses.dataclass

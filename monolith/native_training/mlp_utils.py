@@ -26,7 +26,7 @@ from tensorflow_estimator.python.estimator import util as estimator_util
 
 from monolith.native_training import env_utils, net_utils, yarn_runtime
 from monolith.native_training.data import dataservice_flags  # noqa: F401, defines flags read below
-from monolith.native_training.distribution_utils import (
+from monolith.native_training.ranks.environment import (
   enable_sync_training,
   get_mpi_local_size,
   get_mpi_rank,

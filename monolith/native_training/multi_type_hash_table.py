@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import abc
 import copy
-import hashlib
-import re
 from collections.abc import Callable, Mapping
 from typing import Any, Union
 
@@ -19,16 +17,18 @@ from monolith.native_training import (
   device_utils,
   entry,
   hash_table_ops,
+  hash_table_utils,
   prefetch_queue,
 )
+from monolith.native_training.tables import merging
 
 QueueHook = Union[prefetch_queue.EnqueueHook, prefetch_queue.AsyncPushHook]
 SlotToConfig = Mapping[str, entry.HashTableConfigInstance]
 SlotToIds = Mapping[str, tf.Tensor]
 SlotToIdsAndValues = Mapping[str, tuple[tf.Tensor, tf.Tensor]]
 
-# Slots of this form were once called without the leading `fc_`; checkpoints may still hold them.
-_RENAMED_SLOT = re.compile(r"^fc_slot_[0-9]*$")
+merged_name = merging.merged_name
+merge_slots = merging.merge_slots
 
 
 class BaseMultiTypeHashTable(abc.ABC):
@@ -210,40 +210,6 @@ class MultiTypeHashTable(BaseMultiTypeHashTable):
     return updated
 
 
-def merged_name(slots: list[str]) -> str:
-  """Returns the name of the table that holds `slots`; it is part of checkpoint file names."""
-  return hashlib.md5(",".join(slots).encode()).hexdigest()
-
-
-def merge_slots(
-  slot_to_config: SlotToConfig,
-) -> tuple[dict[str, entry.HashTableConfigInstance], dict[str, str]]:
-  """Groups slots of equal configuration.
-
-  Returns:
-    `(merged name -> configuration, slot -> merged name)`. The configuration is a copy of that of
-    the group's first slot; its `extra_restore_names` also list the name the group had when its
-    slots were called without `fc_`.
-  """
-  groups: dict[str, list[str]] = {}
-  for slot in sorted(slot_to_config):
-    groups.setdefault(str(slot_to_config[slot]), []).append(slot)
-  merged_to_config: dict[str, entry.HashTableConfigInstance] = {}
-  slot_to_merged: dict[str, str] = {}
-  for slots in groups.values():
-    name = merged_name(slots)
-    config = copy.copy(slot_to_config[slots[0]])
-    old_name = merged_name([s[len("fc_") :] if _RENAMED_SLOT.match(s) else s for s in slots])
-    # The text of a configuration is enough for whoever only wants the grouping.
-    if not isinstance(config, str):
-      config.extra_restore_names = list(config.extra_restore_names)
-      if old_name != name:
-        config.extra_restore_names.append(old_name)
-    merged_to_config[name] = config
-    slot_to_merged.update({slot: name for slot in slots})
-  return merged_to_config, slot_to_merged
-
-
 class MergedMultiTypeHashTable(BaseMultiTypeHashTable):
   """Puts slots of equal configuration into one table of an inner group.
 
@@ -259,13 +225,20 @@ class MergedMultiTypeHashTable(BaseMultiTypeHashTable):
     slot_to_config: SlotToConfig,
     factory: Callable[[dict[str, entry.HashTableConfigInstance]], BaseMultiTypeHashTable],
   ):
-    self._merged_slot_to_config, self._slot_to_merged_slot = merge_slots(slot_to_config)
-    self._table = factory(self._merged_slot_to_config)
+    self._set_merging(merging.SlotMerging.by_config(slot_to_config), factory)
+
+  def _set_merging(
+    self,
+    slot_merging: merging.SlotMerging,
+    factory: Callable[[dict[str, entry.HashTableConfigInstance]], BaseMultiTypeHashTable],
+  ) -> None:
+    self._merging = slot_merging
+    self._table = factory(slot_merging.merged_to_config)
 
   @property
   def slot_mapping(self) -> dict[str, str]:
     """Slot -> merged name."""
-    return self._slot_to_merged_slot
+    return self._merging.slot_to_merged
 
   def lookup(
     self,
@@ -288,7 +261,7 @@ class MergedMultiTypeHashTable(BaseMultiTypeHashTable):
       merged_slot_to_sizes, pack = early_reorder_indicies_res_pack
       auxiliary_bundle = dict(auxiliary_bundle or {})
       auxiliary_bundle["merged_slot_to_sizes"] = merged_slot_to_sizes
-      merged_slots = {self._slot_to_merged_slot[slot]: None for slot in slot_to_id}
+      merged_slots = {self._merging.slot_to_merged[slot]: None for slot in slot_to_id}
       merged_embeddings, auxiliary_bundle = self._table.lookup(merged_slots, auxiliary_bundle, pack)
       merged_slot_to_sizes = auxiliary_bundle.pop("merged_slot_to_sizes")
     else:
@@ -335,29 +308,14 @@ class MergedMultiTypeHashTable(BaseMultiTypeHashTable):
 
   def get_table_dim_sizes(self) -> list[int]:
     return [
-      sum(s.dim_size for s in self._merged_slot_to_config[name].table_config.entry_config.segments)
-      for name in sorted(self._merged_slot_to_config)
+      hash_table_utils.infer_dim_size(config.table_config)
+      for _, config in sorted(self._merging.merged_to_config.items())
     ]
-
-  def _group(self, slots: Any) -> dict[str, list[str]]:
-    """Merged name -> its slots among `slots`, sorted."""
-    groups: dict[str, list[str]] = {}
-    for slot in sorted(slots):
-      groups.setdefault(self._slot_to_merged_slot[slot], []).append(slot)
-    return groups
 
   def _merge_tensors(
     self, slot_to_tensor: Mapping[str, tf.Tensor], dtype: tf.DType | None = None
   ) -> tuple[dict[str, tf.Tensor], dict[str, tf.Tensor]]:
-    """Concatenates the slots of each merged table; also returns their lengths."""
-    merged, sizes = {}, {}
-    for name, slots in self._group(slot_to_tensor).items():
-      tensors = [tf.convert_to_tensor(slot_to_tensor[slot], dtype) for slot in slots]
-      # One value of one dimension may be a scalar, which cannot be concatenated.
-      tensors = [tf.reshape(t, [1]) if t.shape.rank == 0 else t for t in tensors]
-      merged[name] = tf.concat(tensors, axis=0)
-      sizes[name] = tf.stack([tf.shape(tensor)[0] for tensor in tensors])
-    return merged, sizes
+    return self._merging.merge(slot_to_tensor, dtype)
 
   def _merge_pairs(
     self, slot_to_pair: SlotToIdsAndValues
@@ -372,12 +330,8 @@ class MergedMultiTypeHashTable(BaseMultiTypeHashTable):
     merged_embeddings: Mapping[str, tf.Tensor],
     merged_slot_to_sizes: Mapping[str, tf.Tensor],
   ) -> dict[str, tf.Tensor]:
-    embeddings = {}
     with device_utils.maybe_device_if_allowed("/device:GPU:0"):
-      for name, slots in self._group(requested).items():
-        parts = tf.split(merged_embeddings[name], merged_slot_to_sizes[name], num=len(slots))
-        embeddings.update(zip(slots, parts))
-    return {slot: embeddings[slot] for slot in requested}
+      return self._merging.split(requested, merged_embeddings, merged_slot_to_sizes)
 
   def _with_table(self, table: BaseMultiTypeHashTable) -> MergedMultiTypeHashTable:
     updated = copy.copy(self)
@@ -400,12 +354,8 @@ class SharedSlotHashTable(MergedMultiTypeHashTable):
     shared_tables: Mapping[str, str],
     factory: Callable[[dict[str, entry.HashTableConfigInstance]], BaseMultiTypeHashTable],
   ):
-    self._slot_to_merged_slot = {slot: shared_tables.get(slot, slot) for slot in slot_to_config}
-    self._merged_slot_to_config = {
-      self._slot_to_merged_slot[slot]: slot_to_config[slot] for slot in sorted(slot_to_config)
-    }
-    self._table = factory(self._merged_slot_to_config)
+    self._set_merging(merging.SlotMerging.by_name(slot_to_config, shared_tables), factory)
 
   def reinitialize(self, slot: str, ids: tf.Tensor) -> tuple[SharedSlotHashTable, tf.Tensor]:
-    table, status = self._table.reinitialize(self._slot_to_merged_slot.get(slot, slot), ids)
+    table, status = self._table.reinitialize(self._merging.slot_to_merged.get(slot, slot), ids)
     return self._with_table(table), status

@@ -53,7 +53,6 @@ from monolith.native_training.data import feature_list as feature_lists
 from monolith.native_training.data import feature_utils as data_feature_utils
 from monolith.native_training.data import utils as data_utils
 from monolith.native_training.entry import *  # noqa: F403
-from monolith.native_training.estimator import EstimatorSpec  # noqa: F401
 from monolith.native_training.feature import *  # noqa: F403
 from monolith.native_training.losses.head_losses import (  # noqa: F401
   get_sigmoid_loss_and_pred,
@@ -66,6 +65,7 @@ from monolith.native_training.model_export import export_context
 from monolith.native_training.models import outputs as model_outputs
 from monolith.native_training.models.device_ctx import DeviceCtxType, MonolithDeviceCtx
 from monolith.native_training.models.outputs import ModelOutputs
+from monolith.native_training.models.spec import EstimatorSpec  # noqa: F401
 
 _TRAIN = tf.estimator.ModeKeys.TRAIN
 _EVAL = tf.estimator.ModeKeys.EVAL

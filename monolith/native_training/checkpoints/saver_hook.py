@@ -21,6 +21,7 @@ from tensorflow.python.training.checkpoint_state_pb2 import CheckpointState
 from monolith.native_training import utils
 from monolith.native_training.checkpoints import files as checkpoint_files
 from monolith.native_training.checkpoints import state as checkpoint_state
+from monolith.native_training.checkpoints.saver import PartialRecoverySaver
 from monolith.native_training.metric import cli
 from monolith.native_training.monolith_checkpoint_state_pb2 import MonolithCheckpointState
 from monolith.native_training.session_run_hooks import tide_available_now
@@ -251,7 +252,7 @@ class NoFirstSaveCheckpointSaverHook(tf.compat.v1.train.CheckpointSaverHook):
       if self._save_graph_def:
         self._export_meta_graph(session)
       saver = self._get_saver()
-      if _is_partial_recovery_saver(saver):
+      if isinstance(saver, PartialRecoverySaver):
         saver.setup_ps_initialized_state(session)
       self._create_or_update_monolith_ckpt_state(do_update=False)
 
@@ -266,7 +267,7 @@ class NoFirstSaveCheckpointSaverHook(tf.compat.v1.train.CheckpointSaverHook):
 
   def _get_exempt(self) -> set[str]:
     saver = self._get_saver()
-    return saver.exempt_checkpoint_paths if _is_partial_recovery_saver(saver) else set()
+    return saver.exempt_checkpoint_paths if isinstance(saver, PartialRecoverySaver) else set()
 
   def _export_meta_graph(self, session: tf.compat.v1.Session) -> None:
     saver = self._get_saver()
@@ -387,7 +388,7 @@ class NoFirstSaveCheckpointSaverHook(tf.compat.v1.train.CheckpointSaverHook):
     if self._save_graph_def:
       checkpoint_files.mark_unfinished(prefix)
     saver = self._get_saver()
-    if _is_partial_recovery_saver(saver) and not saver.skip_save:
+    if isinstance(saver, PartialRecoverySaver) and not saver.skip_save:
       saver.set_aside_if_recorded(prefix)
 
   def _on_saved(self, step: int) -> None:
@@ -445,10 +446,3 @@ def _log_errors(function, *args) -> None:
     function(*args)
   except Exception:  # A guard must not prevent a save, nor the release of the other guards.
     logging.exception("A guard of a checkpoint failed.")
-
-
-def _is_partial_recovery_saver(saver: Any) -> bool:
-  # Imported late: that module imports this one.
-  from monolith.native_training import save_utils
-
-  return isinstance(saver, save_utils.PartialRecoverySaver)

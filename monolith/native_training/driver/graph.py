@@ -25,12 +25,12 @@ from tensorflow.python.ops import resources
 
 from monolith.native_training import (
   device_utils,
+  distributed_ps,
   distribution_ops,
   env_utils,
   feature,
   hash_table_utils,
   mlp_utils,
-  multi_type_hash_table,
   native_task,
   native_task_context,
   prefetch_queue,
@@ -39,6 +39,7 @@ from monolith.native_training import (
 from monolith.native_training.checkpoints import slices as checkpoint_slices
 from monolith.native_training.checkpoints import topology as training_topology
 from monolith.native_training.data import datasets, item_pool_hook, parsers
+from monolith.native_training.data.training_instance.python import parser_utils
 from monolith.native_training.driver import dry_run as feature_collection
 from monolith.native_training.driver import export as training_export
 from monolith.native_training.driver import hooks as training_hooks
@@ -56,6 +57,7 @@ from monolith.native_training.model_export import (
 )
 from monolith.native_training.ranks import agreement as sync_agreement
 from monolith.native_training.runtime.hash_table import embedding_hash_table_pb2
+from monolith.native_training.tables import merging
 
 FLAGS = flags.FLAGS
 
@@ -139,15 +141,7 @@ class CpuTraining:
       self._slot_to_expire_time = self._collected.slot_to_expire_time
       self._feature_configs = self._to_training_configs(self._collected.feature_configs)
       self._serving_feature_configs = self._to_serving_feature_configs(self._feature_configs)
-      self._dummy_merged_table = None
-      if not self._config.use_native_multi_hash_table:
-        self._dummy_merged_table = multi_type_hash_table.MergedMultiTypeHashTable(
-          self._feature_configs[0], lambda _: None
-        )
-      elif self._feature_configs.shared_tables:
-        self._dummy_merged_table = multi_type_hash_table.SharedSlotHashTable(
-          self._feature_configs.configs, self._feature_configs.shared_tables, lambda _: None
-        )
+      self._slot_merging = self._merge_slots()
       self._init_fused_layout_params()
     self._export_context_list = [self._create_export_context_class()]
 
@@ -208,6 +202,15 @@ class CpuTraining:
       table_config.cuckoo.SetInParent()
     return feature_configs._replace(configs=configs)
 
+  def _merge_slots(self) -> merging.SlotMerging | None:
+    """Returns which features share a table, as the tables do; `None` if none does."""
+    configs = self._feature_configs.configs
+    if not self._config.use_native_multi_hash_table:
+      return merging.SlotMerging.by_config(configs)
+    if self._feature_configs.shared_tables:
+      return merging.SlotMerging.by_name(configs, self._feature_configs.shared_tables)
+    return None
+
   def _init_fused_layout_params(self) -> None:
     """Tells the input pipeline how to shard ids, where the layout is fused."""
     config = self.config
@@ -215,8 +218,6 @@ class CpuTraining:
     parser_ctx.enable_fused_layout = config.enable_fused_layout
     if not config.enable_fused_layout:
       return
-    from monolith.native_training import distributed_ps
-
     use_gpu_emb_table = self._params.train.use_gpu_emb_table
     export_ctx = export_context.get_current_export_ctx()
     parser_ctx.sharding_sparse_fids_op_params = (
@@ -299,22 +300,18 @@ class CpuTraining:
 
   def _reorder_fids(self, features: Features) -> Features:
     """De-duplicates and shards ids in the input pipeline, for synchronous training."""
-    from monolith.native_training.data.training_instance.python import parser_utils
-
     ids, dense = self._split_features(features)
     names = sorted(ids)
     lookup_args: Any
-    if self._dummy_merged_table is None:
+    if self._slot_merging is None:
       values = [ids[name].values for name in names]
       configs = [self._feature_configs.configs[name] for name in names]
       sizes = None
     else:
-      merged, sizes = self._dummy_merged_table._merge_tensors(
-        {name: ids[name].values for name in names}
-      )
+      merged, sizes = self._slot_merging.merge({name: ids[name].values for name in names})
       merged_names = sorted(merged)
       values = [merged[name] for name in merged_names]
-      configs = [self._dummy_merged_table._merged_slot_to_config[name] for name in merged_names]
+      configs = [self._slot_merging.merged_to_config[name] for name in merged_names]
     dims = [hash_table_utils.infer_dim_size(config.table_config) for config in configs]
     # Checkpoints and exports know one home of an id, so by default no rank stays without ids.
     rank0_empty = (
@@ -517,7 +514,7 @@ class CpuTraining:
         slices,
         req_time,
         auxiliary_bundle,
-        self._dummy_merged_table is None,
+        self._slot_merging is None,
       )
     else:
       ctx.feature_factory = _CpuFeatureFactory(
@@ -535,8 +532,6 @@ class CpuTraining:
   def _look_up_reordered(
     self, hash_table: Any, element: Any, auxiliary_bundle: dict[str, Any]
   ) -> tuple[dict, dict, dict, dict]:
-    from monolith.native_training.data.training_instance.python import parser_utils
-
     dense, (expanded, lookup_args) = element
     auxiliary_bundle["features"] = dense
     auxiliary_bundle["embedding_ragged_ids"] = parser_utils.RaggedEncodingHelper.contract(expanded)

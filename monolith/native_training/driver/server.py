@@ -17,6 +17,7 @@ from absl import logging
 from tensorflow.python.lib.io import file_io
 
 from monolith.native_training import (
+  distributed_serving_ops,
   logging_ops,
   mlp_utils,
   net_utils,
@@ -175,8 +176,6 @@ def _join_ps(target: str, ps_index: int, sync_backend: Any = None) -> None:
     dequeue = _create_shutdown_queue(ps_index).dequeue()
     sync = None
     if sync_backend is not None:
-      from monolith.native_training import distributed_serving_ops
-
       config_str = tf.compat.v1.placeholder(tf.string, shape=[], name="sync_config_str")
       client = distributed_serving_ops.ParameterSyncClient(
         distributed_serving_ops.parameter_sync_client_from_config(name_suffix=str(ps_index))
@@ -199,8 +198,6 @@ def _join_ps_while_syncing(
   sync_backend: Any,
   ps_index: int,
 ) -> None:
-  from monolith.native_training import distributed_serving_ops
-
   config_str, sync_op = sync
   stopped = threading.Event()
   options = tf.compat.v1.RunOptions(timeout_in_ms=_SYNC_TIMEOUT_MS)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from monolith.native_training.estimator import EstimatorSpec
+from monolith.native_training.models.spec import EstimatorSpec
 
 
 class ModelOutputs(NamedTuple):

@@ -10,7 +10,7 @@ Unlike the original: a queued update uses the global step of its own batch; `slo
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import tensorflow as tf
 from absl import logging
@@ -25,12 +25,14 @@ from monolith.native_training import (
   prefetch_queue,
 )
 from monolith.native_training.model_export import export_context
-from monolith.native_training.tables import gradient_checks, ps_transfer
-from monolith.native_training.tables import layout_config as partitioned_features
+from monolith.native_training.tables import (
+  gradient_checks,
+  id_sharding,
+  layout_config,
+  merging,
+  ps_transfer,
+)
 from monolith.native_training.tables import ps_group as ps_tables
-
-if TYPE_CHECKING:
-  from monolith.native_training.data.parsers import ParserCtx, ShardingSparseFidsOpParams
 
 # Server -> table -> (ids, values).
 AssignData = dict[int, dict[str, tuple[tf.Tensor, tf.Tensor]]]
@@ -70,9 +72,9 @@ class PartitionedHashTable(ps_tables.PsTables):
     use_native_multi_hash_table: bool,
     max_rpc_deadline_millis: int = 30,
     queue_configs: dict[str, int] | None = None,
-    parser_ctx: ParserCtx | None = None,
+    parser_ctx: id_sharding.ParserCtx | None = None,
   ):
-    self._parser_ctx = _parsers().get_default_parser_ctx() if parser_ctx is None else parser_ctx
+    self._parser_ctx = id_sharding.get_default_parser_ctx() if parser_ctx is None else parser_ctx
     params = self._parser_ctx.sharding_sparse_fids_op_params
     if params is None:
       raise ValueError("sharding_sparse_fids_op_params of the parser context is not set")
@@ -102,7 +104,7 @@ class PartitionedHashTable(ps_tables.PsTables):
       },
       float16=params.transfer_float16,
     )
-    self._rows = partitioned_features.FeatureRows(
+    self._rows = layout_config.FeatureRows(
       {
         name: sum(config.slice_dims)
         for name, config in params.feature_configs.feature_configs.items()
@@ -125,7 +127,7 @@ class PartitionedHashTable(ps_tables.PsTables):
     enable_gpu_emb: bool = False,
     use_gpu: bool = False,
     shared_tables: Mapping[str, str] | None = None,
-  ) -> ShardingSparseFidsOpParams:
+  ) -> layout_config.ShardingSparseFidsOpParams:
     """Returns what the input pipeline and the tables must agree on.
 
     Args:
@@ -147,11 +149,11 @@ class PartitionedHashTable(ps_tables.PsTables):
     if use_native:
       sub_tables = cls.no_merge_feature_config(feature_name_to_config, use_same_table=True)
       if shared_tables:
-        configs = partitioned_features.share_tables(feature_name_to_config, shared_tables)
+        configs = layout_config.share_tables(feature_name_to_config, shared_tables)
         sub_tables = configs, sub_tables[1]
     else:
       sub_tables = cls.merge_feature_config(feature_name_to_config)
-    return partitioned_features.make_op_params(
+    return layout_config.make_op_params(
       num_ps=num_ps,
       sub_table_name_to_config=sub_tables[0],
       feature_to_sub_table=sub_tables[1],
@@ -175,7 +177,7 @@ class PartitionedHashTable(ps_tables.PsTables):
     Returns:
       `(table -> configuration, feature -> table)`, named as in `MergedMultiTypeHashTable`.
     """
-    return multi_type_hash_table.merge_slots(feature_name_to_config)
+    return merging.merge_slots(feature_name_to_config)
 
   @classmethod
   def no_merge_feature_config(
@@ -183,8 +185,8 @@ class PartitionedHashTable(ps_tables.PsTables):
     feature_name_to_config: Mapping[str, entry.HashTableConfigInstance],
     use_same_table: bool = True,
   ) -> tuple[Mapping[str, entry.HashTableConfigInstance], dict[str, str]]:
-    """Every feature keeps its table; see `partitioned_features.no_merge_feature_config`."""
-    return partitioned_features.no_merge_feature_config(feature_name_to_config, use_same_table)
+    """Every feature keeps its table; see `layout_config.no_merge_feature_config`."""
+    return layout_config.no_merge_feature_config(feature_name_to_config, use_same_table)
 
   @property
   def slot_mapping(self) -> dict[str, str]:
@@ -193,11 +195,11 @@ class PartitionedHashTable(ps_tables.PsTables):
 
   def flatten_layout(self, nested: Mapping[str, Any]) -> list[tf.Tensor]:
     """Returns the layouts' tensors by layout name, lists expanded in place."""
-    return partitioned_features.flatten_layout(nested)
+    return layout_config.flatten_layout(nested)
 
   def nest_layout(self, tensors: Sequence[tf.Tensor]) -> dict[str, Any]:
     """Undoes `flatten_layout`."""
-    return partitioned_features.nest_layout(tensors, self._feature_configs.out_configs)
+    return layout_config.nest_layout(tensors, self._feature_configs.out_configs)
 
   def _layout_names(self) -> list[str]:
     """Returns the layout of each tensor of `flatten_layout`."""
@@ -326,11 +328,11 @@ class PartitionedHashTable(ps_tables.PsTables):
 
   def _take_sharded(self, features: dict[str, Any]) -> dict[str, Any]:
     """Takes the sharded ids out of `features`, sharding them first if need be."""
-    parsers = _parsers()
-    sparse_features = features.pop(parsers.ParserCtx.sharding_sparse_fids_sparse_features_key, None)
+    ctx = self._parser_ctx
+    sparse_features = features.pop(ctx.sharding_sparse_fids_sparse_features_key, None)
     if sparse_features is not None:
-      parsers.sharding_sparse_fids_with_context(sparse_features, features, self._parser_ctx)
-    return parsers.ParserCtx.sharding_sparse_fids_features_parse_from_features(features)
+      id_sharding.sharding_sparse_fids_with_context(sparse_features, features, ctx)
+    return ctx.sharding_sparse_fids_features_parse_from_features(features)
 
   def _put_shards(self, sharded: Mapping[str, Any], bundle: dict[str, tf.Tensor]) -> None:
     for name in _OFFSETS:
@@ -354,7 +356,7 @@ class PartitionedHashTable(ps_tables.PsTables):
     for ps in range(self._num_ps):
       fids = {table: bundle.pop(_key(f"shards@{ps}@{table}")) for table in self._table_names()}
       if self._use_native:
-        table = partitioned_features.NATIVE_FAKE_TABLE
+        table = layout_config.NATIVE_FAKE_TABLE
         row_split = bundle.pop(_key(f"shards_row_split@{ps}@{table}"))
         row_split_size = bundle.pop(_key(f"shards_row_split_size@{ps}@{table}"), None)
         if row_split_size is not None:
@@ -446,7 +448,7 @@ class PartitionedHashTable(ps_tables.PsTables):
     tables = []
     for ps, table in enumerate(self._tables):
       if self._use_native:
-        fids, row_split, grad = updates[ps][partitioned_features.NATIVE_FAKE_TABLE]
+        fids, row_split, grad = updates[ps][layout_config.NATIVE_FAKE_TABLE]
         ragged_id = tf.RaggedTensor.from_row_splits(fids, row_split, validate=False)
         tables.append(
           self._transfer.raw_update(
@@ -504,12 +506,5 @@ class PartitionedHashTable(ps_tables.PsTables):
     return sorted({config.table for config in self._feature_configs.feature_configs.values()})
 
 
-def _parsers() -> Any:
-  """The input pipeline is a layer above tables; only fused-layout runs need it here."""
-  from monolith.native_training.data import parsers
-
-  return parsers
-
-
 def _key(name: str) -> str:
-  return _parsers().ParserCtx.sharding_sparse_fids_features_prefix + name
+  return id_sharding.ParserCtx.sharding_sparse_fids_features_prefix + name

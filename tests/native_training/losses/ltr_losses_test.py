@@ -25,7 +25,7 @@ _LOGITS = [[1.0, 2.0, 3.0]]
 
 class LtrTestCase(tf.test.TestCase):
   def evaluate_both(self, fn):
-    """The value of `fn()` run eagerly, after checking that a graph gives the same."""
+    """Returns the value of `fn()` in eager mode, after checking that a graph gives the same."""
     eager = tf.nest.map_structure(np.asarray, fn())
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
       graph = session.run(fn())
@@ -169,7 +169,7 @@ class RankingOpsTest(LtrTestCase):
     self.assertAllEqual(ltr_losses.label_valid_fn(labels), mask == 1)
 
   def test_get_batch_idx_size_makes_lists_of_a_flat_batch(self):
-    # Two lists, each in a flat column: the loss is that of the same lists laid out by hand.
+    # Two lists, each in a flat column, must have the loss of the same lists laid out by hand.
     logits, labels, _, first = ltr_losses.get_batch_idx_size(
       [[1.0], [3.0], [2.0], [2.0], [1.0]],
       [[1], [0], [0], [1], [2]],
@@ -270,7 +270,7 @@ class LambdaWeightTest(LtrTestCase):
     weight = ltr_losses.IdentityLambdaWeight()
     self.assertEqual(weight.pair_weights(tf.zeros([1, 2])), 1.0)
     self.assertEqual(weight.individual_weights(tf.zeros([1, 2])), 1.0)
-    # Only the factors |l_i - l_j| are gone, and the list size has come in.
+    # Lacks the factors |l_i - l_j| and gains the list size; nothing else changes.
     self.assertAllClose(self.loss("pairwise_hinge_loss", lambda_weight=weight), 2.0)
 
   def test_list_mle_weights_are_not_of_pairs(self):
@@ -403,7 +403,7 @@ class LossEdgesTest(LtrTestCase):
           self.assertEqual(loss.dtype, tf.float64)
           self.assertEqual(gradient.dtype, tf.float64)
           self.assertAllInRange(gradient, -1e6, 1e6)
-          # Padding moves nothing.
+          # Padding changes nothing.
           self.assertAllEqual(tf.boolean_mask(gradient, labels < 0), np.zeros(5))
 
   def test_float64_is_not_computed_in_float32(self):
@@ -479,7 +479,7 @@ class WeightsTest(LtrTestCase):
     def loss(key):
       return self.loss(key, features=features, weights_feature_name="w")
 
-    # Pairs (0, 1) of weight 2; (2, 0) and (2, 1) of weight 0.
+    # Pair (0, 1) has weight 2; (2, 0) and (2, 1) have weight 0.
     self.assertAllClose(loss("pairwise_hinge_loss"), 4.0)
     self.assertAllClose(loss("mean_squared_loss"), (2 * 0 + 3 * 4) / 2)
     self.assertAllClose(loss("softmax_loss"), 2 * (3.407606 - 1))

@@ -52,7 +52,7 @@ TEST(RunPoolTest, SmallestHoleThatFitsIsTaken) {
   EXPECT_EQ(pool.Allocate(3 * 4096), runs[4]);
 }
 
-// Given back and taken again within the fraction that is kept, memory is not cleared by the system.
+// The pool keeps a fraction of free memory, whose bytes stay; the system clears what it returns.
 TEST(RunPoolTest, LittleFreeMemoryIsKeptMuchIsGivenBack) {
   RunPool pool;
   const int64_t bytes = 2 * kHugePageBytes;

@@ -19,7 +19,7 @@ REGISTER_OP("MonolithDummySyncClient")
     .SetIsStateful()
     .SetShapeFn(shape_inference::ScalarShape)
     .Doc(R"doc(
-A client that remembers nothing, for tables whose updates go nowhere.
+Creates a client that remembers nothing, for tables whose updates go nowhere.
 
 handle: For tables.
 config: Unused.

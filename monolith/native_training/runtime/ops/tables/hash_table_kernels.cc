@@ -1,4 +1,4 @@
-// Kernels of the ops on one table that work in memory.
+// Kernels of the single-table ops that work in memory.
 #include <cstdint>
 #include <string>
 #include <utility>
@@ -137,7 +137,7 @@ class AssignOp : public OpKernel {
     engine::WriteOptions options;
     OP_REQUIRES_OK(ctx, GetNumber(ctx, 3, "req_time", &options.req_time));
     options.filter = resource->filter();
-    // More rows than ids are legal: callers pad.
+    // Allows more rows than ids: callers pad.
     int64_t want = 0;
     OP_REQUIRES_OK(ctx, MultiplySizes("size of id_values * dimension", ids.NumElements(),
                                       resource->table()->dim(), &want));
