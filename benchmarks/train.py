@@ -33,7 +33,8 @@ import time
 start = time.perf_counter()
 import monolith
 import os, tempfile
-from monolith.native_training import cpu_training, demo_models
+from monolith.native_training import cpu_training
+from monolith.native_training.demos import models as demo_models
 import tensorflow as tf
 
 class Hook(tf.estimator.SessionRunHook):

@@ -9,8 +9,8 @@
 Importing this module imports `runner_utils`, which defines a flag for nearly every field of its
 configuration. Flags must be parsed before a configuration is made.
 
-Unlike the original: `predict` returns what it promises, hooks are passed on by `evaluate` too, a
-task that is already made can be given as well, and predictions need no parameter servers.
+Differences from ByteDance's Monolith: `predict` returns what it promises, `evaluate` passes hooks
+on too, a task that is already made can be given as well, and predictions need no parameter servers.
 """
 
 from __future__ import annotations
@@ -157,10 +157,10 @@ class Estimator:
   Args:
     model: params of a `NativeTask`, or a task.
     conf: how to run it.
-    warm_start_from: see `tf.estimator.Estimator`, for `predict` and inspection.
+    warm_start_from: what `tf.estimator.Estimator` takes, for `predict` and inspection.
 
   Raises:
-    AssertionError: a parameter server of a realtime training has no `bzid` or `base_name`.
+    AssertionError: a parameter server in realtime training has no `bzid` or `base_name`.
   """
 
   def __init__(self, model: Any, conf: RunConfig | RunnerConfig, warm_start_from: Any = None):
@@ -244,7 +244,7 @@ class Estimator:
     self._run(_TRAIN, steps, max_steps, hooks)
 
   def evaluate(self, steps: int | None = None, hooks: Hooks | None = None) -> None:
-    """Runs the model in evaluation mode; see `train`.
+    """Runs the model in evaluation mode, until a limit or the end of the data.
 
     Args:
       steps: how many batches, at most; `eval.steps` of the task by default.
@@ -354,8 +354,8 @@ class Estimator:
     """Exports the newest checkpoint, as the task's serving params say.
 
     Args:
-      batch_size: of the task's data while its features are collected.
-      name: of the task, `demo_export` by default.
+      batch_size: the size of the task's batches while its features are collected.
+      name: the task's name, `demo_export` by default.
       dense_only: leave out the tables.
       enable_fused_layout: build the fused-layout graph.
 

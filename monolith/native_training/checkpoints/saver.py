@@ -84,7 +84,13 @@ class SaverBuilder(tf_saver.BulkSaverBuilder):
     """Device -> one op that restores everything on it; empty for unsharded savers."""
     return self._restore_ops_per_device
 
-  def _AddShardedRestoreOps(self, filename_tensor, per_device, restore_sequentially, reshape):
+  def _AddShardedRestoreOps(
+    self,
+    filename_tensor: tf.Tensor,
+    per_device: list[tuple[str, list[Any]]],
+    restore_sequentially: bool,
+    reshape: bool,
+  ) -> tf.Operation:
     self._restore_ops_per_device = {}
     for shard, (device, saveables) in enumerate(per_device):
       with tf.device(device):
@@ -105,6 +111,11 @@ class PartialRecoverySaver(tf_saver.Saver):
   It also keeps exempt checkpoints forever, deletes the assets of a checkpoint with it, and
   restores from checkpoints with other variable names (`dense_reload_utils`).
   """
+
+  # Made by the base class.
+  _last_checkpoints: list[tuple[str, float]]
+  _checkpoints_to_be_deleted: list[tuple[str, float]]
+  _object_restore_saver: tf_saver.Saver | None
 
   def __init__(
     self,
@@ -132,7 +143,7 @@ class PartialRecoverySaver(tf_saver.Saver):
     Args:
       ps_monitor: knows which servers need to be restored; None restores all.
       exempt_checkpoint_paths: checkpoints that are never deleted; their base names count.
-      skip_save: do not save: another process does.
+      skip_save: leave saving to another process.
       model_dir: the folder whose `monolith_checkpoint`, if it lists exempt checkpoints, replaces
         `exempt_checkpoint_paths`.
     """
@@ -201,8 +212,8 @@ class PartialRecoverySaver(tf_saver.Saver):
     if exempt is None:
       logging.error("No checkpoint is deleted as long as it is unknown which ones are exempt.")
       return
-    exempt = {os.path.basename(path) for path in exempt}
-    counted = [p for p in self._last_checkpoints if os.path.basename(p[0]) not in exempt]
+    names = {os.path.basename(path) for path in exempt}
+    counted = [p for p in self._last_checkpoints if os.path.basename(p[0]) not in names]
     excess = counted[: max(0, len(counted) - self.saver_def.max_to_keep)]
     self._last_checkpoints = [p for p in self._last_checkpoints if p not in excess]
     self._checkpoints_to_be_deleted.extend(excess)
@@ -323,7 +334,7 @@ class PartialRecoverySaver(tf_saver.Saver):
         self._write_meta_graph(
           sess, checkpoint_file, meta_graph_suffix, strip_default_attrs, save_debug_info
         )
-      if write_state and not self._is_empty:
+      if write_state and model_checkpoint_path is not None:
         self._drop_twin(checkpoint_file)
         self._RecordLastCheckpoint(model_checkpoint_path)
         self._condemn_old_checkpoints()
@@ -401,7 +412,7 @@ class PartialRecoverySaver(tf_saver.Saver):
     self._create_shared_resources(sess)
 
   def _create_shared_resources(self, sess: tf.compat.v1.Session) -> None:
-    """Creates what the init op would: a session manager that restores does not run it.
+    """Creates what the init op would, which a session manager that restores does not run.
 
     Without this no monitored session with a group of tables could start from a checkpoint.
     """
@@ -444,7 +455,7 @@ class PartialRecoverySaver(tf_saver.Saver):
         f"has no index. {checkpoint_files.remedy(tf.compat.as_text(save_path))}"
       )
 
-  def _origin_restore(self, sess: tf.compat.v1.Session | None, save_path: str) -> None:
+  def _origin_restore(self, sess: Any, save_path: str) -> None:
     """Restores device by device, leaving out servers that hold their state."""
     if self._is_empty:
       return

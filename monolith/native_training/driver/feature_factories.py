@@ -1,4 +1,4 @@
-"""What a model's slots are in a real run: embeddings that were looked up, and their way back."""
+"""Embeddings that a real run looked up, as a model's slots, and the way back of gradients."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class _CpuFeatureFactory(feature.FeatureFactoryFromEmbeddings):
     embedding_ids: feature name -> ragged ids that were looked up.
     embeddings: feature name -> `[ids, dim]`.
     embedding_slices: what `feature.create_embedding_slices` returned.
-    req_time: of the batch.
+    req_time: when the batch was requested.
     async_function_mgr: runs the push.
     async_push: whether the push of a step runs during the next one.
   """
@@ -72,7 +72,7 @@ class _CpuFeatureFactory(feature.FeatureFactoryFromEmbeddings):
 
     Args:
       grads_and_vars: pairs of a gradient and a looked-up embedding, or what was computed from it.
-      req_time: of the batch by default.
+      req_time: when the batch was requested; by default what the constructor was given.
       scale: ignored.
     """
     del scale
@@ -110,7 +110,7 @@ class _FusedCpuFeatureFactory(feature.FeatureFactoryFromEmbeddings):
     hash_table: where gradients go.
     name_to_embeddings: feature name -> `[ids, dim]`.
     name_to_embedding_slices: what `feature.create_embedding_slices` returned.
-    req_time: of the batch.
+    req_time: when the batch was requested.
     auxiliary_bundle: what the lookup left for the update.
     use_native_multi_hash_table: whether slots were not merged into tables.
   """

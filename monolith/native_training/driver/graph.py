@@ -7,7 +7,7 @@
              -> the task's model_fn          -> loss, gradients of the looked-up embeddings
              -> ctx.apply_embedding_gradients -> [post-push queue] -> hash_table.apply_gradients
 
-Its names are published by `cpu_training`.
+`cpu_training` publishes its names.
 """
 
 from __future__ import annotations
@@ -59,7 +59,8 @@ from monolith.native_training.ranks import agreement as sync_agreement
 from monolith.native_training.runtime.hash_table import embedding_hash_table_pb2
 from monolith.native_training.tables import merging
 
-FLAGS = flags.FLAGS
+# Any: the flags' types are known at run time only.
+FLAGS: Any = flags.FLAGS
 
 ModelFn = Callable[..., tf.estimator.EstimatorSpec]
 Features = dict[str, Any]
@@ -82,7 +83,7 @@ for _collection in (tf.compat.v1.GraphKeys.RESOURCES, _SPARSE_FEATURES_COLLECTIO
 
 
 class _ModelInputs(NamedTuple):
-  """What a model is computed from.
+  """The tensors that a model is computed from.
 
   Attributes:
     features: what the task's model function sees.
@@ -101,9 +102,9 @@ class CpuTraining:
   """Trains a task with tables in this process or on parameter servers.
 
   Args:
-    config: of this process, a worker. Fields left to the driver are filled in.
+    config: the configuration of this process, a worker. Fills in the fields left to the driver.
     task: what to train.
-    sync_backend: tells which serving replicas want the updated rows.
+    sync_backend: knows which serving replicas want the updated rows.
     collected: the result of an earlier dry run of the same task, to save doing it again.
 
   Raises:
@@ -157,17 +158,22 @@ class CpuTraining:
       return self._serving_feature_configs
     return self._feature_configs
 
+  @property
+  def collected(self) -> feature_collection.CollectedFeatures:
+    """The result of the dry run."""
+    return self._collected
+
   def check_checkpoint(self, model_dir: str) -> None:
     """Checks that the rows of the newest checkpoint mean to this model what they meant when saved.
 
     Raises:
       ValueError: the slices of a table are others, or in another order.
-      tf.errors.DataLossError: the record of them is damaged.
+      tf.errors.DataLossError: the record of slices is damaged.
     """
     checkpoint_slices.check_newest(model_dir, self._collected.slices)
 
   def create_serving_input_receiver_fn(self) -> Callable[[], Any] | None:
-    """Returns the task's."""
+    """Returns the task's function that makes an export's inputs; `None` if it has none."""
     return self._task.create_serving_input_receiver_fn()
 
   def _collect_feature_name_to_table_config(
@@ -227,7 +233,7 @@ class CpuTraining:
         layout_configs=self._task.layout_dict,
         feature_to_combiner=self.feature_configs.combiners,
         feature_to_unmerged_slice_dims=self.feature_configs.unmerged_slice_dims,
-        use_native_multi_hash_table=config.use_native_multi_hash_table,
+        use_native_multi_hash_table=bool(config.use_native_multi_hash_table),
         unique=lambda: not export_context.is_exporting(),
         transfer_float16=False,
         enable_gpu_emb=use_gpu_emb_table,
@@ -243,10 +249,10 @@ class CpuTraining:
     class ExportParserCtx(parsers.ParserCtx):
       """Switches to the parser, placement and tables of serving."""
 
-      def __init__(self):
+      def __init__(self) -> None:
         super().__init__(training._serving_config.enable_fused_layout)
 
-      def __enter__(self):
+      def __enter__(self) -> parsers.ParserCtx:
         self._use_gpu_emb_table = training._params.train.use_gpu_emb_table
         self._gpu_was_allowed = device_utils.is_gpu_training()
         training._params.train.use_gpu_emb_table = False
@@ -256,7 +262,7 @@ class CpuTraining:
         training._init_fused_layout_params()
         return result
 
-      def __exit__(self, *args: Any):
+      def __exit__(self, *args: Any) -> Any:
         result = super().__exit__(*args)
         _allow_gpu(self._gpu_was_allowed)
         training._params.train.use_gpu_emb_table = self._use_gpu_emb_table
@@ -391,9 +397,13 @@ class CpuTraining:
     self._task.ctx.async_function_mgr = async_function_mgr
     features, auxiliary_bundle = _take_eof(features)
     if self.config.enable_fused_layout:
-      inputs, auxiliary_bundle = self._look_up_layouts(hash_table, features, auxiliary_bundle)
+      inputs, auxiliary_bundle = self._look_up_layouts(
+        hash_table, features, auxiliary_bundle, async_function_mgr
+      )
     else:
-      inputs, auxiliary_bundle = self._look_up(hash_table, features, auxiliary_bundle)
+      inputs, auxiliary_bundle = self._look_up(
+        hash_table, features, auxiliary_bundle, async_function_mgr
+      )
     spec = self._call_task(inputs, mode, run_config)
     if export_context.is_exporting():
       return spec
@@ -454,7 +464,11 @@ class CpuTraining:
     )
 
   def _look_up_layouts(
-    self, hash_table: Any, features: Features, auxiliary_bundle: dict[str, Any]
+    self,
+    hash_table: Any,
+    features: Features,
+    auxiliary_bundle: dict[str, Any],
+    async_function_mgr: prefetch_queue.AsyncFunctionMgr,
   ) -> tuple[_ModelInputs, dict[str, Any]]:
     ctx = self._task.ctx
     ctx.feature_factory = None
@@ -470,19 +484,23 @@ class CpuTraining:
       hash_table,
       layouts,
       auxiliary_bundle=auxiliary_bundle,
-      async_function_mgr=ctx.async_function_mgr,
+      async_function_mgr=async_function_mgr,
       async_push=self.config.enable_embedding_postpush,
     )
     return _ModelInputs(features, layouts=layouts), auxiliary_bundle
 
   def _look_up(
-    self, hash_table: Any, features: Features, auxiliary_bundle: dict[str, Any]
+    self,
+    hash_table: Any,
+    features: Features,
+    auxiliary_bundle: dict[str, Any],
+    async_function_mgr: prefetch_queue.AsyncFunctionMgr,
   ) -> tuple[_ModelInputs, dict[str, Any]]:
     """Looks up embeddings, perhaps ahead of the step, and hands them to the task's slots."""
     config = self.config
     is_reordered = config.reorder_fids_in_data_pipeline and _ELEMENT_KEY in features
     if config.enable_full_sync_training and not is_reordered:
-      # Tables of workers know no other way; in a prediction the pipeline leaves ids alone.
+      # Tables of workers take reordered ids only; in a prediction the pipeline leaves ids alone.
       features = self._reorder_fids(features)
       is_reordered = True
     if is_reordered:
@@ -523,7 +541,7 @@ class CpuTraining:
         embeddings,
         slices,
         req_time,
-        ctx.async_function_mgr,
+        async_function_mgr,
         async_push=config.enable_embedding_postpush,
       )
     inputs = _ModelInputs({**dense, **embeddings}, embeddings=embeddings, slices=slices)
@@ -611,7 +629,7 @@ def _collect_dequeued(collection: str, name_to_tensor: Mapping[str, Any]) -> Non
 
 
 def _create_own_variables_scaffold() -> tf.compat.v1.train.Scaffold:
-  """A scaffold for a worker whose dense variables are its own, so that nobody else makes them."""
+  """Returns a scaffold for a worker whose dense variables are its own, which it initialises."""
   keys = tf.compat.v1.GraphKeys
 
   def default_init_op() -> tf.Operation:

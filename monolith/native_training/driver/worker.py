@@ -73,10 +73,9 @@ def _run_worker(
   addr: str,
   user_hooks: Hooks | None,
 ) -> tf.estimator.Estimator | None:
-  heart_beat = None
-  chief = is_chief(config)
-  if chief:
-    heart_beat = _MetricsHeartBeatThread()
+  # The chief alone reports, and ends training for all.
+  heart_beat = _MetricsHeartBeatThread() if is_chief(config) else None
+  if heart_beat is not None:
     heart_beat.start()
   loop = _WorkerLoop(config, discovery, params, addr, user_hooks)
   error: BaseException | None = None
@@ -86,7 +85,7 @@ def _run_worker(
     error = e
     raise
   finally:
-    if chief:
+    if heart_beat is not None:
       _end_training(config, discovery, loop, target, addr, error)
       heart_beat.stop()
 
@@ -102,7 +101,7 @@ def _end_training(
   """Stops the parameter servers, and tells workers and the platform how training ended."""
   try:
     if (
-      loop.cluster is not None
+      loop.cluster
       and not loop.is_over
       and (config.force_shutdown_ps or not config.enable_realtime_training)
     ):
@@ -150,7 +149,7 @@ class _WorkerLoop:
   """Trains on the cluster as it is, and again on the cluster as it has become after a failure.
 
   Attributes:
-    cluster: the newest cluster, `None` before there was one.
+    cluster: job -> addresses of the newest cluster, empty before there was one.
     task: this process in it.
     is_over: whether training was finished before this process could join it.
     run_watch: knows whether the servers of this training run have ended.
@@ -170,14 +169,14 @@ class _WorkerLoop:
     self._addr = addr
     self._user_hooks = user_hooks
     self._metrics = cli.get_cli(utils.get_metric_prefix())
-    self._found: tuple[Cluster, dict[str, Any]] | None = None
+    self._found: tuple[Cluster, dict[str, Any]] = ({}, {})
     self._collected: dict[str, dry_run.CollectedFeatures] = {}
     # Both are about the newest cluster.
     self._has_met_servers = False
     self._is_benchmarked = False
     self.run_watch = run_record.RunWatch(config, params.train.max_steps, discovery)
-    self.cluster: Cluster | None = None
-    self.task: dict[str, Any] | None = None
+    self.cluster: Cluster = {}
+    self.task: dict[str, Any] = {}
     self.is_over = False
 
   def run(self) -> tf.estimator.Estimator | None:
@@ -297,7 +296,8 @@ class _WorkerLoop:
       device_utils.enable_gpu_training()
       self._params.train.use_gpu_emb_table = False
     if config.only_feature_engineering:
-      return _do_worker_feature_engineering(config, self._params, self.cluster, self.task)
+      _do_worker_feature_engineering(config, self._params, self.cluster, self.task)
+      return None
     return _do_worker_train(
       config, self._params, self.cluster, self.task, self._user_hooks, self._collected
     )
@@ -343,11 +343,11 @@ def _do_worker_train(
     )
     collected = {} if collected is None else collected
     training: Any = CpuTraining(config, native, collected=collected.get("features"))
-    collected["features"] = training._collected
+    collected["features"] = training.collected
     if is_chief(config):
       _save_debugging_info(config, cluster, training)
     if config.enable_partial_sync_training or config.use_dataservice:
-      training = sync_training_hooks.EofAwareTask(training, config.use_dataservice)
+      training = sync_training_hooks.EofAwareTask(training, bool(config.use_dataservice))
     hooks: list[tf.estimator.SessionRunHook] = []
     if config.enable_sync_training:
       hooks += distribution_utils.get_sync_run_hooks(False)
@@ -386,7 +386,8 @@ def _do_worker_feature_engineering(
   native = params.instantiate()
   target = _GRPC_SCHEME + cluster[task["type"]][task["index"]]
   device_fn = _get_replica_device_setter(config, cluster, task)
-  with _frequent_session_polls(), tf.Graph().as_default(), tf.device(device_fn):
+  # Not `tf.device`, which takes no functions.
+  with _frequent_session_polls(), tf.Graph().as_default(), tf.compat.v1.device(device_fn):
     _write_features(
       native,
       config,

@@ -13,7 +13,7 @@ EstimatorSpec.__doc__ = """What a model function returns, per head or for one he
 
 Attributes:
   label: the labels; one tensor, or one per head.
-  pred: the predictions, likewise; a dict by head name is allowed.
+  pred: the predictions; one tensor, one per head, or a dict by head name.
   head_name: the heads' names.
   loss: the scalar to minimise; None when predicting.
   optimizer: applies the gradients of dense variables; None when predicting.
