@@ -153,7 +153,7 @@ class ListMLELambdaWeight(LambdaWeight):
     self._rank_discount_fn = rank_discount_fn
 
   def pair_weights(self, sorted_labels: tf.Tensor) -> tf.Tensor:
-    """Raises: pairs have no such weights.
+    """Refuses: pairs have no such weights.
 
     Raises:
       ValueError: always; only the list MLE loss can use these weights.

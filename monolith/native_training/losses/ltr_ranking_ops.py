@@ -67,7 +67,7 @@ def sort_by_scores(
 def organize_valid_indices(
   is_valid: tf.Tensor, shuffle: bool = True, seed: int | None = None
 ) -> tf.Tensor:
-  """Indices that bring the valid items of each list to its front.
+  """Returns indices that bring the valid items of each list to its front.
 
   Args:
     is_valid: bool `[batch, list]`.
