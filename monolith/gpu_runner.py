@@ -273,7 +273,7 @@ def main(argv: list[str]) -> None:
 
 
 def cli() -> None:
-  """Entry point of the command line."""
+  """Runs the command line."""
   tf.compat.v1.disable_v2_behavior()
   app.run(main)
 

@@ -201,7 +201,7 @@ class TPURunner(base_runner.BaseRunner):
     feature_config: Optional[dict[str, Any]],
     table_config: Optional[dict[str, Any]],
   ) -> tuple[tf.compat.v1.estimator.tpu.TPUEstimator, int]:
-    """Returns an estimator that runs in this process on CPU, and 1; arguments as above."""
+    """Returns an estimator that runs in this process on CPU, and 1."""
     run_config = tf.compat.v1.estimator.tpu.RunConfig(
       cluster=None,
       model_dir=self._model_dir,
@@ -454,7 +454,7 @@ def main(argv: list[str]) -> None:
 
 
 def cli() -> None:
-  """Entry point of the command line."""
+  """Runs the command line."""
   tf.compat.v1.disable_v2_behavior()
   app.run(main)
 

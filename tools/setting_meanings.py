@@ -18,7 +18,7 @@ MEANINGS: dict[str, str] = {
   "CXX": "The C++ compiler; otherwise the first of `g++`, `c++`, `clang++`.",
   "GRPC_FAIL_FAST": "Set to `true` unless it is there: calls to a server that is gone fail and are "
   "retried instead of waiting forever.",
-  "HADOOP_HDFS_HOME": "TensorFlow's HDFS set-up, left alone where it is there.",
+  "HADOOP_HDFS_HOME": "Where TensorFlow finds HDFS; nothing is set here.",
   "HOROVOD_LOCAL_RANK": _LOCAL_RANK,
   "HOROVOD_LOCAL_SIZE": _LOCAL_SIZE,
   "HOROVOD_RANK": _RANK,

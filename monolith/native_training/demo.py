@@ -44,7 +44,9 @@ flags.DEFINE_integer("ffm_steps", 4000, "how long to train the FFM model")
 flags.DEFINE_enum(
   "server_type", None, ["ps", "worker"], "role of this process; set by the demo for its children"
 )
-flags.DEFINE_enum("model", "ranking", ["ffm", "ranking"], "what to train; set likewise")
+flags.DEFINE_enum(
+  "model", "ranking", ["ffm", "ranking"], "what to train; set by the demo for its children"
+)
 flags.DEFINE_integer("index", 0, "index inside the role; set by the demo for its children")
 flags.DEFINE_string("uuid", "", "id of the job; set by the demo for its children")
 
@@ -308,7 +310,7 @@ def _wait(processes: dict[tuple[str, int], subprocess.Popen], log_dir: str) -> i
 
 
 def _play_role(model_dir: str) -> int:
-  """Is one process of the cluster."""
+  """Plays one process of the cluster."""
   if FLAGS.server_type == "ps":
     # The chief tells servers when it is over.
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -122,7 +122,7 @@ def get_sync_run_hooks(is_full_sync: bool = False) -> list[tf.estimator.SessionR
 
   Args:
     is_full_sync: whether dense variables are replicated and tables sharded over the ranks. Then
-      several initialised ranks need the hooks even if nobody set the flag `enable_sync_training`.
+      several initialised ranks need the hooks even without the flag `enable_sync_training`.
   """
   is_one_of_many = is_full_sync and hvd_lib.is_initialized() and hvd_lib.size() > 1
   if not enable_sync_training() and not is_one_of_many:
@@ -143,26 +143,26 @@ def update_session_config_for_gpu(session_config: tf.compat.v1.ConfigProto) -> N
 
 
 def bps_init(uuid: str) -> NoReturn:
-  """Not available: see `_no_byteps`."""
+  """Raises `NotImplementedError`: BytePS is not supported."""
   _no_byteps("bps_init")
 
 
 def byteps_benchmark_ar(
   total_len: int, total_niter: int = 10000, use_cpu: bool = False, op: str = "pushpull"
 ) -> NoReturn:
-  """Not available: see `_no_byteps`."""
+  """Raises `NotImplementedError`: BytePS is not supported."""
   _no_byteps("byteps_benchmark_ar")
 
 
 def byteps_benchmark_a2a(
   total_len: int, total_niter: int = 10000, dst_gpu: bool = True, src_gpu: bool = True
 ) -> NoReturn:
-  """Not available: see `_no_byteps`."""
+  """Raises `NotImplementedError`: BytePS is not supported."""
   _no_byteps("byteps_benchmark_a2a")
 
 
 def bps_comm_benchmark() -> NoReturn:
-  """Not available: see `_no_byteps`."""
+  """Raises `NotImplementedError`: BytePS is not supported."""
   _no_byteps("bps_comm_benchmark")
 
 

@@ -447,7 +447,7 @@ class HashTableConfigInstance:
     self.extra_restore_names = list(extra_restore_names or [])
 
   def __str__(self) -> str:
-    """The key by which slots are merged: equal configurations have equal strings."""
+    """Returns the key by which slots are merged: equal configurations have equal strings."""
     return "TableConfigPB: {}, LearningRateFns: [{}]".format(
       self._table_config.SerializeToString(deterministic=True),
       ", ".join(str(fn) for fn in self._learning_rate_fns),

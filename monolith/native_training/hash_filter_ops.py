@@ -108,9 +108,9 @@ def create_hash_filters(
     ps_num: number of parameter servers.
     enable_hash_filter: anything but `True` gives filters that let everything pass.
     config: serialized `SlotOccurrenceThresholdConfig`.
-    filter_capacity: of a sliding filter.
-    filter_split_num: of a sliding filter.
-    filter_equal_probability: of a probabilistic filter.
+    filter_capacity: `capacity` of a sliding filter.
+    filter_split_num: `split_num` of a sliding filter.
+    filter_equal_probability: `equal_probability` of a probabilistic filter.
     filter_type: a constant of `FilterType`.
 
   Raises:

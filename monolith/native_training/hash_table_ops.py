@@ -575,13 +575,13 @@ def extract_slot_from_entry(entry: tf.Tensor, fid_v2: bool = True) -> tf.Tensor:
 
 
 def _all_table_tensor_prefix(table: HashTable) -> list[str]:
-  """The file names under which a checkpoint may hold the table, the own one first."""
+  """Returns the file names under which a checkpoint may hold the table, its own first."""
   names = [table.name, *table.extra_restore_names]
   return [name.replace(":", "-").replace("/", "-") for name in names]
 
 
 def _table_tensor_prefix(table: HashTable) -> str:
-  """The file name under which a checkpoint holds the table."""
+  """Returns the file name under which a checkpoint holds the table."""
   return _all_table_tensor_prefix(table)[0]
 
 

@@ -671,7 +671,7 @@ class MultiHashTableCheckpointRestorerListener(listeners.AssetRestorerListener[M
 
 
 def _saved_names(path_prefix: str) -> set[str]:
-  """Names of the groups that were saved under `path_prefix`."""
+  """Returns the names of the groups that were saved under `path_prefix`."""
   folder, prefix = os.path.split(path_prefix)
   if not tf.io.gfile.isdir(folder):
     return set()
@@ -682,7 +682,7 @@ def _saved_names(path_prefix: str) -> set[str]:
 
 
 def _restored_name(shared_name: str, saved: set[str]) -> str:
-  """Where the only group of a run finds its rows: all that was saved belongs to it."""
+  """Returns the name under which the only group of a run finds its rows: all belong to it."""
   groups = {name for name in saved if name.startswith(MultiHashTable.NAME_PREFIX)}
   if shared_name in _LOCAL_NAMES and shared_name not in saved and len(groups) == 1:
     (name,) = groups

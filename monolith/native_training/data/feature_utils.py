@@ -459,7 +459,7 @@ def fill_multi_rank_output(
 
 
 def use_f100_multi_head(variant: tf.Tensor, variant_type: str = "instance") -> tf.Tensor:
-  """Not supported.
+  """Refuses: the strategy has no published definition.
 
   Raises:
     NotImplementedError: always.

@@ -464,12 +464,16 @@ class CpuTraining:
       )
     else:
       ids, dense = self._split_features(features)
-      embeddings = hash_table.lookup({name: ragged.values for name, ragged in ids.items()})
-      (embeddings, ids, dense, auxiliary_bundle), queue = (
+      slot_to_id = {name: ragged.values for name, ragged in ids.items()}
+      embeddings = hash_table.lookup(slot_to_id)
+      id_split = hash_table.get_id_split(slot_to_id)
+      (embeddings, ids, dense, id_split, auxiliary_bundle), queue = (
         prefetch_queue.enqueue_dicts_with_queue_return(
-          (embeddings, ids, dense, auxiliary_bundle), capacity=config.embedding_prefetch_capacity
+          (embeddings, ids, dense, id_split, auxiliary_bundle),
+          capacity=config.embedding_prefetch_capacity,
         )
       )
+      hash_table.set_id_split({name: ragged.values for name, ragged in ids.items()}, id_split)
       if queue is not None:
         hash_table.add_queue_hook(prefetch_queue.EnqueueHook(queue))
     _collect_dequeued(_SPARSE_FEATURES_COLLECTION, ids)

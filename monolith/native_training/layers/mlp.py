@@ -108,8 +108,8 @@ class MLP(tf.keras.layers.Layer):
       inputs: `[B, E]`.
       segment_names: with `segment_sizes`, write what each feature contributes to the first layer.
       segment_sizes: widths of the features.
-      group_info: lists of features to count as one, as for `summary_ops.feature_insight_data`.
-      label: `[B, k]`, what the contributions are compared with there.
+      group_info: the features of each group, written along.
+      label: `[B]` or `[B, L]`, written along.
       training: whether batch normalization uses, and updates from, the batch.
     """
     x = inputs

@@ -200,9 +200,9 @@ class SNR(tf.keras.layers.Layer):
     gamma: lower end of it.
     beta: temperature of the gate.
     use_ste: whether gradients pass the gate's clipping as if it were not there.
-    mode: of the Estimator; gates are random except in prediction.
-    initializer: of the matrices.
-    regularizer: of the matrices.
+    mode: the Estimator's mode; gates are random except in prediction.
+    initializer: initializer of the matrices.
+    regularizer: regularizer of the matrices.
   """
 
   def __init__(

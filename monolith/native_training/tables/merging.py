@@ -103,15 +103,17 @@ class SlotMerging:
     Returns:
       `(table -> the tensors one after the other, table -> their lengths)`.
     """
-    merged: dict[str, tf.Tensor] = {}
-    sizes: dict[str, tf.Tensor] = {}
-    for name, slots in self.group(slot_to_tensor).items():
-      tensors = [tf.convert_to_tensor(slot_to_tensor[slot], dtype) for slot in slots]
-      # One value of one dimension may be a scalar, which cannot be concatenated.
-      tensors = [tf.reshape(t, [1]) if t.shape.rank == 0 else t for t in tensors]
-      merged[name] = tf.concat(tensors, axis=0)
-      sizes[name] = tf.stack([tf.shape(tensor)[0] for tensor in tensors])
-    return merged, sizes
+    groups = self.group(slot_to_tensor)
+    tensors = {slot: _as_rows(tensor, dtype) for slot, tensor in slot_to_tensor.items()}
+    merged = {name: tf.concat([tensors[s] for s in slots], 0) for name, slots in groups.items()}
+    return merged, self.sizes(tensors)
+
+  def sizes(self, slot_to_tensor: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+    """Returns table -> the lengths of its slots' tensors, int32, sorted by slot."""
+    return {
+      name: tf.stack([tf.shape(_as_rows(slot_to_tensor[slot]))[0] for slot in slots])
+      for name, slots in self.group(slot_to_tensor).items()
+    }
 
   def split(
     self,
@@ -124,3 +126,9 @@ class SlotMerging:
     for name, group in self.group(slots).items():
       parts.update(zip(group, tf.split(merged[name], merged_to_sizes[name], num=len(group))))
     return {slot: parts[slot] for slot in slots}
+
+
+def _as_rows(tensor: tf.Tensor, dtype: tf.DType | None = None) -> tf.Tensor:
+  # One value of one dimension may be a scalar, which cannot be concatenated.
+  tensor = tf.convert_to_tensor(tensor, dtype)
+  return tf.reshape(tensor, [1]) if tensor.shape.rank == 0 else tensor

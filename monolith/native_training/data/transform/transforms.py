@@ -30,7 +30,7 @@ class _Leaf(Transform):
 
   @abc.abstractmethod
   def basic_config(self) -> _Basic:
-    """Returns the configuration without those around it."""
+    """Returns the configuration of this transform alone."""
 
   def as_proto(self) -> TransformConfig:
     proto = TransformConfig()

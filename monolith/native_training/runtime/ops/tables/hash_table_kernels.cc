@@ -248,7 +248,8 @@ class ExtractSlotOp : public OpKernel {
     for (int64_t i = 0; i < entries.NumElements(); ++i) {
       if (from(i).size() > INT32_MAX ||
           !dump.ParseFromArray(from(i).data(), static_cast<int>(from(i).size()))) {
-        LOG_FIRST_N(ERROR, 10) << "Element " << i << " is no EntryDump; its slot is that of id 0.";
+        LOG_FIRST_N(ERROR, 10) << "Element " << i
+                               << " is not an EntryDump; its slot is that of id 0.";
         dump.Clear();
       }
       slots(i) =
