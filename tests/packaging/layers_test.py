@@ -85,7 +85,6 @@ LATE_IMPORTS = {
   (".layers", ".utils"): "the package loads TensorFlow when a layer is first used",
   (".ranks.local", ".hvd_lib"): "a launcher of ranks loads no TensorFlow, unless it must fail",
   (".runtime.ops.gen_monolith_ops_base", ".runtime.ops"): "reads what only a build writes",
-  (".tables.ps_group", ".distributed_ps"): "tests replace remote_predict there",
 }
 
 # Imports from a layer above.
