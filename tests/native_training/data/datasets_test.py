@@ -577,7 +577,7 @@ class DataServiceHelpersTest(_FileTest):
       with tf.Graph().as_default() as graph:
         with tf.device(f"/job:worker/task:{index}/device:CPU:0"):
           dataset = datasets.distribute(
-            # Worker 1 has other elements of its own, which nobody may see.
+            # Worker 1 has other elements of its own, which must not be seen.
             tf.data.Dataset.range(100 * index, 100 * index + 4),
             dispatcher.target,
             num_worker=2,

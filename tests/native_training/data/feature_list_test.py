@@ -1,4 +1,4 @@
-"""Feature list files and slots of names."""
+"""Tests of feature list files and slots of names."""
 
 import os
 

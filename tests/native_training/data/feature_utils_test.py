@@ -1,4 +1,4 @@
-"""Filters, label ops and small ops."""
+"""Tests of filters, label ops and small ops."""
 
 import os
 import struct

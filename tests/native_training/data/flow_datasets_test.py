@@ -1,4 +1,4 @@
-"""Flows: splitting samples by data source and merging them again."""
+"""Tests of flows: samples split by data source and merged again."""
 
 import gc
 import os
@@ -237,7 +237,7 @@ class MultiFlowTest(tf.test.TestCase, parameterized.TestCase):
       read = uids(merge(flows, max_queue_size=8))
       self.assertLen(read, 4005)
       self.assertLen([uid for uid in read if uid % 3 == short], 5)
-    # Nobody reads at all: the merged data set ends.
+    # Without any reader, the merged dataset ends.
     flows = [flow.take(2) for flow in split(samples(sources), max_queue_size=8)]
     self.assertLen(uids(merge(flows)), 6)
 
@@ -289,7 +289,7 @@ class MultiFlowTest(tf.test.TestCase, parameterized.TestCase):
     read = uids(merge(endless))
     self.assertEqual(sorted(uid for uid in read if uid % 3 == 1), list(range(1, 60, 3)))
     self.assertEqual([uid for uid in read if uid % 3 == 2], [2, 5])
-    # Nobody wants the other flows of the second pass.
+    # The other flows of the second pass have no reader.
     more = [flows[0].repeat(2), flows[1], flows[2]]
     self.assertEqual(sorted(uids(merge(more))), sorted([*range(60), *range(0, 60, 3)]))
 
@@ -356,7 +356,7 @@ class MultiFlowTest(tf.test.TestCase, parameterized.TestCase):
     run_threads([lambda i=i: read_flow(i) for i in (2, 1, 0)])
     self.assertEqual(read, [list(range(i, 3000, 3)) for i in range(3)])
 
-  def test_flows_give_up_on_iterators_that_nobody_makes(self):
+  def test_flows_give_up_on_iterators_that_are_never_made(self):
     with mock.patch.dict(os.environ, {"MONOLITH_FLOW_PATIENCE_SECONDS": "1"}):
       flows = split(samples(cycle(300)), max_queue_size=3)
       with self.assertRaisesRegex(
@@ -430,7 +430,7 @@ class MultiFlowTest(tf.test.TestCase, parameterized.TestCase):
       read += batch["uid"].numpy().flatten().tolist()
     self.assertEqual(sorted(read), list(range(300)))
     other = samples(["pc"])
-    with self.assertRaisesRegex(tf.errors.UnimplementedError, "are flows of one data set"):
+    with self.assertRaisesRegex(tf.errors.UnimplementedError, "are flows of one data ?set"):
       list(datasets.distribute(parse(merge([flows[0], other])), dispatcher.target, job_name="b"))
     del workers
 
@@ -449,7 +449,7 @@ class MultiFlowTest(tf.test.TestCase, parameterized.TestCase):
 
   def test_cancelled_while_waiting(self):
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
-      # Nobody reads for flow 1.
+      # Flow 1 has no reader.
       flow = split(samples(cycle(90)))[1]
       zeros = tf.compat.v1.data.make_one_shot_iterator(
         flow.map(feature_utils.variant_to_zeros)
@@ -464,7 +464,7 @@ class MultiFlowTest(tf.test.TestCase, parameterized.TestCase):
       def wait_forever(_):
         return split(samples(cycle(9)))[1]
 
-      # A flow that is read in a thread of its own, for which nobody reads.
+      # A flow that is read in a thread of its own, while the input is not read.
       lonely = tf.data.Dataset.range(1).flat_map(wait_forever).prefetch(1)
       merged = merge([lonely, lonely]).map(feature_utils.variant_to_zeros)
       zeros = tf.compat.v1.data.make_one_shot_iterator(merged).get_next()

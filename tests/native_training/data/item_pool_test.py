@@ -1,4 +1,4 @@
-"""Item pools, their files and the hook that saves them."""
+"""Tests of item pools and their files."""
 
 import contextlib
 import json

@@ -1,4 +1,4 @@
-"""Data sets that read a Kafka broker, eagerly."""
+"""Tests of datasets that read a Kafka broker, eagerly."""
 
 import glob
 import os
@@ -78,7 +78,7 @@ def count_consumers():
 
 
 def record_ops():
-  """Records what the op of the data sets is made with."""
+  """Records what the op of the datasets is made with."""
   return mock.patch.object(
     kafka_dataset.gen_monolith_ops,
     "monolith_kafka_dataset",
@@ -617,7 +617,7 @@ class DispatchTest(_KafkaTest):
       with self.assertRaisesRegex(ValueError, text):
         datasets.PBDataset(*args, **kwargs)
 
-  def test_keywords_reach_the_data_set(self):
+  def test_keywords_reach_the_dataset(self):
     dataset = datasets.PBDataset(
       ["a"],
       "c",
@@ -821,7 +821,7 @@ class LifecycleTest(_KafkaTest):
         target=lambda iterator: read.append(next(iterator).message.numpy()), args=(iterator,)
       )
       thread.start()
-      # Whoever does not wait endlessly fails meanwhile.
+      # A stream that does not wait endlessly fails meanwhile.
       with self.assertRaisesRegex(tf.errors.UnknownError, "brokers are down"):
         list(
           datasets.create_plain_kafka_dataset(

@@ -1,4 +1,4 @@
-"""Data sets and resources that read a Kafka broker, in graph mode."""
+"""Tests of datasets and resources that read a Kafka broker, in graph mode."""
 
 import struct
 import threading
