@@ -1,6 +1,6 @@
-"""The dry run: which tables does a model want?
+"""The dry run, which finds out which tables a model wants.
 
-A task's model function is run once in a throw-away graph that is never executed. What it declares
+Runs a task's model function once in a throw-away graph that is never executed. What it declares
 there becomes one table configuration per feature.
 """
 
@@ -49,7 +49,7 @@ class CollectedFeatures(NamedTuple):
     feature_configs: what was declared, by feature name.
     slot_to_occurrence_threshold: by slot id, how often an id must be seen before it gets a row.
     slot_to_expire_time: by slot id, the days after which an unused row expires.
-    slices: by table, of what its rows consist.
+    slices: table name -> what its rows consist of.
   """
 
   feature_configs: FeatureConfigs
@@ -95,7 +95,8 @@ def collect(task: native_task.NativeTask) -> CollectedFeatures:
 
 
 def _to_feature_configs(tables: dict[str, feature.TableConfig]) -> FeatureConfigs:
-  result = FeatureConfigs({}, {}, {}, {})
+  shared_tables: dict[str, str] = {}
+  result = FeatureConfigs({}, {}, {}, shared_tables)
   for slot, table in tables.items():
     for name in table.feature_names:
       assert name not in result.configs, "Feature must only belongs to one table."
@@ -104,7 +105,7 @@ def _to_feature_configs(tables: dict[str, feature.TableConfig]) -> FeatureConfig
       result.combiners[name] = table.feature_to_combiners[name]
     if len(table.feature_names) > 1:
       shared = _shared_table_name(slot, tables)
-      result.shared_tables.update({name: shared for name in table.feature_names})
+      shared_tables.update({name: shared for name in table.feature_names})
   return result
 
 

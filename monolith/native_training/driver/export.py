@@ -1,4 +1,4 @@
-"""Which exporter a task's serving params ask for. Its name is published by `cpu_training`."""
+"""Makes the exporter that a task's serving params ask for. `cpu_training` publishes its name."""
 
 from __future__ import annotations
 

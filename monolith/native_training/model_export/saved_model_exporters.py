@@ -155,7 +155,7 @@ class BaseExporter:
       raise ValueError(
         f"{tables_of} was saved on {checkpoint_reshard.count_servers(tables_of)} servers, and "
         f"num_ps is {self._num_ps}: export with the same number, or write it again with "
-        "checkpoint_reshard.reshard_checkpoint"
+        "checkpoints.reshard.reshard_checkpoint"
       )
 
   @contextlib.contextmanager

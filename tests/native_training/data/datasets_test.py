@@ -1,4 +1,4 @@
-"""Tests of file sources and the datasets behind them."""
+"""Tests of file sources and the datasets that read them."""
 
 import gzip
 import os
@@ -84,7 +84,7 @@ class FilePBDatasetTest(_FileTest):
       self.assertEqual(uids(dataset), [1, 2, 3])
 
   def snappy(self, content):
-    """A literal-only snappy chunk in a Hadoop block."""
+    """Returns a literal-only snappy chunk in a Hadoop block."""
     literal = bytes([60 << 2 | 0]) if len(content) <= 256 else bytes([61 << 2])
     size = bytes([len(content) - 1]) if len(content) <= 256 else struct.pack("<H", len(content) - 1)
     length, varint = len(content), b""
@@ -119,7 +119,7 @@ class FilePBDatasetTest(_FileTest):
     return self.read(self.path(name), compression_type=datasets.CompressType.ZSTD)
 
   def zstd_frames(self, num_frames, num_records):
-    """Frames that know their size, and one that does not; more than the buffers hold."""
+    """Reads frames that know their size and one that does not; more than the buffers hold."""
     records = [
       frame(make_example({"a": list(range(i % 500))}, uid=i + 1).SerializeToString(), ZERO)
       for i in range(num_records)
@@ -427,7 +427,7 @@ class InstanceReweightDatasetTest(_FileTest):
     # A worse action follows a better one that was emitted already.
     sample = make_example(label=[5], actions=[7], pre_actions=[2])
     self.assertEqual(self.reweight([sample], **kwargs), [])
-    # The better one corrects what was emitted: labels differ, so both count.
+    # The better action corrects the emitted one: labels differ, so both count.
     sample = make_example(label=[5], actions=[2], pre_actions=[7])
     self.assertEqual(self.reweight([sample], **kwargs), [-1.0] * 5)
     same = {"action_priority": "2,7", "reweight": "2:1:1,7:3:1"}
@@ -556,7 +556,7 @@ class DataServiceHelpersTest(_FileTest):
     dispatcher, worker = self._service()
     dataset = tf.data.Dataset.range(10).batch(2)
     batches = datasets.distribute(dataset, dispatcher.target, window_size=2)
-    # One worker of the service has all of it, so the order is kept.
+    # The only worker of the service has all elements, so their order stays.
     self.assertEqual(
       [batch.numpy().tolist() for batch in batches], [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
     )
@@ -577,7 +577,7 @@ class DataServiceHelpersTest(_FileTest):
       with tf.Graph().as_default() as graph:
         with tf.device(f"/job:worker/task:{index}/device:CPU:0"):
           dataset = datasets.distribute(
-            # Worker 1 has other elements of its own, which must not be seen.
+            # Worker 1's own elements differ, and must not be read.
             tf.data.Dataset.range(100 * index, 100 * index + 4),
             dispatcher.target,
             num_worker=2,
@@ -608,7 +608,7 @@ class DataServiceHelpersTest(_FileTest):
     waiting.join()
     self.assertEqual(sorted(read(first, first_element) + read(other, other_element)), [0, 1, 2, 3])
 
-    # Either of them may start again, in any order.
+    # Either worker may start again, in any order.
     other.run(other_init)
     first.run(first_init)
     other.run(other_init)

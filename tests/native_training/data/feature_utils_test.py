@@ -364,7 +364,7 @@ class SmallOpsTest(tf.test.TestCase):
     self.assertEqual(out.shape, [2])
     changed = [proto_of(out[i], example_pb2.Example) for i in range(2)]
     named = {feature.name: feature.feature for feature in changed[0].named_feature}
-    # The numbers are those of ExtractFid, the text those of the published CityHash64.
+    # Integers must hash as in ExtractFid, text as in the published CityHash64.
     self.assertEqual(
       list(named["int64_a"].fid_v2_list.value),
       [1153447759131936, int(feature_utils.ragged_data_ops.extract_fid(-1, slot=4))],
@@ -378,7 +378,7 @@ class SmallOpsTest(tf.test.TestCase):
     self.assertIsNone(named["empty"].WhichOneof("type"))
     self.assertEqual(changed[1].named_feature[1], second.named_feature[1])
     self.assertEmpty(changed[1].named_feature[0].feature.fid_v2_list.value)
-    self.assertEqual(proto_of(variants[0], example_pb2.Example), first)  # a copy was changed
+    self.assertEqual(proto_of(variants[0], example_pb2.Example), first)  # the input is unchanged
 
   def test_feature_hash_of_bad_input(self):
     example = example_pb2.Example()

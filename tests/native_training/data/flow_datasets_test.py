@@ -1,4 +1,4 @@
-"""Tests of flows: samples split by data source and merged again."""
+"""Tests of flows, which split samples by data source and merge them again."""
 
 import gc
 import os
@@ -27,7 +27,7 @@ KEYS = {"pc": 914176, "mobile": 1250992640, "cloud": 2782803200}
 
 
 def samples(sources, variant_type="example", bad_at=()):
-  """Samples with uid 0, 1, ... of the data sources; those at `bad_at` cannot be parsed."""
+  """Returns samples with uid 0, 1, ... from the sources; those at `bad_at` cannot be parsed."""
   make = make_example if variant_type == "example" else make_instance
   rows = [
     b"\xff" if i in bad_at else make(chnid=FLOWS.index(source), uid=i).SerializeToString()
@@ -61,7 +61,7 @@ def uids(dataset):
 
 
 def wait_for(event, sample):
-  """Hands `sample` on when `event` is set."""
+  """Passes `sample` on when `event` is set."""
 
   def wait():
     event.wait()
@@ -76,7 +76,7 @@ def cycle(n):
 
 
 def run_threads(functions):
-  """Runs functions at the same time and hands on their errors."""
+  """Runs functions at the same time and raises their errors."""
   errors = []
 
   def guarded(function):
@@ -114,7 +114,7 @@ class MultiFlowTest(tf.test.TestCase, parameterized.TestCase):
       dataset = datasets.PBDataset(
         path, input_pb_type=pb_type, output_pb_type=pb_type, lagrangex_header=True
       )
-      # The type of the samples is that of their source.
+      # Flows take the sample type from their source.
       flows = [dataset.split_flow(FLOWS, i) for i in range(3)]
       merged = flows[0].merge_flow([flows[1], flows[2]]).batch(512, drop_remainder=True)
       if is_example:
@@ -133,7 +133,7 @@ class MultiFlowTest(tf.test.TestCase, parameterized.TestCase):
 
   def test_split_keeps_the_order_of_a_flow(self):
     flows = split(samples(cycle(100)))
-    # One after the other: what was read for a flow waits for it.
+    # Reads flow after flow: samples that were read for a flow wait for it.
     self.assertEqual([uids(flow) for flow in flows], [list(range(i, 100, 3)) for i in range(3)])
     self.assertEqual([uids(flow) for flow in flows], [list(range(i, 100, 3)) for i in range(3)])
 
@@ -164,7 +164,7 @@ class MultiFlowTest(tf.test.TestCase, parameterized.TestCase):
       self.assertEqual(proto_of(sample, example_pb2.Example).line_id.data_source_name, "")
 
   def test_merge_takes_turns(self):
-    # Ends only when the longest does, and the short ones come in between.
+    # Ends only when the longest flow does; the short ones come in between.
     parts = [samples(["pc"] * n) for n in (1, 50, 400)]
     self.assertLen(uids(merge(parts)), 451)
     self.assertLen(uids(merge(parts, max_queue_size=1)), 451)
@@ -190,9 +190,9 @@ class MultiFlowTest(tf.test.TestCase, parameterized.TestCase):
     options.experimental_optimization.apply_default_optimizations = False
     iterator = iter(split(dataset, max_queue_size=4)[0].with_options(options))
     next(iterator)
-    # Time in which an unbounded reader would read on.
+    # Takes time in which an unbounded reader would read on.
     self.assertLen(uids(merge(split(samples(cycle(2000))))), 2000)
-    # Three full queues, a sample that was taken, one in hand, and the generator one ahead.
+    # Allows three full queues, a sample that was taken, one in hand and the generator one ahead.
     self.assertLessEqual(len(read), 3 * 4 + 3)
 
   def test_error_of_the_input_reaches_all_flows(self):
@@ -237,7 +237,7 @@ class MultiFlowTest(tf.test.TestCase, parameterized.TestCase):
       read = uids(merge(flows, max_queue_size=8))
       self.assertLen(read, 4005)
       self.assertLen([uid for uid in read if uid % 3 == short], 5)
-    # Without any reader, the merged dataset ends.
+    # No flow is read to its end: the merged dataset still ends.
     flows = [flow.take(2) for flow in split(samples(sources), max_queue_size=8)]
     self.assertLen(uids(merge(flows)), 6)
 
@@ -289,7 +289,7 @@ class MultiFlowTest(tf.test.TestCase, parameterized.TestCase):
     read = uids(merge(endless))
     self.assertEqual(sorted(uid for uid in read if uid % 3 == 1), list(range(1, 60, 3)))
     self.assertEqual([uid for uid in read if uid % 3 == 2], [2, 5])
-    # The other flows of the second pass have no reader.
+    # The second pass's other flows are not read.
     more = [flows[0].repeat(2), flows[1], flows[2]]
     self.assertEqual(sorted(uids(merge(more))), sorted([*range(60), *range(0, 60, 3)]))
 
@@ -308,7 +308,7 @@ class MultiFlowTest(tf.test.TestCase, parameterized.TestCase):
     both = tf.data.Dataset.zip((late.prefetch(1), flows[0]))
     mobile = both.map(lambda from_prefetch, _: from_prefetch)
     wanted = [i for i, source in enumerate(sources) if source == "mobile"]
-    # Else TensorFlow reads in further threads, and the merger cannot tell that all of them wait.
+    # Otherwise TensorFlow reads in more threads, and the merger cannot tell that all of them wait.
     options = tf.data.Options()
     options.autotune.enabled = False
     options.experimental_optimization.apply_default_optimizations = False
@@ -367,7 +367,7 @@ class MultiFlowTest(tf.test.TestCase, parameterized.TestCase):
         tf.errors.FailedPreconditionError, "has 3 samples waiting and no iterator takes them"
       ):
         list(flows[0])
-      # What has given up does not stay: the same flows can be read together.
+      # Giving up leaves nothing behind: the same flows can be read together.
       self.assertEqual(sorted(uids(merge(flows))), list(range(300)))
 
   def test_flows_wait_while_index_0_is_read(self):
@@ -449,7 +449,7 @@ class MultiFlowTest(tf.test.TestCase, parameterized.TestCase):
 
   def test_cancelled_while_waiting(self):
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
-      # Flow 1 has no reader.
+      # No iterator over index 0 reads for flow 1.
       flow = split(samples(cycle(90)))[1]
       zeros = tf.compat.v1.data.make_one_shot_iterator(
         flow.map(feature_utils.variant_to_zeros)
@@ -464,7 +464,7 @@ class MultiFlowTest(tf.test.TestCase, parameterized.TestCase):
       def wait_forever(_):
         return split(samples(cycle(9)))[1]
 
-      # A flow that is read in a thread of its own, while the input is not read.
+      # The flow is read in its own thread, and no iterator over index 0 reads for it.
       lonely = tf.data.Dataset.range(1).flat_map(wait_forever).prefetch(1)
       merged = merge([lonely, lonely]).map(feature_utils.variant_to_zeros)
       zeros = tf.compat.v1.data.make_one_shot_iterator(merged).get_next()

@@ -39,7 +39,7 @@ class ItemPoolTest(tf.test.TestCase):
     fill = feature_utils.item_pool_random_fill
     self.run_op(fill, self.save(100, nshards=3), self.check(100))
     self.assertEqual(list_data(self.path), [f"model.ckpt-100_item_pool_0_{i}_1" for i in range(3)])
-    # The newest step that is not later than the one asked for.
+    # Restores the newest step that is not later than the requested one.
     self.run_op(fill, self.save(50, nshards=3))
     self.run_op(self.restore(120), self.check(100))
     with self.assertRaisesRegex(tf.errors.DataLossError, "differs from the pool"):
@@ -89,7 +89,7 @@ class ItemPoolTest(tf.test.TestCase):
     for worker, step in ((0, 1003), (1, 1007)):
       with self.as_worker(worker, 2):
         self.run_op(self.restore(1010), self.check(step))
-    # A third worker takes over the pool of the first, as long as it has none of its own.
+    # A third worker takes over the first one's pool as long as it has none itself.
     with self.as_worker(2, 3):
       self.run_op(self.restore(1010), self.check(1003))
       self.run_op(fill, self.save(1005))
@@ -127,7 +127,7 @@ class ItemPoolTest(tf.test.TestCase):
     os.remove(path)
     with self.assertRaisesRegex(tf.errors.InvalidArgumentError, f"{path} is missing"):
       self.run_op(self.restore(1))
-    # Without a manifest, what ends inside a record, its header included.
+    # Without a manifest, a file must not end inside a record or its header.
     os.remove(os.path.join(self.path, manifest))
     for size in (at + 5, len(content) - 1):
       with open(path, "wb") as stream:

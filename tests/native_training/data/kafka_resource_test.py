@@ -54,7 +54,7 @@ class MessageFormatTest(unittest.TestCase):
 
 class StreamTimeoutTest(unittest.TestCase):
   def read(self, message_poll_timeout, stream_timeout):
-    """Returns what fetches after the last message say about going on."""
+    """Returns `continue_fetch` of the fetches after the last message."""
     with MockKafka() as kafka:
       kafka.send(kafka.create_topic("t"), [b"a"])
       settings = ["conf.topic.auto.offset.reset=earliest", "enable.partition.eof=false"]

@@ -1,4 +1,4 @@
-"""Tests of barriers around checkpoints, and of the state of the input."""
+"""Tests of barriers around checkpoints and of saved input state."""
 
 import os
 import threading
@@ -106,7 +106,7 @@ class BarrierSaverListenerTest(_Case):
 
 class WorkerCkptHelperTest(_Case):
   def _read_one(self, save_at_step=None, disabled=False, make_iterator=True):
-    """Trains one step of a worker and returns what it read."""
+    """Trains a worker for one step and returns what it read."""
     with tf.Graph().as_default():
       element = tf.constant(-1)
       if make_iterator:

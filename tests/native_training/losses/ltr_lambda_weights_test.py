@@ -92,7 +92,7 @@ class LambdaWeightTest(LtrTestCase):
     weight = ltr_lambda_weights.IdentityLambdaWeight()
     self.assertEqual(weight.pair_weights(tf.zeros([1, 2])), 1.0)
     self.assertEqual(weight.individual_weights(tf.zeros([1, 2])), 1.0)
-    # Only the factors |l_i - l_j| are gone, and the list size has come in.
+    # Lacks the factors |l_i - l_j| and gains the list size; nothing else changes.
     self.assertAllClose(self.loss("pairwise_hinge_loss", lambda_weight=weight), 2.0)
 
   def test_list_mle_weights_are_not_of_pairs(self):

@@ -146,7 +146,7 @@ class LossEdgesTest(LtrTestCase):
           self.assertEqual(loss.dtype, tf.float64)
           self.assertEqual(gradient.dtype, tf.float64)
           self.assertAllInRange(gradient, -1e6, 1e6)
-          # Padding moves nothing.
+          # Padding changes nothing.
           self.assertAllEqual(tf.boolean_mask(gradient, labels < 0), np.zeros(5))
 
   def test_float64_is_not_computed_in_float32(self):
@@ -222,7 +222,7 @@ class WeightsTest(LtrTestCase):
     def loss(key):
       return self.loss(key, features=features, weights_feature_name="w")
 
-    # Pairs (0, 1) of weight 2; (2, 0) and (2, 1) of weight 0.
+    # Pair (0, 1) has weight 2; (2, 0) and (2, 1) have weight 0.
     self.assertAllClose(loss("pairwise_hinge_loss"), 4.0)
     self.assertAllClose(loss("mean_squared_loss"), (2 * 0 + 3 * 4) / 2)
     self.assertAllClose(loss("softmax_loss"), 2 * (3.407606 - 1))

@@ -139,7 +139,7 @@ class RankingOpsTest(LtrTestCase):
     self.assertAllEqual(ltr_ranking_ops.label_valid_fn(labels), mask == 1)
 
   def test_get_batch_idx_size_makes_lists_of_a_flat_batch(self):
-    # Two lists, each in a flat column: the loss is that of the same lists laid out by hand.
+    # Two lists, each in a flat column, must have the loss of the same lists laid out by hand.
     logits, labels, _, first = ltr_ranking_ops.get_batch_idx_size(
       [[1.0], [3.0], [2.0], [2.0], [1.0]],
       [[1], [0], [0], [1], [2]],

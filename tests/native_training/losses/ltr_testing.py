@@ -11,7 +11,7 @@ LOGITS = [[1.0, 2.0, 3.0]]
 
 class LtrTestCase(tf.test.TestCase):
   def evaluate_both(self, fn):
-    """Returns the value of `fn()` run eagerly, after checking that a graph gives the same."""
+    """Returns the value of `fn()` in eager mode, after checking that a graph gives the same."""
     eager = tf.nest.map_structure(np.asarray, fn())
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
       graph = session.run(fn())

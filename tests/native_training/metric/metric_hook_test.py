@@ -1,4 +1,4 @@
-"""Hooks that report speed, losses, profiles and messages."""
+"""Tests of hooks that report speed, losses, profiles and messages."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class _HookTest(tf.test.TestCase):
   def _run(self, hook, steps, create_fetches=None, pause=0.0):
     with tf.Graph().as_default():
       global_step = tf.compat.v1.train.get_or_create_global_step()
-      # As optimizers do: what a hook reads of the step is from before it moves, in every run.
+      # Like an optimizer: every run reads the step before it advances.
       with tf.control_dependencies([training_util._get_or_create_global_step_read()]):
         train_op = tf.compat.v1.assign_add(global_step, 1)
       hook = hook() if callable(hook) else hook
@@ -111,7 +111,7 @@ class Tf2ProfilerHookTest(_HookTest):
     self.assertEqual(self._profile(30, save_steps=30), 1)
 
   def test_two_profiles(self):
-    # Folders are named by the second.
+    # Folder names have a resolution of one second.
     self.assertEqual(self._profile(31, pause=0.1, save_steps=30), 2)
 
   def test_single_step(self):

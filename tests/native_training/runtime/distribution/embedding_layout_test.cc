@@ -18,7 +18,7 @@ namespace {
 
 constexpr uint32_t kShared = 0x80000000u;
 
-// Two examples of a SUM, a shared MEAN and a FIRSTN feature.
+// Two examples with a SUM, a shared MEAN and a FIRSTN feature.
 class LayoutTest : public ::testing::Test {
  protected:
   LayoutTest() {
@@ -109,8 +109,8 @@ TEST_F(LayoutTest, EveryBrokenOffsetIsNamed) {
 }
 
 TEST_F(LayoutTest, RandomOffsetsAreRefusedOrSafe) {
-  // Whatever the offsets hold, building either names a fault or the kernels stay inside their
-  // tensors; the address sanitizer watches the second half.
+  // Whatever the offsets hold, either building names a fault or the kernels stay inside their
+  // tensors; the address sanitizer watches the latter.
   std::mt19937_64 random(1);
   LayoutPlan plan;
   ASSERT_EQ(plan.Build(config_), "");
@@ -205,8 +205,8 @@ TEST_F(LayoutTest, ThreadsDoNotChangeABit) {
   EXPECT_EQ(results[0], results[1]);
 }
 
-// Every width up to two blocks of columns and beyond, both kinds of stride, several blocks: equal
-// to the definition, forward and backward.
+// Compares every width up to two blocks of columns and beyond, both kinds of stride and several
+// blocks with the definition, forward and backward.
 TEST(LayoutWidthTest, EqualsTheDefinition) {
   std::mt19937_64 random(4);
   const int64_t batch_size = 300;

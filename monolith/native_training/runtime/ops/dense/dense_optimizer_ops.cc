@@ -1,4 +1,4 @@
-// ResourceApplyAdamom and ResourceApplyRmsprop: one step of a dense optimizer on resource
+// ResourceApplyAdamom and ResourceApplyRmsprop take one step of a dense optimizer on resource
 // variables.
 #include <algorithm>
 #include <cstdint>
@@ -25,7 +25,7 @@ using shape_inference::InferenceContext;
 using shape_inference::ShapeHandle;
 
 // Merges the shapes of the variables, inputs [0, num_variables), with that of the gradient, the
-// last input. What lies between are scalars.
+// last input. The inputs in between are scalars.
 Status OptimizerShape(InferenceContext* c, int num_variables) {
   ShapeHandle shape = c->input(c->num_inputs() - 1);
   for (int i = 0; i < num_variables; ++i) {
@@ -41,7 +41,7 @@ Status OptimizerShape(InferenceContext* c, int num_variables) {
   return OkStatus();
 }
 
-// The variables an optimizer writes, locked from construction on so that a step is atomic.
+// The variables an optimizer writes, locked for its whole step so that the step is atomic.
 class LockedVariables {
  public:
   // Looks up inputs [0, names.size()) and locks them in the order of their mutexes' addresses.
@@ -49,7 +49,7 @@ class LockedVariables {
     variables_.resize(names.size());
     for (size_t i = 0; i < names.size(); ++i) {
       const Status status = LookupHandleInput(ctx, static_cast<int>(i), names[i], &variables_[i]);
-      // A variable comes into being when it is initialized, and is gone after it was destroyed.
+      // A variable exists from its initialization until it is destroyed.
       if (errors::IsNotFound(status)) return Uninitialized(ctx, i);
       TF_RETURN_IF_ERROR(status);
       for (size_t j = 0; j < i; ++j) {
@@ -83,7 +83,7 @@ class LockedVariables {
 
   const float* values(int i) { return variables_[i]->tensor()->flat<float>().data(); }
 
-  // Readers that still hold the variable's buffer keep it, unchanged; the variable gets a copy.
+  // Copies a buffer that readers still hold, so that what they see does not change.
   Status MutableValues(OpKernelContext* ctx, int i, float** values) {
     Tensor* tensor = variables_[i]->tensor();
     if (!tensor->RefCountIsOne()) {
@@ -111,7 +111,7 @@ class LockedVariables {
                                    var.shape().DebugString(), " ", tensor.shape().DebugString());
   }
 
-  // The locks go first: they live in the variables.
+  // Declared before the locks, which point into the variables and must be released first.
   std::vector<core::RefCountPtr<Var>> variables_;
   std::vector<std::unique_ptr<mutex_lock>> locks_;
 };
@@ -125,11 +125,11 @@ Status ReadScalar(OpKernelContext* ctx, int input, const char* name, float* valu
   return OkStatus();
 }
 
-// Elements per piece of work: a few hundred kilobytes of all arrays together.
+// Elements per piece of work: a few hundred kilobytes over all arrays.
 constexpr int64_t kGrain = 1 << 15;
 
-// Attributes common to both. `use_locking` is accepted for symmetry with TensorFlow's own
-// optimizers: the variables are always locked.
+// Holds the attributes that both optimizers have. `use_locking` exists for symmetry with
+// TensorFlow's own optimizers: the variables are always locked.
 class OptimizerOp : public OpKernel {
  public:
   explicit OptimizerOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
@@ -233,7 +233,7 @@ REGISTER_OP("ResourceApplyAdamom")
     .Attr("use_v2: bool = false")
     .SetShapeFn([](InferenceContext* c) { return OptimizerShape(c, /*num_variables=*/4); })
     .Doc(R"doc(
-One Adamom step on a dense float variable. With g = weight_decay * var + grad:
+Takes one Adamom step on a dense float variable. With g = weight_decay * var + grad:
 
 m <- mom_decay * m + (1 - mom_decay) * g
 v <- ada_decay * v + g^2
@@ -242,7 +242,7 @@ var <- var - learning_rate * m / sqrt(v / c + epsilon)
 
 With use_v2 the divisor is sqrt(v / c) + epsilon. All variables are locked during the step.
 
-update_slots: if false, m, v and c stay as they are; c must not hold 0 then.
+update_slots: if false, m, v and c keep their values; c must not hold 0 then.
 use_locking: has no effect.
 )doc");
 
@@ -261,7 +261,7 @@ REGISTER_OP("ResourceApplyRmsprop")
     .Attr("use_v2: bool = false")
     .SetShapeFn([](InferenceContext* c) { return OptimizerShape(c, /*num_variables=*/3); })
     .Doc(R"doc(
-One RMSProp step with momentum on a dense float variable. With g = weight_decay * var + grad:
+Takes one RMSProp step with momentum on a dense float variable. With g = weight_decay * var + grad:
 
 v <- v + (g^2 - v) * (1 - beta2)
 m <- beta1 * m + learning_rate * g / sqrt(v + epsilon)

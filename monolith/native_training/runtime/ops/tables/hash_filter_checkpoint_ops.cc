@@ -1,5 +1,5 @@
-// MonolithHashFilterSave and MonolithHashFilterRestore: one TFRecord file per split of a sliding
-// filter.
+// MonolithHashFilterSave and MonolithHashFilterRestore keep a sliding filter in one TFRecord file
+// per split.
 //
 //   record 0    HashFilterSplitMetaDump
 //   record 1..  HashFilterSplitDataDump of 10000 cells each; all-zero ones are left out
@@ -111,7 +111,7 @@ engine::Status WriteSplit(const engine::SlidingHashFilter& filter,
 
 engine::Status SaveFilter(engine::FileSystem* files, const engine::SlidingHashFilter& filter,
                           const std::string& basename) {
-  // One snapshot for all files: the head may move while they are written.
+  // Takes one snapshot for all files: the head may move while they are written.
   const engine::SlidingFilterMeta meta = filter.Meta();
   const int64_t nshards = filter.split_num();
   engine::FileSetWriter set(files, engine::ShardedSetName(basename, {""}));
@@ -138,7 +138,7 @@ engine::Status LoadMeta(const pb::HashFilterSplitMetaDump& dump, const std::stri
                  << dump.hash_version() << ", ours is " << engine::CountingFilter::kMixerVersion
                  << "): its counts are kept but will not be found again.";
   }
-  // The head of one file stands for all: they were written from one snapshot.
+  // Takes the head from the first file alone: all were written from one snapshot.
   if (split == 0) {
     engine::Status status = filter->LoadMeta(
         {sliding.split_num(), sliding.max_forward_step(), sliding.max_backward_step(),
@@ -154,14 +154,14 @@ engine::Status LoadSplit(const engine::FileSetReader& set, const engine::FileSet
   std::unique_ptr<engine::InputFile> input;
   engine::Status status = set.Open(file, &input);
   if (!status.ok()) return status;
-  // Not TensorFlow's reader: it takes a file that ends inside a record's header for complete.
+  // Avoids TensorFlow's reader, which takes a file that ends inside a record's header for complete.
   engine::RecordBatchReader reader(std::move(input));
   std::vector<engine::RecordView> records;
   status = reader.Next(/*max_records=*/1, &records);
   if (!status.ok()) return Corrupt(file.path, status.message);
   pb::HashFilterSplitMetaDump meta;
   if (records.empty() || !meta.ParseFromArray(records[0].data, static_cast<int>(records[0].size))) {
-    return Corrupt(file.path, "the first record is no HashFilterSplitMetaDump");
+    return Corrupt(file.path, "the first record is not a HashFilterSplitMetaDump");
   }
   status = LoadMeta(meta, file.path, split, filter);
   if (!status.ok()) return status;
@@ -172,7 +172,7 @@ engine::Status LoadSplit(const engine::FileSetReader& set, const engine::FileSet
     if (!status.ok()) return Corrupt(file.path, status.message);
     if (records.empty()) return engine::Status::Ok();
     if (!dump.ParseFromArray(records[0].data, static_cast<int>(records[0].size))) {
-      return Corrupt(file.path, "a record is no HashFilterSplitDataDump");
+      return Corrupt(file.path, "a record is not a HashFilterSplitDataDump");
     }
     for (const uint32_t cell : dump.data()) {
       if (cell > std::numeric_limits<uint16_t>::max()) {
