@@ -7,8 +7,8 @@ the write, so that order is expressed by data flow:
   table = table.assign_add(ids, values)
   rows = table.lookup(ids)                       # sees the write; absent ids give zeros
 
-Unlike the original: reading ops are stateful, so TensorFlow never merges two of them around a
-write; restoring replaces a table only when all of the checkpoint was read.
+Differences from ByteDance's Monolith: reading ops are stateful, so TensorFlow never merges two of
+them around a write; restoring replaces a table only when all of the checkpoint was read.
 """
 
 from __future__ import annotations
