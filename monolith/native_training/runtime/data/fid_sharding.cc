@@ -5,7 +5,7 @@
 #include <functional>
 #include <utility>
 
-#include "monolith/native_training/runtime/data/fid.h"
+#include "monolith/native_training/runtime/base/feature_id.h"
 #include "monolith/native_training/runtime/distribution/id_index.h"
 #include "monolith/native_training/runtime/distribution/id_sharding.h"
 
@@ -16,6 +16,7 @@ namespace {
 using distribution::IdIndex;
 using distribution::IdSharder;
 using distribution::Parallel;
+using engine::FidV1ToV2;
 
 constexpr uint32_t kSharedBit = uint32_t{1} << 31;
 constexpr int64_t kMaxRows = (int64_t{1} << 31) - 1;

@@ -13,13 +13,14 @@
 #include <utility>
 #include <vector>
 
-#include "monolith/native_training/runtime/data/fid.h"
+#include "monolith/native_training/runtime/base/feature_id.h"
 #include "monolith/native_training/runtime/distribution/parallel.h"
 
 namespace monolith {
 namespace data {
 namespace {
 
+using engine::FIDV1;
 using Ids = std::vector<uint64_t>;
 using Offsets = std::vector<std::pair<uint64_t, uint64_t>>;
 

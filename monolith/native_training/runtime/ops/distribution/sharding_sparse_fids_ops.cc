@@ -10,7 +10,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/string_view.h"
-#include "monolith/native_training/runtime/data/fid.h"
+#include "monolith/native_training/runtime/base/feature_id.h"
 #include "monolith/native_training/runtime/data/fid_sharding.h"
 #include "monolith/native_training/runtime/ops/data/samples/sample.h"
 #include "monolith/native_training/runtime/ops/support/kernel_registration.h"
@@ -279,13 +279,13 @@ int64_t SlotOfName(absl::string_view name) {
   if (absl::StartsWith(name, "fc_")) name.remove_prefix(3);
   int64_t slot;
   if (!absl::ConsumePrefix(&name, "slot_") || !absl::SimpleAtoi(name, &slot)) return -1;
-  return slot >= 0 && slot < ::monolith::data::kMaxSlotsV1 ? slot : -1;
+  return slot >= 0 && slot < ::monolith::engine::kMaxSlotsV1 ? slot : -1;
 }
 
 Status CollectRows(const SampleBatch<Instance>& batch, const ShardingPlan& plan,
                    const FeatureIndex& index, BatchRows* rows) {
   const int64_t num_features = static_cast<int64_t>(plan.features().size());
-  std::vector<std::vector<int64_t>> by_slot(::monolith::data::kMaxSlotsV1);
+  std::vector<std::vector<int64_t>> by_slot(::monolith::engine::kMaxSlotsV1);
   for (int64_t f = 0; f < num_features; ++f) {
     const int64_t slot = SlotOfName(plan.features()[f].name);
     if (slot >= 0) by_slot[slot].push_back(f);
@@ -299,7 +299,7 @@ Status CollectRows(const SampleBatch<Instance>& batch, const ShardingPlan& plan,
       if (it != index.end()) cells[it->second] = &feature;
     }
     for (uint64_t fid : batch[row].fid()) {
-      for (int64_t f : by_slot[::monolith::data::SlotOfV1(fid)]) v1[f].push_back(fid);
+      for (int64_t f : by_slot[::monolith::engine::SlotOfV1(fid)]) v1[f].push_back(fid);
     }
     for (int64_t f = 0; f < num_features; ++f) {
       FeatureRows& feature = rows->features[f];

@@ -11,7 +11,7 @@
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/strip.h"
-#include "monolith/native_training/runtime/data/fid.h"
+#include "monolith/native_training/runtime/base/feature_id.h"
 #include "monolith/native_training/runtime/ops/data/datasets/sample_dataset.h"
 #include "monolith/native_training/runtime/ops/data/samples/item_pool.h"
 #include "monolith/native_training/runtime/ops/data/samples/sample.h"
@@ -25,7 +25,7 @@ namespace tensorflow {
 namespace monolith_tf {
 namespace {
 
-using ::monolith::data::SlotOfV1;
+using ::monolith::engine::SlotOfV1;
 using ::monolith::io::proto::FeatureData;
 using ::monolith::io::proto::NamedFeature;
 
@@ -122,7 +122,7 @@ struct NegativeOptions {
     absl::string_view number = name;
     absl::ConsumePrefix(&number, "fc_");
     absl::ConsumePrefix(&number, "slot_");
-    if (absl::SimpleAtoi(number, slot) && *slot >= 0 && *slot < ::monolith::data::kMaxSlotsV1) {
+    if (absl::SimpleAtoi(number, slot) && *slot >= 0 && *slot < ::monolith::engine::kMaxSlotsV1) {
       return OkStatus();
     }
     return errors::InvalidArgument(what, " has '", std::string(name), "', want a v1 slot");

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "monolith/native_training/runtime/data/fid.h"
+#include "monolith/native_training/runtime/base/feature_id.h"
 #include "monolith/native_training/runtime/ops/data/parse/instance_table.h"
 #include "monolith/native_training/runtime/ops/data/parse/parse_spec.h"
 #include "monolith/native_training/runtime/ops/data/samples/sample.h"

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "monolith/native_training/data/data_op_config.pb.h"
-#include "monolith/native_training/runtime/data/fid.h"
+#include "monolith/native_training/runtime/base/feature_id.h"
 #include "monolith/native_training/runtime/ops/data/parse/example_columns.h"
 #include "monolith/native_training/runtime/ops/data/parse/parse_spec.h"
 #include "monolith/native_training/runtime/ops/data/samples/sample.h"
@@ -355,15 +355,15 @@ class ParseExampleBatchListOp : public OpKernel {
                         int64_t rows) const {
     FeatureRows sparse;
     TF_RETURN_IF_ERROR(CollectSparse(spec_.columns[i], list, rows, &sparse));
-    if (list != nullptr && (list->id() < 0 || list->id() >= ::monolith::data::kMaxSlotsV2)) {
+    if (list != nullptr && (list->id() < 0 || list->id() >= ::monolith::engine::kMaxSlotsV2)) {
       return errors::InvalidArgument("id of column '", list->name(), "' is ", list->id(),
-                                     ", want a slot below ", ::monolith::data::kMaxSlotsV2);
+                                     ", want a slot below ", ::monolith::engine::kMaxSlotsV2);
     }
     std::vector<std::vector<uint64_t>> reslotted;
     reslotted.reserve(sparse.spans.size());
     for (::monolith::data::FidSpan& span : sparse.spans) {
       reslotted.emplace_back(span.fids, span.fids + span.size);
-      for (uint64_t& fid : reslotted.back()) fid = ::monolith::data::MakeFidV2(list->id(), fid);
+      for (uint64_t& fid : reslotted.back()) fid = ::monolith::engine::MakeFidV2(list->id(), fid);
       span = {reslotted.back().data(), span.size, false};
     }
     return WriteSparseColumn(ctx, i, spec_.num_columns() + i, sparse, sparse.shared ? rows : 0,

@@ -2,14 +2,14 @@
 
 #include <algorithm>
 
-#include "monolith/native_training/runtime/data/fid.h"
+#include "monolith/native_training/runtime/base/feature_id.h"
 #include "monolith/native_training/runtime/ops/support/op_checks.h"
 
 namespace tensorflow {
 namespace monolith_tf {
 
 using ::monolith::data::FeatureRows;
-using ::monolith::data::FidV1ToV2;
+using ::monolith::engine::FidV1ToV2;
 
 namespace {
 

@@ -6,15 +6,15 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_split.h"
-#include "monolith/native_training/runtime/data/fid.h"
+#include "monolith/native_training/runtime/base/feature_id.h"
 
 namespace tensorflow {
 namespace monolith_tf {
 
 using ::monolith::data::Comparison;
-using ::monolith::data::SlotOfV1;
-using ::monolith::data::SlotOfV2;
 using ::monolith::data::ValueFilter;
+using ::monolith::engine::SlotOfV1;
+using ::monolith::engine::SlotOfV2;
 using ::monolith::io::proto::FilterValues;
 using ::monolith::native_training::data::config::LabelConf;
 using ::monolith::native_training::data::config::TaskLabelConf;
