@@ -13,9 +13,9 @@
 #include "monolith/native_training/runtime/base/feature_id.h"
 #include "monolith/native_training/runtime/data/fid_sharding.h"
 #include "monolith/native_training/runtime/ops/data/samples/sample.h"
+#include "monolith/native_training/runtime/ops/support/device_runner.h"
 #include "monolith/native_training/runtime/ops/support/kernel_registration.h"
 #include "monolith/native_training/runtime/ops/support/op_checks.h"
-#include "monolith/native_training/runtime/ops/support/op_parallel.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/shape_inference.h"
@@ -365,8 +365,8 @@ class ShardingSparseFidsOp : public OpKernel {
  private:
   template <typename Proto>
   void Run(OpKernelContext* ctx) {
-    const OpParallel pool(ctx);
-    const ::monolith::distribution::Inline inline_only;
+    const DeviceRunner pool(ctx);
+    const ::monolith::engine::InlineRunner inline_only;
     SampleBatch<Proto> batch;
     OP_REQUIRES_OK(ctx, batch.Load("pb_input", ctx->input(0), pool));
     BatchRows rows;
@@ -376,9 +376,9 @@ class ShardingSparseFidsOp : public OpKernel {
     for (const FeatureRows& feature : rows.features) {
       for (const auto& span : feature.spans) num_ids += span.size;
     }
-    const ::monolith::distribution::Parallel& parallel =
+    const ::monolith::engine::ParallelRunner& parallel =
         parallel_flag_ > 0 && num_ids >= watermark_
-            ? static_cast<const ::monolith::distribution::Parallel&>(pool)
+            ? static_cast<const ::monolith::engine::ParallelRunner&>(pool)
             : inline_only;
     ShardedFids sharded;
     const std::string problem =

@@ -7,10 +7,10 @@
 #include <vector>
 
 #include "monolith/native_training/runtime/distribution/id_index.h"
+#include "monolith/native_training/runtime/ops/support/device_runner.h"
 #include "monolith/native_training/runtime/ops/support/engine_bridge.h"
 #include "monolith/native_training/runtime/ops/support/kernel_registration.h"
 #include "monolith/native_training/runtime/ops/support/op_checks.h"
-#include "monolith/native_training/runtime/ops/support/op_parallel.h"
 #include "monolith/native_training/runtime/ops/support/resource_handle_input.h"
 #include "monolith/native_training/runtime/ops/tables/multi_hash_table_resource.h"
 #include "monolith/native_training/runtime/ops/tables/table_op_inputs.h"
@@ -207,7 +207,7 @@ class OptimizeListOp : public OpKernel {
                         ids[i].NumElements(), tables[i]->dim(), unique, sum);
       spans[i] = {unique, count, sum};
     };
-    const OpParallel parallel(ctx);
+    const DeviceRunner parallel(ctx);
     if (parallel.TasksFor(first_id.back() * kCyclesPerId) == 1) {
       for (int i = 0; i < ids.size(); ++i) sum_input(i);
     } else {

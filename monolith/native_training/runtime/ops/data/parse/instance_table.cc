@@ -19,7 +19,7 @@ constexpr int64_t kIndexCycles = 2000;
 }  // namespace
 
 InstanceTable::InstanceTable(const SampleBatch<Instance>& batch, const InstanceColumns& columns,
-                             const OpParallel& parallel)
+                             const DeviceRunner& parallel)
     : batch_(batch),
       num_names_(static_cast<int64_t>(columns.names.size())),
       num_slots_(static_cast<int64_t>(columns.fidv1_slots.size())),
@@ -159,7 +159,7 @@ Status ResolveMiscColumn(ParseSpec::Column* column) {
 }
 
 Status WriteMiscColumn(OpKernelContext* ctx, const ParseSpec::Column& column, int64_t output,
-                       const SampleBatch<Instance>& batch, const OpParallel& parallel) {
+                       const SampleBatch<Instance>& batch, const DeviceRunner& parallel) {
   switch (column.kind) {
     case ParseSpec::Kind::kLabel:
       return WriteDenseColumn(ctx, column, output, batch.size(),

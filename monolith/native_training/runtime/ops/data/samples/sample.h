@@ -15,8 +15,8 @@
 #include "idl/matrix/proto/example.pb.h"
 #include "idl/matrix/proto/line_id.pb.h"
 #include "idl/matrix/proto/proto_parser.pb.h"
+#include "monolith/native_training/runtime/concurrency/parallel_runner.h"
 #include "monolith/native_training/runtime/data/fid_sharding.h"
-#include "monolith/native_training/runtime/distribution/parallel.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/tensor.h"
 #include "tensorflow/core/framework/variant.h"
@@ -184,7 +184,7 @@ template <typename Proto>
 class SampleBatch {
  public:
   Status Load(std::string_view name, const Tensor& input,
-              const ::monolith::distribution::Parallel& parallel) {
+              const ::monolith::engine::ParallelRunner& parallel) {
     if (input.dims() > 1) {
       return errors::InvalidArgument(name, " has shape ", input.shape().DebugString(),
                                      ", want a scalar or a vector");
@@ -239,7 +239,7 @@ class SampleBatch {
 // Parses serialized samples into variants of the same shape.
 template <typename Proto>
 Status StringsToVariants(std::string_view name, const Tensor& strings,
-                         const ::monolith::distribution::Parallel& parallel, Tensor* variants) {
+                         const ::monolith::engine::ParallelRunner& parallel, Tensor* variants) {
   SampleBatch<Proto> batch;
   TF_RETURN_IF_ERROR(batch.Load(name, strings, parallel));
   *variants = Tensor(DT_VARIANT, strings.shape());
