@@ -12,7 +12,6 @@
 #include "absl/strings/str_join.h"
 #include "monolith/native_training/runtime/data/record_framing.h"
 #include "monolith/native_training/runtime/ops/data/datasets/flow_group.h"
-#include "monolith/native_training/runtime/ops/data/datasets/flow_queues.h"
 #include "monolith/native_training/runtime/ops/data/datasets/sample_dataset.h"
 #include "monolith/native_training/runtime/ops/data/samples/sample.h"
 #include "monolith/native_training/runtime/ops/support/exception_status.h"
@@ -237,11 +236,11 @@ class SplitFlowDatasetOp::Dataset final : public data::DatasetBase {
                            bool* end_of_sequence) override {
       FlowItem item;
       RecordStop(ctx);
-      const FlowQueues::Popped popped = FlowGroup::Pop(group_, index(), &item);
+      const Popped popped = FlowGroup::Pop(group_, index(), &item);
       RecordStart(ctx);
-      *end_of_sequence = popped == FlowQueues::Popped::kEnd;
+      *end_of_sequence = popped == Popped::kEnd;
       if (*end_of_sequence) return OkStatus();
-      if (popped == FlowQueues::Popped::kCancelled) {
+      if (popped == Popped::kCancelled) {
         return errors::Cancelled("reading flow '", dataset()->name_.data_flow[index()],
                                  "' was cancelled");
       }
@@ -432,11 +431,11 @@ class MergeFlowDatasetOp::Dataset final : public data::DatasetBase {
       StartThreads();
       FlowItem item;
       RecordStop(ctx);
-      const FlowQueues::Popped popped = queues_.PopNext(&item);
+      const Popped popped = queues_.PopNext(&item);
       RecordStart(ctx);
-      *end_of_sequence = popped == FlowQueues::Popped::kEnd;
+      *end_of_sequence = popped == Popped::kEnd;
       if (*end_of_sequence) return OkStatus();
-      if (popped == FlowQueues::Popped::kCancelled) {
+      if (popped == Popped::kCancelled) {
         return errors::Cancelled("merging flows was cancelled");
       }
       if (item.status.ok()) out_tensors->push_back(std::move(item.sample));

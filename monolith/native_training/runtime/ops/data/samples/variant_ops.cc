@@ -118,17 +118,9 @@ class HasVariantOp : public OpKernel {
     OP_REQUIRES_OK(ctx, CheckScalar("input", ctx->input(0)));
     const Variant& variant = ctx->input(0).scalar<Variant>()();
     size_t size = 0;
-    switch (type_) {
-      case SampleType::kInstance:
-        OP_REQUIRES_OK(ctx, Size<Instance>(variant, &size));
-        break;
-      case SampleType::kExample:
-        OP_REQUIRES_OK(ctx, Size<Example>(variant, &size));
-        break;
-      case SampleType::kExampleBatch:
-        OP_REQUIRES_OK(ctx, Size<ExampleBatch>(variant, &size));
-        break;
-    }
+    OP_REQUIRES_OK(ctx, VisitSampleType(type_, [&](auto tag) {
+                     return Size<ProtoOf<decltype(tag)>>(variant, &size);
+                   }));
     Tensor* output;
     OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({}), &output));
     output->scalar<bool>()() = size > 0;
@@ -195,14 +187,7 @@ class StringToVariantOp : public OpKernel {
   }
 
   void Compute(OpKernelContext* ctx) override {
-    switch (type_) {
-      case SampleType::kInstance:
-        return Run<Instance>(ctx);
-      case SampleType::kExample:
-        return Run<Example>(ctx);
-      case SampleType::kExampleBatch:
-        return Run<ExampleBatch>(ctx);
-    }
+    VisitSampleType(type_, [&](auto tag) { Run<ProtoOf<decltype(tag)>>(ctx); });
   }
 
  private:
