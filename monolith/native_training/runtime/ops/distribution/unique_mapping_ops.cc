@@ -274,7 +274,7 @@ class UniqueKeyWithValueAndOffsetOp : public OpKernel {
     OP_REQUIRES_OK(ctx, TensorShape::BuildTensorShape({num_floats}, &buffer_shape));
     OP_REQUIRES_OK(ctx, ctx->allocate_temp(DT_FLOAT, buffer_shape, &buffer));
 #ifndef NDEBUG
-    // Whoever reads a place that no fill wrote shall see it.
+    // Poison: a place that no fill wrote must show.
     std::fill_n(buffer.vec<float>().data(), num_floats, std::numeric_limits<float>::quiet_NaN());
 #endif
     handle->scalar<ResourceHandle>()() = ResourceHandle::MakeRefCountingHandle(
