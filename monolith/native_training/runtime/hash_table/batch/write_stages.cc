@@ -83,8 +83,7 @@ WriteStages::WriteStages(WriteJob* job, const WriteTile& tile)
       skip_zero_(job->mode == WriteMode::kAssign && job->table->config().skip_zero_embedding),
       report_touched_(TableInternals::Touched(*job->table) != nullptr &&
                       (job->mode == WriteMode::kOptimize || job->mode == WriteMode::kReinitialize)),
-      plain_adagrad_(job->mode == WriteMode::kOptimize && !job->skip_nonfinite &&
-                     job->segments.size() == 1 &&
+      plain_adagrad_(job->mode == WriteMode::kOptimize && job->segments.size() == 1 &&
                      IsPlainAdagrad(*job->segments[0].segment, layout_)) {
   ThreadVector(layout_.dim);
 }
@@ -496,20 +495,7 @@ void WriteStages::FinishOptimize(const Item* items, int item_count) {
     rows[count] = items[j].row;
     grads[count++] = Values(items[j].position);
   }
-  uint8_t bad[kBlock];
-  const int num_bad = FindNonFinite(grads, count, layout_.dim, bad);
-  if (num_bad > 0) {
-    nonfinite_ += num_bad;
-    if (job_->skip_nonfinite) {
-      int kept = 0;
-      for (int j = 0; j < count; ++j) {
-        if (bad[j]) continue;
-        rows[kept] = rows[j];
-        grads[kept++] = grads[j];
-      }
-      count = kept;
-    }
-  }
+  nonfinite_ += CountNonFinite(grads, count, layout_.dim);
   for (const RunSegment& run : job_->segments) {
     if (run.segment->retriever == RetrieverKind::kHashNet) {
       HashNetStep(run, rows, grads, count);

@@ -44,7 +44,6 @@ struct WriteJob {
   uint32_t ts = 0;
   OccurrenceFilter* filter = nullptr;
   int64_t global_step = 0;
-  bool skip_nonfinite = false;
   std::vector<RunSegment> segments;  // kOptimize
   std::vector<Segment> fused;        // owns what `segments` points to where neighbours were fused
   std::atomic<bool> out_of_memory{false};

@@ -253,7 +253,7 @@ class ExtractSlotOp : public OpKernel {
         dump.Clear();
       }
       slots(i) =
-          static_cast<int32_t>(fid_v2_ ? engine::SlotIdV2(dump.id()) : engine::SlotIdV1(dump.id()));
+          static_cast<int32_t>(fid_v2_ ? engine::SlotOfV2(dump.id()) : engine::SlotOfV1(dump.id()));
     }
   }
 

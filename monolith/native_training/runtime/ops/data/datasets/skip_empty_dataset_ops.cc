@@ -1,16 +1,12 @@
 // MonolithSkipEmptyDataset: the elements of an endless source that have something in them.
-#include <atomic>
 #include <memory>
-#include <string>
-#include <utility>
 #include <vector>
 
+#include "monolith/native_training/runtime/ops/data/datasets/dataset_bases.h"
 #include "monolith/native_training/runtime/ops/support/kernel_registration.h"
-#include "tensorflow/core/framework/cancellation.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/dataset.h"
 #include "tensorflow/core/framework/op.h"
-#include "tensorflow/core/framework/partial_tensor_shape.h"
 #include "tensorflow/core/platform/errors.h"
 
 namespace tensorflow {
@@ -29,64 +25,28 @@ Unlike a filter it can be cancelled between elements of the input, however it wa
 that waits for data gives empty elements meanwhile.
 )doc");
 
-class SkipEmptyDataset final : public data::DatasetBase {
+class SkipEmptyDataset final : public UnaryDataset {
  public:
   SkipEmptyDataset(OpKernelContext* ctx, const data::DatasetBase* input)
-      : DatasetBase(data::DatasetContext(ctx)), input_(input) {
-    input_->Ref();
-  }
-
-  ~SkipEmptyDataset() override { input_->Unref(); }
+      : UnaryDataset(ctx, "SkipEmptyDataset", input, /*attrs=*/{}) {}
 
   std::unique_ptr<data::IteratorBase> MakeIteratorInternal(const string& prefix) const override {
     return std::make_unique<Iterator>(Iterator::Params{this, prefix + "::SkipEmpty"});
   }
 
-  const DataTypeVector& output_dtypes() const override { return input_->output_dtypes(); }
-  const std::vector<PartialTensorShape>& output_shapes() const override {
-    return input_->output_shapes();
-  }
-  string DebugString() const override { return "SkipEmptyDataset"; }
-  Status InputDatasets(std::vector<const DatasetBase*>* inputs) const override {
-    inputs->push_back(input_);
-    return OkStatus();
-  }
-  Status CheckExternalState() const override { return input_->CheckExternalState(); }
-
- protected:
-  Status AsGraphDefInternal(data::SerializationContext* ctx, DatasetGraphDefBuilder* b,
-                            Node** output) const override {
-    Node* input = nullptr;
-    TF_RETURN_IF_ERROR(b->AddInputDataset(ctx, input_, &input));
-    return b->AddDataset(this, {input}, output);
-  }
-
  private:
-  class Iterator final : public data::DatasetIterator<SkipEmptyDataset> {
+  class Iterator final : public UnaryIterator<SkipEmptyDataset> {
    public:
-    explicit Iterator(const Params& params) : DatasetIterator<SkipEmptyDataset>(params) {}
+    explicit Iterator(const Params& params) : UnaryIterator<SkipEmptyDataset>(params) {}
 
-    ~Iterator() override {
-      if (manager_ != nullptr) manager_->DeregisterCallback(token_);
-    }
-
-    // Threads of a data set that reads ahead ask for elements with the context of whoever asked
-    // first, which nobody cancels; the one they made this iterator with is cancelled.
     Status Initialize(data::IteratorContext* ctx) override {
-      CancellationManager* manager = ctx->cancellation_manager();
-      if (manager != nullptr) {
-        token_ = manager->get_cancellation_token();
-        if (!manager->RegisterCallback(token_, [this] { is_cancelled_ = true; })) {
-          return errors::Cancelled("the iterator was cancelled before it began");
-        }
-        manager_ = manager;
-      }
-      return dataset()->input_->MakeIterator(ctx, this, prefix(), &input_iterator_);
+      TF_RETURN_IF_ERROR(cancellation_.Watch(ctx));
+      return dataset()->input()->MakeIterator(ctx, this, prefix(), &input_iterator_);
     }
 
     Status GetNextInternal(data::IteratorContext* ctx, std::vector<Tensor>* out_tensors,
                            bool* end_of_sequence) override {
-      while (!is_cancelled_ && !IsCancelled(ctx)) {
+      while (!cancellation_.IsCancelled(ctx)) {
         TF_RETURN_IF_ERROR(input_iterator_->GetNext(ctx, out_tensors, end_of_sequence));
         if (*end_of_sequence || out_tensors->empty() || (*out_tensors)[0].NumElements() > 0) {
           return OkStatus();
@@ -97,11 +57,6 @@ class SkipEmptyDataset final : public data::DatasetBase {
     }
 
    protected:
-    std::shared_ptr<data::model::Node> CreateNode(data::IteratorContext*,
-                                                  data::model::Node::Args args) const override {
-      return data::model::MakeUnknownRatioNode(std::move(args));
-    }
-
     Status SaveInternal(data::SerializationContext* ctx,
                         data::IteratorStateWriter* writer) override {
       return SaveInput(ctx, writer, input_iterator_);
@@ -112,17 +67,9 @@ class SkipEmptyDataset final : public data::DatasetBase {
     }
 
    private:
-    static bool IsCancelled(data::IteratorContext* ctx) {
-      return ctx->cancellation_manager() != nullptr && ctx->cancellation_manager()->IsCancelled();
-    }
-
-    CancellationManager* manager_ = nullptr;
-    CancellationToken token_;
-    std::atomic<bool> is_cancelled_{false};
+    IteratorCancellation cancellation_;
     std::unique_ptr<data::IteratorBase> input_iterator_;
   };
-
-  const data::DatasetBase* const input_;
 };
 
 class SkipEmptyDatasetOp : public data::UnaryDatasetOpKernel {
