@@ -45,6 +45,28 @@ from monolith.native_training.model_export import export_context
 from monolith.native_training.monolith_export import monolith_export
 from monolith.native_training.runtime.hash_table import embedding_hash_table_pb2
 
+# What `native_model` offers in turn.
+__all__ = [
+  "DEFAULT_EXPIRE_TIME",
+  "DummyFeatureEmbTable",
+  "DummyFeatureFactory",
+  "EmbeddingFeatureEmbTable",
+  "EmbeddingLayoutFactory",
+  "EmbeddingLayoutFakeTable",
+  "FeatureColumn",
+  "FeatureColumnV1",
+  "FeatureEmbTable",
+  "FeatureFactory",
+  "FeatureFactoryFromEmbeddings",
+  "FeatureSlice",
+  "FeatureSlot",
+  "FeatureSlotConfig",
+  "GradsAndVars",
+  "SliceConfig",
+  "TableConfig",
+  "create_embedding_slices",
+]
+
 # Days after which an unused row expires.
 DEFAULT_EXPIRE_TIME = 36500
 

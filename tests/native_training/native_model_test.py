@@ -15,6 +15,7 @@ from idl.matrix.proto import example_pb2
 from monolith.native_training import (
   cpu_training,
   embedding_combiners,
+  entry,
   estimator,
   feature,
   file_ops,
@@ -115,6 +116,27 @@ def _model(**attributes):
   for name, value in attributes.items():
     setattr(model, name, value)
   return model
+
+
+class NamesTest(tf.test.TestCase):
+  def test_names_of_entry_and_feature_are_names_of_the_module(self):
+    for module in (entry, feature):
+      for name in module.__all__:
+        self.assertIs(getattr(native_model, name), getattr(module, name))
+
+  def test_what_entry_and_feature_import_is_not(self):
+    for name in ("dataclasses", "message", "prefetch_queue", "ragged_utils"):
+      self.assertFalse(hasattr(native_model, name), name)
+
+  def test_all_is_what_feature_defines(self):
+    defined = {
+      name
+      for name, value in vars(feature).items()
+      if getattr(value, "__module__", None) == feature.__name__ and not name.startswith("_")
+    }
+    # Constants and other names for something.
+    defined |= {"DEFAULT_EXPIRE_TIME", "FeatureColumnV1", "GradsAndVars", "SliceConfig"}
+    self.assertEqual(set(feature.__all__), defined)
 
 
 class LossTest(tf.test.TestCase):
