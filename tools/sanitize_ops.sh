@@ -9,8 +9,9 @@ tests=("$@")
 if [ "${#tests[@]}" = 0 ]; then
   tests=(
     tests/native_training/*hash*_test.py
+    tests/native_training/tables/*hash*_test.py
     tests/native_training/distribution_ops*_test.py
-    tests/native_training/op_bad_input*_test.py
+    tests/native_training/runtime/ops/op_bad_input*_test.py
     tests/native_training/data
   )
 fi

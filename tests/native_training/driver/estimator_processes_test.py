@@ -22,7 +22,7 @@ from tests.zookeeper_server import ZooKeeperServer, require_zookeeper
 
 tf.compat.v1.disable_eager_execution()
 
-_ROOT = pathlib.Path(__file__).absolute().parent.parent.parent
+_ROOT = pathlib.Path(__file__).absolute().parents[3]
 _TIMEOUT_SECS = 300
 
 _PROGRAM = """

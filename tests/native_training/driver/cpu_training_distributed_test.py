@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pathlib
 import re
 import signal
 import subprocess
@@ -19,7 +20,7 @@ from monolith.native_training.debugging import debugging_client, debugging_serve
 from monolith.native_training.proto import debugging_info_pb2
 from tests.wait_until import wait_until
 
-_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+_ROOT = pathlib.Path(__file__).absolute().parents[3]
 _BINARY = "monolith/native_training/cpu_training_distributed_test_binary"
 # Far more than needed: importing TensorFlow in eight processes on two busy cores takes a while.
 _TIMEOUT_SECS = 600
