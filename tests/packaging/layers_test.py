@@ -85,13 +85,10 @@ LATE_IMPORTS = {
   (".layers", ".utils"): "the package loads TensorFlow when a layer is first used",
   (".ranks.local", ".hvd_lib"): "a launcher of ranks loads no TensorFlow, unless it must fail",
   (".runtime.ops.gen_monolith_ops_base", ".runtime.ops"): "reads what only a build writes",
-  (".tables.ps_group", ".distributed_ps"): "tests replace remote_predict there",
 }
 
 # Imports from a layer above.
-UPWARD_IMPORTS = {
-  (".distributed_ps_sync", ".feature_utils"): "reads its ops for gradients of ranks",
-}
+UPWARD_IMPORTS: dict[tuple[str, str], str] = {}
 
 
 def _short(module: str) -> str:
