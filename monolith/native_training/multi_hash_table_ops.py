@@ -55,7 +55,7 @@ for _op_type in (
 _MULTI_HASH_TABLE_GRAPH_KEY = "monolith_multi_hash_tables"
 _TIMEOUT_IN_MS = 3600000
 _SAVED_FILE = re.compile(r"(?P<name>.*?)(\.meta)?-\d{5}-of-\d{5}")
-# Of the only group of a run: without servers; with the fused layout, or one server.
+# Names of the only group of a run: without servers; with the fused layout, or with one server.
 _LOCAL_NAMES = ("MonolithMultiHashTable_", "MonolithMultiHashTable_0")
 
 

@@ -6,6 +6,7 @@ there becomes one table configuration per feature.
 
 from __future__ import annotations
 
+import copy
 import types
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -40,6 +41,37 @@ class FeatureConfigs(NamedTuple):
   unmerged_slice_dims: dict[str, Sequence[int]]
   combiners: dict[str, embedding_combiners.Combiner]
   shared_tables: Mapping[str, str] = types.MappingProxyType({})
+
+  def for_training(self, initial_capacity: int, is_raw: bool) -> FeatureConfigs:
+    """Returns a copy for a training run.
+
+    Args:
+      initial_capacity: the initial capacity of every table, if positive.
+      is_raw: whether entries have the type RAW, as the tables of ranks want them.
+    """
+    configs = copy.deepcopy(self.configs)
+    for config in configs.values():
+      if initial_capacity > 0:
+        config.table_config.initial_capacity = initial_capacity
+      if is_raw:
+        config.table_config.entry_type = (
+          embedding_hash_table_pb2.EmbeddingHashTableConfig.EntryType.RAW
+        )
+    return self._replace(configs=configs)
+
+  def for_serving(self, skip_zero_embedding: bool) -> FeatureConfigs:
+    """Returns a copy for exported graphs, whose tables are read only.
+
+    Args:
+      skip_zero_embedding: whether rows that are all zero are left out.
+    """
+    configs = copy.deepcopy(self.configs)
+    for config in configs.values():
+      table_config = config.table_config
+      table_config.entry_config.entry_type = embedding_hash_table_pb2.EntryConfig.EntryType.SERVING
+      table_config.skip_zero_embedding = skip_zero_embedding
+      table_config.cuckoo.SetInParent()
+    return self._replace(configs=configs)
 
 
 class CollectedFeatures(NamedTuple):

@@ -24,7 +24,6 @@ from tensorflow.python.framework import ops
 from tensorflow.python.ops import resources
 
 from monolith.native_training import (
-  device_utils,
   distributed_ps,
   distribution_ops,
   env_utils,
@@ -40,7 +39,7 @@ from monolith.native_training.checkpoints import slices as checkpoint_slices
 from monolith.native_training.checkpoints import topology as training_topology
 from monolith.native_training.data import datasets, item_pool_hook, parsers
 from monolith.native_training.data.training_instance.python import parser_utils
-from monolith.native_training.driver import dry_run as feature_collection
+from monolith.native_training.driver import dry_run
 from monolith.native_training.driver import export as training_export
 from monolith.native_training.driver import hooks as training_hooks
 from monolith.native_training.driver import roles as training_roles
@@ -56,7 +55,6 @@ from monolith.native_training.model_export import (
   export_utils,
 )
 from monolith.native_training.ranks import agreement as sync_agreement
-from monolith.native_training.runtime.hash_table import embedding_hash_table_pb2
 from monolith.native_training.tables import merging, protocols
 
 # Any: the flags' types are known at run time only.
@@ -116,7 +114,7 @@ class CpuTraining:
     config: CpuTrainingConfig,
     task: native_task.NativeTask,
     sync_backend: Any = None,
-    collected: feature_collection.CollectedFeatures | None = None,
+    collected: dry_run.CollectedFeatures | None = None,
   ):
     if config.server_type != "worker":
       raise ValueError("server_type in CpuTraining must be `worker`")
@@ -140,11 +138,20 @@ class CpuTraining:
       self._collected = self._collect_feature_name_to_table_config(collected)
       self._slot_to_occurrence_threshold = self._collected.slot_to_occurrence_threshold
       self._slot_to_expire_time = self._collected.slot_to_expire_time
-      self._feature_configs = self._to_training_configs(self._collected.feature_configs)
-      self._serving_feature_configs = self._to_serving_feature_configs(self._feature_configs)
+      self._feature_configs = self._collected.feature_configs.for_training(
+        initial_capacity=self._config.hashtable_init_capacity,
+        is_raw=self._config.enable_full_sync_training,
+      )
+      self._serving_feature_configs = self._feature_configs.for_serving(
+        skip_zero_embedding=self._config.skip_zero_embedding_when_serving
+      )
       self._slot_merging = self._merge_slots()
       self._init_fused_layout_params()
-    self._export_context_list = [self._create_export_context_class()]
+    self._export_context_list = [
+      training_export.create_context_class(
+        self._params, self._serving_config.enable_fused_layout, self._init_fused_layout_params
+      )
+    ]
 
   @property
   def config(self) -> CpuTrainingConfig:
@@ -152,14 +159,14 @@ class CpuTraining:
     return self._serving_config if export_context.is_exporting() else self._config
 
   @property
-  def feature_configs(self) -> feature_collection.FeatureConfigs:
+  def feature_configs(self) -> dry_run.FeatureConfigs:
     """What the task declared; while exporting, a copy fit for serving."""
     if export_context.is_exporting():
       return self._serving_feature_configs
     return self._feature_configs
 
   @property
-  def collected(self) -> feature_collection.CollectedFeatures:
+  def collected(self) -> dry_run.CollectedFeatures:
     """The result of the dry run."""
     return self._collected
 
@@ -177,36 +184,12 @@ class CpuTraining:
     return self._task.create_serving_input_receiver_fn()
 
   def _collect_feature_name_to_table_config(
-    self, collected: feature_collection.CollectedFeatures | None = None
-  ) -> feature_collection.CollectedFeatures:
+    self, collected: dry_run.CollectedFeatures | None = None
+  ) -> dry_run.CollectedFeatures:
     # A fused layout is declared by the very task that is trained, in its own dry run.
     if collected is None or self._config.enable_fused_layout:
-      collected = feature_collection.collect(self._task)
+      collected = dry_run.collect(self._task)
     return collected
-
-  def _to_training_configs(
-    self, collected: feature_collection.FeatureConfigs
-  ) -> feature_collection.FeatureConfigs:
-    configs = copy.deepcopy(collected.configs)
-    for config in configs.values():
-      if self._config.hashtable_init_capacity > 0:
-        config.table_config.initial_capacity = self._config.hashtable_init_capacity
-      if self._config.enable_full_sync_training:
-        config.table_config.entry_type = (
-          embedding_hash_table_pb2.EmbeddingHashTableConfig.EntryType.RAW
-        )
-    return collected._replace(configs=configs)
-
-  def _to_serving_feature_configs(
-    self, feature_configs: feature_collection.FeatureConfigs
-  ) -> feature_collection.FeatureConfigs:
-    configs = copy.deepcopy(feature_configs.configs)
-    for config in configs.values():
-      table_config = config.table_config
-      table_config.entry_config.entry_type = embedding_hash_table_pb2.EntryConfig.EntryType.SERVING
-      table_config.skip_zero_embedding = self._config.skip_zero_embedding_when_serving
-      table_config.cuckoo.SetInParent()
-    return feature_configs._replace(configs=configs)
 
   def _merge_slots(self) -> merging.SlotMerging | None:
     """Returns which features share a table, as the tables do; `None` if none does."""
@@ -241,34 +224,6 @@ class CpuTraining:
         shared_tables=self.feature_configs.shared_tables,
       )
     )
-
-  def _create_export_context_class(self) -> type:
-    """Returns a context manager class that exporters enter around the model function."""
-    training = self
-
-    class ExportParserCtx(parsers.ParserCtx):
-      """Switches to the parser, placement and tables of serving."""
-
-      def __init__(self) -> None:
-        super().__init__(training._serving_config.enable_fused_layout)
-
-      def __enter__(self) -> parsers.ParserCtx:
-        self._use_gpu_emb_table = training._params.train.use_gpu_emb_table
-        self._gpu_was_allowed = device_utils.is_gpu_training()
-        training._params.train.use_gpu_emb_table = False
-        export_ctx = export_context.get_current_export_ctx()
-        _allow_gpu(export_ctx is not None and export_ctx.with_remote_gpu)
-        result = super().__enter__()
-        training._init_fused_layout_params()
-        return result
-
-      def __exit__(self, *args: Any) -> Any:
-        result = super().__exit__(*args)
-        _allow_gpu(self._gpu_was_allowed)
-        training._params.train.use_gpu_emb_table = self._use_gpu_emb_table
-        return result
-
-    return ExportParserCtx
 
   def create_input_fn(self, mode: str) -> Callable[[], Any]:
     """Returns a function that makes the dataset of a mode."""
@@ -612,13 +567,6 @@ class CpuTraining:
         )
         stack.enter_context(tf.compat.v1.variable_scope("", partitioner=partitioner))
       yield
-
-
-def _allow_gpu(allow: bool) -> None:
-  if allow:
-    device_utils.enable_gpu_training()
-  else:
-    device_utils.disable_gpu_training()
 
 
 def _take_eof(features: Features) -> tuple[Features, dict[str, Any]]:

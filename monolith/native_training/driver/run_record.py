@@ -18,7 +18,7 @@ from absl import logging
 from tensorflow.python.lib.io import file_io
 
 from monolith.native_training import service_discovery
-from monolith.native_training.driver import server as training_server
+from monolith.native_training.driver import server
 from monolith.native_training.driver.config import DistributedCpuTrainingConfig
 
 _FILE_NAME = "training_run.json"
@@ -153,14 +153,12 @@ class RunWatch:
 
     Raises:
       TrainingIsOver: training is finished.
-      training_server.NodeAliveCheckerError: it has failed.
+      server.NodeAliveCheckerError: it has failed.
     """
     if self._has_met_servers or waited_secs >= _LOST_SERVERS_SECS:
       self._check_end()
 
-  def wait_for_servers(
-    self, error: training_server.NodeAliveCheckerError, waited_secs: float
-  ) -> None:
+  def wait_for_servers(self, error: server.NodeAliveCheckerError, waited_secs: float) -> None:
     """Waits until the silent processes answer or are replaced, or `retry_wait_in_secs` have passed.
 
     Args:
@@ -169,7 +167,7 @@ class RunWatch:
 
     Raises:
       TrainingIsOver: no process will answer, because training is finished.
-      training_server.NodeAliveCheckerError: it has been long enough.
+      server.NodeAliveCheckerError: it has been long enough.
     """
     config = self._config
     limit = config.session_creation_timeout_secs
@@ -180,12 +178,12 @@ class RunWatch:
     if waited_secs >= limit:
       # A wrong address does not become right by waiting.
       self._check_end()
-      raise training_server.NodeAliveCheckerError(
+      raise server.NodeAliveCheckerError(
         f"{error.msg} since {waited_secs:.0f} s: start it again, and then {config.server_type} "
         f"{config.index}",
         error.addrs,
       ) from error
-    training_server.wait_until_reachable(
+    server.wait_until_reachable(
       error.addrs, min(config.retry_wait_in_secs, limit - waited_secs), self._discovery
     )
 
@@ -193,7 +191,7 @@ class RunWatch:
     """Returns whether a server that does not answer has been there before."""
     if not set(self._run.ps_addrs).intersection(dead):
       return False
-    if not training_server.prescribes_addrs(self._discovery):
+    if not server.prescribes_addrs(self._discovery):
       return True  # A server registers when it listens.
     record = read(self._config.model_dir)
     return record is not None and (record.uuid, record.ps_addrs) == (
@@ -208,7 +206,7 @@ class RunWatch:
     if record.state == State.FINISHED:
       raise TrainingIsOver
     if record.state == State.FAILED:
-      raise training_server.NodeAliveCheckerError(
+      raise server.NodeAliveCheckerError(
         f"{','.join(record.ps_addrs)} is unreachable: the chief told the servers to stop after a "
         f"failure, start the whole job again. The failure was: {record.message}",
         record.ps_addrs,

@@ -28,7 +28,7 @@ from monolith.native_training import (
   sync_training_hooks,
 )
 from monolith.native_training.checkpoints import ranks as sync_checkpoint
-from monolith.native_training.driver import local as local_training
+from monolith.native_training.driver import local
 from monolith.native_training.driver.config import DistributedCpuTrainingConfig
 from monolith.native_training.driver.graph import CpuTraining
 from monolith.native_training.ranks import watchdog as sync_watchdog
@@ -79,7 +79,7 @@ def distributed_sync_train(
     raise ValueError(f"distributed train only support NativeTask. Got {native}")
   with _watched(config.model_dir):
     config.check_restore(config.model_dir)
-    local_training.make_config_backward_compatible(config.model_dir, config)
+    local.make_config_backward_compatible(config.model_dir, config)
     cpu_training = CpuTraining(config, native, sync_backend)
     if config.model_dir and config.enable_full_sync_training:
       sync_checkpoint.prepare(

@@ -12,10 +12,9 @@ import pyarrow as pa
 import tensorflow as tf
 from absl.testing import flagsaver
 
-from idl.matrix.proto import example_pb2, proto_parser_pb2
+from idl.matrix.proto import example_pb2
 from monolith.native_training import native_task_context
-from monolith.native_training.data import datasets, feature_utils, file_patterns, parsers
-from monolith.native_training.data.training_instance.python import instance_dataset_op
+from monolith.native_training.data import datasets, feature_utils, parsers
 from tests.native_training.data.data_test_utils import (
   fid_v1,
   fid_v2,
@@ -365,15 +364,6 @@ class PBDatasetTest(_FileTest):
       with self.assertRaisesRegex(AssertionError, "no match files"):
         datasets.PBDataset()
 
-  def test_expand_pattern(self):
-    self.assertEqual(
-      file_patterns.expand_pattern("a_{DATE(20201130,20201201)}/{INT(8, 9)}x"),
-      ["a_20201130/8x", "a_20201130/9x", "a_20201201/8x", "a_20201201/9x"],
-    )
-    self.assertEqual(
-      file_patterns.expand_pattern("{DATE(2020113023,2020120100)}"), ["2020113023", "2020120100"]
-    )
-
   def test_gen_patterns(self):
     patterns = datasets.PBDataset.gen_patterns("/abc", "20220901", end_date="20220920")
     self.assertLen(patterns, 19)
@@ -634,25 +624,6 @@ class DataServiceHelpersTest(_FileTest):
       datasets.distribute(tf.data.Dataset.range(1), "grpc://x", window_size=0)
     with self.assertRaisesRegex(ValueError, "queue_device is /cpu:0, but workers share a queue"):
       datasets.distribute(tf.data.Dataset.range(1), "grpc://x", num_worker=2, queue_device="/cpu:0")
-
-
-class InstanceDatasetTest(_FileTest):
-  def test_serialized_instances(self):
-    paths = []
-    for i in range(2):
-      payload = make_instance(uid=i + 1).SerializeToString()
-      paths.append(write_records(self.path(f"part_{i}"), [payload]))
-    single = instance_dataset_op.PBInstanceDataset(paths[0])
-    self.assertEqual(
-      [proto_parser_pb2.Instance.FromString(x.numpy()).line_id.uid for x in single], [1]
-    )
-    for dataset in (
-      instance_dataset_op.create_instance_dataset(paths),
-      instance_dataset_op.create_instance_dataset([self.path("part_*")], expand_glob_path=True),
-    ):
-      self.assertLen(list(dataset), 2)
-    with self.assertRaisesRegex(ValueError, "one pattern"):
-      instance_dataset_op.create_instance_dataset(paths, enable_sharding=True)
 
 
 class VariantTypeTest(_FileTest):

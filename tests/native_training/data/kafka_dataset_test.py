@@ -617,7 +617,7 @@ class DispatchTest(_KafkaTest):
       with self.assertRaisesRegex(ValueError, text):
         datasets.PBDataset(*args, **kwargs)
 
-  def test_keywords_reach_the_data_set(self):
+  def test_keywords_reach_the_dataset(self):
     dataset = datasets.PBDataset(
       ["a"],
       "c",

@@ -51,7 +51,7 @@ class BarrierSaverListenerTest(_Case):
         threading.Event().wait(0.01)
       barrier_op.wait_until_barrier_removed(sess, 1)
 
-  def test_barrier_of_somebody_else_is_not_removed(self):
+  def test_a_barrier_placed_elsewhere_is_not_removed(self):
     barrier_op = barrier_ops.BarrierOp(1)
     listener = ckpt_hooks.BarrierSaverListener(barrier_op, wait_seconds=0.01)
     with self.session() as sess:

@@ -72,7 +72,7 @@ Status DecodeManifest(std::string_view text, Manifest* manifest) {
   const std::string_view whole = text;
   std::string_view line;
   if (!Take(&text, '\n', &line) || line.substr(0, kTitle.size()) != kTitle) {
-    return Status::DataLoss("it is no manifest");
+    return Status::DataLoss("it is not a manifest");
   }
   if (line.substr(kTitle.size()) != kVersion) {
     return Status::DataLoss("it has the format " + std::string(line.substr(kTitle.size(), 20)) +

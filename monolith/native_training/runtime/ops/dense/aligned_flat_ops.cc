@@ -8,9 +8,9 @@
 #include <vector>
 
 #include "monolith/native_training/runtime/dense/dense_kernels.h"
+#include "monolith/native_training/runtime/ops/support/device_runner.h"
 #include "monolith/native_training/runtime/ops/support/kernel_registration.h"
 #include "monolith/native_training/runtime/ops/support/op_checks.h"
-#include "monolith/native_training/runtime/ops/support/parallel_ranges.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/shape_inference.h"
@@ -51,7 +51,7 @@ class AlignedFlatConcatOp : public OpKernel {
     float* out = flat->flat<float>().data();
     // Takes as many tensors at a time as hold kGrain elements on average.
     const int64_t grain = 1 + inputs.size() * kGrain / (offsets.back() + 1);
-    ParallelRanges(ctx, inputs.size(), grain, [&](int64_t begin, int64_t end) {
+    DeviceRunner(ctx).RunRanges(inputs.size(), grain, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) {
         const int64_t n = inputs[i].NumElements();
         ::monolith::dense::Scale(inputs[i].flat<float>().data(), scale, n, out + offsets[i]);

@@ -9,9 +9,9 @@
 #include <vector>
 
 #include "monolith/native_training/runtime/dense/dense_kernels.h"
+#include "monolith/native_training/runtime/ops/support/device_runner.h"
 #include "monolith/native_training/runtime/ops/support/kernel_registration.h"
 #include "monolith/native_training/runtime/ops/support/op_checks.h"
-#include "monolith/native_training/runtime/ops/support/parallel_ranges.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"
@@ -45,10 +45,10 @@ std::vector<Block> CutIntoBlocks(const OpInputList& tensors, int64_t block_size)
 
 void ForEach(OpKernelContext* ctx, const std::vector<Block>& blocks,
              const std::function<void(int64_t, const Block&)>& run) {
-  ParallelRanges(ctx, static_cast<int64_t>(blocks.size()), /*grain=*/1,
-                 [&](int64_t begin, int64_t end) {
-                   for (int64_t i = begin; i < end; ++i) run(i, blocks[i]);
-                 });
+  DeviceRunner(ctx).RunRanges(static_cast<int64_t>(blocks.size()), /*grain=*/1,
+                              [&](int64_t begin, int64_t end) {
+                                for (int64_t i = begin; i < end; ++i) run(i, blocks[i]);
+                              });
 }
 
 double SumOfSquares(OpKernelContext* ctx, const OpInputList& tensors) {

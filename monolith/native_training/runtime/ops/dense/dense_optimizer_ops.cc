@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "monolith/native_training/runtime/dense/dense_kernels.h"
+#include "monolith/native_training/runtime/ops/support/device_runner.h"
 #include "monolith/native_training/runtime/ops/support/kernel_registration.h"
-#include "monolith/native_training/runtime/ops/support/parallel_ranges.h"
 #include "monolith/native_training/runtime/ops/support/resource_handle_input.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"
@@ -168,7 +168,7 @@ class ResourceApplyAdamomOp : public OptimizerOp {
           errors::InvalidArgument(
               "update_slots is false while c holds 0: the first step must update the slots"));
       OP_REQUIRES_OK(ctx, variables.MutableValues(ctx, 0, &w));
-      ParallelRanges(ctx, n, kGrain, [=, &options](int64_t begin, int64_t end) {
+      DeviceRunner(ctx).RunRanges(n, kGrain, [=, &options](int64_t begin, int64_t end) {
         ::monolith::dense::AdamomMove(options, m + begin, v + begin, c + begin, end - begin,
                                       w + begin);
       });
@@ -180,7 +180,7 @@ class ResourceApplyAdamomOp : public OptimizerOp {
     OP_REQUIRES_OK(ctx, variables.MutableValues(ctx, 2, &v));
     OP_REQUIRES_OK(ctx, variables.MutableValues(ctx, 3, &c));
     const float* g = grad.flat<float>().data();
-    ParallelRanges(ctx, n, kGrain, [=, &options](int64_t begin, int64_t end) {
+    DeviceRunner(ctx).RunRanges(n, kGrain, [=, &options](int64_t begin, int64_t end) {
       ::monolith::dense::AdamomStep(options, g + begin, end - begin, w + begin, m + begin,
                                     v + begin, c + begin);
     });
@@ -210,10 +210,11 @@ class ResourceApplyRmspropOp : public OptimizerOp {
     OP_REQUIRES_OK(ctx, variables.MutableValues(ctx, 1, &m));
     OP_REQUIRES_OK(ctx, variables.MutableValues(ctx, 2, &v));
     const float* g = grad.flat<float>().data();
-    ParallelRanges(ctx, grad.NumElements(), kGrain, [=, &options](int64_t begin, int64_t end) {
-      ::monolith::dense::RmspropStep(options, g + begin, end - begin, w + begin, m + begin,
-                                     v + begin);
-    });
+    DeviceRunner(ctx).RunRanges(grad.NumElements(), kGrain,
+                                [=, &options](int64_t begin, int64_t end) {
+                                  ::monolith::dense::RmspropStep(options, g + begin, end - begin,
+                                                                 w + begin, m + begin, v + begin);
+                                });
   }
 };
 

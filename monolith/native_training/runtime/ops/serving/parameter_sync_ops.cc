@@ -219,20 +219,6 @@ class DummySyncServerShutdownOp : public OpKernel {
   }
 };
 
-REGISTER_OP("MonolithParameterSyncClient")
-    .Output("handle: resource")
-    .Attr("config: string")
-    .Attr("container: string = ''")
-    .Attr("shared_name: string = ''")
-    .SetIsStateful()
-    .SetShapeFn(shape_inference::ScalarShape)
-    .Doc(R"doc(
-Creates a client that remembers which embeddings were touched since the last push.
-
-handle: For tables and MonolithParameterSync.
-config: A serialized ClientConfig, or empty.
-)doc");
-
 REGISTER_OP("MonolithParameterSync")
     .Input("handle: resource")
     .Input("config_str: string")

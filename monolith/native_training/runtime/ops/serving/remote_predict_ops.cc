@@ -136,7 +136,8 @@ class TfServingRemotePredictOp : public AsyncOpKernel {
   Status SetOutputs(OpKernelContext* ctx, const std::string& serialized) const {
     ::monolith::parameter_sync::PredictResponse response;
     if (!response.ParseFromString(serialized)) {
-      return errors::DataLoss("the answer of ", serialized.size(), " bytes is no PredictResponse");
+      return errors::DataLoss("the answer of ", serialized.size(),
+                              " bytes is not a PredictResponse");
     }
     const auto aliases = ctx->input(ctx->num_inputs() - 1).vec<tstring>();
     std::vector<Tensor> tensors(output_types_.size());
@@ -149,7 +150,7 @@ class TfServingRemotePredictOp : public AsyncOpKernel {
       TensorProto proto;
       Tensor& tensor = tensors[i];
       if (!proto.ParseFromString(found->second) || !tensor.FromProto(proto)) {
-        return errors::DataLoss("output '", alias, "' of the answer is no tensor");
+        return errors::DataLoss("output '", alias, "' of the answer is not a tensor");
       }
       if (tensor.dtype() != output_types_[i]) {
         return errors::InvalidArgument("output '", alias, "' is ", DataTypeString(tensor.dtype()),

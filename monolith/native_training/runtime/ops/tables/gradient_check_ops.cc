@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "monolith/native_training/runtime/ops/support/device_runner.h"
 #include "monolith/native_training/runtime/ops/support/kernel_registration.h"
-#include "monolith/native_training/runtime/ops/support/op_parallel.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/shape_inference.h"
@@ -69,7 +69,7 @@ class CheckGradientsOp : public OpKernel {
     const auto check = [&](int64_t i) {
       is_good[i] = AllFinite(ctx->input(i).flat<float>().data(), ctx->input(i).NumElements());
     };
-    const OpParallel parallel(ctx);
+    const DeviceRunner parallel(ctx);
     if (parallel.TasksFor(total) == 1) {
       for (int i = 0; i < n; ++i) check(i);
     } else {

@@ -161,7 +161,7 @@ engine::Status LoadSplit(const engine::FileSetReader& set, const engine::FileSet
   if (!status.ok()) return Corrupt(file.path, status.message);
   pb::HashFilterSplitMetaDump meta;
   if (records.empty() || !meta.ParseFromArray(records[0].data, static_cast<int>(records[0].size))) {
-    return Corrupt(file.path, "the first record is no HashFilterSplitMetaDump");
+    return Corrupt(file.path, "the first record is not a HashFilterSplitMetaDump");
   }
   status = LoadMeta(meta, file.path, split, filter);
   if (!status.ok()) return status;
@@ -172,7 +172,7 @@ engine::Status LoadSplit(const engine::FileSetReader& set, const engine::FileSet
     if (!status.ok()) return Corrupt(file.path, status.message);
     if (records.empty()) return engine::Status::Ok();
     if (!dump.ParseFromArray(records[0].data, static_cast<int>(records[0].size))) {
-      return Corrupt(file.path, "a record is no HashFilterSplitDataDump");
+      return Corrupt(file.path, "a record is not a HashFilterSplitDataDump");
     }
     for (const uint32_t cell : dump.data()) {
       if (cell > std::numeric_limits<uint16_t>::max()) {

@@ -248,11 +248,12 @@ class ExtractSlotOp : public OpKernel {
     for (int64_t i = 0; i < entries.NumElements(); ++i) {
       if (from(i).size() > INT32_MAX ||
           !dump.ParseFromArray(from(i).data(), static_cast<int>(from(i).size()))) {
-        LOG_FIRST_N(ERROR, 10) << "Element " << i << " is no EntryDump; its slot is that of id 0.";
+        LOG_FIRST_N(ERROR, 10) << "Element " << i
+                               << " is not an EntryDump; its slot is that of id 0.";
         dump.Clear();
       }
       slots(i) =
-          static_cast<int32_t>(fid_v2_ ? engine::SlotIdV2(dump.id()) : engine::SlotIdV1(dump.id()));
+          static_cast<int32_t>(fid_v2_ ? engine::SlotOfV2(dump.id()) : engine::SlotOfV1(dump.id()));
     }
   }
 

@@ -1,5 +1,4 @@
 // MonolithKafkaDataset: messages of Kafka topics, in batches as they come.
-#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -7,10 +6,10 @@
 #include <vector>
 
 #include "monolith/native_training/runtime/kafka/kafka_reader.h"
+#include "monolith/native_training/runtime/ops/data/datasets/dataset_bases.h"
 #include "monolith/native_training/runtime/ops/data/kafka/kafka_readers.h"
 #include "monolith/native_training/runtime/ops/support/kernel_registration.h"
 #include "monolith/native_training/runtime/ops/support/op_checks.h"
-#include "tensorflow/core/framework/cancellation.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/dataset.h"
 #include "tensorflow/core/framework/op.h"
@@ -84,18 +83,18 @@ class KafkaDatasetOp : public data::DatasetOpKernel {
   std::string shared_name_;
 };
 
-class KafkaDatasetOp::Dataset final : public data::DatasetBase {
+class KafkaDatasetOp::Dataset final : public SourceDataset {
  public:
   Dataset(OpKernelContext* ctx, KafkaSource source, int64_t message_poll_timeout,
           int64_t stream_timeout, std::string container, std::string shared_name)
-      : DatasetBase(data::DatasetContext(ctx)),
+      : SourceDataset(ctx, "KafkaDatasetOp::Dataset", {DT_STRING, DT_STRING, DT_STRING, DT_INT64},
+                      {PartialTensorShape({-1}), PartialTensorShape({-1}), PartialTensorShape({-1}),
+                       PartialTensorShape({})}),
         source_(std::move(source)),
         message_poll_timeout_(message_poll_timeout),
         stream_timeout_(stream_timeout),
         container_(std::move(container)),
-        shared_name_(std::move(shared_name)) {
-    for (int i = 0; i < ctx->num_inputs(); ++i) inputs_.push_back(ctx->input(i));
-  }
+        shared_name_(std::move(shared_name)) {}
 
   std::unique_ptr<data::IteratorBase> MakeIteratorInternal(const string& prefix) const override;
 
@@ -105,42 +104,8 @@ class KafkaDatasetOp::Dataset final : public data::DatasetBase {
     return OkStatus();
   }
 
-  const DataTypeVector& output_dtypes() const override {
-    static const DataTypeVector* const dtypes =
-        std::make_unique<DataTypeVector>(DataTypeVector{DT_STRING, DT_STRING, DT_STRING, DT_INT64})
-            .release();
-    return *dtypes;
-  }
-  const std::vector<PartialTensorShape>& output_shapes() const override {
-    static const auto* const shapes =
-        std::make_unique<std::vector<PartialTensorShape>>(
-            std::vector<PartialTensorShape>{PartialTensorShape({-1}), PartialTensorShape({-1}),
-                                            PartialTensorShape({-1}), PartialTensorShape({})})
-            .release();
-    return *shapes;
-  }
-  string DebugString() const override { return "KafkaDatasetOp::Dataset"; }
   int64_t CardinalityInternal(data::CardinalityOptions) const override {
     return data::kUnknownCardinality;
-  }
-  Status InputDatasets(std::vector<const DatasetBase*>*) const override { return OkStatus(); }
-  Status CheckExternalState() const override { return OkStatus(); }
-
- protected:
-  Status AsGraphDefInternal(data::SerializationContext*, DatasetGraphDefBuilder* b,
-                            Node** output) const override {
-    std::vector<Node*> nodes;
-    for (const Tensor& input : inputs_) {
-      Node* node;
-      TF_RETURN_IF_ERROR(b->AddTensor(input, &node));
-      nodes.push_back(node);
-    }
-    std::vector<std::pair<StringPiece, AttrValue>> attrs(2);
-    attrs[0].first = "container";
-    b->BuildAttrValue(container_, &attrs[0].second);
-    attrs[1].first = "shared_name";
-    b->BuildAttrValue(shared_name_, &attrs[1].second);
-    return b->AddDataset(this, nodes, attrs, output);
   }
 
  private:
@@ -151,38 +116,19 @@ class KafkaDatasetOp::Dataset final : public data::DatasetBase {
   const int64_t stream_timeout_;
   const std::string container_;
   const std::string shared_name_;
-  std::vector<Tensor> inputs_;
 };
 
-class KafkaDatasetOp::Dataset::Iterator final : public data::DatasetIterator<Dataset> {
+class KafkaDatasetOp::Dataset::Iterator final : public SourceIterator<Dataset> {
  public:
-  explicit Iterator(const Params& params) : DatasetIterator<Dataset>(params) {}
+  explicit Iterator(const Params& params) : SourceIterator<Dataset>(params) {}
 
-  ~Iterator() override {
-    if (manager_ != nullptr) manager_->DeregisterCallback(token_);
-  }
-
-  // Threads of a data set that reads ahead ask for elements with the context of whoever asked
-  // first, which nobody cancels; the one they made this iterator with is cancelled.
-  Status Initialize(data::IteratorContext* ctx) override {
-    CancellationManager* const manager = ctx->cancellation_manager();
-    if (manager == nullptr) return OkStatus();
-    token_ = manager->get_cancellation_token();
-    if (!manager->RegisterCallback(token_, [this] { is_cancelled_ = true; })) {
-      return errors::Cancelled("the iterator was cancelled before it began");
-    }
-    manager_ = manager;
-    return OkStatus();
-  }
+  Status Initialize(data::IteratorContext* ctx) override { return cancellation_.Watch(ctx); }
 
   Status GetNextInternal(data::IteratorContext* ctx, std::vector<Tensor>* out_tensors,
                          bool* end_of_sequence) override {
     mutex_lock lock(mu_);
     if (!is_ended_ && reader_ == nullptr) TF_RETURN_IF_ERROR(Open());
-    const auto is_cancelled = [this, ctx] {
-      return is_cancelled_ ||
-             (ctx->cancellation_manager() != nullptr && ctx->cancellation_manager()->IsCancelled());
-    };
+    const auto is_cancelled = [this, ctx] { return cancellation_.IsCancelled(ctx); };
     while (!is_ended_) {
       KafkaFetch fetch;
       const Status status = ReadFetch(reader_.get(), dataset()->message_poll_timeout_,
@@ -213,11 +159,6 @@ class KafkaDatasetOp::Dataset::Iterator final : public data::DatasetIterator<Dat
   }
 
  protected:
-  std::shared_ptr<data::model::Node> CreateNode(data::IteratorContext*,
-                                                data::model::Node::Args args) const override {
-    return data::model::MakeSourceNode(std::move(args));
-  }
-
   Status SaveInternal(data::SerializationContext*, data::IteratorStateWriter* writer) override {
     if (!dataset()->shared_name_.empty()) {
       return errors::Unimplemented("the position of Kafka consumer '", dataset()->shared_name_,
@@ -284,9 +225,7 @@ class KafkaDatasetOp::Dataset::Iterator final : public data::DatasetIterator<Dat
     reader_.reset();
   }
 
-  CancellationManager* manager_ = nullptr;
-  CancellationToken token_;
-  std::atomic<bool> is_cancelled_{false};
+  IteratorCancellation cancellation_;
   mutex mu_;
   std::shared_ptr<KafkaReader> reader_ TF_GUARDED_BY(mu_);
   Positions positions_ TF_GUARDED_BY(mu_);  // while there is no reader

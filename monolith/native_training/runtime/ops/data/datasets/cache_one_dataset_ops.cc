@@ -1,11 +1,11 @@
-// MonolithCacheOneDataset: every element with the word whether it is the last
-// one.
+// MonolithCacheOneDataset: adds to every element whether it is the last one.
 #include <cstdint>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "monolith/native_training/runtime/ops/data/datasets/dataset_bases.h"
 #include "monolith/native_training/runtime/ops/support/kernel_registration.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/dataset.h"
@@ -26,19 +26,15 @@ REGISTER_OP("MonolithCacheOneDataset")
         "Elements of the input, followed by a bool that is true for the last "
         "one.");
 
-class CacheOneDataset final : public data::DatasetBase {
+class CacheOneDataset final : public UnaryDataset {
  public:
   CacheOneDataset(OpKernelContext *ctx, const data::DatasetBase *input)
-      : DatasetBase(data::DatasetContext(ctx)),
-        input_(input),
+      : UnaryDataset(ctx, "CacheOneDataset", input, /*attrs=*/{}),
         dtypes_(input->output_dtypes()),
         shapes_(input->output_shapes()) {
-    input_->Ref();
     dtypes_.push_back(DT_BOOL);
     shapes_.push_back(PartialTensorShape({}));
   }
-
-  ~CacheOneDataset() override { input_->Unref(); }
 
   std::unique_ptr<data::IteratorBase> MakeIteratorInternal(const string &prefix) const override {
     return std::make_unique<Iterator>(Iterator::Params{this, prefix + "::CacheOne"});
@@ -46,22 +42,8 @@ class CacheOneDataset final : public data::DatasetBase {
 
   const DataTypeVector &output_dtypes() const override { return dtypes_; }
   const std::vector<PartialTensorShape> &output_shapes() const override { return shapes_; }
-  string DebugString() const override { return "CacheOneDataset"; }
   int64_t CardinalityInternal(data::CardinalityOptions options) const override {
-    return input_->Cardinality(options);
-  }
-  Status InputDatasets(std::vector<const DatasetBase *> *inputs) const override {
-    inputs->push_back(input_);
-    return OkStatus();
-  }
-  Status CheckExternalState() const override { return input_->CheckExternalState(); }
-
- protected:
-  Status AsGraphDefInternal(data::SerializationContext *ctx, DatasetGraphDefBuilder *b,
-                            Node **output) const override {
-    Node *input = nullptr;
-    TF_RETURN_IF_ERROR(b->AddInputDataset(ctx, input_, &input));
-    return b->AddDataset(this, {input}, output);
+    return input()->Cardinality(options);
   }
 
  private:
@@ -70,7 +52,7 @@ class CacheOneDataset final : public data::DatasetBase {
     explicit Iterator(const Params &params) : DatasetIterator<CacheOneDataset>(params) {}
 
     Status Initialize(data::IteratorContext *ctx) override {
-      return dataset()->input_->MakeIterator(ctx, this, prefix(), &input_iterator_);
+      return dataset()->input()->MakeIterator(ctx, this, prefix(), &input_iterator_);
     }
 
     Status GetNextInternal(data::IteratorContext *ctx, std::vector<Tensor> *out_tensors,
@@ -136,7 +118,6 @@ class CacheOneDataset final : public data::DatasetBase {
     bool ended_ TF_GUARDED_BY(mu_) = false;
   };
 
-  const data::DatasetBase *const input_;
   DataTypeVector dtypes_;
   std::vector<PartialTensorShape> shapes_;
 };

@@ -1,4 +1,4 @@
-// SplitFlowDataset and MergeFlowDataset: the samples of one data source, and several data sets read
+// SplitFlowDataset and MergeFlowDataset: the samples of one data source, and several datasets read
 // at the same time.
 #include <cstdint>
 #include <functional>
@@ -11,9 +11,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "monolith/native_training/runtime/data/record_framing.h"
+#include "monolith/native_training/runtime/ops/data/datasets/dataset_bases.h"
 #include "monolith/native_training/runtime/ops/data/datasets/flow_group.h"
-#include "monolith/native_training/runtime/ops/data/datasets/flow_queues.h"
-#include "monolith/native_training/runtime/ops/data/datasets/sample_dataset.h"
 #include "monolith/native_training/runtime/ops/data/samples/sample.h"
 #include "monolith/native_training/runtime/ops/support/exception_status.h"
 #include "monolith/native_training/runtime/ops/support/kernel_registration.h"
@@ -69,30 +68,15 @@ struct FlowOptions {
   SampleType type;
 
   Status Init(OpKernelConstruction* ctx) {
-    std::string name;
     TF_RETURN_IF_ERROR(ctx->GetAttr("data_flow", &data_flow));
     TF_RETURN_IF_ERROR(ctx->GetAttr("max_queue_size", &max_queue_size));
-    TF_RETURN_IF_ERROR(ctx->GetAttr("variant_type", &name));
-    TF_RETURN_IF_ERROR(ParseSampleType("variant_type", name, &type));
-    if (type == SampleType::kExampleBatch) {
-      return errors::InvalidArgument("variant_type is '", name, "', want instance or example");
-    }
+    TF_RETURN_IF_ERROR(GetRowType(ctx, &type));
     if (max_queue_size < 1) {
       return errors::InvalidArgument("max_queue_size is ", max_queue_size, ", want at least 1");
     }
     return OkStatus();
   }
 };
-
-Status CheckElements(const char* op, const data::DatasetBase& input) {
-  if (input.output_dtypes() == DataTypeVector{DT_VARIANT} &&
-      input.output_shapes()[0].IsCompatibleWith(PartialTensorShape({}))) {
-    return OkStatus();
-  }
-  return errors::InvalidArgument("the input of ", op, " has elements of type ",
-                                 DataTypeVectorString(input.output_dtypes()),
-                                 ", want one scalar variant: a sample");
-}
 
 Status NotSaved(const char* op) {
   return errors::Unimplemented("the position of ", op,
@@ -149,9 +133,9 @@ class SplitFlowDatasetOp : public data::UnaryDatasetOpKernel {
         errors::InvalidArgument("index is ", index_, ", but data_flow has ", flows, " names"));
     auto table = std::make_shared<FlowTable>();
     OP_REQUIRES_OK(ctx, table->Init(options_.data_flow));
-    const bool is_instance = options_.type == SampleType::kInstance;
-    route_ = [table, is_instance](const Tensor& sample, size_t* flow) {
-      return is_instance ? table->Find<Instance>(sample, flow) : table->Find<Example>(sample, flow);
+    route_ = [table, type = options_.type](const Tensor& sample, size_t* flow) {
+      return VisitRowType(
+          type, [&](auto tag) { return table->Find<ProtoOf<decltype(tag)>>(sample, flow); });
     };
   }
 
@@ -166,49 +150,25 @@ class SplitFlowDatasetOp : public data::UnaryDatasetOpKernel {
   FlowRoute route_;
 };
 
-class SplitFlowDatasetOp::Dataset final : public data::DatasetBase {
+class SplitFlowDatasetOp::Dataset final : public UnaryDataset {
  public:
   Dataset(OpKernelContext* ctx, const data::DatasetBase* input, const SplitFlowDatasetOp& op)
-      : DatasetBase(data::DatasetContext(ctx)),
-        input_(input),
+      : UnaryDataset(ctx, "SplitFlowDataset", input, AttrsOf(op.def())),
         name_({op.shared_name_, op.options_.data_flow}),
         index_(static_cast<size_t>(op.index_)),
         max_queue_size_(op.options_.max_queue_size),
-        route_(op.route_),
-        attrs_(AttrsOf(op.def())) {
-    input_->Ref();
-  }
-
-  ~Dataset() override { input_->Unref(); }
+        route_(op.route_) {}
 
   std::unique_ptr<data::IteratorBase> MakeIteratorInternal(const string& prefix) const override {
     return std::make_unique<Iterator>(Iterator::Params{this, prefix + "::SplitFlow"});
   }
 
-  const DataTypeVector& output_dtypes() const override { return input_->output_dtypes(); }
-  const std::vector<PartialTensorShape>& output_shapes() const override {
-    return input_->output_shapes();
-  }
-  string DebugString() const override { return "SplitFlowDataset"; }
   const FlowName& name() const { return name_; }
-  Status InputDatasets(std::vector<const DatasetBase*>* inputs) const override {
-    inputs->push_back(input_);
-    return OkStatus();
-  }
-  Status CheckExternalState() const override { return input_->CheckExternalState(); }
-
- protected:
-  Status AsGraphDefInternal(data::SerializationContext* ctx, DatasetGraphDefBuilder* b,
-                            Node** output) const override {
-    Node* node = nullptr;
-    TF_RETURN_IF_ERROR(b->AddInputDataset(ctx, input_, &node));
-    return b->AddDataset(this, {node}, GraphAttrs(attrs_), output);
-  }
 
  private:
-  class Iterator final : public data::DatasetIterator<Dataset> {
+  class Iterator final : public UnaryIterator<Dataset> {
    public:
-    explicit Iterator(const Params& params) : DatasetIterator<Dataset>(params) {}
+    explicit Iterator(const Params& params) : UnaryIterator<Dataset>(params) {}
 
     ~Iterator() override {
       if (deregister_) deregister_();
@@ -224,24 +184,24 @@ class SplitFlowDatasetOp::Dataset final : public data::DatasetBase {
       if (index() != 0) return OkStatus();
       auto reader = std::make_unique<FlowReader>(group_, dataset()->route_);
       if (FlowHome* home = FlowHome::Current(); home != nullptr) {
-        TF_RETURN_IF_ERROR(reader->Open(home->ctx(), home->parent(), dataset()->input_, prefix()));
+        TF_RETURN_IF_ERROR(reader->Open(home->ctx(), home->parent(), dataset()->input(), prefix()));
         home->Keep(std::move(reader));
         return OkStatus();
       }
       own_ctx_ = std::make_unique<data::IteratorContext>(*ctx);
       reader_ = std::move(reader);
-      return reader_->Open(own_ctx_.get(), this, dataset()->input_, prefix());
+      return reader_->Open(own_ctx_.get(), this, dataset()->input(), prefix());
     }
 
     Status GetNextInternal(data::IteratorContext* ctx, std::vector<Tensor>* out_tensors,
                            bool* end_of_sequence) override {
       FlowItem item;
       RecordStop(ctx);
-      const FlowQueues::Popped popped = FlowGroup::Pop(group_, index(), &item);
+      const Popped popped = FlowGroup::Pop(group_, index(), &item);
       RecordStart(ctx);
-      *end_of_sequence = popped == FlowQueues::Popped::kEnd;
+      *end_of_sequence = popped == Popped::kEnd;
       if (*end_of_sequence) return OkStatus();
-      if (popped == FlowQueues::Popped::kCancelled) {
+      if (popped == Popped::kCancelled) {
         return errors::Cancelled("reading flow '", dataset()->name_.data_flow[index()],
                                  "' was cancelled");
       }
@@ -250,11 +210,6 @@ class SplitFlowDatasetOp::Dataset final : public data::DatasetBase {
     }
 
    protected:
-    std::shared_ptr<data::model::Node> CreateNode(data::IteratorContext*,
-                                                  data::model::Node::Args args) const override {
-      return data::model::MakeUnknownRatioNode(std::move(args));
-    }
-
     Status SaveInternal(data::SerializationContext*, data::IteratorStateWriter*) override {
       return NotSaved("SplitFlowDataset");
     }
@@ -267,17 +222,15 @@ class SplitFlowDatasetOp::Dataset final : public data::DatasetBase {
 
     std::shared_ptr<FlowGroup> group_;
     std::function<void()> deregister_;
-    // Of index 0 without a merger above.
+    // Set for index 0 without a merger above.
     std::unique_ptr<data::IteratorContext> own_ctx_;
     std::unique_ptr<FlowReader> reader_;
   };
 
-  const data::DatasetBase* const input_;
   const FlowName name_;
   const size_t index_;
   const int64_t max_queue_size_;
   const FlowRoute route_;
-  const DatasetAttrs attrs_;
 };
 
 // The name of the flows that `dataset` is made from, or null.
@@ -292,7 +245,7 @@ const FlowName* FlowNameOf(const data::DatasetBase* dataset) {
 
 void SplitFlowDatasetOp::MakeDataset(OpKernelContext* ctx, data::DatasetBase* input,
                                      data::DatasetBase** output) {
-  OP_REQUIRES_OK(ctx, CheckElements("SplitFlowDataset", *input));
+  OP_REQUIRES_OK(ctx, CheckSampleDataset("SplitFlowDataset", *input));
   *output = new Dataset(ctx, input, *this);
 }
 
@@ -393,10 +346,10 @@ class MergeFlowDatasetOp::Dataset final : public data::DatasetBase {
   }
 
  private:
-  class Iterator final : public data::DatasetIterator<Dataset> {
+  class Iterator final : public UnaryIterator<Dataset> {
    public:
     explicit Iterator(const Params& params)
-        : DatasetIterator<Dataset>(params),
+        : UnaryIterator<Dataset>(params),
           queues_(params.dataset->inputs_.size(), params.dataset->options_.max_queue_size) {}
 
     ~Iterator() override {
@@ -432,11 +385,11 @@ class MergeFlowDatasetOp::Dataset final : public data::DatasetBase {
       StartThreads();
       FlowItem item;
       RecordStop(ctx);
-      const FlowQueues::Popped popped = queues_.PopNext(&item);
+      const Popped popped = queues_.PopNext(&item);
       RecordStart(ctx);
-      *end_of_sequence = popped == FlowQueues::Popped::kEnd;
+      *end_of_sequence = popped == Popped::kEnd;
       if (*end_of_sequence) return OkStatus();
-      if (popped == FlowQueues::Popped::kCancelled) {
+      if (popped == Popped::kCancelled) {
         return errors::Cancelled("merging flows was cancelled");
       }
       if (item.status.ok()) out_tensors->push_back(std::move(item.sample));
@@ -444,11 +397,6 @@ class MergeFlowDatasetOp::Dataset final : public data::DatasetBase {
     }
 
    protected:
-    std::shared_ptr<data::model::Node> CreateNode(data::IteratorContext*,
-                                                  data::model::Node::Args args) const override {
-      return data::model::MakeUnknownRatioNode(std::move(args));
-    }
-
     Status SaveInternal(data::SerializationContext*, data::IteratorStateWriter*) override {
       return NotSaved("MergeFlowDataset");
     }
@@ -484,9 +432,9 @@ class MergeFlowDatasetOp::Dataset final : public data::DatasetBase {
         if (item.status.ok()) item.status = CheckSampleElement(element);
         if (item.status.ok()) {
           item.status = CatchExceptions([&] {
-            return dataset()->options_.type == SampleType::kInstance
-                       ? NameSource<Instance>(&element[0])
-                       : NameSource<Example>(&element[0]);
+            return VisitRowType(dataset()->options_.type, [&](auto tag) {
+              return NameSource<ProtoOf<decltype(tag)>>(&element[0]);
+            });
           });
         }
         if (item.status.ok()) item.sample = std::move(element[0]);
@@ -515,7 +463,7 @@ void MergeFlowDatasetOp::MakeDataset(OpKernelContext* ctx, data::DatasetBase** o
   for (int i = 0; i < ctx->num_inputs(); ++i) {
     data::DatasetBase* input;
     OP_REQUIRES_OK(ctx, data::GetDatasetFromVariantTensor(ctx->input(i), &input));
-    OP_REQUIRES_OK(ctx, CheckElements("MergeFlowDataset", *input));
+    OP_REQUIRES_OK(ctx, CheckSampleDataset("MergeFlowDataset", *input));
     inputs.push_back(input);
   }
   *output = new Dataset(ctx, std::move(inputs), *this);

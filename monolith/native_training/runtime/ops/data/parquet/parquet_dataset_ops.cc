@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "monolith/native_training/runtime/ops/data/datasets/dataset_bases.h"
 #include "monolith/native_training/runtime/ops/data/parquet/parquet_columns.h"
 #include "monolith/native_training/runtime/ops/data/parquet/parquet_file.h"
 #include "monolith/native_training/runtime/ops/data/parse/conversions.h"
@@ -47,17 +48,16 @@ out_type: string for plaintext, else variant.
 class ParquetDatasetOp : public data::DatasetOpKernel {
  public:
   explicit ParquetDatasetOp(OpKernelConstruction* ctx) : DatasetOpKernel(ctx) {
+    std::vector<std::string> names, types;
     OP_REQUIRES_OK(ctx, ctx->GetAttr("batch_size", &batch_size_));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("select_columns", &names_));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("select_columns_type", &types_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("select_columns", &names));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("select_columns_type", &types));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("drop_remainder", &drop_remainder_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("out_type", &out_type_));
     OP_REQUIRES(ctx, batch_size_ >= 1 && batch_size_ <= INT32_MAX,
                 errors::InvalidArgument("batch_size is ", batch_size_,
-                                        ", want at least 1 and at "
-                                        "most ",
-                                        INT32_MAX));
-    OP_REQUIRES_OK(ctx, columns_.Init(names_, types_));
+                                        ", want at least 1 and at most ", INT32_MAX));
+    OP_REQUIRES_OK(ctx, columns_.Init(names, types));
   }
 
  protected:
@@ -67,64 +67,30 @@ class ParquetDatasetOp : public data::DatasetOpKernel {
   class Dataset;
 
   int64_t batch_size_;
-  std::vector<std::string> names_;
-  std::vector<std::string> types_;
   bool drop_remainder_;
   DataType out_type_;
   ParquetColumns columns_;
 };
 
-class ParquetDatasetOp::Dataset final : public data::DatasetBase {
+class ParquetDatasetOp::Dataset final : public SourceDataset {
  public:
   Dataset(OpKernelContext* ctx, const ParquetDatasetOp& op, std::string file_name,
           PbType output_type)
-      : DatasetBase(data::DatasetContext(ctx)),
+      : SourceDataset(ctx, "ParquetDatasetOp::Dataset", {op.out_type_}, {PartialTensorShape({})}),
         file_name_(std::move(file_name)),
         output_type_(output_type),
         batch_size_(op.batch_size_),
-        names_(op.names_),
-        types_(op.types_),
         drop_remainder_(op.drop_remainder_),
-        columns_(op.columns_),
-        inputs_({ctx->input(0), ctx->input(1)}),
-        dtypes_({op.out_type_}),
-        shapes_({PartialTensorShape({})}) {}
+        columns_(op.columns_) {}
 
   std::unique_ptr<data::IteratorBase> MakeIteratorInternal(const string& prefix) const override {
     return std::make_unique<Iterator>(Iterator::Params{this, prefix + "::Parquet"});
   }
 
-  const DataTypeVector& output_dtypes() const override { return dtypes_; }
-  const std::vector<PartialTensorShape>& output_shapes() const override { return shapes_; }
-  string DebugString() const override { return "ParquetDatasetOp::Dataset"; }
-  Status InputDatasets(std::vector<const DatasetBase*>*) const override { return OkStatus(); }
-  Status CheckExternalState() const override { return OkStatus(); }
-
- protected:
-  Status AsGraphDefInternal(data::SerializationContext*, DatasetGraphDefBuilder* b,
-                            Node** output) const override {
-    std::vector<Node*> nodes(inputs_.size());
-    for (size_t i = 0; i < inputs_.size(); ++i) {
-      TF_RETURN_IF_ERROR(b->AddTensor(inputs_[i], &nodes[i]));
-    }
-    std::vector<std::pair<StringPiece, AttrValue>> attrs(5);
-    attrs[0].first = "batch_size";
-    b->BuildAttrValue(batch_size_, &attrs[0].second);
-    attrs[1].first = "select_columns";
-    b->BuildAttrValue(names_, &attrs[1].second);
-    attrs[2].first = "select_columns_type";
-    b->BuildAttrValue(types_, &attrs[2].second);
-    attrs[3].first = "drop_remainder";
-    b->BuildAttrValue(drop_remainder_, &attrs[3].second);
-    attrs[4].first = "out_type";
-    b->BuildAttrValue(dtypes_[0], &attrs[4].second);
-    return b->AddDataset(this, nodes, attrs, output);
-  }
-
  private:
-  class Iterator final : public data::DatasetIterator<Dataset> {
+  class Iterator final : public SourceIterator<Dataset> {
    public:
-    explicit Iterator(const Params& params) : DatasetIterator<Dataset>(params) {}
+    explicit Iterator(const Params& params) : SourceIterator<Dataset>(params) {}
 
     Status GetNextInternal(data::IteratorContext* ctx, std::vector<Tensor>* out_tensors,
                            bool* end_of_sequence) override {
@@ -153,11 +119,6 @@ class ParquetDatasetOp::Dataset final : public data::DatasetBase {
     }
 
    protected:
-    std::shared_ptr<data::model::Node> CreateNode(data::IteratorContext*,
-                                                  data::model::Node::Args args) const override {
-      return data::model::MakeSourceNode(std::move(args));
-    }
-
     Status SaveInternal(data::SerializationContext*, data::IteratorStateWriter* writer) override {
       mutex_lock lock(mu_);
       return writer->WriteScalar(prefix(), "row", batch_begin_ + next_row_);
@@ -204,7 +165,7 @@ class ParquetDatasetOp::Dataset final : public data::DatasetBase {
         status = dataset()->columns_.MakeBatch(*file_, num_rows, batch_begin_, &batch_);
       }
       if (*end || !status.ok()) {
-        // Whoever asks again gets the same answer.
+        // Asking again gives the same answer.
         batch_.Clear();
         Status sought = file_->Seek(batch_begin_);
         status.Update(sought);
@@ -240,13 +201,8 @@ class ParquetDatasetOp::Dataset final : public data::DatasetBase {
   const std::string file_name_;
   const PbType output_type_;
   const int64_t batch_size_;
-  const std::vector<std::string> names_;
-  const std::vector<std::string> types_;
   const bool drop_remainder_;
   const ParquetColumns columns_;
-  const std::vector<Tensor> inputs_;
-  const DataTypeVector dtypes_;
-  const std::vector<PartialTensorShape> shapes_;
 };
 
 void ParquetDatasetOp::MakeDataset(OpKernelContext* ctx, data::DatasetBase** output) {

@@ -1,4 +1,4 @@
-#include "monolith/native_training/runtime/data/fid.h"
+#include "monolith/native_training/runtime/base/feature_id.h"
 
 #include <gtest/gtest.h>
 
@@ -7,10 +7,10 @@
 #include <string>
 
 namespace monolith {
-namespace data {
+namespace engine {
 namespace {
 
-TEST(FidTest, BuildsV1AndConvertsToV2) {
+TEST(FeatureIdTest, BuildsV1AndConvertsToV2) {
   struct Case {
     int64_t slot;
     uint64_t signature, v1;
@@ -33,11 +33,17 @@ TEST(FidTest, BuildsV1AndConvertsToV2) {
   }
 }
 
-TEST(FidTest, BuildsV2) {
+TEST(FeatureIdTest, BuildsV2) {
   EXPECT_EQ(FIDV2(1024, uint64_t{1} << 54), 288230376151711744u);
   EXPECT_EQ(FIDV2(32767, (uint64_t{1} << 48) - 1), 9223372036854775807u);
   EXPECT_EQ(FIDV2(uint64_t{9223372036854775807u}).slot(), 32767);
   EXPECT_EQ(FIDV2(505, 3).signature(), 3u);
+}
+
+TEST(FeatureIdTest, SlotsOfSignedIds) {
+  EXPECT_EQ(SlotOfV1(int64_t{-1}), kMaxSlotsV1 - 1);
+  EXPECT_EQ(SlotOfV2(int64_t{-1}), kMaxSlotsV2 - 1);  // without the sign bit
+  EXPECT_EQ(SlotOfV2(static_cast<int64_t>(FIDV2(7, 9))), 7);
 }
 
 template <typename F>
@@ -50,7 +56,7 @@ std::string MessageOf(F f) {
   return "";
 }
 
-TEST(FidTest, RejectsSlotsOutOfRange) {
+TEST(FeatureIdTest, RejectsSlotsOutOfRange) {
   EXPECT_EQ(MessageOf([] { FIDV1(1024, 0); }), "slot should be less than 1024, while got 1024");
   EXPECT_EQ(MessageOf([] { FIDV2(32768, 0); }), "slot should be less than 32768, while got 32768");
   EXPECT_EQ(MessageOf([] { FIDV1(-1, 0); }), "slot should be less than 1024, while got -1");
@@ -58,5 +64,5 @@ TEST(FidTest, RejectsSlotsOutOfRange) {
 }
 
 }  // namespace
-}  // namespace data
+}  // namespace engine
 }  // namespace monolith

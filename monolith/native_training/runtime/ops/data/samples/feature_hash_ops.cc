@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "absl/container/flat_hash_set.h"
+#include "monolith/native_training/runtime/base/feature_id.h"
 #include "monolith/native_training/runtime/data/city_hash.h"
-#include "monolith/native_training/runtime/data/fid.h"
 #include "monolith/native_training/runtime/data/fid_hash.h"
 #include "monolith/native_training/runtime/ops/data/samples/sample.h"
 #include "monolith/native_training/runtime/ops/support/kernel_registration.h"
@@ -20,7 +20,7 @@ namespace tensorflow {
 namespace monolith_tf {
 namespace {
 
-using ::monolith::data::MakeFidV2;
+using ::monolith::engine::MakeFidV2;
 using ::monolith::io::proto::FidList;
 using ::monolith::io::proto::NamedFeature;
 using shape_inference::InferenceContext;
@@ -106,9 +106,9 @@ class FeatureHashOp : public OpKernel {
   }
 
   static Status CheckSlot(const NamedFeature& named) {
-    if (named.id() > 0 && named.id() < ::monolith::data::kMaxSlotsV2) return OkStatus();
+    if (named.id() > 0 && named.id() < ::monolith::engine::kMaxSlotsV2) return OkStatus();
     return errors::InvalidArgument("the id of feature '", named.name(), "' is ", named.id(),
-                                   ", want a slot from 1 to ", ::monolith::data::kMaxSlotsV2 - 1);
+                                   ", want a slot from 1 to ", ::monolith::engine::kMaxSlotsV2 - 1);
   }
 
   absl::flat_hash_set<std::string> names_;

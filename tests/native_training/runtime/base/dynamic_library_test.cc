@@ -7,7 +7,7 @@
 #include <vector>
 
 namespace monolith {
-namespace data {
+namespace engine {
 namespace {
 
 TEST(DynamicLibrary, OpensTheFirstThatIsThere) {
@@ -44,5 +44,5 @@ TEST(DynamicLibrary, FindsFolders) {
 }
 
 }  // namespace
-}  // namespace data
+}  // namespace engine
 }  // namespace monolith

@@ -11,11 +11,14 @@
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/strip.h"
-#include "monolith/native_training/runtime/data/fid.h"
+#include "monolith/native_training/runtime/base/feature_id.h"
+#include "monolith/native_training/runtime/data/actions.h"
+#include "monolith/native_training/runtime/data/text_lists.h"
 #include "monolith/native_training/runtime/ops/data/datasets/sample_dataset.h"
 #include "monolith/native_training/runtime/ops/data/samples/item_pool.h"
 #include "monolith/native_training/runtime/ops/data/samples/sample.h"
 #include "monolith/native_training/runtime/ops/data/samples/sample_rules.h"
+#include "monolith/native_training/runtime/ops/support/engine_bridge.h"
 #include "monolith/native_training/runtime/ops/support/kernel_registration.h"
 #include "monolith/native_training/runtime/ops/support/resource_handle_input.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
@@ -25,7 +28,8 @@ namespace tensorflow {
 namespace monolith_tf {
 namespace {
 
-using ::monolith::data::SlotOfV1;
+using ::monolith::data::BestAction;
+using ::monolith::engine::SlotOfV1;
 using ::monolith::io::proto::FeatureData;
 using ::monolith::io::proto::NamedFeature;
 
@@ -107,7 +111,8 @@ struct NegativeOptions {
     TF_RETURN_IF_ERROR(ctx->GetAttr("origin_neg_in_pool_proba", &origin_neg_in_pool_proba));
     TF_RETURN_IF_ERROR(ctx->GetAttr("neg_sample_declay_factor", &decay_factor));
     TF_RETURN_IF_ERROR(ctx->GetAttr("easy_hard_ratio", &easy_hard_ratio));
-    TF_RETURN_IF_ERROR(ParseInts("action_priority", priority, &action_priority));
+    TF_RETURN_IF_ERROR(
+        FromEngine(::monolith::data::ParseInts("action_priority", priority, &action_priority)));
     if (neg_num < 0 || label_index < 0) {
       return errors::InvalidArgument("neg_num is ", neg_num, " and label_index ", label_index,
                                      ", want at least 0");
@@ -122,7 +127,7 @@ struct NegativeOptions {
     absl::string_view number = name;
     absl::ConsumePrefix(&number, "fc_");
     absl::ConsumePrefix(&number, "slot_");
-    if (absl::SimpleAtoi(number, slot) && *slot >= 0 && *slot < ::monolith::data::kMaxSlotsV1) {
+    if (absl::SimpleAtoi(number, slot) && *slot >= 0 && *slot < ::monolith::engine::kMaxSlotsV1) {
       return OkStatus();
     }
     return errors::InvalidArgument(what, " has '", std::string(name), "', want a v1 slot");
@@ -243,13 +248,12 @@ class NegativeExpander final : public SampleExpander {
 
  private:
   bool IsPositive(const Proto &sample) const {
-    const auto &actions = sample.line_id().actions();
     if (!options_->positive_actions.empty()) {
-      if (actions.empty()) return false;
-      const int64_t best = BestAction(options_->action_priority, actions);
-      const int64_t action = best >= 0 ? options_->action_priority[best] : actions[0];
-      const auto &positive = options_->positive_actions;
-      return std::find(positive.begin(), positive.end(), action) != positive.end();
+      const ::monolith::data::Actions actions = SpanOf(sample.line_id().actions());
+      return !actions.empty() &&
+             ::monolith::data::Contains(
+                 options_->positive_actions,
+                 ::monolith::data::BestOrFirst(options_->action_priority, actions));
     }
     return options_->label_index < sample.label_size() &&
            sample.label(static_cast<int>(options_->label_index)) ==
@@ -258,8 +262,9 @@ class NegativeExpander final : public SampleExpander {
 
   void Cache(const Proto &sample, bool positive, int64_t channel) {
     if (!positive) {
-      const bool wanted = !options_->cache_only_pos || BestAction(options_->cache_negative_actions,
-                                                                  sample.line_id().actions()) >= 0;
+      const bool wanted =
+          !options_->cache_only_pos ||
+          BestAction(options_->cache_negative_actions, SpanOf(sample.line_id().actions())) >= 0;
       if (!wanted || Uniform() >= options_->origin_neg_in_pool_proba) return;
     }
     auto item = std::make_shared<FeatureData>();
@@ -311,11 +316,7 @@ class NegativeExpander final : public SampleExpander {
 class InstanceNegativeGenDatasetOp : public data::UnaryDatasetOpKernel {
  public:
   explicit InstanceNegativeGenDatasetOp(OpKernelConstruction *ctx) : UnaryDatasetOpKernel(ctx) {
-    std::string name;
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("variant_type", &name));
-    OP_REQUIRES_OK(ctx, ParseSampleType("variant_type", name, &type_));
-    OP_REQUIRES(ctx, type_ != SampleType::kExampleBatch,
-                errors::InvalidArgument("variant_type is '", name, "', want instance or example"));
+    OP_REQUIRES_OK(ctx, GetRowType(ctx, &type_));
     auto options = std::make_shared<NegativeOptions>();
     OP_REQUIRES_OK(ctx, options->Init(ctx, type_));
     options_ = std::move(options);
@@ -336,10 +337,10 @@ class InstanceNegativeGenDatasetOp : public data::UnaryDatasetOpKernel {
     options.factory = [negatives = options_, type = type_,
                        shared]() -> std::unique_ptr<SampleExpander> {
       core::RefCountPtr<ItemPoolResource> own = (*shared).GetNewRef();
-      if (type == SampleType::kInstance) {
-        return std::make_unique<NegativeExpander<Instance>>(negatives, std::move(own));
-      }
-      return std::make_unique<NegativeExpander<Example>>(negatives, std::move(own));
+      return VisitRowType(type, [&](auto tag) -> std::unique_ptr<SampleExpander> {
+        return std::make_unique<NegativeExpander<ProtoOf<decltype(tag)>>>(negatives,
+                                                                          std::move(own));
+      });
     };
     OP_REQUIRES_OK(ctx, MakeSampleDataset(ctx, input, std::move(options), output));
   }
