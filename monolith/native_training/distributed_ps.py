@@ -18,7 +18,7 @@ from __future__ import annotations
 import collections
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
@@ -41,15 +41,18 @@ from monolith.native_training.tables import (
   ps_transfer,
 )
 
+if TYPE_CHECKING:
+  from typing_extensions import TypeAlias
+
 remote_predict = distributed_serving_ops.remote_predict
 ps_device = ps_transfer.ps_device
 get_sub_table_name = layout_config.get_sub_table_name
 
 Partition = int
 TableName = str
-Fids = tf.Tensor
-Emb = tf.Tensor
-EmbGrad = tf.Tensor
+Fids: TypeAlias = tf.Tensor
+Emb: TypeAlias = tf.Tensor
+EmbGrad: TypeAlias = tf.Tensor
 FidEmbPair = tuple[Fids, Emb]
 FidEmbGradPair = tuple[Fids, EmbGrad]
 LookupData = dict[Partition, dict[TableName, Fids]]
@@ -71,7 +74,7 @@ class DistributedHashTable(hash_table_ops.BaseHashTable):
 
   Args:
     ps_num: number of servers.
-    config: of the table.
+    config: the table's configuration.
     hash_table_factory: `(index of the server, config) -> table`.
   """
 
@@ -79,14 +82,12 @@ class DistributedHashTable(hash_table_ops.BaseHashTable):
     self,
     ps_num: int,
     config: entry.HashTableConfigInstance,
-    hash_table_factory: Callable[
-      [int, entry.HashTableConfigInstance], hash_table_ops.BaseHashTable
-    ],
+    hash_table_factory: Callable[[int, entry.HashTableConfigInstance], hash_table_ops.HashTable],
   ):
     self._ps_num = ps_num
     self._transfer = ps_transfer.PsTransfer(pinned=True, dims={})
     self._memo: id_splits.Memo[list[tf.Tensor]] = id_splits.Memo()
-    self._hash_tables: list[hash_table_ops.BaseHashTable] = []
+    self._hash_tables: list[hash_table_ops.HashTable] = []
     with ps_group.learning_rates({"": config}, {"": config.call_learning_rate_fns()}):
       for i in range(ps_num):
         with self._transfer.device(i):
@@ -184,7 +185,7 @@ class DistributedHashTable(hash_table_ops.BaseHashTable):
         tables.append(write(id_parts[i], value_parts[i], req_time=req_time))
     return self._with_tables(tables)
 
-  def _with_tables(self, tables: list[hash_table_ops.BaseHashTable]) -> DistributedHashTable:
+  def _with_tables(self, tables: list[hash_table_ops.HashTable]) -> DistributedHashTable:
     updated = copy.copy(self)
     updated._hash_tables = tables
     return updated
@@ -201,7 +202,7 @@ class DistributedMultiTypeHashTable(multi_type_hash_table.BaseMultiTypeHashTable
     slot_to_config: slot name -> configuration.
     table_factory: `(index of the server, slot_to_config) -> group of tables`.
     transfer_float16: send embeddings and gradients with 16 bits.
-    max_rpc_deadline_millis: of remote lookups in an export.
+    max_rpc_deadline_millis: deadline of remote lookups in an export.
   """
 
   def __init__(

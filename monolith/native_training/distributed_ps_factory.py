@@ -8,8 +8,7 @@ Tables in the workers of a synchronous run make one optimizer step per worker th
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
 
 import tensorflow as tf
 
@@ -21,7 +20,7 @@ from monolith.native_training import (
   multi_hash_table_ops,
   multi_type_hash_table,
 )
-from monolith.native_training.tables import local
+from monolith.native_training.tables import local, protocols
 
 SlotToConfig = Mapping[str, entry.HashTableConfigInstance]
 Handles = Sequence["tf.Tensor | None"]
@@ -37,7 +36,7 @@ class MultiHashTableFactory:
     sync_clients: handle of each server's client.
   """
 
-  # Learning rates are part of the group's own graph, see `distributed_ps`.
+  # Tells `PsGroup` that learning rates are part of the group's own graph.
   computes_learning_rates = True
 
   def __init__(self, hash_filters: Handles, sync_clients: Handles):
@@ -91,11 +90,13 @@ def create_multi_type_hash_table(
     hash_filters: handle of each server's filter, or of the only one.
     sync_clients: handle of each server's client, or of the only one.
     reduce_network_packets: send the ids of all tables of a server together.
-    max_rpc_deadline_millis: of remote lookups in an export.
+    max_rpc_deadline_millis: deadline of remote lookups in an export.
   """
   sync_clients = _check_sync_clients(num_ps, sync_clients)
 
-  def make_table(name: str, ps: int, config: entry.HashTableConfigInstance) -> Any:
+  def make_table(
+    name: str, ps: int, config: entry.HashTableConfigInstance
+  ) -> hash_table_ops.HashTable:
     return hash_table_ops.hash_table_from_config(
       config,
       hash_filter=hash_filters[ps],
@@ -124,6 +125,7 @@ def create_multi_type_hash_table(
 
     return multi_type_hash_table.MultiTypeHashTable(configs, make)
 
+  factory: Callable[[SlotToConfig], multi_type_hash_table.BaseMultiTypeHashTable]
   if num_ps == 0:
     factory = make_local
   elif reduce_network_packets:
@@ -140,7 +142,15 @@ def create_native_multi_hash_table(
   sync_clients: Handles | None = None,
   max_rpc_deadline_millis: int = 30,
 ) -> multi_type_hash_table.BaseMultiTypeHashTable:
-  """Makes one native group of all tables per server; arguments as above."""
+  """Makes one native group of all tables per server.
+
+  Args:
+    num_ps: number of parameter servers; 0 for tables in this process.
+    slot_to_config: slot name -> configuration.
+    hash_filters: handle of each server's filter, or of the only one.
+    sync_clients: handle of each server's client, or of the only one.
+    max_rpc_deadline_millis: deadline of remote lookups in an export.
+  """
   sync_clients = _check_sync_clients(num_ps, sync_clients)
   if num_ps == 0:
     return local.LocalMultiHashTable.from_configs(
@@ -168,7 +178,7 @@ def create_partitioned_hash_table(
   Args:
     num_ps: number of parameter servers; 0 for tables in this process.
     use_native_multi_hash_table: one native group per server, instead of merged tables.
-    max_rpc_deadline_millis: of remote lookups in an export.
+    max_rpc_deadline_millis: deadline of remote lookups in an export.
     hash_filters: handle of each server's filter, or of the only one.
     sync_clients: handle of each server's client, or of the only one.
     enable_gpu_emb: tables on GPUs.
@@ -210,7 +220,7 @@ def create_in_worker_multi_type_hash_table(
   hash_filter: tf.Tensor,
   sync_client: tf.Tensor | None = None,
   queue_configs: dict[str, int] | None = None,
-) -> multi_type_hash_table.BaseMultiTypeHashTable:
+) -> protocols.ReorderedGroup:
   """Makes merged tables whose shards live in the workers of a synchronous run.
 
   Args:
@@ -225,7 +235,7 @@ def create_in_worker_multi_type_hash_table(
     ImportError: there are several, and Horovod is not installed.
   """
 
-  def make_group(configs: SlotToConfig) -> Any:
+  def make_group(configs: SlotToConfig) -> protocols.ReorderedGroup:
     # Named as on a server of the same index, so that all ranks can save into one checkpoint.
     def make(index: int) -> multi_type_hash_table.MultiTypeHashTable:
       return multi_type_hash_table.MultiTypeHashTable(
@@ -246,8 +256,20 @@ def create_in_worker_native_multi_hash_table(
   hash_filter: tf.Tensor,
   sync_client: tf.Tensor | None = None,
   queue_configs: dict[str, int] | None = None,
-) -> multi_type_hash_table.BaseMultiTypeHashTable:
-  """Makes a native group whose shards live in the workers of a synchronous run; see above."""
+) -> protocols.ReorderedGroup:
+  """Makes a native group whose shards live in the workers of a synchronous run.
+
+  Args:
+    shard_num: number of workers.
+    slot_to_config: slot name -> configuration.
+    hash_filter: handle of this worker's filter.
+    sync_client: handle of this worker's client.
+    queue_configs: capacities of the queues.
+
+  Raises:
+    AssertionError: `shard_num` is not the number of ranks.
+    ImportError: there are several, and Horovod is not installed.
+  """
 
   def make(index: int) -> multi_hash_table_ops.MultiHashTable:
     return multi_hash_table_ops.MultiHashTable.from_configs(
@@ -257,7 +279,11 @@ def create_in_worker_native_multi_hash_table(
   return _all_to_all_table(shard_num, make, queue_configs)
 
 
-def _all_to_all_table(shard_num: int, make: Any, queue_configs: dict[str, int] | None) -> Any:
+def _all_to_all_table(
+  shard_num: int,
+  make: Callable[[int], protocols.FusedGroup],
+  queue_configs: dict[str, int] | None,
+) -> protocols.ReorderedGroup:
   # Not needed by training on servers.
   from monolith.native_training import distributed_ps_sync
 

@@ -39,7 +39,6 @@ from monolith.native_training import (
   device_utils,
   distribution_ops,
   env_utils,
-  feature_utils,
   gflags_utils,
   hash_table_utils,
   hvd_lib,
@@ -48,7 +47,7 @@ from monolith.native_training import (
 )
 from monolith.native_training.ranks import agreement as sync_agreement
 from monolith.native_training.ranks import pipeline_hooks as sync_pipeline_hooks
-from monolith.native_training.tables import protocols, queue_hooks
+from monolith.native_training.tables import protocols, queue_hooks, step_order
 
 flags.DEFINE_bool(
   "enable_alltoall_metrics", False, "Whether to write summaries of what the ranks exchange."
@@ -96,7 +95,7 @@ class DistributedMultiTypeHashTableMpi(queue_hooks.QueueHooks):
   def __init__(
     self,
     shard_num: int,
-    table_factory: Callable[[int], Any],
+    table_factory: Callable[[int], protocols.FusedGroup],
     queue_configs: dict[str, int] | None = None,
     *,
     enable_grad_accumulation: bool = False,
@@ -111,7 +110,7 @@ class DistributedMultiTypeHashTableMpi(queue_hooks.QueueHooks):
     self._slots: list[str] | None = None
     self._dependency_ops: list[tf.Operation] = []
     # Shared by the copies that updates return, so that all see the hooks.
-    self._local_queue_hooks = []
+    self._local_queue_hooks: list[queue_hooks.QueueHook] = []
 
   def lookup(
     self,
@@ -203,7 +202,7 @@ class DistributedMultiTypeHashTableMpi(queue_hooks.QueueHooks):
     bundle = {key: auxiliary_bundle.pop(key) for key in _CONSUMED_KEYS}
     grads = self._sort_gradients(slot_to_grad, bundle["fused_embedding_offsets"])
     # The dense all-reduce is issued before the next exchange, in the same order on all ranks.
-    with tf.control_dependencies(feature_utils.control_ops), tf.device("/device:CPU:0"):
+    with tf.control_dependencies(step_order.control_ops()), tf.device("/device:CPU:0"):
       grad_flat = distribution_ops.fused_gather_embeddings_by_input_gradient(
         bundle["recv_embeddings_size"],
         grads,
@@ -234,14 +233,15 @@ class DistributedMultiTypeHashTableMpi(queue_hooks.QueueHooks):
         capacity=int(self._queue_configs.get("enable_pipelined_bwda2a", 0)),
         queue_name="queue_fusedEmbGradA2A_to_sparseOptimize",
       )
-    if push_queue is None and update_queue is None:
-      with tf.control_dependencies(feature_utils.dense_opt_ops):
+    first_queue = push_queue or update_queue
+    if first_queue is None:
+      with tf.control_dependencies(step_order.dense_opt_ops()):
         return self._update_shard(update)
     # In a run of its own the update would make the dense update, and all before it, run again.
     with _detached(True):
       update_op = self._update_shard(update).as_op()
-    self._add_push_hooks(push_queue, update_queue, update_op)
-    self._dependency_ops.append((push_queue or update_queue).enqueue_op)
+    self._add_push_hooks(push_queue, update_queue, update_op, first_queue.enqueue_op)
+    self._dependency_ops.append(first_queue.enqueue_op)
     return self
 
   def assign(self, slot_to_id_and_value: Any) -> DistributedMultiTypeHashTableMpi:
@@ -314,10 +314,13 @@ class DistributedMultiTypeHashTableMpi(queue_hooks.QueueHooks):
       ahead, is_last = ahead - capacity, None
 
   def _add_push_hooks(
-    self, push_queue: Any | None, update_queue: Any | None, update_op: tf.Operation
+    self,
+    push_queue: prefetch_queue._MultiFIFOQueue | None,
+    update_queue: prefetch_queue._MultiFIFOQueue | None,
+    update_op: tf.Operation,
+    filler: tf.Operation,
   ) -> None:
-    """Adds the hooks that work on Q3 and Q4 during the next step."""
-    filler = (push_queue or update_queue).enqueue_op
+    """Adds the hooks that work on Q3 and Q4 during the next step; `filler` fills the first."""
     update_hook = None
     if update_queue is not None:
       update_hook = sync_pipeline_hooks.LockstepPushHook(update_queue, update_op, filler)
@@ -397,14 +400,14 @@ def _any_rank(flag: tf.Tensor) -> tf.Tensor:
 
 
 def _exchange_device(stage: str) -> contextlib.AbstractContextManager:
-  """Where the all-to-all of `stage` (`FID`, `FWD` or `BWD`) runs: on the GPU if it may be used."""
+  """Returns the scope of the all-to-all of `stage` (`FID`, `FWD`, `BWD`): the GPU if allowed."""
   use_gpu = env_utils.get_bool(f"MONOLITH_WITH_HOROVOD_{stage}_G2G", default=True)
   return device_utils.maybe_device_if_allowed("/device:GPU:0" if use_gpu else "/device:CPU:0")
 
 
 @contextlib.contextmanager
 def _detached(is_detached: bool) -> Iterator[None]:
-  """A scope for ops that run by themselves: without the control dependencies of the step."""
+  """Opens a scope for ops that run by themselves, without the step's control dependencies."""
   if not is_detached:
     yield
     return

@@ -1,4 +1,4 @@
-"""How the embeddings of an example's ids become one tensor: sum, mean, or the first N kept apart.
+"""Turns the embeddings of an example's ids into one tensor: sum, mean, or the first N kept apart.
 
 The mean of no ids is 0. `FirstN` never pads beyond N, so one long row costs no memory.
 """
@@ -27,12 +27,12 @@ class Combiner(abc.ABC):
   def combine(
     self, key: tf.RaggedTensor, embedding: tf.Tensor, name: str | None = None
   ) -> tf.Tensor:
-    """Combines.
+    """Combines the embeddings of each row.
 
     Args:
       key: ids; only their row structure counts.
       embedding: float [number of ids, dim].
-      name: of the op or its scope.
+      name: what to call the op or its scope.
 
     Returns:
       [nrows, dim], or [nrows, max_seq_length, dim].
@@ -40,15 +40,15 @@ class Combiner(abc.ABC):
 
 
 def _row_ids(key: tf.RaggedTensor) -> tuple[tf.Tensor, tf.Tensor]:
-  """([number of ids, 1] row of each id, [1] number of rows), both int64."""
+  """Returns ([number of ids, 1] row of each id, [1] number of rows), both int64."""
   row_ids = tf.cast(ragged_utils.fused_value_rowids(key), tf.int64)
   return tf.expand_dims(row_ids, -1), tf.expand_dims(key.nrows(out_type=tf.int64), 0)
 
 
 class ReduceSum(Combiner):
-  """Sum of a row's embeddings."""
+  """Sums a row's embeddings."""
 
-  def __init__(self):
+  def __init__(self) -> None:
     super().__init__(max_seq_length=0)
 
   def combine(
@@ -59,9 +59,9 @@ class ReduceSum(Combiner):
 
 
 class ReduceMean(Combiner):
-  """Mean of a row's embeddings."""
+  """Averages a row's embeddings."""
 
-  def __init__(self):
+  def __init__(self) -> None:
     super().__init__(max_seq_length=0)
 
   def combine(
@@ -72,7 +72,7 @@ class ReduceMean(Combiner):
 
 
 class FirstN(Combiner):
-  """The first `seq_length` embeddings of a row, padded with zeros."""
+  """Keeps the first `seq_length` embeddings of a row, padded with zeros."""
 
   def __init__(self, seq_length: int):
     assert seq_length > 0, "seq_length must be greater than 0"

@@ -1,4 +1,4 @@
-"""How a model declares sparse features: slots, slices and columns.
+"""Lets a model declare sparse features: slots, slices and columns.
 
 A **slot** is one logical table, a **slice** a range of its columns with an optimizer of its own, a
 **column** the name of a ragged int64 input bound to the slot:
@@ -15,9 +15,9 @@ out placeholders; in the real run a `FeatureFactoryFromEmbeddings`, or an `Embed
 for fused layouts, hands out the looked-up embeddings. **The order of `add_feature_slice` calls
 defines the columns, so a model function must make the same calls in both runs.**
 
-Unlike the original: a learning rate of 0.0 freezes a slice instead of meaning "default"; binding
-one feature name twice with different combiners is an error; a slice that the dry run did not see
-is reported with the known ones.
+Differences from ByteDance's Monolith: a learning rate of 0.0 freezes a slice instead of meaning
+"default"; binding one feature name twice with different combiners is an error; a slice that the dry
+run did not see is reported with the known ones.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ from monolith.native_training import (
 from monolith.native_training.model_export import export_context
 from monolith.native_training.monolith_export import monolith_export
 from monolith.native_training.runtime.hash_table import embedding_hash_table_pb2
+from monolith.native_training.tables import protocols
 
 # What `native_model` offers in turn.
 __all__ = [
@@ -173,11 +174,12 @@ class FeatureSlot:
     """
     if self._config.slot_id is not None:
       return self._config.slot_id
-    return int(self._config.name)
+    return int(self.name)
 
   @property
   def name(self) -> str:
-    return self._config.name
+    """The configuration's name, which is never empty."""
+    return self._config.name or str(self._config.slot_id)
 
   def add_feature_slice(
     self,
@@ -343,7 +345,7 @@ class FeatureFactory(abc.ABC):
 def _default_learning_rate(
   segment: embedding_hash_table_pb2.EntryConfig.Segment,
 ) -> entry.LearningRate:
-  """The rate in the segment's optimizer, reached by a linear warm-up where it asks for one."""
+  """Returns the rate in the segment's optimizer, after a linear warm-up where it asks for one."""
   optimizer = getattr(segment.opt_config, segment.opt_config.WhichOneof("type"))
   learning_rate = getattr(optimizer, "learning_rate", 0.0)
   warmup_steps = getattr(optimizer, "warmup_steps", 0)
@@ -409,6 +411,7 @@ class DummyFeatureEmbTable(FeatureEmbTable):
   def embedding_lookup(self, feature_name: str, start: int | None, end: int | None) -> tf.Tensor:
     if start is None and end is None:
       start, end = 0, sum(segment.dim_size for segment, _ in self._slices)
+    assert start is not None and end is not None, f"columns [{start}, {end}), want both or none"
     shape = [self._batch_size]
     combiner = self._feature_to_combiner[feature_name]
     if isinstance(combiner, embedding_combiners.FirstN):
@@ -455,18 +458,19 @@ class DummyFeatureFactory(FeatureFactory):
     Raises:
       NameError: a slot of that name exists.
     """
-    if config.name in self._tables:
-      raise NameError(f"Duplicate names for the table. Name: {config.name}")
+    name = config.name or str(config.slot_id)
+    if name in self._tables:
+      raise NameError(f"Duplicate names for the table. Name: {name}")
     if config.slot_id is None:
       logging.warning(
         "Slot %s has no slot_id: its occurrence_threshold and expire_time have no effect.",
-        config.name,
+        name,
       )
     else:
       self.slot_to_occurrence_threshold[config.slot_id] = config.occurrence_threshold or 0
       self.slot_to_expire_time[config.slot_id] = config.expire_time
     table = DummyFeatureEmbTable(self._batch_size, config.hashtable_config)
-    self._tables[config.name] = table
+    self._tables[name] = table
     return FeatureSlot(table, config)
 
   def apply_gradients(self, *args: Any, **kwargs: Any) -> tf.Operation:
@@ -505,6 +509,7 @@ class EmbeddingFeatureEmbTable(FeatureEmbTable):
   def embedding_lookup(self, feature_name: str, start: int | None, end: int | None) -> tf.Tensor:
     if start is None and end is None:
       return self._embeddings[feature_name]
+    assert start is not None and end is not None, f"columns [{start}, {end}), want both or none"
     key = _slice_key(feature_name, start, end)
     if key not in self._embedding_slices:
       raise KeyError(
@@ -596,7 +601,7 @@ def _add_slices(
 def _reduce_sum_in_plain_tensorflow(
   name: str, ids: tf.RaggedTensor, embeddings: tf.Tensor, dims: Sequence[int]
 ) -> list[tf.Tensor]:
-  """An exported graph must run where the training ops are not loaded."""
+  """Pools with ops that are there also where the training ops are not loaded."""
   shape = tf.stack([ids.nrows(), tf.constant(sum(dims), tf.int64)])
   rows = tf.expand_dims(ids.value_rowids(), -1)
   reduced = tf.scatter_nd(rows, tf.convert_to_tensor(embeddings), shape, name=name)
@@ -611,7 +616,7 @@ def _reduce_sum_on_gpu(
   name_to_embedding_ids: dict[str, tf.RaggedTensor],
   feature_to_unmerged_slice_dims: dict[str, Sequence[int]],
 ) -> None:
-  """One op for all features: launching one kernel per feature would cost more than the sums."""
+  """Pools all features in one op: a kernel per feature would cost more to launch than the sums."""
   dims = [list(feature_to_unmerged_slice_dims[name]) for name in names]
   parts = distribution_ops.fused_reduce_and_split_gpu(
     [name_to_embedding_ids[name].row_splits for name in names],
@@ -654,16 +659,16 @@ class EmbeddingLayoutFactory(FeatureFactory):
   """The factory of a fused-layout run: embeddings come as ready-made layouts.
 
   Args:
-    hash_table: the `PartitionedHashTable` that was looked up.
+    hash_table: the tables that were looked up; `None` where nothing is trained.
     layout_embeddings: layout name -> tensor, or list of tensors.
     auxiliary_bundle: what the lookup left for the update.
-    async_function_mgr: runs the update asynchronously if `async_push`.
-    async_push: whether to.
+    async_function_mgr: runs the update, if `async_push`.
+    async_push: whether the update of a step runs during the next one.
   """
 
   def __init__(
     self,
-    hash_table: Any,
+    hash_table: protocols.LayoutGroup | None,
     layout_embeddings: dict[str, tf.Tensor | list[tf.Tensor]],
     auxiliary_bundle: dict[str, tf.Tensor] | None = None,
     async_function_mgr: prefetch_queue.AsyncFunctionMgr | None = None,
@@ -688,7 +693,7 @@ class EmbeddingLayoutFactory(FeatureFactory):
     """Returns the op that updates the tables from the gradients of all layout tensors."""
     if req_time is None and self._auxiliary_bundle is not None:
       req_time = self._auxiliary_bundle.get("req_time")
-    return self._hash_table.apply_gradients(
+    return self._group().apply_gradients(
       layout_grads_and_vars=grads_and_vars,
       global_step=tf.compat.v1.train.get_or_create_global_step(),
       req_time=req_time,
@@ -707,4 +712,9 @@ class EmbeddingLayoutFactory(FeatureFactory):
 
   def flattened_layout(self) -> list[tf.Tensor]:
     """Returns all layout tensors in the order that `apply_gradients` wants them."""
-    return self._hash_table.flatten_layout(self._layout_embeddings)
+    return self._group().flatten_layout(self._layout_embeddings)
+
+  def _group(self) -> protocols.LayoutGroup:
+    if self._hash_table is None:
+      raise ValueError("hash_table is None: this graph has layouts, but no tables behind them")
+    return self._hash_table

@@ -14,21 +14,26 @@ from __future__ import annotations
 import enum
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, Union
+from typing import Any, NamedTuple, Optional, TypeVar, Union
 
 import tensorflow as tf
 
-from monolith.native_training import device_utils, env_utils, graph_meta, hvd_lib
+from monolith.native_training import device_utils, env_utils, hvd_lib
 from monolith.native_training.ranks import flat_buffer_ops as aligned_flat_ops
+from monolith.native_training.tables import step_order
 
 Gradient = Union[tf.Tensor, tf.IndexedSlices]
+_OptionalGradient = TypeVar("_OptionalGradient", Gradient, Optional[Gradient])
 
-_GRAPH_LISTS = ("control_ops", "dense_opt_ops")
+_GRAPH_LISTS = {
+  "control_ops": step_order.control_ops,
+  "dense_opt_ops": step_order.dense_opt_ops,
+}
 
 
 def __getattr__(name: str) -> list[tf.Operation]:
   if name in _GRAPH_LISTS:
-    return graph_meta.get_meta(f"feature_utils_{name}", list)
+    return _GRAPH_LISTS[name]()
   raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
@@ -43,8 +48,8 @@ class GradClipType(enum.Enum):
 
 
 def allreduce_cond(
-  grads: Sequence[Gradient | None], scale: tf.Tensor | float = 1
-) -> Sequence[Gradient | None]:
+  grads: Sequence[_OptionalGradient], scale: tf.Tensor | float = 1
+) -> Sequence[_OptionalGradient]:
   """Averages gradients over all ranks.
 
   The environment variable `MONOLITH_WITH_ALLREDUCE_FUSION` says how: `one` sends all of them as one
@@ -52,7 +57,7 @@ def allreduce_cond(
   half precision.
 
   Args:
-    grads: of any kind; `None` stays `None`.
+    grads: tensors or slices; `None` stays `None`.
     scale: scalar, multiplies them first.
 
   Returns:
@@ -103,7 +108,7 @@ def _can_fuse(grad: Gradient | None) -> bool:
 def _allreduce_as_one(grads: list[tf.Tensor], scale: tf.Tensor | float) -> list[tf.Tensor]:
   with tf.device("/device:CPU:0"):
     flat = aligned_flat_ops.aligned_flat_concat(grads, tf.cast(scale, tf.float32))
-  __getattr__("control_ops").append(flat.op)
+  step_order.control_ops().append(flat.op)
   reduced = hvd_lib.allreduce(flat, name="hvd_ar_fuse_one", **_allreduce_kwargs())
   with tf.device("/device:CPU:0"):
     return aligned_flat_ops.aligned_flat_split(grads, reduced)
@@ -146,8 +151,8 @@ class _Clipped(NamedTuple):
   """Gradients after clipping.
 
   Attributes:
-    dense: of the variables.
-    sparse: of the embeddings.
+    dense: the variables' gradients.
+    sparse: the embeddings' gradients.
     dense_scale: what the dense ones still have to be multiplied by.
     sparse_scale: what the sparse ones still have to be multiplied by.
   """
@@ -183,7 +188,7 @@ def apply_gradients_with_var_optimizer(
 
   Args:
     ctx: the task's `NativeContext`.
-    feature_columns: whose embeddings are trained.
+    feature_columns: the columns whose embeddings are trained.
     var_opt: for the dense variables, except those that have an `optimizer` of their own.
     loss: scalar.
     clip_type: how gradients are clipped; not at all if `clip_norm` is `None`.
@@ -196,7 +201,7 @@ def apply_gradients_with_var_optimizer(
     ue_fc_names: names of features, which are also part of the targets' names.
     ue_euclidean_norm_threshold: a feature whose norm is not above it is small.
     dense_weight_decay: times the variable is added to the averaged gradient.
-    features: of the batch, for the check.
+    features: the batch, for the check.
     sparse_clip_norm: the limit for embeddings, `clip_norm` by default.
     sparse_norm_warmup_steps: the limit for embeddings grows from 0 during that many steps.
     dense_reduce_mean: whether to divide dense gradients by `batch_size`.
@@ -230,7 +235,7 @@ def apply_gradients_with_var_optimizer(
     clip_norm,
     sparse_clip_norm,
     warmup=_get_warmup(global_step, sparse_norm_warmup_steps),
-    # Instead of all gradients only two numbers are computed, where someone else multiplies.
+    # Only two numbers are computed instead of all gradients, where a later op multiplies anyway.
     is_deferred=will_allreduce
     and not grads_and_vars_summary
     and not is_fused_layout
@@ -243,7 +248,7 @@ def apply_gradients_with_var_optimizer(
     )
   dense_grads = clipped.dense
   if will_allreduce:
-    dense_grads = allreduce_cond(dense_grads, clipped.dense_scale)
+    dense_grads = list(allreduce_cond(dense_grads, clipped.dense_scale))
   train_ops = _apply_dense(
     ctx, var_opt, dense_grads, [target.var for target in dense], dense_weight_decay
   )
@@ -256,7 +261,7 @@ def apply_gradients_with_var_optimizer(
         )
       )
   if global_step is not None:
-    # Whoever wants the step of this batch reads it before it moves.
+    # What needs the step of this batch reads it before it moves.
     with tf.control_dependencies([*train_ops, tf.identity(global_step)]):
       train_ops.append(
         ctx.add_async_function(
@@ -278,7 +283,15 @@ def apply_gradients(
 ) -> tf.Operation:
   """Returns the train op of a loss of a fused-layout run, in its short form.
 
-  Arguments as above.
+  Args:
+    ctx: the task's `NativeContext`.
+    var_opt: for the dense variables.
+    loss: scalar.
+    clip_type: how gradients are clipped.
+    clip_norm: the limit; no clipping if it is `None` or not positive.
+    dense_weight_decay: times the variable is added to the gradient.
+    global_step: incremented with the variables; `None` for no step.
+    use_allreduce: whether ranks average their dense gradients.
 
   Raises:
     Exception: `clip_norm` is positive and `clip_type` is neither a norm nor the global norm.
@@ -292,7 +305,7 @@ def apply_gradients(
     clipped = _clip(dense_grads, sparse_grads, clip_type, clip_norm)
     dense_grads, sparse_grads = clipped.dense, clipped.sparse
   if _will_allreduce(use_allreduce):
-    dense_grads = allreduce_cond(dense_grads)
+    dense_grads = list(allreduce_cond(dense_grads))
   variables = [target.var for target in dense]
   dense_grads = _add_weight_decay(dense_grads, variables, dense_weight_decay)
   train_ops = []
@@ -307,7 +320,7 @@ def apply_gradients(
   with tf.control_dependencies(list(train_ops)):
     if variables:
       dense_op = var_opt.apply_gradients(list(zip(dense_grads, variables)), global_step=global_step)
-      __getattr__("dense_opt_ops").append(dense_op)
+      step_order.dense_opt_ops().append(dense_op)
       train_ops.append(dense_op)
     elif global_step is not None:
       train_ops.append(tf.compat.v1.assign_add(global_step, 1))
@@ -424,7 +437,7 @@ def _norm_with_summary(grads: list[Gradient], name: str) -> tf.Tensor:
 
 
 def _scale_to(limit: tf.Tensor | float, norm: tf.Tensor) -> tf.Tensor:
-  """`min(limit / norm, 1)`; 1 where there is nothing to scale."""
+  """Returns `min(limit / norm, 1)`; 1 where there is nothing to scale."""
   return tf.where(tf.equal(norm, 0.0), 1.0, tf.minimum(limit / norm, 1.0))
 
 
@@ -456,12 +469,12 @@ def _apply_dense(
       return optimizer.apply_gradients([(_from_tuple(grad), var) for grad, var in pairs])
 
     ops.append(ctx.add_async_function(apply, (pairs,), queue_name="dense_opt_queue"))
-  __getattr__("dense_opt_ops").extend(ops)
+  step_order.dense_opt_ops().extend(ops)
   return ops
 
 
 def _to_tuple(grad: Gradient) -> Any:
-  """Slices as a tuple, which can travel through a queue."""
+  """Returns slices as a tuple, which can travel through a queue."""
   if isinstance(grad, tf.IndexedSlices):
     return (grad.values, grad.indices, grad.dense_shape)
   return grad

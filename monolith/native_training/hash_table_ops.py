@@ -315,7 +315,7 @@ class HashTable(BaseHashTable):
 
     Args:
       shard_idx: which partition, int32.
-      num_shards: of how many, int32.
+      num_shards: the number of shards, int32.
       limit: at most this many entries, int64.
       offset: 0, or what the previous page returned, int64.
 
@@ -506,7 +506,7 @@ def hash_table_from_config(
 
 
 def _learning_rates(config: entry.HashTableConfigInstance) -> tf.Tensor:
-  """The rates that somebody computed for this graph already, or new ones."""
+  """Returns the rates that were computed for this graph already, or new ones."""
   rates = config.learning_rate_tensor
   if rates is not None and rates.graph is tf.compat.v1.get_default_graph():
     return rates

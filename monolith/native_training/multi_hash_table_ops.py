@@ -195,7 +195,7 @@ class RawMultiTypeHashTable(abc.ABC):
     """Returns a group that may use rates computed elsewhere instead of its own, which are equal.
 
     Args:
-      learning_rates: of all segments of all tables, in order of the names; float32 vector.
+      learning_rates: float32 vector, one per segment of all tables, in order of the names.
     """
     del learning_rates
     return self
@@ -289,7 +289,7 @@ class MultiHashTable(BaseMultiTypeHashTable, RawMultiTypeHashTable):
   def from_configs(
     cls, configs: Mapping[str, entry.HashTableConfigInstance], *args: Any, **kwargs: Any
   ) -> MultiHashTable:
-    """Creates a group from table name -> configuration; see `from_cached_config`."""
+    """Creates a group from table name -> configuration, the rest as in `from_cached_config`."""
     return cls.from_cached_config(convert_to_cached_config(configs), *args, **kwargs)
 
   @classmethod

@@ -1,4 +1,4 @@
-"""Many tables behind one interface: a dict of slot names instead of one vector of ids.
+"""Groups many tables behind one interface: a dict of slot names instead of one vector of ids.
 
 `MultiTypeHashTable` holds one table per slot; `MergedMultiTypeHashTable` puts slots of equal
 configuration into one table of an inner group, which makes the graph smaller.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import abc
 import copy
 from collections.abc import Callable, Mapping
-from typing import Any, overload
+from typing import Any, Union, overload
 
 import tensorflow as tf
 
@@ -154,7 +154,7 @@ class MultiTypeHashTable(BaseMultiTypeHashTable):
       return tf.no_op(name=f"{name}/done")
 
   def get_table_dim_sizes(self) -> list[int]:
-    return [table.dim_size for table in self._sorted_tables()]
+    return [table.dim_size for _, table in sorted(self._hash_tables.items())]
 
   def fused_lookup(
     self,
@@ -163,9 +163,9 @@ class MultiTypeHashTable(BaseMultiTypeHashTable):
     num_of_shards: int,
     req_time: tf.Tensor | None = None,
   ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Looks all tables up in one op, see `hash_table_ops.fused_lookup`; sorted by slot name."""
+    """Looks all tables up in one op, as `hash_table_ops.fused_lookup` does; sorted by slot name."""
     return hash_table_ops.fused_lookup(
-      [table.table for table in self._sorted_tables()],
+      [table.table for table in self._fused_tables().values()],
       ids,
       fused_slot_size,
       num_of_shards,
@@ -185,9 +185,10 @@ class MultiTypeHashTable(BaseMultiTypeHashTable):
     num_of_shards: int,
     enable_grad_accumulation: bool = False,
   ) -> MultiTypeHashTable:
-    """Updates all tables in one op, see `hash_table_ops.fused_apply_gradient`."""
+    """Updates all tables in one op, as `hash_table_ops.fused_apply_gradient` does."""
+    tables = self._fused_tables()
     handles = hash_table_ops.fused_apply_gradient(
-      [table.table for table in self._sorted_tables()],
+      [table.table for table in tables.values()],
       ids,
       indices,
       fused_slot_size,
@@ -202,16 +203,29 @@ class MultiTypeHashTable(BaseMultiTypeHashTable):
     )
     update_op = tf.group(handles)
     return self._with_tables(
-      {slot: table.table_update(update_op) for slot, table in self._hash_tables.items()}
+      {slot: table.table_update(update_op) for slot, table in tables.items()}
     )
 
-  def _sorted_tables(self) -> list[hash_table_ops.BaseHashTable]:
-    return [self._hash_tables[slot] for slot in sorted(self._hash_tables)]
+  def _fused_tables(self) -> dict[str, hash_table_ops.HashTable]:
+    """Returns slot -> table, sorted; a fused op takes the tables of this process."""
+    tables: dict[str, hash_table_ops.HashTable] = {}
+    for slot, table in sorted(self._hash_tables.items()):
+      if not isinstance(table, hash_table_ops.HashTable):
+        raise TypeError(f"the table of slot {slot} is a {type(table).__name__}, want a HashTable")
+      tables[slot] = table
+    return tables
 
   def _with_tables(self, changed: Mapping[str, hash_table_ops.BaseHashTable]) -> MultiTypeHashTable:
     updated = copy.copy(self)
     updated._hash_tables = {**self._hash_tables, **changed}
     return updated
+
+
+# Makes the inner group of merged tables, of either kind, from merged name -> configuration.
+GroupFactory = Callable[
+  [dict[str, entry.HashTableConfigInstance]],
+  Union[protocols.TableGroup, protocols.ReorderedGroup],
+]
 
 
 class MergedMultiTypeHashTable(BaseMultiTypeHashTable):
@@ -227,14 +241,14 @@ class MergedMultiTypeHashTable(BaseMultiTypeHashTable):
   def __init__(
     self,
     slot_to_config: SlotToConfig,
-    factory: Callable[[dict[str, entry.HashTableConfigInstance]], BaseMultiTypeHashTable],
+    factory: GroupFactory,
   ):
     self._set_merging(merging.SlotMerging.by_config(slot_to_config), factory)
 
   def _set_merging(
     self,
     slot_merging: merging.SlotMerging,
-    factory: Callable[[dict[str, entry.HashTableConfigInstance]], BaseMultiTypeHashTable],
+    factory: GroupFactory,
   ) -> None:
     self._merging = slot_merging
     # Merged ids by the ids of the slots, so that the inner group sees the same tensors again.
@@ -380,10 +394,10 @@ class SharedSlotHashTable(MergedMultiTypeHashTable):
     self,
     slot_to_config: SlotToConfig,
     shared_tables: Mapping[str, str],
-    factory: Callable[[dict[str, entry.HashTableConfigInstance]], BaseMultiTypeHashTable],
+    factory: GroupFactory,
   ):
     self._set_merging(merging.SlotMerging.by_name(slot_to_config, shared_tables), factory)
 
-  def reinitialize(self, slot: str, ids: tf.Tensor) -> tuple[SharedSlotHashTable, tf.Tensor]:
+  def reinitialize(self, slot: str, ids: tf.Tensor) -> tuple[MergedMultiTypeHashTable, tf.Tensor]:
     table, status = self._table.reinitialize(self._merging.slot_to_merged.get(slot, slot), ids)
     return self._with_table(table), status

@@ -6,6 +6,7 @@ does the opposite: a function of the results of this step (a push to parameter s
 the next one. Tensors on a GPU travel through a queue of their own that stays there.
 """
 
+import threading
 from collections.abc import Sequence
 from typing import Any, Callable, Optional, Union
 
@@ -30,11 +31,11 @@ class _GPUCompatiblePaddingFIFOQueue(data_flow_ops.QueueBase):
   ):
     """Args:
       capacity: the number of elements that fit.
-      dtypes: of the components of an element; one alone may be given bare.
-      shapes: of the components, as many; `None` dimensions may differ between elements.
-      names: of the components, if elements are dicts.
-      shared_name: under which several sessions share the queue.
-      name: of the op.
+      dtypes: the types of an element's components; one alone may be given bare.
+      shapes: the components' shapes, as many; `None` dimensions may differ between elements.
+      names: the components' names, if elements are dicts.
+      shared_name: the name under which several sessions share the queue.
+      name: what to call the op.
 
     Raises:
       ValueError: not as many shapes as dtypes.
@@ -56,10 +57,10 @@ class _GPUCompatiblePaddingFIFOQueue(data_flow_ops.QueueBase):
     )
     super().__init__(dtypes, shapes, names, queue_ref)
 
-  def enqueue_many(self, vals, name=None):
+  def enqueue_many(self, vals: Any, name: Optional[str] = None) -> tf.Operation:
     raise NotImplementedError(self._MANY_NOT_SUPPORTED)
 
-  def dequeue_many(self, n, name=None):
+  def dequeue_many(self, n: Any, name: Optional[str] = None) -> Any:
     raise NotImplementedError(self._MANY_NOT_SUPPORTED)
 
   _MANY_NOT_SUPPORTED = (
@@ -109,7 +110,7 @@ class _FIFOQueue(_QueueBase):
       ValueError: no tensor is given.
       TypeError: `dense_list` is not a list.
     """
-    _check_dense_list(dense_list)
+    dense_list = _check_dense_list(dense_list)
     with tf.init_scope():
       self._queue = _GPUCompatiblePaddingFIFOQueue(
         capacity,
@@ -141,11 +142,12 @@ class _FIFOQueue(_QueueBase):
     return self._queue.size()
 
 
-def _check_dense_list(dense_list: Optional[list[tf.Tensor]]) -> None:
+def _check_dense_list(dense_list: Optional[list[tf.Tensor]]) -> list[tf.Tensor]:
   if dense_list is not None and not isinstance(dense_list, list):
     raise TypeError("dense_list should be a list of `tf.Tensor`s")
   if not dense_list:
     raise ValueError("Arguments `dense_list` should not be empty.")
+  return dense_list
 
 
 class _MultiFIFOQueue(_QueueBase):
@@ -160,8 +162,16 @@ class _MultiFIFOQueue(_QueueBase):
     capacity: int = 2,
     queue_name: str = "prefetch_queue",
   ):
-    """See `_FIFOQueue`; the queue on the GPU is called `<queue_name>_gpu`."""
-    _check_dense_list(dense_list)
+    """Args:
+      dense_list: the tensors that `enqueue_op` puts into the queues; static shapes are kept.
+      capacity: the number of elements that fit.
+      queue_name: name of the queue's op; the one on the GPU is called `<queue_name>_gpu`.
+
+    Raises:
+      ValueError: no tensor is given.
+      TypeError: `dense_list` is not a list.
+    """
+    dense_list = _check_dense_list(dense_list)
     self._queues: list[_FIFOQueue] = []
     # For each queue the positions of its tensors in `dense_list`.
     self._indices: list[list[int]] = []
@@ -212,13 +222,13 @@ class MultiQueueRunner(tf.compat.v1.train.QueueRunner):
 
   def _init_from_args(
     self,
-    queue=None,
-    enqueue_ops=None,
-    close_op=None,
-    cancel_op=None,
-    queue_closed_exception_types=None,
-  ):
-    """See the base class; `queue` may be a list of queues."""
+    queue: Any = None,
+    enqueue_ops: Optional[Sequence[tf.Operation]] = None,
+    close_op: Optional[tf.Operation] = None,
+    cancel_op: Optional[tf.Operation] = None,
+    queue_closed_exception_types: Optional[Sequence[type]] = None,
+  ) -> None:
+    """Does what the base class does; `queue` may also be a list of queues."""
     if isinstance(queue, list):
       if close_op is None:
         close_op = tf.group(*[q.close() for q in queue])
@@ -233,7 +243,7 @@ class MultiQueueRunner(tf.compat.v1.train.QueueRunner):
     )
 
   @property
-  def queue(self):
+  def queue(self) -> data_flow_ops.QueueBase:
     if isinstance(self._queue, list):
       raise NotImplementedError("When using multi-device queues, this interface is disabled.")
     return super().queue
@@ -249,7 +259,7 @@ class EnqueueHook(tf.estimator.SessionRunHook):
 
   def __init__(self, q: _QueueBase):
     self._q_runner = MultiQueueRunner(q.queues, [q.enqueue_op])
-    self._threads = []
+    self._threads: list[threading.Thread] = []
 
   def after_create_session(
     self, session: tf.compat.v1.Session, coord: tf.train.Coordinator
@@ -305,7 +315,7 @@ class AsyncPushHook(tf.estimator.SessionRunHook):
 
   The queue is filled by the runs themselves, so the ops of run k work on what run k - 1 left. A run
   that leaves nothing (one that only reads a variable) is left alone: it would empty the queue, and
-  after a second one like it the ops would wait for ever. A queue that another thread fills is
+  after a second one like it the ops would wait forever. A queue that another thread fills is
   consumed in every run.
   """
 
@@ -324,7 +334,9 @@ class AsyncPushHook(tf.estimator.SessionRunHook):
   def begin(self) -> None:
     self._queue_size = self._queue.size()
 
-  def before_run(self, run_context: tf.estimator.SessionRunContext):
+  def before_run(
+    self, run_context: tf.estimator.SessionRunContext
+  ) -> Optional[tf.estimator.SessionRunArgs]:
     if not self._queue_init or (self._filled_by_runs and not self._fills_queue(run_context)):
       return None
     return tf.estimator.SessionRunArgs(self._run_ops)
@@ -371,7 +383,7 @@ class AsyncFunctionMgr:
       target: called once, with tensors that hold the arguments of the step before; returns what
         `session.run` accepts. It may use what is computed in this step only through its arguments.
       args: structures of tensors, variables and constants.
-      kwargs: likewise.
+      kwargs: the same, by name.
       is_async: `None` for the default of this object.
       queue_name: name of the queue's op.
 
@@ -392,6 +404,7 @@ class AsyncFunctionMgr:
     (args, kwargs), queue = enqueue_dicts_with_queue_return(
       (args + (dummy_tensor,), kwargs), capacity=1, queue_name=queue_name
     )
+    assert queue is not None  # The capacity is not 0.
     with tf.init_scope():
       dummy_op = tf.no_op(name="dummy_depended_op_for_async_function")
       with tf.control_dependencies([args[-1], dummy_op]):

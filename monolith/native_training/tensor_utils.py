@@ -11,7 +11,7 @@ import tensorflow as tf
 from monolith.native_training import static_reshape_op
 
 KeyedTensors = dict[str, tf.Tensor]
-KeyedShape = dict[str, list[int]]
+KeyedShape = dict[str, "list[int | None]"]
 
 
 def maybe_squeeze_3d_tensor(x: tf.RaggedTensor) -> tf.RaggedTensor:

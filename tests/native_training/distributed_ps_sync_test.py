@@ -212,6 +212,9 @@ class DistributedMultiTypeHashTableMpiTest(_GraphTest):
   def test_dim_sizes(self):
     self.assertEqual(_mpi_table().get_table_dim_sizes(), [1, 2])
 
+  def test_it_counts_as_a_group_of_tables(self):
+    self.assertIsInstance(_mpi_table(), multi_type_hash_table.BaseMultiTypeHashTable)
+
   def test_errors(self):
     table = _mpi_table()
     ids = _ids()

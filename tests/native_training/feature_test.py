@@ -296,6 +296,13 @@ class EmbeddingLayoutFactoryTest(tf.test.TestCase):
     self.assertIs(kwargs["auxiliary_bundle"], bundle)
     self.assertTrue(kwargs["async_push"])
 
+  def test_without_tables_nothing_can_be_updated(self):
+    layout = tf.constant([1.0])
+    factory = feature.EmbeddingLayoutFactory(None, {"bias": layout})
+
+    with self.assertRaisesRegex(ValueError, "hash_table is None"):
+      factory.apply_gradients([(tf.constant([2.0]), layout)])
+
 
 if __name__ == "__main__":
   tf.test.main()

@@ -100,6 +100,16 @@ class MultiTypeHashTableTest(tf.test.TestCase):
     self.assertAllEqual(result[2], [0, 1, 2, 4])
     self.assertAllEqual(result[3], [0, 1, 3, 7])
 
+  def test_fused_lookup_wants_tables_of_this_process(self):
+    with tf.Graph().as_default():
+      table = multi_type_hash_table.MultiTypeHashTable(
+        {"slot0": _config(1)},
+        lambda name, config: mock.create_autospec(hash_table_ops.BaseHashTable, instance=True),
+      )
+
+      with self.assertRaisesRegex(TypeError, "the table of slot slot0 is a .*, want a HashTable"):
+        table.fused_lookup([0], [1], 1)
+
   def test_fused_lookup_multi_shards(self):
     with self.session() as session:
       table = self._table().assign_add(

@@ -88,9 +88,7 @@ LATE_IMPORTS = {
 }
 
 # Imports from a layer above.
-UPWARD_IMPORTS = {
-  (".distributed_ps_sync", ".feature_utils"): "reads its ops for gradients of ranks",
-}
+UPWARD_IMPORTS: dict[tuple[str, str], str] = {}
 
 
 def _short(module: str) -> str:

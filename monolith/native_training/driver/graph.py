@@ -16,7 +16,7 @@ import contextlib
 import copy
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import tensorflow as tf
 from absl import flags
@@ -55,7 +55,7 @@ from monolith.native_training.model_export import (
   export_utils,
 )
 from monolith.native_training.ranks import agreement as sync_agreement
-from monolith.native_training.tables import merging
+from monolith.native_training.tables import merging, protocols
 
 # Any: the flags' types are known at run time only.
 FLAGS: Any = flags.FLAGS
@@ -353,7 +353,11 @@ class CpuTraining:
     features, auxiliary_bundle = _take_eof(features)
     if self.config.enable_fused_layout:
       inputs, auxiliary_bundle = self._look_up_layouts(
-        hash_table, features, auxiliary_bundle, async_function_mgr
+        # As the configuration says; so it is below.
+        cast(protocols.LayoutGroup, hash_table),
+        features,
+        auxiliary_bundle,
+        async_function_mgr,
       )
     else:
       inputs, auxiliary_bundle = self._look_up(
@@ -420,7 +424,7 @@ class CpuTraining:
 
   def _look_up_layouts(
     self,
-    hash_table: Any,
+    hash_table: protocols.LayoutGroup,
     features: Features,
     auxiliary_bundle: dict[str, Any],
     async_function_mgr: prefetch_queue.AsyncFunctionMgr,
@@ -446,7 +450,7 @@ class CpuTraining:
 
   def _look_up(
     self,
-    hash_table: Any,
+    hash_table: protocols.AnyGroup,
     features: Features,
     auxiliary_bundle: dict[str, Any],
     async_function_mgr: prefetch_queue.AsyncFunctionMgr,
@@ -460,20 +464,21 @@ class CpuTraining:
       is_reordered = True
     if is_reordered:
       embeddings, ids, dense, auxiliary_bundle = self._look_up_reordered(
-        hash_table, features[_ELEMENT_KEY], auxiliary_bundle
+        cast(protocols.ReorderedGroup, hash_table), features[_ELEMENT_KEY], auxiliary_bundle
       )
     else:
+      group = cast(protocols.TableGroup, hash_table)
       ids, dense = self._split_features(features)
       slot_to_id = {name: ragged.values for name, ragged in ids.items()}
-      embeddings = hash_table.lookup(slot_to_id)
-      id_split = hash_table.get_id_split(slot_to_id)
+      embeddings = group.lookup(slot_to_id)
+      id_split = group.get_id_split(slot_to_id)
       (embeddings, ids, dense, id_split, auxiliary_bundle), queue = (
         prefetch_queue.enqueue_dicts_with_queue_return(
           (embeddings, ids, dense, id_split, auxiliary_bundle),
           capacity=config.embedding_prefetch_capacity,
         )
       )
-      hash_table.set_id_split({name: ragged.values for name, ragged in ids.items()}, id_split)
+      group.set_id_split({name: ragged.values for name, ragged in ids.items()}, id_split)
       if queue is not None:
         hash_table.add_queue_hook(prefetch_queue.EnqueueHook(queue))
     _collect_dequeued(_SPARSE_FEATURES_COLLECTION, ids)
@@ -486,7 +491,7 @@ class CpuTraining:
     ctx.layout_factory = None
     if config.enable_full_sync_training:
       ctx.feature_factory = _FusedCpuFeatureFactory(
-        hash_table,
+        cast(protocols.ReorderedGroup, hash_table),
         embeddings,
         slices,
         req_time,
@@ -495,7 +500,7 @@ class CpuTraining:
       )
     else:
       ctx.feature_factory = _CpuFeatureFactory(
-        hash_table,
+        cast(protocols.TableGroup, hash_table),
         ids,
         embeddings,
         slices,
@@ -507,7 +512,7 @@ class CpuTraining:
     return inputs, auxiliary_bundle
 
   def _look_up_reordered(
-    self, hash_table: Any, element: Any, auxiliary_bundle: dict[str, Any]
+    self, hash_table: protocols.ReorderedGroup, element: Any, auxiliary_bundle: dict[str, Any]
   ) -> tuple[dict, dict, dict, dict]:
     dense, (expanded, lookup_args) = element
     auxiliary_bundle["features"] = dense

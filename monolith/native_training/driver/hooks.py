@@ -39,6 +39,7 @@ from monolith.native_training.hooks import ckpt_hooks, ckpt_info, ps_check_hooks
 from monolith.native_training.hooks.server import server_lib
 from monolith.native_training.metric import metric_hook
 from monolith.native_training.model_export import export_context, export_hooks
+from monolith.native_training.tables import protocols
 
 Hooks = list[tf.estimator.SessionRunHook]
 SaverListeners = list[tf.estimator.CheckpointSaverListener]
@@ -137,7 +138,7 @@ class TrainingHooks:
     config: CpuTrainingConfig,
     params: Any,
     model_dir: str,
-    hash_table: Any,
+    hash_table: protocols.HasQueueHooks,
     hash_filters: Sequence[tf.Tensor],
     enable_hash_filter: bool,
     slices: checkpoint_slices.Tables,

@@ -18,6 +18,7 @@ from monolith.native_training import (
 from monolith.native_training.driver.config import CpuTrainingConfig
 from monolith.native_training.model_export import export_context
 from monolith.native_training.runtime.hash_table import embedding_hash_table_pb2
+from monolith.native_training.tables import protocols
 
 Configs = Mapping[str, entry.HashTableConfigInstance]
 
@@ -31,7 +32,7 @@ class Tables(NamedTuple):
     enable_hash_filter: whether the filters are real.
   """
 
-  hash_table: Any
+  hash_table: protocols.AnyGroup
   hash_filters: list[Any]
   enable_hash_filter: bool
 

@@ -1,8 +1,8 @@
-"""What happens to gradients of rows that are not finite, for they would spoil rows for good.
+"""Stops or skips gradients that are not finite, which would spoil their rows for good.
 
-The environment variable `MONOLITH_BAD_GRADIENTS` says it: `stop` (the default) fails the step and
-names the feature or layout, `skip` leaves those rows alone in that step and logs the name, `ignore`
-does not look.
+The environment variable `MONOLITH_BAD_GRADIENTS` says what to do: `stop` (the default) fails the
+step and names the feature or layout, `skip` leaves those rows alone in that step and logs the name,
+`ignore` does not look.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ def check_gradients(names: Sequence[str], gradients: Sequence[tf.Tensor]) -> lis
   """Treats values that are not finite as the environment says.
 
   Args:
-    names: what the gradients are of, for messages.
-    gradients: float32, as many; the last dimension is that of a row.
+    names: what to call each gradient in messages.
+    gradients: float32, as many; the last dimension runs along a row.
 
   Raises:
     ValueError: the environment says something else, or not as many names as gradients.

@@ -103,7 +103,7 @@ def get_default_parser_ctx() -> ParserCtx:
 def sharding_sparse_fids(
   tensor: tf.Tensor,
   ps_num: int,
-  feature_cfgs: example_pb2.FeatureConfigs,
+  feature_cfgs: example_pb2.FeatureConfigs | bytes,
   unique: bool,
   input_type: str,
   parallel_flag: int = 0,
@@ -200,7 +200,7 @@ def sharding_sparse_fids_with_context(
     parser_ctx: by default the innermost one.
 
   Raises:
-    ValueError: the context has no sharding parameters.
+    ValueError: the context has no sharding parameters, or no parser was called yet.
     NotImplementedError: embeddings are to live on GPUs.
   """
   ctx = parser_ctx or get_default_parser_ctx()
@@ -209,6 +209,8 @@ def sharding_sparse_fids_with_context(
     raise ValueError("sharding_sparse_fids_op_params of the parser context is not set")
   if params.enable_gpu_emb:
     raise NotImplementedError("enable_gpu_emb is not supported")
+  if ctx.parser_type is None:
+    raise ValueError("parser_type of the parser context is not set: no parser was called yet")
   logging.debug("sharding ids of %s for %d servers", ctx.parser_type, params.num_ps)
   (
     shards,

@@ -1,16 +1,20 @@
-"""Which tables and layouts a fused-layout run has, as the `FeatureConfigs` of its ops."""
+"""Says which tables and layouts a fused-layout run has, as the `FeatureConfigs` of its ops."""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Union
 
 import tensorflow as tf
 
 from idl.matrix.proto import example_pb2
 from monolith.native_training import embedding_combiners, entry
 from monolith.native_training.model_export import export_context
+
+# One tensor, or one for each slice with `OutType.NONE`.
+Layout = Union[tf.Tensor, list[tf.Tensor]]
 
 # Name of the one table that stands for the whole group of a native table.
 NATIVE_FAKE_TABLE = "native_multi_hash_table_fake_table"
@@ -49,25 +53,25 @@ def get_sub_table_name(strs: Iterable[str]) -> tuple[str, str]:
   return joined, hashlib.md5(joined.encode()).hexdigest()
 
 
-def pooling_type(combiner: embedding_combiners.Combiner) -> int:
+def pooling_type(combiner: embedding_combiners.Combiner) -> example_pb2.PoolingType:
   """Returns the `PoolingType` of a combiner.
 
   Raises:
     Exception: the layout ops have none.
   """
   if isinstance(combiner, embedding_combiners.ReduceSum):
-    return example_pb2.PoolingType.SUM
+    return example_pb2.SUM
   if isinstance(combiner, embedding_combiners.ReduceMean):
-    return example_pb2.PoolingType.MEAN
+    return example_pb2.MEAN
   if isinstance(combiner, embedding_combiners.FirstN):
-    return example_pb2.PoolingType.FIRSTN
+    return example_pb2.FIRSTN
   raise Exception("pooling_type error!")
 
 
 def no_merge_feature_config(
   feature_name_to_config: Mapping[str, entry.HashTableConfigInstance], use_same_table: bool = True
 ) -> tuple[Mapping[str, entry.HashTableConfigInstance], dict[str, str]]:
-  """Every feature keeps its table.
+  """Lets every feature keep its table.
 
   Returns:
     The dict as it is, and feature -> the name under which its ids travel: one for all if
@@ -201,31 +205,31 @@ def _check_slices(
 
 
 def nest_layout(
-  tensors: Sequence, out_configs: Mapping[str, example_pb2.OutConfig]
-) -> dict[str, object]:
+  tensors: Sequence[tf.Tensor], out_configs: Mapping[str, example_pb2.OutConfig]
+) -> dict[str, Layout]:
   """Returns layout -> tensor, or list of tensors for `OutType.NONE`; the order is by name.
 
   Raises:
     ValueError: not as many tensors as the layouts have.
   """
   sizes = {
-    name: len(config.slice_configs) if config.out_type == example_pb2.OutType.NONE else 1
+    name: len(config.slice_configs) if config.out_type == example_pb2.NONE else 1
     for name, config in out_configs.items()
   }
   if sum(sizes.values()) != len(tensors):
     raise ValueError(f"there are {len(tensors)} tensors, want {sum(sizes.values())} for {sizes}")
-  nested: dict[str, object] = {}
+  nested: dict[str, Layout] = {}
   start = 0
   for name in sorted(out_configs):
     part = list(tensors[start : start + sizes[name]])
     start += sizes[name]
-    nested[name] = part if out_configs[name].out_type == example_pb2.OutType.NONE else part[0]
+    nested[name] = part if out_configs[name].out_type == example_pb2.NONE else part[0]
   return nested
 
 
-def flatten_layout(nested: Mapping[str, object]) -> list:
+def flatten_layout(nested: Mapping[str, Layout]) -> list[tf.Tensor]:
   """Undoes `nest_layout`: tensors by layout name, lists expanded in place."""
-  tensors = []
+  tensors: list[tf.Tensor] = []
   for name in sorted(nested):
     value = nested[name]
     tensors.extend(value if isinstance(value, (list, tuple)) else [value])

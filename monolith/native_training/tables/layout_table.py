@@ -4,13 +4,14 @@
   lookup                    one call per server
   fused_embedding_to_layout pools and arranges the embeddings of all features in one op
 
-Unlike the original: a queued update uses the global step of its own batch; `slot_mapping` works.
+Differences from ByteDance's Monolith: a queued update uses the global step of its own batch;
+`slot_mapping` works.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -199,7 +200,12 @@ class LayoutHashTable(queue_hooks.QueueHooks):
     feature_name_to_config: Mapping[str, entry.HashTableConfigInstance],
     use_same_table: bool = True,
   ) -> tuple[Mapping[str, entry.HashTableConfigInstance], dict[str, str]]:
-    """Every feature keeps its table; see `layout_config.no_merge_feature_config`."""
+    """Lets every feature keep its table.
+
+    Returns:
+      The dict as it is, and feature -> the name under which its ids travel: one for all if
+      `use_same_table`, else its own.
+    """
     return layout_config.no_merge_feature_config(feature_name_to_config, use_same_table)
 
   def get_table_dim_sizes(self) -> list[int]:
@@ -223,7 +229,7 @@ class LayoutHashTable(queue_hooks.QueueHooks):
     """Returns the layout of each tensor of `flatten_layout`."""
     names = []
     for name, config in sorted(self._feature_configs.out_configs.items()):
-      is_list = config.out_type == example_pb2.OutType.NONE
+      is_list = config.out_type == example_pb2.NONE
       names += [name] * (len(config.slice_configs) if is_list else 1)
     return names
 
@@ -238,7 +244,7 @@ class LayoutHashTable(queue_hooks.QueueHooks):
     """Looks the ids of a batch up and lays the embeddings out.
 
     Args:
-      features: of the batch; the sharded ids, or the protos they come from, are taken out of it.
+      features: the batch; the sharded ids, or the protos they come from, are taken out of it.
       auxiliary_bundle: filled with the tensors that `apply_gradients` needs.
       ret_fused_layout_callable_fn: look up, but return a function that makes the layouts.
       ret_lookup_callable_fn: return a function that does everything.
@@ -273,7 +279,7 @@ class LayoutHashTable(queue_hooks.QueueHooks):
 
   def apply_gradients(
     self,
-    layout_grads_and_vars: Sequence[tuple[tf.Tensor, tf.Tensor]],
+    layout_grads_and_vars: Iterable[tuple[tf.Tensor, tf.Tensor]],
     global_step: tf.Tensor,
     req_time: tf.Tensor | None = None,
     auxiliary_bundle: dict[str, tf.Tensor] | None = None,
@@ -288,8 +294,8 @@ class LayoutHashTable(queue_hooks.QueueHooks):
       global_step: int64 scalar.
       req_time: int64, seconds; the largest one counts, 0 by default.
       auxiliary_bundle: what the matching `lookup` filled.
-      async_function_mgr: runs the update during the next step, if `async_push`.
-      async_push: see `async_function_mgr`.
+      async_function_mgr: runs the update, if `async_push`.
+      async_push: whether the update runs during the next step.
       grad_scale: multiplies all gradients.
 
     Returns:
@@ -334,7 +340,12 @@ class LayoutHashTable(queue_hooks.QueueHooks):
       return self._write(data, lambda table, pairs: table.assign(pairs), op="assign")
 
   def assign_add(self, data: AssignData) -> LayoutHashTable:
-    """Adds to rows; see `assign`."""
+    """Adds to rows; returns the tables after the write.
+
+    Args:
+      data: server -> table (with native tables, the feature's or the one it shares) -> (its ids,
+        values); already sharded.
+    """
     with tf.name_scope("dmtht_aa" if self._use_native else "pht_assign_add"):
       return self._write(data, lambda table, pairs: table.assign_add(pairs), op="assign_add")
 
@@ -401,26 +412,33 @@ class LayoutHashTable(queue_hooks.QueueHooks):
     self, features: dict[str, Any], bundle: dict[str, tf.Tensor], capacity: int
   ) -> None:
     """Sends everything through a queue, which keeps what belongs together together."""
-    if not capacity:
-      return
     (queued_features, queued_bundle), queue = prefetch_queue.enqueue_dicts_with_queue_return(
       (features, bundle), capacity=capacity, queue_name="embedding_prefetch_queue"
     )
+    if queue is None:
+      return
     features.update(queued_features)
     bundle.update(queued_bundle)
     self.add_queue_hook(prefetch_queue.EnqueueHook(queue))
 
   def _layouts(self, bundle: Mapping[str, tf.Tensor]) -> dict[str, Any]:
-    sizes = {name: bundle.get(_key(name)) for name in _SIZES}
-    has_sizes = all(size is not None for size in sizes.values())
+    fid_offset, feature_offset, nfl_offset, batch_size = (bundle[_key(n)] for n in _OFFSETS)
+    has_sizes = all(_key(name) in bundle for name in _SIZES)
+    sizes = {name: bundle[_key(name)] if has_sizes else None for name in _SIZES}
     tensors = distribution_ops.fused_embedding_to_layout(
       self._embeddings(bundle),
       None,
-      *[bundle[_key(name)] for name in _OFFSETS],
+      fid_offset,
+      feature_offset,
+      nfl_offset,
+      batch_size,
       variant_type=self._inner_data_type,
       feature_cfgs=self._feature_configs,
       ps_num=self._num_ps,
-      **(sizes if has_sizes else {}),
+      nfl_size=sizes["nfl_size"],
+      feature_size=sizes["feature_size"],
+      fid_size=sizes["fid_size"],
+      emb_size=sizes["emb_size"],
       # Version 3 is version 5 for a single request, which needs no sizes.
       version=5 if has_sizes else 3,
     )

@@ -10,7 +10,7 @@ Writing returns a new object, and what is built from it runs after the write.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol, Union
 
 import tensorflow as tf
@@ -83,6 +83,47 @@ class TableGroup(HasQueueHooks, Protocol):
     ...
 
 
+class FusedGroup(Protocol):
+  """The tables of one rank, which work on the ids of all ranks in one op.
+
+  `hash_table_ops.fused_lookup` says what the arguments are.
+  """
+
+  def fused_lookup(
+    self,
+    ids: tf.Tensor,
+    fused_slot_size: tf.Tensor,
+    num_of_shards: int,
+    req_time: tf.Tensor | None = None,
+  ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Returns `(embeddings, floats per shard, id offsets, embedding offsets, indices)`."""
+    ...
+
+  def fused_apply_gradient(
+    self,
+    ids: tf.Tensor,
+    indices: tf.Tensor,
+    fused_slot_size: tf.Tensor,
+    id_grads: tf.Tensor,
+    id_offsets: tf.Tensor,
+    grad_offsets: tf.Tensor,
+    global_step: tf.Tensor,
+    req_time: tf.Tensor | None,
+    num_of_shards: int,
+    enable_grad_accumulation: bool = False,
+  ) -> FusedGroup:
+    """Runs the optimizers; returns the group after the write."""
+    ...
+
+  def get_table_dim_sizes(self) -> list[int]:
+    """Returns the tables' dimensions, by sorted name."""
+    ...
+
+  def as_op(self, name: str | None = None) -> tf.Operation:
+    """Returns an op that runs after all writes so far."""
+    ...
+
+
 class ReorderedGroup(HasQueueHooks, Protocol):
   """A group of tables over ranks, whose ids the input pipeline has reordered by rank."""
 
@@ -129,7 +170,7 @@ class LayoutGroup(HasQueueHooks, Protocol):
 
   def apply_gradients(
     self,
-    layout_grads_and_vars: Sequence[tuple[tf.Tensor, tf.Tensor]],
+    layout_grads_and_vars: Iterable[tuple[tf.Tensor, tf.Tensor]],
     global_step: tf.Tensor,
     req_time: tf.Tensor | None = None,
     auxiliary_bundle: Bundle | None = None,

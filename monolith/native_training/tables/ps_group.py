@@ -91,7 +91,7 @@ class PsGroup:
   ) -> list[multi_type_hash_table.BaseMultiTypeHashTable]:
     tables = []
     if export_context.is_exporting_distributed():
-      export_ctx = export_context.get_current_export_ctx()
+      export_ctx = _current_export()
       for i in range(num_ps):
         with export_ctx.sub_graph(f"ps_{i}").as_default() as graph:
           tables.append(table_factory(i, configs))
@@ -253,6 +253,13 @@ class PsGroup:
     )
 
 
+def _current_export() -> export_context.ExportContext:
+  export_ctx = export_context.get_current_export_ctx()
+  if export_ctx is None:
+    raise RuntimeError("no export is under way")
+  return export_ctx
+
+
 def _any_rate_changes(configs: Iterable[entry.HashTableConfigInstance]) -> bool:
   return any(callable(rate) for config in configs for rate in config.learning_rate_fns)
 
@@ -261,7 +268,7 @@ def _add_lookup_signatures(
   graph: tf.Graph, table: multi_type_hash_table.BaseMultiTypeHashTable, names: Sequence[str]
 ) -> None:
   """Adds what a worker calls remotely to the graph of a server."""
-  export_ctx = export_context.get_current_export_ctx()
+  export_ctx = _current_export()
 
   def placeholder(name: str) -> tf.Tensor:
     return tf.compat.v1.placeholder(tf.int64, shape=[None], name=name)

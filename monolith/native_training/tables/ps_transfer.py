@@ -1,4 +1,4 @@
-"""How tensors get to tables on parameter servers and back.
+"""Sends tensors to tables on parameter servers and back.
 
 Every tensor that crosses from one machine to another is a message of its own, so the tensors of
 all tables of a server are packed into one before they are sent, and unpacked over there. Native
@@ -22,6 +22,7 @@ from monolith.native_training.model_export import export_context
 
 if TYPE_CHECKING:
   from monolith.native_training.multi_hash_table_ops import RawMultiTypeHashTable
+  from monolith.native_training.tables.protocols import TableGroup
 
 
 @contextlib.contextmanager
@@ -51,11 +52,13 @@ class PsTransfer:
     """Whether tensors travel; everything is in one place in a standalone export."""
     return self.pinned and not export_context.is_exporting_standalone()
 
-  def device(self, i: int) -> contextlib.AbstractContextManager:
-    """Where server `i` lives, if it is elsewhere."""
+  def device(self, i: int) -> contextlib.AbstractContextManager[None]:
+    """Returns a scope that places ops where server `i` lives, if it is elsewhere."""
     return ps_device(i) if self.sends else contextlib.nullcontext()
 
-  def lookup(self, i: int, table: Any, name_to_ids: Mapping[str, tf.Tensor], op: str) -> dict:
+  def lookup(
+    self, i: int, table: Any, name_to_ids: Mapping[str, tf.Tensor], op: str
+  ) -> dict[str, tf.Tensor]:
     """Looks tables of server `i` up.
 
     Args:
@@ -113,7 +116,7 @@ class PsTransfer:
     with self.device(i):
       if float16:
         values = tf.cast(values, tf.float32, name=f"{op}_recv_{i}_CastToFloat32")
-      shapes = [
+      shapes: list[tensor_utils.KeyedShape] = [
         {name: [None] for name in name_to_pair},
         {name: [None, self.dims[name]] for name in name_to_pair},
       ]
@@ -164,7 +167,7 @@ class PsTransfer:
       flat_grad: flat float32 gradients of `ids`.
       global_step: int64 scalar.
       req_time: int64 scalar.
-      learning_rates: of all segments of all tables, float32; `None` if the group has its own.
+      learning_rates: float32, for all segments of all tables; `None` if the group has its own.
       op: prefix of the names of casts.
 
     Returns:
@@ -209,7 +212,7 @@ def _unpack_ragged(packed: tf.Tensor, sizes: Sequence[int]) -> tf.RaggedTensor:
   return tf.RaggedTensor.from_row_splits(values, row_splits, validate=False)
 
 
-def group_as_op(tables: Any, name: str) -> tf.Operation:
+def group_as_op(tables: Sequence[TableGroup], name: str) -> tf.Operation:
   """Returns the no-op `<name>/done` that runs after all writes to `tables`, `<name>/sub_<i>`."""
   sub_ops = []
   for i, table in enumerate(tables):

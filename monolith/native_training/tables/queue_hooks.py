@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-QueueHook = tf.estimator.SessionRunHook
+if TYPE_CHECKING:
+  from typing_extensions import TypeAlias
+
+QueueHook: TypeAlias = tf.estimator.SessionRunHook
 
 
 class QueueHooks:

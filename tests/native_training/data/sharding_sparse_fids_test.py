@@ -340,6 +340,14 @@ class ParserCtxTest(tf.test.TestCase):
     self.assertAllEqual(out["shards_row_split_size"]["t0:1"], [3])
     self.assertAllEqual(out["emb_size"], [5, 3, 1, 1])
 
+  def test_sharding_before_a_parser_was_called(self):
+    with tf.Graph().as_default(), parsers.ParserCtx(True) as ctx:
+      ctx.sharding_sparse_fids_op_params = parsers.ShardingSparseFidsOpParams(
+        1, True, lambda: True, False, {}, make_configs(TABLES), False, False
+      )
+      with self.assertRaisesRegex(ValueError, "parser_type of the parser context is not set"):
+        parsers.sharding_sparse_fids_with_context(tf.constant([""]), {}, ctx)
+
   def test_sharding_without_parameters(self):
     with self.assertRaisesRegex(ValueError, "sharding_sparse_fids_op_params"):
       parsers.sharding_sparse_fids_with_context(None, {}, parsers.ParserCtx())

@@ -14,6 +14,12 @@ tf.compat.v1.disable_eager_execution()
 class _Tables:
   """Remembers what it is told to apply."""
 
+  def get_id_split(self, slot_to_id):
+    return {"names": sorted(slot_to_id)}
+
+  def set_id_split(self, slot_to_id, id_split):
+    self.id_split = id_split
+
   def apply_gradients(self, *args, **kwargs):
     self.args, self.kwargs = args, kwargs
     return self
@@ -64,6 +70,7 @@ class FeatureFactoriesTest(tf.test.TestCase):
 
     pushed, _ = self._tables.args
     self.assertCountEqual(pushed, ["b"])
+    self.assertEqual(self._tables.id_split, {"names": ["b"]})
     ids, gradient = pushed["b"]
     with self.session() as session:
       session.run(op)

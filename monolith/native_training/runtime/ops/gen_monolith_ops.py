@@ -10,12 +10,18 @@ Raises:
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 import tensorflow as tf
 
 from monolith.native_training.runtime.ops import gen_monolith_ops_base
 from monolith.native_training.runtime.ops.gen_monolith_ops_base import *  # noqa: F403
 
 load_library = gen_monolith_ops_base.load_library
+
+if TYPE_CHECKING:
+  # The wrappers are made when the library is loaded, so a type checker cannot see them.
+  def __getattr__(name: str) -> Any: ...
 
 
 def monolith_aligned_flat_concat(
