@@ -289,16 +289,16 @@ __attribute__((noinline)) void WriteStages::RunPipeline(const Ids& all_ids, int6
   // its row.
   const bool skip = kAnyWrite && skip_zero_;
   int64_t keys[kRing] = {};
-  uint64_t hashes[kRing];
+  FlatIndex::Line* lines[kRing];
   char* rows[kRing] = {};
   uint8_t fresh[kRing] = {};
 
   const auto fetch = [&](int64_t i) {
     const int64_t key = ids.key(i);
-    const uint64_t hash = hash_of(key);
+    FlatIndex::Line* const line = index.HomeLine(hash_of(key));
     keys[i % kRing] = key;
-    hashes[i % kRing] = hash;
-    concurrency::PrefetchForWrite(index.HomeLine(hash));
+    lines[i % kRing] = line;
+    concurrency::PrefetchForWrite(line);
     // Into the second-level cache: the first has no slots left for so many lines.
     const char* const value = values + ids.position(i) * value_stride;
     for (int64_t at = 0; at < value_bytes; at += 64) __builtin_prefetch(value + at, 0, 2);
@@ -312,8 +312,7 @@ __attribute__((noinline)) void WriteStages::RunPipeline(const Ids& all_ids, int6
     if (last_byte > 0) concurrency::PrefetchForWrite(row + last_byte);
   };
   const auto probe = [&](int64_t i) {
-    const uint64_t hash = hashes[i % kRing];
-    FlatIndex::Line* const line = index.HomeLine(hash);
+    FlatIndex::Line* const line = lines[i % kRing];
     FlatIndex::Slot* const slot = skip ? nullptr : FlatIndex::SlotInLine(line, keys[i % kRing]);
     if (slot != nullptr) return take(i, slot);
     rows[i % kRing] = nullptr;
@@ -321,15 +320,15 @@ __attribute__((noinline)) void WriteStages::RunPipeline(const Ids& all_ids, int6
   };
   const auto resolve = [&](int64_t i) {
     if (rows[i % kRing] != nullptr) return;
-    const uint64_t hash = hashes[i % kRing];
+    const int64_t key = keys[i % kRing];
+    FlatIndex::Slot* const slot = skip ? nullptr : FlatIndex::FindBehind(lines[i % kRing], key);
+    if (slot != nullptr) return take(i, slot);
     const bool dropped = dropped_ != nullptr && dropped_[i] != 0;
-    if (!skip && !dropped) {
-      rows[i % kRing] =
-          FindOrInsert(keys[i % kRing], hash,
-                       load_ts == nullptr ? job_ts : load_ts[ids.position(i)], &fresh[i % kRing]);
-      return;
+    rows[i % kRing] = Resolve(key, hash_of(key), ids.position(i), dropped, &fresh[i % kRing]);
+    if (index_changed_) {
+      for (int64_t j = 0; j < kRing; ++j) lines[j] = index.HomeLine(hash_of(keys[j]));
+      index_changed_ = false;
     }
-    rows[i % kRing] = Resolve(keys[i % kRing], hash, ids.position(i), dropped, &fresh[i % kRing]);
     if (!skip || erased_row_ == nullptr) return;
     // Earlier occurrences of the id, not finished yet, have lost their row.
     for (int64_t j = 0; j < kRing; ++j) {
@@ -361,8 +360,7 @@ __attribute__((noinline)) void WriteStages::RunPipeline(const Ids& all_ids, int6
   finish.End(ids, n);
 }
 
-// Makes the row of an id that was dropped, or that may have to be erased. Null: there shall be
-// none.
+// Finds or makes the row of an id. Null: there shall be none.
 char* WriteStages::Resolve(int64_t key, uint64_t hash, int64_t position, bool dropped,
                            uint8_t* fresh) {
   Shard* const shard = shards_[ShardOf(hash)].get();
@@ -371,26 +369,23 @@ char* WriteStages::Resolve(int64_t key, uint64_t hash, int64_t position, bool dr
     ++filtered_;
     return nullptr;
   }
-  return FindOrInsert(key, hash, Timestamp(position), fresh);
-}
-
-char* WriteStages::FindOrInsert(int64_t key, uint64_t hash, uint32_t ts, uint8_t* fresh) {
-  Shard* const shard = shards_[ShardOf(hash)].get();
+  const int64_t changes = shard->index.changes();
   FlatIndex::Slot* const slot = shard->index.FindOrFree(hash, key);
+  index_changed_ = shard->index.changes() != changes;
   if (slot == nullptr) {
     OutOfMemory();
     return nullptr;
   }
   uint32_t row = slot->row;
   if (slot->live()) {
-    if (slot->ts != ts) slot->ts = ts;
+    slot->ts = Timestamp(position);
   } else {
     row = shard->rows.Allocate();
     if (row == 0) {
       OutOfMemory();
       return nullptr;
     }
-    shard->index.Fill(hash, slot, key, row, ts);
+    shard->index.Fill(hash, slot, key, row, Timestamp(position));
     *fresh = 1;
   }
   char* const address = shard->rows.Address(row);

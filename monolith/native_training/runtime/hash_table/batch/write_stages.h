@@ -124,7 +124,6 @@ class WriteStages {
   template <typename Ids, typename Finisher>
   void RunPipeline(const Ids& ids, int64_t n, Finisher finish);
   char* Resolve(int64_t key, uint64_t hash, int64_t position, bool dropped, uint8_t* fresh);
-  char* FindOrInsert(int64_t key, uint64_t hash, uint32_t ts, uint8_t* fresh);
   bool EraseIfZero(Shard* shard, int64_t key, uint64_t hash, int64_t position);
   void OutOfMemory() { job_->out_of_memory.store(true, std::memory_order_relaxed); }
   void Finish(const Item* items, int count);
@@ -145,6 +144,7 @@ class WriteStages {
   const bool plain_adagrad_;          // see AdagradFinisher
   const uint8_t* dropped_ = nullptr;  // by number of the id in the step; null: no filter
   char* erased_row_ = nullptr;        // by the last Resolve
+  bool index_changed_ = false;        // lines have moved in the last Resolve
   int64_t filtered_ = 0;
   int64_t nonfinite_ = 0;
 };

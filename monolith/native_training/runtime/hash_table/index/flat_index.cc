@@ -417,6 +417,7 @@ FlatIndex::Home FlatIndex::HomeOf(const Piece& piece) const {
 }
 
 void FlatIndex::Publish(uint32_t number) {
+  ++changes_;
   const Piece& piece = pieces_[number];
   const int behind = directory_->depth_ - piece.depth;  // bits that it does not care for
   const uint64_t first = ((static_cast<uint64_t>(shard_) << piece.depth) + piece.prefix) << behind;

@@ -76,7 +76,7 @@ class FlatIndex {
   static constexpr uint32_t kTombstone = 0xffffffffu;
   static constexpr int kSlotsPerLine = 4;
   // Shards let their pieces grow to different sizes.
-  static constexpr int64_t kMaxPieceLines = 8192;
+  static constexpr int64_t kMaxPieceLines = 16384;
   static constexpr int64_t kMinMaxPieceLines = kMaxPieceLines / 8;
   // The end of the range of places inside a shard.
   static constexpr uint64_t kHashEnd = uint64_t{1} << 32;
@@ -113,10 +113,9 @@ class FlatIndex {
     }
     // The slot of `key`, or null.
     Slot* Find(uint64_t hash, int64_t key) const {
-      for (Line* line = HomeLine(hash);; ++line) {
-        Slot* const slot = SlotInLine(line, key);
-        if (slot != nullptr || HasEmpty(line)) return slot;
-      }
+      Line* const home = HomeLine(hash);
+      Slot* const slot = SlotInLine(home, key);
+      return slot != nullptr ? slot : FindBehind(home, key);
     }
   };
 
@@ -165,6 +164,8 @@ class FlatIndex {
   int64_t live() const { return live_; }
   int64_t num_slots() const { return num_lines_ * kSlotsPerLine; }
   int64_t num_pieces() const { return static_cast<int64_t>(pieces_.size()); }
+  // How often lines have moved: pointers to them hold as long as this stays.
+  int64_t changes() const { return changes_; }
   // Keys that were moved for growth so far.
   int64_t moved() const { return moved_; }
   int64_t Bytes() const;
@@ -213,6 +214,14 @@ class FlatIndex {
     const Slot* s = line->slots;
     return (s[0].row == kEmpty) | (s[1].row == kEmpty) | (s[2].row == kEmpty) |
            (s[3].row == kEmpty);
+  }
+
+  // The slot of `key`, which is not in its home line, or null.
+  static Slot* FindBehind(Line* home, int64_t key) {
+    Line* line = home;
+    Slot* slot = nullptr;
+    while (slot == nullptr && !HasEmpty(line)) slot = SlotInLine(++line, key);
+    return slot;
   }
 
   Slot* Find(uint64_t hash, int64_t key) const { return directory_->view().Find(hash, key); }
@@ -353,6 +362,7 @@ class FlatIndex {
   int64_t num_lines_ = 0;
   int64_t live_ = 0;
   int64_t moved_ = 0;
+  int64_t changes_ = 0;
 };
 
 }  // namespace engine

@@ -54,7 +54,7 @@ TEST(FlatIndexTest, KeysAreFoundWhileTheIndexGrowsOverManyPieces) {
   // Both kinds of fillers.
   for (const int number : {ShardOf(HashId(0)), ShardOf(HashId(0)) ^ 5}) {
     Shard shard(number);
-    const std::vector<int64_t> keys = KeysOf(number, 120000);
+    const std::vector<int64_t> keys = KeysOf(number, 240000);
     for (size_t i = 0; i < keys.size(); ++i) {
       EXPECT_EQ(shard.Find(keys[i]), 0u);
       ASSERT_TRUE(shard.Insert(keys[i], RowOf(i)));
@@ -63,7 +63,7 @@ TEST(FlatIndexTest, KeysAreFoundWhileTheIndexGrowsOverManyPieces) {
       }
     }
     for (size_t i = 0; i < keys.size(); ++i) ASSERT_EQ(shard.Find(keys[i]), RowOf(i));
-    EXPECT_EQ(shard.index.live(), 120000);
+    EXPECT_EQ(shard.index.live(), 240000);
     EXPECT_GE(shard.index.num_pieces(), 4);
     EXPECT_LE(static_cast<double>(shard.index.live()),
               0.82 * static_cast<double>(shard.index.num_slots()));
@@ -119,7 +119,7 @@ TEST(FlatIndexTest, SplitsAreSpreadOverTime) {
     shards.push_back(std::make_unique<FlatIndex>(s, &pool, &directory));
   }
   int64_t last = kNumShards, at_once = 0;
-  for (int64_t key = 0; key < 1000000; ++key) {
+  for (int64_t key = 0; key < 2000000; ++key) {
     const uint64_t hash = HashId(key);
     FlatIndex* const index = shards[ShardOf(hash)].get();
     FlatIndex::Slot* const slot = index->FindOrFree(hash, key);
