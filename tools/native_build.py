@@ -55,13 +55,14 @@ PRECOMPILED_HEADERS = (
   "tensorflow/core/framework/resource_mgr.h",
   "tensorflow/core/framework/shape_inference.h",
 )
-# Multiplications and additions must not be fused: the CPU kernels have to give the same bits. The
-# PTX of the newest architecture serves GPUs that came later.
+# Multiplications and additions must not be fused: the CPU kernels have to give the same bits.
 CUDA_FLAGS = (
   "-std=c++17 -O3 --fmad=false -Werror all-warnings -Xcompiler "
-  "-fPIC,-fvisibility=hidden,-Wall,-Wextra -I. "
-  "-gencode arch=compute_80,code=sm_80 -gencode arch=compute_90,code=[sm_90,compute_90]"
+  "-fPIC,-fvisibility=hidden,-Wall,-Wextra -I."
 )
+CUDA_LINK_FLAGS = "-shared -cudart static -Xlinker -z,defs"
+# As TensorFlow's builds name them; TF_CUDA_COMPUTE_CAPABILITIES overrides.
+CUDA_CAPABILITIES = "8.0,9.0"
 SANITIZERS = {
   "address": "-fsanitize=address,undefined -fno-sanitize-recover=all",
   "undefined": "-fsanitize=undefined -fno-sanitize-recover=all",
@@ -411,6 +412,48 @@ def find_nvcc() -> str | None:
   return next((nvcc for nvcc in candidates if os.access(nvcc, os.X_OK)), None)
 
 
+def _cuda_architectures() -> str:
+  """Returns nvcc's flags for the capabilities to compile for.
+
+  The PTX of the last one is kept too: it serves GPUs that came later.
+
+  Raises:
+    BuildError: TF_CUDA_COMPUTE_CAPABILITIES is no list of capabilities.
+  """
+  text = os.environ.get("TF_CUDA_COMPUTE_CAPABILITIES") or CUDA_CAPABILITIES
+  numbers = []
+  for name in text.split(","):
+    found = re.fullmatch(r"(?:sm_|compute_)?(\d+)\.?(\d)", name.strip())
+    if not found:
+      raise BuildError(
+        f"TF_CUDA_COMPUTE_CAPABILITIES is {text!r}, want a list like {CUDA_CAPABILITIES!r}."
+      )
+    numbers.append(int(found.group(1) + found.group(2)))
+  numbers.sort()
+  flags = [f"-gencode arch=compute_{n},code=sm_{n}" for n in numbers[:-1]]
+  last = numbers[-1]
+  return " ".join([*flags, f"-gencode arch=compute_{last},code=[sm_{last},compute_{last}]"])
+
+
+def nvcc_command() -> str:
+  """Returns the compiler and its flags, for builds other than this one.
+
+  Raises:
+    BuildError: there is no CUDA compiler.
+  """
+  return f"{_require_nvcc()} {CUDA_FLAGS} {_cuda_architectures()} {CUDA_LINK_FLAGS}"
+
+
+def _require_nvcc() -> str:
+  nvcc = find_nvcc()
+  if not nvcc:
+    raise BuildError(
+      "No CUDA compiler found: install CUDA 12 or 13 so that nvcc is on PATH, set CUDA_HOME, or "
+      "pip install 'monolith[cuda]' (PyPI's nvidia-cuda-nvcc)."
+    )
+  return nvcc
+
+
 def _nvcc_version(nvcc: str) -> str:
   """Returns what `nvcc --version` says, in one word: a change of it has to rebuild."""
   text = subprocess.run([nvcc, "--version"], capture_output=True, text=True).stdout
@@ -425,15 +468,15 @@ def _add_cuda_library(ninja: NinjaFile, nvcc: str) -> None:
   compiler = '"$$MONOLITH_NVCC"'
   ninja.rule(
     "nvcc",
-    f"{compiler} {CUDA_FLAGS} -DMONOLITH_NVCC_VERSION={_nvcc_version(nvcc)} -MMD -MF $out.d -c $in "
-    "-o $out",
+    f"{compiler} {CUDA_FLAGS} {_cuda_architectures()} "
+    f"-DMONOLITH_NVCC_VERSION={_nvcc_version(nvcc)} -MMD -MF $out.d -c $in -o $out",
     "NVCC $in",
     depfile="$out.d",
     deps="gcc",
   )
   ninja.rule(
     "nvcc_link",
-    f"{compiler} -shared -cudart static -Xlinker -z,defs -o $out.tmp $in && mv -f $out.tmp $out",
+    f"{compiler} {CUDA_LINK_FLAGS} -o $out.tmp $in && mv -f $out.tmp $out",
     "LINK $out",
   )
   objects = []
@@ -513,12 +556,7 @@ def build_in_place(
   Raises:
     BuildError: a tool is missing or the compilation failed.
   """
-  nvcc = find_nvcc()
-  if require_cuda and not nvcc:
-    raise BuildError(
-      "No CUDA compiler found: install CUDA 12 or 13 so that nvcc is on PATH, set CUDA_HOME, or "
-      "pip install 'monolith[cuda]' (PyPI's nvidia-cuda-nvcc)."
-    )
+  nvcc = _require_nvcc() if require_cuda else find_nvcc()
   tools = find_toolchain()
   _link_folder("tensorflow", tools.tensorflow_dir)
   ninja = NinjaFile("ops")
@@ -645,6 +683,7 @@ def main() -> int:
   parser.add_argument("--gpu-tests", action="store_true", help="build and run them on a GPU")
   parser.add_argument("--benchmarks", action="store_true", help="build the C++ benchmarks")
   parser.add_argument("--cuda", action="store_true", help="fail without a CUDA compiler")
+  parser.add_argument("--nvcc-command", action="store_true", help="print how to compile for GPUs")
   parser.add_argument("--sanitize", choices=sorted(SANITIZERS), help="for the tests or the library")
   parser.add_argument("--object", metavar="FILE", help="compile one op-library source only")
   parser.add_argument("--jobs", "-j", type=int, help="parallel jobs (default: all cores)")
@@ -652,6 +691,9 @@ def main() -> int:
   try:
     if options.cpp_tests:
       return min(1, _run_tests(build_cpp_programs("tests", options.sanitize, options.jobs)))
+    if options.nvcc_command:
+      print(nvcc_command())
+      return 0
     if options.gpu_tests:
       return min(1, _run_tests(build_gpu_tests(options.jobs)))
     if options.benchmarks:
