@@ -59,11 +59,15 @@ sanitize-ops: build ## the op library under AddressSanitizer, with the tests of 
 bazel-test: build ## build and test the same sources with Bazel
 	bash tools/bazel_test.sh
 
+# What mypy checks: where a wrong type would go unnoticed until a cluster runs.
+TYPED := monolith/native_training/checkpoints monolith/native_training/driver
+
 # C++ streams meet the locale facets of another libstdc++ beside TensorFlow's x86-64 wheel, and crash. Exceptions of
 # kernels end the process unless they are registered with REGISTER_GUARDED_KERNEL.
-lint: $(VENV)/.installed ## ruff, clang-format, no C++ streams and no unguarded kernels in the op library
+lint: $(VENV)/.installed ## ruff, mypy, clang-format, no C++ streams and no unguarded kernels in the op library
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
+	$(RUN) -m mypy $(TYPED)
 	! git grep -nE '#include <(codecvt|fstream|iomanip|ios|iosfwd|iostream|istream|locale|ostream|regex|sstream|streambuf|strstream)>' \
 	  -- monolith/native_training/runtime
 	! git grep -n 'REGISTER_KERNEL_BUILDER' -- monolith/native_training/runtime

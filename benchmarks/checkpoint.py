@@ -46,7 +46,7 @@ class Memory:
 
   @contextlib.contextmanager
   def watch(self) -> Iterator[None]:
-    # 5 resets the high-water mark, see proc(5).
+    # 5 resets the high-water mark (proc(5)).
     pathlib.Path("/proc/self/clear_refs").write_text("5")
     before = _status("VmRSS")
     yield

@@ -43,7 +43,7 @@ class Bench:
     config = tf.compat.v1.ConfigProto(
       intra_op_parallelism_threads=threads, inter_op_parallelism_threads=threads
     )
-    # The optimizer would remove ops whose results nobody reads.
+    # The optimizer would remove ops whose results are not read.
     config.graph_options.rewrite_options.disable_meta_optimizer = True
     self._graph = tf.Graph()
     self._context = self._graph.as_default()
@@ -72,13 +72,13 @@ class Bench:
       np.testing.assert_allclose(got, want, rtol=rtol, atol=rtol)
 
   def medians(self, fetches: list, repeats: int) -> list[float]:
-    """Median seconds of computing each of `fetches`, a tensor or a list of them."""
+    """Returns the median seconds of computing each of `fetches`, a tensor or a list of them."""
     runs = [self.session.make_callable(tf.group(*tf.nest.flatten(fetch))) for fetch in fetches]
     return interleaved_medians(runs, repeats)
 
 
 def split(repeats: int, threads: int) -> list[Row]:
-  """1M ids to 4 servers and a row of 8 floats per id back, in the order of the batch."""
+  """Sends 1M ids to 4 servers and a row of 8 floats per id back, in the order of the batch."""
   rng = np.random.default_rng(0)
   batch = zipf_ids(rng, NUM_IDS)
   with Bench(threads) as bench:
@@ -127,7 +127,7 @@ def split(repeats: int, threads: int) -> list[Row]:
 
 
 def unique(repeats: int, threads: int) -> list[Row]:
-  """Unique ids with the places of all occurrences; the peer stops at the index of each id."""
+  """Finds unique ids and the places of all occurrences; the peer stops at the index of each id."""
   batch = zipf_ids(np.random.default_rng(1), NUM_IDS)
   with Bench(threads) as bench:
     ids = bench.input(batch)
@@ -143,7 +143,7 @@ def unique(repeats: int, threads: int) -> list[Row]:
 
 
 def reduce(repeats: int, threads: int) -> list[Row]:
-  """1M embeddings of 32 floats into 100k rows."""
+  """Reduces 1M embeddings of 32 floats into 100k rows."""
   rng = np.random.default_rng(2)
   with Bench(threads) as bench:
     row_ids = bench.input(np.sort(rng.integers(0, 100_000, NUM_IDS)))
@@ -179,7 +179,7 @@ def reduce(repeats: int, threads: int) -> list[Row]:
 
 
 def layout(repeats: int, threads: int) -> list[Row]:
-  """26 features, batch 4,096, dim 16, one to four ids each: pooled side by side, and back."""
+  """Pools 26 features side by side, and back: batch 4,096, dim 16, one to four ids each."""
   rng = np.random.default_rng(3)
   num_features, batch_size, dim = 26, 4096, 16
   configs = FeatureConfigs()

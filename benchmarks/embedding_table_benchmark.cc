@@ -1,4 +1,4 @@
-// Speed of the embedding-table engine alone: batches of 100k ids, M ids/s in the counter `Mids`.
+// Measures the embedding-table engine alone: batches of 100k ids, M ids/s in the counter `Mids`.
 //
 //   embedding_table_benchmark --benchmark_filter='Lookup/10000000/16'
 //
@@ -38,7 +38,7 @@ TableConfig Config(int64_t dim, OptimizerKind kind) {
   return config;
 }
 
-// Which id is number i of a table.
+// How the i-th id of a table is made.
 enum class Ids { kRandom, kSequential, kHighBits20, kHighBits32, kBitReversed };
 
 int64_t IdOf(Ids kind, int64_t i) {
@@ -94,7 +94,7 @@ struct Built {
   std::unique_ptr<EmbeddingTable> table;
 };
 
-// The table of the current case; replacing it frees the previous one first.
+// Returns the table of the current case. Frees the previous one before building another.
 const Built& GetTable(int64_t rows, int64_t dim, Ids kind = Ids::kRandom,
                       OptimizerKind optimizer = OptimizerKind::kAdagrad) {
   static Built built;
@@ -118,7 +118,7 @@ const Built& GetTable(int64_t rows, int64_t dim, Ids kind = Ids::kRandom,
   return built;
 }
 
-// Ranks with probability ~ 1 / rank^1.05, by inversion of the continuous distribution.
+// Draws ranks with probability ~ 1 / rank^1.05, by inverting the continuous distribution.
 int64_t ZipfRank(std::mt19937_64* random, int64_t n) {
   constexpr double kExponent = 1.05;
   const double u = std::uniform_real_distribution<double>(0.0, 1.0)(*random);
@@ -128,7 +128,7 @@ int64_t ZipfRank(std::mt19937_64* random, int64_t n) {
   return std::min<int64_t>(n - 1, static_cast<int64_t>(rank) - 1);
 }
 
-// Several batches, so that one is never in the cache from the last round.
+// Makes several batches, so that none is still in the cache from the last round.
 std::vector<std::vector<int64_t>> Batches(int64_t rows, Ids kind, bool zipf, int64_t offset = 0) {
   std::mt19937_64 random(7);
   std::vector<std::vector<int64_t>> batches(16, std::vector<int64_t>(kBatch));
@@ -187,7 +187,7 @@ std::vector<std::unique_ptr<EmbeddingTable>> ManyTables(int64_t rows, int64_t di
   return tables;
 }
 
-// n ids at a time, different ones for a long while.
+// Hands out n ids at a time, and repeats itself only after a long while.
 class IdSource {
  public:
   IdSource(int64_t rows, int64_t n) : batches_(Batches(rows, Ids::kRandom, false)), n_(n) {}
@@ -209,7 +209,7 @@ void SetManyRate(benchmark::State& state, int64_t n) {
       static_cast<double>(state.iterations() * kTables * n) / 1e6, benchmark::Counter::kIsRate);
 }
 
-// 26 tables, one call for all or one for each. Arguments: rows, dim, ids per table.
+// Looks up 26 tables in one call or one by one. Arguments: rows, dim, ids per table.
 void RunTables(benchmark::State& state, bool fused) {
   const int64_t rows = state.range(0), dim = state.range(1), n = state.range(2);
   const auto tables = ManyTables(rows, dim);
@@ -282,7 +282,7 @@ void UpdateSgd(benchmark::State& state) { RunUpdate(state, OptimizerKind::kSgd, 
 void UpdateAdam(benchmark::State& state) { RunUpdate(state, OptimizerKind::kAdam, false); }
 void UpdateFtrl(benchmark::State& state) { RunUpdate(state, OptimizerKind::kFtrl, false); }
 
-// Growth from empty: mean speed, and the slowest batch as a multiple of the median.
+// Grows a table from empty: mean speed, and the slowest batch as a multiple of the median.
 void Insert(benchmark::State& state) {
   const int64_t rows = state.range(0), dim = state.range(1);
   GetTable(1, 1);  // frees a large table of an earlier case
@@ -310,7 +310,7 @@ void Insert(benchmark::State& state) {
   state.counters["worst/median"] = seconds.back() / seconds[seconds.size() / 2];
 }
 
-// Encoding all rows as framed records, without writing them anywhere.
+// Encodes all rows as framed records, without writing them anywhere.
 void Save(benchmark::State& state) {
   const Built& built = GetTable(state.range(0), state.range(1));
   std::string buffer;
@@ -340,7 +340,7 @@ constexpr int64_t kMillion = 1000000;
       ->Args({kMillion, 64, threads}) \
       ->Args({10 * kMillion, 16, threads})
 
-// How far threads carry, on machines that have them.
+// Shows how speed scales with threads, on machines that have the cores.
 #define MANY_THREADS \
   Args({10 * kMillion, 16, 4})->Args({10 * kMillion, 16, 8})->Args({10 * kMillion, 16, 16})
 
@@ -366,7 +366,7 @@ BENCHMARK(UpdateAdam)->Args({kMillion, 32, 1})->UseRealTime();
 BENCHMARK(UpdateFtrl)->Args({kMillion, 32, 1})->UseRealTime();
 BENCHMARK(Insert)->Args({10 * kMillion, 16, 1})->Iterations(1)->UseRealTime();
 BENCHMARK(Save)->Args({kMillion, 16, 1})->UseRealTime();
-// Cost per id as the table grows.
+// Shows the cost per id as the table grows.
 BENCHMARK(Lookup)->Args({40 * kMillion, 8, 1})->UseRealTime();
 BENCHMARK(UpdateAdagrad)->Args({40 * kMillion, 8, 1})->UseRealTime();
 

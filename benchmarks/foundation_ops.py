@@ -37,10 +37,10 @@ CLIP_TENSORS, CLIP_FLOATS = 100, 50_000_000
 
 
 def _session() -> tf.compat.v1.Session:
-  """A session that runs the graph as built.
+  """Returns a session that runs the graph as built.
 
   The benchmarks run ops for their time, not their results; the graph optimizer would remove those
-  whose results nobody reads.
+  whose results are not read.
   """
   config = tf.compat.v1.ConfigProto()
   config.graph_options.rewrite_options.disable_meta_optimizer = True
@@ -48,7 +48,7 @@ def _session() -> tf.compat.v1.Session:
 
 
 def optimizers(repeats: int) -> list[Row]:
-  """A step of each dense optimizer on 10M floats."""
+  """Makes a step of each dense optimizer on 10M floats."""
   with tf.Graph().as_default(), _session() as sess:
     init = tf.random.normal([OPTIMIZER_FLOATS])
 
@@ -90,7 +90,7 @@ def optimizers(repeats: int) -> list[Row]:
 
 
 def value_rowids(repeats: int) -> list[Row]:
-  """Row ids of 10M values in 1M rows."""
+  """Computes the row ids of 10M values in 1M rows."""
   lengths = np.random.default_rng(0).multinomial(10_000_000, np.full(1_000_000, 1e-6))
   splits = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
   with tf.Graph().as_default(), _session() as sess:
@@ -110,7 +110,7 @@ def value_rowids(repeats: int) -> list[Row]:
 
 
 def static_reshape(repeats: int) -> list[Row]:
-  """200 small tensors reshaped in one session run.
+  """Reshapes 200 small tensors in one session run.
 
   The tensors lie in a staging area, the cheapest source of 200 that TensorFlow has. The run itself
   and getting them out is paid by both sides alike; the second row leaves that out: it is measured
@@ -138,14 +138,14 @@ def static_reshape(repeats: int) -> list[Row]:
 
 
 def _run_op(sess: tf.compat.v1.Session, op: tf.Operation) -> Callable[[], object]:
-  """A run of `op` with the least that Python adds to it, for ops of microseconds."""
+  """Returns a run of `op` with the least that Python adds to it, for ops of microseconds."""
   options = config_pb2.CallableOptions()
   options.target.append(op.name)
   return sess._make_callable_from_options(options)
 
 
 def touched_key_set(repeats: int) -> list[Row]:
-  """10M random ids by two threads, in batches of 10,000."""
+  """Inserts 10M random ids by two threads, in batches of 10,000."""
   programs = native_build.build_cpp_programs("benchmarks")
   program = next(p for p in programs if p.endswith("/touched_key_set_benchmark"))
   output = subprocess.run(
@@ -163,7 +163,7 @@ def touched_key_set(repeats: int) -> list[Row]:
 
 
 def clip(repeats: int) -> list[Row]:
-  """Clipping 100 tensors of 50M floats together, above and below the limit."""
+  """Clips 100 tensors of 50M floats together, above and below the limit."""
   with tf.Graph().as_default(), _session() as sess:
     shape = [CLIP_FLOATS // CLIP_TENSORS]
     variables = [tf.Variable(tf.random.normal(shape)) for _ in range(CLIP_TENSORS)]

@@ -26,7 +26,7 @@ class Row:
 def interleaved_medians(
   runs: Sequence[Callable[[], object]], repeats: int, warm_up: int = 2, inner: int = 1
 ) -> list[float]:
-  """Median seconds of each of `runs`, called in turn, so that a busy machine slows all alike.
+  """Returns the median seconds of each of `runs`, called in turn: a busy machine slows all alike.
 
   Args:
     runs: what to measure.

@@ -121,7 +121,7 @@ def make_task(tf: Any, ids: np.ndarray) -> Any:
 
 
 def run_rank(folder: pathlib.Path, rounds: int, steps: int) -> None:
-  """Is one rank: trains a round whenever the file of that round appears."""
+  """Plays one rank: trains a round whenever the file of that round appears."""
   # Before TensorFlow counts cores.
   num_ranks = int(os.environ.get("HOROVOD_SIZE", "1"))
   rank = int(os.environ.get("HOROVOD_RANK", "0"))

@@ -1,9 +1,8 @@
-// Touched-key inserts by two threads: our set against absl::flat_hash_set behind one mutex.
+// Compares touched-key inserts by two threads: our set and absl::flat_hash_set behind one mutex.
 //
-// Prints one JSON object with the median seconds of interleaved repeats. Two baselines are
-// measured: the mutex taken for every id, and, kinder to the baseline, once for every batch. Both
-// reserve room for all ids beforehand, ours does not. benchmarks/foundation_ops.py runs this
-// program.
+// Prints one JSON object with the median seconds of interleaved repeats. Measures two baselines:
+// the mutex taken for every id and, kinder to the baseline, once for every batch. Both reserve room
+// for all ids beforehand, ours does not. benchmarks/foundation_ops.py runs this program.
 #include <pthread.h>
 #include <sched.h>
 
@@ -33,8 +32,8 @@ double Seconds(const std::function<void()>& work) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-// Keeps the calling thread on the i-th of the cores this process may use. A scheduler that puts
-// both threads of a run on one core of a busy machine would measure itself.
+// Pins the calling thread to the i-th core this process may use. With both threads of a run on one
+// core of a busy machine, the benchmark would measure the scheduler.
 void StayOnCore(int i) {
   cpu_set_t allowed;
   if (sched_getaffinity(0, sizeof(allowed), &allowed) != 0) return;

@@ -1,8 +1,8 @@
-"""Speed of a whole training, against keras, and of its start, against importing TensorFlow.
+"""Speed of whole training steps, against keras, and of its start, against importing TensorFlow.
 
   python benchmarks/train.py [--rounds 7] [--steps 20] [--skip-start]
 
-26 features with ids of a Zipf law over 10M, dimension 16, batches of 4096, one dense tower; see
+26 features with ids of a Zipf law over 10M, dimension 16, batches of 4096, one dense tower, as in
 `train_process.py`. All processes live at the same time, and train in turn, a round each.
 """
 
@@ -25,7 +25,7 @@ from ratio_table import Row, print_rows
 FOLDER = pathlib.Path(__file__).resolve().parent
 NUM_IDS = 10_000_000
 # All are seen once before the first round, so that rows are updated and few are created, as in a
-# training that has run for a while.
+# training run that has gone on for a while.
 NUM_BATCHES = 48
 
 _FIRST_STEP = """
@@ -33,7 +33,8 @@ import time
 start = time.perf_counter()
 import monolith
 import os, tempfile
-from monolith.native_training import cpu_training, demo_models
+from monolith.native_training import cpu_training
+from monolith.native_training.demos import models as demo_models
 import tensorflow as tf
 
 class Hook(tf.estimator.SessionRunHook):
@@ -177,7 +178,7 @@ def main() -> None:
   parser = argparse.ArgumentParser(description=__doc__)
   parser.add_argument("--rounds", type=int, default=7)
   parser.add_argument("--steps", type=int, default=20, help="of a round")
-  parser.add_argument("--skip-start", action="store_true", help="measure only the training")
+  parser.add_argument("--skip-start", action="store_true", help="measure training steps only")
   args = parser.parse_args()
   start = time.perf_counter()
   rows = measure_training(args.rounds, args.steps)

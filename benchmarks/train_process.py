@@ -45,7 +45,7 @@ class Rounds:
     self._start: float | None = None
 
   def step_done(self) -> bool:
-    """To be called after every step; returns whether training goes on."""
+    """Counts a step, after which it is to be called; returns whether training goes on."""
     self._left -= 1
     if self._left > 0:
       return True
@@ -74,7 +74,7 @@ def train_keras(folder: str, rounds: Rounds, tuned: bool) -> None:
   """Trains the model with hashed `Embedding` tables, in the graph that `fit` makes.
 
   Args:
-    folder: of the data.
+    folder: where the data is.
     rounds: how long.
     tuned: the fastest way we found instead of the usual one: a plain modulo, as the ids are
       scrambled, for the `Hashing` layer, and the legacy optimizer, which has a fused op for rows.
@@ -193,7 +193,7 @@ def train_locally(folder: str, rounds: Rounds) -> None:
 
 
 def play_role(folder: str, server_type: str, rounds: Rounds) -> None:
-  """Is the server or the worker of a training on processes."""
+  """Plays the server or the worker of a training run on processes."""
   from monolith.native_training import cpu_training, service_discovery
 
   tf.compat.v1.disable_eager_execution()

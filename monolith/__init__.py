@@ -14,7 +14,7 @@ servers, synchronously with Horovod, or on TPU, and checkpoints, restores and ex
 | `monolith.model_export` | `native_training.model_export`: SavedModel export |
 
 These are imported when first used: `import monolith` itself loads neither TensorFlow nor the op
-library, and defines no flag.
+library, and defines no flag. `monolith.native_training` lists its modules by layer.
 """
 
 from __future__ import annotations
@@ -24,6 +24,9 @@ import sys
 import types
 
 from monolith import _lazy_imports
+
+# The only place of the version: pyproject.toml and CMakeLists.txt read this line.
+__version__ = "0.2.0"
 
 _NATIVE = "monolith.native_training."
 _ALIASES = {

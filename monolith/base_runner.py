@@ -21,7 +21,7 @@ def define_flag(define: Callable[..., Any], name: str, *args: Any) -> None:
 
   Args:
     define: `flags.DEFINE_string` or the like.
-    name: of the flag.
+    name: the flag's name.
     *args: the other arguments of `define`.
   """
   if name not in FLAGS:
@@ -63,8 +63,8 @@ class BaseRunner:
 
     Args:
       logs: numbers by tag.
-      summary_writer: where to.
-      current_step: at which step.
+      summary_writer: what to write with.
+      current_step: the step of the numbers.
     """
     # A graph of its own: the caller's may be finalized, and the writer asks for the default graph.
     with tf.Graph().as_default():

@@ -12,9 +12,9 @@ with `horovod.tensorflow.DistributedOptimizer`.
 `tf.compat.v1.disable_v2_behavior()` must be in force before `GPURunner.run`; the command line does
 it. Importing this module defines absl flags; Horovod and MPI are imported on first use.
 
-Mended against the original: evaluation has an event file with a name of its own; one process does
-not wait before it evaluates; where Horovod runs without MPI its own barrier is used; only one rank
-writes summaries; what cannot work is refused early.
+Differences from ByteDance's Monolith: evaluation has an event file with a name of its own; one
+process does not wait before it evaluates; where Horovod runs without MPI its own barrier is used;
+only one rank writes summaries; what cannot work is refused early.
 """
 
 import importlib
@@ -273,7 +273,7 @@ def main(argv: list[str]) -> None:
 
 
 def cli() -> None:
-  """Entry point of the command line."""
+  """Runs the command line."""
   tf.compat.v1.disable_v2_behavior()
   app.run(main)
 

@@ -5,10 +5,10 @@
 `tf.compat.v1.disable_v2_behavior()` must be in force before `TPURunner.run`; the command line does
 it. Importing this module defines absl flags and nothing else.
 
-Mended against the original: `--cpu_test` honours `--model_dir` and can evaluate; `train_and_eval`
-is refused before a TPU is touched; evaluation looks at every checkpoint that is kept, not only at
-the latest; its event file has a name of its own, so that none is overwritten; bad flags are refused
-early.
+Differences from ByteDance's Monolith: `--cpu_test` honours `--model_dir` and can evaluate;
+`train_and_eval` is refused before a TPU is touched; evaluation looks at every checkpoint that is
+kept, not only at the latest; its event file has a name of its own, so that none is overwritten; bad
+flags are refused early.
 """
 
 import datetime
@@ -201,7 +201,7 @@ class TPURunner(base_runner.BaseRunner):
     feature_config: Optional[dict[str, Any]],
     table_config: Optional[dict[str, Any]],
   ) -> tuple[tf.compat.v1.estimator.tpu.TPUEstimator, int]:
-    """Returns an estimator that runs in this process on CPU, and 1; arguments as above."""
+    """Returns an estimator that runs in this process on CPU, and 1."""
     run_config = tf.compat.v1.estimator.tpu.RunConfig(
       cluster=None,
       model_dir=self._model_dir,
@@ -454,7 +454,7 @@ def main(argv: list[str]) -> None:
 
 
 def cli() -> None:
-  """Entry point of the command line."""
+  """Runs the command line."""
   tf.compat.v1.disable_v2_behavior()
   app.run(main)
 

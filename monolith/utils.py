@@ -17,7 +17,7 @@ __all__ = ["CopyFile", "CopyRecursively", "enable_monkey_patch", "find_main", "g
 def enable_monkey_patch() -> None:
   """Makes monitored sessions recover from `AbortedError` only.
 
-  TensorFlow also treats `UnavailableError` as a preemption and retries for ever; in this library
+  TensorFlow also treats `UnavailableError` as a preemption and retries forever; in this library
   an unreachable parameter server must surface, so that the driver can restore or stop.
   """
   import tensorflow as tf

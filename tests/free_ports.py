@@ -18,14 +18,14 @@ _locks: list[int] = []
 
 
 def get_free_port(num_successors: int = 0) -> int:
-  """Returns a port of loopback that nobody uses, and that no other test gets while this one runs.
+  """Returns an unused port of loopback that no other test gets while this one runs.
 
-  The port is below those that the kernel gives to sockets without a wish: a connection or a server
-  of another process cannot take it by chance before it is used, and who connects to it while nobody
-  listens is refused, and never connected to itself.
+  The port is below those that the kernel gives to sockets that do not ask for one: a connection or
+  a server of another process cannot take it by chance before it is used, and a connection made
+  while nothing listens is refused, and never connected to itself.
 
   Args:
-    num_successors: so many ports after it are free, and ours, too.
+    num_successors: as many ports after it are free and ours, too.
 
   Raises:
     RuntimeError: there is none.

@@ -84,7 +84,7 @@ class Ranks(Linear):
 
 
 def main():
-  """One rank of a test: the runner without the delay before evaluation; shows what it saw."""
+  """Plays one rank of a test: runs without the delay before evaluation, and shows what it saw."""
   gpu_runner._EVAL_DELAY_SECONDS = 0
   try:
     gpu_runner.cli()

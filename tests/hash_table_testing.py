@@ -18,7 +18,7 @@ INT64_MAX = 2**63 - 1
 
 
 class GraphTest(tf.test.TestCase, parameterized.TestCase):
-  """Each test in a graph of its own."""
+  """Runs each test in a graph of its own."""
 
   def run(self, result=None):
     with tf.Graph().as_default():
@@ -26,19 +26,19 @@ class GraphTest(tf.test.TestCase, parameterized.TestCase):
 
 
 def temp_dir(*parts: str) -> str:
-  """A path in the folder of the running test."""
+  """Returns a path in the folder of the running test."""
   return os.path.join(os.environ["TEST_TMPDIR"], *parts)
 
 
 def at_step(value: int = 0) -> tf.Tensor:
-  """A global step."""
+  """Returns a global step."""
   return tf.constant(value, tf.int64)
 
 
 def segment(
   dim: int, optimizer: Any = None, initializer: Any = None, compressor: Any = None
 ) -> pb.EntryConfig.Segment:
-  """A segment; SGD, zeros and full precision unless said otherwise."""
+  """Returns a segment; SGD, zeros and full precision unless said otherwise."""
   return entry.CombineAsSegment(
     dim,
     initializer or entry.ZerosInitializer(),
@@ -55,7 +55,7 @@ def config_of(
   default_expire_time: int | None = None,
   slot_expire_times: dict[int, int] | None = None,
 ) -> entry.HashTableConfigInstance:
-  """A table of these segments; learning rate 1.0 each by default."""
+  """Returns a table of these segments; learning rate 1.0 each by default."""
   config = pb.EmbeddingHashTableConfig()
   config.cuckoo.SetInParent()
   config.entry_config.segments.extend(segments)
@@ -87,7 +87,7 @@ def make_table(
 
 
 def read_entries(*filenames: str) -> dict[int, pb.EntryDump]:
-  """The entries of plain record files, by id; an id that is there twice is an error."""
+  """Returns the entries of plain record files, by id; an id that is there twice is an error."""
   entries: dict[int, pb.EntryDump] = {}
   for filename in filenames:
     for record in tf.compat.v1.io.tf_record_iterator(filename):
@@ -111,10 +111,10 @@ def remove_manifest(basename: str) -> None:
 
 
 def list_data(folder: str) -> list[str]:
-  """The names in a folder, but for manifests."""
+  """Returns the names in a folder, but for manifests."""
   return sorted(name for name in os.listdir(folder) if not name.endswith(".manifest"))
 
 
 def frame(data: bytes, header_crc: str, data_crc: str) -> bytes:
-  """A TFRecord with the given checksums, as hex in file order."""
+  """Returns a TFRecord with the given checksums, as hex in file order."""
   return struct.pack("<Q", len(data)) + bytes.fromhex(header_crc) + data + bytes.fromhex(data_crc)

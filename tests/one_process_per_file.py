@@ -71,7 +71,7 @@ def _requested_files(config: pytest.Config) -> list[pathlib.Path]:
 
 
 def _shared_options(config: pytest.Config) -> list[str]:
-  """The command line without what named the files and the options of this plugin."""
+  """Returns the command line without what named the files and the options of this plugin."""
   options, skip_next = [], False
   for argument in map(str, config.invocation_params.args):
     if skip_next or argument.split("::")[0] in {a.split("::")[0] for a in config.args}:

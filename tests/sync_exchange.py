@@ -83,7 +83,7 @@ def make_steps(rank: int) -> dict[str, Step]:
 
 
 def all_ids(size: int) -> list[np.ndarray]:
-  """Every id that some rank sends, of each table."""
+  """Returns every id that some rank sends, of each table."""
   steps = [step for rank in range(size) for step in make_steps(rank).values()]
   return [np.unique(np.concatenate([step.ids[k] for step in steps])) for k in range(len(DIMS))]
 
@@ -172,7 +172,7 @@ def run_worked_example() -> dict[str, Any]:
 
 
 def run_accumulation() -> dict[str, np.ndarray]:
-  """Every rank sends gradient 1 for one id, to an optimizer that minds how often it is asked."""
+  """Sends gradient 1 for one id from every rank, to an optimizer that minds how often."""
   result = {}
   for accumulate in (False, True):
     with tf.Graph().as_default():
@@ -227,14 +227,14 @@ def run_allreduce() -> dict[str, Any]:
   return result
 
 
-# ---- whole trainings ----
+# ---- whole training runs ----
 
 BATCH_SIZE = 8
 NUM_EXACT_STEPS = 6
 NUM_STEPS = NUM_EXACT_STEPS + 30
 _PLANTED_IDS = np.arange(-6, 6)
 
-# The switches of a training; the last one is about the kind of table.
+# The switches of a training run; the last one is about the kind of table.
 SWITCHES = (
   "enable_pipelined_fwda2a",
   "enable_pipelined_bwda2a",

@@ -41,15 +41,15 @@ _OWN_ID_BASE = 1000
 
 @dataclasses.dataclass
 class Job:
-  """One training.
+  """One training run.
 
   Attributes:
     model_dir: where checkpoints go; `{rank}` in it becomes the rank.
-    num_elements: of the data, by rank.
+    num_elements: how much data there is, by rank.
     config: fields of the training configuration.
     export: export when saving.
-    max_steps: of the training.
-    learning_rate: of rows and variables.
+    max_steps: where training ends.
+    learning_rate: the rate for rows and variables.
     slices: sizes of those of the first table.
     is_shared: whether that table is the second one too.
     env: environment variables meanwhile.
@@ -191,7 +191,7 @@ def _to_features(ids, labels):
 
 
 class _JobHook(tf.estimator.SessionRunHook):
-  """Does to the training what the job says, and records it."""
+  """Does to the training run what the job says, and records it."""
 
   def __init__(self, job: Job, rank: int):
     self._job = job

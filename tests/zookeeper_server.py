@@ -96,7 +96,7 @@ class ZooKeeperServer:
     self.close()
 
   def _is_serving(self) -> bool:
-    """`srvr` is the command that every server answers; a starting one says it is not serving."""
+    """Asks with `srvr`, which every server answers; a starting one says it is not serving."""
     try:
       with socket.create_connection(("127.0.0.1", self.port), timeout=1) as s:
         s.sendall(b"srvr")

@@ -205,17 +205,17 @@ def _glob(folder: str, pattern: str) -> list[pathlib.PurePosixPath]:
 
 
 def proto_files() -> list[pathlib.PurePosixPath]:
-  """Every `.proto`, as the import path its descriptor is compiled under."""
+  """Returns every `.proto`, as the import path its descriptor is compiled under."""
   return [path.relative_to("proto") for path in _glob("proto", "*.proto")]
 
 
 def op_sources() -> list[pathlib.PurePosixPath]:
-  """Every C++ source of the op library."""
+  """Returns every C++ source of the op library."""
   return [path for path in _glob(str(RUNTIME), "*.cc") if path not in parquet_sources()]
 
 
 def parquet_sources() -> list[pathlib.PurePosixPath]:
-  """The sources that need Arrow."""
+  """Returns the sources that need Arrow."""
   return _glob(str(RUNTIME / "arrow"), "*.cc")
 
 
@@ -225,7 +225,7 @@ def cuda_sources() -> list[pathlib.PurePosixPath]:
 
 
 def engine_sources() -> list[pathlib.PurePosixPath]:
-  """The sources that depend on the C++ standard library alone."""
+  """Returns the sources that depend on the C++ standard library alone."""
   return [path for path in op_sources() if path.relative_to(RUNTIME).parts[0] != "ops"]
 
 
@@ -235,7 +235,7 @@ def _has_service(proto: pathlib.PurePosixPath) -> bool:
 
 
 def _protos_used_in_cpp() -> list[pathlib.PurePosixPath]:
-  """The protos that C++ sources include, with what those import."""
+  """Returns the protos that C++ sources include, with what those import."""
   known = {str(path) for path in proto_files()}
   wanted: list[str] = []
   for source in [*op_sources(), *_glob(str(RUNTIME), "*.h")]:
@@ -495,7 +495,7 @@ def _add_cpp_programs(
   libs: str,
   gpu_loops: bool = True,
 ) -> list[str]:
-  """One program per source, each linked with the whole engine.
+  """Adds one program per source, each linked with the whole engine.
 
   gpu_loops: link the GPU kernels as loops, too; False where `libs` has the real ones.
   """

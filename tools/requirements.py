@@ -29,7 +29,7 @@ _EXTRAS = {
   "serving": ["tensorflow-serving-api==2.15.1"],
   "debugging": ["flask>=2.2,<4"],
   "test": ["pytest>=7,<9", "freezegun>=1.2"],
-  "lint": ["ruff==0.6.9", "clang-format==14.0.6"],
+  "lint": ["ruff==0.6.9", "clang-format==14.0.6", "mypy>=1.11,<2"],
 }
 
 

@@ -1,4 +1,4 @@
-// Makes a table, saves two rows, and reads them back into another table.
+// Creates a table, saves two rows and reads them back into another table.
 #include <cstdio>
 #include <memory>
 #include <vector>

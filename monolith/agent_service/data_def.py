@@ -24,7 +24,7 @@ class ReplicaMeta:
     task: index of the task.
     replica: index of the replica.
     archon_address: address behind a load balancer, IPv4.
-    archon_address_ipv6: likewise, IPv6.
+    archon_address_ipv6: address behind a load balancer, IPv6.
   """
 
   address: str | None = None

@@ -38,7 +38,7 @@ class _Node:
 
 
 class Election:
-  """An election that whoever runs first wins."""
+  """An election that the first to run wins."""
 
   def __init__(self, client: FakeKazooClient, path: str, identifier: str | None = None):
     self._client = client
@@ -50,7 +50,7 @@ class Election:
     return func(*args, **kwargs)
 
   def cancel(self) -> None:
-    """Does nothing: nobody waits."""
+    """Does nothing: there is no wait to cancel."""
 
   def contenders(self) -> list[str]:
     return [] if self._identifier is None else [self._identifier]

@@ -89,7 +89,7 @@ class ReplicaWatcher:
       server_type: a `ServerType`.
       task: index of the task.
       idc: only replicas of this data centre and `cluster`, if both are given.
-      cluster: see `idc`.
+      cluster: only replicas of this cluster and `idc`, if both are given.
     """
     return list(self.get_replicas_with_extra_info(server_type, task, idc, cluster))
 
@@ -119,7 +119,7 @@ class ReplicaWatcher:
   def get_replicas_with_extra_info(
     self, server_type: int, task: int, idc: str | None = None, cluster: str | None = None
   ) -> dict[str, TargetExtraInfo]:
-    """Returns address -> where it is, of a task's available replicas; see `get_replicas`."""
+    """Returns address -> where it is, for the replicas that `get_replicas` returns."""
     return {
       address: TargetExtraInfo(idc=path.idc, cluster=path.cluster, replica_id=int(path.replica_id))
       for path, _, address in self._available(server_type, task, idc, cluster)

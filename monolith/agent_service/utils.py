@@ -113,7 +113,7 @@ class ZKPath:
     return None if self.idc is None else f"{self.idc}:{self.cluster}"
 
   def ship_in(self, idc: str | None, cluster: str | None) -> bool:
-    """Whether the path is in that place; everything is when either is `None`."""
+    """Tells whether the path is in that place; everything is when either is `None`."""
     if idc is None or cluster is None:
       return True
     return self.idc == idc and self.cluster == cluster

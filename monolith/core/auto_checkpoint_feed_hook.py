@@ -96,7 +96,7 @@ class TPUInfeedOutfeedSessionWithEndOfStreamHandlingHook(tpu_estimator.TPUInfeed
 
 
 def _is_stopping(outputs: Any) -> bool:
-  """Whether what was dequeued carries a stopping signal that is set."""
+  """Tells whether what was dequeued carries a stopping signal that is set."""
   if not isinstance(outputs, dict) or _USER_PROVIDED_SIGNAL_NAME not in outputs:
     return False
   signals = outputs[_USER_PROVIDED_SIGNAL_NAME]

@@ -13,8 +13,8 @@ reads them every n steps, so that steps without a host call are not lost:
 The samples of a step are those with the smallest buckets. The variables are in no checkpoint: put
 `tpu_var_restore_hooks` among the training hooks.
 
-Mended against the original: missing inputs are skipped, one sample is enough, `auc` is written
-after its update, variables that are not yet full do not count their empty places.
+Differences from ByteDance's Monolith: missing inputs are skipped, one sample is enough, `auc` is
+written after its update, variables that are not yet full do not count their empty places.
 """
 
 from typing import Any, Optional
@@ -79,7 +79,7 @@ class BaseEmbeddingHostCall(base_host_call.BaseHostCall):
     params: dict[str, Any],
   ):
     """Args:
-      output_dir: see `BaseHostCall`.
+      output_dir: summaries go to its folder `host_call`.
       enable_host_call: overridden by `params["enable_host_call"]`.
       enable_deepinsight: whether the AUC inputs are written too, serialized, as text.
       enable_host_call_scalar_metrics: whether tensors other than the AUC inputs are recorded.
@@ -113,7 +113,7 @@ class BaseEmbeddingHostCall(base_host_call.BaseHostCall):
     return self._tpu_var_restore_hooks
 
   def record_summary_tensor(self, name: str, tensor: Any) -> None:
-    """As in the base; without scalar metrics only the AUC inputs are recorded."""
+    """Records a tensor as in the base; without scalar metrics only the AUC inputs."""
     if not self._enable_host_call:
       return
     if name not in _AUC_INPUTS:

@@ -6,9 +6,9 @@ then `create_feature_and_table_config_dict`, then trains. On CPU (`cpu_test`) ev
 ordinary variable, `process_features_for_cpu_test` looks the ids up, and checkpoints contain the
 tables.
 
-Mended against the original: CPU tables are shared by their columns, have the table's initializer
-and are looked up per position in sequences; file patterns are expanded on CPU too; slots under QR
-hashing have no plain table; negative ids are clamped before they are hashed.
+Differences from ByteDance's Monolith: CPU tables are shared by their columns, have the table's
+initializer and are looked up per position in sequences; file patterns are expanded on CPU too;
+slots under QR hashing have no plain table; negative ids are clamped before they are hashed.
 """
 
 import glob
@@ -165,7 +165,7 @@ class BaseEmbeddingTask(base_task.BaseTask):
 
     Args:
       files: names of TFRecord files.
-      params: of the input function.
+      params: the input function's params.
     """
     examples = files.interleave(
       tf.data.TFRecordDataset,

@@ -6,8 +6,8 @@ What a core sends is concatenated per dtype, because every tensor sent costs a t
     sent      [[global_step, b]] i64   [[a0, a1, c]] f32
     host      (cores, 2) i64           (cores, 3) f32
 
-Mended against the original: with one core a column of width one stays a vector; a tensor of unknown
-size is refused where it is recorded.
+Differences from ByteDance's Monolith: with one core a column of width one stays a vector; a tensor
+of unknown size is refused where it is recorded.
 """
 
 import os

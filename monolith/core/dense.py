@@ -4,8 +4,8 @@ With `allow_kernel_norm` every column of the kernel is divided by its L2 norm, a
 `kernel_norm_trainable` multiplied by a trainable norm that starts at the norm of the initial
 column: at the start the effective kernel is the initial kernel.
 
-Mended against the original: the kernel variable is listed among the layer's weights; `kernel` is
-still the effective kernel.
+Differences from ByteDance's Monolith: the kernel variable is listed among the layer's weights;
+`kernel` is still the effective kernel.
 """
 
 from typing import Any
@@ -40,8 +40,8 @@ class Dense(tf.keras.layers.Dense, base_layer.BaseLayer):
 
   def __init__(self, params: hyperparams.Params, **kwargs: Any):
     """Args:
-    params: see `params`; `params.name` is the prefix of the variables' names.
-    **kwargs: for Keras: `name`, `dtype`, `input_dim`, ...
+    params: what `params()` returned; its `name` is the prefix of the variables' names.
+    **kwargs: what Keras takes: `name`, `dtype`, `input_dim`, ...
     """
     if "input_dim" in kwargs:
       kwargs["input_shape"] = (kwargs.pop("input_dim"),)

@@ -14,8 +14,9 @@ slots that are built then are not registered again.
 With `merge_vector` the vector slices of a slot become one table of the summed dimension, and the
 embeddings that arrive are split again.
 
-Mended against the original: `is_finalized` is the flag; QR lookups work; 3-D columns can have a
-bias, merged vectors and random out-of-vocabulary rows; the sequence mask is int32 in both passes.
+Differences from ByteDance's Monolith: `is_finalized` is the flag; QR lookups work; 3-D columns can
+have a bias, merged vectors and random out-of-vocabulary rows; the sequence mask is int32 in both
+passes.
 """
 
 from typing import Any, Callable, Optional
@@ -112,9 +113,9 @@ class FeatureSlot:
       bias_optimizer: TPU optimization parameters of the bias.
       bias_initializer: its initializer.
       bias_learning_rate_fn: global step to learning rate; None: that of the optimizer.
-      default_vec_optimizer: of vector slices that name none; likewise the next two.
-      default_vec_initializer: see above.
-      default_vec_learning_rate_fn: see above.
+      default_vec_optimizer: optimizer of vector slices that name none.
+      default_vec_initializer: initializer of vector slices that name none.
+      default_vec_learning_rate_fn: learning rate of vector slices that name none.
       occurrence_threshold: kept for the model's own use.
       expire_time: kept for the model's own use.
 
@@ -361,7 +362,15 @@ class FeatureColumn3D(FeatureColumnV1):
     init_minval_for_oov: Optional[float] = None,
     init_maxval_for_oov: Optional[float] = None,
   ) -> tf.Tensor:
-    """As `FeatureColumnV1.embedding_lookup`; `max_seq_length` is ignored, the column's counts."""
+    """Looks the column's sequences up in a slice, `[batch, max_seq_length, dim]`.
+
+    Args:
+      feature_slice: a slice of the column's slot.
+      max_seq_length: ignored, the column's own counts.
+      init_minval_for_oov: with `use_random_init_embedding_for_oov`, zero embeddings are replaced by
+        random ones from here ...
+      init_maxval_for_oov: ... to here.
+    """
     del max_seq_length
     return self._lookup(feature_slice, init_minval_for_oov, init_maxval_for_oov)
 
@@ -460,7 +469,7 @@ class Env:
     return self._vocab_size_dict.get(slot_id, DEFAULT_VOCAB_SIZE)
 
   def uses_qr(self, slot_id: int) -> bool:
-    """Whether the tables of a slot are split into a remainder and a quotient table."""
+    """Tells whether the tables of a slot are split into a remainder and a quotient table."""
     return self._qr_multi_hashing and self.vocab_size(slot_id) > self._qr_hashing_threshold
 
   def qr_sizes(self, slot_id: int) -> tuple[int, int]:

@@ -1,6 +1,7 @@
 """`HostCall`: the older, simpler host call. Prefer `BaseEmbeddingHostCall`.
 
-Mended against the original, whose write function called summary functions that do not exist.
+Differences from ByteDance's Monolith: the write function writes; there it calls summary functions
+that do not exist.
 """
 
 from typing import Any
@@ -15,7 +16,7 @@ class HostCall(base_host_call.BaseHostCall):
 
   def __init__(self, output_dir: str, enable_host_call: bool, enable_deepinsight: bool):
     """Args:
-    output_dir: see `BaseHostCall`.
+    output_dir: summaries go to its folder `host_call`.
     enable_host_call: whether there is a host call; tensors are recorded in any case.
     enable_deepinsight: whether the complete tensors are written too, serialized, as text.
     """

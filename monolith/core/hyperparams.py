@@ -6,9 +6,9 @@ so that two configurations can be diffed, and a misspelt name suggests the neare
 
 TensorFlow is never imported here: configurations stay importable in milliseconds.
 
-Mended against the original: a constructor `(self, params, **kwargs)` counts as one that takes a
-`Params`; the outermost `name` and `cls` win when nested bags are flattened; values are compared by
-identity first, so that bags that hold symbolic tensors can be compared.
+Differences from ByteDance's Monolith: a constructor `(self, params, **kwargs)` counts as one that
+takes a `Params`; the outermost `name` and `cls` win when nested bags are flattened; values are
+compared by identity first, so that bags that hold symbolic tensors can be compared.
 """
 
 import copy
@@ -81,7 +81,7 @@ class _Param:
     return f"{'  ' * nested_depth}{self._name}: {text}"
 
   def set(self, value: Any) -> None:
-    # The value is kept as it is: a nested Params is shared with whoever else holds it.
+    # The value is kept as it is: a nested Params is shared with its other holders.
     self._value = value
 
   def get(self) -> Any:
@@ -146,7 +146,7 @@ class Params:
     return result
 
   def contain(self, name: str) -> bool:
-    """Whether `name` is defined at the top level."""
+    """Tells whether `name` is defined at the top level."""
     return name in self._params
 
   def copy(self) -> "Params":
@@ -370,7 +370,7 @@ def _printable(value: Any) -> Any:
 
 
 def _is_tensor(value: Any) -> bool:
-  # A value can be a tensor only if somebody has imported TensorFlow already.
+  # A value can be a tensor only if TensorFlow has been imported already.
   tensor_type = getattr(sys.modules.get("tensorflow"), "Tensor", None)
   return tensor_type is not None and isinstance(value, tensor_type)
 

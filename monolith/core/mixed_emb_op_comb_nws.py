@@ -6,8 +6,8 @@ A slot has several candidate sizes; its embeddings of all sizes arrive side by s
     [a a | a a a          | b | b b b b]          input, T = 10
     [0 0 | a a a          | b | 0 0 0 0]          output, had 3 and 1 been sampled
 
-Mended against the original, which worked with exactly two sizes per slot only: any number of sizes,
-0 included. Distillation from a teacher is not supported.
+Differences from ByteDance's Monolith: any number of sizes per slot, 0 included, instead of exactly
+two. Distillation from a teacher is not supported.
 """
 
 from collections.abc import Sequence
@@ -46,7 +46,7 @@ class MixedEmbedOpComb(tf.keras.layers.Layer):
         learnt weights.
       teacher_embedding_sizes_list: not supported.
       distillation_mask: not supported.
-      **kwargs: for Keras.
+      **kwargs: what Keras takes.
 
     Raises:
       ValueError: the lists differ in length, or a slot has no size.

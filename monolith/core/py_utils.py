@@ -142,7 +142,7 @@ class NestedMap(dict):
     return _transform(self, fn)
 
   def IsCompatible(self, other: "NestedMap") -> bool:
-    """Whether both have the same paths."""
+    """Tells whether both have the same paths."""
     return [path for path, _ in _walk("", self)] == [path for path, _ in _walk("", other)]
 
   def Filter(self, fn: Callable[[Any], bool]) -> "NestedMap":

@@ -1,7 +1,7 @@
 """`ReplicatedVariable`: one name for the copies of a variable on the cores of a TPU.
 
-Mended against the original: the value that `assign_add` and `assign_sub` return depends on the
-write.
+Differences from ByteDance's Monolith: the value that `assign_add` and `assign_sub` return depends
+on the write.
 """
 
 from collections.abc import Sequence
@@ -131,7 +131,7 @@ class ReplicatedVariable:
       return self.read_value()
 
   def _should_act_as_resource_variable(self) -> None:
-    """Its presence tells TensorFlow to treat this as a resource variable."""
+    """Tells TensorFlow, by being there, to treat this as a resource variable."""
 
   def _dense_var_to_tensor(
     self, dtype: Optional[tf.DType] = None, name: Optional[str] = None, as_ref: bool = False

@@ -3,9 +3,9 @@
 Listing goes through `tf.io.gfile`, which understands `gs://` and local paths alike; only the
 download helpers need the package `google-cloud-storage`, imported when they are called.
 
-Mended against the original: sizes are integers and must divide evenly; the separator of meta files
-is honoured; a shard's files are skipped only up to its first unfinished one; a bucket may lack
-a path.
+Differences from ByteDance's Monolith: sizes are integers and must divide evenly; the separator of
+meta files is honoured; a shard's files are skipped only up to its first unfinished one; a bucket
+may lack a path.
 """
 
 import dataclasses
@@ -197,7 +197,7 @@ def get_per_file_example_numbers_for_checkpoint_reload(
 
   Args:
     train_dataset_path: a pattern, or a folder.
-    file_example_number_meta: see `parse_example_number_meta_file`.
+    file_example_number_meta: a file with a line `file<seperator>count` per file.
     file_example_number_meta_seperator: its separator.
 
   Raises:

@@ -1,7 +1,7 @@
 """`VarianceScaling`: an initializer that returns numpy arrays.
 
-Mended against the original: the numbers come from a private generator, so that the caller's global
-numpy seed survives, and `dtype` is honoured by every distribution.
+Differences from ByteDance's Monolith: the numbers come from a private generator, so that the
+caller's global numpy seed survives, and `dtype` is honoured by every distribution.
 """
 
 import math

@@ -5,8 +5,9 @@ when it is removed. In between the chief can save a consistent state.
 
     barrier_var   [ placed | worker 1 waits | worker 2 waits | ... ]
 
-Better than the reference: neither variable is trainable, the action variable is initialised by the
-chief alone, so that a restarted worker does not wipe it, and the first polls come early.
+Differences from ByteDance's Monolith: neither variable is trainable, the action variable is
+initialised by the chief alone, so that a restarted worker does not wipe it, and the first polls
+come early.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _FIRST_POLL_FRACTION = 1 / 16
 
 
 class BarrierAlreadyPlacedError(Exception):
-  """The barrier cannot be placed: it is placed."""
+  """The barrier cannot be placed: it is there already."""
 
 
 class BarrierOp:
@@ -52,8 +53,8 @@ class BarrierOp:
       capacity: 1 + the number of workers that wait.
       is_chief: the chief initialises the variables (they are local there), others wait for it.
       wait_seconds: how often a waiting worker looks whether the barrier is gone.
-      name_prefix: of the ops, not of the variables.
-      barrier_callbacks: called with (action, session) by whoever places the barrier and by every
+      name_prefix: prefix of the ops' names, not of the variables'.
+      barrier_callbacks: called with (action, session) where the barrier is placed and by every
         worker that starts to wait.
     """
     self._capacity = capacity
@@ -86,7 +87,7 @@ class BarrierOp:
       self._action_placeholder = tf.compat.v1.placeholder(tf.string, [], name="action")
       self._index_placeholder = tf.compat.v1.placeholder(tf.int32, [], name="index")
       self._value_placeholder = tf.compat.v1.placeholder(tf.bool, [], name="value")
-      # Whoever sees the barrier must see its action.
+      # A worker that sees the barrier must see its action.
       with tf.control_dependencies([self._action_var.assign(self._action_placeholder)]):
         self._place_op = self._set(0, True)
       self._remove_op = self._set(0, False)
@@ -165,11 +166,11 @@ class BarrierOp:
       wait_seconds = min(2 * wait_seconds, self._wait_seconds)
 
   def is_all_blocked(self, session: tf.compat.v1.Session) -> bool:
-    """The barrier is placed and all workers wait."""
+    """Tells whether the barrier is placed and all workers wait."""
     return bool(np.all(session.run(self._barrier)))
 
   def is_none_blocked(self, session: tf.compat.v1.Session) -> bool:
-    """The barrier is not placed and no worker waits."""
+    """Tells whether the barrier is not placed and no worker waits."""
     return not np.any(session.run(self._barrier))
 
   def get_blocked_indices(self, session: tf.compat.v1.Session) -> list[int]:

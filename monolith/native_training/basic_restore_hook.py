@@ -15,16 +15,16 @@ class CheckpointRestorerListener:
   """What to do around the restoring of a checkpoint; does nothing itself."""
 
   def begin(self) -> None:
-    """Called before the graph is finalized."""
+    """Is called before the graph is finalized."""
 
   def before_restore(self, session: tf.compat.v1.Session) -> None:
-    """Called when the variables of a new session are there. Restore here: calls are in order."""
+    """Restores what the listener is for: the variables of a new session are there."""
 
   def after_restore(self, session: tf.compat.v1.Session) -> None:
-    """Called when `before_restore` of all listeners has returned."""
+    """Is called when `before_restore` of all listeners has returned."""
 
   def end(self, session: tf.compat.v1.Session) -> None:
-    """Never called by `CheckpointRestorerHook`; for callers of their own."""
+    """Does nothing; `CheckpointRestorerHook` never calls it, other callers may."""
 
 
 class CheckpointRestorerHook(tf.estimator.SessionRunHook):

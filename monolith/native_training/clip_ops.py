@@ -1,6 +1,6 @@
 """Clipping gradients by their global norm, without a copy when nothing is clipped. With gradients.
 
-As documented, and unlike the first version, a norm that is not finite makes every output NaN.
+Differences from ByteDance's Monolith: a norm that is not finite makes every output NaN.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def clip_by_global_norm(
 
 
 def _global_norm(t_list: list[tf.Tensor]) -> tf.Tensor | None:
-  """The square root of the sum of squares of all elements; None for an empty list."""
+  """Returns the square root of the sum of squares of all elements; None for an empty list."""
   if not t_list:
     return None
   return tf.sqrt(gen_clip_ops.global_l2_reduce(t_list))
@@ -88,7 +88,7 @@ def _global_l2_reduce_grad(op: tf.Operation, grad: tf.Tensor) -> list[tf.Tensor]
 
 
 def _clip_factor(norm: tf.Tensor, clip_norm: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-  """Whether the tensors are scaled, and by what: NaN for a norm that is not finite."""
+  """Tells whether the tensors are scaled, and by what: NaN for a norm that is not finite."""
   clips = tf.logical_or(norm > clip_norm, tf.math.is_nan(norm))
   scale = tf.where(tf.math.is_finite(norm), clip_norm / norm, float("nan"))
   return clips, tf.where(clips, scale, 1.0)

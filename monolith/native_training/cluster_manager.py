@@ -36,7 +36,7 @@ def _cluster_query_failure_handler() -> None:
 def generate_session_config(
   cluster_and_task: Optional[tuple[dict[str, list[str]], dict[str, Any]]] = None,
 ) -> tf.compat.v1.ConfigProto:
-  """The session configuration of one task of a cluster.
+  """Returns the session configuration of one task of a cluster.
 
   Args:
     cluster_and_task: job name → addresses, and `{"type": job, "index": int}`; None for a session
@@ -89,7 +89,7 @@ def get_training_cluster(
     worker_addr: this worker's own address.
     index: this worker's index; 0 is the chief.
     num_redundant_ps: servers started beyond the required ones.
-    num_required_ps: servers the training uses.
+    num_required_ps: servers that training uses.
     num_workers: workers, the chief included.
     model_dir: where the chosen servers are remembered.
     uuid: the job's id.

@@ -1,12 +1,12 @@
 """A small client for a Consul-like agent: look up, register and deregister services.
 
 The agent is reached over TCP, or over a unix socket when its host is a path. It speaks the
-original's lookup endpoint `/v1/lookup/name`, which a stock Consul does not have.
+lookup endpoint `/v1/lookup/name` of ByteDance's agents, which a stock Consul does not have.
 
-Mended against the original: the cached lookup does not deadlock, the default socket is found,
-connections are closed, names are quoted, `deregister` and `close` stop the heartbeat. A service
-registered with a check script gets no heartbeat, because the agent runs the script itself. An
-empty answer is never served from the cache.
+Differences from ByteDance's Monolith: the cached lookup does not deadlock, the default socket is
+found, connections are closed, names are quoted, `deregister` and `close` stop the heartbeat. A
+service registered with a check script gets no heartbeat, because the agent runs the script itself.
+An empty answer is never served from the cache.
 """
 
 import json

@@ -1,54 +1,44 @@
 """The training driver: runs a `NativeTask` in this process, or as one role of a cluster.
 
-| module | what it does |
-|---|---|
-| `local_training` | `local_train`: everything in this process |
-| `distributed_sync_training` | `distributed_sync_train`: one rank of Horovod |
-| `training_graph` | `CpuTraining`: the task as model function of an Estimator |
-| `training_tables` | its tables and filters |
-| `feature_collection` | the dry run that finds out which tables a task wants |
-| `cpu_feature_factories` | embeddings that were looked up, and the way of their gradients |
-| `training_hooks` | restore, save, export, barrier, health checks, metrics |
-| `training_server` | servers, their discovery and their end |
+The code is in `driver/`; this module publishes it, and holds `distributed_train`.
 
-Unlike the original: variables are partitioned only over two or more servers; a scaffold of the user
-is kept; evaluation through Estimator restores tables; user hooks do not run in the server
-benchmark, whose result survives retries; the dry run is done once per job; Ctrl-C counts as a
-failure, and an error while servers are shut down does not hide the error of the training; workers
-look for the chief's variables every second, not every thirty; a process that waits for servers goes
-on as soon as they answer, and one that comes when they are gone for good says so and ends.
+| module of `driver/` | what it does |
+|---|---|
+| `config` | the configuration of a process |
+| `local` | `local_train`: everything in this process |
+| `sync` | `distributed_sync_train`: one rank of Horovod |
+| `worker` | a worker of training on parameter servers, and its retries |
+| `graph` | `CpuTraining`: the task as model function of an Estimator |
+| `tables` | its tables and filters |
+| `dry_run` | finds out which tables a task wants |
+| `feature_factories` | embeddings that were looked up, and the way of their gradients |
+| `hooks` | restore, save, export, barrier, health checks, metrics |
+| `server` | servers, their discovery and their end |
+
+A name that is replaced here, say `_shutdown_ps`, is replaced for the worker too.
+
+Differences from ByteDance's Monolith: variables are partitioned only over two or more servers; the
+user's scaffold is kept; evaluation through Estimator restores tables; user hooks do not run in the
+server benchmark, whose result survives retries; the dry run is done once per job; Ctrl-C counts as
+a failure, and an error while servers are shut down does not hide the error of the training run;
+workers look for the chief's variables every second, not every thirty; a process that waits for
+servers goes on as soon as they answer, and one that comes when they are gone says so and ends.
 """
 
 from __future__ import annotations
 
-import contextlib
-import copy
-import functools
-import json
 import os
-import threading
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
-from absl import flags, logging
-from tensorflow.python.training import device_setter, monitored_session
+from absl import flags
 
+from monolith import _facades
 from monolith import utils as monolith_utils
-from monolith.native_training import (
-  cluster_manager,
-  device_utils,
-  native_task,
-  native_task_context,
-  ps_benchmark,
-  service_discovery,
-  utils,
-  yarn_runtime,
-)
+from monolith.native_training import native_task_context, service_discovery
 from monolith.native_training.alert import alert_manager  # noqa: F401, defines a flag
-from monolith.native_training.driver import dry_run as feature_collection
-from monolith.native_training.driver import run_record as training_run
+from monolith.native_training.driver import worker
 from monolith.native_training.driver.config import (
   CpuTrainingConfig,
   DistributedCpuTrainingConfig,
@@ -63,7 +53,6 @@ from monolith.native_training.driver.feature_factories import (
 from monolith.native_training.driver.graph import CpuTraining
 from monolith.native_training.driver.local import (
   _local_cluster,
-  _write_features,
   local_feature_engineering_internal,
   local_train,
   local_train_internal,
@@ -76,18 +65,25 @@ from monolith.native_training.driver.roles import (
 )
 from monolith.native_training.driver.server import (
   NodeAliveCheckerError,
-  PatientDiscovery,
   _get_blocked_addrs,
   _join_ps,
   _MetricsHeartBeatThread,
   _prepare_server,
   _save_debugging_info,
   _shutdown_ps,
-  prescribes_addrs,
   start_server,
 )
 from monolith.native_training.driver.sync import distributed_sync_train
-from monolith.native_training.metric import cli, exit_hook
+from monolith.native_training.driver.worker import (
+  _EXTRA_PS_BENCHMARK_SECS,
+  _do_worker_feature_engineering,
+  _do_worker_train,
+  _get_replica_device_setter,
+  _run_ps_benchmark,
+  _run_worker,
+  _WorkerLoop,
+)
+from monolith.native_training.metric import exit_hook
 
 __all__ = [
   "CpuTraining",
@@ -95,9 +91,21 @@ __all__ = [
   "DistributedCpuTrainingConfig",
   "NodeAliveCheckerError",
   "_CpuFeatureFactory",
+  "_EXTRA_PS_BENCHMARK_SECS",
   "_FusedCpuFeatureFactory",
+  "_MetricsHeartBeatThread",
+  "_WorkerLoop",
   "_combine_slices_as_table",
+  "_do_worker_feature_engineering",
+  "_do_worker_train",
+  "_get_blocked_addrs",
+  "_get_replica_device_setter",
+  "_join_ps",
   "_local_cluster",
+  "_prepare_server",
+  "_run_ps_benchmark",
+  "_save_debugging_info",
+  "_shutdown_ps",
   "create_exporter",
   "distributed_sync_train",
   "distributed_train",
@@ -116,22 +124,6 @@ flags.DEFINE_string(
   "monolith_chief_alert_proto", "", "becomes the value of monolith_alert_proto on the chief"
 )
 
-_TF_CONFIG = "TF_CONFIG"
-_GRPC_SCHEME = "grpc://"
-# Tests shorten it: read at call time.
-_EXTRA_PS_BENCHMARK_SECS = 120
-_BENCHMARK_EXTRA_TIMEOUT_MS = 30000
-_DEFAULT_RETRIES = 6
-_RETRYABLE_ERRORS = (
-  # TensorFlow makes a new session after it in a step, but not at the end of training.
-  tf.errors.AbortedError,
-  tf.errors.DeadlineExceededError,
-  tf.errors.UnavailableError,
-  NodeAliveCheckerError,
-)
-_SESSION_POLL_SECS = 1
-
-Cluster = dict[str, list[str]]
 Hooks = Sequence[tf.estimator.SessionRunHook]
 
 
@@ -142,14 +134,14 @@ def distributed_train(
   sync_backend: Any = None,
   user_hooks: Hooks | None = None,
 ) -> tf.estimator.Estimator | None:
-  """Plays one role of a training on parameter servers until it is over.
+  """Plays one role of training on parameter servers until it is over.
 
   Args:
     config: says which role.
     discovery: where the processes find one another.
-    params: of the task, with an `instantiate` method.
-    sync_backend: tells which serving replicas want the updated rows.
-    user_hooks: run in the training.
+    params: the task's params, with an `instantiate` method.
+    sync_backend: knows which serving replicas want the updated rows.
+    user_hooks: hooks that run in the training session.
 
   Returns:
     The Estimator on a worker; `None` on a parameter server, and on a worker that comes when
@@ -157,13 +149,13 @@ def distributed_train(
 
   Raises:
     ValueError: the configuration or the task cannot be used.
-    tf.errors.OpError: the training failed, more often than retries are allowed.
+    tf.errors.OpError: training failed, more often than retries are allowed.
     NodeAliveCheckerError: servers are gone; says which.
   """
   _check_config(config)
   config.check_restore(config.model_dir)
   monolith_utils.enable_monkey_patch()
-  # Otherwise a call to a server that is gone waits for ever, instead of failing and being retried.
+  # Otherwise a call to a server that is gone waits forever, instead of failing and being retried.
   os.environ.setdefault("GRPC_FAIL_FAST", "true")
   exit_hook.install()
   make_config_backward_compatible(config.model_dir, config)
@@ -176,6 +168,8 @@ def distributed_train(
       return None
   if config.enable_partial_sync_training:
     config.enable_sync_training = True
+  if is_chief(config):
+    FLAGS["monolith_alert_proto"].value = FLAGS["monolith_chief_alert_proto"].value
   return _run_worker(config, discovery, params, server.target, addr, user_hooks)
 
 
@@ -193,383 +187,4 @@ def _check_config(config: DistributedCpuTrainingConfig) -> None:
   check_options(config)
 
 
-def _run_worker(
-  config: DistributedCpuTrainingConfig,
-  discovery: service_discovery.ServiceDiscovery,
-  params: Any,
-  target: str,
-  addr: str,
-  user_hooks: Hooks | None,
-) -> tf.estimator.Estimator | None:
-  heart_beat = None
-  chief = is_chief(config)
-  if chief:
-    FLAGS["monolith_alert_proto"].value = FLAGS["monolith_chief_alert_proto"].value
-    heart_beat = _MetricsHeartBeatThread()
-    heart_beat.start()
-  loop = _WorkerLoop(config, discovery, params, addr, user_hooks)
-  error: BaseException | None = None
-  try:
-    return loop.run()
-  except BaseException as e:
-    error = e
-    raise
-  finally:
-    if chief:
-      _end_training(config, discovery, loop, target, addr, error)
-      heart_beat.stop()
-
-
-def _end_training(
-  config: DistributedCpuTrainingConfig,
-  discovery: service_discovery.ServiceDiscovery,
-  loop: _WorkerLoop,
-  target: str,
-  addr: str,
-  error: BaseException | None,
-) -> None:
-  """Stops the parameter servers, and tells workers and the platform how training ended."""
-  try:
-    if (
-      loop.cluster is not None
-      and not loop.is_over
-      and (config.force_shutdown_ps or not config.enable_realtime_training)
-    ):
-      loop.run_watch.write_end(error)
-      num_ps = config.num_ps + config.num_extra_ps + config.num_redundant_ps
-      cluster, task = loop.cluster, loop.task
-      if config.num_extra_ps or config.num_redundant_ps:
-        patient = PatientDiscovery(discovery, config.session_creation_timeout_secs)
-        cluster, task = _get_cluster(config, patient, addr, 0, num_ps)
-      _shutdown_ps(target, cluster, task, num_ps)
-  except Exception as e:
-    if error is None:
-      yarn_runtime.maybe_kill_application(str(e))
-      raise
-    logging.exception("Parameter servers could not be stopped after a failed training.")
-  if error is None:
-    yarn_runtime.maybe_finish_application()
-  else:
-    yarn_runtime.maybe_kill_application(str(error))
-
-
-def _get_cluster(
-  config: DistributedCpuTrainingConfig,
-  discovery: service_discovery.ServiceDiscovery,
-  addr: str,
-  num_redundant_ps: int,
-  num_required_ps: int,
-  deep_insight_name: str | None = None,
-) -> tuple[Cluster, dict[str, Any]]:
-  return cluster_manager.get_training_cluster(
-    discovery,
-    addr,
-    config.index,
-    num_redundant_ps,
-    num_required_ps,
-    config.num_workers,
-    config.model_dir,
-    config.uuid,
-    deep_insight_name,
-    config.cluster_type,
-  )
-
-
-class _WorkerLoop:
-  """Trains on the cluster as it is, and again on the cluster as it has become after a failure.
-
-  Attributes:
-    cluster: the newest cluster, `None` before there was one.
-    task: this process in it.
-    is_over: whether training was finished before this process could join it.
-    run_watch: knows whether the servers of this training run have ended.
-  """
-
-  def __init__(
-    self,
-    config: DistributedCpuTrainingConfig,
-    discovery: service_discovery.ServiceDiscovery,
-    params: Any,
-    addr: str,
-    user_hooks: Hooks | None,
-  ):
-    self._config = config
-    self._discovery = discovery
-    self._params = params
-    self._addr = addr
-    self._user_hooks = user_hooks
-    self._metrics = cli.get_cli(utils.get_metric_prefix())
-    self._found: tuple[Cluster, dict[str, Any]] | None = None
-    self._collected: dict[str, feature_collection.CollectedFeatures] = {}
-    # The cluster as it is now.
-    self._has_met_servers = False
-    self._is_benchmarked = False
-    self.run_watch = training_run.RunWatch(config, params.train.max_steps, discovery)
-    self.cluster: Cluster | None = None
-    self.task: dict[str, Any] | None = None
-    self.is_over = False
-
-  def run(self) -> tf.estimator.Estimator | None:
-    """Trains until it succeeds, fails for good, or may not retry any more.
-
-    An error while a server is lost is an interruption, whatever its type.
-    """
-    try:
-      return self._run()
-    except training_run.TrainingIsOver:
-      self.is_over = True
-      logging.warning(
-        "The training run in %s is finished and its servers have ended: nothing is left to do.",
-        self._config.model_dir,
-      )
-      return None
-
-  def _run(self) -> tf.estimator.Estimator | None:
-    config = self._config
-    self._find_cluster()
-    self._report_ready()
-    max_retries = config.max_retry_times
-    if not max_retries and config.partial_recovery and not config.enable_sync_training:
-      max_retries = _DEFAULT_RETRIES
-    num_retries = 0
-    unreachable_since: float | None = None
-    while True:
-      attempt_start = time.monotonic()
-      try:
-        return self._train_once()
-      except (tf.errors.OpError, NodeAliveCheckerError) as e:
-        if not isinstance(e, _RETRYABLE_ERRORS) and not self._has_lost_server():
-          raise
-        self._metrics.emit_counter("worker_failover_cnt", 1)
-        if isinstance(e, NodeAliveCheckerError):
-          logging.warning("Training was interrupted: %s", e)
-          if unreachable_since is None:
-            unreachable_since = attempt_start
-          self.run_watch.wait_for_servers(e, time.monotonic() - unreachable_since)
-        else:
-          logging.exception("Training was interrupted.")
-          unreachable_since = None
-          threading.Event().wait(config.retry_wait_in_secs)
-        had_met_servers = self._has_met_servers
-        if self._find_cluster():
-          unreachable_since = None
-          # Addresses that another job left behind were no failure of this one.
-          num_retries += had_met_servers
-          if num_retries > max_retries:
-            logging.error(
-              "The cluster changed, and none of %d retries is left: start this %s %d again, and "
-              "allow more with max_retry_times or partial_recovery.",
-              max_retries, config.server_type, config.index,
-            )  # fmt: skip
-            raise
-        logging.info("Trying again on %s", self.cluster)
-
-  def _has_lost_server(self) -> bool:
-    """Tells whether the cluster is not any more what the last attempt found.
-
-    Whoever talks to a server that dies may get another error than the server's absence: the error
-    of an op that was cancelled, or that missed what the server held.
-    """
-    cluster = self._found[0]
-    if _get_blocked_addrs(cluster):
-      return True
-    if prescribes_addrs(self._discovery):
-      return False
-    known = self._discovery.query(utils.PS_JOB_NAME).values()
-    return not set(cluster[utils.PS_JOB_NAME]).issubset(known)
-
-  def _find_cluster(self) -> bool:
-    """Returns whether the cluster is another one than before."""
-    config = self._config
-    found = _get_cluster(
-      config,
-      PatientDiscovery(
-        self._discovery, config.session_creation_timeout_secs, self.run_watch.check_waiting
-      ),
-      self._addr,
-      config.num_redundant_ps,
-      config.num_ps + config.num_extra_ps,
-      self._params.metrics.deep_insight_name,
-    )
-    if found == self._found:
-      return False
-    self._found = found
-    self.cluster, self.task = found
-    self.run_watch.set_servers(found[0][utils.PS_JOB_NAME])
-    self._has_met_servers = self._is_benchmarked = False
-    return True
-
-  def _report_ready(self) -> None:
-    config = self._config
-    name = self._params.metrics.deep_insight_name
-    if is_chief(config) and config.submit_time_secs and name:
-      now = int(time.time())
-      self._metrics.emit_timer(
-        "container_ready_elapsed_time.all",
-        now - config.submit_time_secs,
-        {"model_name": name, "cluster_type": config.cluster_type},
-      )
-      config.containers_ready_time_secs = now
-
-  def _train_once(self) -> tf.estimator.Estimator | None:
-    config = self._config
-    _check_reachable(self._found[0])
-    self._has_met_servers = True
-    self.run_watch.on_servers_answer(write=is_chief(config))
-    if config.num_extra_ps > 0 and not self._is_benchmarked:
-      self.cluster = _run_ps_benchmark(config, *self._found)
-      self._is_benchmarked = True
-    if config.enable_gpu_training:
-      device_utils.enable_gpu_training()
-      self._params.train.use_gpu_emb_table = False
-    if config.only_feature_engineering:
-      return _do_worker_feature_engineering(config, self._params, self.cluster, self.task)
-    return _do_worker_train(
-      config, self._params, self.cluster, self.task, self._user_hooks, self._collected
-    )
-
-
-def _do_worker_train(
-  config: DistributedCpuTrainingConfig,
-  params: Any,
-  cluster: Cluster,
-  task: dict[str, Any],
-  user_hooks: Hooks | None = None,
-  collected: dict[str, feature_collection.CollectedFeatures] | None = None,
-) -> tf.estimator.Estimator:
-  """Trains once.
-
-  Args:
-    config: of this worker.
-    params: of the task.
-    cluster: job -> addresses.
-    task: this process in it.
-    user_hooks: run in the training.
-    collected: remembers the dry run for the next attempt.
-
-  Raises:
-    NodeAliveCheckerError: the chief or a parameter server does not answer.
-    ValueError: the task cannot be trained.
-  """
-  params.mode = config.mode
-  native = params.instantiate()
-  if not isinstance(native, native_task.NativeTask):
-    raise ValueError(f"distributed train only support NativeTask. Got {native}")
-  session_config = cluster_manager.generate_session_config((cluster, task))
-  session_config.operation_timeout_in_ms = config.operation_timeout_in_ms
-  _check_reachable(cluster)
-  with _tf_config(cluster, task), _frequent_session_polls():
-    run_config = tf.estimator.RunConfig(
-      model_dir=config.model_dir,
-      session_config=session_config,
-      save_summary_steps=config.save_summary_steps * config.num_workers,
-      log_step_count_steps=config.log_step_count_steps * config.num_workers,
-      session_creation_timeout_secs=config.session_creation_timeout_secs,
-      device_fn=config.device_fn,
-    )
-    collected = {} if collected is None else collected
-    training: Any = CpuTraining(config, native, collected=collected.get("features"))
-    collected["features"] = training._collected
-    if is_chief(config):
-      _save_debugging_info(config, cluster, training)
-    if config.enable_partial_sync_training or config.use_dataservice:
-      from monolith.native_training import sync_training_hooks
-
-      training = sync_training_hooks.EofAwareTask(training, config.use_dataservice)
-    hooks: list[tf.estimator.SessionRunHook] = []
-    if config.enable_sync_training:
-      from monolith.native_training import distribution_utils
-
-      hooks += distribution_utils.get_sync_run_hooks(False)
-    estimator = tf.estimator.Estimator(training.create_model_fn(), config=run_config)
-    return estimator.train(
-      training.create_input_fn(config.mode),
-      hooks=[*hooks, *(user_hooks or [])],
-      max_steps=params.train.max_steps,
-    )
-
-
-def _check_reachable(cluster: Cluster) -> None:
-  dead = _get_blocked_addrs(cluster)
-  if dead:
-    raise NodeAliveCheckerError(f"{','.join(dead)} is unreachable", dead)
-
-
-def _get_replica_device_setter(
-  config: DistributedCpuTrainingConfig, cluster: Cluster, task: dict[str, Any]
-) -> Any:
-  """Returns the device function that puts variables on parameter servers, all else on `task`."""
-  return tf.compat.v1.train.replica_device_setter(
-    ps_tasks=config.num_ps,
-    worker_device=f"/job:{task['type']}/task:{task['index']}",
-    merge_devices=True,
-    ps_ops=list(device_setter.STANDARD_PS_OPS),
-    cluster=tf.train.ClusterSpec(cluster),
-  )
-
-
-def _do_worker_feature_engineering(
-  config: DistributedCpuTrainingConfig, params: Any, cluster: Cluster, task: dict[str, Any]
-) -> None:
-  """Writes this worker's parsed features to `<model_dir>/features`."""
-  params.mode = config.mode
-  native = params.instantiate()
-  target = _GRPC_SCHEME + cluster[task["type"]][task["index"]]
-  device_fn = _get_replica_device_setter(config, cluster, task)
-  with _frequent_session_polls(), tf.Graph().as_default(), tf.device(device_fn):
-    _write_features(
-      native,
-      config,
-      config.model_dir,
-      is_chief=is_chief(config),
-      target=target,
-      session_config=cluster_manager.generate_session_config((cluster, task)),
-    )
-
-
-def _run_ps_benchmark(
-  config: DistributedCpuTrainingConfig, cluster: Cluster, task: dict[str, Any]
-) -> Cluster:
-  """Measures all parameter servers, and returns the cluster with the fastest ones."""
-  config, cluster = copy.deepcopy(config), copy.deepcopy(cluster)
-  params = ps_benchmark.PsBenchMarkTask.params()
-  params.bm_config = ps_benchmark.BenchmarkConfig(
-    ps_list=list(cluster["ps"]),
-    num_ps_required=config.num_ps,
-    num_workers=config.num_workers,
-    index=config.index,
-    benchmark_secs=_EXTRA_PS_BENCHMARK_SECS,
-  )
-  config.num_ps += config.num_extra_ps
-  config.mode = tf.estimator.ModeKeys.TRAIN
-  config.model_dir = os.path.join(config.model_dir, "benchmark_dir")
-  config.operation_timeout_in_ms = (
-    int(_EXTRA_PS_BENCHMARK_SECS * 1000) + _BENCHMARK_EXTRA_TIMEOUT_MS
-  )
-  _do_worker_train(config, params, cluster, task)
-  cluster["ps"] = list(params.bm_config.ps_list)
-  logging.info("The benchmark chose the parameter servers %s", cluster["ps"])
-  return cluster
-
-
-@contextlib.contextmanager
-def _tf_config(cluster: Cluster, task: dict[str, Any]) -> Iterator[None]:
-  """Describes the cluster to Estimator."""
-  os.environ[_TF_CONFIG] = json.dumps({"cluster": cluster, "task": task})
-  try:
-    yield
-  finally:
-    os.environ.pop(_TF_CONFIG, None)
-
-
-@contextlib.contextmanager
-def _frequent_session_polls() -> Iterator[None]:
-  """Lets workers look for the chief's variables often; TensorFlow has no argument for it."""
-  original = monitored_session.sm.SessionManager
-  monitored_session.sm.SessionManager = functools.partial(
-    original, recovery_wait_secs=_SESSION_POLL_SECS
-  )
-  try:
-    yield
-  finally:
-    monitored_session.sm.SessionManager = original
+_facades.forward_assignments(__name__, worker)

@@ -58,7 +58,7 @@ class SyncHook(tf.estimator.SessionRunHook):
 
   Args:
     num_workers: workers, the chief included.
-    index: of this worker.
+    index: this worker's index.
   """
 
   def __init__(self, num_workers: int, index: int):

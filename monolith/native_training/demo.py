@@ -44,7 +44,9 @@ flags.DEFINE_integer("ffm_steps", 4000, "how long to train the FFM model")
 flags.DEFINE_enum(
   "server_type", None, ["ps", "worker"], "role of this process; set by the demo for its children"
 )
-flags.DEFINE_enum("model", "ranking", ["ffm", "ranking"], "what to train; set likewise")
+flags.DEFINE_enum(
+  "model", "ranking", ["ffm", "ranking"], "what to train; set by the demo for its children"
+)
 flags.DEFINE_integer("index", 0, "index inside the role; set by the demo for its children")
 flags.DEFINE_string("uuid", "", "id of the job; set by the demo for its children")
 
@@ -190,7 +192,7 @@ def _train_ranking(model_dir: str) -> int:
 
 
 def prepare_data(folder: str) -> demo_data.RatingsInfo:
-  """Makes, or finds, the data set that the flags ask for."""
+  """Makes, or finds, the dataset that the flags ask for."""
   if FLAGS.data is not None:
     return demo_data.read_movielens(FLAGS.data, folder)
   return demo_data.generate(folder, FLAGS.num_ratings, FLAGS.num_users, FLAGS.num_movies)
@@ -199,7 +201,7 @@ def prepare_data(folder: str) -> demo_data.RatingsInfo:
 def ranking_params(
   info: demo_data.RatingsInfo, task: type[demo_models.RankingTask] = demo_models.RankingTask
 ) -> Any:
-  """Returns the params of the ranking model, as a task of that class, on a data set."""
+  """Returns the params of the ranking model, as a task of that class, on a dataset."""
   params = task.params()
   params.name = "movie_ranking"
   params.data_dir = info.folder
@@ -308,7 +310,7 @@ def _wait(processes: dict[tuple[str, int], subprocess.Popen], log_dir: str) -> i
 
 
 def _play_role(model_dir: str) -> int:
-  """Is one process of the cluster."""
+  """Plays one process of the cluster."""
   if FLAGS.server_type == "ps":
     # The chief tells servers when it is over.
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -5,8 +5,9 @@
 scope, when layers are numbered anew (`dense_3` was `dense`), or when a variable is now partitioned
 (`kernel/part_0`, `kernel/part_1` were `kernel`).
 
-Better than the reference: names that cannot be parsed lead to the normal restore instead of an
-error, and layers are matched by their order only if there are as many of them as in the checkpoint.
+Differences from ByteDance's Monolith: names that cannot be parsed lead to the normal restore
+instead of an error, and layers are matched by their order only if there are as many of them as in
+the checkpoint.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from absl import logging
 from monolith.native_training import basic_restore_hook
 from monolith.native_training.model_export import export_context
 
-# Graph collection of (ops, placeholders, alias map), see `CustomRestoreListener`.
+# Graph collection of (ops, placeholders, alias map) that `CustomRestoreListener` reads.
 CUSTOM_RESTORE_OP = "custom_restore_op"
 CustomRestoreListenerKey = "CustomRestoreListener"
 
@@ -160,7 +161,7 @@ def calc_feed_dict(
   """Reads variables under their old names.
 
   Args:
-    ckpt_reader: of the checkpoint, see `tf.train.load_checkpoint`.
+    ckpt_reader: what `tf.train.load_checkpoint` returned.
     alias_map: new name -> name in the checkpoint. The parts of a partitioned variable all have the
       name of the whole one there.
     placeholders: one per variable, each with its new name in the attribute `origin_name`.

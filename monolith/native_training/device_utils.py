@@ -71,7 +71,7 @@ def skip_device(op: tf.Operation) -> bool:
 
 
 def default_device_fn(op: tf.Operation) -> str:
-  """A device function that lets GPUs be used only when they are allowed."""
+  """Returns the device of an op: a GPU only when GPUs are allowed."""
   return _CPU if skip_device(op) else _device_rule(op.device)
 
 
@@ -167,11 +167,10 @@ def get_device_fn(
     task: `type` and `index` of this process in it.
 
   Returns:
-    Synchronous training: a function that pins ops to this process when there are parameter servers,
-      else
-    `default_device_fn`. Asynchronous training: `None` if it is local or `cluster` or `task` is
-    missing, else a function that puts variables on parameter servers in turn and everything else on
-    this process.
+    In synchronous training a function that pins ops to this process when there are parameter
+    servers, else `default_device_fn`. In asynchronous training `None` if it is local or `cluster`
+    or `task` is missing, else a function that puts variables on parameter servers in turn and
+    everything else on this process.
   """
   if _flag("enable_sync_training", False):
     assert mpi_utils.is_under_mpi(), "sync training must running under mpi mode"
@@ -189,14 +188,14 @@ def get_device_fn(
 
 
 def input_device_fn(op: tf.Operation) -> str:
-  """A device function for input pipelines: the CPU of this process."""
+  """Returns the device of an op of an input pipeline: the CPU of this process."""
   del op
   return get_sync_worker_device() + _CPU if _is_sync_with_ps() else _CPU
 
 
 def model_device_fn(op: tf.Operation) -> str:
-  """A device function for models: the GPU if it may be used, else the CPU, unless the op says
-  more."""
+  """Returns the device of a model's op: the GPU if it may be used, else the CPU, unless the op
+  says more."""
   if skip_device(op):
     return _CPU
   if _is_colocated(op):
@@ -206,5 +205,5 @@ def model_device_fn(op: tf.Operation) -> str:
 
 
 def serving_input_device_fn(op: tf.Operation) -> str:
-  """A device function for the inputs of an exported model: as asked for, the CPU by default."""
+  """Returns the device of an input of an exported model: as asked for, the CPU by default."""
   return op.device or _CPU

@@ -7,17 +7,18 @@ same way. The server of an id is `distribution_ops.shard_of_ids`, signed floor m
 Objects are handles of graph-building time: writing returns a new one, and what is built from it
 runs after the write. Without servers (`num_ps` 0) tables live in this process.
 
-Unlike the original: lookup and update of the same ids share one de-duplication; learning rates are
-computed once, on the worker; 16-bit transfer does not give up native groups; `reinitialize` returns
-statuses in the order of the ids.
+Differences from ByteDance's Monolith: lookup and update of the same ids share one de-duplication,
+whose result can travel through queues along with the ids; learning rates are computed once, on the
+worker; 16-bit transfer does not give up native groups; `reinitialize` returns statuses in the order
+of the ids.
 """
 
 from __future__ import annotations
 
 import collections
 import copy
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import tensorflow as tf
 
@@ -29,15 +30,20 @@ from monolith.native_training import (
   hash_table_utils,
   multi_type_hash_table,
 )
-from monolith.native_training.tables import layout_config as partitioned_features
-from monolith.native_training.tables import layout_table as partitioned_hash_table
-from monolith.native_training.tables import ps_group as ps_tables
-from monolith.native_training.tables import ps_transfer
+from monolith.native_training.tables import (
+  id_sharding,
+  id_splits,
+  layout_config,
+  layout_table,
+  merging,
+  protocols,
+  ps_group,
+  ps_transfer,
+)
 
 remote_predict = distributed_serving_ops.remote_predict
 ps_device = ps_transfer.ps_device
-get_sub_table_name = partitioned_features.get_sub_table_name
-PartitionedHashTable = partitioned_hash_table.PartitionedHashTable
+get_sub_table_name = layout_config.get_sub_table_name
 
 Partition = int
 TableName = str
@@ -49,12 +55,15 @@ FidEmbGradPair = tuple[Fids, EmbGrad]
 LookupData = dict[Partition, dict[TableName, Fids]]
 UpdateData = dict[Partition, dict[TableName, FidEmbGradPair]]
 AssignData = dict[Partition, dict[TableName, FidEmbPair]]
-TableFactory = Callable[
-  [int, Mapping[str, entry.HashTableConfigInstance]], multi_type_hash_table.BaseMultiTypeHashTable
-]
+TableFactory = ps_group.TableFactory
 
 # Widths of a feature's slices, how its ids are pooled, and its table.
 FeatureInfo = collections.namedtuple("FeatureInfo", "slice_dims combiner sub_table")
+
+
+def _remote_predict(*args: Any, **kwargs: Any) -> Sequence[tf.Tensor]:
+  # Looked up with every call: this module is where tests replace it.
+  return remote_predict(*args, **kwargs)
 
 
 class DistributedHashTable(hash_table_ops.BaseHashTable):
@@ -76,9 +85,9 @@ class DistributedHashTable(hash_table_ops.BaseHashTable):
   ):
     self._ps_num = ps_num
     self._transfer = ps_transfer.PsTransfer(pinned=True, dims={})
-    self._memo = ps_tables.Memo()
+    self._memo: id_splits.Memo[list[tf.Tensor]] = id_splits.Memo()
     self._hash_tables: list[hash_table_ops.BaseHashTable] = []
-    with ps_tables.learning_rates({"": config}, {"": config.call_learning_rate_fns()}):
+    with ps_group.learning_rates({"": config}, {"": config.call_learning_rate_fns()}):
       for i in range(ps_num):
         with self._transfer.device(i):
           self._hash_tables.append(hash_table_factory(i, config))
@@ -157,14 +166,7 @@ class DistributedHashTable(hash_table_ops.BaseHashTable):
       return tf.no_op(name=f"{name}/done")
 
   def _unique_parts(self, ids: tf.Tensor) -> list[tf.Tensor]:
-    """The distinct ids of each server."""
-
-    def build() -> list[tf.Tensor]:
-      unique_ids, _ = tf.unique(ids)
-      shards = distribution_ops.shard_of_ids(unique_ids, self._ps_num)
-      return distribution_ops.split_by_indices(shards, unique_ids, self._ps_num)
-
-    return self._memo.get([ids], build)
+    return self._memo.get({"": ids}, lambda: id_splits.unique_parts(ids, self._ps_num))
 
   def _write(
     self, method: str, ids: tf.Tensor, values: tf.Tensor, req_time: tf.Tensor | None
@@ -188,23 +190,7 @@ class DistributedHashTable(hash_table_ops.BaseHashTable):
     return updated
 
 
-class _RawSplit(NamedTuple):
-  """Distinct ids of all tables, by server.
-
-  Attributes:
-    ragged_id: the ids as they were given, one row per table.
-    unique: the distinct ids of each table and where they occur.
-    ids: for each server its ids, one row per table.
-    positions: for each server the places of its ids among the distinct ones.
-  """
-
-  ragged_id: tf.RaggedTensor
-  unique: Any
-  ids: list[tf.RaggedTensor]
-  positions: list[tf.RaggedTensor]
-
-
-class DistributedMultiTypeHashTable(ps_tables.PsTables):
+class DistributedMultiTypeHashTable(multi_type_hash_table.BaseMultiTypeHashTable):
   """Tables of many slots; every server holds its part of all of them.
 
   If every server's group is a `RawMultiTypeHashTable`, ids of all slots travel as one vector and
@@ -228,17 +214,31 @@ class DistributedMultiTypeHashTable(ps_tables.PsTables):
   ):
     self._num_ps = num_ps
     self._slot_to_config = slot_to_config
-    self._max_rpc_deadline_millis = max_rpc_deadline_millis
-    self._transfer = ps_transfer.PsTransfer(
-      pinned=True,
-      dims={
-        slot: hash_table_utils.infer_dim_size(config.table_config)
-        for slot, config in slot_to_config.items()
-      },
-      float16=transfer_float16,
+    # Of all slots of a lookup with native tables, else of each slot.
+    self._raw_memo: id_splits.Memo[id_splits.RawSplit] = id_splits.Memo()
+    self._memo: id_splits.Memo[list[tf.Tensor]] = id_splits.Memo()
+    self._set_group(
+      ps_group.PsGroup(
+        num_ps,
+        slot_to_config,
+        table_factory,
+        ps_transfer.PsTransfer(
+          pinned=True,
+          dims={
+            slot: hash_table_utils.infer_dim_size(config.table_config)
+            for slot, config in slot_to_config.items()
+          },
+          float16=transfer_float16,
+        ),
+        _remote_predict,
+        max_rpc_deadline_millis,
+      )
     )
-    self._memo = ps_tables.Memo()
-    self._make_tables(num_ps, slot_to_config, table_factory)
+
+  def _set_group(self, group: ps_group.PsGroup) -> None:
+    self._group = group
+    # Where `get_queue_hooks` looks.
+    self._tables = group.tables
 
   def lookup(self, slot_to_id: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
     """Returns slot -> float32 `[n, dim]`, zeros for absent ids.
@@ -247,7 +247,7 @@ class DistributedMultiTypeHashTable(ps_tables.PsTables):
     """
     slot_to_id = {slot: tf.convert_to_tensor(ids, tf.int64) for slot, ids in slot_to_id.items()}
     with tf.name_scope("dmtht_lu"):
-      if self._is_raw:
+      if self._group.is_raw:
         return self._raw_lookup(slot_to_id)
       return self._packed_lookup(slot_to_id)
 
@@ -277,7 +277,7 @@ class DistributedMultiTypeHashTable(ps_tables.PsTables):
     Raises:
       NotImplementedError: the tables are not native ones.
     """
-    if not self._is_raw:
+    if not self._group.is_raw:
       raise NotImplementedError("DistributedMultiTypeHashTable dost not support reinitialize!")
     ids = tf.convert_to_tensor(ids, tf.int64)
     with tf.name_scope("dmtht_reinit"):
@@ -288,8 +288,8 @@ class DistributedMultiTypeHashTable(ps_tables.PsTables):
       )
       tables, statuses = [], []
       for i in range(self._num_ps):
-        with self._transfer.device(i):
-          table, status = self._tables[i].reinitialize(slot, id_parts[i])
+        with self._group.transfer.device(i):
+          table, status = self._group.tables[i].reinitialize(slot, id_parts[i])
         tables.append(table)
         statuses.append(status)
       status = tf.dynamic_stitch([tf.cast(p, tf.int32) for p in positions], statuses)
@@ -311,52 +311,66 @@ class DistributedMultiTypeHashTable(ps_tables.PsTables):
     Returns:
       The tables after the write.
     """
-    slot_to_pair = {slot: ps_tables.split_pair(pair) for slot, pair in slot_to_id_and_grad.items()}
+    slot_to_pair = {slot: ps_group.split_pair(pair) for slot, pair in slot_to_id_and_grad.items()}
     req_time = hash_table_utils.as_req_time(req_time)
     with tf.name_scope("dmtht_ag"):
-      if self._is_raw:
+      if self._group.is_raw:
         return self._raw_apply_gradients(slot_to_pair, global_step, req_time)
       return self._packed_apply_gradients(slot_to_pair, global_step, req_time)
 
   def as_op(self, name: str | None = None) -> tf.Operation:
-    return ps_transfer.group_as_op(self._tables, name or "dmtht_ao")
+    return self._group.as_op(name or "dmtht_ao")
 
-  def _raw_split(self, slot_to_id: Mapping[str, tf.Tensor], for_lookup: bool) -> _RawSplit:
-    slots = sorted(slot_to_id)
+  def get_id_split(self, slot_to_id: Mapping[str, tf.Tensor]) -> protocols.IdSplit | None:
+    """Returns the distinct ids of each server, as the lookup of these tensors worked them out."""
+    if self._group.is_raw:
+      split = self._raw_memo.find(slot_to_id)
+      return None if split is None else {"raw": split}
+    slot_to_parts = {slot: self._memo.find({slot: ids}) for slot, ids in slot_to_id.items()}
+    known = {slot: parts for slot, parts in slot_to_parts.items() if parts is not None}
+    return {"parts": known} if known else None
 
-    def build() -> _RawSplit:
-      ragged_id = self._tables[0].get_ragged_id(slot_to_id)
-      unique = distribution_ops.unique_key_with_value_and_offset(
-        ragged_id, self.get_table_dim_sizes(), generate_buffer=for_lookup
-      )
-      shards = distribution_ops.shard_of_ids(unique.unique_key.values, self._num_ps)
-      ids, positions = distribution_ops.ragged_split_by_indices(
-        shards, unique.unique_key, self._num_ps
-      )
-      return _RawSplit(ragged_id, unique, ids, positions)
+  def set_id_split(
+    self, slot_to_id: Mapping[str, tf.Tensor], id_split: protocols.IdSplit | None
+  ) -> None:
+    """Tells what `get_id_split` returned for ids that have left a queue since."""
+    if id_split is None:
+      return
+    if "raw" in id_split:
+      self._raw_memo.set(slot_to_id, id_splits.RawSplit(*id_split["raw"]))
+    for slot, parts in id_split.get("parts", {}).items():
+      self._memo.set({slot: slot_to_id[slot]}, parts)
 
-    if for_lookup:
-      # A buffer serves one lookup; a later update of the same ids uses the rest.
-      split = build()
-      self._memo.get([slot_to_id[slot] for slot in slots], lambda: split)
-      return split
-    return self._memo.get([slot_to_id[slot] for slot in slots], build)
+  def get_table_dim_sizes(self) -> list[int]:
+    """Returns the tables' dimensions, by sorted name."""
+    return self._group.get_table_dim_sizes()
+
+  def _split_raw(
+    self, slot_to_id: Mapping[str, tf.Tensor], generate_buffer: bool
+  ) -> tuple[tf.RaggedTensor, id_splits.RawSplit, tf.Tensor]:
+    ragged_id = self._group.raw_table(0).get_ragged_id(slot_to_id)
+    split, buffer = id_splits.split_ragged(
+      ragged_id, self.get_table_dim_sizes(), self._num_ps, generate_buffer
+    )
+    return ragged_id, split, buffer
 
   def _raw_lookup(self, slot_to_id: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
     dims = self.get_table_dim_sizes()
-    split = self._raw_split(slot_to_id, for_lookup=True)
+    # A buffer serves one lookup; a later update of the same ids uses the rest.
+    ragged_id, split, buffer = self._split_raw(slot_to_id, generate_buffer=True)
+    self._raw_memo.set(slot_to_id, split)
     filled, timers = [], []
     for i in range(self._num_ps):
-      flat, timer = self._raw_lookup_on_ps(i, split.ids[i], op="dmtht_lu")
+      flat, timer = self._group.raw_lookup(i, split.ids[i], op="dmtht_lu")
       timers += timer
       filled.append(
         distribution_ops.fill_with_offset_map(
-          split.positions[i], flat, split.unique.value_offset, split.unique.value_buffer, dims
+          split.positions_on(i), flat, split.offsets, buffer, dims
         )
       )
     with tf.control_dependencies(timers):
       flat = distribution_ops.finalize_shared_tensor(filled, dtype=tf.float32, shape=[None])
-    slot_to_embedding = self._tables[0].get_embeddings(split.ragged_id, flat)
+    slot_to_embedding = self._group.raw_table(0).get_embeddings(ragged_id, flat)
     result = {}
     for slot, ids in slot_to_id.items():
       if slot not in slot_to_embedding:
@@ -365,24 +379,17 @@ class DistributedMultiTypeHashTable(ps_tables.PsTables):
       # As a list: with v1 behaviour `shape[i]` is never `None`, nor an int.
       length = ids.shape.as_list() if ids.shape.rank == 1 else [None]
       if length != [None]:
-        result[slot] = tf.reshape(result[slot], [*length, self._transfer.dims[slot]])
+        result[slot] = tf.reshape(result[slot], [*length, self._dims[slot]])
     return result
 
-  def _unique_parts(self, ids: tf.Tensor) -> list[tf.Tensor]:
-    """The distinct ids of each server."""
-
-    def build() -> list[tf.Tensor]:
-      unique_ids, _ = tf.unique(ids)
-      shards = distribution_ops.shard_of_ids(unique_ids, self._num_ps)
-      return distribution_ops.split_by_indices(shards, unique_ids, self._num_ps)
-
-    return self._memo.get([ids], build)
+  def _unique_parts(self, slot: str, ids: tf.Tensor) -> list[tf.Tensor]:
+    return self._memo.get({slot: ids}, lambda: id_splits.unique_parts(ids, self._num_ps))
 
   def _packed_lookup(self, slot_to_id: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
     slot_to_id = self._known_slots(slot_to_id)
-    slot_to_parts = {slot: self._unique_parts(ids) for slot, ids in slot_to_id.items()}
+    slot_to_parts = {slot: self._unique_parts(slot, ids) for slot, ids in slot_to_id.items()}
     answers = [
-      self._lookup_on_ps(
+      self._group.lookup(
         i, {slot: parts[i] for slot, parts in slot_to_parts.items()}, op="dmtht_lu"
       )
       for i in range(self._num_ps)
@@ -403,7 +410,7 @@ class DistributedMultiTypeHashTable(ps_tables.PsTables):
     """Splits ids and values, which keep their order, and updates every server."""
     parts: list[dict[str, FidEmbPair]] = [{} for _ in range(self._num_ps)]
     for slot, pair in self._known_slots(slot_to_pair).items():
-      ids, values = ps_tables.split_pair(pair)
+      ids, values = ps_group.split_pair(pair)
       values = self._rows(slot, values)
       shards = distribution_ops.shard_of_ids(ids, self._num_ps)
       id_parts = distribution_ops.split_by_indices(shards, ids, self._num_ps)
@@ -411,29 +418,27 @@ class DistributedMultiTypeHashTable(ps_tables.PsTables):
       for i in range(self._num_ps):
         parts[i][slot] = (id_parts[i], value_parts[i])
     return self._with_tables(
-      [
-        self._transfer.update(i, table, parts[i], update_fn, op)
-        for i, table in enumerate(self._tables)
-      ]
+      [self._group.update(i, parts[i], update_fn, op) for i in range(self._num_ps)]
     )
 
   def _raw_apply_gradients(
     self, slot_to_pair: Mapping[str, FidEmbGradPair], global_step: tf.Tensor, req_time: tf.Tensor
   ) -> DistributedMultiTypeHashTable:
     dims = self.get_table_dim_sizes()
-    split = self._raw_split({slot: pair[0] for slot, pair in slot_to_pair.items()}, False)
-    flat_grad = self._tables[0].get_flat_value(
+    slot_to_id = {slot: pair[0] for slot, pair in slot_to_pair.items()}
+    split = self._raw_memo.get(
+      slot_to_id, lambda: self._split_raw(slot_to_id, generate_buffer=False)[1]
+    )
+    flat_grad = self._group.raw_table(0).get_flat_value(
       {slot: pair[1] for slot, pair in slot_to_pair.items()}
     )
     tables = []
-    for i, table in enumerate(self._tables):
+    for i in range(self._num_ps):
       grad = distribution_ops.fill_with_offset_map_gradient(
-        split.positions[i], flat_grad, split.unique.value_offset, dims
+        split.positions_on(i), flat_grad, split.offsets, dims
       )
       tables.append(
-        self._transfer.raw_update(
-          i, table, split.ids[i], grad, global_step, req_time, self._learning_rates, op="dmtht_ag"
-        )
+        self._group.raw_update(i, split.ids[i], grad, global_step, req_time, op="dmtht_ag")
       )
     return self._with_tables(tables)
 
@@ -442,7 +447,7 @@ class DistributedMultiTypeHashTable(ps_tables.PsTables):
   ) -> DistributedMultiTypeHashTable:
     parts: list[dict[str, FidEmbGradPair]] = [{} for _ in range(self._num_ps)]
     for slot, (ids, grads) in self._known_slots(slot_to_pair).items():
-      id_parts = self._unique_parts(ids)
+      id_parts = self._unique_parts(slot, ids)
       grad_parts = distribution_ops.map_id_to_embedding_gradient_back_prop(
         id_parts, ids, self._rows(slot, grads)
       )
@@ -450,27 +455,69 @@ class DistributedMultiTypeHashTable(ps_tables.PsTables):
         parts[i][slot] = (id_parts[i], grad_parts[i])
     return self._with_tables(
       [
-        self._transfer.update(
+        self._group.update(
           i,
-          table,
           parts[i],
           lambda table, pairs: table.apply_gradients(pairs, global_step, req_time=req_time),
           op="dmtht_ag",
-          float16=self._transfer.float16,
+          float16=self._group.transfer.float16,
         )
-        for i, table in enumerate(self._tables)
+        for i in range(self._num_ps)
       ]
     )
 
+  @property
+  def _dims(self) -> Mapping[str, int]:
+    return self._group.transfer.dims
+
   def _rows(self, slot: str, values: Any) -> tf.Tensor:
-    values = tf.convert_to_tensor(values, tf.float32)
-    return tf.reshape(values, [-1, self._transfer.dims[slot]])
+    return tf.reshape(tf.convert_to_tensor(values, tf.float32), [-1, self._dims[slot]])
 
   def _known_slots(self, slots: Mapping[str, Any]) -> dict[str, Any]:
-    """Native tables ignore slots that they do not have."""
-    if self._is_raw:
-      return {slot: value for slot, value in slots.items() if slot in self._transfer.dims}
-    for slot in slots:
-      if slot not in self._transfer.dims:
-        raise KeyError(f"there is no table for slot {slot}, only {sorted(self._transfer.dims)}")
-    return dict(slots)
+    """Returns the slots that have a table; native tables ignore the others."""
+    known = merging.known_slots(slots, self._dims)
+    if not self._group.is_raw and len(known) < len(slots):
+      unknown = next(slot for slot in slots if slot not in known)
+      raise KeyError(f"there is no table for slot {unknown}, only {sorted(self._dims)}")
+    return known
+
+  def _with_tables(self, tables: Sequence[Any]) -> DistributedMultiTypeHashTable:
+    updated = copy.copy(self)
+    updated._set_group(self._group.with_tables(tables))
+    return updated
+
+
+class PartitionedHashTable(layout_table.LayoutHashTable):
+  """The tables of a fused-layout run, on servers or in this process.
+
+  Args:
+    num_ps: number of servers; 0 for tables in this process.
+    table_factory: `(index of the server, table name -> configuration) -> group of tables`.
+    use_native_multi_hash_table: as in `gen_feature_configs`, whose result wins.
+    max_rpc_deadline_millis: deadline of remote lookups in an export.
+    queue_configs: unused on CPUs.
+    parser_ctx: holds `sharding_sparse_fids_op_params`; the innermost context by default.
+
+  Raises:
+    NotImplementedError: tables on GPUs are asked for.
+    ValueError: the parser context has no parameters, or those of another number of servers.
+  """
+
+  def __init__(
+    self,
+    num_ps: int,
+    table_factory: TableFactory,
+    use_native_multi_hash_table: bool,
+    max_rpc_deadline_millis: int = 30,
+    queue_configs: dict[str, int] | None = None,
+    parser_ctx: id_sharding.ParserCtx | None = None,
+  ):
+    super().__init__(
+      num_ps,
+      table_factory,
+      use_native_multi_hash_table,
+      max_rpc_deadline_millis,
+      queue_configs,
+      parser_ctx,
+      remote_predict=_remote_predict,
+    )

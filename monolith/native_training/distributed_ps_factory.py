@@ -1,8 +1,6 @@
 """Makes the tables of a run: where they live, how they are named, which filters they use.
 
-Without parameter servers every update sums the gradients of equal ids first, as it does with
-servers, so that results do not depend on their number. The environment variable
-`MONOLITH_UPDATE_PER_OCCURRENCE=1` brings back one optimizer step per occurrence in that case.
+Without parameter servers tables live in this process (`tables/local.py`).
 
 Tables in the workers of a synchronous run make one optimizer step per worker that sent a gradient;
 `MONOLITH_SYNC_SUM_GRADIENTS=1` lets them add up the gradients of an id over all workers first.
@@ -10,7 +8,6 @@ Tables in the workers of a synchronous run make one optimizer step per worker th
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -18,104 +15,18 @@ import tensorflow as tf
 
 from monolith.native_training import (
   distributed_ps,
-  distribution_ops,
   entry,
   env_utils,
   hash_table_ops,
-  hash_table_utils,
   multi_hash_table_ops,
   multi_type_hash_table,
 )
-from monolith.native_training.model_export import export_context
+from monolith.native_training.tables import local
 
 SlotToConfig = Mapping[str, entry.HashTableConfigInstance]
 Handles = Sequence["tf.Tensor | None"]
 
-_PER_OCCURRENCE_ENV = "MONOLITH_UPDATE_PER_OCCURRENCE"
 _SUM_OVER_RANKS_ENV = "MONOLITH_SYNC_SUM_GRADIENTS"
-
-
-def _sum_duplicates() -> bool:
-  return os.environ.get(_PER_OCCURRENCE_ENV, "0") != "1"
-
-
-def _as_ids(ids: Any) -> tf.Tensor:
-  return tf.reshape(tf.convert_to_tensor(ids, tf.int64), [-1])
-
-
-class _LocalMultiTypeHashTable(multi_type_hash_table.MultiTypeHashTable):
-  """Tables in this process; equal ids of an update make one step on the sum of their gradients."""
-
-  def apply_gradients(
-    self, slot_to_id_and_grad: Mapping[str, Any], *args: Any, **kwargs: Any
-  ) -> _LocalMultiTypeHashTable:
-    if _sum_duplicates():
-      kwargs.setdefault("enable_dedup", True)
-    return super().apply_gradients(slot_to_id_and_grad, *args, **kwargs)
-
-
-class _LocalMultiHashTable(multi_hash_table_ops.MultiHashTable):
-  """A group in this process; equal ids of an update make one step on the sum of their gradients.
-
-  What belongs to one table stays in one tensor: nothing is packed, as it never travels.
-  """
-
-  def lookup(self, slot_to_id: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-    slot_to_id = self._known_slots(slot_to_id)
-    if export_context.is_exporting() or not slot_to_id:
-      return super().lookup(slot_to_id)
-    tables = [self._table_names.index(slot) for slot in slot_to_id]
-    embeddings = multi_hash_table_ops.hash_table_ops.monolith_multi_hash_table_lookup_list(
-      self._handle,
-      [_as_ids(ids) for ids in slot_to_id.values()],
-      tables=tables,
-      dims=[self._dims[table] for table in tables],
-    )
-    return dict(zip(slot_to_id, embeddings))
-
-  def apply_gradients(
-    self,
-    slot_to_id_and_grad: Mapping[str, tuple[tf.Tensor, tf.Tensor]],
-    global_step: tf.Tensor,
-    req_time: tf.Tensor | None = None,
-  ) -> _LocalMultiHashTable:
-    slot_to_id_and_grad = self._known_slots(slot_to_id_and_grad)
-    if not _sum_duplicates() or not slot_to_id_and_grad:
-      return super().apply_gradients(slot_to_id_and_grad, global_step, req_time)
-    return self._with_handle(
-      multi_hash_table_ops.hash_table_ops.monolith_multi_hash_table_optimize_list(
-        self._handle,
-        [_as_ids(ids) for ids, _ in slot_to_id_and_grad.values()],
-        [tf.convert_to_tensor(grad, tf.float32) for _, grad in slot_to_id_and_grad.values()],
-        self._learning_rate_tensor,
-        hash_table_utils.as_req_time(req_time),
-        tf.cast(global_step, tf.int64),
-        tables=[self._table_names.index(slot) for slot in slot_to_id_and_grad],
-      )
-    )
-
-  def _known_slots(self, slots: Mapping[str, Any]) -> dict[str, Any]:
-    """Native tables ignore slots that they do not have."""
-    return {slot: value for slot, value in slots.items() if slot in self._table_names}
-
-  def raw_apply_gradients(
-    self,
-    ragged_id: tf.RaggedTensor,
-    flat_grad: tf.Tensor,
-    global_step: tf.Tensor,
-    req_time: tf.Tensor | None = None,
-  ) -> _LocalMultiHashTable:
-    if _sum_duplicates():
-      dims = self.get_table_dim_sizes()
-      unique = distribution_ops.unique_key_with_value_and_offset(
-        ragged_id, dims, generate_buffer=False
-      )
-      ragged_id = unique.unique_key
-      positions = ragged_id.with_values(tf.range(tf.size(ragged_id.values, out_type=tf.int64)))
-      flat_grad = distribution_ops.fill_with_offset_map_gradient(
-        positions, flat_grad, unique.value_offset, dims
-      )
-    return super().raw_apply_gradients(ragged_id, flat_grad, global_step, req_time)
 
 
 class MultiHashTableFactory:
@@ -198,7 +109,7 @@ def create_multi_type_hash_table(
     )
 
   def make_local(configs: SlotToConfig) -> multi_type_hash_table.MultiTypeHashTable:
-    return _LocalMultiTypeHashTable(configs, lambda name, config: make_table(name, 0, config))
+    return local.LocalMultiTypeHashTable(configs, lambda name, config: make_table(name, 0, config))
 
   def make_packed(configs: SlotToConfig) -> multi_type_hash_table.BaseMultiTypeHashTable:
     return distributed_ps.DistributedMultiTypeHashTable(
@@ -232,7 +143,7 @@ def create_native_multi_hash_table(
   """Makes one native group of all tables per server; arguments as above."""
   sync_clients = _check_sync_clients(num_ps, sync_clients)
   if num_ps == 0:
-    return _LocalMultiHashTable.from_configs(
+    return local.LocalMultiHashTable.from_configs(
       slot_to_config, hash_filter=hash_filters[0], sync_client=sync_clients[0]
     )
   return distributed_ps.DistributedMultiTypeHashTable(

@@ -48,6 +48,7 @@ from monolith.native_training import (
 )
 from monolith.native_training.ranks import agreement as sync_agreement
 from monolith.native_training.ranks import pipeline_hooks as sync_pipeline_hooks
+from monolith.native_training.tables import protocols, queue_hooks
 
 flags.DEFINE_bool(
   "enable_alltoall_metrics", False, "Whether to write summaries of what the ranks exchange."
@@ -73,10 +74,10 @@ _CONSUMED_KEYS = (
   "recv_embeddings_size",
 )
 
-Bundle = dict[str, Any]
+Bundle = protocols.Bundle
 
 
-class DistributedMultiTypeHashTableMpi(multi_type_hash_table.BaseMultiTypeHashTable):
+class DistributedMultiTypeHashTableMpi(queue_hooks.QueueHooks):
   """One shard of tables, and the way to the others.
 
   Args:
@@ -383,6 +384,10 @@ class DistributedMultiTypeHashTableMpi(multi_type_hash_table.BaseMultiTypeHashTa
         summary.scalar(f"{slot}_size", bundle["emb_offset_sz"][slots.index(slot)])
       elif slot:
         logging.warning("enable_alltoall_metrics_for_slot is %r, want one of %s", slot, slots)
+
+
+# Its arguments are those of a `ReorderedGroup`; callers may still ask whether it is a group.
+multi_type_hash_table.BaseMultiTypeHashTable.register(DistributedMultiTypeHashTableMpi)
 
 
 def _any_rank(flag: tf.Tensor) -> tf.Tensor:

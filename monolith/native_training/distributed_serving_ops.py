@@ -6,8 +6,8 @@ While training, every parameter server pushes the rows that were touched since t
   table = hash_table_from_config(config, sync_client=client.handle)
   push = client.create_sync_op(config_placeholder)   # fed with refresh_sync_config(backend, 0)
 
-Unlike the original: pushing from a dummy client gives an empty result; rows that did not reach
-every target are part of the next push again.
+Differences from ByteDance's Monolith: pushing from a dummy client gives an empty result; rows that
+did not reach every target are part of the next push again.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def remote_predict(
     fail_op_on_rpc_error: whether an error of the call is an error of the op.
     max_rpc_deadline_millis: how long the call may take.
     output_types: dtypes of the outputs.
-    name: of the op.
+    name: name of the op.
     signature_name: which signature.
 
   Returns:
@@ -112,7 +112,7 @@ def parameter_sync_client_from_config(
 
 
 def create_dummy_sync_client() -> tf.Tensor:
-  """Returns the handle of a client that nobody needs to tell anything."""
+  """Returns the handle of a client that has nothing to push to."""
   return gen_distributed_serving_ops.monolith_dummy_sync_client(
     shared_name="MonolithDummySyncClient"
   )

@@ -26,7 +26,7 @@ _VARIANT_TYPES = ("example", "example_batch", "examplebatch", "instance")
 
 
 def shard_of_ids(ids: tf.Tensor, num_shards: int) -> tf.Tensor:
-  """The server of each id, in [0, num_shards): floor modulo of the signed id."""
+  """Returns the server of each id, in [0, num_shards): floor modulo of the signed id."""
   ids = tf.convert_to_tensor(ids, tf.int64)
   return tf.math.floormod(ids, tf.constant(num_shards, tf.int64))
 
@@ -144,7 +144,7 @@ class _UniqueKeyWithValueAndOffsetResult(NamedTuple):
 def unique_key_with_value_and_offset(
   key: tf.RaggedTensor, dims: Sequence[int], generate_buffer: bool = True
 ) -> _UniqueKeyWithValueAndOffsetResult:
-  """Unique keys of each row and where their occurrences lie in a flat buffer of values.
+  """Returns the unique keys of each row and where their occurrences lie in a flat buffer of values.
 
   Args:
     key: int64, ragged rank 1, `len(dims)` rows.
@@ -208,7 +208,7 @@ def _fill_with_offset_map_gradient(op: tf.Operation, grad: tf.Tensor):
 def fill_with_offset_map_gradient(
   pos: tf.RaggedTensor, grad: tf.Tensor, value_offset_map: tf.RaggedTensor, dims: Sequence[int]
 ) -> tf.Tensor:
-  """Gradient of the values of `fill_with_offset_map`: `grad` summed over the places of each key."""
+  """Returns the gradient of `fill_with_offset_map`'s values: `grad` summed by key."""
   return gen_distribution_ops.monolith_fill_with_offset_map_gradient(
     pos.values,
     pos.row_splits,
@@ -226,8 +226,8 @@ def finalize_shared_tensor(
 
   Args:
     shared_tensor_handles: the same resource, as returned by every op that wrote to it.
-    dtype: of the tensor.
-    shape: of the tensor, may be partial.
+    dtype: the tensor's dtype.
+    shape: the tensor's shape, may be partial.
   """
   return gen_distribution_ops.monolith_finalize_shared_tensor(
     shared_tensor_handles, dtype=dtype, shape=shape
@@ -248,7 +248,7 @@ def map_id_to_embedding(
   input: tf.Tensor,
   use_multi_threads: bool = True,
 ) -> tf.Tensor:
-  """The embedding of every id of `input`.
+  """Returns the embedding of every id of `input`.
 
   Args:
     ids: int64 vectors, one per server; the first occurrence of an id counts.
@@ -290,7 +290,7 @@ def map_id_to_embedding_gradient_back_prop(
 def gather_embeddings_by_input(
   ids: tf.Tensor, embeddings: tf.Tensor, input: tf.Tensor, use_multi_threads: bool = False
 ) -> tuple[tf.Tensor, tf.Tensor]:
-  """The embedding of every id of `input`, and the row of `ids` it was found in.
+  """Returns the embedding of every id of `input`, and the row of `ids` it was found in.
 
   Args:
     ids: int64 [n].
@@ -315,7 +315,7 @@ def _gather_embeddings_by_input_gradient(op: tf.Operation, grad: tf.Tensor, _):
 def gather_embeddings_by_ids_gradient_back_prop(
   ids: tf.Tensor, grads: tf.Tensor, index_mapping: tf.Tensor
 ) -> tf.Tensor:
-  """Gradient of `gather_embeddings_by_input`: rows of `grads` summed at `index_mapping`."""
+  """Returns the gradient of `gather_embeddings_by_input`: `grads` summed at `index_mapping`."""
   return gen_distribution_ops.monolith_gather_embeddings_by_input_gradient(
     ids, grads, index_mapping
   )
@@ -348,7 +348,7 @@ def fused_gather_embeddings_by_input_gradient(
   embedding_dims: Sequence[int],
   scale: float | tf.Tensor = 1,
 ) -> tf.Tensor:
-  """Gradient of the flat buffer of `fused_gather_embeddings_by_input`.
+  """Returns the gradient of the flat buffer of `fused_gather_embeddings_by_input`.
 
   Args:
     fused_embeddings: int32, the number of floats of the buffer.
@@ -368,13 +368,13 @@ def fused_gather_embeddings_by_input_gradient(
 def reduce_sum(
   id_indices: tf.Tensor, id_values: tf.Tensor, id_length: tf.Tensor, name: str | None = None
 ) -> tf.Tensor:
-  """Sum of each example's rows; examples without ids give 0.
+  """Returns the sum of each example's rows; examples without ids give 0.
 
   Args:
     id_indices: int64 [k, 1], example of every row.
     id_values: float [k, dim].
     id_length: int64 [1], number of examples.
-    name: of the op.
+    name: name of the op.
 
   Returns:
     float [number of examples, dim].
@@ -390,7 +390,7 @@ def _reduce_sum_gradient(op: tf.Operation, grad: tf.Tensor):
 def reduce_mean(
   id_indices: tf.Tensor, id_values: tf.Tensor, id_length: tf.Tensor, name: str | None = None
 ) -> tf.Tensor:
-  """Mean of each example's rows; arguments and result as for `reduce_sum`."""
+  """Returns the mean of each example's rows; takes what `reduce_sum` takes."""
   return gen_distribution_ops.monolith_reduce_mean(id_indices, id_values, id_length, name=name)
 
 
@@ -400,7 +400,7 @@ def _reduce_mean_gradient(op: tf.Operation, grad: tf.Tensor):
 
 
 def reduce_sqrtn(id_indices: tf.Tensor, id_values: tf.Tensor, id_length: tf.Tensor) -> tf.Tensor:
-  """L2 norm of each example's rows, column by column; arguments and result as for `reduce_sum`."""
+  """Returns the L2 norm of each example's rows, by column; takes what `reduce_sum` takes."""
   return gen_distribution_ops.monolith_reduce_square_norm(id_indices, id_values, id_length)
 
 
@@ -415,7 +415,7 @@ def _reduce_square_norm_gradient(op: tf.Operation, grad: tf.Tensor):
 def fused_sorted_segment_sum(
   indices: Sequence[tf.Tensor], values: Sequence[tf.Tensor], shapes: Sequence[tf.Tensor]
 ) -> list[tf.Tensor]:
-  """Several segment sums in one op.
+  """Computes several segment sums in one op.
 
   Args:
     indices: int32 or int64 vectors, sorted.
@@ -439,14 +439,14 @@ def fused_reduce_sum_and_split(
   split_dims: Sequence[int],
   name: str | None = None,
 ) -> list[tf.Tensor]:
-  """Sum of each example's rows, its columns split.
+  """Returns the sum of each example's rows, its columns split.
 
   Args:
     id_indices: int64 [k], example of every row.
     id_values: float [k, sum(split_dims)].
     id_length: scalar, number of examples.
     split_dims: width of each result.
-    name: of the op.
+    name: name of the op.
 
   Returns:
     float [number of examples, split_dims[i]] each.
@@ -481,7 +481,7 @@ def fused_reduce_and_split_gpu(
     splits: row splits of each table, [batch + 1], of static length; every table has the same batch.
     embeddings: float [splits[i][-1], sum(slice_dims[i])].
     slice_dims: widths of the slices of each table.
-    name: of the op.
+    name: name of the op.
 
   Returns:
     float [batch, width], the slices of all tables in order.
@@ -521,7 +521,7 @@ def _fused_reduce_and_split_gpu_gradient(op: tf.Operation, *grads: tf.Tensor):
 
 
 def normalize_merged_split(row_split: tf.Tensor, row_split_size: tf.Tensor) -> tf.Tensor:
-  """One vector of row splits from several glued together.
+  """Makes one vector of row splits of several glued together.
 
   Args:
     row_split: int64, R row-split vectors one after the other.
@@ -592,8 +592,8 @@ def fused_embedding_to_layout(
     any other: index of a [n, dim] tensor; row
 
   Args:
-    embeddings_list: float, one flat vector per table and ps, table-major; see above for versions
-      4 and 1.
+    embeddings_list: float, one flat vector per table and ps, table-major; one vector in version
+      4, `[n, dim]` tensors in version 1.
     fid_list_row_split: version 2: int64 [features of the table + 1] per vector, rows of each
       feature.
     fid_offset: uint64, one per id occurrence.
@@ -610,7 +610,7 @@ def fused_embedding_to_layout(
     fid_size: version 5: int32 [R], part of `fid_offset`.
     emb_size: version 5: int32 [R * len(embeddings_list)], request-major, part of each vector.
     parallel_flag: kept for compatibility; the result does not depend on it.
-    version: of the op.
+    version: which of the layouts above.
 
   Returns:
     The layout tensors, layouts in the order of their names, one per configured shape.
@@ -655,7 +655,7 @@ def fused_embedding_to_layout_grad(
   parallel_flag: int = 0,
   version: int = 3,
 ) -> list[tf.Tensor]:
-  """Gradient of `fused_embedding_to_layout`, whose arguments of the same name it takes.
+  """Computes the gradient of `fused_embedding_to_layout`; arguments of one name mean the same.
 
   Version 5 with one request is the same as version 3.
 
@@ -697,7 +697,7 @@ def _layout_gradient(op: tf.Operation, grads: Sequence[tf.Tensor], gradient_op, 
 
   Args:
     op: the forward op.
-    grads: of the layout tensors.
+    grads: gradients of the layout tensors.
     gradient_op: wrapper of the matching gradient op.
     num_inputs: tensor arguments of the gradient op between embeddings_list and the gradients.
   """

@@ -1,8 +1,8 @@
 """What a rank of synchronous training needs before it builds its graph.
 
-Which rank it is (`mpi_utils` finds out), which devices it uses, how it meets the other ranks, and
-the hooks and session options that follow from that. BytePS, an alternative to Horovod that was
-never published in the form this package would need, is known by name only.
+Which rank it is (`ranks.environment` finds out), which devices it uses, how it meets the other
+ranks, and the hooks and session options that follow from that. BytePS, an alternative to Horovod
+that was never published in the form this package would need, is known by name only.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from absl import logging
 
 from monolith.native_training import device_utils, env_utils, gflags_utils, hvd_lib
 from monolith.native_training.ranks.environment import (
+  enable_sync_training,
   get_mpi_local_rank,
   get_mpi_local_size,
   get_mpi_rank,
@@ -49,11 +50,6 @@ def _init_backend() -> None:
   with _init_lock:
     if not hvd_lib.is_initialized():
       hvd_lib.init()
-
-
-def enable_sync_training() -> bool:
-  """Tells whether this is a launched rank of synchronous training, by the flag of that name."""
-  return bool(gflags_utils.read_flag("enable_sync_training", False)) and is_under_mpi()
 
 
 def init_sync_train_and_update_conf(dct_config: Any) -> None:
@@ -126,7 +122,7 @@ def get_sync_run_hooks(is_full_sync: bool = False) -> list[tf.estimator.SessionR
 
   Args:
     is_full_sync: whether dense variables are replicated and tables sharded over the ranks. Then
-      several initialised ranks need the hooks even if nobody set the flag `enable_sync_training`.
+      several initialised ranks need the hooks even without the flag `enable_sync_training`.
   """
   is_one_of_many = is_full_sync and hvd_lib.is_initialized() and hvd_lib.size() > 1
   if not enable_sync_training() and not is_one_of_many:
@@ -147,26 +143,26 @@ def update_session_config_for_gpu(session_config: tf.compat.v1.ConfigProto) -> N
 
 
 def bps_init(uuid: str) -> NoReturn:
-  """Not available: see `_no_byteps`."""
+  """Raises `NotImplementedError`: BytePS is not supported."""
   _no_byteps("bps_init")
 
 
 def byteps_benchmark_ar(
   total_len: int, total_niter: int = 10000, use_cpu: bool = False, op: str = "pushpull"
 ) -> NoReturn:
-  """Not available: see `_no_byteps`."""
+  """Raises `NotImplementedError`: BytePS is not supported."""
   _no_byteps("byteps_benchmark_ar")
 
 
 def byteps_benchmark_a2a(
   total_len: int, total_niter: int = 10000, dst_gpu: bool = True, src_gpu: bool = True
 ) -> NoReturn:
-  """Not available: see `_no_byteps`."""
+  """Raises `NotImplementedError`: BytePS is not supported."""
   _no_byteps("byteps_benchmark_a2a")
 
 
 def bps_comm_benchmark() -> NoReturn:
-  """Not available: see `_no_byteps`."""
+  """Raises `NotImplementedError`: BytePS is not supported."""
   _no_byteps("bps_comm_benchmark")
 
 

@@ -5,14 +5,16 @@ the field unset, so that the message's own default applies:
 
   segment = CombineAsSegment(16, ZerosInitializer(), AdagradOptimizer(0.01), Fp16Compressor())
 
-The classes are compared and hashed by identity: they serve as defaults of dataclass fields.
+The dataclasses are compared and hashed by identity (`eq=False`), because they serve as defaults of
+other dataclasses' fields, which must be hashable.
 """
 
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Sequence
-from typing import Any, Union
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, Union
 
 import tensorflow as tf
 from google.protobuf import message
@@ -20,15 +22,42 @@ from google.protobuf import message
 from monolith.native_training.monolith_export import monolith_export
 from monolith.native_training.runtime.hash_table import embedding_hash_table_pb2
 
+# What `native_model` offers in turn.
+__all__ = [
+  "AdaGradWithGroupLassoOptimizer",
+  "AdadeltaOptimizer",
+  "AdagradOptimizer",
+  "AdamOptimizer",
+  "AmsgradOptimizer",
+  "BatchSoftmaxInitializer",
+  "BatchSoftmaxOptimizer",
+  "CombineAsSegment",
+  "Compressor",
+  "ConstantsInitializer",
+  "CuckooHashTableConfig",
+  "DynamicWdAdagradOptimizer",
+  "FTRLWithGroupSparsityOptimizer",
+  "FixedR8Compressor",
+  "Fp16Compressor",
+  "Fp32Compressor",
+  "FtrlOptimizer",
+  "HashTableConfig",
+  "HashTableConfigInstance",
+  "Initializer",
+  "LearningRate",
+  "MomentumOptimizer",
+  "MovingAverageOptimizer",
+  "OneBitCompressor",
+  "Optimizer",
+  "RandomUniformInitializer",
+  "RmspropOptimizer",
+  "RmspropV2Optimizer",
+  "SgdOptimizer",
+  "StochasticRoundingFloat16OptimizerWrapper",
+  "ZerosInitializer",
+]
+
 LearningRate = Union[float, Callable[[], Any]]
-
-
-def _fill(target: message.Message, **values: Any) -> None:
-  """Marks `target` as present and sets the fields whose value is not `None`."""
-  target.SetInParent()
-  for name, value in values.items():
-    if value is not None:
-      setattr(target, name, value)
 
 
 class Optimizer(abc.ABC):
@@ -63,188 +92,162 @@ class HashTableConfig(abc.ABC):
     """Writes the settings into `table_config`."""
 
 
-class _FieldsOptimizer(Optimizer):
-  """An optimizer whose attributes are fields of one member of `OptimizerConfig.type`."""
+class _OneofConfig:
+  """A dataclass that is one member of the `type` of a message; its fields are the member's.
 
-  _member: str
+  A field that is `None` leaves the message's own default.
 
-  def __init__(self, **fields: Any):
-    self._fields = fields
+  Attributes:
+    _message: the message that `as_proto` returns.
+    _member: the member of its `type`, present even when all fields are `None`.
+    _proto_names: dataclass field -> the member's field, where the two differ.
+  """
 
-  def as_proto(self) -> embedding_hash_table_pb2.OptimizerConfig:
-    proto = embedding_hash_table_pb2.OptimizerConfig()
-    _fill(getattr(proto, self._member), **self._fields)
+  _message: ClassVar[type[message.Message]]
+  _member: ClassVar[str]
+  _proto_names: ClassVar[Mapping[str, str]] = {}
+
+  def as_proto(self) -> Any:
+    """Returns the configuration as `_message`."""
+    proto = self._message()
+    member = getattr(proto, self._member)
+    member.SetInParent()
+    for field in dataclasses.fields(self):
+      value = getattr(self, field.name)
+      if value is not None:
+        setattr(member, self._proto_names.get(field.name, field.name), value)
     return proto
 
 
+class _OneofOptimizer(_OneofConfig, Optimizer):
+  _message = embedding_hash_table_pb2.OptimizerConfig
+  _proto_names = {
+    "l1_regularization": "l1_regularization_strength",
+    "l2_regularization": "l2_regularization_strength",
+  }
+
+
+class _OneofInitializer(_OneofConfig, Initializer):
+  _message = embedding_hash_table_pb2.InitializerConfig
+
+
+class _OneofCompressor(_OneofConfig, Compressor):
+  _message = embedding_hash_table_pb2.FloatCompressorConfig
+
+
 @monolith_export
-class SgdOptimizer(_FieldsOptimizer):
+@dataclasses.dataclass(eq=False)
+class SgdOptimizer(_OneofOptimizer):
   """Plain gradient descent."""
 
   _member = "sgd"
 
-  def __init__(self, learning_rate: float | None = None):
-    super().__init__(learning_rate=learning_rate)
+  learning_rate: float | None = None
 
 
 @monolith_export
-class AdagradOptimizer(_FieldsOptimizer):
+@dataclasses.dataclass(eq=False)
+class AdagradOptimizer(_OneofOptimizer):
   """Adagrad, with optional compression of the accumulator and weight decay."""
 
   _member = "adagrad"
 
-  def __init__(
-    self,
-    learning_rate: float | None = None,
-    initial_accumulator_value: float | None = None,
-    hessian_compression_times: int = 1,
-    warmup_steps: int = 0,
-    weight_decay_factor: float = 0.0,
-  ):
-    super().__init__(
-      learning_rate=learning_rate,
-      initial_accumulator_value=initial_accumulator_value,
-      hessian_compression_times=hessian_compression_times,
-      warmup_steps=warmup_steps,
-      weight_decay_factor=weight_decay_factor,
-    )
+  learning_rate: float | None = None
+  initial_accumulator_value: float | None = None
+  hessian_compression_times: int = 1
+  warmup_steps: int = 0
+  weight_decay_factor: float = 0.0
 
 
 @monolith_export
-class AdadeltaOptimizer(_FieldsOptimizer):
+@dataclasses.dataclass(eq=False)
+class AdadeltaOptimizer(_OneofOptimizer):
   """Adadelta."""
 
   _member = "adadelta"
 
-  def __init__(
-    self,
-    learning_rate: float | None = None,
-    weight_decay_factor: float = 0.0,
-    averaging_ratio: float = 0.9,
-    epsilon: float = 0.01,
-    warmup_steps: int = 0,
-  ):
-    super().__init__(
-      learning_rate=learning_rate,
-      weight_decay_factor=weight_decay_factor,
-      averaging_ratio=averaging_ratio,
-      epsilon=epsilon,
-      warmup_steps=warmup_steps,
-    )
+  learning_rate: float | None = None
+  weight_decay_factor: float = 0.0
+  averaging_ratio: float = 0.9
+  epsilon: float = 0.01
+  warmup_steps: int = 0
 
 
 @monolith_export
-class AdamOptimizer(_FieldsOptimizer):
+@dataclasses.dataclass(eq=False)
+class AdamOptimizer(_OneofOptimizer):
   """Adam, with bias correction kept per row."""
 
   _member = "adam"
 
-  def __init__(
-    self,
-    learning_rate: float | None = None,
-    beta1: float = 0.9,
-    beta2: float = 0.99,
-    use_beta1_warmup: bool = False,
-    weight_decay_factor: float = 0.0,
-    use_nesterov: bool = False,
-    epsilon: float = 0.01,
-    warmup_steps: int = 0,
-  ):
-    super().__init__(
-      learning_rate=learning_rate,
-      beta1=beta1,
-      beta2=beta2,
-      use_beta1_warmup=use_beta1_warmup,
-      weight_decay_factor=weight_decay_factor,
-      use_nesterov=use_nesterov,
-      epsilon=epsilon,
-      warmup_steps=warmup_steps,
-    )
+  learning_rate: float | None = None
+  beta1: float = 0.9
+  beta2: float = 0.99
+  use_beta1_warmup: bool = False
+  weight_decay_factor: float = 0.0
+  use_nesterov: bool = False
+  epsilon: float = 0.01
+  warmup_steps: int = 0
 
 
-class AmsgradOptimizer(_FieldsOptimizer):
+@dataclasses.dataclass(eq=False)
+class AmsgradOptimizer(_OneofOptimizer):
   """Adam with a second moment that never shrinks."""
 
   _member = "amsgrad"
 
-  def __init__(
-    self,
-    learning_rate: float | None = None,
-    beta1: float = 0.9,
-    beta2: float = 0.99,
-    weight_decay_factor: float = 0.0,
-    use_nesterov: bool = False,
-    epsilon: float = 0.01,
-    warmup_steps: int = 0,
-  ):
-    super().__init__(
-      learning_rate=learning_rate,
-      beta1=beta1,
-      beta2=beta2,
-      weight_decay_factor=weight_decay_factor,
-      use_nesterov=use_nesterov,
-      epsilon=epsilon,
-      warmup_steps=warmup_steps,
-    )
+  learning_rate: float | None = None
+  beta1: float = 0.9
+  beta2: float = 0.99
+  weight_decay_factor: float = 0.0
+  use_nesterov: bool = False
+  epsilon: float = 0.01
+  warmup_steps: int = 0
 
 
 @monolith_export
-class BatchSoftmaxOptimizer(_FieldsOptimizer):
+@dataclasses.dataclass(eq=False)
+class BatchSoftmaxOptimizer(_OneofOptimizer):
   """Estimates how many steps lie between two occurrences of an id."""
 
   _member = "batch_softmax"
 
-  def __init__(self, learning_rate: float | None = None):
-    super().__init__(learning_rate=learning_rate)
+  learning_rate: float | None = None
 
 
 @monolith_export
-class MomentumOptimizer(_FieldsOptimizer):
+@dataclasses.dataclass(eq=False)
+class MomentumOptimizer(_OneofOptimizer):
   """Gradient descent with momentum."""
 
   _member = "momentum"
 
-  def __init__(
-    self,
-    learning_rate: float | None = None,
-    weight_decay_factor: float = 0.0,
-    use_nesterov: bool = False,
-    momentum: float = 0.9,
-    warmup_steps: int = 0,
-  ):
-    super().__init__(
-      learning_rate=learning_rate,
-      weight_decay_factor=weight_decay_factor,
-      use_nesterov=use_nesterov,
-      momentum=momentum,
-      warmup_steps=warmup_steps,
-    )
+  learning_rate: float | None = None
+  weight_decay_factor: float = 0.0
+  use_nesterov: bool = False
+  momentum: float = 0.9
+  warmup_steps: int = 0
 
 
-class MovingAverageOptimizer(_FieldsOptimizer):
+@dataclasses.dataclass(eq=False)
+class MovingAverageOptimizer(_OneofOptimizer):
   """Keeps a moving average of what it is given as gradient."""
 
   _member = "moving_average"
 
-  def __init__(self, momentum: float = 0.9):
-    super().__init__(momentum=momentum)
+  momentum: float = 0.9
 
 
 @monolith_export
-class RmspropOptimizer(_FieldsOptimizer):
+@dataclasses.dataclass(eq=False)
+class RmspropOptimizer(_OneofOptimizer):
   """RMSProp."""
 
   _member = "rmsprop"
 
-  def __init__(
-    self,
-    learning_rate: float | None = None,
-    weight_decay_factor: float = 0.0,
-    momentum: float = 0.9,
-  ):
-    super().__init__(
-      learning_rate=learning_rate, weight_decay_factor=weight_decay_factor, momentum=momentum
-    )
+  learning_rate: float | None = None
+  weight_decay_factor: float = 0.0
+  momentum: float = 0.9
 
 
 @monolith_export
@@ -255,28 +258,18 @@ class RmspropV2Optimizer(RmspropOptimizer):
 
 
 @monolith_export
-class FtrlOptimizer(_FieldsOptimizer):
+@dataclasses.dataclass(eq=False)
+class FtrlOptimizer(_OneofOptimizer):
   """Follow the regularized leader."""
 
   _member = "ftrl"
 
-  def __init__(
-    self,
-    learning_rate: float | None = None,
-    initial_accumulator_value: float | None = None,
-    beta: float | None = None,
-    warmup_steps: int = 0,
-    l1_regularization: float | None = None,
-    l2_regularization: float | None = None,
-  ):
-    super().__init__(
-      learning_rate=learning_rate,
-      initial_accumulator_value=initial_accumulator_value,
-      beta=beta,
-      warmup_steps=warmup_steps,
-      l1_regularization_strength=l1_regularization,
-      l2_regularization_strength=l2_regularization,
-    )
+  learning_rate: float | None = None
+  initial_accumulator_value: float | None = None
+  beta: float | None = None
+  warmup_steps: int = 0
+  l1_regularization: float | None = None
+  l2_regularization: float | None = None
 
 
 class FTRLWithGroupSparsityOptimizer(FtrlOptimizer):
@@ -286,108 +279,78 @@ class FTRLWithGroupSparsityOptimizer(FtrlOptimizer):
 
 
 @monolith_export
-class AdaGradWithGroupLassoOptimizer(_FieldsOptimizer):
+@dataclasses.dataclass(eq=False)
+class AdaGradWithGroupLassoOptimizer(_OneofOptimizer):
   """Adagrad with one accumulator per row and group lasso."""
 
   _member = "group_adagrad"
 
-  def __init__(
-    self,
-    learning_rate: float | None = None,
-    beta: float | None = None,
-    initial_accumulator_value: float | None = None,
-    l2_regularization: float | None = None,
-    weight_decay_factor: float = 0.0,
-    warmup_steps: int = 0,
-  ):
-    super().__init__(
-      learning_rate=learning_rate,
-      beta=beta,
-      initial_accumulator_value=initial_accumulator_value,
-      l2_regularization_strength=l2_regularization,
-      weight_decay_factor=weight_decay_factor,
-      warmup_steps=warmup_steps,
-    )
+  learning_rate: float | None = None
+  beta: float | None = None
+  initial_accumulator_value: float | None = None
+  l2_regularization: float | None = None
+  weight_decay_factor: float = 0.0
+  warmup_steps: int = 0
 
 
-class DynamicWdAdagradOptimizer(_FieldsOptimizer):
+@dataclasses.dataclass(eq=False)
+class DynamicWdAdagradOptimizer(_OneofOptimizer):
   """Adagrad whose weight decay depends on how long a row has not been updated."""
 
   _member = "dynamic_wd_adagrad"
 
-  def __init__(
-    self,
-    learning_rate: float | None = None,
-    initial_accumulator_value: float | None = None,
-    hessian_compression_times: int = 1,
-    warmup_steps: int = 0,
-    weight_decay_factor: float = 0.0,
-    decouple_weight_decay: bool = True,
-    enable_dynamic_wd: bool = True,
-    flip_direction: bool = True,
-    dynamic_wd_temperature: float = 1.0,
-  ):
-    super().__init__(
-      learning_rate=learning_rate,
-      initial_accumulator_value=initial_accumulator_value,
-      hessian_compression_times=hessian_compression_times,
-      warmup_steps=warmup_steps,
-      weight_decay_factor=weight_decay_factor,
-      decouple_weight_decay=decouple_weight_decay,
-      enable_dynamic_wd=enable_dynamic_wd,
-      flip_direction=flip_direction,
-      dynamic_wd_temperature=dynamic_wd_temperature,
-    )
+  learning_rate: float | None = None
+  initial_accumulator_value: float | None = None
+  hessian_compression_times: int = 1
+  warmup_steps: int = 0
+  weight_decay_factor: float = 0.0
+  decouple_weight_decay: bool = True
+  enable_dynamic_wd: bool = True
+  flip_direction: bool = True
+  dynamic_wd_temperature: float = 1.0
 
 
+@dataclasses.dataclass(eq=False)
 class StochasticRoundingFloat16OptimizerWrapper(Optimizer):
   """Rounds the wrapped optimizer's result to float16, up or down at random."""
 
-  def __init__(self, optimizer: Optimizer):
-    self._optimizer = optimizer
+  optimizer: Optimizer
 
   def as_proto(self) -> embedding_hash_table_pb2.OptimizerConfig:
-    proto = self._optimizer.as_proto()
+    proto = self.optimizer.as_proto()
     proto.stochastic_rounding_float16 = True
     return proto
 
 
 @monolith_export
-class ZerosInitializer(Initializer):
+@dataclasses.dataclass(eq=False)
+class ZerosInitializer(_OneofInitializer):
   """New values are 0."""
 
-  def as_proto(self) -> embedding_hash_table_pb2.InitializerConfig:
-    proto = embedding_hash_table_pb2.InitializerConfig()
-    _fill(proto.zeros)
-    return proto
+  _member = "zeros"
 
 
 @monolith_export
-class ConstantsInitializer(Initializer):
+@dataclasses.dataclass(eq=False)
+class ConstantsInitializer(_OneofInitializer):
   """New values are `constant`."""
 
-  def __init__(self, constant: float):
-    self._constant = constant
+  _member = "constants"
 
-  def as_proto(self) -> embedding_hash_table_pb2.InitializerConfig:
-    proto = embedding_hash_table_pb2.InitializerConfig()
-    _fill(proto.constants, constant=self._constant)
-    return proto
+  constant: float
 
 
-class RandomUniformInitializer(Initializer):
+@dataclasses.dataclass(eq=False)
+class RandomUniformInitializer(_OneofInitializer):
   """New values are drawn uniformly from `[minval, maxval)`."""
 
-  def __init__(self, minval: float | None = None, maxval: float | None = None):
-    self._minval = minval
-    self._maxval = maxval
+  _member = "random_uniform"
 
-  def as_proto(self) -> embedding_hash_table_pb2.InitializerConfig:
-    proto = embedding_hash_table_pb2.InitializerConfig()
-    _fill(proto.random_uniform, minval=self._minval, maxval=self._maxval)
-    return proto
+  minval: float | None = None
+  maxval: float | None = None
 
 
+@dataclasses.dataclass(eq=False)
 class BatchSoftmaxInitializer(Initializer):
   """The first guess of the interval that `BatchSoftmaxOptimizer` estimates.
 
@@ -395,62 +358,55 @@ class BatchSoftmaxInitializer(Initializer):
     ValueError: `init_step_interval` is below 1.
   """
 
-  def __init__(self, init_step_interval: float):
-    if init_step_interval < 1:
-      raise ValueError(f"init_step_interval should be >= 1, while got {init_step_interval}")
-    self._init_step_interval = init_step_interval
+  init_step_interval: float
+
+  def __post_init__(self) -> None:
+    if self.init_step_interval < 1:
+      raise ValueError(f"init_step_interval should be >= 1, while got {self.init_step_interval}")
 
   def as_proto(self) -> embedding_hash_table_pb2.InitializerConfig:
-    return ConstantsInitializer(self._init_step_interval).as_proto()
+    return ConstantsInitializer(self.init_step_interval).as_proto()
 
 
 @monolith_export
-class OneBitCompressor(Compressor):
+@dataclasses.dataclass(eq=False)
+class OneBitCompressor(_OneofCompressor):
   """One bit per value."""
 
-  def __init__(self, step_size: int = 200, amplitude: float = 0.05):
-    self._step_size = step_size
-    self._amplitude = amplitude
+  _member = "one_bit"
 
-  def as_proto(self) -> embedding_hash_table_pb2.FloatCompressorConfig:
-    proto = embedding_hash_table_pb2.FloatCompressorConfig()
-    _fill(proto.one_bit, step_size=self._step_size, amplitude=self._amplitude)
-    return proto
+  step_size: int = 200
+  amplitude: float = 0.05
 
 
 @monolith_export
-class FixedR8Compressor(Compressor):
+@dataclasses.dataclass(eq=False)
+class FixedR8Compressor(_OneofCompressor):
   """Eight bits per value, linear over `[-fixed_range, fixed_range]`."""
 
-  def __init__(self, fixed_range: float = 1.0):
-    self._fixed_range = fixed_range
+  _member = "fixed_r8"
+  _proto_names = {"fixed_range": "r"}
 
-  def as_proto(self) -> embedding_hash_table_pb2.FloatCompressorConfig:
-    proto = embedding_hash_table_pb2.FloatCompressorConfig()
-    _fill(proto.fixed_r8, r=self._fixed_range)
-    return proto
+  fixed_range: float = 1.0
 
 
 @monolith_export
-class Fp16Compressor(Compressor):
+@dataclasses.dataclass(eq=False)
+class Fp16Compressor(_OneofCompressor):
   """Half precision."""
 
-  def as_proto(self) -> embedding_hash_table_pb2.FloatCompressorConfig:
-    proto = embedding_hash_table_pb2.FloatCompressorConfig()
-    _fill(proto.fp16)
-    return proto
+  _member = "fp16"
 
 
 @monolith_export
-class Fp32Compressor(Compressor):
+@dataclasses.dataclass(eq=False)
+class Fp32Compressor(_OneofCompressor):
   """No compression."""
 
-  def as_proto(self) -> embedding_hash_table_pb2.FloatCompressorConfig:
-    proto = embedding_hash_table_pb2.FloatCompressorConfig()
-    _fill(proto.fp32)
-    return proto
+  _member = "fp32"
 
 
+@dataclasses.dataclass(eq=False)
 class CuckooHashTableConfig(HashTableConfig):
   """The collisionless table.
 
@@ -459,16 +415,15 @@ class CuckooHashTableConfig(HashTableConfig):
     feature_evict_every_n_hours: if positive, erase expired rows in the background this often.
   """
 
-  def __init__(self, initial_capacity: int = 1, feature_evict_every_n_hours: int = 0):
-    self._initial_capacity = initial_capacity
-    self._feature_evict_every_n_hours = feature_evict_every_n_hours
+  initial_capacity: int = 1
+  feature_evict_every_n_hours: int = 0
 
   def mutate_table(self, table_config: embedding_hash_table_pb2.EmbeddingHashTableConfig) -> None:
-    table_config.initial_capacity = self._initial_capacity
+    table_config.initial_capacity = self.initial_capacity
     table_config.cuckoo.SetInParent()
-    if self._feature_evict_every_n_hours > 0:
+    if self.feature_evict_every_n_hours > 0:
       table_config.enable_feature_eviction = True
-      table_config.feature_evict_every_n_hours = self._feature_evict_every_n_hours
+      table_config.feature_evict_every_n_hours = self.feature_evict_every_n_hours
 
 
 class HashTableConfigInstance:
@@ -492,7 +447,7 @@ class HashTableConfigInstance:
     self.extra_restore_names = list(extra_restore_names or [])
 
   def __str__(self) -> str:
-    """The key by which slots are merged: equal configurations have equal strings."""
+    """Returns the key by which slots are merged: equal configurations have equal strings."""
     return "TableConfigPB: {}, LearningRateFns: [{}]".format(
       self._table_config.SerializeToString(deterministic=True),
       ", ".join(str(fn) for fn in self._learning_rate_fns),

@@ -9,12 +9,12 @@ def setup_hdfs_env() -> None:
 
 
 def generate_psm_from_uuid(s: str) -> str:
-  """The service name of the job with this uuid: the uuid itself."""
+  """Returns the service name of the job with this uuid: the uuid itself."""
   return s
 
 
 def get_zk_auth_data() -> Optional[list[tuple[str, str]]]:
-  """ZooKeeper credentials from `ZK_AUTH` (`user:password`), or None when unset.
+  """Returns ZooKeeper credentials from `ZK_AUTH` (`user:password`), or None when unset.
 
   The secret is never logged.
   """
@@ -26,7 +26,7 @@ def get_bool(name: str, default: bool = False) -> bool:
   """Reads a switch: empty, `0` and `false` (in any case) are off, any other text is on.
 
   Args:
-    name: of the environment variable.
+    name: the environment variable.
     default: where it is not set.
   """
   text = os.environ.get(name)
@@ -37,7 +37,7 @@ def get_int(name: str, default: int) -> int:
   """Reads a number.
 
   Args:
-    name: of the environment variable.
+    name: the environment variable.
     default: where it is not set, or empty.
 
   Raises:

@@ -9,13 +9,12 @@
 Importing this module imports `runner_utils`, which defines a flag for nearly every field of its
 configuration. Flags must be parsed before a configuration is made.
 
-Unlike the original: `predict` returns what it promises, hooks are passed on by `evaluate` too, a
-task that is already made can be given as well, and predictions need no parameter servers.
+Differences from ByteDance's Monolith: `predict` returns what it promises, `evaluate` passes hooks
+on too, a task that is already made can be given as well, and predictions need no parameter servers.
 """
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import copy
 import dataclasses
@@ -47,6 +46,7 @@ from monolith.native_training.cpu_training import (
   local_train_internal,
 )
 from monolith.native_training.data import parsers
+from monolith.native_training.models.spec import EstimatorSpec
 from monolith.native_training.runner_utils import RunnerConfig, monolith_discovery
 from monolith.native_training.service_discovery import ServiceDiscoveryType
 
@@ -66,12 +66,6 @@ Hooks = Sequence[tf.estimator.SessionRunHook]
 _TF_CONFIG = "TF_CONFIG"
 _TRAIN = tf.estimator.ModeKeys.TRAIN
 _EVAL = tf.estimator.ModeKeys.EVAL
-
-EstimatorSpec = collections.namedtuple(
-  "EstimatorSpec",
-  ["label", "pred", "head_name", "loss", "optimizer", "classification"],
-  defaults=[None, None, None, True],
-)
 
 
 @dataclasses.dataclass
@@ -163,10 +157,10 @@ class Estimator:
   Args:
     model: params of a `NativeTask`, or a task.
     conf: how to run it.
-    warm_start_from: see `tf.estimator.Estimator`, for `predict` and inspection.
+    warm_start_from: what `tf.estimator.Estimator` takes, for `predict` and inspection.
 
   Raises:
-    AssertionError: a parameter server of a realtime training has no `bzid` or `base_name`.
+    AssertionError: a parameter server in realtime training has no `bzid` or `base_name`.
   """
 
   def __init__(self, model: Any, conf: RunConfig | RunnerConfig, warm_start_from: Any = None):
@@ -250,7 +244,7 @@ class Estimator:
     self._run(_TRAIN, steps, max_steps, hooks)
 
   def evaluate(self, steps: int | None = None, hooks: Hooks | None = None) -> None:
-    """Runs the model in evaluation mode; see `train`.
+    """Runs the model in evaluation mode, until a limit or the end of the data.
 
     Args:
       steps: how many batches, at most; `eval.steps` of the task by default.
@@ -360,8 +354,8 @@ class Estimator:
     """Exports the newest checkpoint, as the task's serving params say.
 
     Args:
-      batch_size: of the task's data while its features are collected.
-      name: of the task, `demo_export` by default.
+      batch_size: the size of the task's batches while its features are collected.
+      name: the task's name, `demo_export` by default.
       dense_only: leave out the tables.
       enable_fused_layout: build the fused-layout graph.
 

@@ -8,7 +8,7 @@ from monolith.native_training.runtime.ops import gen_monolith_ops as ops
 
 
 def gen_seq_mask(splits: tf.Tensor | tf.RaggedTensor, max_seq_length: int) -> tf.Tensor:
-  """Row i of the mask starts with as many ones as row i has values.
+  """Makes a mask whose row i starts with as many ones as row i has values.
 
     splits [0, 2, 3], max_seq_length 3  ->  [[1, 1, 0], [1, 0, 0]]
 

@@ -3,8 +3,8 @@
 The help of a field, without which it gets no flag, is a `:param <name>: <text>` line of the class
 docstring, or `field(metadata={"help": …})`, which survives `python -OO`.
 
-Mended against the original: links between fields and flags are kept per class, with the most
-derived class winning, and fields with a `default_factory` take part.
+Differences from ByteDance's Monolith: links between fields and flags are kept per class, with the
+most derived class winning, and fields with a `default_factory` take part.
 """
 
 import dataclasses
@@ -128,7 +128,7 @@ def _define_flag(gflags: Any, name: str, hint: Any, default: Any, text: str) -> 
 def extract_flags_decorator(
   remove_flags: Optional[typing.Collection[str]] = None, is_nested: bool = True
 ) -> Callable[[_T], _T]:
-  """A class decorator around `extract_flags`; `remove_flags` get no flag."""
+  """Returns a class decorator around `extract_flags`; `remove_flags` get no flag."""
 
   def decorate(cls: _T) -> _T:
     extract_flags(flags, cls, is_nested, remove_flags)
@@ -138,7 +138,7 @@ def extract_flags_decorator(
 
 
 def get_flags_parser(flags: Any, FLAGS: Any) -> Callable[[list[str]], list[str]]:  # noqa: N803
-  """A parser for `app.run(flags_parser=…)` that shows the error and the help, and exits with 1."""
+  """Returns a parser for `app.run(flags_parser=…)` that shows error and help, and exits with 1."""
 
   def parse(argv: list[str]) -> list[str]:
     try:
@@ -172,7 +172,7 @@ def update(config: Any) -> None:
 def LinkDataclassToFlags(  # noqa: N802, the public name
   linked_list: Optional[list[str]] = None, linked_map: Optional[dict[str, str]] = None
 ) -> Callable[[_T], _T]:
-  """A class decorator that ties fields to flags, for `update_by_flags`.
+  """Returns a class decorator that ties fields to flags, for `update_by_flags`.
 
   Args:
     linked_list: fields whose flag has the same name.
@@ -199,7 +199,7 @@ def LinkDataclassToFlags(  # noqa: N802, the public name
 
 
 def update_by_flags(cls: _T) -> _T:
-  """A class decorator: after construction, linked fields left at their default take their flag.
+  """Decorates a class: after construction, linked fields left at their default take their flag.
 
   A field changes if it equals its default and its flag differs from the flag's own default.
   """
@@ -226,7 +226,7 @@ def _get_links(cls: type) -> dict[str, str]:
 
 
 def _get_defaults(cls: type) -> dict[str, Any]:
-  """Field → default; fields without one are left out."""
+  """Returns field → default; fields without one are left out."""
   defaults = {}
   for field in dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ():
     if field.default is not dataclasses.MISSING:
@@ -237,7 +237,7 @@ def _get_defaults(cls: type) -> dict[str, Any]:
 
 
 def _strip_optional(hint: Any) -> Any:
-  """`Optional[X]` → `X`."""
+  """Turns `Optional[X]` into `X`."""
   if typing.get_origin(hint) is typing.Union:
     arguments = [a for a in typing.get_args(hint) if a is not type(None)]
     if len(arguments) == 1:

@@ -7,13 +7,12 @@ they do not hold; `intercept_gradient` puts it into the gradient path of any oth
 from __future__ import annotations
 
 import contextlib
-import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import tensorflow as tf
-from absl import logging
 
-from monolith.native_training import basic_restore_hook, save_utils, utils
+from monolith.native_training import utils
+from monolith.native_training.checkpoints import listeners
 from monolith.native_training.model_export import export_context
 from monolith.native_training.runtime.ops import gen_monolith_ops
 
@@ -109,9 +108,9 @@ def create_hash_filters(
     ps_num: number of parameter servers.
     enable_hash_filter: anything but `True` gives filters that let everything pass.
     config: serialized `SlotOccurrenceThresholdConfig`.
-    filter_capacity: of a sliding filter.
-    filter_split_num: of a sliding filter.
-    filter_equal_probability: of a probabilistic filter.
+    filter_capacity: `capacity` of a sliding filter.
+    filter_split_num: `split_num` of a sliding filter.
+    filter_equal_probability: `equal_probability` of a probabilistic filter.
     filter_type: a constant of `FilterType`.
 
   Raises:
@@ -180,7 +179,7 @@ def _intercept_gradient_gradient(op: tf.Operation, grad: tf.Tensor) -> tuple:
   )
 
 
-class HashFilterCheckpointSaverListener(tf.estimator.CheckpointSaverListener):
+class HashFilterCheckpointSaverListener(listeners.AssetSaverListener[tuple[int, tf.Tensor]]):
   """Saves filters beside the checkpoint: filter i to `<prefix>.assets/hash_filter_<i>`.
 
   Args:
@@ -197,37 +196,24 @@ class HashFilterCheckpointSaverListener(tf.estimator.CheckpointSaverListener):
     enable_hash_filter: bool = False,
     enable_save_restore: bool = True,
   ):
-    super().__init__()
-    self._helper = save_utils.SaveHelper(basename)
-    self._enabled = enable_hash_filter is True and enable_save_restore
-    self._placeholders: list[tf.Tensor] = []
-    if not self._enabled:
-      return
-    # One after another: filters are large, and writing several at once gains nothing on one disk.
     save_ops: list[tf.Tensor] = []
-    for hash_filter in hash_filters:
-      placeholder = tf.compat.v1.placeholder(tf.string, shape=[])
-      self._placeholders.append(placeholder)
-      with tf.control_dependencies(save_ops[-1:]):
-        save_ops.append(save_hash_filter(hash_filter, placeholder, True))
-    self._save_op = tf.group(save_ops)
 
-  def before_save(self, sess: tf.compat.v1.Session, global_step_value: int) -> None:
-    """Saves every filter."""
-    if not self._enabled:
-      return
-    prefix = self._helper.get_ckpt_prefix(global_step_value)
-    folder = self._helper.get_ckpt_asset_dir(prefix)
-    logging.info("Saving hash filters to %s", folder)
-    tf.io.gfile.makedirs(folder)
-    sess.run(
-      self._save_op,
-      feed_dict=_filter_paths(self._placeholders, folder),
-      options=tf.compat.v1.RunOptions(timeout_in_ms=_TIMEOUT_IN_MS),
+    def save(item: tuple[int, tf.Tensor], path: tf.Tensor) -> tf.Tensor:
+      # One after another: filters are large, and writing several at once gains nothing on one disk.
+      with tf.control_dependencies(save_ops[-1:]):
+        save_ops.append(save_hash_filter(item[1], path, True))
+      return save_ops[-1]
+
+    enabled = enable_hash_filter is True and enable_save_restore
+    super().__init__(
+      basename, "hash filters", _build_assets(hash_filters if enabled else [], save), _TIMEOUT_IN_MS
     )
 
+  def _name_of(self, item: tuple[int, tf.Tensor]) -> str:
+    return f"hash_filter_{item[0]}"
 
-class HashFilterCheckpointRestorerListener(basic_restore_hook.CheckpointRestorerListener):
+
+class HashFilterCheckpointRestorerListener(listeners.AssetRestorerListener[tuple[int, tf.Tensor]]):
   """Restores what `HashFilterCheckpointSaverListener` saved; takes the same arguments."""
 
   def __init__(
@@ -237,48 +223,24 @@ class HashFilterCheckpointRestorerListener(basic_restore_hook.CheckpointRestorer
     enable_hash_filter: bool = False,
     enable_save_restore: bool = True,
   ):
-    super().__init__()
-    self._basename = basename
-    self._helper = save_utils.SaveHelper(basename)
-    self._enabled = enable_hash_filter is True and enable_save_restore
-    self._placeholders = []
-    if not self._enabled:
-      return
-    self._placeholders = [tf.compat.v1.placeholder(tf.string, shape=[]) for _ in hash_filters]
-    self._restore_op = tf.group(
-      [
-        restore_hash_filter(hash_filter, placeholder, True)
-        for hash_filter, placeholder in zip(hash_filters, self._placeholders)
-      ]
+    enabled = enable_hash_filter is True and enable_save_restore
+    assets = _build_assets(
+      hash_filters if enabled else [], lambda item, path: restore_hash_filter(item[1], path, True)
     )
+    super().__init__(basename, "hash filters", assets, _TIMEOUT_IN_MS)
 
-  def before_restore(self, session: tf.compat.v1.Session) -> None:
-    """Restores every filter from the newest checkpoint, if there is one.
+  def _path_prefix_of(self, ckpt_prefix: str) -> str:
+    # Old checkpoints have their filters beside the variables.
+    folder = super()._path_prefix_of(ckpt_prefix)
+    return folder if tf.io.gfile.exists(folder) else ckpt_prefix
 
-    Raises:
-      tf.errors.OpError: the checkpoint lacks a filter, or it cannot be read.
-    """
-    if not self._enabled:
-      return
-    prefix = tf.train.latest_checkpoint(os.path.dirname(self._basename))
-    if not prefix:
-      logging.info("No checkpoint found in %s", os.path.dirname(self._basename))
-      return
-    folder = self._helper.get_ckpt_asset_dir(prefix)
-    self._restore_from_path_prefix(session, folder if tf.io.gfile.exists(folder) else prefix)
-
-  def _restore_from_path_prefix(self, sess: tf.compat.v1.Session, path_prefix: str) -> None:
-    if not self._enabled:
-      return
-    logging.info("Restoring hash filters from %s", path_prefix)
-    sess.run(
-      self._restore_op,
-      feed_dict=_filter_paths(self._placeholders, path_prefix),
-      options=tf.compat.v1.RunOptions(timeout_in_ms=_TIMEOUT_IN_MS),
-    )
+  def _find_paths(self, path_prefix: str, items: Sequence[tuple[int, tf.Tensor]]) -> list[str]:
+    return [f"{path_prefix}hash_filter_{i}" for i, _ in items]
 
 
-def _filter_paths(placeholders: Sequence[tf.Tensor], path_prefix: str) -> dict[tf.Tensor, str]:
-  return {
-    placeholder: f"{path_prefix}hash_filter_{i}" for i, placeholder in enumerate(placeholders)
-  }
+def _build_assets(
+  hash_filters: Sequence[tf.Tensor],
+  make_op: Callable[[tuple[int, tf.Tensor], tf.Tensor], tf.Tensor],
+) -> list[listeners.Asset[tuple[int, tf.Tensor]]]:
+  """Returns an asset for each filter with its number, which names its files."""
+  return listeners.build_assets(enumerate(hash_filters), lambda item: item[1].device, make_op)

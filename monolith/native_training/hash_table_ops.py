@@ -7,8 +7,8 @@ the write, so that order is expressed by data flow:
   table = table.assign_add(ids, values)
   rows = table.lookup(ids)                       # sees the write; absent ids give zeros
 
-Unlike the original: reading ops are stateful, so TensorFlow never merges two of them around a
-write; restoring replaces a table only when all of the checkpoint was read.
+Differences from ByteDance's Monolith: reading ops are stateful, so TensorFlow never merges two of
+them around a write; restoring replaces a table only when all of the checkpoint was read.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import concurrent.futures
 import copy
 import dataclasses
 import os
-from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
@@ -27,7 +26,6 @@ from absl import logging
 from tensorflow.python.framework import auto_control_deps_utils, ops
 
 from monolith.native_training import (
-  basic_restore_hook,
   distributed_serving_ops,
   entry,
   graph_meta,
@@ -36,10 +34,12 @@ from monolith.native_training import (
   hash_table_utils,
   save_utils,
 )
+from monolith.native_training.checkpoints import listeners
 from monolith.native_training.model_export import export_context
 from monolith.native_training.runtime.hash_table import embedding_hash_table_pb2
 from monolith.native_training.runtime.ops import gen_monolith_ops
 
+# Part of the API, as are such names in other modules: callers reach the ops through it.
 hash_table_ops = gen_monolith_ops
 
 # Functions may run these side by side; only writes must be ordered.
@@ -207,7 +207,7 @@ class HashTable(BaseHashTable):
     self, ids: tf.Tensor, values: tf.Tensor, req_time: tf.Tensor | None = None
   ) -> HashTable:
     return self._with_handle(
-      hash_table_ops.monolith_hash_table_assign(
+      gen_monolith_ops.monolith_hash_table_assign(
         self._table, _as_ids(ids), _as_floats(values), hash_table_utils.as_req_time(req_time)
       )
     )
@@ -216,7 +216,7 @@ class HashTable(BaseHashTable):
     self, ids: tf.Tensor, values: tf.Tensor, req_time: tf.Tensor | None = None
   ) -> HashTable:
     return self._with_handle(
-      hash_table_ops.monolith_hash_table_assign_add(
+      gen_monolith_ops.monolith_hash_table_assign_add(
         self._table, _as_ids(ids), _as_floats(values), hash_table_utils.as_req_time(req_time)
       )
     )
@@ -232,13 +232,13 @@ class HashTable(BaseHashTable):
       enable_dedup: accepted for compatibility; duplicates cost little.
     """
     del enable_dedup
-    return hash_table_ops.monolith_hash_table_lookup(
+    return gen_monolith_ops.monolith_hash_table_lookup(
       self._table, _as_ids(ids), self._dim_size, use_multi_threads
     )
 
   def lookup_entry(self, ids: tf.Tensor) -> tf.Tensor:
     """Returns serialized `EntryDump`s without ids, string `[n]`; empty for absent ids."""
-    return hash_table_ops.monolith_hash_table_lookup_entry(self._table, _as_ids(ids))
+    return gen_monolith_ops.monolith_hash_table_lookup_entry(self._table, _as_ids(ids))
 
   def apply_gradients(
     self,
@@ -263,7 +263,7 @@ class HashTable(BaseHashTable):
     Returns:
       The table after the write.
     """
-    updated = hash_table_ops.monolith_hash_table_optimize(
+    updated = gen_monolith_ops.monolith_hash_table_optimize(
       self._table,
       _as_ids(ids),
       _as_floats(grads),
@@ -291,7 +291,7 @@ class HashTable(BaseHashTable):
       The table after the save. Saving fails without touching an older checkpoint of that name.
     """
     return self._with_handle(
-      hash_table_ops.monolith_hash_table_save(
+      gen_monolith_ops.monolith_hash_table_save(
         self._table,
         basename,
         nshards=self._saver_parallel,
@@ -302,11 +302,11 @@ class HashTable(BaseHashTable):
 
   def restore(self, basename: tf.Tensor | str) -> HashTable:
     """Replaces the content by what was saved under `basename`; returns the table after that."""
-    return self._with_handle(hash_table_ops.monolith_hash_table_restore(self._table, basename))
+    return self._with_handle(gen_monolith_ops.monolith_hash_table_restore(self._table, basename))
 
   def size(self) -> tf.Tensor:
     """Returns the number of rows, int64 scalar."""
-    return hash_table_ops.monolith_hash_table_size(self._table)
+    return gen_monolith_ops.monolith_hash_table_size(self._table)
 
   def save_as_tensor(
     self, shard_idx: tf.Tensor, num_shards: tf.Tensor, limit: tf.Tensor, offset: tf.Tensor
@@ -323,7 +323,7 @@ class HashTable(BaseHashTable):
       `(offset of the next page, serialized EntryDumps)`. Fewer than `limit` entries: the partition
       is finished.
     """
-    return hash_table_ops.monolith_hash_table_save_as_tensor(
+    return gen_monolith_ops.monolith_hash_table_save_as_tensor(
       self._table,
       tf.cast(shard_idx, tf.int32),
       tf.cast(num_shards, tf.int32),
@@ -405,7 +405,7 @@ def fused_lookup(
   Returns:
     `(embeddings [L], floats per shard [N], id offsets [K*N+1], embedding offsets [K*N+1], ids)`.
   """
-  return hash_table_ops.monolith_hash_table_fused_lookup(
+  return gen_monolith_ops.monolith_hash_table_fused_lookup(
     table_handles=[_handle(table) for table in tables],
     ids=_as_ids(ids),
     # A list would cost an eager call its fast path, more than a lookup of thousands of ids.
@@ -439,7 +439,7 @@ def fused_apply_gradient(
   Returns:
     The handles after the update.
   """
-  return hash_table_ops.monolith_hash_table_fused_optimize(
+  return gen_monolith_ops.monolith_hash_table_fused_optimize(
     table_handles=[_handle(table) for table in tables],
     ids=_as_ids(ids),
     indices=indices,
@@ -487,7 +487,7 @@ def hash_table_from_config(
       hash_filter = hash_filter_ops.create_dummy_hash_filter(name_suffix=name_suffix)
     if sync_client is None:
       sync_client = distributed_serving_ops.create_dummy_sync_client()
-    table = hash_table_ops.monolith_hash_table(
+    table = gen_monolith_ops.monolith_hash_table(
       hash_filter,
       sync_client,
       config=table_config.SerializeToString(),
@@ -571,121 +571,70 @@ def vocab_hash_table(
 
 def extract_slot_from_entry(entry: tf.Tensor, fid_v2: bool = True) -> tf.Tensor:
   """Returns the slots of serialized `EntryDump`s, int32 of the same length."""
-  return hash_table_ops.monolith_extract_slot_from_entry(entry, fid_v2)
+  return gen_monolith_ops.monolith_extract_slot_from_entry(entry, fid_v2)
 
 
 def _all_table_tensor_prefix(table: HashTable) -> list[str]:
-  """The file names under which a checkpoint may hold the table, the own one first."""
+  """Returns the file names under which a checkpoint may hold the table, its own first."""
   names = [table.name, *table.extra_restore_names]
   return [name.replace(":", "-").replace("/", "-") for name in names]
 
 
 def _table_tensor_prefix(table: HashTable) -> str:
-  """The file name under which a checkpoint holds the table."""
+  """Returns the file name under which a checkpoint holds the table."""
   return _all_table_tensor_prefix(table)[0]
 
 
-class HashTableCheckpointSaverListener(tf.estimator.CheckpointSaverListener):
+class HashTableCheckpointSaverListener(listeners.AssetSaverListener[HashTable]):
   """Saves the graph's tables to `<basename>-<step>.assets/`, before the variables are saved.
 
-  Before, so that the `checkpoint` file names a checkpoint only when its tables are safe.
+  Args:
+    basename: the checkpoint's base name, `<folder>/model.ckpt`.
   """
 
   def __init__(self, basename: str):
-    super().__init__()
-    self._helper = save_utils.SaveHelper(basename)
-    self._tables: list[HashTable] = tf.compat.v1.get_collection(_HASH_TABLE_GRAPH_KEY)
-    self._placeholders = [tf.compat.v1.placeholder(tf.string, shape=[]) for _ in self._tables]
-    self._save_op = tf.group(
-      [
-        table.save(
-          placeholder, random_sleep_ms=min(15 * len(self._tables), _MAX_SAVE_DELAY_MS)
-        ).as_op()
-        for table, placeholder in zip(self._tables, self._placeholders)
-      ]
+    tables: list[HashTable] = tf.compat.v1.get_collection(_HASH_TABLE_GRAPH_KEY)
+    delay = min(15 * len(tables), _MAX_SAVE_DELAY_MS)
+    assets = listeners.build_assets(
+      tables, _device_of, lambda table, path: table.save(path, random_sleep_ms=delay).as_op()
     )
+    super().__init__(basename, "hash tables", assets, _TIMEOUT_IN_MS)
 
-  def before_save(self, sess: tf.compat.v1.Session, global_step_value: int) -> None:
-    """Saves every table."""
-    if not self._tables:
-      return
-    prefix = self._helper.get_ckpt_prefix(global_step_value)
-    folder = self._helper.get_ckpt_asset_dir(prefix)
-    logging.info("Saving hash tables to %s", folder)
-    tf.io.gfile.makedirs(folder)
-    sess.run(
-      self._save_op,
-      feed_dict={
-        placeholder: folder + _table_tensor_prefix(table)
-        for table, placeholder in zip(self._tables, self._placeholders)
-      },
-      options=tf.compat.v1.RunOptions(timeout_in_ms=_TIMEOUT_IN_MS),
-    )
+  def _name_of(self, item: HashTable) -> str:
+    return _table_tensor_prefix(item)
 
 
-class HashTableCheckpointRestorerListener(basic_restore_hook.CheckpointRestorerListener):
+class HashTableCheckpointRestorerListener(listeners.AssetRestorerListener[HashTable]):
   """Restores what `HashTableCheckpointSaverListener` saved.
 
   Args:
     basename: the checkpoint's base name, `<folder>/model.ckpt`.
-    ps_monitor: restore only the tables of servers that it calls uninitialized.
+    ps_monitor: if given, only tables on servers that it calls uninitialized are restored.
   """
 
   def __init__(self, basename: str, ps_monitor: save_utils.PsMonitor | None = None):
-    super().__init__()
-    self._basename = basename
-    self._ps_monitor = ps_monitor
-    self._tables: list[HashTable] = tf.compat.v1.get_collection(_HASH_TABLE_GRAPH_KEY)
-    self._placeholders = [tf.compat.v1.placeholder(tf.string, shape=[]) for _ in self._tables]
-    self._tables_of_device: dict[str, list[int]] = defaultdict(list)
-    restore_ops: dict[str, list[tf.Tensor]] = defaultdict(list)
-    for i, (table, placeholder) in enumerate(zip(self._tables, self._placeholders)):
-      device = table.table.device
-      self._tables_of_device[device].append(i)
-      restore_ops[device].append(table.restore(placeholder).as_op())
-    self._restore_op_of_device = {
-      device: tf.group(device_ops) for device, device_ops in restore_ops.items()
-    }
+    assets = listeners.build_assets(
+      tf.compat.v1.get_collection(_HASH_TABLE_GRAPH_KEY),
+      _device_of,
+      lambda table, path: table.restore(path).as_op(),
+    )
+    super().__init__(basename, "hash tables", assets, _TIMEOUT_IN_MS, ps_monitor)
 
-  def before_restore(self, session: tf.compat.v1.Session) -> None:
-    """Restores the tables from the newest checkpoint, if there is one.
-
-    Raises:
-      ValueError: the checkpoint lacks a table.
-      tf.errors.OpError: a file cannot be read; the table keeps its content.
-    """
-    if not self._tables:
-      return
-    folder = os.path.dirname(self._basename)
-    prefix = tf.train.latest_checkpoint(folder)
-    if prefix:
-      self._restore_from_path_prefix(session, save_utils.SaveHelper.get_ckpt_asset_dir(prefix))
-      return
+  def _find_without_checkpoint(self, folder: str) -> str | None:
     # A folder may hold nothing but the tables of one checkpoint, to start a model from.
     assets = tf.io.gfile.glob(os.path.join(folder, "*.assets"))
-    if len(assets) != 1:
-      logging.info("No checkpoint found in %s, and %d asset folders", folder, len(assets))
-      return
-    self._restore_from_path_prefix(session, os.path.join(assets[0], ""))
+    if len(assets) == 1:
+      return os.path.join(assets[0], "")
+    logging.info("No checkpoint found in %s, and %d asset folders", folder, len(assets))
+    return None
 
-  def _restore_from_path_prefix(self, sess: tf.compat.v1.Session, path_prefix: str) -> None:
-    devices = [
-      device
-      for device in self._restore_op_of_device
-      if self._ps_monitor is None or self._ps_monitor.is_ps_uninitialized(sess, device)
-    ]
-    tables = [i for device in devices for i in self._tables_of_device[device]]
-    if not tables:
-      return
-    logging.info("Restoring %d hash tables from %s", len(tables), path_prefix)
+  def _find_paths(self, path_prefix: str, items: Sequence[HashTable]) -> list[str]:
     with concurrent.futures.ThreadPoolExecutor(_NUM_PROBE_THREADS) as pool:
-      basenames = pool.map(lambda i: _find_basename(path_prefix, self._tables[i]), tables)
-      feed_dict = {self._placeholders[i]: basename for i, basename in zip(tables, basenames)}
-    sess.run(
-      [self._restore_op_of_device[device] for device in devices],
-      feed_dict=feed_dict,
-      options=tf.compat.v1.RunOptions(timeout_in_ms=_TIMEOUT_IN_MS),
-    )
+      return list(pool.map(lambda table: _find_basename(path_prefix, table), items))
+
+
+def _device_of(table: HashTable) -> str:
+  return table.table.device
 
 
 def _find_basename(path_prefix: str, table: HashTable) -> str:
@@ -700,18 +649,8 @@ def _find_basename(path_prefix: str, table: HashTable) -> str:
   )
 
 
-class HashTableRestorerSaverListener(tf.estimator.CheckpointSaverListener):
-  """Restores the tables right after each save.
-
-  What was saved becomes the content: expired rows go, and so does what was written since the save.
-  """
+class HashTableRestorerSaverListener(listeners.AssetRestorerSaverListener):
+  """Restores the tables right after each save: expired rows go, and what was written since."""
 
   def __init__(self, ckpt_prefix: str):
-    super().__init__()
-    self._helper = save_utils.SaveHelper(ckpt_prefix)
-    self._restorer = HashTableCheckpointRestorerListener(ckpt_prefix)
-
-  def after_save(self, session: tf.compat.v1.Session, global_step_value: int) -> None:
-    """Restores the tables of the checkpoint that was just written."""
-    prefix = self._helper.get_ckpt_prefix(global_step_value)
-    self._restorer._restore_from_path_prefix(session, self._helper.get_ckpt_asset_dir(prefix))
+    super().__init__(ckpt_prefix, HashTableCheckpointRestorerListener(ckpt_prefix))

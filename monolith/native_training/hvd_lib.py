@@ -76,7 +76,7 @@ class _Backend:
     )
 
   def check_size(self, wanted: int, what: str) -> None:
-    """Checks that there are as many ranks as somebody wants.
+    """Checks that there are as many ranks as `what` asks for.
 
     Raises:
       AssertionError: there are not.
@@ -207,7 +207,7 @@ class _OneRank:
   def is_initialized(self) -> bool:
     return self._is_initialized
 
-  # There is nobody to meet, so these work before `init` too.
+  # There is no other rank to meet, so these work before `init` too.
   def rank(self) -> int:
     return 0
 

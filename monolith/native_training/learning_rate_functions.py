@@ -49,7 +49,7 @@ class PolynomialDecay(LearningRateFunction):
       initial_learning_rate: the rate at step 0.
       decay_steps: number of steps, positive.
       end_learning_rate: the rate from step `decay_steps` on.
-      power: of the polynomial.
+      power: the exponent.
       cycle: whether to start over when the end is reached.
       name: name scope of the ops, `PolynomialDecay` by default.
 

@@ -1,6 +1,6 @@
 """Timestamps, metrics and the health of the machine, from inside a graph.
 
-Better than the reference: `tensors_timestamp` passes gradients on.
+Differences from ByteDance's Monolith: `tensors_timestamp` passes gradients on.
 """
 
 from __future__ import annotations

@@ -4,10 +4,12 @@ The platform starts every process of a job with variables `MLP_<ROLE>_…` that 
 ports. `mlp_pass` turns a dispatcher or data worker process into a tf.data service server that ends
 with the trainer, and points the trainer to it. Outside such a platform it does nothing.
 
-Importing this module patches nothing; `mlp_pass` patches Estimator's data set hook, once, when
-`--dataset_use_dataservice` is set. Mended against the original: `get_port` returns an int, `begin`
-clears the collection of the default graph, `check_port` keeps its deadline and does not spin, and
-`TENSORBOARD_LOG_PATH` is honoured.
+Importing this module patches nothing; `mlp_pass` patches Estimator's dataset hook, once, when
+`--dataset_use_dataservice` is set.
+
+Differences from ByteDance's Monolith: `get_port` returns an int, `begin` clears the collection of
+the default graph, `check_port` keeps its deadline and does not spin, and `TENSORBOARD_LOG_PATH` is
+honoured.
 """
 
 import os
@@ -24,7 +26,7 @@ from tensorflow_estimator.python.estimator import util as estimator_util
 
 from monolith.native_training import env_utils, net_utils, yarn_runtime
 from monolith.native_training.data import dataservice_flags  # noqa: F401, defines flags read below
-from monolith.native_training.distribution_utils import (
+from monolith.native_training.ranks.environment import (
   enable_sync_training,
   get_mpi_local_size,
   get_mpi_rank,
@@ -47,7 +49,7 @@ EXTRA_DSWORKERS = []
 
 
 def check_port(host: str, port: int, timeout: float = 1) -> bool:
-  """Whether something listens at `host:port`; a refusal is tried again until the deadline.
+  """Tells whether something listens at `host:port`; tries again until the deadline.
 
   Args:
     host: name, IPv4 or IPv6 address, the latter with or without brackets.
@@ -143,7 +145,7 @@ class MLPEnv:
     return self._get_int(f"MLP_{role}_NUM", 0)
 
   def get_all_host(self, role: Optional[str] = None, is_primary: bool = True) -> Optional[str]:
-    """The comma-joined hosts of a role."""
+    """Returns the comma-joined hosts of a role."""
     return self._get(f"MLP_{self._role(role)}_ALL_{'PRIMARY_' if is_primary else ''}HOSTS")
 
   def get_all_addrs(self, role: Optional[str] = None, is_primary: bool = True) -> list[str]:
@@ -153,7 +155,7 @@ class MLPEnv:
   def get_host(
     self, role: Optional[str] = None, index: Optional[int] = None, is_primary: bool = True
   ) -> Optional[str]:
-    """The host of a task, by default this one, or task 0 of another role."""
+    """Returns the host of a task, by default this one, or task 0 of another role."""
     role = self._role(role)
     index = self._index(role, index)
     if self._is_mpi_worker(role):
@@ -163,7 +165,7 @@ class MLPEnv:
   def get_addr(
     self, role: Optional[str] = None, index: Optional[int] = None, is_primary: bool = True
   ) -> Optional[str]:
-    """`host:port` of a task, or None where the environment does not have both."""
+    """Returns `host:port` of a task, or None where the environment does not have both."""
     host = self.get_host(role, index, is_primary)
     port = self._get_port(role, index, None)
     if not host or port is None:
@@ -171,7 +173,7 @@ class MLPEnv:
     return net_utils.concat_ip_and_port(host, port)
 
   def get_port(self, role: Optional[str] = None, index: Optional[int] = None) -> int:
-    """The port of a task; 2222 (plus the rank under MPI) where the environment has none."""
+    """Returns the port of a task; 2222 (plus the rank under MPI) where the environment has none."""
     return self._get_port(role, index, _DEFAULT_PORT)
 
   def _get_port(
@@ -185,11 +187,11 @@ class MLPEnv:
     return None if port is None else port + index
 
   def dispatcher_target(self, role: Optional[str] = None) -> str:
-    """The URL of the tf.data service of a role, `dispatcher` by default; else a local one."""
+    """Returns the URL of a role's tf.data service, `dispatcher` by default; else a local one."""
     return f"{_GRPC_SCHEME}{self.dispatcher_addr(role) or 'localhost:5050'}"
 
   def dispatcher_addr(self, role: Optional[str] = None) -> Optional[str]:
-    """`host:port` of a role's first task, `dispatcher` by default; None where there is none."""
+    """Returns `host:port` of a role's first task, `dispatcher` by default, or None."""
     return self.get_addr(role or "dispatcher")
 
   def wait(
@@ -200,7 +202,7 @@ class MLPEnv:
     Args:
       role: its role, by default this process' own.
       index: its index.
-      timeout: seconds, counted in steps of 5; not positive waits for ever.
+      timeout: seconds, counted in steps of 5; not positive waits forever.
       use_ssh: whether to look for its ssh port, which is there as soon as the container is.
     """
     host = self.get_host(role, index)
@@ -234,7 +236,7 @@ class MLPEnv:
       try:
         tf.profiler.experimental.stop()
       except tf.errors.UnavailableError:
-        pass  # Nobody has traced.
+        pass  # Nothing was traced.
     logging.info("%s:%d is gone, exit", role, index)
     logging.flush()
     # tf.data service servers do not end with the main thread.
@@ -270,9 +272,9 @@ class MLPEnv:
     Args:
       role: whom to trace.
       index: which of them, all if negative.
-      host_tracer_level: see `tf.profiler.experimental.ProfilerOptions`.
-      python_tracer_level: see there.
-      device_tracer_level: see there.
+      host_tracer_level: TensorFlow's level for the CPU, 1 to 3; 0: off.
+      python_tracer_level: TensorFlow's level for Python calls; 0: off.
+      device_tracer_level: TensorFlow's level for devices; 0: off.
       delay_ms: when all start, from now; also how long they trace.
 
     Raises:
@@ -295,7 +297,7 @@ class MLPEnv:
 
 
 def add_mpi_exception_hook() -> None:
-  """Lets an uncaught exception in a launched rank end all: the others would wait for ever."""
+  """Lets an uncaught exception in a launched rank end all: the others would wait forever."""
   if not is_under_mpi():
     return
 
@@ -325,7 +327,7 @@ def mlp_pass(
   A dispatcher or data worker serves until worker 0 is gone and never returns. A worker waits for
   them, sets `--data_service_dispatcher` and returns; so does every other process at once.
 
-  A role that is None is not in the job: no process plays it, and nobody waits for it. Servers then
+  A role that is None is not in the job: no process plays it or waits for it. Servers then
   end with the platform's `worker`, and workers look for the service where
   `MLPEnv.dispatcher_target()` says.
 
@@ -412,7 +414,7 @@ def _start_dsworker(mlp_env: MLPEnv, dispatcher_addr: str, port: int) -> dsvc.Wo
 
 
 def begin(self) -> None:
-  """Replaces `_DatasetInitializerHook.begin`: all ranks read rank 0's registered data set."""
+  """Replaces `_DatasetInitializerHook.begin`: all ranks read rank 0's registered dataset."""
   self._initializer = self._iterator.initializer
   self._broadcast_dataset_id = None
   graph = tf.compat.v1.get_default_graph()

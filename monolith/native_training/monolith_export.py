@@ -6,6 +6,6 @@ T = TypeVar("T")
 
 
 def monolith_export(obj: T) -> T:
-  """Decorator: marks `obj` as part of the documented API and returns it unchanged otherwise."""
+  """Marks `obj` as part of the documented API and returns it unchanged otherwise."""
   setattr(obj, "__monolith_doc", None)
   return obj

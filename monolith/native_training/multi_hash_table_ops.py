@@ -14,7 +14,6 @@ import copy
 import dataclasses
 import os
 import re
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -25,7 +24,6 @@ from tensorflow.python.framework import auto_control_deps_utils, ops
 from tensorflow.python.ops import resources
 
 from monolith.native_training import (
-  basic_restore_hook,
   distributed_serving_ops,
   entry,
   graph_meta,
@@ -34,12 +32,14 @@ from monolith.native_training import (
   multi_hash_table_ops_pb2,
   save_utils,
 )
+from monolith.native_training.checkpoints import listeners
 from monolith.native_training.model_export import export_context
 from monolith.native_training.multi_type_hash_table import BaseMultiTypeHashTable
 from monolith.native_training.proto import ckpt_info_pb2
 from monolith.native_training.runtime.hash_table import embedding_hash_table_pb2
 from monolith.native_training.runtime.ops import gen_monolith_ops
 
+# Part of the API, as are such names in other modules: callers reach the ops through it.
 hash_table_ops = gen_monolith_ops
 
 # Functions may run these side by side; only writes must be ordered.
@@ -55,7 +55,7 @@ for _op_type in (
 _MULTI_HASH_TABLE_GRAPH_KEY = "monolith_multi_hash_tables"
 _TIMEOUT_IN_MS = 3600000
 _SAVED_FILE = re.compile(r"(?P<name>.*?)(\.meta)?-\d{5}-of-\d{5}")
-# Of the only group of a run: without servers; with the fused layout, or one server.
+# Names of the only group of a run: without servers; with the fused layout, or with one server.
 _LOCAL_NAMES = ("MonolithMultiHashTable_", "MonolithMultiHashTable_0")
 
 
@@ -252,11 +252,11 @@ class MultiHashTable(BaseMultiTypeHashTable, RawMultiTypeHashTable):
       [tf.cast(rate, tf.float32) for rate in learning_rate_list], name="learning_rate"
     )
     with tf.device(device):
-      created = hash_table_ops.create_monolith_multi_hash_table(
+      created = gen_monolith_ops.create_monolith_multi_hash_table(
         cc.mconfig_tensor, hash_filter, sync_client, shared_name=self._shared_name
       )
       self._initializer = created.op
-      self._handle = hash_table_ops.read_monolith_multi_hash_table(shared_name=self._shared_name)
+      self._handle = gen_monolith_ops.read_monolith_multi_hash_table(shared_name=self._shared_name)
       self._register_resource()
     tf.compat.v1.add_to_collection(_MULTI_HASH_TABLE_GRAPH_KEY, self)
 
@@ -282,7 +282,7 @@ class MultiHashTable(BaseMultiTypeHashTable, RawMultiTypeHashTable):
   def _register_resource(self) -> None:
     created = self._initializer.outputs[0]
     resources.register_resource(
-      created, self._initializer, hash_table_ops.is_hash_table_initialized(self._handle)
+      created, self._initializer, gen_monolith_ops.is_hash_table_initialized(self._handle)
     )
 
   @classmethod
@@ -395,7 +395,7 @@ class MultiHashTable(BaseMultiTypeHashTable, RawMultiTypeHashTable):
   ) -> MultiHashTable:
     ragged_id, flat_value = self._split_pairs(slot_to_id_and_value)
     return self._with_handle(
-      hash_table_ops.monolith_multi_hash_table_assign_add(
+      gen_monolith_ops.monolith_multi_hash_table_assign_add(
         self._handle,
         ragged_id.values,
         ragged_id.row_splits,
@@ -411,7 +411,7 @@ class MultiHashTable(BaseMultiTypeHashTable, RawMultiTypeHashTable):
       The group after the write and an int32 status per id: 1 existed, 0 was inserted, -1 the slot
       is unknown and nothing was done.
     """
-    handle, status = hash_table_ops.monolith_multi_hash_table_reinitialize(
+    handle, status = gen_monolith_ops.monolith_multi_hash_table_reinitialize(
       self._handle, slot, tf.convert_to_tensor(ids, tf.int64)
     )
     return self._with_handle(handle), status
@@ -429,7 +429,7 @@ class MultiHashTable(BaseMultiTypeHashTable, RawMultiTypeHashTable):
     return self.raw_apply_gradients(ragged_id, flat_grad, global_step, req_time)
 
   def raw_lookup(self, ragged_id: tf.RaggedTensor) -> tf.Tensor:
-    return hash_table_ops.monolith_multi_hash_table_lookup(
+    return gen_monolith_ops.monolith_multi_hash_table_lookup(
       self._handle, ragged_id.values, ragged_id.row_splits
     )
 
@@ -441,7 +441,7 @@ class MultiHashTable(BaseMultiTypeHashTable, RawMultiTypeHashTable):
     req_time: tf.Tensor | None = None,
   ) -> MultiHashTable:
     return self._with_handle(
-      hash_table_ops.monolith_multi_hash_table_optimize(
+      gen_monolith_ops.monolith_multi_hash_table_optimize(
         self._handle,
         ragged_id.values,
         ragged_id.row_splits,
@@ -459,7 +459,7 @@ class MultiHashTable(BaseMultiTypeHashTable, RawMultiTypeHashTable):
     req_time: tf.Tensor | None = None,
   ) -> MultiHashTable:
     return self._with_handle(
-      hash_table_ops.monolith_multi_hash_table_assign(
+      gen_monolith_ops.monolith_multi_hash_table_assign(
         self._handle,
         ragged_id.values,
         ragged_id.row_splits,
@@ -476,7 +476,7 @@ class MultiHashTable(BaseMultiTypeHashTable, RawMultiTypeHashTable):
   def save(self, basename: tf.Tensor | str) -> MultiHashTable:
     """Writes all rows that have not expired; returns the group after the save."""
     return self._with_handle(
-      hash_table_ops.monolith_multi_hash_table_save(
+      gen_monolith_ops.monolith_multi_hash_table_save(
         self._handle,
         basename,
         nshards=self._saver_parallel,
@@ -487,16 +487,16 @@ class MultiHashTable(BaseMultiTypeHashTable, RawMultiTypeHashTable):
   def restore(self, basename: tf.Tensor | str) -> MultiHashTable:
     """Replaces the content of the tables that the checkpoint holds; returns the group after."""
     return self._with_handle(
-      hash_table_ops.monolith_multi_hash_table_restore(self._handle, basename)
+      gen_monolith_ops.monolith_multi_hash_table_restore(self._handle, basename)
     )
 
   def feature_stat(self, basename: tf.Tensor | str) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns `(table names, rows)` of what was saved under `basename`, string and uint64 `[k]`."""
-    return hash_table_ops.monolith_multi_hash_table_feature_stat(basename)
+    return gen_monolith_ops.monolith_multi_hash_table_feature_stat(basename)
 
   def sizes(self) -> tf.Tensor:
     """Returns the number of rows of each table, int64 `[tables]`, by sorted names."""
-    return hash_table_ops.monolith_multi_hash_table_size(self._handle)
+    return gen_monolith_ops.monolith_multi_hash_table_size(self._handle)
 
   def fused_lookup(
     self,
@@ -505,8 +505,8 @@ class MultiHashTable(BaseMultiTypeHashTable, RawMultiTypeHashTable):
     num_of_shards: int,
     req_time: tf.Tensor | None = None,
   ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Looks all tables up for several shards, see `hash_table_ops.fused_lookup`."""
-    return hash_table_ops.monolith_multi_hash_table_fused_lookup(
+    """Looks all tables up for several shards, as `fused_lookup` of module `hash_table_ops` does."""
+    return gen_monolith_ops.monolith_multi_hash_table_fused_lookup(
       self._handle, ids, fused_slot_size, hash_table_utils.as_req_time(req_time), num_of_shards
     )
 
@@ -523,9 +523,9 @@ class MultiHashTable(BaseMultiTypeHashTable, RawMultiTypeHashTable):
     num_of_shards: int,
     enable_grad_accumulation: bool = False,
   ) -> MultiHashTable:
-    """Updates all tables for several shards, see `hash_table_ops.fused_apply_gradient`."""
+    """Updates all tables for several shards, as that function of module `hash_table_ops` does."""
     return self._with_handle(
-      hash_table_ops.monolith_multi_hash_table_fused_optimize(
+      gen_monolith_ops.monolith_multi_hash_table_fused_optimize(
         self._handle,
         ids,
         indices,
@@ -591,27 +591,15 @@ ops.register_proto_function(
 )
 
 
-class _GroupPaths:
-  """A placeholder for each group's path, and the ops built on them, grouped by device."""
-
-  def __init__(self, make_op: Callable[[MultiHashTable, tf.Tensor], Any]):
-    self.tables: list[MultiHashTable] = tf.compat.v1.get_collection(_MULTI_HASH_TABLE_GRAPH_KEY)
-    self._placeholders = [tf.compat.v1.placeholder(tf.string, shape=[]) for _ in self.tables]
-    self.op_of_device: dict[str, list[Any]] = defaultdict(list)
-    for table, placeholder in zip(self.tables, self._placeholders):
-      self.op_of_device[table.initializer.device].append(make_op(table, placeholder))
-
-  def feed(
-    self, path_prefix: str, name_of: Callable[[str], str] = lambda shared_name: shared_name
-  ) -> dict[tf.Tensor, str]:
-    """What to feed so that each group works on `<path_prefix><name_of(shared name)>`."""
-    return {
-      placeholder: path_prefix + name_of(table.shared_name)
-      for table, placeholder in zip(self.tables, self._placeholders)
-    }
+def _build_assets(
+  make_op: Callable[[MultiHashTable, tf.Tensor], Any],
+) -> list[listeners.Asset[MultiHashTable]]:
+  """Returns an asset for each of the graph's groups."""
+  groups: list[MultiHashTable] = tf.compat.v1.get_collection(_MULTI_HASH_TABLE_GRAPH_KEY)
+  return listeners.build_assets(groups, lambda group: group.initializer.device, make_op)
 
 
-class MultiHashTableCheckpointSaverListener(tf.estimator.CheckpointSaverListener):
+class MultiHashTableCheckpointSaverListener(listeners.AssetSaverListener[MultiHashTable]):
   """Saves the graph's groups to `<basename>-<step>.assets/`, before the variables are saved.
 
   Args:
@@ -620,33 +608,28 @@ class MultiHashTableCheckpointSaverListener(tf.estimator.CheckpointSaverListener
   """
 
   def __init__(self, basename: str, write_ckpt_info: bool = True):
-    super().__init__()
-    self._helper = save_utils.SaveHelper(basename)
+    assets = _build_assets(lambda group, path: group.save(path).as_op())
+    super().__init__(
+      basename, "multi hash tables", assets, _TIMEOUT_IN_MS, "multi_hashtable_save_all"
+    )
     self._folder = os.path.dirname(basename)
-    self._write_ckpt_info = write_ckpt_info
-    self._saves = _GroupPaths(lambda table, path: table.save(path).as_op())
-    self._stats = _GroupPaths(lambda table, path: table.feature_stat(path))
-    self._save_op = tf.group(
-      list(self._saves.op_of_device.values()), name="multi_hashtable_save_all"
+    self._stats = (
+      _build_assets(lambda group, path: group.feature_stat(path)) if write_ckpt_info else []
     )
 
   def before_save(self, sess: tf.compat.v1.Session, global_step_value: int) -> None:
-    """Saves every group."""
-    if not self._saves.tables:
-      return
-    prefix = self._helper.get_ckpt_prefix(global_step_value)
-    folder = self._helper.get_ckpt_asset_dir(prefix)
-    logging.info("Saving multi hash tables to %s", folder)
-    tf.io.gfile.makedirs(folder)
-    options = tf.compat.v1.RunOptions(timeout_in_ms=_TIMEOUT_IN_MS)
-    sess.run(self._save_op, feed_dict=self._saves.feed(folder), options=options)
-    if self._write_ckpt_info:
+    """Saves every group, and counts the rows that were saved."""
+    super().before_save(sess, global_step_value)
+    if self._stats:
       stats = sess.run(
-        list(self._stats.op_of_device.values()),
-        feed_dict=self._stats.feed(folder),
-        options=options,
+        [asset.op for asset in self._stats],
+        feed_dict=self._feed(self._stats, self._asset_dir(global_step_value)),
+        options=self._options,
       )
-      self._write_info([stat for device in stats for stat in device], global_step_value)
+      self._write_info(stats, global_step_value)
+
+  def _name_of(self, item: MultiHashTable) -> str:
+    return item.shared_name
 
   def _write_info(self, stats: Sequence[Any], global_step_value: int) -> None:
     info = ckpt_info_pb2.CkptInfo()
@@ -660,60 +643,35 @@ class MultiHashTableCheckpointSaverListener(tf.estimator.CheckpointSaverListener
       file.write(text_format.MessageToString(info))
 
 
-class MultiHashTableCheckpointRestorerListener(basic_restore_hook.CheckpointRestorerListener):
+class MultiHashTableCheckpointRestorerListener(listeners.AssetRestorerListener[MultiHashTable]):
   """Restores what `MultiHashTableCheckpointSaverListener` saved.
 
-  A group in the process of the worker has another name with the fused layout than without; a
+  A group in the worker's process has another name with the fused layout than without; a
   checkpoint of the other kind of run is found under the other name.
 
   Args:
     basename: the checkpoint's base name, `<folder>/model.ckpt`.
-    ps_monitor: restore only the groups of servers that it calls uninitialized.
+    ps_monitor: if given, only groups on servers that it calls uninitialized are restored.
   """
 
   def __init__(self, basename: str, ps_monitor: save_utils.PsMonitor | None = None):
-    super().__init__()
-    self._basename = basename
-    self._ps_monitor = ps_monitor
-    self._restores = _GroupPaths(lambda table, path: table.restore(path).as_op())
-    self._init_op = tf.group([table.initializer for table in self._restores.tables])
-
-  def before_restore(self, session: tf.compat.v1.Session) -> None:
-    """Restores the groups from the newest checkpoint, if there is one.
-
-    Raises:
-      tf.errors.OpError: a file is missing or cannot be read; the tables keep their content.
-    """
-    if not self._restores.tables:
-      return
-    folder = os.path.dirname(self._basename)
-    prefix = tf.train.latest_checkpoint(folder)
-    if not prefix:
-      logging.info("No checkpoint found in %s", folder)
-      return
-    self._restore_from_path_prefix(session, save_utils.SaveHelper.get_ckpt_asset_dir(prefix))
+    assets = _build_assets(lambda group, path: group.restore(path).as_op())
+    super().__init__(basename, "multi hash tables", assets, _TIMEOUT_IN_MS, ps_monitor)
+    self._init_op = tf.group([asset.item.initializer for asset in assets])
 
   def _restore_from_path_prefix(self, sess: tf.compat.v1.Session, path_prefix: str) -> None:
     sess.run(self._init_op)
-    restore_ops = [
-      device_ops
-      for device, device_ops in self._restores.op_of_device.items()
-      if self._ps_monitor is None or self._ps_monitor.is_ps_uninitialized(sess, device)
-    ]
-    logging.info("Restoring multi hash tables from %s", path_prefix)
-    saved = _saved_names(path_prefix)
-    only = len(self._restores.tables) == 1
-    sess.run(
-      restore_ops,
-      feed_dict=self._restores.feed(
-        path_prefix, lambda name: _restored_name(name, saved) if only else name
-      ),
-      options=tf.compat.v1.RunOptions(timeout_in_ms=_TIMEOUT_IN_MS),
-    )
+    super()._restore_from_path_prefix(sess, path_prefix)
+
+  def _find_paths(self, path_prefix: str, items: Sequence[MultiHashTable]) -> list[str]:
+    names = [group.shared_name for group in items]
+    if len(self._assets) == 1:
+      names = [_restored_name(name, _saved_names(path_prefix)) for name in names]
+    return [path_prefix + name for name in names]
 
 
 def _saved_names(path_prefix: str) -> set[str]:
-  """Names of the groups that were saved under `path_prefix`."""
+  """Returns the names of the groups that were saved under `path_prefix`."""
   folder, prefix = os.path.split(path_prefix)
   if not tf.io.gfile.isdir(folder):
     return set()
@@ -724,7 +682,7 @@ def _saved_names(path_prefix: str) -> set[str]:
 
 
 def _restored_name(shared_name: str, saved: set[str]) -> str:
-  """Where the only group of a run finds its rows: all that was saved belongs to it."""
+  """Returns the name under which the only group of a run finds its rows: all belong to it."""
   groups = {name for name in saved if name.startswith(MultiHashTable.NAME_PREFIX)}
   if shared_name in _LOCAL_NAMES and shared_name not in saved and len(groups) == 1:
     (name,) = groups
@@ -734,16 +692,8 @@ def _restored_name(shared_name: str, saved: set[str]) -> str:
   return shared_name
 
 
-class MultiHashTableRestorerSaverListener(tf.estimator.CheckpointSaverListener):
+class MultiHashTableRestorerSaverListener(listeners.AssetRestorerSaverListener):
   """Restores the groups right after each save: expired rows go, and what was written since."""
 
   def __init__(self, ckpt_prefix: str):
-    super().__init__()
-    self._helper = save_utils.SaveHelper(ckpt_prefix)
-    self._restorer = MultiHashTableCheckpointRestorerListener(ckpt_prefix)
-
-  def after_save(self, session: tf.compat.v1.Session, global_step_value: int) -> None:
-    """Restores the groups of the checkpoint that was just written."""
-    if self._restorer._restores.tables:
-      prefix = self._helper.get_ckpt_prefix(global_step_value)
-      self._restorer._restore_from_path_prefix(session, self._helper.get_ckpt_asset_dir(prefix))
+    super().__init__(ckpt_prefix, MultiHashTableCheckpointRestorerListener(ckpt_prefix))

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import abc
 import copy
-import hashlib
-import re
 from collections.abc import Callable, Mapping
-from typing import Any, Union
+from typing import Any, overload
 
 import tensorflow as tf
 
@@ -19,25 +17,24 @@ from monolith.native_training import (
   device_utils,
   entry,
   hash_table_ops,
-  prefetch_queue,
+  hash_table_utils,
 )
+from monolith.native_training.tables import id_splits, merging, protocols, queue_hooks
 
-QueueHook = Union[prefetch_queue.EnqueueHook, prefetch_queue.AsyncPushHook]
-SlotToConfig = Mapping[str, entry.HashTableConfigInstance]
-SlotToIds = Mapping[str, tf.Tensor]
-SlotToIdsAndValues = Mapping[str, tuple[tf.Tensor, tf.Tensor]]
+QueueHook = queue_hooks.QueueHook
+SlotToConfig = merging.SlotToConfig
+SlotToIds = protocols.SlotToIds
+SlotToIdsAndValues = protocols.SlotToIdsAndValues
 
-# Slots of this form were once called without the leading `fc_`; checkpoints may still hold them.
-_RENAMED_SLOT = re.compile(r"^fc_slot_[0-9]*$")
+merged_name = merging.merged_name
+merge_slots = merging.merge_slots
 
 
-class BaseMultiTypeHashTable(abc.ABC):
-  """What can be done with a group of tables. Writing returns a new object, as in `HashTable`."""
+class BaseMultiTypeHashTable(queue_hooks.QueueHooks, abc.ABC):
+  """A `TableGroup`. Writing returns a new object, as in `HashTable`.
 
-  # A table, or tables, inside this one; their queue hooks are this one's too.
-  _table: BaseMultiTypeHashTable
-  _tables: list[BaseMultiTypeHashTable]
-  _local_queue_hooks: list[QueueHook]
+  A group over ranks is a virtual subclass only: it takes other arguments, as a `ReorderedGroup`.
+  """
 
   @abc.abstractmethod
   def lookup(self, slot_to_id: SlotToIds) -> dict[str, tf.Tensor]:
@@ -57,7 +54,10 @@ class BaseMultiTypeHashTable(abc.ABC):
 
   @abc.abstractmethod
   def apply_gradients(
-    self, slot_to_id_and_grad: SlotToIdsAndValues, *args: Any, **kwargs: Any
+    self,
+    slot_to_id_and_grad: SlotToIdsAndValues,
+    global_step: tf.Tensor,
+    req_time: tf.Tensor | None = None,
   ) -> BaseMultiTypeHashTable:
     """Runs the optimizers; returns the group after the write."""
 
@@ -69,21 +69,25 @@ class BaseMultiTypeHashTable(abc.ABC):
   def get_table_dim_sizes(self) -> list[int]:
     """Returns the tables' dimensions, by sorted name."""
 
-  def add_queue_hook(self, hook: QueueHook) -> None:
-    """Adds a hook that the session must run."""
-    if not hasattr(self, "_local_queue_hooks"):
-      self._local_queue_hooks = []
-    self._local_queue_hooks.append(hook)
+  def get_id_split(self, slot_to_id: SlotToIds) -> protocols.IdSplit | None:
+    """Returns what a lookup found out about its ids, for `set_id_split` behind a queue.
 
-  def get_queue_hooks(self) -> list[QueueHook]:
-    """Returns the hooks of this group and of what is inside it."""
-    hooks = list(getattr(self, "_local_queue_hooks", []))
-    nested = [self._table] if getattr(self, "_table", None) is not None else []
-    nested += getattr(self, "_tables", None) or []
-    for table in nested:
-      if hasattr(table, "get_queue_hooks"):
-        hooks += table.get_queue_hooks()
-    return hooks
+    Args:
+      slot_to_id: the very tensors of the lookup.
+
+    Returns:
+      Tensors that may travel through a queue; `None` if there is nothing to share.
+    """
+    del slot_to_id
+    return None
+
+  def set_id_split(self, slot_to_id: SlotToIds, id_split: protocols.IdSplit | None) -> None:
+    """Tells what is known about ids, so that an update need not work it out again.
+
+    Args:
+      slot_to_id: the ids as they left the queue.
+      id_split: what `get_id_split` returned for them, as it left the same queue.
+    """
 
 
 class MultiTypeHashTable(BaseMultiTypeHashTable):
@@ -210,40 +214,6 @@ class MultiTypeHashTable(BaseMultiTypeHashTable):
     return updated
 
 
-def merged_name(slots: list[str]) -> str:
-  """Returns the name of the table that holds `slots`; it is part of checkpoint file names."""
-  return hashlib.md5(",".join(slots).encode()).hexdigest()
-
-
-def merge_slots(
-  slot_to_config: SlotToConfig,
-) -> tuple[dict[str, entry.HashTableConfigInstance], dict[str, str]]:
-  """Groups slots of equal configuration.
-
-  Returns:
-    `(merged name -> configuration, slot -> merged name)`. The configuration is a copy of that of
-    the group's first slot; its `extra_restore_names` also list the name the group had when its
-    slots were called without `fc_`.
-  """
-  groups: dict[str, list[str]] = {}
-  for slot in sorted(slot_to_config):
-    groups.setdefault(str(slot_to_config[slot]), []).append(slot)
-  merged_to_config: dict[str, entry.HashTableConfigInstance] = {}
-  slot_to_merged: dict[str, str] = {}
-  for slots in groups.values():
-    name = merged_name(slots)
-    config = copy.copy(slot_to_config[slots[0]])
-    old_name = merged_name([s[len("fc_") :] if _RENAMED_SLOT.match(s) else s for s in slots])
-    # The text of a configuration is enough for whoever only wants the grouping.
-    if not isinstance(config, str):
-      config.extra_restore_names = list(config.extra_restore_names)
-      if old_name != name:
-        config.extra_restore_names.append(old_name)
-    merged_to_config[name] = config
-    slot_to_merged.update({slot: name for slot in slots})
-  return merged_to_config, slot_to_merged
-
-
 class MergedMultiTypeHashTable(BaseMultiTypeHashTable):
   """Puts slots of equal configuration into one table of an inner group.
 
@@ -259,49 +229,77 @@ class MergedMultiTypeHashTable(BaseMultiTypeHashTable):
     slot_to_config: SlotToConfig,
     factory: Callable[[dict[str, entry.HashTableConfigInstance]], BaseMultiTypeHashTable],
   ):
-    self._merged_slot_to_config, self._slot_to_merged_slot = merge_slots(slot_to_config)
-    self._table = factory(self._merged_slot_to_config)
+    self._set_merging(merging.SlotMerging.by_config(slot_to_config), factory)
+
+  def _set_merging(
+    self,
+    slot_merging: merging.SlotMerging,
+    factory: Callable[[dict[str, entry.HashTableConfigInstance]], BaseMultiTypeHashTable],
+  ) -> None:
+    self._merging = slot_merging
+    # Merged ids by the ids of the slots, so that the inner group sees the same tensors again.
+    self._memo: id_splits.Memo[dict[str, tf.Tensor]] = id_splits.Memo()
+    self._table = factory(slot_merging.merged_to_config)
 
   @property
   def slot_mapping(self) -> dict[str, str]:
     """Slot -> merged name."""
-    return self._slot_to_merged_slot
+    return self._merging.slot_to_merged
+
+  @overload
+  def lookup(self, slot_to_id: SlotToIds) -> dict[str, tf.Tensor]: ...
+
+  @overload
+  def lookup(
+    self,
+    slot_to_id: Mapping[str, Any],
+    auxiliary_bundle: protocols.Bundle | None,
+    early_reorder_indicies_res_pack: tuple[Any, ...] | None = None,
+  ) -> Any: ...
 
   def lookup(
     self,
-    slot_to_id: SlotToIds,
-    auxiliary_bundle: dict[str, tf.Tensor] | None = None,
-    early_reorder_indicies_res_pack: tuple[Any, Any] | None = None,
+    slot_to_id: Mapping[str, Any],
+    auxiliary_bundle: protocols.Bundle | None = None,
+    early_reorder_indicies_res_pack: tuple[Any, ...] | None = None,
   ) -> Any:
     """Looks up, each merged table once.
 
     Args:
-      slot_to_id: slot -> int64 ids.
+      slot_to_id: slot -> int64 ids; only the names count if ids are reordered already.
       auxiliary_bundle: tensors that travel through the queues of the inner table.
       early_reorder_indicies_res_pack: `(merged name -> sizes of its slots, reordered ids)` when the
         input pipeline has reordered the ids already.
 
     Returns:
-      Slot -> embeddings; with a bundle, `(that dict, bundle)`.
+      Slot -> embeddings; `(that dict, bundle)` if a bundle with something else in it was given.
     """
+    if auxiliary_bundle is None and early_reorder_indicies_res_pack is None:
+      merged_embeddings = self._table.lookup(self._merge_ids(slot_to_id))
+      return self._split_embeddings(slot_to_id, merged_embeddings, self._merging.sizes(slot_to_id))
+    bundle = dict(auxiliary_bundle or {})
     if early_reorder_indicies_res_pack is not None:
-      merged_slot_to_sizes, pack = early_reorder_indicies_res_pack
-      auxiliary_bundle = dict(auxiliary_bundle or {})
-      auxiliary_bundle["merged_slot_to_sizes"] = merged_slot_to_sizes
-      merged_slots = {self._slot_to_merged_slot[slot]: None for slot in slot_to_id}
-      merged_embeddings, auxiliary_bundle = self._table.lookup(merged_slots, auxiliary_bundle, pack)
-      merged_slot_to_sizes = auxiliary_bundle.pop("merged_slot_to_sizes")
+      bundle["merged_slot_to_sizes"], pack = early_reorder_indicies_res_pack
+      merged_slots = {self._merging.slot_to_merged[slot]: None for slot in slot_to_id}
+      merged_embeddings, bundle = self._table.lookup(merged_slots, bundle, pack)
     else:
-      merged_ids, merged_slot_to_sizes = self._merge_tensors(slot_to_id, tf.int64)
-      if auxiliary_bundle is None:
-        merged_embeddings = self._table.lookup(merged_ids)
-      else:
-        auxiliary_bundle = dict(auxiliary_bundle)
-        auxiliary_bundle["merged_slot_to_sizes"] = merged_slot_to_sizes
-        merged_embeddings, auxiliary_bundle = self._table.lookup(merged_ids, auxiliary_bundle)
-        merged_slot_to_sizes = auxiliary_bundle.pop("merged_slot_to_sizes")
-    embeddings = self._split_embeddings(slot_to_id, merged_embeddings, merged_slot_to_sizes)
-    return (embeddings, auxiliary_bundle) if auxiliary_bundle else embeddings
+      bundle["merged_slot_to_sizes"] = self._merging.sizes(slot_to_id)
+      merged_embeddings, bundle = self._table.lookup(self._merge_ids(slot_to_id), bundle)
+    sizes = bundle.pop("merged_slot_to_sizes")
+    embeddings = self._split_embeddings(slot_to_id, merged_embeddings, sizes)
+    return (embeddings, bundle) if bundle else embeddings
+
+  def get_id_split(self, slot_to_id: SlotToIds) -> protocols.IdSplit | None:
+    """Returns the merged ids, and what the inner group knows about them."""
+    merged_ids = self._memo.find(slot_to_id)
+    inner = None if merged_ids is None else self._table.get_id_split(merged_ids)
+    return None if inner is None else {"merged_ids": merged_ids, "inner": inner}
+
+  def set_id_split(self, slot_to_id: SlotToIds, id_split: protocols.IdSplit | None) -> None:
+    """Tells what `get_id_split` returned for ids that have left a queue since."""
+    if id_split is not None:
+      self._memo.set(slot_to_id, id_split["merged_ids"])
+      self._table.set_id_split(id_split["merged_ids"], id_split["inner"])
 
   def assign(self, slot_to_id_and_value: SlotToIdsAndValues) -> MergedMultiTypeHashTable:
     return self._with_table(self._table.assign(self._merge_pairs(slot_to_id_and_value)))
@@ -335,49 +333,33 @@ class MergedMultiTypeHashTable(BaseMultiTypeHashTable):
 
   def get_table_dim_sizes(self) -> list[int]:
     return [
-      sum(s.dim_size for s in self._merged_slot_to_config[name].table_config.entry_config.segments)
-      for name in sorted(self._merged_slot_to_config)
+      hash_table_utils.infer_dim_size(config.table_config)
+      for _, config in sorted(self._merging.merged_to_config.items())
     ]
-
-  def _group(self, slots: Any) -> dict[str, list[str]]:
-    """Merged name -> its slots among `slots`, sorted."""
-    groups: dict[str, list[str]] = {}
-    for slot in sorted(slots):
-      groups.setdefault(self._slot_to_merged_slot[slot], []).append(slot)
-    return groups
 
   def _merge_tensors(
     self, slot_to_tensor: Mapping[str, tf.Tensor], dtype: tf.DType | None = None
   ) -> tuple[dict[str, tf.Tensor], dict[str, tf.Tensor]]:
-    """Concatenates the slots of each merged table; also returns their lengths."""
-    merged, sizes = {}, {}
-    for name, slots in self._group(slot_to_tensor).items():
-      tensors = [tf.convert_to_tensor(slot_to_tensor[slot], dtype) for slot in slots]
-      # One value of one dimension may be a scalar, which cannot be concatenated.
-      tensors = [tf.reshape(t, [1]) if t.shape.rank == 0 else t for t in tensors]
-      merged[name] = tf.concat(tensors, axis=0)
-      sizes[name] = tf.stack([tf.shape(tensor)[0] for tensor in tensors])
-    return merged, sizes
+    return self._merging.merge(slot_to_tensor, dtype)
+
+  def _merge_ids(self, slot_to_id: SlotToIds) -> dict[str, tf.Tensor]:
+    return self._memo.get(slot_to_id, lambda: self._merging.merge(slot_to_id, tf.int64)[0])
 
   def _merge_pairs(
     self, slot_to_pair: SlotToIdsAndValues
   ) -> dict[str, tuple[tf.Tensor, tf.Tensor]]:
-    ids, _ = self._merge_tensors({s: pair[0] for s, pair in slot_to_pair.items()}, tf.int64)
+    ids = self._merge_ids({s: pair[0] for s, pair in slot_to_pair.items()})
     values, _ = self._merge_tensors({s: pair[1] for s, pair in slot_to_pair.items()}, tf.float32)
     return {name: (ids[name], values[name]) for name in ids}
 
   def _split_embeddings(
     self,
-    requested: SlotToIds,
+    requested: Mapping[str, Any],
     merged_embeddings: Mapping[str, tf.Tensor],
     merged_slot_to_sizes: Mapping[str, tf.Tensor],
   ) -> dict[str, tf.Tensor]:
-    embeddings = {}
     with device_utils.maybe_device_if_allowed("/device:GPU:0"):
-      for name, slots in self._group(requested).items():
-        parts = tf.split(merged_embeddings[name], merged_slot_to_sizes[name], num=len(slots))
-        embeddings.update(zip(slots, parts))
-    return {slot: embeddings[slot] for slot in requested}
+      return self._merging.split(requested, merged_embeddings, merged_slot_to_sizes)
 
   def _with_table(self, table: BaseMultiTypeHashTable) -> MergedMultiTypeHashTable:
     updated = copy.copy(self)
@@ -400,12 +382,8 @@ class SharedSlotHashTable(MergedMultiTypeHashTable):
     shared_tables: Mapping[str, str],
     factory: Callable[[dict[str, entry.HashTableConfigInstance]], BaseMultiTypeHashTable],
   ):
-    self._slot_to_merged_slot = {slot: shared_tables.get(slot, slot) for slot in slot_to_config}
-    self._merged_slot_to_config = {
-      self._slot_to_merged_slot[slot]: slot_to_config[slot] for slot in sorted(slot_to_config)
-    }
-    self._table = factory(self._merged_slot_to_config)
+    self._set_merging(merging.SlotMerging.by_name(slot_to_config, shared_tables), factory)
 
   def reinitialize(self, slot: str, ids: tf.Tensor) -> tuple[SharedSlotHashTable, tf.Tensor]:
-    table, status = self._table.reinitialize(self._slot_to_merged_slot.get(slot, slot), ids)
+    table, status = self._table.reinitialize(self._merging.slot_to_merged.get(slot, slot), ids)
     return self._with_table(table), status

@@ -20,9 +20,10 @@
 
 What `entry` and `feature` offer, and the losses of heads, can be imported from here as well.
 
-Unlike the original: losses, hooks and extra outputs belong to the graph they were added in, an
-occurrence threshold that is not given is `default_occurrence_threshold`, and `share_slot` writes
-each feature under its own name. Rough sort is left out, and tables on GPUs are not built.
+Differences from ByteDance's Monolith: losses, hooks and extra outputs belong to the graph they were
+added in, an occurrence threshold that is not given is `default_occurrence_threshold`, and
+`share_slot` writes each feature under its own name. Rough sort is left out, and tables on GPUs are
+not built.
 """
 
 from __future__ import annotations
@@ -53,7 +54,6 @@ from monolith.native_training.data import feature_list as feature_lists
 from monolith.native_training.data import feature_utils as data_feature_utils
 from monolith.native_training.data import utils as data_utils
 from monolith.native_training.entry import *  # noqa: F403
-from monolith.native_training.estimator import EstimatorSpec  # noqa: F401
 from monolith.native_training.feature import *  # noqa: F403
 from monolith.native_training.losses.head_losses import (  # noqa: F401
   get_sigmoid_loss_and_pred,
@@ -66,6 +66,7 @@ from monolith.native_training.model_export import export_context
 from monolith.native_training.models import outputs as model_outputs
 from monolith.native_training.models.device_ctx import DeviceCtxType, MonolithDeviceCtx
 from monolith.native_training.models.outputs import ModelOutputs
+from monolith.native_training.models.spec import EstimatorSpec  # noqa: F401
 
 _TRAIN = tf.estimator.ModeKeys.TRAIN
 _EVAL = tf.estimator.ModeKeys.EVAL
@@ -221,10 +222,10 @@ class MonolithBaseModel(native_task.NativeTask, abc.ABC):
     """Exports another signature.
 
     Args:
-      name: of the signature.
+      name: the signature's name.
       outputs: a tensor, or tensors by name.
-      head_name: unused, for callers of the original.
-      head_type: unused as well.
+      head_name: unused, for callers that give one.
+      head_type: unused, for callers that give one.
 
     Raises:
       KeyError: the name is taken.
@@ -248,10 +249,10 @@ class MonolithBaseModel(native_task.NativeTask, abc.ABC):
     """Declares what a fused layout of that name consists of.
 
     Args:
-      name: of the layout.
+      name: the layout's name.
       slice_list: features and slices of their rows.
       out_type: `concat`, `stack`, `addn`, or anything else for a tensor per slice.
-      shape_list: of the tensors; the first dimension is that of the batch, whatever it says.
+      shape_list: the tensors' shapes; the first dimension is the batch's, whatever it says.
     """
     config = example_pb2.OutConfig(
       out_type=_OUT_TYPES.get((out_type or "").lower(), example_pb2.OutType.NONE)
@@ -487,7 +488,7 @@ class MonolithModel(MonolithBaseModel):
       occurrence_threshold: how often an id must be seen before it gets a row; by default what the
         param `default_occurrence_threshold` says.
       expire_time: days after which an unused row expires.
-      max_seq_length: of a sequence, whose first ids are kept apart.
+      max_seq_length: how many of a sequence's first ids are kept apart; 0 if it is no sequence.
       shared_name: the feature whose rows are used.
       combiner: how the ids of an example are pooled: `"reduce_sum"`, `"reduce_mean"`, `"first_n"`
         or an object. By default the sum, or the sequence if `max_seq_length` is not 0.
@@ -537,14 +538,14 @@ class MonolithModel(MonolithBaseModel):
     group_out_type: str = "add_n",
     out_type: str | None = None,
   ) -> list[tf.Tensor] | tf.Tensor:
-    """Looks a slice of the rows of several features up.
+    """Looks up a slice of the rows of several features.
 
     Args:
       features: names, slots or columns, all with `slice_dim`; pairs of one of these and its
         dimension, or a dict of them; or groups, lists of slots, all with `slice_dim`.
       slice_name: features that share rows share the slices of one name as well.
-      slice_dim: of each slice.
-      initializer, optimizer, compressor, learning_rate_fn: of the slice, by default the slot's.
+      slice_dim: each slice's dimension.
+      initializer, optimizer, compressor, learning_rate_fn: the slice's, by default the slot's.
       group_out_type: what becomes of a group: `"add_n"` or `"concat"`.
       out_type: `"concat"`, `"stack"`, both along axis 1, or `"add_n"`; by default a list.
 
@@ -628,8 +629,8 @@ class MonolithModel(MonolithBaseModel):
     Args:
       features: parsed ones, which are changed; `None` for samples that are not parsed yet.
       share_meta: name -> (in place, slot); what is not in place becomes `<name>_<suffix>`.
-      variant_type: of samples that are not parsed yet.
-      suffix: see `share_meta`.
+      variant_type: the type of samples that are not parsed yet.
+      suffix: ends the names of what is not in place.
 
     Returns:
       The features, or without them a function for `tf.data.Dataset.map`.

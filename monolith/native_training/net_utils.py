@@ -91,11 +91,11 @@ class NodeAliveChecker:
     return not self._dead
 
   def get_dead_nodes(self) -> list[str]:
-    """The addresses that did not answer, in no particular order."""
+    """Returns the addresses that did not answer, in no particular order."""
     return list(self._dead)
 
   def get_alive_nodes(self) -> list[str]:
-    """The addresses that answered, in no particular order."""
+    """Returns the addresses that answered, in no particular order."""
     return list(self._alive)
 
   def get_addrs(self) -> list[str]:
@@ -103,7 +103,7 @@ class NodeAliveChecker:
 
 
 def is_ipv6_address(ip: str) -> bool:
-  """Whether `ip` is an IPv6 literal without brackets; host names are not."""
+  """Tells whether `ip` is an IPv6 literal without brackets; host names are not."""
   try:
     return ipaddress.ip_address(ip).version == 6
   except ValueError:
@@ -162,7 +162,7 @@ def split_host_and_port(addr: str) -> tuple[str, int]:
 
 
 def get_local_ip() -> str:
-  """The address of this host's name, or loopback where the name cannot be resolved."""
+  """Returns the address of this host's name, or loopback where the name cannot be resolved."""
   for family in (0, socket.AF_INET6):
     try:
       return socket.getaddrinfo(socket.gethostname(), None, family=family)[0][4][0]
@@ -172,7 +172,7 @@ def get_local_ip() -> str:
 
 
 def is_public_address(addr: str) -> bool:
-  """Whether strangers may reach `addr`, a `host:port` or a host.
+  """Tells whether strangers may reach `addr`, a `host:port` or a host.
 
   Returns:
     False for loopback, link-local and private addresses. A name counts as what it resolves to, one
@@ -202,9 +202,9 @@ def warn_if_public(addr: str, what: str) -> None:
     return
   _warned_of_public_address = True
   logging.warning(
-    "%s listens on %s, which is not a private address: whoever reaches the port can run any "
+    "%s listens on %s, which is not a private address: anyone who reaches the port can run any "
     "TensorFlow op here, file writing included. Close it with a firewall or use a private "
-    "network, see docs/security.md.",
+    "network: docs/security.md says how.",
     what,
     addr,
   )
@@ -215,5 +215,5 @@ def is_ipv4_supported() -> bool:
 
 
 def get_local_server_addr(port: int) -> str:
-  """`<local ip>:<port>`; on an IPv4 host the ip is that of `gethostbyname(gethostname())`."""
+  """Returns `<local ip>:<port>`; on an IPv4 host that of `gethostbyname(gethostname())`."""
   return concat_ip_and_port(get_local_ip(), port)

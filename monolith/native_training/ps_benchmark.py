@@ -40,7 +40,7 @@ class BenchmarkConfig:
     ps_list: addresses of all servers; replaced, in place, by the chosen ones.
     num_ps_required: how many to choose.
     num_workers: how many workers measure.
-    index: of this worker.
+    index: this worker's index.
     benchmark_secs: how long to measure.
     ps_str_overridden: comma-separated servers to choose without measuring; only the first
       `num_ps_required` are used.

@@ -8,7 +8,7 @@ tf.no_gradient("MonolithFusedValueRowids")
 
 
 def fused_value_rowids(rt: tf.RaggedTensor) -> tf.Tensor:
-  """`rt.value_rowids()` as int64, computed by one op and remembered on `rt`.
+  """Returns `rt.value_rowids()` as int64, computed by one op and remembered on `rt`.
 
     [[], [1], [2, 3]]  ->  [1, 2, 2]
 

@@ -77,7 +77,7 @@ old_isabs = os.path.isabs
 
 
 def isabs(path: str) -> bool:
-  """`os.path.isabs` that also knows `hdfs:/` paths."""
+  """Does what `os.path.isabs` does, and knows `hdfs:/` paths."""
   return path.startswith("hdfs:/") or old_isabs(path)
 
 
@@ -102,7 +102,7 @@ def gen_get_checkpoint_state() -> Callable[..., Optional[CheckpointState]]:
       _apply_restore_ckpt(checkpoint_dir, state)
     except flags.UnparsedFlagAccessError:
       pass
-    except Exception:  # Who only looks shall see the rest; `check_restore` is for who restores.
+    except Exception:  # Who only looks sees the rest; `check_restore` is for restoring.
       logging.exception("cannot apply --restore_ckpt in %s", checkpoint_dir)
     return state
 
@@ -307,7 +307,7 @@ class RunnerConfig(DistributedCpuTrainingConfig):
         self.index = mpi_utils.get_mpi_rank()
 
   def _export_kafka_flags(self) -> None:
-    """The data sets read the Kafka source from flags."""
+    """Hands the Kafka source to datasets, which read it from flags."""
     if isinstance(self.kafka_topics, str):
       self.kafka_topics = [topic.strip() for topic in self.kafka_topics.split(",") if topic.strip()]
     if self.kafka_topics:
@@ -494,7 +494,7 @@ def _parse_tf_config(text: Optional[str]) -> dict:
 
 @contextlib.contextmanager
 def monolith_discovery(runner_conf: RunnerConfig) -> Iterator[Optional[ServiceDiscovery]]:
-  """The discovery of a configuration, closed at the end."""
+  """Yields the discovery of a configuration, closed at the end."""
   psm = None if runner_conf.is_local else env_utils.generate_psm_from_uuid(runner_conf.uuid)
   discovery = get_discovery(runner_conf, psm)
   logging.info("enter discovery %s", discovery)

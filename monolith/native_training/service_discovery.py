@@ -2,9 +2,9 @@
 
 Each discovery maps a role ("ps", "worker") to `{index: "host:port"}`.
 
-Mended against the original: registering an index again stops the first registration's thread, a
-ZooKeeper node that vanishes under its owner is written again at once, `deregister` of something
-unknown does nothing, and `query` returns a copy.
+Differences from ByteDance's Monolith: registering an index again stops the first registration's
+thread, a ZooKeeper node that vanishes under its owner is written again at once, `deregister` of
+something unknown does nothing, and `query` returns a copy.
 """
 
 import abc
@@ -56,7 +56,7 @@ class ServiceDiscovery(abc.ABC):
     """Takes an announcement back."""
 
   def query(self, name: str) -> dict[int, str]:  # noqa: B027, optional to override
-    """All known tasks of a role, index → address."""
+    """Returns all known tasks of a role, index → address."""
 
   def close(self) -> None:  # noqa: B027, optional to override
     """Releases connections and threads."""
@@ -161,7 +161,7 @@ class ConsulServiceDiscovery(ServiceDiscovery):
     retry_with_socket_error(lambda: self._client.deregister(self._consul_id, port))
 
   def query_all(self) -> dict[str, dict[int, str]]:
-    """All tasks of the job, role → index → address."""
+    """Returns all tasks of the job, role → index → address."""
     elements = retry_with_socket_error(lambda: self._client.lookup(self._consul_id, timeout=15))
     addrs = collections.defaultdict(dict)
     for element in elements:
@@ -273,7 +273,7 @@ class ZKServiceDiscovery(ServiceDiscovery):
 
   Watches keep a copy of the job's nodes, so queries cost nothing. Each own node has a daemon thread
   that writes it again: every `_ZK_REGISTRATION_PERIOD` seconds, when the session was lost, and
-  when somebody else removed the node.
+  when another process removed the node.
 
   Args:
     job_name: the job.
@@ -451,7 +451,7 @@ class ZKServiceDiscovery(ServiceDiscovery):
         was_removed = (name, index) in self._removed
         self._removed.discard((name, index))
       if was_removed:
-        stop.wait(_ZK_REMOVED_PAUSE_SECS)  # Lets whoever removes the whole job finish.
+        stop.wait(_ZK_REMOVED_PAUSE_SECS)  # Lets a removal of the whole job finish.
       if stop.is_set() or self._client is None:
         return
       try:
@@ -526,7 +526,7 @@ class ZKServiceDiscovery(ServiceDiscovery):
       own = self._threads.get((name, int(index)))
       if own is None:
         return
-      # Somebody else removed our node: an older session that ended, or a clean-up of the job.
+      # Another session removed our node: an older one that ended, or a clean-up of the job.
       self._removed.add((name, int(index)))
       self._must_watch_again = True
     own.wakeup.set()
@@ -561,7 +561,7 @@ class MLPServiceDiscovery(ServiceDiscovery):
       self._filters.update(f"{role.lower()}:{index}" for index in range(num))
 
   def query(self, name: str, skip_port_check: bool = False) -> dict[int, str]:
-    """All tasks of a role that are not hidden.
+    """Returns all tasks of a role that are not hidden.
 
     Args:
       name: the role.
@@ -586,7 +586,7 @@ class MLPServiceDiscovery(ServiceDiscovery):
     return addrs
 
   def query_all(self) -> dict[str, dict[int, str]]:
-    """The tasks of each of the roles ps, worker and chief that the job has.
+    """Returns the tasks of each of the roles ps, worker and chief that the job has.
 
     Ports are not checked: a server that does not answer must not keep one from looking.
 

@@ -67,7 +67,7 @@ class _TideWindow:
 class CustomGlobalStepWaiterHook(tf.estimator.SessionRunHook):
   """Delays the first run of a worker until the global step is large enough.
 
-  A worker that has seen the training go on (a step above 1) starts after a limited time anyway.
+  A worker that has seen training go on (a step above 1) starts after a limited time anyway.
   """
 
   def __init__(
@@ -144,7 +144,7 @@ class TideStoppingHook(tf.estimator.SessionRunHook):
     tide_end_hour: Optional[int] = None,
     tide_end_minute: Optional[int] = None,
   ):
-    """Without both hours the hook does nothing."""
+    """Does nothing without both hours."""
     self._tide = _TideWindow(tide_start_hour, tide_start_minute, tide_end_hour, tide_end_minute)
 
   def before_run(self, run_context: tf.estimator.SessionRunContext) -> None:

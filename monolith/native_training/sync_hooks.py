@@ -180,8 +180,8 @@ class TrainingHooksHelper:
     """Args:
     enable_sync: whether to synchronise at all.
     num_workers: number of workers, the chief included.
-    worker_idx: of this process; 0 is the chief.
-    chief_timeout_seconds: see `ChiefSyncHook`.
+    worker_idx: this process's index; 0 is the chief.
+    chief_timeout_seconds: how long the chief waits for workers at the end.
     """
     self._training_hooks: tuple[tf.estimator.SessionRunHook, ...] = ()
     self._training_chief_hooks: tuple[tf.estimator.SessionRunHook, ...] = ()

@@ -1,7 +1,8 @@
 """What the ranks of synchronous training do between steps, together.
 
 Hooks here that talk to other ranks do so at the same step on all of them: they count the runs of
-the session, which all ranks do together, and no call has a timeout (see `sync_agreement`).
+the session, which all ranks do together, and no call has a timeout: a rank that gave up would be
+one call behind the others forever.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ class ParameterSyncHook(tf.estimator.SessionRunHook):
 
   Args:
     sync_backend: knows the replicas.
-    ps_index: of this rank's share of the tables.
+    ps_index: index of this rank's share of the tables.
     refresh_interval: seconds after which the backend is asked again.
   """
 
@@ -133,7 +134,7 @@ class SyncTrainingForceDumpHook(EveryNRunsHook):
 
   Args:
     model_dir: where the files are.
-    target_timer: of the saver hook of this rank.
+    target_timer: the timer of this rank's saver hook.
     step_interval: steps between checks.
   """
 
@@ -190,7 +191,7 @@ class SyncTrainingSaverControlHook(EveryNRunsHook):
 
   Args:
     model_dir: where the file is.
-    target_timer: of the saver hook.
+    target_timer: the saver hook's timer.
     step_interval: steps between checks.
   """
 
@@ -240,7 +241,7 @@ class ReqTimeControlDumpHook(EveryNRunsHook):
 
   Args:
     model_dir: where the file is.
-    target_timer: of the saver hook of this rank.
+    target_timer: the timer of this rank's saver hook.
     step_interval: steps between checks.
   """
 
@@ -328,7 +329,7 @@ class EofAwareTask:
         run_context.request_stop()
 
     def end(self, session: Session) -> None:
-      """See the base class.
+      """Checks that there was data.
 
       Raises:
         ValueError: there was no data, so that no element could say to be the last one.
@@ -349,7 +350,7 @@ class EofAwareTask:
     return getattr(self._task, name)
 
   def create_input_fn(self, mode: str) -> Callable[[], Any]:
-    """Returns the task's function; its data sets may say which element is the last."""
+    """Returns the task's function; its datasets may say which element is the last."""
     input_fn = self._task.create_input_fn(mode)
     if not self._agree or getattr(input_fn, INPUT_FN_WRAPPER_KEY, False):
       return input_fn

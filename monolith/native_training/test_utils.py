@@ -53,7 +53,7 @@ def create_test_ps_cluster(
 
 
 def profile_it(fn: Callable[..., Any]) -> Callable[..., Any]:
-  """Decorator: profiles each call and writes what TensorBoard shows to `tests_profile`."""
+  """Decorates a function: profiles each call into `tests_profile`, for TensorBoard."""
 
   @functools.wraps(fn)
   def wrapped(*args: Any, **kwargs: Any) -> Any:

@@ -1,7 +1,7 @@
 """A thread-safe set of the ids touched since they were last taken out.
 
-Unlike the first version, `TouchedKeySet` honours `name_suffix`: sets of different suffixes are
-different sets.
+Differences from ByteDance's Monolith: `TouchedKeySet` honours `name_suffix`: sets of different
+suffixes are different sets.
 """
 
 import tensorflow as tf

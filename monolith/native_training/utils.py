@@ -70,12 +70,12 @@ def propagate_back_dict_gradients(
   x_to_key: dict[tf.Tensor, Any],
   valid_var_set: Optional[set[tf.Tensor]] = None,
 ) -> dict[Any, list[tuple[Optional[tf.Tensor], tf.Tensor]]]:
-  """Like `propagate_back_gradients`, and groups the results.
+  """Does what `propagate_back_gradients` does, and groups the results.
 
   Args:
-    grads_and_vars: see `propagate_back_gradients`.
+    grads_and_vars: pairs of a gradient and the tensor that it belongs to.
     x_to_key: the tensors to differentiate with respect to, each with the key of its group.
-    valid_var_set: see `propagate_back_gradients`.
+    valid_var_set: the tensors that `grads_and_vars` may hold; any if empty.
 
   Returns:
     key -> list of `(gradient, x)`, in the order of `x_to_key`.
@@ -158,7 +158,7 @@ def check_list(
 
 
 def to_snake_case(name: str) -> str:
-  """`DeepFMLayer` -> `deep_fm_layer`; a leading underscore gets `private` before it."""
+  """Turns `DeepFMLayer` into `deep_fm_layer`; a leading underscore gets `private` before it."""
   separated = re.sub(r"(.)([A-Z][a-z0-9]+)", r"\1_\2", name)
   snake = re.sub(r"([a-z])([A-Z])", r"\1_\2", separated).lower()
   return "private" + snake if snake.startswith("_") else snake
@@ -248,7 +248,7 @@ def _base_params(cls: type) -> InstantiableParams:
 
 
 def with_params(cls: T) -> T:
-  """Class decorator: adds the class method `params()`, see there."""
+  """Decorates a class: adds `params` as a class method."""
   cls.params = classmethod(params)
   return cls
 

@@ -57,8 +57,7 @@ def _get_valid_op_name(name: str) -> str:
 
 
 def cached_variable_creator(next_creator: Callable[..., tf.Variable], **kwargs: Any) -> tf.Variable:
-  """A `tf.variable_creator_scope` function: reads of the variables that it creates use a local
-  copy.
+  """Creates variables whose reads use a local copy, for `tf.variable_creator_scope`.
 
   A variable on the local device is returned without a cache. `session.run(var)` still reads the
   variable itself; every use in a computation reads the copy.
@@ -79,7 +78,7 @@ def cached_variable_creator(next_creator: Callable[..., tf.Variable], **kwargs: 
     raise ValueError("The variable has already been cached. Consider about removing cache_device.")
   with tf.device(None):
     # Where would a copy go? Variables colocated with their primary, such as optimizer slots, stay
-    # without a cache. A no-op costs less than two variables that nobody uses.
+    # without a cache. A no-op costs less than two unused variables.
     if tf.no_op(name="cached_variable_device").device == var.device:
       return var
     associates = CachedVariableAssociates(

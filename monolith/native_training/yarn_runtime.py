@@ -1,7 +1,9 @@
 """Local host of a YARN container, and control of the application through the Primus master.
 
 Without `PRIMUS_AM_RPC_HOST` and `PRIMUS_AM_RPC_PORT` the application calls do nothing. Channels
-are cached per address; unlike in the original the cache is locked.
+are cached per address.
+
+Differences from ByteDance's Monolith: the cache is locked.
 """
 
 import os
@@ -24,7 +26,7 @@ _CHANNEL_MAP_LOCK = threading.Lock()
 
 
 def get_local_host() -> str:
-  """The address under which other containers reach this one."""
+  """Returns the address under which other containers reach this one."""
   if "CLOUDNATIVE_INET_ADDR" in os.environ:
     host = os.environ["CLOUDNATIVE_INET_ADDR"].split(",")[0]
   elif "YARN_INET_ADDR" in os.environ:

@@ -20,7 +20,7 @@ _STALE_AFTER = datetime.timedelta(weeks=9)
 
 
 def is_ipv6_only() -> bool:
-  """Whether this host has no IPv4 address, by container variables or else by its name."""
+  """Tells whether this host has no IPv4 address, by container variables or else by its name."""
   if any(os.environ.get(name) for name in ("MY_HOST_IP", "MY_POD_IP", "MY_HOST_IPV6")):
     ipv4_addr = os.environ.get("MY_HOST_IP") or os.environ.get("MY_POD_IP")
   else:
@@ -34,7 +34,7 @@ def is_ipv6_only() -> bool:
 
 
 def default_zk_servers(use_ipv6: bool = False) -> str:
-  """Comma-joined `host:port` of the deployment's ensemble; empty when none is configured."""
+  """Returns the comma-joined `host:port` of the deployment's ensemble, empty without one."""
   if use_ipv6 or is_ipv6_only():
     return ",".join(f"[{ip}]:{_PORT}" for ip in _HOSTS_IPV6)
   return ",".join(f"{ip}:{_PORT}" for ip in _HOSTS)

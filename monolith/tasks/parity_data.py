@@ -29,7 +29,7 @@ def write(output_dir: str, flipped_share: float = FLIPPED_SHARE, seed: int = 1) 
   Args:
     output_dir: created if need be.
     flipped_share: share of the labels that are wrong, in [0, 0.5].
-    seed: of the random numbers.
+    seed: the random numbers' seed.
   """
   if not 0 <= flipped_share <= 0.5:
     raise ValueError(f"flipped_share is {flipped_share}, want a number from 0 to 0.5")

@@ -29,7 +29,7 @@ class DataTest(unittest.TestCase):
 
 class ZKBackendTest(unittest.TestCase):
   def setUp(self):
-    # Constructing does not connect: nobody listens there.
+    # Constructing does not connect: nothing listens there.
     self.backend = backends.ZKBackend("demo", zk_servers="127.0.0.1:1")
     self.assertIsInstance(self.backend._zk, MonolithKazooClient)
     self.zk = self.backend._zk = FakeKazooClient()

@@ -297,7 +297,7 @@ class ClusterManagerTest(unittest.TestCase):
         session.run(enqueue_ops)
         jobs = {d.name.split("/replica")[0] for d in session.list_devices()}
 
-    # The fake workers are filtered out, otherwise the session would wait for them for ever.
+    # The fake workers are filtered out, otherwise the session would wait for them forever.
     self.assertEqual(jobs, {"/job:chief", "/job:ps"})
     self.assertEqual(
       cluster_manager._fetch_ps_cluster_from_file(

@@ -666,7 +666,7 @@ class NanTask(FloatFeatureTask):
       if mode == _PREDICT:
         return model_fn(features=features, mode=mode, config=config)
       spec = float_model_fn(features=features, mode=mode, config=config)
-      # The loss itself must not stop the training.
+      # The loss itself must not stop training.
       return spec._replace(loss=tf.constant(0.0))
 
     return choose

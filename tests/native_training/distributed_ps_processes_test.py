@@ -60,7 +60,7 @@ def _initialize(session):
 
 
 def _history(table):
-  """Ops that write in every way, to be run one after the other."""
+  """Returns ops that write in every way, to be run one after the other."""
   rng = np.random.default_rng(7)
 
   def pairs():
@@ -90,7 +90,7 @@ class DistributedPsProcessesTest(tf.test.TestCase, parameterized.TestCase):
     super().tearDownClass()
 
   def _run(self, kind, num_ps):
-    """What every step of the history leaves, looked up."""
+    """Returns what every step of the history leaves, looked up."""
     with tf.Graph().as_default():
       # Tables on servers outlive a session: every test has its own.
       with tf.compat.v1.get_default_graph().container(self._testMethodName.replace("_", ".")):
@@ -208,7 +208,7 @@ class SaveRestoreTest(tf.test.TestCase, parameterized.TestCase):
 
 class DeadServerTest(tf.test.TestCase):
   def _abandon(self, session):
-    """Leaves a session open: closing it would wait for the dead server for ever."""
+    """Leaves a session open: closing it would wait for the dead server forever."""
     session._closed = True
     session._session = None
 

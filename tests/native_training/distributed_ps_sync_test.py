@@ -350,7 +350,7 @@ class QueueTest(_GraphTest):
       while not session.should_stop():
         value, looked_up, _ = session.run((batch, embeddings, train_op))
         batches.append(value)
-        # Nobody has updated this id before its only batch.
+        # This id has not been updated before its only batch.
         self.assertAllEqual(looked_up["1"], [[0]])
 
     self.assertEqual(batches, list(range(6)))

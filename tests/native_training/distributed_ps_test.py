@@ -413,7 +413,7 @@ class DistributedMultiTypeHashTableTest(_ClusterTest):
       ).as_op()
 
       def messages(fetches):
-        """Tensors that travel between the worker and servers, by their way."""
+        """Returns the tensors that travel between the worker and servers, by their way."""
         ways = collections.defaultdict(set)
         for op in utils.get_needed_ops(fetches):
           for tensor in op.inputs:
@@ -476,6 +476,22 @@ class DistributedMultiTypeHashTableTest(_ClusterTest):
 
       unique = [op for op in graph.get_operations() if op.type.startswith("MonolithUniqueKey")]
       self.assertLen(unique, 1)
+
+  @_native_and_merged
+  def test_the_same_ids_may_be_looked_up_and_updated_in_different_slots(self, native):
+    with tf.Graph().as_default():
+      ids = tf.constant([1, 1], tf.int64)
+      table = self._table(self._configs(), native=native)
+      rows = table.lookup({"1": ids})
+      with tf.control_dependencies([rows["1"]]):
+        updated = table.apply_gradients({"2": (ids, tf.ones([2, 2]))}, tf.constant(0, tf.int64))
+      after = updated.lookup({"1": ids, "2": ids})
+      session = self.session_on(2)
+      self.initialize(session)
+      after = session.run(after)
+
+    self.assertAllEqual(after["1"], np.zeros([2, 1]))
+    self.assertTrue(np.all(after["2"] < 0))
 
   def test_lookup_latency_is_measured(self):
     seen = []

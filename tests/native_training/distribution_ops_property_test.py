@@ -18,7 +18,7 @@ EXTREME_IDS = [
 
 
 def random_ids(rng: np.random.Generator, size: int) -> np.ndarray:
-  """Ids with repetitions, negative ones and the extremes of int64 among them."""
+  """Returns ids with repetitions, negative ones and the extremes of int64 among them."""
   kinds = [
     rng.integers(-20, 20, size),
     rng.integers(-(2**63), 2**63 - 1, size, dtype=np.int64, endpoint=True),
@@ -28,13 +28,13 @@ def random_ids(rng: np.random.Generator, size: int) -> np.ndarray:
 
 
 def random_splits(rng: np.random.Generator, rows: int, max_length: int) -> np.ndarray:
-  """Row splits with many empty rows."""
+  """Returns row splits with many empty rows."""
   lengths = rng.integers(0, max_length + 1, rows) * rng.integers(0, 2, rows)
   return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
 
 
 def home(value: int, num_shards: int) -> int:
-  """Floor modulo with Python's exact integers: the reference for all paths."""
+  """Computes floor modulo with Python's exact integers: the reference for all paths."""
   return int(value) % num_shards
 
 

@@ -1,4 +1,4 @@
-"""Tests of the configuration objects of a table."""
+"""Tests of `entry`: optimizers, initializers, compressors and table configurations."""
 
 import dataclasses
 import inspect
@@ -57,6 +57,40 @@ class EntryTest(parameterized.TestCase, tf.test.TestCase):
     for parameter in inspect.signature(cls).parameters.values():
       field = _FIELD_OF_ARGUMENT.get(parameter.name, parameter.name)
       self.assertEqual(proto.HasField(field), parameter.default is not None, field)
+
+  @parameterized.named_parameters((name, name) for name in _OPTIMIZERS)
+  def test_optimizer_arguments_are_attributes(self, member):
+    cls = _OPTIMIZERS[member]
+    names = list(inspect.signature(cls).parameters)
+
+    optimizer = cls(*range(1, len(names) + 1))
+
+    self.assertEqual([getattr(optimizer, name) for name in names], list(range(1, len(names) + 1)))
+    self.assertEqual(
+      repr(optimizer),
+      f"{cls.__name__}({', '.join(f'{name}={i + 1}' for i, name in enumerate(names))})",
+    )
+
+  def test_equal_settings_are_different_objects(self):
+    for cls in (*_OPTIMIZERS.values(), entry.ZerosInitializer, entry.Fp16Compressor):
+      first, second = cls(), cls()
+      self.assertNotEqual(first, second)
+      self.assertLen({first, second}, 2)
+
+  def test_a_subclass_may_bring_its_own_constructor(self):
+    class Slow(entry.AdagradOptimizer):
+      def __init__(self, factor: float):
+        super().__init__(learning_rate=0.5 * factor)
+
+    self.assertEqual(Slow(0.5).as_proto().adagrad.learning_rate, 0.25)
+
+  def test_all_is_what_the_module_defines(self):
+    defined = {
+      name
+      for name, value in vars(entry).items()
+      if getattr(value, "__module__", None) == entry.__name__ and not name.startswith("_")
+    }
+    self.assertEqual(set(entry.__all__), defined | {"LearningRate"})
 
   def test_stochastic_rounding_wrapper(self):
     proto = entry.StochasticRoundingFloat16OptimizerWrapper(entry.AdagradOptimizer()).as_proto()

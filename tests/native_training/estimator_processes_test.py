@@ -45,7 +45,7 @@ def main(_):
 app.run(main)
 """
 
-# Trains until it is told to stop; servers push what they learn to who serves the model.
+# Trains until it is told to stop; servers push what they learn to those that serve.
 _REALTIME_PROGRAM = """
 import json, os, time
 import tensorflow as tf

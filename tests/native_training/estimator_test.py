@@ -126,7 +126,7 @@ class EstimatorVariantsTest(tf.test.TestCase):
     self.assertCountEqual(est.export_saved_model(), ["entry", "ps_0", "ps_1"])
 
   def _train(self, override=None, **limits):
-    """Returns the global step after a local training."""
+    """Returns the global step after a local training run."""
     params = _params()
     params.train.steps = 3
     conf = RunnerConfig(

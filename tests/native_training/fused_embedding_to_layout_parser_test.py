@@ -24,7 +24,7 @@ VERSIONS = (2, 3, 4, 5)
 
 
 def embedding(fids: np.ndarray, width: int) -> np.ndarray:
-  """What a table would answer: `[n, width]`, different for every id and column."""
+  """Returns what a table would answer: `[n, width]`, different for every id and column."""
   phase = (np.asarray(fids, np.int64) % 100_003)[:, None] * (1.0 + np.arange(width))
   return np.sin(phase).astype(np.float32)
 
@@ -36,7 +36,7 @@ class Samples:
   Half of the features of an example batch are shared. Some rows are empty, some features absent.
 
   Args:
-    seed: of the random numbers.
+    seed: the random numbers' seed.
     num_features: how many.
     batch_size: number of examples.
     input_type: `"example"` or `"examplebatch"`.
@@ -137,7 +137,7 @@ class Samples:
     return outputs
 
   def _pooled(self, feature: str) -> np.ndarray:
-    """All columns of a feature, `[batch, width]` or `[batch, n, width]`."""
+    """Returns all columns of a feature, `[batch, width]` or `[batch, n, width]`."""
     width = self.width(feature)
     pooling = self.configs.feature_configs[feature].pooling_type
     result = np.zeros(
@@ -154,7 +154,7 @@ class Samples:
     return result
 
   def uses(self) -> dict[tuple[str, int], float]:
-    """How often each id of each feature is used by an example."""
+    """Returns how often each id of each feature is used by an example."""
     result: dict[tuple[str, int], float] = {}
     for name, config in self.configs.feature_configs.items():
       for b in range(self.batch_size):
@@ -169,7 +169,7 @@ class Samples:
 
 @functools.cache
 def make_samples(seed: int, num_features: int, batch_size: int, input_type: str) -> Samples:
-  """The same samples, and what is expected of them, serve all versions."""
+  """Returns samples, and what is expected of them, that serve all versions."""
   return Samples(seed, num_features, batch_size, input_type)
 
 
@@ -225,7 +225,7 @@ class Sharded:
     return [np.concatenate(blocks)] if self.version == 4 else blocks
 
   def arguments(self) -> dict:
-    """What the op and its gradient have in common."""
+    """Returns what the op and its gradient have in common."""
     version = self.version
     return dict(
       embeddings_list=[tf.constant(block) for block in self.embeddings()],

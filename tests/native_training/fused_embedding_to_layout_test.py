@@ -99,7 +99,7 @@ class Batch:
     return [self.block(table, ps) for table in self.tables for ps in range(self.ps_num)]
 
   def arguments(self, version: int) -> dict:
-    """Arguments of `fused_embedding_to_layout` except feature_cfgs and version."""
+    """Returns the arguments of `fused_embedding_to_layout` except feature_cfgs and version."""
     args = dict(
       embeddings_list=[tf.constant(block) for block in self.blocks()],
       fid_list_row_split=None,
@@ -176,7 +176,7 @@ class Batch:
     return total / max(1, len(ids)) if config.pooling_type == PoolingType.MEAN else total
 
   def layouts(self) -> list[np.ndarray]:
-    """What the op has to return, computed example by example."""
+    """Returns what the op has to return, computed example by example."""
     outputs = []
     for name in sorted(self.configs.out_configs):
       out = self.configs.out_configs[name]
@@ -195,7 +195,7 @@ class Batch:
     return outputs
 
   def uses(self) -> dict:
-    """Gradient of ones: how often, by weight, each column of each id is used."""
+    """Returns the gradient of ones: how often, by weight, each column of each id is used."""
     grads = {key: np.zeros(value.shape) for key, value in self.lists.items()}
     for out in self.configs.out_configs.values():
       for s in out.slice_configs:
@@ -627,7 +627,7 @@ class BadInputTest(LayoutTestCase):
       self.assert_invalid(self.backward(batch, 3, ones, **changes), *words)
 
   def test_unused_ids_are_not_followed(self):
-    # Ids behind the last row belong to nobody; whatever they hold, nothing reads there.
+    # Ids behind the last row belong to no example; whatever they hold, nothing reads there.
     batch = worked_example()
     fid = np.concatenate([batch.fid_offset(3), np.full(8, 2**64 - 1, np.uint64)])
     outputs = self.forward(batch, 3, fid_offset=fid, nfl_offset=batch.nfl_offset(parser_like=False))

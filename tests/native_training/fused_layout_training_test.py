@@ -114,7 +114,7 @@ class LayoutTask(native_task.NativeTask):
       apply_op = self.ctx.apply_embedding_gradients(zip(tf.gradients(loss, variables), variables))
       with tf.control_dependencies([apply_op]):
         step_op = tf.compat.v1.assign_add(tf.compat.v1.train.get_or_create_global_step(), 1)
-      # Not the loss itself, which would stop the training when it is NaN.
+      # Not the loss itself, which would stop training when it is NaN.
       return tf.estimator.EstimatorSpec(mode, loss=tf.constant(0.0), train_op=step_op)
 
     return model_fn

@@ -45,7 +45,7 @@ class FilterTest(tf.test.TestCase, parameterized.TestCase):
     self.base = os.path.join(self.folder, "filters", "filter")
 
   def masks(self, handle, ids):
-    """Gradients of ones for `ids`; fetching them counts an occurrence each."""
+    """Returns gradients of ones for `ids`; fetching them counts an occurrence each."""
     embeddings = tf.zeros([len(ids), 2])
     same = hash_filter_ops.intercept_gradient(handle, tf.constant(ids, tf.int64), embeddings)
     (gradient,) = tf.gradients(same, embeddings)

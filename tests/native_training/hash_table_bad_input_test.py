@@ -38,7 +38,7 @@ def _floats(rng, shape) -> np.ndarray:
 
 
 def _sized(rng, right: int) -> np.ndarray:
-  """Floats, half of the time as many as are right."""
+  """Returns floats, half of the time as many as are right."""
   if rng.random() < 0.5:
     return _floats(rng, [right])
   return _floats(rng, _shape(rng))
@@ -178,7 +178,7 @@ class BadInputTest(tf.test.TestCase, parameterized.TestCase):
     self.assertGreater(min(refused, accepted), 50)
 
   def _damaged(self, rng, name, array):
-    """Another length, rank or, where values are checked, another value."""
+    """Returns another length, rank or, where values are checked, another value."""
     array = np.asarray(array)
     kinds = ["longer"]
     if name not in ("grads", "rates"):  # these may have any shape

@@ -1,7 +1,7 @@
 """Threads that look up, write, save, restore and page at the same time, through one session.
 
 Promises: a row is never seen torn, no update is lost, a save holds each row exactly once, and a
-restore is all or nothing for everybody.
+restore is all or nothing for every thread.
 """
 
 import os

@@ -17,7 +17,7 @@ class HashTableUtilsTest(tf.test.TestCase, parameterized.TestCase):
       return super().run(result)
 
   def _count(self, sess, table, **kwargs) -> tuple[int, int]:
-    """Entries that `apply_fn` saw, and what the call returned."""
+    """Returns the entries that `apply_fn` saw, and what the call returned."""
     counter = tf.compat.v1.get_variable("count", initializer=tf.constant(0, tf.int64))
 
     def count(entries: tf.Tensor) -> None:

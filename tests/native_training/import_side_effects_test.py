@@ -23,7 +23,7 @@ import absl.flags, absl.logging, grpc, kazoo.client
 import tensorflow as tf
 from tensorflow.python.training import checkpoint_management, monitored_session
 from tensorflow_estimator.python.estimator import util
-import monolith  # has a patch of its own, see lazy_import_test.py
+import monolith  # has a patch of its own, which lazy_import_test.py checks
 
 def sockets():
   found = set()

@@ -42,7 +42,7 @@ class GroupTest(tf.test.TestCase, parameterized.TestCase):
     self.base = os.path.join(self.folder, "ckpt", "group")
 
   def example(self) -> MultiHashTable:
-    """The group of the worked examples, filled."""
+    """Returns the group of the worked examples, filled."""
     group = MultiHashTable.from_configs(
       {"slot0": _config(1), "slot1": _config(2), "slot2": _config(2), "unused": _config(2)}
     )

@@ -76,7 +76,7 @@ class Fuzzer:
     return self.rng.choice(self.wrong_handles) if self.chance(0.15) else right
 
   def tensor(self, shape: tuple, dtype: tf.DType = tf.float32) -> tf.Tensor:
-    """A tensor of this shape and dtype, or of nearly these."""
+    """Returns a tensor of this shape and dtype, or of nearly these."""
     shape = list(shape)
     if self.chance(0.08) and shape:
       shape[self.rng.randrange(len(shape))] = self.dim()
@@ -303,7 +303,7 @@ def _remote_predict(f: Fuzzer) -> dict:
 
 
 def _blurred(value: tf.Tensor, rng: random.Random) -> tf.Tensor:
-  """A placeholder for the tensor, with some or all of its shape unknown."""
+  """Returns a placeholder for the tensor, with some or all of its shape unknown."""
   shape = value.shape.as_list()
   if rng.random() < 0.3:
     shape = None

@@ -1,4 +1,4 @@
-"""Sizes, counts and shapes that nobody can mean: each is an error, and the process lives on.
+"""Sizes, counts and shapes that make no sense: each is an error, and the process lives on.
 
 Every case here ended the process once, stopped it, or took gigabytes for a few bytes.
 """
@@ -29,7 +29,7 @@ def in_graph(call):
 
 
 def empty(*shape, dtype=tf.float32):
-  """A tensor without elements; numpy does not make all of them."""
+  """Returns a tensor without elements; numpy does not make all of them."""
   return tf.reshape(tf.zeros([0], dtype), shape)
 
 
@@ -42,7 +42,7 @@ def layout(**features):
 
 
 def batch_of(rows, **columns):
-  """A batch that says it has `rows` rows, with shared columns of one float each."""
+  """Returns a batch that says it has `rows` rows, with shared columns of one float each."""
   batch = example_pb2.ExampleBatch(batch_size=rows)
   for name, value in columns.items():
     column = batch.named_feature_list.add(name=name, type=example_pb2.SHARED)

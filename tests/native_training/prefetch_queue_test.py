@@ -475,7 +475,7 @@ class AsyncManagerTest(tf.test.TestCase):
     with tf.compat.v1.train.SingularMonitoredSession(hooks=mgr.hooks) as sess:
       sess.run(train_op)
       for i in range(3):
-        # With a push in each of these the second would wait for ever.
+        # With a push in each of these the second would wait forever.
         self.assertEqual([sess.run(x), sess.run([x]), sess.run({"x": x})], [i, [i], {"x": i}])
         # Fetched by name it is still the op that fills the queue.
         sess.run(train_op["train"].name if i == 1 else train_op)

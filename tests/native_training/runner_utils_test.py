@@ -33,7 +33,7 @@ FLAGS = flags.FLAGS
 
 
 def _make_checkpoints(folder, steps=(61, 30, 0)):
-  """A folder whose `checkpoint` file lists relative names, the first of them as the latest."""
+  """Fills a folder whose `checkpoint` file lists relative names, the latest one first."""
   os.makedirs(folder, exist_ok=True)
   names = [f"model.ckpt-{step}" for step in steps]
   state = CheckpointState(model_checkpoint_path=names[0], all_model_checkpoint_paths=names)

@@ -38,7 +38,7 @@ class RealZooKeeperTest(unittest.TestCase):
     return client
 
   def _start_process(self, job, name, index, addr):
-    """A process of its own that registers and then waits to be killed."""
+    """Starts a process of its own that registers and then waits to be killed."""
     process = subprocess.Popen(
       [sys.executable, "-c",
        "import sys\n"

@@ -101,7 +101,7 @@ class GlobalStepWaiterHookTest(tf.test.TestCase):
 
     with self.session() as sess, freezegun.freeze_time("2020-01-01") as frozen:
       context = self._start(hook, sess)
-      # The clock starts when the training is seen to go on, and 90 s are not more than 90 s.
+      # The clock starts when training is seen to go on, and 90 s are not more than 90 s.
       steps = [1, 2] + [2] * 100
       slept = []
 

@@ -22,7 +22,7 @@ _LEARNING_RATE = 0.1
 
 
 def _create_batches():
-  """Batches whose ids repeat within and between examples."""
+  """Returns batches whose ids repeat within and between examples."""
   rng = np.random.default_rng(0)
   batches = []
   for _ in range(_NUM_STEPS):
@@ -124,7 +124,7 @@ class _Task(native_task.NativeTask):
 
 
 def _train_variables(create_optimizer):
-  """The same model in plain TensorFlow; returns the losses."""
+  """Trains the same model in plain TensorFlow; returns the losses."""
   with tf.Graph().as_default():
     tables = [
       tf.compat.v1.get_variable(

@@ -18,7 +18,7 @@ _States = pb.CreateSavepointStatusResponse.CreateSavepointState
 
 
 def _env(**values):
-  """The environment with exactly these of the variables that the module reads."""
+  """Returns the environment with exactly these of the variables that the module reads."""
   names = ("CLOUDNATIVE_INET_ADDR", "YARN_INET_ADDR", "PRIMUS_AM_RPC_HOST", "PRIMUS_AM_RPC_PORT")
   clean = {name: value for name, value in os.environ.items() if name not in names}
   return mock.patch.dict(os.environ, {**clean, **values}, clear=True)

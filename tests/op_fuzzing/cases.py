@@ -112,14 +112,14 @@ MAX_OUTPUTS = 40
 
 
 def op_names() -> list[str]:
-  """Every op that the library registers, sorted."""
+  """Returns every op that the library registers, sorted."""
   names = [n for n in dir(library) if n[:1].isupper() and op_def_registry.get(n) is not None]
   # Names that the wrapper module has from its imports are ops of TensorFlow.
   return sorted(n for n in names if getattr(library, n).__module__ != "typing" and n != "Any")
 
 
 def output_counts(op: str) -> set[str]:
-  """The attributes that count outputs of the op."""
+  """Returns the attributes that count outputs of the op."""
   return {arg.number_attr for arg in op_def_registry.get(op).output_arg if arg.number_attr}
 
 
@@ -143,7 +143,7 @@ class Handle:
 
 
 def tables_of(handle: Handle) -> int:
-  """How many tables the group of a handle has."""
+  """Returns how many tables the group of a handle has."""
   return 1 + handle.seed % 3
 
 
@@ -181,7 +181,7 @@ _accepted: dict[tuple[str, int], Case | None] = {}
 
 
 def make(op: str, seed: int, accepts: Callable[[Case], bool]) -> Case:
-  """The call of `op` that belongs to `seed`.
+  """Returns the call of `op` that belongs to `seed`.
 
   Args:
     op: its name.

@@ -14,7 +14,7 @@ from tests.op_fuzzing import cases, messages
 
 
 def change(rng: random.Random, base: cases.Case, seed: int) -> cases.Case:
-  """A copy of `base` with none to three of its arguments changed, in any mode."""
+  """Returns a copy of `base` with none to three of its arguments changed, in any mode."""
   arguments = copy.deepcopy(base.arguments)
   names = list(arguments)
   for _ in range(rng.choice([0, 1, 1, 1, 1, 2, 2, 3])):

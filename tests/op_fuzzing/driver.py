@@ -57,7 +57,7 @@ def run(
 
 
 def describe(failure: Failure) -> str:
-  """The call of a failure and what its process printed, from a process that makes it alone."""
+  """Makes the call of a failure in a process of its own; returns it and what was printed."""
   command = _command() + [failure.op, str(failure.seed)]
   try:
     done = subprocess.run(

@@ -34,7 +34,7 @@ _RANGES = {
 
 
 def record(rng: random.Random, kind: str, hostile: bool) -> bytes:
-  """A serialized instance, example, example_batch, tf_example, entry or, for "anything", any."""
+  """Returns a serialized sample of a kind: `instance`, `example`, ...; "anything" is any."""
   if kind == "anything":
     kind = rng.choice(["instance", "example", "example_batch", "bytes", "empty", "tf_example"])
   if kind == "bytes":
@@ -48,7 +48,7 @@ def record(rng: random.Random, kind: str, hostile: bool) -> bytes:
 
 
 def mutate(rng: random.Random, data: bytes) -> bytes:
-  """`data` with some bytes changed, cut, repeated or added."""
+  """Returns `data` with some bytes changed, cut, repeated or added."""
   data = bytearray(data)
   for _ in range(rng.choice([1, 1, 2, 5])):
     kind = rng.randrange(5)
@@ -68,7 +68,7 @@ def mutate(rng: random.Random, data: bytes) -> bytes:
 
 
 def config(rng: random.Random, op: str, name: str, n: int, dim: int) -> Any:
-  """A configuration as the op's attribute `name` wants it, now and then another one, or none."""
+  """Returns a configuration as the attribute `name` wants it, now and then another, or none."""
   message = _config(rng, op, name, n, dim)
   data = message.SerializePartialToString()
   choice = rng.random()
@@ -82,7 +82,7 @@ def config(rng: random.Random, op: str, name: str, n: int, dim: int) -> Any:
 
 
 def table_config(rng: random.Random, dim: int) -> embedding_hash_table_pb2.EmbeddingHashTableConfig:
-  """A table with `dim` floats per row in one or two segments."""
+  """Returns a table with `dim` floats per row in one or two segments."""
   proto = embedding_hash_table_pb2.EmbeddingHashTableConfig()
   proto.cuckoo.SetInParent()
   first = dim if rng.random() < 0.7 or dim < 2 else 1
@@ -96,7 +96,7 @@ def table_config(rng: random.Random, dim: int) -> embedding_hash_table_pb2.Embed
 
 
 def multi_table_config(rng: random.Random, dim: int, tables: int):
-  """A group of tables of `dim` floats."""
+  """Returns a group of tables of `dim` floats."""
   proto = embedding_hash_table_pb2.MultiEmbeddingHashTableConfig()
   for i in range(tables):
     proto.names.append(f"t{i}")

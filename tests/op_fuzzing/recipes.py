@@ -15,12 +15,12 @@ _SPLIT = "SplitFlowDataset"
 
 
 def exists(op: str) -> bool:
-  """Whether there is a recipe for the op."""
+  """Tells whether there is a recipe for the op."""
   return op.startswith(_LAYOUT) or op == _SPLIT or "FusedLookup" in op or "FusedOptimize" in op
 
 
 def make(maker: Any) -> cases.Case:
-  """A call of `maker.op` with the sizes of `maker`."""
+  """Returns a call of `maker.op` with the sizes of `maker`."""
   if maker.op.startswith(_LAYOUT):
     arguments = _layout(maker)
   elif maker.op == _SPLIT:
@@ -36,7 +36,7 @@ def _tensor(values: Any, dtype: tf.DType, shape: tuple[int, ...] | None = None) 
 
 
 def _layout(maker: Any) -> dict[str, Any]:
-  """A batch of `n` rows with one id each, in one table on one server."""
+  """Returns a batch of `n` rows with one id each, in one table on one server."""
   n, dim, version = maker.n, maker.dim, 1
   if maker.op[-2] == "V":
     version = int(maker.op[-1])
@@ -84,7 +84,7 @@ def _layout(maker: Any) -> dict[str, Any]:
 
 
 def _split(maker: Any) -> dict[str, Any]:
-  """The flow of samples without a data source; the others have none."""
+  """Returns the flow of samples without a data source; the others have none."""
   records = [messages.record(maker.rng, maker.sample_type, False) for _ in range(maker.n)]
   return {
     "input_dataset": cases.Samples("dataset", records, maker.sample_type),
@@ -97,7 +97,7 @@ def _split(maker: Any) -> dict[str, Any]:
 
 
 def _fused(maker: Any) -> dict[str, Any]:
-  """One or two tables, `n` ids in the first shard of each."""
+  """Returns one or two tables, `n` ids in the first shard of each."""
   n, dim, shards = maker.n, maker.dim, maker.rng.choice([1, 2, 3])
   is_group = "Multi" in maker.op
   seed = maker.rng.randrange(1 << 30)

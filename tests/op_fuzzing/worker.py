@@ -81,7 +81,7 @@ def main(arguments: list[str]) -> None:
 
 
 def _misbehave(how: str) -> str:
-  """What a bad op could do, for the test of who watches."""
+  """Does what a bad op could do, for the test of the driver that watches."""
   if how == "!abort":
     os.abort()
   if how == "!segv":

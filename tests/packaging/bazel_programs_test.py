@@ -16,7 +16,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
 def _load_targets() -> dict[str, dict[str, dict]]:
-  """Rule name -> target name -> its arguments."""
+  """Returns rule name -> target name -> its arguments."""
   targets = collections.defaultdict(dict)
 
   def glob(include, exclude=()):

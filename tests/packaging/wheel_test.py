@@ -74,7 +74,7 @@ class WheelTest(unittest.TestCase):
 
 
 def _without_checkout(site_packages: str, folder: pathlib.Path) -> pathlib.Path:
-  """A folder of links to everything installed except the checkout's own package."""
+  """Returns a folder of links to everything installed except the checkout's own package."""
   links = folder / "dependencies"
   links.mkdir()
   for path in pathlib.Path(site_packages).iterdir():

@@ -1060,7 +1060,7 @@ def float32(value):
   return struct.pack("<f", value)
 
 
-# Not ours: messages of TensorFlow Serving, compared with its own in serving_transport's tests.
+# Not ours: messages of TensorFlow Serving, compared with its own in the tests of serving.transport.
 FOREIGN_FILES = {"monolith/native_training/runtime/parameter_sync/prediction_service.proto"}
 
 

@@ -151,7 +151,7 @@ class CorruptionTest(tf.test.TestCase):
     path = os.path.join(self.dir, "checkpoint")
     for kind, damage in _DAMAGES.items():
       if kind == "removed":
-        # Whoever deletes it wants to start anew.
+        # Deleting it means to start anew.
         continue
       with self.subTest(damage=kind):
         shutil.rmtree(self.dir)

@@ -18,7 +18,7 @@ v1 = tf.compat.v1
 
 
 def _serve(send, start) -> None:
-  """Serves for ever, once asked to."""
+  """Serves forever, once asked to."""
   os.read(start, 1)
   server = tf.distribute.Server.create_local_server()
   send(server.target)
@@ -67,7 +67,7 @@ class PsReplacementTest(absltest.TestCase):
       self.assertEqual(sess.run(values), [3.0, 2.0])
       self.saver_hook.timer.update_last_triggered_step(3)
 
-    # Nobody died since: nothing is restored.
+    # No server died since: nothing is restored.
     with session([servers[0], servers[2]]) as sess:
       self.assertEqual(sess.run(values), [3.0, 2.0])
       self.saver_hook.timer.update_last_triggered_step(3)

@@ -52,7 +52,7 @@ def _restore(kind: str, base: str) -> set:
 
 
 def _works_here() -> bool:
-  """Whether there is a strace that may trace and inject."""
+  """Tells whether there is a strace that may trace and inject."""
   if shutil.which("strace") is None:
     return False
   command = ["strace", "-o", "/dev/null", "-e", f"inject={_RENAMES}:error=EIO", "true"]

@@ -32,7 +32,7 @@ class _Model:
   """A table and a group, spread over servers by id; all in this process, which is all the same.
 
   Args:
-    model_dir: of the checkpoints.
+    model_dir: where the checkpoints are.
     num_ps: servers, 0 for none.
   """
 

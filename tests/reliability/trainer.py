@@ -1,4 +1,4 @@
-"""A small training whose whole state follows from the global step.
+"""A small training run whose whole state follows from the global step.
 
 So a whole checkpoint can be told from a half one: after step n the variable `dense` is n, and rows
 and optimizer state of a variable, of a single table and of a group of two are functions of n.
@@ -52,7 +52,7 @@ def table_config(dim: int) -> entry.HashTableConfigInstance:
 
 
 def _adagrad(steps: int) -> "tuple[np.float32, np.float32]":
-  """Value and accumulator after `steps` gradients of 1 with learning rate 1, from 0."""
+  """Returns value and accumulator after `steps` gradients of 1 with learning rate 1, from 0."""
   value, accumulator = np.float32(0), np.float32(_ACCUMULATOR_START)
   for _ in range(steps):
     accumulator += np.float32(1)
@@ -67,7 +67,7 @@ class Trainer:
     model_dir: the folder.
     max_to_keep: checkpoints.
     listeners: more listeners for the saver hook, after those of the tables.
-    hook_kwargs: for the saver hook; it saves every step by default.
+    hook_kwargs: arguments of the saver hook, which saves every step by default.
   """
 
   def __init__(self, model_dir: str, max_to_keep: int = 2, listeners=(), **hook_kwargs):
@@ -182,7 +182,7 @@ def run_in_child(function, *args):
 
   TensorFlow must not have run anything in this process, nor made a graph, as `tf.test.TestCase`
   does: the first graph starts a thread, and a child that is forked while it starts may inherit a
-  lock that nobody opens any more.
+  lock that no thread opens any more.
 
   Raises:
     ChildError: the function raised.

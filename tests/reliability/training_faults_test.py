@@ -1,4 +1,4 @@
-"""Faults of a training on real processes: what is killed comes back, and what is wrong is said."""
+"""Faults of a training run on real processes: what is killed comes back, what is wrong is said."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ _SERVER_KILLS = 20 if os.environ.get("MONOLITH_SOAK") == "1" else 1
 
 
 class _Training:
-  """Processes of one training, by role and index.
+  """Processes of one training run, by role and index.
 
   Args:
-    folder: for checkpoints, the discovery and logs; must not exist.
+    folder: where checkpoints, the discovery and logs go; must not exist.
     num_ps: parameter servers.
     num_workers: workers, the chief included.
     fixed: whether addresses are prescribed, so that a process that is started again has its own.
-    flags: of all processes.
+    flags: what all processes get.
   """
 
   def __init__(self, folder, num_ps=2, num_workers=1, fixed=False, **flags):

@@ -1,6 +1,6 @@
-"""One process of a small training that tests kill, stop and restart.
+"""One process of a small training run that tests kill, stop and restart.
 
-Workers read for ever and train slowly until `--max_steps`. The rows of id i end at the number of
+Workers read forever and train slowly until `--max_steps`. The rows of id i end at the number of
 updates they got, because every gradient is -1 and the optimizer is SGD with rate 1.
 """
 
@@ -47,7 +47,7 @@ flags.DEFINE_float("lost_servers_secs", 90, "how long a new process waits for se
 class SlowHook(tf.estimator.SessionRunHook):
   """Lets every step take some time, and the first one of the chief wait for all workers.
 
-  A worker that comes when training is over finds nobody to train with.
+  A worker that comes when training is over finds no one to train with.
   """
 
   def after_create_session(self, session, coord):

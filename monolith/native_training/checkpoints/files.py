@@ -48,7 +48,7 @@ def list_dir(path: str) -> list[str]:
 
 
 def mark_unfinished(prefix: str) -> None:
-  """Says that a checkpoint is not worth to be kept unless the state file names it."""
+  """Marks a checkpoint as discardable unless the state file names it."""
   with tf.io.gfile.GFile(prefix + _UNFINISHED, "w") as f:
     f.write("")
 
@@ -90,20 +90,20 @@ def _delete(path: str) -> None:
     else:
       tf.io.gfile.remove(path)
   except tf.errors.NotFoundError:
-    # Somebody else was faster.
+    # Another process was faster.
     pass
 
 
 def twin_of(prefix: str) -> str:
-  """Returns the second name of a checkpoint, see `set_aside`."""
+  """Returns the second name that `set_aside` gives a checkpoint."""
   directory, base = os.path.split(prefix)
   return os.path.join(directory, _TWIN + base)
 
 
 def set_aside(prefix: str) -> None:
-  """Gives a complete checkpoint a second name, under which it outlives an overwriting of the first.
+  """Gives a complete checkpoint a second name, under which it survives when the first is rewritten.
 
-  Local files are linked, but for the index; others are copied.
+  Links local files, except the index, and copies others.
   """
   twin = twin_of(prefix)
   delete_checkpoint(twin)
@@ -115,15 +115,16 @@ def set_aside(prefix: str) -> None:
 
 
 def resharded_name(prefix: str) -> str:
-  """Returns the prefix under which `checkpoint_reshard` writes a checkpoint again."""
+  """Returns the prefix under which `reshard` writes a checkpoint again."""
   directory, base = os.path.split(prefix)
   return os.path.join(directory, _RESHARDED + base)
 
 
 def link_variables(source: str, target: str) -> None:
-  """Gives a checkpoint the variables of another one, without copying them where links exist.
+  """Gives a checkpoint the variables of another one, linked where the file system has links.
 
-  Also what does not depend on the number of servers: the meta graph, and what rows consist of.
+  So with all else that does not depend on the number of servers: the meta graph, and what rows
+  consist of.
   """
   directory, base = os.path.split(source)
   for name in list_dir(directory):
@@ -132,7 +133,7 @@ def link_variables(source: str, target: str) -> None:
 
 
 def link_assets(source: str, target: str) -> None:
-  """Adds the assets of a checkpoint to those of another one, likewise.
+  """Adds the assets of a checkpoint to those of another one, linked where possible.
 
   Raises:
     ValueError: both have a file of the same name.
@@ -160,7 +161,7 @@ def _link_tree(source: str, target: str) -> None:
 
 
 def discard_unfinished(prefix: str) -> None:
-  """Deletes a checkpoint whose save failed; errors are logged, for the disk may be the problem."""
+  """Deletes a checkpoint whose save failed; logs errors, for the disk may be the problem."""
   directory, base = os.path.split(prefix)
   unfinished = [
     name
@@ -175,11 +176,11 @@ def discard_unfinished(prefix: str) -> None:
 
 
 def remove_leftovers(directory: str, basename: str, recorded: Iterable[str]) -> list[str]:
-  """Deletes what savers that were killed left in a folder in which nobody saves now.
+  """Deletes what killed savers left in a folder in which no process saves now.
 
   Args:
     directory: the folder of the checkpoints.
-    basename: of the checkpoints, as in `<basename>-<step>`.
+    basename: the checkpoints' base name, as in `<basename>-<step>`.
     recorded: prefixes or base names of the checkpoints that the state file names.
 
   Returns:
@@ -239,9 +240,9 @@ def _asset_sizes(prefix: str) -> dict[str, int]:
 
 
 def find_wrong_size(prefix: str) -> str | None:
-  """Tells which asset has not the size that was written down, as `find_damage` does.
+  """Returns the first asset whose size differs from the manifest, in the form of `find_damage`.
 
-  Checkpoints without such a list (of other programs) pass.
+  Checkpoints without a manifest, which other programs wrote, pass.
   """
   manifest = prefix + _MANIFEST
   if not tf.io.gfile.exists(manifest):
@@ -263,13 +264,13 @@ def find_wrong_size(prefix: str) -> str | None:
 
 
 def find_damage(prefix: str) -> str | None:
-  """Reads a whole checkpoint and tells which file is bad and why.
+  """Reads a whole checkpoint and returns which file is bad and why.
 
-  Every variable and every record of the assets is read and its checksum compared. One tensor is in
-  memory at a time.
+  Compares the checksum of every variable and of every record of the assets. One tensor is in memory
+  at a time.
 
   Args:
-    prefix: of the checkpoint.
+    prefix: the checkpoint's prefix.
 
   Returns:
     `<file>: <cause>`, or None if nothing is wrong.
@@ -304,7 +305,7 @@ def find_damaged_variables(prefix: str) -> str | None:
 
 
 def find_missing_file(prefix: str) -> str | None:
-  """Tells which file of a checkpoint's variables is not there, as `find_damage` does."""
+  """Returns which file of a checkpoint's variables is missing, in the form of `find_damage`."""
   if not tf.io.gfile.exists(prefix + ".index"):
     return f"{prefix}.index: the file does not exist"
   directory, base = os.path.split(prefix)
@@ -321,7 +322,7 @@ def find_missing_file(prefix: str) -> str | None:
 
 
 def _shard_of(prefix: str, message: str) -> str:
-  """Returns the data file that an error message of TensorFlow is about."""
+  """Returns the data file that TensorFlow's error message is about."""
   directory, base = os.path.split(prefix)
   files = sorted(name for name in list_dir(directory) if name.startswith(base + ".data-"))
   for name in files:
@@ -360,9 +361,9 @@ def newest_intact(prefixes: Iterable[str]) -> str | None:
 
 
 def remedy(prefix: str) -> str:
-  """Returns a sentence about which other checkpoint can be used in place of a bad one.
+  """Returns a sentence that says which other checkpoint can replace a bad one.
 
-  It reads the candidates as a whole, newest first.
+  Reads the candidates as a whole, newest first.
   """
   state = None
   try:

@@ -1,9 +1,9 @@
 """Checkpoints of synchronous training, which all ranks write together.
 
 Each rank writes its rows, as a parameter server of the same index would: `<table>_<rank>` or
-`MonolithMultiHashTable_<rank>`. Rank 0 writes the variables and, when everybody is done, the state
+`MonolithMultiHashTable_<rank>`. Rank 0 writes the variables and, when all ranks are done, the state
 file. So a checkpoint of `n` ranks is one of `n` parameter servers: it is exported and served like
-one, and `prepare` reshards it when it is to be restored on another number of ranks.
+one, and `prepare` reshards it before another number of ranks restores it.
 
 With `merge_sync_training_ckpt=False` each rank has a folder of its own, with its rows and all
 variables; `merge_rank_checkpoints` makes one checkpoint of them.
@@ -42,12 +42,12 @@ def prepare(
   is_merged: bool = True,
   check: Callable[[str], None] = lambda model_dir: None,
 ) -> None:
-  """Sees to it that the newest checkpoint can be restored by these ranks; called by all of them.
+  """Makes the newest checkpoint fit to be restored by these ranks; all of them call it.
 
   Args:
     model_dir: folder of the checkpoints.
     num_ranks: how many there are now.
-    rank: of this process.
+    rank: this process's rank.
     is_merged: whether the folder is shared by all ranks.
     check: called with `model_dir` before anything is written; may raise what follows.
 
@@ -104,7 +104,7 @@ def _check_rank_folders(model_dir: str, num_ranks: int) -> None:
   if saved and len(saved) != num_ranks:
     raise ValueError(
       f"{len(saved)} ranks have saved their checkpoints in {parent}, now there are {num_ranks}: "
-      "merge them with sync_checkpoint.merge_rank_checkpoints and train in the merged folder"
+      "merge them with checkpoints.ranks.merge_rank_checkpoints and train in the merged folder"
     )
 
 
@@ -114,11 +114,11 @@ def merge_rank_checkpoints(folders: Sequence[str], target: str) -> str:
   Files are linked where the file system has links.
 
   Args:
-    folders: of all ranks, in their order.
+    folders: the ranks' folders, in the order of ranks.
     target: folder of the new checkpoint, created if it is missing.
 
   Returns:
-    The prefix of the new checkpoint: of the newest step that all ranks have saved.
+    The prefix of the new checkpoint, which is of the newest step that all ranks have saved.
 
   Raises:
     ValueError: there is no such step, or a rank's rows are missing.
@@ -163,20 +163,22 @@ def _recorded_steps(folder: str) -> set[int]:
 class SyncCheckpointSaverHook(checkpoint_saver_hook.NoFirstSaveCheckpointSaverHook):
   """Saves on all ranks at the same step, or on none.
 
-  When to save by the clock is decided by rank 0. A save has three phases, and no rank enters one
-  before all have finished the one before: prepare the folder; write the rows; write the variables
-  and the state file (rank 0). What fails on one rank counts as failed on all of them.
+  Rank 0 decides when to save by the clock. A save has three phases, and no rank enters one before
+  all have finished the one before: prepare the folder; write the rows; write the variables and the
+  state file (rank 0). What fails on one rank counts as failed on all of them.
 
   Args:
     is_root: whether this is rank 0.
-    **kwargs: see the base class.
+    **kwargs: the base class's arguments.
   """
+
+  # Made by `begin`.
+  _votes: sync_agreement.Votes
 
   def __init__(self, *args: Any, is_root: bool, **kwargs: Any):
     super().__init__(*args, **kwargs)
     self._is_root = is_root
     self._decision: sync_agreement.Broadcast | None = None
-    self._votes: sync_agreement.Votes | None = None
     self._last_step = 0
 
   def begin(self) -> None:
@@ -223,9 +225,9 @@ class SyncCheckpointSaverHook(checkpoint_saver_hook.NoFirstSaveCheckpointSaverHo
       outcome = _OK
       for phase in phases:
         outcome, error = self._run_phase(session, step, phase)
-        if outcome != _OK:
+        if error is not None:
           break
-      if outcome == _OK:
+      if error is None:
         self._metrics.emit_counter("save_checkpoint", 1, self._metric_tags)
         return self._call_after_save(session, step)
       self._metrics.emit_counter("save_checkpoint_failed", 1, self._metric_tags)
@@ -233,7 +235,7 @@ class SyncCheckpointSaverHook(checkpoint_saver_hook.NoFirstSaveCheckpointSaverHo
         self._report_failed_save(step, error)
       if outcome == _GIVE_UP:
         break
-    if not self._ignore_save_errors:
+    if error is not None and not self._ignore_save_errors:
       raise error
     logging.error("Step %d is not saved, ignored: %s", step, error)
     return False

@@ -53,8 +53,8 @@ def reshard_checkpoint(
 
   Args:
     checkpoint: prefix of the checkpoint, `<model_dir>/model.ckpt-<step>`.
-    old_num_ps: servers that it was saved on; 0 for a training without servers.
-    new_num_ps: servers that it will be restored on; likewise.
+    old_num_ps: servers that it was saved on; 0 for none.
+    new_num_ps: servers that it will be restored on; 0 for none.
     directory: where the new checkpoint and the state file go, beside the old one by default.
 
   Returns:
@@ -62,7 +62,7 @@ def reshard_checkpoint(
 
   Raises:
     ValueError: a number is negative, or the checkpoint is not one of `old_num_ps` servers.
-    tf.errors.DataLossError: a file of the checkpoint is damaged.
+    tf.errors.DataLossError: one of the checkpoint's files is damaged.
   """
   for name, number in (("old_num_ps", old_num_ps), ("new_num_ps", new_num_ps)):
     if number < 0:
@@ -112,7 +112,7 @@ def count_servers(checkpoint: str) -> int:
 
 
 def fits(checkpoint: str, num_ps: int) -> bool:
-  """Tells whether a checkpoint can be restored on so many servers as it is.
+  """Returns whether a checkpoint can be restored as it is on `num_ps` servers.
 
   Raises:
     ValueError: its files do not tell on how many it was saved.
@@ -120,7 +120,7 @@ def fits(checkpoint: str, num_ps: int) -> bool:
   saved_on = count_servers(checkpoint)
   if saved_on == num_ps:
     return True
-  # One group is restored under either name, see `MultiHashTableCheckpointRestorerListener`.
+  # `MultiHashTableCheckpointRestorerListener` restores one group under either name.
   names = _list_files(SaveHelper.get_ckpt_asset_dir(checkpoint))
   is_group = all(name.startswith((_GROUP + "_", _FILTER + "_")) for name in names)
   return is_group and {saved_on, num_ps} == {0, 1}
@@ -184,7 +184,7 @@ def _copy_filters(
     for file in files[source]:
       target = f"{_FILTER}_{server}" + file[len(source) :]
       tf.io.gfile.copy(old_assets + file, new_assets + target, overwrite=True)
-    # Names in it are without the filter's.
+    # The manifest leaves out the filter's name, so that it can be copied.
     manifest = f"{old_assets}.{source}.manifest"
     if tf.io.gfile.exists(manifest):
       target = f"{new_assets}.{_FILTER}_{server}.manifest"
@@ -205,12 +205,12 @@ def _id_of(record: bytes) -> int:
 
 
 class _Writers:
-  """Files of one table on the new servers.
+  """Opens the files of one table on the new servers.
 
   Args:
     folder: where to write, with a slash at its end.
-    family: name of the table without server.
-    num_ps: of the new topology.
+    family: the table's name without server.
+    num_ps: the new number of servers.
   """
 
   def __init__(self, folder: str, family: str, num_ps: int):
@@ -242,7 +242,7 @@ def _reshard_table(assets: str, files_of_servers: list[list[str]], writers: _Wri
 
 
 def _reshard_group(assets: str, files_of_servers: list[list[str]], writers: _Writers) -> None:
-  """Does so for a group, whose files hold one table after another, counted in another file."""
+  """Reshards a group, whose files hold one table after another, counted in a file of metadata."""
   num_shards = max(map(len, files_of_servers))
   for shard in range(num_shards):
     data = writers.open(shard, num_shards, compression=_SNAPPY)

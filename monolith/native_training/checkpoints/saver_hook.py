@@ -1,6 +1,6 @@
-"""The hook that decides when a checkpoint is saved, and sees to it that the folder stays in order.
+"""The hook that decides when a checkpoint is saved, and keeps the folder in order.
 
-Its names are published by `save_utils`.
+`save_utils` publishes its names.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -21,6 +21,7 @@ from tensorflow.python.training.checkpoint_state_pb2 import CheckpointState
 from monolith.native_training import utils
 from monolith.native_training.checkpoints import files as checkpoint_files
 from monolith.native_training.checkpoints import state as checkpoint_state
+from monolith.native_training.checkpoints.saver import PartialRecoverySaver
 from monolith.native_training.metric import cli
 from monolith.native_training.monolith_checkpoint_state_pb2 import MonolithCheckpointState
 from monolith.native_training.session_run_hooks import tide_available_now
@@ -43,7 +44,7 @@ class SecondOrStepTimerWithTideSetting(tf.compat.v1.train.SecondOrStepTimer):
     tide_every_secs: float | None = None,
     save_helper: checkpoint_state.SaveHelper | None = None,
   ):
-    """Makes an enabled timer; give exactly one of `every_secs` and `every_steps`.
+    """Makes an enabled timer from exactly one of `every_secs` and `every_steps`.
 
     Args:
       every_secs: seconds between triggers.
@@ -54,19 +55,21 @@ class SecondOrStepTimerWithTideSetting(tf.compat.v1.train.SecondOrStepTimer):
       tide_end_minute: 0 by default.
       tide_every_secs: seconds between triggers outside of the tide. Without both hours and this
         there is no tide.
-      save_helper: of the checkpoints that are saved, for callers; unused here.
+      save_helper: names the checkpoints that are saved; unused here.
     """
     super().__init__(every_secs=every_secs, every_steps=every_steps)
-    self._tide = (tide_start_hour, tide_start_minute or 0, tide_end_hour, tide_end_minute or 0)
-    self._has_tide = None not in (tide_start_hour, tide_end_hour, tide_every_secs)
-    self._tide_every_secs = tide_every_secs
+    self._tide: tuple[int, int, int, int] | None = None
+    self._tide_every_secs = 0.0
+    if tide_start_hour is not None and tide_end_hour is not None and tide_every_secs is not None:
+      self._tide = (tide_start_hour, tide_start_minute or 0, tide_end_hour, tide_end_minute or 0)
+      self._tide_every_secs = tide_every_secs
     self._save_helper = save_helper
     self._enabled = True
 
   @property
   def depends_on_clock(self) -> bool:
     """Whether two timers that see the same steps may disagree."""
-    return self._has_tide or self._every_secs is not None
+    return self._tide is not None or self._every_secs is not None
 
   def enable(self) -> None:
     self._enabled = True
@@ -76,14 +79,14 @@ class SecondOrStepTimerWithTideSetting(tf.compat.v1.train.SecondOrStepTimer):
     self._enabled = False
 
   def should_trigger_for_step(self, step: int) -> bool:
-    """Tells whether to trigger at a step; a timer that never did, does."""
+    """Returns whether to trigger at a step; a timer that never did, does."""
     if not self._enabled:
       return False
     if self._last_triggered_step is None:
       return True
     if self._last_triggered_step == step:
       return False
-    if self._has_tide and not tide_available_now(*self._tide):
+    if self._tide is not None and not tide_available_now(*self._tide):
       return time.time() >= self._last_triggered_time + self._tide_every_secs
     if self._every_secs is not None:
       return time.time() >= self._last_triggered_time + self._every_secs
@@ -93,7 +96,7 @@ class SecondOrStepTimerWithTideSetting(tf.compat.v1.train.SecondOrStepTimer):
 class _SavedMark(tf.estimator.CheckpointSaverListener):
   """Remembers that the checkpoint itself is written, when other listeners may still fail."""
 
-  def __init__(self, on_saved):
+  def __init__(self, on_saved: Callable[[], None]):
     self.saved = False
     self._on_saved = on_saved
 
@@ -108,10 +111,12 @@ class NoFirstSaveCheckpointSaverHook(tf.compat.v1.train.CheckpointSaverHook):
   Saves are serialised by a lock, so that `trigger_save` may be called from any thread.
   """
 
-  # Set by the driver for the whole process: a dense-only hook exists; the model is dumped.
+  # A dense-only hook exists; the model is dumped. Each lets `end` save in any case.
   _has_dense_only = False
   _in_model_dump_mode = False
   _last_triggered_step = 0
+  # Made by the base class.
+  _listeners: list[tf.estimator.CheckpointSaverListener]
 
   def __init__(
     self,
@@ -139,7 +144,10 @@ class NoFirstSaveCheckpointSaverHook(tf.compat.v1.train.CheckpointSaverHook):
     Args:
       save_graph_def: also says that this process owns the folder: only then `monolith_checkpoint`
         is written and what killed processes left is deleted.
-      tide_start_hour: see `SecondOrStepTimerWithTideSetting`, so for the other three.
+      tide_start_hour: start of the tide, UTC.
+      tide_start_minute: 0 by default.
+      tide_end_hour: end of the tide.
+      tide_end_minute: 0 by default.
       tide_save_secs: seconds between saves outside of the tide.
       ignore_save_errors: log the errors of a save and go on.
       is_dense_only: only variables are saved here; no save at the end.
@@ -196,8 +204,15 @@ class NoFirstSaveCheckpointSaverHook(tf.compat.v1.train.CheckpointSaverHook):
     """Lets this dense-only hook skip steps at which the other hook has saved everything."""
     self._full_saver_hook = full_saver_hook
 
+  def always_save_at_end(self) -> None:
+    """Lets `end` save whatever the timer says, as it must beside a dense-only hook.
+
+    Concerns this hook alone: set on the class, it would leak into the process's next job.
+    """
+    self._has_dense_only = True
+
   def begin(self) -> None:
-    """See the base class.
+    """Checks and cleans the folder, then does what the base class does.
 
     Raises:
       tf.errors.DataLossError: a state file exists and cannot be read; starting from nothing would
@@ -251,7 +266,7 @@ class NoFirstSaveCheckpointSaverHook(tf.compat.v1.train.CheckpointSaverHook):
       if self._save_graph_def:
         self._export_meta_graph(session)
       saver = self._get_saver()
-      if _is_partial_recovery_saver(saver):
+      if isinstance(saver, PartialRecoverySaver):
         saver.setup_ps_initialized_state(session)
       self._create_or_update_monolith_ckpt_state(do_update=False)
 
@@ -266,7 +281,7 @@ class NoFirstSaveCheckpointSaverHook(tf.compat.v1.train.CheckpointSaverHook):
 
   def _get_exempt(self) -> set[str]:
     saver = self._get_saver()
-    return saver.exempt_checkpoint_paths if _is_partial_recovery_saver(saver) else set()
+    return saver.exempt_checkpoint_paths if isinstance(saver, PartialRecoverySaver) else set()
 
   def _export_meta_graph(self, session: tf.compat.v1.Session) -> None:
     saver = self._get_saver()
@@ -290,12 +305,12 @@ class NoFirstSaveCheckpointSaverHook(tf.compat.v1.train.CheckpointSaverHook):
   def trigger_save(self, session: tf.compat.v1.Session, ignore_save_errors: bool = False) -> None:
     """Saves now, in the calling thread, also while the timer is disabled.
 
-    A request of a listener to stop the training is honoured after the next step.
+    A listener's request to stop training is honoured after the next step.
 
     Args:
       session: a raw session, or a monitored one.
       ignore_save_errors: log the errors of this save. What the constructor was given is for saves
-        nobody waits for, so it does not count here.
+        that no caller waits for, so it does not count here.
 
     Raises:
       tf.errors.OpError, OSError, ValueError: the checkpoint could not be saved.
@@ -326,7 +341,7 @@ class NoFirstSaveCheckpointSaverHook(tf.compat.v1.train.CheckpointSaverHook):
         listener.end(session, last_step)
 
   def _save(self, session: tf.compat.v1.Session, step: int) -> bool:
-    """Saves, and tells whether a listener wants the training to stop."""
+    """Saves, and returns whether a listener wants training to stop."""
     if self._is_first_save and self._no_first_save:
       self._is_first_save = False
       return False
@@ -387,7 +402,7 @@ class NoFirstSaveCheckpointSaverHook(tf.compat.v1.train.CheckpointSaverHook):
     if self._save_graph_def:
       checkpoint_files.mark_unfinished(prefix)
     saver = self._get_saver()
-    if _is_partial_recovery_saver(saver) and not saver.skip_save:
+    if isinstance(saver, PartialRecoverySaver) and not saver.skip_save:
       saver.set_aside_if_recorded(prefix)
 
   def _on_saved(self, step: int) -> None:
@@ -440,15 +455,8 @@ class NoFirstSaveCheckpointSaverHook(tf.compat.v1.train.CheckpointSaverHook):
     )
 
 
-def _log_errors(function, *args) -> None:
+def _log_errors(function: Callable[..., Any], *args: Any) -> None:
   try:
     function(*args)
   except Exception:  # A guard must not prevent a save, nor the release of the other guards.
     logging.exception("A guard of a checkpoint failed.")
-
-
-def _is_partial_recovery_saver(saver: Any) -> bool:
-  # Imported late: that module imports this one.
-  from monolith.native_training import save_utils
-
-  return isinstance(saver, save_utils.PartialRecoverySaver)

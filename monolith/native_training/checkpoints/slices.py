@@ -3,7 +3,7 @@
 A row is one vector; what its columns mean follows from the order in which the model declares
 slices. A model that declares them in another order would read every row wrongly, and nothing in
 the rows tells. So a checkpoint has a file `<prefix>.slices`, JSON, which is compared when a model
-starts from it. Checkpoints without one, of other programs, are restored as they are.
+starts from it. Checkpoints without one, which other programs wrote, are restored as they are.
 
 What may change between two runs: tables, and the initializer, optimizer, compressor or learning
 rate of a slice. What may not: the number of slices, their sizes, and their order. Slices that are
@@ -44,7 +44,7 @@ Tables = Mapping[str, Sequence[Slice]]
 
 
 def write(prefix: str, tables: Tables) -> None:
-  """Writes the record of the checkpoint `prefix`, all of it or nothing."""
+  """Writes the record of the checkpoint `prefix`, completely or not at all."""
   content = {
     name: [slice_._asdict() for slice_ in slices] for name, slices in sorted(tables.items())
   }
@@ -115,7 +115,7 @@ def _find_difference(saved: Sequence[Slice], wanted: Sequence[Slice]) -> tuple[s
 
 
 def _is_reordered(saved: Sequence[Any], wanted: Sequence[Any]) -> bool:
-  """Tells a change of order from a change of the things themselves."""
+  """Returns whether the same things stand in another order."""
   return list(saved) != list(wanted) and sorted(saved) == sorted(wanted)
 
 
@@ -132,7 +132,7 @@ class SlicesSaverListener(tf.estimator.CheckpointSaverListener):
 
   Args:
     basename: the checkpoint's base name, `<folder>/model.ckpt`.
-    tables: of the model.
+    tables: the model's tables.
   """
 
   def __init__(self, basename: str, tables: Tables):

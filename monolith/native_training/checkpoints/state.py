@@ -1,7 +1,7 @@
 """Names of checkpoints, and the two files that say which ones there are.
 
-`checkpoint` is TensorFlow's, `monolith_checkpoint` (text `MonolithCheckpointState`) is ours: which
-checkpoints are never deleted, when the last one was saved, and with which kind of table.
+`checkpoint` is TensorFlow's. `monolith_checkpoint` (text `MonolithCheckpointState`) is ours: it
+says which checkpoints are never deleted, when the last one was saved, and with which kind of table.
 """
 
 from __future__ import annotations
@@ -77,13 +77,13 @@ def get_monolith_checkpoint_state(
 
 
 def read_text_proto(path: str, message: Any) -> Any:
-  """Adds what a file in protobuf's text format holds to a message, and returns it."""
+  """Merges a file in protobuf's text format into a message, and returns the message."""
   with tf.io.gfile.GFile(path) as f:
     return text_format.Merge(f.read(), message)
 
 
 class SaveHelper:
-  """Names of checkpoints.
+  """Knows the names of checkpoints.
 
   Args:
     basename: the path of checkpoints without step, as in `<model_dir>/model.ckpt`.

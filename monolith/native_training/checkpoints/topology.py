@@ -1,7 +1,7 @@
 """Lets a model go on with another number of parameter servers than it was saved on.
 
-A training writes its newest checkpoint again. Whoever only reads has a copy of his own, as somebody
-else may be training in that folder.
+Training writes the newest checkpoint again, in its folder; readers get a private copy, because
+another process may be training in that folder.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def reshard_if_needed(model_dir: str, num_ps: int) -> None:
 
   Raises:
     ValueError: the files do not tell on how many servers they were saved.
-    tf.errors.DataLossError: a file of the checkpoint is damaged.
+    tf.errors.DataLossError: one of the checkpoint's files is damaged.
   """
   found = _find_misfit(model_dir, num_ps)
   if found is not None:
@@ -41,7 +41,7 @@ def reshard_if_needed(model_dir: str, num_ps: int) -> None:
 def copy_if_needed(model_dir: str, num_ps: int) -> tempfile.TemporaryDirectory | None:
   """Returns a folder with the newest checkpoint if its rows lie on another number of servers.
 
-  It is on this machine, so it is of use only without servers.
+  The folder is on this machine, so it is of use only without servers.
 
   Args:
     model_dir: folder of the checkpoints.
@@ -50,7 +50,7 @@ def copy_if_needed(model_dir: str, num_ps: int) -> tempfile.TemporaryDirectory |
   Raises:
     ValueError: there are servers, not as many as the checkpoint was saved on; or its files do not
       tell on how many that was.
-    tf.errors.DataLossError: a file of the checkpoint is damaged.
+    tf.errors.DataLossError: one of the checkpoint's files is damaged.
   """
   found = _find_misfit(model_dir, num_ps)
   if found is None:
@@ -60,7 +60,7 @@ def copy_if_needed(model_dir: str, num_ps: int) -> tempfile.TemporaryDirectory |
     usable = " or ".join(map(str, sorted({0, saved_on})))
     raise ValueError(
       f"{newest} was saved on {saved_on} servers, and num_ps is {num_ps}: use {usable}, or write "
-      "it again with checkpoint_reshard.reshard_checkpoint"
+      "it again with checkpoints.reshard.reshard_checkpoint"
     )
   copy = tempfile.TemporaryDirectory(prefix="resharded_checkpoint_")
   logging.info("%s was saved on %d servers: writing it for none to %s", newest, saved_on, copy.name)

@@ -1,4 +1,4 @@
-"""Reading flags that other modules define, also before the command line is parsed."""
+"""Reads flags that other modules define, also before the command line is parsed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from absl import flags
 
 
 def get_flag(name: str, default: Any = None) -> Any:
-  """Returns the value of a flag, `default` if nobody defined it or it is `None`."""
+  """Returns the value of a flag, `default` if it is not defined or `None`."""
   if name not in flags.FLAGS:
     return default
   value = flags.FLAGS[name].value

@@ -1,6 +1,6 @@
 """The two flags of tf.data service.
 
-They have a module of their own because the data sets, the training configuration and `mlp_utils`
+They have a module of their own because the datasets, the training configuration and `mlp_utils`
 all need them, and absl lets only one module define a flag.
 """
 

@@ -1,4 +1,4 @@
-"""Sources of samples and the data sets between a source and the parser.
+"""Sources of samples, and the datasets between a source and the parser.
 
 Elements are scalar variants, one sample each, until `parsers` turns a batch of them into tensors.
 """
@@ -69,7 +69,7 @@ class CompressType(enum.Enum):
 def _compression(
   file_name: Any, use_snappy: bool | None, compression_type: CompressType | None
 ) -> tuple[bool, CompressType]:
-  """Joins keywords, flags and the file's suffix."""
+  """Returns `use_snappy` and `compression_type` from keywords, flags and the file's suffix."""
   flag = get_flag("dataset_input_compression_type")
   if flag is not None:
     compression_type = CompressType[flag.upper()]
@@ -94,7 +94,7 @@ class FilePBDataset(dataset_ops.DatasetSource):
     buffer_size: bytes to read ahead.
     input_pb_type: what records are, by default the flag `data_type` or INSTANCE.
     output_pb_type: what elements are, by default INSTANCE for Instances, else EXAMPLE.
-    feature_pruning_type: what to drop, see `FeaturePruningType`.
+    feature_pruning_type: what to drop, a constant of `FeaturePruningType`.
     disable_iterator_save_restore: in graph mode, do not checkpoint where reading stands.
     use_snappy: by default true for names that end in `.snappy`.
     compression_type: how the file is compressed; ZSTD needs the system's libzstd.
@@ -152,7 +152,7 @@ class FilePBDataset(dataset_ops.DatasetSource):
 
 
 def _variant_type(dataset: tf.data.Dataset, variant_type: str | None) -> str:
-  """What the elements of a data set are: the keyword, its sources, or what the graph says."""
+  """Returns what the elements of a dataset are: the keyword, what its sources or the graph say."""
   if variant_type is not None:
     return variant_type
   pending, found = [dataset], set()
@@ -203,7 +203,7 @@ class TFRecordDatasetWrapper:
 
 
 def _parquet_dataset(**options: Any) -> tf.data.Dataset:
-  """A `ParquetDataset` from the keywords of any source.
+  """Makes a `ParquetDataset` from the keywords of any source.
 
   Raises:
     ValueError: there is nothing to read.
@@ -216,14 +216,14 @@ def _parquet_dataset(**options: Any) -> tf.data.Dataset:
 
 
 class DistributedFilePBDataset:
-  """The samples of the files of this worker.
+  """The samples in the files that this worker reads.
 
   Args:
-    patterns: files.
-    buffer_size: see `FilePBDataset`.
-    input_pb_type: see `FilePBDataset`.
-    output_pb_type: see `FilePBDataset`.
-    feature_pruning_type: see `FilePBDataset`.
+    patterns: patterns of file names.
+    buffer_size: bytes to read ahead in each file.
+    input_pb_type: what records are, by default the flag `data_type` or INSTANCE.
+    output_pb_type: what elements are, by default INSTANCE for Instances, else EXAMPLE.
+    feature_pruning_type: what to drop, a constant of `FeaturePruningType`.
     exclude_fn: a function of a file name that is true for files to leave out.
     cycle_length: files that are read at once, by default the flag `max_task_num_per_worker` or 4.
     block_length: consecutive samples of a file, by default the flag `block_length` or 1.
@@ -308,35 +308,35 @@ class DistributedFilePBDataset:
 
 
 class PBDataset:
-  """Makes the data set that fits the arguments and flags.
+  """Makes the dataset that fits the arguments and flags.
 
   Args:
     topics_or_files: a file name, or a list of patterns or of Kafka topics.
     buffer_size_or_group_id: a buffer size, or a consumer group of Kafka.
     input_pb_type_or_servers: what records are, or the brokers of Kafka.
     output_pb_type: what elements are.
-    feature_pruning_type: see `FilePBDataset`.
-    disable_iterator_save_restore: see `FilePBDataset`.
-    has_header: see `KafkaDataset`, also for the next eight.
-    variant_type: see `has_header`.
-    stream_timeout: see `has_header`.
-    message_poll_timeout: see `has_header`.
-    poll_batch_size: see `has_header`.
-    filter_empty: see `has_header`.
-    configuration: see `has_header`.
-    container: see `has_header`.
-    shared_name: see `has_header`.
-    cycle_length: see `DistributedFilePBDataset`, also for the next three.
-    block_length: see `cycle_length`.
-    num_parallel_calls: see `cycle_length`.
-    deterministic: see `cycle_length`.
+    feature_pruning_type: what to drop, a constant of `FeaturePruningType`.
+    disable_iterator_save_restore: in graph mode, do not checkpoint where reading stands.
+    has_header: Kafka: a message is a sequence of framed records, not one serialized record.
+    variant_type: Kafka: what records are, by name; the same as `input_pb_type`.
+    stream_timeout: Kafka: end when no message came for so many milliseconds; -1: never.
+    message_poll_timeout: Kafka: milliseconds to wait before the messages that came are handed on.
+    poll_batch_size: Kafka: most messages to read at once.
+    filter_empty: Kafka: leave out samples that have no content.
+    configuration: Kafka: `key=value` settings of the consumer.
+    container: Kafka: part of the consumer's name.
+    shared_name: Kafka: iterators with the same name share one consumer.
+    cycle_length: patterns: files that are read at once.
+    block_length: patterns: consecutive samples of a file.
+    num_parallel_calls: patterns: threads that read.
+    deterministic: patterns: whether the order of samples must be the same every time.
     **kwargs: `file_name`, `patterns`, `topics`, `group_id`, `servers`, `input_pb_type`,
-      `use_parquet`, `use_tfrecord` and keywords of the data set.
+      `use_parquet`, `use_tfrecord` and other keywords of the dataset that is made.
 
   Returns:
     A `KafkaDataset` when the flags `kafka_topics`, `kafka_group_id` and `kafka_servers` are all
     set, or topics are given with a group or brokers; a `FilePBDataset` or `ParquetDataset` for a
-    file name; or the data sets of `DistributedFilePBDataset` and `TFRecordDatasetWrapper`.
+    file name; or what `DistributedFilePBDataset` and `TFRecordDatasetWrapper` make.
 
   Raises:
     ValueError: Kafka is asked for, but topics, group or brokers are missing; or Parquet, but the
@@ -467,7 +467,7 @@ class PBDataset:
     is_hourly: bool = False,
     wildcard: str = "*",
   ) -> list[str]:
-    """See `file_patterns.gen_patterns`; the flags of the same names are the defaults."""
+    """Calls `file_patterns.gen_patterns`; flags of the same names as the arguments are defaults."""
     return file_patterns.gen_patterns(
       input_path or get_flag("input_path"),
       start_date or get_flag("start_date"),
@@ -493,7 +493,7 @@ class CacheOneDataset(dataset_ops.UnaryDataset):
 
 
 class _SampleDataset(dataset_ops.UnaryUnchangedStructureDataset):
-  """A data set of samples from a data set of samples."""
+  """Samples made from samples."""
 
 
 class InstanceReweightDataset(_SampleDataset):
@@ -637,11 +637,11 @@ class TransformDataset(_SampleDataset):
 
 
 def register_dataset(service: str, dataset: tf.data.Dataset, buffer_size: int = 32) -> tf.Tensor:
-  """Registers a data set with a tf.data service and returns its id.
+  """Registers a dataset with a tf.data service and returns its id.
 
   Args:
     service: `grpc://host:port` of the dispatcher.
-    dataset: the data set.
+    dataset: the dataset.
     buffer_size: elements that workers of the service prefetch; 0: none.
   """
   if buffer_size:
@@ -662,13 +662,13 @@ def from_dataset_id(
   task_refresh_interval_hint_ms: int | None = None,
   buffer_size: int = 16,
 ) -> tf.data.Dataset:
-  """Reads a registered data set.
+  """Reads a registered dataset.
 
   Args:
     processing_mode: a `tf.data.experimental.service.ShardingPolicy`, or its older name.
-    service: see `register_dataset`.
+    service: `grpc://host:port` of the dispatcher.
     dataset_id: what `register_dataset` returned.
-    element_spec: of its elements.
+    element_spec: the specification of its elements.
     job_name: readers of the same job share the elements.
     max_outstanding_requests: most elements asked for at once.
     task_refresh_interval_hint_ms: how often to look for new workers of the service.
@@ -722,20 +722,20 @@ def distribute(
   window_size: int = 1,
   buffer_size: int = 32,
 ) -> tf.data.Dataset:
-  """Reads a data set through a tf.data service, which the workers of a cluster share.
+  """Reads a dataset through a tf.data service, which the workers of a cluster share.
 
   Args:
-    dataset: the data set.
+    dataset: the dataset.
     target: `grpc://host:port` of the dispatcher, by default the flag `data_service_dispatcher`.
     job_name: workers of the same job share the elements.
     num_worker: number of workers that read.
     worker_idx: the index of this one.
-    queue_device: a device that the sessions of all workers reach. Worker 0 registers the data set,
+    queue_device: a device that the sessions of all workers reach. Worker 0 registers the dataset,
       and the others get its id from a queue there. None: each worker registers its own.
-    max_outstanding_requests: see `from_dataset_id`.
-    window_size: how many batches the service joins into one, see `merged_window`. Those that are
-      left at the end are joined too.
-    buffer_size: see `register_dataset`.
+    max_outstanding_requests: most elements asked for at once.
+    window_size: how many batches the service joins into one, as `merged_window` does. Those that
+      are left at the end are joined too.
+    buffer_size: elements that workers of the service prefetch; 0: none.
 
   Raises:
     ValueError: there is no dispatcher, the index is not one of a worker, `window_size` is less than
@@ -793,7 +793,7 @@ def _look_at(queue: tf.queue.QueueBase) -> tf.Tensor:
 def _instance_reweight(
   self: tf.data.Dataset, action_priority: str, reweight: str, variant_type: str | None = None
 ) -> tf.data.Dataset:
-  """See `InstanceReweightDataset`."""
+  """Makes an `InstanceReweightDataset` from the dataset."""
   return InstanceReweightDataset(self, action_priority, reweight, _variant_type(self, variant_type))
 
 
@@ -804,7 +804,7 @@ def _negative_gen(
   variant_type: str | None = None,
   **kwargs: Any,
 ) -> tf.data.Dataset:
-  """See `NegativeGenDataset`; items of negatives are cached too unless told otherwise."""
+  """Makes a `NegativeGenDataset`; items of negatives are cached too unless told otherwise."""
   if len(args) <= _CACHE_ONLY_POS:
     kwargs.setdefault("cache_only_pos", False)
   return NegativeGenDataset(
@@ -817,7 +817,7 @@ _CACHE_ONLY_POS = 14
 
 
 def _transform(self: tf.data.Dataset, t: Any, variant_type: str | None = None) -> tf.data.Dataset:
-  """See `TransformDataset`."""
+  """Makes a `TransformDataset` from the dataset."""
   return TransformDataset(self, t, _variant_type(self, variant_type))
 
 
@@ -828,7 +828,7 @@ def _split_flow(
   max_queue_size: int = 1024,
   variant_type: str | None = None,
 ) -> tf.data.Dataset:
-  """See `SplitFlowDataset`."""
+  """Makes a `SplitFlowDataset` from the dataset."""
   return SplitFlowDataset(self, data_flow, index, max_queue_size, _variant_type(self, variant_type))
 
 
@@ -838,12 +838,12 @@ def _merge_flow(
   max_queue_size: int = 1024,
   variant_type: str | None = None,
 ) -> tf.data.Dataset:
-  """See `MergeFlowDataset`."""
+  """Makes a `MergeFlowDataset` from the dataset and others."""
   return MergeFlowDataset(self, dataset_to_merge, max_queue_size, _variant_type(self, variant_type))
 
 
 def _identity(self: tf.data.Dataset, *args: Any, **kwargs: Any) -> tf.data.Dataset:
-  """Returns the data set itself: the driver decides whether a data service is used."""
+  """Returns the dataset itself: the driver decides whether a data service is used."""
   return self
 
 

@@ -29,7 +29,7 @@ _cache_lock = threading.Lock()
 
 
 def _convert(value: Any, hint: Any) -> Any:
-  """Turns the text of a file into the type of a field."""
+  """Converts the text of a file to the type of a field."""
   if not isinstance(value, str):
     return value
   arguments = [t for t in typing.get_args(hint) if t is not type(None)]
@@ -92,7 +92,7 @@ class Feature(_TypedFields):
 
   @property
   def name(self) -> str:
-    """The feature's name without the prefix of the file: `f_` or `fc_` of every `-` term."""
+    """The feature's name without the file's prefixes: `f_` or `fc_` of every `-` term."""
     return "-".join(_strip_prefix(term) for term in self.feature_name.split("-"))
 
 
@@ -272,7 +272,7 @@ def add_feature_by_fids(
 
   Args:
     fids: v1 or v2 ids.
-    feature_list: where their slots are looked up, by default the list of the flag.
+    feature_list: where their slots are looked up, by default the list that the flag names.
 
   Raises:
     Exception: no feature has the slot of an id.
@@ -295,6 +295,6 @@ def get_valid_features() -> list[str]:
 
 
 def is_example_batch() -> bool:
-  """Whether the flag `data_type` says that samples come as ExampleBatch."""
+  """Returns whether the flag `data_type` says that samples come as ExampleBatch."""
   data_type = get_flag("data_type")
   return bool(data_type) and data_type.lower() in ("example_batch", "examplebatch")

@@ -165,11 +165,12 @@ def filter_by_feature_value(
   Args:
     variant: an Example.
     field_name: the feature.
-    op: see `filter_by_value`; `any all diff` for int64 only.
+    op: `gt ge eq lt le neq between in not-in`, bytes also `startswith endswith`, int64 also
+      `any all diff`.
     operand: one or several values.
     field_type: `"int64"`, `"float"`, `"double"` or `"bytes"`.
     keep_empty: what to do when the feature is missing, empty or of another type.
-    operand_filepath: see `filter_by_value`.
+    operand_filepath: a file with a serialized `FilterValues` instead of `operand`.
 
   Returns:
     A bool scalar.
@@ -250,9 +251,8 @@ def negative_sample(
     label_index: the label that counts.
     threshold: samples with this label or more are kept.
     variant_type: `"instance"` or `"example"`.
-    action_priority: `"2,3,4"`, with `per_action_drop_rate` `"1:1.0,2:0.0"`: the sample's best
-      action gives the rate.
-    per_action_drop_rate: see `action_priority`.
+    action_priority: `"2,3,4"`, the best action first; a sample's best action gives its rate.
+    per_action_drop_rate: `"1:1.0,2:0.0"`, the rates of actions.
 
   Returns:
     A bool scalar.
@@ -276,7 +276,7 @@ def add_action(
   action: int,
   variant_type: str = "example",
 ) -> tf.Tensor:
-  """Appends `action` when a scalar field of `LineId` compares true; see `filter_by_value`."""
+  """Appends `action` when a scalar field of `LineId` compares true, as in `filter_by_value`."""
   dtype, is_list = _line_id_field(field_name)
   assert not is_list, f"{field_name} is a list"
   return ragged_data_ops.add_action(
@@ -373,8 +373,8 @@ def use_field_as_label(
   Args:
     variant: a sample.
     field_name: a numeric field.
-    overwrite_invalid_value: count values from `label_threshold` on as 0.
-    label_threshold: see `overwrite_invalid_value`.
+    overwrite_invalid_value: count large values as 0.
+    label_threshold: values from here on are large.
     variant_type: `"instance"` or `"example"`.
 
   Returns:
@@ -459,7 +459,7 @@ def fill_multi_rank_output(
 
 
 def use_f100_multi_head(variant: tf.Tensor, variant_type: str = "instance") -> tf.Tensor:
-  """Not supported.
+  """Refuses: the strategy has no published definition.
 
   Raises:
     NotImplementedError: always.
@@ -498,9 +498,9 @@ def switch_slot_batch(
 
   Args:
     variant: an ExampleBatch, or Examples of any shape.
-    features: name -> (in place, slot); if not in place, a feature `<name>_<suffix>` is added.
+    features: name -> (in place, slot); if not in place, another feature is added.
     variant_type: `"example_batch"` or `"example"`.
-    suffix: see `features`.
+    suffix: the feature that is added is named `<name>_<suffix>`.
 
   Returns:
     The changed samples.
@@ -549,13 +549,13 @@ def string_to_variant(
   Args:
     tensor: strings of any shape; an empty one is a default sample.
     variant_type: `"instance"`, `"example"` or `"example_batch"`.
-    has_header: strings are framed records, with the headers that the next four arguments say.
-    has_sort_id: see `has_header`.
-    lagrangex_header: see `has_header`.
-    kafka_dump_prefix: see `has_header`.
-    kafka_dump: see `has_header`.
-    chnids: samples of channel `chnids[i]` are of data source `datasources[i]`.
-    datasources: see `chnids`.
+    has_header: whether strings are framed records; if so, the next four say with which headers.
+    has_sort_id: whether a record has a sort id.
+    lagrangex_header: whether it has a Lagrangex header.
+    kafka_dump_prefix: whether it has the prefix of a dump.
+    kafka_dump: whether it has the header of a dump.
+    chnids: channels whose data source is known.
+    datasources: the data source of each of `chnids`.
     default_datasource: the data source of other channels.
 
   Returns:
@@ -628,7 +628,7 @@ def create_item_pool(
   Args:
     start_num: a channel is drawn from once it has more items.
     max_item_num_per_channel: the oldest item goes when there are more.
-    container: of the resource.
+    container: the container of the resource.
     shared_name: nodes of the same name share the pool.
   """
   if not shared_name and tf.executing_eagerly():
@@ -648,7 +648,7 @@ def item_pool_random_fill(pool: tf.Tensor) -> tf.Tensor:
 
 
 def _worker() -> tuple[int, int]:
-  """Returns index and number of the workers by TF_CONFIG; the chief is number 0."""
+  """Returns this worker's index and the number of workers by TF_CONFIG; the chief is number 0."""
   config = json.loads(os.environ.get("TF_CONFIG") or "{}")
   cluster, task = config.get("cluster", {}), config.get("task", {})
   num_workers = max(1, len(cluster.get("chief", [])) + len(cluster.get("worker", [])))

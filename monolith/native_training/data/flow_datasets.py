@@ -1,4 +1,4 @@
-"""Samples by data source: split an input into flows, and merge flows into one data set."""
+"""Splits samples by data source into flows, and merges flows into one dataset."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from monolith.native_training.data.iterator_saving import leave_out_of_checkpoin
 from monolith.native_training.runtime.ops import gen_monolith_ops as pb_datasource_ops
 
 # Flows of the same input find each other by this name. Numbers, because programs that build the
-# same data sets must build the same graphs: a tf.data service compares them.
+# same datasets must build the same graphs: a tf.data service compares them.
 _numbers = itertools.count()
 _shared_names: weakref.WeakKeyDictionary[tf.data.Dataset, str] = weakref.WeakKeyDictionary()
 
@@ -65,16 +65,16 @@ class SplitFlowDataset(dataset_ops.UnaryUnchangedStructureDataset):
 
 
 class MergeFlowDataset(dataset_ops.DatasetV2):
-  """The samples of several data sets, read at the same time.
+  """The samples of several datasets, read at the same time.
 
-  Takes turns among the data sets that have a sample ready and ends when all have ended. Sets
-  `LineId.data_source_name` of each sample to `data_source<data_source_key>`. An error of one data
-  set is an error of this one. Positions are not saved in checkpoints.
+  Takes turns among the datasets that have a sample ready and ends when all have ended. Sets
+  `LineId.data_source_name` of each sample to `data_source<data_source_key>`. An error of one
+  dataset is an error of this one. Positions are not saved in checkpoints.
 
   Args:
     input_dataset: samples.
-    dataset_to_merge: more samples, one data set or several.
-    max_queue_size: samples of each data set that may wait.
+    dataset_to_merge: more samples, one dataset or several.
+    max_queue_size: samples of each dataset that may wait.
     variant_type: `"example"` or `"instance"`.
   """
 
@@ -114,7 +114,7 @@ class MergeFlowDataset(dataset_ops.DatasetV2):
 
 
 def _flow_name(dataset: tf.data.Dataset) -> str | None:
-  """The name of the flow that a data set is made from, if it is made from one."""
+  """Returns the name of the flow that a dataset is made from, if it is made from one."""
   while True:
     if isinstance(dataset, SplitFlowDataset):
       return dataset.data_flow[dataset.index]

@@ -13,7 +13,7 @@ _STEP = re.compile(r"model\.ckpt-(\d+)")
 
 
 class ItemPoolSaveRestoreHook(tf.compat.v1.train.SessionRunHook):
-  """Restores pools after the session is created and saves them every now and then.
+  """Restores pools after the session is created and saves them from time to time.
 
   Args:
     model_dir: the folder of checkpoints.

@@ -1,4 +1,4 @@
-"""Data sets whose position cannot be saved."""
+"""Keeps datasets whose position cannot be saved out of checkpoints."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from monolith.native_training.hooks import ckpt_hooks
 def leave_out_of_checkpoints() -> None:
   """Lets checkpoints of the graph that is being built leave out all iterators.
 
-  Does nothing in eager mode, where the user says what is saved, and inside of a function.
+  Does nothing in eager mode, where the user says what is saved, and inside a function.
   """
   if tf.executing_eagerly() or tf.compat.v1.get_default_graph().building_function:
     return

@@ -1,14 +1,14 @@
-"""Data sets that read Kafka.
+"""Datasets that read Kafka.
 
 A consumer is made when an iterator is asked for its first element, in the process that iterates: in
 a tf.data service that is a worker. It leaves its group when the iterator ends or is destroyed.
 Consumers of one group share the partitions, which is how workers share a topic. The client commits
-offsets by itself; an iterator that is restored from a checkpoint resumes at its own positions. To
-save one whose data set reads ahead (`prefetch`, parallel maps) waits until a message comes.
+offsets by itself; an iterator that is restored from a checkpoint resumes at its own positions.
+Saving one whose dataset reads ahead (`prefetch`, parallel maps) waits until a message comes.
 
-Unlike the original: a stream timeout of -1 never ends, the time to join the consumer group does not
-count as silence, and a stream that falls silent because no broker can be reached fails instead of
-ending.
+Differences from ByteDance's Monolith: a stream timeout of -1 never ends, the time to join the
+consumer group does not count as silence, and a stream that falls silent because no broker can be
+reached fails instead of ending.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ class KafkaDataset(dataset_ops.UnaryUnchangedStructureDataset):
     variant_type: what records are, by name: `instance`, `example`, `example_batch`, `plaintext`;
       the same as `input_pb_type`, which is one of `**kwargs`.
     output_pb_type: what elements are, by default INSTANCE for Instances, else EXAMPLE.
-    stream_timeout: the data set ends when no message came for so many milliseconds; at least
+    stream_timeout: the dataset ends when no message came for so many milliseconds; at least
       `message_poll_timeout`; -1: never.
     message_poll_timeout: milliseconds to wait for a message before those that came are handed on.
     poll_batch_size: most messages to read at once, by default 16 for ExampleBatches, else 128.
     filter_empty: leave out samples that have no content.
     configuration: `key=value` settings of the consumer; `conf.topic.<k>` is the setting `<k>` of
       every topic.
-    container: part of the name of the consumer.
+    container: part of the consumer's name.
     shared_name: iterators with the same name share one consumer; their positions cannot be saved.
     kafka_other_metadata: more settings, comma-separated, that win over all others; by default the
       flag of that name.
@@ -60,8 +60,8 @@ class KafkaDataset(dataset_ops.UnaryUnchangedStructureDataset):
       else True), `kafka_dump`, `kafka_dump_prefix`, `lagrangex_header` (default: the flags, else
       False); `disable_iterator_save_restore` (default True): in graph mode, do not checkpoint where
       reading stands, since saving waits until a message comes; `chnids`, `datasources` and
-      `default_datasource` (default: the flags), see `feature_utils.string_to_variant`. Others are
-      ignored.
+      `default_datasource` (default: the flags), as in `feature_utils.string_to_variant`. Others
+      are ignored.
 
   Raises:
     ValueError: an argument is empty, malformed or contradicts another.
@@ -123,15 +123,15 @@ class PyKafkaDataset(KafkaDataset):
   """A `KafkaDataset` that converts nothing: elements are what records are.
 
   Args:
-    topics: see `KafkaDataset`, also for the others.
-    group_id: see `topics`.
-    servers: see `topics`.
-    has_header: see `topics`.
-    variant_type: see `topics`.
-    stream_timeout: see `topics`.
-    message_poll_timeout: see `topics`.
+    topics: names, in a list or comma-separated.
+    group_id: the consumer group.
+    servers: `host:port` of brokers, in a list or comma-separated.
+    has_header: a message is a sequence of framed records; otherwise it is one serialized record.
+    variant_type: what records are, by name.
+    stream_timeout: the dataset ends when no message came for so many milliseconds; -1: never.
+    message_poll_timeout: milliseconds to wait for a message before those that came are handed on.
     poll_batch_size: most messages to read at once.
-    filter_empty: see `topics`.
+    filter_empty: leave out samples that have no content.
     **kwargs: other arguments of `KafkaDataset`.
   """
 
@@ -169,8 +169,8 @@ class PyKafkaDataset(KafkaDataset):
 class KafkaGen:
   """Batches of messages for Python: call or iterate it to get an iterator.
 
-  Every iterator is a consumer of its own and yields lists of `bytes`, none of them empty. For the
-  arguments see `KafkaDataset`.
+  Every iterator is a consumer of its own and yields lists of `bytes`, none of them empty. The
+  arguments mean what they mean for `KafkaDataset`.
   """
 
   def __init__(
@@ -219,7 +219,7 @@ def create_plain_kafka_dataset(
 ) -> tf.data.Dataset:
   """Reads messages as they are, in batches as they come.
 
-  For the arguments see `KafkaDataset`.
+  The arguments mean what they mean for `KafkaDataset`.
 
   Returns:
     Elements are `KafkaMessages` of at least one message and at most `poll_batch_size`. A message or
@@ -298,7 +298,7 @@ class _MessageDataset(dataset_ops.DatasetSource):
 
 
 def _input_pb_type(variant_type: str | None, input_pb_type: PbType | None) -> PbType | None:
-  """Joins the two ways to say what records are."""
+  """Returns what records are, which can be said in two ways."""
   if variant_type is None:
     return input_pb_type
   named = parse_pb_type(variant_type)
@@ -308,7 +308,7 @@ def _input_pb_type(variant_type: str | None, input_pb_type: PbType | None) -> Pb
 
 
 def _header_options(kwargs: dict[str, Any]) -> dict[str, Any]:
-  """Returns the headers and data sources that keywords or else flags say."""
+  """Returns the headers and data sources, from keywords or else from flags."""
 
   def option(name: str, flag: str, default: Any) -> Any:
     value = kwargs.get(name)

@@ -1,4 +1,4 @@
-"""Messages of Kafka as tensors, and the samples in them."""
+"""Kafka messages as tensors, and the samples in them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class KafkaSamples(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class MessageFormat:
-  """What is in a message: a sequence of framed records, or one record without header."""
+  """Says what is in a message: a sequence of framed records, or one record without header."""
 
   input_pb_type: pb_types.PbType
   output_pb_type: pb_types.PbType
@@ -82,22 +82,22 @@ def kafka_resource_init(
   """Makes a consumer of topics; it connects when first read.
 
   Args:
-    topics: their names.
+    topics: names of topics.
     metadata: `key=value` settings of the consumer, `group.id` and `bootstrap.servers` among them;
       `conf.topic.<k>` is the setting `<k>` of every topic, `batch.num.messages` how many messages
       are read at once.
     input_pb_type: what records are, by default the flag `data_type` or `instance`.
     output_pb_type: what samples are, by default `instance` for Instances, else `example`.
-    has_sort_id: the headers of records, as those below.
-    lagrangex_header: see `has_sort_id`.
-    kafka_dump_prefix: see `has_sort_id`.
-    kafka_dump: see `has_sort_id`.
-    container: part of the name of the consumer.
+    has_sort_id: whether the header of a record has a sort id.
+    lagrangex_header: whether it has a Lagrangex header.
+    kafka_dump_prefix: whether it has the prefix of a dump.
+    kafka_dump: whether it has the header of a dump.
+    container: part of the consumer's name.
     shared_name: resources of the same name share the consumer.
 
   Returns:
-    A handle. The consumer leaves its group when nobody holds the handle, or in graph mode when the
-    session is closed.
+    A handle. The consumer leaves its group when the handle is given up, or in graph mode when
+    the session is closed.
 
   Raises:
     ValueError: topics or metadata are empty or malformed.
@@ -147,7 +147,7 @@ def kafka_read_next(
 def kafka_read_next_v2(
   input: tf.Tensor, index: Any, message_poll_timeout: Any, stream_timeout: Any
 ) -> KafkaSamples:
-  """Reads samples, as `kafka_resource_init` says; for the arguments see `kafka_read_next`.
+  """Reads samples in the form that `kafka_resource_init` was told; arguments as `kafka_read_next`.
 
   Raises:
     InvalidArgumentError: when run, samples of the resource are plaintext.

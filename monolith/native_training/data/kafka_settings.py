@@ -1,6 +1,6 @@
-"""Arguments of the Kafka data sets as settings of the client.
+"""Turns arguments of the Kafka datasets into settings of the client.
 
-Unlike the original: values of settings may contain `=`.
+Differences from ByteDance's Monolith: values of settings may contain `=`.
 """
 
 from __future__ import annotations

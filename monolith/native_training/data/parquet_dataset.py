@@ -38,8 +38,8 @@ class ParquetDataset(dataset_ops.DatasetSource):
       `bytes`.
     batch_size: rows of an ExampleBatch; of other types, rows that are read at once.
     drop_remainder: leave out a last ExampleBatch of fewer rows.
-    **kwargs: `disable_iterator_save_restore`, see `FilePBDataset`; keywords of other sources are
-      ignored.
+    **kwargs: `disable_iterator_save_restore` (default True): in graph mode, do not checkpoint where
+      reading stands. Keywords of other sources are ignored.
 
   Raises:
     ValueError: an argument is not one of the above.
@@ -88,7 +88,7 @@ class ParquetDataset(dataset_ops.DatasetSource):
 
 
 def _check_columns(names: Sequence[str], types: Sequence[str]) -> None:
-  """Checks what to read, before the graph runs.
+  """Checks the columns to read, before the graph runs.
 
   Raises:
     ValueError: the lists do not fit, a name comes twice or is no field, or a type is unknown.

@@ -1,4 +1,4 @@
-"""What records and elements are, for every source of samples."""
+"""Says what records and elements are, for every source of samples."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def element_type(pb_type: PbType) -> tf.DType:
 
 
 def record_output_type(pb_type: PbType) -> None:
-  """Notes the type in the graph, for those who look at the graph only."""
+  """Notes the type in the graph, for code that sees nothing but the graph."""
   name = pb_type.to_name()
   if name not in tf.compat.v1.get_collection(OUTPUT_PB_TYPE_GRAPH_KEY):
     tf.compat.v1.add_to_collection(OUTPUT_PB_TYPE_GRAPH_KEY, name)

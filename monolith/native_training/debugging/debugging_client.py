@@ -53,12 +53,12 @@ class DebuggingError(RuntimeError):
 
 
 def fetch_variables(host: str, port: int, variable_names: Sequence[str]) -> dict[str, str]:
-  """Returns the values of variables as text; those that the training does not have are left out.
+  """Returns the values of variables as text; those that the model does not have are left out.
 
   Args:
-    host: of the server.
-    port: of the server.
-    variable_names: as the graph of the training names them.
+    host: the server's address.
+    port: the server's port.
+    variable_names: their names in the training graph.
 
   Raises:
     DebuggingError: the server cannot be reached, or failed.
@@ -72,8 +72,8 @@ def fetch_features(
   """Returns rows of tables: feature name -> id as text -> `EntryDump` as text.
 
   Args:
-    host: of the server.
-    port: of the server.
+    host: the server's address.
+    port: the server's port.
     feature_names: unknown ones are left out.
     feature_ids: those that have no row are left out.
 
@@ -89,7 +89,7 @@ def _post(host: str, port: int, path: str, body: dict[str, Any]) -> Any:
   request = urllib.request.Request(
     url, json.dumps(body).encode(), {"Content-Type": "application/json"}, method="POST"
   )
-  # Without a proxy: the server is one of the machines of the training.
+  # Without a proxy: the server is one of the machines that train.
   opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
   try:
     with opener.open(request, timeout=_TIMEOUT_SECS) as response:

@@ -1,4 +1,4 @@
-"""Looks into a running training: values of variables, and rows of tables.
+"""Looks into a training run in progress: values of variables, and rows of tables.
 
 `DebuggingWorker` joins the cluster as one more worker. `create_app` serves it through HTTP; that
 alone needs flask.
@@ -43,17 +43,17 @@ if "host" not in FLAGS:
 if "port" not in FLAGS:
   flags.DEFINE_integer("port", 8080, "port to listen on")
 if "model_dir" not in FLAGS:
-  flags.DEFINE_string("model_dir", None, "model folder of the training")
+  flags.DEFINE_string("model_dir", None, "model folder of the training run")
 
 
 class DebuggingWorker:
-  """One more worker of a training that runs on parameter servers.
+  """One more worker of a training run on parameter servers.
 
   Args:
-    model_dir: of the training.
+    model_dir: the run's model folder.
 
   Raises:
-    tf.errors.NotFoundError: the training has not written its debugging files.
+    tf.errors.NotFoundError: the run has not written its debugging files.
   """
 
   def __init__(self, model_dir: str):
@@ -89,7 +89,7 @@ class DebuggingWorker:
     """Returns the values of variables as text; unknown ones are left out.
 
     Args:
-      variable_names: as in the graph of the training, `global_step:0`.
+      variable_names: their names in the training graph, such as `global_step:0`.
     """
     known = [name for name in variable_names if name in self._variables]
     with self._graph.as_default():
@@ -144,7 +144,7 @@ def create_app(model_dir: str | None = None) -> Any:
   """Returns a flask app: POST `/debugging/variables` and `/debugging/features`.
 
   Args:
-    model_dir: of the training; the flag by default.
+    model_dir: the run's model folder; the flag by default.
 
   Raises:
     ImportError: flask is not installed.

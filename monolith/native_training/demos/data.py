@@ -1,6 +1,6 @@
 """Ratings for the demo: generated ones with a planted structure, or MovieLens files.
 
-A data set is a folder with `train.ratings` and `eval.ratings`, files of fixed-length records:
+A dataset is a folder with `train.ratings` and `eval.ratings`, files of fixed-length records:
 
     user, movie, occupation of the user, three genres of the movie, label: seven int64, -1 for none
 
@@ -30,7 +30,7 @@ _INFO_FILE = "info.json"
 
 
 class RatingsInfo(NamedTuple):
-  """What is known of a data set.
+  """What is known of a dataset.
 
   Attributes:
     folder: where its files are.
@@ -76,7 +76,7 @@ def compute_auc(labels: np.ndarray, scores: np.ndarray) -> float:
 def generate(
   folder: str, num_ratings: int, num_users: int = 3000, num_movies: int = 2000, seed: int = 17
 ) -> RatingsInfo:
-  """Generates a data set, unless the folder holds just that one already.
+  """Generates a dataset, unless the folder holds just that one already.
 
   Args:
     folder: created if missing.
@@ -116,12 +116,12 @@ def generate(
 
 
 def read_movielens(path: str, folder: str, seed: int = 17) -> RatingsInfo:
-  """Makes a data set of a MovieLens file; a rating of 4 and above means liked.
+  """Makes a dataset of a MovieLens file; a rating of 4 and above means liked.
 
   Args:
     path: a `u.data` file (tab-separated), `ratings.dat` (`::`), or `ratings.csv` with a header.
-    folder: where the data set goes.
-    seed: of the order.
+    folder: where the dataset goes.
+    seed: decides on the order.
 
   Raises:
     ValueError: a line is not `user, movie, rating, ...`, or there are not two of them.
@@ -160,7 +160,7 @@ def read_labels(info: RatingsInfo) -> np.ndarray:
 
 
 def load(folder: str) -> RatingsInfo:
-  """Returns a data set that was made before."""
+  """Returns a dataset that was made before."""
   with open(os.path.join(folder, _INFO_FILE)) as f:
     info = json.load(f)
   return RatingsInfo(folder, info["num_train"], info["num_eval"], info["best_auc"])

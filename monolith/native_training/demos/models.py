@@ -31,7 +31,7 @@ class RankingTask(native_task.NativeTask):
   @classmethod
   def params(cls) -> hyperparams.InstantiableParams:
     p = super().params()
-    p.define("data_dir", "", "Folder of a data set of demo_data.")
+    p.define("data_dir", "", "Folder of a dataset, which demos.data makes.")
     p.define("epochs", 1, "How often the training set is read.")
     p.define("dim", 8, "Length of a vector.")
     p.define("show_progress", True, "Whether the chief prints how it goes.")
@@ -140,7 +140,7 @@ class RankingTask(native_task.NativeTask):
     )
 
   def _stop_hook(self) -> tf.estimator.SessionRunHook:
-    """Ends the training when the user asks for it."""
+    """Ends training when the user asks for it."""
     return demo_hooks.StopOnSignalHook()
 
 

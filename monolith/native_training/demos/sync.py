@@ -97,7 +97,7 @@ def main(argv: list[str]) -> int:
   logging.set_verbosity(logging.ERROR)
   model_dir = FLAGS.model_dir or demo.default_model_dir("monolith_demo_sync")
   if mpi_utils.is_under_mpi():
-    # Who started the ranks tells them to stop, all at the same step.
+    # The process that started the ranks tells them to stop, all at the same step.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     faulthandler.register(signal.SIGUSR1)
     return _train_rank(model_dir)

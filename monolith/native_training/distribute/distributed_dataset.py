@@ -15,16 +15,16 @@ from monolith.native_training.hooks import session_hooks
 def create_dynamic_sharding_dataset(
   glob_patterns: Sequence[str], name: str = "dynamic_sharding_dataset"
 ) -> tf.data.Dataset:
-  """Returns a data set of file names, each of which one worker gets.
+  """Returns a dataset of file names, each of which one worker gets.
 
   The queues are variables, on parameter server 0 if there is one: a restored checkpoint goes on
-  with the files that nobody had taken when it was written. A data set that is iterated must find
-  the session of its graph with `session_hooks.get_current_session`.
+  with the files that no worker had taken when it was written. A dataset that is iterated must
+  find the session of its graph with `session_hooks.get_current_session`.
 
   Args:
-    glob_patterns: of the files, in the order in which they are read. A pattern is expanded when the
-      files before it are used up.
-    name: of the queues, the same on all workers.
+    glob_patterns: patterns of file names, in the order in which they are read. A pattern is
+      expanded when the files before it are used up.
+    name: name scope of the queues, the same on all workers.
   """
   glob_patterns = [glob_patterns] if isinstance(glob_patterns, str) else list(glob_patterns)
   device = utils.ps_device(0) if native_task_context.get().num_ps > 0 else "/device:CPU:0"
@@ -51,7 +51,7 @@ def create_dynamic_sharding_dataset(
     session = session_hooks.get_current_session()
     if session is None:
       raise RuntimeError(
-        "a data set with dynamic sharding needs the session that trains: add "
+        "a dataset with dynamic sharding needs the session that trains: add "
         "session_hooks.SetCurrentSessionHook to its hooks"
       )
     file_name, out_of_range = session.run(next_file)

@@ -50,7 +50,7 @@ class StrQueue:
       and again until it returns elements or says that there are no more. What it returns together
       with that is not enqueued.
     capacity: most elements that the queue can hold.
-    name: of the variables.
+    name: prefix of the variables' names.
 
   Raises:
     ValueError: there are more initial elements than the queue can hold.
@@ -80,7 +80,7 @@ class StrQueue:
 
   @property
   def critical_section(self) -> tf.CriticalSection:
-    """Inside of which the queue is read and written."""
+    """The critical section inside which the queue is read and written."""
     return self._critical_section
 
   def enqueue_many(self, elements: Sequence[str] | tf.Tensor, name: str | None = None) -> Any:

@@ -172,10 +172,10 @@ class CpuTrainingConfig:
     return self.enable_sync_training and not self.enable_partial_sync_training
 
   def check_restore(self, model_dir: str) -> None:
-    """Checks that a checkpoint the configuration names can be restored; this one names none.
+    """Checks that the checkpoint that a configuration names can be restored; this one names none.
 
     Args:
-      model_dir: folder of the job.
+      model_dir: the job's folder.
     """
 
 

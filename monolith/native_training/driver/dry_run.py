@@ -1,11 +1,12 @@
-"""The dry run: which tables does a model want?
+"""The dry run, which finds out which tables a model wants.
 
-A task's model function is run once in a throw-away graph that is never executed. What it declares
+Runs a task's model function once in a throw-away graph that is never executed. What it declares
 there becomes one table configuration per feature.
 """
 
 from __future__ import annotations
 
+import copy
 import types
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -41,6 +42,37 @@ class FeatureConfigs(NamedTuple):
   combiners: dict[str, embedding_combiners.Combiner]
   shared_tables: Mapping[str, str] = types.MappingProxyType({})
 
+  def for_training(self, initial_capacity: int, is_raw: bool) -> FeatureConfigs:
+    """Returns a copy for a training run.
+
+    Args:
+      initial_capacity: the initial capacity of every table, if positive.
+      is_raw: whether entries have the type RAW, as the tables of ranks want them.
+    """
+    configs = copy.deepcopy(self.configs)
+    for config in configs.values():
+      if initial_capacity > 0:
+        config.table_config.initial_capacity = initial_capacity
+      if is_raw:
+        config.table_config.entry_type = (
+          embedding_hash_table_pb2.EmbeddingHashTableConfig.EntryType.RAW
+        )
+    return self._replace(configs=configs)
+
+  def for_serving(self, skip_zero_embedding: bool) -> FeatureConfigs:
+    """Returns a copy for exported graphs, whose tables are read only.
+
+    Args:
+      skip_zero_embedding: whether rows that are all zero are left out.
+    """
+    configs = copy.deepcopy(self.configs)
+    for config in configs.values():
+      table_config = config.table_config
+      table_config.entry_config.entry_type = embedding_hash_table_pb2.EntryConfig.EntryType.SERVING
+      table_config.skip_zero_embedding = skip_zero_embedding
+      table_config.cuckoo.SetInParent()
+    return self._replace(configs=configs)
+
 
 class CollectedFeatures(NamedTuple):
   """The result of a dry run.
@@ -49,7 +81,7 @@ class CollectedFeatures(NamedTuple):
     feature_configs: what was declared, by feature name.
     slot_to_occurrence_threshold: by slot id, how often an id must be seen before it gets a row.
     slot_to_expire_time: by slot id, the days after which an unused row expires.
-    slices: by table, of what its rows consist.
+    slices: table name -> what its rows consist of.
   """
 
   feature_configs: FeatureConfigs
@@ -95,7 +127,8 @@ def collect(task: native_task.NativeTask) -> CollectedFeatures:
 
 
 def _to_feature_configs(tables: dict[str, feature.TableConfig]) -> FeatureConfigs:
-  result = FeatureConfigs({}, {}, {}, {})
+  shared_tables: dict[str, str] = {}
+  result = FeatureConfigs({}, {}, {}, shared_tables)
   for slot, table in tables.items():
     for name in table.feature_names:
       assert name not in result.configs, "Feature must only belongs to one table."
@@ -104,7 +137,7 @@ def _to_feature_configs(tables: dict[str, feature.TableConfig]) -> FeatureConfig
       result.combiners[name] = table.feature_to_combiners[name]
     if len(table.feature_names) > 1:
       shared = _shared_table_name(slot, tables)
-      result.shared_tables.update({name: shared for name in table.feature_names})
+      shared_tables.update({name: shared for name in table.feature_names})
   return result
 
 

@@ -1,9 +1,15 @@
-"""Which exporter a task's serving params ask for. Its name is published by `cpu_training`."""
+"""Makes the exporter that a task's serving params ask for, and the context it builds graphs in.
+
+`cpu_training` publishes `create_exporter`.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from monolith.native_training import device_utils
+from monolith.native_training.data import parsers
 from monolith.native_training.model_export import export_context, saved_model_exporters
 
 if TYPE_CHECKING:
@@ -65,3 +71,46 @@ def create_exporter(
       global_step_as_timestamp=config.enable_sync_training,
     )
   raise ValueError(f"Invalid export_mode: {serving.export_mode}")
+
+
+def create_context_class(
+  params: Any, enable_fused_layout: bool, init_parser: Callable[[], None]
+) -> type:
+  """Returns a context manager class that exporters enter around the model function.
+
+  Args:
+    params: the task's params. Tables are not on a GPU meanwhile.
+    enable_fused_layout: whether the exported graph has a fused layout.
+    init_parser: called inside the new parser context.
+  """
+
+  class ExportParserCtx(parsers.ParserCtx):
+    """Switches to the parser, placement and tables of serving."""
+
+    def __init__(self) -> None:
+      super().__init__(enable_fused_layout)
+
+    def __enter__(self) -> parsers.ParserCtx:
+      self._use_gpu_emb_table = params.train.use_gpu_emb_table
+      self._gpu_was_allowed = device_utils.is_gpu_training()
+      params.train.use_gpu_emb_table = False
+      export_ctx = export_context.get_current_export_ctx()
+      _allow_gpu(export_ctx is not None and export_ctx.with_remote_gpu)
+      result = super().__enter__()
+      init_parser()
+      return result
+
+    def __exit__(self, *args: Any) -> Any:
+      result = super().__exit__(*args)
+      _allow_gpu(self._gpu_was_allowed)
+      params.train.use_gpu_emb_table = self._use_gpu_emb_table
+      return result
+
+  return ExportParserCtx
+
+
+def _allow_gpu(allow: bool) -> None:
+  if allow:
+    device_utils.enable_gpu_training()
+  else:
+    device_utils.disable_gpu_training()

@@ -1,4 +1,4 @@
-"""What a model's slots are in a real run: embeddings that were looked up, and their way back."""
+"""Embeddings that a real run looked up, as a model's slots, and the way back of gradients."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from monolith.native_training import feature, multi_type_hash_table, prefetch_queue, utils
-from monolith.native_training.tables import gradient_checks
+from monolith.native_training import feature, prefetch_queue, utils
+from monolith.native_training.tables import gradient_checks, protocols
 
 POSTPUSH_QUEUE_NAME = "postpush_queue"
 
@@ -42,14 +42,14 @@ class _CpuFeatureFactory(feature.FeatureFactoryFromEmbeddings):
     embedding_ids: feature name -> ragged ids that were looked up.
     embeddings: feature name -> `[ids, dim]`.
     embedding_slices: what `feature.create_embedding_slices` returned.
-    req_time: of the batch.
+    req_time: when the batch was requested.
     async_function_mgr: runs the push.
     async_push: whether the push of a step runs during the next one.
   """
 
   def __init__(
     self,
-    hash_table: multi_type_hash_table.BaseMultiTypeHashTable,
+    hash_table: protocols.TableGroup,
     embedding_ids: dict[str, tf.RaggedTensor],
     embeddings: dict[str, tf.Tensor],
     embedding_slices: dict[str, tf.Tensor],
@@ -72,7 +72,7 @@ class _CpuFeatureFactory(feature.FeatureFactoryFromEmbeddings):
 
     Args:
       grads_and_vars: pairs of a gradient and a looked-up embedding, or what was computed from it.
-      req_time: of the batch by default.
+      req_time: when the batch was requested; by default what the constructor was given.
       scale: ignored.
     """
     del scale
@@ -80,24 +80,32 @@ class _CpuFeatureFactory(feature.FeatureFactoryFromEmbeddings):
     gradients = utils.propagate_back_gradients(
       _without_missing(grads_and_vars), [self._embeddings[name] for name in names]
     )
-    name_to_ids_and_gradient = {
-      name: (self._embedding_ids[name].values, gradient)
-      for name, gradient in _check_gradients(names, gradients).items()
-    }
-    if not name_to_ids_and_gradient:
+    name_to_gradient = _check_gradients(names, gradients)
+    if not name_to_gradient:
       return tf.no_op()
+    name_to_ids = {name: self._embedding_ids[name].values for name in name_to_gradient}
     # The step as it is now, not when an asynchronous push gets to run.
     global_step = tf.identity(tf.compat.v1.train.get_or_create_global_step())
     req_time = self._req_time if req_time is None else req_time
 
-    def push(ids_and_gradients: Any, global_step: tf.Tensor, req_time: Any) -> tf.Operation:
+    def push(
+      name_to_ids: Mapping[str, tf.Tensor],
+      name_to_gradient: Mapping[str, tf.Tensor],
+      id_split: protocols.IdSplit | None,
+      global_step: tf.Tensor,
+      req_time: tf.Tensor | None,
+    ) -> tf.Operation:
+      self._hash_table.set_id_split(name_to_ids, id_split)
       return self._hash_table.apply_gradients(
-        ids_and_gradients, global_step, req_time=req_time
+        {name: (ids, name_to_gradient[name]) for name, ids in name_to_ids.items()},
+        global_step,
+        req_time=req_time,
       ).as_op()
 
+    id_split = self._hash_table.get_id_split(name_to_ids)
     return self._async_function_mgr.add_async_function(
       push,
-      (name_to_ids_and_gradient, global_step, req_time),
+      (name_to_ids, name_to_gradient, id_split, global_step, req_time),
       is_async=self._async_push,
       queue_name=POSTPUSH_QUEUE_NAME,
     )
@@ -110,14 +118,14 @@ class _FusedCpuFeatureFactory(feature.FeatureFactoryFromEmbeddings):
     hash_table: where gradients go.
     name_to_embeddings: feature name -> `[ids, dim]`.
     name_to_embedding_slices: what `feature.create_embedding_slices` returned.
-    req_time: of the batch.
+    req_time: when the batch was requested.
     auxiliary_bundle: what the lookup left for the update.
     use_native_multi_hash_table: whether slots were not merged into tables.
   """
 
   def __init__(
     self,
-    hash_table: multi_type_hash_table.BaseMultiTypeHashTable,
+    hash_table: protocols.ReorderedGroup,
     name_to_embeddings: dict[str, tf.Tensor],
     name_to_embedding_slices: dict[str, tf.Tensor],
     req_time: tf.Tensor | None,

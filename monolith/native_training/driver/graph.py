@@ -7,7 +7,7 @@
              -> the task's model_fn          -> loss, gradients of the looked-up embeddings
              -> ctx.apply_embedding_gradients -> [post-push queue] -> hash_table.apply_gradients
 
-Its names are published by `cpu_training`.
+`cpu_training` publishes its names.
 """
 
 from __future__ import annotations
@@ -24,13 +24,12 @@ from tensorflow.python.framework import ops
 from tensorflow.python.ops import resources
 
 from monolith.native_training import (
-  device_utils,
+  distributed_ps,
   distribution_ops,
   env_utils,
   feature,
   hash_table_utils,
   mlp_utils,
-  multi_type_hash_table,
   native_task,
   native_task_context,
   prefetch_queue,
@@ -39,7 +38,8 @@ from monolith.native_training import (
 from monolith.native_training.checkpoints import slices as checkpoint_slices
 from monolith.native_training.checkpoints import topology as training_topology
 from monolith.native_training.data import datasets, item_pool_hook, parsers
-from monolith.native_training.driver import dry_run as feature_collection
+from monolith.native_training.data.training_instance.python import parser_utils
+from monolith.native_training.driver import dry_run
 from monolith.native_training.driver import export as training_export
 from monolith.native_training.driver import hooks as training_hooks
 from monolith.native_training.driver import roles as training_roles
@@ -55,9 +55,10 @@ from monolith.native_training.model_export import (
   export_utils,
 )
 from monolith.native_training.ranks import agreement as sync_agreement
-from monolith.native_training.runtime.hash_table import embedding_hash_table_pb2
+from monolith.native_training.tables import merging
 
-FLAGS = flags.FLAGS
+# Any: the flags' types are known at run time only.
+FLAGS: Any = flags.FLAGS
 
 ModelFn = Callable[..., tf.estimator.EstimatorSpec]
 Features = dict[str, Any]
@@ -80,7 +81,7 @@ for _collection in (tf.compat.v1.GraphKeys.RESOURCES, _SPARSE_FEATURES_COLLECTIO
 
 
 class _ModelInputs(NamedTuple):
-  """What a model is computed from.
+  """The tensors that a model is computed from.
 
   Attributes:
     features: what the task's model function sees.
@@ -99,9 +100,9 @@ class CpuTraining:
   """Trains a task with tables in this process or on parameter servers.
 
   Args:
-    config: of this process, a worker. Fields left to the driver are filled in.
+    config: the configuration of this process, a worker. Fills in the fields left to the driver.
     task: what to train.
-    sync_backend: tells which serving replicas want the updated rows.
+    sync_backend: knows which serving replicas want the updated rows.
     collected: the result of an earlier dry run of the same task, to save doing it again.
 
   Raises:
@@ -113,7 +114,7 @@ class CpuTraining:
     config: CpuTrainingConfig,
     task: native_task.NativeTask,
     sync_backend: Any = None,
-    collected: feature_collection.CollectedFeatures | None = None,
+    collected: dry_run.CollectedFeatures | None = None,
   ):
     if config.server_type != "worker":
       raise ValueError("server_type in CpuTraining must be `worker`")
@@ -137,19 +138,20 @@ class CpuTraining:
       self._collected = self._collect_feature_name_to_table_config(collected)
       self._slot_to_occurrence_threshold = self._collected.slot_to_occurrence_threshold
       self._slot_to_expire_time = self._collected.slot_to_expire_time
-      self._feature_configs = self._to_training_configs(self._collected.feature_configs)
-      self._serving_feature_configs = self._to_serving_feature_configs(self._feature_configs)
-      self._dummy_merged_table = None
-      if not self._config.use_native_multi_hash_table:
-        self._dummy_merged_table = multi_type_hash_table.MergedMultiTypeHashTable(
-          self._feature_configs[0], lambda _: None
-        )
-      elif self._feature_configs.shared_tables:
-        self._dummy_merged_table = multi_type_hash_table.SharedSlotHashTable(
-          self._feature_configs.configs, self._feature_configs.shared_tables, lambda _: None
-        )
+      self._feature_configs = self._collected.feature_configs.for_training(
+        initial_capacity=self._config.hashtable_init_capacity,
+        is_raw=self._config.enable_full_sync_training,
+      )
+      self._serving_feature_configs = self._feature_configs.for_serving(
+        skip_zero_embedding=self._config.skip_zero_embedding_when_serving
+      )
+      self._slot_merging = self._merge_slots()
       self._init_fused_layout_params()
-    self._export_context_list = [self._create_export_context_class()]
+    self._export_context_list = [
+      training_export.create_context_class(
+        self._params, self._serving_config.enable_fused_layout, self._init_fused_layout_params
+      )
+    ]
 
   @property
   def config(self) -> CpuTrainingConfig:
@@ -157,56 +159,46 @@ class CpuTraining:
     return self._serving_config if export_context.is_exporting() else self._config
 
   @property
-  def feature_configs(self) -> feature_collection.FeatureConfigs:
+  def feature_configs(self) -> dry_run.FeatureConfigs:
     """What the task declared; while exporting, a copy fit for serving."""
     if export_context.is_exporting():
       return self._serving_feature_configs
     return self._feature_configs
+
+  @property
+  def collected(self) -> dry_run.CollectedFeatures:
+    """The result of the dry run."""
+    return self._collected
 
   def check_checkpoint(self, model_dir: str) -> None:
     """Checks that the rows of the newest checkpoint mean to this model what they meant when saved.
 
     Raises:
       ValueError: the slices of a table are others, or in another order.
-      tf.errors.DataLossError: the record of them is damaged.
+      tf.errors.DataLossError: the record of slices is damaged.
     """
     checkpoint_slices.check_newest(model_dir, self._collected.slices)
 
   def create_serving_input_receiver_fn(self) -> Callable[[], Any] | None:
-    """Returns the task's."""
+    """Returns the task's function that makes an export's inputs; `None` if it has none."""
     return self._task.create_serving_input_receiver_fn()
 
   def _collect_feature_name_to_table_config(
-    self, collected: feature_collection.CollectedFeatures | None = None
-  ) -> feature_collection.CollectedFeatures:
+    self, collected: dry_run.CollectedFeatures | None = None
+  ) -> dry_run.CollectedFeatures:
     # A fused layout is declared by the very task that is trained, in its own dry run.
     if collected is None or self._config.enable_fused_layout:
-      collected = feature_collection.collect(self._task)
+      collected = dry_run.collect(self._task)
     return collected
 
-  def _to_training_configs(
-    self, collected: feature_collection.FeatureConfigs
-  ) -> feature_collection.FeatureConfigs:
-    configs = copy.deepcopy(collected.configs)
-    for config in configs.values():
-      if self._config.hashtable_init_capacity > 0:
-        config.table_config.initial_capacity = self._config.hashtable_init_capacity
-      if self._config.enable_full_sync_training:
-        config.table_config.entry_type = (
-          embedding_hash_table_pb2.EmbeddingHashTableConfig.EntryType.RAW
-        )
-    return collected._replace(configs=configs)
-
-  def _to_serving_feature_configs(
-    self, feature_configs: feature_collection.FeatureConfigs
-  ) -> feature_collection.FeatureConfigs:
-    configs = copy.deepcopy(feature_configs.configs)
-    for config in configs.values():
-      table_config = config.table_config
-      table_config.entry_config.entry_type = embedding_hash_table_pb2.EntryConfig.EntryType.SERVING
-      table_config.skip_zero_embedding = self._config.skip_zero_embedding_when_serving
-      table_config.cuckoo.SetInParent()
-    return feature_configs._replace(configs=configs)
+  def _merge_slots(self) -> merging.SlotMerging | None:
+    """Returns which features share a table, as the tables do; `None` if none does."""
+    configs = self._feature_configs.configs
+    if not self._config.use_native_multi_hash_table:
+      return merging.SlotMerging.by_config(configs)
+    if self._feature_configs.shared_tables:
+      return merging.SlotMerging.by_name(configs, self._feature_configs.shared_tables)
+    return None
 
   def _init_fused_layout_params(self) -> None:
     """Tells the input pipeline how to shard ids, where the layout is fused."""
@@ -215,8 +207,6 @@ class CpuTraining:
     parser_ctx.enable_fused_layout = config.enable_fused_layout
     if not config.enable_fused_layout:
       return
-    from monolith.native_training import distributed_ps
-
     use_gpu_emb_table = self._params.train.use_gpu_emb_table
     export_ctx = export_context.get_current_export_ctx()
     parser_ctx.sharding_sparse_fids_op_params = (
@@ -226,7 +216,7 @@ class CpuTraining:
         layout_configs=self._task.layout_dict,
         feature_to_combiner=self.feature_configs.combiners,
         feature_to_unmerged_slice_dims=self.feature_configs.unmerged_slice_dims,
-        use_native_multi_hash_table=config.use_native_multi_hash_table,
+        use_native_multi_hash_table=bool(config.use_native_multi_hash_table),
         unique=lambda: not export_context.is_exporting(),
         transfer_float16=False,
         enable_gpu_emb=use_gpu_emb_table,
@@ -234,34 +224,6 @@ class CpuTraining:
         shared_tables=self.feature_configs.shared_tables,
       )
     )
-
-  def _create_export_context_class(self) -> type:
-    """Returns a context manager class that exporters enter around the model function."""
-    training = self
-
-    class ExportParserCtx(parsers.ParserCtx):
-      """Switches to the parser, placement and tables of serving."""
-
-      def __init__(self):
-        super().__init__(training._serving_config.enable_fused_layout)
-
-      def __enter__(self):
-        self._use_gpu_emb_table = training._params.train.use_gpu_emb_table
-        self._gpu_was_allowed = device_utils.is_gpu_training()
-        training._params.train.use_gpu_emb_table = False
-        export_ctx = export_context.get_current_export_ctx()
-        _allow_gpu(export_ctx is not None and export_ctx.with_remote_gpu)
-        result = super().__enter__()
-        training._init_fused_layout_params()
-        return result
-
-      def __exit__(self, *args: Any):
-        result = super().__exit__(*args)
-        _allow_gpu(self._gpu_was_allowed)
-        training._params.train.use_gpu_emb_table = self._use_gpu_emb_table
-        return result
-
-    return ExportParserCtx
 
   def create_input_fn(self, mode: str) -> Callable[[], Any]:
     """Returns a function that makes the dataset of a mode."""
@@ -299,22 +261,18 @@ class CpuTraining:
 
   def _reorder_fids(self, features: Features) -> Features:
     """De-duplicates and shards ids in the input pipeline, for synchronous training."""
-    from monolith.native_training.data.training_instance.python import parser_utils
-
     ids, dense = self._split_features(features)
     names = sorted(ids)
     lookup_args: Any
-    if self._dummy_merged_table is None:
+    if self._slot_merging is None:
       values = [ids[name].values for name in names]
       configs = [self._feature_configs.configs[name] for name in names]
       sizes = None
     else:
-      merged, sizes = self._dummy_merged_table._merge_tensors(
-        {name: ids[name].values for name in names}
-      )
+      merged, sizes = self._slot_merging.merge({name: ids[name].values for name in names})
       merged_names = sorted(merged)
       values = [merged[name] for name in merged_names]
-      configs = [self._dummy_merged_table._merged_slot_to_config[name] for name in merged_names]
+      configs = [self._slot_merging.merged_to_config[name] for name in merged_names]
     dims = [hash_table_utils.infer_dim_size(config.table_config) for config in configs]
     # Checkpoints and exports know one home of an id, so by default no rank stays without ids.
     rank0_empty = (
@@ -394,9 +352,13 @@ class CpuTraining:
     self._task.ctx.async_function_mgr = async_function_mgr
     features, auxiliary_bundle = _take_eof(features)
     if self.config.enable_fused_layout:
-      inputs, auxiliary_bundle = self._look_up_layouts(hash_table, features, auxiliary_bundle)
+      inputs, auxiliary_bundle = self._look_up_layouts(
+        hash_table, features, auxiliary_bundle, async_function_mgr
+      )
     else:
-      inputs, auxiliary_bundle = self._look_up(hash_table, features, auxiliary_bundle)
+      inputs, auxiliary_bundle = self._look_up(
+        hash_table, features, auxiliary_bundle, async_function_mgr
+      )
     spec = self._call_task(inputs, mode, run_config)
     if export_context.is_exporting():
       return spec
@@ -457,7 +419,11 @@ class CpuTraining:
     )
 
   def _look_up_layouts(
-    self, hash_table: Any, features: Features, auxiliary_bundle: dict[str, Any]
+    self,
+    hash_table: Any,
+    features: Features,
+    auxiliary_bundle: dict[str, Any],
+    async_function_mgr: prefetch_queue.AsyncFunctionMgr,
   ) -> tuple[_ModelInputs, dict[str, Any]]:
     ctx = self._task.ctx
     ctx.feature_factory = None
@@ -473,19 +439,23 @@ class CpuTraining:
       hash_table,
       layouts,
       auxiliary_bundle=auxiliary_bundle,
-      async_function_mgr=ctx.async_function_mgr,
+      async_function_mgr=async_function_mgr,
       async_push=self.config.enable_embedding_postpush,
     )
     return _ModelInputs(features, layouts=layouts), auxiliary_bundle
 
   def _look_up(
-    self, hash_table: Any, features: Features, auxiliary_bundle: dict[str, Any]
+    self,
+    hash_table: Any,
+    features: Features,
+    auxiliary_bundle: dict[str, Any],
+    async_function_mgr: prefetch_queue.AsyncFunctionMgr,
   ) -> tuple[_ModelInputs, dict[str, Any]]:
     """Looks up embeddings, perhaps ahead of the step, and hands them to the task's slots."""
     config = self.config
     is_reordered = config.reorder_fids_in_data_pipeline and _ELEMENT_KEY in features
     if config.enable_full_sync_training and not is_reordered:
-      # Tables of workers know no other way; in a prediction the pipeline leaves ids alone.
+      # Tables of workers take reordered ids only; in a prediction the pipeline leaves ids alone.
       features = self._reorder_fids(features)
       is_reordered = True
     if is_reordered:
@@ -494,12 +464,16 @@ class CpuTraining:
       )
     else:
       ids, dense = self._split_features(features)
-      embeddings = hash_table.lookup({name: ragged.values for name, ragged in ids.items()})
-      (embeddings, ids, dense, auxiliary_bundle), queue = (
+      slot_to_id = {name: ragged.values for name, ragged in ids.items()}
+      embeddings = hash_table.lookup(slot_to_id)
+      id_split = hash_table.get_id_split(slot_to_id)
+      (embeddings, ids, dense, id_split, auxiliary_bundle), queue = (
         prefetch_queue.enqueue_dicts_with_queue_return(
-          (embeddings, ids, dense, auxiliary_bundle), capacity=config.embedding_prefetch_capacity
+          (embeddings, ids, dense, id_split, auxiliary_bundle),
+          capacity=config.embedding_prefetch_capacity,
         )
       )
+      hash_table.set_id_split({name: ragged.values for name, ragged in ids.items()}, id_split)
       if queue is not None:
         hash_table.add_queue_hook(prefetch_queue.EnqueueHook(queue))
     _collect_dequeued(_SPARSE_FEATURES_COLLECTION, ids)
@@ -517,7 +491,7 @@ class CpuTraining:
         slices,
         req_time,
         auxiliary_bundle,
-        self._dummy_merged_table is None,
+        self._slot_merging is None,
       )
     else:
       ctx.feature_factory = _CpuFeatureFactory(
@@ -526,7 +500,7 @@ class CpuTraining:
         embeddings,
         slices,
         req_time,
-        ctx.async_function_mgr,
+        async_function_mgr,
         async_push=config.enable_embedding_postpush,
       )
     inputs = _ModelInputs({**dense, **embeddings}, embeddings=embeddings, slices=slices)
@@ -535,8 +509,6 @@ class CpuTraining:
   def _look_up_reordered(
     self, hash_table: Any, element: Any, auxiliary_bundle: dict[str, Any]
   ) -> tuple[dict, dict, dict, dict]:
-    from monolith.native_training.data.training_instance.python import parser_utils
-
     dense, (expanded, lookup_args) = element
     auxiliary_bundle["features"] = dense
     auxiliary_bundle["embedding_ragged_ids"] = parser_utils.RaggedEncodingHelper.contract(expanded)
@@ -592,13 +564,6 @@ class CpuTraining:
       yield
 
 
-def _allow_gpu(allow: bool) -> None:
-  if allow:
-    device_utils.enable_gpu_training()
-  else:
-    device_utils.disable_gpu_training()
-
-
 def _take_eof(features: Features) -> tuple[Features, dict[str, Any]]:
   """Moves the mark of the last element, if there is one, into a new auxiliary bundle."""
   if not isinstance(features, Mapping):
@@ -616,7 +581,7 @@ def _collect_dequeued(collection: str, name_to_tensor: Mapping[str, Any]) -> Non
 
 
 def _create_own_variables_scaffold() -> tf.compat.v1.train.Scaffold:
-  """A scaffold for a worker whose dense variables are its own, so that nobody else makes them."""
+  """Returns a scaffold for a worker whose dense variables are its own, which it initialises."""
   keys = tf.compat.v1.GraphKeys
 
   def default_init_op() -> tf.Operation:

@@ -40,8 +40,8 @@ from monolith.native_training.hooks.server import server_lib
 from monolith.native_training.metric import metric_hook
 from monolith.native_training.model_export import export_context, export_hooks
 
-Hook = tf.estimator.SessionRunHook
-SaverListener = tf.estimator.CheckpointSaverListener
+Hooks = list[tf.estimator.SessionRunHook]
+SaverListeners = list[tf.estimator.CheckpointSaverListener]
 # (dense_only, include_graphs, export_dir_base) -> an exporter of the model.
 ExporterFactory = Callable[[bool, "list[str] | None", str], Any]
 
@@ -90,16 +90,16 @@ def get_exempt_checkpoint_paths(model_dir: str) -> list[str]:
 
 
 class _FinishAsyncHook(tf.estimator.SessionRunHook):
-  """At the end, lets asynchronous functions finish before anybody saves or says to be done.
+  """At the end, lets asynchronous functions finish before other hooks save or report success.
 
   A background thread that fails, say because a server is gone, stops the steps in the same way as
-  the end of the data. That is no end: nobody may wait for workers, save or say to be done.
+  the end of the data. That is no end: no hook may wait for workers, save or report success.
 
   Args:
-    hooks: of the functions.
+    hooks: the hooks of these functions.
   """
 
-  def __init__(self, hooks: Sequence[Hook]):
+  def __init__(self, hooks: Sequence[tf.estimator.SessionRunHook]):
     self._hooks = hooks
     self._coord: tf.train.Coordinator | None = None
 
@@ -119,15 +119,15 @@ class TrainingHooks:
   """Builds the hooks of one graph.
 
   Args:
-    config: of the process.
-    params: of the task.
+    config: the process's configuration.
+    params: the task's params.
     model_dir: where checkpoints are.
-    hash_table: the tables of the graph, for their queues.
+    hash_table: the graph's tables, for their queues.
     hash_filters: their occurrence filters.
     enable_hash_filter: whether the filters are real.
-    slices: by table, of what its rows consist.
-    async_hooks: of the functions that run asynchronously.
-    serving_input_receiver_fn: of the task, for exports.
+    slices: table name -> what its rows consist of.
+    async_hooks: the hooks of functions that run asynchronously.
+    serving_input_receiver_fn: what the task returned, for exports.
     create_exporter: makes exporters.
     checkpoint_copy: restore tables from here instead, and delete it then.
   """
@@ -141,7 +141,7 @@ class TrainingHooks:
     hash_filters: Sequence[tf.Tensor],
     enable_hash_filter: bool,
     slices: checkpoint_slices.Tables,
-    async_hooks: Sequence[Hook],
+    async_hooks: Sequence[tf.estimator.SessionRunHook],
     serving_input_receiver_fn: Callable[[], Any] | None,
     create_exporter: ExporterFactory,
     checkpoint_copy: tempfile.TemporaryDirectory | None = None,
@@ -159,7 +159,7 @@ class TrainingHooks:
     self._checkpoint_copy = checkpoint_copy
     self._is_async = not (config.enable_sync_training or config.enable_partial_sync_training)
     self._is_root_node = not config.enable_sync_training or config.index == 0
-    # Whose folder it is: each rank may have one of its own.
+    # Each rank may have a folder of its own.
     self._owns_folder = self._is_root_node or (
       config.enable_full_sync_training and not config.merge_sync_training_ckpt
     )
@@ -172,7 +172,8 @@ class TrainingHooks:
 
     Args:
       spec: what the task's model function returned.
-      mode: in which it was built. Evaluation and prediction restore and read, nothing else.
+      mode: the mode in which it was built. Evaluation and prediction restore and read, nothing
+        else.
     """
     restore_hooks = self.get_restore_hooks()
     if mode != tf.estimator.ModeKeys.TRAIN:
@@ -185,14 +186,14 @@ class TrainingHooks:
       )
 
     finish_async = _FinishAsyncHook([*self._async_hooks, *self._hash_table.get_queue_hooks()])
-    training_hooks: list[Hook] = [session_hooks.SetCurrentSessionHook(), finish_async]
-    chief_hooks: list[Hook] = [finish_async]
-    chief_sync_hooks: Sequence[Hook] = ()
+    training_hooks: Hooks = [session_hooks.SetCurrentSessionHook(), finish_async]
+    chief_hooks: Hooks = [finish_async]
+    chief_sync_hooks: Sequence[tf.estimator.SessionRunHook] = ()
     barrier_op = barrier_listener = None
     if self._is_async:
       sync_helper = self._create_sync_helper()
       if self._config.mode == tf.estimator.ModeKeys.EVAL:
-        # How far the training has come with its data is none of the evaluation's business.
+        # Evaluation neither reads nor moves the place that training has reached in its data.
         ckpt_hooks.disable_iterator_save_restore()
       worker_ckpt_helper = ckpt_hooks.WorkerCkptHelper(self._model_dir, self._config.index)
       barrier_op = barrier_ops.BarrierOp(
@@ -236,7 +237,7 @@ class TrainingHooks:
       self._config.chief_timeout_secs,
     )
 
-  def _get_slow_start_hooks(self) -> list[Hook]:
+  def _get_slow_start_hooks(self) -> Hooks:
     slow_start_steps = self._params.train.slow_start_steps
     if self._params.mode != tf.estimator.ModeKeys.TRAIN or not slow_start_steps:
       return []
@@ -247,14 +248,14 @@ class TrainingHooks:
       )
     ]
 
-  def _get_data_hooks(self) -> list[Hook]:
-    """What fills the queues that the graph reads from."""
-    hooks: list[Hook] = list(self._hash_table.get_queue_hooks())
+  def _get_data_hooks(self) -> Hooks:
+    """Returns what fills the queues that the graph reads from."""
+    hooks: Hooks = list(self._hash_table.get_queue_hooks())
     if self._config.enable_variable_prefetch and self._is_async:
       hooks.append(variables.FetchAllCachedVariablesHook())
     return hooks
 
-  def get_restore_hooks(self) -> list[Hook]:
+  def get_restore_hooks(self) -> Hooks:
     """Returns what restores tables and filters; nothing without a model folder."""
     if not self._model_dir:
       return []
@@ -308,7 +309,7 @@ class TrainingHooks:
     self,
     barrier_op: barrier_ops.BarrierOp | None,
     barrier_listener: ckpt_hooks.BarrierSaverListener | None,
-  ) -> list[Hook]:
+  ) -> Hooks:
     """Returns what saves, and exports what was saved.
 
     Args:
@@ -323,30 +324,27 @@ class TrainingHooks:
     config = self._config
     listeners = self._get_saver_listeners()
     saver = self._add_saver_to_collection()
-    guards: list[SaverListener] = [] if barrier_listener is None else [barrier_listener]
+    guards: SaverListeners = [] if barrier_listener is None else [barrier_listener]
     secs, steps = get_save_interval(config, self._params)
     saver_hook = self._create_saver_hook(
       self._model_dir, secs, steps, saver, listeners, guards, is_dense_only=False
     )
     if self._has_dense_only:
-      # On all ranks: it decides whether they save at the end. Not in the class, from where it would
-      # leak into the next job of this process.
-      saver_hook._has_dense_only = True
-    hooks: list[Hook] = [*self._get_control_hooks(saver_hook.timer), saver_hook]
+      # On all ranks, as they save together.
+      saver_hook.always_save_at_end()
+    hooks: Hooks = [*self._get_control_hooks(saver_hook.timer), saver_hook]
     if barrier_op is not None:
       hooks.append(server_lib.ServerHook(self._model_dir, barrier_op, saver_hook))
     if self._has_dense_only and self._is_root_node:
       hooks += self._get_dense_only_hooks(saver_hook, guards)
     return hooks
 
-  def _get_control_hooks(self, timer: save_utils.SecondOrStepTimerWithTideSetting) -> list[Hook]:
+  def _get_control_hooks(self, timer: save_utils.SecondOrStepTimerWithTideSetting) -> Hooks:
     """Returns what lets an operator save and stop all ranks with files, where that is asked for."""
     steps = env_utils.get_int(_CONTROL_STEPS_ENV, 0)
     if not self._config.enable_full_sync_training or not steps:
       return []
-    hooks: list[Hook] = [
-      sync_training_hooks.SyncTrainingForceDumpHook(self._model_dir, timer, steps)
-    ]
+    hooks: Hooks = [sync_training_hooks.SyncTrainingForceDumpHook(self._model_dir, timer, steps)]
     if tf.compat.v1.get_collection(_REQ_TIME_COLLECTION):
       hooks.append(sync_training_hooks.ReqTimeControlDumpHook(self._model_dir, timer, steps))
     return hooks
@@ -364,8 +362,8 @@ class TrainingHooks:
     secs: int | None,
     steps: int | None,
     saver: save_utils.PartialRecoverySaver,
-    listeners: Sequence[SaverListener],
-    guards: Sequence[SaverListener],
+    listeners: Sequence[tf.estimator.CheckpointSaverListener],
+    guards: Sequence[tf.estimator.CheckpointSaverListener],
     is_dense_only: bool,
   ) -> save_utils.NoFirstSaveCheckpointSaverHook:
     config = self._config
@@ -389,15 +387,15 @@ class TrainingHooks:
       tide_save_secs=config.tide_save_secs,
       ignore_save_errors=config.enable_realtime_training,
       is_dense_only=is_dense_only,
-      use_native_multi_hash_table=config.use_native_multi_hash_table,
+      use_native_multi_hash_table=bool(config.use_native_multi_hash_table),
       no_first_save=True,
       guard_saver_listeners=guards,
     )
 
-  def _get_saver_listeners(self) -> list[SaverListener]:
+  def _get_saver_listeners(self) -> SaverListeners:
     config = self._config
     basename = os.path.join(self._model_dir, _CHECKPOINT_BASENAME)
-    listeners: list[SaverListener] = [
+    listeners: SaverListeners = [
       hash_table_ops.HashTableCheckpointSaverListener(basename),
       multi_hash_table_ops.MultiHashTableCheckpointSaverListener(
         basename, write_ckpt_info=self._is_root_node
@@ -423,8 +421,8 @@ class TrainingHooks:
   def _get_dense_only_hooks(
     self,
     saver_hook: save_utils.NoFirstSaveCheckpointSaverHook,
-    guards: Sequence[SaverListener],
-  ) -> list[Hook]:
+    guards: Sequence[tf.estimator.CheckpointSaverListener],
+  ) -> Hooks:
     config = self._config
     folder = os.path.join(self._model_dir, _DENSE_ONLY_DIR)
     saver = self._create_saver()
@@ -448,7 +446,7 @@ class TrainingHooks:
       ]
     return [dense_hook]
 
-  def get_export_listeners(self, save_path: str, dense_only: bool) -> list[SaverListener]:
+  def get_export_listeners(self, save_path: str, dense_only: bool) -> SaverListeners:
     """Returns what exports each checkpoint `<save_path>-<step>`.
 
     Raises:
@@ -478,7 +476,7 @@ class TrainingHooks:
       self._model_dir,
       serving.export_dir_base,
     )
-    listeners: list[SaverListener] = []
+    listeners: SaverListeners = []
     if config.enable_full_sync_training and not dense_only:
       listeners.append(sync_training_hooks.SyncTrainingBarrierSaverListener())
       if serving.export_mode == export_context.ExportMode.STANDALONE and not self._is_root_node:
@@ -495,9 +493,9 @@ class TrainingHooks:
     )
     return listeners
 
-  def _get_metric_hooks(self) -> list[Hook]:
+  def _get_metric_hooks(self) -> Hooks:
     config, metrics = self._config, self._params.metrics
-    hooks: list[Hook] = []
+    hooks: Hooks = []
     if metrics.enable_tf2_profiler_hook:
       start = config.profile_some_steps_from
       step_range = [None, None] if start is None else [start, start + _PROFILED_STEPS]

@@ -1,6 +1,6 @@
-"""Trains a task in this process, with parameter servers inside of it if they are asked for.
+"""Trains a task in this process, with parameter servers inside it if they are asked for.
 
-Its names are published by `cpu_training`.
+`cpu_training` publishes its names.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def local_train(
   """Trains a task in this process.
 
   Args:
-    params: of the task, with an `instantiate` method.
+    params: the task's params, with an `instantiate` method.
     num_ps: parameter servers to start inside this process; 0 keeps tables in the session.
     model_dir: where checkpoints go, `/tmp/<user>/<params.name>` by default.
     steps: how many to train.
@@ -75,7 +75,8 @@ def local_train(
     tf.io.gfile.rmtree(model_dir)
   make_config_backward_compatible(model_dir, conf)
   if only_feature_engineering:
-    return local_feature_engineering_internal(params, conf, model_dir, profiling)
+    local_feature_engineering_internal(params, conf, model_dir, profiling)
+    return None
   return local_train_internal(params, conf, model_dir, steps, profiling)
 
 
@@ -88,15 +89,15 @@ def local_train_internal(
   user_hooks: Hooks | None = None,
   max_steps: int | None = None,
 ) -> tf.estimator.Estimator:
-  """Trains a task in this process with a configuration; see `local_train`.
+  """Trains a task in this process as a configuration says.
 
   Args:
-    params: of the task, with an `instantiate` method.
+    params: the task's params, with an `instantiate` method.
     conf: how to train.
     model_dir: where checkpoints go.
     steps: how many to train.
     profiling: profile the first ten steps.
-    user_hooks: run in the training.
+    user_hooks: hooks that run in the training session.
     max_steps: the global step to stop at, instead of `steps`.
 
   Returns:
@@ -143,9 +144,9 @@ def local_feature_engineering_internal(
   """Writes the parsed features of a task to `<model_dir>/features`, until its data ends.
 
   Args:
-    params: of the task, with an `instantiate` method.
+    params: the task's params, with an `instantiate` method.
     conf: how to read.
-    model_dir: the folder of the model.
+    model_dir: the model's folder.
     profiling: profile the first ten batches, into `<model_dir>/plugins/profile`.
   """
   task = params.instantiate()
@@ -205,7 +206,7 @@ def _write_features(
   dataset = task.create_input_fn(conf.mode)()
   iterator = tf.compat.v1.data.make_initializable_iterator(dataset)
   next_element = iterator.get_next()
-  hook_config = copy.copy(conf)
+  hook_config: Any = copy.copy(conf)  # only some configurations have a `model_dir`
   hook_config.model_dir = model_dir
   hook = feature_engineering_hooks.FeatureEngineeringSaveHook(hook_config, next_element)
   tf.compat.v1.train.get_or_create_global_step()

@@ -1,4 +1,4 @@
-"""What role a process plays, and what its configuration leaves to the driver."""
+"""The role that a process plays, and what its configuration leaves to the driver."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from monolith.native_training.ranks import environment as mpi_utils
 
 _REALTIME_DENSE_ONLY_SECS = 1800
 
-# They belong to what is not public, or to what is decided elsewhere.
+# These belong to what is not public, or to what is decided elsewhere.
 _UNUSED_FIELDS = (
   "processes_per_gpu",
   "enable_resource_constrained_roughsort",
@@ -31,7 +31,7 @@ _UNUSED_FIELDS = (
   "ps_replica_num",
   "use_estimator",
 )
-# Of training in which ranks share tables and variables, and of training in which they do not.
+# Fields with an effect only where ranks share tables and variables, and only where they do not.
 _FULL_SYNC_FIELDS = (
   "merge_sync_training_ckpt",
   "enable_async_optimize",
@@ -52,7 +52,7 @@ _UNUSED_PARAMS = (
 
 
 def is_chief(config: CpuTrainingConfig) -> bool:
-  """Tells whether this process is the one that initialises, restores and saves."""
+  """Returns whether this process is the one that initialises, restores and saves."""
   if config.server_type != "worker":
     return False
   if config.enable_sync_training or config.enable_partial_sync_training:

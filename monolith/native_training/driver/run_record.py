@@ -18,7 +18,7 @@ from absl import logging
 from tensorflow.python.lib.io import file_io
 
 from monolith.native_training import service_discovery
-from monolith.native_training.driver import server as training_server
+from monolith.native_training.driver import server
 from monolith.native_training.driver.config import DistributedCpuTrainingConfig
 
 _FILE_NAME = "training_run.json"
@@ -44,7 +44,7 @@ class TrainingRun:
   """A training run on parameter servers.
 
   Attributes:
-    uuid: of the job, may be empty.
+    uuid: the job's id, may be empty.
     ps_addrs: its servers, sorted.
     max_steps: when it is over, `None` for the end of its data.
     state: how far it is.
@@ -58,7 +58,7 @@ class TrainingRun:
   message: str = ""
 
   def is_same(self, other: TrainingRun) -> bool:
-    """Tells whether another record, in whatever state, is about the same run.
+    """Returns whether another record, in whatever state, is about the same run.
 
     While this one knows no addresses, only the id of the job can tell.
     """
@@ -104,7 +104,7 @@ class RunWatch:
   """Decides how long one process waits for servers, and tells others how training ended.
 
   Args:
-    config: of the process.
+    config: the process's configuration.
     max_steps: when training is over, `None` for the end of its data.
     discovery: where servers register.
   """
@@ -121,11 +121,11 @@ class RunWatch:
     self._has_met_servers = False
 
   def set_servers(self, ps_addrs: Sequence[str]) -> None:
-    """Says with which servers to train now."""
+    """Takes note of the servers to train with now."""
     self._run = dataclasses.replace(self._run, ps_addrs=tuple(sorted(ps_addrs)))
 
   def on_servers_answer(self, write: bool) -> None:
-    """Says that all servers are there; the chief writes it down."""
+    """Takes note that all servers are there; the chief writes it down."""
     self._has_met_servers = True
     if write:
       self._write(self._run)
@@ -141,7 +141,9 @@ class RunWatch:
       write(self._config.model_dir, run)
     except tf.errors.OpError:
       # Training goes on, and servers are stopped, all the same.
-      logging.exception("Who comes late will not know that training is %s.", run.state.value)
+      logging.exception(
+        "Processes that come late will not know that training is %s.", run.state.value
+      )
 
   def check_waiting(self, waited_secs: float) -> None:
     """Ends the wait for a complete cluster that will never come.
@@ -151,23 +153,21 @@ class RunWatch:
 
     Raises:
       TrainingIsOver: training is finished.
-      training_server.NodeAliveCheckerError: it has failed.
+      server.NodeAliveCheckerError: it has failed.
     """
     if self._has_met_servers or waited_secs >= _LOST_SERVERS_SECS:
       self._check_end()
 
-  def wait_for_servers(
-    self, error: training_server.NodeAliveCheckerError, waited_secs: float
-  ) -> None:
-    """Waits until who did not answer does, or has been replaced, or `retry_wait_in_secs` passed.
+  def wait_for_servers(self, error: server.NodeAliveCheckerError, waited_secs: float) -> None:
+    """Waits until the silent processes answer or are replaced, or `retry_wait_in_secs` have passed.
 
     Args:
-      error: says who does not answer.
+      error: says which processes do not answer.
       waited_secs: how long it has been.
 
     Raises:
-      TrainingIsOver: nobody will answer, because training is finished.
-      training_server.NodeAliveCheckerError: it has been long enough.
+      TrainingIsOver: no process will answer, because training is finished.
+      server.NodeAliveCheckerError: it has been long enough.
     """
     config = self._config
     limit = config.session_creation_timeout_secs
@@ -178,20 +178,20 @@ class RunWatch:
     if waited_secs >= limit:
       # A wrong address does not become right by waiting.
       self._check_end()
-      raise training_server.NodeAliveCheckerError(
+      raise server.NodeAliveCheckerError(
         f"{error.msg} since {waited_secs:.0f} s: start it again, and then {config.server_type} "
         f"{config.index}",
         error.addrs,
       ) from error
-    training_server.wait_until_reachable(
+    server.wait_until_reachable(
       error.addrs, min(config.retry_wait_in_secs, limit - waited_secs), self._discovery
     )
 
   def _have_servers_ended(self, dead: Sequence[str]) -> bool:
-    """Tells whether a server that does not answer has been there before."""
+    """Returns whether a server that does not answer has been there before."""
     if not set(self._run.ps_addrs).intersection(dead):
       return False
-    if not training_server.prescribes_addrs(self._discovery):
+    if not server.prescribes_addrs(self._discovery):
       return True  # A server registers when it listens.
     record = read(self._config.model_dir)
     return record is not None and (record.uuid, record.ps_addrs) == (
@@ -206,7 +206,7 @@ class RunWatch:
     if record.state == State.FINISHED:
       raise TrainingIsOver
     if record.state == State.FAILED:
-      raise training_server.NodeAliveCheckerError(
+      raise server.NodeAliveCheckerError(
         f"{','.join(record.ps_addrs)} is unreachable: the chief told the servers to stop after a "
         f"failure, start the whole job again. The failure was: {record.message}",
         record.ps_addrs,

@@ -1,7 +1,7 @@
 """The life of one process of a parameter-server cluster: its server, its end, what it leaves.
 
-A server is started as a one-task cluster of its own. The cluster of the training reaches it later,
-in the session configuration of chief and workers, so a server needs to know nobody when it starts.
+A server is started as a one-task cluster of its own. It learns of the whole cluster later, from the
+session configuration of chief and workers, so it needs to know no other process when it starts.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from absl import logging
 from tensorflow.python.lib.io import file_io
 
 from monolith.native_training import (
+  distributed_serving_ops,
   logging_ops,
   mlp_utils,
   net_utils,
@@ -29,6 +30,7 @@ from monolith.native_training.hooks import ps_check_hooks
 from monolith.native_training.metric import cli
 from monolith.native_training.proto import debugging_info_pb2
 
+_PRESCRIBING = (service_discovery.MLPServiceDiscovery, service_discovery.TfConfigServiceDiscovery)
 _GRPC_SCHEME = "grpc://"
 _HEART_BEAT_SECS = 30
 _NODE_ALIVE_TIMEOUT_SECS = 60
@@ -46,7 +48,7 @@ class NodeAliveCheckerError(Exception):
 
   Args:
     msg: what the error says.
-    addrs: who does not answer.
+    addrs: the addresses that do not answer.
   """
 
   def __init__(self, msg: str, addrs: Sequence[str] = ()):
@@ -59,11 +61,11 @@ class NodeAliveCheckerError(Exception):
 
 
 class PatientDiscovery(service_discovery.ServiceDiscovery):
-  """Queries another discovery, but not for ever.
+  """Queries another discovery, but not forever.
 
   Args:
     discovery: the other one.
-    timeout_secs: after which a query fails.
+    timeout_secs: the time after which a query fails.
     check: called after each query with the seconds since the first; may raise what ends the wait.
   """
 
@@ -85,13 +87,13 @@ class PatientDiscovery(service_discovery.ServiceDiscovery):
     self._discovery.deregister(name, index, addr)
 
   def query(self, name: str) -> dict[int, str]:
-    """See the base class.
+    """Returns address by index, as the other discovery does.
 
     Raises:
       TimeoutError: the cluster is still not complete.
     """
     if isinstance(self._discovery, service_discovery.MLPServiceDiscovery):
-      # It would wait for each server in turn, and not say for whom.
+      # It would wait for each server in turn, and not say for which.
       addrs = self._discovery.query(name, skip_port_check=True)
     else:
       addrs = self._discovery.query(name)
@@ -108,11 +110,8 @@ class PatientDiscovery(service_discovery.ServiceDiscovery):
 
 
 def prescribes_addrs(discovery: service_discovery.ServiceDiscovery) -> bool:
-  """Tells whether addresses are known before anybody listens there."""
-  return isinstance(
-    discovery,
-    (service_discovery.MLPServiceDiscovery, service_discovery.TfConfigServiceDiscovery),
-  )
+  """Returns whether addresses are known before any process listens there."""
+  return isinstance(discovery, _PRESCRIBING)
 
 
 def start_server(
@@ -121,17 +120,21 @@ def start_server(
   """Starts this process's server.
 
   Args:
-    config: of the process; `index` is overwritten where the discovery knows it.
+    config: the process's configuration; `index` is overwritten where the discovery knows it.
     discovery: may prescribe the address.
 
   Returns:
     The server and the address under which others reach it.
 
   Raises:
+    ValueError: the discovery is closed.
     tf.errors.OpError: the address is taken.
   """
-  if prescribes_addrs(discovery):
-    config.index = discovery.index
+  if isinstance(discovery, _PRESCRIBING):
+    index = discovery.index
+    if index is None:
+      raise ValueError(f"{type(discovery).__name__} is closed and knows no index")
+    config.index = index
     addr = discovery.addr
   else:
     addr = net_utils.concat_ip_and_port(yarn_runtime.get_local_host(), 0)
@@ -167,16 +170,14 @@ def _join_ps(target: str, ps_index: int, sync_backend: Any = None) -> None:
   """Serves until the chief says that training is over.
 
   Args:
-    target: of this process's own server.
-    ps_index: of this parameter server.
-    sync_backend: tells which serving replicas want the updated rows; `None` for none.
+    target: the address of this process's own server.
+    ps_index: the index of this parameter server.
+    sync_backend: knows which serving replicas want the updated rows; `None` for none.
   """
   with tf.Graph().as_default():
     dequeue = _create_shutdown_queue(ps_index).dequeue()
     sync = None
     if sync_backend is not None:
-      from monolith.native_training import distributed_serving_ops
-
       config_str = tf.compat.v1.placeholder(tf.string, shape=[], name="sync_config_str")
       client = distributed_serving_ops.ParameterSyncClient(
         distributed_serving_ops.parameter_sync_client_from_config(name_suffix=str(ps_index))
@@ -199,8 +200,6 @@ def _join_ps_while_syncing(
   sync_backend: Any,
   ps_index: int,
 ) -> None:
-  from monolith.native_training import distributed_serving_ops
-
   config_str, sync_op = sync
   stopped = threading.Event()
   options = tf.compat.v1.RunOptions(timeout_in_ms=_SYNC_TIMEOUT_MS)
@@ -227,14 +226,14 @@ def _shutdown_ps(
 ) -> None:
   """Tells all parameter servers that can be reached to stop.
 
-  Each one is told through its own master: a session over the whole cluster would wait for ever for
-  a server that is gone.
+  Each one is told through its own master: a session over the whole cluster would wait forever for a
+  server that is gone.
 
   Args:
-    target: of the chief's own server.
-    cluster: with all parameter servers, by index.
-    task: of the chief.
-    num_ps: how many there are.
+    target: the address of the chief's own server.
+    cluster: job -> addresses by index, of all parameter servers.
+    task: the chief's task.
+    num_ps: how many parameter servers there are.
   """
   del target, task
   addrs = cluster[utils.PS_JOB_NAME][:num_ps]
@@ -249,7 +248,7 @@ def _shutdown_ps(
 
 
 def _tell_to_stop(index: int, addr: str) -> None:
-  # Without a timeout, a call waits for ever for the answer of a server that ended too fast.
+  # Without a timeout, a call waits forever for the answer of a server that ended too fast.
   timeout_ms = _SHUTDOWN_TIMEOUT_SECS * 1000
   config = tf.compat.v1.ConfigProto(operation_timeout_in_ms=timeout_ms)
   with tf.Graph().as_default():
@@ -276,7 +275,7 @@ def wait_until_reachable(
   """Returns when all `addrs` answer, when the discovery has replaced one, or when time is up.
 
   Args:
-    addrs: of the chief and of parameter servers.
+    addrs: the addresses of chief and parameter servers.
     timeout_secs: how long to wait.
     discovery: where others may have registered instead.
   """

@@ -1,9 +1,9 @@
-"""One rank of synchronous training. Its name is published by `cpu_training`.
+"""One rank of synchronous training. `cpu_training` publishes its name.
 
-Better than the original: ranks whose data ends at different steps stop together
+Differences from ByteDance's Monolith: ranks whose data ends at different steps stop together
 (`MONOLITH_SYNC_EOF=0` turns the agreement off); a rank that is gone ends the others with a message
-instead of leaving them waiting; a checkpoint of another number of ranks is resharded; what is
-changed in TensorFlow for the training is put back afterwards.
+instead of leaving them waiting; a checkpoint of another number of ranks is resharded; what training
+changes in TensorFlow is put back afterwards.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from monolith.native_training import (
   sync_training_hooks,
 )
 from monolith.native_training.checkpoints import ranks as sync_checkpoint
-from monolith.native_training.driver import local as local_training
+from monolith.native_training.driver import local
 from monolith.native_training.driver.config import DistributedCpuTrainingConfig
 from monolith.native_training.driver.graph import CpuTraining
 from monolith.native_training.ranks import watchdog as sync_watchdog
@@ -54,10 +54,10 @@ def distributed_sync_train(
   """Plays one rank of synchronous training with Horovod.
 
   Args:
-    config: of this rank.
-    params: of the task, with an `instantiate` method.
-    sync_backend: tells which serving replicas want the updated rows.
-    user_hooks: run in the training.
+    config: this rank's configuration.
+    params: the task's params, with an `instantiate` method.
+    sync_backend: knows which serving replicas want the updated rows.
+    user_hooks: hooks that run in the training session.
 
   Raises:
     AssertionError: `config.index` is not the rank.
@@ -79,7 +79,7 @@ def distributed_sync_train(
     raise ValueError(f"distributed train only support NativeTask. Got {native}")
   with _watched(config.model_dir):
     config.check_restore(config.model_dir)
-    local_training.make_config_backward_compatible(config.model_dir, config)
+    local.make_config_backward_compatible(config.model_dir, config)
     cpu_training = CpuTraining(config, native, sync_backend)
     if config.model_dir and config.enable_full_sync_training:
       sync_checkpoint.prepare(
@@ -178,7 +178,7 @@ class _NullWriter:
 
 @contextlib.contextmanager
 def _adapted_tensorflow(is_root: bool) -> Iterator[None]:
-  """Changes what Estimator has no argument for, for the length of a training."""
+  """Changes what Estimator has no argument for, for the length of a training run."""
   changes: list[tuple[Any, str, Any]] = [
     (
       tf_training,

@@ -23,10 +23,10 @@ Configs = Mapping[str, entry.HashTableConfigInstance]
 
 
 class Tables(NamedTuple):
-  """The tables of a graph.
+  """A graph's tables and filters.
 
   Attributes:
-    hash_table: all of them.
+    hash_table: the tables.
     hash_filters: one per server, `None` while exporting.
     enable_hash_filter: whether the filters are real.
   """
@@ -47,7 +47,7 @@ def create(
   """Creates tables and filters in the default graph.
 
   Args:
-    config: of the process.
+    config: the process's configuration.
     use_gpu_emb_table: whether tables live on the GPU.
     feature_configs: feature name -> table; expiry is written into them unless exporting.
     slot_to_occurrence_threshold: how often an id must be seen before it gets a row.
@@ -79,7 +79,7 @@ def create(
   if (
     shared_tables
     and config.use_native_multi_hash_table
-    # Whose ids the input pipeline shards feature by feature; it shares by itself.
+    # With a fused layout the input pipeline shards ids feature by feature, and shares by itself.
     and not config.enable_fused_layout
   ):
     hash_table = multi_type_hash_table.SharedSlotHashTable(
@@ -128,13 +128,13 @@ def _create_on_servers(
   hash_filters: list[Any],
   sync_clients: list[Any],
 ) -> Any:
-  """The tables of asynchronous training, on parameter servers or in this process."""
+  """Returns the tables of asynchronous training, on parameter servers or in this process."""
   if config.enable_fused_layout:
     if use_gpu_emb_table:
       raise NotImplementedError("use_gpu_emb_table needs synchronous training")
     return distributed_ps_factory.create_partitioned_hash_table(
       config.num_ps,
-      config.use_native_multi_hash_table,
+      bool(config.use_native_multi_hash_table),
       max_rpc_deadline_millis=config.max_rpc_deadline_millis,
       hash_filters=hash_filters,
       sync_clients=sync_clients,
@@ -164,7 +164,7 @@ def _create_in_worker(
   hash_filters: list[Any],
   sync_clients: list[Any],
 ) -> Any:
-  """The tables of synchronous training, where each worker owns a share of the ids."""
+  """Returns the tables of synchronous training, where each worker owns a share of the ids."""
   queue_configs = {
     name: int(getattr(config, name))
     for name in (
@@ -178,7 +178,7 @@ def _create_in_worker(
     copies = config.num_workers if use_gpu_emb_table else 1
     return distributed_ps_factory.create_partitioned_hash_table(
       config.num_workers if use_gpu_emb_table else config.num_ps,
-      config.use_native_multi_hash_table,
+      bool(config.use_native_multi_hash_table),
       max_rpc_deadline_millis=config.max_rpc_deadline_millis,
       hash_filters=hash_filters * copies,
       sync_clients=sync_clients * copies,

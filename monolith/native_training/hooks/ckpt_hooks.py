@@ -25,7 +25,7 @@ class WorkerCkptMetaInfo:
 
   def __init__(self):
     self.enable_iter_save_restore = True
-    # Outside of what the caller builds: this may be the first use, deep inside of it.
+    # Outside what the caller builds: this may be the first use, deep inside it.
     with tf.control_dependencies(None):
       self.info_var = tf.compat.v1.get_variable(
         "WorkerCkptMetaInfo",
@@ -72,12 +72,14 @@ class BarrierSaverListener(tf.estimator.CheckpointSaverListener):
     max_pending_seconds: float = 30,
     get_running_workers: Callable[[tf.compat.v1.Session], Iterable[int]] | None = None,
   ):
-    """Args:
-    barrier_op: the barrier between chief and workers.
-    wait_seconds: seconds between looks at the workers.
-    max_pending_seconds: after which the checkpoint is saved although some workers still run.
-    get_running_workers: returns the indices of the workers that train. Others, who are finished
-      or have not come yet, will not stop at the barrier. By default all train.
+    """Constructs the listener.
+
+    Args:
+      barrier_op: the barrier between chief and workers.
+      wait_seconds: seconds between looks at the workers.
+      max_pending_seconds: after which the checkpoint is saved although some workers still run.
+      get_running_workers: returns the indices of the workers that train. Others, who are finished
+        or have not come yet, will not stop at the barrier. By default all train.
     """
     self._barrier_op = barrier_op
     self._wait_seconds = wait_seconds
@@ -126,7 +128,7 @@ class WorkerCkptHelper:
 
     Args:
       model_dir: where to save.
-      index: of the worker.
+      index: the worker's index.
     """
     self._model_dir = model_dir
     self._save_path = os.path.join(model_dir, f"input_worker_{index}.ckpt")

@@ -1,6 +1,6 @@
-"""Lets an operator stop a training or save a checkpoint, through a variable or a file.
+"""Lets an operator stop a training run or save a checkpoint, through a variable or a file.
 
-Better than the reference: an action that is unknown is answered as such.
+Differences from ByteDance's Monolith: an unknown action is answered as such.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _STOP, _TRIGGER_SAVE = 0, 1
 
 
 class ControllerHook(tf.estimator.SessionRunHook):
-  """Does after a step what `stop_op` or `trigger_save_op`, run by anybody, asks for."""
+  """Does after a step what `stop_op` or `trigger_save_op`, run in any process, asks for."""
 
   def __init__(
     self,

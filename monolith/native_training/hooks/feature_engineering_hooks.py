@@ -1,7 +1,9 @@
 """Dumps parsed features instead of training on them.
 
 A file is a sequence of records: 8 zero bytes, the size in 8 bytes little-endian, a serialized
-`ExampleBatch`. Unlike the original, records are written as they come and no empty file is left.
+`ExampleBatch`.
+
+Differences from ByteDance's Monolith: records are written as they come and no empty file is left.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ class BeforeSaveListener(tf.estimator.CheckpointSaverListener):
 
 
 class AfterSaveListener(tf.estimator.CheckpointSaverListener):
-  """Forwards only `after_save`, and its request to stop the training."""
+  """Forwards only `after_save`, and its request to stop training."""
 
   def __init__(self, listener: tf.estimator.CheckpointSaverListener):
     self._listener = listener

@@ -1,4 +1,4 @@
-"""Watches the memory of parameter servers and stops the training before one of them dies of it."""
+"""Watches the memory of parameter servers and stops training before one runs out of it."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class PsHealthCheckerHook(tf.estimator.SessionRunHook):
     self._thread.start()
 
   def _watch(self, session: tf.compat.v1.Session, coord: tf.train.Coordinator) -> None:
-    # A session that breaks down or is closed ends up at the coordinator, or nobody would know.
+    # Reports a session that breaks down or is closed to the coordinator, or it would go unnoticed.
     with coord.stop_on_exception():
       while not coord.should_stop():
         results = self._get_bad_results(session)

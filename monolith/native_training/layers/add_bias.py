@@ -17,8 +17,8 @@ class AddBias(tf.keras.layers.Layer):
   """`y = x + b`, where `b` has the shape of an example.
 
   Args:
-    initializer: of the bias, zeros by default.
-    regularizer: of the bias.
+    initializer: initializer of the bias, zeros by default.
+    regularizer: regularizer of the bias.
   """
 
   def __init__(self, initializer: Any = None, regularizer: Any = None, **kwargs: Any):

@@ -25,9 +25,9 @@ class AGRUCell(tf.keras.layers.Layer):
   Args:
     units: width u of the state.
     att_type: `AGRU`: the score is the update gate; `AUGRU`: it scales the update gate.
-    activation: of the candidate, tanh by default.
-    initializer: of the kernels, `HeNormal` by default.
-    regularizer: of the kernels.
+    activation: activation of the candidate, tanh by default.
+    initializer: initializer of the kernels, `HeNormal` by default.
+    regularizer: regularizer of the kernels.
   """
 
   def __init__(
@@ -136,7 +136,7 @@ def dynamic_rnn_with_attention(
   swap_memory: bool = True,
   init_state: tf.Tensor | None = None,
 ) -> tuple[tf.Tensor, tf.Tensor]:
-  """Runs a cell over a sequence in a loop; see `static_rnn_with_attention`."""
+  """Runs a cell over a sequence as `static_rnn_with_attention` does, in a loop."""
   assert isinstance(cell, AGRUCell), f"cell is {cell!r}, want an AGRUCell"
   state = _initial_state(cell, inputs, init_state)
   if not cell.built:

@@ -21,19 +21,19 @@ class Dense(tf.keras.layers.Layer):
 
   Args:
     units: width of the output.
-    activation: see `advanced_activations.get`.
+    activation: a name, a layer or a function, as `advanced_activations.get` takes it.
     use_bias: whether there is `b`.
-    kernel_initializer: of the kernel.
-    bias_initializer: of the bias.
-    kernel_regularizer: of the kernel.
-    bias_regularizer: of the bias.
+    kernel_initializer: initializer of the kernel.
+    bias_initializer: initializer of the bias.
+    kernel_regularizer: regularizer of the kernel.
+    bias_regularizer: regularizer of the bias.
     allow_kernel_norm: divide each column of the kernel by its norm.
     kernel_norm_trainable: then multiply it by a trainable number, its norm in the beginning.
-    partitioner: of the kernel, by default that of the enclosing variable scope.
+    partitioner: partitioner of the kernel, by default that of the enclosing variable scope.
     inactive_relu_monitor: with a relu, keep a moving average of how many examples of a batch each
       unit is silent for.
     inactive_relu_monitor_decay: weight of the newest batch in that average.
-    optimizer: for the variables of this layer, see `feature_utils`.
+    optimizer: applies the gradients of this layer's variables instead of the model's optimizer.
   """
 
   def __init__(
@@ -72,7 +72,7 @@ class Dense(tf.keras.layers.Layer):
     self.input_spec = tf.keras.layers.InputSpec(min_ndim=2)
 
   def build(self, input_shape: Any) -> None:
-    """See the base class.
+    """Creates the variables.
 
     Raises:
       TypeError: the layer is not one of floats.

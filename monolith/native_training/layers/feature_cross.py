@@ -48,11 +48,11 @@ class GroupInt(_Merging):
     interaction_type: `multiply` or `dot`.
     use_attention: weigh each pair; only with `multiply`.
     attention_units: widths of the MLP that computes the weights, the last is 1.
-    activation: of that MLP.
-    initializer: of that MLP, `GlorotNormal` by default.
-    regularizer: of that MLP.
-    out_type: see `merge_tensor_list`.
-    keep_list: see `merge_tensor_list`.
+    activation: activation of that MLP.
+    initializer: initializer of that MLP, `GlorotNormal` by default.
+    regularizer: regularizer of that MLP.
+    out_type: `concat`, `stack`, or `None` for a list of tensors.
+    keep_list: return a single tensor as a list of one.
   """
 
   def __init__(
@@ -123,11 +123,11 @@ class AllInt(_Merging):
 
   Args:
     cmp_dim: number C of combinations.
-    initializer: of the kernel, `GlorotNormal` by default.
-    regularizer: of kernel and bias.
+    initializer: initializer of the kernel, `GlorotNormal` by default.
+    regularizer: regularizer of kernel and bias.
     use_bias: whether there is `b`.
-    out_type: see `merge_tensor_list`.
-    keep_list: see `merge_tensor_list`.
+    out_type: `concat`, `stack`, or `None` for a list of tensors.
+    keep_list: return a single tensor as a list of one.
   """
 
   def __init__(
@@ -190,9 +190,9 @@ class CDot(tf.keras.layers.Layer):
   Args:
     project_dim: P.
     compress_units: widths of the hidden layers that compress.
-    activation: of those layers.
-    initializer: of all kernels, `GlorotNormal` by default.
-    regularizer: of all kernels.
+    activation: activation of those layers.
+    initializer: initializer of all kernels, `GlorotNormal` by default.
+    regularizer: regularizer of all kernels.
   """
 
   def __init__(
@@ -319,20 +319,20 @@ class CAN(tf.keras.layers.Layer):
 class DCN(tf.keras.layers.Layer):
   """Cross layers `x <- x0 * (x W + b) + x`, `[B, ..., D]` to the same shape.
 
-  The gates of `mixed` experts are a softmax over the experts. In the original they were one over a
-  single number, so 1: there, experts are added up instead of averaged.
+  Differences from ByteDance's Monolith: the gates of `mixed` experts are a softmax over the
+  experts, not over a single number, which is always 1. Experts are averaged, not added up.
 
   Args:
     layer_num: number of layers.
     dcn_type: `vector`: W is `[D, 1]`; `matrix`: `[D, D]`; `mixed`: experts of low rank.
-    initializer: of the kernels, `GlorotNormal` by default.
-    regularizer: of the kernels.
-    num_experts: of `mixed`.
-    low_rank: of `mixed`.
+    initializer: initializer of the kernels, `GlorotNormal` by default.
+    regularizer: regularizer of the kernels.
+    num_experts: number of experts of `mixed`.
+    low_rank: rank of the kernels of `mixed`.
     allow_kernel_norm: normalise the columns of kernels, with a trainable norm.
     use_dropout: drop elements after each layer, in training.
     keep_prob: share that is kept then.
-    mode: of the Estimator.
+    mode: the Estimator's mode.
   """
 
   def __init__(
@@ -462,9 +462,9 @@ class CIN(tf.keras.layers.Layer):
 
   Args:
     hidden_uints: number of feature maps of each level.
-    activation: of all levels but the last.
-    initializer: of the kernels.
-    regularizer: of the kernels.
+    activation: activation of all levels but the last.
+    initializer: initializer of the kernels.
+    regularizer: regularizer of the kernels.
   """
 
   def __init__(

@@ -23,9 +23,9 @@ class DIN(tf.keras.layers.Layer):
 
   Args:
     hidden_units: widths of the MLP that computes the scores; the last is 1.
-    activation: of that MLP.
-    initializer: of that MLP, `GlorotNormal` by default.
-    regularizer: of that MLP.
+    activation: activation of that MLP.
+    initializer: initializer of that MLP, `GlorotNormal` by default.
+    regularizer: regularizer of that MLP.
     mode: `sum` adds the weighted keys up.
     decay: whether scores are divided by the root of H.
   """
@@ -96,10 +96,10 @@ class DIEN(tf.keras.layers.Layer):
 
   Args:
     num_units: H.
-    att_type: see `AGRUCell`.
-    activation: of both recurrent layers.
-    initializer: of the kernels.
-    regularizer: of the kernels.
+    att_type: how attention enters the update gate, as in `AGRUCell`.
+    activation: activation of both recurrent layers.
+    initializer: initializer of the kernels.
+    regularizer: regularizer of the kernels.
   """
 
   def __init__(
@@ -184,9 +184,9 @@ class DMR_U2I(tf.keras.layers.Layer):  # noqa: N801, the published name
 
   Args:
     cmp_dim: width of the attention.
-    activation: of the output.
-    initializer: of the kernels.
-    regularizer: of the kernels.
+    activation: activation of the output.
+    initializer: initializer of the kernels.
+    regularizer: regularizer of the kernels.
   """
 
   def __init__(

@@ -21,8 +21,8 @@ class AutoInt(_Merging):
 
   Args:
     layer_num: how many times.
-    out_type: see `merge_tensor_list`.
-    keep_list: see `merge_tensor_list`.
+    out_type: `concat`, `stack`, or `None` for a list of tensors.
+    keep_list: return a single tensor as a list of one.
   """
 
   def __init__(
@@ -52,12 +52,12 @@ class iRazor(_Merging):  # noqa: N801, the published name
   Args:
     nas_space: widths to choose from, growing; the last is E.
     t: temperature of the choice.
-    initializer: of the choice's logits, `glorot_uniform` by default.
-    regularizer: of them.
+    initializer: initializer of the choice's logits, `glorot_uniform` by default.
+    regularizer: regularizer of those logits.
     feature_weight: `(1, F)`, price of a column of each feature; adds a layer loss under the name of
       the layer.
-    out_type: see `merge_tensor_list`.
-    keep_list: see `merge_tensor_list`.
+    out_type: `concat`, `stack`, or `None` for a list of tensors.
+    keep_list: return a single tensor as a list of one.
   """
 
   def __init__(
@@ -123,11 +123,11 @@ class SeNet(_Merging):
   Args:
     num_feature: F.
     cmp_dim: width of the hidden layer; `None`: the weights are the means.
-    initializer: of the kernels, `glorot_uniform` by default.
-    regularizer: of the kernels.
+    initializer: initializer of the kernels, `glorot_uniform` by default.
+    regularizer: regularizer of the kernels.
     on_gpu: for a list, compute all means with one op.
-    out_type: see `merge_tensor_list`.
-    keep_list: see `merge_tensor_list`.
+    out_type: `concat`, `stack`, or `None` for a list of tensors.
+    keep_list: return a single tensor as a list of one.
   """
 
   def __init__(

@@ -1,4 +1,4 @@
-"""Layers that are one op: FFM interactions, feature insight, the id counter. With gradients."""
+"""Layers that are one op, with gradients: FFM interactions, feature insight, the id counter."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from monolith.native_training.runtime.ops import gen_monolith_ops as layer_ops_l
 
 
 def ffm(left: tf.Tensor, right: tf.Tensor, dim_size: int, int_type: str = "multiply") -> tf.Tensor:
-  """Interactions of every left feature with every right feature of the same example.
+  """Computes interactions of every left with every right feature of the same example.
 
   Args:
     left: float32 `[B, L * dim_size]`, L features side by side.
@@ -47,7 +47,7 @@ def feature_insight(
   segment_sizes: Sequence[int],
   aggregate: bool = False,
 ) -> tf.Tensor:
-  """What each feature contributes to each unit of a dense layer on concatenated features.
+  """Computes what each feature contributes to each unit of a dense layer.
 
   Args:
     input_embedding: float32 `[B, E]`, F features side by side.
@@ -94,7 +94,7 @@ def _feature_insight_grad(op: tf.Operation, grad: tf.Tensor) -> tuple[tf.Tensor,
 
 
 def _static_dim(tensor: tf.Tensor, axis: int) -> int | None:
-  """None if unknown. Goes through a list: with v1 behaviour `shape[i]` is not an int."""
+  """Returns the size, None if unknown, by way of a list: in v1 `shape[i]` is not an int."""
   return None if tensor.shape.rank is None else tensor.shape.as_list()[axis]
 
 

@@ -12,7 +12,7 @@ from monolith.native_training import utils
 from monolith.native_training.layers import advanced_activations
 from monolith.native_training.layers import mlp as mlp_lib
 from monolith.native_training.layers import utils as layer_utils
-from monolith.native_training.layers.dense import Dense
+from monolith.native_training.layers.dense_options import DenseOptions
 
 _LHUC_PREFIX = "lhuc_"
 
@@ -27,19 +27,11 @@ class LHUCTower(tf.keras.layers.Layer):
     output_dims: widths of the blocks.
     lhuc_output_dims: widths of the gates' MLPs: `None` for none but the output; a list of ints for
       the hidden layers of all; or a list per block, which ends with the width of the block.
-    activations: see `MLP`.
-    initializers: see `MLP`.
-    use_bias: see `MLP`.
-    use_weight_norm: see `MLP`.
-    use_learnable_weight_norm: see `MLP`.
-    kernel_regularizer: see `MLP`.
-    bias_regularizer: see `MLP`.
-    enable_batch_normalization: see `MLP`.
-    batch_normalization_momentum: see `MLP`.
-    batch_normalization_renorm: see `MLP`.
-    batch_normalization_renorm_clipping: see `MLP`.
-    batch_normalization_renorm_momentum: see `MLP`.
-    **kwargs: of Keras, and `lhuc_<argument of MLP>` for the gates.
+    activations: `activations` of an `MLP` with the same `output_dims`.
+    initializers: initializers of the blocks' kernels; `None` is `glorot_uniform`.
+    **kwargs: arguments of a Keras layer, and `lhuc_<argument of MLP>` for the gates alone.
+
+  The other arguments are those of `MLP`, for blocks and gates.
   """
 
   def __init__(
@@ -73,18 +65,18 @@ class LHUCTower(tf.keras.layers.Layer):
       tf.keras.initializers.get(initializer or "glorot_uniform")
       for initializer in utils.extend_as_list(initializers, len(self.output_dims))
     ]
-    self._shared = {
-      "use_bias": use_bias,
-      "use_weight_norm": use_weight_norm,
-      "use_learnable_weight_norm": use_learnable_weight_norm,
-      "kernel_regularizer": tf.keras.regularizers.get(kernel_regularizer),
-      "bias_regularizer": tf.keras.regularizers.get(bias_regularizer),
-      "enable_batch_normalization": enable_batch_normalization,
-      "batch_normalization_momentum": batch_normalization_momentum,
-      "batch_normalization_renorm": batch_normalization_renorm,
-      "batch_normalization_renorm_clipping": batch_normalization_renorm_clipping,
-      "batch_normalization_renorm_momentum": batch_normalization_renorm_momentum,
-    }
+    self._options = DenseOptions(
+      kernel_regularizer=kernel_regularizer,
+      use_weight_norm=use_weight_norm,
+      use_learnable_weight_norm=use_learnable_weight_norm,
+      use_bias=use_bias,
+      bias_regularizer=bias_regularizer,
+      enable_batch_normalization=enable_batch_normalization,
+      batch_normalization_momentum=batch_normalization_momentum,
+      batch_normalization_renorm=batch_normalization_renorm,
+      batch_normalization_renorm_clipping=batch_normalization_renorm_clipping,
+      batch_normalization_renorm_momentum=batch_normalization_renorm_momentum,
+    )
     self._create_blocks()
 
   def _expand_lhuc_dims(self, dims: Sequence[Any] | None) -> list[list[int]]:
@@ -102,32 +94,17 @@ class LHUCTower(tf.keras.layers.Layer):
     return [list(gate) for gate in dims]
 
   def _create_blocks(self) -> None:
-    shared = self._shared
+    options = self._options
     last = len(self.output_dims) - 1
-    batch_norm = [
-      shared[f"batch_normalization_{name}"]
-      for name in ("momentum", "renorm", "renorm_clipping", "renorm_momentum")
-    ]
     self._input_norm = None
-    if shared["enable_batch_normalization"]:
-      self._input_norm = mlp_lib.create_batch_norm("BatchNorm/in", *batch_norm)
+    if options.enable_batch_normalization:
+      self._input_norm = options.create_batch_norm("BatchNorm/in")
     self._blocks = []
     self._gates = []
     for i, dim in enumerate(self.output_dims):
-      block = [
-        Dense(
-          dim,
-          use_bias=shared["use_bias"],
-          kernel_initializer=self.initializers[i],
-          kernel_regularizer=shared["kernel_regularizer"],
-          bias_regularizer=shared["bias_regularizer"],
-          allow_kernel_norm=shared["use_weight_norm"],
-          kernel_norm_trainable=shared["use_learnable_weight_norm"],
-          name=f"layer_{i + 1}/dense",
-        )
-      ]
-      if shared["enable_batch_normalization"] and i != last:
-        block.append(mlp_lib.create_batch_norm(f"layer_{i + 1}/BatchNorm/out", *batch_norm))
+      block = [options.create_dense(dim, self.initializers[i], f"layer_{i + 1}/dense")]
+      if options.enable_batch_normalization and i != last:
+        block.append(options.create_batch_norm(f"layer_{i + 1}/BatchNorm/out"))
       if self.activations[i] is not None:
         block.append(self.activations[i])
       self._blocks.append(block)
@@ -142,7 +119,7 @@ class LHUCTower(tf.keras.layers.Layer):
   @property
   def lhuc_params(self) -> dict[str, Any]:
     """Arguments of the gates' MLPs: those of the blocks, unless `lhuc_<argument>` was given."""
-    return {**self._shared, **self._lhuc_kwargs}
+    return {**self._options.as_arguments(), **self._lhuc_kwargs}
 
   def call(self, inputs: Any, training: Any = None) -> tf.Tensor:
     if isinstance(inputs, (list, tuple)):
@@ -159,17 +136,13 @@ class LHUCTower(tf.keras.layers.Layer):
     return x
 
   def get_config(self) -> dict[str, Any]:
-    regularizers = ("kernel_regularizer", "bias_regularizer")
     return {
       **super().get_config(),
       "output_dims": self.output_dims,
       "lhuc_output_dims": self.lhuc_output_dims,
       "activations": [advanced_activations.serialize(a) for a in self.activations],
       "initializers": [layer_utils.serialize_initializer(i) for i in self.initializers],
-      **{
-        key: layer_utils.serialize_regularizer(value) if key in regularizers else value
-        for key, value in self._shared.items()
-      },
+      **self._options.get_config(),
       **{f"{_LHUC_PREFIX}{key}": value for key, value in self._lhuc_kwargs.items()},
     }
 

@@ -11,7 +11,7 @@ from monolith.core import hyperparams
 from monolith.native_training import utils
 from monolith.native_training.layers import advanced_activations
 from monolith.native_training.layers import utils as layer_utils
-from monolith.native_training.layers.dense import Dense
+from monolith.native_training.layers.dense_options import DenseOptions
 from monolith.native_training.summary import summary_ops
 
 
@@ -23,17 +23,18 @@ class MLP(tf.keras.layers.Layer):
     output_dims: widths of the layers.
     activations: `None` for relu after all but the last; a list with one per layer; or one for all
       but the last.
-    initializers: of the kernels, one for all or one per layer; `None` is `glorot_uniform`.
-    kernel_regularizer: of the kernels.
-    use_weight_norm: see `Dense`'s `allow_kernel_norm`.
-    use_learnable_weight_norm: see `Dense`'s `kernel_norm_trainable`.
+    initializers: initializers of the kernels, one for all or one per layer; `None` is
+      `glorot_uniform`.
+    kernel_regularizer: regularizer of the kernels.
+    use_weight_norm: divide each column of a kernel by its norm.
+    use_learnable_weight_norm: then multiply it by a trainable number, its norm in the beginning.
     use_bias: whether the layers have biases.
-    bias_regularizer: of the biases.
-    enable_batch_normalization: of the input, and of the layers but the last.
-    batch_normalization_momentum: see Keras.
-    batch_normalization_renorm: see Keras.
-    batch_normalization_renorm_clipping: see Keras.
-    batch_normalization_renorm_momentum: see Keras.
+    bias_regularizer: regularizer of the biases.
+    enable_batch_normalization: normalize the input, and the output of all layers but the last.
+    batch_normalization_momentum: weight of the past in the moving mean and variance.
+    batch_normalization_renorm: whether training uses the moving mean and variance too.
+    batch_normalization_renorm_clipping: the most that `renorm` may correct: `rmax`, `rmin`, `dmax`.
+    batch_normalization_renorm_momentum: weight of the past in what `renorm` uses.
   """
 
   def __init__(
@@ -61,50 +62,32 @@ class MLP(tf.keras.layers.Layer):
       tf.keras.initializers.get(initializer or "glorot_uniform")
       for initializer in utils.extend_as_list(initializers, count)
     ]
-    self.kernel_regularizer = tf.keras.regularizers.get(kernel_regularizer)
-    self.use_weight_norm = use_weight_norm
-    self.use_learnable_weight_norm = use_learnable_weight_norm
-    self.use_bias = use_bias
-    self.bias_regularizer = tf.keras.regularizers.get(bias_regularizer)
-    self.enable_batch_normalization = enable_batch_normalization
-    self.batch_normalization_momentum = batch_normalization_momentum
-    self.batch_normalization_renorm = batch_normalization_renorm
-    self.batch_normalization_renorm_clipping = batch_normalization_renorm_clipping
-    self.batch_normalization_renorm_momentum = batch_normalization_renorm_momentum
+    self._options = DenseOptions(
+      kernel_regularizer=kernel_regularizer,
+      use_weight_norm=use_weight_norm,
+      use_learnable_weight_norm=use_learnable_weight_norm,
+      use_bias=use_bias,
+      bias_regularizer=bias_regularizer,
+      enable_batch_normalization=enable_batch_normalization,
+      batch_normalization_momentum=batch_normalization_momentum,
+      batch_normalization_renorm=batch_normalization_renorm,
+      batch_normalization_renorm_clipping=batch_normalization_renorm_clipping,
+      batch_normalization_renorm_momentum=batch_normalization_renorm_momentum,
+    )
     self._stacked_layers = self._create_layers()
 
   def _create_layers(self) -> list[Any]:
     layers: list[Any] = []
     last = len(self.output_dims) - 1
-    if self.enable_batch_normalization:
-      layers.append(self._create_batch_norm("BatchNorm/in"))
+    if self._options.enable_batch_normalization:
+      layers.append(self._options.create_batch_norm("BatchNorm/in"))
     for i, dim in enumerate(self.output_dims):
-      layers.append(
-        Dense(
-          dim,
-          use_bias=self.use_bias,
-          kernel_initializer=self.initializers[i],
-          kernel_regularizer=self.kernel_regularizer,
-          bias_regularizer=self.bias_regularizer,
-          allow_kernel_norm=self.use_weight_norm,
-          kernel_norm_trainable=self.use_learnable_weight_norm,
-          name=f"dense_{i}",
-        )
-      )
-      if self.enable_batch_normalization and i != last:
-        layers.append(self._create_batch_norm("BatchNorm/out"))
+      layers.append(self._options.create_dense(dim, self.initializers[i], f"dense_{i}"))
+      if self._options.enable_batch_normalization and i != last:
+        layers.append(self._options.create_batch_norm("BatchNorm/out"))
       if self.activations[i] is not None:
         layers.append(self.activations[i])
     return layers
-
-  def _create_batch_norm(self, name: str) -> tf.keras.layers.Layer:
-    return create_batch_norm(
-      name,
-      self.batch_normalization_momentum,
-      self.batch_normalization_renorm,
-      self.batch_normalization_renorm_clipping,
-      self.batch_normalization_renorm_momentum,
-    )
 
   def get_layer(self, index: int) -> Any:
     """Returns an element of the stack: a layer, or an activation that is a function."""
@@ -125,8 +108,8 @@ class MLP(tf.keras.layers.Layer):
       inputs: `[B, E]`.
       segment_names: with `segment_sizes`, write what each feature contributes to the first layer.
       segment_sizes: widths of the features.
-      group_info: see `summary_ops.feature_insight_data`.
-      label: see `summary_ops.feature_insight_data`.
+      group_info: the features of each group, written along.
+      label: `[B]` or `[B, L]`, written along.
       training: whether batch normalization uses, and updates from, the batch.
     """
     x = inputs
@@ -145,16 +128,7 @@ class MLP(tf.keras.layers.Layer):
       "output_dims": self.output_dims,
       "activations": [advanced_activations.serialize(a) for a in self.activations],
       "initializers": [layer_utils.serialize_initializer(i) for i in self.initializers],
-      "kernel_regularizer": layer_utils.serialize_regularizer(self.kernel_regularizer),
-      "use_weight_norm": self.use_weight_norm,
-      "use_learnable_weight_norm": self.use_learnable_weight_norm,
-      "use_bias": self.use_bias,
-      "bias_regularizer": layer_utils.serialize_regularizer(self.bias_regularizer),
-      "enable_batch_normalization": self.enable_batch_normalization,
-      "batch_normalization_momentum": self.batch_normalization_momentum,
-      "batch_normalization_renorm": self.batch_normalization_renorm,
-      "batch_normalization_renorm_clipping": self.batch_normalization_renorm_clipping,
-      "batch_normalization_renorm_momentum": self.batch_normalization_renorm_momentum,
+      **self._options.get_config(),
     }
 
   @classmethod
@@ -165,7 +139,7 @@ class MLP(tf.keras.layers.Layer):
 
 
 def expand_activations(activations: Any, count: int) -> list[Any]:
-  """Returns one activation per layer; see `MLP`.
+  """Returns one activation per layer for the argument `activations` of `MLP`.
 
   Raises:
     AssertionError: a list of another length.
@@ -179,19 +153,6 @@ def expand_activations(activations: Any, count: int) -> list[Any]:
   # A layer with variables cannot be at several places.
   text = advanced_activations.serialize(advanced_activations.get(activation))
   return [advanced_activations.get(text or activation) for _ in range(count - 1)] + [None]
-
-
-def create_batch_norm(
-  name: str, momentum: float, renorm: bool, renorm_clipping: Any, renorm_momentum: float
-) -> tf.keras.layers.Layer:
-  """Returns a batch normalization; only that of version 1 knows renormalization."""
-  return tf.compat.v1.keras.layers.BatchNormalization(
-    momentum=momentum,
-    renorm=renorm,
-    renorm_clipping=renorm_clipping,
-    renorm_momentum=renorm_momentum,
-    name=name,
-  )
 
 
 def call_layer(layer: Any, inputs: tf.Tensor, training: Any) -> tf.Tensor:

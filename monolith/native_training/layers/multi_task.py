@@ -10,6 +10,7 @@ import tensorflow as tf
 from monolith.native_training import utils
 from monolith.native_training.layers import advanced_activations
 from monolith.native_training.layers import utils as layer_utils
+from monolith.native_training.layers.dense_options import DenseOptions
 from monolith.native_training.layers.mlp import MLP
 
 _PREDICT = tf.estimator.ModeKeys.PREDICT
@@ -23,21 +24,13 @@ class MMoE(tf.keras.layers.Layer):
   Args:
     num_tasks: number of outputs.
     expert_output_dims: widths of an expert's layers, or a list per expert; all end alike.
-    expert_activations: of the experts, see `MLP`; or a list per expert.
-    expert_initializers: of the experts, see `MLP`.
+    expert_activations: `activations` of an expert's `MLP`, or a list with one per expert.
+    expert_initializers: `initializers` of an expert's `MLP`, or a list with one per expert.
     gate_type: `softmax`; `topk` keeps the largest gates only; `noise_topk` adds noise before.
     top_k: how many are kept.
     num_experts: by default as many as there are lists, activations or initializers.
-    kernel_regularizer: see `MLP`.
-    use_weight_norm: see `MLP`.
-    use_learnable_weight_norm: see `MLP`.
-    use_bias: see `MLP`.
-    bias_regularizer: see `MLP`.
-    enable_batch_normalization: see `MLP`.
-    batch_normalization_momentum: see `MLP`.
-    batch_normalization_renorm: see `MLP`.
-    batch_normalization_renorm_clipping: see `MLP`.
-    batch_normalization_renorm_momentum: see `MLP`.
+
+  The arguments from `kernel_regularizer` on are those of `MLP`, for every expert.
   """
 
   def __init__(
@@ -93,20 +86,20 @@ class MMoE(tf.keras.layers.Layer):
     ), f"all experts must have the same last dim: {self._expert_output_dims}"
     self._expert_activations = self._per_expert(expert_activations, "expert_activations")
     self._expert_initializers = self._per_expert(expert_initializers, "expert_initializers")
-    self._shared = {
-      "kernel_regularizer": tf.keras.regularizers.get(kernel_regularizer),
-      "use_weight_norm": use_weight_norm,
-      "use_learnable_weight_norm": use_learnable_weight_norm,
-      "use_bias": use_bias,
-      "bias_regularizer": tf.keras.regularizers.get(bias_regularizer),
-      "enable_batch_normalization": enable_batch_normalization,
-      "batch_normalization_momentum": batch_normalization_momentum,
-      "batch_normalization_renorm": batch_normalization_renorm,
-      "batch_normalization_renorm_clipping": batch_normalization_renorm_clipping,
-      "batch_normalization_renorm_momentum": batch_normalization_renorm_momentum,
-    }
+    self._options = DenseOptions(
+      kernel_regularizer=kernel_regularizer,
+      use_weight_norm=use_weight_norm,
+      use_learnable_weight_norm=use_learnable_weight_norm,
+      use_bias=use_bias,
+      bias_regularizer=bias_regularizer,
+      enable_batch_normalization=enable_batch_normalization,
+      batch_normalization_momentum=batch_normalization_momentum,
+      batch_normalization_renorm=batch_normalization_renorm,
+      batch_normalization_renorm_clipping=batch_normalization_renorm_clipping,
+      batch_normalization_renorm_momentum=batch_normalization_renorm_momentum,
+    )
     self._experts = [
-      MLP(dims, activations, initializers, name=f"expert_{i}", **self._shared)
+      MLP(dims, activations, initializers, name=f"expert_{i}", **self._options.as_arguments())
       for i, (dims, activations, initializers) in enumerate(
         zip(self._expert_output_dims, self._expert_activations, self._expert_initializers)
       )
@@ -162,7 +155,6 @@ class MMoE(tf.keras.layers.Layer):
     return gates
 
   def get_config(self) -> dict[str, Any]:
-    regularizers = ("kernel_regularizer", "bias_regularizer")
     return {
       **super().get_config(),
       "num_tasks": self.num_tasks,
@@ -172,10 +164,7 @@ class MMoE(tf.keras.layers.Layer):
       "gate_type": self.gate_type,
       "top_k": self.top_k,
       "num_experts": self.num_experts,
-      **{
-        key: layer_utils.serialize_regularizer(value) if key in regularizers else value
-        for key, value in self._shared.items()
-      },
+      **self._options.get_config(),
     }
 
 
@@ -211,9 +200,9 @@ class SNR(tf.keras.layers.Layer):
     gamma: lower end of it.
     beta: temperature of the gate.
     use_ste: whether gradients pass the gate's clipping as if it were not there.
-    mode: of the Estimator; gates are random except in prediction.
-    initializer: of the matrices.
-    regularizer: of the matrices.
+    mode: the Estimator's mode; gates are random except in prediction.
+    initializer: initializer of the matrices.
+    regularizer: regularizer of the matrices.
   """
 
   def __init__(

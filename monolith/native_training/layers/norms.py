@@ -19,8 +19,8 @@ class LayerNorm(tf.keras.layers.Layer):
   """Mean 0 and variance 1 along the last axis, then `gamma x + beta`.
 
   Args:
-    initializer: of `gamma`, ones by default; `beta` starts at 0.
-    regularizer: of both.
+    initializer: initializer of `gamma`, ones by default; `beta` starts at 0.
+    regularizer: regularizer of both.
   """
 
   def __init__(self, initializer: Any = None, regularizer: Any = None, **kwargs: Any):
@@ -59,8 +59,8 @@ class GradNorm(tf.keras.layers.Layer):
   """Weighs losses so that their gradients have similar norms.
 
   Args:
-    loss_names: of the n losses, for summaries.
-    scale: of the loss of the weights.
+    loss_names: names of the n losses, for summaries.
+    scale: factor of the loss of the weights.
     loss_pow: the power to which a deviation counts.
     relative_diff: whether deviations are relative to the mean.
     epsilon: added to that mean.
@@ -146,12 +146,12 @@ class BatchNorm(tf.keras.layers.Layer):
     moving_variance_initializer: ones by default.
     beta_initializer: zeros by default.
     gamma_initializer: ones by default.
-    regularizer: of offset and scale.
+    regularizer: regularizer of offset and scale.
     training_use_global_dist: mix the moving statistics into those of the batch in training.
     global_dist_momentum: their share in that.
     stop_grad_of_var_mean: whether no gradient goes through the statistics of the batch.
     epsilon: added to the variance.
-    mode: of the Estimator.
+    mode: the Estimator's mode.
   """
 
   def __init__(

@@ -133,7 +133,7 @@ def gumbel_keys(w: tf.Tensor) -> tf.Tensor:
 
 
 def continuous_topk(w: tf.Tensor, k: int, t: float, separate: bool = False) -> Any:
-  """Relaxed choice of the k largest elements of the last axis.
+  """Chooses the k largest elements of the last axis in a relaxed way.
 
   Args:
     w: keys.
@@ -152,5 +152,5 @@ def continuous_topk(w: tf.Tensor, k: int, t: float, separate: bool = False) -> A
 
 
 def sample_subset(w: tf.Tensor, k: int, t: float = 0.1) -> tf.Tensor:
-  """Relaxed sample of k elements of the last axis, by weights `exp(w)`, without replacement."""
+  """Samples k elements of the last axis without replacement, by weights `exp(w)`, relaxed."""
   return continuous_topk(gumbel_keys(w), k, t)

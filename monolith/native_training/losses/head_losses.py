@@ -28,14 +28,14 @@ def get_sigmoid_loss_and_pred(
   """Returns loss and prediction of a binary target.
 
   Args:
-    name: of the head; the tensors are `<name>_sigmoid_loss` and `<name>_sigmoid_pred`.
+    name: the head's name; the tensors are `<name>_sigmoid_loss` and `<name>_sigmoid_pred`.
     logits: one per example.
     label: 0 or 1 per example; not needed to predict.
     batch_size: unused, it is that of `logits`.
     sample_rate: the share of such examples that is in the data, for all or for each.
-    sample_bias: see `layers.LogitCorrection`.
+    sample_bias: whether the logits are those of a model that is biased by the sampling.
     mode: a `tf.estimator.ModeKeys` mode.
-    instance_weight: of each example in the loss.
+    instance_weight: weight of each example in the loss.
     mask: bool, the examples that count.
     logit_clip_threshold: between 0 and 1; corrected logits are clipped to what has a probability
       between it and one minus it.
@@ -87,7 +87,7 @@ def get_softmax_loss_and_pred(
   """Returns losses and predictions of a target with several classes.
 
   Args:
-    name: of the head.
+    name: the head's name.
     logits: `[batch, classes]`.
     label: `[batch, classes]`, probabilities; not needed to predict.
     mode: a `tf.estimator.ModeKeys` mode.

@@ -8,7 +8,7 @@ from monolith.native_training.runtime.ops import gen_monolith_ops as inbatch_auc
 
 
 def inbatch_auc_loss(label: tf.Tensor, logit: tf.Tensor, neg_weight: float = 1.0) -> tf.Tensor:
-  """Log-likelihood that every positive of the batch scores above every negative.
+  """Returns the log-likelihood that every positive of the batch scores above every negative.
 
   `sum(log(sigmoid(logit_i - logit_j)))` over all pairs of a positive i and a negative j. It is at
   most 0 and to be maximised: negate it to get something to minimise.

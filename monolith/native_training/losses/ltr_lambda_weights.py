@@ -1,7 +1,8 @@
 """Lambda weights: how much a pair or a position of a list matters to a ranking metric.
 
 Every class takes labels `[batch, list]` in the order of the scores, highest first: the position is
-the rank. See "The LambdaLoss Framework for Ranking Metric Optimization" (Wang et al., 2018).
+the rank. They come from "The LambdaLoss Framework for Ranking Metric Optimization" (Wang et al.,
+2018).
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class LambdaWeight(abc.ABC):
 
   @abc.abstractmethod
   def pair_weights(self, sorted_labels: tf.Tensor) -> tf.Tensor | float:
-    """Weight of each pair.
+    """Returns the weight of each pair.
 
     Args:
       sorted_labels: `[batch, list]`.
@@ -41,7 +42,7 @@ class LambdaWeight(abc.ABC):
     """
 
   def individual_weights(self, sorted_labels: tf.Tensor) -> tf.Tensor | float:
-    """Weight of each item.
+    """Returns the weight of each item.
 
     Args:
       sorted_labels: `[batch, list]`.
@@ -104,7 +105,7 @@ class DCGLambdaWeight(LambdaWeight):
       return _absolute_differences(gain) * ((1 - smooth) * relative + smooth * absolute)
 
   def individual_weights(self, sorted_labels: tf.Tensor) -> tf.Tensor:
-    """`gain * D(rank)`."""
+    """Returns `gain * D(rank)`."""
     with tf.name_scope("dcg_lambda_weight"):
       gain = self._gain(sorted_labels)
       return gain * self._rank_discount_fn(ltr_ranking_ops.positions(gain))
@@ -152,7 +153,7 @@ class ListMLELambdaWeight(LambdaWeight):
     self._rank_discount_fn = rank_discount_fn
 
   def pair_weights(self, sorted_labels: tf.Tensor) -> tf.Tensor:
-    """Not defined.
+    """Refuses: pairs have no such weights.
 
     Raises:
       ValueError: always; only the list MLE loss can use these weights.
@@ -161,7 +162,7 @@ class ListMLELambdaWeight(LambdaWeight):
     raise ValueError("ListMLELambdaWeight weighs positions; a pairwise loss needs weights of pairs")
 
   def individual_weights(self, sorted_labels: tf.Tensor) -> tf.Tensor:
-    """`rank_discount_fn` of each position, `[batch, list]`."""
+    """Returns `rank_discount_fn` of each position, `[batch, list]`."""
     with tf.name_scope("list_mle_lambda_weight"):
       labels = ltr_ranking_ops.to_floating(tf.convert_to_tensor(sorted_labels))
       weights = self._rank_discount_fn(ltr_ranking_ops.positions(labels))
@@ -183,7 +184,7 @@ class IdentityLambdaWeight(LambdaWeight):
 def create_ndcg_lambda_weight(
   topn: int | None = None, smooth_fraction: float = 0.0
 ) -> DCGLambdaWeight:
-  """Weights for NDCG: gain `2 ** label - 1`, discount `1 / ln(1 + rank)`."""
+  """Returns weights for NDCG: gain `2 ** label - 1`, discount `1 / ln(1 + rank)`."""
   return DCGLambdaWeight(
     topn,
     gain_fn=ltr_ranking_ops.exponential_gain,
@@ -196,15 +197,15 @@ def create_ndcg_lambda_weight(
 def create_reciprocal_rank_lambda_weight(
   topn: int | None = None, smooth_fraction: float = 0.0
 ) -> DCGLambdaWeight:
-  """Weights like those of MRR: the label is the gain, discount `1 / rank`."""
+  """Returns weights like those of MRR: the label is the gain, discount `1 / rank`."""
   return DCGLambdaWeight(topn, normalized=True, smooth_fraction=smooth_fraction)
 
 
 def create_p_list_mle_lambda_weight(list_size: int) -> ListMLELambdaWeight:
-  """Weights `2 ** (list_size - rank) - 1` of the position-aware list MLE loss."""
+  """Returns weights `2 ** (list_size - rank) - 1` for the position-aware list MLE loss."""
   return ListMLELambdaWeight(lambda rank: ltr_ranking_ops.exponential_gain(list_size - rank))
 
 
 def _absolute_differences(values: tf.Tensor) -> tf.Tensor:
-  """`|v_i - v_j|`, `[batch, list, list]`."""
+  """Returns `|v_i - v_j|`, `[batch, list, list]`."""
   return tf.abs(values[:, :, tf.newaxis] - values[:, tf.newaxis, :])

@@ -121,7 +121,7 @@ def make_loss_fn(
       The other losses have no use for it.
     reduction: one of `tf.compat.v1.losses.Reduction` but not `NONE`.
     name: scope of the ops.
-    seed: for losses that order ties at random.
+    seed: seed of losses that order ties at random.
     extra_args: more arguments of the losses, such as `alpha` of `approx_ndcg_loss`; each loss gets
       those that it has.
 
@@ -173,7 +173,10 @@ def pairwise_hinge_loss(
   lambda_weight: LambdaWeight | None = None,
   reduction: str = Reduction.SUM_BY_NONZERO_WEIGHTS,
 ) -> tf.Tensor:
-  """`relu(1 - (s_i - s_j))` over pairs with `l_i > l_j`; arguments as in `make_loss_fn`."""
+  """Computes `relu(1 - (s_i - s_j))` over pairs with `l_i > l_j`.
+
+  Arguments as in `make_loss_fn`.
+  """
   with tf.name_scope("pairwise_hinge_loss"):
     return _pairwise_loss(
       lambda s: tf.nn.relu(1 - s), labels, logits, weights, lambda_weight, reduction
@@ -187,7 +190,10 @@ def pairwise_logistic_loss(
   lambda_weight: LambdaWeight | None = None,
   reduction: str = Reduction.SUM_BY_NONZERO_WEIGHTS,
 ) -> tf.Tensor:
-  """`log(1 + exp(-(s_i - s_j)))` over pairs with `l_i > l_j`; arguments as in `make_loss_fn`."""
+  """Computes `log(1 + exp(-(s_i - s_j)))` over pairs with `l_i > l_j`.
+
+  Arguments as in `make_loss_fn`.
+  """
   with tf.name_scope("pairwise_logistic_loss"):
     return _pairwise_loss(
       lambda s: tf.nn.softplus(-s), labels, logits, weights, lambda_weight, reduction
@@ -201,7 +207,10 @@ def pairwise_soft_zero_one_loss(
   lambda_weight: LambdaWeight | None = None,
   reduction: str = Reduction.SUM_BY_NONZERO_WEIGHTS,
 ) -> tf.Tensor:
-  """`sigmoid(-(s_i - s_j))` over pairs with `l_i > l_j`; arguments as in `make_loss_fn`."""
+  """Computes `sigmoid(-(s_i - s_j))` over pairs with `l_i > l_j`.
+
+  Arguments as in `make_loss_fn`.
+  """
   with tf.name_scope("pairwise_soft_zero_one_loss"):
     return _pairwise_loss(
       lambda s: tf.sigmoid(-s), labels, logits, weights, lambda_weight, reduction
@@ -245,7 +254,7 @@ def sigmoid_cross_entropy_loss(
   weights: tf.Tensor | float | None = None,
   reduction: str = Reduction.SUM_BY_NONZERO_WEIGHTS,
 ) -> tf.Tensor:
-  """Sigmoid cross entropy of each item; arguments as in `make_loss_fn`."""
+  """Computes the sigmoid cross entropy of each item; arguments as in `make_loss_fn`."""
   with tf.name_scope("sigmoid_cross_entropy_loss"):
     labels, logits, is_valid = _prepare(labels, logits)
     losses = tf.nn.sigmoid_cross_entropy_with_logits(
@@ -260,7 +269,7 @@ def mean_squared_loss(
   weights: tf.Tensor | float | None = None,
   reduction: str = Reduction.SUM_BY_NONZERO_WEIGHTS,
 ) -> tf.Tensor:
-  """`(label - logit) ** 2` of each item; arguments as in `make_loss_fn`."""
+  """Computes `(label - logit) ** 2` of each item; arguments as in `make_loss_fn`."""
   with tf.name_scope("mean_squared_loss"):
     labels, logits, is_valid = _prepare(labels, logits)
     return _pointwise_loss(tf.math.squared_difference(labels, logits), weights, is_valid, reduction)
@@ -356,7 +365,7 @@ def _prepare(labels: tf.Tensor, logits: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor
 
 
 def _broadcast_weights(weights: tf.Tensor | float | None, lists: tf.Tensor) -> tf.Tensor:
-  """Weights of items, `[batch, list]`, from a scalar, `[batch, 1]`, `[batch, list]` or None."""
+  """Returns weights of items, `[batch, list]`, from weights that broadcast to it or None."""
   if weights is None:
     return tf.ones_like(lists)
   weights = tf.cast(weights, lists.dtype)
@@ -368,7 +377,7 @@ def _broadcast_weights(weights: tf.Tensor | float | None, lists: tf.Tensor) -> t
 
 
 def _list_weights(weights: tf.Tensor | float | None, lists: tf.Tensor) -> tf.Tensor:
-  """Weights of lists, `[batch]`, from a scalar, `[batch, 1]` or None."""
+  """Returns weights of lists, `[batch]`, from a scalar, `[batch, 1]` or None."""
   if weights is None:
     return tf.ones_like(lists[:, 0])
   weights = tf.cast(weights, lists.dtype)
@@ -383,7 +392,7 @@ def _list_weights(weights: tf.Tensor | float | None, lists: tf.Tensor) -> tf.Ten
 def _sort_by_logits(
   labels: tf.Tensor, logits: tf.Tensor, weights: tf.Tensor, is_valid: tf.Tensor
 ) -> list[tf.Tensor]:
-  """The four `[batch, list]` tensors by descending logits, invalid items last."""
+  """Sorts the four `[batch, list]` tensors by descending logits, invalid items last."""
   lowest = tf.fill(tf.shape(logits), logits.dtype.min)
   scores = tf.where(is_valid, logits, lowest)
   return sort_by_scores(scores, [labels, logits, weights, is_valid])

@@ -18,12 +18,12 @@ _PADDING_LABEL = -1e-6
 
 
 def exponential_gain(labels: tf.Tensor) -> tf.Tensor:
-  """`2 ** label - 1`, the usual gain of DCG."""
+  """Returns `2 ** label - 1`, the usual gain of DCG."""
   return tf.math.expm1(labels * math.log(2.0))
 
 
 def log_discount(ranks: tf.Tensor) -> tf.Tensor:
-  """`1 / ln(1 + rank)`, the usual discount of DCG; ranks start at 1."""
+  """Returns `1 / ln(1 + rank)`, the usual discount of DCG; ranks start at 1."""
   return 1.0 / tf.math.log1p(ranks)
 
 
@@ -67,12 +67,12 @@ def sort_by_scores(
 def organize_valid_indices(
   is_valid: tf.Tensor, shuffle: bool = True, seed: int | None = None
 ) -> tf.Tensor:
-  """Indices that bring the valid items of each list to its front.
+  """Returns indices that bring the valid items of each list to its front.
 
   Args:
     is_valid: bool `[batch, list]`.
     shuffle: whether valid items come in random order; otherwise they keep theirs.
-    seed: of the shuffle.
+    seed: seed of the shuffle.
 
   Returns:
     int32 `[batch, list, 2]`, to be used with `tf.gather_nd`. Invalid items keep their order.
@@ -92,7 +92,7 @@ def organize_valid_indices(
 
 
 def shuffle_valid_indices(is_valid: tf.Tensor, seed: int | None = None) -> tf.Tensor:
-  """`organize_valid_indices` with the valid items in random order."""
+  """Orders like `organize_valid_indices`, with the valid items in random order."""
   return organize_valid_indices(is_valid, shuffle=True, seed=seed)
 
 
@@ -129,7 +129,7 @@ def reshape_first_ndims(
 
 
 def approx_ranks(logits: tf.Tensor, alpha: float = 10.0) -> tf.Tensor:
-  """Ranks that have a gradient: `sum_j sigmoid(alpha * (s_j - s_i)) + 0.5`.
+  """Returns ranks that have a gradient: `sum_j sigmoid(alpha * (s_j - s_i)) + 0.5`.
 
   Args:
     logits: float `[batch, list]`.
@@ -151,7 +151,7 @@ def inverse_max_dcg(
   rank_discount_fn: ElementFn = log_discount,
   topn: int | None = None,
 ) -> tf.Tensor:
-  """One over the DCG of each list in its best order.
+  """Returns one over the DCG of each list in its best order.
 
   Args:
     labels: `[batch, list]`; items with a negative label gain nothing.
@@ -185,7 +185,7 @@ def get_batch_idx_size(
     logits: float, B elements, `[B]` or `[B, 1]`.
     labels: B elements.
     rank_id: B elements of any dtype that can be compared.
-    name_prefix: of the names of the ops.
+    name_prefix: what the names of the ops begin with.
 
   Returns:
     `logits` `[B, B]`, 0 in padding; `labels` `[B, B]` in the dtype of the logits, -1e-6 in padding
@@ -211,19 +211,19 @@ def get_batch_idx_size(
 
 
 def positions(lists: tf.Tensor) -> tf.Tensor:
-  """Ranks 1, 2, ... of sorted lists `[batch, list]`: `[1, list]` in their dtype."""
+  """Returns ranks 1, 2, ... of sorted lists `[batch, list]`: `[1, list]` in their dtype."""
   return tf.cast(tf.range(tf.shape(lists)[1])[tf.newaxis, :] + 1, lists.dtype)
 
 
 def valid_gain(labels: tf.Tensor, gain_fn: ElementFn) -> tf.Tensor:
-  """`gain_fn(labels)`, 0 for invalid items."""
+  """Returns `gain_fn(labels)`, 0 for invalid items."""
   is_valid = label_valid_fn(labels)
   gain = gain_fn(tf.where(is_valid, labels, tf.zeros_like(labels)))
   return tf.where(is_valid, gain, tf.zeros_like(gain))
 
 
 def to_floating(tensor: tf.Tensor) -> tf.Tensor:
-  """The tensor itself if it has a floating dtype, else as float32."""
+  """Returns the tensor itself if it has a floating dtype, else as float32."""
   return tensor if tensor.dtype.is_floating else tf.cast(tensor, tf.float32)
 
 

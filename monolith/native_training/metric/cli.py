@@ -60,7 +60,7 @@ class Client:
 
 
 def get_cli(*args, **kwargs) -> Client:
-  """A client; the first argument is the prefix of its metric names."""
+  """Returns a client; the first argument is the prefix of its metric names."""
   return Client(*args, **kwargs)
 
 

@@ -1,4 +1,4 @@
-"""Messages about what a model predicted and what was true, one JSON object per example.
+"""Writes messages about what a model predicted and what was true, one JSON object per example.
 
 There is no network transport: messages are returned and written to a file where asked for.
 """
@@ -26,7 +26,7 @@ def deep_insight_client(
   dump_filename: str | None = None,
   container: str = _HOSTNAME,
 ) -> tf.Tensor:
-  """Where messages go, a resource.
+  """Returns the resource through which messages go.
 
   Args:
     enable_metrics_counter: emit the number of messages as a metric.

@@ -1,7 +1,9 @@
 """Reports by which signal a process ended.
 
-Unlike the original, importing the module changes nothing: the driver of a cluster calls `install`.
 Handlers that were there before are called first.
+
+Differences from ByteDance's Monolith: importing the module changes nothing, the driver of a cluster
+calls `install`.
 """
 
 from __future__ import annotations

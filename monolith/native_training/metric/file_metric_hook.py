@@ -36,18 +36,18 @@ def default_parse_fn(obj: Any) -> Any:
 
 
 def default_layout_fn(obj: Any) -> str:
-  """One line of JSON; text passes."""
+  """Returns one line of JSON; text passes."""
   return obj if isinstance(obj, str) else json.dumps(obj)
 
 
 def vepfs_key_fn(obj: dict[str, Any], worker_id: int, base_name: str) -> str:
-  """`<base>/<model_name>/<req_time>/worker_<id>`."""
+  """Returns `<base>/<model_name>/<req_time>/worker_<id>`."""
   req_time = _first(obj, ("__REQ_TIME__", "req_time"), "")
   return os.path.join(base_name, str(obj["model_name"]), str(req_time), f"worker_{worker_id}")
 
 
 def vepfs_layout_fn(obj: dict[str, Any]) -> str:
-  """`req_time;gid;uid;<predictions as JSON>;<labels as JSON>`."""
+  """Returns `req_time;gid;uid;<predictions as JSON>;<labels as JSON>`."""
   return ";".join(
     [
       str(_first(obj, ("__REQ_TIME__", "req_time"), "")),
@@ -103,7 +103,7 @@ class WriteOnlyFileAndStat:
     self._last_write = time.time()
 
   def is_available(self) -> bool:
-    """Whether something was written in the last day."""
+    """Returns whether something was written in the last day."""
     return time.time() - self._last_write < _IDLE_SECS
 
   def write(self, obj: Any) -> None:

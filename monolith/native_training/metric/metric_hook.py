@@ -1,8 +1,10 @@
-"""Hooks that report what a training does: speed, losses, profiles, messages about predictions.
+"""Hooks that report on a training run: speed, losses, profiles, messages about predictions.
 
-Kafka is an optional dependency and imported when first used. Unlike the original: the singletons
-keep their state when they are constructed again, their queues are bounded and drained at the end,
-and speed is not reported for runs that do not move the global step.
+Kafka is an optional dependency and imported when first used.
+
+Differences from ByteDance's Monolith: the singletons keep their state when they are constructed
+again, their queues are bounded and drained at the end, and speed is not reported for runs that do
+not move the global step.
 """
 
 from __future__ import annotations
@@ -244,7 +246,7 @@ class Tf2ProfilerHook(_ProfilerHook):
     try:
       tf.profiler.experimental.stop()
     except tf.errors.UnavailableError:
-      logging.warning("The profiler was stopped by somebody else.")
+      logging.warning("The profiler was stopped elsewhere.")
 
 
 def _is_sync_training() -> bool:

@@ -1,4 +1,4 @@
-"""Deep insight messages from a model's features, labels and predictions."""
+"""Makes deep insight messages from a model's features, labels and predictions."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ class ParserArgs:
     variant_type: `instance`, `example` or `example_batch`; by default `example` if there are
       `sparse_features`, else `instance`.
     warmup_file: where warm-up requests go, by default `./warmup_file`.
-    drop_rate: probability that a sample lacks a feature, see `gen_instance`.
+    drop_rate: probability that a sample lacks a feature.
     fidv1_features: slots, or names of features, with v1 ids; of instances only.
     fidv2_features: names of features with v2 ids; of instances only.
     input_name: the key of the samples in a request; None: `instances`, `examples` or
@@ -175,7 +175,7 @@ class ParserArgs:
 
   @property
   def dense_metas(self) -> list[FeatureMeta]:
-    """The dense features."""
+    """Returns the dense features."""
     names = list(self.dense_features or ())
     shapes = self.dense_feature_shapes or [1] * len(names)
     types = self.dense_feature_types or [tf.float32] * len(names)
@@ -186,14 +186,14 @@ class ParserArgs:
 
   @property
   def extra_metas(self) -> list[FeatureMeta]:
-    """The fields of `LineId`."""
+    """Returns the fields of `LineId`."""
     names = list(self.extra_features or ())
     shapes = self.extra_feature_shapes or [1] * len(names)
     return [FeatureMeta(name, shape=shape, extra=True) for name, shape in zip(names, shapes)]
 
 
 def lg_header(source: str | None) -> bytes:
-  """The 8 bytes of a lagrangex header with the hash of a data source; zeros if there is none."""
+  """Returns the 8 bytes of a lagrangex header: the hash of a data source, zeros without one."""
   if not source:
     return bytes(8)
   key = 0
@@ -203,7 +203,7 @@ def lg_header(source: str | None) -> bytes:
 
 
 def sort_header(sort_id: bool, kafka_dump: bool, kafka_dump_prefix: bool) -> bytes:
-  """The header of a record with empty sort id and dump fields: zeros.
+  """Returns the header of a record with empty sort id and dump fields: zeros.
 
   Raises:
     Exception: no reader has this combination.
@@ -224,7 +224,7 @@ def sort_header(sort_id: bool, kafka_dump: bool, kafka_dump_prefix: bool) -> byt
 
 
 def gen_prediction_log(args: ParserArgs) -> list[prediction_log_pb2.PredictionLog]:
-  """Requests with a batch of random samples, one for each signature up to `args.max_records`.
+  """Makes requests with a batch of random samples, one for each signature up to `args.max_records`.
 
   Args:
     args: what the samples have.
@@ -276,7 +276,7 @@ def gen_warmup_file(warmup_file: str | None = None, drop_rate: float | None = No
 
   Args:
     warmup_file: where to; None: `./warmup_file`.
-    drop_rate: see `ParserArgs`, whose default holds here.
+    drop_rate: probability that a sample lacks a feature, that of `ParserArgs` by default.
 
   Returns:
     The path of the file.
@@ -311,7 +311,7 @@ def gen_random_data_file(
     sort_id: whether records have a sort id.
     kafka_dump: whether they have the field of a Kafka dump.
     kafka_dump_prefix: whether they have the prefix of a Kafka dump.
-    actions: of the `LineId` of every sample.
+    actions: actions in the `LineId` of every sample.
 
   Raises:
     Exception: no reader has this combination of headers.
@@ -328,7 +328,7 @@ def gen_random_data_file(
 
 
 def _gen_batch(args: ParserArgs, actions: Sequence[int] | None) -> Iterator[bytes]:
-  """Serialized samples of one batch."""
+  """Returns the serialized samples of one batch."""
   shared = {
     "dense_features": args.dense_metas,
     "extra_features": args.extra_metas,
@@ -350,7 +350,7 @@ def _gen_batch(args: ParserArgs, actions: Sequence[int] | None) -> Iterator[byte
 
 
 def _sample_signatures() -> list[str]:
-  """Signatures of the default graph that take samples: the model's own and its extra outputs."""
+  """Returns signatures of the default graph that take samples: the model's, its extra outputs."""
   names = dict.fromkeys([_DEFAULT_SIGNATURE, *(utils.get_collection("signature_name") or [])])
   if export_context.is_exporting():
     # Those that the export context keeps have inputs of their own.

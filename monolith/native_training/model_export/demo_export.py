@@ -19,7 +19,7 @@ FLAGS = flags.FLAGS
 
 # Other programs that import this one may have flags of these names.
 if "num_ps" not in FLAGS:
-  flags.DEFINE_integer("num_ps", 5, "parameter servers of the training")
+  flags.DEFINE_integer("num_ps", 5, "parameter servers of the training run")
 if "model_dir" not in FLAGS:
   flags.DEFINE_string("model_dir", None, "where the checkpoints are")
 if "export_base" not in FLAGS:
@@ -43,7 +43,7 @@ def export_saved_model(
   Args:
     model_dir: where the checkpoints are.
     export_base: where the exported models go.
-    num_ps: parameter servers of the training.
+    num_ps: parameter servers of the training run.
     export_mode: `STANDALONE` or `DISTRIBUTED`.
 
   Returns:

@@ -28,11 +28,11 @@ class ExportSaverListener(tf.estimator.CheckpointSaverListener):
   """Exports what was saved. The list of exports is meant to be written by one process only.
 
   Args:
-    save_path: of the checkpoints, without step.
+    save_path: path of the checkpoints, without step.
     serving_input_receiver_fn: makes the inputs of the exported model.
     exporter: has `export_saved_model(receiver_fn, checkpoint_path, global_step)`.
-    exempt_checkpoint_paths: checkpoints whose exports are kept for ever.
-    dense_only: the exports also of full checkpoints, two folders up, are kept.
+    exempt_checkpoint_paths: checkpoints whose exports are kept forever.
+    dense_only: exports of full checkpoints, two folders up, are kept too.
   """
 
   def __init__(

@@ -15,7 +15,7 @@ remote_predict = distributed_serving_ops.remote_predict
 
 
 def _key(name: str) -> str:
-  """A tensor's name as key of a signature."""
+  """Returns a tensor's name as key of a signature."""
   return name.replace(":", "_")
 
 
@@ -23,7 +23,7 @@ class RemotePredictHelper:
   """A function of tensors as a signature of the default graph, and the call of it from elsewhere.
 
   Args:
-    name: of the signature.
+    name: the signature's name.
     input_tensors: any structure of tensors, usually of another graph.
     remote_func: called here, with placeholders instead of the tensors.
 
@@ -62,8 +62,8 @@ class RemotePredictHelper:
     """Calls the function from the default graph.
 
     Args:
-      model_name: under which the other graph is served.
-      input_tensors: of the structure that the constructor got; those by default.
+      model_name: the name under which the other graph is served.
+      input_tensors: tensors in the structure that the constructor got; those by default.
       old_model_name: a further name of that model.
       task: which server of it.
 

@@ -1,4 +1,4 @@
-"""One random sample: what its features are, and the functions that make them.
+"""Makes a random sample: what its features are, and the functions that make them.
 
 Its names are published by `data_gen_utils`. Numbers come from the module `random`.
 """
@@ -39,9 +39,9 @@ class FeatureMeta:
 
   Attributes:
     name: its name.
-    slot: of its ids; None for a dense feature or a field of `LineId`.
+    slot: slot of its ids; None for a dense feature or a field of `LineId`.
     shape: number of values; -1 for any. By default 1 without a slot, -1 with one.
-    dtype: of the values. By default that of the field, if it is one of `LineId`; else float32
+    dtype: type of the values. By default that of the field, if it is one of `LineId`; else float32
       without a slot, int64 with one: ids.
     extra: whether it is a field of `LineId`; by default if there is one of that name.
 
@@ -80,12 +80,12 @@ Feature = Union[int, str, FeatureMeta]
 
 
 def gen_fids_v1(slot: int, size: int = 1) -> list[int]:
-  """`size` random v1 ids of a slot, as unsigned integers."""
+  """Returns `size` random v1 ids of a slot, as unsigned integers."""
   return _gen_fids(slot, size, _V1_SLOTS, _V1_SIGNATURE_BITS)
 
 
 def gen_fids_v2(slot: int, size: int = 1) -> list[int]:
-  """`size` random v2 ids of a slot, as unsigned integers."""
+  """Returns `size` random v2 ids of a slot, as unsigned integers."""
   return _gen_fids(slot, size, _V2_SLOTS, _V2_SIGNATURE_BITS)
 
 
@@ -95,7 +95,7 @@ def fill_features(
   """Fills a feature with random values: ids of its slot, or numbers or text of its dtype.
 
   Args:
-    feature: of an Instance, or of an Example or ExampleBatch.
+    feature: a feature of an Instance, or of an Example or ExampleBatch.
     meta: what it is.
     drop_rate: probability that it stays as it is.
 
@@ -168,7 +168,7 @@ def gen_instance(
   drop_rate: float = 0,
   actions: Sequence[int] | None = None,
 ) -> proto_parser_pb2.Instance:
-  """A random Instance.
+  """Returns a random Instance.
 
   Args:
     fidv1_features: features with v1 ids.
@@ -178,7 +178,7 @@ def gen_instance(
     feature_list: where slots are looked up first.
     drop_rate: probability that the sample lacks a sparse or dense feature. It always has label,
       weight and `LineId`.
-    actions: of its `LineId`.
+    actions: actions in its `LineId`.
 
   Raises:
     AssertionError: no feature is named, one has no name, or two have the same.
@@ -212,7 +212,7 @@ def gen_example(
   drop_rate: float = 0,
   actions: Sequence[int] | None = None,
 ) -> example_pb2.Example:
-  """A random Example. All but the first argument, and the errors, are those of `gen_instance`.
+  """Returns a random Example; other arguments and errors are those of `gen_instance`.
 
   Args:
     sparse_features: features with v2 ids.
@@ -242,7 +242,7 @@ def gen_example_batch(
   drop_rate: float = 0,
   actions: Sequence[int] | None = None,
 ) -> example_pb2.ExampleBatch:
-  """A random ExampleBatch, of rows like those of `gen_example`, whose arguments it has.
+  """Returns a random ExampleBatch, of rows like those of `gen_example`, whose arguments it has.
 
   A feature that is dropped is missing in all rows.
 
@@ -343,7 +343,7 @@ def _gen_dense(meta: FeatureMeta) -> list[Any]:
 
 
 def _to_field(field: FieldDescriptor, fid: int) -> Any:
-  """An id in the type of a field."""
+  """Returns an id in the type of a field."""
   if field.cpp_type == FieldDescriptor.CPPTYPE_UINT64:
     return fid
   if field.cpp_type == FieldDescriptor.CPPTYPE_INT64:

@@ -8,8 +8,9 @@
 A model is written beside its final place and renamed. Tables are restored when a model is loaded,
 from the checkpoint itself (`shared_embedding`) or from files inside the model.
 
-Unlike the original: tables that live in the entry graph, because there are no parameter servers,
-are restored; dense graphs are exported once; GPU placement is switched back after an export.
+Differences from ByteDance's Monolith: tables that live in the entry graph, because there are no
+parameter servers, are restored; dense graphs are exported once; GPU placement is switched back
+after an export.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class BaseExporter:
   """What both exporters share.
 
   Args:
-    model_fn: of an Estimator; called in PREDICT mode.
+    model_fn: an Estimator's `model_fn`; called in PREDICT mode.
     model_dir: where checkpoints are.
     export_dir_base: where models go.
     shared_embedding: tables are read from the checkpoint instead of being copied.
@@ -154,7 +155,7 @@ class BaseExporter:
       raise ValueError(
         f"{tables_of} was saved on {checkpoint_reshard.count_servers(tables_of)} servers, and "
         f"num_ps is {self._num_ps}: export with the same number, or write it again with "
-        "checkpoint_reshard.reshard_checkpoint"
+        "checkpoints.reshard.reshard_checkpoint"
       )
 
   @contextlib.contextmanager
@@ -276,7 +277,7 @@ class BaseExporter:
     return tf.group(*restore_ops, name="restore_tables") if restore_ops else None
 
   def _get_table_folder(self, checkpoint_path: str) -> str:
-    """A dense-only checkpoint has no tables: those of the newest full one are the best we have."""
+    """Returns the folder of the tables; for a dense-only checkpoint, of the newest full one."""
     folder = save_utils.SaveHelper.get_ckpt_asset_dir(checkpoint_path)
     full_checkpoint = tf.train.latest_checkpoint(self._model_dir)
     if full_checkpoint is None or tf.io.gfile.exists(folder):
@@ -305,7 +306,7 @@ class BaseExporter:
 
 
 class StandaloneExporter(BaseExporter):
-  """Exports everything as one model. See `BaseExporter` for the arguments."""
+  """Exports everything as one model. The arguments are those of `BaseExporter`."""
 
   def export_saved_model(
     self,

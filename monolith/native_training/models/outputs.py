@@ -1,4 +1,4 @@
-"""What model functions return, in one form, and what is made of it besides training."""
+"""Brings what model functions return into one form, and makes metrics and texts of it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from monolith.native_training.estimator import EstimatorSpec
+from monolith.native_training.models.spec import EstimatorSpec
 
 
 class ModelOutputs(NamedTuple):
@@ -39,7 +39,7 @@ def normalise(result: Any, target: str | None, default_optimizer: Any) -> ModelO
   Args:
     result: an `EstimatorSpec`, or label, loss and prediction.
     target: heads, separated by commas, where `result` has none.
-    default_optimizer: where `result` has no place for one.
+    default_optimizer: taken where `result` has no place for one.
 
   Raises:
     AssertionError: heads, labels and predictions do not fit.

@@ -65,7 +65,7 @@ def apply_sparse_precond(
 
   Args:
     tensor: `[d0, d1, ...]`.
-    pvec: `[d0, n]`, see `eigen_inverse_root`.
+    pvec: `[d0, n]`, the vectors that `eigen_inverse_root` returns.
     pval: `[n]`.
     offset: scalar.
 
@@ -99,19 +99,21 @@ class ShampooOptimizer(tf.compat.v1.train.Optimizer):
     name: str = "Shampoo",
     **kwargs: Any,
   ):
-    """Args:
-    learning_rate: a number, a scalar tensor, or a function that returns one.
-    beta_1: decay of the momentum.
-    beta_2: decay of the statistics; 1 sums them up instead.
-    warmup: step after which preconditioners are used.
-    tau_1: steps between two computations of the preconditioners.
-    tau_2: steps between two computations of the statistics' increment.
-    eigen_head: how many small eigenvalues of a statistic to keep.
-    eigen_tail: how many large ones.
-    damping_epsilon: eigenvalues below count as this one.
-    use_locking: see the base class.
-    name: prefix of the slots.
-    **kwargs: for the base class.
+    """Constructs the optimizer.
+
+    Args:
+      learning_rate: a number, a scalar tensor, or a function that returns one.
+      beta_1: decay of the momentum.
+      beta_2: decay of the statistics; 1 sums them up instead.
+      warmup: step after which preconditioners are used.
+      tau_1: steps between two computations of the preconditioners.
+      tau_2: steps between two computations of the statistics' increment.
+      eigen_head: how many small eigenvalues of a statistic to keep.
+      eigen_tail: how many large ones.
+      damping_epsilon: eigenvalues below count as this one.
+      use_locking: whether updates take a lock.
+      name: prefix of the slots.
+      **kwargs: arguments of the base class.
     """
     super().__init__(use_locking, name, **kwargs)
     for arg, value, least in (("warmup", warmup, 0), ("tau_1", tau_1, 1), ("tau_2", tau_2, 1)):

@@ -2,7 +2,7 @@
 
 None of them has a timeout. A collective that one rank gives up on stays queued in the others, and
 from then on the ranks are one call apart: the next call returns the value of the one before. So an
-agreement is reached, or it fails and the training with it.
+agreement is reached, or it fails and training with it.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ class Broadcast:
   """Numbers that all ranks get from rank 0; built in the default graph.
 
   Args:
-    name: of the placeholder and, with a suffix, of the collective. The same on all ranks.
-    shape: of the numbers.
-    dtype: of the numbers.
+    name: names the placeholder and, with a suffix, the collective. The same on all ranks.
+    shape: the numbers' shape.
+    dtype: the numbers' type.
   """
 
   def __init__(self, name: str, shape: Sequence[int], dtype: tf.DType):
@@ -43,7 +43,7 @@ class Votes:
   """A number of every rank, seen by all of them; built in the default graph.
 
   Args:
-    name: of the collective, the same on all ranks.
+    name: the collective's name, the same on all ranks.
   """
 
   def __init__(self, name: str):
@@ -56,11 +56,11 @@ class Votes:
 
 
 def gather(name: str, value: int) -> np.ndarray:
-  """Returns a number of every rank, outside of any training graph.
+  """Returns a number of every rank, outside any training graph.
 
   Args:
-    name: of the collective, used by nothing else in this process.
-    value: of this rank.
+    name: the collective's name, used by nothing else in this process.
+    value: this rank's number.
   """
   with tf.Graph().as_default(), tf.device("/device:CPU:0"):
     votes = Votes(name)

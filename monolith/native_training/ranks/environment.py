@@ -1,6 +1,6 @@
 """Rank and size of this process among those that a launcher started together.
 
-An initialised Horovod knows them best. Before that the environment tells, whoever started the
+An initialised Horovod knows them best. Before that the environment tells, whatever started the
 process: Horovod's own launcher, Open MPI, or a launcher that speaks PMI (MPICH, Slurm, Intel).
 """
 
@@ -10,6 +10,8 @@ import os
 import sys
 
 from absl import logging
+
+from monolith.native_training import gflags_utils
 
 # For each value the variables that hold it, the first one that is set counts.
 _VARIABLES = {
@@ -33,8 +35,13 @@ _BACKENDS = ("byteps.tensorflow", "horovod.tensorflow")
 
 
 def is_under_mpi() -> bool:
-  """Tells whether a launcher of any kind started this process."""
+  """Returns whether a launcher of any kind started this process."""
   return any(name in os.environ for name in (*_VARIABLES["rank"], *_VARIABLES["local_rank"]))
+
+
+def enable_sync_training() -> bool:
+  """Returns whether this is a launched rank of synchronous training, by the flag of that name."""
+  return bool(gflags_utils.read_flag("enable_sync_training", False)) and is_under_mpi()
 
 
 def get_mpi_rank() -> int:
@@ -79,7 +86,7 @@ def read_launcher(value: str) -> int | None:
 def find_initialized_backend():
   """Returns the module of the backend that this process has initialised, else `None`.
 
-  Nothing is imported: a backend that nobody imported cannot be initialised.
+  Imports nothing: a backend that was not imported cannot be initialised.
   """
   for name in _BACKENDS:
     module = sys.modules.get(name)

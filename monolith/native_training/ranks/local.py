@@ -1,7 +1,7 @@
 """Starts ranks of Horovod as children of this process, all on this machine.
 
-As `horovodrun --gloo` does, but the ranks are ordinary children: their output goes where it is told
-to, and when one ends the others are left to end by themselves.
+Does what `horovodrun --gloo` does, but the ranks are ordinary children: their output goes where the
+caller says, and when one ends the others are left to end by themselves.
 """
 
 from __future__ import annotations
@@ -16,17 +16,16 @@ _GLOO_TIMEOUT_SECS = 120
 
 
 class LocalRanks:
-  """Some ranks that run the same command, until `close`.
+  """Ranks that run the same command, until `close`.
 
   Args:
-    count: how many.
+    count: how many ranks to start.
     command: arguments of the Python interpreter.
-    env: added to the environment.
-    outputs: for each rank where its standard output and error go, `None` for where those of this
-      process go.
+    env: what to add to the environment.
+    outputs: rank -> where its standard output and error go, `None` for where this process's go.
 
   Attributes:
-    processes: by rank.
+    processes: the ranks' processes, in their order.
 
   Raises:
     ImportError: Horovod is not installed.

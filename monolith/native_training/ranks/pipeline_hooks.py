@@ -1,10 +1,10 @@
 """Hooks that run the stages of a pipelined synchronous step in threads, in step with each other.
 
 A stage that talks to other ranks must run equally often on all of them: one run more on one rank
-waits for ever, or meets a run of something else. A thread that fills a queue as fast as it can does
+waits forever, or meets a run of something else. A thread that fills a queue as fast as it can does
 not keep that promise, because it is anywhere when training stops. So these threads do nothing on
-their own: each step of the training asks for one run of each stage, and the end of the training
-waits until all that was asked for is done.
+their own: each training step asks for one run of each stage, and the end of training waits until
+all that was asked for is done.
 
                  before step 1   step 1   step 2        end
     step asks    capacity runs   1 run    1 run         waits for all of them
@@ -27,9 +27,9 @@ class _StageThread:
   """Runs a stage as often as it is asked to, in a daemon thread.
 
   Args:
-    coord: told of an error, so that the training stops with it.
+    coord: told of an error, so that training stops with it.
     run: runs the stage once; returns whether there is more to come.
-    cancel: called after an error, to wake up whoever waits for the stage.
+    cancel: called after an error, to wake up what waits for the stage.
   """
 
   def __init__(
@@ -84,7 +84,7 @@ class _StageThread:
     try:
       return self._run()
     except Exception as error:
-      # Whoever is woken up below looks for the cause here.
+      # What is woken up below looks for the cause here.
       if not self._coord.should_stop():
         self._coord.request_stop(error)
       try:
@@ -157,7 +157,7 @@ class LockstepEnqueueHook(prefetch_queue.EnqueueHook):
 
 
 class LockstepPushHook(prefetch_queue.AsyncPushHook):
-  """Runs ops on what a step left in a queue during the next step, each element exactly once.
+  """Runs ops, during the next step, on what a step left in a queue; each element exactly once.
 
   The ops are a run of their own: if the step meets the end of the data they still do their work.
 
@@ -205,7 +205,7 @@ class LockstepPushHook(prefetch_queue.AsyncPushHook):
   def after_run(self, run_context: tf.estimator.SessionRunContext, run_values: Any) -> None:
     self._wait()
     if self._is_first and self._is_step(run_context):
-      self._num_ready += 1
+      self.add_ready()
 
   def end(self, session: tf.compat.v1.Session) -> None:
     self._wait()
@@ -214,6 +214,10 @@ class LockstepPushHook(prefetch_queue.AsyncPushHook):
         self._next_hook.end(session)  # Makes room.
       self._start()
       self._wait()
+
+  def add_ready(self) -> None:
+    """Takes note of another element in this hook's queue."""
+    self._num_ready += 1
 
   def _start(self) -> None:
     self._num_ready -= 1
@@ -225,7 +229,7 @@ class LockstepPushHook(prefetch_queue.AsyncPushHook):
     if self._is_running:
       self._is_running = False
       if self._next_hook is not None:
-        self._next_hook._num_ready += 1
+        self._next_hook.add_ready()
 
   def _push(self, session: tf.compat.v1.Session) -> bool:
     session.run(self._run_ops)

@@ -1,9 +1,9 @@
 """Notices that a rank of synchronous training is gone, and ends the others.
 
-A rank whose peer dies in the middle of an exchange may wait for ever: the library that carries out
+A rank whose peer dies in the middle of an exchange may wait forever: the library that carries out
 the exchange gives up, but does not tell the step that waits for it. So the ranks also keep plain
-connections, all to rank 0, which say nothing. When one breaks and the training does not end by
-itself soon after, the process is ended.
+connections, all to rank 0, which say nothing. When one breaks and training does not end by itself
+soon after, the process is ended.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from absl import logging
 
 from monolith.native_training import hvd_lib, yarn_runtime
 
-# How long a training that lost a rank may take to end by itself.
+# How long training that lost a rank may take to end by itself.
 GRACE_SECS = 15.0
 
 _CONNECT_SECS = 60.0
@@ -35,8 +35,8 @@ class Watchdog:
   """Watches the other ranks from `start` to `stop`.
 
   Args:
-    describe: returns what to tell the operator besides who is gone.
-    grace_secs: how long the training may take to end by itself.
+    describe: returns what to tell the operator besides which rank is gone.
+    grace_secs: how long training may take to end by itself.
   """
 
   def __init__(self, describe: Callable[[], str] = lambda: "", grace_secs: float = GRACE_SECS):
@@ -54,11 +54,11 @@ class Watchdog:
 
   @property
   def lost_rank(self) -> int | None:
-    """Who is gone, as far as this rank knows."""
+    """The rank that is gone, as far as this rank knows."""
     return self._lost
 
   def start(self) -> None:
-    """Connects the ranks; to be called by all of them at the same point.
+    """Connects the ranks, which all call it at the same point.
 
     Raises:
       OSError: a rank cannot be reached.
@@ -100,7 +100,7 @@ class Watchdog:
       self._has_lost.wait(timeout)
 
   def message(self) -> str:
-    """Returns who is gone and what to do."""
+    """Returns which rank is gone and what to do."""
     return (
       f"Rank {self._rank} lost rank {self._lost}: its process ended, or its machine cannot be "
       f"reached. {self._describe()}"

@@ -231,7 +231,7 @@ _next_replica = itertools.count()
 
 
 def set_remote_predict_resolver(resolver: RemotePredictResolver | None) -> None:
-  """Tells where models are served, for the `TfServingRemotePredict` ops of this process.
+  """Sets where models are served, for the `TfServingRemotePredict` ops of this process.
 
   Args:
     resolver: `(model_name, old_model_name, task) -> addresses` of the replicas, asked at every call
@@ -307,7 +307,7 @@ def _start_dummy_server(address: bytes, _: bytes) -> bytes:
 
 
 def _listening_address(address: str) -> str:
-  """`address` with a number for its host: gRPC looks names up for as long as it takes."""
+  """Returns `address` with a number for its host: gRPC would look a name up without a limit."""
   host, colon, port = address.rpartition(":")
   if not colon or not port.isascii() or not port.isdigit() or int(port) > 65535:
     raise HostError(
@@ -322,7 +322,11 @@ def _listening_address(address: str) -> str:
 
 
 def _look_up(host: str) -> str:
-  """The first address of a name. `HostError`: there is none, or nobody answers."""
+  """Returns the first address of a name.
+
+  Raises:
+    HostError: it has none, or no name server answers.
+  """
   answers: queue.SimpleQueue = queue.SimpleQueue()
 
   def ask() -> None:
@@ -331,7 +335,7 @@ def _look_up(host: str) -> str:
     except (OSError, UnicodeError, ValueError) as error:
       answers.put(error)
 
-  # A daemon: nobody waits for a name server that does not answer.
+  # A daemon, so that the process can end although a name server does not answer.
   threading.Thread(target=ask, daemon=True, name="look_up").start()
   try:
     answer = answers.get(timeout=_LOOK_UP_SECONDS)

@@ -1,4 +1,4 @@
-"""Tensor summaries of the `monolith` TensorBoard plugin."""
+"""Writes tensor summaries for the `monolith` TensorBoard plugin."""
 
 import json
 from collections.abc import Sequence
@@ -24,11 +24,12 @@ def nas_data(
 
   Args:
     weight: any tensor.
-    segment_names: see `utils.prepare_head`.
-    segment_sizes: likewise.
-    group_info: likewise.
-    raw_tag: likewise; `simple` when there are no segments either.
-    collections: of the graph that the summary is added to, `GraphKeys.SUMMARIES` by default.
+    segment_names: the segments.
+    segment_sizes: for each segment its number of columns, or the list of the sizes to select from.
+    group_info: the segments of each group.
+    raw_tag: the kind of data; by default `simple` without segments, `gating` if all sizes are ints,
+      else `selecting`.
+    collections: collections that the summary is added to, `GraphKeys.SUMMARIES` by default.
     description: shown by TensorBoard, the kind of data by default.
     name: prefix of the scope, which is the kind of data or `<name>_<kind>`.
 
@@ -68,11 +69,11 @@ def feature_insight_data(
     segment_sizes: widths of the features, E in all.
     weight: `[E, K]`, the first matrix of the layer. Given, the data are the products with it per
       feature: `[B, F * K]`, or without label the sums of their squares, `[B, F]`.
-    group_info: see `utils.prepare_head`.
+    group_info: the features of each group.
     label: `[B]` or `[B, L]`; appended to the data as float32 columns.
-    collections: see `nas_data`.
-    description: see `nas_data`.
-    name: see `nas_data`.
+    collections: collections that the summary is added to, `GraphKeys.SUMMARIES` by default.
+    description: shown by TensorBoard, the kind of data by default.
+    name: prefix of the scope, which is the kind of data or `<name>_<kind>`.
 
   Returns:
     A scalar string tensor, the serialised summary with tag `<scope>/monolith_feature_insight`.

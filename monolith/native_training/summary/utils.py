@@ -1,4 +1,4 @@
-"""What the summaries of the `monolith` TensorBoard plugin carry besides their tensor.
+"""Builds what summaries for the `monolith` TensorBoard plugin carry besides their tensor.
 
 The head of a summary is JSON: the kind of data (`tag_type`), the names of the segments (features)
 that the columns belong to, how many columns each has, and the group of each.

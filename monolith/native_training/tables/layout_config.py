@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
@@ -12,11 +12,35 @@ from idl.matrix.proto import example_pb2
 from monolith.native_training import embedding_combiners, entry
 from monolith.native_training.model_export import export_context
 
-if TYPE_CHECKING:
-  from monolith.native_training.data.parsers import ShardingSparseFidsOpParams
-
 # Name of the one table that stands for the whole group of a native table.
 NATIVE_FAKE_TABLE = "native_multi_hash_table_fake_table"
+
+
+@dataclasses.dataclass
+class ShardingSparseFidsOpParams:
+  """How `PartitionedHashTable` wants ids to be sharded.
+
+  Attributes:
+    num_ps: number of parameter servers.
+    use_native_multi_hash_table: whether tables are one native multi table.
+    unique: returns whether an id is listed once per feature.
+    transfer_float16: whether embeddings travel as float16.
+    sub_table_name_to_config: merged table -> its configuration.
+    feature_configs: features, tables and layouts.
+    enable_gpu_emb: whether embeddings live on GPUs.
+    use_gpu: whether the dense part runs on a GPU.
+    shared_tables: feature -> table, for native tables that several features share.
+  """
+
+  num_ps: int
+  use_native_multi_hash_table: bool
+  unique: Callable[[], bool]
+  transfer_float16: bool
+  sub_table_name_to_config: Mapping[str, entry.HashTableConfigInstance]
+  feature_configs: example_pb2.FeatureConfigs
+  enable_gpu_emb: bool
+  use_gpu: bool
+  shared_tables: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 def get_sub_table_name(strs: Iterable[str]) -> tuple[str, str]:
@@ -135,9 +159,6 @@ def make_op_params(
   Raises:
     ValueError: a layout has a slice that no feature has.
   """
-  # The input pipeline is a layer above tables; only fused-layout runs need it here.
-  from monolith.native_training.data.parsers import ShardingSparseFidsOpParams
-
   feature_configs = example_pb2.FeatureConfigs()
   for name, sub_table in feature_to_sub_table.items():
     combiner = feature_to_combiner[name]

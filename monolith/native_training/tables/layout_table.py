@@ -9,8 +9,9 @@ Unlike the original: a queued update uses the global step of its own batch; `slo
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import tensorflow as tf
 from absl import logging
@@ -21,16 +22,18 @@ from monolith.native_training import (
   embedding_combiners,
   entry,
   hash_table_utils,
-  multi_type_hash_table,
   prefetch_queue,
 )
 from monolith.native_training.model_export import export_context
-from monolith.native_training.tables import gradient_checks, ps_transfer
-from monolith.native_training.tables import layout_config as partitioned_features
-from monolith.native_training.tables import ps_group as ps_tables
-
-if TYPE_CHECKING:
-  from monolith.native_training.data.parsers import ParserCtx, ShardingSparseFidsOpParams
+from monolith.native_training.tables import (
+  gradient_checks,
+  id_sharding,
+  layout_config,
+  merging,
+  ps_group,
+  ps_transfer,
+  queue_hooks,
+)
 
 # Server -> table -> (ids, values).
 AssignData = dict[int, dict[str, tuple[tf.Tensor, tf.Tensor]]]
@@ -40,7 +43,7 @@ _OFFSETS = ("fid_offset", "feature_offset", "nfl_offset", "batch_size")
 _SIZES = ("nfl_size", "feature_size", "fid_size", "emb_size")
 
 
-class PartitionedHashTable(ps_tables.PsTables):
+class LayoutHashTable(queue_hooks.QueueHooks):
   """Tables of a fused-layout run: the input pipeline shards the ids, layouts come out.
 
   `gen_feature_configs` says what the pipeline and the tables have to agree on; it travels in the
@@ -51,9 +54,10 @@ class PartitionedHashTable(ps_tables.PsTables):
     num_ps: number of servers; 0 for tables in this process.
     table_factory: `(index of the server, table name -> configuration) -> group of tables`.
     use_native_multi_hash_table: as in `gen_feature_configs`, whose result wins.
-    max_rpc_deadline_millis: of remote lookups in an export.
+    max_rpc_deadline_millis: deadline of remote lookups in an export.
     queue_configs: unused on CPUs.
-    parser_ctx: whose `sharding_sparse_fids_op_params` are set; the default one by default.
+    parser_ctx: holds `sharding_sparse_fids_op_params`; the innermost context by default.
+    remote_predict: calls a server of an exported model.
 
   Raises:
     NotImplementedError: tables on GPUs are asked for.
@@ -63,16 +67,15 @@ class PartitionedHashTable(ps_tables.PsTables):
   def __init__(
     self,
     num_ps: int,
-    table_factory: Callable[
-      [int, Mapping[str, entry.HashTableConfigInstance]],
-      multi_type_hash_table.BaseMultiTypeHashTable,
-    ],
+    table_factory: ps_group.TableFactory,
     use_native_multi_hash_table: bool,
     max_rpc_deadline_millis: int = 30,
     queue_configs: dict[str, int] | None = None,
-    parser_ctx: ParserCtx | None = None,
+    parser_ctx: id_sharding.ParserCtx | None = None,
+    *,
+    remote_predict: ps_group.RemotePredict,
   ):
-    self._parser_ctx = _parsers().get_default_parser_ctx() if parser_ctx is None else parser_ctx
+    self._parser_ctx = id_sharding.get_default_parser_ctx() if parser_ctx is None else parser_ctx
     params = self._parser_ctx.sharding_sparse_fids_op_params
     if params is None:
       raise ValueError("sharding_sparse_fids_op_params of the parser context is not set")
@@ -91,10 +94,16 @@ class PartitionedHashTable(ps_tables.PsTables):
     self._num_ps = params.num_ps
     self._use_native = params.use_native_multi_hash_table
     self._queue_configs = queue_configs or {}
-    self._max_rpc_deadline_millis = max_rpc_deadline_millis
     self._feature_configs: example_pb2.FeatureConfigs = params.feature_configs
     self._inner_data_type = self._parser_ctx.parser_type or "example_batch"
-    self._transfer = ps_transfer.PsTransfer(
+    self._rows = layout_config.FeatureRows(
+      {
+        name: sum(config.slice_dims)
+        for name, config in params.feature_configs.feature_configs.items()
+      },
+      params.shared_tables,
+    )
+    transfer = ps_transfer.PsTransfer(
       pinned=num_ps > 0,
       dims={
         name: hash_table_utils.infer_dim_size(config.table_config)
@@ -102,14 +111,21 @@ class PartitionedHashTable(ps_tables.PsTables):
       },
       float16=params.transfer_float16,
     )
-    self._rows = partitioned_features.FeatureRows(
-      {
-        name: sum(config.slice_dims)
-        for name, config in params.feature_configs.feature_configs.items()
-      },
-      params.shared_tables,
+    self._set_group(
+      ps_group.PsGroup(
+        self._num_ps,
+        params.sub_table_name_to_config,
+        table_factory,
+        transfer,
+        remote_predict,
+        max_rpc_deadline_millis,
+      )
     )
-    self._make_tables(self._num_ps, params.sub_table_name_to_config, table_factory)
+
+  def _set_group(self, group: ps_group.PsGroup) -> None:
+    self._group = group
+    # Where `get_queue_hooks` looks.
+    self._tables = group.tables
 
   @classmethod
   def gen_feature_configs(
@@ -125,7 +141,7 @@ class PartitionedHashTable(ps_tables.PsTables):
     enable_gpu_emb: bool = False,
     use_gpu: bool = False,
     shared_tables: Mapping[str, str] | None = None,
-  ) -> ShardingSparseFidsOpParams:
+  ) -> layout_config.ShardingSparseFidsOpParams:
     """Returns what the input pipeline and the tables must agree on.
 
     Args:
@@ -147,11 +163,11 @@ class PartitionedHashTable(ps_tables.PsTables):
     if use_native:
       sub_tables = cls.no_merge_feature_config(feature_name_to_config, use_same_table=True)
       if shared_tables:
-        configs = partitioned_features.share_tables(feature_name_to_config, shared_tables)
+        configs = layout_config.share_tables(feature_name_to_config, shared_tables)
         sub_tables = configs, sub_tables[1]
     else:
       sub_tables = cls.merge_feature_config(feature_name_to_config)
-    return partitioned_features.make_op_params(
+    return layout_config.make_op_params(
       num_ps=num_ps,
       sub_table_name_to_config=sub_tables[0],
       feature_to_sub_table=sub_tables[1],
@@ -175,7 +191,7 @@ class PartitionedHashTable(ps_tables.PsTables):
     Returns:
       `(table -> configuration, feature -> table)`, named as in `MergedMultiTypeHashTable`.
     """
-    return multi_type_hash_table.merge_slots(feature_name_to_config)
+    return merging.merge_slots(feature_name_to_config)
 
   @classmethod
   def no_merge_feature_config(
@@ -183,8 +199,12 @@ class PartitionedHashTable(ps_tables.PsTables):
     feature_name_to_config: Mapping[str, entry.HashTableConfigInstance],
     use_same_table: bool = True,
   ) -> tuple[Mapping[str, entry.HashTableConfigInstance], dict[str, str]]:
-    """Every feature keeps its table; see `partitioned_features.no_merge_feature_config`."""
-    return partitioned_features.no_merge_feature_config(feature_name_to_config, use_same_table)
+    """Every feature keeps its table; see `layout_config.no_merge_feature_config`."""
+    return layout_config.no_merge_feature_config(feature_name_to_config, use_same_table)
+
+  def get_table_dim_sizes(self) -> list[int]:
+    """Returns the tables' dimensions, by sorted name."""
+    return self._group.get_table_dim_sizes()
 
   @property
   def slot_mapping(self) -> dict[str, str]:
@@ -193,11 +213,11 @@ class PartitionedHashTable(ps_tables.PsTables):
 
   def flatten_layout(self, nested: Mapping[str, Any]) -> list[tf.Tensor]:
     """Returns the layouts' tensors by layout name, lists expanded in place."""
-    return partitioned_features.flatten_layout(nested)
+    return layout_config.flatten_layout(nested)
 
   def nest_layout(self, tensors: Sequence[tf.Tensor]) -> dict[str, Any]:
     """Undoes `flatten_layout`."""
-    return partitioned_features.nest_layout(tensors, self._feature_configs.out_configs)
+    return layout_config.nest_layout(tensors, self._feature_configs.out_configs)
 
   def _layout_names(self) -> list[str]:
     """Returns the layout of each tensor of `flatten_layout`."""
@@ -303,7 +323,7 @@ class PartitionedHashTable(ps_tables.PsTables):
         )
       return self._update_op(*args)
 
-  def assign(self, data: AssignData) -> PartitionedHashTable:
+  def assign(self, data: AssignData) -> LayoutHashTable:
     """Overwrites rows; returns the tables after the write.
 
     Args:
@@ -313,24 +333,24 @@ class PartitionedHashTable(ps_tables.PsTables):
     with tf.name_scope("dmtht_a" if self._use_native else "pht_assign"):
       return self._write(data, lambda table, pairs: table.assign(pairs), op="assign")
 
-  def assign_add(self, data: AssignData) -> PartitionedHashTable:
+  def assign_add(self, data: AssignData) -> LayoutHashTable:
     """Adds to rows; see `assign`."""
     with tf.name_scope("dmtht_aa" if self._use_native else "pht_assign_add"):
       return self._write(data, lambda table, pairs: table.assign_add(pairs), op="assign_add")
 
-  def reinitialize(self, slot: str, ids: tf.Tensor) -> tuple[PartitionedHashTable, tf.Tensor]:
+  def reinitialize(self, slot: str, ids: tf.Tensor) -> tuple[LayoutHashTable, tf.Tensor]:
     raise NotImplementedError("PartitionedHashTable does not support reinitialize!")
 
   def as_op(self, name: str | None = None) -> tf.Operation:
-    return ps_transfer.group_as_op(self._tables, name or "pht_as_op")
+    return self._group.as_op(name or "pht_as_op")
 
   def _take_sharded(self, features: dict[str, Any]) -> dict[str, Any]:
     """Takes the sharded ids out of `features`, sharding them first if need be."""
-    parsers = _parsers()
-    sparse_features = features.pop(parsers.ParserCtx.sharding_sparse_fids_sparse_features_key, None)
+    ctx = self._parser_ctx
+    sparse_features = features.pop(ctx.sharding_sparse_fids_sparse_features_key, None)
     if sparse_features is not None:
-      parsers.sharding_sparse_fids_with_context(sparse_features, features, self._parser_ctx)
-    return parsers.ParserCtx.sharding_sparse_fids_features_parse_from_features(features)
+      id_sharding.sharding_sparse_fids_with_context(sparse_features, features, ctx)
+    return ctx.sharding_sparse_fids_features_parse_from_features(features)
 
   def _put_shards(self, sharded: Mapping[str, Any], bundle: dict[str, tf.Tensor]) -> None:
     for name in _OFFSETS:
@@ -354,13 +374,13 @@ class PartitionedHashTable(ps_tables.PsTables):
     for ps in range(self._num_ps):
       fids = {table: bundle.pop(_key(f"shards@{ps}@{table}")) for table in self._table_names()}
       if self._use_native:
-        table = partitioned_features.NATIVE_FAKE_TABLE
+        table = layout_config.NATIVE_FAKE_TABLE
         row_split = bundle.pop(_key(f"shards_row_split@{ps}@{table}"))
         row_split_size = bundle.pop(_key(f"shards_row_split_size@{ps}@{table}"), None)
         if row_split_size is not None:
           row_split = distribution_ops.normalize_merged_split(row_split, row_split_size)
         ragged_id = tf.RaggedTensor.from_row_splits(fids[table], row_split, validate=False)
-        flat, timer = self._raw_lookup_on_ps(
+        flat, timer = self._group.raw_lookup(
           ps, self._rows.ids_of_tables(ragged_id), op="pht_lookup"
         )
         timers += timer
@@ -368,7 +388,7 @@ class PartitionedHashTable(ps_tables.PsTables):
         if not export_context.is_exporting():
           bundle[_key(f"{table}:{ps}:fids_row_split")] = row_split
       else:
-        embeddings = self._lookup_on_ps(ps, fids, op="pht_lookup")
+        embeddings = self._group.lookup(ps, fids, op="pht_lookup")
       for table, embedding in embeddings.items():
         bundle[_key(f"{table}:{ps}:embs")] = tf.reshape(embedding, [-1])
         if not export_context.is_exporting():
@@ -435,7 +455,7 @@ class PartitionedHashTable(ps_tables.PsTables):
     fids = bundle[_key(f"{table}:{ps}:fids")]
     if self._use_native:
       return fids, bundle[_key(f"{table}:{ps}:fids_row_split")], grad
-    return fids, tf.reshape(grad, [-1, self._transfer.dims[table]])
+    return fids, tf.reshape(grad, [-1, self._group.transfer.dims[table]])
 
   def _update_op(
     self,
@@ -444,31 +464,28 @@ class PartitionedHashTable(ps_tables.PsTables):
     req_time: tf.Tensor,
   ) -> tf.Operation:
     tables = []
-    for ps, table in enumerate(self._tables):
+    for ps in range(self._num_ps):
       if self._use_native:
-        fids, row_split, grad = updates[ps][partitioned_features.NATIVE_FAKE_TABLE]
+        fids, row_split, grad = updates[ps][layout_config.NATIVE_FAKE_TABLE]
         ragged_id = tf.RaggedTensor.from_row_splits(fids, row_split, validate=False)
         tables.append(
-          self._transfer.raw_update(
+          self._group.raw_update(
             ps,
-            table,
             self._rows.ids_of_tables(ragged_id),
             self._rows.values_of_tables(ragged_id, grad),
             global_step,
             req_time,
-            self._learning_rates,
             op="pht_apply_gradients",
           )
         )
       else:
         tables.append(
-          self._transfer.update(
+          self._group.update(
             ps,
-            table,
             updates[ps],
             lambda table, pairs: table.apply_gradients(pairs, global_step, req_time=req_time),
             op="pht_apply_gradients",
-            float16=self._transfer.float16,
+            float16=self._group.transfer.float16,
           )
         )
     return self._with_tables(tables).as_op()
@@ -476,21 +493,26 @@ class PartitionedHashTable(ps_tables.PsTables):
   def _lookup_raw(self, data: dict[int, dict[str, tf.Tensor]]) -> dict[int, dict[str, tf.Tensor]]:
     """Looks already sharded ids up: server -> table (feature with native tables) -> ids."""
     return {
-      ps: self._lookup_on_ps(ps, name_to_ids, op="pht_lookup") for ps, name_to_ids in data.items()
+      ps: self._group.lookup(ps, name_to_ids, op="pht_lookup") for ps, name_to_ids in data.items()
     }
 
   def _write(
     self, data: AssignData, update_fn: Callable[[Any, dict[str, Any]], Any], op: str
-  ) -> PartitionedHashTable:
-    tables = list(self._tables)
+  ) -> LayoutHashTable:
+    tables = list(self._group.tables)
     for ps, name_to_pair in data.items():
       pairs = {}
       for name, pair in name_to_pair.items():
-        ids, values = ps_tables.split_pair(pair)
+        ids, values = ps_group.split_pair(pair)
         values = tf.convert_to_tensor(values, tf.float32)
-        pairs[name] = (ids, tf.reshape(values, [-1, self._transfer.dims[name]]))
-      tables[ps] = self._transfer.update(ps, tables[ps], pairs, update_fn, op)
+        pairs[name] = (ids, tf.reshape(values, [-1, self._group.transfer.dims[name]]))
+      tables[ps] = self._group.update(ps, pairs, update_fn, op)
     return self._with_tables(tables)
+
+  def _with_tables(self, tables: Sequence[Any]) -> LayoutHashTable:
+    updated = copy.copy(self)
+    updated._set_group(self._group.with_tables(tables))
+    return updated
 
   def _embeddings(self, bundle: Mapping[str, tf.Tensor]) -> list[tf.Tensor]:
     return [
@@ -504,12 +526,5 @@ class PartitionedHashTable(ps_tables.PsTables):
     return sorted({config.table for config in self._feature_configs.feature_configs.values()})
 
 
-def _parsers() -> Any:
-  """The input pipeline is a layer above tables; only fused-layout runs need it here."""
-  from monolith.native_training.data import parsers
-
-  return parsers
-
-
 def _key(name: str) -> str:
-  return _parsers().ParserCtx.sharding_sparse_fids_features_prefix + name
+  return id_sharding.ParserCtx.sharding_sparse_fids_features_prefix + name

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import tensorflow as tf
 
@@ -20,26 +20,11 @@ from monolith.native_training import (
 from monolith.native_training.model_export import export_context
 from monolith.native_training.tables import ps_transfer
 
+Configs = Mapping[str, entry.HashTableConfigInstance]
+TableFactory = Callable[[int, Configs], multi_type_hash_table.BaseMultiTypeHashTable]
 
-class Memo:
-  """Remembers what was built for some tensors, so that lookup and update share it.
-
-  Graph tensors are compared by identity, so a hit is the very same value in the same step. What was
-  built inside a loop or a branch is not used outside of it.
-  """
-
-  def __init__(self):
-    self._built: dict[Any, Any] = {}
-
-  def get(self, tensors: Sequence[Any], build: Callable[[], Any]) -> Any:
-    graph = tf.compat.v1.get_default_graph()
-    if not all(isinstance(tensor, tf.Tensor) for tensor in tensors):
-      return build()
-    # The key keeps the tensors alive, so that their identity cannot be taken over.
-    key = (id(graph), graph._get_control_flow_context(), *[tensor.ref() for tensor in tensors])
-    if key not in self._built:
-      self._built[key] = build()
-    return self._built[key]
+# `distributed_serving_ops.remote_predict`, or what stands in for it.
+RemotePredict = Callable[..., Sequence[tf.Tensor]]
 
 
 def split_pair(pair: Any) -> tuple[tf.Tensor, tf.Tensor]:
@@ -51,9 +36,7 @@ def split_pair(pair: Any) -> tuple[tf.Tensor, tf.Tensor]:
 
 
 @contextlib.contextmanager
-def learning_rates(
-  configs: Mapping[str, entry.HashTableConfigInstance], rates: Mapping[str, tf.Tensor]
-) -> Iterator[None]:
+def learning_rates(configs: Configs, rates: Mapping[str, tf.Tensor]) -> Iterator[None]:
   """Lets tables that are made of `configs` use learning rates that are computed already."""
   before = {name: config.learning_rate_tensor for name, config in configs.items()}
   for name, config in configs.items():
@@ -65,67 +48,96 @@ def learning_rates(
       config.set_learning_rate_tensor(before[name])
 
 
-class PsTables(multi_type_hash_table.BaseMultiTypeHashTable):
-  """A group of tables on every server; what the two ways to use them have in common."""
+class PsGroup:
+  """The tables of all servers, and the way to each of them.
 
-  _transfer: ps_transfer.PsTransfer
-  _max_rpc_deadline_millis: int
-  # Learning rates of native groups, if they change from step to step.
-  _learning_rates: tf.Tensor | None = None
+  Args:
+    num_ps: number of servers.
+    configs: table name -> configuration.
+    table_factory: `(index of the server, configs) -> group of tables`.
+    transfer: how tensors get to the servers.
+    remote_predict: calls a server of an exported model.
+    max_rpc_deadline_millis: deadline of these calls.
 
-  def _make_tables(
+  Attributes:
+    tables: each server's group.
+    transfer: how tensors get to the servers.
+  """
+
+  def __init__(
     self,
     num_ps: int,
-    configs: Mapping[str, entry.HashTableConfigInstance],
-    table_factory: Callable[
-      [int, Mapping[str, entry.HashTableConfigInstance]],
-      multi_type_hash_table.BaseMultiTypeHashTable,
-    ],
-  ) -> None:
-    self._tables = []
-    if export_context.is_exporting_distributed():
-      for i in range(num_ps):
-        with export_context.get_current_export_ctx().sub_graph(f"ps_{i}").as_default() as graph:
-          self._tables.append(table_factory(i, configs))
-          _add_lookup_signatures(graph, self._tables[i], sorted(configs))
-      return
-    if getattr(table_factory, "computes_learning_rates", False) or not configs:
-      for i in range(num_ps):
-        with self._transfer.device(i):
-          self._tables.append(table_factory(i, configs))
-    else:
-      self._make_tables_with_rates(num_ps, configs, table_factory)
-    if self._is_raw and self._transfer.sends and _any_rate_changes(configs.values()):
+    configs: Configs,
+    table_factory: TableFactory,
+    transfer: ps_transfer.PsTransfer,
+    remote_predict: RemotePredict,
+    max_rpc_deadline_millis: int,
+  ):
+    self.transfer = transfer
+    self._remote_predict = remote_predict
+    self._max_rpc_deadline_millis = max_rpc_deadline_millis
+    # Learning rates of native groups, if they change from step to step.
+    self._learning_rates: tf.Tensor | None = None
+    self.tables = self._make_tables(num_ps, configs, table_factory)
+    exports = export_context.is_exporting_distributed()
+    if not exports and self.is_raw and transfer.sends and _any_rate_changes(configs.values()):
       # Computed once, here, and sent with the gradients.
       self._learning_rates = tf.concat(
         [configs[name].call_learning_rate_fns() for name in sorted(configs)], axis=0
       )
 
-  def _make_tables_with_rates(
-    self,
-    num_ps: int,
-    configs: Mapping[str, entry.HashTableConfigInstance],
-    table_factory: Callable[
-      [int, Mapping[str, entry.HashTableConfigInstance]],
-      multi_type_hash_table.BaseMultiTypeHashTable,
-    ],
-  ) -> None:
-    """One message with the rates of all tables, instead of every server asking for the step."""
+  def _make_tables(
+    self, num_ps: int, configs: Configs, table_factory: TableFactory
+  ) -> list[multi_type_hash_table.BaseMultiTypeHashTable]:
+    tables = []
+    if export_context.is_exporting_distributed():
+      export_ctx = export_context.get_current_export_ctx()
+      for i in range(num_ps):
+        with export_ctx.sub_graph(f"ps_{i}").as_default() as graph:
+          tables.append(table_factory(i, configs))
+          _add_lookup_signatures(graph, tables[i], sorted(configs))
+      return tables
+    if getattr(table_factory, "computes_learning_rates", False) or not configs:
+      for i in range(num_ps):
+        with self.transfer.device(i):
+          tables.append(table_factory(i, configs))
+      return tables
+    # One message with the rates of all tables, instead of every server asking for the step.
     rates = {name: configs[name].call_learning_rate_fns() for name in sorted(configs)}
     shapes = tensor_utils.get_keyed_shape(rates)
     packed_rates = tensor_utils.pack_tensors(rates)
     for i in range(num_ps):
-      with self._transfer.device(i):
+      with self.transfer.device(i):
         with learning_rates(configs, tensor_utils.unpack_tensors(shapes, packed_rates)):
-          self._tables.append(table_factory(i, configs))
+          tables.append(table_factory(i, configs))
+    return tables
 
   @property
-  def _is_raw(self) -> bool:
+  def is_raw(self) -> bool:
+    """Whether every server's group works on one ragged id tensor and one flat value."""
     return all(
-      isinstance(table, multi_hash_table_ops.RawMultiTypeHashTable) for table in self._tables
+      isinstance(table, multi_hash_table_ops.RawMultiTypeHashTable) for table in self.tables
     )
 
-  def _raw_lookup_on_ps(
+  def raw_table(self, i: int) -> multi_hash_table_ops.RawMultiTypeHashTable:
+    """Returns the group of server `i`; only if `is_raw`."""
+    return cast(multi_hash_table_ops.RawMultiTypeHashTable, self.tables[i])
+
+  def get_table_dim_sizes(self) -> list[int]:
+    """Returns the tables' dimensions, by sorted name."""
+    return self.tables[0].get_table_dim_sizes()
+
+  def with_tables(self, tables: Iterable[Any]) -> PsGroup:
+    """Returns the group after a write to its tables."""
+    updated = copy.copy(self)
+    updated.tables = list(tables)
+    return updated
+
+  def as_op(self, name: str) -> tf.Operation:
+    """Returns the no-op `<name>/done` that runs after all writes so far."""
+    return ps_transfer.group_as_op(self.tables, name)
+
+  def raw_lookup(
     self, i: int, ids: tf.RaggedTensor, op: str
   ) -> tuple[tf.Tensor, list[tf.Operation]]:
     """Returns the flat embeddings from server `i`, and what measures how long that took.
@@ -136,20 +148,19 @@ class PsTables(multi_type_hash_table.BaseMultiTypeHashTable):
       op: prefix of the names of casts.
     """
     if export_context.is_exporting_distributed():
-      flat = self._remote_predict(
+      flat = self._predict(
         i, "raw_lookup", ["id", "id_split"], [ids.values, ids.row_splits], ["flat_emb"]
       )[0]
       return tf.reshape(flat, [-1]), []
+    table = self.raw_table(i)
     if export_context.is_exporting():
-      return self._tables[i].raw_lookup(ids), []
-    if self._transfer.sends:
+      return table.raw_lookup(ids), []
+    if self.transfer.sends:
       (packed,), start = logging_ops.tensors_timestamp([ps_transfer.pack_ragged(ids)])
-      flat = self._transfer.raw_lookup(i, self._tables[i], packed, op)
+      flat = self.transfer.raw_lookup(i, table, packed, op)
     else:
       (values, row_splits), start = logging_ops.tensors_timestamp([ids.values, ids.row_splits])
-      flat = self._tables[i].raw_lookup(
-        tf.RaggedTensor.from_row_splits(values, row_splits, validate=False)
-      )
+      flat = table.raw_lookup(tf.RaggedTensor.from_row_splits(values, row_splits, validate=False))
     (flat,), end = logging_ops.tensors_timestamp([flat])
     timer = logging_ops.emit_timer(
       "embedding_lookup",
@@ -158,31 +169,77 @@ class PsTables(multi_type_hash_table.BaseMultiTypeHashTable):
     )
     return flat, [timer]
 
-  def _lookup_on_ps(
-    self, i: int, name_to_ids: Mapping[str, tf.Tensor], op: str
-  ) -> dict[str, tf.Tensor]:
-    """Looks tables of server `i` up by name."""
+  def raw_update(
+    self,
+    i: int,
+    ids: tf.RaggedTensor,
+    flat_grad: tf.Tensor,
+    global_step: tf.Tensor,
+    req_time: tf.Tensor,
+    op: str,
+  ) -> multi_hash_table_ops.RawMultiTypeHashTable:
+    """Runs the optimizers of server `i`; returns its group after the write.
+
+    Args:
+      i: index of the server.
+      ids: one row per table.
+      flat_grad: flat float32 gradients of `ids`.
+      global_step: int64 scalar.
+      req_time: int64 scalar.
+      op: prefix of the names of casts.
+    """
+    return self.transfer.raw_update(
+      i, self.raw_table(i), ids, flat_grad, global_step, req_time, self._learning_rates, op=op
+    )
+
+  def lookup(self, i: int, name_to_ids: Mapping[str, tf.Tensor], op: str) -> dict[str, tf.Tensor]:
+    """Looks tables of server `i` up by name.
+
+    Args:
+      i: index of the server.
+      name_to_ids: table name -> int64 ids.
+      op: prefix of the names of casts.
+
+    Returns:
+      Table name -> `[ids, dim]`.
+    """
     if not export_context.is_exporting_distributed() or not name_to_ids:
-      return self._transfer.lookup(i, self._tables[i], name_to_ids, op)
+      return self.transfer.lookup(i, self.tables[i], name_to_ids, op)
     names = sorted(name_to_ids)
-    results = self._remote_predict(i, "lookup", names, [name_to_ids[n] for n in names], names)
+    results = self._predict(i, "lookup", names, [name_to_ids[n] for n in names], names)
     return {
-      name: tf.reshape(result, [-1, self._transfer.dims[name]])
+      name: tf.reshape(result, [-1, self.transfer.dims[name]])
       for name, result in zip(names, results)
     }
 
-  def _remote_predict(
+  def update(
+    self,
+    i: int,
+    name_to_pair: Mapping[str, tuple[tf.Tensor, tf.Tensor]],
+    update_fn: Callable[[Any, dict[str, tuple[tf.Tensor, tf.Tensor]]], Any],
+    op: str,
+    float16: bool = False,
+  ) -> Any:
+    """Updates tables of server `i` by name; returns its group after the write.
+
+    Args:
+      i: index of the server.
+      name_to_pair: table name -> (ids, values).
+      update_fn: `(group, name_to_pair) -> updated group`, called on the server.
+      op: prefix of the names of casts.
+      float16: send the values with 16 bits.
+    """
+    return self.transfer.update(i, self.tables[i], name_to_pair, update_fn, op, float16)
+
+  def _predict(
     self,
     i: int,
     signature_name: str,
     input_names: list[str],
     inputs: list[tf.Tensor],
     output_names: list[str],
-  ) -> list[tf.Tensor]:
-    # Through the module that publishes it, where tests replace it.
-    from monolith.native_training import distributed_ps
-
-    return distributed_ps.remote_predict(
+  ) -> Sequence[tf.Tensor]:
+    return self._remote_predict(
       input_names,
       inputs,
       output_names,
@@ -194,14 +251,6 @@ class PsTables(multi_type_hash_table.BaseMultiTypeHashTable):
       output_types=[tf.float32] * len(output_names),
       signature_name=signature_name,
     )
-
-  def _with_tables(self, tables: list[Any]) -> Any:
-    updated = copy.copy(self)
-    updated._tables = tables
-    return updated
-
-  def get_table_dim_sizes(self) -> list[int]:
-    return self._tables[0].get_table_dim_sizes()
 
 
 def _any_rate_changes(configs: Iterable[entry.HashTableConfigInstance]) -> bool:

@@ -1,4 +1,4 @@
-"""The alert manager: a flag, and nobody behind it."""
+"""Tests of the alert manager, a flag without effect."""
 
 import unittest
 

@@ -1,4 +1,4 @@
-"""Second names of checkpoints."""
+"""Tests of the second names of checkpoints."""
 
 import os
 
@@ -15,7 +15,7 @@ class SetAsideTest(tf.test.TestCase):
         file.write("old")
 
     checkpoint_files.set_aside(prefix)
-    with open(prefix + ".index", "w"):  # What TensorFlow does when it merges shards.
+    with open(prefix + ".index", "w"):  # TensorFlow does so when it merges shards.
       pass
 
     twin = checkpoint_files.twin_of(prefix)

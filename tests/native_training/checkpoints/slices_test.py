@@ -135,7 +135,7 @@ def _parse(content):
 
 
 class SlicesTask(native_task.NativeTask):
-  """A feature with the slices that the params name, and another one."""
+  """Has a feature with the slices that the params name, and another one."""
 
   @classmethod
   def params(cls):
@@ -278,7 +278,7 @@ class RestartTest(tf.test.TestCase, parameterized.TestCase):
   def test_other_servers(self):
     _train(self.folder, _SIZES)
 
-    # Nothing is resharded in vain, and what is resharded has the record too.
+    # Refuses before it reshards anything; a resharded checkpoint has the record too.
     self._assert_refused(_train, _SWAPPED_SIZES, num_ps=2)
     _train(self.folder, _SIZES, num_ps=2)
     self.assertEqual(
@@ -292,7 +292,7 @@ class RestartTest(tf.test.TestCase, parameterized.TestCase):
 
     _train(self.folder, _SWAPPED_SIZES)
 
-    # From then on it has one.
+    # The checkpoint has had a record since then.
     self._assert_refused(_train, _SIZES)
 
   def test_record_goes_with_its_checkpoint(self):

@@ -1,4 +1,4 @@
-"""Samples that a tf.data service in another process reads."""
+"""Tests of samples that a tf.data service in another process reads."""
 
 import os
 import subprocess
@@ -16,7 +16,7 @@ from tests.native_training.data.mock_kafka import MockKafka
 PbType = datasets.PbType
 COLUMNS = {"select_columns": ["__UID__", "item"], "select_columns_type": ["int", "fid_v2"]}
 
-# Knows the op library, but nothing of the data sets. It lives until its standard input ends.
+# Loads the op library, but knows no dataset. Runs until its standard input ends.
 SERVER = """
 import os
 import sys

@@ -36,7 +36,7 @@ def make_line_id(**fields) -> line_id_pb2.LineId:
 
 
 def make_example(features=None, label=(), **line_id) -> example_pb2.Example:
-  """`features`: name -> v2 ids."""
+  """Returns an example; `features` maps names to v2 ids."""
   example = example_pb2.Example(label=label, line_id=make_line_id(**line_id))
   for name, fids in (features or {}).items():
     example.named_feature.add(name=name).feature.fid_v2_list.value.extend(fids)
@@ -62,9 +62,9 @@ def write_records(
 
 
 def proto_of(variant: tf.Tensor, proto_class: type):
-  """Takes the proto out of a scalar variant by the way it is encoded."""
+  """Decodes the proto that a scalar variant holds."""
   tensor = tensor_pb2.TensorProto.FromString(tf.io.serialize_tensor(variant).numpy())
-  # The size as a varint, then the encoded variant.
+  # The content is the size as a varint, then the encoded variant.
   content = tensor.tensor_content
   start = next(i for i, byte in enumerate(content) if byte < 0x80) + 1
   encoded = tensor_pb2.VariantTensorDataProto.FromString(content[start:])

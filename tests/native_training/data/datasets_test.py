@@ -1,4 +1,4 @@
-"""File sources and the data sets behind them."""
+"""Tests of file sources and the datasets that read them."""
 
 import gzip
 import os
@@ -12,10 +12,9 @@ import pyarrow as pa
 import tensorflow as tf
 from absl.testing import flagsaver
 
-from idl.matrix.proto import example_pb2, proto_parser_pb2
+from idl.matrix.proto import example_pb2
 from monolith.native_training import native_task_context
-from monolith.native_training.data import datasets, feature_utils, file_patterns, parsers
-from monolith.native_training.data.training_instance.python import instance_dataset_op
+from monolith.native_training.data import datasets, feature_utils, parsers
 from tests.native_training.data.data_test_utils import (
   fid_v1,
   fid_v2,
@@ -85,7 +84,7 @@ class FilePBDatasetTest(_FileTest):
       self.assertEqual(uids(dataset), [1, 2, 3])
 
   def snappy(self, content):
-    """A literal-only snappy chunk in a Hadoop block."""
+    """Returns a literal-only snappy chunk in a Hadoop block."""
     literal = bytes([60 << 2 | 0]) if len(content) <= 256 else bytes([61 << 2])
     size = bytes([len(content) - 1]) if len(content) <= 256 else struct.pack("<H", len(content) - 1)
     length, varint = len(content), b""
@@ -120,7 +119,7 @@ class FilePBDatasetTest(_FileTest):
     return self.read(self.path(name), compression_type=datasets.CompressType.ZSTD)
 
   def zstd_frames(self, num_frames, num_records):
-    """Frames that know their size, and one that does not; more than the buffers hold."""
+    """Reads frames that know their size and one that does not; more than the buffers hold."""
     records = [
       frame(make_example({"a": list(range(i % 500))}, uid=i + 1).SerializeToString(), ZERO)
       for i in range(num_records)
@@ -365,15 +364,6 @@ class PBDatasetTest(_FileTest):
       with self.assertRaisesRegex(AssertionError, "no match files"):
         datasets.PBDataset()
 
-  def test_expand_pattern(self):
-    self.assertEqual(
-      file_patterns.expand_pattern("a_{DATE(20201130,20201201)}/{INT(8, 9)}x"),
-      ["a_20201130/8x", "a_20201130/9x", "a_20201201/8x", "a_20201201/9x"],
-    )
-    self.assertEqual(
-      file_patterns.expand_pattern("{DATE(2020113023,2020120100)}"), ["2020113023", "2020120100"]
-    )
-
   def test_gen_patterns(self):
     patterns = datasets.PBDataset.gen_patterns("/abc", "20220901", end_date="20220920")
     self.assertLen(patterns, 19)
@@ -437,7 +427,7 @@ class InstanceReweightDatasetTest(_FileTest):
     # A worse action follows a better one that was emitted already.
     sample = make_example(label=[5], actions=[7], pre_actions=[2])
     self.assertEqual(self.reweight([sample], **kwargs), [])
-    # The better one corrects what was emitted: labels differ, so both count.
+    # The better action corrects the emitted one: labels differ, so both count.
     sample = make_example(label=[5], actions=[2], pre_actions=[7])
     self.assertEqual(self.reweight([sample], **kwargs), [-1.0] * 5)
     same = {"action_priority": "2,7", "reweight": "2:1:1,7:3:1"}
@@ -566,7 +556,7 @@ class DataServiceHelpersTest(_FileTest):
     dispatcher, worker = self._service()
     dataset = tf.data.Dataset.range(10).batch(2)
     batches = datasets.distribute(dataset, dispatcher.target, window_size=2)
-    # One worker of the service has all of it, so the order is kept.
+    # The only worker of the service has all elements, so their order stays.
     self.assertEqual(
       [batch.numpy().tolist() for batch in batches], [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
     )
@@ -587,7 +577,7 @@ class DataServiceHelpersTest(_FileTest):
       with tf.Graph().as_default() as graph:
         with tf.device(f"/job:worker/task:{index}/device:CPU:0"):
           dataset = datasets.distribute(
-            # Worker 1 has other elements of its own, which nobody may see.
+            # Worker 1's own elements differ, and must not be read.
             tf.data.Dataset.range(100 * index, 100 * index + 4),
             dispatcher.target,
             num_worker=2,
@@ -618,7 +608,7 @@ class DataServiceHelpersTest(_FileTest):
     waiting.join()
     self.assertEqual(sorted(read(first, first_element) + read(other, other_element)), [0, 1, 2, 3])
 
-    # Either of them may start again, in any order.
+    # Either worker may start again, in any order.
     other.run(other_init)
     first.run(first_init)
     other.run(other_init)
@@ -634,25 +624,6 @@ class DataServiceHelpersTest(_FileTest):
       datasets.distribute(tf.data.Dataset.range(1), "grpc://x", window_size=0)
     with self.assertRaisesRegex(ValueError, "queue_device is /cpu:0, but workers share a queue"):
       datasets.distribute(tf.data.Dataset.range(1), "grpc://x", num_worker=2, queue_device="/cpu:0")
-
-
-class InstanceDatasetTest(_FileTest):
-  def test_serialized_instances(self):
-    paths = []
-    for i in range(2):
-      payload = make_instance(uid=i + 1).SerializeToString()
-      paths.append(write_records(self.path(f"part_{i}"), [payload]))
-    single = instance_dataset_op.PBInstanceDataset(paths[0])
-    self.assertEqual(
-      [proto_parser_pb2.Instance.FromString(x.numpy()).line_id.uid for x in single], [1]
-    )
-    for dataset in (
-      instance_dataset_op.create_instance_dataset(paths),
-      instance_dataset_op.create_instance_dataset([self.path("part_*")], expand_glob_path=True),
-    ):
-      self.assertLen(list(dataset), 2)
-    with self.assertRaisesRegex(ValueError, "one pattern"):
-      instance_dataset_op.create_instance_dataset(paths, enable_sharding=True)
 
 
 class VariantTypeTest(_FileTest):

@@ -1,4 +1,4 @@
-"""Feature list files and slots of names."""
+"""Tests of feature list files and of slots by name."""
 
 import os
 

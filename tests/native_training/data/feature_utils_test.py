@@ -1,4 +1,4 @@
-"""Filters, label ops and small ops."""
+"""Tests of filters, label ops and small ops."""
 
 import os
 import struct
@@ -7,8 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 from idl.matrix.proto import example_pb2
-from monolith.native_training.data import datasets, feature_utils, parsers
-from monolith.native_training.data.transform import transforms
+from monolith.native_training.data import feature_utils, parsers
 from tests.native_training.data.data_test_utils import (
   fid_v1,
   fid_v2,
@@ -365,7 +364,7 @@ class SmallOpsTest(tf.test.TestCase):
     self.assertEqual(out.shape, [2])
     changed = [proto_of(out[i], example_pb2.Example) for i in range(2)]
     named = {feature.name: feature.feature for feature in changed[0].named_feature}
-    # The numbers are those of ExtractFid, the text those of the published CityHash64.
+    # Integers must hash as in ExtractFid, text as in the published CityHash64.
     self.assertEqual(
       list(named["int64_a"].fid_v2_list.value),
       [1153447759131936, int(feature_utils.ragged_data_ops.extract_fid(-1, slot=4))],
@@ -379,7 +378,7 @@ class SmallOpsTest(tf.test.TestCase):
     self.assertIsNone(named["empty"].WhichOneof("type"))
     self.assertEqual(changed[1].named_feature[1], second.named_feature[1])
     self.assertEmpty(changed[1].named_feature[0].feature.fid_v2_list.value)
-    self.assertEqual(proto_of(variants[0], example_pb2.Example), first)  # a copy was changed
+    self.assertEqual(proto_of(variants[0], example_pb2.Example), first)  # the input is unchanged
 
   def test_feature_hash_of_bad_input(self):
     example = example_pb2.Example()
@@ -465,55 +464,6 @@ class SmallOpsTest(tf.test.TestCase):
     for sparse, dense in (({"a": 1, "b": 1}, []), ({"a": 0}, []), ({"a": 1}, ["a"])):
       with self.assertRaises(AssertionError):
         feature_utils.tf_example_to_example(b"", sparse, dense, "y")
-
-
-class TransformTest(tf.test.TestCase):
-  def test_compose(self):
-    fid = 290956192322012601
-    samples = []
-    for i in range(40):
-      sample = make_example(
-        {"x": [fid]} if i >= 10 else {},
-        read_count=0 if 20 <= i < 40 else 1,
-        video_play_time=0.0 if 20 <= i < 30 else 1.0,
-        actions=[2] if 30 <= i < 35 else [1],
-      )
-      samples.append(sample.SerializeToString())
-    dataset = tf.data.Dataset.from_tensor_slices(samples).map(feature_utils.string_to_variant)
-    transform = transforms.Compose(
-      [
-        transforms.FilterByFid(select_fids=[fid]),
-        transforms.FilterByValue("read_count", "in", [0]),
-        transforms.LogicalOr(
-          transforms.FilterByValue("video_play_time", "eq", 0.0), transforms.FilterByAction([2])
-        ),
-      ]
-    )
-    out = datasets.TransformDataset(dataset, transform, "example")
-    self.assertLen(list(out), 15)
-
-  def test_add_label_and_filter(self):
-    dataset = tf.data.Dataset.from_tensor_slices(
-      [make_example(actions=[a]).SerializeToString() for a in (1, 2)]
-    ).map(feature_utils.string_to_variant)
-    transform = transforms.Compose(
-      [transforms.AddLabel("1:2:1.0", -1.0, 1.0), transforms.FilterByLabel([0.5])]
-    )
-    out = list(datasets.TransformDataset(dataset, transform, "example"))
-    self.assertEqual([labels_of(x, 1) for x in out], [[1]])
-
-  def test_empty_is_the_identity(self):
-    dataset = tf.data.Dataset.from_tensors(b"").map(feature_utils.string_to_variant)
-    out = datasets.TransformDataset(dataset, transforms.Compose([]), "example")
-    self.assertLen(list(out), 1)
-
-  def test_bad_arguments(self):
-    leaf = transforms.FilterByAction()
-    with self.assertRaises(AssertionError):
-      transforms.LogicalOr(leaf, transforms.Compose([leaf]))
-    dataset = tf.data.Dataset.from_tensors(b"").map(feature_utils.string_to_variant)
-    with self.assertRaisesRegex(tf.errors.InvalidArgumentError, "op is 'like'"):
-      datasets.TransformDataset(dataset, transforms.FilterByValue("uid", "like", 1), "example")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Item pools, their files and the hook that saves them."""
+"""Tests of item pools and their files."""
 
 import contextlib
 import json
@@ -8,7 +8,7 @@ from unittest import mock
 
 import tensorflow as tf
 
-from monolith.native_training.data import datasets, feature_utils, item_pool_hook
+from monolith.native_training.data import feature_utils
 from tests.hash_table_testing import list_data
 
 tf.compat.v1.disable_eager_execution()
@@ -39,7 +39,7 @@ class ItemPoolTest(tf.test.TestCase):
     fill = feature_utils.item_pool_random_fill
     self.run_op(fill, self.save(100, nshards=3), self.check(100))
     self.assertEqual(list_data(self.path), [f"model.ckpt-100_item_pool_0_{i}_1" for i in range(3)])
-    # The newest step that is not later than the one asked for.
+    # Restores the newest step that is not later than the requested one.
     self.run_op(fill, self.save(50, nshards=3))
     self.run_op(self.restore(120), self.check(100))
     with self.assertRaisesRegex(tf.errors.DataLossError, "differs from the pool"):
@@ -89,7 +89,7 @@ class ItemPoolTest(tf.test.TestCase):
     for worker, step in ((0, 1003), (1, 1007)):
       with self.as_worker(worker, 2):
         self.run_op(self.restore(1010), self.check(step))
-    # A third worker takes over the pool of the first, as long as it has none of its own.
+    # A third worker takes over the first one's pool as long as it has none itself.
     with self.as_worker(2, 3):
       self.run_op(self.restore(1010), self.check(1003))
       self.run_op(fill, self.save(1005))
@@ -127,7 +127,7 @@ class ItemPoolTest(tf.test.TestCase):
     os.remove(path)
     with self.assertRaisesRegex(tf.errors.InvalidArgumentError, f"{path} is missing"):
       self.run_op(self.restore(1))
-    # Without a manifest, what ends inside a record, its header included.
+    # Without a manifest, a file must not end inside a record or its header.
     os.remove(os.path.join(self.path, manifest))
     for size in (at + 5, len(content) - 1):
       with open(path, "wb") as stream:
@@ -161,43 +161,6 @@ class ItemPoolTest(tf.test.TestCase):
       pool = feature_utils.create_item_pool(-1, 5)
       with self.assertRaisesRegex(tf.errors.InvalidArgumentError, "start_num is -1"):
         sess.run(pool.op)
-
-
-class ItemPoolHookTest(tf.test.TestCase):
-  def train(self, model_dir, steps, mode="train", fill=False):
-    with tf.Graph().as_default():
-      step = tf.compat.v1.train.get_or_create_global_step()
-      pool = feature_utils.create_item_pool(10, 50)
-      tf.compat.v1.add_to_collection(datasets.POOL_KEY, pool)
-      train_op = tf.compat.v1.assign_add(step, 1)
-      fill_op = feature_utils.item_pool_random_fill(pool).op
-      check_op = feature_utils.item_pool_check(pool, model_dir, step).op
-      hook = item_pool_hook.ItemPoolSaveRestoreHook(model_dir, save_steps=2, mode=mode)
-      with tf.compat.v1.train.MonitoredTrainingSession(
-        checkpoint_dir=model_dir, hooks=[hook], save_checkpoint_steps=100
-      ) as sess:
-        if fill:
-          sess.run_step_fn(lambda step_context: step_context.session.run(fill_op))
-        else:
-          # Fails unless the pool is the saved one.
-          sess.run_step_fn(lambda step_context: step_context.session.run(check_op))
-        for _ in range(steps):
-          sess.run(train_op)
-
-  def test_saves_and_restores(self):
-    model_dir = os.path.join(os.environ["TEST_TMPDIR"], "model")
-    self.train(model_dir, 4, fill=True)
-    pools = [name for name in os.listdir(model_dir) if "item_pool" in name]
-    # Step 3 is more than 2 steps after 0, step 4 is the end.
-    self.assertEqual(
-      sorted(pools), ["model.ckpt-3_item_pool_0_0_1", "model.ckpt-4_item_pool_0_0_1"]
-    )
-    self.train(model_dir, 1)
-
-  def test_evaluation_saves_nothing(self):
-    model_dir = os.path.join(os.environ["TEST_TMPDIR"], "model")
-    self.train(model_dir, 4, mode="eval", fill=True)
-    self.assertEqual([name for name in os.listdir(model_dir) if "item_pool" in name], [])
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Data sets that read a Kafka broker, eagerly."""
+"""Tests of datasets that read a Kafka broker, in eager mode."""
 
 import glob
 import os
@@ -37,7 +37,7 @@ CONFIGURATION = [
   "heartbeat.interval.ms=200",
   "fetch.wait.max.ms=50",
 ]
-# No broker listens there.
+# No broker listens at this address.
 NOBODY = "127.0.0.1:1"
 
 
@@ -66,19 +66,19 @@ def make_batch(*uids):
 
 
 def count_consumers():
-  """Counts the clients of this process, by the name of the thread that each of them has."""
+  """Counts this process's clients by the name of the thread that each of them runs."""
   count = 0
   for path in glob.glob("/proc/self/task/*/comm"):
     try:
       with open(path, encoding="utf-8") as stream:
         count += stream.read().strip() == "rdk:main"
-    except FileNotFoundError:  # the thread has ended meanwhile
+    except FileNotFoundError:  # the thread has just ended
       pass
   return count
 
 
 def record_ops():
-  """Records what the op of the data sets is made with."""
+  """Records the arguments of the op behind the datasets."""
   return mock.patch.object(
     kafka_dataset.gen_monolith_ops,
     "monolith_kafka_dataset",
@@ -236,7 +236,7 @@ class PlainTest(_KafkaTest):
     for thread in threads:
       thread.join(TIMEOUT_SECS)
       self.assertFalse(thread.is_alive())
-    # Each of the last two went to another member.
+    # The last two messages went to different members.
     last = {b"last%d" % (sent - 2), b"last%d" % (sent - 1)}
     self.assertEqual({read[0][-1], read[1][-1]}, last)
 
@@ -260,7 +260,7 @@ class PlainTest(_KafkaTest):
 
   def test_settings_reach_the_client(self):
     self.kafka.send(self.topic, [b"a", b"b"])
-    # The last of equal keys counts, values may contain an equal sign, blanks do not matter.
+    # The last of equal keys counts, values may contain an equals sign, blanks do not matter.
     configuration = [
       "auto.offset.reset=error", "conf.topic.auto.offset.reset = earliest", "client.id=a=b",
     ]  # fmt: skip
@@ -311,7 +311,7 @@ class PlainTest(_KafkaTest):
     self.kafka.send(self.topic, [b"a", b"b", b"c"])
 
     def read(poll_batch_size=1):
-      # Nothing above the source, since that might read ahead.
+      # Uses the source alone: a dataset above it might read ahead.
       return iter(
         kafka_dataset._MessageDataset(
           self.topic, self.group, self.kafka.servers, -1, 10000, poll_batch_size, CONFIGURATION,
@@ -462,7 +462,7 @@ class FramedTest(_KafkaTest):
     raw_only.named_raw_feature.add(name="raw")
     records = [b"", raw_only.SerializeToString(), make_example(uid=1).SerializeToString()]
     self.kafka.send(self.topic, [b"".join(frame(record, ZERO) for record in records)])
-    # A record without payload is no sample; one without content is, unless told otherwise.
+    # A record without payload is no sample; one without content is, unless configured otherwise.
     (first,) = self.framed().take(1)
     self.assertEqual(proto_of(first, example_pb2.Example), example_pb2.Example())
     self.group = uuid.uuid4().hex
@@ -555,7 +555,7 @@ class FramedTest(_KafkaTest):
 
 
 class DispatchTest(_KafkaTest):
-  """What `PBDataset` makes of its arguments, without any broker."""
+  """Tests how `PBDataset` translates its arguments, without any broker."""
 
   def assert_reads(self, dataset, topics, group_id, servers):
     self.assertIsInstance(dataset, datasets.KafkaDataset)
@@ -570,7 +570,7 @@ class DispatchTest(_KafkaTest):
     recorder = record_ops()
     self.op = recorder.start()
     self.addCleanup(recorder.stop)
-    self.kafka.send(self.topic, [b""])  # afterwards its own clients are there
+    self.kafka.send(self.topic, [b""])  # so that the broker's own clients exist
     self.consumers = count_consumers()
 
   def test_arguments(self):
@@ -617,7 +617,7 @@ class DispatchTest(_KafkaTest):
       with self.assertRaisesRegex(ValueError, text):
         datasets.PBDataset(*args, **kwargs)
 
-  def test_keywords_reach_the_data_set(self):
+  def test_keywords_reach_the_dataset(self):
     dataset = datasets.PBDataset(
       ["a"],
       "c",
@@ -644,7 +644,7 @@ class DispatchTest(_KafkaTest):
 
 
 class CheckpointTest(_KafkaTest):
-  """Iterators that resume where they were saved, whatever the group has committed."""
+  """Tests that iterators resume where they were saved, whatever the group has committed."""
 
   def save(self, iterator):
     path = os.path.join(os.environ["TEST_TMPDIR"], uuid.uuid4().hex)
@@ -754,7 +754,7 @@ class CheckpointTest(_KafkaTest):
 class LifecycleTest(_KafkaTest):
   def setUp(self):
     super().setUp()
-    # The broker and its producer; those of other tests may still end.
+    # Counts the broker and its producer; clients of other tests may still be ending.
     self.before = 2
     wait_until(lambda: count_consumers() == self.before)
 
@@ -767,7 +767,7 @@ class LifecycleTest(_KafkaTest):
 
   def test_closed_when_the_iterator_is_destroyed(self):
     self.kafka.send(self.topic, [b"a", b"b", b"c"])
-    # The second one waits in a thread of its own for messages that never come.
+    # The second iterator waits in its own thread for messages that never come.
     for poll_batch_size, prefetch in ((1, 0), (3, 2)):
       self.group = uuid.uuid4().hex
       iterator = iter(self.plain(poll_batch_size=poll_batch_size).prefetch(prefetch))
@@ -821,7 +821,7 @@ class LifecycleTest(_KafkaTest):
         target=lambda iterator: read.append(next(iterator).message.numpy()), args=(iterator,)
       )
       thread.start()
-      # Whoever does not wait endlessly fails meanwhile.
+      # A reader that does not wait endlessly fails meanwhile.
       with self.assertRaisesRegex(tf.errors.UnknownError, "brokers are down"):
         list(
           datasets.create_plain_kafka_dataset(

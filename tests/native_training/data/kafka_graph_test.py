@@ -1,4 +1,4 @@
-"""Data sets and resources that read a Kafka broker, in graph mode."""
+"""Tests of datasets and resources that read a Kafka broker, in graph mode."""
 
 import struct
 import threading
@@ -140,7 +140,7 @@ class KafkaGraphTest(tf.test.TestCase):
       self.assertEqual(first.message.tolist(), [b"a", b"b\0"])
       self.assertEqual(first.key.tolist(), [b"x", b"y"])
       self.assertEqual(first.continue_fetch, 1)
-      # Messages may be late on a slow machine; when they come, silence is counted from then.
+      # Messages may be late on a slow machine; silence counts from their arrival.
       read = feature_utils.kafka_read_next(resource, 1, 500, 1000)
       messages, flags = [], []
       while not messages or flags[-1]:
@@ -148,7 +148,7 @@ class KafkaGraphTest(tf.test.TestCase):
         messages += fetch.message.tolist()
         flags.append(fetch.continue_fetch)
       self.assertEqual(messages, [b"c"])
-      # It ends only after two polls without message.
+      # The stream ends only after two polls without a message.
       self.assertGreaterEqual(len(flags), 2)
 
   def test_resource_of_samples_in_a_dataset(self):

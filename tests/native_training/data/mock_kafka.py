@@ -8,14 +8,14 @@ from typing import Any
 
 import confluent_kafka
 
-# Generous: nothing waits so long unless it hangs.
+# Generous: nothing waits this long unless it hangs.
 TIMEOUT_SECS = 120
 _ERROR_TEXT_BYTES = 512
 _PRODUCER = 0
 
 
 def _library() -> ctypes.CDLL:
-  """Returns the very library that `confluent_kafka` has loaded."""
+  """Returns the library that `confluent_kafka` has loaded."""
   with open("/proc/self/maps", encoding="utf-8") as maps:
     path = next(line.split()[-1] for line in maps if "librdkafka" in line)
   library = ctypes.CDLL(path)
@@ -38,7 +38,7 @@ def _library() -> ctypes.CDLL:
 
 
 class MockKafka:
-  """One broker. A context manager; `servers` is what clients connect to."""
+  """Runs one broker as a context manager; clients connect to `servers`."""
 
   def __init__(self):
     self._library = _library()

@@ -1,4 +1,4 @@
-"""Samples from Parquet files."""
+"""Tests of samples from Parquet files."""
 
 import os
 import subprocess
@@ -135,7 +135,7 @@ class ParquetDatasetTest(tf.test.TestCase):
   def test_defaults(self):
     dataset = parquet(self.write_rows(1100), output_pb_type=PbType.EXAMPLEBATCH)
     self.assertEqual([len(x["uid"]) for x in self.parsed_batches(dataset)], [512, 512])
-    # Rows are not dropped, only batches that are not full.
+    # Only incomplete batches are dropped, not rows.
     self.assertEqual(uids(parquet(self.path())), list(range(1100)))
 
   def test_instances(self):
@@ -225,7 +225,7 @@ class ParquetDatasetTest(tf.test.TestCase):
       one_shot = tf.compat.v1.data.make_one_shot_iterator(batches()).get_next()
       iterator = tf.compat.v1.data.make_initializable_iterator(batches())
       initializable = iterator.get_next()
-      # As for other files that a program names.
+      # The same holds for other files that a program names.
       self.assertFalse(ckpt_hooks._get_meta().enable_iter_save_restore)
       session.run(iterator.initializer)
       session.run(initializable)
@@ -239,7 +239,7 @@ class ParquetDatasetTest(tf.test.TestCase):
   def test_method_style_ops_know_the_type(self):
     dataset = parquet(self.write_rows(4))
     self.assertEqual(uids(dataset.instance_reweight("", "")), [0, 1, 2, 3])
-    # All samples are of data source "".
+    # All samples come from data source "".
     self.assertEqual(uids(dataset.split_flow([""], 0)), [0, 1, 2, 3])
 
   def test_several_iterators(self):
@@ -467,7 +467,7 @@ class ParquetDatasetTest(tf.test.TestCase):
       self.assertEqual(rows, list(range(sum(sizes))))
 
   def restored(self, dataset, number):
-    """Reads so many elements, saves, reads the rest; returns the rest and what a restored reads."""
+    """Saves after `number` elements; returns the rest, as read on and as read after a restore."""
     iterator = iter(dataset)
     for _ in range(number):
       next(iterator)

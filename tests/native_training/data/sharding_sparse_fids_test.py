@@ -1,4 +1,4 @@
-"""`sharding_sparse_fids` against the worked examples, all versions and input types."""
+"""Tests `sharding_sparse_fids` on the worked examples, in all versions and input types."""
 
 import numpy as np
 import tensorflow as tf

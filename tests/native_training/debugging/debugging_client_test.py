@@ -1,7 +1,7 @@
-"""Tests of the debugging client, against an HTTP server that really listens.
+"""Tests of the debugging client against an HTTP server that really listens.
 
-The server answers as `debugging_server.create_app` does, which needs a training to look into: with
-one, both are tested in `cpu_training_distributed_test`.
+The server answers as `debugging_server.create_app` does, which needs a training run to look into:
+`cpu_training_distributed_test` tests both on one.
 """
 
 import contextlib
@@ -136,7 +136,7 @@ class DebuggingClientTest(unittest.TestCase):
 
   def test_no_server(self):
     with socket.socket() as unused:
-      unused.bind(("127.0.0.1", 0))  # taken, but nobody listens
+      unused.bind(("127.0.0.1", 0))  # taken, but without a listener
       port = unused.getsockname()[1]
       with self.assertRaisesRegex(
         debugging_client.DebuggingError, f"127.0.0.1:{port}/debugging/variables cannot be reached"

@@ -1,4 +1,4 @@
-"""The synchronous demo as a user runs it: ranks that train, evaluate, and can be interrupted."""
+"""Runs the synchronous demo as a user does: ranks train, evaluate, and can be interrupted."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class DemoSyncTest(absltest.TestCase):
     auc, best = (float(group) for group in match.groups())
     self.assertGreater(best, 0.75)
     self.assertGreaterEqual(auc, best - _TOLERANCE, output)
-    # One rank shows how it goes, the other one is silent.
+    # One rank shows progress, the other one is silent.
     steps = [int(step) for step in re.findall(_PROGRESS, output)]
     self.assertNotEmpty(steps)
     self.assertEqual(steps, sorted(set(steps)))
@@ -92,7 +92,7 @@ class DemoSyncTest(absltest.TestCase):
     self.assertEqual(int(last.rsplit("-", 1)[1]), step + 528)
 
   def test_launcher_of_ones_own(self):
-    """Nobody has prepared the data: rank 0 does, and the other one waits for it."""
+    """Finds no prepared data: rank 0 prepares it while the other one waits."""
     command = ["-m", "monolith.native_training.demos.sync", f"--model_dir={self.model_dir}"]
     paths = [os.path.join(utils.get_test_tmp_dir(), f"rank_{rank}") for rank in range(2)]
     with contextlib.ExitStack() as stack:

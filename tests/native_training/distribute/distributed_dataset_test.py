@@ -70,7 +70,7 @@ class DynamicShardingDatasetTest(tf.test.TestCase):
       self.assertEqual(sess.raw_session().run(count), 1)
 
   def test_workers_share_the_files(self):
-    """Two iterators of one graph, as two workers with the same queues."""
+    """Reads two iterators of one graph, like two workers with the same queues."""
     files = [_write(f"a{i}").encode() for i in range(5)]
     dataset = distributed_dataset.create_dynamic_sharding_dataset([_pattern("a*")])
     elements = [self._next(dataset), self._next(dataset)]
@@ -87,7 +87,7 @@ class DynamicShardingDatasetTest(tf.test.TestCase):
 
   def test_queues_are_on_the_first_server(self):
     ctx = native_task_context.get()._replace(num_ps=2)
-    # Not `with_ctx`, which leaves the last context behind for the other tests.
+    # Avoids `with_ctx`, which leaves the last context behind for the other tests.
     with mock.patch.object(native_task_context, "get", return_value=ctx):
       distributed_dataset.create_dynamic_sharding_dataset([_pattern("a*")])
     devices = {var.device for var in tf.compat.v1.global_variables()}

@@ -51,7 +51,7 @@ class StrQueueTest(tf.test.TestCase):
       with self.assertRaisesRegex(tf.errors.InvalidArgumentError, "cannot hold so many"):
         sess.run(enqueue, {placeholder: ["c", "d"]})
       self.assertEqual(sess.run(dequeue)[0], b"a")
-      sess.run(enqueue, {placeholder: ["c", "d"]})  # into the room of what is gone
+      sess.run(enqueue, {placeholder: ["c", "d"]})  # reuses the room of dequeued elements
       self.assertEqual(self._drain(sess, dequeue), [b"b", b"c", b"d"])
     with self.assertRaisesRegex(ValueError, "has 4 elements, the capacity is 3"):
       str_queue.StrQueue(["a"] * 4, capacity=3)
@@ -60,7 +60,7 @@ class StrQueueTest(tf.test.TestCase):
     calls = tf.compat.v1.get_variable("calls", initializer=0, use_resource=True)
 
     def auto_enqueue():
-      # Every second call has nothing. With the sixth it is over: what that returns is nothing.
+      # Every second call returns nothing. The sixth ends the queue and returns nothing.
       number = calls.assign_add(1, read_value=True)
       text = tf.strings.as_string(number)
       elements = tf.cond(

@@ -1,4 +1,4 @@
-"""The end of training, as opposed to a failure that looks like it."""
+"""Tells the end of training from a failure that looks like it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Options that are set and have no effect are named, those that cannot be met are refused."""
+"""Tests that options without effect are named, and options that cannot be met refused."""
 
 import dataclasses
 import unittest

@@ -1,4 +1,4 @@
-"""When a process that finds no servers waits, gives up, or is content."""
+"""Tests when a process that finds no servers waits, gives up or succeeds."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class RecordTest(absltest.TestCase):
       (TrainingRun("other", ("a:1",), 3), False),
     ):
       self.assertEqual(run.is_same(other), is_same)
-    # Before any server is known.
+    # A run is the same before any of its servers is known.
     self.assertTrue(TrainingRun("job", (), 3).is_same(run))
     self.assertFalse(TrainingRun("", (), 3).is_same(TrainingRun("", ("a:1",), 3)))
 
@@ -159,7 +159,7 @@ class RunWatchTest(absltest.TestCase):
 
 
 class WaitUntilReachableTest(absltest.TestCase):
-  """Each would take an hour if it did not return for the right reason."""
+  """Each test would take an hour if the call did not return for the right reason."""
 
   def test_returns_when_all_answer(self):
     discovery = HostServiceDiscovery(os.environ["TEST_TMPDIR"])

@@ -1,4 +1,4 @@
-"""How the chief ends parameter servers."""
+"""Tests how the chief ends parameter servers."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from tests import free_ports, ps_processes
 
 tf.compat.v1.disable_eager_execution()
 
-# A server that is gone at the very moment at which it is told to stop.
+# A server that dies at the very moment it is told to stop.
 _HASTY_SERVER = """
 import os
 import tensorflow as tf
-from monolith.native_training import training_server
+from monolith.native_training.driver import server as training_server
 tf.compat.v1.disable_eager_execution()
 training_server._LINGER_SECS = 0
 server = tf.distribute.Server.create_local_server()
@@ -39,7 +39,7 @@ class ShutdownTest(tf.test.TestCase):
     self.addCleanup(process.kill)
     addr = process.stdout.readline().strip()[len("grpc://") :]
 
-    # Before, this waited for ever.
+    # This once waited forever.
     training_server._shutdown_ps("", {"ps": [addr]}, {}, 1)
 
     self.assertEqual(process.wait(timeout=120), -9)

@@ -1,4 +1,4 @@
-"""Tables of a training: shared by the columns of a slot, later spread over other servers."""
+"""Tables of a training run: shared by a slot's columns, later spread over other servers."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class TwoColumnsTask(native_task.NativeTask):
             default_vec_compressor=entry.Fp32Compressor(),
           )
         )
-        # Of another width, as merged tables would share rows of equal configuration.
+        # Another width, because tables of equal configuration would be merged and share rows.
         vector = slot.add_feature_slice(1 + len(names))
         for name in names:
           columns.append(feature.FeatureColumn(slot, name))
@@ -88,7 +88,7 @@ class TwoColumnsTask(native_task.NativeTask):
 
 
 class NameTakenTask(TwoColumnsTask):
-  """The shared slot is called like a feature of the other one."""
+  """Gives the shared slot the name of a feature in the other slot."""
 
   slot_name = "other"
 
@@ -126,7 +126,7 @@ class SharedSlotTest(tf.test.TestCase, parameterized.TestCase):
     _train(folder, 1, num_ps, use_native_multi_hash_table=native)
     rows = _predict(folder, num_ps, use_native_multi_hash_table=native)
 
-    # Id 7 was updated by both columns, 8 twice, 9 once.
+    # Both columns updated id 7; id 8 was updated twice, id 9 once.
     self.assertAllEqual(rows["clicked"], [2.0, 2.0 + 2.0])
     self.assertAllEqual(rows["shown"], [2.0 + 1.0, 0.0])
     self.assertAllEqual(rows["other"], [1.0, 1.0])
@@ -211,7 +211,7 @@ class SharedSlotTest(tf.test.TestCase, parameterized.TestCase):
     self.assertAllEqual(self._serve(os.path.join(exported, version)), [2.0, 2.0, 1.0, 0.0])
 
   def _serve(self, path):
-    """Returns what an exported model says of the ids 7 to 10."""
+    """Returns what an exported model predicts for the ids 7 to 10."""
     with tf.Graph().as_default(), self.session() as sess:
       model = tf.compat.v1.saved_model.load(sess, ["serve"], path)
       signature = model.signature_def["serving_default"]
@@ -281,7 +281,7 @@ class TopologyTest(tf.test.TestCase, parameterized.TestCase):
 
     self.assertAllEqual(rows["clicked"], [4.0, 8.0])
     self.assertAllEqual(rows["shown"], [6.0, 0.0])
-    # Somebody may be training in that folder.
+    # Nothing may change: another process may be training in that folder.
     self.assertEqual(sorted(os.listdir(folder)), before)
     self.assertEmpty(os.listdir(temporary_dir))
 
@@ -294,7 +294,7 @@ class TopologyTest(tf.test.TestCase, parameterized.TestCase):
 
     metrics = estimator.evaluate(training.create_input_fn(tf.estimator.ModeKeys.EVAL), steps=1)
 
-    # Of all columns: 3 of `clicked` and `shown`, 2 of `other`.
+    # Sums all columns: 3 in `clicked` and `shown`, 2 in `other`.
     self.assertEqual(metrics["loss"], -(3 * (4.0 + 8.0) + 3 * 6.0 + 2 * (2.0 + 2.0)))
     self.assertEqual(set(os.listdir(folder)) - before, {"eval"})
 

@@ -1,4 +1,4 @@
-"""Barriers around checkpoints, and the state of the input."""
+"""Tests of barriers around checkpoints and of saved input state."""
 
 import os
 import threading
@@ -51,7 +51,7 @@ class BarrierSaverListenerTest(_Case):
         threading.Event().wait(0.01)
       barrier_op.wait_until_barrier_removed(sess, 1)
 
-  def test_barrier_of_somebody_else_is_not_removed(self):
+  def test_a_barrier_placed_elsewhere_is_not_removed(self):
     barrier_op = barrier_ops.BarrierOp(1)
     listener = ckpt_hooks.BarrierSaverListener(barrier_op, wait_seconds=0.01)
     with self.session() as sess:
@@ -106,7 +106,7 @@ class BarrierSaverListenerTest(_Case):
 
 class WorkerCkptHelperTest(_Case):
   def _read_one(self, save_at_step=None, disabled=False, make_iterator=True):
-    """Trains one step of a worker and returns what it read."""
+    """Trains a worker for one step and returns what it read."""
     with tf.Graph().as_default():
       element = tf.constant(-1)
       if make_iterator:

@@ -1,4 +1,4 @@
-"""Counts of ids per slot."""
+"""Tests the counts of ids per slot."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""Stopping and saving on demand."""
+"""Tests stopping and saving on demand."""
 
 import os
 import pathlib

@@ -1,4 +1,4 @@
-"""Halves of saver listeners."""
+"""Tests of the halves of saver listeners."""
 
 import tensorflow as tf
 

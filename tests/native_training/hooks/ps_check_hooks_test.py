@@ -1,4 +1,4 @@
-"""Health checks of parameter servers."""
+"""Tests of the parameter servers' health checks."""
 
 import threading
 from unittest import mock

@@ -1,4 +1,4 @@
-"""The session that runs now."""
+"""Tests of the current session."""
 
 import tensorflow as tf
 

@@ -70,7 +70,7 @@ class DenseTest(LayerTestCase):
       sess.run(tf.compat.v1.global_variables_initializer())
       sess.run(output)
       self.assertAllClose(sess.run(variable), [0.3, 0.3])
-    # Nothing to watch.
+    # Has no ReLU to watch.
     Dense(2, inactive_relu_monitor=True)(tf.ones([1, 2]))
 
   def test_high_rank(self):

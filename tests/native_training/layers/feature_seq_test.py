@@ -34,7 +34,7 @@ class FeatureSeqTest(LayerTestCase):
     self.assertAllClose(*outputs)
 
   def test_dien_mask(self):
-    """What is masked does not matter."""
+    """Masked positions do not matter."""
     query, keys = tf.ones([1, 3]), np.random.random([1, 4, 5]).astype(np.float32)
     other = keys.copy()
     other[:, 2:] = 7

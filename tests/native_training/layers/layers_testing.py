@@ -1,4 +1,4 @@
-"""What the tests of layers share."""
+"""Helpers that the tests of layers share."""
 
 import tensorflow as tf
 
@@ -13,7 +13,7 @@ class LayerTestCase(tf.test.TestCase):
       return sess.run(tensors)
 
   def round_trip(self, layer):
-    """Returns the layer that is made of the configuration of another one."""
+    """Returns a layer built from another one's configuration."""
     config = layer.get_config()
     before = repr(config)
     copy = type(layer).from_config(config)
@@ -22,7 +22,7 @@ class LayerTestCase(tf.test.TestCase):
     return copy
 
   def from_template(self, cls, **values):
-    """Returns the layer that is made of a params template."""
+    """Returns the layer that a params template builds."""
     params = cls.params()
     self.assertEqual(params.name, cls.__name__)
     return params.set(**values).instantiate()

@@ -1,4 +1,4 @@
-"""Tests of the correction of logits."""
+"""Tests of logit correction."""
 
 import tensorflow as tf
 

@@ -47,7 +47,7 @@ class NormsTest(LayerTestCase):
     self.assertTrue(layer.get_config()["training_use_global_dist"])
     layer.set_use_global_dist(False)
 
-    # The moving statistics are mean 0 and variance 1, and their share is all of it.
+    # The moving statistics are mean 0 and variance 1, and only they count in `mixed`.
     for output, want in ((batch, [[-1], [1]]), (mixed, [[1], [3]]), (layer(x), [[-1], [1]])):
       self.assertAllClose(self.value(output), want, atol=1e-4)
 

@@ -1,4 +1,4 @@
-"""Tests of what the layers share."""
+"""Tests of helpers that the layers share."""
 
 import numpy as np
 import tensorflow as tf

@@ -1,4 +1,4 @@
-"""The in-batch AUC loss against its definition, value and gradient."""
+"""Compares the in-batch AUC loss with its definition, value and gradient."""
 
 import numpy as np
 import tensorflow as tf

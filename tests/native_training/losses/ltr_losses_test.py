@@ -6,6 +6,9 @@ import numpy as np
 import tensorflow as tf
 
 from monolith.native_training.losses import ltr_losses
+from tests.native_training.losses.ltr_testing import LABELS as _LABELS
+from tests.native_training.losses.ltr_testing import LOGITS as _LOGITS
+from tests.native_training.losses.ltr_testing import LtrTestCase
 
 _KEY = ltr_losses.RankingLossKey
 _REDUCTION = tf.compat.v1.losses.Reduction
@@ -19,266 +22,6 @@ _ALL_KEYS = [
   "list_mle_loss",
   "approx_ndcg_loss",
 ]
-_LABELS = [[1.0, 0.0, 2.0]]
-_LOGITS = [[1.0, 2.0, 3.0]]
-
-
-class LtrTestCase(tf.test.TestCase):
-  def evaluate_both(self, fn):
-    """The value of `fn()` run eagerly, after checking that a graph gives the same."""
-    eager = tf.nest.map_structure(np.asarray, fn())
-    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
-      graph = session.run(fn())
-    tf.nest.map_structure(lambda a, b: self.assertAllClose(a, b, rtol=1e-6), eager, graph)
-    return eager
-
-  def loss(self, keys, labels=_LABELS, logits=_LOGITS, features=None, **kwargs):
-    fn = ltr_losses.make_loss_fn(keys, **kwargs)
-    value = self.evaluate_both(lambda: fn(tf.constant(labels), tf.constant(logits), features or {}))
-    self.assertEqual(value.shape, ())
-    return value
-
-
-class RankingOpsTest(LtrTestCase):
-  def test_label_valid_fn(self):
-    valid = self.evaluate_both(lambda: ltr_losses.label_valid_fn([[0.0, -1.0, 2.0, -1e-6]]))
-    self.assertAllEqual(valid, [[True, False, True, False]])
-    self.assertAllEqual(ltr_losses.label_valid_fn(tf.constant([-1, 0])), [False, True])
-
-  def test_sort_by_scores(self):
-    scores = [[1.0, 3.0, 2.0], [1.0, 2.0, 3.0]]
-    positions, pairs = self.evaluate_both(
-      lambda: ltr_losses.sort_by_scores(
-        scores,
-        [tf.constant([[1, 2, 3], [4, 5, 6]]), tf.reshape(tf.range(12), [2, 3, 2])],
-      )
-    )
-    self.assertAllEqual(positions, [[2, 3, 1], [6, 5, 4]])
-    self.assertAllEqual(pairs[0], [[2, 3], [4, 5], [0, 1]])
-
-  def test_sort_by_scores_topn(self):
-    scores = tf.constant([[1.0, 3.0, 2.0]])
-    for topn, expected in ((2, [[3.0, 2.0]]), (5, [[3.0, 2.0, 1.0]]), (0, np.zeros([1, 0]))):
-      (cut,) = ltr_losses.sort_by_scores(scores, [scores], topn=topn)
-      self.assertAllEqual(cut, expected)
-
-  def test_sort_by_scores_keeps_ties_in_order(self):
-    (order,) = ltr_losses.sort_by_scores([[1.0, 2.0, 1.0, 2.0]], [tf.constant([[0, 1, 2, 3]])])
-    self.assertAllEqual(order, [[1, 3, 0, 2]])
-
-  def test_sort_by_scores_wants_a_matrix(self):
-    with self.assertRaisesRegex(ValueError, r"scores has shape \(2,\), want \[batch, list\]"):
-      ltr_losses.sort_by_scores([1.0, 2.0], [])
-
-  def test_organize_valid_indices_in_order(self):
-    indices = self.evaluate_both(
-      lambda: ltr_losses.organize_valid_indices(
-        [[False, True, False, True], [True, True, True, True]], shuffle=False
-      )
-    )
-    self.assertAllEqual(indices[0], [[0, 1], [0, 3], [0, 0], [0, 2]])
-    self.assertAllEqual(indices[1], [[1, 0], [1, 1], [1, 2], [1, 3]])
-
-  def test_organize_valid_indices_shuffles(self):
-    is_valid = np.arange(64)[np.newaxis, :] % 2 == 0
-    tf.random.set_seed(1)
-    first, second = (ltr_losses.organize_valid_indices(is_valid, seed=3) for _ in range(2))
-
-    for indices in (first, second):
-      self.assertAllEqual(indices[0, :, 0], np.zeros(64))
-      self.assertCountEqual(indices[0, :32, 1].numpy(), np.arange(0, 64, 2))
-      self.assertAllEqual(indices[0, 32:, 1], np.arange(1, 64, 2))
-    self.assertNotAllEqual(first, second)
-
-  def test_shuffle_valid_indices_repeats_with_its_seed(self):
-    is_valid = np.ones([2, 32], bool)
-    orders = []
-    for _ in range(2):
-      with tf.Graph().as_default(), tf.compat.v1.Session() as session:
-        orders.append(session.run(ltr_losses.shuffle_valid_indices(is_valid, seed=7)))
-    self.assertAllEqual(orders[0], orders[1])
-    self.assertNotAllEqual(orders[0][0, :, 1], np.arange(32))
-    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
-      other = session.run(ltr_losses.shuffle_valid_indices(is_valid, seed=8))
-    self.assertNotAllEqual(orders[0], other)
-
-  def test_reshape_first_ndims(self):
-    tensor = tf.reshape(tf.range(24), [2, 3, 4])
-    flat = self.evaluate_both(
-      lambda: ltr_losses.reshape_first_ndims(tf.reshape(tf.range(24), [2, 3, 4]), 2, [6])
-    )
-    self.assertAllEqual(flat, tf.reshape(tensor, [6, 4]))
-    self.assertAllEqual(
-      ltr_losses.reshape_first_ndims(flat, 1, [-1, 3]), tf.reshape(tensor, [2, 3, 4])
-    )
-    self.assertAllEqual(
-      ltr_losses.reshape_first_ndims(tensor, 3, tf.constant([24], tf.int64)), tf.range(24)
-    )
-
-  def test_reshape_first_ndims_of_sparse(self):
-    dense = np.array([[[0, 1], [2, 0], [0, 0]], [[0, 0], [0, 3], [4, 0]]])
-    reshaped = ltr_losses.reshape_first_ndims(tf.sparse.from_dense(dense), 2, [6])
-    self.assertIsInstance(reshaped, tf.SparseTensor)
-    self.assertAllEqual(tf.sparse.to_dense(reshaped), dense.reshape([6, 2]))
-    self.assertAllEqual(reshaped.values, [1, 2, 3, 4])
-
-  def test_reshape_first_ndims_of_too_few(self):
-    for tensor in (tf.zeros([2, 2]), tf.sparse.from_dense([[1, 0]])):
-      with self.assertRaisesRegex(ValueError, "has 2 dimensions, cannot reshape the first 3"):
-        ltr_losses.reshape_first_ndims(tensor, 3, [4])
-
-  def test_approx_ranks(self):
-    ranks = self.evaluate_both(lambda: ltr_losses.approx_ranks(tf.constant([[1.0, 2.0, 3.0]])))
-    self.assertAllClose(ranks, [[2.999955, 2.0, 1.000045]])
-    self.assertAllClose(ltr_losses.approx_ranks([[1.0, 1.0]]), [[1.5, 1.5]])
-    soft = ltr_losses.approx_ranks(tf.constant([[0.0, 1.0]]), alpha=1.0)
-    self.assertAllClose(soft, [[1 + 1 / (1 + math.exp(-1)), 1 + 1 / (1 + math.e)]])
-
-  def test_inverse_max_dcg(self):
-    inverse = self.evaluate_both(
-      lambda: ltr_losses.inverse_max_dcg([[1.0, 0.0, 2.0], [0.0, 0.0, 0.0], [-1.0, 1.0, -1.0]])
-    )
-    self.assertAllClose(inverse, [[0.1909007], [0.0], [math.log(2)]])
-
-  def test_inverse_max_dcg_options(self):
-    labels = tf.constant([[1, 0, 2]])
-    self.assertAllClose(ltr_losses.inverse_max_dcg(labels, topn=1), [[math.log(2) / 3]])
-    inverse = ltr_losses.inverse_max_dcg(
-      labels, gain_fn=lambda x: x, rank_discount_fn=lambda r: 1 / r
-    )
-    self.assertAllClose(inverse, [[1 / 2.5]])
-
-  def test_get_batch_idx_size(self):
-    logits, labels, mask, first = self.evaluate_both(
-      lambda: ltr_losses.get_batch_idx_size(
-        tf.constant([1.0, 2.0, 3.0, 4.0]),
-        tf.constant([0.0, 1.0, 2.0, 0.0]),
-        tf.constant([7, 9, 7, 5], tf.int64),
-        "rank",
-      )
-    )
-    pad = -1e-6
-    self.assertAllClose(mask, [[1, 0, 1, 0], [0, 1, 0, 0], [1, 0, 1, 0], [0, 0, 0, 1]])
-    self.assertAllClose(logits, [[1, 0, 3, 0], [0, 2, 0, 0], [1, 0, 3, 0], [0, 0, 0, 4]])
-    self.assertAllEqual(first, [0, 1, 3])
-    # True negatives stay valid; padding does not.
-    self.assertAllEqual(
-      labels,
-      np.float32([[0, pad, 2, pad], [pad, 1, pad, pad], [0, pad, 2, pad], [pad, pad, pad, 0]]),
-    )
-    self.assertAllEqual(ltr_losses.label_valid_fn(labels), mask == 1)
-
-  def test_get_batch_idx_size_makes_lists_of_a_flat_batch(self):
-    # Two lists, each in a flat column: the loss is that of the same lists laid out by hand.
-    logits, labels, _, first = ltr_losses.get_batch_idx_size(
-      [[1.0], [3.0], [2.0], [2.0], [1.0]],
-      [[1], [0], [0], [1], [2]],
-      [b"a", b"b", b"a", b"b", b"a"],
-      "x",
-    )
-    grouped = self.loss("softmax_loss", tf.gather(labels, first), tf.gather(logits, first))
-    by_hand = self.loss(
-      "softmax_loss", [[1.0, 0.0, 2.0], [0.0, 1.0, -1.0]], [[1.0, 2.0, 1.0], [3.0, 2.0, 0.0]]
-    )
-    self.assertAllClose(grouped, by_hand)
-
-  def test_get_batch_idx_size_of_one_and_none(self):
-    logits, labels, mask, first = ltr_losses.get_batch_idx_size([2.0], [1.0], [3], "x")
-    self.assertAllEqual([logits, labels, mask], [[[2.0]], [[1.0]], [[1.0]]])
-    self.assertAllEqual(first, [0])
-    empty = tf.zeros([0])
-    outputs = ltr_losses.get_batch_idx_size(empty, empty, empty, "x")
-    self.assertEqual([tuple(o.shape) for o in outputs], [(0, 0), (0, 0), (0, 0), (0,)])
-
-
-class LambdaWeightTest(LtrTestCase):
-  def test_dcg_pair_weights(self):
-    weights = self.evaluate_both(
-      lambda: ltr_losses.DCGLambdaWeight().pair_weights(tf.constant([[2.0, 0.0, 1.0]]))
-    )
-    # |gain difference| * |1/d - 1/(d+1)| with d the distance of the ranks.
-    self.assertAllClose(weights, [[[0, 1, 1 / 6], [1, 0, 0.5], [1 / 6, 0.5, 0]]])
-
-  def test_dcg_pair_weights_smooth(self):
-    labels = tf.constant([[2.0, 0.0, 1.0]])
-    absolute = [[[0, 1, 2 / 3], [1, 0, 1 / 6], [2 / 3, 1 / 6, 0]]]
-    relative = [[[0, 1, 1 / 6], [1, 0, 0.5], [1 / 6, 0.5, 0]]]
-    self.assertAllClose(
-      ltr_losses.DCGLambdaWeight(smooth_fraction=1.0).pair_weights(labels), absolute
-    )
-    self.assertAllClose(
-      ltr_losses.DCGLambdaWeight(smooth_fraction=0.25).pair_weights(labels),
-      0.75 * np.array(relative) + 0.25 * np.array(absolute),
-    )
-
-  def test_dcg_pair_weights_topn(self):
-    labels = tf.constant([[3.0, 2.0, 1.0, 0.0]])
-    weights = ltr_losses.DCGLambdaWeight(topn=1).pair_weights(labels)
-    # All ranks from 2 on count as 2: pairs among them weigh nothing.
-    self.assertAllClose(weights[0, 0], [0, 0.5, 1, 1.5])
-    self.assertAllClose(weights[0, 1:, 1:], np.zeros([3, 3]))
-    both = ltr_losses.DCGLambdaWeight(topn=2, smooth_fraction=1.0).pair_weights(labels)
-    self.assertAllClose(both[0, 0], [0, 0.5, 2 * 2 / 3, 3 * 2 / 3])
-    self.assertAllClose(both[0, 2:, 2:], np.zeros([2, 2]))
-
-  def test_dcg_individual_weights(self):
-    labels = tf.constant([[2.0, 0.0, 1.0, -1.0]])
-    self.assertAllClose(
-      ltr_losses.DCGLambdaWeight().individual_weights(labels), [[2.0, 0.0, 1 / 3, 0.0]]
-    )
-    normalized = ltr_losses.DCGLambdaWeight(normalized=True).individual_weights(labels)
-    self.assertAllClose(normalized, np.array([[2.0, 0.0, 1 / 3, 0.0]]) / 2.5)
-
-  def test_dcg_smooth_fraction_out_of_range(self):
-    for fraction in (-0.1, 1.1):
-      with self.assertRaises(AssertionError):
-        ltr_losses.DCGLambdaWeight(smooth_fraction=fraction)
-      with self.assertRaises(AssertionError):
-        ltr_losses.create_ndcg_lambda_weight(smooth_fraction=fraction)
-
-  def test_ndcg_lambda_weight(self):
-    labels = tf.constant([[2.0, 0.0, 1.0]])
-    inverse = 0.1909007
-    individual = ltr_losses.create_ndcg_lambda_weight().individual_weights(labels)
-    self.assertAllClose(individual, [[3 / math.log(2) * inverse, 0.0, 1 / math.log(4) * inverse]])
-    pairs = ltr_losses.create_ndcg_lambda_weight().pair_weights(labels)
-    self.assertAllClose(pairs[0, 2, 1], inverse * (1 / math.log(2) - 1 / math.log(3)), rtol=1e-5)
-
-  def test_reciprocal_rank_lambda_weight(self):
-    pairs = ltr_losses.create_reciprocal_rank_lambda_weight().pair_weights([[2.0, 0.0, 1.0]])
-    self.assertAllClose(pairs[0, 0], [0, 0.4, 0.4 / 6])
-    top = ltr_losses.create_reciprocal_rank_lambda_weight(topn=1, smooth_fraction=1.0)
-    self.assertAllClose(top.pair_weights([[1.0, 0.0]]), [[[0, 0.5], [0.5, 0]]])
-
-  def test_p_list_mle_lambda_weight(self):
-    weights = ltr_losses.create_p_list_mle_lambda_weight(4).individual_weights(tf.zeros([2, 3]))
-    self.assertAllClose(weights, [[7, 3, 1]] * 2)
-
-  def test_precision_lambda_weight(self):
-    labels = tf.constant([[0.0, 1.0, 2.0, 0.0]])
-    weights = self.evaluate_both(
-      lambda: ltr_losses.PrecisionLambdaWeight(2).pair_weights([[0.0, 1.0, 2.0, 0.0]])
-    )
-    expected = np.zeros([1, 4, 4])
-    for i, j in ((0, 2), (1, 3)):
-      expected[0, i, j] = expected[0, j, i] = 1
-    self.assertAllClose(weights, expected)
-    stricter = ltr_losses.PrecisionLambdaWeight(2, positive_fn=lambda x: x >= 2)
-    self.assertAllClose(stricter.pair_weights(labels)[0, 2], [1, 1, 0, 0])
-
-  def test_identity_lambda_weight(self):
-    weight = ltr_losses.IdentityLambdaWeight()
-    self.assertEqual(weight.pair_weights(tf.zeros([1, 2])), 1.0)
-    self.assertEqual(weight.individual_weights(tf.zeros([1, 2])), 1.0)
-    # Only the factors |l_i - l_j| are gone, and the list size has come in.
-    self.assertAllClose(self.loss("pairwise_hinge_loss", lambda_weight=weight), 2.0)
-
-  def test_list_mle_weights_are_not_of_pairs(self):
-    fn = ltr_losses.make_loss_fn(
-      "pairwise_hinge_loss", lambda_weight=ltr_losses.create_p_list_mle_lambda_weight(3)
-    )
-    with self.assertRaisesRegex(ValueError, "ListMLELambdaWeight weighs positions"):
-      fn(_LABELS, _LOGITS, {})
 
 
 class LossValuesTest(LtrTestCase):
@@ -403,7 +146,7 @@ class LossEdgesTest(LtrTestCase):
           self.assertEqual(loss.dtype, tf.float64)
           self.assertEqual(gradient.dtype, tf.float64)
           self.assertAllInRange(gradient, -1e6, 1e6)
-          # Padding moves nothing.
+          # Padding changes nothing.
           self.assertAllEqual(tf.boolean_mask(gradient, labels < 0), np.zeros(5))
 
   def test_float64_is_not_computed_in_float32(self):
@@ -479,7 +222,7 @@ class WeightsTest(LtrTestCase):
     def loss(key):
       return self.loss(key, features=features, weights_feature_name="w")
 
-    # Pairs (0, 1) of weight 2; (2, 0) and (2, 1) of weight 0.
+    # Pair (0, 1) has weight 2; (2, 0) and (2, 1) have weight 0.
     self.assertAllClose(loss("pairwise_hinge_loss"), 4.0)
     self.assertAllClose(loss("mean_squared_loss"), (2 * 0 + 3 * 4) / 2)
     self.assertAllClose(loss("softmax_loss"), 2 * (3.407606 - 1))

@@ -1,4 +1,4 @@
-"""The metric client accepts anything, and forwards where asked to."""
+"""Tests that the metric client accepts anything and forwards metrics on request."""
 
 import copy
 import os

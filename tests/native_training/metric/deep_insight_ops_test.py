@@ -19,7 +19,7 @@ def _read_records(path: str) -> list:
 
 
 def _wait_for_records(path: str, count: int) -> list:
-  """The file is written by a thread of the client."""
+  """Reads the records once there are `count`: the client writes from its own thread."""
   deadline = time.monotonic() + 60
   while True:
     try:

@@ -23,7 +23,7 @@ class KafkaTestCase(tf.test.TestCase):
     self.topic = self.kafka.create_topic("metrics")
 
   def received(self, count):
-    """The first `count` messages of the topic."""
+    """Returns the first `count` messages of the topic."""
     consumer = confluent_kafka.Consumer(
       {
         "bootstrap.servers": self.kafka.servers,
@@ -60,7 +60,7 @@ class KProducerTest(KafkaTestCase):
 
   def test_close_sends_what_waits(self):
     producer = kafka_utils.KProducer(self.kafka.servers, self.topic)
-    # Connected first: closing waits a second, and a busy machine may need longer to connect.
+    # Connects first: closing waits one second, and a busy machine may need longer to connect.
     producer.send("first")
     wait_until(lambda: producer.success() == 1, timeout_secs=mock_kafka.TIMEOUT_SECS)
     producer.send([f"message {i}" for i in range(100)])

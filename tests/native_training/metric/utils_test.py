@@ -1,4 +1,4 @@
-"""Deep insight messages from features."""
+"""Tests of deep insight messages made from features."""
 
 import inspect
 import json

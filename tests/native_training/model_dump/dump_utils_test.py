@@ -1,4 +1,4 @@
-"""The recorder that records nothing."""
+"""Tests of the recorder that records nothing."""
 
 import unittest
 

@@ -167,7 +167,7 @@ class DataFileTest(tf.test.TestCase):
 
   def _check(self, args, features, rows):
     for name, slot in self._SLOTS[args.variant_type].items():
-      # Both parsers of examples, and that of instances with v2 features, give v2 ids.
+      # Both example parsers, and the instance parser with v2 features, return v2 ids.
       slots = {fid >> 48 for fid in features[name].flat_values.numpy()}
       self.assertEqual(slots, {slot or data_utils.get_slot_from_feature_name(name)})
       self.assertAllInRange(features[name].row_lengths(), 1, 4)

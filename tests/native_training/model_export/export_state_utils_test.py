@@ -1,4 +1,4 @@
-"""The list of exports."""
+"""Tests of the list of exports."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""A part of a model in a graph of its own."""
+"""Tests of a sub-model in its own graph."""
 
 from unittest import mock
 

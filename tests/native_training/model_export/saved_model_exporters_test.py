@@ -128,7 +128,7 @@ class SavedModelExportersTest(tf.test.TestCase):
         saved_model_exporters._get_asset_files(graph), tf.io.gfile.glob(f"{checkpoint}.assets/*")
       )
       exporter.add_ckpt_to_assets(checkpoint, "none*")
-      # Those of a table and of a group, which has metadata too, and a manifest each.
+      # One file for the table, two for the group, which has metadata, and a manifest for each.
       self.assertLen(saved_model_exporters._get_asset_files(graph), 5)
 
   def test_signature(self):

@@ -41,7 +41,7 @@ def _expected(w, m, v, g, lr, beta1, beta2, epsilon, weight_decay, use_v2):
 
 class RmspropTest(tf.test.TestCase):
   def _train_once(self, device_scope):
-    """One step in a fresh graph; returns the variables' values and devices, by name."""
+    """Takes one step in a fresh graph; returns the variables' values and devices, by name."""
     with tf.Graph().as_default(), device_scope, self.session() as sess:
       train = build_graph()
       sess.run(tf.compat.v1.global_variables_initializer())

@@ -17,7 +17,7 @@ def build_graph():
 
 class RmspropTest(tf.test.TestCase):
   def _train(self, device_scope, steps=1):
-    """Steps in a fresh graph; returns the variables' values and devices, by name."""
+    """Takes steps in a fresh graph; returns the variables' values and devices, by name."""
     with tf.Graph().as_default(), device_scope, self.session() as sess:
       train = build_graph()
       sess.run(tf.compat.v1.global_variables_initializer())

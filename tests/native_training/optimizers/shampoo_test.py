@@ -7,7 +7,7 @@ tf.compat.v1.disable_eager_execution()
 
 
 def _inverse_root(mat, p, head, tail, damping):
-  """The specified root, in float64, as `(vectors, values, offset)`."""
+  """Returns the specified root, in float64, as `(vectors, values, offset)`."""
   values, vectors = np.linalg.eigh(mat.astype(np.float64))
   dim = mat.shape[0]
   above = np.flatnonzero(values > damping)
@@ -24,12 +24,12 @@ def _inverse_root(mat, p, head, tail, damping):
 
 
 def _dense(vectors, values, offset):
-  """The matrix that a preconditioner stands for, free of the signs of eigenvectors."""
+  """Returns a preconditioner's matrix, which does not depend on the eigenvectors' signs."""
   return (vectors * values) @ vectors.T + offset * np.eye(vectors.shape[0])
 
 
 class NumpyShampoo:
-  """One variable, updated step by step as specified."""
+  """Updates one variable step by step as specified."""
 
   def __init__(self, var, lr, beta_1, beta_2, warmup, tau_1, tau_2, head, tail, damping):
     self.var = var.astype(np.float64)
@@ -115,7 +115,7 @@ class EigenInverseRootTest(tf.test.TestCase):
     self.assertAllClose(values, [0.5 - 12.5, 0.1 - 12.5])
 
   def test_too_many_zeros_to_skip(self):
-    # Only one is above damping, so that two below have to be kept.
+    # Only one eigenvalue exceeds damping, so two smaller ones must be kept.
     self._check(self._matrix([0.1, 0.2, 0.3, 0.4, 4.0]), 2, 2, 1, damping=0.5)
 
   def test_only_head_or_only_tail(self):
@@ -210,7 +210,7 @@ class ShampooOptimizerTest(tf.test.TestCase):
       return reference
 
   def test_one_update_before_warm_up(self):
-    """By hand: the first step of a diagonal AdaGrad with momentum."""
+    """Computes by hand the first step of a diagonal AdaGrad with momentum."""
     tf.compat.v1.train.get_or_create_global_step()
     var = tf.Variable([[1.0, 2.0], [3.0, 4.0]])
     grad = np.array([[0.1, -0.2], [0.4, 0.0]], np.float32)
@@ -232,7 +232,7 @@ class ShampooOptimizerTest(tf.test.TestCase):
       self.assertAllClose(sess.run(optimizer.get_slot(var, "pvec0")), np.zeros([2, 2]))
 
   def test_one_update_after_warm_up(self):
-    """By hand: one step at twice the warm-up is purely preconditioned."""
+    """Computes by hand one step at twice the warm-up, which is purely preconditioned."""
     global_step = tf.compat.v1.train.get_or_create_global_step()
     var = tf.Variable([[1.0, 2.0], [3.0, 4.0]])
     grad = np.array([[0.3, -0.2], [0.4, 0.5]], np.float32)
@@ -257,7 +257,7 @@ class ShampooOptimizerTest(tf.test.TestCase):
       )
 
   def test_matrix_step_by_step(self):
-    # Steps 0..3 are warm-up, 4 and 5 blend, from 6 on the preconditioned step rules.
+    # Steps 0 to 3 warm up, 4 and 5 blend, later ones are purely preconditioned.
     reference = self._compare([3, 4], steps=9)
 
     self.assertGreater(np.linalg.norm(reference.pm), 0)

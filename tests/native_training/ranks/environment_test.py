@@ -58,7 +58,7 @@ class MpiUtilsTest(unittest.TestCase):
     module = types.ModuleType("horovod.tensorflow")
     with _env(**_launched("HOROVOD", 1, 1, 2, 2)), \
         mock.patch.dict(sys.modules, {"horovod.tensorflow": module}):  # fmt: skip
-      self.assertEqual(self._all(), (1, 1, 2, 2))  # As in the middle of an import.
+      self.assertEqual(self._all(), (1, 1, 2, 2))  # like a module in the middle of its import
 
       for name, value in (("rank", 3), ("local_rank", 0), ("size", 4), ("local_size", 1)):
         setattr(module, name, lambda value=value: value)

@@ -32,7 +32,7 @@ class ThreadSlicesTest(unittest.TestCase):
       with thread_slices.prompt_threads():
         thread = stack.enter_context(self._thread())
       if thread_slices.get_slice_nanosecs(thread) == default:
-        self.skipTest("this sandbox lets nobody change slices")
+        self.skipTest("this sandbox does not allow changing slices")
 
       self.assertEqual(thread_slices.get_slice_nanosecs(thread), 100_000)
       self.assertEqual(thread_slices.get_slice_nanosecs(earlier), default)
@@ -42,7 +42,7 @@ class ThreadSlicesTest(unittest.TestCase):
   def test_thread_that_has_ended(self):
     with self._thread() as thread:
       pass
-    # Python has joined it a moment before it is gone.
+    # Python joins a thread a moment before the system removes it.
     wait_until(lambda: not os.path.exists(f"/proc/self/task/{thread}"))
     thread_slices._shorten(thread)
     self.assertEqual(thread_slices.get_slice_nanosecs(thread), 0)

@@ -1,4 +1,4 @@
-// What tests ask about the memory of their process, and how they take it away.
+// Measures and limits the memory of a test's process.
 #ifndef TESTS_NATIVE_TRAINING_RUNTIME_PROCESS_MEMORY_H_
 #define TESTS_NATIVE_TRAINING_RUNTIME_PROCESS_MEMORY_H_
 
@@ -20,7 +20,7 @@ constexpr bool kSanitized = true;
 constexpr bool kSanitized = false;
 #endif
 
-// Number `field` of /proc/self/statm, in bytes: 0 is address space, 1 what is resident.
+// Reads field `field` of /proc/self/statm in bytes: 0 is address space, 1 resident memory.
 inline int64_t MemoryField(int field) {
   long fields[2] = {};
   std::FILE* file = std::fopen("/proc/self/statm", "r");
@@ -33,7 +33,7 @@ inline int64_t MemoryField(int field) {
 inline int64_t AddressSpace() { return MemoryField(0); }
 inline int64_t ResidentMemory() { return MemoryField(1); }
 
-// Threads, or whatever else /proc/self/status counts by that name.
+// Reads the number of that name in /proc/self/status, such as Threads.
 inline int64_t StatusNumber(const char* name) {
   char line[256];
   int64_t value = -1;
@@ -49,8 +49,8 @@ inline int64_t StatusNumber(const char* name) {
   return value;
 }
 
-// Leaves this process `room` bytes more than it has, of RLIMIT_AS or RLIMIT_DATA. Returns the old
-// limit.
+// Limits this process to `room` bytes more than it uses, by RLIMIT_AS or RLIMIT_DATA. Returns the
+// old limit.
 template <typename Resource>
 rlimit LimitMemory(Resource resource, int64_t room) {
   rlimit old;
@@ -61,7 +61,7 @@ rlimit LimitMemory(Resource resource, int64_t room) {
   return old;
 }
 
-// What `function` returns in a child process, or -1 where that dies.
+// Returns what `function` returns in a child process, or -1 if the child dies.
 template <typename Function>
 int RunInChild(Function function) {
   std::fflush(nullptr);

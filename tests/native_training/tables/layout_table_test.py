@@ -37,7 +37,7 @@ _LAYOUTS = {
 
 
 def _config(slice_dims):
-  """Column 0 FTRL, the others Adagrad."""
+  """Returns a configuration with FTRL in column 0 and Adagrad in the others."""
   table_config = embedding_hash_table_pb2.EmbeddingHashTableConfig()
   entry.CuckooHashTableConfig().mutate_table(table_config)
   for i, dim in enumerate(slice_dims):
@@ -79,7 +79,7 @@ def _params(num_ps, native, layouts=None, **kwargs):
 
 
 def _shard(batch, feature_configs, num_ps):
-  """Shards `feature -> ids of each example` as the input pipeline does; plain Python."""
+  """Shards `feature -> ids of each example` in plain Python, as the input pipeline does."""
   configs = feature_configs.feature_configs
   tables = sorted({config.table for config in configs.values()})
   lists, row_splits, sizes, place = {}, {}, [], {}
@@ -125,7 +125,7 @@ def _shard(batch, feature_configs, num_ps):
 
 
 def _batch():
-  """Six examples; ids 3i, 3i + 1, 3i + 2 of uid, gid and cid."""
+  """Returns six examples with ids 3i, 3i + 1, 3i + 2 in uid, gid and cid."""
   return {
     name: [[3 * i + offset] for i in range(6)] for offset, name in enumerate(("uid", "gid", "cid"))
   }
@@ -141,7 +141,7 @@ def _features(batch, params):
 
 
 def _assign_data(params, constant):
-  """Every id below 10 (uid) or 26 (the others)."""
+  """Returns data that assigns `constant` to every id below 10 (uid) or 26 (the others)."""
   data = collections.defaultdict(dict)
   for name, dims in _SLICE_DIMS.items():
     limit = 10 if name == "uid" else 26
@@ -155,7 +155,7 @@ def _assign_data(params, constant):
 
 
 class ShardHelperTest(tf.test.TestCase):
-  """What the tests below feed is what the input pipeline is specified to deliver."""
+  """Tests that `_shard` delivers what is specified for the input pipeline."""
 
   def _configs(self, a_table, b_table):
     configs = example_pb2.FeatureConfigs()
@@ -224,7 +224,7 @@ class FeatureConfigsTest(tf.test.TestCase):
     self.assertEqual(
       {c.table for c in params.feature_configs.feature_configs.values()}, {_NATIVE_TABLE}
     )
-    # Others share by their configuration.
+    # Other tables share by their configuration.
     params = _params(2, native=False, shared_tables={"gid": "id", "cid": "id"})
     self.assertNotIn("id", params.sub_table_name_to_config)
     self.assertEmpty(params.shared_tables)
@@ -621,7 +621,7 @@ class FeatureRowsTest(tf.test.TestCase, parameterized.TestCase):
     ({"a": 1, "b": 2, "c": 3}, {}),
     ({"a": 2, "b": 1, "c": 2}, {"a": "s", "c": "s"}),
     ({"a": 2, "b": 1, "c": 2, "d": 1, "e": 3}, {"a": "z", "c": "z", "b": "aa", "d": "aa"}),
-    # The table of `b` comes before that of `a` by its name.
+    # By name, the table of `b` comes before that of `a`.
     ({"a": 1, "b": 2, "c": 2}, {"b": "A", "c": "A"}),
   )
   def test_round_trip(self, dims, shared_tables):

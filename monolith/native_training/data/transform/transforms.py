@@ -30,7 +30,7 @@ class _Leaf(Transform):
 
   @abc.abstractmethod
   def basic_config(self) -> _Basic:
-    """Returns the configuration of this one."""
+    """Returns the configuration of this transform alone."""
 
   def as_proto(self) -> TransformConfig:
     proto = TransformConfig()
@@ -52,7 +52,7 @@ class Compose(Transform):
 
 
 class FilterByFid(_Leaf):
-  """See `feature_utils.filter_by_fids`."""
+  """Keeps samples by ids, as `feature_utils.filter_by_fids` does."""
 
   def __init__(
     self,
@@ -88,7 +88,7 @@ class FilterByAction(_Leaf):
 
 
 class FilterByLabel(_Leaf):
-  """See `feature_utils.filter_by_label`."""
+  """Keeps samples by labels, as `feature_utils.filter_by_label` does."""
 
   def __init__(self, thresholds: Sequence[float]):
     self.thresholds = thresholds
@@ -101,7 +101,7 @@ class FilterByLabel(_Leaf):
 
 
 class FilterByValue(_Leaf):
-  """See `feature_utils.filter_by_value`."""
+  """Keeps samples by a field of `LineId`, as `feature_utils.filter_by_value` does."""
 
   def __init__(self, field_name: str, op: str, operand: Any, keep_empty: bool = False):
     self.field_name = field_name
@@ -122,7 +122,7 @@ class FilterByValue(_Leaf):
 
 
 class AddLabel(_Leaf):
-  """See `feature_utils.add_label`."""
+  """Appends a label per task, as `feature_utils.add_label` does."""
 
   def __init__(self, config: str, negative_value: float, new_sample_rate: float):
     self.config = config

@@ -1,4 +1,4 @@
-"""Finds the controller of a training."""
+"""Finds the controller of a training run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def get_stub_from_model_dir(model_dir: str) -> service_pb2_grpc.ControllerStub:
   """Returns a stub of the controller whose address is in a model folder.
 
   Raises:
-    tf.errors.NotFoundError: no training has begun there.
+    tf.errors.NotFoundError: no training run has begun there.
   """
   with tf.io.gfile.GFile(os.path.join(model_dir, constants.SERVER_ADDR_FILENAME)) as f:
     address = f.read().strip()

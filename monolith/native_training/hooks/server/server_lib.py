@@ -1,6 +1,6 @@
-"""A gRPC server in the chief, through which a running training is controlled.
+"""A gRPC server in the chief, through which a training run is controlled.
 
-Better than the reference: the server listens only on the address that it announces.
+Differences from ByteDance's Monolith: the server listens only on the address that it announces.
 """
 
 from __future__ import annotations

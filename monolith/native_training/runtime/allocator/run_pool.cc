@@ -42,13 +42,14 @@ RunPool::~RunPool() {
   }
 }
 
-char* RunPool::Allocate(int64_t bytes) {
-  bytes = RoundUp(bytes, kGrain);
+char* RunPool::AllocateWithin(int64_t min_bytes, int64_t max_bytes, int64_t* bytes) {
+  min_bytes = RoundUp(min_bytes, kGrain);
   std::lock_guard<std::mutex> lock(mutex_);
   if (!MakeRoom()) return nullptr;
-  if (char* const run = TakeFree(bytes); run != nullptr) return run;
-  char* const run = TakeNew(bytes);
-  if (run != nullptr) PopulateAhead(bytes);
+  if (char* const run = TakeFree(min_bytes, max_bytes, bytes); run != nullptr) return run;
+  *bytes = min_bytes;
+  char* const run = TakeNew(min_bytes);
+  if (run != nullptr) PopulateAhead(min_bytes);
   return run;
 }
 
@@ -92,21 +93,22 @@ bool RunPool::MakeRoom() {
   }
 }
 
-char* RunPool::TakeFree(int64_t bytes) {
+char* RunPool::TakeFree(int64_t min_bytes, int64_t max_bytes, int64_t* bytes) {
   auto fit = free_.end();
   for (auto run = free_.begin(); run != free_.end(); ++run) {
-    if (run->bytes < bytes) continue;
+    if (run->bytes < min_bytes) continue;
     if (fit == free_.end() || run->bytes < fit->bytes) fit = run;
   }
   if (fit == free_.end()) return nullptr;
   char* run = fit->begin;
-  if (fit->bytes == bytes) {
+  *bytes = fit->bytes <= max_bytes ? fit->bytes : min_bytes;
+  if (fit->bytes == *bytes) {
     free_.erase(fit);
   } else {
-    *fit = {run + bytes, fit->bytes - bytes};
+    *fit = {run + *bytes, fit->bytes - *bytes};
   }
-  kept_ = std::max<int64_t>(0, kept_ - bytes);
-  in_use_ += bytes;
+  kept_ = std::max<int64_t>(0, kept_ - *bytes);
+  in_use_ += *bytes;
   ++runs_in_use_;
   return run;
 }

@@ -27,7 +27,7 @@ using arrow::Type;
 // Rows that Arrow decodes at once.
 constexpr int64_t kDecodeRows = 8192;
 
-// The bytes of MonolithParquetInput for Arrow.
+// Lets Arrow read from a MonolithParquetInput.
 class InputFile final : public arrow::io::RandomAccessFile {
  public:
   explicit InputFile(const MonolithParquetInput& input) : input_(input) {}
@@ -85,7 +85,7 @@ class InputFile final : public arrow::io::RandomAccessFile {
   bool is_closed_ = false;
 };
 
-// What values are, for the types that can be read.
+// Returns the kind of values a type has; OTHER for types that cannot be read.
 MonolithParquetKind KindOf(const arrow::DataType& type) {
   switch (type.id()) {
     case Type::INT8:
@@ -125,7 +125,7 @@ class Column {
  public:
   explicit Column(std::string name) : name_(std::move(name)) {}
 
-  // Finds the column in the file; `leaves` gets the positions of what it consists of.
+  // Finds the column in the file and appends the positions of its parts to `leaves`.
   void Describe(const parquet::arrow::SchemaManifest& manifest, std::vector<int>* leaves) {
     for (const parquet::arrow::SchemaField& field : manifest.schema_fields) {
       if (field.field->name() != name_) continue;
@@ -212,7 +212,7 @@ class Column {
     return Status::OK();
   }
 
-  // A null becomes any value: who reads the row is told.
+  // Appends an arbitrary value for a null: first_null reports the row.
   Status AppendValues(const Array& array) {
     switch (array.type_id()) {
       case Type::INT8:
@@ -321,7 +321,7 @@ void SetError(const std::string& text, char* error, int64_t error_size) {
   error[size] = '\0';
 }
 
-// Runs `function`, which returns a Status. Nothing that Arrow throws leaves the library.
+// Runs `function`, which returns a Status. Keeps what Arrow throws inside the library.
 template <typename Function>
 bool Run(char* error, int64_t error_size, const Function& function) {
   try {
@@ -346,7 +346,7 @@ struct MonolithParquetReader {
     ARROW_RETURN_NOT_OK(builder.Open(std::make_shared<InputFile>(input)));
     parquet::ArrowReaderProperties properties(/*use_threads=*/false);
     properties.set_batch_size(kDecodeRows);
-    // Otherwise threads of Arrow hold a row group of the whole file in advance.
+    // Otherwise Arrow's threads read a whole row group in advance.
     properties.set_pre_buffer(false);
     builder.properties(properties);
     ARROW_RETURN_NOT_OK(builder.Build(&file_));
@@ -408,7 +408,7 @@ struct MonolithParquetReader {
     return file_->parquet_reader()->metadata()->RowGroup(group)->num_rows();
   }
 
-  // Makes the next row that of batch_.
+  // Makes batch_ hold the next row.
   Status FillBatch(bool* is_end) {
     *is_end = false;
     while (batch_ == nullptr || next_row_ >= batch_->num_rows()) {
@@ -434,11 +434,11 @@ struct MonolithParquetReader {
   std::unique_ptr<parquet::arrow::FileReader> file_;
   std::string all_names_;
   std::vector<int> leaves_;
-  int group_ = 0;  // the one after that of decoder_
+  int group_ = 0;  // the row group after decoder_'s
   std::unique_ptr<arrow::RecordBatchReader> decoder_;
   std::shared_ptr<arrow::RecordBatch> batch_;
-  int64_t next_row_ = 0;  // in batch_
-  int64_t skip_ = 0;      // rows to leave out before the next
+  int64_t next_row_ = 0;  // position in batch_
+  int64_t skip_ = 0;      // rows to skip before the next
 };
 
 #define MONOLITH_EXPORT __attribute__((visibility("default")))

@@ -1,11 +1,11 @@
-// Columns of Parquet files as plain arrays: the C interface of libmonolith_parquet.so.
+// Reads columns of Parquet files as plain arrays: the C interface of libmonolith_parquet.so.
 //
-// That library links Arrow, as the Python package pyarrow ships it; the op library loads it when a
-// Parquet file is first read. Nothing but C crosses the border: Arrow's headers use C++ streams,
-// and its wheel may have been built with another C++ ABI than TensorFlow's.
+// That library links Arrow as the Python package pyarrow ships it; the op library loads it when a
+// Parquet file is first read. Only C crosses the border: Arrow's headers use C++ streams, and its
+// wheel may have been built with another C++ ABI than TensorFlow's.
 //
-// A function that can fail writes its reason into `error`, cut to `error_size` bytes with the final
-// 0. A reader may be used by one thread at a time.
+// A function that fails writes the reason into `error`, cut to `error_size` bytes including the
+// final 0. One thread at a time may use a reader.
 #ifndef MONOLITH_NATIVE_TRAINING_RUNTIME_ARROW_PARQUET_READER_H_
 #define MONOLITH_NATIVE_TRAINING_RUNTIME_ARROW_PARQUET_READER_H_
 
@@ -15,7 +15,7 @@
 extern "C" {
 #endif
 
-// Where the bytes of a file come from. `read` returns how many bytes it wrote to `out`, fewer than
+// The source of a file's bytes. `read` returns how many bytes it wrote to `out`, fewer than
 // `size` only at the end, or -1. It must stay valid until the reader is closed.
 struct MonolithParquetInput {
   void* context;
@@ -30,9 +30,9 @@ enum MonolithParquetKind {
   MONOLITH_PARQUET_BYTES = 3,
 };
 
-// A column that was asked for. All but `count` mean nothing unless `count` is 1.
+// A requested column. All but `count` mean nothing unless `count` is 1.
 struct MonolithParquetColumn {
-  int64_t count;  // columns of that name
+  int64_t count;  // columns with this name
   int32_t kind;   // MonolithParquetKind
   int32_t is_list;
   int32_t is_unsigned;
@@ -45,31 +45,31 @@ struct MonolithParquetColumn {
 //   row_splits 0  2  2  3        values: a b c
 struct MonolithParquetValues {
   const int64_t* row_splits;   // rows + 1
-  const int64_t* integers;     // of an INTEGER column; unsigned ones keep their bits
-  const double* floats;        // of a FLOAT column
-  const char* bytes;           // of a BYTES column, one value after the other
+  const int64_t* integers;     // if INTEGER; unsigned ones keep their bits
+  const double* floats;        // if FLOAT
+  const char* bytes;           // if BYTES, one value after the other
   const int64_t* byte_splits;  // values + 1
   int64_t first_null;          // the first row that is or has a null, or -1
 };
 
 struct MonolithParquetReader;
 
-// Opens a file to read `num_names` columns. Null: it is no Parquet file.
+// Opens a file to read `num_names` columns. Returns null if it is not a Parquet file.
 struct MonolithParquetReader* MonolithParquetOpen(const struct MonolithParquetInput* input,
                                                   const char* const* names, int64_t num_names,
                                                   char* error, int64_t error_size);
 void MonolithParquetClose(struct MonolithParquetReader* reader);
 
-// Describes column `index` of those asked for.
+// Describes requested column `index`.
 void MonolithParquetDescribe(const struct MonolithParquetReader* reader, int64_t index,
                              struct MonolithParquetColumn* column);
 
-// The names of all columns of the file, separated by ", ".
+// Returns the names of all columns in the file, separated by ", ".
 const char* MonolithParquetAllNames(const struct MonolithParquetReader* reader);
 
 int64_t MonolithParquetNumRows(const struct MonolithParquetReader* reader);
 
-// Goes on reading at a row, 0 to the number of rows. Returns 0, or -1.
+// Continues reading at a row, 0 to the number of rows. Returns 0, or -1 on failure.
 int MonolithParquetSeek(struct MonolithParquetReader* reader, int64_t row, char* error,
                         int64_t error_size);
 
@@ -78,7 +78,7 @@ int MonolithParquetSeek(struct MonolithParquetReader* reader, int64_t row, char*
 int64_t MonolithParquetRead(struct MonolithParquetReader* reader, int64_t rows, char* error,
                             int64_t error_size);
 
-// The values of column `index` of those asked for.
+// Sets `values` to those of requested column `index`.
 void MonolithParquetGetValues(const struct MonolithParquetReader* reader, int64_t index,
                               struct MonolithParquetValues* values);
 

@@ -7,7 +7,7 @@
 #include <memory>
 
 namespace monolith {
-namespace data {
+namespace engine {
 
 bool DynamicLibrary::Open(const std::vector<std::string>& candidates, std::string* error) {
   error->clear();
@@ -49,5 +49,5 @@ std::vector<std::string> MatchingPaths(const std::string& pattern) {
   return paths;
 }
 
-}  // namespace data
+}  // namespace engine
 }  // namespace monolith

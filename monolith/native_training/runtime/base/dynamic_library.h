@@ -6,7 +6,7 @@
 #include <vector>
 
 namespace monolith {
-namespace data {
+namespace engine {
 
 // A library that stays loaded until the process ends.
 class DynamicLibrary {
@@ -39,7 +39,7 @@ std::string FolderOfCode(const void* address);
 // The existing paths that match a shell pattern, sorted.
 std::vector<std::string> MatchingPaths(const std::string& pattern);
 
-}  // namespace data
+}  // namespace engine
 }  // namespace monolith
 
 #endif  // MONOLITH_NATIVE_TRAINING_RUNTIME_BASE_DYNAMIC_LIBRARY_H_

@@ -25,7 +25,8 @@ ThreadPool::~ThreadPool() {
   for (std::thread& thread : threads_) thread.join();
 }
 
-void ThreadPool::RunSteps(int64_t /*max_threads*/, int64_t /*cost*/, const SharedWork::Step& step) {
+void ThreadPool::RunSteps(int64_t /*max_threads*/, int64_t /*cost*/,
+                          const SharedWork::Step& step) const {
   std::lock_guard<std::mutex> call(call_mutex_);
   const auto job = std::make_shared<SharedWork>(step, NumThreads() - 1);
   {

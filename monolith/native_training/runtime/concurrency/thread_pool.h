@@ -25,16 +25,16 @@ class ThreadPool : public ParallelRunner {
   ~ThreadPool() override;
 
   int NumThreads() const override { return static_cast<int>(threads_.size()) + 1; }
-  void RunSteps(int64_t max_threads, int64_t cost, const SharedWork::Step& step) override;
+  void RunSteps(int64_t max_threads, int64_t cost, const SharedWork::Step& step) const override;
 
  private:
   void WorkerLoop();
 
-  std::mutex call_mutex_;  // one RunSteps at a time
-  std::mutex mutex_;
-  std::condition_variable work_;
-  std::shared_ptr<SharedWork> job_;  // the last one started
-  std::atomic<int64_t> jobs_{0};     // started so far
+  mutable std::mutex call_mutex_;  // one RunSteps at a time
+  mutable std::mutex mutex_;
+  mutable std::condition_variable work_;
+  mutable std::shared_ptr<SharedWork> job_;  // the last one started
+  mutable std::atomic<int64_t> jobs_{0};     // started so far
   bool stop_ = false;
   std::vector<std::thread> threads_;
 };

@@ -5,7 +5,7 @@
 #include <functional>
 #include <utility>
 
-#include "monolith/native_training/runtime/data/fid.h"
+#include "monolith/native_training/runtime/base/feature_id.h"
 #include "monolith/native_training/runtime/distribution/id_index.h"
 #include "monolith/native_training/runtime/distribution/id_sharding.h"
 
@@ -15,7 +15,8 @@ namespace {
 
 using distribution::IdIndex;
 using distribution::IdSharder;
-using distribution::Parallel;
+using engine::FidV1ToV2;
+using engine::ParallelRunner;
 
 constexpr uint32_t kSharedBit = uint32_t{1} << 31;
 constexpr int64_t kMaxRows = (int64_t{1} << 31) - 1;
@@ -145,8 +146,8 @@ std::string ShardingPlan::Build(const std::map<std::string, ShardedFeatureConfig
 }
 
 std::string ShardFids(const ShardingPlan& plan, const std::vector<FeatureRows>& rows,
-                      int64_t num_servers, bool unique, OffsetKind kind, const Parallel& parallel,
-                      ShardedFids* out) {
+                      int64_t num_servers, bool unique, OffsetKind kind,
+                      const ParallelRunner& parallel, ShardedFids* out) {
   const int64_t num_features = static_cast<int64_t>(plan.features().size());
   std::vector<int64_t> starts;
   const std::string problem = LayOutRows(rows, &starts, out);

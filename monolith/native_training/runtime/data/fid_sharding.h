@@ -19,7 +19,7 @@
 #include <string>
 #include <vector>
 
-#include "monolith/native_training/runtime/distribution/parallel.h"
+#include "monolith/native_training/runtime/concurrency/parallel_runner.h"
 
 namespace monolith {
 namespace data {
@@ -91,7 +91,7 @@ struct ShardedFids {
 // The result does not depend on `parallel`. Returns an empty string, or why offsets overflow.
 std::string ShardFids(const ShardingPlan& plan, const std::vector<FeatureRows>& rows,
                       int64_t num_servers, bool unique, OffsetKind kind,
-                      const distribution::Parallel& parallel, ShardedFids* out);
+                      const engine::ParallelRunner& parallel, ShardedFids* out);
 
 }  // namespace data
 }  // namespace monolith

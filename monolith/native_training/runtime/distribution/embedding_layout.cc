@@ -191,7 +191,7 @@ void ScatterFirstN(const SliceRows<float, kUnitStride>& slice, const LayoutPlan:
 
 }  // namespace
 
-std::string LayoutBatch::Build(const Parallel& parallel, const LayoutPlan& plan,
+std::string LayoutBatch::Build(const engine::ParallelRunner& parallel, const LayoutPlan& plan,
                                const LayoutRequest& request) {
   plan_ = &plan;
   request_ = &request;
@@ -370,8 +370,9 @@ bool LayoutBatch::FeaturesDisjoint(const std::vector<std::vector<int64_t>>& low,
   return true;
 }
 
-void LayoutBatch::Forward(const Parallel& parallel, const std::vector<const float*>& data,
-                          int64_t first_row, const std::vector<float*>& outputs) const {
+void LayoutBatch::Forward(const engine::ParallelRunner& parallel,
+                          const std::vector<const float*>& data, int64_t first_row,
+                          const std::vector<float*>& outputs) const {
   const int64_t batch = request_->batch_size;
   int64_t row_floats = 0;
   for (const auto& output : plan_->outputs()) row_floats += output.row_size;
@@ -444,8 +445,9 @@ void LayoutBatch::ForwardRows(const std::vector<const float*>& data, int64_t beg
   }
 }
 
-void LayoutBatch::Backward(const Parallel& parallel, const std::vector<const float*>& output_grads,
-                           int64_t first_row, const std::vector<float*>& data) const {
+void LayoutBatch::Backward(const engine::ParallelRunner& parallel,
+                           const std::vector<const float*>& output_grads, int64_t first_row,
+                           const std::vector<float*>& data) const {
   std::vector<int64_t> work(rows_.size(), 0);
   for (size_t f = 0; f < rows_.size(); ++f) {
     const LayoutPlan::Feature& feature = plan_->features()[f];

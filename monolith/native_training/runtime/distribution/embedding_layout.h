@@ -16,8 +16,8 @@
 #include <string>
 #include <vector>
 
+#include "monolith/native_training/runtime/concurrency/parallel_runner.h"
 #include "monolith/native_training/runtime/distribution/layout_plan.h"
-#include "monolith/native_training/runtime/distribution/parallel.h"
 
 namespace monolith {
 namespace distribution {
@@ -45,19 +45,21 @@ struct LayoutRequest {
 class LayoutBatch {
  public:
   // Returns an empty string, or which offset is wrong. The plan and the request must outlive this.
-  std::string Build(const Parallel& parallel, const LayoutPlan& plan, const LayoutRequest& request);
+  std::string Build(const engine::ParallelRunner& parallel, const LayoutPlan& plan,
+                    const LayoutRequest& request);
 
   int64_t batch_size() const { return request_->batch_size; }
 
   // Writes rows [first_row, first_row + batch_size) of every output completely. data[b] is the
   // start of block b.
-  void Forward(const Parallel& parallel, const std::vector<const float*>& data, int64_t first_row,
-               const std::vector<float*>& outputs) const;
+  void Forward(const engine::ParallelRunner& parallel, const std::vector<const float*>& data,
+               int64_t first_row, const std::vector<float*>& outputs) const;
 
   // Adds the gradient of those rows to the embeddings. An id's columns are all summed in the order
   // batch row, then position. Runs features in parallel when no two of them share an embedding.
-  void Backward(const Parallel& parallel, const std::vector<const float*>& output_grads,
-                int64_t first_row, const std::vector<float*>& data) const;
+  void Backward(const engine::ParallelRunner& parallel,
+                const std::vector<const float*>& output_grads, int64_t first_row,
+                const std::vector<float*>& data) const;
 
  private:
   struct Rows {

@@ -16,7 +16,7 @@
 #include <type_traits>
 #include <vector>
 
-#include "monolith/native_training/runtime/distribution/parallel.h"
+#include "monolith/native_training/runtime/concurrency/parallel_runner.h"
 
 namespace monolith {
 namespace distribution {
@@ -25,7 +25,8 @@ template <typename Index>
 class PartitionPlan {
  public:
   // `shards` must outlive the plan.
-  void Build(const Parallel& parallel, const Index* shards, int64_t n, int64_t num_shards) {
+  void Build(const engine::ParallelRunner& parallel, const Index* shards, int64_t n,
+             int64_t num_shards) {
     shards_ = shards;
     n_ = n;
     num_shards_ = num_shards;
@@ -66,7 +67,7 @@ class PartitionPlan {
 
   // Calls fn(element, shard, position inside the shard) in order, per block.
   template <typename Fn>
-  void ForEach(const Parallel& parallel, const Fn& fn) const {
+  void ForEach(const engine::ParallelRunner& parallel, const Fn& fn) const {
     parallel.RunTasks(blocks_, [&](int64_t block) {
       std::vector<int64_t> next(starts_.begin() + block * num_shards_,
                                 starts_.begin() + (block + 1) * num_shards_);
@@ -79,7 +80,7 @@ class PartitionPlan {
 
   // parts[s] receives the rows of `input` that belong to shard s. Rows have `width` elements.
   template <typename T>
-  void Split(const Parallel& parallel, const T* input, int64_t width,
+  void Split(const engine::ParallelRunner& parallel, const T* input, int64_t width,
              const std::vector<T*>& parts) const {
     Walk(parallel, width, input, parts,
          [](const T* row, T* part_row, int64_t n) { std::memcpy(part_row, row, n * sizeof(T)); });
@@ -87,8 +88,8 @@ class PartitionPlan {
 
   // The inverse of Split.
   template <typename T>
-  void Merge(const Parallel& parallel, const std::vector<const T*>& parts, int64_t width,
-             T* output) const {
+  void Merge(const engine::ParallelRunner& parallel, const std::vector<const T*>& parts,
+             int64_t width, T* output) const {
     Walk(parallel, width, output, parts,
          [](T* row, const T* part_row, int64_t n) { std::memcpy(row, part_row, n * sizeof(T)); });
   }
@@ -97,8 +98,8 @@ class PartitionPlan {
   // copy(row of whole, row of its part, width) for all rows. A pointer per part moves along; widths
   // known to the compiler make the copy a few instructions.
   template <typename Whole, typename Part, typename Copy>
-  void Walk(const Parallel& parallel, int64_t width, Whole* whole, const std::vector<Part*>& parts,
-            const Copy& copy) const {
+  void Walk(const engine::ParallelRunner& parallel, int64_t width, Whole* whole,
+            const std::vector<Part*>& parts, const Copy& copy) const {
     switch (width) {
       case 1:
         return WalkRows(parallel, std::integral_constant<int64_t, 1>(), whole, parts, copy);
@@ -114,7 +115,7 @@ class PartitionPlan {
   }
 
   template <typename Width, typename Whole, typename Part, typename Copy>
-  void WalkRows(const Parallel& parallel, Width width, Whole* whole,
+  void WalkRows(const engine::ParallelRunner& parallel, Width width, Whole* whole,
                 const std::vector<Part*>& parts, const Copy& copy) const {
     parallel.RunTasks(blocks_, [&](int64_t block) {
       std::vector<Part*> next(num_shards_);
@@ -131,7 +132,7 @@ class PartitionPlan {
     });
   }
 
-  int64_t Begin(int64_t block) const { return Parallel::Cut(n_, blocks_, block); }
+  int64_t Begin(int64_t block) const { return engine::ParallelRunner::Cut(n_, blocks_, block); }
 
   const Index* shards_ = nullptr;
   int64_t n_ = 0;

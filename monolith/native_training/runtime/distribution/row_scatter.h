@@ -10,7 +10,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "monolith/native_training/runtime/distribution/parallel.h"
+#include "monolith/native_training/runtime/concurrency/parallel_runner.h"
 
 namespace monolith {
 namespace distribution {
@@ -22,17 +22,18 @@ inline int64_t RowOf(int64_t packed) { return packed & 0xffffffff; }
 
 // Writes all tensors completely: zero plus, for every i, row i of grads at targets[i].
 // tensors[t] has num_rows[t] rows of `dim` floats; targets are inside.
-inline void ScatterAddRows(const Parallel& parallel, const int64_t* targets, int64_t n,
-                           const float* grads, int64_t dim, const std::vector<float*>& tensors,
+inline void ScatterAddRows(const engine::ParallelRunner& parallel, const int64_t* targets,
+                           int64_t n, const float* grads, int64_t dim,
+                           const std::vector<float*>& tensors,
                            const std::vector<int64_t>& num_rows) {
   std::vector<int64_t> first(num_rows.size() + 1, 0);
   for (size_t t = 0; t < num_rows.size(); ++t) first[t + 1] = first[t] + num_rows[t];
   const int64_t total = first.back();
-  const int64_t tasks =
-      std::max<int64_t>(1, std::min(total, parallel.TasksFor(Parallel::Work(n + total, dim + 4))));
+  const int64_t tasks = std::max<int64_t>(
+      1, std::min(total, parallel.TasksFor(engine::ParallelRunner::Work(n + total, dim + 4))));
   parallel.RunTasks(tasks, [&](int64_t task) {
-    const int64_t begin = Parallel::Cut(total, tasks, task);
-    const int64_t end = Parallel::Cut(total, tasks, task + 1);
+    const int64_t begin = engine::ParallelRunner::Cut(total, tasks, task);
+    const int64_t end = engine::ParallelRunner::Cut(total, tasks, task + 1);
     for (size_t t = 0; t < num_rows.size(); ++t) {
       const int64_t from = std::max(begin, first[t]) - first[t];
       const int64_t to = std::min(end, first[t + 1]) - first[t];

@@ -17,8 +17,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "monolith/native_training/runtime/concurrency/parallel_runner.h"
 #include "monolith/native_training/runtime/distribution/columns.h"
-#include "monolith/native_training/runtime/distribution/parallel.h"
 
 namespace monolith {
 namespace distribution {
@@ -38,7 +38,7 @@ struct SegmentCheck {
 };
 
 template <typename Index>
-SegmentCheck CheckSegments(const Parallel& parallel, const Index* segments, int64_t k,
+SegmentCheck CheckSegments(const engine::ParallelRunner& parallel, const Index* segments, int64_t k,
                            int64_t rows) {
   std::atomic<bool> any_out_of_range{false}, any_unsorted{false};
   parallel.For(k, 2, [&](int64_t begin, int64_t end) {
@@ -144,16 +144,17 @@ inline int64_t ReduceOneSegment(const Index* segments, int64_t begin, int64_t en
 // Returns false, leaving garbage in the sinks, when segments are not sorted or not in [0, rows):
 // looking for that while summing saves a pass over them.
 template <Reduction kReduction, int64_t kLeading, typename Index>
-bool ReduceSorted(const Parallel& parallel, const Index* segments, int64_t k, int64_t rows,
-                  const float* values, int64_t dim, const std::vector<ColumnSink>& sinks) {
-  const int64_t tasks =
-      std::max<int64_t>(1, std::min(k, parallel.SmallTasksFor(Parallel::Work(k + rows, dim + 8))));
+bool ReduceSorted(const engine::ParallelRunner& parallel, const Index* segments, int64_t k,
+                  int64_t rows, const float* values, int64_t dim,
+                  const std::vector<ColumnSink>& sinks) {
+  const int64_t tasks = std::max<int64_t>(
+      1, std::min(k, parallel.SmallTasksFor(engine::ParallelRunner::Work(k + rows, dim + 8))));
   // Task t takes the values [starts[t], starts[t + 1]) and writes rows [first_rows[t],
   // first_rows[t + 1]). An even cut moves to the end of the segment it falls into.
   std::vector<int64_t> starts(tasks + 1, 0), first_rows(tasks + 1, 0);
   for (int64_t t = 1; t <= tasks; ++t) {
     int64_t& i = starts[t];
-    i = std::max(Parallel::Cut(k, tasks, t), starts[t - 1]);
+    i = std::max(engine::ParallelRunner::Cut(k, tasks, t), starts[t - 1]);
     while (i > 0 && i < k && segments[i] == segments[i - 1]) ++i;
     first_rows[t] = i < k ? static_cast<int64_t>(segments[i]) : rows;
     if (first_rows[t] < first_rows[t - 1] || first_rows[t] > rows) return false;
@@ -178,14 +179,15 @@ bool ReduceSorted(const Parallel& parallel, const Index* segments, int64_t k, in
 }
 
 template <Reduction kReduction, typename Index>
-void ReduceUnsorted(const Parallel& parallel, const Index* segments, int64_t k, int64_t rows,
-                    const float* values, int64_t dim, const std::vector<ColumnSink>& sinks) {
+void ReduceUnsorted(const engine::ParallelRunner& parallel, const Index* segments, int64_t k,
+                    int64_t rows, const float* values, int64_t dim,
+                    const std::vector<ColumnSink>& sinks) {
   constexpr bool kSquare = kReduction == Reduction::kSquareNorm;
-  const int64_t tasks =
-      std::max<int64_t>(1, std::min(rows, parallel.TasksFor(Parallel::Work(k + rows, dim + 8))));
+  const int64_t tasks = std::max<int64_t>(
+      1, std::min(rows, parallel.TasksFor(engine::ParallelRunner::Work(k + rows, dim + 8))));
   parallel.RunTasks(tasks, [&](int64_t t) {
-    const int64_t begin = Parallel::Cut(rows, tasks, t);
-    const int64_t end = Parallel::Cut(rows, tasks, t + 1);
+    const int64_t begin = engine::ParallelRunner::Cut(rows, tasks, t);
+    const int64_t end = engine::ParallelRunner::Cut(rows, tasks, t + 1);
     ZeroRows(sinks, begin, end);
     std::vector<int64_t> counts(kReduction == Reduction::kMean ? end - begin : 0);
     for (int64_t i = 0; i < k; ++i) {
@@ -218,8 +220,8 @@ void ReduceUnsorted(const Parallel& parallel, const Index* segments, int64_t k, 
 // Every output row is written, rows without values become 0. Where the result names a bad segment,
 // the sinks hold garbage.
 template <Reduction kReduction, typename Index>
-SegmentCheck ReduceSegments(const Parallel& parallel, const Index* segments, int64_t k,
-                            int64_t rows, const float* values, int64_t dim,
+SegmentCheck ReduceSegments(const engine::ParallelRunner& parallel, const Index* segments,
+                            int64_t k, int64_t rows, const float* values, int64_t dim,
                             const std::vector<ColumnSink>& sinks) {
   const auto reduce_sorted = [&](auto leading) {
     return ReduceSorted<kReduction, decltype(leading)::value>(parallel, segments, k, rows, values,
@@ -254,8 +256,8 @@ std::vector<int64_t> CountSegments(const Index* segments, int64_t k, int64_t row
 
 // Sum of row splits segments: out row b = sum of the values [splits[b], splits[b + 1]).
 template <typename Index>
-void SumSplits(const Parallel& parallel, const Index* splits, int64_t rows, const float* values,
-               int64_t dim, const std::vector<ColumnSink>& sinks) {
+void SumSplits(const engine::ParallelRunner& parallel, const Index* splits, int64_t rows,
+               const float* values, int64_t dim, const std::vector<ColumnSink>& sinks) {
   const int64_t k = static_cast<int64_t>(splits[rows]);
   parallel.For(
       rows, (k / std::max<int64_t>(1, rows) + 1) * (dim + 8), [&](int64_t begin, int64_t end) {
@@ -275,7 +277,7 @@ void SumSplits(const Parallel& parallel, const Index* splits, int64_t rows, cons
 // Gradient of a sum: row i of out (width dim) is row segments[i] of the gradient, whose columns lie
 // in `sinks`; mean divides by counts (null for a sum).
 template <typename Index>
-void BroadcastSegments(const Parallel& parallel, const Index* segments, int64_t k,
+void BroadcastSegments(const engine::ParallelRunner& parallel, const Index* segments, int64_t k,
                        const std::vector<ColumnSink>& sinks, const int64_t* counts, int64_t dim,
                        float* out) {
   parallel.For(k, dim + 8, [&](int64_t begin, int64_t end) {
@@ -297,7 +299,7 @@ void BroadcastSegments(const Parallel& parallel, const Index* segments, int64_t 
 
 // Gradient of the column-wise L2 norm: grad * value / norm, 0 where the norm is 0.
 template <typename Index>
-void SquareNormGradient(const Parallel& parallel, const Index* segments, int64_t k,
+void SquareNormGradient(const engine::ParallelRunner& parallel, const Index* segments, int64_t k,
                         const float* values, const float* norms, const float* grads, int64_t dim,
                         float* out) {
   parallel.For(k, 4 * dim + 8, [&](int64_t begin, int64_t end) {

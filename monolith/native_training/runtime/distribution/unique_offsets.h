@@ -12,8 +12,8 @@
 #include <utility>
 #include <vector>
 
+#include "monolith/native_training/runtime/concurrency/parallel_runner.h"
 #include "monolith/native_training/runtime/distribution/id_index.h"
-#include "monolith/native_training/runtime/distribution/parallel.h"
 
 namespace monolith {
 namespace distribution {
@@ -25,7 +25,7 @@ class UniqueOffsets {
 
   // Numbers the distinct keys. `splits` are num_rows + 1 valid row splits of `keys`, of which there
   // are at most kMaxKeys; both must outlive this.
-  UniqueOffsets(const Parallel& parallel, const int64_t* keys, const int64_t* splits,
+  UniqueOffsets(const engine::ParallelRunner& parallel, const int64_t* keys, const int64_t* splits,
                 int64_t num_rows)
       : splits_(splits),
         rows_(num_rows),
@@ -52,8 +52,9 @@ class UniqueOffsets {
 
   // Sizes: unique_keys num_unique, unique_splits num_rows + 1, offsets as many as keys,
   // offset_splits num_unique + 1.
-  void Fill(const Parallel& parallel, const std::vector<int64_t>& dims, int64_t* unique_keys,
-            int64_t* unique_splits, int64_t* offsets, int64_t* offset_splits) const {
+  void Fill(const engine::ParallelRunner& parallel, const std::vector<int64_t>& dims,
+            int64_t* unique_keys, int64_t* unique_splits, int64_t* offsets,
+            int64_t* offset_splits) const {
     std::vector<int64_t> first_float(rows_.size() + 1, 0);
     for (size_t row = 0; row < rows_.size(); ++row) {
       unique_splits[row] = rows_[row].first_unique;
@@ -90,7 +91,7 @@ class UniqueOffsets {
   };
 
   template <typename Fn>
-  void ForRows(const Parallel& parallel, int64_t cycles_per_key, const Fn& fn) const {
+  void ForRows(const engine::ParallelRunner& parallel, int64_t cycles_per_key, const Fn& fn) const {
     const int64_t num_rows = static_cast<int64_t>(rows_.size());
     if (parallel.TasksFor(splits_[num_rows] * cycles_per_key) == 1 || num_rows == 1) {
       for (int64_t row = 0; row < num_rows; ++row) fn(row);

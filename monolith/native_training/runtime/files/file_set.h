@@ -1,8 +1,9 @@
-// Files that appear together or not at all, and are read together or not at all.
+// Sets of files that appear together or not at all, and are read together or not at all. The heart
+// of this folder: checkpoints of tables and filters are such sets.
 //
-// A save writes its files beside those of the last one, and makes them durable. Then it renames a
-// manifest into place: this is the moment at which the new set counts. Only then do the files get
-// their final names.
+// A save writes its files beside those of the last one and makes them durable. Then it renames a
+// manifest into place: from this moment the new set counts. Only then do the files get their final
+// names.
 //
 //   t-00000-of-00002          old    old       old       new       new
 //   t-00001-of-00002          old    old       old       old       new
@@ -13,10 +14,10 @@
 //
 // A reader takes a file that the manifest names under its temporary name where that exists, and
 // under its final name where it does not. So whatever happens at any of these steps, a reader finds
-// the old set or the new one, and nobody has to repair anything. It compares sizes before it reads,
-// and checksums while it reads.
+// the old set or the new one, and nothing needs repair. It compares sizes before it reads, and
+// checksums while it reads.
 //
-// Sets without a manifest (of other programs) are read if they are complete.
+// Sets without a manifest, which other programs wrote, are read if they are complete.
 #ifndef MONOLITH_NATIVE_TRAINING_RUNTIME_FILES_FILE_SET_H_
 #define MONOLITH_NATIVE_TRAINING_RUNTIME_FILES_FILE_SET_H_
 
@@ -36,19 +37,20 @@
 namespace monolith {
 namespace engine {
 
-// What the files of a set are called.
+// The names of a set's files.
 struct FileSetName {
   std::string prefix;    // a path; every file is called prefix + suffix
   std::string manifest;  // a path in the same folder
-  // Whether a suffix may be one of this set, of whatever number of files.
+  // Returns whether a suffix may belong to this set, however many files the set has.
   std::function<bool(std::string_view suffix)> owns;
 };
 
-// `<basename><kind>-ddddd-of-ddddd` for every kind. The manifest is `.<name>.manifest` beside them:
-// a hidden file, for programs that take every file that begins with the base name for data.
+// Returns the names `<basename><kind>-ddddd-of-ddddd` for every kind. The manifest beside them is
+// `.<name>.manifest`: hidden, because some programs take every file whose name begins with the base
+// name for data.
 FileSetName ShardedSetName(const std::string& basename, const std::vector<std::string>& kinds);
 
-// `<kind>-ddddd-of-ddddd`
+// Returns `<kind>-ddddd-of-ddddd`.
 std::string ShardSuffix(const std::string& kind, int64_t shard, int64_t num_shards);
 
 constexpr int64_t kMaxShards = 99999;  // five digits
@@ -81,11 +83,11 @@ class FileSetWriter {
   FileSetWriter(const FileSetWriter&) = delete;
   FileSetWriter& operator=(const FileSetWriter&) = delete;
 
-  // Creates the folder of the set and a file in it, under a temporary name.
+  // Creates the set's folder and a file in it, under a temporary name.
   Status Create(const std::string& suffix, std::unique_ptr<SetOutputFile>* file);
 
-  // Replaces the set that was there. All files must be closed. After an error the old set is there,
-  // or, if the message says so, the new one.
+  // Replaces the previous set. All files must be closed. After an error the old set is in place, or
+  // the new one if the message says so.
   Status Publish();
 
  private:
@@ -107,10 +109,10 @@ class FileSetWriter {
   bool has_folder_ = false;
   std::set<std::string> temporaries_;  // paths, the manifest's included
   std::vector<ManifestFile> done_;
-  bool keep_ = false;  // the manifest names the temporary files, or may do so
+  bool keep_ = false;  // the manifest names the temporary files, or might
 };
 
-// A set that can be read.
+// Reads a set.
 class FileSetReader {
  public:
   struct File {
@@ -121,9 +123,9 @@ class FileSetReader {
     uint32_t crc = 0;
   };
 
-  // Takes the files that the manifest names. Their sizes are compared; errors name file and sizes:
-  //   DataLoss         a file has another size than the manifest says, or the manifest is damaged
-  //   InvalidArgument  a file is missing, or there is one that the manifest does not name
+  // Takes the files that the manifest names and compares their sizes. Errors name file and sizes:
+  //   DataLoss         a file's size differs from the manifest, or the manifest is damaged
+  //   InvalidArgument  a file is missing, or the manifest does not name a file that exists
   //   NotFound         there is no manifest
   static Status OpenManifest(FileSystem* files, const FileSetName& name, FileSetReader* reader);
 
@@ -131,19 +133,19 @@ class FileSetReader {
   static Status OpenFiles(FileSystem* files, const FileSetName& name,
                           const std::vector<std::string>& suffixes, FileSetReader* reader);
 
-  // By suffix.
+  // Returns the files, sorted by suffix.
   const std::vector<File>& files() const { return set_; }
   bool has_manifest() const { return has_manifest_; }
 
-  // Null: the set has no such file.
+  // Returns null if the set has no such file.
   const File* Find(const std::string& suffix) const;
 
-  // With a manifest, the read that comes to the file's end is DataLoss if the content is not what
-  // was saved.
+  // Opens a file. With a manifest, the read that reaches its end fails with DataLoss if the content
+  // is not what was saved.
   Status Open(const File& file, std::unique_ptr<InputFile>* input) const;
 
-  // Whether a save has replaced this set since it was opened: an error while reading it then means
-  // nothing.
+  // Returns whether a save has replaced this set since it was opened: an error while reading it
+  // means nothing then.
   bool Replaced() const;
 
  private:
@@ -151,15 +153,15 @@ class FileSetReader {
 
   FileSystem* file_system_ = nullptr;
   FileSetName name_;
-  std::vector<File> set_;  // by suffix
+  std::vector<File> set_;  // sorted by suffix
   bool has_manifest_ = false;
   uint64_t token_ = 0;
 };
 
-// Opens `<basename><kind>-ddddd-of-ddddd` for every kind, with or without a manifest, and hands it
-// to `read` with the number of files per kind. Does both again when a save replaces the set
-// meanwhile. Errors without a manifest: InvalidArgument, a file is missing or the names do not fit
-// together.
+// Opens `<basename><kind>-ddddd-of-ddddd` for every kind, with or without a manifest, and passes it
+// to `read` with the number of files per kind. Does both again if a save replaces the set
+// meanwhile. Without a manifest, fails with InvalidArgument if a file is missing or the names do
+// not fit together.
 Status ReadShardedSet(
     FileSystem* files, const std::string& basename, const std::vector<std::string>& kinds,
     const std::function<Status(const FileSetReader& reader, int64_t num_shards)>& read);

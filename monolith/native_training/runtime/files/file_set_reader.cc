@@ -12,7 +12,7 @@ namespace {
 
 std::string Bytes(int64_t n) { return std::to_string(n) + " bytes"; }
 
-// Compares what was read with the manifest when it comes to the end.
+// Compares what was read with the manifest at the end of the file.
 class CheckedInput final : public InputFile {
  public:
   CheckedInput(std::unique_ptr<InputFile> file, FileSetReader::File entry, std::string manifest)
@@ -46,7 +46,7 @@ class CheckedInput final : public InputFile {
   uint32_t crc_ = 0;
 };
 
-// The beginning of the message about a missing file: as specified for checkpoints, if it is one.
+// Returns how a message about a missing file begins: for a checkpoint, in the specified words.
 std::string ExplainMissing(const std::string& prefix, std::string_view suffix,
                            const std::vector<std::string>& listed) {
   const std::string kind(suffix.substr(0, suffix.find('-')));
@@ -60,7 +60,7 @@ std::string ExplainMissing(const std::string& prefix, std::string_view suffix,
   return "Shard " + std::to_string(shard) + " doesn't show up for " + prefix + kind + ": ";
 }
 
-// Finds the complete set of one kind; errors as specified for checkpoints.
+// Finds the complete set of one kind. Errors have the words specified for checkpoints.
 Status FindShards(const std::string& basename, const std::string& kind,
                   const std::vector<std::string>& suffixes, int64_t* num_shards) {
   std::vector<bool> found;
@@ -147,7 +147,7 @@ Status FileSetReader::OpenManifest(FileSystem* files, const FileSetName& name,
     int64_t found = 0;
     status = files->GetSize(file.path, &found);
     if (status.code == StatusCode::kNotFound && file.path != path) {
-      // A save that is under way has just given it its final name.
+      // A save in progress has just given the file its final name.
       file.path = path;
       status = files->GetSize(path, &found);
     }
@@ -209,7 +209,7 @@ const FileSetReader::File* FileSetReader::Find(const std::string& suffix) const 
 Status FileSetReader::Open(const File& file, std::unique_ptr<InputFile>* input) const {
   Status status = file_system_->Open(file.path, input);
   if (status.code == StatusCode::kNotFound) {
-    // A save that is under way may have given it its final name.
+    // A save in progress may have given the file its final name.
     status = file_system_->Open(name_.prefix + file.suffix, input);
   }
   if (!status.ok() || !has_manifest_) return status;

@@ -12,11 +12,11 @@ namespace monolith {
 namespace engine {
 namespace {
 
-// The temporary files that saves of this process are writing: what else looks like one was left by
-// a save that was interrupted.
+// The temporary files that this process's saves are writing: an interrupted save left any other
+// file that looks like one.
 class LiveTemporaries {
  public:
-  // Never destroyed: a save may still run in a thread of its own when the process ends.
+  // Never destroyed: a save may still run in its own thread when the process ends.
   static LiveTemporaries& Get() {
     static LiveTemporaries* live = std::make_unique<LiveTemporaries>().release();
     return *live;
@@ -35,7 +35,7 @@ class LiveTemporaries {
     return paths_.count(path) > 0;
   }
 
-  // Held while a set is published, so that two saves to one place do not mix.
+  // Returns the mutex to hold while publishing a set, so that two saves to one place do not mix.
   std::mutex* publishing(const std::string& prefix) {
     return &publishing_[std::hash<std::string>()(prefix) % publishing_.size()];
   }
@@ -141,8 +141,8 @@ Status FileSetWriter::Publish() {
   if (!status.ok()) return status;
   status = WriteManifest(manifest);
   if (!status.ok()) return status;
-  // The names of the files have to be durable before the manifest that names them, and the manifest
-  // before the renaming that takes away the old set.
+  // The files' names must be durable before the manifest that lists them, and the manifest before
+  // the renames that remove the old set.
   const std::string folder = FolderOf(name_.prefix);
   status = files_->Sync(folder);
   if (!status.ok()) return status;
@@ -160,14 +160,14 @@ Status FileSetWriter::Publish() {
   if (!status.ok()) return Explain(std::move(status), published);
   status = RemoveLeftovers(manifest);
   if (!status.ok()) {
-    // The manifest names them as replaced, so they disturb no reader.
+    // The manifest lists them as replaced, so readers ignore them.
     Log(LogLevel::kWarning,
         "unable to remove what earlier saves of " + name_.prefix + " left: " + status.message);
   }
   return Status::Ok();
 }
 
-// Files of the last set that will not be overwritten. Fails early where a rename would fail late.
+// Finds files of the last set that will not be overwritten. Fails early where a rename would late.
 Status FileSetWriter::FindReplaced(Manifest* manifest) const {
   std::vector<std::string> suffixes;
   Status status = ListSuffixes(files_, name_.prefix, &suffixes);
@@ -207,8 +207,8 @@ Status FileSetWriter::WriteManifest(const Manifest& manifest) {
   return files_->Sync(path);
 }
 
-// A rename that fails may have happened all the same, on disks in a network for instance. Then the
-// temporary files must stay; also if nobody can tell.
+// Returns whether the manifest is in place, or might be: a rename that fails may have happened all
+// the same, on network disks for instance. The temporary files must stay then.
 bool FileSetWriter::IsPublished() const {
   Manifest found;
   const Status status = ReadManifest(files_, name_.manifest, &found);

@@ -1,5 +1,5 @@
-// Files as the engine needs them. posix_file_system.h works on local disks without TensorFlow;
-// ops/env_file_system.h on whatever TensorFlow's Env can reach.
+// The interface through which the engine reaches files. posix_file_system.h implements it for local
+// disks without TensorFlow, ops/files/env_file_system.h for everything TensorFlow's Env can reach.
 #ifndef MONOLITH_NATIVE_TRAINING_RUNTIME_FILES_FILE_SYSTEM_H_
 #define MONOLITH_NATIVE_TRAINING_RUNTIME_FILES_FILE_SYSTEM_H_
 
@@ -30,7 +30,7 @@ class OutputFile {
   virtual Status Close() = 0;
 };
 
-// Thread-safe. Errors name the path. What does not exist is kNotFound.
+// Thread-safe. Errors name the path. A path that does not exist is kNotFound.
 class FileSystem {
  public:
   virtual ~FileSystem() = default;
@@ -40,15 +40,15 @@ class FileSystem {
   virtual Status Open(const std::string& path, std::unique_ptr<InputFile>* file) = 0;
   virtual Status GetSize(const std::string& path, int64_t* bytes) = 0;
   virtual Status IsFolder(const std::string& path, bool* is_folder) = 0;
-  // Replaces `to` if it is there. Readers see the old or the new file.
+  // Replaces `to` if it exists. Readers see the old or the new file.
   virtual Status Rename(const std::string& from, const std::string& to) = 0;
   virtual Status Remove(const std::string& path) = 0;
-  // The names in a folder, in no order.
+  // Lists the names in a folder, in no particular order.
   virtual Status List(const std::string& folder, std::vector<std::string>* names) = 0;
-  // Creates a folder and those above it that are missing. On return all of them will outlive a loss
-  // of power, also if `folder` was there before.
+  // Creates a folder and the missing ones above it. On return all of them survive a power loss,
+  // even if `folder` existed before.
   virtual Status MakeFolders(const std::string& folder) = 0;
-  // Makes the content of a closed file, or the names in a folder, outlive a loss of power.
+  // Makes the content of a closed file, or the names in a folder, survive a power loss.
   virtual Status Sync(const std::string& path) = 0;
 };
 
@@ -59,10 +59,10 @@ inline std::string FolderOf(const std::string& path) {
   return slash == 0 ? "/" : path.substr(0, slash);
 }
 
-// What follows the last slash.
+// Returns what follows the last slash.
 inline std::string NameOf(const std::string& path) { return path.substr(path.rfind('/') + 1); }
 
-// The path of `name` in the folder of `path`.
+// Returns the path of `name` in the folder of `path`.
 inline std::string SiblingOf(const std::string& path, const std::string& name) {
   return path.substr(0, path.rfind('/') + 1) + name;
 }

@@ -19,7 +19,7 @@ struct ProcessPool {
   pid_t process = getpid();
 };
 
-// Never destroyed: a save may still run when the process ends. A forked child has its own.
+// Never destroyed: a save may still run when the process ends. A forked child gets its own.
 TaskPool* FilePool() {
   static std::atomic<ProcessPool*> current{nullptr};
   ProcessPool* found = current.load(std::memory_order_acquire);

@@ -19,7 +19,7 @@ std::string Hex(uint32_t value) {
   return text;
 }
 
-// Takes what stands in front of `separator` off the text; false if it is not there.
+// Splits off the text before `separator`; returns false if there is none.
 bool Take(std::string_view* text, char separator, std::string_view* taken) {
   const size_t at = text->find(separator);
   if (at == std::string_view::npos) return false;
@@ -34,7 +34,7 @@ bool ParseNumber(std::string_view text, int base, Number* number) {
   return result.ec == std::errc() && result.ptr == text.data() + text.size();
 }
 
-// A suffix can lead to no other folder.
+// Rejects suffixes that lead to another folder.
 bool IsSuffix(std::string_view text) {
   return !text.empty() && text.find('/') == std::string_view::npos;
 }
@@ -72,7 +72,7 @@ Status DecodeManifest(std::string_view text, Manifest* manifest) {
   const std::string_view whole = text;
   std::string_view line;
   if (!Take(&text, '\n', &line) || line.substr(0, kTitle.size()) != kTitle) {
-    return Status::DataLoss("it is no manifest");
+    return Status::DataLoss("it is not a manifest");
   }
   if (line.substr(kTitle.size()) != kVersion) {
     return Status::DataLoss("it has the format " + std::string(line.substr(kTitle.size(), 20)) +

@@ -171,7 +171,7 @@ Status PosixFileSystem::List(const std::string& folder, std::vector<std::string>
 }
 
 Status PosixFileSystem::MakeFolders(const std::string& folder) {
-  // From the lowest folder that exists downwards, each one durable in the one above it.
+  // Creates folders from the lowest existing one downwards, each durable in the one above it.
   std::vector<std::string> missing;
   std::string at = folder;
   while (true) {
@@ -196,7 +196,7 @@ Status PosixFileSystem::MakeFolders(const std::string& folder) {
   }
   if (!missing.empty()) return Status::Ok();
   const Status status = Sync(FolderOf(folder));
-  // It is somebody else's folder, which we may only pass through.
+  // The parent may belong to another user who only lets us pass through.
   return status.code == StatusCode::kPermissionDenied ? Status::Ok() : status;
 }
 

@@ -1,4 +1,4 @@
-// Local files through POSIX calls.
+// Reaches local files through POSIX calls.
 #ifndef MONOLITH_NATIVE_TRAINING_RUNTIME_FILES_POSIX_FILE_SYSTEM_H_
 #define MONOLITH_NATIVE_TRAINING_RUNTIME_FILES_POSIX_FILE_SYSTEM_H_
 
@@ -11,7 +11,7 @@
 namespace monolith {
 namespace engine {
 
-// Without state: make one wherever it is needed.
+// Has no state: create one wherever it is needed.
 class PosixFileSystem : public FileSystem {
  public:
   Status Create(const std::string& path, std::unique_ptr<OutputFile>* file) override;

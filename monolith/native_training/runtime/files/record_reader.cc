@@ -4,7 +4,7 @@ namespace monolith {
 namespace engine {
 namespace {
 
-// What is read stays in the second-level cache until it has been used.
+// Small enough that the bytes stay in the second-level cache until they are used.
 constexpr int64_t kReadBytes = 512 << 10;
 // No row comes near this; a longer record is a damaged length that happens to match its checksum.
 constexpr int64_t kMaxRecordBytes = int64_t{1} << 30;
@@ -28,7 +28,7 @@ Status RecordBatchReader::Next(int64_t max_records, std::vector<RecordView>* rec
       case RecordResult::kIncomplete:
         break;
     }
-    // Filling moves the buffer, so what was found so far must be handed out first.
+    // Filling moves the buffer, so hand out what was found so far first.
     if (!records->empty()) return Status::Ok();
     if (at_end_) {
       return available == 0 ? Status::Ok() : Status::DataLoss("the file ends inside a record");

@@ -28,7 +28,7 @@ class RecordBatchReader {
 
   const std::unique_ptr<InputFile> file_;
   std::string buffer_;
-  int64_t position_ = 0;  // of the first unread byte in buffer_
+  int64_t position_ = 0;  // the first unread byte in buffer_
   bool at_end_ = false;   // the file has no more bytes
 };
 

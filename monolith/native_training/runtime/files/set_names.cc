@@ -11,7 +11,7 @@ namespace engine {
 namespace {
 
 constexpr std::string_view kTemporaryMark = "-tmp-";
-// More than a manifest of twice kMaxShards files has.
+// More than a manifest of twice kMaxShards files takes.
 constexpr int64_t kMaxManifestBytes = int64_t{64} << 20;
 
 bool IsDigits(std::string_view text) {
@@ -69,7 +69,7 @@ FileSetName ShardedSetName(const std::string& basename, const std::vector<std::s
 
 Status ListSuffixes(FileSystem* files, const std::string& prefix,
                     std::vector<std::string>* suffixes) {
-  // Listing instead of globbing: a prefix may hold characters that mean something in a pattern.
+  // Lists instead of globbing: a prefix may hold characters that mean something in a pattern.
   std::vector<std::string> names;
   const Status status = files->List(FolderOf(prefix), &names);
   if (status.code == StatusCode::kNotFound) return Status::Ok();

@@ -1,4 +1,4 @@
-// Names of files in a set, and its manifest: what the writer and the reader have in common.
+// The file names and the manifest of a set, which its writer and its reader share.
 #ifndef MONOLITH_NATIVE_TRAINING_RUNTIME_FILES_SET_NAMES_H_
 #define MONOLITH_NATIVE_TRAINING_RUNTIME_FILES_SET_NAMES_H_
 
@@ -14,21 +14,21 @@
 namespace monolith {
 namespace engine {
 
-// `<path>-tmp-<token>`
+// Returns `<path>-tmp-<token>`.
 std::string TemporaryName(const std::string& path, uint64_t token);
 
-// What stands in front of `-tmp-<number>`; everything, if the name does not end so.
+// Returns what precedes `-tmp-<number>`, or the whole name if it does not end so.
 std::string_view WithoutTemporaryMark(std::string_view name);
 
-// What follows `kind` in a suffix: `-ddddd-of-ddddd` and nothing else.
+// Parses `<kind>-ddddd-of-ddddd`; returns false for any other suffix.
 bool ParseShardSuffix(std::string_view suffix, std::string_view kind, int64_t* shard,
                       int64_t* num_shards);
 
-// What follows the prefix's last component in the names of its folder; none if there is no folder.
+// Lists what follows the prefix's last component in its folder's names; none without a folder.
 Status ListSuffixes(FileSystem* files, const std::string& prefix,
                     std::vector<std::string>* suffixes);
 
-// NotFound: it is not there. DataLoss: it is damaged.
+// Reads a manifest. NotFound: it does not exist. DataLoss: it is damaged.
 Status ReadManifest(FileSystem* files, const std::string& path, Manifest* manifest);
 
 }  // namespace engine

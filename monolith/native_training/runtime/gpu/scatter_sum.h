@@ -1,5 +1,5 @@
 // Adding rows to places of a buffer in one order, without atomics: occurrences (a place and the
-// number of a row) are sorted by place, and whoever stands first at a place adds up all that
+// number of a row) are sorted by place, and the first at a place adds up all that
 // follow.
 //
 //   places    3 0 3 0 7         occurrences 0 1 2 3 4

@@ -34,12 +34,12 @@ class OccurrenceThresholds {
     if (config.default_threshold > max_threshold) {
       return TooLarge("default_occurrence_threshold", config.default_threshold, max_threshold);
     }
-    if (!config.slots.empty()) result.by_slot_.assign(kNumSlots, config.default_threshold);
+    if (!config.slots.empty()) result.by_slot_.assign(kMaxSlotsV2, config.default_threshold);
     for (const SlotOccurrenceThreshold& slot : config.slots) {
-      if (slot.slot >= static_cast<uint32_t>(kNumSlots)) {
+      if (slot.slot >= kMaxSlotsV2) {
         return Status::InvalidArgument("slot_occurrence_thresholds has slot " +
                                        std::to_string(slot.slot) + ", want less than " +
-                                       std::to_string(kNumSlots));
+                                       std::to_string(kMaxSlotsV2));
       }
       if (slot.threshold > max_threshold) {
         return TooLarge("occurrence_threshold", slot.threshold, max_threshold);
@@ -50,7 +50,7 @@ class OccurrenceThresholds {
     return Status::Ok();
   }
 
-  uint32_t Of(int64_t id) const { return by_slot_.empty() ? default_ : by_slot_[SlotIdV2(id)]; }
+  uint32_t Of(int64_t id) const { return by_slot_.empty() ? default_ : by_slot_[SlotOfV2(id)]; }
 
  private:
   static Status TooLarge(const char* name, uint32_t value, uint32_t max) {

@@ -18,11 +18,11 @@ class ExpiryPolicy {
   static Status Create(const ExpiryConfig& config, ExpiryPolicy* policy) {
     ExpiryPolicy result;
     result.default_seconds_ = int64_t{config.default_days} * kSecondsPerDay;
-    if (!config.slots.empty()) result.slot_seconds_.assign(kNumSlots, result.default_seconds_);
+    if (!config.slots.empty()) result.slot_seconds_.assign(kMaxSlotsV2, result.default_seconds_);
     for (const SlotExpireTime& slot : config.slots) {
-      if (slot.slot >= static_cast<uint32_t>(kNumSlots)) {
+      if (slot.slot >= kMaxSlotsV2) {
         return Status::InvalidArgument("slot_expire_times has slot " + std::to_string(slot.slot) +
-                                       ", want less than " + std::to_string(kNumSlots));
+                                       ", want less than " + std::to_string(kMaxSlotsV2));
       }
       result.slot_seconds_[slot.slot] = int64_t{slot.days} * kSecondsPerDay;
     }
@@ -32,7 +32,7 @@ class ExpiryPolicy {
 
   // `newest` is the table's MaxUpdateTs(). An expire time of 0 days expires every row.
   bool IsExpired(int64_t id, uint32_t last_update, int64_t newest) const {
-    const int64_t limit = slot_seconds_.empty() ? default_seconds_ : slot_seconds_[SlotIdV2(id)];
+    const int64_t limit = slot_seconds_.empty() ? default_seconds_ : slot_seconds_[SlotOfV2(id)];
     return newest - int64_t{last_update} >= limit;
   }
 

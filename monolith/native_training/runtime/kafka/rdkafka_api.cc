@@ -10,8 +10,8 @@ namespace monolith {
 namespace kafka {
 namespace {
 
-using ::monolith::data::DynamicLibrary;
-using ::monolith::data::MatchingPaths;
+using ::monolith::engine::DynamicLibrary;
+using ::monolith::engine::MatchingPaths;
 
 constexpr char kVariable[] = "MONOLITH_LIBRDKAFKA";
 

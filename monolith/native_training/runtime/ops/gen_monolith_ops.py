@@ -21,5 +21,5 @@ load_library = gen_monolith_ops_base.load_library
 def monolith_aligned_flat_concat(
   inputs: list[tf.Tensor], scale: tf.Tensor | float = 1.0, name: str | None = None
 ) -> tf.Tensor:
-  """The generated wrapper, but for the default of `scale`: inputs of ops cannot have one."""
+  """Calls the generated wrapper with a default for `scale`, which an op's input cannot have."""
   return gen_monolith_ops_base.monolith_aligned_flat_concat(inputs, scale, name=name)

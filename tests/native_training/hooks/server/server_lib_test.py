@@ -1,4 +1,4 @@
-"""The controller's gRPC server."""
+"""Tests of the controller's gRPC server."""
 
 import os
 from unittest import mock
@@ -56,7 +56,7 @@ class ServerTest(tf.test.TestCase):
     train_op = v1.assign_add(v1.train.get_or_create_global_step(), 1)
     barrier_op = barrier_ops.BarrierOp(1)
     listener = tf.estimator.CheckpointSaverListener()
-    # As in realtime training, which survives the saves of its schedule.
+    # The hook of realtime training, which goes on after its scheduled saves.
     saver_hook = save_utils.NoFirstSaveCheckpointSaverHook(
       model_dir,
       save_steps=1000000,

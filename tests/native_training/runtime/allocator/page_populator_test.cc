@@ -21,7 +21,7 @@ namespace {
 
 constexpr int kPopulateWrite = 23;
 
-// Whether this kernel can commit pages ahead of their use.
+// Returns whether this kernel can commit pages ahead of their use.
 bool KernelPopulates() {
   char* pages = MapPages(kHugePageBytes, PageSize::kHuge);
   const bool populates = madvise(pages, 4096, kPopulateWrite) == 0;

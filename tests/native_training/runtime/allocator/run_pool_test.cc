@@ -52,7 +52,25 @@ TEST(RunPoolTest, SmallestHoleThatFitsIsTaken) {
   EXPECT_EQ(pool.Allocate(3 * 4096), runs[4]);
 }
 
-// Given back and taken again within the fraction that is kept, memory is not cleared by the system.
+TEST(RunPoolTest, AHoleIsTakenAsAWholeByWhoCanUseIt) {
+  RunPool pool;
+  char* const runs[] = {pool.Allocate(9 * 4096), pool.Allocate(4096), pool.Allocate(20 * 4096),
+                        pool.Allocate(4096)};
+  pool.Free(runs[0], 9 * 4096);
+  pool.Free(runs[2], 20 * 4096);
+  int64_t bytes = 0;
+  EXPECT_EQ(pool.AllocateWithin(8 * 4096 - 100, 10 * 4096, &bytes), runs[0]);
+  EXPECT_EQ(bytes, 9 * 4096);
+  // Of a larger one only what is needed.
+  EXPECT_EQ(pool.AllocateWithin(8 * 4096 - 100, 10 * 4096, &bytes), runs[2]);
+  EXPECT_EQ(bytes, 8 * 4096);
+  EXPECT_EQ(pool.bytes_in_use(), (9 + 1 + 8 + 1) * 4096);
+  // Fresh memory neither.
+  EXPECT_NE(pool.AllocateWithin(30 * 4096, 60 * 4096, &bytes), nullptr);
+  EXPECT_EQ(bytes, 30 * 4096);
+}
+
+// The pool keeps a fraction of free memory, whose bytes stay; the system clears what it returns.
 TEST(RunPoolTest, LittleFreeMemoryIsKeptMuchIsGivenBack) {
   RunPool pool;
   const int64_t bytes = 2 * kHugePageBytes;

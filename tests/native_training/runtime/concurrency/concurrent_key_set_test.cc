@@ -41,7 +41,7 @@ std::vector<int64_t> RandomIds(int64_t n, uint64_t seed) {
   return ids;
 }
 
-// The contract, literally.
+// The contract, written out literally.
 class Model {
  public:
   explicit Model(int64_t capacity) : capacity_(capacity) {}

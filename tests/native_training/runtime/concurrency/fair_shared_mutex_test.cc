@@ -56,8 +56,8 @@ TEST(FairSharedMutexTest, AReaderThatComesWhileAWriterWaitsComesAfterIt) {
   EXPECT_EQ(order, "writer reader ");
 }
 
-// Between two writers who wait, one after the other, come the readers who wait: everybody gets in
-// although the lock is never free.
+// Waiting readers enter between two waiting writers: all threads get in without the lock ever being
+// free.
 TEST(FairSharedMutexTest, NobodyStarves) {
   constexpr int kThreads = 6;
   constexpr int kTimes = 300;
@@ -65,7 +65,7 @@ TEST(FairSharedMutexTest, NobodyStarves) {
   std::atomic<int> done{0}, readers{0}, meetings{0};
   int writers = 0;
   const auto run = [&](bool reads) {
-    // Goes on until all have been inside often enough: would one starve, none came to its end.
+    // Runs until all threads have been inside often enough: if one starved, none would finish.
     for (int i = 0; done < kThreads; ++i) {
       if (reads) {
         const std::shared_lock<FairSharedMutex> lock(mutex);
@@ -92,7 +92,7 @@ TEST(FairSharedMutexTest, NobodyStarves) {
   }
 }
 
-// A writer waits for the readers who were inside before it, and for none who come again.
+// A writer waits for the readers that were inside before it, and for none that come back.
 TEST(FairSharedMutexTest, AWriterWaitsForOnePhaseOfReaders) {
   constexpr int kReaders = 4;
   FairSharedMutex mutex;
@@ -108,7 +108,7 @@ TEST(FairSharedMutexTest, AWriterWaitsForOnePhaseOfReaders) {
     });
   }
   for (int i = 0; i < 200; ++i) {
-    // This thread holds the lock while the writer comes to wait.
+    // Holds the lock until the writer waits.
     mutex.lock_shared();
     int64_t entries_inside = 0;
     std::thread writer([&] {
@@ -116,7 +116,7 @@ TEST(FairSharedMutexTest, AWriterWaitsForOnePhaseOfReaders) {
       entries_inside = entries;
     });
     AwaitWaitingWriter(&mutex);
-    // Those who are inside now have counted, or are about to.
+    // Readers that are inside now have counted, or are about to.
     const int64_t entries_before = entries;
     mutex.unlock_shared();
     writer.join();

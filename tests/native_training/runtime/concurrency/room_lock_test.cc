@@ -40,7 +40,7 @@ TEST(RoomLockTest, WritersShareTheirRoom) {
   EXPECT_FALSE(ReadRooms(1).TryEnter(&lock));
 }
 
-// Who comes while a writer waits leaves the cores to the readers it waits for.
+// A thread that arrives while a writer waits leaves the cores to the readers being waited for.
 TEST(RoomLockTest, AClosedRoomIsDecidedWhenItsReadersAreGone) {
   RoomLock lock;
   lock.AwaitDecision();  // open

@@ -14,7 +14,7 @@ namespace monolith {
 namespace engine {
 namespace {
 
-// The steps of a loop as SharedWork takes them.
+// Turns a loop into the steps that SharedWork takes.
 class Loop {
  public:
   Loop(int64_t n, int64_t grain, RangeSteps::Range fn)

@@ -15,7 +15,7 @@ namespace monolith {
 namespace engine {
 namespace {
 
-// Counts down in threads of a pool, which lives forever, so it does too.
+// Counts down in threads of a pool. Shared, because those threads may outlive the test.
 class Latch {
  public:
   static std::shared_ptr<Latch> Make(int count) {
@@ -39,7 +39,7 @@ class Latch {
   int count_ = 0;
 };
 
-// Pools are never destroyed.
+// Keeps pools forever: a pool must not be destroyed.
 TaskPool* NewPool(int threads) {
   static auto* pools = new std::vector<std::unique_ptr<TaskPool>>;
   pools->push_back(std::make_unique<TaskPool>(threads));
@@ -98,7 +98,7 @@ TEST(TaskPoolTest, DueTasksRunInTheirOrder) {
   EXPECT_EQ(*order, (std::vector<int>{1, 2, 3}));
 }
 
-// Every thread is in a task that itself wants threads of the pool.
+// Every thread runs a task that itself wants threads of the pool.
 TEST(TaskPoolTest, TasksThatShareWorkDoNotWaitForEachOther) {
   TaskPool* pool = NewPool(2);
   const auto latch = Latch::Make(20);

@@ -5,11 +5,14 @@
 #include <cstdint>
 #include <limits>
 
-#include "monolith/native_training/runtime/data/fid.h"
+#include "monolith/native_training/runtime/base/feature_id.h"
 
 namespace monolith {
 namespace data {
 namespace {
+
+using engine::FIDV2;
+using engine::MakeFidV2;
 
 TEST(FidHashTest, HashesNumbers) { EXPECT_EQ(MakeFidV2(4, HashNumber(185)), 1153447759131936u); }
 

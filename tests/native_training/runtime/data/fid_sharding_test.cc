@@ -3,35 +3,25 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
-#include <functional>
 #include <limits>
 #include <map>
 #include <random>
 #include <set>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
-#include "monolith/native_training/runtime/data/fid.h"
-#include "monolith/native_training/runtime/distribution/parallel.h"
+#include "monolith/native_training/runtime/base/feature_id.h"
+#include "monolith/native_training/runtime/concurrency/parallel_runner.h"
+#include "tests/native_training/runtime/concurrency/test_threads.h"
 
 namespace monolith {
 namespace data {
 namespace {
 
+using engine::FIDV1;
 using Ids = std::vector<uint64_t>;
 using Offsets = std::vector<std::pair<uint64_t, uint64_t>>;
-
-class Threads final : public distribution::Parallel {
- public:
-  int num_threads() const override { return 4; }
-  void RunTasks(int64_t num_tasks, const std::function<void(int64_t)>& task) const override {
-    std::vector<std::thread> threads;
-    for (int64_t t = 0; t < num_tasks; ++t) threads.emplace_back(task, t);
-    for (std::thread& thread : threads) thread.join();
-  }
-};
 
 ShardingPlan PlanOf(const std::map<std::string, ShardedFeatureConfig>& features) {
   ShardingPlan plan;
@@ -58,7 +48,7 @@ Offsets Halves(const std::vector<uint64_t>& offsets) {
 ShardedFids Shard(const ShardingPlan& plan, const std::vector<FeatureRows>& rows, int64_t servers,
                   bool unique, OffsetKind kind) {
   ShardedFids out;
-  EXPECT_EQ(ShardFids(plan, rows, servers, unique, kind, distribution::Inline(), &out), "");
+  EXPECT_EQ(ShardFids(plan, rows, servers, unique, kind, engine::InlineRunner(), &out), "");
   return out;
 }
 
@@ -180,7 +170,8 @@ TEST(FidShardingTest, DoesNotDependOnThreads) {
 
   const ShardedFids expected = Shard(plan, rows, 5, true, OffsetKind::kFloatOffset);
   ShardedFids out;
-  ASSERT_EQ(ShardFids(plan, rows, 5, true, OffsetKind::kFloatOffset, Threads(), &out), "");
+  ASSERT_EQ(ShardFids(plan, rows, 5, true, OffsetKind::kFloatOffset, engine::TestThreads(4), &out),
+            "");
 
   EXPECT_EQ(out.fid_lists, expected.fid_lists);
   EXPECT_EQ(out.fid_offset, expected.fid_offset);

@@ -28,7 +28,7 @@ TEST(DenseKernelsTest, SumOfSquares) {
     const std::vector<float> values = Random(n, -2, 2, n);
     double want = 0;
     for (const float value : values) want += double{value} * value;
-    // Short runs are summed in single precision, the runs in double.
+    // The kernel sums short runs in single precision and adds up the runs in double.
     EXPECT_NEAR(SumOfSquares(values.data(), n), want, 5e-7 * (1 + want));
   }
   const float large[2] = {3e38f, -2e38f};

@@ -10,7 +10,7 @@
 #include "gtest/gtest.h"
 #include "monolith/native_training/runtime/distribution/layout_plan.h"
 #include "monolith/native_training/runtime/distribution/row_scatter.h"
-#include "tests/native_training/runtime/distribution/test_parallel.h"
+#include "tests/native_training/runtime/concurrency/test_threads.h"
 
 namespace monolith {
 namespace distribution {
@@ -18,7 +18,7 @@ namespace {
 
 constexpr uint32_t kShared = 0x80000000u;
 
-// Two examples of a SUM, a shared MEAN and a FIRSTN feature.
+// Two examples with a SUM, a shared MEAN and a FIRSTN feature.
 class LayoutTest : public ::testing::Test {
  protected:
   LayoutTest() {
@@ -40,7 +40,7 @@ class LayoutTest : public ::testing::Test {
     request_.blocks = {{1, 18}};
   }
 
-  std::string Build(const Parallel& parallel = Inline()) {
+  std::string Build(const engine::ParallelRunner& parallel = engine::InlineRunner()) {
     LayoutPlan plan;
     EXPECT_EQ(plan.Build(config_), "");
     LayoutBatch batch;
@@ -60,13 +60,13 @@ TEST_F(LayoutTest, WorkedExampleForwardAndBackward) {
   LayoutPlan plan;
   ASSERT_EQ(plan.Build(config_), "");
   LayoutBatch batch;
-  ASSERT_EQ(batch.Build(Inline(), plan, request_), "");
+  ASSERT_EQ(batch.Build(engine::InlineRunner(), plan, request_), "");
 
   std::vector<std::vector<float>> outputs;
   std::vector<float*> to;
   for (const auto& output : plan.outputs()) outputs.emplace_back(2 * output.row_size, -1.0f);
   for (auto& output : outputs) to.push_back(output.data());
-  batch.Forward(Inline(), {embeddings_.data()}, 0, to);
+  batch.Forward(engine::InlineRunner(), {embeddings_.data()}, 0, to);
   const std::vector<std::vector<float>> want = {
       {8, 7},
       {50, 51, 50, 51},
@@ -83,7 +83,7 @@ TEST_F(LayoutTest, WorkedExampleForwardAndBackward) {
     ones.push_back(output.data());
   }
   std::vector<float> grad(18, 0.0f);
-  batch.Backward(Inline(), ones, 0, {grad.data()});
+  batch.Backward(engine::InlineRunner(), ones, 0, {grad.data()});
   EXPECT_EQ(grad, (std::vector<float>{2, 2, 2, 4, 4, 4, 1, 3, 3, 1, 3, 3, 1, 1, 1, 1, 1, 1}));
 }
 
@@ -109,8 +109,8 @@ TEST_F(LayoutTest, EveryBrokenOffsetIsNamed) {
 }
 
 TEST_F(LayoutTest, RandomOffsetsAreRefusedOrSafe) {
-  // Whatever the offsets hold, building either names a fault or the kernels stay inside their
-  // tensors; the address sanitizer watches the second half.
+  // Whatever the offsets hold, either building names a fault or the kernels stay inside their
+  // tensors; the address sanitizer watches the latter.
   std::mt19937_64 random(1);
   LayoutPlan plan;
   ASSERT_EQ(plan.Build(config_), "");
@@ -136,7 +136,7 @@ TEST_F(LayoutTest, RandomOffsetsAreRefusedOrSafe) {
     request.num_starts = static_cast<int64_t>(starts.size());
     request.batch_size = static_cast<int64_t>(random() % 3);
     LayoutBatch batch;
-    if (!batch.Build(Inline(), plan, request).empty()) continue;
+    if (!batch.Build(engine::InlineRunner(), plan, request).empty()) continue;
     ++accepted;
     std::vector<std::vector<float>> outputs;
     std::vector<float*> to;
@@ -148,9 +148,9 @@ TEST_F(LayoutTest, RandomOffsetsAreRefusedOrSafe) {
       to.push_back(output.data());
       from.push_back(output.data());
     }
-    batch.Forward(Inline(), {embeddings_.data()}, 0, to);
+    batch.Forward(engine::InlineRunner(), {embeddings_.data()}, 0, to);
     std::vector<float> grad(18, 0.0f);
-    batch.Backward(Inline(), from, 0, {grad.data()});
+    batch.Backward(engine::InlineRunner(), from, 0, {grad.data()});
   }
   EXPECT_GT(accepted, 100);
 }
@@ -185,7 +185,7 @@ TEST_F(LayoutTest, ThreadsDoNotChangeABit) {
 
   std::vector<std::vector<std::vector<float>>> results;
   for (const int threads : {1, 4}) {
-    const Threads parallel(threads);
+    const engine::TestThreads parallel(threads);
     LayoutBatch batch;
     ASSERT_EQ(batch.Build(parallel, plan, request_), "");
     std::vector<std::vector<float>> outputs;
@@ -205,8 +205,8 @@ TEST_F(LayoutTest, ThreadsDoNotChangeABit) {
   EXPECT_EQ(results[0], results[1]);
 }
 
-// Every width up to two blocks of columns and beyond, both kinds of stride, several blocks: equal
-// to the definition, forward and backward.
+// Compares every width up to two blocks of columns and beyond, both kinds of stride and several
+// blocks with the definition, forward and backward.
 TEST(LayoutWidthTest, EqualsTheDefinition) {
   std::mt19937_64 random(4);
   const int64_t batch_size = 300;
@@ -249,15 +249,16 @@ TEST(LayoutWidthTest, EqualsTheDefinition) {
       request.batch_size = batch_size;
       request.blocks.assign(2, {unit_stride ? 1 : width, size});
       LayoutBatch batch;
-      ASSERT_EQ(batch.Build(Threads(3), plan, request), "");
+      ASSERT_EQ(batch.Build(engine::TestThreads(3), plan, request), "");
 
       const auto position = [&](uint64_t id) {
         return static_cast<int64_t>(id & 0xffffffffu) * (unit_stride ? 1 : width);
       };
       std::vector<float> add(batch_size * width, 7), cat(batch_size * 2 * (width - left), 7);
-      batch.Forward(Threads(3), {data[0].data(), data[1].data()}, 0, {add.data(), cat.data()});
+      batch.Forward(engine::TestThreads(3), {data[0].data(), data[1].data()}, 0,
+                    {add.data(), cat.data()});
       std::vector<std::vector<float>> got_grad(2, std::vector<float>(size, 0.0f));
-      batch.Backward(Threads(3), {add.data(), cat.data()}, 0,
+      batch.Backward(engine::TestThreads(3), {add.data(), cat.data()}, 0,
                      {got_grad[0].data(), got_grad[1].data()});
 
       std::vector<std::vector<double>> want_grad(2, std::vector<double>(size, 0));
@@ -329,7 +330,7 @@ TEST(ScatterAddRowsTest, SumsInInputOrderOverSeveralTensors) {
       want[TensorOf(targets[i])][RowOf(targets[i]) * dim + j] += grads[i * dim + j];
     }
   }
-  ScatterAddRows(Threads(4), targets.data(), n, grads.data(), dim,
+  ScatterAddRows(engine::TestThreads(4), targets.data(), n, grads.data(), dim,
                  {got[0].data(), got[1].data(), got[2].data()}, num_rows);
   EXPECT_EQ(got, want);
 }

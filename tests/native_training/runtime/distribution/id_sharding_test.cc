@@ -40,7 +40,7 @@ std::vector<int64_t> ShardCounts() {
   return counts;
 }
 
-// Floor modulo with 128-bit integers.
+// Computes the floor modulo with 128-bit integers.
 int64_t FloorMod(int64_t id, int64_t n) {
   const __int128 wide = id;
   return static_cast<int64_t>(((wide % n) + n) % n);

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "tests/native_training/runtime/distribution/test_parallel.h"
+#include "tests/native_training/runtime/concurrency/test_threads.h"
 
 namespace monolith {
 namespace distribution {
@@ -14,19 +14,19 @@ namespace {
 TEST(PartitionPlanTest, NamesTheFirstShardOutOfRange) {
   const std::vector<int64_t> shards = {0, 1, 4, -1};
   PartitionPlan<int64_t> plan;
-  plan.Build(Inline(), shards.data(), 4, 4);
+  plan.Build(engine::InlineRunner(), shards.data(), 4, 4);
   EXPECT_EQ(plan.bad(), 2);
-  plan.Build(Inline(), shards.data(), 2, 4);
+  plan.Build(engine::InlineRunner(), shards.data(), 2, 4);
   EXPECT_EQ(plan.bad(), -1);
   EXPECT_EQ(plan.counts(), (std::vector<int64_t>{1, 1, 0, 0}));
 }
 
 TEST(PartitionPlanTest, NothingIsSplitIntoNothing) {
   PartitionPlan<int64_t> plan;
-  plan.Build(Threads(4), nullptr, 0, 3);
+  plan.Build(engine::TestThreads(4), nullptr, 0, 3);
   EXPECT_EQ(plan.bad(), -1);
   EXPECT_EQ(plan.counts(), (std::vector<int64_t>{0, 0, 0}));
-  plan.ForEach(Threads(4), [](int64_t, int64_t, int64_t) { FAIL(); });
+  plan.ForEach(engine::TestThreads(4), [](int64_t, int64_t, int64_t) { FAIL(); });
 }
 
 TEST(PartitionPlanTest, SplitKeepsOrderAndMergeIsItsInverse) {
@@ -40,7 +40,7 @@ TEST(PartitionPlanTest, SplitKeepsOrderAndMergeIsItsInverse) {
         for (int64_t i = 0; i < n * width; ++i) input[i] = static_cast<float>(i);
         if (n == 400000 && width > 4) continue;  // enough seen
 
-        const Threads parallel(4);
+        const engine::TestThreads parallel(4);
         PartitionPlan<int32_t> plan;
         plan.Build(parallel, shards.data(), n, num_shards);
         std::vector<std::vector<float>> parts(num_shards);

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "tests/native_training/runtime/distribution/test_parallel.h"
+#include "tests/native_training/runtime/concurrency/test_threads.h"
 
 namespace monolith {
 namespace distribution {
@@ -15,12 +15,12 @@ namespace {
 
 TEST(CheckSegmentsTest, FindsTheFirstBadSegmentAndWhetherTheyAreSorted) {
   const std::vector<int64_t> segments = {0, 2, 1, 3, -1};
-  EXPECT_FALSE(CheckSegments(Inline(), segments.data(), 5, 4).sorted);
-  EXPECT_EQ(CheckSegments(Inline(), segments.data(), 5, 4).bad, 4);
-  EXPECT_EQ(CheckSegments(Inline(), segments.data(), 5, 3).bad, 3);
-  EXPECT_EQ(CheckSegments(Inline(), segments.data(), 4, 4).bad, -1);
-  EXPECT_TRUE(CheckSegments(Inline(), segments.data(), 2, 4).sorted);
-  EXPECT_EQ(CheckSegments(Inline(), segments.data(), 0, 0).bad, -1);
+  EXPECT_FALSE(CheckSegments(engine::InlineRunner(), segments.data(), 5, 4).sorted);
+  EXPECT_EQ(CheckSegments(engine::InlineRunner(), segments.data(), 5, 4).bad, 4);
+  EXPECT_EQ(CheckSegments(engine::InlineRunner(), segments.data(), 5, 3).bad, 3);
+  EXPECT_EQ(CheckSegments(engine::InlineRunner(), segments.data(), 4, 4).bad, -1);
+  EXPECT_TRUE(CheckSegments(engine::InlineRunner(), segments.data(), 2, 4).sorted);
+  EXPECT_EQ(CheckSegments(engine::InlineRunner(), segments.data(), 0, 0).bad, -1);
 }
 
 template <Reduction kReduction>
@@ -35,7 +35,7 @@ void ExpectReduced(int64_t k, int64_t rows, int64_t dim, bool sorted, int thread
   // Two sinks, written over garbage.
   const int64_t left = dim / 2;
   std::vector<float> first(rows * left, 99), second(rows * (dim - left), 99);
-  const Threads parallel(threads);
+  const engine::TestThreads parallel(threads);
   const SegmentCheck check =
       ReduceSegments<kReduction>(parallel, segments.data(), k, rows, values.data(), dim,
                                  {{first.data(), 0, left}, {second.data(), left, dim - left}});
@@ -83,8 +83,9 @@ TEST(ReduceSegmentsTest, OneWrongSegmentAmongSortedOnesIsFound) {
         std::vector<int64_t> segments(k);
         for (int64_t i = 0; i < k; ++i) segments[i] = i * rows / k;
         segments[place] = wrong;
-        const SegmentCheck check = ReduceSegments<Reduction::kSum>(
-            Threads(threads), segments.data(), k, rows, values.data(), dim, {{out.data(), 0, dim}});
+        const SegmentCheck check =
+            ReduceSegments<Reduction::kSum>(engine::TestThreads(threads), segments.data(), k, rows,
+                                            values.data(), dim, {{out.data(), 0, dim}});
         ASSERT_EQ(check.bad, place) << wrong << " with " << threads << " threads";
       }
     }
@@ -101,8 +102,9 @@ TEST(ReduceSegmentsTest, OneSegmentOutOfOrderIsStillSummed) {
         for (int64_t i = 0; i < k; ++i) segments[i] = i * rows / k;
         segments[place] = other;
         std::vector<float> out(rows * dim, -1.0f);
-        const SegmentCheck check = ReduceSegments<Reduction::kSum>(
-            Threads(threads), segments.data(), k, rows, values.data(), dim, {{out.data(), 0, dim}});
+        const SegmentCheck check =
+            ReduceSegments<Reduction::kSum>(engine::TestThreads(threads), segments.data(), k, rows,
+                                            values.data(), dim, {{out.data(), 0, dim}});
         ASSERT_EQ(check.bad, -1);
         const std::vector<int64_t> counts = CountSegments(segments.data(), k, rows);
         for (int64_t i = 0; i < rows * dim; ++i) {

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "tests/native_training/runtime/distribution/test_parallel.h"
+#include "tests/native_training/runtime/concurrency/test_threads.h"
 
 namespace monolith {
 namespace distribution {
@@ -16,7 +16,7 @@ struct Result {
   std::vector<int64_t> keys, key_splits, offsets, offset_splits;
 };
 
-Result FindUnique(const Parallel& parallel, const std::vector<int64_t>& keys,
+Result FindUnique(const engine::ParallelRunner& parallel, const std::vector<int64_t>& keys,
                   const std::vector<int64_t>& splits, const std::vector<int64_t>& dims) {
   const UniqueOffsets unique(parallel, keys.data(), splits.data(), dims.size());
   Result result;
@@ -31,7 +31,7 @@ Result FindUnique(const Parallel& parallel, const std::vector<int64_t>& keys,
 
 TEST(UniqueOffsetsTest, WorkedExample) {
   const Result result =
-      FindUnique(Inline(), {0, 1, 2, 1, 0, 0, 1, 0}, {0, 0, 5, 8, 8}, {1, 2, 3, 4});
+      FindUnique(engine::InlineRunner(), {0, 1, 2, 1, 0, 0, 1, 0}, {0, 0, 5, 8, 8}, {1, 2, 3, 4});
   EXPECT_EQ(result.keys, (std::vector<int64_t>{0, 1, 2, 0, 1}));
   EXPECT_EQ(result.key_splits, (std::vector<int64_t>{0, 0, 3, 5, 5}));
   EXPECT_EQ(result.offsets, (std::vector<int64_t>{0, 8, 2, 6, 4, 10, 16, 13}));
@@ -39,7 +39,7 @@ TEST(UniqueOffsetsTest, WorkedExample) {
 }
 
 TEST(UniqueOffsetsTest, Nothing) {
-  const Result result = FindUnique(Threads(4), {}, {0, 0, 0}, {1, 2});
+  const Result result = FindUnique(engine::TestThreads(4), {}, {0, 0, 0}, {1, 2});
   EXPECT_TRUE(result.keys.empty());
   EXPECT_EQ(result.key_splits, (std::vector<int64_t>{0, 0, 0}));
   EXPECT_EQ(result.offset_splits, (std::vector<int64_t>{0}));
@@ -72,7 +72,7 @@ TEST(UniqueOffsetsTest, EqualsAMapPerRowOnAnyNumberOfThreads) {
     want.key_splits.push_back(static_cast<int64_t>(want.keys.size()));
   }
   for (const int threads : {1, 2, 8}) {
-    const Result result = FindUnique(Threads(threads), keys, splits, dims);
+    const Result result = FindUnique(engine::TestThreads(threads), keys, splits, dims);
     EXPECT_EQ(result.keys, want.keys);
     EXPECT_EQ(result.key_splits, want.key_splits);
     EXPECT_EQ(result.offsets, want.offsets);

@@ -28,7 +28,7 @@ enum class Fault {
   kKill,       // the process ends before the call
 };
 
-// Does not wait for the disk: what a process has written outlives its end anyway.
+// Does not wait for the disk: what a process has written survives its end anyway.
 class UnsyncedFileSystem : public PosixFileSystem {
  public:
   Status Sync(const std::string& path) override {
@@ -113,7 +113,7 @@ class FaultyFileSystem final : public FileSystem {
   std::atomic<int64_t> calls_{0};
 };
 
-// A fresh folder, which is removed at the end.
+// A fresh folder that its destructor removes.
 class TestFolder {
  public:
   TestFolder() {
@@ -168,7 +168,7 @@ inline std::string ReadFile(const std::string& path) {
   return content;
 }
 
-// Runs `work` in a process of its own; returns whether it was killed.
+// Runs `work` in its own process; returns whether it was killed.
 inline bool RunAndSeeWhetherKilled(const std::function<void()>& work) {
   const pid_t child = fork();
   EXPECT_GE(child, 0);

@@ -16,7 +16,7 @@ using Strings = std::vector<std::string>;
 
 const Strings kKinds = {"", ".meta"};
 
-// Writes a set whose every file says `content` and its own name.
+// Writes a set in which every file holds `content` and its own name.
 Status Save(FileSystem* files, const std::string& base, int64_t num_files,
             const std::string& content) {
   FileSetWriter set(files, ShardedSetName(base, kKinds));
@@ -36,7 +36,7 @@ Status Save(FileSystem* files, const std::string& base, int64_t num_files,
   return set.Publish();
 }
 
-// What all files say, or an error.
+// Reads the content that all files share; fails if they differ.
 Status Load(FileSystem* files, const std::string& base, int64_t* num_files, std::string* content) {
   return ReadShardedSet(files, base, kKinds, [&](const FileSetReader& reader, int64_t n) {
     *num_files = n;
@@ -96,7 +96,7 @@ TEST_F(FileSetTest, FilesHaveTheSpecifiedNamesAndTheManifestIsHidden) {
   ExpectSet("a", 2);
 }
 
-// Writes down which names were flushed and given.
+// Records which names were flushed and given.
 class Recorder final : public UnsyncedFileSystem {
  public:
   Status Rename(const std::string& from, const std::string& to) override {
@@ -114,13 +114,14 @@ TEST_F(FileSetTest, EverythingIsFlushedBeforeTheNextStepNeedsIt) {
   Recorder disk;
   ASSERT_TRUE(Save(&disk, folder_ / "new/set", 1, "a").ok());
   EXPECT_EQ(disk.calls,
-            (Strings{"flush " + NameOf(folder_.path()),  // the new folder is in there
+            (Strings{"flush " + NameOf(folder_.path()),  // holds the new folder
                      "flush set-00000-of-00001", "flush set.meta-00000-of-00001",
                      "flush .set.manifest", "flush new", "name .set.manifest", "flush new",
                      "name set-00000-of-00001", "name set.meta-00000-of-00001", "flush new"}));
   disk.calls.clear();
   ASSERT_TRUE(Save(&disk, folder_ / "new/set", 1, "b").ok());
-  EXPECT_EQ(disk.calls[0], "flush " + NameOf(folder_.path())) << "somebody may have just made it";
+  EXPECT_EQ(disk.calls[0], "flush " + NameOf(folder_.path()))
+      << "another process may have just created the folder";
 }
 
 TEST_F(FileSetTest, ManifestTellsSizesRecordsAndChecksums) {
@@ -142,8 +143,8 @@ TEST_F(FileSetTest, AnotherNumberOfFilesLeavesNothingOfTheOldSet) {
   ExpectSet("b", 1);
 }
 
-// Every call that changes something fails once, in every way, with the old set of the same and of
-// another number of files, with and without a manifest.
+// Makes every call that changes something fail once, in every way, with an old set of the same and
+// of another number of files, with and without a manifest.
 class FaultTest : public FileSetTest,
                   public testing::WithParamInterface<std::tuple<Fault, int64_t, bool>> {};
 
@@ -166,7 +167,7 @@ TEST_P(FaultTest, LeavesTheOldSetOrTheNewOne) {
         ASSERT_TRUE(status.ok()) << status.message;
         break;
       }
-      // What only tidies up may fail without harm.
+      // Calls that only tidy up may fail without harm.
       EXPECT_TRUE(status.ok() || status.message.find("injected") != std::string::npos);
     }
     ++faults;

@@ -62,7 +62,7 @@ TEST(FileWorkersTest, ThreadsAreFewAndWaitingTakesNone) {
   const auto start = std::chrono::steady_clock::now();
   std::chrono::steady_clock::duration early{1};
   for (int i = 0; i < kTasks; ++i) {
-    // One after another they would wait 10 seconds.
+    // Run one after another, the tasks would wait 10 seconds.
     RunOnFileThread(50, [&] {
       std::lock_guard<std::mutex> lock(mutex);
       early =

@@ -14,13 +14,13 @@ namespace monolith {
 namespace gpu {
 namespace {
 
-using distribution::Inline;
 using distribution::LayoutBatch;
 using distribution::LayoutConfig;
 using distribution::LayoutPlan;
 using distribution::LayoutRequest;
 using distribution::OutType;
 using distribution::Pooling;
+using engine::InlineRunner;
 
 constexpr uint32_t kShared = 0x80000000u;
 
@@ -206,11 +206,11 @@ TEST_P(GpuLayoutTest, ForwardEqualsTheEngine) {
     for (size_t r = 0; r < requests.size(); ++r) {
       const LayoutRequest request = requests[r].View();
       LayoutBatch batch;
-      ASSERT_EQ(batch.Build(Inline(), plan_, request), "");
+      ASSERT_EQ(batch.Build(InlineRunner(), plan_, request), "");
       const size_t num_blocks = plan_.tables().size();
       std::vector<const float*> data;
       for (size_t b = 0; b < num_blocks; ++b) data.push_back(blocks[r * num_blocks + b].data());
-      batch.Forward(Inline(), data, first_row, to);
+      batch.Forward(InlineRunner(), data, first_row, to);
       first_row += batches[r];
     }
 
@@ -237,8 +237,8 @@ TEST_P(GpuLayoutTest, BackwardEqualsTheEngine) {
     }
     const LayoutRequest view = request.View();
     LayoutBatch layout;
-    ASSERT_EQ(layout.Build(Inline(), plan_, view), "");
-    layout.Backward(Inline(), grads, 0, data);
+    ASSERT_EQ(layout.Build(InlineRunner(), plan_, view), "");
+    layout.Backward(InlineRunner(), grads, 0, data);
 
     EXPECT_FALSE(Backward(plan_, request, output_grads, &got));
     EXPECT_FALSE(Backward(plan_, request, output_grads, &again));
@@ -257,8 +257,8 @@ TEST_P(GpuLayoutTest, EmbeddingsThatOverlapAreAddedToo) {
   std::vector<float> want(request.block_sizes[0] + request.block_sizes[1], 0.0f), got;
   const LayoutRequest view = request.View();
   LayoutBatch layout;
-  ASSERT_EQ(layout.Build(Inline(), plan_, view), "");
-  layout.Backward(Inline(), grads, 0, {want.data(), want.data() + request.block_sizes[0]});
+  ASSERT_EQ(layout.Build(InlineRunner(), plan_, view), "");
+  layout.Backward(InlineRunner(), grads, 0, {want.data(), want.data() + request.block_sizes[0]});
 
   EXPECT_FALSE(Backward(plan_, request, output_grads, &got));
 
@@ -292,7 +292,7 @@ TEST_P(GpuLayoutTest, FindsWhatTheEngineFinds) {
     for (const int64_t size : request.block_sizes) blocks.push_back(RandomFloats(size, &random_));
     const LayoutRequest view = request.View();
     LayoutBatch layout;
-    const std::string error = layout.Build(Inline(), plan_, view);
+    const std::string error = layout.Build(InlineRunner(), plan_, view);
     accepted += error.empty();
     std::vector<float> grad;
 

@@ -25,7 +25,7 @@ std::unique_ptr<SlidingHashFilter> Sliding(int64_t capacity, int64_t splits, uin
   return filter;
 }
 
-// 1 where an id is kept.
+// Returns 1 where an id is kept, 0 where it is filtered.
 std::vector<int> Kept(OccurrenceFilter* filter, const Ids& ids, bool for_table = false) {
   std::vector<uint8_t> filtered(ids.size());
   filter->Filter(ids.data(), nullptr, static_cast<int64_t>(ids.size()), for_table, filtered.data());
@@ -34,7 +34,7 @@ std::vector<int> Kept(OccurrenceFilter* filter, const Ids& ids, bool for_table =
   return kept;
 }
 
-// Through the checkpoint interface into a fresh filter.
+// Copies a filter through the checkpoint interface into a fresh one.
 std::unique_ptr<SlidingHashFilter> SaveAndRestore(const SlidingHashFilter& filter,
                                                   std::unique_ptr<SlidingHashFilter> target) {
   std::unique_ptr<SlidingHashFilter> twin;
@@ -157,7 +157,7 @@ constexpr int64_t kManyIds = 100000;
 constexpr int64_t kManyIds = 1000000;
 #endif
 
-// The share of ids whose second occurrence does not see a count of 1.
+// Returns the share of ids whose second occurrence does not see a count of 1.
 template <typename Filter>
 double WrongRate(Filter* filter, int64_t n) {
   std::mt19937_64 random(5);

@@ -1,4 +1,4 @@
-"""Data sets of serialized Instances."""
+"""Datasets of serialized Instances."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def create_instance_dataset(
     shard_index: the worker's index, by default that of the task context.
     shard_num: number of workers, by default that of the task context.
     enable_dynamic_sharding: take files, of patterns, from a queue that all workers share.
-    **kwargs: see `PBInstanceDatasetV2`.
+    **kwargs: the headers of records, as in `PBInstanceDatasetV2`.
 
   Raises:
     ValueError: sharding is asked for without exactly one pattern.

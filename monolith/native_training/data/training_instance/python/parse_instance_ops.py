@@ -1,4 +1,4 @@
-"""Serialized Instances to tensors, with the features listed by type."""
+"""Parses serialized Instances to tensors, with the features listed by type."""
 
 from __future__ import annotations
 
@@ -41,15 +41,15 @@ def parse_instances2(
     float_features: features with floats.
     float_feature_dims: number of values of each; other sizes read as zeros.
     int64_features: features with integers.
-    int64_feature_dims: see `float_feature_dims`.
+    int64_feature_dims: number of values of each; other sizes read as zeros.
     string_features: features with strings.
-    string_feature_dims: see `float_feature_dims`.
+    string_feature_dims: number of values of each; other sizes read as empty.
     misc_float_features: `label`, `instance_weight` and float fields of `LineId`.
     misc_float_dims: number of values of each, cut or padded.
     misc_int64_features: integer fields of `LineId`.
-    misc_int64_dims: see `misc_float_dims`.
+    misc_int64_dims: number of values of each, cut or padded.
     misc_string_features: string fields of `LineId`.
-    misc_string_dims: see `misc_float_dims`.
+    misc_string_dims: number of values of each, cut or padded.
 
   Returns:
     name -> ragged int64 `[batch, None]` for sparse features, `[batch, dim]` for others.
@@ -117,18 +117,18 @@ def parse_instances(
   misc_repeated_string_features: Sequence[str] | None = None,
   misc_repeated_string_dims: Sequence[int] | None = None,
 ) -> Features:
-  """`parse_instances2` with scalar and repeated misc features apart.
+  """Parses like `parse_instances2`, with scalar and repeated misc features apart.
 
   Args:
     serialized: string [batch].
-    fidv1_features: see `parse_instances2`, also for the arguments up to `string_feature_dims`.
-    fidv2_features: see there.
-    float_features: see there.
-    float_feature_dims: see there.
-    int64_features: see there.
-    int64_feature_dims: see there.
-    string_features: see there.
-    string_feature_dims: see there.
+    fidv1_features: slots; their features are named `slot_<n>`.
+    fidv2_features: sparse features; if there are any, v1 ids become v2 ids.
+    float_features: features with floats.
+    float_feature_dims: number of values of each; other sizes read as zeros.
+    int64_features: features with integers.
+    int64_feature_dims: number of values of each; other sizes read as zeros.
+    string_features: features with strings.
+    string_feature_dims: number of values of each; other sizes read as empty.
     misc_float_features: scalar floats, returned as `[batch]`.
     misc_int64_features: scalar integers, returned as `[batch]`.
     misc_string_features: scalar strings, returned as `[batch, 1]`.
@@ -140,7 +140,7 @@ def parse_instances(
     misc_repeated_string_dims: by default 1 each.
 
   Returns:
-    See `parse_instances2`.
+    name -> ragged int64 `[batch, None]` for sparse features, a dense tensor for others.
   """
 
   def join(

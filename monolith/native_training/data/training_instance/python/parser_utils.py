@@ -1,4 +1,4 @@
-"""Steps that run after parsing, and ragged tensors as dicts of plain tensors."""
+"""Runs steps after parsing, and keeps ragged tensors as dicts of plain tensors."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class RaggedEncodingHelper:
 
   @staticmethod
   def contract(name_to_ragged_ids: Mapping[str, Any]) -> Features:
-    """The inverse of `expand`; the ragged tensors keep the encodings that are in the dicts."""
+    """Inverts `expand`; the ragged tensors keep the encodings that are in the dicts."""
 
     def contract_one(parts: Mapping[str, tf.Tensor | None]) -> tf.RaggedTensor:
       partition = row_partition.RowPartition(

@@ -1,6 +1,4 @@
 // Writing batches: Assign, AssignAdd, Optimize, Reinitialize, Erase.
-#include <cstdlib>
-#include <cstring>
 #include <mutex>
 #include <string>
 
@@ -13,14 +11,6 @@
 namespace monolith {
 namespace engine {
 namespace {
-
-bool SkipNonFiniteGradients() {
-  static const bool skip = [] {
-    const char* value = std::getenv("MONOLITH_SKIP_NONFINITE_GRADIENTS");
-    return value != nullptr && value[0] != '\0' && std::strcmp(value, "0") != 0;
-  }();
-  return skip;
-}
 
 Status CheckSpan(const WriteSpan& span) {
   if (span.n < 0) {
@@ -137,7 +127,6 @@ Status EmbeddingTable::OptimizeMany(const OptimizeRequest* requests, int64_t num
     job->ts = ClampTimestamp(request.options.write.req_time);
     job->filter = EffectiveFilter(request.options.write.filter);
     job->global_step = request.options.global_step;
-    job->skip_nonfinite = SkipNonFiniteGradients();
     PlanSegments(*request.table, request.options, job);
     writes[r].job = job;
     writes[r].dedup = request.options.dedup;

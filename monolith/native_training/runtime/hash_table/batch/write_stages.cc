@@ -83,8 +83,7 @@ WriteStages::WriteStages(WriteJob* job, const WriteTile& tile)
       skip_zero_(job->mode == WriteMode::kAssign && job->table->config().skip_zero_embedding),
       report_touched_(TableInternals::Touched(*job->table) != nullptr &&
                       (job->mode == WriteMode::kOptimize || job->mode == WriteMode::kReinitialize)),
-      plain_adagrad_(job->mode == WriteMode::kOptimize && !job->skip_nonfinite &&
-                     job->segments.size() == 1 &&
+      plain_adagrad_(job->mode == WriteMode::kOptimize && job->segments.size() == 1 &&
                      IsPlainAdagrad(*job->segments[0].segment, layout_)) {
   ThreadVector(layout_.dim);
 }
@@ -323,12 +322,14 @@ __attribute__((noinline)) void WriteStages::RunPipeline(const Ids& all_ids, int6
   const auto resolve = [&](int64_t i) {
     if (rows[i % kRing] != nullptr) return;
     const uint64_t hash = hashes[i % kRing];
-    FlatIndex::Slot* const slot = skip ? nullptr : index.Find(hash, keys[i % kRing]);
-    if (slot != nullptr) return take(i, slot);
-    uint8_t is_fresh = 0;
     const bool dropped = dropped_ != nullptr && dropped_[i] != 0;
-    rows[i % kRing] = Resolve(keys[i % kRing], hash, ids.position(i), dropped, &is_fresh);
-    fresh[i % kRing] = is_fresh;
+    if (!skip && !dropped) {
+      rows[i % kRing] =
+          FindOrInsert(keys[i % kRing], hash,
+                       load_ts == nullptr ? job_ts : load_ts[ids.position(i)], &fresh[i % kRing]);
+      return;
+    }
+    rows[i % kRing] = Resolve(keys[i % kRing], hash, ids.position(i), dropped, &fresh[i % kRing]);
     if (!skip || erased_row_ == nullptr) return;
     // Earlier occurrences of the id, not finished yet, have lost their row.
     for (int64_t j = 0; j < kRing; ++j) {
@@ -360,30 +361,31 @@ __attribute__((noinline)) void WriteStages::RunPipeline(const Ids& all_ids, int6
   finish.End(ids, n);
 }
 
-// Makes the row of an id that is absent, or that may have to be. Null: there shall be none.
+// Makes the row of an id that was dropped, or that may have to be erased. Null: there shall be
+// none.
 char* WriteStages::Resolve(int64_t key, uint64_t hash, int64_t position, bool dropped,
                            uint8_t* fresh) {
   Shard* const shard = shards_[ShardOf(hash)].get();
   if (skip_zero_ && EraseIfZero(shard, key, hash, position)) return nullptr;
-  if (dropped && (!skip_zero_ || shard->index.Find(hash, key) == nullptr)) {
+  if (dropped && shard->index.Find(hash, key) == nullptr) {
     ++filtered_;
     return nullptr;
   }
-  return FindOrInsert(shard, key, hash, Timestamp(position), fresh);
+  return FindOrInsert(key, hash, Timestamp(position), fresh);
 }
 
-char* WriteStages::FindOrInsert(Shard* shard, int64_t key, uint64_t hash, uint32_t ts,
-                                uint8_t* fresh) {
-  FlatIndex::Slot* const slot =
-      shard->index.MakeRoom(hash) ? shard->index.FindOrFree(hash, key) : nullptr;
+char* WriteStages::FindOrInsert(int64_t key, uint64_t hash, uint32_t ts, uint8_t* fresh) {
+  Shard* const shard = shards_[ShardOf(hash)].get();
+  FlatIndex::Slot* const slot = shard->index.FindOrFree(hash, key);
   if (slot == nullptr) {
     OutOfMemory();
     return nullptr;
   }
+  uint32_t row = slot->row;
   if (slot->live()) {
-    slot->ts = ts;
+    if (slot->ts != ts) slot->ts = ts;
   } else {
-    const uint32_t row = shard->rows.Allocate();
+    row = shard->rows.Allocate();
     if (row == 0) {
       OutOfMemory();
       return nullptr;
@@ -391,9 +393,9 @@ char* WriteStages::FindOrInsert(Shard* shard, int64_t key, uint64_t hash, uint32
     shard->index.Fill(hash, slot, key, row, ts);
     *fresh = 1;
   }
-  char* const row = shard->rows.Address(slot->row);
-  PrefetchBytes<1>(row, layout_.row_bytes);
-  return row;
+  char* const address = shard->rows.Address(row);
+  PrefetchBytes<1>(address, layout_.row_bytes);
+  return address;
 }
 
 bool WriteStages::EraseIfZero(Shard* shard, int64_t key, uint64_t hash, int64_t position) {
@@ -493,20 +495,7 @@ void WriteStages::FinishOptimize(const Item* items, int item_count) {
     rows[count] = items[j].row;
     grads[count++] = Values(items[j].position);
   }
-  uint8_t bad[kBlock];
-  const int num_bad = FindNonFinite(grads, count, layout_.dim, bad);
-  if (num_bad > 0) {
-    nonfinite_ += num_bad;
-    if (job_->skip_nonfinite) {
-      int kept = 0;
-      for (int j = 0; j < count; ++j) {
-        if (bad[j]) continue;
-        rows[kept] = rows[j];
-        grads[kept++] = grads[j];
-      }
-      count = kept;
-    }
-  }
+  nonfinite_ += CountNonFinite(grads, count, layout_.dim);
   for (const RunSegment& run : job_->segments) {
     if (run.segment->retriever == RetrieverKind::kHashNet) {
       HashNetStep(run, rows, grads, count);

@@ -44,7 +44,6 @@ struct WriteJob {
   uint32_t ts = 0;
   OccurrenceFilter* filter = nullptr;
   int64_t global_step = 0;
-  bool skip_nonfinite = false;
   std::vector<RunSegment> segments;  // kOptimize
   std::vector<Segment> fused;        // owns what `segments` points to where neighbours were fused
   std::atomic<bool> out_of_memory{false};
@@ -125,7 +124,7 @@ class WriteStages {
   template <typename Ids, typename Finisher>
   void RunPipeline(const Ids& ids, int64_t n, Finisher finish);
   char* Resolve(int64_t key, uint64_t hash, int64_t position, bool dropped, uint8_t* fresh);
-  char* FindOrInsert(Shard* shard, int64_t key, uint64_t hash, uint32_t ts, uint8_t* fresh);
+  char* FindOrInsert(int64_t key, uint64_t hash, uint32_t ts, uint8_t* fresh);
   bool EraseIfZero(Shard* shard, int64_t key, uint64_t hash, int64_t position);
   void OutOfMemory() { job_->out_of_memory.store(true, std::memory_order_relaxed); }
   void Finish(const Item* items, int count);

@@ -15,7 +15,9 @@ namespace {
 
 // Smaller pieces come from malloc.
 constexpr int64_t kMinPooledBytes = 4096;
-constexpr double kGrowth = 1.25;
+constexpr double kGrowth = 1.33;
+// So much more of what it asks for does a piece take where a hole in memory has it.
+constexpr int64_t kMoreLinesFraction = 8;
 constexpr double kGoldenRatio = 0.6180339887498949;
 constexpr int64_t kRebuildAhead = 16;
 constexpr int64_t kClearLines = 64;
@@ -27,6 +29,14 @@ int64_t SpareLines(int64_t lines) { return 2 + std::min<int64_t>(6, lines / 8); 
 
 // Lines that `keys` keys fill at most to 0.82.
 int64_t FullLines(int64_t keys) { return (keys * 25 + 81) / 82; }
+
+// The most lines of a shard's pieces: between kMinMaxPieceLines and kMaxPieceLines.
+int64_t MaxLines(int shard) {
+  double whole;
+  const double phase = std::modf(kGoldenRatio * shard, &whole);
+  const double range = std::log2(FlatIndex::kMaxPieceLines / FlatIndex::kMinMaxPieceLines);
+  return static_cast<int64_t>(FlatIndex::kMaxPieceLines * std::exp2(-range * phase));
+}
 
 // Keys that nobody looks for in some shards.
 struct Fillers {
@@ -96,12 +106,17 @@ int64_t FlatIndex::Directory::Bytes() const {
 int FlatIndex::DepthFor(int64_t keys) {
   int depth = 0;
   // With what pieces differ by, and a step of the schedule.
-  while (depth < kMaxDepth && FullLines(keys >> depth) * 11 / 8 > kMaxPieceLines) ++depth;
+  while (depth < kMaxDepth && FullLines(keys >> depth) * 3 / 2 > kMinMaxPieceLines) ++depth;
   return depth;
 }
 
 FlatIndex::FlatIndex(int shard, RunPool* pool, Directory* directory)
-    : shard_(shard), pool_(pool), directory_(directory), pieces_(1), rooms_(1, 0) {
+    : shard_(shard),
+      max_lines_(MaxLines(shard)),
+      pool_(pool),
+      directory_(directory),
+      pieces_(1),
+      rooms_(1, 0) {
   Publish(0);
 }
 
@@ -157,17 +172,24 @@ bool FlatIndex::Grow(uint32_t number) {
 }
 
 bool FlatIndex::ShallSplit(const Piece& piece, int64_t lines) {
-  if (lines <= kMaxPieceLines || piece.depth >= kMaxDepth) return false;
+  if (lines <= max_lines_ || piece.depth >= kMaxDepth) return false;
   if (piece.depth < directory_->depth_) return true;
   // It grows until the directory is deeper, soon.
   directory_->wants_depth_.store(true, std::memory_order_relaxed);
   return false;
 }
 
-FlatIndex::Slot* FlatIndex::FreeBehind(uint64_t hash, int64_t key) {
+FlatIndex::Slot* FlatIndex::FreeAfterGrowth(uint64_t hash, int64_t key, Slot* free) {
   const uint32_t number = NumberOf(hash);
-  const Piece& piece = pieces_[number];
-  return Rebuild(number, piece.num_lines, 2 * piece.spare_lines) ? FindOrFree(hash, key) : nullptr;
+  const Piece piece = pieces_[number];
+  if (rooms_[number] > 0) {
+    if (!Rebuild(number, piece.num_lines, 2 * piece.spare_lines)) return nullptr;
+  } else if (free->row == kTombstone && free < LastLine(piece)->slots) {
+    return free;  // which makes the piece no fuller
+  } else if (!Grow(number)) {
+    return nullptr;
+  }
+  return FindOrFree(hash, key);
 }
 
 bool FlatIndex::Rebuild(uint32_t number, int64_t num_lines, int64_t spare_lines) {
@@ -196,25 +218,27 @@ bool FlatIndex::Split(uint32_t number) {
     return false;
   }
   const Piece whole = pieces_[number];
-  int64_t keys[2] = {};
-  const IdHash hash_of = TableHash();
-  for (int64_t i = 0; i < whole.num_lines + whole.spare_lines; ++i) {
-    for (const Slot& slot : whole.lines[i].slots) {
-      if (slot.live()) ++keys[(PlaceOf(hash_of(slot.key)) >> (31 - whole.depth)) & 1];
-    }
-  }
+  const double mean = static_cast<double>(LiveOf(number)) / 2;
+  // Halves differ by chance only: four standard deviations.
+  int64_t keys[2] = {static_cast<int64_t>(std::ceil(mean + 2.9 * std::sqrt(mean)))};
+  keys[1] = keys[0];
   Piece halves[2];
   for (int side = 0; side < 2; ++side) {
     Piece* const half = &halves[side];
     half->prefix = 2 * whole.prefix + static_cast<uint64_t>(side);
     half->depth = whole.depth + 1;
-    if (keys[side] == 0) continue;
-    const int64_t full = FullLines(keys[side]);
-    half->num_lines = ScheduledLines(*half, full + full / 8 + 1);
-    half->spare_lines = SpareLines(half->num_lines);
-    if (Build(whole, half) >= 0) continue;
-    if (side == 1) Release(halves[0]);
-    return false;
+    for (bool fits = false; !fits;) {
+      const int64_t full = FullLines(keys[side]);
+      half->num_lines = ScheduledLines(*half, full + full / 8 + 1);
+      half->spare_lines = SpareLines(half->num_lines);
+      keys[side] = Build(whole, half);
+      if (keys[side] < 0) {
+        if (side == 1) Release(halves[0]);
+        return false;
+      }
+      fits = keys[side] < FullSlots(half->num_lines);
+      if (!fits) Release(*half);
+    }
   }
   const uint32_t upper = static_cast<uint32_t>(pieces_.size());
   pieces_[number] = halves[0];
@@ -292,10 +316,17 @@ int64_t FlatIndex::Build(const Piece& from, Piece* to) {
     to->lines = reinterpret_cast<Line*>(pool_->AllocateZeros(bytes));
     return to->lines == nullptr ? -1 : 0;
   }
+  thread_local std::vector<uint8_t> filled;
   for (;; to->spare_lines *= 2) {
-    to->lines = Acquire(to->num_lines + to->spare_lines);
-    if (to->lines == nullptr) return -1;
-    const int64_t keys = Move(from, *to);
+    if (!Acquire(to)) return -1;
+    int64_t keys;
+    try {
+      filled.assign(to->num_lines + to->spare_lines, 0);
+      keys = Move(from, *to, filled.data());
+    } catch (const std::bad_alloc&) {
+      Release(*to);
+      return -1;
+    }
     if (keys >= 0) return keys;
     Release(*to);
   }
@@ -303,9 +334,10 @@ int64_t FlatIndex::Build(const Piece& from, Piece* to) {
 
 // Home lines keep the order of hashes, so both arrays are walked front to back. The new one is
 // cleared a page ahead of the keys: it passes through the cache once, and fresh pages are written
-// before they are read, which saves a page fault each. Returns the number of keys, or -1: there are
-// too few spare lines.
-int64_t FlatIndex::Move(const Piece& from, const Piece& to) const {
+// before they are read, which saves a page fault each. `filled` is the number of keys in each of
+// its lines, 0 at first: asking the line itself would wait for the last key to arrive there.
+// Returns the number of keys, or -1: there are too few spare lines.
+int64_t FlatIndex::Move(const Piece& from, const Piece& to, uint8_t* filled) const {
   const IdHash hash_of = TableHash();
   const int64_t filler = FillerOf(shard_);
   Line* const lines = to.lines;
@@ -342,14 +374,10 @@ int64_t FlatIndex::Move(const Piece& from, const Piece& to) const {
       if (place >> (32 - depth) != prefix) continue;
       const uint64_t inside = (place << depth) & 0xffffffffu;
       int64_t line = static_cast<int64_t>((inside * num_lines) >> 32);
-      Slot* free;
-      for (;; ++line) {
-        if (line >= cleared) clear_from(line);
-        free = FreeInLine(lines + line);
-        if (free != nullptr) break;
-      }
+      while (filled[line] == kSlotsPerLine) ++line;
       if (line == last) return -1;
-      *free = slot;
+      if (line >= cleared) clear_from(line);
+      lines[line].slots[filled[line]++] = slot;
       ++keys;
     }
   }
@@ -357,12 +385,17 @@ int64_t FlatIndex::Move(const Piece& from, const Piece& to) const {
   return keys;
 }
 
-// Memory of unspecified content, or null.
-FlatIndex::Line* FlatIndex::Acquire(int64_t lines) {
-  const int64_t bytes = lines * static_cast<int64_t>(sizeof(Line));
-  return reinterpret_cast<Line*>(bytes >= kMinPooledBytes
-                                     ? pool_->Allocate(bytes)
-                                     : static_cast<char*>(std::aligned_alloc(64, bytes)));
+bool FlatIndex::Acquire(Piece* piece) {
+  const int64_t lines = piece->num_lines + piece->spare_lines;
+  int64_t bytes = lines * static_cast<int64_t>(sizeof(Line));
+  if (bytes < kMinPooledBytes) {
+    piece->lines = static_cast<Line*>(std::aligned_alloc(sizeof(Line), bytes));
+  } else {
+    piece->lines = reinterpret_cast<Line*>(
+        pool_->AllocateWithin(bytes, bytes + bytes / kMoreLinesFraction, &bytes));
+    piece->num_lines = bytes / static_cast<int64_t>(sizeof(Line)) - piece->spare_lines;
+  }
+  return piece->lines != nullptr;
 }
 
 void FlatIndex::Release(const Piece& piece) {

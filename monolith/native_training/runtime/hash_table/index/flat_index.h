@@ -36,11 +36,14 @@
 //   - live + tombstones <= 0.82 * slots of a piece after every insert. (At 0.9 a sixth of the keys
 //     overflow their line, with runs of many lines, and that cost a third of the lookup; here it is
 //     an eighth, mostly one line away.)
-//   - The number of lines of a piece follows 1.25^(k + phase): small steps keep the average load at
-//     0.73, 21.9 bytes per key, and a key is moved four times while the table grows. A piece that
-//     would become too large is split in two, so a rebuild takes the same fraction of a millisecond
-//     in a table of any size. Pieces fill alike; phases are spread evenly over those of all shards,
-//     and with them rebuilds and splits over time, so no batch pays for more than a few.
+//   - The number of lines of a piece follows 1.33^(k + phase), and is up to an eighth more where
+//     that fills a hole in memory: the average load is 0.69, 23 bytes per key and 2 in holes, and a
+//     key is moved three times while the table grows. A piece that would become too large is split
+//     in two, so a rebuild takes the same fraction of a millisecond in a table of any size. Pieces
+//     fill alike; phases are spread evenly over those of all shards, and with them rebuilds and
+//     splits over time, so no batch pays for more than a few. Each shard has its own size that is
+//     too large: when all split at the same, there were no small pieces to take the holes that
+//     pieces leave as they grow, a sixth of all memory.
 //
 // Not thread-safe: the shard's lock guards its index and its entries of the directory, the locks of
 // all shards together guard the directory's size. Find and insert: one cache miss plus 0.1
@@ -72,7 +75,9 @@ class FlatIndex {
   static constexpr uint32_t kEmpty = 0;
   static constexpr uint32_t kTombstone = 0xffffffffu;
   static constexpr int kSlotsPerLine = 4;
-  static constexpr int64_t kMaxPieceLines = 2048;
+  // Shards let their pieces grow to different sizes.
+  static constexpr int64_t kMaxPieceLines = 8192;
+  static constexpr int64_t kMinMaxPieceLines = kMaxPieceLines / 8;
   // The end of the range of places inside a shard.
   static constexpr uint64_t kHashEnd = uint64_t{1} << 32;
 
@@ -212,16 +217,9 @@ class FlatIndex {
 
   Slot* Find(uint64_t hash, int64_t key) const { return directory_->view().Find(hash, key); }
 
-  // Makes room for one more key with this hash, growing if needed. False: out of memory, nothing
-  // changed.
-  bool MakeRoom(uint64_t hash) {
-    const uint32_t number = NumberOf(hash);
-    return rooms_[number] > 0 || Grow(number);
-  }
-
-  // The slot of `key`, or, not live, the one for Fill() to put it in: one probe answers both. After
-  // MakeRoom(). Null: out of memory.
-  Slot* FindOrFree(uint64_t hash, int64_t key) {
+  // The slot of `key`, or, not live, the one for Fill() to put it in, growing if needed: one probe
+  // answers both. Null: out of memory, nothing changed.
+  __attribute__((always_inline)) Slot* FindOrFree(uint64_t hash, int64_t key) {
     Line* const home = directory_->view().HomeLine(hash);
     Slot* free = nullptr;
     for (Line* line = home;; ++line) {
@@ -229,9 +227,10 @@ class FlatIndex {
       if (slot != nullptr) return slot;
       if (free == nullptr) free = FreeInLine(line);
       if (!HasEmpty(line)) continue;
-      return line == home || free < LastLine(pieces_[NumberOf(hash)])->slots
-                 ? free
-                 : FreeBehind(hash, key);
+      const uint32_t number = NumberOf(hash);
+      const bool fits =
+          rooms_[number] > 0 && (line == home || free < LastLine(pieces_[number])->slots);
+      return fits ? free : FreeAfterGrowth(hash, key, free);
     }
   }
   void Fill(uint64_t hash, Slot* slot, int64_t key, uint32_t row, uint32_t ts) {
@@ -323,8 +322,8 @@ class FlatIndex {
   }
 
   bool Grow(uint32_t number);
-  // FindOrFree of an absent key for which there are too few spare lines.
-  Slot* FreeBehind(uint64_t hash, int64_t key);
+  // FindOrFree of an absent key whose piece is full, or has too few spare lines.
+  Slot* FreeAfterGrowth(uint64_t hash, int64_t key, Slot* free);
   int64_t ScheduledLines(const Piece& piece, int64_t lines) const;
   // Replaces the lines of a piece. False: out of memory, nothing changed.
   bool Rebuild(uint32_t number, int64_t num_lines, int64_t spare_lines);
@@ -336,14 +335,17 @@ class FlatIndex {
   // Gives `to` its lines, spare ones as many as it takes, and those keys of `from` that are its
   // own. Returns how many, or -1: out of memory, `to` has no lines.
   int64_t Build(const Piece& from, Piece* to);
-  int64_t Move(const Piece& from, const Piece& to) const;
-  Line* Acquire(int64_t lines);
+  int64_t Move(const Piece& from, const Piece& to, uint8_t* filled) const;
+  // Gives a piece memory of unspecified content for its lines, and more lines where memory would
+  // lie idle behind them. False: there is none.
+  bool Acquire(Piece* piece);
   void Release(const Piece& piece);
   Home HomeOf(const Piece& piece) const;
   // Enters a piece into the directory.
   void Publish(uint32_t number);
 
   int shard_;
+  int64_t max_lines_;  // of a piece
   RunPool* pool_;
   Directory* directory_;
   std::vector<Piece> pieces_;

@@ -375,13 +375,9 @@ bool CanFuse(const Segment& a, const Segment& b) {
          a.state_offset + a.state_bytes == b.state_offset;
 }
 
-MONOLITH_MULTIVERSION int FindNonFinite(const float* const* vectors, int count, int64_t dim,
-                                        uint8_t* bad) {
+MONOLITH_MULTIVERSION int CountNonFinite(const float* const* vectors, int count, int64_t dim) {
   int total = 0;
-  for (int j = 0; j < count; ++j) {
-    bad[j] = HasNonFinite(vectors[j], dim) ? 1 : 0;
-    total += bad[j];
-  }
+  for (int j = 0; j < count; ++j) total += HasNonFinite(vectors[j], dim);
   return total;
 }
 

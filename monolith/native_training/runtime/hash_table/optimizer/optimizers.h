@@ -35,9 +35,8 @@ void InitializeState(const Segment& segment, char* row);
 // adjacent.
 bool CanFuse(const Segment& a, const Segment& b);
 
-// bad[j] = 1 where any of the dim floats of vectors[j] is NaN or infinite; returns how many there
-// are.
-int FindNonFinite(const float* const* vectors, int count, int64_t dim, uint8_t* bad);
+// How many of the vectors, of dim floats each, have a NaN or an infinity.
+int CountNonFinite(const float* const* vectors, int count, int64_t dim);
 
 }  // namespace engine
 }  // namespace monolith

@@ -1,4 +1,4 @@
-// MonolithAlignedFlatConcat and ...Split: many tensors as one flat buffer, for a single all-reduce.
+// MonolithAlignedFlatConcat and ...Split lay many tensors into one flat buffer, for one all-reduce.
 //
 //   inputs  [a a a]                [b b ... b b]  (17)
 //   flat    |a a a 0 0 ... 0|b b b ... b|b 0 0 ... 0|     every tensor starts on a 64-byte boundary
@@ -8,9 +8,9 @@
 #include <vector>
 
 #include "monolith/native_training/runtime/dense/dense_kernels.h"
+#include "monolith/native_training/runtime/ops/support/device_runner.h"
 #include "monolith/native_training/runtime/ops/support/kernel_registration.h"
 #include "monolith/native_training/runtime/ops/support/op_checks.h"
-#include "monolith/native_training/runtime/ops/support/parallel_ranges.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/shape_inference.h"
@@ -25,7 +25,7 @@ using shape_inference::ShapeHandle;
 constexpr int64_t kGrain = 1 << 16;
 constexpr int64_t kAlignment = EIGEN_MAX_ALIGN_BYTES / sizeof(float);
 
-// Where each tensor starts, then the length of the whole.
+// Returns where each tensor starts, then the length of the whole buffer.
 std::vector<int64_t> AlignedOffsets(const OpInputList& inputs) {
   std::vector<int64_t> offsets = {0};
   for (const Tensor& input : inputs) {
@@ -49,9 +49,9 @@ class AlignedFlatConcatOp : public OpKernel {
     Tensor* flat;
     OP_REQUIRES_OK(ctx, AllocateOutput(ctx, 0, {offsets.back()}, &flat));
     float* out = flat->flat<float>().data();
-    // As many tensors at a time as make a piece of work, on average.
+    // Takes as many tensors at a time as hold kGrain elements on average.
     const int64_t grain = 1 + inputs.size() * kGrain / (offsets.back() + 1);
-    ParallelRanges(ctx, inputs.size(), grain, [&](int64_t begin, int64_t end) {
+    DeviceRunner(ctx).RunRanges(inputs.size(), grain, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) {
         const int64_t n = inputs[i].NumElements();
         ::monolith::dense::Scale(inputs[i].flat<float>().data(), scale, n, out + offsets[i]);

@@ -7,7 +7,7 @@
 namespace tensorflow {
 namespace monolith_tf {
 
-// NaN fails, too.
+// Rejects NaN too.
 inline Status ReadClipNorm(const Tensor& tensor, float* clip_norm) {
   TF_RETURN_IF_ERROR(CheckScalar("clip_norm", tensor));
   *clip_norm = tensor.scalar<float>()();

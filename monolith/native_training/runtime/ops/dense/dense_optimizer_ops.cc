@@ -1,4 +1,4 @@
-// ResourceApplyAdamom and ResourceApplyRmsprop: one step of a dense optimizer on resource
+// ResourceApplyAdamom and ResourceApplyRmsprop take one step of a dense optimizer on resource
 // variables.
 #include <algorithm>
 #include <cstdint>
@@ -6,8 +6,8 @@
 
 #include "monolith/native_training/runtime/dense/dense_kernels.h"
 #include "monolith/native_training/runtime/ops/dense/locked_variables.h"
+#include "monolith/native_training/runtime/ops/support/device_runner.h"
 #include "monolith/native_training/runtime/ops/support/kernel_registration.h"
-#include "monolith/native_training/runtime/ops/support/parallel_ranges.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/shape_inference.h"
@@ -20,7 +20,7 @@ using shape_inference::InferenceContext;
 using shape_inference::ShapeHandle;
 
 // Merges the shapes of the variables, inputs [0, num_variables), with that of the gradient, the
-// last input. What lies between are scalars.
+// last input. The inputs in between are scalars.
 Status OptimizerShape(InferenceContext* c, int num_variables) {
   ShapeHandle shape = c->input(c->num_inputs() - 1);
   for (int i = 0; i < num_variables; ++i) {
@@ -45,11 +45,11 @@ Status ReadScalar(OpKernelContext* ctx, int input, const char* name, float* valu
   return OkStatus();
 }
 
-// Elements per piece of work: a few hundred kilobytes of all arrays together.
+// Elements per piece of work: a few hundred kilobytes over all arrays.
 constexpr int64_t kGrain = 1 << 15;
 
-// Attributes common to both. `use_locking` is accepted for symmetry with TensorFlow's own
-// optimizers: the variables are always locked.
+// Holds the attributes that both optimizers have. `use_locking` exists for symmetry with
+// TensorFlow's own optimizers: the variables are always locked.
 class OptimizerOp : public OpKernel {
  public:
   explicit OptimizerOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
@@ -88,7 +88,7 @@ class ResourceApplyAdamomOp : public OptimizerOp {
           errors::InvalidArgument(
               "update_slots is false while c holds 0: the first step must update the slots"));
       OP_REQUIRES_OK(ctx, variables.MutableValues(ctx, 0, &w));
-      ParallelRanges(ctx, n, kGrain, [=, &options](int64_t begin, int64_t end) {
+      DeviceRunner(ctx).RunRanges(n, kGrain, [=, &options](int64_t begin, int64_t end) {
         ::monolith::dense::AdamomMove(options, m + begin, v + begin, c + begin, end - begin,
                                       w + begin);
       });
@@ -100,7 +100,7 @@ class ResourceApplyAdamomOp : public OptimizerOp {
     OP_REQUIRES_OK(ctx, variables.MutableValues(ctx, 2, &v));
     OP_REQUIRES_OK(ctx, variables.MutableValues(ctx, 3, &c));
     const float* g = grad.flat<float>().data();
-    ParallelRanges(ctx, n, kGrain, [=, &options](int64_t begin, int64_t end) {
+    DeviceRunner(ctx).RunRanges(n, kGrain, [=, &options](int64_t begin, int64_t end) {
       ::monolith::dense::AdamomStep(options, g + begin, end - begin, w + begin, m + begin,
                                     v + begin, c + begin);
     });
@@ -130,10 +130,11 @@ class ResourceApplyRmspropOp : public OptimizerOp {
     OP_REQUIRES_OK(ctx, variables.MutableValues(ctx, 1, &m));
     OP_REQUIRES_OK(ctx, variables.MutableValues(ctx, 2, &v));
     const float* g = grad.flat<float>().data();
-    ParallelRanges(ctx, grad.NumElements(), kGrain, [=, &options](int64_t begin, int64_t end) {
-      ::monolith::dense::RmspropStep(options, g + begin, end - begin, w + begin, m + begin,
-                                     v + begin);
-    });
+    DeviceRunner(ctx).RunRanges(grad.NumElements(), kGrain,
+                                [=, &options](int64_t begin, int64_t end) {
+                                  ::monolith::dense::RmspropStep(options, g + begin, end - begin,
+                                                                 w + begin, m + begin, v + begin);
+                                });
   }
 };
 
@@ -153,7 +154,7 @@ REGISTER_OP("ResourceApplyAdamom")
     .Attr("use_v2: bool = false")
     .SetShapeFn([](InferenceContext* c) { return OptimizerShape(c, /*num_variables=*/4); })
     .Doc(R"doc(
-One Adamom step on a dense float variable. With g = weight_decay * var + grad:
+Takes one Adamom step on a dense float variable. With g = weight_decay * var + grad:
 
 m <- mom_decay * m + (1 - mom_decay) * g
 v <- ada_decay * v + g^2
@@ -162,7 +163,7 @@ var <- var - learning_rate * m / sqrt(v / c + epsilon)
 
 With use_v2 the divisor is sqrt(v / c) + epsilon. All variables are locked during the step.
 
-update_slots: if false, m, v and c stay as they are; c must not hold 0 then.
+update_slots: if false, m, v and c keep their values; c must not hold 0 then.
 use_locking: has no effect.
 )doc");
 
@@ -181,7 +182,7 @@ REGISTER_OP("ResourceApplyRmsprop")
     .Attr("use_v2: bool = false")
     .SetShapeFn([](InferenceContext* c) { return OptimizerShape(c, /*num_variables=*/3); })
     .Doc(R"doc(
-One RMSProp step with momentum on a dense float variable. With g = weight_decay * var + grad:
+Takes one RMSProp step with momentum on a dense float variable. With g = weight_decay * var + grad:
 
 v <- v + (g^2 - v) * (1 - beta2)
 m <- beta1 * m + learning_rate * g / sqrt(v + epsilon)

@@ -1,4 +1,4 @@
-// FeatureInsight: one small matrix product per feature of a concatenated embedding.
+// FeatureInsight multiplies each feature of a concatenated embedding with its part of a weight.
 //
 //   input [B, E]   | segment 0 | segment 1 |  ...  |      E = sum of segment_sizes
 //   weight [E, K]    rows of 0   rows of 1
@@ -29,7 +29,7 @@ using RowMajor = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::Row
 using ConstBlock = Eigen::Map<const RowMajor, Eigen::Unaligned, Eigen::OuterStride<>>;
 using Block = Eigen::Map<RowMajor, Eigen::Unaligned, Eigen::OuterStride<>>;
 
-// offsets[f] is the first row of weight that belongs to feature f; offsets[F] = E.
+// Sets offsets[f] to the first row of weight that belongs to feature f, and offsets[F] to E.
 Status SegmentOffsets(const std::vector<int64_t>& segment_sizes, std::vector<int64_t>* offsets) {
   offsets->assign(1, 0);
   for (size_t f = 0; f < segment_sizes.size(); ++f) {
@@ -199,7 +199,7 @@ class FeatureInsightGradOp : public FeatureInsightBase {
               dx_f.noalias() = g_f * w_f.transpose();
             }
           });
-    // The sum over the batch stays inside one thread: rows of weight are shared out instead.
+    // Divides rows of weight among the threads, so that one thread makes each sum over the batch.
     Shard(workers.num_threads, workers.workers, embedding, 1 + 2 * batch * k,
           [&](int64_t begin, int64_t end) {
             for (int64_t f = 0; f < num_features(); ++f) {
@@ -225,7 +225,7 @@ REGISTER_OP("FeatureInsight")
     .Attr("segment_sizes: list(int)")
     .SetShapeFn(FeatureInsightShape)
     .Doc(R"doc(
-What each feature of a concatenated embedding contributes to each unit of a dense layer.
+Returns what each feature of a concatenated embedding contributes to each unit of a dense layer.
 
 input: [B, E], features side by side.
 weight: [E, K], the kernel of the dense layer.
@@ -243,14 +243,14 @@ REGISTER_OP("FeatureInsightGrad")
     .Attr("K: int")
     .SetShapeFn(FeatureInsightGradShape)
     .Doc(R"doc(
-Gradient of FeatureInsight with respect to both of its inputs.
+Computes the gradient of FeatureInsight with respect to both of its inputs.
 
 grad: [B, F * K].
-input: What FeatureInsight was given.
-weight: What FeatureInsight was given.
-input_grad: Of the shape of input.
-weight_grad: Of the shape of weight.
-K: Columns of weight; a negative number means whatever weight has.
+input: FeatureInsight's input.
+weight: FeatureInsight's weight.
+input_grad: Has the shape of input.
+weight_grad: Has the shape of weight.
+K: Columns of weight; a negative number means as many as weight has.
 )doc");
 
 REGISTER_GUARDED_KERNEL(Name("FeatureInsight").Device(DEVICE_CPU), FeatureInsightOp);

@@ -21,7 +21,7 @@ using shape_inference::ShapeHandle;
 
 constexpr char kDot[] = "dot";
 
-// Number of features in a width-dimension, unknown if the width is.
+// Sets the number of features that make up a width; unknown if the width is.
 Status NumFeatures(InferenceContext* c, const char* name, DimensionHandle width, int64_t dim_size,
                    DimensionHandle* num) {
   if (!c->ValueKnown(width)) {
@@ -64,7 +64,7 @@ Status FfmGradShape(InferenceContext* c) {
   return OkStatus();
 }
 
-// Four fixed lanes: the compiler can vectorise it, and the order of the sum never changes.
+// Sums in four fixed lanes: the compiler can vectorise them, and the order never changes.
 inline float Dot(const float* a, const float* b, int64_t n) {
   float lanes[4] = {0, 0, 0, 0};
   int64_t i = 0;
@@ -91,7 +91,7 @@ void Interact(const FfmSizes& s, bool dot, const float* left, const float* right
   }
 }
 
-// left_grad and right_grad are zero on entry.
+// Adds to left_grad and right_grad, which are zero on entry.
 void InteractGrad(const FfmSizes& s, bool dot, const float* grad, const float* left,
                   const float* right, float* left_grad, float* right_grad) {
   for (int64_t l = 0; l < s.num_left; ++l) {
@@ -127,7 +127,7 @@ class FfmOpBase : public OpKernel {
   }
 
  protected:
-  // Examples are independent, so a row is always summed by one thread in one order.
+  // Gives each row to one thread, which sums it in one order: examples are independent.
   template <typename Fn>
   void ForEachRow(OpKernelContext* ctx, const FfmSizes& s, int64_t cost_factor, Fn fn) {
     const auto& workers = *ctx->device()->tensorflow_cpu_worker_threads();
@@ -211,7 +211,7 @@ REGISTER_OP("FFM")
     .Attr("int_type: string")
     .SetShapeFn(FfmShape)
     .Doc(R"doc(
-Interactions of every left with every right feature of an example.
+Multiplies every left with every right feature of an example.
 
 left: [B, L * dim_size].
 right: [B, R * dim_size].
@@ -231,13 +231,13 @@ REGISTER_OP("FFMGrad")
     .Attr("int_type: string")
     .SetShapeFn(FfmGradShape)
     .Doc(R"doc(
-Gradient of FFM with respect to both of its inputs.
+Computes the gradient of FFM with respect to both of its inputs.
 
-grad: Gradient of FFM's output, of its shape.
-left: What FFM was given.
-right: What FFM was given.
-left_grad: Of the shape of left.
-right_grad: Of the shape of right.
+grad: Gradient of FFM's output, with the same shape.
+left: FFM's left input.
+right: FFM's right input.
+left_grad: Has the shape of left.
+right_grad: Has the shape of right.
 )doc");
 
 REGISTER_GUARDED_KERNEL(Name("FFM").Device(DEVICE_CPU), FfmOp);

@@ -11,7 +11,7 @@
 namespace tensorflow {
 namespace monolith_tf {
 
-// B examples, L left and R right features of D floats; width of one output row.
+// B examples with L left and R right features of D floats, and the width of one output row.
 struct FfmSizes {
   int64_t batch = 0;
   int64_t num_left = 0;

@@ -1,4 +1,4 @@
-// GenSeqMask: row splits to a [B, max_seq_length] matrix of leading ones.
+// GenSeqMask turns row splits into a [B, max_seq_length] matrix of leading ones.
 #include <algorithm>
 #include <cstdint>
 
@@ -17,7 +17,7 @@ using shape_inference::DimensionHandle;
 using shape_inference::InferenceContext;
 using shape_inference::ShapeHandle;
 
-// Only differences matter, so that a slice of a longer vector of row splits is welcome too.
+// Accepts a slice of a longer vector of row splits too: only differences matter.
 template <typename T>
 Status CheckSplits(const T* splits, int64_t size) {
   if (size < 1) return errors::InvalidArgument("splits is empty, want at least one element");
@@ -88,7 +88,7 @@ REGISTER_OP("GenSeqMask")
       return OkStatus();
     })
     .Doc(R"doc(
-Mask of the valid positions of padded sequences.
+Masks the valid positions of padded sequences.
 
 splits: [B + 1], row splits of the sequences; never decreasing.
 mask: [B, max_seq_length]; row i starts with min(splits[i+1] - splits[i], max_seq_length) ones, the

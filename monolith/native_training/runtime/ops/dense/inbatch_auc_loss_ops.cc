@@ -1,6 +1,6 @@
 // In-batch AUC loss: log-likelihood that every positive scores above every negative.
 //
-// All pairs are visited, O(|P| * |Q|), in vectorised blocks; pair terms are float, sums are double.
+// Visits all pairs, O(|P| * |Q|), in vectorised blocks; pair terms are float, sums are double.
 // Every sum belongs to one sample and is made by one thread in one order, so that results do not
 // depend on scheduling.
 #include <algorithm>
@@ -30,7 +30,7 @@ constexpr int64_t kCostPerPair = 20;
 using ArrayMap = Eigen::Map<const Eigen::ArrayXf>;
 using Buffer = Eigen::Array<float, Eigen::Dynamic, 1, 0, kBlock, 1>;
 
-// Positions and logits of the samples of one class.
+// Positions and logits of the samples in one class.
 struct Side {
   std::vector<int64_t> index;
   std::vector<float> logit;
@@ -54,7 +54,7 @@ void Partition(const Tensor& label, const Tensor& logit, Side* positives, Side* 
   }
 }
 
-// Calls fn(logits of a block) for consecutive blocks and adds up the floats it returns.
+// Calls fn(logits of a block, terms) for consecutive blocks and adds up the terms it sets.
 template <typename Fn>
 double SumBlocks(const std::vector<float>& logits, Fn fn) {
   const int64_t n = static_cast<int64_t>(logits.size());
@@ -69,7 +69,7 @@ double SumBlocks(const std::vector<float>& logits, Fn fn) {
   return sum;
 }
 
-// Sum over the negatives of log(sigmoid(positive - negative)).
+// Sums log(sigmoid(positive - negative)) over the negatives.
 double LogLikelihood(float positive, const std::vector<float>& negatives) {
   return SumBlocks(negatives, [positive](const ArrayMap& negative, Buffer* out) {
     const auto d = positive - negative;
@@ -77,7 +77,7 @@ double LogLikelihood(float positive, const std::vector<float>& negatives) {
   });
 }
 
-// Sum over `others` of 1 - sigmoid(d), d = sign * (mine - other): sign is 1 for a positive sample
+// Sums 1 - sigmoid(d), d = sign * (mine - other), over `others`: sign is 1 for a positive sample
 // against the negatives, -1 for a negative one against the positives.
 double SumOfSlopes(float mine, float sign, const std::vector<float>& others) {
   return SumBlocks(others, [mine, sign](const ArrayMap& other, Buffer* out) {
@@ -159,7 +159,7 @@ class InbatchAucLossGradOp : public InbatchAucBase {
   }
 };
 
-// Both element counts, where known, agree.
+// Requires equal element counts where both are known.
 Status CheckCounts(InferenceContext* c) {
   const auto label = c->NumElements(c->input(0));
   const auto logit = c->NumElements(c->input(1));
@@ -181,7 +181,7 @@ REGISTER_OP("InbatchAucLoss")
       return shape_inference::ScalarShape(c);
     })
     .Doc(R"doc(
-Sum over pairs of a positive i and a negative j of log(sigmoid(logit_i - logit_j)), to be maximised.
+Sums log(sigmoid(logit_i - logit_j)) over pairs of a positive i and a negative j; maximise it.
 
 label: Positive if > 0, negative if in (-10000, 0], otherwise ignored.
 logit: As many elements as label.
@@ -204,12 +204,12 @@ REGISTER_OP("InbatchAucLossGrad")
       return OkStatus();
     })
     .Doc(R"doc(
-Gradient of InbatchAucLoss with respect to logit.
+Computes the gradient of InbatchAucLoss with respect to logit.
 
-label: What InbatchAucLoss was given.
-logit: What InbatchAucLoss was given.
+label: InbatchAucLoss's label.
+logit: InbatchAucLoss's logit.
 grad: Gradient of the loss, a scalar.
-logit_grad: Of the shape of logit.
+logit_grad: Has the shape of logit.
 neg_weight: In (0, 1]; scales the gradient of the negatives.
 )doc");
 

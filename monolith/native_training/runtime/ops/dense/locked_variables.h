@@ -17,7 +17,7 @@
 namespace tensorflow {
 namespace monolith_tf {
 
-// The variables an optimizer writes, locked from construction on so that a step is atomic.
+// The variables an optimizer writes, locked for its whole step so that the step is atomic.
 class LockedVariables {
  public:
   // Looks up inputs [0, names.size()) and locks them in the order of their mutexes' addresses.
@@ -25,7 +25,7 @@ class LockedVariables {
     variables_.resize(names.size());
     for (size_t i = 0; i < names.size(); ++i) {
       const Status status = LookupHandleInput(ctx, static_cast<int>(i), names[i], &variables_[i]);
-      // A variable comes into being when it is initialized, and is gone after it was destroyed.
+      // A variable exists from its initialization until it is destroyed.
       if (errors::IsNotFound(status)) return Uninitialized(ctx, i);
       TF_RETURN_IF_ERROR(status);
       for (size_t j = 0; j < i; ++j) {
@@ -59,7 +59,7 @@ class LockedVariables {
 
   const float* values(int i) { return variables_[i]->tensor()->flat<float>().data(); }
 
-  // Readers that still hold the variable's buffer keep it, unchanged; the variable gets a copy.
+  // Copies a buffer that readers still hold, so that what they see does not change.
   Status MutableValues(OpKernelContext* ctx, int i, float** values) {
     return MutableValues(
         ctx, i,
@@ -98,7 +98,7 @@ class LockedVariables {
                                    var.shape().DebugString(), " ", tensor.shape().DebugString());
   }
 
-  // The locks go first: they live in the variables.
+  // Declared before the locks, which point into the variables and must be released first.
   std::vector<core::RefCountPtr<Var>> variables_;
   std::vector<std::unique_ptr<mutex_lock>> locks_;
 };

@@ -1,4 +1,4 @@
-// MonolithStaticReshapeN: many reshapes to shapes known when the graph is built, in one op.
+// MonolithStaticReshapeN does many reshapes, to shapes known when the graph is built, in one op.
 #include <algorithm>
 #include <cstdint>
 #include <utility>
@@ -20,13 +20,13 @@ namespace {
 using shape_inference::InferenceContext;
 using shape_inference::ShapeHandle;
 
-// A target shape, checked and with everything computed that does not depend on the input.
+// A checked target shape, with everything computed that does not depend on the input.
 struct Target {
   PartialTensorShape shape;
   int unknown_dim = -1;       // index, or -1
-  int64_t known_product = 1;  // of the other dimensions
+  int64_t known_product = 1;  // product of the other dimensions
   gtl::InlinedVector<int64_t, 4> dims;
-  TensorShape full;  // with 0 for the unknown dimension
+  TensorShape full;  // `shape` with 0 for the unknown dimension
 };
 
 Status MakeTarget(const PartialTensorShape& shape, size_t i, Target* target) {
@@ -58,8 +58,8 @@ Status DoesNotFit(const Target& target, int i, const Tensor& input) {
                                  "] = ", target.shape.DebugString());
 }
 
-// Makes *output a view of `input`. The executor's own work per tensor is a fraction of a
-// microsecond: a shape that needs nothing inferred is not even copied.
+// Makes *output a view of `input`. Does not even copy a shape in which nothing is unknown: the
+// executor's own work per tensor is a fraction of a microsecond.
 Status View(const Target& target, int i, const Tensor& input, Tensor* output) {
   const int64_t num_elements = input.NumElements();
   if (target.unknown_dim < 0) {
@@ -123,8 +123,8 @@ REGISTER_OP("MonolithStaticReshapeN")
     .Attr("enable_parallelism: bool = true")
     .Attr("cost_per_tensor: int = 10000000")
     .SetShapeFn([](InferenceContext* c) {
-      // What is wrong with the shapes is for the kernel to say, in every mode the same way: an
-      // error from here is a ValueError where a graph is built.
+      // Leaves errors in the shapes to the kernel, which reports them the same way in every mode:
+      // an error from here would be a ValueError where a graph is built.
       std::vector<PartialTensorShape> shapes;
       TF_RETURN_IF_ERROR(c->GetAttr("shapes", &shapes));
       for (int i = 0; i < c->num_inputs(); ++i) {

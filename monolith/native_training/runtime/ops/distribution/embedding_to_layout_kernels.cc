@@ -6,9 +6,9 @@
 
 #include "monolith/native_training/runtime/distribution/embedding_layout.h"
 #include "monolith/native_training/runtime/ops/distribution/layout_reader.h"
+#include "monolith/native_training/runtime/ops/support/device_runner.h"
 #include "monolith/native_training/runtime/ops/support/kernel_registration.h"
 #include "monolith/native_training/runtime/ops/support/op_checks.h"
-#include "monolith/native_training/runtime/ops/support/op_parallel.h"
 #include "tensorflow/core/framework/op_kernel.h"
 
 namespace tensorflow {
@@ -28,7 +28,7 @@ class LayoutKernel : public OpKernel {
  protected:
   // Checks all offsets; afterwards the engine may follow them blindly. The batches point into
   // `requests`.
-  Status ReadRequests(OpKernelContext* ctx, const OpParallel& parallel,
+  Status ReadRequests(OpKernelContext* ctx, const DeviceRunner& parallel,
                       const OpInputList& embeddings, std::vector<LayoutInput>* requests,
                       std::vector<LayoutBatch>* batches) const {
     TF_RETURN_IF_ERROR(reader_.ReadRequests(ctx, embeddings, requests));
@@ -57,7 +57,7 @@ class EmbeddingToLayoutOp : public LayoutKernel {
   }
 
   void Compute(OpKernelContext* ctx) override {
-    const OpParallel parallel(ctx);
+    const DeviceRunner parallel(ctx);
     OpInputList embeddings;
     OP_REQUIRES_OK(ctx, ctx->input_list("embeddings_list", &embeddings));
     std::vector<LayoutInput> requests;
@@ -87,7 +87,7 @@ class EmbeddingToLayoutGradOp : public LayoutKernel {
   explicit EmbeddingToLayoutGradOp(OpKernelConstruction* ctx) : LayoutKernel(ctx, kVersion) {}
 
   void Compute(OpKernelContext* ctx) override {
-    const OpParallel parallel(ctx);
+    const DeviceRunner parallel(ctx);
     OpInputList embeddings, layout_grads;
     OP_REQUIRES_OK(ctx, ctx->input_list("embeddings_list", &embeddings));
     OP_REQUIRES_OK(ctx, ctx->input_list("tensors_grad", &layout_grads));

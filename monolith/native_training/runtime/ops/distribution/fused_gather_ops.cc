@@ -5,9 +5,9 @@
 #include <vector>
 
 #include "monolith/native_training/runtime/ops/distribution/fused_gather_checks.h"
+#include "monolith/native_training/runtime/ops/support/device_runner.h"
 #include "monolith/native_training/runtime/ops/support/kernel_registration.h"
 #include "monolith/native_training/runtime/ops/support/op_checks.h"
-#include "monolith/native_training/runtime/ops/support/op_parallel.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/shape_inference.h"
@@ -16,7 +16,7 @@ namespace tensorflow {
 namespace monolith_tf {
 namespace {
 
-using ::monolith::distribution::Parallel;
+using ::monolith::engine::ParallelRunner;
 using shape_inference::InferenceContext;
 using shape_inference::ShapeHandle;
 
@@ -90,7 +90,7 @@ class FusedGatherEmbeddingsByInputOp : public OpKernel {
       OP_REQUIRES_OK(ctx, CheckOffsets(ctx->input(1 + m), m, dims_[m], fused.NumElements()));
     }
     const float* from = fused.vec<float>().data();
-    const OpParallel parallel(ctx);
+    const DeviceRunner parallel(ctx);
     for (int64_t m = 0; m < num_tables; ++m) {
       const auto offset = ctx->input(1 + m).vec<int32_t>();
       const int64_t dim = dims_[m];
@@ -153,12 +153,12 @@ class FusedGatherEmbeddingsByInputGradientOp : public OpKernel {
     float* to = out->vec<float>().data();
 
     // A thread owns a range of the output and adds whatever falls into it: no locks, one order.
-    const OpParallel parallel(ctx);
+    const DeviceRunner parallel(ctx);
     const int64_t tasks =
         std::max<int64_t>(1, std::min(size, parallel.TasksFor(size + 2 * floats)));
     parallel.RunTasks(tasks, [&](int64_t task) {
-      const int64_t begin = Parallel::Cut(size, tasks, task);
-      const int64_t end = Parallel::Cut(size, tasks, task + 1);
+      const int64_t begin = ParallelRunner::Cut(size, tasks, task);
+      const int64_t end = ParallelRunner::Cut(size, tasks, task + 1);
       std::fill(to + begin, to + end, 0.0f);
       for (const Table& table : tables) AddRange(table, scale, begin, end, to);
     });

@@ -5,9 +5,9 @@
 
 #include "monolith/native_training/runtime/distribution/segment_reduce.h"
 #include "monolith/native_training/runtime/ops/distribution/fused_segment_checks.h"
+#include "monolith/native_training/runtime/ops/support/device_runner.h"
 #include "monolith/native_training/runtime/ops/support/kernel_registration.h"
 #include "monolith/native_training/runtime/ops/support/op_checks.h"
-#include "monolith/native_training/runtime/ops/support/op_parallel.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/shape_inference.h"
@@ -123,7 +123,7 @@ class FusedSegmentSumOp : public OpKernel {
     OP_REQUIRES_OK(ctx, ctx->input_list("shape", &shapes));
     const int n = indices.size();
     std::vector<TensorShape> out_shapes(n);
-    const OpParallel parallel(ctx);
+    const DeviceRunner parallel(ctx);
     for (int i = 0; i < n; ++i) {
       OP_REQUIRES_OK(ctx,
                      CheckSegmentSum<Index>(i, indices[i], updates[i], shapes[i], &out_shapes[i]));
@@ -178,7 +178,7 @@ class FusedReduceAndSplitOp : public OpKernel {
                    ReadTables(ctx->input(0), row_split_splits_, slice_dims_, updates, &tables));
     OP_REQUIRES_OK(
         ctx, CheckTableSplits(ctx->input(0).vec<int32_t>().data(), row_split_splits_, updates));
-    const OpParallel parallel(ctx);
+    const DeviceRunner parallel(ctx);
     for (int i = 0; i < updates.size(); ++i) {
       std::vector<ColumnSink> sinks;
       int64_t column = 0;
@@ -236,7 +236,7 @@ class FusedReduceAndSplitGradOp : public OpKernel {
     }
     std::vector<const float*> grads;
     for (const Tensor& slice : slices) grads.push_back(slice.flat<float>().data());
-    const OpParallel parallel(ctx);
+    const DeviceRunner parallel(ctx);
     for (int i = 0; i < updates.size(); ++i) {
       Tensor* out;
       OP_REQUIRES_OK(ctx, ctx->allocate_output(i, updates[i].shape(), &out));

@@ -10,9 +10,9 @@
 #include "monolith/native_training/runtime/concurrency/prefetch.h"
 #include "monolith/native_training/runtime/distribution/id_index.h"
 #include "monolith/native_training/runtime/distribution/row_scatter.h"
+#include "monolith/native_training/runtime/ops/support/device_runner.h"
 #include "monolith/native_training/runtime/ops/support/kernel_registration.h"
 #include "monolith/native_training/runtime/ops/support/op_checks.h"
-#include "monolith/native_training/runtime/ops/support/op_parallel.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/shape_inference.h"
@@ -24,12 +24,12 @@ namespace {
 using ::monolith::concurrency::PrefetchForRead;
 using ::monolith::distribution::ForEachHashed;
 using ::monolith::distribution::IdIndex;
-using ::monolith::distribution::Inline;
 using ::monolith::distribution::PackRow;
-using ::monolith::distribution::Parallel;
 using ::monolith::distribution::RowOf;
 using ::monolith::distribution::ScatterAddRows;
 using ::monolith::distribution::TensorOf;
+using ::monolith::engine::InlineRunner;
+using ::monolith::engine::ParallelRunner;
 using shape_inference::DimensionHandle;
 using shape_inference::InferenceContext;
 using shape_inference::ShapeHandle;
@@ -70,8 +70,8 @@ Status CheckIds(const Tensor& ids) {
 }
 
 // rows[i] = place of input[i] in the index.
-Status FindRows(const Parallel& parallel, const IdIndex& index, const int64_t* input, int64_t n,
-                int64_t* rows) {
+Status FindRows(const ParallelRunner& parallel, const IdIndex& index, const int64_t* input,
+                int64_t n, int64_t* rows) {
   std::atomic<int64_t> missing{n};
   parallel.For(n, 20, [&](int64_t begin, int64_t end) {
     int64_t first_missing = n;
@@ -89,7 +89,7 @@ Status FindRows(const Parallel& parallel, const IdIndex& index, const int64_t* i
   return errors::InvalidArgument("Unable to map id ", input[missing]);
 }
 
-void CopyRows(const Parallel& parallel, const int64_t* rows, int64_t n,
+void CopyRows(const ParallelRunner& parallel, const int64_t* rows, int64_t n,
               const std::vector<const float*>& embeddings, int64_t dim, float* out) {
   constexpr int64_t kLookahead = 8;
   parallel.For(n, dim / 2 + 10, [&](int64_t begin, int64_t end) {
@@ -224,10 +224,11 @@ class MapIdToEmbeddingOp : public OpKernel {
     IdIndex index(num_ids);
     for (int s = 0; s < num_splits_; ++s) AddIds(ctx->input(s), s, &index);
 
-    const OpParallel pool(ctx);
-    const Inline in_line;
-    const Parallel& parallel = use_multi_threads_ ? static_cast<const Parallel&>(pool)
-                                                  : static_cast<const Parallel&>(in_line);
+    const DeviceRunner pool(ctx);
+    const InlineRunner in_line;
+    const ParallelRunner& parallel = use_multi_threads_
+                                         ? static_cast<const ParallelRunner&>(pool)
+                                         : static_cast<const ParallelRunner&>(in_line);
     const int64_t n = input.NumElements();
     std::vector<int64_t> rows(n);
     OP_REQUIRES_OK(ctx, FindRows(parallel, index, input.flat<int64_t>().data(), n, rows.data()));
@@ -262,7 +263,7 @@ class MapIdToEmbeddingGradientOp : public OpKernel {
     }
     IdIndex index(num_ids);
     for (int s = 0; s < num_splits; ++s) AddIds(ctx->input(s), s, &index);
-    const OpParallel parallel(ctx);
+    const DeviceRunner parallel(ctx);
     const int64_t n = input.NumElements();
     std::vector<int64_t> rows(n);
     OP_REQUIRES_OK(ctx, FindRows(parallel, index, input.flat<int64_t>().data(), n, rows.data()));
@@ -303,10 +304,11 @@ class GatherEmbeddingsByInputOp : public OpKernel {
     IdIndex index(ids.dim_size(0));
     AddIds(ids, 0, &index);
 
-    const OpParallel pool(ctx);
-    const Inline in_line;
-    const Parallel& parallel = use_multi_threads_ ? static_cast<const Parallel&>(pool)
-                                                  : static_cast<const Parallel&>(in_line);
+    const DeviceRunner pool(ctx);
+    const InlineRunner in_line;
+    const ParallelRunner& parallel = use_multi_threads_
+                                         ? static_cast<const ParallelRunner&>(pool)
+                                         : static_cast<const ParallelRunner&>(in_line);
     Tensor *out, *mapping;
     OP_REQUIRES_OK(ctx, ctx->allocate_output(0, shape, &out));
     OP_REQUIRES_OK(ctx, ctx->allocate_output(1, input.shape(), &mapping));
@@ -346,7 +348,7 @@ class GatherEmbeddingsByInputGradientOp : public OpKernel {
     OP_REQUIRES_OK(ctx, TensorShape::BuildTensorShape({num_rows, dim}, &shape));
     Tensor* out;
     OP_REQUIRES_OK(ctx, AllocateOutput(ctx, 0, shape, &out));
-    ScatterAddRows(OpParallel(ctx), rows.data(), rows.size(), grads.flat<float>().data(), dim,
+    ScatterAddRows(DeviceRunner(ctx), rows.data(), rows.size(), grads.flat<float>().data(), dim,
                    {out->flat<float>().data()}, {num_rows});
   }
 };

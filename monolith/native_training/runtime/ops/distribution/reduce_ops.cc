@@ -4,9 +4,9 @@
 #include <vector>
 
 #include "monolith/native_training/runtime/distribution/segment_reduce.h"
+#include "monolith/native_training/runtime/ops/support/device_runner.h"
 #include "monolith/native_training/runtime/ops/support/kernel_registration.h"
 #include "monolith/native_training/runtime/ops/support/op_checks.h"
-#include "monolith/native_training/runtime/ops/support/op_parallel.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/shape_inference.h"
@@ -19,11 +19,11 @@ using ::monolith::distribution::BroadcastSegments;
 using ::monolith::distribution::CheckSegments;
 using ::monolith::distribution::ColumnSink;
 using ::monolith::distribution::CountSegments;
-using ::monolith::distribution::Parallel;
 using ::monolith::distribution::ReduceSegments;
 using ::monolith::distribution::Reduction;
 using ::monolith::distribution::SegmentCheck;
 using ::monolith::distribution::SquareNormGradient;
+using ::monolith::engine::ParallelRunner;
 using shape_inference::DimensionHandle;
 using shape_inference::InferenceContext;
 using shape_inference::ShapeHandle;
@@ -73,7 +73,7 @@ Status RangeStatus(const SegmentCheck& check, const Tensor& id_indices, int64_t 
                                  rows, ")");
 }
 
-Status CheckRange(const Parallel& parallel, const Tensor& id_indices, int64_t rows) {
+Status CheckRange(const ParallelRunner& parallel, const Tensor& id_indices, int64_t rows) {
   const auto segments = id_indices.flat<int64_t>();
   return RangeStatus(CheckSegments(parallel, segments.data(), segments.size(), rows), id_indices,
                      rows);
@@ -115,7 +115,7 @@ struct ReduceInputs {
   template <Reduction kReduction>
   Status ReduceTo(OpKernelContext* ctx, const std::vector<ColumnSink>& sinks) const {
     return RangeStatus(
-        ReduceSegments<kReduction>(OpParallel(ctx), segments, k, rows, values, dim, sinks),
+        ReduceSegments<kReduction>(DeviceRunner(ctx), segments, k, rows, values, dim, sinks),
         ctx->input(0), rows);
   }
 };
@@ -268,7 +268,7 @@ class ReduceGradientOp : public OpKernel {
     OP_REQUIRES_OK(ctx, CheckMatrix("grads", grads));
     const int64_t rows = grads.dim_size(0), dim = grads.dim_size(1);
     const int64_t k = id_indices.dim_size(0);
-    const OpParallel parallel(ctx);
+    const DeviceRunner parallel(ctx);
     OP_REQUIRES_OK(ctx, CheckRange(parallel, id_indices, rows));
     const int64_t* segments = id_indices.flat<int64_t>().data();
     TensorShape shape;
@@ -310,7 +310,7 @@ class ReduceSquareNormGradientOp : public OpKernel {
     const int64_t* segments = id_indices.flat<int64_t>().data();
     const float* values = id_values.flat<float>().data();
 
-    const OpParallel parallel(ctx);
+    const DeviceRunner parallel(ctx);
     Tensor norms;
     OP_REQUIRES_OK(ctx, ctx->allocate_temp(DT_FLOAT, grads.shape(), &norms));
     OP_REQUIRES_OK(ctx, RangeStatus(ReduceSegments<Reduction::kSquareNorm>(
@@ -393,7 +393,7 @@ class FusedReduceSumAndSplitGradientOp : public OpKernel {
       ctx->set_output(0, ctx->input(1));
       return;
     }
-    const OpParallel parallel(ctx);
+    const DeviceRunner parallel(ctx);
     OP_REQUIRES_OK(ctx, CheckRange(parallel, id_indices, ctx->input(1).dim_size(0)));
     TensorShape shape;
     OP_REQUIRES_OK(ctx, TensorShape::BuildTensorShape({k, column}, &shape));

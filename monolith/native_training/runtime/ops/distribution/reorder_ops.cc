@@ -7,9 +7,9 @@
 
 #include "monolith/native_training/runtime/distribution/id_index.h"
 #include "monolith/native_training/runtime/distribution/id_sharding.h"
+#include "monolith/native_training/runtime/ops/support/device_runner.h"
 #include "monolith/native_training/runtime/ops/support/kernel_registration.h"
 #include "monolith/native_training/runtime/ops/support/op_checks.h"
-#include "monolith/native_training/runtime/ops/support/op_parallel.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/shape_inference.h"
@@ -209,7 +209,7 @@ class FusedReorderByIndicesOp : public OpKernel {
         ctx, total <= kMaxInt32,
         errors::InvalidArgument("input holds ", total, " ids, sizes are limited to ", kMaxInt32));
 
-    OpParallel parallel(ctx);
+    DeviceRunner parallel(ctx);
     parallel.For(num_tables, 40 * (total / num_tables + 1), [&](int64_t begin, int64_t end) {
       for (int64_t m = begin; m < end; ++m) Unique(&tables[m]);
     });

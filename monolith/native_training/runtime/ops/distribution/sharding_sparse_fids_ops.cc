@@ -10,12 +10,12 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/string_view.h"
-#include "monolith/native_training/runtime/data/fid.h"
+#include "monolith/native_training/runtime/base/feature_id.h"
 #include "monolith/native_training/runtime/data/fid_sharding.h"
 #include "monolith/native_training/runtime/ops/data/samples/sample.h"
+#include "monolith/native_training/runtime/ops/support/device_runner.h"
 #include "monolith/native_training/runtime/ops/support/kernel_registration.h"
 #include "monolith/native_training/runtime/ops/support/op_checks.h"
-#include "monolith/native_training/runtime/ops/support/op_parallel.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/shape_inference.h"
@@ -279,13 +279,13 @@ int64_t SlotOfName(absl::string_view name) {
   if (absl::StartsWith(name, "fc_")) name.remove_prefix(3);
   int64_t slot;
   if (!absl::ConsumePrefix(&name, "slot_") || !absl::SimpleAtoi(name, &slot)) return -1;
-  return slot >= 0 && slot < ::monolith::data::kMaxSlotsV1 ? slot : -1;
+  return slot >= 0 && slot < ::monolith::engine::kMaxSlotsV1 ? slot : -1;
 }
 
 Status CollectRows(const SampleBatch<Instance>& batch, const ShardingPlan& plan,
                    const FeatureIndex& index, BatchRows* rows) {
   const int64_t num_features = static_cast<int64_t>(plan.features().size());
-  std::vector<std::vector<int64_t>> by_slot(::monolith::data::kMaxSlotsV1);
+  std::vector<std::vector<int64_t>> by_slot(::monolith::engine::kMaxSlotsV1);
   for (int64_t f = 0; f < num_features; ++f) {
     const int64_t slot = SlotOfName(plan.features()[f].name);
     if (slot >= 0) by_slot[slot].push_back(f);
@@ -299,7 +299,7 @@ Status CollectRows(const SampleBatch<Instance>& batch, const ShardingPlan& plan,
       if (it != index.end()) cells[it->second] = &feature;
     }
     for (uint64_t fid : batch[row].fid()) {
-      for (int64_t f : by_slot[::monolith::data::SlotOfV1(fid)]) v1[f].push_back(fid);
+      for (int64_t f : by_slot[::monolith::engine::SlotOfV1(fid)]) v1[f].push_back(fid);
     }
     for (int64_t f = 0; f < num_features; ++f) {
       FeatureRows& feature = rows->features[f];
@@ -365,8 +365,8 @@ class ShardingSparseFidsOp : public OpKernel {
  private:
   template <typename Proto>
   void Run(OpKernelContext* ctx) {
-    const OpParallel pool(ctx);
-    const ::monolith::distribution::Inline inline_only;
+    const DeviceRunner pool(ctx);
+    const ::monolith::engine::InlineRunner inline_only;
     SampleBatch<Proto> batch;
     OP_REQUIRES_OK(ctx, batch.Load("pb_input", ctx->input(0), pool));
     BatchRows rows;
@@ -376,9 +376,9 @@ class ShardingSparseFidsOp : public OpKernel {
     for (const FeatureRows& feature : rows.features) {
       for (const auto& span : feature.spans) num_ids += span.size;
     }
-    const ::monolith::distribution::Parallel& parallel =
+    const ::monolith::engine::ParallelRunner& parallel =
         parallel_flag_ > 0 && num_ids >= watermark_
-            ? static_cast<const ::monolith::distribution::Parallel&>(pool)
+            ? static_cast<const ::monolith::engine::ParallelRunner&>(pool)
             : inline_only;
     ShardedFids sharded;
     const std::string problem =

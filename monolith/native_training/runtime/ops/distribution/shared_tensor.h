@@ -1,7 +1,7 @@
 // A tensor that several ops of one step write into before it is handed out as an ordinary tensor.
 //
 // The resource belongs to its handle: it dies with the last tensor that holds the handle, so at the
-// latest with the step, whether or not somebody finalized it, and a loop iteration gets a buffer of
+// latest with the step, whether or not it was finalized, and a loop iteration gets a buffer of
 // its own.
 #ifndef MONOLITH_NATIVE_TRAINING_RUNTIME_OPS_DISTRIBUTION_SHARED_TENSOR_H_
 #define MONOLITH_NATIVE_TRAINING_RUNTIME_OPS_DISTRIBUTION_SHARED_TENSOR_H_

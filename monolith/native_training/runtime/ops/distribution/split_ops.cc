@@ -5,9 +5,9 @@
 #include <vector>
 
 #include "monolith/native_training/runtime/distribution/partition_plan.h"
+#include "monolith/native_training/runtime/ops/support/device_runner.h"
 #include "monolith/native_training/runtime/ops/support/kernel_registration.h"
 #include "monolith/native_training/runtime/ops/support/op_checks.h"
-#include "monolith/native_training/runtime/ops/support/op_parallel.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/shape_inference.h"
@@ -141,7 +141,7 @@ class SplitByIndicesOp : public OpKernel {
     OP_REQUIRES_OK(
         ctx, CheckEqual("number of rows of input", input.dim_size(0), "length of indices", n));
     const int64_t* index = indices.vec<int64_t>().data();
-    OpParallel parallel(ctx);
+    DeviceRunner parallel(ctx);
     PartitionPlan<int64_t> plan;
     plan.Build(parallel, index, n, num_splits_);
     OP_REQUIRES(
@@ -187,7 +187,7 @@ class SplitByIndicesGradientOp : public OpKernel {
                 errors::InvalidArgument("input is a scalar, want at least a vector"));
     const int64_t n = indices.dim_size(0);
     const int64_t* index = indices.vec<int64_t>().data();
-    OpParallel parallel(ctx);
+    DeviceRunner parallel(ctx);
     PartitionPlan<int64_t> plan;
     plan.Build(parallel, index, n, num_splits);
     OP_REQUIRES(
@@ -238,7 +238,7 @@ class RaggedSplitByIndicesOp : public OpKernel {
                 errors::InvalidArgument("The input ragged tensor is invalid. ", valid.message()));
 
     const int64_t* index = indices.vec<int64_t>().data();
-    OpParallel parallel(ctx);
+    DeviceRunner parallel(ctx);
     PartitionPlan<int64_t> plan;
     plan.Build(parallel, index, n, num_splits_);
     OP_REQUIRES(

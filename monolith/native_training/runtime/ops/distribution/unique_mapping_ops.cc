@@ -10,9 +10,9 @@
 
 #include "monolith/native_training/runtime/distribution/unique_offsets.h"
 #include "monolith/native_training/runtime/ops/distribution/shared_tensor.h"
+#include "monolith/native_training/runtime/ops/support/device_runner.h"
 #include "monolith/native_training/runtime/ops/support/kernel_registration.h"
 #include "monolith/native_training/runtime/ops/support/op_checks.h"
-#include "monolith/native_training/runtime/ops/support/op_parallel.h"
 #include "monolith/native_training/runtime/ops/support/resource_handle_input.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"
@@ -253,7 +253,7 @@ class UniqueKeyWithValueAndOffsetOp : public OpKernel {
     int64_t num_floats;
     OP_REQUIRES_OK(ctx, CountFloats("key", splits.data(), dims_, &num_floats));
 
-    OpParallel parallel(ctx);
+    DeviceRunner parallel(ctx);
     UniqueOffsets unique(parallel, key.vec<int64_t>().data(), splits.data(), num_rows);
     Tensor *unique_key, *unique_split, *offset, *offset_split, *handle;
     OP_REQUIRES_OK(ctx, AllocateOutput(ctx, 0, {unique.num_unique()}, &unique_key));
@@ -274,7 +274,7 @@ class UniqueKeyWithValueAndOffsetOp : public OpKernel {
     OP_REQUIRES_OK(ctx, TensorShape::BuildTensorShape({num_floats}, &buffer_shape));
     OP_REQUIRES_OK(ctx, ctx->allocate_temp(DT_FLOAT, buffer_shape, &buffer));
 #ifndef NDEBUG
-    // Whoever reads a place that no fill wrote shall see it.
+    // Poison: a place that no fill wrote must show.
     std::fill_n(buffer.vec<float>().data(), num_floats, std::numeric_limits<float>::quiet_NaN());
 #endif
     handle->scalar<ResourceHandle>()() = ResourceHandle::MakeRefCountingHandle(
@@ -324,7 +324,7 @@ class FillWithOffsetMapOp : public OpKernel {
       });
     };
     if (map.keys_are_unique) {
-      OpParallel(ctx).For(map.num_pos, map.CyclesPerEntry(), fill);
+      DeviceRunner(ctx).For(map.num_pos, map.CyclesPerEntry(), fill);
     } else {
       fill(0, map.num_pos);  // the last entry of a key wins
     }
@@ -355,7 +355,7 @@ class FillWithOffsetMapGradientOp : public OpKernel {
     OP_REQUIRES_OK(ctx, AllocateOutput(ctx, 0, {map.num_floats}, &out));
     const float* from = grad.vec<float>().data();
     float* to = out->vec<float>().data();
-    OpParallel(ctx).For(map.num_pos, map.CyclesPerEntry(), [&](int64_t begin, int64_t end) {
+    DeviceRunner(ctx).For(map.num_pos, map.CyclesPerEntry(), [&](int64_t begin, int64_t end) {
       map.ForEach(dims_, begin, end, [&](int64_t i, int64_t dim, int64_t start) {
         float* __restrict__ sum = to + start;
         std::fill_n(sum, dim, 0.0f);

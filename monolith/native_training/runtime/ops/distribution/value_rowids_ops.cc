@@ -2,9 +2,9 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "monolith/native_training/runtime/ops/support/device_runner.h"
 #include "monolith/native_training/runtime/ops/support/kernel_registration.h"
 #include "monolith/native_training/runtime/ops/support/op_checks.h"
-#include "monolith/native_training/runtime/ops/support/parallel_ranges.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/shape_inference.h"
@@ -42,7 +42,7 @@ class FusedValueRowidsOp : public OpKernel {
     OP_REQUIRES_OK(ctx, AllocateOutput(ctx, 0, {num_values}, &rowids));
     int64_t* out = rowids->flat<int64_t>().data();
     constexpr int64_t kGrain = 1 << 16;
-    ParallelRanges(ctx, num_values, kGrain, [&splits, out](int64_t begin, int64_t end) {
+    DeviceRunner(ctx).RunRanges(num_values, kGrain, [&splits, out](int64_t begin, int64_t end) {
       FillRowIds(splits.data(), splits.size(), begin, end, out);
     });
   }

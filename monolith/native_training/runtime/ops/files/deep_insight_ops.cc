@@ -1,5 +1,5 @@
-// Deep insight: one JSON message per example of what a model predicted and what was true. There is
-// no network transport: messages go to the caller (return_msgs) and to a file (filename).
+// Deep insight makes one JSON message per example: what a model predicted and what was true. There
+// is no network transport: messages go to the caller (return_msgs) and to a file (filename).
 #include <algorithm>
 #include <cstdint>
 #include <memory>
@@ -35,7 +35,7 @@ constexpr char kUid[] = "uid";
 
 class DeepInsightClient : public ResourceBase {
  public:
-  // `writer` is null if messages are not dumped.
+  // Dumps no messages if `writer` is null.
   DeepInsightClient(bool enable_metrics_counter, std::unique_ptr<FileMetricWriter> writer)
       : enable_metrics_counter_(enable_metrics_counter), writer_(std::move(writer)) {}
 
@@ -80,13 +80,13 @@ class CreateDeepInsightClientOp : public ResourceOpKernel<DeepInsightClient> {
   std::string filename_;
 };
 
-// A named column of the batch that goes into every message.
+// A named column of the batch; every message has its row's value.
 struct ExtraField {
   std::string key;
   const Tensor* values;
 };
 
-// What the messages of one batch are made of; sizes have been checked.
+// The content of one batch's messages; sizes have been checked.
 struct Batch {
   std::string model_name;
   std::vector<std::string> targets;
@@ -146,7 +146,7 @@ class WriteDeepInsightBase : public OpKernel {
   }
 
  protected:
-  // Messages are made only if somebody reads them.
+  // Makes messages only if they are returned or dumped.
   void WriteBatch(OpKernelContext* ctx, const DeepInsightClient& client, const Batch& batch,
                   const TensorShape& shape) const {
     Tensor* out = nullptr;
@@ -178,7 +178,7 @@ class WriteDeepInsightOp : public WriteDeepInsightBase {
     const Tensor& req_times = ctx->input(2);
     OP_REQUIRES_OK(ctx, CheckVector("uids", uids));
     OP_REQUIRES_OK(ctx, CheckVector("req_times", req_times));
-    // Labels and predictions often come as [B, 1]: their size counts, not their rank.
+    // Compares sizes, not ranks: labels and predictions often come as [B, 1].
     constexpr const char* kSizeNames[] = {"size of req_times", "size of labels", "size of preds",
                                           "size of sample_rates"};
     const int64_t size = uids.NumElements();
@@ -238,7 +238,7 @@ class WriteDeepInsightV2Op : public WriteDeepInsightBase {
                                           ", want [targets, size of req_times] = [",
                                           targets_.size(), ",", batch.size, "]"));
     }
-    // What the message has under this name already, and the first of equal names, win.
+    // Drops extra fields whose name a fixed or an earlier extra field has already.
     std::set<std::string> taken = {"model_name", "req_time", kUid,
                                    "predict",    "label",    "sample_rate"};
     for (size_t i = 0; i < keys_.size(); ++i) {
@@ -277,11 +277,11 @@ REGISTER_OP("MonolithCreateDeepInsightClient")
     .SetIsStateful()
     .SetShapeFn(shape_inference::ScalarShape)
     .Doc(R"doc(
-Where deep insight messages go.
+Creates the client that deep insight messages go through.
 
 handle: For MonolithWriteDeepInsight and MonolithWriteDeepInsightV2.
 enable_metrics_counter: Whether the number of messages is emitted as a metric.
-is_fake: Without effect: there is no network transport to leave out.
+is_fake: Has no effect: there is no network transport to leave out.
 filename: If not empty, one TFRecord per message goes to this file; missing folders are created.
 )doc");
 
@@ -308,7 +308,7 @@ REGISTER_OP("MonolithWriteDeepInsight")
       return OkStatus();
     })
     .Doc(R"doc(
-One JSON message per example, of one target.
+Makes one JSON message per example, for one target.
 
 deep_insight_client_handle: From MonolithCreateDeepInsightClient.
 uids: [B].
@@ -321,7 +321,7 @@ model_name: Goes into the messages.
 target: Name of the prediction in the messages.
 sample_ratio: At least 0. Every example makes a message: samplers read sample_rate.
 return_msgs: Whether msgs holds the messages.
-use_zero_train_time: Without effect: messages carry no training time.
+use_zero_train_time: Has no effect: messages carry no training time.
 )doc");
 
 REGISTER_OP("MonolithWriteDeepInsightV2")
@@ -352,7 +352,7 @@ REGISTER_OP("MonolithWriteDeepInsightV2")
       return OkStatus();
     })
     .Doc(R"doc(
-One JSON message per example, of several targets, with extra fields.
+Makes one JSON message per example, for several targets, with extra fields.
 
 deep_insight_client_handle: From MonolithCreateDeepInsightClient.
 req_times: [B].
@@ -362,11 +362,11 @@ sample_rates: [targets, B].
 extra_fields_values: [B] each; float, int64 and string fields go into the messages.
 msgs: [B], the messages if return_msgs, otherwise empty strings.
 model_name: Goes into the messages.
-extra_fields_keys: Names of the extra fields. One is `uid`, of type int64.
+extra_fields_keys: Names of the extra fields. One of them is `uid`, whose type is int64.
 targets: Names of the predictions.
 sample_ratio: At least 0. Every example makes a message: samplers read sample_rate.
 return_msgs: Whether msgs holds the messages.
-use_zero_train_time: Without effect: messages carry no training time.
+use_zero_train_time: Has no effect: messages carry no training time.
 )doc");
 
 REGISTER_GUARDED_KERNEL(Name("MonolithCreateDeepInsightClient").Device(DEVICE_CPU),

@@ -11,7 +11,7 @@ namespace tensorflow {
 namespace monolith_tf {
 namespace {
 
-// The path on the local disk; empty if the file is elsewhere.
+// Returns the path on the local disk; empty if the file is elsewhere.
 std::string LocalPath(const std::string& path) {
   StringPiece scheme, host, local;
   io::ParseURI(path, &scheme, &host, &local);
@@ -28,7 +28,7 @@ class EnvInput final : public engine::InputFile {
         file_->Read(static_cast<uint64_t>(offset_), static_cast<size_t>(size), &result, out);
     *read = 0;
     if (!status.ok() && !errors::IsOutOfRange(status)) return ToEngine(status);
-    // Some file systems hand out memory of their own.
+    // Some file systems return their own memory instead of filling `out`.
     if (result.data() != out) std::memmove(out, result.data(), result.size());
     *read = static_cast<int64_t>(result.size());
     offset_ += *read;
@@ -106,7 +106,7 @@ engine::Status EnvFileSystem::GetSize(const std::string& path, int64_t* bytes) {
 engine::Status EnvFileSystem::IsFolder(const std::string& path, bool* is_folder) {
   const Status status = env_->IsDirectory(path);
   *is_folder = status.ok();
-  // A file is FailedPrecondition.
+  // FailedPrecondition means that the path is a file.
   return errors::IsFailedPrecondition(status) ? engine::Status::Ok() : ToEngine(status);
 }
 
@@ -129,8 +129,8 @@ engine::Status EnvFileSystem::MakeFolders(const std::string& folder) {
   return ToEngine(env_->RecursivelyCreateDir(folder));
 }
 
-// TensorFlow's own Sync leaves the bytes to the kernel. Other than local files are durable when
-// they are closed.
+// Flushes local files itself, because TensorFlow's Sync leaves the bytes in the kernel's cache.
+// Files elsewhere are durable once they are closed.
 engine::Status EnvFileSystem::Sync(const std::string& path) {
   const std::string local = LocalPath(path);
   return local.empty() ? engine::Status::Ok() : engine::PosixFileSystem().Sync(local);

@@ -1,4 +1,4 @@
-// The engine's files through TensorFlow's Env: local ones, and those of any registered scheme.
+// Opens files for the engine through TensorFlow's Env: local ones, and any registered scheme's.
 #ifndef MONOLITH_NATIVE_TRAINING_RUNTIME_OPS_FILES_ENV_FILE_SYSTEM_H_
 #define MONOLITH_NATIVE_TRAINING_RUNTIME_OPS_FILES_ENV_FILE_SYSTEM_H_
 
@@ -14,7 +14,7 @@
 namespace tensorflow {
 namespace monolith_tf {
 
-// The status of a file as one of the engine.
+// Converts the status of a file operation to the engine's type.
 ::monolith::engine::Status ToEngine(const Status& status);
 
 class EnvFileSystem final : public ::monolith::engine::FileSystem {
@@ -38,11 +38,11 @@ class EnvFileSystem final : public ::monolith::engine::FileSystem {
   Env* const env_;
 };
 
-// Decompresses what TensorFlow's Snappy writer wrote.
+// Returns a file that decompresses what TensorFlow's Snappy writer wrote.
 std::unique_ptr<::monolith::engine::InputFile> NewSnappyInput(
     std::unique_ptr<::monolith::engine::InputFile> compressed);
 
-// Compresses into `file`, which the caller closes after Close of what is returned.
+// Returns a file that compresses into `file`. The caller closes it first, then `file`.
 std::unique_ptr<::monolith::engine::OutputFile> NewSnappyOutput(
     ::monolith::engine::OutputFile* file);
 

@@ -45,7 +45,7 @@ FileMetricWriter::~FileMetricWriter() {
 
 Status FileMetricWriter::Write(const std::vector<std::string>& messages) {
   mutex_lock lock(mu_);
-  // Not TensorFlow's: its way to start a thread ends the process where that fails.
+  // std::thread, because TensorFlow's StartThread ends the process if no thread can be started.
   if (!messages.empty() && !thread_.joinable()) {
     TF_RETURN_IF_ERROR(CatchExceptions([this]() TF_NO_THREAD_SAFETY_ANALYSIS {
       thread_ = std::thread([this] { Run(); });
@@ -77,7 +77,7 @@ void FileMetricWriter::Run() {
       status = writer.WriteRecord(message);
       if (!status.ok()) break;
     }
-    // What was written should be readable by others while training goes on.
+    // Flushes so that other programs can read the messages while training goes on.
     if (status.ok()) status = file_->Flush();
     batch.clear();
     if (!status.ok()) {

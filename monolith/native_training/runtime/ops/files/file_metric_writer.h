@@ -1,4 +1,4 @@
-// Writes messages as TFRecords from a thread of its own.
+// Writes messages as TFRecords from its own thread.
 #ifndef MONOLITH_NATIVE_TRAINING_RUNTIME_OPS_FILES_FILE_METRIC_WRITER_H_
 #define MONOLITH_NATIVE_TRAINING_RUNTIME_OPS_FILES_FILE_METRIC_WRITER_H_
 
@@ -16,8 +16,8 @@
 namespace tensorflow {
 namespace monolith_tf {
 
-// Thread-safe. Its thread begins with the first message. Messages of one call stay in order.
-// Destruction writes what is queued and closes the file; an error there is only logged.
+// Thread-safe. The first message starts its thread. Messages of one call stay in order. The
+// destructor writes what is queued and closes the file, and only logs an error.
 class FileMetricWriter {
  public:
   static constexpr size_t kQueueSize = 8192;
@@ -29,7 +29,7 @@ class FileMetricWriter {
   ~FileMetricWriter();
 
   // Queues the messages, waiting while the queue is full. Returns the error of an earlier write, if
-  // there was one: the file is incomplete then. ResourceExhausted: there is no room for a thread.
+  // there was one: the file is incomplete then. ResourceExhausted: no thread can be started.
   Status Write(const std::vector<std::string>& messages);
 
  private:

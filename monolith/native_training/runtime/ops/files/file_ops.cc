@@ -1,4 +1,4 @@
-// A writable file as a resource: text appends, records of EntryDump, close.
+// A writable file as a resource, with ops that append text, append EntryDump records and close it.
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -49,7 +49,7 @@ class WritableFileResource : public ResourceBase {
     return file_->Append(content);
   }
 
-  // Either all records are handed to the file system or the error says which one was refused.
+  // Hands all records to the file system, or returns an error that names the one it refused.
   Status AppendRecords(const std::vector<std::string>& records) {
     mutex_lock lock(mu_);
     TF_RETURN_IF_ERROR(CheckOpen());
@@ -65,7 +65,7 @@ class WritableFileResource : public ResourceBase {
     return writer.Close();
   }
 
-  // The file counts as closed even if flushing it failed: the error is reported once.
+  // Counts the file as closed even if flushing fails: the error is reported once.
   Status Close() {
     mutex_lock lock(mu_);
     TF_RETURN_IF_ERROR(CheckOpen());
@@ -171,7 +171,7 @@ REGISTER_OP("MonolithWritableFile")
     .SetIsStateful()
     .SetShapeFn(shape_inference::ScalarShape)
     .Doc(R"doc(
-A file, truncated and opened for writing when the op first runs; missing folders are created.
+Truncates and opens a file for writing when the op first runs; creates missing folders.
 
 handle: The file. One per node, or per shared_name. Closed at the latest when it is destroyed.
 filename: Any path TensorFlow's file systems know.

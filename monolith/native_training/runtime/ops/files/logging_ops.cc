@@ -1,4 +1,4 @@
-// Timestamps, metrics and the health of the machine.
+// Ops that take timestamps, emit metrics and check the machine's health.
 #include <unistd.h>
 
 #include <cstdint>
@@ -129,11 +129,11 @@ class MachineInfoOp : public ResourceOpKernel<MachineInfo> {
   int64_t mem_limit_ = 0;
 };
 
-// Resident set size of this process in bytes.
+// Reads this process's resident set size in bytes.
 Status ReadResidentBytes(int64_t* bytes) {
   static constexpr char kFile[] = "/proc/self/statm";
-  // Pages: size, resident, shared, ... TensorFlow's ReadFileToString asks for the size of a file
-  // first, which is 0 here.
+  // The file holds pages: size, resident, shared, ... TensorFlow's ReadFileToString would read
+  // nothing, because it asks for the file's size first, which is 0 here.
   std::unique_ptr<RandomAccessFile> file;
   TF_RETURN_IF_ERROR(Env::Default()->NewRandomAccessFile(kFile, &file));
   char buffer[256];
@@ -170,7 +170,7 @@ class CheckMachineHealthOp : public OpKernel {
   }
 };
 
-// Outputs 0..n-1 are inputs 0..n-1.
+// Gives outputs 0 to n-1 the shapes of inputs 0 to n-1.
 void ForwardShapes(InferenceContext* c, int n) {
   for (int i = 0; i < n; ++i) {
     c->set_output(i, c->input(i));
@@ -185,7 +185,7 @@ Status ScalarInput(InferenceContext* c, int input) {
   return c->WithRank(c->input(input), 0, &unused);
 }
 
-// Stateful, or else Grappler may fold it into a constant or merge two of them.
+// Stateful, because Grappler might otherwise fold it into a constant or merge two of them.
 REGISTER_OP("MonolithTensorsTimestamp")
     .Input("tensors_in: T")
     .Output("tensors_out: T")
@@ -198,7 +198,7 @@ REGISTER_OP("MonolithTensorsTimestamp")
       return OkStatus();
     })
     .Doc(R"doc(
-Tells when all of its inputs were there.
+Records when all of its inputs had arrived.
 
 tensors_in: Any tensors.
 tensors_out: The same tensors.
@@ -251,7 +251,7 @@ REGISTER_OP("MonolithMachineInfo")
     .SetIsStateful()
     .SetShapeFn(shape_inference::ScalarShape)
     .Doc(R"doc(
-Limits of the machine. The first op that runs with a shared_name decides.
+Holds the machine's limits. The first op that runs with a shared_name sets them.
 
 handle: For MonolithCheckMachineHealth.
 mem_limit: Bytes of resident memory.
@@ -266,7 +266,7 @@ REGISTER_OP("MonolithCheckMachineHealth")
       return shape_inference::ScalarShape(c);
     })
     .Doc(R"doc(
-Checks this process against the limits of its machine.
+Checks this process against its machine's limits.
 
 machine_info_handle: From MonolithMachineInfo.
 serialized_result: A MachineHealthResult; the empty string if all is well.

@@ -1,4 +1,4 @@
-// Opening a file for writing where its folder may not exist yet.
+// Opens files for writing whose folder may not exist yet.
 #ifndef MONOLITH_NATIVE_TRAINING_RUNTIME_OPS_FILES_OUTPUT_FILE_H_
 #define MONOLITH_NATIVE_TRAINING_RUNTIME_OPS_FILES_OUTPUT_FILE_H_
 

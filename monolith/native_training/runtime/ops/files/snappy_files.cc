@@ -1,4 +1,4 @@
-// Snappy streams of TensorFlow's format over files of the engine.
+// Snappy streams in TensorFlow's format over the engine's files.
 #include <algorithm>
 #include <memory>
 #include <utility>
@@ -17,7 +17,7 @@ namespace {
 constexpr int64_t kBlockBytes = 256 << 10;
 constexpr int64_t kReadBytes = 10 << 20;
 
-// What the Snappy reader reads from.
+// Adapts an engine file to the interface that the Snappy reader reads from.
 class CompressedStream final : public io::InputStreamInterface {
  public:
   explicit CompressedStream(std::unique_ptr<engine::InputFile> file) : file_(std::move(file)) {}
@@ -50,7 +50,7 @@ class SnappyInput final : public engine::InputFile {
     const Status status = stream_.ReadNBytes(size, &chunk_);
     *read = 0;
     if (!status.ok() && !errors::IsOutOfRange(status)) return ToEngine(status);
-    // At the end the chunk stays as long as was asked for.
+    // At the end the stream leaves the chunk at the requested size, so count what was read.
     *read = std::min<int64_t>(stream_.Tell() - before, static_cast<int64_t>(chunk_.size()));
     std::memcpy(out, chunk_.data(), static_cast<size_t>(*read));
     return engine::Status::Ok();
@@ -58,10 +58,10 @@ class SnappyInput final : public engine::InputFile {
 
  private:
   tsl::io::SnappyInputStream stream_;
-  tstring chunk_;  // its memory is kept
+  tstring chunk_;  // a member, to reuse its memory
 };
 
-// What the Snappy writer writes to.
+// Adapts an engine file to the interface that the Snappy writer writes to.
 class CompressedFile final : public WritableFile {
  public:
   explicit CompressedFile(engine::OutputFile* file) : file_(file) {}

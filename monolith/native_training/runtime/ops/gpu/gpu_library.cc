@@ -13,7 +13,7 @@ namespace tensorflow {
 namespace monolith_tf {
 namespace {
 
-using ::monolith::data::DynamicLibrary;
+using ::monolith::engine::DynamicLibrary;
 
 constexpr char kVariable[] = "MONOLITH_CUDA_LIBRARY";
 

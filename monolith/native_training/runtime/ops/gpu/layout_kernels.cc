@@ -17,8 +17,8 @@ namespace {
 
 using ::monolith::distribution::LayoutBatch;
 using ::monolith::distribution::LayoutRequest;
+using ::monolith::engine::InlineRunner;
 using ::monolith::gpu::LayoutPlanView;
-using InThisThread = ::monolith::distribution::Inline;
 
 class LayoutGpuKernel : public CheckedGpuKernel {
  public:
@@ -51,7 +51,7 @@ class LayoutGpuKernel : public CheckedGpuKernel {
         request.starts = starts.data();
         LayoutBatch batch;
         TF_RETURN_IF_ERROR(LayoutReader::RequestError(
-            r, requests.size(), batch.Build(InThisThread(), reader_.plan(), request)));
+            r, requests.size(), batch.Build(InlineRunner(), reader_.plan(), request)));
       }
       return OkStatus();
     };

@@ -1,7 +1,7 @@
-// Parameter sync: pushing touched embeddings to serving replicas, and a server to try it against.
+// Parameter sync pushes touched embeddings to serving replicas; a dummy server allows trying it.
 //
-// Kernels collect what changed; sending is left to the Python of the process, see host_call.h.
-// Shapes of results stay unknown where one-element vectors come back.
+// Kernels collect what changed and leave the sending to this process's Python (host_call.h).
+// Shapes of results stay unknown although they are one-element vectors.
 #include <cstdint>
 #include <string>
 #include <utility>
@@ -32,7 +32,7 @@ using ::monolith::parameter_sync::PushRequest;
 using shape_inference::InferenceContext;
 using shape_inference::ShapeHandle;
 
-// JSON of a PushResult without responses.
+// A PushResult without responses, as JSON.
 constexpr char kEmptyResult[] = "{}";
 
 Status ScalarHandle(InferenceContext* c) {
@@ -60,7 +60,7 @@ PushRequest MakeRequest(const ClientConfig& config, const SyncClient& client,
 }
 
 // Sends `request`. The host answers with the number of targets that did not take all rows, a space
-// and JSON of a PushResult.
+// and a PushResult as JSON.
 Status Send(const PushRequest& request, const std::string& config_str, int64_t* num_failed,
             std::string* result) {
   if (request.ByteSizeLong() > static_cast<size_t>(INT32_MAX)) {
@@ -77,7 +77,7 @@ Status Send(const PushRequest& request, const std::string& config_str, int64_t* 
   return OkStatus();
 }
 
-// Takes the touched rows and pushes them; the answer is JSON of a PushResult. Rows that did not
+// Takes the touched rows and pushes them; `result` becomes a PushResult as JSON. Rows that did not
 // reach every target stay touched.
 Status Push(SyncClient* client, const std::string& config_str, std::string* result) {
   ClientConfig config;
@@ -86,7 +86,7 @@ Status Push(SyncClient* client, const std::string& config_str, std::string* resu
                                    " bytes is no serialized ClientConfig");
   }
   *result = kEmptyResult;
-  // Without targets the rows stay touched until somebody wants them.
+  // Without targets the rows stay touched until a push has some.
   if (client->is_dummy() || config.targets_size() == 0) return OkStatus();
   const std::vector<SyncClient::Delta> deltas = client->Collect();
   if (deltas.empty()) return OkStatus();
@@ -99,7 +99,7 @@ Status Push(SyncClient* client, const std::string& config_str, std::string* resu
   return status;
 }
 
-// Asynchronous: a push waits for other machines and must not occupy a thread of the step.
+// Asynchronous: a push waits for other machines and must not occupy one of the step's threads.
 class ParameterSyncOp : public AsyncOpKernel {
  public:
   using AsyncOpKernel::AsyncOpKernel;
@@ -114,7 +114,7 @@ class ParameterSyncOp : public AsyncOpKernel {
                                 ", want one element"),
         done);
     const std::string config = config_str.flat<tstring>()(0);
-    // std::function wants to copy what it holds.
+    // std::function must be able to copy what it holds.
     auto shared = std::make_shared<core::RefCountPtr<SyncClient>>(std::move(client));
     OP_REQUIRES_OK_ASYNC(
         ctx, CatchExceptions([&] {
@@ -139,7 +139,7 @@ class ParameterSyncOp : public AsyncOpKernel {
   }
 };
 
-// A server in the Python of this process, known there by a number.
+// A server in this process's Python, which knows it by a number.
 class DummySyncServer : public ResourceBase {
  public:
   static Status Create(const std::string& address, DummySyncServer** server) {
@@ -219,20 +219,6 @@ class DummySyncServerShutdownOp : public OpKernel {
   }
 };
 
-REGISTER_OP("MonolithParameterSyncClient")
-    .Output("handle: resource")
-    .Attr("config: string")
-    .Attr("container: string = ''")
-    .Attr("shared_name: string = ''")
-    .SetIsStateful()
-    .SetShapeFn(shape_inference::ScalarShape)
-    .Doc(R"doc(
-A client that remembers which embeddings were touched since the last push.
-
-handle: For tables and MonolithParameterSync.
-config: A serialized ClientConfig, or empty.
-)doc");
-
 REGISTER_OP("MonolithParameterSync")
     .Input("handle: resource")
     .Input("config_str: string")
@@ -240,11 +226,11 @@ REGISTER_OP("MonolithParameterSync")
     .SetIsStateful()
     .SetShapeFn(ScalarHandle)
     .Doc(R"doc(
-Pushes the touched embeddings to the targets of a config.
+Pushes the touched embeddings to the targets that a config names.
 
 handle: From MonolithParameterSyncClient.
 config_str: A serialized ClientConfig; its targets replace the old ones.
-result: One element, JSON of PushResult.
+result: One element, a PushResult as JSON.
 )doc");
 
 REGISTER_OP("MonolithDummySyncServer")
@@ -255,7 +241,7 @@ REGISTER_OP("MonolithDummySyncServer")
     .SetIsStateful()
     .SetShapeFn(shape_inference::ScalarShape)
     .Doc(R"doc(
-A server that accepts pushes and answers them.
+Starts a server that accepts pushes and answers them.
 
 handle: For MonolithDummySyncServerGetPort and MonolithDummySyncServerShutdown.
 address: host:port; port 0 picks a free one.
@@ -267,7 +253,7 @@ REGISTER_OP("MonolithDummySyncServerGetPort")
     .SetIsStateful()
     .SetShapeFn(ScalarHandle)
     .Doc(R"doc(
-The port a server listens on.
+Returns the port a server listens on.
 
 handle: From MonolithDummySyncServer.
 size: One element, the port.
@@ -282,7 +268,7 @@ REGISTER_OP("MonolithDummySyncServerShutdown")
 Stops a server.
 
 handle: From MonolithDummySyncServer.
-size: Without meaning, something to wait for.
+size: Has no meaning; gives callers something to wait for.
 )doc");
 
 REGISTER_GUARDED_KERNEL(Name("MonolithParameterSync").Device(DEVICE_CPU), ParameterSyncOp);

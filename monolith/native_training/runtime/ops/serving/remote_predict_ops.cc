@@ -1,7 +1,7 @@
-// TfServingRemotePredict: calls a signature of another TensorFlow Serving model.
+// TfServingRemotePredict calls a signature of another TensorFlow Serving model.
 //
-// The call itself is made by the Python of the process, see host_call.h; a process without it, or
-// without somebody who knows where the models are served, fails with Unimplemented.
+// This process's Python makes the call (host_call.h). Without Python, or where it was not told
+// which addresses serve the models, the op fails with Unimplemented.
 #include <cstdint>
 #include <string>
 #include <utility>
@@ -26,7 +26,7 @@ namespace {
 using shape_inference::InferenceContext;
 using shape_inference::ShapeHandle;
 
-// `aliases` is a vector with one name for each of the `count` tensors of the list.
+// Requires `aliases` to be a vector with one name for each of the list's `count` tensors.
 Status CheckAliases(InferenceContext* c, const char* aliases, const char* list, size_t count) {
   std::vector<ShapeHandle> shapes;
   TF_RETURN_IF_ERROR(c->input(aliases, &shapes));
@@ -53,7 +53,7 @@ Status RemotePredictShape(InferenceContext* c) {
   return OkStatus();
 }
 
-// Asynchronous: the call waits for another machine and must not occupy a thread of the step.
+// Asynchronous: the call waits for another machine and must not occupy one of the step's threads.
 class TfServingRemotePredictOp : public AsyncOpKernel {
  public:
   explicit TfServingRemotePredictOp(OpKernelConstruction* ctx) : AsyncOpKernel(ctx) {
@@ -117,7 +117,7 @@ class TfServingRemotePredictOp : public AsyncOpKernel {
     }
     for (int64_t i = 0; i < aliases.NumElements(); ++i) {
       TensorProto proto;
-      // Strings packed into tensor_content can be read by C++ alone.
+      // Only C++ can read strings that are packed into tensor_content.
       const Tensor& tensor = ctx->input(1 + static_cast<int>(i));
       if (tensor.dtype() == DT_STRING) {
         tensor.AsProtoField(&proto);
@@ -136,7 +136,8 @@ class TfServingRemotePredictOp : public AsyncOpKernel {
   Status SetOutputs(OpKernelContext* ctx, const std::string& serialized) const {
     ::monolith::parameter_sync::PredictResponse response;
     if (!response.ParseFromString(serialized)) {
-      return errors::DataLoss("the answer of ", serialized.size(), " bytes is no PredictResponse");
+      return errors::DataLoss("the answer of ", serialized.size(),
+                              " bytes is not a PredictResponse");
     }
     const auto aliases = ctx->input(ctx->num_inputs() - 1).vec<tstring>();
     std::vector<Tensor> tensors(output_types_.size());
@@ -149,7 +150,7 @@ class TfServingRemotePredictOp : public AsyncOpKernel {
       TensorProto proto;
       Tensor& tensor = tensors[i];
       if (!proto.ParseFromString(found->second) || !tensor.FromProto(proto)) {
-        return errors::DataLoss("output '", alias, "' of the answer is no tensor");
+        return errors::DataLoss("output '", alias, "' of the answer is not a tensor");
       }
       if (tensor.dtype() != output_types_[i]) {
         return errors::InvalidArgument("output '", alias, "' is ", DataTypeString(tensor.dtype()),
@@ -161,7 +162,7 @@ class TfServingRemotePredictOp : public AsyncOpKernel {
     return OkStatus();
   }
 
-  // After an error that is no error of the op, outputs that are missing are empty vectors.
+  // Sets missing outputs to empty vectors after an error of the call that does not fail the op.
   Status SetStatusOutputs(OpKernelContext* ctx, const Status& status) const {
     Tensor* code = nullptr;
     TF_RETURN_IF_ERROR(ctx->allocate_output(0, TensorShape({}), &code));
@@ -182,7 +183,7 @@ class TfServingRemotePredictOp : public AsyncOpKernel {
   int64_t model_version_ = -1;
   bool fail_op_on_rpc_error_ = true;
   DataTypeVector output_types_;
-  // What the host needs to know besides the request: task, deadline, old name; one per line.
+  // The host's arguments besides the request: task, deadline and old name, one per line.
   std::string call_;
 };
 

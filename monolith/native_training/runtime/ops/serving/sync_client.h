@@ -43,7 +43,7 @@ class SyncClient : public ResourceBase {
     return group_;
   }
 
-  // Makes `table` report its updates, until Detach. `group` is empty for a single table.
+  // Makes `table` report its updates until Detach. `group` is empty for a single table.
   Status Attach(const std::string& unique_id, const std::string& group,
                 ::monolith::engine::EmbeddingTable* table) {
     if (is_dummy_) return OkStatus();
@@ -74,8 +74,8 @@ class SyncClient : public ResourceBase {
     }
   }
 
-  // Takes the touched ids and reads their rows. Single tables without updates are left out; of a
-  // group with any update every table is there, because a push to it names them all in order.
+  // Takes the touched ids and reads their rows. Leaves out single tables without updates, but
+  // returns every table of a group with any update: a push to a group names them all in order.
   std::vector<Delta> Collect() {
     mutex_lock lock(mu_);
     std::vector<Delta> deltas(sources_.size());
@@ -102,9 +102,9 @@ class SyncClient : public ResourceBase {
     return result;
   }
 
-  // Takes back rows that could not be pushed: they are part of the next push, with the values that
-  // they have then. Returns false and forgets them when they would fill more than half of the set:
-  // a target that stays away must not cost the others their rows.
+  // Takes back rows that could not be pushed: the next push holds them, with the values they have
+  // by then. Returns false and forgets them if they would fill more than half of the set: an
+  // unreachable target must not cost the others their rows.
   bool TakeBack(const std::vector<Delta>& deltas) {
     int64_t num_ids = 0;
     for (const Delta& delta : deltas) num_ids += static_cast<int64_t>(delta.ids.size());

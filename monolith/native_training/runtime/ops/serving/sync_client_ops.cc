@@ -1,4 +1,4 @@
-// MonolithDummySyncClient and the kernel of MonolithParameterSyncClient.
+// MonolithParameterSyncClient remembers touched rows, MonolithDummySyncClient nothing.
 #include <string>
 
 #include "monolith/native_training/runtime/ops/serving/sync_client.h"
@@ -19,10 +19,24 @@ REGISTER_OP("MonolithDummySyncClient")
     .SetIsStateful()
     .SetShapeFn(shape_inference::ScalarShape)
     .Doc(R"doc(
-A client that remembers nothing, for tables whose updates go nowhere.
+Creates a client that remembers nothing, for tables whose updates go nowhere.
 
 handle: For tables.
 config: Unused.
+)doc");
+
+REGISTER_OP("MonolithParameterSyncClient")
+    .Output("handle: resource")
+    .Attr("config: string")
+    .Attr("container: string = ''")
+    .Attr("shared_name: string = ''")
+    .SetIsStateful()
+    .SetShapeFn(shape_inference::ScalarShape)
+    .Doc(R"doc(
+Creates a client that remembers which embeddings were touched since the last push.
+
+handle: For tables and MonolithParameterSync.
+config: A serialized ClientConfig, or empty.
 )doc");
 
 template <bool is_dummy>

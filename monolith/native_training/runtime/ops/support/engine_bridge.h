@@ -2,12 +2,8 @@
 #ifndef MONOLITH_NATIVE_TRAINING_RUNTIME_OPS_SUPPORT_ENGINE_BRIDGE_H_
 #define MONOLITH_NATIVE_TRAINING_RUNTIME_OPS_SUPPORT_ENGINE_BRIDGE_H_
 
-#include <algorithm>
-#include <cstdint>
-
 #include "monolith/native_training/runtime/base/status.h"
-#include "monolith/native_training/runtime/concurrency/parallel_runner.h"
-#include "monolith/native_training/runtime/ops/support/device_threads.h"
+#include "monolith/native_training/runtime/ops/support/device_runner.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/platform/errors.h"
 #include "tensorflow/core/platform/status.h"
@@ -43,23 +39,6 @@ inline Status FromEngine(const engine::Status& status) {
   }
   return errors::Internal(status.message);
 }
-
-// The worker threads of the device that runs a kernel.
-class DeviceRunner final : public engine::ParallelRunner {
- public:
-  explicit DeviceRunner(OpKernelContext* ctx) : threads_(ctx) {}
-
-  int NumThreads() const override { return threads_.num_threads(); }
-
-  void RunSteps(int64_t max_threads, int64_t cost, const engine::SharedWork::Step& step) override {
-    threads_.RunSteps(std::min(max_threads, cost / kMinThreadNanos), step);
-  }
-
- private:
-  static constexpr int64_t kMinThreadNanos = 50000;  // to wake a thread for less does not pay
-
-  DeviceThreads threads_;
-};
 
 }  // namespace monolith_tf
 }  // namespace tensorflow

@@ -14,7 +14,7 @@ using HostFunction = int32_t (*)(const char* method, int64_t method_size, const 
                                  int64_t first_size, const char* second, int64_t second_size,
                                  void* reply);
 
-// Held shared during calls, so that a host is replaced only when nobody is inside of it.
+// Held shared during calls, so that a host is replaced only when no call is inside of it.
 std::shared_mutex host_mutex;
 HostFunction host_function = nullptr;
 

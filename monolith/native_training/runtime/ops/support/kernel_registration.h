@@ -5,7 +5,7 @@
 // TensorFlow's threads end the process at the first exception that reaches them. The standard
 // library throws when memory runs out or a size is beyond all bounds, and what a caller asks for
 // decides about both, so here exceptions become the error of the op. Work that a kernel hands to
-// other threads has to bring its exceptions back (DeviceThreads does) or to be run by
+// other threads has to bring its exceptions back (DeviceRunner does) or to be run by
 // `CatchExceptions`.
 #ifndef MONOLITH_NATIVE_TRAINING_RUNTIME_OPS_SUPPORT_KERNEL_REGISTRATION_H_
 #define MONOLITH_NATIVE_TRAINING_RUNTIME_OPS_SUPPORT_KERNEL_REGISTRATION_H_

@@ -6,7 +6,7 @@
 namespace tensorflow {
 namespace monolith_tf {
 
-using ::monolith::data::FolderOfCode;
+using ::monolith::engine::FolderOfCode;
 
 std::string OpLibraryFolder() {
   return FolderOfCode(reinterpret_cast<const void*>(&OpLibraryFolder));

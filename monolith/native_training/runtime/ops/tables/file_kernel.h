@@ -1,4 +1,4 @@
-// Kernels that read or write checkpoint files: (handle, basename) -> handle.
+// The base of kernels that read or write checkpoint files: (handle, basename) -> handle.
 #ifndef MONOLITH_NATIVE_TRAINING_RUNTIME_OPS_TABLES_FILE_KERNEL_H_
 #define MONOLITH_NATIVE_TRAINING_RUNTIME_OPS_TABLES_FILE_KERNEL_H_
 
@@ -15,8 +15,7 @@
 namespace tensorflow {
 namespace monolith_tf {
 
-// Runs on a thread for files: it may take minutes, and the executor's threads are needed for
-// lookups meanwhile.
+// Runs on a thread for files: it may take minutes, and lookups need the executor's threads then.
 class FileKernel : public AsyncOpKernel {
  public:
   using AsyncOpKernel::AsyncOpKernel;
@@ -44,7 +43,7 @@ class FileKernel : public AsyncOpKernel {
   }
 
  protected:
-  // Run waits a random time below this first, to spread the load of many tables.
+  // Delays Run by a random time below this, to spread the load of many tables.
   void set_max_delay_ms(int64_t ms) { max_delay_ms_ = ms; }
 
  private:

@@ -1,6 +1,6 @@
-// One call on several tables for several shards, for the kernels on table lists and on groups.
+// Serves several tables for several shards in one call, for the kernels on table lists and groups.
 //
-// ids and floats lie shard by shard, table by table: segment i = shard * K + table.
+// Ids and floats lie shard by shard, table by table: segment i = shard * K + table.
 #ifndef MONOLITH_NATIVE_TRAINING_RUNTIME_OPS_TABLES_FUSED_TABLE_CALLS_H_
 #define MONOLITH_NATIVE_TRAINING_RUNTIME_OPS_TABLES_FUSED_TABLE_CALLS_H_
 
@@ -19,12 +19,12 @@ struct FilteredTable {
   ::monolith::engine::OccurrenceFilter* filter;
 };
 
-// Inputs from `first_input` on: ids, fused_slot_size, req_time. Sets all five outputs.
+// Reads ids, fused_slot_size and req_time from `first_input` on. Sets all five outputs.
 Status FusedLookup(OpKernelContext* ctx, int first_input, const std::vector<FilteredTable>& tables,
                    int64_t num_of_shards);
 
-// Inputs from `first_input` on: ids, indices, fused_slot_size, id_grads, id_offsets, grad_offsets,
-// learning_rate_tensors, req_time, global_step. Sets no output.
+// Reads ids, indices, fused_slot_size, id_grads, id_offsets, grad_offsets, learning_rate_tensors,
+// req_time and global_step from `first_input` on. Sets no output.
 Status FusedOptimize(OpKernelContext* ctx, int first_input,
                      const std::vector<FilteredTable>& tables, int64_t num_of_shards,
                      bool enable_grad_accumulation);

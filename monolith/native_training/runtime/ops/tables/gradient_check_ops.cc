@@ -1,12 +1,12 @@
-// Looks for gradients that are not finite before they spoil rows for good.
+// Finds gradients that are not finite before they damage rows permanently.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <string>
 #include <vector>
 
+#include "monolith/native_training/runtime/ops/support/device_runner.h"
 #include "monolith/native_training/runtime/ops/support/kernel_registration.h"
-#include "monolith/native_training/runtime/ops/support/op_parallel.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/shape_inference.h"
@@ -30,14 +30,14 @@ REGISTER_OP("MonolithCheckGradients")
       return OkStatus();
     })
     .Doc(R"doc(
-The same gradients, if all of them are finite.
+Passes gradients on if all of them are finite.
 
-grads: Of any shape; the last dimension is that of a row.
-names: What the gradients are of, for the message.
+grads: Any shapes; the last dimension is a row.
+names: What each gradient belongs to, for the message.
 skip: Replaces rows that are not finite by zeros and logs the name, instead of failing.
 )doc");
 
-// Whether all of n floats are finite: x * 0 is 0 then, and NaN otherwise.
+// Returns whether n floats are all finite: x * 0 is 0 for a finite x, and NaN otherwise.
 bool AllFinite(const float* values, int64_t n) {
   constexpr int kLanes = 16;
   float sums[kLanes] = {};
@@ -69,7 +69,7 @@ class CheckGradientsOp : public OpKernel {
     const auto check = [&](int64_t i) {
       is_good[i] = AllFinite(ctx->input(i).flat<float>().data(), ctx->input(i).NumElements());
     };
-    const OpParallel parallel(ctx);
+    const DeviceRunner parallel(ctx);
     if (parallel.TasksFor(total) == 1) {
       for (int i = 0; i < n; ++i) check(i);
     } else {
@@ -90,7 +90,7 @@ class CheckGradientsOp : public OpKernel {
   }
 
  private:
-  // What is wrong with a gradient, like "3 NaN and 0 infinite values in 2 of 10 rows".
+  // Describes a gradient's faults, like "3 NaN and 0 infinite values in 2 of 10 rows".
   static std::string Describe(const Tensor& grad) {
     const auto values = grad.flat<float>();
     const int64_t dim = RowSize(grad);

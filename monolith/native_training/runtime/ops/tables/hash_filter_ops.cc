@@ -1,5 +1,5 @@
-// Occurrence filters: creation, and the gradient interceptor. Saving is in
-// hash_filter_checkpoint.cc.
+// Creates occurrence filters and intercepts gradients with them. hash_filter_checkpoint_ops.cc
+// saves and restores them.
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -36,7 +36,7 @@ REGISTER_OP("MonolithHashFilter")
     .SetIsStateful()
     .SetShapeFn(shape_inference::ScalarShape)
     .Doc(R"doc(
-A filter that counts occurrences of ids in a ring of counters.
+Creates a filter that counts occurrences of ids in a ring of counters.
 
 capacity: How many ids are remembered.
 split_num: Number of counters in the ring.
@@ -52,9 +52,9 @@ REGISTER_OP("MonolithProbabilisticFilter")
     .SetIsStateful()
     .SetShapeFn(shape_inference::ScalarShape)
     .Doc(R"doc(
-A filter without memory that admits ids with a probability.
+Creates a filter without memory that admits ids with a probability.
 
-equal_probability: The same probability at every occurrence.
+equal_probability: Whether every occurrence has the same probability.
 config: A serialized SlotOccurrenceThresholdConfig.
 )doc");
 
@@ -64,7 +64,7 @@ REGISTER_OP("MonolithDummyHashFilter")
     .Attr("shared_name: string = ''")
     .SetIsStateful()
     .SetShapeFn(shape_inference::ScalarShape)
-    .Doc("A filter that lets everything pass.");
+    .Doc("Creates a filter that lets everything pass.");
 
 REGISTER_OP("MonolithHashFilterInterceptGradient")
     .Input("filter_handle: resource")
@@ -77,7 +77,7 @@ REGISTER_OP("MonolithHashFilterInterceptGradient")
       return OkStatus();
     })
     .Doc(R"doc(
-The embeddings; their gradient is zero where an id is still filtered.
+Passes embeddings on; their gradient is zero where an id is still filtered.
 
 ids: [n].
 embeddings: n rows of any shape.
@@ -94,7 +94,7 @@ REGISTER_OP("MonolithHashFilterInterceptGradientGradient")
       return OkStatus();
     })
     .Doc(R"doc(
-The gradient with the rows of filtered ids set to zero. Asking counts an occurrence of each id.
+Sets the gradient rows of filtered ids to zero. Asking counts an occurrence of each id.
 
 ids: [n].
 grad: n rows of any shape.

@@ -15,7 +15,7 @@ namespace monolith_tf {
 
 class HashFilterResource : public ResourceBase {
  public:
-  // `sliding` is `filter` where that is a sliding filter, the only kind with something to save.
+  // `sliding` equals `filter` if that is a sliding filter, the only kind with something to save.
   HashFilterResource(std::unique_ptr<::monolith::engine::OccurrenceFilter> filter,
                      ::monolith::engine::SlidingHashFilter* sliding)
       : filter_(std::move(filter)), sliding_(sliding) {}

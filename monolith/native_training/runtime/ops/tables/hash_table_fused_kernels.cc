@@ -11,7 +11,7 @@ namespace tensorflow {
 namespace monolith_tf {
 namespace {
 
-// Holds the tables of the first inputs for the length of a call.
+// Holds references to the tables of the first inputs during a call.
 class HeldTables {
  public:
   Status Lookup(OpKernelContext* ctx, int num_tables) {

@@ -1,4 +1,4 @@
-// Kernels of the ops on one table that work in memory.
+// Kernels of the single-table ops that work in memory.
 #include <cstdint>
 #include <string>
 #include <utility>
@@ -137,7 +137,7 @@ class AssignOp : public OpKernel {
     engine::WriteOptions options;
     OP_REQUIRES_OK(ctx, GetNumber(ctx, 3, "req_time", &options.req_time));
     options.filter = resource->filter();
-    // More rows than ids are legal: callers pad.
+    // Allows more rows than ids: callers pad.
     int64_t want = 0;
     OP_REQUIRES_OK(ctx, MultiplySizes("size of id_values * dimension", ids.NumElements(),
                                       resource->table()->dim(), &want));
@@ -248,11 +248,12 @@ class ExtractSlotOp : public OpKernel {
     for (int64_t i = 0; i < entries.NumElements(); ++i) {
       if (from(i).size() > INT32_MAX ||
           !dump.ParseFromArray(from(i).data(), static_cast<int>(from(i).size()))) {
-        LOG_FIRST_N(ERROR, 10) << "Element " << i << " is no EntryDump; its slot is that of id 0.";
+        LOG_FIRST_N(ERROR, 10) << "Element " << i
+                               << " is not an EntryDump; its slot is that of id 0.";
         dump.Clear();
       }
       slots(i) =
-          static_cast<int32_t>(fid_v2_ ? engine::SlotIdV2(dump.id()) : engine::SlotIdV1(dump.id()));
+          static_cast<int32_t>(fid_v2_ ? engine::SlotOfV2(dump.id()) : engine::SlotOfV1(dump.id()));
     }
   }
 

@@ -1,6 +1,6 @@
 // Definitions of the ops on one table; kernels are in hash_table_kernels.cc,
-// hash_table_checkpoint.cc and fused_table_kernels.cc. All but the two pure ones are stateful:
-// merging two lookups around a write would change what they see.
+// hash_table_checkpoint_kernels.cc and hash_table_fused_kernels.cc. All but the two pure ones are
+// stateful: merging two lookups around a write would change what they see.
 #include "monolith/native_training/runtime/ops/support/op_checks.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
@@ -24,7 +24,7 @@ REGISTER_OP("MonolithHashTable")
     .SetIsStateful()
     .SetShapeFn(shape_inference::ScalarShape)
     .Doc(R"doc(
-A map from int64 ids to rows of floats, created on first use.
+Creates a map from int64 ids to rows of floats on first use.
 
 filter_handle: Decides when an absent id may enter.
 sync_client_handle: Is told of updated ids.
@@ -48,7 +48,7 @@ REGISTER_OP("MonolithHashTableLookup")
       return OkStatus();
     })
     .Doc(R"doc(
-The vectors of ids; zeros for absent ones. Creates nothing.
+Returns the vectors of ids; zeros for absent ones. Creates nothing.
 
 ids: n ids.
 embeddings: [n, dim_size].
@@ -66,7 +66,7 @@ REGISTER_OP("MonolithHashTableLookupEntry")
       return OkStatus();
     })
     .Doc(R"doc(
-Serialized EntryDumps of ids, without the id; empty for absent ones.
+Returns serialized EntryDumps of ids, without the id; empty for absent ones.
 
 ids: n ids.
 entry_str: [n].
@@ -189,7 +189,7 @@ REGISTER_OP("MonolithHashTableSize")
     .Output("size: int64")
     .SetIsStateful()
     .SetShapeFn(shape_inference::ScalarShape)
-    .Doc("The number of rows.");
+    .Doc("Returns the number of rows.");
 
 REGISTER_OP("MonolithHashTableSaveAsTensor")
     .Input("table_handle: resource")
@@ -206,10 +206,10 @@ REGISTER_OP("MonolithHashTableSaveAsTensor")
       return OkStatus();
     })
     .Doc(R"doc(
-A page of serialized EntryDumps of one partition.
+Returns a page of serialized EntryDumps from one partition.
 
-shard_idx: Which partition,
-num_shards: of how many.
+shard_idx: Which partition.
+num_shards: How many partitions there are.
 limit: At most this many entries.
 offset: 0, or what the previous page returned.
 entry: Fewer than limit entries: the partition is finished.
@@ -221,9 +221,9 @@ REGISTER_OP("MonolithExtractSlotFromEntry")
     .Attr("fid_v2: bool")
     .SetShapeFn(shape_inference::UnchangedShape)
     .Doc(R"doc(
-The slot bits of the ids in serialized EntryDumps.
+Returns the slot bits of the ids in serialized EntryDumps.
 
-fid_v2: 15 slot bits from bit 48; otherwise 10 from bit 54.
+fid_v2: Whether the slot is the 15 bits from bit 48; otherwise the 10 bits from bit 54.
 )doc");
 
 Status FusedSlotSizeShape(InferenceContext* c, int input, int64_t num_tables, int64_t num_shards) {

@@ -1,4 +1,4 @@
-// An embedding table as a resource, with the filter and the sync client it was created with.
+// An embedding table as a resource, with the filter and the sync client it is created with.
 #ifndef MONOLITH_NATIVE_TRAINING_RUNTIME_OPS_TABLES_HASH_TABLE_RESOURCE_H_
 #define MONOLITH_NATIVE_TRAINING_RUNTIME_OPS_TABLES_HASH_TABLE_RESOURCE_H_
 
@@ -53,10 +53,11 @@ class SelfEvictingTable {
   engine::EmbeddingTable* get() const { return table_.get(); }
 
  private:
-  static constexpr int32_t kMaxEvictionHours = 24 * 365 * 100;  // nanoseconds have 64 bits
+  static constexpr int32_t kMaxEvictionHours = 24 * 365 * 100;  // fits 64-bit nanoseconds
 
   std::unique_ptr<engine::EmbeddingTable> table_;
-  std::unique_ptr<engine::EvictionThread> eviction_;  // after the table: it must stop first
+  std::unique_ptr<engine::EvictionThread>
+      eviction_;  // declared after the table, to stop before it goes
 };
 
 class HashTableResource : public ResourceBase {

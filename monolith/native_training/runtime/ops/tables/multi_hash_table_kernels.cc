@@ -1,4 +1,4 @@
-// Kernels of the ops on a group of tables that work in memory.
+// Kernels of the table-group ops that work in memory.
 #include <algorithm>
 #include <cstdint>
 #include <string>
@@ -88,7 +88,7 @@ class IsInitializedOp : public OpKernel {
   }
 };
 
-// The `id` and `id_split` inputs, checked.
+// The checked inputs `id` and `id_split`.
 struct RaggedIds {
   const int64_t* ids = nullptr;
   const int64_t* splits = nullptr;
@@ -119,7 +119,7 @@ struct RaggedIds {
 
   int64_t size(int64_t row) const { return splits[row + 1] - splits[row]; }
 
-  // Where the floats of each row begin, and their total.
+  // Returns where the floats of each row begin, and their total.
   std::vector<int64_t> FloatOffsets(const MultiHashTableResource& tables) const {
     std::vector<int64_t> offsets(1, 0);
     for (int64_t row = 0; row < rows; ++row) {

@@ -2,15 +2,14 @@
 // training step without parameter servers needs them packed into one tensor nowhere.
 #include <algorithm>
 #include <cstdint>
-#include <cstring>
 #include <string>
 #include <vector>
 
-#include "monolith/native_training/runtime/distribution/id_index.h"
+#include "monolith/native_training/runtime/distribution/sum_duplicates.h"
+#include "monolith/native_training/runtime/ops/support/device_runner.h"
 #include "monolith/native_training/runtime/ops/support/engine_bridge.h"
 #include "monolith/native_training/runtime/ops/support/kernel_registration.h"
 #include "monolith/native_training/runtime/ops/support/op_checks.h"
-#include "monolith/native_training/runtime/ops/support/op_parallel.h"
 #include "monolith/native_training/runtime/ops/support/resource_handle_input.h"
 #include "monolith/native_training/runtime/ops/tables/multi_hash_table_resource.h"
 #include "monolith/native_training/runtime/ops/tables/table_op_inputs.h"
@@ -131,24 +130,6 @@ class LookupListOp : public OpKernel {
   std::vector<int64_t> dims_;
 };
 
-// Distinct ids in order of first appearance, and the sums of their gradients. The results need room
-// for n ids. Returns how many there are.
-int64_t SumDuplicates(const int64_t* ids, const float* grads, int64_t n, int64_t dim,
-                      int64_t* unique_ids, float* sums) {
-  return ::monolith::distribution::NumberIds(
-      n, [ids](int64_t i) { return ids[i]; },
-      [&](int64_t i, int64_t id, int64_t number, bool is_new) {
-        const float* __restrict grad = grads + i * dim;
-        float* __restrict sum = sums + number * dim;
-        if (is_new) {
-          unique_ids[number] = id;
-          std::memcpy(sum, grad, dim * sizeof(float));
-        } else {
-          for (int64_t d = 0; d < dim; ++d) sum[d] += grad[d];
-        }
-      });
-}
-
 class OptimizeListOp : public OpKernel {
  public:
   explicit OptimizeListOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
@@ -202,16 +183,16 @@ class OptimizeListOp : public OpKernel {
     const auto sum_input = [&](int64_t i) {
       int64_t* const unique = unique_ids.vec<int64_t>().data() + first_id[i];
       float* const sum = sums.vec<float>().data() + first_float[i];
-      const int64_t count =
-          SumDuplicates(ids[i].vec<int64_t>().data(), grads[i].flat<float>().data(),
-                        ids[i].NumElements(), tables[i]->dim(), unique, sum);
+      const int64_t count = ::monolith::distribution::SumDuplicates(
+          ids[i].vec<int64_t>().data(), grads[i].flat<float>().data(), ids[i].NumElements(),
+          tables[i]->dim(), unique, sum);
       spans[i] = {unique, count, sum};
     };
-    const OpParallel parallel(ctx);
-    if (parallel.TasksFor(first_id.back() * kCyclesPerId) == 1) {
+    DeviceRunner runner(ctx);
+    if (runner.TasksFor(first_id.back() * kCyclesPerId) == 1) {
       for (int i = 0; i < ids.size(); ++i) sum_input(i);
     } else {
-      parallel.RunTasks(ids.size(), sum_input);
+      runner.RunTasks(ids.size(), sum_input);
     }
 
     std::vector<engine::OptimizeRequest> requests;
@@ -221,7 +202,6 @@ class OptimizeListOp : public OpKernel {
       options.num_learning_rates = tables[i]->num_segments();
       requests.push_back({tables[i], &spans[i], 1, options});
     }
-    DeviceRunner runner(ctx);
     OP_REQUIRES_OK(ctx, FromEngine(engine::EmbeddingTable::OptimizeMany(
                             requests.data(), static_cast<int64_t>(requests.size()), &runner)));
     ctx->set_output(0, ctx->input(0));

@@ -2,7 +2,7 @@
 // multi_hash_table_checkpoint_kernels.cc.
 //
 // Ids come as one vector with row splits: row k belongs to the k-th table in order of the names.
-// Values come as one vector, n * dim floats of each table in the same order.
+// Values come as one vector with n * dim floats per table, in the same order.
 #include "monolith/native_training/runtime/ops/support/op_checks.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
@@ -38,14 +38,14 @@ REGISTER_OP("ReadMonolithMultiHashTable")
     .Attr("shared_name: string = ''")
     .SetIsStateful()
     .SetShapeFn(shape_inference::ScalarShape)
-    .Doc("The handle of a group, whether it exists yet or not.");
+    .Doc("Returns the handle of a group, whether the group exists yet or not.");
 
 REGISTER_OP("IsHashTableInitialized")
     .Input("handle: resource")
     .Output("is_initialized: bool")
     .SetIsStateful()
     .SetShapeFn(shape_inference::ScalarShape)
-    .Doc("Whether a group or table exists.");
+    .Doc("Returns whether a group or table exists.");
 
 REGISTER_OP("MonolithMultiHashTableLookup")
     .Input("mtable: resource")
@@ -58,7 +58,7 @@ REGISTER_OP("MonolithMultiHashTableLookup")
       return OkStatus();
     })
     .Doc(R"doc(
-The vectors of ids; zeros for absent ones. Creates nothing.
+Returns the vectors of ids; zeros for absent ones. Creates nothing.
 
 id: [n].
 id_split: [requests * tables + 1]; several requests may lie end to end.
@@ -76,7 +76,7 @@ REGISTER_OP("MonolithMultiHashTableLookupEntry")
       return OkStatus();
     })
     .Doc(R"doc(
-Serialized EntryDumps of ids, without the id; empty for absent ones.
+Returns serialized EntryDumps of ids, without the id; empty for absent ones.
 
 id: [n].
 id_split: [tables + 1].
@@ -111,7 +111,7 @@ REGISTER_OP("MonolithMultiHashTableFusedLookup")
       return OkStatus();
     })
     .Doc(R"doc(
-Looks up all tables for several shards; see MonolithHashTableFusedLookup.
+Looks up all tables for several shards, as MonolithHashTableFusedLookup does.
 
 fused_slot_size: [tables * shards].
 )doc");
@@ -201,7 +201,7 @@ REGISTER_OP("MonolithMultiHashTableFusedOptimize")
     .Attr("enable_grad_accumulation: bool = false")
     .SetIsStateful()
     .SetShapeFn(shape_inference::ScalarShape)
-    .Doc("Updates all tables for several shards; see MonolithHashTableFusedOptimize.");
+    .Doc("Updates all tables for several shards, as MonolithHashTableFusedOptimize does.");
 
 REGISTER_OP("MonolithMultiHashTableSave")
     .Input("mtable: resource")
@@ -227,7 +227,7 @@ REGISTER_OP("MonolithMultiHashTableRestore")
     .SetIsStateful()
     .SetShapeFn(shape_inference::ScalarShape)
     .Doc(R"doc(
-Replaces the content of the tables that were saved; all stay when a file cannot be read.
+Replaces the content of the tables that were saved; changes none when a file cannot be read.
 
 basename: Scalar.
 )doc");
@@ -243,7 +243,7 @@ REGISTER_OP("MonolithMultiHashTableFeatureStat")
       return OkStatus();
     })
     .Doc(R"doc(
-How many rows of each table were saved.
+Returns how many rows of each table were saved.
 
 basename: Scalar.
 features: Names of the tables.

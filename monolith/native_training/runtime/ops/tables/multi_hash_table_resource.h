@@ -19,7 +19,7 @@
 namespace tensorflow {
 namespace monolith_tf {
 
-// Tables are ordered by name: row k of ragged ids belongs to the k-th.
+// Orders its tables by name: row k of ragged ids belongs to the k-th.
 class MultiHashTableResource : public ResourceBase {
  public:
   static Status Create(const ::monolith::hash_table::MultiEmbeddingHashTableConfig& config,
@@ -66,7 +66,7 @@ class MultiHashTableResource : public ResourceBase {
   const std::vector<FilteredTable>& tables() const { return tables_; }
   const std::vector<NamedTable>& named_tables() const { return names_; }
 
-  // The place of a table, or -1.
+  // Returns a table's position, or -1.
   int64_t Find(const std::string& name) const {
     const auto found = std::lower_bound(
         names_.begin(), names_.end(), name,

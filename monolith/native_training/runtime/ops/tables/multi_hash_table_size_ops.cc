@@ -1,4 +1,4 @@
-// How many rows the tables of a group have.
+// Counts the rows of each table in a group.
 #include "monolith/native_training/runtime/ops/support/kernel_registration.h"
 #include "monolith/native_training/runtime/ops/support/op_checks.h"
 #include "monolith/native_training/runtime/ops/support/resource_handle_input.h"
@@ -23,7 +23,7 @@ REGISTER_OP("MonolithMultiHashTableSize")
       return OkStatus();
     })
     .Doc(R"doc(
-The number of rows of each table of a group, by the sorted names of the tables.
+Returns the number of rows of each table in a group, in order of the table names.
 
 mtable: The group.
 )doc");

@@ -30,7 +30,7 @@ using ::monolith::hash_table::MultiHashTableMetadata;
 const char kMeta[] = ".meta";
 constexpr int64_t kMetadataBatch = 2048;
 
-// A SERVING table cannot be saved: by specification the same error as a full disk.
+// Reports a SERVING table, which cannot be saved, with the error of a full disk as specified.
 Status FromSave(const engine::Status& status) {
   return status.code == engine::StatusCode::kUnimplemented
              ? errors::ResourceExhausted(status.message)
@@ -52,7 +52,7 @@ engine::Status NameFile(engine::Status status, const std::string& path) {
   return status;
 }
 
-// One file of rows of all tables, and one with their numbers.
+// Writes one file with rows of all tables, and one with the number of rows per table.
 engine::Status WriteGroupFiles(const std::vector<NamedTable>& tables, const SaveOptions& options,
                                int64_t shard, int64_t nshards, engine::FileSetWriter* set,
                                std::vector<SaveStats>* stats) {
@@ -110,7 +110,7 @@ engine::Status ReadMetadata(const FileSetReader& reader, const FileSetReader::Fi
   }
 }
 
-// Reads one data file of a group. `twins` holds a table for every name that is wanted.
+// Reads one data file of a group into `twins`, which holds a table for every wanted name.
 engine::Status LoadGroupFile(const FileSetReader& reader, const FileSetReader::File& file,
                              const std::vector<MultiHashTableMetadata>& metadata,
                              const std::map<std::string, EmbeddingTable*>& twins,
@@ -159,8 +159,8 @@ engine::Status LoadGroup(const FileSetReader& reader, int64_t nshards, const std
     if (!status.ok()) return status;
     const int64_t bytes = reader.Find(engine::ShardSuffix("", shard, nshards))->bytes;
     for (const auto& table : metadata[shard]) {
-      // Room is made for what is promised, but not for more than the file can hold: a row's
-      // checksum alone takes four bytes that do not compress.
+      // Reserves what the metadata promises, but not more than the file can hold: a row's checksum
+      // alone takes four bytes that do not compress.
       rows[table.table_name()] +=
           std::min<uint64_t>(table.num_entries(), static_cast<uint64_t>(bytes) / 4);
     }
@@ -197,7 +197,7 @@ engine::Status LoadGroup(const FileSetReader& reader, int64_t nshards, const std
   return engine::Status::Ok();
 }
 
-// Damage that the manifest tells, in the words that are specified for groups.
+// Puts damage that the manifest revealed into the words specified for groups.
 engine::Status NameDamage(engine::Status status) {
   if (status.code != engine::StatusCode::kDataLoss ||
       status.message.find(" failed! ") != std::string::npos) {

@@ -1,10 +1,9 @@
-// Tables to and from files. What TensorFlow adds to hash_table/table_files.h: its file systems, and
-// groups of tables, whose format needs Snappy.
+// Saves tables to files and restores them. Adds to hash_table/records/table_files.h what needs
+// TensorFlow: its file systems, and groups of tables, whose format needs Snappy.
 //
 //   single table   <basename>-ddddd-of-ddddd        TFRecords of EntryDump
 //   group          <basename>-ddddd-of-ddddd        the same, Snappy-compressed, table after table
-//                  <basename>.meta-ddddd-of-ddddd   TFRecords of MultiHashTableMetadata: rows per
-//                  table
+//                  <basename>.meta-ddddd-of-ddddd   TFRecords of MultiHashTableMetadata
 //   both           .<name>.manifest                 in the same folder (files/file_set.h)
 #ifndef MONOLITH_NATIVE_TRAINING_RUNTIME_OPS_TABLES_TABLE_CHECKPOINT_H_
 #define MONOLITH_NATIVE_TRAINING_RUNTIME_OPS_TABLES_TABLE_CHECKPOINT_H_
@@ -40,11 +39,11 @@ Status RestoreTable(Env* env, const std::string& basename,
 Status SaveTables(Env* env, const std::vector<NamedTable>& tables, const std::string& basename,
                   const SaveOptions& options);
 
-// Tables that the checkpoint does not hold keep their content; what it holds beyond them is
-// skipped.
+// Leaves tables that the checkpoint does not hold as they are, and skips what it holds beyond
+// `tables`.
 Status RestoreTables(Env* env, const std::string& basename, const std::vector<NamedTable>& tables);
 
-// Rows per table of a saved group, in the order they were saved.
+// Reads the number of rows per table of a saved group, in the order they were saved.
 Status ReadTableSizes(Env* env, const std::string& basename,
                       std::vector<std::pair<std::string, uint64_t>>* sizes);
 

@@ -1,4 +1,4 @@
-// Configuration protos as the engine's plain structs.
+// Converts configuration protos to the engine's plain structs.
 #ifndef MONOLITH_NATIVE_TRAINING_RUNTIME_OPS_TABLES_TABLE_CONFIG_PROTO_H_
 #define MONOLITH_NATIVE_TRAINING_RUNTIME_OPS_TABLES_TABLE_CONFIG_PROTO_H_
 
@@ -13,7 +13,7 @@
 namespace tensorflow {
 namespace monolith_tf {
 
-// InvalidArgument: a value does not fit.
+// Converts a table's configuration. InvalidArgument: a value is out of range.
 Status TableConfigFromProto(const ::monolith::hash_table::EmbeddingHashTableConfig& proto,
                             ::monolith::engine::TableConfig* config);
 

@@ -1,4 +1,4 @@
-// Checks that the table kernels share.
+// Input checks that the table kernels share.
 #ifndef MONOLITH_NATIVE_TRAINING_RUNTIME_OPS_TABLES_TABLE_OP_INPUTS_H_
 #define MONOLITH_NATIVE_TRAINING_RUNTIME_OPS_TABLES_TABLE_OP_INPUTS_H_
 
@@ -15,7 +15,7 @@
 namespace tensorflow {
 namespace monolith_tf {
 
-// A single number, whatever its shape: request times come as scalars and as [1].
+// Reads a single number, whatever its shape: request times come as scalars and as [1].
 template <typename T>
 Status GetNumber(OpKernelContext* ctx, int input, std::string_view name, T* value) {
   const Tensor& tensor = ctx->input(input);
@@ -27,13 +27,13 @@ Status GetNumber(OpKernelContext* ctx, int input, std::string_view name, T* valu
   return OkStatus();
 }
 
-// Where ids and floats of the K * N segments of a fused call begin, shard by shard, table by table.
+// Where ids and floats of a fused call's K * N segments begin, shard by shard, table by table.
 struct FusedOffsets {
   std::vector<int64_t> ids;     // K * N + 1
   std::vector<int64_t> floats;  // K * N + 1
 
-  // InvalidArgument: the sizes do not fit to the tables, shards and ids, or exceed int32, which the
-  // offset tensors of the fused ops hold.
+  // Fails with InvalidArgument if the sizes do not fit the tables, shards and ids, or exceed int32,
+  // the type of the fused ops' offsets.
   static Status Create(const Tensor& fused_slot_size, const std::vector<int64_t>& dims,
                        int64_t num_of_shards, int64_t num_ids, FusedOffsets* result) {
     const int64_t num_tables = static_cast<int64_t>(dims.size());
@@ -54,7 +54,7 @@ struct FusedOffsets {
       }
       total += sizes(i);
     }
-    // Before anything is multiplied: what is there is bounded by memory.
+    // Checks this before multiplying: memory bounds the number of ids, so products cannot overflow.
     if (total != num_ids) {
       return errors::InvalidArgument("fused_slot_size sums up to ", total,
                                      ", want the number of ids: ", num_ids);

@@ -1,4 +1,4 @@
-// MonolithTouchedKeySet, ...Insert and ...Steal: the ids touched since they were last taken.
+// MonolithTouchedKeySet, ...Insert and ...Steal keep the ids touched since they were last taken.
 #include <cstdint>
 #include <new>
 #include <string>
@@ -38,7 +38,7 @@ class TouchedKeySetOp : public ResourceOpKernel<TouchedKeySet> {
   explicit TouchedKeySetOp(OpKernelConstruction* ctx) : ResourceOpKernel<TouchedKeySet>(ctx) {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("capacity", &capacity_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("concurrency_level", &concurrency_level_));
-    // Graph construction checks the declared minima, eager execution does not.
+    // Checks the declared minima itself: eager execution does not.
     OP_REQUIRES(ctx, capacity_ >= 0,
                 errors::InvalidArgument("capacity is ", capacity_, ", want at least 0"));
     OP_REQUIRES(
@@ -98,7 +98,7 @@ REGISTER_OP("MonolithTouchedKeySet")
     .SetIsStateful()
     .SetShapeFn(shape_inference::ScalarShape)
     .Doc(R"doc(
-A thread-safe set of int64 ids to insert into and to take all out of.
+Creates a thread-safe set of int64 ids to insert into and to take all ids out of.
 
 capacity: an insert into a set of more than this many ids first drops them all.
 concurrency_level: how many threads may usefully insert at once.
@@ -130,7 +130,7 @@ REGISTER_OP("MonolithTouchedKeySetSteal")
       return OkStatus();
     })
     .Doc(R"doc(
-Takes all ids out of the set, in unspecified order; each insert is wholly before or wholly after.
+Takes all ids out of the set, in no particular order; each insert is wholly before or wholly after.
 )doc");
 
 REGISTER_GUARDED_KERNEL(Name("MonolithTouchedKeySet").Device(DEVICE_CPU), TouchedKeySetOp);

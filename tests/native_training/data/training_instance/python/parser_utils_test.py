@@ -1,4 +1,4 @@
-"""Queued parse steps and ragged tensors as dicts."""
+"""Tests of queued parse steps and of ragged tensors as dicts."""
 
 import tensorflow as tf
 
@@ -37,7 +37,7 @@ class RaggedEncodingHelperTest(tf.test.TestCase):
 
     contracted = parser_utils.RaggedEncodingHelper.contract(expanded)
     self.assertEqual(contracted["r"].to_list(), [[1, 2], [], [3]])
-    # Taken over, not computed again.
+    # These are taken over, not computed again.
     self.assertIs(contracted["r"].value_rowids(), expanded["r"]["value_rowids"])
     self.assertIs(contracted["r"].nrows(), expanded["r"]["nrows"])
     self.assertIs(contracted["d"], dense)

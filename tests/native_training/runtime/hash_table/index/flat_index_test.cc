@@ -23,7 +23,7 @@ struct Shard {
   bool Insert(int64_t key, uint32_t row) {
     if (directory.wants_depth() && !directory.Deepen()) return false;
     const uint64_t hash = HashId(key);
-    FlatIndex::Slot* const slot = index.MakeRoom(hash) ? index.FindOrFree(hash, key) : nullptr;
+    FlatIndex::Slot* const slot = index.FindOrFree(hash, key);
     if (slot == nullptr || slot->live()) return false;
     index.Fill(hash, slot, key, row, 7);
     return true;
@@ -54,7 +54,7 @@ TEST(FlatIndexTest, KeysAreFoundWhileTheIndexGrowsOverManyPieces) {
   // Both kinds of fillers.
   for (const int number : {ShardOf(HashId(0)), ShardOf(HashId(0)) ^ 5}) {
     Shard shard(number);
-    const std::vector<int64_t> keys = KeysOf(number, 60000);
+    const std::vector<int64_t> keys = KeysOf(number, 120000);
     for (size_t i = 0; i < keys.size(); ++i) {
       EXPECT_EQ(shard.Find(keys[i]), 0u);
       ASSERT_TRUE(shard.Insert(keys[i], RowOf(i)));
@@ -63,7 +63,7 @@ TEST(FlatIndexTest, KeysAreFoundWhileTheIndexGrowsOverManyPieces) {
       }
     }
     for (size_t i = 0; i < keys.size(); ++i) ASSERT_EQ(shard.Find(keys[i]), RowOf(i));
-    EXPECT_EQ(shard.index.live(), 60000);
+    EXPECT_EQ(shard.index.live(), 120000);
     EXPECT_GE(shard.index.num_pieces(), 4);
     EXPECT_LE(static_cast<double>(shard.index.live()),
               0.82 * static_cast<double>(shard.index.num_slots()));
@@ -80,15 +80,16 @@ TEST(FlatIndexTest, ABatchMovesNoMoreKeysInALargeTableThanInASmallOne) {
     shards.push_back(std::make_unique<FlatIndex>(s, &pool, &directory));
   }
   int64_t most = 0, moved = 0, key = 0;
-  for (; key < 3000000; key += 1024) {
+  for (; key < 3800000; key += 1024) {
     if (directory.wants_depth()) {
       ASSERT_TRUE(directory.Deepen());
     }
     for (int64_t k = key; k < key + 1024; ++k) {
       const uint64_t hash = HashId(k);
       FlatIndex* const index = shards[ShardOf(hash)].get();
-      ASSERT_TRUE(index->MakeRoom(hash));
-      index->Fill(hash, index->FindOrFree(hash, k), k, RowOf(k), 0);
+      FlatIndex::Slot* const slot = index->FindOrFree(hash, k);
+      ASSERT_NE(slot, nullptr);
+      index->Fill(hash, slot, k, RowOf(k), 0);
     }
     int64_t total = 0, pieces = 0;
     for (const auto& shard : shards) {
@@ -101,9 +102,12 @@ TEST(FlatIndexTest, ABatchMovesNoMoreKeysInALargeTableThanInASmallOne) {
       EXPECT_GE(pieces, 3 * kNumShards);
     }
   }
-  EXPECT_LE(most, 5 * kPieceKeys);
-  // Five times on average.
-  EXPECT_LE(moved, 6 * key);
+  EXPECT_LE(most, 2 * kPieceKeys);
+  EXPECT_LE(moved, 4 * key);
+  // Pieces take the holes that others leave as they grow.
+  int64_t bytes = 0;
+  for (const auto& shard : shards) bytes += shard->Bytes();
+  EXPECT_LE(static_cast<double>(pool.bytes_held()), 1.15 * static_cast<double>(bytes));
 }
 
 TEST(FlatIndexTest, SplitsAreSpreadOverTime) {
@@ -118,8 +122,9 @@ TEST(FlatIndexTest, SplitsAreSpreadOverTime) {
   for (int64_t key = 0; key < 1000000; ++key) {
     const uint64_t hash = HashId(key);
     FlatIndex* const index = shards[ShardOf(hash)].get();
-    ASSERT_TRUE(index->MakeRoom(hash));
-    index->Fill(hash, index->FindOrFree(hash, key), key, RowOf(key), 0);
+    FlatIndex::Slot* const slot = index->FindOrFree(hash, key);
+    ASSERT_NE(slot, nullptr);
+    index->Fill(hash, slot, key, RowOf(key), 0);
     if (directory.wants_depth()) {
       ASSERT_TRUE(directory.Deepen());
     }
@@ -130,7 +135,7 @@ TEST(FlatIndexTest, SplitsAreSpreadOverTime) {
     last = pieces;
   }
   EXPECT_GE(last, 2 * kNumShards - 8);
-  // All 64 split while the table grows by a quarter, from 640,000 keys to 800,000.
+  // Most shards have split, some of them several times.
   EXPECT_LE(at_once, 24);
 }
 

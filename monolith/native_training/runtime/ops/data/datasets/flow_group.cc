@@ -27,7 +27,7 @@ Groups* AllGroups() {
 
 constexpr char kPatienceVariable[] = "MONOLITH_FLOW_PATIENCE_SECONDS";
 
-// How long flows wait for an iterator that nobody has made.
+// How long flows wait for an iterator that is missing.
 std::chrono::milliseconds Patience() {
   constexpr int64_t kDefaultSeconds = 10;
   constexpr int64_t kMaxSeconds = 7 * 24 * 3600;
@@ -41,7 +41,7 @@ std::chrono::milliseconds Patience() {
 }
 
 thread_local FlowHome* current_home = nullptr;
-// Whose thread this is.
+// Those of the merger that this thread reads for.
 thread_local FlowWaits* current_waits = nullptr;
 
 }  // namespace
@@ -141,25 +141,26 @@ FlowGroup::FlowGroup(const FlowName& name, int64_t max_queue_size, const FlowHom
       live_(name.data_flow.size()),
       joined_(name.data_flow.size()) {}
 
-Status FlowGroup::EndOfPatience(size_t flow, bool full, int64_t max_queue_size) {
+std::optional<FlowItem> FlowGroup::EndOfPatience(size_t flow, bool full, int64_t max_queue_size) {
   std::string problem;
   if (full) {
     problem = absl::StrCat("has ", max_queue_size, " samples waiting and no iterator takes them");
   } else if (!has_reader_ && !MayGetReader()) {
     problem = "waits for an iterator over index 0, which reads the input";
   } else {
-    return OkStatus();
+    return std::nullopt;
   }
   finished_ = true;
-  return errors::FailedPrecondition("flow ", flow, " ('", name_.data_flow[flow], "') ", problem,
-                                    ": nobody came in ", Patience().count(),
-                                    " ms (the environment variable ", kPatienceVariable,
-                                    " is the number of seconds to wait)");
+  return FlowItem{errors::FailedPrecondition("flow ", flow, " ('", name_.data_flow[flow], "') ",
+                                             problem, ": nobody came in ", Patience().count(),
+                                             " ms (the environment variable ", kPatienceVariable,
+                                             " is the number of seconds to wait)"),
+                  Tensor()};
 }
 
 bool FlowGroup::MayGetReader() {
   Groups* const groups = AllGroups();
-  // Who holds that lock may wait for the one that this is called under.
+  // The thread that holds that lock may wait for the one that this is called under.
   if (!groups->mu.try_lock()) return true;
   const bool found = std::any_of(
       groups->all.begin(), groups->all.end(), [this](const std::shared_ptr<FlowGroup>& group) {
@@ -182,7 +183,7 @@ void FlowGroup::Free() {
 bool FlowGroup::IsOver(bool is_newest) const {
   const auto is_set = [](bool bit) { return bit; };
   if (std::any_of(live_.begin(), live_.end(), is_set) || has_reader_) return false;
-  // What was read for a flow that nobody has asked for yet is kept: flows may be read one after
+  // What was read for a flow that was never opened is kept: flows may be read one after
   // the other.
   return home_ != nullptr || !finished_ || !is_newest ||
          std::all_of(joined_.begin(), joined_.end(), is_set);
@@ -250,13 +251,12 @@ void FlowGroup::Prune() {
   }
 }
 
-FlowQueues::Popped FlowGroup::Pop(const std::shared_ptr<FlowGroup>& group, size_t index,
-                                  FlowItem* item) {
+Popped FlowGroup::Pop(const std::shared_ptr<FlowGroup>& group, size_t index, FlowItem* item) {
   group->Start();
   const bool is_counted = group->waits_ != nullptr && group->waits_.get() == current_waits &&
                           group->queues_.WaitsForItem(index);
   if (is_counted) group->waits_->Add(group, index);
-  const FlowQueues::Popped popped = group->queues_.Pop(index, item);
+  const Popped popped = group->queues_.Pop(index, item);
   if (is_counted) group->waits_->Remove(group, index);
   return popped;
 }
@@ -355,9 +355,11 @@ void FlowReader::Run() {
 
 void FlowReader::Close() {
   group_->finished_ = true;
-  group_->queues()->Fail(errors::FailedPrecondition(
-      "the iterator over flow 0 ('", group_->name().data_flow[0],
-      "'), which reads the input of all flows, was closed before the end of the input"));
+  group_->queues()->Fail(
+      {errors::FailedPrecondition(
+           "the iterator over flow 0 ('", group_->name().data_flow[0],
+           "'), which reads the input of all flows, was closed before the end of the input"),
+       Tensor()});
 }
 
 }  // namespace monolith_tf

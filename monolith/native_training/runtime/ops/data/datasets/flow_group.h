@@ -1,6 +1,6 @@
 // How the iterators over the flows of one input find each other, and the thread that feeds them.
 //
-// Every flow is a data set of its own, and before it runs TensorFlow may copy the input below each
+// Every flow is a dataset of its own, and before it runs TensorFlow may copy the input below each
 // of them. So flows know each other by name: an iterator joins the newest group of its name that
 // lacks its index. The iterator over index 0 brings the reader. Inside of a MergeFlowDataset
 // iterator that iterator is the group's home: flows of two mergers never mix, and the reader lives
@@ -12,13 +12,17 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "monolith/native_training/runtime/ops/data/datasets/flow_queues.h"
+#include "monolith/native_training/runtime/data/flow_queues.h"
 #include "tensorflow/core/framework/cancellation.h"
 #include "tensorflow/core/framework/dataset.h"
+#include "tensorflow/core/framework/tensor.h"
+#include "tensorflow/core/platform/mutex.h"
+#include "tensorflow/core/platform/status.h"
 
 namespace tensorflow {
 namespace monolith_tf {
@@ -26,6 +30,16 @@ namespace monolith_tf {
 class FlowGroup;
 class FlowHome;
 class FlowReader;
+
+using ::monolith::data::Popped;
+
+// A sample, or the error that came in its place.
+struct FlowItem {
+  Status status;
+  Tensor sample;
+};
+
+using FlowQueues = ::monolith::data::FlowQueues<FlowItem>;
 
 // Whether cancelling has begun. Inputs hear of it before it is complete.
 inline bool WasCancelled(CancellationManager* manager) {
@@ -47,7 +61,7 @@ struct FlowName {
 
 // The threads of mergers that read flows. A flow that is opened again, as `repeat` does, waits for
 // the next pass over the input, which index 0 opens. When every thread that still reads waits for
-// another one, nothing seems to come: then samples for flows that nobody has opened are kept beyond
+// another one, nothing seems to come: then samples for flows that were never opened are kept beyond
 // the limit of their queues, and flows that wait for a pass after the last one of index 0 end.
 // Those that never had a pass go on waiting, as long as FlowQueues has patience.
 //
@@ -91,9 +105,8 @@ class FlowGroup {
                                          int64_t max_queue_size);
   static void Leave(const std::shared_ptr<FlowGroup>& group, size_t index);
 
-  // Waits for a sample; see FlowQueues::Pop.
-  static FlowQueues::Popped Pop(const std::shared_ptr<FlowGroup>& group, size_t index,
-                                FlowItem* item);
+  // Waits for a sample of flow `index`.
+  static Popped Pop(const std::shared_ptr<FlowGroup>& group, size_t index, FlowItem* item);
 
   FlowQueues* queues() { return &queues_; }
   const FlowName& name() const { return name_; }
@@ -116,7 +129,7 @@ class FlowGroup {
   void Free();
 
   // What ends the flows when nothing has happened for long. Called under the lock of the queues.
-  Status EndOfPatience(size_t flow, bool full, int64_t max_queue_size);
+  std::optional<FlowItem> EndOfPatience(size_t flow, bool full, int64_t max_queue_size);
   // Whether an iterator over index 0 is alive, now in another pass over the input.
   bool MayGetReader();
 
@@ -141,10 +154,10 @@ class FlowGroup {
   bool wanted_ TF_GUARDED_BY(mu_) = false;
   // Nothing more will be read.
   std::atomic<bool> finished_{false};
-  // Its flows ended because nobody seemed to read the input.
+  // Its flows ended because the input seemed to be read no more.
   std::atomic<bool> abandoned_{false};
   std::atomic<bool> has_reader_{false};
-  // The reader waits for somebody to open a flow.
+  // The reader waits for a flow to be opened.
   std::atomic<bool> is_blocked_{false};
 };
 
@@ -197,7 +210,7 @@ class FlowHome {
     FlowHome* const outer_;
   };
 
-  // Of a thread that reads for the merger.
+  // Marks a thread that reads for the merger.
   class ThreadScope {
    public:
     explicit ThreadScope(FlowHome* home);
@@ -208,7 +221,7 @@ class FlowHome {
     const Scope scope_;
   };
 
-  // Of the thread, or null.
+  // Returns the home of this thread, or null.
   static FlowHome* Current();
 
   data::IteratorContext* ctx() const { return ctx_; }

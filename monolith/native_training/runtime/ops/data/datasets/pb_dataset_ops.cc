@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "monolith/native_training/runtime/data/record_framing.h"
+#include "monolith/native_training/runtime/ops/data/datasets/dataset_bases.h"
 #include "monolith/native_training/runtime/ops/data/samples/record_source.h"
 #include "monolith/native_training/runtime/ops/data/samples/sample_reader.h"
 #include "monolith/native_training/runtime/ops/support/exception_status.h"
@@ -122,54 +123,25 @@ class PBDatasetOp : public data::DatasetOpKernel {
   DataType out_type_;
 };
 
-class PBDatasetOp::Dataset final : public data::DatasetBase {
+class PBDatasetOp::Dataset final : public SourceDataset {
  public:
-  Dataset(OpKernelContext* ctx, ReadOptions options, std::vector<Tensor> inputs, DataType out_type,
-          int64_t compression_type, bool instances_only)
-      : DatasetBase(data::DatasetContext(ctx)),
-        options_(std::move(options)),
-        inputs_(std::move(inputs)),
-        compression_type_(compression_type),
-        instances_only_(instances_only),
-        dtypes_({out_type}),
-        shapes_({PartialTensorShape({})}) {}
+  Dataset(OpKernelContext* ctx, ReadOptions options, DataType out_type)
+      : SourceDataset(ctx, "PBDatasetOp::Dataset", {out_type}, {PartialTensorShape({})}),
+        options_(std::move(options)) {}
 
   std::unique_ptr<data::IteratorBase> MakeIteratorInternal(const string& prefix) const override {
     return std::make_unique<Iterator>(Iterator::Params{this, prefix + "::PB"});
   }
 
-  const DataTypeVector& output_dtypes() const override { return dtypes_; }
-  const std::vector<PartialTensorShape>& output_shapes() const override { return shapes_; }
-  string DebugString() const override { return "PBDatasetOp::Dataset"; }
-  Status InputDatasets(std::vector<const DatasetBase*>*) const override { return OkStatus(); }
   Status CheckExternalState() const override {
     if (!options_.file_name.empty()) return OkStatus();
     return errors::FailedPrecondition("standard input cannot be read twice");
   }
 
- protected:
-  Status AsGraphDefInternal(data::SerializationContext*, DatasetGraphDefBuilder* b,
-                            Node** output) const override {
-    std::vector<Node*> nodes;
-    for (const Tensor& input : inputs_) {
-      Node* node;
-      TF_RETURN_IF_ERROR(b->AddTensor(input, &node));
-      nodes.push_back(node);
-    }
-    std::vector<std::pair<StringPiece, AttrValue>> attrs(1);
-    attrs[0].first = "compression_type";
-    b->BuildAttrValue(compression_type_, &attrs[0].second);
-    if (!instances_only_) {
-      attrs.emplace_back("out_type", AttrValue());
-      b->BuildAttrValue(dtypes_[0], &attrs[1].second);
-    }
-    return b->AddDataset(this, nodes, attrs, output);
-  }
-
  private:
-  class Iterator final : public data::DatasetIterator<Dataset> {
+  class Iterator final : public SourceIterator<Dataset> {
    public:
-    explicit Iterator(const Params& params) : DatasetIterator<Dataset>(params) {}
+    explicit Iterator(const Params& params) : SourceIterator<Dataset>(params) {}
 
     Status GetNextInternal(data::IteratorContext* ctx, std::vector<Tensor>* out_tensors,
                            bool* end_of_sequence) override {
@@ -186,11 +158,6 @@ class PBDatasetOp::Dataset final : public data::DatasetBase {
     }
 
    protected:
-    std::shared_ptr<data::model::Node> CreateNode(data::IteratorContext*,
-                                                  data::model::Node::Args args) const override {
-      return data::model::MakeSourceNode(std::move(args));
-    }
-
     Status SaveInternal(data::SerializationContext*, data::IteratorStateWriter* writer) override {
       mutex_lock lock(mu_);
       TF_RETURN_IF_ERROR(writer->WriteScalar(prefix(), "num_random_samples", num_samples_));
@@ -230,11 +197,6 @@ class PBDatasetOp::Dataset final : public data::DatasetBase {
   };
 
   const ReadOptions options_;
-  const std::vector<Tensor> inputs_;
-  const int64_t compression_type_;
-  const bool instances_only_;
-  const DataTypeVector dtypes_;
-  const std::vector<PartialTensorShape> shapes_;
 };
 
 void PBDatasetOp::MakeDataset(OpKernelContext* ctx, data::DatasetBase** output) {
@@ -257,10 +219,7 @@ void PBDatasetOp::MakeDataset(OpKernelContext* ctx, data::DatasetBase** output) 
   OP_REQUIRES(ctx, out_type_ == want,
               errors::InvalidArgument("out_type is ", DataTypeString(out_type_), ", want ",
                                       DataTypeString(want), " for this output_pb_type"));
-  std::vector<Tensor> inputs;
-  for (int i = 0; i < ctx->num_inputs(); ++i) inputs.push_back(ctx->input(i));
-  *output = new Dataset(ctx, std::move(options), std::move(inputs), out_type_, compression_type_,
-                        instances_only_);
+  *output = new Dataset(ctx, std::move(options), out_type_);
 }
 
 REGISTER_GUARDED_KERNEL(Name("PBDataset").Device(DEVICE_CPU), PBDatasetOp);

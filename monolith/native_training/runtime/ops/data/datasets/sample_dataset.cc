@@ -10,52 +10,26 @@ namespace tensorflow {
 namespace monolith_tf {
 namespace {
 
-class SampleDataset final : public data::DatasetBase {
+class SampleDataset final : public UnaryDataset {
  public:
   SampleDataset(OpKernelContext *ctx, const data::DatasetBase *input, SampleDatasetOptions options)
-      : DatasetBase(data::DatasetContext(ctx)), input_(input), options_(std::move(options)) {
-    input_->Ref();
-  }
-
-  ~SampleDataset() override { input_->Unref(); }
+      : UnaryDataset(ctx, std::move(options.name), input, std::move(options.attrs),
+                     std::move(options.extra)),
+        factory_(std::move(options.factory)) {}
 
   std::unique_ptr<data::IteratorBase> MakeIteratorInternal(const string &prefix) const override {
-    return std::make_unique<Iterator>(Iterator::Params{this, prefix + "::" + options_.name});
-  }
-
-  const DataTypeVector &output_dtypes() const override { return input_->output_dtypes(); }
-  const std::vector<PartialTensorShape> &output_shapes() const override {
-    return input_->output_shapes();
-  }
-  string DebugString() const override { return options_.name; }
-  Status InputDatasets(std::vector<const DatasetBase *> *inputs) const override {
-    inputs->push_back(input_);
-    return OkStatus();
-  }
-  Status CheckExternalState() const override { return input_->CheckExternalState(); }
-
- protected:
-  Status AsGraphDefInternal(data::SerializationContext *ctx, DatasetGraphDefBuilder *b,
-                            Node **output) const override {
-    Node *node = nullptr;
-    TF_RETURN_IF_ERROR(b->AddInputDataset(ctx, input_, &node));
-    std::vector<Node *> nodes = {node};
-    for (const Tensor &tensor : options_.extra) {
-      TF_RETURN_IF_ERROR(b->AddDatasetOrTensor(ctx, tensor, &node));
-      nodes.push_back(node);
-    }
-    return b->AddDataset(this, nodes, GraphAttrs(options_.attrs), output);
+    return std::make_unique<Iterator>(Iterator::Params{this, prefix + "::" + DebugString()});
   }
 
  private:
-  class Iterator final : public data::DatasetIterator<SampleDataset> {
+  class Iterator final : public UnaryIterator<SampleDataset> {
    public:
-    explicit Iterator(const Params &params) : DatasetIterator<SampleDataset>(params) {}
+    explicit Iterator(const Params &params) : UnaryIterator<SampleDataset>(params) {}
 
     Status Initialize(data::IteratorContext *ctx) override {
       mutex_lock lock(mu_);
-      expander_ = dataset()->options_.factory();
-      return dataset()->input_->MakeIterator(ctx, this, prefix(), &input_iterator_);
+      expander_ = dataset()->factory_();
+      return dataset()->input()->MakeIterator(ctx, this, prefix(), &input_iterator_);
     }
 
     Status GetNextInternal(data::IteratorContext *ctx, std::vector<Tensor> *out_tensors,
@@ -87,11 +61,6 @@ class SampleDataset final : public data::DatasetBase {
     }
 
    protected:
-    std::shared_ptr<data::model::Node> CreateNode(data::IteratorContext *,
-                                                  data::model::Node::Args args) const override {
-      return data::model::MakeUnknownRatioNode(std::move(args));
-    }
-
     Status SaveInternal(data::SerializationContext *ctx,
                         data::IteratorStateWriter *writer) override {
       mutex_lock lock(mu_);
@@ -133,33 +102,14 @@ class SampleDataset final : public data::DatasetBase {
     std::deque<Tensor> pending_ TF_GUARDED_BY(mu_);
   };
 
-  const data::DatasetBase *const input_;
-  const SampleDatasetOptions options_;
+  const ExpanderFactory factory_;
 };
 
 }  // namespace
 
-DatasetAttrs AttrsOf(const NodeDef &def) {
-  DatasetAttrs attrs;
-  for (const auto &[name, value] : def.attr()) {
-    if (name[0] != '_') attrs.emplace_back(name, value);
-  }
-  return attrs;
-}
-
-std::vector<std::pair<StringPiece, AttrValue>> GraphAttrs(const DatasetAttrs &attrs) {
-  return {attrs.begin(), attrs.end()};
-}
-
 Status MakeSampleDataset(OpKernelContext *ctx, const data::DatasetBase *input,
                          SampleDatasetOptions options, data::DatasetBase **dataset) {
-  const bool variants = input->output_dtypes() == DataTypeVector{DT_VARIANT} &&
-                        input->output_shapes()[0].IsCompatibleWith(PartialTensorShape({}));
-  if (!variants) {
-    return errors::InvalidArgument("the input of ", options.name, " has elements of type ",
-                                   DataTypeVectorString(input->output_dtypes()),
-                                   ", want one scalar variant: a sample");
-  }
+  TF_RETURN_IF_ERROR(CheckSampleDataset(options.name, *input));
   *dataset = new SampleDataset(ctx, input, std::move(options));
   return OkStatus();
 }

@@ -1,4 +1,4 @@
-// Data sets that turn each sample of their input into zero or more samples.
+// Datasets that turn each sample of their input into zero or more samples.
 #ifndef MONOLITH_NATIVE_TRAINING_RUNTIME_OPS_DATA_DATASETS_SAMPLE_DATASET_H_
 #define MONOLITH_NATIVE_TRAINING_RUNTIME_OPS_DATA_DATASETS_SAMPLE_DATASET_H_
 
@@ -6,12 +6,11 @@
 #include <functional>
 #include <memory>
 #include <string>
-#include <utility>
 #include <vector>
 
+#include "monolith/native_training/runtime/ops/data/datasets/dataset_bases.h"
 #include "monolith/native_training/runtime/ops/data/samples/sample.h"
 #include "tensorflow/core/framework/dataset.h"
-#include "tensorflow/core/framework/partial_tensor_shape.h"
 
 namespace tensorflow {
 namespace monolith_tf {
@@ -26,24 +25,15 @@ class SampleExpander {
 };
 
 using ExpanderFactory = std::function<std::unique_ptr<SampleExpander>()>;
-using DatasetAttrs = std::vector<std::pair<std::string, AttrValue>>;
-
-// All attributes of a node, to write it again.
-DatasetAttrs AttrsOf(const NodeDef &def);
-
-// The same for DatasetGraphDefBuilder; valid as long as `attrs`.
-std::vector<std::pair<StringPiece, AttrValue>> GraphAttrs(const DatasetAttrs &attrs);
-
 // What a kernel hands to MakeSampleDataset.
 struct SampleDatasetOptions {
-  std::string name;           // of the op, for messages
-  DatasetAttrs attrs;         // of the node, to write the data set as a graph
-  std::vector<Tensor> extra;  // inputs after the data set
+  std::string name;           // the op's, for messages
+  DatasetAttrs attrs;         // the node's, to write the dataset as a graph
+  std::vector<Tensor> extra;  // inputs after the dataset
   ExpanderFactory factory;
 };
 
-// Returns a data set with one reference. InvalidArgument: elements are not
-// scalar variants.
+// Returns a dataset with one reference. InvalidArgument: elements are not scalar variants.
 Status MakeSampleDataset(OpKernelContext *ctx, const data::DatasetBase *input,
                          SampleDatasetOptions options, data::DatasetBase **dataset);
 

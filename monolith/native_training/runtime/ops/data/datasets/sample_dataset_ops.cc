@@ -1,14 +1,15 @@
 // InstanceReweightDataset and TransformDataset.
 #include <algorithm>
-#include <cmath>
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
-#include "absl/container/flat_hash_map.h"
 #include "monolith/native_training/data/transform/transform_config.pb.h"
+#include "monolith/native_training/runtime/data/label_rules.h"
+#include "monolith/native_training/runtime/data/sample_filters.h"
 #include "monolith/native_training/runtime/ops/data/datasets/sample_dataset.h"
 #include "monolith/native_training/runtime/ops/data/samples/sample.h"
 #include "monolith/native_training/runtime/ops/data/samples/sample_rules.h"
@@ -23,7 +24,9 @@ namespace monolith_tf {
 namespace {
 
 namespace config = ::monolith::native_training::data;
-using Actions = ::google::protobuf::RepeatedField<int32_t>;
+using ::monolith::data::FidFilter;
+using ::monolith::data::KeepsByLabel;
+using ::monolith::data::ReweightRules;
 
 REGISTER_OP("InstanceReweightDataset")
     .Input("input_dataset: variant")
@@ -53,77 +56,6 @@ REGISTER_OP("TransformDataset")
     .SetShapeFn(shape_inference::ScalarShape)
     .Doc("Filters and changes samples as the serialized TransformConfig says.");
 
-Status GetRowType(OpKernelConstruction *ctx, SampleType *type) {
-  std::string name;
-  TF_RETURN_IF_ERROR(ctx->GetAttr("variant_type", &name));
-  TF_RETURN_IF_ERROR(ParseSampleType("variant_type", name, type));
-  if (*type != SampleType::kExampleBatch) return OkStatus();
-  return errors::InvalidArgument("variant_type is '", name, "', want instance or example");
-}
-
-struct ReweightRules {
-  struct Rule {
-    int64_t weight;
-    float label;
-  };
-
-  absl::flat_hash_map<int64_t, Rule> rules;
-  std::vector<int64_t> priorities;
-
-  static constexpr int64_t kTooMany = int64_t{1} << 40;
-  static constexpr int64_t kUnlisted = 1000;
-  static constexpr int64_t kNoAction = 2000;
-
-  // 1 for the best action; larger is worse.
-  int64_t Priority(const Actions &actions) const {
-    if (actions.empty()) return kNoAction;
-    const int64_t best = BestAction(priorities, actions);
-    return best < 0 ? kUnlisted : best + 1;
-  }
-
-  // The product of the weights of the best action and of those without a
-  // priority.
-  int64_t Count(const Actions &actions) const {
-    if (actions.empty()) return 0;
-    const int64_t best = BestAction(priorities, actions);
-    int64_t count = 1;
-    for (int32_t action : actions) {
-      const bool listed =
-          std::find(priorities.begin(), priorities.end(), action) != priorities.end();
-      if (listed && (best < 0 || action != priorities[best])) continue;
-      const auto it = rules.find(action);
-      if (it == rules.end()) continue;
-      // A count that is too large stays so, whatever comes after it.
-      if (__builtin_mul_overflow(count, it->second.weight, &count)) return kTooMany;
-    }
-    return std::clamp(count, -kTooMany, kTooMany);
-  }
-
-  // The rule of the best action, else of the first one.
-  const Rule *BestRule(const Actions &actions) const {
-    if (actions.empty()) return nullptr;
-    const int64_t best = BestAction(priorities, actions);
-    const auto it = rules.find(best >= 0 ? priorities[best] : actions[0]);
-    return it == rules.end() ? nullptr : &it->second;
-  }
-
-  // How often the sample is emitted; may change its first label.
-  int64_t Apply(const LineId &line_id, LabelList *label) const {
-    if (label->empty()) return 0;
-    const Actions &actions = line_id.actions();
-    const Actions &before = line_id.pre_actions();
-    if (Priority(before) <= Priority(actions)) return actions.empty() && before.empty() ? 1 : 0;
-    const int64_t count = Count(actions);
-    if (const Rule *rule = BestRule(actions)) label->Set(0, rule->label);
-    const Rule *rule_before = BestRule(before);
-    if (rule_before == nullptr) return count;
-    const int64_t count_before = Count(before);
-    if (label->Get(0) != rule_before->label) return count_before + count;
-    if (count_before > count) label->Set(0, -label->Get(0));
-    return std::abs(count - count_before);
-  }
-};
-
 template <typename Proto>
 class ReweightExpander final : public SampleExpander {
  public:
@@ -134,7 +66,10 @@ class ReweightExpander final : public SampleExpander {
     const Proto *proto;
     TF_RETURN_IF_ERROR(GetSample<Proto>(sample.scalar<Variant>()(), &proto));
     Proto changed = *proto;
-    const int64_t count = rules_->Apply(changed.line_id(), changed.mutable_label());
+    if (changed.label_size() == 0) return OkStatus();
+    const LineId &line_id = changed.line_id();
+    const int64_t count = rules_->Apply(SpanOf(line_id.actions()), SpanOf(line_id.pre_actions()),
+                                        changed.mutable_label()->Mutable(0));
     if (count <= 0) return OkStatus();
     if (count > kMaxCopies) {
       return errors::InvalidArgument("the actions of a sample weigh ", count, ", want at most ",
@@ -158,24 +93,24 @@ class ReweightExpander final : public SampleExpander {
 class InstanceReweightDatasetOp : public data::UnaryDatasetOpKernel {
  public:
   explicit InstanceReweightDatasetOp(OpKernelConstruction *ctx) : UnaryDatasetOpKernel(ctx) {
-    auto rules = std::make_shared<ReweightRules>();
-    std::vector<int64_t> actions, weights, labels;
+    std::unordered_map<int64_t, ReweightRules::Rule> rules;
+    std::vector<int64_t> actions, weights, labels, priorities;
     int64_t method;
     OP_REQUIRES_OK(ctx, GetRowType(ctx, &type_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("method", &method));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("actions", &actions));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("weights", &weights));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("labels", &labels));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("priorities", &rules->priorities));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("priorities", &priorities));
     OP_REQUIRES(ctx, method == 0, errors::InvalidArgument("method is ", method, ", want 0"));
     OP_REQUIRES(ctx, actions.size() == weights.size() && actions.size() == labels.size(),
                 errors::InvalidArgument("actions, weights and labels have ", actions.size(), ", ",
                                         weights.size(), " and ", labels.size(), " elements"));
     for (size_t i = 0; i < actions.size(); ++i) {
       OP_REQUIRES_OK(ctx, CheckCount("a weight", weights[i], -kMaxCopies, kMaxCopies));
-      rules->rules[actions[i]] = {weights[i], static_cast<float>(labels[i])};
+      rules[actions[i]] = {weights[i], static_cast<float>(labels[i])};
     }
-    rules_ = std::move(rules);
+    rules_ = std::make_shared<ReweightRules>(std::move(rules), std::move(priorities));
   }
 
  protected:
@@ -185,8 +120,9 @@ class InstanceReweightDatasetOp : public data::UnaryDatasetOpKernel {
     options.name = "InstanceReweightDataset";
     options.attrs = AttrsOf(def());
     options.factory = [rules = rules_, type = type_]() -> std::unique_ptr<SampleExpander> {
-      if (type == SampleType::kInstance) return std::make_unique<ReweightExpander<Instance>>(rules);
-      return std::make_unique<ReweightExpander<Example>>(rules);
+      return VisitRowType(type, [&](auto tag) -> std::unique_ptr<SampleExpander> {
+        return std::make_unique<ReweightExpander<ProtoOf<decltype(tag)>>>(rules);
+      });
     };
     OP_REQUIRES_OK(ctx, MakeSampleDataset(ctx, input, std::move(options), output));
   }
@@ -253,14 +189,14 @@ class BasicTransform {
   bool Apply(Proto *sample) const {
     switch (kind_) {
       case config::BasicTransformConfig::kFilterByLabel:
-        return KeepsByLabel(sample->label(), thresholds_, /*filter_equal=*/false);
+        return KeepsByLabel(SpanOf(sample->label()), thresholds_, /*filter_equal=*/false);
       case config::BasicTransformConfig::kFilterByValue:
         return value_filter_.Keeps(sample->line_id());
       case config::BasicTransformConfig::kAddLabel:
         adder_.Apply(sample->mutable_line_id(), sample->mutable_label());
         return true;
       default:
-        return fid_filter_->Keeps(*sample);
+        return Keeps(*fid_filter_, *sample);
     }
   }
 
@@ -335,9 +271,9 @@ class TransformDatasetOp : public data::UnaryDatasetOpKernel {
     options.name = "TransformDataset";
     options.attrs = AttrsOf(def());
     options.factory = [steps = steps_, type = type_]() -> std::unique_ptr<SampleExpander> {
-      if (type == SampleType::kInstance)
-        return std::make_unique<TransformExpander<Instance>>(steps);
-      return std::make_unique<TransformExpander<Example>>(steps);
+      return VisitRowType(type, [&](auto tag) -> std::unique_ptr<SampleExpander> {
+        return std::make_unique<TransformExpander<ProtoOf<decltype(tag)>>>(steps);
+      });
     };
     OP_REQUIRES_OK(ctx, MakeSampleDataset(ctx, input, std::move(options), output));
   }

@@ -117,7 +117,7 @@ std::string SetField(const Value& value, const FieldDescriptor* field, LineId* l
       return "";
     case FieldDescriptor::CPPTYPE_STRING: {
       std::string bytes = value.bytes();
-      // Whoever parses the sample would refuse it.
+      // Parsing the sample would fail.
       if (field->type() == FieldDescriptor::TYPE_STRING &&
           (bytes.size() > INT32_MAX || !::google::protobuf::internal::IsStructurallyValidUTF8(
                                            bytes.data(), static_cast<int>(bytes.size())))) {

@@ -13,8 +13,8 @@
 namespace tensorflow {
 namespace monolith_tf {
 
-using ::monolith::data::DynamicLibrary;
-using ::monolith::data::MatchingPaths;
+using ::monolith::engine::DynamicLibrary;
+using ::monolith::engine::MatchingPaths;
 
 struct ParquetApi {
   decltype(&MonolithParquetOpen) open = nullptr;

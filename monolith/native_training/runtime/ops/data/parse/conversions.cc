@@ -3,7 +3,7 @@
 #include <string>
 
 #include "absl/container/flat_hash_map.h"
-#include "monolith/native_training/runtime/data/fid.h"
+#include "monolith/native_training/runtime/base/feature_id.h"
 
 namespace tensorflow {
 namespace monolith_tf {
@@ -149,7 +149,7 @@ Example InstanceToExample(const Instance& instance) {
   }
   absl::flat_hash_map<int64_t, int> position;
   for (uint64_t fid : instance.fid()) {
-    const int64_t slot = ::monolith::data::SlotOfV1(fid);
+    const int64_t slot = ::monolith::engine::SlotOfV1(fid);
     const auto [it, is_new] = position.emplace(slot, example.named_feature_size());
     if (is_new) add("fc_slot_" + std::to_string(slot));
     example.mutable_named_feature(it->second)

@@ -4,13 +4,13 @@
 #include <string>
 #include <vector>
 
-#include "monolith/native_training/runtime/data/fid.h"
+#include "monolith/native_training/runtime/base/feature_id.h"
 #include "monolith/native_training/runtime/ops/data/parse/instance_table.h"
 #include "monolith/native_training/runtime/ops/data/parse/parse_spec.h"
 #include "monolith/native_training/runtime/ops/data/samples/sample.h"
+#include "monolith/native_training/runtime/ops/support/device_runner.h"
 #include "monolith/native_training/runtime/ops/support/kernel_registration.h"
 #include "monolith/native_training/runtime/ops/support/op_checks.h"
-#include "monolith/native_training/runtime/ops/support/op_parallel.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/shape_inference.h"
@@ -230,7 +230,7 @@ class InstanceOpBase : public OpKernel {
 
   Status WriteDense(OpKernelContext* ctx, const SampleBatch<Instance>& batch,
                     const InstanceTable& table, int64_t first_output,
-                    const OpParallel& parallel) const {
+                    const DeviceRunner& parallel) const {
     for (size_t i = 0; i < spec_.columns.size(); ++i) {
       const ParseSpec::Column& column = spec_.columns[i];
       const int64_t output = first_output + static_cast<int64_t>(i);
@@ -256,7 +256,7 @@ class MonolithParseInstancesOp : public InstanceOpBase {
   }
 
   void Compute(OpKernelContext* ctx) override {
-    const OpParallel parallel(ctx);
+    const DeviceRunner parallel(ctx);
     SampleBatch<Instance> batch;
     OP_REQUIRES_OK(ctx, batch.Load("serialized", ctx->input(0), parallel));
     const InstanceTable table(batch, spec_.wanted, parallel);
@@ -288,7 +288,7 @@ class MonolithRawParseInstanceOp : public InstanceOpBase {
   }
 
   void Compute(OpKernelContext* ctx) override {
-    const OpParallel parallel(ctx);
+    const DeviceRunner parallel(ctx);
     SampleBatch<Instance> batch;
     OP_REQUIRES_OK(ctx, batch.Load("serialized", ctx->input(0), parallel));
     OP_REQUIRES(ctx, batch.size() == 1 || !(concat_ || collapse_),

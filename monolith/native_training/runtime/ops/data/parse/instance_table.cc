@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "monolith/native_training/runtime/data/fid.h"
+#include "monolith/native_training/runtime/base/feature_id.h"
 #include "monolith/native_training/runtime/data/quantized_floats.h"
 #include "monolith/native_training/runtime/ops/data/parse/example_columns.h"
 
@@ -19,7 +19,7 @@ constexpr int64_t kIndexCycles = 2000;
 }  // namespace
 
 InstanceTable::InstanceTable(const SampleBatch<Instance>& batch, const InstanceColumns& columns,
-                             const OpParallel& parallel)
+                             const DeviceRunner& parallel)
     : batch_(batch),
       num_names_(static_cast<int64_t>(columns.names.size())),
       num_slots_(static_cast<int64_t>(columns.fidv1_slots.size())),
@@ -27,13 +27,13 @@ InstanceTable::InstanceTable(const SampleBatch<Instance>& batch, const InstanceC
       fids_(static_cast<size_t>(batch.size() * num_slots_)) {
   absl::flat_hash_map<absl::string_view, int64_t> names;
   for (int64_t i = 0; i < num_names_; ++i) names[columns.names[i]] = i;
-  std::vector<int64_t> slots(::monolith::data::kMaxSlotsV1, -1);
+  std::vector<int64_t> slots(::monolith::engine::kMaxSlotsV1, -1);
   for (int64_t i = 0; i < num_slots_; ++i) slots[columns.fidv1_slots[i]] = i;
   parallel.For(batch.size(), kIndexCycles, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
       if (num_slots_ > 0) {
         for (uint64_t fid : batch_[row].fid()) {
-          const int64_t slot = slots[::monolith::data::SlotOfV1(fid)];
+          const int64_t slot = slots[::monolith::engine::SlotOfV1(fid)];
           if (slot >= 0) fids_[row * num_slots_ + slot].push_back(fid);
         }
       }
@@ -72,9 +72,9 @@ FeatureRows InstanceTable::FidV2Rows(int64_t i) const {
 
 Status CheckSlots(const std::vector<int64_t>& slots) {
   for (int64_t slot : slots) {
-    if (slot < 0 || slot >= ::monolith::data::kMaxSlotsV1) {
+    if (slot < 0 || slot >= ::monolith::engine::kMaxSlotsV1) {
       return errors::InvalidArgument("fidv1_features has slot ", slot, ", want 0 to ",
-                                     ::monolith::data::kMaxSlotsV1 - 1);
+                                     ::monolith::engine::kMaxSlotsV1 - 1);
     }
   }
   std::vector<int64_t> sorted = slots;
@@ -159,7 +159,7 @@ Status ResolveMiscColumn(ParseSpec::Column* column) {
 }
 
 Status WriteMiscColumn(OpKernelContext* ctx, const ParseSpec::Column& column, int64_t output,
-                       const SampleBatch<Instance>& batch, const OpParallel& parallel) {
+                       const SampleBatch<Instance>& batch, const DeviceRunner& parallel) {
   switch (column.kind) {
     case ParseSpec::Kind::kLabel:
       return WriteDenseColumn(ctx, column, output, batch.size(),

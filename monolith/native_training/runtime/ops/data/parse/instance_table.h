@@ -10,7 +10,7 @@
 #include "monolith/native_training/runtime/data/fid_sharding.h"
 #include "monolith/native_training/runtime/ops/data/parse/parse_spec.h"
 #include "monolith/native_training/runtime/ops/data/samples/sample.h"
-#include "monolith/native_training/runtime/ops/support/op_parallel.h"
+#include "monolith/native_training/runtime/ops/support/device_runner.h"
 
 namespace tensorflow {
 namespace monolith_tf {
@@ -24,7 +24,7 @@ struct InstanceColumns {
 class InstanceTable {
  public:
   InstanceTable(const SampleBatch<Instance>& batch, const InstanceColumns& columns,
-                const OpParallel& parallel);
+                const DeviceRunner& parallel);
 
   // Ids of slot number i of fidv1_slots, one row per Instance.
   ::monolith::data::FeatureRows FidV1Rows(int64_t i) const;
@@ -56,7 +56,7 @@ Status ResolveMiscColumn(ParseSpec::Column* column);
 
 // Writes such a column.
 Status WriteMiscColumn(OpKernelContext* ctx, const ParseSpec::Column& column, int64_t output,
-                       const SampleBatch<Instance>& batch, const OpParallel& parallel);
+                       const SampleBatch<Instance>& batch, const DeviceRunner& parallel);
 
 }  // namespace monolith_tf
 }  // namespace tensorflow

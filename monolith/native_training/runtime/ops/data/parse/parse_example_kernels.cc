@@ -5,12 +5,12 @@
 #include <vector>
 
 #include "monolith/native_training/data/data_op_config.pb.h"
-#include "monolith/native_training/runtime/data/fid.h"
+#include "monolith/native_training/runtime/base/feature_id.h"
 #include "monolith/native_training/runtime/ops/data/parse/example_columns.h"
 #include "monolith/native_training/runtime/ops/data/parse/parse_spec.h"
 #include "monolith/native_training/runtime/ops/data/samples/sample.h"
+#include "monolith/native_training/runtime/ops/support/device_runner.h"
 #include "monolith/native_training/runtime/ops/support/kernel_registration.h"
-#include "monolith/native_training/runtime/ops/support/op_parallel.h"
 #include "tensorflow/core/framework/op_kernel.h"
 
 namespace tensorflow {
@@ -35,7 +35,8 @@ DenseRow DenseCells(const ParseSpec::Column& column, CellFn cell) {
 // cells[row * columns + column]: the last feature of that name, or null.
 class ExampleTable {
  public:
-  ExampleTable(const SampleBatch<Example>& batch, const ParseSpec& spec, const OpParallel& parallel)
+  ExampleTable(const SampleBatch<Example>& batch, const ParseSpec& spec,
+               const DeviceRunner& parallel)
       : spec_(spec), cells_(static_cast<size_t>(batch.size() * spec.num_columns())) {
     parallel.For(batch.size(), kIndexCycles, [&](int64_t begin, int64_t end) {
       for (int64_t row = begin; row < end; ++row) {
@@ -59,7 +60,7 @@ class ExampleTable {
 };
 
 Status WriteExamples(OpKernelContext* ctx, const SampleBatch<Example>& batch, const ParseSpec& spec,
-                     const OpParallel& parallel) {
+                     const DeviceRunner& parallel) {
   const ExampleTable table(batch, spec, parallel);
   for (int64_t i = 0; i < spec.num_columns(); ++i) {
     const ParseSpec::Column& column = spec.columns[i];
@@ -157,7 +158,7 @@ class BatchTable {
 // Everything but sparse columns and labels that need more than the table.
 Status WriteBatchColumn(OpKernelContext* ctx, const BatchTable& table, const ParseSpec& spec,
                         int64_t i, int64_t batch, const std::vector<LineId>& line_ids,
-                        const OpParallel& parallel) {
+                        const DeviceRunner& parallel) {
   const ParseSpec::Column& column = spec.columns[i];
   const NamedFeatureList* list = table.column(i);
   DenseRow rows = DenseCells(column, [list](int64_t row) { return BatchTable::Cell(list, row); });
@@ -207,7 +208,7 @@ Status CollectSparse(const ParseSpec::Column& column, const NamedFeatureList* li
 }
 
 Status WriteExampleBatch(OpKernelContext* ctx, const ExampleBatch& batch, const ParseSpec& spec,
-                         const OpParallel& parallel) {
+                         const DeviceRunner& parallel) {
   TF_RETURN_IF_ERROR(CheckBatchSize(batch));
   BatchTable table;
   TF_RETURN_IF_ERROR(table.Add(batch, spec));
@@ -247,7 +248,7 @@ class ParseExampleOp : public OpKernel {
   }
 
   void Compute(OpKernelContext* ctx) override {
-    const OpParallel parallel(ctx);
+    const DeviceRunner parallel(ctx);
     Tensor input = ctx->input(0);
     if constexpr (std::is_same_v<Proto, ExampleBatch>) {
       OP_REQUIRES_OK(ctx, FirstElement(ctx->input(0), &input));
@@ -298,7 +299,7 @@ class ParseExampleBatchListOp : public OpKernel {
   }
 
   void Compute(OpKernelContext* ctx) override {
-    const OpParallel parallel(ctx);
+    const DeviceRunner parallel(ctx);
     BatchTable table;
     int64_t rows = -1;
     for (int i = 0; i < ctx->num_inputs(); ++i) {
@@ -324,7 +325,7 @@ class ParseExampleBatchListOp : public OpKernel {
 
  private:
   Status WriteColumn(OpKernelContext* ctx, const BatchTable& table, int64_t i, int64_t rows,
-                     const std::vector<LineId>& line_ids, const OpParallel& parallel) const {
+                     const std::vector<LineId>& line_ids, const DeviceRunner& parallel) const {
     const ParseSpec::Column& column = spec_.columns[i];
     if (column.kind == ParseSpec::Kind::kLabel && labels_.conf_size() > 0) {
       DenseRow label;
@@ -355,15 +356,15 @@ class ParseExampleBatchListOp : public OpKernel {
                         int64_t rows) const {
     FeatureRows sparse;
     TF_RETURN_IF_ERROR(CollectSparse(spec_.columns[i], list, rows, &sparse));
-    if (list != nullptr && (list->id() < 0 || list->id() >= ::monolith::data::kMaxSlotsV2)) {
+    if (list != nullptr && (list->id() < 0 || list->id() >= ::monolith::engine::kMaxSlotsV2)) {
       return errors::InvalidArgument("id of column '", list->name(), "' is ", list->id(),
-                                     ", want a slot below ", ::monolith::data::kMaxSlotsV2);
+                                     ", want a slot below ", ::monolith::engine::kMaxSlotsV2);
     }
     std::vector<std::vector<uint64_t>> reslotted;
     reslotted.reserve(sparse.spans.size());
     for (::monolith::data::FidSpan& span : sparse.spans) {
       reslotted.emplace_back(span.fids, span.fids + span.size);
-      for (uint64_t& fid : reslotted.back()) fid = ::monolith::data::MakeFidV2(list->id(), fid);
+      for (uint64_t& fid : reslotted.back()) fid = ::monolith::engine::MakeFidV2(list->id(), fid);
       span = {reslotted.back().data(), span.size, false};
     }
     return WriteSparseColumn(ctx, i, spec_.num_columns() + i, sparse, sparse.shared ? rows : 0,

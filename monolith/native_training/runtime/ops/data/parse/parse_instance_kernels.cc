@@ -6,9 +6,9 @@
 #include "monolith/native_training/runtime/ops/data/parse/instance_table.h"
 #include "monolith/native_training/runtime/ops/data/parse/parse_spec.h"
 #include "monolith/native_training/runtime/ops/data/samples/sample.h"
+#include "monolith/native_training/runtime/ops/support/device_runner.h"
 #include "monolith/native_training/runtime/ops/support/kernel_registration.h"
 #include "monolith/native_training/runtime/ops/support/op_checks.h"
-#include "monolith/native_training/runtime/ops/support/op_parallel.h"
 #include "tensorflow/core/framework/op_kernel.h"
 
 namespace tensorflow {
@@ -36,7 +36,7 @@ class ParseInstancesOp : public OpKernel {
   }
 
   void Compute(OpKernelContext* ctx) override {
-    const OpParallel parallel(ctx);
+    const DeviceRunner parallel(ctx);
     Tensor input = ctx->input(0);
     if (returns_protos) {
       if (input.dtype() == DT_STRING) {

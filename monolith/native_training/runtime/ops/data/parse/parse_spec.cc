@@ -2,14 +2,14 @@
 
 #include <algorithm>
 
-#include "monolith/native_training/runtime/data/fid.h"
+#include "monolith/native_training/runtime/base/feature_id.h"
 #include "monolith/native_training/runtime/ops/support/op_checks.h"
 
 namespace tensorflow {
 namespace monolith_tf {
 
 using ::monolith::data::FeatureRows;
-using ::monolith::data::FidV1ToV2;
+using ::monolith::engine::FidV1ToV2;
 
 namespace {
 
@@ -136,7 +136,7 @@ namespace {
 
 template <typename T>
 Status FillRows(OpKernelContext* ctx, int64_t i, int64_t batch, int64_t width,
-                const std::function<Status(int64_t, T*)>& row, const OpParallel& parallel) {
+                const std::function<Status(int64_t, T*)>& row, const DeviceRunner& parallel) {
   Tensor* tensor;
   TF_RETURN_IF_ERROR(AllocateOutput(ctx, i, {batch, width}, &tensor));
   T* out = tensor->flat<T>().data();
@@ -150,7 +150,7 @@ Status FillRows(OpKernelContext* ctx, int64_t i, int64_t batch, int64_t width,
 }  // namespace
 
 Status WriteDenseColumn(OpKernelContext* ctx, const ParseSpec::Column& column, int64_t i,
-                        int64_t batch, const DenseRow& row, const OpParallel& parallel) {
+                        int64_t batch, const DenseRow& row, const DeviceRunner& parallel) {
   switch (column.dtype) {
     case DT_FLOAT:
       return FillRows<float>(ctx, i, batch, column.width, row.floats, parallel);
@@ -163,7 +163,7 @@ Status WriteDenseColumn(OpKernelContext* ctx, const ParseSpec::Column& column, i
 
 Status WriteLineIdColumn(OpKernelContext* ctx, const ParseSpec::Column& column, int64_t i,
                          int64_t batch, const std::function<const LineId&(int64_t)>& line_id,
-                         const OpParallel& parallel) {
+                         const DeviceRunner& parallel) {
   const auto copy = [&](int64_t row, auto* out) {
     CopyLineIdField(line_id(row), *column.field, column.width, out);
     return OkStatus();

@@ -16,7 +16,7 @@
 #include "monolith/native_training/runtime/data/fid_sharding.h"
 #include "monolith/native_training/runtime/ops/data/parse/line_id.h"
 #include "monolith/native_training/runtime/ops/data/samples/sample.h"
-#include "monolith/native_training/runtime/ops/support/op_parallel.h"
+#include "monolith/native_training/runtime/ops/support/device_runner.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/types.h"
 
@@ -77,12 +77,12 @@ Status WriteSparseColumn(OpKernelContext* ctx, int64_t splits_output, int64_t va
 
 // Writes a dense column as output i by asking for each of the `batch` rows.
 Status WriteDenseColumn(OpKernelContext* ctx, const ParseSpec::Column& column, int64_t i,
-                        int64_t batch, const DenseRow& row, const OpParallel& parallel);
+                        int64_t batch, const DenseRow& row, const DeviceRunner& parallel);
 
 // LineId column; line_id(row) must stay valid while it is written.
 Status WriteLineIdColumn(OpKernelContext* ctx, const ParseSpec::Column& column, int64_t i,
                          int64_t batch, const std::function<const LineId&(int64_t)>& line_id,
-                         const OpParallel& parallel);
+                         const DeviceRunner& parallel);
 
 }  // namespace monolith_tf
 }  // namespace tensorflow

@@ -6,7 +6,7 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "monolith/native_training/data/data_op_config.pb.h"
-#include "monolith/native_training/runtime/data/fid.h"
+#include "monolith/native_training/runtime/base/feature_id.h"
 #include "monolith/native_training/runtime/ops/data/samples/sample.h"
 #include "monolith/native_training/runtime/ops/support/kernel_registration.h"
 #include "monolith/native_training/runtime/ops/support/op_checks.h"
@@ -19,7 +19,7 @@ namespace tensorflow {
 namespace monolith_tf {
 namespace {
 
-using ::monolith::data::MakeFidV2;
+using ::monolith::engine::MakeFidV2;
 using ::monolith::native_training::data::config::TFRecordFeatureDescription;
 
 REGISTER_OP("MonolithTFExampleToExample")

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
-#include "monolith/native_training/runtime/data/fid.h"
+#include "monolith/native_training/runtime/base/feature_id.h"
 #include "monolith/native_training/runtime/data/fid_hash.h"
 #include "monolith/native_training/runtime/ops/support/kernel_registration.h"
 #include "monolith/native_training/runtime/ops/support/op_checks.h"
@@ -17,8 +17,8 @@ namespace tensorflow {
 namespace monolith_tf {
 namespace {
 
-using ::monolith::data::MakeFidV1;
-using ::monolith::data::MakeFidV2;
+using ::monolith::engine::MakeFidV1;
+using ::monolith::engine::MakeFidV2;
 using shape_inference::InferenceContext;
 
 REGISTER_OP("SwitchSlot")
@@ -92,7 +92,7 @@ Status GetSlotAttrs(OpKernelConstruction* ctx, int64_t* slot, int64_t* version) 
     return errors::InvalidArgument("fid_version is ", *version, ", want 1 or 2");
   }
   const int64_t limit =
-      *version == 1 ? ::monolith::data::kMaxSlotsV1 : ::monolith::data::kMaxSlotsV2;
+      *version == 1 ? ::monolith::engine::kMaxSlotsV1 : ::monolith::engine::kMaxSlotsV2;
   if (*slot < limit) return OkStatus();
   return errors::InvalidArgument("slot is ", *slot, ", want less than ", limit);
 }
@@ -174,9 +174,9 @@ class ExtractFidOp : public OpKernel {
  public:
   explicit ExtractFidOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("slot", &slot_));
-    OP_REQUIRES(ctx, slot_ >= 0 && slot_ < ::monolith::data::kMaxSlotsV2,
+    OP_REQUIRES(ctx, slot_ >= 0 && slot_ < ::monolith::engine::kMaxSlotsV2,
                 errors::InvalidArgument("slot is ", slot_, ", want 0 to ",
-                                        ::monolith::data::kMaxSlotsV2 - 1));
+                                        ::monolith::engine::kMaxSlotsV2 - 1));
   }
 
   void Compute(OpKernelContext* ctx) override {

@@ -4,10 +4,10 @@
 #include <string>
 #include <vector>
 
-#include "absl/container/flat_hash_map.h"
-#include "absl/strings/numbers.h"
+#include "monolith/native_training/runtime/data/sample_filters.h"
 #include "monolith/native_training/runtime/ops/data/samples/sample.h"
 #include "monolith/native_training/runtime/ops/data/samples/sample_rules.h"
+#include "monolith/native_training/runtime/ops/support/engine_bridge.h"
 #include "monolith/native_training/runtime/ops/support/kernel_registration.h"
 #include "monolith/native_training/runtime/ops/support/op_checks.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
@@ -86,21 +86,12 @@ REGISTER_FILTER_OP("NegativeSample")
     .Attr("per_action_drop_rate: string = ''")
     .Doc("Drops a share of the samples whose label is below the threshold.");
 
-// The variant type of an op on single samples.
-Status RowSampleType(OpKernelConstruction* ctx, SampleType* type) {
-  std::string name;
-  TF_RETURN_IF_ERROR(ctx->GetAttr("variant_type", &name));
-  TF_RETURN_IF_ERROR(ParseSampleType("variant_type", name, type));
-  if (*type != SampleType::kExampleBatch) return OkStatus();
-  return errors::InvalidArgument("variant_type is '", name, "', want instance or example");
-}
-
 // Rule: Status Init(OpKernelConstruction*), Status Keeps(const Proto&, bool*) const.
 template <typename Rule>
 class FilterOp : public OpKernel {
  public:
   explicit FilterOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
-    OP_REQUIRES_OK(ctx, RowSampleType(ctx, &type_));
+    OP_REQUIRES_OK(ctx, GetRowType(ctx, &type_));
     OP_REQUIRES_OK(ctx, rule_.Init(ctx));
   }
 
@@ -108,8 +99,9 @@ class FilterOp : public OpKernel {
     OP_REQUIRES_OK(ctx, CheckScalar("input", ctx->input(0)));
     const Variant& variant = ctx->input(0).scalar<Variant>()();
     bool keeps = false;
-    OP_REQUIRES_OK(ctx, type_ == SampleType::kInstance ? Run<Instance>(variant, &keeps)
-                                                       : Run<Example>(variant, &keeps));
+    OP_REQUIRES_OK(ctx, VisitRowType(type_, [&](auto tag) {
+                     return Run<ProtoOf<decltype(tag)>>(variant, &keeps);
+                   }));
     Tensor* output;
     OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({}), &output));
     output->scalar<bool>()() = keeps;
@@ -131,24 +123,24 @@ class FilterOp : public OpKernel {
 class SetRule {
  public:
   Status Init(OpKernelConstruction* ctx) {
-    FidFilter::Config config;
+    ::monolith::data::FidFilter::Config config;
     TF_RETURN_IF_ERROR(ctx->GetAttr("filter_fids", &config.filter_fids));
     TF_RETURN_IF_ERROR(ctx->GetAttr("has_fids", &config.has_fids));
     TF_RETURN_IF_ERROR(ctx->GetAttr("select_fids", &config.select_fids));
     TF_RETURN_IF_ERROR(ctx->GetAttr("has_actions", &config.has_actions));
     TF_RETURN_IF_ERROR(ctx->GetAttr("req_time_min", &config.req_time_min));
     TF_RETURN_IF_ERROR(ctx->GetAttr("select_slots", &config.select_slots));
-    filter_ = std::make_unique<FidFilter>(config);
+    filter_ = std::make_unique<::monolith::data::FidFilter>(config);
     return OkStatus();
   }
 
   template <typename Proto>
   bool Keeps(const Proto& sample) const {
-    return filter_->Keeps(sample);
+    return monolith_tf::Keeps(*filter_, sample);
   }
 
  private:
-  std::unique_ptr<FidFilter> filter_;
+  std::unique_ptr<const ::monolith::data::FidFilter> filter_;
 };
 
 Status GetOperands(OpKernelConstruction* ctx, Operands* operands) {
@@ -189,7 +181,7 @@ class LabelRule {
 
   template <typename Proto>
   bool Keeps(const Proto& sample) const {
-    return KeepsByLabel(sample.label(), thresholds_, filter_equal_);
+    return ::monolith::data::KeepsByLabel(SpanOf(sample.label()), thresholds_, filter_equal_);
   }
 
  private:
@@ -200,104 +192,49 @@ class LabelRule {
 class StrategyRule {
  public:
   Status Init(OpKernelConstruction* ctx) {
+    std::vector<int64_t> priority;
     std::string conf;
-    TF_RETURN_IF_ERROR(ctx->GetAttr("special_strategies", &priority_));
+    bool keep_empty;
+    TF_RETURN_IF_ERROR(ctx->GetAttr("special_strategies", &priority));
     TF_RETURN_IF_ERROR(ctx->GetAttr("strategy_conf", &conf));
-    TF_RETURN_IF_ERROR(ctx->GetAttr("keep_empty_strategy", &keep_empty_));
-    std::vector<std::vector<std::string>> tuples;
-    TF_RETURN_IF_ERROR(ParseTuples("strategy_conf", conf, 2, 3, &tuples));
-    for (const std::vector<std::string>& tuple : tuples) {
-      int64_t strategy;
-      Treatment treatment;
-      treatment.has_label = tuple.size() == 3;
-      if (!absl::SimpleAtoi(tuple[0], &strategy) || !absl::SimpleAtof(tuple[1], &treatment.rate) ||
-          (treatment.has_label && !absl::SimpleAtof(tuple[2], &treatment.label))) {
-        return errors::InvalidArgument("strategy_conf is '", conf,
-                                       "', want strategy:rate[:label] numbers");
-      }
-      treatments_[strategy] = treatment;
-    }
-    return OkStatus();
+    TF_RETURN_IF_ERROR(ctx->GetAttr("keep_empty_strategy", &keep_empty));
+    return FromEngine(filter_.Build(priority, conf, keep_empty));
   }
 
   template <typename Proto>
   bool Keeps(const Proto& sample) const {
-    const auto& strategies = sample.line_id().special_strategies();
-    if (strategies.empty()) return keep_empty_;
-    const int64_t best = BestAction(priority_, strategies);
-    if (best < 0) return false;
-    const auto it = treatments_.find(priority_[best]);
-    if (it == treatments_.end()) return true;
-    if (RandomUniform() >= it->second.rate) return false;
-    if (it->second.has_label && sample.label_size() > 0) {
+    const auto decision =
+        filter_.Decide(SpanOf(sample.line_id().special_strategies()), RandomUniform);
+    if (decision.has_label && sample.label_size() > 0) {
       // A filter has no output for the sample, so the element it keeps is changed itself.
-      const_cast<Proto&>(sample).set_label(0, it->second.label);
+      const_cast<Proto&>(sample).set_label(0, decision.label);
     }
-    return true;
+    return decision.keeps;
   }
 
  private:
-  struct Treatment {
-    float rate = 1;
-    bool has_label = false;
-    float label = 0;
-  };
-
-  std::vector<int64_t> priority_;
-  bool keep_empty_;
-  absl::flat_hash_map<int64_t, Treatment> treatments_;
+  ::monolith::data::StrategyFilter filter_;
 };
 
 class NegativeRule {
  public:
   Status Init(OpKernelConstruction* ctx) {
-    std::string priority, rates;
-    TF_RETURN_IF_ERROR(ctx->GetAttr("drop_rate", &drop_rate_));
-    TF_RETURN_IF_ERROR(ctx->GetAttr("label_index", &label_index_));
-    TF_RETURN_IF_ERROR(ctx->GetAttr("threshold", &threshold_));
-    TF_RETURN_IF_ERROR(ctx->GetAttr("action_priority", &priority));
-    TF_RETURN_IF_ERROR(ctx->GetAttr("per_action_drop_rate", &rates));
-    if (label_index_ < 0) {
-      return errors::InvalidArgument("label_index is ", label_index_, ", want 0 or more");
-    }
-    if (priority.empty() || rates.empty()) return OkStatus();
-    TF_RETURN_IF_ERROR(ParseInts("action_priority", priority, &priority_));
-    std::vector<std::vector<std::string>> tuples;
-    TF_RETURN_IF_ERROR(ParseTuples("per_action_drop_rate", rates, 2, 2, &tuples));
-    for (const std::vector<std::string>& tuple : tuples) {
-      int64_t action;
-      float rate;
-      if (!absl::SimpleAtoi(tuple[0], &action) || !absl::SimpleAtof(tuple[1], &rate)) {
-        return errors::InvalidArgument("per_action_drop_rate is '", rates,
-                                       "', want action:rate numbers");
-      }
-      rates_[action] = rate;
-    }
-    return OkStatus();
+    ::monolith::data::NegativeFilter::Config config;
+    TF_RETURN_IF_ERROR(ctx->GetAttr("drop_rate", &config.drop_rate));
+    TF_RETURN_IF_ERROR(ctx->GetAttr("label_index", &config.label_index));
+    TF_RETURN_IF_ERROR(ctx->GetAttr("threshold", &config.threshold));
+    TF_RETURN_IF_ERROR(ctx->GetAttr("action_priority", &config.action_priority));
+    TF_RETURN_IF_ERROR(ctx->GetAttr("per_action_drop_rate", &config.per_action_drop_rate));
+    return FromEngine(filter_.Build(config));
   }
 
   template <typename Proto>
   bool Keeps(const Proto& sample) const {
-    // A sample without the label counts as negative.
-    if (label_index_ < sample.label_size() &&
-        sample.label(static_cast<int>(label_index_)) >= threshold_) {
-      return true;
-    }
-    float rate = drop_rate_;
-    const int64_t best = BestAction(priority_, sample.line_id().actions());
-    if (best >= 0 && priority_[best] > 0) {
-      const auto it = rates_.find(priority_[best]);
-      if (it != rates_.end()) rate = it->second;
-    }
-    return RandomUniform() >= rate;
+    return filter_.Keeps(SpanOf(sample.label()), SpanOf(sample.line_id().actions()), RandomUniform);
   }
 
  private:
-  float drop_rate_;
-  int64_t label_index_;
-  float threshold_;
-  std::vector<int64_t> priority_;
-  absl::flat_hash_map<int64_t, float> rates_;
+  ::monolith::data::NegativeFilter filter_;
 };
 
 REGISTER_GUARDED_KERNEL(Name("SetFilter").Device(DEVICE_CPU), FilterOp<SetRule>);

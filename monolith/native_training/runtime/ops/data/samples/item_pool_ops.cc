@@ -20,7 +20,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
-#include "monolith/native_training/runtime/data/fid.h"
+#include "monolith/native_training/runtime/base/feature_id.h"
 #include "monolith/native_training/runtime/distribution/id_sharding.h"
 #include "monolith/native_training/runtime/files/file_set.h"
 #include "monolith/native_training/runtime/files/record_reader.h"
@@ -142,7 +142,7 @@ class ItemPoolRandomFillOp : public OpKernel {
         const uint64_t item_id = random();
         data->set_gid(static_cast<int64_t>(item_id));
         for (int64_t slot = 1; slot <= 4; ++slot) {
-          data->add_fids(static_cast<int64_t>(::monolith::data::MakeFidV1(slot, random())));
+          data->add_fids(static_cast<int64_t>(::monolith::engine::MakeFidV1(slot, random())));
         }
         pool->Add(channel, item_id, std::move(data));
       }

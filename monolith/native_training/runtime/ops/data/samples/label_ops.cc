@@ -8,10 +8,12 @@
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
-#include "absl/strings/numbers.h"
+#include "monolith/native_training/runtime/data/label_rules.h"
+#include "monolith/native_training/runtime/data/text_lists.h"
 #include "monolith/native_training/runtime/ops/data/parse/line_id.h"
 #include "monolith/native_training/runtime/ops/data/samples/sample.h"
 #include "monolith/native_training/runtime/ops/data/samples/sample_rules.h"
+#include "monolith/native_training/runtime/ops/support/engine_bridge.h"
 #include "monolith/native_training/runtime/ops/support/kernel_registration.h"
 #include "monolith/native_training/runtime/ops/support/op_checks.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
@@ -95,16 +97,13 @@ template <typename Rule>
 class LabelOp : public OpKernel {
  public:
   explicit LabelOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
-    std::string name;
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("variant_type", &name));
-    OP_REQUIRES_OK(ctx, ParseSampleType("variant_type", name, &type_));
-    OP_REQUIRES(ctx, type_ != SampleType::kExampleBatch,
-                errors::InvalidArgument("variant_type is '", name, "', want instance or example"));
+    OP_REQUIRES_OK(ctx, GetRowType(ctx, &type_));
     OP_REQUIRES_OK(ctx, rule_.Init(ctx));
   }
 
   void Compute(OpKernelContext* ctx) override {
-    OP_REQUIRES_OK(ctx, type_ == SampleType::kInstance ? Run<Instance>(ctx) : Run<Example>(ctx));
+    OP_REQUIRES_OK(ctx,
+                   VisitRowType(type_, [&](auto tag) { return Run<ProtoOf<decltype(tag)>>(ctx); }));
   }
 
  private:
@@ -171,16 +170,17 @@ template <typename Key>
 Status ParseIndices(const char* what, const std::string& text,
                     absl::flat_hash_map<Key, int64_t>* indices, int64_t* size) {
   std::vector<std::vector<std::string>> tuples;
-  TF_RETURN_IF_ERROR(ParseTuples(what, text, 2, 2, &tuples));
+  TF_RETURN_IF_ERROR(FromEngine(::monolith::data::ParseTuples(what, text, 2, 2, &tuples)));
   *size = 0;
   for (const std::vector<std::string>& tuple : tuples) {
     Key key;
     int64_t index;
-    bool valid = absl::SimpleAtoi(tuple[1], &index) && index >= 0 && index < kMaxLabels;
+    bool valid =
+        ::monolith::data::ParseNumber(tuple[1], &index) && index >= 0 && index < kMaxLabels;
     if constexpr (std::is_same_v<Key, std::string>) {
       key = tuple[0];
     } else {
-      valid = valid && absl::SimpleAtoi(tuple[0], &key);
+      valid = valid && ::monolith::data::ParseNumber(tuple[0], &key);
     }
     if (!valid) {
       return errors::InvalidArgument(what, " is '", text,
@@ -232,13 +232,14 @@ class LabelUpperBoundRule {
 class LabelNormalizationRule {
  public:
   Status Init(OpKernelConstruction* ctx) {
-    TF_RETURN_IF_ERROR(ctx->GetAttr("norm_methods", &methods_));
+    std::vector<std::string> methods;
+    TF_RETURN_IF_ERROR(ctx->GetAttr("norm_methods", &methods));
     TF_RETURN_IF_ERROR(ctx->GetAttr("norm_values", &values_));
     TF_RETURN_IF_ERROR(CheckEqual("length of norm_values", static_cast<int64_t>(values_.size()),
-                                  "length of norm_methods", static_cast<int64_t>(methods_.size())));
-    for (const std::string& method : methods_) {
-      const auto* end = std::end(kMethods);
-      if (std::find(std::begin(kMethods), end, method) == end) {
+                                  "length of norm_methods", static_cast<int64_t>(methods.size())));
+    for (const std::string& method : methods) {
+      methods_.emplace_back();
+      if (!::monolith::data::ParseNormalization(method, &methods_.back())) {
         return errors::InvalidArgument("norm_methods has '", method,
                                        "', want log, scale, scale2int, pow, repow or scalelog");
       }
@@ -248,24 +249,14 @@ class LabelNormalizationRule {
 
   void Apply(LineId*, LabelList* label) const {
     for (float& x : *label) {
-      for (size_t i = 0; i < methods_.size(); ++i) x = Normalize(methods_[i], x, values_[i]);
+      for (size_t i = 0; i < methods_.size(); ++i) {
+        x = ::monolith::data::Normalize(methods_[i], x, values_[i]);
+      }
     }
   }
 
  private:
-  static constexpr std::string_view kMethods[] = {"log", "scale", "scale2int",
-                                                  "pow", "repow", "scalelog"};
-
-  static float Normalize(const std::string& method, float x, float v) {
-    if (method == "log") return std::log(std::max(x + v, 0.0f));
-    if (method == "scale") return x / v;
-    if (method == "scale2int") return std::trunc(x / v);
-    if (method == "pow") return std::pow(x + 1, v);
-    if (method == "repow") return x > 0 ? std::pow(x, v) : 0.0f;
-    return std::log(std::max(x / v + 1, 0.0f));
-  }
-
-  std::vector<std::string> methods_;
+  std::vector<::monolith::data::Normalization> methods_;
   std::vector<float> values_;
 };
 
@@ -303,11 +294,11 @@ class MultiLabelGenRule {
     std::string head_to_index, head_field, priority;
     TF_RETURN_IF_ERROR(ctx->GetAttr("head_to_index", &head_to_index));
     TF_RETURN_IF_ERROR(ctx->GetAttr("head_field", &head_field));
-    TF_RETURN_IF_ERROR(ctx->GetAttr("pos_actions", &pos_actions_));
-    TF_RETURN_IF_ERROR(ctx->GetAttr("neg_actions", &neg_actions_));
+    TF_RETURN_IF_ERROR(ctx->GetAttr("pos_actions", &labels_.positive));
+    TF_RETURN_IF_ERROR(ctx->GetAttr("neg_actions", &labels_.negative));
     TF_RETURN_IF_ERROR(ctx->GetAttr("use_origin_label", &use_origin_label_));
-    TF_RETURN_IF_ERROR(ctx->GetAttr("pos_label", &pos_label_));
-    TF_RETURN_IF_ERROR(ctx->GetAttr("neg_label", &neg_label_));
+    TF_RETURN_IF_ERROR(ctx->GetAttr("pos_label", &labels_.positive_label));
+    TF_RETURN_IF_ERROR(ctx->GetAttr("neg_label", &labels_.negative_label));
     TF_RETURN_IF_ERROR(ctx->GetAttr("action_priority", &priority));
     TF_RETURN_IF_ERROR(ctx->GetAttr("task_num", &task_num_));
     TF_RETURN_IF_ERROR(CheckCount("task_num", task_num_, 0, kMaxLabels));
@@ -317,7 +308,8 @@ class MultiLabelGenRule {
       return errors::InvalidArgument("task_num is ", task_num_, ", want at least ", size,
                                      " for head_to_index '", head_to_index, "'");
     }
-    TF_RETURN_IF_ERROR(ParseInts("action_priority", priority, &priority_));
+    TF_RETURN_IF_ERROR(
+        FromEngine(::monolith::data::ParseInts("action_priority", priority, &labels_.priority)));
     TF_RETURN_IF_ERROR(FindLineIdField(head_field, &head_, &head_dtype_));
     if (head_->is_repeated() || head_dtype_ == DT_FLOAT) {
       return errors::InvalidArgument("head_field ", head_field, " is no single integer or string");
@@ -327,7 +319,7 @@ class MultiLabelGenRule {
 
   void Apply(LineId* line_id, LabelList* label) const {
     const float value = use_origin_label_ ? (label->empty() ? kInvalidLabel : label->Get(0))
-                                          : LabelOfActions(line_id->actions());
+                                          : labels_.Of(SpanOf(line_id->actions()));
     label->Clear();
     label->Resize(static_cast<int>(task_num_), kInvalidLabel);
     const auto it = indices_.find(Head(*line_id));
@@ -346,22 +338,11 @@ class MultiLabelGenRule {
     return std::to_string(number);
   }
 
-  float LabelOfActions(const ::google::protobuf::RepeatedField<int32_t>& actions) const {
-    if (actions.empty()) return kInvalidLabel;
-    const int64_t best = BestAction(priority_, actions);
-    const int64_t action = best >= 0 ? priority_[best] : actions[0];
-    const auto has = [action](const std::vector<int64_t>& list) {
-      return std::find(list.begin(), list.end(), action) != list.end();
-    };
-    return has(pos_actions_) ? pos_label_ : has(neg_actions_) ? neg_label_ : kInvalidLabel;
-  }
-
   absl::flat_hash_map<std::string, int64_t> indices_;
   const LineIdField* head_;
   DataType head_dtype_;
-  std::vector<int64_t> pos_actions_, neg_actions_, priority_;
+  ::monolith::data::ActionLabels labels_;
   bool use_origin_label_;
-  float pos_label_, neg_label_;
   int64_t task_num_;
 };
 

@@ -22,7 +22,7 @@ using ::monolith::data::ByteSource;
 using ::monolith::data::ReadResult;
 using ::monolith::data::RecordReader;
 
-// Data sets open many files at once, so a file's buffer is bounded whatever the caller asks for.
+// Datasets open many files at once, so a file's buffer is bounded whatever the caller asks for.
 constexpr int64_t kMaxFileBuffer = 1 << 20;
 constexpr uint32_t kMaxSnappyBlock = 1u << 30;
 constexpr size_t kMaxSnappyRatio = 64;  // three bytes of input make at most 64

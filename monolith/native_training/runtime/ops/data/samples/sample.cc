@@ -40,6 +40,14 @@ Status ParseSampleType(std::string_view attr, const std::string& name, SampleTyp
   return OkStatus();
 }
 
+Status GetRowType(OpKernelConstruction* ctx, SampleType* type) {
+  std::string name;
+  TF_RETURN_IF_ERROR(ctx->GetAttr("variant_type", &name));
+  TF_RETURN_IF_ERROR(ParseSampleType("variant_type", name, type));
+  if (*type != SampleType::kExampleBatch) return OkStatus();
+  return errors::InvalidArgument("variant_type is '", name, "', want instance or example");
+}
+
 Status ExtendExample(Example* example) {
   for (const NamedFeature& named : example->named_feature()) {
     const ExampleFeature& feature = named.feature();

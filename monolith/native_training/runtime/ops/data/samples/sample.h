@@ -1,7 +1,7 @@
 // A training sample in a variant tensor, and how kernels get samples out of tensors.
 //
 // A variant shares one immutable proto: batching, caching and handing on copy a pointer. An op that
-// changes a sample copies it first, unless nobody else holds it. Variants can be encoded, so they
+// changes a sample copies it first, unless it is the only holder. Variants can be encoded, so they
 // survive a checkpoint and a trip to another process.
 #ifndef MONOLITH_NATIVE_TRAINING_RUNTIME_OPS_DATA_SAMPLES_SAMPLE_H_
 #define MONOLITH_NATIVE_TRAINING_RUNTIME_OPS_DATA_SAMPLES_SAMPLE_H_
@@ -15,8 +15,9 @@
 #include "idl/matrix/proto/example.pb.h"
 #include "idl/matrix/proto/line_id.pb.h"
 #include "idl/matrix/proto/proto_parser.pb.h"
+#include "monolith/native_training/runtime/concurrency/parallel_runner.h"
 #include "monolith/native_training/runtime/data/fid_sharding.h"
-#include "monolith/native_training/runtime/distribution/parallel.h"
+#include "monolith/native_training/runtime/data/label_rules.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/tensor.h"
 #include "tensorflow/core/framework/variant.h"
@@ -39,13 +40,44 @@ using ExampleFeature = ::monolith::io::proto::Feature;
 inline constexpr char kLineIdName[] = "__LINE_ID__";
 inline constexpr char kLabelName[] = "__LABEL__";
 inline constexpr char kWeightName[] = "instance_weight";
-// A label that says nothing about its task.
-inline constexpr float kInvalidLabel = -3.4028235e38f;
+using ::monolith::data::kInvalidLabel;
 
 enum class SampleType { kInstance, kExample, kExampleBatch };
 
 // "instance", "example", "example_batch" or "examplebatch". `attr` names the argument in the error.
 Status ParseSampleType(std::string_view attr, const std::string& name, SampleType* type);
+
+// Reads attribute variant_type of an op on single samples. InvalidArgument: it is neither instance
+// nor example.
+Status GetRowType(OpKernelConstruction* ctx, SampleType* type);
+
+// Carries a type of sample to a generic lambda, which gets it back by ProtoOf<decltype(tag)>.
+template <typename Proto>
+struct SampleTag {
+  using type = Proto;
+};
+template <typename Tag>
+using ProtoOf = typename Tag::type;
+
+// Returns fn(SampleTag<Proto>()) for the proto of the type.
+template <typename Fn>
+auto VisitSampleType(SampleType type, const Fn& fn) {
+  switch (type) {
+    case SampleType::kInstance:
+      return fn(SampleTag<Instance>());
+    case SampleType::kExample:
+      return fn(SampleTag<Example>());
+    case SampleType::kExampleBatch:
+      break;
+  }
+  return fn(SampleTag<ExampleBatch>());
+}
+
+// The same for a type that GetRowType gave.
+template <typename Fn>
+auto VisitRowType(SampleType type, const Fn& fn) {
+  return type == SampleType::kInstance ? fn(SampleTag<Instance>()) : fn(SampleTag<Example>());
+}
 
 template <typename Proto>
 struct SampleTraits;
@@ -114,7 +146,7 @@ Status GetSample(const Variant& variant, const Proto** sample) {
   return OkStatus();
 }
 
-// What an iterator gave is one scalar variant. A data set whose shapes are unknown may promise it
+// What an iterator gave is one scalar variant. A dataset whose shapes are unknown may promise it
 // and give something else.
 inline Status CheckSampleElement(const std::vector<Tensor>& element) {
   if (element.size() == 1 && element[0].dtype() == DT_VARIANT && element[0].dims() == 0) {
@@ -184,7 +216,7 @@ template <typename Proto>
 class SampleBatch {
  public:
   Status Load(std::string_view name, const Tensor& input,
-              const ::monolith::distribution::Parallel& parallel) {
+              const ::monolith::engine::ParallelRunner& parallel) {
     if (input.dims() > 1) {
       return errors::InvalidArgument(name, " has shape ", input.shape().DebugString(),
                                      ", want a scalar or a vector");
@@ -239,7 +271,7 @@ class SampleBatch {
 // Parses serialized samples into variants of the same shape.
 template <typename Proto>
 Status StringsToVariants(std::string_view name, const Tensor& strings,
-                         const ::monolith::distribution::Parallel& parallel, Tensor* variants) {
+                         const ::monolith::engine::ParallelRunner& parallel, Tensor* variants) {
   SampleBatch<Proto> batch;
   TF_RETURN_IF_ERROR(batch.Load(name, strings, parallel));
   *variants = Tensor(DT_VARIANT, strings.shape());

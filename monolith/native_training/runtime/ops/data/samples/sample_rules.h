@@ -1,5 +1,5 @@
-// What filters and label ops decide about one sample, without tensors: kernels and TransformDataset
-// share it. Rules are immutable once built, so several threads may use one.
+// The rules of runtime/data on samples, and those that need LineId's fields by name: kernels and
+// TransformDataset share them. Rules are immutable once built, so several threads may use one.
 #ifndef MONOLITH_NATIVE_TRAINING_RUNTIME_OPS_DATA_SAMPLES_SAMPLE_RULES_H_
 #define MONOLITH_NATIVE_TRAINING_RUNTIME_OPS_DATA_SAMPLES_SAMPLE_RULES_H_
 
@@ -8,8 +8,10 @@
 #include <variant>
 #include <vector>
 
-#include "absl/container/flat_hash_set.h"
 #include "monolith/native_training/data/data_op_config.pb.h"
+#include "monolith/native_training/runtime/data/actions.h"
+#include "monolith/native_training/runtime/data/label_rules.h"
+#include "monolith/native_training/runtime/data/sample_filters.h"
 #include "monolith/native_training/runtime/data/value_filter.h"
 #include "monolith/native_training/runtime/ops/data/parse/line_id.h"
 #include "monolith/native_training/runtime/ops/data/samples/sample.h"
@@ -29,31 +31,15 @@ using LabelList = ::google::protobuf::RepeatedField<float>;
 // Uniform in [0, 1), from a generator of the calling thread.
 float RandomUniform();
 
-// Keeps samples by their ids, slots, actions and request time. Empty lists ask for nothing.
-class FidFilter {
- public:
-  struct Config {
-    std::vector<int64_t> filter_fids;   // none of them
-    std::vector<int64_t> has_fids;      // at least one
-    std::vector<int64_t> select_fids;   // all
-    std::vector<int64_t> has_actions;   // at least one
-    std::vector<int64_t> select_slots;  // all
-    int64_t req_time_min = 0;
-  };
+// Borrowed, as the rules of runtime/data take them.
+template <typename T>
+::monolith::data::Span<T> SpanOf(const ::google::protobuf::RepeatedField<T>& values) {
+  return {values.data(), values.size()};
+}
 
-  explicit FidFilter(const Config& config);
-
-  bool Keeps(const Instance& instance) const;
-  bool Keeps(const Example& example) const;
-
- private:
-  template <typename Visit>
-  bool KeepsIds(const LineId& line_id, Visit visit_ids) const;
-
-  absl::flat_hash_set<uint64_t> filter_fids_, has_fids_, select_fids_;
-  absl::flat_hash_set<int64_t> has_actions_, select_slots_;
-  int64_t req_time_min_;
-};
+// What the filter says about the ids of a sample.
+bool Keeps(const ::monolith::data::FidFilter& filter, const Instance& instance);
+bool Keeps(const ::monolith::data::FidFilter& filter, const Example& example);
 
 // Operands of a comparison as op attributes carry them: the list that fits the type is used.
 struct Operands {
@@ -100,9 +86,6 @@ class LineIdFilter {
   bool keep_empty_ = false;
 };
 
-// True if some label is above its threshold, or equal to it unless `filter_equal`.
-bool KeepsByLabel(const LabelList& label, const std::vector<float>& thresholds, bool filter_equal);
-
 // Appends one label per task, decided by actions.
 class LabelAdder {
  public:
@@ -113,21 +96,10 @@ class LabelAdder {
   void Apply(LineId* line_id, LabelList* label) const;
 
  private:
-  ::monolith::native_training::data::config::LabelConf conf_;
+  std::vector<::monolith::data::TaskLabel> tasks_;
   float negative_value_ = 0;
   float new_sample_rate_ = 1;
 };
-
-// "2,3,4" -> numbers. InvalidArgument names `what`.
-Status ParseInts(const char* what, const std::string& text, std::vector<int64_t>* numbers);
-
-// "a:b,c:d" -> {{a, b}, {c, d}}, with at least `min` and at most `max` parts each.
-Status ParseTuples(const char* what, const std::string& text, size_t min, size_t max,
-                   std::vector<std::vector<std::string>>* tuples);
-
-// Index of the first of `priority` that is among the actions, or -1.
-int64_t BestAction(const std::vector<int64_t>& priority,
-                   const ::google::protobuf::RepeatedField<int32_t>& actions);
 
 }  // namespace monolith_tf
 }  // namespace tensorflow

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
-#include "monolith/native_training/runtime/data/fid.h"
+#include "monolith/native_training/runtime/base/feature_id.h"
 #include "monolith/native_training/runtime/data/record_framing.h"
 #include "monolith/native_training/runtime/ops/data/parse/conversions.h"
 #include "monolith/native_training/runtime/ops/data/samples/record_source.h"
@@ -25,10 +25,10 @@ namespace monolith_tf {
 namespace {
 
 using ::monolith::data::HeaderFlags;
-using ::monolith::data::MakeFidV2;
 using ::monolith::data::MemorySource;
 using ::monolith::data::ReadResult;
 using ::monolith::data::RecordReader;
+using ::monolith::engine::MakeFidV2;
 using shape_inference::InferenceContext;
 
 #define HEADER_ATTRS()                         \
@@ -118,17 +118,9 @@ class HasVariantOp : public OpKernel {
     OP_REQUIRES_OK(ctx, CheckScalar("input", ctx->input(0)));
     const Variant& variant = ctx->input(0).scalar<Variant>()();
     size_t size = 0;
-    switch (type_) {
-      case SampleType::kInstance:
-        OP_REQUIRES_OK(ctx, Size<Instance>(variant, &size));
-        break;
-      case SampleType::kExample:
-        OP_REQUIRES_OK(ctx, Size<Example>(variant, &size));
-        break;
-      case SampleType::kExampleBatch:
-        OP_REQUIRES_OK(ctx, Size<ExampleBatch>(variant, &size));
-        break;
-    }
+    OP_REQUIRES_OK(ctx, VisitSampleType(type_, [&](auto tag) {
+                     return Size<ProtoOf<decltype(tag)>>(variant, &size);
+                   }));
     Tensor* output;
     OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({}), &output));
     output->scalar<bool>()() = size > 0;
@@ -195,14 +187,7 @@ class StringToVariantOp : public OpKernel {
   }
 
   void Compute(OpKernelContext* ctx) override {
-    switch (type_) {
-      case SampleType::kInstance:
-        return Run<Instance>(ctx);
-      case SampleType::kExample:
-        return Run<Example>(ctx);
-      case SampleType::kExampleBatch:
-        return Run<ExampleBatch>(ctx);
-    }
+    VisitSampleType(type_, [&](auto tag) { Run<ProtoOf<decltype(tag)>>(ctx); });
   }
 
  private:
@@ -317,9 +302,9 @@ class SwitchSlotBatchOp : public OpKernel {
                 errors::InvalidArgument("features, inplaces and slots have ", features.size(), ", ",
                                         inplaces.size(), " and ", slots.size(), " elements"));
     for (size_t i = 0; i < features.size(); ++i) {
-      OP_REQUIRES(ctx, slots[i] >= 0 && slots[i] < ::monolith::data::kMaxSlotsV2,
+      OP_REQUIRES(ctx, slots[i] >= 0 && slots[i] < ::monolith::engine::kMaxSlotsV2,
                   errors::InvalidArgument("slot of '", features[i], "' is ", slots[i],
-                                          ", want 0 to ", ::monolith::data::kMaxSlotsV2 - 1));
+                                          ", want 0 to ", ::monolith::engine::kMaxSlotsV2 - 1));
       switches_[features[i]] = {inplaces[i], slots[i]};
     }
   }
@@ -359,7 +344,7 @@ class SwitchSlotBatchOp : public OpKernel {
   static void Reslot(int64_t slot, ExampleFeature* feature) {
     if (feature->has_fid_v1_list()) {
       ::monolith::io::proto::FidList list = feature->fid_v1_list();
-      for (uint64_t& fid : *list.mutable_value()) fid = ::monolith::data::FidV1ToV2(fid);
+      for (uint64_t& fid : *list.mutable_value()) fid = ::monolith::engine::FidV1ToV2(fid);
       *feature->mutable_fid_v2_list() = std::move(list);
     }
     if (!feature->has_fid_v2_list()) return;

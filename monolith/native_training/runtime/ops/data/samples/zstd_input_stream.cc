@@ -14,7 +14,7 @@ namespace tensorflow {
 namespace monolith_tf {
 namespace {
 
-using ::monolith::data::DynamicLibrary;
+using ::monolith::engine::DynamicLibrary;
 
 constexpr char kVariable[] = "MONOLITH_LIBZSTD";
 constexpr size_t kOutputBuffer = 128 << 10;

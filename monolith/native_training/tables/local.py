@@ -1,0 +1,109 @@
+"""Tables in this process, for a run without parameter servers.
+
+Every update sums the gradients of equal ids first, as it does with servers, so that results do not
+depend on their number. The environment variable `MONOLITH_UPDATE_PER_OCCURRENCE=1` brings back one
+optimizer step per occurrence.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from monolith.native_training import (
+  distribution_ops,
+  hash_table_utils,
+  multi_hash_table_ops,
+  multi_type_hash_table,
+)
+from monolith.native_training.model_export import export_context
+from monolith.native_training.runtime.ops import gen_monolith_ops
+from monolith.native_training.tables import merging
+
+_PER_OCCURRENCE_ENV = "MONOLITH_UPDATE_PER_OCCURRENCE"
+
+
+def _sum_duplicates() -> bool:
+  return os.environ.get(_PER_OCCURRENCE_ENV, "0") != "1"
+
+
+def _as_ids(ids: Any) -> tf.Tensor:
+  return tf.reshape(tf.convert_to_tensor(ids, tf.int64), [-1])
+
+
+class LocalMultiTypeHashTable(multi_type_hash_table.MultiTypeHashTable):
+  """Tables in this process; equal ids of an update make one step on the sum of their gradients."""
+
+  def apply_gradients(
+    self, slot_to_id_and_grad: Mapping[str, Any], *args: Any, **kwargs: Any
+  ) -> multi_type_hash_table.MultiTypeHashTable:
+    """Runs the optimizers; returns the group after the write."""
+    if _sum_duplicates():
+      kwargs.setdefault("enable_dedup", True)
+    return super().apply_gradients(slot_to_id_and_grad, *args, **kwargs)
+
+
+class LocalMultiHashTable(multi_hash_table_ops.MultiHashTable):
+  """A group in this process; equal ids of an update make one step on the sum of their gradients.
+
+  What belongs to one table stays in one tensor: nothing is packed, as it never travels.
+  """
+
+  def lookup(self, slot_to_id: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+    """Returns slot -> float32 `[n, dim]`; names without a table are ignored, as in updates."""
+    slot_to_id = merging.known_slots(slot_to_id, self._table_names)
+    if export_context.is_exporting() or not slot_to_id:
+      return super().lookup(slot_to_id)
+    tables = [self._table_names.index(slot) for slot in slot_to_id]
+    embeddings = gen_monolith_ops.monolith_multi_hash_table_lookup_list(
+      self._handle,
+      [_as_ids(ids) for ids in slot_to_id.values()],
+      tables=tables,
+      dims=[self._dims[table] for table in tables],
+    )
+    return dict(zip(slot_to_id, embeddings))
+
+  def apply_gradients(
+    self,
+    slot_to_id_and_grad: Mapping[str, tuple[tf.Tensor, tf.Tensor]],
+    global_step: tf.Tensor,
+    req_time: tf.Tensor | None = None,
+  ) -> multi_hash_table_ops.MultiHashTable:
+    """Runs the optimizers; returns the group after the write."""
+    slot_to_id_and_grad = merging.known_slots(slot_to_id_and_grad, self._table_names)
+    if not _sum_duplicates() or not slot_to_id_and_grad:
+      return super().apply_gradients(slot_to_id_and_grad, global_step, req_time)
+    return self._with_handle(
+      gen_monolith_ops.monolith_multi_hash_table_optimize_list(
+        self._handle,
+        [_as_ids(ids) for ids, _ in slot_to_id_and_grad.values()],
+        [tf.convert_to_tensor(grad, tf.float32) for _, grad in slot_to_id_and_grad.values()],
+        self._learning_rate_tensor,
+        hash_table_utils.as_req_time(req_time),
+        tf.cast(global_step, tf.int64),
+        tables=[self._table_names.index(slot) for slot in slot_to_id_and_grad],
+      )
+    )
+
+  def raw_apply_gradients(
+    self,
+    ragged_id: tf.RaggedTensor,
+    flat_grad: tf.Tensor,
+    global_step: tf.Tensor,
+    req_time: tf.Tensor | None = None,
+  ) -> multi_hash_table_ops.MultiHashTable:
+    """Runs the optimizers; returns the group after the write."""
+    if _sum_duplicates():
+      dims = self.get_table_dim_sizes()
+      unique = distribution_ops.unique_key_with_value_and_offset(
+        ragged_id, dims, generate_buffer=False
+      )
+      ragged_id = unique.unique_key
+      positions = ragged_id.with_values(tf.range(tf.size(ragged_id.values, out_type=tf.int64)))
+      flat_grad = distribution_ops.fill_with_offset_map_gradient(
+        positions, flat_grad, unique.value_offset, dims
+      )
+    return super().raw_apply_gradients(ragged_id, flat_grad, global_step, req_time)

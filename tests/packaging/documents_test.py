@@ -1,0 +1,90 @@
+"""Documents name files that exist, and the layers that a test asserts."""
+
+import importlib.util
+import pathlib
+import re
+import unittest
+
+_ROOT = pathlib.Path(__file__).resolve().parents[2]
+_LAYERS_TEST = _ROOT / "tests/packaging/layers_test.py"
+_FOLDERS = (".", ".github", "benchmarks", "docs", "examples", "monolith", "tests")
+_LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
+# A file or folder of the repository, written out from its root; `x.py` stands for any.
+_PATH = re.compile(
+  r"`((?:benchmarks|docs|examples|monolith|proto|tests|tools)/(?!\S*/x[._])[\w./-]*)`"
+)
+
+
+def _documents():
+  for folder in _FOLDERS:
+    pattern = "*.md" if folder == "." else "**/*.md"
+    yield from (_ROOT / folder).glob(pattern)
+
+
+class DocumentsTest(unittest.TestCase):
+  def test_linked_files_exist(self):
+    links = [
+      (document, link)
+      for document in _documents()
+      for link in _LINK.findall(document.read_text())
+      if "://" not in link
+    ]
+
+    self.assertGreater(len(links), 20)
+    for document, link in links:
+      self.assertTrue((document.parent / link).exists(), f"{document.name} links {link}")
+
+  def test_named_files_exist(self):
+    named = [
+      (document, path) for document in _documents() for path in _PATH.findall(document.read_text())
+    ]
+
+    self.assertGreater(len(named), 50)
+    for document, path in named:
+      self.assertTrue((_ROOT / path).exists(), f"{document.name} names {path}")
+
+  def test_headings_that_are_linked_exist(self):
+    for document in _documents():
+      for file, anchor in re.findall(r"\]\(([^)#\s]*)#([^)]+)\)", document.read_text()):
+        if "://" in file:
+          continue
+        text = (document.parent / file if file else document).read_text()
+        headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+        anchors = [re.sub(r"[^\w -]", "", h.lower()).replace(" ", "-") for h in headings]
+        self.assertIn(anchor, anchors, f"{document.name} links {file}#{anchor}")
+
+  def test_way_of_the_ids_passes_files_that_exist(self):
+    way = (_ROOT / "docs/design.md").read_text().partition("### Follow the ids")[2]
+    way = way.partition("\n## ")[0]
+
+    files = re.findall(r"^\| \d+ \| `([^`]+)`", way, re.MULTILINE)
+
+    self.assertGreater(len(files), 5)
+    self.assertLessEqual(len(files), 9)
+    self.assertEqual(len(set(files)), len(files))
+    for file in files:
+      self.assertTrue((_ROOT / "monolith/native_training" / file).exists(), file)
+
+  def test_design_shows_the_layers_that_are_asserted(self):
+    spec = importlib.util.spec_from_file_location("layers_test", _LAYERS_TEST)
+    layers_test = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(layers_test)
+    asserted = {layer: names.split() for layer, (_, names) in layers_test.LAYERS.items()}
+
+    text = (_ROOT / "docs/design.md").read_text().partition("## Layers")[2].partition("\n## ")[0]
+    rows = [line.split(" | ") for line in text.splitlines() if line.startswith("| ")]
+    shown = {
+      row[0].strip("| "): [
+        name[0] + name[1:].replace("/", ".") for name in re.findall(r"`([^`]+)`", row[2])
+      ]
+      for row in rows[1:]
+      if row[0] not in ("| wire", "| engine")
+    }
+
+    self.assertEqual(list(shown), list(asserted))
+    for layer, names in asserted.items():
+      self.assertCountEqual(shown[layer], names, layer)
+
+
+if __name__ == "__main__":
+  unittest.main()

@@ -1,0 +1,55 @@
+"""The version has one place, and everything that names it agrees."""
+
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import unittest
+
+import monolith
+
+_ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+
+class VersionTest(unittest.TestCase):
+  def test_changelog_begins_with_the_version(self):
+    text = (_ROOT / "CHANGELOG.md").read_text()
+
+    versions = re.findall(r"^## \[([\d.]+)\]", text, re.MULTILINE)
+
+    self.assertEqual(versions[0], monolith.__version__)
+    self.assertEqual(versions, sorted(versions, key=_as_numbers, reverse=True))
+
+  def test_wheels_have_the_version(self):
+    program = (
+      "from setuptools.config import pyprojecttoml\n"
+      "settings = pyprojecttoml.read_configuration('pyproject.toml', expand=True)\n"
+      "print(settings['project']['version'])"
+    )
+    result = subprocess.run(
+      [sys.executable, "-c", program], cwd=_ROOT, capture_output=True, text=True
+    )
+
+    self.assertEqual(result.stdout.strip(), monolith.__version__, result.stderr)
+
+  @unittest.skipIf(shutil.which("cmake") is None, "needs cmake")
+  def test_the_engine_library_has_the_version(self):
+    folder = os.environ["TEST_TMPDIR"]
+    result = subprocess.run(
+      ["cmake", "-S", str(_ROOT), "-B", folder], capture_output=True, text=True
+    )
+    self.assertEqual(result.returncode, 0, result.stderr)
+
+    cache = pathlib.Path(folder, "CMakeCache.txt").read_text()
+
+    self.assertIn(f"CMAKE_PROJECT_VERSION:STATIC={monolith.__version__}\n", cache)
+
+
+def _as_numbers(version: str) -> tuple[int, ...]:
+  return tuple(int(number) for number in version.split("."))
+
+
+if __name__ == "__main__":
+  unittest.main()

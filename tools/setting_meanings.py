@@ -1,0 +1,123 @@
+"""What every environment variable does, one line each; `list_settings.py` wants it complete."""
+
+_RANK = "Rank of this process, from the launcher of synchronous training."
+_LOCAL_RANK = "Rank of this process on its host, from the launcher."
+_SIZE = "Number of ranks, from the launcher."
+_LOCAL_SIZE = "Number of ranks on this host, from the launcher."
+
+MEANINGS: dict[str, str] = {
+  "CI": "`true`: tests whose requirements are not installed fail instead of being skipped.",
+  "CLOUDNATIVE_INET_ADDR": "Address of this host, the first of a comma-joined list; wins over "
+  "`YARN_INET_ADDR` and the host's name.",
+  "CONSUL_HTTP_HOST": "Host of the Consul agent; without it `TCE_HOST_IP`, a socket file or "
+  "127.0.0.1.",
+  "CONSUL_HTTP_PORT": "Port of the Consul agent; 2280.",
+  "CUDA_DEVICE_ORDER": "Set to `PCI_BUS_ID` for ranks that choose their GPU.",
+  "CUDA_VISIBLE_DEVICES": "GPUs of this process; set to the local rank under a launcher unless it "
+  "is there.",
+  "CXX": "The C++ compiler; otherwise the first of `g++`, `c++`, `clang++`.",
+  "GRPC_FAIL_FAST": "Set to `true` unless it is there: calls to a server that is gone fail and are "
+  "retried instead of waiting forever.",
+  "HADOOP_HDFS_HOME": "Where TensorFlow finds HDFS; nothing is set here.",
+  "HOROVOD_LOCAL_RANK": _LOCAL_RANK,
+  "HOROVOD_LOCAL_SIZE": _LOCAL_SIZE,
+  "HOROVOD_RANK": _RANK,
+  "HOROVOD_SIZE": _SIZE,
+  "KAFKA_BROKER_LIST": "Brokers to which metrics of a model go; without it none are sent.",
+  "KAFKA_TOPIC_NAME": "Topic to which metrics of a model go; without it none are sent.",
+  "MALLOC_ARENA_MAX": "Set to 2 in the op fuzzer unless it is there: arenas reserve address space.",
+  "MLP_<role>_0_PORT": "Port of the first rank of a role; the others count up from it.",
+  "MLP_<role>_<index>_PORT": "Port of a task.",
+  "MLP_<role>_<index>_[PRIMARY_]HOST": "Host of a task.",
+  "MLP_<role>_ALL_[PRIMARY_]ADDRS": "Comma-joined `host:port` of all tasks of a role.",
+  "MLP_<role>_ALL_[PRIMARY_]HOSTS": "Comma-joined hosts of all tasks of a role.",
+  "MLP_<role>_NUM": "Number of tasks of a role.",
+  "MLP_CPU": "Number of cores of this container.",
+  "MLP_DEBUG_PORT": "Port kept for debugging, for information.",
+  "MLP_ENTRYPOINT_DIR": "Folder of the job's program, for information.",
+  "MLP_FRAMEWORK": "Framework of the job, for information.",
+  "MLP_GPU": "Number of GPUs of this container.",
+  "MLP_GPU_TYPE": "Type of those GPUs.",
+  "MLP_LOG_PATH": "Folder of logs, for information.",
+  "MLP_MEM": "Memory of this container.",
+  "MLP_PORT": "Port of this task; ranks add their rank to it.",
+  "MLP_ROLE": "Role of this task.",
+  "MLP_ROLE_INDEX": "Index of this task inside its role.",
+  "MLP_SSH_PORT": "Port of the SSH daemon, for information.",
+  "MLP_TASK_CMD": "Command of the task, for information.",
+  "MONOLITH_BAD_GRADIENTS": "Gradients that are not finite: `stop` (default) fails the step and "
+  "names the feature, `skip` leaves those rows alone, `ignore` applies them.",
+  "MONOLITH_BENCHMARK_CPU_TIME": "`1`: the table's benchmark measures CPU time; set by its option.",
+  "MONOLITH_DISABLE_HUGE_PAGES": "Switch: tables use small pages only.",
+  "MONOLITH_FLOW_PATIENCE_SECONDS": "How long flows of a split dataset wait for a reader; 10.",
+  "MONOLITH_FORCE_GPU_COMPATIBLE": "Switch, on by default: host memory of ranks is pinned.",
+  "MONOLITH_FUZZ_GIB": "Address space of the op fuzzer in GiB beyond its start; 4, 0: no limit.",
+  "MONOLITH_FUZZ_SEED": "First seed of the op fuzzer; 0.",
+  "MONOLITH_GPU_FEATURE_FACTORY_FUSION_LEVEL": "`1` (default): one op pools all features on a GPU; "
+  "otherwise one per feature.",
+  "MONOLITH_GRPC_WORKER_SERVICE_HANDLER_MULTIPLIER": "Set from the flag of that name, for "
+  "TensorFlow builds that read it.",
+  "MONOLITH_LIBRDKAFKA": "Path of librdkafka; otherwise that of `confluent-kafka` or the system.",
+  "MONOLITH_LIBZSTD": "Path of libzstd; otherwise the system's.",
+  "MONOLITH_METRIC_PREFIX": "Prefix of all metric names.",
+  "MONOLITH_METRIC_SINK": "`logging`: metrics are logged.",
+  "MONOLITH_OP_LIBRARY": "Path of another build of the op library to load.",
+  "MONOLITH_PARQUET_LIBRARY": "Path of another build of `libmonolith_parquet.so` to load.",
+  "MONOLITH_PORTABLE_WHEEL": "`1`: the `horovod` extra of the wheel names PyPI's Horovod instead "
+  "of this checkout's.",
+  "MONOLITH_ROOT_LOG_INTERVAL": "Steps between logs of rank 0; the configuration's by default.",
+  "MONOLITH_SAVE_SUMMARY_INTERVAL": "Steps between summaries of rank 0; the configuration's by "
+  "default.",
+  "MONOLITH_SKIP_ALLREDUCE": "Switch: dense gradients are not averaged over ranks.",
+  "MONOLITH_SKIP_NONFINITE_GRADIENTS": "Switch: the engine leaves out gradient rows that are not "
+  "finite.",
+  "MONOLITH_SOAK": "`1`: the tests of reliability run at full length.",
+  "MONOLITH_SYNC_CONTROL_STEPS": "Every so many steps rank 0 looks for the files by which an "
+  "operator saves or stops all ranks; 0: never.",
+  "MONOLITH_SYNC_EMPTY_RANK0_PS_SHARD": "`1`: rank 0 of more than four owns no ids. On by default "
+  "in `distribution_ops`, off in the driver.",
+  "MONOLITH_SYNC_EOF": "Switch: ranks agree on the end of data; on by default with several ranks, "
+  "off for streams.",
+  "MONOLITH_SYNC_SUM_GRADIENTS": "Switch: gradients of an id are summed over ranks before the "
+  "optimizer's step.",
+  "MONOLITH_TABLE_SEED": "Seed of hashes and random initializers; random per process without it.",
+  "MONOLITH_UPDATE_PER_OCCURRENCE": "`1`: without servers, one optimizer step per occurrence of an "
+  "id instead of one per batch.",
+  "MONOLITH_WITH_ALLREDUCE_FP16": "Switch: dense gradients are exchanged in half precision.",
+  "MONOLITH_WITH_ALLREDUCE_FUSION": "How dense gradients are exchanged: `one` buffer, `grouped`, "
+  "or one by one (default).",
+  "MONOLITH_WITH_BYTEPS": "Switch: BytePS instead of Horovod.",
+  "MONOLITH_WITH_BYTEPS_BCAST": "`-1`: with BytePS, variables are not broadcast at the start.",
+  "MONOLITH_WITH_HOROVOD": "Switch: there are ranks to talk to; otherwise an initialised Horovod "
+  "or the launcher tells.",
+  "MONOLITH_WITH_HOROVOD_<stage>_G2G": "Switch, on by default: the all-to-all of stage `FID`, "
+  "`FWD` or `BWD` may run on the GPU.",
+  "MPI_LOCALNRANKS": _LOCAL_SIZE,
+  "MPI_LOCALRANKID": _LOCAL_RANK,
+  "MY_HOST_IP": "IPv4 address of the host; with `MY_HOST_IPV6` alone it counts as IPv6 only.",
+  "MY_HOST_IPV6": "IPv6 address of the host.",
+  "MY_POD_IP": "IPv4 address of the pod, where `MY_HOST_IP` is not there.",
+  "OMPI_COMM_WORLD_LOCAL_RANK": _LOCAL_RANK,
+  "OMPI_COMM_WORLD_LOCAL_SIZE": _LOCAL_SIZE,
+  "OMPI_COMM_WORLD_RANK": _RANK,
+  "OMPI_COMM_WORLD_SIZE": _SIZE,
+  "PARITY_DATA": "Folder of the data of the TPU runner's example; `parity_data`.",
+  "PATH": "Where the build looks for protoc after the folder of Python.",
+  "PMI_LOCAL_RANK": _LOCAL_RANK,
+  "PMI_LOCAL_SIZE": _LOCAL_SIZE,
+  "PMI_RANK": _RANK,
+  "PMI_SIZE": _SIZE,
+  "PRIMUS_AM_RPC_HOST": "Host of the Primus application master.",
+  "PRIMUS_AM_RPC_PORT": "Port of the Primus application master.",
+  "TCE_HOST_IP": "Host of the Consul agent where `CONSUL_HTTP_HOST` is not there.",
+  "TENSORBOARD_LOG_PATH": "Folder of profiles; `/tensorboard_logs/`.",
+  "TEST_TMPDIR": "Folder for files of tests; a fresh one for every test.",
+  "TF_CONFIG": "TensorFlow's description of the cluster; set and removed around estimators.",
+  "TF_CPP_MIN_LOG_LEVEL": "Set unless it is there: how much TensorFlow logs.",
+  "TF_GRPC_WORKER_CACHE_THREADS": "Set from the flag of that name, for TensorFlow.",
+  "TF_XLA_FLAGS": "Not empty: sessions of ranks compile with XLA.",
+  "XDG_CACHE_HOME": "Where built Horovod wheels are kept; `~/.cache`.",
+  "YARN_INET_ADDR": "Address of this host, where `CLOUDNATIVE_INET_ADDR` is not there.",
+  "ZK_AUTH": "ZooKeeper credentials, `user:password`; never logged.",
+  "zk_servers": "ZooKeeper addresses, where the flag `zk_server` is empty.",
+}
