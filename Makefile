@@ -6,7 +6,7 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 JOBS ?= $(shell nproc)
 
-.PHONY: help build native horovod demo demo-sync test cpp-test soak sanitize sanitize-ops bazel-test lint format bench wheel clean
+.PHONY: help build native gpu gpu-test horovod demo demo-sync test cpp-test soak sanitize sanitize-ops bazel-test lint format bench wheel clean
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST)
@@ -19,6 +19,12 @@ build: $(VENV)/.installed native ## virtual environment in .venv, everything com
 
 native: ## the op library and protobuf modules only, in an environment that exists
 	$(RUN) tools/native_build.py --jobs $(JOBS)
+
+gpu: $(VENV)/.installed ## like build, and fails where the GPU kernels cannot be compiled
+	$(RUN) tools/native_build.py --cuda --jobs $(JOBS)
+
+gpu-test: gpu ## every test that needs a GPU; says so where there is none
+	$(RUN) tests/gpu/run.py
 
 demo: build ## train the demo models
 	$(RUN) -m monolith.native_training.demo
@@ -66,12 +72,12 @@ lint: $(VENV)/.installed ## ruff, mypy, clang-format, no C++ streams and no ungu
 	! git grep -nE '#include <(codecvt|fstream|iomanip|ios|iosfwd|iostream|istream|locale|ostream|regex|sstream|streambuf|strstream)>' \
 	  -- monolith/native_training/runtime
 	! git grep -n 'REGISTER_KERNEL_BUILDER' -- monolith/native_training/runtime
-	git ls-files '*.h' '*.cc' | xargs $(VENV)/bin/clang-format --dry-run --Werror
+	git ls-files '*.h' '*.cc' '*.cu' | xargs $(VENV)/bin/clang-format --dry-run --Werror
 
 format: $(VENV)/.installed ## let ruff and clang-format mend what they can
 	$(VENV)/bin/ruff check --fix .
 	$(VENV)/bin/ruff format .
-	git ls-files '*.h' '*.cc' | xargs $(VENV)/bin/clang-format -i
+	git ls-files '*.h' '*.cc' '*.cu' | xargs $(VENV)/bin/clang-format -i
 
 bench: build ## every benchmark, printed as ratios
 	$(RUN) benchmarks/run.py

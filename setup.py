@@ -58,9 +58,9 @@ class BuildOpLibrary(build_ext):
     return [str(pathlib.Path(self.build_lib) / library) for library in self._libraries()]
 
   def _libraries(self) -> list:
-    # The other one is left out where there is no pyarrow.
-    has_parquet = (ROOT / native_build.PARQUET_LIBRARY).exists()
-    return [native_build.OP_LIBRARY, *([native_build.PARQUET_LIBRARY] if has_parquet else [])]
+    # The others are left out where there is no pyarrow, or no CUDA compiler.
+    optional = [native_build.PARQUET_LIBRARY, native_build.CUDA_LIBRARY]
+    return [native_build.OP_LIBRARY, *(path for path in optional if (ROOT / path).exists())]
 
   def get_output_mapping(self) -> dict:
     return {}

@@ -6,9 +6,11 @@ compiles in parallel, shows progress and rebuilds only what changed. Source list
 same folders.
 
   python tools/native_build.py                    protobuf modules and op libraries, in place
+  python tools/native_build.py --cuda             the same, and fails without a CUDA compiler
   python tools/native_build.py --cpp-tests        builds and runs the GoogleTest binaries
   python tools/native_build.py --cpp-tests --sanitize address
   python tools/native_build.py --sanitize address  the op library once more, below build/
+  python tools/native_build.py --gpu-tests        the tests of the GPU kernels, on a GPU
   python tools/native_build.py --benchmarks       builds the Google Benchmark binaries
   python tools/native_build.py --object FILE.cc   compiles one source of the op library
 """
@@ -33,6 +35,8 @@ RUNTIME = pathlib.PurePosixPath("monolith/native_training/runtime")
 OP_LIBRARY = RUNTIME / "ops/libtfkernel_monolith_ops_for_load.so"
 # Optional, lies beside the op library, which loads it to read Parquet files.
 PARQUET_LIBRARY = RUNTIME / "ops/libmonolith_parquet.so"
+# Optional, lies there too: the kernels for GPUs.
+CUDA_LIBRARY = RUNTIME / "ops/libmonolith_cuda.so"
 BUILD_INFO = RUNTIME / "ops/_build_info.py"
 SUPPORTED_TENSORFLOW = "2.15"
 PROTOC_VERSION = "3.21"
@@ -51,6 +55,14 @@ PRECOMPILED_HEADERS = (
   "tensorflow/core/framework/resource_mgr.h",
   "tensorflow/core/framework/shape_inference.h",
 )
+# Multiplications and additions must not be fused: the CPU kernels have to give the same bits.
+CUDA_FLAGS = (
+  "-std=c++17 -O3 --fmad=false -Werror all-warnings -Xcompiler "
+  "-fPIC,-fvisibility=hidden,-Wall,-Wextra -I."
+)
+CUDA_LINK_FLAGS = "-shared -cudart static -Xlinker -z,defs"
+# As TensorFlow's builds name them; TF_CUDA_COMPUTE_CAPABILITIES overrides.
+CUDA_CAPABILITIES = "8.0,9.0"
 SANITIZERS = {
   "address": "-fsanitize=address,undefined -fno-sanitize-recover=all",
   "undefined": "-fsanitize=undefined -fno-sanitize-recover=all",
@@ -205,6 +217,11 @@ def op_sources() -> list[pathlib.PurePosixPath]:
 def parquet_sources() -> list[pathlib.PurePosixPath]:
   """Returns the sources that need Arrow."""
   return _glob(str(RUNTIME / "arrow"), "*.cc")
+
+
+def cuda_sources() -> list[pathlib.PurePosixPath]:
+  """The sources that nvcc compiles; without it they are C++ with loops instead of launches."""
+  return _glob(str(RUNTIME / "gpu"), "*.cu")
 
 
 def engine_sources() -> list[pathlib.PurePosixPath]:
@@ -382,6 +399,93 @@ def _add_parquet_library(ninja: NinjaFile, library: object = PARQUET_LIBRARY) ->
   )
 
 
+def find_nvcc() -> str | None:
+  """Returns the CUDA compiler of PATH, CUDA_HOME, the extra [cuda] or /usr/local/cuda, or None."""
+  folders = [os.environ["CUDA_HOME"]] if os.environ.get("CUDA_HOME") else []
+  spec = importlib.util.find_spec("nvidia")
+  for package in spec.submodule_search_locations or () if spec else ():
+    folders += sorted(map(str, pathlib.Path(package).glob("cu[0-9]*")), reverse=True)
+  folders.append("/usr/local/cuda")
+  on_path = shutil.which("nvcc")
+  candidates = [on_path] if on_path else []
+  candidates += [f"{folder}/bin/nvcc" for folder in folders]
+  return next((nvcc for nvcc in candidates if os.access(nvcc, os.X_OK)), None)
+
+
+def _cuda_architectures() -> str:
+  """Returns nvcc's flags for the capabilities to compile for.
+
+  The PTX of the last one is kept too: it serves GPUs that came later.
+
+  Raises:
+    BuildError: TF_CUDA_COMPUTE_CAPABILITIES is no list of capabilities.
+  """
+  text = os.environ.get("TF_CUDA_COMPUTE_CAPABILITIES") or CUDA_CAPABILITIES
+  numbers = []
+  for name in text.split(","):
+    found = re.fullmatch(r"(?:sm_|compute_)?(\d+)\.?(\d)", name.strip())
+    if not found:
+      raise BuildError(
+        f"TF_CUDA_COMPUTE_CAPABILITIES is {text!r}, want a list like {CUDA_CAPABILITIES!r}."
+      )
+    numbers.append(int(found.group(1) + found.group(2)))
+  numbers.sort()
+  flags = [f"-gencode arch=compute_{n},code=sm_{n}" for n in numbers[:-1]]
+  last = numbers[-1]
+  return " ".join([*flags, f"-gencode arch=compute_{last},code=[sm_{last},compute_{last}]"])
+
+
+def nvcc_command() -> str:
+  """Returns the compiler and its flags, for builds other than this one.
+
+  Raises:
+    BuildError: there is no CUDA compiler.
+  """
+  return f"{_require_nvcc()} {CUDA_FLAGS} {_cuda_architectures()} {CUDA_LINK_FLAGS}"
+
+
+def _require_nvcc() -> str:
+  nvcc = find_nvcc()
+  if not nvcc:
+    raise BuildError(
+      "No CUDA compiler found: install CUDA 12 or 13 so that nvcc is on PATH, set CUDA_HOME, or "
+      "pip install 'monolith[cuda]' (PyPI's nvidia-cuda-nvcc)."
+    )
+  return nvcc
+
+
+def _nvcc_version(nvcc: str) -> str:
+  """Returns what `nvcc --version` says, in one word: a change of it has to rebuild."""
+  text = subprocess.run([nvcc, "--version"], capture_output=True, text=True).stdout
+  found = re.search(r"\bV([0-9.]+)", text)
+  if not found:
+    raise BuildError(f"{nvcc} does not work: '{nvcc} --version' names no version.")
+  return found.group(1)
+
+
+def _add_cuda_library(ninja: NinjaFile, nvcc: str) -> None:
+  """Adds the library of GPU kernels. The compiler comes from the environment, like protoc."""
+  compiler = '"$$MONOLITH_NVCC"'
+  ninja.rule(
+    "nvcc",
+    f"{compiler} {CUDA_FLAGS} {_cuda_architectures()} "
+    f"-DMONOLITH_NVCC_VERSION={_nvcc_version(nvcc)} -MMD -MF $out.d -c $in -o $out",
+    "NVCC $in",
+    depfile="$out.d",
+    deps="gcc",
+  )
+  ninja.rule(
+    "nvcc_link",
+    f"{compiler} {CUDA_LINK_FLAGS} -o $out.tmp $in && mv -f $out.tmp $out",
+    "LINK $out",
+  )
+  objects = []
+  for source in cuda_sources():
+    ninja.build([_object(source, "cuda")], "nvcc", [source])
+    objects.append(_object(source, "cuda"))
+  ninja.build([CUDA_LIBRARY], "nvcc_link", objects)
+
+
 def _add_cpp_programs(
   ninja: NinjaFile,
   sources: Iterable[pathlib.PurePosixPath],
@@ -389,11 +493,18 @@ def _add_cpp_programs(
   variant: str,
   flags: str,
   libs: str,
+  gpu_loops: bool = True,
 ) -> list[str]:
-  """Adds one program per source, each linked with the whole engine."""
+  """Adds one program per source, each linked with the whole engine.
+
+  gpu_loops: link the GPU kernels as loops, too; False where `libs` has the real ones.
+  """
   engine = []
   for source in engine_sources():
     ninja.build([_object(source, variant)], "cxx", [source], flags=flags)
+    engine.append(_object(source, variant))
+  for source in cuda_sources() if gpu_loops else ():
+    ninja.build([_object(source, variant)], "cxx", [source], flags=f"{flags} -x c++")
     engine.append(_object(source, variant))
   programs = []
   for source in sources:
@@ -413,7 +524,12 @@ def _run_ninja(
   if not ninja:
     raise BuildError("ninja is needed to build Monolith: pip install ninja.")
   command = [ninja, "-f", ninja_file, *(["-j", str(jobs)] if jobs else []), *map(str, targets)]
-  environment = {**os.environ, "MONOLITH_PROTOC": tools.protoc, "MONOLITH_PYTHON": tools.python}
+  environment = {
+    **os.environ,
+    "MONOLITH_PROTOC": tools.protoc,
+    "MONOLITH_PYTHON": tools.python,
+    "MONOLITH_NVCC": find_nvcc() or "nvcc",
+  }
   if subprocess.run(command, cwd=ROOT, env=environment).returncode != 0:
     raise BuildError("The C++ build failed; the compiler's message is above.")
 
@@ -427,16 +543,20 @@ def _link_folder(name: str, folder: pathlib.Path) -> None:
     link.symlink_to(folder, target_is_directory=True)
 
 
-def build_in_place(targets: Iterable[object] = (), jobs: int | None = None) -> None:
+def build_in_place(
+  targets: Iterable[object] = (), jobs: int | None = None, *, require_cuda: bool = False
+) -> None:
   """Generates the protobuf modules and builds the op library inside the source tree.
 
   Args:
     targets: Ninja targets to build instead of everything.
     jobs: parallel jobs, by default as many as there are cores.
+    require_cuda: fail where there is no CUDA compiler, instead of leaving the GPU kernels out.
 
   Raises:
     BuildError: a tool is missing or the compilation failed.
   """
+  nvcc = _require_nvcc() if require_cuda else find_nvcc()
   tools = find_toolchain()
   _link_folder("tensorflow", tools.tensorflow_dir)
   ninja = NinjaFile("ops")
@@ -448,7 +568,12 @@ def build_in_place(targets: Iterable[object] = (), jobs: int | None = None) -> N
   if pyarrow:
     _link_folder("pyarrow", pyarrow)
     _add_parquet_library(ninja)
+  if nvcc:
+    _add_cuda_library(ninja, nvcc)
   ninja.run(targets, jobs, tools)
+  if not nvcc:
+    print(f"{CUDA_LIBRARY.name} is left out: no CUDA compiler (nvcc) was found.", flush=True)
+    (ROOT / CUDA_LIBRARY).unlink(missing_ok=True)
   if not pyarrow:
     print(f"{PARQUET_LIBRARY.name} is left out: pyarrow is not installed.", flush=True)
     # One that an earlier build left would be packaged.
@@ -510,6 +635,28 @@ def build_cpp_programs(
   return programs
 
 
+def build_gpu_tests(jobs: int | None = None) -> list[str]:
+  """Builds the C++ tests of the GPU library against libmonolith_cuda.so; returns their paths.
+
+  `--cpp-tests` builds the same sources with loops instead of kernels.
+  """
+  build_in_place(jobs=jobs, require_cuda=True)
+  tools = find_toolchain()
+  ninja = NinjaFile("gpu-tests")
+  _add_compile_rules(ninja, tools)
+  folder = ROOT / CUDA_LIBRARY.parent
+  programs = _add_cpp_programs(
+    ninja,
+    _glob("tests/native_training/runtime/gpu", "*_test.cc"),
+    variant="gpu-tests",
+    flags="-O2 -g",
+    libs=f"-lgtest -lgtest_main -ldl -L{folder} -l:{CUDA_LIBRARY.name} -Wl,-rpath,{folder}",
+    gpu_loops=False,
+  )
+  ninja.run([], jobs, tools)
+  return programs
+
+
 def _run_tests(programs: Iterable[str]) -> int:
   """Runs every test program; returns how many failed and prints the totals."""
   failed = []
@@ -533,7 +680,10 @@ def _run_tests(programs: Iterable[str]) -> int:
 def main() -> int:
   parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
   parser.add_argument("--cpp-tests", action="store_true", help="build and run the C++ tests")
+  parser.add_argument("--gpu-tests", action="store_true", help="build and run them on a GPU")
   parser.add_argument("--benchmarks", action="store_true", help="build the C++ benchmarks")
+  parser.add_argument("--cuda", action="store_true", help="fail without a CUDA compiler")
+  parser.add_argument("--nvcc-command", action="store_true", help="print how to compile for GPUs")
   parser.add_argument("--sanitize", choices=sorted(SANITIZERS), help="for the tests or the library")
   parser.add_argument("--object", metavar="FILE", help="compile one op-library source only")
   parser.add_argument("--jobs", "-j", type=int, help="parallel jobs (default: all cores)")
@@ -541,6 +691,11 @@ def main() -> int:
   try:
     if options.cpp_tests:
       return min(1, _run_tests(build_cpp_programs("tests", options.sanitize, options.jobs)))
+    if options.nvcc_command:
+      print(nvcc_command())
+      return 0
+    if options.gpu_tests:
+      return min(1, _run_tests(build_gpu_tests(options.jobs)))
     if options.benchmarks:
       print("\n".join(build_cpp_programs("benchmarks", jobs=options.jobs)))
       return 0
@@ -548,7 +703,8 @@ def main() -> int:
       print(build_sanitized_library(options.sanitize, options.jobs))
       return 0
     source = options.object and pathlib.PurePosixPath(options.object)
-    build_in_place([_object(source, "ops")] if source else [], options.jobs)
+    targets = [_object(source, "ops")] if source else []
+    build_in_place(targets, options.jobs, require_cuda=options.cuda)
     return 0
   except BuildError as error:
     print(f"error: {error}", file=sys.stderr)

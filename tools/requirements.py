@@ -18,6 +18,14 @@ _EXTRAS = {
   # As in pyproject.toml: libmonolith_parquet.so names the libraries of the one it was built
   # with.
   "parquet": ["pyarrow>=21,<22"],
+  # A CUDA compiler for x86-64 and ARM64, to build libmonolith_cuda.so; 120 MB to download.
+  "cuda": [
+    "nvidia-cuda-nvcc>=13,<14",
+    "nvidia-nvvm>=13,<14",
+    "nvidia-cuda-crt>=13,<14",
+    "nvidia-cuda-runtime>=13,<14",
+    "nvidia-cuda-cccl>=13,<14",
+  ],
   "serving": ["tensorflow-serving-api==2.15.1"],
   "debugging": ["flask>=2.2,<4"],
   "test": ["pytest>=7,<9", "freezegun>=1.2"],

@@ -14,7 +14,7 @@ import tensorflow as tf
 from tensorflow.python.client import session as client_session
 from tensorflow.python.ops import data_flow_ops, gen_data_flow_ops
 
-from monolith.native_training import nested_tensors, utils
+from monolith.native_training import device_utils, nested_tensors, utils
 
 
 class _GPUCompatiblePaddingFIFOQueue(data_flow_ops.QueueBase):
@@ -48,9 +48,15 @@ class _GPUCompatiblePaddingFIFOQueue(data_flow_ops.QueueBase):
         f"Shapes must be provided for all components, but received {len(dtypes)} dtypes and "
         f"{len(shapes)} shapes."
       )
-    queue_ref = gen_data_flow_ops.padding_fifo_queue_v2(
+    # TensorFlow has a GPU kernel of the plain queue alone. Given no shapes, that one takes elements
+    # of different shapes too, and the base class gives dequeued tensors their static shapes.
+    on_gpu = device_utils.within_placement_context_of("GPU")
+    make_queue = (
+      gen_data_flow_ops.fifo_queue_v2 if on_gpu else gen_data_flow_ops.padding_fifo_queue_v2
+    )
+    queue_ref = make_queue(
       component_types=dtypes,
-      shapes=shapes,
+      shapes=[] if on_gpu else shapes,
       capacity=capacity,
       shared_name=data_flow_ops._shared_name(shared_name),
       name=name,

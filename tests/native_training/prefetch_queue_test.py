@@ -2,7 +2,7 @@ import threading
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.framework import test_util
+from tensorflow.python.framework import kernels, test_util
 
 from monolith.native_training import nested_tensors, prefetch_queue
 
@@ -209,6 +209,17 @@ class MultiFIFOQueueTest(tf.test.TestCase):
 
     self.assertEqual([q.name for q in queue.queues], ["q_gpu"])
     self.assertEqual([t.dtype for t in queue.dequeue()], [tf.float32])
+
+  def test_gpu_queue_has_a_gpu_kernel_and_keeps_static_shapes(self):
+    with tf.device("/device:GPU:0"):
+      tensors = [tf.constant(1.0), tf.compat.v1.placeholder(tf.float32, [None, 3])]
+    queue = prefetch_queue._MultiFIFOQueue(tensors, queue_name="q")
+    op = queue.queue.queue_ref.op
+
+    devices = [k.device_type for k in kernels.get_registered_kernels_for_op(op.type).kernel]
+
+    self.assertTrue({"GPU", "DEFAULT"} & set(devices), f"{op.type} has kernels for {devices}")
+    self.assertEqual([t.shape.as_list() for t in queue.dequeue()], [[], [None, 3]])
 
   def test_runner_closes_all_queues(self):
     queue = self._mixed_queue()

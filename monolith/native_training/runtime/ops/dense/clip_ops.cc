@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "monolith/native_training/runtime/dense/dense_kernels.h"
+#include "monolith/native_training/runtime/ops/dense/clip_norm.h"
 #include "monolith/native_training/runtime/ops/support/device_runner.h"
 #include "monolith/native_training/runtime/ops/support/kernel_registration.h"
 #include "monolith/native_training/runtime/ops/support/op_checks.h"
@@ -111,14 +112,6 @@ Status SetClipped(OpKernelContext* ctx, const OpInputList& inputs, float norm, f
   if (norm > clip_norm) return SetScaled(ctx, inputs, clip_norm / norm);
   for (int i = 0; i < inputs.size(); ++i) ctx->set_output(i, inputs[i]);
   return OkStatus();
-}
-
-// Rejects NaN too.
-Status ReadClipNorm(const Tensor& tensor, float* clip_norm) {
-  TF_RETURN_IF_ERROR(CheckScalar("clip_norm", tensor));
-  *clip_norm = tensor.scalar<float>()();
-  if (*clip_norm >= 0) return OkStatus();
-  return errors::InvalidArgument("clip_norm is ", *clip_norm, ", want at least 0");
 }
 
 class ClipByGlobalNormOp : public OpKernel {

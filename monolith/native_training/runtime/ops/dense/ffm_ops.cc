@@ -2,6 +2,7 @@
 #include <cstdint>
 #include <string>
 
+#include "monolith/native_training/runtime/ops/dense/ffm_sizes.h"
 #include "monolith/native_training/runtime/ops/support/kernel_registration.h"
 #include "monolith/native_training/runtime/ops/support/op_checks.h"
 #include "tensorflow/core/framework/op.h"
@@ -60,52 +61,6 @@ Status FfmGradShape(InferenceContext* c) {
   TF_RETURN_IF_ERROR(c->WithRank(c->input(2), 2, &right));
   c->set_output(0, left);
   c->set_output(1, right);
-  return OkStatus();
-}
-
-// B examples with L left and R right features of D floats, and the width of one output row.
-struct FfmSizes {
-  int64_t batch = 0;
-  int64_t num_left = 0;
-  int64_t num_right = 0;
-  int64_t dim = 0;
-  int64_t out_width = 0;
-};
-
-Status GetSizes(const Tensor& left, const Tensor& right, int64_t dim_size, bool dot,
-                FfmSizes* sizes) {
-  if (left.dims() != 2) {
-    return errors::InvalidArgument("the left input tensor of ffm is not 2D: left has shape ",
-                                   left.shape().DebugString());
-  }
-  if (right.dims() != 2) {
-    return errors::InvalidArgument("the right input tensor of ffm is not 2D: right has shape ",
-                                   right.shape().DebugString());
-  }
-  if (left.dim_size(0) != right.dim_size(0)) {
-    return errors::InvalidArgument("the batch size of left and right tensor are not match: ",
-                                   left.dim_size(0), " and ", right.dim_size(0));
-  }
-  if (left.dim_size(1) % dim_size != 0) {
-    return errors::InvalidArgument("the width of left is ", left.dim_size(1),
-                                   ", want a multiple of dim_size = ", dim_size);
-  }
-  if (right.dim_size(1) % dim_size != 0) {
-    return errors::InvalidArgument("the width of right is ", right.dim_size(1),
-                                   ", want a multiple of dim_size = ", dim_size);
-  }
-  sizes->batch = left.dim_size(0);
-  sizes->num_left = left.dim_size(1) / dim_size;
-  sizes->num_right = right.dim_size(1) / dim_size;
-  sizes->dim = dim_size;
-  sizes->out_width = MultiplyWithoutOverflow(sizes->num_left, sizes->num_right);
-  if (!dot && sizes->out_width >= 0) {
-    sizes->out_width = MultiplyWithoutOverflow(sizes->out_width, dim_size);
-  }
-  if (sizes->out_width < 0) {
-    return errors::InvalidArgument("left of width ", left.dim_size(1), " and right of width ",
-                                   right.dim_size(1), " make an output row that is too wide");
-  }
   return OkStatus();
 }
 
@@ -194,7 +149,7 @@ class FfmOp : public FfmOpBase {
     const Tensor& left = ctx->input(0);
     const Tensor& right = ctx->input(1);
     FfmSizes s;
-    OP_REQUIRES_OK(ctx, GetSizes(left, right, dim_size_, dot_, &s));
+    OP_REQUIRES_OK(ctx, GetFfmSizes(left, right, dim_size_, dot_, &s));
     TensorShape out_shape;
     OP_REQUIRES_OK(ctx, TensorShape::BuildTensorShape({s.batch, s.out_width}, &out_shape));
     Tensor* out = nullptr;
@@ -220,7 +175,7 @@ class FfmGradOp : public FfmOpBase {
     const Tensor& left = ctx->input(1);
     const Tensor& right = ctx->input(2);
     FfmSizes s;
-    OP_REQUIRES_OK(ctx, GetSizes(left, right, dim_size_, dot_, &s));
+    OP_REQUIRES_OK(ctx, GetFfmSizes(left, right, dim_size_, dot_, &s));
     OP_REQUIRES(ctx,
                 grad.dims() == 2 && grad.dim_size(0) == s.batch && grad.dim_size(1) == s.out_width,
                 errors::InvalidArgument("the in/out shape not match: grad has shape ",

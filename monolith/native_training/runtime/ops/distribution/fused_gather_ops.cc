@@ -4,6 +4,7 @@
 #include <cstring>
 #include <vector>
 
+#include "monolith/native_training/runtime/ops/distribution/fused_gather_checks.h"
 #include "monolith/native_training/runtime/ops/support/device_runner.h"
 #include "monolith/native_training/runtime/ops/support/kernel_registration.h"
 #include "monolith/native_training/runtime/ops/support/op_checks.h"
@@ -18,31 +19,6 @@ namespace {
 using ::monolith::engine::ParallelRunner;
 using shape_inference::InferenceContext;
 using shape_inference::ShapeHandle;
-
-Status CheckDims(const std::vector<int64_t>& dims, int64_t num_tables) {
-  TF_RETURN_IF_ERROR(CheckEqual("length of embedding_dims", static_cast<int64_t>(dims.size()),
-                                "number of embedding_offsets", num_tables));
-  for (size_t m = 0; m < dims.size(); ++m) {
-    if (dims[m] <= 0 || dims[m] > INT32_MAX) {
-      return errors::InvalidArgument("embedding_dims[", m, "] is ", dims[m],
-                                     ", want a value in [1, ", INT32_MAX, "]");
-    }
-  }
-  return OkStatus();
-}
-
-// Every offset leaves room for `dim` floats in `size`.
-Status CheckOffsets(const Tensor& offsets, int64_t table, int64_t dim, int64_t size) {
-  TF_RETURN_IF_ERROR(CheckVector("embedding_offsets", offsets));
-  const auto offset = offsets.vec<int32_t>();
-  for (int64_t j = 0; j < offset.size(); ++j) {
-    if (offset(j) < 0 || offset(j) > size - dim) {
-      return errors::InvalidArgument("embedding_offsets[", table, "][", j, "] is ", offset(j),
-                                     ", but ", dim, " floats have to fit into ", size);
-    }
-  }
-  return OkStatus();
-}
 
 }  // namespace
 

@@ -1,10 +1,10 @@
-// Reductions of many tables in one op. Their names come from a time when they had CUDA kernels
-// only; these CPU kernels let the same graph run everywhere.
+// Reductions of many tables in one op, and their CPU kernels; ops/gpu/ has those for GPUs.
 #include <algorithm>
 #include <cstdint>
 #include <vector>
 
 #include "monolith/native_training/runtime/distribution/segment_reduce.h"
+#include "monolith/native_training/runtime/ops/distribution/fused_segment_checks.h"
 #include "monolith/native_training/runtime/ops/support/device_runner.h"
 #include "monolith/native_training/runtime/ops/support/kernel_registration.h"
 #include "monolith/native_training/runtime/ops/support/op_checks.h"
@@ -25,62 +25,6 @@ using ::monolith::distribution::SumSplits;
 using shape_inference::InferenceContext;
 using shape_inference::ShapeHandle;
 
-// One table of the fused reduce-and-split: its row splits and the slices of its columns.
-struct SplitTable {
-  const int32_t* splits;
-  int64_t first_slice;
-  int64_t num_slices;
-};
-
-// Where the row splits of each table lie in the concatenation, checked: every table has the same
-// batch.
-Status CheckStarts(const std::vector<int64_t>& row_split_splits, int64_t num_tables,
-                   int64_t* batch) {
-  TF_RETURN_IF_ERROR(CheckEqual("length of row_split_splits",
-                                static_cast<int64_t>(row_split_splits.size()),
-                                "number of tables + 1", num_tables + 1));
-  if (row_split_splits[0] != 0) {
-    return errors::InvalidArgument("row_split_splits[0] is ", row_split_splits[0], ", want 0");
-  }
-  TF_RETURN_IF_ERROR(CheckRowSplits("row_split_splits", row_split_splits, -1));
-  *batch = row_split_splits[1] - row_split_splits[0] - 1;
-  for (int64_t i = 0; i < num_tables; ++i) {
-    const int64_t length = row_split_splits[i + 1] - row_split_splits[i];
-    if (length < 1 || length - 1 != *batch) {
-      return errors::InvalidArgument("table ", i, " has ", length, " row splits, want ", *batch + 1,
-                                     " as table 0 (and at least 1)");
-    }
-  }
-  return OkStatus();
-}
-
-// Matches tables with their row splits and slices.
-Status ReadTables(const Tensor& splits, const std::vector<int64_t>& row_split_splits,
-                  const std::vector<int64_t>& slice_dims, const OpInputList& updates,
-                  std::vector<SplitTable>* tables) {
-  TF_RETURN_IF_ERROR(CheckVector("splits", splits));
-  TF_RETURN_IF_ERROR(CheckEqual("length of splits", splits.dim_size(0), "last of row_split_splits",
-                                row_split_splits.back()));
-  int64_t slice = 0;
-  const int64_t num_slices = static_cast<int64_t>(slice_dims.size());
-  for (int i = 0; i < updates.size(); ++i) {
-    const Tensor& update = updates[i];
-    TF_RETURN_IF_ERROR(CheckMatrix("updates", update));
-    SplitTable table{splits.vec<int32_t>().data() + row_split_splits[i], slice, 0};
-    TF_RETURN_IF_ERROR(CheckRowSplits(
-        "splits", table.splits, row_split_splits[i + 1] - row_split_splits[i], update.dim_size(0)));
-    int64_t width = 0;
-    while (width < update.dim_size(1) && slice < num_slices) width += slice_dims[slice++];
-    if (width != update.dim_size(1)) {
-      return errors::InvalidArgument("updates[", i, "] has width ", update.dim_size(1),
-                                     ", its slice_dims add up to ", width);
-    }
-    table.num_slices = slice - table.first_slice;
-    tables->push_back(table);
-  }
-  return CheckEqual("number of slice_dims", num_slices, "slices the updates are cut into", slice);
-}
-
 // An input that is a shape has no more sizes than a tensor can have.
 Status CheckShapeLength(InferenceContext* c, int input) {
   const ShapeHandle shape = c->input(input);
@@ -88,18 +32,6 @@ Status CheckShapeLength(InferenceContext* c, int input) {
     return OkStatus();
   }
   return CheckCount("length of shape", c->Value(c->Dim(shape, 0)), 0, TensorShape::MaxDimensions());
-}
-
-Status CheckSliceDims(const std::vector<int64_t>& slice_dims, int64_t num_slices) {
-  TF_RETURN_IF_ERROR(CheckEqual("length of slice_dims", static_cast<int64_t>(slice_dims.size()),
-                                "number of slices", num_slices));
-  for (size_t i = 0; i < slice_dims.size(); ++i) {
-    if (slice_dims[i] <= 0 || slice_dims[i] > INT32_MAX) {
-      return errors::InvalidArgument("slice_dims[", i, "] is ", slice_dims[i],
-                                     ", want a value in [1, ", INT32_MAX, "]");
-    }
-  }
-  return OkStatus();
 }
 
 }  // namespace
@@ -144,7 +76,7 @@ REGISTER_OP("MonolithFusedReduceAndSplitGPU")
       TF_RETURN_IF_ERROR(c->GetAttr("slice_dims", &slice_dims));
       TF_RETURN_IF_ERROR(c->GetAttr("row_split_splits", &row_split_splits));
       TF_RETURN_IF_ERROR(CheckSliceDims(slice_dims, c->num_outputs()));
-      int64_t batch;
+      int64_t batch = 0;
       TF_RETURN_IF_ERROR(CheckStarts(row_split_splits, c->num_inputs() - 1, &batch));
       for (int i = 0; i < c->num_outputs(); ++i) c->set_output(i, c->Matrix(batch, slice_dims[i]));
       return OkStatus();
@@ -193,7 +125,8 @@ class FusedSegmentSumOp : public OpKernel {
     std::vector<TensorShape> out_shapes(n);
     const DeviceRunner parallel(ctx);
     for (int i = 0; i < n; ++i) {
-      OP_REQUIRES_OK(ctx, Check(i, indices[i], updates[i], shapes[i], &out_shapes[i]));
+      OP_REQUIRES_OK(ctx,
+                     CheckSegmentSum<Index>(i, indices[i], updates[i], shapes[i], &out_shapes[i]));
     }
     for (int i = 0; i < n; ++i) {
       Tensor* out;
@@ -214,35 +147,6 @@ class FusedSegmentSumOp : public OpKernel {
           errors::InvalidArgument("indices[", i, "][", check.bad, "] is ", segments(check.bad),
                                   ", want a value in [0, ", rows, ")"));
     }
-  }
-
- private:
-  static Status Check(int i, const Tensor& indices, const Tensor& updates, const Tensor& shape,
-                      TensorShape* out) {
-    if (!(indices.dims() == 1 || (indices.dims() == 2 && indices.dim_size(1) == 1))) {
-      return errors::InvalidArgument("indices[", i, "] has shape ", indices.shape().DebugString(),
-                                     ", want a vector");
-    }
-    if (updates.dims() < 1) {
-      return errors::InvalidArgument("updates[", i, "] is a scalar, want at least a vector");
-    }
-    if (shape.dims() != 1 || shape.NumElements() < 1) {
-      return errors::InvalidArgument("shape[", i, "] has shape ", shape.shape().DebugString(),
-                                     ", want a vector with at least one element");
-    }
-    if ((indices.NumElements() == 0) != (updates.NumElements() == 0)) {
-      return errors::InvalidArgument("indices[", i, "] has ", indices.NumElements(),
-                                     " elements and updates[", i, "] has ", updates.NumElements(),
-                                     ": both or neither must be empty");
-    }
-    TF_RETURN_IF_ERROR(TensorShapeUtils::MakeShape(shape.vec<Index>(), out));
-    if (indices.NumElements() == 0) return OkStatus();
-    TensorShape want = *out;
-    TF_RETURN_IF_ERROR(want.SetDimWithStatus(0, indices.NumElements()));
-    if (updates.shape() == want) return OkStatus();
-    return errors::InvalidArgument("updates[", i, "] has shape ", updates.shape().DebugString(),
-                                   ", want ", want.DebugString(), " for ", indices.NumElements(),
-                                   " indices and shape ", out->DebugString());
   }
 };
 
@@ -272,6 +176,8 @@ class FusedReduceAndSplitOp : public OpKernel {
     std::vector<SplitTable> tables;
     OP_REQUIRES_OK(ctx,
                    ReadTables(ctx->input(0), row_split_splits_, slice_dims_, updates, &tables));
+    OP_REQUIRES_OK(
+        ctx, CheckTableSplits(ctx->input(0).vec<int32_t>().data(), row_split_splits_, updates));
     const DeviceRunner parallel(ctx);
     for (int i = 0; i < updates.size(); ++i) {
       std::vector<ColumnSink> sinks;
@@ -318,6 +224,8 @@ class FusedReduceAndSplitGradOp : public OpKernel {
     std::vector<SplitTable> tables;
     OP_REQUIRES_OK(ctx,
                    ReadTables(ctx->input(0), row_split_splits_, slice_dims_, updates, &tables));
+    OP_REQUIRES_OK(
+        ctx, CheckTableSplits(ctx->input(0).vec<int32_t>().data(), row_split_splits_, updates));
     for (int s = 0; s < slices.size(); ++s) {
       OP_REQUIRES(
           ctx,

@@ -1,0 +1,213 @@
+// libmonolith_cuda.so: the GPU side of Monolith's ops, free of TensorFlow.
+//
+// Calls enqueue work on `stream`, a cudaStream_t of the current device, and return at once. Unless
+// a comment says "host", pointers to data are device pointers; arrays of pointers, counts and sizes
+// are host arrays of which the call keeps nothing. Every function returns MONO_GPU_OK or an error
+// code, and mono_gpu_last_error then tells the calling thread what went wrong.
+//
+// Functions with a workspace are called twice: with a null workspace they only set
+// *workspace_bytes, then they run in a device buffer of that many bytes, aligned to 256, which must
+// live until the stream has passed. Where a comment says "checked", offsets that lie on the device
+// are compared with their bounds there: the first int32 of the workspace is 0 afterwards, or 1 if
+// one was wrong, and then the outputs hold no meaningful values; nothing outside the buffers is
+// touched either way.
+//
+// Sums have one order, which depends on the arguments alone: the same call gives the same bits.
+//
+// The same sources compile as plain C++ with loops instead of launches; there device pointers are
+// ordinary ones and the stream is ignored.
+#ifndef MONOLITH_NATIVE_TRAINING_RUNTIME_GPU_C_API_H_
+#define MONOLITH_NATIVE_TRAINING_RUNTIME_GPU_C_API_H_
+
+#include <stdint.h>
+
+#define MONO_GPU_VERSION 1
+#define MONO_GPU_OK 0
+#define MONO_GPU_INVALID_ARGUMENT 1
+#define MONO_GPU_CUDA_ERROR 2
+#define MONO_GPU_OUT_OF_MEMORY 3
+
+#if defined(__GNUC__)
+#define MONO_GPU_API __attribute__((visibility("default")))
+#else
+#define MONO_GPU_API
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+MONO_GPU_API int mono_gpu_version(void);
+
+// Returns the text of the calling thread's last error; valid until its next call.
+MONO_GPU_API const char* mono_gpu_last_error(void);
+
+// Sets *count to the number of CUDA devices.
+MONO_GPU_API int mono_gpu_device_count(int32_t* count);
+
+// Copies between device buffers.
+MONO_GPU_API int mono_gpu_copy(void* stream, const void* from, void* to, int64_t bytes);
+
+// Copies to the host, in the order of the stream; `to` is host memory, best page-locked.
+MONO_GPU_API int mono_gpu_read(void* stream, const void* from, void* to, int64_t bytes);
+
+// Copies to the host now; nothing on the device may be writing `from`.
+MONO_GPU_API int mono_gpu_read_now(const void* from, void* to, int64_t bytes);
+
+// For tests and benchmarks that have no other library at hand.
+MONO_GPU_API int mono_gpu_allocate(int64_t bytes, void** memory);
+MONO_GPU_API int mono_gpu_free(void* memory);
+MONO_GPU_API int mono_gpu_write_now(const void* from, void* to, int64_t bytes);
+MONO_GPU_API int mono_gpu_synchronize(void* stream);
+
+// outputs[i][k] = inputs[i][k] * *factor for k < sizes[i], and 0 for sizes[i] <= k < padded[i].
+MONO_GPU_API int mono_gpu_op_scale(void* stream, int64_t n, const float* const* inputs,
+                                   const int64_t* sizes, float* const* outputs,
+                                   const int64_t* padded, const float* factor, void* workspace,
+                                   int64_t* workspace_bytes);
+
+// The same, with a factor that the host knows.
+MONO_GPU_API int mono_gpu_op_scale_by(void* stream, int64_t n, const float* const* inputs,
+                                      const int64_t* sizes, float* const* outputs,
+                                      const int64_t* padded, float factor, void* workspace,
+                                      int64_t* workspace_bytes);
+
+// *sum = the sum of the squares of all elements, accumulated in double.
+MONO_GPU_API int mono_gpu_op_sum_of_squares(void* stream, int64_t n, const float* const* inputs,
+                                            const int64_t* sizes, float* sum, void* workspace,
+                                            int64_t* workspace_bytes);
+
+// *norm = the root of that sum; outputs are the inputs times clip_norm / *norm if *norm >
+// clip_norm, times 1 if not, and NaN if *norm is not finite.
+MONO_GPU_API int mono_gpu_op_clip(void* stream, int64_t n, const float* const* inputs,
+                                  const int64_t* sizes, float* const* outputs, float clip_norm,
+                                  float* norm, void* workspace, int64_t* workspace_bytes);
+
+// One step of dense_kernels.h's Rmsprop. scalars: learning rate, beta1, beta2, epsilon, weight
+// decay, each one float on the device.
+MONO_GPU_API int mono_gpu_op_rmsprop(void* stream, int64_t n, const float* const* scalars,
+                                     const float* grad, float* w, float* m, float* v,
+                                     int32_t use_v2);
+
+// One step of dense_kernels.h's Adamom. scalars: learning rate, ada decay, mom decay, epsilon,
+// weight decay.
+MONO_GPU_API int mono_gpu_op_adamom(void* stream, int64_t n, const float* const* scalars,
+                                    const float* grad, float* w, float* m, float* v, float* c,
+                                    int32_t use_v2);
+
+// Moves w by what the slots hold. Checked: c must not hold 0; w stays as it is where it does.
+MONO_GPU_API int mono_gpu_op_adamom_move(void* stream, int64_t n, const float* const* scalars,
+                                         const float* m, const float* v, const float* c, float* w,
+                                         int32_t use_v2, void* workspace, int64_t* workspace_bytes);
+
+// FFM: every left feature of an example with every right one, `dim` floats each.
+MONO_GPU_API int mono_gpu_op_ffm(void* stream, int64_t batch, int64_t num_left, int64_t num_right,
+                                 int64_t dim, int32_t dot, const float* left, const float* right,
+                                 float* out);
+MONO_GPU_API int mono_gpu_op_ffm_grad(void* stream, int64_t batch, int64_t num_left,
+                                      int64_t num_right, int64_t dim, int32_t dot,
+                                      const float* grad, const float* left, const float* right,
+                                      float* left_grad, float* right_grad);
+
+// outputs[m][j] = fused[offsets[m][j] : + dims[m]]. Checked: offsets.
+MONO_GPU_API int mono_gpu_op_gather(void* stream, int64_t tables, const float* fused,
+                                    int64_t fused_size, const int32_t* const* offsets,
+                                    const int64_t* counts, const int64_t* dims,
+                                    float* const* outputs, void* workspace,
+                                    int64_t* workspace_bytes);
+
+// out, of out_size floats, is 0 plus *scale * grads[m][j] at offsets[m][j], in the order of m and j
+// where two rows start at the same offset, else in the order of the offsets. Checked: offsets.
+MONO_GPU_API int mono_gpu_op_gather_grad(void* stream, int64_t tables, const float* const* grads,
+                                         const int32_t* const* offsets, const int64_t* counts,
+                                         const int64_t* dims, const float* scale, float* out,
+                                         int64_t out_size, void* workspace,
+                                         int64_t* workspace_bytes);
+
+// out, of out_size floats, holds a matrix [rows[i], dims[i]] from out_offsets[i] on for every i;
+// its row r is the sum of the rows of updates[i] whose index is r. index_bytes: 4 or 8. Checked:
+// indices lie in [0, rows[i]) and never decrease.
+MONO_GPU_API int mono_gpu_op_segment_sum(void* stream, int64_t n, int32_t index_bytes,
+                                         const void* const* indices, const int64_t* counts,
+                                         const float* const* updates, const int64_t* rows,
+                                         const int64_t* dims, float* out, int64_t out_size,
+                                         const int64_t* out_offsets, void* workspace,
+                                         int64_t* workspace_bytes);
+
+// Tables of [rows[i], sum of their slice_dims] floats. `splits` holds batch + 1 row splits for
+// each. slices[s], [batch, slice_dims[s]], is the sum of the columns of slice s between two splits;
+// the first num_slices[0] slices are table 0's. Checked: splits.
+MONO_GPU_API int mono_gpu_op_reduce_split(void* stream, int64_t tables, int64_t batch,
+                                          const int32_t* splits, const float* const* updates,
+                                          const int64_t* rows, const int64_t* num_slices,
+                                          const int64_t* slice_dims, float* const* slices,
+                                          void* workspace, int64_t* workspace_bytes);
+
+// The way back: each row of outputs[i] receives the gradient of its segment. Checked: splits.
+MONO_GPU_API int mono_gpu_op_reduce_split_grad(void* stream, int64_t tables, int64_t batch,
+                                               const int32_t* splits, const float* const* slices,
+                                               const int64_t* rows, const int64_t* num_slices,
+                                               const int64_t* slice_dims, float* const* outputs,
+                                               void* workspace, int64_t* workspace_bytes);
+
+// The fused layout of distribution/embedding_layout.h, whose terms these are. Targets are those of
+// LayoutPlan, feature after feature.
+typedef struct MonoGpuLayoutFeature {
+  int64_t width;
+  int64_t positions;
+  int64_t num_targets;
+  int32_t mean;
+  int32_t first_n;
+} MonoGpuLayoutFeature;
+
+typedef struct MonoGpuLayoutTarget {
+  int64_t output;
+  int64_t column;
+  int64_t step;
+  int64_t start;
+  int64_t width;
+  int32_t add;
+} MonoGpuLayoutTarget;
+
+typedef struct MonoGpuLayoutPlan {
+  const MonoGpuLayoutFeature* features;
+  const MonoGpuLayoutTarget* targets;
+  const int64_t* row_sizes;  // floats of one batch row of each output
+  int64_t num_features;
+  int64_t num_outputs;
+} MonoGpuLayoutPlan;
+
+// The vectors of one request, which lie on the device.
+typedef struct MonoGpuLayoutRequest {
+  const uint64_t* ids;
+  const int32_t* rows;
+  const uint32_t* starts;
+  int64_t num_ids;
+  int64_t num_rows;
+  int64_t num_starts;  // num_features, or 1 more
+  int64_t batch_size;
+} MonoGpuLayoutRequest;
+
+// The requests' rows of every output, one request after the other. Block b of request r starts at
+// blocks[r * num_blocks + b] and has block_sizes[r * num_blocks + b] floats. Checked: ids, rows and
+// starts.
+MONO_GPU_API int mono_gpu_op_layout(void* stream, const MonoGpuLayoutPlan* plan,
+                                    int64_t num_requests, const MonoGpuLayoutRequest* requests,
+                                    int64_t num_blocks, const float* const* blocks,
+                                    const int64_t* block_sizes, float* const* outputs,
+                                    void* workspace, int64_t* workspace_bytes);
+
+// The gradient of one request: out, of out_size floats, is 0 plus what every id receives. Block b
+// starts block_offsets[b] floats into out. Checked: ids, rows and starts.
+MONO_GPU_API int mono_gpu_op_layout_grad(void* stream, const MonoGpuLayoutPlan* plan,
+                                         const MonoGpuLayoutRequest* request, int64_t num_blocks,
+                                         const int64_t* block_offsets, const int64_t* block_sizes,
+                                         const float* const* output_grads, float* out,
+                                         int64_t out_size, void* workspace,
+                                         int64_t* workspace_bytes);
+
+#ifdef __cplusplus
+}  // extern "C"
+#endif
+
+#endif  // MONOLITH_NATIVE_TRAINING_RUNTIME_GPU_C_API_H_

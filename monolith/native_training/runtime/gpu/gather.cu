@@ -1,0 +1,208 @@
+// Embeddings of several tables gathered from one flat buffer by float offset, and back.
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "monolith/native_training/runtime/gpu/device_math.h"
+#include "monolith/native_training/runtime/gpu/scatter_sum.h"
+#include "monolith/native_training/runtime/gpu/sort.h"
+#include "monolith/native_training/runtime/gpu/workspace.h"
+
+namespace monolith {
+namespace gpu {
+namespace {
+
+constexpr int kPacks = 4;  // for each lane of a tile
+constexpr int64_t kTilePacks = int64_t{kLanes} * kPacks;
+
+struct Table {
+  const int32_t* offsets;
+  float* out;
+  int64_t count;
+  int64_t dim;
+  int64_t first_tile;
+  int64_t pack;  // floats that a lane copies at once
+};
+
+struct GatherTile {
+  const Table* tables;
+  int64_t n;
+  const float* fused;
+  int64_t fused_size;
+  int32_t* bad;
+
+  template <int kSize>
+  MONO_DEVICE void Copy(const Table& table, int64_t first, int lane) const {
+    const int64_t packs = table.dim / kSize;
+    const int64_t end = table.count * packs;
+    // All loads before the first store: that many are in flight at a time.
+    Pack<kSize> values[kPacks];
+    for (int p = 0; p < kPacks; ++p) {
+      const int64_t item = first + p * kLanes + lane;
+      values[p] = Zeros<kSize>();
+      if (item >= end) continue;
+      int64_t row, pack;
+      DivMod(item, packs, &row, &pack);
+      const int64_t offset = table.offsets[row];
+      if (offset < 0 || offset > fused_size - table.dim) {
+        MarkBad(bad);
+        continue;
+      }
+      values[p] = Load<kSize>(fused + offset + pack * kSize);
+    }
+    for (int p = 0; p < kPacks; ++p) {
+      const int64_t item = first + p * kLanes + lane;
+      if (item < end) Store<kSize>(values[p], table.out + item * kSize);
+    }
+  }
+
+  MONO_DEVICE void operator()(int64_t tile, int lane) const {
+    const Table table = tables[FindPart(tables, n, tile)];
+    const int64_t first = (tile - table.first_tile) * kTilePacks;
+    if (table.pack == 4) {
+      Copy<4>(table, first, lane);
+    } else {
+      Copy<1>(table, first, lane);
+    }
+  }
+};
+
+struct GradTable {
+  const float* grads;
+  const int32_t* offsets;
+  int64_t dim;
+  int64_t first_tile;  // number of its first row
+};
+
+// Row numbers with their offsets; what is out of bounds gets the offset `out_size`.
+struct ListRows {
+  const GradTable* tables;
+  int64_t n;
+  int64_t out_size;
+  uint32_t* offsets;
+  uint32_t* rows;
+  int32_t* bad;
+
+  MONO_DEVICE void operator()(int64_t row) const {
+    const GradTable table = tables[FindPart(tables, n, row)];
+    int64_t offset = table.offsets[row - table.first_tile];
+    if (offset < 0 || offset > out_size - table.dim) {
+      MarkBad(bad);
+      offset = out_size;
+    }
+    offsets[row] = static_cast<uint32_t>(offset);
+    rows[row] = static_cast<uint32_t>(row);
+  }
+};
+
+struct GradRows {
+  const GradTable* tables;
+  int64_t n;
+  const float* scale;
+
+  MONO_DEVICE int64_t Width(uint32_t row) const { return tables[FindPart(tables, n, row)].dim; }
+
+  template <int kSize>
+  MONO_DEVICE Pack<kSize> Term(uint32_t row, int64_t column, float by) const {
+    const GradTable& table = tables[FindPart(tables, n, row)];
+    Pack<kSize> term = Load<kSize>(
+        table.grads + (static_cast<int64_t>(row) - table.first_tile) * table.dim + column);
+    for (int k = 0; k < kSize; ++k) term.values[k] = by * term.values[k];
+    return term;
+  }
+
+  template <int kSize>
+  MONO_DEVICE int64_t AddGroup(const Runs<uint32_t>& runs, int64_t first, int64_t place,
+                               int64_t column, Pack<kSize>* sum) const {
+    const float by = *scale;
+    int64_t i = first;
+    for (; runs.IsAt(i + 3, place); i += 4) {
+      Pack<kSize> terms[4];
+      for (int k = 0; k < 4; ++k) terms[k] = Term<kSize>(runs.occurrences[i + k], column, by);
+      for (int k = 0; k < 4; ++k) AddTo(sum, terms[k]);
+    }
+    for (; runs.IsAt(i, place); ++i) AddTo(sum, Term<kSize>(runs.occurrences[i], column, by));
+    return i;
+  }
+
+  MONO_DEVICE float AddOne(uint32_t row, int64_t column, float sum) const {
+    return sum + Term<1>(row, column, *scale).values[0];
+  }
+};
+
+}  // namespace
+}  // namespace gpu
+}  // namespace monolith
+
+using namespace ::monolith::gpu;  // NOLINT: only the C functions follow
+
+int mono_gpu_op_gather(void* stream, int64_t tables, const float* fused, int64_t fused_size,
+                       const int32_t* const* offsets, const int64_t* counts, const int64_t* dims,
+                       float* const* outputs, void* workspace, int64_t* workspace_bytes) {
+  return Guard([&]() -> int {
+    std::vector<Table> parts;
+    int64_t tiles = 0;
+    for (int64_t m = 0; m < tables; ++m) {
+      if (counts[m] == 0) continue;
+      const int64_t pack = dims[m] % 4 == 0 ? 4 : 1;
+      parts.push_back({offsets[m], outputs[m], counts[m], dims[m], tiles, pack});
+      tiles += CeilDiv(counts[m] * (dims[m] / pack), kTilePacks);
+    }
+    Workspace space;
+    const auto slot = space.Put(parts);
+    if (space.Measure(workspace, workspace_bytes)) return MONO_GPU_OK;
+    MONO_GPU_TRY(space.Upload(stream));
+    return ForTiles(stream, tiles,
+                    GatherTile{space.At(slot), static_cast<int64_t>(parts.size()), fused,
+                               fused_size, space.bad()});
+  });
+}
+
+int mono_gpu_op_gather_grad(void* stream, int64_t tables, const float* const* grads,
+                            const int32_t* const* offsets, const int64_t* counts,
+                            const int64_t* dims, const float* scale, float* out, int64_t out_size,
+                            void* workspace, int64_t* workspace_bytes) {
+  return Guard([&]() -> int {
+    std::vector<GradTable> parts;
+    int64_t rows = 0, max_dim = 1;
+    bool packed = true;
+    for (int64_t m = 0; m < tables; ++m) {
+      if (counts[m] == 0) continue;
+      parts.push_back({grads[m], offsets[m], dims[m], rows});
+      rows += counts[m];
+      max_dim = std::max(max_dim, dims[m]);
+      packed = packed && dims[m] % 4 == 0;
+    }
+    if (rows > INT32_MAX) {
+      return Fail(MONO_GPU_INVALID_ARGUMENT, "embedding_offsets have " + std::to_string(rows) +
+                                                 " elements together, want less than 2^31");
+    }
+    const int bits = BitsOf(static_cast<uint64_t>(out_size));
+    int64_t sort_bytes = 0;
+    MONO_GPU_TRY(SortScratch<uint32_t>(rows, bits, &sort_bytes));
+    Workspace space;
+    const auto slot = space.Put(parts);
+    const auto overlap = space.Put(std::vector<int32_t>{0});
+    const auto places = space.Scratch<uint32_t>(rows);
+    const auto sorted_places = space.Scratch<uint32_t>(rows);
+    const auto numbers = space.Scratch<uint32_t>(rows);
+    const auto sorted_numbers = space.Scratch<uint32_t>(rows);
+    const auto sort_scratch = space.Scratch<char>(sort_bytes);
+    if (space.Measure(workspace, workspace_bytes)) return MONO_GPU_OK;
+    MONO_GPU_TRY(space.Upload(stream));
+    MONO_GPU_TRY(FillBytes(stream, out, 0, out_size * static_cast<int64_t>(sizeof(float))));
+    const int64_t n = static_cast<int64_t>(parts.size());
+    MONO_GPU_TRY(ForEach(
+        stream, rows,
+        ListRows{space.At(slot), n, out_size, space.At(places), space.At(numbers), space.bad()}));
+    MONO_GPU_TRY(SortPairs(stream, space.At(sort_scratch), sort_bytes, space.At(places),
+                           space.At(sorted_places), space.At(numbers), space.At(sorted_numbers),
+                           rows, bits));
+    const Runs<uint32_t> runs{space.At(sorted_places), space.At(sorted_numbers), rows, out_size};
+    const GradRows source{space.At(slot), n, scale};
+    if (packed) {
+      return ScatterSum<4>(stream, runs, source, max_dim, space.bad(), space.At(overlap), out);
+    }
+    return ScatterSum<1>(stream, runs, source, max_dim, space.bad(), space.At(overlap), out);
+  });
+}

@@ -1,0 +1,193 @@
+// How work gets to the device: launches, uploads, fills. Without nvcc the same functions are loops
+// that add in the same order, so that the kernels can be tested where there is no GPU.
+//
+// Work is cut into tiles of kLanes lanes. A functor is called for every (tile, lane), in any order;
+// lanes neither wait for one another nor share memory, except inside `Sum`.
+#ifndef MONOLITH_NATIVE_TRAINING_RUNTIME_GPU_LAUNCH_H_
+#define MONOLITH_NATIVE_TRAINING_RUNTIME_GPU_LAUNCH_H_
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+
+#include "monolith/native_training/runtime/gpu/errors.h"
+
+#if defined(__CUDACC__)
+#include <cuda_runtime.h>
+#define MONO_DEVICE __device__ __forceinline__
+#else
+#define MONO_DEVICE inline
+#endif
+
+namespace monolith {
+namespace gpu {
+
+using Stream = void*;
+
+constexpr int kLanes = 256;
+// Blocks of a sum: a few for each multiprocessor, and the same number on every device, since the
+// order of the sum depends on it.
+constexpr int64_t kSumBlocks = 1024;
+
+inline int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+#if defined(__CUDACC__)
+
+template <typename Functor>
+__global__ void __launch_bounds__(kLanes) TileKernel(int64_t tiles, Functor functor) {
+  for (int64_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+    functor(tile, static_cast<int>(threadIdx.x));
+  }
+}
+
+// Sums one value per lane; lane 0 gets the result.
+__device__ __forceinline__ double SumOfLanes(double value, double* shared) {
+  shared[threadIdx.x] = value;
+  __syncthreads();
+  for (int width = kLanes / 2; width > 0; width /= 2) {
+    if (threadIdx.x < width) shared[threadIdx.x] += shared[threadIdx.x + width];
+    __syncthreads();
+  }
+  const double sum = shared[0];
+  __syncthreads();
+  return sum;
+}
+
+template <typename Term, typename Finish>
+__global__ void __launch_bounds__(kLanes)
+    SumKernel(int64_t tiles, Term term, Finish finish, double* partial, uint32_t* finished) {
+  __shared__ double shared[kLanes];
+  __shared__ bool last;
+  double sum = 0;
+  for (int64_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+    sum += term(tile, static_cast<int>(threadIdx.x));
+  }
+  sum = SumOfLanes(sum, shared);
+  if (threadIdx.x == 0) {
+    partial[blockIdx.x] = sum;
+    __threadfence();
+    last = atomicAdd(finished, 1u) == gridDim.x - 1;
+  }
+  __syncthreads();
+  if (!last) return;
+  __threadfence();
+  sum = 0;
+  for (uint32_t block = threadIdx.x; block < gridDim.x; block += kLanes) {
+    sum += *static_cast<volatile double*>(partial + block);
+  }
+  sum = SumOfLanes(sum, shared);
+  if (threadIdx.x == 0) finish(sum);
+}
+
+#endif
+
+// Calls functor(tile, lane) for all tiles.
+template <typename Functor>
+int ForTiles(Stream stream, int64_t tiles, const Functor& functor) {
+  if (tiles <= 0) return MONO_GPU_OK;
+#if defined(__CUDACC__)
+  const unsigned grid = static_cast<unsigned>(std::min<int64_t>(tiles, int64_t{1} << 30));
+  TileKernel<Functor><<<grid, kLanes, 0, static_cast<cudaStream_t>(stream)>>>(tiles, functor);
+  return CheckCuda(cudaGetLastError(), "launch of a kernel");
+#else
+  (void)stream;
+  for (int64_t tile = 0; tile < tiles; ++tile) {
+    for (int lane = 0; lane < kLanes; ++lane) functor(tile, lane);
+  }
+  return MONO_GPU_OK;
+#endif
+}
+
+template <typename Functor>
+struct EachItem {
+  int64_t n;
+  Functor functor;
+
+  MONO_DEVICE void operator()(int64_t tile, int lane) const {
+    const int64_t item = tile * kLanes + lane;
+    if (item < n) functor(item);
+  }
+};
+
+// Calls functor(i) for all i in [0, n).
+template <typename Functor>
+int ForEach(Stream stream, int64_t n, const Functor& functor) {
+  return ForTiles(stream, CeilDiv(n, kLanes), EachItem<Functor>{n, functor});
+}
+
+// Calls finish(sum of term(tile, lane)) once. Block b of min(tiles, kSumBlocks) adds the tiles b,
+// b + blocks, ...; then its lanes, then the blocks are added as trees. `partial` has kSumBlocks
+// elements, *finished is 0.
+template <typename Term, typename Finish>
+int Sum(Stream stream, int64_t tiles, const Term& term, const Finish& finish, double* partial,
+        uint32_t* finished) {
+  const int64_t blocks = std::max<int64_t>(1, std::min(tiles, kSumBlocks));
+#if defined(__CUDACC__)
+  SumKernel<Term, Finish>
+      <<<static_cast<unsigned>(blocks), kLanes, 0, static_cast<cudaStream_t>(stream)>>>(
+          tiles, term, finish, partial, finished);
+  return CheckCuda(cudaGetLastError(), "launch of a sum");
+#else
+  (void)stream, (void)finished;
+  double lanes[kLanes];
+  const auto tree = [&lanes] {
+    for (int width = kLanes / 2; width > 0; width /= 2) {
+      for (int lane = 0; lane < width; ++lane) lanes[lane] += lanes[lane + width];
+    }
+    return lanes[0];
+  };
+  for (int64_t block = 0; block < blocks; ++block) {
+    for (int lane = 0; lane < kLanes; ++lane) {
+      lanes[lane] = 0;
+      for (int64_t tile = block; tile < tiles; tile += blocks) lanes[lane] += term(tile, lane);
+    }
+    partial[block] = tree();
+  }
+  for (int lane = 0; lane < kLanes; ++lane) {
+    lanes[lane] = 0;
+    for (int64_t block = lane; block < blocks; block += kLanes) lanes[lane] += partial[block];
+  }
+  finish(tree());
+  return MONO_GPU_OK;
+#endif
+}
+
+// Copies from the host. Pageable memory is staged before this returns, so `from` may go.
+inline int CopyToDevice(Stream stream, const void* from, void* to, int64_t bytes) {
+  if (bytes <= 0) return MONO_GPU_OK;
+#if defined(__CUDACC__)
+  return CheckCuda(
+      cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, static_cast<cudaStream_t>(stream)),
+      "upload of arguments");
+#else
+  (void)stream;
+  std::memcpy(to, from, bytes);
+  return MONO_GPU_OK;
+#endif
+}
+
+// Sets every byte.
+inline int FillBytes(Stream stream, void* to, int value, int64_t bytes) {
+  if (bytes <= 0) return MONO_GPU_OK;
+#if defined(__CUDACC__)
+  return CheckCuda(cudaMemsetAsync(to, value, bytes, static_cast<cudaStream_t>(stream)), "fill");
+#else
+  (void)stream;
+  std::memset(to, value, bytes);
+  return MONO_GPU_OK;
+#endif
+}
+
+// Notes that something on the device is out of bounds.
+MONO_DEVICE void MarkBad(int32_t* bad) {
+#if defined(__CUDACC__)
+  atomicExch(bad, 1);
+#else
+  *bad = 1;
+#endif
+}
+
+}  // namespace gpu
+}  // namespace monolith
+
+#endif  // MONOLITH_NATIVE_TRAINING_RUNTIME_GPU_LAUNCH_H_

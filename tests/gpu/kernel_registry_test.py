@@ -1,0 +1,103 @@
+"""What a machine without a GPU can tell of the GPU kernels: they are registered, and compiled."""
+
+import ctypes
+import pathlib
+import re
+
+import pytest
+import tensorflow as tf
+from tensorflow.python.framework import kernels
+
+from monolith.native_training.runtime.ops import gen_monolith_ops
+
+_OPS = pathlib.Path(gen_monolith_ops.__file__).parent
+_LIBRARY = _OPS / "libmonolith_cuda.so"
+_C_API = _OPS.parent / "gpu/c_api.h"
+
+# Op -> arguments in host memory.
+_KERNELS = {
+  "ResourceApplyRmsprop": [],
+  "ResourceApplyAdamom": [],
+  "FFM": [],
+  "FFMGrad": [],
+  "MonolithClipByGlobalNorm": ["global_norm", "clip_norm"],
+  "MonolithClipByGlobalNormFused": ["clip_norm", "global_norm"],
+  "GlobalL2Reduce": [],
+  "MonolithAlignedFlatConcat": [],
+  "MonolithAlignedFlatSplit": [],
+  "MonolithFusedGatherEmbeddingsByInput": [],
+  "MonolithFusedGatherEmbeddingsByInputGradient": ["fused_embeddings_size"],
+  "MonolithFusedSegmentSum": ["shape"],
+  "MonolithFusedReduceAndSplitGPU": [],
+  "MonolithFusedReduceAndSplitGPUGrad": [],
+  "MonolithEmbeddingToLayoutV3": ["batch_size"],
+  "MonolithEmbeddingToLayoutGradV3": ["batch_size"],
+  "MonolithEmbeddingToLayoutV4": ["batch_size", "fid_list_emb_row_lenth"],
+  "MonolithEmbeddingToLayoutGradV4": ["batch_size", "fid_list_emb_row_lenth"],
+  "MonolithEmbeddingToLayoutV5": [
+    "batch_size",
+    "nfl_size",
+    "feature_size",
+    "fid_size",
+    "emb_size",
+  ],
+  "MonolithEmbeddingToLayoutGradV5": ["batch_size"],
+}
+
+
+class KernelRegistryTest(tf.test.TestCase):
+  def test_every_op_has_a_gpu_kernel_with_its_host_memory(self):
+    for op, host_memory in _KERNELS.items():
+      with self.subTest(op=op):
+        registered = kernels.get_registered_kernels_for_op(op).kernel
+        on_gpu = [kernel for kernel in registered if kernel.device_type == "GPU"]
+
+        self.assertLen(on_gpu, 2 if op == "MonolithFusedSegmentSum" else 1)
+        for kernel in on_gpu:
+          self.assertCountEqual(kernel.host_memory_arg, host_memory)
+
+  def test_segment_sum_takes_both_index_types(self):
+    types = [
+      constraint.allowed_values.list.type[0]
+      for kernel in kernels.get_registered_kernels_for_op("MonolithFusedSegmentSum").kernel
+      if kernel.device_type == "GPU"
+      for constraint in kernel.constraint
+      if constraint.name == "Tindices"
+    ]
+
+    self.assertCountEqual(types, [tf.int32.as_datatype_enum, tf.int64.as_datatype_enum])
+
+  def test_every_one_has_a_cpu_kernel_too(self):
+    for op in _KERNELS:
+      devices = [k.device_type for k in kernels.get_registered_kernels_for_op(op).kernel]
+      self.assertIn("CPU", devices, op)
+
+
+@pytest.mark.skipif(not _LIBRARY.exists(), reason="libmonolith_cuda.so was left out: no nvcc")
+class CudaLibraryTest(tf.test.TestCase):
+  def test_loads_without_a_gpu_and_has_every_function(self):
+    library = ctypes.CDLL(str(_LIBRARY))
+    declared = re.findall(r"\b(mono_gpu_\w+)\(", _C_API.read_text("utf-8"))
+
+    self.assertGreater(len(declared), 20)
+    for name in declared:
+      self.assertTrue(hasattr(library, name), name)
+    version = re.search(r"#define MONO_GPU_VERSION (\d+)", _C_API.read_text("utf-8"))
+    self.assertEqual(library.mono_gpu_version(), int(version.group(1)))
+
+  def test_says_what_is_wrong_where_there_is_no_gpu(self):
+    library = ctypes.CDLL(str(_LIBRARY))
+    library.mono_gpu_last_error.restype = ctypes.c_char_p
+    count = ctypes.c_int32(-1)
+
+    code = library.mono_gpu_device_count(ctypes.byref(count))
+
+    if code != 0:
+      self.assertEqual(count.value, 0)
+      self.assertIn(b"counting CUDA devices", library.mono_gpu_last_error())
+    else:
+      self.assertGreater(count.value, 0)
+
+
+if __name__ == "__main__":
+  tf.test.main()

@@ -1,0 +1,70 @@
+"""Runs every test that needs a GPU, as `make gpu-test` does; says so where there is none.
+
+python tests/gpu/run.py                    C++ tests of the kernels, then the tests of the ops
+python tests/gpu/run.py --sanitizer        the C++ tests under compute-sanitizer, too
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+
+# Files elsewhere whose tests use a GPU where TensorFlow finds one.
+_FILES = (
+  "tests/native_training/clip_ops_test.py",
+  "tests/native_training/device_utils_test.py",
+  "tests/native_training/layers/layer_ops_test.py",
+  "tests/native_training/optimizers/rmsprop_test.py",
+  "tests/native_training/optimizers/rmspropv2_test.py",
+  "tests/native_training/prefetch_queue_test.py",
+)
+
+
+def _has_gpu() -> bool:
+  """Tells whether TensorFlow finds a GPU, asked in a process of its own."""
+  program = "import sys, tensorflow as tf; sys.exit(not tf.config.list_physical_devices('GPU'))"
+  return subprocess.run([sys.executable, "-c", program], capture_output=True).returncode == 0
+
+
+def _run(*command: object) -> bool:
+  print("==", *command, flush=True)
+  # Processes share the card: each takes what it needs, not all there is.
+  environment = {**os.environ, "TF_FORCE_GPU_ALLOW_GROWTH": "true"}
+  return subprocess.run(list(map(str, command)), cwd=ROOT, env=environment).returncode == 0
+
+
+def _sanitize() -> bool:
+  sanitizer = shutil.which("compute-sanitizer")
+  if not sanitizer:
+    print("error: compute-sanitizer is not on PATH", file=sys.stderr)
+    return False
+  programs = sorted((ROOT / "build/gpu-tests/bin").rglob("*_test"))
+  good = bool(programs)
+  for tool in ("memcheck", "racecheck"):
+    for program in programs:
+      good &= _run(sanitizer, "--tool", tool, "--error-exitcode", 1, program, "--gtest_brief=1")
+  return good
+
+
+def main() -> int:
+  parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+  parser.add_argument("--sanitizer", action="store_true", help="run compute-sanitizer, too")
+  options = parser.parse_args()
+  if not _has_gpu():
+    print("No GPU: TensorFlow finds none here, so the GPU tests are left out.")
+    return 0
+  good = _run(sys.executable, "tools/native_build.py", "--gpu-tests")
+  if options.sanitizer:
+    good &= _sanitize()
+  good &= _run(sys.executable, "-m", "pytest", "--file-jobs", 4, "tests/gpu", *_FILES)
+  return 0 if good else 1
+
+
+if __name__ == "__main__":
+  sys.exit(main())

@@ -1,0 +1,309 @@
+// The fused layout of the GPU library against the CPU engine.
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "monolith/native_training/runtime/distribution/embedding_layout.h"
+#include "monolith/native_training/runtime/gpu/layout_plan_view.h"
+#include "tests/native_training/runtime/gpu/device_buffers.h"
+
+namespace monolith {
+namespace gpu {
+namespace {
+
+using distribution::LayoutBatch;
+using distribution::LayoutConfig;
+using distribution::LayoutPlan;
+using distribution::LayoutRequest;
+using distribution::OutType;
+using distribution::Pooling;
+using engine::InlineRunner;
+
+constexpr uint32_t kShared = 0x80000000u;
+
+// Widths that are multiples of 4, or not.
+LayoutConfig MakeConfig(int64_t unit) {
+  LayoutConfig config;
+  config.features["fa"] = {"t", Pooling::kSum, 3 * unit, 0};
+  config.features["fb"] = {"t", Pooling::kMean, 3 * unit, 0};
+  config.features["fc"] = {"u", Pooling::kMean, 2 * unit, 0};
+  config.features["fs"] = {"t", Pooling::kFirstN, 2 * unit, 2};
+  config.features["unused"] = {"u", Pooling::kSum, 5, 0};
+  config.outs["bias"] = {
+      OutType::kAddN, {{"fa", 0, unit}, {"fb", 0, unit}, {"fc", unit, 2 * unit}}, {{-1, unit}}};
+  config.outs["none"] = {
+      OutType::kNone, {{"fb", unit, 3 * unit}, {"fa", 0, unit}}, {{-1, 2 * unit}, {-1, unit}}};
+  config.outs["seq"] = {OutType::kNone, {{"fs", 0, 2 * unit}}, {{-1, 2, 2 * unit}}};
+  config.outs["stk"] = {
+      OutType::kStack, {{"fa", unit, 3 * unit}, {"fc", 0, 2 * unit}}, {{-1, 2, 2 * unit}}};
+  config.outs["vec"] = {
+      OutType::kConcat, {{"fa", unit, 3 * unit}, {"fb", unit, 3 * unit}}, {{-1, 4 * unit}}};
+  return config;
+}
+
+struct Request {
+  std::vector<uint64_t> ids;
+  std::vector<int32_t> rows;
+  std::vector<uint32_t> starts;
+  int64_t batch = 0;
+  std::vector<int64_t> block_sizes;
+
+  LayoutRequest View() const {
+    LayoutRequest view;
+    view.ids = ids.data();
+    view.num_ids = static_cast<int64_t>(ids.size());
+    view.rows = rows.data();
+    view.num_rows = static_cast<int64_t>(rows.size());
+    view.starts = starts.data();
+    view.num_starts = static_cast<int64_t>(starts.size());
+    view.batch_size = batch;
+    for (const int64_t size : block_sizes) view.blocks.push_back({1, size});
+    return view;
+  }
+};
+
+// Each feature has rows of its own in its table's block; ids repeat.
+Request MakeRequest(const LayoutPlan& plan, int64_t batch, std::mt19937* random) {
+  constexpr int64_t kRows = 20;
+  Request request;
+  request.batch = batch;
+  request.block_sizes.assign(plan.tables().size(), 0);
+  for (const auto& feature : plan.features()) {
+    const bool shared = (*random)() % 3 == 0;
+    request.starts.push_back(static_cast<uint32_t>(request.rows.size()) | (shared ? kShared : 0));
+    int64_t& size = request.block_sizes[feature.table];
+    for (int64_t b = 0; b < (shared ? 1 : batch); ++b) {
+      request.rows.push_back(static_cast<int32_t>(request.ids.size()));
+      const int64_t count = (*random)() % 6;
+      for (int64_t i = 0; i < count; ++i) {
+        const uint64_t position = size + (*random)() % kRows * feature.width;
+        request.ids.push_back(static_cast<uint64_t>(feature.table) << 32 | position);
+      }
+    }
+    size += kRows * feature.width;
+  }
+  request.starts.push_back(static_cast<uint32_t>(request.rows.size()));
+  request.rows.push_back(static_cast<int32_t>(request.ids.size()));
+  return request;
+}
+
+// A request whose vectors lie on the device.
+class DeviceRequest {
+ public:
+  explicit DeviceRequest(const Request& from)
+      : ids_(from.ids), rows_(from.rows), starts_(from.starts), batch_(from.batch) {}
+
+  MonoGpuLayoutRequest View() const {
+    return {ids_.data(),  rows_.data(),   starts_.data(), ids_.size(),
+            rows_.size(), starts_.size(), batch_};
+  }
+
+ private:
+  Buffer<uint64_t> ids_;
+  Buffer<int32_t> rows_;
+  Buffer<uint32_t> starts_;
+  int64_t batch_;
+};
+
+// Returns whether bad offsets were found.
+bool Forward(const LayoutPlan& plan, const std::vector<Request>& requests,
+             const std::vector<std::vector<float>>& blocks,
+             std::vector<std::vector<float>>* outputs) {
+  const LayoutPlanView view(plan);
+  const MonoGpuLayoutPlan c_plan = view.plan();
+  std::vector<DeviceRequest> on_device;
+  std::vector<MonoGpuLayoutRequest> c_requests;
+  std::vector<int64_t> sizes;
+  int64_t batch = 0;
+  for (const Request& request : requests) {
+    on_device.emplace_back(request);
+    c_requests.push_back(on_device.back().View());
+    sizes.insert(sizes.end(), request.block_sizes.begin(), request.block_sizes.end());
+    batch += request.batch;
+  }
+  std::vector<Buffer<float>> block_buffers, output_buffers;
+  std::vector<const float*> block_pointers;
+  for (const auto& block : blocks) {
+    block_buffers.emplace_back(block);
+    block_pointers.push_back(block_buffers.back().data());
+  }
+  for (const auto& output : plan.outputs()) {
+    output_buffers.emplace_back(std::vector<float>(batch * output.row_size, 7.0f));
+  }
+  const int64_t num_blocks = static_cast<int64_t>(plan.tables().size());
+  const bool bad = RunAndCheck([&](void* workspace, int64_t* bytes) {
+    return mono_gpu_op_layout(nullptr, &c_plan, static_cast<int64_t>(requests.size()),
+                              c_requests.data(), num_blocks, block_pointers.data(), sizes.data(),
+                              Pointers(output_buffers).data(), workspace, bytes);
+  });
+  for (const auto& buffer : output_buffers) outputs->push_back(buffer.Read());
+  return bad;
+}
+
+bool Backward(const LayoutPlan& plan, const Request& request,
+              const std::vector<std::vector<float>>& output_grads, std::vector<float>* grad) {
+  const LayoutPlanView view(plan);
+  const MonoGpuLayoutPlan c_plan = view.plan();
+  const DeviceRequest on_device(request);
+  const MonoGpuLayoutRequest c_request = on_device.View();
+  std::vector<Buffer<float>> grad_buffers;
+  std::vector<const float*> grad_pointers;
+  for (const auto& values : output_grads) {
+    grad_buffers.emplace_back(values);
+    grad_pointers.push_back(grad_buffers.back().data());
+  }
+  std::vector<int64_t> offsets;
+  int64_t size = 0;
+  for (const int64_t block_size : request.block_sizes) {
+    offsets.push_back(size);
+    size += block_size;
+  }
+  const Buffer<float> out(std::vector<float>(size, 7.0f));
+  const bool bad = RunAndCheck([&](void* workspace, int64_t* bytes) {
+    return mono_gpu_op_layout_grad(
+        nullptr, &c_plan, &c_request, static_cast<int64_t>(offsets.size()), offsets.data(),
+        request.block_sizes.data(), grad_pointers.data(), out.data(), size, workspace, bytes);
+  });
+  *grad = out.Read();
+  return bad;
+}
+
+class GpuLayoutTest : public ::testing::TestWithParam<int64_t> {
+ protected:
+  GpuLayoutTest() { EXPECT_EQ(plan_.Build(MakeConfig(GetParam())), ""); }
+
+  std::vector<std::vector<float>> Outputs(int64_t batch) {
+    std::vector<std::vector<float>> outputs;
+    for (const auto& output : plan_.outputs()) {
+      outputs.push_back(RandomFloats(batch * output.row_size, &random_));
+    }
+    return outputs;
+  }
+
+  LayoutPlan plan_;
+  std::mt19937 random_{17};
+};
+
+TEST_P(GpuLayoutTest, ForwardEqualsTheEngine) {
+  for (const std::vector<int64_t>& batches : {std::vector<int64_t>{1}, {33}, {0}, {5, 0, 40, 1}}) {
+    std::vector<Request> requests;
+    std::vector<std::vector<float>> blocks, got, want = Outputs(0);
+    int64_t total = 0;
+    for (const int64_t batch : batches) {
+      requests.push_back(MakeRequest(plan_, batch, &random_));
+      for (const int64_t size : requests.back().block_sizes) {
+        blocks.push_back(RandomFloats(size, &random_));
+      }
+      total += batch;
+    }
+    want = Outputs(total);
+    std::vector<float*> to;
+    for (auto& output : want) to.push_back(output.data());
+    int64_t first_row = 0;
+    for (size_t r = 0; r < requests.size(); ++r) {
+      const LayoutRequest request = requests[r].View();
+      LayoutBatch batch;
+      ASSERT_EQ(batch.Build(InlineRunner(), plan_, request), "");
+      const size_t num_blocks = plan_.tables().size();
+      std::vector<const float*> data;
+      for (size_t b = 0; b < num_blocks; ++b) data.push_back(blocks[r * num_blocks + b].data());
+      batch.Forward(InlineRunner(), data, first_row, to);
+      first_row += batches[r];
+    }
+
+    EXPECT_FALSE(Forward(plan_, requests, blocks, &got));
+
+    EXPECT_EQ(got, want);
+  }
+}
+
+TEST_P(GpuLayoutTest, BackwardEqualsTheEngine) {
+  for (const int64_t batch : {0, 1, 33, 100}) {
+    const Request request = MakeRequest(plan_, batch, &random_);
+    const auto output_grads = Outputs(batch);
+    std::vector<const float*> grads;
+    for (const auto& values : output_grads) grads.push_back(values.data());
+    int64_t size = 0;
+    for (const int64_t block_size : request.block_sizes) size += block_size;
+    std::vector<float> want(size, 0.0f), got, again;
+    std::vector<float*> data;
+    int64_t offset = 0;
+    for (const int64_t block_size : request.block_sizes) {
+      data.push_back(want.data() + offset);
+      offset += block_size;
+    }
+    const LayoutRequest view = request.View();
+    LayoutBatch layout;
+    ASSERT_EQ(layout.Build(InlineRunner(), plan_, view), "");
+    layout.Backward(InlineRunner(), grads, 0, data);
+
+    EXPECT_FALSE(Backward(plan_, request, output_grads, &got));
+    EXPECT_FALSE(Backward(plan_, request, output_grads, &again));
+
+    EXPECT_EQ(got, want) << "the order of every sum is the engine's";
+    EXPECT_EQ(got, again);
+  }
+}
+
+TEST_P(GpuLayoutTest, EmbeddingsThatOverlapAreAddedToo) {
+  Request request = MakeRequest(plan_, 40, &random_);
+  for (uint64_t& id : request.ids) id = (id >> 32) << 32 | random_() % 50;
+  const auto output_grads = Outputs(40);
+  std::vector<const float*> grads;
+  for (const auto& values : output_grads) grads.push_back(values.data());
+  std::vector<float> want(request.block_sizes[0] + request.block_sizes[1], 0.0f), got;
+  const LayoutRequest view = request.View();
+  LayoutBatch layout;
+  ASSERT_EQ(layout.Build(InlineRunner(), plan_, view), "");
+  layout.Backward(InlineRunner(), grads, 0, {want.data(), want.data() + request.block_sizes[0]});
+
+  EXPECT_FALSE(Backward(plan_, request, output_grads, &got));
+
+  ExpectNear(got, want, 1e-5f);
+}
+
+TEST_P(GpuLayoutTest, FindsWhatTheEngineFinds) {
+  int accepted = 0;
+  for (int trial = 0; trial < 100; ++trial) {
+    Request request = MakeRequest(plan_, 1 + random_() % 5, &random_);
+    for (int change = random_() % 3; change > 0; --change) {
+      const uint32_t value = random_() % 4 == 0 ? random_() : random_() % 40;
+      switch (random_() % 4) {
+        case 0:
+          if (!request.ids.empty()) {
+            request.ids[random_() % request.ids.size()] =
+                random_() % 2 ? value : uint64_t{value} << 32;
+          }
+          break;
+        case 1:
+          request.rows[random_() % request.rows.size()] = static_cast<int32_t>(value);
+          break;
+        case 2:
+          request.starts[random_() % request.starts.size()] = value;
+          break;
+        default:
+          request.batch = value % 8;
+      }
+    }
+    std::vector<std::vector<float>> blocks, outputs;
+    for (const int64_t size : request.block_sizes) blocks.push_back(RandomFloats(size, &random_));
+    const LayoutRequest view = request.View();
+    LayoutBatch layout;
+    const std::string error = layout.Build(InlineRunner(), plan_, view);
+    accepted += error.empty();
+    std::vector<float> grad;
+
+    EXPECT_EQ(Forward(plan_, {request}, blocks, &outputs), !error.empty()) << error;
+    EXPECT_EQ(Backward(plan_, request, Outputs(request.batch), &grad), !error.empty()) << error;
+  }
+  EXPECT_GT(accepted, 20);
+}
+
+INSTANTIATE_TEST_SUITE_P(Widths, GpuLayoutTest, ::testing::Values(1, 4, 5, 16));
+
+}  // namespace
+}  // namespace gpu
+}  // namespace monolith
