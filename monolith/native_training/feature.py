@@ -25,7 +25,6 @@ from __future__ import annotations
 import abc
 import collections
 import dataclasses
-import os
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -33,18 +32,14 @@ import tensorflow as tf
 from absl import logging
 
 from monolith.native_training import (
-  device_utils,
-  distribution_ops,
   embedding_combiners,
   entry,
   learning_rate_functions,
   prefetch_queue,
-  ragged_utils,
 )
-from monolith.native_training.model_export import export_context
 from monolith.native_training.monolith_export import monolith_export
 from monolith.native_training.runtime.hash_table import embedding_hash_table_pb2
-from monolith.native_training.tables import protocols
+from monolith.native_training.tables import pooling, protocols
 
 # What `native_model` offers in turn.
 __all__ = [
@@ -70,9 +65,6 @@ __all__ = [
 
 # Days after which an unused row expires.
 DEFAULT_EXPIRE_TIME = 36500
-
-# Graph collection of the pooled embeddings of an exported graph.
-_REDUCED_EMBEDDINGS = "monolith_reduced_embs"
 
 GradsAndVars = Iterable[tuple[tf.Tensor, tf.Tensor]]
 
@@ -490,10 +482,6 @@ class DummyFeatureFactory(FeatureFactory):
     return configs
 
 
-def _slice_key(feature_name: str, start: int, end: int) -> str:
-  return f"{feature_name}:{start}_{end}"
-
-
 class EmbeddingFeatureEmbTable(FeatureEmbTable):
   """Serves lookups from embeddings that have been looked up and pooled already.
 
@@ -510,7 +498,7 @@ class EmbeddingFeatureEmbTable(FeatureEmbTable):
     if start is None and end is None:
       return self._embeddings[feature_name]
     assert start is not None and end is not None, f"columns [{start}, {end}), want both or none"
-    key = _slice_key(feature_name, start, end)
+    key = pooling.slice_key(feature_name, start, end)
     if key not in self._embedding_slices:
       raise KeyError(
         f"Feature {feature_name} has no columns [{start}, {end}), only "
@@ -521,7 +509,7 @@ class EmbeddingFeatureEmbTable(FeatureEmbTable):
 
   def get_slices(self, feature_name: str) -> list[tf.Tensor]:
     return [
-      self._embedding_slices[_slice_key(feature_name, start, end)]
+      self._embedding_slices[pooling.slice_key(feature_name, start, end)]
       for start, end in self._ranges(feature_name)
     ]
 
@@ -535,97 +523,7 @@ class EmbeddingFeatureEmbTable(FeatureEmbTable):
     return sorted(ranges)
 
 
-def create_embedding_slices(
-  name_to_embeddings: dict[str, tf.Tensor],
-  name_to_embedding_ids: dict[str, tf.RaggedTensor],
-  feature_to_combiner: dict[str, embedding_combiners.Combiner],
-  feature_to_unmerged_slice_dims: dict[str, Sequence[int]],
-) -> dict[str, tf.Tensor]:
-  """Pools the embeddings of each feature per example and splits them into slices.
-
-  Args:
-    name_to_embeddings: feature name -> `[ids, dim]`, tensor or variable.
-    name_to_embedding_ids: feature name -> ragged ids `[batch, None]`; only the rows matter.
-    feature_to_combiner: feature name -> how to pool.
-    feature_to_unmerged_slice_dims: feature name -> sizes of the slices, which sum up to `dim`.
-
-  Returns:
-    `<feature name>:<start>_<end>` -> `[batch, end - start]`, or `[batch, n, end - start]` for a
-    `FirstN(n)` combiner. Examples without ids get zeros; gradients flow back to the embeddings.
-  """
-  slices: dict[str, tf.Tensor] = {}
-  gpu_features: list[str] = []
-  for name, embeddings in name_to_embeddings.items():
-    ids, combiner = name_to_embedding_ids[name], feature_to_combiner[name]
-    dims = list(feature_to_unmerged_slice_dims[name])
-    if not isinstance(combiner, embedding_combiners.ReduceSum):
-      combined = combiner.combine(ids, embeddings, name=f"{type(combiner).__name__}_{name}_vv")
-      parts = tf.split(combined, dims, axis=-1)
-    elif export_context.is_exporting():
-      parts = _reduce_sum_in_plain_tensorflow(name, ids, embeddings, dims)
-    elif device_utils.within_placement_context_of("GPU"):
-      if os.environ.get("MONOLITH_GPU_FEATURE_FACTORY_FUSION_LEVEL", "1") == "1":
-        gpu_features.append(name)
-        continue
-      parts = _reduce_sum_in_plain_tensorflow(name, ids, embeddings, dims)
-    else:
-      with tf.device("/device:CPU:0"):
-        parts = distribution_ops.fused_reduce_sum_and_split(
-          ragged_utils.fused_value_rowids(ids),
-          tf.convert_to_tensor(embeddings),
-          ids.nrows(),
-          dims,
-          name=f"ReduceSumAndSplit_{name}",
-        )
-    _add_slices(slices, name, dims, parts)
-  if gpu_features:
-    _reduce_sum_on_gpu(
-      slices,
-      gpu_features,
-      name_to_embeddings,
-      name_to_embedding_ids,
-      feature_to_unmerged_slice_dims,
-    )
-  return slices
-
-
-def _add_slices(
-  slices: dict[str, tf.Tensor], name: str, dims: Sequence[int], parts: Sequence[tf.Tensor]
-) -> None:
-  start = 0
-  for dim, part in zip(dims, parts):
-    slices[_slice_key(name, start, start + dim)] = part
-    start += dim
-
-
-def _reduce_sum_in_plain_tensorflow(
-  name: str, ids: tf.RaggedTensor, embeddings: tf.Tensor, dims: Sequence[int]
-) -> list[tf.Tensor]:
-  """Pools with ops that are there also where the training ops are not loaded."""
-  shape = tf.stack([ids.nrows(), tf.constant(sum(dims), tf.int64)])
-  rows = tf.expand_dims(ids.value_rowids(), -1)
-  reduced = tf.scatter_nd(rows, tf.convert_to_tensor(embeddings), shape, name=name)
-  tf.compat.v1.add_to_collection(_REDUCED_EMBEDDINGS, reduced)
-  return tf.split(reduced, dims, axis=1, name=f"{name}_split")
-
-
-def _reduce_sum_on_gpu(
-  slices: dict[str, tf.Tensor],
-  names: Sequence[str],
-  name_to_embeddings: dict[str, tf.Tensor],
-  name_to_embedding_ids: dict[str, tf.RaggedTensor],
-  feature_to_unmerged_slice_dims: dict[str, Sequence[int]],
-) -> None:
-  """Pools all features in one op: a kernel per feature would cost more to launch than the sums."""
-  dims = [list(feature_to_unmerged_slice_dims[name]) for name in names]
-  parts = distribution_ops.fused_reduce_and_split_gpu(
-    [name_to_embedding_ids[name].row_splits for name in names],
-    [tf.convert_to_tensor(name_to_embeddings[name]) for name in names],
-    dims,
-  )
-  for name, feature_dims in zip(names, dims):
-    _add_slices(slices, name, feature_dims, parts[: len(feature_dims)])
-    parts = parts[len(feature_dims) :]
+create_embedding_slices = pooling.create_embedding_slices
 
 
 class FeatureFactoryFromEmbeddings(FeatureFactory):

@@ -41,7 +41,7 @@ class _CpuFeatureFactory(feature.FeatureFactoryFromEmbeddings):
     hash_table: where gradients go.
     embedding_ids: feature name -> ragged ids that were looked up.
     embeddings: feature name -> `[ids, dim]`.
-    embedding_slices: what `feature.create_embedding_slices` returned.
+    embedding_slices: what `create_embedding_slices` returned.
     req_time: when the batch was requested.
     async_function_mgr: runs the push.
     async_push: whether the push of a step runs during the next one.
@@ -117,7 +117,7 @@ class _FusedCpuFeatureFactory(feature.FeatureFactoryFromEmbeddings):
   Args:
     hash_table: where gradients go.
     name_to_embeddings: feature name -> `[ids, dim]`.
-    name_to_embedding_slices: what `feature.create_embedding_slices` returned.
+    name_to_embedding_slices: what `create_embedding_slices` returned.
     req_time: when the batch was requested.
     auxiliary_bundle: what the lookup left for the update.
     use_native_multi_hash_table: whether slots were not merged into tables.

@@ -55,7 +55,7 @@ from monolith.native_training.model_export import (
   export_utils,
 )
 from monolith.native_training.ranks import agreement as sync_agreement
-from monolith.native_training.tables import merging, protocols
+from monolith.native_training.tables import merging, pooling, protocols
 
 # Any: the flags' types are known at run time only.
 FLAGS: Any = flags.FLAGS
@@ -483,7 +483,7 @@ class CpuTraining:
         hash_table.add_queue_hook(prefetch_queue.EnqueueHook(queue))
     _collect_dequeued(_SPARSE_FEATURES_COLLECTION, ids)
     _collect_dequeued("dequeued_features", dense)
-    slices = feature.create_embedding_slices(
+    slices = pooling.create_embedding_slices(
       embeddings, ids, self.feature_configs.combiners, self.feature_configs.unmerged_slice_dims
     )
     req_time = get_req_time(dense)
