@@ -46,7 +46,7 @@ inline void AppendRecord(const char* data, int64_t size, std::string* out) {
   WriteRecordFooter(data, size, to + kRecordHeaderBytes + size);
 }
 
-// The payload of one record, in a buffer that somebody else owns.
+// The payload of one record, in a borrowed buffer.
 struct RecordView {
   const char* data = nullptr;
   int64_t size = 0;

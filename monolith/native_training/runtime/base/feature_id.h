@@ -106,7 +106,7 @@ inline uint64_t MixId(int64_t id) {
   return IdHash{0xd6e8feb86659fd93ull, 0xd6e8feb86659fd93ull}(id);
 }
 
-// The hash of tables, drawn once in a process, so that nobody can choose ids that share a line. No
+// The hash of tables, drawn once in a process, so that ids that share a line cannot be chosen. No
 // file depends on it, but for the order of its records. MONOLITH_TABLE_SEED fixes it. Loops keep a
 // copy, in registers.
 const IdHash& TableHash();

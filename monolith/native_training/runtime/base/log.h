@@ -1,4 +1,4 @@
-// What the engine tells an operator. To standard error, until somebody sets a sink.
+// What the engine tells an operator: on standard error, until a sink is set.
 #ifndef MONOLITH_NATIVE_TRAINING_RUNTIME_BASE_LOG_H_
 #define MONOLITH_NATIVE_TRAINING_RUNTIME_BASE_LOG_H_
 

@@ -29,7 +29,7 @@ class ByteSource {
   virtual ~ByteSource() = default;
 
   // Reads up to `size` bytes into `out`, replacing it; fewer only at the end. False: the device
-  // failed, see error().
+  // failed, and error() says how.
   virtual bool Read(int64_t size, std::string* out) = 0;
 
   virtual std::string error() const { return ""; }

@@ -82,7 +82,7 @@ class SlidingHashFilter : public OccurrenceFilter {
   Status LoadSplitMeta(int64_t split, const FilterSplitMeta& meta);
   Status LoadCells(int64_t split, int64_t begin, int64_t n, const uint16_t* cells);
 
-  // Exchanges the counts with a twin that nobody else uses.
+  // Exchanges the counts with a twin that is in no other use.
   void SwapContent(SlidingHashFilter* other);
 
  private:

@@ -23,7 +23,7 @@ constexpr char kBatchKey[] = "batch.num.messages";
 constexpr char kTopicPrefix[] = "conf.topic.";
 constexpr int64_t kDefaultBatchSize = 1024;
 
-// Longest uninterrupted wait, so that whoever closes a reader waits no longer.
+// Longest uninterrupted wait, so that closing a reader takes no longer.
 constexpr milliseconds kSlice(100);
 // How long joining the group may take before waiting for it counts as silence.
 constexpr milliseconds kJoinTime(60000);

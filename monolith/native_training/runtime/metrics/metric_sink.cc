@@ -5,7 +5,8 @@
 
 namespace {
 
-// Readers are emitters, the writer is whoever changes the sink: it waits for calls under way.
+// Readers are emitters, the writer is the thread that changes the sink: it waits for calls under
+// way.
 std::shared_mutex g_mu;
 MonolithMetricSink g_sink = nullptr;
 

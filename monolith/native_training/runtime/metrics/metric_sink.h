@@ -1,4 +1,4 @@
-// Where emitted metrics go. Nowhere, until somebody sets a sink. Standard library only.
+// Where emitted metrics go: nowhere, until a sink is set. Standard library only.
 #ifndef MONOLITH_NATIVE_TRAINING_RUNTIME_METRICS_METRIC_SINK_H_
 #define MONOLITH_NATIVE_TRAINING_RUNTIME_METRICS_METRIC_SINK_H_
 

@@ -56,7 +56,8 @@ class MetricWindow {
   int64_t last_report_secs_ = 0;
 };
 
-// The window of a key; alive as long as somebody holds it, the same for all who ask meanwhile.
+// Returns the window of a key. It lives as long as it is held, and is the same for all calls
+// meanwhile.
 std::shared_ptr<MetricWindow> GetMetricWindow(const std::string& key);
 
 }  // namespace metrics

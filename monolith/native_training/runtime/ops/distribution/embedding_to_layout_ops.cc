@@ -1,7 +1,7 @@
 // Registration of the fused layout ops; their kernels are in embedding_to_layout_kernels.cc.
 //
-// The versions differ in how an id's embedding is found in `embeddings_list`. The high and the low 32
-// bits of `fid_offset` are
+// The versions differ in how an id's embedding is found in `embeddings_list`. The high and the low
+// 32 bits of `fid_offset` are
 //   V1       (tensor, row)                               tensors [n, dim]
 //   V2       (table -> ps -> feature index, row in its block)
 //   V3, V5   (table * ps_num + ps, float offset)         flat vectors, table-major

@@ -63,7 +63,7 @@ inline Status CheckShards(std::string_view name, int64_t num_shards) {
 }
 
 // Files of one save, and how long it may wait at most to spread the load: an op that is asked for
-// more does not come back before somebody gives up on it.
+// more does not come back before its caller gives up on it.
 inline constexpr int64_t kMaxSavedFiles = 1024;
 inline constexpr int64_t kMaxSaveDelayMs = 20000;
 
