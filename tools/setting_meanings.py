@@ -13,6 +13,8 @@ MEANINGS: dict[str, str] = {
   "127.0.0.1.",
   "CONSUL_HTTP_PORT": "Port of the Consul agent; 2280.",
   "CUDA_DEVICE_ORDER": "Set to `PCI_BUS_ID` for ranks that choose their GPU.",
+  "CUDA_HOME": "Where CUDA is installed, for builds; otherwise nvcc of `PATH`, PyPI or "
+  "`/usr/local/cuda`.",
   "CUDA_VISIBLE_DEVICES": "GPUs of this process; set to the local rank under a launcher unless it "
   "is there.",
   "CXX": "The C++ compiler; otherwise the first of `g++`, `c++`, `clang++`.",
@@ -48,6 +50,7 @@ MEANINGS: dict[str, str] = {
   "MONOLITH_BAD_GRADIENTS": "Gradients that are not finite: `stop` (default) fails the step and "
   "names the feature, `skip` leaves those rows alone, `ignore` applies them.",
   "MONOLITH_BENCHMARK_CPU_TIME": "`1`: the table's benchmark measures CPU time; set by its option.",
+  "MONOLITH_CUDA_LIBRARY": "Path of another build of `libmonolith_cuda.so` to load.",
   "MONOLITH_DISABLE_HUGE_PAGES": "Switch: tables use small pages only.",
   "MONOLITH_FLOW_PATIENCE_SECONDS": "How long flows of a split dataset wait for a reader; 10.",
   "MONOLITH_FORCE_GPU_COMPATIBLE": "Switch, on by default: host memory of ranks is pinned.",
@@ -69,8 +72,6 @@ MEANINGS: dict[str, str] = {
   "MONOLITH_SAVE_SUMMARY_INTERVAL": "Steps between summaries of rank 0; the configuration's by "
   "default.",
   "MONOLITH_SKIP_ALLREDUCE": "Switch: dense gradients are not averaged over ranks.",
-  "MONOLITH_SKIP_NONFINITE_GRADIENTS": "Switch: the engine leaves out gradient rows that are not "
-  "finite.",
   "MONOLITH_SOAK": "`1`: the tests of reliability run at full length.",
   "MONOLITH_SYNC_CONTROL_STEPS": "Every so many steps rank 0 looks for the files by which an "
   "operator saves or stops all ranks; 0: never.",
@@ -114,6 +115,8 @@ MEANINGS: dict[str, str] = {
   "TEST_TMPDIR": "Folder for files of tests; a fresh one for every test.",
   "TF_CONFIG": "TensorFlow's description of the cluster; set and removed around estimators.",
   "TF_CPP_MIN_LOG_LEVEL": "Set unless it is there: how much TensorFlow logs.",
+  "TF_CUDA_COMPUTE_CAPABILITIES": "GPUs that builds compile for; `8.0,9.0`.",
+  "TF_FORCE_GPU_ALLOW_GROWTH": "Set to `true` by GPU tests and benchmarks, which share a GPU.",
   "TF_GRPC_WORKER_CACHE_THREADS": "Set from the flag of that name, for TensorFlow.",
   "TF_XLA_FLAGS": "Not empty: sessions of ranks compile with XLA.",
   "XDG_CACHE_HOME": "Where built Horovod wheels are kept; `~/.cache`.",
