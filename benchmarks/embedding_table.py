@@ -69,7 +69,7 @@ class Bench:
     config = tf.compat.v1.ConfigProto(
       intra_op_parallelism_threads=threads, inter_op_parallelism_threads=threads
     )
-    # The optimizer would remove ops whose results nobody reads.
+    # The optimizer would remove ops whose results are never read.
     config.graph_options.rewrite_options.disable_meta_optimizer = True
     self.tf = tf
     self.session = tf.compat.v1.Session(config=config)

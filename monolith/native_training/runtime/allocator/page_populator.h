@@ -2,9 +2,9 @@
 //
 // The first write to a page waits for the kernel to clear it, 60 us for a huge page, and on a
 // virtual machine for the host to find it, 2.4 ms: a large part of what an insert costs. A table
-// that grows knows which pages come next, so this thread takes the wait over; whoever comes too
-// early faults as before. (Inserting takes the writing thread a tenth less time.) The pages come
-// from the memory node of whoever asks, as if it had written to them itself.
+// that grows knows which pages come next, so this thread takes the wait over; a write that comes
+// too early faults as before. (Inserting takes the writing thread a tenth less time.) The pages
+// come from the memory node of the thread that asks, as if it had written to them itself.
 #ifndef MONOLITH_NATIVE_TRAINING_RUNTIME_ALLOCATOR_PAGE_POPULATOR_H_
 #define MONOLITH_NATIVE_TRAINING_RUNTIME_ALLOCATOR_PAGE_POPULATOR_H_
 
@@ -25,7 +25,7 @@ class PagePopulator {
   // while too many requests wait. Throws nothing.
   void Request(char* begin, int64_t bytes);
 
-  // After this nobody works on [begin, begin + bytes): it can be unmapped.
+  // Waits until no work is done on [begin, begin + bytes): it can be unmapped.
   void Cancel(const char* begin, int64_t bytes);
 
   // Waits until all requests are done. For tests.

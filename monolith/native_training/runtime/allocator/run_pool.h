@@ -31,9 +31,9 @@ class RunPool {
 
   // Memory aligned to 4 KiB, of unspecified content, or null when the system has none left.
   char* Allocate(int64_t bytes) { return AllocateWithin(bytes, bytes, &bytes); }
-  // The same for who can use more: sets *bytes to a multiple of 4 KiB that is >= min_bytes, and not
-  // above max_bytes unless min_bytes has to be rounded up. A hole of such a size is taken as a
-  // whole, which leaves no small ones: they were a fifth of all memory.
+  // The same for a caller that can use more: sets *bytes to a multiple of 4 KiB that is >=
+  // min_bytes, and not above max_bytes unless min_bytes has to be rounded up. A hole of such a size
+  // is taken as a whole, which leaves no small ones: they were a fifth of all memory.
   char* AllocateWithin(int64_t min_bytes, int64_t max_bytes, int64_t* bytes);
   // The same, but the content is zeros, and memory comes only as they are overwritten.
   char* AllocateZeros(int64_t bytes);

@@ -1,4 +1,4 @@
-// A lossless, insert-only, sharded set of keys: the ids touched since somebody last asked.
+// A lossless, insert-only, sharded set of keys: the ids touched since they were last asked for.
 //
 //   high bits of hash(key)          low bits of hash(key)
 //        |                               |
@@ -21,7 +21,7 @@
 //
 //   * Batches that cannot overflow run concurrently under the shared side of `access_`. Each first
 //     reserves n places in `reserved_` and gives back those that duplicates did not need;
-//     `reserved_` is therefore never below the true size, and equals it while nobody inserts.
+//     `reserved_` is therefore never below the true size, and equals it while no thread inserts.
 //   * A batch that might overflow takes the exclusive side and proceeds in runs that cannot,
 //     dropping everything between runs when the set is full.
 //   * Steal takes the exclusive side only to detach the shards' slots: each batch is wholly before

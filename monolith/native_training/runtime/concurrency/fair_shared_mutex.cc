@@ -5,7 +5,7 @@ namespace engine {
 
 void FairSharedMutex::LockSlowly() {
   std::unique_lock<std::mutex> lock(mutex_);
-  // From here on nobody gets in but through mutex_.
+  // From here on there is no way in but through mutex_.
   const uint32_t state = state_.fetch_or(kWaiting, std::memory_order_acquire);
   if (state < kReader && (state & kWriter) == 0 && !AnyoneWaits()) {
     state_.store(kWriter, std::memory_order_relaxed);
@@ -43,7 +43,7 @@ void FairSharedMutex::UnlockSlowly() {
 
 void FairSharedMutex::HandOver() {
   const std::lock_guard<std::mutex> lock(mutex_);
-  // Somebody who took mutex_ first may have got in.
+  // A thread that took mutex_ first may have got in.
   if (state_.load(std::memory_order_acquire) != kWaiting) return;
   if (first_writer_ != nullptr) {
     AdmitWriter();

@@ -1,10 +1,10 @@
 // A lock for one writer or many readers that starves neither.
 //
 // Phases of readers and single writers take turns while both want in: a reader that comes while a
-// writer waits gets in after that writer, together with all other readers who wait by then; a
-// writer gets in after the readers who were in before it, and after the writers before it. So a
+// writer waits gets in after that writer, together with all other readers that wait by then; a
+// writer gets in after the readers that were in before it, and after the writers before it. So a
 // reader waits for one writer at most, and a writer for one phase of readers for each writer before
-// it. Who waits sleeps, and leaves its core to those who hold the lock.
+// it. A thread that waits sleeps, and leaves its core to those that hold the lock.
 //
 // A SharedMutex, for std::unique_lock and std::shared_lock. A thread may not take it twice, not
 // even as a reader.
@@ -79,14 +79,14 @@ class FairSharedMutex {
   bool AnyoneWaits() const { return first_writer_ != nullptr || waiting_readers_ > 0; }
 
   // The state is one of: a writer inside, or any number of readers; and whether anyone waits. With
-  // kWaiting set it changes only under mutex_, but for readers who leave.
+  // kWaiting set it changes only under mutex_, but for readers that leave.
   static constexpr uint32_t kWriter = 1;
   static constexpr uint32_t kWaiting = 2;
   static constexpr uint32_t kReader = 4;
 
   std::atomic<uint32_t> state_{0};
   uint32_t waiting_readers_ = 0;
-  uint64_t phase_ = 0;  // of readers who had to wait
+  uint64_t phase_ = 0;  // of readers that had to wait
   Writer* first_writer_ = nullptr;
   Writer* last_writer_ = nullptr;
   std::mutex mutex_;

@@ -3,8 +3,8 @@
 // Readers of the "read room" may look at everything without further locks; writers of the "write
 // room" lock what they touch among themselves. A writer that arrives closes the read room at once
 // and waits for the readers inside, which never wait for anything: so writers do not starve, and
-// there is no deadlock. Who finds the read room closed waits as long as there are readers inside,
-// and so leaves the cores to them; then it goes another way.
+// there is no deadlock. A reader that finds the read room closed waits as long as there are readers
+// inside, and so leaves the cores to them; then it goes another way.
 #ifndef MONOLITH_NATIVE_TRAINING_RUNTIME_CONCURRENCY_ROOM_LOCK_H_
 #define MONOLITH_NATIVE_TRAINING_RUNTIME_CONCURRENCY_ROOM_LOCK_H_
 
@@ -89,7 +89,7 @@ class ReadRooms {
   ReadRooms(const ReadRooms&) = delete;
   ReadRooms& operator=(const ReadRooms&) = delete;
 
-  // See RoomLock::TryEnterRead.
+  // Like RoomLock::TryEnterRead.
   bool TryEnter(RoomLock* lock) {
     if (!lock->TryEnterRead()) return false;
     entered_.push_back(lock);

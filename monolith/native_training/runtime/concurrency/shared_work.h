@@ -1,4 +1,4 @@
-// Work that is done step by step by whoever is free: the thread that started it, and helpers.
+// Work that is done step by step by threads that are free: the one that started it, and helpers.
 //
 // The starting thread works instead of waiting for a pool, so a helper that comes late, or never,
 // costs nothing: waking a sleeping thread takes longer than many a batch.
@@ -29,7 +29,7 @@ class SharedWork {
   SharedWork(const SharedWork&) = delete;
   SharedWork& operator=(const SharedWork&) = delete;
 
-  // Takes steps until one returns false. For helpers; returns at once for those who come late or
+  // Takes steps until one returns false. For helpers; returns at once for those that come late or
   // are too many.
   void Help();
 

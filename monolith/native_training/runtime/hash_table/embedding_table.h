@@ -35,7 +35,7 @@
 //     ids as they come (write_stages.h). Otherwise it sorts its ids by groups of shards and locks
 //     one group at a time, so that several writers do not wait for each other.
 //   - Filters are asked before any lock is taken, and growth moves a piece of a shard's index at a
-//     time (flat_index.h): nobody waits for more than a batch of writes.
+//     time (flat_index.h): no call waits for more than a batch of writes.
 //   - With a runner, lookups split the batch by tile and writes split it by group of shards, so no
 //     two threads touch one row, and results do not depend on the number of threads.
 //   - Duplicates of an id in one batch are applied in batch order, one after another.
@@ -210,7 +210,8 @@ class EmbeddingTable {
   // Adds to vectors.
   Status AssignAdd(const WriteSpan& span, const WriteOptions& options);
 
-  // One optimizer step per id; span.values are gradients. See OptimizeOptions::dedup.
+  // One optimizer step per id; span.values are gradients.
+  // OptimizeOptions::dedup says what happens to ids that come twice.
   Status Optimize(const WriteSpan& span, const OptimizeOptions& options);
 
   // Many updates, of many tables, as one set of (table, shard) tasks. Several requests for one
@@ -266,8 +267,8 @@ class EmbeddingTable {
   // error the table holds some of the records: throw it away.
   Status LoadRecords(const RecordView* records, int64_t n, LoadStats* stats);
 
-  // Exchanges the content with `other`, a twin that nobody else uses. Excludes all other calls on
-  // this table. MaxUpdateTs() becomes the larger of both.
+  // Exchanges the content with `other`, a twin that no other thread uses. Excludes all other calls
+  // on this table. MaxUpdateTs() becomes the larger of both.
   void SwapContent(EmbeddingTable* other);
 
   // -- Observing.
@@ -308,8 +309,8 @@ class EmbeddingTable {
 
   void MakeShards();
   // Lets the index tell more pieces apart, as some shard wants, and 2^min_depth of each shard at
-  // least. False: out of memory, or, unless it shall wait, somebody is at a shard; pieces become
-  // larger instead.
+  // least. False: out of memory, or, unless it shall wait, another thread is at a shard; pieces
+  // become larger instead.
   bool DeepenIndex(int min_depth, bool wait);
   // Clamps the time; warns, once per table, if that changes it.
   void RaiseMaxUpdateTs(int64_t requested);

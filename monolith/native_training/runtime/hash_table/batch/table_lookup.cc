@@ -23,7 +23,7 @@ constexpr int64_t kUnitsPerThread = 4;
 // Ids that are read under shard locks at once: writers wait for some ten microseconds.
 constexpr int64_t kLockedIds = 2048;
 
-// What a read does with the row of an id: see UnsortedRead.
+// What a read does with the row of an id, for UnsortedRead.
 
 // Copies raw float rows. kDim > 0: a dimension known to the compiler.
 template <int kDim>
@@ -134,7 +134,7 @@ __attribute__((always_inline)) inline void PrefetchTable(const EmbeddingTable& t
 template <typename Stages>
 using OpenTiles = std::vector<typename UnsortedRead<Stages>::Tile>;
 
-// Adds the ids of `request`, whose shards nobody changes meanwhile.
+// Adds the ids of `request`, whose shards do not change meanwhile.
 template <typename Stages>
 void AddTile(const LookupRequest& request, OpenTiles<Stages>* tiles) {
   const RowArena::View rows = TableInternals::Arena(*request.table).view();
@@ -163,8 +163,8 @@ void ReadLocked(const LookupRequest& request) {
   }
 }
 
-// Reads tiles, of kTileIds ids in all at most: in the read rooms of the tables that nobody writes
-// to, under shard locks in the others.
+// Reads tiles, of kTileIds ids in all at most: in the read rooms of the tables that no thread
+// writes to, under shard locks in the others.
 template <typename Stages>
 void ReadTiles(const LookupRequest* tiles, int64_t num_tiles) {
   OpenTiles<Stages> open;

@@ -41,7 +41,7 @@ struct PlannedTile {
 };
 
 // Groups the ids of tiles as threads come to need them. All threads walk over the tiles in the same
-// order, so who finds a tile that is not ready prepares the next one that nobody has begun: there
+// order, so a thread that finds a tile not ready prepares the next one that none has begun: there
 // is no phase of its own for which threads would have to be woken a second time, and what was just
 // grouped is still in the cache.
 class TilePreparation {
@@ -95,9 +95,9 @@ struct PlannedGroup {
   int64_t block_tiles;  // to be applied at a time
 };
 
-// The groups that nobody works on, least advanced first. A thread takes one, applies a block of its
-// tiles and puts it back. So two threads keep to a group each, and one that waits for the other to
-// wake up has applied some of both until then.
+// The groups that no thread works on, least advanced first. A thread takes one, applies a block of
+// its tiles and puts it back. So two threads keep to a group each, and one that waits for the other
+// to wake up has applied some of both until then.
 class GroupQueue {
  public:
   void Clear() {
@@ -310,7 +310,7 @@ int64_t Plan(const std::vector<PlannedWrite>& writes, int64_t total, int threads
 }
 
 // Ids per tile so that the tiles of a batch divide evenly among `threads`: at least three each, so
-// that one that starts late delays nobody.
+// that one that starts late delays no other.
 int64_t TileSize(int64_t n, int threads) {
   if (threads == 1) return std::max<int64_t>(256, EvenShare(n, (n + kTileIds - 1) / kTileIds));
   const int64_t round_ids = threads * (kTileIds / 2);

@@ -129,7 +129,7 @@ void WriteStages::RunInSteps(Ids ids, int64_t n, int shard_begin, int shard_end)
   for (int64_t begin = 0; begin < n; begin += step) {
     const int64_t count = std::min(step, n - begin);
     const uint64_t shards = ShardsOf(ids, count, shard_begin, shard_end);
-    // Those who load the files of a checkpoint, each a shard of its own, do not wait for each
+    // Threads that load the files of a checkpoint, each a shard of its own, do not wait for each
     // other.
     TableInternals::DeepenIndexIfWanted(job_->table, job_->mode != WriteMode::kLoad);
     if (job_->filter != nullptr) Admit(ids, count, shards);
@@ -324,7 +324,7 @@ __attribute__((noinline)) void WriteStages::RunPipeline(const Ids& all_ids, int6
     FlatIndex::Slot* const slot = skip ? nullptr : FlatIndex::FindBehind(lines[i % kRing], key);
     if (slot != nullptr) return take(i, slot);
     const bool dropped = dropped_ != nullptr && dropped_[i] != 0;
-    rows[i % kRing] = Resolve(key, hash_of(key), ids.position(i), dropped, &fresh[i % kRing]);
+    rows[i % kRing] = Resolve(key, lines[i % kRing], ids.position(i), dropped, &fresh[i % kRing]);
     if (index_changed_) {
       for (int64_t j = 0; j < kRing; ++j) lines[j] = index.HomeLine(hash_of(keys[j]));
       index_changed_ = false;
@@ -361,8 +361,9 @@ __attribute__((noinline)) void WriteStages::RunPipeline(const Ids& all_ids, int6
 }
 
 // Finds or makes the row of an id. Null: there shall be none.
-char* WriteStages::Resolve(int64_t key, uint64_t hash, int64_t position, bool dropped,
+char* WriteStages::Resolve(int64_t key, FlatIndex::Line* home, int64_t position, bool dropped,
                            uint8_t* fresh) {
+  const uint64_t hash = HashId(key);
   Shard* const shard = shards_[ShardOf(hash)].get();
   if (skip_zero_ && EraseIfZero(shard, key, hash, position)) return nullptr;
   if (dropped && shard->index.Find(hash, key) == nullptr) {
@@ -370,7 +371,7 @@ char* WriteStages::Resolve(int64_t key, uint64_t hash, int64_t position, bool dr
     return nullptr;
   }
   const int64_t changes = shard->index.changes();
-  FlatIndex::Slot* const slot = shard->index.FindOrFree(hash, key);
+  FlatIndex::Slot* const slot = shard->index.FindOrFree(home, hash, key);
   index_changed_ = shard->index.changes() != changes;
   if (slot == nullptr) {
     OutOfMemory();

@@ -12,7 +12,7 @@
 // They advance together, one id at a time, so that memory is busy while optimizers compute: windows
 // of 32 ids sorted by shard, each stage a burst of prefetches, took twice as long.
 //
-// A filter is asked beforehand, with all ids that are absent, while no lock is held: see Admit.
+// A filter is asked beforehand, with all ids that are absent, while no lock is held (Admit).
 #ifndef MONOLITH_NATIVE_TRAINING_RUNTIME_HASH_TABLE_BATCH_WRITE_STAGES_H_
 #define MONOLITH_NATIVE_TRAINING_RUNTIME_HASH_TABLE_BATCH_WRITE_STAGES_H_
 
@@ -104,8 +104,8 @@ class WriteStages {
   // Ids that are locked at once.
   int64_t LockedIds() const;
   // Bits of the shards [begin, end) that hold some of the ids. Where there are many ids that is
-  // taken to be all, but not for a checkpoint, whose ids come shard by shard: those who load its
-  // files at the same time would wait for each other.
+  // taken to be all, but not for a checkpoint, whose ids come shard by shard: threads that load
+  // its files at the same time would wait for each other.
   template <typename Ids>
   uint64_t ShardsOf(const Ids& ids, int64_t n, int begin, int end) const;
   template <typename Ids>
@@ -123,7 +123,7 @@ class WriteStages {
   void RunLocked(const Ids& ids, int64_t n);
   template <typename Ids, typename Finisher>
   void RunPipeline(const Ids& ids, int64_t n, Finisher finish);
-  char* Resolve(int64_t key, uint64_t hash, int64_t position, bool dropped, uint8_t* fresh);
+  char* Resolve(int64_t key, FlatIndex::Line* home, int64_t position, bool dropped, uint8_t* fresh);
   bool EraseIfZero(Shard* shard, int64_t key, uint64_t hash, int64_t position);
   void OutOfMemory() { job_->out_of_memory.store(true, std::memory_order_relaxed); }
   void Finish(const Item* items, int count);
@@ -141,7 +141,7 @@ class WriteStages {
   const char* const values_begin_;
   const bool skip_zero_;
   const bool report_touched_;
-  const bool plain_adagrad_;          // see AdagradFinisher
+  const bool plain_adagrad_;          // AdagradFinisher can run it
   const uint8_t* dropped_ = nullptr;  // by number of the id in the step; null: no filter
   char* erased_row_ = nullptr;        // by the last Resolve
   bool index_changed_ = false;        // lines have moved in the last Resolve

@@ -38,7 +38,7 @@ int64_t MaxLines(int shard) {
   return static_cast<int64_t>(FlatIndex::kMaxPieceLines * std::exp2(-range * phase));
 }
 
-// Keys that nobody looks for in some shards.
+// Keys that are never looked for in some shards.
 struct Fillers {
   int shard_of_zero;
   int64_t other;  // of another shard than 0

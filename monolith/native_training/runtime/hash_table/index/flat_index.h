@@ -126,7 +126,7 @@ class FlatIndex {
     Directory(const Directory&) = delete;
     Directory& operator=(const Directory&) = delete;
 
-    // As long as the caller keeps some shard from changing: see Deepen.
+    // Valid as long as the caller keeps some shard from changing: Deepen needs all of them.
     View view() const { return {homes_, shift()}; }
 
     int depth() const { return depth_; }
@@ -228,8 +228,11 @@ class FlatIndex {
 
   // The slot of `key`, or, not live, the one for Fill() to put it in, growing if needed: one probe
   // answers both. Null: out of memory, nothing changed.
-  __attribute__((always_inline)) Slot* FindOrFree(uint64_t hash, int64_t key) {
-    Line* const home = directory_->view().HomeLine(hash);
+  Slot* FindOrFree(uint64_t hash, int64_t key) {
+    return FindOrFree(directory_->view().HomeLine(hash), hash, key);
+  }
+  // The same for a caller that knows the home line.
+  __attribute__((always_inline)) Slot* FindOrFree(Line* home, uint64_t hash, int64_t key) {
     Slot* free = nullptr;
     for (Line* line = home;; ++line) {
       Slot* const slot = SlotInLine(line, key);

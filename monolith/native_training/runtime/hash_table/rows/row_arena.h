@@ -47,7 +47,7 @@ class RowArena {
  public:
   static constexpr uint32_t kNoBlock = 0xffffffffu;
 
-  // What is known of a block, by whoever has it: the shard, or the arena where it is free.
+  // What the owner of a block knows: the shard, or the arena where it is free.
   struct Block {
     uint32_t previous;  // in a list of its owner
     uint32_t next;
@@ -119,7 +119,7 @@ class RowArena {
     int64_t first_row = 0;
     int64_t rows = 0;
     int64_t committed = 0;     // bytes that can be used
-    Zeroed<Block> blocks;      // each belongs to whoever has the block
+    Zeroed<Block> blocks;      // each belongs to the owner of the block
     Zeroed<BlockState> state;  // of blocks
     Zeroed<uint8_t> held;      // 1: the huge page has memory
   };

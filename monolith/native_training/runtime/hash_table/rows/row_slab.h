@@ -36,7 +36,7 @@ class RowSlab {
     --left_;
     return next_++;
   }
-  // Allocates nothing. Nobody may use the row any more: it is linked with other free ones.
+  // Allocates nothing. The row may not be used any more: it is linked with other free ones.
   void Free(uint32_t row);
 
   int64_t reused() const { return reused_; }
