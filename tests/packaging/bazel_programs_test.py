@@ -30,7 +30,10 @@ def _load_targets() -> dict[str, dict[str, dict]]:
         raise KeyError(rule)
       return lambda name=None, **kwargs: targets[rule].update({name: kwargs})
 
-  scope = Rules(glob=glob, load=lambda *args: None)
+  def select(choices):
+    return choices["//conditions:default"]
+
+  scope = Rules(glob=glob, load=lambda *args: None, select=select)
   exec(compile((ROOT / "BUILD.bazel").read_text(), "BUILD.bazel", "exec"), scope)
   return targets
 

@@ -155,6 +155,9 @@ class ExtraTest(unittest.TestCase):
       shutil.copytree(ROOT / name, self.source / name)
     for name in ("setup.py", "pyproject.toml", "README.md"):
       shutil.copy2(ROOT / name, self.source)
+    # It has the version.
+    (self.source / "monolith").mkdir()
+    shutil.copy2(ROOT / "monolith/__init__.py", self.source / "monolith")
 
   def find_requirements(self, portable: str) -> list:
     """Returns what the package's metadata requires for the extra."""
@@ -168,7 +171,8 @@ class ExtraTest(unittest.TestCase):
     self.assertEqual(process.returncode, 0, process.stderr)
     extras = set(re.findall(r"^Provides-Extra: (\w+)$", process.stdout, re.MULTILINE))
     self.assertEqual(
-      extras, {"tpu", "horovod", "kafka", "parquet", "serving", "debugging", "test", "lint"}
+      extras,
+      {"tpu", "horovod", "kafka", "parquet", "cuda", "serving", "debugging", "test", "lint"},
     )
     return re.findall(r"^Requires-Dist: (.*?) ?; extra == .horovod.$", process.stdout, re.MULTILINE)
 

@@ -135,12 +135,14 @@ class RmspropTest(tf.test.TestCase):
         sess.run(_apply(variables, ones, beta2=grad), {grad: ones})
       with self.assertRaises(ValueError):
         _apply(variables, [[1.0, 2.0]])
-      wrong = tf.Variable([1, 2])
-      sess.run(wrong.initializer)
-      with self.assertRaisesRegex(
-        (ValueError, tf.errors.InvalidArgumentError), "v has dtype int32, want float"
-      ):
-        sess.run(_apply([*variables[:2], wrong], ones))
+      # TensorFlow keeps integer variables on the CPU, also where there is a GPU.
+      with tf.device("/CPU:0"):
+        mixed = [tf.Variable([1.0, 2.0]), tf.Variable([1.0, 2.0]), tf.Variable([1, 2])]
+        sess.run([variable.initializer for variable in mixed])
+        with self.assertRaisesRegex(
+          (ValueError, tf.errors.InvalidArgumentError), "v has dtype int32, want float"
+        ):
+          sess.run(_apply(mixed, ones))
 
 
 if __name__ == "__main__":
