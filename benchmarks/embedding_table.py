@@ -45,7 +45,7 @@ _CPU_TIME = "MONOLITH_BENCHMARK_CPU_TIME"
 # For mallopt(3): M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, and M_ARENA_MAX, for other arenas unmap too.
 _KEEP_MEMORY = {-1: 2**30, -3: 2**30, -8: 1}
 
-# What is wanted of each row: see `_report`.
+# The ratio that each row has to reach.
 WANTED = {
   ("lookup", 10**7, 16): 1.3,
   ("lookup", 10**6, 64): 0.8,

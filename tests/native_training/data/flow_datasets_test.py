@@ -430,7 +430,7 @@ class MultiFlowTest(tf.test.TestCase, parameterized.TestCase):
       read += batch["uid"].numpy().flatten().tolist()
     self.assertEqual(sorted(read), list(range(300)))
     other = samples(["pc"])
-    with self.assertRaisesRegex(tf.errors.UnimplementedError, "are flows of one data ?set"):
+    with self.assertRaisesRegex(tf.errors.UnimplementedError, "are flows of one dataset"):
       list(datasets.distribute(parse(merge([flows[0], other])), dispatcher.target, job_name="b"))
     del workers
 

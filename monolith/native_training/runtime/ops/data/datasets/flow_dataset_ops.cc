@@ -55,7 +55,7 @@ REGISTER_OP("MergeFlowDataset")
     .SetDoNotOptimize()
     .SetShapeFn(shape_inference::ScalarShape)
     .Doc(R"doc(
-Samples of several data sets, taken in turns from those that have one ready.
+Samples of several datasets, taken in turns from those that have one ready.
 
 data_flow: a name per input.
 max_queue_size: samples of an input that may wait.
@@ -318,7 +318,7 @@ class MergeFlowDatasetOp::Dataset final : public data::DatasetBase {
       if (name == nullptr || other == nullptr || !(*other == *name)) {
         return errors::Unimplemented(
             "the elements of MergeFlowDataset can be shared out among readers only if its inputs "
-            "are flows of one data set");
+            "are flows of one dataset");
       }
     }
     // Their source is read once for all of them.
