@@ -80,8 +80,11 @@ LAYERS = {
 LATE_IMPORTS = {
   (".distributed_ps_factory", ".distributed_ps_sync"): "training on servers needs no ranks",
   (".estimator", "/agent_service.backends"): "only parameter servers in realtime training need it",
-  (".estimator", "/agent_service.replica_manager"): "as above",
-  (".estimator", "/agent_service.utils"): "as above",
+  (
+    ".estimator",
+    "/agent_service.replica_manager",
+  ): "only parameter servers in realtime training need it",
+  (".estimator", "/agent_service.utils"): "only parameter servers in realtime training need it",
   (".layers", ".utils"): "the package loads TensorFlow when a layer is first used",
   (".ranks.local", ".hvd_lib"): "a launcher of ranks loads no TensorFlow, unless it must fail",
   (".runtime.ops.gen_monolith_ops_base", ".runtime.ops"): "reads what only a build writes",
