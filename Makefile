@@ -68,6 +68,7 @@ TYPED := $(addprefix monolith/native_training/, checkpoints driver tables distri
 lint: $(VENV)/.installed ## ruff, mypy, clang-format, no C++ streams and no unguarded kernels in the op library
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
+	$(RUN) tools/native_build.py --protos --jobs $(JOBS)
 	$(RUN) -m mypy $(TYPED)
 	! git grep -nE '#include <(codecvt|fstream|iomanip|ios|iosfwd|iostream|istream|locale|ostream|regex|sstream|streambuf|strstream)>' \
 	  -- monolith/native_training/runtime

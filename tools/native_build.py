@@ -7,6 +7,7 @@ same folders.
 
   python tools/native_build.py                    protobuf modules and op libraries, in place
   python tools/native_build.py --cuda             the same, and fails without a CUDA compiler
+  python tools/native_build.py --protos           protobuf modules only, in seconds
   python tools/native_build.py --cpp-tests        builds and runs the GoogleTest binaries
   python tools/native_build.py --cpp-tests --sanitize address
   python tools/native_build.py --sanitize address  the op library once more, below build/
@@ -586,6 +587,17 @@ def build_in_place(
     )
 
 
+def build_python_protos(jobs: int | None = None) -> None:
+  """Generates the protobuf modules and nothing else: all that a type checker needs of a build.
+
+  Raises:
+    BuildError: a tool is missing or the generator failed.
+  """
+  ninja = NinjaFile("protos")
+  _add_python_protos(ninja)
+  ninja.run([], jobs, find_toolchain())
+
+
 def build_sanitized_library(sanitize: str, jobs: int | None = None) -> pathlib.PurePosixPath:
   """Builds the op library with a sanitizer beside the usual one; returns its path below the root.
 
@@ -682,6 +694,7 @@ def main() -> int:
   parser.add_argument("--cpp-tests", action="store_true", help="build and run the C++ tests")
   parser.add_argument("--gpu-tests", action="store_true", help="build and run them on a GPU")
   parser.add_argument("--benchmarks", action="store_true", help="build the C++ benchmarks")
+  parser.add_argument("--protos", action="store_true", help="generate the protobuf modules only")
   parser.add_argument("--cuda", action="store_true", help="fail without a CUDA compiler")
   parser.add_argument("--nvcc-command", action="store_true", help="print how to compile for GPUs")
   parser.add_argument("--sanitize", choices=sorted(SANITIZERS), help="for the tests or the library")
@@ -689,6 +702,9 @@ def main() -> int:
   parser.add_argument("--jobs", "-j", type=int, help="parallel jobs (default: all cores)")
   options = parser.parse_args()
   try:
+    if options.protos:
+      build_python_protos(options.jobs)
+      return 0
     if options.cpp_tests:
       return min(1, _run_tests(build_cpp_programs("tests", options.sanitize, options.jobs)))
     if options.nvcc_command:
