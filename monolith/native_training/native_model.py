@@ -40,6 +40,7 @@ import tensorflow as tf
 from idl.matrix.proto import example_pb2
 from monolith.core import hyperparams
 from monolith.native_training import (
+  device_utils,
   embedding_combiners,
   entry,
   feature,
@@ -303,7 +304,8 @@ class MonolithBaseModel(native_task.NativeTask, abc.ABC):
     ) -> tf.estimator.EstimatorSpec:
       # It may run again, in another graph.
       self.clean()
-      global_step = tf.compat.v1.train.get_or_create_global_step()
+      with device_utils.maybe_device_if_allowed("/device:GPU:0"):
+        global_step = tf.compat.v1.train.get_or_create_global_step()
       real_mode = self._real_mode(mode)
       with MonolithDeviceCtx(DeviceCtxType.MODEL_FN):
         result = self.model_fn(features, real_mode)

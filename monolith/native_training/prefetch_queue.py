@@ -50,7 +50,7 @@ class _GPUCompatiblePaddingFIFOQueue(data_flow_ops.QueueBase):
       )
     # TensorFlow has a GPU kernel of the plain queue alone. Given no shapes, that one takes elements
     # of different shapes too, and the base class gives dequeued tensors their static shapes.
-    on_gpu = device_utils.within_placement_context_of("GPU")
+    self._on_gpu = on_gpu = device_utils.within_placement_context_of("GPU")
     make_queue = (
       gen_data_flow_ops.fifo_queue_v2 if on_gpu else gen_data_flow_ops.padding_fifo_queue_v2
     )
@@ -62,6 +62,20 @@ class _GPUCompatiblePaddingFIFOQueue(data_flow_ops.QueueBase):
       name=name,
     )
     super().__init__(dtypes, shapes, names, queue_ref)
+
+  def is_closed(self, name: Optional[str] = None) -> tf.Tensor:
+    """Returns whether the queue is closed.
+
+    Raises:
+      NotImplementedError: the queue is on a GPU. TensorFlow's kernel there writes its answer
+        through a device pointer on the host, which ends the process.
+    """
+    if self._on_gpu:
+      raise NotImplementedError(
+        f"TensorFlow cannot tell whether {self.name}, a queue on a GPU, is closed. Ask the queue "
+        "of the same elements on the CPU."
+      )
+    return super().is_closed(name)
 
   def enqueue_many(self, vals: Any, name: Optional[str] = None) -> tf.Operation:
     raise NotImplementedError(self._MANY_NOT_SUPPORTED)

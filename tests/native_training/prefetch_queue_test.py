@@ -224,7 +224,6 @@ class MultiFIFOQueueTest(tf.test.TestCase):
   def test_runner_closes_all_queues(self):
     queue = self._mixed_queue()
     runner = prefetch_queue.MultiQueueRunner(queue.queues, [queue.enqueue_op])
-    closed = [q.is_closed() for q in queue.queues]
 
     self.assertEqual(runner.name, "q")
     with self.assertRaisesWithLiteralMatch(
@@ -234,9 +233,18 @@ class MultiFIFOQueueTest(tf.test.TestCase):
     config = tf.compat.v1.ConfigProto(allow_soft_placement=True)
     for op in (runner.close_op, runner.cancel_op):
       with tf.compat.v1.Session(config=config) as sess:
-        self.assertEqual(sess.run(closed), [False, False])
+        sess.run(queue.enqueue_op)
         sess.run(op)
-        self.assertEqual(sess.run(closed), [True, True])
+        for one in queue._queues:
+          with self.assertRaisesRegex(tf.errors.CancelledError, "is closed"):
+            sess.run(one.enqueue_op)
+
+  def test_queue_on_a_gpu_does_not_tell_whether_it_is_closed(self):
+    queue = self._mixed_queue()
+    with self.assertRaisesRegex(NotImplementedError, "q_gpu, a queue on a GPU"):
+      queue.queues[1].is_closed()
+    with self.session() as sess:
+      self.assertFalse(sess.run(queue.queues[0].is_closed()))
 
   def test_runner_of_one_queue(self):
     queue = prefetch_queue._FIFOQueue([tf.constant(1)], queue_name="one")

@@ -25,8 +25,9 @@ LAYERS = {
   ),
   "graph": (
     "helpers that build graphs and run sessions; metrics",
-    "barrier_ops device_utils graph_meta graph_utils hooks metric model_export.export_context "
-    "nested_tensors prefetch_queue ragged_utils session_run_hooks tensor_utils utils variables",
+    "barrier_ops clip_ops device_utils graph_meta graph_utils hooks metric "
+    "model_export.export_context nested_tensors prefetch_queue ragged_utils session_run_hooks "
+    "tensor_utils utils variables",
   ),
   "cluster": (
     "where processes are, how they find and call one another",
@@ -57,7 +58,7 @@ LAYERS = {
   ),
   "models": (
     "what a model author derives from and builds with",
-    "clip_ops layers losses model model_dump models native_model optimizers summary",
+    "layers losses model model_dump models native_model optimizers summary",
   ),
   "export": (
     "SavedModels",

@@ -71,8 +71,8 @@ def distributed_sync_train(
   ), "Given RunConfig.index should be consistent with hvd.rank()."
   hvd_lib.check_size(config.num_workers, "num_workers")
   if config.enable_gpu_training:
+    # Tables stay on the CPU, and the embeddings they return move to the GPU.
     device_utils.enable_gpu_training()
-    params.train.use_gpu_emb_table = True
   params.mode = config.mode
   native = params.instantiate()
   if not isinstance(native, native_task.NativeTask):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -54,15 +53,21 @@ def create(
     slot_to_occurrence_threshold: how often an id must be seen before it gets a row.
     slot_to_expire_time: days after which an unused row expires.
     shared_tables: feature name -> table, for features of a slot that has several.
+
+  Raises:
+    NotImplementedError: tables on GPUs are asked for.
   """
+  if use_gpu_emb_table:
+    raise NotImplementedError(
+      "train.use_gpu_emb_table is set, but this build has no embedding tables on GPUs: leave it "
+      "unset, and enable_gpu_training runs the dense part on the GPU with tables on the CPU."
+    )
   num_shards = max(1, config.num_ps)
   hash_filters: list[Any] = [None] * num_shards
   sync_clients: list[Any] = [None] * num_shards
   enable_hash_filter = any(slot_to_occurrence_threshold.values())
   if not export_context.is_exporting():
-    hash_filters = _create_hash_filters(
-      config, use_gpu_emb_table, slot_to_occurrence_threshold, enable_hash_filter
-    )
+    hash_filters = _create_hash_filters(config, slot_to_occurrence_threshold, enable_hash_filter)
     _set_expire_times(feature_configs, slot_to_expire_time)
     if config.enable_realtime_training and config.enable_full_sync_training:
       # The one from which `ParameterSyncHook` pushes.
@@ -101,25 +106,21 @@ def _set_expire_times(feature_configs: Configs, slot_to_expire_time: Mapping[int
 
 def _create_hash_filters(
   config: CpuTrainingConfig,
-  use_gpu_emb_table: bool,
   slot_to_occurrence_threshold: Mapping[int, int],
   enable_hash_filter: bool,
 ) -> list[tf.Tensor]:
   thresholds = embedding_hash_table_pb2.SlotOccurrenceThresholdConfig()
   for slot, threshold in sorted(slot_to_occurrence_threshold.items()):
     thresholds.slot_occurrence_thresholds.add(slot=slot, occurrence_threshold=threshold)
-  with contextlib.ExitStack() as stack:
-    if use_gpu_emb_table:
-      stack.enter_context(tf.device("/device:GPU:0"))
-    return hash_filter_ops.create_hash_filters(
-      config.num_ps,
-      enable_hash_filter,
-      config=thresholds.SerializeToString(),
-      filter_capacity=config.filter_capacity,
-      filter_split_num=config.filter_split_num,
-      filter_equal_probability=config.filter_equal_probability,
-      filter_type=config.filter_type,
-    )
+  return hash_filter_ops.create_hash_filters(
+    config.num_ps,
+    enable_hash_filter,
+    config=thresholds.SerializeToString(),
+    filter_capacity=config.filter_capacity,
+    filter_split_num=config.filter_split_num,
+    filter_equal_probability=config.filter_equal_probability,
+    filter_type=config.filter_type,
+  )
 
 
 def _create_on_servers(
