@@ -123,6 +123,11 @@ class ZKBackend(SyncBackend, AgentBackend, CtrlBackend):
     self._layouts: dict[str, tuple[layouts.LayoutWatch, set[str]]] = {}
     self._session_watch: session_watch.SessionWatch | None = None
 
+  @property
+  def zk(self) -> Any:
+    """The client."""
+    return self._zk
+
   def start(self) -> None:
     """Connects and watches.
 
@@ -265,6 +270,10 @@ class ZKBackend(SyncBackend, AgentBackend, CtrlBackend):
   def add_to_layout(self, layout_path: str, saved_model: SavedModel) -> None:
     """Publishes a sub graph; does nothing if it is there already."""
     self._zk.ensure_path(f"{layout_path}/{saved_model}")
+
+  def list_layout(self, layout_path: str) -> list[str]:
+    """Returns `<model>:<sub graph>` of what is published to a layout, sorted."""
+    return zk_nodes.read_children(self._zk, layout_path)
 
   def remove_from_layout(self, layout_path: str, saved_model: SavedModel) -> None:
     """Undoes `add_to_layout`; does nothing if it is not there."""

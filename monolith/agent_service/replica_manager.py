@@ -10,6 +10,8 @@ from absl import logging
 
 from monolith.agent_service import agent_service_pb2, backends, session_watch, zk_nodes
 from monolith.agent_service.data_def import ReplicaMeta
+from monolith.agent_service.replica_updater import ReplicaUpdater
+from monolith.agent_service.tfs_monitor import TFSMonitor
 from monolith.agent_service.utils import AgentConfig, ModelState, ZKPath
 from monolith.native_training.runtime.parameter_sync import parameter_sync_pb2
 
@@ -49,6 +51,11 @@ class ReplicaWatcher:
     # Watches of an earlier session, which a new one replaces, end when they are called.
     self._generation = 0
     self._poller: session_watch.SessionWatch | None = None
+
+  @property
+  def config(self) -> AgentConfig:
+    """What it was constructed with."""
+    return self._config
 
   @property
   def path_prefix(self) -> str:
@@ -233,6 +240,55 @@ class ReplicaWatcher:
 
   def _children(self, path: str) -> list[str]:
     return [f"{path}/{child}" for child in zk_nodes.read_children(self._zk, path)]
+
+
+class ReplicaManager:
+  """Both halves of an agent v1: says what this process has, and follows what others have.
+
+  Args:
+    zk_client: a started client.
+    config: the agent's settings.
+    monitor: asks the servers of this process.
+    host: the address under which others reach them.
+    use_archon, zk_watch_address_family: as for `ReplicaWatcher`.
+  """
+
+  def __init__(
+    self,
+    zk_client: Any,
+    config: AgentConfig,
+    monitor: TFSMonitor,
+    host: str,
+    use_archon: bool = False,
+    zk_watch_address_family: str = "ipv4",
+  ):
+    self.updater = ReplicaUpdater(zk_client, config, monitor, host)
+    self.watcher = ReplicaWatcher(zk_client, config, use_archon, zk_watch_address_family)
+
+  def start(self) -> None:
+    """Registers with state UNKNOWN, then follows and updates.
+
+    Raises:
+      KazooException: ZooKeeper does not answer, or another process has this replica id.
+    """
+    self.updater.register()
+    self.watcher.watch_data()
+    self.updater.start()
+
+  def stop(self) -> None:
+    self.updater.stop()
+    self.watcher.stop()
+
+  def is_available(self, server_type: int, num_tasks: int) -> bool:
+    """Tells whether every task of a role has an available replica.
+
+    Args:
+      server_type: a `ServerType`.
+      num_tasks: how many tasks it has.
+    """
+    config = self.watcher.config
+    place = (config.idc, config.cluster) if config.dc_aware else (None, None)
+    return all(self.watcher.get_replicas(server_type, i, *place) for i in range(num_tasks))
 
 
 class _ReplicaSyncBackend(backends.SyncBackend):

@@ -42,10 +42,10 @@ def write_ephemeral(zk: Any, path: str, value: bytes) -> None:
   raise NodeExistsError(f"{path} changes all the time: do two processes have the same id?")
 
 
-def delete_node(zk: Any, path: str) -> bool:
-  """Deletes a node; returns False when there is none."""
+def delete_node(zk: Any, path: str, recursive: bool = False) -> bool:
+  """Deletes a node, on demand with all below it; returns False when there is none."""
   try:
-    zk.delete(path)
+    zk.delete(path, recursive=recursive)
   except NoNodeError:
     return False
   return True
