@@ -70,7 +70,7 @@ LAYERS = {
   ),
   "runners": (
     "programs, and the few lines that programs begin with",
-    "/base_runner /core.base_tpu_test /gpu_runner /tasks /tpu_runner "
+    "/base_runner /core.base_tpu_test /gpu_runner /serving /tasks /tpu_runner "
     "cpu_training_distributed_test_binary demo demos estimator model_export.demo_export "
     "runner_utils",
   ),
