@@ -78,6 +78,8 @@ class ZKPath:
 
     /<bzid>/service/<base_name>[/<idc>:<cluster>]/<server_type>:<index>[/<replica_id>]
 
+  The server type may be any word.
+
   Attributes:
     path: the path itself.
     bzid, base_name, idc, cluster, server_type, index, replica_id: its parts, strings; `None` for
@@ -87,7 +89,7 @@ class ZKPath:
   _PATTERN = re.compile(
     r"/(?P<bzid>[^/]+)/service/(?P<base_name>[^/]+)"
     r"(/(?P<idc>[^/:]+):(?P<cluster>[^/:]+))?"
-    r"/(?P<server_type>ps|entry|dense):(?P<index>\d+)(/(?P<replica_id>\d+))?"
+    r"/(?P<server_type>\w+):(?P<index>\d+)(/(?P<replica_id>[-_0-9A-Za-z]+))?"
   )
 
   def __init__(self, path: str):
@@ -106,6 +108,12 @@ class ZKPath:
   def task(self) -> str | None:
     """`<server_type>:<index>`."""
     return None if self.server_type is None else f"{self.server_type}:{self.index}"
+
+  @property
+  def replica(self) -> int:
+    """The replica's number, -1 where its id is none."""
+    text = self.replica_id or ""
+    return int(text) if text.isascii() and text.isdigit() else -1
 
   @property
   def location(self) -> str | None:

@@ -41,6 +41,11 @@ class UtilsTest(unittest.TestCase):
     self.assertIsNone(path.idc)
     self.assertIsNone(path.location)
 
+  def test_zk_path_takes_any_word_and_id(self):
+    path = utils.ZKPath("/gip/service/model/retrieval:7/pod-a_1")
+    self.assertEqual((path.task, path.replica_id, path.replica), ("retrieval:7", "pod-a_1", -1))
+    self.assertEqual(utils.ZKPath("/gip/service/model/entry:0/00000000012").replica, 12)
+
   def test_zk_path_of_a_data_centre(self):
     path = utils.ZKPath("/gip/service/model/lq:default/entry:0")
     self.assertEqual((path.idc, path.cluster, path.location), ("lq", "default", "lq:default"))

@@ -3,7 +3,8 @@
 The op library links no gRPC. Its kernels hand over bytes (`host_call.h`); this module sends them:
 
   push                 the touched rows of a `PushRequest` to every target of a `ClientConfig`
-  predict              a `PredictRequest` to a server that `set_remote_predict_resolver` knows
+  predict              a `PredictRequest` to a server that `set_remote_predict_resolver` or the
+                       agent at `localhost:$PORT2` knows
   start_dummy_server,  a server that accepts every push
   stop_dummy_server
 
@@ -16,11 +17,14 @@ import atexit
 import ctypes
 import ipaddress
 import itertools
+import os
 import queue
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
+from typing import Union
 
 import grpc
 import numpy as np
@@ -34,6 +38,7 @@ from monolith.native_training.runtime.parameter_sync import (
   parameter_sync_pb2,
   prediction_service_pb2,
 )
+from monolith.native_training.serving.agent_resolver import AgentResolver, ServedModel
 
 PREDICT_METHOD = "/tensorflow.serving.PredictionService/Predict"
 
@@ -42,9 +47,20 @@ MAX_REQUEST_BYTES = 4 << 20
 _LOOK_UP_SECONDS = 5
 _MAX_PUSH_MS = 600_000
 _MAX_PUSH_THREADS = 64
+# A channel that nobody used for so long belongs to a replica that is gone.
+_CHANNEL_IDLE_SECS = 600
+_CHANNEL_OPTIONS = (
+  ("grpc.enable_http_proxy", 0),
+  # A replica that comes back is found within a second, not within gRPC's two minutes.
+  ("grpc.initial_reconnect_backoff_ms", 200),
+  ("grpc.min_reconnect_backoff_ms", 200),
+  ("grpc.max_reconnect_backoff_ms", 1000),
+)
+# A replica that failed is asked again after this time, unless it is the only one.
+_AVOID_SECS = 1
 
 _Delta = parameter_sync_pb2.PushRequest.DeltaEmbeddingHashTable
-RemotePredictResolver = Callable[[str, str, int], Sequence[str]]
+RemotePredictResolver = Callable[[str, str, int], Union[Sequence[str], ServedModel]]
 
 
 class HostError(Exception):
@@ -135,18 +151,22 @@ def make_predict_request(
 
 
 class _Channels:
-  """Open channels by address; those of addresses that are no longer wanted are closed."""
+  """Open channels by address, kept from call to call; those that nobody uses are closed."""
 
   def __init__(self):
     self._lock = threading.Lock()
     self._channels: dict[str, grpc.Channel] = {}
+    self._used: dict[str, float] = {}
 
   def predict_call(self, address: str) -> grpc.UnaryUnaryMultiCallable:
+    now = time.monotonic()
     with self._lock:
+      for idle in [a for a, used in self._used.items() if now - used > _CHANNEL_IDLE_SECS]:
+        self._used.pop(idle)
+        self._channels.pop(idle).close()
       if address not in self._channels:
-        self._channels[address] = grpc.insecure_channel(
-          address, options=[("grpc.enable_http_proxy", 0)]
-        )
+        self._channels[address] = grpc.insecure_channel(address, options=_CHANNEL_OPTIONS)
+      self._used[address] = now
       return self._channels[address].unary_unary(PREDICT_METHOD)
 
   def close(self) -> None:
@@ -154,6 +174,10 @@ class _Channels:
       for channel in self._channels.values():
         channel.close()
       self._channels.clear()
+      self._used.clear()
+
+
+_push_channels = _Channels()
 
 
 def push(
@@ -174,24 +198,20 @@ def push(
     )
   requests = [make_predict_request(part) for part in split_push_request(request)]
   timeout_secs = config.timeout_in_ms / 1000
-  channels = _Channels()
   result = parameter_sync_pb2.PushResult()
-  try:
-    # All targets at once; the parts of one target one after the other.
-    workers = min(max(1, len(config.targets)), _MAX_PUSH_THREADS)
-    with futures.ThreadPoolExecutor(max_workers=workers) as pool:
-      responses = pool.map(
-        lambda target: _push_to_target(
-          channels.predict_call(target), target, requests, timeout_secs
-        ),
-        config.targets,
-      )
-      for response in responses:
-        if response.status_code == 0:
-          response.update_num = count_ids(request)
-        result.responses.append(response)
-  finally:
-    channels.close()
+  # All targets at once; the parts of one target one after the other.
+  workers = min(max(1, len(config.targets)), _MAX_PUSH_THREADS)
+  with futures.ThreadPoolExecutor(max_workers=workers) as pool:
+    responses = pool.map(
+      lambda target: _push_to_target(
+        _push_channels.predict_call(target), target, requests, timeout_secs
+      ),
+      config.targets,
+    )
+    for response in responses:
+      if response.status_code == 0:
+        response.update_num = count_ids(request)
+      result.responses.append(response)
   return result
 
 
@@ -226,8 +246,14 @@ def _push_call(request: bytes, config: bytes) -> bytes:
 # ---- remote prediction ----
 
 _resolver: RemotePredictResolver | None = None
+_agent_resolver: AgentResolver | None = None
+_agent_resolver_lock = threading.Lock()
 _predict_channels = _Channels()
 _next_replica = itertools.count()
+# Address -> when it failed last.
+_failed_replicas: dict[str, float] = {}
+# A call that another replica may answer. A deadline that passed leaves no time for another one.
+_RETRIED = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.NOT_FOUND)
 
 
 def set_remote_predict_resolver(resolver: RemotePredictResolver | None) -> None:
@@ -235,31 +261,71 @@ def set_remote_predict_resolver(resolver: RemotePredictResolver | None) -> None:
 
   Args:
     resolver: `(model_name, old_model_name, task) -> addresses` of the replicas, asked at every call
-      and used in turn; `None` to forget it.
+      and used in turn; or a `ServedModel`, which also says under which name. `None` to forget it:
+      then the agent at `localhost:$PORT2` is asked, where `PORT2` is set.
   """
-  global _resolver
+  global _resolver, _agent_resolver
   _resolver = resolver
   if resolver is None:
     _predict_channels.close()
+    _failed_replicas.clear()
+    with _agent_resolver_lock:
+      if _agent_resolver is not None:
+        _agent_resolver.close()
+      _agent_resolver = None
+
+
+def _get_resolver() -> RemotePredictResolver:
+  global _agent_resolver
+  if _resolver is not None:
+    return _resolver
+  if not os.environ.get("PORT2"):
+    raise HostError(
+      grpc.StatusCode.UNIMPLEMENTED.value[0],
+      "the transport does not know where models are served: call set_remote_predict_resolver of "
+      "monolith.native_training.serving.transport, or set PORT2 to the port of an agent",
+    )
+  with _agent_resolver_lock:
+    if _agent_resolver is None:
+      _agent_resolver = AgentResolver()
+    return _agent_resolver
 
 
 def _predict_call(request: bytes, call: bytes) -> bytes:
   task, deadline_millis, old_model_name = call.decode().split("\n", 2)
-  model_name = prediction_service_pb2.PredictRequest.FromString(request).model_spec.name
-  if _resolver is None:
-    raise HostError(
-      grpc.StatusCode.UNIMPLEMENTED.value[0],
-      "the transport does not know where models are served: call set_remote_predict_resolver of "
-      "monolith.native_training.serving.transport",
-    )
-  addresses = list(_resolver(model_name, old_model_name, int(task)))
-  if not addresses:
+  predict = prediction_service_pb2.PredictRequest.FromString(request)
+  model_name = predict.model_spec.name
+  served = _get_resolver()(model_name, old_model_name, int(task))
+  if not isinstance(served, ServedModel):
+    served = ServedModel(model_name, list(served))
+  if not served.addresses:
     raise HostError(grpc.StatusCode.UNAVAILABLE.value[0], "no replica serves the model")
-  address = addresses[next(_next_replica) % len(addresses)]
-  try:
-    return _predict_channels.predict_call(address)(request, timeout=int(deadline_millis) / 1000)
-  except grpc.RpcError as error:
-    raise HostError(error.code().value[0], f"{address}: {error.details()}") from error
+  if served.model_name != model_name:
+    predict.model_spec.name = served.model_name
+    request = predict.SerializeToString()
+  deadline = time.monotonic() + int(deadline_millis) / 1000
+  errors = []
+  for address in _choose_replicas(served.addresses):
+    try:
+      return _predict_channels.predict_call(address)(
+        request, timeout=max(0.0, deadline - time.monotonic())
+      )
+    except grpc.RpcError as error:
+      _failed_replicas[address] = time.monotonic()
+      errors.append((error.code(), f"{address}: {error.details()}"))
+      if error.code() not in _RETRIED or time.monotonic() >= deadline:
+        break
+  raise HostError(errors[-1][0].value[0], "; ".join(text for _, text in errors))
+
+
+def _choose_replicas(addresses: Sequence[str]) -> list[str]:
+  """Returns the replica whose turn it is, and another one for the case that it fails."""
+  start = next(_next_replica) % len(addresses)
+  turn = [*addresses[start:], *addresses[:start]]
+  now = time.monotonic()
+  # Stable: replicas that failed just now come last, the others keep their turn.
+  turn.sort(key=lambda address: now - _failed_replicas.get(address, -_AVOID_SECS) < _AVOID_SECS)
+  return turn[:2]
 
 
 # ---- a server to push to ----
