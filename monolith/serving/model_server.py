@@ -159,7 +159,7 @@ def _make_loader(flags: argparse.Namespace) -> Callable[[str], Servable]:
   tags = [tag for tag in flags.saved_model_tags.split(",") if tag]
 
   def load(path: str) -> Servable:
-    servable = Servable(path, tags, config)
+    servable = Servable(path, tags, config, flags.fetch_ps_timeout_ms or None)
     if flags.enable_model_warmup:
       try:
         warmup.warm_up(servable)

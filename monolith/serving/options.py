@@ -50,6 +50,12 @@ def make_parser() -> argparse.ArgumentParser:
   add("--per_process_gpu_memory_fraction", type=float, default=0, help="0: TensorFlow decides")
   add("--allow_growth", **_bool(True), help="take GPU memory when it is needed")
   add("--ps_address", default="", help="name=host:port|host:port,... of an entry's servers")
+  add(
+    "--fetch_ps_timeout_ms",
+    type=_at_least_0,
+    default=200,
+    help="limit of an entry's call of a server; 0: what the export says",
+  )
   add("--version", action="store_true", help="print the version and exit")
   return parser
 

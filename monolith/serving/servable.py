@@ -95,13 +95,18 @@ class Servable:
     path: folder of the SavedModel.
     tags: which of its graphs.
     session_config: threads and devices of its session.
+    remote_timeout_ms: limit of the model's calls of other servers; None: what the export says.
 
   Raises:
     ServingError: the folder holds no model that can be loaded; the message names it.
   """
 
   def __init__(
-    self, path: str, tags: Sequence[str] = ("serve",), session_config: object | None = None
+    self,
+    path: str,
+    tags: Sequence[str] = ("serve",),
+    session_config: object | None = None,
+    remote_timeout_ms: int | None = None,
   ):
     self.path = path
     if not any(tf.io.gfile.exists(os.path.join(path, name)) for name in _GRAPH_FILES):
@@ -114,7 +119,10 @@ class Servable:
     self._callables: dict[tuple[str, tuple[str, ...]], Callable] = {}
     try:
       with graph.as_default():
-        meta_graph = loader_impl.SavedModelLoader(path).load(self._session, list(tags))
+        loader = loader_impl.SavedModelLoader(path)
+        if remote_timeout_ms is not None:
+          _set_remote_timeout(loader.get_meta_graph_def_from_tags(list(tags)), remote_timeout_ms)
+        meta_graph = loader.load(self._session, list(tags))
       self.signatures = {
         name: Signature(name, definition)
         for name, definition in meta_graph.signature_def.items()
@@ -191,3 +199,12 @@ class Servable:
               "send or read"
             )
           graph.get_tensor_by_name(info.name)
+
+
+def _set_remote_timeout(meta_graph: meta_graph_pb2.MetaGraphDef, timeout_ms: int) -> None:
+  """Changes how long a graph waits for other servers, which an export cannot know."""
+  graph = meta_graph.graph_def
+  for nodes in (graph.node, *(function.node_def for function in graph.library.function)):
+    for node in nodes:
+      if node.op == "TfServingRemotePredict":
+        node.attr["max_rpc_deadline_millis"].i = timeout_ms
