@@ -53,7 +53,7 @@ def make_parser() -> argparse.ArgumentParser:
   add(
     "--fetch_ps_timeout_ms",
     type=_at_least_0,
-    default=200,
+    default=0,
     help="limit of an entry's call of a server; 0: what the export says",
   )
   add("--version", action="store_true", help="print the version and exit")
