@@ -68,7 +68,10 @@ def read(kind: str, path: str) -> message.Message:
       for.
   """
   descriptor = _pool.FindMessageTypeByName(f"{_PACKAGE}.{kind}")
-  found = message_factory.MessageFactory(_pool).GetPrototype(descriptor)()
+  if hasattr(message_factory, "GetMessageClass"):
+    found = message_factory.GetMessageClass(descriptor)()
+  else:  # protobuf before 4.22
+    found = message_factory.MessageFactory(_pool).GetPrototype(descriptor)()
   try:
     with tf.io.gfile.GFile(path) as stream:
       return text_format.Parse(stream.read(), found)
