@@ -100,6 +100,10 @@ class ModelServer:
         "config", self._flags.model_config_file_poll_wait_seconds, self._make_config_poll()
       )
 
+  def is_ready(self) -> bool:
+    """Whether every model has a version that answers."""
+    return all(self._manager.availability().values())
+
   def stop(self) -> None:
     """Takes no more requests, answers those under way, and frees the models."""
     self._stopping.set()
