@@ -565,8 +565,24 @@ class CpuTraining:
         partitioner = tf.compat.v1.variable_axis_size_partitioner(
           max_shard_bytes=_MAX_SHARD_BYTES, max_shards=config.num_ps
         )
-        stack.enter_context(tf.compat.v1.variable_scope("", partitioner=partitioner))
+        stack.enter_context(
+          tf.compat.v1.variable_scope(
+            "", partitioner=partitioner, custom_getter=_get_constant_whole
+          )
+        )
       yield
+
+
+def _get_constant_whole(getter: Callable[..., Any], name: str, **kwargs: Any) -> Any:
+  """Makes a variable that begins with a given value in one piece.
+
+  TensorFlow learns the shape of such a variable from its value, but wants to know it beforehand
+  where variables are partitioned, even of `get_variable("bias", initializer=0.0)`.
+  """
+  initializer = kwargs.get("initializer")
+  if kwargs.get("shape") is None and initializer is not None and not callable(initializer):
+    kwargs["partitioner"] = None
+  return getter(name, **kwargs)
 
 
 def _take_eof(features: Features) -> tuple[Features, dict[str, Any]]:
