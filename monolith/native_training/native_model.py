@@ -59,11 +59,12 @@ from monolith.native_training.losses.head_losses import (  # noqa: F401
   get_sigmoid_loss_and_pred,
   get_softmax_loss_and_pred,
 )
-from monolith.native_training.metric import file_metric_hook, metric_hook
+from monolith.native_training.metric import file_metric_hook, metric_hook, streaming
 from monolith.native_training.metric import utils as metric_utils
 from monolith.native_training.model_dump import dump_utils
 from monolith.native_training.model_export import export_context
 from monolith.native_training.models import outputs as model_outputs
+from monolith.native_training.models import shown_loss
 from monolith.native_training.models.device_ctx import DeviceCtxType, MonolithDeviceCtx
 from monolith.native_training.models.outputs import ModelOutputs
 from monolith.native_training.models.spec import EstimatorSpec  # noqa: F401
@@ -93,6 +94,7 @@ class _GraphState:
     self.training_hooks: list[tf.estimator.SessionRunHook] = []
     self.export_outputs: dict[str, tf.estimator.export.ExportOutput] = {}
     self.output_names: set[str] = set()
+    self.metrics: dict[str, streaming.Metric] = {}
 
 
 class MonolithBaseModel(native_task.NativeTask, abc.ABC):
@@ -212,6 +214,24 @@ class MonolithBaseModel(native_task.NativeTask, abc.ABC):
         return
     self.training_hooks.append(hook)
 
+  def add_metric(self, name: str, metric: streaming.Metric | tf.Tensor) -> None:
+    """Adds a number to what `Estimator.evaluate` returns.
+
+    Args:
+      name: its name there and in TensorBoard.
+      metric: a value and its update, as `tf.compat.v1.metrics` has them; or a tensor, one value per
+        example or for the batch, whose mean is taken.
+
+    Raises:
+      KeyError: the name is taken.
+    """
+    metrics = self._graph_state.metrics
+    if name in metrics:
+      raise KeyError(f"metric {name!r} exists: give each its own name, there are {sorted(metrics)}")
+    if isinstance(metric, tf.Tensor):
+      metric = tf.compat.v1.metrics.mean(metric)
+    metrics[name] = metric
+
   def add_extra_output(
     self,
     name: str,
@@ -316,6 +336,8 @@ class MonolithBaseModel(native_task.NativeTask, abc.ABC):
         outputs = outputs._replace(loss=outputs.loss + tf.add_n(self.losses))
       if real_mode == _PREDICT:
         return self._predict_spec(features, outputs)
+      if mode == _EVAL:
+        return self._eval_spec(features, outputs)
       train_ops = self._metric_ops(features, outputs)
       if real_mode == _EVAL:
         train_ops += outputs.preds
@@ -337,9 +359,30 @@ class MonolithBaseModel(native_task.NativeTask, abc.ABC):
   def _real_mode(self, mode: str) -> str:
     if mode == _PREDICT:
       return mode
-    if mode == _TRAIN:
+    # An evaluation of the driver comes either as the training of a model whose own mode is
+    # evaluation, or, where its metrics are wanted, as what it is.
+    if mode == _TRAIN or mode == _EVAL == self.p.mode:
       return self.p.mode
     raise ValueError(f"model_fn got mode {mode!r}, want {_TRAIN!r} or {_PREDICT!r}")
+
+  def _eval_spec(
+    self, features: dict[str, Any], outputs: ModelOutputs
+  ) -> tf.estimator.EstimatorSpec:
+    """Returns what an evaluation measures: each head, and what `add_metric` was given."""
+    metrics = {**model_outputs.eval_metrics(outputs), **self._graph_state.metrics}
+    ops = self._metric_ops(features, outputs)
+    if self.p.output_path:
+      ops.append(self._write_predictions(features, outputs))
+    batch_size = tf.shape(outputs.preds[0])[0] if outputs.preds[0].shape.rank else None
+    # The mean loss is updated with every batch, and these run with it.
+    with tf.control_dependencies([op for op in ops if op is not None]):
+      loss = tf.identity(shown_loss.per_example(outputs.loss, batch_size), name="eval_loss")
+    return tf.estimator.EstimatorSpec(
+      _EVAL,
+      loss=loss,
+      eval_metric_ops=metrics,
+      evaluation_hooks=list(self.training_hooks),
+    )
 
   def _predict_spec(
     self, features: dict[str, Any], outputs: ModelOutputs

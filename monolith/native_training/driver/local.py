@@ -88,6 +88,7 @@ def local_train_internal(
   profiling: bool = False,
   user_hooks: Hooks | None = None,
   max_steps: int | None = None,
+  saving_listeners: Sequence[tf.estimator.CheckpointSaverListener] | None = None,
 ) -> tf.estimator.Estimator:
   """Trains a task in this process as a configuration says.
 
@@ -99,6 +100,7 @@ def local_train_internal(
     profiling: profile the first ten steps.
     user_hooks: hooks that run in the training session.
     max_steps: the global step to stop at, instead of `steps`.
+    saving_listeners: called around every full checkpoint.
 
   Returns:
     The Estimator.
@@ -127,6 +129,7 @@ def local_train_internal(
       hooks=[*(user_hooks or []), *_profiler_hooks(profiling, model_dir)],
       steps=steps,
       max_steps=max_steps,
+      saving_listeners=list(saving_listeners or []) or None,
     )
 
 
