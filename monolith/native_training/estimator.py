@@ -243,6 +243,7 @@ class Estimator:
     early_stopping: int | None = None,
     keep_best: bool = False,
     metric: str | None = None,
+    resume_data: bool | None = None,
   ) -> None:
     """Trains, until a limit or the end of the data.
 
@@ -259,6 +260,9 @@ class Estimator:
       metric: what tells better from worse, one of those that `evaluate` returns; by default `auc`,
         or `loss` for a model that has none. Of names that end in `loss`, `mse`, `mae` or `error`
         less is better.
+      resume_data: whether a local run goes on in its data where the last one in the folder has
+        stopped. By default if it is the same data, not yet read to its end: new data, and data
+        that was read, is read from its start. Workers of a cluster go on in the same data.
 
     Raises:
       ValueError: evaluations are asked for in a run that is not local, without saying how often, or
@@ -270,6 +274,7 @@ class Estimator:
       max_steps,
       hooks,
       self._create_listener(eval_every, eval_steps, early_stopping, keep_best, metric),
+      resume_data,
     )
 
   def train_and_evaluate(
@@ -283,6 +288,7 @@ class Estimator:
     early_stopping: int | None = None,
     keep_best: bool = False,
     metric: str | None = None,
+    resume_data: bool | None = None,
   ) -> dict[str, float]:
     """Trains in this process, and returns the metrics of the best evaluation.
 
@@ -300,7 +306,7 @@ class Estimator:
       metric,
     )
     assert listener is not None  # There is an interval.
-    self._run(_TRAIN, steps, max_steps, hooks, listener)
+    self._run(_TRAIN, steps, max_steps, hooks, listener, resume_data)
     if listener.best is None:
       # Nothing was trained, so nothing was saved.
       return self.evaluate(eval_steps)
@@ -383,8 +389,14 @@ class Estimator:
     max_steps: int | None,
     hooks: Hooks | None,
     listener: evaluation.EvaluationListener | None = None,
+    resume_data: bool | None = None,
   ) -> None:
     _check_hooks(hooks)
+    if resume_data is not None and not self._runner_conf.is_local:
+      raise ValueError(
+        f"resume_data is {resume_data}, but this is no local run: workers of a cluster always go "
+        "on in the same data"
+      )
     if mode == _EVAL and steps is not None:
       hooks = [*(hooks or []), _StopAfterRunsHook(steps)]
     if not self._runner_conf.is_local and self._runner_conf.enable_full_sync_training:
@@ -406,7 +418,7 @@ class Estimator:
       if conf.is_local:
         # The task's steps must not hide the limit that was given.
         by_max_steps = params.train.steps is None or (steps is None and max_steps is not None)
-        self._run_local(conf, model, by_max_steps, hooks, listener)
+        self._run_local(conf, model, by_max_steps, hooks, listener, resume_data)
       elif conf.enable_full_sync_training:
         self._start_sync_backend()
         distributed_sync_train(conf, model, self._sync_backend, hooks)
@@ -422,6 +434,7 @@ class Estimator:
     by_max_steps: bool,
     hooks: Hooks | None,
     listener: evaluation.EvaluationListener | None,
+    resume_data: bool | None,
   ) -> None:
     if conf.only_feature_engineering:
       local_feature_engineering_internal(model, conf, self.model_dir, self._local_profiling)
@@ -440,6 +453,7 @@ class Estimator:
       user_hooks=hooks,
       max_steps=train.max_steps if by_max_steps else None,
       saving_listeners=None if listener is None else [listener],
+      resume_data=resume_data,
     )
 
   def _run_distributed(self, conf: RunnerConfig, model: Any, hooks: Hooks | None) -> None:

@@ -50,6 +50,7 @@ from monolith.native_training.driver.feature_factories import (
   _FusedCpuFeatureFactory,
   get_req_time,
 )
+from monolith.native_training.hooks import data_position
 from monolith.native_training.model_export import (
   export_context,
   export_utils,
@@ -104,6 +105,7 @@ class CpuTraining:
     task: what to train.
     sync_backend: knows which serving replicas want the updated rows.
     collected: the result of an earlier dry run of the same task, to save doing it again.
+    resume: when a training run goes on in its data where an earlier one has stopped.
 
   Raises:
     ValueError: the process is no worker, or an option cannot be met.
@@ -115,6 +117,7 @@ class CpuTraining:
     task: native_task.NativeTask,
     sync_backend: Any = None,
     collected: dry_run.CollectedFeatures | None = None,
+    resume: data_position.Resume = data_position.Resume.SAME_DATA,
   ):
     if config.server_type != "worker":
       raise ValueError("server_type in CpuTraining must be `worker`")
@@ -132,6 +135,8 @@ class CpuTraining:
     self._serving_config = training_roles.to_serving_config(config)
     self._task = task
     self._params = task.p
+    self._resume = resume
+    self._data_fingerprint: str | None = None
     self._enable_hash_filter = False
     self._task_context = training_roles.make_native_task_context(self._config, sync_backend)
     with native_task_context.with_ctx(self._task_context):
@@ -236,6 +241,8 @@ class CpuTraining:
         if not isinstance(dataset, tf.data.Dataset):
           return dataset
         config = self.config
+        if mode == _TRAIN:
+          self._data_fingerprint = data_position.fingerprint(dataset)
         if (
           mode != _PREDICT
           and config.reorder_fids_in_data_pipeline
@@ -385,6 +392,8 @@ class CpuTraining:
         include_graphs,
       ),
       checkpoint_copy,
+      self._data_fingerprint,
+      self._resume,
     ).attach(spec, mode)
     if self.config.enable_partial_sync_training and self.config.index != 0:
       spec = spec._replace(scaffold=_create_own_variables_scaffold())
