@@ -523,6 +523,8 @@ class MonolithModel(MonolithBaseModel):
     max_seq_length: int = 0,
     shared_name: str | None = None,
     combiner: str | embedding_combiners.Combiner | None = None,
+    admit_after: int | None = None,
+    expire_after: int | str | None = None,
   ) -> feature.FeatureColumn:
     """Declares that a feature has rows.
 
@@ -535,16 +537,24 @@ class MonolithModel(MonolithBaseModel):
       shared_name: the feature whose rows are used.
       combiner: how the ids of an example are pooled: `"reduce_sum"`, `"reduce_mean"`, `"first_n"`
         or an object. By default the sum, or the sequence if `max_seq_length` is not 0.
+      admit_after: another name of `occurrence_threshold`.
+      expire_after: another way to give `expire_time`: days, or a text such as "30d" or "4w".
 
     Returns:
       The column, the same one for the same name.
 
     Raises:
-      ValueError: a combiner of that name is not known, or a sequence has no length.
+      ValueError: a combiner of that name is not known, a sequence has no length, a threshold or
+        an expiry is out of range or given twice, or columns that share rows differ in them.
     """
     name, slot_id = _name_and_slot(feature_name)
+    occurrence_threshold, expire_time = feature.resolve_admission(
+      name, occurrence_threshold, expire_time, admit_after, expire_after
+    )
     if name in self.fc_dict:
-      return self.fc_dict[name]
+      column = self.fc_dict[name]
+      _check_admission(column.feature_slot, name, occurrence_threshold, expire_time)
+      return column
     if shared_name is not None and shared_name in self.fc_dict:
       slot = self.fc_dict[shared_name].feature_slot
     else:
@@ -565,6 +575,7 @@ class MonolithModel(MonolithBaseModel):
           )
         )
       slot = self.fs_dict[slot_name]
+    _check_admission(slot, name, occurrence_threshold, expire_time)
     column = feature.FeatureColumn(slot, name, _make_combiner(combiner, max_seq_length))
     self.fc_dict[name] = column
     return column
@@ -690,6 +701,23 @@ class MonolithModel(MonolithBaseModel):
     for name, (_, slot) in share_meta.items():
       features[shared[name]] = data_feature_utils.switch_slot(features[name], slot)
     return features
+
+
+def _check_admission(
+  slot: feature.FeatureSlot, name: str, occurrence_threshold: int | None, expire_time: int
+) -> None:
+  """Refuses limits that rows cannot have, because they were declared with others before."""
+  has = (slot.occurrence_threshold, slot.expire_time)
+  wants = (
+    occurrence_threshold or has[0],
+    has[1] if expire_time == feature.DEFAULT_EXPIRE_TIME else expire_time,
+  )
+  if wants != has:
+    raise ValueError(
+      f"feature {name!r} asks for an occurrence threshold of {wants[0]} and {wants[1]} days, "
+      f"but the rows of slot {slot.name!r} were declared with {has[0]} and {has[1]}: rows have one "
+      "of each, so give it where the slot is declared first"
+    )
 
 
 def _name_and_slot(item: str | int | feature.FeatureColumn) -> tuple[str, int | None]:

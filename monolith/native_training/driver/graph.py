@@ -349,6 +349,7 @@ class CpuTraining:
       self._slot_to_occurrence_threshold,
       self._slot_to_expire_time,
       self.feature_configs.shared_tables,
+      self._collected.feature_to_admission,
     )
     hash_table = tables.hash_table
     self._enable_hash_filter = tables.enable_hash_filter
@@ -496,6 +497,9 @@ class CpuTraining:
       embeddings, ids, self.feature_configs.combiners, self.feature_configs.unmerged_slice_dims
     )
     req_time = get_req_time(dense)
+    if req_time is None:
+      # Rows must have an age, or none expires.
+      req_time = tf.cast(tf.timestamp(), tf.int64)
     ctx = self._task.ctx
     ctx.layout_factory = None
     if config.enable_full_sync_training:
