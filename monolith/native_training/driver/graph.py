@@ -50,6 +50,7 @@ from monolith.native_training.driver.feature_factories import (
   _FusedCpuFeatureFactory,
   get_req_time,
 )
+from monolith.native_training.hooks import data_position
 from monolith.native_training.model_export import (
   export_context,
   export_utils,
@@ -104,6 +105,7 @@ class CpuTraining:
     task: what to train.
     sync_backend: knows which serving replicas want the updated rows.
     collected: the result of an earlier dry run of the same task, to save doing it again.
+    resume: when a training run goes on in its data where an earlier one has stopped.
 
   Raises:
     ValueError: the process is no worker, or an option cannot be met.
@@ -115,6 +117,7 @@ class CpuTraining:
     task: native_task.NativeTask,
     sync_backend: Any = None,
     collected: dry_run.CollectedFeatures | None = None,
+    resume: data_position.Resume = data_position.Resume.SAME_DATA,
   ):
     if config.server_type != "worker":
       raise ValueError("server_type in CpuTraining must be `worker`")
@@ -132,6 +135,8 @@ class CpuTraining:
     self._serving_config = training_roles.to_serving_config(config)
     self._task = task
     self._params = task.p
+    self._resume = resume
+    self._data_fingerprint: str | None = None
     self._enable_hash_filter = False
     self._task_context = training_roles.make_native_task_context(self._config, sync_backend)
     with native_task_context.with_ctx(self._task_context):
@@ -236,6 +241,8 @@ class CpuTraining:
         if not isinstance(dataset, tf.data.Dataset):
           return dataset
         config = self.config
+        if mode == _TRAIN:
+          self._data_fingerprint = data_position.fingerprint(dataset)
         if (
           mode != _PREDICT
           and config.reorder_fids_in_data_pipeline
@@ -342,6 +349,7 @@ class CpuTraining:
       self._slot_to_occurrence_threshold,
       self._slot_to_expire_time,
       self.feature_configs.shared_tables,
+      self._collected.feature_to_admission,
     )
     hash_table = tables.hash_table
     self._enable_hash_filter = tables.enable_hash_filter
@@ -385,6 +393,8 @@ class CpuTraining:
         include_graphs,
       ),
       checkpoint_copy,
+      self._data_fingerprint,
+      self._resume,
     ).attach(spec, mode)
     if self.config.enable_partial_sync_training and self.config.index != 0:
       spec = spec._replace(scaffold=_create_own_variables_scaffold())
@@ -487,6 +497,9 @@ class CpuTraining:
       embeddings, ids, self.feature_configs.combiners, self.feature_configs.unmerged_slice_dims
     )
     req_time = get_req_time(dense)
+    if req_time is None:
+      # Rows must have an age, or none expires.
+      req_time = tf.cast(tf.timestamp(), tf.int64)
     ctx = self._task.ctx
     ctx.layout_factory = None
     if config.enable_full_sync_training:

@@ -35,7 +35,13 @@ from monolith.native_training.checkpoints import ranks as sync_checkpoint
 from monolith.native_training.checkpoints import slices as checkpoint_slices
 from monolith.native_training.checkpoints import topology as training_topology
 from monolith.native_training.driver.config import CpuTrainingConfig
-from monolith.native_training.hooks import ckpt_hooks, ckpt_info, ps_check_hooks, session_hooks
+from monolith.native_training.hooks import (
+  ckpt_hooks,
+  ckpt_info,
+  data_position,
+  ps_check_hooks,
+  session_hooks,
+)
 from monolith.native_training.hooks.server import server_lib
 from monolith.native_training.metric import metric_hook
 from monolith.native_training.model_export import export_context, export_hooks
@@ -131,6 +137,8 @@ class TrainingHooks:
     serving_input_receiver_fn: what the task returned, for exports.
     create_exporter: makes exporters.
     checkpoint_copy: restore tables from here instead, and delete it then.
+    data_fingerprint: tells the data from other data; `None` if that is not known.
+    resume: when to go on in the data where an earlier run has stopped.
   """
 
   def __init__(
@@ -146,6 +154,8 @@ class TrainingHooks:
     serving_input_receiver_fn: Callable[[], Any] | None,
     create_exporter: ExporterFactory,
     checkpoint_copy: tempfile.TemporaryDirectory | None = None,
+    data_fingerprint: str | None = None,
+    resume: data_position.Resume = data_position.Resume.SAME_DATA,
   ):
     self._config = config
     self._params = params
@@ -158,6 +168,8 @@ class TrainingHooks:
     self._serving_input_receiver_fn = serving_input_receiver_fn
     self._create_exporter = create_exporter
     self._checkpoint_copy = checkpoint_copy
+    self._data_fingerprint = data_fingerprint
+    self._resume = resume
     self._is_async = not (config.enable_sync_training or config.enable_partial_sync_training)
     self._is_root_node = not config.enable_sync_training or config.index == 0
     # Each rank may have a folder of its own.
@@ -176,7 +188,7 @@ class TrainingHooks:
       mode: the mode in which it was built. Evaluation and prediction restore and read, nothing
         else.
     """
-    restore_hooks = self.get_restore_hooks()
+    restore_hooks = self.get_restore_hooks(mode)
     if mode != tf.estimator.ModeKeys.TRAIN:
       if self._model_dir:
         self._add_saver_to_collection()
@@ -210,7 +222,15 @@ class TrainingHooks:
       training_hooks += sync_helper.training_hooks
       training_hooks.append(barrier_ops.BarrierHook(self._config.index, barrier_op))
       training_hooks += self._get_slow_start_hooks()
-      training_hooks.append(worker_ckpt_helper.create_restorer_hook())
+      training_hooks.append(
+        data_position.DataPositionHook(
+          worker_ckpt_helper.create_restorer_hook(),
+          self._model_dir,
+          self._config.index,
+          self._data_fingerprint,
+          self._resume,
+        )
+      )
       chief_sync_hooks = sync_helper.training_chief_hooks
       chief_hooks.append(
         ps_check_hooks.PsHealthCheckerHook(
@@ -256,8 +276,12 @@ class TrainingHooks:
       hooks.append(variables.FetchAllCachedVariablesHook())
     return hooks
 
-  def get_restore_hooks(self) -> Hooks:
-    """Returns what restores tables and filters; nothing without a model folder."""
+  def get_restore_hooks(self, mode: str = tf.estimator.ModeKeys.TRAIN) -> Hooks:
+    """Returns what restores tables and filters; nothing without a model folder.
+
+    Args:
+      mode: only a model that trains may have variables that the checkpoint has not.
+    """
     if not self._model_dir:
       return []
     config = self._config
@@ -284,6 +308,7 @@ class TrainingHooks:
             continue_training=config.continue_training,
             model_dir=self._model_dir,
             enable_alias_map_auto_gen=config.enable_alias_map_auto_gen,
+            allow_new_variables=mode == tf.estimator.ModeKeys.TRAIN,
           ),
           *([training_topology.DeleteCopyListener(copy)] if copy else []),
         ]

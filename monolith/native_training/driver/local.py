@@ -14,11 +14,12 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
+from absl import logging
 
 from monolith.native_training import native_task, save_utils
 from monolith.native_training.driver.config import CpuTrainingConfig
 from monolith.native_training.driver.graph import CpuTraining
-from monolith.native_training.hooks import feature_engineering_hooks
+from monolith.native_training.hooks import data_position, feature_engineering_hooks
 from monolith.native_training.metric import metric_hook
 from monolith.native_training.monolith_checkpoint_state_pb2 import MonolithCheckpointState
 
@@ -28,6 +29,11 @@ _TF_CONFIG = "TF_CONFIG"
 _GRPC_SCHEME = "grpc://"
 _PROFILED_STEPS = 10
 _NEVER_AGAIN_STEPS = 1 << 62
+_RESUME = {
+  None: data_position.Resume.UNFINISHED,
+  True: data_position.Resume.ALWAYS,
+  False: data_position.Resume.NEVER,
+}
 
 
 def local_train(
@@ -88,6 +94,8 @@ def local_train_internal(
   profiling: bool = False,
   user_hooks: Hooks | None = None,
   max_steps: int | None = None,
+  saving_listeners: Sequence[tf.estimator.CheckpointSaverListener] | None = None,
+  resume_data: bool | None = None,
 ) -> tf.estimator.Estimator:
   """Trains a task in this process as a configuration says.
 
@@ -99,6 +107,10 @@ def local_train_internal(
     profiling: profile the first ten steps.
     user_hooks: hooks that run in the training session.
     max_steps: the global step to stop at, instead of `steps`.
+    saving_listeners: called around every full checkpoint.
+    resume_data: whether to go on in the data where the last run in `model_dir` has stopped; by
+      default if it was the same data, not yet read to its end. Batches that were looked up ahead
+      when it stopped, two at most, are not read again.
 
   Returns:
     The Estimator.
@@ -112,7 +124,8 @@ def local_train_internal(
     raise OSError("Training builds graphs: call tf.compat.v1.disable_eager_execution() before it.")
   conf.check_restore(model_dir)
   with _local_cluster(conf.num_ps) as (session_config, _):
-    training = CpuTraining(conf, params.instantiate())
+    training = CpuTraining(conf, params.instantiate(), resume=_RESUME[resume_data])
+    _report_limit(model_dir, max_steps)
     estimator = tf.estimator.Estimator(
       training.create_model_fn(),
       config=tf.estimator.RunConfig(
@@ -127,7 +140,22 @@ def local_train_internal(
       hooks=[*(user_hooks or []), *_profiler_hooks(profiling, model_dir)],
       steps=steps,
       max_steps=max_steps,
+      saving_listeners=list(saving_listeners or []) or None,
     )
+
+
+def _report_limit(model_dir: str, max_steps: int | None) -> None:
+  """Says so if there is nothing to train: Estimator would return as if it had."""
+  newest = tf.train.latest_checkpoint(model_dir)
+  if newest is None or max_steps is None:
+    return
+  step = int(tf.train.load_variable(newest, tf.compat.v1.GraphKeys.GLOBAL_STEP))
+  if step >= max_steps:
+    logging.warning(
+      "No step is trained: the checkpoint %s is at step %d and max_steps is %d. Give a larger "
+      "max_steps, or say with steps how many more to train.",
+      newest, step, max_steps,
+    )  # fmt: skip
 
 
 def _profiler_hooks(profiling: bool, model_dir: str) -> list[tf.estimator.SessionRunHook]:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from monolith.native_training.metric import streaming
 from monolith.native_training.models.spec import EstimatorSpec
 
 
@@ -89,6 +90,23 @@ def normalise(result: Any, target: str | None, default_optimizer: Any) -> ModelO
   return ModelOutputs(
     heads, labels, preds, list(classification), loss, optimizer, is_single, is_dict
   )
+
+
+def eval_metrics(outputs: ModelOutputs) -> dict[str, streaming.Metric]:
+  """Returns the metrics of the heads that have labels, by name.
+
+  A model with one head has `auc`, with several each is called `<head>_auc`.
+  """
+  result = {}
+  for head, label, pred, classification in zip(
+    outputs.heads, outputs.labels, outputs.preds, outputs.classification
+  ):
+    if label is None:
+      continue
+    measure = streaming.classification_metrics if classification else streaming.regression_metrics
+    for name, metric in measure(label, pred).items():
+      result[name if len(outputs.heads) == 1 else f"{head}_{name}"] = metric
+  return result
 
 
 def native_metric_ops(

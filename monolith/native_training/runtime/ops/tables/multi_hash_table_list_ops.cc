@@ -154,7 +154,6 @@ class OptimizeListOp : public OpKernel {
     const int rates = 1 + 2 * ids.size();
     OP_REQUIRES_OK(ctx, GetNumber(ctx, rates + 1, "update_time", &options.write.req_time));
     OP_REQUIRES_OK(ctx, GetNumber(ctx, rates + 2, "global_step", &options.global_step));
-    options.write.filter = group->filter();
     std::vector<int64_t> first_rate(1, 0);
     for (int64_t t = 0; t < group->size(); ++t) {
       first_rate.push_back(first_rate.back() + group->table(t)->num_segments());
@@ -200,6 +199,7 @@ class OptimizeListOp : public OpKernel {
       if (spans[i].n == 0) continue;
       options.learning_rates = ctx->input(rates).flat<float>().data() + first_rate[tables_[i]];
       options.num_learning_rates = tables[i]->num_segments();
+      options.write.filter = group->filter(tables_[i]);
       requests.push_back({tables[i], &spans[i], 1, options});
     }
     OP_REQUIRES_OK(ctx, FromEngine(engine::EmbeddingTable::OptimizeMany(
