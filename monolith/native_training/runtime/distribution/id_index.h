@@ -58,7 +58,7 @@ class IdIndex {
     }
   }
 
-  void Prefetch(uint64_t hash) const { concurrency::PrefetchForRead(&slots_[hash >> shift_]); }
+  void Prefetch(uint64_t hash) const { engine::PrefetchForRead(&slots_[hash >> shift_]); }
 
   // Ids often differ only in their low or only in their high bits: both must reach the high bits.
   static uint64_t Hash(int64_t id) {
