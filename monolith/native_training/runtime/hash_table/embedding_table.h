@@ -93,6 +93,9 @@ struct OptimizeOptions {
   // Sum the gradients of equal ids (over all spans, in order) and take one step per distinct id.
   // The filter is then asked once with the number of occurrences.
   bool dedup = false;
+  // With `dedup`: for the filter an id has come once, however often it comes, as it has where ids
+  // were made distinct on their way here.
+  bool count_once = false;
 };
 
 struct LookupRequest {
