@@ -6,7 +6,7 @@
 #include <random>
 #include <utility>
 
-#include "monolith/native_training/runtime/hash_table/initializer/random_bits.h"
+#include "monolith/native_training/runtime/base/random_bits.h"
 
 namespace monolith {
 namespace engine {

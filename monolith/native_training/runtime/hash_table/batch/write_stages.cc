@@ -150,7 +150,7 @@ void WriteStages::Admit(const Ids& ids, int64_t n, uint64_t shards) {
     const FlatIndex::View index = TableInternals::Directory(*job_->table).view();
     const auto prefetch = [&](int64_t i) {
       const uint64_t hash = hash_of(ids.key(i));
-      concurrency::PrefetchForRead(index.HomeLine(hash));
+      PrefetchForRead(index.HomeLine(hash));
     };
     for (int64_t i = 0; i < std::min(kAhead, n); ++i) prefetch(i);
     for (int64_t i = 0; i < n; ++i) {
@@ -298,7 +298,7 @@ __attribute__((noinline)) void WriteStages::RunPipeline(const Ids& all_ids, int6
     FlatIndex::Line* const line = index.HomeLine(hash_of(key));
     keys[i % kRing] = key;
     lines[i % kRing] = line;
-    concurrency::PrefetchForWrite(line);
+    PrefetchForWrite(line);
     // Into the second-level cache: the first has no slots left for so many lines.
     const char* const value = values + ids.position(i) * value_stride;
     for (int64_t at = 0; at < value_bytes; at += 64) __builtin_prefetch(value + at, 0, 2);
@@ -308,8 +308,8 @@ __attribute__((noinline)) void WriteStages::RunPipeline(const Ids& all_ids, int6
     if (slot->ts != ts) slot->ts = ts;  // do not dirty the line for nothing
     char* const row = arena.Address(slot->row);
     rows[i % kRing] = row;
-    for (int64_t at = 0; at < row_bytes; at += 64) concurrency::PrefetchForWrite(row + at);
-    if (last_byte > 0) concurrency::PrefetchForWrite(row + last_byte);
+    for (int64_t at = 0; at < row_bytes; at += 64) PrefetchForWrite(row + at);
+    if (last_byte > 0) PrefetchForWrite(row + last_byte);
   };
   const auto probe = [&](int64_t i) {
     FlatIndex::Line* const line = lines[i % kRing];

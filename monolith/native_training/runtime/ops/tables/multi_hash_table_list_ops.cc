@@ -5,7 +5,6 @@
 #include <string>
 #include <vector>
 
-#include "monolith/native_training/runtime/distribution/sum_duplicates.h"
 #include "monolith/native_training/runtime/ops/support/device_runner.h"
 #include "monolith/native_training/runtime/ops/support/engine_bridge.h"
 #include "monolith/native_training/runtime/ops/support/kernel_registration.h"
@@ -163,8 +162,9 @@ class OptimizeListOp : public OpKernel {
                                         " elements, want ", first_rate.back(),
                                         ", one per segment of all tables"));
 
-    // Where the distinct ids and the sums of each input go.
-    std::vector<int64_t> first_id(1, 0), first_float(1, 0);
+    options.dedup = true;
+    options.count_once = true;
+    std::vector<engine::WriteSpan> spans;
     for (int i = 0; i < ids.size(); ++i) {
       OP_REQUIRES_OK(ctx, CheckVector(strings::StrCat("ids[", i, "]"), ids[i]));
       const int64_t n = ids[i].NumElements();
@@ -172,28 +172,8 @@ class OptimizeListOp : public OpKernel {
           ctx, grads[i].NumElements() == n * tables[i]->dim(),
           errors::InvalidArgument("grads[", i, "] has ", grads[i].NumElements(), " elements, want ",
                                   n, " ids times dimension ", tables[i]->dim()));
-      first_id.push_back(first_id.back() + n);
-      first_float.push_back(first_float.back() + n * tables[i]->dim());
+      spans.push_back({ids[i].vec<int64_t>().data(), n, grads[i].flat<float>().data()});
     }
-    Tensor unique_ids, sums;
-    OP_REQUIRES_OK(ctx, ctx->allocate_temp(DT_INT64, {first_id.back()}, &unique_ids));
-    OP_REQUIRES_OK(ctx, ctx->allocate_temp(DT_FLOAT, {first_float.back()}, &sums));
-    std::vector<engine::WriteSpan> spans(ids.size());
-    const auto sum_input = [&](int64_t i) {
-      int64_t* const unique = unique_ids.vec<int64_t>().data() + first_id[i];
-      float* const sum = sums.vec<float>().data() + first_float[i];
-      const int64_t count = ::monolith::distribution::SumDuplicates(
-          ids[i].vec<int64_t>().data(), grads[i].flat<float>().data(), ids[i].NumElements(),
-          tables[i]->dim(), unique, sum);
-      spans[i] = {unique, count, sum};
-    };
-    DeviceRunner runner(ctx);
-    if (runner.TasksFor(first_id.back() * kCyclesPerId) == 1) {
-      for (int i = 0; i < ids.size(); ++i) sum_input(i);
-    } else {
-      runner.RunTasks(ids.size(), sum_input);
-    }
-
     std::vector<engine::OptimizeRequest> requests;
     for (int i = 0; i < ids.size(); ++i) {
       if (spans[i].n == 0) continue;
@@ -202,14 +182,13 @@ class OptimizeListOp : public OpKernel {
       options.write.filter = group->filter(tables_[i]);
       requests.push_back({tables[i], &spans[i], 1, options});
     }
+    DeviceRunner runner(ctx);
     OP_REQUIRES_OK(ctx, FromEngine(engine::EmbeddingTable::OptimizeMany(
                             requests.data(), static_cast<int64_t>(requests.size()), &runner)));
     ctx->set_output(0, ctx->input(0));
   }
 
  private:
-  static constexpr int64_t kCyclesPerId = 60;
-
   std::vector<int64_t> tables_;
 };
 
