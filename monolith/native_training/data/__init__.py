@@ -10,6 +10,17 @@ import importlib
 from typing import Any
 
 _EXPORTS = {
+  "BadRows": "bad_rows",
+  "Buckets": "columns",
+  "Ids": "columns",
+  "LogBuckets": "columns",
+  "Number": "columns",
+  "Text": "columns",
+  "bucketize": "columns",
+  "criteo": "text_files",
+  "csv": "text_files",
+  "hash_strings": "string_hash",
+  "tfrecord": "tfrecord_files",
   "PBDataset": "datasets",
   "InstanceReweightDataset": "datasets",
   "NegativeGenDataset": "datasets",
@@ -28,21 +39,32 @@ _EXPORTS = {
 _MODULES = ("datasets", "feature_list", "feature_utils", "item_pool_hook", "parsers", "utils")
 
 __all__ = [
+  "BadRows",
+  "Buckets",
+  "Ids",
   "InstanceReweightDataset",
+  "LogBuckets",
   "NegativeGenDataset",
+  "Number",
   "PBDataset",
   "PbType",
+  "Text",
+  "bucketize",
+  "criteo",
+  "csv",
   "datasets",
   "feature_combine",
   "filter_by_feature_value",
   "filter_by_fids",
   "filter_by_value",
+  "hash_strings",
   "negative_sample",
   "parse_example_batch",
   "parse_examples",
   "parse_instances",
   "special_strategy",
   "switch_slot",
+  "tfrecord",
 ]
 
 

@@ -1,0 +1,96 @@
+"""Rows that cannot be read: each is named by its file and line, and ends the reading or is counted.
+
+`report` is where the choice between an error and a count is made.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+import numpy as np
+import tensorflow as tf
+from absl import logging
+
+ON_BAD_ROW = ("error", "skip")
+
+
+class BadRows:
+  """Counts the rows that a reader skips, and keeps what was wrong with the first ones.
+
+  Safe to read while a dataset is running.
+
+  Args:
+    limit: how many are logged and kept.
+  """
+
+  def __init__(self, limit: int = 20):
+    self._limit = limit
+    self._lock = threading.Lock()
+    self._count = 0
+    self._first: list[str] = []
+
+  @property
+  def count(self) -> int:
+    """How many rows were skipped."""
+    with self._lock:
+      return self._count
+
+  @property
+  def first(self) -> list[str]:
+    """Returns what was wrong with the first rows: with file and line."""
+    with self._lock:
+      return list(self._first)
+
+  def add(self, problems: Sequence[str]) -> None:
+    """Counts one row for each problem."""
+    with self._lock:
+      self._count += len(problems)
+      new = list(problems)[: self._limit - len(self._first)]
+      self._first += new
+    for problem in new:
+      logging.warning("skipped a bad row: %s", problem)
+
+  def __repr__(self) -> str:
+    return f"BadRows(count={self.count}, first={self.first})"
+
+
+def check_arguments(on_bad_row: str, bad_rows: BadRows | None) -> BadRows | None:
+  """Returns what counts the skipped rows, or `None` if a bad row is an error.
+
+  Raises:
+    ValueError: `on_bad_row` is neither, or a counter is given that nothing would count in.
+  """
+  if on_bad_row not in ON_BAD_ROW:
+    raise ValueError(f"on_bad_row is {on_bad_row!r}, want one of {ON_BAD_ROW}")
+  if on_bad_row == "error":
+    if bad_rows is not None:
+      raise ValueError("bad_rows counts skipped rows: give on_bad_row='skip' as well")
+    return None
+  return BadRows() if bad_rows is None else bad_rows
+
+
+def report(problems: tf.Tensor, counter: BadRows | None) -> None:
+  """Stops with the first problem, or counts all of them.
+
+  Args:
+    problems: strings `[rows]`, not empty.
+    counter: counts them; without one, the first is raised as `InvalidArgumentError`.
+  """
+  if counter is None:
+    tf.debugging.Assert(False, [problems[0]], summarize=1)
+    return
+
+  def count(rows: np.ndarray) -> np.int64:
+    counter.add([row.decode("utf-8", "replace") for row in rows])
+    return np.int64(0)
+
+  # Stateful, so that it is run although nobody reads what it returns.
+  tf.numpy_function(count, [problems], tf.int64, stateful=True)
+
+
+def forget_counters(dataset: tf.data.Dataset) -> tf.data.Dataset:
+  """Returns the dataset, whose iterators can be saved although a counter is no part of them."""
+  options = tf.data.Options()
+  options.experimental_external_state_policy = tf.data.experimental.ExternalStatePolicy.IGNORE
+  return dataset.with_options(options)

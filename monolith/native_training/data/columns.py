@@ -1,0 +1,284 @@
+"""What the fields of a row become: ids, numbers, buckets or text.
+
+A column turns the texts of a batch into a feature, and says which texts it cannot read:
+
+  Ids()                 "alice"     -> one id, the hash of the text
+  Ids(separator="|")    "Drama|War" -> two ids
+  Ids(hashed=False)     "42"        -> the id 42
+  Number()              "3.5"       -> 3.5
+  Buckets([0, 10])      "3.5"       -> the id 1: one boundary is not above it
+  LogBuckets()          "1000"      -> the id 47, from the squared logarithm
+  Text()                "alice"     -> "alice"
+
+Ids and buckets are ragged `[batch, None]`, one row per example, as tables want them; an empty field
+has none.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+import tensorflow as tf
+
+from monolith.native_training.data import string_hash
+
+_NUMBER = r"-?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
+
+
+def _int64_pattern() -> str:
+  """Returns a pattern of the decimal numbers that fit into an int64."""
+  largest = str(2**63 - 1)
+  choices = [r"\d{1,18}", largest]
+  for i, digit in enumerate(largest):
+    # The same digits so far, then a smaller one.
+    if digit != "0":
+      choices.append(rf"{largest[:i]}[0-{int(digit) - 1}]\d{{{len(largest) - i - 1}}}")
+  return rf"-?0*(?:{'|'.join(choices)})|-{2**63}"
+
+
+_INT64 = _int64_pattern()
+
+
+class Column(abc.ABC):
+  """One field of a row."""
+
+  want: str  # what a text must be, for messages
+
+  @abc.abstractmethod
+  def find_bad(self, text: tf.Tensor) -> tf.Tensor:
+    """Returns bool `[batch]`: the texts `[batch]` that this column cannot read."""
+
+  @abc.abstractmethod
+  def read(self, text: tf.Tensor) -> tf.Tensor | tf.RaggedTensor:
+    """Returns the feature of texts `[batch]`, none of which is bad."""
+
+  @property
+  @abc.abstractmethod
+  def proto_feature(self) -> tf.io.RaggedFeature | tf.io.FixedLenFeature:
+    """How `tf.io.parse_example` reads the feature of a `tf.train.Example`."""
+
+  @abc.abstractmethod
+  def from_proto(self, value: tf.Tensor | tf.RaggedTensor) -> tf.Tensor | tf.RaggedTensor:
+    """Returns the feature of what `proto_feature` has read."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Ids(Column):
+  """Ids of an embedding table, int64 `[batch, None]`.
+
+  Attributes:
+    separator: between the ids of one field; without it a field is one id.
+    hashed: whether the field is any text, whose hash is the id, or else the id itself in decimal
+      digits. In a TFRecord, a list of bytes or a list of int64.
+  """
+
+  separator: str | None = None
+  hashed: bool = True
+
+  def __post_init__(self) -> None:
+    if self.separator == "":
+      raise ValueError("separator is empty, want a character, or None for one id per field")
+
+  @property
+  def want(self) -> str:
+    return "text" if self.hashed else "an id of 64 bits in decimal digits"
+
+  def find_bad(self, text: tf.Tensor) -> tf.Tensor:
+    if self.hashed:
+      return tf.zeros_like(text, tf.bool)
+    return tf.reduce_any(
+      tf.logical_not(_ragged_match(self._split(text), _INT64)), axis=1, keepdims=False
+    )
+
+  def read(self, text: tf.Tensor) -> tf.RaggedTensor:
+    return self.from_proto(
+      self._split(text) if self.hashed else _map_flat(tf.strings.to_number, self._split(text))
+    )
+
+  @property
+  def proto_feature(self) -> tf.io.RaggedFeature:
+    dtype = tf.string if self.hashed else tf.int64
+    return tf.io.RaggedFeature(dtype, row_splits_dtype=tf.int64)
+
+  def from_proto(self, value: tf.RaggedTensor) -> tf.RaggedTensor:
+    return string_hash.hash_strings(value) if self.hashed else value
+
+  def _split(self, text: tf.Tensor) -> tf.RaggedTensor:
+    if self.separator is None:
+      pieces = tf.RaggedTensor.from_tensor(text[:, None])
+    else:
+      pieces = tf.strings.split(text, self.separator)
+    pieces = pieces.with_flat_values(tf.strings.strip(pieces.flat_values))
+    return tf.ragged.boolean_mask(
+      pieces, pieces.with_flat_values(tf.not_equal(pieces.flat_values, ""))
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Number(Column):
+  """A float32 `[batch]`.
+
+  Attributes:
+    default: the number of an empty field; without it an empty field is bad.
+  """
+
+  default: float | None = None
+
+  @property
+  def want(self) -> str:
+    return "a number" if self.default is None else "a number or nothing"
+
+  def find_bad(self, text: tf.Tensor) -> tf.Tensor:
+    text = tf.strings.strip(text)
+    bad = _find_bad_numbers(text)
+    return bad if self.default is None else tf.logical_and(tf.not_equal(text, ""), bad)
+
+  def read(self, text: tf.Tensor) -> tf.Tensor:
+    text = tf.strings.strip(text)
+    if self.default is not None:
+      text = tf.where(tf.equal(text, ""), repr(float(self.default)), text)
+    return tf.strings.to_number(text)
+
+  @property
+  def proto_feature(self) -> tf.io.FixedLenFeature:
+    return tf.io.FixedLenFeature([], tf.float32, self.default)
+
+  def from_proto(self, value: tf.Tensor) -> tf.Tensor:
+    return value
+
+
+class _BucketColumn(Column):
+  """A number that becomes the id of its bucket; no number, no id."""
+
+  want = "a number or nothing"
+
+  @abc.abstractmethod
+  def ids_of(self, values: tf.Tensor) -> tf.Tensor:
+    """Returns int64 ids of numbers of the same shape."""
+
+  def find_bad(self, text: tf.Tensor) -> tf.Tensor:
+    text = tf.strings.strip(text)
+    return tf.logical_and(tf.not_equal(text, ""), _find_bad_numbers(text))
+
+  def read(self, text: tf.Tensor) -> tf.RaggedTensor:
+    text = Ids()._split(text)
+    return self.from_proto(_map_flat(tf.strings.to_number, text, tf.float32))
+
+  @property
+  def proto_feature(self) -> tf.io.RaggedFeature:
+    return tf.io.RaggedFeature(tf.float32, row_splits_dtype=tf.int64)
+
+  def from_proto(self, value: tf.RaggedTensor) -> tf.RaggedTensor:
+    return value.with_flat_values(self.ids_of(value.flat_values))
+
+
+@dataclasses.dataclass(frozen=True)
+class Buckets(_BucketColumn):
+  """A number as the id of its bucket, int64 `[batch, None]`.
+
+  Attributes:
+    boundaries: ascending; n of them make n + 1 buckets, and a number that equals a boundary is in
+      the bucket above it.
+
+  Raises:
+    ValueError: there are no boundaries, or they do not ascend.
+  """
+
+  boundaries: Sequence[float]
+
+  def __post_init__(self) -> None:
+    _check_boundaries(self.boundaries)
+    # Hashable, whatever it was.
+    object.__setattr__(self, "boundaries", tuple(float(b) for b in self.boundaries))
+
+  def ids_of(self, values: tf.Tensor) -> tf.Tensor:
+    return bucketize(values, self.boundaries)
+
+
+@dataclasses.dataclass(frozen=True)
+class LogBuckets(_BucketColumn):
+  """A count as the id of its bucket: buckets grow with the count, so that few ids cover all.
+
+  The id is `floor(ln(x)^2)` for x above 2, and `floor(x)` below: 1 -> 1, 100 -> 21, 10,000 -> 84.
+  """
+
+  def ids_of(self, values: tf.Tensor) -> tf.Tensor:
+    large = tf.floor(tf.math.square(tf.math.log(tf.maximum(values, 2.0))))
+    return tf.cast(tf.where(values > 2, large, tf.floor(values)), tf.int64)
+
+
+@dataclasses.dataclass(frozen=True)
+class Text(Column):
+  """The text of a field as it is, string `[batch]`."""
+
+  want = "text"
+
+  def find_bad(self, text: tf.Tensor) -> tf.Tensor:
+    return tf.zeros_like(text, tf.bool)
+
+  def read(self, text: tf.Tensor) -> tf.Tensor:
+    return text
+
+  @property
+  def proto_feature(self) -> tf.io.FixedLenFeature:
+    return tf.io.FixedLenFeature([], tf.string, "")
+
+  def from_proto(self, value: tf.Tensor) -> tf.Tensor:
+    return value
+
+
+def bucketize(values: tf.Tensor, boundaries: Sequence[float]) -> tf.Tensor:
+  """Returns the number of boundaries that are not above each value: its bucket.
+
+  Args:
+    values: numbers of any shape.
+    boundaries: ascending.
+
+  Returns:
+    int64 of the same shape.
+
+  Raises:
+    ValueError: there are no boundaries, or they do not ascend.
+  """
+  _check_boundaries(boundaries)
+  values = tf.cast(values, tf.float32)
+  flat = tf.searchsorted(
+    tf.constant(boundaries, tf.float32), tf.reshape(values, [-1]), "right", tf.int64
+  )
+  return tf.reshape(flat, tf.shape(values))
+
+
+def check_columns(columns: Mapping[str, Column]) -> None:
+  """Checks that columns are columns.
+
+  Raises:
+    ValueError: there are none.
+    TypeError: one is none.
+  """
+  if not columns:
+    raise ValueError("columns is empty, want a column for each field to read")
+  for name, column in columns.items():
+    if not isinstance(column, Column):
+      raise TypeError(f"column {name!r} is {column!r}, want Ids(), Number(), Buckets() or Text()")
+
+
+def _check_boundaries(boundaries: Sequence[float]) -> None:
+  if len(boundaries) == 0 or any(a >= b for a, b in zip(boundaries, boundaries[1:])):
+    raise ValueError(f"boundaries are {list(boundaries)}, want numbers that ascend")
+
+
+def _find_bad_numbers(text: tf.Tensor) -> tf.Tensor:
+  is_number = tf.strings.regex_full_match(text, _NUMBER)
+  # What float32 cannot hold would become infinite.
+  is_finite = tf.math.is_finite(tf.strings.to_number(tf.where(is_number, text, "0")))
+  return tf.logical_not(tf.logical_and(is_number, is_finite))
+
+
+def _ragged_match(text: tf.RaggedTensor, pattern: str) -> tf.RaggedTensor:
+  return text.with_flat_values(tf.strings.regex_full_match(text.flat_values, pattern))
+
+
+def _map_flat(function, text: tf.RaggedTensor, dtype: tf.DType = tf.int64) -> tf.RaggedTensor:
+  return text.with_flat_values(function(text.flat_values, dtype))

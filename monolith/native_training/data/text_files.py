@@ -1,0 +1,381 @@
+"""Rows of text as datasets: CSV files, and the files of Criteo's display advertising challenge.
+
+Reading, hashing and checking are TensorFlow ops over whole batches, so a dataset works in eager
+code, in Keras and in the graph of a model alike.
+"""
+
+from __future__ import annotations
+
+import collections
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from monolith.native_training.data import bad_rows as bad_rows_lib
+from monolith.native_training.data.bad_rows import BadRows
+from monolith.native_training.data.columns import (
+  Column,
+  Ids,
+  LogBuckets,
+  Number,
+  check_columns,
+)
+
+CRITEO_NUMBERS = tuple(f"I{i}" for i in range(1, 14))
+CRITEO_CATEGORIES = tuple(f"C{i}" for i in range(1, 27))
+
+_SHOWN_CHARACTERS = 80
+_GZIP = r"(?i).*\.gz"
+_ROWS_PER_FILE = 2**40  # what the place of a row leaves room for
+
+
+def csv(
+  files: str | Sequence[str],
+  columns: Mapping[str, Column],
+  batch_size: int,
+  *,
+  label: str | None = None,
+  field_names: Sequence[str] | None = None,
+  separator: str = ",",
+  quotes: bool = True,
+  shuffle: int = 0,
+  seed: int | None = None,
+  epochs: int | None = 1,
+  shard: tuple[int, int] | None = None,
+  on_bad_row: str = "error",
+  bad_rows: BadRows | None = None,
+) -> tf.data.Dataset:
+  """Reads CSV files.
+
+  A row is a line: a quoted field may hold separators and doubled quotes, but no line break. Empty
+  lines are no rows. Files whose names end in `.gz` are decompressed.
+
+  Args:
+    files: paths or patterns such as `"ratings/*.csv"`, read in the order of their names.
+    columns: field -> what it becomes; fields without a column are not read.
+    batch_size: rows per element. An element with skipped rows is smaller, and may be empty.
+    label: the column that becomes the second part of `(features, label)`, which Keras's `fit`
+      wants; by default an element is one dict, which a model's `input_fn` wants.
+    field_names: the fields of a row, in order, for files without a header. By default the first
+      line of every file says them, and all files must say the same.
+    separator: the character between two fields.
+    quotes: whether fields may be in quotation marks.
+    shuffle: from how many rows the next one is drawn; 0 keeps the order.
+    seed: what the draws depend on.
+    epochs: how often the files are read; `None` for again and again.
+    shard: `(i, n)` reads every n-th row, beginning with row i, for n workers of one training run.
+    on_bad_row: `"error"` ends the reading with the file, the line and what is wrong there, `"skip"`
+      leaves such rows out.
+    bad_rows: counts the rows that are left out.
+
+  Returns:
+    Elements are dicts of features, as `columns` says.
+
+  Raises:
+    FileNotFoundError: there is no such file.
+    ValueError: an argument makes no sense, a file has no field of a column's name, or its header
+      differs from the first one's.
+  """
+  check_columns(columns)
+  counter = bad_rows_lib.check_arguments(on_bad_row, bad_rows)
+  if len(separator) != 1 or separator in '"\r\n':
+    raise ValueError(f"separator is {separator!r}, want one character")
+  paths = find_files(files)
+  if field_names is None:
+    field_names = _read_header(paths, separator, quotes)
+    first_line = 2
+  else:
+    first_line = 1
+  missing = [name for name in columns if name not in field_names]
+  if missing:
+    raise ValueError(f"{paths[0]} has no field {missing[0]!r}, its fields are {list(field_names)}")
+  if label is not None and label not in columns:
+    raise ValueError(f"label is {label!r}, want one of the columns {list(columns)}")
+
+  def read(path: tf.Tensor, compression_type: tf.Tensor) -> tf.data.Dataset:
+    return tf.data.TextLineDataset(path, compression_type).skip(first_line - 1)
+
+  parser = _RowParser(columns, list(field_names), separator, quotes, counter)
+
+  @tf.autograph.experimental.do_not_convert
+  def parse(places: tf.Tensor, lines: tf.Tensor) -> Any:
+    features = parser(lambda: describe_places(places, paths), lines)
+    return features if label is None else (features, features.pop(label))
+
+  rows = number_rows(paths, read, first_line)
+  dataset = arrange(rows, batch_size, shuffle, seed, epochs, shard).map(parse, tf.data.AUTOTUNE)
+  if counter is not None:
+    dataset = bad_rows_lib.forget_counters(dataset)
+  return dataset.prefetch(tf.data.AUTOTUNE)
+
+
+def criteo(
+  files: str | Sequence[str], batch_size: int, *, numbers: str = "buckets", **options: Any
+) -> tf.data.Dataset:
+  """Reads files of Criteo's display advertising challenge, or of its terabyte dataset.
+
+  A row is a label, 13 counts and 26 categories, separated by tabs; any of the latter may be empty.
+
+  Args:
+    files: paths or patterns.
+    batch_size: rows per element.
+    numbers: `"buckets"` makes `I1` to `I13` ids of `LogBuckets`; `"floats"` makes them one feature
+      `numbers`, float32 `[batch, 13]`, of `ln(1 + count)` with 0 for none, as DLRM takes it.
+    **options: as of `csv`, except `columns`, `field_names`, `separator` and `quotes`.
+
+  Returns:
+    Elements are dicts with ids `C1` to `C26`, the numbers, and `label`, float32 `[batch]`; with
+    `label="label"`, pairs of such a dict and the label.
+
+  Raises:
+    FileNotFoundError: there is no such file.
+    ValueError: an argument makes no sense.
+  """
+  if numbers not in ("buckets", "floats"):
+    raise ValueError(f"numbers is {numbers!r}, want 'buckets' or 'floats'")
+  number: Column = LogBuckets() if numbers == "buckets" else Number(default=0.0)
+  columns: dict[str, Column] = {
+    "label": Number(),
+    **{name: number for name in CRITEO_NUMBERS},
+    **{name: Ids() for name in CRITEO_CATEGORIES},
+  }
+  dataset = csv(
+    files, columns, batch_size, field_names=list(columns), separator="\t", quotes=False, **options
+  )
+  if numbers == "buckets":
+    return dataset
+
+  @tf.autograph.experimental.do_not_convert
+  def join_numbers(features: dict[str, Any], *label: tf.Tensor) -> Any:
+    columns = tf.stack([features.pop(name) for name in CRITEO_NUMBERS], axis=1)
+    # Some counts are -1 or -2, which stand for "unknown".
+    features["numbers"] = tf.math.log1p(tf.maximum(columns, 0.0))
+    return (features, *label) if label else features
+
+  return dataset.map(join_numbers, tf.data.AUTOTUNE)
+
+
+def find_files(files: str | Sequence[str]) -> list[str]:
+  """Returns the files that paths or patterns name, each pattern's in order.
+
+  Raises:
+    FileNotFoundError: a path or pattern names none.
+    ValueError: nothing is asked for.
+  """
+  patterns = [files] if isinstance(files, (str, bytes)) or hasattr(files, "__fspath__") else files
+  paths = []
+  for pattern in patterns:
+    found = sorted(tf.io.gfile.glob(str(pattern)))
+    if not found:
+      raise FileNotFoundError(f"there is no file {str(pattern)!r}")
+    paths += found
+  if not paths:
+    raise ValueError("files is empty, want a path or a pattern")
+  return paths
+
+
+def number_rows(
+  paths: list[str], read: Callable[[tf.Tensor, tf.Tensor], tf.data.Dataset], first: int
+) -> tf.data.Dataset:
+  """Returns the rows of all files, each after the place where it is.
+
+  A place is one number, of file and row, as numbers are cheaper to carry along than names.
+
+  Args:
+    paths: the files.
+    read: returns the rows of a path and a compression type.
+    first: the number of each file's first row.
+  """
+
+  @tf.autograph.experimental.do_not_convert
+  def rows_of(index: tf.Tensor, path: tf.Tensor) -> tf.data.Dataset:
+    kind = tf.where(tf.strings.regex_full_match(path, _GZIP), "GZIP", "")
+    # Not `counter`, which calls a function for every number.
+    numbers = tf.data.Dataset.range(index * _ROWS_PER_FILE + first, (index + 1) * _ROWS_PER_FILE)
+    return tf.data.Dataset.zip((numbers, read(path, kind)))
+
+  return tf.data.Dataset.from_tensor_slices(paths).enumerate().flat_map(rows_of)
+
+
+def describe_places(places: tf.Tensor, paths: list[str]) -> tf.Tensor:
+  """Returns `file:row` of each place."""
+  files = tf.gather(paths, places // _ROWS_PER_FILE)
+  return tf.strings.join([files, ":", tf.strings.as_string(places % _ROWS_PER_FILE)])
+
+
+def arrange(
+  rows: tf.data.Dataset,
+  batch_size: int,
+  shuffle: int,
+  seed: int | None,
+  epochs: int | None,
+  shard: tuple[int, int] | None,
+) -> tf.data.Dataset:
+  """Returns batches of this worker's rows, shuffled and repeated as told.
+
+  Raises:
+    ValueError: a number is out of its range.
+  """
+  if batch_size < 1:
+    raise ValueError(f"batch_size is {batch_size}, want at least 1")
+  if shuffle < 0:
+    raise ValueError(f"shuffle is {shuffle}, want a number of rows, or 0")
+  if epochs is not None and epochs < 1:
+    raise ValueError(f"epochs is {epochs}, want at least 1, or None for again and again")
+  if shard is not None:
+    index, count = shard
+    if not 0 <= index < count:
+      raise ValueError(f"shard is {shard}, want (i, n) with 0 <= i < n")
+    rows = rows.shard(count, index)
+  if shuffle:
+    rows = rows.shuffle(shuffle, seed=seed)
+  return rows.repeat(epochs).batch(batch_size)
+
+
+class _RowParser:
+  """Turns lines into features."""
+
+  def __init__(
+    self,
+    columns: Mapping[str, Column],
+    field_names: list[str],
+    separator: str,
+    quotes: bool,
+    counter: BadRows | None,
+  ):
+    self._columns = columns
+    self._groups = collections.Counter(columns.values())
+    order = list(self._groups)
+    self._names = sorted(columns, key=lambda name: order.index(columns[name]))
+    self._indices = [field_names.index(name) for name in self._names]
+    self._size = len(field_names)
+    self._separator = separator
+    self._quotes = quotes
+    self._counter = counter
+    other = re.escape(separator)
+    plain = rf'[^"{other}]*' if quotes else f"[^{other}]*"
+    field = rf'(?:"(?:[^"]|"")*"|{plain})' if quotes else plain
+    self._pattern = field + (other + field) * (self._size - 1)
+
+  def __call__(self, places: Callable[[], tf.Tensor], lines: tf.Tensor) -> dict[str, Any]:
+    blank = tf.equal(tf.strings.strip(lines), "")
+    torn = tf.logical_not(tf.strings.regex_full_match(lines, self._pattern))
+    # Decoding stops at a row that it cannot cut into fields.
+    lines_to_cut = tf.where(tf.logical_or(torn, blank), self._separator * (self._size - 1), lines)
+    fields = sorted(self._indices)
+    cut = tf.io.decode_csv(
+      lines_to_cut,
+      [[""]] * len(fields),
+      field_delim=self._separator,
+      use_quote_delim=self._quotes,
+      select_cols=fields,
+    )
+    texts = [cut[fields.index(i)] for i in self._indices]
+    texts = tf.stack(texts)
+    bad = tf.concat([column.find_bad(flat) for column, flat in self._groups_of(texts)], axis=0)
+    bad = tf.reshape(bad, tf.shape(texts))
+    is_bad = tf.logical_and(tf.logical_or(torn, tf.reduce_any(bad, 0)), tf.logical_not(blank))
+    is_good = tf.logical_not(tf.logical_or(is_bad, blank))
+
+    def leave_bad_out() -> tf.Tensor:
+      problems = tf.boolean_mask(self._describe(places(), lines, torn, texts, bad), is_bad)
+      tf.cond(tf.size(problems) > 0, lambda: self._report(problems), lambda: tf.constant(0))
+      return tf.boolean_mask(texts, is_good, axis=1)
+
+    texts = tf.cond(tf.reduce_all(is_good), lambda: texts, leave_bad_out)
+    size = tf.shape(texts, tf.int64)[1]
+    features: list[Any] = []
+    for column, flat in self._groups_of(texts):
+      joined = column.read(flat)
+      features += [_rows(joined, i * size, size) for i in range(self._groups[column])]
+    return dict(zip(self._names, features))
+
+  def _groups_of(self, texts: tf.Tensor) -> Iterator[tuple[Column, tf.Tensor]]:
+    """Yields equal columns together, with all their texts: a graph per group, not per column."""
+    start = 0
+    for column, size in self._groups.items():
+      yield column, tf.reshape(texts[start : start + size], [-1])
+      start += size
+
+  def _report(self, problems: tf.Tensor) -> tf.Tensor:
+    bad_rows_lib.report(problems, self._counter)
+    return tf.constant(0)
+
+  def _describe(
+    self,
+    places: tf.Tensor,
+    lines: tf.Tensor,
+    torn: tf.Tensor,
+    texts: tf.Tensor,
+    bad: tf.Tensor,
+  ) -> tf.Tensor:
+    """Returns what is wrong with each row, for those where something is."""
+    no_row = tf.strings.join(
+      [
+        f"is not UTF-8 text of {self._size} fields separated by {_name(self._separator)}: `",
+        tf.strings.substr(lines, 0, _SHOWN_CHARACTERS),
+        "`",
+      ]
+    )
+    # The first bad column of each row; a row that could not be cut has no columns.
+    first = tf.argmax(tf.cast(bad, tf.int32), axis=0)
+    text = tf.gather(tf.transpose(texts), first, batch_dims=1)
+    bad_column = tf.strings.join(
+      [
+        "column `",
+        tf.gather(self._names, first),
+        "` is `",
+        tf.strings.substr(text, 0, _SHOWN_CHARACTERS),
+        "`, want ",
+        tf.gather([self._columns[name].want for name in self._names], first),
+      ]
+    )
+    problems = tf.where(torn, no_row, bad_column)
+    return tf.strings.join([places, ": ", problems])
+
+
+def _rows(joined: Any, start: tf.Tensor, size: tf.Tensor) -> Any:
+  """Returns `size` rows of a dense or ragged tensor."""
+  if not isinstance(joined, tf.RaggedTensor):
+    return joined[start : start + size]
+  splits = joined.row_splits[start : start + size + 1]
+  values = joined.values[splits[0] : splits[-1]]
+  return tf.RaggedTensor.from_row_splits(values, splits - splits[0], validate=False)
+
+
+def _name(separator: str) -> str:
+  """Returns how to call a character in a message that TensorFlow prints, which escapes quotes."""
+  return {"\t": "tabs", ",": "commas", ";": "semicolons"}.get(separator, f"`{separator}`")
+
+
+def _read_header(paths: list[str], separator: str, quotes: bool) -> list[str]:
+  """Returns the fields that the first lines name.
+
+  Raises:
+    ValueError: a file is empty, names a field twice, or other fields than the first one.
+  """
+  fields: list[str] | None = None
+  for path in paths:
+    found = _header_of(path, separator, quotes)
+    if len(set(found)) != len(found):
+      raise ValueError(f"{path} names a field twice: {found}")
+    if fields is not None and found != fields:
+      raise ValueError(f"{path} has the fields {found}, but {paths[0]} has {fields}")
+    fields = found
+  assert fields is not None
+  return fields
+
+
+def _header_of(path: str, separator: str, quotes: bool) -> list[str]:
+  import csv as csv_module
+  import gzip
+
+  with tf.io.gfile.GFile(path, "rb") as file:
+    stream = gzip.open(file) if re.fullmatch(_GZIP, path) else file
+    line = stream.readline().decode("utf-8-sig", "replace").rstrip("\r\n")
+  if not line:
+    raise ValueError(f"{path} has no header: its first line is empty")
+  quoting = csv_module.QUOTE_MINIMAL if quotes else csv_module.QUOTE_NONE
+  return [f.strip() for f in next(csv_module.reader([line], delimiter=separator, quoting=quoting))]

@@ -1,0 +1,265 @@
+"""Readers of a user's own files: columns, string_hash, bad_rows, text_files and tfrecord_files."""
+
+import gzip
+import os
+import tempfile
+
+import numpy as np
+import tensorflow as tf
+from absl.testing import absltest
+
+from monolith import data
+
+_COLUMNS = {
+  "user": data.Ids(),
+  "genres": data.Ids(separator="|"),
+  "stars": data.Number(),
+  "age": data.Buckets([18, 30]),
+}
+_CSV = 'user,genres,stars,age\nann,Drama|War,4.5,17\n"bob, jr",,-1e2,30\n\nann,"""War""",3,\n'
+
+
+def _hash(*texts):
+  return data.hash_strings(tf.constant(texts)).numpy().tolist()
+
+
+class ReadersTest(absltest.TestCase):
+  def setUp(self):
+    super().setUp()
+    self._folder = tempfile.mkdtemp(dir=os.environ.get("TEST_TMPDIR"))
+
+  def _write(self, text, name="a.csv"):
+    path = os.path.join(self._folder, name)
+    opener = gzip.open if name.endswith(".gz") else open
+    with opener(path, "wb") as f:
+      f.write(text if isinstance(text, bytes) else text.encode())
+    return path
+
+  def test_hash_does_not_change(self):
+    # FarmHash's Fingerprint64 modulo 2^63 - 1, written down because tables outlive versions.
+    self.assertEqual(_hash("Ann", "\u00fc"), [7724264549523847549, 3883267778305733891])
+
+  def test_hash_keeps_shapes_and_refuses_numbers(self):
+    matrix = data.hash_strings([["a", "b"], ["b", "a"]]).numpy()
+    self.assertEqual(matrix[0].tolist(), matrix[1].tolist()[::-1])
+    ragged = data.hash_strings(tf.ragged.constant([["a"], [], ["a", "b"]]))
+    self.assertEqual(ragged.to_list(), [_hash("a"), [], _hash("a", "b")])
+    with self.assertRaisesRegex(TypeError, "values are int32, want strings"):
+      data.hash_strings([1, 2])
+
+  def test_csv_reads_ids_numbers_and_buckets(self):
+    [features] = data.csv(self._write(_CSV), _COLUMNS, 10)
+
+    self.assertEqual(features["user"].to_list(), [_hash("ann"), _hash("bob, jr"), _hash("ann")])
+    self.assertEqual(features["genres"].to_list(), [_hash("Drama", "War"), [], _hash('"War"')])
+    self.assertEqual(features["stars"].numpy().tolist(), [4.5, -100.0, 3.0])
+    self.assertEqual(features["age"].to_list(), [[0], [2], []])
+    self.assertEqual(features["user"].dtype, tf.int64)
+
+  def test_csv_of_several_files_with_label_epochs_and_shards(self):
+    self._write(_CSV, "1.csv")
+    self._write(_CSV, "2.csv.gz")
+    pattern = self._folder + "/*.csv*"
+
+    batches = list(data.csv(pattern, _COLUMNS, 4, label="stars", epochs=2, shuffle=100, seed=1))
+    halves = [list(data.csv(pattern, _COLUMNS, 100, shard=(i, 2))) for i in range(2)]
+
+    self.assertNotIn("stars", batches[0][0])
+    stars = sorted(np.concatenate([label for _, label in batches]).tolist())
+    self.assertEqual(stars, sorted([4.5, -100.0, 3.0] * 4))
+    stars = sorted(np.concatenate([half[0]["stars"] for half in halves]).tolist())
+    self.assertEqual(stars, sorted([4.5, -100.0, 3.0] * 2))
+
+  def test_csv_without_header(self):
+    path = self._write("7\tann\n-8\tbob\n")
+    columns = {"id": data.Ids(hashed=False), "name": data.Text()}
+    [features] = data.csv(path, columns, 10, field_names=["id", "name"], separator="\t")
+    self.assertEqual(features["id"].to_list(), [[7], [-8]])
+    self.assertEqual(features["name"].numpy().tolist(), [b"ann", b"bob"])
+
+  def test_bad_row_is_named_by_file_and_line(self):
+    for line, problem in (
+      ("ann,War,many,20", "column `stars` is `many`, want a number"),
+      ("ann,War,,20", "column `stars` is ``, want a number"),
+      ("ann,War,nan,20", "column `stars` is `nan`, want a number"),
+      ("ann,War,1e99,20", "column `stars` is `1e99`, want a number"),
+      ("ann,War,4,old", "column `age` is `old`, want a number or nothing"),
+      ("ann,War,4", "is not UTF-8 text of 4 fields separated by commas: `ann,War,4`"),
+      ("ann,War,4,20,5", "is not UTF-8 text of 4 fields"),
+      ('ann,"War,4,20', "is not UTF-8 text of 4 fields"),
+    ):
+      path = self._write(_CSV + line + "\n")
+      with self.assertRaisesRegex(tf.errors.InvalidArgumentError, problem) as e:
+        list(data.csv(path, _COLUMNS, 3))
+      self.assertIn(f"{path}:6: ", str(e.exception))
+
+  def test_bad_rows_are_skipped_and_counted(self):
+    path = self._write(_CSV + "x\n" + b"\xff,War,4,20".decode("latin1") + "\nann,,x,\nann,,7,\n")
+    bad_rows = data.BadRows(limit=2)
+
+    batches = list(data.csv(path, _COLUMNS, 4, on_bad_row="skip", bad_rows=bad_rows))
+
+    stars = np.concatenate([batch["stars"] for batch in batches]).tolist()
+    self.assertEqual(stars, [4.5, -100.0, 3.0, 4.0, 7.0])
+    self.assertEqual(sum(batch["user"].nrows().numpy() for batch in batches), 5)
+    self.assertEqual(bad_rows.count, 2)
+    self.assertStartsWith(bad_rows.first[0], f"{path}:6: is not UTF-8 text of 4 fields")
+    self.assertEqual(bad_rows.first[1], f"{path}:8: column `stars` is `x`, want a number")
+
+  def test_ids_beyond_int64_are_bad_rows(self):
+    limits = ["9223372036854775807", "-9223372036854775808", "0009", "9222999999999999999"]
+    beyond = ["9223372036854775808", "-9223372036854775809", "99999999999999999999", "1.5", "x"]
+    path = self._write("id\n" + "\n".join(limits + beyond) + "\n")
+    bad_rows = data.BadRows()
+    columns = {"id": data.Ids(hashed=False)}
+
+    [features] = data.csv(path, columns, 100, on_bad_row="skip", bad_rows=bad_rows)
+
+    self.assertEqual(features["id"].to_list(), [[int(limit)] for limit in limits])
+    self.assertEqual(bad_rows.count, len(beyond))
+    self.assertIn("want an id of 64 bits in decimal digits", bad_rows.first[0])
+
+  def test_iterator_that_skips_is_saved_and_restored(self):
+    path = self._write("id\n1\nx\n2\n3\n")
+    columns = {"id": data.Ids(hashed=False)}
+    iterator = iter(data.csv(path, columns, 1, on_bad_row="skip"))
+    self.assertEqual(next(iterator)["id"].to_list(), [[1]])
+
+    checkpoint = tf.train.Checkpoint(iterator=iterator)
+    saved = checkpoint.save(self._folder + "/iterator")
+    rest = [features["id"].to_list() for features in iterator]
+    checkpoint.restore(saved)
+
+    self.assertEqual([f["id"].to_list() for f in iterator], rest)
+    self.assertEqual(rest, [[], [[2]], [[3]]])
+
+  def test_wrong_arguments(self):
+    path = self._write(_CSV)
+    other = self._write("user,stars\n", "other.csv")
+    for error, message, arguments in (
+      (FileNotFoundError, "there is no file '/nowhere", dict(files="/nowhere/*.csv")),
+      (ValueError, "files is empty", dict(files=[])),
+      (ValueError, "columns is empty", dict(columns={})),
+      (TypeError, "column 'user' is 8, want Ids", dict(columns={"user": 8})),
+      (ValueError, "has no field 'usr', its fields are", dict(columns={"usr": data.Ids()})),
+      (ValueError, "has the fields .* but .*a.csv has", dict(files=[path, other])),
+      (ValueError, "label is 'x', want one of the columns", dict(label="x")),
+      (ValueError, "batch_size is 0", dict(batch_size=0)),
+      (ValueError, "batch_size is -4", dict(batch_size=-4)),
+      (ValueError, "epochs is 0", dict(epochs=0)),
+      (ValueError, "shuffle is -1", dict(shuffle=-1)),
+      (ValueError, "separator is ',,', want one", dict(separator=",,")),
+      (ValueError, r"shard is \(2, 2\)", dict(shard=(2, 2))),
+      (ValueError, "on_bad_row is 'stop'", dict(on_bad_row="stop")),
+      (ValueError, "give on_bad_row='skip'", dict(bad_rows=data.BadRows())),
+      (ValueError, "has no header", dict(files=self._write("", "empty.csv"))),
+      (ValueError, "names a field twice", dict(files=self._write("a,a\n", "twice.csv"))),
+    ):
+      with self.assertRaisesRegex(error, message):
+        data.csv(**{"files": path, "columns": _COLUMNS, "batch_size": 2, **arguments})
+    for boundaries in ([], [2, 1], [1, 1]):
+      with self.assertRaisesRegex(ValueError, "boundaries are"):
+        data.Buckets(boundaries)
+    with self.assertRaisesRegex(ValueError, "separator is empty"):
+      data.Ids(separator="")
+
+  def test_log_buckets(self):
+    ids = data.LogBuckets().ids_of(tf.constant([-2.0, 0.0, 1.0, 2.0, 100.0, 10_000.0]))
+    self.assertEqual(ids.numpy().tolist(), [-2, 0, 1, 2, 21, 84])
+    self.assertEqual(data.bucketize([[0.5, 1.0]], [1.0]).numpy().tolist(), [[0, 1]])
+
+  def test_criteo(self):
+    numbers = ["100"] + [""] * 11 + ["-1"]
+    row = "\t".join(["1", *numbers, "68fd1e64", *[""] * 25])
+    path = self._write(row + "\n", "day_0")
+
+    [buckets] = data.criteo(path, 8)
+    [(floats, label)] = data.criteo(path, 8, numbers="floats", label="label")
+
+    self.assertEqual(buckets["I1"].to_list(), [[21]])
+    self.assertEqual(buckets["I2"].to_list(), [[]])
+    self.assertEqual(buckets["C1"].to_list(), [_hash("68fd1e64")])
+    self.assertEqual(buckets["C26"].to_list(), [[]])
+    self.assertEqual(buckets["label"].numpy().tolist(), [1.0])
+    self.assertLen(buckets, 40)
+    np.testing.assert_allclose(floats["numbers"], [[np.log(101)] + [0.0] * 12], rtol=1e-6)
+    self.assertEqual(label.numpy().tolist(), [1.0])
+    with self.assertRaisesRegex(ValueError, "numbers is 'logs'"):
+      data.criteo(path, 8, numbers="logs")
+    with self.assertRaisesRegex(
+      tf.errors.InvalidArgumentError, "day_1:1: .* of 40 fields separated by tabs"
+    ):
+      list(data.criteo(self._write("1\t2\n", "day_1"), 8))
+
+  def _write_records(self, records):
+    path = os.path.join(self._folder, "a.tfrecord")
+    with tf.io.TFRecordWriter(path) as writer:
+      for record in records:
+        writer.write(record if isinstance(record, bytes) else _example(**record))
+    return path
+
+  def test_tfrecord(self):
+    path = self._write_records(
+      [
+        dict(user=[b"ann"], genres=[b"Drama", b"War"], stars=[4.5], age=[17.0], item=[7, 8]),
+        dict(user=[b"bob"], stars=[3.0]),
+      ]
+    )
+    columns = {**_COLUMNS, "item": data.Ids(hashed=False), "no": data.Text()}
+
+    [(features, label)] = data.tfrecord(path, columns, 8, label="stars")
+
+    self.assertEqual(features["user"].to_list(), [_hash("ann"), _hash("bob")])
+    self.assertEqual(features["genres"].to_list(), [_hash("Drama", "War"), []])
+    self.assertEqual(features["age"].to_list(), [[0], []])
+    self.assertEqual(features["item"].to_list(), [[7, 8], []])
+    self.assertEqual(features["no"].numpy().tolist(), [b"", b""])
+    self.assertEqual(label.numpy().tolist(), [4.5, 3.0])
+
+  def test_bad_records_are_named_or_skipped(self):
+    good = dict(user=[b"ann"], stars=[1.0])
+    for bad, told, skipped in (
+      (b"\xff\xff", r"a.tfrecord:2", "is no serialized tf.train.Example"),
+      (_example(**good)[:-1], r"a.tfrecord:2", "is no serialized tf.train.Example"),
+      (dict(user=[b"x"]), r"a.tfrecord:2.*stars", "has no feature 'stars'"),
+      (
+        dict(user=[1], stars=[1.0]),
+        r"a.tfrecord:2.*user",
+        "feature 'user' is a int64_list, want a bytes_list",
+      ),
+      (dict(stars=[1.0, 2.0]), r"a.tfrecord:2.*stars", "feature 'stars' has 2 values, want one"),
+    ):
+      path = self._write_records([good, bad, good])
+      columns = {"user": data.Ids(), "stars": data.Number()}
+      with self.assertRaisesRegex(tf.errors.InvalidArgumentError, told):
+        list(data.tfrecord(path, columns, 8))
+
+      bad_rows = data.BadRows()
+      [features] = data.tfrecord(path, columns, 8, on_bad_row="skip", bad_rows=bad_rows)
+
+      self.assertEqual(features["stars"].numpy().tolist(), [1.0, 1.0])
+      self.assertEqual(bad_rows.first, [f"{path}:2: {skipped}"])
+
+  def test_graph_mode_reads_the_same(self):
+    path = self._write(_CSV + "x\n")
+    with tf.Graph().as_default():
+      dataset = data.csv(path, _COLUMNS, 10, on_bad_row="skip")
+      features = tf.compat.v1.data.make_one_shot_iterator(dataset).get_next()
+      with tf.compat.v1.Session() as session:
+        self.assertEqual(session.run(features["stars"]).tolist(), [4.5, -100.0, 3.0])
+
+
+def _example(**features):
+  made = {}
+  for name, values in features.items():
+    if isinstance(values[0], bytes):
+      made[name] = tf.train.Feature(bytes_list=tf.train.BytesList(value=values))
+    elif isinstance(values[0], int):
+      made[name] = tf.train.Feature(int64_list=tf.train.Int64List(value=values))
+    else:
+      made[name] = tf.train.Feature(float_list=tf.train.FloatList(value=values))
+  return tf.train.Example(features=tf.train.Features(feature=made)).SerializeToString()
+
+
+if __name__ == "__main__":
+  absltest.main()
