@@ -57,7 +57,7 @@ LAYERS = {
   ),
   "models": (
     "what a model author derives from and builds with",
-    "clip_ops layers losses model model_dump models native_model optimizers summary",
+    "/keras clip_ops layers losses model model_dump models native_model optimizers summary",
   ),
   "export": (
     "SavedModels",
