@@ -26,6 +26,8 @@ from monolith.native_training.runtime.ops import gen_monolith_ops
 
 LearningRate = Union[float, Callable[[tf.Tensor], Any]]
 
+tf.no_gradient("MonolithHashTableLookupList")
+
 # Functions may run these side by side; only writes must be ordered.
 for _op_type in (
   "MonolithHashTableLookupEntry",
@@ -370,21 +372,30 @@ def look_up(tables: list[HashTable], ids: list[tf.Tensor]) -> list[tf.Tensor]:
   """
   check_no_strategy()
 
+  with tf.device("/device:CPU:0"):
+    rows = gen_monolith_ops.monolith_hash_table_lookup_list(
+      [table.resource_handle for table in tables], ids, dims=[table.dim for table in tables]
+    )
+  return [
+    _attach(vectors, keys, table.rows.read_value())
+    for vectors, keys, table in zip(rows, ids, tables)
+  ]
+
+
+def _attach(rows: tf.Tensor, ids: tf.Tensor, anchor: tf.Tensor) -> tf.Tensor:
+  """Returns rows whose gradient, with its ids, becomes the gradient of the empty variable."""
+
   @tf.custom_gradient
-  def rows_of(*anchors: tf.Tensor) -> tuple[list[tf.Tensor], Callable[..., list[Any]]]:
-    del anchors  # the empty variables: they make the tape ask for the gradient below
-    with tf.device("/device:CPU:0"):
-      rows = gen_monolith_ops.monolith_hash_table_lookup_list(
-        [table.resource_handle for table in tables], ids, dims=[table.dim for table in tables]
-      )
+  def attached(anchor: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], Any]]:
+    del anchor
 
-    def gradient(*upstream: tf.Tensor) -> list[tf.IndexedSlices]:
+    def gradient(upstream: tf.Tensor) -> tf.IndexedSlices:
       # The copy belongs to the graph of the gradient, which captures the ids of the forward graph.
-      return [tf.IndexedSlices(grad, tf.identity(keys)) for grad, keys in zip(upstream, ids)]
+      return tf.IndexedSlices(upstream, tf.identity(ids))
 
-    return rows, gradient
+    return tf.identity(rows), gradient
 
-  return rows_of(*[table.rows.read_value() for table in tables])
+  return attached(anchor)
 
 
 def optimize(

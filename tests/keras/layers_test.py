@@ -339,6 +339,22 @@ class EmbeddingGroupTest(tf.test.TestCase):
     again = EmbeddingGroup.from_config(self.group.get_config())
     self.assertEqual(sorted(again.tables), ["item", "user"])
 
+  def test_features_that_the_loss_does_not_use_are_not_trained(self):
+    group = EmbeddingGroup({"used": 2, "unused": 2})
+
+    @tf.function
+    def step(ids):
+      with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(group({"used": ids, "unused": ids})["used"])
+      gradients = tape.gradient(loss, group.trainable_variables)
+      optimizer.apply_gradients(zip(gradients, group.trainable_variables))
+
+    optimizer = tf.keras.optimizers.SGD()
+    step(tf.constant([1, 2], tf.int64))
+
+    self.assertLen(group.tables["used"], 2)
+    self.assertEmpty(group.tables["unused"])
+
   def test_layers_and_groups_share_tables(self):
     table = monolith.keras.HashTable(2, name="shared")
     group = EmbeddingGroup({"a": Feature(table=table), "b": Feature(table=table, combiner="sum")})

@@ -24,7 +24,8 @@ Status LookUpLists(OpKernelContext* ctx, const std::vector<engine::EmbeddingTabl
   for (int i = 0; i < ids.size(); ++i) {
     TF_RETURN_IF_ERROR(CheckVector(strings::StrCat("ids[", i, "]"), ids[i]));
     if (dims[i] != tables[i]->dim()) {
-      return errors::InvalidArgument("dims does not fit: the table of input ", i, " has dimension ",
+      return errors::InvalidArgument("dims[", i, "] is ", dims[i],
+                                     ", but the table of that input has dimension ",
                                      tables[i]->dim());
     }
     const int64_t n = ids[i].NumElements();
@@ -47,12 +48,14 @@ Status OptimizeLists(OpKernelContext* ctx, const std::vector<ListedTable>& table
   for (int i = 0; i < ids.size(); ++i) {
     TF_RETURN_IF_ERROR(CheckVector(strings::StrCat("ids[", i, "]"), ids[i]));
     const int64_t n = ids[i].NumElements(), dim = tables[i].table->dim();
-    if (grads[i].NumElements() != n * dim) {
+    int64_t want = 0;
+    TF_RETURN_IF_ERROR(MultiplySizes("size of ids * dimension", n, dim, &want));
+    if (grads[i].NumElements() != want) {
       return errors::InvalidArgument("grads[", i, "] has ", grads[i].NumElements(),
                                      " elements, want ", n, " ids times dimension ", dim);
     }
     first_id.push_back(first_id.back() + n);
-    first_float.push_back(first_float.back() + n * dim);
+    first_float.push_back(first_float.back() + want);
   }
   Tensor unique_ids, sums;
   TF_RETURN_IF_ERROR(ctx->allocate_temp(DT_INT64, {first_id.back()}, &unique_ids));
