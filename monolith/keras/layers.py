@@ -141,6 +141,11 @@ class Embedding(TableLayer):
     (rows,) = tables.look_up([self.table], [flat])
     return _shape(tf.cast(rows, self.compute_dtype), ids, self.combiner, self.table.dim)
 
+  def compute_output_shape(self, input_shape: Any) -> tf.TensorShape:
+    """Returns the shape of the vectors for dense ids of a shape."""
+    shape = tf.TensorShape(input_shape)
+    return (shape if self.combiner is None else shape[:-1]).concatenate([self.table.dim])
+
   def own_tables(self) -> dict[str, HashTable]:
     """Returns the layer's table."""
     return {"table": self.table}

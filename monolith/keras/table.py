@@ -10,6 +10,7 @@ table.save("/tmp/users")
 
 from __future__ import annotations
 
+import functools
 import uuid
 import weakref
 from collections.abc import Callable
@@ -133,6 +134,7 @@ class HashTable(tf.saved_model.experimental.TrackableResource):
         tf.zeros([0, self._dim]), trainable=True, name=f"{name or 'table'}_rows"
       )
       setattr(self.rows, _TABLE_ATTRIBUTE, weakref.ref(self))
+      self.rows.assign = functools.partial(_refuse_weights, name)
       for child_name, child in (
         ("rows", self.rows),
         ("_step", self._step),
@@ -352,6 +354,16 @@ class HashTable(tf.saved_model.experimental.TrackableResource):
     for handle in handles:
       if isinstance(handle, tf.__internal__.EagerTensor):
         tf.raw_ops.DestroyResourceOp(resource=handle, ignore_lookup_error=True)
+
+
+def _refuse_weights(name: str | None, *args: Any, **kwargs: Any) -> None:
+  """Raises an error where Keras would set weights, of which a table's rows are none."""
+  del args, kwargs
+  raise NotImplementedError(
+    f"set_weights cannot set the rows of table {name!r}, as get_weights does not get them; "
+    "EarlyStopping(restore_best_weights=True) uses both. Save and load weights in files instead: "
+    "save_weights, load_weights, ModelCheckpoint(save_best_only=True)"
+  )
 
 
 def table_of(variable: Any) -> HashTable | None:

@@ -143,6 +143,22 @@ class FitTest(tf.test.TestCase):
 
     self.assertAllEqual(table_of(model).items()[1], before)
 
+  def test_weights_that_hold_no_rows_are_not_set(self):
+    model = make_sequential()
+    compile_and_fit(model, epochs=1)
+
+    with self.assertRaisesRegex(NotImplementedError, "rows of table .*ModelCheckpoint"):
+      model.set_weights(model.get_weights())
+    with self.assertRaisesRegex(NotImplementedError, "EarlyStopping"):
+      model.fit(
+        *make_data(),
+        epochs=3,
+        verbose=0,
+        callbacks=[
+          tf.keras.callbacks.EarlyStopping("loss", min_delta=9, restore_best_weights=True)
+        ],
+      )
+
   def test_jit_compile_names_the_op_that_cannot(self):
     with self.assertRaisesRegex(Exception, "MonolithHashTableLookupList"):
       compile_and_fit(make_sequential(), jit_compile=True, epochs=1)
@@ -271,9 +287,10 @@ class ShapeTest(tf.test.TestCase):
     self.assertEqual(layer(ragged).shape.as_list(), [None, 4])
     sparse = tf.keras.Input([9], dtype=tf.int64, sparse=True)
     self.assertEqual(layer(sparse).shape.as_list(), [None, 4])
-    self.assertEqual(
-      Embedding(4)(tf.keras.Input([3], dtype=tf.int64)).shape.as_list(), [None, 3, 4]
-    )
+    unpooled = Embedding(4)
+    self.assertEqual(unpooled(tf.keras.Input([3], dtype=tf.int64)).shape.as_list(), [None, 3, 4])
+    self.assertEqual(layer.compute_output_shape([None, 3]).as_list(), [None, 4])
+    self.assertEqual(unpooled.compute_output_shape([None, 3]).as_list(), [None, 3, 4])
 
   def test_bad_input_names_the_layer_and_the_remedy(self):
     with self.assertRaisesRegex(TypeError, "users: ids have dtype float32.*dtype=tf.int64"):
