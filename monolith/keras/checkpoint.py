@@ -186,16 +186,26 @@ def _find(folder: str, key: str, own_name: str) -> str:
 
 
 def _delete_orphans(prefix: str) -> None:
-  """Deletes the rows of checkpoints that `CheckpointManager` has deleted: it knows only its own."""
-  match = re.fullmatch(r"(.*-)\d+", prefix)
+  """Deletes the rows of checkpoints that `CheckpointManager` has deleted: it knows only its own.
+
+  A folder is an orphan if its checkpoint is not there but a later one is: not one that another
+  process is about to complete.
+  """
+  match = re.fullmatch(r"(.*-)(\d+)", prefix)
   if not match:
     return
-  for folder in tf.io.gfile.glob(f"{match[1]}*.assets"):
-    other = folder[: -len(".assets")]
-    if (
-      re.fullmatch(re.escape(match[1]) + r"\d+", other)
-      and other != prefix
-      and not tf.io.gfile.exists(other + ".index")
-      and tf.io.gfile.exists(os.path.join(folder, _MANIFEST))
-    ):
+  stem, current = match[1], int(match[2])
+
+  def numbers(suffix: str) -> set[int]:
+    found = (
+      re.fullmatch(re.escape(stem) + r"(\d+)" + re.escape(suffix), path)
+      for path in tf.io.gfile.glob(f"{stem}*{suffix}")
+    )
+    return {int(path[1]) for path in found if path}
+
+  complete = numbers(".index")
+  for number in numbers(".assets") - complete:
+    folder = f"{stem}{number}.assets"
+    replaced = any(number < later < current for later in complete)
+    if replaced and tf.io.gfile.exists(os.path.join(folder, _MANIFEST)):
       tf.io.gfile.rmtree(folder)

@@ -234,6 +234,12 @@ class HashTable(tf.saved_model.experimental.TrackableResource):
     """Returns the number of rows."""
     return int(self.size())
 
+  def __repr__(self) -> str:
+    segment = self._config.entry_config.segments[0]
+    optimizer = segment.opt_config.WhichOneof("type")
+    name = "" if self._explicit_name is None else f", name={self._explicit_name!r}"
+    return f"HashTable(dim={self._dim}, optimizer={optimizer!r}{name}) with {len(self)} rows"
+
   def __bool__(self) -> bool:
     """Returns true: an empty table is a table."""
     return True

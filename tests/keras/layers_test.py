@@ -66,6 +66,26 @@ class FitTest(tf.test.TestCase):
       with self.subTest(make.__name__):
         self.assertGreater(compile_and_fit(make()), 0.95)
 
+  def test_rows_learn_what_a_dense_variable_learns(self):
+    ids, labels = make_data()
+    ids += NUM_IDS // 2
+    for name, theirs in (
+      ("sgd", tf.keras.optimizers.SGD(0.5)),
+      ("adagrad", tf.keras.optimizers.Adagrad(0.5, initial_accumulator_value=0.1)),
+    ):
+      ours = tf.keras.Sequential([Embedding(4, name, "zeros", learning_rate=0.5)])
+      peer = tf.keras.Sequential([tf.keras.layers.Embedding(NUM_IDS, 4, "zeros")])
+      for model, optimizer in ((ours, tf.keras.optimizers.SGD(0.5)), (peer, theirs)):
+        model.add(tf.keras.layers.GlobalAveragePooling1D())
+        model.add(tf.keras.layers.Dense(1, kernel_initializer="ones", trainable=False))
+        model.compile(optimizer, "mse")
+        model.fit(ids, labels, batch_size=64, epochs=3, shuffle=False, verbose=0)
+
+      with self.subTest(name):
+        self.assertAllClose(
+          ours.layers[0].table.lookup(np.arange(NUM_IDS)), peer.layers[0].weights[0], 1e-5, 1e-5
+        )
+
   def test_every_way_of_running_learns(self):
     for name, kwargs in (
       ("run_eagerly", {"run_eagerly": True}),
@@ -158,6 +178,20 @@ class FitTest(tf.test.TestCase):
           tf.keras.callbacks.EarlyStopping("loss", min_delta=9, restore_best_weights=True)
         ],
       )
+
+  def test_schedules_follow_the_steps_of_the_optimizer(self):
+    schedule = tf.keras.optimizers.schedules.PiecewiseConstantDecay([1], [1.0, 10.0])
+    layer = Embedding(1, "sgd", "zeros", learning_rate=schedule)
+    layer = Embedding.from_config(layer.get_config())
+    optimizer = tf.keras.optimizers.SGD()
+    gradient = tf.IndexedSlices(tf.ones([1, 1]), tf.constant([5], tf.int64))
+
+    for _ in range(3):
+      optimizer.apply_gradients([(gradient, layer.table.rows)])
+
+    self.assertAllEqual(layer.table.lookup([5]), [[-12]])
+    with self.assertRaisesRegex(NotImplementedError, "use a tf.keras.optimizers.schedules"):
+      Embedding(1, learning_rate=lambda step: 1.0).get_config()
 
   def test_jit_compile_names_the_op_that_cannot(self):
     with self.assertRaisesRegex(Exception, "MonolithHashTableLookupList"):

@@ -28,6 +28,7 @@ class HashTableTest(tf.test.TestCase):
     self.assertAllEqual(table.lookup([7, 9, 11]), [[-11, -22], [-3, -4], [0, 0]])
     self.assertLen(table, 2)
     self.assertAllEqual(table.contains([[7, 11]]), [[True, False]])
+    self.assertEqual(repr(table), "HashTable(dim=2, optimizer='sgd') with 2 rows")
 
   def test_lookup_creates_nothing_and_keeps_the_shape_of_its_ids(self):
     table = sgd_table(3)
