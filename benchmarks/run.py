@@ -14,6 +14,7 @@ BENCHMARKS = (
   "distribution",
   "checkpoint",
   "train",
+  "keras_layers",
   "sync_train",
 )
 

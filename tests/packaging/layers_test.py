@@ -58,7 +58,7 @@ LAYERS = {
   ),
   "models": (
     "what a model author derives from and builds with",
-    "layers losses model model_dump models native_model optimizers summary",
+    "/keras layers losses model model_dump models native_model optimizers summary",
   ),
   "export": (
     "SavedModels",

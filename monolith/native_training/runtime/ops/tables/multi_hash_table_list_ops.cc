@@ -5,12 +5,11 @@
 #include <string>
 #include <vector>
 
-#include "monolith/native_training/runtime/ops/support/device_runner.h"
-#include "monolith/native_training/runtime/ops/support/engine_bridge.h"
 #include "monolith/native_training/runtime/ops/support/kernel_registration.h"
 #include "monolith/native_training/runtime/ops/support/op_checks.h"
 #include "monolith/native_training/runtime/ops/support/resource_handle_input.h"
 #include "monolith/native_training/runtime/ops/tables/multi_hash_table_resource.h"
+#include "monolith/native_training/runtime/ops/tables/table_list_calls.h"
 #include "monolith/native_training/runtime/ops/tables/table_op_inputs.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
@@ -107,21 +106,7 @@ class LookupListOp : public OpKernel {
     OP_REQUIRES_OK(ctx, ctx->input_list("ids", &ids));
     std::vector<engine::EmbeddingTable*> tables;
     OP_REQUIRES_OK(ctx, GetTables(*group, tables_, ids.size(), &tables));
-    std::vector<engine::LookupRequest> requests;
-    for (int i = 0; i < ids.size(); ++i) {
-      OP_REQUIRES_OK(ctx, CheckVector(strings::StrCat("ids[", i, "]"), ids[i]));
-      OP_REQUIRES(ctx, i < static_cast<int>(dims_.size()) && dims_[i] == tables[i]->dim(),
-                  errors::InvalidArgument("dims does not fit: table ", tables_[i],
-                                          " has dimension ", tables[i]->dim()));
-      const int64_t n = ids[i].NumElements();
-      Tensor* out = nullptr;
-      OP_REQUIRES_OK(ctx, AllocateOutput(ctx, i, {n, dims_[i]}, &out));
-      if (n == 0) continue;
-      requests.push_back({tables[i], ids[i].vec<int64_t>().data(), n, out->flat<float>().data()});
-    }
-    DeviceRunner runner(ctx);
-    engine::EmbeddingTable::LookupMany(requests.data(), static_cast<int64_t>(requests.size()),
-                                       &runner);
+    OP_REQUIRES_OK(ctx, LookUpLists(ctx, tables, dims_, ids));
   }
 
  private:
@@ -161,30 +146,12 @@ class OptimizeListOp : public OpKernel {
                 errors::InvalidArgument("learning_rate has ", ctx->input(rates).NumElements(),
                                         " elements, want ", first_rate.back(),
                                         ", one per segment of all tables"));
-
-    options.dedup = true;
-    options.count_once = true;
-    std::vector<engine::WriteSpan> spans;
+    std::vector<ListedTable> listed;
     for (int i = 0; i < ids.size(); ++i) {
-      OP_REQUIRES_OK(ctx, CheckVector(strings::StrCat("ids[", i, "]"), ids[i]));
-      const int64_t n = ids[i].NumElements();
-      OP_REQUIRES(
-          ctx, grads[i].NumElements() == n * tables[i]->dim(),
-          errors::InvalidArgument("grads[", i, "] has ", grads[i].NumElements(), " elements, want ",
-                                  n, " ids times dimension ", tables[i]->dim()));
-      spans.push_back({ids[i].vec<int64_t>().data(), n, grads[i].flat<float>().data()});
+      listed.push_back({tables[i], group->filter(tables_[i]),
+                        ctx->input(rates).flat<float>().data() + first_rate[tables_[i]]});
     }
-    std::vector<engine::OptimizeRequest> requests;
-    for (int i = 0; i < ids.size(); ++i) {
-      if (spans[i].n == 0) continue;
-      options.learning_rates = ctx->input(rates).flat<float>().data() + first_rate[tables_[i]];
-      options.num_learning_rates = tables[i]->num_segments();
-      options.write.filter = group->filter(tables_[i]);
-      requests.push_back({tables[i], &spans[i], 1, options});
-    }
-    DeviceRunner runner(ctx);
-    OP_REQUIRES_OK(ctx, FromEngine(engine::EmbeddingTable::OptimizeMany(
-                            requests.data(), static_cast<int64_t>(requests.size()), &runner)));
+    OP_REQUIRES_OK(ctx, OptimizeLists(ctx, listed, ids, grads, options));
     ctx->set_output(0, ctx->input(0));
   }
 
