@@ -283,37 +283,53 @@ def _predict_call(request: bytes, call: bytes) -> bytes:
   task, deadline_millis, old_model_name = call.decode().split("\n", 2)
   predict = prediction_service_pb2.PredictRequest.FromString(request)
   model_name = predict.model_spec.name
-  served = _get_resolver()(model_name, old_model_name, int(task))
-  if not isinstance(served, ServedModel):
-    served = ServedModel(model_name, list(served))
-  if not served.addresses:
-    raise HostError(grpc.StatusCode.UNAVAILABLE.value[0], "no replica serves the model")
-  if served.model_name != model_name:
-    predict.model_spec.name = served.model_name
-    request = predict.SerializeToString()
+  resolver = _get_resolver()
   deadline = time.monotonic() + int(deadline_millis) / 1000
-  errors = []
-  for address in _choose_replicas(served.addresses):
-    try:
-      return _predict_channels.predict_call(address)(
-        request, timeout=max(0.0, deadline - time.monotonic())
-      )
-    except grpc.RpcError as error:
-      _failed_replicas[address] = time.monotonic()
-      errors.append((error.code(), f"{address}: {error.details()}"))
-      if error.code() not in _RETRIED or time.monotonic() >= deadline:
-        break
+  errors: list[tuple[grpc.StatusCode, str]] = []
+  tried: set[str] = set()
+  # A second round after the agent was asked again: whom it knew may all be gone.
+  for is_last in (not isinstance(resolver, AgentResolver), True):
+    served = resolver(model_name, old_model_name, int(task))
+    if not isinstance(served, ServedModel):
+      served = ServedModel(model_name, list(served))
+    if served.model_name != predict.model_spec.name:
+      predict.model_spec.name = served.model_name
+      request = predict.SerializeToString()
+    for address in _choose_replicas(served):
+      if address in tried:
+        continue
+      tried.add(address)
+      try:
+        return _predict_channels.predict_call(address)(
+          request, timeout=max(0.0, deadline - time.monotonic())
+        )
+      except grpc.RpcError as error:
+        _failed_replicas[address] = time.monotonic()
+        errors.append((error.code(), f"{address}: {error.details()}"))
+        if error.code() not in _RETRIED or time.monotonic() >= deadline:
+          is_last = True
+          break
+    if is_last:
+      break
+    resolver.ask_again()
+  if not errors:
+    raise HostError(grpc.StatusCode.UNAVAILABLE.value[0], "no replica serves the model")
   raise HostError(errors[-1][0].value[0], "; ".join(text for _, text in errors))
 
 
-def _choose_replicas(addresses: Sequence[str]) -> list[str]:
-  """Returns the replica whose turn it is, and another one for the case that it fails."""
-  start = next(_next_replica) % len(addresses)
-  turn = [*addresses[start:], *addresses[:start]]
+def _choose_replicas(served: ServedModel) -> list[str]:
+  """Returns the replica whose turn it is, another one for the case that it fails, and a former."""
   now = time.monotonic()
-  # Stable: replicas that failed just now come last, the others keep their turn.
-  turn.sort(key=lambda address: now - _failed_replicas.get(address, -_AVOID_SECS) < _AVOID_SECS)
-  return turn[:2]
+
+  def failed(address: str) -> bool:
+    return now - _failed_replicas.get(address, -_AVOID_SECS) < _AVOID_SECS
+
+  turn = list(served.addresses)
+  if turn:
+    start = next(_next_replica) % len(turn)
+    # Stable: replicas that failed just now come last, the others keep their turn.
+    turn = sorted([*turn[start:], *turn[:start]], key=failed)
+  return turn[:2] + sorted(served.former_addresses, key=failed)[:1]
 
 
 # ---- a server to push to ----
