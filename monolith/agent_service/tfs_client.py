@@ -56,11 +56,14 @@ def _add_feature(
   if kind == "fid_v1_list":
     instance.fid.extend(value.fid_v1_list.value)
     return
-  if name in ("label", "__LABEL__") and kind == "float_list":
+  if name == "__LABEL__" and kind == "float_list":
     instance.label.extend(value.float_list.value)
     return
   if name == "__LINE_ID__" and kind == "bytes_list":
-    instance.line_id.ParseFromString(value.bytes_list.value[0])
+    try:
+      instance.line_id.ParseFromString(b"".join(value.bytes_list.value[:1]))
+    except message.DecodeError as error:
+      raise ValueError(f"{name} is no LineId: {error}") from error
     return
   feature: feature_pb2.Feature = instance.feature.add(name=name)
   simple = {

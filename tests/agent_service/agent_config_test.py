@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import pathlib
 import shlex
 import unittest
 from unittest import mock
@@ -9,7 +10,7 @@ from unittest import mock
 from google.protobuf import text_format
 from tensorflow_serving.config import model_server_config_pb2
 
-from monolith.agent_service import config_file, expressions
+from monolith.agent_service import config_file, expressions, layouts
 from monolith.agent_service.utils import AgentConfig, DeployType, TfServingConfig
 
 _ENVIRONMENT = ("MONOLITH_HOST_SHARD_N", "SHARD_ID", "REPLICA_ID", "MY_POD_NAME", "TCE_PSM")
@@ -78,6 +79,17 @@ class ConfigFileTest(unittest.TestCase):
     # All values of a repeated key, not the first two.
     self.assertEqual(config.layout_filters, ["ps_{i};i % 2 == 0", "entry;1", "dense;1"])
     self.assertEqual((config.version_data, config.per_process_gpu_memory_fraction), (5, 0.25))
+
+  def test_files_on_the_page_of_agents(self):
+    page = (pathlib.Path(__file__).resolve().parents[2] / "docs" / "agents.md").read_text()
+    files = [block for block in page.split("```")[1::2] if "\nbzid " in block]
+    with _clean_environment(SHARD_ID="1"):
+      unified, roles = (AgentConfig.from_file(self.write(text)) for text in files)
+      self.assertEqual((unified.agent_version, len(unified.layout_filters)), (3, 2))
+      layout_filter = layouts.LayoutFilter(unified.layout_filters, shard_id=1, shard_num=2)
+      names = ["entry", "ps_0", "ps_1", "ps_3"]
+      self.assertEqual([n for n in names if layout_filter.accepts(n)], ["entry", "ps_1", "ps_3"])
+      self.assertEqual((roles.deploy_type, roles.ps_tasks()), ("ps", [1, 3]))
 
   def test_words_of_switches(self):
     for words, value in ((("true", "Y", "t", "yes", "1"), True), (("False", "n", "f", "0"), False)):

@@ -1,4 +1,4 @@
-"""Agents as real processes with a real ZooKeeper: `agent`, `agent_v1`, `agent_v3` and their base."""
+"""Agents as real processes with a real ZooKeeper: `agent`, `agent_v1`, `agent_v3`, `agent_base`."""
 
 from __future__ import annotations
 

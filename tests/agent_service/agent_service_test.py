@@ -1,8 +1,9 @@
-"""What agents answer, and how servers are asked: `tfs_monitor`, `mocked_tfserving` with it."""
+"""What agents answer and ask: `tfs_monitor`, `mocked_tfserving`, `zk_mirror`, `client` with it."""
 
 from __future__ import annotations
 
 import os
+import queue
 import unittest
 from unittest import mock
 
@@ -11,7 +12,8 @@ import grpc
 from monolith.agent_service import agent_service_pb2 as pb
 from monolith.agent_service import agent_service_pb2_grpc, serving_protos
 from monolith.agent_service.agent_service import AgentDataProvider, AgentService
-from monolith.agent_service.data_def import ReplicaMeta
+from monolith.agent_service.client import LoadSate, ServingClient
+from monolith.agent_service.data_def import EventType, PublishMeta, ReplicaMeta, ResourceSpec
 from monolith.agent_service.mocked_tfserving import FakeTFServing
 from monolith.agent_service.mocked_zkclient import FakeKazooClient
 from monolith.agent_service.replica_manager import ReplicaUpdater, ReplicaWatcher
@@ -100,6 +102,36 @@ class AgentServiceTest(unittest.TestCase):
     conf = AgentConfig(deploy_type="unified", agent_version=3)
     _, stub = self.serve(mirror, conf=conf)
     self.assertEqual(self.beat(stub), {"m:ps:0": ["a:1"]})
+
+  def test_what_a_mirror_knows(self):
+    events = queue.Queue()
+    mirror = ZKMirror(self.zk, "demo", events)
+    mirror.start()
+    client = ServingClient(None, "demo", zk_client=self.zk)
+    client.load("m", "/exports/m", num_shard=2)
+    publish = PublishMeta(shard_id=0, replica_id=1, model_name="m", sub_models={"ps_0": "/p"})
+    path = publish.get_path("/demo/publish")
+    self.zk.create(path, publish.serialize(), makepath=True)
+    self.zk.create("/demo/resource/0:1", ResourceSpec("a:1", 0, 1, 7).serialize())
+    self.zk.create("/demo/resource/0:2", b"nonsense")
+
+    self.assertEqual(mirror.models["m"].num_shard, 2)
+    self.assertEqual(mirror.publishes, [publish])
+    self.assertEqual([resource.memory for resource in mirror.resources], [7])
+    self.assertEqual(client.get_status("m"), LoadSate(portal=True, publish=True, service=False))
+    self.zk.create("/demo/service/m/ps:0/0", _meta("a:1"), makepath=True)
+    self.assertTrue(client.get_status("m").service)
+    self.assertTrue(client.unload("m"))
+    self.assertFalse(client.unload("m"))
+    self.assertEqual(mirror.models, {})
+    kinds = [events.get_nowait().etype for _ in range(events.qsize())]
+    self.assertEqual({EventType.PORTAL, EventType.PUBLISH, EventType.RESOURCE, EventType.SERVICE},
+                     set(kinds))  # fmt: skip
+    self.zk.delete(path)
+    gone = events.get_nowait()
+    self.assertEqual((gone.path, gone.data, gone.etype), (path, b"", EventType.PUBLISH))
+    client.load("m", "/exports/m", num_shard=3)
+    self.assertEqual(mirror.models["m"].num_shard, 3)
 
   def test_bad_arguments(self):
     with self.assertRaises(TypeError):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import threading
 import time
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import grpc
 from absl import logging
@@ -14,6 +15,9 @@ from monolith.agent_service import agent_service_pb2, agent_service_pb2_grpc
 
 _ASK_AGAIN_SECS = 15
 _DEADLINE_SECS = 5
+# A replica that an answer lacks may only have lost its session: so long it is worth a try when all
+# others fail.
+_REMEMBER_SECS = 60
 _SERVER_TYPES = (agent_service_pb2.PS, agent_service_pb2.DENSE)
 
 
@@ -23,26 +27,29 @@ class ServedModel(NamedTuple):
   Attributes:
     model_name: the name to put into requests.
     addresses: `host:port` of its replicas.
+    former_addresses: replicas that were there a moment ago, to be tried when the others fail.
   """
 
   model_name: str
   addresses: list[str]
+  former_addresses: tuple[str, ...] = ()
 
 
-def find_served_model(
-  services: dict[str, list[str]], model_name: str, old_model_name: str
-) -> ServedModel:
-  """Picks the replicas of a model, and its name, by the kind of keys that an agent answers.
+def find_key(services: Mapping[str, Any], model_name: str, old_model_name: str) -> tuple[str, str]:
+  """Picks a model's key and name by the kind of keys that an agent answers.
 
   Args:
     services: the answer of `HeartBeat`: `<model>:ps_<i>` (unified) or `ps:<i>` -> addresses.
     model_name: `<model>:ps_<i>`, which is also its name in unified serving.
     old_model_name: `ps_<i>`, which is its name otherwise.
+
+  Returns:
+    Its key in `services`, and its name in requests.
   """
   if any(":ps" in key for key in services):
-    return ServedModel(model_name, services.get(model_name, []))
+    return model_name, model_name
   server_type, _, task = old_model_name.rpartition("_")
-  return ServedModel(old_model_name, services.get(f"{server_type}:{task}", []))
+  return f"{server_type}:{task}", old_model_name
 
 
 class AgentResolver:
@@ -72,6 +79,8 @@ class AgentResolver:
     self._stub = agent_service_pb2_grpc.AgentServiceStub(self._channel)
     self._lock = threading.Lock()
     self._services: dict[str, list[str]] | None = None
+    # Key -> address -> when an answer last had it.
+    self._seen: dict[str, dict[str, float]] = {}
     self._asked = -float("inf")
 
   def __call__(self, model_name: str, old_model_name: str, task: int) -> ServedModel:
@@ -83,7 +92,22 @@ class AgentResolver:
       task: index of the parameter server; the names say it already.
     """
     del task
-    return find_served_model(self._get_services(), model_name, old_model_name)
+    services = self._get_services()
+    key, name = find_key(services or self._seen, model_name, old_model_name)
+    addresses = services.get(key, [])
+    now = time.monotonic()
+    former = tuple(
+      address
+      for address, seen in self._seen.get(key, {}).items()
+      if address not in addresses and now - seen < _REMEMBER_SECS
+    )
+    return ServedModel(name, addresses, former)
+
+  def ask_again(self) -> None:
+    """Asks the agent before its time, because replicas failed; at most once a second."""
+    with self._lock:
+      if time.monotonic() - self._asked >= 1:
+        self._ask()
 
   def close(self) -> None:
     self._channel.close()
@@ -111,7 +135,19 @@ class AgentResolver:
         )
         for key, addresses in answer.addresses.items():
           services[key] = list(addresses.address)
+      self._remember(services)
       self._services = services
     except grpc.RpcError as error:
       logging.warning("The agent at %s does not answer: %s", self._address, error.details())
     self._asked = time.monotonic()
+
+  def _remember(self, services: dict[str, list[str]]) -> None:
+    now = time.monotonic()
+    seen: dict[str, dict[str, float]] = {}
+    for key, addresses in self._seen.items():
+      kept = {a: when for a, when in addresses.items() if now - when < _REMEMBER_SECS}
+      if kept:
+        seen[key] = kept
+    for key, addresses in services.items():
+      seen.setdefault(key, {}).update(dict.fromkeys(addresses, now))
+    self._seen = seen

@@ -127,11 +127,39 @@ class PredictTest(unittest.TestCase):
     self.assertEqual(caught.exception.code, grpc.StatusCode.UNAVAILABLE.value[0])
     self.assertEqual(sum(address in str(caught.exception) for address in dead), 2)
 
+  def test_the_agent_is_asked_again_when_all_it_knew_fail(self):
+    dead, alive = f"localhost:{get_free_port()}", self.serve()
+    agent = self.ask({"ps:1": [dead]})
+    with self.assertRaises(transport.HostError):
+      _predict()
+    agent.services = {"ps:1": [alive.address]}
+    wait_until(lambda: self.try_predict() is not None)
+    self.assertEqual(len(alive.names), 1)
+
+  def try_predict(self):
+    try:
+      return _predict()
+    except transport.HostError:
+      return None
+
+  def test_a_replica_that_an_answer_lacks_is_still_tried(self):
+    dead, alive = f"localhost:{get_free_port()}", self.serve()
+    agent = self.ask({"clicks:ps_1": [alive.address]})
+    _predict()
+    agent.services = {"clicks:ps_1": [dead]}
+    with mock.patch.object(agent_resolver, "_ASK_AGAIN_SECS", 0):
+      _predict()
+      agent.services = {}
+      _predict()
+    self.assertEqual(alive.names, ["clicks:ps_1"] * 3)
+
   def test_dense_by_old_name(self):
-    served = agent_resolver.find_served_model({"dense:0": ["a:1"]}, "clicks:dense_0", "dense_0")
-    self.assertEqual(served, ("dense_0", ["a:1"]))
-    nothing = agent_resolver.find_served_model({}, "clicks:dense_0", "dense_0")
-    self.assertEqual(nothing.addresses, [])
+    find_key = agent_resolver.find_key
+    self.assertEqual(find_key({"dense:0": []}, "clicks:dense_0", "dense_0"), ("dense:0", "dense_0"))
+    self.assertEqual(
+      find_key({"clicks:ps_0": []}, "clicks:dense_0", "dense_0"),
+      ("clicks:dense_0", "clicks:dense_0"),
+    )
 
 
 class PushTest(unittest.TestCase):
