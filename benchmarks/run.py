@@ -15,6 +15,7 @@ BENCHMARKS = (
   "checkpoint",
   "train",
   "sync_train",
+  "serving",
 )
 
 
