@@ -82,6 +82,7 @@ MEANINGS: dict[str, str] = {
   "MONOLITH_SYNC_SUM_GRADIENTS": "Switch: gradients of an id are summed over ranks before the "
   "optimizer's step.",
   "MONOLITH_TABLE_SEED": "Seed of hashes and random initializers; random per process without it.",
+  "MONOLITH_TEST_SERVER": "Model server that tests ask: `python` or `native`; `python`.",
   "MONOLITH_UPDATE_PER_OCCURRENCE": "`1`: without servers, one optimizer step per occurrence of an "
   "id instead of one per batch.",
   "MONOLITH_WITH_ALLREDUCE_FP16": "Switch: dense gradients are exchanged in half precision.",
@@ -108,6 +109,7 @@ MEANINGS: dict[str, str] = {
   "PMI_LOCAL_SIZE": _LOCAL_SIZE,
   "PMI_RANK": _RANK,
   "PMI_SIZE": _SIZE,
+  "PORT2": "Port of the agent beside a serving process, asked where other parts of a model are.",
   "PRIMUS_AM_RPC_HOST": "Host of the Primus application master.",
   "PRIMUS_AM_RPC_PORT": "Port of the Primus application master.",
   "TCE_HOST_IP": "Host of the Consul agent where `CONSUL_HTTP_HOST` is not there.",
