@@ -7,6 +7,7 @@ memory is taken for it.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -140,7 +141,7 @@ def _check_count(name: str, given: int, shape: tuple[int, ...], count: int, size
     )
 
 
-def _strings(name: str, values, shape: tuple[int, ...], count: int) -> np.ndarray:  # noqa: ANN001
+def _strings(name: str, values: Sequence[bytes], shape: tuple[int, ...], count: int) -> np.ndarray:
   _check_count(name, len(values), shape, count, 8)
   array = np.empty(len(values), object)
   array[:] = list(values)
