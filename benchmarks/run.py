@@ -16,6 +16,7 @@ BENCHMARKS = (
   "train",
   "keras_layers",
   "sync_train",
+  "serving",
 )
 
 

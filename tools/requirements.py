@@ -36,7 +36,7 @@ _EXTRAS = {
     "uvicorn>=0.23,<1",
   ],
   "debugging": ["flask>=2.2,<4"],
-  "test": ["pytest>=7,<9", "freezegun>=1.2"],
+  "test": ["pytest>=7,<9", "freezegun>=1.2", "PyYAML>=6,<7"],
   "lint": ["ruff==0.6.9", "clang-format==14.0.6", "mypy>=1.11,<2"],
 }
 

@@ -86,6 +86,7 @@ MEANINGS: dict[str, str] = {
   "MONOLITH_SYNC_SUM_GRADIENTS": "Switch: gradients of an id are summed over ranks before the "
   "optimizer's step.",
   "MONOLITH_TABLE_SEED": "Seed of hashes and random initializers; random per process without it.",
+  "MONOLITH_TEST_SERVER": "Model server that tests ask: `python` or `native`; `python`.",
   "MONOLITH_UPDATE_PER_OCCURRENCE": "`1`: without servers, one optimizer step per occurrence of an "
   "id instead of one per batch.",
   "MONOLITH_WITH_ALLREDUCE_FP16": "Switch: dense gradients are exchanged in half precision.",

@@ -6,6 +6,7 @@
 `options` (flags), `model_config` (which models, which versions), `version_scan` (what lies in a
 folder), `model_manager` (loads, switches, unloads), `grpc_server` and `rest_server` (the two ways
 in), `prediction` (a request to an answer), `tensors` and `json_tensors` (messages to arrays),
-`batching`, `servable` (a SavedModel in a session), `warmup`, `remote_servers` (where an `entry`
-finds its parameter servers), `metrics`.
+`examples_api` (Classify and its like), `batching`, `servable` (a SavedModel in a session),
+`warmup`, `remote_servers` (where an `entry` finds its parameter servers), `metrics`.
+`predict` is a second command: it scores files.
 """

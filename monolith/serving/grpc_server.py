@@ -16,13 +16,17 @@ from google.protobuf import message
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 from tensorflow_serving.apis import (
+  classification_pb2,
   get_model_metadata_pb2,
   get_model_status_pb2,
+  inference_pb2,
   model_management_pb2,
+  model_pb2,
   predict_pb2,
+  regression_pb2,
 )
 
-from monolith.serving import model_config, prediction, service_descriptors
+from monolith.serving import examples_api, model_config, prediction, service_descriptors
 from monolith.serving.errors import ServingError, from_exception, invalid
 from monolith.serving.metrics import Metrics
 from monolith.serving.model_manager import Lease, ModelManager
@@ -57,6 +61,54 @@ class Service:
       response.model_spec.version.value = lease.number
       return response
 
+  def classify(
+    self, request: classification_pb2.ClassificationRequest
+  ) -> classification_pb2.ClassificationResponse:
+    """Answers PredictionService.Classify."""
+    response = classification_pb2.ClassificationResponse()
+    with self.manager.lease(request.model_spec) as lease:
+      signature = examples_api.find_signature(
+        lease.servable, request.model_spec.signature_name, examples_api.CLASSIFY
+      )
+      examples = examples_api.to_examples(request.input)
+      response.result.CopyFrom(examples_api.classify(lease.servable, signature, examples))
+      _set_spec(response.model_spec, lease, signature.name)
+    return response
+
+  def regress(self, request: regression_pb2.RegressionRequest) -> regression_pb2.RegressionResponse:
+    """Answers PredictionService.Regress."""
+    response = regression_pb2.RegressionResponse()
+    with self.manager.lease(request.model_spec) as lease:
+      signature = examples_api.find_signature(
+        lease.servable, request.model_spec.signature_name, examples_api.REGRESS
+      )
+      examples = examples_api.to_examples(request.input)
+      response.result.CopyFrom(examples_api.regress(lease.servable, signature, examples))
+      _set_spec(response.model_spec, lease, signature.name)
+    return response
+
+  def multi_inference(
+    self, request: inference_pb2.MultiInferenceRequest
+  ) -> inference_pb2.MultiInferenceResponse:
+    """Answers PredictionService.MultiInference."""
+    if not request.tasks:
+      raise invalid("the request has no tasks")
+    names = {task.model_spec.name for task in request.tasks}
+    if len(names) != 1:
+      raise invalid(f"the tasks are of the models {sorted(names)[:16]}, want one")
+    response = inference_pb2.MultiInferenceResponse()
+    with self.manager.lease(request.tasks[0].model_spec) as lease:
+      for task in request.tasks:
+        examples_api.find_signature(
+          lease.servable, task.model_spec.signature_name, task.method_name
+        )
+      examples = examples_api.to_examples(request.input)
+      for task in request.tasks:
+        result = examples_api.infer(lease.servable, task, examples)
+        _set_spec(result.model_spec, lease, result.model_spec.signature_name)
+        response.results.append(result)
+    return response
+
   def get_model_metadata(
     self, request: get_model_metadata_pb2.GetModelMetadataRequest
   ) -> get_model_metadata_pb2.GetModelMetadataResponse:
@@ -87,6 +139,12 @@ class Service:
     response = model_management_pb2.ReloadConfigResponse()
     response.status.error_code = 0
     return response
+
+
+def _set_spec(spec: model_pb2.ModelSpec, lease: Lease, signature_name: str) -> None:
+  spec.name = lease.name
+  spec.version.value = lease.number
+  spec.signature_name = signature_name
 
 
 def metadata_of(lease: Lease) -> get_model_metadata_pb2.GetModelMetadataResponse:
@@ -182,7 +240,20 @@ class GrpcServer:
 
   def _prediction_methods(self) -> dict[str, grpc.RpcMethodHandler]:
     service = self._service
-    methods = {
+    return {
+      "Classify": self._handler(
+        "Classify",
+        classification_pb2.ClassificationRequest,
+        lambda request, _: service.classify(request),
+      ),
+      "Regress": self._handler(
+        "Regress", regression_pb2.RegressionRequest, lambda request, _: service.regress(request)
+      ),
+      "MultiInference": self._handler(
+        "MultiInference",
+        inference_pb2.MultiInferenceRequest,
+        lambda request, _: service.multi_inference(request),
+      ),
       "Predict": self._handler(
         "Predict", predict_pb2.PredictRequest, lambda request, _: service.predict(request)
       ),
@@ -192,7 +263,6 @@ class GrpcServer:
         lambda request, _: service.get_model_metadata(request),
       ),
     }
-    return methods
 
   def _model_methods(self) -> dict[str, grpc.RpcMethodHandler]:
     service = self._service

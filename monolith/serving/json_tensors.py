@@ -41,10 +41,7 @@ class JsonRequest:
       ServingError: INVALID_ARGUMENT, it is not such JSON, or does not fit the signature.
     """
     document = _parse(body)
-    name = document.get("signature_name", "")
-    if not isinstance(name, str):
-      raise invalid(f"signature_name is {_show(name)}, want a string")
-    self.signature = servable.signature(name)
+    self.signature = servable.signature(get_signature_name(document))
     self.rows: int | None = None
     if "instances" in document:
       instances = document["instances"]
@@ -75,7 +72,7 @@ class JsonRequest:
             f"output {key!r} has shape {list(array.shape)} for {self.rows} instances: send inputs "
             "instead of instances"
           )
-    values = {key: _to_json(key, array) for key, array in outputs.items()}
+    values = {key: to_json(key, array) for key, array in outputs.items()}
     if self.rows is None:
       answer = {"outputs": values.popitem()[1] if len(values) == 1 else values}
     elif len(values) == 1:
@@ -86,13 +83,35 @@ class JsonRequest:
     return json.dumps(answer, indent=1).encode()
 
 
-def _parse(body: bytes) -> dict[str, Any]:
+def parse_object(body: bytes) -> dict[str, Any]:
+  """Returns a body that is a JSON object.
+
+  Raises:
+    ServingError: INVALID_ARGUMENT, it is not.
+  """
   try:
     document = json.loads(body)
   except (ValueError, RecursionError) as error:
     raise invalid(f"the body is not JSON: {error}") from error
   if not isinstance(document, dict):
     raise invalid("the body is not a JSON object")
+  return document
+
+
+def get_signature_name(document: dict[str, Any]) -> str:
+  """Returns the signature that a request names, empty for the default one.
+
+  Raises:
+    ServingError: INVALID_ARGUMENT, it is not a string.
+  """
+  name = document.get("signature_name", "")
+  if not isinstance(name, str):
+    raise invalid(f"signature_name is {_show(name)}, want a string")
+  return name
+
+
+def _parse(body: bytes) -> dict[str, Any]:
+  document = parse_object(body)
   unknown = sorted(set(document) - _KEYS)
   if unknown:
     raise invalid(f"unknown keys {_show(unknown)}, want some of {sorted(_KEYS)}")
@@ -137,7 +156,7 @@ def _to_array(name: str, value: Any, dtype: tf.DType) -> np.ndarray:
     raise invalid(f"input {name!r} is ragged, or has more than 32 dimensions")
   if dtype == tf.string:
     converted = np.empty(flat.shape, object)
-    converted[:] = [_to_bytes(name, leaf) for leaf in flat]
+    converted[:] = [to_bytes(name, leaf) for leaf in flat]
     return converted.reshape(leaves.shape)
   if dtype.is_integer:
     wanted: tuple[type, ...] = (int,)
@@ -159,7 +178,12 @@ def _to_array(name: str, value: Any, dtype: tf.DType) -> np.ndarray:
     raise invalid(f"input {name!r}: {error}") from error
 
 
-def _to_bytes(name: str, leaf: Any) -> bytes:
+def to_bytes(name: str, leaf: Any) -> bytes:
+  """Returns a string, or an object with `b64`, as bytes.
+
+  Raises:
+    ServingError: INVALID_ARGUMENT, it is something else.
+  """
   if isinstance(leaf, str):
     try:
       return leaf.encode()
@@ -177,7 +201,13 @@ def _is_bytes(value: Any) -> bool:
   return isinstance(value, dict) and value.keys() == {"b64"}
 
 
-def _to_json(name: str, array: np.ndarray) -> Any:
+def to_json(name: str, array: np.ndarray) -> Any:
+  """Returns nested lists of what JSON can hold.
+
+  Args:
+    name: of the output; if it ends with `_bytes`, strings are bytes.
+    array: any output of a session.
+  """
   if array.dtype == object:
     values = [_from_bytes(name, value) for value in array.ravel()]
     return _nest(values, array.shape)

@@ -7,10 +7,10 @@ import os
 import tensorflow as tf
 from google.protobuf import text_format
 from tensorflow_serving.config import model_server_config_pb2
+from tensorflow_serving.config.model_server_config_pb2 import ModelConfig
 
 from monolith.serving.errors import invalid
 
-ModelConfig = model_server_config_pb2.ModelConfig
 _PLATFORM = "tensorflow"
 
 

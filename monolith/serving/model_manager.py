@@ -131,9 +131,7 @@ class ModelManager:
           model.wanted = {}
           self._reconcile(name, model)
       for name, config in configs.items():
-        model = self._models.get(name)
-        if model is None:
-          model = self._models[name] = _Model(config)
+        model = self._models.setdefault(name, _Model(config))
         model.config = config
         model.removed = False
     self.poll()
@@ -156,10 +154,10 @@ class ModelManager:
         for name in configs:
           model = self._models.get(name)
           if model is not None and not model.in_state(AVAILABLE):
-            errors.append(self._why_unavailable(name, model))
+            errors.append(str(self._why_unavailable(name, model)))
         errors += self._set_labels()
     if errors:
-      raise ServingError(grpc.StatusCode.FAILED_PRECONDITION, "; ".join(map(str, errors)))
+      raise ServingError(grpc.StatusCode.FAILED_PRECONDITION, "; ".join(errors))
 
   def poll(self) -> None:
     """Looks into the folders of all models, and starts what is to be done."""

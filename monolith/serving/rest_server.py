@@ -1,6 +1,6 @@
 """The HTTP API of TensorFlow Serving.
 
-POST /v1/models/<m>[/versions/<v>|/labels/<l>]:predict
+POST /v1/models/<m>[/versions/<v>|/labels/<l>]:predict     and :classify, :regress
 GET  /v1/models/<m>[/versions/<v>|/labels/<l>]             states
 GET  /v1/models/<m>[/versions/<v>|/labels/<l>]/metadata    signatures
 GET  /monitoring/prometheus/metrics
@@ -18,6 +18,7 @@ from collections.abc import Callable
 from concurrent import futures
 
 import grpc
+import numpy as np
 import uvicorn
 from absl import logging
 from google.protobuf import json_format
@@ -28,11 +29,11 @@ from starlette.routing import Route
 from tensorflow.core.framework import types_pb2  # noqa: F401 (names of types in metadata)
 from tensorflow_serving.apis import get_model_metadata_pb2, get_model_status_pb2, model_pb2
 
+from monolith.serving import examples_api, prediction
 from monolith.serving import metrics as metrics_lib
-from monolith.serving import prediction
 from monolith.serving.errors import ServingError, from_exception, invalid
 from monolith.serving.grpc_server import Service, metadata_of
-from monolith.serving.json_tensors import JsonRequest
+from monolith.serving.json_tensors import JsonRequest, get_signature_name, parse_object, to_json
 
 MAX_BODY_BYTES = 64 << 20
 METRICS_PATH = "/monitoring/prometheus/metrics"
@@ -42,7 +43,6 @@ _MODEL_PATH = re.compile(
   r"(?:/versions/(?P<version>[0-9]{1,18})|/labels/(?P<label>[^/:]+))?"
   r"(?::(?P<verb>predict|classify|regress)|(?P<metadata>/metadata))?",
 )
-_METHODS = {"predict": "Predict", "classify": "Classify", "regress": "Regress"}
 
 
 class RestServer:
@@ -145,7 +145,9 @@ class RestServer:
       return "GetModelStatus", lambda _: self._get_status(spec)
     if match["verb"] == "predict":
       return "Predict", lambda body: self._predict(spec, body)
-    return _METHODS[match["verb"]], lambda _: self._refuse(match["verb"])
+    if match["verb"] == "classify":
+      return "Classify", lambda body: self._classify(spec, body)
+    return "Regress", lambda body: self._regress(spec, body)
 
   def _predict(self, spec: model_pb2.ModelSpec, body: bytes) -> bytes:
     with self._service.manager.lease(spec) as lease:
@@ -178,8 +180,30 @@ class RestServer:
     }
     return json.dumps(document, indent=1).encode()
 
-  def _refuse(self, verb: str) -> bytes:
-    raise ServingError(grpc.StatusCode.UNIMPLEMENTED, f"{verb} is not implemented: use predict")
+  def _classify(self, spec: model_pb2.ModelSpec, body: bytes) -> bytes:
+    document = parse_object(body)
+    with self._service.manager.lease(spec) as lease:
+      signature = examples_api.find_signature(
+        lease.servable, get_signature_name(document), examples_api.CLASSIFY
+      )
+      examples = examples_api.examples_from_json(document)
+      result = examples_api.classify(lease.servable, signature, examples)
+    rows = [
+      [[found.label, to_json("", np.array(found.score, np.float32))] for found in row.classes]
+      for row in result.classifications
+    ]
+    return json.dumps({"results": rows}).encode()
+
+  def _regress(self, spec: model_pb2.ModelSpec, body: bytes) -> bytes:
+    document = parse_object(body)
+    with self._service.manager.lease(spec) as lease:
+      signature = examples_api.find_signature(
+        lease.servable, get_signature_name(document), examples_api.REGRESS
+      )
+      examples = examples_api.examples_from_json(document)
+      result = examples_api.regress(lease.servable, signature, examples)
+    values = np.array([row.value for row in result.regressions], np.float32)
+    return json.dumps({"results": to_json("", values)}).encode()
 
 
 class _TooLarge(Exception):

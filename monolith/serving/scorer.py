@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import grpc
 import numpy as np
@@ -104,7 +105,7 @@ class RemoteScorer:
     """Ends the connection."""
     self._channel.close()
 
-  def _call(self, method, request):  # noqa: ANN001, ANN202 (gRPC's stubs have no types)
+  def _call(self, method: grpc.UnaryUnaryMultiCallable, request: Any) -> Any:
     try:
       return method(request, timeout=_TIMEOUT_SECS)
     except grpc.RpcError as error:

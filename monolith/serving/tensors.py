@@ -7,6 +7,7 @@ memory is taken for it.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -35,6 +36,7 @@ _VALUE_FIELDS = {
   types_pb2.DT_BOOL: "bool_val",
   types_pb2.DT_STRING: "string_val",
 }
+_DTYPES = {kind: np.dtype(tf.dtypes.as_dtype(kind).as_numpy_dtype) for kind in _VALUE_FIELDS}
 # Packed values of these fields are the bytes of the array: field number << 3 | length-delimited.
 _PACKED_TAGS = {
   types_pb2.DT_FLOAT: bytes([5 << 3 | 2]),
@@ -62,8 +64,8 @@ def to_array(name: str, proto: tensor_pb2.TensorProto) -> np.ndarray:
     if proto.tensor_content:
       raise invalid(f"input {name!r} has strings in tensor_content, want string_val")
     return _strings(name, values, shape, count)
-  dtype = tf.dtypes.as_dtype(proto.dtype).as_numpy_dtype
-  size = np.dtype(dtype).itemsize
+  dtype = _DTYPES[proto.dtype]
+  size = dtype.itemsize
   if proto.tensor_content:
     if len(proto.tensor_content) != count * size:
       raise invalid(
@@ -83,7 +85,7 @@ def to_array(name: str, proto: tensor_pb2.TensorProto) -> np.ndarray:
     wide = np.array(values, np.int64 if field == "int_val" else dtype)
     array = wide.astype(dtype, copy=False)
     if field == "int_val" and not np.array_equal(array, wide):
-      raise invalid(f"input {name!r} has an int_val outside of {np.dtype(dtype).name}")
+      raise invalid(f"input {name!r} has an int_val outside of {dtype.name}")
   return _expand(array, shape, count)
 
 
@@ -139,7 +141,7 @@ def _check_count(name: str, given: int, shape: tuple[int, ...], count: int, size
     )
 
 
-def _strings(name: str, values, shape: tuple[int, ...], count: int) -> np.ndarray:  # noqa: ANN001
+def _strings(name: str, values: Sequence[bytes], shape: tuple[int, ...], count: int) -> np.ndarray:
   _check_count(name, len(values), shape, count, 8)
   array = np.empty(len(values), object)
   array[:] = list(values)

@@ -6,9 +6,9 @@ import os
 import re
 
 import tensorflow as tf
-from tensorflow_serving.config import file_system_storage_path_source_pb2 as storage_pb2
-
-VersionPolicy = storage_pb2.FileSystemStoragePathSourceConfig.ServableVersionPolicy
+from tensorflow_serving.config.file_system_storage_path_source_pb2 import (
+  FileSystemStoragePathSourceConfig,
+)
 
 _VERSION = re.compile(r"[0-9]{1,18}")
 _GRAPH_FILES = ("saved_model.pb", "saved_model.pbtxt")
@@ -29,7 +29,9 @@ def list_versions(base_path: str) -> dict[int, str]:
   return versions
 
 
-def select_versions(policy: VersionPolicy, available: dict[int, str]) -> dict[int, str]:
+def select_versions(
+  policy: FileSystemStoragePathSourceConfig.ServableVersionPolicy, available: dict[int, str]
+) -> dict[int, str]:
   """Returns the versions that a policy wants, of those there are.
 
   Args:

@@ -1,6 +1,8 @@
 """Trained models are served: in one process, and as an entry that asks replicas of its servers."""
 
+import glob
 import os
+import re
 import shutil
 import tempfile
 import threading
@@ -154,6 +156,28 @@ class ExportsTest(unittest.TestCase):
     self.assertEqual(by_flag.tobytes(), wanted.tobytes())
     self.assertEqual(by_agent.tobytes(), wanted.tobytes())
     self.assertEqual(len(set(wanted.tolist())), 4)
+
+  def test_the_reader_in_the_document(self):
+    text = (server_process.ROOT / "docs" / "serving.md").read_text()
+    (program,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    names = {}
+    exec(program, names)
+
+    files = glob.glob(f"{self.alone}/assets/*-00000-of-00001")
+    (data,) = (file for file in files if ".meta-" not in file)
+    rows = {
+      (table, id): np.array(vector)
+      for table, id, vector in names["read_rows"](data[: -len("-00000-of-00001")])
+    }
+
+    # The model is a scalar product and a bias: two answers give the bias, twice the same.
+    user, item = np.array([3, 4]), np.array([5, 6])
+    answer = self._ask(self.entry, "alone", user=user, item=item).astype(np.float64)
+    logits = np.log(answer / (1 - answer))
+    products = [10 * rows["user", u] @ rows["item", i] for u, i in zip(user, item)]
+    self.assertNotAlmostEqual(products[0], products[1], 0)
+    # Served rows have 16 bits.
+    self.assertAlmostEqual(logits[0] - products[0], logits[1] - products[1], 1)
 
   def test_zz_a_killed_replica_fails_no_request(self):
     # Runs last: one replica is gone after it.

@@ -16,10 +16,13 @@ from google.protobuf import text_format
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from tensorflow_serving.apis import (
+  classification_pb2,
   get_model_metadata_pb2,
   get_model_status_pb2,
+  inference_pb2,
   model_management_pb2,
   model_pb2,
+  regression_pb2,
 )
 from tensorflow_serving.config import model_server_config_pb2
 
@@ -229,9 +232,17 @@ class ModelServerTest(unittest.TestCase):
     )
 
   def test_methods_that_are_not_exported(self):
-    for method in ("Classify", "Regress", "MultiInference"):
-      call = self.server.channel.unary_unary(f"/tensorflow.serving.PredictionService/{method}")
-      self._assert_code(Code.UNIMPLEMENTED, lambda call=call: call(b"", timeout=60))
+    stub = self.server.prediction
+    spec = model_pb2.ModelSpec(name="m")
+    task = inference_pb2.InferenceTask(model_spec=spec, method_name="tensorflow/serving/classify")
+    for method, request in (
+      (stub.Classify, classification_pb2.ClassificationRequest(model_spec=spec)),
+      (stub.Regress, regression_pb2.RegressionRequest(model_spec=spec)),
+      (stub.MultiInference, inference_pb2.MultiInferenceRequest(tasks=[task])),
+    ):
+      self._assert_code(
+        Code.UNIMPLEMENTED, lambda method=method, request=request: method(request, timeout=60)
+      )
 
   def test_malformed_messages(self):
     for service, method in (

@@ -11,6 +11,7 @@ import unittest
 import numpy as np
 import tensorflow as tf
 
+from monolith.native_training import distributed_serving_ops
 from monolith.native_training.model_export import warmup_data_decoder, warmup_data_gen
 from monolith.serving import model_server, options, predict, warmup
 from monolith.serving.errors import ServingError
@@ -171,6 +172,22 @@ class PredictTest(unittest.TestCase):
       stream.truncate(os.path.getsize(path) - 3)
     with self.assertRaisesRegex(ServingError, path):
       warmup.warm_up(servable)
+
+  def test_a_model_whose_servers_are_not_there_is_loaded_cold(self):
+    folder = f"{self.folder}/calls"
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+      x = tf.compat.v1.placeholder(tf.float32, [None], name="x")
+      (y,) = distributed_serving_ops.remote_predict(
+        ["x"], [x], ["y"], "m:ps_0", 0, "ps_0", output_types=[tf.float32]
+      )
+      tf.compat.v1.saved_model.simple_save(session, folder, {"x": x}, {"y": y})
+    request = saved_models.make_request("calls", x=np.ones(1, np.float32))
+    saved_models.write_warmup(folder, request)
+
+    servable = Servable(folder)
+    self.addCleanup(servable.close)
+
+    self.assertEqual(warmup.warm_up(servable), 0)
 
 
 class ArgumentsTest(unittest.TestCase):

@@ -26,7 +26,10 @@ from tests import free_ports
 from tests.wait_until import wait_until
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-SERVERS = {"python": [sys.executable, "-m", "monolith.serving.model_server"]}
+SERVERS = {
+  "python": [sys.executable, "-m", "monolith.serving.model_server"],
+  "native": [str(ROOT / "monolith" / "serving" / "native" / "monolith_model_server")],
+}
 
 
 def command() -> list[str]:
