@@ -26,6 +26,7 @@ import importlib.util
 import mmap
 import os
 import pathlib
+import platform
 import re
 import shutil
 import subprocess
@@ -49,9 +50,13 @@ PROTOC_VERSION = "3.21"
 # What TensorFlow 2.15 wheels are built with; tf.sysconfig says the same, but importing TensorFlow
 # only to ask would cost seconds in every incremental build.
 TENSORFLOW_DEFINES = "-D_GLIBCXX_USE_CXX11_ABI=1 -DEIGEN_MAX_ALIGN_BYTES=64"
+# On x86-64 kernels exist for several instruction sets, of which some can fuse a multiplication and
+# an addition: none does, so that results do not depend on the machine. ARM64 has one set, and
+# fusing makes updates of tables a tenth faster.
+SAME_ROUNDING = "-ffp-contract=off " if platform.machine() in ("x86_64", "AMD64") else ""
 COMMON_FLAGS = (
   "-std=c++17 -fPIC -pthread -Wall -Wextra -fno-math-errno -fno-trapping-math "
-  "-fvisibility=hidden -I. -Ibuild/gen"
+  f"{SAME_ROUNDING}-fvisibility=hidden -I. -Ibuild/gen"
 )
 PRECOMPILED_HEADERS = (
   "tensorflow/core/framework/common_shape_fns.h",

@@ -10,7 +10,6 @@
 #include "monolith/native_training/runtime/hash_table/compressor/compressors.h"
 #include "monolith/native_training/runtime/hash_table/compressor/retrievers.h"
 #include "monolith/native_training/runtime/hash_table/initializer/initializers.h"
-#include "monolith/native_training/runtime/hash_table/optimizer/multiversion.h"
 #include "monolith/native_training/runtime/hash_table/optimizer/optimizers.h"
 #include "monolith/native_training/runtime/hash_table/rows/row_kernels.h"
 
@@ -34,12 +33,11 @@ std::vector<float>* ThreadVector(int64_t dim) {
   return &vector;
 }
 
-// Values and accumulators are all there is in a row, and code that is compiled into the pipeline is
-// that of the kernels: where these exist for several instruction sets it would round differently.
+// Values and accumulators are all there is in a row.
 bool IsPlainAdagrad(const Segment& segment, const RowLayout& layout) {
-  return !kMultiversion && segment.optimizer.kind == OptimizerKind::kAdagrad &&
-         segment.dim == layout.dim && segment.state_offset == 4 * layout.dim &&
-         layout.row_bytes == 8 * layout.dim && !segment.optimizer.stochastic_rounding_float16 &&
+  return segment.optimizer.kind == OptimizerKind::kAdagrad && segment.dim == layout.dim &&
+         segment.state_offset == 4 * layout.dim && layout.row_bytes == 8 * layout.dim &&
+         !segment.optimizer.stochastic_rounding_float16 &&
          segment.retriever != RetrieverKind::kHashNet;
 }
 
