@@ -6,7 +6,7 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 JOBS ?= $(shell nproc)
 
-.PHONY: help build native server gpu gpu-test horovod demo demo-sync test cpp-test soak sanitize sanitize-ops bazel-test lint format bench wheel clean
+.PHONY: help build native server gpu gpu-test horovod demo demo-sync test cpp-test soak sanitize sanitize-ops bazel-test lint format docs bench wheel clean
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST)
@@ -83,6 +83,9 @@ format: $(VENV)/.installed ## let ruff and clang-format mend what they can
 	$(VENV)/bin/ruff check --fix .
 	$(VENV)/bin/ruff format .
 	git ls-files '*.h' '*.cc' '*.cu' | xargs $(VENV)/bin/clang-format -i
+
+docs: $(VENV)/.installed ## the documentation as a site in build/site; fails at a broken link
+	$(RUN) -m mkdocs build --strict
 
 bench: build ## every benchmark, printed as ratios
 	$(RUN) benchmarks/run.py

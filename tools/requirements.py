@@ -36,7 +36,16 @@ _EXTRAS = {
     "uvicorn>=0.23,<1",
   ],
   "debugging": ["flask>=2.2,<4"],
-  "test": ["pytest>=7,<9", "freezegun>=1.2", "PyYAML>=6,<7"],
+  # Pinned: plugins of MkDocs break with one another's releases.
+  "docs": [
+    "mkdocs==1.6.1",
+    "mkdocstrings==0.30.1",
+    "mkdocstrings-python==1.18.2",
+    "griffe>=1.13,<2",
+    "pymdown-extensions==10.14.3",
+    "pygments>=2.17,<3",
+  ],
+  "test": ["pytest>=7,<9", "freezegun>=1.2", "nbclient>=0.10,<1", "ipykernel>=6.29", "PyYAML>=6,<7"],
   "lint": ["ruff==0.6.9", "clang-format==14.0.6", "mypy>=1.11,<2"],
 }
 

@@ -33,7 +33,7 @@ fi
 [ -x "$venv/bin/python" ] || "$python" -m venv "$venv"
 
 # What pyproject.toml names, read from there so that it is written once.
-requirements=$("$venv/bin/python" tools/requirements.py build runtime test lint kafka parquet serving debugging cuda)
+requirements=$("$venv/bin/python" tools/requirements.py build runtime test lint kafka parquet serving debugging cuda docs)
 printf '%s\n' "$requirements" > "$venv/requirements.txt"
 "$venv/bin/python" -m pip install --quiet --disable-pip-version-check -r "$venv/requirements.txt"
 

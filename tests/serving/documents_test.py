@@ -49,7 +49,7 @@ class DocumentsTest(unittest.TestCase):
     self.assertEqual(named - known, set())
 
   def test_dockerfile(self):
-    lines = (_ROOT / "deploy/Dockerfile").read_text().splitlines()
+    lines = (_ROOT / "deploy/serving.Dockerfile").read_text().splitlines()
     instructions = [line.split(None, 1) for line in lines if line and not line.startswith("#")]
     self.assertEqual(instructions[0][0], "FROM")
     for name, rest in instructions:
