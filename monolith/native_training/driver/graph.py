@@ -28,6 +28,7 @@ from monolith.native_training import (
   distribution_ops,
   env_utils,
   feature,
+  gflags_utils,
   hash_table_utils,
   mlp_utils,
   native_task,
@@ -121,6 +122,7 @@ class CpuTraining:
   ):
     if config.server_type != "worker":
       raise ValueError("server_type in CpuTraining must be `worker`")
+    gflags_utils.ensure_parsed()
     training_roles.check_options(config)
     training_roles.fill_in_defaults(config, task)
     training_roles.report_unused_options(config, task.p)

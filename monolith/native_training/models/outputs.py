@@ -54,7 +54,10 @@ def normalise(result: Any, target: str | None, default_optimizer: Any) -> ModelO
     (label, loss, pred), head_name = result, target
     optimizer, classification = default_optimizer, True
   else:
-    raise Exception("EstimatorSpec Error!")
+    raise Exception(
+      f"EstimatorSpec Error! model_fn returned {result!r}, want "
+      "EstimatorSpec(label, pred, head_name, loss, optimizer), or the tuple (label, loss, pred)"
+    )
 
   is_dict = isinstance(pred, Mapping)
   if is_dict:
