@@ -52,7 +52,9 @@ SaverListeners = list[tf.estimator.CheckpointSaverListener]
 # (dense_only, include_graphs, export_dir_base) -> an exporter of the model.
 ExporterFactory = Callable[[bool, "list[str] | None", str], Any]
 
-# With no interval given, a checkpoint is only written at the end.
+# Between checkpoints where no interval is given: what a crash may cost.
+DEFAULT_SAVE_SECS = 300
+# More steps than a run has.
 DEFAULT_SAVE_STEPS = 100000000
 
 _CHECKPOINT_BASENAME = "model.ckpt"
@@ -75,7 +77,7 @@ def get_save_interval(config: CpuTrainingConfig, params: Any) -> tuple[int | Non
   if secs is not None and steps is not None:
     raise ValueError("Can not provide both save_checkpoints_secs and save_checkpoints_steps.")
   if secs is None and steps is None:
-    steps = DEFAULT_SAVE_STEPS
+    secs = DEFAULT_SAVE_SECS
   return secs, steps
 
 

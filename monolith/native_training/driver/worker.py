@@ -44,6 +44,7 @@ from monolith.native_training.driver.server import (
   _shutdown_ps,
   prescribes_addrs,
 )
+from monolith.native_training.hooks import interrupt
 from monolith.native_training.metric import cli
 
 _TF_CONFIG = "TF_CONFIG"
@@ -352,11 +353,12 @@ def _do_worker_train(
     if config.enable_sync_training:
       hooks += distribution_utils.get_sync_run_hooks(False)
     estimator = tf.estimator.Estimator(training.create_model_fn(), config=run_config)
-    return estimator.train(
-      training.create_input_fn(config.mode),
-      hooks=[*hooks, *(user_hooks or [])],
-      max_steps=params.train.max_steps,
-    )
+    with interrupt.save_on_interrupt(config.model_dir) as interrupt_hook:
+      return estimator.train(
+        training.create_input_fn(config.mode),
+        hooks=[*hooks, *(user_hooks or []), interrupt_hook],
+        max_steps=params.train.max_steps,
+      )
 
 
 def _check_reachable(cluster: Cluster) -> None:
