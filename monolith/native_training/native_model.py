@@ -55,6 +55,7 @@ from monolith.native_training.data import feature_utils as data_feature_utils
 from monolith.native_training.data import utils as data_utils
 from monolith.native_training.entry import *  # noqa: F403
 from monolith.native_training.feature import *  # noqa: F403
+from monolith.native_training.hooks import progress
 from monolith.native_training.losses.head_losses import (  # noqa: F401
   get_sigmoid_loss_and_pred,
   get_softmax_loss_and_pred,
@@ -351,6 +352,13 @@ class MonolithBaseModel(native_task.NativeTask, abc.ABC):
       if mode == _EVAL:
         return self._eval_spec(features, outputs)
       train_ops = self._metric_ops(features, outputs)
+      for head, label, pred, is_class in zip(
+        outputs.heads, outputs.labels, outputs.preds, outputs.classification
+      ):
+        if label is not None and is_class:
+          tf.compat.v1.add_to_collection(
+            progress.HEADS_COLLECTION, progress.Head(head, label, pred)
+          )
       if real_mode == _EVAL:
         train_ops += outputs.preds
         if self.p.output_path:

@@ -134,7 +134,9 @@ def local_train_internal(
     raise OSError("Training builds graphs: call tf.compat.v1.disable_eager_execution() before it.")
   conf.check_restore(model_dir)
   with _local_cluster(conf.num_ps) as (session_config, _):
-    training = CpuTraining(conf, params.instantiate(), resume=_RESUME[resume_data])
+    training = CpuTraining(
+      conf, params.instantiate(), resume=_RESUME[resume_data], num_steps=steps, last_step=max_steps
+    )
     _report_limit(model_dir, max_steps)
     estimator = tf.estimator.Estimator(
       training.create_model_fn(),

@@ -343,7 +343,9 @@ def _do_worker_train(
       device_fn=config.device_fn,
     )
     collected = {} if collected is None else collected
-    training: Any = CpuTraining(config, native, collected=collected.get("features"))
+    training: Any = CpuTraining(
+      config, native, collected=collected.get("features"), last_step=params.train.max_steps
+    )
     collected["features"] = training.collected
     if is_chief(config):
       _save_debugging_info(config, cluster, training)
