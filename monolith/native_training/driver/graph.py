@@ -463,6 +463,7 @@ class CpuTraining:
       embedding_prefetch_capacity=self.config.embedding_prefetch_capacity,
     )
     layouts = look_up(auxiliary_bundle, features)
+    async_function_mgr.wait_for(tf.nest.flatten(layouts)[:1])
     auxiliary_bundle.update(features)
     ctx.layout_factory = feature.EmbeddingLayoutFactory(
       hash_table,
@@ -506,6 +507,8 @@ class CpuTraining:
       group.set_id_split({name: ragged.values for name, ragged in ids.items()}, id_split)
       if queue is not None:
         hash_table.add_queue_hook(prefetch_queue.EnqueueHook(queue))
+    # All come out of one queue, or one iterator.
+    async_function_mgr.wait_for([ragged.values for ragged in ids.values()][:1])
     _collect_dequeued(_SPARSE_FEATURES_COLLECTION, ids)
     _collect_dequeued("dequeued_features", dense)
     slices = pooling.create_embedding_slices(
