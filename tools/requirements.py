@@ -45,7 +45,13 @@ _EXTRAS = {
     "pymdown-extensions==10.14.3",
     "pygments>=2.17,<3",
   ],
-  "test": ["pytest>=7,<9", "freezegun>=1.2", "nbclient>=0.10,<1", "ipykernel>=6.29", "PyYAML>=6,<7"],
+  "test": [
+    "pytest>=7,<9",
+    "freezegun>=1.2",
+    "nbclient>=0.10,<1",
+    "ipykernel>=6.29",
+    "PyYAML>=6,<7",
+  ],
   "lint": ["ruff==0.6.9", "clang-format==14.0.6", "mypy>=1.11,<2"],
 }
 

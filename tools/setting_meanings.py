@@ -79,6 +79,7 @@ MEANINGS: dict[str, str] = {
   "MONOLITH_SOAK": "`1`: the tests of reliability run at full length.",
   "MONOLITH_SYNC_CONTROL_STEPS": "Every so many steps rank 0 looks for the files by which an "
   "operator saves or stops all ranks; 0: never.",
+  "MONOLITH_VERBOSE": "`1`: show what TensorFlow says about deprecation and its progress as well.",
   "MONOLITH_SYNC_EMPTY_RANK0_PS_SHARD": "`1`: rank 0 of more than four owns no ids. On by default "
   "in `distribution_ops`, off in the driver.",
   "MONOLITH_SYNC_EOF": "Switch: ranks agree on the end of data; on by default with several ranks, "

@@ -7,7 +7,8 @@
     infer(serialized_examples)
 
 Importing this module imports `runner_utils`, which defines a flag for nearly every field of its
-configuration. Flags must be parsed before a configuration is made.
+configuration. A program that takes flags must parse them before it makes a configuration; a program
+or notebook without any need not.
 
 Differences from ByteDance's Monolith: `predict` returns what it promises, `evaluate` reads the data
 of its mode and returns metrics in a local run, a task that is already made can be given as well,
@@ -34,6 +35,7 @@ from monolith.native_training import (
   device_utils,
   distribution_utils,
   env_utils,
+  gflags_utils,
   native_task,
   utils,
   zk_utils,
@@ -136,6 +138,7 @@ class RunConfig:
       "warmup_file", "enable_alias_map_auto_gen", "kafka_topics", "kafka_group_id",
       "kafka_servers", "save_summary_steps", "log_step_count_steps", "disable_native_metrics",
     )  # fmt: skip
+    gflags_utils.ensure_parsed()
     conf = RunnerConfig(**{name: getattr(self, name) for name in given})
     names = {field.name for field in dataclasses.fields(RunnerConfig)}
     for field in dataclasses.fields(self):
@@ -531,7 +534,13 @@ class Estimator:
         os.path.join(self.model_dir, params.serving.export_dir_base),
         dense_only,
       )
-      return exporter.export_saved_model(task.create_serving_input_receiver_fn())
+      receiver_fn = task.create_serving_input_receiver_fn()
+      if receiver_fn is None:
+        raise ValueError(
+          f"{type(task).__name__} cannot be exported: it has no serving_input_receiver_fn, which "
+          "says what the exported model is fed"
+        )
+      return exporter.export_saved_model(receiver_fn)
 
   def get_variable_value(self, name: str) -> np.ndarray:
     return self._get_estimator().get_variable_value(name)

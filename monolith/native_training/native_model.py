@@ -56,6 +56,7 @@ from monolith.native_training.data import feature_utils as data_feature_utils
 from monolith.native_training.data import utils as data_utils
 from monolith.native_training.entry import *  # noqa: F403
 from monolith.native_training.feature import *  # noqa: F403
+from monolith.native_training.hooks import progress
 from monolith.native_training.losses.head_losses import (  # noqa: F401
   get_sigmoid_loss_and_pred,
   get_softmax_loss_and_pred,
@@ -99,7 +100,8 @@ class _GraphState:
 
 
 class MonolithBaseModel(native_task.NativeTask, abc.ABC):
-  """A task with three methods to write: `input_fn`, `model_fn`, `serving_input_receiver_fn`.
+  """A task with methods to write: `input_fn`, `model_fn`, and for exports
+  `serving_input_receiver_fn`.
 
   Params can be read and written as attributes of the model.
 
@@ -175,9 +177,15 @@ class MonolithBaseModel(native_task.NativeTask, abc.ABC):
   def model_fn(self, features: dict[str, Any], mode: str) -> Any:
     """Returns an `EstimatorSpec`, or label, loss and prediction."""
 
-  @abc.abstractmethod
   def serving_input_receiver_fn(self) -> tf.estimator.export.ServingInputReceiver:
-    """Returns what an exported model is fed, and the features it becomes."""
+    """Returns what an exported model is fed, and the features it becomes.
+
+    A model that is never exported needs none.
+    """
+    raise NotImplementedError(
+      f"{type(self).__name__} has no serving_input_receiver_fn, which an export needs: it says "
+      "what the exported model is fed"
+    )
 
   @property
   def _graph_state(self) -> _GraphState:
@@ -303,7 +311,12 @@ class MonolithBaseModel(native_task.NativeTask, abc.ABC):
 
     return input_fn
 
-  def create_serving_input_receiver_fn(self) -> Callable[[], Any]:
+  def create_serving_input_receiver_fn(self) -> Callable[[], Any] | None:
+    """Returns a function that makes the receiver; `None` for a model that has none."""
+    own = type(self).serving_input_receiver_fn
+    if own is MonolithBaseModel.serving_input_receiver_fn:
+      return None
+
     def serving_input_receiver_fn() -> tf.estimator.export.ServingInputReceiver:
       with MonolithDeviceCtx(DeviceCtxType.INPUT_RECEIVER_FN):
         return self.serving_input_receiver_fn()
@@ -341,6 +354,13 @@ class MonolithBaseModel(native_task.NativeTask, abc.ABC):
       if mode == _EVAL:
         return self._eval_spec(features, outputs)
       train_ops = self._metric_ops(features, outputs)
+      for head, label, pred, is_class in zip(
+        outputs.heads, outputs.labels, outputs.preds, outputs.classification
+      ):
+        if label is not None and is_class:
+          tf.compat.v1.add_to_collection(
+            progress.HEADS_COLLECTION, progress.Head(head, label, pred)
+          )
       if real_mode == _EVAL:
         train_ops += outputs.preds
         if self.p.output_path:
@@ -484,7 +504,11 @@ class MonolithBaseModel(native_task.NativeTask, abc.ABC):
 
   def _train_op(self, outputs: ModelOutputs, global_step: tf.Variable) -> tf.Operation:
     if outputs.optimizer is None:
-      raise Exception("dense_optimizer not found!")
+      raise Exception(
+        "dense_optimizer not found! model_fn returned no optimizer for the dense variables: return "
+        "EstimatorSpec(..., optimizer=tf.compat.v1.train.AdagradOptimizer(0.05)), or with a tuple "
+        "set self._default_dense_optimizer"
+      )
     return feature_utils.apply_gradients_with_var_optimizer(
       self.ctx,
       self.fc_dict.values(),
@@ -750,7 +774,11 @@ def _names_and_dims(
   features: Any, slice_dim: int | None
 ) -> tuple[list[Any], list[int], list[int] | None]:
   """Returns features, dimensions, and, of groups, their sizes."""
-  error = ValueError("ValueError for features")
+  error = ValueError(
+    f"ValueError for features: features is {features!r} and slice_dim {slice_dim!r}, want a list "
+    "of names, slots or columns with a slice_dim; a list of (name, dim); a dict name -> dim; or a "
+    "list of lists of slots with a slice_dim"
+  )
   if isinstance(features, Mapping):
     return list(features), list(features.values()), None
   if not isinstance(features, (list, tuple)) or not features:

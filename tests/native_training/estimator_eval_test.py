@@ -49,9 +49,6 @@ class _Clicks(native_model.MonolithModel):
     optimizer = tf.compat.v1.train.GradientDescentOptimizer(0.01)
     return native_model.EstimatorSpec(label, pred, "ctr", loss, optimizer)
 
-  def serving_input_receiver_fn(self):
-    raise NotImplementedError
-
 
 class _SameUsers(_Clicks):
   """Evaluates the users that were trained."""

@@ -50,9 +50,6 @@ class _Model(native_model.MonolithModel):
     optimizer = tf.compat.v1.train.AdagradOptimizer(0.01)
     return native_model.EstimatorSpec(features.get("label"), pred, "ctr", loss, optimizer)
 
-  def serving_input_receiver_fn(self):
-    raise NotImplementedError
-
 
 class ResumeTest(tf.test.TestCase):
   def setUp(self):

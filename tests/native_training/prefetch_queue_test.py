@@ -534,6 +534,65 @@ class AsyncManagerTest(tf.test.TestCase):
     ):  # fmt: skip
       self.assertIn(name, names)
 
+  def test_function_of_the_last_step_is_done_as_a_whole(self):
+    """The end of the data cancels a step while it runs the function of the step before."""
+    begins = threading.Semaphore(0)
+    batches = iter([1.0, 2.0])
+
+    def read():
+      value = next(batches, None)
+      if value is None:
+        # Let the function begin a second time, if it can, before this ends the step for both.
+        for _ in range(2):
+          begins.acquire(timeout=1)
+        raise StopIteration
+      return np.float32(value)
+
+    def begin():
+      begins.release()
+      return np.float32(0)
+
+    first, second = tf.Variable(0.0), tf.Variable(0.0)
+    batch = tf.compat.v1.py_func(read, [], tf.float32)
+    batch.set_shape([])
+    # Stands for a server that takes its time: it has an answer for the first batch, for the second
+    # one only at the end. A wait for it can be cancelled, as one for a server can.
+    answers = tf.queue.FIFOQueue(2, tf.float32, shapes=[()])
+    answer = answers.enqueue(0.0)
+    mgr = prefetch_queue.AsyncFunctionMgr()
+    mgr.wait_for([batch])
+
+    def push(value):
+      with tf.control_dependencies([first.assign_add(value)]):
+        begun = tf.compat.v1.py_func(begin, [], tf.float32)
+      with tf.control_dependencies([begun]):
+        return second.assign_add(value + answers.dequeue())
+
+    op = mgr.add_async_function(push, (batch,))
+    final = []
+
+    class Answer(tf.estimator.SessionRunHook):
+      def after_create_session(self, session, coord):
+        session.run(answer)
+
+      def end(self, session):
+        session.run(answer)
+
+    class Reader(tf.estimator.SessionRunHook):
+      def end(self, session):
+        final.extend(session.run([first, second]))
+
+    hooks = [Answer(), *mgr.hooks, Reader()]
+    config = tf.compat.v1.ConfigProto()
+    # As in every training session; Grappler replaces data dependencies by control dependencies.
+    config.graph_options.rewrite_options.disable_meta_optimizer = True
+    creator = tf.compat.v1.train.ChiefSessionCreator(config=config)
+    with tf.compat.v1.train.MonitoredSession(creator, hooks=hooks) as sess:
+      while not sess.should_stop():
+        sess.run(op)
+
+    self.assertEqual(final, [3.0, 3.0])
+
   def test_function_overrides_the_manager(self):
     for default in (True, False):
       mgr = prefetch_queue.AsyncFunctionMgr(is_async=default)

@@ -28,11 +28,13 @@ from monolith.native_training import (
   distribution_ops,
   env_utils,
   feature,
+  gflags_utils,
   hash_table_utils,
   mlp_utils,
   native_task,
   native_task_context,
   prefetch_queue,
+  quiet,
   variables,
 )
 from monolith.native_training.checkpoints import slices as checkpoint_slices
@@ -106,6 +108,8 @@ class CpuTraining:
     sync_backend: knows which serving replicas want the updated rows.
     collected: the result of an earlier dry run of the same task, to save doing it again.
     resume: when a training run goes on in its data where an earlier one has stopped.
+    num_steps: how many steps a training run has, to tell the time left; `None` if not known.
+    last_step: the step at which it ends; `None` if not known.
 
   Raises:
     ValueError: the process is no worker, or an option cannot be met.
@@ -118,9 +122,13 @@ class CpuTraining:
     sync_backend: Any = None,
     collected: dry_run.CollectedFeatures | None = None,
     resume: data_position.Resume = data_position.Resume.SAME_DATA,
+    num_steps: int | None = None,
+    last_step: int | None = None,
   ):
     if config.server_type != "worker":
       raise ValueError("server_type in CpuTraining must be `worker`")
+    gflags_utils.ensure_parsed()
+    quiet.filter_tensorflow()
     training_roles.check_options(config)
     training_roles.fill_in_defaults(config, task)
     training_roles.report_unused_options(config, task.p)
@@ -136,6 +144,9 @@ class CpuTraining:
     self._task = task
     self._params = task.p
     self._resume = resume
+    self._num_steps = num_steps
+    self._last_step = last_step
+    self._batch_size: tf.Tensor | None = None
     self._data_fingerprint: str | None = None
     self._enable_hash_filter = False
     self._task_context = training_roles.make_native_task_context(self._config, sync_backend)
@@ -371,6 +382,7 @@ class CpuTraining:
       inputs, auxiliary_bundle = self._look_up(
         hash_table, features, auxiliary_bundle, async_function_mgr
       )
+    self._batch_size = _get_batch_size(inputs)
     spec = self._call_task(inputs, mode, run_config)
     if export_context.is_exporting():
       return spec
@@ -395,6 +407,9 @@ class CpuTraining:
       checkpoint_copy,
       self._data_fingerprint,
       self._resume,
+      batch_size=self._batch_size,
+      num_steps=self._num_steps,
+      last_step=self._last_step,
     ).attach(spec, mode)
     if self.config.enable_partial_sync_training and self.config.index != 0:
       spec = spec._replace(scaffold=_create_own_variables_scaffold())
@@ -448,6 +463,7 @@ class CpuTraining:
       embedding_prefetch_capacity=self.config.embedding_prefetch_capacity,
     )
     layouts = look_up(auxiliary_bundle, features)
+    async_function_mgr.wait_for(tf.nest.flatten(layouts)[:1])
     auxiliary_bundle.update(features)
     ctx.layout_factory = feature.EmbeddingLayoutFactory(
       hash_table,
@@ -491,6 +507,8 @@ class CpuTraining:
       group.set_id_split({name: ragged.values for name, ragged in ids.items()}, id_split)
       if queue is not None:
         hash_table.add_queue_hook(prefetch_queue.EnqueueHook(queue))
+    # All come out of one queue, or one iterator.
+    async_function_mgr.wait_for([ragged.values for ragged in ids.values()][:1])
     _collect_dequeued(_SPARSE_FEATURES_COLLECTION, ids)
     _collect_dequeued("dequeued_features", dense)
     slices = pooling.create_embedding_slices(
@@ -596,6 +614,14 @@ def _get_constant_whole(getter: Callable[..., Any], name: str, **kwargs: Any) ->
   if kwargs.get("shape") is None and initializer is not None and not callable(initializer):
     kwargs["partitioner"] = None
   return getter(name, **kwargs)
+
+
+def _get_batch_size(inputs: _ModelInputs) -> tf.Tensor | None:
+  """Returns how many examples a step has; `None` if no tensor tells."""
+  for value in tf.nest.flatten([inputs.slices, inputs.layouts], expand_composites=False):
+    if isinstance(value, tf.Tensor) and value.shape.rank:
+      return tf.shape(value)[0]
+  return None
 
 
 def _take_eof(features: Features) -> tuple[Features, dict[str, Any]]:

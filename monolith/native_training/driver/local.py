@@ -10,6 +10,7 @@ import copy
 import getpass
 import json
 import os
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -19,7 +20,7 @@ from absl import logging
 from monolith.native_training import native_task, save_utils
 from monolith.native_training.driver.config import CpuTrainingConfig
 from monolith.native_training.driver.graph import CpuTraining
-from monolith.native_training.hooks import data_position, feature_engineering_hooks
+from monolith.native_training.hooks import data_position, feature_engineering_hooks, interrupt
 from monolith.native_training.metric import metric_hook
 from monolith.native_training.monolith_checkpoint_state_pb2 import MonolithCheckpointState
 
@@ -45,7 +46,7 @@ def local_train(
   profiling: bool = False,
   enable_embedding_prefetch: bool = True,
   enable_embedding_postpush: bool = True,
-  remove_model_dir_if_exists: bool = True,
+  remove_model_dir_if_exists: bool | None = None,
   only_feature_engineering: bool = False,
 ) -> tf.estimator.Estimator | None:
   """Trains a task in this process.
@@ -59,7 +60,9 @@ def local_train(
     profiling: profile the first ten steps, into `<model_dir>/plugins/profile`.
     enable_embedding_prefetch: look up embeddings of the next batch during a step.
     enable_embedding_postpush: push gradients of a step during the next one.
-    remove_model_dir_if_exists: start from nothing.
+    remove_model_dir_if_exists: delete what is there and start from nothing. By default a run goes
+      on with the `model_dir` that it is given; one that is given none starts from nothing, and what
+      is in the default folder gets another name.
     only_feature_engineering: write the parsed features to files instead of training.
 
   Returns:
@@ -68,6 +71,7 @@ def local_train(
   Raises:
     EnvironmentError: eager execution is enabled.
   """
+  is_default_dir = not model_dir
   model_dir = model_dir or os.path.join("/tmp", getpass.getuser(), str(params.name))
   conf = CpuTrainingConfig(
     model_name=params.name or "",
@@ -77,8 +81,13 @@ def local_train(
     save_checkpoints_steps=save_checkpoints_steps,
     only_feature_engineering=only_feature_engineering,
   )
-  if remove_model_dir_if_exists and tf.io.gfile.exists(model_dir):
-    tf.io.gfile.rmtree(model_dir)
+  if tf.io.gfile.exists(model_dir):
+    if remove_model_dir_if_exists:
+      tf.io.gfile.rmtree(model_dir)
+    elif remove_model_dir_if_exists is None and is_default_dir:
+      kept = f"{model_dir}.{int(time.time() * 1000)}"
+      tf.io.gfile.rename(model_dir, kept)
+      logging.warning("%s is now %s; give a model_dir to go on with a model.", model_dir, kept)
   make_config_backward_compatible(model_dir, conf)
   if only_feature_engineering:
     local_feature_engineering_internal(params, conf, model_dir, profiling)
@@ -117,6 +126,7 @@ def local_train_internal(
 
   Raises:
     EnvironmentError: eager execution is enabled.
+    KeyboardInterrupt: Ctrl-C was pressed; a checkpoint is written first.
     ValueError: an option cannot be met, the checkpoint to start from is missing, or both limits
       are given.
   """
@@ -124,7 +134,9 @@ def local_train_internal(
     raise OSError("Training builds graphs: call tf.compat.v1.disable_eager_execution() before it.")
   conf.check_restore(model_dir)
   with _local_cluster(conf.num_ps) as (session_config, _):
-    training = CpuTraining(conf, params.instantiate(), resume=_RESUME[resume_data])
+    training = CpuTraining(
+      conf, params.instantiate(), resume=_RESUME[resume_data], num_steps=steps, last_step=max_steps
+    )
     _report_limit(model_dir, max_steps)
     estimator = tf.estimator.Estimator(
       training.create_model_fn(),
@@ -135,13 +147,14 @@ def local_train_internal(
         log_step_count_steps=conf.log_step_count_steps,
       ),
     )
-    return estimator.train(
-      training.create_input_fn(tf.estimator.ModeKeys.TRAIN),
-      hooks=[*(user_hooks or []), *_profiler_hooks(profiling, model_dir)],
-      steps=steps,
-      max_steps=max_steps,
-      saving_listeners=list(saving_listeners or []) or None,
-    )
+    with interrupt.save_on_interrupt(model_dir) as interrupt_hook:
+      return estimator.train(
+        training.create_input_fn(tf.estimator.ModeKeys.TRAIN),
+        hooks=[*(user_hooks or []), *_profiler_hooks(profiling, model_dir), interrupt_hook],
+        steps=steps,
+        max_steps=max_steps,
+        saving_listeners=list(saving_listeners or []) or None,
+      )
 
 
 def _report_limit(model_dir: str, max_steps: int | None) -> None:

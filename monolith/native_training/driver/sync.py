@@ -80,7 +80,7 @@ def distributed_sync_train(
   with _watched(config.model_dir):
     config.check_restore(config.model_dir)
     local.make_config_backward_compatible(config.model_dir, config)
-    cpu_training = CpuTraining(config, native, sync_backend)
+    cpu_training = CpuTraining(config, native, sync_backend, last_step=params.train.max_steps)
     if config.model_dir and config.enable_full_sync_training:
       sync_checkpoint.prepare(
         config.model_dir,

@@ -11,6 +11,8 @@ import tensorflow as tf
 from monolith.native_training.metric import streaming
 from monolith.native_training.models.spec import EstimatorSpec
 
+_PRINT_STEPS = 100
+
 
 class ModelOutputs(NamedTuple):
   """What a model function returned, one entry per head.
@@ -54,7 +56,10 @@ def normalise(result: Any, target: str | None, default_optimizer: Any) -> ModelO
     (label, loss, pred), head_name = result, target
     optimizer, classification = default_optimizer, True
   else:
-    raise Exception("EstimatorSpec Error!")
+    raise Exception(
+      f"EstimatorSpec Error! model_fn returned {result!r}, want "
+      "EstimatorSpec(label, pred, head_name, loss, optimizer), or the tuple (label, loss, pred)"
+    )
 
   is_dict = isinstance(pred, Mapping)
   if is_dict:
@@ -121,7 +126,14 @@ def native_metric_ops(
     name = f"{head}_mse"
     value, update = tf.compat.v1.metrics.mean_squared_error(tf.cast(label, pred.dtype), pred)
   tf.compat.v1.summary.scalar(name, value)
-  return [update, tf.print(name, update, output_stream=sys.stderr)]
+  step = tf.compat.v1.train.get_or_create_global_step()
+  # A line per step would bury everything else.
+  report = tf.cond(
+    tf.equal(step % _PRINT_STEPS, 0),
+    lambda: tf.group(tf.print(name, update, output_stream=sys.stderr)),
+    tf.no_op,
+  )
+  return [update, report]
 
 
 def flat_floats(tensor: tf.Tensor | None, like: tf.Tensor) -> tf.Tensor:

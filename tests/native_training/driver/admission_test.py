@@ -47,9 +47,6 @@ class _Model(native_model.MonolithModel):
     optimizer = tf.compat.v1.train.GradientDescentOptimizer(0.1)
     return native_model.EstimatorSpec(label, pred, "ctr", loss, optimizer)
 
-  def serving_input_receiver_fn(self):
-    raise NotImplementedError
-
 
 class AdmissionTest(tf.test.TestCase):
   def setUp(self):
