@@ -285,12 +285,14 @@ class HashTable(tf.saved_model.experimental.TrackableResource):
   def load(self, path: Any) -> None:
     """Replaces all rows by what `save` wrote; nothing changes if that cannot be read.
 
+    The state of another optimizer is left out: rows of this one begin with a new state.
+
     Args:
       path: what `save` was given, or the base name of a table that graph mode saved.
 
     Raises:
       tf.errors.OpError: there are no such files, they are damaged, or hold rows of another
-        dimension or optimizer.
+        dimension.
     """
     with tf.device("/device:CPU:0"):
       gen_monolith_ops.monolith_hash_table_restore(self.resource_handle, _as_path(path))
