@@ -1,5 +1,7 @@
 """Tests of `monolith.keras.checkpoint` and `groups`: rows in files, to graph mode and back."""
 
+from __future__ import annotations
+
 import os
 import subprocess
 import sys

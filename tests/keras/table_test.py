@@ -1,5 +1,7 @@
 """Tests of `monolith.keras.table`, `ids` and `settings`: tables in eager code."""
 
+from __future__ import annotations
+
 import datetime
 import gc
 import os
