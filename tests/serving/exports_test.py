@@ -52,6 +52,7 @@ class ExportsTest(unittest.TestCase):
     cls.addClassCleanup(shutil.rmtree, cls.folder)
     cls.alone = click_example.train_and_export(f"{cls.folder}/alone", 0)["entry"]
     cls.parts = click_example.train_and_export(f"{cls.folder}/parts", 2)
+    cls.with_dense = click_example.export_with_dense(f"{cls.folder}/parts", 2)
     # Exports are self-contained: nothing of the training runs is needed.
     for name in ("alone", "parts"):
       for path in os.listdir(f"{cls.folder}/{name}"):
@@ -60,10 +61,12 @@ class ExportsTest(unittest.TestCase):
           shutil.rmtree(path) if os.path.isdir(path) else os.remove(path)
     servers = {name: os.path.dirname(path) for name, path in cls.parts.items() if name != "entry"}
     entry = os.path.dirname(cls.parts["entry"])
-    cls.ps = cls._start("a", servers)
-    addresses = ",".join(f"{name}={cls.ps.address}" for name in servers)
+    dense = {"dense_0": os.path.dirname(cls.with_dense["dense_0"])}
+    cls.ps = cls._start("a", {**servers, **dense})
+    addresses = ",".join(f"{name}={cls.ps.address}" for name in (*servers, *dense))
+    entries = {"named": entry, "in_three": os.path.dirname(cls.with_dense["entry"])}
     cls.other_ps = cls._start(
-      "b", {**servers, "named": entry}, f"--ps_address={addresses}", "--fetch_ps_timeout_ms=60000"
+      "b", {**servers, **entries}, f"--ps_address={addresses}", "--fetch_ps_timeout_ms=60000"
     )
     cls.agent = _Agent([cls.ps.address, cls.other_ps.address])
     port = free_ports.get_free_port()
@@ -81,7 +84,9 @@ class ExportsTest(unittest.TestCase):
     for server in (cls.ps, cls.other_ps):
       for name in servers:
         server.wait_until_available(name)
-    cls.other_ps.wait_until_available("named")
+    cls.ps.wait_until_available("dense_0")
+    for name in entries:
+      cls.other_ps.wait_until_available(name)
     for name in ("clicks", "alone"):
       cls.entry.wait_until_available(name)
 
@@ -156,6 +161,11 @@ class ExportsTest(unittest.TestCase):
     self.assertEqual(by_flag.tobytes(), wanted.tobytes())
     self.assertEqual(by_agent.tobytes(), wanted.tobytes())
     self.assertEqual(len(set(wanted.tolist())), 4)
+
+  def test_the_dense_part_elsewhere(self):
+    wanted = self._ask(self.other_ps, "named")
+    answer = self._ask(self.other_ps, "in_three")
+    np.testing.assert_allclose(answer, wanted, rtol=1e-6)
 
   def test_the_reader_in_the_document(self):
     text = (server_process.ROOT / "docs" / "serving.md").read_text()
