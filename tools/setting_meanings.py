@@ -108,6 +108,7 @@ MEANINGS: dict[str, str] = {
   "PMI_LOCAL_SIZE": _LOCAL_SIZE,
   "PMI_RANK": _RANK,
   "PMI_SIZE": _SIZE,
+  "PORT2": "Port of the agent beside a serving process; asked where parameter servers are.",
   "PRIMUS_AM_RPC_HOST": "Host of the Primus application master.",
   "PRIMUS_AM_RPC_PORT": "Port of the Primus application master.",
   "TCE_HOST_IP": "Host of the Consul agent where `CONSUL_HTTP_HOST` is not there.",
