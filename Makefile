@@ -6,7 +6,7 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 JOBS ?= $(shell nproc)
 
-.PHONY: help build native gpu gpu-test horovod demo demo-sync test cpp-test soak sanitize sanitize-ops bazel-test lint format bench wheel clean
+.PHONY: help build native server gpu gpu-test horovod demo demo-sync test cpp-test soak sanitize sanitize-ops bazel-test lint format bench wheel clean
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST)
@@ -19,6 +19,9 @@ build: $(VENV)/.installed native ## virtual environment in .venv, everything com
 
 native: ## the op library and protobuf modules only, in an environment that exists
 	$(RUN) tools/native_build.py --jobs $(JOBS)
+
+server: $(VENV)/.installed native ## the model server in C++, and fails where nghttp2 is missing
+	$(RUN) tools/native_build.py --server --jobs $(JOBS)
 
 gpu: $(VENV)/.installed ## like build, and fails where the GPU kernels cannot be compiled
 	$(RUN) tools/native_build.py --cuda --jobs $(JOBS)
@@ -72,7 +75,7 @@ lint: $(VENV)/.installed ## ruff, mypy, clang-format, no C++ streams and no ungu
 	$(RUN) tools/native_build.py --protos --jobs $(JOBS)
 	$(RUN) -m mypy $(TYPED)
 	! git grep -nE '#include <(codecvt|fstream|iomanip|ios|iosfwd|iostream|istream|locale|ostream|regex|sstream|streambuf|strstream)>' \
-	  -- monolith/native_training/runtime
+	  -- monolith/native_training/runtime monolith/serving/native
 	! git grep -n 'REGISTER_KERNEL_BUILDER' -- monolith/native_training/runtime
 	git ls-files '*.h' '*.cc' '*.cu' | xargs $(VENV)/bin/clang-format --dry-run --Werror
 
