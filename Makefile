@@ -75,7 +75,7 @@ lint: $(VENV)/.installed ## ruff, mypy, clang-format, no C++ streams and no ungu
 	$(RUN) tools/native_build.py --protos --jobs $(JOBS)
 	$(RUN) -m mypy $(TYPED)
 	! git grep -nE '#include <(codecvt|fstream|iomanip|ios|iosfwd|iostream|istream|locale|ostream|regex|sstream|streambuf|strstream)>' \
-	  -- monolith/native_training/runtime
+	  -- monolith/native_training/runtime monolith/serving/native
 	! git grep -n 'REGISTER_KERNEL_BUILDER' -- monolith/native_training/runtime
 	git ls-files '*.h' '*.cc' '*.cu' | xargs $(VENV)/bin/clang-format --dry-run --Werror
 
