@@ -6,7 +6,7 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 JOBS ?= $(shell nproc)
 
-.PHONY: help build native gpu gpu-test horovod demo demo-sync test cpp-test soak sanitize sanitize-ops bazel-test lint format docs bench wheel clean
+.PHONY: help build native server gpu gpu-test horovod demo demo-sync test cpp-test soak sanitize sanitize-ops bazel-test lint format docs bench wheel clean
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST)
@@ -19,6 +19,9 @@ build: $(VENV)/.installed native ## virtual environment in .venv, everything com
 
 native: ## the op library and protobuf modules only, in an environment that exists
 	$(RUN) tools/native_build.py --jobs $(JOBS)
+
+server: $(VENV)/.installed native ## the model server in C++, and fails where nghttp2 is missing
+	$(RUN) tools/native_build.py --server --jobs $(JOBS)
 
 gpu: $(VENV)/.installed ## like build, and fails where the GPU kernels cannot be compiled
 	$(RUN) tools/native_build.py --cuda --jobs $(JOBS)
@@ -61,7 +64,8 @@ bazel-test: build ## build and test the same sources with Bazel
 
 # What mypy checks: where a wrong type would go unnoticed until a cluster runs.
 TYPED := $(addprefix monolith/native_training/, checkpoints driver tables distributed_ps.py distributed_ps_factory.py \
-  distributed_ps_sync.py embedding_combiners.py feature.py feature_utils.py multi_type_hash_table.py prefetch_queue.py)
+  distributed_ps_sync.py embedding_combiners.py feature.py feature_utils.py multi_type_hash_table.py prefetch_queue.py) \
+  monolith/serving
 
 # C++ streams meet the locale facets of another libstdc++ beside TensorFlow's x86-64 wheel, and crash. Exceptions of
 # kernels end the process unless they are registered with REGISTER_GUARDED_KERNEL.

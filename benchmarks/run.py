@@ -14,7 +14,9 @@ BENCHMARKS = (
   "distribution",
   "checkpoint",
   "train",
+  "keras_layers",
   "sync_train",
+  "serving",
 )
 
 

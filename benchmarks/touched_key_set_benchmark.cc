@@ -22,7 +22,7 @@
 
 namespace {
 
-using KeySet = monolith::concurrency::ConcurrentKeySet<int64_t>;
+using KeySet = monolith::engine::ConcurrentKeySet<int64_t>;
 
 constexpr int kThreads = 2;
 

@@ -31,6 +31,7 @@ BATCH = 4096
 UNITS = (64, 32)
 LEARNING_RATE = 0.01
 INITIAL_ACCUMULATOR = 0.1
+ROLES = ("keras", "tuned_keras", "monolith_keras", "local", "ps", "worker")
 IDS_FILE, LABELS_FILE = "ids", "labels"
 # A dense table of 10M rows and its accumulator would take 1.3 GB per feature.
 KERAS_BUCKETS = 1_000_000
@@ -98,12 +99,45 @@ def train_keras(folder: str, rounds: Rounds, tuned: bool) -> None:
     tf.keras.losses.BinaryCrossentropy(from_logits=True),
   )
 
+  dataset = batches(folder).map(to_inputs).prefetch(tf.data.AUTOTUNE)
+  _fit(model, dataset, rounds)
+
+
+def train_monolith_keras(folder: str, rounds: Rounds) -> None:
+  """Trains the model with our tables as a Keras layer, in the graph that `fit` makes."""
+  import monolith.keras
+  from monolith.native_training import entry
+
+  layers = tf.keras.layers
+  names = [f"f{i}" for i in range(NUM_FEATURES)]
+
+  def to_inputs(ids: tf.Tensor, labels: tf.Tensor) -> Any:
+    return dict(zip(names, tf.unstack(ids))), labels
+
+  adagrad = entry.AdagradOptimizer(LEARNING_RATE, INITIAL_ACCUMULATOR)
+  inputs = {name: tf.keras.Input([], dtype=tf.int64, name=name) for name in names}
+  group = monolith.keras.layers.EmbeddingGroup(
+    {name: monolith.keras.layers.Feature(DIM, adagrad) for name in names}
+  )
+  vectors = group(inputs)
+  units = layers.Concatenate()([vectors[name] for name in names])
+  for size in UNITS:
+    units = layers.Dense(size, "relu")(units)
+  model = tf.keras.Model(inputs, layers.Dense(1)(units))
+  model.compile(
+    tf.keras.optimizers.Adagrad(LEARNING_RATE, INITIAL_ACCUMULATOR),
+    tf.keras.losses.BinaryCrossentropy(from_logits=True),
+  )
+  dataset = batches(folder).map(to_inputs).prefetch(tf.data.AUTOTUNE)
+  _fit(model, dataset, rounds)
+
+
+def _fit(model: tf.keras.Model, dataset: tf.data.Dataset, rounds: Rounds) -> None:
   class Callback(tf.keras.callbacks.Callback):
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
       if not rounds.step_done():
         self.model.stop_training = True
 
-  dataset = batches(folder).map(to_inputs).prefetch(tf.data.AUTOTUNE)
   model.fit(dataset, steps_per_epoch=1 << 40, verbose=0, callbacks=[Callback()])
 
 
@@ -215,7 +249,7 @@ def play_role(folder: str, server_type: str, rounds: Rounds) -> None:
 
 def main() -> None:
   parser = argparse.ArgumentParser(description=__doc__)
-  parser.add_argument("role", choices=("keras", "tuned_keras", "local", "ps", "worker"))
+  parser.add_argument("role", choices=ROLES)
   parser.add_argument("folder", help="of the data, and of checkpoints")
   parser.add_argument("--warm_up", type=int, default=48, help="steps before the first round")
   parser.add_argument("--steps", type=int, default=20, help="of a round")
@@ -223,7 +257,9 @@ def main() -> None:
   flags.FLAGS(sys.argv[:1])
   tf.get_logger().setLevel("ERROR")
   rounds = Rounds(args.warm_up, args.steps)
-  if args.role.endswith("keras"):
+  if args.role == "monolith_keras":
+    train_monolith_keras(args.folder, rounds)
+  elif args.role.endswith("keras"):
     train_keras(args.folder, rounds, tuned=args.role.startswith("tuned"))
   elif args.role == "local":
     train_locally(args.folder, rounds)

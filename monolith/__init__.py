@@ -10,6 +10,8 @@ servers, synchronously with Horovod, or on TPU, and checkpoints, restores and ex
 | `monolith.data` | `native_training.data`: record formats, parsers, datasets |
 | `monolith.entry` | `native_training.entry`: optimizers, initializers, compressors of a table |
 | `monolith.estimator` | `native_training.estimator`: train, evaluate and export in a few lines |
+| `monolith.HashTable` | a table in eager code: look up, update, save and load rows |
+| `monolith.keras` | tables as layers of `tf.keras` |
 | `monolith.layers` | `native_training.layers`: the dense layers |
 | `monolith.model_export` | `native_training.model_export`: SavedModel export |
 
@@ -22,6 +24,7 @@ from __future__ import annotations
 import importlib
 import sys
 import types
+from typing import Any
 
 from monolith import _lazy_imports
 
@@ -57,10 +60,12 @@ def add_module(module: types.ModuleType | str) -> None:
   globals()[name] = module
 
 
-def __getattr__(name: str) -> types.ModuleType:
+def __getattr__(name: str) -> Any:
   full_name = f"{__name__}.{name}"
-  if full_name in _ALIASES:
+  if full_name in _ALIASES or name == "keras":
     return importlib.import_module(full_name)
+  if name == "HashTable":
+    return importlib.import_module("monolith.keras").HashTable
   raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -7,6 +7,7 @@ same folders.
 
   python tools/native_build.py                    protobuf modules and op libraries, in place
   python tools/native_build.py --cuda             the same, and fails without a CUDA compiler
+  python tools/native_build.py --server           the model server, and fails without nghttp2
   python tools/native_build.py --protos           protobuf modules only, in seconds
   python tools/native_build.py --cpp-tests        builds and runs the GoogleTest binaries
   python tools/native_build.py --cpp-tests --sanitize address
@@ -25,6 +26,7 @@ import importlib.util
 import mmap
 import os
 import pathlib
+import platform
 import re
 import shutil
 import subprocess
@@ -39,15 +41,22 @@ PARQUET_LIBRARY = RUNTIME / "ops/libmonolith_parquet.so"
 # Optional, lies there too: the kernels for GPUs.
 CUDA_LIBRARY = RUNTIME / "ops/libmonolith_cuda.so"
 BUILD_INFO = RUNTIME / "ops/_build_info.py"
+# Optional: the model server, where nghttp2 and TensorFlow's C++ library are there.
+SERVER = pathlib.PurePosixPath("monolith/serving/native")
+SERVER_PROGRAM = SERVER / "monolith_model_server"
 SUPPORTED_TENSORFLOW = "2.15"
 PROTOC_VERSION = "3.21"
 
 # What TensorFlow 2.15 wheels are built with; tf.sysconfig says the same, but importing TensorFlow
 # only to ask would cost seconds in every incremental build.
 TENSORFLOW_DEFINES = "-D_GLIBCXX_USE_CXX11_ABI=1 -DEIGEN_MAX_ALIGN_BYTES=64"
+# On x86-64 kernels exist for several instruction sets, of which some can fuse a multiplication and
+# an addition: none does, so that results do not depend on the machine. ARM64 has one set, and
+# fusing makes updates of tables a tenth faster.
+SAME_ROUNDING = "-ffp-contract=off " if platform.machine() in ("x86_64", "AMD64") else ""
 COMMON_FLAGS = (
   "-std=c++17 -fPIC -pthread -Wall -Wextra -fno-math-errno -fno-trapping-math "
-  "-fvisibility=hidden -I. -Ibuild/gen"
+  f"{SAME_ROUNDING}-fvisibility=hidden -I. -Ibuild/gen"
 )
 PRECOMPILED_HEADERS = (
   "tensorflow/core/framework/common_shape_fns.h",
@@ -235,11 +244,16 @@ def _has_service(proto: pathlib.PurePosixPath) -> bool:
   return re.search(r"^service\s", text, re.MULTILINE) is not None
 
 
-def _protos_used_in_cpp() -> list[pathlib.PurePosixPath]:
-  """Returns the protos that C++ sources include, with what those import."""
+def server_sources() -> list[pathlib.PurePosixPath]:
+  """Returns every C++ source of the model server."""
+  return _glob(str(SERVER), "*.cc")
+
+
+def _protos_used_in_cpp(folder: pathlib.PurePosixPath = RUNTIME) -> list[pathlib.PurePosixPath]:
+  """Returns the protos that C++ sources below `folder` include, with what those import."""
   known = {str(path) for path in proto_files()}
   wanted: list[str] = []
-  for source in [*op_sources(), *_glob(str(RUNTIME), "*.h")]:
+  for source in [*_glob(str(folder), "*.cc"), *_glob(str(folder), "*.h")]:
     text = (ROOT / source).read_text(encoding="utf-8")
     wanted += [name + ".proto" for name in re.findall(r'#include "(\S+)\.pb\.h"', text)]
   needed: set[str] = set()
@@ -303,9 +317,9 @@ def _tensorflow_flags(tools: Toolchain) -> str:
   )
 
 
-def _add_cpp_protos(ninja: NinjaFile) -> None:
+def _add_cpp_protos(ninja: NinjaFile, folder: pathlib.PurePosixPath = RUNTIME) -> None:
   ninja.rule("cpp_proto", f"{_PROTOC} -Iproto --cpp_out=build/gen $in", "PROTO $in (C++)")
-  for proto in _protos_used_in_cpp():
+  for proto in _protos_used_in_cpp(folder):
     stem = f"build/gen/{proto.with_suffix('')}"
     ninja.build([f"{stem}.pb.cc", f"{stem}.pb.h"], "cpp_proto", [f"proto/{proto}"])
 
@@ -598,6 +612,75 @@ def build_python_protos(jobs: int | None = None) -> None:
   ninja.run([], jobs, find_toolchain())
 
 
+def missing_for_server(tools: Toolchain) -> str | None:
+  """Returns what has to be installed before the model server can be built, or None."""
+  if not (tools.tensorflow_dir / "libtensorflow_cc.so.2").exists():
+    return f"a TensorFlow with libtensorflow_cc.so.2 (that of {tools.tensorflow_dir} has none)"
+  probe = [*tools.cxx.split(), "-E", "-x", "c++", "-include", "nghttp2/nghttp2.h", os.devnull]
+  if subprocess.run(probe, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).returncode != 0:
+    return "nghttp2 (Debian and Ubuntu: apt-get install libnghttp2-dev)"
+  return None
+
+
+def _add_server_objects(
+  ninja: NinjaFile, tools: Toolchain, *, variant: str, flags: str
+) -> list[str]:
+  """Adds every object of the server but that of its main function."""
+  flags = f"{flags} {_tensorflow_flags(tools)}"
+  _add_cpp_protos(ninja, SERVER)
+  stems = [f"build/gen/{proto.with_suffix('')}" for proto in _protos_used_in_cpp(SERVER)]
+  headers = [f"{stem}.pb.h" for stem in stems]
+  objects = []
+  for stem in stems:
+    compiled = f"{stem.replace('build/', f'build/{variant}/', 1)}.pb.o"
+    ninja.build([compiled], "cxx", [f"{stem}.pb.cc"], order_only=headers, flags=flags)
+    objects.append(compiled)
+  for source in server_sources():
+    ninja.build([_object(source, variant)], "cxx", [source], order_only=headers, flags=flags)
+    objects.append(_object(source, variant))
+  return [item for item in objects if item != _object(SERVER / "main.cc", variant)]
+
+
+def _server_libs(tools: Toolchain) -> str:
+  # As an installed package sees TensorFlow, and as this checkout does.
+  return (
+    "-Lbuild/tensorflow -l:libtensorflow_cc.so.2 -l:libtensorflow_framework.so.2 -lnghttp2 -ldl "
+    f"-Wl,-rpath,'$$ORIGIN/../../../tensorflow' -Wl,-rpath,{tools.tensorflow_dir}"
+  )
+
+
+def build_server(jobs: int | None = None, *, required: bool = True) -> None:
+  """Builds the model server inside the source tree.
+
+  Args:
+    jobs: parallel jobs, by default as many as there are cores.
+    required: fail where a library is missing, instead of leaving the server out.
+
+  Raises:
+    BuildError: a tool or a library is missing, or the compilation failed.
+  """
+  tools = find_toolchain()
+  missing = missing_for_server(tools)
+  if missing:
+    if required:
+      raise BuildError(f"The model server needs {missing}.")
+    print(f"{SERVER_PROGRAM.name} is left out: it needs {missing}.", flush=True)
+    (ROOT / SERVER_PROGRAM).unlink(missing_ok=True)
+    return
+  _link_folder("tensorflow", tools.tensorflow_dir)
+  ninja = NinjaFile("server")
+  _add_compile_rules(ninja, tools)
+  objects = _add_server_objects(ninja, tools, variant="server", flags="-O2 -DNDEBUG")
+  ninja.build(
+    [SERVER_PROGRAM],
+    "link",
+    [_object(SERVER / "main.cc", "server"), *objects],
+    flags="",
+    libs=_server_libs(tools),
+  )
+  ninja.run([], jobs, tools)
+
+
 def build_sanitized_library(sanitize: str, jobs: int | None = None) -> pathlib.PurePosixPath:
   """Builds the op library with a sanitizer beside the usual one; returns its path below the root.
 
@@ -696,6 +779,7 @@ def main() -> int:
   parser.add_argument("--benchmarks", action="store_true", help="build the C++ benchmarks")
   parser.add_argument("--protos", action="store_true", help="generate the protobuf modules only")
   parser.add_argument("--cuda", action="store_true", help="fail without a CUDA compiler")
+  parser.add_argument("--server", action="store_true", help="the model server; needs nghttp2")
   parser.add_argument("--nvcc-command", action="store_true", help="print how to compile for GPUs")
   parser.add_argument("--sanitize", choices=sorted(SANITIZERS), help="for the tests or the library")
   parser.add_argument("--object", metavar="FILE", help="compile one op-library source only")
@@ -707,6 +791,9 @@ def main() -> int:
       return 0
     if options.cpp_tests:
       return min(1, _run_tests(build_cpp_programs("tests", options.sanitize, options.jobs)))
+    if options.server:
+      build_server(options.jobs)
+      return 0
     if options.nvcc_command:
       print(nvcc_command())
       return 0
@@ -721,6 +808,8 @@ def main() -> int:
     source = options.object and pathlib.PurePosixPath(options.object)
     targets = [_object(source, "ops")] if source else []
     build_in_place(targets, options.jobs, require_cuda=options.cuda)
+    if not targets:
+      build_server(options.jobs, required=False)
     return 0
   except BuildError as error:
     print(f"error: {error}", file=sys.stderr)

@@ -26,7 +26,15 @@ _EXTRAS = {
     "nvidia-cuda-runtime>=13,<14",
     "nvidia-cuda-cccl>=13,<14",
   ],
-  "serving": ["tensorflow-serving-api==2.15.1"],
+  # Newer health and reflection services need a protobuf that TensorFlow 2.15 does not run with.
+  "serving": [
+    "tensorflow-serving-api==2.15.1",
+    "grpcio-health-checking>=1.48,<1.63",
+    "grpcio-reflection>=1.48,<1.63",
+    "prometheus-client>=0.17,<1",
+    "starlette>=0.27,<2",
+    "uvicorn>=0.23,<1",
+  ],
   "debugging": ["flask>=2.2,<4"],
   # Pinned: plugins of MkDocs break with one another's releases.
   "docs": [
@@ -37,7 +45,13 @@ _EXTRAS = {
     "pymdown-extensions==10.14.3",
     "pygments>=2.17,<3",
   ],
-  "test": ["pytest>=7,<9", "freezegun>=1.2", "nbclient>=0.10,<1", "ipykernel>=6.29", "pyyaml>=6"],
+  "test": [
+    "pytest>=7,<9",
+    "freezegun>=1.2",
+    "nbclient>=0.10,<1",
+    "ipykernel>=6.29",
+    "PyYAML>=6,<7",
+  ],
   "lint": ["ruff==0.6.9", "clang-format==14.0.6", "mypy>=1.11,<2"],
 }
 

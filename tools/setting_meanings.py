@@ -60,6 +60,8 @@ MEANINGS: dict[str, str] = {
   "otherwise one per feature.",
   "MONOLITH_GRPC_WORKER_SERVICE_HANDLER_MULTIPLIER": "Set from the flag of that name, for "
   "TensorFlow builds that read it.",
+  "MONOLITH_HOST_SHARD_N": "Number of serving processes that share the parameter servers of a "
+  "model; 1.",
   "MONOLITH_LIBRDKAFKA": "Path of librdkafka; otherwise that of `confluent-kafka` or the system.",
   "MONOLITH_LIBZSTD": "Path of libzstd; otherwise the system's.",
   "MONOLITH_METRIC_PREFIX": "Prefix of all metric names.",
@@ -71,10 +73,13 @@ MEANINGS: dict[str, str] = {
   "MONOLITH_ROOT_LOG_INTERVAL": "Steps between logs of rank 0; the configuration's by default.",
   "MONOLITH_SAVE_SUMMARY_INTERVAL": "Steps between summaries of rank 0; the configuration's by "
   "default.",
+  "MONOLITH_SERVING_COMMAND": "Command line of the server that agents start; otherwise "
+  "`python -m monolith.serving.model_server`.",
   "MONOLITH_SKIP_ALLREDUCE": "Switch: dense gradients are not averaged over ranks.",
   "MONOLITH_SOAK": "`1`: the tests of reliability run at full length.",
   "MONOLITH_SYNC_CONTROL_STEPS": "Every so many steps rank 0 looks for the files by which an "
   "operator saves or stops all ranks; 0: never.",
+  "MONOLITH_VERBOSE": "`1`: show what TensorFlow says about deprecation and its progress as well.",
   "MONOLITH_SYNC_EMPTY_RANK0_PS_SHARD": "`1`: rank 0 of more than four owns no ids. On by default "
   "in `distribution_ops`, off in the driver.",
   "MONOLITH_SYNC_EOF": "Switch: ranks agree on the end of data; on by default with several ranks, "
@@ -82,6 +87,7 @@ MEANINGS: dict[str, str] = {
   "MONOLITH_SYNC_SUM_GRADIENTS": "Switch: gradients of an id are summed over ranks before the "
   "optimizer's step.",
   "MONOLITH_TABLE_SEED": "Seed of hashes and random initializers; random per process without it.",
+  "MONOLITH_TEST_SERVER": "Model server that tests ask: `python` or `native`; `python`.",
   "MONOLITH_UPDATE_PER_OCCURRENCE": "`1`: without servers, one optimizer step per occurrence of an "
   "id instead of one per batch.",
   "MONOLITH_WITH_ALLREDUCE_FP16": "Switch: dense gradients are exchanged in half precision.",
@@ -98,6 +104,7 @@ MEANINGS: dict[str, str] = {
   "MY_HOST_IP": "IPv4 address of the host; with `MY_HOST_IPV6` alone it counts as IPv6 only.",
   "MY_HOST_IPV6": "IPv6 address of the host.",
   "MY_POD_IP": "IPv4 address of the pod, where `MY_HOST_IP` is not there.",
+  "MY_POD_NAME": "Name of this container: its id in ZooKeeper, and its replica id as a hash.",
   "OMPI_COMM_WORLD_LOCAL_RANK": _LOCAL_RANK,
   "OMPI_COMM_WORLD_LOCAL_SIZE": _LOCAL_SIZE,
   "OMPI_COMM_WORLD_RANK": _RANK,
@@ -108,9 +115,19 @@ MEANINGS: dict[str, str] = {
   "PMI_LOCAL_SIZE": _LOCAL_SIZE,
   "PMI_RANK": _RANK,
   "PMI_SIZE": _SIZE,
+  "PORT2": "Port of the agent, for the agent and for the server beside it. `PORT`, `PORT3` and "
+  "`PORT4` are the server's ports for a load balancer, gRPC and HTTP, `PORT5` to `PORT10` those of "
+  "the other roles of a pod; free ones by default.",
   "PRIMUS_AM_RPC_HOST": "Host of the Primus application master.",
   "PRIMUS_AM_RPC_PORT": "Port of the Primus application master.",
+  "REPLICA_ID": "Index of this serving process among those that host the same, for agents v3.",
+  "SHARD_ID": "Index of this serving process among those that share the parameter servers.",
+  "TCE_CLUSTER": "Cluster of this serving process, unless `TCE_LOGICAL_CLUSTER` is set.",
   "TCE_HOST_IP": "Host of the Consul agent where `CONSUL_HTTP_HOST` is not there.",
+  "TCE_INTERNAL_IDC": "Data centre of this serving process.",
+  "TCE_LOGICAL_CLUSTER": "Cluster of this serving process.",
+  "TCE_PHYSICAL_CLUSTER": "Cluster of this serving process, unless one of the other two is set.",
+  "TCE_PSM": "Name of the service this serving process belongs to.",
   "TENSORBOARD_LOG_PATH": "Folder of profiles; `/tensorboard_logs/`.",
   "TEST_TMPDIR": "Folder for files of tests; a fresh one for every test.",
   "TF_CONFIG": "TensorFlow's description of the cluster; set and removed around estimators.",

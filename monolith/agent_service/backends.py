@@ -3,83 +3,27 @@
 from __future__ import annotations
 
 import abc
-import dataclasses
-import json
 import threading
-from collections.abc import Mapping, Sequence
-from typing import Union
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Union
 
 from absl import logging
-from kazoo.exceptions import NodeExistsError, NoNodeError
+from kazoo.exceptions import NodeExistsError
 
+from monolith.agent_service import bindings, layouts, session_watch, zk_nodes
+from monolith.agent_service.bindings import Container as Container
+from monolith.agent_service.bindings import ContainerServiceInfo as ContainerServiceInfo
+from monolith.agent_service.bindings import SavedModel as SavedModel
+from monolith.agent_service.layouts import Layout
+from monolith.agent_service.layouts import SavedModelDeployConfig as SavedModelDeployConfig
 from monolith.native_training.runtime.parameter_sync import parameter_sync_pb2
 from monolith.native_training.zk_utils import MonolithKazooClient, default_zk_servers
 
 _LOCAL_SERVER = "127.0.0.1:2181"
+# Watches can be lost with a session, so everything is also written and read this often.
+_REFRESH_INTERVAL_SECS = 30
 
 SyncTargets = Union[Sequence[str], Mapping[str, parameter_sync_pb2.ClientConfig.TargetExtraInfo]]
-
-
-@dataclasses.dataclass(frozen=True)
-class SavedModel:
-  """A sub graph of an exported model.
-
-  Attributes:
-    model_name: the model.
-    sub_graph: `entry`, `ps_0`, ...
-  """
-
-  model_name: str
-  sub_graph: str
-
-  def __str__(self) -> str:
-    return f"{self.model_name}:{self.sub_graph}"
-
-
-@dataclasses.dataclass(frozen=True)
-class Container:
-  """A process that serves.
-
-  Attributes:
-    ctx_cluster: the cluster it runs in.
-    ctx_id: its name there.
-  """
-
-  ctx_cluster: str
-  ctx_id: str
-
-  def __str__(self) -> str:
-    return f"{self.ctx_cluster}:{self.ctx_id}"
-
-
-@dataclasses.dataclass
-class ContainerServiceInfo:
-  """How to reach a container.
-
-  Attributes:
-    grpc: address of the prediction service.
-    http: address of its REST interface.
-    archon: address behind a load balancer.
-    agent: address of the agent.
-    idc: data centre.
-    debug_info: free text.
-  """
-
-  grpc: str | None = None
-  http: str | None = None
-  archon: str | None = None
-  agent: str | None = None
-  idc: str | None = None
-  debug_info: str | None = None
-
-  def serialize(self) -> bytes:
-    return json.dumps(dataclasses.asdict(self)).encode("utf-8")
-
-  @classmethod
-  def deserialize(cls, data: bytes) -> ContainerServiceInfo:
-    known = {field.name for field in dataclasses.fields(cls)}
-    values = json.loads(data.decode("utf-8"))
-    return cls(**{name: value for name, value in values.items() if name in known})
 
 
 class SyncBackend(abc.ABC):
@@ -106,13 +50,60 @@ class SyncBackend(abc.ABC):
     """Ends it."""
 
 
-class ZKBackend(SyncBackend):
-  """Containers and what they serve, in ZooKeeper.
+class AgentBackend(abc.ABC):
+  """What an agent of unified serving needs."""
 
-    /<bzid>/container_service/<container>               how to reach a container
-    /<bzid>/binding/<model>/<sub graph>:<container>     a container serves a sub graph
+  @abc.abstractmethod
+  def register_layout_callback(self, layout_path: str, callback: Callable[[Layout], None]) -> None:
+    """Calls `callback` with the whole layout, at once and whenever it changes."""
 
-  Constructing it does not connect.
+  @abc.abstractmethod
+  def sync_available_saved_models(
+    self, container: Container, saved_models: set[SavedModel]
+  ) -> None:
+    """Says what a container serves now."""
+
+  @abc.abstractmethod
+  def report_service_info(self, container: Container, info: ContainerServiceInfo) -> None:
+    """Says how to reach a container."""
+
+  @abc.abstractmethod
+  def get_service_map(self) -> dict[str, list[str]]:
+    """Returns `<model>:<sub graph>` -> addresses, of every model in the layouts."""
+
+
+class CtrlBackend(abc.ABC):
+  """What the command line tool needs."""
+
+  @abc.abstractmethod
+  def list_saved_models(self, model_name: str) -> list[SavedModel]:
+    """Returns the declared sub graphs of a model."""
+
+  @abc.abstractmethod
+  def decl_saved_model(
+    self, saved_model: SavedModel, config: SavedModelDeployConfig, overwrite: bool = False
+  ) -> None:
+    """Declares a sub graph."""
+
+  @abc.abstractmethod
+  def add_to_layout(self, layout_path: str, saved_model: SavedModel) -> None:
+    """Publishes a sub graph to a layout."""
+
+  @abc.abstractmethod
+  def remove_from_layout(self, layout_path: str, saved_model: SavedModel) -> None:
+    """Undoes `add_to_layout`."""
+
+  @abc.abstractmethod
+  def bzid_info(self) -> dict[str, Any]:
+    """Returns all that is declared, published and running."""
+
+
+class ZKBackend(SyncBackend, AgentBackend, CtrlBackend):
+  """Declared models, layouts, containers and what they serve, in ZooKeeper.
+
+  `bindings` and `layouts` draw the nodes. What it was told to report is written again after a lost
+  session. What it follows is kept in memory: `get_sync_targets` and `get_service_map` answer from
+  there, also while ZooKeeper is away. Constructing it does not connect.
 
   Args:
     bzid: business the models belong to.
@@ -122,50 +113,84 @@ class ZKBackend(SyncBackend):
   def __init__(self, bzid: str, zk_servers: str | None):
     self._bzid = bzid
     self._zk = MonolithKazooClient(hosts=zk_servers or default_zk_servers() or _LOCAL_SERVER)
-    # Watches run in a thread of the client, which may be calling from under the lock.
     self._lock = threading.RLock()
+    # One report at a time; held during calls to ZooKeeper, so readers must not take it.
+    self._report_lock = threading.RLock()
+    self._service_infos: dict[Container, ContainerServiceInfo] = {}
     self._available_saved_models: dict[Container, set[SavedModel]] = {}
     self._subscribed: str | None = None
-    self._watching = False
-    self._bindings: list[str] = []
+    self._bindings: bindings.BindingMap | None = None
+    self._layouts: dict[str, tuple[layouts.LayoutWatch, set[str]]] = {}
+    self._session_watch: session_watch.SessionWatch | None = None
+
+  @property
+  def zk(self) -> Any:
+    """The client."""
+    return self._zk
 
   def start(self) -> None:
+    """Connects and watches.
+
+    Raises:
+      kazoo.handlers.threading.KazooTimeoutError: no ZooKeeper answers.
+    """
     self._zk.start()
-    self._zk.ensure_path(f"/{self._bzid}/container_service")
-    self._zk.ensure_path(f"/{self._bzid}/binding")
-    with self._lock:
-      self._watch_bindings()
+    self._ensure_folders()
+    self._bindings = bindings.BindingMap(self._zk, self._bzid)
+    self._session_watch = session_watch.SessionWatch(
+      self._zk, self._refresh, "zk-backend", interval_secs=_REFRESH_INTERVAL_SECS
+    )
+    self._session_watch.start()
+    if self._subscribed is not None:
+      self._bindings.watch(self._subscribed)
 
   def stop(self) -> None:
+    if self._session_watch is not None:
+      self._session_watch.stop()
+      self._session_watch = None
     self._zk.stop()
     self._zk.close()
 
+  # ---- what containers say ----
+
   def report_service_info(self, container: Container, info: ContainerServiceInfo) -> None:
-    """Writes how to reach a container, for as long as this session lives."""
-    self._write(f"/{self._bzid}/container_service/{container}", info.serialize())
+    """Writes how to reach a container, and writes it again after every lost session."""
+    with self._report_lock:
+      self._service_infos[container] = info
+      path = bindings.service_path(self._bzid, container)
+      zk_nodes.write_ephemeral(self._zk, path, info.serialize())
 
   def get_service_info(self, container: Container) -> ContainerServiceInfo | None:
     """Returns how to reach a container, `None` if it does not say."""
-    try:
-      data, _ = self._zk.get(f"/{self._bzid}/container_service/{container}")
-    except NoNodeError:
-      return None
-    return ContainerServiceInfo.deserialize(data)
+    data = zk_nodes.read_node(self._zk, bindings.service_path(self._bzid, container))
+    return None if data is None else bindings.parse_service_info(container, data)
 
   def sync_available_saved_models(
     self, container: Container, saved_models: set[SavedModel]
   ) -> None:
-    """Writes what a container serves now; what it no longer serves is removed."""
-    with self._lock:
+    """Writes what a container serves now; what it no longer serves is removed.
+
+    Bindings that are missing although they were written, or that belong to an earlier session, are
+    made again.
+    """
+    with self._report_lock:
       before = self._available_saved_models.get(container, set())
-      for saved_model in sorted(before - saved_models, key=str):
-        try:
-          self._zk.delete(self._binding_path(saved_model, container))
-        except NoNodeError:
-          logging.info("%s on %s is gone already", saved_model, container)
-      for saved_model in sorted(saved_models - before, key=str):
-        self._write(self._binding_path(saved_model, container), b"")
+      # Remembered first: if ZooKeeper is away, the next round writes it.
       self._available_saved_models[container] = set(saved_models)
+      try:
+        for saved_model in sorted(before - saved_models, key=str):
+          path = bindings.binding_path(self._bzid, saved_model, container)
+          if not zk_nodes.delete_node(self._zk, path):
+            logging.info("%s on %s is gone already", saved_model, container)
+      except Exception:
+        # What could not be removed must be found again by the next call.
+        self._available_saved_models[container] |= before
+        raise
+      for saved_model in sorted(saved_models, key=str):
+        path = bindings.binding_path(self._bzid, saved_model, container)
+        zk_nodes.write_ephemeral(self._zk, path, b"")
+
+  # ---- who serves what ----
 
   def subscribe_model(self, model_name: str) -> None:
     """Watches who serves `model_name`.
@@ -179,46 +204,144 @@ class ZKBackend(SyncBackend):
         model_name,
       ), f"already subscribed to model {self._subscribed}, cannot subscribe to {model_name} too"
       self._subscribed = model_name
-      if self._zk.connected:
-        self._watch_bindings()
+    if self._bindings is not None:
+      self._bindings.watch(model_name)
 
   def get_sync_targets(self, sub_graph: str) -> tuple[str, list[str]]:
     """Returns `("<model>:<sub graph>", grpc addresses of the containers that serve it)`.
+
+    Answers from memory, with what ZooKeeper said last.
 
     Raises:
       AssertionError: no model is subscribed.
     """
     assert self._subscribed is not None, "call subscribe_model first"
-    with self._lock:
-      bindings = list(self._bindings)
-    targets = []
-    for binding in bindings:
-      bound_sub_graph, _, container = binding.partition(":")
-      if bound_sub_graph != sub_graph:
-        continue
-      cluster, _, container_id = container.partition(":")
-      info = self.get_service_info(Container(cluster, container_id))
-      if info is not None and info.grpc:
-        targets.append(info.grpc)
-    return f"{self._subscribed}:{sub_graph}", targets
+    saved_model = SavedModel(self._subscribed, sub_graph)
+    targets = [] if self._bindings is None else self._bindings.get_addresses(saved_model)
+    return str(saved_model), targets
 
-  def _watch_bindings(self) -> None:
-    if self._subscribed is None or self._watching:
-      return
-    self._watching = True
-    path = f"/{self._bzid}/binding/{self._subscribed}"
-    self._zk.ensure_path(path)
-    self._zk.ChildrenWatch(path, self._set_bindings)
+  def get_service_map(self) -> dict[str, list[str]]:
+    """Returns `<model>:<sub graph>` -> addresses, of every model that is followed, from memory."""
+    return {} if self._bindings is None else self._bindings.get_service_map()
 
-  def _set_bindings(self, bindings: list[str]) -> None:
-    with self._lock:
-      self._bindings = sorted(bindings)
+  # ---- layouts ----
 
-  def _binding_path(self, saved_model: SavedModel, container: Container) -> str:
-    return f"/{self._bzid}/binding/{saved_model.model_name}/{saved_model.sub_graph}:{container}"
+  def register_layout_callback(self, layout_path: str, callback: Callable[[Layout], None]) -> None:
+    """Calls `callback` with the whole layout, at once and whenever it changes.
 
-  def _write(self, path: str, value: bytes) -> None:
+    The bindings of its models are followed from then on. Models that nobody declared are left out,
+    with an error in the log.
+
+    Raises:
+      AssertionError: the backend is not started, or the layout has a callback already.
+    """
+    assert self._bindings is not None, "call start first"
+    assert layout_path not in self._layouts, f"{layout_path} has a callback already"
+
+    def on_layout(layout: Layout) -> None:
+      self._follow_models(layout_path, {saved_model.model_name for saved_model, _ in layout})
+      callback(layout)
+
+    watch = layouts.LayoutWatch(self._zk, self._bzid, layout_path, on_layout)
+    self._layouts[layout_path] = (watch, set())
+    watch.watch()
+
+  def list_saved_models(self, model_name: str) -> list[SavedModel]:
+    """Returns the declared sub graphs of a model, sorted."""
+    path = f"/{self._bzid}/saved_models/{model_name}"
+    return [SavedModel(model_name, child) for child in zk_nodes.read_children(self._zk, path)]
+
+  def decl_saved_model(
+    self, saved_model: SavedModel, config: SavedModelDeployConfig, overwrite: bool = False
+  ) -> None:
+    """Declares how to serve a sub graph.
+
+    Raises:
+      ValueError: it is declared already, and `overwrite` is false.
+    """
+    path = layouts.saved_model_path(self._bzid, saved_model)
     try:
-      self._zk.create(path, value, ephemeral=True, makepath=True)
+      self._zk.create(path, config.serialize(), makepath=True)
     except NodeExistsError:
-      self._zk.set(path, value)
+      if not overwrite:
+        raise ValueError(f"{saved_model} is declared already, say overwrite to replace") from None
+      self._zk.set(path, config.serialize())
+
+  def add_to_layout(self, layout_path: str, saved_model: SavedModel) -> None:
+    """Publishes a sub graph; does nothing if it is there already."""
+    self._zk.ensure_path(f"{layout_path}/{saved_model}")
+
+  def list_layout(self, layout_path: str) -> list[str]:
+    """Returns `<model>:<sub graph>` of what is published to a layout, sorted."""
+    return zk_nodes.read_children(self._zk, layout_path)
+
+  def remove_from_layout(self, layout_path: str, saved_model: SavedModel) -> None:
+    """Undoes `add_to_layout`; does nothing if it is not there."""
+    zk_nodes.delete_node(self._zk, f"{layout_path}/{saved_model}")
+
+  def bzid_info(self) -> dict[str, Any]:
+    """Returns `{model_info, container_info, layout_info}`: declared, running and published."""
+    root = f"/{self._bzid}"
+    models: dict[str, Any] = {}
+    for model_name in zk_nodes.read_children(self._zk, f"{root}/saved_models"):
+      models[model_name] = {}
+      for saved_model in self.list_saved_models(model_name):
+        config = layouts.read_deploy_config(self._zk, self._bzid, saved_model)
+        models[model_name][saved_model.sub_graph] = {
+          "model_base_path": None if config is None else config.model_base_path,
+          "version_policy": None if config is None else config.version_policy,
+          "bindings": [],
+        }
+    containers: dict[str, Any] = {}
+    for name in zk_nodes.read_children(self._zk, f"{root}/container_service"):
+      info = self.get_service_info(Container(*name.partition(":")[::2]))
+      containers[name] = {
+        "service_info": None if info is None else vars(info).copy(),
+        "saved_models": [],
+      }
+    for model_name in zk_nodes.read_children(self._zk, f"{root}/binding"):
+      for binding in zk_nodes.read_children(self._zk, f"{root}/binding/{model_name}"):
+        sub_graph, _, name = binding.partition(":")
+        if sub_graph in models.get(model_name, {}):
+          models[model_name][sub_graph]["bindings"].append(name)
+        if name in containers:
+          containers[name]["saved_models"].append(f"{model_name}:{sub_graph}")
+    return {
+      "model_info": models,
+      "container_info": containers,
+      "layout_info": {
+        name: zk_nodes.read_children(self._zk, f"{root}/layouts/{name}")
+        for name in zk_nodes.read_children(self._zk, f"{root}/layouts")
+      },
+    }
+
+  # ---- after a lost session ----
+
+  def _ensure_folders(self) -> None:
+    for folder in ("container_service", "binding", "saved_models", "layouts"):
+      self._zk.ensure_path(f"/{self._bzid}/{folder}")
+
+  def _refresh(self, lost: bool) -> None:
+    """Writes again what was reported, and reads again what is followed."""
+    if lost:
+      self._ensure_folders()
+    with self._report_lock:
+      for container, info in list(self._service_infos.items()):
+        self.report_service_info(container, info)
+      for container, saved_models in list(self._available_saved_models.items()):
+        self.sync_available_saved_models(container, saved_models)
+    for watch, _ in list(self._layouts.values()):
+      watch.refresh(lost)
+    if self._bindings is not None:
+      self._bindings.refresh(lost)
+
+  def _follow_models(self, layout_path: str, model_names: set[str]) -> None:
+    assert self._bindings is not None
+    watch, _ = self._layouts[layout_path]
+    before = {self._subscribed}.union(*(models for _, models in self._layouts.values()))
+    self._layouts[layout_path] = (watch, model_names)
+    wanted = {self._subscribed}.union(*(models for _, models in self._layouts.values()))
+    for model_name in before - wanted:
+      self._bindings.unwatch(str(model_name))
+    for model_name in sorted(model_names):
+      self._bindings.watch(model_name)

@@ -1,10 +1,11 @@
-"""What serving processes write about themselves."""
+"""What the processes of a serving deployment write to ZooKeeper."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
+import enum
 
+from monolith.agent_service.json_node import JsonNode
 from monolith.agent_service.utils import ModelState
 
 # A process that listens on all interfaces does not say under which address it is reached.
@@ -12,7 +13,7 @@ _WILDCARDS = ("0.0.0.0", "[::]")
 
 
 @dataclasses.dataclass
-class ReplicaMeta:
+class ReplicaMeta(JsonNode):
   """One replica of a task.
 
   Attributes:
@@ -37,22 +38,10 @@ class ReplicaMeta:
   archon_address: str | None = None
   archon_address_ipv6: str | None = None
 
-  def to_json(self) -> str:
-    """Returns a flat JSON object of all attributes."""
-    return json.dumps(dataclasses.asdict(self))
-
-  @classmethod
-  def from_json(cls, text: str) -> ReplicaMeta:
-    """Undoes `to_json`; missing attributes get their defaults, unknown ones are dropped."""
-    known = {field.name for field in dataclasses.fields(cls)}
-    return cls(**{name: value for name, value in json.loads(text).items() if name in known})
-
-  def serialize(self) -> bytes:
-    return self.to_json().encode("utf-8")
-
-  @classmethod
-  def deserialize(cls, data: bytes) -> ReplicaMeta:
-    return cls.from_json(data.decode("utf-8"))
+  def get_path(self, path_prefix: str) -> str:
+    """Returns the replica's node below `AgentConfig.path_prefix`; entries have 11 digits."""
+    replica = f"{self.replica:011d}" if self.server_type == "entry" else str(self.replica)
+    return f"{path_prefix}/{self.server_type}:{self.task}/{replica}"
 
   def get_address(self, use_archon: bool = False, address_family: str = "ipv4") -> str | None:
     """Returns the address of a family, of the other one if that is missing, or `None`.
@@ -76,3 +65,111 @@ class ReplicaMeta:
       if address and not address.startswith(_WILDCARDS):
         return address
     return None
+
+
+@dataclasses.dataclass
+class ModelMeta(JsonNode):
+  """What a client asks to load or unload; a node of `/<bzid>/portal`.
+
+  Attributes:
+    model_name: which model.
+    model_dir: folder of its exports.
+    ckpt: which checkpoint; the newest common version by default.
+    num_shard: over how many processes; -1 for all.
+    action: free text, `NONE` by default.
+    spec_replicas: which replicas; all by default.
+  """
+
+  model_name: str | None = None
+  model_dir: str | None = None
+  ckpt: str | None = None
+  num_shard: int = -1
+  action: str = "NONE"
+  spec_replicas: list[int] = dataclasses.field(default_factory=list)
+
+  def get_path(self, base_path: str) -> str:
+    return f"{base_path}/{self.model_name}"
+
+
+class PublishType(enum.IntEnum):
+  """What a scheduler tells a process to do with a model."""
+
+  LOAD = 1
+  UNLOAD = 2
+
+
+@dataclasses.dataclass
+class PublishMeta(JsonNode):
+  """What a process shall load or unload; a node of `/<bzid>/publish`.
+
+  Attributes:
+    shard_id: index of the process's shard.
+    replica_id: index of its replica.
+    model_name: which model.
+    num_ps: how many parameter servers the model has.
+    total_publish_num: how many such nodes belong together.
+    sub_models: sub model -> path of its version.
+    ptype: a `PublishType`.
+    is_spec: whether it is for one replica only.
+  """
+
+  shard_id: int | None = None
+  replica_id: int = -1
+  model_name: str | None = None
+  num_ps: int | None = None
+  total_publish_num: int = 1
+  sub_models: dict[str, str] | None = None
+  ptype: int = PublishType.LOAD
+  is_spec: bool = False
+
+  def get_path(self, base_path: str) -> str:
+    return f"{base_path}/{self.shard_id}:{self.replica_id}:{self.model_name}"
+
+
+@dataclasses.dataclass
+class ResourceSpec(JsonNode):
+  """What a process has left; a node of `/<bzid>/resource`.
+
+  Attributes:
+    address: address of its agent.
+    shard_id: index of its shard.
+    replica_id: index of its replica.
+    memory: free bytes.
+    cpu, network, work_load: -1 where unknown.
+  """
+
+  address: str | None = None
+  shard_id: int | None = None
+  replica_id: int | None = None
+  memory: int | None = None
+  cpu: float = -1.0
+  network: float = -1.0
+  work_load: float = -1.0
+
+  def get_path(self, base_path: str) -> str:
+    return f"{base_path}/{self.shard_id}:{self.replica_id}"
+
+
+class EventType(enum.IntEnum):
+  """What changed in ZooKeeper; every kind has a number of its own."""
+
+  UNKNOWN = 0
+  PORTAL = 1
+  SERVICE = 2
+  PUBLISH = 3
+  RESOURCE = 4
+
+
+@dataclasses.dataclass
+class Event:
+  """A change.
+
+  Attributes:
+    path: the node.
+    data: what it says now, empty when it is gone.
+    etype: what kind of node.
+  """
+
+  path: str | None = None
+  data: bytes = b""
+  etype: EventType = EventType.UNKNOWN

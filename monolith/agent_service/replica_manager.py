@@ -7,10 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 from absl import logging
-from kazoo.exceptions import NoNodeError
 
-from monolith.agent_service import agent_service_pb2, backends
+from monolith.agent_service import agent_service_pb2, backends, session_watch, zk_nodes
 from monolith.agent_service.data_def import ReplicaMeta
+from monolith.agent_service.replica_updater import ReplicaUpdater
+from monolith.agent_service.tfs_monitor import TFSMonitor
 from monolith.agent_service.utils import AgentConfig, ModelState, ZKPath
 from monolith.native_training.runtime.parameter_sync import parameter_sync_pb2
 
@@ -47,8 +48,14 @@ class ReplicaWatcher:
     # Path of a replica's node -> what it says.
     self._replicas: dict[str, ReplicaMeta] = {}
     self._watched: set[str] = set()
-    self._stopped = threading.Event()
-    self._poller: threading.Thread | None = None
+    # Watches of an earlier session, which a new one replaces, end when they are called.
+    self._generation = 0
+    self._poller: session_watch.SessionWatch | None = None
+
+  @property
+  def config(self) -> AgentConfig:
+    """What it was constructed with."""
+    return self._config
 
   @property
   def path_prefix(self) -> str:
@@ -56,24 +63,16 @@ class ReplicaWatcher:
 
   def watch_data(self) -> None:
     """Starts to follow, with watches and with a thread that reads everything now and then."""
-    self._zk.ensure_path(self.path_prefix)
-    watch_tasks = self._make_children_watcher(self._watch_task)
-    if self._config.dc_aware:
-      self._watch_children(
-        self.path_prefix,
-        self._make_children_watcher(lambda path: self._watch_children(path, watch_tasks)),
-      )
-    else:
-      self._watch_children(self.path_prefix, watch_tasks)
-    self._stopped.clear()
-    self._poller = threading.Thread(target=self._poll, name="replica-watcher", daemon=True)
+    self._watch_all()
+    self._poller = session_watch.SessionWatch(
+      self._zk, self._refresh, "replica-watcher", interval_secs=_POLL_INTERVAL_SECS
+    )
     self._poller.start()
 
   def stop(self) -> None:
     """Ends the polling thread."""
-    self._stopped.set()
     if self._poller is not None:
-      self._poller.join()
+      self._poller.stop()
       self._poller = None
 
   def to_sync_wrapper(self) -> backends.SyncBackend:
@@ -112,7 +111,7 @@ class ReplicaWatcher:
   ) -> str | None:
     """Returns the address of one replica, `None` if it is not available."""
     for path, _, address in self._available(server_type, task, idc, cluster):
-      if int(path.replica_id) == replica:
+      if path.replica == replica:
         return address
     return None
 
@@ -121,7 +120,7 @@ class ReplicaWatcher:
   ) -> dict[str, TargetExtraInfo]:
     """Returns address -> where it is, for the replicas that `get_replicas` returns."""
     return {
-      address: TargetExtraInfo(idc=path.idc, cluster=path.cluster, replica_id=int(path.replica_id))
+      address: TargetExtraInfo(idc=path.idc, cluster=path.cluster, replica_id=path.replica)
       for path, _, address in self._available(server_type, task, idc, cluster)
     }
 
@@ -140,8 +139,20 @@ class ReplicaWatcher:
       address = meta.get_address(self._use_archon, self._address_family)
       if address is not None:
         found.append((path, meta, address))
-    found.sort(key=lambda i: (int(i[0].index), i[0].location or "", int(i[0].replica_id)))
+    found.sort(key=lambda i: (int(i[0].index), i[0].location or "", i[0].replica))
     return found
+
+  def _watch_all(self) -> None:
+    with self._lock:
+      self._generation += 1
+      self._watched.clear()
+    self._zk.ensure_path(self.path_prefix)
+    watch_tasks = self._make_children_watcher(self._watch_task)
+    if self._config.dc_aware:
+      watch_tasks = self._make_children_watcher(
+        lambda path, on_tasks=watch_tasks: self._watch_children(path, on_tasks)
+      )
+    self._watch_children(self.path_prefix, watch_tasks)
 
   def _watch_task(self, task_path: str) -> None:
     self._watch_children(task_path, self._make_children_watcher(self._watch_replica))
@@ -166,15 +177,30 @@ class ReplicaWatcher:
       if path in self._watched:
         return
       self._watched.add(path)
+      generation = self._generation
 
-    self._zk.ChildrenWatch(path, lambda children: on_children(path, children))
+    def on_event(children: list[str]) -> bool | None:
+      if generation != self._generation:
+        return False
+      on_children(path, children)
+      return None
+
+    self._zk.ChildrenWatch(path, on_event)
 
   def _watch_replica(self, path: str) -> None:
     with self._lock:
       if path in self._watched:
         return
       self._watched.add(path)
-    self._zk.DataWatch(path, lambda data, stat, event=None: self._set_replica(path, data))
+      generation = self._generation
+
+    def on_event(data: bytes | None, stat: object, event: object = None) -> bool | None:
+      if generation != self._generation:
+        return False
+      self._set_replica(path, data)
+      return None
+
+    self._zk.DataWatch(path, on_event)
 
   def _set_replica(self, path: str, data: bytes | None) -> None:
     if ZKPath(path).replica_id is None:
@@ -185,42 +211,84 @@ class ReplicaWatcher:
         return
       try:
         self._replicas[path] = ReplicaMeta.deserialize(data)
-      except (ValueError, TypeError) as error:
+      except (ValueError, TypeError, AttributeError) as error:
         logging.warning("Ignoring what %s says: %r", path, error)
         self._replicas.pop(path, None)
 
-  def _poll(self) -> None:
-    while not self._stopped.wait(_POLL_INTERVAL_SECS):
-      try:
-        self._read_all()
-      except Exception:  # ZooKeeper may be away for a while: the next round tries again.
-        logging.exception("Cannot read the replicas below %s", self.path_prefix)
+  def _refresh(self, lost: bool) -> None:
+    if lost:
+      # Watches of nodes that were gone when the session came back have ended.
+      self._watch_all()
+    self._read_all()
 
   def _read_all(self) -> None:
     """Reads every replica; nodes that are gone are forgotten."""
     folders = [self.path_prefix]
     if self._config.dc_aware:
-      folders = [f"{self.path_prefix}/{child}" for child in self._children(self.path_prefix)]
+      folders = self._children(self.path_prefix)
     seen = set()
     for folder in folders:
       for task in self._children(folder):
-        for replica in self._children(f"{folder}/{task}"):
-          path = f"{folder}/{task}/{replica}"
-          try:
-            data, _ = self._zk.get(path)
-          except NoNodeError:
-            continue
-          seen.add(path)
-          self._set_replica(path, data)
+        for path in self._children(task):
+          data = zk_nodes.read_node(self._zk, path)
+          if data is not None:
+            seen.add(path)
+            self._set_replica(path, data)
     with self._lock:
       for path in set(self._replicas) - seen:
         del self._replicas[path]
 
   def _children(self, path: str) -> list[str]:
-    try:
-      return self._zk.get_children(path)
-    except NoNodeError:
-      return []
+    return [f"{path}/{child}" for child in zk_nodes.read_children(self._zk, path)]
+
+
+class ReplicaManager:
+  """Both halves of an agent v1: says what this process has, and follows what others have.
+
+  Args:
+    zk_client: a started client.
+    config: the agent's settings.
+    monitor: asks the servers of this process.
+    host: the address under which others reach them.
+    use_archon, zk_watch_address_family: as for `ReplicaWatcher`.
+  """
+
+  def __init__(
+    self,
+    zk_client: Any,
+    config: AgentConfig,
+    monitor: TFSMonitor,
+    host: str,
+    use_archon: bool = False,
+    zk_watch_address_family: str = "ipv4",
+  ):
+    self.updater = ReplicaUpdater(zk_client, config, monitor, host)
+    self.watcher = ReplicaWatcher(zk_client, config, use_archon, zk_watch_address_family)
+
+  def start(self) -> None:
+    """Registers with state UNKNOWN, then follows and updates.
+
+    Raises:
+      KazooException: ZooKeeper does not answer, or another process has this replica id.
+    """
+    self.updater.register()
+    self.watcher.watch_data()
+    self.updater.start()
+
+  def stop(self) -> None:
+    self.updater.stop()
+    self.watcher.stop()
+
+  def is_available(self, server_type: int, num_tasks: int) -> bool:
+    """Tells whether every task of a role has an available replica.
+
+    Args:
+      server_type: a `ServerType`.
+      num_tasks: how many tasks it has.
+    """
+    config = self.watcher.config
+    place = (config.idc, config.cluster) if config.dc_aware else (None, None)
+    return all(self.watcher.get_replicas(server_type, i, *place) for i in range(num_tasks))
 
 
 class _ReplicaSyncBackend(backends.SyncBackend):

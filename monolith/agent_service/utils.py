@@ -2,9 +2,27 @@
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 import re
+
+from monolith.agent_service.agent_config import AgentConfig as AgentConfig
+from monolith.agent_service.agent_config import TfServingConfig as TfServingConfig
+from monolith.agent_service.config_file import read_config_file as read_config_file
+from monolith.agent_service.deploy_type import DeployType as DeployType
+from monolith.agent_service.instance_formater import InstanceFormater as InstanceFormater
+from monolith.agent_service.names import expand_pattern as expand_pattern
+from monolith.agent_service.names import normalize_regex as normalize_regex
+from monolith.agent_service.names import pasre_sub_model_name as pasre_sub_model_name
+from monolith.agent_service.ports import check_port_open as check_port_open
+from monolith.agent_service.ports import find_free_port as find_free_port
+from monolith.agent_service.ports import get_local_ip as get_local_ip
+from monolith.agent_service.serving_protos import gen_model_config as gen_model_config
+from monolith.agent_service.serving_protos import gen_model_spec as gen_model_spec
+from monolith.agent_service.serving_protos import (
+  gen_model_version_status as gen_model_version_status,
+)
+from monolith.agent_service.serving_protos import gen_status_proto as gen_status_proto
+from monolith.agent_service.serving_protos import make_tensor_proto as make_tensor_proto
 
 
 class ModelState(enum.IntEnum):
@@ -18,65 +36,12 @@ class ModelState(enum.IntEnum):
   END = 50
 
 
-class DeployType(str, enum.Enum):
-  """What a serving process hosts; equal to its string."""
-
-  PS = "ps"
-  ENTRY = "entry"
-  DENSE = "dense"
-  MIXED = "mixed"
-  UNIFIED = "unified"
-
-  def __str__(self) -> str:
-    return self.value
-
-
-@dataclasses.dataclass
-class AgentConfig:
-  """Settings of an agent, which looks after one serving process.
-
-  Attributes:
-    bzid: business the model belongs to; first part of all paths.
-    base_name: name of the model.
-    base_path: folder of its exports.
-    num_ps: number of parameter-server sub graphs.
-    num_shard: number of processes that share them.
-    deploy_type: what the process hosts, a `DeployType` or its string.
-    replica_id: index of the process among those that host the same.
-    stand_alone_serving: everything in one process; `deploy_type` is not needed then.
-    zk_servers: comma-joined addresses of ZooKeeper.
-    dense_alone: whether the dense part is a process of its own.
-    dc_aware: whether paths have a level `<idc>:<cluster>`.
-
-  Raises:
-    ValueError: `deploy_type` is unknown, or missing.
-  """
-
-  bzid: str | None = None
-  base_name: str | None = None
-  base_path: str | None = None
-  num_ps: int = 1
-  num_shard: int | None = None
-  deploy_type: str | None = None
-  replica_id: int | None = None
-  stand_alone_serving: bool = False
-  zk_servers: str | None = None
-  dense_alone: bool = False
-  dc_aware: bool = False
-
-  def __post_init__(self):
-    if self.deploy_type is None and self.stand_alone_serving:
-      return
-    known = [kind.value for kind in DeployType]
-    if self.deploy_type is None or str(self.deploy_type) not in known:
-      raise ValueError(f"deploy_type is {self.deploy_type!r}, want one of {known}")
-    self.deploy_type = DeployType(str(self.deploy_type))
-
-
 class ZKPath:
   """The path of a task or of one of its replicas, parsed.
 
     /<bzid>/service/<base_name>[/<idc>:<cluster>]/<server_type>:<index>[/<replica_id>]
+
+  The server type may be any word.
 
   Attributes:
     path: the path itself.
@@ -87,7 +52,7 @@ class ZKPath:
   _PATTERN = re.compile(
     r"/(?P<bzid>[^/]+)/service/(?P<base_name>[^/]+)"
     r"(/(?P<idc>[^/:]+):(?P<cluster>[^/:]+))?"
-    r"/(?P<server_type>ps|entry|dense):(?P<index>\d+)(/(?P<replica_id>\d+))?"
+    r"/(?P<server_type>\w+):(?P<index>\d+)(/(?P<replica_id>[-_0-9A-Za-z]+))?"
   )
 
   def __init__(self, path: str):
@@ -106,6 +71,12 @@ class ZKPath:
   def task(self) -> str | None:
     """`<server_type>:<index>`."""
     return None if self.server_type is None else f"{self.server_type}:{self.index}"
+
+  @property
+  def replica(self) -> int:
+    """The replica's number, -1 where its id is none."""
+    text = self.replica_id or ""
+    return int(text) if text.isascii() and text.isdigit() else -1
 
   @property
   def location(self) -> str | None:

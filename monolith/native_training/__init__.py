@@ -3,8 +3,8 @@
 `docs/design.md` draws and explains the layers. A model author needs features, data and models.
 
 base
-  `env_utils`, `gflags_utils`, `native_task_context`, `signal_utils`, `monolith_export`
-                             environment variables, flags, the role of a process, signals
+  `env_utils`, `gflags_utils`, `native_task_context`, `quiet`, `signal_utils`, `monolith_export`
+                             environment variables, flags, the role of a process, logs, signals
 
 ops
   `runtime`                  the C++ engine; `runtime.ops` holds the TensorFlow kernels
@@ -74,3 +74,7 @@ runners
   `cpu_training_distributed_test_binary`
                              one process of a small cluster, for tests
 """
+
+from monolith.native_training import quiet as _quiet
+
+_quiet.before_tensorflow()

@@ -216,7 +216,7 @@ def train_locally(params: Any, num_ps: int, model_dir: str) -> None:
   """Trains the ranking model in this process until its data ends."""
   conf = cpu_training.CpuTrainingConfig(model_name=params.name, num_ps=num_ps, **_COMMON_CONFIG)
   cpu_training.make_config_backward_compatible(model_dir, conf)
-  cpu_training.local_train_internal(params, conf, model_dir, steps=None)
+  cpu_training.local_train_internal(params, conf, model_dir, steps=None, resume_data=True)
 
 
 def predict(params: Any, num_ps: int, model_dir: str) -> np.ndarray:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -156,7 +156,10 @@ def _renumber_dense(names: Iterable[str]) -> dict[str, list[str]]:
 
 
 def calc_feed_dict(
-  ckpt_reader: Any, alias_map: Mapping[str, str], placeholders: Sequence[tf.Tensor]
+  ckpt_reader: Any,
+  alias_map: Mapping[str, str],
+  placeholders: Sequence[tf.Tensor],
+  always: bool = False,
 ) -> dict[tf.Tensor, np.ndarray] | None:
   """Reads variables under their old names.
 
@@ -165,6 +168,7 @@ def calc_feed_dict(
     alias_map: new name -> name in the checkpoint. The parts of a partitioned variable all have the
       name of the whole one there.
     placeholders: one per variable, each with its new name in the attribute `origin_name`.
+    always: read them also if a normal restore works for all of these.
 
   Returns:
     Placeholder -> value; None if the checkpoint has all the new names, so that a normal restore
@@ -181,7 +185,7 @@ def calc_feed_dict(
     by_name[node_name(placeholder.origin_name)] = placeholder
   alias_map = {node_name(new): node_name(old) for new, old in alias_map.items()}
   in_checkpoint = ckpt_reader.get_variable_to_shape_map()
-  if all(name in in_checkpoint for name in infer_variable_name(alias_map)):
+  if not always and all(name in in_checkpoint for name in infer_variable_name(alias_map)):
     return None
 
   # A variable that the map does not mention keeps its name.
@@ -250,6 +254,7 @@ class CustomRestoreListener(basic_restore_hook.CheckpointRestorerListener):
     continue_training: bool = False,
     model_dir: str | None = None,
     enable_alias_map_auto_gen: bool | None = None,
+    allow_new_variables: bool = False,
   ):
     """Args:
       alias_map: new name -> name in the checkpoint, for all global variables.
@@ -258,6 +263,8 @@ class CustomRestoreListener(basic_restore_hook.CheckpointRestorerListener):
       model_dir: the folder of the checkpoints; a file `clear_nn` there says that it was done.
       enable_alias_map_auto_gen: find out the alias map when names are missing from the checkpoint;
         None means yes.
+      allow_new_variables: initialize variables that the checkpoint has under no name, and restore
+        the others; so it is when a model in training has got another feature.
 
     Raises:
       ValueError: both `clear_nn` and an alias map are given.
@@ -268,6 +275,7 @@ class CustomRestoreListener(basic_restore_hook.CheckpointRestorerListener):
     self._clear_nn = clear_nn
     self._continue_training = continue_training
     self._model_dir = model_dir
+    self._allow_new_variables = allow_new_variables
     self._auto_gen = enable_alias_map_auto_gen is None or enable_alias_map_auto_gen
 
   def begin(self) -> None:
@@ -279,11 +287,11 @@ class CustomRestoreListener(basic_restore_hook.CheckpointRestorerListener):
     if self._clear_nn:
       self._add_clear_nn()
       return
-    alias_map = self._alias_map
+    alias_map, new = self._alias_map, frozenset()
     if alias_map is None and self._auto_gen:
-      alias_map = _generate_alias_map(state.model_checkpoint_path)
+      alias_map, new = _generate_alias_map(state.model_checkpoint_path, self._allow_new_variables)
     if alias_map is not None:
-      self._add_renamed_restore(alias_map)
+      self._add_renamed_restore(alias_map, new)
 
   def _add_clear_nn(self) -> None:
     if tf.io.gfile.exists(f"{self._model_dir.rstrip('/')}/clear_nn"):
@@ -298,31 +306,52 @@ class CustomRestoreListener(basic_restore_hook.CheckpointRestorerListener):
       placeholders = [placeholder]
     tf.compat.v1.add_to_collection(CUSTOM_RESTORE_OP, (restore_ops, placeholders, None))
 
-  def _add_renamed_restore(self, alias_map: Mapping[str, str]) -> None:
+  def _add_renamed_restore(self, alias_map: Mapping[str, str], new: Collection[str]) -> None:
     placeholders, assigns = [], []
     for variable in tf.compat.v1.global_variables():
+      if node_name(variable.name) in new:
+        assigns.append(variable.initializer)
+        continue
       with tf.device(variable.device):
         placeholder = tf.compat.v1.placeholder(variable.dtype.base_dtype, variable.shape)
         placeholder.origin_name = node_name(variable.name)
         placeholders.append(placeholder)
         assigns.append(variable.assign(placeholder).op)
-    tf.compat.v1.add_to_collection(
-      CUSTOM_RESTORE_OP, ([tf.group(*assigns)], placeholders, dict(alias_map))
-    )
+    restore_op = tf.group(*assigns)
+    # With new variables there is no normal way.
+    restore_op.is_partial = bool(new)
+    tf.compat.v1.add_to_collection(CUSTOM_RESTORE_OP, ([restore_op], placeholders, dict(alias_map)))
 
 
-def _generate_alias_map(checkpoint: str) -> dict[str, str] | None:
+def _generate_alias_map(
+  checkpoint: str, allow_new: bool = False
+) -> tuple[dict[str, str] | None, frozenset[str]]:
   """Finds out under which names the global variables are in a checkpoint.
+
+  Args:
+    checkpoint: its prefix.
+    allow_new: whether variables may be missing from it.
 
   Returns:
     New name -> old name; None if all have their names there, or (with a warning) if some were not
-    found.
+    found. And the names of those that are new, if they may be.
+
+  Raises:
+    ValueError: a variable has another shape in the checkpoint, and all have their names there or
+      may be new.
   """
   olds = {name: tuple(shape) for name, shape in tf.train.list_variables(checkpoint)}
   variables = {node_name(v.name): v for v in tf.compat.v1.global_variables()}
   news = infer_variable_name(variables)
+  changed = {
+    name: (olds[name], tuple(variable.shape.as_list()))
+    for name, variable in variables.items()
+    if name in olds and variable.shape.is_fully_defined()
+    if olds[name] != tuple(variable.shape.as_list())
+  }
   if news.issubset(olds):
-    return None
+    _check_no_change(changed, checkpoint)
+    return None, frozenset()
   candidates = _CandidateNames(news, olds)
   alias_map, unknown = {}, []
   for name, variable in variables.items():
@@ -336,15 +365,40 @@ def _generate_alias_map(checkpoint: str) -> dict[str, str] | None:
       alias_map[name] = fits[0]
     else:
       unknown.append(name)
+  # A model of which nothing is known is not this one with another feature.
+  if unknown and allow_new and (len(alias_map) > 1 or len(olds) == 1):
+    _check_no_change({name: changed[name] for name in unknown if name in changed}, checkpoint)
+    unused = sorted(set(olds) - set(alias_map.values()))
+    logging.warning(
+      "The checkpoint %s does not have %s: initialized. All else is restored%s.",
+      checkpoint, unknown, f", except {unused}, which the model does not have" if unused else "",
+    )  # fmt: skip
+    return alias_map, frozenset(unknown)
   if unknown:
     logging.warning(
       "No variable in %s seems to be what is now called %s. Trying the normal restore.",
       checkpoint,
       unknown,
     )
-    return None
+    return None, frozenset()
   logging.info("Variables are restored from %s under other names: %s", checkpoint, alias_map)
-  return alias_map
+  return alias_map, frozenset()
+
+
+def _check_no_change(
+  changed: Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]], checkpoint: str
+) -> None:
+  if not changed:
+    return
+  shapes = ", ".join(
+    f"{name} has shape {old} in the checkpoint and {new} in the model"
+    for name, (old, new) in sorted(changed.items())
+  )
+  raise ValueError(
+    f"{checkpoint} cannot be restored: {shapes}. Has a feature been added or removed? "
+    "RunConfig(clear_nn=True, continue_training=True) initializes all dense variables once, and "
+    "keeps the rows of the tables and the step; or give the model another model_dir."
+  )
 
 
 class _CandidateNames:

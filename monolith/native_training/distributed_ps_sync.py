@@ -73,6 +73,8 @@ _CONSUMED_KEYS = (
   "recv_embeddings_size",
 )
 
+_GPU = "/device:GPU:0"
+
 Bundle = protocols.Bundle
 
 
@@ -156,9 +158,12 @@ class DistributedMultiTypeHashTableMpi(queue_hooks.QueueHooks):
     if queue is not None:
       queues.append((queue, int(fwd_capacity)))
     with _exchange_device("FWD"):
-      bundle["recv_embeddings"] = hvd_lib.alltoall(
+      recv_embeddings = hvd_lib.alltoall(
         bundle.pop("fused_embeddings"), bundle["embedding_splits"], name="fused_embedding_alltoall"
       )
+    # Moved before the queue, which then keeps batches on the GPU until the gather reads them.
+    with device_utils.maybe_device_if_allowed(_GPU):
+      bundle["recv_embeddings"] = tf.identity(recv_embeddings)
     bundle, queue = prefetch_queue.enqueue_dicts_with_queue_return(
       bundle,
       capacity=int(prefetch_capacity),
@@ -170,7 +175,7 @@ class DistributedMultiTypeHashTableMpi(queue_hooks.QueueHooks):
 
     recv_embeddings = bundle.pop("recv_embeddings")
     self._add_summaries(slots, bundle)
-    with tf.device("/device:CPU:0"):
+    with device_utils.maybe_device_if_allowed(_GPU):
       embeddings = distribution_ops.fused_gather_embeddings_by_input(
         recv_embeddings, bundle["fused_embedding_offsets"], self._output_dims
       )
@@ -202,7 +207,8 @@ class DistributedMultiTypeHashTableMpi(queue_hooks.QueueHooks):
     bundle = {key: auxiliary_bundle.pop(key) for key in _CONSUMED_KEYS}
     grads = self._sort_gradients(slot_to_grad, bundle["fused_embedding_offsets"])
     # The dense all-reduce is issued before the next exchange, in the same order on all ranks.
-    with tf.control_dependencies(step_order.control_ops()), tf.device("/device:CPU:0"):
+    gpu = device_utils.maybe_device_if_allowed(_GPU)
+    with tf.control_dependencies(step_order.control_ops()), gpu:
       grad_flat = distribution_ops.fused_gather_embeddings_by_input_gradient(
         bundle["recv_embeddings_size"],
         grads,
@@ -400,9 +406,13 @@ def _any_rank(flag: tf.Tensor) -> tf.Tensor:
 
 
 def _exchange_device(stage: str) -> contextlib.AbstractContextManager:
-  """Returns the scope of the all-to-all of `stage` (`FID`, `FWD`, `BWD`): the GPU if allowed."""
+  """Returns the scope of the all-to-all of `stage` (`FID`, `FWD`, `BWD`): the GPU if allowed.
+
+  A Horovod that was built without GPU support has no kernels there, so it exchanges on the CPU.
+  """
   use_gpu = env_utils.get_bool(f"MONOLITH_WITH_HOROVOD_{stage}_G2G", default=True)
-  return device_utils.maybe_device_if_allowed("/device:GPU:0" if use_gpu else "/device:CPU:0")
+  use_gpu = use_gpu and hvd_lib.has_gpu_kernels()
+  return device_utils.maybe_device_if_allowed(_GPU if use_gpu else "/device:CPU:0")
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ import abc
 
 import tensorflow as tf
 
-from monolith.native_training import distribution_ops, ragged_utils
+from monolith.native_training import device_utils, distribution_ops, ragged_utils
 
 
 class Combiner(abc.ABC):
@@ -97,6 +97,7 @@ class FirstN(Combiner):
           tf.shape(embedding, out_type=tf.int64)[1],
         ]
       )
-      combined = tf.scatter_nd(places, embedding, shape)[:, : self.max_seq_length]
+      with device_utils.maybe_device_if_allowed("/device:GPU:0"):
+        combined = tf.scatter_nd(places, embedding, shape)[:, : self.max_seq_length]
       combined.set_shape([None, self.max_seq_length, dim])
       return combined

@@ -7,10 +7,12 @@
     infer(serialized_examples)
 
 Importing this module imports `runner_utils`, which defines a flag for nearly every field of its
-configuration. Flags must be parsed before a configuration is made.
+configuration. A program that takes flags must parse them before it makes a configuration; a program
+or notebook without any need not.
 
-Differences from ByteDance's Monolith: `predict` returns what it promises, `evaluate` passes hooks
-on too, a task that is already made can be given as well, and predictions need no parameter servers.
+Differences from ByteDance's Monolith: `predict` returns what it promises, `evaluate` reads the data
+of its mode and returns metrics in a local run, a task that is already made can be given as well,
+and predictions need no parameter servers.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ from monolith.native_training import (
   device_utils,
   distribution_utils,
   env_utils,
+  gflags_utils,
   native_task,
   utils,
   zk_utils,
@@ -46,6 +49,7 @@ from monolith.native_training.cpu_training import (
   local_train_internal,
 )
 from monolith.native_training.data import parsers
+from monolith.native_training.driver import evaluation
 from monolith.native_training.models.spec import EstimatorSpec
 from monolith.native_training.runner_utils import RunnerConfig, monolith_discovery
 from monolith.native_training.service_discovery import ServiceDiscoveryType
@@ -63,7 +67,8 @@ __all__ = [
 
 Hooks = Sequence[tf.estimator.SessionRunHook]
 
-_TF_CONFIG = "TF_CONFIG"
+# More steps than any run has: an evaluation at the end of training only.
+_ONLY_AT_END = 1 << 62
 _TRAIN = tf.estimator.ModeKeys.TRAIN
 _EVAL = tf.estimator.ModeKeys.EVAL
 
@@ -133,6 +138,7 @@ class RunConfig:
       "warmup_file", "enable_alias_map_auto_gen", "kafka_topics", "kafka_group_id",
       "kafka_servers", "save_summary_steps", "log_step_count_steps", "disable_native_metrics",
     )  # fmt: skip
+    gflags_utils.ensure_parsed()
     conf = RunnerConfig(**{name: getattr(self, name) for name in given})
     names = {field.name for field in dataclasses.fields(RunnerConfig)}
     for field in dataclasses.fields(self):
@@ -230,7 +236,17 @@ class Estimator:
     return self._runner_conf
 
   def train(
-    self, steps: int | None = None, max_steps: int | None = None, hooks: Hooks | None = None
+    self,
+    steps: int | None = None,
+    max_steps: int | None = None,
+    hooks: Hooks | None = None,
+    *,
+    eval_every: int | None = None,
+    eval_steps: int | None = None,
+    early_stopping: int | None = None,
+    keep_best: bool = False,
+    metric: str | None = None,
+    resume_data: bool | None = None,
   ) -> None:
     """Trains, until a limit or the end of the data.
 
@@ -240,24 +256,150 @@ class Estimator:
       steps: how many steps, in a local run; elsewhere it has no effect, as workers share a count.
       max_steps: the global step to stop at; of two limits, local runs take `steps`.
       hooks: for the session.
-    """
-    self._run(_TRAIN, steps, max_steps, hooks)
+      eval_every: save and evaluate a checkpoint each so many steps, and at the end; in local runs.
+      eval_steps: how many batches each one reads, at most; by default `eval.steps` of the task.
+      early_stopping: stop after so many evaluations in a row that were no better than the best one.
+      keep_best: keep the checkpoint of the best evaluation in `<model_dir>/best`.
+      metric: what tells better from worse, one of those that `evaluate` returns; by default `auc`,
+        or `loss` for a model that has none. Of names that end in `loss`, `mse`, `mae` or `error`
+        less is better.
+      resume_data: whether a local run goes on in its data where the last one in the folder has
+        stopped. By default if it is the same data, not yet read to its end: new data, and data
+        that was read, is read from its start. Workers of a cluster go on in the same data.
 
-  def evaluate(self, steps: int | None = None, hooks: Hooks | None = None) -> None:
-    """Runs the model in evaluation mode, until a limit or the end of the data.
+    Raises:
+      ValueError: evaluations are asked for in a run that is not local, without saying how often, or
+        together with `save_checkpoints_secs`.
+    """
+    self._run(
+      _TRAIN,
+      steps,
+      max_steps,
+      hooks,
+      self._create_listener(eval_every, eval_steps, early_stopping, keep_best, metric),
+      resume_data,
+    )
+
+  def train_and_evaluate(
+    self,
+    steps: int | None = None,
+    max_steps: int | None = None,
+    hooks: Hooks | None = None,
+    *,
+    eval_every: int | None = None,
+    eval_steps: int | None = None,
+    early_stopping: int | None = None,
+    keep_best: bool = False,
+    metric: str | None = None,
+    resume_data: bool | None = None,
+  ) -> dict[str, float]:
+    """Trains in this process, and returns the metrics of the best evaluation.
+
+    Arguments and errors are those of `train`. Without `eval_every` there is one evaluation, at the
+    end.
+
+    Returns:
+      Name -> value of each metric; `global_step` says which checkpoint has them.
+    """
+    listener = self._create_listener(
+      _ONLY_AT_END if eval_every is None else eval_every,
+      eval_steps,
+      early_stopping,
+      keep_best,
+      metric,
+    )
+    assert listener is not None  # There is an interval.
+    self._run(_TRAIN, steps, max_steps, hooks, listener, resume_data)
+    if listener.best is None:
+      # Nothing was trained, so nothing was saved.
+      return self.evaluate(eval_steps)
+    return listener.best
+
+  def _create_listener(
+    self,
+    eval_every: int | None,
+    eval_steps: int | None,
+    early_stopping: int | None,
+    keep_best: bool,
+    metric: str | None,
+  ) -> evaluation.EvaluationListener | None:
+    """Returns what evaluates while training; `None` if that is not asked for."""
+    if eval_every is None:
+      options = {"early_stopping": early_stopping, "keep_best": keep_best or None, "metric": metric}
+      given = {name: value for name, value in options.items() if value is not None}
+      if given:
+        raise ValueError(f"{given} needs evaluations: say with eval_every after how many steps")
+      return None
+    conf = self._runner_conf
+    if not conf.is_local:
+      raise ValueError(
+        f"eval_every is {eval_every}, but this is no local run (is_local is False): evaluate the "
+        "checkpoints with an Estimator of a process of its own"
+      )
+    if conf.save_checkpoints_secs and eval_every != _ONLY_AT_END:
+      raise ValueError(
+        f"eval_every is {eval_every} steps and save_checkpoints_secs {conf.save_checkpoints_secs}: "
+        "each evaluation reads a new checkpoint, so leave out save_checkpoints_secs"
+      )
+    evaluator: list[evaluation.Evaluator] = []
+
+    def evaluate() -> dict[str, float]:
+      if not evaluator:
+        evaluator.append(self._create_evaluator())
+      return evaluator[0].evaluate(self._limit_eval(eval_steps))
+
+    return evaluation.EvaluationListener(
+      evaluate, self.model_dir, eval_every, early_stopping, keep_best, metric
+    )
+
+  def evaluate(
+    self, steps: int | None = None, hooks: Hooks | None = None
+  ) -> dict[str, float] | None:
+    """Evaluates the newest checkpoint on the data of mode `eval`, until a limit or its end.
 
     Args:
       steps: how many batches, at most; `eval.steps` of the task by default.
       hooks: for the session.
-    """
-    if steps is None:
-      steps = _params_of(self._model).eval.steps
-    self._run(_EVAL, steps, None, hooks)
 
-  def _run(self, mode: str, steps: int | None, max_steps: int | None, hooks: Hooks | None) -> None:
-    assert hooks is None or (
-      isinstance(hooks, list) and all(isinstance(h, tf.estimator.SessionRunHook) for h in hooks)
-    ), f"hooks is {hooks!r}, want a list of SessionRunHooks"
+    Returns:
+      In a local run name -> value: `loss`, the mean per example; for each head with a label `auc`,
+      `log_loss` and `calibration`, or `mse` and `mae` if it is no classification (with several
+      heads `<head>_auc` and so on); what the model gave to `add_metric`, or a task in its
+      `eval_metric_ops`; `global_step`. The same is written to `<model_dir>/eval` for TensorBoard.
+      Processes of a cluster get `None`.
+    """
+    _check_hooks(hooks)
+    steps = self._limit_eval(steps)
+    if not self._runner_conf.is_local:
+      self._run(_EVAL, steps, None, hooks)
+      return None
+    self._runner_conf.check_restore(self.model_dir)
+    return self._create_evaluator().evaluate(steps, hooks)
+
+  def _limit_eval(self, steps: int | None) -> int | None:
+    return _params_of(self._model).eval.steps if steps is None else steps
+
+  def _create_evaluator(self) -> evaluation.Evaluator:
+    model = copy.deepcopy(self._model)
+    params = _params_of(model)
+    params.mode = _EVAL
+    return evaluation.Evaluator(model, self._runner_conf, self.model_dir)
+
+  def _run(
+    self,
+    mode: str,
+    steps: int | None,
+    max_steps: int | None,
+    hooks: Hooks | None,
+    listener: evaluation.EvaluationListener | None = None,
+    resume_data: bool | None = None,
+  ) -> None:
+    _check_hooks(hooks)
+    if resume_data is not None and not self._runner_conf.is_local:
+      raise ValueError(
+        f"resume_data is {resume_data}, but this is no local run: workers of a cluster always go "
+        "on in the same data"
+      )
     if mode == _EVAL and steps is not None:
       hooks = [*(hooks or []), _StopAfterRunsHook(steps)]
     if not self._runner_conf.is_local and self._runner_conf.enable_full_sync_training:
@@ -270,7 +412,7 @@ class Estimator:
     params = _params_of(model)
     params.mode = mode
     _set_limits(params.train, mode, steps, max_steps)
-    logging.info("%s with %s", mode, params)
+    logging.debug("%s with %s", mode, params)
     if params.train.steps is not None and not conf.is_local and mode == _TRAIN:
       logging.warning(
         "train.steps = %d has no effect: this is no local run, use max_steps.", params.train.steps
@@ -279,7 +421,7 @@ class Estimator:
       if conf.is_local:
         # The task's steps must not hide the limit that was given.
         by_max_steps = params.train.steps is None or (steps is None and max_steps is not None)
-        self._run_local(conf, model, by_max_steps, hooks)
+        self._run_local(conf, model, by_max_steps, hooks, listener, resume_data)
       elif conf.enable_full_sync_training:
         self._start_sync_backend()
         distributed_sync_train(conf, model, self._sync_backend, hooks)
@@ -289,12 +431,22 @@ class Estimator:
       self.close()
 
   def _run_local(
-    self, conf: RunnerConfig, model: Any, by_max_steps: bool, hooks: Hooks | None
+    self,
+    conf: RunnerConfig,
+    model: Any,
+    by_max_steps: bool,
+    hooks: Hooks | None,
+    listener: evaluation.EvaluationListener | None,
+    resume_data: bool | None,
   ) -> None:
     if conf.only_feature_engineering:
       local_feature_engineering_internal(model, conf, self.model_dir, self._local_profiling)
       return
     train = _params_of(model).train
+    if listener is not None and listener.every != _ONLY_AT_END:
+      # An evaluation reads a checkpoint: there must be one, at the latest then.
+      given = conf.save_checkpoints_steps or train.save_checkpoints_steps
+      conf.save_checkpoints_steps = min(given or listener.every, listener.every)
     local_train_internal(
       model,
       conf,
@@ -303,6 +455,8 @@ class Estimator:
       profiling=self._local_profiling,
       user_hooks=hooks,
       max_steps=train.max_steps if by_max_steps else None,
+      saving_listeners=None if listener is None else [listener],
+      resume_data=resume_data,
     )
 
   def _run_distributed(self, conf: RunnerConfig, model: Any, hooks: Hooks | None) -> None:
@@ -380,7 +534,13 @@ class Estimator:
         os.path.join(self.model_dir, params.serving.export_dir_base),
         dense_only,
       )
-      return exporter.export_saved_model(task.create_serving_input_receiver_fn())
+      receiver_fn = task.create_serving_input_receiver_fn()
+      if receiver_fn is None:
+        raise ValueError(
+          f"{type(task).__name__} cannot be exported: it has no serving_input_receiver_fn, which "
+          "says what the exported model is fed"
+        )
+      return exporter.export_saved_model(receiver_fn)
 
   def get_variable_value(self, name: str) -> np.ndarray:
     return self._get_estimator().get_variable_value(name)
@@ -418,7 +578,7 @@ class Estimator:
     session_config = tf.compat.v1.ConfigProto()
     # Grappler breaks on ragged inputs.
     session_config.graph_options.rewrite_options.disable_meta_optimizer = True
-    with _without_tf_config():
+    with evaluation.without_tf_config():
       self._estimator = tf.estimator.Estimator(
         training.create_model_fn(),
         config=tf.estimator.RunConfig(
@@ -459,22 +619,18 @@ def _set_limits(
     train.max_steps = max_steps
 
 
+def _check_hooks(hooks: Hooks | None) -> None:
+  assert hooks is None or (
+    isinstance(hooks, list) and all(isinstance(h, tf.estimator.SessionRunHook) for h in hooks)
+  ), f"hooks is {hooks!r}, want a list of SessionRunHooks"
+
+
 def _has_instantiate(model: native_task.NativeTask) -> bool:
   return callable(getattr(type(model), "instantiate", None))
 
 
 def _params_of(model: Any) -> hyperparams.Params:
   return model if isinstance(model, hyperparams.Params) else model.p
-
-
-@contextlib.contextmanager
-def _without_tf_config() -> Iterator[None]:
-  tf_config = os.environ.pop(_TF_CONFIG, None)
-  try:
-    yield
-  finally:
-    if tf_config is not None:
-      os.environ[_TF_CONFIG] = tf_config
 
 
 @contextlib.contextmanager

@@ -25,11 +25,11 @@ from __future__ import annotations
 import abc
 import collections
 import dataclasses
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
-from absl import logging
 
 from monolith.native_training import (
   embedding_combiners,
@@ -65,6 +65,8 @@ __all__ = [
 
 # Days after which an unused row expires.
 DEFAULT_EXPIRE_TIME = 36500
+# Counters of occurrence filters have four bits.
+MAX_OCCURRENCE_THRESHOLD = 15
 
 GradsAndVars = Iterable[tuple[tf.Tensor, tf.Tensor]]
 
@@ -114,9 +116,15 @@ class FeatureSlotConfig:
     default_vec_initializer, default_vec_optimizer, default_vec_compressor,
       default_vec_learning_rate_fn: for slices that do not bring their own.
     hashtable_config: the kind of table.
-    slot_id: the slot bits of the feature ids; needed for `occurrence_threshold`, `expire_time`.
-    occurrence_threshold: an id gets a row when it has been seen this often.
-    expire_time: days after which an unused row expires.
+    slot_id: the slot bits of the feature ids, if they have any.
+    occurrence_threshold: an id gets a row when it has been seen this often. Holds for every id of
+      the slot's columns.
+    expire_time: days after which an unused row expires; so does this.
+    admit_after: another name of `occurrence_threshold`.
+    expire_after: another way to give `expire_time`: days, or a text such as "30d" or "2w".
+
+  Raises:
+    ValueError: one of these is out of range, or given in both ways.
   """
 
   name: str | None = None
@@ -133,10 +141,84 @@ class FeatureSlotConfig:
   slot_id: int | None = None
   occurrence_threshold: int | None = 0
   expire_time: int = DEFAULT_EXPIRE_TIME
+  admit_after: dataclasses.InitVar[int | None] = None
+  expire_after: dataclasses.InitVar[int | str | None] = None
 
-  def __post_init__(self) -> None:
+  def __post_init__(self, admit_after: int | None, expire_after: int | str | None) -> None:
     if not self.name:
       self.name = str(self.slot_id)
+    self.occurrence_threshold, self.expire_time = resolve_admission(
+      self.name, self.occurrence_threshold, self.expire_time, admit_after, expire_after
+    )
+
+
+class Admission(NamedTuple):
+  """When an id of a slot gets a row, and how long it keeps it.
+
+  Attributes:
+    threshold: how often it must have been seen.
+    days: after which an unused row expires.
+    has_slot_id: whether the slot declares which slot bits its ids have.
+  """
+
+  threshold: int = 0
+  days: int = DEFAULT_EXPIRE_TIME
+  has_slot_id: bool = False
+
+  @property
+  def is_default(self) -> bool:
+    return self.threshold == 0 and self.days == DEFAULT_EXPIRE_TIME
+
+
+def resolve_admission(
+  name: str,
+  occurrence_threshold: int | None,
+  expire_time: int,
+  admit_after: int | None,
+  expire_after: int | str | None,
+) -> tuple[int | None, int]:
+  """Returns the occurrence threshold and the expiry in days, however they were given.
+
+  Args:
+    name: what they are for, for messages.
+    occurrence_threshold: `None` and 0 let every id in.
+    expire_time: days.
+    admit_after: `None`, or another way to give `occurrence_threshold`.
+    expire_after: `None`, or another way to give `expire_time`: days, or a whole number with a unit,
+      "30d" for days or "4w" for weeks.
+
+  Raises:
+    ValueError: a value is out of range, or both ways are used.
+  """
+  if admit_after is not None:
+    if occurrence_threshold:
+      raise ValueError(
+        f"{name}: admit_after is {admit_after} and occurrence_threshold {occurrence_threshold}: "
+        "they mean the same, give one"
+      )
+    occurrence_threshold = admit_after
+  if expire_after is not None:
+    if expire_time != DEFAULT_EXPIRE_TIME:
+      raise ValueError(
+        f"{name}: expire_after is {expire_after!r} and expire_time {expire_time}: they mean the "
+        "same, give one"
+      )
+    expire_time = _to_days(name, expire_after)
+  if occurrence_threshold is not None and not 0 <= occurrence_threshold <= MAX_OCCURRENCE_THRESHOLD:
+    raise ValueError(
+      f"{name}: the occurrence threshold (admit_after) is {occurrence_threshold}, want 0 to "
+      f"{MAX_OCCURRENCE_THRESHOLD}, which is how far filters count"
+    )
+  return occurrence_threshold, expire_time
+
+
+def _to_days(name: str, duration: int | str) -> int:
+  match = re.fullmatch(r"\s*(\d+)\s*([dw]?)\s*", str(duration))
+  if match is None:
+    raise ValueError(
+      f"{name}: expire_after is {duration!r}, want a number of days, or a text as '30d' or '4w'"
+    )
+  return int(match.group(1)) * (7 if match.group(2) == "w" else 1)
 
 
 class FeatureSlot:
@@ -167,6 +249,16 @@ class FeatureSlot:
     if self._config.slot_id is not None:
       return self._config.slot_id
     return int(self.name)
+
+  @property
+  def occurrence_threshold(self) -> int:
+    """How often an id must be seen before it gets a row."""
+    return self._config.occurrence_threshold or 0
+
+  @property
+  def expire_time(self) -> int:
+    """Days after which an unused row expires."""
+    return self._config.expire_time
 
   @property
   def name(self) -> str:
@@ -322,6 +414,8 @@ class FeatureFactory(abc.ABC):
   def __init__(self) -> None:
     self.slot_to_occurrence_threshold: dict[int, int] = {}
     self.slot_to_expire_time: dict[int, int] = {}
+    # By name of the slot.
+    self.name_to_admission: dict[str, Admission] = {}
 
   @abc.abstractmethod
   def create_feature_slot(self, config: FeatureSlotConfig) -> FeatureSlot:
@@ -453,12 +547,10 @@ class DummyFeatureFactory(FeatureFactory):
     name = config.name or str(config.slot_id)
     if name in self._tables:
       raise NameError(f"Duplicate names for the table. Name: {name}")
-    if config.slot_id is None:
-      logging.warning(
-        "Slot %s has no slot_id: its occurrence_threshold and expire_time have no effect.",
-        name,
-      )
-    else:
+    self.name_to_admission[name] = Admission(
+      config.occurrence_threshold or 0, config.expire_time, config.slot_id is not None
+    )
+    if config.slot_id is not None:
       self.slot_to_occurrence_threshold[config.slot_id] = config.occurrence_threshold or 0
       self.slot_to_expire_time[config.slot_id] = config.expire_time
     table = DummyFeatureEmbTable(self._batch_size, config.hashtable_config)

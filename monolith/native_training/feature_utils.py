@@ -11,6 +11,7 @@ its way), the update of its rows after those of the second (dense variables are 
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,7 +19,7 @@ from typing import Any, NamedTuple, Optional, TypeVar, Union
 
 import tensorflow as tf
 
-from monolith.native_training import device_utils, env_utils, hvd_lib
+from monolith.native_training import clip_ops, device_utils, env_utils, hvd_lib
 from monolith.native_training.ranks import flat_buffer_ops as aligned_flat_ops
 from monolith.native_training.tables import step_order
 
@@ -71,6 +72,20 @@ def allreduce_cond(
     raise RuntimeError("Support for multi is dropped. Please use 'one' as the fusion strategy")
   if all(grad is None for grad in grads):
     return grads
+  with _allreduce_device():
+    return _allreduce(grads, scale, fusion)
+
+
+def _allreduce_device() -> contextlib.AbstractContextManager:
+  """Returns the scope of collectives: the current one, or the CPU if they have no kernels there."""
+  if device_utils.within_placement_context_of("GPU") and not hvd_lib.has_gpu_kernels():
+    return tf.device("/device:CPU:0")
+  return contextlib.nullcontext()
+
+
+def _allreduce(
+  grads: Sequence[Gradient | None], scale: tf.Tensor | float, fusion: str
+) -> list[Gradient | None]:
   together = [i for i, grad in enumerate(grads) if _can_fuse(grad)] if fusion else []
   result = list(grads)
   if fusion == "one" and together:
@@ -215,60 +230,63 @@ def apply_gradients_with_var_optimizer(
   assert isinstance(
     var_opt, tf.compat.v1.train.Optimizer
   ), f"var_opt is {var_opt!r}, want a tf.compat.v1.train.Optimizer"
-  dense, sparse = _compute_gradients(ctx, list(feature_columns), var_opt, loss, is_fused_layout)
-  if not dense and not sparse:
-    return tf.no_op()
-  if ue_gradient_check:
-    check = (ue_fc_names or (), features or {}, ue_euclidean_norm_threshold)
-    dense = [_drop_small_users(target, *check) for target in dense]
-    sparse = [_drop_small_users(target, *check) for target in sparse]
-  if dense_reduce_mean:
-    dense = [
-      target._replace(grad=_multiply(target.grad, 1.0 / tf.cast(batch_size, tf.float32)))
-      for target in dense
-    ]
-  will_allreduce = _will_allreduce(use_allreduce)
-  clipped = _clip(
-    [target.grad for target in dense],
-    [target.grad for target in sparse],
-    clip_type,
-    clip_norm,
-    sparse_clip_norm,
-    warmup=_get_warmup(global_step, sparse_norm_warmup_steps),
-    # Only two numbers are computed instead of all gradients, where a later op multiplies anyway.
-    is_deferred=will_allreduce
-    and not grads_and_vars_summary
-    and not is_fused_layout
-    and device_utils.within_placement_context_of("GPU"),
-  )
-  if grads_and_vars_summary:
-    _add_summaries(
-      [target._replace(grad=grad) for target, grad in zip(dense, clipped.dense)],
-      [target._replace(grad=grad) for target, grad in zip(sparse, clipped.sparse)],
+  with device_utils.maybe_device_if_allowed("/device:GPU:0"):
+    dense, sparse = _compute_gradients(ctx, list(feature_columns), var_opt, loss, is_fused_layout)
+    if not dense and not sparse:
+      return tf.no_op()
+    if ue_gradient_check:
+      check = (ue_fc_names or (), features or {}, ue_euclidean_norm_threshold)
+      dense = [_drop_small_users(target, *check) for target in dense]
+      sparse = [_drop_small_users(target, *check) for target in sparse]
+    if dense_reduce_mean:
+      dense = [
+        target._replace(grad=_multiply(target.grad, 1.0 / tf.cast(batch_size, tf.float32)))
+        for target in dense
+      ]
+    will_allreduce = _will_allreduce(use_allreduce)
+    clipped = _clip(
+      [target.grad for target in dense],
+      [target.grad for target in sparse],
+      clip_type,
+      clip_norm,
+      sparse_clip_norm,
+      warmup=_get_warmup(global_step, sparse_norm_warmup_steps),
+      # Only two numbers are computed instead of all gradients, where a later op multiplies anyway.
+      is_deferred=will_allreduce
+      and not grads_and_vars_summary
+      and not is_fused_layout
+      and device_utils.within_placement_context_of("GPU"),
     )
-  dense_grads = clipped.dense
-  if will_allreduce:
-    dense_grads = list(allreduce_cond(dense_grads, clipped.dense_scale))
-  train_ops = _apply_dense(
-    ctx, var_opt, dense_grads, [target.var for target in dense], dense_weight_decay
-  )
-  if sparse:
-    with tf.device("/device:CPU:0"):
-      train_ops.append(
-        ctx.apply_embedding_gradients(
-          [(grad, target.var) for grad, target in zip(clipped.sparse, sparse)],
-          clipped.sparse_scale,
+    if grads_and_vars_summary:
+      with tf.device("/device:CPU:0"):
+        _add_summaries(
+          [target._replace(grad=grad) for target, grad in zip(dense, clipped.dense)],
+          [target._replace(grad=grad) for target, grad in zip(sparse, clipped.sparse)],
         )
-      )
-  if global_step is not None:
-    # What needs the step of this batch reads it before it moves.
-    with tf.control_dependencies([*train_ops, tf.identity(global_step)]):
-      train_ops.append(
-        ctx.add_async_function(
-          lambda: tf.compat.v1.assign_add(global_step, 1), queue_name="global_step_queue"
+    dense_grads = clipped.dense
+    if will_allreduce:
+      dense_grads = list(allreduce_cond(dense_grads, clipped.dense_scale))
+    train_ops = _apply_dense(
+      ctx, var_opt, dense_grads, [target.var for target in dense], dense_weight_decay
+    )
+    if sparse:
+      with tf.device("/device:CPU:0"):
+        train_ops.append(
+          ctx.apply_embedding_gradients(
+            [(grad, target.var) for grad, target in zip(clipped.sparse, sparse)],
+            clipped.sparse_scale,
+          )
         )
-      )
-  return tf.group(*train_ops)
+    if global_step is not None:
+      # What needs the step of this batch reads it before it moves.
+      step_device = tf.device(global_step.device or "/device:CPU:0")
+      with step_device, tf.control_dependencies([*train_ops, tf.identity(global_step)]):
+        train_ops.append(
+          ctx.add_async_function(
+            lambda: tf.compat.v1.assign_add(global_step, 1), queue_name="global_step_queue"
+          )
+        )
+    return tf.group(*train_ops)
 
 
 def apply_gradients(
@@ -430,7 +448,11 @@ def _clip(
 
 
 def _norm_with_summary(grads: list[Gradient], name: str) -> tf.Tensor:
-  norm = tf.linalg.global_norm(grads)
+  can_fuse = all(isinstance(g, tf.Tensor) and g.dtype == tf.float32 for g in grads)
+  if can_fuse and device_utils.within_placement_context_of("GPU"):
+    norm = clip_ops._global_norm(grads)
+  else:
+    norm = tf.linalg.global_norm(grads)
   with tf.device("/device:CPU:0"):
     tf.compat.v1.summary.scalar(name, norm)
   return norm

@@ -150,6 +150,29 @@ def get_flags_parser(flags: Any, FLAGS: Any) -> Callable[[list[str]], list[str]]
   return parse
 
 
+def ensure_parsed() -> None:
+  """Lets a program that has no command line of flags, a notebook say, use their defaults.
+
+  Flags that a program parses later replace these.
+
+  Raises:
+    flags.UnparsedFlagAccessError: the command line has a flag, which would be ignored.
+  """
+  if flags.FLAGS.is_parsed():
+    return
+  for argument in sys.argv[1:]:
+    name = re.match(r"--?(?:no)?([A-Za-z]\w*)", argument)
+    full_name = re.match(r"--?([A-Za-z]\w*)", argument)
+    if argument.startswith("--") and any(
+      m and m.group(1) in flags.FLAGS for m in (name, full_name)
+    ):
+      raise flags.UnparsedFlagAccessError(
+        f"the command line has {argument}, but flags are not parsed: start the program with "
+        "absl.app.run(main), or call flags.FLAGS(sys.argv)"
+      )
+  flags.FLAGS.mark_as_parsed()
+
+
 def update(config: Any) -> None:
   """Takes flag values for the fields that were left at their default.
 

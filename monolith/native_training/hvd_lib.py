@@ -10,9 +10,9 @@ Importing this module imports no such library; the first use does, once per proc
 
 Everything is an attribute of one object, `_backend`, to which the module forwards: `init`, `rank`,
 `size`, `local_rank`, `local_size`, `is_initialized`, `allgather`, `allreduce`, `alltoall`,
-`broadcast`, `grouped_allreduce`, `BroadcastGlobalVariablesHook`, `lib`, `enable_bps`, `is_enabled`
-and `check_size`. Collectives are matched by name between ranks: give each its own, the same on all
-of them.
+`broadcast`, `grouped_allreduce`, `BroadcastGlobalVariablesHook`, `lib`, `enable_bps`, `is_enabled`,
+`has_gpu_kernels` and `check_size`. Collectives are matched by name between ranks: give each its
+own, the same on all of them.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.framework import kernels
 
 from monolith.native_training import env_utils
 from monolith.native_training.ranks import environment as mpi_utils
@@ -109,6 +110,14 @@ class _Backend:
 
   def local_size(self) -> int:
     return self.lib.local_size()
+
+  def has_gpu_kernels(self) -> bool:
+    """Tells whether collectives can be placed on a GPU: Horovod is often built without."""
+    if isinstance(self.lib, _OneRank):
+      return True
+    op = "BytepsPushPull" if self.enable_bps else "HorovodAlltoall"
+    registered = kernels.get_registered_kernels_for_op(op)
+    return any(kernel.device_type == "GPU" for kernel in registered.kernel)
 
   def allgather(self, *args: Any, **kwargs: Any) -> tf.Tensor:
     """Concatenates the tensors of all ranks along the first dimension."""

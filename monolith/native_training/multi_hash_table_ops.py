@@ -68,7 +68,8 @@ class CachedConfig(NamedTuple):
     mconfig: serialized `MultiEmbeddingHashTableConfig`.
     mconfig_tensor: the same as a string scalar.
     dims: dimension of each table.
-    slot_expire_time_config: serialized `SlotExpireTimeConfig` of all tables.
+    slot_expire_time_config: serialized `SlotExpireTimeConfig` of all tables; empty if each has its
+      own.
   """
 
   configs: Mapping[str, entry.HashTableConfigInstance]
@@ -111,12 +112,6 @@ def convert_to_cached_config(
     expire_config = table_config.slot_expire_time_config.SerializeToString(deterministic=True)
     if expire_config and expire_config not in expire_configs:
       expire_configs.append(expire_config)
-  if len(expire_configs) > 1:
-    logging.warning(
-      "The tables of a group share one slot_expire_time_config, but %d different ones are given: "
-      "the first in order of the names is used.",
-      len(expire_configs),
-    )
   serialized = mconfig.SerializeToString()
   return CachedConfig(
     configs=configs,
@@ -124,7 +119,7 @@ def convert_to_cached_config(
     mconfig=serialized,
     mconfig_tensor=tf.convert_to_tensor(serialized),
     dims=tuple(infer_dims(configs)),
-    slot_expire_time_config=expire_configs[0] if expire_configs else b"",
+    slot_expire_time_config=expire_configs[0] if len(expire_configs) == 1 else b"",
   )
 
 

@@ -354,7 +354,9 @@ class MergedMultiTypeHashTable(BaseMultiTypeHashTable):
   def _merge_tensors(
     self, slot_to_tensor: Mapping[str, tf.Tensor], dtype: tf.DType | None = None
   ) -> tuple[dict[str, tf.Tensor], dict[str, tf.Tensor]]:
-    return self._merging.merge(slot_to_tensor, dtype)
+    """Merges values or gradients where they are computed, on a GPU if there is one."""
+    with device_utils.maybe_device_if_allowed("/device:GPU:0"):
+      return self._merging.merge(slot_to_tensor, dtype)
 
   def _merge_ids(self, slot_to_id: SlotToIds) -> dict[str, tf.Tensor]:
     return self._memo.get(slot_to_id, lambda: self._merging.merge(slot_to_id, tf.int64)[0])

@@ -40,6 +40,7 @@ import tensorflow as tf
 from idl.matrix.proto import example_pb2
 from monolith.core import hyperparams
 from monolith.native_training import (
+  device_utils,
   embedding_combiners,
   entry,
   feature,
@@ -55,15 +56,17 @@ from monolith.native_training.data import feature_utils as data_feature_utils
 from monolith.native_training.data import utils as data_utils
 from monolith.native_training.entry import *  # noqa: F403
 from monolith.native_training.feature import *  # noqa: F403
+from monolith.native_training.hooks import progress
 from monolith.native_training.losses.head_losses import (  # noqa: F401
   get_sigmoid_loss_and_pred,
   get_softmax_loss_and_pred,
 )
-from monolith.native_training.metric import file_metric_hook, metric_hook
+from monolith.native_training.metric import file_metric_hook, metric_hook, streaming
 from monolith.native_training.metric import utils as metric_utils
 from monolith.native_training.model_dump import dump_utils
 from monolith.native_training.model_export import export_context
 from monolith.native_training.models import outputs as model_outputs
+from monolith.native_training.models import shown_loss
 from monolith.native_training.models.device_ctx import DeviceCtxType, MonolithDeviceCtx
 from monolith.native_training.models.outputs import ModelOutputs
 from monolith.native_training.models.spec import EstimatorSpec  # noqa: F401
@@ -93,10 +96,12 @@ class _GraphState:
     self.training_hooks: list[tf.estimator.SessionRunHook] = []
     self.export_outputs: dict[str, tf.estimator.export.ExportOutput] = {}
     self.output_names: set[str] = set()
+    self.metrics: dict[str, streaming.Metric] = {}
 
 
 class MonolithBaseModel(native_task.NativeTask, abc.ABC):
-  """A task with three methods to write: `input_fn`, `model_fn`, `serving_input_receiver_fn`.
+  """A task with methods to write: `input_fn`, `model_fn`, and for exports
+  `serving_input_receiver_fn`.
 
   Params can be read and written as attributes of the model.
 
@@ -172,9 +177,15 @@ class MonolithBaseModel(native_task.NativeTask, abc.ABC):
   def model_fn(self, features: dict[str, Any], mode: str) -> Any:
     """Returns an `EstimatorSpec`, or label, loss and prediction."""
 
-  @abc.abstractmethod
   def serving_input_receiver_fn(self) -> tf.estimator.export.ServingInputReceiver:
-    """Returns what an exported model is fed, and the features it becomes."""
+    """Returns what an exported model is fed, and the features it becomes.
+
+    A model that is never exported needs none.
+    """
+    raise NotImplementedError(
+      f"{type(self).__name__} has no serving_input_receiver_fn, which an export needs: it says "
+      "what the exported model is fed"
+    )
 
   @property
   def _graph_state(self) -> _GraphState:
@@ -211,6 +222,24 @@ class MonolithBaseModel(native_task.NativeTask, abc.ABC):
       if isinstance(hook, kind) and any(isinstance(h, kind) for h in self.training_hooks):
         return
     self.training_hooks.append(hook)
+
+  def add_metric(self, name: str, metric: streaming.Metric | tf.Tensor) -> None:
+    """Adds a number to what `Estimator.evaluate` returns.
+
+    Args:
+      name: its name there and in TensorBoard.
+      metric: a value and its update, as `tf.compat.v1.metrics` has them; or a tensor, one value per
+        example or for the batch, whose mean is taken.
+
+    Raises:
+      KeyError: the name is taken.
+    """
+    metrics = self._graph_state.metrics
+    if name in metrics:
+      raise KeyError(f"metric {name!r} exists: give each its own name, there are {sorted(metrics)}")
+    if isinstance(metric, tf.Tensor):
+      metric = tf.compat.v1.metrics.mean(metric)
+    metrics[name] = metric
 
   def add_extra_output(
     self,
@@ -282,7 +311,12 @@ class MonolithBaseModel(native_task.NativeTask, abc.ABC):
 
     return input_fn
 
-  def create_serving_input_receiver_fn(self) -> Callable[[], Any]:
+  def create_serving_input_receiver_fn(self) -> Callable[[], Any] | None:
+    """Returns a function that makes the receiver; `None` for a model that has none."""
+    own = type(self).serving_input_receiver_fn
+    if own is MonolithBaseModel.serving_input_receiver_fn:
+      return None
+
     def serving_input_receiver_fn() -> tf.estimator.export.ServingInputReceiver:
       with MonolithDeviceCtx(DeviceCtxType.INPUT_RECEIVER_FN):
         return self.serving_input_receiver_fn()
@@ -303,7 +337,8 @@ class MonolithBaseModel(native_task.NativeTask, abc.ABC):
     ) -> tf.estimator.EstimatorSpec:
       # It may run again, in another graph.
       self.clean()
-      global_step = tf.compat.v1.train.get_or_create_global_step()
+      with device_utils.maybe_device_if_allowed("/device:GPU:0"):
+        global_step = tf.compat.v1.train.get_or_create_global_step()
       real_mode = self._real_mode(mode)
       with MonolithDeviceCtx(DeviceCtxType.MODEL_FN):
         result = self.model_fn(features, real_mode)
@@ -316,7 +351,16 @@ class MonolithBaseModel(native_task.NativeTask, abc.ABC):
         outputs = outputs._replace(loss=outputs.loss + tf.add_n(self.losses))
       if real_mode == _PREDICT:
         return self._predict_spec(features, outputs)
+      if mode == _EVAL:
+        return self._eval_spec(features, outputs)
       train_ops = self._metric_ops(features, outputs)
+      for head, label, pred, is_class in zip(
+        outputs.heads, outputs.labels, outputs.preds, outputs.classification
+      ):
+        if label is not None and is_class:
+          tf.compat.v1.add_to_collection(
+            progress.HEADS_COLLECTION, progress.Head(head, label, pred)
+          )
       if real_mode == _EVAL:
         train_ops += outputs.preds
         if self.p.output_path:
@@ -337,9 +381,30 @@ class MonolithBaseModel(native_task.NativeTask, abc.ABC):
   def _real_mode(self, mode: str) -> str:
     if mode == _PREDICT:
       return mode
-    if mode == _TRAIN:
+    # An evaluation of the driver comes either as the training of a model whose own mode is
+    # evaluation, or, where its metrics are wanted, as what it is.
+    if mode == _TRAIN or mode == _EVAL == self.p.mode:
       return self.p.mode
     raise ValueError(f"model_fn got mode {mode!r}, want {_TRAIN!r} or {_PREDICT!r}")
+
+  def _eval_spec(
+    self, features: dict[str, Any], outputs: ModelOutputs
+  ) -> tf.estimator.EstimatorSpec:
+    """Returns what an evaluation measures: each head, and what `add_metric` was given."""
+    metrics = {**model_outputs.eval_metrics(outputs), **self._graph_state.metrics}
+    ops = self._metric_ops(features, outputs)
+    if self.p.output_path:
+      ops.append(self._write_predictions(features, outputs))
+    batch_size = tf.shape(outputs.preds[0])[0] if outputs.preds[0].shape.rank else None
+    # The mean loss is updated with every batch, and these run with it.
+    with tf.control_dependencies([op for op in ops if op is not None]):
+      loss = tf.identity(shown_loss.per_example(outputs.loss, batch_size), name="eval_loss")
+    return tf.estimator.EstimatorSpec(
+      _EVAL,
+      loss=loss,
+      eval_metric_ops=metrics,
+      evaluation_hooks=list(self.training_hooks),
+    )
 
   def _predict_spec(
     self, features: dict[str, Any], outputs: ModelOutputs
@@ -439,7 +504,11 @@ class MonolithBaseModel(native_task.NativeTask, abc.ABC):
 
   def _train_op(self, outputs: ModelOutputs, global_step: tf.Variable) -> tf.Operation:
     if outputs.optimizer is None:
-      raise Exception("dense_optimizer not found!")
+      raise Exception(
+        "dense_optimizer not found! model_fn returned no optimizer for the dense variables: return "
+        "EstimatorSpec(..., optimizer=tf.compat.v1.train.AdagradOptimizer(0.05)), or with a tuple "
+        "set self._default_dense_optimizer"
+      )
     return feature_utils.apply_gradients_with_var_optimizer(
       self.ctx,
       self.fc_dict.values(),
@@ -480,6 +549,8 @@ class MonolithModel(MonolithBaseModel):
     max_seq_length: int = 0,
     shared_name: str | None = None,
     combiner: str | embedding_combiners.Combiner | None = None,
+    admit_after: int | None = None,
+    expire_after: int | str | None = None,
   ) -> feature.FeatureColumn:
     """Declares that a feature has rows.
 
@@ -492,16 +563,24 @@ class MonolithModel(MonolithBaseModel):
       shared_name: the feature whose rows are used.
       combiner: how the ids of an example are pooled: `"reduce_sum"`, `"reduce_mean"`, `"first_n"`
         or an object. By default the sum, or the sequence if `max_seq_length` is not 0.
+      admit_after: another name of `occurrence_threshold`.
+      expire_after: another way to give `expire_time`: days, or a text such as "30d" or "4w".
 
     Returns:
       The column, the same one for the same name.
 
     Raises:
-      ValueError: a combiner of that name is not known, or a sequence has no length.
+      ValueError: a combiner of that name is not known, a sequence has no length, a threshold or
+        an expiry is out of range or given twice, or columns that share rows differ in them.
     """
     name, slot_id = _name_and_slot(feature_name)
+    occurrence_threshold, expire_time = feature.resolve_admission(
+      name, occurrence_threshold, expire_time, admit_after, expire_after
+    )
     if name in self.fc_dict:
-      return self.fc_dict[name]
+      column = self.fc_dict[name]
+      _check_admission(column.feature_slot, name, occurrence_threshold, expire_time)
+      return column
     if shared_name is not None and shared_name in self.fc_dict:
       slot = self.fc_dict[shared_name].feature_slot
     else:
@@ -522,6 +601,7 @@ class MonolithModel(MonolithBaseModel):
           )
         )
       slot = self.fs_dict[slot_name]
+    _check_admission(slot, name, occurrence_threshold, expire_time)
     column = feature.FeatureColumn(slot, name, _make_combiner(combiner, max_seq_length))
     self.fc_dict[name] = column
     return column
@@ -649,6 +729,23 @@ class MonolithModel(MonolithBaseModel):
     return features
 
 
+def _check_admission(
+  slot: feature.FeatureSlot, name: str, occurrence_threshold: int | None, expire_time: int
+) -> None:
+  """Refuses limits that rows cannot have, because they were declared with others before."""
+  has = (slot.occurrence_threshold, slot.expire_time)
+  wants = (
+    occurrence_threshold or has[0],
+    has[1] if expire_time == feature.DEFAULT_EXPIRE_TIME else expire_time,
+  )
+  if wants != has:
+    raise ValueError(
+      f"feature {name!r} asks for an occurrence threshold of {wants[0]} and {wants[1]} days, "
+      f"but the rows of slot {slot.name!r} were declared with {has[0]} and {has[1]}: rows have one "
+      "of each, so give it where the slot is declared first"
+    )
+
+
 def _name_and_slot(item: str | int | feature.FeatureColumn) -> tuple[str, int | None]:
   if isinstance(item, feature.FeatureColumn):
     return item.feature_name, None
@@ -677,7 +774,11 @@ def _names_and_dims(
   features: Any, slice_dim: int | None
 ) -> tuple[list[Any], list[int], list[int] | None]:
   """Returns features, dimensions, and, of groups, their sizes."""
-  error = ValueError("ValueError for features")
+  error = ValueError(
+    f"ValueError for features: features is {features!r} and slice_dim {slice_dim!r}, want a list "
+    "of names, slots or columns with a slice_dim; a list of (name, dim); a dict name -> dim; or a "
+    "list of lists of slots with a slice_dim"
+  )
   if isinstance(features, Mapping):
     return list(features), list(features.values()), None
   if not isinstance(features, (list, tuple)) or not features:

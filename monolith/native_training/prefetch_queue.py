@@ -50,7 +50,7 @@ class _GPUCompatiblePaddingFIFOQueue(data_flow_ops.QueueBase):
       )
     # TensorFlow has a GPU kernel of the plain queue alone. Given no shapes, that one takes elements
     # of different shapes too, and the base class gives dequeued tensors their static shapes.
-    on_gpu = device_utils.within_placement_context_of("GPU")
+    self._on_gpu = on_gpu = device_utils.within_placement_context_of("GPU")
     make_queue = (
       gen_data_flow_ops.fifo_queue_v2 if on_gpu else gen_data_flow_ops.padding_fifo_queue_v2
     )
@@ -62,6 +62,20 @@ class _GPUCompatiblePaddingFIFOQueue(data_flow_ops.QueueBase):
       name=name,
     )
     super().__init__(dtypes, shapes, names, queue_ref)
+
+  def is_closed(self, name: Optional[str] = None) -> tf.Tensor:
+    """Returns whether the queue is closed.
+
+    Raises:
+      NotImplementedError: the queue is on a GPU. TensorFlow's kernel there writes its answer
+        through a device pointer on the host, which ends the process.
+    """
+    if self._on_gpu:
+      raise NotImplementedError(
+        f"TensorFlow cannot tell whether {self.name}, a queue on a GPU, is closed. Ask the queue "
+        "of the same elements on the CPU."
+      )
+    return super().is_closed(name)
 
   def enqueue_many(self, vals: Any, name: Optional[str] = None) -> tf.Operation:
     raise NotImplementedError(self._MANY_NOT_SUPPORTED)
@@ -90,7 +104,7 @@ class _QueueBase:
   def enqueue_op(self) -> tf.Operation:
     raise NotImplementedError
 
-  def dequeue(self) -> list[tf.Tensor]:
+  def dequeue(self, after: Sequence[tf.Tensor] = ()) -> list[tf.Tensor]:
     raise NotImplementedError
 
 
@@ -138,9 +152,13 @@ class _FIFOQueue(_QueueBase):
   def enqueue_op(self) -> tf.Operation:
     return self._enqueue_op
 
-  def dequeue(self) -> list[tf.Tensor]:
-    """Returns the tensors of the next element; every call makes a new op."""
-    with tf.init_scope():
+  def dequeue(self, after: Sequence[tf.Tensor] = ()) -> list[tf.Tensor]:
+    """Returns the tensors of the next element; every call makes a new op.
+
+    Args:
+      after: what must have been computed before the element is taken.
+    """
+    with tf.init_scope(), tf.control_dependencies(list(after)):
       tensors = self._queue.dequeue()
     return tensors if isinstance(tensors, list) else [tensors]
 
@@ -210,11 +228,15 @@ class _MultiFIFOQueue(_QueueBase):
   def enqueue_op(self) -> tf.Operation:
     return self._enqueue_op
 
-  def dequeue(self) -> list[tf.Tensor]:
-    """Returns the tensors of the next element in the order of `dense_list`."""
+  def dequeue(self, after: Sequence[tf.Tensor] = ()) -> list[tf.Tensor]:
+    """Returns the tensors of the next element in the order of `dense_list`.
+
+    Args:
+      after: what must have been computed before the element is taken.
+    """
     result = [None] * sum(len(indices) for indices in self._indices)
     for queue, indices in zip(self._queues, self._indices):
-      for i, tensor in zip(indices, queue.dequeue()):
+      for i, tensor in zip(indices, queue.dequeue(after)):
         result[i] = tensor
     return result
 
@@ -325,13 +347,15 @@ class AsyncPushHook(tf.estimator.SessionRunHook):
   consumed in every run.
   """
 
-  def __init__(self, queue: _MultiFIFOQueue, ops: Any):
+  def __init__(self, queue: _MultiFIFOQueue, ops: Any, gate: Optional[tf.Tensor] = None):
     """Args:
     queue: filled by the train op.
     ops: what `session.run` accepts; takes one element from the queue.
+    gate: what the ops wait for before they take it, where they run with a step; fed elsewhere.
     """
     self._queue = queue
     self._run_ops = ops
+    self._without_gate = {} if gate is None else {gate: 0}
     self._queue_init = False
     self._queue_size = None
     self._filled_by_runs = False
@@ -345,6 +369,8 @@ class AsyncPushHook(tf.estimator.SessionRunHook):
   ) -> Optional[tf.estimator.SessionRunArgs]:
     if not self._queue_init or (self._filled_by_runs and not self._fills_queue(run_context)):
       return None
+    if self._without_gate and not self._fills_queue(run_context):
+      return tf.estimator.SessionRunArgs(self._run_ops, self._without_gate)
     return tf.estimator.SessionRunArgs(self._run_ops)
 
   def after_run(self, run_context: tf.estimator.SessionRunContext, run_values: Any) -> None:
@@ -355,7 +381,7 @@ class AsyncPushHook(tf.estimator.SessionRunHook):
 
   def end(self, session: tf.compat.v1.Session) -> None:
     while session.run(self._queue_size) > 0:
-      session.run(self._run_ops)
+      session.run(self._run_ops, self._without_gate)
 
 
 class AsyncFunctionMgr:
@@ -370,10 +396,20 @@ class AsyncFunctionMgr:
     """
     self._is_async = is_async
     self._hooks: list[AsyncPushHook] = []
+    self._inputs: list[tf.Tensor] = []
 
   @property
   def hooks(self) -> list[AsyncPushHook]:
     return self._hooks
+
+  def wait_for(self, inputs: Sequence[tf.Tensor]) -> None:
+    """Lets functions that are added later start in a step only when these tensors of it are there.
+
+    A step that finds the data at its end is cancelled, with whatever runs beside it: a function
+    that had begun would be done by halves, on some servers and not on others, and its arguments be
+    gone from the queue. One that waits has not begun, and runs at the end of the session.
+    """
+    self._inputs = list(inputs)
 
   def add_async_function(
     self,
@@ -407,17 +443,24 @@ class AsyncFunctionMgr:
 
     # A queue needs a component, also when the function has no argument.
     dummy_tensor = tf.constant(0, dtype=tf.int32, name="dummy_tensor_for_async_function")
-    (args, kwargs), queue = enqueue_dicts_with_queue_return(
-      (args + (dummy_tensor,), kwargs), capacity=1, queue_name=queue_name
-    )
-    assert queue is not None  # The capacity is not 0.
+    nested = nested_tensors.NestedTensors((args + (dummy_tensor,), kwargs))
+    queue = _MultiFIFOQueue(nested.get_tensors(), 1, queue_name)
+    gate, passed = None, []
+    if self._inputs:
+      with tf.control_dependencies([tensor.op for tensor in self._inputs]):
+        has_input = tf.identity(0)
+      # A run that feeds the gate cuts what it gets from it, but no control dependency. Sessions of
+      # training do not optimize their graphs, which would turn the one into the other.
+      gate = tf.compat.v1.placeholder_with_default(has_input, [], name="async_function_gate")
+      passed.append(tf.identity(gate))
     with tf.init_scope():
+      args, kwargs = nested.get_nested_result(queue.dequeue(passed))
       dummy_op = tf.no_op(name="dummy_depended_op_for_async_function")
       with tf.control_dependencies([args[-1], dummy_op]):
         run_ops = target(*args[:-1], **kwargs)
     if run_ops is None:
       raise ValueError(f"the asynchronous function {target} returned None, want ops to run")
-    self._hooks.append(AsyncPushHook(queue, run_ops))
+    self._hooks.append(AsyncPushHook(queue, run_ops, gate))
     # A step whose enqueue op needed the function's own ops would run them twice.
     utils.check_ops_dependence(queue.enqueue_op.name, dummy_op.name)
     return queue.enqueue_op

@@ -3,7 +3,14 @@
 import json
 import unittest
 
-from monolith.agent_service.data_def import ReplicaMeta
+from monolith.agent_service.data_def import (
+  EventType,
+  ModelMeta,
+  PublishMeta,
+  PublishType,
+  ReplicaMeta,
+  ResourceSpec,
+)
 from monolith.agent_service.utils import ModelState
 
 
@@ -48,6 +55,38 @@ class ReplicaMetaTest(unittest.TestCase):
     self.assertIsNone(ReplicaMeta(address="0.0.0.0:1").get_address())
     with self.assertRaisesRegex(ValueError, "ipv5"):
       meta.get_address(address_family="ipv5")
+
+  def test_paths(self):
+    entry = ReplicaMeta(server_type="entry", task=0, replica=12)
+    self.assertEqual(entry.get_path("/b/service/m"), "/b/service/m/entry:0/00000000012")
+    ps = ReplicaMeta(server_type="ps", task=3, replica=12)
+    self.assertEqual(ps.get_path("/b/service/m"), "/b/service/m/ps:3/12")
+
+  def test_nonsense_is_an_error(self):
+    for text in ("[]", "7", "{", '{"address": 7}', '{"stat": "30"}', '{"task": null}'):
+      with self.assertRaises(ValueError, msg=text):
+        ReplicaMeta.from_json(text)
+
+
+class PublishingTest(unittest.TestCase):
+  def test_defaults_and_paths(self):
+    self.assertEqual(
+      json.loads(ModelMeta(model_name="m", model_dir="/d").to_json()),
+      {
+        "model_name": "m", "model_dir": "/d", "ckpt": None, "num_shard": -1, "action": "NONE",
+        "spec_replicas": [],
+      },
+    )  # fmt: skip
+    publish = PublishMeta(shard_id=1, replica_id=2, model_name="m", sub_models={"ps_0": "/p"})
+    self.assertEqual(PublishMeta.deserialize(publish.serialize()), publish)
+    self.assertEqual((publish.ptype, publish.total_publish_num), (PublishType.LOAD, 1))
+    self.assertEqual(publish.get_path("/b/publish"), "/b/publish/1:2:m")
+    resource = ResourceSpec("a:1", 1, 2, memory=3)
+    self.assertEqual(resource.get_path("/b/resource"), "/b/resource/1:2")
+    self.assertEqual((resource.cpu, resource.network, resource.work_load), (-1, -1, -1))
+
+  def test_every_event_has_a_number_of_its_own(self):
+    self.assertEqual(len({int(kind) for kind in EventType}), len(EventType.__members__))
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from monolith.native_training import (
   utils,
 )
 from monolith.native_training.driver import feature_factories as cpu_feature_factories
+from tests import gpu_placement
 
 tf.compat.v1.disable_eager_execution()
 
@@ -106,6 +107,33 @@ class DistributedMultiTypeHashTableMpiTest(_GraphTest):
     self.assertAllEqual(before["2"], [[0, 0]])
     self.assertAllEqual(after["1"], [[-1], [-1]])
     self.assertAllEqual(after["2"], [[-0.5, -1]])
+
+  @parameterized.parameters(_merged_group, _native_group)
+  def test_embeddings_move_to_the_gpu_and_tables_do_not(self, make):
+    gpu_placement.allow(self)
+    table = _mpi_table(make, queue_configs={"embedding_prefetch_capacity": 1})
+    ids = _ids()
+    embeddings, bundle = table.lookup(ids, {}, _pack(ids))
+    updated = table.apply_gradients(_grads(), bundle, _scalar(0))
+    with tf.control_dependencies([updated.as_op(), *embeddings.values()]):
+      done = tf.no_op()
+
+    for op in ("", "Gradient"):
+      name = f"MonolithFusedGatherEmbeddingsByInput{op}"
+      self.assertEqual(gpu_placement.devices_of(name), {"GPU"})
+    self.assertEqual(gpu_placement.devices_of("FIFOQueueV2"), {"GPU"})
+    self.assertEqual(gpu_placement.devices_of("PaddingFIFOQueueV2"), {"CPU"})
+    for op in tf.compat.v1.get_default_graph().get_operations():
+      if "HashTable" in op.type:
+        self.assertNotIn("GPU", op.device, op.name)
+    hooks = table.get_queue_hooks()
+    config = gpu_placement.SOFT_PLACEMENT
+    with tf.compat.v1.train.SingularMonitoredSession(hooks=hooks, config=config) as session:
+      self.assertAllEqual(session.run(embeddings)["1"], [[0], [0]])
+      session.run(done)
+      session.run(done)
+      # The lookup that is ahead may have seen one update less.
+      self.assertLess(session.run(embeddings)["1"][0, 0], 0)
 
   def test_bundle(self):
     table = _mpi_table()

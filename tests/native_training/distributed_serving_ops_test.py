@@ -270,7 +270,7 @@ class ParameterSyncTest(tf.test.TestCase):
       self.assertEqual(client.device, "")
 
 
-class SplitPushRequestTest(tf.test.TestCase):
+class MakePredictRequestsTest(tf.test.TestCase):
   def _request(self, n, multi):
     request = parameter_sync_pb2.PushRequest(model_name="m", signature_name="s", timeout_in_ms=7)
     tables = request.delta_multi_hash_tables if multi else request.delta_hash_tables
@@ -280,31 +280,66 @@ class SplitPushRequestTest(tf.test.TestCase):
       )
     return request
 
-  def test_small_requests_stay_whole(self):
-    request = self._request(3, multi=False)
-    self.assertEqual(serving_transport.split_push_request(request), [request])
+  def _inputs(self, call):
+    return {
+      alias: tf.make_ndarray(tensor_pb2.TensorProto.FromString(value))
+      for alias, value in call.inputs.items()
+    }
+
+  def test_small_pushes_are_one_call(self):
+    (call,) = serving_transport.make_predict_requests(self._request(3, multi=False))
+    self.assertEqual((call.model_spec.name, call.model_spec.signature_name), ("m", "s"))
+    inputs = self._inputs(call)
+    self.assertCountEqual(inputs, ["a_id", "a_value", "b_id", "b_value"])
+    self.assertAllEqual(inputs["a_id"], [0, 1, 2])
+    self.assertAllEqual(inputs["a_value"], [[0, 0.5], [1, 1.5], [2, 2.5]])
+    empty = parameter_sync_pb2.PushRequest(model_name="m")
+    self.assertEqual(serving_transport.make_predict_requests(empty), [])
 
   def test_parts(self):
     request = self._request(100, multi=True)
-    limit = request.ByteSize() // 3 + 1
-    parts = serving_transport.split_push_request(request, limit)
+    calls = serving_transport.make_predict_requests(request, max_bytes=101 * 16 // 3 + 1)
 
-    self.assertLen(parts, 3)
-    self.assertEqual([len(p.delta_multi_hash_tables[0].fids) for p in parts], [33, 33, 34])
-    self.assertEqual([len(p.delta_multi_hash_tables[1].fids) for p in parts], [0, 0, 1])
-    fids = [fid for part in parts for fid in part.delta_multi_hash_tables[0].fids]
-    embeddings = [e for part in parts for e in part.delta_multi_hash_tables[0].embeddings]
-    self.assertEqual(fids, list(range(100)))
-    self.assertAllClose(embeddings, np.arange(200) * 0.5)
-    self.assertEqual({(p.model_name, p.signature_name, p.timeout_in_ms) for p in parts},
-                     {("m", "s", 7)})  # fmt: skip
+    parts = [self._inputs(call) for call in calls]
+    self.assertEqual([len(part["id"]) for part in parts], [33, 33, 35])
+    self.assertAllEqual([part["id_split"].tolist() for part in parts],
+                        [[0, 33, 33], [0, 33, 33], [0, 34, 35]])  # fmt: skip
+    ids = np.concatenate([part["id"][: part["id_split"][1]] for part in parts])
+    self.assertAllEqual(ids, np.arange(100))
+    values = np.concatenate([part["flat_value"][: 2 * part["id_split"][1]] for part in parts])
+    self.assertAllClose(values, np.arange(200) * 0.5)
+
+  def test_every_id_and_value_survives(self):
+    ids = np.concatenate([
+      [0, 1, 127, 128, -1, -128, 2**63 - 1, -(2**63), 0x18, 0x25, 0x1818181818, 2**14, 2**56 - 1],
+      np.random.RandomState(0).randint(-(2**62), 2**62, 1000),
+    ])  # fmt: skip
+    bits = np.random.RandomState(1).randint(0, 256, ids.size * 3 * 4).astype(np.uint8)
+    values = np.nan_to_num(bits.view(np.float32).reshape(-1, 3))
+    values[0] = [np.inf, -0.0, np.float32(1e-45)]
+    request = parameter_sync_pb2.PushRequest(model_name="m")
+    request.delta_hash_tables.add(
+      unique_id="\x18%t", dim_size=3, fids=ids.tolist(), embeddings=values.reshape(-1).tolist()
+    )
+    request.delta_hash_tables.add(dim_size=3)
+    (call,) = serving_transport.make_predict_requests(request)
+    inputs = self._inputs(call)
+    self.assertAllEqual(inputs["\x18%t_id"], ids)
+    self.assertEqual(inputs["\x18%t_value"].tobytes(), values.tobytes())
+    self.assertEqual(inputs["_value"].shape, (0, 3))
+
+  def test_rows_of_another_width(self):
+    request = self._request(3, multi=False)
+    request.delta_hash_tables[0].dim_size = 3
+    with self.assertRaisesRegex(ValueError, "'a' has 6 values for 3 ids of 3"):
+      serving_transport.make_predict_requests(request)
 
   def test_messages_are_those_of_tensorflow_serving(self):
     try:
       from tensorflow_serving.apis import predict_pb2
     except ImportError:
       self.skipTest("needs tensorflow-serving-api")
-    request = serving_transport.make_predict_request(self._request(2, multi=False))
+    (request,) = serving_transport.make_predict_requests(self._request(2, multi=False))
     request.model_spec.version.value = 5
 
     theirs = predict_pb2.PredictRequest.FromString(request.SerializeToString())

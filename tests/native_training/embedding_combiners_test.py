@@ -6,6 +6,7 @@ import numpy as np
 import tensorflow as tf
 
 from monolith.native_training import embedding_combiners
+from tests import gpu_placement
 
 tf.compat.v1.disable_eager_execution()
 
@@ -95,6 +96,13 @@ class CombinerTest(tf.test.TestCase):
     self.assertEqual(
       self.run_tensors(embedding_combiners.FirstN(4).combine(key, embedding)).shape, (0, 4, 3)
     )
+
+  def test_first_n_scatters_on_the_gpu(self):
+    gpu_placement.allow(self)
+    combined = embedding_combiners.FirstN(2).combine(keys([1, 3]), tf.ones([4, 3]))
+    self.assertEqual(gpu_placement.devices_of("ScatterNd"), {"GPU"})
+    with self.session(config=gpu_placement.SOFT_PLACEMENT) as sess:
+      self.assertAllEqual(sess.run(combined)[0], [[1, 1, 1], [0, 0, 0]])
 
   def test_combiner_is_abstract(self):
     with self.assertRaises(TypeError):

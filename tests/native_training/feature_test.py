@@ -15,6 +15,7 @@ from monolith.native_training import (
 )
 from monolith.native_training.model_export import export_context
 from monolith.native_training.runtime.hash_table import embedding_hash_table_pb2
+from tests import gpu_placement
 
 tf.compat.v1.disable_eager_execution()
 
@@ -228,6 +229,25 @@ class EmbeddingSlicesTest(tf.test.TestCase):
       values = sess.run(slices)
     self.assertAllEqual(values["f:0_1"], [[[1], [0]], [[0], [0]], [[2], [3]]])
     self.assertAllEqual(values["f:1_2"], [[[2], [0]], [[0], [0]], [[3], [5]]])
+
+  def test_reduce_sum_on_the_gpu(self):
+    gpu_placement.allow(self)
+    splits = tf.compat.v1.placeholder_with_default(tf.constant([0, 1, 1, 3], tf.int64), [None])
+    dynamic = tf.RaggedTensor.from_row_splits(tf.range(3, dtype=tf.int64), splits, validate=False)
+    # The fused op needs a static batch size; TensorFlow's own ops do not.
+    for ids, kind in (
+      (_ragged([0, 1, 1, 3]), "MonolithFusedReduceAndSplitGPU"),
+      (dynamic, "ScatterNd"),
+    ):
+      with self.subTest(kind):
+        embeddings = tf.constant([[1.0, 2], [2, 3], [3, 5]])
+        slices = self._slices(embeddings, ids, embedding_combiners.ReduceSum())
+        (gradient,) = tf.gradients(tf.reduce_sum(slices["f:1_2"]), embeddings)
+        self.assertEqual(gpu_placement.devices_of(kind), {"GPU"})
+        self.assertEmpty(gpu_placement.devices_of("MonolithFusedReduceSumAndSplit"))
+        with self.session(config=gpu_placement.SOFT_PLACEMENT) as sess:
+          self.assertAllEqual(sess.run(slices["f:1_2"]), [[2], [0], [8]])
+          self.assertAllEqual(sess.run(gradient), [[0, 1], [0, 1], [0, 1]])
 
   def test_gradients(self):
     embeddings = tf.constant([[1.0, 2], [2, 3], [3, 5]])

@@ -18,6 +18,7 @@ from monolith.native_training import (
   prefetch_queue,
 )
 from monolith.native_training.feature_utils import GradClipType
+from tests import gpu_placement
 
 tf.compat.v1.disable_eager_execution()
 
@@ -76,7 +77,8 @@ class _GraphTest(tf.test.TestCase, parameterized.TestCase):
       def after_run(_, context, run_values):
         values.update(context.session.run(fetches))
 
-    with tf.compat.v1.train.MonitoredSession(hooks=[*hooks, Read()]) as session:
+    creator = tf.compat.v1.train.ChiefSessionCreator(config=gpu_placement.SOFT_PLACEMENT)
+    with tf.compat.v1.train.MonitoredSession(creator, [*hooks, Read()]) as session:
       for _ in range(runs):
         session.run(train_op)
     return values
@@ -103,6 +105,27 @@ class ApplyGradientsWithVarOptimizerTest(_GraphTest):
     # Before the end of the session, which pushes the rest.
     self.assertAllClose(values["var"], -1.0)
     self.assertAllClose(values["emb"], [[-2.0, -2.0, -2.0, 1.0]])
+
+  def test_apply_gradients_with_dense_optimizer_gpu(self):
+    gpu_placement.allow(self)
+    hvd_lib.init()
+    case = _Case()
+    train_op = case.train_op(clip_norm=1.0, use_allreduce=True)
+    # Clipping is deferred: no op touches the gradients before they are reduced.
+    self.assertEmpty(gpu_placement.devices_of("MonolithClipByGlobalNorm"))
+    self.assertEqual(gpu_placement.devices_of("GlobalL2Reduce"), {"GPU"})
+    collectives = {"GPU"} if hvd_lib.has_gpu_kernels() else {"CPU"}
+    self.assertEqual(gpu_placement.devices_of("HorovodAllreduce") or collectives, collectives)
+    values = self.train(case, train_op)
+    self.assertAllClose(values["var"], 0.5)
+    self.assertAllClose(values["emb"], [[0.5, 0.5, 0.5, 1.0]])
+    self.assertEqual(values["step"], 1)
+
+  def test_the_dense_part_stays_on_the_cpu_without_permission(self):
+    case = _Case()
+    case.train_op(clip_norm=1.0)
+    devices = {op.device for op in tf.compat.v1.get_default_graph().get_operations()}
+    self.assertFalse([device for device in devices if "GPU" in device])
 
   def test_no_step(self):
     case = _Case()

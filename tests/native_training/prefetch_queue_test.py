@@ -224,7 +224,6 @@ class MultiFIFOQueueTest(tf.test.TestCase):
   def test_runner_closes_all_queues(self):
     queue = self._mixed_queue()
     runner = prefetch_queue.MultiQueueRunner(queue.queues, [queue.enqueue_op])
-    closed = [q.is_closed() for q in queue.queues]
 
     self.assertEqual(runner.name, "q")
     with self.assertRaisesWithLiteralMatch(
@@ -234,9 +233,18 @@ class MultiFIFOQueueTest(tf.test.TestCase):
     config = tf.compat.v1.ConfigProto(allow_soft_placement=True)
     for op in (runner.close_op, runner.cancel_op):
       with tf.compat.v1.Session(config=config) as sess:
-        self.assertEqual(sess.run(closed), [False, False])
+        sess.run(queue.enqueue_op)
         sess.run(op)
-        self.assertEqual(sess.run(closed), [True, True])
+        for one in queue._queues:
+          with self.assertRaisesRegex(tf.errors.CancelledError, "is closed"):
+            sess.run(one.enqueue_op)
+
+  def test_queue_on_a_gpu_does_not_tell_whether_it_is_closed(self):
+    queue = self._mixed_queue()
+    with self.assertRaisesRegex(NotImplementedError, "q_gpu, a queue on a GPU"):
+      queue.queues[1].is_closed()
+    with self.session() as sess:
+      self.assertFalse(sess.run(queue.queues[0].is_closed()))
 
   def test_runner_of_one_queue(self):
     queue = prefetch_queue._FIFOQueue([tf.constant(1)], queue_name="one")
@@ -525,6 +533,65 @@ class AsyncManagerTest(tf.test.TestCase):
       "postpush_queue", "dummy_tensor_for_async_function", "dummy_depended_op_for_async_function"
     ):  # fmt: skip
       self.assertIn(name, names)
+
+  def test_function_of_the_last_step_is_done_as_a_whole(self):
+    """The end of the data cancels a step while it runs the function of the step before."""
+    begins = threading.Semaphore(0)
+    batches = iter([1.0, 2.0])
+
+    def read():
+      value = next(batches, None)
+      if value is None:
+        # Let the function begin a second time, if it can, before this ends the step for both.
+        for _ in range(2):
+          begins.acquire(timeout=1)
+        raise StopIteration
+      return np.float32(value)
+
+    def begin():
+      begins.release()
+      return np.float32(0)
+
+    first, second = tf.Variable(0.0), tf.Variable(0.0)
+    batch = tf.compat.v1.py_func(read, [], tf.float32)
+    batch.set_shape([])
+    # Stands for a server that takes its time: it has an answer for the first batch, for the second
+    # one only at the end. A wait for it can be cancelled, as one for a server can.
+    answers = tf.queue.FIFOQueue(2, tf.float32, shapes=[()])
+    answer = answers.enqueue(0.0)
+    mgr = prefetch_queue.AsyncFunctionMgr()
+    mgr.wait_for([batch])
+
+    def push(value):
+      with tf.control_dependencies([first.assign_add(value)]):
+        begun = tf.compat.v1.py_func(begin, [], tf.float32)
+      with tf.control_dependencies([begun]):
+        return second.assign_add(value + answers.dequeue())
+
+    op = mgr.add_async_function(push, (batch,))
+    final = []
+
+    class Answer(tf.estimator.SessionRunHook):
+      def after_create_session(self, session, coord):
+        session.run(answer)
+
+      def end(self, session):
+        session.run(answer)
+
+    class Reader(tf.estimator.SessionRunHook):
+      def end(self, session):
+        final.extend(session.run([first, second]))
+
+    hooks = [Answer(), *mgr.hooks, Reader()]
+    config = tf.compat.v1.ConfigProto()
+    # As in every training session; Grappler replaces data dependencies by control dependencies.
+    config.graph_options.rewrite_options.disable_meta_optimizer = True
+    creator = tf.compat.v1.train.ChiefSessionCreator(config=config)
+    with tf.compat.v1.train.MonitoredSession(creator, hooks=hooks) as sess:
+      while not sess.should_stop():
+        sess.run(op)
+
+    self.assertEqual(final, [3.0, 3.0])
 
   def test_function_overrides_the_manager(self):
     for default in (True, False):

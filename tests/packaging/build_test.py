@@ -17,6 +17,25 @@ def _build(**environment: str) -> subprocess.CompletedProcess:
   )
 
 
+class FlagsTest(unittest.TestCase):
+  def test_all_builds_use_the_same_rules_of_arithmetic(self):
+    program = "import platform; platform.machine = lambda: 'x86_64'; import native_build as b; "
+    process = subprocess.run(
+      [sys.executable, "-c", program + "print(b.COMMON_FLAGS)"],
+      cwd=ROOT / "tools",
+      capture_output=True,
+      text=True,
+      check=True,
+    )
+    flags = set(re.findall(r"-f\S*(?:math|fp)\S*", process.stdout))
+    self.assertEqual(flags, {"-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off"})
+    bazel = (ROOT / ".bazelrc").read_text() + (ROOT / "BUILD.bazel").read_text()
+    cmake = (ROOT / "CMakeLists.txt").read_text()
+    for flag in flags:
+      self.assertIn(flag, bazel)
+      self.assertIn(flag, cmake)
+
+
 class BuildErrorsTest(unittest.TestCase):
   def test_missing_compiler_is_one_sentence(self):
     process = _build(CXX="no-such-compiler")

@@ -25,8 +25,9 @@ LAYERS = {
   ),
   "graph": (
     "helpers that build graphs and run sessions; metrics",
-    "barrier_ops device_utils graph_meta graph_utils hooks metric model_export.export_context "
-    "nested_tensors prefetch_queue ragged_utils session_run_hooks tensor_utils utils variables",
+    "barrier_ops clip_ops device_utils graph_meta graph_utils hooks metric "
+    "model_export.export_context nested_tensors prefetch_queue ragged_utils session_run_hooks "
+    "tensor_utils utils variables",
   ),
   "cluster": (
     "where processes are, how they find and call one another",
@@ -57,7 +58,7 @@ LAYERS = {
   ),
   "models": (
     "what a model author derives from and builds with",
-    "clip_ops layers losses model model_dump models native_model optimizers summary",
+    "/keras layers losses model model_dump models native_model optimizers summary",
   ),
   "export": (
     "SavedModels",
@@ -70,9 +71,11 @@ LAYERS = {
   ),
   "runners": (
     "programs, and the few lines that programs begin with",
-    "/base_runner /core.base_tpu_test /gpu_runner /tasks /tpu_runner "
+    "/base_runner /core.base_tpu_test /gpu_runner /serving /tasks /tpu_runner "
     "cpu_training_distributed_test_binary demo demos estimator model_export.demo_export "
-    "runner_utils",
+    "model_export.demo_predictor model_export.demo_predictor_client "
+    "model_export.warmup_data_decoder model_export.warmup_data_gen "
+    "model_export.warmup_example_batch runner_utils",
   ),
 }
 

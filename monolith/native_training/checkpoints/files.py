@@ -114,6 +114,14 @@ def set_aside(prefix: str) -> None:
       _link_tree(os.path.join(directory, name), twin + name[len(base) :])
 
 
+def copy_checkpoint(prefix: str, directory: str) -> None:
+  """Puts a complete checkpoint into another folder too, linked where the file system has links."""
+  source_dir, base = os.path.split(prefix)
+  for name in list_dir(source_dir):
+    if name.startswith(base + ".") and name != base + _UNFINISHED:
+      _link_tree(os.path.join(source_dir, name), os.path.join(directory, name))
+
+
 def resharded_name(prefix: str) -> str:
   """Returns the prefix under which `reshard` writes a checkpoint again."""
   directory, base = os.path.split(prefix)

@@ -408,7 +408,8 @@ class PartialRecoverySaver(tf_saver.Saver):
         self._restore_with_alias_map(sess, save_path, restore_ops, placeholders, alias_map)
       else:
         self._clear_nn(sess, save_path, restore_ops, placeholders)
-      graph.clear_collection(CUSTOM_RESTORE_OP)
+      # Not with `clear_collection`, which a finalized graph refuses.
+      del graph.get_collection_ref(CUSTOM_RESTORE_OP)[:]
     self._create_shared_resources(sess)
 
   def _create_shared_resources(self, sess: tf.compat.v1.Session) -> None:
@@ -425,11 +426,12 @@ class PartialRecoverySaver(tf_saver.Saver):
   ) -> None:
     self._check_checkpoint_exists(save_path)
     reader = py_checkpoint_reader.NewCheckpointReader(save_path)
-    feed_dict = calc_feed_dict(reader, alias_map, placeholders)
+    is_partial = getattr(restore_ops[0], "is_partial", False)
+    feed_dict = calc_feed_dict(reader, alias_map, placeholders, always=is_partial)
     if feed_dict is None:
       self._origin_restore(sess, save_path)
     else:
-      logging.info("Restoring parameters of other names from %s", save_path)
+      logging.info("Restoring parameters one by one from %s", save_path)
       sess.run(restore_ops, feed_dict)
 
   def _clear_nn(self, sess: Any, save_path: str, restore_ops: list, placeholders: list) -> None:

@@ -18,6 +18,20 @@ from typing import NamedTuple
 
 import numpy as np
 
+from monolith.native_training.metric.window_auc import compute_auc
+
+__all__ = [
+  "NUM_FIELDS",
+  "NUM_GENRES_PER_MOVIE",
+  "RECORD_BYTES",
+  "RatingsInfo",
+  "compute_auc",
+  "generate",
+  "load",
+  "read_labels",
+  "read_movielens",
+]
+
 NUM_FIELDS = 7
 RECORD_BYTES = NUM_FIELDS * 8
 NUM_GENRES_PER_MOVIE = 3
@@ -51,26 +65,6 @@ class RatingsInfo(NamedTuple):
   @property
   def eval_file(self) -> str:
     return os.path.join(self.folder, "eval.ratings")
-
-
-def compute_auc(labels: np.ndarray, scores: np.ndarray) -> float:
-  """Returns the probability that a positive example scores above a negative one; nan without both.
-
-  Args:
-    labels: `[n]`, positive means liked.
-    scores: `[n]`; equal scores count half.
-  """
-  labels = np.asarray(labels) > 0
-  scores = np.asarray(scores, np.float64)
-  num_positive = int(labels.sum())
-  num_negative = len(labels) - num_positive
-  if not num_positive or not num_negative:
-    return float("nan")
-  _, inverse, counts = np.unique(scores, return_inverse=True, return_counts=True)
-  last_rank = np.cumsum(counts)
-  mean_rank = last_rank - (counts - 1) / 2.0
-  rank_sum = mean_rank[inverse][labels].sum()
-  return float((rank_sum - num_positive * (num_positive + 1) / 2.0) / (num_positive * num_negative))
 
 
 def generate(

@@ -57,6 +57,9 @@ class ProgressHook(tf.estimator.SessionRunHook):
     num_ranks: how many train as many examples each, with as many tables that are not counted here.
   """
 
+  # The driver adds no second line.
+  shows_progress = True
+
   def __init__(
     self,
     loss: tf.Tensor,

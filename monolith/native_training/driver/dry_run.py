@@ -82,12 +82,14 @@ class CollectedFeatures(NamedTuple):
     slot_to_occurrence_threshold: by slot id, how often an id must be seen before it gets a row.
     slot_to_expire_time: by slot id, the days after which an unused row expires.
     slices: table name -> what its rows consist of.
+    feature_to_admission: by feature name, when its ids get rows, and how long they keep them.
   """
 
   feature_configs: FeatureConfigs
   slot_to_occurrence_threshold: dict[int, int]
   slot_to_expire_time: dict[int, int]
   slices: dict[str, tuple[checkpoint_slices.Slice, ...]]
+  feature_to_admission: Mapping[str, feature.Admission] = types.MappingProxyType({})
 
 
 def collect(task: native_task.NativeTask) -> CollectedFeatures:
@@ -121,6 +123,11 @@ def collect(task: native_task.NativeTask) -> CollectedFeatures:
     {
       feature_configs.shared_tables.get(name, name): _describe_slices(table)
       for table in tables.values()
+      for name in table.feature_names
+    },
+    {
+      name: factory.name_to_admission[slot]
+      for slot, table in tables.items()
       for name in table.feature_names
     },
   )

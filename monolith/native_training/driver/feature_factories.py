@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from monolith.native_training import feature, prefetch_queue, utils
+from monolith.native_training import device_utils, feature, prefetch_queue, utils
 from monolith.native_training.tables import gradient_checks, protocols
 
 POSTPUSH_QUEUE_NAME = "postpush_queue"
@@ -144,7 +144,7 @@ class _FusedCpuFeatureFactory(feature.FeatureFactoryFromEmbeddings):
   ) -> tf.Operation:
     """Returns the op that updates the tables; `scale` multiplies the gradients."""
     names = list(self._name_to_embeddings)
-    with tf.device("/device:GPU:0"):
+    with device_utils.maybe_device_if_allowed("/device:GPU:0"):
       gradients = utils.propagate_back_gradients(
         _without_missing(grads_and_vars), [self._name_to_embeddings[name] for name in names]
       )

@@ -28,11 +28,13 @@ from monolith.native_training import (
   distribution_ops,
   env_utils,
   feature,
+  gflags_utils,
   hash_table_utils,
   mlp_utils,
   native_task,
   native_task_context,
   prefetch_queue,
+  quiet,
   variables,
 )
 from monolith.native_training.checkpoints import slices as checkpoint_slices
@@ -50,6 +52,7 @@ from monolith.native_training.driver.feature_factories import (
   _FusedCpuFeatureFactory,
   get_req_time,
 )
+from monolith.native_training.hooks import data_position
 from monolith.native_training.model_export import (
   export_context,
   export_utils,
@@ -104,6 +107,9 @@ class CpuTraining:
     task: what to train.
     sync_backend: knows which serving replicas want the updated rows.
     collected: the result of an earlier dry run of the same task, to save doing it again.
+    resume: when a training run goes on in its data where an earlier one has stopped.
+    num_steps: how many steps a training run has, to tell the time left; `None` if not known.
+    last_step: the step at which it ends; `None` if not known.
 
   Raises:
     ValueError: the process is no worker, or an option cannot be met.
@@ -115,9 +121,14 @@ class CpuTraining:
     task: native_task.NativeTask,
     sync_backend: Any = None,
     collected: dry_run.CollectedFeatures | None = None,
+    resume: data_position.Resume = data_position.Resume.SAME_DATA,
+    num_steps: int | None = None,
+    last_step: int | None = None,
   ):
     if config.server_type != "worker":
       raise ValueError("server_type in CpuTraining must be `worker`")
+    gflags_utils.ensure_parsed()
+    quiet.filter_tensorflow()
     training_roles.check_options(config)
     training_roles.fill_in_defaults(config, task)
     training_roles.report_unused_options(config, task.p)
@@ -132,6 +143,11 @@ class CpuTraining:
     self._serving_config = training_roles.to_serving_config(config)
     self._task = task
     self._params = task.p
+    self._resume = resume
+    self._num_steps = num_steps
+    self._last_step = last_step
+    self._batch_size: tf.Tensor | None = None
+    self._data_fingerprint: str | None = None
     self._enable_hash_filter = False
     self._task_context = training_roles.make_native_task_context(self._config, sync_backend)
     with native_task_context.with_ctx(self._task_context):
@@ -236,6 +252,8 @@ class CpuTraining:
         if not isinstance(dataset, tf.data.Dataset):
           return dataset
         config = self.config
+        if mode == _TRAIN:
+          self._data_fingerprint = data_position.fingerprint(dataset)
         if (
           mode != _PREDICT
           and config.reorder_fids_in_data_pipeline
@@ -342,6 +360,7 @@ class CpuTraining:
       self._slot_to_occurrence_threshold,
       self._slot_to_expire_time,
       self.feature_configs.shared_tables,
+      self._collected.feature_to_admission,
     )
     hash_table = tables.hash_table
     self._enable_hash_filter = tables.enable_hash_filter
@@ -363,6 +382,7 @@ class CpuTraining:
       inputs, auxiliary_bundle = self._look_up(
         hash_table, features, auxiliary_bundle, async_function_mgr
       )
+    self._batch_size = _get_batch_size(inputs)
     spec = self._call_task(inputs, mode, run_config)
     if export_context.is_exporting():
       return spec
@@ -385,6 +405,11 @@ class CpuTraining:
         include_graphs,
       ),
       checkpoint_copy,
+      self._data_fingerprint,
+      self._resume,
+      batch_size=self._batch_size,
+      num_steps=self._num_steps,
+      last_step=self._last_step,
     ).attach(spec, mode)
     if self.config.enable_partial_sync_training and self.config.index != 0:
       spec = spec._replace(scaffold=_create_own_variables_scaffold())
@@ -438,6 +463,7 @@ class CpuTraining:
       embedding_prefetch_capacity=self.config.embedding_prefetch_capacity,
     )
     layouts = look_up(auxiliary_bundle, features)
+    async_function_mgr.wait_for(tf.nest.flatten(layouts)[:1])
     auxiliary_bundle.update(features)
     ctx.layout_factory = feature.EmbeddingLayoutFactory(
       hash_table,
@@ -481,12 +507,17 @@ class CpuTraining:
       group.set_id_split({name: ragged.values for name, ragged in ids.items()}, id_split)
       if queue is not None:
         hash_table.add_queue_hook(prefetch_queue.EnqueueHook(queue))
+    # All come out of one queue, or one iterator.
+    async_function_mgr.wait_for([ragged.values for ragged in ids.values()][:1])
     _collect_dequeued(_SPARSE_FEATURES_COLLECTION, ids)
     _collect_dequeued("dequeued_features", dense)
     slices = pooling.create_embedding_slices(
       embeddings, ids, self.feature_configs.combiners, self.feature_configs.unmerged_slice_dims
     )
     req_time = get_req_time(dense)
+    if req_time is None:
+      # Rows must have an age, or none expires.
+      req_time = tf.cast(tf.timestamp(), tf.int64)
     ctx = self._task.ctx
     ctx.layout_factory = None
     if config.enable_full_sync_training:
@@ -565,8 +596,32 @@ class CpuTraining:
         partitioner = tf.compat.v1.variable_axis_size_partitioner(
           max_shard_bytes=_MAX_SHARD_BYTES, max_shards=config.num_ps
         )
-        stack.enter_context(tf.compat.v1.variable_scope("", partitioner=partitioner))
+        stack.enter_context(
+          tf.compat.v1.variable_scope(
+            "", partitioner=partitioner, custom_getter=_get_constant_whole
+          )
+        )
       yield
+
+
+def _get_constant_whole(getter: Callable[..., Any], name: str, **kwargs: Any) -> Any:
+  """Makes a variable that begins with a given value in one piece.
+
+  TensorFlow learns the shape of such a variable from its value, but wants to know it beforehand
+  where variables are partitioned, even of `get_variable("bias", initializer=0.0)`.
+  """
+  initializer = kwargs.get("initializer")
+  if kwargs.get("shape") is None and initializer is not None and not callable(initializer):
+    kwargs["partitioner"] = None
+  return getter(name, **kwargs)
+
+
+def _get_batch_size(inputs: _ModelInputs) -> tf.Tensor | None:
+  """Returns how many examples a step has; `None` if no tensor tells."""
+  for value in tf.nest.flatten([inputs.slices, inputs.layouts], expand_composites=False):
+    if isinstance(value, tf.Tensor) and value.shape.rank:
+      return tf.shape(value)[0]
+  return None
 
 
 def _take_eof(features: Features) -> tuple[Features, dict[str, Any]]:

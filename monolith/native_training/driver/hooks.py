@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import math
 import os
+import re
 import tempfile
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -35,10 +36,18 @@ from monolith.native_training.checkpoints import ranks as sync_checkpoint
 from monolith.native_training.checkpoints import slices as checkpoint_slices
 from monolith.native_training.checkpoints import topology as training_topology
 from monolith.native_training.driver.config import CpuTrainingConfig
-from monolith.native_training.hooks import ckpt_hooks, ckpt_info, ps_check_hooks, session_hooks
+from monolith.native_training.hooks import (
+  ckpt_hooks,
+  ckpt_info,
+  data_position,
+  progress,
+  ps_check_hooks,
+  session_hooks,
+)
 from monolith.native_training.hooks.server import server_lib
 from monolith.native_training.metric import metric_hook
 from monolith.native_training.model_export import export_context, export_hooks
+from monolith.native_training.models import shown_loss
 from monolith.native_training.tables import protocols
 
 Hooks = list[tf.estimator.SessionRunHook]
@@ -46,7 +55,9 @@ SaverListeners = list[tf.estimator.CheckpointSaverListener]
 # (dense_only, include_graphs, export_dir_base) -> an exporter of the model.
 ExporterFactory = Callable[[bool, "list[str] | None", str], Any]
 
-# With no interval given, a checkpoint is only written at the end.
+# Between checkpoints where no interval is given: what a crash may cost.
+DEFAULT_SAVE_SECS = 300
+# More steps than a run has.
 DEFAULT_SAVE_STEPS = 100000000
 
 _CHECKPOINT_BASENAME = "model.ckpt"
@@ -69,7 +80,7 @@ def get_save_interval(config: CpuTrainingConfig, params: Any) -> tuple[int | Non
   if secs is not None and steps is not None:
     raise ValueError("Can not provide both save_checkpoints_secs and save_checkpoints_steps.")
   if secs is None and steps is None:
-    steps = DEFAULT_SAVE_STEPS
+    secs = DEFAULT_SAVE_SECS
   return secs, steps
 
 
@@ -88,6 +99,21 @@ def get_exempt_checkpoint_paths(model_dir: str) -> list[str]:
     for path in exempt:
       assert path in known, f"exempt checkpoint {path} is not listed in {model_dir}/checkpoint"
   return exempt
+
+
+def _get_table_sizes() -> dict[str, tf.Tensor]:
+  """Returns table name -> its number of rows, on all servers together, in the default graph."""
+  sizes: dict[str, list[tf.Tensor]] = {}
+  for group in tf.compat.v1.get_collection(multi_hash_table_ops._MULTI_HASH_TABLE_GRAPH_KEY):
+    with tf.device(group.handle.device):
+      counts = group.sizes()
+      for i, name in enumerate(group.table_names):
+        sizes.setdefault(name, []).append(counts[i])
+  for table in tf.compat.v1.get_collection(hash_table_ops._HASH_TABLE_GRAPH_KEY):
+    with tf.device(table.table.device):
+      # The tables of two servers differ in the last part of their names.
+      sizes.setdefault(re.sub(r"_\d+$", "", table.name), []).append(table.size())
+  return {name: tf.add_n([tf.cast(c, tf.int64) for c in parts]) for name, parts in sizes.items()}
 
 
 class _FinishAsyncHook(tf.estimator.SessionRunHook):
@@ -131,6 +157,11 @@ class TrainingHooks:
     serving_input_receiver_fn: what the task returned, for exports.
     create_exporter: makes exporters.
     checkpoint_copy: restore tables from here instead, and delete it then.
+    data_fingerprint: tells the data from other data; `None` if that is not known.
+    resume: when to go on in the data where an earlier run has stopped.
+    batch_size: the examples of a step, scalar; `None` if not known.
+    num_steps: how many steps this run has; `None` if not known.
+    last_step: the step at which it ends; `None` if not known.
   """
 
   def __init__(
@@ -146,6 +177,11 @@ class TrainingHooks:
     serving_input_receiver_fn: Callable[[], Any] | None,
     create_exporter: ExporterFactory,
     checkpoint_copy: tempfile.TemporaryDirectory | None = None,
+    data_fingerprint: str | None = None,
+    resume: data_position.Resume = data_position.Resume.SAME_DATA,
+    batch_size: tf.Tensor | None = None,
+    num_steps: int | None = None,
+    last_step: int | None = None,
   ):
     self._config = config
     self._params = params
@@ -158,6 +194,11 @@ class TrainingHooks:
     self._serving_input_receiver_fn = serving_input_receiver_fn
     self._create_exporter = create_exporter
     self._checkpoint_copy = checkpoint_copy
+    self._data_fingerprint = data_fingerprint
+    self._resume = resume
+    self._batch_size = batch_size
+    self._num_steps = num_steps
+    self._last_step = last_step
     self._is_async = not (config.enable_sync_training or config.enable_partial_sync_training)
     self._is_root_node = not config.enable_sync_training or config.index == 0
     # Each rank may have a folder of its own.
@@ -176,7 +217,7 @@ class TrainingHooks:
       mode: the mode in which it was built. Evaluation and prediction restore and read, nothing
         else.
     """
-    restore_hooks = self.get_restore_hooks()
+    restore_hooks = self.get_restore_hooks(mode)
     if mode != tf.estimator.ModeKeys.TRAIN:
       if self._model_dir:
         self._add_saver_to_collection()
@@ -210,7 +251,15 @@ class TrainingHooks:
       training_hooks += sync_helper.training_hooks
       training_hooks.append(barrier_ops.BarrierHook(self._config.index, barrier_op))
       training_hooks += self._get_slow_start_hooks()
-      training_hooks.append(worker_ckpt_helper.create_restorer_hook())
+      training_hooks.append(
+        data_position.DataPositionHook(
+          worker_ckpt_helper.create_restorer_hook(),
+          self._model_dir,
+          self._config.index,
+          self._data_fingerprint,
+          self._resume,
+        )
+      )
       chief_sync_hooks = sync_helper.training_chief_hooks
       chief_hooks.append(
         ps_check_hooks.PsHealthCheckerHook(
@@ -224,6 +273,7 @@ class TrainingHooks:
     chief_hooks += self.get_save_hooks(barrier_op, barrier_listener)
     if self._is_root_node:
       chief_hooks += self._get_metric_hooks()
+      chief_hooks += self._get_progress_hooks(spec)
     return spec._replace(
       training_hooks=(*training_hooks, *spec.training_hooks),
       training_chief_hooks=(*chief_hooks, *spec.training_chief_hooks),
@@ -256,8 +306,12 @@ class TrainingHooks:
       hooks.append(variables.FetchAllCachedVariablesHook())
     return hooks
 
-  def get_restore_hooks(self) -> Hooks:
-    """Returns what restores tables and filters; nothing without a model folder."""
+  def get_restore_hooks(self, mode: str = tf.estimator.ModeKeys.TRAIN) -> Hooks:
+    """Returns what restores tables and filters; nothing without a model folder.
+
+    Args:
+      mode: only a model that trains may have variables that the checkpoint has not.
+    """
     if not self._model_dir:
       return []
     config = self._config
@@ -284,6 +338,7 @@ class TrainingHooks:
             continue_training=config.continue_training,
             model_dir=self._model_dir,
             enable_alias_map_auto_gen=config.enable_alias_map_auto_gen,
+            allow_new_variables=mode == tf.estimator.ModeKeys.TRAIN,
           ),
           *([training_topology.DeleteCopyListener(copy)] if copy else []),
         ]
@@ -493,6 +548,29 @@ class TrainingHooks:
       )
     )
     return listeners
+
+  def _get_progress_hooks(self, spec: tf.estimator.EstimatorSpec) -> Hooks:
+    """Returns what shows how the run goes, unless the task does so itself."""
+    own = (*spec.training_hooks, *spec.training_chief_hooks)
+    if any(getattr(hook, "shows_progress", False) for hook in own):
+      return []
+    loss = shown_loss.per_example(spec.loss, self._batch_size)
+    # Estimator writes a curve of this name unless there is one.
+    tf.compat.v1.summary.scalar("loss", loss)
+    config = self._config
+    return [
+      progress.ProgressHook(
+        loss,
+        self._batch_size,
+        heads=tf.compat.v1.get_collection(progress.HEADS_COLLECTION),
+        table_sizes=_get_table_sizes(),
+        model_dir=self._model_dir,
+        curve_steps=config.save_summary_steps,
+        last_step=self._last_step,
+        num_steps=self._num_steps,
+        num_ranks=config.num_workers if config.enable_full_sync_training else 1,
+      )
+    ]
 
   def _get_metric_hooks(self) -> Hooks:
     config, metrics = self._config, self._params.metrics

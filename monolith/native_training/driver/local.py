@@ -10,15 +10,17 @@ import copy
 import getpass
 import json
 import os
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
+from absl import logging
 
 from monolith.native_training import native_task, save_utils
 from monolith.native_training.driver.config import CpuTrainingConfig
 from monolith.native_training.driver.graph import CpuTraining
-from monolith.native_training.hooks import feature_engineering_hooks
+from monolith.native_training.hooks import data_position, feature_engineering_hooks, interrupt
 from monolith.native_training.metric import metric_hook
 from monolith.native_training.monolith_checkpoint_state_pb2 import MonolithCheckpointState
 
@@ -28,6 +30,11 @@ _TF_CONFIG = "TF_CONFIG"
 _GRPC_SCHEME = "grpc://"
 _PROFILED_STEPS = 10
 _NEVER_AGAIN_STEPS = 1 << 62
+_RESUME = {
+  None: data_position.Resume.UNFINISHED,
+  True: data_position.Resume.ALWAYS,
+  False: data_position.Resume.NEVER,
+}
 
 
 def local_train(
@@ -39,7 +46,7 @@ def local_train(
   profiling: bool = False,
   enable_embedding_prefetch: bool = True,
   enable_embedding_postpush: bool = True,
-  remove_model_dir_if_exists: bool = True,
+  remove_model_dir_if_exists: bool | None = None,
   only_feature_engineering: bool = False,
 ) -> tf.estimator.Estimator | None:
   """Trains a task in this process.
@@ -53,7 +60,9 @@ def local_train(
     profiling: profile the first ten steps, into `<model_dir>/plugins/profile`.
     enable_embedding_prefetch: look up embeddings of the next batch during a step.
     enable_embedding_postpush: push gradients of a step during the next one.
-    remove_model_dir_if_exists: start from nothing.
+    remove_model_dir_if_exists: delete what is there and start from nothing. By default a run goes
+      on with the `model_dir` that it is given; one that is given none starts from nothing, and what
+      is in the default folder gets another name.
     only_feature_engineering: write the parsed features to files instead of training.
 
   Returns:
@@ -62,6 +71,7 @@ def local_train(
   Raises:
     EnvironmentError: eager execution is enabled.
   """
+  is_default_dir = not model_dir
   model_dir = model_dir or os.path.join("/tmp", getpass.getuser(), str(params.name))
   conf = CpuTrainingConfig(
     model_name=params.name or "",
@@ -71,8 +81,13 @@ def local_train(
     save_checkpoints_steps=save_checkpoints_steps,
     only_feature_engineering=only_feature_engineering,
   )
-  if remove_model_dir_if_exists and tf.io.gfile.exists(model_dir):
-    tf.io.gfile.rmtree(model_dir)
+  if tf.io.gfile.exists(model_dir):
+    if remove_model_dir_if_exists:
+      tf.io.gfile.rmtree(model_dir)
+    elif remove_model_dir_if_exists is None and is_default_dir:
+      kept = f"{model_dir}.{int(time.time() * 1000)}"
+      tf.io.gfile.rename(model_dir, kept)
+      logging.warning("%s is now %s; give a model_dir to go on with a model.", model_dir, kept)
   make_config_backward_compatible(model_dir, conf)
   if only_feature_engineering:
     local_feature_engineering_internal(params, conf, model_dir, profiling)
@@ -88,6 +103,8 @@ def local_train_internal(
   profiling: bool = False,
   user_hooks: Hooks | None = None,
   max_steps: int | None = None,
+  saving_listeners: Sequence[tf.estimator.CheckpointSaverListener] | None = None,
+  resume_data: bool | None = None,
 ) -> tf.estimator.Estimator:
   """Trains a task in this process as a configuration says.
 
@@ -99,12 +116,17 @@ def local_train_internal(
     profiling: profile the first ten steps.
     user_hooks: hooks that run in the training session.
     max_steps: the global step to stop at, instead of `steps`.
+    saving_listeners: called around every full checkpoint.
+    resume_data: whether to go on in the data where the last run in `model_dir` has stopped; by
+      default if it was the same data, not yet read to its end. Batches that were looked up ahead
+      when it stopped, two at most, are not read again.
 
   Returns:
     The Estimator.
 
   Raises:
     EnvironmentError: eager execution is enabled.
+    KeyboardInterrupt: Ctrl-C was pressed; a checkpoint is written first.
     ValueError: an option cannot be met, the checkpoint to start from is missing, or both limits
       are given.
   """
@@ -112,7 +134,10 @@ def local_train_internal(
     raise OSError("Training builds graphs: call tf.compat.v1.disable_eager_execution() before it.")
   conf.check_restore(model_dir)
   with _local_cluster(conf.num_ps) as (session_config, _):
-    training = CpuTraining(conf, params.instantiate())
+    training = CpuTraining(
+      conf, params.instantiate(), resume=_RESUME[resume_data], num_steps=steps, last_step=max_steps
+    )
+    _report_limit(model_dir, max_steps)
     estimator = tf.estimator.Estimator(
       training.create_model_fn(),
       config=tf.estimator.RunConfig(
@@ -122,12 +147,28 @@ def local_train_internal(
         log_step_count_steps=conf.log_step_count_steps,
       ),
     )
-    return estimator.train(
-      training.create_input_fn(tf.estimator.ModeKeys.TRAIN),
-      hooks=[*(user_hooks or []), *_profiler_hooks(profiling, model_dir)],
-      steps=steps,
-      max_steps=max_steps,
-    )
+    with interrupt.save_on_interrupt(model_dir) as interrupt_hook:
+      return estimator.train(
+        training.create_input_fn(tf.estimator.ModeKeys.TRAIN),
+        hooks=[*(user_hooks or []), *_profiler_hooks(profiling, model_dir), interrupt_hook],
+        steps=steps,
+        max_steps=max_steps,
+        saving_listeners=list(saving_listeners or []) or None,
+      )
+
+
+def _report_limit(model_dir: str, max_steps: int | None) -> None:
+  """Says so if there is nothing to train: Estimator would return as if it had."""
+  newest = tf.train.latest_checkpoint(model_dir)
+  if newest is None or max_steps is None:
+    return
+  step = int(tf.train.load_variable(newest, tf.compat.v1.GraphKeys.GLOBAL_STEP))
+  if step >= max_steps:
+    logging.warning(
+      "No step is trained: the checkpoint %s is at step %d and max_steps is %d. Give a larger "
+      "max_steps, or say with steps how many more to train.",
+      newest, step, max_steps,
+    )  # fmt: skip
 
 
 def _profiler_hooks(profiling: bool, model_dir: str) -> list[tf.estimator.SessionRunHook]:

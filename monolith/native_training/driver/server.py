@@ -200,17 +200,39 @@ def _join_ps_while_syncing(
   sync_backend: Any,
   ps_index: int,
 ) -> None:
+  """Pushes touched rows every few seconds until the chief says that training is over.
+
+  No error ends the pushes: serving would grow stale while training goes on, and nobody would see
+  it. Every failure is logged and counted in the metric `parameter_sync_failures`, and rows that
+  were not pushed are part of the next push.
+  """
   config_str, sync_op = sync
   stopped = threading.Event()
   options = tf.compat.v1.RunOptions(timeout_in_ms=_SYNC_TIMEOUT_MS)
+  metrics = cli.get_cli(utils.get_metric_prefix())
+  tags = {"ps": str(ps_index)}
+  last_targets: bytes | None = None
+
+  def failed(what: str) -> None:
+    logging.exception("%s; the next push tries again.", what)
+    metrics.emit_counter("parameter_sync_failures", 1, tags)
+
+  def push_once() -> None:
+    nonlocal last_targets
+    try:
+      last_targets = distributed_serving_ops.refresh_sync_config(sync_backend, ps_index)
+    except Exception:
+      # Replicas that were there are most likely still there.
+      failed("Serving replicas could not be asked for")
+    if last_targets is not None:
+      sess.run(sync_op, {config_str: last_targets}, options=options)
 
   def push_updates() -> None:
     while not stopped.wait(_SYNC_INTERVAL_SECS):
       try:
-        targets = distributed_serving_ops.refresh_sync_config(sync_backend, ps_index)
-        sess.run(sync_op, {config_str: targets}, options=options)
-      except tf.errors.OpError:
-        logging.exception("Rows could not be pushed to serving; the next push tries again.")
+        push_once()
+      except Exception:
+        failed("Rows could not be pushed to serving")
 
   thread = threading.Thread(target=push_updates, name="parameter_sync", daemon=True)
   thread.start()

@@ -71,8 +71,8 @@ def distributed_sync_train(
   ), "Given RunConfig.index should be consistent with hvd.rank()."
   hvd_lib.check_size(config.num_workers, "num_workers")
   if config.enable_gpu_training:
+    # Tables stay on the CPU, and the embeddings they return move to the GPU.
     device_utils.enable_gpu_training()
-    params.train.use_gpu_emb_table = True
   params.mode = config.mode
   native = params.instantiate()
   if not isinstance(native, native_task.NativeTask):
@@ -80,7 +80,7 @@ def distributed_sync_train(
   with _watched(config.model_dir):
     config.check_restore(config.model_dir)
     local.make_config_backward_compatible(config.model_dir, config)
-    cpu_training = CpuTraining(config, native, sync_backend)
+    cpu_training = CpuTraining(config, native, sync_backend, last_step=params.train.max_steps)
     if config.model_dir and config.enable_full_sync_training:
       sync_checkpoint.prepare(
         config.model_dir,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -12,6 +11,7 @@ from monolith.native_training import (
   distributed_ps_factory,
   distributed_serving_ops,
   entry,
+  feature,
   hash_filter_ops,
   multi_type_hash_table,
 )
@@ -44,6 +44,7 @@ def create(
   slot_to_occurrence_threshold: Mapping[int, int],
   slot_to_expire_time: Mapping[int, int],
   shared_tables: Mapping[str, str] | None = None,
+  feature_to_admission: Mapping[str, feature.Admission] | None = None,
 ) -> Tables:
   """Creates tables and filters in the default graph.
 
@@ -54,16 +55,32 @@ def create(
     slot_to_occurrence_threshold: how often an id must be seen before it gets a row.
     slot_to_expire_time: days after which an unused row expires.
     shared_tables: feature name -> table, for features of a slot that has several.
+    feature_to_admission: thresholds and days by feature. Where each feature has a table of its own,
+      they hold for every id of it; merged tables and fused layouts know ids by their slot bits.
+
+  Raises:
+    NotImplementedError: tables on GPUs are asked for.
+    ValueError: a feature without a slot id has a threshold or days that only slot bits could tell.
   """
+  if use_gpu_emb_table:
+    raise NotImplementedError(
+      "train.use_gpu_emb_table is set, but this build has no embedding tables on GPUs: leave it "
+      "unset, and enable_gpu_training runs the dense part on the GPU with tables on the CPU."
+    )
   num_shards = max(1, config.num_ps)
   hash_filters: list[Any] = [None] * num_shards
   sync_clients: list[Any] = [None] * num_shards
-  enable_hash_filter = any(slot_to_occurrence_threshold.values())
+  feature_to_admission = feature_to_admission or {}
+  enable_hash_filter = any(slot_to_occurrence_threshold.values()) or any(
+    admission.threshold for admission in feature_to_admission.values()
+  )
   if not export_context.is_exporting():
-    hash_filters = _create_hash_filters(
-      config, use_gpu_emb_table, slot_to_occurrence_threshold, enable_hash_filter
-    )
+    hash_filters = _create_hash_filters(config, slot_to_occurrence_threshold, enable_hash_filter)
     _set_expire_times(feature_configs, slot_to_expire_time)
+    if config.use_native_multi_hash_table and not config.enable_fused_layout:
+      _set_admission(feature_configs, feature_to_admission)
+    else:
+      _check_slot_bits(feature_to_admission)
     if config.enable_realtime_training and config.enable_full_sync_training:
       # The one from which `ParameterSyncHook` pushes.
       client = distributed_serving_ops.parameter_sync_client_from_config(
@@ -99,27 +116,46 @@ def _set_expire_times(feature_configs: Configs, slot_to_expire_time: Mapping[int
     feature_config.table_config.slot_expire_time_config.CopyFrom(expire_times)
 
 
+def _set_admission(
+  feature_configs: Configs, feature_to_admission: Mapping[str, feature.Admission]
+) -> None:
+  """Lets each table know its own limits: ids need no slot bits then."""
+  for name, admission in feature_to_admission.items():
+    if name in feature_configs:
+      table_config = feature_configs[name].table_config
+      table_config.occurrence_threshold = admission.threshold
+      table_config.slot_expire_time_config.Clear()
+      table_config.slot_expire_time_config.default_expire_time = admission.days
+
+
+def _check_slot_bits(feature_to_admission: Mapping[str, feature.Admission]) -> None:
+  for name, admission in sorted(feature_to_admission.items()):
+    if not admission.is_default and not admission.has_slot_id:
+      raise ValueError(
+        f"feature {name!r} has an occurrence threshold of {admission.threshold} and expires after "
+        f"{admission.days} days, but its slot has no slot_id: in merged tables and fused layouts "
+        "ids are known by their slot bits alone. Give the slot a slot_id and the ids its bits, or "
+        "use native tables (use_native_multi_hash_table) without a fused layout"
+      )
+
+
 def _create_hash_filters(
   config: CpuTrainingConfig,
-  use_gpu_emb_table: bool,
   slot_to_occurrence_threshold: Mapping[int, int],
   enable_hash_filter: bool,
 ) -> list[tf.Tensor]:
   thresholds = embedding_hash_table_pb2.SlotOccurrenceThresholdConfig()
   for slot, threshold in sorted(slot_to_occurrence_threshold.items()):
     thresholds.slot_occurrence_thresholds.add(slot=slot, occurrence_threshold=threshold)
-  with contextlib.ExitStack() as stack:
-    if use_gpu_emb_table:
-      stack.enter_context(tf.device("/device:GPU:0"))
-    return hash_filter_ops.create_hash_filters(
-      config.num_ps,
-      enable_hash_filter,
-      config=thresholds.SerializeToString(),
-      filter_capacity=config.filter_capacity,
-      filter_split_num=config.filter_split_num,
-      filter_equal_probability=config.filter_equal_probability,
-      filter_type=config.filter_type,
-    )
+  return hash_filter_ops.create_hash_filters(
+    config.num_ps,
+    enable_hash_filter,
+    config=thresholds.SerializeToString(),
+    filter_capacity=config.filter_capacity,
+    filter_split_num=config.filter_split_num,
+    filter_equal_probability=config.filter_equal_probability,
+    filter_type=config.filter_type,
+  )
 
 
 def _create_on_servers(

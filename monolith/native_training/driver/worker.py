@@ -44,6 +44,7 @@ from monolith.native_training.driver.server import (
   _shutdown_ps,
   prescribes_addrs,
 )
+from monolith.native_training.hooks import interrupt
 from monolith.native_training.metric import cli
 
 _TF_CONFIG = "TF_CONFIG"
@@ -342,7 +343,9 @@ def _do_worker_train(
       device_fn=config.device_fn,
     )
     collected = {} if collected is None else collected
-    training: Any = CpuTraining(config, native, collected=collected.get("features"))
+    training: Any = CpuTraining(
+      config, native, collected=collected.get("features"), last_step=params.train.max_steps
+    )
     collected["features"] = training.collected
     if is_chief(config):
       _save_debugging_info(config, cluster, training)
@@ -352,11 +355,12 @@ def _do_worker_train(
     if config.enable_sync_training:
       hooks += distribution_utils.get_sync_run_hooks(False)
     estimator = tf.estimator.Estimator(training.create_model_fn(), config=run_config)
-    return estimator.train(
-      training.create_input_fn(config.mode),
-      hooks=[*hooks, *(user_hooks or [])],
-      max_steps=params.train.max_steps,
-    )
+    with interrupt.save_on_interrupt(config.model_dir) as interrupt_hook:
+      return estimator.train(
+        training.create_input_fn(config.mode),
+        hooks=[*hooks, *(user_hooks or []), interrupt_hook],
+        max_steps=params.train.max_steps,
+      )
 
 
 def _check_reachable(cluster: Cluster) -> None:

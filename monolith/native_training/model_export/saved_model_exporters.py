@@ -6,11 +6,13 @@
     <base>/dense_0/<version>    the part that a GPU process serves, where there is one
 
 A model is written beside its final place and renamed. Tables are restored when a model is loaded,
-from the checkpoint itself (`shared_embedding`) or from files inside the model.
+from files inside the model: copies of the checkpoint's, or the same files under a second name
+(`shared_embedding`), which cost no space and stay when the checkpoint is deleted. Only where the
+file system cannot do that, a model with `shared_embedding` names the checkpoint's own files.
 
 Differences from ByteDance's Monolith: tables that live in the entry graph, because there are no
-parameter servers, are restored; dense graphs are exported once; GPU placement is switched back
-after an export.
+parameter servers, are restored and can be assigned to; dense graphs are exported once; GPU
+placement is switched back after an export; models hold the files of their tables.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from tensorflow_estimator.python.estimator.export import export_lib
 
 from monolith.native_training import device_utils, hash_table_ops, multi_hash_table_ops, save_utils
 from monolith.native_training.checkpoints import reshard as checkpoint_reshard
-from monolith.native_training.model_export import data_gen_utils, export_context
+from monolith.native_training.model_export import data_gen_utils, export_context, export_files
 
 ModelFn = Callable[..., tf.estimator.EstimatorSpec]
 ReceiverFn = Callable[[], tf.estimator.export.ServingInputReceiver]
@@ -38,6 +40,8 @@ _ENTRY = "entry"
 _ASSET_BASE = "ASSET_BASE"
 # Attribute of a graph: the files that its model will hold, each once.
 _ASSET_FILES = "_monolith_export_asset_files"
+# Attribute of a graph: those of them that need no copy.
+_LINKED_FILES = "_monolith_export_linked_files"
 _ASSIGN_SIGNATURE = "hashtable_assign"
 _WARMUP_PATH = os.path.join("assets.extra", "tf_serving_warmup_requests")
 
@@ -49,7 +53,7 @@ class BaseExporter:
     model_fn: an Estimator's `model_fn`; called in PREDICT mode.
     model_dir: where checkpoints are.
     export_dir_base: where models go.
-    shared_embedding: tables are read from the checkpoint instead of being copied.
+    shared_embedding: the files of tables are the checkpoint's instead of copies.
     warmup_file: attached for TensorFlow Serving if it exists; if not, random requests are, where
       it is known what the model reads.
     export_context_list: context managers, or functions that make them, entered around `model_fn`.
@@ -216,7 +220,7 @@ class BaseExporter:
           for signature in export_ctx.signatures(graph)
         },
       }
-      main_op = self._create_main_op(checkpoint_path)
+      main_op = self._create_main_op(checkpoint_path, os.path.dirname(export_dir))
       config = tf.compat.v1.ConfigProto(allow_soft_placement=True)
       with tf.compat.v1.Session(graph=graph, config=config) as sess:
         saver = _restore(sess, checkpoint_path)
@@ -241,15 +245,20 @@ class BaseExporter:
             asset = builder._saved_model.meta_graphs[0].asset_file_def.add(filename="./")
             asset.tensor_info.name = asset_base.name
           builder.save()
-    _copy_files(_get_asset_files(graph), os.path.join(temp_dir, "assets"))
+    export_files.put_files(
+      _get_asset_files(graph),
+      getattr(graph, _LINKED_FILES, set()),
+      os.path.join(temp_dir, "assets"),
+    )
     if with_warmup:
       self._attach_warmup_file(temp_dir, graph, signature_defs)
     tf.io.gfile.rename(temp_dir, export_dir)
     logging.info("Exported %s", export_dir)
     return tf.compat.as_bytes(export_dir)
 
-  def _create_main_op(self, checkpoint_path: str) -> tf.Operation | None:
+  def _create_main_op(self, checkpoint_path: str, export_base: str) -> tf.Operation | None:
     """Returns what restores the tables of the default graph when the model is loaded."""
+    graph = tf.compat.v1.get_default_graph()
     folder = self._get_table_folder(checkpoint_path)
     restore_ops: list[Any] = []
     if not tf.io.gfile.exists(folder):
@@ -257,12 +266,24 @@ class BaseExporter:
       return None
 
     def get_path(prefix: str, shared: bool | None) -> tf.Tensor | str:
-      if self._shared_embedding if shared is None else shared:
+      shared = self._shared_embedding if shared is None else shared
+      if shared and not linkable:
+        logging.warning(
+          "%s cannot share files with the checkpoint %s: exports name it, and can be loaded only "
+          "as long as it is there",
+          export_base,
+          folder,
+        )
         return os.path.abspath(folder) + "/" + prefix if "://" not in folder else folder + prefix
+      before = set(_get_asset_files(graph))
       for pattern in (f"{prefix}-*-of-*", f"{prefix}.*-of-*", f".{prefix}.manifest"):
         self.add_ckpt_to_assets(checkpoint_path, pattern)
+      if shared:
+        linked = getattr(graph, _LINKED_FILES, set()) | set(_get_asset_files(graph)) - before
+        setattr(graph, _LINKED_FILES, linked)
       return tf.strings.join([self.create_asset_base(), prefix])
 
+    linkable = export_files.can_link(folder, export_base)
     saved_groups = multi_hash_table_ops._saved_names(folder)
     with tf.device("/device:CPU:0"):
       for table in tf.compat.v1.get_collection(hash_table_ops._HASH_TABLE_GRAPH_KEY):
@@ -403,6 +424,8 @@ class DistributedExporter(BaseExporter):
         _ENTRY,
         entry_graph,
         signature_defs=signature_defs,
+        # Without servers the tables are here, and rows must be able to come.
+        assignable=_has_tables(entry_graph),
         clear_devices=self._clear_entry_devices,
         with_warmup=True,
       )
@@ -491,6 +514,16 @@ def _add_assign_signatures(export_ctx: export_context.ExportContext, graph: tf.G
     )
 
 
+def _has_tables(graph: tf.Graph) -> bool:
+  return any(
+    graph.get_collection(key)
+    for key in (
+      hash_table_ops._HASH_TABLE_GRAPH_KEY,
+      multi_hash_table_ops._MULTI_HASH_TABLE_GRAPH_KEY,
+    )
+  )
+
+
 def _get_asset_base(graph: tf.Graph) -> tf.Tensor | None:
   try:
     return graph.get_tensor_by_name(f"{_ASSET_BASE}:0")
@@ -559,10 +592,3 @@ def _save_frozen(
         strip_default_attrs=True,
       )
       builder.save()
-
-
-def _copy_files(files: Sequence[str], folder: str) -> None:
-  if files:
-    tf.io.gfile.makedirs(folder)
-  for file in files:
-    tf.io.gfile.copy(file, os.path.join(folder, os.path.basename(file)), overwrite=True)

@@ -8,7 +8,10 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from monolith.native_training.metric import streaming
 from monolith.native_training.models.spec import EstimatorSpec
+
+_PRINT_STEPS = 100
 
 
 class ModelOutputs(NamedTuple):
@@ -53,7 +56,10 @@ def normalise(result: Any, target: str | None, default_optimizer: Any) -> ModelO
     (label, loss, pred), head_name = result, target
     optimizer, classification = default_optimizer, True
   else:
-    raise Exception("EstimatorSpec Error!")
+    raise Exception(
+      f"EstimatorSpec Error! model_fn returned {result!r}, want "
+      "EstimatorSpec(label, pred, head_name, loss, optimizer), or the tuple (label, loss, pred)"
+    )
 
   is_dict = isinstance(pred, Mapping)
   if is_dict:
@@ -91,6 +97,23 @@ def normalise(result: Any, target: str | None, default_optimizer: Any) -> ModelO
   )
 
 
+def eval_metrics(outputs: ModelOutputs) -> dict[str, streaming.Metric]:
+  """Returns the metrics of the heads that have labels, by name.
+
+  A model with one head has `auc`, with several each is called `<head>_auc`.
+  """
+  result = {}
+  for head, label, pred, classification in zip(
+    outputs.heads, outputs.labels, outputs.preds, outputs.classification
+  ):
+    if label is None:
+      continue
+    measure = streaming.classification_metrics if classification else streaming.regression_metrics
+    for name, metric in measure(label, pred).items():
+      result[name if len(outputs.heads) == 1 else f"{head}_{name}"] = metric
+  return result
+
+
 def native_metric_ops(
   head: str, label: tf.Tensor, pred: tf.Tensor, classification: bool
 ) -> list[Any]:
@@ -103,7 +126,14 @@ def native_metric_ops(
     name = f"{head}_mse"
     value, update = tf.compat.v1.metrics.mean_squared_error(tf.cast(label, pred.dtype), pred)
   tf.compat.v1.summary.scalar(name, value)
-  return [update, tf.print(name, update, output_stream=sys.stderr)]
+  step = tf.compat.v1.train.get_or_create_global_step()
+  # A line per step would bury everything else.
+  report = tf.cond(
+    tf.equal(step % _PRINT_STEPS, 0),
+    lambda: tf.group(tf.print(name, update, output_stream=sys.stderr)),
+    tf.no_op,
+  )
+  return [update, report]
 
 
 def flat_floats(tensor: tf.Tensor | None, like: tf.Tensor) -> tf.Tensor:

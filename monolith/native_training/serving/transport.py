@@ -3,7 +3,8 @@
 The op library links no gRPC. Its kernels hand over bytes (`host_call.h`); this module sends them:
 
   push                 the touched rows of a `PushRequest` to every target of a `ClientConfig`
-  predict              a `PredictRequest` to a server that `set_remote_predict_resolver` knows
+  predict              a `PredictRequest` to a server that `set_remote_predict_resolver` or the
+                       agent at `localhost:$PORT2` knows
   start_dummy_server,  a server that accepts every push
   stop_dummy_server
 
@@ -16,11 +17,14 @@ import atexit
 import ctypes
 import ipaddress
 import itertools
+import os
 import queue
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
+from typing import Union
 
 import grpc
 import numpy as np
@@ -34,17 +38,30 @@ from monolith.native_training.runtime.parameter_sync import (
   parameter_sync_pb2,
   prediction_service_pb2,
 )
+from monolith.native_training.serving import push_rows
+from monolith.native_training.serving.agent_resolver import AgentResolver, ServedModel
 
 PREDICT_METHOD = "/tensorflow.serving.PredictionService/Predict"
 
-# Larger requests are split: gRPC servers refuse messages beyond 4 MiB by default.
-MAX_REQUEST_BYTES = 4 << 20
+# Larger pushes are split: gRPC servers refuse messages beyond 4 MiB by default, and names and
+# shapes need some room too.
+MAX_REQUEST_BYTES = 7 << 19
 _LOOK_UP_SECONDS = 5
 _MAX_PUSH_MS = 600_000
 _MAX_PUSH_THREADS = 64
+# A channel that nobody used for so long belongs to a replica that is gone.
+_CHANNEL_IDLE_SECS = 600
+_CHANNEL_OPTIONS = (
+  ("grpc.enable_http_proxy", 0),
+  # A replica that comes back is found within a second, not within gRPC's two minutes.
+  ("grpc.initial_reconnect_backoff_ms", 200),
+  ("grpc.min_reconnect_backoff_ms", 200),
+  ("grpc.max_reconnect_backoff_ms", 1000),
+)
+# A replica that failed is asked again after this time, unless it is the only one.
+_AVOID_SECS = 1
 
-_Delta = parameter_sync_pb2.PushRequest.DeltaEmbeddingHashTable
-RemotePredictResolver = Callable[[str, str, int], Sequence[str]]
+RemotePredictResolver = Callable[[str, str, int], Union[Sequence[str], ServedModel]]
 
 
 class HostError(Exception):
@@ -63,40 +80,54 @@ class HostError(Exception):
 # ---- pushing touched rows ----
 
 
-def split_push_request(
+def make_predict_requests(
   request: parameter_sync_pb2.PushRequest, max_bytes: int = MAX_REQUEST_BYTES
-) -> list[parameter_sync_pb2.PushRequest]:
-  """Splits a request of more than `max_bytes` into `ceil(bytes / max_bytes)` parts.
+) -> list[prediction_service_pb2.PredictRequest]:
+  """Turns a push into calls of the serving model's signature that assigns rows.
 
-  Every part has `n // parts` ids of a table with n ids, the last one also the rest.
+  Single tables: inputs `<unique_id>_id` `[n]` and `<unique_id>_value` `[n, dim]`. A group of
+  tables: `id`, `id_split` and `flat_value`, tables in the order of the request.
+
+  Args:
+    request: the rows.
+    max_bytes: ids and rows of one call take at most this much, but for one row per table: a larger
+      push becomes several calls, with an equal share of every table in each.
   """
-  parts = -(-request.ByteSize() // max_bytes)
-  if parts <= 1:
-    return [request]
-  result = []
-  for part in range(parts):
-    piece = parameter_sync_pb2.PushRequest(
-      model_name=request.model_name,
-      signature_name=request.signature_name,
-      timeout_in_ms=request.timeout_in_ms,
+  single = [push_rows.decode(delta) for delta in request.delta_hash_tables]
+  group = [push_rows.decode(delta) for delta in request.delta_multi_hash_tables]
+  parts = max(1, -(-sum(rows.num_bytes for rows in single + group) // max_bytes))
+  calls = (
+    _make_predict_request(
+      request, [r.part(i, parts) for r in single], [r.part(i, parts) for r in group]
     )
-    for tables, piece_tables in (
-      (request.delta_hash_tables, piece.delta_hash_tables),
-      (request.delta_multi_hash_tables, piece.delta_multi_hash_tables),
-    ):
-      for delta in tables:
-        size = len(delta.fids)
-        start = size // parts * part
-        end = size if part == parts - 1 else start + size // parts
-        piece_tables.add(
-          unique_id=delta.unique_id,
-          dim_size=delta.dim_size,
-          fids=delta.fids[start:end],
-          embeddings=delta.embeddings[start * delta.dim_size : end * delta.dim_size],
-        )
-    if count_ids(piece):
-      result.append(piece)
-  return result
+    for i in range(parts)
+  )
+  return [call for call in calls if call is not None]
+
+
+def _make_predict_request(
+  request: parameter_sync_pb2.PushRequest,
+  single: Sequence[push_rows.TableRows],
+  group: Sequence[push_rows.TableRows],
+) -> prediction_service_pb2.PredictRequest | None:
+  """Returns one call, `None` if it would assign nothing."""
+  if not any(rows.ids.size for rows in itertools.chain(single, group)):
+    return None
+  predict = prediction_service_pb2.PredictRequest()
+  predict.model_spec.name = request.model_name
+  predict.model_spec.signature_name = request.signature_name
+
+  def add(alias: str, value: np.ndarray) -> None:
+    predict.inputs[alias] = push_rows.to_tensor_proto(value).SerializeToString()
+
+  for rows in single:
+    add(f"{rows.unique_id}_id", rows.ids)
+    add(f"{rows.unique_id}_value", rows.values)
+  if group:
+    add("id", np.concatenate([rows.ids for rows in group]))
+    add("id_split", np.cumsum([0] + [rows.ids.size for rows in group], dtype=np.int64))
+    add("flat_value", np.concatenate([rows.values.reshape(-1) for rows in group]))
+  return predict
 
 
 def count_ids(request: parameter_sync_pb2.PushRequest) -> int:
@@ -107,46 +138,23 @@ def count_ids(request: parameter_sync_pb2.PushRequest) -> int:
   )
 
 
-def make_predict_request(
-  request: parameter_sync_pb2.PushRequest,
-) -> prediction_service_pb2.PredictRequest:
-  """Turns a push into a call of the serving model's signature that assigns rows.
-
-  Single tables: inputs `<unique_id>_id` `[n]` and `<unique_id>_value` `[n, dim]`. A group of
-  tables: `id`, `id_split` and `flat_value`, tables in the order of the request.
-  """
-  predict = prediction_service_pb2.PredictRequest()
-  predict.model_spec.name = request.model_name
-  predict.model_spec.signature_name = request.signature_name
-
-  def add(alias: str, value: np.ndarray) -> None:
-    predict.inputs[alias] = tf.make_tensor_proto(value).SerializeToString()
-
-  for delta in request.delta_hash_tables:
-    add(f"{delta.unique_id}_id", np.array(delta.fids, np.int64))
-    values = np.array(delta.embeddings, np.float32)
-    add(f"{delta.unique_id}_value", values.reshape(len(delta.fids), delta.dim_size))
-  deltas = request.delta_multi_hash_tables
-  if deltas:
-    add("id", np.array([fid for delta in deltas for fid in delta.fids], np.int64))
-    add("id_split", np.cumsum([0] + [len(delta.fids) for delta in deltas], dtype=np.int64))
-    add("flat_value", np.concatenate([np.array(d.embeddings, np.float32) for d in deltas]))
-  return predict
-
-
 class _Channels:
-  """Open channels by address; those of addresses that are no longer wanted are closed."""
+  """Open channels by address, kept from call to call; those that nobody uses are closed."""
 
   def __init__(self):
     self._lock = threading.Lock()
     self._channels: dict[str, grpc.Channel] = {}
+    self._used: dict[str, float] = {}
 
   def predict_call(self, address: str) -> grpc.UnaryUnaryMultiCallable:
+    now = time.monotonic()
     with self._lock:
+      for idle in [a for a, used in self._used.items() if now - used > _CHANNEL_IDLE_SECS]:
+        self._used.pop(idle)
+        self._channels.pop(idle).close()
       if address not in self._channels:
-        self._channels[address] = grpc.insecure_channel(
-          address, options=[("grpc.enable_http_proxy", 0)]
-        )
+        self._channels[address] = grpc.insecure_channel(address, options=_CHANNEL_OPTIONS)
+      self._used[address] = now
       return self._channels[address].unary_unary(PREDICT_METHOD)
 
   def close(self) -> None:
@@ -154,6 +162,10 @@ class _Channels:
       for channel in self._channels.values():
         channel.close()
       self._channels.clear()
+      self._used.clear()
+
+
+_push_channels = _Channels()
 
 
 def push(
@@ -172,38 +184,34 @@ def push(
       grpc.StatusCode.INVALID_ARGUMENT.value[0],
       f"timeout_in_ms is {config.timeout_in_ms}, want at most {_MAX_PUSH_MS}",
     )
-  requests = [make_predict_request(part) for part in split_push_request(request)]
+  requests = [call.SerializeToString() for call in make_predict_requests(request)]
   timeout_secs = config.timeout_in_ms / 1000
-  channels = _Channels()
   result = parameter_sync_pb2.PushResult()
-  try:
-    # All targets at once; the parts of one target one after the other.
-    workers = min(max(1, len(config.targets)), _MAX_PUSH_THREADS)
-    with futures.ThreadPoolExecutor(max_workers=workers) as pool:
-      responses = pool.map(
-        lambda target: _push_to_target(
-          channels.predict_call(target), target, requests, timeout_secs
-        ),
-        config.targets,
-      )
-      for response in responses:
-        if response.status_code == 0:
-          response.update_num = count_ids(request)
-        result.responses.append(response)
-  finally:
-    channels.close()
+  # All targets at once; the parts of one target one after the other.
+  workers = min(max(1, len(config.targets)), _MAX_PUSH_THREADS)
+  with futures.ThreadPoolExecutor(max_workers=workers) as pool:
+    responses = pool.map(
+      lambda target: _push_to_target(
+        _push_channels.predict_call(target), target, requests, timeout_secs
+      ),
+      config.targets,
+    )
+    for response in responses:
+      if response.status_code == 0:
+        response.update_num = count_ids(request)
+      result.responses.append(response)
   return result
 
 
 def _push_to_target(
   call: grpc.UnaryUnaryMultiCallable,
   target: str,
-  requests: Sequence[prediction_service_pb2.PredictRequest],
+  requests: Sequence[bytes],
   timeout_secs: float,
 ) -> parameter_sync_pb2.PushResponse:
   try:
     for request in requests:
-      call(request.SerializeToString(), timeout=timeout_secs)
+      call(request, timeout=timeout_secs)
   except grpc.RpcError as error:
     logging.warning("Cannot push embeddings to %s: %s", target, error.details())
     return parameter_sync_pb2.PushResponse(
@@ -226,8 +234,14 @@ def _push_call(request: bytes, config: bytes) -> bytes:
 # ---- remote prediction ----
 
 _resolver: RemotePredictResolver | None = None
+_agent_resolver: AgentResolver | None = None
+_agent_resolver_lock = threading.Lock()
 _predict_channels = _Channels()
 _next_replica = itertools.count()
+# Address -> when it failed last.
+_failed_replicas: dict[str, float] = {}
+# A call that another replica may answer. A deadline that passed leaves no time for another one.
+_RETRIED = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.NOT_FOUND)
 
 
 def set_remote_predict_resolver(resolver: RemotePredictResolver | None) -> None:
@@ -235,31 +249,87 @@ def set_remote_predict_resolver(resolver: RemotePredictResolver | None) -> None:
 
   Args:
     resolver: `(model_name, old_model_name, task) -> addresses` of the replicas, asked at every call
-      and used in turn; `None` to forget it.
+      and used in turn; or a `ServedModel`, which also says under which name. `None` to forget it:
+      then the agent at `localhost:$PORT2` is asked, where `PORT2` is set.
   """
-  global _resolver
+  global _resolver, _agent_resolver
   _resolver = resolver
   if resolver is None:
     _predict_channels.close()
+    _failed_replicas.clear()
+    with _agent_resolver_lock:
+      if _agent_resolver is not None:
+        _agent_resolver.close()
+      _agent_resolver = None
+
+
+def _get_resolver() -> RemotePredictResolver:
+  global _agent_resolver
+  if _resolver is not None:
+    return _resolver
+  if not os.environ.get("PORT2"):
+    raise HostError(
+      grpc.StatusCode.UNIMPLEMENTED.value[0],
+      "the transport does not know where models are served: call set_remote_predict_resolver of "
+      "monolith.native_training.serving.transport, or set PORT2 to the port of an agent",
+    )
+  with _agent_resolver_lock:
+    if _agent_resolver is None:
+      _agent_resolver = AgentResolver()
+    return _agent_resolver
 
 
 def _predict_call(request: bytes, call: bytes) -> bytes:
   task, deadline_millis, old_model_name = call.decode().split("\n", 2)
-  model_name = prediction_service_pb2.PredictRequest.FromString(request).model_spec.name
-  if _resolver is None:
-    raise HostError(
-      grpc.StatusCode.UNIMPLEMENTED.value[0],
-      "the transport does not know where models are served: call set_remote_predict_resolver of "
-      "monolith.native_training.serving.transport",
-    )
-  addresses = list(_resolver(model_name, old_model_name, int(task)))
-  if not addresses:
+  predict = prediction_service_pb2.PredictRequest.FromString(request)
+  model_name = predict.model_spec.name
+  resolver = _get_resolver()
+  deadline = time.monotonic() + int(deadline_millis) / 1000
+  errors: list[tuple[grpc.StatusCode, str]] = []
+  tried: set[str] = set()
+  # A second round after the agent was asked again: whom it knew may all be gone.
+  for is_last in (not isinstance(resolver, AgentResolver), True):
+    served = resolver(model_name, old_model_name, int(task))
+    if not isinstance(served, ServedModel):
+      served = ServedModel(model_name, list(served))
+    if served.model_name != predict.model_spec.name:
+      predict.model_spec.name = served.model_name
+      request = predict.SerializeToString()
+    for address in _choose_replicas(served):
+      if address in tried:
+        continue
+      tried.add(address)
+      try:
+        return _predict_channels.predict_call(address)(
+          request, timeout=max(0.0, deadline - time.monotonic())
+        )
+      except grpc.RpcError as error:
+        _failed_replicas[address] = time.monotonic()
+        errors.append((error.code(), f"{address}: {error.details()}"))
+        if error.code() not in _RETRIED or time.monotonic() >= deadline:
+          is_last = True
+          break
+    if is_last:
+      break
+    resolver.ask_again()
+  if not errors:
     raise HostError(grpc.StatusCode.UNAVAILABLE.value[0], "no replica serves the model")
-  address = addresses[next(_next_replica) % len(addresses)]
-  try:
-    return _predict_channels.predict_call(address)(request, timeout=int(deadline_millis) / 1000)
-  except grpc.RpcError as error:
-    raise HostError(error.code().value[0], f"{address}: {error.details()}") from error
+  raise HostError(errors[-1][0].value[0], "; ".join(text for _, text in errors))
+
+
+def _choose_replicas(served: ServedModel) -> list[str]:
+  """Returns the replica whose turn it is, another one for the case that it fails, and a former."""
+  now = time.monotonic()
+
+  def failed(address: str) -> bool:
+    return now - _failed_replicas.get(address, -_AVOID_SECS) < _AVOID_SECS
+
+  turn = list(served.addresses)
+  if turn:
+    start = next(_next_replica) % len(turn)
+    # Stable: replicas that failed just now come last, the others keep their turn.
+    turn = sorted([*turn[start:], *turn[:start]], key=failed)
+  return turn[:2] + sorted(served.former_addresses, key=failed)[:1]
 
 
 # ---- a server to push to ----

@@ -10,6 +10,7 @@ Differences from ByteDance's Monolith: a queued update uses the global step of i
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -19,10 +20,12 @@ from absl import logging
 
 from idl.matrix.proto import example_pb2
 from monolith.native_training import (
+  device_utils,
   distribution_ops,
   embedding_combiners,
   entry,
   hash_table_utils,
+  nested_tensors,
   prefetch_queue,
 )
 from monolith.native_training.model_export import export_context
@@ -94,6 +97,7 @@ class LayoutHashTable(queue_hooks.QueueHooks):
       )
     self._num_ps = params.num_ps
     self._use_native = params.use_native_multi_hash_table
+    self._use_gpu = params.use_gpu
     self._queue_configs = queue_configs or {}
     self._feature_configs: example_pb2.FeatureConfigs = params.feature_configs
     self._inner_data_type = self._parser_ctx.parser_type or "example_batch"
@@ -264,6 +268,8 @@ class LayoutHashTable(queue_hooks.QueueHooks):
     def look_up(bundle: dict[str, tf.Tensor], features: dict[str, Any]) -> None:
       with tf.name_scope("pht_lookup"):
         self._lookup_shards(bundle)
+      if self._use_gpu:
+        _move_to_gpu(features, bundle)
       self._prefetch(features, bundle, embedding_prefetch_capacity)
 
     def look_up_and_make_layouts(
@@ -323,6 +329,8 @@ class LayoutHashTable(queue_hooks.QueueHooks):
       req_time = tf.constant(0, tf.int64) if req_time is None else tf.reduce_max(req_time)
       global_step = tf.identity(tf.cast(global_step, tf.int64))
       args = (updates, global_step, tf.cast(req_time, tf.int64))
+      if self._use_gpu:
+        args = _move(args, "/device:CPU:0")
       if async_push and async_function_mgr is not None:
         return async_function_mgr.add_async_function(
           self._update_op, args, is_async=True, queue_name="postpush_queue"
@@ -425,23 +433,24 @@ class LayoutHashTable(queue_hooks.QueueHooks):
     fid_offset, feature_offset, nfl_offset, batch_size = (bundle[_key(n)] for n in _OFFSETS)
     has_sizes = all(_key(name) in bundle for name in _SIZES)
     sizes = {name: bundle[_key(name)] if has_sizes else None for name in _SIZES}
-    tensors = distribution_ops.fused_embedding_to_layout(
-      self._embeddings(bundle),
-      None,
-      fid_offset,
-      feature_offset,
-      nfl_offset,
-      batch_size,
-      variant_type=self._inner_data_type,
-      feature_cfgs=self._feature_configs,
-      ps_num=self._num_ps,
-      nfl_size=sizes["nfl_size"],
-      feature_size=sizes["feature_size"],
-      fid_size=sizes["fid_size"],
-      emb_size=sizes["emb_size"],
-      # Version 3 is version 5 for a single request, which needs no sizes.
-      version=5 if has_sizes else 3,
-    )
+    with self._layout_device():
+      tensors = distribution_ops.fused_embedding_to_layout(
+        self._embeddings(bundle),
+        None,
+        fid_offset,
+        feature_offset,
+        nfl_offset,
+        batch_size,
+        variant_type=self._inner_data_type,
+        feature_cfgs=self._feature_configs,
+        ps_num=self._num_ps,
+        nfl_size=sizes["nfl_size"],
+        feature_size=sizes["feature_size"],
+        fid_size=sizes["fid_size"],
+        emb_size=sizes["emb_size"],
+        # Version 3 is version 5 for a single request, which needs no sizes.
+        version=5 if has_sizes else 3,
+      )
     return self.nest_layout(tensors)
 
   def _embedding_grads(
@@ -452,20 +461,27 @@ class LayoutHashTable(queue_hooks.QueueHooks):
   ) -> list[tf.Tensor]:
     """Gradients of the flat embeddings of every table and server, in the order of the layouts."""
     fid_offset, feature_offset, nfl_offset, batch_size = (bundle[_key(n)] for n in _OFFSETS)
-    return distribution_ops.fused_embedding_to_layout_grad(
-      nfl_offset=nfl_offset,
-      feature_offset=feature_offset,
-      fid_offset=fid_offset,
-      batch_size=batch_size,
-      embeddings_list=self._embeddings(bundle),
-      fid_list_row_split=None,
-      layout_tensors_grad=grads,
-      layout_tensors_grad_scale=grad_scale,
-      variant_type=self._inner_data_type,
-      feature_cfgs=self._feature_configs,
-      ps_num=self._num_ps,
-      version=3,
-    )
+    with self._layout_device():
+      return distribution_ops.fused_embedding_to_layout_grad(
+        nfl_offset=nfl_offset,
+        feature_offset=feature_offset,
+        fid_offset=fid_offset,
+        batch_size=batch_size,
+        embeddings_list=self._embeddings(bundle),
+        fid_list_row_split=None,
+        layout_tensors_grad=grads,
+        layout_tensors_grad_scale=grad_scale,
+        variant_type=self._inner_data_type,
+        feature_cfgs=self._feature_configs,
+        ps_num=self._num_ps,
+        version=3,
+      )
+
+  def _layout_device(self) -> contextlib.AbstractContextManager:
+    """Returns the scope of the layout ops: the GPU if layouts are made there and it may be used."""
+    if not self._use_gpu:
+      return contextlib.nullcontext()
+    return device_utils.maybe_device_if_allowed("/device:GPU:0")
 
   def _update_data(
     self, bundle: Mapping[str, tf.Tensor], ps: int, table: str, grad: tf.Tensor
@@ -542,6 +558,35 @@ class LayoutHashTable(queue_hooks.QueueHooks):
   def _table_names(self) -> list[str]:
     """The tables under whose names ids travel, sorted."""
     return sorted({config.table for config in self._feature_configs.feature_configs.values()})
+
+
+def _move(tensors: Any, device: str) -> Any:
+  """Returns a structure of tensors on another device, moved by one op."""
+  nested = nested_tensors.NestedTensors(tensors)
+  with device_utils.maybe_device_if_allowed(device):
+    return nested.get_nested_result(tf.identity_n(nested.get_tensors()))
+
+
+def _move_to_gpu(features: dict[str, Any], bundle: dict[str, tf.Tensor]) -> None:
+  """Replaces what the layouts and the model read by copies on the GPU.
+
+  Sizes and the time stay where they are: kernels read them on the host. So does text, which a GPU
+  cannot hold.
+  """
+  on_host = {_key("batch_size"), "req_time", *(_key(name) for name in _SIZES)}
+
+  def movable(tensors: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+      key: value
+      for key, value in tensors.items()
+      if key not in on_host
+      and isinstance(value, (tf.Tensor, tf.RaggedTensor))
+      and value.dtype not in (tf.string, tf.variant, tf.resource)
+    }
+
+  moved_features, moved_bundle = _move((movable(features), movable(bundle)), "/device:GPU:0")
+  features.update(moved_features)
+  bundle.update(moved_bundle)
 
 
 def _key(name: str) -> str:

@@ -18,6 +18,8 @@ from monolith.native_training.model_export import export_context
 # Graph collection of the pooled embeddings of an exported graph.
 _REDUCED_EMBEDDINGS = "monolith_reduced_embs"
 
+_GPU = "/device:GPU:0"
+
 
 def slice_key(feature_name: str, start: int, end: int) -> str:
   """Returns the key of columns `[start, end)` in what `create_embedding_slices` returns."""
@@ -42,6 +44,8 @@ def create_embedding_slices(
     `<feature name>:<start>_<end>` -> `[batch, end - start]`, or `[batch, n, end - start]` for a
     `FirstN(n)` combiner. Examples without ids get zeros; gradients flow back to the embeddings.
   """
+  with device_utils.maybe_device_if_allowed(_GPU):
+    on_gpu = device_utils.within_placement_context_of("GPU")
   slices: dict[str, tf.Tensor] = {}
   gpu_features: list[str] = []
   for name, embeddings in name_to_embeddings.items():
@@ -49,14 +53,16 @@ def create_embedding_slices(
     dims = list(feature_to_unmerged_slice_dims[name])
     if not isinstance(combiner, embedding_combiners.ReduceSum):
       combined = combiner.combine(ids, embeddings, name=f"{type(combiner).__name__}_{name}_vv")
-      parts = tf.split(combined, dims, axis=-1)
+      with device_utils.maybe_device_if_allowed(_GPU):
+        parts = tf.split(combined, dims, axis=-1)
     elif export_context.is_exporting():
       parts = _reduce_sum_in_plain_tensorflow(name, ids, embeddings, dims)
-    elif device_utils.within_placement_context_of("GPU"):
-      if os.environ.get("MONOLITH_GPU_FEATURE_FACTORY_FUSION_LEVEL", "1") == "1":
+    elif on_gpu:
+      if _can_fuse(ids):
         gpu_features.append(name)
         continue
-      parts = _reduce_sum_in_plain_tensorflow(name, ids, embeddings, dims)
+      with device_utils.maybe_device_if_allowed(_GPU):
+        parts = _reduce_sum_in_plain_tensorflow(name, ids, embeddings, dims)
     else:
       with tf.device("/device:CPU:0"):
         parts = distribution_ops.fused_reduce_sum_and_split(
@@ -76,6 +82,12 @@ def create_embedding_slices(
       feature_to_unmerged_slice_dims,
     )
   return slices
+
+
+def _can_fuse(ids: tf.RaggedTensor) -> bool:
+  """Tells whether the fused op of the GPU can pool a feature: it needs a static batch size."""
+  is_allowed = os.environ.get("MONOLITH_GPU_FEATURE_FACTORY_FUSION_LEVEL", "1") == "1"
+  return is_allowed and ids.row_splits.shape.is_fully_defined()
 
 
 def _add_slices(
@@ -107,11 +119,12 @@ def _reduce_sum_on_gpu(
 ) -> None:
   """Pools all features in one op: a kernel per feature would cost more to launch than the sums."""
   dims = [list(feature_to_unmerged_slice_dims[name]) for name in names]
-  parts = distribution_ops.fused_reduce_and_split_gpu(
-    [name_to_embedding_ids[name].row_splits for name in names],
-    [tf.convert_to_tensor(name_to_embeddings[name]) for name in names],
-    dims,
-  )
+  with device_utils.maybe_device_if_allowed(_GPU):
+    parts = distribution_ops.fused_reduce_and_split_gpu(
+      [name_to_embedding_ids[name].row_splits for name in names],
+      [tf.convert_to_tensor(name_to_embeddings[name]) for name in names],
+      dims,
+    )
   for name, feature_dims in zip(names, dims):
     _add_slices(slices, name, feature_dims, parts[: len(feature_dims)])
     parts = parts[len(feature_dims) :]

@@ -1,13 +1,18 @@
-"""Tests how the chief ends parameter servers."""
+"""How the chief ends parameter servers, and what may not end their pushes to serving."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+import threading
+from unittest import mock
 
+import kazoo.exceptions
 import tensorflow as tf
 
 from monolith.native_training.driver import server as training_server
+from monolith.native_training.metric import cli
+from monolith.native_training.runtime.parameter_sync import parameter_sync_pb2
 from tests import free_ports, ps_processes
 
 tf.compat.v1.disable_eager_execution()
@@ -51,6 +56,57 @@ class ShutdownTest(tf.test.TestCase):
       training_server._shutdown_ps("", {"ps": addrs}, {}, 2)
 
     self.assertIn(f"gone already: {sorted(addrs)}", logs.output[0])
+
+
+class _Backend:
+  """Answers, and raises what is an exception."""
+
+  def __init__(self, *answers):
+    self._answers = list(answers)
+
+  def get_sync_targets(self, sub_graph):
+    answer = self._answers.pop(0) if self._answers else ["last:1"]
+    if isinstance(answer, Exception):
+      raise answer
+    return sub_graph, answer
+
+
+class PushTest(tf.test.TestCase):
+  def test_no_error_ends_the_pushes(self):
+    backend = _Backend(
+      kazoo.exceptions.SessionExpiredError("before the first answer"),
+      ["first:1"],
+      kazoo.exceptions.SessionExpiredError("expired"),
+      ValueError("nonsense in a node"),
+      ["fails:1"],
+    )
+    pushed, counted, done = [], [], threading.Event()
+
+    def push(config):
+      (target,) = parameter_sync_pb2.ClientConfig.FromString(config).targets
+      pushed.append(target)
+      if target == "fails:1":
+        raise RuntimeError("an error of the push")
+      if target == "last:1":
+        done.set()
+      return b""
+
+    self.addCleanup(cli.set_sink, None)
+    cli.set_sink(lambda method, name, value, tags: counted.append(name))
+    with tf.Graph().as_default(), tf.compat.v1.Session() as sess:
+      config = tf.compat.v1.placeholder(tf.string, [])
+      queue = tf.queue.FIFOQueue(1, tf.int32, shapes=[()])
+      dequeue, enqueue = queue.dequeue(), queue.enqueue(1)
+      ender = threading.Thread(target=lambda: (done.wait(120), sess.run(enqueue)))
+      ender.start()
+      with mock.patch.object(training_server, "_SYNC_INTERVAL_SECS", 0.01):
+        sync = (config, tf.numpy_function(push, [config], tf.string))
+        training_server._join_ps_while_syncing(sess, dequeue, sync, backend, 0)
+      ender.join()
+
+    # Targets of before are used when the backend cannot answer.
+    self.assertEqual(pushed[:5], ["first:1", "first:1", "first:1", "fails:1", "last:1"])
+    self.assertEqual(sum("parameter_sync_failures" in name for name in counted), 4)
 
 
 if __name__ == "__main__":

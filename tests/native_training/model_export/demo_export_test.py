@@ -10,7 +10,14 @@ from absl import flags
 
 from idl.matrix.proto import proto_parser_pb2
 from monolith.native_training import cpu_training, model, utils
-from monolith.native_training.model_export import demo_export, export_context
+from monolith.native_training.model_export import (
+  demo_export,
+  demo_predictor,
+  demo_predictor_client,
+  export_context,
+)
+from monolith.serving import model_server, options
+from tests import free_ports, wait_until
 
 tf.compat.v1.disable_eager_execution()
 
@@ -48,6 +55,20 @@ class DemoExportTest(tf.test.TestCase):
       )
     self.assertAllEqual(predictions.shape, [3])
     self.assertTrue(np.all((predictions > 0) & (predictions < 1)))
+
+    # The folder of the versions will do.
+    outputs = demo_predictor.predict(base, "serving_default", 5)
+    self.assertAllEqual(outputs["output"].shape, [5])
+
+    port = free_ports.get_free_port()
+    flags_of_server = options.parse([f"--model_base_path={base}", f"--port={port}"])
+    server = model_server.ModelServer(flags_of_server)
+    self.addCleanup(server.stop)
+    server.start()
+    wait_until.wait_until(lambda: server.is_ready())
+    address = f"127.0.0.1:{port}"
+    outputs = demo_predictor_client.predict(address, "default", "serving_default", 7)
+    self.assertAllEqual(outputs["output"].shape, [7])
 
   def test_distributed(self):
     base = os.path.join(self._folder, "distributed")

@@ -3,6 +3,7 @@
 import os
 import pathlib
 import shutil
+from unittest import mock
 
 import tensorflow as tf
 from tensorflow_serving.apis import prediction_log_pb2
@@ -149,10 +150,29 @@ class SavedModelExportersTest(tf.test.TestCase):
 
     folder = tf.compat.as_str(exporter.export_saved_model(_receiver_fn))
 
-    self.assertFalse(os.path.exists(os.path.join(folder, "assets")))
+    # The same files, and not for as long as the checkpoint lives only.
+    (tables,) = pathlib.Path(self.model_dir).glob("*.assets")
+    saved = {file.stat().st_ino for file in tables.iterdir()}
+    self.assertLessEqual(
+      {file.stat().st_ino for file in pathlib.Path(folder, "assets").iterdir()}, saved
+    )
+    shutil.rmtree(self.model_dir)
     outputs = self._call(folder, "serving_default", {"ids": [0]})
     self.assertAllEqual(outputs["table"], [[1, 2]])
     self.assertAllEqual(outputs["group"], [[1]])
+
+  def test_shared_embedding_where_files_cannot_be_linked(self):
+    base = self._train()
+    exporter = saved_model_exporters.StandaloneExporter(
+      _model_fn, self.model_dir, base, shared_embedding=True
+    )
+
+    with mock.patch.object(os, "link", side_effect=OSError("another device")):
+      folder = tf.compat.as_str(exporter.export_saved_model(_receiver_fn))
+
+    self.assertFalse(os.path.exists(os.path.join(folder, "assets")))
+    outputs = self._call(folder, "serving_default", {"ids": [0]})
+    self.assertAllEqual(outputs["table"], [[1, 2]])
 
   def test_assign_signatures(self):
     base = self._train()
@@ -199,6 +219,13 @@ class SavedModelExportersTest(tf.test.TestCase):
     self.assertEqual(os.environ["TF_CONFIG"], "{}")
     outputs = self._call(exported["entry"], "serving_default", {"ids": [0]})
     self.assertAllEqual(outputs["table"], [[1, 2]])
+    # One process can be kept fresh.
+    with tf.Graph().as_default(), self.session() as sess:
+      signatures = tf.compat.v1.saved_model.load(
+        sess, ["serve"], tf.compat.as_str(exported["entry"])
+      ).signature_def
+    self.assertIn("hashtable_assign", signatures)
+    self.assertTrue([name for name in signatures if name.endswith("/raw_assign")])
 
   def test_step_as_version(self):
     base = self._train()

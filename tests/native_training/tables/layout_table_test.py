@@ -22,6 +22,7 @@ from monolith.native_training.data import parsers
 from monolith.native_training.model_export import export_context
 from monolith.native_training.runtime.hash_table import embedding_hash_table_pb2
 from monolith.native_training.tables import layout_config as partitioned_features
+from tests import gpu_placement
 
 tf.compat.v1.disable_eager_execution()
 
@@ -468,6 +469,33 @@ class PartitionedHashTableTest(tf.test.TestCase, parameterized.TestCase):
 
     with tf.compat.v1.train.SingularMonitoredSession(hooks=[Assign(), hook]) as session:
       self.check_example(session.run(layouts))
+
+  @parameterized.product(native=(True, False))
+  def test_layouts_are_made_on_the_gpu(self, native):
+    gpu_placement.allow(self)
+    table = self.table(0, native, use_gpu=True)
+    assign = table.assign(_assign_data(self.params, 2.0)).as_op()
+    features, bundle = _features(_batch(), self.params), {}
+    features["text"] = tf.constant(["a"])
+    features["req_time"] = tf.constant([1], tf.int64)
+    layouts = table.lookup(features, bundle)
+    flat = table.flatten_layout(layouts)
+    step = tf.constant(0, tf.int64)
+    update = table.apply_gradients([(tf.ones_like(t), t) for t in flat], step, None, bundle)
+
+    for kind in ("MonolithEmbeddingToLayoutV5", "MonolithEmbeddingToLayoutGradV3"):
+      self.assertEqual(gpu_placement.devices_of(kind), {"GPU"})
+    self.assertEqual(gpu_placement.devices_of("IdentityN"), {"GPU", "CPU"})
+    self.assertIn("GPU", features["label"].device)
+    for tensor in (features["text"], features["req_time"], bundle[_PREFIX + "batch_size"]):
+      self.assertNotIn("GPU", tensor.device)
+    with self.session(config=gpu_placement.SOFT_PLACEMENT) as session:
+      session.run(tf.compat.v1.global_variables_initializer())
+      session.run(resources.initialize_resources(resources.shared_resources()))
+      session.run(assign)
+      self.check_example(session.run(layouts))
+      session.run(update)
+      self.assertAllLess(session.run(layouts)["deep"], 2.0)
 
   def test_async_push_uses_the_queued_step(self):
     table = self.table(0, True)

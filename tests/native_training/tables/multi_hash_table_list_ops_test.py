@@ -131,7 +131,7 @@ class MultiHashTableListOpsTest(tf.test.TestCase):
         self._optimize(group, [ids], [grad], [0], rates=tf.zeros([2])),
         "learning_rate has 2 elements, want 3",
       ),
-      (lookup(group.handle, [ids], tables=[0], dims=[5]), "table 0 has dimension 2"),
+      (lookup(group.handle, [ids], tables=[0], dims=[5]), r"dims\[0\] is 5, but .* dimension 2"),
       (lookup(group.handle, [ids], tables=[7], dims=[2]), "tables has 7"),
     )
     with self.session() as sess:

@@ -3,7 +3,7 @@
 #include <cstdlib>
 #include <random>
 
-#include "monolith/native_training/runtime/hash_table/initializer/random_bits.h"
+#include "monolith/native_training/runtime/base/random_bits.h"
 
 namespace monolith {
 namespace engine {

@@ -48,7 +48,7 @@
 #include "monolith/native_training/runtime/concurrency/prefetch.h"
 
 namespace monolith {
-namespace concurrency {
+namespace engine {
 
 // An id of one of several tables, which its address stands for.
 struct TableKey {
@@ -367,7 +367,7 @@ class ConcurrentKeySet {
   std::vector<Shard> shards_;
 };
 
-}  // namespace concurrency
+}  // namespace engine
 }  // namespace monolith
 
 #endif  // MONOLITH_NATIVE_TRAINING_RUNTIME_CONCURRENCY_CONCURRENT_KEY_SET_H_

@@ -9,7 +9,7 @@
 #define MONOLITH_NATIVE_TRAINING_RUNTIME_CONCURRENCY_PREFETCH_H_
 
 namespace monolith {
-namespace concurrency {
+namespace engine {
 
 // Any address is fine, also one past or outside of an object: a prefetch never faults.
 __attribute__((always_inline)) inline void PrefetchForRead(const void* address) {
@@ -22,7 +22,7 @@ __attribute__((always_inline)) inline void PrefetchForWrite(const void* address)
   __builtin_prefetch(address, 1);
 }
 
-}  // namespace concurrency
+}  // namespace engine
 }  // namespace monolith
 
 #endif  // MONOLITH_NATIVE_TRAINING_RUNTIME_CONCURRENCY_PREFETCH_H_

@@ -40,7 +40,7 @@ void ShardFeature(const FeatureRows& rows, const IdSharder& sharder, bool unique
       std::vector<int64_t>& list = shards->lists[server];
       const int64_t next = static_cast<int64_t>(list.size());
       // Positions of known ids are below `next`.
-      const int64_t position = unique ? index.FindOrInsert(id, IdIndex::Hash(id), next) : next;
+      const int64_t position = unique ? index.FindOrInsert(id, index.Hash(id), next) : next;
       if (position == next) list.push_back(id);
       *occurrence++ = static_cast<uint64_t>(server) << 32 | static_cast<uint64_t>(position);
     }

@@ -67,7 +67,7 @@ class FidFilter {
    public:
     explicit IdSet(const std::vector<int64_t>& ids) : index_(static_cast<int64_t>(ids.size())) {
       for (const int64_t id : ids) {
-        index_.FindOrInsert(id, distribution::IdIndex::Hash(id), index_.size());
+        index_.FindOrInsert(id, index_.Hash(id), index_.size());
       }
     }
     bool empty() const { return index_.size() == 0; }
@@ -75,7 +75,7 @@ class FidFilter {
     // The number of `id`, or less than 0.
     int64_t Find(int64_t id) const {
       if (empty()) return distribution::IdIndex::kMissing;
-      return index_.Find(id, distribution::IdIndex::Hash(id));
+      return index_.Find(id, index_.Hash(id));
     }
 
    private:

@@ -53,9 +53,9 @@ struct Embeddings {
     for (int64_t i = begin + kIdsAhead; i < end; ++i) {
       for (int64_t c = column; c < column + width; c += kCacheLine) {
         if constexpr (std::is_const_v<Float>) {
-          concurrency::PrefetchForRead(At(i) + c);
+          engine::PrefetchForRead(At(i) + c);
         } else {
-          concurrency::PrefetchForWrite(At(i) + c);
+          engine::PrefetchForWrite(At(i) + c);
         }
       }
     }
@@ -141,7 +141,7 @@ void ScatterColumns(const SliceRows<float, kUnitStride> slice, int64_t column, c
   for (int64_t b = slice.begin; b < slice.end; ++b, grad += slice.row_size) {
     const int64_t first = i, end = slice.rows.Begin(b + 1);
     embeddings.PrefetchAfter(first, end, slice.ids_limit, column, kColumns);
-    concurrency::PrefetchForRead(grad + std::min(kRowsAhead, last - b) * slice.row_size);
+    engine::PrefetchForRead(grad + std::min(kRowsAhead, last - b) * slice.row_size);
     auto term = Columns<kColumns>::Load(grad);
     if (slice.mean && end - first > 1) term.Divide(static_cast<float>(end - first));
     for (; i < end; ++i) {

@@ -1,21 +1,24 @@
-// A flat map from id to value for the length of one op call.
+// A flat map from id to value for the length of one call.
 //
 //   slots   | id | value + 1 | id | value + 1 | ...     power of two, at most half full; 0 is empty
 //
-// Linear probing from the high bits of a multiplicative hash: one cache line per id in the common
-// case, nothing to delete, and empty slots are zero, so that fresh memory needs no filling. Ids are
-// handled in groups: all of a group are hashed and their slots fetched before the first one is
-// looked at.
+// Linear probing from the high bits of a hash that is drawn once in a process, so that ids that
+// collide cannot be chosen: one cache line per id in the common case, nothing to delete, and empty
+// slots are zero, so that fresh memory needs no filling. Ids are handled in groups: all of a group
+// are hashed and their slots fetched before the first one is looked at.
 #ifndef MONOLITH_NATIVE_TRAINING_RUNTIME_DISTRIBUTION_ID_INDEX_H_
 #define MONOLITH_NATIVE_TRAINING_RUNTIME_DISTRIBUTION_ID_INDEX_H_
 
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>
+#include <cstring>
 #include <memory>
 #include <new>
 #include <utility>
 
+#include "monolith/native_training/runtime/base/feature_id.h"
+#include "monolith/native_training/runtime/base/random_bits.h"
 #include "monolith/native_training/runtime/concurrency/prefetch.h"
 
 namespace monolith {
@@ -27,10 +30,18 @@ class IdIndex {
   static constexpr int64_t kMissing = -1;
 
   // Room for about `expected_ids` distinct ids before the first growth.
-  explicit IdIndex(int64_t expected_ids) {
-    int bits = 6;
-    while ((int64_t{1} << bits) < 2 * expected_ids) ++bits;
-    Allocate(bits);
+  explicit IdIndex(int64_t expected_ids) { Allocate(BitsFor(expected_ids)); }
+
+  // Forgets all ids and makes room for `expected_ids`. Keeps memory that is not much too large, so
+  // that a map which is used again and again does not grow each time.
+  void Clear(int64_t expected_ids) {
+    const int wanted = BitsFor(expected_ids), bits = 64 - shift_;
+    if (bits < wanted || bits > wanted + 3) {
+      Allocate(wanted);
+    } else {
+      std::memset(slots_.get(), 0, (mask_ + 1) * sizeof(Slot));
+    }
+    size_ = 0;
   }
 
   // Number of ids.
@@ -58,14 +69,10 @@ class IdIndex {
     }
   }
 
-  void Prefetch(uint64_t hash) const { concurrency::PrefetchForRead(&slots_[hash >> shift_]); }
+  void Prefetch(uint64_t hash) const { engine::PrefetchForRead(&slots_[hash >> shift_]); }
 
-  // Ids often differ only in their low or only in their high bits: both must reach the high bits.
-  static uint64_t Hash(int64_t id) {
-    uint64_t x = static_cast<uint64_t>(id) * 0x9E3779B97F4A7C15ull;
-    x ^= x >> 32;
-    return x * 0x9E3779B97F4A7C15ull;
-  }
+  // Not the hash of tables itself: ids of one shard of a table have its high bits in common.
+  uint64_t Hash(int64_t id) const { return hash_(id) * engine::kGoldenRatio64; }
 
  private:
   struct Slot {
@@ -76,17 +83,26 @@ class IdIndex {
     void operator()(Slot* slots) const { std::free(slots); }
   };
 
-  void Allocate(int bits) {
-    slots_.reset(static_cast<Slot*>(std::calloc(size_t{1} << bits, sizeof(Slot))));
-    if (slots_ == nullptr) throw std::bad_alloc();
+  static int BitsFor(int64_t expected_ids) {
+    int bits = 6;
+    while ((int64_t{1} << bits) < 2 * expected_ids) ++bits;
+    return bits;
+  }
+
+  // Returns the slots of before.
+  std::unique_ptr<Slot[], Free> Allocate(int bits) {
+    std::unique_ptr<Slot[], Free> slots(
+        static_cast<Slot*>(std::calloc(size_t{1} << bits, sizeof(Slot))));
+    if (slots == nullptr) throw std::bad_alloc();
+    slots_.swap(slots);
     mask_ = (uint64_t{1} << bits) - 1;
     shift_ = 64 - bits;
+    return slots;
   }
 
   void Grow() {
-    const std::unique_ptr<Slot[], Free> old = std::move(slots_);
     const uint64_t old_mask = mask_;
-    Allocate(64 - shift_ + 1);
+    const std::unique_ptr<Slot[], Free> old = Allocate(64 - shift_ + 1);
     for (uint64_t o = 0; o <= old_mask; ++o) {
       if (old[o].value_plus_1 == 0) continue;
       uint64_t i = Hash(old[o].id) >> shift_;
@@ -95,6 +111,7 @@ class IdIndex {
     }
   }
 
+  engine::IdHash hash_ = engine::TableHash();
   std::unique_ptr<Slot[], Free> slots_;
   uint64_t mask_ = 0;
   int shift_ = 0;
@@ -110,7 +127,7 @@ void ForEachHashed(const IdIndex& index, int64_t begin, int64_t end, const Key& 
   for (int64_t start = begin; start < end; start += kGroup) {
     const int64_t count = std::min(kGroup, end - start);
     for (int64_t j = 0; j < count; ++j) {
-      hashes[j] = IdIndex::Hash(key(start + j));
+      hashes[j] = index.Hash(key(start + j));
       index.Prefetch(hashes[j]);
     }
     for (int64_t j = 0; j < count; ++j) visit(start + j, key(start + j), hashes[j]);

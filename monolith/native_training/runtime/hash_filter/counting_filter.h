@@ -69,7 +69,7 @@ class CountingFilter {
 
   static uint32_t CountOf(uint16_t cell) { return cell & 0xfu; }
 
-  void Prefetch(Key key) const { concurrency::PrefetchForWrite(cells_ + Position(key)); }
+  void Prefetch(Key key) const { PrefetchForWrite(cells_ + Position(key)); }
 
   bool Full() const { return num_elements() >= capacity_ - 1; }
   int64_t capacity() const { return capacity_; }

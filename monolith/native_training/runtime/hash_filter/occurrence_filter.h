@@ -3,6 +3,7 @@
 #define MONOLITH_NATIVE_TRAINING_RUNTIME_HASH_FILTER_OCCURRENCE_FILTER_H_
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -73,8 +74,48 @@ class OccurrenceFilter {
   virtual void Filter(const int64_t* ids, const uint32_t* counts, int64_t n, bool for_table,
                       uint8_t* filtered) = 0;
 
+  // The same with one threshold for all ids, whatever their slot, which are counted apart from
+  // equal ids of another `salt`.
+  virtual void FilterWith(uint32_t /*threshold*/, uint64_t /*salt*/, const int64_t* ids,
+                          const uint32_t* counts, int64_t n, bool for_table, uint8_t* filtered) {
+    Filter(ids, counts, n, for_table, filtered);
+  }
+
+  // The largest threshold that FilterWith knows.
+  virtual uint32_t MaxThreshold() const { return 0xffffffffu; }
+
   // True if Filter never drops anything, so that callers may skip it.
   virtual bool NeverFilters() const { return false; }
+};
+
+// What one table sees of a filter that several share: its own threshold, and its own counts.
+class TableFilter : public OccurrenceFilter {
+ public:
+  // `shared` must outlive this object.
+  static Status Create(OccurrenceFilter* shared, uint32_t threshold, uint64_t salt,
+                       std::unique_ptr<TableFilter>* filter) {
+    if (threshold > shared->MaxThreshold()) {
+      return Status::InvalidArgument("occurrence_threshold is " + std::to_string(threshold) +
+                                     ", but this filter counts to " +
+                                     std::to_string(shared->MaxThreshold()));
+    }
+    filter->reset(new TableFilter(shared, threshold, salt));
+    return Status::Ok();
+  }
+
+  void Filter(const int64_t* ids, const uint32_t* counts, int64_t n, bool for_table,
+              uint8_t* filtered) override {
+    shared_->FilterWith(threshold_, salt_, ids, counts, n, for_table, filtered);
+  }
+  bool NeverFilters() const override { return threshold_ == 0 || shared_->NeverFilters(); }
+
+ private:
+  TableFilter(OccurrenceFilter* shared, uint32_t threshold, uint64_t salt)
+      : shared_(shared), threshold_(threshold), salt_(salt) {}
+
+  OccurrenceFilter* const shared_;
+  const uint32_t threshold_;
+  const uint64_t salt_;
 };
 
 class DummyFilter : public OccurrenceFilter {

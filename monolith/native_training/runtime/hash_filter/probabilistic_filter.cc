@@ -6,7 +6,7 @@
 #include <random>
 #include <utility>
 
-#include "monolith/native_training/runtime/hash_table/initializer/random_bits.h"
+#include "monolith/native_training/runtime/base/random_bits.h"
 
 namespace monolith {
 namespace engine {
@@ -36,13 +36,25 @@ double ProbabilisticFilter::InsertProbability(uint32_t threshold, uint32_t count
 
 void ProbabilisticFilter::Filter(const int64_t* ids, const uint32_t* counts, int64_t n,
                                  bool for_table, uint8_t* filtered) {
+  Draw([this, ids](int64_t i) { return thresholds_.Of(ids[i]); }, counts, n, for_table, filtered);
+}
+
+void ProbabilisticFilter::FilterWith(uint32_t threshold, uint64_t /*salt*/, const int64_t* /*ids*/,
+                                     const uint32_t* counts, int64_t n, bool for_table,
+                                     uint8_t* filtered) {
+  Draw([threshold](int64_t) { return threshold; }, counts, n, for_table, filtered);
+}
+
+template <typename Threshold>
+void ProbabilisticFilter::Draw(const Threshold& threshold_of, const uint32_t* counts, int64_t n,
+                               bool for_table, uint8_t* filtered) {
   if (!for_table) {
     std::fill(filtered, filtered + n, uint8_t{0});
     return;
   }
   const uint64_t first = draws_.fetch_add(static_cast<uint64_t>(n), std::memory_order_relaxed);
   for (int64_t i = 0; i < n; ++i) {
-    const double p = InsertProbability(thresholds_.Of(ids[i]), counts == nullptr ? 1 : counts[i]);
+    const double p = InsertProbability(threshold_of(i), counts == nullptr ? 1 : counts[i]);
     const uint64_t bits = SplitMix64(seed_ + (first + i) * kGoldenRatio64);
     const double draw = static_cast<double>(bits >> 11) * (1.0 / 9007199254740992.0);
     filtered[i] = draw < p ? 0 : 1;

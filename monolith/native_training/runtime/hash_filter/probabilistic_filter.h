@@ -25,9 +25,16 @@ class ProbabilisticFilter : public OccurrenceFilter {
   void Filter(const int64_t* ids, const uint32_t* counts, int64_t n, bool for_table,
               uint8_t* filtered) override;
 
+  void FilterWith(uint32_t threshold, uint64_t salt, const int64_t* ids, const uint32_t* counts,
+                  int64_t n, bool for_table, uint8_t* filtered) override;
+
   double InsertProbability(uint32_t threshold, uint32_t count) const;
 
  private:
+  template <typename Threshold>
+  void Draw(const Threshold& threshold_of, const uint32_t* counts, int64_t n, bool for_table,
+            uint8_t* filtered);
+
   ProbabilisticFilter(bool equal_probability, OccurrenceThresholds thresholds, uint64_t seed);
 
   const bool equal_probability_;

@@ -69,6 +69,18 @@ Status SlidingHashFilter::NewEmptyTwin(std::unique_ptr<SlidingHashFilter>* twin)
 
 void SlidingHashFilter::Filter(const int64_t* ids, const uint32_t* counts, int64_t n,
                                bool /*for_table*/, uint8_t* filtered) {
+  Count([this](int64_t id) { return thresholds_.Of(id); }, 0, ids, counts, n, filtered);
+}
+
+void SlidingHashFilter::FilterWith(uint32_t threshold, uint64_t salt, const int64_t* ids,
+                                   const uint32_t* counts, int64_t n, bool /*for_table*/,
+                                   uint8_t* filtered) {
+  Count([threshold](int64_t) { return threshold; }, salt, ids, counts, n, filtered);
+}
+
+template <typename Threshold>
+void SlidingHashFilter::Count(const Threshold& threshold_of, uint64_t salt, const int64_t* ids,
+                              const uint32_t* counts, int64_t n, uint8_t* filtered) {
   std::shared_lock<std::shared_mutex> lock(content_mutex_);
   CountingFilter::Key keys[kWindow];
   uint32_t thresholds[kWindow];
@@ -76,9 +88,10 @@ void SlidingHashFilter::Filter(const int64_t* ids, const uint32_t* counts, int64
     const int count = static_cast<int>(std::min<int64_t>(kWindow, n - begin));
     const int64_t head = head_.load(std::memory_order_relaxed);
     for (int j = 0; j < count; ++j) {
-      thresholds[j] = thresholds_.Of(ids[begin + j]);
+      thresholds[j] = threshold_of(ids[begin + j]);
       if (thresholds[j] == 0) continue;
-      keys[j] = CountingFilter::KeyOf(ids[begin + j]);
+      const uint64_t salted = static_cast<uint64_t>(ids[begin + j]) ^ salt;
+      keys[j] = CountingFilter::KeyOf(static_cast<int64_t>(salted));
       splits_[head]->Prefetch(keys[j]);
     }
     for (int j = 0; j < count; ++j) {

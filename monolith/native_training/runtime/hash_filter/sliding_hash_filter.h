@@ -64,6 +64,10 @@ class SlidingHashFilter : public OccurrenceFilter {
   void Filter(const int64_t* ids, const uint32_t* counts, int64_t n, bool for_table,
               uint8_t* filtered) override;
 
+  void FilterWith(uint32_t threshold, uint64_t salt, const int64_t* ids, const uint32_t* counts,
+                  int64_t n, bool for_table, uint8_t* filtered) override;
+  uint32_t MaxThreshold() const override { return CountingFilter::kMaxCount; }
+
   // Adds occurrences and returns the count before; 15 when the neighbourhood of the id is full.
   uint32_t Add(int64_t id, uint32_t count);
   uint32_t Get(int64_t id) const;
@@ -96,6 +100,9 @@ class SlidingHashFilter : public OccurrenceFilter {
     CountingFilter* split = nullptr;
     std::atomic<uint16_t>* cell = nullptr;
   };
+  template <typename Threshold>
+  void Count(const Threshold& threshold_of, uint64_t salt, const int64_t* ids,
+             const uint32_t* counts, int64_t n, uint8_t* filtered);
   Found FindCurrent(CountingFilter::Key key, int64_t head) const;
   uint32_t OlderCount(CountingFilter::Key key, int64_t head) const;
   uint32_t AddKey(CountingFilter::Key key, uint32_t count);  // shared lock held

@@ -26,7 +26,7 @@
 //     torn row; updates of one id are serialised. A call is not a snapshot: parts of a batch are
 //     locked one after another.
 //   - Shard locks are taken in ascending order; whole-table calls take all, ascending.
-//   - Lookups take ids in batch order, a tile at a time (unsorted_read.h). While no write is under
+//   - Lookups take ids in batch order, a tile at a time (read_pipeline.h). While no write is under
 //     way (room_lock.h) they need no shard lock. A write that begins waits for the tiles in
 //     progress, half a millisecond. While writes are under way lookups hold the shared locks of the
 //     shards of some thousand ids.
@@ -93,6 +93,9 @@ struct OptimizeOptions {
   // Sum the gradients of equal ids (over all spans, in order) and take one step per distinct id.
   // The filter is then asked once with the number of occurrences.
   bool dedup = false;
+  // With `dedup`: for the filter an id has come once, however often it comes, as it has where ids
+  // were made distinct on their way here.
+  bool count_once = false;
 };
 
 struct LookupRequest {

@@ -14,7 +14,7 @@
 #include <vector>
 
 namespace monolith {
-namespace concurrency {
+namespace engine {
 namespace {
 
 using IdSet = ConcurrentKeySet<int64_t>;
@@ -243,5 +243,5 @@ TEST(ConcurrentKeySetTest, TableKeysOfOneIdDiffer) {
 }
 
 }  // namespace
-}  // namespace concurrency
+}  // namespace engine
 }  // namespace monolith

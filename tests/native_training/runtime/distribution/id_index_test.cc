@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <limits>
 #include <random>
+#include <set>
 #include <unordered_map>
 #include <vector>
 
@@ -14,10 +15,10 @@ namespace {
 
 TEST(IdIndexTest, KeepsTheFirstValueOfAnId) {
   IdIndex index(0);
-  EXPECT_EQ(index.FindOrInsert(5, IdIndex::Hash(5), 10), 10);
-  EXPECT_EQ(index.FindOrInsert(5, IdIndex::Hash(5), 11), 10);
-  EXPECT_EQ(index.Find(5, IdIndex::Hash(5)), 10);
-  EXPECT_EQ(index.Find(6, IdIndex::Hash(6)), IdIndex::kMissing);
+  EXPECT_EQ(index.FindOrInsert(5, index.Hash(5), 10), 10);
+  EXPECT_EQ(index.FindOrInsert(5, index.Hash(5), 11), 10);
+  EXPECT_EQ(index.Find(5, index.Hash(5)), 10);
+  EXPECT_EQ(index.Find(6, index.Hash(6)), IdIndex::kMissing);
   EXPECT_EQ(index.size(), 1);
 }
 
@@ -25,12 +26,12 @@ TEST(IdIndexTest, ZeroAndExtremeIdsAreIdsLikeOthers) {
   IdIndex index(0);
   const std::vector<int64_t> ids = {0, -1, std::numeric_limits<int64_t>::min(),
                                     std::numeric_limits<int64_t>::max()};
-  for (const int64_t id : ids) EXPECT_EQ(index.Find(id, IdIndex::Hash(id)), IdIndex::kMissing);
+  for (const int64_t id : ids) EXPECT_EQ(index.Find(id, index.Hash(id)), IdIndex::kMissing);
   for (size_t i = 0; i < ids.size(); ++i) {
-    EXPECT_EQ(index.FindOrInsert(ids[i], IdIndex::Hash(ids[i]), i), static_cast<int64_t>(i));
+    EXPECT_EQ(index.FindOrInsert(ids[i], index.Hash(ids[i]), i), static_cast<int64_t>(i));
   }
   for (size_t i = 0; i < ids.size(); ++i) {
-    EXPECT_EQ(index.Find(ids[i], IdIndex::Hash(ids[i])), static_cast<int64_t>(i));
+    EXPECT_EQ(index.Find(ids[i], index.Hash(ids[i])), static_cast<int64_t>(i));
   }
 }
 
@@ -45,11 +46,41 @@ TEST(IdIndexTest, EqualsAnOrdinaryMapWhileItGrows) {
       if (kind == 1) id = static_cast<int64_t>(static_cast<uint64_t>(id) << 48);
       if (kind == 2) id = static_cast<int64_t>(static_cast<uint64_t>(id) * 0x9E3779B97F4A7C15ull);
       const int64_t want = map.emplace(id, i).first->second;
-      ASSERT_EQ(index.FindOrInsert(id, IdIndex::Hash(id), i), want);
+      ASSERT_EQ(index.FindOrInsert(id, index.Hash(id), i), want);
     }
     EXPECT_EQ(index.size(), static_cast<int64_t>(map.size()));
-    for (const auto& [id, value] : map) ASSERT_EQ(index.Find(id, IdIndex::Hash(id)), value);
+    for (const auto& [id, value] : map) ASSERT_EQ(index.Find(id, index.Hash(id)), value);
   }
+}
+
+TEST(IdIndexTest, ClearForgetsWhateverTheSize) {
+  IdIndex index(0);
+  for (const int64_t n : {10, 5000, 20, 5000}) {
+    index.Clear(n);
+    EXPECT_EQ(index.size(), 0);
+    for (int64_t id = 0; id < n; ++id) {
+      ASSERT_EQ(index.Find(id, index.Hash(id)), IdIndex::kMissing);
+      ASSERT_EQ(index.FindOrInsert(id, index.Hash(id), n - id), n - id);
+    }
+    EXPECT_EQ(index.size(), n);
+  }
+}
+
+// Ids whose product with a well-known constant begins with the same bits: against a fixed
+// multiplicative hash each of them would be compared with all before it.
+TEST(IdIndexTest, ChosenIdsDoNotCollide) {
+  constexpr uint64_t kFactor = 0x9E3779B97F4A7C15ull;
+  uint64_t inverse = kFactor;  // three bits are right, and every round doubles them
+  for (int i = 0; i < 6; ++i) inverse *= 2 - kFactor * inverse;
+  ASSERT_EQ(inverse * kFactor, 1u);
+  const IdIndex index(0);
+  std::set<uint64_t> starts;
+  for (uint64_t k = 0; k < 4096; ++k) {
+    uint64_t x = k * inverse;
+    x ^= x >> 32;
+    starts.insert(index.Hash(static_cast<int64_t>(x * inverse)) >> 52);
+  }
+  EXPECT_GT(starts.size(), 2000u);
 }
 
 TEST(NumberIdsTest, NumbersInOrderOfFirstAppearance) {

@@ -351,6 +351,30 @@ TEST(EmbeddingTableTest, DedupAsksTheFilterOnceWithTheCount) {
   EXPECT_EQ(table->Size(), 1);
 }
 
+TEST(EmbeddingTableTest, DedupMayCountAnIdOnce) {
+  ThreadPool pool(2);
+  for (ParallelRunner* runner :
+       {static_cast<ParallelRunner*>(nullptr), static_cast<ParallelRunner*>(&pool)}) {
+    const auto table = SgdTable(1);
+    std::unique_ptr<SlidingHashFilter> filter;
+    ASSERT_TRUE(SlidingHashFilter::Create(10000, 7, {2, {}}, &filter).ok());
+    Step step;
+    step.rates = {1.0f};
+    step.dedup = true;
+    step.count_once = true;
+    step.write.filter = filter.get();
+    step.write.runner = runner;
+    const Ids ids(2000, 5);  // enough for several threads
+    const Floats grads(2000, -1.0f);
+    Optimize(table.get(), ids, grads, step);
+    EXPECT_EQ(filter->Get(5), 1u);
+    Optimize(table.get(), ids, grads, step);
+    EXPECT_EQ(table->Size(), 0);
+    Optimize(table.get(), ids, grads, step);
+    EXPECT_EQ(Lookup(*table, {5}), (Floats{2000}));
+  }
+}
+
 TEST(EmbeddingTableTest, OnceAnIdPassesLaterOccurrencesOfTheBatchPass) {
   // With probability 1/2 per occurrence; an id that is in must take all its later steps.
   std::unique_ptr<ProbabilisticFilter> filter;

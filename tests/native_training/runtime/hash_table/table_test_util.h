@@ -73,6 +73,7 @@ struct Step {
   Floats rates = {0.1f};
   int64_t global_step = 0;
   bool dedup = false;
+  bool count_once = false;
   WriteOptions write = {};
 };
 
@@ -84,6 +85,7 @@ inline Status TryOptimize(EmbeddingTable* table, const Ids& ids, const Floats& g
   options.num_learning_rates = static_cast<int64_t>(step.rates.size());
   options.global_step = step.global_step;
   options.dedup = step.dedup;
+  options.count_once = step.count_once;
   return table->Optimize({ids.data(), static_cast<int64_t>(ids.size()), grads.data()}, options);
 }
 

@@ -18,8 +18,8 @@ constexpr int64_t kTileIds = 8192;
 // A search that goes on behind `line` rarely needs more than two lines. Reaching over the end of
 // the index is harmless.
 __attribute__((always_inline)) inline void PrefetchOverflow(const FlatIndex::Line* line) {
-  concurrency::PrefetchForRead(line + 1);
-  concurrency::PrefetchForRead(line + 2);
+  PrefetchForRead(line + 1);
+  PrefetchForRead(line + 2);
 }
 
 // Prefetches the cache lines of [begin, begin + bytes), at most the first eight: wide rows are left
@@ -30,11 +30,10 @@ __attribute__((always_inline)) inline void PrefetchBytes(const void* begin, int6
   const char* const first = static_cast<const char*>(begin);
   bytes = std::min<int64_t>(bytes, 512);
   for (int64_t at = 0; at < bytes; at += 64) {
-    kForWrite ? concurrency::PrefetchForWrite(first + at)
-              : concurrency::PrefetchForRead(first + at);
+    kForWrite ? PrefetchForWrite(first + at) : PrefetchForRead(first + at);
   }
   const char* const last = first + bytes - 1;
-  kForWrite ? concurrency::PrefetchForWrite(last) : concurrency::PrefetchForRead(last);
+  kForWrite ? PrefetchForWrite(last) : PrefetchForRead(last);
 }
 
 }  // namespace engine

@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "monolith/native_training/runtime/hash_table/batch/batch_tiles.h"
+#include "monolith/native_training/runtime/hash_table/batch/read_pipeline.h"
 #include "monolith/native_training/runtime/hash_table/batch/shard_locks.h"
-#include "monolith/native_training/runtime/hash_table/batch/unsorted_read.h"
 #include "monolith/native_training/runtime/hash_table/compressor/compressors.h"
 #include "monolith/native_training/runtime/hash_table/compressor/retrievers.h"
 #include "monolith/native_training/runtime/hash_table/embedding_table.h"
@@ -23,7 +23,7 @@ constexpr int64_t kUnitsPerThread = 4;
 // Ids that are read under shard locks at once: writers wait for some ten microseconds.
 constexpr int64_t kLockedIds = 2048;
 
-// What a read does with the row of an id, for UnsortedRead.
+// What a read does with the row of an id, for ReadPipeline.
 
 // Copies raw float rows. kDim > 0: a dimension known to the compiler.
 template <int kDim>
@@ -132,7 +132,7 @@ __attribute__((always_inline)) inline void PrefetchTable(const EmbeddingTable& t
 }
 
 template <typename Stages>
-using OpenTiles = std::vector<typename UnsortedRead<Stages>::Tile>;
+using OpenTiles = std::vector<typename ReadPipeline<Stages>::Tile>;
 
 // Adds the ids of `request`, whose shards do not change meanwhile.
 template <typename Stages>
@@ -159,7 +159,7 @@ void ReadLocked(const LookupRequest& request) {
     const SharedShardLocks locks(TableInternals::Shards(*request.table), shards);
     tile.clear();
     AddTile<Stages>(part, &tile);
-    UnsortedRead<Stages>::Run(tile);
+    ReadPipeline<Stages>::Run(tile);
   }
 }
 
@@ -182,7 +182,7 @@ void ReadTiles(const LookupRequest* tiles, int64_t num_tiles) {
         busy.push_back(tile);
       }
     }
-    UnsortedRead<Stages>::Run(open);
+    ReadPipeline<Stages>::Run(open);
   }
   for (const LookupRequest* tile : busy) ReadLocked<Stages>(*tile);
 }

@@ -130,6 +130,7 @@ Status EmbeddingTable::OptimizeMany(const OptimizeRequest* requests, int64_t num
     PlanSegments(*request.table, request.options, job);
     writes[r].job = job;
     writes[r].dedup = request.options.dedup;
+    writes[r].count_once = request.options.count_once;
     for (int64_t i = 0; i < request.num_spans; ++i) {
       const WriteSpan& span = request.spans[i];
       writes[r].AddSpan(span.ids, span.n, span.values,

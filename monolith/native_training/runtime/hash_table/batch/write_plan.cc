@@ -2,11 +2,11 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cstring>
 #include <memory>
 #include <mutex>
 
 #include "monolith/native_training/runtime/concurrency/spin_wait.h"
+#include "monolith/native_training/runtime/distribution/sum_duplicates.h"
 #include "monolith/native_training/runtime/hash_table/index/shard_groups.h"
 
 namespace monolith {
@@ -15,8 +15,9 @@ namespace {
 
 // Batches below this run in the calling thread: handing them out costs more than it saves.
 constexpr int64_t kMinParallelIds = 1024;
-// Scratch above this many entries is given back after the batch.
+// Scratch above this many entries, or floats, is given back after the batch.
 constexpr size_t kMaxKeptEntries = size_t{4} << 20;
+constexpr int64_t kMaxKeptFloats = int64_t{8} << 20;
 
 // For several writers of one table.
 constexpr int64_t kGroupsOfOneThread = 8;
@@ -150,53 +151,23 @@ int GroupBits(int64_t n, int64_t total, int threads, bool dedup) {
   return bits;
 }
 
-// Distinct ids of one group with their summed values, in order of first occurrence.
-class DedupScratch {
- public:
-  void Clear(int64_t max_ids, int64_t dim) {
-    size_t buckets = 16;
-    while (buckets < static_cast<size_t>(2 * max_ids)) buckets *= 2;
-    buckets_.assign(buckets, 0);
-    keys_.clear();
-    counts_.clear();
-    if (sums_.size() < static_cast<size_t>(max_ids * dim)) sums_.resize(max_ids * dim);
-  }
-
-  void Add(int64_t key, const float* __restrict value, int64_t dim) {
-    size_t at = HashId(key) & (buckets_.size() - 1);
-    while (buckets_[at] != 0 && keys_[buckets_[at] - 1] != key) {
-      at = (at + 1) & (buckets_.size() - 1);
-    }
-    if (buckets_[at] == 0) {
-      const uint32_t index = static_cast<uint32_t>(keys_.size());
-      std::memcpy(sums_.data() + index * dim, value, 4 * dim);
-      keys_.push_back(key);
-      counts_.push_back(1);
-      buckets_[at] = index + 1;
-      return;
-    }
-    const uint32_t index = buckets_[at] - 1;
-    ++counts_[index];
-    float* __restrict sum = sums_.data() + index * dim;
-    for (int64_t i = 0; i < dim; ++i) sum[i] += value[i];
-  }
-
-  // The ids that were added, as a tile.
-  WriteTile Tile() const {
-    WriteTile tile;
-    tile.ids = keys_.data();
-    tile.n = static_cast<int64_t>(keys_.size());
-    tile.values = sums_.data();
-    tile.counts = counts_.data();
-    return tile;
-  }
-
- private:
-  std::vector<uint32_t> buckets_;  // 1 + index into keys_, 0: free
-  std::vector<int64_t> keys_;
-  std::vector<uint32_t> counts_;
-  std::vector<float> sums_;
-};
+// Sums the gradients of equal ids and applies them to shards that hold all of these. `add` adds at
+// most `max_ids` ids to the sums.
+template <typename Add>
+void WriteSums(const PlannedWrite& write, int64_t max_ids, int shard_begin, int shard_end,
+               const Add& add) {
+  thread_local distribution::SumsById sums;
+  const int64_t dim = write.job->table->dim();
+  sums.Clear(max_ids, dim);
+  add(&sums);
+  WriteTile tile;
+  tile.ids = sums.ids();
+  tile.n = sums.size();
+  tile.values = sums.sums();
+  tile.counts = write.count_once ? nullptr : sums.counts();
+  WriteStages(write.job, tile).RunAll(shard_begin, shard_end);
+  if (max_ids * dim > kMaxKeptFloats) sums = distribution::SumsById();
+}
 
 // Applies the ids of one group in the tiles [begin, end) of the plan.
 void RunGroup(const PlannedWrite& write, PlanScratch* plan, int64_t begin, int64_t end, int group) {
@@ -223,17 +194,27 @@ void RunGroup(const PlannedWrite& write, PlanScratch* plan, int64_t begin, int64
   for (int64_t i = begin; i < end; ++i) {
     total += plan->tiles[i].offsets[group + 1] - plan->tiles[i].offsets[group];
   }
-  thread_local DedupScratch distinct;
-  const int64_t dim = write.job->table->dim();
-  distinct.Clear(total, dim);
-  for (int64_t i = begin; i < end; ++i) {
-    const PlannedTile& tile = plan->tiles[i];
-    for (uint32_t j = tile.offsets[group]; j < tile.offsets[group + 1]; ++j) {
-      const uint32_t position = tile.positions[j];
-      distinct.Add(tile.tile->ids[position], tile.tile->values + position * dim, dim);
+  WriteSums(write, total, shard_begin, shard_end, [&](distribution::SumsById* sums) {
+    for (int64_t i = begin; i < end; ++i) {
+      const PlannedTile& tile = plan->tiles[i];
+      const uint32_t* const positions = tile.positions + tile.offsets[group];
+      sums->Add(tile.tile->ids, tile.tile->values, tile.offsets[group + 1] - tile.offsets[group],
+                [positions](int64_t k) { return int64_t{positions[k]}; });
     }
+  });
+}
+
+// Applies all ids in the order of the batch.
+void RunInOrder(const PlannedWrite& write) {
+  if (!write.dedup) {
+    for (const WriteTile& tile : write.tiles) WriteStages(write.job, tile).RunAll(0, kNumShards);
+    return;
   }
-  WriteStages(write.job, distinct.Tile()).RunAll(shard_begin, shard_end);
+  WriteSums(write, write.NumIds(), 0, kNumShards, [&](distribution::SumsById* sums) {
+    for (const WriteTile& tile : write.tiles) {
+      sums->Add(tile.ids, tile.values, tile.n, [](int64_t k) { return k; });
+    }
+  });
 }
 
 // Applies the next block of some group. False: none is free, and threads that have one will go on
@@ -340,20 +321,16 @@ int64_t PlannedWrite::NumIds() const {
 
 void RunWrites(const std::vector<PlannedWrite>& writes, ParallelRunner* runner) {
   int64_t total = 0, cost = 0;
-  bool any_dedup = false;
   for (const PlannedWrite& write : writes) {
     total += write.NumIds();
     cost += 20 * write.NumIds() * write.job->table->dim();
-    any_dedup |= write.dedup;
   }
   if (total == 0) return;
   const WriteRooms rooms(writes);
   const int threads = runner == nullptr || total < kMinParallelIds ? 1 : runner->NumThreads();
-  if (threads == 1 && !any_dedup && !rooms.HaveOthers()) {
+  if (threads == 1 && !rooms.HaveOthers()) {
     // In the order of the batch, which is faster.
-    for (const PlannedWrite& write : writes) {
-      for (const WriteTile& tile : write.tiles) WriteStages(write.job, tile).RunAll(0, kNumShards);
-    }
+    for (const PlannedWrite& write : writes) RunInOrder(write);
     return;
   }
 

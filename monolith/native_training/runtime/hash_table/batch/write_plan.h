@@ -16,6 +16,7 @@ struct PlannedWrite {
   WriteJob* job = nullptr;
   std::vector<WriteTile> tiles;
   bool dedup = false;
+  bool count_once = false;  // with dedup
 
   // Cuts n ids with their values into tiles.
   void AddSpan(const int64_t* ids, int64_t n, const float* values, int threads);

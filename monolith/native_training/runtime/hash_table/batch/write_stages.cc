@@ -10,7 +10,6 @@
 #include "monolith/native_training/runtime/hash_table/compressor/compressors.h"
 #include "monolith/native_training/runtime/hash_table/compressor/retrievers.h"
 #include "monolith/native_training/runtime/hash_table/initializer/initializers.h"
-#include "monolith/native_training/runtime/hash_table/optimizer/multiversion.h"
 #include "monolith/native_training/runtime/hash_table/optimizer/optimizers.h"
 #include "monolith/native_training/runtime/hash_table/rows/row_kernels.h"
 
@@ -34,12 +33,11 @@ std::vector<float>* ThreadVector(int64_t dim) {
   return &vector;
 }
 
-// Values and accumulators are all there is in a row, and code that is compiled into the pipeline is
-// that of the kernels: where these exist for several instruction sets it would round differently.
+// Values and accumulators are all there is in a row.
 bool IsPlainAdagrad(const Segment& segment, const RowLayout& layout) {
-  return !kMultiversion && segment.optimizer.kind == OptimizerKind::kAdagrad &&
-         segment.dim == layout.dim && segment.state_offset == 4 * layout.dim &&
-         layout.row_bytes == 8 * layout.dim && !segment.optimizer.stochastic_rounding_float16 &&
+  return segment.optimizer.kind == OptimizerKind::kAdagrad && segment.dim == layout.dim &&
+         segment.state_offset == 4 * layout.dim && layout.row_bytes == 8 * layout.dim &&
+         !segment.optimizer.stochastic_rounding_float16 &&
          segment.retriever != RetrieverKind::kHashNet;
 }
 
@@ -150,7 +148,7 @@ void WriteStages::Admit(const Ids& ids, int64_t n, uint64_t shards) {
     const FlatIndex::View index = TableInternals::Directory(*job_->table).view();
     const auto prefetch = [&](int64_t i) {
       const uint64_t hash = hash_of(ids.key(i));
-      concurrency::PrefetchForRead(index.HomeLine(hash));
+      PrefetchForRead(index.HomeLine(hash));
     };
     for (int64_t i = 0; i < std::min(kAhead, n); ++i) prefetch(i);
     for (int64_t i = 0; i < n; ++i) {
@@ -298,7 +296,7 @@ __attribute__((noinline)) void WriteStages::RunPipeline(const Ids& all_ids, int6
     FlatIndex::Line* const line = index.HomeLine(hash_of(key));
     keys[i % kRing] = key;
     lines[i % kRing] = line;
-    concurrency::PrefetchForWrite(line);
+    PrefetchForWrite(line);
     // Into the second-level cache: the first has no slots left for so many lines.
     const char* const value = values + ids.position(i) * value_stride;
     for (int64_t at = 0; at < value_bytes; at += 64) __builtin_prefetch(value + at, 0, 2);
@@ -308,8 +306,8 @@ __attribute__((noinline)) void WriteStages::RunPipeline(const Ids& all_ids, int6
     if (slot->ts != ts) slot->ts = ts;  // do not dirty the line for nothing
     char* const row = arena.Address(slot->row);
     rows[i % kRing] = row;
-    for (int64_t at = 0; at < row_bytes; at += 64) concurrency::PrefetchForWrite(row + at);
-    if (last_byte > 0) concurrency::PrefetchForWrite(row + last_byte);
+    for (int64_t at = 0; at < row_bytes; at += 64) PrefetchForWrite(row + at);
+    if (last_byte > 0) PrefetchForWrite(row + last_byte);
   };
   const auto probe = [&](int64_t i) {
     FlatIndex::Line* const line = lines[i % kRing];

@@ -367,7 +367,7 @@ int64_t FlatIndex::Move(const Piece& from, const Piece& to, uint8_t* filled) con
     from_end = std::min(from_end + 1, from.num_lines + from.spare_lines);
   }
   for (int64_t i = splits && prefix % 2 == 1 ? middle : 0; i < from_end; ++i) {
-    concurrency::PrefetchForRead(from.lines + i + kRebuildAhead);
+    PrefetchForRead(from.lines + i + kRebuildAhead);
     for (const Slot& slot : from.lines[i].slots) {
       if (!slot.live()) continue;
       const uint64_t place = PlaceOf(hash_of(slot.key));

@@ -1,7 +1,8 @@
 // One source, several instruction sets: on x86-64 the compiler builds the marked function for
 // baseline, AVX2 and AVX-512 machines and the loader picks one. ARM64 needs nothing, NEON is its
-// baseline. Sanitizer builds take the baseline only: loader-time selection runs before their
-// run-time library is up.
+// baseline. Builds for x86-64 do not fuse multiplications and additions (-ffp-contract=off), so all
+// versions round alike, and like code that is inlined elsewhere. Sanitizer builds take the baseline
+// only: loader-time selection runs before their run-time library is up.
 #ifndef MONOLITH_NATIVE_TRAINING_RUNTIME_HASH_TABLE_OPTIMIZER_MULTIVERSION_H_
 #define MONOLITH_NATIVE_TRAINING_RUNTIME_HASH_TABLE_OPTIMIZER_MULTIVERSION_H_
 
@@ -10,19 +11,8 @@
     !defined(MONOLITH_NO_MULTIVERSION)
 #define MONOLITH_MULTIVERSION \
   __attribute__((target_clones("default", "arch=haswell", "arch=x86-64-v4")))
-#define MONOLITH_HAS_VERSIONS true
 #else
 #define MONOLITH_MULTIVERSION
-#define MONOLITH_HAS_VERSIONS false
 #endif
-
-namespace monolith {
-namespace engine {
-
-// Marked functions may run, and round, with other instructions than their callers.
-constexpr bool kMultiversion = MONOLITH_HAS_VERSIONS;
-
-}  // namespace engine
-}  // namespace monolith
 
 #endif  // MONOLITH_NATIVE_TRAINING_RUNTIME_HASH_TABLE_OPTIMIZER_MULTIVERSION_H_

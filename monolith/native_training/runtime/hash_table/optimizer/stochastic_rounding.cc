@@ -4,7 +4,7 @@
 #include <cmath>
 
 #include "monolith/native_training/runtime/base/half_float.h"
-#include "monolith/native_training/runtime/hash_table/initializer/random_bits.h"
+#include "monolith/native_training/runtime/base/random_bits.h"
 
 namespace monolith {
 namespace engine {

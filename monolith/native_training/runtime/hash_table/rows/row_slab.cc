@@ -33,7 +33,7 @@ __attribute__((noinline)) uint32_t RowSlab::Reuse() {
   if (--block->free_rows == 0) {
     Unlink(*block);
   } else {
-    concurrency::PrefetchForWrite(Address(block->free_row));
+    PrefetchForWrite(Address(block->free_row));
   }
   --free_;
   ++reused_;

@@ -21,7 +21,6 @@ namespace tensorflow {
 namespace monolith_tf {
 namespace {
 
-using ::monolith::concurrency::PrefetchForRead;
 using ::monolith::distribution::ForEachHashed;
 using ::monolith::distribution::IdIndex;
 using ::monolith::distribution::PackRow;
@@ -30,6 +29,7 @@ using ::monolith::distribution::ScatterAddRows;
 using ::monolith::distribution::TensorOf;
 using ::monolith::engine::InlineRunner;
 using ::monolith::engine::ParallelRunner;
+using ::monolith::engine::PrefetchForRead;
 using shape_inference::DimensionHandle;
 using shape_inference::InferenceContext;
 using shape_inference::ShapeHandle;

@@ -56,7 +56,7 @@ class SyncClient : public ResourceBase {
     group_ = group;
     sources_.push_back({unique_id, table});
     table->SetTouchedCallback([this, table](const int64_t* ids, int64_t n) {
-      std::vector<::monolith::concurrency::TableKey> keys(n);
+      std::vector<::monolith::engine::TableKey> keys(n);
       for (int64_t i = 0; i < n; ++i) keys[i] = {ids[i], table};
       Touch(keys);
     });
@@ -80,7 +80,7 @@ class SyncClient : public ResourceBase {
     mutex_lock lock(mu_);
     std::vector<Delta> deltas(sources_.size());
     const auto stolen = touched_.Steal();
-    std::vector<::monolith::concurrency::TableKey> keys(stolen.size());
+    std::vector<::monolith::engine::TableKey> keys(stolen.size());
     stolen.CopyTo(keys.data());
     std::unordered_map<const void*, Delta*> delta_of_table;
     for (size_t i = 0; i < sources_.size(); ++i) delta_of_table[sources_[i].table] = &deltas[i];
@@ -113,7 +113,7 @@ class SyncClient : public ResourceBase {
     for (const Delta& delta : deltas) {
       for (const Source& source : sources_) {
         if (source.unique_id != delta.unique_id) continue;
-        std::vector<::monolith::concurrency::TableKey> keys;
+        std::vector<::monolith::engine::TableKey> keys;
         keys.reserve(delta.ids.size());
         for (const int64_t id : delta.ids) keys.push_back({id, source.table});
         Touch(keys);
@@ -132,7 +132,7 @@ class SyncClient : public ResourceBase {
     ::monolith::engine::EmbeddingTable* table;
   };
 
-  void Touch(const std::vector<::monolith::concurrency::TableKey>& keys) {
+  void Touch(const std::vector<::monolith::engine::TableKey>& keys) {
     const int64_t dropped = touched_.Insert(keys.data(), static_cast<int64_t>(keys.size()));
     if (dropped > 0) {
       LOG(WARNING) << "More than " << kCapacity << " rows were updated since the last push; "
@@ -148,8 +148,8 @@ class SyncClient : public ResourceBase {
   static constexpr int64_t kConcurrency = 64;
 
   const bool is_dummy_;
-  ::monolith::concurrency::ConcurrentKeySet<::monolith::concurrency::TableKey> touched_{
-      kCapacity, kConcurrency};
+  ::monolith::engine::ConcurrentKeySet<::monolith::engine::TableKey> touched_{kCapacity,
+                                                                              kConcurrency};
   mutable mutex mu_;
   std::vector<Source> sources_ TF_GUARDED_BY(mu_);
   std::string group_ TF_GUARDED_BY(mu_);

@@ -22,6 +22,7 @@ class MultiHashTableSaveOp : public FileKernel {
     std::string expiry;
     OP_REQUIRES_OK(ctx, ctx->GetAttr("slot_expire_time_config", &expiry));
     OP_REQUIRES_OK(ctx, ExpiryPolicyFromBytes(expiry, &options_.expiry));
+    options_.use_own_expiry = expiry.empty();
     OP_REQUIRES_OK(ctx, CheckSaveAttrs(options_.nshards, /*random_sleep_ms=*/0));
   }
 

@@ -208,10 +208,10 @@ class AssignOp : public OpKernel {
     DeviceRunner runner(ctx);
     engine::WriteOptions options;
     OP_REQUIRES_OK(ctx, GetNumber(ctx, 4, "update_time", &options.req_time));
-    options.filter = resource->filter();
     options.runner = &runner;
     for (int64_t row = 0; row < ids.rows; ++row) {
       if (ids.size(row) == 0) continue;
+      options.filter = resource->filter(row);
       const engine::WriteSpan span{ids.ids + ids.splits[row], ids.size(row),
                                    values.flat<float>().data() + offsets[row]};
       OP_REQUIRES_OK(ctx, FromEngine(add ? resource->table(row)->AssignAdd(span, options)
@@ -264,7 +264,6 @@ class OptimizeOp : public OpKernel {
     engine::OptimizeOptions options;
     OP_REQUIRES_OK(ctx, GetNumber(ctx, 5, "update_time", &options.write.req_time));
     OP_REQUIRES_OK(ctx, GetNumber(ctx, 6, "global_step", &options.global_step));
-    options.write.filter = resource->filter();
 
     std::vector<engine::WriteSpan> spans;
     std::vector<engine::OptimizeRequest> requests;
@@ -273,6 +272,7 @@ class OptimizeOp : public OpKernel {
     for (int64_t row = 0; row < ids.rows; ++row) {
       options.learning_rates = rate;
       options.num_learning_rates = resource->table(row)->num_segments();
+      options.write.filter = resource->filter(row);
       rate += options.num_learning_rates;
       if (ids.size(row) == 0) continue;
       spans.push_back({ids.ids + ids.splits[row], ids.size(row),

@@ -5,13 +5,11 @@
 #include <string>
 #include <vector>
 
-#include "monolith/native_training/runtime/distribution/sum_duplicates.h"
-#include "monolith/native_training/runtime/ops/support/device_runner.h"
-#include "monolith/native_training/runtime/ops/support/engine_bridge.h"
 #include "monolith/native_training/runtime/ops/support/kernel_registration.h"
 #include "monolith/native_training/runtime/ops/support/op_checks.h"
 #include "monolith/native_training/runtime/ops/support/resource_handle_input.h"
 #include "monolith/native_training/runtime/ops/tables/multi_hash_table_resource.h"
+#include "monolith/native_training/runtime/ops/tables/table_list_calls.h"
 #include "monolith/native_training/runtime/ops/tables/table_op_inputs.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
@@ -108,21 +106,7 @@ class LookupListOp : public OpKernel {
     OP_REQUIRES_OK(ctx, ctx->input_list("ids", &ids));
     std::vector<engine::EmbeddingTable*> tables;
     OP_REQUIRES_OK(ctx, GetTables(*group, tables_, ids.size(), &tables));
-    std::vector<engine::LookupRequest> requests;
-    for (int i = 0; i < ids.size(); ++i) {
-      OP_REQUIRES_OK(ctx, CheckVector(strings::StrCat("ids[", i, "]"), ids[i]));
-      OP_REQUIRES(ctx, i < static_cast<int>(dims_.size()) && dims_[i] == tables[i]->dim(),
-                  errors::InvalidArgument("dims does not fit: table ", tables_[i],
-                                          " has dimension ", tables[i]->dim()));
-      const int64_t n = ids[i].NumElements();
-      Tensor* out = nullptr;
-      OP_REQUIRES_OK(ctx, AllocateOutput(ctx, i, {n, dims_[i]}, &out));
-      if (n == 0) continue;
-      requests.push_back({tables[i], ids[i].vec<int64_t>().data(), n, out->flat<float>().data()});
-    }
-    DeviceRunner runner(ctx);
-    engine::EmbeddingTable::LookupMany(requests.data(), static_cast<int64_t>(requests.size()),
-                                       &runner);
+    OP_REQUIRES_OK(ctx, LookUpLists(ctx, tables, dims_, ids));
   }
 
  private:
@@ -154,7 +138,6 @@ class OptimizeListOp : public OpKernel {
     const int rates = 1 + 2 * ids.size();
     OP_REQUIRES_OK(ctx, GetNumber(ctx, rates + 1, "update_time", &options.write.req_time));
     OP_REQUIRES_OK(ctx, GetNumber(ctx, rates + 2, "global_step", &options.global_step));
-    options.write.filter = group->filter();
     std::vector<int64_t> first_rate(1, 0);
     for (int64_t t = 0; t < group->size(); ++t) {
       first_rate.push_back(first_rate.back() + group->table(t)->num_segments());
@@ -163,53 +146,16 @@ class OptimizeListOp : public OpKernel {
                 errors::InvalidArgument("learning_rate has ", ctx->input(rates).NumElements(),
                                         " elements, want ", first_rate.back(),
                                         ", one per segment of all tables"));
-
-    // Where the distinct ids and the sums of each input go.
-    std::vector<int64_t> first_id(1, 0), first_float(1, 0);
+    std::vector<ListedTable> listed;
     for (int i = 0; i < ids.size(); ++i) {
-      OP_REQUIRES_OK(ctx, CheckVector(strings::StrCat("ids[", i, "]"), ids[i]));
-      const int64_t n = ids[i].NumElements();
-      OP_REQUIRES(
-          ctx, grads[i].NumElements() == n * tables[i]->dim(),
-          errors::InvalidArgument("grads[", i, "] has ", grads[i].NumElements(), " elements, want ",
-                                  n, " ids times dimension ", tables[i]->dim()));
-      first_id.push_back(first_id.back() + n);
-      first_float.push_back(first_float.back() + n * tables[i]->dim());
+      listed.push_back({tables[i], group->filter(tables_[i]),
+                        ctx->input(rates).flat<float>().data() + first_rate[tables_[i]]});
     }
-    Tensor unique_ids, sums;
-    OP_REQUIRES_OK(ctx, ctx->allocate_temp(DT_INT64, {first_id.back()}, &unique_ids));
-    OP_REQUIRES_OK(ctx, ctx->allocate_temp(DT_FLOAT, {first_float.back()}, &sums));
-    std::vector<engine::WriteSpan> spans(ids.size());
-    const auto sum_input = [&](int64_t i) {
-      int64_t* const unique = unique_ids.vec<int64_t>().data() + first_id[i];
-      float* const sum = sums.vec<float>().data() + first_float[i];
-      const int64_t count = ::monolith::distribution::SumDuplicates(
-          ids[i].vec<int64_t>().data(), grads[i].flat<float>().data(), ids[i].NumElements(),
-          tables[i]->dim(), unique, sum);
-      spans[i] = {unique, count, sum};
-    };
-    DeviceRunner runner(ctx);
-    if (runner.TasksFor(first_id.back() * kCyclesPerId) == 1) {
-      for (int i = 0; i < ids.size(); ++i) sum_input(i);
-    } else {
-      runner.RunTasks(ids.size(), sum_input);
-    }
-
-    std::vector<engine::OptimizeRequest> requests;
-    for (int i = 0; i < ids.size(); ++i) {
-      if (spans[i].n == 0) continue;
-      options.learning_rates = ctx->input(rates).flat<float>().data() + first_rate[tables_[i]];
-      options.num_learning_rates = tables[i]->num_segments();
-      requests.push_back({tables[i], &spans[i], 1, options});
-    }
-    OP_REQUIRES_OK(ctx, FromEngine(engine::EmbeddingTable::OptimizeMany(
-                            requests.data(), static_cast<int64_t>(requests.size()), &runner)));
+    OP_REQUIRES_OK(ctx, OptimizeLists(ctx, listed, ids, grads, options));
     ctx->set_output(0, ctx->input(0));
   }
 
  private:
-  static constexpr int64_t kCyclesPerId = 60;
-
   std::vector<int64_t> tables_;
 };
 

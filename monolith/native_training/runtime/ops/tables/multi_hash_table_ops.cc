@@ -217,7 +217,8 @@ Writes the rows that have not expired to `<basename>-ddddd-of-ddddd` and their n
 
 basename: Scalar.
 nshards: Number of files; -1 lets the size decide.
-slot_expire_time_config: A serialized SlotExpireTimeConfig.
+slot_expire_time_config: A serialized SlotExpireTimeConfig for all tables; by default each has its
+  own, that of its configuration.
 )doc");
 
 REGISTER_OP("MonolithMultiHashTableRestore")

@@ -15,6 +15,7 @@
 #include "monolith/native_training/runtime/ops/tables/table_checkpoint.h"
 #include "tensorflow/core/framework/resource_base.h"
 #include "tensorflow/core/platform/errors.h"
+#include "tensorflow/core/platform/hash.h"
 
 namespace tensorflow {
 namespace monolith_tf {
@@ -49,7 +50,19 @@ class MultiHashTableResource : public ResourceBase {
       }
       TF_RETURN_IF_ERROR(created->sync_client_->Attach(entry.first, name, table->get()));
       created->names_.push_back({entry.first, table->get()});
-      created->tables_.push_back({table->get(), created->filter_->filter()});
+      engine::OccurrenceFilter* filter_of_table = created->filter_->filter();
+      if (config.configs(entry.second).has_occurrence_threshold()) {
+        std::unique_ptr<engine::TableFilter> own;
+        const engine::Status made = engine::TableFilter::Create(
+            filter_of_table, config.configs(entry.second).occurrence_threshold(),
+            Hash64(entry.first), &own);
+        if (!made.ok()) {
+          return errors::InvalidArgument("table ", entry.first, ": ", made.message);
+        }
+        filter_of_table = own.get();
+        created->table_filters_.push_back(std::move(own));
+      }
+      created->tables_.push_back({table->get(), filter_of_table});
       created->owned_.push_back(std::move(table));
     }
     *resource = created.release();
@@ -62,7 +75,7 @@ class MultiHashTableResource : public ResourceBase {
 
   int64_t size() const { return static_cast<int64_t>(tables_.size()); }
   engine::EmbeddingTable* table(int64_t i) const { return tables_[i].table; }
-  engine::OccurrenceFilter* filter() const { return filter_->filter(); }
+  engine::OccurrenceFilter* filter(int64_t i) const { return tables_[i].filter; }
   const std::vector<FilteredTable>& tables() const { return tables_; }
   const std::vector<NamedTable>& named_tables() const { return names_; }
 
@@ -87,6 +100,7 @@ class MultiHashTableResource : public ResourceBase {
   MultiHashTableResource() = default;
 
   core::RefCountPtr<HashFilterResource> filter_;
+  std::vector<std::unique_ptr<engine::TableFilter>> table_filters_;
   core::RefCountPtr<SyncClient> sync_client_;
   std::vector<std::unique_ptr<SelfEvictingTable>> owned_;
   std::vector<FilteredTable> tables_;

@@ -65,7 +65,8 @@ engine::Status WriteGroupFiles(const std::vector<NamedTable>& tables, const Save
   std::string meta;
   for (size_t i = 0; i < tables.size(); ++i) {
     status = engine::WriteTableRecords(
-        *tables[i].table, &options.expiry, shard, nshards,
+        *tables[i].table, options.use_own_expiry ? &tables[i].table->expiry() : &options.expiry,
+        shard, nshards,
         [&](std::string_view bytes) {
           return data->Append(bytes.data(), static_cast<int64_t>(bytes.size()));
         },

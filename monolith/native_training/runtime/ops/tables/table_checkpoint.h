@@ -26,7 +26,8 @@ struct NamedTable {
 };
 
 struct SaveOptions {
-  int64_t nshards = -1;  // -1: by size
+  int64_t nshards = -1;         // -1: by size
+  bool use_own_expiry = false;  // what each table is configured with, instead of `expiry`
   ::monolith::engine::ExpiryPolicy expiry;
 };
 

@@ -20,7 +20,7 @@ namespace {
 
 using shape_inference::InferenceContext;
 using shape_inference::ShapeHandle;
-using KeySet = ::monolith::concurrency::ConcurrentKeySet<int64_t>;
+using KeySet = ::monolith::engine::ConcurrentKeySet<int64_t>;
 
 class TouchedKeySet : public ResourceBase {
  public:

@@ -19,8 +19,8 @@
 // it copies its row again. So no branch depends on data, and no id waits for memory: an eighth of
 // the ids overflow their line, a third of these by more than one, and both to mispredict that and
 // to wait for the lines behind took a third of a lookup.
-#ifndef MONOLITH_NATIVE_TRAINING_RUNTIME_HASH_TABLE_BATCH_UNSORTED_READ_H_
-#define MONOLITH_NATIVE_TRAINING_RUNTIME_HASH_TABLE_BATCH_UNSORTED_READ_H_
+#ifndef MONOLITH_NATIVE_TRAINING_RUNTIME_HASH_TABLE_BATCH_READ_PIPELINE_H_
+#define MONOLITH_NATIVE_TRAINING_RUNTIME_HASH_TABLE_BATCH_READ_PIPELINE_H_
 
 #include <algorithm>
 #include <cstdint>
@@ -39,7 +39,7 @@ namespace engine {
 // FinishRow(position, row), or in FinishAbsent(position) unless kCopiesRowZero: then FinishRow of
 // row 0, which is all zeros, is the same.
 template <typename Stages>
-class UnsortedRead {
+class ReadPipeline {
  public:
   // The ids of one table, 1 to 2^32 of them. The arena has a row 0.
   struct Tile {
@@ -52,7 +52,7 @@ class UnsortedRead {
 
   static void Run(const std::vector<Tile>& tiles) {
     if (tiles.empty()) return;
-    UnsortedRead(tiles).RunStages();
+    ReadPipeline(tiles).RunStages();
   }
 
  private:
@@ -98,7 +98,7 @@ class UnsortedRead {
   using LocalStages =
       std::conditional_t<std::is_trivially_copyable_v<Stages>, const Stages, const Stages&>;
 
-  explicit UnsortedRead(const std::vector<Tile>& tiles)
+  explicit ReadPipeline(const std::vector<Tile>& tiles)
       : tiles_(tiles.data()), fetch_{tiles_}, probe_{tiles_}, finish_{tiles_} {
     for (const Tile& tile : tiles) ids_ += tile.n;
     thread_local Queue thread_queue;
@@ -171,7 +171,7 @@ class UnsortedRead {
         const uint64_t hash = hash_of(fetch_ids[i]);
         const FlatIndex::Line* const line = index.HomeLine(hash);
         lines_[(step + i) % kRing] = line;
-        concurrency::PrefetchForRead(line);
+        PrefetchForRead(line);
       }
       if (kProbe) {
         const int64_t slot = (step + i - kProbeLag) % kRing;
@@ -218,7 +218,7 @@ class UnsortedRead {
       found += row != 0;
       const bool goes_on = (row == 0) & !FlatIndex::HasEmpty(waiting.line);
       const FlatIndex::Line* const next = waiting.line + 1;
-      concurrency::PrefetchForRead(goes_on ? next : waiting.line);
+      PrefetchForRead(goes_on ? next : waiting.line);
       *again = {next, waiting.place};
       again += goes_on;
     }
@@ -242,4 +242,4 @@ class UnsortedRead {
 }  // namespace engine
 }  // namespace monolith
 
-#endif  // MONOLITH_NATIVE_TRAINING_RUNTIME_HASH_TABLE_BATCH_UNSORTED_READ_H_
+#endif  // MONOLITH_NATIVE_TRAINING_RUNTIME_HASH_TABLE_BATCH_READ_PIPELINE_H_

@@ -1,0 +1,16 @@
+# The model server: docker build -f deploy/serving.Dockerfile -t monolith-serving .
+FROM python:3.11-slim-bookworm AS build
+RUN apt-get update && apt-get install -y --no-install-recommends g++ make git && rm -rf /var/lib/apt/lists/*
+WORKDIR /src
+COPY . .
+RUN MONOLITH_PORTABLE_WHEEL=1 pip wheel --no-deps --wheel-dir /wheels .
+
+FROM python:3.11-slim-bookworm
+COPY --from=build /wheels /wheels
+RUN pip install --no-cache-dir "$(ls /wheels/monolith-*.whl)[serving]" && rm -rf /wheels
+RUN useradd --create-home monolith
+USER monolith
+EXPOSE 8500 8501
+# Inside a container the ports are reachable only where they are published.
+ENTRYPOINT ["python", "-m", "monolith.serving.model_server", "--bind_address=0.0.0.0", "--port=8500", "--rest_api_port=8501"]
+CMD ["--model_name=model", "--model_base_path=/models/model"]

@@ -1,0 +1,16 @@
+"""Collisionless tables in `tf.keras` and in eager code.
+
+| name | what it is |
+|---|---|
+| `HashTable` | a table to look up, update, save and load directly |
+| `layers.Embedding` | a table as a layer: ids in, vectors out |
+| `layers.EmbeddingGroup` | many features, looked up and updated together |
+"""
+
+from monolith.keras import checkpoint, layers
+from monolith.keras.ids import hash_strings
+from monolith.keras.table import HashTable
+
+__all__ = ["HashTable", "hash_strings", "layers"]
+
+checkpoint.install()

@@ -1,0 +1,79 @@
+"""Turns what a user calls ids into int64 ids.
+
+A string becomes FarmHash's `Fingerprint64` of its bytes, modulo `2**63 - 1`. TensorFlow promises
+that this function never changes, so a string has the same id in every process, on every machine and
+in every version:
+
+  tf.strings.to_hash_bucket_fast(["tea"], 2**63 - 1)
+
+Two of a hundred million different strings share an id with a probability of about 0.05 %.
+"""
+
+from __future__ import annotations
+
+import numbers
+from typing import Any, Union
+
+import numpy as np
+import tensorflow as tf
+
+Ids = Union[tf.Tensor, tf.RaggedTensor, tf.SparseTensor]
+
+_HASH_RANGE = 2**63 - 1
+_SAFE_INTEGERS = (tf.int8, tf.int16, tf.int32, tf.int64, tf.uint8, tf.uint16, tf.uint32)
+
+
+def hash_strings(strings: Any) -> tf.Tensor:
+  """Returns the int64 ids of strings, in the shape of `strings`."""
+  return tf.strings.to_hash_bucket_fast(strings, _HASH_RANGE)
+
+
+def as_ids(ids: Any) -> Ids:
+  """Returns ids as int64, dense, ragged or sparse as they came.
+
+  Args:
+    ids: integers or strings: a tensor of any shape, a NumPy array, or nested lists.
+
+  Raises:
+    TypeError: they are neither integers nor strings, or uint64.
+    ValueError: a Python integer does not fit into int64.
+  """
+  if isinstance(ids, tf.RaggedTensor):
+    return ids.with_flat_values(_dense(ids.flat_values))
+  if isinstance(ids, (tf.SparseTensor, tf.compat.v1.SparseTensorValue)):
+    return tf.SparseTensor(ids.indices, _dense(ids.values), ids.dense_shape)
+  return _dense(ids)
+
+
+def _dense(ids: Any) -> tf.Tensor:
+  if not tf.is_tensor(ids):
+    ids = _from_python(ids)
+  tensor = tf.convert_to_tensor(ids)
+  if tensor.dtype == tf.int64:
+    return tensor
+  if tensor.dtype == tf.string:
+    return hash_strings(tensor)
+  if tensor.dtype in _SAFE_INTEGERS:
+    return tf.cast(tensor, tf.int64)
+  if tensor.dtype == tf.uint64:
+    raise TypeError(
+      "ids have dtype uint64, of which half does not fit into int64: "
+      "give tf.bitcast(ids, tf.int64), which keeps every id apart"
+    )
+  raise TypeError(
+    f"ids have dtype {tensor.dtype.name}, want integers or strings: in a Keras model, "
+    "tf.keras.Input(..., dtype=tf.int64) or dtype=tf.string"
+  )
+
+
+def _from_python(ids: Any) -> Any:
+  """Returns ids of Python and NumPy as something that TensorFlow does not narrow to int32."""
+  array = np.asarray(ids)
+  if array.size == 0 and not isinstance(ids, np.ndarray):
+    return array.astype(np.int64)
+  # Numbers beyond int64 become uint64, float64 or objects, depending on their company.
+  if not isinstance(ids, np.ndarray) and array.dtype.kind in "ufO":
+    for value in np.ravel(np.asarray(ids, dtype=object)):
+      if isinstance(value, numbers.Integral) and not -(2**63) <= int(value) < 2**63:
+        raise ValueError(f"id {value} does not fit into int64, want -2**63 <= id < 2**63")
+  return array

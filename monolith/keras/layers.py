@@ -1,0 +1,440 @@
+"""Keras layers on collisionless tables.
+
+  model = tf.keras.Sequential([
+    monolith.keras.layers.Embedding(16, combiner="mean"),
+    tf.keras.layers.Dense(1),
+  ])
+
+Nothing but the layer changes in a program: `compile`, `fit`, `evaluate`, `predict`, callbacks,
+mixed precision and checkpoints work as they do with Keras's own layers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from monolith.keras import ids as id_types
+from monolith.keras import optimizer_hook, settings
+from monolith.keras import table as tables
+from monolith.keras.table import HashTable
+
+_COMBINERS = (None, "sum", "mean", "sqrtn")
+
+optimizer_hook.install()
+
+
+class TableLayer(tf.keras.layers.Layer):
+  """A layer that holds tables; puts their rows into files of Keras's own formats."""
+
+  def own_tables(self) -> dict[str, HashTable]:
+    """Returns the tables that are saved with this layer, by a name that a saved file repeats."""
+    raise NotImplementedError
+
+  def save_own_variables(self, store: Any) -> None:
+    """Writes the tables' files into a `.keras` or `.weights.h5` file."""
+    for name, table in self.own_tables().items():
+      with tempfile.TemporaryDirectory() as folder:
+        table.save(os.path.join(folder, "table"))
+        for file in sorted(os.listdir(folder)):
+          with open(os.path.join(folder, file), "rb") as opened:
+            store[f"{name}:{file}"] = np.frombuffer(opened.read(), np.uint8)
+
+  def load_own_variables(self, store: Any) -> None:
+    """Reads what `save_own_variables` wrote.
+
+    Raises:
+      ValueError: the file has no rows of a table.
+    """
+    for name, table in self.own_tables().items():
+      files = [key for key in store.keys() if key.startswith(f"{name}:")]
+      if not files:
+        raise ValueError(
+          f"Layer {self.name}: the file has no rows of table {name!r}, only {sorted(store.keys())}"
+        )
+      with tempfile.TemporaryDirectory() as folder:
+        for key in files:
+          with open(os.path.join(folder, os.path.basename(key.partition(":")[2])), "wb") as opened:
+            opened.write(np.asarray(store[key], np.uint8).tobytes())
+        table.load(os.path.join(folder, "table"))
+
+
+@tf.keras.utils.register_keras_serializable(package="monolith")
+class Embedding(TableLayer):
+  """Looks ids up in a table of its own, or in one that it shares.
+
+  Shapes, for ids of int64 or strings:
+
+      ids                          combiner=None              a combiner
+      dense   [batch]              [batch, dim]               an error
+      dense   [batch, n]           [batch, n, dim]            [batch, dim]
+      ragged  [batch, (n)]         [batch, (n), dim] ragged   [batch, dim]
+      sparse  [batch, n]           an error                   [batch, dim]
+
+  An id without a row gives zeros; training creates its row. `evaluate` and `predict` create nothing
+  and count nothing. The layer's only weight is the empty variable `[0, dim]` that stands for the
+  rows in `model.trainable_variables`; its gradient goes to the table's optimizer instead of the
+  compiled one.
+
+  Args:
+    dim: length of a vector.
+    optimizer: an optimizer of `monolith.entry`, or `"adagrad"`, `"adam"`, `"sgd"`, `"ftrl"`, ...
+    initializer: what a row begins with before its first update: an initializer of `monolith.entry`,
+      `"uniform"` (from -0.05 to 0.05), `"zeros"`, or a number.
+    combiner: how the vectors of an example are pooled: `"sum"`, `"mean"`, `"sqrtn"`, or `None`.
+    learning_rate: instead of the optimizer's own: a number, or a schedule of Keras.
+    expire_after: rows that were not updated for this long go: `"30d"`, days, or a `timedelta`.
+    admit_after: an id gets a row only after it was trained on this often, from 0 to 15.
+    table: a `HashTable` to share instead of the arguments above; its own describe it.
+    **kwargs: those of every layer: `name`, `dtype`, `trainable`.
+
+  Raises:
+    ValueError, TypeError: an argument is not as described.
+    NotImplementedError: under a `tf.distribute` strategy.
+  """
+
+  def __init__(
+    self,
+    dim: int | None = None,
+    optimizer: settings.OptimizerLike = "adagrad",
+    initializer: settings.InitializerLike = "uniform",
+    combiner: str | None = None,
+    *,
+    learning_rate: tables.LearningRate | None = None,
+    expire_after: settings.Duration | None = None,
+    admit_after: int = 0,
+    table: HashTable | None = None,
+    **kwargs: Any,
+  ):
+    super().__init__(**kwargs)
+    _check_combiner(combiner)
+    self.combiner = combiner
+    self._shares_table = table is not None
+    self._arguments: dict[str, Any] = {
+      "dim": dim,
+      "optimizer": settings.optimizer(optimizer),
+      "initializer": settings.initializer(initializer),
+      "learning_rate": learning_rate,
+      "expire_after": settings.days(expire_after),
+      "admit_after": admit_after,
+    }
+    if table is None:
+      if dim is None:
+        raise ValueError("dim is missing: Embedding(16), or Embedding(table=a HashTable)")
+      table = HashTable(**self._arguments, name=kwargs.get("name"))
+    elif dim is not None and dim != table.dim:
+      raise ValueError(f"dim is {dim}, but the table has {table.dim}: leave dim out")
+    self.table = table
+    # Keras collects a layer's weights from its own attributes.
+    self._rows = table.rows
+
+  def call(self, inputs: Any) -> Any:
+    """Returns the vectors of ids, pooled or not."""
+    flat, ids = _flatten(inputs, self.combiner, self.name)
+    (rows,) = tables.look_up([self.table], [flat])
+    return _shape(tf.cast(rows, self.compute_dtype), ids, self.combiner, self.table.dim)
+
+  def compute_output_shape(self, input_shape: Any) -> tf.TensorShape:
+    """Returns the shape of the vectors for dense ids of a shape."""
+    shape = tf.TensorShape(input_shape)
+    return (shape if self.combiner is None else shape[:-1]).concatenate([self.table.dim])
+
+  def own_tables(self) -> dict[str, HashTable]:
+    """Returns the layer's table."""
+    return {"table": self.table}
+
+  def get_config(self) -> dict[str, Any]:
+    """Returns the arguments as JSON.
+
+    Raises:
+      NotImplementedError: the layer shares a table or has a schedule of the user's own.
+    """
+    if self._shares_table:
+      raise NotImplementedError(
+        f"Layer {self.name} shares a table that it did not make, which a configuration cannot say: "
+        "save weights instead, or put the features that share it into an EmbeddingGroup"
+      )
+    own = _arguments_to_json(self._arguments, self.name)
+    return {**super().get_config(), **own, "combiner": self.combiner}
+
+  @classmethod
+  def from_config(cls, config: dict[str, Any]) -> Embedding:
+    """Returns the layer that `get_config` describes."""
+    return cls(**_arguments_from_json(config))
+
+
+@dataclasses.dataclass(frozen=True)
+class Feature:
+  """A feature of an `EmbeddingGroup`; the arguments of `Embedding` describe its table.
+
+  Attributes:
+    table: the name of another feature whose table this one shares, or a `HashTable`; the other
+      arguments but `combiner` are left out then.
+  """
+
+  dim: int | None = None
+  optimizer: settings.OptimizerLike = "adagrad"
+  initializer: settings.InitializerLike = "uniform"
+  combiner: str | None = None
+  learning_rate: tables.LearningRate | None = None
+  expire_after: settings.Duration | None = None
+  admit_after: int = 0
+  table: str | HashTable | None = None
+
+  def table_arguments(self) -> dict[str, Any]:
+    """Returns what makes the table, checked."""
+    return {
+      "dim": self.dim,
+      "optimizer": settings.optimizer(self.optimizer),
+      "initializer": settings.initializer(self.initializer),
+      "learning_rate": self.learning_rate,
+      "expire_after": settings.days(self.expire_after),
+      "admit_after": self.admit_after,
+    }
+
+
+@tf.keras.utils.register_keras_serializable(package="monolith")
+class EmbeddingGroup(TableLayer):
+  """Looks many features up in one op, and updates their tables in one.
+
+      group = EmbeddingGroup({
+        "user": 16,                                        # a table of its own, one id per example
+        "item": Feature(16, optimizer="adam"),
+        "history": Feature(table="item", combiner="mean"),  # shares the rows of "item"
+      })
+      vectors = group({"user": ids, "item": ids, "history": ragged_ids})   # a dictionary, too
+
+  Args:
+    features: name -> `Feature`, or `dim` for a feature with the defaults.
+    **kwargs: those of every layer: `name`, `dtype`, `trainable`.
+
+  Raises:
+    ValueError, TypeError: a feature is not as described; the message names it.
+    NotImplementedError: under a `tf.distribute` strategy.
+  """
+
+  def __init__(self, features: Mapping[str, Feature | int], **kwargs: Any):
+    super().__init__(**kwargs)
+    if not features:
+      raise ValueError("features is empty, want name -> Feature")
+    self.features = {name: _as_feature(name, value) for name, value in features.items()}
+    own: dict[str, HashTable] = {}
+    for name, feature in self.features.items():
+      if feature.table is None:
+        with _named(name):
+          own[name] = HashTable(**feature.table_arguments())
+    self._table_of = {
+      name: _find_table(name, feature, own) for name, feature in self.features.items()
+    }
+    _check_names(self._table_of)
+    self.tables = own
+    self._shared_tables = [
+      feature.table for feature in self.features.values() if isinstance(feature.table, HashTable)
+    ]
+    # Keras collects a layer's weights from its own attributes.
+    self._rows = list({id(table): table.rows for table in self._table_of.values()}.values())
+
+  def call(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the vectors of each feature, pooled where it has a combiner."""
+    if not isinstance(inputs, Mapping):
+      raise TypeError(f"{self.name}: inputs are {type(inputs).__name__}, want a dictionary of ids")
+    if set(inputs) != set(self.features):
+      raise ValueError(
+        f"{self.name}: inputs are {sorted(inputs)}, want the features {sorted(self.features)}: "
+        f"missing {sorted(set(self.features) - set(inputs))}, "
+        f"unknown {sorted(set(inputs) - set(self.features))}"
+      )
+    flat, ids = {}, {}
+    for name, feature in self.features.items():
+      flat[name], ids[name] = _flatten(inputs[name], feature.combiner, f"{self.name}/{name}")
+    rows = tables.look_up([self._table_of[name] for name in flat], list(flat.values()))
+    return {
+      name: _shape(
+        tf.cast(vectors, self.compute_dtype),
+        ids[name],
+        self.features[name].combiner,
+        self._table_of[name].dim,
+      )
+      for name, vectors in zip(flat, rows)
+    }
+
+  def own_tables(self) -> dict[str, HashTable]:
+    """Returns the tables by the names of the features that made them."""
+    return {**self.tables, **{f"shared{i}": table for i, table in enumerate(self._shared_tables)}}
+
+  def get_config(self) -> dict[str, Any]:
+    """Returns the features as JSON.
+
+    Raises:
+      NotImplementedError: a feature shares a table of another layer, or has a schedule of the
+        user's own.
+    """
+    features = {}
+    for name, feature in self.features.items():
+      if isinstance(feature.table, HashTable):
+        raise NotImplementedError(
+          f"Feature {name} of {self.name} shares a table that the group did not make, which a "
+          "configuration cannot say: save weights instead, or share a feature's table by its name"
+        )
+      arguments = _arguments_to_json(feature.table_arguments(), f"{self.name}/{name}")
+      features[name] = {**arguments, "combiner": feature.combiner, "table": feature.table}
+    return {**super().get_config(), "features": features}
+
+  @classmethod
+  def from_config(cls, config: dict[str, Any]) -> EmbeddingGroup:
+    """Returns the layer that `get_config` describes."""
+    features = {
+      name: Feature(**_arguments_from_json(value)) for name, value in config["features"].items()
+    }
+    return cls(**{**config, "features": features})
+
+
+def _as_feature(name: str, value: Any) -> Feature:
+  if isinstance(value, int) and not isinstance(value, bool):
+    value = Feature(value)
+  if not isinstance(value, Feature):
+    raise TypeError(f"feature {name!r} is {value!r}, want a Feature or its dim")
+  with _named(name):
+    _check_combiner(value.combiner)
+    if value.table is None and value.dim is None:
+      raise ValueError("dim is missing: Feature(16), or Feature(table=another feature)")
+    if value.table is not None and value.dim is not None:
+      raise ValueError(f"dim is {value.dim}, but the shared table has its own: leave dim out")
+  return value
+
+
+def _find_table(name: str, feature: Feature, own: Mapping[str, HashTable]) -> HashTable:
+  if feature.table is None:
+    return own[name]
+  if isinstance(feature.table, HashTable):
+    return feature.table
+  if feature.table not in own:
+    raise ValueError(
+      f"feature {name!r} shares the table of {feature.table!r}, which is no feature with a table "
+      f"of its own: those are {sorted(own)}"
+    )
+  return own[feature.table]
+
+
+def _check_names(table_of: Mapping[str, HashTable]) -> None:
+  by_name: dict[str, tuple[str, HashTable]] = {}
+  for feature, table in table_of.items():
+    if table.name is None:
+      continue
+    other, first = by_name.setdefault(table.name, (feature, table))
+    if first is not table:
+      raise ValueError(
+        f"Two tables of one name: features {other!r} and {feature!r} have different tables named "
+        f"{table.name!r}. Give one another name, or let both share one table"
+      )
+
+
+@contextlib.contextmanager
+def _named(feature: str) -> Iterator[None]:
+  """Lets errors say which feature they are about."""
+  try:
+    yield
+  except (TypeError, ValueError) as error:
+    raise type(error)(f"feature {feature!r}: {error}") from None
+
+
+def _arguments_to_json(arguments: Mapping[str, Any], name: str) -> dict[str, Any]:
+  rate = arguments["learning_rate"]
+  if isinstance(rate, tf.keras.optimizers.schedules.LearningRateSchedule):
+    rate = tf.keras.optimizers.schedules.serialize(rate)
+  elif callable(rate):
+    raise NotImplementedError(
+      f"Layer {name} has the learning rate {rate!r}, which a configuration cannot hold: "
+      "use a tf.keras.optimizers.schedules.LearningRateSchedule"
+    )
+  return {
+    **arguments,
+    "optimizer": settings.serialize(arguments["optimizer"]),
+    "initializer": settings.serialize(arguments["initializer"]),
+    "learning_rate": rate,
+  }
+
+
+def _arguments_from_json(config: Mapping[str, Any]) -> dict[str, Any]:
+  config = dict(config)
+  if isinstance(config.get("learning_rate"), Mapping):
+    config["learning_rate"] = tf.keras.optimizers.schedules.deserialize(config["learning_rate"])
+  return config
+
+
+def _check_combiner(combiner: str | None) -> None:
+  if combiner not in _COMBINERS:
+    raise ValueError(f"combiner is {combiner!r}, want one of {list(_COMBINERS)}")
+
+
+def _flatten(inputs: Any, combiner: str | None, name: str) -> tuple[tf.Tensor, id_types.Ids]:
+  """Returns all ids as a vector, and as they came."""
+  try:
+    ids = id_types.as_ids(inputs)
+  except (TypeError, ValueError) as error:
+    raise type(error)(f"{name}: {error}") from None
+  if isinstance(ids, tf.RaggedTensor):
+    return ids.flat_values, ids
+  if isinstance(ids, tf.SparseTensor):
+    if combiner is None:
+      raise ValueError(f"{name}: sparse ids need a combiner: 'sum', 'mean' or 'sqrtn'")
+    if ids.shape.rank not in (2, None):
+      raise ValueError(f"{name}: sparse ids have shape {ids.shape}, want [batch, n]")
+    return ids.values, ids
+  if combiner is not None and ids.shape.rank is not None and ids.shape.rank < 2:
+    raise ValueError(
+      f"{name}: ids have shape {ids.shape} and combiner={combiner!r} pools the last axis of "
+      "[batch, n]: leave combiner out for one id per example"
+    )
+  return (ids if ids.shape.rank == 1 else tf.reshape(ids, [-1])), ids
+
+
+def _shape(rows: tf.Tensor, ids: id_types.Ids, combiner: str | None, dim: int) -> Any:
+  """Returns rows in the shape of their ids, pooled if there is a combiner."""
+  if isinstance(ids, tf.SparseTensor):
+    return _pool(rows, ids.indices[:, 0], ids.dense_shape[0], combiner)
+  if isinstance(ids, tf.RaggedTensor):
+    if combiner is None:
+      return ids.with_flat_values(rows)
+    inner = ids
+    while isinstance(inner.values, tf.RaggedTensor):
+      inner = inner.values
+    pooled = _pool(rows, inner.value_rowids(), inner.nrows(), combiner)
+    return _replace_innermost(ids, pooled)
+  if ids.shape.rank == 1:
+    return rows
+  shaped = tf.reshape(rows, tf.concat([tf.shape(ids), [dim]], 0))
+  shaped.set_shape(ids.shape.concatenate([dim]))
+  if combiner is None:
+    return shaped
+  total = tf.reduce_sum(shaped, axis=-2)
+  if combiner == "sum":
+    return total
+  count = tf.cast(tf.shape(ids)[-1], total.dtype)
+  count = tf.maximum(count, 1)
+  return total / (count if combiner == "mean" else tf.sqrt(count))
+
+
+def _replace_innermost(ids: tf.RaggedTensor, pooled: tf.Tensor) -> Any:
+  if not isinstance(ids.values, tf.RaggedTensor):
+    return pooled
+  return ids.with_values(_replace_innermost(ids.values, pooled))
+
+
+def _pool(
+  rows: tf.Tensor, segments: tf.Tensor, count: tf.Tensor, combiner: str | None
+) -> tf.Tensor:
+  """Returns `[count, dim]`: the rows of each segment, pooled; zeros for a segment without rows."""
+  total = tf.math.unsorted_segment_sum(rows, segments, count)
+  if combiner == "sum":
+    return total
+  sizes = tf.math.unsorted_segment_sum(tf.ones_like(segments), segments, count)
+  sizes = tf.cast(tf.maximum(sizes, 1), total.dtype)[:, tf.newaxis]
+  return total / (sizes if combiner == "mean" else tf.sqrt(sizes))

@@ -1,0 +1,107 @@
+"""Leads the gradients of tables past the optimizers of Keras, to the tables' own.
+
+A table appears among a model's trainable variables as an empty variable `[0, dim]`, `table.rows`,
+whose gradient is a `tf.IndexedSlices` of ids and gradients. `install` wraps `apply_gradients` of
+Keras's optimizers, so that such pairs update their tables and all others go where they went. What
+Keras does before that point holds for tables, too: gradients of a scaled loss are unscaled, a step
+with infinite gradients is skipped, gradients are clipped.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from monolith.keras import table as tables
+
+_MARK = "_monolith_leads_tables"
+
+
+def install() -> None:
+  """Wraps the optimizers of Keras, new and legacy, once per process."""
+  # The class that all new optimizers and only they derive from; it is not public.
+  new_base = tf.keras.optimizers.Optimizer.__mro__[1]
+  _wrap(new_base, _build, _clip)
+  _wrap(tf.keras.optimizers.legacy.Optimizer, _build_legacy, _clip_legacy)
+
+
+def _wrap(cls: Any, build: Callable[[Any, list], None], clip: Callable[[Any, list], list]) -> None:
+  apply_gradients = cls.apply_gradients
+  if getattr(apply_gradients, _MARK, False):
+    return
+
+  @functools.wraps(apply_gradients)
+  def apply_all(self: Any, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
+    pairs = list(grads_and_vars)
+    if not any(tables.table_of(variable) is not None for _, variable in pairs):
+      return apply_gradients(self, pairs, *args, **kwargs)
+    build(self, [variable for _, variable in pairs])
+    clipped = clip(self, [pair for pair in pairs if pair[0] is not None])
+    update(clipped, self.iterations)
+    # Clipping by the global norm depends on all gradients; clipping again changes nothing.
+    together = getattr(self, "global_clipnorm", None) is not None
+    rest = [pair for pair in (clipped if together else pairs) if tables.table_of(pair[1]) is None]
+    if any(gradient is not None for gradient, _ in rest):
+      return apply_gradients(self, rest, *args, **kwargs)
+    return self.iterations.assign_add(1)
+
+  setattr(apply_all, _MARK, True)
+  cls.apply_gradients = apply_all
+
+
+def update(pairs: Sequence[tuple[Any, tf.Variable]], step: tf.Tensor | tf.Variable) -> None:
+  """Runs the optimizers of all tables among the pairs.
+
+  Args:
+    pairs: gradients and variables; those of other variables are left alone.
+    step: int64, the number of the step.
+
+  Raises:
+    TypeError: the gradient of a table has been made dense, which loses its ids.
+  """
+  found = [
+    (gradient, table)
+    for gradient, table in ((gradient, tables.table_of(variable)) for gradient, variable in pairs)
+    if table is not None
+  ]
+  if not found:
+    return
+  for gradient, table in found:
+    if not isinstance(gradient, tf.IndexedSlices):
+      raise TypeError(
+        f"The gradient of table {table.name!r} is a {type(gradient).__name__}, want the "
+        "tf.IndexedSlices that GradientTape returns: sum gradients of several batches by "
+        "concatenating their indices and values"
+      )
+  tables.optimize(
+    [table for _, table in found],
+    [gradient.indices for gradient, _ in found],
+    [tf.cast(gradient.values, tf.float32) for gradient, _ in found],
+    step,
+  )
+
+
+def _build(optimizer: Any, variables: list[tf.Variable]) -> None:
+  # With the empty variables, as a loaded model builds it: the optimizer's variables are counted.
+  with tf.name_scope(optimizer.name or "optimizer"), tf.init_scope():
+    optimizer.build(variables)
+
+
+def _build_legacy(optimizer: Any, variables: list[tf.Variable]) -> None:
+  del variables
+  with tf.init_scope():
+    optimizer.iterations  # noqa: B018  creates it
+
+
+def _clip(optimizer: Any, pairs: list[tuple[Any, tf.Variable]]) -> list[tuple[Any, tf.Variable]]:
+  gradients = optimizer._clip_gradients([gradient for gradient, _ in pairs])
+  return list(zip(gradients, (variable for _, variable in pairs)))
+
+
+def _clip_legacy(
+  optimizer: Any, pairs: list[tuple[Any, tf.Variable]]
+) -> list[tuple[Any, tf.Variable]]:
+  return list(optimizer._transform_gradients(pairs))

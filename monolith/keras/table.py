@@ -1,0 +1,468 @@
+"""A collisionless table for eager code: a notebook, a script, a `tf.function`.
+
+import monolith
+
+table = monolith.HashTable(dim=8, optimizer="adagrad")
+table.update([7, 9], gradients)          # creates the rows, runs the optimizer
+vectors = table.lookup([7, 9, 11])       # [3, 8]; zeros for 11, which has no row
+table.save("/tmp/users")
+"""
+
+from __future__ import annotations
+
+import functools
+import uuid
+import weakref
+from collections.abc import Callable
+from typing import Any, Union
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.python.framework import auto_control_deps_utils
+
+from monolith.keras import ids as id_types
+from monolith.keras import settings
+from monolith.native_training.runtime.hash_table import embedding_hash_table_pb2
+from monolith.native_training.runtime.ops import gen_monolith_ops
+
+LearningRate = Union[float, Callable[[tf.Tensor], Any]]
+
+tf.no_gradient("MonolithHashTableLookupList")
+
+# Functions may run these side by side; only writes must be ordered.
+for _op_type in (
+  "MonolithHashTableLookupEntry",
+  "MonolithHashTableLookupList",
+  "MonolithHashTableSaveAsTensor",
+  "MonolithHashTableSize",
+):
+  auto_control_deps_utils.register_read_only_resource_op(_op_type)
+
+# Shards that the background writers of one save share; -1 lets the size decide.
+_SAVE_SHARDS = -1
+_PAGE = 1 << 16
+_FILTER_SPLITS = 7
+# What keeps the table of a gradient on its variable.
+_TABLE_ATTRIBUTE = "_monolith_table"
+
+
+def check_no_strategy() -> None:
+  """Raises an error where `tf.distribute` would make copies of a table.
+
+  Raises:
+    NotImplementedError: a strategy other than `OneDeviceStrategy` is active.
+  """
+  if not tf.distribute.has_strategy():
+    return
+  strategy = tf.distribute.get_strategy()
+  if not isinstance(strategy, tf.distribute.OneDeviceStrategy):
+    raise NotImplementedError(
+      f"Monolith tables do not work under tf.distribute.{type(strategy).__name__}, which would "
+      "give every replica rows of its own: leave the strategy's scope, or train on servers or "
+      "ranks with monolith.estimator."
+    )
+
+
+class HashTable(tf.saved_model.experimental.TrackableResource):
+  """A map from int64 ids to rows of `dim` floats, each with the state of its own optimizer.
+
+  Rows are created by writes, never by lookups. All methods but those that return NumPy arrays work
+  in a `tf.function`, too. A table is saved by `tf.train.Checkpoint` and with every Keras model that
+  holds it; its files are those of the tables in graph mode.
+
+  Args:
+    dim: length of a row's vector.
+    optimizer: an optimizer of `monolith.entry`, or `"adagrad"`, `"adam"`, `"sgd"`, `"ftrl"`, ...
+    initializer: what a new row begins with before its first update: an initializer of
+      `monolith.entry`, `"uniform"` (from -0.05 to 0.05), `"zeros"`, or a number.
+    learning_rate: instead of the optimizer's own: a number, or a callable such as a
+      `LearningRateSchedule` that gets the step and returns one.
+    expire_after: rows that were not updated for this long go: `"30d"`, days, or a `timedelta`.
+    admit_after: an id gets a row only after it was written this often, from 0 to 15.
+    admit_capacity: how many ids that have no row yet are counted at the same time.
+    name: what its files are called in a checkpoint; automatic if `None`.
+
+  Raises:
+    ValueError, TypeError: an argument is not as described.
+    NotImplementedError: under a `tf.distribute` strategy.
+    RuntimeError: eager execution is off.
+  """
+
+  def __init__(
+    self,
+    dim: int,
+    optimizer: settings.OptimizerLike = "adagrad",
+    initializer: settings.InitializerLike = "uniform",
+    *,
+    learning_rate: LearningRate | None = None,
+    expire_after: settings.Duration | None = None,
+    admit_after: int = 0,
+    admit_capacity: int = 1 << 22,
+    name: str | None = None,
+  ):
+    check_no_strategy()
+    with tf.init_scope():
+      if not tf.executing_eagerly():
+        raise RuntimeError(
+          "HashTable needs eager execution, which is off here: in graph mode, make tables with "
+          "monolith.native_training.hash_table_ops.hash_table_from_config"
+        )
+    row_optimizer = settings.optimizer(optimizer)
+    self._config = settings.table_config(
+      dim, row_optimizer, settings.initializer(initializer), settings.days(expire_after)
+    )
+    self._dim = int(dim)
+    self._admit_after = settings.admission(admit_after)
+    if admit_capacity < 1:
+      raise ValueError(f"admit_capacity is {admit_capacity}, want at least 1")
+    self._admit_capacity = int(admit_capacity)
+    self._explicit_name = name
+    self._filter: tf.Tensor | None = None
+    super().__init__(device="/device:CPU:0")
+    if learning_rate is None:
+      learning_rate = settings.learning_rate(row_optimizer)
+    with tf.init_scope(), tf.device("/device:CPU:0"):
+      self._schedule = self._learning_rate = None
+      if callable(learning_rate):
+        self._schedule = learning_rate
+      else:
+        self._learning_rate = tf.Variable(
+          float(learning_rate), trainable=False, dtype=tf.float32, name="learning_rate"
+        )
+      self._step = tf.Variable(0, trainable=False, dtype=tf.int64, name="step")
+      self.rows = tf.Variable(
+        tf.zeros([0, self._dim]), trainable=True, name=f"{name or 'table'}_rows"
+      )
+      setattr(self.rows, _TABLE_ATTRIBUTE, weakref.ref(self))
+      self.rows.assign = functools.partial(_refuse_weights, name)
+      for child_name, child in (
+        ("rows", self.rows),
+        ("_step", self._step),
+        ("_learning_rate", self._learning_rate),
+      ):
+        if child is not None:
+          self._track_trackable(child, child_name)
+      # Creates it now, so that a bad configuration fails here.
+      self._handle = self.resource_handle
+
+  @property
+  def dim(self) -> int:
+    """The length of a vector."""
+    return self._dim
+
+  @property
+  def name(self) -> str | None:
+    """What the table's files are called in a checkpoint; `None` for an automatic name."""
+    return self._explicit_name
+
+  @property
+  def learning_rate(self) -> tf.Variable | Callable[[tf.Tensor], Any]:
+    """The rate: a variable, whose new values hold from the next update on, or the schedule."""
+    return self._learning_rate if self._schedule is None else self._schedule
+
+  def lookup(self, ids: Any) -> tf.Tensor:
+    """Returns the vectors of ids; zeros for ids without a row. Creates nothing.
+
+    A `tf.GradientTape` knows where the vectors come from: the gradient by `table.rows` is a
+    `tf.IndexedSlices` of ids and gradients.
+
+    Args:
+      ids: integers or strings of any shape, dense.
+
+    Returns:
+      float32, the shape of `ids` and `[dim]` behind it.
+
+    Raises:
+      TypeError, ValueError: `ids` are not ids.
+    """
+    dense = _want_dense(id_types.as_ids(ids))
+    flat = tf.reshape(dense, [-1])
+    (rows,) = look_up([self], [flat])
+    return tf.reshape(rows, tf.concat([tf.shape(dense), [self._dim]], 0), name="vectors")
+
+  def update(self, ids: Any, gradients: Any) -> None:
+    """Runs the table's optimizer on rows, creating absent ones.
+
+    Gradients of equal ids are summed first: an id makes one step.
+
+    Args:
+      ids: integers or strings of any shape, dense.
+      gradients: floats, `dim` for each id.
+
+    Raises:
+      TypeError, ValueError: `ids` are not ids, or there is not a gradient of `dim` for each.
+    """
+    flat, values = self._pairs(ids, gradients, "gradients")
+    optimize([self], [flat], [values], self._step)
+    self._step.assign_add(1)
+
+  def assign(self, ids: Any, values: Any) -> None:
+    """Overwrites the vectors of ids, creating absent rows; the optimizer's state stays.
+
+    With `admit_after`, an assignment counts as an occurrence, too, and is dropped while an id has
+    not been seen often enough.
+
+    Args:
+      ids: integers or strings of any shape, dense.
+      values: floats, `dim` for each id.
+
+    Raises:
+      TypeError, ValueError: `ids` are not ids, or there is not a vector of `dim` for each.
+    """
+    flat, floats = self._pairs(ids, values, "values")
+    with tf.device("/device:CPU:0"):
+      gen_monolith_ops.monolith_hash_table_assign(self.resource_handle, flat, floats, now())
+
+  def rate_at(self, step: tf.Tensor | tf.Variable) -> tf.Tensor:
+    """Returns the learning rate at a step, float32 `[1]`."""
+    rate = self._learning_rate if self._schedule is None else self._schedule(step)
+    return tf.reshape(tf.cast(rate, tf.float32), [1])
+
+  def contains(self, ids: Any) -> tf.Tensor:
+    """Returns which ids have a row, bool in the shape of `ids`."""
+    dense = _want_dense(id_types.as_ids(ids))
+    entries = gen_monolith_ops.monolith_hash_table_lookup_entry(
+      self.resource_handle, tf.reshape(dense, [-1])
+    )
+    return tf.reshape(tf.strings.length(entries) > 0, tf.shape(dense))
+
+  def size(self) -> tf.Tensor:
+    """Returns the number of rows, int64 scalar."""
+    return gen_monolith_ops.monolith_hash_table_size(self.resource_handle)
+
+  def __len__(self) -> int:
+    """Returns the number of rows."""
+    return int(self.size())
+
+  def __repr__(self) -> str:
+    segment = self._config.entry_config.segments[0]
+    optimizer = segment.opt_config.WhichOneof("type")
+    name = "" if self._explicit_name is None else f", name={self._explicit_name!r}"
+    return f"HashTable(dim={self._dim}, optimizer={optimizer!r}{name}) with {len(self)} rows"
+
+  def __bool__(self) -> bool:
+    """Returns true: an empty table is a table."""
+    return True
+
+  def items(self) -> tuple[np.ndarray, np.ndarray]:
+    """Returns all ids, int64 `[n]` in ascending order, and their vectors, float32 `[n, dim]`."""
+    pages = [embedding_hash_table_pb2.EntryDump.FromString(entry) for entry in self.entries()]
+    ids = np.array([page.id for page in pages], dtype=np.int64)
+    rows = np.array([page.num for page in pages], dtype=np.float32).reshape(-1, self._dim)
+    order = np.argsort(ids)
+    return ids[order], rows[order]
+
+  def entries(self) -> list[bytes]:
+    """Returns all rows with the state of their optimizers, as serialized `EntryDump` messages."""
+    offset, entries = 0, []
+    while True:
+      offset, page = gen_monolith_ops.monolith_hash_table_save_as_tensor(
+        self.resource_handle, 0, 1, tf.constant(_PAGE, tf.int64), tf.cast(offset, tf.int64)
+      )
+      entries.extend(page.numpy().tolist())
+      if len(page) < _PAGE:
+        return entries
+
+  def save(self, path: Any) -> None:
+    """Writes all rows that have not expired, with the state of their optimizers.
+
+    Args:
+      path: the files are `<path>-00000-of-00001` and so on; the folder is created.
+
+    Raises:
+      tf.errors.OpError: writing failed; files of an earlier save stay as they were.
+    """
+    expiry = self._config.slot_expire_time_config.SerializeToString(deterministic=True)
+    with tf.device("/device:CPU:0"):
+      gen_monolith_ops.monolith_hash_table_save(
+        self.resource_handle,
+        _as_path(path),
+        nshards=_SAVE_SHARDS,
+        slot_expire_time_config=expiry,
+      )
+      if self._admit_after:
+        gen_monolith_ops.monolith_hash_filter_save(self._filter, _filter_path(path))
+
+  def load(self, path: Any) -> None:
+    """Replaces all rows by what `save` wrote; nothing changes if that cannot be read.
+
+    Args:
+      path: what `save` was given, or the base name of a table that graph mode saved.
+
+    Raises:
+      tf.errors.OpError: there are no such files, they are damaged, or hold rows of another
+        dimension or optimizer.
+    """
+    with tf.device("/device:CPU:0"):
+      gen_monolith_ops.monolith_hash_table_restore(self.resource_handle, _as_path(path))
+      # Tables of graph mode have their filters elsewhere: counting begins again.
+      if self._admit_after and tf.executing_eagerly() and _has_files(_filter_path(path)):
+        gen_monolith_ops.monolith_hash_filter_restore(self._filter, _filter_path(path))
+
+  def _pairs(self, ids: Any, values: Any, what: str) -> tuple[tf.Tensor, tf.Tensor]:
+    flat = tf.reshape(_want_dense(id_types.as_ids(ids)), [-1])
+    floats = tf.convert_to_tensor(values, tf.float32)
+    have, want = floats.shape.num_elements(), flat.shape.num_elements()
+    if have is not None and want is not None and have != want * self._dim:
+      raise ValueError(
+        f"{what} has shape {tuple(floats.shape)}, want {self._dim} floats for each of {want} ids"
+      )
+    return flat, tf.reshape(floats, [-1, self._dim])
+
+  def _create_resource(self) -> tf.Tensor:
+    hash_filter, table = self._create_resources()
+    if tf.executing_eagerly():
+      self._filter = hash_filter
+    return table
+
+  def _create_resources(self) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns the handles of a new filter and a new table."""
+    # Named, because TensorFlow's sessions create a resource again and again and find it by name; a
+    # new name each time, because tables of two models are two tables.
+    name = f"keras_{uuid.uuid4().hex}"
+    if self._admit_after:
+      thresholds = embedding_hash_table_pb2.SlotOccurrenceThresholdConfig(
+        default_occurrence_threshold=self._admit_after
+      )
+      hash_filter = gen_monolith_ops.monolith_hash_filter(
+        capacity=self._admit_capacity,
+        split_num=_FILTER_SPLITS,
+        config=thresholds.SerializeToString(),
+        shared_name=name + "_filter",
+      )
+    else:
+      hash_filter = gen_monolith_ops.monolith_dummy_hash_filter(shared_name="keras_no_filter")
+    table = gen_monolith_ops.monolith_hash_table(
+      hash_filter,
+      gen_monolith_ops.monolith_dummy_sync_client(shared_name="MonolithDummySyncClient"),
+      config=self._config.SerializeToString(deterministic=True),
+      shared_name=name,
+    )
+    return hash_filter, table
+
+  def _export_to_saved_model_graph(
+    self, object_map: Any, tensor_map: Any, **kwargs: Any
+  ) -> list[tf.Tensor]:
+    """Maps the handles to resources of the exported graph; the object itself serves both."""
+    del kwargs
+    with tf.device(self._resource_device):
+      hash_filter, table = self._create_resources()
+    object_map[self] = self
+    tensor_map[self.resource_handle] = table
+    tensor_map[self._filter] = hash_filter
+    return [self.resource_handle, self._filter]
+
+  def _destroy_resource(self) -> None:
+    # A graph's resources go with its session.
+    if not tf.executing_eagerly():
+      return
+    handles = [self._resource_handle] + ([self._filter] if self._admit_after else [])
+    for handle in handles:
+      if isinstance(handle, tf.__internal__.EagerTensor):
+        tf.raw_ops.DestroyResourceOp(resource=handle, ignore_lookup_error=True)
+
+
+def _refuse_weights(name: str | None, *args: Any, **kwargs: Any) -> None:
+  """Raises an error where Keras would set weights, of which a table's rows are none."""
+  del args, kwargs
+  raise NotImplementedError(
+    f"set_weights cannot set the rows of table {name!r}, as get_weights does not get them; "
+    "EarlyStopping(restore_best_weights=True) uses both. Save and load weights in files instead: "
+    "save_weights, load_weights, ModelCheckpoint(save_best_only=True)"
+  )
+
+
+def table_of(variable: Any) -> HashTable | None:
+  """Returns the table whose rows a trainable variable stands for; `None` for other variables."""
+  reference = getattr(variable, _TABLE_ATTRIBUTE, None)
+  return None if reference is None else reference()
+
+
+def look_up(tables: list[HashTable], ids: list[tf.Tensor]) -> list[tf.Tensor]:
+  """Returns the vectors of each table's ids, such that gradients reach `table.rows`.
+
+  Args:
+    tables: the tables, each may appear several times.
+    ids: an int64 vector for each.
+
+  Returns:
+    float32 `[n, dim]` for each.
+  """
+  check_no_strategy()
+
+  with tf.device("/device:CPU:0"):
+    rows = gen_monolith_ops.monolith_hash_table_lookup_list(
+      [table.resource_handle for table in tables], ids, dims=[table.dim for table in tables]
+    )
+  return [
+    _attach(vectors, keys, table.rows.read_value())
+    for vectors, keys, table in zip(rows, ids, tables)
+  ]
+
+
+def _attach(rows: tf.Tensor, ids: tf.Tensor, anchor: tf.Tensor) -> tf.Tensor:
+  """Returns rows whose gradient, with its ids, becomes the gradient of the empty variable."""
+
+  @tf.custom_gradient
+  def attached(anchor: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], Any]]:
+    del anchor
+
+    def gradient(upstream: tf.Tensor) -> tf.IndexedSlices:
+      # The copy belongs to the graph of the gradient, which captures the ids of the forward graph.
+      return tf.IndexedSlices(upstream, tf.identity(ids))
+
+    return tf.identity(rows), gradient
+
+  return attached(anchor)
+
+
+def optimize(
+  tables: list[HashTable],
+  ids: list[tf.Tensor],
+  gradients: list[tf.Tensor],
+  step: tf.Tensor | tf.Variable,
+) -> None:
+  """Runs the tables' optimizers, one step for each table and distinct id.
+
+  Args:
+    tables: the tables, none twice.
+    ids: an int64 vector for each.
+    gradients: float32 `[n, dim]` for each.
+    step: int64, what learning rate schedules and a few optimizers go by.
+  """
+  with tf.device("/device:CPU:0"):
+    gen_monolith_ops.monolith_hash_table_optimize_list(
+      [table.resource_handle for table in tables],
+      ids,
+      gradients,
+      [table.rate_at(step) for table in tables],
+      now(),
+      tf.cast(step, tf.int64),
+    )
+
+
+def now() -> tf.Tensor:
+  """Returns the time in seconds, int64."""
+  return tf.cast(tf.timestamp(), tf.int64)
+
+
+def _want_dense(ids: id_types.Ids) -> tf.Tensor:
+  if not isinstance(ids, tf.Tensor):
+    raise TypeError(
+      f"ids are a {type(ids).__name__}, want a dense tensor: give its values, or use "
+      "monolith.keras.layers.Embedding"
+    )
+  return ids
+
+
+def _as_path(path: Any) -> Any:
+  return path if tf.is_tensor(path) else str(path)
+
+
+def _filter_path(path: Any) -> Any:
+  return _as_path(path) + ".filter"
+
+
+def _has_files(path: Any) -> bool:
+  text = path.numpy().decode() if tf.is_tensor(path) else path
+  return bool(tf.io.gfile.glob(f"{text}-?????-of-?????"))

@@ -1,0 +1,200 @@
+"""Evaluates a model in this process, from its checkpoints, alone or while it trains.
+
+An evaluation reads the data of its own mode and writes curves to `<model_dir>/eval`, where
+TensorBoard shows them beside those of the training run. Tables are read into a session of their
+own: what is evaluated is a checkpoint, never a model that changes meanwhile.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import math
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+from absl import logging
+
+from monolith.native_training import save_utils
+from monolith.native_training.checkpoints import files as checkpoint_files
+from monolith.native_training.driver.config import CpuTrainingConfig
+from monolith.native_training.driver.graph import CpuTraining
+
+Hooks = Sequence[tf.estimator.SessionRunHook]
+Metrics = dict[str, float]
+
+BEST_DIR = "best"
+
+_EVAL = tf.estimator.ModeKeys.EVAL
+_TF_CONFIG = "TF_CONFIG"
+# What a better model has less of, by the end of the metric's name; it has more of all others.
+_SMALLER_IS_BETTER = ("loss", "mse", "mae", "error")
+
+
+class Evaluator:
+  """Evaluates the checkpoints of one folder.
+
+  Args:
+    model: what has an `instantiate` method; its params must be in evaluation mode.
+    conf: how the model is trained. Servers are not needed: their tables are read from the files.
+    model_dir: the folder.
+  """
+
+  def __init__(self, model: Any, conf: CpuTrainingConfig, model_dir: str):
+    conf = copy.copy(conf)
+    conf.mode = _EVAL
+    conf.server_type = "worker"
+    conf.num_ps = 0
+    self._training = CpuTraining(conf, model.instantiate())
+    session_config = tf.compat.v1.ConfigProto()
+    # Grappler breaks on ragged inputs.
+    session_config.graph_options.rewrite_options.disable_meta_optimizer = True
+    with without_tf_config():
+      self._estimator = tf.estimator.Estimator(
+        self._training.create_model_fn(),
+        config=tf.estimator.RunConfig(model_dir=model_dir, session_config=session_config),
+      )
+
+  def evaluate(self, steps: int | None = None, hooks: Hooks | None = None) -> Metrics:
+    """Returns name -> value for the loss (the mean per example), each metric and `global_step`.
+
+    Evaluates the newest checkpoint; without one, the initial values.
+
+    Args:
+      steps: how many batches, at most; all of the data by default.
+      hooks: for the session.
+    """
+    with without_tf_config():
+      result = self._estimator.evaluate(
+        self._training.create_input_fn(_EVAL),
+        steps=steps,
+        hooks=list(hooks or []),
+      )
+    return {
+      name: int(value) if name == "global_step" else float(value) for name, value in result.items()
+    }
+
+
+class EvaluationListener(tf.estimator.CheckpointSaverListener):
+  """Evaluates checkpoints as they are saved.
+
+  Args:
+    evaluate: returns the metrics of the newest checkpoint.
+    model_dir: the folder of the checkpoints.
+    every: evaluate whenever the step has passed another multiple of it.
+    patience: stop the training after so many evaluations without a better one; `None` for never.
+    keep_best: keep the best checkpoint in `<model_dir>/best`.
+    metric: which one tells better from worse; by default `auc`, else `loss`.
+    report: called with each evaluation's metrics.
+
+  Attributes:
+    every: as above.
+    best: the metrics of the best evaluation, `None` before the first.
+    last: those of the last one.
+  """
+
+  def __init__(
+    self,
+    evaluate: Callable[[], Metrics],
+    model_dir: str,
+    every: int,
+    patience: int | None,
+    keep_best: bool,
+    metric: str | None,
+    report: Callable[[Metrics], None] | None = None,
+  ):
+    if every <= 0:
+      raise ValueError(f"eval_every is {every}, want a number of steps, 1 at least")
+    if patience is not None and patience <= 0:
+      raise ValueError(f"early_stopping is {patience}, want a number of evaluations, 1 at least")
+    self._evaluate = evaluate
+    self._model_dir = model_dir
+    self.every = every
+    self._patience = patience
+    self._keep_best = keep_best
+    self._metric = metric
+    self._report = report
+    self._last_step: int | None = None
+    self._num_worse = 0
+    self.best: Metrics | None = None
+    self.last: Metrics | None = None
+
+  def after_save(self, session: tf.compat.v1.Session, global_step_value: int) -> bool:
+    """Evaluates if it is time; returns whether training shall stop."""
+    step = int(global_step_value)
+    if step // self.every == (self._last_step or 0) // self.every:
+      return False
+    return self._run(step)
+
+  def end(self, session: tf.compat.v1.Session, global_step_value: int) -> None:
+    """Evaluates the last checkpoint, unless that has been done."""
+    if self._last_step != int(global_step_value):
+      self._run(int(global_step_value))
+
+  def _run(self, step: int) -> bool:
+    self._last_step = step
+    self.last = self._evaluate()
+    if self._report is not None:
+      self._report(self.last)
+    metric, value = self._get_value(self.last)
+    sign = -1 if metric.endswith(_SMALLER_IS_BETTER) else 1
+    if self.best is None or sign * value > sign * self._get_value(self.best)[1]:
+      self.best = self.last
+      self._num_worse = 0
+      if self._keep_best:
+        _copy_checkpoint(self._model_dir, os.path.join(self._model_dir, BEST_DIR))
+      return False
+    self._num_worse += 1
+    if self._patience is None or self._num_worse < self._patience:
+      return False
+    logging.warning(
+      "Training stops at step %d: %s was %.6g at step %d and has not improved in %d evaluations.",
+      step, metric, self.best[metric], self.best["global_step"], self._num_worse,
+    )  # fmt: skip
+    return True
+
+  def _get_value(self, metrics: Metrics) -> tuple[str, float]:
+    name = self._metric or ("auc" if "auc" in metrics else "loss")
+    if name not in metrics:
+      raise ValueError(f"metric is {name!r}, but the evaluation has {sorted(metrics)}")
+    value = metrics[name]
+    if math.isnan(value):
+      # NaN is neither better nor worse than anything; it must not pass for the best.
+      value = math.inf if name.endswith(_SMALLER_IS_BETTER) else -math.inf
+    return name, value
+
+
+def _copy_checkpoint(model_dir: str, target_dir: str) -> None:
+  """Puts the newest checkpoint of a folder, alone, into another one.
+
+  What was there is replaced at the end, in one rename.
+  """
+  prefix = tf.train.latest_checkpoint(model_dir)
+  if prefix is None:
+    raise ValueError(f"{model_dir} has no checkpoint to keep")
+  new_dir = f"{target_dir}.new"
+  if tf.io.gfile.exists(new_dir):
+    tf.io.gfile.rmtree(new_dir)
+  tf.io.gfile.makedirs(new_dir)
+  checkpoint_files.copy_checkpoint(prefix, new_dir)
+  state_file = os.path.join(model_dir, save_utils.MONOLITH_CKPT_STATE_FILE_NAME)
+  if tf.io.gfile.exists(state_file):
+    tf.io.gfile.copy(state_file, os.path.join(new_dir, os.path.basename(state_file)))
+  name = os.path.basename(prefix)
+  tf.compat.v1.train.update_checkpoint_state(new_dir, name, [name])
+  if tf.io.gfile.exists(target_dir):
+    tf.io.gfile.rmtree(target_dir)
+  tf.io.gfile.rename(new_dir, target_dir)
+
+
+@contextlib.contextmanager
+def without_tf_config() -> Iterator[None]:
+  """Hides the cluster from Estimator, which would look for its place in it."""
+  tf_config = os.environ.pop(_TF_CONFIG, None)
+  try:
+    yield
+  finally:
+    if tf_config is not None:
+      os.environ[_TF_CONFIG] = tf_config

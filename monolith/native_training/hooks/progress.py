@@ -1,0 +1,222 @@
+"""Shows how a training run goes: one line on the screen, and curves for TensorBoard.
+
+    step 1,200   48,310 examples/s   loss 0.4312   AUC 0.7214   81,442 rows   612 MB   0:41 left
+
+On a terminal the line is renewed in place, in a file there is a new one per interval.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.python.training import training_util
+from tensorflow.python.training.summary_io import SummaryWriterCache
+
+from monolith.native_training.metric import window_auc
+
+# Of the graph: the `Head`s of a model, which tell its AUC.
+HEADS_COLLECTION = "monolith_heads"
+
+_LOG_INTERVAL_SECS = 10.0
+_TERMINAL_INTERVAL_SECS = 1.0
+_MAX_WINDOW = 200
+_MEGABYTE = 1 << 20
+
+
+class Head(NamedTuple):
+  """One target of a model.
+
+  Attributes:
+    name: its name.
+    label: 0 or 1 per example.
+    prediction: a probability per example.
+  """
+
+  name: str
+  label: tf.Tensor
+  prediction: tf.Tensor
+
+
+class ProgressHook(tf.estimator.SessionRunHook):
+  """Prints step, speed, loss, AUC, rows, memory and time left, and writes them as curves.
+
+  The AUC is that of the last batches, at most 200, before they were learnt.
+
+  Args:
+    loss: scalar, the mean per example.
+    batch_size: scalar; `None` if not known, then the speed is in steps.
+    heads: what the AUC is of.
+    table_sizes: table name -> scalar, its number of rows in this process's graph.
+    model_dir: where curves go; `None` for none.
+    curve_steps: steps between the points of a curve.
+    last_step: the step at which the run ends; `None` if not known.
+    num_steps: how many steps the run has, instead of `last_step`.
+    num_ranks: how many processes train as many examples each, with tables of their own.
+    interval_secs: how often to print; by default every second on a terminal, else every ten.
+    stream: where to print, standard error by default.
+  """
+
+  # Of two hooks that have this, one is enough.
+  shows_progress = True
+
+  def __init__(
+    self,
+    loss: tf.Tensor,
+    batch_size: tf.Tensor | None = None,
+    heads: Sequence[Head] = (),
+    table_sizes: Mapping[str, tf.Tensor] | None = None,
+    model_dir: str | None = None,
+    curve_steps: int = 100,
+    last_step: int | None = None,
+    num_steps: int | None = None,
+    num_ranks: int = 1,
+    interval_secs: float | None = None,
+    stream: Any = None,
+  ):
+    self._fetches = {
+      "loss": loss,
+      "heads": {
+        head.name: (tf.reshape(head.label, [-1]), tf.reshape(head.prediction, [-1]))
+        for head in heads
+      },
+    }
+    if batch_size is not None:
+      self._fetches["batch_size"] = batch_size
+    self._sizes = dict(table_sizes or {})
+    self._model_dir = model_dir
+    self._curve_steps = max(1, curve_steps)
+    self._last_step = last_step
+    self._num_steps = num_steps
+    self._num_ranks = num_ranks
+    self._stream = stream
+    self._interval_secs = interval_secs
+    self._step: tf.Tensor | None = None
+    self._window: list[Any] = []
+    self._start: tuple[float, int] | None = None  # time and step of the last measurement
+    self._num_runs = 0
+    self._num_examples = 0
+    self._last_print = 0.0
+    self._line_length = 0
+
+  def begin(self) -> None:
+    self._step = training_util._get_or_create_global_step_read()
+    self._stream = self._stream or sys.stderr
+    if self._interval_secs is None:
+      is_terminal = self._is_terminal()
+      self._interval_secs = _TERMINAL_INTERVAL_SECS if is_terminal else _LOG_INTERVAL_SECS
+
+  def _is_terminal(self) -> bool:
+    return bool(getattr(self._stream, "isatty", lambda: False)())
+
+  def after_create_session(
+    self, session: tf.compat.v1.Session, coord: tf.train.Coordinator
+  ) -> None:
+    step = int(session.run(self._step))
+    if self._num_steps is not None:
+      self._last_step, self._num_steps = step + self._num_steps, None
+    self._start = (time.monotonic(), step)
+    self._last_print = self._start[0]
+
+  def before_run(self, run_context: tf.estimator.SessionRunContext) -> Any:
+    return tf.estimator.SessionRunArgs(self._fetches)
+
+  def after_run(self, run_context: tf.estimator.SessionRunContext, run_values: Any) -> None:
+    result = run_values.results
+    self._window = [*self._window[-_MAX_WINDOW + 1 :], result]
+    self._num_runs += 1
+    self._num_examples += int(result.get("batch_size", 0))
+    is_late = time.monotonic() - self._last_print >= self._interval_secs
+    if is_late or self._num_runs >= self._curve_steps:
+      self._measure(run_context.session, is_late)
+
+  def end(self, session: tf.compat.v1.Session) -> None:
+    if self._num_runs:
+      self._measure(session, do_print=True)
+    if self._line_length:
+      self._stream.write("\n")
+      self._stream.flush()
+      self._line_length = 0
+
+  def _measure(self, session: tf.compat.v1.Session, do_print: bool) -> None:
+    # In a run of its own: within that of a step nothing orders the read and the train op.
+    step, sizes = session.run((self._step, self._sizes))
+    now, step = time.monotonic(), int(step)
+    since, since_step = self._start
+    elapsed = max(now - since, 1e-9)
+    values = {"loss": float(np.mean([result["loss"] for result in self._window]))}
+    for name in self._fetches["heads"]:
+      labels, predictions = (
+        np.concatenate([result["heads"][name][i] for result in self._window]) for i in (0, 1)
+      )
+      values["auc" if len(self._fetches["heads"]) == 1 else f"{name}_auc"] = window_auc.compute_auc(
+        labels, predictions
+      )
+    values["steps_per_second"] = (step - since_step) / elapsed
+    if "batch_size" in self._fetches:
+      # Other workers move the step too.
+      examples = self._num_examples / self._num_runs * max(step - since_step, self._num_runs)
+      values["examples_per_second"] = examples * self._num_ranks / elapsed
+    values["rows"] = float(sum(sizes.values()))
+    values["memory_mb"] = get_memory_bytes() / _MEGABYTE
+    self._write_curves(step, values, sizes)
+    if do_print:
+      self._print(step, values, len(sizes) > 0)
+      self._last_print = now
+    self._start, self._num_runs, self._num_examples = (now, step), 0, 0
+
+  def _write_curves(
+    self, step: int, values: Mapping[str, float], sizes: Mapping[str, np.ndarray]
+  ) -> None:
+    if self._model_dir is None:
+      return
+    summary = tf.compat.v1.Summary()
+    for tag, value in values.items():
+      # The graph writes the loss itself.
+      if tag != "loss" and not np.isnan(value):
+        summary.value.add(tag=tag, simple_value=value)
+    for name, size in sorted(sizes.items()):
+      summary.value.add(tag=f"rows/{name}", simple_value=float(size))
+    writer = SummaryWriterCache.get(self._model_dir)
+    writer.add_summary(summary, step)
+    writer.flush()
+
+  def _print(self, step: int, values: Mapping[str, float], has_tables: bool) -> None:
+    parts = [f"step {step:,}"]
+    if "examples_per_second" in values:
+      parts.append(f"{values['examples_per_second']:,.0f} examples/s")
+    else:
+      parts.append(f"{values['steps_per_second']:,.1f} steps/s")
+    parts.append(f"loss {values['loss']:.4f}")
+    for tag, value in values.items():
+      if tag.endswith("auc"):
+        parts.append(f"{tag[:-3].replace('_', ' ')}AUC {value:.4f}")
+    if has_tables:
+      rows = f"{values['rows']:,.0f} rows"
+      parts.append(rows + (" of this rank" if self._num_ranks > 1 else ""))
+    parts.append(f"{values['memory_mb']:,.0f} MB")
+    if self._last_step is not None and values["steps_per_second"] > 0 and step < self._last_step:
+      seconds = int((self._last_step - step) / values["steps_per_second"])
+      parts.append(f"{seconds // 3600}:{seconds // 60 % 60:02d}:{seconds % 60:02d} left")
+    line = "   ".join(parts)
+    if self._is_terminal():
+      padding = " " * max(0, self._line_length - len(line))
+      self._stream.write(f"\r{line}{padding}")
+      self._line_length = len(line)
+    else:
+      self._stream.write(f"{line}\n")
+    self._stream.flush()
+
+
+def get_memory_bytes() -> int:
+  """Returns how much memory this process has in use, 0 where that cannot be told."""
+  try:
+    with open("/proc/self/statm") as f:
+      return int(f.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+  except (OSError, ValueError, IndexError):
+    return 0

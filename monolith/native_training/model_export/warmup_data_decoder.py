@@ -1,0 +1,58 @@
+"""Prints a warm-up file.
+
+python -m monolith.native_training.model_export.warmup_data_decoder FILE
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+
+import tensorflow as tf
+from google.protobuf import message
+from tensorflow_serving.apis import prediction_log_pb2
+
+from monolith.serving import tensors
+from monolith.serving.errors import ServingError
+
+
+def decode(path: str) -> Iterator[str]:
+  """Yields a line per request: model, signature, and type and shape of its inputs.
+
+  Raises:
+    ValueError: the file has something else.
+    tf.errors.OpError: it cannot be read, or is torn.
+  """
+  for number, record in enumerate(tf.compat.v1.io.tf_record_iterator(path)):
+    try:
+      log = prediction_log_pb2.PredictionLog.FromString(record)
+    except message.DecodeError as error:
+      raise ValueError(f"record {number} of {path} is not a PredictionLog: {error}") from error
+    request = log.predict_log.request
+    inputs = []
+    for name in sorted(request.inputs):
+      try:
+        array = tensors.to_array(name, request.inputs[name])
+      except ServingError as error:
+        raise ValueError(f"record {number} of {path}: {error}") from error
+      inputs.append(f"{name} {tf.dtypes.as_dtype(array.dtype).name}{list(array.shape)}")
+    yield f"{request.model_spec.name} {request.model_spec.signature_name}: {', '.join(inputs)}"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+  """Prints the file that the argument names; returns the exit status."""
+  parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+  parser.add_argument("file")
+  flags = parser.parse_args(arguments)
+  try:
+    for line in decode(flags.file):
+      print(line)
+  except (ValueError, tf.errors.OpError) as error:
+    print(f"error: {error}", file=sys.stderr)
+    return 1
+  return 0
+
+
+if __name__ == "__main__":
+  sys.exit(main())

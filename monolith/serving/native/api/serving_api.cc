@@ -1,0 +1,177 @@
+#include "monolith/serving/native/api/serving_api.h"
+
+#include <exception>
+#include <memory>
+#include <new>
+#include <utility>
+
+#include "tensorflow/core/protobuf/meta_graph.pb.h"
+
+namespace monolith {
+namespace serving {
+namespace {
+
+constexpr char kPrediction[] = "/tensorflow.serving.PredictionService/";
+constexpr char kSignatureDef[] = "signature_def";
+constexpr char kSignatureDefMapType[] = "type.googleapis.com/tensorflow.serving.SignatureDefMap";
+
+template <typename Request, typename Response, typename Method>
+RpcReply Call(const std::string& message, const char* request_name, Method method) {
+  RpcReply reply;
+  Request request;
+  if (!request.ParseFromString(message)) {
+    reply.status =
+        Status(Code::kInvalidArgument, std::string("the message is not a ") + request_name);
+    return reply;
+  }
+  Response response;
+  reply.status = method(request, &response);
+  if (reply.status.ok() && !response.SerializeToString(&reply.message)) {
+    reply.status = Status(Code::kInternal, "the answer is longer than 2 GiB");
+  }
+  return reply;
+}
+
+}  // namespace
+
+Status ServingApi::Predict(const api::PredictRequest& request, api::PredictResponse* response) {
+  std::shared_ptr<Servable> servable;
+  int64_t version = 0;
+  Status status = models_->Find(request.model_spec(), &servable, &version);
+  if (status.ok()) status = serving::Predict(servable.get(), request, limits_, response);
+  if (!status.ok()) return status;
+  api::ModelSpec* spec = response->mutable_model_spec();
+  spec->set_name(request.model_spec().name());
+  spec->mutable_version()->set_value(version);
+  spec->set_signature_name(request.model_spec().signature_name().empty()
+                               ? "serving_default"
+                               : request.model_spec().signature_name());
+  return Status();
+}
+
+Status ServingApi::GetModelMetadata(const api::GetModelMetadataRequest& request,
+                                    api::GetModelMetadataResponse* response) {
+  if (request.metadata_field_size() != 1 || request.metadata_field(0) != kSignatureDef) {
+    return Status(Code::kInvalidArgument, "metadata_field has " +
+                                              std::to_string(request.metadata_field_size()) +
+                                              " names, want ['signature_def']");
+  }
+  std::shared_ptr<Servable> servable;
+  int64_t version = 0;
+  const Status status = models_->Find(request.model_spec(), &servable, &version);
+  if (!status.ok()) return status;
+  response->mutable_model_spec()->set_name(request.model_spec().name());
+  response->mutable_model_spec()->mutable_version()->set_value(version);
+  api::SignatureDefMap signatures;
+  for (const std::string& name : servable->signature_names()) {
+    const tensorflow::SignatureDef* signature = nullptr;
+    if (servable->FindSignature(name, &signature).ok()) {
+      (*signatures.mutable_signature_def())[name] = signature->SerializeAsString();
+    }
+  }
+  api::AnyMessage& metadata = (*response->mutable_metadata())[kSignatureDef];
+  metadata.set_type_url(kSignatureDefMapType);
+  metadata.set_value(signatures.SerializeAsString());
+  return Status();
+}
+
+Status ServingApi::GetModelStatus(const api::GetModelStatusRequest& request,
+                                  api::GetModelStatusResponse* response) {
+  return models_->GetStatus(request.model_spec(), response);
+}
+
+Status ServingApi::Reload(const api::ReloadConfigRequest& request, Clock::time_point deadline,
+                          api::ReloadConfigResponse* response) {
+  if (!request.has_config()) {
+    return Status(Code::kInvalidArgument, "the ReloadConfigRequest has no config");
+  }
+  const Status status = models_->SetConfig(request.config(), deadline);
+  if (status.ok()) response->mutable_status()->set_error_code(0);
+  return status;
+}
+
+Status ServingApi::CheckHealth(const api::HealthCheckRequest& request,
+                               api::HealthCheckResponse* response) {
+  const std::map<std::string, bool> available = models_->Availability();
+  bool serving = true;
+  if (request.service().empty()) {
+    for (const auto& [name, answers] : available) serving = serving && answers;
+  } else {
+    const auto found = available.find(request.service());
+    if (found == available.end()) {
+      return Status(Code::kNotFound, "unknown service '" + request.service() + "'");
+    }
+    serving = found->second;
+  }
+  response->set_status(serving ? api::HealthCheckResponse::SERVING
+                               : api::HealthCheckResponse::NOT_SERVING);
+  return Status();
+}
+
+void ServingApi::Count(const std::string& model, const char* method, Code code,
+                       Clock::time_point start) {
+  metrics_->Count(models_->Knows(model) ? model : "", method, code, Clock::now() - start);
+}
+
+RpcReply ServingApi::Handle(const RpcCall& call) {
+  const std::string& path = call.path;
+  if (path == std::string(kPrediction) + "Predict") {
+    const Clock::time_point start = Clock::now();
+    std::string model;
+    RpcReply reply = Call<api::PredictRequest, api::PredictResponse>(
+        call.message, "PredictRequest",
+        [&](const api::PredictRequest& request, api::PredictResponse* response) {
+          model = request.model_spec().name();
+          return Predict(request, response);
+        });
+    Count(model, "Predict", reply.status.code, start);
+    return reply;
+  }
+  if (path == std::string(kPrediction) + "GetModelMetadata") {
+    return Call<api::GetModelMetadataRequest, api::GetModelMetadataResponse>(
+        call.message, "GetModelMetadataRequest",
+        [&](const auto& request, auto* response) { return GetModelMetadata(request, response); });
+  }
+  if (path == "/tensorflow.serving.ModelService/GetModelStatus") {
+    return Call<api::GetModelStatusRequest, api::GetModelStatusResponse>(
+        call.message, "GetModelStatusRequest",
+        [&](const auto& request, auto* response) { return GetModelStatus(request, response); });
+  }
+  if (path == "/tensorflow.serving.ModelService/HandleReloadConfigRequest") {
+    return Call<api::ReloadConfigRequest, api::ReloadConfigResponse>(
+        call.message, "ReloadConfigRequest", [&](const auto& request, auto* response) {
+          return Reload(request, call.deadline, response);
+        });
+  }
+  if (path == "/grpc.health.v1.Health/Check") {
+    return Call<api::HealthCheckRequest, api::HealthCheckResponse>(
+        call.message, "HealthCheckRequest",
+        [&](const auto& request, auto* response) { return CheckHealth(request, response); });
+  }
+  return RpcReply{Status(Code::kUnimplemented, "the server has no method " + path), ""};
+}
+
+RpcService MakeRpcService(ServingApi* serving, WorkerPool* workers) {
+  return [serving, workers](RpcCall call, RpcDone done) {
+    // std::function wants what can be copied; the message should not be.
+    const auto shared = std::make_shared<RpcCall>(std::move(call));
+    const bool queued = workers->Schedule([serving, shared, done] {
+      if (shared->cancelled->load(std::memory_order_relaxed)) return;
+      RpcReply reply;
+      try {
+        reply = serving->Handle(*shared);
+      } catch (const std::bad_alloc&) {
+        reply.status = Status(Code::kResourceExhausted, "out of memory");
+      } catch (const std::exception& error) {
+        reply.status = Status(Code::kInternal, error.what());
+      }
+      done(std::move(reply));
+    });
+    if (!queued) {
+      done(RpcReply{Status(Code::kResourceExhausted, "too many requests are waiting"), ""});
+    }
+  };
+}
+
+}  // namespace serving
+}  // namespace monolith

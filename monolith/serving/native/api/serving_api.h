@@ -1,0 +1,55 @@
+// The calls of TensorFlow Serving, whichever way they come in: gRPC and REST share this.
+#ifndef MONOLITH_SERVING_NATIVE_API_SERVING_API_H_
+#define MONOLITH_SERVING_NATIVE_API_SERVING_API_H_
+
+#include <string>
+
+#include "monolith/serving/native/base/status.h"
+#include "monolith/serving/native/base/worker_pool.h"
+#include "monolith/serving/native/http2/rpc.h"
+#include "monolith/serving/native/metrics.h"
+#include "monolith/serving/native/model/model_manager.h"
+#include "monolith/serving/native/model/predict.h"
+
+namespace monolith {
+namespace serving {
+
+class ServingApi {
+ public:
+  // None of them is owned.
+  ServingApi(ModelManager* models, Metrics* metrics, const PredictLimits& limits)
+      : models_(models), metrics_(metrics), limits_(limits) {}
+
+  Status Predict(const api::PredictRequest& request, api::PredictResponse* response);
+  Status GetModelMetadata(const api::GetModelMetadataRequest& request,
+                          api::GetModelMetadataResponse* response);
+  Status GetModelStatus(const api::GetModelStatusRequest& request,
+                        api::GetModelStatusResponse* response);
+  Status Reload(const api::ReloadConfigRequest& request, Clock::time_point deadline,
+                api::ReloadConfigResponse* response);
+  Status CheckHealth(const api::HealthCheckRequest& request, api::HealthCheckResponse* response);
+
+  // Counts a request that began at `start`.
+  void Count(const std::string& model, const char* method, Code code, Clock::time_point start);
+
+  // Runs a gRPC call in the calling thread.
+  RpcReply Handle(const RpcCall& call);
+
+  ModelManager* models() const { return models_; }
+  Metrics* metrics() const { return metrics_; }
+  const PredictLimits& limits() const { return limits_; }
+
+ private:
+  ModelManager* const models_;
+  Metrics* const metrics_;
+  const PredictLimits limits_;
+};
+
+// Returns a service that runs the calls in threads of `workers`. A call whose client has gone while
+// it was queued is not run.
+RpcService MakeRpcService(ServingApi* serving, WorkerPool* workers);
+
+}  // namespace serving
+}  // namespace monolith
+
+#endif  // MONOLITH_SERVING_NATIVE_API_SERVING_API_H_

@@ -1,0 +1,210 @@
+#include "monolith/serving/native/flags.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cstdlib>
+#include <limits>
+#include <map>
+#include <variant>
+
+namespace monolith {
+namespace serving {
+namespace {
+
+constexpr int64_t kAny = std::numeric_limits<int32_t>::max();
+
+struct IntFlag {
+  int64_t* value;
+  int64_t least;
+  int64_t most;
+};
+struct Flag {
+  std::variant<IntFlag, double*, bool*, std::string*> target;
+  const char* help;
+};
+
+// Flags of TensorFlow Serving that the server in Python has and this one has not.
+constexpr const char* kPythonOnly[] = {"batching_parameters_file", "enable_batching",
+                                       "num_load_threads", "num_unload_threads", "ssl_config_file"};
+
+std::map<std::string, Flag> MakeTable(Flags* f) {
+  return {
+      {"port", {IntFlag{&f->port, 0, 65535}, "port for gRPC; 0 for none"}},
+      {"rest_api_port", {IntFlag{&f->rest_api_port, 0, 65535}, "port for HTTP; 0 for none"}},
+      {"bind_address", {&f->bind_address, "address of both ports; 0.0.0.0 for every interface"}},
+      {"rest_api_num_threads",
+       {IntFlag{&f->rest_api_num_threads, 0, 4096}, "HTTP requests at a time; 0: by cores"}},
+      {"rest_api_timeout_in_ms",
+       {IntFlag{&f->rest_api_timeout_in_ms, 1, kAny}, "limit of an HTTP request"}},
+      {"grpc_max_threads",
+       {IntFlag{&f->grpc_max_threads, 0, 4096}, "gRPC calls at a time; 0: by cores"}},
+      {"grpc_channel_arguments",
+       {&f->grpc_channel_arguments,
+        "key=value,... of grpc.max_receive_message_length, grpc.max_concurrent_streams and "
+        "grpc.max_metadata_size"}},
+      {"model_name", {&f->model_name, "name of the one model"}},
+      {"model_base_path", {&f->model_base_path, "its folder, which holds a folder per version"}},
+      {"model_config_file", {&f->model_config_file, "ModelServerConfig in text format, instead"}},
+      {"model_config_file_poll_wait_seconds",
+       {IntFlag{&f->model_config_file_poll_wait_seconds, 0, kAny}, "0: read once"}},
+      {"file_system_poll_wait_seconds",
+       {IntFlag{&f->file_system_poll_wait_seconds, 0, kAny}, "0: look once"}},
+      {"allow_version_labels_for_unavailable_models",
+       {&f->allow_version_labels_for_unavailable_models, "labels may wait"}},
+      {"saved_model_tags", {&f->saved_model_tags, "which graphs, separated by commas"}},
+      {"enable_model_warmup",
+       {&f->enable_model_warmup, "answer the requests in assets.extra first"}},
+      {"max_num_load_retries",
+       {IntFlag{&f->max_num_load_retries, 0, kAny}, "of a version that failed"}},
+      {"load_retry_interval_micros",
+       {IntFlag{&f->load_retry_interval_micros, 0, int64_t{1} << 50}, "between two"}},
+      {"tensorflow_session_parallelism",
+       {IntFlag{&f->tensorflow_session_parallelism, 0, 4096}, "sets the two below"}},
+      {"tensorflow_intra_op_parallelism",
+       {IntFlag{&f->tensorflow_intra_op_parallelism, 0, 4096}, "threads of one op"}},
+      {"tensorflow_inter_op_parallelism",
+       {IntFlag{&f->tensorflow_inter_op_parallelism, 0, 4096},
+        "ops at a time; 0: each request in one thread"}},
+      {"per_process_gpu_memory_fraction",
+       {&f->per_process_gpu_memory_fraction, "0: TensorFlow decides"}},
+      {"allow_growth", {&f->allow_growth, "take GPU memory when it is needed"}},
+      {"ps_address",
+       {&f->ps_address, "name=host:port|host:port,... of an entry's servers; else the agent's"}},
+      {"op_library",
+       {&f->op_library, "libtfkernel_monolith_ops_for_load.so, if it lies elsewhere"}},
+      {"version", {&f->version, "print the version and exit"}},
+      {"help", {&f->help, "print this and exit"}},
+  };
+}
+
+Status Refuse(const std::string& text) { return Status(Code::kInvalidArgument, text); }
+
+template <typename Number>
+bool ParseInt(const std::string& text, Number* value) {
+  const char* end = text.data() + text.size();
+  const auto parsed = std::from_chars(text.data(), end, *value);
+  return parsed.ec == std::errc() && parsed.ptr == end;
+}
+
+bool ParseBool(const std::string& text, bool* value) {
+  if (text != "true" && text != "1" && text != "false" && text != "0") return false;
+  *value = text == "true" || text == "1";
+  return true;
+}
+
+Status SetFlag(const std::string& name, const std::string& text, const Flag& flag) {
+  const std::string what = "--" + name + " is '" + text + "', want ";
+  if (const auto* number = std::get_if<IntFlag>(&flag.target)) {
+    int64_t value = 0;
+    if (!ParseInt(text, &value) || value < number->least || value > number->most) {
+      return Refuse(what + "a number from " + std::to_string(number->least) + " to " +
+                    std::to_string(number->most));
+    }
+    *number->value = value;
+  } else if (const auto* fraction = std::get_if<double*>(&flag.target)) {
+    char* end = nullptr;
+    const double value = strtod(text.c_str(), &end);
+    if (text.empty() || *end != '\0' || !(value >= 0 && value <= 1)) {
+      return Refuse(what + "a number from 0 to 1");
+    }
+    **fraction = value;
+  } else if (const auto* choice = std::get_if<bool*>(&flag.target)) {
+    if (!ParseBool(text, *choice)) return Refuse(what + "true or false");
+  } else {
+    *std::get<std::string*>(flag.target) = text;
+  }
+  return Status();
+}
+
+Status ParseChannelArguments(Flags* flags) {
+  const std::string& text = flags->grpc_channel_arguments;
+  size_t start = 0;
+  while (start < text.size()) {
+    const size_t end = std::min(text.find(',', start), text.size());
+    const std::string item = text.substr(start, end - start);
+    start = end + 1;
+    if (item.empty()) continue;
+    const size_t equals = item.find('=');
+    const std::string key = item.substr(0, equals);
+    int64_t value = 0;
+    if (equals == std::string::npos || !ParseInt(item.substr(equals + 1), &value)) {
+      return Refuse("--grpc_channel_arguments has '" + item + "', want key=number");
+    }
+    int64_t* target = key == "grpc.max_receive_message_length" ? &flags->max_receive_message_bytes
+                      : key == "grpc.max_concurrent_streams"   ? &flags->max_concurrent_streams
+                      : key == "grpc.max_metadata_size"        ? &flags->max_metadata_bytes
+                                                               : nullptr;
+    if (target == nullptr) {
+      return Refuse("--grpc_channel_arguments has '" + key +
+                    "', which this server does not know: run the one in Python for it");
+    }
+    // gRPC says -1 for no limit.
+    if (value == -1) value = kAny;
+    if (value < 1 || value > kAny) {
+      return Refuse("--grpc_channel_arguments has '" + item + "', want a positive number or -1");
+    }
+    *target = value;
+  }
+  return Status();
+}
+
+}  // namespace
+
+Status ParseFlags(const std::vector<std::string>& arguments, Flags* flags) {
+  const std::map<std::string, Flag> table = MakeTable(flags);
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    const std::string& argument = arguments[i];
+    if (argument.rfind("--", 0) != 0) return Refuse("'" + argument + "' is not a flag");
+    const size_t equals = argument.find('=');
+    const std::string name = argument.substr(2, equals == std::string::npos ? equals : equals - 2);
+    for (const char* python : kPythonOnly) {
+      if (name == python) {
+        return Refuse("--" + name + " is not implemented by this server: run the one in Python");
+      }
+    }
+    const auto found = table.find(name);
+    if (found == table.end()) return Refuse("unknown flag --" + name);
+    std::string value;
+    if (equals != std::string::npos) {
+      value = argument.substr(equals + 1);
+    } else if (std::holds_alternative<bool*>(found->second.target)) {
+      const bool next_is_value =
+          i + 1 < arguments.size() && (arguments[i + 1] == "true" || arguments[i + 1] == "false");
+      value = next_is_value ? arguments[++i] : "true";
+    } else if (i + 1 < arguments.size()) {
+      value = arguments[++i];
+    } else {
+      return Refuse("--" + name + " has no value");
+    }
+    const Status status = SetFlag(name, value, found->second);
+    if (!status.ok()) return status;
+  }
+  if (flags->version || flags->help) return Status();
+  if (flags->model_base_path.empty() == flags->model_config_file.empty()) {
+    return Refuse("want either --model_base_path or --model_config_file");
+  }
+  if (flags->port == 0 && flags->rest_api_port == 0) {
+    return Refuse("--port and --rest_api_port are both 0: nothing could be asked");
+  }
+  if (flags->tensorflow_session_parallelism > 0) {
+    if (flags->tensorflow_intra_op_parallelism > 0 || flags->tensorflow_inter_op_parallelism > 0) {
+      return Refuse("--tensorflow_session_parallelism is instead of intra and inter");
+    }
+    flags->tensorflow_intra_op_parallelism = flags->tensorflow_session_parallelism;
+    flags->tensorflow_inter_op_parallelism = flags->tensorflow_session_parallelism;
+  }
+  return ParseChannelArguments(flags);
+}
+
+std::string FlagsHelp() {
+  Flags flags;
+  std::string text =
+      "Serves SavedModels over gRPC and HTTP, with the APIs of TensorFlow Serving.\n\n";
+  for (const auto& [name, flag] : MakeTable(&flags)) {
+    text += "  --" + name + "\n        " + flag.help + "\n";
+  }
+  return text;
+}
+
+}  // namespace serving
+}  // namespace monolith

@@ -1,0 +1,26 @@
+// Header fields for nghttp2.
+#ifndef MONOLITH_SERVING_NATIVE_HTTP2_HEADER_H_
+#define MONOLITH_SERVING_NATIVE_HTTP2_HEADER_H_
+
+#include <nghttp2/nghttp2.h>
+
+#include <string_view>
+
+namespace monolith {
+namespace serving {
+
+// Both texts must live until the header was submitted, which copies them.
+inline nghttp2_nv MakeHeader(std::string_view name, std::string_view value) {
+  nghttp2_nv header{};
+  header.name = reinterpret_cast<uint8_t*>(const_cast<char*>(name.data()));
+  header.namelen = name.size();
+  header.value = reinterpret_cast<uint8_t*>(const_cast<char*>(value.data()));
+  header.valuelen = value.size();
+  header.flags = NGHTTP2_NV_FLAG_NONE;
+  return header;
+}
+
+}  // namespace serving
+}  // namespace monolith
+
+#endif  // MONOLITH_SERVING_NATIVE_HTTP2_HEADER_H_

@@ -1,0 +1,57 @@
+// A unary gRPC call, as the transport hands it over.
+#ifndef MONOLITH_SERVING_NATIVE_HTTP2_RPC_H_
+#define MONOLITH_SERVING_NATIVE_HTTP2_RPC_H_
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "monolith/serving/native/base/status.h"
+#include "monolith/serving/native/net/event_loop.h"
+
+namespace monolith {
+namespace serving {
+
+struct RpcCall {
+  // "/package.Service/Method"
+  std::string path;
+  std::string message;
+  // Clock::time_point::max() if the client gave none.
+  Clock::time_point deadline = Clock::time_point::max();
+  // True when nobody waits for the answer any more.
+  std::shared_ptr<std::atomic<bool>> cancelled;
+};
+
+struct RpcReply {
+  Status status;
+  std::string message;
+};
+
+// Called once, from any thread.
+using RpcDone = std::function<void(RpcReply)>;
+// Must not block: it runs in the thread that serves all sockets.
+using RpcService = std::function<void(RpcCall call, RpcDone done)>;
+
+// Returns how long the header `grpc-timeout` allows, or nothing if it is malformed.
+std::optional<std::chrono::nanoseconds> ParseGrpcTimeout(std::string_view text);
+
+// Returns the header `grpc-timeout` for `timeout`, at least a millisecond.
+std::string FormatGrpcTimeout(std::chrono::nanoseconds timeout);
+
+// The header `grpc-message`: bytes that are no printable ASCII become %XX, very long texts are cut.
+std::string EncodeGrpcMessage(std::string_view text);
+std::string DecodeGrpcMessage(std::string_view text);
+
+// Five bytes go before a message: a flag for compression and the length, big-endian.
+constexpr int64_t kGrpcPrefixBytes = 5;
+std::string GrpcPrefix(int64_t message_bytes);
+int64_t GrpcMessageBytes(const std::string& prefix);
+
+}  // namespace serving
+}  // namespace monolith
+
+#endif  // MONOLITH_SERVING_NATIVE_HTTP2_RPC_H_

@@ -1,0 +1,348 @@
+#include "monolith/serving/native/http2/server_connection.h"
+
+#include <algorithm>
+#include <cstring>
+#include <exception>
+#include <utility>
+#include <vector>
+
+#include "monolith/serving/native/base/log.h"
+#include "monolith/serving/native/http2/header.h"
+
+namespace monolith {
+namespace serving {
+namespace {
+
+constexpr int32_t kStreamWindow = 4 << 20;
+constexpr int32_t kConnectionWindow = 16 << 20;
+constexpr std::string_view kGrpc = "application/grpc";
+
+}  // namespace
+
+// What nghttp2 calls. Exceptions must not pass through it: they end the connection.
+struct ServerCallbacks {
+  static Http2ServerConnection* Self(void* data) {
+    return static_cast<Http2ServerConnection*>(data);
+  }
+
+  template <typename Function>
+  static int Guard(Function function) {
+    try {
+      function();
+      return 0;
+    } catch (const std::exception& error) {
+      LogError(std::string("An HTTP/2 connection is closed: ") + error.what());
+      return NGHTTP2_ERR_CALLBACK_FAILURE;
+    }
+  }
+
+  static int BeginHeaders(nghttp2_session*, const nghttp2_frame* frame, void* data) {
+    if (frame->hd.type != NGHTTP2_HEADERS || frame->headers.cat != NGHTTP2_HCAT_REQUEST) return 0;
+    return Guard([&] { Self(data)->streams_[frame->hd.stream_id].last_data = Clock::now(); });
+  }
+
+  static int Header(nghttp2_session*, const nghttp2_frame* frame, const uint8_t* name,
+                    size_t name_size, const uint8_t* value, size_t value_size, uint8_t,
+                    void* data) {
+    return Guard([&] {
+      Self(data)->OnHeader(frame->hd.stream_id, {reinterpret_cast<const char*>(name), name_size},
+                           {reinterpret_cast<const char*>(value), value_size});
+    });
+  }
+
+  static int Data(nghttp2_session*, uint8_t, int32_t id, const uint8_t* bytes, size_t size,
+                  void* data) {
+    return Guard([&] { Self(data)->OnRequestData(id, bytes, size); });
+  }
+
+  static int Frame(nghttp2_session*, const nghttp2_frame* frame, void* data) {
+    if (frame->hd.type == NGHTTP2_SETTINGS) Self(data)->settings_came_ = true;
+    const bool ends = (frame->hd.type == NGHTTP2_HEADERS || frame->hd.type == NGHTTP2_DATA) &&
+                      (frame->hd.flags & NGHTTP2_FLAG_END_STREAM) != 0;
+    if (!ends) return 0;
+    return Guard([&] { Self(data)->OnRequestEnd(frame->hd.stream_id); });
+  }
+
+  static int StreamClose(nghttp2_session*, int32_t id, uint32_t error_code, void* data) {
+    return Guard([&] { Self(data)->OnStreamClose(id, error_code); });
+  }
+
+  static ssize_t Read(nghttp2_session*, int32_t id, uint8_t* buffer, size_t size, uint32_t* flags,
+                      nghttp2_data_source*, void* data) {
+    return Self(data)->ReadReply(id, buffer, size, flags);
+  }
+};
+
+Http2ServerConnection::Http2ServerConnection(EventLoop* loop, FileDescriptor socket,
+                                             const RpcLimits& limits, RpcService service,
+                                             std::shared_ptr<int64_t> buffered)
+    : Connection(loop, std::move(socket)),
+      limits_(limits),
+      service_(std::move(service)),
+      buffered_(std::move(buffered)) {
+  nghttp2_session_callbacks* callbacks = nullptr;
+  if (nghttp2_session_callbacks_new(&callbacks) != 0) return;
+  nghttp2_session_callbacks_set_on_begin_headers_callback(callbacks, ServerCallbacks::BeginHeaders);
+  nghttp2_session_callbacks_set_on_header_callback(callbacks, ServerCallbacks::Header);
+  nghttp2_session_callbacks_set_on_data_chunk_recv_callback(callbacks, ServerCallbacks::Data);
+  nghttp2_session_callbacks_set_on_frame_recv_callback(callbacks, ServerCallbacks::Frame);
+  nghttp2_session_callbacks_set_on_stream_close_callback(callbacks, ServerCallbacks::StreamClose);
+  const int error = nghttp2_session_server_new(&session_, callbacks, this);
+  nghttp2_session_callbacks_del(callbacks);
+  if (error != 0) {
+    session_ = nullptr;
+    return;
+  }
+  const nghttp2_settings_entry settings[] = {
+      {NGHTTP2_SETTINGS_MAX_CONCURRENT_STREAMS, static_cast<uint32_t>(limits_.max_streams)},
+      {NGHTTP2_SETTINGS_INITIAL_WINDOW_SIZE, kStreamWindow},
+      {NGHTTP2_SETTINGS_MAX_HEADER_LIST_SIZE, static_cast<uint32_t>(limits_.max_header_bytes)}};
+  nghttp2_submit_settings(session_, NGHTTP2_FLAG_NONE, settings, 3);
+  nghttp2_session_set_local_window_size(session_, NGHTTP2_FLAG_NONE, 0, kConnectionWindow);
+}
+
+Http2ServerConnection::~Http2ServerConnection() { nghttp2_session_del(session_); }
+
+Connection::Next Http2ServerConnection::Consume(const char* data, size_t size) {
+  if (session_ == nullptr) return Next::kCloseNow;
+  const ssize_t taken =
+      nghttp2_session_mem_recv(session_, reinterpret_cast<const uint8_t*>(data), size);
+  // After an error of the protocol nghttp2 has a GOAWAY to send; this is an error beyond that.
+  if (taken < 0) return Next::kCloseNow;
+  return flooded_ ? Next::kCloseNow : Next::kGoOn;
+}
+
+Connection::Next Http2ServerConnection::Produce(std::string* output, size_t room) {
+  if (session_ == nullptr) return Next::kCloseNow;
+  while (output->size() < room) {
+    const uint8_t* data = nullptr;
+    const ssize_t size = nghttp2_session_mem_send(session_, &data);
+    if (size < 0) return Next::kCloseNow;
+    if (size == 0) break;
+    output->append(reinterpret_cast<const char*>(data), static_cast<size_t>(size));
+  }
+  const bool over =
+      nghttp2_session_want_read(session_) == 0 && nghttp2_session_want_write(session_) == 0;
+  if (over || (shutting_down_ && streams_.empty() && output->empty())) {
+    return Next::kCloseWhenWritten;
+  }
+  return Next::kGoOn;
+}
+
+void Http2ServerConnection::OnClosed() {
+  for (auto& [id, stream] : streams_) {
+    ReleaseBody(&stream);
+    if (stream.cancelled != nullptr) stream.cancelled->store(true);
+    if (stream.deadline.has_value()) loop()->Cancel(*stream.deadline);
+  }
+  streams_.clear();
+}
+
+void Http2ServerConnection::OnTick(Clock::time_point now) {
+  if (closed()) return;
+  resets_in_second_ = 0;
+  if (!settings_came_ && now - opened_ > limits_.handshake_timeout) return Close();
+  if (output_waits() && now - last_write() > limits_.stall_timeout) return Close();
+  std::vector<int32_t> stalled;
+  for (const auto& [id, stream] : streams_) {
+    const bool unread = stream.answered &&
+                        now - std::max(stream.last_data, last_write()) > 2 * limits_.stall_timeout;
+    const bool unsent = !stream.complete && now - stream.last_data > limits_.stall_timeout;
+    if (unread || unsent) stalled.push_back(id);
+  }
+  for (const int32_t id : stalled) {
+    nghttp2_submit_rst_stream(session_, NGHTTP2_FLAG_NONE, id, NGHTTP2_CANCEL);
+  }
+  if (!stalled.empty()) Flush();
+}
+
+void Http2ServerConnection::Shutdown() {
+  if (closed() || session_ == nullptr || shutting_down_) return;
+  shutting_down_ = true;
+  nghttp2_submit_goaway(session_, NGHTTP2_FLAG_NONE,
+                        nghttp2_session_get_last_proc_stream_id(session_), NGHTTP2_NO_ERROR,
+                        nullptr, 0);
+  Flush();
+}
+
+Http2ServerConnection::Stream* Http2ServerConnection::Find(int32_t id) {
+  const auto found = streams_.find(id);
+  return found == streams_.end() ? nullptr : &found->second;
+}
+
+void Http2ServerConnection::OnHeader(int32_t id, std::string_view name, std::string_view value) {
+  Stream* stream = Find(id);
+  if (stream == nullptr || stream->answered) return;
+  // As HTTP/2 counts it for SETTINGS_MAX_HEADER_LIST_SIZE.
+  stream->header_bytes += static_cast<int64_t>(name.size() + value.size() + 32);
+  if (stream->header_bytes > limits_.max_header_bytes) return;
+  if (name == ":method") stream->method = value;
+  if (name == ":path") stream->path = value;
+  if (name == "content-type") stream->content_type = value;
+  if (name == "grpc-encoding") stream->encoding = value;
+  if (name == "grpc-timeout") stream->timeout = value;
+}
+
+void Http2ServerConnection::OnRequestData(int32_t id, const uint8_t* data, size_t size) {
+  Stream* stream = Find(id);
+  if (stream == nullptr || stream->answered) return;
+  stream->last_data = Clock::now();
+  stream->body.append(reinterpret_cast<const char*>(data), size);
+  stream->counted += static_cast<int64_t>(size);
+  *buffered_ += static_cast<int64_t>(size);
+  const int64_t body_bytes = static_cast<int64_t>(stream->body.size());
+  if (body_bytes >= kGrpcPrefixBytes) {
+    const int64_t message_bytes = GrpcMessageBytes(stream->body);
+    if (message_bytes > limits_.max_message_bytes) {
+      return Refuse(id, Code::kResourceExhausted,
+                    "the request has " + std::to_string(message_bytes) +
+                        " bytes, the server takes at most " +
+                        std::to_string(limits_.max_message_bytes));
+    }
+    if (body_bytes > kGrpcPrefixBytes + message_bytes) {
+      return Refuse(id, Code::kUnimplemented, "the call has more than one message");
+    }
+  }
+  if (*buffered_ > limits_.max_buffered_bytes) {
+    Refuse(id, Code::kResourceExhausted, "too many requests are being received");
+  }
+}
+
+void Http2ServerConnection::OnRequestEnd(int32_t id) {
+  Stream* stream = Find(id);
+  if (stream == nullptr) return;
+  stream->complete = true;
+  if (!stream->answered) Dispatch(id, stream);
+}
+
+void Http2ServerConnection::Dispatch(int32_t id, Stream* stream) {
+  if (stream->header_bytes > limits_.max_header_bytes) return RefuseHttp(id, stream, "431");
+  if (stream->method != "POST") return RefuseHttp(id, stream, "405");
+  if (stream->content_type.compare(0, kGrpc.size(), kGrpc) != 0) {
+    return RefuseHttp(id, stream, "415");
+  }
+  const int64_t body_bytes = static_cast<int64_t>(stream->body.size());
+  if (body_bytes < kGrpcPrefixBytes ||
+      body_bytes != kGrpcPrefixBytes + GrpcMessageBytes(stream->body)) {
+    return Refuse(id, Code::kInternal, "the call ended in the middle of its message");
+  }
+  if (stream->body[0] != 0 && (stream->encoding.empty() || stream->encoding == "identity")) {
+    return Refuse(id, Code::kInternal, "the message is compressed, the header says it is not");
+  }
+  if (stream->body[0] != 0) {
+    return Refuse(id, Code::kUnimplemented,
+                  "compression '" + stream->encoding + "' is not supported");
+  }
+  RpcCall call;
+  if (!stream->timeout.empty()) {
+    const auto timeout = ParseGrpcTimeout(stream->timeout);
+    if (!timeout.has_value()) {
+      return Refuse(id, Code::kInternal, "grpc-timeout is '" + stream->timeout + "'");
+    }
+    call.deadline = Clock::now() + *timeout;
+  }
+  ReleaseBody(stream);
+  call.path = std::move(stream->path);
+  call.message = std::move(stream->body);
+  call.message.erase(0, kGrpcPrefixBytes);
+  stream->body.clear();
+  stream->cancelled = std::make_shared<std::atomic<bool>>(false);
+  call.cancelled = stream->cancelled;
+  const std::weak_ptr<Connection> weak = weak_from_this();
+  EventLoop* const event_loop = loop();
+  const auto answer = [weak, id](RpcReply reply) {
+    const std::shared_ptr<Connection> connection = weak.lock();
+    if (connection == nullptr) return;
+    auto* self = static_cast<Http2ServerConnection*>(connection.get());
+    if (self->closed()) return;
+    self->Answer(id, std::move(reply));
+    self->Flush();
+  };
+  if (call.deadline != Clock::time_point::max()) {
+    stream->deadline = event_loop->RunAt(call.deadline, [answer] {
+      answer(RpcReply{Status(Code::kDeadlineExceeded, "the deadline passed"), ""});
+    });
+  }
+  service_(std::move(call), [event_loop, answer](RpcReply reply) {
+    event_loop->Post([answer, reply = std::move(reply)]() mutable { answer(std::move(reply)); });
+  });
+}
+
+void Http2ServerConnection::Answer(int32_t id, RpcReply reply) {
+  Stream* stream = Find(id);
+  if (stream == nullptr || stream->answered) return;
+  ReleaseBody(stream);
+  stream->answered = true;
+  stream->last_data = Clock::now();
+  if (stream->cancelled != nullptr) stream->cancelled->store(true);
+  if (stream->deadline.has_value()) loop()->Cancel(*stream->deadline);
+  stream->deadline.reset();
+  stream->body = std::string();
+  stream->status = std::move(reply.status);
+  if (!stream->status.ok()) {
+    const std::string code = std::to_string(static_cast<int>(stream->status.code));
+    const std::string message = EncodeGrpcMessage(stream->status.message);
+    const nghttp2_nv headers[] = {MakeHeader(":status", "200"), MakeHeader("content-type", kGrpc),
+                                  MakeHeader("grpc-accept-encoding", "identity"),
+                                  MakeHeader("grpc-status", code),
+                                  MakeHeader("grpc-message", message)};
+    nghttp2_submit_response(session_, id, headers, 5, nullptr);
+    // The rest of a request that was refused early is not waited for.
+    if (!stream->complete) {
+      nghttp2_submit_rst_stream(session_, NGHTTP2_FLAG_NONE, id, NGHTTP2_NO_ERROR);
+    }
+    return;
+  }
+  stream->reply = GrpcPrefix(static_cast<int64_t>(reply.message.size()));
+  stream->reply += reply.message;
+  const nghttp2_nv headers[] = {MakeHeader(":status", "200"), MakeHeader("content-type", kGrpc)};
+  nghttp2_data_provider provider{};
+  provider.read_callback = ServerCallbacks::Read;
+  nghttp2_submit_response(session_, id, headers, 2, &provider);
+}
+
+void Http2ServerConnection::Refuse(int32_t id, Code code, const std::string& message) {
+  Answer(id, RpcReply{Status(code, message), ""});
+}
+
+void Http2ServerConnection::RefuseHttp(int32_t id, Stream* stream, const char* http_status) {
+  ReleaseBody(stream);
+  stream->answered = true;
+  const nghttp2_nv headers[] = {MakeHeader(":status", http_status)};
+  nghttp2_submit_response(session_, id, headers, 1, nullptr);
+}
+
+void Http2ServerConnection::ReleaseBody(Stream* stream) {
+  // Counted while it is being received; later the number of queued requests is the limit.
+  *buffered_ -= std::exchange(stream->counted, 0);
+}
+
+ssize_t Http2ServerConnection::ReadReply(int32_t id, uint8_t* buffer, size_t size,
+                                         uint32_t* flags) {
+  Stream* stream = Find(id);
+  if (stream == nullptr) return NGHTTP2_ERR_TEMPORAL_CALLBACK_FAILURE;
+  const size_t count = std::min(size, stream->reply.size() - stream->sent);
+  memcpy(buffer, stream->reply.data() + stream->sent, count);
+  stream->sent += count;
+  if (stream->sent == stream->reply.size()) {
+    *flags |= NGHTTP2_DATA_FLAG_EOF | NGHTTP2_DATA_FLAG_NO_END_STREAM;
+    const nghttp2_nv trailers[] = {MakeHeader("grpc-status", "0")};
+    nghttp2_submit_trailer(session_, id, trailers, 1);
+  }
+  return static_cast<ssize_t>(count);
+}
+
+void Http2ServerConnection::OnStreamClose(int32_t id, uint32_t error_code) {
+  Stream* stream = Find(id);
+  if (stream == nullptr) return;
+  ReleaseBody(stream);
+  if (stream->cancelled != nullptr) stream->cancelled->store(true);
+  if (stream->deadline.has_value()) loop()->Cancel(*stream->deadline);
+  if (error_code != NGHTTP2_NO_ERROR && ++resets_in_second_ > limits_.max_resets_per_second) {
+    flooded_ = true;
+  }
+  streams_.erase(id);
+}
+
+}  // namespace serving
+}  // namespace monolith

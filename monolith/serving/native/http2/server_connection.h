@@ -1,0 +1,102 @@
+// The server's side of an HTTP/2 connection that carries unary gRPC calls.
+#ifndef MONOLITH_SERVING_NATIVE_HTTP2_SERVER_CONNECTION_H_
+#define MONOLITH_SERVING_NATIVE_HTTP2_SERVER_CONNECTION_H_
+
+#include <nghttp2/nghttp2.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+
+#include "monolith/serving/native/http2/rpc.h"
+#include "monolith/serving/native/net/connection.h"
+
+namespace monolith {
+namespace serving {
+
+struct RpcLimits {
+  // Of one request. A longer one is answered RESOURCE_EXHAUSTED.
+  int64_t max_message_bytes = 64 << 20;
+  // Of all requests together that are not complete yet.
+  int64_t max_buffered_bytes = 512 << 20;
+  int64_t max_header_bytes = 16 << 10;
+  int64_t max_streams = 1000;
+  // A client that resets more calls in a second is disconnected.
+  int64_t max_resets_per_second = 1000;
+  std::chrono::seconds handshake_timeout{10};
+  // A request whose body stops coming, or an answer that is not read.
+  std::chrono::seconds stall_timeout{30};
+};
+
+class Http2ServerConnection : public Connection {
+ public:
+  // `buffered` counts the bytes of incomplete requests of all connections of the loop.
+  Http2ServerConnection(EventLoop* loop, FileDescriptor socket, const RpcLimits& limits,
+                        RpcService service, std::shared_ptr<int64_t> buffered);
+  ~Http2ServerConnection() override;
+
+  void OnTick(Clock::time_point now) override;
+  void Shutdown() override;
+
+ protected:
+  Next Consume(const char* data, size_t size) override;
+  Next Produce(std::string* output, size_t room) override;
+  void OnClosed() override;
+
+ private:
+  struct Stream {
+    std::string method;
+    std::string path;
+    std::string content_type;
+    std::string encoding;
+    std::string timeout;
+    int64_t header_bytes = 0;
+    std::string body;
+    // How many of its bytes the connection's counter has.
+    int64_t counted = 0;
+    Clock::time_point last_data;
+    // The whole request came, or it was answered before.
+    bool complete = false;
+    bool answered = false;
+    std::shared_ptr<std::atomic<bool>> cancelled;
+    std::optional<EventLoop::Timer> deadline;
+    Status status;
+    // Prefix and message.
+    std::string reply;
+    size_t sent = 0;
+  };
+
+  friend struct ServerCallbacks;
+
+  void OnHeader(int32_t id, std::string_view name, std::string_view value);
+  void OnRequestData(int32_t id, const uint8_t* data, size_t size);
+  void OnRequestEnd(int32_t id);
+  void OnStreamClose(int32_t id, uint32_t error_code);
+  ssize_t ReadReply(int32_t id, uint8_t* buffer, size_t size, uint32_t* flags);
+
+  void Dispatch(int32_t id, Stream* stream);
+  void Answer(int32_t id, RpcReply reply);
+  void Refuse(int32_t id, Code code, const std::string& message);
+  void RefuseHttp(int32_t id, Stream* stream, const char* http_status);
+  void ReleaseBody(Stream* stream);
+  Stream* Find(int32_t id);
+
+  const RpcLimits limits_;
+  const RpcService service_;
+  const std::shared_ptr<int64_t> buffered_;
+  nghttp2_session* session_ = nullptr;
+  std::unordered_map<int32_t, Stream> streams_;
+  bool settings_came_ = false;
+  const Clock::time_point opened_ = Clock::now();
+  int64_t resets_in_second_ = 0;
+  bool flooded_ = false;
+  bool shutting_down_ = false;
+};
+
+}  // namespace serving
+}  // namespace monolith
+
+#endif  // MONOLITH_SERVING_NATIVE_HTTP2_SERVER_CONNECTION_H_

@@ -1,0 +1,192 @@
+// monolith_model_server: serves SavedModels with the APIs of TensorFlow Serving.
+//
+//   main thread      signals, and the file of the configuration
+//   event loop       all sockets, gRPC and HTTP
+//   workers          run the models, one request each
+//   manager          looks at folders, loads and unloads
+#include <pthread.h>
+#include <signal.h>
+#include <time.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "monolith/serving/native/api/serving_api.h"
+#include "monolith/serving/native/base/log.h"
+#include "monolith/serving/native/base/worker_pool.h"
+#include "monolith/serving/native/flags.h"
+#include "monolith/serving/native/http2/server_connection.h"
+#include "monolith/serving/native/metrics.h"
+#include "monolith/serving/native/model/model_manager.h"
+#include "monolith/serving/native/model_config.h"
+#include "monolith/serving/native/net/acceptor.h"
+#include "monolith/serving/native/net/event_loop.h"
+#include "monolith/serving/native/op_library.h"
+#include "tensorflow/core/public/version.h"
+
+namespace monolith {
+namespace serving {
+namespace {
+
+constexpr int64_t kMaxConnections = 10'000;
+constexpr int64_t kMaxQueued = 10'000;
+constexpr std::chrono::seconds kGrace(10);
+
+std::vector<std::string> Split(const std::string& text, char separator) {
+  std::vector<std::string> parts;
+  size_t start = 0;
+  while (start <= text.size()) {
+    const size_t end = std::min(text.find(separator, start), text.size());
+    if (end > start) parts.push_back(text.substr(start, end - start));
+    start = end + 1;
+  }
+  return parts;
+}
+
+int64_t NumThreads(int64_t wanted) {
+  const int64_t cores = std::max<int64_t>(1, std::thread::hardware_concurrency());
+  return wanted > 0 ? wanted : std::max<int64_t>(16, 4 * cores);
+}
+
+ManagerSettings MakeManagerSettings(const Flags& flags) {
+  ManagerSettings settings;
+  settings.session.intra_op_threads = flags.tensorflow_intra_op_parallelism;
+  settings.session.inter_op_threads = flags.tensorflow_inter_op_parallelism;
+  settings.session.tags = Split(flags.saved_model_tags, ',');
+  settings.session.gpu_memory_fraction = flags.per_process_gpu_memory_fraction;
+  settings.session.gpu_allow_growth = flags.allow_growth;
+  settings.poll_seconds = flags.file_system_poll_wait_seconds;
+  settings.warm_up = flags.enable_model_warmup;
+  settings.load_retries = flags.max_num_load_retries;
+  settings.retry_interval = std::chrono::microseconds(flags.load_retry_interval_micros);
+  settings.labels_for_unavailable = flags.allow_version_labels_for_unavailable_models;
+  return settings;
+}
+
+// Ends the loop when all connections have finished, or when time is up.
+void StopWhenIdle(EventLoop* loop, const std::vector<Acceptor*>& acceptors,
+                  Clock::time_point deadline) {
+  int64_t open = 0;
+  for (const Acceptor* acceptor : acceptors) open += acceptor->num_connections();
+  if (open == 0 || Clock::now() >= deadline) return loop->Stop();
+  loop->RunAt(Clock::now() + std::chrono::milliseconds(20),
+              [=] { StopWhenIdle(loop, acceptors, deadline); });
+}
+
+// Waits for a signal to end; meanwhile follows the file of the configuration.
+void FollowConfigUntilSignal(const Flags& flags, api::ModelServerConfig config,
+                             const sigset_t& signals, ModelManager* models) {
+  const bool polls =
+      !flags.model_config_file.empty() && flags.model_config_file_poll_wait_seconds > 0;
+  std::string last_error;
+  while (true) {
+    timespec wait{polls ? flags.model_config_file_poll_wait_seconds : 3600, 0};
+    const int signal_number = sigtimedwait(&signals, nullptr, &wait);
+    if (signal_number > 0) return;
+    if (errno != EAGAIN || !polls) continue;
+    api::ModelServerConfig next;
+    Status status = ReadModelConfig(flags, &next);
+    // A file that stays as it is does not undo a reload by request.
+    if (status.ok() && next.SerializeAsString() == config.SerializeAsString()) continue;
+    if (status.ok()) {
+      LogInfo(flags.model_config_file + " changed");
+      config = next;
+      // Does not wait: the next change may come while a model still loads.
+      status = models->SetConfig(next, Clock::now());
+      if (status.code == Code::kDeadlineExceeded) status = Status();
+    }
+    if (!status.ok() && status.message != last_error) LogError(status.message);
+    last_error = status.message;
+  }
+}
+
+int Fail(const Status& status) {
+  fprintf(stderr, "error: %s\n", status.message.c_str());
+  return 1;
+}
+
+int Run(const Flags& flags) {
+  api::ModelServerConfig config;
+  Status status = ReadModelConfig(flags, &config);
+  if (!status.ok()) return Fail(status);
+  void* op_library = nullptr;
+  status = LoadOpLibrary(flags.op_library, &op_library);
+  if (!status.ok()) return Fail(status);
+
+  // Before any thread is made: all of them leave these signals to sigtimedwait.
+  sigset_t signals;
+  sigemptyset(&signals);
+  sigaddset(&signals, SIGTERM);
+  sigaddset(&signals, SIGINT);
+  pthread_sigmask(SIG_BLOCK, &signals, nullptr);
+  signal(SIGPIPE, SIG_IGN);
+
+  EventLoop loop;
+  status = loop.Open();
+  if (!status.ok()) return Fail(status);
+  ModelManager models(MakeManagerSettings(flags));
+  Metrics metrics;
+  PredictLimits predict_limits;
+  predict_limits.max_tensor_bytes =
+      std::max(predict_limits.max_tensor_bytes, flags.max_receive_message_bytes);
+  ServingApi serving(&models, &metrics, predict_limits);
+  WorkerPool grpc_workers(NumThreads(flags.grpc_max_threads), kMaxQueued);
+
+  RpcLimits limits;
+  limits.max_message_bytes = flags.max_receive_message_bytes;
+  limits.max_buffered_bytes = std::max(limits.max_buffered_bytes, 2 * limits.max_message_bytes);
+  limits.max_streams = flags.max_concurrent_streams;
+  limits.max_header_bytes = flags.max_metadata_bytes;
+  const auto buffered = std::make_shared<int64_t>(0);
+  const RpcService service = MakeRpcService(&serving, &grpc_workers);
+  Acceptor grpc(&loop, kMaxConnections, [&](FileDescriptor socket) {
+    return std::make_shared<Http2ServerConnection>(&loop, std::move(socket), limits, service,
+                                                   buffered);
+  });
+  if (flags.port != 0) {
+    status = grpc.Open(flags.bind_address, static_cast<int>(flags.port));
+    if (!status.ok()) return Fail(status);
+    LogInfo("gRPC on " + flags.bind_address + ":" + std::to_string(grpc.port()));
+  }
+  std::thread sockets([&] { loop.Run(); });
+  models.SetConfig(config, Clock::now());
+  FollowConfigUntilSignal(flags, config, signals, &models);
+
+  LogInfo("Ending after the requests that are under way");
+  loop.Post([&] {
+    grpc.Shutdown();
+    StopWhenIdle(&loop, {&grpc}, Clock::now() + kGrace);
+  });
+  sockets.join();
+  return 0;
+}
+
+}  // namespace
+}  // namespace serving
+}  // namespace monolith
+
+int main(int argc, char** argv) {
+  monolith::serving::Flags flags;
+  const monolith::serving::Status status =
+      monolith::serving::ParseFlags({argv + 1, argv + argc}, &flags);
+  if (!status.ok()) {
+    fprintf(stderr, "error: %s\n", status.message.c_str());
+    return 2;
+  }
+  if (flags.help) {
+    fputs(monolith::serving::FlagsHelp().c_str(), stdout);
+    return 0;
+  }
+  if (flags.version) {
+    printf("monolith_model_server, TensorFlow %s\n", TF_VERSION_STRING);
+    return 0;
+  }
+  return monolith::serving::Run(flags);
+}

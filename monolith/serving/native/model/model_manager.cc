@@ -1,0 +1,425 @@
+#include "monolith/serving/native/model/model_manager.h"
+
+#include <algorithm>
+#include <set>
+#include <utility>
+
+#include "monolith/serving/native/base/log.h"
+#include "monolith/serving/native/model/warmup.h"
+
+namespace monolith {
+namespace serving {
+namespace {
+
+constexpr size_t kMaxEndedVersions = 16;
+constexpr std::chrono::milliseconds kUnloadCheck(20);
+
+std::string Describe(const std::string& name, int64_t version) {
+  return "{name: " + name + " version: " + std::to_string(version) + "}";
+}
+
+std::string StateName(api::ModelVersionStatus::State state) {
+  return api::ModelVersionStatus::State_Name(state);
+}
+
+}  // namespace
+
+ModelManager::ModelManager(const ManagerSettings& settings)
+    : settings_(settings), thread_([this] { Work(); }) {}
+
+ModelManager::~ModelManager() {
+  {
+    std::lock_guard<std::mutex> lock(wake_mutex_);
+    stopping_ = true;
+  }
+  wake_.notify_all();
+  thread_.join();
+}
+
+Status ModelManager::SetConfig(const api::ModelServerConfig& config, Clock::time_point deadline) {
+  Status status = CheckConfig(config);
+  if (!status.ok()) return status;
+  {
+    std::unique_lock<std::shared_mutex> lock(mutex_);
+    std::set<std::string> names;
+    for (const api::ModelConfig& model : config.model_config_list().config()) {
+      names.insert(model.name());
+      models_[model.name()].config = model;
+    }
+    for (auto it = models_.begin(); it != models_.end();) {
+      if (names.count(it->first) > 0) {
+        ++it;
+        continue;
+      }
+      for (auto& [number, version] : it->second.versions) Retire(it->first, number, &version);
+      LogInfo("Model '" + it->first + "' is no longer served");
+      it = models_.erase(it);
+    }
+  }
+  {
+    std::unique_lock<std::mutex> lock(wake_mutex_);
+    const int64_t generation = ++config_generation_;
+    wake_.notify_all();
+    const auto done = [&] { return stopping_ || done_generation_ >= generation; };
+    if (deadline == Clock::time_point::max()) {
+      reconciled_.wait(lock, done);
+    } else if (!reconciled_.wait_until(lock, deadline, done)) {
+      return Status(Code::kDeadlineExceeded, "the models are still being loaded");
+    }
+  }
+  std::shared_lock<std::shared_mutex> lock(mutex_);
+  return FirstProblem();
+}
+
+Status ModelManager::FirstProblem() const {
+  std::string problems;
+  const auto add = [&](const std::string& text) {
+    problems += (problems.empty() ? "" : "; ") + text;
+  };
+  for (const auto& [name, model] : models_) {
+    if (!Serves(model)) {
+      Status why = model.folder;
+      for (const auto& [number, version] : model.versions) {
+        if (!version.status.ok()) why = version.status;
+      }
+      add("model '" + name + "' has no version that is AVAILABLE" +
+          (why.ok() ? "" : ": " + why.message));
+    }
+    for (const auto& [label, number] : model.config.version_labels()) {
+      const auto found = model.labels.find(label);
+      if (found == model.labels.end() || found->second != number) {
+        add("label '" + label + "' of model '" + name + "' names version " +
+            std::to_string(number) + ", which is not AVAILABLE");
+      }
+    }
+  }
+  return problems.empty() ? Status() : Status(Code::kFailedPrecondition, problems);
+}
+
+bool ModelManager::Serves(const Model& model) {
+  return std::any_of(model.versions.begin(), model.versions.end(), [](const auto& version) {
+    return version.second.state == api::ModelVersionStatus::AVAILABLE;
+  });
+}
+
+bool ModelManager::SetLabels(Model* model) const {
+  const auto& labels = model->config.version_labels();
+  for (const auto& [label, number] : labels) {
+    const auto found = model->versions.find(number);
+    const bool available =
+        found != model->versions.end() && found->second.state == api::ModelVersionStatus::AVAILABLE;
+    if (!available && !settings_.labels_for_unavailable) return false;
+  }
+  model->labels = std::map<std::string, int64_t>(labels.begin(), labels.end());
+  return true;
+}
+
+Status ModelManager::FindLabel(const Model& model, const api::ModelSpec& spec, int64_t* number) {
+  const auto found = model.labels.find(spec.version_label());
+  if (found == model.labels.end()) {
+    return Status(Code::kNotFound,
+                  "Model " + spec.name() + " has no version labelled " + spec.version_label());
+  }
+  *number = found->second;
+  return Status();
+}
+
+bool ModelManager::Knows(const std::string& name) const {
+  std::shared_lock<std::shared_mutex> lock(mutex_);
+  return models_.count(name) > 0;
+}
+
+std::map<std::string, bool> ModelManager::Availability() const {
+  std::shared_lock<std::shared_mutex> lock(mutex_);
+  std::map<std::string, bool> available;
+  for (const auto& [name, model] : models_) available[name] = Serves(model);
+  return available;
+}
+
+void ModelManager::Work() {
+  while (true) {
+    int64_t generation = 0;
+    {
+      std::lock_guard<std::mutex> lock(wake_mutex_);
+      if (stopping_) return;
+      generation = config_generation_;
+    }
+    Reconcile();
+    bool waits_for_requests = UnloadRetired();
+    const bool polls = settings_.poll_seconds > 0;
+    const Clock::time_point next = Clock::now() + std::chrono::seconds(settings_.poll_seconds);
+    std::unique_lock<std::mutex> lock(wake_mutex_);
+    done_generation_ = generation;
+    reconciled_.notify_all();
+    const auto woken = [&] { return stopping_ || config_generation_ != generation; };
+    while (!woken() && (!polls || Clock::now() < next)) {
+      if (waits_for_requests) {
+        wake_.wait_for(lock, kUnloadCheck);
+        lock.unlock();
+        waits_for_requests = UnloadRetired();
+        lock.lock();
+      } else if (polls) {
+        wake_.wait_until(lock, next);
+      } else {
+        wake_.wait(lock, woken);
+      }
+    }
+  }
+}
+
+void ModelManager::Reconcile() {
+  std::vector<api::ModelConfig> configs;
+  {
+    std::shared_lock<std::shared_mutex> lock(mutex_);
+    for (const auto& [name, model] : models_) configs.push_back(model.config);
+  }
+  for (const api::ModelConfig& config : configs) ReconcileModel(config.name(), config);
+}
+
+void ModelManager::ReconcileModel(const std::string& name, const api::ModelConfig& config) {
+  std::map<int64_t, std::string> paths;
+  Status folder = ListVersions(config.base_path(), &paths);
+  if (folder.ok() && paths.empty()) {
+    folder = Status(Code::kNotFound,
+                    "no versions of model '" + name + "' under base path " + config.base_path());
+  }
+  const std::set<int64_t> wanted = WantedVersions(config.model_version_policy(), paths);
+  std::vector<int64_t> to_load;
+  {
+    std::unique_lock<std::shared_mutex> lock(mutex_);
+    const auto found = models_.find(name);
+    if (found == models_.end()) return;
+    if (!folder.ok() && folder.message != found->second.folder.message) LogWarning(folder.message);
+    found->second.folder = folder;
+    for (const int64_t number : wanted) {
+      if (WantsLoad(found->second.versions[number], paths[number])) to_load.push_back(number);
+    }
+  }
+  // The newest first: it is what most requests ask for.
+  for (auto it = to_load.rbegin(); it != to_load.rend(); ++it) {
+    LoadVersion(name, config.base_path(), *it, paths[*it]);
+  }
+
+  std::unique_lock<std::shared_mutex> lock(mutex_);
+  const auto found = models_.find(name);
+  if (found == models_.end()) return;
+  std::map<int64_t, Version>& versions = found->second.versions;
+  // Old versions go on until a new one serves; where the folder was emptied, for good.
+  const bool new_serves = std::any_of(wanted.begin(), wanted.end(), [&](int64_t number) {
+    return versions[number].state == api::ModelVersionStatus::AVAILABLE;
+  });
+  size_t ended = 0;
+  for (auto it = versions.end(); it != versions.begin();) {
+    --it;
+    if (wanted.count(it->first) > 0) continue;
+    if (new_serves && it->second.state == api::ModelVersionStatus::AVAILABLE) {
+      Retire(name, it->first, &it->second);
+    }
+    if (it->second.state == api::ModelVersionStatus::END && ++ended > kMaxEndedVersions) {
+      it = versions.erase(it);
+    }
+  }
+  SetLabels(&found->second);
+}
+
+bool ModelManager::WantsLoad(const Version& version, const std::string& path) const {
+  switch (version.state) {
+    case api::ModelVersionStatus::AVAILABLE:
+      return version.path != path;
+    case api::ModelVersionStatus::LOADING:
+    case api::ModelVersionStatus::UNLOADING:
+      return false;
+    default:
+      break;
+  }
+  if (version.path != path || version.status.ok()) return true;
+  if (version.fingerprint != Fingerprint(path)) return true;
+  return version.tries <= settings_.load_retries &&
+         Clock::now() - version.last_try >= settings_.retry_interval;
+}
+
+void ModelManager::LoadVersion(const std::string& name, const std::string& base_path,
+                               int64_t number, const std::string& path) {
+  const std::string fingerprint = Fingerprint(path);
+  {
+    std::unique_lock<std::shared_mutex> lock(mutex_);
+    const auto found = models_.find(name);
+    if (found == models_.end()) return;
+    Version& version = found->second.versions[number];
+    if (version.state != api::ModelVersionStatus::AVAILABLE) {
+      version.state = api::ModelVersionStatus::LOADING;
+    }
+    if (version.path != path || version.fingerprint != fingerprint) version.tries = 0;
+    ++version.tries;
+    version.last_try = Clock::now();
+  }
+  std::unique_ptr<Servable> loaded;
+  Status status;
+  try {
+    status = Servable::Load(path, settings_.session, &loaded);
+    if (status.ok() && settings_.warm_up) status = WarmUp(path, loaded.get());
+  } catch (const std::exception& error) {
+    status = Status(Code::kInternal, "cannot load " + path + ": " + error.what());
+  }
+  const std::shared_ptr<Servable> servable = status.ok() ? std::move(loaded) : nullptr;
+
+  std::unique_lock<std::shared_mutex> lock(mutex_);
+  ++(status.ok() ? loads_ : load_errors_);
+  const auto found = models_.find(name);
+  // It may have been removed, or moved, meanwhile.
+  if (found == models_.end()) return;
+  Version& version = found->second.versions[number];
+  if (found->second.config.base_path() != base_path) {
+    if (version.servable == nullptr) version = Version();
+    return;
+  }
+  version.path = path;
+  version.fingerprint = fingerprint;
+  version.status = status;
+  if (!status.ok()) {
+    LogError("Loading " + Describe(name, number) + " failed: " + status.message);
+    if (version.servable == nullptr) version.state = api::ModelVersionStatus::END;
+    return;
+  }
+  if (version.servable != nullptr) retired_.push_back({name, -1, std::move(version.servable)});
+  version.servable = servable;
+  version.state = api::ModelVersionStatus::AVAILABLE;
+  LogInfo("Serving " + Describe(name, number) + " from " + path);
+}
+
+void ModelManager::Retire(const std::string& name, int64_t number, Version* version) {
+  if (version->servable == nullptr) return;
+  version->state = api::ModelVersionStatus::UNLOADING;
+  retired_.push_back({name, number, std::move(version->servable)});
+}
+
+bool ModelManager::UnloadRetired() {
+  std::vector<Retired> unused;
+  {
+    std::unique_lock<std::shared_mutex> lock(mutex_);
+    for (auto it = retired_.begin(); it != retired_.end();) {
+      // No request can find it any more, so nobody takes another reference.
+      if (it->servable.use_count() > 1) {
+        ++it;
+        continue;
+      }
+      unused.push_back(std::move(*it));
+      it = retired_.erase(it);
+    }
+  }
+  for (Retired& retired : unused) {
+    retired.servable.reset();
+    LogInfo("Unloaded " + Describe(retired.model, retired.version));
+    std::unique_lock<std::shared_mutex> lock(mutex_);
+    const auto model = models_.find(retired.model);
+    if (model == models_.end()) continue;
+    const auto version = model->second.versions.find(retired.version);
+    if (version == model->second.versions.end()) continue;
+    if (version->second.state == api::ModelVersionStatus::UNLOADING) {
+      version->second.state = api::ModelVersionStatus::END;
+    }
+  }
+  std::shared_lock<std::shared_mutex> lock(mutex_);
+  return !retired_.empty();
+}
+
+Status ModelManager::Find(const api::ModelSpec& spec, std::shared_ptr<Servable>* servable,
+                          int64_t* number) const {
+  std::shared_lock<std::shared_mutex> lock(mutex_);
+  const auto model = models_.find(spec.name());
+  const bool by_label = spec.version_choice_case() == api::ModelSpec::kVersionLabel;
+  const bool by_number = spec.version_choice_case() == api::ModelSpec::kVersion;
+  const auto not_found = [&](const std::string& which) {
+    return Status(Code::kNotFound, "Servable not found for request: " + which);
+  };
+  if (model == models_.end()) {
+    return not_found(by_number ? "Specific(" + spec.name() + ", " +
+                                     std::to_string(spec.version().value()) + ")"
+                               : "Latest(" + spec.name() + ")");
+  }
+  const std::map<int64_t, Version>& versions = model->second.versions;
+  auto found = versions.end();
+  if (by_label || by_number) {
+    int64_t wanted = spec.version().value();
+    if (by_label) {
+      const Status status = FindLabel(model->second, spec, &wanted);
+      if (!status.ok()) return status;
+    }
+    found = versions.find(wanted);
+    const bool gone = found != versions.end() && found->second.status.ok() &&
+                      found->second.state == api::ModelVersionStatus::END;
+    if (found == versions.end() || gone) {
+      return not_found("Specific(" + spec.name() + ", " + std::to_string(wanted) + ")");
+    }
+  } else {
+    for (auto it = versions.begin(); it != versions.end(); ++it) {
+      if (it->second.state == api::ModelVersionStatus::AVAILABLE) found = it;
+    }
+    if (found == versions.end() && versions.empty()) {
+      return Status(Code::kFailedPrecondition,
+                    "model '" + spec.name() + "' has no version that is AVAILABLE" +
+                        (model->second.folder.ok() ? "" : ": " + model->second.folder.message));
+    }
+    if (found == versions.end()) found = std::prev(versions.end());
+  }
+  const Version& version = found->second;
+  if (version.state != api::ModelVersionStatus::AVAILABLE) {
+    return Status(Code::kFailedPrecondition,
+                  "version " + std::to_string(found->first) + " of model '" + spec.name() +
+                      "' is " + StateName(version.state) + ", not AVAILABLE" +
+                      (version.status.ok() ? "" : ": " + version.status.message));
+  }
+  *servable = version.servable;
+  *number = found->first;
+  return Status();
+}
+
+Status ModelManager::GetStatus(const api::ModelSpec& spec,
+                               api::GetModelStatusResponse* response) const {
+  std::shared_lock<std::shared_mutex> lock(mutex_);
+  const auto model = models_.find(spec.name());
+  if (model == models_.end()) {
+    return Status(Code::kNotFound, "Could not find any versions of model " + spec.name());
+  }
+  int64_t wanted = -1;
+  if (spec.version_choice_case() == api::ModelSpec::kVersion) wanted = spec.version().value();
+  if (spec.version_choice_case() == api::ModelSpec::kVersionLabel) {
+    const Status status = FindLabel(model->second, spec, &wanted);
+    if (!status.ok()) return status;
+  }
+  // The newest first, as TensorFlow Serving lists them.
+  const auto& versions = model->second.versions;
+  for (auto it = versions.rbegin(); it != versions.rend(); ++it) {
+    if (wanted >= 0 && it->first != wanted) continue;
+    api::ModelVersionStatus* status = response->add_model_version_status();
+    status->set_version(it->first);
+    status->set_state(it->second.state);
+    status->mutable_status()->set_error_code(static_cast<int>(it->second.status.code));
+    status->mutable_status()->set_error_message(it->second.status.message);
+  }
+  if (response->model_version_status_size() == 0) {
+    return Status(Code::kNotFound, wanted >= 0
+                                       ? "Could not find version " + std::to_string(wanted) +
+                                             " of model " + spec.name()
+                                       : "Could not find any versions of model " + spec.name());
+  }
+  return Status();
+}
+
+ModelManager::Counts ModelManager::counts() const {
+  std::shared_lock<std::shared_mutex> lock(mutex_);
+  Counts counts;
+  counts.loads = loads_;
+  counts.load_errors = load_errors_;
+  for (const auto& [name, model] : models_) {
+    for (const auto& [number, version] : model.versions) {
+      if (version.state != api::ModelVersionStatus::END || !version.status.ok()) {
+        counts.versions.emplace_back(name, number, version.state);
+      }
+    }
+  }
+  return counts;
+}
+
+}  // namespace serving
+}  // namespace monolith

@@ -1,0 +1,131 @@
+// Which versions of which models are loaded, and keeps that in step with configuration and files.
+//
+// One thread looks at the folders, loads and warms up new versions, and only then lets go of old
+// ones: a request always finds a version as long as one could be loaded. What in-flight requests
+// still use is unloaded after them.
+#ifndef MONOLITH_SERVING_NATIVE_MODEL_MODEL_MANAGER_H_
+#define MONOLITH_SERVING_NATIVE_MODEL_MODEL_MANAGER_H_
+
+#include <condition_variable>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <shared_mutex>
+#include <string>
+#include <thread>
+#include <tuple>
+#include <vector>
+
+#include "monolith/serving/native/base/status.h"
+#include "monolith/serving/native/model/servable.h"
+#include "monolith/serving/native/model/version_policy.h"
+#include "monolith/serving/native/net/event_loop.h"
+#include "monolith/serving/native/serving_api.pb.h"
+
+namespace monolith {
+namespace serving {
+
+struct ManagerSettings {
+  SessionSettings session;
+  // How often folders are looked at; 0 or less: only when a configuration comes.
+  int64_t poll_seconds = 1;
+  bool warm_up = true;
+  // How often a failed version is tried again before its files change.
+  int64_t load_retries = 5;
+  std::chrono::microseconds retry_interval{60'000'000};
+  // Whether a label may name a version that does not answer.
+  bool labels_for_unavailable = false;
+};
+
+class ModelManager {
+ public:
+  using State = api::ModelVersionStatus::State;
+
+  explicit ModelManager(const ManagerSettings& settings);
+  ~ModelManager();
+
+  // Makes `config` the wanted state, and waits until every model has a version that is AVAILABLE or
+  // one of them failed, or until `deadline`. Nothing changes if the configuration is refused.
+  Status SetConfig(const api::ModelServerConfig& config, Clock::time_point deadline);
+
+  // Gives the version that `spec` asks for, and its number.
+  Status Find(const api::ModelSpec& spec, std::shared_ptr<Servable>* servable,
+              int64_t* version) const;
+
+  // The states of one version, or of all for a spec without version.
+  Status GetStatus(const api::ModelSpec& spec, api::GetModelStatusResponse* response) const;
+
+  bool Knows(const std::string& name) const;
+  // Gives for each model whether it answers.
+  std::map<std::string, bool> Availability() const;
+
+  struct Counts {
+    int64_t loads = 0;
+    int64_t load_errors = 0;
+    std::vector<std::tuple<std::string, int64_t, State>> versions;
+  };
+  Counts counts() const;
+
+ private:
+  struct Version {
+    State state = api::ModelVersionStatus::START;
+    Status status;
+    std::shared_ptr<Servable> servable;
+    std::string path;
+    // What the files looked like when loading failed.
+    std::string fingerprint;
+    int64_t tries = 0;
+    Clock::time_point last_try;
+  };
+  struct Model {
+    api::ModelConfig config;
+    std::map<int64_t, Version> versions;
+    // Those of the configuration, once all of their versions answer.
+    std::map<std::string, int64_t> labels;
+    // What is wrong with the folder itself.
+    Status folder;
+  };
+
+  void Work();
+  void Reconcile();
+  void ReconcileModel(const std::string& name, const api::ModelConfig& config);
+  void LoadVersion(const std::string& name, const std::string& base_path, int64_t number,
+                   const std::string& path);
+  bool WantsLoad(const Version& version, const std::string& path) const;
+  // Takes a servable out of service; it is unloaded when no request uses it. Needs the lock.
+  void Retire(const std::string& name, int64_t number, Version* version);
+  // Returns whether some wait for requests that use them.
+  bool UnloadRetired();
+  // The rest needs the lock.
+  Status FirstProblem() const;
+  static bool Serves(const Model& model);
+  bool SetLabels(Model* model) const;
+  static Status FindLabel(const Model& model, const api::ModelSpec& spec, int64_t* number);
+
+  const ManagerSettings settings_;
+  mutable std::shared_mutex mutex_;
+  std::map<std::string, Model> models_;
+  // Taken out of models_ or replaced there, still in use.
+  struct Retired {
+    std::string model;
+    int64_t version;
+    std::shared_ptr<Servable> servable;
+  };
+  std::vector<Retired> retired_;
+  int64_t loads_ = 0;
+  int64_t load_errors_ = 0;
+
+  std::mutex wake_mutex_;
+  std::condition_variable wake_;
+  std::condition_variable reconciled_;
+  int64_t config_generation_ = 0;
+  int64_t done_generation_ = 0;
+  bool stopping_ = false;
+  std::thread thread_;
+};
+
+}  // namespace serving
+}  // namespace monolith
+
+#endif  // MONOLITH_SERVING_NATIVE_MODEL_MODEL_MANAGER_H_

@@ -1,0 +1,232 @@
+#include "monolith/serving/native/model/servable.h"
+
+#include <mutex>
+#include <set>
+#include <shared_mutex>
+#include <unordered_set>
+#include <utility>
+
+#include "monolith/serving/native/model/tensorflow_status.h"
+#include "tensorflow/cc/saved_model/loader.h"
+#include "tensorflow/core/framework/tensor.h"
+#include "tensorflow/core/framework/types.h"
+#include "tensorflow/core/protobuf/config.pb.h"
+#include "tensorflow/core/protobuf/meta_graph.pb.h"
+#include "tensorflow/core/public/session.h"
+
+namespace monolith {
+namespace serving {
+namespace {
+
+constexpr char kDefaultSignature[] = "serving_default";
+
+// A request may choose any subset of the outputs; those used most are few.
+constexpr size_t kMaxCallables = 256;
+
+std::string NameOf(const std::string& signature) {
+  return signature.empty() ? kDefaultSignature : signature;
+}
+
+// An error quotes no more of a request's names.
+constexpr size_t kMaxNamed = 16;
+
+template <typename Names>
+std::string List(const Names& names) {
+  std::string text = "[";
+  for (const std::string& name : names) text += (text.size() > 1 ? ", '" : "'") + name + "'";
+  return text + "]";
+}
+
+Status CheckInputNames(const std::string& name, const tensorflow::SignatureDef& signature,
+                       const Servable::Tensors& inputs) {
+  std::set<std::string> expected;
+  std::set<std::string> surplus;
+  std::set<std::string> missing;
+  for (const auto& [alias, info] : signature.inputs()) {
+    expected.insert(alias);
+    if (inputs.count(alias) == 0) missing.insert(alias);
+  }
+  for (const auto& [alias, tensor] : inputs) {
+    if (expected.count(alias) == 0 && surplus.size() < kMaxNamed) surplus.insert(alias);
+  }
+  if (surplus.empty() && missing.empty()) return Status();
+  return Status(Code::kInvalidArgument, "signature '" + name + "' takes " + List(expected) +
+                                            ": missing " + List(missing) + ", surplus " +
+                                            List(surplus));
+}
+
+Status CheckInput(const std::string& alias, const tensorflow::TensorInfo& info,
+                  const tensorflow::Tensor& tensor) {
+  if (info.dtype() != tensor.dtype()) {
+    return Status(Code::kInvalidArgument,
+                  "input '" + alias + "' is " + tensorflow::DataTypeString(tensor.dtype()) +
+                      ", the signature wants " + tensorflow::DataTypeString(info.dtype()));
+  }
+  const tensorflow::PartialTensorShape wanted(info.tensor_shape());
+  if (!wanted.IsCompatibleWith(tensor.shape())) {
+    return Status(Code::kInvalidArgument, "input '" + alias + "' has shape " +
+                                              tensor.shape().DebugString() +
+                                              ", the signature wants " + wanted.DebugString());
+  }
+  return Status();
+}
+
+}  // namespace
+
+class Servable::Impl {
+ public:
+  explicit Impl(const SessionSettings& settings) : settings_(settings) {}
+
+  ~Impl() {
+    if (bundle_.session == nullptr) return;
+    for (const auto& [key, callable] : callables_) {
+      bundle_.session->ReleaseCallable(callable.handle).IgnoreError();
+    }
+    bundle_.session->Close().IgnoreError();
+  }
+
+  Status Load(const std::string& path) {
+    tensorflow::SessionOptions options;
+    options.config.set_intra_op_parallelism_threads(static_cast<int>(settings_.intra_op_threads));
+    options.config.set_inter_op_parallelism_threads(static_cast<int>(settings_.inter_op_threads));
+    options.config.set_allow_soft_placement(true);
+    options.config.mutable_gpu_options()->set_allow_growth(settings_.gpu_allow_growth);
+    options.config.mutable_gpu_options()->set_per_process_gpu_memory_fraction(
+        settings_.gpu_memory_fraction);
+    const std::unordered_set<std::string> tags(settings_.tags.begin(), settings_.tags.end());
+    if (!tensorflow::MaybeSavedModelDirectory(path)) {
+      return Status(Code::kNotFound, path + " is not a SavedModel: it has no saved_model.pb");
+    }
+    const Status status = FromTensorFlow(
+        tensorflow::LoadSavedModel(options, tensorflow::RunOptions(), path, tags, &bundle_));
+    if (!status.ok()) return Status(status.code, "cannot load " + path + ": " + status.message);
+    return Status();
+  }
+
+  const tensorflow::protobuf::Map<std::string, tensorflow::SignatureDef>& signatures() const {
+    return bundle_.meta_graph_def.signature_def();
+  }
+
+  Status Run(const std::string& signature_name, const Tensors& inputs,
+             const std::vector<std::string>& output_filter, Tensors* outputs,
+             const Servable& owner) {
+    const tensorflow::SignatureDef* signature = nullptr;
+    Status status = owner.FindSignature(signature_name, &signature);
+    if (status.ok()) status = CheckInputNames(NameOf(signature_name), *signature, inputs);
+    if (!status.ok()) return status;
+    std::vector<tensorflow::Tensor> feeds;
+    feeds.reserve(inputs.size());
+    // `inputs` is sorted, and so are the feeds of a callable.
+    for (const auto& [alias, tensor] : inputs) {
+      status = CheckInput(alias, signature->inputs().at(alias), tensor);
+      if (!status.ok()) return status;
+      feeds.push_back(tensor);
+    }
+    const std::set<std::string> wanted(output_filter.begin(), output_filter.end());
+    for (const std::string& alias : wanted) {
+      if (signature->outputs().count(alias) > 0) continue;
+      std::set<std::string> known;
+      for (const auto& [name, info] : signature->outputs()) known.insert(name);
+      return Status(Code::kInvalidArgument, "output_filter has '" + alias +
+                                                "', the outputs of signature '" +
+                                                NameOf(signature_name) + "' are " + List(known));
+    }
+    Callable callable;
+    status = FindCallable(signature_name, *signature, wanted, &callable);
+    if (!status.ok()) return status;
+    std::vector<tensorflow::Tensor> fetches;
+    status =
+        FromTensorFlow(bundle_.session->RunCallable(callable.handle, feeds, &fetches, nullptr));
+    if (callable.once) bundle_.session->ReleaseCallable(callable.handle).IgnoreError();
+    if (!status.ok()) return status;
+    for (const auto& [alias, index] : callable.outputs) (*outputs)[alias] = fetches[index];
+    return Status();
+  }
+
+ private:
+  struct Callable {
+    tensorflow::Session::CallableHandle handle = 0;
+    // Alias of an output -> its place among the fetches.
+    std::vector<std::pair<std::string, size_t>> outputs;
+    bool once = false;
+  };
+
+  Status FindCallable(const std::string& signature_name, const tensorflow::SignatureDef& signature,
+                      const std::set<std::string>& wanted, Callable* result) {
+    std::string key = signature_name;
+    for (const std::string& alias : wanted) key += '\0' + alias;
+    {
+      std::shared_lock<std::shared_mutex> lock(mutex_);
+      const auto found = callables_.find(key);
+      if (found != callables_.end()) {
+        *result = found->second;
+        return Status();
+      }
+    }
+    Callable callable;
+    tensorflow::CallableOptions options;
+    const std::map<std::string, tensorflow::TensorInfo> inputs(signature.inputs().begin(),
+                                                               signature.inputs().end());
+    for (const auto& [alias, info] : inputs) options.add_feed(info.name());
+    std::map<std::string, size_t> places;
+    for (const auto& [alias, info] : signature.outputs()) {
+      if (!wanted.empty() && wanted.count(alias) == 0) continue;
+      const auto [place, is_new] = places.emplace(info.name(), places.size());
+      if (is_new) options.add_fetch(info.name());
+      callable.outputs.emplace_back(alias, place->second);
+    }
+    options.mutable_run_options()->set_inter_op_thread_pool(settings_.inter_op_threads > 0 ? 0
+                                                                                           : -1);
+    const Status status = FromTensorFlow(bundle_.session->MakeCallable(options, &callable.handle));
+    if (!status.ok()) return status;
+    std::unique_lock<std::shared_mutex> lock(mutex_);
+    callable.once = callables_.size() >= kMaxCallables || callables_.count(key) > 0;
+    if (!callable.once) callables_[key] = callable;
+    *result = callable;
+    return Status();
+  }
+
+  const SessionSettings settings_;
+  tensorflow::SavedModelBundle bundle_;
+  std::shared_mutex mutex_;
+  std::map<std::string, Callable> callables_;
+};
+
+Servable::Servable(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Servable::~Servable() = default;
+
+Status Servable::Load(const std::string& path, const SessionSettings& settings,
+                      std::unique_ptr<Servable>* servable) {
+  auto impl = std::make_unique<Impl>(settings);
+  const Status status = impl->Load(path);
+  if (status.ok()) servable->reset(new Servable(std::move(impl)));
+  return status;
+}
+
+Status Servable::Run(const std::string& signature, const Tensors& inputs,
+                     const std::vector<std::string>& output_filter, Tensors* outputs) {
+  return impl_->Run(signature, inputs, output_filter, outputs, *this);
+}
+
+Status Servable::FindSignature(const std::string& name,
+                               const tensorflow::SignatureDef** signature) const {
+  const auto found = impl_->signatures().find(NameOf(name));
+  if (found == impl_->signatures().end()) {
+    return Status(Code::kInvalidArgument, "the model has no signature '" + NameOf(name) +
+                                              "', only " + List(signature_names()));
+  }
+  *signature = &found->second;
+  return Status();
+}
+
+std::vector<std::string> Servable::signature_names() const {
+  std::set<std::string> names;
+  for (const auto& [name, signature] : impl_->signatures()) {
+    // Others are the loader's, not the model's.
+    if (name.rfind("__saved_model", 0) != 0) names.insert(name);
+  }
+  return std::vector<std::string>(names.begin(), names.end());
+}
+
+}  // namespace serving
+}  // namespace monolith

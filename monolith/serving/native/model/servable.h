@@ -1,0 +1,64 @@
+// One loaded version of a model: a SavedModel and its session.
+#ifndef MONOLITH_SERVING_NATIVE_MODEL_SERVABLE_H_
+#define MONOLITH_SERVING_NATIVE_MODEL_SERVABLE_H_
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "monolith/serving/native/base/status.h"
+
+namespace tensorflow {
+class SignatureDef;
+class Tensor;
+}  // namespace tensorflow
+
+namespace monolith {
+namespace serving {
+
+struct SessionSettings {
+  // 0 lets TensorFlow choose.
+  int64_t intra_op_threads = 0;
+  // 0 runs a request in the thread that took it, which costs no hand-over between threads; more
+  // lets the session run independent parts of one request at once.
+  int64_t inter_op_threads = 0;
+  // Which graphs of the SavedModel.
+  std::vector<std::string> tags = {"serve"};
+  // 0 lets TensorFlow choose.
+  double gpu_memory_fraction = 0;
+  bool gpu_allow_growth = true;
+};
+
+class Servable {
+ public:
+  // Loads the SavedModel in `path`. The error names the path.
+  static Status Load(const std::string& path, const SessionSettings& settings,
+                     std::unique_ptr<Servable>* servable);
+  ~Servable();
+
+  Servable(const Servable&) = delete;
+  Servable& operator=(const Servable&) = delete;
+
+  using Tensors = std::map<std::string, tensorflow::Tensor>;
+
+  // Runs `signature`, "" for serving_default, and gives the outputs named by `output_filter`, all
+  // for an empty one. Thread-safe.
+  Status Run(const std::string& signature, const Tensors& inputs,
+             const std::vector<std::string>& output_filter, Tensors* outputs);
+
+  // Returns null, and an error that names those that exist, if there is no such signature.
+  Status FindSignature(const std::string& name, const tensorflow::SignatureDef** signature) const;
+  std::vector<std::string> signature_names() const;
+
+ private:
+  class Impl;
+  explicit Servable(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace serving
+}  // namespace monolith
+
+#endif  // MONOLITH_SERVING_NATIVE_MODEL_SERVABLE_H_

@@ -1,0 +1,89 @@
+#include "monolith/serving/native/model_config.h"
+
+#include <limits.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <memory>
+
+#include "google/protobuf/io/tokenizer.h"
+#include "google/protobuf/text_format.h"
+#include "monolith/serving/native/model/version_policy.h"
+
+namespace monolith {
+namespace serving {
+namespace {
+
+constexpr int64_t kMaxFileBytes = 64 << 20;
+
+class FirstError : public google::protobuf::io::ErrorCollector {
+ public:
+  void AddError(int line, int column, const std::string& text) override {
+    if (message_.empty()) {
+      message_ = "line " + std::to_string(line + 1) + ", column " + std::to_string(column + 1) +
+                 ": " + text;
+    }
+  }
+  const std::string& message() const { return message_; }
+
+ private:
+  std::string message_;
+};
+
+Status ReadFile(const std::string& path, std::string* text) {
+  const std::unique_ptr<FILE, int (*)(FILE*)> file(fopen(path.c_str(), "rb"), &fclose);
+  if (file == nullptr) return Status(Code::kInvalidArgument, strerror(errno));
+  char buffer[4096];
+  size_t size = 0;
+  while ((size = fread(buffer, 1, sizeof(buffer), file.get())) > 0) {
+    text->append(buffer, size);
+    if (static_cast<int64_t>(text->size()) > kMaxFileBytes) {
+      return Status(Code::kInvalidArgument, "it has more than 64 MiB");
+    }
+  }
+  if (ferror(file.get())) return Status(Code::kInvalidArgument, strerror(errno));
+  return Status();
+}
+
+std::string AbsolutePath(const std::string& path) {
+  if (!path.empty() && path[0] == '/') return path;
+  char folder[PATH_MAX];
+  return getcwd(folder, sizeof(folder)) == nullptr ? path : std::string(folder) + "/" + path;
+}
+
+}  // namespace
+
+Status ReadModelConfig(const Flags& flags, api::ModelServerConfig* config) {
+  config->Clear();
+  Status status;
+  if (flags.model_config_file.empty()) {
+    api::ModelConfig* model = config->mutable_model_config_list()->add_config();
+    model->set_name(flags.model_name);
+    model->set_base_path(AbsolutePath(flags.model_base_path));
+    status = CheckConfig(*config);
+    if (!status.ok()) status.message = "the flags: " + status.message;
+    return status;
+  }
+  std::string text;
+  status = ReadFile(flags.model_config_file, &text);
+  if (status.ok()) {
+    FirstError errors;
+    google::protobuf::TextFormat::Parser parser;
+    parser.RecordErrorsTo(&errors);
+    if (!parser.ParseFromString(text, config)) {
+      status = Status(Code::kInvalidArgument, errors.message());
+    }
+  }
+  if (status.ok()) status = CheckConfig(*config);
+  if (!status.ok()) {
+    status.message =
+        "cannot read the model configuration " + flags.model_config_file + ": " + status.message;
+  }
+  return status;
+}
+
+}  // namespace serving
+}  // namespace monolith

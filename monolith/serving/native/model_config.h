@@ -1,0 +1,20 @@
+// Which models a server has: `ModelServerConfig`, from flags or a text file.
+#ifndef MONOLITH_SERVING_NATIVE_MODEL_CONFIG_H_
+#define MONOLITH_SERVING_NATIVE_MODEL_CONFIG_H_
+
+#include <string>
+
+#include "monolith/serving/native/base/status.h"
+#include "monolith/serving/native/flags.h"
+#include "monolith/serving/native/serving_api.pb.h"
+
+namespace monolith {
+namespace serving {
+
+// Reads what the flags name, and checks it. The error names the file.
+Status ReadModelConfig(const Flags& flags, api::ModelServerConfig* config);
+
+}  // namespace serving
+}  // namespace monolith
+
+#endif  // MONOLITH_SERVING_NATIVE_MODEL_CONFIG_H_

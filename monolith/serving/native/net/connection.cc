@@ -1,0 +1,103 @@
+#include "monolith/serving/native/net/connection.h"
+
+#include <sys/epoll.h>
+#include <sys/socket.h>
+
+#include <cerrno>
+#include <utility>
+#include <vector>
+
+namespace monolith {
+namespace serving {
+namespace {
+
+constexpr size_t kReadBytes = 256 << 10;
+// So that one busy peer does not keep the others waiting.
+constexpr int kMaxReadsPerEvent = 8;
+constexpr size_t kOutputBytes = 256 << 10;
+
+}  // namespace
+
+Connection::Connection(EventLoop* loop, FileDescriptor socket)
+    : loop_(loop), socket_(std::move(socket)) {}
+
+Connection::~Connection() {
+  if (!closed_ && key_ != 0) loop_->Remove(key_, socket_.get());
+}
+
+bool Connection::Start(std::function<void()> on_close) {
+  on_close_ = std::move(on_close);
+  events_ = EPOLLIN;
+  key_ = loop_->Add(socket_.get(), events_, this);
+  if (key_ == 0) return false;
+  Flush();
+  return true;
+}
+
+void Connection::OnEvents(uint32_t events) {
+  const std::shared_ptr<Connection> keep = shared_from_this();
+  if (events & EPOLLOUT) Flush();
+  if (!closed_ && (events & (EPOLLIN | EPOLLHUP | EPOLLERR))) Read();
+}
+
+void Connection::Read() {
+  static thread_local std::vector<char> buffer(kReadBytes);
+  for (int i = 0; i < kMaxReadsPerEvent && !closed_; ++i) {
+    const ssize_t size = recv(socket_.get(), buffer.data(), buffer.size(), 0);
+    if (size < 0 && errno == EINTR) continue;
+    if (size < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) break;
+    if (size <= 0) return Close();
+    if (!close_when_written_) Handle(Consume(buffer.data(), static_cast<size_t>(size)));
+    if (static_cast<size_t>(size) < buffer.size()) break;
+  }
+  if (!closed_) Flush();
+}
+
+void Connection::Flush() {
+  while (!closed_) {
+    if (written_ == output_.size()) {
+      output_.clear();
+      written_ = 0;
+      if (!close_when_written_) Handle(Produce(&output_, kOutputBytes));
+      if (closed_) return;
+      if (output_.empty()) {
+        if (close_when_written_) return Close();
+        break;
+      }
+    }
+    const ssize_t size =
+        send(socket_.get(), output_.data() + written_, output_.size() - written_, MSG_NOSIGNAL);
+    if (size < 0 && errno == EINTR) continue;
+    if (size < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) break;
+    if (size < 0) return Close();
+    written_ += static_cast<size_t>(size);
+    last_write_ = Clock::now();
+  }
+  UpdateEvents();
+}
+
+void Connection::UpdateEvents() {
+  if (closed_ || key_ == 0) return;
+  const uint32_t wanted = output_waits() ? EPOLLOUT : EPOLLIN;
+  if (wanted == events_) return;
+  events_ = wanted;
+  loop_->Modify(key_, socket_.get(), events_);
+}
+
+void Connection::Handle(Next next) {
+  if (next == Next::kCloseNow) Close();
+  if (next == Next::kCloseWhenWritten) close_when_written_ = true;
+}
+
+void Connection::Close() {
+  if (closed_) return;
+  closed_ = true;
+  if (key_ != 0) loop_->Remove(key_, socket_.get());
+  socket_.Close();
+  OnClosed();
+  // Not now: a method of this object is running.
+  if (on_close_) loop_->Post(std::move(on_close_));
+}
+
+}  // namespace serving
+}  // namespace monolith

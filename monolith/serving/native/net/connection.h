@@ -1,0 +1,80 @@
+// A socket with buffered output; subclasses are the protocols.
+//
+// Lives in the thread of one event loop. A peer that does not read stops being read from, so that
+// its requests cannot pile up answers.
+#ifndef MONOLITH_SERVING_NATIVE_NET_CONNECTION_H_
+#define MONOLITH_SERVING_NATIVE_NET_CONNECTION_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "monolith/serving/native/net/event_loop.h"
+#include "monolith/serving/native/net/file_descriptor.h"
+
+namespace monolith {
+namespace serving {
+
+class Connection : public EventHandler, public std::enable_shared_from_this<Connection> {
+ public:
+  Connection(EventLoop* loop, FileDescriptor socket);
+  ~Connection() override;
+
+  Connection(const Connection&) = delete;
+  Connection& operator=(const Connection&) = delete;
+
+  // Begins to wait for events. `on_close` runs once, later, in the loop's thread: it lets go of the
+  // connection. Returns false if the kernel refuses.
+  bool Start(std::function<void()> on_close);
+
+  void OnEvents(uint32_t events) override;
+
+  // Called about once a second; closes what takes too long.
+  virtual void OnTick(Clock::time_point now) = 0;
+  // Finish what is under way, take nothing new, close.
+  virtual void Shutdown() = 0;
+
+ protected:
+  enum class Next { kGoOn, kCloseWhenWritten, kCloseNow };
+
+  // Takes what came. `size` is at least 1.
+  virtual Next Consume(const char* data, size_t size) = 0;
+  // Appends the next output, if there is any, at most about `room` bytes.
+  virtual Next Produce(std::string* output, size_t room) = 0;
+  // The socket was closed, by whichever side.
+  virtual void OnClosed() {}
+
+  // Writes what Produce gives until there is nothing or the socket is full.
+  void Flush();
+  void Close();
+
+  bool closed() const { return closed_; }
+  EventLoop* loop() const { return loop_; }
+  int socket() const { return socket_.get(); }
+  // Whether the peer is behind with reading, and since when nothing could be written.
+  bool output_waits() const { return written_ < output_.size(); }
+  Clock::time_point last_write() const { return last_write_; }
+
+ private:
+  void Read();
+  void UpdateEvents();
+  void Handle(Next next);
+
+  EventLoop* const loop_;
+  FileDescriptor socket_;
+  uint64_t key_ = 0;
+  uint32_t events_ = 0;
+  std::function<void()> on_close_;
+  std::string output_;
+  size_t written_ = 0;
+  bool closed_ = false;
+  bool close_when_written_ = false;
+  Clock::time_point last_write_ = Clock::now();
+};
+
+}  // namespace serving
+}  // namespace monolith
+
+#endif  // MONOLITH_SERVING_NATIVE_NET_CONNECTION_H_

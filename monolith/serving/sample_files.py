@@ -1,0 +1,195 @@
+"""Files of samples, read as what a model's signature takes.
+
+csv            a line of names, then a line per example; several numbers in a cell are separated
+               by blanks
+tfrecord       a record per example, whatever the model parses
+instance, example, example_batch
+               records as `PBDataset` reads them: header, length, message
+"""
+
+from __future__ import annotations
+
+import csv
+import struct
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from monolith.serving.errors import invalid
+from monolith.serving.servable import Signature
+
+FORMATS = ("csv", "tfrecord", "instance", "example", "example_batch")
+_LENGTH = struct.Struct("<Q")
+_MAX_RECORD_BYTES = 1 << 30
+
+
+class RecordHeader(NamedTuple):
+  """What stands before the length of a record; all of it is skipped.
+
+  Attributes:
+    lagrangex_header: 8 bytes, and nothing else.
+    kafka_dump_prefix: 8 or 16 bytes.
+    has_sort_id: a length and as many bytes.
+    kafka_dump: 8 bytes.
+  """
+
+  lagrangex_header: bool = False
+  kafka_dump_prefix: bool = False
+  has_sort_id: bool = False
+  kafka_dump: bool = False
+
+
+def read_batches(
+  path: str, kind: str, signature: Signature, batch_size: int, header: RecordHeader
+) -> Iterator[dict[str, np.ndarray]]:
+  """Yields the inputs of a signature, at most `batch_size` examples at a time.
+
+  Args:
+    path: the file.
+    kind: one of `FORMATS`.
+    signature: what takes the examples.
+    batch_size: how many at a time; an ExampleBatch is always alone.
+    header: what stands before the records of Instances, Examples and ExampleBatches.
+
+  Raises:
+    ServingError: INVALID_ARGUMENT, the file is torn, or its examples do not fit the signature.
+    tf.errors.OpError: the file cannot be read.
+  """
+  if kind == "csv":
+    yield from _read_csv(path, signature, batch_size)
+    return
+  name = _only_string_input(signature)
+  if kind == "tfrecord":
+    records: Iterator[bytes] = tf.compat.v1.io.tf_record_iterator(path)
+  else:
+    records = read_records(path, header)
+  batch: list[bytes] = []
+  for record in records:
+    batch.append(record)
+    if len(batch) == batch_size or kind == "example_batch":
+      yield {name: _to_strings(batch)}
+      batch = []
+  if batch:
+    yield {name: _to_strings(batch)}
+
+
+def read_records(path: str, header: RecordHeader) -> Iterator[bytes]:
+  """Yields the messages of a file.
+
+  Raises:
+    ServingError: INVALID_ARGUMENT, it ends within a record or is of another format.
+    tf.errors.OpError: it cannot be read.
+  """
+  with tf.io.gfile.GFile(path, "rb") as stream:
+
+    def take(size: int) -> bytes:
+      data = stream.read(size)
+      if len(data) != size:
+        raise invalid(f"{path} ends within record {number}")
+      return data
+
+    def take_length(first: bytes = b"") -> int:
+      (length,) = _LENGTH.unpack(first + take(_LENGTH.size - len(first)))
+      if length > _MAX_RECORD_BYTES:
+        raise invalid(
+          f"record {number} of {path} has a length of {length}: its header is not {header}"
+        )
+      return length
+
+    number = 0
+    while True:
+      start = stream.read(1)
+      if not start:
+        return
+      if header.lagrangex_header:
+        take(_LENGTH.size - 1)
+        start = b""
+      else:
+        sort_id_length = 0
+        if header.kafka_dump_prefix:
+          sort_id_length = take_length(start)
+          start = b""
+          if sort_id_length == 0:
+            take(_LENGTH.size)
+        if header.has_sort_id:
+          sort_id_length = sort_id_length or take_length(start)
+          start = b""
+          take(sort_id_length)
+        if header.kafka_dump:
+          take(_LENGTH.size - len(start))
+          start = b""
+      yield take(take_length(start))
+      number += 1
+
+
+def _read_csv(path: str, signature: Signature, batch_size: int) -> Iterator[dict[str, np.ndarray]]:
+  with tf.io.gfile.GFile(path) as stream:
+    lines = csv.reader(iter(stream.readline, ""))
+    names = next(lines, [])
+    signature.check_names(dict.fromkeys(names))
+    rows: list[Sequence[str]] = []
+    first = 2
+    for number, row in enumerate(lines, first):
+      if len(row) != len(names):
+        raise invalid(f"line {number} of {path} has {len(row)} cells, want {len(names)}")
+      rows.append(row)
+      if len(rows) == batch_size:
+        yield _to_columns(path, first, names, rows, signature)
+        rows, first = [], number + 1
+    if rows:
+      yield _to_columns(path, first, names, rows, signature)
+
+
+def _to_columns(
+  path: str, first: int, names: Sequence[str], rows: list[Sequence[str]], signature: Signature
+) -> dict[str, np.ndarray]:
+  columns = {}
+  for column, name in enumerate(names):
+    cells = [row[column] for row in rows]
+    dtype = signature.dtype(name)
+    if dtype == tf.string:
+      columns[name] = _to_strings([cell.encode() for cell in cells])
+      continue
+    shape = signature.inputs[name].tensor_shape
+    parse = _parse_int if dtype.is_integer else float
+    try:
+      values = [[parse(text) for text in cell.split()] for cell in cells]
+    except ValueError as error:
+      raise invalid(
+        f"lines {first} to {first + len(rows) - 1} of {path}, {name}: {error}"
+      ) from error
+    sizes = {len(value) for value in values}
+    if len(sizes) != 1 or 0 in sizes:
+      raise invalid(
+        f"lines {first} to {first + len(rows) - 1} of {path}, {name}: cells of {sorted(sizes)} "
+        "numbers, want as many in each"
+      )
+    array = np.array(values, object)
+    if dtype.is_integer and not dtype.min <= array.min() <= array.max() <= dtype.max:
+      raise invalid(f"{path}, {name}: a number is outside of {dtype.name}")
+    array = array.astype(dtype.as_numpy_dtype)
+    columns[name] = array[:, 0] if len(shape.dim) == 1 and sizes == {1} else array
+  return columns
+
+
+def _parse_int(text: str) -> int:
+  return int(text, 10)
+
+
+def _only_string_input(signature: Signature) -> str:
+  if len(signature.inputs) == 1:
+    (name,) = signature.inputs
+    if signature.dtype(name) == tf.string:
+      return name
+  raise invalid(
+    f"signature {signature.name!r} takes {sorted(signature.inputs)}, want one input of strings for "
+    "serialized examples"
+  )
+
+
+def _to_strings(values: list[bytes]) -> np.ndarray:
+  array = np.empty(len(values), object)
+  array[:] = values
+  return array

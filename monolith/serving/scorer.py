@@ -1,0 +1,112 @@
+"""A model that scores batches: a SavedModel in this process, or one that a server has."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import grpc
+import numpy as np
+import tensorflow as tf
+from tensorflow_serving.apis import (
+  get_model_metadata_pb2,
+  predict_pb2,
+  prediction_service_pb2_grpc,
+)
+
+from monolith.serving import prediction, tensors, version_scan
+from monolith.serving.errors import ServingError, invalid
+from monolith.serving.servable import DEFAULT_SIGNATURE, Servable, Signature
+
+_TIMEOUT_SECS = 60
+
+
+class LocalScorer:
+  """Scores with a SavedModel.
+
+  Args:
+    path: its folder, or one with a folder per version, of which the newest is taken.
+    signature_name: which signature.
+
+  Raises:
+    ServingError: there is no such model or signature.
+  """
+
+  def __init__(self, path: str, signature_name: str = DEFAULT_SIGNATURE):
+    versions = version_scan.list_versions(path)
+    if versions and not tf.io.gfile.exists(os.path.join(path, "saved_model.pb")):
+      path = versions[max(versions)]
+    self._servable = Servable(path)
+    self.signature = self._servable.signature(signature_name)
+
+  def score(self, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Returns the outputs of a batch.
+
+    Raises:
+      ServingError: the batch does not fit the signature, or the model failed.
+    """
+    return prediction.predict_arrays(self._servable, self.signature, inputs)
+
+  def close(self) -> None:
+    """Frees the model."""
+    self._servable.close()
+
+
+class RemoteScorer:
+  """Scores with a model of a server.
+
+  Args:
+    address: `host:port` of the server's gRPC.
+    model_name: which model.
+    signature_name: which signature.
+
+  Raises:
+    ServingError: the server has no such model or signature, or cannot be reached.
+  """
+
+  def __init__(self, address: str, model_name: str, signature_name: str = DEFAULT_SIGNATURE):
+    self._model_name = model_name
+    self._channel = grpc.insecure_channel(
+      address,
+      options=[
+        ("grpc.enable_http_proxy", 0),
+        ("grpc.max_send_message_length", -1),
+        ("grpc.max_receive_message_length", -1),
+      ],
+    )
+    self._stub = prediction_service_pb2_grpc.PredictionServiceStub(self._channel)
+    request = get_model_metadata_pb2.GetModelMetadataRequest(metadata_field=["signature_def"])
+    request.model_spec.name = model_name
+    response = self._call(self._stub.GetModelMetadata, request)
+    signatures = get_model_metadata_pb2.SignatureDefMap()
+    response.metadata["signature_def"].Unpack(signatures)
+    if signature_name not in signatures.signature_def:
+      raise invalid(
+        f"model {model_name!r} has no signature {signature_name!r}, only "
+        f"{sorted(signatures.signature_def)}"
+      )
+    self.signature = Signature(signature_name, signatures.signature_def[signature_name])
+
+  def score(self, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Returns the outputs of a batch.
+
+    Raises:
+      ServingError: what the server answered, or that it cannot be reached.
+    """
+    request = predict_pb2.PredictRequest()
+    request.model_spec.name = self._model_name
+    request.model_spec.signature_name = self.signature.name
+    for key, array in inputs.items():
+      request.inputs[key].CopyFrom(tensors.to_proto(array))
+    response = self._call(self._stub.Predict, request)
+    return {key: tensors.to_array(key, proto) for key, proto in response.outputs.items()}
+
+  def close(self) -> None:
+    """Ends the connection."""
+    self._channel.close()
+
+  def _call(self, method: grpc.UnaryUnaryMultiCallable, request: Any) -> Any:
+    try:
+      return method(request, timeout=_TIMEOUT_SECS)
+    except grpc.RpcError as error:
+      raise ServingError(error.code(), error.details() or "") from error

@@ -1,0 +1,307 @@
+"""Tests of `monolith.keras.checkpoint`: rows in every kind of file, and to graph mode and back."""
+
+import os
+import subprocess
+import sys
+import textwrap
+
+import numpy as np
+import tensorflow as tf
+
+import monolith.keras
+from monolith.keras.layers import Embedding, EmbeddingGroup, Feature
+from monolith.native_training import entry, hash_table_ops
+from monolith.native_training.runtime.hash_table import embedding_hash_table_pb2
+
+IDS = np.arange(12).reshape(4, 3)
+LABELS = np.array([[0], [1], [1], [0]], np.float32)
+
+
+def make_model(name: str | None = None) -> tf.keras.Model:
+  model = tf.keras.Sequential(
+    [
+      Embedding(4, "adam", combiner="sum", learning_rate=0.1, name=name),
+      tf.keras.layers.Dense(1),
+    ]
+  )
+  model.compile(tf.keras.optimizers.Adam(0.1), "mse")
+  return model
+
+
+def train(model: tf.keras.Model, epochs: int = 3) -> np.ndarray:
+  """Returns what the model predicts after a few steps."""
+  model.fit(IDS, LABELS, epochs=epochs, verbose=0, shuffle=False)
+  return model.predict(IDS, verbose=0)
+
+
+class Lazy(tf.keras.Model):
+  """Has no layer before its first call."""
+
+  def build(self, input_shape):
+    self.embedding = Embedding(4, combiner="sum")
+    self.dense = tf.keras.layers.Dense(1)
+
+  def call(self, inputs):
+    return self.dense(self.embedding(inputs))
+
+
+class CheckpointTest(tf.test.TestCase):
+  def path(self, *names: str) -> str:
+    return os.path.join(self.get_temp_dir(), *names)
+
+  def test_training_goes_on_as_if_it_had_not_stopped(self):
+    def rebuild(load) -> tf.keras.Model:
+      model = make_model()
+      load(model)
+      return model
+
+    for name, save, load in (
+      (
+        "weights",
+        lambda m, path: m.save_weights(path),
+        lambda path: rebuild(lambda m: m.load_weights(path)),
+      ),
+      (
+        "checkpoint",
+        lambda m, path: tf.train.Checkpoint(model=m).write(path),
+        lambda path: rebuild(lambda m: tf.train.Checkpoint(model=m).read(path)),
+      ),
+      ("model.keras", lambda m, path: m.save(path), tf.keras.models.load_model),
+    ):
+      with self.subTest(name):
+        model = make_model()
+        train(model)
+        save(model, self.path(name))
+
+        other = load(self.path(name))
+
+        self.assertAllClose(train(other), train(model))
+
+  def test_weights_in_hdf5_hold_the_optimizer_of_the_table(self):
+    model, other = make_model(), make_model()
+    predictions = train(model)
+    model.save_weights(self.path("x.weights.h5"))
+
+    other(IDS)  # creates the dense weights
+    other.load_weights(self.path("x.weights.h5"))
+
+    self.assertAllClose(other.predict(IDS, verbose=0), predictions)
+    self.assertEqual(
+      sorted(other.layers[0].table.entries()), sorted(model.layers[0].table.entries())
+    )
+
+  def test_saved_models_carry_rows(self):
+    model = make_model("users")
+    predictions = train(model)
+    model.save(self.path("model"))
+    train(model)
+
+    loaded = tf.saved_model.load(self.path("model"))
+    keras = tf.keras.models.load_model(self.path("model"))
+
+    self.assertAllClose(loaded(tf.constant(IDS, tf.int64)), predictions)
+    self.assertAllClose(keras.predict(IDS, verbose=0), predictions)
+    # Both have tables of their own.
+    self.assertNotAllClose(train(keras), predictions)
+    self.assertAllClose(loaded(tf.constant(IDS, tf.int64)), predictions)
+    # What was loaded can be saved again.
+    tf.saved_model.save(loaded, self.path("again"))
+    again = tf.saved_model.load(self.path("again"))
+    self.assertAllClose(again(tf.constant(IDS, tf.int64)), predictions)
+
+  def test_sessions_serve_saved_models(self):
+    model = make_model("users")
+    predictions = train(model)
+    model.save(self.path("model"))
+
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+      meta = tf.compat.v1.saved_model.load(session, ["serve"], self.path("model"))
+      signature = meta.signature_def["serving_default"]
+      (given,), (result,) = signature.inputs.values(), signature.outputs.values()
+      served = session.run(result.name, {given.name: IDS})
+
+    self.assertAllClose(served, predictions)
+
+  def test_lazily_built_models_get_their_rows_when_they_are_built(self):
+    model = Lazy()
+    model.compile("adam", "mse")
+    predictions = train(model)
+    tf.train.Checkpoint(model=model).write(self.path("checkpoint"))
+
+    other = Lazy()
+    tf.train.Checkpoint(model=other).read(self.path("checkpoint"))
+
+    self.assertAllClose(other.predict(IDS, verbose=0), predictions)
+
+  def test_groups_and_shared_tables(self):
+    def make() -> tuple[tf.keras.Model, EmbeddingGroup]:
+      group = EmbeddingGroup(
+        {"a": 2, "b": Feature(3, "ftrl", admit_after=1), "c": Feature(table="b")}
+      )
+      inputs = {name: tf.keras.Input([], dtype=tf.int64, name=name) for name in "abc"}
+      model = tf.keras.Model(inputs, tf.keras.layers.Concatenate()(list(group(inputs).values())))
+      return model, group
+
+    model, group = make()
+    for i, table in enumerate(group.tables.values()):
+      for _ in range(2):  # the first time is not enough for b
+        table.assign([1, 2 + i], np.full([2, table.dim], i + 1.0))
+    ids = {name: np.array([1, 2, 3]) for name in "abc"}
+    for name in ("weights", "model.keras", "model"):
+      with self.subTest(name):
+        if name == "weights":
+          other, _ = make()
+          model.save_weights(self.path(name))
+          other.load_weights(self.path(name))
+        else:
+          model.save(self.path(name))
+          other = tf.keras.models.load_model(self.path(name))
+        self.assertAllEqual(other.predict(ids, verbose=0), model.predict(ids, verbose=0))
+        self.assertAllEqual(other.predict(ids, verbose=0)[0], [1, 1, 2, 2, 2, 2, 2, 2])
+
+  def test_managers_delete_rows_with_their_checkpoints(self):
+    model = make_model()
+    train(model)
+    manager = tf.train.CheckpointManager(
+      tf.train.Checkpoint(model=model), self.path("checkpoints"), max_to_keep=2
+    )
+    os.makedirs(self.path("checkpoints", "ckpt-0.assets"))  # of somebody else
+
+    for _ in range(6):
+      manager.save()
+
+    files = os.listdir(self.path("checkpoints"))
+    folders = sorted(name for name in files if name.endswith(".assets"))
+    # The manager deletes after it has saved; the next save sees that.
+    self.assertEqual(folders, ["ckpt-0.assets", *(f"ckpt-{i}.assets" for i in (4, 5, 6))])
+    other = make_model()
+    tf.train.Checkpoint(model=other).restore(manager.checkpoints[0]).expect_partial()
+    self.assertLen(other.layers[0].table, 12)
+
+  def test_model_checkpoint_keeps_the_best(self):
+    model = make_model()
+    callback = tf.keras.callbacks.ModelCheckpoint(
+      self.path("best"), save_weights_only=True, save_best_only=True, monitor="loss"
+    )
+    model.fit(IDS, LABELS, epochs=3, verbose=0, callbacks=[callback])
+
+    other = make_model()
+    other.load_weights(self.path("best")).expect_partial()
+
+    self.assertAllClose(other.predict(IDS, verbose=0).shape, [4, 1])
+    self.assertLen(other.layers[0].table, 12)
+
+
+class GraphModeTest(tf.test.TestCase):
+  """Both directions between a Keras model and a table in a graph, by the same files."""
+
+  def make_table(self) -> hash_table_ops.HashTable:
+    config = embedding_hash_table_pb2.EmbeddingHashTableConfig()
+    config.entry_config.segments.append(
+      entry.CombineAsSegment(
+        4, entry.ZerosInitializer(), entry.AdamOptimizer(), entry.Fp32Compressor()
+      )
+    )
+    entry.CuckooHashTableConfig().mutate_table(config)
+    return hash_table_ops.hash_table_from_config(
+      entry.HashTableConfigInstance(config, [0.1]), name_suffix="users"
+    )
+
+  def test_graph_mode_restores_what_keras_saved(self):
+    model = make_model("users")
+    train(model)
+    prefix = os.path.join(self.get_temp_dir(), "model.ckpt-3")
+    tf.train.Checkpoint(model=model).write(prefix)
+    tf.compat.v1.train.update_checkpoint_state(self.get_temp_dir(), prefix)
+    ids, rows = model.layers[0].table.items()
+
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+      table = self.make_table()
+      listener = hash_table_ops.HashTableCheckpointRestorerListener(
+        os.path.join(self.get_temp_dir(), "model.ckpt")
+      )
+      found = table.lookup(ids)
+      updated = table.apply_gradients(ids, tf.ones([12, 4]), 0).lookup(ids)
+      listener.before_restore(session)
+      restored, trained = session.run(found), session.run(updated)
+
+    self.assertAllEqual(restored, rows)
+    # The optimizer's state came along: both make the same next step.
+    model.layers[0].table.update(ids, np.ones([12, 4]))
+    self.assertAllClose(trained, model.layers[0].table.items()[1])
+
+  def test_keras_restores_what_graph_mode_saved(self):
+    basename = os.path.join(self.get_temp_dir(), "model.ckpt")
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+      table = self.make_table()
+      write = table.apply_gradients([7, 9], tf.ones([2, 4]), 0)
+      rows = write.lookup([7, 9])
+      listener = hash_table_ops.HashTableCheckpointSaverListener(basename)
+      rows = session.run(rows)
+      listener.before_save(session, 5)
+
+    layer = Embedding(4, "adam", name="users")
+    layer.table.load(f"{basename}-5.assets/MonolithHashTable_users")
+
+    self.assertAllEqual(layer(tf.constant([7, 9])), rows)
+
+
+class BadInputTest(tf.test.TestCase):
+  def path(self, *names: str) -> str:
+    return os.path.join(self.get_temp_dir(), *names)
+
+  def test_two_tables_of_one_name(self):
+    checkpoint = tf.train.Checkpoint(
+      a=monolith.keras.HashTable(2, name="twin"), b=monolith.keras.HashTable(2, name="twin")
+    )
+    with self.assertRaisesRegex(ValueError, "Two tables of one name: .*a.* and .*b.*twin"):
+      checkpoint.write(self.path("checkpoint"))
+
+  def test_another_dimension_and_missing_files(self):
+    table = monolith.keras.HashTable(2, name="users")
+    table.assign([1], [[1, 2]])
+    tf.train.Checkpoint(table=table).write(self.path("checkpoint"))
+    wide = monolith.keras.HashTable(3, name="users")
+    wide.assign([5], [[1, 2, 3]])
+
+    with self.assertRaisesRegex(ValueError, r"shape \(0, 2\).*shape \(0, 3\) and name users_rows"):
+      tf.train.Checkpoint(table=wide).read(self.path("checkpoint"))
+    self.assertAllEqual(wide.items()[0], [5])
+
+    renamed = monolith.keras.HashTable(2, name="people")
+    tf.train.Checkpoint(table=renamed).read(self.path("checkpoint"))
+    self.assertAllEqual(renamed.items()[0], [1])
+
+    tf.io.gfile.rmtree(self.path("checkpoint.assets"))
+    with self.assertRaisesRegex(FileNotFoundError, "no files of table .*people.*copy the .assets"):
+      tf.train.Checkpoint(table=renamed).read(self.path("checkpoint"))
+
+  def test_the_old_hdf5_format_is_refused(self):
+    model = make_model("users")
+    train(model)
+    for save in (model.save_weights, model.save):
+      with self.assertRaisesRegex(NotImplementedError, "rows of layer users.*.weights.h5"):
+        save(self.path("old.h5"))
+
+  def test_a_saved_model_without_the_op_library(self):
+    model = make_model("users")
+    train(model)
+    model.save(self.path("model"))
+    program = f"""
+      import tensorflow as tf
+      try:
+        tf.saved_model.load({self.path("model")!r})
+      except Exception as error:
+        print(str(error))
+    """
+
+    result = subprocess.run(
+      [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, check=True
+    )
+
+    # Nothing of ours runs in that process; docs/keras.md says what to do about this message.
+    self.assertRegex(result.stdout, "Monolith")
+
+
+if __name__ == "__main__":
+  tf.test.main()

@@ -1,0 +1,180 @@
+"""Classify, Regress and MultiInference answer for models that were exported with them."""
+
+import json
+import shutil
+import tempfile
+import unittest
+import urllib.error
+import urllib.request
+
+import grpc
+import numpy as np
+import tensorflow as tf
+from tensorflow_serving.apis import (
+  classification_pb2,
+  inference_pb2,
+  prediction_service_pb2_grpc,
+  regression_pb2,
+)
+
+from monolith.serving import model_server, options
+from tests import free_ports
+from tests.wait_until import wait_until
+
+tf.compat.v1.disable_eager_execution()
+
+_CLASSIFY, _REGRESS = "tensorflow/serving/classify", "tensorflow/serving/regress"
+
+
+def _write_model(folder):
+  """Classes `low` and `high` with scores `1 - x` and `x`; the regression is `10 x + c`."""
+  v1 = tf.compat.v1
+  with tf.Graph().as_default(), v1.Session() as session:
+    serialized = v1.placeholder(tf.string, [None], name="examples")
+    parsed = tf.io.parse_example(
+      serialized,
+      {
+        "x": tf.io.FixedLenFeature([], tf.float32),
+        "c": tf.io.FixedLenFeature([], tf.int64, default_value=0),
+      },
+    )
+    x = parsed["x"]
+    scores = tf.stack([1 - x, x], 1)
+    classes = tf.tile(tf.constant([["low", "high"]]), [tf.shape(x)[0], 1])
+    value = 10 * x + tf.cast(parsed["c"], tf.float32)
+    signatures = {
+      "serving_default": v1.saved_model.classification_signature_def(serialized, classes, scores),
+      "regress": v1.saved_model.regression_signature_def(serialized, value),
+      "odd": v1.saved_model.regression_signature_def(serialized, tf.tile(value, [2])),
+      "predict": v1.saved_model.predict_signature_def({"examples": serialized}, {"x": x}),
+    }
+    builder = v1.saved_model.Builder(f"{folder}/1")
+    builder.add_meta_graph_and_variables(session, ["serve"], signature_def_map=signatures)
+    builder.save()
+
+
+def _example(**values):
+  example = tf.train.Example()
+  for name, value in values.items():
+    feature = example.features.feature[name]
+    (feature.int64_list if isinstance(value, int) else feature.float_list).value.append(value)
+  return example
+
+
+class ExamplesApiTest(unittest.TestCase):
+  @classmethod
+  def setUpClass(cls):
+    folder = tempfile.mkdtemp()
+    cls.addClassCleanup(shutil.rmtree, folder)
+    _write_model(folder)
+    port, cls.rest_port = free_ports.get_free_port(), free_ports.get_free_port()
+    cls.server = model_server.ModelServer(
+      options.parse(
+        [f"--model_base_path={folder}", f"--port={port}", f"--rest_api_port={cls.rest_port}"]
+      )
+    )
+    cls.addClassCleanup(cls.server.stop)
+    cls.server.start()
+    wait_until(cls.server.is_ready)
+    channel = grpc.insecure_channel(f"127.0.0.1:{port}", [("grpc.enable_http_proxy", 0)])
+    cls.addClassCleanup(channel.close)
+    cls.stub = prediction_service_pb2_grpc.PredictionServiceStub(channel)
+
+  def _request(self, request_class, signature, *examples):
+    request = request_class()
+    request.model_spec.name = "default"
+    request.model_spec.signature_name = signature
+    request.input.example_list.examples.extend(examples)
+    return request
+
+  def _post(self, verb, document):
+    url = f"http://127.0.0.1:{self.rest_port}/v1/models/default:{verb}"
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+      with opener.open(url, json.dumps(document).encode(), timeout=60) as response:
+        return response.status, json.load(response)
+    except urllib.error.HTTPError as error:
+      with error:
+        return error.code, json.load(error)
+
+  def test_classify(self):
+    request = self._request(
+      classification_pb2.ClassificationRequest, "", _example(x=0.25), _example(x=1.0)
+    )
+    response = self.stub.Classify(request, timeout=60)
+    self.assertEqual(response.model_spec.signature_name, "serving_default")
+    self.assertEqual(response.model_spec.version.value, 1)
+    found = [[(c.label, c.score) for c in row.classes] for row in response.result.classifications]
+    self.assertEqual(found, [[("low", 0.75), ("high", 0.25)], [("low", 0.0), ("high", 1.0)]])
+
+  def test_regress_with_a_context(self):
+    request = regression_pb2.RegressionRequest()
+    request.model_spec.name, request.model_spec.signature_name = "default", "regress"
+    listed = request.input.example_list_with_context
+    listed.context.CopyFrom(_example(c=3, x=0.5))
+    listed.examples.extend([_example(x=2.0), _example(c=4)])
+    response = self.stub.Regress(request, timeout=60)
+    self.assertEqual([row.value for row in response.result.regressions], [23.0, 9.0])
+
+  def test_multi_inference(self):
+    request = inference_pb2.MultiInferenceRequest()
+    for signature, method in (("serving_default", _CLASSIFY), ("regress", _REGRESS)):
+      task = request.tasks.add(method_name=method)
+      task.model_spec.name, task.model_spec.signature_name = "default", signature
+    request.input.example_list.examples.append(_example(x=0.5))
+    classified, regressed = self.stub.MultiInference(request, timeout=60).results
+    self.assertEqual(classified.classification_result.classifications[0].classes[1].score, 0.5)
+    self.assertEqual(regressed.regression_result.regressions[0].value, 5.0)
+
+  def test_errors(self):
+    classify = classification_pb2.ClassificationRequest
+    regress = regression_pb2.RegressionRequest
+    code = grpc.StatusCode
+    for method, request, wanted in (
+      (self.stub.Classify, self._request(classify, ""), code.INVALID_ARGUMENT),
+      (
+        self.stub.Classify,
+        self._request(classify, "regress", _example(x=0.5)),
+        code.INVALID_ARGUMENT,
+      ),
+      (
+        self.stub.Classify,
+        self._request(classify, "nothing", _example(x=0.5)),
+        code.INVALID_ARGUMENT,
+      ),
+      (self.stub.Classify, self._request(classify, "", _example(c=1)), code.INVALID_ARGUMENT),
+      (
+        self.stub.Regress,
+        self._request(regress, "odd", _example(x=0.5)),
+        code.FAILED_PRECONDITION,
+      ),
+      (self.stub.MultiInference, inference_pb2.MultiInferenceRequest(), code.INVALID_ARGUMENT),
+    ):
+      with self.assertRaises(grpc.RpcError) as caught:
+        method(request, timeout=60)
+      self.assertEqual(caught.exception.code(), wanted, caught.exception.details())
+
+  def test_rest(self):
+    status, answer = self._post("classify", {"examples": [{"x": 0.25}]})
+    self.assertEqual((status, answer), (200, {"results": [[["low", 0.75], ["high", 0.25]]]}))
+    document = {"signature_name": "regress", "context": {"c": 1}, "examples": [{"x": 0.01}]}
+    status, answer = self._post("regress", document)
+    self.assertEqual(status, 200)
+    self.assertEqual(np.float32(answer["results"][0]), np.float32(1.1))
+    for document in (
+      {},
+      {"examples": []},
+      {"examples": [3]},
+      {"examples": [{"x": None}]},
+      {"examples": [{"x": [1, "a"]}]},
+      {"examples": [{"x": 0.5}], "colour": 1},
+      {"examples": [{"x": 1 << 70}]},
+      {"examples": [{"x": 0.5}], "signature_name": "regress"},
+    ):
+      status, answer = self._post("classify", document)
+      self.assertEqual(status, 400, (document, answer))
+      self.assertTrue(answer["error"])
+
+
+if __name__ == "__main__":
+  unittest.main()

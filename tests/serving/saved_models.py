@@ -1,0 +1,87 @@
+"""Small SavedModels to serve."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import tensorflow as tf
+from tensorflow_serving.apis import predict_pb2, prediction_log_pb2
+
+
+def write_scale_model(base: str, version: int, scale: float) -> str:
+  """Writes a model that answers `y = sum of x * scale`, `k2 = 2 k` and `text = prefix + s`.
+
+  Its signature `slow` counts to `loops`, `boom` fails, `echo` returns bytes, `scale` no batch.
+
+  Returns:
+    The folder of the version.
+  """
+  folder = os.path.join(base, str(version))
+  v1 = tf.compat.v1
+  with tf.Graph().as_default(), v1.Session() as session:
+    x = v1.placeholder(tf.float32, [None, 2], name="x")
+    k = v1.placeholder(tf.int64, [None], name="k")
+    s = v1.placeholder(tf.string, [None], name="s")
+    weight = v1.get_variable("weight", initializer=float(scale))
+    y = tf.reduce_sum(x, 1) * weight
+    loops = v1.placeholder(tf.int64, [], name="loops")
+    slow = tf.while_loop(lambda i: i < loops, lambda i: i + 1, [tf.constant(0, tf.int64)])
+    with tf.control_dependencies([tf.debugging.Assert(tf.size(k) < 0, ["no k is right:", k])]):
+      boom = tf.identity(k)
+    session.run(v1.global_variables_initializer())
+    signatures = {
+      "serving_default": ({"x": x, "k": k}, {"y": y, "k2": k * 2}),
+      "text": ({"s": s}, {"text": tf.constant("a ") + s}),
+      "echo": ({"s": s}, {"echo_bytes": tf.identity(s)}),
+      "one": ({"x": x}, {"y": y}),
+      "slow": ({"loops": loops}, {"loops": slow[0]}),
+      "boom": ({"k": k}, {"k": boom}),
+      "scale": ({"x": x}, {"scale": weight.read_value()}),
+    }
+    builder = v1.saved_model.Builder(folder + ".tmp")
+    builder.add_meta_graph_and_variables(
+      session,
+      ["serve"],
+      signature_def_map={
+        name: v1.saved_model.predict_signature_def(inputs, outputs)
+        for name, (inputs, outputs) in signatures.items()
+      },
+    )
+    builder.save()
+  os.rename(folder + ".tmp", folder)
+  return folder
+
+
+def make_request(
+  model: str, signature: str = "", **inputs: np.ndarray
+) -> predict_pb2.PredictRequest:
+  """Returns a request for a model."""
+  request = predict_pb2.PredictRequest()
+  request.model_spec.name = model
+  request.model_spec.signature_name = signature
+  for name, value in inputs.items():
+    request.inputs[name].CopyFrom(tf.make_tensor_proto(value))
+  return request
+
+
+def write_warmup(folder: str, *requests: predict_pb2.PredictRequest) -> None:
+  """Puts warm-up requests into the folder of a version."""
+  os.makedirs(os.path.join(folder, "assets.extra"))
+  path = os.path.join(folder, "assets.extra", "tf_serving_warmup_requests")
+  with tf.io.TFRecordWriter(path) as writer:
+    for request in requests:
+      log = prediction_log_pb2.PredictionLog()
+      log.predict_log.request.CopyFrom(request)
+      writer.write(log.SerializeToString())
+
+
+def run_session(folder: str, signature: str, **inputs: np.ndarray) -> dict[str, np.ndarray]:
+  """Returns what a session answers with the model of a folder."""
+  with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+    model = tf.compat.v1.saved_model.load(session, ["serve"], folder)
+    definition = model.signature_def[signature]
+    return session.run(
+      {key: info.name for key, info in definition.outputs.items()},
+      {definition.inputs[key].name: value for key, value in inputs.items()},
+    )

@@ -1,0 +1,241 @@
+"""Flags that change how a server works: batching, a configuration file that is polled, its end."""
+
+import contextlib
+import io
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import tempfile
+import threading
+import unittest
+from unittest import mock
+
+import grpc
+import numpy as np
+import tensorflow as tf
+from tensorflow_serving.apis import prediction_service_pb2_grpc
+
+from monolith.serving import (
+  batching,
+  errors,
+  model_config,
+  model_server,
+  options,
+  remote_servers,
+)
+from tests import free_ports
+from tests.serving import saved_models, server_process
+from tests.wait_until import wait_until
+
+tf.compat.v1.disable_eager_execution()
+
+_BATCHING = """
+max_batch_size { value: 8 }
+batch_timeout_micros { value: 20000 }
+num_batch_threads { value: 2 }
+max_enqueued_batches { value: 1000 }
+allowed_batch_sizes: [4, 8]
+"""
+_CONFIG = "model_config_list {{ {} }}"
+_MODEL = 'config {{ name: "{0}" base_path: "{1}/{0}" model_platform: "tensorflow" }}'
+
+
+class ServerFlagsTest(unittest.TestCase):
+  @classmethod
+  def setUpClass(cls):
+    cls.folder = tempfile.mkdtemp()
+    cls.addClassCleanup(shutil.rmtree, cls.folder)
+    for name, scale in (("first", 1.0), ("second", 2.0)):
+      saved_models.write_scale_model(f"{cls.folder}/{name}", 1, scale)
+    cls._write_config("first")
+    cls._write("batching", _BATCHING)
+    cls.server = server_process.ServerProcess(
+      f"--model_config_file={cls.folder}/config",
+      "--model_config_file_poll_wait_seconds=1",
+      "--enable_batching=true",
+      f"--batching_parameters_file={cls.folder}/batching",
+      "--tensorflow_intra_op_parallelism=1",
+      "--tensorflow_inter_op_parallelism=2",
+      "--grpc_channel_arguments=grpc.max_receive_message_length=1000000",
+      "--enable_model_warmup=false",
+    )
+    cls.addClassCleanup(cls.server.stop)
+    cls.server.wait_until_listening().wait_until_available("first")
+
+  @classmethod
+  def _write(cls, name, text):
+    path = os.path.join(cls.folder, name)
+    with open(path + ".tmp", "w") as stream:
+      stream.write(text)
+    os.rename(path + ".tmp", path)
+    return path
+
+  @classmethod
+  def _write_config(cls, *names):
+    cls._write("config", _CONFIG.format(" ".join(_MODEL.format(n, cls.folder) for n in names)))
+
+  def test_joined_requests_get_their_own_answers(self):
+    answers, failures = {}, []
+
+    def ask(number):
+      x = np.full([1 + number % 3, 2], number, np.float32)
+      try:
+        if number % 10 == 9:
+          request = saved_models.make_request("first", "boom", k=np.array([number]))
+          with self.assertRaises(grpc.RpcError) as caught:
+            self.server.prediction.Predict(request, timeout=60)
+          self.assertEqual(caught.exception.code(), grpc.StatusCode.INVALID_ARGUMENT)
+          return
+        request = saved_models.make_request("first", "one", x=x)
+        response = self.server.prediction.Predict(request, timeout=60)
+        answers[number] = tf.make_ndarray(response.outputs["y"]).tolist()
+      except (grpc.RpcError, AssertionError) as error:
+        failures.append(error)
+
+    threads = [threading.Thread(target=ask, args=[number]) for number in range(60)]
+    for thread in threads:
+      thread.start()
+    for thread in threads:
+      thread.join()
+
+    self.assertEqual(failures, [])
+    wanted = {n: [2.0 * n] * (1 + n % 3) for n in range(60) if n % 10 != 9}
+    self.assertEqual(answers, wanted)
+
+  def test_a_request_beyond_the_batch_size_is_answered(self):
+    request = saved_models.make_request("first", "one", x=np.ones([20, 2], np.float32))
+    response = self.server.prediction.Predict(request, timeout=60)
+    self.assertEqual(list(response.outputs["y"].float_val), [2.0] * 20)
+
+  def test_channel_arguments(self):
+    call = self.server.channel.unary_unary("/tensorflow.serving.PredictionService/Predict")
+    with self.assertRaises(grpc.RpcError) as caught:
+      call(bytes(2_000_000), timeout=60)
+    self.assertEqual(caught.exception.code(), grpc.StatusCode.RESOURCE_EXHAUSTED)
+
+  def test_the_configuration_file_is_followed(self):
+    self._write_config("first", "second")
+    self.server.wait_until_available("second")
+    self._write_config("second")
+    request = saved_models.make_request("first", "one", x=np.ones([1, 2], np.float32))
+
+    def is_gone():
+      try:
+        self.server.prediction.Predict(request, timeout=60)
+      except grpc.RpcError as error:
+        return error.code() == grpc.StatusCode.NOT_FOUND
+      return False
+
+    wait_until(is_gone)
+    # A file that cannot be read changes nothing.
+    self._write("config", "model_config_list { config { name: ")
+    wait_until(lambda: f"{self.folder}/config" in self.server.log())
+    self.server.wait_until_available("second")
+    self._write_config("first")
+    self.server.wait_until_available("first")
+
+  def test_zz_a_signal_ends_it_well(self):
+    self.assertEqual(self.server.stop(), 0)
+
+  def test_tls(self):
+    openssl = shutil.which("openssl")
+    if openssl is None:
+      self.skipTest("openssl is not installed")
+    key, certificate = f"{self.folder}/key", f"{self.folder}/certificate"
+    subprocess.run(
+      [openssl, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-keyout", key]
+      + ["-out", certificate, "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"],
+      check=True,
+      capture_output=True,
+    )
+    texts = {name: pathlib.Path(path).read_text() for name, path in
+             (("server_key", key), ("server_cert", certificate))}  # fmt: skip
+    ssl = self._write("ssl", "\n".join(f"{name}: {json.dumps(texts[name])}" for name in texts))
+    port = free_ports.get_free_port()
+    server = model_server.ModelServer(
+      options.parse(
+        [f"--model_base_path={self.folder}/first", f"--port={port}", f"--ssl_config_file={ssl}"]
+      )
+    )
+    self.addCleanup(server.stop)
+    server.start()
+    wait_until(server.is_ready)
+
+    request = saved_models.make_request("default", "one", x=np.ones([1, 2], np.float32))
+    credentials = grpc.ssl_channel_credentials(texts["server_cert"].encode())
+    proxy = [("grpc.enable_http_proxy", 0)]
+    with grpc.secure_channel(f"localhost:{port}", credentials, options=proxy) as channel:
+      stub = prediction_service_pb2_grpc.PredictionServiceStub(channel)
+      self.assertEqual(list(stub.Predict(request, timeout=60).outputs["y"].float_val), [2.0])
+    with grpc.insecure_channel(f"localhost:{port}", options=proxy) as channel:
+      stub = prediction_service_pb2_grpc.PredictionServiceStub(channel)
+      with self.assertRaises(grpc.RpcError):
+        stub.Predict(request, timeout=60)
+
+
+class OptionsTest(unittest.TestCase):
+  def _refuse(self, *arguments):
+    stderr = io.StringIO()
+    with contextlib.redirect_stderr(stderr), self.assertRaises(SystemExit) as caught:
+      options.parse(arguments)
+    self.assertEqual(caught.exception.code, 2)
+    return stderr.getvalue()
+
+  def test_flags(self):
+    flags = options.parse(
+      ["--model_base_path=/m", "--enable_batching", "--enable_model_warmup=false"]
+    )
+    self.assertEqual((flags.port, flags.rest_api_port, flags.model_name), (8500, 0, "default"))
+    self.assertEqual(flags.bind_address, "127.0.0.1")
+    self.assertTrue(flags.enable_batching)
+    self.assertFalse(flags.enable_model_warmup)
+
+  def test_what_cannot_be_is_refused(self):
+    self.assertIn("--model_base_path", self._refuse())
+    self.assertIn("either", self._refuse("--model_base_path=/m", "--model_config_file=/c"))
+    self.assertIn("no_such", self._refuse("--model_base_path=/m", "--no_such=1"))
+    self.assertIn("70000", self._refuse("--model_base_path=/m", "--port=70000"))
+    self.assertIn("both 0", self._refuse("--model_base_path=/m", "--port=0"))
+    self.assertIn("maybe", self._refuse("--model_base_path=/m", "--allow_growth=maybe"))
+    self.assertIn(
+      "--enable_batching", self._refuse("--model_base_path=/m", "--batching_parameters_file=/b")
+    )
+
+  def test_addresses(self):
+    self.assertEqual(
+      remote_servers.parse_addresses("ps_0=a:1|b:2, clicks:ps_1=[::1]:3"),
+      {"ps_0": ["a:1", "b:2"], "clicks:ps_1": ["[::1]:3"]},
+    )
+    for text in ("ps_0", "ps_0=", "=a:1", "ps_0=a", "ps_0=a:0", "ps_0=a:1,ps_0=b:1", "ps_0=a:1|"):
+      with self.subTest(text), self.assertRaisesRegex(errors.ServingError, "ps_address"):
+        remote_servers.parse_addresses(text)
+
+  def test_files_that_say_what_cannot_be(self):
+    with tempfile.TemporaryDirectory() as folder:
+      path = os.path.join(folder, "file")
+      for text in (
+        "max_batch_size { value: 0 }",
+        "allowed_batch_sizes: [2, 4] max_batch_size { value: 8 }",
+        "batch_timeout_micros { value: -1 }",
+        "colour: 3",
+      ):
+        with open(path, "w") as stream:
+          stream.write(text)
+        with self.subTest(text), self.assertRaisesRegex(errors.ServingError, path):
+          batching.BatchingParameters.from_file(path)
+      with self.assertRaisesRegex(errors.ServingError, "nothing_here"):
+        model_config.from_file(os.path.join(folder, "nothing_here"))
+
+  def test_full_queues_refuse(self):
+    batcher = batching.Batcher(batching.BatchingParameters(max_enqueued_batches=1))
+    batcher._waiting = 1
+    signature = mock.Mock(inputs={"x": None}, outputs={})
+    signature.name = "one"
+    with self.assertRaisesRegex(errors.ServingError, "1 batches wait"):
+      batcher(mock.Mock(), signature, {"x": np.ones([1, 2])}, ())
+
+
+if __name__ == "__main__":
+  unittest.main()
