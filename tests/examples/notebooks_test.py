@@ -17,14 +17,12 @@ def _run(name):
   """Returns what the cells of a notebook print, and their values as text."""
   notebook = nbformat.read(_FOLDER / f"{name}.ipynb", as_version=4)
   nbformat.validate(notebook)
-  paths = [str(_ROOT), os.environ.get("PYTHONPATH", "")]
-  os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
   with tempfile.TemporaryDirectory() as folder:
     resources = {"metadata": {"path": folder}}
     client = nbclient.NotebookClient(
       notebook, timeout=300, kernel_name="python3", resources=resources
     )
-    client.execute()
+    client.execute(env={**os.environ, "PYTHONPATH": str(_ROOT)})
   outputs = [o for cell in notebook.cells if cell.cell_type == "code" for o in cell.outputs]
   texts = (o.get("text") or o.get("data", {}).get("text/plain", "") for o in outputs)
   return "\n".join(texts)
