@@ -49,7 +49,8 @@ cpp-test: build ## the engine's GoogleTest programs
 	$(RUN) tools/native_build.py --cpp-tests --jobs $(JOBS)
 
 soak: build ## the reliability tests at full length: 220 kills, 300 random calls of every op
-	MONOLITH_SOAK=1 $(RUN) -m pytest tests/reliability tests/agent_service/backends_sessions_test.py
+	MONOLITH_SOAK=1 $(RUN) -m pytest tests/reliability tests/docs/deploy_test.py \
+	  tests/agent_service/backends_sessions_test.py
 
 sanitize: build ## the GoogleTest programs under Address-, UndefinedBehavior- and ThreadSanitizer
 	$(RUN) tools/native_build.py --cpp-tests --sanitize address --jobs $(JOBS)

@@ -2,7 +2,7 @@
 
 Naumov et al., "Deep Learning Recommendation Model for Personalization and Recommendation Systems",
 2019. Run `python examples/dlrm.py`; it prints
-`AUC 0.788, the planted structure allows 0.798`.
+`AUC 0.820, the planted structure allows 0.823`.
 """
 
 import numpy as np
@@ -19,7 +19,7 @@ from monolith.base_model import (
 )
 
 CATEGORIES = ["user", "ad", "site", "device"]
-SIZES = [500, 200, 50, 8]
+SIZES = [100, 50, 20, 8]
 DIM = 8
 
 
@@ -48,8 +48,8 @@ class Dlrm(MonolithModel):
       CATEGORIES,
       "vec",
       DIM,
-      initializer=RandomUniformInitializer(-0.1, 0.1),
-      optimizer=AdagradOptimizer(0.1),
+      initializer=RandomUniformInitializer(-0.2, 0.2),
+      optimizer=AdagradOptimizer(0.3),
     )
     bottom = layers.MLP([16, DIM], name="bottom")(features["numbers"])
     stacked = tf.stack([bottom, *vectors], axis=1)  # [batch, 5, DIM]
@@ -59,7 +59,7 @@ class Dlrm(MonolithModel):
     logits = layers.MLP([16, 1], name="top")(top)
     label = None if mode == "infer" else features["label"]
     loss, pred = get_sigmoid_loss_and_pred("click", logits, label, None, mode=mode)
-    return EstimatorSpec(label, pred, "click", loss, tf.compat.v1.train.AdagradOptimizer(0.05))
+    return EstimatorSpec(label, pred, "click", loss, tf.compat.v1.train.AdamOptimizer(0.01))
 
   def serving_input_receiver_fn(self):
     raise NotImplementedError("this example is not exported")

@@ -9,7 +9,7 @@ from absl.testing import absltest
 _FOLDER = pathlib.Path(__file__).resolve().parents[2] / "examples"
 _STEPS = 220
 # What is reached in so few steps, somewhat below what was seen.
-_WANTED = {"dlrm": 0.68, "deepfm": 0.80, "din": 0.75, "mmoe": 0.62, "two_tower": 0.85}
+_WANTED = {"dlrm": 0.78, "deepfm": 0.80, "din": 0.80, "mmoe": 0.70, "two_tower": 0.85}
 
 
 class ExamplesTest(absltest.TestCase):
