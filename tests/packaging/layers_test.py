@@ -16,7 +16,7 @@ LAYERS = {
   "base": (
     "params, and what a process knows about itself: no graph, no other process",
     "/ /_facades /_lazy_imports /core /path_utils /utils . data.dataservice_flags env_utils "
-    "gflags_utils monolith_export native_task_context proto ranks.environment signal_utils",
+    "gflags_utils monolith_export native_task_context proto quiet ranks.environment signal_utils",
   ),
   "ops": (
     "the op library, and thin wrappers around groups of its ops",
@@ -72,7 +72,7 @@ LAYERS = {
     "programs, and the few lines that programs begin with",
     "/base_runner /core.base_tpu_test /gpu_runner /tasks /tpu_runner "
     "cpu_training_distributed_test_binary demo demos estimator model_export.demo_export "
-    "runner_utils",
+    "report runner_utils",
   ),
 }
 
