@@ -13,6 +13,7 @@ from kazoo.handlers.threading import KazooTimeoutError
 
 from monolith.agent_service import zk_nodes
 from monolith.agent_service.data_def import ModelMeta, PublishMeta, ReplicaMeta
+from monolith.agent_service.json_node import JsonNode
 from monolith.agent_service.utils import ModelState
 from monolith.native_training.zk_utils import MonolithKazooClient, default_zk_servers
 
@@ -128,10 +129,10 @@ def main(argv: Sequence[str] | None = None) -> int:
   return 0
 
 
-def _parse(cls: type, data: bytes | None) -> Any:
+def _parse(cls: type[JsonNode], data: bytes | None) -> Any:
   """Returns what a node says, `None` if that is nothing or nonsense."""
   try:
-    return cls.deserialize(data) if data else None  # type: ignore[attr-defined]
+    return cls.deserialize(data) if data else None
   except (ValueError, TypeError):
     return None
 

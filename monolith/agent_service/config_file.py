@@ -112,7 +112,7 @@ def make_config(cls: type, values: dict[str, str | list[str]], aliases: dict[str
   Raises:
     ValueError: a key is no field, or its text no value of it.
   """
-  kinds = {field.name: field.type for field in dataclasses.fields(cls)}
+  kinds = {field.name: str(field.type) for field in dataclasses.fields(cls)}
   arguments = {}
   for key, text in values.items():
     name = aliases.get(key, key)

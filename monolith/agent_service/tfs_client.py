@@ -251,12 +251,14 @@ def profile(
   client: TfsClient, requests: Sequence[Any], parallel_num: int, duration_secs: float
 ) -> ProfileResult:
   """Sends requests in turn from several threads for some time."""
+  all_requests = list(requests)
   latencies: list[list[float]] = [[] for _ in range(parallel_num)]
   errors = [0] * parallel_num
   start = time.monotonic()
 
   def send(index: int) -> None:
-    for request in itertools.cycle(requests[index % len(requests) :] + requests):
+    first = index % len(all_requests)
+    for request in itertools.cycle(all_requests[first:] + all_requests[:first]):
       begin = time.monotonic()
       if begin - start >= duration_secs:
         return
@@ -266,7 +268,6 @@ def profile(
       except grpc.RpcError:
         errors[index] += 1
 
-  requests = list(requests)
   threads = [threading.Thread(target=send, args=(i,)) for i in range(parallel_num)]
   for thread in threads:
     thread.start()

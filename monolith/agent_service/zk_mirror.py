@@ -21,6 +21,7 @@ from monolith.agent_service.data_def import (
   ReplicaMeta,
   ResourceSpec,
 )
+from monolith.agent_service.json_node import JsonNode
 from monolith.agent_service.utils import ModelState, ZKPath
 
 _EVENT_TYPES = {
@@ -85,7 +86,7 @@ class ZKMirror:
           replicas.setdefault(f"{path.base_name}:{path.task}", []).append(address)
     return replicas
 
-  def _parse(self, folder: str, cls: type) -> dict[str, Any]:
+  def _parse(self, folder: str, cls: type[JsonNode]) -> dict[str, Any]:
     prefix = f"/{self._bzid}/{folder}/"
     with self._lock:
       nodes = {path: data for path, data in self._data.items() if path.startswith(prefix) and data}

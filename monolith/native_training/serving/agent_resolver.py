@@ -157,8 +157,8 @@ class AgentResolver:
   def _remember(self, services: dict[str, list[str]]) -> None:
     now = time.monotonic()
     seen: dict[str, dict[str, float]] = {}
-    for key, addresses in self._seen.items():
-      kept = {a: when for a, when in addresses.items() if now - when < _REMEMBER_SECS}
+    for key, times in self._seen.items():
+      kept = {a: when for a, when in times.items() if now - when < _REMEMBER_SECS}
       if kept:
         seen[key] = kept
     for key, addresses in services.items():

@@ -284,11 +284,13 @@ def _predict_call(request: bytes, call: bytes) -> bytes:
   predict = prediction_service_pb2.PredictRequest.FromString(request)
   model_name = predict.model_spec.name
   resolver = _get_resolver()
+  # Asked again if all fail: whom it knew may be gone.
+  agent = resolver if isinstance(resolver, AgentResolver) else None
   deadline = time.monotonic() + int(deadline_millis) / 1000
   errors: list[tuple[grpc.StatusCode, str]] = []
   tried: set[str] = set()
-  # A second round after the agent was asked again: whom it knew may all be gone.
-  for is_last in (not isinstance(resolver, AgentResolver), True):
+  may_retry = True
+  while may_retry:
     served = resolver(model_name, old_model_name, int(task))
     resolved = time.monotonic()
     if not isinstance(served, ServedModel):
@@ -307,12 +309,13 @@ def _predict_call(request: bytes, call: bytes) -> bytes:
       except grpc.RpcError as error:
         _failed_replicas[address] = time.monotonic()
         errors.append((error.code(), f"{address}: {error.details()}"))
-        if error.code() not in _RETRIED or time.monotonic() >= deadline:
-          is_last = True
+        may_retry = error.code() in _RETRIED and time.monotonic() < deadline
+        if not may_retry:
           break
-    if is_last:
+    if agent is None or not may_retry:
       break
-    resolver.ask_again(resolved, deadline)
+    agent.ask_again(resolved, deadline)
+    agent = None
   if not errors:
     raise HostError(grpc.StatusCode.UNAVAILABLE.value[0], "no replica serves the model")
   raise HostError(errors[-1][0].value[0], "; ".join(text for _, text in errors))
