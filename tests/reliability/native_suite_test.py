@@ -1,7 +1,7 @@
 """The server in C++ passes the tests of the server in Python, where it is built.
 
-`MONOLITH_SOAK=1` runs them; `MONOLITH_TEST_SERVER=native` makes any file of `tests/serving` ask that
-server.
+`MONOLITH_SOAK=1` runs them; `MONOLITH_TEST_SERVER=native` makes any test in `tests/serving` ask
+that server.
 """
 
 import os
