@@ -4,7 +4,7 @@
         [--port=8500] [--rest_api_port=8501]
 
 Listens on loopback; `--bind_address` chooses another interface. SIGTERM and SIGINT end it after the
-requests that are under way.
+requests that are under way. `--native` runs the server in C++ with the other flags.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from absl import logging
 import monolith
 from monolith.serving import (
   model_config,
+  native_server,
   options,
   prediction,
   remote_servers,
@@ -201,6 +202,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
   if flags.version:
     print(f"monolith {monolith.__version__}, TensorFlow {tf.__version__}")
     return 0
+  if flags.native:
+    try:
+      native_server.exec_server(options.without_native(arguments))
+    except FileNotFoundError as error:
+      print(f"error: {error}", file=sys.stderr)
+      return 1
   logging.use_absl_handler()
   logging.set_verbosity(logging.INFO)
   tf.compat.v1.disable_eager_execution()

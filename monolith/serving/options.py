@@ -56,6 +56,7 @@ def make_parser() -> argparse.ArgumentParser:
     default=0,
     help="limit of an entry's call of a server; 0: what the export says",
   )
+  add("--native", **_bool(False), help="run the server in C++ instead, which make server builds")
   add("--version", action="store_true", help="print the version and exit")
   return parser
 
@@ -79,6 +80,13 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
   if not 0 <= options.per_process_gpu_memory_fraction <= 1:
     parser.error("--per_process_gpu_memory_fraction is not from 0 to 1")
   return options
+
+
+def without_native(arguments: Sequence[str]) -> list[str]:
+  """Returns the arguments without `--native`, for the program that it chooses."""
+  parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+  parser.add_argument("--native", **_bool(False))
+  return parser.parse_known_args(arguments)[1]
 
 
 def _bool(default: bool) -> dict[str, Any]:

@@ -131,8 +131,8 @@ def _shape_of(name: str, proto: tensor_pb2.TensorProto) -> tuple[tuple[int, ...]
 
 
 def _check_count(name: str, given: int, shape: tuple[int, ...], count: int, size: int) -> None:
-  """Allows as many values as elements, or fewer: then the last one stands for the rest."""
-  if given > count or (given == 0 and count):
+  """Allows as many values as elements, or fewer: then the last one, or zero, is the rest."""
+  if given > count:
     raise invalid(f"input {name!r} of shape {list(shape)} has {given} values, want {count}")
   if given < count and count * size > MAX_REPEATED_BYTES:
     raise invalid(
@@ -149,6 +149,8 @@ def _strings(name: str, values: Sequence[bytes], shape: tuple[int, ...], count: 
 
 
 def _expand(array: np.ndarray, shape: tuple[int, ...], count: int) -> np.ndarray:
+  if array.size == 0 and count:  # TensorFlow leaves out values that are all zero
+    return np.full(shape, b"", object) if array.dtype == object else np.zeros(shape, array.dtype)
   if array.size < count:
     array = np.concatenate([array, np.repeat(array[-1:], count - array.size)])
   return array.reshape(shape)

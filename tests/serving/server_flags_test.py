@@ -22,6 +22,7 @@ from monolith.serving import (
   errors,
   model_config,
   model_server,
+  native_server,
   options,
   remote_servers,
 )
@@ -205,6 +206,15 @@ class OptionsTest(unittest.TestCase):
     self.assertIn(
       "--enable_batching", self._refuse("--model_base_path=/m", "--batching_parameters_file=/b")
     )
+
+  def test_the_server_in_cpp_gets_the_other_flags(self):
+    arguments = ["--model_base_path=/m", "--native=true", "--port=7"]
+    with mock.patch.object(native_server, "exec_server") as run:
+      run.side_effect = FileNotFoundError("make server")
+      with contextlib.redirect_stderr(io.StringIO()) as told:
+        self.assertEqual(model_server.main(arguments), 1)
+    run.assert_called_once_with(["--model_base_path=/m", "--port=7"])
+    self.assertIn("make server", told.getvalue())
 
   def test_addresses(self):
     self.assertEqual(

@@ -1,0 +1,38 @@
+"""The server in C++ passes the tests of the server in Python, where it is built.
+
+`MONOLITH_SOAK=1` runs them; `MONOLITH_TEST_SERVER=native` makes any test in `tests/serving` ask
+that server.
+"""
+
+import os
+import pathlib
+import subprocess
+import sys
+import unittest
+
+_ROOT = pathlib.Path(__file__).resolve().parents[2]
+_PROGRAM = _ROOT / "monolith" / "serving" / "native" / "monolith_model_server"
+
+
+@unittest.skipUnless(os.environ.get("MONOLITH_SOAK") == "1", "takes minutes: make soak")
+@unittest.skipUnless(_PROGRAM.exists(), "make server has not built the server")
+class NativeSuiteTest(unittest.TestCase):
+  def _run(self, name):
+    result = subprocess.run(
+      [sys.executable, "-m", "pytest", "-q", f"tests/serving/{name}"],
+      cwd=_ROOT,
+      env={**os.environ, "MONOLITH_TEST_SERVER": "native"},
+      capture_output=True,
+      text=True,
+    )
+    self.assertEqual(result.returncode, 0, result.stdout[-20_000:])
+
+  def test_what_a_client_sees(self):
+    self._run("model_server_test.py")
+
+  def test_exports(self):
+    self._run("exports_test.py")
+
+
+if __name__ == "__main__":
+  unittest.main()
