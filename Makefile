@@ -49,7 +49,8 @@ cpp-test: build ## the engine's GoogleTest programs
 	$(RUN) tools/native_build.py --cpp-tests --jobs $(JOBS)
 
 soak: build ## tests at full length: 220 kills, 300 random calls of every op, all examples and notebooks
-	MONOLITH_SOAK=1 $(RUN) -m pytest tests/reliability tests/examples tests/docs/deploy_test.py
+	MONOLITH_SOAK=1 $(RUN) -m pytest tests/reliability tests/examples tests/docs/deploy_test.py \
+	  tests/agent_service/backends_sessions_test.py
 
 sanitize: build ## the GoogleTest programs under Address-, UndefinedBehavior- and ThreadSanitizer
 	$(RUN) tools/native_build.py --cpp-tests --sanitize address --jobs $(JOBS)
@@ -75,7 +76,7 @@ lint: $(VENV)/.installed ## ruff, mypy, clang-format, no C++ streams and no ungu
 	$(RUN) tools/native_build.py --protos --jobs $(JOBS)
 	$(RUN) -m mypy $(TYPED)
 	! git grep -nE '#include <(codecvt|fstream|iomanip|ios|iosfwd|iostream|istream|locale|ostream|regex|sstream|streambuf|strstream)>' \
-	  -- monolith/native_training/runtime
+	  -- monolith/native_training/runtime monolith/serving/native
 	! git grep -n 'REGISTER_KERNEL_BUILDER' -- monolith/native_training/runtime
 	git ls-files '*.h' '*.cc' '*.cu' | xargs $(VENV)/bin/clang-format --dry-run --Werror
 

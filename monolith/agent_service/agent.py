@@ -42,13 +42,21 @@ def make_agent(config: AgentConfig, options: argparse.Namespace) -> AgentBase:
 def main(argv: Sequence[str] | None = None) -> int:
   """Runs until SIGTERM or SIGINT, or until a server ends; returns the exit status."""
   options = make_parser().parse_args(argv)
-  config = AgentConfig.from_file(options.conf)
+  try:
+    config = AgentConfig.from_file(options.conf)
+  except (OSError, ValueError, AssertionError) as error:
+    print(f"agent: {options.conf}: {error}", file=sys.stderr)
+    return 2
   several = config.deploy_type == "dense" and config.dense_alone and config.dense_service_num > 1
   if several and options.dense_index is None:
     return _run_several(config, list(sys.argv[1:] if argv is None else argv))
   if options.dense_index is not None and config.replica_id != -1:
     config.replica_id = (config.replica_id or 0) * config.dense_service_num + options.dense_index
-  agent = make_agent(config, options)
+  try:
+    agent = make_agent(config, options)
+  except ValueError as error:
+    print(f"agent: {options.conf}: {error}", file=sys.stderr)
+    return 2
   for number in (signal.SIGTERM, signal.SIGINT):
     signal.signal(number, lambda *_: agent.request_stop())
   try:

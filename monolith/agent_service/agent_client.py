@@ -17,6 +17,7 @@ from typing import Any
 
 import grpc
 from kazoo.exceptions import KazooException
+from kazoo.handlers.threading import KazooTimeoutError
 
 from monolith.agent_service import (
   agent_service_pb2,
@@ -142,15 +143,12 @@ def main(argv: Sequence[str] | None = None) -> int:
       if getattr(options, name) is not None:
         words.append(f"--{name}={getattr(options, name)}")
     return client.main(words)
-  backend = backends.ZKBackend(options.bzid, options.zk_servers)
-  backend.start()
   try:
-    print(json.dumps(run(options, backend), indent=2))
-  except (ValueError, KazooException) as error:
-    print(f"agent_client: {error}", file=sys.stderr)
+    with backends.connect(options.bzid, options.zk_servers) as backend:
+      print(json.dumps(run(options, backend), indent=2))
+  except (ValueError, KazooException, KazooTimeoutError) as error:
+    print(f"agent_client: {error!r}", file=sys.stderr)
     return 1
-  finally:
-    backend.stop()
   return 0
 
 

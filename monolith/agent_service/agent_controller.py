@@ -14,6 +14,9 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from kazoo.exceptions import KazooException
+from kazoo.handlers.threading import KazooTimeoutError
+
 from monolith.agent_service import backends
 
 _REMOTE_PREDICT = "TfServingRemotePredict"
@@ -187,15 +190,12 @@ def run(options: argparse.Namespace, backend: backends.ZKBackend) -> Any:
 def main(argv: Sequence[str] | None = None) -> int:
   """Runs the command line; returns the exit status."""
   options = make_parser().parse_args(argv)
-  backend = backends.ZKBackend(options.bzid, options.zk_servers)
-  backend.start()
   try:
-    print(json.dumps(run(options, backend), indent=2))
-  except (ValueError, OSError) as error:
-    print(f"agent_controller: {error}", file=sys.stderr)
+    with backends.connect(options.bzid, options.zk_servers) as backend:
+      print(json.dumps(run(options, backend), indent=2))
+  except (ValueError, OSError, KazooException, KazooTimeoutError) as error:
+    print(f"agent_controller: {error!r}", file=sys.stderr)
     return 1
-  finally:
-    backend.stop()
   return 0
 
 

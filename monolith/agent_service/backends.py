@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import abc
+import contextlib
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Union
 
 from absl import logging
@@ -345,3 +346,18 @@ class ZKBackend(SyncBackend, AgentBackend, CtrlBackend):
       self._bindings.unwatch(str(model_name))
     for model_name in sorted(model_names):
       self._bindings.watch(model_name)
+
+
+@contextlib.contextmanager
+def connect(bzid: str, zk_servers: str | None) -> Iterator[ZKBackend]:
+  """Gives a started backend, and stops it.
+
+  Raises:
+    kazoo.handlers.threading.KazooTimeoutError: no ZooKeeper answers.
+  """
+  backend = ZKBackend(bzid, zk_servers)
+  try:
+    backend.start()
+    yield backend
+  finally:
+    backend.stop()

@@ -9,6 +9,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from kazoo.handlers.threading import KazooTimeoutError
+
 from monolith.agent_service import zk_nodes
 from monolith.agent_service.data_def import ModelMeta, PublishMeta, ReplicaMeta
 from monolith.agent_service.utils import ModelState
@@ -109,7 +111,11 @@ def main(argv: Sequence[str] | None = None) -> int:
   options = parser.parse_args(argv)
   if options.cmd == "load" and not options.model_dir:
     parser.error("load needs --model_dir")
-  client = ServingClient(options.zk_servers, options.bzid)
+  try:
+    client = ServingClient(options.zk_servers, options.bzid)
+  except KazooTimeoutError as error:
+    print(f"client: {error!r}", file=sys.stderr)
+    return 1
   try:
     if options.cmd == "load":
       client.load(options.model_name, options.model_dir, options.ckpt, options.num_shard)

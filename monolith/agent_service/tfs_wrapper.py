@@ -74,6 +74,7 @@ class TFSWrapper:
     self._config = config
     self._command = command or get_server_command("127.0.0.1")
     self._config_path = config_path
+    self._is_config_own = config_path is None
     self._log_path = log_path
     self._environment = dict(environment or {})
     self._process: subprocess.Popen | None = None
@@ -147,6 +148,12 @@ class TFSWrapper:
 
   def stop(self) -> None:
     """Asks the process to end, and kills it if it does not."""
+    self._end_process()
+    if self._is_config_own and self._config_path is not None:
+      os.remove(self._config_path)
+      self._config_path = None
+
+  def _end_process(self) -> None:
     if self._process is None or self._process.poll() is not None:
       return
     self._process.send_signal(signal.SIGTERM)

@@ -135,7 +135,7 @@ def _restore(trackables: Mapping[str, Table], merged_prefix: tf.Tensor) -> None:
 
   Raises:
     FileNotFoundError: the checkpoint has no files of a table.
-    tf.errors.OpError: they are damaged, or hold rows of another dimension or optimizer.
+    tf.errors.OpError: they are damaged, or hold rows of another dimension.
   """
   names = _file_names(trackables)
   for key, table in trackables.items():

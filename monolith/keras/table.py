@@ -272,13 +272,12 @@ class HashTable(tf.saved_model.experimental.TrackableResource):
     Raises:
       tf.errors.OpError: writing failed; files of an earlier save stay as they were.
     """
-    expiry = self._config.slot_expire_time_config.SerializeToString(deterministic=True)
     with tf.device("/device:CPU:0"):
       gen_monolith_ops.monolith_hash_table_save(
         self.resource_handle,
         _as_path(path),
         nshards=_SAVE_SHARDS,
-        slot_expire_time_config=expiry,
+        slot_expire_time_config=self.expire_config(),
       )
       if self._admit_after:
         gen_monolith_ops.monolith_hash_filter_save(self._filter, _filter_path(path))
@@ -286,18 +285,24 @@ class HashTable(tf.saved_model.experimental.TrackableResource):
   def load(self, path: Any) -> None:
     """Replaces all rows by what `save` wrote; nothing changes if that cannot be read.
 
+    The state of another optimizer is left out: rows of this one begin with a new state.
+
     Args:
       path: what `save` was given, or the base name of a table that graph mode saved.
 
     Raises:
       tf.errors.OpError: there are no such files, they are damaged, or hold rows of another
-        dimension or optimizer.
+        dimension.
     """
     with tf.device("/device:CPU:0"):
       gen_monolith_ops.monolith_hash_table_restore(self.resource_handle, _as_path(path))
       # Tables of graph mode have their filters elsewhere: counting begins again.
       if self._admit_after and tf.executing_eagerly() and _has_files(_filter_path(path)):
         gen_monolith_ops.monolith_hash_filter_restore(self._filter, _filter_path(path))
+
+  def expire_config(self) -> bytes:
+    """Returns when rows expire, as a serialized `SlotExpireTimeConfig`."""
+    return self._config.slot_expire_time_config.SerializeToString(deterministic=True)
 
   def _pairs(self, ids: Any, values: Any, what: str) -> tuple[tf.Tensor, tf.Tensor]:
     flat = tf.reshape(_want_dense(id_types.as_ids(ids)), [-1])

@@ -504,7 +504,9 @@ class Estimator:
     name: str | None = None,
     dense_only: bool = False,
     enable_fused_layout: bool = False,
-  ) -> bytes | dict[str, bytes]:
+    *,
+    self_contained: bool = True,
+  ) -> ExportPath | dict[str, ExportPath]:
     """Exports the newest checkpoint, as the task's serving params say.
 
     Args:
@@ -512,15 +514,23 @@ class Estimator:
       name: the task's name, `demo_export` by default.
       dense_only: leave out the tables.
       enable_fused_layout: build the fused-layout graph.
+      self_contained: copy the tables' rows into the export, so that it can be moved and the
+        checkpoint deleted; otherwise it reads them from the checkpoint, if the task's
+        `serving.shared_embedding` says so.
 
     Returns:
-      The folder of the model; with several, graph name -> folder.
+      The folder of the model, a text; with several, graph name -> folder.
+
+    Raises:
+      ValueError: the model does not say what it is fed.
     """
     model = copy.deepcopy(self._model)
     params = _params_of(model)
     params.mode = tf.estimator.ModeKeys.PREDICT
     params.name = name or "demo_export"
     params.train.per_replica_batch_size = batch_size
+    if self_contained:
+      params.serving.shared_embedding = False
     conf = copy.copy(self._runner_conf)
     conf.mode = tf.estimator.ModeKeys.PREDICT
     conf.enable_fused_layout = enable_fused_layout
@@ -540,7 +550,10 @@ class Estimator:
           f"{type(task).__name__} cannot be exported: it has no serving_input_receiver_fn, which "
           "says what the exported model is fed"
         )
-      return exporter.export_saved_model(receiver_fn)
+      exported = exporter.export_saved_model(receiver_fn)
+    if isinstance(exported, dict):
+      return {graph: ExportPath(tf.compat.as_text(path)) for graph, path in exported.items()}
+    return ExportPath(tf.compat.as_text(exported))
 
   def get_variable_value(self, name: str) -> np.ndarray:
     return self._get_estimator().get_variable_value(name)
@@ -590,6 +603,15 @@ class Estimator:
       )
     self._predict_input_fn = training.create_input_fn(tf.estimator.ModeKeys.PREDICT)
     return self._estimator
+
+
+class ExportPath(str):
+  """The folder of an export."""
+
+  def decode(self, encoding: str = "utf-8", errors: str = "strict") -> str:
+    """Returns the path, for programs that know it as bytes."""
+    del encoding, errors
+    return str(self)
 
 
 class _StopAfterRunsHook(tf.estimator.SessionRunHook):

@@ -43,6 +43,7 @@ from monolith.native_training.tables import pooling, protocols
 
 # What `native_model` offers in turn.
 __all__ = [
+  "Admission",
   "DEFAULT_EXPIRE_TIME",
   "DummyFeatureEmbTable",
   "DummyFeatureFactory",
@@ -61,6 +62,7 @@ __all__ = [
   "SliceConfig",
   "TableConfig",
   "create_embedding_slices",
+  "resolve_admission",
 ]
 
 # Days after which an unused row expires.

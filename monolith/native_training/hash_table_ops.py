@@ -513,6 +513,61 @@ def _learning_rates(config: entry.HashTableConfigInstance) -> tf.Tensor:
   return config.call_learning_rate_fns()
 
 
+def create_hash_table(
+  dim: int,
+  optimizer: entry.Optimizer | None = None,
+  initializer: entry.Initializer | None = None,
+  compressor: entry.Compressor | None = None,
+  learning_rate: entry.LearningRate | None = None,
+  admit_after: int = 0,
+  expire_after_days: int = 36500,
+  name: str | None = None,
+) -> HashTable:
+  """Creates a table of one kind of rows in the default graph.
+
+  Args:
+    dim: floats per row.
+    optimizer: how gradients change a row, Adagrad by default.
+    initializer: what a new row holds, uniform random numbers by default;
+      `hash_table_utils.set_table_seed` seeds them.
+    compressor: how rows are stored in serving, full precision by default.
+    learning_rate: the optimizer's own by default.
+    admit_after: an id gets a row when it has been seen this often.
+    expire_after_days: rows that were not updated for so long are left out of checkpoints.
+    name: tables of one name are one; unique by default.
+
+  Raises:
+    ValueError: `dim` is not positive.
+  """
+  if dim <= 0:
+    raise ValueError(f"dim is {dim}, want the number of floats per row, 1 at least")
+  name = name or tf.compat.v1.get_default_graph().unique_name("table")
+  optimizer = entry.AdagradOptimizer() if optimizer is None else optimizer
+  segment = entry.CombineAsSegment(
+    dim,
+    entry.RandomUniformInitializer() if initializer is None else initializer,
+    optimizer,
+    entry.Fp32Compressor() if compressor is None else compressor,
+  )
+  if learning_rate is None:
+    config = getattr(segment.opt_config, segment.opt_config.WhichOneof("type"))
+    learning_rate = config.learning_rate
+  table_config = embedding_hash_table_pb2.EmbeddingHashTableConfig()
+  table_config.entry_config.segments.append(segment)
+  table_config.slot_expire_time_config.default_expire_time = expire_after_days
+  entry.CuckooHashTableConfig().mutate_table(table_config)
+  thresholds = embedding_hash_table_pb2.SlotOccurrenceThresholdConfig(
+    default_occurrence_threshold=admit_after
+  )
+  return hash_table_from_config(
+    entry.HashTableConfigInstance(table_config, [learning_rate]),
+    hash_filter=hash_filter_ops._create_hash_filter(
+      admit_after > 0, thresholds.SerializeToString(), name
+    ),
+    name_suffix=name,
+  )
+
+
 def test_hash_table(
   dim_size: int,
   enable_hash_filter: bool = False,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,8 @@ from monolith.native_training.runtime.hash_table import embedding_hash_table_pb2
 
 if TYPE_CHECKING:
   from monolith.native_training import hash_table_ops
+
+_SEED_ENV = "MONOLITH_TABLE_SEED"
 
 
 def infer_dim_size(config: embedding_hash_table_pb2.EmbeddingHashTableConfig) -> int:
@@ -59,3 +62,23 @@ def iterate_table_and_apply(
 
   with tf.name_scope(name):
     return iterate()
+
+
+def set_table_seed(seed: int | None) -> None:
+  """Lets tables that this process creates from now on have the same initial values in every run.
+
+  Each row's depend on the seed and its id. Parameter servers are processes of their own: give them
+  the environment variable that this sets, `MONOLITH_TABLE_SEED`.
+
+  Args:
+    seed: more than 0, less than 2^64; `None` for other values in every run, the default.
+
+  Raises:
+    ValueError: the seed is out of range.
+  """
+  if seed is None:
+    os.environ.pop(_SEED_ENV, None)
+    return
+  if not 0 < seed < 1 << 64:
+    raise ValueError(f"seed is {seed}, want more than 0 and less than 2^64")
+  os.environ[_SEED_ENV] = str(seed)

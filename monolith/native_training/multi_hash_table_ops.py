@@ -68,8 +68,8 @@ class CachedConfig(NamedTuple):
     mconfig: serialized `MultiEmbeddingHashTableConfig`.
     mconfig_tensor: the same as a string scalar.
     dims: dimension of each table.
-    slot_expire_time_config: serialized `SlotExpireTimeConfig` of all tables; empty if each has its
-      own.
+    slot_expire_time_config: serialized `SlotExpireTimeConfig`, the first one that a table has.
+    expires_apart: whether tables have different ones, so that each goes by its own.
   """
 
   configs: Mapping[str, entry.HashTableConfigInstance]
@@ -78,6 +78,7 @@ class CachedConfig(NamedTuple):
   mconfig_tensor: tf.Tensor
   dims: tuple[int, ...]
   slot_expire_time_config: bytes
+  expires_apart: bool = False
 
 
 @dataclasses.dataclass
@@ -119,7 +120,8 @@ def convert_to_cached_config(
     mconfig=serialized,
     mconfig_tensor=tf.convert_to_tensor(serialized),
     dims=tuple(infer_dims(configs)),
-    slot_expire_time_config=expire_configs[0] if len(expire_configs) == 1 else b"",
+    slot_expire_time_config=expire_configs[0] if expire_configs else b"",
+    expires_apart=len(expire_configs) > 1,
   )
 
 
@@ -241,7 +243,8 @@ class MultiHashTable(BaseMultiTypeHashTable, RawMultiTypeHashTable):
     metadata.name_set.add(self._shared_name)
     self._table_names = list(cc.table_names)
     self._dims = list(cc.dims)
-    self._slot_expire_time_config = cc.slot_expire_time_config
+    # With none, each table goes by its own configuration.
+    self._slot_expire_time_config = b"" if cc.expires_apart else cc.slot_expire_time_config
     self._saver_parallel = saver_parallel
     self._learning_rate_tensor = tf.stack(
       [tf.cast(rate, tf.float32) for rate in learning_rate_list], name="learning_rate"

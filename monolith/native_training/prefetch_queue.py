@@ -104,7 +104,7 @@ class _QueueBase:
   def enqueue_op(self) -> tf.Operation:
     raise NotImplementedError
 
-  def dequeue(self, after: Sequence[tf.Tensor] = ()) -> list[tf.Tensor]:
+  def dequeue(self, gate: Optional[tf.Tensor] = None) -> list[tf.Tensor]:
     raise NotImplementedError
 
 
@@ -152,14 +152,21 @@ class _FIFOQueue(_QueueBase):
   def enqueue_op(self) -> tf.Operation:
     return self._enqueue_op
 
-  def dequeue(self, after: Sequence[tf.Tensor] = ()) -> list[tf.Tensor]:
+  def dequeue(self, gate: Optional[tf.Tensor] = None) -> list[tf.Tensor]:
     """Returns the tensors of the next element; every call makes a new op.
 
     Args:
-      after: what must have been computed before the element is taken.
+      gate: bool scalar, which must have been computed, or fed, before the element is taken.
     """
-    with tf.init_scope(), tf.control_dependencies(list(after)):
-      tensors = self._queue.dequeue()
+    with tf.init_scope():
+      if gate is None:
+        tensors = self._queue.dequeue()
+      else:
+        # A run that feeds a tensor is rid of what it is computed from, but only where it is used as
+        # data: optimizers turn anything less than a choice into a control dependency.
+        tensors = tf.cond(gate, self._queue.dequeue, self._queue.dequeue)
+        for tensor, shape in zip(tf.nest.flatten(tensors), self._queue.shapes):
+          tensor.set_shape(shape)
     return tensors if isinstance(tensors, list) else [tensors]
 
   def size(self) -> tf.Tensor:
@@ -228,15 +235,15 @@ class _MultiFIFOQueue(_QueueBase):
   def enqueue_op(self) -> tf.Operation:
     return self._enqueue_op
 
-  def dequeue(self, after: Sequence[tf.Tensor] = ()) -> list[tf.Tensor]:
+  def dequeue(self, gate: Optional[tf.Tensor] = None) -> list[tf.Tensor]:
     """Returns the tensors of the next element in the order of `dense_list`.
 
     Args:
-      after: what must have been computed before the element is taken.
+      gate: bool scalar, which must have been computed, or fed, before the element is taken.
     """
     result = [None] * sum(len(indices) for indices in self._indices)
     for queue, indices in zip(self._queues, self._indices):
-      for i, tensor in zip(indices, queue.dequeue(after)):
+      for i, tensor in zip(indices, queue.dequeue(gate)):
         result[i] = tensor
     return result
 
@@ -355,7 +362,7 @@ class AsyncPushHook(tf.estimator.SessionRunHook):
     """
     self._queue = queue
     self._run_ops = ops
-    self._without_gate = {} if gate is None else {gate: 0}
+    self._without_gate = {} if gate is None else {gate: True}
     self._queue_init = False
     self._queue_size = None
     self._filled_by_runs = False
@@ -445,16 +452,14 @@ class AsyncFunctionMgr:
     dummy_tensor = tf.constant(0, dtype=tf.int32, name="dummy_tensor_for_async_function")
     nested = nested_tensors.NestedTensors((args + (dummy_tensor,), kwargs))
     queue = _MultiFIFOQueue(nested.get_tensors(), 1, queue_name)
-    gate, passed = None, []
+    gate = None
     if self._inputs:
       with tf.control_dependencies([tensor.op for tensor in self._inputs]):
-        has_input = tf.identity(0)
-      # A run that feeds the gate cuts what it gets from it, but no control dependency. Sessions of
-      # training do not optimize their graphs, which would turn the one into the other.
-      gate = tf.compat.v1.placeholder_with_default(has_input, [], name="async_function_gate")
-      passed.append(tf.identity(gate))
+        gate = tf.compat.v1.placeholder_with_default(
+          tf.identity(True), [], name="async_function_gate"
+        )
     with tf.init_scope():
-      args, kwargs = nested.get_nested_result(queue.dequeue(passed))
+      args, kwargs = nested.get_nested_result(queue.dequeue(gate))
       dummy_op = tf.no_op(name="dummy_depended_op_for_async_function")
       with tf.control_dependencies([args[-1], dummy_op]):
         run_ops = target(*args[:-1], **kwargs)

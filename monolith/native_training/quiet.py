@@ -13,13 +13,15 @@ import sys
 from monolith.native_training import env_utils
 
 _ENV = "MONOLITH_VERBOSE"
+_PHRASES = ("deprecated", "It seems that global step")
 
 
 class _Filter(logging.Filter):
-  """Drops what is said about deprecation."""
+  """Drops what is said about deprecation, and about reads that pass a step by."""
 
   def filter(self, record: logging.LogRecord) -> bool:
-    return "deprecated" not in str(record.msg)
+    text = str(record.msg)
+    return not any(phrase in text for phrase in _PHRASES)
 
 
 _FILTER = _Filter()

@@ -8,13 +8,17 @@ import json
 import os
 import pathlib
 import unittest
+from unittest import mock
 
+from kazoo.handlers.threading import KazooTimeoutError
 from tensorflow.core.protobuf import saved_model_pb2
 
 from monolith.agent_service import agent_client, agent_controller, backends, run
 from monolith.agent_service.agent_service import AgentDataProvider, AgentService
 from monolith.agent_service.mocked_zkclient import FakeKazooClient
 from monolith.agent_service.utils import AgentConfig
+from monolith.native_training.zk_utils import MonolithKazooClient
+from tests.free_ports import get_free_port
 from tests.zookeeper_server import ZooKeeperServer, require_zookeeper
 
 
@@ -147,6 +151,23 @@ class CommandLineTest(unittest.TestCase):
     status, error = self.run_tool("client", "--cmd", "unload", "--model_name", "m", *zk)
     self.assertEqual((status, error.strip()), (1, "client: nobody asked for m"))
     self.assertEqual(self.run_tool("agent_client", "--cmd_type", "addr", *zk), (0, {}))
+
+  def test_errors_are_one_line(self):
+    words = ("--bzid", "demo", "--zk_servers", f"127.0.0.1:{get_free_port()}")
+    # Waiting for an answer takes the client a quarter of a minute.
+    error = KazooTimeoutError("no answer")
+    with mock.patch.object(MonolithKazooClient, "start", side_effect=error):
+      for name, command in (("agent_controller", "--cmd=bzid_info"),
+                            ("agent_client", "--cmd_type=addr")):  # fmt: skip
+        status, text = self.run_tool(name, command, *words)
+        self.assertEqual((status, text.count("\n"), "no answer" in text), (1, 1, True))
+    conf = pathlib.Path(os.environ["TEST_TMPDIR"]) / "agent.conf"
+    conf.write_text("bzid demo\nnum_pss 3\n")
+    status, error = self.run_tool("agent", "--conf", str(conf))
+    self.assertEqual((status, "num_pss is no setting" in error), (2, True))
+    conf.write_text("bzid demo\ndeploy_type unified\nagent_version 3\n")
+    status, error = self.run_tool("agent", "--conf", str(conf))
+    self.assertEqual((status, "layout_pattern is not set" in error), (2, True))
 
   def test_an_agent_is_asked(self):
     conf = AgentConfig(deploy_type="unified", agent_version=3)

@@ -63,7 +63,8 @@ class _Agent:
   def services(self, server_type=pb.PS):
     with grpc.insecure_channel(f"localhost:{self.port}") as channel:
       stub = agent_service_pb2_grpc.AgentServiceStub(channel)
-      answer = stub.HeartBeat(pb.HeartBeatRequest(server_type=server_type), timeout=20)
+      request = pb.HeartBeatRequest(server_type=server_type)
+      answer = stub.HeartBeat(request, timeout=60, wait_for_ready=True)
     return {key: sorted(value.address) for key, value in answer.addresses.items()}
 
   def close(self):
@@ -98,7 +99,8 @@ class AgentProcessesTest(unittest.TestCase):
       wait_until(predicate)
     except AssertionError as error:
       logs = "\n".join(agent.log.read_text(errors="replace")[-3000:] for agent in agents)
-      raise AssertionError(f"{error}\n{logs}") from None
+      answers = [agent.services() for agent in agents if agent.process.poll() is None]
+      raise AssertionError(f"{error}\n{answers}\n{logs}") from None
 
   def test_two_agents_share_a_layout(self):
     backend = backends.ZKBackend("demo", self.zookeeper.hosts)

@@ -6,7 +6,6 @@ Exits when its port is taken, as a real server does.
 from __future__ import annotations
 
 import argparse
-import signal
 
 from monolith.agent_service.mocked_tfserving import FakeTFServing
 
@@ -17,7 +16,6 @@ def main() -> None:
   parser.add_argument("--model_config_file")
   options, _ = parser.parse_known_args()
   server = FakeTFServing(port=options.port, model_config_file=options.model_config_file)
-  signal.signal(signal.SIGTERM, lambda *_: server._server.stop(None))
   server.start()
   server.wait_for_termination()
 

@@ -1,4 +1,6 @@
-"""Tests of `monolith.keras.checkpoint`: rows in every kind of file, and to graph mode and back."""
+"""Tests of `monolith.keras.checkpoint` and `groups`: rows in files, to graph mode and back."""
+
+from __future__ import annotations
 
 import os
 import subprocess
@@ -10,7 +12,7 @@ import tensorflow as tf
 
 import monolith.keras
 from monolith.keras.layers import Embedding, EmbeddingGroup, Feature
-from monolith.native_training import entry, hash_table_ops
+from monolith.native_training import entry, hash_table_ops, multi_hash_table_ops
 from monolith.native_training.runtime.hash_table import embedding_hash_table_pb2
 
 IDS = np.arange(12).reshape(4, 3)
@@ -244,6 +246,82 @@ class GraphModeTest(tf.test.TestCase):
     layer.table.load(f"{basename}-5.assets/MonolithHashTable_users")
 
     self.assertAllEqual(layer(tf.constant([7, 9])), rows)
+
+
+class GroupTest(tf.test.TestCase):
+  """Both directions between tables of Keras and the group that `local_train` has."""
+
+  def make_group(self) -> multi_hash_table_ops.MultiHashTable:
+    configs = {}
+    for name, dim in (("user", 2), ("item", 3)):
+      config = embedding_hash_table_pb2.EmbeddingHashTableConfig()
+      config.entry_config.segments.append(
+        entry.CombineAsSegment(
+          dim, entry.ZerosInitializer(), entry.AdamOptimizer(), entry.Fp32Compressor()
+        )
+      )
+      entry.CuckooHashTableConfig().mutate_table(config)
+      configs[name] = entry.HashTableConfigInstance(config, [0.1])
+    return multi_hash_table_ops.MultiHashTable.from_configs(configs)
+
+  def make_tables(self) -> dict[str, monolith.keras.HashTable]:
+    return {
+      name: monolith.keras.HashTable(dim, "adam", "zeros", learning_rate=0.1)
+      for name, dim in (("user", 2), ("item", 3))
+    }
+
+  def test_keras_loads_what_graph_mode_saved_and_back(self):
+    path = os.path.join(self.get_temp_dir(), "MonolithMultiHashTable_")
+    ids = tf.constant([1, 2], tf.int64).numpy()
+
+    def step(group: multi_hash_table_ops.MultiHashTable) -> multi_hash_table_ops.MultiHashTable:
+      gradients = {"user": (ids, tf.ones([2, 2])), "item": (ids, tf.ones([2, 3]))}
+      return group.apply_gradients(gradients, tf.constant(0, tf.int64))
+
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+      group = self.make_group()
+      session.run(group.initializer)
+      session.run(step(group).save(path).as_op())
+
+    tables = self.make_tables()
+    monolith.keras.load_group(tables, path)
+    for table in tables.values():
+      self.assertAllEqual(table.items()[0], ids)
+      table.update(ids, np.ones([2, table.dim]))
+    monolith.keras.save_group(tables, path + "again")
+
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+      group = self.make_group()
+      session.run(group.initializer)
+      # Two steps in a row, without files.
+      expected = session.run(step(step(group)).lookup({"user": ids, "item": ids}))
+      restored = session.run(group.restore(path + "again").lookup({"user": ids, "item": ids}))
+
+    for name, table in tables.items():
+      self.assertAllClose(table.lookup(ids), expected[name])
+      self.assertAllEqual(table.lookup(ids), restored[name])
+
+  def test_bad_input(self):
+    path = os.path.join(self.get_temp_dir(), "group")
+    tables = self.make_tables()
+    tables["user"].assign([1], [[1, 2]])
+    monolith.keras.save_group(tables, path)
+    (user, item) = tables.values()
+
+    with self.assertRaisesRegex(tf.errors.NotFoundError, "has no table usr; it has: item user"):
+      monolith.keras.load_group({"usr": user}, path)
+    with self.assertRaisesRegex(tf.errors.InvalidArgumentError, "one table, want every table once"):
+      monolith.keras.load_group({"user": user, "item": user}, path)
+    with self.assertRaisesRegex(tf.errors.InvalidArgumentError, "dim"):
+      monolith.keras.load_group({"user": item}, path)
+    with self.assertRaisesRegex(tf.errors.OpError, "nowhere"):
+      monolith.keras.load_group(tables, path + "nowhere")
+    with self.assertRaisesRegex(ValueError, "tables is empty"):
+      monolith.keras.load_group({}, path)
+    expiring = monolith.keras.HashTable(2, expire_after="1d")
+    with self.assertRaisesRegex(ValueError, "different values of expire_after"):
+      monolith.keras.save_group({"a": expiring, "b": user}, path)
+    self.assertAllEqual(user.items()[1], [[1, 2]])
 
 
 class BadInputTest(tf.test.TestCase):

@@ -1,5 +1,7 @@
 """Runs the blocks of `docs/keras.md`, as a notebook does: one after another, no flag parsed."""
 
+from __future__ import annotations
+
 import os
 import pathlib
 import re

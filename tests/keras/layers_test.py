@@ -1,5 +1,7 @@
 """Tests of `monolith.keras.layers` and `optimizer_hook`: tables in Keras models."""
 
+from __future__ import annotations
+
 import numpy as np
 import tensorflow as tf
 

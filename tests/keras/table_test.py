@@ -1,5 +1,7 @@
 """Tests of `monolith.keras.table`, `ids` and `settings`: tables in eager code."""
 
+from __future__ import annotations
+
 import datetime
 import gc
 import os
@@ -68,6 +70,20 @@ class HashTableTest(tf.test.TestCase):
     second.update([1, 2], np.ones([2, 2]))
 
     self.assertAllEqual(first.items()[1], second.items()[1])
+
+  def test_another_optimizer_takes_the_vectors_alone(self):
+    path = os.path.join(self.get_temp_dir(), "table")
+    first = sgd_table()
+    first.update([1], [[1, 1]])
+    first.save(path)
+    second = monolith.HashTable(2, "adam", "zeros", learning_rate=0.1)
+    fresh = monolith.HashTable(2, "adam", "zeros", learning_rate=0.1)
+
+    second.load(path)
+    for table in (second, fresh):
+      table.update([1], [[1, 1]])
+
+    self.assertAllClose(second.lookup([1]) + 1, fresh.lookup([1]))
 
   def test_tables_of_another_shape_or_no_files_change_nothing(self):
     path = os.path.join(self.get_temp_dir(), "table")

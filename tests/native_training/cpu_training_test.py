@@ -763,7 +763,7 @@ class LocalTrainTest(tf.test.TestCase):
     os.makedirs(folder)
     open(os.path.join(folder, "leftover"), "w").close()
 
-    cpu_training.local_train(params, model_dir=folder, steps=1)
+    cpu_training.local_train(params, model_dir=folder, steps=1, remove_model_dir_if_exists=True)
 
     self.assertFalse(os.path.exists(os.path.join(folder, "leftover")))
 

@@ -82,6 +82,7 @@ class EstimatorTest(tf.test.TestCase):
     predictions = list(itertools.islice(self._est.predict(), 64))
     exported = self._est.export_saved_model()
     self.assertEqual(list(exported), ["entry"])
+    self.assertIsInstance(exported["entry"], str)
     entry = os.path.join(self._export_base, "entry")
     os.makedirs(os.path.join(entry, "temp-999"))
     for path in (entry, entry + "/", exported["entry"].decode()):

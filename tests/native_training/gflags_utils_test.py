@@ -4,6 +4,7 @@ import subprocess
 import sys
 import unittest
 from typing import Optional
+from unittest import mock
 
 from absl import flags
 from absl.testing import flagsaver
@@ -285,6 +286,25 @@ class LinkTest(unittest.TestCase):
         self.config_class()
     finally:
       FLAGS.mark_as_parsed()
+
+
+class EnsureParsedTest(unittest.TestCase):
+  def setUp(self):
+    super().setUp()
+    FLAGS.unparse_flags()
+    self.addCleanup(FLAGS.mark_as_parsed)
+
+  def test_a_program_without_flags_gets_their_defaults(self):
+    with mock.patch.object(sys, "argv", ["notebook", "-f", "kernel.json", "data.csv"]):
+      gflags_utils.ensure_parsed()
+    self.assertTrue(FLAGS.is_parsed())
+
+  def test_a_flag_that_would_be_ignored_is_an_error(self):
+    for argument in ("--verbosity=1", "--nologtostderr"):
+      with mock.patch.object(sys, "argv", ["program", argument]):
+        with self.assertRaisesRegex(flags.UnparsedFlagAccessError, f"has {argument}, but"):
+          gflags_utils.ensure_parsed()
+    self.assertFalse(FLAGS.is_parsed())
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ import numpy as np
 import tensorflow as tf
 from absl.testing import parameterized
 
-from monolith.native_training import hash_table_ops, hash_table_utils
+from monolith.native_training import entry, hash_table_ops, hash_table_utils
 from monolith.native_training.runtime.hash_table import embedding_hash_table_pb2 as pb
 from tests.hash_table_testing import config_of, segment
 
@@ -70,6 +70,42 @@ class HashTableUtilsTest(tf.test.TestCase, parameterized.TestCase):
     with self.session() as sess:
       done = tf.group([hash_table_utils.iterate_table_and_apply(table, lambda entries: None)])
       sess.run(done)
+
+  def test_seeded_tables_begin_alike(self):
+    self.addCleanup(hash_table_utils.set_table_seed, None)
+
+    def begin(seed):
+      hash_table_utils.set_table_seed(seed)
+      with tf.Graph().as_default(), self.session() as sess:
+        table = hash_table_ops.create_hash_table(dim=3)
+        update = table.apply_gradients([1, 2], tf.zeros([2, 3]), tf.constant(0, tf.int64))
+        sess.run(update.as_op())
+        return sess.run(table.lookup([1, 2]))
+
+    first = begin(7)
+    self.assertAllEqual(begin(7), first)
+    self.assertNotAllClose(begin(8), first)
+    self.assertNotAllClose(begin(None), begin(None))
+    self.assertNotAllClose(first[0], first[1])
+    for seed in (0, -1, 1 << 64):
+      with self.assertRaisesRegex(ValueError, f"seed is {seed}, want more than 0"):
+        hash_table_utils.set_table_seed(seed)
+
+  def test_create_hash_table(self):
+    table = hash_table_ops.create_hash_table(
+      2,
+      optimizer=entry.SgdOptimizer(learning_rate=0.5),
+      initializer=entry.ZerosInitializer(),
+      admit_after=1,
+    )
+    update = table.apply_gradients([5], tf.ones([1, 2]), tf.constant(0, tf.int64)).as_op()
+    with self.session() as sess:
+      sess.run(update)
+      self.assertEqual(sess.run(table.size()), 0)
+      sess.run(update)
+      self.assertAllEqual(sess.run(table.lookup([5])), [[-0.5, -0.5]])
+    with self.assertRaisesRegex(ValueError, "dim is 0"):
+      hash_table_ops.create_hash_table(0)
 
   def test_infer_dim_size(self):
     config = config_of(segment(1), segment(32), segment(3)).table_config

@@ -2,6 +2,7 @@ import threading
 
 import numpy as np
 import tensorflow as tf
+from absl.testing import parameterized
 from tensorflow.python.framework import kernels, test_util
 
 from monolith.native_training import nested_tensors, prefetch_queue
@@ -395,7 +396,7 @@ class PrefetchTest(tf.test.TestCase):
       prefetch_queue.enqueue_dicts_with_queue_return({"x": 1})
 
 
-class AsyncManagerTest(tf.test.TestCase):
+class AsyncManagerTest(tf.test.TestCase, parameterized.TestCase):
   def testBasic(self):
     mgr = prefetch_queue.AsyncFunctionMgr(is_async=True)
     x = tf.Variable(0)
@@ -534,7 +535,8 @@ class AsyncManagerTest(tf.test.TestCase):
     ):  # fmt: skip
       self.assertIn(name, names)
 
-  def test_function_of_the_last_step_is_done_as_a_whole(self):
+  @parameterized.parameters(False, True)
+  def test_function_of_the_last_step_is_done_as_a_whole(self, optimize_graph):
     """The end of the data cancels a step while it runs the function of the step before."""
     begins = threading.Semaphore(0)
     batches = iter([1.0, 2.0])
@@ -584,8 +586,7 @@ class AsyncManagerTest(tf.test.TestCase):
 
     hooks = [Answer(), *mgr.hooks, Reader()]
     config = tf.compat.v1.ConfigProto()
-    # As in every training session; Grappler replaces data dependencies by control dependencies.
-    config.graph_options.rewrite_options.disable_meta_optimizer = True
+    config.graph_options.rewrite_options.disable_meta_optimizer = not optimize_graph
     creator = tf.compat.v1.train.ChiefSessionCreator(config=config)
     with tf.compat.v1.train.MonitoredSession(creator, hooks=hooks) as sess:
       while not sess.should_stop():

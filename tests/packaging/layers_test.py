@@ -75,7 +75,8 @@ LAYERS = {
     "cpu_training_distributed_test_binary demo demos estimator model_export.demo_export "
     "model_export.demo_predictor model_export.demo_predictor_client "
     "model_export.warmup_data_decoder model_export.warmup_data_gen "
-    "model_export.warmup_example_batch runner_utils",
+    "model_export.saved_model_visulizer model_export.warmup_example_batch report "
+    "runner_utils",
   ),
 }
 

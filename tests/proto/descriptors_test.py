@@ -645,6 +645,7 @@ TABLES = {
       enable_feature_eviction       7    bool                                 opt
       feature_evict_every_n_hours   8    int32                                opt  240
       skip_zero_embedding           10   bool                                 opt  false
+      occurrence_threshold          11   uint32                               opt
     enum EmbeddingHashTableConfig.EntryType PACKED=1 RAW=2
     message MultiEmbeddingHashTableConfig
       names                         1    string                               rep

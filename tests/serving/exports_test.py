@@ -52,6 +52,7 @@ class ExportsTest(unittest.TestCase):
     cls.addClassCleanup(shutil.rmtree, cls.folder)
     cls.alone = click_example.train_and_export(f"{cls.folder}/alone", 0)["entry"]
     cls.parts = click_example.train_and_export(f"{cls.folder}/parts", 2)
+    cls.with_dense = click_example.export_with_dense(f"{cls.folder}/parts", 2)
     # Exports are self-contained: nothing of the training runs is needed.
     for name in ("alone", "parts"):
       for path in os.listdir(f"{cls.folder}/{name}"):
@@ -60,12 +61,21 @@ class ExportsTest(unittest.TestCase):
           shutil.rmtree(path) if os.path.isdir(path) else os.remove(path)
     servers = {name: os.path.dirname(path) for name, path in cls.parts.items() if name != "entry"}
     entry = os.path.dirname(cls.parts["entry"])
-    cls.ps = cls._start("a", servers)
-    addresses = ",".join(f"{name}={cls.ps.address}" for name in servers)
-    cls.other_ps = cls._start(
-      "b", {**servers, "named": entry}, f"--ps_address={addresses}", "--fetch_ps_timeout_ms=60000"
+    dense = {"dense_0": os.path.dirname(cls.with_dense["dense_0"])}
+    # One process with all parts, which asks itself.
+    port = free_ports.get_free_port()
+    addresses = ",".join(f"{name}=127.0.0.1:{port}" for name in (*servers, *dense))
+    entries = {"named": entry, "in_three": os.path.dirname(cls.with_dense["entry"])}
+    cls.ps = cls._start(
+      "a",
+      {**servers, **dense, **entries},
+      f"--ps_address={addresses}",
+      "--fetch_ps_timeout_ms=60000",
+      port=port,
     )
-    cls.agent = _Agent([cls.ps.address, cls.other_ps.address])
+    # Only the test that kills it knows it.
+    cls.replica = cls._start("b", servers)
+    cls.agent = _Agent([cls.ps.address, cls.replica.address])
     port = free_ports.get_free_port()
     agent_server = grpc.server(futures.ThreadPoolExecutor(2))
     agent_service_pb2_grpc.add_AgentServiceServicer_to_server(cls.agent, agent_server)
@@ -78,15 +88,16 @@ class ExportsTest(unittest.TestCase):
       "--fetch_ps_timeout_ms=60000",
       environment={"PORT2": str(port)},
     )
-    for server in (cls.ps, cls.other_ps):
+    for server in (cls.ps, cls.replica):
       for name in servers:
         server.wait_until_available(name)
-    cls.other_ps.wait_until_available("named")
+    for name in (*dense, *entries):
+      cls.ps.wait_until_available(name)
     for name in ("clicks", "alone"):
       cls.entry.wait_until_available(name)
 
   @classmethod
-  def _start(cls, name, models, *flags_of_server, environment=None):
+  def _start(cls, name, models, *flags_of_server, environment=None, port=None):
     config = model_server_config_pb2.ModelServerConfig()
     for model, base_path in models.items():
       config.model_config_list.config.add(
@@ -96,7 +107,7 @@ class ExportsTest(unittest.TestCase):
     with open(path, "w") as stream:
       stream.write(text_format.MessageToString(config))
     server = server_process.ServerProcess(
-      f"--model_config_file={path}", *flags_of_server, environment=environment
+      f"--model_config_file={path}", *flags_of_server, environment=environment, port=port
     )
     cls.addClassCleanup(server.stop)
     return server.wait_until_listening()
@@ -150,12 +161,17 @@ class ExportsTest(unittest.TestCase):
       self.parts["entry"], "serving_default", user=_USERS, item=_ITEMS
     )["output"]
 
-    by_flag = self._ask(self.other_ps, "named")
+    by_flag = self._ask(self.ps, "named")
     by_agent = self._ask(self.entry, "clicks")
 
     self.assertEqual(by_flag.tobytes(), wanted.tobytes())
     self.assertEqual(by_agent.tobytes(), wanted.tobytes())
     self.assertEqual(len(set(wanted.tolist())), 4)
+
+  def test_the_dense_part_elsewhere(self):
+    wanted = self._ask(self.ps, "named")
+    answer = self._ask(self.ps, "in_three")
+    np.testing.assert_allclose(answer, wanted, rtol=1e-6)
 
   def test_the_reader_in_the_document(self):
     text = (server_process.ROOT / "docs" / "serving.md").read_text()
@@ -179,8 +195,7 @@ class ExportsTest(unittest.TestCase):
     # Served rows have 16 bits.
     self.assertAlmostEqual(logits[0] - products[0], logits[1] - products[1], 1)
 
-  def test_zz_a_killed_replica_fails_no_request(self):
-    # Runs last: one replica is gone after it.
+  def test_a_killed_replica_fails_no_request(self):
     answered, errors, stop = [], [], threading.Event()
 
     def ask():
@@ -197,7 +212,7 @@ class ExportsTest(unittest.TestCase):
       thread.start()
     try:
       wait_until(lambda: len(answered) > 20 or errors)
-      self.other_ps.kill()
+      self.replica.kill()
       seen = len(answered)
       wait_until(lambda: len(answered) > seen + 50 or errors)
     finally:

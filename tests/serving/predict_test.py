@@ -12,7 +12,11 @@ import numpy as np
 import tensorflow as tf
 
 from monolith.native_training import distributed_serving_ops
-from monolith.native_training.model_export import warmup_data_decoder, warmup_data_gen
+from monolith.native_training.model_export import (
+  saved_model_visulizer,
+  warmup_data_decoder,
+  warmup_data_gen,
+)
 from monolith.serving import model_server, options, predict, warmup
 from monolith.serving.errors import ServingError
 from monolith.serving.sample_files import RecordHeader, read_records
@@ -172,6 +176,21 @@ class PredictTest(unittest.TestCase):
       stream.truncate(os.path.getsize(path) - 3)
     with self.assertRaisesRegex(ServingError, path):
       warmup.warm_up(servable)
+
+  def test_a_graph_for_tensorboard(self):
+    folder = f"{self.folder}/events"
+    self.assertEqual(saved_model_visulizer.main([self.model, folder]), 0)
+    (path,) = (f"{folder}/{name}" for name in os.listdir(folder))
+    graphs = [
+      tf.compat.v1.GraphDef.FromString(event.graph_def)
+      for event in tf.compat.v1.train.summary_iterator(path)
+      if event.HasField("graph_def")
+    ]
+    self.assertIn("weight", {node.name for node in graphs[0].node})
+    for model, tag, word in ((self.base, "serve", self.base), (self.model, "train", "'train'")):
+      with contextlib.redirect_stderr(io.StringIO()) as told:
+        self.assertEqual(saved_model_visulizer.main([model, folder, f"--tag={tag}"]), 1)
+      self.assertIn(word, told.getvalue())
 
   def test_a_model_whose_servers_are_not_there_is_loaded_cold(self):
     folder = f"{self.folder}/calls"

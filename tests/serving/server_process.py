@@ -43,10 +43,13 @@ class ServerProcess:
   Args:
     flags: of the server, without those of its ports.
     environment: variables beside those of this process.
+    port: its port for gRPC; a free one by default.
   """
 
-  def __init__(self, *flags: str, environment: dict[str, str] | None = None):
-    self.port = free_ports.get_free_port()
+  def __init__(
+    self, *flags: str, environment: dict[str, str] | None = None, port: int | None = None
+  ):
+    self.port = port or free_ports.get_free_port()
     self.rest_port = free_ports.get_free_port()
     self.address = f"127.0.0.1:{self.port}"
     self._log = tempfile.NamedTemporaryFile("w+", suffix=".log")  # noqa: SIM115

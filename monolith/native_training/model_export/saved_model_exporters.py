@@ -31,7 +31,12 @@ from tensorflow_estimator.python.estimator.export import export_lib
 
 from monolith.native_training import device_utils, hash_table_ops, multi_hash_table_ops, save_utils
 from monolith.native_training.checkpoints import reshard as checkpoint_reshard
-from monolith.native_training.model_export import data_gen_utils, export_context, export_files
+from monolith.native_training.model_export import (
+  data_gen_utils,
+  export_context,
+  export_files,
+  frozen_model,
+)
 
 ModelFn = Callable[..., tf.estimator.EstimatorSpec]
 ReceiverFn = Callable[[], tf.estimator.export.ServingInputReceiver]
@@ -184,11 +189,21 @@ class BaseExporter:
     """Builds the model in the default graph; returns its own signatures."""
     tf.compat.v1.train.get_or_create_global_step()
     receiver = serving_input_receiver_fn()
-    spec = self._model_fn(
-      features=receiver.features,
-      mode=tf.estimator.ModeKeys.PREDICT,
-      config=tf.estimator.RunConfig(model_dir=self._model_dir),
-    )
+    try:
+      spec = self._model_fn(
+        features=receiver.features,
+        mode=tf.estimator.ModeKeys.PREDICT,
+        config=tf.estimator.RunConfig(model_dir=self._model_dir),
+      )
+    except KeyError as error:
+      name = error.args[0] if error.args else None
+      if not isinstance(receiver.features, dict) or name in receiver.features:
+        raise
+      raise KeyError(
+        f"The model reads the feature {name!r}, which its serving_input_receiver_fn does not make; "
+        f"it makes {sorted(receiver.features)}. A served model is not told its label: read that "
+        f"with features.get({name!r})"
+      ) from error
     return export_lib.build_all_signature_defs(
       receiver.receiver_tensors,
       spec.export_outputs,
@@ -228,7 +243,7 @@ class BaseExporter:
         if tf.io.gfile.exists(temp_dir):
           tf.io.gfile.rmtree(temp_dir)
         if freeze:
-          _save_frozen(sess, temp_dir, signature_defs)
+          frozen_model.save_frozen(sess, temp_dir, signature_defs)
         else:
           builder = tf.compat.v1.saved_model.Builder(temp_dir)
           builder.add_meta_graph_and_variables(
@@ -554,41 +569,3 @@ def _restore(sess: tf.compat.v1.Session, checkpoint_path: str) -> tf.compat.v1.t
     )
   saver.restore(sess, checkpoint_path)
   return saver
-
-
-def _save_frozen(
-  sess: tf.compat.v1.Session,
-  export_dir: str,
-  signature_defs: dict[str, meta_graph_pb2.SignatureDef],
-) -> None:
-  """Writes what the signatures need, with variables turned into constants."""
-  outputs = sorted(
-    {
-      info.name.split(":")[0]
-      for signature in signature_defs.values()
-      for info in signature.outputs.values()
-    }
-  )
-  graph_def = tf.compat.v1.graph_util.convert_variables_to_constants(
-    sess, sess.graph.as_graph_def(), outputs
-  )
-  with tf.Graph().as_default() as graph:
-    # Inputs that no output needs are still part of the signature.
-    known = {node.name for node in graph_def.node}
-    for signature in signature_defs.values():
-      for info in signature.inputs.values():
-        name = info.name.split(":")[0]
-        if name not in known:
-          graph_def.node.add().CopyFrom(sess.graph.get_operation_by_name(name).node_def)
-          known.add(name)
-    tf.import_graph_def(graph_def, name="")
-    config = tf.compat.v1.ConfigProto(allow_soft_placement=True)
-    with tf.compat.v1.Session(graph=graph, config=config) as frozen_sess:
-      builder = tf.compat.v1.saved_model.Builder(export_dir)
-      builder.add_meta_graph_and_variables(
-        frozen_sess,
-        [tf.compat.v1.saved_model.tag_constants.SERVING],
-        signature_def_map=signature_defs,
-        strip_default_attrs=True,
-      )
-      builder.save()

@@ -11,8 +11,6 @@ import tensorflow as tf
 from monolith.native_training.metric import streaming
 from monolith.native_training.models.spec import EstimatorSpec
 
-_PRINT_STEPS = 100
-
 
 class ModelOutputs(NamedTuple):
   """What a model function returned, one entry per head.
@@ -126,14 +124,7 @@ def native_metric_ops(
     name = f"{head}_mse"
     value, update = tf.compat.v1.metrics.mean_squared_error(tf.cast(label, pred.dtype), pred)
   tf.compat.v1.summary.scalar(name, value)
-  step = tf.compat.v1.train.get_or_create_global_step()
-  # A line per step would bury everything else.
-  report = tf.cond(
-    tf.equal(step % _PRINT_STEPS, 0),
-    lambda: tf.group(tf.print(name, update, output_stream=sys.stderr)),
-    tf.no_op,
-  )
-  return [update, report]
+  return [update, tf.print(name, update, output_stream=sys.stderr)]
 
 
 def flat_floats(tensor: tf.Tensor | None, like: tf.Tensor) -> tf.Tensor:

@@ -15,6 +15,7 @@ from monolith.agent_service import agent_service_pb2, agent_service_pb2_grpc
 
 _ASK_AGAIN_SECS = 15
 _DEADLINE_SECS = 5
+_MIN_GAP_SECS = 0.1
 # A replica that an answer lacks may only have lost its session: so long it is worth a try when all
 # others fail.
 _REMEMBER_SECS = 60
@@ -103,11 +104,23 @@ class AgentResolver:
     )
     return ServedModel(name, addresses, former)
 
-  def ask_again(self) -> None:
-    """Asks the agent before its time, because replicas failed; at most once a second."""
+  def ask_again(self, since: float, deadline: float) -> None:
+    """Asks the agent before its time, because replicas failed.
+
+    Calls that fail together share one answer, and there are at most ten questions a second: a call
+    waits for its turn.
+
+    Args:
+      since: when the caller took the addresses that failed, `time.monotonic()`.
+      deadline: until when it can wait.
+    """
     with self._lock:
-      if time.monotonic() - self._asked >= 1:
-        self._ask()
+      if self._asked > since:
+        return
+      wait_secs = self._asked + _MIN_GAP_SECS - time.monotonic()
+      if wait_secs > 0:
+        time.sleep(max(0.0, min(wait_secs, deadline - time.monotonic())))
+      self._ask()
 
   def close(self) -> None:
     self._channel.close()

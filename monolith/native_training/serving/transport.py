@@ -290,6 +290,7 @@ def _predict_call(request: bytes, call: bytes) -> bytes:
   # A second round after the agent was asked again: whom it knew may all be gone.
   for is_last in (not isinstance(resolver, AgentResolver), True):
     served = resolver(model_name, old_model_name, int(task))
+    resolved = time.monotonic()
     if not isinstance(served, ServedModel):
       served = ServedModel(model_name, list(served))
     if served.model_name != predict.model_spec.name:
@@ -311,7 +312,7 @@ def _predict_call(request: bytes, call: bytes) -> bytes:
           break
     if is_last:
       break
-    resolver.ask_again()
+    resolver.ask_again(resolved, deadline)
   if not errors:
     raise HostError(grpc.StatusCode.UNAVAILABLE.value[0], "no replica serves the model")
   raise HostError(errors[-1][0].value[0], "; ".join(text for _, text in errors))

@@ -29,6 +29,11 @@
 #include "monolith/serving/native/net/acceptor.h"
 #include "monolith/serving/native/net/event_loop.h"
 #include "monolith/serving/native/op_library.h"
+#include "monolith/serving/native/remote/address_book.h"
+#include "monolith/serving/native/remote/channels.h"
+#include "monolith/serving/native/remote/remote_predictor.h"
+#include "monolith/serving/native/rest/http_connection.h"
+#include "monolith/serving/native/rest/rest_api.h"
 #include "tensorflow/core/public/version.h"
 
 namespace monolith {
@@ -68,6 +73,24 @@ ManagerSettings MakeManagerSettings(const Flags& flags) {
   settings.retry_interval = std::chrono::microseconds(flags.load_retry_interval_micros);
   settings.labels_for_unavailable = flags.allow_version_labels_for_unavailable_models;
   return settings;
+}
+
+// Addresses come from --ps_address, else from the agent, else an entry model says what is missing.
+Status StartRemotePrediction(const Flags& flags, void* op_library, Channels* channels,
+                             std::unique_ptr<AddressBook>* addresses,
+                             std::unique_ptr<RemotePredictor>* predictor) {
+  const char* agent_port = getenv("PORT2");
+  if (!flags.ps_address.empty() || agent_port == nullptr) {
+    Addresses fixed;
+    const Status status =
+        flags.ps_address.empty() ? Status() : ParseAddresses(flags.ps_address, &fixed);
+    if (!status.ok()) return status;
+    *addresses = std::make_unique<AddressBook>(std::move(fixed));
+  } else {
+    *addresses = std::make_unique<AddressBook>(channels, std::string("localhost:") + agent_port);
+  }
+  *predictor = std::make_unique<RemotePredictor>(channels, addresses->get());
+  return (*predictor)->Install(op_library);
 }
 
 // Ends the loop when all connections have finished, or when time is up.
@@ -128,6 +151,15 @@ int Run(const Flags& flags) {
   pthread_sigmask(SIG_BLOCK, &signals, nullptr);
   signal(SIGPIPE, SIG_IGN);
 
+  // First, so that they outlive the models that call them.
+  Channels channels;
+  status = channels.Open();
+  if (!status.ok()) return Fail(status);
+  std::unique_ptr<AddressBook> addresses;
+  std::unique_ptr<RemotePredictor> predictor;
+  status = StartRemotePrediction(flags, op_library, &channels, &addresses, &predictor);
+  if (!status.ok()) return Fail(status);
+
   EventLoop loop;
   status = loop.Open();
   if (!status.ok()) return Fail(status);
@@ -155,6 +187,20 @@ int Run(const Flags& flags) {
     if (!status.ok()) return Fail(status);
     LogInfo("gRPC on " + flags.bind_address + ":" + std::to_string(grpc.port()));
   }
+  WorkerPool rest_workers(flags.rest_api_port != 0 ? NumThreads(flags.rest_api_num_threads) : 0,
+                          kMaxQueued);
+  HttpLimits http_limits;
+  http_limits.max_body_bytes = flags.max_receive_message_bytes;
+  http_limits.answer_timeout = std::chrono::milliseconds(flags.rest_api_timeout_in_ms);
+  const HttpService http_service = MakeHttpService(&serving, &rest_workers);
+  Acceptor rest(&loop, kMaxConnections, [&](FileDescriptor socket) {
+    return std::make_shared<HttpConnection>(&loop, std::move(socket), http_limits, http_service);
+  });
+  if (flags.rest_api_port != 0) {
+    status = rest.Open(flags.bind_address, static_cast<int>(flags.rest_api_port));
+    if (!status.ok()) return Fail(status);
+    LogInfo("HTTP on " + flags.bind_address + ":" + std::to_string(rest.port()));
+  }
   std::thread sockets([&] { loop.Run(); });
   models.SetConfig(config, Clock::now());
   FollowConfigUntilSignal(flags, config, signals, &models);
@@ -162,7 +208,8 @@ int Run(const Flags& flags) {
   LogInfo("Ending after the requests that are under way");
   loop.Post([&] {
     grpc.Shutdown();
-    StopWhenIdle(&loop, {&grpc}, Clock::now() + kGrace);
+    rest.Shutdown();
+    StopWhenIdle(&loop, {&grpc, &rest}, Clock::now() + kGrace);
   });
   sockets.join();
   return 0;

@@ -9,7 +9,24 @@ namespace {
 constexpr double kBucketSeconds[] = {0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1,
                                      0.2,    0.5,   1,     2,     5,    10,   30};
 
-const char* CodeName(int code) {
+std::string Escape(const std::string& text) {
+  std::string escaped;
+  for (const char c : text) {
+    if (c == '\\' || c == '"') escaped += '\\';
+    escaped += static_cast<unsigned char>(c) < ' ' ? ' ' : c;
+  }
+  return escaped;
+}
+
+std::string Number(double value) {
+  char buffer[64];
+  snprintf(buffer, sizeof(buffer), "%.9g", value);
+  return buffer;
+}
+
+}  // namespace
+
+const char* Metrics::CodeName(int code) {
   static constexpr const char* kNames[] = {"OK",
                                            "CANCELLED",
                                            "UNKNOWN",
@@ -29,23 +46,6 @@ const char* CodeName(int code) {
                                            "UNAUTHENTICATED"};
   return code >= 0 && code <= 16 ? kNames[code] : "UNKNOWN";
 }
-
-std::string Escape(const std::string& text) {
-  std::string escaped;
-  for (const char c : text) {
-    if (c == '\\' || c == '"') escaped += '\\';
-    escaped += static_cast<unsigned char>(c) < ' ' ? ' ' : c;
-  }
-  return escaped;
-}
-
-std::string Number(double value) {
-  char buffer[64];
-  snprintf(buffer, sizeof(buffer), "%.9g", value);
-  return buffer;
-}
-
-}  // namespace
 
 void Metrics::Count(const std::string& model, const char* method, Code code,
                     std::chrono::nanoseconds latency) {
@@ -67,14 +67,15 @@ std::string Metrics::ToText(const ModelManager::Counts& models) const {
   std::lock_guard<std::mutex> lock(mutex_);
   for (const auto& [key, count] : requests_) {
     const auto& [model, method, code] = key;
-    text += "monolith_serving_requests_total{model=\"" + Escape(model) + "\",method=\"" + method +
-            "\",code=\"" + CodeName(code) + "\"} " + std::to_string(count) + "\n";
+    text += std::string("monolith_serving_requests_total{code=\"") + CodeName(code) +
+            "\",method=\"" + method + "\",model=\"" + Escape(model) + "\"} " +
+            std::to_string(count) + "\n";
   }
   const std::string name = "monolith_serving_request_seconds";
   text += "# HELP " + name + " Time from a request's arrival to its answer.\n# TYPE " + name +
           " histogram\n";
   for (const auto& [key, histogram] : latencies_) {
-    const std::string labels = "model=\"" + Escape(key.first) + "\",method=\"" + key.second + "\"";
+    const std::string labels = "method=\"" + key.second + "\",model=\"" + Escape(key.first) + "\"";
     int64_t below = 0;
     for (int i = 0; i <= kNumBuckets; ++i) {
       below += histogram.counts[i];
@@ -88,8 +89,8 @@ std::string Metrics::ToText(const ModelManager::Counts& models) const {
       "# HELP monolith_serving_model_state 1 for the state in which a version is.\n"
       "# TYPE monolith_serving_model_state gauge\n";
   for (const auto& [model, version, state] : models.versions) {
-    text += "monolith_serving_model_state{model=\"" + Escape(model) + "\",version=\"" +
-            std::to_string(version) + "\",state=\"" + api::ModelVersionStatus::State_Name(state) +
+    text += "monolith_serving_model_state{model=\"" + Escape(model) + "\",state=\"" +
+            api::ModelVersionStatus::State_Name(state) + "\",version=\"" + std::to_string(version) +
             "\"} 1\n";
   }
   text += "# TYPE monolith_serving_model_loads_total counter\nmonolith_serving_model_loads_total " +

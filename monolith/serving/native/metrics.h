@@ -24,6 +24,9 @@ class Metrics {
   void Count(const std::string& model, const char* method, Code code,
              std::chrono::nanoseconds latency);
 
+  // Returns "OK", "NOT_FOUND" and so on.
+  static const char* CodeName(int code);
+
   std::string ToText(const ModelManager::Counts& models) const;
 
  private:

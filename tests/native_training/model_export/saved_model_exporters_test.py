@@ -174,6 +174,17 @@ class SavedModelExportersTest(tf.test.TestCase):
     outputs = self._call(folder, "serving_default", {"ids": [0]})
     self.assertAllEqual(outputs["table"], [[1, 2]])
 
+  def test_a_model_that_wants_its_label_is_told_what_to_do(self):
+    base = self._train()
+
+    def model_fn(features, mode, config):
+      features["clicked"]
+      return _model_fn(features, mode, config)
+
+    exporter = saved_model_exporters.StandaloneExporter(model_fn, self.model_dir, base)
+    with self.assertRaisesRegex(KeyError, "'clicked'.*makes.*ids.*features.get"):
+      exporter.export_saved_model(_receiver_fn)
+
   def test_assign_signatures(self):
     base = self._train()
     exporter = saved_model_exporters.StandaloneExporter(_model_fn, self.model_dir, base)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import unittest
 from concurrent import futures
 from unittest import mock
@@ -21,8 +22,9 @@ from tests.wait_until import wait_until
 class _Replica(grpc.GenericRpcHandler):
   """A prediction service that remembers the names it was asked for, and who asked."""
 
-  def __init__(self, port=0):
+  def __init__(self, port=0, answers=None):
     self.names, self.peers = [], set()
+    self._answers = answers
     self._server = grpc.server(futures.ThreadPoolExecutor(2), handlers=[self])
     self.address = f"localhost:{self._server.add_insecure_port(f'localhost:{port}')}"
     self._server.start()
@@ -32,6 +34,8 @@ class _Replica(grpc.GenericRpcHandler):
 
   def _predict(self, data, context):
     self.peers.add(context.peer())
+    if self._answers is not None:
+      self._answers.wait(60)
     self.names.append(prediction_service_pb2.PredictRequest.FromString(data).model_spec.name)
     return b""
 
@@ -152,6 +156,15 @@ class PredictTest(unittest.TestCase):
       agent.services = {}
       _predict()
     self.assertEqual(alive.names, ["clicks:ps_1"] * 3)
+
+  def test_the_deadline_of_the_op_is_that_of_the_call(self):
+    answers = threading.Event()
+    replica = self.serve(answers=answers)
+    transport.set_remote_predict_resolver(lambda *_: [replica.address])
+    with self.assertRaises(transport.HostError) as caught:
+      _predict(deadline_millis=200)
+    answers.set()
+    self.assertEqual(caught.exception.code, grpc.StatusCode.DEADLINE_EXCEEDED.value[0])
 
   def test_dense_by_old_name(self):
     find_key = agent_resolver.find_key

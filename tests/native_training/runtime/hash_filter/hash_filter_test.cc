@@ -52,6 +52,38 @@ std::unique_ptr<SlidingHashFilter> SaveAndRestore(const SlidingHashFilter& filte
 
 const int64_t kThree = int64_t{3} << 17;
 
+std::unique_ptr<TableFilter> ForTable(OccurrenceFilter* shared, uint32_t threshold, uint64_t salt) {
+  std::unique_ptr<TableFilter> filter;
+  const Status status = TableFilter::Create(shared, threshold, salt, &filter);
+  EXPECT_TRUE(status.ok()) << status.message;
+  return filter;
+}
+
+TEST(TableFilterTest, HasItsOwnThresholdAndCounts) {
+  // Slot 1 has a threshold of its own, which a table that has one does not ask for.
+  const auto shared = Sliding(100, 7, 0, {{1, 15}});
+  const auto users = ForTable(shared.get(), 1, 11);
+  const auto items = ForTable(shared.get(), 2, 22);
+  const auto free = ForTable(shared.get(), 0, 33);
+  const Ids ids = {5, int64_t{1} << 48};
+  EXPECT_EQ(Kept(users.get(), ids, true), (std::vector<int>{0, 0}));
+  EXPECT_EQ(Kept(users.get(), ids, true), (std::vector<int>{1, 1}));
+  EXPECT_EQ(Kept(items.get(), ids, true), (std::vector<int>{0, 0}));
+  EXPECT_EQ(Kept(items.get(), ids, true), (std::vector<int>{0, 0}));
+  EXPECT_EQ(Kept(items.get(), ids, true), (std::vector<int>{1, 1}));
+  EXPECT_TRUE(free->NeverFilters());
+  EXPECT_FALSE(items->NeverFilters());
+
+  std::unique_ptr<TableFilter> none;
+  const Status status = TableFilter::Create(shared.get(), 16, 0, &none);
+  EXPECT_FALSE(status.ok());
+  EXPECT_EQ(status.message, "occurrence_threshold is 16, but this filter counts to 15");
+
+  DummyFilter dummy;
+  EXPECT_TRUE(ForTable(&dummy, 3, 0)->NeverFilters());
+  EXPECT_EQ(Kept(ForTable(&dummy, 3, 0).get(), ids, true), (std::vector<int>{1, 1}));
+}
+
 TEST(SlidingHashFilterTest, DropsTheFirstOccurrences) {
   const auto filter = Sliding(100, 7, 3);
   const Ids ids = {1, kThree, 1};

@@ -1,12 +1,16 @@
 // TfServingRemotePredict calls a signature of another TensorFlow Serving model.
 //
-// This process's Python makes the call (host_call.h). Without Python, or where it was not told
-// which addresses serve the models, the op fails with Unimplemented.
+// A predictor that the program has set makes the call (remote_predictor.h), else this process's
+// Python (host_call.h). Without either, or where Python was not told which addresses serve the
+// models, the op fails with Unimplemented.
 #include <cstdint>
+#include <memory>
+#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "monolith/native_training/runtime/ops/serving/remote_predictor.h"
 #include "monolith/native_training/runtime/ops/support/exception_status.h"
 #include "monolith/native_training/runtime/ops/support/host_call.h"
 #include "monolith/native_training/runtime/ops/support/kernel_registration.h"
@@ -25,6 +29,19 @@ namespace {
 
 using shape_inference::InferenceContext;
 using shape_inference::ShapeHandle;
+
+struct Predictor {
+  MonolithPredictFunction function = nullptr;
+  void* self = nullptr;
+};
+
+std::mutex predictor_mutex;
+Predictor predictor;
+
+Predictor GetPredictor() {
+  std::lock_guard<std::mutex> lock(predictor_mutex);
+  return predictor;
+}
 
 // Requires `aliases` to be a vector with one name for each of the list's `count` tensors.
 Status CheckAliases(InferenceContext* c, const char* aliases, const char* list, size_t count) {
@@ -57,23 +74,29 @@ Status RemotePredictShape(InferenceContext* c) {
 class TfServingRemotePredictOp : public AsyncOpKernel {
  public:
   explicit TfServingRemotePredictOp(OpKernelConstruction* ctx) : AsyncOpKernel(ctx) {
-    int64_t deadline_millis = 0;
     int64_t task = -1;
-    std::string old_model_name;
     OP_REQUIRES_OK(ctx, ctx->GetAttr("model_name", &model_name_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("signature_name", &signature_name_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("model_version", &model_version_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("fail_op_on_rpc_error", &fail_op_on_rpc_error_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("output_types", &output_types_));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("max_rpc_deadline_millis", &deadline_millis));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("max_rpc_deadline_millis", &deadline_millis_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("task", &task));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("old_model_name", &old_model_name));
-    call_ = strings::StrCat(task, "\n", deadline_millis, "\n", old_model_name);
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("old_model_name", &old_model_name_));
+    call_ = strings::StrCat(task, "\n", deadline_millis_, "\n", old_model_name_);
   }
 
   void ComputeAsync(OpKernelContext* ctx, DoneCallback done) override {
     std::string request;
     OP_REQUIRES_OK_ASYNC(ctx, CatchExceptions([&] { return MakeRequest(ctx, &request); }), done);
+    const Predictor set = GetPredictor();
+    if (set.function != nullptr) {
+      auto call = std::make_unique<Call>(Call{this, ctx, std::move(done)});
+      set.function(set.self, request.data(), static_cast<int64_t>(request.size()),
+                   old_model_name_.data(), static_cast<int64_t>(old_model_name_.size()),
+                   deadline_millis_, &TakeAnswer, call.release());
+      return;
+    }
     OP_REQUIRES_OK_ASYNC(ctx, CatchExceptions([&] {
                            Env::Default()->SchedClosure([this, ctx, request, done] {
                              OP_REQUIRES_OK_ASYNC(
@@ -86,9 +109,32 @@ class TfServingRemotePredictOp : public AsyncOpKernel {
   }
 
  private:
+  // What a predictor hands back with its answer.
+  struct Call {
+    const TfServingRemotePredictOp* op;
+    OpKernelContext* ctx;
+    DoneCallback done;
+  };
+
+  static void TakeAnswer(void* context, int32_t code, const char* data, int64_t size) {
+    const std::unique_ptr<Call> call(static_cast<Call*>(context));
+    const Status status = CatchExceptions([&] {
+      std::string answer(data, static_cast<size_t>(size));
+      if (code == 0) return call->op->Finish(call->ctx, OkStatus(), answer);
+      return call->op->Finish(call->ctx, Status(static_cast<absl::StatusCode>(code), answer), "");
+    });
+    OP_REQUIRES_OK_ASYNC(call->ctx, status, call->done);
+    call->done();
+  }
+
   Status Predict(OpKernelContext* ctx, const std::string& request) const {
     std::string response;
-    Status status = CallHost("predict", request, call_, &response);
+    const Status status = CallHost("predict", request, call_, &response);
+    return Finish(ctx, status, response);
+  }
+
+  // Turns an answer, or the error of a call, into the op's outputs or its error.
+  Status Finish(OpKernelContext* ctx, Status status, const std::string& response) const {
     if (status.ok()) status = SetOutputs(ctx, response);
     if (!status.ok()) {
       status = Status(status.code(),
@@ -182,6 +228,8 @@ class TfServingRemotePredictOp : public AsyncOpKernel {
   std::string signature_name_;
   int64_t model_version_ = -1;
   bool fail_op_on_rpc_error_ = true;
+  int64_t deadline_millis_ = 0;
+  std::string old_model_name_;
   DataTypeVector output_types_;
   // The host's arguments besides the request: task, deadline and old name, one per line.
   std::string call_;
@@ -230,3 +278,8 @@ REGISTER_GUARDED_KERNEL(Name("TfServingRemotePredict").Device(DEVICE_CPU),
 }  // namespace
 }  // namespace monolith_tf
 }  // namespace tensorflow
+
+extern "C" void MonolithSetRemotePredictor(MonolithPredictFunction function, void* self) {
+  std::lock_guard<std::mutex> lock(tensorflow::monolith_tf::predictor_mutex);
+  tensorflow::monolith_tf::predictor = {function, self};
+}

@@ -1,0 +1,279 @@
+"""Makes one HTML page of a training run: `monolith_report MODEL_DIR`.
+
+The page stands alone: its curves are drawn as SVG, and it loads nothing. It has the curves that
+training and evaluations have written, the tables of the newest checkpoint by size, how long their
+rows are, and histograms that the model has summarised (`enable_grads_and_vars_summary`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import glob
+import html
+import itertools
+import os
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.python.lib.io import _pywrap_record_io
+
+from monolith.native_training.checkpoints import slices as checkpoint_slices
+from monolith.native_training.runtime.hash_table import embedding_hash_table_pb2
+
+_ROWS_PER_TABLE = 5000
+_NUM_BUCKETS = 30
+_WIDTH, _HEIGHT, _MARGIN = 420, 200, 48
+_COLORS = {"training": "#1f6feb", "evaluation": "#d1570b"}
+# These come first; others follow by name.
+_FIRST_CURVES = ("loss", "auc", "log_loss", "examples_per_second", "step_ms", "rows", "memory_mb")
+
+Curve = dict[int, float]
+
+
+class Table(NamedTuple):
+  """A table in a checkpoint.
+
+  Attributes:
+    name: its name.
+    num_rows: all of them.
+    dim: floats of a row.
+    optimizers: of its slices.
+    norms: the lengths of some rows' vectors.
+  """
+
+  name: str
+  num_rows: int
+  dim: int
+  optimizers: str
+  norms: Sequence[float]
+
+
+def write_report(model_dir: str, path: str | None = None) -> str:
+  """Writes the page of a training run.
+
+  Args:
+    model_dir: the folder of the model.
+    path: the file to write, `<model_dir>/report.html` by default.
+
+  Returns:
+    The path of the page.
+
+  Raises:
+    FileNotFoundError: the folder has neither curves nor a checkpoint.
+  """
+  curves, histograms = {}, {}
+  for kind, folder in (("training", model_dir), ("evaluation", os.path.join(model_dir, "eval"))):
+    curves[kind], found = _read_events(folder)
+    histograms.update(found)
+  speed = curves["training"].pop("steps_per_second", {})
+  curves["training"]["step_ms"] = {step: 1000 / value for step, value in speed.items() if value}
+  checkpoint = tf.train.latest_checkpoint(model_dir)
+  if checkpoint is None and not any(curves["training"].values()):
+    raise FileNotFoundError(f"{model_dir} has neither curves nor a checkpoint: train there first")
+  tables = [] if checkpoint is None else read_tables(checkpoint)
+  path = path or os.path.join(model_dir, "report.html")
+  with open(path, "w", encoding="utf-8") as f:
+    f.write(_make_page(model_dir, checkpoint, curves, tables, histograms))
+  return path
+
+
+def _read_events(folder: str) -> tuple[dict[str, Curve], dict[str, Any]]:
+  """Returns tag -> step -> value, and tag -> the newest histogram."""
+  curves: dict[str, Curve] = collections.defaultdict(dict)
+  histograms = {}
+  for path in sorted(glob.glob(os.path.join(glob.escape(folder), "events.out.tfevents.*"))):
+    try:
+      for event in tf.compat.v1.train.summary_iterator(path):
+        for value in event.summary.value:
+          if value.HasField("simple_value"):
+            curves[value.tag][event.step] = value.simple_value
+          elif value.HasField("histo"):
+            histograms[value.tag] = value.histo
+    except tf.errors.DataLossError:
+      continue  # The run may be writing the last record.
+  return curves, histograms
+
+
+def read_tables(checkpoint: str) -> list[Table]:
+  """Returns the tables of a checkpoint, the largest first.
+
+  Args:
+    checkpoint: its prefix.
+  """
+  counts: dict[str, int] = collections.Counter()
+  norms: dict[str, list[float]] = collections.defaultdict(list)
+  for name, count, rows in _read_parts(checkpoint + ".assets"):
+    counts[name] += count
+    left = max(0, _ROWS_PER_TABLE - len(norms[name]))
+    norms[name] += [float(np.linalg.norm(row.num)) for row in itertools.islice(rows, left)]
+  known = checkpoint_slices.read(checkpoint) or {}
+  tables = []
+  for name, count in counts.items():
+    slices = known.get(name, [])
+    optimizers = ", ".join(sorted({s.optimizer for s in slices}))
+    tables.append(Table(name, count, sum(s.dim for s in slices), optimizers, norms[name]))
+  return sorted(tables, key=lambda table: (-table.num_rows, table.name))
+
+
+def _read_parts(assets: str) -> Iterator[tuple[str, int, Iterator[Any]]]:
+  """Yields table name, number of rows and the rows, for each table in each file."""
+  for path in sorted(glob.glob(os.path.join(glob.escape(assets), "*-of-*"))):
+    base, _, shard = os.path.basename(path).rpartition("-of-")
+    if ".meta-" in base:
+      continue
+    base, _, number = base.rpartition("-")
+    meta = os.path.join(assets, f"{base}.meta-{number}-of-{shard}")
+    if not os.path.exists(meta):
+      continue
+    rows = _read_rows(path)
+    for record in _pywrap_record_io.RecordIterator(meta, ""):
+      entry = embedding_hash_table_pb2.MultiHashTableMetadata.FromString(record)
+      part = itertools.islice(rows, entry.num_entries)
+      yield entry.table_name, entry.num_entries, part
+      collections.deque(part, maxlen=0)
+
+
+def _read_rows(path: str) -> Iterator[Any]:
+  for record in _pywrap_record_io.RecordIterator(path, "SNAPPY"):
+    yield embedding_hash_table_pb2.EntryDump.FromString(record)
+
+
+def _make_page(
+  model_dir: str,
+  checkpoint: str | None,
+  curves: dict[str, dict[str, Curve]],
+  tables: Sequence[Table],
+  histograms: dict[str, Any],
+) -> str:
+  tags = {tag for of_kind in curves.values() for tag, curve in of_kind.items() if curve}
+  order = [tag for tag in _FIRST_CURVES if tag in tags] + sorted(tags.difference(_FIRST_CURVES))
+  drawings = [
+    _figure(tag, _draw_curves({kind: c[tag] for kind, c in curves.items() if c.get(tag)}))
+    for tag in order
+    if not tag.startswith("rows/")
+  ]
+  largest = max((table.num_rows for table in tables), default=0)
+  rows = "".join(
+    f"<tr><td>{html.escape(table.name)}</td><td class=n>{table.num_rows:,}</td>"
+    f"<td><div class=bar style='width:{160 * table.num_rows / max(largest, 1):.0f}px'></div></td>"
+    f"<td class=n>{table.dim or '?'}</td><td>{html.escape(table.optimizers)}</td></tr>"
+    for table in tables
+  )
+  norms = [_figure(table.name, _draw_histogram(table.norms)) for table in tables if table.norms]
+  summaries = [
+    _figure(tag, _draw_bars(histo.bucket_limit, histo.bucket))
+    for tag, histo in sorted(histograms.items())
+  ]
+  sections = [
+    ("Curves", "".join(drawings) or "<p>none yet</p>"),
+    (
+      "Tables by size",
+      f"<table><tr><th>table<th>rows<th><th>floats per row<th>optimizer</tr>{rows}</table>",
+    ),
+    ("Lengths of rows", "".join(norms) or "<p>no rows</p>"),
+  ]
+  if summaries:
+    sections.append(("Histograms", "".join(summaries)))
+  body = "".join(f"<h2>{title}</h2><section>{content}</section>" for title, content in sections)
+  name = html.escape(os.path.basename(os.path.normpath(model_dir)))
+  newest = html.escape(os.path.basename(checkpoint)) if checkpoint else "no checkpoint"
+  legend = "".join(
+    f"<span style='color:{color}'>● {kind}</span> " for kind, color in _COLORS.items()
+  )
+  return (
+    "<!DOCTYPE html><html lang=en><meta charset=utf-8>"
+    f"<title>{name}</title><style>{_STYLE}</style>"
+    f"<h1>{name}</h1><p>{newest} &nbsp; {legend}</p>{body}</html>\n"
+  )
+
+
+_STYLE = """
+body{font:15px/1.4 system-ui,sans-serif;margin:2rem auto;max-width:1340px;padding:0 1rem}
+section{display:flex;flex-wrap:wrap;gap:1rem}
+figure{margin:0;border:1px solid #d6dce4;padding:.5rem}
+figcaption{font-weight:600}td,th{padding:.2rem .8rem;text-align:left}.n{text-align:right}
+.bar{background:#1f6feb;height:.8rem}svg text{font:11px system-ui,sans-serif;fill:#57606a}
+"""
+
+
+def _figure(title: str, drawing: str) -> str:
+  return f"<figure><figcaption>{html.escape(title)}</figcaption>{drawing}</figure>"
+
+
+def _draw_curves(curves: dict[str, Curve]) -> str:
+  steps = [step for curve in curves.values() for step in curve]
+  values = [v for curve in curves.values() for v in curve.values() if np.isfinite(v)]
+  if not values:
+    return "<p>no finite value</p>"
+  x, y = _scale(min(steps), max(steps), _WIDTH), _scale(min(values), max(values), _HEIGHT)
+  shapes = []
+  for kind, curve in curves.items():
+    points = [(x(step), _HEIGHT - y(v)) for step, v in sorted(curve.items()) if np.isfinite(v)]
+    path = " ".join(f"{a:.1f},{b:.1f}" for a, b in points)
+    color = _COLORS[kind]
+    shapes.append(f"<polyline points='{path}' fill=none stroke='{color}' stroke-width=1.5 />")
+    shapes += [f"<circle cx='{a:.1f}' cy='{b:.1f}' r=2 fill='{color}' />" for a, b in points[-1:]]
+  return _svg(shapes, (min(steps), max(steps)), (min(values), max(values)))
+
+
+def _draw_histogram(values: Sequence[float]) -> str:
+  counts, edges = np.histogram(values, _NUM_BUCKETS)
+  return _draw_bars(edges[1:], counts, first=float(edges[0]))
+
+
+def _draw_bars(limits: Iterable[float], counts: Iterable[float], first: float | None = None) -> str:
+  counts = np.asarray(list(counts), float)
+  limits = np.asarray(list(limits), float)
+  is_used = np.nonzero(counts)[0]
+  if not len(is_used):
+    return "<p>empty</p>"
+  used = slice(max(0, is_used[0] - 1), is_used[-1] + 1)
+  counts, limits = counts[used], limits[used]
+  width = (_WIDTH - _MARGIN) / len(counts)
+  y = _scale(0, float(counts.max()), _HEIGHT)
+  shapes = [
+    f"<rect x='{_MARGIN + i * width:.1f}' y='{_HEIGHT - y(c):.1f}' width='{max(width - 1, 1):.1f}' "
+    f"height='{max(0.0, y(c) - y(0)):.1f}' fill='{_COLORS['training']}' />"
+    for i, c in enumerate(counts)
+  ]
+  low = float(limits[0]) if first is None else first
+  return _svg(shapes, (low, float(limits[-1])), (0, float(counts.max())))
+
+
+def _scale(low: float, high: float, size: int) -> Any:
+  """Returns a function from values to places between the margin and the size."""
+  span = (high - low) or 1.0
+  return lambda value: _MARGIN + (value - low) / span * (size - _MARGIN - 8)
+
+
+def _svg(shapes: Sequence[str], x: tuple[float, float], y: tuple[float, float]) -> str:
+  bottom = _HEIGHT - _MARGIN
+  axes = (
+    f"<path d='M{_MARGIN} 4V{bottom}H{_WIDTH}' fill=none stroke='#afb8c1' />"
+    f"<text x=4 y=14>{y[1]:.4g}</text><text x=4 y={bottom}>{y[0]:.4g}</text>"
+    f"<text x={_MARGIN} y={bottom + 16}>{x[0]:.4g}</text>"
+    f"<text x={_WIDTH} y={bottom + 16} text-anchor=end>{x[1]:.4g}</text>"
+  )
+  return f"<svg width={_WIDTH + 8} height={_HEIGHT} role=img>{axes}{''.join(shapes)}</svg>"
+
+
+def cli(argv: Sequence[str] | None = None) -> int:
+  """Runs the command `monolith_report`; returns the exit status."""
+  parser = argparse.ArgumentParser(prog="monolith_report", description=__doc__.split("\n")[0])
+  parser.add_argument("model_dir", help="the folder of the model")
+  parser.add_argument("--output", help="the page, MODEL_DIR/report.html by default")
+  arguments = parser.parse_args(argv)
+  try:
+    print(write_report(arguments.model_dir, arguments.output))
+  except (FileNotFoundError, tf.errors.OpError) as e:
+    print(f"monolith_report: {getattr(e, 'message', e)}", file=sys.stderr)
+    return 1
+  return 0
+
+
+if __name__ == "__main__":
+  sys.exit(cli())

@@ -1,0 +1,170 @@
+#include "monolith/serving/native/remote/address_book.h"
+
+#include <algorithm>
+#include <charconv>
+#include <future>
+#include <memory>
+#include <string_view>
+#include <utility>
+
+#include "monolith/agent_service/agent_service.pb.h"
+#include "monolith/serving/native/base/log.h"
+
+namespace monolith {
+namespace serving {
+namespace {
+
+constexpr std::chrono::seconds kAskAgain(15);
+constexpr std::chrono::seconds kAskDeadline(5);
+// While it has not answered yet, or has no address for a model that is asked for.
+constexpr std::chrono::seconds kAskSoon(1);
+constexpr char kHeartBeat[] = "/monolith.serving.agent_service.AgentService/HeartBeat";
+
+bool IsAddress(std::string_view text) {
+  const size_t colon = text.rfind(':');
+  if (colon == std::string_view::npos || colon == 0) return false;
+  int port = 0;
+  const char* end = text.data() + text.size();
+  const auto parsed = std::from_chars(text.data() + colon + 1, end, port);
+  return parsed.ec == std::errc() && parsed.ptr == end && port > 0 && port < 65536;
+}
+
+std::string_view TakePart(std::string_view* text, char separator) {
+  const size_t end = std::min(text->find(separator), text->size());
+  const std::string_view part = text->substr(0, end);
+  text->remove_prefix(std::min(end + 1, text->size()));
+  return part;
+}
+
+}  // namespace
+
+Status ParseAddresses(const std::string& text, Addresses* addresses) {
+  std::string_view rest = text;
+  do {
+    std::string_view item = TakePart(&rest, ',');
+    const std::string shown(item);
+    const size_t equals = item.find('=');
+    const std::string name(item.substr(0, equals));
+    std::vector<std::string> replicas;
+    if (equals != std::string_view::npos) {
+      item.remove_prefix(equals + 1);
+      do {
+        replicas.emplace_back(TakePart(&item, '|'));
+      } while (!item.empty());
+    }
+    if (name.empty() || replicas.empty() ||
+        !std::all_of(replicas.begin(), replicas.end(), IsAddress)) {
+      return Status(Code::kInvalidArgument, "--ps_address has '" + shown +
+                                                "', want name=host:port or "
+                                                "name=host:port|host:port");
+    }
+    if (!addresses->emplace(name, replicas).second) {
+      return Status(Code::kInvalidArgument, "--ps_address names '" + name + "' twice");
+    }
+  } while (!rest.empty());
+  return Status();
+}
+
+ServedModel FindServedModel(const Addresses& answer, const std::string& name,
+                            const std::string& old_name) {
+  const bool unified = std::any_of(answer.begin(), answer.end(), [](const auto& item) {
+    return item.first.find(":ps") != std::string::npos;
+  });
+  ServedModel model;
+  std::string key = name;
+  model.name = name;
+  if (!unified) {
+    model.name = old_name;
+    const size_t underscore = old_name.rfind('_');
+    key = underscore == std::string::npos
+              ? old_name
+              : old_name.substr(0, underscore) + ":" + old_name.substr(underscore + 1);
+  }
+  const auto found = answer.find(key);
+  if (found != answer.end()) model.addresses = found->second;
+  return model;
+}
+
+AddressBook::AddressBook(Addresses fixed) : fixed_(std::move(fixed)) {}
+
+AddressBook::AddressBook(Channels* channels, std::string agent)
+    : channels_(channels), agent_(std::move(agent)), thread_([this] { FollowAgent(); }) {}
+
+AddressBook::~AddressBook() {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    stopping_ = true;
+  }
+  wake_.notify_all();
+  if (thread_.joinable()) thread_.join();
+}
+
+Status AddressBook::Find(const std::string& name, const std::string& old_name, ServedModel* model) {
+  if (channels_ == nullptr) {
+    for (const std::string& candidate : {name, old_name}) {
+      const auto found = fixed_.find(candidate);
+      if (found == fixed_.end()) continue;
+      *model = ServedModel{candidate, found->second};
+      return Status();
+    }
+    if (fixed_.empty()) {
+      return Status(Code::kUnavailable,
+                    "nobody said where '" + name + "' is served: neither --ps_address nor $PORT2");
+    }
+    return Status(Code::kNotFound,
+                  "--ps_address names neither '" + name + "' nor '" + old_name + "'");
+  }
+  std::lock_guard<std::mutex> lock(mutex_);
+  *model = FindServedModel(answer_, name, old_name);
+  if (!model->addresses.empty()) return Status();
+  ask_now_ = true;
+  wake_.notify_all();
+  return Status(Code::kUnavailable,
+                "the agent at " + agent_ +
+                    (answered_ ? " knows no replica of '" + name + "'" : " has not answered yet"));
+}
+
+void AddressBook::FollowAgent() {
+  std::unique_lock<std::mutex> lock(mutex_);
+  while (!stopping_) {
+    ask_now_ = false;
+    lock.unlock();
+    const bool answers = AskAgent();
+    lock.lock();
+    wake_.wait_for(lock, kAskSoon, [this] { return stopping_; });
+    if (!answers) continue;
+    wake_.wait_for(lock, kAskAgain - kAskSoon, [this] { return stopping_ || ask_now_; });
+  }
+}
+
+bool AddressBook::AskAgent() {
+  Addresses addresses;
+  for (const auto type : {agent_service::PS, agent_service::DENSE}) {
+    agent_service::HeartBeatRequest request;
+    request.set_server_type(type);
+    const auto promise = std::make_shared<std::promise<RpcReply>>();
+    std::future<RpcReply> future = promise->get_future();
+    channels_->Call(agent_, kHeartBeat, request.SerializeAsString(), Clock::now() + kAskDeadline,
+                    [promise](RpcReply reply) { promise->set_value(std::move(reply)); });
+    const RpcReply reply = future.get();
+    agent_service::HeartBeatResponse response;
+    if (!reply.status.ok() || !response.ParseFromString(reply.message)) {
+      std::lock_guard<std::mutex> lock(mutex_);
+      if (!stopping_) LogWarning("The agent does not answer: " + reply.status.message);
+      return false;
+    }
+    for (const auto& [key, list] : response.addresses()) {
+      std::vector<std::string>& replicas = addresses[key];
+      for (const std::string& address : list.address()) {
+        if (IsAddress(address)) replicas.push_back(address);
+      }
+    }
+  }
+  std::lock_guard<std::mutex> lock(mutex_);
+  answer_ = std::move(addresses);
+  answered_ = true;
+  return true;
+}
+
+}  // namespace serving
+}  // namespace monolith

@@ -1,0 +1,52 @@
+// Calls other servers for the TfServingRemotePredict ops of the models in this process.
+#ifndef MONOLITH_SERVING_NATIVE_REMOTE_REMOTE_PREDICTOR_H_
+#define MONOLITH_SERVING_NATIVE_REMOTE_REMOTE_PREDICTOR_H_
+
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "monolith/serving/native/http2/rpc.h"
+#include "monolith/serving/native/remote/address_book.h"
+#include "monolith/serving/native/remote/channels.h"
+
+namespace monolith {
+namespace serving {
+
+class RemotePredictor {
+ public:
+  // Neither is owned.
+  RemotePredictor(Channels* channels, AddressBook* addresses)
+      : channels_(channels), addresses_(addresses) {}
+
+  // Lets the ops of the library call this object until the process ends.
+  Status Install(void* op_library);
+
+  // Sends a serialized PredictRequest to a replica of the model. If that one fails, another one is
+  // asked inside the deadline; a replica that failed is asked again after a second, or when there
+  // is no other. `done` runs once, in another thread. Thread-safe.
+  void Predict(const std::string& request, const std::string& old_name,
+               std::chrono::milliseconds timeout, RpcDone done);
+
+ private:
+  struct Attempt;
+
+  void Send(const std::shared_ptr<Attempt>& attempt);
+  std::string Choose(const std::vector<std::string>& addresses, const std::string& not_this);
+  void MarkFailed(const std::string& address);
+
+  Channels* const channels_;
+  AddressBook* const addresses_;
+  std::atomic<uint64_t> next_{0};
+  std::mutex mutex_;
+  std::map<std::string, Clock::time_point> failed_;
+};
+
+}  // namespace serving
+}  // namespace monolith
+
+#endif  // MONOLITH_SERVING_NATIVE_REMOTE_REMOTE_PREDICTOR_H_

@@ -1,0 +1,120 @@
+"""`monolith_report` makes a page that stands alone, also in a browser, where there is one."""
+
+from __future__ import annotations
+
+import html.parser
+import io
+import os
+import shutil
+import subprocess
+import tempfile
+from unittest import mock
+
+import numpy as np
+import tensorflow as tf
+
+from monolith.native_training import entry, estimator, native_model, report
+
+tf.compat.v1.disable_eager_execution()
+
+_BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome", "headless_shell")
+
+
+class _Clicks(native_model.MonolithModel):
+  def input_fn(self, mode):
+    users = np.arange(64) % 16
+    data = tf.data.Dataset.from_tensor_slices((users, (users % 2 == 0).astype(np.float32)))
+    return data.repeat(5).batch(8).map(
+      lambda user, label: {
+        "user": tf.RaggedTensor.from_tensor(user[:, None]),
+        "item": tf.RaggedTensor.from_tensor(user[:, None] % 3),
+        "label": label,
+      }
+    )  # fmt: skip
+
+  def model_fn(self, features, mode):
+    optimizer = entry.AdagradOptimizer(learning_rate=0.5, initial_accumulator_value=1.0)
+    vectors = self.lookup_embedding_slice(
+      ["user", "item"], "vec", 4, optimizer=optimizer, out_type="add_n"
+    )
+    label = features["label"]
+    loss, pred = native_model.get_sigmoid_loss_and_pred(
+      "ctr", tf.reduce_sum(vectors, axis=1), label, None, mode=mode
+    )
+    dense_optimizer = tf.compat.v1.train.GradientDescentOptimizer(0.01)
+    return native_model.EstimatorSpec(label, pred, "ctr", loss, dense_optimizer)
+
+
+class _Page(html.parser.HTMLParser):
+  def __init__(self, text):
+    super().__init__()
+    self.tags, self.links, self.texts = [], [], []
+    self.feed(text)
+
+  def handle_starttag(self, tag, attrs):
+    self.tags.append(tag)
+    self.links += [value for name, value in attrs if name in ("src", "href")]
+
+  def handle_data(self, data):
+    self.texts.append(data)
+
+
+class ReportTest(tf.test.TestCase):
+  @classmethod
+  def setUpClass(cls):
+    super().setUpClass()
+    cls._dir = tempfile.mkdtemp()
+    cls.addClassCleanup(shutil.rmtree, cls._dir)
+    conf = estimator.RunConfig(is_local=True, model_dir=cls._dir, save_summary_steps=10)
+    est = estimator.Estimator(_Clicks(), conf)
+    est.train_and_evaluate(eval_every=20, eval_steps=4)
+
+  def test_tables_of_a_checkpoint(self):
+    tables = report.read_tables(tf.train.latest_checkpoint(self._dir))
+
+    self.assertEqual(
+      [(t.name, t.num_rows, t.dim) for t in tables], [("user", 16, 4), ("item", 3, 4)]
+    )
+    self.assertLen(tables[0].norms, 16)
+    self.assertTrue(all(norm > 0 for norm in tables[0].norms))
+    self.assertEqual(tables[0].optimizers, "adagrad")
+
+  def test_page(self):
+    with mock.patch("sys.stdout", new_callable=io.StringIO) as out:
+      self.assertEqual(report.cli([self._dir]), 0)
+    path = out.getvalue().strip()
+    with open(path, encoding="utf-8") as f:
+      text = f.read()
+    page = _Page(text)
+
+    self.assertEqual(page.links, [])
+    self.assertNotIn("http", text)
+    for title in ("loss", "auc", "examples_per_second", "step_ms", "memory_mb", "user", "item"):
+      self.assertIn(title, page.texts)
+    # Two curves, of training and of evaluation, in the first drawings.
+    self.assertGreater(page.tags.count("polyline"), page.tags.count("svg") / 2)
+    self.assertGreater(page.tags.count("rect"), 5)
+
+  def test_a_browser_shows_it(self):
+    browser = next(filter(None, map(shutil.which, _BROWSERS)), None)
+    if browser is None:
+      self.skipTest(f"none of {_BROWSERS} is installed")
+    path = report.write_report(self._dir)
+    picture = os.path.join(self._dir, "page.png")
+    subprocess.run(
+      [browser, "--headless", "--no-sandbox", "--disable-gpu", f"--screenshot={picture}",
+       "--window-size=1400,1200", f"file://{path}"],
+      check=True, capture_output=True,
+    )  # fmt: skip
+    with tf.io.gfile.GFile(picture, "rb") as f:
+      self.assertGreater(len(f.read()), 10000)
+
+  def test_a_folder_without_a_run(self):
+    folder = self.create_tempdir().full_path
+    with mock.patch("sys.stderr", new_callable=io.StringIO) as errors:
+      self.assertEqual(report.cli([folder]), 1)
+    self.assertIn(f"{folder} has neither curves nor a checkpoint", errors.getvalue())
+
+
+if __name__ == "__main__":
+  tf.test.main()

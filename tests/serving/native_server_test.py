@@ -1,0 +1,531 @@
+"""The model server in C++: what is its own, beside the tests that both servers pass.
+
+Frames and bodies that no client would send, and calls of other servers without Python.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import random
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import tempfile
+import threading
+import unittest
+import urllib.error
+import urllib.request
+from concurrent import futures
+
+import grpc
+import numpy as np
+import tensorflow as tf
+from tensorflow_serving.apis import (
+  get_model_status_pb2,
+  model_service_pb2_grpc,
+  predict_pb2,
+  prediction_service_pb2_grpc,
+)
+
+from monolith.agent_service import agent_service_pb2, agent_service_pb2_grpc
+from monolith.native_training import distributed_serving_ops
+from monolith.serving import native_server
+from tests import free_ports
+from tests.wait_until import wait_until
+
+tf.compat.v1.disable_eager_execution()
+
+
+_X = np.array([[0.1, 0.7], [-3.25, 1e-7]], np.float32)
+_PREDICT = "/tensorflow.serving.PredictionService/Predict"
+
+
+def setUpModule():
+  try:
+    native_server.find_binary()
+  except FileNotFoundError as error:
+    raise unittest.SkipTest(str(error)) from error
+
+
+def write_model(folder: str, signature) -> str:
+  """Saves the model that `signature() -> (inputs, outputs)` builds; returns its folder."""
+  v1 = tf.compat.v1
+  with tf.Graph().as_default(), v1.Session() as session:
+    inputs, outputs = signature()
+    builder = v1.saved_model.Builder(folder)
+    builder.add_meta_graph_and_variables(
+      session,
+      ["serve"],
+      signature_def_map={"serving_default": v1.saved_model.predict_signature_def(inputs, outputs)},
+    )
+    builder.save()
+  return folder
+
+
+def write_sum_model(folder: str) -> str:
+  def signature():
+    x = tf.compat.v1.placeholder(tf.float32, [None, 2])
+    return {"x": x}, {"y": tf.reduce_sum(x, 1)}
+
+  return write_model(folder, signature)
+
+
+def write_entry_model(folder: str) -> str:
+  """A model that asks `ps_0` for the sums and doubles them."""
+
+  def signature():
+    x = tf.compat.v1.placeholder(tf.float32, [None, 2])
+    (y,) = distributed_serving_ops.remote_predict(
+      ["x"],
+      [x],
+      ["y"],
+      model_name="clicks:ps_0",
+      task=0,
+      old_model_name="ps_0",
+      max_rpc_deadline_millis=20_000,
+      output_types=[tf.float32],
+      signature_name="serving_default",
+    )
+    return {"x": x}, {"y": y * 2}
+
+  return write_model(folder, signature)
+
+
+def make_request(model: str, x: np.ndarray = _X) -> predict_pb2.PredictRequest:
+  request = predict_pb2.PredictRequest()
+  request.model_spec.name = model
+  request.inputs["x"].CopyFrom(tf.make_tensor_proto(x))
+  return request
+
+
+class Server:
+  """A server process and its clients."""
+
+  def __init__(self, *flags: str, port: int | None = None, environment: dict | None = None):
+    self.port = port or free_ports.get_free_port()
+    self.rest_port = free_ports.get_free_port()
+    self.log = tempfile.NamedTemporaryFile("w+", suffix=".log")  # noqa: SIM115
+    self.process = subprocess.Popen(
+      [
+        native_server.find_binary(),
+        f"--port={self.port}",
+        f"--rest_api_port={self.rest_port}",
+        *flags,
+      ],
+      env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2", **(environment or {})},
+      stdout=self.log,
+      stderr=subprocess.STDOUT,
+    )
+    self.channel = grpc.insecure_channel(
+      f"127.0.0.1:{self.port}", options=[("grpc.enable_http_proxy", 0)]
+    )
+    self.prediction = prediction_service_pb2_grpc.PredictionServiceStub(self.channel)
+    self.models = model_service_pb2_grpc.ModelServiceStub(self.channel)
+
+  def check_alive(self) -> None:
+    assert self.process.poll() is None, pathlib.Path(self.log.name).read_text(errors="replace")
+
+  def wait_until_available(self, model: str):
+    request = get_model_status_pb2.GetModelStatusRequest()
+    request.model_spec.name = model
+
+    def available() -> bool:
+      self.check_alive()
+      try:
+        states = self.models.GetModelStatus(request, timeout=5).model_version_status
+      except grpc.RpcError:
+        return False
+      return any(s.state == get_model_status_pb2.ModelVersionStatus.AVAILABLE for s in states)
+
+    wait_until(available)
+    return self
+
+  def predict(self, model: str, **options) -> list[float]:
+    return list(self.prediction.Predict(make_request(model), **options).outputs["y"].float_val)
+
+  def post(self, path: str, body: bytes) -> tuple[int, dict]:
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+      with opener.open(f"http://127.0.0.1:{self.rest_port}{path}", body, timeout=60) as response:
+        return response.status, json.loads(response.read())
+    except urllib.error.HTTPError as error:
+      with error:
+        return error.code, json.loads(error.read())
+
+  def stop(self) -> int:
+    self.channel.close()
+    if self.process.poll() is None:
+      self.process.send_signal(signal.SIGTERM)
+    status = self.process.wait(60)
+    self.log.close()
+    return status
+
+  def kill(self) -> None:
+    self.process.kill()
+    self.process.wait()
+
+
+def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
+  return struct.pack(">I", len(payload))[1:] + struct.pack(">BBI", kind, flags, stream) + payload
+
+
+def literal(name: bytes, value: bytes) -> bytes:
+  """A header that is in no table."""
+
+  def text(data: bytes) -> bytes:
+    return (
+      bytes([len(data)]) + data if len(data) < 127 else b"\x7f" + _varint(len(data) - 127) + data
+    )
+
+  return b"\x00" + text(name) + text(value)
+
+
+def _varint(value: int) -> bytes:
+  encoded = bytearray()
+  while value >= 0x80:
+    encoded.append(value & 0x7F | 0x80)
+    value >>= 7
+  encoded.append(value)
+  return bytes(encoded)
+
+
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(4, 0, 0)
+
+
+def headers(stream: int = 1, flags: int = 4, **more: bytes) -> bytes:
+  fields = {
+    b":method": b"POST",
+    b":scheme": b"http",
+    b":path": _PREDICT.encode(),
+    b":authority": b"a",
+    b"te": b"trailers",
+    b"content-type": b"application/grpc",
+    **{name.replace("_", "-").encode(): value for name, value in more.items()},
+  }
+  return frame(1, flags, stream, b"".join(literal(*item) for item in fields.items()))
+
+
+def message(data: bytes, length: int | None = None, compressed: int = 0) -> bytes:
+  return struct.pack(">BI", compressed, len(data) if length is None else length) + data
+
+
+class HostileClientTest(unittest.TestCase):
+  """One server; after every test it answers as before."""
+
+  @classmethod
+  def setUpClass(cls):
+    cls.folder = tempfile.mkdtemp()
+    cls.addClassCleanup(shutil.rmtree, cls.folder)
+    write_sum_model(f"{cls.folder}/m/1")
+    cls.server = Server("--model_name=m", f"--model_base_path={cls.folder}/m")
+    cls.addClassCleanup(cls.server.stop)
+    cls.server.wait_until_available("m")
+    cls.request = make_request("m").SerializeToString()
+
+  def tearDown(self):
+    self.server.check_alive()
+    np.testing.assert_array_equal(
+      np.array(self.server.predict("m", timeout=60), np.float32), _X.sum(1)
+    )
+
+  def _send(self, data: bytes, port: int | None = None) -> bytes:
+    """Returns all that the server answers until it, or this side, has nothing more to say."""
+    answer = b""
+    address = ("127.0.0.1", port or self.server.port)
+    with socket.create_connection(address, timeout=60) as connection:
+      try:
+        connection.sendall(data)
+        connection.shutdown(socket.SHUT_WR)
+        while received := connection.recv(65536):
+          answer += received
+      except OSError:
+        pass  # closed on us, which is an answer too
+    return answer
+
+  def _ask(self, data: bytes) -> bytes:
+    """Returns what the server answers to stream 1, up to the end of the stream."""
+    answer = b""
+    with socket.create_connection(("127.0.0.1", self.server.port), timeout=60) as connection:
+      connection.sendall(data)
+      while True:
+        while len(answer) < 9 or len(answer) < 9 + int.from_bytes(answer[:3], "big"):
+          received = connection.recv(65536)
+          if not received:
+            return b"closed"
+          answer += received
+        size = int.from_bytes(answer[:3], "big")
+        kind, flags, stream = struct.unpack(">BBI", answer[3:9])
+        payload, answer = answer[9 : 9 + size], answer[9 + size :]
+        if stream == 1 and (kind == 3 or flags & 1):
+          return payload
+
+  def test_a_call_by_hand_is_answered(self):
+    data = PREFACE + headers() + frame(0, 1, 1, message(self.request))
+    self.assertIn(b"0", self._ask(data))
+
+  def test_calls_that_break_the_rules_of_grpc_get_a_status(self):
+    for name, data in {
+      "no message": headers() + frame(0, 1, 1),
+      "no body": headers(flags=5),
+      "torn prefix": headers() + frame(0, 1, 1, b"\0\0"),
+      "torn message": headers() + frame(0, 1, 1, message(b"x", length=10)),
+      "two messages": headers() + frame(0, 1, 1, message(b"") * 2),
+      "too long": headers() + frame(0, 0, 1, message(b"", length=0xFFFFFFFF)),
+      "compressed": headers(grpc_encoding=b"gzip") + frame(0, 1, 1, message(b"x", compressed=1)),
+      "compressed, it is not said how": headers() + frame(0, 1, 1, message(b"x", compressed=1)),
+      "timeout": headers(grpc_timeout=b"soon") + frame(0, 1, 1, message(self.request)),
+      "no time": headers(grpc_timeout=b"0n") + frame(0, 1, 1, message(self.request)),
+      "another content": headers(content_type=b"text/html") + frame(0, 1, 1, b"x"),
+      "long headers": frame(1, 0, 1, headers()[9:])
+      + frame(9, 0, 1, literal(b"x", b"x" * 9000))
+      + frame(9, 4, 1, literal(b"y", b"y" * 9000))
+      + frame(0, 1, 1, message(self.request)),
+    }.items():
+      with self.subTest(name):
+        self.assertTrue(self._ask(PREFACE + data))
+
+  def test_random_frames(self):
+    rng = random.Random(11)
+    good = PREFACE + headers() + frame(0, 1, 1, message(self.request))
+    for _ in range(400):
+      data = bytearray(good)
+      for _ in range(rng.randint(1, 6)):
+        place = rng.randrange(24, len(data))
+        choice = rng.random()
+        if choice < 0.6:
+          data[place] = rng.randrange(256)
+        elif choice < 0.8:
+          del data[place : place + rng.randint(1, 9)]
+        else:
+          data[place:place] = frame(
+            rng.randrange(12),
+            rng.randrange(256),
+            rng.randrange(6),
+            rng.randbytes(rng.randrange(20)),
+          )
+      self._send(bytes(data))
+
+  def test_floods_are_ended_or_answered(self):
+    resets = b"".join(
+      headers(stream) + frame(3, 0, stream, struct.pack(">I", 8)) for stream in range(1, 8001, 2)
+    )
+    self._send(PREFACE + resets)
+    self._send(PREFACE + frame(6, 0, 0, bytes(8)) * 50_000)
+    self._send(PREFACE + frame(4, 0, 0, struct.pack(">HI", 1, 4096)) * 50_000)
+    self._send(PREFACE + b"".join(headers(stream) for stream in range(1, 6001, 2)))
+
+  def test_answers_that_are_not_read(self):
+    x = np.zeros([100_000, 2], np.float32)
+    data = make_request("m", x).SerializeToString()
+    body = b"".join(
+      frame(0, 0, 1, message(data)[start : start + 16384])
+      for start in range(0, len(data) + 5, 16384)
+    )
+    with socket.create_connection(("127.0.0.1", self.server.port), timeout=60) as connection:
+      connection.sendall(PREFACE + headers() + body + frame(0, 1, 1))
+      # Others are served meanwhile.
+      self.server.predict("m", timeout=60)
+
+  def test_random_bodies(self):
+    rng = random.Random(12)
+    good = b'{"signature_name": "serving_default", "instances": [{"x": [1, 2.5e0]}, {"x": [3, 4]}]}'
+    self.assertEqual(
+      self.server.post("/v1/models/m:predict", good), (200, {"predictions": [3.5, 7.0]})
+    )
+    for _ in range(400):
+      data = bytearray(good)
+      for _ in range(rng.randint(1, 4)):
+        place = rng.randrange(len(data))
+        if rng.random() < 0.7:
+          data[place] = rng.randrange(256)
+        else:
+          data[place : place + rng.randint(1, 5)] = good[place : place + rng.randint(0, 9)]
+      status, answer = self.server.post("/v1/models/m:predict", bytes(data))
+      self.assertIn(status, (200, 400), answer)
+
+  def test_random_http(self):
+    rng = random.Random(13)
+    good = (
+      b"POST /v1/models/m:predict HTTP/1.1\r\nContent-Length: 25\r\n\r\n"
+      b'{"instances": [[1, 2.5]]}'
+    )
+
+    for _ in range(200):
+      data = bytearray(good)
+      for _ in range(rng.randint(1, 4)):
+        data[rng.randrange(len(data))] = rng.randrange(256)
+      self._send(bytes(data), self.server.rest_port)
+
+  def test_many_connections_at_once(self):
+    connections = [
+      socket.create_connection(("127.0.0.1", port), timeout=60)
+      for port in (self.server.port, self.server.rest_port)
+      for _ in range(100)
+    ]
+    try:
+      self.server.predict("m", timeout=60)
+      for connection in connections:
+        connection.sendall(b"P")
+      self.server.predict("m", timeout=60)
+    finally:
+      for connection in connections:
+        connection.close()
+
+  def test_calls_at_once_get_their_own_answers(self):
+    def ask(i: int) -> None:
+      x = np.full([1 + i % 7, 2], i, np.float32)
+      response = self.server.prediction.Predict(make_request("m", x), timeout=60)
+      np.testing.assert_array_equal(tf.make_ndarray(response.outputs["y"]), x.sum(1))
+
+    with futures.ThreadPoolExecutor(16) as pool:
+      list(pool.map(ask, range(500)))
+
+
+class FlagsTest(unittest.TestCase):
+  def _run(self, *flags: str) -> tuple[int, str]:
+    result = subprocess.run(
+      [native_server.find_binary(), *flags], capture_output=True, text=True, timeout=60
+    )
+    return result.returncode, result.stdout + result.stderr
+
+  def test_flags_that_it_would_not_obey_are_refused(self):
+    for flags, word in (
+      (["--ssl_config_file=x", "--model_base_path=/m"], "ssl_config_file"),
+      (["--no_such_flag=1"], "no_such_flag"),
+      ([], "model_base_path"),
+    ):
+      status, text = self._run(*flags)
+      self.assertEqual(status, 2)
+      self.assertIn(word, text)
+
+  def test_files_that_are_wrong_are_named(self):
+    with tempfile.NamedTemporaryFile("w", suffix=".config") as file:
+      file.write("model_config_list { config { name: 3 } }")
+      file.flush()
+      status, text = self._run(f"--model_config_file={file.name}")
+    self.assertEqual(status, 1)
+    self.assertIn(file.name, text)
+    self.assertIn("line 1", text)
+    status, text = self._run("--model_base_path=/m", "--op_library=/no/such/library.so")
+    self.assertEqual(status, 1)
+    self.assertIn("/no/such/library.so", text)
+    status, text = self._run("--model_base_path=/m", "--ps_address=ps_0=nowhere")
+    self.assertEqual(status, 1)
+    self.assertIn("ps_0=nowhere", text)
+
+  def test_version(self):
+    status, text = self._run("--version")
+    self.assertEqual(status, 0)
+    self.assertIn(tf.__version__, text)
+
+
+class RemotePredictTest(unittest.TestCase):
+  """An entry model and two replicas of its parameter server, all without Python."""
+
+  @classmethod
+  def setUpClass(cls):
+    cls.folder = tempfile.mkdtemp()
+    cls.addClassCleanup(shutil.rmtree, cls.folder)
+    write_sum_model(f"{cls.folder}/ps/1")
+    write_entry_model(f"{cls.folder}/entry/1")
+
+  def _start_ps(self, name: str = "ps_0", port: int | None = None) -> Server:
+    server = Server(f"--model_name={name}", f"--model_base_path={self.folder}/ps", port=port)
+    self.addCleanup(server.stop)
+    return server.wait_until_available(name)
+
+  def _start_entry(self, *flags: str, environment: dict | None = None) -> Server:
+    server = Server(
+      "--model_name=clicks",
+      f"--model_base_path={self.folder}/entry",
+      *flags,
+      environment=environment,
+    )
+    self.addCleanup(server.stop)
+    return server.wait_until_available("clicks")
+
+  def _assert_answers(self, entry: Server) -> None:
+    answer = entry.predict("clicks", timeout=60)
+    np.testing.assert_array_equal(np.array(answer, np.float32), _X.sum(1) * 2)
+
+  def test_the_death_of_one_replica_fails_no_request(self):
+    replicas = [self._start_ps(), self._start_ps()]
+    addresses = "|".join(f"127.0.0.1:{replica.port}" for replica in replicas)
+    entry = self._start_entry(f"--ps_address=ps_0={addresses}")
+    self._assert_answers(entry)
+    answered, stop = [], threading.Event()
+
+    def ask() -> None:
+      while not stop.is_set():
+        self._assert_answers(entry)
+        answered.append(1)
+
+    with futures.ThreadPoolExecutor(2) as pool:
+      asking = [pool.submit(ask) for _ in range(2)]
+      try:
+        wait_until(lambda: len(answered) > 20)
+        replicas[0].kill()
+        count = len(answered)
+        wait_until(lambda: len(answered) > count + 50 or any(a.done() for a in asking))
+        back = self._start_ps(port=replicas[0].port)
+        replicas[1].kill()
+        count = len(answered)
+        wait_until(lambda: len(answered) > count + 20 or any(a.done() for a in asking))
+      finally:
+        stop.set()
+      for asked in asking:
+        asked.result()
+    back.kill()
+    with self.assertRaises(grpc.RpcError) as caught:
+      entry.predict("clicks", timeout=60)
+    self.assertIn("TfServingRemotePredict", caught.exception.details())
+
+  def test_addresses_come_from_the_agent(self):
+    class Agent(agent_service_pb2_grpc.AgentServiceServicer):
+      addresses: dict[str, str] = {}
+
+      def HeartBeat(self, request, context):  # noqa: N802
+        response = agent_service_pb2.HeartBeatResponse()
+        if request.server_type == agent_service_pb2.PS:
+          for key, address in self.addresses.items():
+            response.addresses[key].address.append(address)
+        return response
+
+    agent = Agent()
+    service = grpc.server(futures.ThreadPoolExecutor(2))
+    agent_service_pb2_grpc.add_AgentServiceServicer_to_server(agent, service)
+    port = free_ports.get_free_port()
+    service.add_insecure_port(f"127.0.0.1:{port}")
+    service.start()
+    self.addCleanup(service.stop, None)
+    entry = self._start_entry(environment={"PORT2": str(port)})
+    with self.assertRaises(grpc.RpcError) as caught:
+      entry.predict("clicks", timeout=60)
+    self.assertIn("agent", caught.exception.details())
+
+    replica = self._start_ps("clicks:ps_0")
+    agent.addresses = {"clicks:ps_0": f"127.0.0.1:{replica.port}"}
+
+    def answers() -> bool:
+      try:
+        entry.predict("clicks", timeout=60)
+      except grpc.RpcError:
+        return False
+      return True
+
+    wait_until(answers)
+    self._assert_answers(entry)
+
+  def test_without_addresses_the_error_says_what_is_missing(self):
+    entry = self._start_entry()
+    with self.assertRaises(grpc.RpcError) as caught:
+      entry.predict("clicks", timeout=60)
+    self.assertIn("--ps_address", caught.exception.details())
+
+
+if __name__ == "__main__":
+  unittest.main()
