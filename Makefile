@@ -48,8 +48,8 @@ test: build ## everything: C++ tests, Python tests, the wheel
 cpp-test: build ## the engine's GoogleTest programs
 	$(RUN) tools/native_build.py --cpp-tests --jobs $(JOBS)
 
-soak: build ## the reliability tests at full length: 220 kills, 300 random calls of every op
-	MONOLITH_SOAK=1 $(RUN) -m pytest tests/reliability tests/docs/deploy_test.py \
+soak: build ## tests at full length: 220 kills, 300 random calls of every op, all examples and notebooks
+	MONOLITH_SOAK=1 $(RUN) -m pytest tests/reliability tests/examples tests/docs/deploy_test.py \
 	  tests/agent_service/backends_sessions_test.py
 
 sanitize: build ## the GoogleTest programs under Address-, UndefinedBehavior- and ThreadSanitizer

@@ -1,6 +1,10 @@
-"""The examples learn what was planted in their data, here in half of their steps."""
+"""The examples learn what was planted in their data, here in half of their steps.
+
+Three are run each time, all of them by `make soak`.
+"""
 
 import importlib
+import os
 import pathlib
 import sys
 
@@ -8,6 +12,7 @@ from absl.testing import absltest
 
 _FOLDER = pathlib.Path(__file__).resolve().parents[2] / "examples"
 _STEPS = 220
+_EACH_TIME = ("deepfm", "din", "two_tower")
 # What is reached in so few steps, somewhat below what was seen.
 _WANTED = {"dlrm": 0.78, "deepfm": 0.80, "din": 0.80, "mmoe": 0.70, "two_tower": 0.85}
 
@@ -19,11 +24,12 @@ class ExamplesTest(absltest.TestCase):
     sys.path.insert(0, str(_FOLDER))
 
   def test_examples_learn(self):
-    for name, wanted in _WANTED.items():
+    names = _WANTED if os.environ.get("MONOLITH_SOAK") == "1" else _EACH_TIME
+    for name in names:
       with self.subTest(name):
         results = importlib.import_module(name).run(steps=_STEPS)
         for what, (reached, possible) in results.items():
-          self.assertGreater(reached, wanted, what)
+          self.assertGreater(reached, _WANTED[name], what)
           # More would mean that the example looks at its labels.
           self.assertLess(reached, possible + 0.01, what)
 

@@ -42,6 +42,7 @@ class NotebooksTest(absltest.TestCase):
     self.assertBetween(reached, possible - 0.05, possible + 0.01)
     self.assertIn("the same: True", shown)
 
+  @absltest.skipUnless(os.environ.get("MONOLITH_SOAK") == "1", "starts servers: make soak")
   def test_keras_to_servers(self):
     shown = _run("keras_to_servers")
     for where in ("Keras", "two servers"):

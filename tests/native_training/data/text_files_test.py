@@ -78,20 +78,26 @@ class ReadersTest(absltest.TestCase):
     self.assertEqual(features["name"].numpy().tolist(), [b"ann", b"bob"])
 
   def test_bad_row_is_named_by_file_and_line(self):
-    for line, problem in (
+    cases = (
       ("ann,War,many,20", "column `stars` is `many`, want a number"),
       ("ann,War,,20", "column `stars` is ``, want a number"),
       ("ann,War,nan,20", "column `stars` is `nan`, want a number"),
       ("ann,War,1e99,20", "column `stars` is `1e99`, want a number"),
       ("ann,War,4,old", "column `age` is `old`, want a number or nothing"),
       ("ann,War,4", "is not UTF-8 text of 4 fields separated by commas: `ann,War,4`"),
-      ("ann,War,4,20,5", "is not UTF-8 text of 4 fields"),
-      ('ann,"War,4,20', "is not UTF-8 text of 4 fields"),
-    ):
-      path = self._write(_CSV + line + "\n")
-      with self.assertRaisesRegex(tf.errors.InvalidArgumentError, problem) as e:
-        list(data.csv(path, _COLUMNS, 3))
-      self.assertIn(f"{path}:6: ", str(e.exception))
+      ("ann,War,4,20,5", "is not UTF-8 text of 4 fields separated by commas: `ann,War,4,20,5`"),
+      ('ann,"War,4,20', 'is not UTF-8 text of 4 fields separated by commas: `ann,"War,4,20`'),
+    )
+    path = self._write(_CSV + "\n".join(line for line, _ in cases) + "\n")
+    problems = [f"{path}:{6 + i}: {problem}" for i, (_, problem) in enumerate(cases)]
+
+    bad_rows = data.BadRows()
+    list(data.csv(path, _COLUMNS, 3, on_bad_row="skip", bad_rows=bad_rows))
+    with self.assertRaises(tf.errors.InvalidArgumentError) as raised:
+      list(data.csv(path, _COLUMNS, 3))
+
+    self.assertCountEqual(bad_rows.first, problems)
+    self.assertIn(problems[0], str(raised.exception))
 
   def test_bad_rows_are_skipped_and_counted(self):
     path = self._write(_CSV + "x\n" + b"\xff,War,4,20".decode("latin1") + "\nann,,x,\nann,,7,\n")
