@@ -1,8 +1,10 @@
 """What describes a table in plain arguments: optimizer, initializer, lifetime, admission.
 
-The objects of `monolith.entry` describe the same things; a name stands for one with its defaults:
+The objects of `monolith.entry` describe the same things; a name stands for one with its defaults,
+but for two that would hardly move a row: Keras divides the loss by the size of the batch, and the
+gradients with it.
 
-  settings.optimizer("adagrad")                          # entry.AdagradOptimizer()
+  settings.optimizer("sgd")                              # entry.SgdOptimizer()
   settings.optimizer(entry.AdamOptimizer(0.01))          # taken as it is
   settings.days("30d")                                   # 30
 """
@@ -11,9 +13,10 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import functools
 import numbers
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Union
 
 from monolith.native_training import entry
@@ -26,17 +29,17 @@ Duration = Union[str, int, datetime.timedelta]
 # The filter's counters have four bits.
 MAX_ADMIT_AFTER = 15
 
-_OPTIMIZERS: dict[str, type[entry.Optimizer]] = {
+_OPTIMIZERS: dict[str, Callable[[], entry.Optimizer]] = {
   "adadelta": entry.AdadeltaOptimizer,
-  "adagrad": entry.AdagradOptimizer,
-  "adam": entry.AdamOptimizer,
+  "adagrad": functools.partial(entry.AdagradOptimizer, initial_accumulator_value=1e-6),
+  "adam": functools.partial(entry.AdamOptimizer, epsilon=1e-7),
   "amsgrad": entry.AmsgradOptimizer,
   "ftrl": entry.FtrlOptimizer,
   "momentum": entry.MomentumOptimizer,
   "rmsprop": entry.RmspropV2Optimizer,
   "sgd": entry.SgdOptimizer,
 }
-_INITIALIZERS: dict[str, type[entry.Initializer]] = {
+_INITIALIZERS: dict[str, Callable[[], entry.Initializer]] = {
   "uniform": entry.RandomUniformInitializer,
   "zeros": entry.ZerosInitializer,
 }
@@ -75,7 +78,9 @@ def initializer(value: InitializerLike) -> entry.Initializer:
   )
 
 
-def _named(value: Any, what: str, by_name: Mapping[str, type], base: type, example: str) -> Any:
+def _named(
+  value: Any, what: str, by_name: Mapping[str, Callable[[], Any]], base: type, example: str
+) -> Any:
   if isinstance(value, base):
     return value
   if isinstance(value, str):
