@@ -249,6 +249,12 @@ def server_sources() -> list[pathlib.PurePosixPath]:
   return _glob(str(SERVER), "*.cc")
 
 
+def plain_server_sources() -> list[pathlib.PurePosixPath]:
+  """Returns those that need neither TensorFlow nor nghttp2: what reads bytes from the network."""
+  names = ("flags.cc", "http2/rpc.cc", "rest/http_parser.cc", "rest/json.cc")
+  return [SERVER / name for name in names]
+
+
 def _protos_used_in_cpp(folder: pathlib.PurePosixPath = RUNTIME) -> list[pathlib.PurePosixPath]:
   """Returns the protos that C++ sources below `folder` include, with what those import."""
   known = {str(path) for path in proto_files()}
@@ -510,7 +516,7 @@ def _add_cpp_programs(
   libs: str,
   gpu_loops: bool = True,
 ) -> list[str]:
-  """Adds one program per source, each linked with the whole engine.
+  """Adds one program per source, each linked with the whole engine, or with the server's readers.
 
   gpu_loops: link the GPU kernels as loops, too; False where `libs` has the real ones.
   """
@@ -521,11 +527,16 @@ def _add_cpp_programs(
   for source in cuda_sources() if gpu_loops else ():
     ninja.build([_object(source, variant)], "cxx", [source], flags=f"{flags} -x c++")
     engine.append(_object(source, variant))
+  server = []
+  for source in plain_server_sources():
+    ninja.build([_object(source, variant)], "cxx", [source], flags=flags)
+    server.append(_object(source, variant))
   programs = []
   for source in sources:
     ninja.build([_object(source, variant)], "cxx", [source], flags=flags)
     program = f"build/{variant}/bin/{source.with_suffix('')}"
-    ninja.build([program], "link", [_object(source, variant), *engine], flags=flags, libs=libs)
+    library = server if source.parts[:2] == ("tests", "serving") else engine
+    ninja.build([program], "link", [_object(source, variant), *library], flags=flags, libs=libs)
     programs.append(program)
   return programs
 

@@ -39,7 +39,7 @@ from tests.wait_until import wait_until
 
 tf.compat.v1.disable_eager_execution()
 
-
+Code = grpc.StatusCode
 _X = np.array([[0.1, 0.7], [-3.25, 1e-7]], np.float32)
 _PREDICT = "/tensorflow.serving.PredictionService/Predict"
 
@@ -350,10 +350,12 @@ class HostileClientTest(unittest.TestCase):
   def test_random_http(self):
     rng = random.Random(13)
     good = (
-      b"POST /v1/models/m:predict HTTP/1.1\r\nContent-Length: 25\r\n\r\n"
+      b"POST /v1/models/m:predict HTTP/1.1\r\nContent-Length: 24\r\n\r\n"
       b'{"instances": [[1, 2.5]]}'
     )
-
+    self.assertIn(b" 400 ", self._send(good, self.server.rest_port))
+    good = good.replace(b"24", b"25")
+    self.assertIn(b"3.5", self._send(good, self.server.rest_port))
     for _ in range(200):
       data = bytearray(good)
       for _ in range(rng.randint(1, 4)):
@@ -482,6 +484,7 @@ class RemotePredictTest(unittest.TestCase):
     back.kill()
     with self.assertRaises(grpc.RpcError) as caught:
       entry.predict("clicks", timeout=60)
+    self.assertEqual(caught.exception.code(), Code.UNAVAILABLE)
     self.assertIn("TfServingRemotePredict", caught.exception.details())
 
   def test_addresses_come_from_the_agent(self):
@@ -521,9 +524,11 @@ class RemotePredictTest(unittest.TestCase):
     self._assert_answers(entry)
 
   def test_without_addresses_the_error_says_what_is_missing(self):
-    entry = self._start_entry()
+    environment = {"PORT2": ""}
+    entry = self._start_entry(environment=environment)
     with self.assertRaises(grpc.RpcError) as caught:
       entry.predict("clicks", timeout=60)
+    self.assertEqual(caught.exception.code(), Code.UNAVAILABLE)
     self.assertIn("--ps_address", caught.exception.details())
 
 

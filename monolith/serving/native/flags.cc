@@ -24,8 +24,7 @@ struct Flag {
 };
 
 // Flags of TensorFlow Serving that the server in Python has and this one has not.
-constexpr const char* kPythonOnly[] = {"batching_parameters_file", "enable_batching",
-                                       "num_load_threads", "num_unload_threads", "ssl_config_file"};
+constexpr const char* kPythonOnly[] = {"num_load_threads", "num_unload_threads", "ssl_config_file"};
 
 std::map<std::string, Flag> MakeTable(Flags* f) {
   return {
@@ -58,6 +57,9 @@ std::map<std::string, Flag> MakeTable(Flags* f) {
        {IntFlag{&f->max_num_load_retries, 0, kAny}, "of a version that failed"}},
       {"load_retry_interval_micros",
        {IntFlag{&f->load_retry_interval_micros, 0, int64_t{1} << 50}, "between two"}},
+      {"enable_batching", {&f->enable_batching, "join requests into one run"}},
+      {"batching_parameters_file",
+       {&f->batching_parameters_file, "BatchingParameters in text format"}},
       {"tensorflow_session_parallelism",
        {IntFlag{&f->tensorflow_session_parallelism, 0, 4096}, "sets the two below"}},
       {"tensorflow_intra_op_parallelism",
@@ -185,6 +187,9 @@ Status ParseFlags(const std::vector<std::string>& arguments, Flags* flags) {
   }
   if (flags->port == 0 && flags->rest_api_port == 0) {
     return Refuse("--port and --rest_api_port are both 0: nothing could be asked");
+  }
+  if (!flags->batching_parameters_file.empty() && !flags->enable_batching) {
+    return Refuse("--batching_parameters_file needs --enable_batching");
   }
   if (flags->tensorflow_session_parallelism > 0) {
     if (flags->tensorflow_intra_op_parallelism > 0 || flags->tensorflow_inter_op_parallelism > 0) {

@@ -31,6 +31,8 @@ struct Flags {
   int64_t max_num_load_retries = 5;
   int64_t load_retry_interval_micros = 60'000'000;
 
+  bool enable_batching = false;
+  std::string batching_parameters_file;
   int64_t tensorflow_session_parallelism = 0;
   int64_t tensorflow_intra_op_parallelism = 0;
   int64_t tensorflow_inter_op_parallelism = 0;

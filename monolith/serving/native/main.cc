@@ -24,6 +24,7 @@
 #include "monolith/serving/native/flags.h"
 #include "monolith/serving/native/http2/server_connection.h"
 #include "monolith/serving/native/metrics.h"
+#include "monolith/serving/native/model/batcher.h"
 #include "monolith/serving/native/model/model_manager.h"
 #include "monolith/serving/native/model_config.h"
 #include "monolith/serving/native/net/acceptor.h"
@@ -34,6 +35,7 @@
 #include "monolith/serving/native/remote/remote_predictor.h"
 #include "monolith/serving/native/rest/http_connection.h"
 #include "monolith/serving/native/rest/rest_api.h"
+#include "tensorflow/core/framework/tensor.h"
 #include "tensorflow/core/public/version.h"
 
 namespace monolith {
@@ -80,7 +82,7 @@ Status StartRemotePrediction(const Flags& flags, void* op_library, Channels* cha
                              std::unique_ptr<AddressBook>* addresses,
                              std::unique_ptr<RemotePredictor>* predictor) {
   const char* agent_port = getenv("PORT2");
-  if (!flags.ps_address.empty() || agent_port == nullptr) {
+  if (!flags.ps_address.empty() || agent_port == nullptr || *agent_port == '\0') {
     Addresses fixed;
     const Status status =
         flags.ps_address.empty() ? Status() : ParseAddresses(flags.ps_address, &fixed);
@@ -130,6 +132,31 @@ void FollowConfigUntilSignal(const Flags& flags, api::ModelServerConfig config,
   }
 }
 
+// Gives null where requests are not joined.
+Status MakeBatcher(const Flags& flags, std::unique_ptr<Batcher>* batcher) {
+  if (!flags.enable_batching) return Status();
+  api::BatchingParameters parameters;
+  Status status = ReadBatchingParameters(flags, &parameters);
+  if (!status.ok()) return status;
+  BatchingSettings settings;
+  status = MakeBatchingSettings(parameters, &settings);
+  if (!status.ok()) {
+    status.message = flags.batching_parameters_file + ": " + status.message;
+    return status;
+  }
+  *batcher = std::make_unique<Batcher>(settings);
+  return Status();
+}
+
+Runner MakeRunner(Batcher* batcher) {
+  if (batcher == nullptr) return RunDirectly;
+  return
+      [batcher](Servable* servable, const std::string& signature, const Servable::Tensors& inputs,
+                const std::vector<std::string>& output_filter, Servable::Tensors* outputs) {
+        return batcher->Run(servable, signature, inputs, output_filter, outputs);
+      };
+}
+
 int Fail(const Status& status) {
   fprintf(stderr, "error: %s\n", status.message.c_str());
   return 1;
@@ -168,7 +195,10 @@ int Run(const Flags& flags) {
   PredictLimits predict_limits;
   predict_limits.max_tensor_bytes =
       std::max(predict_limits.max_tensor_bytes, flags.max_receive_message_bytes);
-  ServingApi serving(&models, &metrics, predict_limits);
+  std::unique_ptr<Batcher> batcher;
+  status = MakeBatcher(flags, &batcher);
+  if (!status.ok()) return Fail(status);
+  ServingApi serving(&models, &metrics, predict_limits, MakeRunner(batcher.get()));
   WorkerPool grpc_workers(NumThreads(flags.grpc_max_threads), kMaxQueued);
 
   RpcLimits limits;

@@ -48,6 +48,17 @@ Status ReadFile(const std::string& path, std::string* text) {
   return Status();
 }
 
+Status ReadTextProto(const std::string& path, google::protobuf::Message* message) {
+  std::string text;
+  const Status status = ReadFile(path, &text);
+  if (!status.ok()) return status;
+  FirstError errors;
+  google::protobuf::TextFormat::Parser parser;
+  parser.RecordErrorsTo(&errors);
+  if (parser.ParseFromString(text, message)) return Status();
+  return Status(Code::kInvalidArgument, errors.message());
+}
+
 std::string AbsolutePath(const std::string& path) {
   if (!path.empty() && path[0] == '/') return path;
   char folder[PATH_MAX];
@@ -67,20 +78,21 @@ Status ReadModelConfig(const Flags& flags, api::ModelServerConfig* config) {
     if (!status.ok()) status.message = "the flags: " + status.message;
     return status;
   }
-  std::string text;
-  status = ReadFile(flags.model_config_file, &text);
-  if (status.ok()) {
-    FirstError errors;
-    google::protobuf::TextFormat::Parser parser;
-    parser.RecordErrorsTo(&errors);
-    if (!parser.ParseFromString(text, config)) {
-      status = Status(Code::kInvalidArgument, errors.message());
-    }
-  }
+  status = ReadTextProto(flags.model_config_file, config);
   if (status.ok()) status = CheckConfig(*config);
   if (!status.ok()) {
     status.message =
         "cannot read the model configuration " + flags.model_config_file + ": " + status.message;
+  }
+  return status;
+}
+
+Status ReadBatchingParameters(const Flags& flags, api::BatchingParameters* parameters) {
+  if (flags.batching_parameters_file.empty()) return Status();
+  Status status = ReadTextProto(flags.batching_parameters_file, parameters);
+  if (!status.ok()) {
+    status.message = "cannot read the BatchingParameters of " + flags.batching_parameters_file +
+                     ": " + status.message;
   }
   return status;
 }

@@ -14,6 +14,9 @@ namespace serving {
 // Reads what the flags name, and checks it. The error names the file.
 Status ReadModelConfig(const Flags& flags, api::ModelServerConfig* config);
 
+// Reads --batching_parameters_file, in text format. The error names the file.
+Status ReadBatchingParameters(const Flags& flags, api::BatchingParameters* parameters);
+
 }  // namespace serving
 }  // namespace monolith
 

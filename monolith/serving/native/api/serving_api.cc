@@ -1,10 +1,12 @@
 #include "monolith/serving/native/api/serving_api.h"
 
+#include <algorithm>
 #include <exception>
 #include <memory>
 #include <new>
 #include <utility>
 
+#include "tensorflow/core/framework/tensor.h"
 #include "tensorflow/core/protobuf/meta_graph.pb.h"
 
 namespace monolith {
@@ -12,6 +14,8 @@ namespace serving {
 namespace {
 
 constexpr char kPrediction[] = "/tensorflow.serving.PredictionService/";
+// Without a deadline of the client's own, a reload waits this long.
+constexpr std::chrono::minutes kReloadTimeout(10);
 constexpr char kSignatureDef[] = "signature_def";
 constexpr char kSignatureDefMapType[] = "type.googleapis.com/tensorflow.serving.SignatureDefMap";
 
@@ -38,7 +42,7 @@ Status ServingApi::Predict(const api::PredictRequest& request, api::PredictRespo
   std::shared_ptr<Servable> servable;
   int64_t version = 0;
   Status status = models_->Find(request.model_spec(), &servable, &version);
-  if (status.ok()) status = serving::Predict(servable.get(), request, limits_, response);
+  if (status.ok()) status = serving::Predict(servable.get(), request, limits_, runner_, response);
   if (!status.ok()) return status;
   api::ModelSpec* spec = response->mutable_model_spec();
   spec->set_name(request.model_spec().name());
@@ -51,10 +55,13 @@ Status ServingApi::Predict(const api::PredictRequest& request, api::PredictRespo
 
 Status ServingApi::GetModelMetadata(const api::GetModelMetadataRequest& request,
                                     api::GetModelMetadataResponse* response) {
+  std::string names;
+  for (const std::string& field : request.metadata_field()) {
+    names += (names.empty() ? "'" : ", '") + field + "'";
+  }
   if (request.metadata_field_size() != 1 || request.metadata_field(0) != kSignatureDef) {
-    return Status(Code::kInvalidArgument, "metadata_field has " +
-                                              std::to_string(request.metadata_field_size()) +
-                                              " names, want ['signature_def']");
+    return Status(Code::kInvalidArgument,
+                  "metadata_field is [" + names.substr(0, 200) + "], want ['signature_def']");
   }
   std::shared_ptr<Servable> servable;
   int64_t version = 0;
@@ -82,10 +89,11 @@ Status ServingApi::GetModelStatus(const api::GetModelStatusRequest& request,
 
 Status ServingApi::Reload(const api::ReloadConfigRequest& request, Clock::time_point deadline,
                           api::ReloadConfigResponse* response) {
-  if (!request.has_config()) {
+  if (request.config().config_case() == api::ModelServerConfig::CONFIG_NOT_SET) {
     return Status(Code::kInvalidArgument, "the ReloadConfigRequest has no config");
   }
-  const Status status = models_->SetConfig(request.config(), deadline);
+  const Status status =
+      models_->SetConfig(request.config(), std::min(deadline, Clock::now() + kReloadTimeout));
   if (status.ok()) response->mutable_status()->set_error_code(0);
   return status;
 }

@@ -3,6 +3,7 @@
 #define MONOLITH_SERVING_NATIVE_API_SERVING_API_H_
 
 #include <string>
+#include <utility>
 
 #include "monolith/serving/native/base/status.h"
 #include "monolith/serving/native/base/worker_pool.h"
@@ -17,8 +18,8 @@ namespace serving {
 class ServingApi {
  public:
   // None of them is owned.
-  ServingApi(ModelManager* models, Metrics* metrics, const PredictLimits& limits)
-      : models_(models), metrics_(metrics), limits_(limits) {}
+  ServingApi(ModelManager* models, Metrics* metrics, const PredictLimits& limits, Runner runner)
+      : models_(models), metrics_(metrics), limits_(limits), runner_(std::move(runner)) {}
 
   Status Predict(const api::PredictRequest& request, api::PredictResponse* response);
   Status GetModelMetadata(const api::GetModelMetadataRequest& request,
@@ -38,11 +39,13 @@ class ServingApi {
   ModelManager* models() const { return models_; }
   Metrics* metrics() const { return metrics_; }
   const PredictLimits& limits() const { return limits_; }
+  const Runner& runner() const { return runner_; }
 
  private:
   ModelManager* const models_;
   Metrics* const metrics_;
   const PredictLimits limits_;
+  const Runner runner_;
 };
 
 // Returns a service that runs the calls in threads of `workers`. A call whose client has gone while

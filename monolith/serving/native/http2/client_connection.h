@@ -35,7 +35,8 @@ class Http2ClientConnection : public Connection {
  protected:
   Next Consume(const char* data, size_t size) override;
   Next Produce(std::string* output, size_t room) override;
-
+  // Flow control and the number of calls bound what waits.
+  bool ReadsWhileWriting() const override { return true; }
   void OnClosed() override;
 
  private:

@@ -63,6 +63,16 @@ struct ServerCallbacks {
     return Guard([&] { Self(data)->OnRequestEnd(frame->hd.stream_id); });
   }
 
+  static int FrameSent(nghttp2_session* session, const nghttp2_frame* frame, void* data) {
+    if (frame->hd.type != NGHTTP2_HEADERS || !(frame->hd.flags & NGHTTP2_FLAG_END_STREAM)) return 0;
+    // The rest of a request that was refused early is not waited for. Not before the answer has
+    // gone: a reset overtakes it.
+    const auto* stream = Self(data)->Find(frame->hd.stream_id);
+    if (stream == nullptr || stream->complete) return 0;
+    return nghttp2_submit_rst_stream(session, NGHTTP2_FLAG_NONE, frame->hd.stream_id,
+                                     NGHTTP2_NO_ERROR);
+  }
+
   static int StreamClose(nghttp2_session*, int32_t id, uint32_t error_code, void* data) {
     return Guard([&] { Self(data)->OnStreamClose(id, error_code); });
   }
@@ -86,6 +96,7 @@ Http2ServerConnection::Http2ServerConnection(EventLoop* loop, FileDescriptor soc
   nghttp2_session_callbacks_set_on_header_callback(callbacks, ServerCallbacks::Header);
   nghttp2_session_callbacks_set_on_data_chunk_recv_callback(callbacks, ServerCallbacks::Data);
   nghttp2_session_callbacks_set_on_frame_recv_callback(callbacks, ServerCallbacks::Frame);
+  nghttp2_session_callbacks_set_on_frame_send_callback(callbacks, ServerCallbacks::FrameSent);
   nghttp2_session_callbacks_set_on_stream_close_callback(callbacks, ServerCallbacks::StreamClose);
   const int error = nghttp2_session_server_new(&session_, callbacks, this);
   nghttp2_session_callbacks_del(callbacks);
@@ -287,10 +298,6 @@ void Http2ServerConnection::Answer(int32_t id, RpcReply reply) {
                                   MakeHeader("grpc-status", code),
                                   MakeHeader("grpc-message", message)};
     nghttp2_submit_response(session_, id, headers, 5, nullptr);
-    // The rest of a request that was refused early is not waited for.
-    if (!stream->complete) {
-      nghttp2_submit_rst_stream(session_, NGHTTP2_FLAG_NONE, id, NGHTTP2_NO_ERROR);
-    }
     return;
   }
   stream->reply = GrpcPrefix(static_cast<int64_t>(reply.message.size()));

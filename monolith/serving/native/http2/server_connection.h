@@ -44,6 +44,8 @@ class Http2ServerConnection : public Connection {
  protected:
   Next Consume(const char* data, size_t size) override;
   Next Produce(std::string* output, size_t room) override;
+  // Flow control and the number of calls bound what waits.
+  bool ReadsWhileWriting() const override { return true; }
   void OnClosed() override;
 
  private:

@@ -11,7 +11,9 @@ namespace monolith {
 namespace serving {
 namespace {
 
+// What a status tells of: a server that lives for months sees thousands.
 constexpr size_t kMaxEndedVersions = 16;
+constexpr size_t kMaxRemovedModels = 64;
 constexpr std::chrono::milliseconds kUnloadCheck(20);
 
 std::string Describe(const std::string& name, int64_t version) {
@@ -45,15 +47,18 @@ Status ModelManager::SetConfig(const api::ModelServerConfig& config, Clock::time
     for (const api::ModelConfig& model : config.model_config_list().config()) {
       names.insert(model.name());
       models_[model.name()].config = model;
+      models_[model.name()].removed = false;
     }
     for (auto it = models_.begin(); it != models_.end();) {
-      if (names.count(it->first) > 0) {
-        ++it;
-        continue;
+      Model& model = it->second;
+      if (names.count(it->first) == 0 && !model.removed) {
+        model.removed = true;
+        model.labels.clear();
+        for (auto& [number, version] : model.versions) Retire(it->first, number, &version);
+        LogInfo("Model '" + it->first + "' is no longer served");
       }
-      for (auto& [number, version] : it->second.versions) Retire(it->first, number, &version);
-      LogInfo("Model '" + it->first + "' is no longer served");
-      it = models_.erase(it);
+      const bool forget = model.removed && models_.size() > names.size() + kMaxRemovedModels;
+      it = forget ? models_.erase(it) : std::next(it);
     }
   }
   {
@@ -77,6 +82,7 @@ Status ModelManager::FirstProblem() const {
     problems += (problems.empty() ? "" : "; ") + text;
   };
   for (const auto& [name, model] : models_) {
+    if (model.removed) continue;
     if (!Serves(model)) {
       Status why = model.folder;
       for (const auto& [number, version] : model.versions) {
@@ -126,13 +132,16 @@ Status ModelManager::FindLabel(const Model& model, const api::ModelSpec& spec, i
 
 bool ModelManager::Knows(const std::string& name) const {
   std::shared_lock<std::shared_mutex> lock(mutex_);
-  return models_.count(name) > 0;
+  const auto found = models_.find(name);
+  return found != models_.end() && !found->second.removed;
 }
 
 std::map<std::string, bool> ModelManager::Availability() const {
   std::shared_lock<std::shared_mutex> lock(mutex_);
   std::map<std::string, bool> available;
-  for (const auto& [name, model] : models_) available[name] = Serves(model);
+  for (const auto& [name, model] : models_) {
+    if (!model.removed) available[name] = Serves(model);
+  }
   return available;
 }
 
@@ -171,7 +180,9 @@ void ModelManager::Reconcile() {
   std::vector<api::ModelConfig> configs;
   {
     std::shared_lock<std::shared_mutex> lock(mutex_);
-    for (const auto& [name, model] : models_) configs.push_back(model.config);
+    for (const auto& [name, model] : models_) {
+      if (!model.removed) configs.push_back(model.config);
+    }
   }
   for (const api::ModelConfig& config : configs) ReconcileModel(config.name(), config);
 }
@@ -188,7 +199,7 @@ void ModelManager::ReconcileModel(const std::string& name, const api::ModelConfi
   {
     std::unique_lock<std::shared_mutex> lock(mutex_);
     const auto found = models_.find(name);
-    if (found == models_.end()) return;
+    if (found == models_.end() || found->second.removed) return;
     if (!folder.ok() && folder.message != found->second.folder.message) LogWarning(folder.message);
     found->second.folder = folder;
     for (const int64_t number : wanted) {
@@ -202,7 +213,7 @@ void ModelManager::ReconcileModel(const std::string& name, const api::ModelConfi
 
   std::unique_lock<std::shared_mutex> lock(mutex_);
   const auto found = models_.find(name);
-  if (found == models_.end()) return;
+  if (found == models_.end() || found->second.removed) return;
   std::map<int64_t, Version>& versions = found->second.versions;
   // Old versions go on until a new one serves; where the folder was emptied, for good.
   const bool new_serves = std::any_of(wanted.begin(), wanted.end(), [&](int64_t number) {
@@ -244,7 +255,7 @@ void ModelManager::LoadVersion(const std::string& name, const std::string& base_
   {
     std::unique_lock<std::shared_mutex> lock(mutex_);
     const auto found = models_.find(name);
-    if (found == models_.end()) return;
+    if (found == models_.end() || found->second.removed) return;
     Version& version = found->second.versions[number];
     if (version.state != api::ModelVersionStatus::AVAILABLE) {
       version.state = api::ModelVersionStatus::LOADING;
@@ -269,8 +280,9 @@ void ModelManager::LoadVersion(const std::string& name, const std::string& base_
   // It may have been removed, or moved, meanwhile.
   if (found == models_.end()) return;
   Version& version = found->second.versions[number];
-  if (found->second.config.base_path() != base_path) {
+  if (found->second.removed || found->second.config.base_path() != base_path) {
     if (version.servable == nullptr) version = Version();
+    if (found->second.removed) version.state = api::ModelVersionStatus::END;
     return;
   }
   version.path = path;
@@ -332,7 +344,7 @@ Status ModelManager::Find(const api::ModelSpec& spec, std::shared_ptr<Servable>*
   const auto not_found = [&](const std::string& which) {
     return Status(Code::kNotFound, "Servable not found for request: " + which);
   };
-  if (model == models_.end()) {
+  if (model == models_.end() || model->second.removed) {
     return not_found(by_number ? "Specific(" + spec.name() + ", " +
                                      std::to_string(spec.version().value()) + ")"
                                : "Latest(" + spec.name() + ")");

@@ -81,6 +81,8 @@ class ModelManager {
   struct Model {
     api::ModelConfig config;
     std::map<int64_t, Version> versions;
+    // No longer configured; kept to tell that its versions ended.
+    bool removed = false;
     // Those of the configuration, once all of their versions answer.
     std::map<std::string, int64_t> labels;
     // What is wrong with the folder itself.

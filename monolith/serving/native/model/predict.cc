@@ -27,7 +27,8 @@ Status ParseTensor(const std::string& alias, const std::string& serialized,
                   ", which cannot be sent to a model");
   }
   tensorflow::TensorShape shape;
-  if (!tensorflow::TensorShape::BuildTensorShape(proto.tensor_shape(), &shape).ok()) {
+  if (proto.tensor_shape().unknown_rank() ||
+      !tensorflow::TensorShape::BuildTensorShape(proto.tensor_shape(), &shape).ok()) {
     return refuse("has no valid shape");
   }
   const int64_t bytes = element > 0 ? element : static_cast<int64_t>(sizeof(tensorflow::tstring));
@@ -41,8 +42,19 @@ Status ParseTensor(const std::string& alias, const std::string& serialized,
   return Status();
 }
 
+Status RunDirectly(Servable* servable, const std::string& signature,
+                   const Servable::Tensors& inputs, const std::vector<std::string>& output_filter,
+                   Servable::Tensors* outputs) {
+  return servable->Run(signature, inputs, output_filter, outputs);
+}
+
 Status Predict(Servable* servable, const api::PredictRequest& request, const PredictLimits& limits,
-               api::PredictResponse* response) {
+               const Runner& runner, api::PredictResponse* response) {
+  // Names first: what is missing says more than what is wrong with the rest.
+  std::vector<std::string> names;
+  for (const auto& [alias, serialized] : request.inputs()) names.push_back(alias);
+  const Status named = servable->CheckInputNames(request.model_spec().signature_name(), names);
+  if (!named.ok()) return named;
   Servable::Tensors inputs;
   for (const auto& [alias, serialized] : request.inputs()) {
     const Status status = ParseTensor(alias, serialized, limits, &inputs[alias]);
@@ -52,7 +64,7 @@ Status Predict(Servable* servable, const api::PredictRequest& request, const Pre
                                         request.output_filter().end());
   Servable::Tensors outputs;
   const Status status =
-      servable->Run(request.model_spec().signature_name(), inputs, filter, &outputs);
+      runner(servable, request.model_spec().signature_name(), inputs, filter, &outputs);
   if (!status.ok()) return status;
   for (const auto& [alias, tensor] : outputs) {
     tensorflow::TensorProto proto;

@@ -3,7 +3,9 @@
 #define MONOLITH_SERVING_NATIVE_MODEL_PREDICT_H_
 
 #include <cstdint>
+#include <functional>
 #include <string>
+#include <vector>
 
 #include "monolith/serving/native/base/status.h"
 #include "monolith/serving/native/model/servable.h"
@@ -17,9 +19,19 @@ struct PredictLimits {
   int64_t max_tensor_bytes = 256 << 20;
 };
 
+// Runs a signature now, as Servable::Run, or together with other requests.
+using Runner = std::function<Status(
+    Servable* servable, const std::string& signature, const Servable::Tensors& inputs,
+    const std::vector<std::string>& output_filter, Servable::Tensors* outputs)>;
+
+// The runner without batching.
+Status RunDirectly(Servable* servable, const std::string& signature,
+                   const Servable::Tensors& inputs, const std::vector<std::string>& output_filter,
+                   Servable::Tensors* outputs);
+
 // Fills the outputs; the caller knows the model's version.
 Status Predict(Servable* servable, const api::PredictRequest& request, const PredictLimits& limits,
-               api::PredictResponse* response);
+               const Runner& runner, api::PredictResponse* response);
 
 // Parses a TensorProto; the error names `alias`. Refuses a shape beyond the limits before memory is
 // reserved for it.

@@ -1,5 +1,6 @@
 #include "monolith/serving/native/model/servable.h"
 
+#include <algorithm>
 #include <mutex>
 #include <set>
 #include <shared_mutex>
@@ -37,16 +38,18 @@ std::string List(const Names& names) {
   return text + "]";
 }
 
-Status CheckInputNames(const std::string& name, const tensorflow::SignatureDef& signature,
-                       const Servable::Tensors& inputs) {
+// Names the inputs of `names` that the signature has not, and those that it has in addition.
+Status CompareInputNames(const std::string& name, const tensorflow::SignatureDef& signature,
+                         const std::vector<std::string>& sent) {
+  const std::set<std::string> names(sent.begin(), sent.end());
   std::set<std::string> expected;
   std::set<std::string> surplus;
   std::set<std::string> missing;
   for (const auto& [alias, info] : signature.inputs()) {
     expected.insert(alias);
-    if (inputs.count(alias) == 0) missing.insert(alias);
+    if (names.count(alias) == 0) missing.insert(alias);
   }
-  for (const auto& [alias, tensor] : inputs) {
+  for (const std::string& alias : names) {
     if (expected.count(alias) == 0 && surplus.size() < kMaxNamed) surplus.insert(alias);
   }
   if (surplus.empty() && missing.empty()) return Status();
@@ -110,29 +113,18 @@ class Servable::Impl {
   Status Run(const std::string& signature_name, const Tensors& inputs,
              const std::vector<std::string>& output_filter, Tensors* outputs,
              const Servable& owner) {
+    Status status = owner.Check(signature_name, inputs, output_filter);
+    if (!status.ok()) return status;
     const tensorflow::SignatureDef* signature = nullptr;
-    Status status = owner.FindSignature(signature_name, &signature);
-    if (status.ok()) status = CheckInputNames(NameOf(signature_name), *signature, inputs);
+    status = owner.FindSignature(signature_name, &signature);
     if (!status.ok()) return status;
     std::vector<tensorflow::Tensor> feeds;
     feeds.reserve(inputs.size());
     // `inputs` is sorted, and so are the feeds of a callable.
-    for (const auto& [alias, tensor] : inputs) {
-      status = CheckInput(alias, signature->inputs().at(alias), tensor);
-      if (!status.ok()) return status;
-      feeds.push_back(tensor);
-    }
-    const std::set<std::string> wanted(output_filter.begin(), output_filter.end());
-    for (const std::string& alias : wanted) {
-      if (signature->outputs().count(alias) > 0) continue;
-      std::set<std::string> known;
-      for (const auto& [name, info] : signature->outputs()) known.insert(name);
-      return Status(Code::kInvalidArgument, "output_filter has '" + alias +
-                                                "', the outputs of signature '" +
-                                                NameOf(signature_name) + "' are " + List(known));
-    }
+    for (const auto& [alias, tensor] : inputs) feeds.push_back(tensor);
     Callable callable;
-    status = FindCallable(signature_name, *signature, wanted, &callable);
+    status = FindCallable(signature_name, *signature, {output_filter.begin(), output_filter.end()},
+                          &callable);
     if (!status.ok()) return status;
     std::vector<tensorflow::Tensor> fetches;
     status =
@@ -206,6 +198,47 @@ Status Servable::Load(const std::string& path, const SessionSettings& settings,
 Status Servable::Run(const std::string& signature, const Tensors& inputs,
                      const std::vector<std::string>& output_filter, Tensors* outputs) {
   return impl_->Run(signature, inputs, output_filter, outputs, *this);
+}
+
+Status Servable::Check(const std::string& signature_name, const Tensors& inputs,
+                       const std::vector<std::string>& output_filter) const {
+  const tensorflow::SignatureDef* signature = nullptr;
+  Status status = FindSignature(signature_name, &signature);
+  if (!status.ok()) return status;
+  bool complete = static_cast<int>(inputs.size()) == signature->inputs_size();
+  for (const auto& [alias, tensor] : inputs) {
+    const auto info = signature->inputs().find(alias);
+    complete = complete && info != signature->inputs().end();
+    if (!complete) break;
+    status = CheckInput(alias, info->second, tensor);
+    if (!status.ok()) return status;
+  }
+  if (!complete) {
+    std::vector<std::string> names;
+    for (const auto& [alias, tensor] : inputs) names.push_back(alias);
+    return CompareInputNames(NameOf(signature_name), *signature, names);
+  }
+  for (const std::string& alias : output_filter) {
+    if (signature->outputs().count(alias) > 0) continue;
+    std::set<std::string> known;
+    for (const auto& [name, info] : signature->outputs()) known.insert(name);
+    return Status(Code::kInvalidArgument, "output_filter has '" + alias +
+                                              "', the outputs of signature '" +
+                                              NameOf(signature_name) + "' are " + List(known));
+  }
+  return Status();
+}
+
+Status Servable::CheckInputNames(const std::string& signature,
+                                 const std::vector<std::string>& names) const {
+  const tensorflow::SignatureDef* found = nullptr;
+  const Status status = FindSignature(signature, &found);
+  if (!status.ok()) return status;
+  const bool fits = static_cast<int>(names.size()) == found->inputs_size() &&
+                    std::all_of(names.begin(), names.end(), [&](const std::string& name) {
+                      return found->inputs().count(name) > 0;
+                    });
+  return fits ? Status() : CompareInputNames(NameOf(signature), *found, names);
 }
 
 Status Servable::FindSignature(const std::string& name,

@@ -48,6 +48,13 @@ class Servable {
   Status Run(const std::string& signature, const Tensors& inputs,
              const std::vector<std::string>& output_filter, Tensors* outputs);
 
+  // Refuses inputs that do not fit the signature, and outputs it has not. Run does that, too.
+  Status Check(const std::string& signature, const Tensors& inputs,
+               const std::vector<std::string>& output_filter) const;
+
+  // Refuses names other than exactly those of the signature's inputs.
+  Status CheckInputNames(const std::string& signature, const std::vector<std::string>& names) const;
+
   // Returns null, and an error that names those that exist, if there is no such signature.
   Status FindSignature(const std::string& name, const tensorflow::SignatureDef** signature) const;
   std::vector<std::string> signature_names() const;

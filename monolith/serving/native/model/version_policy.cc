@@ -76,7 +76,8 @@ std::string Fingerprint(const std::string& path) {
 
 Status CheckConfig(const api::ModelServerConfig& config) {
   if (config.has_custom_model_config()) {
-    return Status(Code::kUnimplemented, "custom_model_config is not supported");
+    return Status(Code::kInvalidArgument,
+                  "custom_model_config is not supported, want model_config_list");
   }
   std::set<std::string> names;
   for (const api::ModelConfig& model : config.model_config_list().config()) {

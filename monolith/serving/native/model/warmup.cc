@@ -8,6 +8,7 @@
 #include "monolith/serving/native/model/predict.h"
 #include "monolith/serving/native/model/tensorflow_status.h"
 #include "monolith/serving/native/serving_api.pb.h"
+#include "tensorflow/core/framework/tensor.h"
 #include "tensorflow/core/lib/io/record_reader.h"
 #include "tensorflow/core/platform/env.h"
 
@@ -53,7 +54,8 @@ Status WarmUp(const std::string& path, Servable* servable) {
     }
     api::PredictResponse response;
     if (status.ok()) {
-      status = Predict(servable, log.predict_log().request(), PredictLimits(), &response);
+      status =
+          Predict(servable, log.predict_log().request(), PredictLimits(), RunDirectly, &response);
     }
     if (IsElsewhere(status.code) && log.has_predict_log()) {
       LogWarning("The model of " + path + " is not warm: " + where + status.message);

@@ -46,6 +46,11 @@ void Connection::Read() {
     const ssize_t size = recv(socket_.get(), buffer.data(), buffer.size(), 0);
     if (size < 0 && errno == EINTR) continue;
     if (size < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) break;
+    if (size == 0 && !input_ended_) {
+      input_ended_ = true;
+      Flush();
+      if (closed_ || OnEndOfInput()) break;
+    }
     if (size <= 0) return Close();
     if (!close_when_written_) Handle(Consume(buffer.data(), static_cast<size_t>(size)));
     if (static_cast<size_t>(size) < buffer.size()) break;
@@ -78,7 +83,9 @@ void Connection::Flush() {
 
 void Connection::UpdateEvents() {
   if (closed_ || key_ == 0) return;
-  const uint32_t wanted = output_waits() ? EPOLLOUT : EPOLLIN;
+  uint32_t wanted = 0;
+  if (output_waits()) wanted |= EPOLLOUT;
+  if (!input_ended_ && (!output_waits() || ReadsWhileWriting())) wanted |= EPOLLIN;
   if (wanted == events_) return;
   events_ = wanted;
   loop_->Modify(key_, socket_.get(), events_);

@@ -1,7 +1,6 @@
 // A socket with buffered output; subclasses are the protocols.
 //
-// Lives in the thread of one event loop. A peer that does not read stops being read from, so that
-// its requests cannot pile up answers.
+// Lives in the thread of one event loop.
 #ifndef MONOLITH_SERVING_NATIVE_NET_CONNECTION_H_
 #define MONOLITH_SERVING_NATIVE_NET_CONNECTION_H_
 
@@ -43,6 +42,12 @@ class Connection : public EventHandler, public std::enable_shared_from_this<Conn
   virtual Next Consume(const char* data, size_t size) = 0;
   // Appends the next output, if there is any, at most about `room` bytes.
   virtual Next Produce(std::string* output, size_t room) = 0;
+  // The peer sends nothing more, but may still read. Returns whether there is an answer to come;
+  // the connection is closed otherwise.
+  virtual bool OnEndOfInput() { return false; }
+  // Whether input is read while output waits. A protocol that does so must bound the output that
+  // input causes; two of one kind that do not would wait for each other.
+  virtual bool ReadsWhileWriting() const { return false; }
   // The socket was closed, by whichever side.
   virtual void OnClosed() {}
 
@@ -71,6 +76,7 @@ class Connection : public EventHandler, public std::enable_shared_from_this<Conn
   size_t written_ = 0;
   bool closed_ = false;
   bool close_when_written_ = false;
+  bool input_ended_ = false;
   Clock::time_point last_write_ = Clock::now();
 };
 

@@ -10,6 +10,7 @@ namespace {
 
 // What a client may send ahead while its request is being answered.
 constexpr size_t kMaxAhead = 1 << 20;
+constexpr int64_t kMaxDiscarded = 512 << 20;
 
 const char* ReasonPhrase(int status) {
   switch (status) {
@@ -58,6 +59,10 @@ HttpConnection::HttpConnection(EventLoop* loop, FileDescriptor socket, const Htt
       parser_(limits.max_header_bytes, limits.max_body_bytes) {}
 
 Connection::Next HttpConnection::Consume(const char* data, size_t size) {
+  if (discards_) {
+    discarded_ += static_cast<int64_t>(size);
+    return discarded_ > kMaxDiscarded ? Next::kCloseNow : Next::kGoOn;
+  }
   if (input_.empty() && !parser_.in_body()) request_start_ = Clock::now();
   last_read_ = Clock::now();
   input_.append(data, size);
@@ -72,12 +77,21 @@ Connection::Next HttpConnection::Produce(std::string* output, size_t) {
   return ends_ ? Next::kCloseWhenWritten : Next::kGoOn;
 }
 
+bool HttpConnection::OnEndOfInput() {
+  keep_alive_ = false;
+  return busy_;
+}
+
 void HttpConnection::OnClosed() {
   if (timer_.has_value()) loop()->Cancel(*timer_);
 }
 
 void HttpConnection::OnTick(Clock::time_point now) {
   if (closed() || busy_) return;
+  if (discards_) {
+    if (now - request_start_ > limits_.header_timeout) Close();
+    return;
+  }
   const bool began = !input_.empty() || parser_.in_body();
   const bool header_late =
       began && !parser_.in_body() && now - request_start_ > limits_.header_timeout;
@@ -90,7 +104,7 @@ void HttpConnection::OnTick(Clock::time_point now) {
 void HttpConnection::Shutdown() {
   if (closed()) return;
   keep_alive_ = false;
-  if (!busy_) ends_ = true;
+  if (!busy_ || discards_) ends_ = true;
   Flush();
 }
 
@@ -101,7 +115,9 @@ void HttpConnection::ParseNext() {
       return;
     case HttpParser::Result::kRefused:
       Write(HttpReply{parser_.refusal(), HttpErrorBody(parser_.reason())}, false);
-      ends_ = true;
+      discards_ = true;
+      input_.clear();
+      request_start_ = Clock::now();
       return;
     case HttpParser::Result::kComplete:
       return Dispatch(parser_.Take());

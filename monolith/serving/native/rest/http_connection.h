@@ -49,6 +49,7 @@ class HttpConnection : public Connection {
  protected:
   Next Consume(const char* data, size_t size) override;
   Next Produce(std::string* output, size_t room) override;
+  bool OnEndOfInput() override;
   void OnClosed() override;
 
  private:
@@ -65,6 +66,9 @@ class HttpConnection : public Connection {
   bool busy_ = false;
   bool keep_alive_ = true;
   bool ends_ = false;
+  // A refused request goes on coming: a client that is cut off while it sends never reads why.
+  bool discards_ = false;
+  int64_t discarded_ = 0;
   // Which request is being answered: answers to earlier ones come too late.
   int64_t number_ = 0;
   std::optional<EventLoop::Timer> timer_;

@@ -247,13 +247,13 @@ class ValueWriter {
   Status Write(int dimension, int64_t start, int64_t size) {
     if (dimension == tensor_.dims()) return WriteElement(start);
     const int64_t count = tensor_.dim_size(dimension);
-    *body_ += '[';
+    *body_ += "[ ";
     for (int64_t i = 0; i < count; ++i) {
       if (i > 0) *body_ += ", ";
       const Status status = Write(dimension + 1, start + i * (size / count), size / count);
       if (!status.ok()) return status;
     }
-    *body_ += ']';
+    *body_ += " ]";
     return Status();
   }
 
@@ -390,7 +390,7 @@ Status WriteJsonAnswer(const JsonRequest& request, const Servable::Tensors& outp
                      std::to_string(request.rows) + " instances: send inputs instead of instances");
     }
   }
-  *body = by_row ? "{\"predictions\": " : "{\"outputs\": ";
+  *body = by_row ? "{ \"predictions\": " : "{ \"outputs\": ";
   Status status;
   if (outputs.size() == 1) {
     const auto& [name, tensor] = *outputs.begin();
@@ -423,7 +423,7 @@ Status WriteJsonAnswer(const JsonRequest& request, const Servable::Tensors& outp
     }
     *body += '}';
   }
-  *body += "}";
+  *body += " }\n";
   return status;
 }
 

@@ -29,7 +29,7 @@ Status Predict(ServingApi* serving, const api::ModelSpec& spec, const std::strin
   status = ParseJsonRequest(body, *servable, serving->limits(), &request);
   if (!status.ok()) return status;
   Servable::Tensors outputs;
-  status = servable->Run(request.signature_name, request.inputs, {}, &outputs);
+  status = serving->runner()(servable.get(), request.signature_name, request.inputs, {}, &outputs);
   if (!status.ok()) return status;
   return WriteJsonAnswer(request, outputs, answer);
 }

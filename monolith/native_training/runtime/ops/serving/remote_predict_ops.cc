@@ -252,6 +252,8 @@ REGISTER_OP("TfServingRemotePredict")
     .Attr("task: int = -1")
     .Attr("output_types: list(type)")
     .SetIsStateful()
+    // Or the executor would call a server that cannot be reached an internal error.
+    .SetIsDistributedCommunication()
     .SetShapeFn(RemotePredictShape)
     .Doc(R"doc(
 Calls a signature of another model.
