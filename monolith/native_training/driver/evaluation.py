@@ -139,9 +139,8 @@ class EvaluationListener(tf.estimator.CheckpointSaverListener):
     if self._report is not None:
       self._report(self.last)
     metric, value = self._get_value(self.last)
-    best = None if self.best is None else self.best[metric]
     sign = -1 if metric.endswith(_SMALLER_IS_BETTER) else 1
-    if best is None or sign * value > sign * best:
+    if self.best is None or sign * value > sign * self.best[metric]:
       self.best = self.last
       self._num_worse = 0
       if self._keep_best:
@@ -152,7 +151,7 @@ class EvaluationListener(tf.estimator.CheckpointSaverListener):
       return False
     logging.warning(
       "Training stops at step %d: %s was %.6g at step %d and has not improved in %d evaluations.",
-      step, metric, best, self.best["global_step"], self._num_worse,
+      step, metric, self.best[metric], self.best["global_step"], self._num_worse,
     )  # fmt: skip
     return True
 
