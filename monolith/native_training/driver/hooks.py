@@ -32,6 +32,7 @@ from monolith.native_training import (
   sync_training_hooks,
   variables,
 )
+from monolith.native_training.checkpoints import graph_files
 from monolith.native_training.checkpoints import ranks as sync_checkpoint
 from monolith.native_training.checkpoints import slices as checkpoint_slices
 from monolith.native_training.checkpoints import topology as training_topology
@@ -377,6 +378,7 @@ class TrainingHooks:
     """
     if not self._model_dir:
       raise ValueError("model_dir must be provided")
+    graph_files.leave_out_large_constants(tf.compat.v1.get_default_graph())
     config = self._config
     listeners = self._get_saver_listeners()
     saver = self._add_saver_to_collection()
