@@ -286,7 +286,10 @@ __attribute__((noinline)) void WriteStages::RunPipeline(const Ids& all_ids, int6
   // With skip_zero_embedding every id waits for Resolve: there an earlier id of the batch may erase
   // its row.
   const bool skip = kAnyWrite && skip_zero_;
-  int64_t keys[kRing] = {};
+  // Before the first ids are fetched, too, only of shards that are locked: Resolve may ask for the
+  // lines of all.
+  int64_t keys[kRing];
+  std::fill_n(keys, kRing, ids.key(0));
   FlatIndex::Line* lines[kRing];
   char* rows[kRing] = {};
   uint8_t fresh[kRing] = {};
