@@ -63,7 +63,7 @@ REGISTER_OP("MonolithHashTableOptimizeList")
     .Input("global_step: int64")
     .Attr("num_inputs: int >= 1")
     .SetIsStateful()
-    .SetShapeFn([](InferenceContext* c) { return OkStatus(); })
+    .SetShapeFn([](InferenceContext*) { return OkStatus(); })
     .Doc(R"doc(
 One optimizer step per table and distinct id, on the sum of the id's gradients.
 
