@@ -3,7 +3,7 @@
 `docs/design.md` draws and explains the layers. A model author needs features, data and models.
 
 base
-  `env_utils`, `gflags_utils`, `native_task_context`, `quiet`, `signal_utils`, `monolith_export`
+  `env_utils`, `gflags_utils`, `native_task_context`, `signal_utils`, `monolith_export`
                              environment variables, flags, the role of a process, logs, signals
 
 ops
@@ -75,6 +75,6 @@ runners
                              one process of a small cluster, for tests
 """
 
-from monolith.native_training import quiet as _quiet
+from monolith import _quiet
 
 _quiet.before_tensorflow()

@@ -15,8 +15,9 @@ _ROOT = pathlib.Path(__file__).resolve().parents[2]
 LAYERS = {
   "base": (
     "params, and what a process knows about itself: no graph, no other process",
-    "/ /_facades /_lazy_imports /core /path_utils /utils . data.dataservice_flags env_utils "
-    "gflags_utils monolith_export native_task_context proto quiet ranks.environment signal_utils",
+    "/ /_facades /_lazy_imports /_quiet /core /path_utils /utils . data.dataservice_flags "
+    "env_utils gflags_utils monolith_export native_task_context proto ranks.environment "
+    "signal_utils",
   ),
   "ops": (
     "the op library, and thin wrappers around groups of its ops",
@@ -75,8 +76,8 @@ LAYERS = {
     "cpu_training_distributed_test_binary demo demos estimator model_export.demo_export "
     "model_export.demo_predictor model_export.demo_predictor_client "
     "model_export.warmup_data_decoder model_export.warmup_data_gen "
-    "model_export.saved_model_visulizer model_export.warmup_example_batch report "
-    "runner_utils",
+    "model_export.saved_model_visulizer model_export.warmup_example_batch runner_utils "
+    "summary.report",
   ),
 }
 

@@ -23,6 +23,7 @@ from absl import flags
 from tensorflow.python.framework import ops
 from tensorflow.python.ops import resources
 
+from monolith import _quiet
 from monolith.native_training import (
   distributed_ps,
   distribution_ops,
@@ -34,7 +35,6 @@ from monolith.native_training import (
   native_task,
   native_task_context,
   prefetch_queue,
-  quiet,
   variables,
 )
 from monolith.native_training.checkpoints import slices as checkpoint_slices
@@ -128,7 +128,7 @@ class CpuTraining:
     if config.server_type != "worker":
       raise ValueError("server_type in CpuTraining must be `worker`")
     gflags_utils.ensure_parsed()
-    quiet.filter_tensorflow()
+    _quiet.filter_tensorflow()
     training_roles.check_options(config)
     training_roles.fill_in_defaults(config, task)
     training_roles.report_unused_options(config, task.p)

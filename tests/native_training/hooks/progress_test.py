@@ -1,6 +1,6 @@
 """A training run shows one line of progress and writes curves, with an AUC of the last batches.
 
-Covers `metric/window_auc` and `quiet` as well.
+Covers `metric/window_auc` and `_quiet` as well.
 """
 
 from __future__ import annotations

@@ -13,7 +13,8 @@ from unittest import mock
 import numpy as np
 import tensorflow as tf
 
-from monolith.native_training import entry, estimator, native_model, report
+from monolith.native_training import entry, estimator, native_model
+from monolith.native_training.summary import report
 
 tf.compat.v1.disable_eager_execution()
 
