@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 import monolith.keras
+from monolith.keras import settings
 from monolith.keras.layers import Embedding, EmbeddingGroup, Feature
 from monolith.native_training import entry, hash_table_ops, multi_hash_table_ops
 from monolith.native_training.runtime.hash_table import embedding_hash_table_pb2
@@ -201,7 +202,7 @@ class GraphModeTest(tf.test.TestCase):
     config = embedding_hash_table_pb2.EmbeddingHashTableConfig()
     config.entry_config.segments.append(
       entry.CombineAsSegment(
-        4, entry.ZerosInitializer(), entry.AdamOptimizer(), entry.Fp32Compressor()
+        4, entry.ZerosInitializer(), settings.optimizer("adam"), entry.Fp32Compressor()
       )
     )
     entry.CuckooHashTableConfig().mutate_table(config)
@@ -257,7 +258,7 @@ class GroupTest(tf.test.TestCase):
       config = embedding_hash_table_pb2.EmbeddingHashTableConfig()
       config.entry_config.segments.append(
         entry.CombineAsSegment(
-          dim, entry.ZerosInitializer(), entry.AdamOptimizer(), entry.Fp32Compressor()
+          dim, entry.ZerosInitializer(), settings.optimizer("adam"), entry.Fp32Compressor()
         )
       )
       entry.CuckooHashTableConfig().mutate_table(config)

@@ -68,14 +68,31 @@ class FitTest(tf.test.TestCase):
       with self.subTest(make.__name__):
         self.assertGreater(compile_and_fit(make()), 0.95)
 
+  def test_rows_move_although_the_loss_is_a_mean(self):
+    rng = np.random.default_rng(3)
+    user, item = rng.integers(60, size=[2, 12_000])
+    labels = (user + item) % 4 == 0
+    for name in ("adagrad", "adam"):
+      inputs = [tf.keras.Input([], dtype=tf.int64) for _ in range(2)]
+      left, right = (Embedding(8, name, learning_rate=0.1)(ids) for ids in inputs)
+      units = tf.keras.layers.Dense(16, "relu")(left * right)
+      model = tf.keras.Model(inputs, tf.keras.layers.Dense(1, "sigmoid")(units))
+      model.compile(tf.keras.optimizers.Adam(0.01), "binary_crossentropy", metrics=["accuracy"])
+      model.fit([user, item], labels, batch_size=500, epochs=10, verbose=0)
+      with self.subTest(name):
+        self.assertGreater(model.evaluate([user, item], labels, batch_size=1000, verbose=0)[1], 0.9)
+
   def test_rows_learn_what_a_dense_variable_learns(self):
     ids, labels = make_data()
     ids += NUM_IDS // 2
-    for name, theirs in (
+    for row_optimizer, theirs in (
       ("sgd", tf.keras.optimizers.SGD(0.5)),
-      ("adagrad", tf.keras.optimizers.Adagrad(0.5, initial_accumulator_value=0.1)),
+      (
+        entry.AdagradOptimizer(initial_accumulator_value=0.1),
+        tf.keras.optimizers.Adagrad(0.5, initial_accumulator_value=0.1),
+      ),
     ):
-      ours = tf.keras.Sequential([Embedding(4, name, "zeros", learning_rate=0.5)])
+      ours = tf.keras.Sequential([Embedding(4, row_optimizer, "zeros", learning_rate=0.5)])
       peer = tf.keras.Sequential([tf.keras.layers.Embedding(NUM_IDS, 4, "zeros")])
       for model, optimizer in ((ours, tf.keras.optimizers.SGD(0.5)), (peer, theirs)):
         model.add(tf.keras.layers.GlobalAveragePooling1D())
@@ -83,7 +100,7 @@ class FitTest(tf.test.TestCase):
         model.compile(optimizer, "mse")
         model.fit(ids, labels, batch_size=64, epochs=3, shuffle=False, verbose=0)
 
-      with self.subTest(name):
+      with self.subTest(theirs.name):
         self.assertAllClose(
           ours.layers[0].table.lookup(np.arange(NUM_IDS)), peer.layers[0].weights[0], 1e-5, 1e-5
         )

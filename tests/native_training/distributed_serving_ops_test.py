@@ -398,8 +398,7 @@ class RemotePredictTest(tf.test.TestCase):
     address = f"localhost:{get_free_port()}"
     distributed_serving_ops.set_remote_predict_resolver(lambda *_: [address])
     with self.session() as session:
-      # TensorFlow keeps Unavailable for its own network.
-      with self.assertRaisesRegex(tf.errors.InternalError, address):
+      with self.assertRaisesRegex(tf.errors.UnavailableError, address):
         session.run(self.predict())
       op = self.predict(fail_op_on_rpc_error=False)[0].op
       code, message, y = session.run(list(op.outputs))
@@ -424,7 +423,7 @@ class RemotePredictTest(tf.test.TestCase):
       with self.assertRaisesRegex(tf.errors.UnimplementedError, "set_remote_predict_resolver"):
         session.run(self.predict())
       distributed_serving_ops.set_remote_predict_resolver(lambda *_: [])
-      with self.assertRaisesRegex(tf.errors.InternalError, "no replica"):
+      with self.assertRaisesRegex(tf.errors.UnavailableError, "no replica"):
         session.run(self.predict())
 
 
