@@ -43,9 +43,13 @@ class InterruptTest(tf.test.TestCase):
   def test_a_program_saves_and_ends(self):
     folder = os.path.join(self.create_tempdir().full_path, "model")
     process = subprocess.Popen(
-      [sys.executable, "-c", _PROGRAM, folder], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+      [sys.executable, "-c", _PROGRAM, folder],
+      stdout=subprocess.PIPE,
+      stderr=subprocess.PIPE,
       text=True,
-    )  # fmt: skip
+      # Shells start background jobs with SIGINT ignored, and a program inherits that.
+      preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
     self.addCleanup(process.kill)
     errors = []
     reader = threading.Thread(target=lambda: errors.append(process.stderr.read()))
