@@ -56,13 +56,13 @@ from monolith.native_training.data import feature_utils as data_feature_utils
 from monolith.native_training.data import utils as data_utils
 from monolith.native_training.entry import *  # noqa: F403
 from monolith.native_training.feature import *  # noqa: F403
-from monolith.native_training.hooks import progress
 from monolith.native_training.losses.head_losses import (  # noqa: F401
   get_sigmoid_loss_and_pred,
   get_softmax_loss_and_pred,
 )
 from monolith.native_training.metric import file_metric_hook, metric_hook, streaming
 from monolith.native_training.metric import utils as metric_utils
+from monolith.native_training.metric.heads import HEADS_COLLECTION, Head
 from monolith.native_training.model_dump import dump_utils
 from monolith.native_training.model_export import export_context
 from monolith.native_training.models import outputs as model_outputs
@@ -358,9 +358,7 @@ class MonolithBaseModel(native_task.NativeTask, abc.ABC):
         outputs.heads, outputs.labels, outputs.preds, outputs.classification
       ):
         if label is not None and is_class:
-          tf.compat.v1.add_to_collection(
-            progress.HEADS_COLLECTION, progress.Head(head, label, pred)
-          )
+          tf.compat.v1.add_to_collection(HEADS_COLLECTION, Head(head, label, pred))
       if real_mode == _EVAL:
         train_ops += outputs.preds
         if self.p.output_path:

@@ -172,7 +172,18 @@ class ExtraTest(unittest.TestCase):
     extras = set(re.findall(r"^Provides-Extra: (\w+)$", process.stdout, re.MULTILINE))
     self.assertEqual(
       extras,
-      {"tpu", "horovod", "kafka", "parquet", "cuda", "serving", "debugging", "test", "lint"},
+      {
+        "tpu",
+        "horovod",
+        "kafka",
+        "parquet",
+        "cuda",
+        "serving",
+        "debugging",
+        "docs",
+        "test",
+        "lint",
+      },
     )
     return re.findall(r"^Requires-Dist: (.*?) ?; extra == .horovod.$", process.stdout, re.MULTILINE)
 

@@ -47,6 +47,7 @@ from monolith.native_training.hooks import (
 )
 from monolith.native_training.hooks.server import server_lib
 from monolith.native_training.metric import metric_hook
+from monolith.native_training.metric.heads import HEADS_COLLECTION
 from monolith.native_training.model_export import export_context, export_hooks
 from monolith.native_training.models import shown_loss
 from monolith.native_training.tables import protocols
@@ -564,7 +565,7 @@ class TrainingHooks:
       progress.ProgressHook(
         loss,
         self._batch_size,
-        heads=tf.compat.v1.get_collection(progress.HEADS_COLLECTION),
+        heads=tf.compat.v1.get_collection(HEADS_COLLECTION),
         table_sizes=_get_table_sizes(),
         model_dir=self._model_dir,
         curve_steps=config.save_summary_steps,

@@ -11,7 +11,7 @@ import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -19,28 +19,12 @@ from tensorflow.python.training import training_util
 from tensorflow.python.training.summary_io import SummaryWriterCache
 
 from monolith.native_training.metric import window_auc
-
-# Of the graph: the `Head`s of a model, which tell its AUC.
-HEADS_COLLECTION = "monolith_heads"
+from monolith.native_training.metric.heads import Head
 
 _LOG_INTERVAL_SECS = 10.0
 _TERMINAL_INTERVAL_SECS = 1.0
 _MAX_WINDOW = 200
 _MEGABYTE = 1 << 20
-
-
-class Head(NamedTuple):
-  """One target of a model.
-
-  Attributes:
-    name: its name.
-    label: 0 or 1 per example.
-    prediction: a probability per example.
-  """
-
-  name: str
-  label: tf.Tensor
-  prediction: tf.Tensor
 
 
 class ProgressHook(tf.estimator.SessionRunHook):

@@ -18,6 +18,7 @@ import tensorflow as tf
 from monolith.native_training import entry, estimator, native_model
 from monolith.native_training.hooks import progress
 from monolith.native_training.metric import window_auc
+from monolith.native_training.metric.heads import Head
 
 tf.compat.v1.disable_eager_execution()
 
@@ -80,7 +81,7 @@ class ProgressTest(tf.test.TestCase):
         hook = progress.ProgressHook(
           tf.constant(0.5),
           tf.constant(3),
-          [progress.Head("ctr", tf.constant([0.0, 1.0, 1.0]), tf.constant([0.1, 0.3, 0.2]))],
+          [Head("ctr", tf.constant([0.0, 1.0, 1.0]), tf.constant([0.1, 0.3, 0.2]))],
           {"user": tf.constant(1200, tf.int64)},
           num_steps=10,
           interval_secs=0,
