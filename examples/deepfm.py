@@ -60,9 +60,6 @@ class DeepFm(MonolithModel):
     loss, pred = get_sigmoid_loss_and_pred("like", logits, label, None, mode=mode)
     return EstimatorSpec(label, pred, "like", loss, tf.compat.v1.train.AdagradOptimizer(0.05))
 
-  def serving_input_receiver_fn(self):
-    raise NotImplementedError("this example is not exported")
-
 
 def run(steps: int = 390) -> dict[str, tuple[float, float]]:
   """Returns the AUC that is reached, and the one that is possible."""

@@ -61,9 +61,6 @@ class Dlrm(MonolithModel):
     loss, pred = get_sigmoid_loss_and_pred("click", logits, label, None, mode=mode)
     return EstimatorSpec(label, pred, "click", loss, tf.compat.v1.train.AdamOptimizer(0.01))
 
-  def serving_input_receiver_fn(self):
-    raise NotImplementedError("this example is not exported")
-
 
 def run(steps: int = 390) -> dict[str, tuple[float, float]]:
   """Returns the AUC that is reached, and the one that is possible."""

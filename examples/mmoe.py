@@ -66,9 +66,6 @@ class Mmoe(MonolithModel):
     optimizer = tf.compat.v1.train.AdamOptimizer(0.005)
     return EstimatorSpec(labels, preds, TASKS, tf.add_n(losses), optimizer)
 
-  def serving_input_receiver_fn(self):
-    raise NotImplementedError("this example is not exported")
-
 
 def run(steps: int = 390) -> dict[str, tuple[float, float]]:
   """Returns, for each task, the AUC that is reached, and the one that is possible."""

@@ -64,9 +64,6 @@ class TwoTower(MonolithModel):
     score = tf.reduce_sum(user * item, axis=1)
     return EstimatorSpec(tf.ones_like(score), score, "choice", loss, optimizer, False)
 
-  def serving_input_receiver_fn(self):
-    raise NotImplementedError("this example is not exported")
-
 
 def run(steps: int = 390) -> dict[str, tuple[float, float]]:
   """Returns the share of choices among the `TOP_K` items retrieved, and the best possible one."""
