@@ -3,11 +3,10 @@
 #include <algorithm>
 #include <charconv>
 #include <cstring>
-#include <exception>
 #include <utility>
 #include <vector>
 
-#include "monolith/serving/native/base/log.h"
+#include "monolith/serving/native/http2/callback_guard.h"
 #include "monolith/serving/native/http2/header.h"
 
 namespace monolith {
@@ -26,21 +25,10 @@ struct ClientCallbacks {
     return static_cast<Http2ClientConnection*>(data);
   }
 
-  template <typename Function>
-  static int Guard(Function function) {
-    try {
-      function();
-      return 0;
-    } catch (const std::exception& error) {
-      LogError(std::string("An HTTP/2 connection is closed: ") + error.what());
-      return NGHTTP2_ERR_CALLBACK_FAILURE;
-    }
-  }
-
   static int Header(nghttp2_session*, const nghttp2_frame* frame, const uint8_t* name,
                     size_t name_size, const uint8_t* value, size_t value_size, uint8_t,
                     void* data) {
-    return Guard([&] {
+    return GuardCallback([&] {
       Self(data)->OnHeader(frame->hd.stream_id, {reinterpret_cast<const char*>(name), name_size},
                            {reinterpret_cast<const char*>(value), value_size});
     });
@@ -48,7 +36,7 @@ struct ClientCallbacks {
 
   static int Data(nghttp2_session*, uint8_t, int32_t id, const uint8_t* bytes, size_t size,
                   void* data) {
-    return Guard([&] { Self(data)->OnData(id, bytes, size); });
+    return GuardCallback([&] { Self(data)->OnData(id, bytes, size); });
   }
 
   static int Frame(nghttp2_session*, const nghttp2_frame* frame, void* data) {
@@ -57,7 +45,7 @@ struct ClientCallbacks {
   }
 
   static int StreamClose(nghttp2_session*, int32_t id, uint32_t error_code, void* data) {
-    return Guard([&] { Self(data)->OnStreamClose(id, error_code); });
+    return GuardCallback([&] { Self(data)->OnStreamClose(id, error_code); });
   }
 
   static ssize_t Read(nghttp2_session*, int32_t id, uint8_t* buffer, size_t size, uint32_t* flags,

@@ -2,11 +2,10 @@
 
 #include <algorithm>
 #include <cstring>
-#include <exception>
 #include <utility>
 #include <vector>
 
-#include "monolith/serving/native/base/log.h"
+#include "monolith/serving/native/http2/callback_guard.h"
 #include "monolith/serving/native/http2/header.h"
 
 namespace monolith {
@@ -25,26 +24,16 @@ struct ServerCallbacks {
     return static_cast<Http2ServerConnection*>(data);
   }
 
-  template <typename Function>
-  static int Guard(Function function) {
-    try {
-      function();
-      return 0;
-    } catch (const std::exception& error) {
-      LogError(std::string("An HTTP/2 connection is closed: ") + error.what());
-      return NGHTTP2_ERR_CALLBACK_FAILURE;
-    }
-  }
-
   static int BeginHeaders(nghttp2_session*, const nghttp2_frame* frame, void* data) {
     if (frame->hd.type != NGHTTP2_HEADERS || frame->headers.cat != NGHTTP2_HCAT_REQUEST) return 0;
-    return Guard([&] { Self(data)->streams_[frame->hd.stream_id].last_data = Clock::now(); });
+    return GuardCallback(
+        [&] { Self(data)->streams_[frame->hd.stream_id].last_data = Clock::now(); });
   }
 
   static int Header(nghttp2_session*, const nghttp2_frame* frame, const uint8_t* name,
                     size_t name_size, const uint8_t* value, size_t value_size, uint8_t,
                     void* data) {
-    return Guard([&] {
+    return GuardCallback([&] {
       Self(data)->OnHeader(frame->hd.stream_id, {reinterpret_cast<const char*>(name), name_size},
                            {reinterpret_cast<const char*>(value), value_size});
     });
@@ -52,7 +41,7 @@ struct ServerCallbacks {
 
   static int Data(nghttp2_session*, uint8_t, int32_t id, const uint8_t* bytes, size_t size,
                   void* data) {
-    return Guard([&] { Self(data)->OnRequestData(id, bytes, size); });
+    return GuardCallback([&] { Self(data)->OnRequestData(id, bytes, size); });
   }
 
   static int Frame(nghttp2_session*, const nghttp2_frame* frame, void* data) {
@@ -60,7 +49,7 @@ struct ServerCallbacks {
     const bool ends = (frame->hd.type == NGHTTP2_HEADERS || frame->hd.type == NGHTTP2_DATA) &&
                       (frame->hd.flags & NGHTTP2_FLAG_END_STREAM) != 0;
     if (!ends) return 0;
-    return Guard([&] { Self(data)->OnRequestEnd(frame->hd.stream_id); });
+    return GuardCallback([&] { Self(data)->OnRequestEnd(frame->hd.stream_id); });
   }
 
   static int FrameSent(nghttp2_session* session, const nghttp2_frame* frame, void* data) {
@@ -74,7 +63,7 @@ struct ServerCallbacks {
   }
 
   static int StreamClose(nghttp2_session*, int32_t id, uint32_t error_code, void* data) {
-    return Guard([&] { Self(data)->OnStreamClose(id, error_code); });
+    return GuardCallback([&] { Self(data)->OnStreamClose(id, error_code); });
   }
 
   static ssize_t Read(nghttp2_session*, int32_t id, uint8_t* buffer, size_t size, uint32_t* flags,
