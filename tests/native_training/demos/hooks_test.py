@@ -20,8 +20,9 @@ class ProgressHookTest(absltest.TestCase):
     with tf.Graph().as_default(), contextlib.redirect_stdout(output):
       step = tf.compat.v1.train.get_or_create_global_step()
       table = hash_table_ops.test_hash_table(1)
-      ids = tf.reshape(tf.cast(step, tf.int64), [1])
-      train_op = tf.group(step.assign_add(1), table.assign_add(ids, tf.constant([[1.0]])).as_op())
+      updated = table.assign_add(tf.reshape(step, [1]), tf.constant([[1.0]])).as_op()
+      with tf.control_dependencies([updated]):
+        train_op = step.assign_add(1)
       hook = hooks.ProgressHook(
         tf.constant(0.25),
         tf.constant([0.0, 1.0, 0.0, 1.0]),

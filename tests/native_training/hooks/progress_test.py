@@ -108,6 +108,7 @@ class QuietTest(tf.test.TestCase):
   _PROGRAM = """
 import sys
 sys.path.insert(0, sys.argv[1])
+import monolith.native_training
 import tensorflow as tf
 tf.compat.v1.disable_eager_execution()
 import progress_test
