@@ -31,8 +31,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
   parser.addoption(
     "--file-jobs",
     type=int,
-    default=os.cpu_count() or 1,
-    help="how many test files run at a time (default: the number of cores)",
+    # One more than there are cores: some files wait for their servers most of the time.
+    default=(os.cpu_count() or 1) + 1,
+    help="how many test files run at a time (default: the number of cores, and one)",
   )
 
 
