@@ -47,9 +47,6 @@ class NotebooksTest(absltest.TestCase):
     shown = _run("keras_to_servers")
     for where in ("Keras", "two servers"):
       self.assertGreater(float(re.search(rf"{where}: right ([\d.]+)", shown)[1]), 0.8)
-    clicked, passed_by = map(float, re.search(r"exported: \[([\d.]+) ([\d.]+) *\]", shown).groups())
-    self.assertGreater(clicked, 0.5)
-    self.assertLess(passed_by, 0.5)
 
   def test_notebooks_are_kept_without_output(self):
     notebooks = sorted(_FOLDER.glob("*.ipynb"))

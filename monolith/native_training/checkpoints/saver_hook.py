@@ -119,6 +119,9 @@ class NoFirstSaveCheckpointSaverHook(tf.compat.v1.train.CheckpointSaverHook):
   # Made by the base class.
   _listeners: list[tf.estimator.CheckpointSaverListener]
 
+  # Of the base class.
+  _save_graph_def: bool
+
   def __init__(
     self,
     checkpoint_dir: str,
@@ -263,7 +266,8 @@ class NoFirstSaveCheckpointSaverHook(tf.compat.v1.train.CheckpointSaverHook):
   ) -> None:
     with self._lock:
       self._is_first_save = True
-      save_graph_def, self._save_graph_def = self._save_graph_def, False
+      save_graph_def = self._save_graph_def
+      self._save_graph_def = False  # The graph is written below.
       try:
         super().after_create_session(session, coord)
       finally:
