@@ -98,6 +98,19 @@ def reorder_by_indices(
   return gen_distribution_ops.monolith_reorder_by_indices(input, shard_ids, num_of_shards)
 
 
+def is_rank0_empty(num_of_shards: int, by_default: bool = True) -> bool:
+  """Returns whether rank 0 owns no ids: with more than 4 ranks, if the environment says so.
+
+  Args:
+    num_of_shards: the number of ranks.
+    by_default: where MONOLITH_SYNC_EMPTY_RANK0_PS_SHARD is not set. It is on for scripts that call
+      `fused_reorder_by_indices` themselves, and off for the driver, whose checkpoints and exports
+      know one home of an id: its floor modulo by the number of ranks.
+  """
+  is_asked_for = os.environ.get("MONOLITH_SYNC_EMPTY_RANK0_PS_SHARD", str(int(by_default))) == "1"
+  return is_asked_for and num_of_shards > 4
+
+
 def fused_reorder_by_indices(
   inputs: Sequence[tf.Tensor],
   num_of_shards: int,
@@ -118,9 +131,7 @@ def fused_reorder_by_indices(
     every input id the float offset of its embedding in the looked-up ids).
   """
   if rank0_empty is None:
-    rank0_empty = (
-      os.environ.get("MONOLITH_SYNC_EMPTY_RANK0_PS_SHARD", "1") == "1" and num_of_shards > 4
-    )
+    rank0_empty = is_rank0_empty(num_of_shards)
   return gen_distribution_ops.fused_reorder_by_indices(
     [tf.convert_to_tensor(ids, tf.int64) for ids in inputs],
     num_of_shards,

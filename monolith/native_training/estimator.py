@@ -50,6 +50,7 @@ from monolith.native_training.cpu_training import (
 )
 from monolith.native_training.data import parsers
 from monolith.native_training.driver import evaluation
+from monolith.native_training.hooks import evaluation_metrics
 from monolith.native_training.models.spec import EstimatorSpec
 from monolith.native_training.runner_utils import RunnerConfig, monolith_discovery
 from monolith.native_training.service_discovery import ServiceDiscoveryType
@@ -362,17 +363,20 @@ class Estimator:
       hooks: for the session.
 
     Returns:
-      In a local run name -> value: `loss`, the mean per example; for each head with a label `auc`,
+      Name -> value: `loss`, the mean per example; for each head with a label `auc`,
       `log_loss` and `calibration`, or `mse` and `mae` if it is no classification (with several
       heads `<head>_auc` and so on); what the model gave to `add_metric`, or a task in its
       `eval_metric_ops`; `global_step`. The same is written to `<model_dir>/eval` for TensorBoard.
-      Processes of a cluster get `None`.
+      A worker of a cluster, or a rank, gets the loss and the metrics of heads of a `MonolithModel`
+      on the examples that it has read itself; servers, and workers that have read none, `None`.
     """
     _check_hooks(hooks)
     steps = self._limit_eval(steps)
     if not self._runner_conf.is_local:
-      self._run(_EVAL, steps, None, hooks)
-      return None
+      metrics = evaluation_metrics.EvaluationMetricsHook()
+      # After the caller's: those may end the run, and what was read then is measured.
+      self._run(_EVAL, steps, None, [*(hooks or []), metrics])
+      return metrics.get_metrics()
     self._runner_conf.check_restore(self.model_dir)
     return self._create_evaluator().evaluate(steps, hooks)
 

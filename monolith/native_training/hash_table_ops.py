@@ -308,6 +308,13 @@ class HashTable(BaseHashTable):
     """Returns the number of rows, int64 scalar."""
     return gen_monolith_ops.monolith_hash_table_size(self._table)
 
+  def stats(self) -> tf.Tensor:
+    """Returns what the table holds and has done, int64 `[4]`.
+
+    Rows; bytes; rows that have expired; ids that got no row because they were seen too seldom.
+    """
+    return gen_monolith_ops.monolith_hash_table_stats(self._table)
+
   def save_as_tensor(
     self, shard_idx: tf.Tensor, num_shards: tf.Tensor, limit: tf.Tensor, offset: tf.Tensor
   ) -> tuple[tf.Tensor, tf.Tensor]:

@@ -496,6 +496,13 @@ class MultiHashTable(BaseMultiTypeHashTable, RawMultiTypeHashTable):
     """Returns the number of rows of each table, int64 `[tables]`, by sorted names."""
     return gen_monolith_ops.monolith_multi_hash_table_size(self._handle)
 
+  def stats(self) -> tf.Tensor:
+    """Returns what each table holds and has done, int64 `[tables, 4]`, by sorted names.
+
+    Rows; bytes; rows that have expired; ids that got no row because they were seen too seldom.
+    """
+    return gen_monolith_ops.monolith_multi_hash_table_stats(self._handle)
+
   def fused_lookup(
     self,
     ids: tf.Tensor,

@@ -62,7 +62,13 @@ from monolith.native_training.losses.head_losses import (  # noqa: F401
 )
 from monolith.native_training.metric import file_metric_hook, metric_hook, streaming
 from monolith.native_training.metric import utils as metric_utils
-from monolith.native_training.metric.heads import HEADS_COLLECTION, Head
+from monolith.native_training.metric.heads import (
+  EVALUATION_COLLECTION,
+  HEADS_COLLECTION,
+  EvaluatedHead,
+  Evaluation,
+  Head,
+)
 from monolith.native_training.model_dump import dump_utils
 from monolith.native_training.model_export import export_context
 from monolith.native_training.models import outputs as model_outputs
@@ -361,6 +367,7 @@ class MonolithBaseModel(native_task.NativeTask, abc.ABC):
           tf.compat.v1.add_to_collection(HEADS_COLLECTION, Head(head, label, pred))
       if real_mode == _EVAL:
         train_ops += outputs.preds
+        self._collect_evaluation(outputs)
         if self.p.output_path:
           train_ops.append(self._write_predictions(features, outputs))
       else:
@@ -384,6 +391,21 @@ class MonolithBaseModel(native_task.NativeTask, abc.ABC):
     if mode == _TRAIN or mode == _EVAL == self.p.mode:
       return self.p.mode
     raise ValueError(f"model_fn got mode {mode!r}, want {_TRAIN!r} or {_PREDICT!r}")
+
+  def _collect_evaluation(self, outputs: ModelOutputs) -> None:
+    """Leaves what is to be measured in the graph, for a worker that evaluates."""
+    heads = tuple(
+      EvaluatedHead(head, label, pred, is_class)
+      for head, label, pred, is_class in zip(
+        outputs.heads, outputs.labels, outputs.preds, outputs.classification
+      )
+      if label is not None
+    )
+    if outputs.loss is None or not outputs.preds or not outputs.preds[0].shape.rank:
+      return
+    batch_size = tf.shape(outputs.preds[0])[0]
+    loss = shown_loss.per_example(outputs.loss, batch_size)
+    tf.compat.v1.add_to_collection(EVALUATION_COLLECTION, Evaluation(loss, batch_size, heads))
 
   def _eval_spec(
     self, features: dict[str, Any], outputs: ModelOutputs
@@ -507,6 +529,8 @@ class MonolithBaseModel(native_task.NativeTask, abc.ABC):
         "EstimatorSpec(..., optimizer=tf.compat.v1.train.AdagradOptimizer(0.05)), or with a tuple "
         "set self._default_dense_optimizer"
       )
+    if export_context.is_dry_run_or_exporting():
+      return tf.no_op()  # A dry run is after what features there are: gradients add none.
     return feature_utils.apply_gradients_with_var_optimizer(
       self.ctx,
       self.fc_dict.values(),

@@ -1,11 +1,14 @@
 """Every block of Python in README and docs runs, in the order of its page.
 
 A block that cannot run is marked by a comment that says why: `<!-- not run: needs a cluster -->`.
-Pages that turn eager execution off come last, as nothing turns it on again. Shell commands start
-processes that other tests start: here they are only marked and parsed.
+Of such Python the imports run. Pages that turn eager execution off come last, as nothing turns it
+on again. Shell commands start processes that other tests start: here they are marked and parsed,
+and what they name is looked for.
 """
 
+import ast
 import contextlib
+import importlib.util
 import io
 import os
 import pathlib
@@ -81,6 +84,28 @@ class PagesTest(absltest.TestCase):
         self.assertIsNotNone(block["reason"], f"{page.name}: {block['code']}")
         code = re.sub(r"<[\w ]+>", "x", block["code"])
         subprocess.run(["bash", "-n"], input=code, text=True, check=True)
+
+  def test_python_that_is_not_run_imports_what_there_is(self):
+    blocks = [m for page in _pages() for m in _blocks(page, "python") if m["reason"]]
+    self.assertNotEmpty(blocks)
+    for block in blocks:
+      tree = ast.parse(block["code"])
+      imports = [n for n in tree.body if isinstance(n, (ast.Import, ast.ImportFrom))]
+      exec(compile(ast.Module(imports, []), "page", "exec"), {})
+
+  def test_what_shell_commands_name_exists(self):
+    makefile = (_ROOT / "Makefile").read_text()
+    pages = [_ROOT / "README.md", *sorted((_ROOT / "docs").rglob("*.md"))]
+    commands = "\n".join(block["code"] for page in pages for block in _blocks(page, "bash"))
+    commands = re.sub(r"#.*", "", commands)
+    modules = re.findall(r"-m (monolith[\w.]*)", commands)
+    self.assertGreater(len(modules), 5)
+    for module in modules:
+      self.assertIsNotNone(importlib.util.find_spec(module), module)
+    for target in re.findall(r"^make ([\w-]+)", commands, re.MULTILINE):
+      self.assertRegex(makefile, rf"(?m)^{target}( [\w-]+)*:", target)
+    for path in re.findall(r"(?<![\w/])((?:examples|tools|deploy)/[\w/.-]+)", commands):
+      self.assertTrue((_ROOT / path).exists(), path)
 
   def test_readme_is_short(self):
     self.assertLess(len((_ROOT / "README.md").read_text().splitlines()), 200)

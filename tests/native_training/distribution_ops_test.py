@@ -268,6 +268,19 @@ class FusedReorderTest(DistributionTestCase):
     with mock.patch.dict(os.environ, {"MONOLITH_SYNC_EMPTY_RANK0_PS_SHARD": "0"}):
       self.check([[0, 1, 5, 4]], 5, [1], [0, 5, 1, 4], [2, 1, 0, 0, 1], None)
 
+  def test_one_reading_of_the_environment_for_ops_and_driver(self):
+    name = "MONOLITH_SYNC_EMPTY_RANK0_PS_SHARD"
+    for text, by_default, expected in (
+      (None, True, True), (None, False, False), ("1", False, True), ("0", True, False),
+      ("true", False, False),
+    ):  # fmt: skip
+      with mock.patch.dict(os.environ):
+        os.environ.pop(name, None)
+        if text is not None:
+          os.environ[name] = text
+        self.assertEqual(distribution_ops.is_rank0_empty(5, by_default), expected, text)
+        self.assertFalse(distribution_ops.is_rank0_empty(4, by_default))
+
   def test_the_same_id_in_two_tables_is_kept_twice(self):
     self.check([[7, 7], [7]], 2, [1, 1], [7, 7], [0, 2], [0, 0, 1, 1], [0, 0, 1])
 

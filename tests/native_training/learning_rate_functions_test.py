@@ -1,6 +1,8 @@
+import numpy as np
 import tensorflow as tf
 
-from monolith.native_training import learning_rate_functions
+from monolith.native_training import entry, estimator, learning_rate_functions, native_model
+from monolith.native_training.summary import report
 
 tf.compat.v1.disable_eager_execution()
 
@@ -121,6 +123,44 @@ class LearningRateFunctionTest(tf.test.TestCase):
       pass
 
     self.assertNotEqual(text(0.01, 20), str(Other(0.01, 20)))
+
+
+class _Clicks(native_model.MonolithModel):
+  """The rates of `user` fall to zero within two steps, those of `item` stay."""
+
+  def input_fn(self, mode):
+    ids = tf.RaggedTensor.from_tensor(tf.constant([[1], [2]], tf.int64))
+    features = {"user": ids, "item": ids, "label": tf.ones([2])}
+    return tf.data.Dataset.from_tensors(features).repeat()
+
+  def model_fn(self, features, mode):
+    optimizer = entry.SgdOptimizer(0.1)
+    falling = learning_rate_functions.PolynomialDecay(0.1, 2, 0.0)
+    [user] = self.lookup_embedding_slice(
+      ["user"], "vec", 2, optimizer=optimizer, learning_rate_fn=falling
+    )
+    [item] = self.lookup_embedding_slice(["item"], "vec", 2, optimizer=optimizer)
+    logits = tf.reduce_sum(user + item, axis=1)
+    label = features["label"]
+    loss, pred = native_model.get_sigmoid_loss_and_pred("ctr", logits, label, None, mode=mode)
+    optimizer = tf.compat.v1.train.GradientDescentOptimizer(0.1)
+    return native_model.EstimatorSpec(label, pred, "ctr", loss, optimizer)
+
+
+class SlotScheduleTest(tf.test.TestCase):
+  def test_each_slot_has_its_own_schedule(self):
+    folder = self.create_tempdir().full_path
+    conf = estimator.RunConfig(is_local=True, model_dir=folder)
+    norms = []
+    for _ in range(2):
+      with tf.Graph().as_default():
+        estimator.Estimator(_Clicks(), conf).train(steps=5)
+      tables = report.read_tables(tf.train.latest_checkpoint(folder))
+      norms.append({table.name: table.norms for table in tables})
+
+    self.assertAllGreater(norms[0]["user"], 0)
+    self.assertAllEqual(norms[0]["user"], norms[1]["user"])
+    self.assertAllGreater(np.subtract(norms[1]["item"], norms[0]["item"]), 0.01)
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from tensorflow.python.training.checkpoint_state_pb2 import CheckpointState
 
 from monolith.native_training import utils
 from monolith.native_training.checkpoints import files as checkpoint_files
+from monolith.native_training.checkpoints import graph_files
 from monolith.native_training.checkpoints import state as checkpoint_state
 from monolith.native_training.checkpoints.saver import PartialRecoverySaver
 from monolith.native_training.metric import cli
@@ -117,6 +118,9 @@ class NoFirstSaveCheckpointSaverHook(tf.compat.v1.train.CheckpointSaverHook):
   _last_triggered_step = 0
   # Made by the base class.
   _listeners: list[tf.estimator.CheckpointSaverListener]
+
+  # Of the base class.
+  _save_graph_def: bool
 
   def __init__(
     self,
@@ -262,8 +266,14 @@ class NoFirstSaveCheckpointSaverHook(tf.compat.v1.train.CheckpointSaverHook):
   ) -> None:
     with self._lock:
       self._is_first_save = True
-      super().after_create_session(session, coord)
-      if self._save_graph_def:
+      save_graph_def = self._save_graph_def
+      self._save_graph_def = False  # The graph is written below.
+      try:
+        super().after_create_session(session, coord)
+      finally:
+        self._save_graph_def = save_graph_def
+      if save_graph_def:
+        graph_files.write_graph(session.graph, self._checkpoint_dir)
         self._export_meta_graph(session)
       saver = self._get_saver()
       if isinstance(saver, PartialRecoverySaver):

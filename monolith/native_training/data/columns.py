@@ -106,13 +106,16 @@ class Ids(Column):
     return string_hash.hash_strings(value) if self.hashed else value
 
   def _split(self, text: tf.Tensor) -> tf.RaggedTensor:
-    if self.separator is None:
-      pieces = tf.RaggedTensor.from_tensor(text[:, None])
-    else:
-      pieces = tf.strings.split(text, self.separator)
-    pieces = pieces.with_flat_values(tf.strings.strip(pieces.flat_values))
-    return tf.ragged.boolean_mask(
-      pieces, pieces.with_flat_values(tf.not_equal(pieces.flat_values, ""))
+    """Returns the pieces of each text that are not empty."""
+    pieces = text if self.separator is None else tf.strings.split(text, self.separator)
+    values = tf.strings.strip(text if self.separator is None else pieces.values)
+    is_piece = tf.not_equal(values, "")
+    # As `tf.ragged.boolean_mask` does it with five times as many ops, which a small batch feels.
+    splits = tf.pad(tf.cumsum(tf.cast(is_piece, tf.int64)), [[1, 0]])
+    if self.separator is not None:
+      splits = tf.gather(splits, pieces.row_splits)
+    return tf.RaggedTensor.from_row_splits(
+      tf.gather_nd(values, tf.where(is_piece)), splits, validate=False
     )
 
 

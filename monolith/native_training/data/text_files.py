@@ -190,12 +190,14 @@ def number_rows(
   """
 
   @tf.autograph.experimental.do_not_convert
-  def rows_of(index: tf.Tensor, path: tf.Tensor) -> tf.data.Dataset:
+  def rows_of(index: tf.Tensor | int, path: tf.Tensor | str) -> tf.data.Dataset:
     kind = tf.where(tf.strings.regex_full_match(path, _GZIP), "GZIP", "")
     # Not `counter`, which calls a function for every number.
     numbers = tf.data.Dataset.range(index * _ROWS_PER_FILE + first, (index + 1) * _ROWS_PER_FILE)
     return tf.data.Dataset.zip((numbers, read(path, kind)))
 
+  if len(paths) == 1:
+    return rows_of(0, paths[0])  # A step less for every row.
   return tf.data.Dataset.from_tensor_slices(paths).enumerate().flat_map(rows_of)
 
 
@@ -280,28 +282,21 @@ class _RowParser:
     is_good = tf.logical_not(tf.logical_or(is_bad, blank))
 
     def leave_bad_out() -> tf.Tensor:
-      problems = tf.boolean_mask(self._describe(places(), lines, torn, texts, bad), is_bad)
-      tf.cond(tf.size(problems) > 0, lambda: self._report(problems), lambda: tf.constant(0))
-      return tf.boolean_mask(texts, is_good, axis=1)
+      problems = self._describe(places(), lines, torn, texts, bad)
+      bad_rows_lib.report(tf.gather_nd(problems, tf.where(is_bad)), self._counter)
+      return tf.gather(texts, tf.where(is_good)[:, 0], axis=1)
 
     texts = tf.cond(tf.reduce_all(is_good), lambda: texts, leave_bad_out)
-    size = tf.shape(texts, tf.int64)[1]
     features: list[Any] = []
     for column, flat in self._groups_of(texts):
-      joined = column.read(flat)
-      features += [_rows(joined, i * size, size) for i in range(self._groups[column])]
+      features += _cut(column.read(flat), self._groups[column])
     return dict(zip(self._names, features))
 
   def _groups_of(self, texts: tf.Tensor) -> Iterator[tuple[Column, tf.Tensor]]:
     """Yields equal columns together, with all their texts: a graph per group, not per column."""
-    start = 0
-    for column, size in self._groups.items():
-      yield column, tf.reshape(texts[start : start + size], [-1])
-      start += size
-
-  def _report(self, problems: tf.Tensor) -> tf.Tensor:
-    bad_rows_lib.report(problems, self._counter)
-    return tf.constant(0)
+    parts = tf.split(texts, list(self._groups.values()))
+    for column, part in zip(self._groups, parts):
+      yield column, tf.reshape(part, [-1])
 
   def _describe(
     self,
@@ -336,13 +331,20 @@ class _RowParser:
     return tf.strings.join([places, ": ", problems])
 
 
-def _rows(joined: Any, start: tf.Tensor, size: tf.Tensor) -> Any:
-  """Returns `size` rows of a dense or ragged tensor."""
+def _cut(joined: Any, count: int) -> list[Any]:
+  """Returns as many equal parts of the rows of a dense or ragged tensor."""
+  if count == 1:
+    return [joined]
   if not isinstance(joined, tf.RaggedTensor):
-    return joined[start : start + size]
-  splits = joined.row_splits[start : start + size + 1]
-  values = joined.values[splits[0] : splits[-1]]
-  return tf.RaggedTensor.from_row_splits(values, splits - splits[0], validate=False)
+    return tf.unstack(tf.reshape(joined, [count, -1]))
+  # Of all parts together: a small batch feels the number of ops.
+  lengths = tf.reshape(joined.row_lengths(), [count, -1])
+  values = tf.split(joined.values, tf.reduce_sum(lengths, axis=1), num=count)
+  splits = tf.unstack(tf.pad(tf.cumsum(lengths, axis=1), [[0, 0], [1, 0]]))
+  return [
+    tf.RaggedTensor.from_row_splits(part, part_splits, validate=False)
+    for part, part_splits in zip(values, splits)
+  ]
 
 
 def _name(separator: str) -> str:

@@ -27,7 +27,6 @@ from monolith import _quiet
 from monolith.native_training import (
   distributed_ps,
   distribution_ops,
-  env_utils,
   feature,
   gflags_utils,
   hash_table_utils,
@@ -292,12 +291,11 @@ class CpuTraining:
       values = [merged[name] for name in merged_names]
       configs = [self._slot_merging.merged_to_config[name] for name in merged_names]
     dims = [hash_table_utils.infer_dim_size(config.table_config) for config in configs]
-    # Checkpoints and exports know one home of an id, so by default no rank stays without ids.
-    rank0_empty = (
-      env_utils.get_bool("MONOLITH_SYNC_EMPTY_RANK0_PS_SHARD") and self._config.num_workers > 4
-    )
     reordered = distribution_ops.fused_reorder_by_indices(
-      values, self._config.num_workers, dims, rank0_empty
+      values,
+      self._config.num_workers,
+      dims,
+      distribution_ops.is_rank0_empty(self._config.num_workers, by_default=False),
     )
     lookup_args = (*reordered, get_req_time(dense))
     if sizes is not None:

@@ -103,19 +103,19 @@ def get_exempt_checkpoint_paths(model_dir: str) -> list[str]:
   return exempt
 
 
-def _get_table_sizes() -> dict[str, tf.Tensor]:
-  """Returns table name -> its number of rows, on all servers together, in the default graph."""
-  sizes: dict[str, list[tf.Tensor]] = {}
+def _get_table_stats() -> dict[str, tf.Tensor]:
+  """Returns table name -> its numbers, on all servers together, in the default graph."""
+  stats: dict[str, list[tf.Tensor]] = {}
   for group in tf.compat.v1.get_collection(multi_hash_table_ops._MULTI_HASH_TABLE_GRAPH_KEY):
     with tf.device(group.handle.device):
-      counts = group.sizes()
+      of_tables = group.stats()
       for i, name in enumerate(group.table_names):
-        sizes.setdefault(name, []).append(counts[i])
+        stats.setdefault(name, []).append(of_tables[i])
   for table in tf.compat.v1.get_collection(hash_table_ops._HASH_TABLE_GRAPH_KEY):
     with tf.device(table.table.device):
       # The tables of two servers differ in the last part of their names.
-      sizes.setdefault(re.sub(r"_\d+$", "", table.name), []).append(table.size())
-  return {name: tf.add_n([tf.cast(c, tf.int64) for c in parts]) for name, parts in sizes.items()}
+      stats.setdefault(re.sub(r"_\d+$", "", table.name), []).append(table.stats())
+  return {name: tf.add_n(parts) for name, parts in stats.items()}
 
 
 class _FinishAsyncHook(tf.estimator.SessionRunHook):
@@ -566,7 +566,7 @@ class TrainingHooks:
         loss,
         self._batch_size,
         heads=tf.compat.v1.get_collection(HEADS_COLLECTION),
-        table_sizes=_get_table_sizes(),
+        table_stats=_get_table_stats(),
         model_dir=self._model_dir,
         curve_steps=config.save_summary_steps,
         last_step=self._last_step,
@@ -586,6 +586,8 @@ class TrainingHooks:
           logdir=self._model_dir,
           init_step_range=step_range,
           save_steps=config.profile_save_steps_interval,
+          # Every op: `monolith_report` tells from them where a step's time goes.
+          options=tf.profiler.experimental.ProfilerOptions(host_tracer_level=3),
         )
       )
     if config.profile_with_nvprof_from_to:

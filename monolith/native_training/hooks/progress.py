@@ -36,7 +36,9 @@ class ProgressHook(tf.estimator.SessionRunHook):
     loss: scalar, the mean per example.
     batch_size: scalar; `None` if not known, then the speed is in steps.
     heads: what the AUC is of.
-    table_sizes: table name -> scalar, its number of rows in this process's graph.
+    table_stats: table name -> int64 `[4]`, as `stats` of a table returns it: the curves `rows/`,
+      `admitted/`, `expired/` and `memory_mb/` with the table's name. Admitted and expired rows
+      count from the start of the run.
     model_dir: where curves go; `None` for none.
     curve_steps: steps between the points of a curve.
     last_step: the step at which the run ends; `None` if not known.
@@ -54,7 +56,7 @@ class ProgressHook(tf.estimator.SessionRunHook):
     loss: tf.Tensor,
     batch_size: tf.Tensor | None = None,
     heads: Sequence[Head] = (),
-    table_sizes: Mapping[str, tf.Tensor] | None = None,
+    table_stats: Mapping[str, tf.Tensor] | None = None,
     model_dir: str | None = None,
     curve_steps: int = 100,
     last_step: int | None = None,
@@ -72,7 +74,8 @@ class ProgressHook(tf.estimator.SessionRunHook):
     }
     if batch_size is not None:
       self._fetches["batch_size"] = batch_size
-    self._sizes = dict(table_sizes or {})
+    self._stats = dict(table_stats or {})
+    self._tables = {name: _TableCount() for name in self._stats}
     self._model_dir = model_dir
     self._curve_steps = max(1, curve_steps)
     self._last_step = last_step
@@ -82,10 +85,9 @@ class ProgressHook(tf.estimator.SessionRunHook):
     self._interval_secs = interval_secs
     self._step: tf.Tensor | None = None
     self._window: list[Any] = []
-    self._start: tuple[float, int] | None = None  # time and step of the last measurement
-    self._num_runs = 0
-    self._num_examples = 0
-    self._last_print = 0.0
+    # Since the last point of the curves, and since the last line.
+    self._curve_speed = _Speed()
+    self._line_speed = _Speed()
     self._line_length = 0
 
   def begin(self) -> None:
@@ -101,11 +103,14 @@ class ProgressHook(tf.estimator.SessionRunHook):
   def after_create_session(
     self, session: tf.compat.v1.Session, coord: tf.train.Coordinator
   ) -> None:
-    step = int(session.run(self._step))
+    step, stats = session.run((self._step, self._stats))
+    step = int(step)
+    for name, table in self._tables.items():
+      table.start(stats[name])
     if self._num_steps is not None:
       self._last_step, self._num_steps = step + self._num_steps, None
-    self._start = (time.monotonic(), step)
-    self._last_print = self._start[0]
+    for speed in (self._curve_speed, self._line_speed):
+      speed.start(time.monotonic(), step)
 
   def before_run(self, run_context: tf.estimator.SessionRunContext) -> Any:
     return tf.estimator.SessionRunArgs(self._fetches)
@@ -113,14 +118,14 @@ class ProgressHook(tf.estimator.SessionRunHook):
   def after_run(self, run_context: tf.estimator.SessionRunContext, run_values: Any) -> None:
     result = run_values.results
     self._window = [*self._window[-_MAX_WINDOW + 1 :], result]
-    self._num_runs += 1
-    self._num_examples += int(result.get("batch_size", 0))
-    is_late = time.monotonic() - self._last_print >= self._interval_secs
-    if is_late or self._num_runs >= self._curve_steps:
+    for speed in (self._curve_speed, self._line_speed):
+      speed.add(int(result.get("batch_size", 0)))
+    is_late = time.monotonic() - self._line_speed.since >= self._interval_secs
+    if is_late or self._curve_speed.num_runs >= self._curve_steps:
       self._measure(run_context.session, is_late)
 
   def end(self, session: tf.compat.v1.Session) -> None:
-    if self._num_runs:
+    if self._line_speed.num_runs:
       self._measure(session, do_print=True)
     if self._line_length:
       self._stream.write("\n")
@@ -129,10 +134,8 @@ class ProgressHook(tf.estimator.SessionRunHook):
 
   def _measure(self, session: tf.compat.v1.Session, do_print: bool) -> None:
     # In a run of its own: within that of a step nothing orders the read and the train op.
-    step, sizes = session.run((self._step, self._sizes))
+    step, stats = session.run((self._step, self._stats))
     now, step = time.monotonic(), int(step)
-    since, since_step = self._start
-    elapsed = max(now - since, 1e-9)
     values = {"loss": float(np.mean([result["loss"] for result in self._window]))}
     for name in self._fetches["heads"]:
       labels, predictions = (
@@ -141,22 +144,24 @@ class ProgressHook(tf.estimator.SessionRunHook):
       values["auc" if len(self._fetches["heads"]) == 1 else f"{name}_auc"] = window_auc.compute_auc(
         labels, predictions
       )
-    values["steps_per_second"] = (step - since_step) / elapsed
-    if "batch_size" in self._fetches:
-      # Other workers move the step too.
-      examples = self._num_examples / self._num_runs * max(step - since_step, self._num_runs)
-      values["examples_per_second"] = examples * self._num_ranks / elapsed
-    values["rows"] = float(sum(sizes.values()))
+    values["rows"] = float(sum(int(of_table[0]) for of_table in stats.values()))
     values["memory_mb"] = get_memory_bytes() / _MEGABYTE
-    self._write_curves(step, values, sizes)
+    for name, table in self._tables.items():
+      table.update(stats[name])
+    if self._curve_speed.num_runs:
+      self._write_curves(step, {**values, **self._measure_speed(self._curve_speed, now, step)})
+      self._curve_speed.start(now, step)
     if do_print:
-      self._print(step, values, len(sizes) > 0)
-      self._last_print = now
-    self._start, self._num_runs, self._num_examples = (now, step), 0, 0
+      self._print(step, {**values, **self._measure_speed(self._line_speed, now, step)})
+      self._line_speed.start(now, step)
 
-  def _write_curves(
-    self, step: int, values: Mapping[str, float], sizes: Mapping[str, np.ndarray]
-  ) -> None:
+  def _measure_speed(self, speed: _Speed, now: float, step: int) -> dict[str, float]:
+    steps, examples = speed.measure(now, step)
+    if "batch_size" not in self._fetches:
+      return {"steps_per_second": steps}
+    return {"steps_per_second": steps, "examples_per_second": examples * self._num_ranks}
+
+  def _write_curves(self, step: int, values: Mapping[str, float]) -> None:
     if self._model_dir is None:
       return
     summary = tf.compat.v1.Summary()
@@ -164,13 +169,14 @@ class ProgressHook(tf.estimator.SessionRunHook):
       # The graph writes the loss itself.
       if tag != "loss" and not np.isnan(value):
         summary.value.add(tag=tag, simple_value=value)
-    for name, size in sorted(sizes.items()):
-      summary.value.add(tag=f"rows/{name}", simple_value=float(size))
+    for name, table in sorted(self._tables.items()):
+      for tag, value in table.values().items():
+        summary.value.add(tag=f"{tag}/{name}", simple_value=value)
     writer = SummaryWriterCache.get(self._model_dir)
     writer.add_summary(summary, step)
     writer.flush()
 
-  def _print(self, step: int, values: Mapping[str, float], has_tables: bool) -> None:
+  def _print(self, step: int, values: Mapping[str, float]) -> None:
     parts = [f"step {step:,}"]
     if "examples_per_second" in values:
       parts.append(f"{values['examples_per_second']:,.0f} examples/s")
@@ -180,7 +186,7 @@ class ProgressHook(tf.estimator.SessionRunHook):
     for tag, value in values.items():
       if tag.endswith("auc"):
         parts.append(f"{tag[:-3].replace('_', ' ')}AUC {value:.4f}")
-    if has_tables:
+    if self._tables:
       rows = f"{values['rows']:,.0f} rows"
       parts.append(rows + (" of this rank" if self._num_ranks > 1 else ""))
     parts.append(f"{values['memory_mb']:,.0f} MB")
@@ -195,6 +201,66 @@ class ProgressHook(tf.estimator.SessionRunHook):
     else:
       self._stream.write(f"{line}\n")
     self._stream.flush()
+
+
+class _Speed:
+  """Counts the steps and examples of an interval."""
+
+  def __init__(self) -> None:
+    self.since = 0.0
+    self.num_runs = 0
+    self._since_step = 0
+    self._num_examples = 0
+
+  def start(self, now: float, step: int) -> None:
+    """Begins another interval."""
+    self.since, self._since_step = now, step
+    self.num_runs = self._num_examples = 0
+
+  def add(self, num_examples: int) -> None:
+    """Counts a step of this process."""
+    self.num_runs += 1
+    self._num_examples += num_examples
+
+  def measure(self, now: float, step: int) -> tuple[float, float]:
+    """Returns steps and examples per second, after one step at least."""
+    elapsed = max(now - self.since, 1e-9)
+    num_steps = step - self._since_step
+    # Other workers move the step too.
+    examples = self._num_examples / self.num_runs * max(num_steps, self.num_runs)
+    return num_steps / elapsed, examples / elapsed
+
+
+class _TableCount:
+  """Counts the rows that come to a table and go from it."""
+
+  def __init__(self) -> None:
+    self._rows = self._bytes = self._expired_before = self._admitted = self._expired = 0
+
+  def start(self, stats: np.ndarray) -> None:
+    """Takes a table as it is: rows that were restored were not admitted now."""
+    self._rows, self._bytes, self._expired_before = (int(value) for value in stats[:3])
+
+  def update(self, stats: np.ndarray) -> None:
+    """Counts what has happened since."""
+    rows, self._bytes, expired_before = (int(value) for value in stats[:3])
+    expired = max(0, expired_before - self._expired_before)
+    admitted = rows - self._rows + expired
+    if admitted < 0:
+      # They were left out of a checkpoint that the table was read from again.
+      expired, admitted = expired - admitted, 0
+    self._admitted += admitted
+    self._expired += expired
+    self._rows, self._expired_before = rows, expired_before
+
+  def values(self) -> dict[str, float]:
+    """Returns the name of a curve -> its value."""
+    return {
+      "rows": float(self._rows),
+      "admitted": float(self._admitted),
+      "expired": float(self._expired),
+      "memory_mb": self._bytes / _MEGABYTE,
+    }
 
 
 def get_memory_bytes() -> int:

@@ -8,6 +8,8 @@ import tensorflow as tf
 
 # Of the graph: the `Head`s of a model.
 HEADS_COLLECTION = "monolith_heads"
+# Of the graph: the `Evaluation` of a model that a cluster evaluates.
+EVALUATION_COLLECTION = "monolith_evaluation"
 
 
 class Head(NamedTuple):
@@ -22,3 +24,33 @@ class Head(NamedTuple):
   name: str
   label: tf.Tensor
   prediction: tf.Tensor
+
+
+class EvaluatedHead(NamedTuple):
+  """A target that an evaluation measures.
+
+  Attributes:
+    name: its name.
+    label: a number per example, for a classification 0 or 1.
+    prediction: a number per example, for a classification a probability.
+    is_classification: which it is.
+  """
+
+  name: str
+  label: tf.Tensor
+  prediction: tf.Tensor
+  is_classification: bool
+
+
+class Evaluation(NamedTuple):
+  """What an evaluation measures.
+
+  Attributes:
+    loss: scalar, the mean per example.
+    batch_size: scalar.
+    heads: the targets with labels.
+  """
+
+  loss: tf.Tensor
+  batch_size: tf.Tensor
+  heads: tuple[EvaluatedHead, ...]

@@ -10,10 +10,10 @@ import tensorflow as tf
 
 Metric = tuple[tf.Tensor, tf.Operation]
 
-_NUM_BUCKETS = 1 << 16
+NUM_BUCKETS = 1 << 16
 # Probabilities beyond this logit, nearer than 2e-9 to 0 or 1, are not told apart.
-_MAX_LOGIT = 20.0
-_EPSILON = 1e-7
+MAX_LOGIT = 20.0
+EPSILON = 1e-7
 
 
 def classification_metrics(labels: tf.Tensor, predictions: tf.Tensor) -> dict[str, Metric]:
@@ -29,7 +29,7 @@ def classification_metrics(labels: tf.Tensor, predictions: tf.Tensor) -> dict[st
   """
   labels, predictions = _flatten(labels, predictions)
   is_positive = tf.cast(labels > 0.5, predictions.dtype)
-  clipped = tf.clip_by_value(predictions, _EPSILON, 1 - _EPSILON)
+  clipped = tf.clip_by_value(predictions, EPSILON, 1 - EPSILON)
   log_losses = -tf.where(labels > 0.5, tf.math.log(clipped), tf.math.log(1 - clipped))
   return {
     "auc": auc(labels, predictions),
@@ -61,7 +61,7 @@ def auc(labels: tf.Tensor, predictions: tf.Tensor) -> Metric:
   with tf.name_scope("auc"):
     histograms = tf.compat.v1.get_variable(
       tf.compat.v1.get_default_graph().unique_name("auc_histograms"),
-      shape=[2, _NUM_BUCKETS],
+      shape=[2, NUM_BUCKETS],
       dtype=tf.float64,
       initializer=tf.compat.v1.zeros_initializer(),
       trainable=False,
@@ -74,11 +74,11 @@ def auc(labels: tf.Tensor, predictions: tf.Tensor) -> Metric:
     )
     tiny = tf.constant(1e-12, tf.float64)
     p = tf.clip_by_value(tf.cast(predictions, tf.float64), tiny, 1 - tiny)
-    logit = tf.clip_by_value(tf.math.log(p) - tf.math.log1p(-p), -_MAX_LOGIT, _MAX_LOGIT)
-    bucket = tf.cast((logit + _MAX_LOGIT) * ((_NUM_BUCKETS - 1) / (2 * _MAX_LOGIT)), tf.int32)
+    logit = tf.clip_by_value(tf.math.log(p) - tf.math.log1p(-p), -MAX_LOGIT, MAX_LOGIT)
+    bucket = tf.cast((logit + MAX_LOGIT) * ((NUM_BUCKETS - 1) / (2 * MAX_LOGIT)), tf.int32)
     index = tf.stack([tf.cast(labels > 0.5, tf.int32), bucket], axis=1)
     update = histograms.assign_add(
-      tf.scatter_nd(index, tf.ones_like(p), [2, _NUM_BUCKETS]), read_value=False
+      tf.scatter_nd(index, tf.ones_like(p), [2, NUM_BUCKETS]), read_value=False
     )
     negatives, positives = tf.unstack(histograms.read_value())
     below = tf.cumsum(negatives, exclusive=True) + negatives / 2

@@ -1,8 +1,9 @@
 """Makes one HTML page of a training run: `monolith_report MODEL_DIR`.
 
 The page stands alone: its curves are drawn as SVG, and it loads nothing. It has the curves that
-training and evaluations have written, the tables of the newest checkpoint by size, how long their
-rows are, and histograms that the model has summarised (`enable_grads_and_vars_summary`).
+training and evaluations have written, those of each table, where the time of a step goes, the
+tables of the newest checkpoint by size, how long their rows are, and histograms of gradients, if
+the model has summarised them (`enable_grads_and_vars_summary`).
 """
 
 from __future__ import annotations
@@ -23,11 +24,22 @@ from tensorflow.python.lib.io import _pywrap_record_io
 
 from monolith.native_training.checkpoints import slices as checkpoint_slices
 from monolith.native_training.runtime.hash_table import embedding_hash_table_pb2
+from monolith.native_training.summary import step_time
 
 _ROWS_PER_TABLE = 5000
 _NUM_BUCKETS = 30
 _WIDTH, _HEIGHT, _MARGIN = 420, 200, 48
 _COLORS = {"training": "#1f6feb", "evaluation": "#d1570b"}
+_TABLE_COLORS = (
+  "#1f6feb", "#d1570b", "#1a7f37", "#8250df", "#bf3989", "#9a6700", "#0a7b83", "#57606a",
+)  # fmt: skip
+# Curves that there is one of for each table, `rows/user` and so on.
+_OF_TABLES = {
+  "rows": "rows",
+  "admitted": "rows admitted in the run",
+  "expired": "rows expired in the run",
+  "memory_mb": "memory, MB",
+}
 # These come first; others follow by name.
 _FIRST_CURVES = ("loss", "auc", "log_loss", "examples_per_second", "step_ms", "rows", "memory_mb")
 
@@ -64,6 +76,7 @@ def write_report(model_dir: str, path: str | None = None) -> str:
 
   Raises:
     FileNotFoundError: the folder has neither curves nor a checkpoint.
+    ValueError: its profile is damaged.
   """
   curves, histograms = {}, {}
   for kind, folder in (("training", model_dir), ("evaluation", os.path.join(model_dir, "eval"))):
@@ -77,7 +90,9 @@ def write_report(model_dir: str, path: str | None = None) -> str:
   tables = [] if checkpoint is None else read_tables(checkpoint)
   path = path or os.path.join(model_dir, "report.html")
   with open(path, "w", encoding="utf-8") as f:
-    f.write(_make_page(model_dir, checkpoint, curves, tables, histograms))
+    f.write(
+      _make_page(model_dir, checkpoint, curves, tables, histograms, step_time.read(model_dir))
+    )
   return path
 
 
@@ -148,13 +163,14 @@ def _make_page(
   curves: dict[str, dict[str, Curve]],
   tables: Sequence[Table],
   histograms: dict[str, Any],
+  times: step_time.StepTime | None,
 ) -> str:
   tags = {tag for of_kind in curves.values() for tag, curve in of_kind.items() if curve}
   order = [tag for tag in _FIRST_CURVES if tag in tags] + sorted(tags.difference(_FIRST_CURVES))
   drawings = [
     _figure(tag, _draw_curves({kind: c[tag] for kind, c in curves.items() if c.get(tag)}))
     for tag in order
-    if not tag.startswith("rows/")
+    if tag.partition("/")[0] not in _OF_TABLES or "/" not in tag
   ]
   largest = max((table.num_rows for table in tables), default=0)
   rows = "".join(
@@ -170,14 +186,21 @@ def _make_page(
   ]
   sections = [
     ("Curves", "".join(drawings) or "<p>none yet</p>"),
+    ("Curves of tables", _draw_tables(curves["training"]) or "<p>none yet</p>"),
+    ("Where the time of a step goes", _draw_times(times)),
     (
       "Tables by size",
       f"<table><tr><th>table<th>rows<th><th>floats per row<th>optimizer</tr>{rows}</table>",
     ),
     ("Lengths of rows", "".join(norms) or "<p>no rows</p>"),
   ]
-  if summaries:
-    sections.append(("Histograms", "".join(summaries)))
+  sections.append(
+    (
+      "Gradients and variables",
+      "".join(summaries)
+      or "<p>not summarised: set the model's <code>enable_grads_and_vars_summary</code></p>",
+    )
+  )
   body = "".join(f"<h2>{title}</h2><section>{content}</section>" for title, content in sections)
   name = html.escape(os.path.basename(os.path.normpath(model_dir)))
   newest = html.escape(os.path.basename(checkpoint)) if checkpoint else "no checkpoint"
@@ -197,6 +220,7 @@ section{display:flex;flex-wrap:wrap;gap:1rem}
 figure{margin:0;border:1px solid #d6dce4;padding:.5rem}
 figcaption{font-weight:600}td,th{padding:.2rem .8rem;text-align:left}.n{text-align:right}
 .bar{background:#1f6feb;height:.8rem}svg text{font:11px system-ui,sans-serif;fill:#57606a}
+.legend{margin:0;max-width:420px;font-size:13px}
 """
 
 
@@ -204,7 +228,48 @@ def _figure(title: str, drawing: str) -> str:
   return f"<figure><figcaption>{html.escape(title)}</figcaption>{drawing}</figure>"
 
 
-def _draw_curves(curves: dict[str, Curve]) -> str:
+def _draw_tables(curves: dict[str, Curve]) -> str:
+  """Returns a drawing for each kind of curve that tables have, with the largest tables in it."""
+  figures = []
+  for kind, title in _OF_TABLES.items():
+    of_kind = {
+      tag.partition("/")[2]: curve
+      for tag, curve in curves.items()
+      if curve and tag.startswith(f"{kind}/")
+    }
+    if not of_kind:
+      continue
+    largest = sorted(of_kind, key=lambda name: (-of_kind[name][max(of_kind[name])], name))
+    colors = dict(zip(largest, _TABLE_COLORS))
+    names = "".join(
+      f"<span style='color:{color}'>● {html.escape(name)}</span> " for name, color in colors.items()
+    )
+    if len(largest) > len(colors):
+      names += f"and {len(largest) - len(colors)} smaller ones"
+    drawing = _draw_curves({name: of_kind[name] for name in colors}, colors)
+    figures.append(_figure(title, f"{drawing}<p class=legend>{names}</p>"))
+  return "".join(figures)
+
+
+def _draw_times(times: step_time.StepTime | None) -> str:
+  if times is None:
+    return (
+      "<p>no profile yet: a training run writes one of ten steps, 500 steps after its first one"
+      "</p>"
+    )
+  longest = max([times.step_ms, *times.parts_ms.values()])
+  rows = "".join(
+    f"<tr><td>{html.escape(part)}</td><td class=n>{ms:.3f} ms</td>"
+    f"<td><div class=bar style='width:{300 * ms / longest:.0f}px'></div></td></tr>"
+    for part, ms in (("a step", times.step_ms), *times.parts_ms.items())
+  )
+  return (
+    f"<table>{rows}</table><p>{times.num_steps} steps of a profile, which itself takes time. "
+    "Threads work at the same time: parts may add up to more than a step.</p>"
+  )
+
+
+def _draw_curves(curves: dict[str, Curve], colors: dict[str, str] | None = None) -> str:
   steps = [step for curve in curves.values() for step in curve]
   values = [v for curve in curves.values() for v in curve.values() if np.isfinite(v)]
   if not values:
@@ -214,7 +279,7 @@ def _draw_curves(curves: dict[str, Curve]) -> str:
   for kind, curve in curves.items():
     points = [(x(step), _HEIGHT - y(v)) for step, v in sorted(curve.items()) if np.isfinite(v)]
     path = " ".join(f"{a:.1f},{b:.1f}" for a, b in points)
-    color = _COLORS[kind]
+    color = (colors or _COLORS)[kind]
     shapes.append(f"<polyline points='{path}' fill=none stroke='{color}' stroke-width=1.5 />")
     shapes += [f"<circle cx='{a:.1f}' cy='{b:.1f}' r=2 fill='{color}' />" for a, b in points[-1:]]
   return _svg(shapes, (min(steps), max(steps)), (min(values), max(values)))
@@ -269,7 +334,7 @@ def cli(argv: Sequence[str] | None = None) -> int:
   arguments = parser.parse_args(argv)
   try:
     print(write_report(arguments.model_dir, arguments.output))
-  except (FileNotFoundError, tf.errors.OpError) as e:
+  except (FileNotFoundError, ValueError, tf.errors.OpError) as e:
     print(f"monolith_report: {getattr(e, 'message', e)}", file=sys.stderr)
     return 1
   return 0

@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import unittest
@@ -14,7 +15,10 @@ import tensorflow as tf
 from tensorflow.core.framework import tensor_pb2
 
 from monolith.agent_service import backends
-from monolith.native_training import multi_hash_table_ops  # noqa: F401, loads the ops of exports
+from monolith.native_training import (
+  estimator,
+  multi_hash_table_ops,  # noqa: F401, loads the ops of exports
+)
 from monolith.native_training.runtime.parameter_sync import prediction_service_pb2
 from tests import free_ports
 from tests.wait_until import wait_until
@@ -44,6 +48,46 @@ def main(_):
 
 app.run(main)
 """
+
+_CLICKS = """
+import json, os
+import numpy as np
+import tensorflow as tf
+from absl import app
+from monolith.native_training import entry, native_model
+from monolith.native_training.estimator import Estimator, RunnerConfig, ServiceDiscoveryType
+
+class Clicks(native_model.MonolithModel):
+  # Users with even ids click.
+  def input_fn(self, mode):
+    users = np.arange(64) % 16
+    data = tf.data.Dataset.from_tensor_slices((users, (users % 2 == 0).astype(np.float32)))
+    return data.repeat(None if mode == "train" else 1).batch(16).map(
+      lambda user, label: {"user": tf.RaggedTensor.from_tensor(user[:, None]), "label": label})
+
+  def model_fn(self, features, mode):
+    optimizer = entry.AdagradOptimizer(learning_rate=0.5, initial_accumulator_value=1.0)
+    vector = self.lookup_embedding_slice(["user"], "vec", 4, optimizer=optimizer)[0]
+    loss, pred = native_model.get_sigmoid_loss_and_pred(
+      "ctr", tf.reduce_sum(vector, axis=1), features["label"], None, mode=mode)
+    optimizer = tf.compat.v1.train.GradientDescentOptimizer(0.01)
+    return native_model.EstimatorSpec(features["label"], pred, "ctr", loss, optimizer)
+"""
+
+_EVALUATION_PROGRAM = (
+  _CLICKS
+  + """
+def main(_):
+  tf.compat.v1.disable_eager_execution()
+  conf = RunnerConfig(
+    discovery_type=ServiceDiscoveryType.PRIMUS, tf_config=os.environ["TF_CONFIG"],
+    num_ps=1, num_workers=1)
+  print("metrics", json.dumps(Estimator(Clicks(), conf).evaluate()))
+  print(conf.server_type, "is done")
+
+app.run(main)
+"""
+)
 
 # Trains until it is told to stop; servers push what they learn to those that serve.
 _REALTIME_PROGRAM = """
@@ -136,6 +180,30 @@ class EstimatorProcessesTest(unittest.TestCase):
     checkpoint = tf.train.latest_checkpoint(model_dir)
     self.assertEqual(tf.train.load_variable(checkpoint, "global_step"), 20)
 
+  def test_evaluation_returns_what_one_in_a_single_process_does(self):
+    model_dir = os.path.join(os.environ["TEST_TMPDIR"], "model")
+    names: dict = {}
+    exec(_CLICKS, names)
+    local = estimator.Estimator(
+      names["Clicks"](), estimator.RunConfig(is_local=True, model_dir=model_dir)
+    )
+    local.train(steps=5)
+    expected = local.evaluate()
+
+    cluster = {role: [f"127.0.0.1:{free_ports.get_free_port()}"] for role in ("ps", "worker")}
+    self._wait(
+      {
+        role: self._start(cluster, role, model_dir, _EVALUATION_PROGRAM)
+        for role in ("worker", "ps")
+      }
+    )
+
+    self.assertIsNone(self._metrics("ps"))
+    metrics = self._metrics("worker")
+    self.assertCountEqual(metrics, expected)
+    for name, value in expected.items():
+      self.assertAlmostEqual(metrics[name], value, 4, name)
+
   def test_unified_serving(self):
     require_zookeeper()
     zookeeper = ZooKeeperServer()
@@ -204,6 +272,10 @@ class EstimatorProcessesTest(unittest.TestCase):
     self.addCleanup(process.wait)
     self.addCleanup(process.kill)
     return process
+
+  def _metrics(self, role):
+    [metrics] = re.findall(r"^metrics (.*)$", self._log(role).read_text(), re.MULTILINE)
+    return json.loads(metrics)
 
   def _log(self, role):
     return pathlib.Path(os.environ["TEST_TMPDIR"], f"{role}.log")

@@ -67,6 +67,9 @@ class ProgressTest(tf.test.TestCase):
     self.assertGreater(curves["auc"][40], 0.9)
     self.assertEqual(curves["rows"][40], 16)
     self.assertEqual(curves["rows/user"][40], 16)
+    self.assertEqual(curves["admitted/user"][40], 16)
+    self.assertEqual(curves["expired/user"][40], 0)
+    self.assertGreater(curves["memory_mb/user"][40], 0)
     self.assertGreater(curves["examples_per_second"][40], 0)
     self.assertGreater(curves["memory_mb"][40], 10)
     # The mean per example, not the sum of eight.
@@ -82,7 +85,7 @@ class ProgressTest(tf.test.TestCase):
           tf.constant(0.5),
           tf.constant(3),
           [Head("ctr", tf.constant([0.0, 1.0, 1.0]), tf.constant([0.1, 0.3, 0.2]))],
-          {"user": tf.constant(1200, tf.int64)},
+          {"user": tf.constant([1200, 1 << 20, 0, 0], tf.int64)},
           num_steps=10,
           interval_secs=0,
           stream=stream,
@@ -99,6 +102,32 @@ class ProgressTest(tf.test.TestCase):
         r"   0:00:\d\d left *$",
       )
       self.assertEqual(stream.getvalue().count("\n"), 1 if is_terminal else 3)
+
+  def test_speed_of_a_line_is_that_since_the_line_before(self):
+    speed = progress._Speed()
+    speed.start(10.0, 100)
+    for _ in range(4):
+      speed.add(8)
+
+    # Another worker has made as many steps.
+    self.assertEqual(speed.measure(12.0, 108), (4.0, 32.0))
+
+    speed.start(12.0, 108)
+    self.assertEqual(speed.num_runs, 0)
+
+  def test_rows_that_come_and_go(self):
+    table = progress._TableCount()
+    table.start(np.array([100, 0, 7, 0]))  # restored rows, and what has expired before
+
+    table.update(np.array([130, 1 << 20, 7, 0]))
+    self.assertEqual(
+      table.values(), {"rows": 130.0, "admitted": 30.0, "expired": 0.0, "memory_mb": 1.0}
+    )
+    table.update(np.array([120, 1 << 20, 27, 0]))
+    self.assertEqual((table.values()["admitted"], table.values()["expired"]), (40.0, 20.0))
+    # Read again from a checkpoint without expired rows.
+    table.update(np.array([90, 1 << 20, 27, 0]))
+    self.assertEqual((table.values()["admitted"], table.values()["expired"]), (40.0, 50.0))
 
   def test_auc(self):
     self.assertEqual(window_auc.compute_auc([0, 1, 1], [0.5, 0.5, 0.6]), 0.75)

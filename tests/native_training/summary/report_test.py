@@ -1,4 +1,7 @@
-"""`monolith_report` makes a page that stands alone, also in a browser, where there is one."""
+"""`monolith_report` makes a page that stands alone, also in a browser, where there is one.
+
+Covers `step_time`, which reads profiles, as well.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from monolith.native_training import entry, estimator, native_model
-from monolith.native_training.summary import report
+from monolith.native_training.summary import report, step_time
 
 tf.compat.v1.disable_eager_execution()
 
@@ -67,7 +70,11 @@ class ReportTest(tf.test.TestCase):
     cls._dir = tempfile.mkdtemp()
     cls.addClassCleanup(shutil.rmtree, cls._dir)
     conf = estimator.RunConfig(is_local=True, model_dir=cls._dir, save_summary_steps=10)
-    est = estimator.Estimator(_Clicks(), conf)
+    conf = conf.to_runner_config()
+    conf.profile_some_steps_from = 20
+    model = _Clicks()
+    model.p.enable_grads_and_vars_summary = True
+    est = estimator.Estimator(model, conf)
     est.train_and_evaluate(eval_every=20, eval_steps=4)
 
   def test_tables_of_a_checkpoint(self):
@@ -92,9 +99,36 @@ class ReportTest(tf.test.TestCase):
     self.assertNotIn("http", text)
     for title in ("loss", "auc", "examples_per_second", "step_ms", "memory_mb", "user", "item"):
       self.assertIn(title, page.texts)
+    # Curves of each table, the time of a step, and histograms.
+    for title in ("rows admitted in the run", "rows expired in the run", "memory, MB", "● item "):
+      self.assertIn(title.strip(), " ".join(page.texts))
+    for part in (step_time.LOOKUP, step_time.UPDATE, step_time.BACKWARD, step_time.READING):
+      self.assertIn(part, page.texts)
+    self.assertNotIn("not summarised", text)
+    self.assertIn("gradient", text)
     # Two curves, of training and of evaluation, in the first drawings.
     self.assertGreater(page.tags.count("polyline"), page.tags.count("svg") / 2)
     self.assertGreater(page.tags.count("rect"), 5)
+
+  def test_where_the_time_of_a_step_goes(self):
+    times = step_time.read(self._dir)
+
+    self.assertBetween(times.num_steps, 5, 12)
+    self.assertGreater(times.step_ms, 0)
+    self.assertContainsSubset(
+      {step_time.READING, step_time.LOOKUP, step_time.UPDATE, step_time.FORWARD}, times.parts_ms
+    )
+    self.assertTrue(all(ms > 0 for ms in times.parts_ms.values()), times)
+
+  def test_a_damaged_profile_is_named(self):
+    folder = self.create_tempdir().full_path
+    self.assertIsNone(step_time.read(folder))
+    profile = os.path.join(folder, "plugins", "profile", "1", "host.xplane.pb")
+    os.makedirs(os.path.dirname(profile))
+    with open(profile, "wb") as f:
+      f.write(b"\xff\xff")
+    with self.assertRaisesRegex(ValueError, "host.xplane.pb is damaged"):
+      step_time.read(folder)
 
   def test_a_browser_shows_it(self):
     browser = next(filter(None, map(shutil.which, _BROWSERS)), None)
@@ -102,13 +136,29 @@ class ReportTest(tf.test.TestCase):
       self.skipTest(f"none of {_BROWSERS} is installed")
     path = report.write_report(self._dir)
     picture = os.path.join(self._dir, "page.png")
+    arguments = ["--headless", "--no-sandbox", "--disable-gpu", "--window-size=1400,1200"]
+    profile = f"--user-data-dir={os.path.join(self._dir, 'browser')}"
+    url = f"file://{path}"
     subprocess.run(
-      [browser, "--headless", "--no-sandbox", "--disable-gpu", f"--screenshot={picture}",
-       "--window-size=1400,1200", f"file://{path}"],
-      check=True, capture_output=True,
+      [browser, *arguments, profile, f"--screenshot={picture}", url],
+      check=True, capture_output=True, timeout=120,
     )  # fmt: skip
     with tf.io.gfile.GFile(picture, "rb") as f:
-      self.assertGreater(len(f.read()), 10000)
+      pixels = tf.io.decode_png(f.read(), 3)
+    with tf.compat.v1.Session() as session:
+      pixels = session.run(pixels)
+    self.assertEqual(pixels.shape, (1200, 1400, 3))
+    blue = np.all(np.abs(pixels.astype(int) - [0x1F, 0x6F, 0xEB]) < 8, axis=2)
+    self.assertGreater(np.count_nonzero(blue), 200, "no curve or bar in its color")
+    document = subprocess.run(
+      [browser, *arguments, profile, "--dump-dom", url],
+      check=True, capture_output=True, text=True, timeout=120,
+    ).stdout  # fmt: skip
+    # What the browser made of the page: all its parts are there, none within another.
+    self.assertEqual(document.count("<h2>"), document.count("<section>"))
+    for title in ("Curves of tables", "Where the time of a step goes", "Lengths of rows"):
+      self.assertIn(f"<h2>{title}</h2>", document)
+    self.assertNotIn("NaN", document)
 
   def test_a_folder_without_a_run(self):
     folder = self.create_tempdir().full_path

@@ -13,6 +13,7 @@ import types
 import tensorflow as tf
 
 from monolith import utils
+from monolith.native_training.runtime.ops import wrapper_cache
 
 LIBRARY_PATH = os.environ.get("MONOLITH_OP_LIBRARY") or utils.get_libops_path(
   "monolith/native_training/runtime/ops/libtfkernel_monolith_ops_for_load.so"
@@ -35,14 +36,14 @@ def load_library() -> types.ModuleType:
     from monolith.native_training.runtime.ops import _build_info
   except ImportError:
     # Bazel links against the TensorFlow of the interpreter that runs it and writes no such file.
-    return tf.load_op_library(path)
+    return wrapper_cache.load_op_library(path)
   if _build_info.TENSORFLOW_VERSION != tf.__version__:
     raise ImportError(
       f"The op library {path} was built against TensorFlow {_build_info.TENSORFLOW_VERSION}, but "
       f"TensorFlow {tf.__version__} is installed: install that version or rebuild with "
       "'pip install .'"
     )
-  return tf.load_op_library(path)
+  return wrapper_cache.load_op_library(path)
 
 
 _wrappers = load_library()
