@@ -7,8 +7,10 @@
 #include <unordered_set>
 #include <utility>
 
+#include "monolith/serving/native/model/pooling_fusion.h"
 #include "monolith/serving/native/model/tensorflow_status.h"
 #include "tensorflow/cc/saved_model/loader.h"
+#include "tensorflow/cc/saved_model/reader.h"
 #include "tensorflow/core/framework/tensor.h"
 #include "tensorflow/core/framework/types.h"
 #include "tensorflow/core/protobuf/config.pb.h"
@@ -100,8 +102,7 @@ class Servable::Impl {
     if (!tensorflow::MaybeSavedModelDirectory(path)) {
       return Status(Code::kNotFound, path + " is not a SavedModel: it has no saved_model.pb");
     }
-    const Status status = FromTensorFlow(
-        tensorflow::LoadSavedModel(options, tensorflow::RunOptions(), path, tags, &bundle_));
+    const Status status = FromTensorFlow(LoadBundle(options, path, tags));
     if (!status.ok()) return Status(status.code, "cannot load " + path + ": " + status.message);
     return Status();
   }
@@ -136,6 +137,18 @@ class Servable::Impl {
   }
 
  private:
+  // As LoadSavedModel does, with the graph rewritten before the session is made.
+  tensorflow::Status LoadBundle(const tensorflow::SessionOptions& options, const std::string& path,
+                                const std::unordered_set<std::string>& tags) {
+    TF_RETURN_IF_ERROR(
+        tensorflow::ReadMetaGraphDefFromSavedModel(path, tags, &bundle_.meta_graph_def));
+    FusePooling(&bundle_.meta_graph_def);
+    TF_RETURN_IF_ERROR(
+        tensorflow::LoadMetagraphIntoSession(options, bundle_.meta_graph_def, &bundle_.session));
+    return tensorflow::RestoreSession(tensorflow::RunOptions(), bundle_.meta_graph_def, path,
+                                      &bundle_.session);
+  }
+
   struct Callable {
     tensorflow::Session::CallableHandle handle = 0;
     // Alias of an output -> its place among the fetches.
