@@ -119,7 +119,7 @@ def _reduce_sum_in_plain_tensorflow(
 def _row_of_each_id(ids: tf.RaggedTensor) -> tf.Tensor:
   """Returns `ids.value_rowids()` as int64 `[ids, 1]`, with a fifth of the ops."""
   splits = tf.cast(ids.row_splits, tf.int64)
-  places = tf.range(tf.size(ids.values, out_type=tf.int64))
+  places = tf.range(splits[-1])
   ends = tf.raw_ops.UpperBound(
     sorted_inputs=tf.expand_dims(splits, 0), values=tf.expand_dims(places, 0), out_type=tf.int64
   )
