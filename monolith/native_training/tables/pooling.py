@@ -107,13 +107,23 @@ def _reduce_sum_in_plain_tensorflow(
   name: str, ids: tf.RaggedTensor, embeddings: tf.Tensor, dims: Sequence[int]
 ) -> list[tf.Tensor]:
   """Pools with ops that are there also where the training ops are not loaded."""
-  shape = tf.stack([ids.nrows(out_type=tf.int64), tf.constant(sum(dims), tf.int64)])
-  reduced = tf.scatter_nd(_row_of_each_id(ids), tf.convert_to_tensor(embeddings), shape, name=name)
-  if not tf.executing_eagerly():
-    # The model server in C++ joins marked ops; it finds the row splits by the ops that lead here.
-    reduced.op._set_attr(_POOLS_ATTRIBUTE, attr_value_pb2.AttrValue(b=True))
+  embeddings = tf.convert_to_tensor(embeddings)
+  if _has_one_id_per_row(ids):
+    reduced = tf.identity(embeddings, name=name)
+  else:
+    shape = tf.stack([ids.nrows(out_type=tf.int64), tf.constant(sum(dims), tf.int64)])
+    reduced = tf.scatter_nd(_row_of_each_id(ids), embeddings, shape, name=name)
+    if not tf.executing_eagerly():
+      # The model server in C++ joins marked ops; it finds the row splits by the ops that lead here.
+      reduced.op._set_attr(_POOLS_ATTRIBUTE, attr_value_pb2.AttrValue(b=True))
   tf.compat.v1.add_to_collection(_REDUCED_EMBEDDINGS, reduced)
   return tf.split(reduced, dims, axis=1, name=f"{name}_split")
+
+
+def _has_one_id_per_row(ids: tf.RaggedTensor) -> bool:
+  """Tells whether that is known of any batch, as of `tf.RaggedTensor.from_tensor(ids[:, None])`."""
+  length = ids.uniform_row_length
+  return length is not None and tf.get_static_value(length) == 1
 
 
 def _row_of_each_id(ids: tf.RaggedTensor) -> tf.Tensor:
