@@ -19,7 +19,6 @@ from monolith.native_training import (
   multi_hash_table_ops,
   multi_type_hash_table,
 )
-from monolith.native_training.model_export import export_context
 from monolith.native_training.runtime.ops import gen_monolith_ops
 from monolith.native_training.tables import merging
 
@@ -31,6 +30,8 @@ def _sum_duplicates() -> bool:
 
 
 def _as_ids(ids: Any) -> tf.Tensor:
+  # Also of a vector: values of a ragged tensor are reshaped to a computed shape, and TensorFlow
+  # leaves that out, with the ops that compute the shape, before a reshape to this one.
   return tf.reshape(tf.convert_to_tensor(ids, tf.int64), [-1])
 
 
@@ -55,7 +56,7 @@ class LocalMultiHashTable(multi_hash_table_ops.MultiHashTable):
   def lookup(self, slot_to_id: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
     """Returns slot -> float32 `[n, dim]`; names without a table are ignored, as in updates."""
     slot_to_id = merging.known_slots(slot_to_id, self._table_names)
-    if export_context.is_exporting() or not slot_to_id:
+    if not slot_to_id:
       return super().lookup(slot_to_id)
     tables = [self._table_names.index(slot) for slot in slot_to_id]
     embeddings = gen_monolith_ops.monolith_multi_hash_table_lookup_list(

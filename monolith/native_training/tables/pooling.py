@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 
 import tensorflow as tf
+from tensorflow.core.framework import attr_value_pb2
 
 from monolith.native_training import (
   device_utils,
@@ -17,6 +18,9 @@ from monolith.native_training.model_export import export_context
 
 # Graph collection of the pooled embeddings of an exported graph.
 _REDUCED_EMBEDDINGS = "monolith_reduced_embs"
+
+# Marks the ops that pool, for the model server in C++.
+_POOLS_ATTRIBUTE = "_monolith_pools"
 
 _GPU = "/device:GPU:0"
 
@@ -103,11 +107,33 @@ def _reduce_sum_in_plain_tensorflow(
   name: str, ids: tf.RaggedTensor, embeddings: tf.Tensor, dims: Sequence[int]
 ) -> list[tf.Tensor]:
   """Pools with ops that are there also where the training ops are not loaded."""
-  shape = tf.stack([ids.nrows(), tf.constant(sum(dims), tf.int64)])
-  rows = tf.expand_dims(ids.value_rowids(), -1)
-  reduced = tf.scatter_nd(rows, tf.convert_to_tensor(embeddings), shape, name=name)
+  embeddings = tf.convert_to_tensor(embeddings)
+  if _has_one_id_per_row(ids):
+    reduced = tf.identity(embeddings, name=name)
+  else:
+    shape = tf.stack([ids.nrows(out_type=tf.int64), tf.constant(sum(dims), tf.int64)])
+    reduced = tf.scatter_nd(_row_of_each_id(ids), embeddings, shape, name=name)
+    if not tf.executing_eagerly():
+      # The model server in C++ joins marked ops; it finds the row splits by the ops that lead here.
+      reduced.op._set_attr(_POOLS_ATTRIBUTE, attr_value_pb2.AttrValue(b=True))
   tf.compat.v1.add_to_collection(_REDUCED_EMBEDDINGS, reduced)
   return tf.split(reduced, dims, axis=1, name=f"{name}_split")
+
+
+def _has_one_id_per_row(ids: tf.RaggedTensor) -> bool:
+  """Tells whether that is known of any batch, as of `tf.RaggedTensor.from_tensor(ids[:, None])`."""
+  length = ids.uniform_row_length
+  return length is not None and tf.get_static_value(length) == 1
+
+
+def _row_of_each_id(ids: tf.RaggedTensor) -> tf.Tensor:
+  """Returns `ids.value_rowids()` as int64 `[ids, 1]`, with a fifth of the ops."""
+  splits = tf.cast(ids.row_splits, tf.int64)
+  places = tf.range(splits[-1])
+  ends = tf.raw_ops.UpperBound(
+    sorted_inputs=tf.expand_dims(splits, 0), values=tf.expand_dims(places, 0), out_type=tf.int64
+  )
+  return tf.reshape(ends - 1, [-1, 1])
 
 
 def _reduce_sum_on_gpu(

@@ -1,8 +1,8 @@
 // monolith_model_server: serves SavedModels with the APIs of TensorFlow Serving.
 //
 //   main thread      signals, and the file of the configuration
-//   event loop       all sockets, gRPC and HTTP
-//   workers          run the models, one request each
+//   event loop       all sockets, gRPC and HTTP; runs models whose runs are short
+//   workers          run the other models, one request each
 //   manager          looks at folders, loads and unloads
 #include <pthread.h>
 #include <signal.h>
@@ -18,6 +18,7 @@
 #include <utility>
 #include <vector>
 
+#include "monolith/serving/native/api/rpc_service.h"
 #include "monolith/serving/native/api/serving_api.h"
 #include "monolith/serving/native/base/log.h"
 #include "monolith/serving/native/base/worker_pool.h"
@@ -57,9 +58,11 @@ std::vector<std::string> Split(const std::string& text, char separator) {
   return parts;
 }
 
+// Returns how many cores this process may use.
+int64_t NumCores() { return std::max<int64_t>(1, std::thread::hardware_concurrency()); }
+
 int64_t NumThreads(int64_t wanted) {
-  const int64_t cores = std::max<int64_t>(1, std::thread::hardware_concurrency());
-  return wanted > 0 ? wanted : std::max<int64_t>(16, 4 * cores);
+  return wanted > 0 ? wanted : std::max<int64_t>(16, 4 * NumCores());
 }
 
 ManagerSettings MakeManagerSettings(const Flags& flags) {
@@ -207,7 +210,11 @@ int Run(const Flags& flags) {
   limits.max_streams = flags.max_concurrent_streams;
   limits.max_header_bytes = flags.max_metadata_bytes;
   const auto buffered = std::make_shared<int64_t>(0);
-  const RpcService service = MakeRpcService(&serving, &grpc_workers);
+  RpcPlaces places;
+  // A request that waits for others to join it must not keep them from being read.
+  places.loop = batcher == nullptr ? &loop : nullptr;
+  places.num_cores = NumCores();
+  const RpcService service = MakeRpcService(&serving, &grpc_workers, places);
   Acceptor grpc(&loop, kMaxConnections, [&](FileDescriptor socket) {
     return std::make_shared<Http2ServerConnection>(&loop, std::move(socket), limits, service,
                                                    buffered);

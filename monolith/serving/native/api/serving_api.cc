@@ -1,9 +1,7 @@
 #include "monolith/serving/native/api/serving_api.h"
 
 #include <algorithm>
-#include <exception>
 #include <memory>
-#include <new>
 #include <utility>
 
 #include "tensorflow/core/framework/tensor.h"
@@ -13,7 +11,7 @@ namespace monolith {
 namespace serving {
 namespace {
 
-constexpr char kPrediction[] = "/tensorflow.serving.PredictionService/";
+constexpr char kGetModelMetadata[] = "/tensorflow.serving.PredictionService/GetModelMetadata";
 // Without a deadline of the client's own, a reload waits this long.
 constexpr std::chrono::minutes kReloadTimeout(10);
 constexpr char kSignatureDef[] = "signature_def";
@@ -41,8 +39,14 @@ RpcReply Call(const std::string& message, const char* request_name, Method metho
 Status ServingApi::Predict(const api::PredictRequest& request, api::PredictResponse* response) {
   std::shared_ptr<Servable> servable;
   int64_t version = 0;
-  Status status = models_->Find(request.model_spec(), &servable, &version);
-  if (status.ok()) status = serving::Predict(servable.get(), request, limits_, runner_, response);
+  const Status status = models_->Find(request.model_spec(), &servable, &version);
+  if (!status.ok()) return status;
+  return PredictOn(servable.get(), version, request, response);
+}
+
+Status ServingApi::PredictOn(Servable* servable, int64_t version,
+                             const api::PredictRequest& request, api::PredictResponse* response) {
+  const Status status = serving::Predict(servable, request, limits_, runner_, response);
   if (!status.ok()) return status;
   api::ModelSpec* spec = response->mutable_model_spec();
   spec->set_name(request.model_spec().name());
@@ -121,9 +125,29 @@ void ServingApi::Count(const std::string& model, const char* method, Code code,
   metrics_->Count(models_->Knows(model) ? model : "", method, code, Clock::now() - start);
 }
 
+bool ServingApi::PredictIfShort(const std::string& message, RpcReply* reply) {
+  const Clock::time_point start = Clock::now();
+  std::string model;
+  bool short_runs = true;
+  *reply = Call<api::PredictRequest, api::PredictResponse>(
+      message, "PredictRequest",
+      [&](const api::PredictRequest& request, api::PredictResponse* response) {
+        model = request.model_spec().name();
+        std::shared_ptr<Servable> servable;
+        int64_t version = 0;
+        const Status status = models_->Find(request.model_spec(), &servable, &version);
+        if (!status.ok()) return status;
+        short_runs = servable->runs_are_short();
+        if (!short_runs) return Status();
+        return PredictOn(servable.get(), version, request, response);
+      });
+  if (short_runs) Count(model, "Predict", reply->status.code, start);
+  return short_runs;
+}
+
 RpcReply ServingApi::Handle(const RpcCall& call) {
   const std::string& path = call.path;
-  if (path == std::string(kPrediction) + "Predict") {
+  if (path == kPredictPath) {
     const Clock::time_point start = Clock::now();
     std::string model;
     RpcReply reply = Call<api::PredictRequest, api::PredictResponse>(
@@ -135,7 +159,7 @@ RpcReply ServingApi::Handle(const RpcCall& call) {
     Count(model, "Predict", reply.status.code, start);
     return reply;
   }
-  if (path == std::string(kPrediction) + "GetModelMetadata") {
+  if (path == kGetModelMetadata) {
     return Call<api::GetModelMetadataRequest, api::GetModelMetadataResponse>(
         call.message, "GetModelMetadataRequest",
         [&](const auto& request, auto* response) { return GetModelMetadata(request, response); });
@@ -157,28 +181,6 @@ RpcReply ServingApi::Handle(const RpcCall& call) {
         [&](const auto& request, auto* response) { return CheckHealth(request, response); });
   }
   return RpcReply{Status(Code::kUnimplemented, "the server has no method " + path), ""};
-}
-
-RpcService MakeRpcService(ServingApi* serving, WorkerPool* workers) {
-  return [serving, workers](RpcCall call, RpcDone done) {
-    // std::function wants what can be copied; the message should not be.
-    const auto shared = std::make_shared<RpcCall>(std::move(call));
-    const bool queued = workers->Schedule([serving, shared, done] {
-      if (shared->cancelled->load(std::memory_order_relaxed)) return;
-      RpcReply reply;
-      try {
-        reply = serving->Handle(*shared);
-      } catch (const std::bad_alloc&) {
-        reply.status = Status(Code::kResourceExhausted, "out of memory");
-      } catch (const std::exception& error) {
-        reply.status = Status(Code::kInternal, error.what());
-      }
-      done(std::move(reply));
-    });
-    if (!queued) {
-      done(RpcReply{Status(Code::kResourceExhausted, "too many requests are waiting"), ""});
-    }
-  };
 }
 
 }  // namespace serving

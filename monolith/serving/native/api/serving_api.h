@@ -15,6 +15,8 @@
 namespace monolith {
 namespace serving {
 
+inline constexpr char kPredictPath[] = "/tensorflow.serving.PredictionService/Predict";
+
 class ServingApi {
  public:
   // None of them is owned.
@@ -36,21 +38,23 @@ class ServingApi {
   // Runs a gRPC call in the calling thread.
   RpcReply Handle(const RpcCall& call);
 
+  // Runs a call of Predict if that does not take long, as far as is known; else returns false.
+  bool PredictIfShort(const std::string& message, RpcReply* reply);
+
   ModelManager* models() const { return models_; }
   Metrics* metrics() const { return metrics_; }
   const PredictLimits& limits() const { return limits_; }
   const Runner& runner() const { return runner_; }
 
  private:
+  Status PredictOn(Servable* servable, int64_t version, const api::PredictRequest& request,
+                   api::PredictResponse* response);
+
   ModelManager* const models_;
   Metrics* const metrics_;
   const PredictLimits limits_;
   const Runner runner_;
 };
-
-// Returns a service that runs the calls in threads of `workers`. A call whose client has gone while
-// it was queued is not run.
-RpcService MakeRpcService(ServingApi* serving, WorkerPool* workers);
 
 }  // namespace serving
 }  // namespace monolith

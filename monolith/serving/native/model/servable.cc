@@ -1,14 +1,20 @@
 #include "monolith/serving/native/model/servable.h"
 
 #include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <mutex>
 #include <set>
 #include <shared_mutex>
 #include <unordered_set>
 #include <utility>
 
+#include "monolith/serving/native/model/pooling_fusion.h"
 #include "monolith/serving/native/model/tensorflow_status.h"
 #include "tensorflow/cc/saved_model/loader.h"
+#include "tensorflow/cc/saved_model/reader.h"
+#include "tensorflow/core/framework/function.pb.h"
+#include "tensorflow/core/framework/graph.pb.h"
 #include "tensorflow/core/framework/tensor.h"
 #include "tensorflow/core/framework/types.h"
 #include "tensorflow/core/protobuf/config.pb.h"
@@ -23,6 +29,20 @@ constexpr char kDefaultSignature[] = "serving_default";
 
 // A request may choose any subset of the outputs; those used most are few.
 constexpr size_t kMaxCallables = 256;
+
+// A model's runs are short after so many of them, if the slowest of late took no longer than this.
+constexpr int64_t kRunsToJudge = 16;
+constexpr int64_t kShortNanos = 2'000'000;
+constexpr char kRemoteCall[] = "TfServingRemotePredict";
+
+bool CallsServers(const tensorflow::GraphDef& graph) {
+  const auto calls = [](const tensorflow::NodeDef& node) { return node.op() == kRemoteCall; };
+  if (std::any_of(graph.node().begin(), graph.node().end(), calls)) return true;
+  for (const tensorflow::FunctionDef& function : graph.library().function()) {
+    if (std::any_of(function.node_def().begin(), function.node_def().end(), calls)) return true;
+  }
+  return false;
+}
 
 std::string NameOf(const std::string& signature) {
   return signature.empty() ? kDefaultSignature : signature;
@@ -100,8 +120,7 @@ class Servable::Impl {
     if (!tensorflow::MaybeSavedModelDirectory(path)) {
       return Status(Code::kNotFound, path + " is not a SavedModel: it has no saved_model.pb");
     }
-    const Status status = FromTensorFlow(
-        tensorflow::LoadSavedModel(options, tensorflow::RunOptions(), path, tags, &bundle_));
+    const Status status = FromTensorFlow(LoadBundle(options, path, tags));
     if (!status.ok()) return Status(status.code, "cannot load " + path + ": " + status.message);
     return Status();
   }
@@ -127,15 +146,48 @@ class Servable::Impl {
                           &callable);
     if (!status.ok()) return status;
     std::vector<tensorflow::Tensor> fetches;
+    const auto start = std::chrono::steady_clock::now();
     status =
         FromTensorFlow(bundle_.session->RunCallable(callable.handle, feeds, &fetches, nullptr));
+    NoteRun(std::chrono::steady_clock::now() - start);
     if (callable.once) bundle_.session->ReleaseCallable(callable.handle).IgnoreError();
     if (!status.ok()) return status;
     for (const auto& [alias, index] : callable.outputs) (*outputs)[alias] = fetches[index];
     return Status();
   }
 
+  bool runs_are_short() const {
+    return !calls_servers_ && runs_.load(std::memory_order_relaxed) >= kRunsToJudge &&
+           slowest_nanos_.load(std::memory_order_relaxed) <= kShortNanos;
+  }
+
  private:
+  // Remembers the slowest run, and forgets it by and by. Runs at the same time may overwrite what
+  // the other noted: the next slow one is noted again.
+  void NoteRun(std::chrono::nanoseconds time) {
+    const int64_t slowest = slowest_nanos_.load(std::memory_order_relaxed);
+    const int64_t runs = runs_.load(std::memory_order_relaxed);
+    // The first run makes the callable's graph ready.
+    if (runs > 0) {
+      slowest_nanos_.store(std::max<int64_t>(time.count(), slowest - slowest / 64),
+                           std::memory_order_relaxed);
+    }
+    if (runs < kRunsToJudge) runs_.store(runs + 1, std::memory_order_relaxed);
+  }
+
+  // As LoadSavedModel does, with the graph rewritten before the session is made.
+  tensorflow::Status LoadBundle(const tensorflow::SessionOptions& options, const std::string& path,
+                                const std::unordered_set<std::string>& tags) {
+    TF_RETURN_IF_ERROR(
+        tensorflow::ReadMetaGraphDefFromSavedModel(path, tags, &bundle_.meta_graph_def));
+    FusePooling(&bundle_.meta_graph_def);
+    calls_servers_ = CallsServers(bundle_.meta_graph_def.graph_def());
+    TF_RETURN_IF_ERROR(
+        tensorflow::LoadMetagraphIntoSession(options, bundle_.meta_graph_def, &bundle_.session));
+    return tensorflow::RestoreSession(tensorflow::RunOptions(), bundle_.meta_graph_def, path,
+                                      &bundle_.session);
+  }
+
   struct Callable {
     tensorflow::Session::CallableHandle handle = 0;
     // Alias of an output -> its place among the fetches.
@@ -180,6 +232,9 @@ class Servable::Impl {
 
   const SessionSettings settings_;
   tensorflow::SavedModelBundle bundle_;
+  bool calls_servers_ = false;
+  std::atomic<int64_t> runs_{0};
+  std::atomic<int64_t> slowest_nanos_{0};
   std::shared_mutex mutex_;
   std::map<std::string, Callable> callables_;
 };
@@ -199,6 +254,8 @@ Status Servable::Run(const std::string& signature, const Tensors& inputs,
                      const std::vector<std::string>& output_filter, Tensors* outputs) {
   return impl_->Run(signature, inputs, output_filter, outputs, *this);
 }
+
+bool Servable::runs_are_short() const { return impl_->runs_are_short(); }
 
 Status Servable::Check(const std::string& signature_name, const Tensors& inputs,
                        const std::vector<std::string>& output_filter) const {

@@ -15,6 +15,8 @@ namespace {
 
 constexpr uint64_t kWakeKey = 0;
 constexpr int kMaxEvents = 256;
+// What is posted by posted work runs at once, so often: then sockets have their turn.
+constexpr int kMaxPostedRounds = 4;
 
 }  // namespace
 
@@ -32,9 +34,11 @@ Status EventLoop::Open() {
 }
 
 void EventLoop::Run() {
+  runner_.store(std::this_thread::get_id(), std::memory_order_relaxed);
   epoll_event events[kMaxEvents];
+  bool more = false;
   while (true) {
-    const int count = epoll_wait(epoll_.get(), events, kMaxEvents, MillisToNextTimer());
+    const int count = epoll_wait(epoll_.get(), events, kMaxEvents, more ? 0 : MillisToNextTimer());
     for (int i = 0; i < count; ++i) {
       const uint64_t key = events[i].data.u64;
       if (key == kWakeKey) {
@@ -47,7 +51,8 @@ void EventLoop::Run() {
       if (found != handlers_.end()) found->second->OnEvents(events[i].events);
     }
     RunTimers();
-    RunPosted();
+    more = RunPosted();
+    for (int i = 1; more && i < kMaxPostedRounds; ++i) more = RunPosted();
     std::lock_guard<std::mutex> lock(mutex_);
     if (stopping_) return;
   }
@@ -64,7 +69,8 @@ void EventLoop::Post(std::function<void()> work) {
   bool wake = false;
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    wake = posted_.empty();
+    // The loop's own thread looks before it waits.
+    wake = posted_.empty() && runner_.load(std::memory_order_relaxed) != std::this_thread::get_id();
     posted_.push_back(std::move(work));
   }
   if (!wake) return;
@@ -118,13 +124,15 @@ void EventLoop::RunTimers() {
   }
 }
 
-void EventLoop::RunPosted() {
+bool EventLoop::RunPosted() {
   std::vector<std::function<void()>> posted;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     posted.swap(posted_);
   }
   for (std::function<void()>& work : posted) work();
+  std::lock_guard<std::mutex> lock(mutex_);
+  return !posted_.empty();
 }
 
 }  // namespace serving

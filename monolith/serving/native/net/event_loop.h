@@ -4,11 +4,13 @@
 #ifndef MONOLITH_SERVING_NATIVE_NET_EVENT_LOOP_H_
 #define MONOLITH_SERVING_NATIVE_NET_EVENT_LOOP_H_
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <functional>
 #include <map>
 #include <mutex>
+#include <thread>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -60,7 +62,8 @@ class EventLoop {
  private:
   int MillisToNextTimer() const;
   void RunTimers();
-  void RunPosted();
+  // Returns whether more was posted in the meantime.
+  bool RunPosted();
 
   FileDescriptor epoll_;
   FileDescriptor wake_;
@@ -69,6 +72,8 @@ class EventLoop {
   std::unordered_map<uint64_t, EventHandler*> handlers_;
   std::map<Timer, std::function<void()>> timers_;
 
+  // Set when Run begins.
+  std::atomic<std::thread::id> runner_{};
   std::mutex mutex_;
   std::vector<std::function<void()>> posted_;
   bool stopping_ = false;

@@ -111,6 +111,31 @@ updates: the forward op's; only their shapes are used.
 slices: gradients of the forward op's outputs.
 )doc");
 
+REGISTER_OP("MonolithSumRaggedRows")
+    .Input("splits: N * int64")
+    .Input("values: N * float")
+    .Output("sums: N * float")
+    .Attr("N: int >= 1")
+    .SetShapeFn([](InferenceContext* c) {
+      const int n = c->num_outputs();
+      for (int i = 0; i < n; ++i) {
+        ShapeHandle splits, values;
+        TF_RETURN_IF_ERROR(c->WithRank(c->input(i), 1, &splits));
+        TF_RETURN_IF_ERROR(c->WithRank(c->input(n + i), 2, &values));
+        shape_inference::DimensionHandle rows;
+        TF_RETURN_IF_ERROR(c->Subtract(c->Dim(splits, 0), 1, &rows));
+        c->set_output(i, c->Matrix(rows, c->Dim(values, 1)));
+      }
+      return OkStatus();
+    })
+    .Doc(R"doc(
+Sums the rows of N matrices between row splits, as ScatterNd with the row of each value does, bit by bit.
+
+splits: [rows + 1], from 0 to the number of values, never decreasing.
+values: [splits[i][-1], width].
+sums: [rows, width].
+)doc");
+
 template <typename Index>
 class FusedSegmentSumOp : public OpKernel {
  public:
@@ -160,6 +185,35 @@ REGISTER_GUARDED_KERNEL(Name("MonolithFusedSegmentSum")
                             .TypeConstraint<float>("T")
                             .TypeConstraint<int64_t>("Tindices"),
                         FusedSegmentSumOp<int64_t>);
+
+class SumRaggedRowsOp : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(OpKernelContext* ctx) override {
+    OpInputList splits, values;
+    OP_REQUIRES_OK(ctx, ctx->input_list("splits", &splits));
+    OP_REQUIRES_OK(ctx, ctx->input_list("values", &values));
+    const DeviceRunner parallel(ctx);
+    for (int i = 0; i < splits.size(); ++i) {
+      OP_REQUIRES_OK(ctx, CheckVector("splits", splits[i]));
+      OP_REQUIRES_OK(ctx, CheckMatrix("values", values[i]));
+      const auto row_splits = splits[i].vec<int64_t>();
+      OP_REQUIRES_OK(ctx, CheckRowSplits("splits", row_splits, values[i].dim_size(0)));
+      const int64_t rows = row_splits.size() - 1, width = values[i].dim_size(1);
+      Tensor* out;
+      OP_REQUIRES_OK(ctx, AllocateOutput(ctx, i, {rows, width}, &out));
+      if (out->NumElements() == 0) continue;
+      float* sums = out->flat<float>().data();
+      SumSplits(parallel, row_splits.data(), rows, values[i].flat<float>().data(), width,
+                {{sums, 0, width}});
+      // A sum that begins with 0, as that of ScatterNd does, never is -0.
+      for (int64_t j = 0; j < rows * width; ++j) sums[j] += 0.0f;
+    }
+  }
+};
+
+REGISTER_GUARDED_KERNEL(Name("MonolithSumRaggedRows").Device(DEVICE_CPU), SumRaggedRowsOp);
 
 class FusedReduceAndSplitOp : public OpKernel {
  public:

@@ -1,0 +1,106 @@
+#include "monolith/serving/native/api/rpc_service.h"
+
+#include <atomic>
+#include <exception>
+#include <memory>
+#include <new>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace monolith {
+namespace serving {
+namespace {
+
+// Longer messages take longer to read and to run than others should wait.
+constexpr size_t kMaxInlineBytes = 64 << 10;
+// With one core all calls that came together run in turn; further ones queue.
+constexpr size_t kMaxInlineCalls = 16;
+
+// Belongs to the loop's thread.
+class Dispatcher {
+ public:
+  Dispatcher(ServingApi* serving, WorkerPool* workers, const RpcPlaces& places)
+      : serving_(serving), workers_(workers), places_(places) {}
+
+  void Take(RpcCall call, RpcDone done) {
+    Pending pending{std::make_shared<RpcCall>(std::move(call)), std::move(done)};
+    if (places_.loop == nullptr || pending.call->path != kPredictPath ||
+        pending.call->message.size() > kMaxInlineBytes) {
+      return Queue(std::move(pending));
+    }
+    // Not now: more calls may have come with this one.
+    if (held_.empty()) places_.loop->Post([this] { RunHeld(); });
+    held_.push_back(std::move(pending));
+  }
+
+ private:
+  struct Pending {
+    // std::function wants what can be copied; the message should not be.
+    std::shared_ptr<RpcCall> call;
+    RpcDone done;
+  };
+
+  void RunHeld() {
+    std::vector<Pending> held;
+    held.swap(held_);
+    const size_t num_inline = places_.num_cores > 1 ? 1 : kMaxInlineCalls;
+    for (size_t i = 0; i < held.size(); ++i) {
+      if (i + num_inline < held.size()) {
+        Queue(std::move(held[i]));
+      } else {
+        RunInline(std::move(held[i]));
+      }
+    }
+  }
+
+  void RunInline(Pending pending) {
+    if (pending.call->cancelled->load(std::memory_order_relaxed)) return;
+    RpcReply reply;
+    bool done = true;
+    Guard(&reply, [&] { done = serving_->PredictIfShort(pending.call->message, &reply); });
+    if (!done) return Queue(std::move(pending));
+    pending.done(std::move(reply));
+  }
+
+  void Queue(Pending pending) {
+    ServingApi* const serving = serving_;
+    const bool queued = workers_->Schedule([serving, call = pending.call, done = pending.done] {
+      if (call->cancelled->load(std::memory_order_relaxed)) return;
+      RpcReply reply;
+      Guard(&reply, [&] { reply = serving->Handle(*call); });
+      done(std::move(reply));
+    });
+    if (!queued) {
+      pending.done(RpcReply{Status(Code::kResourceExhausted, "too many requests are waiting"), ""});
+    }
+  }
+
+  template <typename Function>
+  static void Guard(RpcReply* reply, Function function) {
+    try {
+      function();
+    } catch (const std::bad_alloc&) {
+      *reply = RpcReply{Status(Code::kResourceExhausted, "out of memory"), ""};
+    } catch (const std::exception& error) {
+      *reply = RpcReply{Status(Code::kInternal, error.what()), ""};
+    }
+  }
+
+  ServingApi* const serving_;
+  WorkerPool* const workers_;
+  const RpcPlaces places_;
+  std::vector<Pending> held_;
+};
+
+}  // namespace
+
+RpcService MakeRpcService(ServingApi* serving, WorkerPool* workers, const RpcPlaces& places) {
+  const auto dispatcher = std::make_shared<Dispatcher>(serving, workers, places);
+  return [dispatcher](RpcCall call, RpcDone done) {
+    dispatcher->Take(std::move(call), std::move(done));
+  };
+}
+
+}  // namespace serving
+}  // namespace monolith
