@@ -18,6 +18,7 @@ import tensorflow as tf
 from tensorflow.python.training import training_util
 from tensorflow.python.training.summary_io import SummaryWriterCache
 
+from monolith.native_training.hooks import idle
 from monolith.native_training.metric import window_auc
 from monolith.native_training.metric.heads import Head
 
@@ -89,6 +90,7 @@ class ProgressHook(tf.estimator.SessionRunHook):
     self._line_length = 0
 
   def begin(self) -> None:
+    idle.register(self._print_if_late)
     self._step = training_util._get_or_create_global_step_read()
     self._stream = self._stream or sys.stderr
     if self._interval_secs is None:
@@ -118,6 +120,12 @@ class ProgressHook(tf.estimator.SessionRunHook):
     is_late = time.monotonic() - self._last_print >= self._interval_secs
     if is_late or self._num_runs >= self._curve_steps:
       self._measure(run_context.session, is_late)
+
+  def _print_if_late(self, session: tf.compat.v1.Session) -> bool:
+    """Shows what the last steps did, when no other comes; nothing new is nothing to show."""
+    if self._num_runs and time.monotonic() - self._last_print >= self._interval_secs:
+      self._measure(session, do_print=True)
+    return False
 
   def end(self, session: tf.compat.v1.Session) -> None:
     if self._num_runs:
