@@ -9,7 +9,8 @@ import tensorflow as tf
 
 from idl.matrix.proto import example_pb2
 from monolith.native_training import entry, feature, native_task
-from monolith.native_training.data import kafka_dataset, parsers
+from monolith.native_training.data import parsers
+from monolith.realtime import stream_model
 
 _SLOT = 7
 
@@ -33,11 +34,7 @@ class CountingTask(native_task.NativeTask):
   @classmethod
   def params(cls) -> Any:
     p = super().params()
-    p.define("topics", ["samples"], "What to read.")
-    p.define("servers", "", "Kafka brokers.")
-    p.define("settings", [], "More settings of the consumer.")
-    p.define("batch_size", 4, "Most samples of a step.")
-    p.define("dataset", {}, "More arguments of the dataset.")
+    stream_model.define_stream(p)
     p.define("ids", [], "What to predict.")
     p.metrics.enable_tf2_profiler_hook = False
     p.serving.export_when_saving = False
@@ -50,18 +47,9 @@ class CountingTask(native_task.NativeTask):
       if mode == tf.estimator.ModeKeys.PREDICT:
         ids = tf.ragged.constant([[fid(i)] for i in p.ids], dtype=tf.int64)
         return tf.data.Dataset.from_tensors({"id": ids})
-      dataset = kafka_dataset.KafkaDataset(
-        p.topics,
-        "counting",
-        p.servers,
-        variant_type="example",
-        has_header=False,
-        offsets="checkpoint",
-        poll_batch_size=p.batch_size,
-        configuration=["auto.offset.reset=earliest", "fetch.wait.max.ms=50", *p.settings],
-        **p.dataset,
+      return stream_model.read_stream(
+        p.stream, lambda samples: parsers.parse_examples(samples, ["id"])
       )
-      return dataset.map_batches(lambda samples: parsers.parse_examples(samples, ["id"]))
 
     return input_fn
 

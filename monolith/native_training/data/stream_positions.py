@@ -15,7 +15,7 @@ and a worker that starts again reads at once instead of waiting for a dead membe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -164,6 +164,54 @@ def take(features: dict[str, Any]) -> tuple[dict[str, Any], StreamBatch | None]:
   return features, StreamBatch(*batch)
 
 
+class GroupClient:
+  """A Kafka client that reads nothing: it commits for the group, and asks for ends of partitions.
+
+  Args:
+    settings: those of the consumer.
+
+  Raises:
+    ImportError: `confluent_kafka` is not installed. Reading needs librdkafka alone.
+  """
+
+  def __init__(self, settings: Mapping[str, str]):
+    import confluent_kafka
+
+    self._kafka = confluent_kafka
+    own = {key.removeprefix("conf.topic."): value for key, value in settings.items()}
+    own.pop("batch.num.messages", None)
+    own["enable.auto.commit"] = "false"
+    # The reader beside it warns of the same brokers and settings.
+    own.setdefault("log_level", "3")
+    self._consumer = confluent_kafka.Consumer(own, logger=logging.get_absl_logger())
+
+  def commit(self, positions: Mapping[tuple[str, int], int]) -> None:
+    """Tells the group where it stands, without waiting for an answer."""
+    self._consumer.commit(
+      offsets=[
+        self._kafka.TopicPartition(topic, partition, offset)
+        for (topic, partition), offset in positions.items()
+      ],
+      asynchronous=True,
+    )
+    self._consumer.poll(0)
+
+  def get_end(self, partition: tuple[str, int], timeout_secs: float) -> int:
+    """Returns the offset that the next message of a partition will have."""
+    _, end = self._consumer.get_watermark_offsets(
+      self._kafka.TopicPartition(*partition), timeout=timeout_secs
+    )
+    return end
+
+  def close(self) -> None:
+    self._consumer.close()
+
+
+def make_client(positions: StreamPositions) -> GroupClient:
+  """Returns a client of the brokers and the group that a stream is read from."""
+  return GroupClient(positions.settings)
+
+
 class CommitListener(tf.estimator.CheckpointSaverListener):
   """Tells the consumer group the positions of each checkpoint, so that its lag can be watched.
 
@@ -171,17 +219,11 @@ class CommitListener(tf.estimator.CheckpointSaverListener):
 
   Args:
     positions: the graph's.
-    commit: called with (topic, partition) -> offset; by default a Kafka client does it.
   """
 
-  def __init__(
-    self,
-    positions: StreamPositions,
-    commit: Callable[[dict[tuple[str, int], int]], None] | None = None,
-  ):
+  def __init__(self, positions: StreamPositions):
     self._positions = positions
-    self._commit = commit
-    self._consumer: Any = None
+    self._client: GroupClient | None = None
     self._state: StreamState | None = None
 
   def before_save(self, session: tf.compat.v1.Session, global_step_value: int) -> None:
@@ -191,30 +233,14 @@ class CommitListener(tf.estimator.CheckpointSaverListener):
     if self._state is None or not self._state.positions:
       return
     try:
-      (self._commit or self._commit_to_group)(self._state.positions)
+      if self._client is None:
+        self._client = make_client(self._positions)
+      # The next checkpoint says it again, so there is nothing to wait for.
+      self._client.commit(self._state.positions)
     except Exception as e:  # Whatever a Kafka client says, the checkpoint is good.
       logging.warning("Cannot tell the consumer group the positions of the checkpoint: %s", e)
 
   def end(self, session: tf.compat.v1.Session, global_step_value: int) -> None:
-    if self._consumer is not None:
-      self._consumer.close()
-      self._consumer = None
-
-  def _commit_to_group(self, positions: dict[tuple[str, int], int]) -> None:
-    # Here, because reading needs librdkafka alone.
-    import confluent_kafka
-
-    if self._consumer is None:
-      settings = {**self._positions.settings, "enable.auto.commit": "false"}
-      settings.pop("batch.num.messages", None)
-      settings = {key.removeprefix("conf.topic."): value for key, value in settings.items()}
-      self._consumer = confluent_kafka.Consumer(settings)
-    self._consumer.commit(
-      offsets=[
-        confluent_kafka.TopicPartition(topic, partition, offset)
-        for (topic, partition), offset in positions.items()
-      ],
-      # The next checkpoint says it again, so there is nothing to wait for.
-      asynchronous=True,
-    )
-    self._consumer.poll(0)
+    if self._client is not None:
+      self._client.close()
+      self._client = None

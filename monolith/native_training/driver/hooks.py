@@ -36,7 +36,7 @@ from monolith.native_training.checkpoints import graph_files
 from monolith.native_training.checkpoints import ranks as sync_checkpoint
 from monolith.native_training.checkpoints import slices as checkpoint_slices
 from monolith.native_training.checkpoints import topology as training_topology
-from monolith.native_training.data import stream_positions
+from monolith.native_training.data import stream_positions, stream_status
 from monolith.native_training.driver.config import CpuTrainingConfig
 from monolith.native_training.hooks import (
   ckpt_hooks,
@@ -117,6 +117,13 @@ def _get_table_sizes() -> dict[str, tf.Tensor]:
       # The tables of two servers differ in the last part of their names.
       sizes.setdefault(re.sub(r"_\d+$", "", table.name), []).append(table.size())
   return {name: tf.add_n([tf.cast(c, tf.int64) for c in parts]) for name, parts in sizes.items()}
+
+
+def _describe_stream(
+  positions: stream_positions.StreamPositions,
+) -> Callable[[tf.compat.v1.Session], str]:
+  monitor = stream_status.StreamMonitor(positions)
+  return lambda session: monitor.read(session).describe()
 
 
 class _FinishAsyncHook(tf.estimator.SessionRunHook):
@@ -585,6 +592,7 @@ class TrainingHooks:
         last_step=self._last_step,
         num_steps=self._num_steps,
         num_ranks=config.num_workers if config.enable_full_sync_training else 1,
+        describe=None if self._stream is None else _describe_stream(self._stream),
       )
     ]
 

@@ -47,9 +47,12 @@ class StreamTrainingTest(tf.test.TestCase):
     self.topic = self.kafka.create_topic(uuid.uuid4().hex, 2)
     self.params = counting_task.CountingTask.params()
     self.params.name = "counting"
-    self.params.topics = [self.topic]
-    self.params.servers = self.kafka.servers
-    self.params.dataset = {"stream_timeout": 1500}
+    stream = self.params.stream
+    stream.topics = [self.topic]
+    stream.servers = self.kafka.servers
+    stream.group = "counting"
+    stream.batch_size = 4
+    stream.stream_timeout = 1500
     self.model_dir = os.path.join(self.get_temp_dir(), uuid.uuid4().hex)
 
   def send(self, numbers, partition=0):
@@ -57,12 +60,17 @@ class StreamTrainingTest(tf.test.TestCase):
       self.topic, [counting_task.make_sample(i) for i in numbers], partition=partition
     )
 
-  def train(self, hooks=(), postpush=False, prefetch=0, **config):
+  def train(self, hooks=(), postpush=False, prefetch=0, resume_data=None, **config):
     conf = CpuTrainingConfig(
       embedding_prefetch_capacity=prefetch, enable_embedding_postpush=postpush, **config
     )
     local.local_train_internal(
-      self.params, conf, self.model_dir, steps=None, user_hooks=list(hooks)
+      self.params,
+      conf,
+      self.model_dir,
+      steps=None,
+      user_hooks=list(hooks),
+      resume_data=resume_data,
     )
 
   def counts(self, ids):
@@ -114,7 +122,7 @@ class StreamTrainingTest(tf.test.TestCase):
     self.assertAllEqual(counts, [5, 1, 2, 1700000004])
 
   def test_a_silent_stream_saves_and_can_be_stopped(self):
-    self.params.dataset = {}
+    self.params.stream.stream_timeout = -1
     self.send(range(6))
     stopper = interrupt.StopOnInterruptHook()
     saved = {}
@@ -143,8 +151,8 @@ class StreamTrainingTest(tf.test.TestCase):
       self.assertEqual(positions.topics, [self.topic])
     with tf.Graph().as_default(), self.assertRaisesRegex(ValueError, "each topic once"):
       stream_positions.create(["a", "a"], [])
-    with self.assertRaisesRegex(ValueError, "enable_fused_layout"):
-      self.train(enable_fused_layout=True)
+    with self.assertRaisesRegex(ValueError, "resume_data=False"):
+      self.train(resume_data=False)
 
 
 if __name__ == "__main__":

@@ -64,9 +64,12 @@ std::atomic<KafkaLog> client_log{nullptr};
 void OnClientLog(const rd_kafka_t*, int level, const char* facility, const char* text) {
   const KafkaLog log = client_log;
   constexpr int kSyslogWarning = 4;
+  // Says of settings for old brokers that they are deprecated, whenever somebody needs them.
+  const bool is_about_settings = std::strcmp(facility, "CONFWARN") == 0;
   // Lines come without end while a broker is away.
   if (log != nullptr && IsDue(facility)) {
-    log(level <= kSyslogWarning, std::string("Kafka: ") + facility + ": " + text);
+    log(level <= kSyslogWarning && !is_about_settings,
+        std::string("Kafka: ") + facility + ": " + text);
   }
 }
 
