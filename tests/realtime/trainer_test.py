@@ -115,6 +115,8 @@ class TrainerTest(tf.test.TestCase):
   def counts(self, ids):
     params = counting_task.CountingTask.params()
     params.name = "CountingTask"
+    stream = params.stream
+    stream.servers, stream.topics, stream.group = self.broker.servers, [_TOPIC], "any"
     return counting_task.read_counts(params, CpuTrainingConfig(), self.model_dir, list(ids))
 
   def saved_position(self):
