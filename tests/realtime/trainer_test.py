@@ -40,7 +40,9 @@ class _Process:
         stderr=log,
         stdout=log,
         cwd=_ROOT,
-        env={**os.environ, "PYTHONPATH": str(_ROOT), "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "PYTHONPATH": str(_ROOT)},
+        # Shells start background jobs with SIGINT ignored, and a program inherits that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
       )
 
   def log(self):
