@@ -35,6 +35,14 @@ _EXTRAS = {
     "starlette>=0.27,<2",
     "uvicorn>=0.23,<1",
   ],
+  # Together with `serving`, whose servers it runs.
+  "realtime": [
+    "confluent-kafka>=2.3",
+    "kazoo>=2.9",
+    "prometheus-client>=0.17,<1",
+    "starlette>=0.27,<2",
+    "uvicorn>=0.23,<1",
+  ],
   "debugging": ["flask>=2.2,<4"],
   # Pinned: plugins of MkDocs break with one another's releases.
   "docs": [
