@@ -14,7 +14,7 @@ namespace {
 enum BatchField {
   kModel = 1,
   kShard = 2,
-  kNumShards = 3,
+  kShardCount = 3,
   kEpoch = 4,
   kSeq = 5,
   kPrevSeq = 6,
@@ -214,10 +214,9 @@ Status ReadTable(std::string_view bytes, TableRowsView* table) {
   const int64_t id_bytes = static_cast<int64_t>(ids.size());
   const int64_t deleted_bytes = static_cast<int64_t>(deleted.size());
   if (table->dim < 1 || table->dim > kMaxDim) {
-    return Status::InvalidArgument("a message of the row log has the dim " +
-                                   std::to_string(table->dim) + " for table '" +
-                                   std::string(table->name) + "', want 1 to " +
-                                   std::to_string(kMaxDim));
+    return Status::InvalidArgument(
+        "a message of the row log has the dim " + std::to_string(table->dim) + " for table '" +
+        std::string(table->name) + "', want 1 to " + std::to_string(kMaxDim));
   }
   if (id_bytes % kIdBytes != 0) {
     return WrongSize("ids", id_bytes, id_bytes / kIdBytes * kIdBytes, table->name);
@@ -266,7 +265,7 @@ void TableRowsView::CopyDeleted(int64_t begin, int64_t n, int64_t* out) const {
 void AppendHeader(const BatchHeader& header, std::string* out) {
   AppendBytes(kModel, header.model, out);
   AppendInt(kShard, header.shard, out);
-  AppendInt(kNumShards, header.num_shards, out);
+  AppendInt(kShardCount, header.num_shards, out);
   AppendInt(kEpoch, header.epoch, out);
   AppendInt(kSeq, header.seq, out);
   AppendInt(kPrevSeq, header.prev_seq, out);
@@ -354,7 +353,7 @@ Status ParseBatch(const char* data, int64_t size, BatchView* batch) {
       case kShard:
         ok = ReadInt32(&reader, type, &header->shard);
         break;
-      case kNumShards:
+      case kShardCount:
         ok = ReadInt32(&reader, type, &header->num_shards);
         break;
       case kEpoch:
@@ -444,9 +443,8 @@ Status ParseMessage(const char* data, int64_t size, BatchView* batch) {
 }
 
 void SealMessage(std::string* message) {
-  const uint32_t crc =
-      MaskCrc(Crc32c(message->data() + kMessageCrcBytes,
-                     static_cast<int64_t>(message->size()) - kMessageCrcBytes));
+  const uint32_t crc = MaskCrc(Crc32c(message->data() + kMessageCrcBytes,
+                                      static_cast<int64_t>(message->size()) - kMessageCrcBytes));
   std::memcpy(&(*message)[0], &crc, kMessageCrcBytes);
 }
 

@@ -2,8 +2,8 @@
 //
 //   | masked CRC-32C of the rest, 4 bytes little endian | RowBatch in protobuf's wire format |
 //
-// A batch is cut into chunks of at most kMaxMessageBytes, because brokers limit messages. Written and
-// read here without protobuf, rows by the thousand.
+// A batch is cut into chunks of at most kMaxMessageBytes, because brokers limit messages. Written
+// and read here without protobuf, rows by the thousand.
 #ifndef MONOLITH_NATIVE_TRAINING_RUNTIME_ROW_LOG_ROW_BATCH_H_
 #define MONOLITH_NATIVE_TRAINING_RUNTIME_ROW_LOG_ROW_BATCH_H_
 
