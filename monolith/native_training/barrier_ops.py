@@ -20,6 +20,8 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
+from monolith.native_training.hooks import idle
+
 # Called with the action of the barrier and a session.
 BarrierCallback = Callable[[str, tf.compat.v1.Session], None]
 
@@ -202,6 +204,14 @@ class BarrierHook(tf.compat.v1.train.SessionRunHook):
     """
     self._index = index
     self._barrier_op = barrier_op
+
+  def begin(self) -> None:
+    idle.register(self._wait_if_placed)
+
+  def _wait_if_placed(self, session: tf.compat.v1.Session) -> bool:
+    if self._index > 0 and self._barrier_op.is_barrier_placed(session):
+      self._barrier_op.wait_until_barrier_removed(session, self._index)
+    return False
 
   def before_run(
     self, run_context: tf.compat.v1.train.SessionRunContext

@@ -190,7 +190,8 @@ class Estimator:
       for name in ("deep_insight_name", "deep_insight_target", "deep_insight_sample_ratio"):
         if getattr(conf, name) is not None:
           metrics[name] = getattr(conf, name)
-    if conf.enable_realtime_training and conf.server_type == "ps":
+    is_pushing_directly = conf.enable_realtime_training and not conf.realtime_kafka_servers
+    if is_pushing_directly and conf.server_type == "ps":
       self._create_sync_backend()
     if conf.params_override:
       _params_of(self._model).set(**json.loads(conf.params_override))

@@ -15,6 +15,7 @@ from tensorflow.python.client import session as client_session
 from tensorflow.python.ops import data_flow_ops, gen_data_flow_ops
 
 from monolith.native_training import device_utils, nested_tensors, utils
+from monolith.native_training.hooks import idle
 
 
 class _GPUCompatiblePaddingFIFOQueue(data_flow_ops.QueueBase):
@@ -120,11 +121,13 @@ class _FIFOQueue(_QueueBase):
     dense_list: Optional[list[tf.Tensor]] = None,
     capacity: int = 2,
     queue_name: str = "prefetch_queue",
+    condition: Optional[tf.Tensor] = None,
   ):
     """Args:
       dense_list: the tensors that `enqueue_op` puts into the queue; static shapes are kept.
       capacity: the number of elements that fit.
       queue_name: name of the queue's op.
+      condition: bool scalar, without which `enqueue_op` computes the tensors and drops them.
 
     Raises:
       ValueError: no tensor is given.
@@ -138,7 +141,12 @@ class _FIFOQueue(_QueueBase):
         shapes=[tensor.shape for tensor in dense_list],
         name=queue_name,
       )
-    self._enqueue_op = self._queue.enqueue(dense_list)
+    if condition is None:
+      self._enqueue_op = self._queue.enqueue(dense_list)
+    else:
+      self._enqueue_op = tf.cond(
+        condition, lambda: self._queue.enqueue(dense_list), lambda: tf.no_op()
+      ).op
 
   @property
   def queue(self) -> data_flow_ops.QueueBase:
@@ -192,11 +200,13 @@ class _MultiFIFOQueue(_QueueBase):
     dense_list: Optional[list[tf.Tensor]] = None,
     capacity: int = 2,
     queue_name: str = "prefetch_queue",
+    condition: Optional[tf.Tensor] = None,
   ):
     """Args:
       dense_list: the tensors that `enqueue_op` puts into the queues; static shapes are kept.
       capacity: the number of elements that fit.
       queue_name: name of the queue's op; the one on the GPU is called `<queue_name>_gpu`.
+      condition: bool scalar, without which `enqueue_op` computes the tensors and drops them.
 
     Raises:
       ValueError: no tensor is given.
@@ -214,7 +224,9 @@ class _MultiFIFOQueue(_QueueBase):
       indices = [i for i, is_on_gpu in enumerate(on_gpu) if is_on_gpu == gpu]
       if indices:
         with tf.device(device):
-          self._queues.append(_FIFOQueue([dense_list[i] for i in indices], capacity, name))
+          self._queues.append(
+            _FIFOQueue([dense_list[i] for i in indices], capacity, name, condition)
+          )
         self._indices.append(indices)
     self._enqueue_op = tf.group(*[queue.enqueue_op for queue in self._queues])
 
@@ -303,7 +315,10 @@ class EnqueueHook(tf.estimator.SessionRunHook):
 
 
 def enqueue_dicts_with_queue_return(
-  tensors: Any, capacity: int = 1, queue_name: str = "prefetch_queue"
+  tensors: Any,
+  capacity: int = 1,
+  queue_name: str = "prefetch_queue",
+  condition: Optional[tf.Tensor] = None,
 ) -> tuple[Any, Optional[_MultiFIFOQueue]]:
   """Sends a structure of tensors through a queue.
 
@@ -311,6 +326,7 @@ def enqueue_dicts_with_queue_return(
     tensors: anything that `nested_tensors.NestedTensors` accepts, with one tensor at least.
     capacity: the number of elements that fit; 0 means no queue.
     queue_name: name of the queue's op.
+    condition: bool scalar; where it is false, nothing is put into the queue.
 
   Returns:
     The structure with every tensor replaced by the dequeued one, and the queue, which the caller
@@ -319,7 +335,7 @@ def enqueue_dicts_with_queue_return(
   if capacity == 0:
     return tensors, None
   nested = nested_tensors.NestedTensors(tensors)
-  queue = _MultiFIFOQueue(nested.get_tensors(), capacity, queue_name)
+  queue = _MultiFIFOQueue(nested.get_tensors(), capacity, queue_name, condition)
   with tf.init_scope():
     return nested.get_nested_result(queue.dequeue()), queue
 
@@ -370,6 +386,14 @@ class AsyncPushHook(tf.estimator.SessionRunHook):
 
   def begin(self) -> None:
     self._queue_size = self._queue.size()
+    # Before checkpoints are saved: what is in the queue belongs to them.
+    idle.register(self._finish, first=True)
+
+  def _finish(self, session: tf.compat.v1.Session) -> bool:
+    """Runs the ops for what is in the queue, since the next step may be far."""
+    self.end(session)
+    self._queue_init = False
+    return False
 
   def before_run(
     self, run_context: tf.estimator.SessionRunContext

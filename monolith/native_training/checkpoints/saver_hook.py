@@ -22,6 +22,7 @@ from monolith.native_training import utils
 from monolith.native_training.checkpoints import files as checkpoint_files
 from monolith.native_training.checkpoints import state as checkpoint_state
 from monolith.native_training.checkpoints.saver import PartialRecoverySaver
+from monolith.native_training.hooks import idle
 from monolith.native_training.metric import cli
 from monolith.native_training.monolith_checkpoint_state_pb2 import MonolithCheckpointState
 from monolith.native_training.session_run_hooks import tide_available_now
@@ -227,6 +228,7 @@ class NoFirstSaveCheckpointSaverHook(tf.compat.v1.train.CheckpointSaverHook):
     if self._save_graph_def:
       self._sweep()
     super().begin()
+    idle.register(self._save_if_due)
 
   def _check_state_file(self, name: str, message: Any) -> None:
     path = os.path.join(self._checkpoint_dir, name)
@@ -301,6 +303,15 @@ class NoFirstSaveCheckpointSaverHook(tf.compat.v1.train.CheckpointSaverHook):
       if self._stop_requested:
         self._stop_requested = False
         run_context.request_stop()
+
+  def _save_if_due(self, session: tf.compat.v1.Session) -> bool:
+    """Does between two steps, that may be far apart, what `after_run` does after one."""
+    with self._lock:
+      step = session.run(self._global_step_tensor)
+      if not self._timer.should_trigger_for_step(step):
+        return False
+      self._timer.update_last_triggered_step(step)
+      return bool(self._save(session, step))
 
   def trigger_save(self, session: tf.compat.v1.Session, ignore_save_errors: bool = False) -> None:
     """Saves now, in the calling thread, also while the timer is disabled.

@@ -5,6 +5,8 @@ a tf.data service that is a worker. It leaves its group when the iterator ends o
 Consumers of one group share the partitions, which is how workers share a topic. The client commits
 offsets by itself; an iterator that is restored from a checkpoint resumes at its own positions.
 Saving one whose dataset reads ahead (`prefetch`, parallel maps) waits until a message comes.
+With `offsets="checkpoint"` none of this holds: batches carry the positions after them, and a
+training step saves them with what it has learnt (`stream_positions` says how).
 
 Differences from ByteDance's Monolith: a stream timeout of -1 never ends, the time to join the
 consumer group does not count as silence, and a stream that falls silent because no broker can be
@@ -13,13 +15,14 @@ reached fails instead of ending.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.data.ops import dataset_ops
 
-from monolith.native_training.data import kafka_settings
+from monolith.native_training import native_task_context
+from monolith.native_training.data import kafka_settings, stream_positions
 from monolith.native_training.data.data_flags import get_flag
 from monolith.native_training.data.iterator_saving import leave_out_of_checkpoints
 from monolith.native_training.data.kafka_resource import KafkaMessages, MessageFormat
@@ -31,6 +34,11 @@ from monolith.native_training.data.pb_types import (
   record_output_type,
 )
 from monolith.native_training.runtime.ops import gen_monolith_ops
+
+_OFFSETS = ("group", "checkpoint")
+_SAMPLES = "samples"
+# Hooks that save and stop are called this often while a stream is silent.
+_IDLE_MILLIS = 1000
 
 
 class KafkaDataset(dataset_ops.UnaryUnchangedStructureDataset):
@@ -55,6 +63,18 @@ class KafkaDataset(dataset_ops.UnaryUnchangedStructureDataset):
     shared_name: iterators with the same name share one consumer; their positions cannot be saved.
     kafka_other_metadata: more settings, comma-separated, that win over all others; by default the
       flag of that name.
+    offsets: where positions are kept. `"group"`: by the consumer group, elements are samples.
+      `"checkpoint"`: by the training run, in its checkpoints. Elements are then batches of at most
+      `poll_batch_size` messages, to be parsed with `map_batches`; partition p of every topic is
+      read by worker `p % num_workers`; messages that cannot be decoded are left out, counted and
+      named in the log; when no message comes there is an empty batch every second, which the
+      training loop leaves out. `container`, `shared_name`, `message_poll_timeout` and
+      `disable_iterator_save_restore` have no meaning there and are refused.
+    linger_millis: with `offsets="checkpoint"`, how long a batch may wait for more messages after
+      its first.
+    dedup_messages: with `offsets="checkpoint"`, a sample whose `LineId.req_id` is among those of
+      the last so many messages of its partition is left out: producers without transactions repeat
+      messages. The messages are read again at a start, so nothing has to be saved. 0: keep all.
     **kwargs: `input_pb_type` (default: the flag `data_type`, else INSTANCE);
       `feature_pruning_type`; the headers of records `has_sort_id` (default: the flag `sort_id`,
       else True), `kafka_dump`, `kafka_dump_prefix`, `lagrangex_header` (default: the flags, else
@@ -84,8 +104,14 @@ class KafkaDataset(dataset_ops.UnaryUnchangedStructureDataset):
     container: str = "",
     shared_name: str = "",
     kafka_other_metadata: str | Sequence[str] | None = None,
+    offsets: str = "group",
+    linger_millis: int = 20,
+    dedup_messages: int = 131072,
     **kwargs: Any,
   ):
+    if offsets not in _OFFSETS:
+      raise ValueError(f"offsets is {offsets!r}, want one of {_OFFSETS}")
+    self._is_stream = offsets == "checkpoint"
     input_pb_type = _input_pb_type(variant_type, kwargs.get("input_pb_type"))
     input_pb_type, output_pb_type = default_pb_types(input_pb_type, output_pb_type)
     message_format = MessageFormat(
@@ -98,6 +124,31 @@ class KafkaDataset(dataset_ops.UnaryUnchangedStructureDataset):
     )
     if poll_batch_size is None:
       poll_batch_size = 16 if input_pb_type == PbType.EXAMPLEBATCH else 128
+    self.output_pb_type = output_pb_type
+    record_output_type(output_pb_type)
+    if self._is_stream:
+      for name, value, default in (
+        ("container", container, ""),
+        ("shared_name", shared_name, ""),
+        ("message_poll_timeout", message_poll_timeout, 10000),
+        ("disable_iterator_save_restore", kwargs.get("disable_iterator_save_restore", True), True),
+      ):
+        if value != default:
+          raise ValueError(f'{name} is {value!r}, which has no meaning with offsets="checkpoint"')
+      stream = _StreamDataset(
+        topics,
+        group_id,
+        servers,
+        stream_timeout,
+        poll_batch_size,
+        configuration,
+        kafka_other_metadata,
+        message_format,
+        linger_millis,
+        dedup_messages,
+      )
+      super().__init__(stream, stream._variant_tensor)
+      return
     batches = _messages(
       topics,
       group_id,
@@ -114,9 +165,34 @@ class KafkaDataset(dataset_ops.UnaryUnchangedStructureDataset):
     # One message after the other: a bad one spoils no other.
     messages = batches.map(lambda message, key, origin, _: (message, origin)).unbatch()
     samples = messages.map(message_format.decode).unbatch()
-    self.output_pb_type = output_pb_type
-    record_output_type(output_pb_type)
     super().__init__(samples, samples._variant_tensor)
+
+  def map_batches(
+    self, parse: Callable[[tf.Tensor], dict[str, Any]], num_parallel_calls: int | None = None
+  ) -> tf.data.Dataset:
+    """Parses the batches of a dataset with `offsets="checkpoint"`, and keeps their positions.
+
+    Args:
+      parse: takes the samples of a batch, a vector that may be empty, and returns features.
+      num_parallel_calls: as in `tf.data.Dataset.map`; the order is kept.
+
+    Returns:
+      A dataset of features, with those of `stream_positions` among them, to be trained on.
+
+    Raises:
+      ValueError: the dataset has single samples.
+    """
+    if not self._is_stream:
+      raise ValueError('map_batches is for offsets="checkpoint"; use batch and map')
+
+    def keep_positions(batch: dict[str, tf.Tensor]) -> dict[str, Any]:
+      features = dict(parse(batch[_SAMPLES]))
+      features.update({key: value for key, value in batch.items() if key != _SAMPLES})
+      return features
+
+    if num_parallel_calls is None:
+      return self.map(keep_positions)
+    return self.map(keep_positions, num_parallel_calls=num_parallel_calls, deterministic=True)
 
 
 class PyKafkaDataset(KafkaDataset):
@@ -295,6 +371,63 @@ class _MessageDataset(dataset_ops.DatasetSource):
   def element_spec(self) -> Any:
     strings = tf.TensorSpec([None], tf.string)
     return strings, strings, strings, tf.TensorSpec([], tf.int64)
+
+
+class _StreamDataset(dataset_ops.DatasetSource):
+  """Elements: samples [k] with k >= 0, and the features that `stream_positions` takes."""
+
+  def __init__(
+    self,
+    topics: str | Sequence[str],
+    group_id: str,
+    servers: str | Sequence[str],
+    stream_timeout: int,
+    batch_size: int,
+    configuration: Sequence[str] | None,
+    kafka_other_metadata: str | Sequence[str] | None,
+    message_format: MessageFormat,
+    linger_millis: int,
+    dedup_messages: int,
+  ):
+    if kafka_other_metadata is None:
+      kafka_other_metadata = get_flag("kafka_other_metadata")
+    metadata = kafka_settings.make_metadata(
+      group_id, servers, batch_size, configuration, kafka_other_metadata
+    )
+    topics = kafka_settings.split_list(topics)
+    if not topics:
+      raise ValueError("topics is empty, want at least one topic")
+    if linger_millis < 0 or dedup_messages < 0:
+      raise ValueError(
+        f"linger_millis is {linger_millis} and dedup_messages {dedup_messages}, want at least 0"
+      )
+    leave_out_of_checkpoints()
+    context = native_task_context.get()
+    self._element_type = message_format.element_type
+    variant = gen_monolith_ops.monolith_kafka_stream_dataset(
+      topics=topics,
+      metadata=metadata,
+      positions=stream_positions.create(topics, metadata).start,
+      batch_size=batch_size,
+      linger_millis=linger_millis,
+      idle_millis=_IDLE_MILLIS,
+      stream_timeout=kafka_settings.check_timeouts(_IDLE_MILLIS, stream_timeout),
+      num_workers=context.num_workers,
+      worker_index=context.worker_index,
+      history=dedup_messages,
+      out_type=message_format.element_type,
+      **message_format.attributes(),
+    )
+    super().__init__(variant)
+
+  @property
+  def element_spec(self) -> Any:
+    # In alphabetical order, in which tf.data flattens a dict.
+    return {
+      stream_positions.COUNTS_FEATURE: tf.TensorSpec([4], tf.int64),
+      stream_positions.POSITIONS_FEATURE: tf.TensorSpec([None, 2], tf.int64),
+      _SAMPLES: tf.TensorSpec([None], self._element_type),
+    }
 
 
 def _input_pb_type(variant_type: str | None, input_pb_type: PbType | None) -> PbType | None:

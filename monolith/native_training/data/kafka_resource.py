@@ -59,12 +59,16 @@ class MessageFormat:
 
   def decode(self, message: tf.Tensor, origin: tf.Tensor) -> tf.Tensor:
     """Returns the samples of messages, in a vector; `origin` says where each comes from."""
+    return gen_monolith_ops.monolith_decode_messages(
+      message, origin, out_type=self.element_type, **self.attributes()
+    )
+
+  def attributes(self) -> dict[str, Any]:
+    """Returns the attributes of an op that decodes such messages."""
     fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
     fields["input_pb_type"] = self.input_pb_type.to_name()
     fields["output_pb_type"] = self.output_pb_type.to_name()
-    return gen_monolith_ops.monolith_decode_messages(
-      message, origin, out_type=self.element_type, **fields
-    )
+    return fields
 
 
 def kafka_resource_init(

@@ -50,6 +50,12 @@ class CpuTrainingConfig:
   :param tide_save_secs: checkpoint interval outside the tide window.
   :param enable_realtime_training: whether this is a streaming job: parameters are synchronised to
     serving, servers are kept alive, save errors are ignored.
+  :param realtime_kafka_servers: comma-separated host:port of the brokers to which realtime training
+    writes its row log; empty pushes rows to serving replicas directly.
+  :param realtime_model_name: name in the topics rows.<name> and dense.<name>; empty means that of
+    the served model.
+  :param sync_interval_secs: seconds between two batches of changed rows in the row log.
+  :param dense_sync_secs: seconds between two sets of dense variables in the row log.
   :param enable_async_optimize: whether the optimizer of synchronous training runs behind a queue.
   :param enable_pipelined_fwda2a: whether the forward all-to-all is pipelined.
   :param enable_pipelined_bwda2a: whether the backward all-to-all is pipelined.
@@ -122,6 +128,10 @@ class CpuTrainingConfig:
   tide_end_minute: Optional[int] = None
   tide_save_secs: Optional[int] = None
   enable_realtime_training: bool = False
+  realtime_kafka_servers: str = ""
+  realtime_model_name: str = ""
+  sync_interval_secs: float = 10.0
+  dense_sync_secs: float = 1800.0
   enable_async_optimize: bool = False
   enable_pipelined_fwda2a: bool = False
   enable_pipelined_bwda2a: bool = False

@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from monolith.native_training import device_utils, feature, prefetch_queue, utils
+from monolith.native_training.data import stream_positions
 from monolith.native_training.tables import gradient_checks, protocols
 
 POSTPUSH_QUEUE_NAME = "postpush_queue"
@@ -45,6 +46,7 @@ class _CpuFeatureFactory(feature.FeatureFactoryFromEmbeddings):
     req_time: when the batch was requested.
     async_function_mgr: runs the push.
     async_push: whether the push of a step runs during the next one.
+    stream_batch: where the stream that the batch comes from stands after it; the push says so.
   """
 
   def __init__(
@@ -56,6 +58,7 @@ class _CpuFeatureFactory(feature.FeatureFactoryFromEmbeddings):
     req_time: tf.Tensor | None,
     async_function_mgr: prefetch_queue.AsyncFunctionMgr,
     async_push: bool = False,
+    stream_batch: stream_positions.StreamBatch | None = None,
   ):
     super().__init__(embeddings, embedding_slices)
     self._hash_table = hash_table
@@ -64,6 +67,8 @@ class _CpuFeatureFactory(feature.FeatureFactoryFromEmbeddings):
     self._req_time = req_time
     self._async_function_mgr = async_function_mgr
     self._async_push = async_push
+    self._stream_batch = stream_batch
+    self._is_stream_moved = False
 
   def apply_gradients(
     self, grads_and_vars: feature.GradsAndVars, req_time: tf.Tensor | None = None, scale: Any = 1
@@ -81,8 +86,11 @@ class _CpuFeatureFactory(feature.FeatureFactoryFromEmbeddings):
       _without_missing(grads_and_vars), [self._embeddings[name] for name in names]
     )
     name_to_gradient = _check_gradients(names, gradients)
+    # Once, if a model applies gradients in several calls; the counts would count twice.
+    stream_batch = None if self._is_stream_moved else self._stream_batch
+    self._is_stream_moved = True
     if not name_to_gradient:
-      return tf.no_op()
+      return tf.no_op() if stream_batch is None else stream_positions.get().move(stream_batch)
     name_to_ids = {name: self._embedding_ids[name].values for name in name_to_gradient}
     # The step as it is now, not when an asynchronous push gets to run.
     global_step = tf.identity(tf.compat.v1.train.get_or_create_global_step())
@@ -94,18 +102,31 @@ class _CpuFeatureFactory(feature.FeatureFactoryFromEmbeddings):
       id_split: protocols.IdSplit | None,
       global_step: tf.Tensor,
       req_time: tf.Tensor | None,
+      stream_batch: dict[str, tf.Tensor] | None,
     ) -> tf.Operation:
       self._hash_table.set_id_split(name_to_ids, id_split)
-      return self._hash_table.apply_gradients(
+      push_op = self._hash_table.apply_gradients(
         {name: (ids, name_to_gradient[name]) for name, ids in name_to_ids.items()},
         global_step,
         req_time=req_time,
       ).as_op()
+      if stream_batch is None:
+        return push_op
+      # A worker that dies in between trains the batch again; the other way round it would be lost.
+      with tf.control_dependencies([push_op]):
+        return stream_positions.get().move(stream_positions.StreamBatch(**stream_batch))
 
     id_split = self._hash_table.get_id_split(name_to_ids)
     return self._async_function_mgr.add_async_function(
       push,
-      (name_to_ids, name_to_gradient, id_split, global_step, req_time),
+      (
+        name_to_ids,
+        name_to_gradient,
+        id_split,
+        global_step,
+        req_time,
+        None if stream_batch is None else stream_batch._asdict(),
+      ),
       is_async=self._async_push,
       queue_name=POSTPUSH_QUEUE_NAME,
     )

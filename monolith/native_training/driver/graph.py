@@ -39,7 +39,7 @@ from monolith.native_training import (
 )
 from monolith.native_training.checkpoints import slices as checkpoint_slices
 from monolith.native_training.checkpoints import topology as training_topology
-from monolith.native_training.data import datasets, item_pool_hook, parsers
+from monolith.native_training.data import datasets, item_pool_hook, parsers, stream_positions
 from monolith.native_training.data.training_instance.python import parser_utils
 from monolith.native_training.driver import dry_run
 from monolith.native_training.driver import export as training_export
@@ -52,7 +52,7 @@ from monolith.native_training.driver.feature_factories import (
   _FusedCpuFeatureFactory,
   get_req_time,
 )
-from monolith.native_training.hooks import data_position
+from monolith.native_training.hooks import data_position, stream_hook
 from monolith.native_training.model_export import (
   export_context,
   export_utils,
@@ -72,6 +72,9 @@ _PREDICT = tf.estimator.ModeKeys.PREDICT
 # Key of an element whose ids are reordered: in a dict, so that Estimator does not take it for
 # features and labels.
 _ELEMENT_KEY = "1"
+
+# Key in the auxiliary bundle of what a batch knows of the stream that it comes from.
+_STREAM_KEY = "stream"
 
 _MAX_SHARD_BYTES = 1 << 17
 
@@ -370,6 +373,10 @@ class CpuTraining:
     )
     self._task.ctx.async_function_mgr = async_function_mgr
     features, auxiliary_bundle = _take_eof(features)
+    features, stream_batch = stream_positions.take(features)
+    if stream_batch is not None:
+      self._check_stream(mode)
+      auxiliary_bundle[_STREAM_KEY] = stream_batch._asdict()
     if self.config.enable_fused_layout:
       inputs, auxiliary_bundle = self._look_up_layouts(
         # As the configuration says; so it is below.
@@ -418,6 +425,30 @@ class CpuTraining:
         sync_agreement.EOF_KEY, auxiliary_bundle[sync_agreement.EOF_KEY]
       )
     return spec
+
+  def _check_stream(self, mode: str) -> None:
+    """Refuses what cannot move the positions in a stream together with what is learnt from it.
+
+    Raises:
+      ValueError: the kind of training or of reading is one of those.
+    """
+    config = self.config
+    refused = {
+      "enable_sync_training": config.enable_sync_training,
+      "enable_partial_sync_training": config.enable_partial_sync_training,
+      "enable_fused_layout": config.enable_fused_layout,
+      "reorder_fids_in_data_pipeline": config.reorder_fids_in_data_pipeline,
+      "use_dataservice": config.use_dataservice,
+      "resume_data=False": self._resume == data_position.Resume.NEVER,
+    }
+    names = [name for name, is_set in refused.items() if is_set]
+    if mode != _TRAIN:
+      names.append(f"mode {mode!r}")
+    if names:
+      raise ValueError(
+        f'the input reads Kafka with offsets="checkpoint", which does not go with '
+        f"{' and '.join(names)}"
+      )
 
   def _prepare_checkpoint(self, mode: str, model_dir: str) -> tempfile.TemporaryDirectory | None:
     """Makes the newest checkpoint fit to be restored; returns where it is, if not in its folder."""
@@ -495,6 +526,19 @@ class CpuTraining:
     else:
       group = cast(protocols.TableGroup, hash_table)
       ids, dense = self._split_features(features)
+      stream = auxiliary_bundle.get(_STREAM_KEY)
+      has_samples = None if stream is None else stream["counts"][0] > 0
+      if stream is not None and not config.embedding_prefetch_capacity:
+        # A step cannot be left out once it has begun, so empty batches must not begin one.
+        (ids, dense, auxiliary_bundle), stream_queue = (
+          prefetch_queue.enqueue_dicts_with_queue_return(
+            (ids, dense, auxiliary_bundle), queue_name="stream_queue", condition=has_samples
+          )
+        )
+        hash_table.add_queue_hook(
+          stream_hook.StreamHook(stream_queue, has_samples, auxiliary_bundle[_STREAM_KEY]["counts"])
+        )
+        has_samples = None  # Now it is told for all that follows.
       slot_to_id = {name: ragged.values for name, ragged in ids.items()}
       embeddings = group.lookup(slot_to_id)
       id_split = group.get_id_split(slot_to_id)
@@ -502,11 +546,16 @@ class CpuTraining:
         prefetch_queue.enqueue_dicts_with_queue_return(
           (embeddings, ids, dense, id_split, auxiliary_bundle),
           capacity=config.embedding_prefetch_capacity,
+          condition=has_samples,
         )
       )
       group.set_id_split({name: ragged.values for name, ragged in ids.items()}, id_split)
       if queue is not None:
-        hash_table.add_queue_hook(prefetch_queue.EnqueueHook(queue))
+        hash_table.add_queue_hook(
+          prefetch_queue.EnqueueHook(queue)
+          if has_samples is None
+          else stream_hook.StreamHook(queue, has_samples, auxiliary_bundle[_STREAM_KEY]["counts"])
+        )
     # All come out of one queue, or one iterator.
     async_function_mgr.wait_for([ragged.values for ragged in ids.values()][:1])
     _collect_dequeued(_SPARSE_FEATURES_COLLECTION, ids)
@@ -538,6 +587,7 @@ class CpuTraining:
         req_time,
         async_function_mgr,
         async_push=config.enable_embedding_postpush,
+        stream_batch=_take_stream_batch(auxiliary_bundle),
       )
     inputs = _ModelInputs({**dense, **embeddings}, embeddings=embeddings, slices=slices)
     return inputs, auxiliary_bundle
@@ -632,6 +682,13 @@ def _take_eof(features: Features) -> tuple[Features, dict[str, Any]]:
   if sync_agreement.EOF_KEY in features:
     return features, {sync_agreement.EOF_KEY: features.pop(sync_agreement.EOF_KEY)}
   return features, {}
+
+
+def _take_stream_batch(
+  auxiliary_bundle: dict[str, Any],
+) -> stream_positions.StreamBatch | None:
+  fields = auxiliary_bundle.pop(_STREAM_KEY, None)
+  return None if fields is None else stream_positions.StreamBatch(**fields)
 
 
 def _collect_dequeued(collection: str, name_to_tensor: Mapping[str, Any]) -> None:

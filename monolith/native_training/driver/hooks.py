@@ -36,6 +36,7 @@ from monolith.native_training.checkpoints import graph_files
 from monolith.native_training.checkpoints import ranks as sync_checkpoint
 from monolith.native_training.checkpoints import slices as checkpoint_slices
 from monolith.native_training.checkpoints import topology as training_topology
+from monolith.native_training.data import stream_positions, stream_status
 from monolith.native_training.driver.config import CpuTrainingConfig
 from monolith.native_training.hooks import (
   ckpt_hooks,
@@ -116,6 +117,13 @@ def _get_table_sizes() -> dict[str, tf.Tensor]:
       # The tables of two servers differ in the last part of their names.
       sizes.setdefault(re.sub(r"_\d+$", "", table.name), []).append(table.size())
   return {name: tf.add_n([tf.cast(c, tf.int64) for c in parts]) for name, parts in sizes.items()}
+
+
+def _describe_stream(
+  positions: stream_positions.StreamPositions,
+) -> Callable[[tf.compat.v1.Session], str]:
+  monitor = stream_status.StreamMonitor(positions)
+  return lambda session: monitor.read(session).describe()
 
 
 class _FinishAsyncHook(tf.estimator.SessionRunHook):
@@ -207,8 +215,14 @@ class TrainingHooks:
     self._owns_folder = self._is_root_node or (
       config.enable_full_sync_training and not config.merge_sync_training_ckpt
     )
+    self._stream = stream_positions.get()
+    # One server loses all or nothing; that nothing is to be restored matters to streams, which go
+    # on where the server stands.
+    min_ps = 2 if self._stream is None else 1
     self._ps_monitor = (
-      save_utils.PsMonitor(config.num_ps) if config.partial_recovery and config.num_ps > 1 else None
+      save_utils.PsMonitor(config.num_ps)
+      if config.partial_recovery and config.num_ps >= min_ps
+      else None
     )
 
   def attach(self, spec: tf.estimator.EstimatorSpec, mode: str) -> tf.estimator.EstimatorSpec:
@@ -447,7 +461,11 @@ class TrainingHooks:
       ignore_save_errors=config.enable_realtime_training,
       is_dense_only=is_dense_only,
       use_native_multi_hash_table=bool(config.use_native_multi_hash_table),
-      no_first_save=True,
+      # Without a checkpoint, a chief that starts again would begin anew, on servers that have
+      # learnt something.
+      no_first_save=self._stream is None
+      or is_dense_only
+      or tf.train.latest_checkpoint(folder) is not None,
       guard_saver_listeners=guards,
     )
 
@@ -467,6 +485,8 @@ class TrainingHooks:
         and config.filter_type != hash_filter_ops.FilterType.PROBABILISTIC_FILTER,
       ),
     ]
+    if self._stream is not None:
+      listeners.append(stream_positions.CommitListener(self._stream))
     if self._owns_folder:
       listeners.append(checkpoint_slices.SlicesSaverListener(basename, self._slices))
     listeners += self.get_export_listeners(basename, dense_only=False)
@@ -572,6 +592,7 @@ class TrainingHooks:
         last_step=self._last_step,
         num_steps=self._num_steps,
         num_ranks=config.num_workers if config.enable_full_sync_training else 1,
+        describe=None if self._stream is None else _describe_stream(self._stream),
       )
     ]
 

@@ -79,13 +79,29 @@ def check_options(config: CpuTrainingConfig) -> None:
   """Refuses what cannot be done.
 
   Raises:
-    ValueError: the model is to be dumped.
+    ValueError: the model is to be dumped, or an option of the row log makes no sense.
   """
   if config.enable_model_dump:
     raise ValueError(
       "enable_model_dump is True, but models cannot be dumped: the format belongs to tools that "
       "are not public. Leave it False; serving.export_when_saving writes models to serve."
     )
+  if config.realtime_kafka_servers:
+    if not config.enable_realtime_training:
+      raise ValueError(
+        f"realtime_kafka_servers is {config.realtime_kafka_servers!r}, but nothing is published "
+        "without enable_realtime_training: set both, or neither"
+      )
+    for server in config.realtime_kafka_servers.split(","):
+      host, _, port = server.strip().rpartition(":")
+      if not host or not port.isdigit():
+        raise ValueError(
+          f"realtime_kafka_servers is {config.realtime_kafka_servers!r}, want comma-separated "
+          f"host:port, and {server.strip()!r} is none"
+        )
+  for name in ("sync_interval_secs", "dense_sync_secs"):
+    if not getattr(config, name) > 0:
+      raise ValueError(f"{name} is {getattr(config, name)}, want seconds, more than 0")
 
 
 def report_unused_options(config: CpuTrainingConfig, params: Any) -> None:

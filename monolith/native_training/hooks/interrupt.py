@@ -11,6 +11,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from monolith.native_training.hooks import idle
+
 
 class StopOnInterruptHook(tf.estimator.SessionRunHook):
   """Ends the training run after the step in which `request` was called; other hooks then save."""
@@ -24,6 +26,9 @@ class StopOnInterruptHook(tf.estimator.SessionRunHook):
 
   def request(self) -> None:
     self._is_requested.set()
+
+  def begin(self) -> None:
+    idle.register(lambda session: self.is_requested)
 
   def after_run(self, run_context: tf.estimator.SessionRunContext, run_values: Any) -> None:
     if self.is_requested:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ import tensorflow as tf
 from tensorflow.python.training import training_util
 from tensorflow.python.training.summary_io import SummaryWriterCache
 
+from monolith.native_training.hooks import idle
 from monolith.native_training.metric import window_auc
 from monolith.native_training.metric.heads import Head
 
@@ -44,6 +45,7 @@ class ProgressHook(tf.estimator.SessionRunHook):
     num_ranks: how many processes train as many examples each, with tables of their own.
     interval_secs: how often to print; by default every second on a terminal, else every ten.
     stream: where to print, standard error by default.
+    describe: called with the session, returns what else the line says.
   """
 
   # Of two hooks that have this, one is enough.
@@ -62,7 +64,9 @@ class ProgressHook(tf.estimator.SessionRunHook):
     num_ranks: int = 1,
     interval_secs: float | None = None,
     stream: Any = None,
+    describe: Callable[[tf.compat.v1.Session], str] | None = None,
   ):
+    self._describe = describe
     self._fetches = {
       "loss": loss,
       "heads": {
@@ -89,6 +93,7 @@ class ProgressHook(tf.estimator.SessionRunHook):
     self._line_length = 0
 
   def begin(self) -> None:
+    idle.register(self._print_if_late)
     self._step = training_util._get_or_create_global_step_read()
     self._stream = self._stream or sys.stderr
     if self._interval_secs is None:
@@ -118,6 +123,12 @@ class ProgressHook(tf.estimator.SessionRunHook):
     is_late = time.monotonic() - self._last_print >= self._interval_secs
     if is_late or self._num_runs >= self._curve_steps:
       self._measure(run_context.session, is_late)
+
+  def _print_if_late(self, session: tf.compat.v1.Session) -> bool:
+    """Shows what the last steps did, when no other comes."""
+    if self._num_runs and time.monotonic() - self._last_print >= self._interval_secs:
+      self._measure(session, do_print=True)
+    return False
 
   def end(self, session: tf.compat.v1.Session) -> None:
     if self._num_runs:
@@ -150,7 +161,7 @@ class ProgressHook(tf.estimator.SessionRunHook):
     values["memory_mb"] = get_memory_bytes() / _MEGABYTE
     self._write_curves(step, values, sizes)
     if do_print:
-      self._print(step, values, len(sizes) > 0)
+      self._print(step, values, len(sizes) > 0, self._describe and self._describe(session))
       self._last_print = now
     self._start, self._num_runs, self._num_examples = (now, step), 0, 0
 
@@ -170,7 +181,9 @@ class ProgressHook(tf.estimator.SessionRunHook):
     writer.add_summary(summary, step)
     writer.flush()
 
-  def _print(self, step: int, values: Mapping[str, float], has_tables: bool) -> None:
+  def _print(
+    self, step: int, values: Mapping[str, float], has_tables: bool, more: str | None
+  ) -> None:
     parts = [f"step {step:,}"]
     if "examples_per_second" in values:
       parts.append(f"{values['examples_per_second']:,.0f} examples/s")
@@ -184,6 +197,8 @@ class ProgressHook(tf.estimator.SessionRunHook):
       rows = f"{values['rows']:,.0f} rows"
       parts.append(rows + (" of this rank" if self._num_ranks > 1 else ""))
     parts.append(f"{values['memory_mb']:,.0f} MB")
+    if more:
+      parts.append(more)
     if self._last_step is not None and values["steps_per_second"] > 0 and step < self._last_step:
       seconds = int((self._last_step - step) / values["steps_per_second"])
       parts.append(f"{seconds // 3600}:{seconds // 60 % 60:02d}:{seconds % 60:02d} left")

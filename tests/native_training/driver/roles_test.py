@@ -70,5 +70,25 @@ class ReportUnusedOptionsTest(unittest.TestCase):
     warning.assert_not_called()
 
 
+class CheckOptionsTest(unittest.TestCase):
+  def test_row_log_of_a_realtime_run_is_accepted(self):
+    training_roles.check_options(
+      CpuTrainingConfig(enable_realtime_training=True, realtime_kafka_servers="a:9092, b:9093")
+    )
+
+  def test_options_of_the_row_log_that_make_no_sense_are_named(self):
+    for fields, text in (
+      ({"realtime_kafka_servers": "a:9092"}, "without enable_realtime_training"),
+      (
+        {"realtime_kafka_servers": "a:9092,b", "enable_realtime_training": True},
+        "'b' is none",
+      ),
+      ({"sync_interval_secs": 0}, "sync_interval_secs is 0"),
+      ({"dense_sync_secs": float("nan")}, "dense_sync_secs is nan"),
+    ):
+      with self.assertRaisesRegex(ValueError, text):
+        training_roles.check_options(CpuTrainingConfig(**fields))
+
+
 if __name__ == "__main__":
   unittest.main()

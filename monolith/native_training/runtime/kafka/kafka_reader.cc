@@ -30,6 +30,11 @@ constexpr milliseconds kJoinTime(60000);
 constexpr milliseconds kCloseTime(10000);
 // How long to ask brokers where partitions stand before they are read.
 constexpr milliseconds kLocateTime(10000);
+// How often a consumer without a group looks for partitions: until it has some, and then for new
+// ones.
+constexpr milliseconds kFirstLookInterval(200);
+constexpr milliseconds kLookInterval(30000);
+constexpr milliseconds kLookTime(2000);
 constexpr milliseconds kWarnInterval(60000);
 constexpr size_t kErrorTextSize = 512;
 
@@ -59,9 +64,12 @@ std::atomic<KafkaLog> client_log{nullptr};
 void OnClientLog(const rd_kafka_t*, int level, const char* facility, const char* text) {
   const KafkaLog log = client_log;
   constexpr int kSyslogWarning = 4;
+  // Says of settings for old brokers that they are deprecated, whenever somebody needs them.
+  const bool is_about_settings = std::strcmp(facility, "CONFWARN") == 0;
   // Lines come without end while a broker is away.
   if (log != nullptr && IsDue(facility)) {
-    log(level <= kSyslogWarning, std::string("Kafka: ") + facility + ": " + text);
+    log(level <= kSyslogWarning && !is_about_settings,
+        std::string("Kafka: ") + facility + ": " + text);
   }
 }
 
@@ -142,7 +150,8 @@ class KafkaReader::Consumer {
   void Close();
 
   // Waits for messages, a slice of time at most.
-  KafkaError Step(int64_t message_poll_timeout, bool* is_complete);
+  KafkaError Step(int64_t message_poll_timeout, int64_t max_messages, bool* is_complete);
+  bool has_pending() const { return !pending_.empty(); }
   void Take(int64_t message_poll_timeout, int64_t stream_timeout, KafkaFetch* fetch);
   KafkaError Check(int64_t timeout);
   Positions positions() const {
@@ -168,7 +177,12 @@ class KafkaReader::Consumer {
   void Complain(int code, const std::string& text);
   void Rebalance(bool is_assignment, rd_kafka_topic_partition_list_t* partitions);
   void Locate(rd_kafka_topic_partition_list_t* partitions);
+  void AssignOwn();
+  std::vector<Partition> FindOwn();
+  bool LocateOwn(rd_kafka_topic_partition_list_t* partitions);
   void ResumeAt(const Partition& partition, int64_t offset, Clock::time_point deadline);
+  KafkaError LostMessages(const Partition& partition, int64_t offset, int64_t low,
+                          int64_t high) const;
   std::optional<int64_t> StartWithoutCommit(const Partition& partition, Clock::time_point deadline);
   int64_t FirstPending(const Partition& partition, int64_t offset) const;
   // Takes the message over. `is_end`: it says that a partition has no more.
@@ -191,6 +205,8 @@ class KafkaReader::Consumer {
   std::set<Partition> at_end_;
   Positions resume_;     // of partitions that were not assigned yet
   Positions positions_;  // of those that are
+  Positions history_end_;
+  Clock::time_point next_look_;
   // What the client complained about since it last heard from a broker, and whether that was the
   // connection.
   Complaint complaint_;
@@ -220,6 +236,9 @@ KafkaError KafkaReader::Consumer::Open() {
     return BadArgument(std::string("Kafka settings: ") + text);
   }
   api_.poll_set_consumer_(handle_);
+  opened_at_ = Clock::now();
+  next_look_ = opened_at_;
+  if (source_.num_workers > 0) return {};
   rd_kafka_topic_partition_list_t* const topics =
       api_.topic_partition_list_new_(static_cast<int>(source_.topics.size()));
   constexpr int32_t kAnyPartition = -1;
@@ -228,7 +247,6 @@ KafkaError KafkaReader::Consumer::Open() {
   }
   const int code = api_.subscribe_(handle_, topics);
   api_.topic_partition_list_destroy_(topics);
-  opened_at_ = Clock::now();
   return code == kNoError ? KafkaError() : ReadError({code, api_.err2str_(code)});
 }
 
@@ -241,8 +259,10 @@ void KafkaReader::Consumer::Close() {
   handle_ = nullptr;
 }
 
-KafkaError KafkaReader::Consumer::Step(int64_t message_poll_timeout, bool* is_complete) {
+KafkaError KafkaReader::Consumer::Step(int64_t message_poll_timeout, int64_t max_messages,
+                                       bool* is_complete) {
   *is_complete = false;
+  if (source_.num_workers > 0 && Clock::now() >= next_look_) AssignOwn();
   const Clock::time_point now = Clock::now();
   if (!deadline_) deadline_ = now + milliseconds(message_poll_timeout);
   const Clock::time_point slice_end = std::min(*deadline_, now + kSlice);
@@ -262,10 +282,10 @@ KafkaError KafkaReader::Consumer::Step(int64_t message_poll_timeout, bool* is_co
   bool is_end = false;
   while (message != nullptr) {
     if (KafkaError error = Add(message, &is_end)) return error;
-    const bool is_full = static_cast<int64_t>(pending_.size()) >= source_.batch_size;
+    const bool is_full = static_cast<int64_t>(pending_.size()) >= max_messages;
     message = is_full ? nullptr : api_.consumer_poll_(handle_, 0);
   }
-  *is_complete = static_cast<int64_t>(pending_.size()) >= source_.batch_size ||
+  *is_complete = static_cast<int64_t>(pending_.size()) >= max_messages ||
                  (is_end && !assigned_.empty() && at_end_ == assigned_);
   return {};
 }
@@ -327,9 +347,14 @@ void KafkaReader::Consumer::Take(int64_t message_poll_timeout, int64_t stream_ti
     fetch->origins.push_back("Kafka topic " + partition.first + ", partition " +
                              std::to_string(partition.second) + ", offset " +
                              std::to_string(message->offset));
+    const auto history_end = history_end_.find(partition);
+    const bool is_history =
+        history_end != history_end_.end() && message->offset < history_end->second;
+    fetch->is_history.push_back(is_history);
     // Messages of a partition that went to another member are still handed out.
     const auto position = positions_.find(partition);
-    if (position != positions_.end()) position->second = message->offset + 1;
+    if (position != positions_.end() && !is_history) position->second = message->offset + 1;
+    fetch->partitions.push_back(partition);
     api_.message_destroy_(message);
   }
   pending_.clear();
@@ -443,11 +468,136 @@ void KafkaReader::Consumer::ResumeAt(const Partition& partition, int64_t offset,
   const int code = api_.query_watermark_offsets_(handle_, partition.first.c_str(), partition.second,
                                                  &low, &high, RemainingMs(deadline));
   if (code != kNoError || (low <= offset && offset <= high)) return;
-  resume_error_ = {KafkaErrorCode::kLostMessages,
-                   "cannot resume topic " + partition.first + ", partition " +
-                       std::to_string(partition.second) + " at offset " + std::to_string(offset) +
-                       ": the broker has " + std::to_string(low) + " to " + std::to_string(high) +
-                       " (" + source_.Describe() + ")"};
+  resume_error_ = LostMessages(partition, offset, low, high);
+}
+
+KafkaError KafkaReader::Consumer::LostMessages(const Partition& partition, int64_t offset,
+                                               int64_t low, int64_t high) const {
+  return {KafkaErrorCode::kLostMessages, "cannot resume topic " + partition.first + ", partition " +
+                                             std::to_string(partition.second) + " at offset " +
+                                             std::to_string(offset) + ": the broker has " +
+                                             std::to_string(low) + " to " + std::to_string(high) +
+                                             " (" + source_.Describe() + ")"};
+}
+
+// Takes the partitions that are this worker's and that it does not read yet. What a broker does not
+// tell now is asked again later.
+void KafkaReader::Consumer::AssignOwn() {
+  const std::vector<Partition> own = FindOwn();
+  next_look_ = Clock::now() + (joined_ ? kLookInterval : kFirstLookInterval);
+  if (own.empty()) return;
+  rd_kafka_topic_partition_list_t* const partitions =
+      api_.topic_partition_list_new_(static_cast<int>(own.size()));
+  for (const Partition& partition : own) {
+    api_.topic_partition_list_add_(partitions, partition.first.c_str(), partition.second);
+  }
+  if (LocateOwn(partitions)) {
+    if (assigned_.empty()) {
+      const int code = api_.assign_(handle_, partitions);
+      if (code != kNoError) Complain(kErrFatal, api_.err2str_(code));
+    } else if (rd_kafka_error_t* error = api_.incremental_assign_(handle_, partitions)) {
+      Complain(kErrFatal, api_.error_string_(error));
+      api_.error_destroy_(error);
+    }
+    assigned_.insert(own.begin(), own.end());
+    for (const Partition& partition : own) resume_.erase(partition);
+    joined_ = true;
+    deadline_.reset();
+    next_look_ = Clock::now() + kLookInterval;
+  } else {
+    next_look_ = Clock::now() + kFirstLookInterval;
+  }
+  api_.topic_partition_list_destroy_(partitions);
+}
+
+std::vector<Partition> KafkaReader::Consumer::FindOwn() {
+  const rd_kafka_metadata* metadata = nullptr;
+  constexpr int kAllTopics = 1;  // the client knows none before it reads
+  const int code =
+      api_.metadata_(handle_, kAllTopics, nullptr, &metadata, static_cast<int>(kLookTime.count()));
+  if (code != kNoError) {
+    Complain(code, "partitions: " + std::string(api_.err2str_(code)));
+    return {};
+  }
+  std::vector<Partition> own;
+  size_t found = 0;
+  for (int i = 0; i < metadata->topic_cnt; ++i) {
+    const rd_kafka_metadata_topic& topic = metadata->topics[i];
+    if (std::find(source_.topics.begin(), source_.topics.end(), topic.topic) ==
+        source_.topics.end()) {
+      continue;
+    }
+    found += topic.partition_cnt > 0;
+    for (int j = 0; j < topic.partition_cnt; ++j) {
+      const Partition partition(topic.topic, topic.partitions[j].id);
+      if (partition.second % source_.num_workers == source_.worker_index &&
+          assigned_.count(partition) == 0) {
+        own.push_back(partition);
+      }
+    }
+  }
+  api_.metadata_destroy_(metadata);
+  if (found < source_.topics.size() && log_ != nullptr && IsDue("no topic " + source_.Describe())) {
+    log_(true, "Kafka: waiting for topics to be created (" + source_.Describe() + ")");
+  }
+  return own;
+}
+
+// Says where each partition begins: at the position to resume at, else where the group stands, else
+// where auto.offset.reset says; one that is new in a topic that is being read begins at its first
+// message. False: brokers did not answer.
+bool KafkaReader::Consumer::LocateOwn(rd_kafka_topic_partition_list_t* partitions) {
+  const Clock::time_point deadline = Clock::now() + kLocateTime;
+  rd_kafka_topic_partition_list_t* const committed = api_.topic_partition_list_copy_(partitions);
+  bool is_located = true;
+  bool needs_group = false;
+  for (int i = 0; i < partitions->cnt; ++i) {
+    const Partition partition(partitions->elems[i].topic, partitions->elems[i].partition);
+    needs_group |= resume_.count(partition) == 0;
+  }
+  if (needs_group) {
+    const int code = api_.committed_(handle_, committed, RemainingMs(deadline));
+    if (code != kNoError) {
+      Complain(code, "positions of the group: " + std::string(api_.err2str_(code)));
+      is_located = false;
+    }
+  }
+  for (int i = 0; is_located && i < partitions->cnt; ++i) {
+    rd_kafka_topic_partition_t* const wanted = &partitions->elems[i];
+    const Partition partition(wanted->topic, wanted->partition);
+    int64_t low, high;
+    const int code = api_.query_watermark_offsets_(handle_, wanted->topic, wanted->partition, &low,
+                                                   &high, RemainingMs(deadline));
+    if (code != kNoError) {
+      Complain(code, "offsets of topic " + partition.first + ", partition " +
+                         std::to_string(partition.second) + ": " + api_.err2str_(code));
+      is_located = false;
+      break;
+    }
+    const auto resume = resume_.find(partition);
+    int64_t offset;
+    if (resume != resume_.end()) {
+      offset = resume->second;
+      if (offset < low || offset > high) {
+        resume_error_ = LostMessages(partition, offset, low, high);
+        is_located = false;
+        break;
+      }
+    } else if (committed->elems[i].err == kNoError && committed->elems[i].offset >= 0) {
+      offset = std::clamp(committed->elems[i].offset, low, high);
+    } else if (joined_) {
+      offset = low;
+    } else {
+      const std::optional<int64_t> start = StartWithoutCommit(partition, deadline);
+      if (!start) continue;  // the client says what is wrong with the setting
+      offset = *start;
+    }
+    positions_[partition] = offset;
+    history_end_[partition] = offset;
+    wanted->offset = std::max(low, offset - source_.history);
+  }
+  api_.topic_partition_list_destroy_(committed);
+  return is_located;
 }
 
 std::optional<int64_t> KafkaReader::Consumer::StartWithoutCommit(const Partition& partition,
@@ -505,20 +655,39 @@ KafkaError KafkaReader::Fetch(int64_t message_poll_timeout, int64_t stream_timeo
   *is_complete = false;
   do {
     std::lock_guard<std::mutex> lock(mutex_);
-    if (consumer_ == nullptr) {
-      auto consumer = std::make_shared<Consumer>(api_, source_, log_, resume_);
-      if (KafkaError error = consumer->Open()) {
-        consumer->Close();
-        return error;
-      }
-      consumer_ = std::move(consumer);
+    if (KafkaError error = EnsureOpen()) return error;
+    if (KafkaError error = consumer_->Step(message_poll_timeout, source_.batch_size, is_complete)) {
+      return error;
     }
-    if (KafkaError error = consumer_->Step(message_poll_timeout, is_complete)) return error;
     if (*is_complete) {
       consumer_->Take(message_poll_timeout, stream_timeout, fetch);
       return {};
     }
   } while (Clock::now() < give_up);
+  return {};
+}
+
+KafkaError KafkaReader::EnsureOpen() {
+  if (consumer_ != nullptr) return {};
+  auto consumer = std::make_shared<Consumer>(api_, source_, log_, resume_);
+  if (KafkaError error = consumer->Open()) {
+    consumer->Close();
+    return error;
+  }
+  consumer_ = std::move(consumer);
+  return {};
+}
+
+KafkaError KafkaReader::Collect(int64_t max_messages, int64_t max_wait, KafkaFetch* fetch) {
+  const Clock::time_point give_up = Clock::now() + milliseconds(max_wait);
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (KafkaError error = EnsureOpen()) return error;
+  bool is_complete = false;
+  do {
+    const int64_t left = std::max(1, RemainingMs(give_up));
+    if (KafkaError error = consumer_->Step(left, max_messages, &is_complete)) return error;
+  } while (!(is_complete && consumer_->has_pending()) && Clock::now() < give_up);
+  consumer_->Take(max_wait, kEndless, fetch);
   return {};
 }
 

@@ -39,9 +39,18 @@ struct KafkaSource {
   std::vector<std::string> topics;
   std::map<std::string, std::string> settings;  // of the consumer
   int64_t batch_size = 0;
+  // Positive: the consumer joins no group, and reads the partitions p of every topic with
+  // p % num_workers == worker_index. Otherwise the members of the group share the partitions.
+  int64_t num_workers = 0;
+  int64_t worker_index = 0;
+  // How many messages before the position to resume at are read once more in a partition; without
+  // a group only.
+  int64_t history = 0;
 
   bool operator==(const KafkaSource& other) const {
-    return topics == other.topics && settings == other.settings && batch_size == other.batch_size;
+    return topics == other.topics && settings == other.settings && batch_size == other.batch_size &&
+           num_workers == other.num_workers && worker_index == other.worker_index &&
+           history == other.history;
   }
   // Names topics, group and brokers.
   std::string Describe() const;
@@ -57,11 +66,13 @@ constexpr int64_t kEndless = -1;
 // Checks the two timeouts, in milliseconds, and raises that of the stream to that of a poll.
 KafkaError CheckTimeouts(int64_t message_poll_timeout, int64_t* stream_timeout);
 
-// What one fetch got; the first three have one element per message.
+// What one fetch got; all but the last have one element per message.
 struct KafkaFetch {
   std::vector<std::string> messages;
   std::vector<std::string> keys;
   std::vector<std::string> origins;
+  std::vector<Partition> partitions;
+  std::vector<bool> is_history;  // read once more, before the position to resume at
   bool continue_fetch = true;
 };
 
@@ -90,6 +101,10 @@ class KafkaReader {
   KafkaError Fetch(int64_t message_poll_timeout, int64_t stream_timeout, int64_t max_wait,
                    KafkaFetch* fetch, bool* is_complete);
 
+  // Collects at most `max_messages`, for at most `max_wait` milliseconds; returns earlier if there
+  // are some and all that the brokers have were read.
+  KafkaError Collect(int64_t max_messages, int64_t max_wait, KafkaFetch* fetch);
+
   // Finds out why the stream is silent. A broker has `timeout` milliseconds to answer, at least a
   // second and at most ten.
   KafkaError Check(int64_t timeout);
@@ -103,6 +118,8 @@ class KafkaReader {
 
  private:
   class Consumer;
+
+  KafkaError EnsureOpen();  // needs the lock
 
   const RdKafkaApi* const api_;
   const KafkaSource source_;

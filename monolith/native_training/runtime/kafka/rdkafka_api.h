@@ -18,7 +18,6 @@ struct rd_kafka_t;
 struct rd_kafka_conf_t;
 struct rd_kafka_topic_t;
 struct rd_kafka_error_t;
-struct rd_kafka_metadata;
 
 struct rd_kafka_message_t {
   int err;
@@ -47,6 +46,34 @@ struct rd_kafka_topic_partition_list_t {
   int cnt;
   int size;
   rd_kafka_topic_partition_t* elems;
+};
+
+struct rd_kafka_metadata_broker;
+
+struct rd_kafka_metadata_partition {
+  int32_t id;
+  int err;
+  int32_t leader;
+  int replica_cnt;
+  int32_t* replicas;
+  int isr_cnt;
+  int32_t* isrs;
+};
+
+struct rd_kafka_metadata_topic {
+  char* topic;
+  int partition_cnt;
+  rd_kafka_metadata_partition* partitions;
+  int err;
+};
+
+struct rd_kafka_metadata {
+  int broker_cnt;
+  rd_kafka_metadata_broker* brokers;
+  int topic_cnt;
+  rd_kafka_metadata_topic* topics;
+  int32_t orig_broker_id;
+  char* orig_broker_name;
 };
 
 using rd_kafka_error_cb = void(rd_kafka_t* handle, int error, const char* reason, void* opaque);

@@ -1,0 +1,246 @@
+"""Where a training run stands in a Kafka stream: a variable that each step moves.
+
+    batch of KafkaDataset(offsets="checkpoint")         -> samples + next offset of each partition
+    prefetch queue, post-push queue                     -> carry both
+    the run that applies the batch's gradients          -> scatter_update(positions on server 0)
+    checkpoint                                          -> tables and positions of the same moment
+
+A worker that is killed alone goes on from the variable; when servers die too, all goes on from the
+checkpoint, and what came after it is trained again. The consumer group is told the positions after
+each checkpoint, for monitoring; a training run never reads them, except for its very first start.
+
+Partition p of each topic belongs to worker `p % num_workers`, so no group has to agree on anything,
+and a worker that starts again reads at once instead of waiting for a dead member's session to end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+from absl import logging
+
+from monolith.native_training import graph_meta, native_task_context, utils
+from monolith.native_training.checkpoints import saver as checkpoint_saver
+
+POSITIONS_FEATURE = "__stream_positions__"
+COUNTS_FEATURE = "__stream_counts__"
+# Of one topic: the variable has a place for each.
+MAX_PARTITIONS = 4096
+_COUNTS = ("samples", "bad_messages", "repeated_samples", "newest_event_time")
+_META_KEY = "stream_positions"
+
+
+class StreamBatch(NamedTuple):
+  """What a batch knows of its stream.
+
+  Attributes:
+    positions: int64 [m, 2], pairs of an index into the variable and the next offset.
+    counts: int64 [4]: samples, bad messages, repeated samples, newest event time.
+  """
+
+  positions: tf.Tensor
+  counts: tf.Tensor
+
+
+class StreamState(NamedTuple):
+  """Where a training run stands.
+
+  Attributes:
+    positions: (topic, partition) -> offset of the next message.
+    samples: how many were trained.
+    bad_messages: how many could not be read.
+    repeated_samples: how many were left out because they had come before.
+    newest_event_time: the newest `req_time` that was trained, in seconds; 0 before the first.
+  """
+
+  positions: dict[tuple[str, int], int]
+  samples: int
+  bad_messages: int
+  repeated_samples: int
+  newest_event_time: int
+
+
+class StreamPositions:
+  """The variables of one graph, on parameter server 0 if there are servers.
+
+  Args:
+    topics: names, in the order of the rows of `start`.
+    settings: `key=value` entries of the consumer, for whoever commits to its group.
+  """
+
+  def __init__(self, topics: Sequence[str], settings: Sequence[str]):
+    self.topics = list(topics)
+    self.settings = dict(entry.split("=", 1) for entry in settings)
+    name = "stream_positions/" + "/".join(self.topics)
+    device = utils.ps_device(0) if native_task_context.get().num_ps else None
+    with tf.device(device), tf.control_dependencies(None):
+      self._positions = tf.compat.v1.get_variable(
+        name,
+        initializer=np.full([len(self.topics) * MAX_PARTITIONS], -1, np.int64),
+        trainable=False,
+      )
+      self._counts = tf.compat.v1.get_variable(
+        f"{name}/counts", initializer=np.zeros([len(_COUNTS)], np.int64), trainable=False
+      )
+      self._value = (self._positions.read_value(), self._counts.read_value())
+    for variable in (self._positions, self._counts):
+      checkpoint_saver.restore_with_any_server(variable)
+    self.start = tf.reshape(self._value[0], [len(self.topics), MAX_PARTITIONS])
+
+  def move(self, batch: StreamBatch) -> tf.Operation:
+    """Returns the op that says: this batch has been applied."""
+    with tf.device(self._positions.device):
+      return tf.group(
+        tf.compat.v1.scatter_update(self._positions, batch.positions[:, 0], batch.positions[:, 1]),
+        tf.compat.v1.scatter_add(self._counts, [0, 1, 2], batch.counts[:3]),
+        tf.compat.v1.scatter_max(self._counts, [3], batch.counts[3:]),
+      )
+
+  def read(self, session: tf.compat.v1.Session) -> StreamState:
+    """Returns where the training run stands now."""
+    offsets, counts = session.run(self._value)
+    positions = {
+      (self.topics[i // MAX_PARTITIONS], int(i % MAX_PARTITIONS)): int(offsets[i])
+      for i in np.flatnonzero(offsets >= 0)
+    }
+    return StreamState(positions, *(int(count) for count in counts))
+
+
+def create(topics: Sequence[str], settings: Sequence[str]) -> StreamPositions:
+  """Makes the variables of the default graph.
+
+  Args:
+    topics: names of topics, each once.
+    settings: `key=value` entries of the consumer.
+
+  Raises:
+    ValueError: the graph has a stream already, a topic is named twice, or there is no graph.
+  """
+  if tf.executing_eagerly() or tf.compat.v1.get_default_graph().building_function:
+    raise ValueError(
+      'offsets="checkpoint" needs the graph of a training run, whose steps move the positions: '
+      "call it in an input function, not eagerly and not inside tf.function"
+    )
+  if len(set(topics)) != len(topics):
+    raise ValueError(f"topics is {list(topics)}, want each topic once")
+  if get() is not None:
+    raise ValueError(f"topics is {list(topics)}, but the graph reads {get().topics} already")
+  _get_holder().append(StreamPositions(topics, settings))
+  return get()
+
+
+def _get_holder() -> list[StreamPositions]:
+  return graph_meta.get_meta(_META_KEY, list)
+
+
+def get() -> Any:
+  """Returns the `StreamPositions` of the default graph; `None` if it reads no such stream."""
+  holder = _get_holder()
+  return holder[0] if holder else None
+
+
+def take(features: dict[str, Any]) -> tuple[dict[str, Any], StreamBatch | None]:
+  """Separates the positions of a batch from its features.
+
+  Returns:
+    The other features, and the positions; `None` if the graph reads no stream.
+
+  Raises:
+    ValueError: the graph reads a stream, and the input function lost the positions.
+  """
+  features = dict(features)
+  batch = (features.pop(POSITIONS_FEATURE, None), features.pop(COUNTS_FEATURE, None))
+  if get() is None:
+    return features, None
+  if None in batch:
+    raise ValueError(
+      f'the input reads Kafka topics {get().topics} with offsets="checkpoint", but its features '
+      f"have no {POSITIONS_FEATURE}: use KafkaDataset.map_batches, or keep that key and "
+      f"{COUNTS_FEATURE}; features are {sorted(features)}"
+    )
+  return features, StreamBatch(*batch)
+
+
+class GroupClient:
+  """A Kafka client that reads nothing: it commits for the group, and asks for ends of partitions.
+
+  Args:
+    settings: those of the consumer.
+
+  Raises:
+    ImportError: `confluent_kafka` is not installed. Reading needs librdkafka alone.
+  """
+
+  def __init__(self, settings: Mapping[str, str]):
+    import confluent_kafka
+
+    self._kafka = confluent_kafka
+    own = {key.removeprefix("conf.topic."): value for key, value in settings.items()}
+    own.pop("batch.num.messages", None)
+    own["enable.auto.commit"] = "false"
+    # The reader beside it warns of the same brokers and settings.
+    own.setdefault("log_level", "3")
+    self._consumer = confluent_kafka.Consumer(own, logger=logging.get_absl_logger())
+
+  def commit(self, positions: Mapping[tuple[str, int], int]) -> None:
+    """Tells the group where it stands, without waiting for an answer."""
+    self._consumer.commit(
+      offsets=[
+        self._kafka.TopicPartition(topic, partition, offset)
+        for (topic, partition), offset in positions.items()
+      ],
+      asynchronous=True,
+    )
+    self._consumer.poll(0)
+
+  def get_end(self, partition: tuple[str, int], timeout_secs: float) -> int:
+    """Returns the offset that the next message of a partition will have."""
+    _, end = self._consumer.get_watermark_offsets(
+      self._kafka.TopicPartition(*partition), timeout=timeout_secs
+    )
+    return end
+
+  def close(self) -> None:
+    self._consumer.close()
+
+
+def make_client(positions: StreamPositions) -> GroupClient:
+  """Returns a client of the brokers and the group that a stream is read from."""
+  return GroupClient(positions.settings)
+
+
+class CommitListener(tf.estimator.CheckpointSaverListener):
+  """Tells the consumer group the positions of each checkpoint, so that its lag can be watched.
+
+  No failure ends training: a run does not need what is committed.
+
+  Args:
+    positions: the graph's.
+  """
+
+  def __init__(self, positions: StreamPositions):
+    self._positions = positions
+    self._client: GroupClient | None = None
+    self._state: StreamState | None = None
+
+  def before_save(self, session: tf.compat.v1.Session, global_step_value: int) -> None:
+    self._state = self._positions.read(session)
+
+  def after_save(self, session: tf.compat.v1.Session, global_step_value: int) -> None:
+    if self._state is None or not self._state.positions:
+      return
+    try:
+      if self._client is None:
+        self._client = make_client(self._positions)
+      # The next checkpoint says it again, so there is nothing to wait for.
+      self._client.commit(self._state.positions)
+    except Exception as e:  # Whatever a Kafka client says, the checkpoint is good.
+      logging.warning("Cannot tell the consumer group the positions of the checkpoint: %s", e)
+
+  def end(self, session: tf.compat.v1.Session, global_step_value: int) -> None:
+    if self._client is not None:
+      self._client.close()
+      self._client = None

@@ -1,0 +1,294 @@
+"""Trains on a Kafka topic of samples: `python -m monolith.realtime.trainer`.
+
+    --role=local    worker and servers in one process
+    --role=ps       a parameter server, number --index of --num_ps
+    --role=worker   a worker, number --index of --num_workers; number 0 is the chief
+
+Where training stands in the topic is part of each checkpoint. A worker that is killed goes on where
+the servers stand; when servers are killed too, all goes on from the newest checkpoint. Each
+checkpoint is exported with its rows, so that a server can be started from it at any time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import tensorflow as tf
+from absl import flags, logging
+
+from monolith.native_training import cpu_training, service_discovery
+from monolith.native_training.data import stream_positions, stream_status
+from monolith.native_training.hooks import idle
+from monolith.realtime import kafka_client, topics
+
+_DEMO = "monolith.realtime.demo_model:DemoModel"
+_FOREVER_SECS = 1 << 30
+_METRICS_SECS = 1.0
+
+
+def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
+  """Returns the settings of a command line; what it does not know is for the flags of Monolith.
+
+  Raises:
+    SystemExit: the command line is wrong, or asks for help.
+  """
+  parser = argparse.ArgumentParser(
+    prog="python -m monolith.realtime.trainer",
+    description=__doc__,
+    formatter_class=argparse.RawDescriptionHelpFormatter,
+  )
+  add = parser.add_argument
+  add("--role", choices=("local", "worker", "ps"), default="local", help="what this process is")
+  add("--kafka_servers", required=True, help="comma-separated host:port of brokers")
+  add("--topic", default=topics.SAMPLES, help="comma-separated topics of samples")
+  add("--group", default="monolith-trainer", help="consumer group that is told the positions")
+  add("--task", default=_DEMO, help="module:Class of the model")
+  add("--model_name", default="", help="name in serving and in topics; by default the class's")
+  add("--model_dir", required=True, help="where checkpoints and exports go")
+  add("--index", type=int, default=0, help="number of this process in its role")
+  add("--num_ps", type=int, default=0, help="parameter servers; 0 keeps tables in the worker")
+  add("--num_workers", type=int, default=1, help="workers")
+  add("--discovery", default="", help="folder in which processes find one another")
+  add("--zk_servers", default="", help="ZooKeeper in which they do so instead of a folder")
+  add("--job", default="realtime", help="name of the job in ZooKeeper")
+  add("--batch_size", type=int, default=512, help="most samples of a step")
+  add("--save_secs", type=int, default=60, help="seconds between checkpoints and exports")
+  add("--keep_checkpoints", type=int, default=10, help="how many checkpoints and exports to keep")
+  add("--no_export", action="store_true", help="write checkpoints only")
+  add("--publish", action="store_true", help="write the log of changed rows to the brokers")
+  add("--sync_secs", type=float, default=10, help="seconds between batches of changed rows")
+  add("--dense_sync_secs", type=float, default=1800, help="seconds between sets of variables")
+  add("--postpush", action="store_true", help="push gradients of a step during the next one")
+  add("--max_steps", type=int, default=None, help="step to stop at; by default none")
+  add("--stream_timeout", type=int, default=-1, help="milliseconds of silence to stop after")
+  add("--metrics_port", type=int, default=None, help="port of the chief's Prometheus metrics")
+  add("--kafka_setting", action="append", default=[], help="key=value for the Kafka client")
+  known, others = parser.parse_known_args(arguments)
+  try:
+    flags.FLAGS([parser.prog, *others])
+  except flags.Error as error:
+    parser.error(str(error))
+  if known.role != "local" and not (known.discovery or known.zk_servers):
+    parser.error(f"--role={known.role} needs --discovery or --zk_servers")
+  if known.num_ps < 0 or known.num_workers < 1 or known.index < 0:
+    parser.error("--num_ps and --index must be at least 0, --num_workers at least 1")
+  if known.role == "worker" and known.num_ps == 0:
+    parser.error("--role=worker needs --num_ps; --role=local keeps tables in the worker")
+  return known
+
+
+def load_task(name: str) -> Any:
+  """Returns the class `module:Class`.
+
+  Raises:
+    ValueError: there is none.
+  """
+  module, colon, attribute = name.partition(":")
+  try:
+    found = getattr(importlib.import_module(module), attribute) if colon else None
+  except (ImportError, AttributeError) as error:
+    raise ValueError(f"--task={name}: {error}") from error
+  if not hasattr(found, "params"):
+    raise ValueError(f"--task={name}: want module:Class of a task")
+  return found
+
+
+def make_params(options: argparse.Namespace) -> Any:
+  """Returns the params of the task that the options name, told what to read.
+
+  Raises:
+    ValueError: the task is none that reads a stream.
+  """
+  task = load_task(options.task)
+  params = task.params()
+  params.name = options.model_name or task.__name__
+  if "stream" not in params:
+    raise ValueError(
+      f"--task={options.task}: {task.__name__} has no params `stream`: derive it from "
+      "monolith.realtime.stream_model.StreamModel"
+    )
+  settings = kafka_client.client_settings(options.kafka_servers)
+  # They are for consumers that join a group.
+  settings.pop("session.timeout.ms", None)
+  params.stream.servers = settings.pop("bootstrap.servers")
+  params.stream.topics = [topic.strip() for topic in options.topic.split(",") if topic.strip()]
+  params.stream.group = options.group
+  params.stream.batch_size = options.batch_size
+  params.stream.stream_timeout = options.stream_timeout
+  params.stream.settings = [
+    *(f"{key}={_as_text(value)}" for key, value in settings.items()),
+    *options.kafka_setting,
+  ]
+  params.train.max_steps = options.max_steps
+  params.metrics.enable_tf2_profiler_hook = False
+  params.serving.export_when_saving = not options.no_export
+  # Exports hold their rows: a checkpoint that they named would be deleted before long.
+  params.serving.shared_embedding = False
+  return params
+
+
+def _as_text(value: Any) -> str:
+  return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def make_config(options: argparse.Namespace, params: Any) -> Any:
+  """Returns the configuration of this process."""
+  fields: dict[str, Any] = {
+    "num_ps": options.num_ps,
+    "model_name": params.name,
+    "save_checkpoints_secs": options.save_secs,
+    "checkpoints_max_to_keep": options.keep_checkpoints,
+    "embedding_prefetch_capacity": 1,
+    "enable_embedding_postpush": options.postpush,
+    "partial_recovery": True,
+    # Full exports have the dense part, and come often.
+    "dense_only_save_checkpoints_secs": _FOREVER_SECS,
+  }
+  if options.publish:
+    fields.update(
+      enable_realtime_training=True,
+      realtime_kafka_servers=options.kafka_servers,
+      realtime_model_name=params.name,
+      sync_interval_secs=options.sync_secs,
+      dense_sync_secs=options.dense_sync_secs,
+    )
+  if options.role == "local":
+    return cpu_training.CpuTrainingConfig(**fields)
+  return cpu_training.DistributedCpuTrainingConfig(
+    server_type=options.role,
+    index=options.index,
+    num_workers=options.num_workers,
+    model_dir=options.model_dir,
+    uuid=options.job,
+    retry_wait_in_secs=1,
+    max_retry_times=1 << 20,
+    **fields,
+  )
+
+
+@contextmanager
+def make_discovery(
+  options: argparse.Namespace,
+) -> Iterator[service_discovery.ServiceDiscovery]:
+  """Yields where processes find one another, closed at the end."""
+  if options.zk_servers:
+    discovery: Any = service_discovery.ZKServiceDiscovery(options.job, options.zk_servers)
+  else:
+    discovery = service_discovery.HostServiceDiscovery(options.discovery)
+  try:
+    yield discovery
+  finally:
+    discovery.close()
+
+
+class MetricsHook(tf.estimator.SessionRunHook):
+  """Publishes where training stands on a Prometheus port, about every second.
+
+  Args:
+    port: the port on loopback; 0 for a free one.
+    model: the label of all metrics.
+  """
+
+  def __init__(self, port: int, model: str):
+    import prometheus_client
+
+    registry = prometheus_client.CollectorRegistry()
+    self._gauges = {
+      name: prometheus_client.Gauge(
+        f"monolith_trainer_{name}", text, ["model"], registry=registry
+      ).labels(model)
+      for name, text in (
+        ("global_step", "steps of all workers"),
+        ("samples", "samples trained, by all workers"),
+        ("bad_messages", "messages that could not be read and were left out"),
+        ("repeated_samples", "samples that had come before and were left out"),
+        ("newest_event_time_seconds", "newest event time trained"),
+        ("lag_messages", "messages in the topics that are not trained yet"),
+      )
+    }
+    server, _ = prometheus_client.start_http_server(port, "127.0.0.1", registry)
+    self.port = server.server_port
+    self._monitor: stream_status.StreamMonitor | None = None
+    self._step: tf.Tensor | None = None
+    self._last = 0.0
+
+  def begin(self) -> None:
+    self._monitor = stream_status.StreamMonitor(stream_positions.get())
+    self._step = tf.compat.v1.train.get_or_create_global_step().read_value()
+    idle.register(self._measure)
+
+  def after_run(self, run_context: tf.estimator.SessionRunContext, run_values: Any) -> None:
+    if time.monotonic() - self._last >= _METRICS_SECS:
+      self._measure(run_context.session)
+
+  def _measure(self, session: tf.compat.v1.Session) -> bool:
+    status = self._monitor.read(session)
+    self._gauges["global_step"].set(session.run(self._step))
+    self._gauges["samples"].set(status.state.samples)
+    self._gauges["bad_messages"].set(status.state.bad_messages)
+    self._gauges["repeated_samples"].set(status.state.repeated_samples)
+    self._gauges["newest_event_time_seconds"].set(status.state.newest_event_time)
+    if status.lag is not None:
+      self._gauges["lag_messages"].set(status.lag)
+    self._last = time.monotonic()
+    return False
+
+
+def run(options: argparse.Namespace, params: Any) -> None:
+  """Trains, or serves as a parameter server, until a limit or forever.
+
+  Args:
+    options: the settings.
+    params: those of the task.
+
+  Raises:
+    KeyboardInterrupt: Ctrl-C was pressed; a worker has saved a checkpoint.
+  """
+  config = make_config(options, params)
+  hooks: list[tf.estimator.SessionRunHook] = []
+  is_chief = options.role != "ps" and options.index == 0
+  if options.metrics_port is not None and is_chief:
+    hooks.append(MetricsHook(options.metrics_port, params.name))
+    print(f"Metrics are on http://127.0.0.1:{hooks[-1].port}/metrics", file=sys.stderr, flush=True)
+  if options.role == "local":
+    cpu_training.local_train_internal(
+      params,
+      config,
+      options.model_dir,
+      steps=None,
+      max_steps=options.max_steps,
+      user_hooks=hooks,
+    )
+    return
+  with make_discovery(options) as discovery:
+    cpu_training.distributed_train(config, discovery, params, user_hooks=hooks)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+  """Runs the command; returns its exit status."""
+  options = parse_arguments(sys.argv[1:] if arguments is None else arguments)
+  tf.compat.v1.disable_eager_execution()
+  os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
+  tf.get_logger().setLevel("ERROR")
+  logging.set_verbosity(logging.WARNING)
+  try:
+    params = make_params(options)
+  except (ValueError, ConnectionError) as error:
+    print(f"trainer: {error}", file=sys.stderr)
+    return 2
+  try:
+    run(options, params)
+  except KeyboardInterrupt:
+    return 130
+  return 0
+
+
+if __name__ == "__main__":
+  sys.exit(main())

@@ -1,0 +1,159 @@
+"""Training from Kafka with the positions in the checkpoint; the brokers are librdkafka's own.
+
+Covers `data/stream_positions.py`, `hooks/stream_hook.py` and `hooks/idle.py`; tests/realtime kills
+real processes.
+"""
+
+import os
+import threading
+import uuid
+
+import confluent_kafka
+import numpy as np
+import tensorflow as tf
+
+from monolith.native_training.data import stream_positions
+from monolith.native_training.driver import local
+from monolith.native_training.driver.config import CpuTrainingConfig
+from monolith.native_training.hooks import interrupt
+from tests import counting_task
+from tests.native_training.data.mock_kafka import MockKafka
+from tests.wait_until import wait_until
+
+tf.compat.v1.disable_eager_execution()
+
+
+class _StopAfterHook(tf.estimator.SessionRunHook):
+  """Fails after some steps, as a process that is killed would: nothing is saved."""
+
+  def __init__(self, steps):
+    self.left = steps
+
+  def after_run(self, run_context, run_values):
+    self.left -= 1
+    if not self.left:
+      raise ValueError("killed")
+
+
+class StreamTrainingTest(tf.test.TestCase):
+  @classmethod
+  def setUpClass(cls):
+    super().setUpClass()
+    cls.kafka = MockKafka()
+    cls.addClassCleanup(cls.kafka.close)
+
+  def setUp(self):
+    super().setUp()
+    self.topic = self.kafka.create_topic(uuid.uuid4().hex, 2)
+    self.params = counting_task.CountingTask.params()
+    self.params.name = "counting"
+    stream = self.params.stream
+    stream.topics = [self.topic]
+    stream.servers = self.kafka.servers
+    stream.group = "counting"
+    stream.batch_size = 4
+    stream.stream_timeout = 1500
+    self.model_dir = os.path.join(self.get_temp_dir(), uuid.uuid4().hex)
+
+  def send(self, numbers, partition=0):
+    self.kafka.send(
+      self.topic, [counting_task.make_sample(i) for i in numbers], partition=partition
+    )
+
+  def train(self, hooks=(), postpush=False, prefetch=0, resume_data=None, **config):
+    conf = CpuTrainingConfig(
+      embedding_prefetch_capacity=prefetch, enable_embedding_postpush=postpush, **config
+    )
+    local.local_train_internal(
+      self.params,
+      conf,
+      self.model_dir,
+      steps=None,
+      user_hooks=list(hooks),
+      resume_data=resume_data,
+    )
+
+  def counts(self, ids):
+    return counting_task.read_counts(self.params, CpuTrainingConfig(), self.model_dir, list(ids))
+
+  def saved_positions(self):
+    newest = tf.train.latest_checkpoint(self.model_dir)
+    value = tf.train.load_variable(newest, f"stream_positions/{self.topic}")
+    return dict(enumerate(value[: value.argmin()]))
+
+  def committed(self):
+    partitions = [confluent_kafka.TopicPartition(self.topic, i) for i in range(2)]
+    consumer = confluent_kafka.Consumer(
+      {"bootstrap.servers": self.kafka.servers, "group.id": "counting"}
+    )
+    try:
+      return {found.partition: found.offset for found in consumer.committed(partitions, 60)}
+    finally:
+      consumer.close()
+
+  def test_a_run_goes_on_where_the_checkpoint_is_and_repeats_what_came_after(self):
+    self.send(range(20))
+    self.send(range(20, 30), partition=1)
+    self.train(save_checkpoints_steps=1000)
+    self.assertEqual(self.saved_positions(), {0: 20, 1: 10})
+    self.assertAllEqual(self.counts(range(30)), np.ones(30))
+    self.assertEqual(self.committed(), {0: 20, 1: 10})
+
+    # One that dies has saved nothing; one that follows trains the same again, and all of it once.
+    self.send(range(30, 60))
+    with self.assertRaisesRegex(ValueError, "killed"):
+      self.train([_StopAfterHook(4)], save_checkpoints_steps=1000, postpush=True, prefetch=2)
+    self.assertEqual(self.saved_positions(), {0: 20, 1: 10})
+    self.train(save_checkpoints_steps=3, postpush=True, prefetch=2)
+    self.assertEqual(self.saved_positions(), {0: 50, 1: 10})
+    self.assertAllEqual(self.counts(range(60)), np.ones(60))
+
+  def test_bad_and_repeated_messages_are_left_out_and_counted(self):
+    self.send(range(4))
+    self.kafka.send(self.topic, [b"\xff poison", counting_task.make_sample(2)])
+    self.train()
+    self.send([3, 4])
+    self.train()
+
+    self.assertAllEqual(self.counts(range(5)), np.ones(5))
+    counts = tf.train.load_variable(
+      tf.train.latest_checkpoint(self.model_dir), f"stream_positions/{self.topic}/counts"
+    )
+    self.assertAllEqual(counts, [5, 1, 2, 1700000004])
+
+  def test_a_silent_stream_saves_and_can_be_stopped(self):
+    self.params.stream.stream_timeout = -1
+    self.send(range(6))
+    stopper = interrupt.StopOnInterruptHook()
+    saved = {}
+
+    def stop_when_saved():
+      wait_until(lambda: tf.train.latest_checkpoint(self.model_dir) is not None)
+      wait_until(lambda: self.saved_positions().get(0) == 6)
+      saved.update(self.saved_positions())
+      stopper.request()
+
+    watcher = threading.Thread(target=stop_when_saved, daemon=True)
+    watcher.start()
+    self.train([stopper], save_checkpoints_secs=2, postpush=True, prefetch=1)
+    watcher.join()
+
+    self.assertEqual(saved[0], 6)
+    self.assertAllEqual(self.counts(range(6)), np.ones(6))
+
+  def test_an_input_that_loses_positions_is_refused(self):
+    with tf.Graph().as_default():
+      positions = stream_positions.create([self.topic], ["group.id=g"])
+      with self.assertRaisesRegex(ValueError, "already"):
+        stream_positions.create([self.topic], ["group.id=g"])
+      with self.assertRaisesRegex(ValueError, "no __stream_positions__"):
+        stream_positions.take({"id": tf.constant(1)})
+      self.assertEqual(positions.topics, [self.topic])
+    with tf.Graph().as_default(), self.assertRaisesRegex(ValueError, "each topic once"):
+      stream_positions.create(["a", "a"], [])
+    with self.assertRaisesRegex(ValueError, "resume_data=False"):
+      self.train(resume_data=False)
+
+
+if __name__ == "__main__":
+  tf.test.main()

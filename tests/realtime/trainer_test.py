@@ -1,0 +1,185 @@
+"""The trainer on a real broker, its processes killed; covers `trainer.py` and `stream_model.py`."""
+
+import contextlib
+import io
+import os
+import pathlib
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import unittest
+import urllib.request
+
+import numpy as np
+import tensorflow as tf
+
+from monolith.native_training.driver.config import CpuTrainingConfig
+from monolith.realtime import broker, kafka_client, trainer
+from tests import counting_task
+from tests.wait_until import wait_until
+
+tf.compat.v1.disable_eager_execution()
+
+_ROOT = pathlib.Path(__file__).absolute().parent.parent.parent
+_TIMEOUT_SECS = 400
+_TOPIC = "counted"
+_NUM = 1500
+
+
+class _Process:
+  """A trainer in a process of its own, whose standard error goes to a file."""
+
+  def __init__(self, folder, name, arguments):
+    self._log = os.path.join(folder, f"{name}.log")
+    with open(self._log, "wb") as log:
+      self._process = subprocess.Popen(
+        [sys.executable, "-m", "monolith.realtime.trainer", *arguments],
+        stderr=log,
+        stdout=log,
+        cwd=_ROOT,
+        env={**os.environ, "PYTHONPATH": str(_ROOT), "OMP_NUM_THREADS": "1"},
+      )
+
+  def log(self):
+    with open(self._log, encoding="utf-8", errors="replace") as f:
+      return f.read()
+
+  def is_running(self):
+    return self._process.poll() is None
+
+  def kill(self):
+    self._process.kill()
+    self._process.wait()
+
+  def interrupt(self):
+    self._process.send_signal(signal.SIGINT)
+    return self._process.wait(_TIMEOUT_SECS)
+
+  def metric(self, name):
+    """Returns the value of a metric, 0 as long as there is none."""
+    if not self.is_running():
+      raise AssertionError(f"the trainer has ended:\n{self.log()[-5000:]}")
+    port = re.search(r"http://127.0.0.1:(\d+)/metrics", self.log())
+    if port is None:
+      return 0.0
+    with urllib.request.urlopen(port.group(0), timeout=60) as answer:
+      text = answer.read().decode()
+    value = re.search(rf"^monolith_trainer_{name}\S* (\S+)$", text, re.MULTILINE)
+    return float(value.group(1)) if value else 0.0
+
+
+class TrainerTest(tf.test.TestCase):
+  @classmethod
+  def setUpClass(cls):
+    super().setUpClass()
+    folder = tempfile.mkdtemp()
+    cls.addClassCleanup(shutil.rmtree, folder, ignore_errors=True)
+    try:
+      cls.broker = broker.make_broker(folder)
+      cls.broker.start()
+    except broker.BrokerError as error:
+      raise unittest.SkipTest(str(error)) from error
+    cls.addClassCleanup(cls.broker.stop)
+    cls.broker.create_topics({_TOPIC: 2})
+    cls.producer = kafka_client.make_producer(cls.broker.servers)
+
+  def send(self, messages):
+    for i, message in enumerate(messages):
+      self.producer.produce(_TOPIC, message, partition=i % 2)
+    self.assertEqual(self.producer.flush(60), 0)
+
+  def start(self, name, **options):
+    options = {
+      "task": "tests.counting_task:CountingTask",
+      "kafka_servers": self.broker.servers,
+      "topic": _TOPIC,
+      "model_dir": self.model_dir,
+      "num_ps": 2,
+      "discovery": os.path.join(self.folder, "discovery"),
+      "batch_size": 4,
+      "save_secs": 3,
+      "keep_checkpoints": 1000,
+      **options,
+    }
+    flags = [f"--{key}={value}" for key, value in options.items()]
+    process = _Process(self.folder, name, [*flags, "--no_export"])
+    self.addCleanup(process.kill)
+    return process
+
+  def start_worker(self, name):
+    return self.start(name, role="worker", metrics_port=0)
+
+  def counts(self, ids):
+    params = counting_task.CountingTask.params()
+    params.name = "CountingTask"
+    return counting_task.read_counts(params, CpuTrainingConfig(), self.model_dir, list(ids))
+
+  def saved_position(self):
+    newest = tf.train.latest_checkpoint(self.model_dir)
+    if newest is None:
+      return 0
+    try:
+      return int(tf.train.load_variable(newest, f"stream_positions/{_TOPIC}")[:2].sum())
+    except (tf.errors.OpError, ValueError):  # a newer one replaces it
+      return 0
+
+  def test_killed_processes_lose_nothing(self):
+    self.folder = self.get_temp_dir()
+    self.model_dir = os.path.join(self.folder, "model")
+    servers = [self.start(f"ps_{i}", role="ps", index=i) for i in range(2)]
+    samples = [counting_task.make_sample(i) for i in range(_NUM)]
+    self.send([*samples, b"\xff poison", samples[7]])
+    num_messages = _NUM + 2
+
+    # A worker that is killed, while servers live, has trained nothing twice and nothing in vain.
+    worker = self.start_worker("worker_1")
+    wait_until(lambda: worker.metric("samples") > 20, _TIMEOUT_SECS)
+    worker.kill()
+    worker = self.start_worker("worker_2")
+    # The stream is silent, and yet all of it is saved.
+    wait_until(lambda: worker.metric("samples") and True, _TIMEOUT_SECS)
+    wait_until(lambda: self.saved_position() == num_messages, _TIMEOUT_SECS)
+    self.assertAllEqual(self.counts(range(_NUM)), np.ones(_NUM))
+    self.assertEqual(worker.metric("samples"), _NUM)
+    self.assertEqual(worker.metric("bad_messages"), 1)
+    self.assertEqual(worker.metric("repeated_samples"), 1)
+    self.assertRegex(
+      worker.log(), rf"Skipped a message.*topic {_TOPIC}, partition 0, offset {_NUM // 2}"
+    )
+
+    # A server that is killed gets back what it has learnt since the checkpoint.
+    self.send([counting_task.make_sample(i) for i in range(_NUM, 2 * _NUM)])
+    num_messages += _NUM
+    wait_until(lambda: worker.metric("samples") > _NUM + 20, _TIMEOUT_SECS)
+    servers[1].kill()
+    self.start("ps_1_again", role="ps", index=1)
+    wait_until(lambda: self.saved_position() == num_messages, _TIMEOUT_SECS)
+    self.assertEqual(worker.interrupt(), 130, worker.log()[-5000:])
+    counts = self.counts(range(2 * _NUM))
+    self.assertAllEqual(counts[:_NUM], np.ones(_NUM))
+    self.assertAllGreaterEqual(counts, 1)
+    # The server that was killed has each once: what it had learnt of them was lost with it.
+    self.assertAllEqual(counts[1::2], np.ones(_NUM))
+
+  def test_command_lines_that_make_no_sense_are_refused(self):
+    for arguments, text in (
+      (["--role=worker", "--num_ps=1"], "discovery"),
+      (["--role=worker", "--discovery=d"], "needs --num_ps"),
+      (["--num_workers=0"], "at least 1"),
+      (["--no_such_flag=1"], "no_such_flag"),
+    ):
+      said = io.StringIO()
+      with self.assertRaises(SystemExit), contextlib.redirect_stderr(said):
+        trainer.parse_arguments(["--kafka_servers=a:1", "--model_dir=m", *arguments])
+      self.assertIn(text, said.getvalue())
+    with self.assertRaisesRegex(ValueError, "no_such_module"):
+      trainer.load_task("no_such_module:Task")
+    with self.assertRaisesRegex(ValueError, "module:Class"):
+      trainer.load_task("monolith.realtime.trainer")
+
+
+if __name__ == "__main__":
+  tf.test.main()
