@@ -101,6 +101,18 @@ def format_goals(goals: Sequence[Goal]) -> str:
   return "\n".join("  ".join(c.ljust(w) for c, w in zip(row, widths)).rstrip() for row in rows)
 
 
+@dataclasses.dataclass(frozen=True)
+class _Metrics:
+  """What processes answered last: their metrics, totals and events per second of the stages."""
+
+  when: float
+  joiner: dict[str, float] = dataclasses.field(default_factory=dict)
+  trainer: dict[str, float] = dataclasses.field(default_factory=dict)
+  counts: dict[str, float] = dataclasses.field(default_factory=dict)
+  rates: dict[str, float] = dataclasses.field(default_factory=dict)
+  digests: dict[str, float] = dataclasses.field(default_factory=dict)
+
+
 class Demo:
   """All processes of the demo, and what measures them.
 
@@ -125,7 +137,9 @@ class Demo:
     self._recoveries: dict[str, float] = {}
     self._note = "starting"
     self._lock = threading.Lock()
-    self._rates: dict[str, tuple[float, float, float]] = {}
+    self._metrics = _Metrics(time.monotonic())
+    self._stopping = threading.Event()
+    self._metrics_thread = threading.Thread(target=self._watch_metrics, daemon=True)
 
   # Set-up.
 
@@ -137,6 +151,7 @@ class Demo:
       monolith.realtime.broker.BrokerError: no broker can be had.
     """
     self._tell("starting the broker")
+    self._metrics_thread.start()
     self._broker.start()
     self._broker.create_topics(
       {
@@ -193,6 +208,9 @@ class Demo:
 
   def stop(self) -> None:
     """Ends everything."""
+    self._stopping.set()
+    if self._metrics_thread.is_alive():
+      self._metrics_thread.join()
     for part in (self._prober, self._auc, self._load):
       if part is not None:
         part.stop()
@@ -282,8 +300,9 @@ class Demo:
     now = time.time()
     latencies = self._prober.latencies(since=now - 60) if self._prober else []
     p50, p99 = _percentiles(latencies)
-    joiner = _read_metrics(self._joiner_port)
-    trainer = _read_metrics(self._trainer_port)
+    with self._lock:
+      metrics = self._metrics
+    joiner, trainer = metrics.joiner, metrics.trainer
     states = self._supervisor.states()
     if isinstance(self._broker, broker.LocalBroker):
       pids = self._broker.pids()
@@ -302,13 +321,13 @@ class Demo:
         "bin_secs": 0.25,
       },
       "auc": {k: v for k, v in (self._auc.auc() if self._auc else {}).items() if v == v},
-      "rates": self._throughput(joiner, trainer),
+      "rates": metrics.rates,
       "lag": {
         "joiner": _total(joiner, "monolith_joiner_lag_messages"),
         "trainer": _total(trainer, "monolith_trainer_lag_messages"),
       },
       "open_impressions": _total(joiner, "monolith_joiner_open_impressions"),
-      "digests": self._digests(),
+      "digests": metrics.digests,
       "requests": {
         "made": self._load.requests if self._load else 0,
         "retried": self._load.retried if self._load else 0,
@@ -318,24 +337,23 @@ class Demo:
       "processes": states,
     }
 
-  def _throughput(self, joiner: dict[str, float], trainer: dict[str, float]) -> dict[str, float]:
-    """Returns events per second of each stage since the last call."""
-    now = time.monotonic()
-    result = {}
-    with self._lock:
-      for name, value in (
-        ("impressions", _total(joiner, "monolith_joiner_impressions_total")),
-        ("clicks", _total(joiner, "monolith_joiner_joined_total")),
-        ("trained", _total(trainer, "monolith_trainer_samples")),
-      ):
-        then, before, shown = self._rates.get(name, (now, value, 0.0))
-        if now - then >= 1:
-          shown = max(0.0, (value - before) / (now - then))
-          self._rates[name] = (now, value, shown)
-        elif name not in self._rates:
-          self._rates[name] = (now, value, 0.0)
-        result[name] = shown
-    return result
+  def _watch_metrics(self) -> None:
+    """Asks all processes in turn, so that one that hangs delays no page."""
+    while not self._stopping.wait(1.0):
+      joiner = _read_metrics(self._joiner_port)
+      trainer = _read_metrics(self._trainer_port)
+      counts = {
+        "impressions": _total(joiner, "monolith_joiner_impressions_total"),
+        "clicks": _total(joiner, "monolith_joiner_joined_total"),
+        "trained": _total(trainer, "monolith_trainer_samples"),
+      }
+      before, now = self._metrics, time.monotonic()
+      passed = now - before.when
+      # A process that starts again counts from 0.
+      rates = {k: max(0.0, v - before.counts.get(k, v)) / passed for k, v in counts.items()}
+      metrics = _Metrics(now, joiner, trainer, counts, rates, self._digests())
+      with self._lock:
+        self._metrics = metrics
 
   def _digests(self) -> dict[str, float]:
     """Returns 1 by replica where its rows equal those of training, 0 where not."""
