@@ -4,7 +4,8 @@ A sample is a serialized `Example`: the features of the impression, `label` (1 i
 action, else 0) and a `LineId` with `req_time` (seconds), `actions`, `sample_rate` and, in
 `req_id`, the sample's id: `<partition>:<offset>:<kind>`, with partition and offset of the
 impression. It is the same however often the joiner reads the impression, so a reader can drop what
-it has seen.
+it has seen. `sample_rate` is the share of negatives that is kept, in samples with an action, too:
+`layers/logit_correction.py` takes it off the logits of both.
 """
 
 from __future__ import annotations

@@ -6,7 +6,11 @@ import resource
 import tempfile
 import unittest
 
+import numpy as np
+import tensorflow as tf
+
 from idl.matrix.proto.example_pb2 import Example
+from monolith.native_training.layers.logit_correction import LogitCorrection
 from monolith.realtime import events
 from monolith.realtime.join_window import JoinWindow, SampleRates, WindowOptions
 from tests.realtime.event_making import START_MS, make_action, make_impression
@@ -221,6 +225,41 @@ def _open_offsets(driver):
   """Returns offsets of impressions that have no sample, found the slow way."""
   done = {events.parse_sample_id(name)[1] for name in driver.result()}
   return [offset for offset in range(driver.next[0]) if offset not in done]
+
+
+class CalibrationTest(unittest.TestCase):
+  def test_a_tenth_of_the_negatives_gives_the_same_calibration(self):
+    num_genres, num_impressions = 4, 100_000
+    draw = np.random.default_rng(0)
+    genres = draw.integers(0, num_genres, num_impressions)
+    clicks = draw.random(num_impressions) < np.array([0.05, 0.1, 0.2, 0.4])[genres]
+    calibrations = []
+
+    for rate in (1.0, 0.1):
+      window = JoinWindow(0, dataclasses.replace(_OPTIONS, rates=SampleRates(rate)))
+      samples = []
+      for first in range(0, num_impressions, 10_000):
+        some = range(first, first + 10_000)
+        samples += window.add(
+          [(i, make_impression(f"{i}", item=int(genres[i]))) for i in some],
+          [(i, make_action(f"{i}")) for i in some if clicks[i]],
+        )
+      samples += window.advance(START_MS + 100_000)
+      # Each genre's logit, fitted in closed form: the share of clicks among its samples is the
+      # sigmoid of the corrected logit.
+      examples = [Example.FromString(sample.value) for sample in samples]
+      labels = np.array([example.label[0] for example in examples])
+      rates = {example.line_id.sample_rate for example in examples}
+      offsets = [events.parse_sample_id(example.line_id.req_id)[1] for example in examples]
+      shares = np.array([labels[genres[offsets] == g].mean() for g in range(num_genres)])
+      corrected = np.log(shares / (1 - shares))
+      (sample_rate,) = rates
+      correction = LogitCorrection.get_sample_logits(0.0, tf.constant(sample_rate), False).numpy()
+      predictions = 1 / (1 + np.exp(-(corrected - correction)))
+      calibrations.append(predictions[genres].mean() / clicks.mean())
+
+    self.assertAlmostEqual(calibrations[0], 1, delta=1e-3)
+    self.assertLess(abs(calibrations[1] / calibrations[0] - 1), 0.02)
 
 
 class EventsTest(unittest.TestCase):
