@@ -25,6 +25,16 @@ uint64_t ChooseSeed(uint64_t configured) {
   return (uint64_t{device()} << 32) ^ device();
 }
 
+// False: there is no memory for another id. An eviction goes on without.
+bool Remember(int64_t id, std::vector<int64_t>* ids) {
+  try {
+    ids->push_back(id);
+    return true;
+  } catch (const std::bad_alloc&) {
+    return false;
+  }
+}
+
 // Row number 0 means "empty" in the index, the last one "erased".
 constexpr int64_t kMaxRows = (int64_t{1} << 32) - 2;
 // Of the index, full as it may be.
@@ -174,25 +184,43 @@ void EmbeddingTable::SwapContent(EmbeddingTable* other) {
   std::swap(arena_, other->arena_);
   RaiseMaxUpdateTs(other->MaxUpdateTs());
   for (auto shard = shards_.rbegin(); shard != shards_.rend(); ++shard) (*shard)->mutex.unlock();
+  if (replaced_ != nullptr) replaced_();
+}
+
+void EmbeddingTable::ReportErased(const std::vector<int64_t>& ids) {
+  if (erased_ == nullptr || ids.empty()) return;
+  try {
+    erased_(ids.data(), static_cast<int64_t>(ids.size()));
+  } catch (const std::bad_alloc&) {
+    if (replaced_ != nullptr) replaced_();
+  }
 }
 
 int64_t EmbeddingTable::Evict(const ExpiryPolicy& policy) {
   const WriteRoom room(&room_);
   const int64_t newest = MaxUpdateTs();
   int64_t erased = 0;
+  std::vector<int64_t> ids;  // of one shard, if someone wants to know them
+  bool forgot = false;
   for (const auto& shard : shards_) {
-    std::unique_lock<FairSharedMutex> lock(shard->mutex);
-    shard->index.ForEachLine([&](FlatIndex::Line* line) {
-      for (FlatIndex::Slot& slot : line->slots) {
-        if (!slot.live() || !policy.IsExpired(slot.key, slot.ts, newest)) continue;
-        shard->rows.Free(slot.row);
-        shard->index.Erase(&slot);
-        ++erased;
-      }
-    });
-    shard->index.Compact();
-    shard->size.store(shard->index.live(), std::memory_order_relaxed);
+    ids.clear();
+    {
+      std::unique_lock<FairSharedMutex> lock(shard->mutex);
+      shard->index.ForEachLine([&](FlatIndex::Line* line) {
+        for (FlatIndex::Slot& slot : line->slots) {
+          if (!slot.live() || !policy.IsExpired(slot.key, slot.ts, newest)) continue;
+          if (erased_ != nullptr) forgot |= !Remember(slot.key, &ids);
+          shard->rows.Free(slot.row);
+          shard->index.Erase(&slot);
+          ++erased;
+        }
+      });
+      shard->index.Compact();
+      shard->size.store(shard->index.live(), std::memory_order_relaxed);
+    }
+    ReportErased(ids);
   }
+  if (forgot && replaced_ != nullptr) replaced_();
   counters_.expired.fetch_add(erased, std::memory_order_relaxed);
   return erased;
 }

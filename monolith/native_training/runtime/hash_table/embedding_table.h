@@ -281,6 +281,15 @@ class EmbeddingTable {
   using TouchedCallback = std::function<void(const int64_t* ids, int64_t n)>;
   void SetTouchedCallback(TouchedCallback callback) { touched_ = std::move(callback); }
 
+  // Called after rows were removed by Erase or Evict with their ids, shard by shard where there are
+  // many. It must not use the table. Set it before the table is shared.
+  void SetErasedCallback(TouchedCallback callback) { erased_ = std::move(callback); }
+
+  // Called after any rows may have changed or gone at once: by Clear, by SwapContent, or by an
+  // eviction that had no memory to remember ids. It must not use the table. Set it before the table
+  // is shared.
+  void SetReplacedCallback(std::function<void()> callback) { replaced_ = std::move(callback); }
+
   TableStats Stats() const;
 
   // Stats() as JSON: accessor, size, memory, memory_if_not_compressed, load_factor, rows_reused,
@@ -315,6 +324,8 @@ class EmbeddingTable {
   // least. False: out of memory, or, unless it shall wait, another thread is at a shard; pieces
   // become larger instead.
   bool DeepenIndex(int min_depth, bool wait);
+  // Calls the callback of erased rows; that of replaced ones if there is no memory for it.
+  void ReportErased(const std::vector<int64_t>& ids);
   // Clamps the time; warns, once per table, if that changes it.
   void RaiseMaxUpdateTs(int64_t requested);
 
@@ -334,6 +345,8 @@ class EmbeddingTable {
   mutable RoomLock room_;  // every change of an index or a row happens in its write room
   Counters counters_;
   TouchedCallback touched_;
+  TouchedCallback erased_;
+  std::function<void()> replaced_;
 };
 
 }  // namespace engine

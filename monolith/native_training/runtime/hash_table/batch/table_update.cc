@@ -164,6 +164,8 @@ Status EmbeddingTable::Reinitialize(const int64_t* ids, int64_t n, int64_t now, 
 }
 
 void EmbeddingTable::Erase(const int64_t* ids, int64_t n) {
+  std::vector<int64_t> erased;
+  if (erased_ != nullptr) erased.reserve(static_cast<size_t>(n));
   const WriteRoom room(&room_);
   for (int64_t i = 0; i < n; ++i) {
     const uint64_t hash = HashId(ids[i]);
@@ -171,10 +173,12 @@ void EmbeddingTable::Erase(const int64_t* ids, int64_t n) {
     std::unique_lock<FairSharedMutex> lock(shard.mutex);
     FlatIndex::Slot* slot = shard.index.Find(hash, ids[i]);
     if (slot == nullptr) continue;
+    if (erased_ != nullptr) erased.push_back(ids[i]);
     shard.rows.Free(slot->row);
     shard.index.Erase(slot);
     shard.size.store(shard.index.live(), std::memory_order_relaxed);
   }
+  ReportErased(erased);
 }
 
 }  // namespace engine

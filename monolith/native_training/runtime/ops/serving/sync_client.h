@@ -1,9 +1,10 @@
 // Remembers which rows of which tables were updated, so that they can be pushed to serving
-// replicas.
+// replicas, or written to a row log.
 #ifndef MONOLITH_NATIVE_TRAINING_RUNTIME_OPS_SERVING_SYNC_CLIENT_H_
 #define MONOLITH_NATIVE_TRAINING_RUNTIME_OPS_SERVING_SYNC_CLIENT_H_
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <unordered_map>
@@ -12,6 +13,7 @@
 
 #include "monolith/native_training/runtime/concurrency/concurrent_key_set.h"
 #include "monolith/native_training/runtime/hash_table/embedding_table.h"
+#include "monolith/native_training/runtime/row_log/batch_builder.h"
 #include "tensorflow/core/framework/resource_base.h"
 #include "tensorflow/core/platform/errors.h"
 #include "tensorflow/core/platform/logging.h"
@@ -21,8 +23,21 @@
 namespace tensorflow {
 namespace monolith_tf {
 
+// What the writer of a row log and the savers of checkpoints tell each other through a client: one
+// runs on a parameter server, the others on the chief.
+struct RowLogMarks {
+  // Where the log ends for the writer: epoch, seq, next offset; zeros before the first batch.
+  int64_t position[3] = {0, 0, 0};
+  // How often tables were declared ready, and the position and step of the checkpoint that they had
+  // then; the step is negative if they came from none.
+  int64_t ready_count = 0;
+  int64_t restored[4] = {0, 0, 0, -1};
+  int64_t saved_step = 0;  // of the newest complete checkpoint
+};
+
 // A dummy client remembers nothing. A real one serves single tables or the tables of one group, not
-// both. Thread-safe.
+// both. One that is for a row log keeps what it learns in builder(); Collect gives nothing then.
+// Thread-safe.
 class SyncClient : public ResourceBase {
  public:
   // One table and the rows that were updated since the last Collect.
@@ -35,7 +50,23 @@ class SyncClient : public ResourceBase {
 
   explicit SyncClient(bool is_dummy) : is_dummy_(is_dummy) {}
 
+  // For a row log whose batches become scans when more than `capacity` rows were updated.
+  explicit SyncClient(int64_t capacity)
+      : is_dummy_(false), builder_(std::make_unique<::monolith::engine::BatchBuilder>(capacity)) {}
+
   bool is_dummy() const { return is_dummy_; }
+
+  // Null unless the client is for a row log.
+  ::monolith::engine::BatchBuilder* builder() const { return builder_.get(); }
+
+  RowLogMarks marks() const {
+    mutex_lock lock(mu_);
+    return marks_;
+  }
+  void UpdateMarks(const std::function<void(RowLogMarks*)>& update) {
+    mutex_lock lock(mu_);
+    update(&marks_);
+  }
 
   // Name of the group whose tables are attached; empty for single tables.
   std::string group() const {
@@ -55,6 +86,18 @@ class SyncClient : public ResourceBase {
     }
     group_ = group;
     sources_.push_back({unique_id, table});
+    if (builder_ != nullptr) {
+      ::monolith::engine::BatchBuilder* const builder = builder_.get();
+      const auto touch = [builder, table](const int64_t* ids, int64_t n) {
+        builder->Touch(table, ids, n);
+      };
+      table->SetTouchedCallback(touch);
+      table->SetErasedCallback(touch);
+      table->SetReplacedCallback(
+          [builder] { builder->RequestScan(::monolith::engine::kScanReplaced); });
+      builder->Attach(unique_id, table);
+      return OkStatus();
+    }
     table->SetTouchedCallback([this, table](const int64_t* ids, int64_t n) {
       std::vector<::monolith::engine::TableKey> keys(n);
       for (int64_t i = 0; i < n; ++i) keys[i] = {ids[i], table};
@@ -65,6 +108,7 @@ class SyncClient : public ResourceBase {
 
   // Waits for a running Collect; `table` may go away afterwards.
   void Detach(const ::monolith::engine::EmbeddingTable* table) {
+    if (builder_ != nullptr) builder_->Detach(table);
     mutex_lock lock(mu_);
     for (size_t i = 0; i < sources_.size(); ++i) {
       if (sources_[i].table == table) {
@@ -123,7 +167,7 @@ class SyncClient : public ResourceBase {
   }
 
   std::string DebugString() const override {
-    return is_dummy_ ? "dummy sync client" : "sync client";
+    return is_dummy_ ? "dummy sync client" : builder_ ? "row log client" : "sync client";
   }
 
  private:
@@ -148,11 +192,13 @@ class SyncClient : public ResourceBase {
   static constexpr int64_t kConcurrency = 64;
 
   const bool is_dummy_;
+  const std::unique_ptr<::monolith::engine::BatchBuilder> builder_;
   ::monolith::engine::ConcurrentKeySet<::monolith::engine::TableKey> touched_{kCapacity,
                                                                               kConcurrency};
   mutable mutex mu_;
   std::vector<Source> sources_ TF_GUARDED_BY(mu_);
   std::string group_ TF_GUARDED_BY(mu_);
+  RowLogMarks marks_ TF_GUARDED_BY(mu_);
 };
 
 }  // namespace monolith_tf

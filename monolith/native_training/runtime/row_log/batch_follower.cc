@@ -1,0 +1,227 @@
+#include "monolith/native_training/runtime/row_log/batch_follower.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace monolith {
+namespace engine {
+namespace {
+
+// Rows that are copied, hashed and assigned while they are in the cache.
+constexpr int64_t kBlockBytes = int64_t{128} << 10;
+
+EmbeddingTable* Find(const std::vector<BatchFollower::NamedTable>& tables, std::string_view name) {
+  for (const BatchFollower::NamedTable& table : tables) {
+    if (table.name == name) return table.table;
+  }
+  return nullptr;
+}
+
+// Removes what the table has of `ids` from its digest; `values` and `found` are room for them.
+void RemoveFromDigest(const EmbeddingTable& table, const int64_t* ids, int64_t n, float* values,
+                      uint8_t* found, TableDigest* digest) {
+  table.Lookup(ids, n, values, found);
+  for (int64_t i = 0; i < n; ++i) {
+    if (found[i] != 0) digest->Remove(RowHash(ids[i], values + i * table.dim(), table.dim()));
+  }
+}
+
+}  // namespace
+
+void BatchFollower::Seek(const std::vector<NamedTable>& tables, int64_t epoch, int64_t seq) {
+  std::lock_guard lock(mutex_);
+  state_.epoch = epoch;
+  state_.seq = seq;
+  waiting_ = {};
+  state_.waiting_chunks = 0;
+  digests_.clear();
+  ScanDigests(tables);
+}
+
+// Tables that came since the last time are read.
+void BatchFollower::ScanDigests(const std::vector<NamedTable>& tables) {
+  for (const NamedTable& table : tables) {
+    if (digests_.count(table.name) == 0) digests_[table.name] = DigestOf(*table.table);
+  }
+}
+
+Status BatchFollower::Apply(const std::vector<NamedTable>& tables, const char* data, int64_t size,
+                            Outcome* outcome) {
+  BatchView batch;
+  Status status = ParseMessage(data, size, &batch);
+  if (!status.ok()) return status;
+  for (const TableRowsView& rows : batch.tables) {
+    const EmbeddingTable* table = Find(tables, rows.name);
+    if (table != nullptr && table->dim() != rows.dim) {
+      return Status::InvalidArgument(
+          "a message of the row log has the dim " + std::to_string(rows.dim) + " for table '" +
+          std::string(rows.name) + "', want " + std::to_string(table->dim()));
+    }
+  }
+  const BatchHeader& header = batch.header;
+  const std::pair<int64_t, int64_t> number(header.epoch, header.seq);
+  std::lock_guard lock(mutex_);
+  const std::pair<int64_t, int64_t> waiting(waiting_.header.epoch, waiting_.header.seq);
+  if (number <= std::make_pair(state_.epoch, state_.seq) ||
+      (!waiting_.chunks.empty() && number < waiting)) {
+    ++state_.skipped;
+    *outcome = Outcome::kOld;
+    return Status::Ok();
+  }
+  if (!waiting_.chunks.empty() && number > waiting) {
+    ++state_.torn;
+    waiting_ = {};
+  }
+  if (waiting_.chunks.empty()) {
+    waiting_.header = header;
+  } else if (!waiting_.header.SameBatch(header)) {
+    return Status::InvalidArgument(
+        "two chunks of batch " + std::to_string(header.seq) + " of epoch " +
+        std::to_string(header.epoch) + " say that there are " + std::to_string(header.num_chunks) +
+        " and " + std::to_string(waiting_.header.num_chunks) + ", or only one is a scan");
+  }
+  waiting_.chunks.emplace(header.chunk, std::string(data, static_cast<size_t>(size)));
+  state_.waiting_chunks = static_cast<int64_t>(waiting_.chunks.size());
+  *outcome = Outcome::kWaiting;
+  if (state_.waiting_chunks < header.num_chunks) return Status::Ok();
+  status = ApplyBatch(tables);
+  if (!status.ok()) {
+    // Rows came half way: what is kept beside them is not exact any more.
+    digests_.clear();
+    return status;
+  }
+  *outcome = Outcome::kApplied;
+  return Status::Ok();
+}
+
+Status BatchFollower::ApplyBatch(const std::vector<NamedTable>& tables) {
+  ScanDigests(tables);
+  const BatchHeader first = waiting_.header;
+  const BatchDigest* digest = nullptr;
+  std::map<std::string, std::vector<int64_t>> kept;  // of a scan
+  std::vector<BatchView> views;
+  views.reserve(waiting_.chunks.size());
+  for (const auto& chunk : waiting_.chunks) {
+    views.emplace_back();
+    // It was read before, when it came.
+    Status status =
+        ParseMessage(chunk.second.data(), static_cast<int64_t>(chunk.second.size()), &views.back());
+    if (!status.ok()) return status;
+    if (views.back().header.has_digest) digest = &views.back().header.digest;
+    for (const TableRowsView& rows : views.back().tables) {
+      EmbeddingTable* table = Find(tables, rows.name);
+      if (table == nullptr) {
+        ++state_.unknown_tables;
+        continue;
+      }
+      if (table->dim() != rows.dim) {
+        return Status::InvalidArgument("table '" + std::string(rows.name) + "' has the dim " +
+                                       std::to_string(table->dim()) + ", want " +
+                                       std::to_string(rows.dim));
+      }
+      const std::string name(rows.name);
+      status = ApplyRows(rows, table, first.newest_event_time, &digests_[name]);
+      if (!status.ok()) return status;
+      if (!first.full_scan) continue;
+      std::vector<int64_t>& ids = kept[name];
+      const size_t before = ids.size();
+      ids.resize(before + static_cast<size_t>(rows.num_rows));
+      rows.CopyIds(0, rows.num_rows, ids.data() + before);
+    }
+  }
+  for (auto& entry : kept) {
+    RemoveOthers(Find(tables, entry.first), std::move(entry.second), &digests_[entry.first]);
+  }
+  if (first.epoch == state_.epoch ? first.prev_seq != state_.seq : first.prev_seq != 0) {
+    // A scan needs no predecessor.
+    if (!first.full_scan) ++state_.gaps;
+  }
+  state_.epoch = first.epoch;
+  state_.seq = first.seq;
+  state_.newest_event_time = std::max(state_.newest_event_time, first.newest_event_time);
+  state_.send_time = first.send_time;
+  ++state_.batches;
+  if (digest != nullptr) CompareDigests(*digest);
+  waiting_ = {};
+  state_.waiting_chunks = 0;
+  return Status::Ok();
+}
+
+Status BatchFollower::ApplyRows(const TableRowsView& rows, EmbeddingTable* table, int64_t time,
+                                TableDigest* digest) {
+  const int64_t dim = rows.dim;
+  const int64_t block = std::max<int64_t>(1, kBlockBytes / (4 * dim));
+  const int64_t room = std::min(std::max(rows.num_rows, rows.num_deleted), block);
+  std::vector<int64_t> ids(static_cast<size_t>(room));
+  std::vector<uint8_t> found(static_cast<size_t>(room));
+  std::vector<float> before(static_cast<size_t>(room * dim));
+  std::vector<float> after(before.size());
+  std::vector<int64_t> zeros;
+  WriteOptions options;
+  options.req_time = time;
+  for (int64_t begin = 0; begin < rows.num_rows; begin += block) {
+    const int64_t n = std::min(block, rows.num_rows - begin);
+    rows.CopyIds(begin, n, ids.data());
+    rows.CopyRows(begin, n, after.data());
+    RemoveFromDigest(*table, ids.data(), n, before.data(), found.data(), digest);
+    const Status status = table->Assign({ids.data(), n, after.data()}, options);
+    if (!status.ok()) return status;
+    for (int64_t i = 0; i < n; ++i) {
+      const uint64_t hash = RowHash(ids[i], after.data() + i * dim, dim);
+      digest->Add(hash);
+      if (hash == 0) zeros.push_back(ids[i]);
+    }
+  }
+  // Such a table leaves out rows of zeros, and would keep what they replace.
+  if (table->config().skip_zero_embedding && !zeros.empty()) {
+    table->Erase(zeros.data(), static_cast<int64_t>(zeros.size()));
+  }
+  for (int64_t begin = 0; begin < rows.num_deleted; begin += room) {
+    const int64_t n = std::min(room, rows.num_deleted - begin);
+    rows.CopyDeleted(begin, n, ids.data());
+    RemoveFromDigest(*table, ids.data(), n, before.data(), found.data(), digest);
+    table->Erase(ids.data(), n);
+  }
+  state_.rows += rows.num_rows;
+  state_.deleted += rows.num_deleted;
+  return Status::Ok();
+}
+
+// Erases the rows of all ids but `kept`.
+void BatchFollower::RemoveOthers(EmbeddingTable* table, std::vector<int64_t> kept,
+                                 TableDigest* digest) {
+  std::sort(kept.begin(), kept.end());
+  std::vector<int64_t> gone;
+  table->VisitRows([&](const RowView& row) {
+    if (!std::binary_search(kept.begin(), kept.end(), row.id)) {
+      gone.push_back(row.id);
+      digest->Remove(RowHash(row.id, row.values, table->dim()));
+    }
+    return true;
+  });
+  table->Erase(gone.data(), static_cast<int64_t>(gone.size()));
+}
+
+void BatchFollower::CompareDigests(const BatchDigest& digest) {
+  bool equal = true;
+  for (const auto& table : digest.tables) {
+    const auto mine = digests_.find(table.first);
+    // A table that this replica does not serve is nobody's concern here.
+    if (mine != digests_.end()) equal &= mine->second == table.second;
+  }
+  state_.digest_seq = digest.seq;
+  state_.digest_ok = equal ? 1 : 0;
+}
+
+FollowerState BatchFollower::GetState() const {
+  std::lock_guard lock(mutex_);
+  return state_;
+}
+
+std::map<std::string, TableDigest> BatchFollower::Digests() const {
+  std::lock_guard lock(mutex_);
+  return digests_;
+}
+
+}  // namespace engine
+}  // namespace monolith
