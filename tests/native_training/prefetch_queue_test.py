@@ -320,6 +320,18 @@ class PrefetchTest(tf.test.TestCase):
       # The enqueue ran the dependency, the dequeue did not.
       self.assertEqual(sess.run(v), 1)
 
+  def test_what_does_not_meet_the_condition_is_dropped(self):
+    number = tf.compat.v1.placeholder(tf.int64, [])
+    result, queue = prefetch_queue.enqueue_dicts_with_queue_return(
+      {"x": number}, capacity=3, condition=number > 0
+    )
+
+    with self.session() as sess:
+      for value in (0, 7, 0, 8):
+        sess.run(queue.enqueue_op, {number: value})
+      self.assertEqual(sess.run(queue.size()), 2)
+      self.assertEqual([sess.run(result)["x"] for _ in range(2)], [7, 8])
+
   def test_enqueue_with_zero_capacity(self):
     tensors = {"x": tf.constant(1), "y": tf.ragged.constant([[2], []])}
 
