@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import pathlib
 import resource
 import sys
 import tempfile
 import time
 
-from monolith.realtime import broker, kafka_client, topics
-from monolith.realtime.events_pb2 import Action, Impression
-from monolith.realtime.generator import World
-from monolith.realtime.join_window import JoinWindow, WindowOptions
-from monolith.realtime.joiner import Joiner, JoinerOptions
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+
+from monolith.realtime import broker, kafka_client, topics  # noqa: E402
+from monolith.realtime.events_pb2 import Action, Impression  # noqa: E402
+from monolith.realtime.generator import World  # noqa: E402
+from monolith.realtime.join_window import JoinWindow, WindowOptions  # noqa: E402
+from monolith.realtime.joiner import Joiner, JoinerOptions  # noqa: E402
 
 _PARTITIONS = 2
 _START_MS = 1_700_000_000_000
