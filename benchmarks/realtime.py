@@ -1,6 +1,6 @@
 """Runs the benchmarks of real-time training: `python benchmarks/realtime.py [part...]`.
 
-`demo` measures freshness end to end and kills every process once; the others measure one stage each.
+`demo` measures freshness end to end and kills every process once; others measure one stage each.
 """
 
 from __future__ import annotations

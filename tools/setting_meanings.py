@@ -63,8 +63,8 @@ MEANINGS: dict[str, str] = {
   "TensorFlow builds that read it.",
   "MONOLITH_HOST_SHARD_N": "Number of serving processes that share the parameter servers of a "
   "model; 1.",
-  "MONOLITH_KAFKA": "Comma-joined `host:port` of brokers that the realtime demo uses instead of its "
-  "own.",
+  "MONOLITH_KAFKA": "Comma-joined `host:port` of brokers, which the realtime demo uses instead "
+  "of its own.",
   "MONOLITH_KAFKA_ZOOKEEPER": "`host:port` of their ZooKeeper, which brokers before 0.10.1 need to "
   "create topics.",
   "MONOLITH_LIBRDKAFKA": "Path of librdkafka; otherwise that of `confluent-kafka` or the system.",
