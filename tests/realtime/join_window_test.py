@@ -13,7 +13,7 @@ from idl.matrix.proto.example_pb2 import Example
 from monolith.native_training.layers.logit_correction import LogitCorrection
 from monolith.realtime import events
 from monolith.realtime.join_window import JoinWindow, SampleRates, WindowOptions
-from tests.realtime.event_making import START_MS, make_action, make_impression
+from tests.realtime.event_making import START_MS, make_action, make_example, make_impression
 
 _OPTIONS = WindowOptions(window_ms=20_000, lateness_ms=2_000)
 
@@ -279,6 +279,21 @@ class EventsTest(unittest.TestCase):
     with self.assertRaisesRegex(events.PoisonedMessageError, "no Action"):
       events.parse_action(b"\xff", newest)
     self.assertEqual(events.parse_impression(good.SerializeToString(), newest), good)
+
+  def test_samples_are_what_protobuf_would_write(self):
+    for actions, rate in (([], 0.1), ([1], 1.0), ([-3, 300, 2**31 - 1], 0.5)):
+      value = events.make_sample(
+        make_example(), identity="7:1234567:w", event_time_ms=START_MS, actions=actions,
+        sample_rate=rate,
+      )  # fmt: skip
+
+      expected = Example.FromString(make_example())
+      expected.label.append(1.0 if actions else 0.0)
+      expected.line_id.req_time = START_MS // 1000
+      expected.line_id.actions.extend(actions)
+      expected.line_id.sample_rate = rate
+      expected.line_id.req_id = "7:1234567:w"
+      self.assertEqual(Example.FromString(value), expected)
 
   def test_sample_ids_are_read_as_they_are_written(self):
     self.assertEqual(events.parse_sample_id(events.sample_id(3, 17, "n")), (3, 17, "n"))
