@@ -57,6 +57,8 @@ class DemoOptions:
     save_secs: seconds between two checkpoints with exports.
     turn_secs: how long a user likes one genre.
     replicas: serving processes that follow training.
+    num_ps: parameter servers, in training and, as many parts, in serving; 0: tables are in the
+      training process and in the replicas themselves.
     kills: kill every process once.
     broker_away_secs: how long a killed broker stays away.
     zookeeper_away_secs: how long its ZooKeeper does.
@@ -70,6 +72,7 @@ class DemoOptions:
   save_secs: int = 30
   turn_secs: float = 60
   replicas: int = 2
+  num_ps: int = 0
   kills: bool = True
   broker_away_secs: float = 5
   zookeeper_away_secs: float = 10
@@ -130,6 +133,12 @@ class Demo:
     self._model_dir = folder / "model"
     self._replica_ports = {f"replica_{i}": find_free_port() for i in range(options.replicas)}
     self._never_port = find_free_port()
+    # Processes that serve the tables of a replica: (gRPC port, REST port).
+    self._part_ports = {
+      f"ps_of_{name}": (find_free_port(), find_free_port())
+      for name in (*self._replica_ports, NEVER)
+      if options.num_ps
+    }
     self._joiner_port, self._trainer_port = find_free_port(), find_free_port()
     self._prober: FreshnessProber | None = None
     self._auc: AucMeter | None = None
@@ -158,7 +167,7 @@ class Demo:
         topics.IMPRESSIONS: PARTITIONS,
         topics.ACTIONS: PARTITIONS,
         topics.SAMPLES: PARTITIONS,
-        topics.rows_topic(MODEL): 1,
+        topics.rows_topic(MODEL): max(1, self._options.num_ps),
         topics.dense_topic(MODEL): 1,
       }
     )
@@ -173,23 +182,10 @@ class Demo:
       *(f"--window_secs={_WINDOW_SECS}", "--partitions=all", "--lateness_secs=1"),
       *(f"--metrics_port={self._joiner_port}"),
     )
-    self._add(
-      "trainer",
-      "monolith.realtime.trainer",
-      *("--role=local", f"--model_dir={self._model_dir}", f"--model_name={MODEL}", "--publish"),
-      *(f"--sync_secs={self._options.sync_secs}", "--dense_sync_secs=5"),
-      *(f"--save_secs={self._options.save_secs}", f"--metrics_port={self._trainer_port}"),
-    )
+    self._add_trainers()
     self._tell("waiting for the first export")
-    self._supervisor.wait_for("the first export", self._find_export, _START_SECS, "trainer")
-    for name, port in self._replica_ports.items():
-      self._add_replica(name, port, f"--row_log_servers={self._broker.servers}")
-    # It shows what serving is worth when nothing reaches it: it loads one export, and no other.
-    self._add_replica(NEVER, self._never_port)
-    for name, port in {**self._replica_ports, NEVER: self._never_port}.items():
-      self._tell(f"waiting for {name}")
-      client = Client(port, MODEL)
-      self._supervisor.wait_for(f"{name} to serve", client.is_available, _START_SECS, name)
+    self._supervisor.wait_for("the first export", self._has_exports, _START_SECS, "trainer")
+    self._add_serving()
     following = {name: (port, MODEL) for name, port in self._replica_ports.items()}
     self._prober = FreshnessProber(self._broker.servers, self._world, following)
     first = next(iter(following.values()))
@@ -230,7 +226,9 @@ class Demo:
 
   def kill_all_once(self) -> None:
     """Kills one process after the other, and measures how long freshness is away."""
-    for name in ("joiner", *self._replica_ports, "trainer", "generator"):
+    parts = [name for name in self._part_ports if NEVER not in name]
+    servers = [f"trainer_ps_{i}" for i in range(self._options.num_ps)]
+    for name in ("joiner", *self._replica_ports, *parts, "trainer", *servers, "generator"):
       self._kill(name, lambda name=name: self._supervisor.kill(name), None)
     if isinstance(self._broker, broker.LocalBroker):
       self._kill("broker", self._broker.kill_broker, self._options.broker_away_secs)
@@ -358,7 +356,10 @@ class Demo:
   def _digests(self) -> dict[str, float]:
     """Returns 1 by replica where its rows equal those of training, 0 where not."""
     found = {}
-    for name, port in self._replica_ports.items():
+    ports = self._replica_ports
+    if self._part_ports:
+      ports = {name: rest for name, (_, rest) in self._part_ports.items() if NEVER not in name}
+    for name, port in ports.items():
       metrics = Client(port, MODEL).metrics()
       values = [v for k, v in metrics.items() if k.startswith("monolith_sync_digest_ok")]
       if values:
@@ -371,22 +372,83 @@ class Demo:
     arguments = [sys.executable, "-m", module, f"--kafka_servers={self._broker.servers}", *flags]
     self._supervisor.add(Command(name, arguments, _environment()))
 
-  def _add_replica(self, name: str, port: int, *flags: str) -> None:
-    arguments = [
-      *(sys.executable, "-m", "monolith.serving.model_server", "--port=0"),
-      *(f"--rest_api_port={port}", f"--model_name={MODEL}"),
-      # The row log keeps it new, so it looks for exports when it starts and never again.
-      *(f"--model_base_path={self._find_export()}", "--file_system_poll_wait_seconds=0"),
-      *flags,
+  def _add_trainers(self) -> None:
+    options = self._options
+    shared = [
+      *(f"--model_dir={self._model_dir}", f"--model_name={MODEL}", "--publish"),
+      *(f"--sync_secs={options.sync_secs}", "--dense_sync_secs=5"),
+      *(f"--save_secs={options.save_secs}", f"--num_ps={options.num_ps}"),
     ]
+    for i in range(options.num_ps):
+      discovery = f"--discovery={self._folder / 'discovery'}"
+      self._add(
+        f"trainer_ps_{i}",
+        "monolith.realtime.trainer",
+        *("--role=ps", f"--index={i}", discovery, *shared),
+      )
+    role = ["--role=local"]
+    if options.num_ps:
+      role = ["--role=worker", f"--discovery={self._folder / 'discovery'}"]
+    metrics = f"--metrics_port={self._trainer_port}"
+    self._add("trainer", "monolith.realtime.trainer", *role, metrics, *shared)
+
+  def _add_serving(self) -> None:
+    """Starts all replicas and waits until they serve."""
+    following = f"--row_log_servers={self._broker.servers}"
+    config = self._folder / "ps.config"
+    config.write_text(
+      "model_config_list {\n"
+      + "".join(
+        f'  config {{ name: "ps_{i}" base_path: "{self._exports(f"ps_{i}")}" '
+        'model_platform: "tensorflow" }\n'
+        for i in range(self._options.num_ps)
+      )
+      + "}\n"
+    )
+    for name, (grpc_port, rest_port) in self._part_ports.items():
+      self._add_server(
+        name,
+        *(f"--port={grpc_port}", f"--rest_api_port={rest_port}", f"--model_config_file={config}"),
+        *([] if NEVER in name else [following]),
+      )
+    for name, port in {**self._replica_ports, NEVER: self._never_port}.items():
+      # Replicas share the servers of tables, so that each has another one to ask.
+      parts = "|".join(
+        f"127.0.0.1:{grpc_port}"
+        for part, (grpc_port, _) in self._part_ports.items()
+        if (NEVER in part) == (name == NEVER)
+      )
+      addresses = ",".join(f"ps_{i}={parts}" for i in range(self._options.num_ps))
+      self._add_server(
+        name,
+        *("--port=0", f"--rest_api_port={port}", f"--model_name={MODEL}"),
+        f"--model_base_path={self._exports('entry')}",
+        *([f"--ps_address={addresses}"] if addresses else []),
+        # That one shows what serving is worth when nothing reaches it.
+        *([] if name == NEVER else [following]),
+      )
+    for name, port in {**self._replica_ports, NEVER: self._never_port}.items():
+      self._tell(f"waiting for {name}")
+      client = Client(port, MODEL)
+      self._supervisor.wait_for(f"{name} to serve", client.is_available, _START_SECS, name)
+    for name, (_, rest_port) in self._part_ports.items():
+      for i in range(self._options.num_ps):
+        client = Client(rest_port, f"ps_{i}")
+        self._supervisor.wait_for(f"{name} to serve", client.is_available, _START_SECS, name)
+
+  def _add_server(self, name: str, *flags: str) -> None:
+    # The row log keeps it new, so it looks for exports when it starts and never again.
+    arguments = [sys.executable, "-m", "monolith.serving.model_server", *flags]
+    arguments.append("--file_system_poll_wait_seconds=0")
     self._supervisor.add(Command(name, arguments, _environment()))
 
-  def _find_export(self) -> str | None:
-    """Returns the folder of the exports of the entry once there is a complete one."""
-    folder = self._model_dir / "exported_models" / "entry"
-    if any(folder.glob("*/saved_model.pb")):
-      return str(folder)
-    return None
+  def _exports(self, part: str) -> pathlib.Path:
+    return self._model_dir / "exported_models" / part
+
+  def _has_exports(self) -> bool:
+    """Returns whether there is a complete export of each part."""
+    parts = ["entry", *(f"ps_{i}" for i in range(self._options.num_ps))]
+    return all(any(self._exports(part).glob("*/saved_model.pb")) for part in parts)
 
   def _kill(self, name: str, kill, away_secs: float | None) -> None:
     """Kills a process and waits until an action that came later is seen everywhere."""
