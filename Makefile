@@ -6,7 +6,7 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 JOBS ?= $(shell nproc)
 
-.PHONY: help build native server gpu gpu-test horovod demo demo-sync test cpp-test soak sanitize sanitize-ops bazel-test lint format docs bench wheel clean
+.PHONY: help build native server gpu gpu-test horovod demo demo-sync demo-realtime demo-realtime-faults test cpp-test soak sanitize sanitize-ops bazel-test lint format docs bench wheel clean
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST)
@@ -34,6 +34,12 @@ demo: build ## train the demo models
 
 demo-sync: build horovod ## train the ranking model of the demo on two ranks with Horovod
 	$(RUN) -m monolith.native_training.demos.sync
+
+demo-realtime: build ## a click to a served row in seconds: broker, joiner, trainer, replicas, every process killed once
+	$(RUN) -m monolith.realtime.demo
+
+demo-realtime-faults: build ## the same with brokers away as long as the promises say
+	$(RUN) -m monolith.realtime.demo --faults --seconds=30
 
 horovod: $(VENV)/.installed ## Horovod in the environment, built once and kept in ~/.cache/monolith
 	$(RUN) -c 'import horovod.tensorflow' 2>/dev/null || \

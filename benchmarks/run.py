@@ -17,6 +17,7 @@ BENCHMARKS = (
   "keras_layers",
   "sync_train",
   "serving",
+  "realtime",
 )
 
 

@@ -27,6 +27,7 @@ MEANINGS: dict[str, str] = {
   "HOROVOD_SIZE": _SIZE,
   "KAFKA_BROKER_LIST": "Brokers to which metrics of a model go; without it none are sent.",
   "KAFKA_TOPIC_NAME": "Topic to which metrics of a model go; without it none are sent.",
+  "KAFKA_HOME": "Folder of an unpacked Kafka, from which the realtime demo starts its broker.",
   "MALLOC_ARENA_MAX": "Set to 2 in the op fuzzer unless it is there: arenas reserve address space.",
   "MLP_<role>_0_PORT": "Port of the first rank of a role; the others count up from it.",
   "MLP_<role>_<index>_PORT": "Port of a task.",
@@ -62,6 +63,10 @@ MEANINGS: dict[str, str] = {
   "TensorFlow builds that read it.",
   "MONOLITH_HOST_SHARD_N": "Number of serving processes that share the parameter servers of a "
   "model; 1.",
+  "MONOLITH_KAFKA": "Comma-joined `host:port` of brokers, which the realtime demo uses instead "
+  "of its own.",
+  "MONOLITH_KAFKA_ZOOKEEPER": "`host:port` of their ZooKeeper, which brokers before 0.10.1 need to "
+  "create topics.",
   "MONOLITH_LIBRDKAFKA": "Path of librdkafka; otherwise that of `confluent-kafka` or the system.",
   "MONOLITH_LIBZSTD": "Path of libzstd; otherwise the system's.",
   "MONOLITH_METRIC_PREFIX": "Prefix of all metric names.",

@@ -246,7 +246,7 @@ class JoinWindow:
       self.counters.late += len(waiting) - len(in_time)
       if in_time and self._options.emit == FIRST_ACTION:
         self.counters.repeated += len(in_time) - 1
-        self._emit(key, record, events.POSITIVE, in_time[:1], 1.0, samples)
+        self._emit(key, record, events.POSITIVE, in_time[:1], samples)
         return
       if in_time:
         self._collected[key] = in_time
@@ -290,7 +290,7 @@ class JoinWindow:
       self._collected.setdefault(key, []).append(action.action)
     else:
       self._forget(key, record)
-      self._emit(key, record, events.POSITIVE, [action.action], 1.0, samples)
+      self._emit(key, record, events.POSITIVE, [action.action], samples)
 
   def _bring_back(self, spilled: SpilledMinute, keys: set[str]) -> None:
     """Moves impressions that actions ask for from a file to memory."""
@@ -313,23 +313,17 @@ class JoinWindow:
     """Ends the window of an impression."""
     actions = self._collected.pop(key, None)
     if actions:
-      self._emit(key, record, events.WINDOW, actions, 1.0, samples)
+      self._emit(key, record, events.WINDOW, actions, samples)
       return
     rate = self._options.rates.of(record[_CHANNEL], record[_ITEM])
     if events.is_kept(key, rate):
       kind = events.WINDOW if self._options.emit == WINDOW_END else events.NEGATIVE
-      self._emit(key, record, kind, [], rate, samples)
+      self._emit(key, record, kind, [], samples)
     else:
       self.counters.sampled_out += 1
 
   def _emit(
-    self,
-    key: str,
-    record: Record,
-    kind: str,
-    actions: list[int],
-    rate: float,
-    samples: list[Sample],
+    self, key: str, record: Record, kind: str, actions: list[int], samples: list[Sample]
   ) -> None:
     if actions:
       self.counters.joined += 1
@@ -340,7 +334,9 @@ class JoinWindow:
       identity=events.sample_id(self._partition, record[_OFFSET], kind),
       event_time_ms=record[_TIME],
       actions=actions,
-      sample_rate=rate,
+      # Of positives as well: it says how many negatives their like has, and a model corrects the
+      # logits of both.
+      sample_rate=self._options.rates.of(record[_CHANNEL], record[_ITEM]),
     )
     samples.append(Sample(key, value))
 

@@ -21,7 +21,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import confluent_kafka
@@ -42,6 +42,9 @@ from monolith.realtime.join_window import (
 _BATCH = 10_000
 _POLL_SECS = 0.05
 _REQUEST_SECS = 10
+# How long a starting joiner waits for a broker that has no answer yet.
+_PATIENCE_SECS = 60
+_RETRY_SECS = 0.2
 _LOGGED_POISON = 100
 _log = logging.getLogger("monolith.joiner")
 
@@ -123,6 +126,10 @@ class Joiner:
   Raises:
     ConnectionError: no broker answers.
     ValueError: the topics do not have equal numbers of partitions.
+
+  Attributes:
+    is_transactional: samples and offsets are written as one.
+    poisoned: the number of messages that were skipped.
   """
 
   def __init__(self, options: JoinerOptions):
@@ -148,18 +155,18 @@ class Joiner:
     )
     self._num_partitions = self._count_partitions()
     features = kafka_client.probe(options.servers)
-    self._transactional = options.transactions and features.has_transactions
+    self.is_transactional = options.transactions and features.has_transactions
     settings: dict[str, Any] = {
       "delivery.report.only.error": True,
       "on_delivery": self._on_failed_delivery,
       "queue.buffering.max.messages": 200_000,
     }
-    if self._transactional:
+    if self.is_transactional:
       # A restarted joiner fences the one it replaces.
       settings["transactional.id"] = f"{options.group}.{_instance(options.partitions)}"
       settings["message.timeout.ms"] = 60_000
     self._producer = kafka_client.make_producer(options.servers, settings)
-    if self._transactional:
+    if self.is_transactional:
       self._producer.init_transactions(_REQUEST_SECS * 3)
       self._producer.begin_transaction()
     self._next_commit = time.monotonic()
@@ -323,7 +330,7 @@ class Joiner:
       offsets = []
       for number, partition in self._partitions.items():
         offsets += self._offsets_of(number, partition)
-      if self._transactional:
+      if self.is_transactional:
         self._producer.send_offsets_to_transaction(
           offsets, self._consumer.consumer_group_metadata(), _REQUEST_SECS
         )
@@ -335,7 +342,7 @@ class Joiner:
         partition.mark(self._samples_end(number))
     except KafkaException as error:
       reason = error.args[0]
-      if self._transactional or reason.fatal():
+      if self.is_transactional or reason.fatal():
         # Whether it was committed is not known here, but the topics know.
         self._failure = f"cannot commit: {reason}"
       else:
@@ -357,12 +364,14 @@ class Joiner:
 
   def _count_partitions(self) -> int:
     names = (self._options.impressions, self._options.actions, self._options.samples)
-    counts = {}
-    for name in names:
-      metadata = self._consumer.list_topics(name, timeout=_REQUEST_SECS * 3).topics[name]
-      counts[name] = len(metadata.partitions)
+
+    def count() -> dict[str, int]:
+      known = self._consumer.list_topics(timeout=_REQUEST_SECS).topics
+      return {name: len(known[name].partitions) if name in known else 0 for name in names}
+
+    counts = _retry(count, is_good=lambda counts: all(counts.values()))
     if len(set(counts.values())) != 1 or not counts[names[0]]:
-      raise ValueError(f"numbers of partitions are {counts}, want equal ones")
+      raise ValueError(f"numbers of partitions are {counts}, want equal ones, and at least 1")
     return counts[names[0]]
 
   def _on_assign(self, unused_consumer: Any, assigned: list[TopicPartition]) -> None:
@@ -386,7 +395,11 @@ class Joiner:
     topic, actions_topic = self._options.impressions, self._options.actions
     pairs = [TopicPartition(t, n) for n in numbers for t in (topic, actions_topic)]
     committed = {
-      (p.topic, p.partition): p for p in self._consumer.committed(pairs, _REQUEST_SECS * 3)
+      (p.topic, p.partition): p
+      for p in _retry(
+        lambda: self._consumer.committed(pairs, _REQUEST_SECS),
+        is_good=lambda found: not any(p.error for p in found),
+      )
     }
     starts = []
     for number in numbers:
@@ -396,7 +409,7 @@ class Joiner:
       is_new = impressions.offset < 0
       partition.impressions_next = self._first(impressions)
       partition.actions_next = self._first(actions)
-      end = self._samples_end(number)
+      end = _retry(lambda number=number: self._samples_end(number))
       first_sample = end if is_new else _samples_start(impressions.metadata)
       partition.marks = [_Mark(partition.impressions_next, partition.actions_next, first_sample)]
       if not is_new:
@@ -413,7 +426,7 @@ class Joiner:
   def _first(self, committed: TopicPartition) -> int:
     """Returns the committed offset, or the oldest one where there is none or it is gone."""
     where = TopicPartition(committed.topic, committed.partition)
-    low, high = self._consumer.get_watermark_offsets(where, timeout=_REQUEST_SECS)
+    low, high = _retry(lambda: self._consumer.get_watermark_offsets(where, timeout=_REQUEST_SECS))
     if committed.offset > high or 0 <= committed.offset < low:
       _log.error(
         "offset %d of %s, partition %d, is not in the log any more (%d to %d): events are lost, "
@@ -473,6 +486,25 @@ def parse_rates(text: str) -> SampleRates:
         f"rule {rule!r}: want a rate, channel:<number>=<rate> or slot:<number>=<rate>"
       ) from None
   return SampleRates(default, by_channel, by_slot)
+
+
+def _retry(call: Callable[[], Any], is_good: Callable[[Any], bool] = lambda _: True) -> Any:
+  """Returns what a request to a broker returns, asked again while the broker is away or starts.
+
+  Raises:
+    confluent_kafka.KafkaException: it failed to the end.
+  """
+  deadline = time.monotonic() + _PATIENCE_SECS
+  while True:
+    late = time.monotonic() > deadline
+    try:
+      result = call()
+      if late or is_good(result):
+        return result
+    except KafkaException as error:
+      if late or error.args[0].fatal():
+        raise
+    time.sleep(_RETRY_SECS)
 
 
 def _samples_start(metadata: str | None) -> int:

@@ -23,6 +23,8 @@ _RETRY_SECS = 0.2
 _OLD_BROKER = {
   "api.version.request": False,
   "broker.version.fallback": "0.9.0.1",
+  # Every client warns that a later librdkafka will not know such brokers.
+  "log_level": 3,
   # Brokers of that age refuse longer sessions.
   "session.timeout.ms": 30_000,
 }
@@ -106,6 +108,7 @@ def client_settings(
     settings.update(_OLD_BROKER)
   # A broker that was away is found again within a second instead of ten.
   settings.update({"reconnect.backoff.ms": 50, "reconnect.backoff.max.ms": 1000})
+  settings["log.connection.close"] = False
   return {**settings, **extra}
 
 

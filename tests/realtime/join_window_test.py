@@ -6,10 +6,14 @@ import resource
 import tempfile
 import unittest
 
+import numpy as np
+import tensorflow as tf
+
 from idl.matrix.proto.example_pb2 import Example
+from monolith.native_training.layers.logit_correction import LogitCorrection
 from monolith.realtime import events
 from monolith.realtime.join_window import JoinWindow, SampleRates, WindowOptions
-from tests.realtime.event_making import START_MS, make_action, make_impression
+from tests.realtime.event_making import START_MS, make_action, make_example, make_impression
 
 _OPTIONS = WindowOptions(window_ms=20_000, lateness_ms=2_000)
 
@@ -223,6 +227,41 @@ def _open_offsets(driver):
   return [offset for offset in range(driver.next[0]) if offset not in done]
 
 
+class CalibrationTest(unittest.TestCase):
+  def test_a_tenth_of_the_negatives_gives_the_same_calibration(self):
+    num_genres, num_impressions = 4, 100_000
+    draw = np.random.default_rng(0)
+    genres = draw.integers(0, num_genres, num_impressions)
+    clicks = draw.random(num_impressions) < np.array([0.05, 0.1, 0.2, 0.4])[genres]
+    calibrations = []
+
+    for rate in (1.0, 0.1):
+      window = JoinWindow(0, dataclasses.replace(_OPTIONS, rates=SampleRates(rate)))
+      samples = []
+      for first in range(0, num_impressions, 10_000):
+        some = range(first, first + 10_000)
+        samples += window.add(
+          [(i, make_impression(f"{i}", item=int(genres[i]))) for i in some],
+          [(i, make_action(f"{i}")) for i in some if clicks[i]],
+        )
+      samples += window.advance(START_MS + 100_000)
+      # Each genre's logit, fitted in closed form: the share of clicks among its samples is the
+      # sigmoid of the corrected logit.
+      examples = [Example.FromString(sample.value) for sample in samples]
+      labels = np.array([example.label[0] for example in examples])
+      rates = {example.line_id.sample_rate for example in examples}
+      offsets = [events.parse_sample_id(example.line_id.req_id)[1] for example in examples]
+      shares = np.array([labels[genres[offsets] == g].mean() for g in range(num_genres)])
+      corrected = np.log(shares / (1 - shares))
+      (sample_rate,) = rates
+      correction = LogitCorrection.get_sample_logits(0.0, tf.constant(sample_rate), False).numpy()
+      predictions = 1 / (1 + np.exp(-(corrected - correction)))
+      calibrations.append(predictions[genres].mean() / clicks.mean())
+
+    self.assertAlmostEqual(calibrations[0], 1, delta=1e-3)
+    self.assertLess(abs(calibrations[1] / calibrations[0] - 1), 0.02)
+
+
 class EventsTest(unittest.TestCase):
   def test_poisoned_messages_are_named(self):
     newest = START_MS + 1000
@@ -240,6 +279,21 @@ class EventsTest(unittest.TestCase):
     with self.assertRaisesRegex(events.PoisonedMessageError, "no Action"):
       events.parse_action(b"\xff", newest)
     self.assertEqual(events.parse_impression(good.SerializeToString(), newest), good)
+
+  def test_samples_are_what_protobuf_would_write(self):
+    for actions, rate in (([], 0.1), ([1], 1.0), ([-3, 300, 2**31 - 1], 0.5)):
+      value = events.make_sample(
+        make_example(), identity="7:1234567:w", event_time_ms=START_MS, actions=actions,
+        sample_rate=rate,
+      )  # fmt: skip
+
+      expected = Example.FromString(make_example())
+      expected.label.append(1.0 if actions else 0.0)
+      expected.line_id.req_time = START_MS // 1000
+      expected.line_id.actions.extend(actions)
+      expected.line_id.sample_rate = rate
+      expected.line_id.req_id = "7:1234567:w"
+      self.assertEqual(Example.FromString(value), expected)
 
   def test_sample_ids_are_read_as_they_are_written(self):
     self.assertEqual(events.parse_sample_id(events.sample_id(3, 17, "n")), (3, 17, "n"))

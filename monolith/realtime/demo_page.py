@@ -1,0 +1,67 @@
+"""The live page of the demo: one HTML file and its data, on loopback."""
+
+from __future__ import annotations
+
+import pathlib
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.routing import Route
+
+from monolith.agent_service.ports import find_free_port
+
+_HTML = pathlib.Path(__file__).with_name("demo_page.html")
+_START_SECS = 30
+
+
+class DemoPage:
+  """A web server in a thread.
+
+  Args:
+    state: returns what the page shows, asked at every request of a browser.
+    port: port on loopback; 0: any free.
+
+  Attributes:
+    port: where it is.
+  """
+
+  def __init__(self, state: Callable[[], dict[str, Any]], port: int = 0):
+    self.port = port or find_free_port()
+    self._state = state
+    app = Starlette(routes=[Route("/", self._get_page), Route("/state.json", self._get_state)])
+    config = uvicorn.Config(app, host="127.0.0.1", port=self.port, log_level="warning")
+    self._server = uvicorn.Server(config)
+    # Signals are the demo's.
+    self._server.install_signal_handlers = lambda: None
+    self._thread = threading.Thread(target=self._server.run, name="page", daemon=True)
+
+  def start(self) -> None:
+    """Starts to serve.
+
+    Raises:
+      TimeoutError: the port is taken.
+    """
+    self._thread.start()
+    deadline = time.monotonic() + _START_SECS
+    while not self._server.started:
+      if not self._thread.is_alive() or time.monotonic() > deadline:
+        raise TimeoutError(f"the page cannot be served on port {self.port}")
+      time.sleep(0.05)
+
+  def stop(self) -> None:
+    """Ends serving."""
+    self._server.should_exit = True
+    if self._thread.is_alive():
+      self._thread.join()
+
+  def _get_page(self, unused_request: Request) -> Response:
+    return HTMLResponse(_HTML.read_text("utf-8"))
+
+  def _get_state(self, unused_request: Request) -> Response:
+    return JSONResponse(self._state(), headers={"Cache-Control": "no-store"})
