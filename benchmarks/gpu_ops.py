@@ -542,7 +542,8 @@ def main() -> int:
     print("No GPU: there is nothing to measure here.")
     return 0
   kernel_rows(options.repeats, options.only)
-  tensorflow_rows(options.repeats, options.only)
+  if not options.only or {"rmsprop", "adamom", "clip"}.intersection(options.only):
+    tensorflow_rows(options.repeats, options.only)
   return 0
 
 

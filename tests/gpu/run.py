@@ -19,10 +19,16 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 _FILES = (
   "tests/native_training/clip_ops_test.py",
   "tests/native_training/device_utils_test.py",
+  "tests/native_training/distributed_ps_sync_test.py",
+  "tests/native_training/distribution_ops_test.py",
+  "tests/native_training/feature_utils_test.py",
   "tests/native_training/layers/layer_ops_test.py",
   "tests/native_training/optimizers/rmsprop_test.py",
   "tests/native_training/optimizers/rmspropv2_test.py",
   "tests/native_training/prefetch_queue_test.py",
+  "tests/native_training/save_utils_test.py",
+  "tests/native_training/tables/fused_embedding_to_layout_test.py",
+  "tests/native_training/tables/layout_table_test.py",
 )
 
 
