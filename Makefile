@@ -29,8 +29,8 @@ gpu: $(VENV)/.installed ## like build, and fails where the GPU kernels cannot be
 gpu-test: gpu ## every test that needs a GPU; says so where there is none
 	$(RUN) tests/gpu/run.py
 
-demo: build ## train the demo models
-	$(RUN) -m monolith.native_training.demo
+demo: build ## train the demo models; ARGS=--gpu with the dense parts on a GPU
+	$(RUN) -m monolith.native_training.demo $(ARGS)
 
 demo-sync: build horovod ## train the ranking model of the demo on two ranks with Horovod
 	$(RUN) -m monolith.native_training.demos.sync

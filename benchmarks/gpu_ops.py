@@ -3,14 +3,16 @@
   python benchmarks/gpu_ops.py [--repeats 15] [--only NAME ...]
 
 Kernels are called through the C interface of libmonolith_cuda.so, without TensorFlow between; each
-moves at least 100 MB. A row's bytes are those that must be read and written once. The optimizers
-and clipping are compared with TensorFlow's own ops, inside TensorFlow. Needs a GPU.
+moves at least 100 MB. A row's bytes are those that must be read and written once; two gradients
+sort their rows first, and a second share counts what that moves, too. The optimizers and clipping
+are compared with TensorFlow's own ops, inside TensorFlow. Needs a GPU.
 """
 
 from __future__ import annotations
 
 import argparse
 import ctypes
+import functools
 import os
 import pathlib
 import statistics
@@ -73,12 +75,17 @@ class Request(ctypes.Structure):
   ]
 
 
+@functools.lru_cache(maxsize=4)
+def _random_floats(n: int) -> np.ndarray:
+  return np.random.default_rng(n).random(n, np.float32)
+
+
 class Gpu:
   """The library, with buffers that live until `close`."""
 
-  def __init__(self) -> None:
+  def __init__(self, library: pathlib.Path = LIBRARY) -> None:
     self._buffers: list[ctypes.c_void_p] = []
-    self._library = ctypes.CDLL(str(LIBRARY))
+    self._library = ctypes.CDLL(str(library))
     self._library.mono_gpu_last_error.restype = ctypes.c_char_p
 
   def call(self, name: str, *arguments) -> None:
@@ -105,7 +112,7 @@ class Gpu:
     return memory
 
   def floats(self, n: int) -> ctypes.c_void_p:
-    return self.put(np.random.default_rng(n).random(n, np.float32))
+    return self.put(_random_floats(n))
 
   def with_workspace(self, name: str, *arguments) -> Callable[[], None]:
     """Returns a call of an op, its workspace allocated."""
@@ -140,13 +147,20 @@ def _i64(value: int) -> ctypes.c_int64:
   return ctypes.c_int64(value)
 
 
-# Each returns the call, its bytes, and the number of rows if a rate of those is of interest.
+def _sort_bytes(rows: int, places: int) -> int:
+  """Returns the bytes of listing, sorting and reading (key, row) pairs, 8 bytes each."""
+  passes = -(-places.bit_length() // 8)
+  return rows * (8 + 4 + 16 * passes + 8)
+
+
+# Each returns the call, its bytes, the number of rows if a rate of those is of interest, and the
+# bytes that a sort moves beside.
 
 
 def copy(gpu: Gpu):
   n = 1 << 27
   source, to = gpu.floats(n), gpu.empty(4 * n)
-  return lambda: gpu.call("copy", None, source, to, _i64(4 * n)), 8 * n, None
+  return lambda: gpu.call("copy", None, source, to, _i64(4 * n)), 8 * n, None, 0
 
 
 def scale(gpu: Gpu):
@@ -157,7 +171,7 @@ def scale(gpu: Gpu):
   call = gpu.with_workspace(
     "op_scale", _i64(count), pointers(*inputs), sizes, pointers(*outputs), sizes, factor
   )
-  return call, 8 * n * count, None
+  return call, 8 * n * count, None, 0
 
 
 def sum_of_squares(gpu: Gpu):
@@ -167,7 +181,7 @@ def sum_of_squares(gpu: Gpu):
   call = gpu.with_workspace(
     "op_sum_of_squares", _i64(count), pointers(*inputs), sizes, gpu.empty(4)
   )
-  return call, 4 * n * count, None
+  return call, 4 * n * count, None, 0
 
 
 def clip(gpu: Gpu):
@@ -184,7 +198,7 @@ def clip(gpu: Gpu):
     ctypes.c_float(1.0),
     gpu.empty(4),
   )
-  return call, 12 * n * count, None
+  return call, 12 * n * count, None, 0
 
 
 def _scalars(gpu: Gpu) -> ctypes.Array:
@@ -196,7 +210,7 @@ def rmsprop(gpu: Gpu):
   arrays = [gpu.floats(n) for _ in range(4)]
   scalars = _scalars(gpu)
   call = lambda: gpu.call("op_rmsprop", None, _i64(n), scalars, *arrays, 0)  # noqa: E731
-  return call, 7 * 4 * n, None
+  return call, 7 * 4 * n, None, 0
 
 
 def adamom(gpu: Gpu):
@@ -204,7 +218,7 @@ def adamom(gpu: Gpu):
   arrays = [gpu.floats(n) for _ in range(5)]
   scalars = _scalars(gpu)
   call = lambda: gpu.call("op_adamom", None, _i64(n), scalars, *arrays, 0)  # noqa: E731
-  return call, 9 * 4 * n, None
+  return call, 9 * 4 * n, None, 0
 
 
 def _ffm(gpu: Gpu, dot: bool, grad: bool):
@@ -216,10 +230,10 @@ def _ffm(gpu: Gpu, dot: bool, grad: bool):
   out = gpu.floats(batch * width)
   if not grad:
     call = lambda: gpu.call("op_ffm", None, *sizes, int(dot), x, y, out)  # noqa: E731
-    return call, inputs + 4 * batch * width, None
+    return call, inputs + 4 * batch * width, None, 0
   dx, dy = gpu.empty(4 * batch * left * dim), gpu.empty(4 * batch * right * dim)
   call = lambda: gpu.call("op_ffm_grad", None, *sizes, int(dot), out, x, y, dx, dy)  # noqa: E731
-  return call, 2 * inputs + 4 * batch * width, None
+  return call, 2 * inputs + 4 * batch * width, None, 0
 
 
 def ffm_multiply(gpu: Gpu):
@@ -249,7 +263,7 @@ def gather(gpu: Gpu):
     numbers(dim),
     pointers(out),
   )
-  return call, rows * (4 + 8 * dim), rows
+  return call, rows * (4 + 8 * dim), rows, 0
 
 
 def gather_grad(gpu: Gpu):
@@ -266,7 +280,8 @@ def gather_grad(gpu: Gpu):
     out,
     _i64(size),
   )
-  return call, rows * (4 + 4 * dim) + 4 * size, rows
+  # The buffer is set to 0 before.
+  return call, rows * (4 + 4 * dim) + 4 * size, rows, _sort_bytes(rows, size // dim) + 4 * size
 
 
 def segment_sum(gpu: Gpu):
@@ -285,7 +300,7 @@ def segment_sum(gpu: Gpu):
     _i64(rows * dim),
     numbers(0),
   )
-  return call, count * (4 + 4 * dim) + 4 * rows * dim, count
+  return call, count * (4 + 4 * dim) + 4 * rows * dim, count, 0
 
 
 def _reduce(gpu: Gpu, grad: bool):
@@ -312,7 +327,7 @@ def _reduce(gpu: Gpu, grad: bool):
     *sizes,
     pointers(*to),
   )
-  return call, 4 * sum(rows) * dim + 4 * tables * batch * dim, None
+  return call, 4 * sum(rows) * dim + 4 * tables * batch * dim, None, 0
 
 
 def reduce_split(gpu: Gpu):
@@ -324,7 +339,7 @@ def reduce_split_grad(gpu: Gpu):
 
 
 def _layout(gpu: Gpu, grad: bool):
-  features, batch, dim, per_row, table = 20, 1 << 14, 16, 3, 50_000
+  features, batch, dim, per_row, table = 20, 1 << 16, 16, 3, 50_000
   rng = np.random.default_rng(4)
   num_ids = features * batch * per_row
   of_feature = np.repeat(np.arange(features), batch * per_row)
@@ -369,6 +384,8 @@ def _layout(gpu: Gpu, grad: bool):
       _i64(size),
     )
     moved = num_ids * (8 + 4 * dim) + 4 * size
+    # Of each id 16 bytes are noted and read again.
+    beside = _sort_bytes(num_ids, size // dim) + 32 * num_ids + 4 * size
   else:
     call = gpu.with_workspace(
       "op_layout",
@@ -380,8 +397,8 @@ def _layout(gpu: Gpu, grad: bool):
       numbers(size),
       pointers(layout),
     )
-    moved = num_ids * (8 + 4 * dim) + 4 * batch * features * dim
-  return call, moved, num_ids
+    moved, beside = num_ids * (8 + 4 * dim) + 4 * batch * features * dim, 0
+  return call, moved, num_ids, beside
 
 
 _KEPT: list = []  # what the plans point to
@@ -413,23 +430,27 @@ KERNELS = (
 )
 
 
+def measure(kernel: Callable, repeats: int, library: pathlib.Path = LIBRARY) -> str:
+  """Returns the line of one kernel."""
+  gpu = Gpu(library)
+  call, moved, rows, beside = kernel(gpu)
+  peer, peer_bytes, _, _ = copy(gpu)
+  seconds, peer_seconds = gpu.seconds(call, repeats), gpu.seconds(peer, repeats)
+  gpu.close()
+  copied = peer_bytes / peer_seconds
+  rate = f"  {rows / seconds / 1e9:6.2f} G rows/s" if rows else ""
+  with_sort = f"  {(moved + beside) / seconds / copied:5.2f} with the sort" if beside else ""
+  return (
+    f"{moved / 1e6:8.0f} MB {seconds * 1e6:9.1f} us {moved / seconds / 1e12:6.2f} TB/s  "
+    f"{moved / seconds / copied:5.2f} x copy{rate}{with_sort}"
+  )
+
+
 def kernel_rows(repeats: int, only: list[str]) -> None:
   """Prints one line per kernel."""
   for kernel in KERNELS:
-    if only and kernel.__name__ not in only:
-      continue
-    gpu = Gpu()
-    call, moved, rows = kernel(gpu)
-    peer, peer_bytes, _ = copy(gpu)
-    seconds, peer_seconds = gpu.seconds(call, repeats), gpu.seconds(peer, repeats)
-    gpu.close()
-    share = (moved / seconds) / (peer_bytes / peer_seconds)
-    rate = f"  {rows / seconds / 1e9:6.2f} G rows/s" if rows else ""
-    print(
-      f"{kernel.__name__:20s} {moved / 1e6:8.0f} MB {seconds * 1e6:9.1f} us "
-      f"{moved / seconds / 1e12:6.2f} TB/s  {share:5.2f} x copy{rate}",
-      flush=True,
-    )
+    if not only or kernel.__name__ in only:
+      print(f"{kernel.__name__:20s} {measure(kernel, repeats)}", flush=True)
 
 
 def tensorflow_rows(repeats: int, only: list[str]) -> None:
@@ -521,7 +542,8 @@ def main() -> int:
     print("No GPU: there is nothing to measure here.")
     return 0
   kernel_rows(options.repeats, options.only)
-  tensorflow_rows(options.repeats, options.only)
+  if not options.only or {"rmsprop", "adamom", "clip"}.intersection(options.only):
+    tensorflow_rows(options.repeats, options.only)
   return 0
 
 

@@ -2,7 +2,8 @@
 
 First the FFM model, then a ranking model on a million ratings. The data is generated with a planted
 structure, so the best possible AUC is known. With `--num_ps 2 --num_workers 2` the same happens on
-real processes, which find one another on loopback; `--data` takes a MovieLens file instead.
+real processes, which find one another on loopback; `--data` takes a MovieLens file instead, and
+`--gpu` trains the dense parts on a GPU.
 
 Ctrl-C writes a checkpoint and stops; the command that is printed goes on from there.
 """
@@ -41,6 +42,7 @@ flags.DEFINE_integer("num_movies", 2000, "how many movies are rated")
 flags.DEFINE_integer("epochs", 2, "how often the ratings are read")
 flags.DEFINE_integer("batch_size", 1024, "ratings per step of a worker")
 flags.DEFINE_integer("ffm_steps", 4000, "how long to train the FFM model")
+flags.DEFINE_bool("gpu", False, "train the dense parts on the first GPU; in this process only")
 flags.DEFINE_enum(
   "server_type", None, ["ps", "worker"], "role of this process; set by the demo for its children"
 )
@@ -67,6 +69,7 @@ _RESUME_FLAGS = (
   "epochs",
   "batch_size",
   "ffm_steps",
+  "gpu",
 )
 _POLL_SECS = 0.2
 _STOP_SECS = 300
@@ -110,6 +113,10 @@ def _check_flags() -> None:
     )
   if FLAGS.num_workers > 1 and FLAGS.num_ps == 0:
     raise app.UsageError(f"{FLAGS.num_workers} workers share tables only on servers: add --num_ps")
+  if FLAGS.gpu and FLAGS.num_ps > 0:
+    raise app.UsageError(f"--gpu trains in this process: want --num_ps 0, not {FLAGS.num_ps}")
+  if FLAGS.gpu and not tf.config.list_physical_devices("GPU"):
+    raise app.UsageError("--gpu: TensorFlow finds no GPU on this machine")
   if FLAGS.data is not None and not os.path.exists(FLAGS.data):
     raise app.UsageError(f"--data {FLAGS.data} does not exist")
 
@@ -125,13 +132,8 @@ def _train_ffm(model_dir: str) -> int:
     if status != 0:
       return status
   elif steps_left > 0:
-    cpu_training.local_train(
-      params,
-      num_ps=FLAGS.num_ps,
-      model_dir=ffm_dir,
-      steps=steps_left,
-      save_checkpoints_steps=_ffm_save_steps(),
-      remove_model_dir_if_exists=False,
+    train_locally(
+      params, FLAGS.num_ps, ffm_dir, steps_left, save_checkpoints_steps=_ffm_save_steps()
     )
   if demo_hooks.is_stop_requested():
     return 0
@@ -212,11 +214,20 @@ def ranking_params(
   return params
 
 
-def train_locally(params: Any, num_ps: int, model_dir: str) -> None:
-  """Trains the ranking model in this process until its data ends."""
-  conf = cpu_training.CpuTrainingConfig(model_name=params.name, num_ps=num_ps, **_COMMON_CONFIG)
+def train_locally(
+  params: Any, num_ps: int, model_dir: str, steps: int | None = None, **overrides: Any
+) -> None:
+  """Trains a model in this process: so many steps, or until its data ends."""
+  conf = cpu_training.CpuTrainingConfig(
+    model_name=params.name,
+    num_ps=num_ps,
+    enable_gpu_training=FLAGS.gpu,
+    **{**_COMMON_CONFIG, **overrides},
+  )
   cpu_training.make_config_backward_compatible(model_dir, conf)
-  cpu_training.local_train_internal(params, conf, model_dir, steps=None, resume_data=True)
+  # An endless dataset has no place to go on from.
+  resume_data = True if steps is None else None
+  cpu_training.local_train_internal(params, conf, model_dir, steps, resume_data=resume_data)
 
 
 def predict(params: Any, num_ps: int, model_dir: str) -> np.ndarray:

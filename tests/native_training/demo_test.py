@@ -12,7 +12,9 @@ import sys
 from unittest import mock
 
 import numpy as np
-from absl.testing import absltest
+import tensorflow as tf
+from absl import app
+from absl.testing import absltest, flagsaver
 
 from monolith.native_training import demo, utils
 from tests.wait_until import wait_until
@@ -62,6 +64,18 @@ class DemoTest(absltest.TestCase):
     self._check_auc("Ranking", output)
     self.assertIn(f"Checkpoint: {self.model_dir}/ranking/model.ckpt-", output)
     self.assertRegex(output, "Go on with: .*python.* -m monolith.native_training.demo")
+
+  def test_gpu_that_cannot_be(self):
+    code, output = self._run("--gpu", "--num_ps=2")
+    self.assertNotEqual(code, 0)
+    self.assertIn("--gpu trains in this process: want --num_ps 0, not 2", output)
+
+    with (
+      flagsaver.flagsaver(gpu=True),
+      mock.patch.object(tf.config, "list_physical_devices", return_value=[]),
+    ):
+      with self.assertRaisesRegex(app.UsageError, "--gpu: TensorFlow finds no GPU"):
+        demo._check_flags()
 
   def test_processes(self):
     code, output = self._run(

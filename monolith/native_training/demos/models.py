@@ -10,13 +10,22 @@ import numpy as np
 import tensorflow as tf
 
 from monolith.core import hyperparams
-from monolith.native_training import entry, feature, model, native_task, native_task_context
+from monolith.native_training import (
+  device_utils,
+  entry,
+  feature,
+  model,
+  native_task,
+  native_task_context,
+)
 from monolith.native_training.demos import data as demo_data
 from monolith.native_training.demos import hooks as demo_hooks
 from monolith.native_training.input import slot_to_key
 
 _TRAIN = tf.estimator.ModeKeys.TRAIN
 _PREDICT = tf.estimator.ModeKeys.PREDICT
+# Where the dense part goes if the process may use a GPU, else to the CPU.
+_GPU = "/device:GPU:0"
 # Below the slot bits of an id.
 _SLOT_SHIFT = 48
 
@@ -65,11 +74,12 @@ class RankingTask(native_task.NativeTask):
         columns.append(column)
         biases.append(column.get_bias())
         vectors.append(column.embedding_lookup(slot.add_feature_slice(self.p.dim)))
-      logits = tf.reduce_sum(tf.concat(biases, axis=1), axis=1)
-      for left, right in itertools.combinations(vectors, 2):
-        logits += tf.reduce_sum(left * right, axis=1)
-      logits += self._tower(tf.concat(vectors, axis=1))
-      predictions = tf.sigmoid(logits)
+      with device_utils.maybe_device_if_allowed(_GPU):
+        logits = tf.reduce_sum(tf.concat(biases, axis=1), axis=1)
+        for left, right in itertools.combinations(vectors, 2):
+          logits += tf.reduce_sum(left * right, axis=1)
+        logits += self._tower(tf.concat(vectors, axis=1))
+        predictions = tf.sigmoid(logits)
       if mode == _PREDICT:
         return tf.estimator.EstimatorSpec(mode, predictions=predictions)
       return self._train(features["label"], logits, predictions, columns, mode)
@@ -116,18 +126,19 @@ class RankingTask(native_task.NativeTask):
     columns: list[feature.FeatureColumn],
     mode: str,
   ) -> tf.estimator.EstimatorSpec:
-    losses = tf.nn.sigmoid_cross_entropy_with_logits(labels=labels, logits=logits)
-    loss = tf.reduce_mean(losses)
     embeddings = [column.get_all_embeddings_concat() for column in columns]
-    # Summed, so that a row's step does not depend on the size of the batch.
-    gradients = tf.gradients(tf.reduce_sum(losses), embeddings)
-    apply_embeddings = self.ctx.apply_embedding_gradients(zip(gradients, embeddings))
     global_step = tf.compat.v1.train.get_or_create_global_step()
-    optimizer = tf.compat.v1.train.AdagradOptimizer(0.02)
-    gradients, weights = zip(*optimizer.compute_gradients(loss))
-    apply_dense = optimizer.apply_gradients(
-      zip(self._reduce(list(gradients)), weights), global_step=global_step
-    )
+    with device_utils.maybe_device_if_allowed(_GPU):
+      losses = tf.nn.sigmoid_cross_entropy_with_logits(labels=labels, logits=logits)
+      loss = tf.reduce_mean(losses)
+      # Summed, so that a row's step does not depend on the size of the batch.
+      embedding_gradients = tf.gradients(tf.reduce_sum(losses), embeddings)
+      optimizer = tf.compat.v1.train.AdagradOptimizer(0.02)
+      gradients, weights = zip(*optimizer.compute_gradients(loss))
+      apply_dense = optimizer.apply_gradients(
+        zip(self._reduce(list(gradients)), weights), global_step=global_step
+      )
+    apply_embeddings = self.ctx.apply_embedding_gradients(zip(embedding_gradients, embeddings))
     hooks = []
     if self.p.show_progress and not hasattr(tf.compat.v1.get_default_graph(), "dry_run"):
       hooks.append(demo_hooks.ProgressHook(loss, labels, predictions, num_ranks=self.p.num_ranks))
@@ -186,7 +197,8 @@ class FFMTask(model.TestFFMModel):
     def model_fn(
       features: dict[str, tf.Tensor], mode: str, config: Any
     ) -> tf.estimator.EstimatorSpec:
-      spec = ffm_model_fn(features=features, mode=mode, config=config)
+      with device_utils.maybe_device_if_allowed(_GPU):
+        spec = ffm_model_fn(features=features, mode=mode, config=config)
       if mode != _TRAIN or hasattr(tf.compat.v1.get_default_graph(), "dry_run"):
         return spec
       hooks = []

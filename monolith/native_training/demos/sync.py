@@ -89,6 +89,8 @@ def main(argv: list[str]) -> int:
     raise app.UsageError(f"unexpected arguments: {argv[1:]}")
   if FLAGS.num_ranks < 1:
     raise app.UsageError(f"--num_ranks is {FLAGS.num_ranks}, want at least 1")
+  if FLAGS.gpu:
+    raise app.UsageError("--gpu trains in one process, without ranks: leave it out here")
   if FLAGS.data is not None and not os.path.exists(FLAGS.data):
     raise app.UsageError(f"--data {FLAGS.data} does not exist")
   os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")  # The ranks inherit it.

@@ -17,7 +17,7 @@ from typing import Any
 import tensorflow as tf
 from absl import logging
 
-from monolith.native_training import native_task, save_utils
+from monolith.native_training import device_utils, native_task, save_utils
 from monolith.native_training.driver.config import CpuTrainingConfig
 from monolith.native_training.driver.graph import CpuTraining
 from monolith.native_training.hooks import data_position, feature_engineering_hooks, interrupt
@@ -133,7 +133,7 @@ def local_train_internal(
   if tf.executing_eagerly():
     raise OSError("Training builds graphs: call tf.compat.v1.disable_eager_execution() before it.")
   conf.check_restore(model_dir)
-  with _local_cluster(conf.num_ps) as (session_config, _):
+  with _local_cluster(conf.num_ps) as (session_config, _), _gpu_placement(conf, session_config):
     training = CpuTraining(
       conf, params.instantiate(), resume=_RESUME[resume_data], num_steps=steps, last_step=max_steps
     )
@@ -155,6 +155,26 @@ def local_train_internal(
         max_steps=max_steps,
         saving_listeners=list(saving_listeners or []) or None,
       )
+
+
+@contextlib.contextmanager
+def _gpu_placement(
+  conf: CpuTrainingConfig, session_config: tf.compat.v1.ConfigProto
+) -> Iterator[None]:
+  """Allows placement on GPUs meanwhile if the configuration does."""
+  if not conf.enable_gpu_training:
+    yield
+    return
+  # What has no GPU kernel stays on the CPU, and other processes find memory on the card.
+  session_config.allow_soft_placement = True
+  session_config.gpu_options.allow_growth = True
+  was_allowed = device_utils.is_gpu_training()
+  device_utils.enable_gpu_training()
+  try:
+    yield
+  finally:
+    if not was_allowed:
+      device_utils.disable_gpu_training()
 
 
 def _report_limit(model_dir: str, max_steps: int | None) -> None:

@@ -2,7 +2,9 @@
 #ifndef MONOLITH_NATIVE_TRAINING_RUNTIME_GPU_DEVICE_MATH_H_
 #define MONOLITH_NATIVE_TRAINING_RUNTIME_GPU_DEVICE_MATH_H_
 
+#include <algorithm>
 #include <cstdint>
+#include <initializer_list>
 
 #include "monolith/native_training/runtime/gpu/launch.h"
 
@@ -19,6 +21,21 @@ inline bool IsAligned(const void* pointer) {
   return reinterpret_cast<uintptr_t>(pointer) % 16 == 0;
 }
 
+inline bool AreAligned(std::initializer_list<const void*> pointers) {
+  return std::all_of(pointers.begin(), pointers.end(), IsAligned);
+}
+
+// One access; the address is aligned.
+template <int kSize>
+MONO_DEVICE Pack<kSize> LoadAligned(const float* from) {
+  return *reinterpret_cast<const Pack<kSize>*>(from);
+}
+
+template <int kSize>
+MONO_DEVICE void StoreAligned(const Pack<kSize>& pack, float* to) {
+  *reinterpret_cast<Pack<kSize>*>(to) = pack;
+}
+
 // Loads that do not need to be aligned: as one access where the address allows it.
 template <int kSize>
 MONO_DEVICE Pack<kSize> Load(const float* from) {
@@ -27,7 +44,7 @@ MONO_DEVICE Pack<kSize> Load(const float* from) {
     for (int i = 0; i < kSize; ++i) pack.values[i] = from[i];
     return pack;
   }
-  return *reinterpret_cast<const Pack<kSize>*>(from);
+  return LoadAligned<kSize>(from);
 }
 
 template <int kSize>
@@ -36,7 +53,7 @@ MONO_DEVICE void Store(const Pack<kSize>& pack, float* to) {
     for (int i = 0; i < kSize; ++i) to[i] = pack.values[i];
     return;
   }
-  *reinterpret_cast<Pack<kSize>*>(to) = pack;
+  StoreAligned<kSize>(pack, to);
 }
 
 template <int kSize>
@@ -62,6 +79,21 @@ MONO_DEVICE void DivMod(int64_t a, int64_t b, int64_t* quotient, int64_t* remain
   }
   *quotient = a / b;
   *remainder = a - *quotient * b;
+}
+
+// The last of [low, high) whose value is at most `wanted`, in a list that never decreases and whose
+// first value is; `low` at least.
+template <typename T>
+MONO_DEVICE int64_t LastAtMost(const T* values, int64_t low, int64_t high, int64_t wanted) {
+  while (high - low > 1) {
+    const int64_t middle = (low + high) / 2;
+    if (static_cast<int64_t>(values[middle]) <= wanted) {
+      low = middle;
+    } else {
+      high = middle;
+    }
+  }
+  return low;
 }
 
 // The last of n parts whose first tile is at most `tile`; parts have a field first_tile, ascending

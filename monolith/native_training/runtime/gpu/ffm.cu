@@ -23,11 +23,11 @@ struct Multiply {
     DivMod(pair, s.right, &rest, &r);
     DivMod(rest, s.left, &b, &l);
     const int64_t k = pack * kSize;
-    const Pack<kSize> x = Load<kSize>(left + (b * s.left + l) * s.dim + k);
-    const Pack<kSize> y = Load<kSize>(right + (b * s.right + r) * s.dim + k);
+    const Pack<kSize> x = LoadAligned<kSize>(left + (b * s.left + l) * s.dim + k);
+    const Pack<kSize> y = LoadAligned<kSize>(right + (b * s.right + r) * s.dim + k);
     Pack<kSize> z;
     for (int i = 0; i < kSize; ++i) z.values[i] = x.values[i] * y.values[i];
-    Store<kSize>(z, out + pair * s.dim + k);
+    StoreAligned<kSize>(z, out + pair * s.dim + k);
   }
 };
 
@@ -55,47 +55,64 @@ struct DotProduct {
   }
 };
 
-// The gradients of both sides: items are packs of left_grad, then packs of right_grad.
+// The gradients of both sides: item = (example, left or right feature, pack of columns). Lanes of
+// one example are neighbours, since both sides read all of its gradient: once from memory, then
+// from the cache.
 template <int kSize, bool kDot>
 struct Gradient {
   Sizes s;
   const float *grad, *left, *right;
   float *left_grad, *right_grad;
 
-  // Adds gradient(pair, k) * other[k].
-  MONO_DEVICE void Add(int64_t pair, int64_t k, const float* other, Pack<kSize>* sum) const {
-    const Pack<kSize> y = Load<kSize>(other + k);
-    if (kDot) {
-      const float g = grad[pair];
-      for (int i = 0; i < kSize; ++i) sum->values[i] += g * y.values[i];
+  // The sum of gradient(pair) * other over `n` features, whose pairs are `step` apart.
+  MONO_DEVICE Pack<kSize> Sum(int64_t pair, int64_t step, int64_t n, const float* other,
+                              int64_t k) const {
+    constexpr int kAtOnce = 4;
+    Pack<kSize> sum = Zeros<kSize>();
+    int64_t i = 0;
+    for (; i + kAtOnce <= n; i += kAtOnce) {
+      Pack<kSize> terms[kAtOnce], others[kAtOnce];
+      for (int j = 0; j < kAtOnce; ++j) {
+        terms[j] = GradientOf(pair + (i + j) * step, k);
+        others[j] = LoadAligned<kSize>(other + (i + j) * s.dim + k);
+      }
+      for (int j = 0; j < kAtOnce; ++j) AddProduct(terms[j], others[j], &sum);
+    }
+    for (; i < n; ++i) {
+      AddProduct(GradientOf(pair + i * step, k), LoadAligned<kSize>(other + i * s.dim + k), &sum);
+    }
+    return sum;
+  }
+
+  MONO_DEVICE Pack<kSize> GradientOf(int64_t pair, int64_t k) const {
+    if constexpr (kDot) {
+      Pack<kSize> same;
+      for (int i = 0; i < kSize; ++i) same.values[i] = grad[pair];
+      return same;
     } else {
-      const Pack<kSize> g = Load<kSize>(grad + pair * s.dim + k);
-      for (int i = 0; i < kSize; ++i) sum->values[i] += g.values[i] * y.values[i];
+      return LoadAligned<kSize>(grad + pair * s.dim + k);
     }
   }
 
+  MONO_DEVICE static void AddProduct(const Pack<kSize>& x, const Pack<kSize>& y, Pack<kSize>* sum) {
+    for (int i = 0; i < kSize; ++i) sum->values[i] += x.values[i] * y.values[i];
+  }
+
   MONO_DEVICE void operator()(int64_t item) const {
-    const int64_t packs = s.dim / kSize;
-    const int64_t left_items = s.batch * s.left * packs;
     int64_t rest, pack, b, f;
-    Pack<kSize> sum = Zeros<kSize>();
-    if (item < left_items) {
-      DivMod(item, packs, &rest, &pack);
-      DivMod(rest, s.left, &b, &f);
-      const int64_t k = pack * kSize;
-      for (int64_t r = 0; r < s.right; ++r) {
-        Add((b * s.left + f) * s.right + r, k, right + (b * s.right + r) * s.dim, &sum);
-      }
-      Store<kSize>(sum, left_grad + rest * s.dim + k);
+    DivMod(item, s.dim / kSize, &rest, &pack);
+    DivMod(rest, s.left + s.right, &b, &f);
+    const int64_t k = pack * kSize;
+    if (f < s.left) {
+      StoreAligned<kSize>(
+          Sum((b * s.left + f) * s.right, 1, s.right, right + b * s.right * s.dim, k),
+          left_grad + (b * s.left + f) * s.dim + k);
       return;
     }
-    DivMod(item - left_items, packs, &rest, &pack);
-    DivMod(rest, s.right, &b, &f);
-    const int64_t k = pack * kSize;
-    for (int64_t l = 0; l < s.left; ++l) {
-      Add((b * s.left + l) * s.right + f, k, left + (b * s.left + l) * s.dim, &sum);
-    }
-    Store<kSize>(sum, right_grad + rest * s.dim + k);
+    f -= s.left;
+    StoreAligned<kSize>(
+        Sum(b * s.left * s.right + f, s.right, s.left, left + b * s.left * s.dim, k),
+        right_grad + (b * s.right + f) * s.dim + k);
   }
 };
 
@@ -117,7 +134,9 @@ int mono_gpu_op_ffm(void* stream, int64_t batch, int64_t num_left, int64_t num_r
   const Sizes s{batch, num_left, num_right, dim};
   const int64_t pairs = batch * num_left * num_right;
   if (dot) return ForEach(stream, pairs, DotProduct{s, left, right, out});
-  if (dim % 4 == 0) return ForEach(stream, pairs * (dim / 4), Multiply<4>{s, left, right, out});
+  if (dim % 4 == 0 && AreAligned({left, right, out})) {
+    return ForEach(stream, pairs * (dim / 4), Multiply<4>{s, left, right, out});
+  }
   return ForEach(stream, pairs * dim, Multiply<1>{s, left, right, out});
 }
 
@@ -125,7 +144,9 @@ int mono_gpu_op_ffm_grad(void* stream, int64_t batch, int64_t num_left, int64_t 
                          int64_t dim, int32_t dot, const float* grad, const float* left,
                          const float* right, float* left_grad, float* right_grad) {
   const Sizes s{batch, num_left, num_right, dim};
-  const auto run = dim % 4 == 0 ? (dot ? RunGradient<4, true> : RunGradient<4, false>)
-                                : (dot ? RunGradient<1, true> : RunGradient<1, false>);
+  const bool packed =
+      dim % 4 == 0 && AreAligned({left, right, left_grad, right_grad}) && (dot || IsAligned(grad));
+  const auto run = packed ? (dot ? RunGradient<4, true> : RunGradient<4, false>)
+                          : (dot ? RunGradient<1, true> : RunGradient<1, false>);
   return run(stream, s, grad, left, right, left_grad, right_grad);
 }

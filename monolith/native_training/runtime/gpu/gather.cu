@@ -1,4 +1,5 @@
 // Embeddings of several tables gathered from one flat buffer by float offset, and back.
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -74,59 +75,65 @@ struct GradTable {
   int64_t first_tile;  // number of its first row
 };
 
-// Row numbers with their offsets; what is out of bounds gets the offset `out_size`.
+// Row numbers with their keys.
 struct ListRows {
   const GradTable* tables;
   int64_t n;
   int64_t out_size;
-  uint32_t* offsets;
+  Keys of;
+  uint32_t* keys;
   uint32_t* rows;
   int32_t* bad;
+  int32_t* unaligned;
 
   MONO_DEVICE void operator()(int64_t row) const {
     const GradTable table = tables[FindPart(tables, n, row)];
-    int64_t offset = table.offsets[row - table.first_tile];
-    if (offset < 0 || offset > out_size - table.dim) {
-      MarkBad(bad);
-      offset = out_size;
-    }
-    offsets[row] = static_cast<uint32_t>(offset);
+    const int64_t offset = table.offsets[row - table.first_tile];
+    const bool good = offset >= 0 && offset <= out_size - table.dim;
+    if (!good) MarkBad(bad);
+    const uint32_t key = good && table.dim > 0 ? of.Of(offset) : of.nowhere;
+    if (key != of.nowhere && static_cast<int64_t>(key) * of.min_width != offset) MarkBad(unaligned);
+    keys[row] = key;
     rows[row] = static_cast<uint32_t>(row);
   }
 };
 
+// Rows of gradients, as scatter_sum.h wants them.
 struct GradRows {
   const GradTable* tables;
   int64_t n;
   const float* scale;
+  int64_t min_width;
+  bool one_width;
+  const int32_t* unaligned;  // not 0: some place is no multiple of min_width
 
-  MONO_DEVICE int64_t Width(uint32_t row) const { return tables[FindPart(tables, n, row)].dim; }
+  MONO_DEVICE bool IsAligned() const { return ReadOnly(unaligned) == 0; }
+  MONO_DEVICE bool CannotOverlap() const { return one_width && IsAligned(); }
 
-  template <int kSize>
-  MONO_DEVICE Pack<kSize> Term(uint32_t row, int64_t column, float by) const {
+  MONO_DEVICE int64_t Place(uint32_t key, uint32_t row) const {
+    if (IsAligned()) return static_cast<int64_t>(key) * min_width;
     const GradTable& table = tables[FindPart(tables, n, row)];
-    Pack<kSize> term = Load<kSize>(
-        table.grads + (static_cast<int64_t>(row) - table.first_tile) * table.dim + column);
-    for (int k = 0; k < kSize; ++k) term.values[k] = by * term.values[k];
-    return term;
+    return table.offsets[static_cast<int64_t>(row) - table.first_tile];
+  }
+
+  MONO_DEVICE int64_t Width(uint32_t row) const {
+    return one_width ? min_width : tables[FindPart(tables, n, row)].dim;
+  }
+
+  MONO_DEVICE const float* Address(uint32_t row, int64_t column) const {
+    const GradTable& table = tables[FindPart(tables, n, row)];
+    if (column >= table.dim) return nullptr;
+    return table.grads + (static_cast<int64_t>(row) - table.first_tile) * table.dim + column;
   }
 
   template <int kSize>
-  MONO_DEVICE int64_t AddGroup(const Runs<uint32_t>& runs, int64_t first, int64_t place,
-                               int64_t column, Pack<kSize>* sum) const {
-    const float by = *scale;
-    int64_t i = first;
-    for (; runs.IsAt(i + 3, place); i += 4) {
-      Pack<kSize> terms[4];
-      for (int k = 0; k < 4; ++k) terms[k] = Term<kSize>(runs.occurrences[i + k], column, by);
-      for (int k = 0; k < 4; ++k) AddTo(sum, terms[k]);
-    }
-    for (; runs.IsAt(i, place); ++i) AddTo(sum, Term<kSize>(runs.occurrences[i], column, by));
-    return i;
+  MONO_DEVICE void Finish(uint32_t, Pack<kSize>* term) const {
+    const float by = ReadOnly(scale);
+    for (int k = 0; k < kSize; ++k) term->values[k] = by * term->values[k];
   }
 
   MONO_DEVICE float AddOne(uint32_t row, int64_t column, float sum) const {
-    return sum + Term<1>(row, column, *scale).values[0];
+    return sum + ReadOnly(scale) * *Address(row, column);
   }
 };
 
@@ -164,27 +171,32 @@ int mono_gpu_op_gather_grad(void* stream, int64_t tables, const float* const* gr
                             void* workspace, int64_t* workspace_bytes) {
   return Guard([&]() -> int {
     std::vector<GradTable> parts;
-    int64_t rows = 0, max_dim = 1;
+    int64_t rows = 0, min_dim = INT64_MAX, max_dim = 1;
     bool packed = true;
     for (int64_t m = 0; m < tables; ++m) {
       if (counts[m] == 0) continue;
       parts.push_back({grads[m], offsets[m], dims[m], rows});
       rows += counts[m];
+      if (dims[m] > 0) min_dim = std::min(min_dim, dims[m]);
       max_dim = std::max(max_dim, dims[m]);
       packed = packed && dims[m] % 4 == 0;
     }
+    min_dim = std::min(min_dim, max_dim);
     if (rows > INT32_MAX) {
       return Fail(MONO_GPU_INVALID_ARGUMENT, "embedding_offsets have " + std::to_string(rows) +
                                                  " elements together, want less than 2^31");
     }
-    const int bits = BitsOf(static_cast<uint64_t>(out_size));
+    Keys of;
+    MONO_GPU_TRY(MakeKeys(out_size, min_dim, &of));
+    const int bits = BitsOf(of.nowhere);
     int64_t sort_bytes = 0;
     MONO_GPU_TRY(SortScratch<uint32_t>(rows, bits, &sort_bytes));
     Workspace space;
     const auto slot = space.Put(parts);
     const auto overlap = space.Put(std::vector<int32_t>{0});
-    const auto places = space.Scratch<uint32_t>(rows);
-    const auto sorted_places = space.Scratch<uint32_t>(rows);
+    const auto unaligned = space.Put(std::vector<int32_t>{0});
+    const auto keys = space.Scratch<uint32_t>(rows);
+    const auto sorted_keys = space.Scratch<uint32_t>(rows);
     const auto numbers = space.Scratch<uint32_t>(rows);
     const auto sorted_numbers = space.Scratch<uint32_t>(rows);
     const auto sort_scratch = space.Scratch<char>(sort_bytes);
@@ -192,17 +204,16 @@ int mono_gpu_op_gather_grad(void* stream, int64_t tables, const float* const* gr
     MONO_GPU_TRY(space.Upload(stream));
     MONO_GPU_TRY(FillBytes(stream, out, 0, out_size * static_cast<int64_t>(sizeof(float))));
     const int64_t n = static_cast<int64_t>(parts.size());
-    MONO_GPU_TRY(ForEach(
-        stream, rows,
-        ListRows{space.At(slot), n, out_size, space.At(places), space.At(numbers), space.bad()}));
-    MONO_GPU_TRY(SortPairs(stream, space.At(sort_scratch), sort_bytes, space.At(places),
-                           space.At(sorted_places), space.At(numbers), space.At(sorted_numbers),
-                           rows, bits));
-    const Runs<uint32_t> runs{space.At(sorted_places), space.At(sorted_numbers), rows, out_size};
-    const GradRows source{space.At(slot), n, scale};
-    if (packed) {
-      return ScatterSum<4>(stream, runs, source, max_dim, space.bad(), space.At(overlap), out);
-    }
-    return ScatterSum<1>(stream, runs, source, max_dim, space.bad(), space.At(overlap), out);
+    MONO_GPU_TRY(ForEach(stream, rows,
+                         ListRows{space.At(slot), n, out_size, of, space.At(keys),
+                                  space.At(numbers), space.bad(), space.At(unaligned)}));
+    MONO_GPU_TRY(SortPairs(stream, space.At(sort_scratch), sort_bytes, space.At(keys),
+                           space.At(sorted_keys), space.At(numbers), space.At(sorted_numbers), rows,
+                           bits));
+    const Runs runs{space.At(sorted_keys), space.At(sorted_numbers), rows, of};
+    const bool one_width = min_dim == max_dim;
+    const GradRows source{space.At(slot), n, scale, min_dim, one_width, space.At(unaligned)};
+    const auto scatter = packed ? ScatterSum<4, true, GradRows> : ScatterSum<1, true, GradRows>;
+    return scatter(stream, runs, source, max_dim, space.bad(), space.At(overlap), out, out_size);
   });
 }

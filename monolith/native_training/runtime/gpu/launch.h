@@ -15,8 +15,11 @@
 #if defined(__CUDACC__)
 #include <cuda_runtime.h>
 #define MONO_DEVICE __device__ __forceinline__
+// Before a loop over arrays that are to stay in registers.
+#define MONO_UNROLL _Pragma("unroll")
 #else
 #define MONO_DEVICE inline
+#define MONO_UNROLL
 #endif
 
 namespace monolith {
@@ -115,6 +118,29 @@ int ForEach(Stream stream, int64_t n, const Functor& functor) {
   return ForTiles(stream, CeilDiv(n, kLanes), EachItem<Functor>{n, functor});
 }
 
+template <typename First, typename Second>
+struct TwoKinds {
+  int64_t first_tiles;
+  First first;
+  Second second;
+
+  MONO_DEVICE void operator()(int64_t tile, int lane) const {
+    if (tile < first_tiles) {
+      first(tile, lane);
+    } else {
+      second(tile - first_tiles, lane);
+    }
+  }
+};
+
+// Calls two functors for tiles of their own, in one launch.
+template <typename First, typename Second>
+int ForTiles(Stream stream, int64_t first_tiles, const First& first, int64_t second_tiles,
+             const Second& second) {
+  return ForTiles(stream, first_tiles + second_tiles,
+                  TwoKinds<First, Second>{first_tiles, first, second});
+}
+
 // Calls finish(sum of term(tile, lane)) once. Block b of min(tiles, kSumBlocks) adds the tiles b,
 // b + blocks, ...; then its lanes, then the blocks are added as trees. `partial` has kSumBlocks
 // elements, *finished is 0.
@@ -178,10 +204,20 @@ inline int FillBytes(Stream stream, void* to, int value, int64_t bytes) {
 #endif
 }
 
-// Notes that something on the device is out of bounds.
+// Reads what no kernel writes while this one runs, so that it is read once.
+template <typename T>
+MONO_DEVICE T ReadOnly(const T* from) {
+#if defined(__CUDACC__)
+  return __ldg(from);
+#else
+  return *from;
+#endif
+}
+
+// Sets a word of the workspace. Many may do so: only the first write.
 MONO_DEVICE void MarkBad(int32_t* bad) {
 #if defined(__CUDACC__)
-  atomicExch(bad, 1);
+  if (*static_cast<volatile int32_t*>(bad) == 0) atomicExch(bad, 1);
 #else
   *bad = 1;
 #endif

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "monolith/native_training/runtime/gpu/device_math.h"
+#include "monolith/native_training/runtime/gpu/tuning.h"
 #include "monolith/native_training/runtime/gpu/workspace.h"
 
 namespace monolith {
@@ -22,7 +23,9 @@ struct SegmentTable {
   int64_t pack;
 };
 
-// Item = (row of updates, pack of columns). The first row of a segment adds up the segment.
+// Item = (kSegmentRows rows of updates, pack of columns). It adds up the segments that begin in
+// these rows, to their ends, so that every row is read once and every sum has the order of the
+// rows.
 template <typename Index>
 struct SegmentTile {
   const SegmentTable<Index>* tables;
@@ -31,24 +34,73 @@ struct SegmentTile {
 
   template <int kSize>
   MONO_DEVICE void Run(const SegmentTable<Index>& table, int64_t item) const {
-    const int64_t packs = table.dim / kSize;
-    if (item >= table.count * packs) return;
-    int64_t i, pack;
-    DivMod(item, packs, &i, &pack);
-    const int64_t segment = static_cast<int64_t>(table.indices[i]);
-    const int64_t before = i > 0 ? static_cast<int64_t>(table.indices[i - 1]) : -1;
-    if (segment < before || segment < 0 || segment >= table.rows) {
+    int64_t group, pack;
+    DivMod(item, table.dim / kSize, &group, &pack);
+    const int64_t first = group * kSegmentRows;
+    if (first >= table.count) return;
+    const int64_t count = table.count - first < kSegmentRows ? table.count - first : kSegmentRows;
+    const int64_t before = first > 0 ? static_cast<int64_t>(table.indices[first - 1]) : -1;
+    Index segments[kSegmentRows];
+    for (int k = 0; k < kSegmentRows; ++k) {
+      segments[k] = table.indices[first + (k < count ? k : count - 1)];
+    }
+    int64_t last = before;
+    bool good = true;
+    for (int k = 0; k < kSegmentRows; ++k) {
+      const int64_t segment = static_cast<int64_t>(segments[k]);
+      good = good && segment >= 0 && segment >= last && segment < table.rows;
+      last = segment;
+    }
+    if (!good) {
       MarkBad(bad);
       return;
     }
-    if (segment == before || table.out == nullptr) return;
-    const float* value = table.updates + i * table.dim + pack * kSize;
-    Pack<kSize> sum = Load<kSize>(value);
-    for (++i; i < table.count && static_cast<int64_t>(table.indices[i]) == segment; ++i) {
-      value += table.dim;
-      AddTo(&sum, Load<kSize>(value));
+    if (last == before || table.out == nullptr) return;
+    const float* const from = table.updates + first * table.dim + pack * kSize;
+    float* const to = table.out + pack * kSize;
+    Pack<kSize> values[kSegmentRows];
+    for (int k = 0; k < kSegmentRows; ++k) {
+      if (k < count && static_cast<int64_t>(segments[k]) != before) {
+        values[k] = LoadAligned<kSize>(from + k * table.dim);
+      }
     }
-    Store<kSize>(sum, table.out + segment * table.dim + pack * kSize);
+    int64_t current = before;
+    Pack<kSize> sum = Zeros<kSize>();
+    for (int k = 0; k < kSegmentRows; ++k) {
+      const int64_t segment = static_cast<int64_t>(segments[k]);
+      if (k >= count || segment == before) continue;
+      if (segment == current) {
+        AddTo(&sum, values[k]);
+        continue;
+      }
+      if (current != before) StoreAligned<kSize>(sum, to + current * table.dim);
+      current = segment;
+      sum = values[k];
+    }
+    AddRest<kSize>(table, first + kSegmentRows, pack, current, &sum);
+    StoreAligned<kSize>(sum, to + current * table.dim);
+  }
+
+  // Adds the rows from `i` on that belong to `segment`.
+  template <int kSize>
+  MONO_DEVICE void AddRest(const SegmentTable<Index>& table, int64_t i, int64_t pack,
+                           int64_t segment, Pack<kSize>* sum) const {
+    constexpr int kAtOnce = 4;
+    const float* from = table.updates + i * table.dim + pack * kSize;
+    for (bool more = true; more; i += kAtOnce, from += kAtOnce * table.dim) {
+      bool mine[kAtOnce];
+      Pack<kSize> values[kAtOnce];
+      for (int k = 0; k < kAtOnce; ++k) {
+        mine[k] = i + k < table.count && static_cast<int64_t>(table.indices[i + k]) == segment;
+      }
+      for (int k = 0; k < kAtOnce; ++k) {
+        if (mine[k]) values[k] = LoadAligned<kSize>(from + k * table.dim);
+      }
+      for (int k = 0; k < kAtOnce; ++k) {
+        more = more && mine[k];
+        if (more) AddTo(sum, values[k]);
+      }
+    }
   }
 
   MONO_DEVICE void operator()(int64_t tile, int lane) const {
@@ -74,10 +126,10 @@ int SegmentSum(Stream stream, int64_t n, const void* const* indices, const int64
     // Without columns there is nothing to add, but the indices are looked at.
     const int64_t dim = dims[i] > 0 ? dims[i] : 1;
     float* const to = dims[i] > 0 ? out + out_offsets[i] : nullptr;
-    const int64_t pack = dim % 4 == 0 ? 4 : 1;
+    const int64_t pack = dim % 4 == 0 && IsAligned(updates[i]) && IsAligned(to) ? 4 : 1;
     tables.push_back({static_cast<const Index*>(indices[i]), updates[i], to, counts[i], rows[i],
                       dim, tiles, pack});
-    tiles += CeilDiv(counts[i] * (dim / pack), kLanes);
+    tiles += CeilDiv(CeilDiv(counts[i], kSegmentRows) * (dim / pack), kLanes);
   }
   Workspace space;
   const auto slot = space.Put(tables);
@@ -89,159 +141,209 @@ int SegmentSum(Stream stream, int64_t n, const void* const* indices, const int64
       SegmentTile<Index>{space.At(slot), static_cast<int64_t>(tables.size()), space.bad()});
 }
 
-// One slice of the columns of a table.
+// Columns of a table: those of one slice.
 struct Slice {
-  const int32_t* splits;
-  const float* from;
-  float* to;
-  int64_t rows;    // of the table
-  int64_t width;   // of the table
+  float* data;
   int64_t column;  // in the table
   int64_t dim;
+};
+
+struct Table {
+  const int32_t* splits;
+  const Slice* slices;
+  float* data;
+  int64_t num_slices;
+  int64_t rows;
+  int64_t width;
   int64_t first_tile;
   int64_t pack;
-};
 
-// The row splits of every table, checked by the slices' own tiles as far as they use them, and here
-// at both ends.
-struct CheckEnds {
-  const int32_t* splits;
-  const int64_t* rows;
-  int64_t batch;
-  int32_t* bad;
-
-  MONO_DEVICE void operator()(int64_t table) const {
-    const int32_t* const own = splits + table * (batch + 1);
-    if (own[0] != 0 || own[batch] != rows[table]) MarkBad(bad);
-  }
-};
-
-MONO_DEVICE bool SegmentOf(const Slice& slice, int64_t b, int32_t* bad, int64_t* begin,
-                           int64_t* end) {
-  *begin = slice.splits[b];
-  *end = slice.splits[b + 1];
-  if (*begin >= 0 && *begin <= *end && *end <= slice.rows) return true;
-  MarkBad(bad);
-  return false;
-}
-
-// Item = (example, pack of columns).
-struct ReduceTile {
-  const Slice* slices;
-  int64_t n;
-  int64_t batch;
-  int32_t* bad;
-
-  template <int kSize>
-  MONO_DEVICE void Run(const Slice& slice, int64_t item) const {
-    const int64_t packs = slice.dim / kSize;
-    if (item >= batch * packs) return;
-    int64_t b, pack, begin, end;
-    DivMod(item, packs, &b, &pack);
-    Pack<kSize> sum = Zeros<kSize>();
-    if (SegmentOf(slice, b, bad, &begin, &end) && begin < end) {
-      const float* value = slice.from + begin * slice.width + slice.column + pack * kSize;
-      sum = Load<kSize>(value);
-      for (int64_t row = begin + 1; row < end; ++row) {
-        value += slice.width;
-        AddTo(&sum, Load<kSize>(value));
-      }
-    }
-    Store<kSize>(sum, slice.to + item * kSize);
-  }
-
-  MONO_DEVICE void operator()(int64_t tile, int lane) const {
-    const Slice slice = slices[FindPart(slices, n, tile)];
-    const int64_t item = (tile - slice.first_tile) * kLanes + lane;
-    if (slice.pack == 4) {
-      Run<4>(slice, item);
-    } else {
-      Run<1>(slice, item);
-    }
-  }
-};
-
-// Checks that the splits of every table never decrease: item = (table, example).
-struct CheckOrder {
-  const int32_t* splits;
-  int64_t batch;
-  int32_t* bad;
-
-  MONO_DEVICE void operator()(int64_t item) const {
-    int64_t table, b;
-    DivMod(item, batch, &table, &b);
-    const int32_t* const own = splits + table * (batch + 1);
-    if (own[b] > own[b + 1]) MarkBad(bad);
-  }
-};
-
-// Item = (row of the table, pack of columns of the slice).
-struct SpreadTile {
-  const Slice* slices;
-  int64_t n;
-  int64_t batch;
-  const int32_t* bad;
-
-  template <int kSize>
-  MONO_DEVICE void Run(const Slice& slice, int64_t item) const {
-    const int64_t packs = slice.dim / kSize;
-    if (item >= slice.rows * packs) return;
-    int64_t row, pack;
-    DivMod(item, packs, &row, &pack);
-    int64_t low = 0, high = batch;  // the last example that starts at or before the row
+  // The slice that has a column.
+  MONO_DEVICE const Slice& SliceOf(int64_t column) const {
+    int64_t low = 0, high = num_slices;
     while (high - low > 1) {
       const int64_t middle = (low + high) / 2;
-      if (slice.splits[middle] <= row) {
+      if (slices[middle].column <= column) {
         low = middle;
       } else {
         high = middle;
       }
     }
+    return slices[low];
+  }
+};
+
+// Checks the row splits of every table: item = (table, split).
+struct CheckSplits {
+  const int32_t* splits;
+  const int64_t* rows;
+  int64_t batch;
+  int32_t* bad;
+
+  MONO_DEVICE void operator()(int64_t item) const {
+    int64_t table, b;
+    DivMod(item, batch + 1, &table, &b);
+    const int64_t split = splits[item];
+    if (b == 0 ? split != 0 : split < splits[item - 1]) MarkBad(bad);
+    if (b == batch && split != rows[table]) MarkBad(bad);
+  }
+};
+
+// Item = (example, pack of columns).
+struct ReduceTile {
+  const Table* tables;
+  int64_t n;
+  int64_t batch;
+
+  template <int kSize>
+  MONO_DEVICE void Run(const Table& table, int64_t item) const {
+    const int64_t packs = table.width / kSize;
+    if (item >= batch * packs) return;
+    int64_t b, pack;
+    DivMod(item, packs, &b, &pack);
+    const int64_t begin = table.splits[b];
+    int64_t end = table.splits[b + 1];
+    // Bad splits are found elsewhere in this launch; here nothing outside the table is read.
+    if (begin < 0 || end > table.rows) end = begin;
     const int64_t column = pack * kSize;
-    Store<kSize>(Load<kSize>(slice.from + low * slice.dim + column),
-                 slice.to + row * slice.width + slice.column + column);
+    const float* from = table.data + begin * table.width + column;
+    Pack<kSize> sum = Zeros<kSize>();
+    for (int64_t row = begin; row < end; row += kReduceRows, from += kReduceRows * table.width) {
+      Pack<kSize> values[kReduceRows];
+      for (int k = 0; k < kReduceRows; ++k) {
+        if (row + k < end) values[k] = LoadAligned<kSize>(from + k * table.width);
+      }
+      for (int k = 0; k < kReduceRows; ++k) {
+        if (row + k >= end) continue;
+        if (row + k == begin) {
+          sum = values[k];
+        } else {
+          AddTo(&sum, values[k]);
+        }
+      }
+    }
+    const Slice& slice = table.SliceOf(column);
+    StoreAligned<kSize>(sum, slice.data + b * slice.dim + (column - slice.column));
   }
 
   MONO_DEVICE void operator()(int64_t tile, int lane) const {
-    if (*bad != 0) return;
-    const Slice slice = slices[FindPart(slices, n, tile)];
-    const int64_t item = (tile - slice.first_tile) * kLanes + lane;
-    if (slice.pack == 4) {
-      Run<4>(slice, item);
+    const Table table = tables[FindPart(tables, n, tile)];
+    const int64_t item = (tile - table.first_tile) * kLanes + lane;
+    if (table.pack == 4) {
+      Run<4>(table, item);
     } else {
-      Run<1>(slice, item);
+      Run<1>(table, item);
     }
   }
 };
 
-// point(table, slice number, &slice) sets what is read and written. by_rows: items are rows of the
-// tables, not examples.
-template <typename Point>
-std::vector<Slice> CutSlices(int64_t tables, int64_t batch, const int32_t* splits,
-                             const int64_t* rows, const int64_t* num_slices,
-                             const int64_t* slice_dims, bool by_rows, const Point& point,
-                             int64_t* tiles) {
-  std::vector<Slice> slices;
-  int64_t s = 0;
-  *tiles = 0;
-  for (int64_t i = 0; i < tables; ++i) {
-    int64_t width = 0;
-    for (int64_t k = 0; k < num_slices[i]; ++k) width += slice_dims[s + k];
-    int64_t column = 0;
-    for (int64_t k = 0; k < num_slices[i]; ++k, ++s) {
-      const int64_t dim = slice_dims[s];
-      const int64_t pack = dim % 4 == 0 ? 4 : 1;
-      const int64_t items = (by_rows ? rows[i] : batch) * (dim / pack);
-      Slice slice{
-          splits + i * (batch + 1), nullptr, nullptr, rows[i], width, column, dim, *tiles, pack};
-      point(i, s, &slice);
-      column += dim;
-      if (items == 0) continue;
-      slices.push_back(slice);
-      *tiles += CeilDiv(items, kLanes);
+// Item = (kSpreadRows rows of the table, pack of columns). There is at least one example. Where the
+// splits are bad any of them is taken.
+struct SpreadTile {
+  const Table* tables;
+  int64_t n;
+  int64_t batch;
+
+  // The example of `row`, which is `low` or a later one.
+  MONO_DEVICE int64_t ExampleOf(const int32_t* splits, int64_t low, int64_t row) const {
+    for (int step = 0; step < 4; ++step) {
+      if (low + 1 >= batch || splits[low + 1] > row) return low;
+      ++low;
+    }
+    return LastAtMost(splits, low, batch, row);
+  }
+
+  template <int kSize>
+  MONO_DEVICE void Run(const Table& table, int64_t item) const {
+    int64_t group, pack;
+    DivMod(item, table.width / kSize, &group, &pack);
+    const int64_t first = group * kSpreadRows;
+    if (first >= table.rows) return;
+    const int64_t column = pack * kSize;
+    const Slice& slice = table.SliceOf(column);
+    const float* const from = slice.data + (column - slice.column);
+    float* const to = table.data + first * table.width + column;
+    int64_t examples[kSpreadRows];
+    examples[0] = LastAtMost(table.splits, 0, batch, first);
+    for (int k = 1; k < kSpreadRows; ++k) {
+      examples[k] = ExampleOf(table.splits, examples[k - 1], first + k);
+    }
+    Pack<kSize> values[kSpreadRows];
+    for (int k = 0; k < kSpreadRows; ++k) {
+      values[k] = LoadAligned<kSize>(from + examples[k] * slice.dim);
+    }
+    for (int k = 0; k < kSpreadRows; ++k) {
+      if (first + k < table.rows) StoreAligned<kSize>(values[k], to + k * table.width);
     }
   }
-  return slices;
+
+  MONO_DEVICE void operator()(int64_t tile, int lane) const {
+    const Table table = tables[FindPart(tables, n, tile)];
+    const int64_t item = (tile - table.first_tile) * kLanes + lane;
+    if (table.pack == 4) {
+      Run<4>(table, item);
+    } else {
+      Run<1>(table, item);
+    }
+  }
+};
+
+// The arguments of reduce-and-split and its gradient, which differ in what they read and write.
+struct ReduceArguments {
+  int64_t tables;
+  int64_t batch;
+  const int32_t* splits;
+  float* const* table_data;
+  float* const* slice_data;
+  const int64_t* rows;
+  const int64_t* num_slices;
+  const int64_t* slice_dims;
+};
+
+// Runs Tile{tables, n, batch} over tables whose rows are cut into groups of `group_rows`; 0: over
+// their examples.
+template <typename Tile>
+int RunOnTables(Stream stream, const ReduceArguments& in, int64_t group_rows, void* workspace,
+                int64_t* workspace_bytes) {
+  std::vector<Slice> slices;
+  std::vector<Table> tables;
+  std::vector<int64_t> first_slices;
+  int64_t s = 0, tiles = 0;
+  for (int64_t i = 0; i < in.tables; ++i) {
+    int64_t width = 0, pack = IsAligned(in.table_data[i]) ? 4 : 1;
+    const int64_t first_slice = static_cast<int64_t>(slices.size());
+    for (int64_t k = 0; k < in.num_slices[i]; ++k, ++s) {
+      const int64_t dim = in.slice_dims[s];
+      if (dim == 0) continue;  // it would share its column with the next
+      slices.push_back({in.slice_data[s], width, dim});
+      width += dim;
+      if (dim % 4 != 0 || !IsAligned(in.slice_data[s])) pack = 1;
+    }
+    const int64_t groups = group_rows == 0 ? in.batch : CeilDiv(in.rows[i], group_rows);
+    if (width == 0 || groups == 0 || in.batch == 0) continue;
+    tables.push_back({in.splits + i * (in.batch + 1), nullptr, in.table_data[i],
+                      static_cast<int64_t>(slices.size()) - first_slice, in.rows[i], width, tiles,
+                      pack});
+    first_slices.push_back(first_slice);
+    tiles += CeilDiv(groups * (width / pack), kLanes);
+  }
+  Workspace space;
+  const auto slice_slot = space.Put(slices);
+  if (workspace != nullptr) {
+    (void)space.Measure(workspace, workspace_bytes);
+    for (size_t i = 0; i < tables.size(); ++i) {
+      tables[i].slices = space.At(slice_slot) + first_slices[i];
+    }
+  }
+  const auto table_slot = space.Put(tables);
+  const auto rows_slot = space.Put(std::vector<int64_t>(in.rows, in.rows + in.tables));
+  if (space.Measure(workspace, workspace_bytes)) return MONO_GPU_OK;
+  MONO_GPU_TRY(space.Upload(stream));
+  const int64_t checks = in.tables * (in.batch + 1);
+  return ForTiles(
+      stream, tiles, Tile{space.At(table_slot), static_cast<int64_t>(tables.size()), in.batch},
+      CeilDiv(checks, kLanes),
+      EachItem<CheckSplits>{checks, {in.splits, space.At(rows_slot), in.batch, space.bad()}});
 }
 
 }  // namespace
@@ -267,23 +369,11 @@ int mono_gpu_op_reduce_split(void* stream, int64_t tables, int64_t batch, const 
                              const int64_t* num_slices, const int64_t* slice_dims,
                              float* const* slices, void* workspace, int64_t* workspace_bytes) {
   return Guard([&]() -> int {
-    int64_t tiles;
-    const std::vector<Slice> parts = CutSlices(
-        tables, batch, splits, rows, num_slices, slice_dims, /*by_rows=*/false,
-        [&](int64_t table, int64_t s, Slice* slice) {
-          slice->from = updates[table];
-          slice->to = slices[s];
-        },
-        &tiles);
-    Workspace space;
-    const auto slot = space.Put(parts);
-    const auto ends = space.Put(std::vector<int64_t>(rows, rows + tables));
-    if (space.Measure(workspace, workspace_bytes)) return MONO_GPU_OK;
-    MONO_GPU_TRY(space.Upload(stream));
-    MONO_GPU_TRY(ForEach(stream, tables, CheckEnds{splits, space.At(ends), batch, space.bad()}));
-    return ForTiles(
-        stream, tiles,
-        ReduceTile{space.At(slot), static_cast<int64_t>(parts.size()), batch, space.bad()});
+    // Tables are only read here, slices in the gradient.
+    return RunOnTables<ReduceTile>(stream,
+                                   {tables, batch, splits, const_cast<float* const*>(updates),
+                                    slices, rows, num_slices, slice_dims},
+                                   /*group_rows=*/0, workspace, workspace_bytes);
   });
 }
 
@@ -293,25 +383,10 @@ int mono_gpu_op_reduce_split_grad(void* stream, int64_t tables, int64_t batch,
                                   const int64_t* slice_dims, float* const* outputs, void* workspace,
                                   int64_t* workspace_bytes) {
   return Guard([&]() -> int {
-    int64_t tiles;
-    const std::vector<Slice> parts = CutSlices(
-        tables, batch, splits, rows, num_slices, slice_dims, /*by_rows=*/true,
-        [&](int64_t table, int64_t s, Slice* slice) {
-          slice->from = slices[s];
-          slice->to = outputs[table];
-        },
-        &tiles);
-    Workspace space;
-    const auto slot = space.Put(parts);
-    const auto ends = space.Put(std::vector<int64_t>(rows, rows + tables));
-    if (space.Measure(workspace, workspace_bytes)) return MONO_GPU_OK;
-    MONO_GPU_TRY(space.Upload(stream));
-    MONO_GPU_TRY(ForEach(stream, tables, CheckEnds{splits, space.At(ends), batch, space.bad()}));
-    MONO_GPU_TRY(ForEach(stream, tables * batch, CheckOrder{splits, batch, space.bad()}));
-    // Rows without an example are bad, so what remains has one.
-    if (batch == 0) return MONO_GPU_OK;
-    return ForTiles(
-        stream, tiles,
-        SpreadTile{space.At(slot), static_cast<int64_t>(parts.size()), batch, space.bad()});
+    return RunOnTables<SpreadTile>(
+        stream,
+        {tables, batch, splits, outputs, const_cast<float* const*>(slices), rows, num_slices,
+         slice_dims},
+        kSpreadRows, workspace, workspace_bytes);
   });
 }

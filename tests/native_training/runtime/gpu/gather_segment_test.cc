@@ -113,7 +113,7 @@ TEST(GpuGatherTest, GathersRows) {
 TEST(GpuGatherTest, AddsGradientsInOneOrder) {
   std::mt19937 random(2);
   for (const std::vector<int64_t>& dims :
-       {std::vector<int64_t>{1, 5, 13}, std::vector<int64_t>{16, 64, 8}}) {
+       {std::vector<int64_t>{1, 5, 13}, {16, 64, 8}, {5, 7, 13}, {16, 16, 16}, {140, 8, 8}}) {
     const Tables tables = MakeTables(dims, {500, 33, 2000}, &random);
     OnDevice device(tables);
     const Buffer<float> out(std::vector<float>(tables.size, 7.0f));
@@ -125,6 +125,22 @@ TEST(GpuGatherTest, AddsGradientsInOneOrder) {
     device.GatherGrad(0.5f, out);
     EXPECT_EQ(out.Read(), first);
   }
+}
+
+TEST(GpuGatherTest, AddsManyRowsToFewPlaces) {
+  std::mt19937 random(9);
+  Tables tables = MakeTables({16, 16}, {700, 300}, &random);
+  for (auto& offsets : tables.offsets) {
+    for (int32_t& offset : offsets) {
+      offset = random() % 5 == 0 ? offset : 32 + 16 * static_cast<int32_t>(random() % 2);
+    }
+  }
+  OnDevice device(tables);
+  const Buffer<float> out(tables.size);
+
+  EXPECT_FALSE(device.GatherGrad(1.0f, out));
+
+  EXPECT_EQ(out.Read(), WantGrad(tables, 1.0f)) << "rows are added in their order";
 }
 
 TEST(GpuGatherTest, AddsRowsThatOverlap) {
@@ -280,7 +296,8 @@ TEST(GpuSegmentTest, ReducesAndSplits) {
     int32_t row = 0;
     reduce.splits.push_back(0);
     for (int64_t b = 0; b < reduce.batch; ++b) {
-      row += static_cast<int32_t>(random() % 4);
+      // Long segments, and long gaps between them.
+      row += b % 25 < 12 ? 0 : static_cast<int32_t>(random() % 12);
       reduce.splits.push_back(row);
     }
     reduce.rows.push_back(row);

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <random>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "monolith/native_training/runtime/distribution/embedding_layout.h"
@@ -41,6 +42,22 @@ LayoutConfig MakeConfig(int64_t unit) {
       OutType::kStack, {{"fa", unit, 3 * unit}, {"fc", 0, 2 * unit}}, {{-1, 2, 2 * unit}}};
   config.outs["vec"] = {
       OutType::kConcat, {{"fa", unit, 3 * unit}, {"fb", unit, 3 * unit}}, {{-1, 4 * unit}}};
+  return config;
+}
+
+// The same where every column is in one slice and all embeddings have one width.
+LayoutConfig MakeConfigOfOneWidth(int64_t unit) {
+  LayoutConfig config;
+  config.features["fa"] = {"t", Pooling::kSum, 2 * unit, 0};
+  config.features["fb"] = {"t", Pooling::kMean, 2 * unit, 0};
+  config.features["fc"] = {"u", Pooling::kMean, 2 * unit, 0};
+  config.features["fs"] = {"t", Pooling::kFirstN, 2 * unit, 2};
+  config.outs["bias"] = {
+      OutType::kAddN, {{"fa", 0, unit}, {"fb", 0, unit}, {"fc", unit, 2 * unit}}, {{-1, unit}}};
+  config.outs["none"] = {OutType::kNone, {{"fc", 0, unit}}, {{-1, unit}}};
+  config.outs["seq"] = {OutType::kNone, {{"fs", 0, 2 * unit}}, {{-1, 2, 2 * unit}}};
+  config.outs["vec"] = {
+      OutType::kConcat, {{"fa", unit, 2 * unit}, {"fb", unit, 2 * unit}}, {{-1, 2 * unit}}};
   return config;
 }
 
@@ -171,9 +188,14 @@ bool Backward(const LayoutPlan& plan, const Request& request,
   return bad;
 }
 
-class GpuLayoutTest : public ::testing::TestWithParam<int64_t> {
+// Parameters: the unit of widths, and how they are made of it.
+class GpuLayoutTest
+    : public ::testing::TestWithParam<std::tuple<int64_t, LayoutConfig (*)(int64_t)>> {
  protected:
-  GpuLayoutTest() { EXPECT_EQ(plan_.Build(MakeConfig(GetParam())), ""); }
+  GpuLayoutTest() {
+    const auto& [unit, make] = GetParam();
+    EXPECT_EQ(plan_.Build(make(unit)), "");
+  }
 
   std::vector<std::vector<float>> Outputs(int64_t batch) {
     std::vector<std::vector<float>> outputs;
@@ -302,7 +324,9 @@ TEST_P(GpuLayoutTest, FindsWhatTheEngineFinds) {
   EXPECT_GT(accepted, 20);
 }
 
-INSTANTIATE_TEST_SUITE_P(Widths, GpuLayoutTest, ::testing::Values(1, 4, 5, 16));
+INSTANTIATE_TEST_SUITE_P(Widths, GpuLayoutTest,
+                         ::testing::Combine(::testing::Values(1, 4, 5, 16),
+                                            ::testing::Values(&MakeConfig, &MakeConfigOfOneWidth)));
 
 }  // namespace
 }  // namespace gpu

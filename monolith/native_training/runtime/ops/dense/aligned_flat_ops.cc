@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "monolith/native_training/runtime/dense/dense_kernels.h"
+#include "monolith/native_training/runtime/ops/dense/aligned_flat.h"
 #include "monolith/native_training/runtime/ops/support/device_runner.h"
 #include "monolith/native_training/runtime/ops/support/kernel_registration.h"
 #include "monolith/native_training/runtime/ops/support/op_checks.h"
@@ -23,17 +24,6 @@ using shape_inference::InferenceContext;
 using shape_inference::ShapeHandle;
 
 constexpr int64_t kGrain = 1 << 16;
-constexpr int64_t kAlignment = EIGEN_MAX_ALIGN_BYTES / sizeof(float);
-
-// Returns where each tensor starts, then the length of the whole buffer.
-std::vector<int64_t> AlignedOffsets(const OpInputList& inputs) {
-  std::vector<int64_t> offsets = {0};
-  for (const Tensor& input : inputs) {
-    const int64_t blocks = (input.NumElements() + kAlignment - 1) / kAlignment;
-    offsets.push_back(offsets.back() + blocks * kAlignment);
-  }
-  return offsets;
-}
 
 class AlignedFlatConcatOp : public OpKernel {
  public:
@@ -61,6 +51,7 @@ class AlignedFlatConcatOp : public OpKernel {
   }
 };
 
+// Views, wherever the buffer lies: there is nothing for a device to do.
 class AlignedFlatSplitOp : public OpKernel {
  public:
   using OpKernel::OpKernel;
@@ -121,6 +112,7 @@ inputs: only their shapes count.
 
 REGISTER_GUARDED_KERNEL(Name("MonolithAlignedFlatConcat").Device(DEVICE_CPU), AlignedFlatConcatOp);
 REGISTER_GUARDED_KERNEL(Name("MonolithAlignedFlatSplit").Device(DEVICE_CPU), AlignedFlatSplitOp);
+REGISTER_GUARDED_KERNEL(Name("MonolithAlignedFlatSplit").Device(DEVICE_GPU), AlignedFlatSplitOp);
 
 }  // namespace
 }  // namespace monolith_tf

@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "monolith/native_training/runtime/ops/dense/aligned_flat.h"
 #include "monolith/native_training/runtime/ops/dense/clip_norm.h"
 #include "monolith/native_training/runtime/ops/dense/ffm_sizes.h"
 #include "monolith/native_training/runtime/ops/dense/locked_variables.h"
@@ -230,9 +231,6 @@ class GlobalL2ReduceGpuOp : public GpuKernel {
   }
 };
 
-// Floats to which MonolithAlignedFlatConcat pads each tensor.
-constexpr int64_t kAlignment = EIGEN_MAX_ALIGN_BYTES / sizeof(float);
-
 class AlignedFlatConcatGpuOp : public GpuKernel {
  public:
   using GpuKernel::GpuKernel;
@@ -244,53 +242,20 @@ class AlignedFlatConcatGpuOp : public GpuKernel {
     const Tensor& scale = ctx->input(inputs.size());
     TF_RETURN_IF_ERROR(CheckScalar("scale", scale));
     const FloatList list(inputs);
-    std::vector<int64_t> padded;
-    int64_t total = 0;
-    for (const int64_t size : list.sizes) {
-      padded.push_back((size + kAlignment - 1) / kAlignment * kAlignment);
-      total += padded.back();
-    }
+    const std::vector<int64_t> offsets = AlignedOffsets(inputs);
     Tensor* flat;
-    TF_RETURN_IF_ERROR(AllocateOutput(ctx, 0, {total}, &flat));
+    TF_RETURN_IF_ERROR(AllocateOutput(ctx, 0, {offsets.back()}, &flat));
     std::vector<float*> outputs;
-    float* out = MutableFloats(*flat);
-    for (const int64_t size : padded) {
-      outputs.push_back(out);
-      out += size;
+    std::vector<int64_t> padded;
+    for (size_t i = 0; i + 1 < offsets.size(); ++i) {
+      outputs.push_back(MutableFloats(*flat) + offsets[i]);
+      padded.push_back(offsets[i + 1] - offsets[i]);
     }
     return call->Run([&](void* workspace, int64_t* bytes) {
       return call->library().op_scale(call->stream(), list.n(), list.pointers.data(),
                                       list.sizes.data(), outputs.data(), padded.data(),
                                       Floats(scale), workspace, bytes);
     });
-  }
-};
-
-// Views: the device has nothing to do.
-class AlignedFlatSplitGpuOp : public OpKernel {
- public:
-  using OpKernel::OpKernel;
-
-  void Compute(OpKernelContext* ctx) override {
-    OpInputList inputs;
-    OP_REQUIRES_OK(ctx, ctx->input_list("inputs", &inputs));
-    const Tensor& flat = ctx->input(inputs.size());
-    OP_REQUIRES_OK(ctx, CheckVector("flat", flat));
-    std::vector<int64_t> offsets = {0};
-    for (const Tensor& input : inputs) {
-      const int64_t blocks = (input.NumElements() + kAlignment - 1) / kAlignment;
-      offsets.push_back(offsets.back() + blocks * kAlignment);
-    }
-    OP_REQUIRES_OK(ctx, CheckEqual("size of flat", flat.NumElements(),
-                                   "the aligned sizes of inputs together", offsets.back()));
-    for (int i = 0; i < inputs.size(); ++i) {
-      Tensor view;
-      OP_REQUIRES(ctx,
-                  view.CopyFrom(flat.Slice(offsets[i], offsets[i] + inputs[i].NumElements()),
-                                inputs[i].shape()),
-                  errors::Internal("cannot view flat as inputs[", i, "]"));
-      ctx->set_output(i, std::move(view));
-    }
   }
 };
 
@@ -364,7 +329,6 @@ REGISTER_GUARDED_KERNEL(Name("MonolithClipByGlobalNormFused")
 REGISTER_GUARDED_KERNEL(Name("GlobalL2Reduce").Device(DEVICE_GPU), GlobalL2ReduceGpuOp);
 REGISTER_GUARDED_KERNEL(Name("MonolithAlignedFlatConcat").Device(DEVICE_GPU),
                         AlignedFlatConcatGpuOp);
-REGISTER_GUARDED_KERNEL(Name("MonolithAlignedFlatSplit").Device(DEVICE_GPU), AlignedFlatSplitGpuOp);
 REGISTER_GUARDED_KERNEL(Name("FFM").Device(DEVICE_GPU), FfmGpuOp);
 REGISTER_GUARDED_KERNEL(Name("FFMGrad").Device(DEVICE_GPU), FfmGradGpuOp);
 

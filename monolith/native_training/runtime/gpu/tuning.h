@@ -1,0 +1,35 @@
+// How many accesses a lane has in flight. A card hides the time of one by the others, and more of
+// them cost registers, so the best number has to be measured: benchmarks/gpu_kernels.py compiles
+// the library with others and compares.
+#ifndef MONOLITH_NATIVE_TRAINING_RUNTIME_GPU_TUNING_H_
+#define MONOLITH_NATIVE_TRAINING_RUNTIME_GPU_TUNING_H_
+
+#ifndef MONO_GPU_SEGMENT_ROWS
+#define MONO_GPU_SEGMENT_ROWS 8
+#endif
+#ifndef MONO_GPU_REDUCE_ROWS
+#define MONO_GPU_REDUCE_ROWS 4
+#endif
+#ifndef MONO_GPU_SPREAD_ROWS
+#define MONO_GPU_SPREAD_ROWS 8
+#endif
+#ifndef MONO_GPU_POOL_ITEMS
+#define MONO_GPU_POOL_ITEMS 2
+#endif
+#ifndef MONO_GPU_SCATTER_ROWS
+#define MONO_GPU_SCATTER_ROWS 8
+#endif
+
+namespace monolith {
+namespace gpu {
+
+constexpr int kSegmentRows = MONO_GPU_SEGMENT_ROWS;  // that a lane of a segment sum adds
+constexpr int kReduceRows = MONO_GPU_REDUCE_ROWS;    // read at once by reduce-and-split
+constexpr int kSpreadRows = MONO_GPU_SPREAD_ROWS;    // that a lane of its gradient writes
+constexpr int kPoolItems = MONO_GPU_POOL_ITEMS;      // places of outputs of a lane of the layout
+constexpr int kScatterRows = MONO_GPU_SCATTER_ROWS;  // that a lane of scatter_sum.h adds
+
+}  // namespace gpu
+}  // namespace monolith
+
+#endif  // MONOLITH_NATIVE_TRAINING_RUNTIME_GPU_TUNING_H_
