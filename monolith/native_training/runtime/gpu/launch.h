@@ -15,8 +15,10 @@
 #if defined(__CUDACC__)
 #include <cuda_runtime.h>
 #define MONO_DEVICE __device__ __forceinline__
+#define MONO_UNROLL _Pragma("unroll")
 #else
 #define MONO_DEVICE inline
+#define MONO_UNROLL
 #endif
 
 namespace monolith {
@@ -162,6 +164,20 @@ inline int CopyToDevice(Stream stream, const void* from, void* to, int64_t bytes
 #else
   (void)stream;
   std::memcpy(to, from, bytes);
+  return MONO_GPU_OK;
+#endif
+}
+
+// Copies to the host and waits for it.
+inline int CopyToHost(Stream stream, const void* from, void* to, int64_t bytes) {
+#if defined(__CUDACC__)
+  MONO_GPU_TRY(CheckCuda(cudaMemcpyAsync(to, from, static_cast<size_t>(bytes),
+                                         cudaMemcpyDeviceToHost, static_cast<cudaStream_t>(stream)),
+                         "copy to the host"));
+  return CheckCuda(cudaStreamSynchronize(static_cast<cudaStream_t>(stream)), "synchronization");
+#else
+  (void)stream;
+  std::memcpy(to, from, static_cast<size_t>(bytes));
   return MONO_GPU_OK;
 #endif
 }
