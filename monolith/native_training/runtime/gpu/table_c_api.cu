@@ -189,6 +189,37 @@ int mono_gpu_table_stats(MonoGpuTable* table, MonoGpuTableStats* stats) {
   });
 }
 
+int mono_gpu_table_save_shard(MonoGpuTable* table, void* stream, int32_t shard,
+                              int32_t leave_out_expired, MonoGpuSink sink, void* context,
+                              int64_t* num_records) {
+  return Guard([&] {
+    std::string records;
+    int64_t saved = 0;
+    const monolith::engine::ExpiryPolicy* const policy =
+        leave_out_expired ? &table->table->expiry() : nullptr;
+    MONO_GPU_TRY(table->table->SaveShard(stream, shard, policy, &records, &saved));
+    if (!records.empty() &&
+        sink(context, records.data(), static_cast<int64_t>(records.size())) != 0) {
+      return monolith::gpu::Fail(
+          MONO_GPU_FAILED_PRECONDITION,
+          "the records of shard " + std::to_string(shard) + " could not be written");
+    }
+    *num_records += saved;
+    return MONO_GPU_OK;
+  });
+}
+
+int mono_gpu_table_load(MonoGpuTable* table, void* stream, const char* const* records,
+                        const int64_t* sizes, int64_t n, int64_t* state_reset) {
+  return Guard([&] {
+    std::vector<monolith::engine::RecordView> views;
+    views.reserve(static_cast<size_t>(n > 0 ? n : 0));
+    for (int64_t i = 0; i < n; ++i) views.push_back({records[i], sizes[i]});
+    return table->table->LoadRecords(stream, views.data(), static_cast<int64_t>(views.size()),
+                                     state_reset);
+  });
+}
+
 int mono_gpu_table_set_budget(int64_t bytes) {
   monolith::gpu::SetTableBudget(bytes);
   return MONO_GPU_OK;
