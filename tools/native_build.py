@@ -70,6 +70,17 @@ CUDA_FLAGS = (
   "-std=c++17 -O3 --fmad=false -Werror all-warnings -Xcompiler "
   "-fPIC,-fvisibility=hidden,-Wall,-Wextra -I."
 )
+# What of the engine the library of GPU kernels has inside; BUILD.bazel lists it, too.
+CUDA_ENGINE_SOURCES = (
+  "base/crc32c.cc",
+  "base/feature_id.cc",
+  "hash_table/compressor/compressors.cc",
+  "hash_table/compressor/retrievers.cc",
+  "hash_table/optimizer/optimizers.cc",
+  "hash_table/optimizer/stochastic_rounding.cc",
+  "hash_table/records/entry_codec.cc",
+  "hash_table/rows/row_layout.cc",
+)
 CUDA_LINK_FLAGS = "-shared -cudart static -Xlinker -z,defs"
 # As TensorFlow's builds name them; TF_CUDA_COMPUTE_CAPABILITIES overrides.
 CUDA_CAPABILITIES = "8.0,9.0"
@@ -232,6 +243,11 @@ def parquet_sources() -> list[pathlib.PurePosixPath]:
 def cuda_sources() -> list[pathlib.PurePosixPath]:
   """The sources that nvcc compiles; without it they are C++ with loops instead of launches."""
   return _glob(str(RUNTIME / "gpu"), "*.cu")
+
+
+def cuda_engine_sources() -> list[pathlib.PurePosixPath]:
+  """The engine's sources that GPU tables need: the layout of rows, and records."""
+  return [RUNTIME / source for source in CUDA_ENGINE_SOURCES]
 
 
 def engine_sources() -> list[pathlib.PurePosixPath]:
@@ -501,7 +517,7 @@ def _add_cuda_library(ninja: NinjaFile, nvcc: str) -> None:
     "LINK $out",
   )
   objects = []
-  for source in cuda_sources():
+  for source in [*cuda_sources(), *cuda_engine_sources()]:
     ninja.build([_object(source, "cuda")], "nvcc", [source])
     objects.append(_object(source, "cuda"))
   ninja.build([CUDA_LIBRARY], "nvcc_link", objects)

@@ -15,6 +15,8 @@
 #include <stdexcept>
 #include <string>
 
+#include "monolith/native_training/runtime/base/host_device.h"
+
 namespace monolith {
 namespace engine {
 
@@ -26,7 +28,7 @@ constexpr int64_t kMaxSlotsV1 = 1 << 10;
 constexpr int64_t kMaxSlotsV2 = 1 << 15;
 
 constexpr int64_t SlotOfV1(uint64_t fid) { return static_cast<int64_t>(fid >> kSignatureBitsV1); }
-constexpr int64_t SlotOfV2(uint64_t fid) {
+MONOLITH_HOST_DEVICE constexpr int64_t SlotOfV2(uint64_t fid) {
   return static_cast<int64_t>((fid >> kSignatureBitsV2) & (kMaxSlotsV2 - 1));
 }
 
@@ -90,7 +92,7 @@ static_assert(sizeof(FIDV1) == 8 && sizeof(FIDV2) == 8, "ids are stored in array
 struct IdHash {
   uint64_t first, second;  // odd
 
-  uint64_t operator()(int64_t id) const {
+  MONOLITH_HOST_DEVICE uint64_t operator()(int64_t id) const {
     uint64_t x = static_cast<uint64_t>(id);
     x ^= x >> 32;
     x *= first;

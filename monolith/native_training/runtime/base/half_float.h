@@ -6,25 +6,27 @@
 #include <cstdint>
 #include <cstring>
 
+#include "monolith/native_training/runtime/base/host_device.h"
+
 namespace monolith {
 namespace engine {
 
 constexpr float kMaxHalf = 65504.0f;
 
-inline uint32_t FloatBits(float value) {
+MONOLITH_HOST_DEVICE inline uint32_t FloatBits(float value) {
   uint32_t bits;
   std::memcpy(&bits, &value, sizeof(bits));
   return bits;
 }
 
-inline float BitsFloat(uint32_t bits) {
+MONOLITH_HOST_DEVICE inline float BitsFloat(uint32_t bits) {
   float value;
   std::memcpy(&value, &bits, sizeof(value));
   return value;
 }
 
 // Exact. Scaling by 2^112 moves the half's exponent into place and normalises subnormals.
-inline float HalfToFloat(uint16_t half) {
+MONOLITH_HOST_DEVICE inline float HalfToFloat(uint16_t half) {
   const uint32_t sign = uint32_t{half & 0x8000u} << 16;
   const uint32_t magnitude = uint32_t{half & 0x7fffu} << 13;
   const float scaled = BitsFloat(magnitude) * BitsFloat(uint32_t{127 + 112} << 23);
@@ -34,7 +36,7 @@ inline float HalfToFloat(uint16_t half) {
 }
 
 // Round to nearest, ties to even; beyond the range: clamped to +-65504. NaN stays NaN.
-inline uint16_t FloatToHalf(float value) {
+MONOLITH_HOST_DEVICE inline uint16_t FloatToHalf(float value) {
   const uint32_t bits = FloatBits(value);
   const uint32_t sign = (bits >> 16) & 0x8000u;
   const uint32_t magnitude = bits & 0x7fffffffu;

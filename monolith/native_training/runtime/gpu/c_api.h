@@ -26,6 +26,8 @@
 #define MONO_GPU_INVALID_ARGUMENT 1
 #define MONO_GPU_CUDA_ERROR 2
 #define MONO_GPU_OUT_OF_MEMORY 3
+#define MONO_GPU_UNIMPLEMENTED 4
+#define MONO_GPU_FAILED_PRECONDITION 5
 
 #if defined(__GNUC__)
 #define MONO_GPU_API __attribute__((visibility("default")))
@@ -205,6 +207,133 @@ MONO_GPU_API int mono_gpu_op_layout_grad(void* stream, const MonoGpuLayoutPlan* 
                                          const float* const* output_grads, float* out,
                                          int64_t out_size, void* workspace,
                                          int64_t* workspace_bytes);
+
+// -- Tables (gpu_table.h). Ids, values and results lie on the device unless a comment says "host".
+
+typedef struct MonoGpuTable MonoGpuTable;
+
+// The fields are those of engine::SegmentConfig; kinds are the numbers of its enumerations.
+typedef struct MonoGpuTableSegment {
+  int64_t dim;
+  int32_t optimizer;
+  int32_t initializer;
+  int32_t compressor;
+  int32_t use_nesterov;
+  int32_t decouple_weight_decay;
+  int32_t stochastic_rounding_float16;
+  float initial_accumulator_value;
+  float weight_decay;
+  float beta;
+  float l1;
+  float l2;
+  float averaging_ratio;
+  float epsilon;
+  float beta1;
+  float beta2;
+  float momentum;
+  float constant;
+  float minval;
+  float maxval;
+  float range;
+  float init_scale;
+  float max_scale;
+  float amplitude;
+  int64_t step_size;
+} MonoGpuTableSegment;
+
+typedef struct MonoGpuTableConfig {
+  const MonoGpuTableSegment* segments;
+  int64_t num_segments;
+  int64_t initial_capacity;
+  uint64_t seed;  // 0: MONOLITH_TABLE_SEED, else random
+  uint32_t default_expire_days;
+  uint32_t reserved;
+  const uint32_t* expire_slots;  // pairs of a slot and its days
+  const uint32_t* expire_days;
+  int64_t num_expire_slots;
+} MonoGpuTableConfig;
+
+// Sets dropped[i] to 1 for ids that must not enter the table yet. Called on the host.
+typedef void (*MonoGpuFilter)(void* context, const int64_t* ids, const uint32_t* counts, int64_t n,
+                              uint8_t* dropped);
+
+#define MONO_GPU_IDS_ARE_DISTINCT 0
+#define MONO_GPU_STEP_FOR_EACH 1  // of equal ids, in the order of the batch
+#define MONO_GPU_SUM_GRADIENTS 2  // of equal ids, and one step
+
+typedef struct MonoGpuWriteOptions {
+  int64_t req_time;
+  int64_t global_step;
+  const float* learning_rates;  // host, one per segment; optimize only
+  int64_t num_learning_rates;
+  int32_t duplicates;
+  int32_t reserved;
+  MonoGpuFilter filter;  // or null
+  void* filter_context;
+} MonoGpuWriteOptions;
+
+typedef struct MonoGpuTableStats {
+  int64_t size;
+  int64_t row_bytes;
+  int64_t index_bytes;
+  int64_t other_bytes;
+  int64_t slots;
+  int64_t free_rows;
+  int64_t spilled;
+  int64_t nonfinite_gradients;
+  int64_t filtered;
+  int64_t expired;
+  int64_t max_update_ts;
+  int64_t rebuilds;
+  int64_t waits;
+} MonoGpuTableStats;
+
+// Tables belong to the device that is current when they are made.
+MONO_GPU_API int mono_gpu_table_create(const MonoGpuTableConfig* config, MonoGpuTable** table);
+MONO_GPU_API void mono_gpu_table_destroy(MonoGpuTable* table);
+MONO_GPU_API int64_t mono_gpu_table_dim(const MonoGpuTable* table);
+
+// out row i = the vector of ids[i], zeros where absent; found[i] = 1 where present (or null).
+MONO_GPU_API int mono_gpu_table_lookup(MonoGpuTable* table, void* stream, const int64_t* ids,
+                                       int64_t n, float* out, uint8_t* found);
+MONO_GPU_API int mono_gpu_table_assign(MonoGpuTable* table, void* stream, const int64_t* ids,
+                                       int64_t n, const float* values,
+                                       const MonoGpuWriteOptions* options);
+MONO_GPU_API int mono_gpu_table_assign_add(MonoGpuTable* table, void* stream, const int64_t* ids,
+                                           int64_t n, const float* values,
+                                           const MonoGpuWriteOptions* options);
+MONO_GPU_API int mono_gpu_table_optimize(MonoGpuTable* table, void* stream, const int64_t* ids,
+                                         int64_t n, const float* gradients,
+                                         const MonoGpuWriteOptions* options);
+// existed[i] = 1 where ids[i] was present, else 0 (or null).
+MONO_GPU_API int mono_gpu_table_reinitialize(MonoGpuTable* table, void* stream, const int64_t* ids,
+                                             int64_t n, int64_t now, int32_t* existed);
+MONO_GPU_API int mono_gpu_table_erase(MonoGpuTable* table, void* stream, const int64_t* ids,
+                                      int64_t n);
+
+// These wait for the device.
+MONO_GPU_API int mono_gpu_table_evict(MonoGpuTable* table, void* stream, int64_t* erased);
+MONO_GPU_API int mono_gpu_table_reserve(MonoGpuTable* table, void* stream, int64_t rows);
+MONO_GPU_API int mono_gpu_table_clear(MonoGpuTable* table, void* stream);
+MONO_GPU_API int mono_gpu_table_stats(MonoGpuTable* table, MonoGpuTableStats* stats);
+
+// Takes `size` bytes; another result than 0 ends the call that hands them out.
+typedef int (*MonoGpuSink)(void* context, const char* bytes, int64_t size);
+
+// Hands out the rows of one of the 64 shards as framed records, those of the CPU's tables. Rows that
+// are expired are left out if asked for. *num_records counts on.
+MONO_GPU_API int mono_gpu_table_save_shard(MonoGpuTable* table, void* stream, int32_t shard,
+                                           int32_t leave_out_expired, MonoGpuSink sink,
+                                           void* context, int64_t* num_records);
+// Stores the rows of n records, without frames, all of them on the host; the last of equal ids
+// stays. *state_reset counts segments whose state was missing or of another optimizer. On an error
+// some rows are stored.
+MONO_GPU_API int mono_gpu_table_load(MonoGpuTable* table, void* stream, const char* const* records,
+                                     const int64_t* sizes, int64_t n, int64_t* state_reset);
+
+// Bytes that all tables of the process may have; 0: MONOLITH_GPU_TABLE_BYTES, else 70 % of the
+// card.
+MONO_GPU_API int mono_gpu_table_set_budget(int64_t bytes);
 
 #ifdef __cplusplus
 }  // extern "C"

@@ -192,6 +192,20 @@ inline int CopyToDevice(Stream stream, const void* from, void* to, int64_t bytes
 #endif
 }
 
+// Copies to the host and waits for it.
+inline int CopyToHost(Stream stream, const void* from, void* to, int64_t bytes) {
+#if defined(__CUDACC__)
+  MONO_GPU_TRY(CheckCuda(cudaMemcpyAsync(to, from, static_cast<size_t>(bytes),
+                                         cudaMemcpyDeviceToHost, static_cast<cudaStream_t>(stream)),
+                         "copy to the host"));
+  return CheckCuda(cudaStreamSynchronize(static_cast<cudaStream_t>(stream)), "synchronization");
+#else
+  (void)stream;
+  std::memcpy(to, from, static_cast<size_t>(bytes));
+  return MONO_GPU_OK;
+#endif
+}
+
 // Sets every byte.
 inline int FillBytes(Stream stream, void* to, int value, int64_t bytes) {
   if (bytes <= 0) return MONO_GPU_OK;

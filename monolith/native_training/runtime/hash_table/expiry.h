@@ -36,6 +36,10 @@ class ExpiryPolicy {
     return newest - int64_t{last_update} >= limit;
   }
 
+  // Limits in seconds: one for every slot, or none where all have the default.
+  const std::vector<int64_t>& slot_seconds() const { return slot_seconds_; }
+  int64_t default_seconds() const { return default_seconds_; }
+
  private:
   static constexpr int64_t kSecondsPerDay = 86400;
   int64_t default_seconds_ = int64_t{36500} * kSecondsPerDay;

@@ -9,15 +9,6 @@ namespace monolith {
 namespace engine {
 namespace {
 
-inline int8_t QuantizeFixedR8(float value, float step) {
-  const float shifted = (value + (value >= 0.0f ? step * 0.5f : step * -0.5f)) / step;
-  // Clamp in float: converting a huge float to int is undefined. NaN fails both comparisons and the
-  // last test.
-  const float above = shifted > -128.0f ? shifted : -128.0f;
-  const float inside = above < 127.0f ? above : 127.0f;
-  return static_cast<int8_t>(static_cast<int32_t>(value == value ? inside : 0.0f));
-}
-
 MONOLITH_MULTIVERSION void EncodeHalf(const float* values, int64_t dim, char* code) {
   for (int64_t i = 0; i < dim; ++i) {
     const uint16_t half = FloatToHalf(values[i]);

@@ -1,9 +1,6 @@
 #include "monolith/native_training/runtime/hash_table/initializer/initializers.h"
 
 #include <algorithm>
-#include <cmath>
-
-#include "monolith/native_training/runtime/base/random_bits.h"
 
 namespace monolith {
 namespace engine {
@@ -11,13 +8,9 @@ namespace {
 
 void RandomUniform(const Segment& segment, uint64_t seed, int64_t id, float* out) {
   const float low = segment.initializer.minval, high = segment.initializer.maxval;
-  const uint64_t stream = SplitMix64(seed ^ SplitMix64(static_cast<uint64_t>(id) + kGoldenRatio64));
+  const uint64_t stream = ValueStream(seed, id);
   for (int64_t i = 0; i < segment.dim; ++i) {
-    const uint64_t element = static_cast<uint64_t>(segment.value_begin + i + 1);
-    const float value =
-        low + (high - low) * UniformFloat(SplitMix64(stream + element * kGoldenRatio64));
-    // Rounding may reach the open end.
-    out[i] = value < high || high <= low ? value : std::nextafter(high, low);
+    out[i] = UniformValue(low, high, stream, segment.value_begin + i);
   }
 }
 

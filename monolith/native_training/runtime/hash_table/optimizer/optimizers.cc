@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "monolith/native_training/runtime/hash_table/optimizer/multiversion.h"
+#include "monolith/native_training/runtime/hash_table/optimizer/optimizer_rules.h"
 #include "monolith/native_training/runtime/hash_table/optimizer/stochastic_rounding.h"
 #include "monolith/native_training/runtime/hash_table/rows/row_kernels.h"
 
@@ -36,7 +37,7 @@ MONOLITH_MULTIVERSION void Sgd(const Step& s) {
   for (int j = 0; j < s.count; ++j) {
     float* __restrict w = s.Value(j);
     const float* __restrict g = s.Grad(j);
-    for (int64_t i = 0; i < dim; ++i) w[i] -= lr * g[i];
+    for (int64_t i = 0; i < dim; ++i) SgdRule(lr, g[i], w + i);
   }
 }
 
@@ -53,12 +54,7 @@ MONOLITH_MULTIVERSION void DecoupledAdagrad(const Step& s) {
     float* __restrict w = s.Value(j);
     float* __restrict n = s.State(j);
     const float* __restrict g = s.Grad(j);
-    for (int64_t i = 0; i < dim; ++i) {
-      const float sum = n[i] + g[i] * g[i];
-      n[i] = sum;
-      const float step = lr * g[i] / std::sqrt(sum);
-      w[i] -= (g[i] == 0.0f ? 0.0f : step) + decay * w[i];
-    }
+    for (int64_t i = 0; i < dim; ++i) DecoupledAdagradRule(lr, decay, g[i], w + i, n + i);
   }
 }
 
@@ -82,48 +78,38 @@ MONOLITH_MULTIVERSION void Adadelta(const Step& s) {
     float* __restrict a = s.State(j);
     float* __restrict b = s.State(j) + dim;
     const float* __restrict g = s.Grad(j);
-    for (int64_t i = 0; i < dim; ++i) {
-      const float d = g[i] + wd * w[i];
-      a[i] = rho * a[i] + (1.0f - rho) * d * d;
-      const float u = std::sqrt(b[i] + eps) / std::sqrt(a[i] + eps) * d;
-      w[i] -= lr * u;
-      b[i] = rho * b[i] + (1.0f - rho) * u * u;
-    }
+    for (int64_t i = 0; i < dim; ++i) AdadeltaRule(lr, wd, rho, eps, g[i], w + i, a + i, b + i);
   }
 }
 
-// The powers are those before the step: bias correction counts the row's own updates.
+AdamFactors FactorsOf(const OptimizerConfig& o) {
+  return {o.weight_decay,
+          o.beta1,
+          o.beta2,
+          o.epsilon,
+          o.use_nesterov ? 1.0f - o.beta1 : 0.0f,
+          o.use_nesterov ? o.beta1 : 1.0f};
+}
+
 MONOLITH_MULTIVERSION void Adam(const Step& s) {
   const int64_t dim = s.dim;
-  const float wd = s.config->weight_decay, b1 = s.config->beta1, b2 = s.config->beta2,
-              eps = s.config->epsilon;
-  // w -= (from_g * g + from_m * m) * alpha / (sqrt(v) + eps)
-  const float from_g = s.config->use_nesterov ? 1.0f - b1 : 0.0f;
-  const float from_m = s.config->use_nesterov ? b1 : 1.0f;
+  const AdamFactors factors = FactorsOf(*s.config);
   for (int j = 0; j < s.count; ++j) {
     float* __restrict w = s.Value(j);
     float* __restrict m = s.State(j);
     float* __restrict v = s.State(j) + dim;
     float* __restrict power = s.State(j) + 2 * dim;
     const float* __restrict g = s.Grad(j);
-    const float alpha = s.lr * std::sqrt(1.0f - power[1]) / (1.0f - power[0]);
-    for (int64_t i = 0; i < dim; ++i) {
-      const float d = g[i] + wd * w[i];
-      m[i] += (d - m[i]) * (1.0f - b1);
-      v[i] += (d * d - v[i]) * (1.0f - b2);
-      w[i] -= (from_g * d + from_m * m[i]) * alpha / (std::sqrt(v[i]) + eps);
-    }
-    power[0] *= b1;
-    power[1] *= b2;
+    const float rate = AdamRate(s.lr, power[0], power[1]);
+    for (int64_t i = 0; i < dim; ++i) AdamRule(factors, rate, g[i], w + i, m + i, v + i);
+    power[0] *= factors.beta1;
+    power[1] *= factors.beta2;
   }
 }
 
 MONOLITH_MULTIVERSION void Amsgrad(const Step& s) {
   const int64_t dim = s.dim;
-  const float wd = s.config->weight_decay, b1 = s.config->beta1, b2 = s.config->beta2,
-              eps = s.config->epsilon;
-  const float from_g = s.config->use_nesterov ? 1.0f - b1 : 0.0f;
-  const float from_m = s.config->use_nesterov ? b1 : 1.0f;
+  const AdamFactors factors = FactorsOf(*s.config);
   for (int j = 0; j < s.count; ++j) {
     float* __restrict w = s.Value(j);
     float* __restrict m = s.State(j);
@@ -131,23 +117,18 @@ MONOLITH_MULTIVERSION void Amsgrad(const Step& s) {
     float* __restrict vhat = s.State(j) + 2 * dim;
     float* __restrict power = s.State(j) + 3 * dim;
     const float* __restrict g = s.Grad(j);
-    const float alpha = s.lr * std::sqrt(1.0f - power[1]) / (1.0f - power[0]);
+    const float rate = AdamRate(s.lr, power[0], power[1]);
     for (int64_t i = 0; i < dim; ++i) {
-      const float d = g[i] + wd * w[i];
-      m[i] += (d - m[i]) * (1.0f - b1);
-      v[i] += (d * d - v[i]) * (1.0f - b2);
-      vhat[i] = v[i] > vhat[i] ? v[i] : vhat[i];
-      w[i] -= (from_g * d + from_m * m[i]) * alpha / (std::sqrt(vhat[i]) + eps);
+      AmsgradRule(factors, rate, g[i], w + i, m + i, v + i, vhat + i);
     }
-    power[0] *= b1;
-    power[1] *= b2;
+    power[0] *= factors.beta1;
+    power[1] *= factors.beta2;
   }
 }
 
 MONOLITH_MULTIVERSION void Momentum(const Step& s) {
   const int64_t dim = s.dim;
   const float lr = s.lr, wd = s.config->weight_decay, mu = s.config->momentum;
-  // w += from_old * n + from_new * n'
   const float from_old = s.config->use_nesterov ? -mu : 0.0f;
   const float from_new = s.config->use_nesterov ? 1.0f + mu : 1.0f;
   for (int j = 0; j < s.count; ++j) {
@@ -155,9 +136,7 @@ MONOLITH_MULTIVERSION void Momentum(const Step& s) {
     float* __restrict n = s.State(j);
     const float* __restrict g = s.Grad(j);
     for (int64_t i = 0; i < dim; ++i) {
-      const float next = mu * n[i] - lr * (g[i] + wd * w[i]);
-      w[i] += from_old * n[i] + from_new * next;
-      n[i] = next;
+      MomentumRule(lr, wd, mu, from_old, from_new, g[i], w + i, n + i);
     }
   }
 }
@@ -168,7 +147,7 @@ MONOLITH_MULTIVERSION void MovingAverage(const Step& s) {
   for (int j = 0; j < s.count; ++j) {
     float* __restrict w = s.Value(j);
     const float* __restrict g = s.Grad(j);
-    for (int64_t i = 0; i < dim; ++i) w[i] = mu * w[i] + (1.0f - mu) * g[i];
+    for (int64_t i = 0; i < dim; ++i) MovingAverageRule(mu, g[i], w + i);
   }
 }
 
@@ -182,14 +161,7 @@ MONOLITH_MULTIVERSION void Ftrl(const Step& s) {
     float* __restrict z = s.State(j);
     float* __restrict n = s.State(j) + dim;
     const float* __restrict g = s.Grad(j);
-    for (int64_t i = 0; i < dim; ++i) {
-      const float root = std::sqrt(n[i] + g[i] * g[i]);
-      const float sigma = (root - std::sqrt(n[i])) / lr;
-      z[i] += g[i] - sigma * w[i];
-      n[i] += g[i] * g[i];
-      const float shrunk = lr * (std::copysign(l1, z[i]) - z[i]) / (root + beta + l2 * lr);
-      w[i] = std::fabs(z[i]) <= l1 ? 0.0f : shrunk;
-    }
+    for (int64_t i = 0; i < dim; ++i) FtrlRule(lr, beta, l1, l2, g[i], w + i, z + i, n + i);
   }
 }
 
@@ -220,17 +192,9 @@ MONOLITH_MULTIVERSION void GroupFtrl(const Step& s) {
     float* __restrict z = s.State(j);
     float* __restrict n = s.State(j) + dim;
     const float* __restrict g = s.Grad(j);
-    for (int64_t i = 0; i < dim; ++i) {
-      const float next = n[i] + g[i] * g[i];
-      const float sigma = (std::sqrt(next) - std::sqrt(n[i])) / lr;
-      z[i] += g[i] - sigma * w[i];
-      n[i] = next;
-    }
-    const float norm = std::sqrt(SquaredNorm(z, dim));
-    const float factor = norm < l1 || norm == 0.0f ? 0.0f : lr * (l1 - norm) / norm;
-    for (int64_t i = 0; i < dim; ++i) {
-      w[i] = factor == 0.0f ? 0.0f : factor * z[i] / (beta + std::sqrt(n[i]) + l2 * lr);
-    }
+    for (int64_t i = 0; i < dim; ++i) GroupFtrlGather(lr, g[i], w[i], z + i, n + i);
+    const float factor = GroupFtrlFactor(lr, l1, std::sqrt(SquaredNorm(z, dim)));
+    for (int64_t i = 0; i < dim; ++i) w[i] = GroupFtrlValue(lr, beta, l2, factor, z[i], n[i]);
   }
 }
 
@@ -244,21 +208,15 @@ MONOLITH_MULTIVERSION void GroupAdagrad(const Step& s) {
     float* __restrict sum = s.State(j);
     const float* __restrict g = s.Grad(j);
     float largest = 0.0f;
-    for (int64_t i = 0; i < dim; ++i) {
-      const float d = g[i] + wd * w[i];
-      const float square = d * d;
-      largest = largest >= square ? largest : square;  // false for NaN: it stays visible
-    }
+    for (int64_t i = 0; i < dim; ++i) largest = LargerSquare(largest, wd, g[i], w[i]);
     sum[0] += largest;
     const float rate = lr / (beta + std::sqrt(sum[0]));
-    for (int64_t i = 0; i < dim; ++i) w[i] = g[i] + wd * w[i] - w[i] / rate;
-    const float norm = std::sqrt(SquaredNorm(w, dim));
-    const float factor = norm < l2 || norm == 0.0f ? 0.0f : -rate * (norm - l2) / norm;
+    for (int64_t i = 0; i < dim; ++i) w[i] = GroupAdagradGather(rate, wd, g[i], w[i]);
+    const float factor = GroupAdagradFactor(rate, l2, std::sqrt(SquaredNorm(w, dim)));
     for (int64_t i = 0; i < dim; ++i) w[i] = factor == 0.0f ? 0.0f : factor * w[i];
   }
 }
 
-// v1 averages the squares, v2 sums them with decay.
 MONOLITH_MULTIVERSION void Rmsprop(const Step& s) {
   const int64_t dim = s.dim;
   const float lr = s.lr, wd = s.config->weight_decay, mu = s.config->momentum;
@@ -267,21 +225,16 @@ MONOLITH_MULTIVERSION void Rmsprop(const Step& s) {
     float* __restrict w = s.Value(j);
     float* __restrict n = s.State(j);
     const float* __restrict g = s.Grad(j);
-    for (int64_t i = 0; i < dim; ++i) {
-      const float d = g[i] + wd * w[i];
-      n[i] = mu * n[i] + fresh * d * d;
-      w[i] -= lr / (std::sqrt(n[i]) + 1.0f) * d;
-    }
+    for (int64_t i = 0; i < dim; ++i) RmspropRule(lr, wd, mu, fresh, g[i], w + i, n + i);
   }
 }
 
-// Estimates the steps between two occurrences of an id; the gradient is not read.
 void BatchSoftmax(const Step& s) {
   for (int j = 0; j < s.count; ++j) {
     float* w = s.Value(j);
     int64_t last;
     std::memcpy(&last, s.State(j), sizeof(last));
-    w[0] = (1.0f - s.lr) * w[0] + s.lr * static_cast<float>(s.global_step - last);
+    w[0] = BatchSoftmaxRule(s.lr, s.global_step - last, w[0]);
     std::memcpy(s.State(j), &s.global_step, sizeof(s.global_step));
   }
 }

@@ -4,9 +4,10 @@
 #define MONOLITH_NATIVE_TRAINING_RUNTIME_HASH_TABLE_ROWS_ROW_KERNELS_H_
 
 #include <algorithm>
-#include <cmath>
 #include <cstdint>
 #include <cstring>
+
+#include "monolith/native_training/runtime/hash_table/optimizer/optimizer_rules.h"
 
 namespace monolith {
 namespace engine {
@@ -57,13 +58,7 @@ class NonFiniteSeen {
 __attribute__((always_inline)) inline void AdagradRow(float* __restrict w, float* __restrict n,
                                                       const float* __restrict g, int64_t dim,
                                                       float lr, float weight_decay) {
-  for (int64_t i = 0; i < dim; ++i) {
-    const float d = g[i] + weight_decay * w[i];
-    const float sum = n[i] + d * d;
-    n[i] = sum;
-    const float step = lr * d / std::sqrt(sum);
-    w[i] -= d == 0.0f ? 0.0f : step;  // 0 / 0 with an initial accumulator of 0
-  }
+  for (int64_t i = 0; i < dim; ++i) AdagradRule(lr, weight_decay, g[i], w + i, n + i);
 }
 
 }  // namespace engine

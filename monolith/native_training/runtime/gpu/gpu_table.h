@@ -1,0 +1,236 @@
+// The collisionless embedding table in the memory of a GPU: int64 id -> float vector with optimizer
+// state, with the semantics, the configuration and the records of engine::EmbeddingTable.
+//
+//   ids of a batch, 32 to a warp
+//     | hash; the top 6 bits are the shard
+//     v
+//   index of 64 shards   id -> row number, ts        (table_index.h)
+//     |
+//     v
+//   rows, which never move                           (table_memory.h, table_rows.h)
+//
+// A write: Update finds all ids and steps the rows that are there; it leaves a bit for every absent
+// id. Scan numbers the bits. Insert makes rows for them, in the order of the batch, and steps
+// those. The host waits for none of these: it knows how full the shards were after an earlier
+// write, and that hashes spread the ids of a batch evenly; only where that does not leave enough
+// room it looks first. Shards above 80 % grow, each on its own; what finds no room all the same
+// goes to a spill list that every search knows, until the next write makes room.
+//
+// Pointers to ids, values and results lie on the device. Calls enqueue work on `stream`; calls on
+// different streams are ordered by events: lookups after the last write, writes after everything.
+// Functions return MONO_GPU_OK or an error code with a text (errors.h); after an error the content
+// is as before.
+//
+// Thread-safe: a mutex guards what the host knows.
+#ifndef MONOLITH_NATIVE_TRAINING_RUNTIME_GPU_GPU_TABLE_H_
+#define MONOLITH_NATIVE_TRAINING_RUNTIME_GPU_GPU_TABLE_H_
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "monolith/native_training/runtime/base/crc32c.h"
+#include "monolith/native_training/runtime/gpu/table_index.h"
+#include "monolith/native_training/runtime/gpu/table_memory.h"
+#include "monolith/native_training/runtime/gpu/table_rows.h"
+#include "monolith/native_training/runtime/hash_filter/occurrence_filter.h"
+#include "monolith/native_training/runtime/hash_table/expiry.h"
+#include "monolith/native_training/runtime/hash_table/records/entry_codec.h"
+#include "monolith/native_training/runtime/hash_table/rows/row_layout.h"
+#include "monolith/native_training/runtime/hash_table/table_config.h"
+
+namespace monolith {
+namespace gpu {
+
+// How the ids of a write may come.
+enum class Duplicates {
+  kNone,   // the caller promises that ids are distinct
+  kSteps,  // each occurrence counts, in the order of the batch
+  kSum,    // gradients are summed in that order; one step for each distinct id
+};
+
+struct GpuWriteOptions {
+  int64_t req_time = 0;
+  Duplicates duplicates = Duplicates::kSteps;
+  engine::OccurrenceFilter* filter = nullptr;  // asked, on the host, for absent ids
+};
+
+struct GpuOptimizeOptions {
+  GpuWriteOptions write;
+  const float* learning_rates = nullptr;  // host, one per segment
+  int64_t num_learning_rates = 0;
+  int64_t global_step = 0;
+};
+
+struct GpuTableStats {
+  int64_t size = 0;
+  int64_t row_bytes = 0;    // memory under rows
+  int64_t index_bytes = 0;  // of all shards
+  int64_t other_bytes = 0;  // of batches under way, free rows, spill
+  int64_t slots = 0;
+  int64_t free_rows = 0;
+  int64_t spilled = 0;
+  int64_t nonfinite_gradients = 0;
+  int64_t filtered = 0;
+  int64_t expired = 0;
+  int64_t max_update_ts = 0;
+  int64_t rebuilds = 0;  // of shards, so far
+  int64_t waits = 0;     // for the device, by writes, so far
+};
+
+// Rows that were copied to the host.
+struct ExportedRows {
+  std::vector<int64_t> ids;
+  std::vector<uint32_t> ts;
+  std::vector<char> rows;  // layout().row_bytes each
+};
+
+// A batch as kernels see it.
+struct Batch {
+  const int64_t* ids = nullptr;
+  int64_t n = 0;
+  const uint32_t* count = nullptr;   // on the device: how many of the n there are; null: all
+  const uint32_t* starts = nullptr;  // occurrences of id i: order[starts[i]] ... ; null: i
+  const uint32_t* order = nullptr;
+  // As `starts`, also where gradients were summed and every id has one row of them.
+  const uint32_t* all_starts = nullptr;
+};
+
+class GpuTable {
+ public:
+  // Takes the current device.
+  static int Create(const engine::TableConfig& config, std::unique_ptr<GpuTable>* table);
+  ~GpuTable();
+  GpuTable(const GpuTable&) = delete;
+  GpuTable& operator=(const GpuTable&) = delete;
+
+  int64_t dim() const { return layout_.dim; }
+  const engine::RowLayout& layout() const { return layout_; }
+  int64_t stride() const { return stride_; }
+
+  // out row i = the vector of ids[i] through the retrievers, zeros where absent. `found` may be
+  // null.
+  int Lookup(Stream stream, const int64_t* ids, int64_t n, float* out, uint8_t* found);
+
+  int Assign(Stream stream, const int64_t* ids, int64_t n, const float* values,
+             const GpuWriteOptions& options);
+  int AssignAdd(Stream stream, const int64_t* ids, int64_t n, const float* values,
+                const GpuWriteOptions& options);
+  int Optimize(Stream stream, const int64_t* ids, int64_t n, const float* gradients,
+               const GpuOptimizeOptions& options);
+  // existed: n int32 on the device, or null.
+  int Reinitialize(Stream stream, const int64_t* ids, int64_t n, int64_t now, int32_t* existed);
+  int Erase(Stream stream, const int64_t* ids, int64_t n);
+
+  // These wait for the device.
+  int Evict(Stream stream, const engine::ExpiryPolicy& policy, int64_t* erased);
+  int Reserve(Stream stream, int64_t rows);
+  int Clear(Stream stream);
+  int Size(int64_t* size);
+  int Stats(GpuTableStats* stats);
+  const engine::ExpiryPolicy& expiry() const { return expiry_; }
+
+  // Copies the rows of a shard that `policy` (may be null) does not call expired.
+  int ExportShard(Stream stream, int shard, const engine::ExpiryPolicy* policy,
+                  ExportedRows* result);
+  // Appends the framed records of those rows.
+  int SaveShard(Stream stream, int shard, const engine::ExpiryPolicy* policy, std::string* records,
+                int64_t* num_records);
+  // Stores what records hold; later duplicates win. On an error some of them are stored.
+  int LoadRecords(Stream stream, const engine::RecordView* records, int64_t n,
+                  int64_t* state_reset);
+  // Stores rows of layout().row_bytes bytes as they are, all on the host; later duplicates win.
+  int ImportRows(Stream stream, const int64_t* ids, const uint32_t* ts, const char* rows,
+                 int64_t n);
+
+ private:
+  struct Shard {
+    DeviceBuffer slots;
+    uint32_t lines = 0;
+    int64_t num_slots() const { return int64_t{lines} * kSlotsPerLine; }
+  };
+  // A write of which the host does not know yet how it ended.
+  struct InFlight {
+    int64_t n;
+    int slot;  // of the ring
+  };
+  struct Job;  // what a write does
+
+  GpuTable(const engine::TableConfig& config, engine::RowLayout layout, engine::ExpiryPolicy expiry,
+           uint64_t seed);
+  int Initialize();
+
+  // -- Order of streams.
+  int BeginRead(Stream stream);
+  int EndRead(Stream stream);
+  int BeginWrite(Stream stream);
+  int EndWrite(Stream stream);
+
+  // -- What the host knows.
+  int Poll(bool wait);
+  int PublishState(Stream stream, int64_t n);
+  int ReadState(Stream stream);
+  int CheckNothingLost() const;
+
+  // -- Room.
+  static int64_t Allowance(int64_t n);
+  bool Fits(int64_t n, bool rows_only) const;
+  int MakeRoom(Stream stream, const Batch& batch);
+  int GrowCrowdedShards(Stream stream);
+  int MoveSpilled(Stream stream);
+  int Rebuild(Stream stream, int shard, uint32_t lines);
+  int PublishShards(Stream stream, uint64_t rebuilt);
+  int EnsureScratch(Stream stream, int64_t n);
+  int EnsureFreeStack(Stream stream, int64_t rows);
+  int SortFreed(Stream stream, int64_t before);
+  uint32_t ScheduledLines(int shard, int64_t keys) const;
+  int64_t mapped_rows() const { return arena_.bytes() / stride_; }
+  IndexView View() const;
+
+  RowPlan PlanFor(RowMode mode) const;
+  int Write(Stream stream, const Job& job);
+  int WriteDistinct(Stream stream, const Job& job, const Batch& batch);
+  int FindDuplicates(Stream stream, const int64_t* ids, int64_t n, Batch* batch);
+  int AskFilter(Stream stream, const Job& job, const Batch& batch);
+
+  const engine::TableConfig config_;
+  const engine::RowLayout layout_;
+  const engine::ExpiryPolicy expiry_;
+  const engine::EntryCodec codec_;
+  const uint64_t seed_;
+  int64_t stride_ = 0;
+  int device_ = 0;
+
+  std::mutex mutex_;
+  DeviceArena arena_;
+  Shard shards_[kTableShards];
+  DeviceBuffer shard_views_;
+  DeviceBuffer state_;
+  DeviceBuffer free_stack_;
+  DeviceBuffer spill_;
+  DeviceBuffer absent_;   // bit map of a batch
+  DeviceBuffer prefix_;   // bits before each word
+  DeviceBuffer sums_;     // gradients that were summed
+  DeviceBuffer sorting_;  // of FindDuplicates
+  PinnedBuffer published_;
+  TableState known_ = {};  // as of the last write that has left the ring
+  std::deque<InFlight> in_flight_;
+  int64_t in_flight_ids_ = 0;
+  int next_slot_ = 0;
+  int64_t max_update_ts_ = 0;
+  int64_t last_global_step_ = 0;
+  int64_t expired_ = 0;
+  int64_t rebuilds_ = 0;
+  int64_t waits_ = 0;
+
+  struct Events;
+  std::unique_ptr<Events> events_;
+};
+
+}  // namespace gpu
+}  // namespace monolith
+
+#endif  // MONOLITH_NATIVE_TRAINING_RUNTIME_GPU_GPU_TABLE_H_

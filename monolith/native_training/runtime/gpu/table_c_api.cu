@@ -1,0 +1,226 @@
+// The tables of the C interface.
+#include <memory>
+
+#include "monolith/native_training/runtime/gpu/c_api.h"
+#include "monolith/native_training/runtime/gpu/errors.h"
+#include "monolith/native_training/runtime/gpu/gpu_table.h"
+
+struct MonoGpuTable {
+  std::unique_ptr<monolith::gpu::GpuTable> table;
+};
+
+namespace monolith {
+namespace gpu {
+namespace {
+
+int ReadKind(const char* what, int64_t segment, int32_t value, int32_t end) {
+  if (value >= 0 && value < end) return MONO_GPU_OK;
+  return Fail(MONO_GPU_INVALID_ARGUMENT, "segment " + std::to_string(segment) + ": " + what +
+                                             " is " + std::to_string(value) + ", want 0 to " +
+                                             std::to_string(end - 1));
+}
+
+int ReadSegment(int64_t number, const MonoGpuTableSegment& from, engine::SegmentConfig* to) {
+  MONO_GPU_TRY(ReadKind("optimizer", number, from.optimizer,
+                        static_cast<int32_t>(engine::OptimizerKind::kDc) + 1));
+  MONO_GPU_TRY(ReadKind("initializer", number, from.initializer,
+                        static_cast<int32_t>(engine::InitializerKind::kRandomUniform) + 1));
+  MONO_GPU_TRY(ReadKind("compressor", number, from.compressor,
+                        static_cast<int32_t>(engine::CompressorKind::kOneBit) + 1));
+  to->dim_size = from.dim;
+  engine::OptimizerConfig& o = to->optimizer;
+  o.kind = static_cast<engine::OptimizerKind>(from.optimizer);
+  o.initial_accumulator_value = from.initial_accumulator_value;
+  o.weight_decay = from.weight_decay;
+  o.beta = from.beta;
+  o.l1 = from.l1;
+  o.l2 = from.l2;
+  o.averaging_ratio = from.averaging_ratio;
+  o.epsilon = from.epsilon;
+  o.beta1 = from.beta1;
+  o.beta2 = from.beta2;
+  o.momentum = from.momentum;
+  o.use_nesterov = from.use_nesterov != 0;
+  o.decouple_weight_decay = from.decouple_weight_decay != 0;
+  o.stochastic_rounding_float16 = from.stochastic_rounding_float16 != 0;
+  to->initializer.kind = static_cast<engine::InitializerKind>(from.initializer);
+  to->initializer.constant = from.constant;
+  to->initializer.minval = from.minval;
+  to->initializer.maxval = from.maxval;
+  to->compressor.kind = static_cast<engine::CompressorKind>(from.compressor);
+  to->compressor.range = from.range;
+  to->compressor.step_size = from.step_size;
+  to->compressor.init_scale = from.init_scale;
+  to->compressor.max_scale = from.max_scale;
+  to->compressor.amplitude = from.amplitude;
+  return MONO_GPU_OK;
+}
+
+int ReadConfig(const MonoGpuTableConfig& from, engine::TableConfig* to) {
+  for (int64_t i = 0; i < from.num_segments; ++i) {
+    to->entry.segments.emplace_back();
+    MONO_GPU_TRY(ReadSegment(i, from.segments[i], &to->entry.segments.back()));
+  }
+  to->initial_capacity = from.initial_capacity;
+  to->seed = from.seed;
+  to->expiry.default_days = from.default_expire_days;
+  for (int64_t i = 0; i < from.num_expire_slots; ++i) {
+    to->expiry.slots.push_back({from.expire_slots[i], from.expire_days[i]});
+  }
+  return MONO_GPU_OK;
+}
+
+// A filter behind a function of C.
+class CallbackFilter : public engine::OccurrenceFilter {
+ public:
+  CallbackFilter(MonoGpuFilter filter, void* context) : filter_(filter), context_(context) {}
+  void Filter(const int64_t* ids, const uint32_t* counts, int64_t n, bool /*for_table*/,
+              uint8_t* filtered) override {
+    filter_(context_, ids, counts, n, filtered);
+  }
+
+ private:
+  const MonoGpuFilter filter_;
+  void* const context_;
+};
+
+// Calls run(options) with the options of the C interface.
+template <typename Run>
+int WithOptions(const MonoGpuWriteOptions& from, const Run& run) {
+  if (from.duplicates < MONO_GPU_IDS_ARE_DISTINCT || from.duplicates > MONO_GPU_SUM_GRADIENTS) {
+    return Fail(MONO_GPU_INVALID_ARGUMENT,
+                "duplicates is " + std::to_string(from.duplicates) + ", want 0 to 2");
+  }
+  CallbackFilter filter(from.filter, from.filter_context);
+  GpuOptimizeOptions options;
+  options.write.req_time = from.req_time;
+  options.write.duplicates = static_cast<Duplicates>(from.duplicates);
+  options.write.filter = from.filter == nullptr ? nullptr : &filter;
+  options.learning_rates = from.learning_rates;
+  options.num_learning_rates = from.num_learning_rates;
+  options.global_step = from.global_step;
+  return run(options);
+}
+
+}  // namespace
+}  // namespace gpu
+}  // namespace monolith
+
+using monolith::gpu::Guard;
+using monolith::gpu::WithOptions;
+
+int mono_gpu_table_create(const MonoGpuTableConfig* config, MonoGpuTable** table) {
+  return Guard([&] {
+    monolith::engine::TableConfig read;
+    MONO_GPU_TRY(monolith::gpu::ReadConfig(*config, &read));
+    auto result = std::make_unique<MonoGpuTable>();
+    MONO_GPU_TRY(monolith::gpu::GpuTable::Create(read, &result->table));
+    *table = result.release();
+    return MONO_GPU_OK;
+  });
+}
+
+void mono_gpu_table_destroy(MonoGpuTable* table) { delete table; }
+
+int64_t mono_gpu_table_dim(const MonoGpuTable* table) { return table->table->dim(); }
+
+int mono_gpu_table_lookup(MonoGpuTable* table, void* stream, const int64_t* ids, int64_t n,
+                          float* out, uint8_t* found) {
+  return Guard([&] { return table->table->Lookup(stream, ids, n, out, found); });
+}
+
+int mono_gpu_table_assign(MonoGpuTable* table, void* stream, const int64_t* ids, int64_t n,
+                          const float* values, const MonoGpuWriteOptions* options) {
+  return Guard([&] {
+    return WithOptions(*options, [&](const monolith::gpu::GpuOptimizeOptions& o) {
+      return table->table->Assign(stream, ids, n, values, o.write);
+    });
+  });
+}
+
+int mono_gpu_table_assign_add(MonoGpuTable* table, void* stream, const int64_t* ids, int64_t n,
+                              const float* values, const MonoGpuWriteOptions* options) {
+  return Guard([&] {
+    return WithOptions(*options, [&](const monolith::gpu::GpuOptimizeOptions& o) {
+      return table->table->AssignAdd(stream, ids, n, values, o.write);
+    });
+  });
+}
+
+int mono_gpu_table_optimize(MonoGpuTable* table, void* stream, const int64_t* ids, int64_t n,
+                            const float* gradients, const MonoGpuWriteOptions* options) {
+  return Guard([&] {
+    return WithOptions(*options, [&](const monolith::gpu::GpuOptimizeOptions& o) {
+      return table->table->Optimize(stream, ids, n, gradients, o);
+    });
+  });
+}
+
+int mono_gpu_table_reinitialize(MonoGpuTable* table, void* stream, const int64_t* ids, int64_t n,
+                                int64_t now, int32_t* existed) {
+  return Guard([&] { return table->table->Reinitialize(stream, ids, n, now, existed); });
+}
+
+int mono_gpu_table_erase(MonoGpuTable* table, void* stream, const int64_t* ids, int64_t n) {
+  return Guard([&] { return table->table->Erase(stream, ids, n); });
+}
+
+int mono_gpu_table_evict(MonoGpuTable* table, void* stream, int64_t* erased) {
+  return Guard([&] { return table->table->Evict(stream, table->table->expiry(), erased); });
+}
+
+int mono_gpu_table_reserve(MonoGpuTable* table, void* stream, int64_t rows) {
+  return Guard([&] { return table->table->Reserve(stream, rows); });
+}
+
+int mono_gpu_table_clear(MonoGpuTable* table, void* stream) {
+  return Guard([&] { return table->table->Clear(stream); });
+}
+
+int mono_gpu_table_stats(MonoGpuTable* table, MonoGpuTableStats* stats) {
+  return Guard([&] {
+    monolith::gpu::GpuTableStats s;
+    MONO_GPU_TRY(table->table->Stats(&s));
+    *stats = {s.size,     s.row_bytes, s.index_bytes,   s.other_bytes,
+              s.slots,    s.free_rows, s.spilled,       s.nonfinite_gradients,
+              s.filtered, s.expired,   s.max_update_ts, s.rebuilds,
+              s.waits};
+    return MONO_GPU_OK;
+  });
+}
+
+int mono_gpu_table_save_shard(MonoGpuTable* table, void* stream, int32_t shard,
+                              int32_t leave_out_expired, MonoGpuSink sink, void* context,
+                              int64_t* num_records) {
+  return Guard([&] {
+    std::string records;
+    int64_t saved = 0;
+    const monolith::engine::ExpiryPolicy* const policy =
+        leave_out_expired ? &table->table->expiry() : nullptr;
+    MONO_GPU_TRY(table->table->SaveShard(stream, shard, policy, &records, &saved));
+    if (!records.empty() &&
+        sink(context, records.data(), static_cast<int64_t>(records.size())) != 0) {
+      return monolith::gpu::Fail(
+          MONO_GPU_FAILED_PRECONDITION,
+          "the records of shard " + std::to_string(shard) + " could not be written");
+    }
+    *num_records += saved;
+    return MONO_GPU_OK;
+  });
+}
+
+int mono_gpu_table_load(MonoGpuTable* table, void* stream, const char* const* records,
+                        const int64_t* sizes, int64_t n, int64_t* state_reset) {
+  return Guard([&] {
+    std::vector<monolith::engine::RecordView> views;
+    views.reserve(static_cast<size_t>(n > 0 ? n : 0));
+    for (int64_t i = 0; i < n; ++i) views.push_back({records[i], sizes[i]});
+    return table->table->LoadRecords(stream, views.data(), static_cast<int64_t>(views.size()),
+                                     state_reset);
+  });
+}
+
+int mono_gpu_table_set_budget(int64_t bytes) {
+  monolith::gpu::SetTableBudget(bytes);
+  return MONO_GPU_OK;
+}

@@ -1,0 +1,76 @@
+// The kernels of GPU tables that more than one source launches.
+#ifndef MONOLITH_NATIVE_TRAINING_RUNTIME_GPU_TABLE_KERNELS_H_
+#define MONOLITH_NATIVE_TRAINING_RUNTIME_GPU_TABLE_KERNELS_H_
+
+#include <cstdint>
+
+#include "monolith/native_training/runtime/gpu/gpu_table.h"
+
+namespace monolith {
+namespace gpu {
+
+// Sets prefix[w] to the bits of words[0 .. w) for w < num_words, and *total to those of all.
+int ScanBits(Stream stream, const uint32_t* words, int64_t num_words, uint32_t* prefix,
+             uint32_t* total);
+
+// out row i = the row of ids[i].
+int LaunchLookup(Stream stream, const IndexView& index, const char* rows, int64_t stride,
+                 const RowPlan& plan, bool all_raw, const int64_t* ids, int64_t n, float* out,
+                 uint8_t* found);
+
+// Everything that the kernels of a write read.
+struct WriteArguments {
+  IndexView index;
+  char* rows;
+  int64_t stride;
+  Batch batch;
+  const float* source;
+  int64_t source_floats;  // of one row of it
+  uint32_t ts;
+  const uint32_t* load_ts;  // of every position, or null
+  int32_t* existed;         // of every position, or null
+  uint32_t* absent;
+  uint32_t* prefix;
+  const uint32_t* free_stack;
+};
+
+int LaunchUpdate(Stream stream, const WriteArguments& arguments, const RowPlan& plan);
+int LaunchInsert(Stream stream, const WriteArguments& arguments, const RowPlan& plan);
+
+// Adds the ids of the batch that are absent to counts, one for each shard.
+int LaunchCountAbsent(Stream stream, const IndexView& index, const Batch& batch, uint64_t* counts);
+
+// Lets go of a slot: empty if its line has an empty one, else erased. Returns whether this call did
+// it.
+MONO_DEVICE bool EraseSlot(const IndexView& index, TableSlot* slot, uint32_t* free_stack) {
+  const TableSlot seen = LoadSlot(slot);
+  if (!IsLive(seen.row)) return false;
+  const bool spilled = slot >= index.spill && slot < index.spill + index.spill_capacity;
+  bool has_empty = false;
+  if (!spilled) {
+    const auto line = reinterpret_cast<TableSlot*>(reinterpret_cast<uintptr_t>(slot) &
+                                                   ~uintptr_t{kSlotsPerLine * sizeof(*slot) - 1});
+    for (int i = 0; i < kSlotsPerLine; ++i) has_empty |= line[i].row == 0;
+  }
+  const uint32_t left = has_empty ? 0 : kErasedRow;
+#if defined(__CUDACC__)
+  const unsigned long long before = static_cast<unsigned long long>(seen.ts) << 32 | seen.row;
+  if (atomicCAS(reinterpret_cast<unsigned long long*>(&slot->row), before,
+                static_cast<unsigned long long>(left)) != before) {
+    return false;
+  }
+#else
+  slot->row = left;
+  slot->ts = 0;
+#endif
+  free_stack[AtomicAdd(&index.state->free_rows, uint64_t{1})] = seen.row;
+  const int shard = ShardOfHash(index.hash(seen.key));
+  AtomicAdd(&index.state->live[shard], int64_t{-1});
+  if (!spilled && !has_empty) AtomicAdd(&index.state->erased[shard], int64_t{1});
+  return true;
+}
+
+}  // namespace gpu
+}  // namespace monolith
+
+#endif  // MONOLITH_NATIVE_TRAINING_RUNTIME_GPU_TABLE_KERNELS_H_

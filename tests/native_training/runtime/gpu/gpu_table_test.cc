@@ -1,0 +1,106 @@
+// The GPU table against the engine's table: random calls, memory that runs out.
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "tests/native_training/runtime/gpu/table_differential.h"
+
+namespace monolith {
+namespace gpu {
+namespace {
+
+class GpuTableTest : public ::testing::TestWithParam<int> {};
+
+TEST_P(GpuTableTest, EqualsTheEngineAfterRandomCalls) {
+  DifferentialOptions options;
+  options.seed = static_cast<uint32_t>(GetParam()) + 1;
+  Differential differential(DifferentialConfig(GetParam()), options);
+  EXPECT_EQ(differential.Run(), "");
+}
+
+INSTANTIATE_TEST_SUITE_P(Configurations, GpuTableTest, ::testing::Range(0, kDifferentialConfigs));
+
+TEST(GpuTableLargeTest, EqualsTheEngineWhileItGrows) {
+  DifferentialOptions options;
+  options.steps = 12;
+  options.max_batch = 20000;
+  options.distinct_ids = 30000;
+  for (const int number : {1, 40}) {
+    Differential differential(DifferentialConfig(number), options);
+    EXPECT_EQ(differential.Run(), "");
+  }
+}
+
+engine::TableConfig Adagrad16() {
+  engine::TableConfig config;
+  engine::SegmentConfig segment;
+  segment.dim_size = 16;
+  segment.optimizer.kind = engine::OptimizerKind::kAdagrad;
+  segment.initializer.kind = engine::InitializerKind::kZeros;
+  config.entry.segments.push_back(segment);
+  return config;
+}
+
+TEST(GpuTableMemoryTest, RefusesWhatDoesNotFitAndStaysAsItWas) {
+  ASSERT_EQ(mono_gpu_table_set_budget(int64_t{16} << 20), MONO_GPU_OK);
+  TablePointer table;
+  ASSERT_EQ(CreateTable(Adagrad16(), &table), MONO_GPU_OK) << mono_gpu_last_error();
+  const int64_t n = 10000;
+  std::vector<float> values(n * 16, 0.5f);
+  Array<float> device_values(values);
+  MonoGpuWriteOptions options = {};
+  int64_t rows = 0;
+  int code = MONO_GPU_OK;
+  while (code == MONO_GPU_OK && rows < 1000000) {
+    std::vector<int64_t> ids(n);
+    for (int64_t i = 0; i < n; ++i) ids[i] = rows + i;
+    Array<int64_t> device_ids(ids);
+    code = mono_gpu_table_assign(table.get(), nullptr, device_ids.data(), n, device_values.data(),
+                                 &options);
+    if (code == MONO_GPU_OK) rows += n;
+  }
+  const std::string message = mono_gpu_last_error();
+  EXPECT_EQ(code, MONO_GPU_OUT_OF_MEMORY);
+  EXPECT_NE(message.find("a GPU table of dim 16 has " + std::to_string(rows) + " rows"),
+            std::string::npos)
+      << message;
+  std::vector<int64_t> ids(rows);
+  for (int64_t i = 0; i < rows; ++i) ids[i] = i;
+  Array<int64_t> device_ids(ids);
+  Array<float> out(rows * 16);
+  Array<uint8_t> found(rows);
+  ASSERT_EQ(mono_gpu_table_lookup(table.get(), nullptr, device_ids.data(), rows, out.data(),
+                                  found.data()),
+            MONO_GPU_OK);
+  EXPECT_EQ(out.Read(), std::vector<float>(rows * 16, 0.5f));
+  EXPECT_EQ(found.Read(), std::vector<uint8_t>(rows, 1));
+  EXPECT_EQ(mono_gpu_table_set_budget(0), MONO_GPU_OK);
+}
+
+TEST(GpuTableArgumentsTest, NamesWhatIsWrong) {
+  engine::TableConfig config = Adagrad16();
+  config.entry.type = engine::EntryType::kTraining;
+  config.entry.segments[0].dim_size = 0;
+  TablePointer table;
+  EXPECT_EQ(CreateTable(config, &table), MONO_GPU_INVALID_ARGUMENT);
+  EXPECT_NE(std::string(mono_gpu_last_error()).find("dim_size is 0"), std::string::npos);
+
+  ASSERT_EQ(CreateTable(Adagrad16(), &table), MONO_GPU_OK) << mono_gpu_last_error();
+  Array<int64_t> ids(std::vector<int64_t>{1});
+  Array<float> values(std::vector<float>(16, 1.0f));
+  MonoGpuWriteOptions options = {};
+  EXPECT_EQ(mono_gpu_table_optimize(table.get(), nullptr, ids.data(), 1, values.data(), &options),
+            MONO_GPU_INVALID_ARGUMENT);
+  EXPECT_STREQ(mono_gpu_last_error(), "learning_rate has 0 elements, the table has 1 segments");
+  EXPECT_EQ(mono_gpu_table_lookup(table.get(), nullptr, ids.data(), -1, values.data(), nullptr),
+            MONO_GPU_INVALID_ARGUMENT);
+  MonoGpuTableStats stats;
+  ASSERT_EQ(mono_gpu_table_stats(table.get(), &stats), MONO_GPU_OK);
+  EXPECT_EQ(stats.size, 0);
+}
+
+}  // namespace
+}  // namespace gpu
+}  // namespace monolith

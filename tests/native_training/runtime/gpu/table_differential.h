@@ -1,0 +1,423 @@
+// Runs the same random calls on a GPU table and on the engine's table and compares what they hold.
+// Needs no test library: a program on a machine with a GPU uses it, too.
+#ifndef MONOLITH_TESTS_NATIVE_TRAINING_RUNTIME_GPU_TABLE_DIFFERENTIAL_H_
+#define MONOLITH_TESTS_NATIVE_TRAINING_RUNTIME_GPU_TABLE_DIFFERENTIAL_H_
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <limits>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "monolith/native_training/runtime/gpu/c_api.h"
+#include "monolith/native_training/runtime/hash_table/embedding_table.h"
+
+namespace monolith {
+namespace gpu {
+
+// Returns its text from the function around it, with the place.
+#define MONO_DIFF_CHECK(condition, text)                                         \
+  do {                                                                           \
+    if (!(condition)) return std::string(#condition) + ": " + std::string(text); \
+  } while (false)
+
+// Device memory of one array.
+template <typename T>
+class Array {
+ public:
+  explicit Array(const std::vector<T>& values) : Array(static_cast<int64_t>(values.size())) {
+    if (mono_gpu_write_now(values.data(), data_, n_ * sizeof(T)) != MONO_GPU_OK) std::abort();
+  }
+  explicit Array(int64_t n) : n_(n) {
+    void* memory = nullptr;
+    if (mono_gpu_allocate(n * sizeof(T), &memory) != MONO_GPU_OK) std::abort();
+    data_ = static_cast<T*>(memory);
+  }
+  ~Array() { mono_gpu_free(data_); }
+  Array(const Array&) = delete;
+  Array& operator=(const Array&) = delete;
+  T* data() const { return data_; }
+  std::vector<T> Read() const {
+    std::vector<T> values(n_);
+    if (mono_gpu_synchronize(nullptr) != MONO_GPU_OK ||
+        mono_gpu_read_now(data_, values.data(), n_ * sizeof(T)) != MONO_GPU_OK) {
+      std::fprintf(stderr, "%s\n", mono_gpu_last_error());
+      std::abort();
+    }
+    return values;
+  }
+
+ private:
+  int64_t n_;
+  T* data_ = nullptr;
+};
+
+struct TableDeleter {
+  void operator()(MonoGpuTable* table) const { mono_gpu_table_destroy(table); }
+};
+using TablePointer = std::unique_ptr<MonoGpuTable, TableDeleter>;
+
+inline MonoGpuTableSegment ToC(const engine::SegmentConfig& s) {
+  MonoGpuTableSegment c = {};
+  const engine::OptimizerConfig& o = s.optimizer;
+  c.dim = s.dim_size;
+  c.optimizer = static_cast<int32_t>(o.kind);
+  c.initializer = static_cast<int32_t>(s.initializer.kind);
+  c.compressor = static_cast<int32_t>(s.compressor.kind);
+  c.use_nesterov = o.use_nesterov;
+  c.decouple_weight_decay = o.decouple_weight_decay;
+  c.stochastic_rounding_float16 = o.stochastic_rounding_float16;
+  c.initial_accumulator_value = o.initial_accumulator_value;
+  c.weight_decay = o.weight_decay;
+  c.beta = o.beta;
+  c.l1 = o.l1;
+  c.l2 = o.l2;
+  c.averaging_ratio = o.averaging_ratio;
+  c.epsilon = o.epsilon;
+  c.beta1 = o.beta1;
+  c.beta2 = o.beta2;
+  c.momentum = o.momentum;
+  c.constant = s.initializer.constant;
+  c.minval = s.initializer.minval;
+  c.maxval = s.initializer.maxval;
+  c.range = s.compressor.range;
+  c.init_scale = s.compressor.init_scale;
+  c.max_scale = s.compressor.max_scale;
+  c.amplitude = s.compressor.amplitude;
+  c.step_size = s.compressor.step_size;
+  return c;
+}
+
+inline int CreateTable(const engine::TableConfig& config, TablePointer* table) {
+  std::vector<MonoGpuTableSegment> segments;
+  for (const engine::SegmentConfig& segment : config.entry.segments) {
+    segments.push_back(ToC(segment));
+  }
+  std::vector<uint32_t> slots, days;
+  for (const engine::SlotExpireTime& slot : config.expiry.slots) {
+    slots.push_back(slot.slot);
+    days.push_back(slot.days);
+  }
+  MonoGpuTableConfig c = {segments.data(),
+                          static_cast<int64_t>(segments.size()),
+                          config.initial_capacity,
+                          config.seed,
+                          config.expiry.default_days,
+                          0,
+                          slots.data(),
+                          days.data(),
+                          static_cast<int64_t>(slots.size())};
+  MonoGpuTable* made = nullptr;
+  const int code = mono_gpu_table_create(&c, &made);
+  table->reset(made);
+  return code;
+}
+
+struct DifferentialOptions {
+  uint32_t seed = 1;
+  int steps = 30;
+  int64_t max_batch = 400;
+  int64_t distinct_ids = 600;
+  float tolerance = 4e-6f;  // relative, of one step
+};
+
+class Differential {
+ public:
+  Differential(const engine::TableConfig& config, const DifferentialOptions& options)
+      : config_(config), options_(options), random_(options.seed) {
+    const int64_t special[] = {0,
+                               1,
+                               -1,
+                               std::numeric_limits<int64_t>::min(),
+                               std::numeric_limits<int64_t>::max(),
+                               0xffffffffll};
+    ids_.assign(std::begin(special), std::end(special));
+    while (static_cast<int64_t>(ids_.size()) < options.distinct_ids) {
+      ids_.push_back(
+          static_cast<int64_t>((uint64_t{random_()} << 32 | random_()) >> (random_() % 3 * 20)));
+    }
+    std::sort(ids_.begin(), ids_.end());
+    ids_.erase(std::unique(ids_.begin(), ids_.end()), ids_.end());
+  }
+
+  // Returns an empty text, or what differs.
+  std::string Run() {
+    MONO_DIFF_CHECK(CreateTable(config_, &gpu_) == MONO_GPU_OK, mono_gpu_last_error());
+    const engine::Status made = engine::EmbeddingTable::Create(config_, &cpu_);
+    MONO_DIFF_CHECK(made.ok(), made.message);
+    for (int step = 0; step < options_.steps; ++step) {
+      const int call = static_cast<int>(random_() % 12);
+      std::string error = Call(call, step);
+      if (error.empty() && (step % 4 == 3 || step + 1 == options_.steps)) error = Compare();
+      if (!error.empty()) {
+        return "step " + std::to_string(step) + ", call " + std::to_string(call) + ": " + error;
+      }
+    }
+    return CompareFiles();
+  }
+
+  MonoGpuTable* gpu() const { return gpu_.get(); }
+
+  std::string Compare() {
+    const int64_t n = static_cast<int64_t>(ids_.size()), dim = cpu_->dim();
+    Array<int64_t> ids(ids_);
+    Array<float> out(n * dim);
+    Array<uint8_t> found(n);
+    MONO_DIFF_CHECK(mono_gpu_table_lookup(gpu_.get(), nullptr, ids.data(), n, out.data(),
+                                          found.data()) == MONO_GPU_OK,
+                    mono_gpu_last_error());
+    const std::vector<float> got = out.Read();
+    const std::vector<uint8_t> there = found.Read();
+    std::vector<float> want(n * dim);
+    std::vector<uint8_t> wanted(n);
+    cpu_->Lookup(ids_.data(), n, want.data(), wanted.data());
+    for (int64_t i = 0; i < n; ++i) {
+      MONO_DIFF_CHECK(there[i] == wanted[i], "id " + std::to_string(ids_[i]) + " is " +
+                                                 (there[i] ? "" : "not ") + "in the GPU table");
+    }
+    for (int64_t i = 0; i < n * dim; ++i) {
+      const float bound = options_.tolerance * (1.0f + std::fabs(want[i]));
+      const bool equal = std::fabs(got[i] - want[i]) <= bound ||
+                         (std::isnan(got[i]) && std::isnan(want[i])) || got[i] == want[i];
+      MONO_DIFF_CHECK(equal, "id " + std::to_string(ids_[i / dim]) + ", element " +
+                                 std::to_string(i % dim) + ": " + std::to_string(got[i]) +
+                                 ", want " + std::to_string(want[i]));
+    }
+    MonoGpuTableStats stats;
+    MONO_DIFF_CHECK(mono_gpu_table_stats(gpu_.get(), &stats) == MONO_GPU_OK, mono_gpu_last_error());
+    MONO_DIFF_CHECK(stats.size == cpu_->Size(),
+                    std::to_string(stats.size) + ", want " + std::to_string(cpu_->Size()));
+    MONO_DIFF_CHECK(stats.nonfinite_gradients == cpu_->Stats().nonfinite_gradients,
+                    std::to_string(stats.nonfinite_gradients));
+    MONO_DIFF_CHECK(stats.max_update_ts == cpu_->MaxUpdateTs(),
+                    std::to_string(stats.max_update_ts));
+    return "";
+  }
+
+  // GPU -> records -> engine -> records -> GPU: every byte of every row is the same at the end.
+  std::string CompareFiles() {
+    std::vector<std::string> first, second;
+    std::string error = SaveGpu(gpu_.get(), &first);
+    if (!error.empty()) return error;
+    const std::unique_ptr<engine::EmbeddingTable> loaded = cpu_->NewEmptyTwin();
+    std::vector<engine::RecordView> views;
+    for (const std::string& record : first) {
+      views.push_back({record.data(), static_cast<int64_t>(record.size())});
+    }
+    engine::LoadStats stats;
+    engine::Status status =
+        loaded->LoadRecords(views.data(), static_cast<int64_t>(views.size()), &stats);
+    MONO_DIFF_CHECK(status.ok(), status.message);
+    MONO_DIFF_CHECK(loaded->Size() == cpu_->Size(), "rows after loading the GPU's records");
+    MONO_DIFF_CHECK(stats.state_reset == 0, "state that the engine does not know");
+    std::vector<const char*> records;
+    std::vector<int64_t> sizes;
+    std::vector<std::string> pages;
+    for (int shard = 0; shard < engine::EmbeddingTable::NumShards(); ++shard) {
+      engine::ShardCursor cursor;
+      while (!cursor.done) {
+        pages.emplace_back();
+        std::vector<int64_t> page_sizes;
+        int64_t saved = 0;
+        status = loaded->SaveShard(shard, nullptr, 1 << 20, false, &cursor, &pages.back(),
+                                   &page_sizes, &saved);
+        MONO_DIFF_CHECK(status.ok(), status.message);
+        sizes.insert(sizes.end(), page_sizes.begin(), page_sizes.end());
+      }
+    }
+    size_t at = 0;
+    for (const std::string& page : pages) {
+      for (size_t offset = 0; offset < page.size(); offset += static_cast<size_t>(sizes[at++])) {
+        records.push_back(page.data() + offset);
+      }
+    }
+    TablePointer back;
+    MONO_DIFF_CHECK(CreateTable(config_, &back) == MONO_GPU_OK, mono_gpu_last_error());
+    int64_t state_reset = 0;
+    MONO_DIFF_CHECK(
+        mono_gpu_table_load(back.get(), nullptr, records.data(), sizes.data(),
+                            static_cast<int64_t>(records.size()), &state_reset) == MONO_GPU_OK,
+        mono_gpu_last_error());
+    MONO_DIFF_CHECK(state_reset == 0, "state that the GPU table does not know");
+    error = SaveGpu(back.get(), &second);
+    if (!error.empty()) return error;
+    std::sort(first.begin(), first.end());
+    std::sort(second.begin(), second.end());
+    MONO_DIFF_CHECK(first == second, "records that went through both tables");
+    return "";
+  }
+
+ private:
+  // The records of all shards, without their frames.
+  static std::string SaveGpu(MonoGpuTable* table, std::vector<std::string>* records) {
+    std::string all;
+    const auto append = [](void* to, const char* bytes, int64_t size) {
+      static_cast<std::string*>(to)->append(bytes, static_cast<size_t>(size));
+      return 0;
+    };
+    int64_t saved = 0;
+    for (int shard = 0; shard < 64; ++shard) {
+      MONO_DIFF_CHECK(mono_gpu_table_save_shard(table, nullptr, shard, 0, append, &all, &saved) ==
+                          MONO_GPU_OK,
+                      mono_gpu_last_error());
+    }
+    for (size_t at = 0; at < all.size();) {
+      uint64_t size;
+      std::memcpy(&size, all.data() + at, sizeof(size));
+      records->push_back(all.substr(at + engine::kRecordHeaderBytes, size));
+      at += engine::kRecordHeaderBytes + size + engine::kRecordFooterBytes;
+    }
+    MONO_DIFF_CHECK(static_cast<int64_t>(records->size()) == saved, "number of records");
+    return "";
+  }
+
+  std::vector<int64_t> SomeIds(bool distinct) {
+    const int64_t sizes[] = {0, 1, 31, 33, 64};
+    int64_t n = random_() % 3 == 0 ? sizes[random_() % 5] : random_() % options_.max_batch;
+    std::vector<int64_t> some;
+    if (distinct) {
+      some = ids_;
+      std::shuffle(some.begin(), some.end(), random_);
+      some.resize(std::min<size_t>(static_cast<size_t>(n), some.size()));
+    } else {
+      // From a part of the ids, so that they come several times.
+      const size_t part = std::max<size_t>(1, ids_.size() / (1 + random_() % 8));
+      for (int64_t i = 0; i < n; ++i) some.push_back(ids_[random_() % part]);
+    }
+    return some;
+  }
+
+  std::vector<float> SomeValues(int64_t n) {
+    std::uniform_real_distribution<float> uniform(-1, 1);
+    std::vector<float> values(n);
+    for (float& value : values) value = uniform(random_);
+    return values;
+  }
+
+  std::string Call(int call, int step) {
+    const bool distinct = random_() % 2 == 0;
+    const std::vector<int64_t> ids = SomeIds(distinct);
+    const int64_t n = static_cast<int64_t>(ids.size());
+    const std::vector<float> values = SomeValues(n * cpu_->dim());
+    Array<int64_t> device_ids(ids);
+    Array<float> device_values(values);
+    const int64_t time = 1000000000 + step * 86400;
+    std::vector<float> rates;
+    for (int64_t s = 0; s < cpu_->num_segments(); ++s) {
+      rates.push_back(0.01f * static_cast<float>(1 + random_() % 10));
+    }
+    const bool sum = random_() % 2 == 0;
+    MonoGpuWriteOptions gpu_options = {};
+    gpu_options.req_time = time;
+    gpu_options.global_step = step;
+    gpu_options.learning_rates = rates.data();
+    gpu_options.num_learning_rates = static_cast<int64_t>(rates.size());
+    gpu_options.duplicates = distinct ? MONO_GPU_IDS_ARE_DISTINCT
+                             : sum    ? MONO_GPU_SUM_GRADIENTS
+                                      : MONO_GPU_STEP_FOR_EACH;
+    engine::WriteOptions write;
+    write.req_time = time;
+    engine::Status status;
+    int code = MONO_GPU_OK;
+    if (call < 6) {
+      engine::OptimizeOptions optimize;
+      optimize.write = write;
+      optimize.learning_rates = rates.data();
+      optimize.num_learning_rates = static_cast<int64_t>(rates.size());
+      optimize.global_step = step;
+      optimize.dedup = !distinct && sum;
+      status = cpu_->Optimize({ids.data(), n, values.data()}, optimize);
+      code = mono_gpu_table_optimize(gpu_.get(), nullptr, device_ids.data(), n,
+                                     device_values.data(), &gpu_options);
+    } else if (call == 6) {
+      status = cpu_->Assign({ids.data(), n, values.data()}, write);
+      code = mono_gpu_table_assign(gpu_.get(), nullptr, device_ids.data(), n, device_values.data(),
+                                   &gpu_options);
+    } else if (call == 7) {
+      status = cpu_->AssignAdd({ids.data(), n, values.data()}, write);
+      code = mono_gpu_table_assign_add(gpu_.get(), nullptr, device_ids.data(), n,
+                                       device_values.data(), &gpu_options);
+    } else if (call == 8) {
+      std::vector<int32_t> want(n, -1);
+      status = cpu_->Reinitialize(ids.data(), n, time, want.data());
+      Array<int32_t> existed(want);
+      code = mono_gpu_table_reinitialize(gpu_.get(), nullptr, device_ids.data(), n, time,
+                                         existed.data());
+      MONO_DIFF_CHECK(existed.Read() == want, "existed");
+    } else if (call == 9) {
+      cpu_->Erase(ids.data(), n);
+      code = mono_gpu_table_erase(gpu_.get(), nullptr, device_ids.data(), n);
+    } else if (call == 10) {
+      const int64_t want = cpu_->Evict(cpu_->expiry());
+      int64_t erased = -1;
+      code = mono_gpu_table_evict(gpu_.get(), nullptr, &erased);
+      MONO_DIFF_CHECK(code != MONO_GPU_OK || erased == want,
+                      std::to_string(erased) + ", want " + std::to_string(want));
+    } else if (random_() % 4 == 0) {
+      cpu_->Clear();
+      code = mono_gpu_table_clear(gpu_.get(), nullptr);
+    } else {
+      const int64_t rows = static_cast<int64_t>(random_() % 3000);
+      status = cpu_->Reserve(rows);
+      code = mono_gpu_table_reserve(gpu_.get(), nullptr, rows);
+    }
+    MONO_DIFF_CHECK(status.ok(), status.message);
+    MONO_DIFF_CHECK(code == MONO_GPU_OK, mono_gpu_last_error());
+    MONO_DIFF_CHECK(mono_gpu_synchronize(nullptr) == MONO_GPU_OK, mono_gpu_last_error());
+    return "";
+  }
+
+  const engine::TableConfig config_;
+  const DifferentialOptions options_;
+  std::mt19937 random_;
+  std::vector<int64_t> ids_;
+  TablePointer gpu_;
+  std::unique_ptr<engine::EmbeddingTable> cpu_;
+};
+
+// A configuration by number: every optimizer alone, in several dims, and mixtures.
+inline engine::TableConfig DifferentialConfig(int number) {
+  constexpr int kOptimizers = 14;
+  std::mt19937 random(static_cast<uint32_t>(number) + 77);
+  const int64_t dims[] = {16, 1, 5, 13, 64, 128, 4, 32};
+  engine::TableConfig config;
+  config.seed = 1234567 + static_cast<uint64_t>(number);
+  config.expiry.default_days = 12;
+  config.expiry.slots = {{0, 5}, {3, 2}};
+  const int segments = number < 2 * kOptimizers ? 1 : 1 + static_cast<int>(random() % 4);
+  for (int s = 0; s < segments; ++s) {
+    engine::SegmentConfig segment;
+    segment.dim_size = dims[(number / kOptimizers + random()) % 8];
+    if (number < kOptimizers) segment.dim_size = 16;
+    engine::OptimizerConfig& o = segment.optimizer;
+    const int kind =
+        number < 2 * kOptimizers ? number % kOptimizers : static_cast<int>(random() % kOptimizers);
+    o.kind =
+        static_cast<engine::OptimizerKind>(static_cast<int>(engine::OptimizerKind::kSgd) + kind);
+    if (o.kind == engine::OptimizerKind::kBatchSoftmax) segment.dim_size = 1;
+    o.weight_decay = random() % 2 == 0 ? 0.0f : 0.01f;
+    o.beta = 0.5f;
+    o.l1 = 0.01f;
+    o.l2 = 0.02f;
+    o.use_nesterov = random() % 2 == 0;
+    o.decouple_weight_decay = random() % 2 == 0;
+    segment.initializer.kind = static_cast<engine::InitializerKind>(
+        static_cast<int>(engine::InitializerKind::kZeros) + static_cast<int>(random() % 4));
+    if (number % 2 == 0) segment.initializer.kind = engine::InitializerKind::kRandomUniform;
+    segment.initializer.constant = 0.25f;
+    config.entry.segments.push_back(segment);
+  }
+  return config;
+}
+
+constexpr int kDifferentialConfigs = 48;
+
+}  // namespace gpu
+}  // namespace monolith
+
+#endif  // MONOLITH_TESTS_NATIVE_TRAINING_RUNTIME_GPU_TABLE_DIFFERENTIAL_H_

@@ -1,0 +1,55 @@
+#!/bin/bash
+# Builds the GPU table without TensorFlow and Python, checks it against the engine's table and
+# measures it. Needs nvcc (on PATH, in CUDA_HOME or /usr/local/cuda), g++ and a GPU.
+#
+#   tools/gpu_table_check.sh FOLDER [all | check | bench]
+#
+# Objects, the program and the logs go to FOLDER. MONO_GPU_ARCH: the architecture, sm_90 if unset.
+set -euo pipefail
+
+out=${1:?usage: tools/gpu_table_check.sh FOLDER [all | check | bench]}
+what=${2:-all}
+cd "$(dirname "$0")/.."
+mkdir -p "$out/objects"
+out=$(cd "$out" && pwd)
+nvcc=$(command -v nvcc || true)
+for folder in "${CUDA_HOME:-}" /usr/local/cuda; do
+  [ -n "$nvcc" ] || { [ -x "$folder/bin/nvcc" ] && nvcc=$folder/bin/nvcc; } || true
+done
+[ -n "$nvcc" ] || { echo "no nvcc on PATH, in CUDA_HOME or in /usr/local/cuda" >&2; exit 1; }
+
+runtime=monolith/native_training/runtime
+arch=${MONO_GPU_ARCH:-sm_90}
+compile() {  # the object of a source
+  local object=$out/objects/$(echo "$1" | tr '/' '_').o
+  case $1 in
+    *.cc) g++ -std=c++17 -O3 -ffp-contract=off -I. -c "$1" -o "$object" ;;
+    *.cu) "$nvcc" -std=c++17 -O3 --fmad=false -arch="$arch" -Xptxas -v -diag-suppress 2810 -I. -c "$1" -o "$object" \
+      ${MONO_GPU_FLAGS:-} 2> "$object.log" || { cat "$object.log" >&2; return 1; } ;;
+  esac
+}
+export -f compile
+export out nvcc arch
+find $runtime/{base,allocator,concurrency,hash_filter,hash_table} -name '*.cc' ! -name table_files.cc > "$out/sources"
+ls $runtime/gpu/*table*.cu $runtime/gpu/{c_api,sort}.cu benchmarks/gpu_table.cu >> "$out/sources"
+xargs -P "$(nproc)" -I{} bash -c 'compile {}' < "$out/sources"
+"$nvcc" -arch="$arch" -o "$out/gpu_table" "$out"/objects/*.o -lpthread -ldl
+grep -hE 'Compiling|Used' "$out"/objects/*.log | paste - - |
+  sed -E "s/.*function '([^']*)'.*Used ([0-9]+) registers(.*)/\2 \3 \1/" > "$out/registers.txt" || true
+
+run() { echo "== gpu_table $*"; timeout "${MONO_GPU_LIMIT:-60}" "$out/gpu_table" "$@"; }
+status=0
+if [ "$what" != bench ]; then
+  run check 2>&1 | tee "$out/check.txt" || status=1
+  run memory 2>&1 | tee -a "$out/check.txt" || status=1
+fi
+if [ "$what" != check ]; then
+  {
+    run bench 16 10000000
+    run bench 16 100000000
+    run bench 64 10000000
+    run bench 64 100000000
+    run insert 16 100000000
+  } 2>&1 | tee "$out/bench.txt" || status=1
+fi
+exit $status
