@@ -24,12 +24,13 @@ import native_build  # noqa: E402
 
 # Which source a number changes, which kernels to measure, and the numbers to try.
 _VARIANTS = (
-  ("SEGMENT_ROWS", "segment.cu", (gpu_ops.segment_sum,), (4, 8, 16)),
-  ("REDUCE_ROWS", "segment.cu", (gpu_ops.reduce_split,), (2, 4, 8)),
-  ("SPREAD_ROWS", "segment.cu", (gpu_ops.reduce_split_grad,), (4, 8, 16)),
-  ("POOL_ITEMS", "layout.cu", (gpu_ops.layout,), (1, 2, 4)),
-  ("SCATTER_ROWS", "gather.cu", (gpu_ops.gather_grad,), (2, 4, 8)),
-  ("SCATTER_ROWS", "layout_grad.cu", (gpu_ops.layout_grad,), (2, 4, 8)),
+  ("SEGMENT_ROWS", "segment.cu", (gpu_ops.segment_sum,), (4, 8)),
+  ("REDUCE_ROWS", "segment.cu", (gpu_ops.reduce_split,), (4, 8)),
+  ("REDUCE_EXAMPLES", "segment.cu", (gpu_ops.reduce_split,), (2, 8)),
+  ("SPREAD_EXAMPLES", "segment.cu", (gpu_ops.reduce_split_grad,), (2, 4, 8)),
+  ("POOL_ITEMS", "layout.cu", (gpu_ops.layout,), (1, 2, 4, 8)),
+  ("SCATTER_ROWS", "gather.cu", (gpu_ops.gather_grad,), (4, 8)),
+  ("SCATTER_ROWS", "layout_grad.cu", (gpu_ops.layout_grad,), (4, 8)),
 )
 
 

@@ -81,21 +81,6 @@ MONO_DEVICE void DivMod(int64_t a, int64_t b, int64_t* quotient, int64_t* remain
   *remainder = a - *quotient * b;
 }
 
-// The last of [low, high) whose value is at most `wanted`, in a list that never decreases and whose
-// first value is; `low` at least.
-template <typename T>
-MONO_DEVICE int64_t LastAtMost(const T* values, int64_t low, int64_t high, int64_t wanted) {
-  while (high - low > 1) {
-    const int64_t middle = (low + high) / 2;
-    if (static_cast<int64_t>(values[middle]) <= wanted) {
-      low = middle;
-    } else {
-      high = middle;
-    }
-  }
-  return low;
-}
-
 // The last of n parts whose first tile is at most `tile`; parts have a field first_tile, ascending
 // from 0.
 template <typename Part>

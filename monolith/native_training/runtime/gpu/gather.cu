@@ -75,10 +75,12 @@ struct GradTable {
   int64_t first_tile;  // number of its first row
 };
 
-// Row numbers with their keys.
+// Row numbers with their keys, kPacks of them for each lane.
 struct ListRows {
   const GradTable* tables;
   int64_t n;
+  GradTable first;  // if it is the only one
+  int64_t num_rows;
   int64_t out_size;
   Keys of;
   uint32_t* keys;
@@ -86,12 +88,27 @@ struct ListRows {
   int32_t* bad;
   int32_t* unaligned;
 
-  MONO_DEVICE void operator()(int64_t row) const {
-    const GradTable table = tables[FindPart(tables, n, row)];
-    const int64_t offset = table.offsets[row - table.first_tile];
-    const bool good = offset >= 0 && offset <= out_size - table.dim;
+  MONO_DEVICE void operator()(int64_t tile, int lane) const {
+    int64_t offsets[kPacks], dims[kPacks];
+    MONO_UNROLL
+    for (int p = 0; p < kPacks; ++p) {
+      const int64_t row = (tile * kPacks + p) * kLanes + lane;
+      if (row >= num_rows) continue;
+      const GradTable table = n == 1 ? first : tables[FindPart(tables, n, row)];
+      offsets[p] = table.offsets[row - table.first_tile];
+      dims[p] = table.dim;
+    }
+    MONO_UNROLL
+    for (int p = 0; p < kPacks; ++p) {
+      const int64_t row = (tile * kPacks + p) * kLanes + lane;
+      if (row < num_rows) List(row, offsets[p], dims[p]);
+    }
+  }
+
+  MONO_DEVICE void List(int64_t row, int64_t offset, int64_t dim) const {
+    const bool good = offset >= 0 && offset <= out_size - dim;
     if (!good) MarkBad(bad);
-    const uint32_t key = good && table.dim > 0 ? of.Of(offset) : of.nowhere;
+    const uint32_t key = good && dim > 0 ? of.Of(offset) : of.nowhere;
     if (key != of.nowhere && static_cast<int64_t>(key) * of.min_width != offset) MarkBad(unaligned);
     keys[row] = key;
     rows[row] = static_cast<uint32_t>(row);
@@ -102,38 +119,49 @@ struct ListRows {
 struct GradRows {
   const GradTable* tables;
   int64_t n;
+  GradTable first;  // the only one, often: then nothing has to be looked up
   const float* scale;
   int64_t min_width;
   bool one_width;
   const int32_t* unaligned;  // not 0: some place is no multiple of min_width
+  // Known to what Ready returns.
+  float by;
+  bool aligned;
 
-  MONO_DEVICE bool IsAligned() const { return ReadOnly(unaligned) == 0; }
-  MONO_DEVICE bool CannotOverlap() const { return one_width && IsAligned(); }
+  MONO_DEVICE GradRows Ready() const {
+    GradRows ready = *this;
+    ready.by = ReadOnly(scale);
+    ready.aligned = ReadOnly(unaligned) == 0;
+    return ready;
+  }
+
+  MONO_DEVICE GradTable TableOf(uint32_t row) const {
+    return n == 1 ? first : tables[FindPart(tables, n, row)];
+  }
+
+  MONO_DEVICE bool CannotOverlap() const { return one_width && aligned; }
 
   MONO_DEVICE int64_t Place(uint32_t key, uint32_t row) const {
-    if (IsAligned()) return static_cast<int64_t>(key) * min_width;
-    const GradTable& table = tables[FindPart(tables, n, row)];
+    if (aligned) return static_cast<int64_t>(key) * min_width;
+    const GradTable table = TableOf(row);
     return table.offsets[static_cast<int64_t>(row) - table.first_tile];
   }
 
-  MONO_DEVICE int64_t Width(uint32_t row) const {
-    return one_width ? min_width : tables[FindPart(tables, n, row)].dim;
-  }
+  MONO_DEVICE int64_t Width(uint32_t row) const { return one_width ? min_width : TableOf(row).dim; }
 
   MONO_DEVICE const float* Address(uint32_t row, int64_t column) const {
-    const GradTable& table = tables[FindPart(tables, n, row)];
+    const GradTable table = TableOf(row);
     if (column >= table.dim) return nullptr;
     return table.grads + (static_cast<int64_t>(row) - table.first_tile) * table.dim + column;
   }
 
   template <int kSize>
   MONO_DEVICE void Finish(uint32_t, Pack<kSize>* term) const {
-    const float by = ReadOnly(scale);
     for (int k = 0; k < kSize; ++k) term->values[k] = by * term->values[k];
   }
 
   MONO_DEVICE float AddOne(uint32_t row, int64_t column, float sum) const {
-    return sum + ReadOnly(scale) * *Address(row, column);
+    return sum + by * *Address(row, column);
   }
 };
 
@@ -204,15 +232,17 @@ int mono_gpu_op_gather_grad(void* stream, int64_t tables, const float* const* gr
     MONO_GPU_TRY(space.Upload(stream));
     MONO_GPU_TRY(FillBytes(stream, out, 0, out_size * static_cast<int64_t>(sizeof(float))));
     const int64_t n = static_cast<int64_t>(parts.size());
-    MONO_GPU_TRY(ForEach(stream, rows,
-                         ListRows{space.At(slot), n, out_size, of, space.At(keys),
-                                  space.At(numbers), space.bad(), space.At(unaligned)}));
+    const GradTable first = rows > 0 ? parts[0] : GradTable{};
+    MONO_GPU_TRY(ForTiles(stream, CeilDiv(rows, kTilePacks),
+                          ListRows{space.At(slot), n, first, rows, out_size, of, space.At(keys),
+                                   space.At(numbers), space.bad(), space.At(unaligned)}));
     MONO_GPU_TRY(SortPairs(stream, space.At(sort_scratch), sort_bytes, space.At(keys),
                            space.At(sorted_keys), space.At(numbers), space.At(sorted_numbers), rows,
                            bits));
     const Runs runs{space.At(sorted_keys), space.At(sorted_numbers), rows, of};
     const bool one_width = min_dim == max_dim;
-    const GradRows source{space.At(slot), n, scale, min_dim, one_width, space.At(unaligned)};
+    const GradRows source{space.At(slot),      n,    first, scale, min_dim, one_width,
+                          space.At(unaligned), 0.0f, false};
     const auto scatter = packed ? ScatterSum<4, true, GradRows> : ScatterSum<1, true, GradRows>;
     return scatter(stream, runs, source, max_dim, space.bad(), space.At(overlap), out, out_size);
   });

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 #include "monolith/native_training/runtime/gpu/errors.h"
 
@@ -34,10 +35,22 @@ constexpr int64_t kSumBlocks = 1024;
 
 inline int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
+// Blocks that a multiprocessor is to hold at least, which bounds the registers of a lane; a functor
+// may say so.
+template <typename Functor, typename = void>
+struct MinBlocks {
+  static constexpr int value = 0;  // as the compiler likes
+};
+template <typename Functor>
+struct MinBlocks<Functor, std::void_t<decltype(Functor::kMinBlocks)>> {
+  static constexpr int value = Functor::kMinBlocks;
+};
+
 #if defined(__CUDACC__)
 
 template <typename Functor>
-__global__ void __launch_bounds__(kLanes) TileKernel(int64_t tiles, Functor functor) {
+__global__ void __launch_bounds__(kLanes, MinBlocks<Functor>::value)
+    TileKernel(int64_t tiles, Functor functor) {
   for (int64_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
     functor(tile, static_cast<int>(threadIdx.x));
   }
@@ -106,6 +119,8 @@ struct EachItem {
   int64_t n;
   Functor functor;
 
+  static constexpr int kMinBlocks = MinBlocks<Functor>::value;
+
   MONO_DEVICE void operator()(int64_t tile, int lane) const {
     const int64_t item = tile * kLanes + lane;
     if (item < n) functor(item);
@@ -123,6 +138,8 @@ struct TwoKinds {
   int64_t first_tiles;
   First first;
   Second second;
+
+  static constexpr int kMinBlocks = MinBlocks<First>::value;
 
   MONO_DEVICE void operator()(int64_t tile, int lane) const {
     if (tile < first_tiles) {

@@ -33,14 +33,15 @@ struct Unit {
 // A slice that goes to a unit.
 struct UnitTarget {
   int64_t feature;
-  int64_t start;
-  int64_t feature_width;
+  int32_t start;
+  int32_t feature_width;
   bool mean;
   bool first_n;
 };
 
-// Item of a unit = (batch row, FIRSTN position, pack of columns). A lane has kPoolItems of them, so
-// that their loads, which depend on one another, are in flight together.
+// Item of a unit = (batch row, FIRSTN position, pack of columns). A lane has kPoolItems of them,
+// one after the other: where the unit is one slice of one request, what is common to them is looked
+// up once, and the ids of the next are on their way while one is pooled.
 struct PoolTile {
   const Unit* units;
   int64_t num_units;
@@ -50,22 +51,36 @@ struct PoolTile {
   int64_t batch;  // of all requests
   int32_t* bad;
 
-  struct Item {
-    const Request* request;
+  static constexpr int kMinBlocks = 3;
+
+  struct Place {
     int64_t row;  // of the outputs
-    int64_t position;
-    int64_t column;
+    int32_t position;
+    int32_t column;
     bool valid;
-    bool any;  // the sum holds something
+  };
+
+  // A slice in a request.
+  struct Source {
+    UnitTarget target;
+    FeatureRows rows;
+    const uint64_t* ids;
+    const int32_t* row_begins;
+    int64_t num_rows;
+    int64_t num_ids;
+    int64_t first_row;  // of the request, in the outputs
+    const Block* blocks;
+    int64_t num_blocks;
+    Block first_block;
   };
 
   // Ids [begin, begin + count).
   struct Span {
-    int64_t begin;
-    int64_t count;
+    int32_t begin;
+    int32_t count;
   };
 
-  MONO_DEVICE const Request* RequestOf(int64_t row) const {
+  MONO_DEVICE const Request& RequestOf(int64_t row) const {
     int64_t low = 0, high = num_requests;
     while (high - low > 1) {
       const int64_t middle = (low + high) / 2;
@@ -75,130 +90,157 @@ struct PoolTile {
         high = middle;
       }
     }
-    return requests + low;
+    return requests[low];
   }
 
-  // The ids of an item that a slice pools.
-  MONO_DEVICE Span IdsOf(const Item& item, const UnitTarget& target) const {
-    const MonoGpuLayoutRequest& in = item.request->in;
-    const FeatureRows rows = RowsOf(in, target.feature);
-    const int64_t row = rows.shared ? 0 : item.row - item.request->first_row;
-    if (!item.valid || row >= rows.count || rows.first > in.num_rows) return {0, 0};
-    const int64_t begin = RowBegin(in, rows.first + row);
-    const int64_t end = RowBegin(in, rows.first + row + 1);
-    if (begin < 0 || begin > end || end > in.num_ids) {
+  MONO_DEVICE static Source SourceOf(const Request& request, const UnitTarget& target) {
+    const MonoGpuLayoutRequest& in = request.in;
+    Source source{target,
+                  RowsOf(in, target.feature),
+                  in.ids,
+                  in.rows,
+                  in.num_rows,
+                  in.num_ids,
+                  request.first_row,
+                  request.blocks,
+                  request.num_blocks,
+                  {nullptr, 0, 0}};
+    if (request.num_blocks > 0) source.first_block = request.blocks[0];
+    return source;
+  }
+
+  template <int kSize>
+  MONO_DEVICE Place PlaceOf(const Unit& unit, int64_t item) const {
+    const int64_t packs = unit.width / kSize;
+    Place place;
+    int64_t rest, pack;
+    place.valid = item < batch * unit.positions * packs;
+    DivMod(place.valid ? item : 0, packs, &rest, &pack);
+    int64_t position = 0;
+    place.row = rest;
+    if (unit.positions > 1) DivMod(rest, unit.positions, &place.row, &position);
+    place.position = static_cast<int32_t>(position);
+    place.column = static_cast<int32_t>(pack) * kSize;
+    return place;
+  }
+
+  // The ids that a slice pools.
+  MONO_DEVICE Span IdsOf(const Source& source, const Place& place) const {
+    const int64_t row = source.rows.shared ? 0 : place.row - source.first_row;
+    if (!place.valid || row >= source.rows.count || source.rows.first > source.num_rows) {
+      return {0, 0};
+    }
+    const int64_t first = source.rows.first + row;
+    const int64_t begin = first < source.num_rows ? source.row_begins[first] : source.num_ids;
+    const int64_t end = first + 1 < source.num_rows ? source.row_begins[first + 1] : source.num_ids;
+    if (begin < 0 || begin > end || end > source.num_ids) {
       MarkBad(bad);
       return {0, 0};
     }
-    if (!target.first_n) return {begin, end - begin};
-    return {begin + item.position, begin + item.position < end ? 1 : 0};
+    // There are less than 2^31 ids.
+    const int32_t start = static_cast<int32_t>(begin);
+    if (!source.target.first_n) return {start, static_cast<int32_t>(end) - start};
+    return place.position < end - begin ? Span{start + place.position, 1} : Span{0, 0};
   }
 
   // Where columns of an embedding are; null if it is out of bounds.
-  MONO_DEVICE const float* AddressOf(const Item& item, const UnitTarget& target,
-                                     uint64_t id) const {
+  MONO_DEVICE const float* AddressOf(const Source& source, uint64_t id, int32_t column) const {
     const int64_t block = static_cast<int64_t>(id >> 32);
     const int64_t position = static_cast<int64_t>(id & 0xffffffffu);
-    if (block < item.request->num_blocks) {
-      const Block& from = item.request->blocks[block];
-      if (position <= from.size - target.feature_width) {
-        return from.data + position + target.start + item.column;
+    if (block < source.num_blocks) {
+      const Block from = block == 0 ? source.first_block : source.blocks[block];
+      if (position <= from.size - source.target.feature_width) {
+        return from.data + position + source.target.start + column;
       }
     }
     MarkBad(bad);
     return nullptr;
   }
 
-  // Adds the values of up to kIdsAtOnce ids from `first` of the span on.
+  // Adds one slice to *sum; *any tells whether it holds something yet.
   template <int kSize>
-  MONO_DEVICE static void AddValues(const Span& span, int64_t first, const Pack<kSize>* values,
-                                    Pack<kSize>* pooled) {
-    for (int k = 0; k < kIdsAtOnce; ++k) {
-      if (first + k >= span.count) continue;
-      if (first + k == 0) {
-        *pooled = values[k];
-      } else {
-        AddTo(pooled, values[k]);
+  MONO_DEVICE void Pool(const Source& source, const Span& span, int32_t column, bool* any,
+                        Pack<kSize>* sum) const {
+    if (span.count == 0) return;
+    Pack<kSize> pooled = Zeros<kSize>();
+    for (int32_t first = 0; first < span.count; first += kIdsAtOnce) {
+      uint64_t ids[kIdsAtOnce];
+      Pack<kSize> values[kIdsAtOnce];
+      MONO_UNROLL
+      for (int k = 0; k < kIdsAtOnce; ++k) {
+        ids[k] = first + k < span.count ? source.ids[int64_t{span.begin} + first + k] : 0;
       }
+      MONO_UNROLL
+      for (int k = 0; k < kIdsAtOnce; ++k) {
+        const float* const from =
+            first + k < span.count ? AddressOf(source, ids[k], column) : nullptr;
+        values[k] = from != nullptr ? Load<kSize>(from) : Zeros<kSize>();
+      }
+      MONO_UNROLL
+      for (int k = 0; k < kIdsAtOnce; ++k) {
+        if (first + k >= span.count) continue;
+        if (first + k == 0) {
+          pooled = values[k];
+        } else {
+          AddTo(&pooled, values[k]);
+        }
+      }
+    }
+    if (source.target.mean) {
+      const float count = static_cast<float>(span.count);
+      for (int k = 0; k < kSize; ++k) pooled.values[k] /= count;
+    }
+    if (*any) {
+      AddTo(sum, pooled);
+    } else {
+      *sum = pooled;
+    }
+    *any = true;
+  }
+
+  template <int kSize>
+  MONO_DEVICE static void Write(const Unit& unit, const Place& place, const Pack<kSize>& sum) {
+    if (!place.valid) return;
+    Store<kSize>(sum, unit.out + place.row * unit.row_size + unit.column +
+                          place.position * unit.step + place.column);
+  }
+
+  template <int kSize>
+  MONO_DEVICE void RunOneSlice(const Unit& unit, int64_t item) const {
+    const Source source = SourceOf(requests[0], targets[unit.first_target]);
+    Place place = PlaceOf<kSize>(unit, item);
+    Span span = IdsOf(source, place);
+    for (int p = 0; p < kPoolItems; ++p) {
+      item += kLanes;
+      Place next = PlaceOf<kSize>(unit, item);
+      next.valid = next.valid && p + 1 < kPoolItems;
+      const Span next_span = IdsOf(source, next);
+      Pack<kSize> sum = Zeros<kSize>();
+      bool any = false;
+      Pool<kSize>(source, span, place.column, &any, &sum);
+      Write<kSize>(unit, place, sum);
+      place = next;
+      span = next_span;
     }
   }
 
   template <int kSize>
-  MONO_DEVICE void LoadIds(const Item& item, const UnitTarget& target, const Span& span,
-                           int64_t first, const uint64_t* ids, Pack<kSize>* values) const {
-    const float* from[kIdsAtOnce];
-    for (int k = 0; k < kIdsAtOnce; ++k) {
-      from[k] = first + k < span.count ? AddressOf(item, target, ids[k]) : nullptr;
+  MONO_DEVICE void Run(const Unit& unit, int64_t item) const {
+    if (num_requests == 1 && unit.num_targets == 1) {
+      RunOneSlice<kSize>(unit, item);
+      return;
     }
-    for (int k = 0; k < kIdsAtOnce; ++k) {
-      values[k] = from[k] != nullptr ? Load<kSize>(from[k]) : Zeros<kSize>();
-    }
-  }
-
-  MONO_DEVICE static void ReadIds(const Item& item, const Span& span, int64_t first,
-                                  uint64_t* ids) {
-    for (int k = 0; k < kIdsAtOnce; ++k) {
-      ids[k] = first + k < span.count ? item.request->in.ids[span.begin + first + k] : 0;
-    }
-  }
-
-  // Adds one slice to the items' sums.
-  template <int kSize>
-  MONO_DEVICE void Pool(const UnitTarget& target, Item* items, Pack<kSize>* sums) const {
-    Span spans[kPoolItems];
-    uint64_t ids[kPoolItems][kIdsAtOnce];
-    Pack<kSize> values[kPoolItems][kIdsAtOnce];
-    for (int p = 0; p < kPoolItems; ++p) spans[p] = IdsOf(items[p], target);
-    for (int p = 0; p < kPoolItems; ++p) ReadIds(items[p], spans[p], 0, ids[p]);
-    for (int p = 0; p < kPoolItems; ++p) {
-      LoadIds<kSize>(items[p], target, spans[p], 0, ids[p], values[p]);
-    }
-    for (int p = 0; p < kPoolItems; ++p) {
-      if (spans[p].count == 0) continue;
-      Pack<kSize> pooled = Zeros<kSize>();
-      AddValues<kSize>(spans[p], 0, values[p], &pooled);
-      for (int64_t i = kIdsAtOnce; i < spans[p].count; i += kIdsAtOnce) {
-        ReadIds(items[p], spans[p], i, ids[p]);
-        LoadIds<kSize>(items[p], target, spans[p], i, ids[p], values[p]);
-        AddValues<kSize>(spans[p], i, values[p], &pooled);
+    for (int p = 0; p < kPoolItems; ++p, item += kLanes) {
+      const Place place = PlaceOf<kSize>(unit, item);
+      if (!place.valid) return;
+      const Request& request = RequestOf(place.row);
+      Pack<kSize> sum = Zeros<kSize>();
+      bool any = false;
+      for (int64_t t = unit.first_target; t < unit.first_target + unit.num_targets; ++t) {
+        const Source source = SourceOf(request, targets[t]);
+        Pool<kSize>(source, IdsOf(source, place), place.column, &any, &sum);
       }
-      if (target.mean) {
-        const float count = static_cast<float>(spans[p].count);
-        for (int k = 0; k < kSize; ++k) pooled.values[k] /= count;
-      }
-      if (items[p].any) {
-        AddTo(&sums[p], pooled);
-      } else {
-        sums[p] = pooled;
-      }
-      items[p].any = true;
-    }
-  }
-
-  template <int kSize>
-  MONO_DEVICE void Run(const Unit& unit, int64_t first) const {
-    const int64_t packs = unit.width / kSize;
-    Item items[kPoolItems];
-    Pack<kSize> sums[kPoolItems];
-    for (int p = 0; p < kPoolItems; ++p) {
-      const int64_t item = first + p * kLanes;
-      int64_t rest, pack;
-      items[p].valid = item < batch * unit.positions * packs;
-      DivMod(items[p].valid ? item : 0, packs, &rest, &pack);
-      DivMod(rest, unit.positions, &items[p].row, &items[p].position);
-      items[p].column = pack * kSize;
-      items[p].request = RequestOf(items[p].row);
-      items[p].any = false;
-      sums[p] = Zeros<kSize>();
-    }
-    for (int64_t t = unit.first_target; t < unit.first_target + unit.num_targets; ++t) {
-      const UnitTarget target = targets[t];
-      Pool<kSize>(target, items, sums);
-    }
-    for (int p = 0; p < kPoolItems; ++p) {
-      if (!items[p].valid) continue;
-      Store<kSize>(sums[p], unit.out + items[p].row * unit.row_size + unit.column +
-                                items[p].position * unit.step + items[p].column);
+      Write<kSize>(unit, place, sum);
     }
   }
 
@@ -240,8 +282,8 @@ std::vector<Unit> MakeUnits(const Plan& plan, const MonoGpuLayoutPlan& from, int
     for (const int64_t t : group) {
       const Target& own = plan.targets[t];
       const Feature& feature = plan.features[own.feature];
-      unit_targets->push_back(
-          {own.feature, own.start, feature.width, feature.mean, feature.first_n});
+      unit_targets->push_back({own.feature, static_cast<int32_t>(own.start),
+                               static_cast<int32_t>(feature.width), feature.mean, feature.first_n});
     }
     *tiles += CeilDiv(batch * positions * (target.width / pack), kLanes * kPoolItems);
   }

@@ -60,6 +60,8 @@ struct IdGradients {
   bool one_width;
   const int32_t* unaligned;  // not 0: some place is no multiple of min_width
 
+  MONO_DEVICE IdGradients Ready() const { return *this; }
+
   MONO_DEVICE bool CannotOverlap() const { return one_width && ReadOnly(unaligned) == 0; }
 
   MONO_DEVICE int64_t Place(uint32_t key, uint32_t id) const {

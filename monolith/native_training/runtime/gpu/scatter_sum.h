@@ -12,6 +12,7 @@
 // found out on the device.
 //
 // A Source has
+//   Source Ready()                            itself, with what all its functions read read
 //   int64_t Place(key, occurrence), int64_t Width(occurrence)
 //   bool CannotOverlap()                      known without a look at every row
 //   const float* Address(occurrence, column)  what is to be added, or null
@@ -76,15 +77,16 @@ struct FindOverlap {
   int32_t* overlap;
 
   MONO_DEVICE void operator()(int64_t tile, int lane) const {
-    if (source.CannotOverlap() || *bad != 0) return;
+    const Source ready = source.Ready();
+    if (ready.CannotOverlap() || *bad != 0) return;
     for (int64_t i = tile * kLanes + lane; i + 1 < runs.n; i += kOverlapTiles * kLanes) {
       if (runs.keys[i + 1] >= runs.of.nowhere) return;
       const uint32_t first = runs.occurrences[i], second = runs.occurrences[i + 1];
-      const int64_t place = source.Place(runs.keys[i], first);
-      const int64_t next = source.Place(runs.keys[i + 1], second);
-      const int64_t width = source.Width(first);
+      const int64_t place = ready.Place(runs.keys[i], first);
+      const int64_t next = ready.Place(runs.keys[i + 1], second);
+      const int64_t width = ready.Width(first);
       // Places of one key are in any order.
-      if (next == place ? source.Width(second) != width : next < place + width) MarkBad(overlap);
+      if (next == place ? ready.Width(second) != width : next < place + width) MarkBad(overlap);
     }
   }
 };
@@ -108,7 +110,8 @@ struct AddRuns {
   float* out;
 
   MONO_DEVICE void operator()(int64_t item) const {
-    if (*bad != 0) return;
+    const int32_t wrong = *bad;  // looked at when the keys have come, too
+    const Source ready = source.Ready();
     const int64_t first = (item >> log_lanes) * kScatterRows;
     const int64_t count = runs.n - first < kScatterRows ? runs.n - first : kScatterRows;
     const int64_t before = first > 0 ? static_cast<int64_t>(runs.keys[first - 1]) : -1;
@@ -119,22 +122,22 @@ struct AddRuns {
       keys[k] = runs.keys[i];
       rows[k] = runs.occurrences[i];
     }
-    if (static_cast<int64_t>(keys[kScatterRows - 1]) == before) return;
+    if (wrong != 0 || static_cast<int64_t>(keys[kScatterRows - 1]) == before) return;
     const int64_t lane = item & ((int64_t{1} << log_lanes) - 1);
     for (int64_t c = lane * kSize; c < max_width; c += int64_t{kSize} << log_lanes) {
-      AddColumns(first, count, before, keys, rows, c);
+      AddColumns(ready, first, count, before, keys, rows, c);
     }
   }
 
-  MONO_DEVICE void AddColumns(int64_t first, int64_t count, int64_t before, const uint32_t* keys,
-                              const uint32_t* rows, int64_t column) const {
+  MONO_DEVICE void AddColumns(const Source& ready, int64_t first, int64_t count, int64_t before,
+                              const uint32_t* keys, const uint32_t* rows, int64_t column) const {
     const float* from[kScatterRows];
     bool mine[kScatterRows];
     Pack<kSize> values[kScatterRows];
     MONO_UNROLL
     for (int k = 0; k < kScatterRows; ++k) {
       mine[k] = k < count && static_cast<int64_t>(keys[k]) != before && keys[k] < runs.of.nowhere;
-      from[k] = mine[k] ? source.Address(rows[k], column) : nullptr;
+      from[k] = mine[k] ? ready.Address(rows[k], column) : nullptr;
     }
     MONO_UNROLL
     for (int k = 0; k < kScatterRows; ++k) values[k] = LoadOrZero(from[k]);
@@ -145,38 +148,44 @@ struct AddRuns {
     for (int k = 0; k < kScatterRows; ++k) {
       if (!mine[k]) continue;
       if (static_cast<int64_t>(keys[k]) != current) {
-        if (current >= 0) Write(source, static_cast<uint32_t>(current), head, column, sum, out);
+        if (current >= 0) Write(ready, static_cast<uint32_t>(current), head, column, sum, out);
         current = keys[k];
         head = rows[k];
         sum = Zeros<kSize>();
       }
       if (from[k] == nullptr) continue;
-      source.template Finish<kSize>(rows[k], &values[k]);
+      ready.template Finish<kSize>(rows[k], &values[k]);
       AddTo(&sum, values[k]);
     }
     if (current < 0) return;
-    AddRest(first + kScatterRows, static_cast<uint32_t>(current), column, &sum);
-    Write(source, static_cast<uint32_t>(current), head, column, sum, out);
+    AddRest(ready, first + kScatterRows, static_cast<uint32_t>(current), column, &sum);
+    Write(ready, static_cast<uint32_t>(current), head, column, sum, out);
   }
 
-  MONO_DEVICE void AddRest(int64_t i, uint32_t key, int64_t column, Pack<kSize>* sum) const {
+  MONO_DEVICE void AddRest(const Source& ready, int64_t i, uint32_t key, int64_t column,
+                           Pack<kSize>* sum) const {
     constexpr int kAtOnce = 4;
     for (bool more = true; more; i += kAtOnce) {
       const float* from[kAtOnce];
-      uint32_t rows[kAtOnce];
+      uint32_t keys[kAtOnce], rows[kAtOnce];
       Pack<kSize> values[kAtOnce];
       MONO_UNROLL
       for (int k = 0; k < kAtOnce; ++k) {
-        more = more && runs.IsAt(i + k, key);
-        rows[k] = more ? runs.occurrences[i + k] : 0;
-        from[k] = more ? source.Address(rows[k], column) : nullptr;
+        const bool inside = i + k < runs.n;
+        keys[k] = inside ? runs.keys[i + k] : runs.of.nowhere;
+        rows[k] = inside ? runs.occurrences[i + k] : 0;
+      }
+      MONO_UNROLL
+      for (int k = 0; k < kAtOnce; ++k) {
+        more = more && keys[k] == key;
+        from[k] = more ? ready.Address(rows[k], column) : nullptr;
       }
       MONO_UNROLL
       for (int k = 0; k < kAtOnce; ++k) values[k] = LoadOrZero(from[k]);
       MONO_UNROLL
       for (int k = 0; k < kAtOnce; ++k) {
         if (from[k] == nullptr) continue;
-        source.template Finish<kSize>(rows[k], &values[k]);
+        ready.template Finish<kSize>(rows[k], &values[k]);
         AddTo(sum, values[k]);
       }
     }
@@ -198,14 +207,15 @@ struct AddWholeRuns {
   float* out;
 
   MONO_DEVICE void operator()(int64_t item) const {
+    const Source ready = source.Ready();
     const int64_t first = item >> log_lanes;
     const uint32_t key = runs.keys[first];
     if (*bad != 0 || key >= runs.of.nowhere || (first > 0 && runs.keys[first - 1] == key)) return;
     const int64_t lane = item & ((int64_t{1} << log_lanes) - 1);
     for (int64_t c = lane * kSize; c < max_width; c += int64_t{kSize} << log_lanes) {
       Pack<kSize> sum = Zeros<kSize>();
-      source.template AddRun<kSize>(runs, first, c, &sum);
-      Write(source, key, runs.occurrences[first], c, sum, out);
+      ready.template AddRun<kSize>(runs, first, c, &sum);
+      Write(ready, key, runs.occurrences[first], c, sum, out);
     }
   }
 };
@@ -222,12 +232,13 @@ struct AddOverlapping {
 
   MONO_DEVICE void operator()(int64_t tile, int lane) const {
     if (*bad != 0 || *overlap == 0) return;
+    const Source ready = source.Ready();
     for (int64_t x = tile * kLanes + lane; x < out_size; x += kOverlapTiles * kLanes) {
-      out[x] = SumAt(x);
+      out[x] = SumAt(ready, x);
     }
   }
 
-  MONO_DEVICE float SumAt(int64_t x) const {
+  MONO_DEVICE float SumAt(const Source& ready, int64_t x) const {
     const int64_t min_width = runs.of.min_width;
     int64_t low = 0, high = runs.n;  // the first whose row may reach x
     while (low < high) {
@@ -243,8 +254,8 @@ struct AddOverlapping {
                           static_cast<int64_t>(runs.keys[i]) * min_width <= x;
          ++i) {
       const uint32_t row = runs.occurrences[i];
-      const int64_t column = x - source.Place(runs.keys[i], row);
-      if (column >= 0 && column < source.Width(row)) sum = source.AddOne(row, column, sum);
+      const int64_t column = x - ready.Place(runs.keys[i], row);
+      if (column >= 0 && column < ready.Width(row)) sum = ready.AddOne(row, column, sum);
     }
     return sum;
   }

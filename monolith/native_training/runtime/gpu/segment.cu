@@ -1,6 +1,7 @@
 // Sums of rows by segment: by sorted row numbers, or by row splits with the columns cut into
 // slices.
 #include <cstdint>
+#include <numeric>
 #include <vector>
 
 #include "monolith/native_training/runtime/gpu/device_math.h"
@@ -10,6 +11,8 @@
 namespace monolith {
 namespace gpu {
 namespace {
+
+constexpr int64_t kManyRows = 1 << 20;
 
 template <typename Index>
 struct SegmentTable {
@@ -23,84 +26,69 @@ struct SegmentTable {
   int64_t pack;
 };
 
-// Item = (kSegmentRows rows of updates, pack of columns). It adds up the segments that begin in
-// these rows, to their ends, so that every row is read once and every sum has the order of the
-// rows.
+// Item = (rows_of_item rows of updates, pack of columns). It adds up the segments that begin in
+// these rows, to their ends, so that every row is added once and every sum has the order of the
+// rows. Indices and values are read together, kSegmentRows at a time: to wait for an index before
+// its value is asked for would take twice as long, and the few rows of a segment that began before
+// cost little.
 template <typename Index>
 struct SegmentTile {
   const SegmentTable<Index>* tables;
   int64_t n;
+  int64_t rows_of_item;
   int32_t* bad;
+
+  static constexpr int kMinBlocks = 3;
 
   template <int kSize>
   MONO_DEVICE void Run(const SegmentTable<Index>& table, int64_t item) const {
     int64_t group, pack;
     DivMod(item, table.dim / kSize, &group, &pack);
-    const int64_t first = group * kSegmentRows;
+    const int64_t first = group * rows_of_item;
     if (first >= table.count) return;
-    const int64_t count = table.count - first < kSegmentRows ? table.count - first : kSegmentRows;
-    const int64_t before = first > 0 ? static_cast<int64_t>(table.indices[first - 1]) : -1;
-    Index segments[kSegmentRows];
-    for (int k = 0; k < kSegmentRows; ++k) {
-      segments[k] = table.indices[first + (k < count ? k : count - 1)];
-    }
-    int64_t last = before;
-    bool good = true;
-    for (int k = 0; k < kSegmentRows; ++k) {
-      const int64_t segment = static_cast<int64_t>(segments[k]);
-      good = good && segment >= 0 && segment >= last && segment < table.rows;
-      last = segment;
-    }
-    if (!good) {
-      MarkBad(bad);
+    const int64_t end = table.count - first < rows_of_item ? table.count : first + rows_of_item;
+    const int64_t before = first > 0 ? static_cast<int64_t>(table.indices[first - 1]) : INT64_MIN;
+    if (first > 0 && static_cast<int64_t>(table.indices[end - 1]) == before) {
+      // All of one segment, unless they are out of order.
+      for (int64_t i = first; i < end; ++i) {
+        if (static_cast<int64_t>(table.indices[i]) != before) MarkBad(bad);
+      }
       return;
     }
-    if (last == before || table.out == nullptr) return;
-    const float* const from = table.updates + first * table.dim + pack * kSize;
+    const bool add = table.out != nullptr;
+    const float* from = table.updates + first * table.dim + pack * kSize;
     float* const to = table.out + pack * kSize;
-    Pack<kSize> values[kSegmentRows];
-    for (int k = 0; k < kSegmentRows; ++k) {
-      if (k < count && static_cast<int64_t>(segments[k]) != before) {
-        values[k] = LoadAligned<kSize>(from + k * table.dim);
-      }
-    }
     int64_t current = before;
     Pack<kSize> sum = Zeros<kSize>();
-    for (int k = 0; k < kSegmentRows; ++k) {
-      const int64_t segment = static_cast<int64_t>(segments[k]);
-      if (k >= count || segment == before) continue;
-      if (segment == current) {
-        AddTo(&sum, values[k]);
-        continue;
+    for (int64_t i = first; i < table.count; i += kSegmentRows) {
+      Index segments[kSegmentRows];
+      Pack<kSize> values[kSegmentRows];
+      MONO_UNROLL
+      for (int k = 0; k < kSegmentRows; ++k) {
+        const bool inside = i + k < table.count;
+        segments[k] = inside ? table.indices[i + k] : Index{-1};
+        values[k] = inside && add ? LoadAligned<kSize>(from) : Zeros<kSize>();
+        if (inside) from += table.dim;
       }
-      if (current != before) StoreAligned<kSize>(sum, to + current * table.dim);
-      current = segment;
-      sum = values[k];
-    }
-    AddRest<kSize>(table, first + kSegmentRows, pack, current, &sum);
-    StoreAligned<kSize>(sum, to + current * table.dim);
-  }
-
-  // Adds the rows from `i` on that belong to `segment`.
-  template <int kSize>
-  MONO_DEVICE void AddRest(const SegmentTable<Index>& table, int64_t i, int64_t pack,
-                           int64_t segment, Pack<kSize>* sum) const {
-    constexpr int kAtOnce = 4;
-    const float* from = table.updates + i * table.dim + pack * kSize;
-    for (bool more = true; more; i += kAtOnce, from += kAtOnce * table.dim) {
-      bool mine[kAtOnce];
-      Pack<kSize> values[kAtOnce];
-      for (int k = 0; k < kAtOnce; ++k) {
-        mine[k] = i + k < table.count && static_cast<int64_t>(table.indices[i + k]) == segment;
-      }
-      for (int k = 0; k < kAtOnce; ++k) {
-        if (mine[k]) values[k] = LoadAligned<kSize>(from + k * table.dim);
-      }
-      for (int k = 0; k < kAtOnce; ++k) {
-        more = more && mine[k];
-        if (more) AddTo(sum, values[k]);
+      MONO_UNROLL
+      for (int k = 0; k < kSegmentRows; ++k) {
+        const int64_t segment = static_cast<int64_t>(segments[k]);
+        if (i + k >= table.count) continue;
+        if (segment == current) {
+          AddTo(&sum, values[k]);
+          continue;
+        }
+        if (current != before && add) StoreAligned<kSize>(sum, to + current * table.dim);
+        if (i + k >= end) return;
+        if (segment < current || segment < 0 || segment >= table.rows) {
+          MarkBad(bad);
+          return;
+        }
+        current = segment;
+        sum = values[k];
       }
     }
+    if (current != before && add) StoreAligned<kSize>(sum, to + current * table.dim);
   }
 
   MONO_DEVICE void operator()(int64_t tile, int lane) const {
@@ -119,6 +107,9 @@ int SegmentSum(Stream stream, int64_t n, const void* const* indices, const int64
                const float* const* updates, const int64_t* rows, const int64_t* dims, float* out,
                int64_t out_size, const int64_t* out_offsets, void* workspace,
                int64_t* workspace_bytes) {
+  // Long items where there are enough of them to fill a card.
+  const int64_t all = std::accumulate(counts, counts + n, int64_t{0});
+  const int64_t rows_of_item = kSegmentRows * (all >= kManyRows ? 4 : 1);
   std::vector<SegmentTable<Index>> tables;
   int64_t tiles = 0;
   for (int64_t i = 0; i < n; ++i) {
@@ -129,16 +120,16 @@ int SegmentSum(Stream stream, int64_t n, const void* const* indices, const int64
     const int64_t pack = dim % 4 == 0 && IsAligned(updates[i]) && IsAligned(to) ? 4 : 1;
     tables.push_back({static_cast<const Index*>(indices[i]), updates[i], to, counts[i], rows[i],
                       dim, tiles, pack});
-    tiles += CeilDiv(CeilDiv(counts[i], kSegmentRows) * (dim / pack), kLanes);
+    tiles += CeilDiv(CeilDiv(counts[i], rows_of_item) * (dim / pack), kLanes);
   }
   Workspace space;
   const auto slot = space.Put(tables);
   if (space.Measure(workspace, workspace_bytes)) return MONO_GPU_OK;
   MONO_GPU_TRY(space.Upload(stream));
   MONO_GPU_TRY(FillBytes(stream, out, 0, out_size * static_cast<int64_t>(sizeof(float))));
-  return ForTiles(
-      stream, tiles,
-      SegmentTile<Index>{space.At(slot), static_cast<int64_t>(tables.size()), space.bad()});
+  return ForTiles(stream, tiles,
+                  SegmentTile<Index>{space.At(slot), static_cast<int64_t>(tables.size()),
+                                     rows_of_item, space.bad()});
 }
 
 // Columns of a table: those of one slice.
@@ -189,7 +180,9 @@ struct CheckSplits {
   }
 };
 
-// Item = (example, pack of columns).
+// Item = (kReduceExamples examples, pack of columns). Their rows follow one another, so kReduceRows
+// of them are read at a time, whatever examples they belong to. Bad splits are found elsewhere in
+// this launch; here nothing outside the table is read.
 struct ReduceTile {
   const Table* tables;
   int64_t n;
@@ -197,33 +190,68 @@ struct ReduceTile {
 
   template <int kSize>
   MONO_DEVICE void Run(const Table& table, int64_t item) const {
-    const int64_t packs = table.width / kSize;
-    if (item >= batch * packs) return;
-    int64_t b, pack;
-    DivMod(item, packs, &b, &pack);
-    const int64_t begin = table.splits[b];
-    int64_t end = table.splits[b + 1];
-    // Bad splits are found elsewhere in this launch; here nothing outside the table is read.
-    if (begin < 0 || end > table.rows) end = begin;
+    int64_t group, pack;
+    DivMod(item, table.width / kSize, &group, &pack);
+    const int64_t first = group * kReduceExamples;
+    if (first >= batch) return;
     const int64_t column = pack * kSize;
-    const float* from = table.data + begin * table.width + column;
+    const Slice slice = table.SliceOf(column);
+    float* to = slice.data + first * slice.dim + (column - slice.column);
+    // Ends of the examples, and that none of them lies before its begin.
+    int32_t ends[kReduceExamples];
+    MONO_UNROLL
+    for (int e = 0; e < kReduceExamples; ++e) {
+      ends[e] = first + e < batch ? table.splits[first + e + 1] : 0;
+    }
+    int64_t row = table.splits[first];
+    if (row < 0) row = table.rows;
+    const float* from = table.data + row * table.width + column;
+    int e = 0;
     Pack<kSize> sum = Zeros<kSize>();
-    for (int64_t row = begin; row < end; row += kReduceRows, from += kReduceRows * table.width) {
+    bool any = false;
+    int64_t last = row;  // behind the last row of all
+    MONO_UNROLL
+    for (int k = 0; k < kReduceExamples; ++k) last = ends[k] > last ? ends[k] : last;
+    if (last > table.rows) last = row;
+    for (; row < last; row += kReduceRows) {
       Pack<kSize> values[kReduceRows];
+      MONO_UNROLL
       for (int k = 0; k < kReduceRows; ++k) {
-        if (row + k < end) values[k] = LoadAligned<kSize>(from + k * table.width);
+        if (row + k < last) values[k] = LoadAligned<kSize>(from);
+        from += table.width;
       }
+      MONO_UNROLL
       for (int k = 0; k < kReduceRows; ++k) {
-        if (row + k >= end) continue;
-        if (row + k == begin) {
-          sum = values[k];
-        } else {
-          AddTo(&sum, values[k]);
+        if (row + k >= last) continue;
+        // Examples that ended before this row, some of them empty.
+        while (e + 1 < kReduceExamples && row + k >= EndOf(ends, e)) {
+          StoreAligned<kSize>(sum, to);
+          to += slice.dim;
+          sum = Zeros<kSize>();
+          any = false;
+          ++e;
         }
+        if (any) {
+          AddTo(&sum, values[k]);
+        } else {
+          sum = values[k];
+        }
+        any = true;
       }
     }
-    const Slice& slice = table.SliceOf(column);
-    StoreAligned<kSize>(sum, slice.data + b * slice.dim + (column - slice.column));
+    for (; e < kReduceExamples && first + e < batch; ++e) {
+      StoreAligned<kSize>(sum, to);
+      to += slice.dim;
+      sum = Zeros<kSize>();
+    }
+  }
+
+  // ends[e], without an array that is indexed in memory.
+  MONO_DEVICE static int32_t EndOf(const int32_t* ends, int e) {
+    int32_t end = ends[0];
+    MONO_UNROLL
+    for (int k = 1; k < kReduceExamples; ++k) end = k == e ? ends[k] : end;
+    return end;
   }
 
   MONO_DEVICE void operator()(int64_t tile, int lane) const {
@@ -237,43 +265,37 @@ struct ReduceTile {
   }
 };
 
-// Item = (kSpreadRows rows of the table, pack of columns). There is at least one example. Where the
-// splits are bad any of them is taken.
+// Item = (kSpreadExamples examples, pack of columns): writes their gradients to all of their rows.
 struct SpreadTile {
   const Table* tables;
   int64_t n;
   int64_t batch;
 
-  // The example of `row`, which is `low` or a later one.
-  MONO_DEVICE int64_t ExampleOf(const int32_t* splits, int64_t low, int64_t row) const {
-    for (int step = 0; step < 4; ++step) {
-      if (low + 1 >= batch || splits[low + 1] > row) return low;
-      ++low;
-    }
-    return LastAtMost(splits, low, batch, row);
-  }
-
   template <int kSize>
   MONO_DEVICE void Run(const Table& table, int64_t item) const {
     int64_t group, pack;
     DivMod(item, table.width / kSize, &group, &pack);
-    const int64_t first = group * kSpreadRows;
-    if (first >= table.rows) return;
+    const int64_t first = group * kSpreadExamples;
+    if (first >= batch) return;
     const int64_t column = pack * kSize;
-    const Slice& slice = table.SliceOf(column);
-    const float* const from = slice.data + (column - slice.column);
-    float* const to = table.data + first * table.width + column;
-    int64_t examples[kSpreadRows];
-    examples[0] = LastAtMost(table.splits, 0, batch, first);
-    for (int k = 1; k < kSpreadRows; ++k) {
-      examples[k] = ExampleOf(table.splits, examples[k - 1], first + k);
+    const Slice slice = table.SliceOf(column);
+    const float* const from = slice.data + first * slice.dim + (column - slice.column);
+    int32_t ends[kSpreadExamples];
+    Pack<kSize> values[kSpreadExamples];
+    MONO_UNROLL
+    for (int e = 0; e < kSpreadExamples; ++e) {
+      const bool inside = first + e < batch;
+      ends[e] = inside ? table.splits[first + e + 1] : 0;
+      if (inside) values[e] = LoadAligned<kSize>(from + e * slice.dim);
     }
-    Pack<kSize> values[kSpreadRows];
-    for (int k = 0; k < kSpreadRows; ++k) {
-      values[k] = LoadAligned<kSize>(from + examples[k] * slice.dim);
-    }
-    for (int k = 0; k < kSpreadRows; ++k) {
-      if (first + k < table.rows) StoreAligned<kSize>(values[k], to + k * table.width);
+    int64_t row = table.splits[first];
+    if (row < 0) row = table.rows;
+    float* to = table.data + row * table.width + column;
+    MONO_UNROLL
+    for (int e = 0; e < kSpreadExamples; ++e) {
+      // Where the splits are bad, nothing outside the table is written.
+      const int64_t end = ends[e] < table.rows ? ends[e] : table.rows;
+      for (; row < end; ++row, to += table.width) StoreAligned<kSize>(values[e], to);
     }
   }
 
@@ -300,10 +322,9 @@ struct ReduceArguments {
   const int64_t* slice_dims;
 };
 
-// Runs Tile{tables, n, batch} over tables whose rows are cut into groups of `group_rows`; 0: over
-// their examples.
+// Runs Tile{tables, n, batch}, each of whose items has so many examples.
 template <typename Tile>
-int RunOnTables(Stream stream, const ReduceArguments& in, int64_t group_rows, void* workspace,
+int RunOnTables(Stream stream, const ReduceArguments& in, int64_t examples, void* workspace,
                 int64_t* workspace_bytes) {
   std::vector<Slice> slices;
   std::vector<Table> tables;
@@ -319,13 +340,12 @@ int RunOnTables(Stream stream, const ReduceArguments& in, int64_t group_rows, vo
       width += dim;
       if (dim % 4 != 0 || !IsAligned(in.slice_data[s])) pack = 1;
     }
-    const int64_t groups = group_rows == 0 ? in.batch : CeilDiv(in.rows[i], group_rows);
-    if (width == 0 || groups == 0 || in.batch == 0) continue;
+    if (width == 0 || in.batch == 0) continue;
     tables.push_back({in.splits + i * (in.batch + 1), nullptr, in.table_data[i],
                       static_cast<int64_t>(slices.size()) - first_slice, in.rows[i], width, tiles,
                       pack});
     first_slices.push_back(first_slice);
-    tiles += CeilDiv(groups * (width / pack), kLanes);
+    tiles += CeilDiv(CeilDiv(in.batch, examples) * (width / pack), kLanes);
   }
   Workspace space;
   const auto slice_slot = space.Put(slices);
@@ -373,7 +393,7 @@ int mono_gpu_op_reduce_split(void* stream, int64_t tables, int64_t batch, const 
     return RunOnTables<ReduceTile>(stream,
                                    {tables, batch, splits, const_cast<float* const*>(updates),
                                     slices, rows, num_slices, slice_dims},
-                                   /*group_rows=*/0, workspace, workspace_bytes);
+                                   kReduceExamples, workspace, workspace_bytes);
   });
 }
 
@@ -387,6 +407,6 @@ int mono_gpu_op_reduce_split_grad(void* stream, int64_t tables, int64_t batch,
         stream,
         {tables, batch, splits, outputs, const_cast<float* const*>(slices), rows, num_slices,
          slice_dims},
-        kSpreadRows, workspace, workspace_bytes);
+        kSpreadExamples, workspace, workspace_bytes);
   });
 }

@@ -10,11 +10,14 @@
 #ifndef MONO_GPU_REDUCE_ROWS
 #define MONO_GPU_REDUCE_ROWS 4
 #endif
-#ifndef MONO_GPU_SPREAD_ROWS
-#define MONO_GPU_SPREAD_ROWS 8
+#ifndef MONO_GPU_REDUCE_EXAMPLES
+#define MONO_GPU_REDUCE_EXAMPLES 4
+#endif
+#ifndef MONO_GPU_SPREAD_EXAMPLES
+#define MONO_GPU_SPREAD_EXAMPLES 4
 #endif
 #ifndef MONO_GPU_POOL_ITEMS
-#define MONO_GPU_POOL_ITEMS 2
+#define MONO_GPU_POOL_ITEMS 4
 #endif
 #ifndef MONO_GPU_SCATTER_ROWS
 #define MONO_GPU_SCATTER_ROWS 8
@@ -23,11 +26,12 @@
 namespace monolith {
 namespace gpu {
 
-constexpr int kSegmentRows = MONO_GPU_SEGMENT_ROWS;  // that a lane of a segment sum adds
-constexpr int kReduceRows = MONO_GPU_REDUCE_ROWS;    // read at once by reduce-and-split
-constexpr int kSpreadRows = MONO_GPU_SPREAD_ROWS;    // that a lane of its gradient writes
-constexpr int kPoolItems = MONO_GPU_POOL_ITEMS;      // places of outputs of a lane of the layout
-constexpr int kScatterRows = MONO_GPU_SCATTER_ROWS;  // that a lane of scatter_sum.h adds
+constexpr int kSegmentRows = MONO_GPU_SEGMENT_ROWS;        // read at once by a segment sum
+constexpr int kReduceRows = MONO_GPU_REDUCE_ROWS;          // read at once by reduce-and-split
+constexpr int kReduceExamples = MONO_GPU_REDUCE_EXAMPLES;  // of a lane of reduce-and-split
+constexpr int kSpreadExamples = MONO_GPU_SPREAD_EXAMPLES;  // of a lane of its gradient
+constexpr int kPoolItems = MONO_GPU_POOL_ITEMS;            // places of a lane of the layout
+constexpr int kScatterRows = MONO_GPU_SCATTER_ROWS;        // that a lane of scatter_sum.h adds
 
 }  // namespace gpu
 }  // namespace monolith
