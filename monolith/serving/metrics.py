@@ -39,6 +39,7 @@ class Metrics:
       registry=self._registry,
     )
     self._registry.register(_ModelStates(manager))
+    self._registry.register(_FollowerStates(manager))
     prometheus_client.ProcessCollector(registry=self._registry)
 
   def observe(self, model: str, method: str, code: str, seconds: float) -> None:
@@ -74,3 +75,20 @@ class _ModelStates:
     for model, version, state in self._manager.states():
       states.add_metric([model, str(version), state], 1)
     yield states
+
+
+class _FollowerStates:
+  """A collector of how new models are, which tells what their followers say."""
+
+  def __init__(self, manager: ModelManager):
+    self._manager = manager
+
+  def collect(self) -> Iterator[core.Metric]:
+    families: dict[str, core.GaugeMetricFamily | core.CounterMetricFamily] = {}
+    for model, follower in self._manager.followers():
+      for sample in follower.samples():
+        if sample.name not in families:
+          kind = core.CounterMetricFamily if sample.is_counter else core.GaugeMetricFamily
+          families[sample.name] = kind(sample.name, sample.meaning, labels=["model", "shard"])
+        families[sample.name].add_metric([model, str(sample.shard)], sample.value)
+    yield from families.values()

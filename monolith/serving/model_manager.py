@@ -3,6 +3,8 @@
     START -> LOADING -> AVAILABLE -> UNLOADING -> END
                  \\-> END with an error, until it is tried again
 
+A version that follows a log of changes is LOADING until it has caught up with it; its status says
+how far it is, and why it cannot go on.
 A version that is no longer wanted is unloaded when a wanted one is AVAILABLE and none is being
 loaded, so a model that answers goes on answering. Requests hold the version that they use; it is
 closed after the last one.
@@ -22,7 +24,7 @@ from tensorflow_serving.apis import get_model_status_pb2, model_pb2
 from monolith.serving import version_scan
 from monolith.serving.errors import ServingError, from_exception
 from monolith.serving.model_config import ModelConfig
-from monolith.serving.servable import Servable
+from monolith.serving.servable import Follower, Servable
 
 State = get_model_status_pb2.ModelVersionStatus.State
 START, LOADING, AVAILABLE = State.START, State.LOADING, State.AVAILABLE
@@ -41,6 +43,10 @@ class _Version:
     self.state = START
     self.error: ServingError | None = None
     self.servable: Servable | None = None
+    # Loaded, and not yet to be asked.
+    self.catching_up: Servable | None = None
+    # Why it is not as new as it should be.
+    self.note = ""
     self.in_flight = 0
     self.attempts = 0
     self.retry_at = 0.0
@@ -268,6 +274,20 @@ class ModelManager:
         if version.state != END or version.error
       ]
 
+  def followers(self) -> list[tuple[str, Follower]]:
+    """Returns for each model that follows a log what its newest loaded version does."""
+    found: list[tuple[str, Follower]] = []
+    with self._changed:
+      for name, model in self._models.items():
+        loaded = [v for v in model.in_state(AVAILABLE) if v.servable]
+        loaded = loaded or [v for v in model.in_state(LOADING) if v.catching_up]
+        if loaded:
+          newest = max(loaded, key=lambda version: version.number)
+          servable = newest.servable or newest.catching_up
+          if servable is not None and servable.follower is not None:
+            found.append((name, servable.follower))
+    return found
+
   def wait_until_settled(self, names: Mapping[str, object], timeout_secs: float) -> bool:
     """Returns whether, within that time, no version of these models is left to be loaded."""
 
@@ -309,9 +329,14 @@ class ModelManager:
     wanted = [version for n, version in model.versions.items() if n in model.wanted]
     settled = not any(version.state in (START, LOADING) for version in wanted)
     answers = any(version.state == AVAILABLE for version in wanted)
+    for version in model.in_state(LOADING):
+      if version.catching_up and version.number not in model.wanted:
+        version.servable, version.catching_up = version.catching_up, None
+        version.state, version.note = UNLOADING, ""
+        self._unloaders.submit(self._unload_version, name, version)
     for version in model.in_state(AVAILABLE):
       if version.number not in model.wanted and (model.removed or (settled and answers)):
-        version.state = UNLOADING
+        version.state, version.note = UNLOADING, ""
         self._unloaders.submit(self._unload_version, name, version)
     self._forget_ended(model)
     self._notify()
@@ -335,15 +360,35 @@ class ModelManager:
         "Cannot load version %d of model %s from %s: %s", version.number, name, version.path, error
       )
     with self._changed:
-      if servable is not None:
-        version.servable, version.state = servable, AVAILABLE
-        logging.info("Version %d of model %s is available", version.number, name)
+      if servable is not None and servable.follower is not None:
+        version.catching_up = servable
+        servable.follower.start(lambda: self._note_progress(name, model, version))
+      elif servable is not None:
+        self._set_available(name, version, servable)
       else:
         version.error, version.state = error, END
         version.retry_at = time.monotonic() + self._retry_secs
         version.failed_files = files
       if not self._closed:
         self._reconcile(name, model)
+      self._notify()
+
+  def _set_available(self, name: str, version: _Version, servable: Servable) -> None:
+    version.servable, version.state = servable, AVAILABLE
+    logging.info("Version %d of model %s is available", version.number, name)
+
+  def _note_progress(self, name: str, model: _Model, version: _Version) -> None:
+    """Is called by the follower of a version, from its thread."""
+    with self._changed:
+      servable = version.catching_up or version.servable
+      if version.state not in (LOADING, AVAILABLE) or not servable or not servable.follower:
+        return
+      version.note = servable.follower.reason
+      if version.catching_up is not None and servable.follower.is_caught_up:
+        version.catching_up = None
+        self._set_available(name, version, servable)
+        if not self._closed:
+          self._reconcile(name, model)
       self._notify()
 
   def _unload_version(self, name: str, version: _Version) -> None:
@@ -406,7 +451,8 @@ class ModelManager:
   ) -> ServingError:
     versions = [version] if version else sorted(model.versions.values(), key=lambda v: -v.number)
     told = [
-      f"version {v.number} is {State.Name(v.state)}" + (f" ({v.error})" if v.error else "")
+      f"version {v.number} is {State.Name(v.state)}"
+      + (f" ({v.error or v.note})" if v.error or v.note else "")
       for v in versions[:3]
     ]
     reason = "; ".join(told) or f"there is no version in {model.config.base_path}"
@@ -420,6 +466,9 @@ def _to_status(version: _Version) -> get_model_status_pb2.ModelVersionStatus:
   if version.error:
     status.status.error_code = version.error.code.value[0]
     status.status.error_message = str(version.error)
+  elif version.note:
+    status.status.error_code = grpc.StatusCode.UNAVAILABLE.value[0]
+    status.status.error_message = version.note
   else:
     status.status.error_code = 0
   return status

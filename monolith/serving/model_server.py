@@ -10,6 +10,7 @@ requests that are under way. `--native` runs the server in C++ with the other fl
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import os
 import signal
 import sys
@@ -36,7 +37,7 @@ from monolith.serving.grpc_server import GrpcServer, Service
 from monolith.serving.metrics import Metrics
 from monolith.serving.model_manager import ModelManager
 from monolith.serving.rest_server import RestServer
-from monolith.serving.servable import Servable
+from monolith.serving.servable import Follower, Servable
 
 _GRACE_SECS = 10
 
@@ -55,6 +56,11 @@ class ModelServer:
     self._flags = flags
     self._stopping = threading.Event()
     self._threads: list[threading.Thread] = []
+    if flags.row_log_servers and importlib.util.find_spec("confluent_kafka") is None:
+      raise ServingError(
+        grpc.StatusCode.FAILED_PRECONDITION,
+        "--row_log_servers needs confluent-kafka: pip install 'monolith[realtime]'",
+      )
     if flags.ps_address:
       remote_servers.install(remote_servers.parse_addresses(flags.ps_address))
     configs = self._read_configs()
@@ -165,15 +171,24 @@ def _make_loader(flags: argparse.Namespace) -> Callable[[str], Servable]:
 
   def load(path: str) -> Servable:
     servable = Servable(path, tags, config, flags.fetch_ps_timeout_ms or None)
-    if flags.enable_model_warmup:
-      try:
+    try:
+      if flags.enable_model_warmup:
         warmup.warm_up(servable)
-      except ServingError:
-        servable.close()
-        raise
+      if flags.row_log_servers:
+        servable.follower = _make_follower(servable, flags.row_log_servers)
+    except Exception:
+      servable.close()
+      raise
     return servable
 
   return load
+
+
+def _make_follower(servable: Servable, servers: str) -> Follower | None:
+  # Needs a client of Kafka, which servers of models that stay as they are do without.
+  from monolith.realtime import replica
+
+  return replica.make_follower(servable, servers)
 
 
 def _make_runner(flags: argparse.Namespace) -> prediction.Runner:

@@ -56,6 +56,11 @@ def make_parser() -> argparse.ArgumentParser:
     default=0,
     help="limit of an entry's call of a server; 0: what the export says",
   )
+  add(
+    "--row_log_servers",
+    default="",
+    help="host:port,... of the Kafka brokers whose row logs keep models new; none by default",
+  )
   add("--native", **_bool(False), help="run the server in C++ instead, which make server builds")
   add("--version", action="store_true", help="print the version and exit")
   return parser

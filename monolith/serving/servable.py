@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple, Protocol
 
 import grpc
 import numpy as np
@@ -100,6 +102,79 @@ class Signature:
     return tuple(sorted(wanted))
 
 
+class FollowerSample(NamedTuple):
+  """One figure of a follower, for metrics.
+
+  Attributes:
+    name: of the metric; without `_total` for a counter.
+    meaning: one sentence.
+    shard: which part of the log it is about.
+    value: the figure.
+    is_counter: whether it only grows.
+  """
+
+  name: str
+  meaning: str
+  shard: int
+  value: float
+  is_counter: bool = False
+
+
+class Follower(Protocol):
+  """Keeps a loaded model as new as the training that it comes from."""
+
+  @property
+  def is_caught_up(self) -> bool:
+    """Whether the model may answer."""
+
+  @property
+  def reason(self) -> str:
+    """Why it is not caught up, or cannot go on; empty while all is well."""
+
+  def start(self, on_change: Callable[[], None]) -> None:
+    """Begins; `on_change` is called when one of the above has changed."""
+
+  def samples(self) -> Sequence[FollowerSample]:
+    """Returns what metrics tell."""
+
+  def close(self) -> None:
+    """Ends it; the model is not changed any more."""
+
+
+class RunGate:
+  """Lets many threads run a model, or one change it while none does."""
+
+  def __init__(self) -> None:
+    self._changed = threading.Condition()
+    self._running = 0
+    self._writers = 0
+
+  def __enter__(self) -> None:
+    with self._changed:
+      # A writer that waits goes first: requests never stop coming.
+      while self._writers:
+        self._changed.wait()
+      self._running += 1
+
+  def __exit__(self, *_: object) -> None:
+    with self._changed:
+      self._running -= 1
+      if self._writers and not self._running:
+        self._changed.notify_all()
+
+  @contextlib.contextmanager
+  def closed(self) -> Iterator[None]:
+    """Waits for runs that are under way, and lets none begin meanwhile."""
+    with self._changed:
+      self._writers += 1
+      try:
+        self._changed.wait_for(lambda: not self._running)
+        yield
+      finally:
+        self._writers -= 1
+        self._changed.notify_all()
+
+
 class Servable:
   """A loaded model. Calls are thread-safe; `close` only when none is under way.
 
@@ -108,6 +183,11 @@ class Servable:
     tags: which of its graphs.
     session_config: threads and devices of its session.
     remote_timeout_ms: limit of the model's calls of other servers; None: what the export says.
+
+  Attributes:
+    path: folder of the SavedModel.
+    session: holds its variables and tables.
+    follower: what keeps them new; None for a model that stays as it was exported.
 
   Raises:
     ServingError: the folder holds no model that can be loaded; the message names it.
@@ -126,7 +206,9 @@ class Servable:
         grpc.StatusCode.NOT_FOUND, f"{path} is not a SavedModel: it has no {_GRAPH_FILES[0]}"
       )
     graph = tf.Graph()
-    self._session = tf.compat.v1.Session(graph=graph, config=session_config)
+    self.session = tf.compat.v1.Session(graph=graph, config=session_config)
+    self.follower: Follower | None = None
+    self._gate: RunGate | None = None
     self._lock = threading.Lock()
     self._callables: dict[tuple[str, tuple[str, ...]], Callable] = {}
     try:
@@ -134,7 +216,7 @@ class Servable:
         loader = loader_impl.SavedModelLoader(path)
         if remote_timeout_ms is not None:
           _set_remote_timeout(loader.get_meta_graph_def_from_tags(list(tags)), remote_timeout_ms)
-        meta_graph = loader.load(self._session, list(tags))
+        meta_graph = loader.load(self.session, list(tags))
       self.signatures = {
         name: Signature(name, definition)
         for name, definition in meta_graph.signature_def.items()
@@ -142,7 +224,7 @@ class Servable:
       }
       self._check_tensors(graph)
     except Exception as error:  # Whatever a torn or foreign file makes TensorFlow say.
-      self._session.close()
+      self.session.close()
       reason = from_exception(error)
       code = reason.code
       if code == grpc.StatusCode.INTERNAL:  # an exception without a code of its own
@@ -180,12 +262,24 @@ class Servable:
       tf.errors.OpError: the graph failed.
     """
     call = self._callables.get((signature.name, outputs)) or self._make(signature, outputs)
-    return dict(zip(outputs, call(*[inputs[key] for key in signature.inputs])))
+    arguments = [inputs[key] for key in signature.inputs]
+    if self._gate is None:
+      return dict(zip(outputs, call(*arguments)))
+    with self._gate:
+      return dict(zip(outputs, call(*arguments)))
+
+  def make_gate(self) -> RunGate:
+    """Returns what every run passes through from now on; to be called before the first one."""
+    if self._gate is None:
+      self._gate = RunGate()
+    return self._gate
 
   def close(self) -> None:
     """Frees the session with its variables and tables."""
+    if self.follower is not None:
+      self.follower.close()
     self._callables.clear()
-    self._session.close()
+    self.session.close()
 
   def _make(self, signature: Signature, outputs: tuple[str, ...]) -> Callable:
     options = config_pb2.CallableOptions(
@@ -194,7 +288,7 @@ class Servable:
     )
     with self._lock:
       # Half the cost of `Session.run`, which looks every tensor up by name again.
-      call = self._session._make_callable_from_options(options)
+      call = self.session._make_callable_from_options(options)
       if len(self._callables) >= _MAX_CALLABLES:
         self._callables.pop(next(iter(self._callables)))
       self._callables[signature.name, outputs] = call

@@ -32,8 +32,8 @@ LAYERS = {
   ),
   "cluster": (
     "where processes are, how they find and call one another",
-    "/agent_service cluster_manager consul distributed_serving_ops mlp_utils net_utils "
-    "service_discovery serving yarn_runtime zk_utils",
+    "/agent_service /realtime.kafka_client /realtime.topics cluster_manager consul "
+    "distributed_serving_ops mlp_utils net_utils service_discovery serving yarn_runtime zk_utils",
   ),
   "ranks": (
     "what several synchronous processes agree on",
@@ -41,6 +41,7 @@ LAYERS = {
   ),
   "checkpoints": (
     "saving and restoring: files and savers, not tables",
+    "/realtime.framing /realtime.partition_reader /realtime.sync_state "
     "basic_restore_hook checkpoints dense_reload_utils hooks.ckpt_hooks hooks.server save_utils",
   ),
   "tables": (
@@ -67,7 +68,8 @@ LAYERS = {
   ),
   "driver": (
     "runs a task: in this process, on parameter servers, on ranks",
-    "alert cpu_training debugging driver hooks.ckpt_info hooks.feature_engineering_hooks "
+    "/realtime.dense_sets alert cpu_training debugging driver hooks.ckpt_info "
+    "hooks.feature_engineering_hooks "
     "ps_benchmark sync_hooks sync_training_hooks",
   ),
   "runners": (
@@ -83,6 +85,10 @@ LAYERS = {
 
 # Imports inside functions, and why they are there.
 LATE_IMPORTS = {
+  ("/serving.model_server", "/realtime.replica"): "only followers of a log need a Kafka client",
+  (".driver.hooks", "/realtime.dense_sets"): "only writers of a row log need a Kafka client",
+  (".driver.hooks", "/realtime.partition_reader"): "only writers of a row log need a Kafka client",
+  (".driver.hooks", "/realtime.topics"): "only writers of a row log need a Kafka client",
   (".distributed_ps_factory", ".distributed_ps_sync"): "training on servers needs no ranks",
   (".estimator", "/agent_service.backends"): "only parameter servers in realtime training need it",
   (

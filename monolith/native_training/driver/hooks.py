@@ -51,6 +51,7 @@ from monolith.native_training.metric.heads import HEADS_COLLECTION
 from monolith.native_training.model_export import export_context, export_hooks
 from monolith.native_training.models import shown_loss
 from monolith.native_training.tables import protocols
+from monolith.realtime import sync_state
 
 Hooks = list[tf.estimator.SessionRunHook]
 SaverListeners = list[tf.estimator.CheckpointSaverListener]
@@ -275,6 +276,7 @@ class TrainingHooks:
     chief_hooks += self._get_row_log_hooks()
     chief_hooks += chief_sync_hooks
     chief_hooks += self.get_save_hooks(barrier_op, barrier_listener)
+    chief_hooks += self._get_dense_set_hooks()
     if self._is_root_node:
       chief_hooks += self._get_metric_hooks()
       chief_hooks += self._get_progress_hooks(spec)
@@ -457,6 +459,8 @@ class TrainingHooks:
     config = self._config
     basename = os.path.join(self._model_dir, _CHECKPOINT_BASENAME)
     listeners: SaverListeners = [
+      # Before the tables are saved.
+      *self._get_log_listeners(basename),
       hash_table_ops.HashTableCheckpointSaverListener(basename),
       multi_hash_table_ops.MultiHashTableCheckpointSaverListener(
         basename, write_ckpt_info=self._is_root_node
@@ -481,9 +485,49 @@ class TrainingHooks:
       listeners.append(self._row_log_listener)
     return listeners
 
+  def _get_log_listeners(self, basename: str) -> SaverListeners:
+    """Returns what writes down how far the row log is, where there is one."""
+    if not self._writes_row_log:
+      return []
+    # Needs a client of Kafka.
+    from monolith.realtime import partition_reader, topics
+
+    config = self._config
+    model = config.realtime_model_name or config.model_name
+    return [
+      sync_state.SyncStateListener(
+        basename,
+        functools.partial(partition_reader.read_log_ends, config.realtime_kafka_servers),
+        topics.rows_topic(model),
+        max(1, config.num_ps),
+        topics.dense_topic(model),
+      )
+    ]
+
+  def _get_dense_set_hooks(self) -> Hooks:
+    """Returns what publishes the dense variables, where there is a row log."""
+    if not self._writes_row_log:
+      return []
+    # Needs a client of Kafka.
+    from monolith.realtime import dense_sets
+
+    config = self._config
+    return [
+      dense_sets.DenseSetHook(
+        config.realtime_kafka_servers,
+        config.realtime_model_name or config.model_name,
+        config.dense_sync_secs,
+      )
+    ]
+
+  @property
+  def _writes_row_log(self) -> bool:
+    config = self._config
+    return bool(config.realtime_kafka_servers) and not config.enable_full_sync_training
+
   def _get_row_log_hooks(self) -> Hooks:
     """Returns what tells the writers of a row log that tables are restored, where there is one."""
-    if not self._config.realtime_kafka_servers or self._config.enable_full_sync_training:
+    if not self._writes_row_log:
       return []
     # Needs a client of Kafka.
     from monolith.realtime import row_log_hooks

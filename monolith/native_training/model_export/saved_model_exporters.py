@@ -37,11 +37,13 @@ from monolith.native_training.model_export import (
   export_files,
   frozen_model,
 )
+from monolith.realtime import sync_state
 
 ModelFn = Callable[..., tf.estimator.EstimatorSpec]
 ReceiverFn = Callable[[], tf.estimator.export.ServingInputReceiver]
 
 _ENTRY = "entry"
+_PS = "ps_"
 _ASSET_BASE = "ASSET_BASE"
 # Attribute of a graph: the files that its model will hold, each once.
 _ASSET_FILES = "_monolith_export_asset_files"
@@ -220,8 +222,14 @@ class BaseExporter:
     freeze: bool = False,
     clear_devices: bool = False,
     with_warmup: bool = False,
+    shard: int | None = None,
+    is_entry: bool = False,
   ) -> bytes:
-    """Writes one graph with its variables, and with ops that restore its tables."""
+    """Writes one graph with its variables, and with ops that restore its tables.
+
+    `shard` is the server whose tables it has, and `is_entry` whether it has the dense variables: a
+    replica goes on from where the checkpoint was in the logs of both.
+    """
     export_ctx = export_context.get_current_export_ctx()
     with graph.as_default():
       # In which graph the global step is missing depends on the model; a checkpoint always has it.
@@ -267,6 +275,11 @@ class BaseExporter:
     )
     if with_warmup:
       self._attach_warmup_file(temp_dir, graph, signature_defs)
+    table_folder = self._get_table_folder(checkpoint_path)
+    if shard is not None and _has_tables(graph):
+      sync_state.copy_to_export(table_folder, temp_dir, sync_state.SYNC_STATE, shard)
+    if is_entry:
+      sync_state.copy_to_export(table_folder, temp_dir, sync_state.DENSE_STATE)
     tf.io.gfile.rename(temp_dir, export_dir)
     logging.info("Exported %s", export_dir)
     return tf.compat.as_bytes(export_dir)
@@ -362,6 +375,9 @@ class StandaloneExporter(BaseExporter):
           signature_defs,
           assignable=True,
           with_warmup=True,
+          # The tables of several servers are not one partition of a log.
+          shard=None if self._num_ps and self._num_ps > 1 else 0,
+          is_entry=True,
         )
 
 
@@ -443,12 +459,15 @@ class DistributedExporter(BaseExporter):
         assignable=_has_tables(entry_graph),
         clear_devices=self._clear_entry_devices,
         with_warmup=True,
+        shard=0,
+        is_entry=True,
       )
       for name, graph in export_ctx.dense_sub_graphs.items():
         save(name, graph, signature_defs={}, freeze=self._freeze_variable)
       for name, graph in export_ctx.sub_graphs.items():
-        if not (self._dense_only and name.startswith("ps_")):
-          save(name, graph, signature_defs={}, assignable=True)
+        if not (self._dense_only and name.startswith(_PS)):
+          shard = int(name[len(_PS) :]) if name.startswith(_PS) else None
+          save(name, graph, signature_defs={}, assignable=True, shard=shard)
     return exported
 
   def _should_export(self, name: str, export_dir: str) -> bool:

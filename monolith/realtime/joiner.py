@@ -1,0 +1,586 @@
+"""Joins impressions and actions to samples: `python -m monolith.realtime.joiner`.
+
+Nothing on disk is needed to restart. With the offset of the oldest impression that is still open,
+the joiner commits from where on actions matter to it and where the topic of samples ended when that
+impression was read. A new joiner reads all three from there: what is in the topic of samples is not
+written again, so that samples are the same as if nothing had happened.
+
+Brokers from 0.11 on get samples and offsets in one transaction. Where one is not possible, a joiner
+that was stopped and took itself for alive may write a sample twice, with the same id.
+"""
+
+from __future__ import annotations
+
+import argparse
+import bisect
+import dataclasses
+import json
+import logging
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import confluent_kafka
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
+
+from idl.matrix.proto.example_pb2 import Example
+from monolith.realtime import events, kafka_client, topics
+from monolith.realtime.join_window import (
+  FIRST_ACTION,
+  WINDOW_END,
+  Counters,
+  JoinWindow,
+  Sample,
+  SampleRates,
+  WindowOptions,
+)
+
+_BATCH = 10_000
+_POLL_SECS = 0.05
+_REQUEST_SECS = 10
+_LOGGED_POISON = 100
+_log = logging.getLogger("monolith.joiner")
+
+
+class JoinerError(RuntimeError):
+  """The joiner cannot go on; nothing is lost, a restart reads it again."""
+
+
+@dataclasses.dataclass(frozen=True)
+class JoinerOptions:
+  """What a joiner reads and writes.
+
+  Attributes:
+    servers: comma-separated `host:port` of brokers.
+    group: consumer group, under which offsets are committed.
+    window: how events are joined; its memory is shared among partitions.
+    impressions: topic of impressions.
+    actions: topic of actions, with as many partitions.
+    samples: topic of samples, with as many partitions.
+    partitions: partitions to read; None shares all of them with other joiners of the group, and an
+      empty list reads all without waiting for others.
+    commit_secs: how often offsets are committed.
+    transactions: whether to use them where the brokers can.
+    max_future_secs: events that are further ahead of the clock are poisoned.
+  """
+
+  servers: str
+  group: str = "joiner"
+  window: WindowOptions = WindowOptions()
+  impressions: str = topics.IMPRESSIONS
+  actions: str = topics.ACTIONS
+  samples: str = topics.SAMPLES
+  partitions: Sequence[int] | None = None
+  commit_secs: float = 1.0
+  transactions: bool = True
+  max_future_secs: float = 3600
+
+
+@dataclasses.dataclass(frozen=True)
+class _Mark:
+  """Where the three streams stood at one moment."""
+
+  impressions: int
+  actions: int
+  samples: int
+
+
+class _Partition:
+  """What the joiner knows about one partition."""
+
+  def __init__(self, number: int, options: WindowOptions):
+    self.window = JoinWindow(number, options)
+    self.impressions_next = 0
+    self.actions_next = 0
+    self.impressions_ended = False
+    self.actions_ended = False
+    self.marks: list[_Mark] = []
+
+  def mark(self, samples_end: int) -> None:
+    waiting = self.window.oldest_waiting_offset()
+    actions = self.actions_next if waiting is None else min(waiting, self.actions_next)
+    self.marks.append(_Mark(self.impressions_next, actions, samples_end))
+
+  def resume_point(self) -> _Mark:
+    """Returns where a restarted joiner must begin, and forgets older marks."""
+    oldest = self.window.oldest_open_offset()
+    first = self.impressions_next if oldest is None else oldest
+    i = bisect.bisect_right([mark.impressions for mark in self.marks], first) - 1
+    del self.marks[: max(i, 0)]
+    return _Mark(first, self.marks[0].actions, self.marks[0].samples)
+
+
+class Joiner:
+  """Reads events and writes samples until it is stopped.
+
+  Args:
+    options: what it reads and writes.
+
+  Raises:
+    ConnectionError: no broker answers.
+    ValueError: the topics do not have equal numbers of partitions.
+  """
+
+  def __init__(self, options: JoinerOptions):
+    self._options = options
+    self._partitions: dict[int, _Partition] = {}
+    self._done = Counters()
+    self.poisoned = 0
+    self._stopping = False
+    self._failure: str | None = None
+    self._consumer = kafka_client.make_consumer(
+      options.servers,
+      options.group,
+      {
+        "enable.partition.eof": True,
+        "isolation.level": "read_committed",
+        # Both topics' partitions of one number come to one joiner.
+        "partition.assignment.strategy": "range",
+        "session.timeout.ms": 6000,
+        "heartbeat.interval.ms": 1500,
+        # What waits in the client, of all partitions.
+        "queued.max.messages.kbytes": 32_768,
+      },
+    )
+    self._num_partitions = self._count_partitions()
+    features = kafka_client.probe(options.servers)
+    self._transactional = options.transactions and features.has_transactions
+    settings: dict[str, Any] = {
+      "delivery.report.only.error": True,
+      "on_delivery": self._on_failed_delivery,
+      "queue.buffering.max.messages": 200_000,
+    }
+    if self._transactional:
+      # A restarted joiner fences the one it replaces.
+      settings["transactional.id"] = f"{options.group}.{_instance(options.partitions)}"
+      settings["message.timeout.ms"] = 60_000
+    self._producer = kafka_client.make_producer(options.servers, settings)
+    if self._transactional:
+      self._producer.init_transactions(_REQUEST_SECS * 3)
+      self._producer.begin_transaction()
+    self._next_commit = time.monotonic()
+    if options.partitions is None:
+      self._consumer.subscribe(
+        [options.impressions, options.actions], on_assign=self._on_assign, on_revoke=self._on_revoke
+      )
+    else:
+      self._assign(sorted(options.partitions or range(self._num_partitions)))
+
+  def run(self) -> None:
+    """Works until `stop`.
+
+    Raises:
+      JoinerError: a disk is full, or a broker refused for good; the message says what.
+    """
+    try:
+      while not self._stopping:
+        self.step()
+      self._commit()
+    finally:
+      self.close()
+
+  def stop(self) -> None:
+    """Lets `run` return; may be called from a signal handler."""
+    self._stopping = True
+
+  def step(self) -> int:
+    """Reads a batch of events and returns how many there were.
+
+    Raises:
+      JoinerError: it cannot go on.
+    """
+    try:
+      messages = self._consumer.consume(num_messages=_BATCH, timeout=_POLL_SECS)
+      self._take(messages)
+      self._producer.poll(0)
+      if time.monotonic() >= self._next_commit:
+        self._commit()
+    except OSError as error:
+      raise JoinerError(
+        f"cannot keep open impressions in {self._options.window.spill_folder}: {error}. Nothing is "
+        "lost: started again with more room, the joiner reads them from Kafka."
+      ) from error
+    if self._failure:
+      raise JoinerError(self._failure)
+    return len(messages)
+
+  def counters(self) -> Counters:
+    """Returns what was done, over all partitions that were ever read."""
+    return _sum([self._done, *(p.window.counters for p in list(self._partitions.values()))])
+
+  def num_open(self) -> int:
+    """Returns the number of impressions that wait."""
+    return sum(p.window.num_open for p in list(self._partitions.values()))
+
+  def lag(self) -> dict[tuple[str, int], int]:
+    """Returns the number of messages that were not read, by topic and partition."""
+    result = {}
+    for number, partition in list(self._partitions.items()):
+      for topic, position in (
+        (self._options.impressions, partition.impressions_next),
+        (self._options.actions, partition.actions_next),
+      ):
+        _, high = self._consumer.get_watermark_offsets(TopicPartition(topic, number), cached=True)
+        result[topic, number] = max(0, high - position)
+    return result
+
+  def close(self) -> None:
+    """Leaves the group, and deletes spill files."""
+    self._consumer.close()
+    for partition in self._partitions.values():
+      partition.window.close()
+    self._partitions = {}
+
+  # Reading.
+
+  def _take(self, messages: list[confluent_kafka.Message]) -> None:
+    newest_ms = int((time.time() + self._options.max_future_secs) * 1000)
+    impressions_topic = self._options.impressions
+    impressions: dict[int, list[tuple[int, events.Impression]]] = {}
+    actions: dict[int, list[tuple[int, events.Action]]] = {}
+    for message in messages:
+      number = message.partition()
+      partition = self._partitions.get(number)
+      error = message.error()
+      if error is not None:
+        self._on_error(message, error, partition)
+        continue
+      if partition is None:  # read before it was taken away
+        continue
+      offset = message.offset()
+      try:
+        if message.topic() == impressions_topic:
+          partition.impressions_next, partition.impressions_ended = offset + 1, False
+          event = events.parse_impression(message.value() or b"", newest_ms)
+          impressions.setdefault(number, []).append((offset, event))
+        else:
+          partition.actions_next, partition.actions_ended = offset + 1, False
+          action = events.parse_action(message.value() or b"", newest_ms)
+          actions.setdefault(number, []).append((offset, action))
+      except events.PoisonedMessageError as reason:
+        self._on_poison(message, reason)
+    for number, partition in self._partitions.items():
+      window = partition.window
+      if number in impressions or number in actions:
+        self._write(number, window.add(impressions.get(number, ()), actions.get(number, ())))
+      watermark = window.watermark(
+        impressions_ended=partition.impressions_ended, actions_ended=partition.actions_ended
+      )
+      self._write(number, window.advance(watermark))
+
+  def _on_error(
+    self, message: confluent_kafka.Message, error: KafkaError, partition: _Partition | None
+  ) -> None:
+    if error.code() == KafkaError._PARTITION_EOF:
+      if partition is not None and message.topic() == self._options.impressions:
+        partition.impressions_ended = True
+      elif partition is not None:
+        partition.actions_ended = True
+    elif error.fatal():
+      self._failure = f"Kafka refuses: {error}"
+    else:
+      _log.warning("reading is delayed: %s", error)
+
+  def _on_poison(self, message: confluent_kafka.Message, reason: Exception) -> None:
+    self.poisoned += 1
+    if self.poisoned <= _LOGGED_POISON or self.poisoned % _LOGGED_POISON == 0:
+      _log.warning(
+        "message %d of %s, partition %d, is skipped: %s (%d so far)",
+        *(message.offset(), message.topic(), message.partition(), reason, self.poisoned),
+      )
+
+  # Writing.
+
+  def _write(self, number: int, samples: Iterable[Sample]) -> None:
+    for sample in samples:
+      while True:
+        try:
+          self._producer.produce(
+            self._options.samples, sample.value, sample.request_id, partition=number
+          )
+          break
+        except BufferError:
+          self._producer.poll(_POLL_SECS)
+          if self._failure or self._stopping:
+            raise JoinerError(self._failure or "stopped while brokers take no samples") from None
+
+  def _on_failed_delivery(self, error: KafkaError, message: confluent_kafka.Message) -> None:
+    if error is not None:
+      self._failure = f"a sample cannot be written to {self._options.samples}: {error}"
+
+  def _commit(self) -> None:
+    """Commits from where a restart has to read; samples reach the broker first."""
+    self._next_commit = time.monotonic() + self._options.commit_secs
+    if not self._partitions:
+      return
+    try:
+      if self._producer.flush(_REQUEST_SECS) or self._failure:
+        return
+      offsets = []
+      for number, partition in self._partitions.items():
+        offsets += self._offsets_of(number, partition)
+      if self._transactional:
+        self._producer.send_offsets_to_transaction(
+          offsets, self._consumer.consumer_group_metadata(), _REQUEST_SECS
+        )
+        self._producer.commit_transaction(_REQUEST_SECS * 3)
+        self._producer.begin_transaction()
+      else:
+        self._consumer.commit(offsets=offsets, asynchronous=False)
+      for number, partition in self._partitions.items():
+        partition.mark(self._samples_end(number))
+    except KafkaException as error:
+      reason = error.args[0]
+      if self._transactional or reason.fatal():
+        # Whether it was committed is not known here, but the topics know.
+        self._failure = f"cannot commit: {reason}"
+      else:
+        _log.warning("offsets are not committed yet: %s", reason)
+
+  def _offsets_of(self, number: int, partition: _Partition) -> list[TopicPartition]:
+    point = partition.resume_point()
+    metadata = json.dumps({"samples": point.samples})
+    return [
+      TopicPartition(self._options.impressions, number, point.impressions, metadata),
+      TopicPartition(self._options.actions, number, point.actions),
+    ]
+
+  def _samples_end(self, number: int) -> int:
+    where = TopicPartition(self._options.samples, number)
+    return self._consumer.get_watermark_offsets(where, timeout=_REQUEST_SECS, cached=False)[1]
+
+  # Partitions.
+
+  def _count_partitions(self) -> int:
+    names = (self._options.impressions, self._options.actions, self._options.samples)
+    counts = {}
+    for name in names:
+      metadata = self._consumer.list_topics(name, timeout=_REQUEST_SECS * 3).topics[name]
+      counts[name] = len(metadata.partitions)
+    if len(set(counts.values())) != 1 or not counts[names[0]]:
+      raise ValueError(f"numbers of partitions are {counts}, want equal ones")
+    return counts[names[0]]
+
+  def _on_assign(self, unused_consumer: Any, assigned: list[TopicPartition]) -> None:
+    self._assign(sorted({p.partition for p in assigned}))
+
+  def _on_revoke(self, unused_consumer: Any, unused_revoked: list[TopicPartition]) -> None:
+    self._commit()
+    for partition in self._partitions.values():
+      self._done = _sum([self._done, partition.window.counters])
+      partition.window.close()
+    self._partitions = {}
+
+  def _assign(self, numbers: list[int]) -> None:
+    """Begins to read partitions where the last joiner of the group could not let go."""
+    if not numbers:
+      self._consumer.assign([])
+      return
+    options = dataclasses.replace(
+      self._options.window, memory_bytes=self._options.window.memory_bytes // len(numbers)
+    )
+    topic, actions_topic = self._options.impressions, self._options.actions
+    pairs = [TopicPartition(t, n) for n in numbers for t in (topic, actions_topic)]
+    committed = {
+      (p.topic, p.partition): p for p in self._consumer.committed(pairs, _REQUEST_SECS * 3)
+    }
+    starts = []
+    for number in numbers:
+      impressions = committed[topic, number]
+      actions = committed[actions_topic, number]
+      partition = self._partitions[number] = _Partition(number, options)
+      is_new = impressions.offset < 0
+      partition.impressions_next = self._first(impressions)
+      partition.actions_next = self._first(actions)
+      end = self._samples_end(number)
+      first_sample = end if is_new else _samples_start(impressions.metadata)
+      partition.marks = [_Mark(partition.impressions_next, partition.actions_next, first_sample)]
+      if not is_new:
+        known = self._read_sample_offsets(number, first_sample, end)
+        partition.window.know(o for o in known if o >= partition.impressions_next)
+      starts += [
+        TopicPartition(topic, number, partition.impressions_next),
+        TopicPartition(actions_topic, number, partition.actions_next),
+      ]
+    self._consumer.assign(starts)
+    # At once: a joiner that dies in its first second has said where samples began.
+    self._commit()
+
+  def _first(self, committed: TopicPartition) -> int:
+    """Returns the committed offset, or the oldest one where there is none or it is gone."""
+    where = TopicPartition(committed.topic, committed.partition)
+    low, high = self._consumer.get_watermark_offsets(where, timeout=_REQUEST_SECS)
+    if committed.offset > high or 0 <= committed.offset < low:
+      _log.error(
+        "offset %d of %s, partition %d, is not in the log any more (%d to %d): events are lost, "
+        "because its retention is shorter than the window and the time without a joiner",
+        *(committed.offset, committed.topic, committed.partition, low, high),
+      )
+    return min(max(committed.offset, low), high) if committed.offset >= 0 else low
+
+  def _read_sample_offsets(self, number: int, first: int, end: int) -> set[int]:
+    """Returns offsets of the impressions whose samples are in the topic from `first` on."""
+    found: set[int] = set()
+    if first >= end:
+      return found
+    reader = kafka_client.make_consumer(
+      self._options.servers,
+      f"{self._options.group}.recovery",
+      {"enable.partition.eof": True, "isolation.level": "read_committed"},
+    )
+    try:
+      reader.assign([TopicPartition(self._options.samples, number, first)])
+      deadline = time.monotonic() + _REQUEST_SECS * 6
+      while time.monotonic() < deadline:
+        for message in reader.consume(num_messages=_BATCH, timeout=_POLL_SECS):
+          deadline = time.monotonic() + _REQUEST_SECS * 6
+          if message.error() is None:
+            offset = _impression_offset(message.value(), number)
+            if offset is not None:
+              found.add(offset)
+          elif message.error().code() == KafkaError._PARTITION_EOF:
+            return found
+    finally:
+      reader.close()
+    raise JoinerError(
+      f"{self._options.samples}, partition {number}, cannot be read from {first} to {end}"
+    )
+
+
+def parse_rates(text: str) -> SampleRates:
+  """Returns rates of negatives from `0.1,channel:3=0.5,slot:200=0.2`.
+
+  Raises:
+    ValueError: the text is not of that form, or a rate is not between 0 and 1.
+  """
+  default, by_channel, by_slot = 1.0, {}, {}
+  for rule in filter(None, (part.strip() for part in text.split(","))):
+    where, equals, value = rule.rpartition("=")
+    kind, _, number = where.partition(":")
+    try:
+      if not equals:
+        default = float(value)
+      elif kind in ("channel", "slot"):
+        (by_channel if kind == "channel" else by_slot)[int(number)] = float(value)
+      else:
+        raise ValueError
+    except ValueError:
+      raise ValueError(
+        f"rule {rule!r}: want a rate, channel:<number>=<rate> or slot:<number>=<rate>"
+      ) from None
+  return SampleRates(default, by_channel, by_slot)
+
+
+def _samples_start(metadata: str | None) -> int:
+  try:
+    return int(json.loads(metadata or "")["samples"])
+  except (ValueError, KeyError, TypeError):
+    # Committed by something else: everything in the topic may be ours.
+    return 0
+
+
+def _impression_offset(value: bytes | None, number: int) -> int | None:
+  try:
+    partition, offset, _ = events.parse_sample_id(Example.FromString(value or b"").line_id.req_id)
+  except Exception:  # somebody else's message
+    return None
+  return offset if partition == number else None
+
+
+def _instance(partitions: Sequence[int] | None) -> str:
+  """Returns a name that a restarted joiner has again, and no other has."""
+  if partitions is None:
+    return f"{os.uname().nodename}.{os.getpid()}"
+  return "-".join(map(str, partitions)) or "all"
+
+
+def _sum(counters: Sequence[Counters]) -> Counters:
+  names = [field.name for field in dataclasses.fields(Counters)]
+  return Counters(**{name: sum(getattr(c, name) for c in counters) for name in names})
+
+
+def _parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
+  parser = argparse.ArgumentParser(
+    prog="python -m monolith.realtime.joiner", description=__doc__.split("\n\n")[0]
+  )
+  add = parser.add_argument
+  add("--kafka_servers", required=True, help="comma-separated host:port of brokers")
+  add("--group", default="joiner", help="consumer group under which offsets are committed")
+  add("--window_secs", type=float, default=600, help="how long after it an action counts")
+  add("--lateness_secs", type=float, default=2, help="how much an event may be out of order")
+  add("--emit", choices=(FIRST_ACTION, WINDOW_END), default=FIRST_ACTION)
+  add(
+    "--sample_rate",
+    type=parse_rates,
+    default=SampleRates(),
+    help="share of negatives that is kept: 0.1,channel:3=0.5,slot:200=0.2",
+  )
+  add("--memory_mb", type=int, default=512, help="open impressions beyond it go to files")
+  add("--spill_dir", default=tempfile.gettempdir(), help="folder of those files")
+  add("--impressions_topic", default=topics.IMPRESSIONS)
+  add("--actions_topic", default=topics.ACTIONS)
+  add("--samples_topic", default=topics.SAMPLES)
+  add(
+    "--partitions",
+    default="",
+    help="comma-separated numbers, or `all`; by default joiners of the group share them",
+  )
+  add("--commit_secs", type=float, default=1.0, help="how often offsets are committed")
+  add("--no_transactions", action="store_true", help="write samples and offsets one after another")
+  add("--metrics_port", type=int, default=-1, help="port on loopback for Prometheus; 0: any free")
+  return parser.parse_args(arguments)
+
+
+def _options(flags: argparse.Namespace) -> JoinerOptions:
+  window = WindowOptions(
+    window_ms=round(flags.window_secs * 1000),
+    lateness_ms=round(flags.lateness_secs * 1000),
+    emit=flags.emit,
+    rates=flags.sample_rate,
+    memory_bytes=flags.memory_mb << 20,
+    spill_folder=flags.spill_dir,
+  )
+  partitions = None
+  if flags.partitions:
+    partitions = [] if flags.partitions == "all" else [int(p) for p in flags.partitions.split(",")]
+  return JoinerOptions(
+    servers=flags.kafka_servers,
+    group=flags.group,
+    window=window,
+    impressions=flags.impressions_topic,
+    actions=flags.actions_topic,
+    samples=flags.samples_topic,
+    partitions=partitions,
+    commit_secs=flags.commit_secs,
+    transactions=not flags.no_transactions,
+  )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+  """Runs a joiner and returns the exit status: 1 if it could not go on."""
+  logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+  flags = _parse_arguments(arguments)
+  try:
+    joiner = Joiner(_options(flags))
+    if flags.metrics_port >= 0:
+      from monolith.realtime.joiner_metrics import serve_metrics
+
+      port = serve_metrics(joiner, flags.metrics_port)
+      _log.info("metrics at http://127.0.0.1:%d/metrics", port)
+    for number in (signal.SIGTERM, signal.SIGINT):
+      signal.signal(number, lambda *unused: joiner.stop())
+    _log.info("joiner ready")
+    joiner.run()
+  except (JoinerError, ConnectionError, ValueError, KafkaException) as error:
+    _log.error("%s", error)
+    return 1
+  _log.info("stopped: %s", joiner.counters())
+  return 0
+
+
+if __name__ == "__main__":
+  sys.exit(main())

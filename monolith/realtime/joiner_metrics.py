@@ -1,0 +1,64 @@
+"""What a joiner tells Prometheus, on loopback."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import prometheus_client
+from prometheus_client import core
+
+if TYPE_CHECKING:
+  from monolith.realtime.joiner import Joiner
+
+_MEANINGS = {
+  "impressions": "Impressions that were read.",
+  "actions": "Actions that were read.",
+  "joined": "Samples with an action.",
+  "negatives": "Samples without one.",
+  "sampled_out": "Impressions without an action that were left out by sampling.",
+  "late": "Actions that came after the window of their impression.",
+  "unmatched": "Actions whose impression did not come in time, or was closed.",
+  "repeated": "Further actions of an impression, and impressions that came twice.",
+  "known": "Impressions that were read again and whose sample existed.",
+  "spilled_bytes": "Bytes of open impressions that went to files.",
+}
+
+
+class _JoinerCollector:
+  def __init__(self, joiner: Joiner):
+    self._joiner = joiner
+
+  def collect(self) -> Iterator[core.Metric]:
+    counters = dataclasses.asdict(self._joiner.counters())
+    counters["poisoned"] = self._joiner.poisoned
+    for name, value in counters.items():
+      meaning = _MEANINGS.get(name, "Messages that were skipped.")
+      yield core.CounterMetricFamily(f"monolith_joiner_{name}", meaning, value)
+    yield core.GaugeMetricFamily(
+      "monolith_joiner_open_impressions", "Impressions that wait.", self._joiner.num_open()
+    )
+    lag = core.GaugeMetricFamily(
+      "monolith_joiner_lag_messages", "Messages not read yet.", labels=["topic", "partition"]
+    )
+    for (topic, partition), count in self._joiner.lag().items():
+      lag.add_metric([topic, str(partition)], count)
+    yield lag
+
+
+def serve_metrics(joiner: Joiner, port: int) -> int:
+  """Answers Prometheus on loopback and returns the port.
+
+  Args:
+    joiner: whose metrics.
+    port: where; 0: any free one.
+
+  Raises:
+    OSError: the port is taken.
+  """
+  registry = prometheus_client.CollectorRegistry()
+  registry.register(_JoinerCollector(joiner))
+  prometheus_client.ProcessCollector(registry=registry)
+  answer = prometheus_client.start_http_server(port, addr="127.0.0.1", registry=registry)
+  return answer[0].server_port

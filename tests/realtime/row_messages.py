@@ -1,0 +1,35 @@
+"""Messages of a row log, for tests that have no training behind them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from monolith.realtime.framing import frame
+from monolith.realtime.row_log_pb2 import RowBatch
+
+
+def make_batch(
+  seq: int, tables: Mapping[str, Mapping[int, np.ndarray]], num_chunks: int = 1, **fields: object
+) -> list[bytes]:
+  """Returns the messages of a batch.
+
+  Args:
+    seq: its number; the one before it is `seq - 1`.
+    tables: row by id, by name of the table.
+    num_chunks: how many messages; the first one has the rows.
+    **fields: other fields of `RowBatch`.
+  """
+  messages = []
+  for chunk in range(num_chunks):
+    batch = RowBatch(model="clicks", num_shards=1, epoch=1, seq=seq, prev_seq=seq - 1)
+    batch.chunk, batch.num_chunks = chunk, num_chunks
+    for name, value in fields.items():
+      setattr(batch, name, value)
+    for name, rows in tables.items() if chunk == 0 else ():
+      ids = np.array(list(rows), "<i8")
+      values = np.array(list(rows.values()), "<f4")
+      batch.tables.add(name=name, dim=values.shape[1], ids=ids.tobytes(), rows=values.tobytes())
+    messages.append(frame(batch.SerializeToString()))
+  return messages
