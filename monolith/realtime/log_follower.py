@@ -137,7 +137,10 @@ class LogFollower:
       self.next_offset = low
     reader.seek(self.next_offset)
     self._note_progress(high)
+    is_idle = True
     while not self._stopping.is_set():
+      if self._interval_secs and self._is_caught_up and is_idle:
+        self._stopping.wait(self._interval_secs)
       try:
         messages, end = reader.read(_MESSAGES_PER_READ, _READ_SECS)
       except OffsetGoneError as error:
@@ -150,11 +153,9 @@ class LogFollower:
         self._handle(offset, value)
         self.next_offset = offset + 1
       self.next_offset = max(self.next_offset, end)
-      self._note_progress(max(high, end))
-      if messages or end >= 0:
-        high = max(high, end, self.next_offset)
-      if self._interval_secs and self._is_caught_up and (end >= 0 or not messages):
-        self._stopping.wait(self._interval_secs)
+      high = max(high, reader.known_end(), self.next_offset)
+      self._note_progress(high)
+      is_idle = end >= 0 or not messages
 
   def _handle(self, offset: int, value: bytes) -> None:
     try:
