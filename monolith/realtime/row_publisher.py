@@ -89,6 +89,7 @@ class RowPublisher:
     self._seq = 0  # the newest batch that is in the log
     self._last_seq = 0  # the newest one that was begun: numbers of torn ones are not used again
     self._send_time = 0.0
+    self._saved_step = 0
     self._scan = False
     self._next_offset = 0
     self._ready_seen = 0
@@ -98,6 +99,8 @@ class RowPublisher:
     self._flush = threading.Event()
     self._published = threading.Condition()
     self._num_rounds = 0
+    self._is_ending = False
+    self._has_tables = True  # as far as is known
     self._metrics = cli.get_cli(utils.get_metric_prefix())
     self._tags = {"model": model, "shard": str(shard)}
     self._thread = threading.Thread(target=self._run, name=f"row_publisher_{shard}", daemon=True)
@@ -127,6 +130,8 @@ class RowPublisher:
       wanted = self._num_rounds + 2
       deadline = time.monotonic() + timeout_secs
       while self._num_rounds < wanted and self._thread.is_alive():
+        if self._is_ending and not self._has_tables:
+          return True  # there never was anything to publish
         self._flush.set()
         if not self._published.wait(max(0.0, min(_POLL_SECS, deadline - time.monotonic()))):
           if time.monotonic() >= deadline:
@@ -135,6 +140,7 @@ class RowPublisher:
 
   def stop(self, flush_secs: float = 10.0) -> None:
     """Publishes what is left, if the broker takes it in time, and ends the thread."""
+    self._is_ending = True
     if self._thread.is_alive() and not self._stopped.is_set() and flush_secs > 0:
       if not self.flush(flush_secs):
         logging.warning(
@@ -175,7 +181,8 @@ class RowPublisher:
   def _step(self) -> None:
     """Does the next thing: waits, connects, recovers or publishes."""
     info = self._writer.info()
-    if info.ready_count == 0 or info.num_tables == 0:
+    self._has_tables = info.ready_count > 0 and info.num_tables > 0
+    if not self._has_tables:
       # Tables that were not restored yet would be published as empty.
       self._stopped.wait(_POLL_SECS)
       return
@@ -194,7 +201,15 @@ class RowPublisher:
     self._flush.clear()
     self._next_batch = now + self._interval_secs
     digest = self._digest_secs > 0 and now >= self._next_digest
-    if info.waiting_ids or info.scan_reasons or self._scan or digest or info.chunks_left:
+    if (
+      info.waiting_ids
+      or info.scan_reasons
+      or self._scan
+      or digest
+      or info.chunks_left
+      # So that whoever restores that checkpoint finds a batch from after it.
+      or info.saved_step != self._saved_step
+    ):
       self._publish(info, digest)
       if digest:
         self._next_digest = now + self._digest_secs
@@ -304,6 +319,7 @@ class RowPublisher:
       self._metrics.emit_counter("row_log_rows", num_rows, self._tags)
       self._metrics.emit_counter("row_log_deleted", num_deleted, self._tags)
     self._scan = False
+    self._saved_step = info.saved_step
     self._seq = self._last_seq
     self._writer.mark("position", [self._epoch, self._seq, self._next_offset])
 
