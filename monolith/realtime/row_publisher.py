@@ -3,7 +3,7 @@
 A writer takes an epoch when it starts, one more than those in its partition, and numbers its
 batches. A batch is in the log when all its messages are; until then nothing else is written. No
 error ends the thread: serving would grow stale while training goes on, and nobody would see it.
-Only another writer with a higher epoch does, which has taken its place.
+Only another writer with a higher epoch does, which has taken its place, and the end of its session.
 
 Tables whose content was replaced are published as a whole, except when they come from a checkpoint
 whose position in the log is known: then only ids that the log has behind that position can differ
@@ -168,6 +168,9 @@ class RowPublisher:
         self._epoch = self._seq = self._last_seq = 0
         self._scan = True
       except Exception:
+        if self._writer.is_closed:
+          logging.warning("The session of shard %d of %s is closed.", self._shard, self._topic)
+          break
         self.failures += 1
         self._metrics.emit_counter("row_log_failures", 1, self._tags)
         logging.exception(
