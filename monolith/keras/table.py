@@ -230,6 +230,13 @@ class HashTable(tf.saved_model.experimental.TrackableResource):
     """Returns the number of rows, int64 scalar."""
     return gen_monolith_ops.monolith_hash_table_size(self.resource_handle)
 
+  def stats(self) -> tf.Tensor:
+    """Returns what the table holds and has done, int64 `[4]`.
+
+    Rows; bytes; rows that have expired; ids that got no row because they were seen too seldom.
+    """
+    return gen_monolith_ops.monolith_hash_table_stats(self.resource_handle)
+
   def __len__(self) -> int:
     """Returns the number of rows."""
     return int(self.size())

@@ -1,4 +1,4 @@
-"""Tests of `monolith.keras.layers` and `optimizer_hook`: tables in Keras models."""
+"""Tests of `monolith.keras.layers`, `callbacks` and `optimizer_hook`: tables in Keras models."""
 
 from __future__ import annotations
 
@@ -469,6 +469,40 @@ class EmbeddingGroupTest(tf.test.TestCase):
     ):
       with self.subTest(message), self.assertRaisesRegex(error, message):
         EmbeddingGroup(features)
+
+
+class TableCurvesTest(tf.test.TestCase):
+  def _read(self, folder):
+    """Returns tag -> {step: value}."""
+    curves = {}
+    for path in tf.io.gfile.glob(f"{folder}/events*"):
+      for event in tf.compat.v1.train.summary_iterator(path):
+        for value in event.summary.value:
+          curves.setdefault(value.tag, {})[event.step] = float(tf.make_ndarray(value.tensor))
+    return curves
+
+  def test_points_of_epochs_and_batches(self):
+    ids, labels = make_data()
+    for make_model in (make_functional, Subclassed):
+      model = make_model()
+      model.compile("adam", "mse")
+      for update_freq, steps in ((None, [0, 1]), (4, [4, 8])):
+        folder = self.create_tempdir().full_path
+        curves = monolith.keras.callbacks.TableCurves(folder, update_freq)
+        model.fit(ids, labels, batch_size=64, epochs=2, verbose=0, callbacks=[curves])
+
+        found = self._read(folder)
+        [name] = {tag.partition("/")[2] for tag in found}
+        self.assertEqual(list(found[f"rows/{name}"]), steps)
+        self.assertEqual(found[f"rows/{name}"][steps[1]], NUM_IDS)
+        self.assertGreater(found[f"memory_mb/{name}"][steps[1]], 0)
+        self.assertEqual(found[f"expired/{name}"][steps[1]], 0)
+        # In the second run all rows are there already.
+        self.assertEqual(found[f"admitted/{name}"][steps[1]], 0 if update_freq else NUM_IDS)
+
+  def test_bad_frequency(self):
+    with self.assertRaisesRegex(ValueError, "update_freq is 0"):
+      monolith.keras.callbacks.TableCurves("x", 0)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from tensorflow.python.training import training_util
 from tensorflow.python.training.summary_io import SummaryWriterCache
 
 from monolith.native_training.hooks import idle
+from monolith.native_training.hooks.table_count import TableCount
 from monolith.native_training.metric import window_auc
 from monolith.native_training.metric.heads import Head
 
@@ -79,7 +80,7 @@ class ProgressHook(tf.estimator.SessionRunHook):
     if batch_size is not None:
       self._fetches["batch_size"] = batch_size
     self._stats = dict(table_stats or {})
-    self._tables = {name: _TableCount() for name in self._stats}
+    self._tables = {name: TableCount() for name in self._stats}
     self._model_dir = model_dir
     self._curve_steps = max(1, curve_steps)
     self._last_step = last_step
@@ -244,38 +245,6 @@ class _Speed:
     # Other workers move the step too.
     examples = self._num_examples / self.num_runs * max(num_steps, self.num_runs)
     return num_steps / elapsed, examples / elapsed
-
-
-class _TableCount:
-  """Counts the rows that come to a table and go from it."""
-
-  def __init__(self) -> None:
-    self._rows = self._bytes = self._expired_before = self._admitted = self._expired = 0
-
-  def start(self, stats: np.ndarray) -> None:
-    """Takes a table as it is: rows that were restored were not admitted now."""
-    self._rows, self._bytes, self._expired_before = (int(value) for value in stats[:3])
-
-  def update(self, stats: np.ndarray) -> None:
-    """Counts what has happened since."""
-    rows, self._bytes, expired_before = (int(value) for value in stats[:3])
-    expired = max(0, expired_before - self._expired_before)
-    admitted = rows - self._rows + expired
-    if admitted < 0:
-      # They were left out of a checkpoint that the table was read from again.
-      expired, admitted = expired - admitted, 0
-    self._admitted += admitted
-    self._expired += expired
-    self._rows, self._expired_before = rows, expired_before
-
-  def values(self) -> dict[str, float]:
-    """Returns the name of a curve -> its value."""
-    return {
-      "rows": float(self._rows),
-      "admitted": float(self._admitted),
-      "expired": float(self._expired),
-      "memory_mb": self._bytes / _MEGABYTE,
-    }
 
 
 def get_memory_bytes() -> int:

@@ -5,11 +5,12 @@ Both hold for every id of the column that declares them, with slot bits or witho
 
 from __future__ import annotations
 
+import os
 import time
 
 import tensorflow as tf
 
-from monolith.native_training import entry, estimator, feature, native_model
+from monolith.native_training import entry, estimator, feature, hash_table_ops, native_model
 from monolith.native_training.runtime.ops import gen_monolith_ops
 
 tf.compat.v1.disable_eager_execution()
@@ -88,6 +89,42 @@ class AdmissionTest(tf.test.TestCase):
 
     self.assertEqual(later(29), everything)
     self.assertEqual(later(31), {"user": 1, "item": 3, "shop": 3})
+
+  def test_rows_that_were_saved_without_times_count_from_the_restore(self):
+    before, after = (os.path.join(self._dir, name) for name in ("before", "after"))
+    with tf.Graph().as_default(), self.session() as sess:
+      table = hash_table_ops.test_hash_table(1, name_suffix="before")
+      sess.run(table.assign([1, 2], [[1.0], [2.0]]).save(before).as_op())
+
+    with tf.Graph().as_default(), self.session() as sess:
+      table = hash_table_ops.test_hash_table(1, name_suffix="after", expire_time=1)
+      sess.run(table.restore(before).as_op())
+      now = tf.constant(int(time.time()), tf.int64)
+      sess.run(table.assign([3], [[3.0]], req_time=now).save(after).as_op())
+      # Two days later they have expired, like any other row.
+      later = tf.constant(int(time.time()) + 2 * 86400, tf.int64)
+      sess.run(table.assign([4], [[4.0]], req_time=later).save(after + "2").as_op())
+
+    for basename, expected in ((after, [[1.0], [2.0], [3.0]]), (after + "2", [[0.0]] * 3)):
+      with tf.Graph().as_default(), self.session() as sess:
+        table = hash_table_ops.test_hash_table(1, name_suffix="read")
+        self.assertAllEqual(sess.run(table.restore(basename).lookup([1, 2, 3])), expected)
+
+  def test_a_table_tells_what_it_has_done(self):
+    with tf.Graph().as_default(), self.session() as sess:
+      table = hash_table_ops.test_hash_table(
+        1, enable_hash_filter=True, occurrence_threshold=2, name_suffix="stats"
+      )
+      step = tf.constant(0, tf.int64)
+      learn = table.apply_gradients([7, 8], [[1.0], [1.0]], global_step=step).as_op()
+      stats = table.stats()
+      seen = []
+      for _ in range(3):
+        sess.run(learn)
+        rows, memory, expired, filtered = sess.run(stats)
+        seen.append((rows, expired, filtered))
+    self.assertGreater(memory, 0)
+    self.assertEqual(seen, [(0, 0, 2), (0, 0, 4), (2, 0, 4)])
 
   def test_bad_declarations(self):
     for options, message in (

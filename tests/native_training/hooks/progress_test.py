@@ -1,6 +1,6 @@
 """A training run shows one line of progress and writes curves, with an AUC of the last batches.
 
-Covers `metric/window_auc` and `_quiet` as well.
+Covers `metric/window_auc`, `hooks/table_count` and `_quiet` as well.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from monolith.native_training import entry, estimator, native_model
-from monolith.native_training.hooks import progress
+from monolith.native_training.hooks import progress, table_count
 from monolith.native_training.metric import window_auc
 from monolith.native_training.metric.heads import Head
 
@@ -116,7 +116,7 @@ class ProgressTest(tf.test.TestCase):
     self.assertEqual(speed.num_runs, 0)
 
   def test_rows_that_come_and_go(self):
-    table = progress._TableCount()
+    table = table_count.TableCount()
     table.start(np.array([100, 0, 7, 0]))  # restored rows, and what has expired before
 
     table.update(np.array([130, 1 << 20, 7, 0]))

@@ -316,6 +316,7 @@ class BadInputTest(tf.test.TestCase, parameterized.TestCase):
         ops.monolith_hash_table_assign_add(handle, ids, value, zero),
         ops.monolith_hash_table_optimize(handle, ids, value, rate, zero, zero),
         ops.monolith_hash_table_size(handle),
+        ops.monolith_hash_table_stats(handle),
         ops.monolith_hash_table_save_as_tensor(handle, 0, 1, 1, 0)[1],
         ops.monolith_hash_table_save(handle, base),
         ops.monolith_hash_table_restore(handle, base),

@@ -1,6 +1,7 @@
 // Rows out of and into a table: SaveShard, SavePage and LoadRecords as EntryDumps, VisitRows.
 #include <algorithm>
 #include <cstring>
+#include <ctime>
 #include <shared_mutex>
 #include <tuple>
 
@@ -192,6 +193,7 @@ Status EmbeddingTable::LoadRecords(const RecordView* records, int64_t n, LoadSta
   WriteJob job;
   job.table = this;
   job.mode = WriteMode::kLoad;
+  const int64_t now = std::max<int64_t>(0, std::time(nullptr));
   for (int64_t begin = 0; begin < n; begin += tile_size) {
     ids.clear();
     timestamps.clear();
@@ -202,6 +204,12 @@ Status EmbeddingTable::LoadRecords(const RecordView* records, int64_t n, LoadSta
       Status status = codec_.Parse(records[i].data, records[i].size, values.data(), row, &entry);
       if (!status.ok()) return status;
       newest = std::max(newest, entry.ts);
+      // A row that was written without times counts from now on: against the first time that comes
+      // it would have expired, and be missing from the next save. What never lives stays as it is.
+      if (entry.ts == 0 && expiry_.IsExpired(entry.id, 0, now) &&
+          !expiry_.IsExpired(entry.id, static_cast<uint32_t>(now), now)) {
+        entry.ts = static_cast<uint32_t>(now);
+      }
       if (config_.skip_zero_embedding && IsZeroVector(values.data(), layout_.dim)) {
         ++stats->skipped_zero;
         counters_.restore_skipped.fetch_add(1, std::memory_order_relaxed);
