@@ -48,29 +48,20 @@ int64_t StrideOf(int64_t row_bytes) {
   return CeilDiv(row_bytes, 32) * 32;
 }
 
-#if defined(__CUDACC__)
-__global__ void PublishKernel(TableState* state, TableState* host) {
-  const auto from = reinterpret_cast<const uint64_t*>(state);
-  const auto to = reinterpret_cast<uint64_t*>(host);
-  for (unsigned i = threadIdx.x; i < sizeof(TableState) / 8; i += blockDim.x) to[i] = from[i];
-  __syncthreads();
-  if (threadIdx.x == 0) state->any_absent = 0;
-}
-#endif
-
 // Marks the first of equal neighbours.
 struct MarkFirst {
   const uint64_t* sorted;
   int64_t n;
   uint32_t* words;
 
-  MONO_DEVICE void operator()(int64_t word) const {
-    uint32_t bits = 0;
-    for (int j = 0; j < kWordIds; ++j) {
-      const int64_t i = word * kWordIds + j;
-      if (i < n && (i == 0 || sorted[i] != sorted[i - 1])) bits |= 1u << j;
+  MONO_DEVICE void operator()(int64_t word, int lane) const {
+    PerId<bool> first;
+    for (int k = 0; k < kIdsPerLane; ++k) {
+      const int64_t i = word * kWordIds + OwnId(lane, k);
+      first.own[k] = i < n && (i == 0 || sorted[i] != sorted[i - 1]);
     }
-    words[word] = bits;
+    const uint32_t bits = WordOf(first);
+    if (lane == 0) words[word] = bits;
   }
 };
 
@@ -135,6 +126,9 @@ struct GpuTable::Events {
   cudaEvent_t write = nullptr;
   Stream write_stream = nullptr;
   bool written = false;
+  // The default stream is there as long as the process: its events are recorded when another stream
+  // asks, which spares those who have no other all of them.
+  bool write_recorded = false;
   std::vector<Reader> readers;
   cudaEvent_t ring[kRing] = {};
 
@@ -165,6 +159,10 @@ int GpuTable::BeginRead(Stream stream) {
 #if defined(__CUDACC__)
   MONO_GPU_TRY(UseDevice(device_));
   if (events_->written && events_->write_stream != stream) {
+    if (!events_->write_recorded) {
+      MONO_GPU_TRY(CheckCuda(cudaEventRecord(events_->write, nullptr), "recording an event"));
+      events_->write_recorded = true;
+    }
     return CheckCuda(cudaStreamWaitEvent(static_cast<cudaStream_t>(stream), events_->write, 0),
                      "waiting for a write");
   }
@@ -187,6 +185,7 @@ int GpuTable::EndRead(Stream stream) {
     mine = &events_->readers.back();
   }
   mine->pending = true;
+  if (stream == nullptr) return MONO_GPU_OK;
   return CheckCuda(cudaEventRecord(mine->event, static_cast<cudaStream_t>(stream)),
                    "recording an event");
 #else
@@ -200,6 +199,9 @@ int GpuTable::BeginWrite(Stream stream) {
   MONO_GPU_TRY(BeginRead(stream));
   for (Events::Reader& reader : events_->readers) {
     if (reader.pending && reader.stream != stream) {
+      if (reader.stream == nullptr) {
+        MONO_GPU_TRY(CheckCuda(cudaEventRecord(reader.event, nullptr), "recording an event"));
+      }
       MONO_GPU_TRY(
           CheckCuda(cudaStreamWaitEvent(static_cast<cudaStream_t>(stream), reader.event, 0),
                     "waiting for a lookup"));
@@ -216,6 +218,8 @@ int GpuTable::EndWrite(Stream stream) {
 #if defined(__CUDACC__)
   events_->written = true;
   events_->write_stream = stream;
+  events_->write_recorded = stream != nullptr;
+  if (stream == nullptr) return MONO_GPU_OK;
   return CheckCuda(cudaEventRecord(events_->write, static_cast<cudaStream_t>(stream)),
                    "recording an event");
 #else
@@ -366,23 +370,23 @@ RowPlan GpuTable::PlanFor(RowMode mode) const {
 
 // -- What the host knows.
 
-int GpuTable::PublishState(Stream stream, int64_t n) {
+// Where the write under way puts the state.
+int GpuTable::NextPublished(TableState** host) {
   if (static_cast<int>(in_flight_.size()) == kRing) MONO_GPU_TRY(Poll(true));
-  const int slot = next_slot_;
-  next_slot_ = (next_slot_ + 1) % kRing;
-  TableState* const host = published_.As<TableState>() + slot;
+  *host = published_.As<TableState>() + next_slot_;
+  return MONO_GPU_OK;
+}
+
+int GpuTable::NoteInFlight(Stream stream, int64_t n) {
 #if defined(__CUDACC__)
-  PublishKernel<<<1, 128, 0, static_cast<cudaStream_t>(stream)>>>(state_.As<TableState>(), host);
-  MONO_GPU_TRY(CheckCuda(cudaGetLastError(), "launch of a kernel"));
-  MONO_GPU_TRY(CheckCuda(cudaEventRecord(events_->ring[slot], static_cast<cudaStream_t>(stream)),
-                         "an event"));
+  MONO_GPU_TRY(CheckCuda(
+      cudaEventRecord(events_->ring[next_slot_], static_cast<cudaStream_t>(stream)), "an event"));
 #else
   (void)stream;
-  *host = *state_.As<TableState>();
-  state_.As<TableState>()->any_absent = 0;
 #endif
-  in_flight_.push_back({n, slot});
+  in_flight_.push_back({n, next_slot_});
   in_flight_ids_ += n;
+  next_slot_ = (next_slot_ + 1) % kRing;
   return MONO_GPU_OK;
 }
 
@@ -515,8 +519,10 @@ int GpuTable::WriteDistinct(Stream stream, const Job& job, const Batch& batch) {
                               free_stack_.As<uint32_t>()};
   MONO_GPU_TRY(LaunchUpdate(stream, arguments, job.plan));
   if (job.filter != nullptr) MONO_GPU_TRY(AskFilter(stream, job, batch));
-  MONO_GPU_TRY(LaunchInsert(stream, arguments, job.plan));
-  MONO_GPU_TRY(PublishState(stream, batch.n));
+  TableState* host = nullptr;
+  MONO_GPU_TRY(NextPublished(&host));
+  MONO_GPU_TRY(LaunchInsert(stream, arguments, job.plan, host));
+  MONO_GPU_TRY(NoteInFlight(stream, batch.n));
   return EndWrite(stream);
 }
 
@@ -554,7 +560,7 @@ int GpuTable::FindDuplicates(Stream stream, const int64_t* ids, int64_t n, Batch
   MONO_GPU_TRY(SortPairs<uint64_t>(stream, parts[8].at, scratch,
                                    reinterpret_cast<const uint64_t*>(ids), sorted, numbers, order,
                                    n, 64));
-  MONO_GPU_TRY(ForEach(stream, words, MarkFirst{sorted, n, first}));
+  MONO_GPU_TRY(ForWarps(stream, words, kAllBlocks, MarkFirst{sorted, n, first}));
   MONO_GPU_TRY(ScanBits(stream, first, words, prefix, total));
   MONO_GPU_TRY(ForEach(stream, n, TakeFirst{sorted, n, first, prefix, distinct, starts, total}));
   batch->ids = distinct;

@@ -171,7 +171,8 @@ class GpuTable {
 
   // -- What the host knows.
   int Poll(bool wait);
-  int PublishState(Stream stream, int64_t n);
+  int NextPublished(TableState** host);
+  int NoteInFlight(Stream stream, int64_t n);
   int ReadState(Stream stream);
   int CheckNothingLost() const;
 
@@ -179,6 +180,7 @@ class GpuTable {
   static int64_t Allowance(int64_t n);
   bool Fits(int64_t n, bool rows_only) const;
   int MakeRoom(Stream stream, const Batch& batch);
+  int MakeRoomAhead(Stream stream, int64_t n);
   int GrowCrowdedShards(Stream stream);
   int MoveSpilled(Stream stream);
   int Rebuild(Stream stream, int shard, uint32_t lines);

@@ -16,9 +16,11 @@
 #include <cuda_runtime.h>
 #define MONO_DEVICE __device__ __forceinline__
 #define MONO_UNROLL _Pragma("unroll")
+#define MONO_ROLLED _Pragma("unroll 1")
 #else
 #define MONO_DEVICE inline
 #define MONO_UNROLL
+#define MONO_ROLLED
 #endif
 
 namespace monolith {

@@ -239,10 +239,10 @@ class Differential {
     TablePointer back;
     MONO_DIFF_CHECK(CreateTable(config_, &back) == MONO_GPU_OK, mono_gpu_last_error());
     int64_t state_reset = 0;
-    MONO_DIFF_CHECK(
-        mono_gpu_table_load(back.get(), nullptr, records.data(), sizes.data(),
-                            static_cast<int64_t>(records.size()), &state_reset) == MONO_GPU_OK,
-        mono_gpu_last_error());
+    MONO_DIFF_CHECK(mono_gpu_table_load_records(back.get(), nullptr, records.data(), sizes.data(),
+                                                static_cast<int64_t>(records.size()),
+                                                &state_reset) == MONO_GPU_OK,
+                    mono_gpu_last_error());
     MONO_DIFF_CHECK(state_reset == 0, "state that the GPU table does not know");
     error = SaveGpu(back.get(), &second);
     if (!error.empty()) return error;
@@ -262,9 +262,9 @@ class Differential {
     };
     int64_t saved = 0;
     for (int shard = 0; shard < 64; ++shard) {
-      MONO_DIFF_CHECK(mono_gpu_table_save_shard(table, nullptr, shard, 0, append, &all, &saved) ==
-                          MONO_GPU_OK,
-                      mono_gpu_last_error());
+      MONO_DIFF_CHECK(
+          mono_gpu_table_save_shard(table, nullptr, shard, 0, append, &all, &saved) == MONO_GPU_OK,
+          mono_gpu_last_error());
     }
     for (size_t at = 0; at < all.size();) {
       uint64_t size;
