@@ -270,6 +270,12 @@ int GpuTable::Create(const engine::TableConfig& config, std::unique_ptr<GpuTable
 
 int GpuTable::Initialize() {
 #if defined(__CUDACC__)
+  int32_t devices = 0;
+  if (mono_gpu_device_count(&devices) != MONO_GPU_OK || devices == 0) {
+    return Fail(MONO_GPU_FAILED_PRECONDITION,
+                std::string("no CUDA device for a GPU table (") + mono_gpu_last_error() +
+                    "); use CuckooHashTableConfig");
+  }
   MONO_GPU_TRY(CheckCuda(cudaGetDevice(&device_), "current device"));
   MONO_GPU_TRY(
       CheckCuda(cudaEventCreateWithFlags(&events_->write, cudaEventDisableTiming), "an event"));
