@@ -48,9 +48,64 @@ int64_t StrideOf(int64_t row_bytes) {
   return CeilDiv(row_bytes, 32) * 32;
 }
 
+constexpr uint32_t kNoPosition = 0xffffffffu;
+
+MONO_DEVICE uint32_t CompareAndSwap(uint32_t* word, uint32_t before, uint32_t after) {
+#if defined(__CUDACC__)
+  return atomicCAS(word, before, after);
+#else
+  const uint32_t seen = *word;
+  if (seen == before) *word = after;
+  return seen;
+#endif
+}
+
+MONO_DEVICE void LowerTo(uint32_t* word, uint32_t value) {
+#if defined(__CUDACC__)
+  atomicMin(word, value);
+#else
+  if (value < *word) *word = value;
+#endif
+}
+
+// Gives equal ids one place in a hash table of positions, which keeps the first of them.
+struct ClaimPlace {
+  engine::IdHash hash;
+  const int64_t* ids;
+  uint32_t* places;
+  uint32_t mask;
+  uint32_t* place_of;
+
+  MONO_DEVICE void operator()(int64_t i) const {
+    const int64_t id = ids[i];
+    const uint32_t position = static_cast<uint32_t>(i);
+    for (uint32_t place = static_cast<uint32_t>(hash(id)) & mask;; place = (place + 1) & mask) {
+      uint32_t seen = places[place];
+      if (seen == kNoPosition) seen = CompareAndSwap(places + place, kNoPosition, position);
+      if (seen == kNoPosition || ids[seen] == id) {
+        LowerTo(places + place, position);
+        place_of[i] = place;
+        return;
+      }
+    }
+  }
+};
+
+// Numbers positions, each with the first one of its id.
+struct TakeGroups {
+  const uint32_t* places;
+  uint32_t* firsts;  // in: the place of every position
+  uint32_t* numbers;
+
+  MONO_DEVICE void operator()(int64_t i) const {
+    firsts[i] = places[firsts[i]];
+    numbers[i] = static_cast<uint32_t>(i);
+  }
+};
+
 // Marks the first of equal neighbours.
 struct MarkFirst {
-  const uint64_t* sorted;
+  const uint32_t* sorted;
   int64_t n;
   uint32_t* words;
 
@@ -67,11 +122,12 @@ struct MarkFirst {
 
 // Distinct ids and where their occurrences start.
 struct TakeFirst {
-  const uint64_t* sorted;
+  const int64_t* ids;
+  const uint32_t* sorted;
   int64_t n;
   const uint32_t* words;
   const uint32_t* prefix;
-  int64_t* ids;
+  int64_t* distinct;
   uint32_t* starts;
   const uint32_t* total;
 
@@ -82,14 +138,9 @@ struct TakeFirst {
     if ((bits >> j & 1) == 0) return;
     uint32_t rank = prefix[i / kWordIds];
     for (int k = 0; k < j; ++k) rank += bits >> k & 1;
-    ids[rank] = static_cast<int64_t>(sorted[i]);
+    distinct[rank] = ids[sorted[i]];
     starts[rank] = static_cast<uint32_t>(i);
   }
-};
-
-struct Count {
-  uint32_t* numbers;
-  MONO_DEVICE void operator()(int64_t i) const { numbers[i] = static_cast<uint32_t>(i); }
 };
 
 // Sums the rows of equal ids in the order of the batch.
@@ -272,9 +323,9 @@ int GpuTable::Initialize() {
 #if defined(__CUDACC__)
   int32_t devices = 0;
   if (mono_gpu_device_count(&devices) != MONO_GPU_OK || devices == 0) {
-    return Fail(MONO_GPU_FAILED_PRECONDITION,
-                std::string("no CUDA device for a GPU table (") + mono_gpu_last_error() +
-                    "); use CuckooHashTableConfig");
+    return Fail(MONO_GPU_FAILED_PRECONDITION, std::string("no CUDA device for a GPU table (") +
+                                                  mono_gpu_last_error() +
+                                                  "); use CuckooHashTableConfig");
   }
   MONO_GPU_TRY(CheckCuda(cudaGetDevice(&device_), "current device"));
   MONO_GPU_TRY(
@@ -532,48 +583,49 @@ int GpuTable::WriteDistinct(Stream stream, const Job& job, const Batch& batch) {
   return EndWrite(stream);
 }
 
-// Sorts (id, position): equal ids become neighbours, their positions stay in order.
+// Finds the first position of every id, then sorts (first position, position): equal ids become
+// neighbours, their positions stay in order, and ids in the order in which they first came. Sorting
+// by the few bits of positions takes a third of what sorting by ids takes.
 int GpuTable::FindDuplicates(Stream stream, const int64_t* ids, int64_t n, Batch* batch) {
+  const int bits = BitsOf(static_cast<uint64_t>(n - 1));
   int64_t scratch = 0;
-  MONO_GPU_TRY(SortScratch<uint64_t>(n, 64, &scratch));
+  MONO_GPU_TRY(SortScratch<uint32_t>(n, bits, &scratch));
   const int64_t words = CeilDiv(n, kWordIds);
-  struct Part {
-    int64_t bytes;
-    char* at;
-  };
-  Part parts[] = {{n * 8, nullptr},     {n * 4, nullptr},     {n * 4, nullptr},
-                  {n * 8, nullptr},     {n * 4 + 4, nullptr}, {words * 4, nullptr},
-                  {words * 4, nullptr}, {4, nullptr},         {scratch, nullptr}};
+  const int64_t places = int64_t{1} << (bits + 1);
   int64_t bytes = 0;
-  for (Part& part : parts) {
-    part.at = reinterpret_cast<char*>(bytes);
-    bytes += CeilDiv(std::max<int64_t>(part.bytes, 1), 256) * 256;
-  }
+  const auto part = [&bytes](int64_t size) {
+    const int64_t begin = bytes;
+    bytes += CeilDiv(std::max<int64_t>(size, 1), 256) * 256;
+    return begin;
+  };
+  const int64_t distinct_at = part(n * 8), places_at = part(places * 4), firsts_at = part(n * 4),
+                numbers_at = part(n * 4), sorted_at = part(n * 4), order_at = part(n * 4),
+                starts_at = part((n + 1) * 4), words_at = part(words * 4),
+                prefix_at = part(words * 4), total_at = part(4), scratch_at = part(scratch);
   if (sorting_.bytes() < bytes) {
     sorting_.Free(stream);
     MONO_GPU_TRY(sorting_.Allocate(stream, bytes, "finding the duplicates of a batch"));
   }
-  for (Part& part : parts) part.at = sorting_.As<char>() + reinterpret_cast<int64_t>(part.at);
-  const auto sorted = reinterpret_cast<uint64_t*>(parts[0].at);
-  const auto numbers = reinterpret_cast<uint32_t*>(parts[1].at);
-  const auto order = reinterpret_cast<uint32_t*>(parts[2].at);
-  const auto distinct = reinterpret_cast<int64_t*>(parts[3].at);
-  const auto starts = reinterpret_cast<uint32_t*>(parts[4].at);
-  const auto first = reinterpret_cast<uint32_t*>(parts[5].at);
-  const auto prefix = reinterpret_cast<uint32_t*>(parts[6].at);
-  const auto total = reinterpret_cast<uint32_t*>(parts[7].at);
-  MONO_GPU_TRY(ForEach(stream, n, Count{numbers}));
-  MONO_GPU_TRY(SortPairs<uint64_t>(stream, parts[8].at, scratch,
-                                   reinterpret_cast<const uint64_t*>(ids), sorted, numbers, order,
-                                   n, 64));
-  MONO_GPU_TRY(ForWarps(stream, words, kAllBlocks, MarkFirst{sorted, n, first}));
-  MONO_GPU_TRY(ScanBits(stream, first, words, prefix, total));
-  MONO_GPU_TRY(ForEach(stream, n, TakeFirst{sorted, n, first, prefix, distinct, starts, total}));
+  char* const base = sorting_.As<char>();
+  const auto at = [base](int64_t offset) { return reinterpret_cast<uint32_t*>(base + offset); };
+  const auto distinct = reinterpret_cast<int64_t*>(base + distinct_at);
+  MONO_GPU_TRY(FillBytes(stream, at(places_at), 0xff, places * 4));
+  MONO_GPU_TRY(ForEach(stream, n,
+                       ClaimPlace{engine::TableHash(), ids, at(places_at),
+                                  static_cast<uint32_t>(places - 1), at(firsts_at)}));
+  MONO_GPU_TRY(ForEach(stream, n, TakeGroups{at(places_at), at(firsts_at), at(numbers_at)}));
+  MONO_GPU_TRY(SortPairs<uint32_t>(stream, base + scratch_at, scratch, at(firsts_at), at(sorted_at),
+                                   at(numbers_at), at(order_at), n, bits));
+  MONO_GPU_TRY(ForWarps(stream, words, kAllBlocks, MarkFirst{at(sorted_at), n, at(words_at)}));
+  MONO_GPU_TRY(ScanBits(stream, at(words_at), words, at(prefix_at), at(total_at)));
+  MONO_GPU_TRY(ForEach(stream, n,
+                       TakeFirst{ids, at(sorted_at), n, at(words_at), at(prefix_at), distinct,
+                                 at(starts_at), at(total_at)}));
   batch->ids = distinct;
-  batch->count = total;
-  batch->starts = starts;
-  batch->all_starts = starts;
-  batch->order = order;
+  batch->count = at(total_at);
+  batch->starts = at(starts_at);
+  batch->all_starts = at(starts_at);
+  batch->order = at(order_at);
   return MONO_GPU_OK;
 }
 
