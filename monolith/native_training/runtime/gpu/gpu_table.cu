@@ -340,6 +340,7 @@ int GpuTable::Initialize() {
   MONO_GPU_TRY(arena_.Reserve(std::max(std::min(budget, most), int64_t{2} << 20)));
   MONO_GPU_TRY(published_.Allocate(kRing * static_cast<int64_t>(sizeof(TableState))));
   MONO_GPU_TRY(state_.Allocate(nullptr, sizeof(TableState), "the counters of a table"));
+  MONO_GPU_TRY(FillBytes(nullptr, state_.As<char>(), 0, sizeof(TableState)));
   MONO_GPU_TRY(spill_.Allocate(nullptr, int64_t{1} << 14, "the spill list of a table"));
   MONO_GPU_TRY(shard_views_.Allocate(nullptr, kTableShards * sizeof(ShardView), "a directory"));
   return Clear(nullptr);
@@ -348,7 +349,7 @@ int GpuTable::Initialize() {
 int GpuTable::Clear(Stream stream) {
   std::lock_guard<std::mutex> lock(mutex_);
   MONO_GPU_TRY(BeginWrite(stream));
-  MONO_GPU_TRY(Poll(true));
+  MONO_GPU_TRY(ReadState(stream));
   // What must be there first: rows, and lines for every shard.
   MONO_GPU_TRY(arena_.Grow(std::max<int64_t>(stride_, 1)));
   DeviceBuffer fresh[kTableShards];
@@ -364,8 +365,11 @@ int GpuTable::Clear(Stream stream) {
     fresh[s].Free(stream);
   }
   MONO_GPU_TRY(FillBytes(stream, arena_.base(), 0, stride_));
-  known_ = {};
-  known_.next_row = 1;
+  TableState empty = {};
+  empty.next_row = 1;
+  empty.filtered = known_.filtered;
+  empty.nonfinite = known_.nonfinite;
+  known_ = empty;
   MONO_GPU_TRY(CopyToDevice(stream, &known_, state_.As<char>(), sizeof(known_)));
   MONO_GPU_TRY(PublishShards(stream, 0));
   return EndWrite(stream);
@@ -575,7 +579,7 @@ int GpuTable::WriteDistinct(Stream stream, const Job& job, const Batch& batch) {
                               prefix_.As<uint32_t>(),
                               free_stack_.As<uint32_t>()};
   MONO_GPU_TRY(LaunchUpdate(stream, arguments, job.plan));
-  if (job.filter != nullptr) MONO_GPU_TRY(AskFilter(stream, job, batch));
+  if (job.filter != nullptr) MONO_GPU_TRY(AskFilter(stream, job, &arguments.batch));
   TableState* host = nullptr;
   MONO_GPU_TRY(NextPublished(&host));
   MONO_GPU_TRY(LaunchInsert(stream, arguments, job.plan, host));
@@ -629,43 +633,69 @@ int GpuTable::FindDuplicates(Stream stream, const int64_t* ids, int64_t n, Batch
   return MONO_GPU_OK;
 }
 
-// The filter is the engine's, on the host: the absent ids go there, what it lets in comes back.
-int GpuTable::AskFilter(Stream stream, const Job& job, const Batch& batch) {
-  const int64_t words = CeilDiv(batch.n, kWordIds);
-  std::vector<uint32_t> absent(words), starts;
-  std::vector<int64_t> ids(batch.n);
+// The filter is the engine's, on the host: the absent ids go there, what it lets in comes back. An
+// id of which every occurrence is a step is offered until it gets in; the steps before are left
+// out.
+int GpuTable::AskFilter(Stream stream, const Job& job, Batch* batch) {
+  const int64_t words = CeilDiv(batch->n, kWordIds);
+  std::vector<uint32_t> absent(words), starts, skips;
+  std::vector<int64_t> ids(batch->n);
   MONO_GPU_TRY(CopyToHost(stream, absent_.As<uint32_t>(), absent.data(), words * 4));
-  MONO_GPU_TRY(CopyToHost(stream, batch.ids, ids.data(), batch.n * 8));
-  const bool counted = batch.count != nullptr;
-  if (counted) {
-    starts.resize(batch.n + 1);
-    MONO_GPU_TRY(CopyToHost(stream, batch.all_starts, starts.data(), (batch.n + 1) * 4));
+  MONO_GPU_TRY(CopyToHost(stream, batch->ids, ids.data(), batch->n * 8));
+  if (batch->all_starts != nullptr) {
+    starts.resize(batch->n + 1);
+    MONO_GPU_TRY(CopyToHost(stream, batch->all_starts, starts.data(), (batch->n + 1) * 4));
   }
-  std::vector<int64_t> asked, places;
+  const bool in_steps = batch->starts != nullptr;
+  if (in_steps) skips.assign(batch->n, 0);
+  const auto occurrences = [&starts](int64_t i) {
+    return starts.empty() ? 1u : starts[i + 1] - starts[i];
+  };
+  std::vector<int64_t> places, asked;
   std::vector<uint32_t> counts;
-  for (int64_t i = 0; i < batch.n; ++i) {
-    if ((absent[i / kWordIds] >> (i % kWordIds) & 1) == 0) continue;
-    asked.push_back(ids[i]);
-    places.push_back(i);
-    counts.push_back(counted ? starts[i + 1] - starts[i] : 1);
+  std::vector<uint8_t> dropped;
+  for (int64_t i = 0; i < batch->n; ++i) {
+    if (absent[i / kWordIds] >> (i % kWordIds) & 1) places.push_back(i);
   }
-  if (asked.empty()) return MONO_GPU_OK;
-  std::vector<uint8_t> dropped(asked.size());
-  job.filter->Filter(asked.data(), counts.data(), static_cast<int64_t>(asked.size()), true,
-                     dropped.data());
   uint64_t filtered = 0;
-  for (size_t k = 0; k < asked.size(); ++k) {
-    if (dropped[k] == 0) continue;
-    absent[places[k] / kWordIds] &= ~(1u << (places[k] % kWordIds));
-    ++filtered;
+  while (!places.empty()) {
+    asked.clear();
+    counts.clear();
+    for (const int64_t i : places) {
+      asked.push_back(ids[i]);
+      counts.push_back(in_steps ? 1 : occurrences(i));
+    }
+    dropped.assign(asked.size(), 0);
+    job.filter->Filter(asked.data(), counts.data(), static_cast<int64_t>(asked.size()), true,
+                       dropped.data());
+    size_t kept = 0;
+    for (size_t k = 0; k < dropped.size(); ++k) {
+      if (dropped[k] == 0) continue;
+      const int64_t i = places[k];
+      ++filtered;
+      if (in_steps && ++skips[i] < occurrences(i)) {
+        places[kept++] = i;
+      } else {
+        absent[i / kWordIds] &= ~(1u << (i % kWordIds));
+      }
+    }
+    places.resize(kept);
   }
+  if (filtered == 0) return MONO_GPU_OK;
   MONO_GPU_TRY(CopyToDevice(stream, absent.data(), absent_.As<uint32_t>(), words * 4));
+  if (in_steps) {
+    if (skips_.bytes() < batch->n * 4) {
+      skips_.Free(stream);
+      MONO_GPU_TRY(skips_.Allocate(stream, batch->n * 4, "the filtered ids of a batch"));
+    }
+    MONO_GPU_TRY(CopyToDevice(stream, skips.data(), skips_.As<uint32_t>(), batch->n * 4));
+    batch->skips = skips_.As<uint32_t>();
+  }
   TableState* const state = state_.As<TableState>();
   uint64_t before = 0;
   MONO_GPU_TRY(CopyToHost(stream, &state->filtered, &before, 8));
   before += filtered;
-  MONO_GPU_TRY(CopyToDevice(stream, &before, &state->filtered, 8));
-  return MONO_GPU_OK;
+  return CopyToDevice(stream, &before, &state->filtered, 8);
 }
 
 int GpuTable::Assign(Stream stream, const int64_t* ids, int64_t n, const float* values,

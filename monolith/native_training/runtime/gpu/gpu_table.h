@@ -97,6 +97,7 @@ struct Batch {
   const uint32_t* order = nullptr;
   // As `starts`, also where gradients were summed and every id has one row of them.
   const uint32_t* all_starts = nullptr;
+  const uint32_t* skips = nullptr;  // occurrences of id i that a filter drops; null: none
 };
 
 class GpuTable {
@@ -196,7 +197,7 @@ class GpuTable {
   int Write(Stream stream, const Job& job);
   int WriteDistinct(Stream stream, const Job& job, const Batch& batch);
   int FindDuplicates(Stream stream, const int64_t* ids, int64_t n, Batch* batch);
-  int AskFilter(Stream stream, const Job& job, const Batch& batch);
+  int AskFilter(Stream stream, const Job& job, Batch* batch);
 
   const engine::TableConfig config_;
   const engine::RowLayout layout_;
@@ -216,6 +217,7 @@ class GpuTable {
   DeviceBuffer absent_;   // bit map of a batch
   DeviceBuffer prefix_;   // bits before each word
   DeviceBuffer sums_;     // gradients that were summed
+  DeviceBuffer skips_;    // of AskFilter
   DeviceBuffer sorting_;  // of FindDuplicates
   PinnedBuffer published_;
   TableState known_ = {};  // as of the last write that has left the ring

@@ -30,11 +30,16 @@ MONO_DEVICE void LoadBatch(const Batch& batch, int64_t word, int lane, PerId<int
 }
 
 // Where the occurrences of id i are.
+MONO_DEVICE uint32_t Skipped(const Batch& batch, int64_t i) {
+  return batch.skips == nullptr ? 0 : batch.skips[i];
+}
 MONO_DEVICE int64_t Occurrences(const Batch& batch, int64_t i) {
-  return batch.starts == nullptr ? 1 : batch.starts[i + 1] - batch.starts[i];
+  if (batch.starts == nullptr) return 1;
+  return int64_t{batch.starts[i + 1]} - batch.starts[i] - Skipped(batch, i);
 }
 MONO_DEVICE int64_t Position(const Batch& batch, int64_t i, int64_t k) {
-  return batch.starts == nullptr ? i : batch.order[batch.starts[i] + k];
+  if (batch.starts == nullptr) return i;
+  return batch.order[batch.starts[i] + Skipped(batch, i) + k];
 }
 
 MONO_DEVICE uint32_t TimeOf(const WriteArguments& a, int64_t i) {
