@@ -4,6 +4,7 @@
 #include "monolith/native_training/runtime/gpu/device_math.h"
 #include "monolith/native_training/runtime/gpu/table_kernels.h"
 
+// Blocks that a multiprocessor holds, and rows that a tile steps at once; -D tries others.
 #ifndef MONO_UPDATE_BLOCKS
 #define MONO_UPDATE_BLOCKS 5
 #endif
