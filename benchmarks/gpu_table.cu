@@ -38,6 +38,7 @@ int Check(int first, int last) {
     for (const uint32_t seed : {1u, 2u}) {
       DifferentialOptions options;
       options.seed = seed + static_cast<uint32_t>(number) * 10;
+      if (number % 4 == 3) options.threshold = 3;
       if (seed == 2) {
         options.max_batch = 20000;
         options.distinct_ids = 30000;

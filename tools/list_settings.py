@@ -29,7 +29,7 @@ from monolith.native_training import gflags_utils  # noqa: E402
 
 _LIBRARY = "monolith/"
 _FOLDERS = ("benchmarks", "examples", "monolith", "tests", "third_party", "tools")
-_SUFFIXES = ("", ".cc", ".h", ".py", ".sh")
+_SUFFIXES = ("", ".cc", ".cu", ".h", ".py", ".sh")
 _GENERATED = ("_pb2.py", "_pb2_grpc.py", "_build_info.py")
 _ENV_METHODS = ("get", "pop", "setdefault")
 _ENV_READERS = ("get_bool", "get_int", "getenv")
@@ -84,7 +84,7 @@ def find_variables(paths: Iterable[str]) -> dict[str, list[str]]:
       continue
     if path.endswith(".py"):
       names = _python_variables(ast.parse((ROOT / path).read_text(), path), path)
-    elif path.endswith((".cc", ".h")):
+    elif path.endswith((".cc", ".cu", ".h")):
       names = _cpp_variables((ROOT / path).read_text())
     elif path.endswith((".sh", "Makefile")):
       names = _SHELL_READ.findall((ROOT / path).read_text())

@@ -59,6 +59,7 @@ MEANINGS: dict[str, str] = {
   "MONOLITH_FUZZ_SEED": "First seed of the op fuzzer; 0.",
   "MONOLITH_GPU_FEATURE_FACTORY_FUSION_LEVEL": "`1` (default): one op pools all features on a GPU; "
   "otherwise one per feature.",
+  "MONOLITH_GPU_TABLE_BYTES": "Bytes of the GPU that the tables of a process may have; 70 % of it.",
   "MONOLITH_GRPC_WORKER_SERVICE_HANDLER_MULTIPLIER": "Set from the flag of that name, for "
   "TensorFlow builds that read it.",
   "MONOLITH_HOST_SHARD_N": "Number of serving processes that share the parameter servers of a "

@@ -11,6 +11,7 @@ ops
   `distribution_ops`, `file_ops`, `gen_seq_mask`, `logging_ops`, `remote_predict_ops`,
   `static_reshape_op`, `touched_key_set_ops`
                              one module per group of kernels
+  `gpu_table`                tables in the memory of a GPU, for any library of arrays
 
 graph
   `utils`, `nested_tensors`, `tensor_utils`, `ragged_utils`, `graph_meta`, `graph_utils`

@@ -320,16 +320,22 @@ MONO_GPU_API int mono_gpu_table_stats(MonoGpuTable* table, MonoGpuTableStats* st
 // Takes `size` bytes; another result than 0 ends the call that hands them out.
 typedef int (*MonoGpuSink)(void* context, const char* bytes, int64_t size);
 
-// Hands out the rows of one of the 64 shards as framed records, those of the CPU's tables. Rows that
-// are expired are left out if asked for. *num_records counts on.
+// Hands out the rows of one of the 64 shards as framed records, those of the CPU's tables. Rows
+// that are expired are left out if asked for. *num_records counts on.
 MONO_GPU_API int mono_gpu_table_save_shard(MonoGpuTable* table, void* stream, int32_t shard,
                                            int32_t leave_out_expired, MonoGpuSink sink,
                                            void* context, int64_t* num_records);
 // Stores the rows of n records, without frames, all of them on the host; the last of equal ids
 // stays. *state_reset counts segments whose state was missing or of another optimizer. On an error
 // some rows are stored.
-MONO_GPU_API int mono_gpu_table_load(MonoGpuTable* table, void* stream, const char* const* records,
-                                     const int64_t* sizes, int64_t n, int64_t* state_reset);
+MONO_GPU_API int mono_gpu_table_load_records(MonoGpuTable* table, void* stream,
+                                             const char* const* records, const int64_t* sizes,
+                                             int64_t n, int64_t* state_reset);
+// The same for framed records, as files have them, whose checksums are compared. *consumed: bytes
+// of the records that `bytes` holds whole.
+MONO_GPU_API int mono_gpu_table_load(MonoGpuTable* table, void* stream, const char* bytes,
+                                     int64_t size, int64_t* consumed, int64_t* num_records,
+                                     int64_t* state_reset);
 
 // Bytes that all tables of the process may have; 0: MONOLITH_GPU_TABLE_BYTES, else 70 % of the
 // card.

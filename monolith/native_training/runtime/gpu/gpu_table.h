@@ -97,6 +97,7 @@ struct Batch {
   const uint32_t* order = nullptr;
   // As `starts`, also where gradients were summed and every id has one row of them.
   const uint32_t* all_starts = nullptr;
+  const uint32_t* skips = nullptr;  // occurrences of id i that a filter drops; null: none
 };
 
 class GpuTable {
@@ -171,7 +172,8 @@ class GpuTable {
 
   // -- What the host knows.
   int Poll(bool wait);
-  int PublishState(Stream stream, int64_t n);
+  int NextPublished(TableState** host);
+  int NoteInFlight(Stream stream, int64_t n);
   int ReadState(Stream stream);
   int CheckNothingLost() const;
 
@@ -179,6 +181,7 @@ class GpuTable {
   static int64_t Allowance(int64_t n);
   bool Fits(int64_t n, bool rows_only) const;
   int MakeRoom(Stream stream, const Batch& batch);
+  int MakeRoomAhead(Stream stream, int64_t n);
   int GrowCrowdedShards(Stream stream);
   int MoveSpilled(Stream stream);
   int Rebuild(Stream stream, int shard, uint32_t lines);
@@ -194,7 +197,7 @@ class GpuTable {
   int Write(Stream stream, const Job& job);
   int WriteDistinct(Stream stream, const Job& job, const Batch& batch);
   int FindDuplicates(Stream stream, const int64_t* ids, int64_t n, Batch* batch);
-  int AskFilter(Stream stream, const Job& job, const Batch& batch);
+  int AskFilter(Stream stream, const Job& job, Batch* batch);
 
   const engine::TableConfig config_;
   const engine::RowLayout layout_;
@@ -214,6 +217,7 @@ class GpuTable {
   DeviceBuffer absent_;   // bit map of a batch
   DeviceBuffer prefix_;   // bits before each word
   DeviceBuffer sums_;     // gradients that were summed
+  DeviceBuffer skips_;    // of AskFilter
   DeviceBuffer sorting_;  // of FindDuplicates
   PinnedBuffer published_;
   TableState known_ = {};  // as of the last write that has left the ring

@@ -18,9 +18,11 @@
 #define MONO_DEVICE __device__ __forceinline__
 // Before a loop over arrays that are to stay in registers.
 #define MONO_UNROLL _Pragma("unroll")
+#define MONO_ROLLED _Pragma("unroll 1")
 #else
 #define MONO_DEVICE inline
 #define MONO_UNROLL
+#define MONO_ROLLED
 #endif
 
 namespace monolith {

@@ -209,14 +209,41 @@ int mono_gpu_table_save_shard(MonoGpuTable* table, void* stream, int32_t shard,
   });
 }
 
-int mono_gpu_table_load(MonoGpuTable* table, void* stream, const char* const* records,
-                        const int64_t* sizes, int64_t n, int64_t* state_reset) {
+int mono_gpu_table_load_records(MonoGpuTable* table, void* stream, const char* const* records,
+                                const int64_t* sizes, int64_t n, int64_t* state_reset) {
   return Guard([&] {
     std::vector<monolith::engine::RecordView> views;
     views.reserve(static_cast<size_t>(n > 0 ? n : 0));
     for (int64_t i = 0; i < n; ++i) views.push_back({records[i], sizes[i]});
     return table->table->LoadRecords(stream, views.data(), static_cast<int64_t>(views.size()),
                                      state_reset);
+  });
+}
+
+int mono_gpu_table_load(MonoGpuTable* table, void* stream, const char* bytes, int64_t size,
+                        int64_t* consumed, int64_t* num_records, int64_t* state_reset) {
+  return Guard([&] {
+    using monolith::engine::RecordResult;
+    std::vector<monolith::engine::RecordView> views;
+    *consumed = 0;
+    while (*consumed < size) {
+      monolith::engine::RecordView view;
+      int64_t used = 0;
+      const RecordResult result = monolith::engine::ReadRecord(bytes + *consumed, size - *consumed,
+                                                               &view.data, &view.size, &used);
+      if (result == RecordResult::kIncomplete) break;
+      if (result == RecordResult::kCorrupt) {
+        return monolith::gpu::Fail(MONO_GPU_FAILED_PRECONDITION,
+                                   "record " + std::to_string(*num_records + views.size()) +
+                                       " is damaged: its checksum is another");
+      }
+      views.push_back(view);
+      *consumed += used;
+    }
+    MONO_GPU_TRY(table->table->LoadRecords(stream, views.data(), static_cast<int64_t>(views.size()),
+                                           state_reset));
+    *num_records += static_cast<int64_t>(views.size());
+    return MONO_GPU_OK;
   });
 }
 

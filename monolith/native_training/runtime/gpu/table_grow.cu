@@ -15,6 +15,8 @@ namespace {
 constexpr double kCrowded = 0.80;
 constexpr double kFull = 0.94;
 constexpr double kGrowth = 1.25;
+// Lines that may be made for ids of which nobody knows whether they are new.
+constexpr int64_t kAheadBytes = int64_t{64} << 20;
 
 int64_t CrowdedSlots(int64_t slots) { return static_cast<int64_t>(kCrowded * slots); }
 int64_t FullSlots(int64_t slots) { return static_cast<int64_t>(kFull * slots); }
@@ -181,6 +183,8 @@ int GpuTable::MakeRoom(Stream stream, const Batch& batch) {
     MONO_GPU_TRY(spill_.Allocate(stream, spill_bytes, "the spill list of a table"));
   }
   MONO_GPU_TRY(GrowCrowdedShards(stream));
+  // Room for a batch of new ids costs little and spares all later ones of that size a look.
+  MONO_GPU_TRY(MakeRoomAhead(stream, batch.n));
   if (Fits(batch.n, false)) return MONO_GPU_OK;
   // How many rows and slots the batch really needs.
   DeviceBuffer counts;
@@ -215,6 +219,38 @@ int GpuTable::MakeRoom(Stream stream, const Batch& batch) {
     rebuilt |= uint64_t{1} << s;
   }
   return rebuilt == 0 ? MONO_GPU_OK : PublishShards(stream, rebuilt);
+}
+
+// Makes room for n new ids if there is memory for that; not having it is no error.
+int GpuTable::MakeRoomAhead(Stream stream, int64_t n) {
+  const int64_t rows = static_cast<int64_t>(known_.next_row) + n -
+                       std::min(n, static_cast<int64_t>(known_.free_rows));
+  if (rows <= static_cast<int64_t>(kErasedRow)) {
+    const int code = arena_.Grow(rows * stride_);
+    if (code != MONO_GPU_OK && code != MONO_GPU_OUT_OF_MEMORY) return code;
+  }
+  uint32_t lines[kTableShards];
+  uint64_t rebuilt = 0;
+  int64_t more = 0;
+  for (int s = 0; s < kTableShards; ++s) {
+    const int64_t keys = known_.live[s] + Allowance(n);
+    lines[s] = shards_[s].lines;
+    if (keys + known_.erased[s] <= FullSlots(shards_[s].num_slots())) continue;
+    lines[s] = ScheduledLines(s, keys);
+    more += (int64_t{lines[s]} - shards_[s].lines) * kSlotsPerLine *
+            static_cast<int64_t>(sizeof(TableSlot));
+    rebuilt |= uint64_t{1} << s;
+  }
+  if (rebuilt == 0 || more > kAheadBytes) return MONO_GPU_OK;
+  uint64_t done = 0;
+  for (int s = 0; s < kTableShards; ++s) {
+    if ((rebuilt >> s & 1) == 0) continue;
+    const int code = Rebuild(stream, s, lines[s]);
+    if (code == MONO_GPU_OUT_OF_MEMORY) break;
+    MONO_GPU_TRY(code);
+    done |= uint64_t{1} << s;
+  }
+  return done == 0 ? MONO_GPU_OK : PublishShards(stream, done);
 }
 
 int GpuTable::GrowCrowdedShards(Stream stream) {

@@ -58,7 +58,7 @@ struct TableState {
   uint64_t free_before;
   uint64_t next_before;
   uint32_t any_absent;
-  uint32_t reserved;
+  uint32_t blocks_done;
 };
 
 struct IndexView {
@@ -264,23 +264,25 @@ MONO_DEVICE void FindRows(const IndexView& index, int lane, const PerId<int64_t>
     const unsigned all_pending = __ballot_sync(kAllLanes, pending);
     if (all_pending == 0) break;
     const uint64_t line = reinterpret_cast<uint64_t>(path.Line());
-    TableSlot* slots[4];
     TableSlot seen[4];
     MONO_UNROLL
     for (int r = 0; r < 4; ++r) {
-      slots[r] = reinterpret_cast<TableSlot*>(__shfl_sync(kAllLanes, line, r, 4)) + own;
+      const auto slot =
+          reinterpret_cast<const TableSlot*>(__shfl_sync(kAllLanes, line, r, 4)) + own;
       seen[r] = {0, kErasedRow, 0};
-      if (all_pending >> (group + r) & 1) seen[r] = LoadSlot(slots[r]);
+      if (all_pending >> (group + r) & 1) seen[r] = LoadSlot(slot);
     }
     MONO_UNROLL
     for (int r = 0; r < 4; ++r) {
       const int64_t key = __shfl_sync(kAllLanes, id, r, 4);
+      // Once more, not kept: registers are what limits the warps in flight.
+      const auto slot = reinterpret_cast<TableSlot*>(__shfl_sync(kAllLanes, line, r, 4)) + own;
       const bool hit = seen[r].key == key && IsLive(seen[r].row);
       const unsigned hits = __ballot_sync(kAllLanes, hit) >> group & 15;
       const unsigned empty = __ballot_sync(kAllLanes, seen[r].row == 0) >> group & 15;
       const uint32_t found =
           __shfl_sync(kAllLanes, seen[r].row, hits == 0 ? 0 : __ffs(hits) - 1, 4);
-      if (hit) on_hit(slots[r], seen[r], group + r);
+      if (hit) on_hit(slot, seen[r], group + r);
       if (own == r && pending) {
         if (hits != 0) row = found;
         if (hits != 0 || empty != 0) pending = false;

@@ -35,7 +35,9 @@ struct WriteArguments {
 };
 
 int LaunchUpdate(Stream stream, const WriteArguments& arguments, const RowPlan& plan);
-int LaunchInsert(Stream stream, const WriteArguments& arguments, const RowPlan& plan);
+// Then writes the state to `host`, which is page-locked.
+int LaunchInsert(Stream stream, const WriteArguments& arguments, const RowPlan& plan,
+                 TableState* host);
 
 // Adds the ids of the batch that are absent to counts, one for each shard.
 int LaunchCountAbsent(Stream stream, const IndexView& index, const Batch& batch, uint64_t* counts);

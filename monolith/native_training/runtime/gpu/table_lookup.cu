@@ -2,10 +2,6 @@
 #include "monolith/native_training/runtime/gpu/device_math.h"
 #include "monolith/native_training/runtime/gpu/table_kernels.h"
 
-#ifndef MONO_LOOKUP_BLOCKS
-#define MONO_LOOKUP_BLOCKS 5
-#endif
-
 namespace monolith {
 namespace gpu {
 namespace {
@@ -162,9 +158,10 @@ int LaunchLookup(Stream stream, const IndexView& index, const char* rows, int64_
                        RetrieveRows<16>{index, rows, stride, ids, n, out, found, plan});
   }
   const auto copy = [&](auto tile, auto size) {
-    return ForWarps<MONO_LOOKUP_BLOCKS>(stream, words, kAllBlocks,
-                                        CopyRows<decltype(tile)::value, decltype(size)::value>{
-                                            index, rows, stride, ids, n, out, found, dim});
+    constexpr int kBlocks = decltype(tile)::value <= 8 ? 6 : 4;
+    return ForWarps<kBlocks>(stream, words, kAllBlocks,
+                             CopyRows<decltype(tile)::value, decltype(size)::value>{
+                                 index, rows, stride, ids, n, out, found, dim});
   };
   const auto with_size = [&](auto size) {
     const int packs = dim / decltype(size)::value;

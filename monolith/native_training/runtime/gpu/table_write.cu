@@ -4,11 +4,12 @@
 #include "monolith/native_training/runtime/gpu/device_math.h"
 #include "monolith/native_training/runtime/gpu/table_kernels.h"
 
+// Blocks that a multiprocessor holds, and rows that a tile steps at once; -D tries others.
 #ifndef MONO_UPDATE_BLOCKS
-#define MONO_UPDATE_BLOCKS 4
+#define MONO_UPDATE_BLOCKS 5
 #endif
 #ifndef MONO_UPDATE_AT_ONCE
-#define MONO_UPDATE_AT_ONCE 2
+#define MONO_UPDATE_AT_ONCE 1
 #endif
 
 namespace monolith {
@@ -30,11 +31,16 @@ MONO_DEVICE void LoadBatch(const Batch& batch, int64_t word, int lane, PerId<int
 }
 
 // Where the occurrences of id i are.
+MONO_DEVICE uint32_t Skipped(const Batch& batch, int64_t i) {
+  return batch.skips == nullptr ? 0 : batch.skips[i];
+}
 MONO_DEVICE int64_t Occurrences(const Batch& batch, int64_t i) {
-  return batch.starts == nullptr ? 1 : batch.starts[i + 1] - batch.starts[i];
+  if (batch.starts == nullptr) return 1;
+  return int64_t{batch.starts[i + 1]} - batch.starts[i] - Skipped(batch, i);
 }
 MONO_DEVICE int64_t Position(const Batch& batch, int64_t i, int64_t k) {
-  return batch.starts == nullptr ? i : batch.order[batch.starts[i] + k];
+  if (batch.starts == nullptr) return i;
+  return batch.order[batch.starts[i] + Skipped(batch, i) + k];
 }
 
 MONO_DEVICE uint32_t TimeOf(const WriteArguments& a, int64_t i) {
@@ -51,12 +57,21 @@ struct SetTime {
   }
 };
 
-// Steps 1: finds the ids, sets their times, notes which are absent.
-MONO_DEVICE void FindBatch(const WriteArguments& a, int64_t word, int lane, PerId<int64_t>* ids,
-                           PerId<uint32_t>* rows) {
+// The same where all rows of the batch have one time.
+struct SetSameTime {
+  uint32_t ts;
+  MONO_DEVICE void operator()(TableSlot* slot, const TableSlot& seen, int) const {
+    if (seen.ts != ts) slot->ts = ts;
+  }
+};
+
+// Finds the ids, sets their times, notes which are absent.
+template <typename OnHit>
+MONO_DEVICE void FindBatch(const WriteArguments& a, int64_t word, int lane, const OnHit& on_hit,
+                           PerId<int64_t>* ids, PerId<uint32_t>* rows) {
   PerId<bool> wanted, absent;
   LoadBatch(a.batch, word, lane, ids, &wanted);
-  FindRows(a.index, lane, *ids, wanted, SetTime{a, word * kWordIds}, rows);
+  FindRows(a.index, lane, *ids, wanted, on_hit, rows);
   for (int k = 0; k < kIdsPerLane; ++k) absent.own[k] = wanted.own[k] && rows->own[k] == 0;
   const uint32_t bits = WordOf(absent);
   if (lane == 0) {
@@ -90,7 +105,7 @@ struct UpdateRows {
   MONO_DEVICE void operator()(int64_t word, int lane) const {
     PerId<int64_t> ids;
     PerId<uint32_t> rows;
-    FindBatch(a, word, lane, &ids, &rows);
+    FindBatch(a, word, lane, SetTime{a, word * kWordIds}, &ids, &rows);
     for (int j = lane / kTile; j < kWordIds; j += kWarpLanes / kTile) {
       const uint32_t row = rows.Get(j);
       const int64_t id = ids.Get(j);
@@ -116,25 +131,52 @@ MONO_DEVICE int BitCount(uint32_t bits) {
 #endif
 }
 
-MONO_DEVICE void InsertOrSpill(const IndexView& index, int64_t id, uint32_t row, uint32_t ts) {
+// What the lanes of a block have inserted: 64 counters of the whole table would be fought for.
+struct InsertCounts {
+  uint32_t live[kTableShards];
+  uint32_t reused[kTableShards];  // slots that were erased
+};
+
+MONO_DEVICE void AddOne(uint32_t* counter) {
+#if defined(__CUDACC__)
+  atomicAdd(counter, 1u);
+#else
+  ++*counter;
+#endif
+}
+
+MONO_DEVICE void InsertOrSpill(const IndexView& index, int64_t id, uint32_t row, uint32_t ts,
+                               InsertCounts* counts) {
   const uint64_t hash = index.hash(id);
   const int shard = ShardOfHash(hash);
   bool took_erased = false;
   if (InsertSlot(index.shards[shard], hash, id, row, ts, &took_erased)) {
-    if (took_erased) AtomicAdd(&index.state->erased[shard], int64_t{-1});
+    if (took_erased) AddOne(counts->reused + shard);
   } else {
     SpillSlot(index.spill, index.spill_capacity, index.state, {id, row, ts});
   }
-  AtomicAdd(&index.state->live[shard], int64_t{1});
+  AddOne(counts->live + shard);
 }
 
+// New rows of any kind.
 template <int kTile>
-struct InsertRows {
-  WriteArguments a;
+struct FillAnyRow {
+  static constexpr int kLanesPerRow = kTile;
   RowPlan plan;
 
-  MONO_DEVICE void operator()(int64_t word, int lane) const {
-    if (a.index.state->any_absent == 0) return;
+  MONO_DEVICE void operator()(const WriteArguments& a, int64_t i, int64_t id, int lane,
+                              float* row) const {
+    ApplyAll<kTile>(a, plan, i, id, true, lane, row);
+  }
+};
+
+template <typename FillRow>
+struct InsertRows {
+  WriteArguments a;
+  FillRow fill;
+
+  MONO_DEVICE void operator()(int64_t word, int lane, InsertCounts* counts) const {
+    constexpr int kTile = FillRow::kLanesPerRow;
     const uint32_t bits = a.absent[word];
     if (bits == 0) return;
     PerId<int64_t> ids;
@@ -147,7 +189,7 @@ struct InsertRows {
       rows.own[k] = 0;
       if ((bits >> j & 1) == 0) continue;
       rows.own[k] = NewRow(a, base + BitCount(bits & ((1u << j) - 1)));
-      InsertOrSpill(a.index, ids.own[k], rows.own[k], TimeOf(a, word * kWordIds + j));
+      InsertOrSpill(a.index, ids.own[k], rows.own[k], TimeOf(a, word * kWordIds + j), counts);
     }
 #if defined(__CUDACC__)
     __syncwarp();
@@ -156,11 +198,87 @@ struct InsertRows {
       const uint32_t row = rows.Get(j);
       const int64_t id = ids.Get(j);
       if (row == 0) continue;
-      ApplyAll<kTile>(a, plan, word * kWordIds + j, id, true, lane,
-                      reinterpret_cast<float*>(a.rows + row * a.stride));
+      fill(a, word * kWordIds + j, id, lane, reinterpret_cast<float*>(a.rows + row * a.stride));
     }
   }
 };
+
+#if defined(__CUDACC__)
+
+// The last block hands the state to the host.
+template <typename Functor>
+__global__ void __launch_bounds__(kLanes, 2)
+    InsertKernel(int64_t words, __grid_constant__ const Functor functor, TableState* host) {
+  __shared__ InsertCounts counts;
+  __shared__ bool last;
+  TableState* const state = functor.a.index.state;
+  if (state->any_absent != 0) {
+    for (int i = threadIdx.x; i < static_cast<int>(sizeof(counts) / 4); i += kLanes) {
+      reinterpret_cast<uint32_t*>(&counts)[i] = 0;
+    }
+    __syncthreads();
+    const int64_t warps = static_cast<int64_t>(gridDim.x) * (kLanes / kWarpLanes);
+    for (int64_t word =
+             static_cast<int64_t>(blockIdx.x) * (kLanes / kWarpLanes) + threadIdx.x / kWarpLanes;
+         word < words; word += warps) {
+      functor(word, threadIdx.x % kWarpLanes, &counts);
+    }
+    __syncthreads();
+    if (threadIdx.x < kTableShards) {
+      const int s = threadIdx.x;
+      if (counts.live[s] != 0) AtomicAdd(&state->live[s], static_cast<int64_t>(counts.live[s]));
+      if (counts.reused[s] != 0) {
+        AtomicAdd(&state->erased[s], -static_cast<int64_t>(counts.reused[s]));
+      }
+      __threadfence();
+    }
+    __syncthreads();
+  }
+  if (threadIdx.x == 0) {
+    __threadfence();
+    last = atomicAdd(&state->blocks_done, 1u) == gridDim.x - 1;
+  }
+  __syncthreads();
+  if (!last) return;
+  __threadfence();
+  if (threadIdx.x == 0) {
+    state->any_absent = 0;
+    state->blocks_done = 0;
+  }
+  __syncthreads();
+  const auto from = reinterpret_cast<const unsigned long long*>(state);
+  const auto to = reinterpret_cast<unsigned long long*>(host);
+  for (int i = threadIdx.x; i < static_cast<int>(sizeof(TableState) / 8); i += kLanes) {
+    to[i] = __ldcg(from + i);
+  }
+}
+
+template <typename Functor>
+int ForAbsent(Stream stream, int64_t words, const Functor& functor, TableState* host) {
+  const int64_t blocks = std::min(CeilDiv(words, kLanes / kWarpLanes), kFewBlocks);
+  InsertKernel<Functor>
+      <<<static_cast<unsigned>(blocks), kLanes, 0, static_cast<cudaStream_t>(stream)>>>(
+          words, functor, host);
+  return CheckCuda(cudaGetLastError(), "launch of a kernel");
+}
+
+#else
+
+template <typename Functor>
+int ForAbsent(Stream, int64_t words, const Functor& functor, TableState* host) {
+  InsertCounts counts = {};
+  TableState* const state = functor.a.index.state;
+  for (int64_t word = 0; word < words; ++word) functor(word, 0, &counts);
+  for (int s = 0; s < kTableShards; ++s) {
+    state->live[s] += counts.live[s];
+    state->erased[s] -= counts.reused[s];
+  }
+  state->any_absent = 0;
+  *host = *state;
+  return MONO_GPU_OK;
+}
+
+#endif
 
 #if defined(__CUDACC__)
 
@@ -197,9 +315,10 @@ struct UpdatePacked {
   MONO_DEVICE void operator()(int64_t word, int lane) const {
     PerId<int64_t> ids;
     PerId<uint32_t> rows;
-    FindBatch(a, word, lane, &ids, &rows);
+    FindBatch(a, word, lane, SetSameTime{a.ts}, &ids, &rows);
     constexpr int kTiles = kWarpLanes / kTile;
     const int tile = lane / kTile;
+    MONO_ROLLED
     for (int begin = 0; begin < kWordIds; begin += kTiles * kAtOnce) {
       uint32_t numbers[kAtOnce];
       MONO_UNROLL
@@ -239,6 +358,55 @@ struct UpdatePacked {
     }
   }
 };
+
+// New rows of that kind: made in registers and stored once.
+template <int kTile, typename Rule>
+struct FillPackedRow {
+  static constexpr int kLanesPerRow = kTile;
+  SegmentPlan segment;
+  uint64_t seed;
+  Rule rule;
+
+  MONO_DEVICE void operator()(const WriteArguments& a, int64_t i, int64_t id, int lane,
+                              float* row) const {
+    const int dim = segment.dim;
+    const uint64_t stream = engine::ValueStream(seed, id);
+    bool bad = false;
+    for (int c = lane % kTile * 4; c < dim; c += kTile * 4) {
+      const float4 g = LoadFourOnce(a.source + i * dim + c);
+      float4 w, n;
+      w.x = InitialValue(segment, stream, c);
+      w.y = InitialValue(segment, stream, c + 1);
+      w.z = InitialValue(segment, stream, c + 2);
+      w.w = InitialValue(segment, stream, c + 3);
+      n.x = n.y = n.z = n.w = segment.fields[0].initial;
+      bad |= AnyNonFinite(g);
+      rule(g.x, &w.x, &n.x);
+      rule(g.y, &w.y, &n.y);
+      rule(g.z, &w.z, &n.z);
+      rule(g.w, &w.w, &n.w);
+      *reinterpret_cast<float4*>(row + c) = w;
+      if (Rule::kHasState) *reinterpret_cast<float4*>(row + dim + c) = n;
+    }
+    if (AnyOfTile<kTile>(bad, lane) && lane % kTile == 0) {
+      AtomicAdd(&a.index.state->nonfinite, uint64_t{1});
+    }
+  }
+};
+
+template <typename Rule>
+int InsertPacked(Stream stream, const WriteArguments& a, const RowPlan& plan, const Rule& rule,
+                 TableState* host) {
+  const int64_t words = CeilDiv(a.batch.n, kWordIds);
+  const auto insert = [&](auto tile) {
+    using Fill = FillPackedRow<decltype(tile)::value, Rule>;
+    return ForAbsent(stream, words, InsertRows<Fill>{a, Fill{plan.segments[0], plan.seed, rule}},
+                     host);
+  };
+  if (plan.dim <= 16) return insert(std::integral_constant<int, 4>());
+  if (plan.dim <= 32) return insert(std::integral_constant<int, 8>());
+  return insert(std::integral_constant<int, 16>());
+}
 
 template <typename Rule>
 int LaunchPacked(Stream stream, const WriteArguments& a, int dim, const Rule& rule) {
@@ -403,11 +571,24 @@ int LaunchUpdate(Stream stream, const WriteArguments& a, const RowPlan& plan) {
   });
 }
 
-int LaunchInsert(Stream stream, const WriteArguments& a, const RowPlan& plan) {
+int LaunchInsert(Stream stream, const WriteArguments& a, const RowPlan& plan, TableState* host) {
   const int64_t words = CeilDiv(a.batch.n, kWordIds);
   MONO_GPU_TRY(Scan(stream, a.absent, words, a.prefix, nullptr, a.index.state));
+#if defined(__CUDACC__)
+  if (IsPacked(a, plan)) {
+    const SegmentPlan& segment = plan.segments[0];
+    if (segment.optimizer == engine::OptimizerKind::kAdagrad) {
+      const PackedAdagrad rule = {segment.lr, segment.weight_decay};
+      return InsertPacked(stream, a, plan, rule, host);
+    }
+    if (segment.optimizer == engine::OptimizerKind::kSgd) {
+      return InsertPacked(stream, a, plan, PackedSgd{segment.lr}, host);
+    }
+  }
+#endif
   return WithTile(plan.dim, [&](auto tile) {
-    return ForWarps<2>(stream, words, kFewBlocks, InsertRows<decltype(tile)::value>{a, plan});
+    using Fill = FillAnyRow<decltype(tile)::value>;
+    return ForAbsent(stream, words, InsertRows<Fill>{a, Fill{plan}}, host);
   });
 }
 

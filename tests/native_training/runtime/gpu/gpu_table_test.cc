@@ -33,6 +33,15 @@ TEST(GpuTableLargeTest, EqualsTheEngineWhileItGrows) {
   }
 }
 
+TEST(GpuTableFilterTest, LetsInWhatTheEngineLetsIn) {
+  DifferentialOptions options;
+  options.threshold = 3;
+  for (const int number : {1, 5, 33}) {
+    Differential differential(DifferentialConfig(number), options);
+    EXPECT_EQ(differential.Run(), "");
+  }
+}
+
 engine::TableConfig Adagrad16() {
   engine::TableConfig config;
   engine::SegmentConfig segment;

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "monolith/native_training/runtime/gpu/c_api.h"
+#include "monolith/native_training/runtime/hash_filter/sliding_hash_filter.h"
 #include "monolith/native_training/runtime/hash_table/embedding_table.h"
 
 namespace monolith {
@@ -124,6 +125,7 @@ struct DifferentialOptions {
   int64_t max_batch = 400;
   int64_t distinct_ids = 600;
   float tolerance = 4e-6f;  // relative, of one step
+  uint32_t threshold = 0;   // of an occurrence filter for each table; 0: none
 };
 
 class Differential {
@@ -150,6 +152,13 @@ class Differential {
     MONO_DIFF_CHECK(CreateTable(config_, &gpu_) == MONO_GPU_OK, mono_gpu_last_error());
     const engine::Status made = engine::EmbeddingTable::Create(config_, &cpu_);
     MONO_DIFF_CHECK(made.ok(), made.message);
+    if (options_.threshold > 0) {
+      for (auto* const filter : {&gpu_filter_, &cpu_filter_}) {
+        const engine::Status status =
+            engine::SlidingHashFilter::Create(1 << 16, 4, {options_.threshold, {}}, filter);
+        MONO_DIFF_CHECK(status.ok(), status.message);
+      }
+    }
     for (int step = 0; step < options_.steps; ++step) {
       const int call = static_cast<int>(random_() % 12);
       std::string error = Call(call, step);
@@ -194,6 +203,9 @@ class Differential {
                     std::to_string(stats.size) + ", want " + std::to_string(cpu_->Size()));
     MONO_DIFF_CHECK(stats.nonfinite_gradients == cpu_->Stats().nonfinite_gradients,
                     std::to_string(stats.nonfinite_gradients));
+    MONO_DIFF_CHECK(
+        stats.filtered == cpu_->Stats().filtered,
+        std::to_string(stats.filtered) + ", want " + std::to_string(cpu_->Stats().filtered));
     MONO_DIFF_CHECK(stats.max_update_ts == cpu_->MaxUpdateTs(),
                     std::to_string(stats.max_update_ts));
     return "";
@@ -239,10 +251,10 @@ class Differential {
     TablePointer back;
     MONO_DIFF_CHECK(CreateTable(config_, &back) == MONO_GPU_OK, mono_gpu_last_error());
     int64_t state_reset = 0;
-    MONO_DIFF_CHECK(
-        mono_gpu_table_load(back.get(), nullptr, records.data(), sizes.data(),
-                            static_cast<int64_t>(records.size()), &state_reset) == MONO_GPU_OK,
-        mono_gpu_last_error());
+    MONO_DIFF_CHECK(mono_gpu_table_load_records(back.get(), nullptr, records.data(), sizes.data(),
+                                                static_cast<int64_t>(records.size()),
+                                                &state_reset) == MONO_GPU_OK,
+                    mono_gpu_last_error());
     MONO_DIFF_CHECK(state_reset == 0, "state that the GPU table does not know");
     error = SaveGpu(back.get(), &second);
     if (!error.empty()) return error;
@@ -262,9 +274,9 @@ class Differential {
     };
     int64_t saved = 0;
     for (int shard = 0; shard < 64; ++shard) {
-      MONO_DIFF_CHECK(mono_gpu_table_save_shard(table, nullptr, shard, 0, append, &all, &saved) ==
-                          MONO_GPU_OK,
-                      mono_gpu_last_error());
+      MONO_DIFF_CHECK(
+          mono_gpu_table_save_shard(table, nullptr, shard, 0, append, &all, &saved) == MONO_GPU_OK,
+          mono_gpu_last_error());
     }
     for (size_t at = 0; at < all.size();) {
       uint64_t size;
@@ -320,8 +332,16 @@ class Differential {
     gpu_options.duplicates = distinct ? MONO_GPU_IDS_ARE_DISTINCT
                              : sum    ? MONO_GPU_SUM_GRADIENTS
                                       : MONO_GPU_STEP_FOR_EACH;
+    if (gpu_filter_ != nullptr) {
+      gpu_options.filter = [](void* filter, const int64_t* some, const uint32_t* counts,
+                              int64_t count, uint8_t* dropped) {
+        static_cast<engine::OccurrenceFilter*>(filter)->Filter(some, counts, count, true, dropped);
+      };
+      gpu_options.filter_context = gpu_filter_.get();
+    }
     engine::WriteOptions write;
     write.req_time = time;
+    write.filter = cpu_filter_.get();
     engine::Status status;
     int code = MONO_GPU_OK;
     if (call < 6) {
@@ -378,6 +398,7 @@ class Differential {
   std::vector<int64_t> ids_;
   TablePointer gpu_;
   std::unique_ptr<engine::EmbeddingTable> cpu_;
+  std::unique_ptr<engine::SlidingHashFilter> gpu_filter_, cpu_filter_;
 };
 
 // A configuration by number: every optimizer alone, in several dims, and mixtures.

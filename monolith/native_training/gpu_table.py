@@ -1,0 +1,555 @@
+"""Embedding tables in the memory of a GPU, for PyTorch, CuPy, JAX and other owners of arrays there.
+
+A table holds a row for every int64 id that was written, with the state of its optimizer. Arrays
+come in by `__cuda_array_interface__`: nothing is copied, and none of these libraries is needed.
+`docs/gpu_table.md` shows a training step.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import os
+import pathlib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+__all__ = ["GpuTable", "GpuTableError", "OutOfGpuMemoryError", "Segment"]
+
+_OPTIMIZERS = {
+  "sgd": 2,
+  "adagrad": 3,
+  "adadelta": 4,
+  "adam": 5,
+  "amsgrad": 6,
+  "momentum": 7,
+  "moving_average": 8,
+  "ftrl": 9,
+  "group_ftrl": 10,
+  "group_adagrad": 11,
+  "rmsprop": 12,
+  "rmsprop_v2": 13,
+  "batch_softmax": 14,
+  "dynamic_wd_adagrad": 15,
+}
+_INITIALIZERS = {"zeros": 2, "ones": 3, "constants": 4, "random_uniform": 5}
+_COMPRESSORS = {None: 0, "fp32": 2, "fp16": 3, "fixed_r8": 4, "one_bit": 5}
+_DUPLICATES = {"none": 0, "steps": 1, "sum": 2}
+_SHARDS = 64
+_INVALID_ARGUMENT = 1
+_OUT_OF_MEMORY = 3
+
+
+class GpuTableError(RuntimeError):
+  """The device failed, or a file is not what it should be."""
+
+
+class OutOfGpuMemoryError(MemoryError):
+  """Rows do not fit: the card, or what tables may have of it, is full. The table is as before."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Segment:
+  """Part of a vector, with an optimizer and first values of its own.
+
+  Attributes:
+    dim: how many floats it has.
+    optimizer: `sgd`, `adagrad`, `adadelta`, `adam`, `amsgrad`, `momentum`, `moving_average`,
+      `ftrl`, `group_ftrl`, `group_adagrad`, `rmsprop`, `rmsprop_v2`, `batch_softmax` or
+      `dynamic_wd_adagrad`. Of the fields below it reads those that it knows.
+    initializer: `zeros`, `ones`, `constants` or `random_uniform`. Random values depend on the seed,
+      the id and the element alone.
+    compressor: what lookups see of a value: None and `fp32`, `fp16` the value itself, `fixed_r8`
+      what eight bits of it leave, `one_bit` the smooth sign of hash-net.
+  """
+
+  dim: int
+  optimizer: str = "adagrad"
+  initializer: str = "random_uniform"
+  compressor: str | None = None
+  use_nesterov: bool = False
+  decouple_weight_decay: bool = False
+  stochastic_rounding_float16: bool = False
+  initial_accumulator_value: float = 0.1
+  weight_decay: float = 0.0
+  beta: float = 0.0
+  l1: float = 0.0
+  l2: float = 0.0
+  averaging_ratio: float = 0.9
+  epsilon: float = 0.01
+  beta1: float = 0.9
+  beta2: float = 0.99
+  momentum: float = 0.9
+  constant: float = 0.0
+  minval: float = -0.05
+  maxval: float = 0.05
+  range: float = 1.0
+  init_scale: float = 1.0
+  max_scale: float = 10000.0
+  amplitude: float = 0.1
+  step_size: int = 200
+
+
+class _Segment(ctypes.Structure):
+  _fields_ = [
+    ("dim", ctypes.c_int64),
+    ("optimizer", ctypes.c_int32),
+    ("initializer", ctypes.c_int32),
+    ("compressor", ctypes.c_int32),
+    ("use_nesterov", ctypes.c_int32),
+    ("decouple_weight_decay", ctypes.c_int32),
+    ("stochastic_rounding_float16", ctypes.c_int32),
+    ("initial_accumulator_value", ctypes.c_float),
+    ("weight_decay", ctypes.c_float),
+    ("beta", ctypes.c_float),
+    ("l1", ctypes.c_float),
+    ("l2", ctypes.c_float),
+    ("averaging_ratio", ctypes.c_float),
+    ("epsilon", ctypes.c_float),
+    ("beta1", ctypes.c_float),
+    ("beta2", ctypes.c_float),
+    ("momentum", ctypes.c_float),
+    ("constant", ctypes.c_float),
+    ("minval", ctypes.c_float),
+    ("maxval", ctypes.c_float),
+    ("range", ctypes.c_float),
+    ("init_scale", ctypes.c_float),
+    ("max_scale", ctypes.c_float),
+    ("amplitude", ctypes.c_float),
+    ("step_size", ctypes.c_int64),
+  ]
+
+
+class _Config(ctypes.Structure):
+  _fields_ = [
+    ("segments", ctypes.POINTER(_Segment)),
+    ("num_segments", ctypes.c_int64),
+    ("initial_capacity", ctypes.c_int64),
+    ("seed", ctypes.c_uint64),
+    ("default_expire_days", ctypes.c_uint32),
+    ("reserved", ctypes.c_uint32),
+    ("expire_slots", ctypes.POINTER(ctypes.c_uint32)),
+    ("expire_days", ctypes.POINTER(ctypes.c_uint32)),
+    ("num_expire_slots", ctypes.c_int64),
+  ]
+
+
+class _WriteOptions(ctypes.Structure):
+  _fields_ = [
+    ("req_time", ctypes.c_int64),
+    ("global_step", ctypes.c_int64),
+    ("learning_rates", ctypes.POINTER(ctypes.c_float)),
+    ("num_learning_rates", ctypes.c_int64),
+    ("duplicates", ctypes.c_int32),
+    ("reserved", ctypes.c_int32),
+    ("filter", ctypes.c_void_p),
+    ("filter_context", ctypes.c_void_p),
+  ]
+
+
+class _Stats(ctypes.Structure):
+  _fields_ = [
+    (name, ctypes.c_int64)
+    for name in (
+      "size",
+      "row_bytes",
+      "index_bytes",
+      "other_bytes",
+      "slots",
+      "free_rows",
+      "spilled",
+      "nonfinite_gradients",
+      "filtered",
+      "expired",
+      "max_update_ts",
+      "rebuilds",
+      "waits",
+    )
+  ]
+
+
+_SINK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)
+_library: ctypes.CDLL | None = None
+
+
+def _load_library() -> ctypes.CDLL:
+  global _library
+  if _library is not None:
+    return _library
+  beside = pathlib.Path(__file__).with_name("runtime") / "ops" / "libmonolith_cuda.so"
+  path = os.environ.get("MONOLITH_CUDA_LIBRARY") or str(beside)
+  try:
+    library = ctypes.CDLL(path)
+  except OSError as error:
+    raise GpuTableError(
+      f"GPU tables need libmonolith_cuda.so, which is built where nvcc is found (make gpu): {error}"
+    ) from error
+  library.mono_gpu_last_error.restype = ctypes.c_char_p
+  library.mono_gpu_table_destroy.restype = None
+  library.mono_gpu_table_destroy.argtypes = [ctypes.c_void_p]
+  _library = library
+  return library
+
+
+def _check(library: ctypes.CDLL, code: int) -> None:
+  if code == 0:
+    return
+  message = library.mono_gpu_last_error().decode("utf-8", "replace")
+  if code == _INVALID_ARGUMENT:
+    raise ValueError(message)
+  if code == _OUT_OF_MEMORY:
+    raise OutOfGpuMemoryError(message)
+  raise GpuTableError(message)
+
+
+def _choose(kinds: Mapping[Any, int], what: str, name: Any) -> int:
+  if name not in kinds:
+    raise ValueError(f"{what} is {name!r}, want one of {sorted(map(str, kinds))}")
+  return kinds[name]
+
+
+def _address(
+  array: Any, what: str, dtype: str, shape: tuple[int, ...], *, writable: bool = False
+) -> int:
+  """Returns where an array lies on the device.
+
+  Raises:
+    TypeError: it is no array on a GPU, or of another type.
+    ValueError: it has another shape, has gaps, or must not be written.
+  """
+  try:
+    interface = array.__cuda_array_interface__
+  except (AttributeError, RuntimeError) as error:
+    raise TypeError(f"{what} is no array on a GPU: {type(array).__name__}") from error
+  if interface["typestr"] != dtype:
+    raise TypeError(f"{what} has type {interface['typestr']}, want {dtype}")
+  if tuple(interface["shape"]) != shape:
+    raise ValueError(f"{what} has shape {tuple(interface['shape'])}, want {shape}")
+  strides = interface.get("strides")
+  if strides is not None:
+    packed, step = [], int(dtype[2:])
+    for size in reversed(shape):
+      packed.append(step)
+      step *= size
+    if 0 not in shape and tuple(strides) != tuple(reversed(packed)):
+      raise ValueError(f"{what} has gaps: strides are {tuple(strides)}; copy it first")
+  address, read_only = interface["data"]
+  if writable and read_only:
+    raise ValueError(f"{what} must not be written")
+  return int(address)
+
+
+def _length(ids: Any) -> int:
+  interface = getattr(ids, "__cuda_array_interface__", None)
+  if interface is None:
+    raise TypeError(f"ids is no array on a GPU: {type(ids).__name__}")
+  shape = tuple(interface["shape"])
+  if len(shape) != 1:
+    raise ValueError(f"ids has shape {shape}, want one dimension")
+  return int(shape[0])
+
+
+class GpuTable:
+  """A collisionless embedding table on the GPU that is current when it is made.
+
+  Work is enqueued on a stream, an integer; 0 is the default one (of PyTorch:
+  `torch.cuda.current_stream().cuda_stream`). Calls on different streams are put in order.
+  """
+
+  def __init__(
+    self,
+    segments: Sequence[Segment] | Segment,
+    *,
+    initial_capacity: int = 1,
+    seed: int = 0,
+    expire_days: int = 36500,
+    slot_expire_days: Mapping[int, int] | None = None,
+  ):
+    """Makes an empty table.
+
+    Args:
+      segments: the parts of a vector, in order.
+      initial_capacity: rows to have room for from the start.
+      seed: of random first values; 0: `MONOLITH_TABLE_SEED`, else another for every table.
+      expire_days: rows that were not written for so long are removed by `evict`.
+      slot_expire_days: the same for the ids of some slots (bits 48 to 62 of an id).
+
+    Raises:
+      ValueError: the configuration is wrong; the text names the segment, the field and the value.
+      OutOfGpuMemoryError: there is no room for it.
+      GpuTableError: there is no CUDA device, or no libmonolith_cuda.so.
+    """
+    self._handle: ctypes.c_void_p | None = None
+    library = _load_library()
+    self._library = library
+    self._segments = [segments] if isinstance(segments, Segment) else list(segments)
+    self.dim = sum(segment.dim for segment in self._segments)
+    array = (_Segment * max(1, len(self._segments)))()
+    for c_segment, segment in zip(array, self._segments):
+      for field in dataclasses.fields(segment):
+        value = getattr(segment, field.name)
+        if field.name == "optimizer":
+          value = _choose(_OPTIMIZERS, "optimizer", value)
+        elif field.name == "initializer":
+          value = _choose(_INITIALIZERS, "initializer", value)
+        elif field.name == "compressor":
+          value = _choose(_COMPRESSORS, "compressor", value)
+        setattr(c_segment, field.name, value)
+    slots = dict(slot_expire_days or {})
+    config = _Config(
+      segments=array,
+      num_segments=len(self._segments),
+      initial_capacity=initial_capacity,
+      seed=seed,
+      default_expire_days=expire_days,
+      expire_slots=(ctypes.c_uint32 * max(1, len(slots)))(*slots),
+      expire_days=(ctypes.c_uint32 * max(1, len(slots)))(*slots.values()),
+      num_expire_slots=len(slots),
+    )
+    handle = ctypes.c_void_p()
+    _check(library, library.mono_gpu_table_create(ctypes.byref(config), ctypes.byref(handle)))
+    self._handle = handle
+
+  def close(self) -> None:
+    """Frees the table; waits for the device."""
+    handle, self._handle = self._handle, None
+    if handle is not None:
+      self._library.mono_gpu_table_destroy(handle)
+
+  def __enter__(self) -> GpuTable:
+    return self
+
+  def __exit__(self, *_: object) -> None:
+    self.close()
+
+  def __del__(self) -> None:
+    if getattr(self, "_handle", None) is not None:
+      self.close()
+
+  def __len__(self) -> int:
+    return self.stats()["size"]
+
+  def _call(self, function: str, *arguments: Any) -> None:
+    if self._handle is None:
+      raise ValueError("the table is closed")
+    _check(self._library, getattr(self._library, function)(self._handle, *arguments))
+
+  def lookup(self, ids: Any, out: Any, found: Any = None, *, stream: int = 0) -> Any:
+    """Copies the vectors of ids, zeros where there is none. Nothing is inserted.
+
+    Args:
+      ids: int64 [n].
+      out: float32 [n, dim], to be written.
+      found: uint8 or bool [n], or None: 1 where there is a row.
+      stream: to run on.
+
+    Returns:
+      `out`.
+
+    Raises:
+      TypeError, ValueError: an array is not as above.
+    """
+    n = _length(ids)
+    flags = None
+    if found is not None:
+      typestr = getattr(found, "__cuda_array_interface__", {}).get("typestr", "")
+      kind = typestr if typestr == "|b1" else "|u1"
+      flags = ctypes.c_void_p(_address(found, "found", kind, (n,), writable=True))
+    self._call(
+      "mono_gpu_table_lookup",
+      ctypes.c_void_p(stream),
+      ctypes.c_void_p(_address(ids, "ids", "<i8", (n,))),
+      ctypes.c_int64(n),
+      ctypes.c_void_p(_address(out, "out", "<f4", (n, self.dim), writable=True)),
+      flags,
+    )
+    return out
+
+  def _write(
+    self,
+    function: str,
+    ids: Any,
+    values: Any,
+    what: str,
+    duplicates: str,
+    req_time: int,
+    stream: int,
+    global_step: int = 0,
+    learning_rates: Sequence[float] = (),
+  ) -> None:
+    n = _length(ids)
+    rates = (ctypes.c_float * max(1, len(learning_rates)))(*learning_rates)
+    options = _WriteOptions(
+      req_time=req_time,
+      global_step=global_step,
+      learning_rates=rates,
+      num_learning_rates=len(learning_rates),
+      duplicates=_choose(_DUPLICATES, "duplicates", duplicates),
+    )
+    self._call(
+      function,
+      ctypes.c_void_p(stream),
+      ctypes.c_void_p(_address(ids, "ids", "<i8", (n,))),
+      ctypes.c_int64(n),
+      ctypes.c_void_p(_address(values, what, "<f4", (n, self.dim))),
+      ctypes.byref(options),
+    )
+
+  def assign(
+    self, ids: Any, values: Any, *, req_time: int = 0, duplicates: str = "steps", stream: int = 0
+  ) -> None:
+    """Overwrites vectors; rows that are missing are made.
+
+    Args:
+      ids: int64 [n].
+      values: float32 [n, dim].
+      req_time: seconds, becomes the rows' time.
+      duplicates: `none`: ids are distinct, which saves a sort; else the last one stays.
+      stream: to run on.
+
+    Raises:
+      TypeError, ValueError: an array is not as above.
+      OutOfGpuMemoryError: new rows do not fit; nothing has changed.
+    """
+    self._write("mono_gpu_table_assign", ids, values, "values", duplicates, req_time, stream)
+
+  def assign_add(
+    self, ids: Any, values: Any, *, req_time: int = 0, duplicates: str = "steps", stream: int = 0
+  ) -> None:
+    """Adds to vectors; as `assign` otherwise."""
+    self._write("mono_gpu_table_assign_add", ids, values, "values", duplicates, req_time, stream)
+
+  def optimize(
+    self,
+    ids: Any,
+    gradients: Any,
+    learning_rates: Sequence[float],
+    *,
+    global_step: int = 0,
+    req_time: int = 0,
+    duplicates: str = "sum",
+    stream: int = 0,
+  ) -> None:
+    """Takes one optimizer step for every id; rows that are missing are made.
+
+    Args:
+      ids: int64 [n].
+      gradients: float32 [n, dim].
+      learning_rates: one for each segment.
+      global_step: for optimizers and compressors that count steps.
+      req_time: seconds, becomes the rows' time.
+      duplicates: of equal ids `sum`: gradients are summed, one step; `steps`: a step for each, in
+        order; `none`: there are none, which saves a sort.
+      stream: to run on.
+
+    Raises:
+      TypeError, ValueError: an array is not as above, or a learning rate is missing.
+      OutOfGpuMemoryError: new rows do not fit; nothing has changed.
+    """
+    self._write(
+      "mono_gpu_table_optimize",
+      ids,
+      gradients,
+      "gradients",
+      duplicates,
+      req_time,
+      stream,
+      global_step,
+      learning_rates,
+    )
+
+  def erase(self, ids: Any, *, stream: int = 0) -> None:
+    """Removes rows; ids without one are ignored."""
+    n = _length(ids)
+    self._call(
+      "mono_gpu_table_erase",
+      ctypes.c_void_p(stream),
+      ctypes.c_void_p(_address(ids, "ids", "<i8", (n,))),
+      ctypes.c_int64(n),
+    )
+
+  def evict(self, *, stream: int = 0) -> int:
+    """Removes rows that are expired against the newest time of a write; returns how many."""
+    erased = ctypes.c_int64()
+    self._call("mono_gpu_table_evict", ctypes.c_void_p(stream), ctypes.byref(erased))
+    return erased.value
+
+  def reserve(self, rows: int, *, stream: int = 0) -> None:
+    """Makes room for `rows` rows in all; raises OutOfGpuMemoryError where there is none."""
+    self._call("mono_gpu_table_reserve", ctypes.c_void_p(stream), ctypes.c_int64(rows))
+
+  def clear(self, *, stream: int = 0) -> None:
+    """Removes all rows."""
+    self._call("mono_gpu_table_clear", ctypes.c_void_p(stream))
+
+  def stats(self) -> dict[str, int]:
+    """Returns rows, bytes and counters; waits for the device."""
+    stats = _Stats()
+    self._call("mono_gpu_table_stats", ctypes.byref(stats))
+    return {name: getattr(stats, name) for name, *_ in _Stats._fields_}
+
+  def save(self, path: str | os.PathLike[str], *, leave_out_expired: bool = False) -> int:
+    """Writes all rows to a file of the records that CPU tables write, too; returns their number.
+
+    Raises:
+      OSError: the file cannot be written.
+    """
+    errors: list[OSError] = []
+    saved = ctypes.c_int64()
+    with open(path, "wb") as file:
+
+      def write(_: Any, data: int, size: int) -> int:
+        try:
+          file.write(ctypes.string_at(data, size))
+        except OSError as error:
+          errors.append(error)
+          return 1
+        return 0
+
+      sink = _SINK(write)
+      for shard in range(_SHARDS):
+        try:
+          self._call(
+            "mono_gpu_table_save_shard",
+            None,
+            ctypes.c_int32(shard),
+            ctypes.c_int32(leave_out_expired),
+            sink,
+            None,
+            ctypes.byref(saved),
+          )
+        except GpuTableError:
+          if errors:
+            raise errors[0] from None
+          raise
+    return saved.value
+
+  def load(self, paths: Iterable[str | os.PathLike[str]] | str | os.PathLike[str]) -> int:
+    """Stores the rows of files that a GPU table or a CPU table wrote; returns their number.
+
+    Raises:
+      OSError: a file cannot be read.
+      GpuTableError: a file is damaged. Some rows are stored.
+      ValueError: rows have another dimension. Some rows are stored.
+    """
+    names = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
+    loaded, reset = ctypes.c_int64(), ctypes.c_int64()
+    for name in names:
+      rest = b""
+      with open(name, "rb") as file:
+        while chunk := file.read(64 << 20):
+          rest += chunk
+          consumed = ctypes.c_int64()
+          self._call(
+            "mono_gpu_table_load",
+            None,
+            ctypes.c_char_p(rest),
+            ctypes.c_int64(len(rest)),
+            ctypes.byref(consumed),
+            ctypes.byref(loaded),
+            ctypes.byref(reset),
+          )
+          rest = rest[consumed.value :]
+      if rest:
+        raise GpuTableError(f"{os.fspath(name)} ends inside a record")
+    return loaded.value

@@ -1,0 +1,228 @@
+"""The binding of GPU tables: its structures, its arguments and, on a GPU, what it does."""
+
+import ctypes
+import os
+import pathlib
+import re
+import tempfile
+import unittest
+from unittest import mock
+
+import numpy as np
+
+from monolith.native_training import gpu_table
+
+_ROOT = pathlib.Path(__file__).resolve().parents[2]
+_RUNTIME = _ROOT / "monolith/native_training/runtime"
+_C_TYPES = {
+  "int64_t": ctypes.c_int64,
+  "uint64_t": ctypes.c_uint64,
+  "int32_t": ctypes.c_int32,
+  "uint32_t": ctypes.c_uint32,
+  "float": ctypes.c_float,
+}
+
+
+class FakeArray:
+  """Has the interface and no memory."""
+
+  def __init__(self, shape, typestr, strides=None, read_only=False):
+    self.__cuda_array_interface__ = {
+      "shape": shape,
+      "typestr": typestr,
+      "data": (4096, read_only),
+      "strides": strides,
+      "version": 3,
+    }
+
+
+class StructuresTest(unittest.TestCase):
+  def test_are_those_of_the_c_interface(self):
+    text = (_RUNTIME / "gpu/c_api.h").read_text("utf-8")
+    for name, structure in (
+      ("MonoGpuTableSegment", gpu_table._Segment),
+      ("MonoGpuTableConfig", gpu_table._Config),
+      ("MonoGpuWriteOptions", gpu_table._WriteOptions),
+      ("MonoGpuTableStats", gpu_table._Stats),
+    ):
+      body = re.search(rf"typedef struct {name} {{(.*?)}} {name};", text, re.S).group(1)
+      body = re.sub(r"//[^\n]*", "", body)
+      declared = re.findall(r"([\w ]+?[\s*]+)(\w+);", body)
+      with self.subTest(name):
+        self.assertEqual([field for _, field in declared], [f for f, _ in structure._fields_])
+        for (c_type, field), (_, python_type) in zip(declared, structure._fields_):
+          c_type = c_type.replace("const", "").strip()
+          if c_type in _C_TYPES:
+            self.assertIs(python_type, _C_TYPES[c_type], field)
+          else:
+            self.assertEqual(ctypes.sizeof(python_type), ctypes.sizeof(ctypes.c_void_p), field)
+
+  def test_kinds_have_the_numbers_of_the_engine(self):
+    text = (_RUNTIME / "hash_table/table_config.h").read_text("utf-8")
+    for name, kinds in (
+      ("OptimizerKind", gpu_table._OPTIMIZERS),
+      ("InitializerKind", gpu_table._INITIALIZERS),
+      ("CompressorKind", gpu_table._COMPRESSORS),
+    ):
+      names = re.findall(r"k(\w+)", re.search(rf"enum class {name}.*?{{(.*?)}}", text, re.S)[1])
+      for kind, number in kinds.items():
+        wanted = "absent" if kind is None else kind.replace("_", "")
+        self.assertEqual(names[number].lower(), wanted)
+
+
+class ArgumentsTest(unittest.TestCase):
+  def test_arrays_have_to_be_as_wanted(self):
+    address = gpu_table._address
+    self.assertEqual(address(FakeArray((3,), "<i8"), "ids", "<i8", (3,)), 4096)
+    self.assertEqual(address(FakeArray((3, 2), "<f4", (8, 4)), "out", "<f4", (3, 2)), 4096)
+    for array, error, text in (
+      (np.zeros(3, np.int64), TypeError, "ids is no array on a GPU: ndarray"),
+      (FakeArray((3,), "<i4"), TypeError, "ids has type <i4, want <i8"),
+      (FakeArray((4,), "<i8"), ValueError, r"ids has shape \(4,\), want \(3,\)"),
+      (FakeArray((3,), "<i8", (16,)), ValueError, r"ids has gaps: strides are \(16,\)"),
+      (FakeArray((3,), "<i8", read_only=True), ValueError, "ids must not be written"),
+    ):
+      with self.assertRaisesRegex(error, text):
+        address(array, "ids", "<i8", (3,), writable=True)
+
+  def test_names_a_library_that_is_missing(self):
+    with mock.patch.object(gpu_table, "_library", None):
+      with mock.patch.dict(os.environ, {"MONOLITH_CUDA_LIBRARY": "/nowhere/lib.so"}):
+        with self.assertRaisesRegex(gpu_table.GpuTableError, "/nowhere/lib.so"):
+          gpu_table.GpuTable(gpu_table.Segment(4))
+
+
+def _library():
+  """Returns the library where it can be used: on a GPU, or if it was named, as loops."""
+  try:
+    library = gpu_table._load_library()
+  except gpu_table.GpuTableError:
+    return None
+  devices = ctypes.c_int32()
+  library.mono_gpu_device_count(ctypes.byref(devices))
+  usable = devices.value > 0 or "MONOLITH_CUDA_LIBRARY" in os.environ
+  return library if usable else None
+
+
+class DeviceArray:
+  """An array on the device that needs no other library."""
+
+  def __init__(self, values):
+    self._library = gpu_table._load_library()
+    self._shape, self._dtype = values.shape, values.dtype
+    self._memory = ctypes.c_void_p()
+    values = np.ascontiguousarray(values)
+    assert (
+      self._library.mono_gpu_allocate(ctypes.c_int64(values.nbytes), ctypes.byref(self._memory))
+      == 0
+    )
+    self._library.mono_gpu_write_now(
+      ctypes.c_void_p(values.ctypes.data), self._memory, ctypes.c_int64(values.nbytes)
+    )
+    self.__cuda_array_interface__ = {
+      "shape": values.shape,
+      "typestr": values.dtype.str,
+      "data": (self._memory.value, False),
+      "version": 3,
+    }
+
+  def read(self):
+    values = np.empty(self._shape, self._dtype)
+    self._library.mono_gpu_synchronize(None)
+    self._library.mono_gpu_read_now(
+      self._memory, ctypes.c_void_p(values.ctypes.data), ctypes.c_int64(values.nbytes)
+    )
+    return values
+
+  def __del__(self):
+    self._library.mono_gpu_free(self._memory)
+
+
+@unittest.skipIf(_library() is None, "needs libmonolith_cuda.so and a GPU")
+class TableTest(unittest.TestCase):
+  def setUp(self):
+    super().setUp()
+    segment = gpu_table.Segment(4, optimizer="adagrad", initializer="constants", constant=1.0)
+    self.table = gpu_table.GpuTable(segment, expire_days=1)
+    self.addCleanup(self.table.close)
+    self.ids = DeviceArray(np.array([7, -1, 0, 7], np.int64))
+
+  def _lookup(self, table, ids=(7, -1, 0)):
+    ids = DeviceArray(np.array(ids, np.int64))
+    n = ids.__cuda_array_interface__["shape"][0]
+    found = DeviceArray(np.zeros(n, np.uint8))
+    out = DeviceArray(np.full((n, 4), 9, np.float32))
+    self.assertIs(table.lookup(ids, out, found), out)
+    return out.read(), found.read()
+
+  def test_steps_once_for_the_sum_of_gradients_or_for_each(self):
+    gradients = DeviceArray(np.full((4, 4), 0.5, np.float32))
+
+    self.table.optimize(self.ids, gradients, [0.1], req_time=100)
+
+    out, found = self._lookup(self.table, (7, -1, 5))
+    once = 1 - 0.1 * 0.5 / np.sqrt(0.1 + 0.25)
+    summed = 1 - 0.1 * 1.0 / np.sqrt(0.1 + 1.0)
+    np.testing.assert_allclose(out, [[summed] * 4, [once] * 4, [0] * 4], rtol=1e-6)
+    np.testing.assert_array_equal(found, [1, 1, 0])
+    self.assertEqual(len(self.table), 3)
+
+    self.table.clear()
+    self.table.optimize(self.ids, gradients, [0.1], duplicates="steps")
+
+    twice = once - 0.1 * 0.5 / np.sqrt(0.1 + 0.5)
+    np.testing.assert_allclose(self._lookup(self.table)[0][0], [twice] * 4, rtol=1e-6)
+
+  def test_assigns_adds_erases_and_evicts(self):
+    values = DeviceArray(np.arange(16, dtype=np.float32).reshape(4, 4))
+    self.table.assign(self.ids, values, req_time=100)
+    self.table.assign_add(DeviceArray(np.array([0], np.int64)), DeviceArray(np.ones((1, 4), "<f4")))
+    out, _ = self._lookup(self.table)
+    np.testing.assert_array_equal(out[0], [12, 13, 14, 15])
+    np.testing.assert_array_equal(out[2], [9, 10, 11, 12])
+
+    self.table.erase(DeviceArray(np.array([-1, 55], np.int64)))
+    self.assertEqual(len(self.table), 2)
+
+    one = DeviceArray(np.array([7], np.int64))
+    self.table.assign(one, DeviceArray(np.zeros((1, 4), np.float32)), req_time=100 + 86400)
+    self.assertEqual(self.table.evict(), 1)
+    self.assertEqual(self.table.stats()["expired"], 1)
+
+  def test_saves_and_loads_and_finds_damage(self):
+    self.table.assign(self.ids, DeviceArray(np.random.rand(4, 4).astype(np.float32)), req_time=5)
+    with tempfile.TemporaryDirectory() as folder:
+      path = pathlib.Path(folder) / "table"
+      self.assertEqual(self.table.save(path), 3)
+      segment = gpu_table.Segment(4, optimizer="adagrad", initializer="zeros")
+      with gpu_table.GpuTable(segment) as other:
+        self.assertEqual(other.load(path), 3)
+        np.testing.assert_array_equal(self._lookup(other)[0], self._lookup(self.table)[0])
+        self.assertEqual(other.stats()["max_update_ts"], 5)
+        data = bytearray(path.read_bytes())
+        data[40] ^= 1
+        path.write_bytes(data)
+        with self.assertRaisesRegex(gpu_table.GpuTableError, "damaged"):
+          other.load(path)
+        path.write_bytes(data[:-3])
+        with self.assertRaises(gpu_table.GpuTableError):
+          other.load([path])
+      with gpu_table.GpuTable(gpu_table.Segment(3)) as narrow:
+        self.table.save(path)
+        with self.assertRaisesRegex(ValueError, "dim 3"):
+          narrow.load(path)
+
+  def test_says_what_is_wrong(self):
+    with self.assertRaisesRegex(ValueError, "optimizer is 'sgdd', want one of"):
+      gpu_table.GpuTable(gpu_table.Segment(4, optimizer="sgdd"))
+    with self.assertRaisesRegex(ValueError, "dim_size is 0"):
+      gpu_table.GpuTable(gpu_table.Segment(0))
+    with self.assertRaisesRegex(ValueError, "learning_rate has 0 elements"):
+      self.table.optimize(self.ids, DeviceArray(np.zeros((4, 4), np.float32)), [])
+    self.table.close()
+    with self.assertRaisesRegex(ValueError, "closed"):
+      self.table.stats()
+
+
+if __name__ == "__main__":
+  unittest.main()
