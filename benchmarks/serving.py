@@ -5,6 +5,10 @@
 Ten features with one id each out of 10,000, dimension 16, a tower of 64 and 1. Requests are made
 beforehand and answers are not parsed, so that the client costs little; it shares the machine's
 cores with the server nevertheless. `--native` measures the server in C++, where it is built.
+
+"per core": the server may use one core, and h2load of nghttp2 (Debian: nghttp2-client), a client in
+C, asks from another one. The server's CPU time per request is what the kernel counts for its
+process; it says more than requests per second where others use the machine.
 """
 
 from __future__ import annotations
@@ -12,12 +16,16 @@ from __future__ import annotations
 import argparse
 import os
 import pathlib
+import re
+import shutil
 import statistics
+import struct
 import subprocess
 import sys
 import tempfile
 import threading
 import time
+from collections.abc import Sequence
 
 import grpc
 import numpy as np
@@ -143,6 +151,61 @@ def throughput(
   return count // clients * clients / (time.perf_counter() - start)
 
 
+def show_per_core(folder: str, config: str, models: Sequence[str], requests: int) -> None:
+  """Prints what a server on one core does when a client on another one asks."""
+  cores = sorted(os.sched_getaffinity(0))
+  if len(cores) < 2 or shutil.which("h2load") is None:
+    print("per core: left out, it takes two cores and h2load")
+    return
+  os.sched_setaffinity(0, cores[:1])
+  try:
+    server = server_process.ServerProcess(f"--model_config_file={config}")
+  finally:
+    os.sched_setaffinity(0, cores)
+  with server:
+    server.wait_until_listening()
+    for model in models:
+      server.wait_until_available(model)
+    for model in models:
+      body = os.path.join(folder, "body")
+      request = make_request(model, 1)
+      pathlib.Path(body).write_bytes(b"\0" + struct.pack(">I", len(request)) + request)
+      _h2load(server, body, cores[1], 500, 1)
+      _, seconds, _ = _h2load(server, body, cores[1], requests, 1)
+      rate, _, cpu = _h2load(server, body, cores[1], 2 * requests, 4)
+      show(f"{model}, batch 1, per core, client in C", seconds, rate)
+      print(f"{'':<40} {1e6 * cpu:.0f} us of CPU time per request")
+
+
+def _h2load(
+  server: server_process.ServerProcess, body: str, core: int, count: int, clients: int
+) -> tuple[float, list[float], float]:
+  """Returns requests per second, the seconds of each, and the server's CPU seconds per request."""
+  log = body + ".log"
+  if os.path.exists(log):
+    os.remove(log)
+  before = _cpu_seconds(server.process.pid)
+  answer = subprocess.run(
+    ["taskset", "-c", str(core), "h2load", "-t", "1", "-n", str(count), "-c", str(clients)]
+    + ["-H", "content-type: application/grpc", "-H", "te: trailers", "-d", body]
+    + [f"--log-file={log}", f"http://{server.address}{PREDICT}"],
+    check=True,
+    capture_output=True,
+    text=True,
+  ).stdout
+  cpu = (_cpu_seconds(server.process.pid) - before) / count
+  if f"{count} 2xx" not in answer:
+    raise RuntimeError(f"h2load says: {answer}")
+  (rate,) = re.findall(r"([0-9.]+) req/s", answer)
+  lines = pathlib.Path(log).read_text().splitlines()
+  return float(rate), [int(line.split()[2]) * 1e-6 for line in lines], cpu
+
+
+def _cpu_seconds(pid: int) -> float:
+  fields = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+  return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def session_seconds(path: str, count: int) -> float:
   """Returns the median seconds of a bare session, batch 1."""
   servable = Servable(path)
@@ -199,6 +262,7 @@ def measure(folder: str, kind: str, requests: int, clients: int, with_servers: b
   print(f" (goal {goal_overhead} ms)" if goal_overhead else "")
   print(f"p99 {p99:.2f} ms, goal {goal_p99} ms{'' if p99 <= goal_p99 else '  MISSED'}")
   print(f"keras / ours, p50: {results['keras'][0] / p50:.2f}")
+  show_per_core(folder, config, list(bases), requests)
   if with_servers:
     _measure_entry(folder, requests, clients)
 

@@ -8,6 +8,7 @@ one call behind the others forever.
 from __future__ import annotations
 
 import datetime
+import math
 import os
 import re
 import time
@@ -63,8 +64,14 @@ class SyncTrainingBarrierSaverListener(tf.estimator.CheckpointSaverListener):
       raise RuntimeError(f"rank 0 has saved step {step}, this rank step {global_step_value}")
 
 
+_BACKEND_RETRY_SECS = 10
+_BACKEND_LOG_SECS = 60
+
+
 class ParameterSyncHook(tf.estimator.SessionRunHook):
   """Pushes touched rows to the serving replicas in every run.
+
+  A backend that fails ends no training: rows go to the replicas that it named last.
 
   Args:
     sync_backend: knows the replicas.
@@ -77,7 +84,7 @@ class ParameterSyncHook(tf.estimator.SessionRunHook):
     self._ps_index = ps_index
     self._refresh_interval = refresh_interval
     self._config = b""
-    self._last_refresh: float | None = None
+    self._next_refresh = -math.inf
 
   def begin(self) -> None:
     self._placeholder = tf.compat.v1.placeholder(tf.string, [], name="sync_config_str")
@@ -88,9 +95,21 @@ class ParameterSyncHook(tf.estimator.SessionRunHook):
 
   def before_run(self, run_context: RunContext) -> tf.estimator.SessionRunArgs:
     now = time.monotonic()
-    if self._last_refresh is None or now - self._last_refresh >= self._refresh_interval:
-      self._config = distributed_serving_ops.refresh_sync_config(self._sync_backend, self._ps_index)
-      self._last_refresh = now
+    if now >= self._next_refresh:
+      self._next_refresh = now + self._refresh_interval
+      try:
+        self._config = distributed_serving_ops.refresh_sync_config(
+          self._sync_backend, self._ps_index
+        )
+      except Exception as error:  # Whatever a backend raises: training does not depend on it.
+        # Soon, but not in every step: the backend may have waited before it failed.
+        self._next_refresh = time.monotonic() + min(self._refresh_interval, _BACKEND_RETRY_SECS)
+        logging.log_every_n_seconds(
+          logging.ERROR,
+          "Rows go to the replicas known before: the backend of parameter sync failed with %r",
+          _BACKEND_LOG_SECS,
+          error,
+        )
     return tf.estimator.SessionRunArgs(self._sync_op, {self._placeholder: self._config})
 
 

@@ -38,6 +38,8 @@ _RELOAD_SECS = 600
 MAX_MESSAGE_BYTES = 64 << 20
 _SIGNATURE_DEF = "signature_def"
 
+_Answer = Callable[[Any, grpc.ServicerContext], message.Message]
+
 
 class Service:
   """The calls that both ways in share.
@@ -240,52 +242,52 @@ class GrpcServer:
 
   def _prediction_methods(self) -> dict[str, grpc.RpcMethodHandler]:
     service = self._service
-    return {
-      "Classify": self._handler(
-        "Classify",
-        classification_pb2.ClassificationRequest,
-        lambda request, _: service.classify(request),
-      ),
-      "Regress": self._handler(
-        "Regress", regression_pb2.RegressionRequest, lambda request, _: service.regress(request)
-      ),
-      "MultiInference": self._handler(
-        "MultiInference",
-        inference_pb2.MultiInferenceRequest,
-        lambda request, _: service.multi_inference(request),
-      ),
-      "Predict": self._handler(
-        "Predict", predict_pb2.PredictRequest, lambda request, _: service.predict(request)
-      ),
-      "GetModelMetadata": self._handler(
-        "GetModelMetadata",
+    return self._handlers(
+      Classify=(classification_pb2.ClassificationRequest, service.classify),
+      Regress=(regression_pb2.RegressionRequest, service.regress),
+      MultiInference=(inference_pb2.MultiInferenceRequest, service.multi_inference),
+      Predict=(predict_pb2.PredictRequest, service.predict),
+      GetModelMetadata=(
         get_model_metadata_pb2.GetModelMetadataRequest,
-        lambda request, _: service.get_model_metadata(request),
+        service.get_model_metadata,
+      ),
+    )
+
+  def _model_methods(self) -> dict[str, grpc.RpcMethodHandler]:
+    def reload(request: Any, context: grpc.ServicerContext) -> message.Message:
+      return self._service.reload(
+        request, min(context.time_remaining() or _RELOAD_SECS, _RELOAD_SECS)
+      )
+
+    name = "HandleReloadConfigRequest"
+    return {
+      name: self._handler(name, model_management_pb2.ReloadConfigRequest, reload),
+      **self._handlers(
+        GetModelStatus=(
+          get_model_status_pb2.GetModelStatusRequest,
+          self._service.get_model_status,
+        )
       ),
     }
 
-  def _model_methods(self) -> dict[str, grpc.RpcMethodHandler]:
-    service = self._service
+  def _handlers(
+    self, **methods: tuple[type[message.Message], Callable[[Any], message.Message]]
+  ) -> dict[str, grpc.RpcMethodHandler]:
+    """Returns the handlers of methods that need nothing but their request."""
+
+    def ignore_context(answer: Callable[[Any], message.Message]) -> _Answer:
+      return lambda request, _: answer(request)
+
     return {
-      "GetModelStatus": self._handler(
-        "GetModelStatus",
-        get_model_status_pb2.GetModelStatusRequest,
-        lambda request, _: service.get_model_status(request),
-      ),
-      "HandleReloadConfigRequest": self._handler(
-        "HandleReloadConfigRequest",
-        model_management_pb2.ReloadConfigRequest,
-        lambda request, context: service.reload(
-          request, min(context.time_remaining() or _RELOAD_SECS, _RELOAD_SECS)
-        ),
-      ),
+      name: self._handler(name, request_class, ignore_context(answer))
+      for name, (request_class, answer) in methods.items()
     }
 
   def _handler(
     self,
     method: str,
     request_class: type[message.Message],
-    answer: Callable[[Any, grpc.ServicerContext], message.Message],
+    answer: _Answer,
   ) -> grpc.RpcMethodHandler:
     def handle(data: bytes, context: grpc.ServicerContext) -> bytes:
       start = time.perf_counter()

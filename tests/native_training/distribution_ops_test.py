@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from monolith.native_training import distribution_ops
+from monolith.native_training.runtime.ops import gen_monolith_ops
 
 tf.compat.v1.disable_eager_execution()
 
@@ -788,6 +789,46 @@ class ReduceTest(DistributionTestCase):
     unknown = tf.compat.v1.placeholder_with_default(tf.constant([0, 2]), [None])
     with self.assertRaisesRegex(ValueError, "static length"):
       fused([unknown], [one], [[3]])
+
+
+class SumRaggedRowsTest(DistributionTestCase):
+  def test_bits_are_those_of_scatter_nd(self):
+    rng = np.random.default_rng(3)
+    splits, values, wanted = [], [], []
+    for rows, width in ((7, 16), (1, 1), (300, 5), (0, 3)):
+      lengths = rng.integers(0, 5, rows)
+      value = rng.normal(size=[lengths.sum(), width]).astype(np.float32)
+      value[rng.random(value.shape) < 0.3] = -0.0
+      row_ids = np.repeat(np.arange(rows), lengths)[:, None]
+      splits.append(int64(np.concatenate([[0], np.cumsum(lengths)])))
+      values.append(tf.constant(value))
+      wanted.append(tf.scatter_nd(int64(row_ids), values[-1], int64([rows, width])))
+
+    sums, wanted = self.run_tensors(
+      [gen_monolith_ops.monolith_sum_ragged_rows(splits, values), wanted]
+    )
+
+    for left, right in zip(sums, wanted):
+      self.assertEqual((left.shape, left.tobytes()), (right.shape, right.tobytes()))
+
+  def test_bad_inputs(self):
+    values = tf.ones([3, 2])
+    for splits, words in (
+      ([0, 2], ("splits", "2", "3")),
+      ([0, 2, 1, 3], ("splits", "decrease")),
+      ([1, 3], ("splits", "1")),
+      ([], ("splits", "empty")),
+    ):
+      with self.subTest(splits):
+        splits = tf.compat.v1.placeholder_with_default(int64(splits), [None])
+        self.assert_invalid(gen_monolith_ops.monolith_sum_ragged_rows([splits], [values]), *words)
+    hidden = tf.compat.v1.placeholder_with_default(values, None)
+    for left, right, word in (
+      (int64([0, 3]), tf.reshape(hidden, [-1]), "values"),
+      (tf.compat.v1.placeholder_with_default(int64([[0, 3]]), None), hidden, "splits"),
+    ):
+      right = tf.compat.v1.placeholder_with_default(right, None)
+      self.assert_invalid(gen_monolith_ops.monolith_sum_ragged_rows([left], [right]), word)
 
 
 if __name__ == "__main__":

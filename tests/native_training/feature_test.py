@@ -220,6 +220,20 @@ class EmbeddingSlicesTest(tf.test.TestCase):
         self.assertAllEqual(sess.run(slices["f:1_2"]), [[2], [0], [8]])
       self.assertEmpty([op.type for op in graph.get_operations() if "Monolith" in op.type])
       self.assertLen(tf.compat.v1.get_collection("monolith_reduced_embs"), 1)
+      # By this the model server in C++ knows what to join.
+      self.assertTrue(graph.get_operation_by_name("f").get_attr("_monolith_pools"))
+
+  def test_exported_feature_of_one_id_is_not_pooled(self):
+    with tf.Graph().as_default() as graph:
+      ids = tf.RaggedTensor.from_tensor(tf.compat.v1.placeholder(tf.int64, [None])[:, None])
+      embeddings = tf.constant([[1.0, 2], [2, 3], [3, 5]])
+      with export_context.enter_export_mode(export_context.ExportMode.STANDALONE):
+        slices = self._slices(embeddings, ids, embedding_combiners.ReduceSum())
+      with self.session(graph=graph) as sess:
+        # Without the ids: nothing of them is needed.
+        self.assertAllEqual(sess.run(slices["f:1_2"]), [[2], [3], [5]])
+        self.assertAllEqual(sess.run("f:0"), [[1, 2], [2, 3], [3, 5]])
+      self.assertLen(tf.compat.v1.get_collection("monolith_reduced_embs"), 1)
 
   def test_first_n(self):
     embeddings = tf.constant([[1.0, 2], [2, 3], [3, 5], [10, 11]])

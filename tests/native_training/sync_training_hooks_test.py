@@ -325,6 +325,29 @@ class OtherHooksTest(tf.test.TestCase):
     self.assertIn(address.encode(), list(args[2].feed_dict.values())[0])
     self.assertLen(result, 1)
 
+  def test_parameter_sync_outlives_its_backend(self):
+    clock = mock.patch.object(sync_training_hooks.time, "monotonic", return_value=1000.0)
+    with tf.Graph().as_default(), clock as now, self.assertLogs(level="ERROR") as logs:
+      backend = mock.create_autospec(backends.SyncBackend, instance=True)
+      backend.get_sync_targets.return_value = ("model", ["localhost:1"])
+      hook = sync_training_hooks.ParameterSyncHook(backend, 3)
+      hook.begin()
+      (first,) = hook.before_run(None).feed_dict.values()
+      backend.get_sync_targets.side_effect = ConnectionError("no ZooKeeper")
+      now.return_value += 100
+      failed = [list(hook.before_run(None).feed_dict.values())[0] for _ in range(3)]
+      asked = backend.get_sync_targets.call_count
+      backend.get_sync_targets.side_effect = None
+      backend.get_sync_targets.return_value = ("model", ["localhost:2"])
+      now.return_value += 10
+      (last,) = hook.before_run(None).feed_dict.values()
+
+    self.assertEqual(failed, [first] * 3)
+    self.assertEqual(asked, 2)  # Not again in every step.
+    self.assertLen(logs.output, 1)
+    self.assertIn("no ZooKeeper", logs.output[0])
+    self.assertIn(b"localhost:2", last)
+
   def test_agreements_of_one_rank(self):
     self.assertAllEqual(sync_agreement.gather("test_gather", 5), [5])
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
