@@ -238,9 +238,7 @@ class Joiner:
   def close(self) -> None:
     """Leaves the group, and deletes spill files."""
     self._consumer.close()
-    for partition in self._partitions.values():
-      partition.window.close()
-    self._partitions = {}
+    self._let_go()
 
   # Reading.
 
@@ -379,6 +377,9 @@ class Joiner:
 
   def _on_revoke(self, unused_consumer: Any, unused_revoked: list[TopicPartition]) -> None:
     self._commit()
+    self._let_go()
+
+  def _let_go(self) -> None:
     for partition in self._partitions.values():
       self._done = _sum([self._done, partition.window.counters])
       partition.window.close()

@@ -257,6 +257,7 @@ class TransactionTest(unittest.TestCase):
       joiner.run()
 
       self.assertTrue(joiner.is_transactional)
+      self.assertEqual(joiner.counters().joined + joiner.counters().negatives, len(expected))
       self.assertEqual(
         _read_samples(kafka.servers, names[topics.SAMPLES]), collections.Counter(expected)
       )
