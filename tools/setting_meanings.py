@@ -110,6 +110,7 @@ MEANINGS: dict[str, str] = {
   "MY_HOST_IPV6": "IPv6 address of the host.",
   "MY_POD_IP": "IPv4 address of the pod, where `MY_HOST_IP` is not there.",
   "MY_POD_NAME": "Name of this container: its id in ZooKeeper, and its replica id as a hash.",
+  "NPM_CONFIG_REGISTRY": "The same as `npm_config_registry`.",
   "OMPI_COMM_WORLD_LOCAL_RANK": _LOCAL_RANK,
   "OMPI_COMM_WORLD_LOCAL_SIZE": _LOCAL_SIZE,
   "OMPI_COMM_WORLD_RANK": _RANK,
@@ -145,4 +146,6 @@ MEANINGS: dict[str, str] = {
   "YARN_INET_ADDR": "Address of this host, where `CLOUDNATIVE_INET_ADDR` is not there.",
   "ZK_AUTH": "ZooKeeper credentials, `user:password`; never logged.",
   "zk_servers": "ZooKeeper addresses, where the flag `zk_server` is empty.",
+  "npm_config_registry": "Registry of npm packages from which the realtime demo downloads a Kafka; "
+  "otherwise that of `~/.npmrc`, or npm's own.",
 }

@@ -38,6 +38,7 @@ from monolith.realtime.join_window import (
   SampleRates,
   WindowOptions,
 )
+from monolith.realtime.joiner_metrics import serve_metrics
 
 _BATCH = 10_000
 _POLL_SECS = 0.05
@@ -600,8 +601,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
   try:
     joiner = Joiner(_options(flags))
     if flags.metrics_port >= 0:
-      from monolith.realtime.joiner_metrics import serve_metrics
-
       port = serve_metrics(joiner, flags.metrics_port)
       _log.info("metrics at http://127.0.0.1:%d/metrics", port)
     for number in (signal.SIGTERM, signal.SIGINT):
