@@ -1,4 +1,4 @@
-"""Promise: when any process of real-time training is killed, no action is lost and no request fails.
+"""Promise: whichever process of real-time training is killed, no action is lost, no request fails.
 
 The demo with all its kills, which takes minutes: `make soak`.
 """
