@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import operator
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 _MAX_LENGTH = 1000
@@ -16,7 +16,11 @@ _BINARY = {
   ast.FloorDiv: operator.floordiv,
   ast.Mod: operator.mod,
 }
-_UNARY = {ast.UAdd: operator.pos, ast.USub: operator.neg, ast.Not: operator.not_}
+_UNARY: dict[type, Callable[[Any], Any]] = {
+  ast.UAdd: operator.pos,
+  ast.USub: operator.neg,
+  ast.Not: operator.not_,
+}
 _COMPARE = {
   ast.Eq: operator.eq,
   ast.NotEq: operator.ne,

@@ -219,11 +219,11 @@ class FakeKazooClient:
     return func
 
   def _find(self, path: str) -> _Node | None:
-    node = self._root
+    node: _Node | None = self._root
     for part in _split(path):
-      node = node.children.get(part)
       if node is None:
         return None
+      node = node.children.get(part)
     return node
 
   def _require(self, path: str) -> _Node:

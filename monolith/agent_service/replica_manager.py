@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -98,7 +99,7 @@ class ReplicaWatcher:
     """Returns `<server_type>:<index>` -> addresses of its available replicas, for all tasks."""
     replicas: dict[str, list[str]] = {}
     for path, _, address in self._available(server_type, None, idc, cluster):
-      replicas.setdefault(path.task, []).append(address)
+      replicas.setdefault(str(path.task), []).append(address)
     return replicas
 
   def get_replica(
@@ -132,14 +133,16 @@ class ReplicaWatcher:
       replicas = [(ZKPath(path), meta) for path, meta in self._replicas.items()]
     found = []
     for path, meta in replicas:
-      if path.server_type != type_name or (task is not None and int(path.index) != task):
+      if path.server_type != type_name or path.index is None:
+        continue
+      if task is not None and int(path.index) != task:
         continue
       if meta.stat != ModelState.AVAILABLE or not path.ship_in(idc, cluster):
         continue
       address = meta.get_address(self._use_archon, self._address_family)
       if address is not None:
         found.append((path, meta, address))
-    found.sort(key=lambda i: (int(i[0].index), i[0].location or "", i[0].replica))
+    found.sort(key=lambda i: (int(i[0].index or 0), i[0].location or "", i[0].replica))
     return found
 
   def _watch_all(self) -> None:
@@ -149,10 +152,10 @@ class ReplicaWatcher:
     self._zk.ensure_path(self.path_prefix)
     watch_tasks = self._make_children_watcher(self._watch_task)
     if self._config.dc_aware:
-      watch_tasks = self._make_children_watcher(
-        lambda path, on_tasks=watch_tasks: self._watch_children(path, on_tasks)
-      )
-    self._watch_children(self.path_prefix, watch_tasks)
+      watch = functools.partial(self._watch_children, on_children=watch_tasks)
+      self._watch_children(self.path_prefix, self._make_children_watcher(watch))
+    else:
+      self._watch_children(self.path_prefix, watch_tasks)
 
   def _watch_task(self, task_path: str) -> None:
     self._watch_children(task_path, self._make_children_watcher(self._watch_replica))

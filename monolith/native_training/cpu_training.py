@@ -164,7 +164,7 @@ def distributed_train(
     _prepare_server(server, config)
     discovery.register(config.server_type, config.index, addr)
     if config.server_type == "ps":
-      _join_ps(server.target, config.index, sync_backend)
+      _join_ps(server.target, config.index, sync_backend, config)
       return None
   if config.enable_partial_sync_training:
     config.enable_sync_training = True

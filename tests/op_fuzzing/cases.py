@@ -71,6 +71,7 @@ CONFIGS += ("feature_description",)
 HANDLES = {
   "table_handle": "table",
   "table_handles": "table",
+  "tables": "table",
   "mtable": "multi_table",
   "filter_handle": "filter",
   "sync_client_handle": "sync_client",
@@ -94,6 +95,11 @@ HANDLES_BY_OP = {
   "IsHashTable": "table",
   "MonolithParameterSync": "sync_client",
   "MonolithFinalizeSharedTensor": "shared_tensor",
+  # The last one that fits counts.
+  "MonolithRowLog": "row_log_client",
+  "MonolithRowLogSeek": "row_log_follower",
+  "MonolithRowLogApply": "row_log_follower",
+  "MonolithRowLogFollowerDigests": "row_log_follower",
 }
 # Mostly single numbers or names.
 SCALARS = ("learning_rate", "ada_decay", "mom_decay", "epsilon", "weight_decay", "beta1", "beta2")
@@ -103,6 +109,7 @@ SCALARS += ("use_snappy", "has_sort_id", "kafka_dump", "kafka_dump_prefix", "buf
 SCALARS += ("lagrangex_header",)
 SCALARS += ("input_pb_type", "output_pb_type", "feature_pruning_type", "fused_embeddings_size")
 SCALARS += ("config_str", "table_name", "content", "item_id", "bias")
+SCALARS += ("header", "full_scan", "digest", "epoch", "seq", "generation")
 ID_VECTORS = ("ids", "id", "key", "id_values", "indices", "pos", "shard_ids", "uids", "req_times")
 VARIANTS = ["dataset", "samples", "empty", "ragged", "numbers_dataset", "list"]
 # Stands for the folder of a call, which has another name in every process.
@@ -420,6 +427,8 @@ class _Maker:
       return rng.choice([(n + 1,), (n + 1,), (count + 1,), (2,)])
     if name in ("id_dense_shape", "batch_size"):
       return (1,)
+    if name == "messages":
+      return (n,)
     vectors = [(n,), (n,), (n,), (n * dim,), (count,)]
     matrices = [(n, dim), (n, dim), (n, 1), (count, dim)]
     if name in ID_VECTORS:
@@ -464,6 +473,8 @@ class _Maker:
         values[i] = self._file()
       elif name in CONFIGS:
         values[i] = messages.config(rng, self.op, name, self.n, self.dim)
+      elif name in ("header", "messages") and "RowLog" in self.op:
+        values[i] = messages.row_batch(rng, self.dim, name == "messages", self._hostile())
       elif name in ("pb_input", "serialized", "input", "message", "entry"):
         values[i] = messages.record(rng, self._record_type(), self._hostile())
       else:

@@ -16,6 +16,7 @@ from monolith.native_training.data import data_op_config_pb2
 from monolith.native_training.data.transform import transform_config_pb2
 from monolith.native_training.runtime.hash_table import embedding_hash_table_pb2
 from monolith.native_training.runtime.parameter_sync import parameter_sync_pb2
+from monolith.realtime import row_log_pb2
 
 # Fields of LineId, and features; requests and records draw from the same ones, so that they meet.
 FIELDS = ["uid", "req_time", "sample_rate", "actions", "chnid", "item_id", "user_id", "rank"]
@@ -45,6 +46,50 @@ def record(rng: random.Random, kind: str, hostile: bool) -> bytes:
   if rng.random() < 0.1:
     data = struct.pack("<Q", len(data)) + data
   return mutate(rng, data) if hostile else data
+
+
+def row_batch(rng: random.Random, dim: int, framed: bool, hostile: bool) -> bytes:
+  """Returns a message of the row log; without rows and checksum unless `framed`."""
+  batch = row_log_pb2.RowBatch(model="m", num_shards=1, epoch=rng.choice([1, 1, 2]))
+  batch.seq = rng.choice([1, 1, 2, 3])
+  batch.prev_seq = batch.seq - 1
+  batch.saved_step = rng.choice([0, 10])
+  batch.sample_positions[rng.choice([0, 1])] = rng.choice(_INTS)
+  if framed:
+    batch.num_chunks = rng.choice([1, 1, 1, 2])
+    batch.chunk = rng.randrange(batch.num_chunks)
+    batch.full_scan = rng.random() < 0.2
+    for name in rng.sample(["t0", "t1", "t2"], rng.choice([0, 1, 2])):
+      n, half = rng.choice([0, 1, 5]), rng.random() < 0.3
+      batch.tables.add(
+        name=name,
+        dim=dim,
+        half=half,
+        ids=b"".join(struct.pack("<q", rng.choice(_INTS)) for _ in range(n)),
+        rows=rng.randbytes(n * dim * (2 if half else 4)),
+        deleted_ids=struct.pack("<q", rng.choice(_INTS)) * rng.choice([0, 1]),
+      )
+    if rng.random() < 0.3:
+      batch.digest.seq = batch.seq
+      batch.digest.tables["t0"] = 1
+  if hostile and rng.random() < 0.5:
+    batch = randomize(rng, batch, 4, 0.2)
+  data = batch.SerializeToString() if isinstance(batch, Message) else batch
+  if hostile:
+    data = mutate(rng, data)
+  if not framed:
+    return data
+  crc = _crc32c(data) if rng.random() < 0.97 else rng.randrange(1 << 32)
+  return struct.pack("<I", (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF) + data
+
+
+def _crc32c(data: bytes) -> int:
+  state = 0xFFFFFFFF
+  for byte in data:
+    state ^= byte
+    for _ in range(8):
+      state = (state >> 1) ^ (0x82F63B78 if state & 1 else 0)
+  return state ^ 0xFFFFFFFF
 
 
 def mutate(rng: random.Random, data: bytes) -> bytes:

@@ -308,6 +308,10 @@ def _make_handle(handle: cases.Handle, build: _Builder) -> tf.Tensor:
     )
   if kind == "sync_client":
     return library.MonolithDummySyncClient(config="", container="", shared_name=name)
+  if kind == "row_log_client":
+    return library.MonolithRowLogClient(capacity=16, container="", shared_name=name)
+  if kind == "row_log_follower":
+    return library.MonolithRowLogFollower(container="", shared_name=name)
   if kind in ("table", "multi_table"):
     filters = library.MonolithDummyHashFilter(container="", shared_name=f"f{name}")
     client = library.MonolithDummySyncClient(config="", container="", shared_name=f"c{name}")

@@ -210,6 +210,7 @@ class TrainingHooks:
     self._batch_size = batch_size
     self._num_steps = num_steps
     self._last_step = last_step
+    self._row_log_listener: tf.estimator.CheckpointSaverListener | None = None
     self._is_async = not (config.enable_sync_training or config.enable_partial_sync_training)
     self._is_root_node = not config.enable_sync_training or config.index == 0
     # Each rank may have a folder of its own.
@@ -286,6 +287,7 @@ class TrainingHooks:
     training_hooks += self._get_data_hooks()
     training_hooks += self._async_hooks
     chief_hooks += restore_hooks
+    chief_hooks += self._get_row_log_hooks()
     chief_hooks += chief_sync_hooks
     chief_hooks += self.get_save_hooks(barrier_op, barrier_listener)
     chief_hooks += self._get_dense_set_hooks()
@@ -499,6 +501,8 @@ class TrainingHooks:
     if config.feature_eviction_on_save:
       listeners.append(hash_table_ops.HashTableRestorerSaverListener(basename))
       listeners.append(multi_hash_table_ops.MultiHashTableRestorerSaverListener(basename))
+    if self._row_log_listener is not None:
+      listeners.append(self._row_log_listener)
     return listeners
 
   def _get_log_listeners(self, basename: str) -> SaverListeners:
@@ -540,6 +544,17 @@ class TrainingHooks:
   def _writes_row_log(self) -> bool:
     config = self._config
     return bool(config.realtime_kafka_servers) and not config.enable_full_sync_training
+
+  def _get_row_log_hooks(self) -> Hooks:
+    """Returns what tells the writers of a row log that tables are restored, where there is one."""
+    if not self._writes_row_log:
+      return []
+    # Needs a client of Kafka.
+    from monolith.realtime import row_log_hooks
+
+    hook = row_log_hooks.RowLogHook(self._config, self._model_dir)
+    self._row_log_listener = row_log_hooks.RowLogSavedListener(hook)
+    return [hook]
 
   def _get_dense_only_hooks(
     self,

@@ -133,7 +133,8 @@ def local_train_internal(
   if tf.executing_eagerly():
     raise OSError("Training builds graphs: call tf.compat.v1.disable_eager_execution() before it.")
   conf.check_restore(model_dir)
-  with _local_cluster(conf.num_ps) as (session_config, _):
+  with _local_cluster(conf.num_ps) as (session_config, _), contextlib.ExitStack() as publishers:
+    _publish_rows(conf, session_config, publishers)
     training = CpuTraining(
       conf, params.instantiate(), resume=_RESUME[resume_data], num_steps=steps, last_step=max_steps
     )
@@ -155,6 +156,27 @@ def local_train_internal(
         max_steps=max_steps,
         saving_listeners=list(saving_listeners or []) or None,
       )
+
+
+def _publish_rows(
+  conf: CpuTrainingConfig,
+  session_config: tf.compat.v1.ConfigProto,
+  publishers: contextlib.ExitStack,
+) -> None:
+  """Publishes the rows of the servers in this process, if there are any and a row log is wanted.
+
+  Tables without servers are published by a hook of the session that they live in.
+  """
+  if not conf.realtime_kafka_servers or conf.num_ps <= 0:
+    return
+  # Needs a client of Kafka.
+  from monolith.realtime import row_log_hooks
+
+  servers = {job.name: job.tasks for job in session_config.cluster_def.job}["ps"]
+  for shard in range(conf.num_ps):
+    publishers.enter_context(
+      row_log_hooks.publish_from_server(conf, _GRPC_SCHEME + servers[shard], shard)
+    )
 
 
 def _report_limit(model_dir: str, max_steps: int | None) -> None:

@@ -6,6 +6,7 @@ session configuration of chief and workers, so it needs to know no other process
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -166,14 +167,31 @@ def _create_shutdown_queue(ps_index: int) -> tf.queue.FIFOQueue:
   return tf.queue.FIFOQueue(1, tf.int32, shapes=[()], shared_name=f"ps_queue_{ps_index}")
 
 
-def _join_ps(target: str, ps_index: int, sync_backend: Any = None) -> None:
+def _join_ps(
+  target: str,
+  ps_index: int,
+  sync_backend: Any = None,
+  config: DistributedCpuTrainingConfig | None = None,
+) -> None:
   """Serves until the chief says that training is over.
 
   Args:
     target: the address of this process's own server.
     ps_index: the index of this parameter server.
     sync_backend: knows which serving replicas want the updated rows; `None` for none.
+    config: the process's configuration. With brokers in it updated rows go to the row log instead.
   """
+  with contextlib.ExitStack() as stack:
+    if config is not None and config.realtime_kafka_servers:
+      # Needs a client of Kafka.
+      from monolith.realtime import row_log_hooks
+
+      stack.enter_context(row_log_hooks.publish_from_server(config, target, ps_index))
+      sync_backend = None
+    _serve(target, ps_index, sync_backend)
+
+
+def _serve(target: str, ps_index: int, sync_backend: Any) -> None:
   with tf.Graph().as_default():
     dequeue = _create_shutdown_queue(ps_index).dequeue()
     sync = None

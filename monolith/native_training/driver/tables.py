@@ -19,6 +19,7 @@ from monolith.native_training.driver.config import CpuTrainingConfig
 from monolith.native_training.model_export import export_context
 from monolith.native_training.runtime.hash_table import embedding_hash_table_pb2
 from monolith.native_training.tables import protocols
+from monolith.realtime import row_log
 
 Configs = Mapping[str, entry.HashTableConfigInstance]
 
@@ -81,7 +82,9 @@ def create(
       _set_admission(feature_configs, feature_to_admission)
     else:
       _check_slot_bits(feature_to_admission)
-    if config.enable_realtime_training and config.enable_full_sync_training:
+    if config.realtime_kafka_servers and not config.enable_full_sync_training:
+      sync_clients = row_log.create_row_log_clients(config.num_ps)
+    elif config.enable_realtime_training and config.enable_full_sync_training:
       # The one from which `ParameterSyncHook` pushes.
       client = distributed_serving_ops.parameter_sync_client_from_config(
         name_suffix=str(config.index)
