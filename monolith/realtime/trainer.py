@@ -29,7 +29,6 @@ from monolith.native_training.hooks import idle
 from monolith.realtime import kafka_client, topics
 
 _DEMO = "monolith.realtime.demo_model:DemoModel"
-_FOREVER_SECS = 1 << 30
 _METRICS_SECS = 1.0
 
 
@@ -148,8 +147,6 @@ def make_config(options: argparse.Namespace, params: Any) -> Any:
     "embedding_prefetch_capacity": 1,
     "enable_embedding_postpush": options.postpush,
     "partial_recovery": True,
-    # Full exports have the dense part, and come often.
-    "dense_only_save_checkpoints_secs": _FOREVER_SECS,
   }
   if options.publish:
     fields.update(

@@ -75,7 +75,6 @@ class DemoModelTest(tf.test.TestCase):
     folder = os.path.join(model_dir, "exported_models", "entry")
     newest = os.path.join(folder, max(name for name in os.listdir(folder) if name.isdigit()))
     # It needs no checkpoint: its rows are its own.
-    tf.io.gfile.rmtree(os.path.join(model_dir, "dense_only"))
     for path in tf.io.gfile.glob(os.path.join(model_dir, "model.ckpt*.assets")):
       tf.io.gfile.rmtree(path)
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:

@@ -40,7 +40,7 @@ class _Process:
         stderr=log,
         stdout=log,
         cwd=_ROOT,
-        env={**os.environ, "PYTHONPATH": str(_ROOT)},
+        env={**os.environ, "PYTHONPATH": str(_ROOT), "TF_CPP_MIN_LOG_LEVEL": "1"},
         # Shells start background jobs with SIGINT ignored, and a program inherits that.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
       )

@@ -12,6 +12,7 @@ import confluent_kafka
 import numpy as np
 import tensorflow as tf
 
+from monolith.native_training import native_task_context
 from monolith.native_training.data import stream_positions
 from monolith.native_training.driver import local
 from monolith.native_training.driver.config import CpuTrainingConfig
@@ -107,6 +108,42 @@ class StreamTrainingTest(tf.test.TestCase):
     self.train(save_checkpoints_steps=3, postpush=True, prefetch=2)
     self.assertEqual(self.saved_positions(), {0: 50, 1: 10})
     self.assertAllEqual(self.counts(range(60)), np.ones(60))
+
+  def test_workers_read_the_partitions_that_are_theirs(self):
+    topics = [self.topic, self.kafka.create_topic(uuid.uuid4().hex, 3)]
+    for i, topic in enumerate(topics):
+      for partition in range(2 + i):
+        number = 10 * i + partition
+        self.kafka.send(topic, [counting_task.make_sample(number)], partition=partition)
+    self.params.stream.topics = topics
+    read = []
+    for worker in range(2):
+      context = native_task_context.get()._replace(num_workers=2, worker_index=worker)
+      with native_task_context.with_ctx(context), tf.Graph().as_default():
+        task = self.params.instantiate()
+        dataset = task.create_input_fn(tf.estimator.ModeKeys.TRAIN)()
+        iterator = tf.compat.v1.data.make_initializable_iterator(dataset)
+        features = iterator.get_next()
+        ids = features["id"].values - counting_task.fid(0)
+        positions = features[stream_positions.POSITIONS_FEATURE]
+        with tf.compat.v1.Session() as session:
+          session.run(tf.compat.v1.global_variables_initializer())
+          session.run(iterator.initializer)
+          found = []
+          with self.assertRaises(tf.errors.OutOfRangeError):
+            while True:
+              values, last = session.run((ids, positions))
+              found.extend(values)
+      read.append((sorted(found), last.tolist()))
+
+    size = stream_positions.MAX_PARTITIONS
+    self.assertEqual(
+      [(ids, sorted(last)) for ids, last in read],
+      [
+        ([0, 10, 12], [[0, 1], [size, 1], [size + 2, 1]]),
+        ([1, 11], [[1, 1], [size + 1, 1]]),
+      ],
+    )
 
   def test_bad_and_repeated_messages_are_left_out_and_counted(self):
     self.send(range(4))
