@@ -180,7 +180,7 @@ class Demo:
       "joiner",
       "monolith.realtime.joiner",
       *(f"--window_secs={_WINDOW_SECS}", "--partitions=all", "--lateness_secs=1"),
-      *(f"--metrics_port={self._joiner_port}"),
+      *(f"--metrics_port={self._joiner_port}", "--sample_rate=0.5"),
     )
     self._add_trainers()
     self._tell("waiting for the first export")
