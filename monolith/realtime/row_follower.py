@@ -7,11 +7,14 @@ the writer says what its tables are after a batch, the replica's are compared.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Protocol
 
 from absl import logging
 
+from monolith.realtime.framing import CRC_BYTES
 from monolith.realtime.log_follower import LogFollower
+from monolith.realtime.row_log_pb2 import Digest, RowBatch
 from monolith.realtime.sync_state import SyncState
 
 # Rows that were saved while a batch was on its way are newer than that batch. One can be under way
@@ -54,8 +57,8 @@ class RowSink(Protocol):
       PoisonedError: the message is no batch of rows, or does not fit the tables.
     """
 
-  def explain_digests(self) -> str:
-    """Returns each table's digest and number of rows, for the log."""
+  def digests(self) -> Mapping[str, tuple[int, int]]:
+    """Returns digest and number of rows of each table by name."""
 
 
 class RowFollower(LogFollower):
@@ -92,15 +95,24 @@ class RowFollower(LogFollower):
         self.applied.seq, self.applied.epoch, self.name, before.seq, before.epoch,
       )  # fmt: skip
     if self.applied.batches > before.batches and self.applied.digest_seq == self.applied.seq:
-      self._note_digest()
+      self._note_digest(value)
 
-  def _note_digest(self) -> None:
+  def _note_digest(self, value: bytes) -> None:
     start = self._batches_at_start
     if start is None or self.applied.batches - start < _BATCHES_UNTIL_EQUAL:
       return
-    if self.applied.digest_ok is False:
-      logging.error(
-        "Tables differ from those of the writer of %s after batch %d of epoch %d: %s",
-        self.name, self.applied.seq, self.applied.epoch, self._sink.explain_digests(),
-      )  # fmt: skip
     self.digest_ok = self.applied.digest_ok
+    if not self.digest_ok:
+      self._log_difference(RowBatch.FromString(value[CRC_BYTES:]).digest)
+
+  def _log_difference(self, wanted: Digest) -> None:
+    found = self._sink.digests()
+    for table in sorted(set(found) | set(wanted.tables)):
+      have = found.get(table, (0, 0))
+      want = (wanted.tables.get(table, 0), wanted.row_counts.get(table, 0))
+      if have != want:
+        logging.error(
+          "Table %s differs from the writer's of %s after batch %d of epoch %d: digest %016x of %d "
+          "rows, want %016x of %d rows",
+          table, self.name, self.applied.seq, self.applied.epoch, *have, *want,
+        )  # fmt: skip

@@ -1,17 +1,16 @@
-"""Writes batches of rows into the tables of a loaded model."""
+"""Writes a row log into the tables of a loaded model; the op library does the work."""
 
 from __future__ import annotations
 
-import dataclasses
+from collections.abc import Mapping
 
-import numpy as np
 import tensorflow as tf
+from absl import logging
 
 from monolith.native_training import hash_table_ops, multi_hash_table_ops
-from monolith.realtime.framing import unframe
+from monolith.realtime import row_log
 from monolith.realtime.log_follower import PoisonedError
 from monolith.realtime.row_follower import SinkState
-from monolith.realtime.row_log_pb2 import RowBatch
 from monolith.realtime.sync_state import SyncState
 
 
@@ -24,67 +23,44 @@ class TableSink:
   """
 
   def __init__(self, session: tf.compat.v1.Session, state: SyncState):
-    self._state = SinkState(state.epoch, state.seq)
-    self._shard = state.partition
-    self._number = None
-    self._chunks = {}
     graph = session.graph
-    self._assigns = {}
-    with graph.as_default():
-      for group in graph.get_collection(multi_hash_table_ops._MULTI_HASH_TABLE_GRAPH_KEY):
-        for name, dim in zip(group.table_names, group.get_table_dim_sizes()):
-          ids = tf.compat.v1.placeholder(tf.int64, [None])
-          values = tf.compat.v1.placeholder(tf.float32, [None, dim])
-          op = group.assign({name: (ids, values)}).as_op()
-          self._assigns[name] = dim, session.make_callable(op, [ids, values])
-      for table in graph.get_collection(hash_table_ops._HASH_TABLE_GRAPH_KEY):
-        ids = tf.compat.v1.placeholder(tf.int64, [None])
-        values = tf.compat.v1.placeholder(tf.float32, [None, table.dim_size])
-        op = table.assign(ids, values).as_op()
-        self._assigns[table.name] = table.dim_size, session.make_callable(op, [ids, values])
-
-  @property
-  def has_tables(self) -> bool:
-    """Whether the graph has tables."""
-    return bool(self._assigns)
+    groups = graph.get_collection(multi_hash_table_ops._MULTI_HASH_TABLE_GRAPH_KEY)
+    tables = graph.get_collection(hash_table_ops._HASH_TABLE_GRAPH_KEY)
+    handles = [group.handle for group in groups] + [table.table for table in tables]
+    self.has_tables = bool(handles)
+    self._unknown_tables = 0
+    if handles:
+      with graph.as_default(), tf.device("/device:CPU:0"):
+        self._follower = row_log.TableFollower(handles, state.topic).bind(session)
+      self._follower.seek(state.epoch, state.seq)
 
   def apply(self, message: bytes) -> SinkState:
-    try:
-      header = RowBatch.FromString(unframe(message))
-    except Exception as error:
-      raise PoisonedError(str(error)) from error
-    if header.shard != self._shard or not 0 <= header.chunk < header.num_chunks:
-      raise PoisonedError(f"shard {header.shard}, chunk {header.chunk} of {header.num_chunks}")
-    state = self._state
-    number = (header.epoch, header.seq, header.num_chunks)
-    if (header.epoch, header.seq) <= (state.epoch, state.seq):
-      return state
-    if number != self._number:
-      self._number, self._chunks = number, {}
-    self._chunks[header.chunk] = header
-    if len(self._chunks) < header.num_chunks:
-      return state
-    total = 0
-    for chunk in self._chunks.values():
-      for table in chunk.tables:
-        if table.name not in self._assigns:
-          raise PoisonedError(f"there is no table {table.name!r}")
-        dim, call = self._assigns[table.name]
-        ids = np.frombuffer(table.ids, "<i8")
-        rows = np.frombuffer(table.rows, "<f2" if table.half else "<f4").astype(np.float32)
-        call(ids, rows.reshape(-1, dim))
-        total += len(ids)
-    gap = header.epoch == state.epoch and header.prev_seq != state.seq
-    self._state = dataclasses.replace(
-      state,
-      epoch=header.epoch,
-      seq=header.seq,
-      newest_event_time=header.newest_event_time,
-      batches=state.batches + 1,
-      rows=state.rows + total,
-      gaps=state.gaps + gap,
-    )
-    return self._state
+    """Takes a message, and applies its batch if that is newer and complete with it.
 
-  def explain_digests(self) -> str:
-    return ""
+    Raises:
+      PoisonedError: the message is no batch of rows, or does not fit the tables.
+    """
+    try:
+      state = self._follower.apply([message])
+    except (tf.errors.DataLossError, tf.errors.InvalidArgumentError) as error:
+      raise PoisonedError(error.message.splitlines()[0]) from error
+    if state.unknown_tables and not self._unknown_tables:
+      logging.error(
+        "The row log has tables that the model does not have: batch %d of epoch %d and others",
+        state.seq, state.epoch,
+      )  # fmt: skip
+    self._unknown_tables = state.unknown_tables
+    return SinkState(
+      epoch=state.epoch,
+      seq=state.seq,
+      newest_event_time=state.newest_event_time,
+      batches=state.batches,
+      rows=state.rows + state.deleted,
+      gaps=state.gaps,
+      digest_seq=state.digest_seq,
+      digest_ok=None if state.digest_ok < 0 else bool(state.digest_ok),
+    )
+
+  def digests(self) -> Mapping[str, tuple[int, int]]:
+    """Returns digest and number of rows of each table by name."""
+    return self._follower.digests()

@@ -168,27 +168,27 @@ def _make_loader(flags: argparse.Namespace) -> Callable[[str], Servable]:
   if flags.per_process_gpu_memory_fraction:
     config.gpu_options.per_process_gpu_memory_fraction = flags.per_process_gpu_memory_fraction
   tags = [tag for tag in flags.saved_model_tags.split(",") if tag]
+  make_follower: Callable[[Servable, str], Follower | None] | None = None
+  if flags.row_log_servers:
+    # Needs a client of Kafka, which servers of models that stay as they are do without; and it must
+    # come before models are loaded, since it knows what tables are in a graph's collections.
+    from monolith.realtime import replica
+
+    make_follower = replica.make_follower
 
   def load(path: str) -> Servable:
     servable = Servable(path, tags, config, flags.fetch_ps_timeout_ms or None)
     try:
       if flags.enable_model_warmup:
         warmup.warm_up(servable)
-      if flags.row_log_servers:
-        servable.follower = _make_follower(servable, flags.row_log_servers)
+      if make_follower is not None:
+        servable.follower = make_follower(servable, flags.row_log_servers)
     except Exception:
       servable.close()
       raise
     return servable
 
   return load
-
-
-def _make_follower(servable: Servable, servers: str) -> Follower | None:
-  # Needs a client of Kafka, which servers of models that stay as they are do without.
-  from monolith.realtime import replica
-
-  return replica.make_follower(servable, servers)
 
 
 def _make_runner(flags: argparse.Namespace) -> prediction.Runner:

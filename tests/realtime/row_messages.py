@@ -11,7 +11,11 @@ from monolith.realtime.row_log_pb2 import RowBatch
 
 
 def make_batch(
-  seq: int, tables: Mapping[str, Mapping[int, np.ndarray]], num_chunks: int = 1, **fields: object
+  seq: int,
+  tables: Mapping[str, Mapping[int, np.ndarray]],
+  num_chunks: int = 1,
+  digests: Mapping[str, tuple[int, int]] | None = None,
+  **fields: object,
 ) -> list[bytes]:
   """Returns the messages of a batch.
 
@@ -19,6 +23,7 @@ def make_batch(
     seq: its number; the one before it is `seq - 1`.
     tables: row by id, by name of the table.
     num_chunks: how many messages; the first one has the rows.
+    digests: digest and number of rows of each table after the batch; None for a batch without.
     **fields: other fields of `RowBatch`.
   """
   messages = []
@@ -31,5 +36,10 @@ def make_batch(
       ids = np.array(list(rows), "<i8")
       values = np.array(list(rows.values()), "<f4")
       batch.tables.add(name=name, dim=values.shape[1], ids=ids.tobytes(), rows=values.tobytes())
+    if digests is not None and chunk + 1 == num_chunks:
+      batch.digest.seq = seq
+      for name, (digest, num_rows) in digests.items():
+        batch.digest.tables[name] = digest
+        batch.digest.row_counts[name] = num_rows
     messages.append(frame(batch.SerializeToString()))
   return messages
