@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any
 
 import tensorflow as tf
 from absl import logging
@@ -20,7 +20,7 @@ from tensorflow.python.lib.io import file_io
 from tensorflow.python.training import py_checkpoint_reader, training_util
 from tensorflow.python.training import saver as tf_saver
 
-from monolith.native_training import graph_meta, utils
+from monolith.native_training import utils
 from monolith.native_training.checkpoints import files as checkpoint_files
 from monolith.native_training.checkpoints.state import (
   MONOLITH_CKPT_STATE_FILE_NAME,
@@ -60,10 +60,6 @@ class PsMonitor:
     size = self._sizes.get(_task_of(device))
     return size is None or sess.run(size) == 0
 
-  def has_lost_server(self, sess: tf.compat.v1.Session) -> bool:
-    """Returns whether a server has no state."""
-    return 0 in sess.run(list(self._sizes.values()))
-
   def setup_ps_initialized_state(self, sess: tf.compat.v1.Session) -> None:
     """Marks all servers as initialized."""
     sizes = sess.run(self._sizes)
@@ -74,33 +70,6 @@ def _task_of(device: str) -> str:
   """Returns job and task of a device, to which state belongs, in one spelling."""
   spec = tf.DeviceSpec.from_string(pydev.canonical_name(device) or "")
   return tf.DeviceSpec(job=spec.job, replica=spec.replica or 0, task=spec.task or 0).to_string()
-
-
-class _AssignOp(NamedTuple):
-  """How to give a variable the value that a checkpoint has for it."""
-
-  name: str
-  value: tf.Tensor
-  op: tf.Operation
-
-
-def restore_with_any_server(variable: tf.Variable) -> None:
-  """Lets a variable of the default graph go back to the checkpoint whenever any server does so.
-
-  Positions in a stream must: rows that a lost server has learnt since the checkpoint are learnt
-  again only from there on.
-
-  Args:
-    variable: on a server, and saved with the graph's other variables.
-  """
-  with tf.device(variable.device):
-    value = tf.compat.v1.placeholder(variable.dtype.base_dtype, variable.shape)
-    op = variable.assign(value).op
-  _get_assign_ops().append(_AssignOp(variable.op.name, value, op))
-
-
-def _get_assign_ops() -> list[_AssignOp]:
-  return graph_meta.get_meta("restored_with_any_server", list)
 
 
 class SaverBuilder(tf_saver.BulkSaverBuilder):
@@ -500,11 +469,7 @@ class PartialRecoverySaver(tf_saver.Saver):
       if tf.executing_eagerly():
         self._build_eager(save_path, build_save=False, build_restore=True)
       else:
-        restore_ops = self._get_restore_ops(sess)
-        if self._ps_monitor is not None and self._ps_monitor.has_lost_server(sess):
-          # First: workers that wait for the other variables must not see the old value.
-          self._restore_assigned(sess, save_path)
-        sess.run(restore_ops, {self.saver_def.filename_tensor_name: save_path})
+        sess.run(self._get_restore_ops(sess), {self.saver_def.filename_tensor_name: save_path})
     except tf.errors.OpError as e:
       self._explain_damage(save_path, e)
       if isinstance(e, tf.errors.NotFoundError):
@@ -523,16 +488,6 @@ class PartialRecoverySaver(tf_saver.Saver):
     lost = [d for d in per_device if self._ps_monitor.is_ps_uninitialized(sess, d)]
     logging.info("Devices to be restored: %s of %s", lost, list(per_device))
     return [per_device[device] for device in lost]
-
-  def _restore_assigned(self, sess: tf.compat.v1.Session, save_path: str) -> None:
-    with sess.graph.as_default():
-      assign_ops = _get_assign_ops()
-    if not assign_ops:
-      return
-    reader = py_checkpoint_reader.NewCheckpointReader(save_path)
-    for name, value, op in assign_ops:
-      if reader.has_tensor(name):
-        sess.run(op, {value: reader.get_tensor(name)})
 
   def _explain_damage(self, save_path: str, error: tf.errors.OpError) -> None:
     """Raises a better error if the files of the checkpoint are bad."""

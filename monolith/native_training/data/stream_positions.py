@@ -1,13 +1,16 @@
-"""Where a training run stands in a Kafka stream: a variable that each step moves.
+"""Where a training run stands in a Kafka stream: variables that each step moves.
 
-    batch of KafkaDataset(offsets="checkpoint")         -> samples + next offset of each partition
-    prefetch queue, post-push queue                     -> carry both
-    the run that applies the batch's gradients          -> scatter_update(positions on server 0)
-    checkpoint                                          -> tables and positions of the same moment
+    batch of KafkaDataset(offsets="checkpoint")   -> samples + next offset of each partition
+    prefetch queue, post-push queue               -> carry both
+    the run that applies the batch's gradients    -> on each server: apply, then move its positions
+    checkpoint                                    -> tables and positions of the same moment
 
-A worker that is killed alone goes on from the variable; when servers die too, all goes on from the
-checkpoint, and what came after it is trained again. The consumer group is told the positions after
-each checkpoint, for monitoring; a training run never reads them, except for its very first start.
+Every parameter server has positions of its own, which it moves right after its own write: no other
+process is needed in between, so a worker that is killed leaves no server in doubt. A start takes
+the smallest of them. A worker that is killed alone goes on where the servers stand; a server that
+dies comes back with the rows and the positions of the checkpoint, and so all go back there. The
+consumer group is told the positions after each checkpoint, for monitoring; a training run reads
+them when it has none of its own.
 
 Partition p of each topic belongs to worker `p % num_workers`, so no group has to agree on anything,
 and a worker that starts again reads at once instead of waiting for a dead member's session to end.
@@ -23,7 +26,6 @@ import tensorflow as tf
 from absl import logging
 
 from monolith.native_training import graph_meta, native_task_context, utils
-from monolith.native_training.checkpoints import saver as checkpoint_saver
 
 POSITIONS_FEATURE = "__stream_positions__"
 COUNTS_FEATURE = "__stream_counts__"
@@ -64,7 +66,7 @@ class StreamState(NamedTuple):
 
 
 class StreamPositions:
-  """The variables of one graph, on parameter server 0 if there are servers.
+  """The variables of one graph, on each parameter server if there are servers.
 
   Args:
     topics: names, in the order of the rows of `start`.
@@ -75,29 +77,46 @@ class StreamPositions:
     self.topics = list(topics)
     self.settings = dict(entry.split("=", 1) for entry in settings)
     name = "stream_positions/" + "/".join(self.topics)
-    device = utils.ps_device(0) if native_task_context.get().num_ps else None
-    with tf.device(device), tf.control_dependencies(None):
-      self._positions = tf.compat.v1.get_variable(
-        name,
-        initializer=np.full([len(self.topics) * MAX_PARTITIONS], -1, np.int64),
-        trainable=False,
-      )
-      self._counts = tf.compat.v1.get_variable(
-        f"{name}/counts", initializer=np.zeros([len(_COUNTS)], np.int64), trainable=False
-      )
-      self._value = (self._positions.read_value(), self._counts.read_value())
-    for variable in (self._positions, self._counts):
-      checkpoint_saver.restore_with_any_server(variable)
-    self.start = tf.reshape(self._value[0], [len(self.topics), MAX_PARTITIONS])
+    num_ps = native_task_context.get().num_ps
+    self._positions = []
+    with tf.control_dependencies(None):
+      for i in range(max(1, num_ps)):
+        with tf.device(utils.ps_device(i) if num_ps else None):
+          self._positions.append(
+            tf.compat.v1.get_variable(
+              name if i == 0 else f"{name}/server_{i}",
+              initializer=np.full([len(self.topics) * MAX_PARTITIONS], -1, np.int64),
+              trainable=False,
+            )
+          )
+      with tf.device(utils.ps_device(0) if num_ps else None):
+        self._counts = tf.compat.v1.get_variable(
+          f"{name}/counts", initializer=np.zeros([len(_COUNTS)], np.int64), trainable=False
+        )
+      # A server that knows nothing yet lets all begin anew: -1 is the smallest.
+      smallest = tf.reduce_min(tf.stack([v.read_value() for v in self._positions]), axis=0)
+      self._value = (smallest, self._counts.read_value())
+    self.start = tf.reshape(smallest, [len(self.topics), MAX_PARTITIONS])
 
-  def move(self, batch: StreamBatch) -> tf.Operation:
-    """Returns the op that says: this batch has been applied."""
-    with tf.device(self._positions.device):
-      return tf.group(
-        tf.compat.v1.scatter_update(self._positions, batch.positions[:, 0], batch.positions[:, 1]),
-        tf.compat.v1.scatter_add(self._counts, [0, 1, 2], batch.counts[:3]),
-        tf.compat.v1.scatter_max(self._counts, [3], batch.counts[3:]),
-      )
+  def move_after(self, write: tf.Operation | None, batch: StreamBatch) -> tf.Operation:
+    """Returns the op that says, after a write, that this batch has been applied.
+
+    Args:
+      write: the end of the write to all servers; `None` if there was nothing to write.
+      batch: where the stream stands after it.
+    """
+    moves = []
+    for i, variable in enumerate(self._positions):
+      with tf.device(variable.device), tf.control_dependencies(_last_ops_on(i, write)):
+        moves.append(
+          tf.compat.v1.scatter_update(variable, batch.positions[:, 0], batch.positions[:, 1])
+        )
+        if i == 0:
+          moves += [
+            tf.compat.v1.scatter_add(self._counts, [0, 1, 2], batch.counts[:3]),
+            tf.compat.v1.scatter_max(self._counts, [3], batch.counts[3:]),
+          ]
+    return tf.group(*moves, *([] if write is None else [write]))
 
   def read(self, session: tf.compat.v1.Session) -> StreamState:
     """Returns where the training run stands now."""
@@ -107,6 +126,29 @@ class StreamPositions:
       for i in np.flatnonzero(offsets >= 0)
     }
     return StreamState(positions, *(int(count) for count in counts))
+
+
+def _last_ops_on(server: int, write: tf.Operation | None) -> list[tf.Operation]:
+  """Returns what a write does last on one server; all of it, if that cannot be told.
+
+  The ends of the writes on all servers meet in an op of the worker. Who waited for that one would
+  wait for a message from the worker, which may be dead by then.
+  """
+  if write is None:
+    return []
+  found, pending, seen = [], [write], set()
+  while pending:
+    op = pending.pop()
+    if op in seen:
+      continue
+    seen.add(op)
+    device = tf.DeviceSpec.from_string(op.device)
+    if device.job == utils.PS_JOB_NAME:
+      if device.task == server:
+        found.append(op)
+    elif op.type in ("NoOp", "Identity"):
+      pending += [*op.control_inputs, *(value.op for value in op.inputs)]
+  return found or [write]
 
 
 def create(topics: Sequence[str], settings: Sequence[str]) -> StreamPositions:

@@ -90,7 +90,9 @@ class _CpuFeatureFactory(feature.FeatureFactoryFromEmbeddings):
     stream_batch = None if self._is_stream_moved else self._stream_batch
     self._is_stream_moved = True
     if not name_to_gradient:
-      return tf.no_op() if stream_batch is None else stream_positions.get().move(stream_batch)
+      if stream_batch is None:
+        return tf.no_op()
+      return stream_positions.get().move_after(None, stream_batch)
     name_to_ids = {name: self._embedding_ids[name].values for name in name_to_gradient}
     # The step as it is now, not when an asynchronous push gets to run.
     global_step = tf.identity(tf.compat.v1.train.get_or_create_global_step())
@@ -113,8 +115,9 @@ class _CpuFeatureFactory(feature.FeatureFactoryFromEmbeddings):
       if stream_batch is None:
         return push_op
       # A worker that dies in between trains the batch again; the other way round it would be lost.
-      with tf.control_dependencies([push_op]):
-        return stream_positions.get().move(stream_positions.StreamBatch(**stream_batch))
+      return stream_positions.get().move_after(
+        push_op, stream_positions.StreamBatch(**stream_batch)
+      )
 
     id_split = self._hash_table.get_id_split(name_to_ids)
     return self._async_function_mgr.add_async_function(

@@ -7,7 +7,6 @@ import tensorflow as tf
 from tensorflow.core.protobuf import cluster_pb2
 
 from monolith.native_training import basic_restore_hook, hash_table_ops, save_utils, utils
-from monolith.native_training.checkpoints import saver as checkpoint_saver
 
 tf.compat.v1.disable_eager_execution()
 
@@ -46,14 +45,11 @@ class PartialRestoreTest(tf.test.TestCase):
     train_op = tf.group([global_step_increment, op0, add0.as_op(), op1, add1.as_op()])
     return train_op, v0, v1, lookup0, lookup1
 
-  def _setup(self, ps_monitor, restored_with_any_server=()):
+  def _setup(self, ps_monitor):
     """Builds the graph and returns what a session needs."""
     folder = tempfile.mkdtemp(dir=os.environ["TEST_TMPDIR"])
     basename = os.path.join(folder, "model.ckpt")
     train_op, *values = self.build_graph()
-    for variable in tf.compat.v1.global_variables():
-      if variable.op.name in restored_with_any_server:
-        checkpoint_saver.restore_with_any_server(variable)
     saver = save_utils.PartialRecoverySaver(
       sharded=True, max_to_keep=10, keep_checkpoint_every_n_hours=12, ps_monitor=ps_monitor
     )
@@ -108,21 +104,6 @@ class PartialRestoreTest(tf.test.TestCase):
       with session([servers[0], self._create_servers()[0]]) as sess:
         # v0, v1, lookup0, lookup1: the first server has kept its values.
         self.assertValues(sess, values, [2, 1, 2, 1])
-
-  def test_a_marked_variable_goes_back_with_any_server(self):
-    with tf.Graph().as_default():
-      train_op, values, session = self._setup(
-        save_utils.PsMonitor(2), restored_with_any_server=["v0"]
-      )
-      servers = self._create_servers()
-      with session(servers) as sess:
-        sess.run(train_op)
-      self._mutate(servers, train_op, values)
-
-      with session(servers) as sess:
-        self.assertValues(sess, values, [2, 2, 2, 2])
-      with session([servers[0], self._create_servers()[0]]) as sess:
-        self.assertValues(sess, values, [1, 1, 2, 1])
 
   def test_restore_without_ps_monitor(self):
     with tf.Graph().as_default():
