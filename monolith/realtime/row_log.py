@@ -24,7 +24,7 @@ import tensorflow as tf
 
 from monolith.native_training import utils
 from monolith.native_training.runtime.ops import gen_monolith_ops
-from monolith.realtime import row_log_pb2
+from monolith.realtime.row_log_pb2 import RowBatch
 
 # Why a batch has to hold all rows.
 SCAN_OVERFLOW = 1
@@ -149,7 +149,7 @@ class RowLogWriter:
       self._full_scan,
       self._digest,
       keep_hashes=keep_hashes,
-      half_precision=half,
+      fp16=half,
     )
     self._take = gen_monolith_ops.monolith_row_log_take(client)
     self._abandon = gen_monolith_ops.monolith_row_log_abandon(client)
@@ -179,9 +179,7 @@ class RowLogWriter:
     """Returns where the writer stands."""
     return WriterInfo(*(int(value) for value in self._run(self._info)))
 
-  def begin(
-    self, header: row_log_pb2.RowBatch, full_scan: bool = False, digest: bool = False
-  ) -> BatchCounts:
+  def begin(self, header: RowBatch, full_scan: bool = False, digest: bool = False) -> BatchCounts:
     """Begins a batch with all rows that changed or went since the last one.
 
     Args:

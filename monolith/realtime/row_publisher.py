@@ -23,8 +23,9 @@ from absl import logging
 
 from monolith.native_training import utils
 from monolith.native_training.metric import cli
-from monolith.realtime import row_log, row_log_pb2, topics
+from monolith.realtime import row_log, topics
 from monolith.realtime.log_partition import LogPartition
+from monolith.realtime.row_log_pb2 import RowBatch
 
 # More rows are not kept back for the interval's sake.
 MAX_WAITING_BYTES = 64 * 1024 * 1024
@@ -279,7 +280,7 @@ class RowPublisher:
       self._writer.abandon()
     self._last_seq += 1
     self._send_time = time.time()
-    header = row_log_pb2.RowBatch(
+    header = RowBatch(
       model=self._model,
       shard=self._shard,
       num_shards=self._num_shards,
@@ -291,8 +292,8 @@ class RowPublisher:
     )
     if self._sample_positions is not None:
       header.sample_positions.update(self._sample_positions())
-    self._writer.begin(header, full_scan=self._scan, digest=digest)
-    self._scan = False
+    scan, self._scan = self._scan, True  # rows of a batch that fails half way are not kept
+    self._writer.begin(header, full_scan=scan, digest=digest)
     while True:
       messages, num_rows, num_deleted = self._writer.take()
       if not messages:
@@ -302,6 +303,7 @@ class RowPublisher:
       self.rows_published += num_rows
       self._metrics.emit_counter("row_log_rows", num_rows, self._tags)
       self._metrics.emit_counter("row_log_deleted", num_deleted, self._tags)
+    self._scan = False
     self._seq = self._last_seq
     self._writer.mark("position", [self._epoch, self._seq, self._next_offset])
 
@@ -335,9 +337,9 @@ class RowPublisher:
     self._next_offset = expected
 
 
-def _parse(value: bytes) -> row_log_pb2.RowBatch | None:
+def _parse(value: bytes) -> RowBatch | None:
   """Returns a message, `None` if it is none. The engine checks checksums where rows are read."""
   try:
-    return row_log_pb2.RowBatch.FromString(value[_CRC_BYTES:])
+    return RowBatch.FromString(value[_CRC_BYTES:])
   except Exception:  # What protobuf raises differs between its implementations.
     return None

@@ -32,8 +32,8 @@ LAYERS = {
   ),
   "cluster": (
     "where processes are, how they find and call one another",
-    "/agent_service /realtime.kafka_client /realtime.topics cluster_manager consul "
-    "distributed_serving_ops mlp_utils net_utils service_discovery serving yarn_runtime zk_utils",
+    "/agent_service /realtime.kafka_client /realtime.log_partition /realtime.row_log "
+    "/realtime.row_publisher /realtime.topics cluster_manager consul distributed_serving_ops mlp_utils net_utils service_discovery serving yarn_runtime zk_utils",
   ),
   "ranks": (
     "what several synchronous processes agree on",
@@ -68,7 +68,7 @@ LAYERS = {
   ),
   "driver": (
     "runs a task: in this process, on parameter servers, on ranks",
-    "/realtime.dense_sets alert cpu_training debugging driver hooks.ckpt_info "
+    "/realtime.dense_sets /realtime.row_log_hooks alert cpu_training debugging driver hooks.ckpt_info "
     "hooks.feature_engineering_hooks "
     "ps_benchmark sync_hooks sync_training_hooks",
   ),
@@ -88,7 +88,10 @@ LATE_IMPORTS = {
   ("/serving.model_server", "/realtime.replica"): "only followers of a log need a Kafka client",
   (".driver.hooks", "/realtime.dense_sets"): "only writers of a row log need a Kafka client",
   (".driver.hooks", "/realtime.partition_reader"): "only writers of a row log need a Kafka client",
+  (".driver.hooks", "/realtime.row_log_hooks"): "only writers of a row log need a Kafka client",
   (".driver.hooks", "/realtime.topics"): "only writers of a row log need a Kafka client",
+  (".driver.local", "/realtime.row_log_hooks"): "only writers of a row log need a Kafka client",
+  (".driver.server", "/realtime.row_log_hooks"): "only writers of a row log need a Kafka client",
   (".distributed_ps_factory", ".distributed_ps_sync"): "training on servers needs no ranks",
   (".estimator", "/agent_service.backends"): "only parameter servers in realtime training need it",
   (

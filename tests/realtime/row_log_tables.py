@@ -40,6 +40,7 @@ class TrainedTable:
           {"t": (self.ids, gradients)}, step, req_time=self.req_time
         ).as_op()
         self.handle = tables.handle
+        create = tables.initializer
       else:
         table = hash_table_ops.hash_table_from_config(
           config_of(segment(DIM)), name_suffix="t", sync_client=client
@@ -50,12 +51,13 @@ class TrainedTable:
         self._save = table.save(self.basename).as_op()
         self._restore = table.restore(self.basename).as_op()
         self.handle = table.table
+        create = self.handle.op
       self.writer = row_log.RowLogWriter(client)
       self._names, self._digests, self._rows = row_log.gen_monolith_ops.monolith_row_log_digests(
         [self.handle]
       )
       self.session = tf.compat.v1.Session()
-    self.session.run(self.handle.op)
+    self.session.run(create)
     self.writer.bind(self.session)
 
   def train(self, ids: Sequence[int], req_time: int = 0) -> None:
@@ -89,17 +91,17 @@ class ServedTable:
         tables = multi_hash_table_ops.MultiHashTable.from_configs(
           {name: config_of(segment(DIM), serving=True) for name in ("t", "u")}
         )
-        handle = tables.handle
+        handle, create = tables.handle, tables.initializer
         self._lookup = tables.lookup({"t": self._ids})["t"]
       else:
         table = hash_table_ops.hash_table_from_config(
           config_of(segment(DIM), serving=True), name_suffix="t"
         )
-        handle = table.table
+        handle, create = table.table, table.table.op
         self._lookup = table.lookup(self._ids)
       self.follower = row_log.TableFollower([handle])
       self.session = tf.compat.v1.Session()
-    self.session.run(handle.op)
+    self.session.run(create)
     self.follower.bind(self.session)
 
   def lookup(self, ids: Sequence[int]) -> np.ndarray:

@@ -95,7 +95,7 @@ REGISTER_OP("MonolithRowLogBegin")
     .Input("digest: bool")
     .Output("counts: int64")
     .Attr("keep_hashes: bool = true")
-    .Attr("half_precision: bool = false")
+    .Attr("fp16: bool = false")
     .SetIsStateful()
     .SetShapeFn(BeginShape)
     .Doc(R"doc(
@@ -107,7 +107,7 @@ full_scan: Whether to take all embeddings.
 digest: Whether the batch tells the digest of the tables.
 counts: chunks of the batch, ids in it, whether it holds all embeddings.
 keep_hashes: Whether to remember what was published, for digests.
-half_precision: Whether embeddings are sent in half precision.
+fp16: Whether embeddings are sent in half precision.
 )doc");
 
 REGISTER_OP("MonolithRowLogTake")
@@ -238,7 +238,7 @@ class RowLogBeginOp : public OpKernel {
  public:
   explicit RowLogBeginOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("keep_hashes", &options_.keep_hashes));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("half_precision", &options_.half));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("fp16", &options_.half));
   }
 
   void Compute(OpKernelContext* ctx) override {
