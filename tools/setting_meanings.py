@@ -65,6 +65,8 @@ MEANINGS: dict[str, str] = {
   "model; 1.",
   "MONOLITH_KAFKA": "Comma-joined `host:port` of brokers, which the realtime demo uses instead "
   "of its own.",
+  "MONOLITH_KAFKA_VERSIONS": "Comma-joined `host:port=version` of Kafka brokers; name those before "
+  "0.10, which should not be asked for it.",
   "MONOLITH_KAFKA_ZOOKEEPER": "`host:port` of their ZooKeeper, which brokers before 0.10.1 need to "
   "create topics.",
   "MONOLITH_LIBRDKAFKA": "Path of librdkafka; otherwise that of `confluent-kafka` or the system.",

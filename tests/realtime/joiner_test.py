@@ -304,6 +304,16 @@ class TransactionTest(unittest.TestCase):
     self.assertIsInstance(found, broker.ExternalBroker)
     self.assertEqual(found.servers, "kafka-1:9092,kafka-2:9092")
 
+  def test_broker_whose_version_is_told_is_not_asked(self):
+    with mock.patch.dict(os.environ):
+      kafka_client.remember_version("127.0.0.1:1", "0.9.0.1")
+
+      # Nobody listens there: asking would fail.
+      self.assertTrue(kafka_client.probe("127.0.0.1:1", timeout_secs=0).is_old)
+      settings = kafka_client.client_settings("127.0.0.1:1")
+
+    self.assertEqual(settings["broker.version.fallback"], "0.9.0.1")
+
   def test_missing_broker_is_named(self):
     with self.assertRaisesRegex(ConnectionError, "no Kafka broker answers at 127.0.0.1:1:"):
       kafka_client.probe("127.0.0.1:1", timeout_secs=0)
