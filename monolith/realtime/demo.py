@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import os
 import pathlib
 import shutil
 import signal
@@ -183,8 +182,8 @@ class Demo:
       *(f"--metrics_port={self._joiner_port}", "--sample_rate=0.5"),
     )
     self._add_trainers()
-    self._tell("waiting for the first export")
-    self._supervisor.wait_for("the first export", self._has_exports, _START_SECS, "trainer")
+    self._tell("waiting for an export of what was learnt")
+    self._supervisor.wait_for("the second export", self._has_exports, _START_SECS, "trainer")
     self._add_serving()
     following = {name: (port, MODEL) for name, port in self._replica_ports.items()}
     self._prober = FreshnessProber(self._broker.servers, self._world, following)
@@ -338,8 +337,9 @@ class Demo:
   def _watch_metrics(self) -> None:
     """Asks all processes in turn, so that one that hangs delays no page."""
     while not self._stopping.wait(1.0):
-      joiner = _read_metrics(self._joiner_port)
-      trainer = _read_metrics(self._trainer_port)
+      # What a process does not answer in time is as it was.
+      joiner = _read_metrics(self._joiner_port) or self._metrics.joiner
+      trainer = _read_metrics(self._trainer_port) or self._metrics.trainer
       counts = {
         "impressions": _total(joiner, "monolith_joiner_impressions_total"),
         "clicks": _total(joiner, "monolith_joiner_joined_total"),
@@ -446,9 +446,9 @@ class Demo:
     return self._model_dir / "exported_models" / part
 
   def _has_exports(self) -> bool:
-    """Returns whether there is a complete export of each part."""
+    """Returns whether each part was exported twice: the first time nothing was learnt yet."""
     parts = ["entry", *(f"ps_{i}" for i in range(self._options.num_ps))]
-    return all(any(self._exports(part).glob("*/saved_model.pb")) for part in parts)
+    return all(len(list(self._exports(part).glob("*/saved_model.pb"))) >= 2 for part in parts)
 
   def _kill(self, name: str, kill, away_secs: float | None) -> None:
     """Kills a process and waits until an action that came later is seen everywhere."""
@@ -548,17 +548,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     flags.update(broker_away_secs=20.0, zookeeper_away_secs=60.0)
   options = DemoOptions(**flags)
   signal.signal(signal.SIGTERM, _interrupt)
-  if options.folder:
-    os.makedirs(options.folder, exist_ok=True)
-    return run(options, pathlib.Path(options.folder).absolute())
-  folder = pathlib.Path(tempfile.mkdtemp(prefix="monolith_realtime_"))
+  folder = pathlib.Path(options.folder or tempfile.mkdtemp(prefix="monolith_realtime_")).absolute()
+  folder.mkdir(parents=True, exist_ok=True)
   try:
     status = run(options, folder)
   except KeyboardInterrupt:
     status = 130
   if status == 1:
     print(f"what all processes wrote is in {folder}/logs", file=sys.stderr)
-  else:
+  elif not options.folder:
     shutil.rmtree(folder, ignore_errors=True)
   return status
 
