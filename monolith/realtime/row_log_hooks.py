@@ -104,7 +104,8 @@ class RowLogHook(tf.estimator.SessionRunHook):
         self._publisher.stop(flush_secs=0)
       self._publisher = make_publisher(self._config, self._writer.bind(session), 0).start()
 
-  def end(self, session: tf.compat.v1.Session) -> None:
+  def stop(self) -> None:
+    """Publishes what is left."""
     if self._publisher is not None:
       self._publisher.stop()
       self._publisher = None
@@ -137,7 +138,7 @@ class RowLogHook(tf.estimator.SessionRunHook):
 
 
 class RowLogSavedListener(tf.estimator.CheckpointSaverListener):
-  """Tells the writers of a row log when a checkpoint is complete.
+  """Tells the writers of a row log when a checkpoint is complete, and when training is over.
 
   Args:
     hook: knows the writers.
@@ -149,3 +150,7 @@ class RowLogSavedListener(tf.estimator.CheckpointSaverListener):
 
   def after_save(self, session: tf.compat.v1.Session, global_step_value: int) -> None:
     self._hook.mark_saved(session, global_step_value)
+
+  def end(self, session: tf.compat.v1.Session, global_step_value: int) -> None:
+    # Behind the last save, which is the end of training.
+    self._hook.stop()

@@ -89,6 +89,7 @@ class RowPublisher:
     self._seq = 0  # the newest batch that is in the log
     self._last_seq = 0  # the newest one that was begun: numbers of torn ones are not used again
     self._send_time = 0.0
+    self._saved_step = 0
     self._scan = False
     self._next_offset = 0
     self._ready_seen = 0
@@ -194,7 +195,15 @@ class RowPublisher:
     self._flush.clear()
     self._next_batch = now + self._interval_secs
     digest = self._digest_secs > 0 and now >= self._next_digest
-    if info.waiting_ids or info.scan_reasons or self._scan or digest or info.chunks_left:
+    if (
+      info.waiting_ids
+      or info.scan_reasons
+      or self._scan
+      or digest
+      or info.chunks_left
+      # So that whoever restores that checkpoint finds a batch from after it.
+      or info.saved_step != self._saved_step
+    ):
       self._publish(info, digest)
       if digest:
         self._next_digest = now + self._digest_secs
@@ -304,6 +313,7 @@ class RowPublisher:
       self._metrics.emit_counter("row_log_rows", num_rows, self._tags)
       self._metrics.emit_counter("row_log_deleted", num_deleted, self._tags)
     self._scan = False
+    self._saved_step = info.saved_step
     self._seq = self._last_seq
     self._writer.mark("position", [self._epoch, self._seq, self._next_offset])
 

@@ -230,8 +230,9 @@ def randomize(rng: random.Random, message: Message, depth: int, density: float =
 def _randomize_submessage(rng, message: Message, field, depth: int, density: float) -> None:
   if field.message_type.GetOptions().map_entry:
     values = field.message_type.fields_by_name["value"]
+    keys = field.message_type.fields_by_name["key"]
     for _ in range(rng.choice([1, 2])):
-      key = rng.choice(NAMES)
+      key = rng.choice(NAMES) if keys.cpp_type == _F.CPPTYPE_STRING else _value(rng, keys)
       if values.cpp_type == _F.CPPTYPE_MESSAGE:
         randomize(rng, getattr(message, field.name)[key], depth - 1, density)
       else:

@@ -5,7 +5,6 @@ What needs a broker that keeps its log over `kill -9` is in row_publisher_broker
 
 import os
 import tempfile
-import time
 import unittest
 
 import tensorflow as tf
@@ -15,16 +14,9 @@ from monolith.realtime.log_partition import LogPartition
 from monolith.realtime.row_publisher import RowPublisher
 from tests.native_training.data.mock_kafka import TIMEOUT_SECS, MockKafka
 from tests.realtime.row_log_tables import ServedTable, TrainedTable
+from tests.wait_until import wait_until
 
 tf.compat.v1.disable_eager_execution()
-
-
-def wait_for(condition, what):
-  deadline = time.monotonic() + TIMEOUT_SECS
-  while not condition():
-    if time.monotonic() > deadline:
-      raise TimeoutError(f"{what} did not happen")
-    time.sleep(0.02)
 
 
 class RowPublisherTest(unittest.TestCase):
@@ -107,7 +99,7 @@ class RowPublisherTest(unittest.TestCase):
     trained.be_ready()
     self._publish(trained, digest_secs=0.05)
 
-    wait_for(lambda: self.log.ends()[1] >= 3, "a third digest")
+    wait_until(lambda: self.log.ends()[1] >= 3)
 
     self.assertTrue(all(batch.HasField("digest") for batch in self._batches()))
 
@@ -121,7 +113,7 @@ class RowPublisherTest(unittest.TestCase):
     self.assertTrue(self._publish(second).flush(TIMEOUT_SECS))
 
     first.train([1])
-    wait_for(lambda: publisher.fenced, "fencing")
+    wait_until(lambda: publisher.fenced)
 
     self.assertEqual([batch.epoch for batch in self._batches()], [1, 2, 1])
     served = self._served()
@@ -135,7 +127,7 @@ class RowPublisherTest(unittest.TestCase):
 
   def test_two_writers_that_start_at_once_do_not_share_an_epoch(self):
     first, second = self._trained(), self._trained()
-    publishers = [self._publish(first), self._publish(second)]
+    publishers = [self._publish(table, digest_secs=0.2) for table in (first, second)]
     for publisher in publishers:
       publisher._take_epoch(first.writer.info())  # both see the same log
     first.train([1])
@@ -143,7 +135,7 @@ class RowPublisherTest(unittest.TestCase):
     first.be_ready()
     second.be_ready()
 
-    wait_for(lambda: any(publisher.fenced for publisher in publishers), "fencing")
+    wait_until(lambda: any(publisher.fenced for publisher in publishers))
 
     left = next(p for p in publishers if not p.fenced)
     winner = (first, second)[publishers.index(left)]
@@ -250,7 +242,7 @@ class RowPublisherTest(unittest.TestCase):
     publisher._log.append = fail_once
     trained.train([1, 2])
 
-    wait_for(lambda: publisher.failures == 1, "a failure")
+    wait_until(lambda: publisher.failures == 1)
     self.assertTrue(publisher.flush(TIMEOUT_SECS))
 
     served = self._served()
