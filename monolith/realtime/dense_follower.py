@@ -80,6 +80,7 @@ class DenseFollower(LogFollower):
     servers: comma-separated `host:port` of brokers.
     state: where the export was in the log of sets.
     assigner: the variables.
+    interval_secs: how long messages may wait; 0 takes them as they come.
 
   Attributes:
     epoch: writer of the newest set.
@@ -87,8 +88,10 @@ class DenseFollower(LogFollower):
     sets: how many were assigned.
   """
 
-  def __init__(self, servers: str, state: SyncState, assigner: DenseAssigner):
-    super().__init__(servers, state)
+  def __init__(
+    self, servers: str, state: SyncState, assigner: DenseAssigner, interval_secs: float = 0
+  ):
+    super().__init__(servers, state, interval_secs)
     self._assigner = assigner
     self.epoch = state.epoch
     self.version = assigner.step

@@ -33,6 +33,7 @@ class LogFollower:
   Args:
     servers: comma-separated `host:port` of brokers.
     state: where to begin.
+    interval_secs: once it has caught up, how long it lets messages wait; 0 takes them as they come.
 
   Attributes:
     next_offset: of the message to be handled next.
@@ -41,8 +42,9 @@ class LogFollower:
     lost: how often messages were gone before they were read.
   """
 
-  def __init__(self, servers: str, state: SyncState):
+  def __init__(self, servers: str, state: SyncState, interval_secs: float = 0):
     self._servers = servers
+    self._interval_secs = interval_secs
     self._state = state
     self.name = f"{state.topic}[{state.partition}]"
     self.next_offset = state.next_offset
@@ -135,7 +137,10 @@ class LogFollower:
       self.next_offset = low
     reader.seek(self.next_offset)
     self._note_progress(high)
+    is_idle = True
     while not self._stopping.is_set():
+      if self._interval_secs and self._is_caught_up and is_idle:
+        self._stopping.wait(self._interval_secs)
       try:
         messages, end = reader.read(_MESSAGES_PER_READ, _READ_SECS)
       except OffsetGoneError as error:
@@ -148,9 +153,9 @@ class LogFollower:
         self._handle(offset, value)
         self.next_offset = offset + 1
       self.next_offset = max(self.next_offset, end)
-      self._note_progress(max(high, end))
-      if messages or end >= 0:
-        high = max(high, end, self.next_offset)
+      high = max(high, reader.known_end(), self.next_offset)
+      self._note_progress(high)
+      is_idle = end >= 0 or not messages
 
   def _handle(self, offset: int, value: bytes) -> None:
     try:

@@ -109,6 +109,11 @@ class PartitionReader:
         raise KafkaException(error)
     return found, end
 
+  def known_end(self) -> int:
+    """Returns the end of the partition as the last answer told it, -1 if none has; asks nobody."""
+    bounds = self._consumer.get_watermark_offsets(self._partition, cached=True)
+    return max(-1, bounds[1]) if bounds else -1
+
   def close(self) -> None:
     """Leaves the brokers."""
     self._consumer.close()

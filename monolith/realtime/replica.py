@@ -81,12 +81,13 @@ class Replica:
     return found
 
 
-def make_follower(servable: Servable, servers: str) -> Follower | None:
+def make_follower(servable: Servable, servers: str, interval_secs: float = 0) -> Follower | None:
   """Returns what keeps a loaded model new, not yet started; None if its export names no log.
 
   Args:
     servable: the model.
     servers: comma-separated `host:port` of brokers.
+    interval_secs: how long changes may wait once it has caught up; 0 takes them as they come.
 
   Raises:
     ServingError: the export says something impossible about its log.
@@ -104,11 +105,11 @@ def make_follower(servable: Servable, servers: str) -> Follower | None:
         grpc.StatusCode.DATA_LOSS,
         f"{servable.path} follows {state.topic}[{state.partition}], but has no tables",
       )
-    rows = RowFollower(servers, state, sink)
+    rows = RowFollower(servers, state, sink, interval_secs)
   if dense_state is not None:
     assigner = DenseAssigner(servable)
     if assigner.has_variables:
-      dense = DenseFollower(servers, dense_state, assigner)
+      dense = DenseFollower(servers, dense_state, assigner, interval_secs)
   if rows is None and dense is None:
     logging.info("%s names no log: it stays as it was exported", servable.path)
     return None

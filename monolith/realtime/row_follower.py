@@ -68,6 +68,7 @@ class RowFollower(LogFollower):
     servers: comma-separated `host:port` of brokers.
     state: what the tables hold.
     sink: the tables.
+    interval_secs: how long messages may wait; 0 takes them as they come.
 
   Attributes:
     shard: index of the parameter server.
@@ -75,8 +76,8 @@ class RowFollower(LogFollower):
     digest_ok: whether they equal the writer's; None before the first comparison.
   """
 
-  def __init__(self, servers: str, state: SyncState, sink: RowSink):
-    super().__init__(servers, state)
+  def __init__(self, servers: str, state: SyncState, sink: RowSink, interval_secs: float = 0):
+    super().__init__(servers, state, interval_secs)
     self.shard = state.partition
     self.applied = SinkState(state.epoch, state.seq)
     self.digest_ok: bool | None = None

@@ -168,7 +168,7 @@ def _make_loader(flags: argparse.Namespace) -> Callable[[str], Servable]:
   if flags.per_process_gpu_memory_fraction:
     config.gpu_options.per_process_gpu_memory_fraction = flags.per_process_gpu_memory_fraction
   tags = [tag for tag in flags.saved_model_tags.split(",") if tag]
-  make_follower: Callable[[Servable, str], Follower | None] | None = None
+  make_follower: Callable[[Servable, str, float], Follower | None] | None = None
   if flags.row_log_servers:
     # Needs a client of Kafka, which servers of models that stay as they are do without; and it must
     # come before models are loaded, since it knows what tables are in a graph's collections.
@@ -182,7 +182,9 @@ def _make_loader(flags: argparse.Namespace) -> Callable[[str], Servable]:
       if flags.enable_model_warmup:
         warmup.warm_up(servable)
       if make_follower is not None:
-        servable.follower = make_follower(servable, flags.row_log_servers)
+        servable.follower = make_follower(
+          servable, flags.row_log_servers, flags.row_log_interval_secs
+        )
     except Exception:
       servable.close()
       raise

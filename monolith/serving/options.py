@@ -61,6 +61,12 @@ def make_parser() -> argparse.ArgumentParser:
     default="",
     help="host:port,... of the Kafka brokers whose row logs keep models new; none by default",
   )
+  add(
+    "--row_log_interval_secs",
+    type=_seconds,
+    default=0.0,
+    help="how long changes may wait in a row log; 0: none does",
+  )
   add("--native", **_bool(False), help="run the server in C++ instead, which make server builds")
   add("--version", action="store_true", help="print the version and exit")
   return parser
@@ -82,6 +88,8 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     options.tensorflow_intra_op_parallelism or options.tensorflow_inter_op_parallelism
   ):
     parser.error("--tensorflow_session_parallelism is instead of intra and inter")
+  if options.row_log_interval_secs and not options.row_log_servers:
+    parser.error("--row_log_interval_secs needs --row_log_servers")
   if not 0 <= options.per_process_gpu_memory_fraction <= 1:
     parser.error("--per_process_gpu_memory_fraction is not from 0 to 1")
   return options
@@ -111,6 +119,13 @@ def _at_least_0(text: str) -> int:
   number = int(text)
   if number < 0:
     raise argparse.ArgumentTypeError(f"{text} is negative")
+  return number
+
+
+def _seconds(text: str) -> float:
+  number = float(text)
+  if not 0 <= number < float("inf"):
+    raise argparse.ArgumentTypeError(f"{text} is no number of seconds")
   return number
 
 

@@ -19,6 +19,7 @@ from monolith.realtime import (
   dense_sets,
   log_follower,
   partition_reader,
+  row_follower,
   sync_state,
   table_sink,
 )
@@ -29,6 +30,20 @@ from tests.wait_until import wait_until
 tf.compat.v1.disable_eager_execution()
 
 _BIAS = -1.5
+
+
+class _CountingSink:
+  """Counts messages."""
+
+  def __init__(self):
+    self.count = 0
+
+  def apply(self, message):
+    self.count += 1
+    return row_follower.SinkState()
+
+  def digests(self):
+    return {}
 
 
 class ReplicaTest(unittest.TestCase):
@@ -191,6 +206,25 @@ class ReplicaTest(unittest.TestCase):
     with open(path, "w") as file:
       json.dump({**state, **fields}, file)
     os.rename(f"{target}.tmp", target)
+
+  def test_changes_may_wait(self):
+    (end,) = partition_reader.read_log_ends(self.model.broker.servers, TOPIC, 1)
+    state = sync_state.SyncState(0, 0, TOPIC, 0, end.next_offset)
+    followers = []
+    for interval_secs in (0, 1000):
+      follower = row_follower.RowFollower(
+        self.model.broker.servers, state, _CountingSink(), interval_secs
+      )
+      self.addCleanup(follower.close)
+      follower.start(lambda: None)
+      followers.append(follower)
+    prompt, slow = followers
+    wait_until(lambda: slow._sink.count == 0 and slow.is_caught_up and prompt.is_caught_up)
+
+    self.model.send(*self.model.make_batch({}))
+
+    wait_until(lambda: prompt._sink.count == 1)
+    self.assertEqual(slow._sink.count, 0)
 
   def test_broker_that_comes_back_is_followed_again(self):
     self.model.broker.kill_broker()
