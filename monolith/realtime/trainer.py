@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
+import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -25,11 +26,13 @@ from absl import flags, logging
 
 from monolith.native_training import cpu_training, service_discovery
 from monolith.native_training.data import stream_positions, stream_status
-from monolith.native_training.hooks import idle
+from monolith.native_training.hooks import idle, interrupt
 from monolith.realtime import kafka_client, topics
 
 _DEMO = "monolith.realtime.demo_model:DemoModel"
 _METRICS_SECS = 1.0
+# What a shell calls a command that Ctrl-C has ended.
+INTERRUPTED = 130
 
 
 def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
@@ -238,22 +241,57 @@ class MetricsHook(tf.estimator.SessionRunHook):
     return False
 
 
-def run(options: argparse.Namespace, params: Any) -> None:
+@contextmanager
+def _stop_on_signals() -> Iterator[interrupt.StopOnInterruptHook]:
+  """Lets Ctrl-C and SIGTERM end training with a checkpoint, and a second one at once.
+
+  Yields:
+    The hook that ends it.
+  """
+  hook = interrupt.StopOnInterruptHook()
+
+  def handle(signo: int, frame: Any) -> None:
+    if hook.is_requested:
+      raise KeyboardInterrupt
+    hook.request()
+    print("\nStopping to write a checkpoint; a second Ctrl-C does without.", file=sys.stderr)
+
+  previous = {signo: signal.signal(signo, handle) for signo in (signal.SIGINT, signal.SIGTERM)}
+  try:
+    yield hook
+  finally:
+    for signo, handler in previous.items():
+      signal.signal(signo, handler)
+
+
+def run(options: argparse.Namespace, params: Any) -> bool:
   """Trains, or serves as a parameter server, until a limit or forever.
 
   Args:
     options: the settings.
     params: those of the task.
 
-  Raises:
-    KeyboardInterrupt: Ctrl-C was pressed; a worker has saved a checkpoint.
+  Returns:
+    Whether training came to its end; false if a signal has stopped it.
   """
+  if options.role == "ps":
+    with make_discovery(options) as discovery:
+      cpu_training.distributed_train(make_config(options, params), discovery, params)
+    return True
+  with _stop_on_signals() as stopper:
+    _train(options, params, stopper)
+    return not stopper.is_requested
+
+
+def _train(
+  options: argparse.Namespace, params: Any, stopper: interrupt.StopOnInterruptHook
+) -> None:
   config = make_config(options, params)
-  hooks: list[tf.estimator.SessionRunHook] = []
-  is_chief = options.role != "ps" and options.index == 0
-  if options.metrics_port is not None and is_chief:
-    hooks.append(MetricsHook(options.metrics_port, params.name))
-    print(f"Metrics are on http://127.0.0.1:{hooks[-1].port}/metrics", file=sys.stderr, flush=True)
+  hooks: list[tf.estimator.SessionRunHook] = [stopper]
+  if options.metrics_port is not None and options.index == 0:
+    metrics = MetricsHook(options.metrics_port, params.name)
+    hooks.append(metrics)
+    print(f"Metrics are on http://127.0.0.1:{metrics.port}/metrics", file=sys.stderr, flush=True)
   if options.role == "local":
     cpu_training.local_train_internal(
       params,
@@ -281,10 +319,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(f"trainer: {error}", file=sys.stderr)
     return 2
   try:
-    run(options, params)
+    return 0 if run(options, params) else INTERRUPTED
   except KeyboardInterrupt:
-    return 130
-  return 0
+    return INTERRUPTED
 
 
 if __name__ == "__main__":

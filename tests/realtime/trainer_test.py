@@ -171,7 +171,7 @@ class TrainerTest(tf.test.TestCase):
     servers[1].kill()
     self.start("ps_1_again", role="ps", index=1)
     wait_until(lambda: self.saved_position() == num_messages, _TIMEOUT_SECS)
-    self.assertEqual(worker.interrupt(), 130, worker.log()[-5000:])
+    self.assertEqual(worker.interrupt(), trainer.INTERRUPTED, worker.log()[-5000:])
     counts = self.counts(range(2 * _NUM))
     self.assert_trained_once(counts[:_NUM])
     self.assertAllGreaterEqual(counts, 1)
