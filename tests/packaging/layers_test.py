@@ -33,7 +33,8 @@ LAYERS = {
   "cluster": (
     "where processes are, how they find and call one another",
     "/agent_service /realtime.kafka_client /realtime.log_partition /realtime.row_log "
-    "/realtime.row_publisher /realtime.topics cluster_manager consul distributed_serving_ops mlp_utils net_utils service_discovery serving yarn_runtime zk_utils",
+    "/realtime.row_publisher /realtime.topics cluster_manager consul distributed_serving_ops "
+    "mlp_utils net_utils service_discovery serving yarn_runtime zk_utils",
   ),
   "ranks": (
     "what several synchronous processes agree on",
@@ -68,8 +69,8 @@ LAYERS = {
   ),
   "driver": (
     "runs a task: in this process, on parameter servers, on ranks",
-    "/realtime.dense_sets /realtime.row_log_hooks alert cpu_training debugging driver hooks.ckpt_info "
-    "hooks.feature_engineering_hooks "
+    "/realtime.dense_sets /realtime.row_log_hooks alert cpu_training debugging driver "
+    "hooks.ckpt_info hooks.feature_engineering_hooks "
     "ps_benchmark sync_hooks sync_training_hooks",
   ),
   "runners": (
