@@ -40,6 +40,7 @@ _WINDOW_SECS = 20
 _START_SECS = 300
 _LINE_SECS = 2.0
 _RECOVERY_SECS = 120
+_DIGEST_SECS = 90
 NEVER = "never"
 P50_SECS, P99_SECS, BACK_SECS = 2.0, 4.0, 15.0
 # Training restores its tables, and goes through the samples since its checkpoint once more.
@@ -260,7 +261,7 @@ class Demo:
         self._load.failed == 0,
       ),
     ]
-    digests = self._digests()
+    digests = self._wait_for_digests()
     goals.append(
       Goal(
         "replicas bit-equal to training",
@@ -357,6 +358,16 @@ class Demo:
       metrics = _Metrics(now, joiner, trainer, counts, rates, self._digests())
       with self._lock:
         self._metrics = metrics
+
+  def _wait_for_digests(self) -> dict[str, float]:
+    """Returns the digests of all replicas, which compare them every half a minute."""
+    self._tell("waiting for digests")
+    deadline = time.monotonic() + _DIGEST_SECS
+    while True:
+      digests = self._digests()
+      if len(digests) == len(self._replica_ports) or time.monotonic() > deadline:
+        return digests
+      time.sleep(1)
 
   def _digests(self) -> dict[str, float]:
     """Returns 1 by replica where its rows equal those of training, 0 where not."""
