@@ -175,6 +175,11 @@ class RowLogWriter:
       raise ValueError("the writer of a row log has no session: call bind first")
     return self._session.run(fetches, feeds)
 
+  @property
+  def is_closed(self) -> bool:
+    """Whether the session was closed: tables that lived in it are gone."""
+    return self._session is not None and bool(self._session._closed)
+
   def info(self) -> WriterInfo:
     """Returns where the writer stands."""
     return WriterInfo(*(int(value) for value in self._run(self._info)))

@@ -3,7 +3,7 @@
 A writer takes an epoch when it starts, one more than those in its partition, and numbers its
 batches. A batch is in the log when all its messages are; until then nothing else is written. No
 error ends the thread: serving would grow stale while training goes on, and nobody would see it.
-Only another writer with a higher epoch does, which has taken its place.
+Only another writer with a higher epoch does, which has taken its place, and the end of its session.
 
 Tables whose content was replaced are published as a whole, except when they come from a checkpoint
 whose position in the log is known: then only ids that the log has behind that position can differ
@@ -99,6 +99,8 @@ class RowPublisher:
     self._flush = threading.Event()
     self._published = threading.Condition()
     self._num_rounds = 0
+    self._is_ending = False
+    self._has_tables = True  # as far as is known
     self._metrics = cli.get_cli(utils.get_metric_prefix())
     self._tags = {"model": model, "shard": str(shard)}
     self._thread = threading.Thread(target=self._run, name=f"row_publisher_{shard}", daemon=True)
@@ -128,6 +130,8 @@ class RowPublisher:
       wanted = self._num_rounds + 2
       deadline = time.monotonic() + timeout_secs
       while self._num_rounds < wanted and self._thread.is_alive():
+        if self._is_ending and not self._has_tables:
+          return True  # there never was anything to publish
         self._flush.set()
         if not self._published.wait(max(0.0, min(_POLL_SECS, deadline - time.monotonic()))):
           if time.monotonic() >= deadline:
@@ -136,6 +140,7 @@ class RowPublisher:
 
   def stop(self, flush_secs: float = 10.0) -> None:
     """Publishes what is left, if the broker takes it in time, and ends the thread."""
+    self._is_ending = True
     if self._thread.is_alive() and not self._stopped.is_set() and flush_secs > 0:
       if not self.flush(flush_secs):
         logging.warning(
@@ -163,6 +168,9 @@ class RowPublisher:
         self._epoch = self._seq = self._last_seq = 0
         self._scan = True
       except Exception:
+        if self._writer.is_closed:
+          logging.warning("The session of shard %d of %s is closed.", self._shard, self._topic)
+          break
         self.failures += 1
         self._metrics.emit_counter("row_log_failures", 1, self._tags)
         logging.exception(
@@ -176,7 +184,8 @@ class RowPublisher:
   def _step(self) -> None:
     """Does the next thing: waits, connects, recovers or publishes."""
     info = self._writer.info()
-    if info.ready_count == 0 or info.num_tables == 0:
+    self._has_tables = info.ready_count > 0 and info.num_tables > 0
+    if not self._has_tables:
       # Tables that were not restored yet would be published as empty.
       self._stopped.wait(_POLL_SECS)
       return

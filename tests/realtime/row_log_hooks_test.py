@@ -5,12 +5,14 @@ Tests `row_log_hooks`, and what `driver/hooks.py`, `local.py` and `tables.py` do
 
 import os
 import tempfile
+from unittest import mock
 
 import numpy as np
 import tensorflow as tf
 from absl.testing import parameterized
 
 from monolith.native_training import cpu_training, entry, feature, native_task
+from monolith.native_training.driver import server as training_server
 from monolith.realtime import row_log_hooks
 from monolith.realtime.log_partition import LogPartition
 from monolith.realtime.row_log_pb2 import RowBatch
@@ -133,6 +135,26 @@ class RowLogOfTrainingTest(tf.test.TestCase, parameterized.TestCase):
     self.assertEqual({batch.shard for batch in second}, set(range(shards)))
     # What was restored is known from the log: nobody sends all rows again.
     self.assertEqual([batch.full_scan for batch in second if batch.full_scan], [])
+
+  def test_a_server_publishes_instead_of_pushing(self):
+    conf = cpu_training.DistributedCpuTrainingConfig(
+      num_ps=2, realtime_kafka_servers=self.kafka.servers, realtime_model_name="served"
+    )
+    server = tf.distribute.Server.create_local_server()
+    with tf.Graph().as_default(), tf.compat.v1.Session(server.target) as session:
+      session.run(training_server._create_shutdown_queue(1).enqueue(1))
+    published = []
+    publish = row_log_hooks.publish_from_server
+
+    def spy(*args):
+      published.append(args)
+      return publish(*args)
+
+    with mock.patch.object(row_log_hooks, "publish_from_server", spy):
+      # A backend that is asked anything raises.
+      training_server._join_ps(server.target, 1, object(), conf)
+
+    self.assertEqual(published, [(conf, server.target, 1)])
 
   def test_a_model_without_a_name_is_refused(self):
     conf = cpu_training.CpuTrainingConfig(realtime_kafka_servers=self.kafka.servers)

@@ -172,7 +172,7 @@ class RowPublisherTest(unittest.TestCase):
     self.assertTrue(self._publish(restored).flush(TIMEOUT_SECS))
 
     state = self._follow(served)
-    batch = self._batches()[2]
+    batch = next(batch for batch in self._batches() if batch.epoch == 2)
 
     self.assertEqual((batch.epoch, batch.seq, batch.full_scan), (2, 1, False))
     ids = len(batch.tables[0].ids) // 8, len(batch.tables[0].deleted_ids) // 8
@@ -203,7 +203,8 @@ class RowPublisherTest(unittest.TestCase):
 
         state = self._follow(served)
 
-        self.assertTrue(self._batches()[2].full_scan)
+        first = next(batch for batch in self._batches() if batch.epoch == 2)
+        self.assertTrue(first.full_scan)
         self.assertEqual(state.digest_ok, 1)
         self.assertEqual(served.follower.digests(scan=True), restored.digests())
 
@@ -250,6 +251,17 @@ class RowPublisherTest(unittest.TestCase):
     # Number 2 was begun and is not there.
     self.assertEqual((state.seq, state.gaps), (3, 0))
     self.assertEqual(served.follower.digests(scan=True), trained.digests())
+
+  def test_a_closed_session_ends_the_thread(self):
+    trained = self._trained()
+    trained.be_ready()
+    publisher = self._publish(trained)
+    self.assertTrue(publisher.flush(TIMEOUT_SECS))
+
+    trained.close()
+
+    wait_until(lambda: not publisher._thread.is_alive())
+    self.assertEqual(publisher.failures, 0)
 
   def test_a_shard_that_does_not_exist_is_refused(self):
     with self.assertRaisesRegex(ValueError, "shard is 2, want one of 2"):
