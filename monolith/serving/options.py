@@ -58,6 +58,7 @@ def make_parser() -> argparse.ArgumentParser:
   )
   add(
     "--row_log_servers",
+    type=_servers,
     default="",
     help="host:port,... of the Kafka brokers whose row logs keep models new; none by default",
   )
@@ -120,6 +121,14 @@ def _at_least_0(text: str) -> int:
   if number < 0:
     raise argparse.ArgumentTypeError(f"{text} is negative")
   return number
+
+
+def _servers(text: str) -> str:
+  for server in filter(None, text.split(",")):
+    host, _, port = server.rpartition(":")
+    if not host or not port.isdigit():
+      raise argparse.ArgumentTypeError(f"{server!r} is not host:port")
+  return text
 
 
 def _seconds(text: str) -> float:

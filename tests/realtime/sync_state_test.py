@@ -7,11 +7,13 @@ import unittest
 
 import numpy as np
 import tensorflow as tf
+from absl import flags
 
 from monolith.realtime import dense_sets, framing, sync_state
 from monolith.realtime.row_log_pb2 import DenseSet
 from monolith.realtime.sync_state import LogEnd, SyncState
 from monolith.serving.servable import RunGate
+from tests.serving import click_example
 
 tf.compat.v1.disable_eager_execution()
 
@@ -84,6 +86,30 @@ class SyncStateTest(unittest.TestCase):
         file.write(text)
       with self.assertRaisesRegex(ValueError, f"{path}: .*{message}"):
         sync_state.load_export(self.folder)
+
+
+class ExportsTest(unittest.TestCase):
+  def test_every_server_and_the_entry_follow_their_own_log(self):
+    if not flags.FLAGS.is_parsed():
+      flags.FLAGS(["test"])
+    folder = tempfile.TemporaryDirectory()
+    self.addCleanup(folder.cleanup)
+    estimator = click_example.load().make_estimator(folder.name, 2)
+    estimator.train(steps=3)
+    listener = sync_state.SyncStateListener(
+      f"{folder.name}/model.ckpt", _Ends(), "rows.m", 2, "dense.m"
+    )
+    listener.before_save(None, 3)
+
+    exported = click_example._export(estimator)
+
+    for name, rows, dense in (
+      ("entry", None, SyncState(2, 3, "dense.m", 0, 0)),
+      ("ps_0", SyncState(2, 3, "rows.m", 0, 0), None),
+      ("ps_1", SyncState(2, 3, "rows.m", 1, 1), None),
+    ):
+      self.assertEqual(sync_state.load_export(exported[name]), rows)
+      self.assertEqual(sync_state.load_export(exported[name], sync_state.DENSE_STATE), dense)
 
 
 class FramingTest(unittest.TestCase):

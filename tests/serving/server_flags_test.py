@@ -206,6 +206,11 @@ class OptionsTest(unittest.TestCase):
     self.assertIn(
       "--enable_batching", self._refuse("--model_base_path=/m", "--batching_parameters_file=/b")
     )
+    self.assertIn(
+      "--row_log_servers", self._refuse("--model_base_path=/m", "--row_log_interval_secs=1")
+    )
+    self.assertIn("'kafka'", self._refuse("--model_base_path=/m", "--row_log_servers=a:1,kafka"))
+    self.assertIn("nan", self._refuse("--model_base_path=/m", "--row_log_interval_secs=nan"))
 
   def test_the_server_in_cpp_gets_the_other_flags(self):
     arguments = ["--model_base_path=/m", "--native=true", "--port=7"]
