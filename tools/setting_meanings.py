@@ -66,6 +66,8 @@ MEANINGS: dict[str, str] = {
   "model; 1.",
   "MONOLITH_KAFKA": "Comma-joined `host:port` of brokers, which the realtime demo uses instead "
   "of its own.",
+  "MONOLITH_KAFKA_VERSIONS": "Comma-joined `host:port=version` of Kafka brokers; name those before "
+  "0.10, which should not be asked for it.",
   "MONOLITH_KAFKA_ZOOKEEPER": "`host:port` of their ZooKeeper, which brokers before 0.10.1 need to "
   "create topics.",
   "MONOLITH_LIBRDKAFKA": "Path of librdkafka; otherwise that of `confluent-kafka` or the system.",
@@ -111,6 +113,7 @@ MEANINGS: dict[str, str] = {
   "MY_HOST_IPV6": "IPv6 address of the host.",
   "MY_POD_IP": "IPv4 address of the pod, where `MY_HOST_IP` is not there.",
   "MY_POD_NAME": "Name of this container: its id in ZooKeeper, and its replica id as a hash.",
+  "NPM_CONFIG_REGISTRY": "The same as `npm_config_registry`.",
   "OMPI_COMM_WORLD_LOCAL_RANK": _LOCAL_RANK,
   "OMPI_COMM_WORLD_LOCAL_SIZE": _LOCAL_SIZE,
   "OMPI_COMM_WORLD_RANK": _RANK,
@@ -146,4 +149,6 @@ MEANINGS: dict[str, str] = {
   "YARN_INET_ADDR": "Address of this host, where `CLOUDNATIVE_INET_ADDR` is not there.",
   "ZK_AUTH": "ZooKeeper credentials, `user:password`; never logged.",
   "zk_servers": "ZooKeeper addresses, where the flag `zk_server` is empty.",
+  "npm_config_registry": "Registry of npm packages from which the realtime demo downloads a Kafka; "
+  "otherwise that of `~/.npmrc`, or npm's own.",
 }

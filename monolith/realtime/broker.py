@@ -11,6 +11,7 @@ import contextlib
 import hashlib
 import os
 import pathlib
+import re
 import shutil
 import signal
 import socket
@@ -138,6 +139,10 @@ class LocalBroker:
     self._other_port = find_free_port()
     self.zookeeper = "" if self._is_kraft else f"127.0.0.1:{self._other_port}"
     self._processes: dict[str, subprocess.Popen[bytes]] = {}
+    names = " ".join(path.name for path in self._home.glob("libs/kafka_*.jar"))
+    version = re.search(r"kafka_[\d.]+-(\d[\d.]*)\.jar", names)
+    if version:
+      kafka_client.remember_version(self.servers, version[1])
 
   def start(self) -> None:
     """Starts what does not run, and waits until the broker answers.

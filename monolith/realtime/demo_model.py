@@ -9,6 +9,7 @@ import tensorflow as tf
 from monolith.core import hyperparams
 from monolith.native_training import entry, native_model
 from monolith.native_training.data import parsers
+from monolith.native_training.layers import logit_correction
 from monolith.realtime import stream_model
 
 # Slots of the fids: those of the first three come in samples, the last is made here.
@@ -96,9 +97,11 @@ class DemoModel(stream_model.StreamModel):
     dense_optimizer = tf.compat.v1.train.AdagradOptimizer(self.p.learning_rate)
     if mode == _PREDICT:
       return native_model.EstimatorSpec(None, predictions, _HEAD, None, dense_optimizer)
-    losses = tf.nn.sigmoid_cross_entropy_with_logits(labels=features["label"], logits=logits)
-    # A negative that was kept with probability r stands for 1 / r of them.
-    weights = 1.0 / tf.clip_by_value(features["sample_rate"], 1e-6, 1.0)
+    # Negatives are sampled: among samples, the odds of a click are 1 / sample_rate times the true.
+    sampled = logit_correction.LogitCorrection.get_sample_logits(
+      logits, tf.clip_by_value(features["sample_rate"], 1e-6, 1.0), sample_bias=False
+    )
+    losses = tf.nn.sigmoid_cross_entropy_with_logits(labels=features["label"], logits=sampled)
     # Summed, so that a row's step does not depend on the size of the batch.
-    loss = tf.reduce_sum(losses * weights)
+    loss = tf.reduce_sum(losses)
     return native_model.EstimatorSpec(features["label"], predictions, _HEAD, loss, dense_optimizer)

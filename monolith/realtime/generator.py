@@ -43,18 +43,18 @@ class World:
     dislike: probability of a click on any other.
   """
 
-  users: int = 300
-  items: int = 100
-  genres: int = 10
+  users: int = 100
+  items: int = 50
+  genres: int = 5
   turn_secs: float = 60
   like: float = 0.7
   dislike: float = 0.05
 
   def taste(self, user: int, now: float) -> int:
     """Returns the genre that a user likes at a time in seconds."""
-    # Users turn one after another, not all at once; 7 is prime to the number of genres.
+    # Users turn one after another, not all at once; 3 is prime to the number of genres.
     turns = int(now / self.turn_secs + (user % 97) / 97)
-    return (user + 7 * turns) % self.genres
+    return (user + 3 * turns) % self.genres
 
   def click_probability(self, user: int, item: int, now: float) -> float:
     """Returns how likely a user clicks on an item at a time in seconds."""

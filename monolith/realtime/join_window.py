@@ -125,8 +125,10 @@ class JoinWindow:
     self._waiting_order: list[tuple[int, str]] = []
     # With WINDOW_END: actions of impressions that are open.
     self._collected: dict[str, list[int]] = {}
-    # Offsets of impressions whose samples are in the topic already.
-    self._known: set[int] = set()
+    # Impressions whose samples are in the topic already, one bit per offset after the first: after
+    # a restart there may be tens of millions.
+    self._known = bytearray()
+    self._first_known = 0
     self._newest_impression = 0
     self._newest_action = 0
     # Event time whose windows have passed.
@@ -145,9 +147,27 @@ class JoinWindow:
     """About how much memory open impressions take."""
     return self._memory
 
-  def know(self, offsets: Iterable[int]) -> None:
-    """Tells the window of impressions whose samples were written before: they make no other."""
-    self._known.update(offsets)
+  def know(self, first: int, offsets: Iterable[int]) -> None:
+    """Tells the window of impressions whose samples were written before: they make no other.
+
+    Args:
+      first: where impressions are read from; offsets before it are ignored.
+      offsets: their offsets.
+    """
+    self._known, self._first_known = bytearray(), first
+    for offset in offsets:
+      place = offset - first
+      if place >= 0:
+        if place >> 3 >= len(self._known):
+          self._known.extend(bytes((place >> 3) + 1 - len(self._known)))
+        self._known[place >> 3] |= 1 << (place & 7)
+
+  def _is_known(self, offset: int) -> bool:
+    place = offset - self._first_known
+    if place >> 3 >= len(self._known):
+      self._known = bytearray()
+      return False
+    return bool(self._known[place >> 3] >> (place & 7) & 1)
 
   def add(
     self,
@@ -234,8 +254,7 @@ class JoinWindow:
     time_ms = event.event_time_ms
     self._newest_impression = max(self._newest_impression, time_ms)
     key = event.request_id
-    if offset in self._known:
-      self._known.discard(offset)
+    if self._known and self._is_known(offset):
       self.counters.known += 1
       self._waiting.pop(key, None)
       return

@@ -21,7 +21,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import confluent_kafka
@@ -38,6 +38,7 @@ from monolith.realtime.join_window import (
   SampleRates,
   WindowOptions,
 )
+from monolith.realtime.joiner_metrics import serve_metrics
 
 _BATCH = 10_000
 _POLL_SECS = 0.05
@@ -238,9 +239,7 @@ class Joiner:
   def close(self) -> None:
     """Leaves the group, and deletes spill files."""
     self._consumer.close()
-    for partition in self._partitions.values():
-      partition.window.close()
-    self._partitions = {}
+    self._let_go()
 
   # Reading.
 
@@ -379,6 +378,9 @@ class Joiner:
 
   def _on_revoke(self, unused_consumer: Any, unused_revoked: list[TopicPartition]) -> None:
     self._commit()
+    self._let_go()
+
+  def _let_go(self) -> None:
     for partition in self._partitions.values():
       self._done = _sum([self._done, partition.window.counters])
       partition.window.close()
@@ -413,8 +415,9 @@ class Joiner:
       first_sample = end if is_new else _samples_start(impressions.metadata)
       partition.marks = [_Mark(partition.impressions_next, partition.actions_next, first_sample)]
       if not is_new:
-        known = self._read_sample_offsets(number, first_sample, end)
-        partition.window.know(o for o in known if o >= partition.impressions_next)
+        partition.window.know(
+          partition.impressions_next, self._read_sample_offsets(number, first_sample, end)
+        )
       starts += [
         TopicPartition(topic, number, partition.impressions_next),
         TopicPartition(actions_topic, number, partition.actions_next),
@@ -435,11 +438,10 @@ class Joiner:
       )
     return min(max(committed.offset, low), high) if committed.offset >= 0 else low
 
-  def _read_sample_offsets(self, number: int, first: int, end: int) -> set[int]:
-    """Returns offsets of the impressions whose samples are in the topic from `first` on."""
-    found: set[int] = set()
+  def _read_sample_offsets(self, number: int, first: int, end: int) -> Iterator[int]:
+    """Yields offsets of the impressions whose samples are in the topic from `first` on."""
     if first >= end:
-      return found
+      return
     reader = kafka_client.make_consumer(
       self._options.servers,
       f"{self._options.group}.recovery",
@@ -454,9 +456,9 @@ class Joiner:
           if message.error() is None:
             offset = _impression_offset(message.value(), number)
             if offset is not None:
-              found.add(offset)
+              yield offset
           elif message.error().code() == KafkaError._PARTITION_EOF:
-            return found
+            return
     finally:
       reader.close()
     raise JoinerError(
@@ -599,8 +601,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
   try:
     joiner = Joiner(_options(flags))
     if flags.metrics_port >= 0:
-      from monolith.realtime.joiner_metrics import serve_metrics
-
       port = serve_metrics(joiner, flags.metrics_port)
       _log.info("metrics at http://127.0.0.1:%d/metrics", port)
     for number in (signal.SIGTERM, signal.SIGINT):

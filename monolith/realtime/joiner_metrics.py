@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import prometheus_client
 from prometheus_client import core
 
-if TYPE_CHECKING:
-  from monolith.realtime.joiner import Joiner
+from monolith.realtime.join_window import Counters
 
 _MEANINGS = {
   "impressions": "Impressions that were read.",
@@ -26,8 +25,23 @@ _MEANINGS = {
 }
 
 
+class Measured(Protocol):
+  """What a joiner tells about itself, from any thread."""
+
+  poisoned: int
+
+  def counters(self) -> Counters:
+    """Returns what was done."""
+
+  def num_open(self) -> int:
+    """Returns the number of impressions that wait."""
+
+  def lag(self) -> dict[tuple[str, int], int]:
+    """Returns the number of messages that were not read, by topic and partition."""
+
+
 class _JoinerCollector:
-  def __init__(self, joiner: Joiner):
+  def __init__(self, joiner: Measured):
     self._joiner = joiner
 
   def collect(self) -> Iterator[core.Metric]:
@@ -47,7 +61,7 @@ class _JoinerCollector:
     yield lag
 
 
-def serve_metrics(joiner: Joiner, port: int) -> int:
+def serve_metrics(joiner: Measured, port: int) -> int:
   """Answers Prometheus on loopback and returns the port.
 
   Args:

@@ -1,12 +1,16 @@
 """Makes Kafka clients that work with brokers from 0.9 on.
 
 librdkafka asks a broker for its version and hangs where the broker is too old to know the question.
-So we ask first, on a socket of our own, and tell librdkafka what to assume.
+So we ask first, on a socket of our own, and tell librdkafka what to assume. The question is not
+harmless to a broker before 0.10: requests of other clients that arrive in the same moment get no
+answer, and are only repeated when their time is up. `MONOLITH_KAFKA_VERSIONS`, a comma-joined list
+of `host:port=version`, says what need not be asked.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import os
 import socket
 import struct
 import time
@@ -23,6 +27,8 @@ _RETRY_SECS = 0.2
 _OLD_BROKER = {
   "api.version.request": False,
   "broker.version.fallback": "0.9.0.1",
+  # One of those requests that get no answer costs so much, instead of a minute.
+  "socket.timeout.ms": 10_000,
   # Every client warns that a later librdkafka will not know such brokers.
   "log_level": 3,
   # Brokers of that age refuse longer sessions.
@@ -75,6 +81,8 @@ def probe(servers: str, timeout_secs: float = 30) -> Features:
   addresses = [_parse(server) for server in servers.split(",") if server.strip()]
   if not addresses:
     raise ValueError("servers is empty, want host:port of at least one broker")
+  if any(_is_known_to_be_old(server.strip()) for server in servers.split(",")):
+    return Features(frozenset())
   deadline = time.monotonic() + timeout_secs
   while True:
     for address in addresses:
@@ -86,6 +94,29 @@ def probe(servers: str, timeout_secs: float = 30) -> Features:
     if time.monotonic() > deadline:
       raise ConnectionError(f"no Kafka broker answers at {servers}: {reason}")
     time.sleep(_RETRY_SECS)
+
+
+def remember_version(server: str, version: str) -> None:
+  """Tells this process, and those that it starts, how old a broker is.
+
+  Args:
+    server: its `host:port`.
+    version: such as `0.9.0.1`.
+  """
+  entries = [e for e in _versions().split(",") if e and not e.startswith(f"{server}=")]
+  os.environ["MONOLITH_KAFKA_VERSIONS"] = ",".join([*entries, f"{server}={version}"])
+
+
+def _versions() -> str:
+  return os.environ.get("MONOLITH_KAFKA_VERSIONS", "")
+
+
+def _is_known_to_be_old(server: str) -> bool:
+  for entry in _versions().split(","):
+    name, _, version = entry.strip().partition("=")
+    if name == server:
+      return version.startswith(("0.8", "0.9"))
+  return False
 
 
 def client_settings(

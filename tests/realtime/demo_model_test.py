@@ -56,8 +56,7 @@ class DemoModelTest(tf.test.TestCase):
         user, item = (int(n) for n in rng.integers(20, size=2))
         is_liked = user % 2 == item % 2
         if is_liked or i % 3 == 0:
-          rate = 1.0 if is_liked else 1 / 3
-          messages.append(make_example(user, item, [item % 2], float(is_liked), rate, i))
+          messages.append(make_example(user, item, [item % 2], float(is_liked), 1 / 3, i))
       kafka.send("samples", messages)
       said = io.StringIO()
       with contextlib.redirect_stderr(said):

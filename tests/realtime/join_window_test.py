@@ -162,7 +162,7 @@ class JoinWindowTest(unittest.TestCase):
 
   def test_known_samples_are_not_made_again(self):
     driver = _Driver()
-    driver.window.know([0, 2])
+    driver.window.know(0, [0, 2, -1])
 
     driver.impressions(*(make_impression(key, 0) for key in "abc"))
     driver.actions(make_action("a", 1), make_action("b", 1))
