@@ -32,9 +32,12 @@ from tensorflow_serving.apis import (
 )
 
 from monolith.agent_service import agent_service_pb2, agent_service_pb2_grpc
-from monolith.native_training import distributed_serving_ops
+from monolith.native_training import distributed_serving_ops, embedding_combiners
+from monolith.native_training.model_export import export_context
+from monolith.native_training.tables import pooling
 from monolith.serving import native_server
 from tests import free_ports
+from tests.serving import saved_models
 from tests.wait_until import wait_until
 
 tf.compat.v1.disable_eager_execution()
@@ -53,17 +56,61 @@ def setUpModule():
 
 def write_model(folder: str, signature) -> str:
   """Saves the model that `signature() -> (inputs, outputs)` builds; returns its folder."""
+  return write_signatures(folder, lambda: {"serving_default": signature()})
+
+
+def write_signatures(folder: str, signatures) -> str:
+  """Saves the model that `signatures() -> {name: (inputs, outputs)}` builds."""
   v1 = tf.compat.v1
   with tf.Graph().as_default(), v1.Session() as session:
-    inputs, outputs = signature()
+    definitions = {
+      name: v1.saved_model.predict_signature_def(inputs, outputs)
+      for name, (inputs, outputs) in signatures().items()
+    }
     builder = v1.saved_model.Builder(folder)
-    builder.add_meta_graph_and_variables(
-      session,
-      ["serve"],
-      signature_def_map={"serving_default": v1.saved_model.predict_signature_def(inputs, outputs)},
-    )
+    builder.add_meta_graph_and_variables(session, ["serve"], signature_def_map=definitions)
     builder.save()
   return folder
+
+
+def write_pooling_model(folder: str) -> str:
+  """Features a and b, which both signatures pool, and c and d, the latter made of pooled c."""
+
+  def pool(values, splits):
+    ids = tf.RaggedTensor.from_row_splits(tf.range(splits[-1]), splits, validate=False)
+    combiners = {name: embedding_combiners.ReduceSum() for name in values}
+    return pooling.create_embedding_slices(
+      values, {name: ids for name in values}, combiners, {name: [2, 1] for name in values}
+    )
+
+  def signatures():
+    v1 = tf.compat.v1
+    inputs = {name: v1.placeholder(tf.float32, [None, 3], name) for name in "abc"}
+    splits = v1.placeholder(tf.int64, [None], "splits")
+    with export_context.enter_export_mode(export_context.ExportMode.STANDALONE):
+      outputs = pool(inputs, splits)
+      pooled_c = tf.concat([outputs["c:0_2"], outputs["c:2_3"]], 1)
+      outputs |= pool({"d": pooled_c, "e": pooled_c * 2}, tf.constant([0, 1, 3], tf.int64))
+    outputs = {name.replace(":", "_"): value for name, value in outputs.items()}
+    some = {name: value for name, value in outputs.items() if name[0] in "ab"}
+    few = {"a": inputs["a"], "b": inputs["b"], "splits": splits}
+    return {"serving_default": ({**inputs, "splits": splits}, outputs), "some": (few, some)}
+
+  return write_signatures(folder, signatures)
+
+
+def write_queue_model(folder: str) -> str:
+  """What `wait` answers with is what `fill` was asked with, before or after."""
+
+  def signatures():
+    v1 = tf.compat.v1
+    x = v1.placeholder(tf.float32, [2])
+    queue = v1.FIFOQueue(100, [tf.float32], [[2]], shared_name="q")
+    with tf.control_dependencies([queue.enqueue(x)]):
+      filled = tf.identity(x)
+    return {"fill": ({"x": x}, {"y": filled}), "wait": ({"x": x}, {"y": queue.dequeue() + x})}
+
+  return write_signatures(folder, signatures)
 
 
 def write_sum_model(folder: str) -> str:
@@ -211,6 +258,69 @@ def headers(stream: int = 1, flags: int = 4, **more: bytes) -> bytes:
 
 def message(data: bytes, length: int | None = None, compressed: int = 0) -> bytes:
   return struct.pack(">BI", compressed, len(data) if length is None else length) + data
+
+
+class GraphsTest(unittest.TestCase):
+  """What the server does to graphs, and where it runs them, changes no answer."""
+
+  @classmethod
+  def setUpClass(cls):
+    cls.folder = tempfile.mkdtemp()
+    cls.addClassCleanup(shutil.rmtree, cls.folder)
+    cls.pooling = write_pooling_model(f"{cls.folder}/pooling/1")
+    write_queue_model(f"{cls.folder}/queue/1")
+    write_sum_model(f"{cls.folder}/m/1")
+    names = ("pooling", "queue", "m")
+    models = "".join(
+      f'config {{ name: "{name}" base_path: "{cls.folder}/{name}" model_platform: "tensorflow" }}'
+      for name in names
+    )
+    path = pathlib.Path(cls.folder, "models.config")
+    path.write_text(f"model_config_list {{ {models} }}")
+    cls.server = Server(
+      f"--model_config_file={path}", "--num_load_threads=3", "--num_unload_threads=2"
+    )
+    cls.addClassCleanup(cls.server.stop)
+    for name in names:
+      cls.server.wait_until_available(name)
+
+  def test_joined_pooling_gives_the_same_bits(self):
+    rng = np.random.default_rng(5)
+    splits = np.array([0, 1, 1, 7], np.int64)
+    values = {name: rng.normal(size=[7, 3]).astype(np.float32) for name in "abc"}
+    values["a"][0] = -0.0
+    for signature, names in (("serving_default", "abc"), ("some", "ab")):
+      inputs = {"splits": splits, **{name: values[name] for name in names}}
+      wanted = saved_models.run_session(self.pooling, signature, **inputs)
+      for _ in range(20):  # By then it runs where requests are read.
+        request = saved_models.make_request("pooling", signature, **inputs)
+        outputs = self.server.prediction.Predict(request, timeout=60).outputs
+        for name, value in wanted.items():
+          self.assertEqual(tf.make_ndarray(outputs[name]).tobytes(), value.tobytes(), name)
+    log = pathlib.Path(self.server.log.name).read_text()
+    # a and b, d and e; c is needed by one signature only, and by d.
+    self.assertIn(f"{self.pooling}: 4 features are pooled together", log)
+
+  def test_a_request_that_waits_does_not_keep_others_from_being_read(self):
+    def ask(signature, value):
+      request = saved_models.make_request("queue", signature, x=np.full(2, value, np.float32))
+      return self.server.prediction.Predict.future(request, timeout=60)
+
+    for i in range(30):
+      ask("fill", i).result()
+      self.assertEqual(list(ask("wait", 0).result().outputs["y"].float_val), [i, i])
+    waiting = ask("wait", 1)
+    self.assertRaises(grpc.FutureTimeoutError, waiting.result, 0.01)
+    ask("fill", 5).result()
+    self.assertEqual(list(waiting.result().outputs["y"].float_val), [6, 6])
+
+  def test_many_requests_at_once_get_their_own_answers(self):
+    def ask(i):
+      request = make_request("m", np.array([[i, 0.5]], np.float32))
+      return self.server.prediction.Predict(request, timeout=60).outputs["y"].float_val[0]
+
+    with futures.ThreadPoolExecutor(16) as pool:
+      self.assertEqual(list(pool.map(ask, range(400))), [i + 0.5 for i in range(400)])
 
 
 class HostileClientTest(unittest.TestCase):

@@ -24,7 +24,7 @@ struct Flag {
 };
 
 // Flags of TensorFlow Serving that the server in Python has and this one has not.
-constexpr const char* kPythonOnly[] = {"num_load_threads", "num_unload_threads", "ssl_config_file"};
+constexpr const char* kPythonOnly[] = {"ssl_config_file"};
 
 std::map<std::string, Flag> MakeTable(Flags* f) {
   return {
@@ -57,6 +57,10 @@ std::map<std::string, Flag> MakeTable(Flags* f) {
        {IntFlag{&f->max_num_load_retries, 0, kAny}, "of a version that failed"}},
       {"load_retry_interval_micros",
        {IntFlag{&f->load_retry_interval_micros, 0, int64_t{1} << 50}, "between two"}},
+      {"num_load_threads",
+       {IntFlag{&f->num_load_threads, 0, 4096}, "models that load at a time; 0: one"}},
+      {"num_unload_threads",
+       {IntFlag{&f->num_unload_threads, 0, 4096}, "versions unloaded at a time; 0: one"}},
       {"enable_batching", {&f->enable_batching, "join requests into one run"}},
       {"batching_parameters_file",
        {&f->batching_parameters_file, "BatchingParameters in text format"}},
@@ -72,6 +76,9 @@ std::map<std::string, Flag> MakeTable(Flags* f) {
       {"allow_growth", {&f->allow_growth, "take GPU memory when it is needed"}},
       {"ps_address",
        {&f->ps_address, "name=host:port|host:port,... of an entry's servers; else the agent's"}},
+      {"fetch_ps_timeout_ms",
+       {IntFlag{&f->fetch_ps_timeout_ms, 0, kAny},
+        "limit of an entry's call of a server; 0: what the export says"}},
       {"op_library",
        {&f->op_library, "libtfkernel_monolith_ops_for_load.so, if it lies elsewhere"}},
       {"version", {&f->version, "print the version and exit"}},

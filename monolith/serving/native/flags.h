@@ -30,6 +30,8 @@ struct Flags {
   bool enable_model_warmup = true;
   int64_t max_num_load_retries = 5;
   int64_t load_retry_interval_micros = 60'000'000;
+  int64_t num_load_threads = 0;
+  int64_t num_unload_threads = 0;
 
   bool enable_batching = false;
   std::string batching_parameters_file;
@@ -40,6 +42,7 @@ struct Flags {
   bool allow_growth = true;
 
   std::string ps_address;
+  int64_t fetch_ps_timeout_ms = 0;
   std::string op_library;
   bool version = false;
   bool help = false;

@@ -76,6 +76,8 @@ ManagerSettings MakeManagerSettings(const Flags& flags) {
   settings.warm_up = flags.enable_model_warmup;
   settings.load_retries = flags.max_num_load_retries;
   settings.retry_interval = std::chrono::microseconds(flags.load_retry_interval_micros);
+  settings.load_threads = flags.num_load_threads;
+  settings.unload_threads = flags.num_unload_threads;
   settings.labels_for_unavailable = flags.allow_version_labels_for_unavailable_models;
   return settings;
 }
@@ -94,7 +96,8 @@ Status StartRemotePrediction(const Flags& flags, void* op_library, Channels* cha
   } else {
     *addresses = std::make_unique<AddressBook>(channels, std::string("localhost:") + agent_port);
   }
-  *predictor = std::make_unique<RemotePredictor>(channels, addresses->get());
+  *predictor = std::make_unique<RemotePredictor>(
+      channels, addresses->get(), std::chrono::milliseconds(flags.fetch_ps_timeout_ms));
   return (*predictor)->Install(op_library);
 }
 

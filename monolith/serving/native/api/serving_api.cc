@@ -137,7 +137,9 @@ bool ServingApi::PredictIfShort(const std::string& message, RpcReply* reply) {
         int64_t version = 0;
         const Status status = models_->Find(request.model_spec(), &servable, &version);
         if (!status.ok()) return status;
-        short_runs = servable->runs_are_short();
+        short_runs = servable->RunsAreShort(
+            request.model_spec().signature_name(),
+            {request.output_filter().begin(), request.output_filter().end()});
         if (!short_runs) return Status();
         return PredictOn(servable.get(), version, request, response);
       });

@@ -1,7 +1,10 @@
 #include "monolith/serving/native/model/model_manager.h"
 
 #include <algorithm>
+#include <atomic>
 #include <set>
+#include <system_error>
+#include <thread>
 #include <utility>
 
 #include "monolith/serving/native/base/log.h"
@@ -22,6 +25,25 @@ std::string Describe(const std::string& name, int64_t version) {
 
 std::string StateName(api::ModelVersionStatus::State state) {
   return api::ModelVersionStatus::State_Name(state);
+}
+
+// Calls `function` with 0 to `count` - 1, in as many threads as are wanted, this one among them.
+template <typename Function>
+void RunForEach(size_t count, int64_t num_threads, const Function& function) {
+  std::atomic<size_t> next{0};
+  const auto work = [&] {
+    for (size_t i = next++; i < count; i = next++) function(i);
+  };
+  std::vector<std::thread> threads;
+  for (int64_t i = 1; i < std::min(num_threads, static_cast<int64_t>(count)); ++i) {
+    try {
+      threads.emplace_back(work);
+    } catch (const std::system_error&) {
+      break;  // Those that could be made do the work of all.
+    }
+  }
+  work();
+  for (std::thread& thread : threads) thread.join();
 }
 
 }  // namespace
@@ -184,7 +206,8 @@ void ModelManager::Reconcile() {
       if (!model.removed) configs.push_back(model.config);
     }
   }
-  for (const api::ModelConfig& config : configs) ReconcileModel(config.name(), config);
+  RunForEach(configs.size(), settings_.load_threads,
+             [&](size_t i) { ReconcileModel(configs[i].name(), configs[i]); });
 }
 
 void ModelManager::ReconcileModel(const std::string& name, const api::ModelConfig& config) {
@@ -319,18 +342,19 @@ bool ModelManager::UnloadRetired() {
       it = retired_.erase(it);
     }
   }
-  for (Retired& retired : unused) {
-    retired.servable.reset();
+  RunForEach(unused.size(), settings_.unload_threads, [&](size_t i) {
+    const Retired& retired = unused[i];
+    unused[i].servable.reset();
     LogInfo("Unloaded " + Describe(retired.model, retired.version));
     std::unique_lock<std::shared_mutex> lock(mutex_);
     const auto model = models_.find(retired.model);
-    if (model == models_.end()) continue;
+    if (model == models_.end()) return;
     const auto version = model->second.versions.find(retired.version);
-    if (version == model->second.versions.end()) continue;
+    if (version == model->second.versions.end()) return;
     if (version->second.state == api::ModelVersionStatus::UNLOADING) {
       version->second.state = api::ModelVersionStatus::END;
     }
-  }
+  });
   std::shared_lock<std::shared_mutex> lock(mutex_);
   return !retired_.empty();
 }

@@ -34,6 +34,9 @@ struct ManagerSettings {
   // How often a failed version is tried again before its files change.
   int64_t load_retries = 5;
   std::chrono::microseconds retry_interval{60'000'000};
+  // How many models load at a time, and how many versions are unloaded; less than 2 for one.
+  int64_t load_threads = 1;
+  int64_t unload_threads = 1;
   // Whether a label may name a version that does not answer.
   bool labels_for_unavailable = false;
 };

@@ -3,12 +3,14 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <iterator>
 #include <mutex>
 #include <set>
 #include <shared_mutex>
 #include <unordered_set>
 #include <utility>
 
+#include "monolith/serving/native/base/log.h"
 #include "monolith/serving/native/model/pooling_fusion.h"
 #include "monolith/serving/native/model/tensorflow_status.h"
 #include "tensorflow/cc/saved_model/loader.h"
@@ -30,18 +32,57 @@ constexpr char kDefaultSignature[] = "serving_default";
 // A request may choose any subset of the outputs; those used most are few.
 constexpr size_t kMaxCallables = 256;
 
-// A model's runs are short after so many of them, if the slowest of late took no longer than this.
+// Runs are called short after so many of them, if the slowest of late took no longer than this.
 constexpr int64_t kRunsToJudge = 16;
 constexpr int64_t kShortNanos = 2'000'000;
-constexpr char kRemoteCall[] = "TfServingRemotePredict";
+// Parts of the names of ops that may wait for a server or another request, or go on for as long as
+// a request says.
+constexpr const char* kWaiting[] = {"RemotePredict", "Dequeue",  "Enqueue", "Barrier",
+                                    "Stage",         "TakeMany", "Recv",    "PyFunc",
+                                    "Dataset",       "Iterator", "While",   "NextIteration"};
 
-bool CallsServers(const tensorflow::GraphDef& graph) {
-  const auto calls = [](const tensorflow::NodeDef& node) { return node.op() == kRemoteCall; };
-  if (std::any_of(graph.node().begin(), graph.node().end(), calls)) return true;
+bool MayWait(const tensorflow::GraphDef& graph) {
+  const auto waits = [](const tensorflow::NodeDef& node) {
+    return std::any_of(std::begin(kWaiting), std::end(kWaiting),
+                       [&](const char* part) { return node.op().find(part) != std::string::npos; });
+  };
+  if (std::any_of(graph.node().begin(), graph.node().end(), waits)) return true;
   for (const tensorflow::FunctionDef& function : graph.library().function()) {
-    if (std::any_of(function.node_def().begin(), function.node_def().end(), calls)) return true;
+    if (std::any_of(function.node_def().begin(), function.node_def().end(), waits)) return true;
   }
   return false;
+}
+
+// How long runs take. What runs at the same time note may be lost: the next slow one is noted
+// again.
+class Pace {
+ public:
+  // Remembers the slowest run, and forgets it by and by.
+  void Note(std::chrono::nanoseconds time) {
+    const int64_t runs = runs_.load(std::memory_order_relaxed);
+    // The first one makes things ready.
+    if (runs > 0) {
+      const int64_t slowest = slowest_.load(std::memory_order_relaxed);
+      slowest_.store(std::max<int64_t>(time.count(), slowest - slowest / 64),
+                     std::memory_order_relaxed);
+    }
+    if (runs < kRunsToJudge) runs_.store(runs + 1, std::memory_order_relaxed);
+  }
+
+  bool is_short() const {
+    return runs_.load(std::memory_order_relaxed) >= kRunsToJudge &&
+           slowest_.load(std::memory_order_relaxed) <= kShortNanos;
+  }
+
+ private:
+  std::atomic<int64_t> runs_{0};
+  std::atomic<int64_t> slowest_{0};
+};
+
+std::string KeyOf(const std::string& signature, const std::set<std::string>& outputs) {
+  std::string key = signature;
+  for (const std::string& alias : outputs) key += '\0' + alias;
+  return key;
 }
 
 std::string NameOf(const std::string& signature) {
@@ -149,39 +190,29 @@ class Servable::Impl {
     const auto start = std::chrono::steady_clock::now();
     status =
         FromTensorFlow(bundle_.session->RunCallable(callable.handle, feeds, &fetches, nullptr));
-    NoteRun(std::chrono::steady_clock::now() - start);
+    callable.pace->Note(std::chrono::steady_clock::now() - start);
     if (callable.once) bundle_.session->ReleaseCallable(callable.handle).IgnoreError();
     if (!status.ok()) return status;
     for (const auto& [alias, index] : callable.outputs) (*outputs)[alias] = fetches[index];
     return Status();
   }
 
-  bool runs_are_short() const {
-    return !calls_servers_ && runs_.load(std::memory_order_relaxed) >= kRunsToJudge &&
-           slowest_nanos_.load(std::memory_order_relaxed) <= kShortNanos;
+  bool RunsAreShort(const std::string& key) const {
+    if (may_wait_) return false;
+    std::shared_lock<std::shared_mutex> lock(mutex_);
+    const auto found = callables_.find(key);
+    return found != callables_.end() && found->second.pace->is_short();
   }
 
  private:
-  // Remembers the slowest run, and forgets it by and by. Runs at the same time may overwrite what
-  // the other noted: the next slow one is noted again.
-  void NoteRun(std::chrono::nanoseconds time) {
-    const int64_t slowest = slowest_nanos_.load(std::memory_order_relaxed);
-    const int64_t runs = runs_.load(std::memory_order_relaxed);
-    // The first run makes the callable's graph ready.
-    if (runs > 0) {
-      slowest_nanos_.store(std::max<int64_t>(time.count(), slowest - slowest / 64),
-                           std::memory_order_relaxed);
-    }
-    if (runs < kRunsToJudge) runs_.store(runs + 1, std::memory_order_relaxed);
-  }
-
   // As LoadSavedModel does, with the graph rewritten before the session is made.
   tensorflow::Status LoadBundle(const tensorflow::SessionOptions& options, const std::string& path,
                                 const std::unordered_set<std::string>& tags) {
     TF_RETURN_IF_ERROR(
         tensorflow::ReadMetaGraphDefFromSavedModel(path, tags, &bundle_.meta_graph_def));
-    FusePooling(&bundle_.meta_graph_def);
-    calls_servers_ = CallsServers(bundle_.meta_graph_def.graph_def());
+    const int64_t joined = FusePooling(&bundle_.meta_graph_def);
+    if (joined > 0) LogInfo(path + ": " + std::to_string(joined) + " features are pooled together");
+    may_wait_ = MayWait(bundle_.meta_graph_def.graph_def());
     TF_RETURN_IF_ERROR(
         tensorflow::LoadMetagraphIntoSession(options, bundle_.meta_graph_def, &bundle_.session));
     return tensorflow::RestoreSession(tensorflow::RunOptions(), bundle_.meta_graph_def, path,
@@ -193,12 +224,12 @@ class Servable::Impl {
     // Alias of an output -> its place among the fetches.
     std::vector<std::pair<std::string, size_t>> outputs;
     bool once = false;
+    std::shared_ptr<Pace> pace;
   };
 
   Status FindCallable(const std::string& signature_name, const tensorflow::SignatureDef& signature,
                       const std::set<std::string>& wanted, Callable* result) {
-    std::string key = signature_name;
-    for (const std::string& alias : wanted) key += '\0' + alias;
+    const std::string key = KeyOf(signature_name, wanted);
     {
       std::shared_lock<std::shared_mutex> lock(mutex_);
       const auto found = callables_.find(key);
@@ -208,6 +239,7 @@ class Servable::Impl {
       }
     }
     Callable callable;
+    callable.pace = std::make_shared<Pace>();
     tensorflow::CallableOptions options;
     const std::map<std::string, tensorflow::TensorInfo> inputs(signature.inputs().begin(),
                                                                signature.inputs().end());
@@ -232,10 +264,8 @@ class Servable::Impl {
 
   const SessionSettings settings_;
   tensorflow::SavedModelBundle bundle_;
-  bool calls_servers_ = false;
-  std::atomic<int64_t> runs_{0};
-  std::atomic<int64_t> slowest_nanos_{0};
-  std::shared_mutex mutex_;
+  bool may_wait_ = true;
+  mutable std::shared_mutex mutex_;
   std::map<std::string, Callable> callables_;
 };
 
@@ -255,7 +285,10 @@ Status Servable::Run(const std::string& signature, const Tensors& inputs,
   return impl_->Run(signature, inputs, output_filter, outputs, *this);
 }
 
-bool Servable::runs_are_short() const { return impl_->runs_are_short(); }
+bool Servable::RunsAreShort(const std::string& signature,
+                            const std::vector<std::string>& output_filter) const {
+  return impl_->RunsAreShort(KeyOf(signature, {output_filter.begin(), output_filter.end()}));
+}
 
 Status Servable::Check(const std::string& signature_name, const Tensors& inputs,
                        const std::vector<std::string>& output_filter) const {

@@ -48,9 +48,10 @@ class Servable {
   Status Run(const std::string& signature, const Tensors& inputs,
              const std::vector<std::string>& output_filter, Tensors* outputs);
 
-  // Whether runs may be made where others wait: a good number of them has shown that they take well
-  // below a millisecond or two, and none calls another server. Thread-safe.
-  bool runs_are_short() const;
+  // Whether a run may be made where others wait: those before it took a millisecond or two at most,
+  // and nothing in the graph loops, or waits for another request or server. Thread-safe.
+  bool RunsAreShort(const std::string& signature,
+                    const std::vector<std::string>& output_filter) const;
 
   // Refuses inputs that do not fit the signature, and outputs it has not. Run does that, too.
   Status Check(const std::string& signature, const Tensors& inputs,

@@ -82,6 +82,7 @@ void RemotePredictor::Predict(const std::string& request, const std::string& old
     parsed.mutable_model_spec()->set_name(attempt->model.name);
     attempt->request = parsed.SerializeAsString();
   }
+  if (timeout_.count() > 0) timeout = timeout_;
   attempt->deadline = Clock::now() + std::min(timeout, kMaxTimeout);
   attempt->done = std::move(done);
   Send(attempt);

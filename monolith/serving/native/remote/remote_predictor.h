@@ -19,9 +19,9 @@ namespace serving {
 
 class RemotePredictor {
  public:
-  // Neither is owned.
-  RemotePredictor(Channels* channels, AddressBook* addresses)
-      : channels_(channels), addresses_(addresses) {}
+  // Neither is owned. A `timeout` that is not 0 replaces that of each call.
+  RemotePredictor(Channels* channels, AddressBook* addresses, std::chrono::milliseconds timeout)
+      : channels_(channels), addresses_(addresses), timeout_(timeout) {}
 
   // Lets the ops of the library call this object until the process ends.
   Status Install(void* op_library);
@@ -41,6 +41,7 @@ class RemotePredictor {
 
   Channels* const channels_;
   AddressBook* const addresses_;
+  const std::chrono::milliseconds timeout_;
   std::atomic<uint64_t> next_{0};
   std::mutex mutex_;
   std::map<std::string, Clock::time_point> failed_;
