@@ -91,6 +91,8 @@ class PagesTest(absltest.TestCase):
     for block in blocks:
       tree = ast.parse(block["code"])
       imports = [n for n in tree.body if isinstance(n, (ast.Import, ast.ImportFrom))]
+      # No test environment has PyTorch.
+      imports = [n for n in imports if ast.unparse(n) != "import torch"]
       exec(compile(ast.Module(imports, []), "page", "exec"), {})
 
   def test_what_shell_commands_name_exists(self):
