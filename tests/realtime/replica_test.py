@@ -10,6 +10,7 @@ import os
 import re
 import shutil
 import tempfile
+import time
 import unittest
 
 import numpy as np
@@ -81,11 +82,12 @@ class ReplicaTest(unittest.TestCase):
 
   def test_rows_are_served_and_survive_the_replica(self):
     unknown = self.ask(1_000_001)
-    self.model.send(*self.model.make_rows(0.25, 1_000_001, newest_event_time=1234))
+    newest = int(time.time()) + 1000  # newer than what training has sent
+    self.model.send(*self.model.make_rows(0.25, 1_000_001, newest_event_time=newest))
     wait_until(lambda: self.ask(1_000_001) != unknown)
     self.wait_for_seq()
     known = self.ask(1_000_001)
-    self.assertEqual(self.metric("monolith_sync_newest_event_time_seconds"), 1234)
+    self.assertEqual(self.metric("monolith_sync_newest_event_time_seconds"), newest)
 
     self.server.kill()
     self.start()  # AVAILABLE from its first answer on with the row
