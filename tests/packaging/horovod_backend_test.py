@@ -179,6 +179,7 @@ class ExtraTest(unittest.TestCase):
         "parquet",
         "cuda",
         "serving",
+        "realtime",
         "debugging",
         "docs",
         "test",
