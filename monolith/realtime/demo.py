@@ -43,8 +43,6 @@ _RECOVERY_SECS = 120
 _DIGEST_SECS = 90
 NEVER = "never"
 P50_SECS, P99_SECS, BACK_SECS = 2.0, 4.0, 15.0
-# Training restores its tables, and goes through the samples since its checkpoint once more.
-TRAINER_BACK_SECS = 60.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -279,9 +277,8 @@ class Demo:
         )
       )
     for name, secs in self._recoveries.items():
-      bound = TRAINER_BACK_SECS if name.startswith("trainer") else BACK_SECS
       what = f"fresh again after kill -9 of {name}"
-      goals.append(Goal(what, f"<= {bound:g} s", _secs(secs), secs <= bound))
+      goals.append(Goal(what, f"<= {BACK_SECS:g} s", _secs(secs), secs <= BACK_SECS))
     return goals
 
   # What is shown.
