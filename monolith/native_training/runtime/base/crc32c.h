@@ -54,10 +54,10 @@ struct RecordView {
 
 enum class RecordResult { kRecord, kIncomplete, kCorrupt };
 
-// Reads the frame at the front of `buffer`. kRecord: `*data` and `*size` are the checked payload
-// and `*consumed` the bytes of the frame. kIncomplete: the buffer ends inside the frame. kCorrupt:
-// a checksum is wrong.
-inline RecordResult ReadRecord(const char* buffer, int64_t available, const char** data,
+// Finds the frame at the front of `buffer`. kRecord: `*data` and `*size` are the payload, which is
+// not looked at, and `*consumed` the bytes of the frame. kIncomplete: the buffer ends inside the
+// frame. kCorrupt: the length's checksum is wrong.
+inline RecordResult FindRecord(const char* buffer, int64_t available, const char** data,
                                int64_t* size, int64_t* consumed) {
   if (available < kRecordHeaderBytes) return RecordResult::kIncomplete;
   uint64_t length;
@@ -71,10 +71,23 @@ inline RecordResult ReadRecord(const char* buffer, int64_t available, const char
   }
   *data = buffer + kRecordHeaderBytes;
   *size = static_cast<int64_t>(length);
-  std::memcpy(&crc, *data + length, 4);
-  if (crc != MaskCrc(Crc32c(*data, *size))) return RecordResult::kCorrupt;
   *consumed = kRecordHeaderBytes + *size + kRecordFooterBytes;
   return RecordResult::kRecord;
+}
+
+// Whether a payload that FindRecord has found matches the checksum behind it.
+inline bool IsIntact(const RecordView& record) {
+  uint32_t crc;
+  std::memcpy(&crc, record.data + record.size, 4);
+  return crc == MaskCrc(Crc32c(record.data, record.size));
+}
+
+// The same as FindRecord, but kCorrupt also if the payload's checksum is wrong.
+inline RecordResult ReadRecord(const char* buffer, int64_t available, const char** data,
+                               int64_t* size, int64_t* consumed) {
+  const RecordResult found = FindRecord(buffer, available, data, size, consumed);
+  if (found != RecordResult::kRecord) return found;
+  return IsIntact({*data, *size}) ? RecordResult::kRecord : RecordResult::kCorrupt;
 }
 
 }  // namespace engine

@@ -23,7 +23,17 @@ class RecordBatchReader {
   // until the next call. DataLoss: a checksum is wrong, or the file ends inside a record.
   Status Next(int64_t max_records, std::vector<RecordView>* records);
 
+  // The same for threads that share a reader, each calling under a lock of theirs: some hundred
+  // kilobytes of records, which are in `chunk` and stay valid as long as it does. Their payloads
+  // are not looked at yet: CheckRecords needs no lock.
+  Status NextChunk(std::string* chunk, std::vector<RecordView>* records);
+
  private:
+  // One of ReadRecord and FindRecord.
+  using FrameReader = RecordResult (*)(const char* buffer, int64_t available, const char** data,
+                                       int64_t* size, int64_t* consumed);
+
+  Status Take(int64_t max_records, FrameReader read, std::vector<RecordView>* records);
   Status Fill();
 
   const std::unique_ptr<InputFile> file_;
@@ -31,6 +41,9 @@ class RecordBatchReader {
   int64_t position_ = 0;  // the first unread byte in buffer_
   bool at_end_ = false;   // the file has no more bytes
 };
+
+// DataLoss: the payload of a record that NextChunk gave has another checksum.
+Status CheckRecords(const std::vector<RecordView>& records);
 
 }  // namespace engine
 }  // namespace monolith

@@ -157,6 +157,58 @@ TEST_F(TableFilesTest, DamageIsAnErrorAndKeepsTheContent) {
   ASSERT_TRUE(LoadTable(&disk_, base_, table.get()).ok());
 }
 
+// Files of so many bytes are loaded by several threads, however few files there are.
+TEST_F(TableFilesTest, ManyThreadsLoadEveryRowOfALargeFileOnce) {
+  const auto table = SgdTable(256);
+  const Ids ids = Range(30000);
+  Floats values(ids.size() * 256);
+  for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(i % 1000003);
+  Assign(table.get(), ids, values);
+  const std::string path = base_ + "-00000-of-00001";
+  ASSERT_TRUE(SaveTable(&disk_, *table, base_, 1, nullptr).ok());
+  const std::string good = ReadFile(path);
+  ASSERT_GT(good.size(), size_t{32} << 20);
+  const auto other = SgdTable(256);
+  LoadStats stats;
+  ASSERT_TRUE(LoadTable(&disk_, base_, other.get(), &stats).ok());
+  EXPECT_EQ(stats.loaded, 30000);
+  EXPECT_EQ(other->Size(), 30000);
+  EXPECT_EQ(Lookup(*other, ids), values);
+
+  // In the first, a middle, the last piece: of a payload, of a length.
+  for (const size_t at : {size_t{100}, size_t{0}, good.size() / 2, good.size() - 100}) {
+    std::string bad = good;
+    bad[at] ^= 1;
+    WriteFile(path, bad);
+    const Status status = LoadTable(&disk_, base_, other.get());
+    EXPECT_EQ(status.code, StatusCode::kFailedPrecondition) << status.message;
+    EXPECT_NE(status.message.find(path), std::string::npos) << status.message;
+    EXPECT_EQ(Lookup(*other, {1, 30000}), Lookup(*table, {1, 30000}));
+  }
+}
+
+// Other programs may write an id twice, far apart.
+TEST_F(TableFilesTest, TheLastOfEqualIdsCountsInASetWithoutManifest) {
+  const auto table = SgdTable(256);
+  std::string file;
+  for (const float value : {1.0f, 2.0f, 3.0f}) {
+    Fill(table.get(), 12000, value);
+    SaveStats stats;
+    ASSERT_TRUE(WriteTableRecords(
+                    *table, nullptr, 0, 1,
+                    [&file](std::string_view bytes) {
+                      file.append(bytes);
+                      return Status::Ok();
+                    },
+                    &stats)
+                    .ok());
+  }
+  WriteFile(base_ + "-00000-of-00001", file);
+  const auto other = SgdTable(256);
+  ASSERT_TRUE(LoadTable(&disk_, base_, other.get()).ok());
+  EXPECT_EQ(CountValues(*other), (std::map<float, int64_t>{{3.0f, 12000}}));
+}
+
 TEST_F(TableFilesTest, OldSetsWithoutManifestAreRead) {
   const auto table = SgdTable(2);
   Fill(table.get(), 100, 1.0f);
