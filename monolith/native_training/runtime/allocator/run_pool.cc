@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <new>
+#include <utility>
 
 #include "monolith/native_training/runtime/allocator/huge_pages.h"
 #include "monolith/native_training/runtime/allocator/page_populator.h"
@@ -19,6 +20,9 @@ constexpr int64_t kKeptFraction = 48;
 // thread to keep up.
 constexpr int64_t kMaxAhead = 2 * kHugePageBytes;
 constexpr int64_t kAheadFraction = 16;
+// What has to be in use for the next chunk to be mapped, and its first page committed, before it is
+// needed: that page was the longest pause of a growing table.
+constexpr int64_t kMinForNextChunk = int64_t{16} << 20;
 
 int64_t RoundUp(int64_t bytes, int64_t grain) { return (bytes + grain - 1) / grain * grain; }
 
@@ -36,10 +40,12 @@ void ReleaseHugePages(char* begin, char* end) {
 }  // namespace
 
 RunPool::~RunPool() {
-  for (const Run& chunk : chunks_) {
+  const auto unmap = [](const Run& chunk) {
     PagePopulator::Get()->Cancel(chunk.begin, chunk.bytes);
     UnmapPages(chunk.begin, chunk.bytes);
-  }
+  };
+  for (const Run& chunk : chunks_) unmap(chunk);
+  if (next_chunk_.begin != nullptr) unmap(next_chunk_);
 }
 
 char* RunPool::AllocateWithin(int64_t min_bytes, int64_t max_bytes, int64_t* bytes) {
@@ -78,6 +84,7 @@ int64_t RunPool::bytes_held() const {
   std::lock_guard<std::mutex> lock(mutex_);
   int64_t held = 0;
   for (const Run& chunk : chunks_) held += ResidentBytes(chunk.begin, chunk.bytes);
+  if (next_chunk_.begin != nullptr) held += ResidentBytes(next_chunk_.begin, next_chunk_.bytes);
   return held;
 }
 
@@ -128,9 +135,17 @@ void RunPool::PopulateAhead(int64_t bytes) {
   const int64_t from = std::max(populated_, RoundUp(used, kHugePageBytes));
   const int64_t ahead = std::max(bytes, std::min(kMaxAhead, in_use_ / kAheadFraction));
   const int64_t to = std::min<int64_t>(used + ahead, end_ - base) / kHugePageBytes * kHugePageBytes;
-  if (to <= from) return;
-  PagePopulator::Get()->Request(base + from, to - from);
-  populated_ = to;
+  if (to > from) {
+    PagePopulator::Get()->Request(base + from, to - from);
+    populated_ = to;
+  }
+  if (used + ahead < end_ - base || in_use_ < kMinForNextChunk || next_chunk_.begin != nullptr) {
+    return;
+  }
+  char* const next = MapPages(next_chunk_bytes_, PageSize::kHuge);
+  if (next == nullptr) return;
+  next_chunk_ = {next, next_chunk_bytes_};
+  PagePopulator::Get()->Request(next, kHugePageBytes);
 }
 
 void RunPool::AddFree(char* run, int64_t bytes) {
@@ -156,15 +171,20 @@ void RunPool::ReleaseFree() {
 }
 
 bool RunPool::AddChunk(int64_t min_bytes) {
-  const int64_t bytes = std::max(next_chunk_bytes_, RoundUp(min_bytes, kHugePageBytes));
-  char* base = MapPages(bytes, PageSize::kHuge);
-  if (base == nullptr) return false;
+  Run chunk = {nullptr, std::max(next_chunk_bytes_, RoundUp(min_bytes, kHugePageBytes))};
+  const bool prepared = next_chunk_.bytes >= chunk.bytes;
+  if (prepared) {
+    chunk = std::exchange(next_chunk_, {nullptr, 0});
+  } else {
+    chunk.begin = MapPages(chunk.bytes, PageSize::kHuge);
+    if (chunk.begin == nullptr) return false;
+  }
   if (next_ < end_) AddFree(next_, end_ - next_);
   next_chunk_bytes_ = std::min(2 * next_chunk_bytes_, kMaxChunk);
-  chunks_.push_back({base, bytes});
-  next_ = base;
-  end_ = base + bytes;
-  populated_ = 0;
+  chunks_.push_back(chunk);
+  next_ = chunk.begin;
+  end_ = chunk.end();
+  populated_ = prepared ? kHugePageBytes : 0;
   return true;
 }
 

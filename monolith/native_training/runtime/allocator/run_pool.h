@@ -67,7 +67,8 @@ class RunPool {
   // had in advance.
   std::vector<Run> free_;
   int64_t runs_in_use_ = 0;
-  char* next_ = nullptr;  // untouched rest of the newest chunk
+  Run next_chunk_ = {nullptr, 0};  // mapped ahead of its use
+  char* next_ = nullptr;           // untouched rest of the newest chunk
   char* end_ = nullptr;
   int64_t populated_ = 0;  // bytes of the newest chunk for which that was asked
   int64_t next_chunk_bytes_ = int64_t{2} << 20;

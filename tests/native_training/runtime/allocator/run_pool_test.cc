@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "monolith/native_training/runtime/allocator/huge_pages.h"
+#include "monolith/native_training/runtime/allocator/page_populator.h"
 
 namespace monolith {
 namespace engine {
@@ -84,6 +85,31 @@ TEST(RunPoolTest, LittleFreeMemoryIsKeptMuchIsGivenBack) {
   EXPECT_EQ(runs[10][bytes / 2], 1);
   for (int i = 20; i < 30; ++i) pool.Free(runs[i], bytes);
   EXPECT_TRUE(AllZero(runs[10], bytes));
+}
+
+// Chunks of 2, 4, 8 and 16 MiB: the run that comes near the end of the last one asks for a page of
+// the next, so that none of its users waits for it.
+TEST(RunPoolTest, TheFirstPageOfTheNextChunkIsThereBeforeItIsNeeded) {
+  char* const page = MapPages(kHugePageBytes, PageSize::kHuge);
+  ASSERT_NE(page, nullptr);
+  PagePopulator::Get()->Request(page, kHugePageBytes);
+  PagePopulator::Get()->Drain();
+  const bool supported = ResidentBytes(page, kHugePageBytes) > 0;
+  UnmapPages(page, kHugePageBytes);
+  if (!supported) GTEST_SKIP() << "this kernel does not commit pages ahead of their use";
+
+  constexpr int64_t kRun = int64_t{1} << 20;
+  RunPool pool;
+  for (int i = 0; i < 29; ++i) {
+    char* const run = pool.Allocate(kRun);
+    ASSERT_NE(run, nullptr);
+    std::memset(run, 1, kRun);
+  }
+  PagePopulator::Get()->Drain();
+  EXPECT_EQ(pool.bytes_held(), 30 * kRun + kHugePageBytes);
+  // It is used, and all of it is given back in the end.
+  for (int i = 0; i < 3; ++i) ASSERT_NE(pool.Allocate(kRun), nullptr);
+  EXPECT_EQ(pool.bytes_held(), 30 * kRun + kHugePageBytes);
 }
 
 TEST(RunPoolTest, RandomRunsNeverOverlap) {

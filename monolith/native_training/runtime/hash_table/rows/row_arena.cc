@@ -17,8 +17,11 @@ constexpr int64_t kMaxRegionBytes = int64_t{1} << 56;
 // kinds counts twice against the number of mappings that a process may have.
 constexpr int64_t kCommitBytes = int64_t{32} << 20;
 // How far pages are committed ahead: little against the table, and enough for a thread to keep up.
-constexpr int64_t kMaxAhead = 2 * kHugePageBytes;
+// Where that is next to nothing, so far that it may be at work for the index meanwhile.
+constexpr int64_t kUsualAhead = 2 * kHugePageBytes;
+constexpr int64_t kMaxAhead = 2 * kUsualAhead;
 constexpr int64_t kAheadFraction = 16;
+constexpr int64_t kMaxAheadFraction = 128;
 
 int BlockShift(int64_t stride) {
   int shift = 0;
@@ -189,7 +192,9 @@ void RowArena::PopulateAhead() {
   Region* const region = &regions_[newest_];
   if (region->first_row == 0) return;
   const int64_t used = (next_row_ - region->first_row) * stride_;
-  const int64_t ahead = std::min(kMaxAhead, next_row_ * stride_ / kAheadFraction);
+  const int64_t all = next_row_ * stride_;
+  const int64_t ahead =
+      std::min(all / kAheadFraction, std::clamp(all / kMaxAheadFraction, kUsualAhead, kMaxAhead));
   // The page that is being filled is not worth a request: its block is written to at once.
   const int64_t from = std::max(populated_, (used / kHugePageBytes + 1) * kHugePageBytes);
   const int64_t to =
