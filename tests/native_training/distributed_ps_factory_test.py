@@ -190,6 +190,30 @@ class FactoryTest(tf.test.TestCase, parameterized.TestCase):
       rows = self._adagrad_rows(native)
       self.assertAllClose(rows, [[-2 / np.sqrt(4.1)], [-1 / np.sqrt(1.1)]])
 
+  @parameterized.product(native=(True, False), num_ps=(0, 2))
+  def test_filters_count_steps_however_often_an_id_comes_in_one(self, native, num_ps):
+    thresholds = embedding_hash_table_pb2.SlotOccurrenceThresholdConfig(
+      default_occurrence_threshold=2
+    )
+    filters = hash_filter_ops.create_hash_filters(
+      num_ps, True, thresholds.SerializeToString(), filter_capacity=1000
+    )
+    make = (
+      distributed_ps_factory.create_native_multi_hash_table
+      if native
+      else distributed_ps_factory.create_multi_type_hash_table
+    )
+    table = make(num_ps, {"a": test_utils.generate_test_hash_table_config(1)}, filters)
+    ids = tf.constant([4, 4, 4, 5], tf.int64)
+    rows = []
+    for _ in range(3):
+      with tf.control_dependencies(rows[-1:]):
+        step = tf.constant(0, tf.int64)
+        table = table.apply_gradients({"a": (ids, tf.ones([4, 1]))}, step)
+        rows.append(table.lookup({"a": [4, 5]})["a"])
+    # Twice the ids are counted, the third time they are in.
+    self.assertAllEqual(self.run_on(num_ps, rows), [[[0], [0]], [[0], [0]], [[-3], [-1]]])
+
   def _env(self, name, value):
     from unittest import mock
 

@@ -1,8 +1,9 @@
 """Tables in this process, for a run without parameter servers.
 
-Every update sums the gradients of equal ids first, as it does with servers, so that results do not
-depend on their number. The environment variable `MONOLITH_UPDATE_PER_OCCURRENCE=1` brings back one
-optimizer step per occurrence.
+Every update sums the gradients of equal ids first, as it does with servers, and asks a filter once
+for each of them, so that results do not depend on the number of servers. (A table's own
+`enable_dedup` tells the filter how often the id has come.) The environment variable
+`MONOLITH_UPDATE_PER_OCCURRENCE=1` brings back one optimizer step per occurrence.
 """
 
 from __future__ import annotations
@@ -42,9 +43,21 @@ class LocalMultiTypeHashTable(multi_type_hash_table.MultiTypeHashTable):
     self, slot_to_id_and_grad: Mapping[str, Any], *args: Any, **kwargs: Any
   ) -> multi_type_hash_table.MultiTypeHashTable:
     """Runs the optimizers; returns the group after the write."""
-    if _sum_duplicates():
-      kwargs.setdefault("enable_dedup", True)
+    if _sum_duplicates() and "enable_dedup" not in kwargs:
+      slot_to_id_and_grad = {
+        slot: self._sum_by_id(slot, ids, grads)
+        for slot, (ids, grads) in slot_to_id_and_grad.items()
+      }
     return super().apply_gradients(slot_to_id_and_grad, *args, **kwargs)
+
+  def _sum_by_id(self, slot: str, ids: Any, grads: Any) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns the distinct ids and the sum of each one's gradients."""
+    ids = _as_ids(ids)
+    dim = self._hash_tables[slot].dim_size
+    grads = tf.reshape(tf.convert_to_tensor(grads, tf.float32), [-1, dim])
+    distinct, _ = tf.unique(ids)
+    [sums] = distribution_ops.map_id_to_embedding_gradient_back_prop([distinct], ids, grads)
+    return distinct, sums
 
 
 class LocalMultiHashTable(multi_hash_table_ops.MultiHashTable):
