@@ -12,52 +12,40 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple, cast
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import tensorflow as tf
 from absl import flags
-from tensorflow.python.framework import ops
-from tensorflow.python.ops import resources
 
 from monolith import _quiet
 from monolith.native_training import (
   distributed_ps,
-  distribution_ops,
   feature,
   gflags_utils,
-  hash_table_utils,
   mlp_utils,
   native_task,
   native_task_context,
   prefetch_queue,
-  variables,
 )
 from monolith.native_training.checkpoints import slices as checkpoint_slices
 from monolith.native_training.checkpoints import topology as training_topology
 from monolith.native_training.data import datasets, item_pool_hook, parsers, stream_positions
-from monolith.native_training.data.training_instance.python import parser_utils
-from monolith.native_training.driver import dry_run
+from monolith.native_training.driver import dense_variables, dry_run, lookups
 from monolith.native_training.driver import export as training_export
 from monolith.native_training.driver import hooks as training_hooks
 from monolith.native_training.driver import roles as training_roles
 from monolith.native_training.driver import tables as training_tables
 from monolith.native_training.driver.config import CpuTrainingConfig
-from monolith.native_training.driver.feature_factories import (
-  _CpuFeatureFactory,
-  _FusedCpuFeatureFactory,
-  get_req_time,
-)
-from monolith.native_training.hooks import data_position, stream_hook
+from monolith.native_training.hooks import data_position
 from monolith.native_training.model_export import (
   export_context,
   export_utils,
 )
 from monolith.native_training.ranks import agreement as sync_agreement
-from monolith.native_training.tables import merging, pooling, protocols
+from monolith.native_training.tables import merging
 
 # Any: the flags' types are known at run time only.
 FLAGS: Any = flags.FLAGS
@@ -67,38 +55,6 @@ Features = dict[str, Any]
 
 _TRAIN = tf.estimator.ModeKeys.TRAIN
 _PREDICT = tf.estimator.ModeKeys.PREDICT
-
-# Key of an element whose ids are reordered: in a dict, so that Estimator does not take it for
-# features and labels.
-_ELEMENT_KEY = "1"
-
-# Key in the auxiliary bundle of what a batch knows of the stream that it comes from.
-_STREAM_KEY = "stream"
-
-_MAX_SHARD_BYTES = 1 << 17
-
-_SPARSE_FEATURES_COLLECTION = "dequeued_sparse_features"
-
-# What these hold has no place in a meta graph; TensorFlow would warn of it with every checkpoint.
-for _collection in (tf.compat.v1.GraphKeys.RESOURCES, _SPARSE_FEATURES_COLLECTION):
-  if ops.get_to_proto_function(_collection) is None:
-    ops.register_proto_function(_collection, to_proto=lambda value, export_scope=None: None)
-
-
-class _ModelInputs(NamedTuple):
-  """The tensors that a model is computed from.
-
-  Attributes:
-    features: what the task's model function sees.
-    embeddings: feature name -> looked-up embeddings; `None` for a fused layout.
-    slices: the pooled slices of them.
-    layouts: layout name -> tensors of a fused layout.
-  """
-
-  features: Features
-  embeddings: dict[str, tf.Tensor] | None = None
-  slices: dict[str, tf.Tensor] | None = None
-  layouts: dict[str, Any] | None = None
 
 
 class CpuTraining:
@@ -262,7 +218,9 @@ class CpuTraining:
           and not config.enable_fused_layout
           and self.feature_configs.configs
         ):
-          dataset = dataset.map(self._reorder_fids, num_parallel_calls=tf.data.AUTOTUNE)
+          dataset = dataset.map(
+            self._input_lookup().reorder_fids, num_parallel_calls=tf.data.AUTOTUNE
+          )
         if config.use_dataservice and not export_context.is_dry_run_or_exporting():
           env = mlp_utils.MLPEnv()
           dataset = datasets.distribute(
@@ -278,59 +236,6 @@ class CpuTraining:
         return dataset.prefetch(tf.data.AUTOTUNE)
 
     return wrapped_input_fn
-
-  def _reorder_fids(self, features: Features) -> Features:
-    """De-duplicates and shards ids in the input pipeline, for synchronous training."""
-    ids, dense = self._split_features(features)
-    names = sorted(ids)
-    lookup_args: Any
-    if self._slot_merging is None:
-      values = [ids[name].values for name in names]
-      configs = [self._feature_configs.configs[name] for name in names]
-      sizes = None
-    else:
-      merged, sizes = self._slot_merging.merge({name: ids[name].values for name in names})
-      merged_names = sorted(merged)
-      values = [merged[name] for name in merged_names]
-      configs = [self._slot_merging.merged_to_config[name] for name in merged_names]
-    dims = [hash_table_utils.infer_dim_size(config.table_config) for config in configs]
-    reordered = distribution_ops.fused_reorder_by_indices(
-      values,
-      self._config.num_workers,
-      dims,
-      distribution_ops.is_rank0_empty(self._config.num_workers, by_default=False),
-    )
-    lookup_args = (*reordered, get_req_time(dense))
-    if sizes is not None:
-      lookup_args = (sizes, lookup_args)
-    expanded = parser_utils.RaggedEncodingHelper.expand(
-      ids, with_precomputed_nrows=True, with_precomputed_value_rowids=False
-    )
-    return {_ELEMENT_KEY: (dense, (expanded, lookup_args))}
-
-  def _split_features(
-    self, features: Features
-  ) -> tuple[dict[str, tf.RaggedTensor], dict[str, tf.Tensor]]:
-    """Returns the ids of the embedding features, and everything that is not ragged.
-
-    Raises:
-      KeyError: an embedding feature is missing.
-      TypeError: one is not a ragged tensor of int64.
-    """
-    ids = {}
-    for name in self.feature_configs.configs:
-      if name not in features:
-        raise KeyError(
-          f"the input has no feature {name!r}, which the model looks up; it has {sorted(features)}"
-        )
-      value = features[name]
-      if not isinstance(value, tf.RaggedTensor) or value.dtype != tf.int64:
-        raise TypeError(f"feature {name!r} is {value}, want a tf.RaggedTensor of int64 ids")
-      ids[name] = value
-    dense = {
-      name: value for name, value in features.items() if not isinstance(value, tf.RaggedTensor)
-    }
-    return ids, dense
 
   def create_model_fn(self) -> ModelFn:
     """Returns the model function for an Estimator.
@@ -374,20 +279,11 @@ class CpuTraining:
     features, stream_batch = stream_positions.take(features)
     if stream_batch is not None:
       self._check_stream(mode)
-      auxiliary_bundle[_STREAM_KEY] = stream_batch._asdict()
-    if self.config.enable_fused_layout:
-      inputs, auxiliary_bundle = self._look_up_layouts(
-        # As the configuration says; so it is below.
-        cast(protocols.LayoutGroup, hash_table),
-        features,
-        auxiliary_bundle,
-        async_function_mgr,
-      )
-    else:
-      inputs, auxiliary_bundle = self._look_up(
-        hash_table, features, auxiliary_bundle, async_function_mgr
-      )
-    self._batch_size = _get_batch_size(inputs)
+      auxiliary_bundle[lookups.STREAM_KEY] = stream_batch._asdict()
+    inputs, auxiliary_bundle = self._input_lookup().look_up(
+      hash_table, features, auxiliary_bundle, async_function_mgr
+    )
+    self._batch_size = inputs.batch_size()
     spec = self._call_task(inputs, mode, run_config)
     if export_context.is_exporting():
       return spec
@@ -417,12 +313,17 @@ class CpuTraining:
       last_step=self._last_step,
     ).attach(spec, mode)
     if self.config.enable_partial_sync_training and self.config.index != 0:
-      spec = spec._replace(scaffold=_create_own_variables_scaffold())
+      spec = spec._replace(scaffold=dense_variables.create_own_variables_scaffold())
     if sync_agreement.EOF_KEY in auxiliary_bundle:
       tf.compat.v1.add_to_collection(
         sync_agreement.EOF_KEY, auxiliary_bundle[sync_agreement.EOF_KEY]
       )
     return spec
+
+  def _input_lookup(self) -> lookups.InputLookup:
+    return lookups.InputLookup(
+      self.config, self.feature_configs, self._slot_merging, self._task.ctx
+    )
 
   def _check_stream(self, mode: str) -> None:
     """Refuses what cannot move the positions in a stream together with what is learnt from it.
@@ -476,140 +377,13 @@ class CpuTraining:
       )
     )
 
-  def _look_up_layouts(
-    self,
-    hash_table: protocols.LayoutGroup,
-    features: Features,
-    auxiliary_bundle: dict[str, Any],
-    async_function_mgr: prefetch_queue.AsyncFunctionMgr,
-  ) -> tuple[_ModelInputs, dict[str, Any]]:
-    ctx = self._task.ctx
-    ctx.feature_factory = None
-    look_up = hash_table.lookup(
-      features,
-      auxiliary_bundle,
-      ret_lookup_callable_fn=True,
-      embedding_prefetch_capacity=self.config.embedding_prefetch_capacity,
-    )
-    layouts = look_up(auxiliary_bundle, features)
-    async_function_mgr.wait_for(tf.nest.flatten(layouts)[:1])
-    auxiliary_bundle.update(features)
-    ctx.layout_factory = feature.EmbeddingLayoutFactory(
-      hash_table,
-      layouts,
-      auxiliary_bundle=auxiliary_bundle,
-      async_function_mgr=async_function_mgr,
-      async_push=self.config.enable_embedding_postpush,
-    )
-    return _ModelInputs(features, layouts=layouts), auxiliary_bundle
-
-  def _look_up(
-    self,
-    hash_table: protocols.AnyGroup,
-    features: Features,
-    auxiliary_bundle: dict[str, Any],
-    async_function_mgr: prefetch_queue.AsyncFunctionMgr,
-  ) -> tuple[_ModelInputs, dict[str, Any]]:
-    """Looks up embeddings, perhaps ahead of the step, and hands them to the task's slots."""
-    config = self.config
-    is_reordered = config.reorder_fids_in_data_pipeline and _ELEMENT_KEY in features
-    if config.enable_full_sync_training and not is_reordered:
-      # Tables of workers take reordered ids only; in a prediction the pipeline leaves ids alone.
-      features = self._reorder_fids(features)
-      is_reordered = True
-    if is_reordered:
-      embeddings, ids, dense, auxiliary_bundle = self._look_up_reordered(
-        cast(protocols.ReorderedGroup, hash_table), features[_ELEMENT_KEY], auxiliary_bundle
-      )
-    else:
-      group = cast(protocols.TableGroup, hash_table)
-      ids, dense = self._split_features(features)
-      stream = auxiliary_bundle.get(_STREAM_KEY)
-      has_samples = None if stream is None else stream["counts"][0] > 0
-      if stream is not None and not config.embedding_prefetch_capacity:
-        # A step cannot be left out once it has begun, so empty batches must not begin one.
-        (ids, dense, auxiliary_bundle), stream_queue = (
-          prefetch_queue.enqueue_dicts_with_queue_return(
-            (ids, dense, auxiliary_bundle), queue_name="stream_queue", condition=has_samples
-          )
-        )
-        hash_table.add_queue_hook(
-          stream_hook.StreamHook(stream_queue, has_samples, auxiliary_bundle[_STREAM_KEY]["counts"])
-        )
-        has_samples = None  # Now it is told for all that follows.
-      slot_to_id = {name: ragged.values for name, ragged in ids.items()}
-      embeddings = group.lookup(slot_to_id)
-      id_split = group.get_id_split(slot_to_id)
-      (embeddings, ids, dense, id_split, auxiliary_bundle), queue = (
-        prefetch_queue.enqueue_dicts_with_queue_return(
-          (embeddings, ids, dense, id_split, auxiliary_bundle),
-          capacity=config.embedding_prefetch_capacity,
-          condition=has_samples,
-        )
-      )
-      group.set_id_split({name: ragged.values for name, ragged in ids.items()}, id_split)
-      if queue is not None:
-        hash_table.add_queue_hook(
-          prefetch_queue.EnqueueHook(queue)
-          if has_samples is None
-          else stream_hook.StreamHook(queue, has_samples, auxiliary_bundle[_STREAM_KEY]["counts"])
-        )
-    # All come out of one queue, or one iterator.
-    async_function_mgr.wait_for([ragged.values for ragged in ids.values()][:1])
-    _collect_dequeued(_SPARSE_FEATURES_COLLECTION, ids)
-    _collect_dequeued("dequeued_features", dense)
-    slices = pooling.create_embedding_slices(
-      embeddings, ids, self.feature_configs.combiners, self.feature_configs.unmerged_slice_dims
-    )
-    req_time = get_req_time(dense)
-    if req_time is None:
-      # Rows must have an age, or none expires.
-      req_time = tf.cast(tf.timestamp(), tf.int64)
-    ctx = self._task.ctx
-    ctx.layout_factory = None
-    if config.enable_full_sync_training:
-      ctx.feature_factory = _FusedCpuFeatureFactory(
-        cast(protocols.ReorderedGroup, hash_table),
-        embeddings,
-        slices,
-        req_time,
-        auxiliary_bundle,
-        self._slot_merging is None,
-      )
-    else:
-      ctx.feature_factory = _CpuFeatureFactory(
-        cast(protocols.TableGroup, hash_table),
-        ids,
-        embeddings,
-        slices,
-        req_time,
-        async_function_mgr,
-        async_push=config.enable_embedding_postpush,
-        stream_batch=_take_stream_batch(auxiliary_bundle),
-      )
-    inputs = _ModelInputs({**dense, **embeddings}, embeddings=embeddings, slices=slices)
-    return inputs, auxiliary_bundle
-
-  def _look_up_reordered(
-    self, hash_table: protocols.ReorderedGroup, element: Any, auxiliary_bundle: dict[str, Any]
-  ) -> tuple[dict, dict, dict, dict]:
-    dense, (expanded, lookup_args) = element
-    auxiliary_bundle["features"] = dense
-    auxiliary_bundle["embedding_ragged_ids"] = parser_utils.RaggedEncodingHelper.contract(expanded)
-    embeddings, auxiliary_bundle = hash_table.lookup(
-      {name: None for name in self.feature_configs.configs}, auxiliary_bundle, lookup_args
-    )
-    ids = auxiliary_bundle.pop("embedding_ragged_ids")
-    dense = auxiliary_bundle.pop("features")
-    return embeddings, ids, dense, auxiliary_bundle
-
   def _call_task(
-    self, inputs: _ModelInputs, mode: str, run_config: Any
+    self, inputs: lookups.ModelInputs, mode: str, run_config: Any
   ) -> tf.estimator.EstimatorSpec:
     def call(features: Features) -> tf.estimator.EstimatorSpec:
       return self._task.create_model_fn()(features=features, mode=mode, config=run_config)
 
-    with self._variable_scopes():
+    with dense_variables.variable_scopes(self.config):
       export_ctx = export_context.get_current_export_ctx()
       if export_ctx is None or not export_ctx.with_remote_gpu:
         return call(inputs.features)
@@ -631,46 +405,6 @@ class CpuTraining:
       )
       return tf.estimator.EstimatorSpec(mode, predictions=predictions)
 
-  @contextlib.contextmanager
-  def _variable_scopes(self) -> Iterator[None]:
-    config = self.config
-    with contextlib.ExitStack() as stack:
-      if config.enable_variable_prefetch and not config.enable_sync_training:
-        stack.enter_context(tf.variable_creator_scope(variables.cached_variable_creator))
-      # With one server there is nothing to spread, and `max_shards=0` would mean any number.
-      if (
-        config.enable_variable_partition and config.num_ps > 1 and not export_context.is_exporting()
-      ):
-        partitioner = tf.compat.v1.variable_axis_size_partitioner(
-          max_shard_bytes=_MAX_SHARD_BYTES, max_shards=config.num_ps
-        )
-        stack.enter_context(
-          tf.compat.v1.variable_scope(
-            "", partitioner=partitioner, custom_getter=_get_constant_whole
-          )
-        )
-      yield
-
-
-def _get_constant_whole(getter: Callable[..., Any], name: str, **kwargs: Any) -> Any:
-  """Makes a variable that begins with a given value in one piece.
-
-  TensorFlow learns the shape of such a variable from its value, but wants to know it beforehand
-  where variables are partitioned, even of `get_variable("bias", initializer=0.0)`.
-  """
-  initializer = kwargs.get("initializer")
-  if kwargs.get("shape") is None and initializer is not None and not callable(initializer):
-    kwargs["partitioner"] = None
-  return getter(name, **kwargs)
-
-
-def _get_batch_size(inputs: _ModelInputs) -> tf.Tensor | None:
-  """Returns how many examples a step has; `None` if no tensor tells."""
-  for value in tf.nest.flatten([inputs.slices, inputs.layouts], expand_composites=False):
-    if isinstance(value, tf.Tensor) and value.shape.rank:
-      return tf.shape(value)[0]
-  return None
-
 
 def _take_eof(features: Features) -> tuple[Features, dict[str, Any]]:
   """Moves the mark of the last element, if there is one, into a new auxiliary bundle."""
@@ -680,36 +414,3 @@ def _take_eof(features: Features) -> tuple[Features, dict[str, Any]]:
   if sync_agreement.EOF_KEY in features:
     return features, {sync_agreement.EOF_KEY: features.pop(sync_agreement.EOF_KEY)}
   return features, {}
-
-
-def _take_stream_batch(
-  auxiliary_bundle: dict[str, Any],
-) -> stream_positions.StreamBatch | None:
-  fields = auxiliary_bundle.pop(_STREAM_KEY, None)
-  return None if fields is None else stream_positions.StreamBatch(**fields)
-
-
-def _collect_dequeued(collection: str, name_to_tensor: Mapping[str, Any]) -> None:
-  for name, tensor in name_to_tensor.items():
-    tensor.feature_name = name
-    tf.compat.v1.add_to_collection(collection, tensor)
-
-
-def _create_own_variables_scaffold() -> tf.compat.v1.train.Scaffold:
-  """Returns a scaffold for a worker whose dense variables are its own, which it initialises."""
-  keys = tf.compat.v1.GraphKeys
-
-  def default_init_op() -> tf.Operation:
-    return tf.group(
-      tf.compat.v1.global_variables_initializer(),
-      resources.initialize_resources(resources.shared_resources()),
-    )
-
-  get = tf.compat.v1.train.Scaffold.get_or_default
-  init_op = get("init_op", keys.INIT_OP, default_init_op)
-  local_init_op = get(
-    "local_init_op", keys.LOCAL_INIT_OP, tf.compat.v1.train.Scaffold.default_local_init_op
-  )
-  return tf.compat.v1.train.Scaffold(
-    local_init_op=tf.group(init_op, local_init_op), ready_for_local_init_op=tf.no_op()
-  )

@@ -10,7 +10,7 @@ from absl.testing import absltest
 
 from monolith.native_training import cpu_training, device_utils, entry, feature, native_task
 from monolith.native_training.data import parsers
-from monolith.native_training.driver import graph
+from monolith.native_training.driver import dense_variables, graph
 from monolith.native_training.model_export import export_context
 from monolith.native_training.ranks import agreement
 from monolith.native_training.runtime.hash_table import embedding_hash_table_pb2 as pb
@@ -145,7 +145,7 @@ class CpuTrainingTest(absltest.TestCase):
     for num_ps, is_partitioned in ((0, False), (1, False), (2, True)):
       with self.subTest(num_ps), tf.Graph().as_default():
         training = self._training(num_ps=num_ps)
-        with training._variable_scopes():
+        with dense_variables.variable_scopes(training.config):
           weight = tf.compat.v1.get_variable("weight", [64, 1024])
 
         self.assertEqual(hasattr(weight, "_variable_list"), is_partitioned)
@@ -178,7 +178,7 @@ class CpuTrainingTest(absltest.TestCase):
 
   def test_own_variables_are_initialised_by_the_worker_that_has_them(self):
     variable = tf.compat.v1.get_variable("v", [], initializer=tf.compat.v1.ones_initializer())
-    scaffold = graph._create_own_variables_scaffold()
+    scaffold = dense_variables.create_own_variables_scaffold()
     scaffold.finalize()
 
     with tf.compat.v1.Session() as session:

@@ -1,0 +1,305 @@
+"""Looks up the embeddings of a batch, ahead of the step where that is wanted.
+
+features -> [reordered ids] -> hash_table.lookup -> [queue] -> pool and slice -> ModelInputs
+                                                            -> the feature factory in the context
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple, cast
+
+import tensorflow as tf
+from tensorflow.python.framework import ops
+
+from monolith.native_training import (
+  distribution_ops,
+  feature,
+  hash_table_utils,
+  native_task,
+  prefetch_queue,
+)
+from monolith.native_training.data import stream_positions
+from monolith.native_training.data.training_instance.python import parser_utils
+from monolith.native_training.driver import dry_run
+from monolith.native_training.driver.config import CpuTrainingConfig
+from monolith.native_training.driver.feature_factories import (
+  _CpuFeatureFactory,
+  _FusedCpuFeatureFactory,
+  get_req_time,
+)
+from monolith.native_training.hooks import stream_hook
+from monolith.native_training.tables import merging, pooling, protocols
+
+Features = dict[str, Any]
+
+# Key in the auxiliary bundle of what a batch knows of the stream that it comes from.
+STREAM_KEY = "stream"
+
+# Key of an element whose ids are reordered: in a dict, so that Estimator does not take it for
+# features and labels.
+_ELEMENT_KEY = "1"
+
+_SPARSE_FEATURES_COLLECTION = "dequeued_sparse_features"
+
+# What these hold has no place in a meta graph; TensorFlow would warn of it with every checkpoint.
+for _collection in (tf.compat.v1.GraphKeys.RESOURCES, _SPARSE_FEATURES_COLLECTION):
+  if ops.get_to_proto_function(_collection) is None:
+    ops.register_proto_function(_collection, to_proto=lambda value, export_scope=None: None)
+
+
+class ModelInputs(NamedTuple):
+  """The tensors that a model is computed from.
+
+  Attributes:
+    features: what the task's model function sees.
+    embeddings: feature name -> looked-up embeddings; `None` for a fused layout.
+    slices: the pooled slices of them.
+    layouts: layout name -> tensors of a fused layout.
+  """
+
+  features: Features
+  embeddings: dict[str, tf.Tensor] | None = None
+  slices: dict[str, tf.Tensor] | None = None
+  layouts: dict[str, Any] | None = None
+
+  def batch_size(self) -> tf.Tensor | None:
+    """Returns how many examples a step has; `None` if no tensor tells."""
+    for value in tf.nest.flatten([self.slices, self.layouts], expand_composites=False):
+      if isinstance(value, tf.Tensor) and value.shape.rank:
+        return tf.shape(value)[0]
+    return None
+
+
+class InputLookup:
+  """Looks up the embeddings of a batch and hands them to the slots of a task.
+
+  Args:
+    config: the configuration of this process.
+    feature_configs: what the task declared.
+    slot_merging: which features share a table; `None` if none does.
+    ctx: the task's context, which gets the factory of its features.
+  """
+
+  def __init__(
+    self,
+    config: CpuTrainingConfig,
+    feature_configs: dry_run.FeatureConfigs,
+    slot_merging: merging.SlotMerging | None,
+    ctx: native_task.NativeContext,
+  ):
+    self._config = config
+    self._feature_configs = feature_configs
+    self._slot_merging = slot_merging
+    self._ctx = ctx
+
+  def look_up(
+    self,
+    hash_table: protocols.AnyGroup,
+    features: Features,
+    auxiliary_bundle: dict[str, Any],
+    async_function_mgr: prefetch_queue.AsyncFunctionMgr,
+  ) -> tuple[ModelInputs, dict[str, Any]]:
+    """Returns the inputs of the model, and the auxiliary bundle as it comes out of the queue.
+
+    Args:
+      hash_table: the tables, of the kind that the configuration asks for.
+      features: what the input function gave.
+      auxiliary_bundle: tensors that travel with the batch.
+      async_function_mgr: runs what a step need not wait for.
+
+    Raises:
+      KeyError: an embedding feature is missing.
+      TypeError: one is not a ragged tensor of int64.
+    """
+    look_up: Any = self._look_up_layouts if self._config.enable_fused_layout else self._look_up
+    return look_up(hash_table, features, auxiliary_bundle, async_function_mgr)
+
+  def reorder_fids(self, features: Features) -> Features:
+    """De-duplicates and shards ids in the input pipeline, for synchronous training."""
+    ids, dense = self._split(features)
+    names = sorted(ids)
+    lookup_args: Any
+    if self._slot_merging is None:
+      values = [ids[name].values for name in names]
+      configs = [self._feature_configs.configs[name] for name in names]
+      sizes = None
+    else:
+      merged, sizes = self._slot_merging.merge({name: ids[name].values for name in names})
+      merged_names = sorted(merged)
+      values = [merged[name] for name in merged_names]
+      configs = [self._slot_merging.merged_to_config[name] for name in merged_names]
+    dims = [hash_table_utils.infer_dim_size(config.table_config) for config in configs]
+    reordered = distribution_ops.fused_reorder_by_indices(
+      values,
+      self._config.num_workers,
+      dims,
+      distribution_ops.is_rank0_empty(self._config.num_workers, by_default=False),
+    )
+    lookup_args = (*reordered, get_req_time(dense))
+    if sizes is not None:
+      lookup_args = (sizes, lookup_args)
+    expanded = parser_utils.RaggedEncodingHelper.expand(
+      ids, with_precomputed_nrows=True, with_precomputed_value_rowids=False
+    )
+    return {_ELEMENT_KEY: (dense, (expanded, lookup_args))}
+
+  def _split(self, features: Features) -> tuple[dict[str, tf.RaggedTensor], dict[str, tf.Tensor]]:
+    """Returns the ids of the embedding features, and everything that is not ragged.
+
+    Raises:
+      KeyError: an embedding feature is missing.
+      TypeError: one is not a ragged tensor of int64.
+    """
+    ids = {}
+    for name in self._feature_configs.configs:
+      if name not in features:
+        raise KeyError(
+          f"the input has no feature {name!r}, which the model looks up; it has {sorted(features)}"
+        )
+      value = features[name]
+      if not isinstance(value, tf.RaggedTensor) or value.dtype != tf.int64:
+        raise TypeError(f"feature {name!r} is {value}, want a tf.RaggedTensor of int64 ids")
+      ids[name] = value
+    dense = {
+      name: value for name, value in features.items() if not isinstance(value, tf.RaggedTensor)
+    }
+    return ids, dense
+
+  def _look_up_layouts(
+    self,
+    hash_table: protocols.LayoutGroup,
+    features: Features,
+    auxiliary_bundle: dict[str, Any],
+    async_function_mgr: prefetch_queue.AsyncFunctionMgr,
+  ) -> tuple[ModelInputs, dict[str, Any]]:
+    self._ctx.feature_factory = None
+    look_up = hash_table.lookup(
+      features,
+      auxiliary_bundle,
+      ret_lookup_callable_fn=True,
+      embedding_prefetch_capacity=self._config.embedding_prefetch_capacity,
+    )
+    layouts = look_up(auxiliary_bundle, features)
+    async_function_mgr.wait_for(tf.nest.flatten(layouts)[:1])
+    auxiliary_bundle.update(features)
+    self._ctx.layout_factory = feature.EmbeddingLayoutFactory(
+      hash_table,
+      layouts,
+      auxiliary_bundle=auxiliary_bundle,
+      async_function_mgr=async_function_mgr,
+      async_push=self._config.enable_embedding_postpush,
+    )
+    return ModelInputs(features, layouts=layouts), auxiliary_bundle
+
+  def _look_up(
+    self,
+    hash_table: protocols.AnyGroup,
+    features: Features,
+    auxiliary_bundle: dict[str, Any],
+    async_function_mgr: prefetch_queue.AsyncFunctionMgr,
+  ) -> tuple[ModelInputs, dict[str, Any]]:
+    """Looks up embeddings, perhaps ahead of the step, and hands them to the task's slots."""
+    config = self._config
+    is_reordered = config.reorder_fids_in_data_pipeline and _ELEMENT_KEY in features
+    if config.enable_full_sync_training and not is_reordered:
+      # Tables of workers take reordered ids only; in a prediction the pipeline leaves ids alone.
+      features = self.reorder_fids(features)
+      is_reordered = True
+    if is_reordered:
+      embeddings, ids, dense, auxiliary_bundle = self._look_up_reordered(
+        cast(protocols.ReorderedGroup, hash_table), features[_ELEMENT_KEY], auxiliary_bundle
+      )
+    else:
+      group = cast(protocols.TableGroup, hash_table)
+      ids, dense = self._split(features)
+      stream = auxiliary_bundle.get(STREAM_KEY)
+      has_samples = None if stream is None else stream["counts"][0] > 0
+      if stream is not None and not config.embedding_prefetch_capacity:
+        # A step cannot be left out once it has begun, so empty batches must not begin one.
+        (ids, dense, auxiliary_bundle), stream_queue = (
+          prefetch_queue.enqueue_dicts_with_queue_return(
+            (ids, dense, auxiliary_bundle), queue_name="stream_queue", condition=has_samples
+          )
+        )
+        hash_table.add_queue_hook(
+          stream_hook.StreamHook(stream_queue, has_samples, auxiliary_bundle[STREAM_KEY]["counts"])
+        )
+        has_samples = None  # Now it is told for all that follows.
+      slot_to_id = {name: ragged.values for name, ragged in ids.items()}
+      embeddings = group.lookup(slot_to_id)
+      id_split = group.get_id_split(slot_to_id)
+      (embeddings, ids, dense, id_split, auxiliary_bundle), queue = (
+        prefetch_queue.enqueue_dicts_with_queue_return(
+          (embeddings, ids, dense, id_split, auxiliary_bundle),
+          capacity=config.embedding_prefetch_capacity,
+          condition=has_samples,
+        )
+      )
+      group.set_id_split({name: ragged.values for name, ragged in ids.items()}, id_split)
+      if queue is not None:
+        hash_table.add_queue_hook(
+          prefetch_queue.EnqueueHook(queue)
+          if has_samples is None
+          else stream_hook.StreamHook(queue, has_samples, auxiliary_bundle[STREAM_KEY]["counts"])
+        )
+    # All come out of one queue, or one iterator.
+    async_function_mgr.wait_for([ragged.values for ragged in ids.values()][:1])
+    _collect_dequeued(_SPARSE_FEATURES_COLLECTION, ids)
+    _collect_dequeued("dequeued_features", dense)
+    slices = pooling.create_embedding_slices(
+      embeddings, ids, self._feature_configs.combiners, self._feature_configs.unmerged_slice_dims
+    )
+    req_time = get_req_time(dense)
+    if req_time is None:
+      # Rows must have an age, or none expires.
+      req_time = tf.cast(tf.timestamp(), tf.int64)
+    self._ctx.layout_factory = None
+    if config.enable_full_sync_training:
+      self._ctx.feature_factory = _FusedCpuFeatureFactory(
+        cast(protocols.ReorderedGroup, hash_table),
+        embeddings,
+        slices,
+        req_time,
+        auxiliary_bundle,
+        self._slot_merging is None,
+      )
+    else:
+      self._ctx.feature_factory = _CpuFeatureFactory(
+        cast(protocols.TableGroup, hash_table),
+        ids,
+        embeddings,
+        slices,
+        req_time,
+        async_function_mgr,
+        async_push=config.enable_embedding_postpush,
+        stream_batch=_take_stream_batch(auxiliary_bundle),
+      )
+    inputs = ModelInputs({**dense, **embeddings}, embeddings=embeddings, slices=slices)
+    return inputs, auxiliary_bundle
+
+  def _look_up_reordered(
+    self, hash_table: protocols.ReorderedGroup, element: Any, auxiliary_bundle: dict[str, Any]
+  ) -> tuple[dict, dict, dict, dict]:
+    dense, (expanded, lookup_args) = element
+    auxiliary_bundle["features"] = dense
+    auxiliary_bundle["embedding_ragged_ids"] = parser_utils.RaggedEncodingHelper.contract(expanded)
+    embeddings, auxiliary_bundle = hash_table.lookup(
+      {name: None for name in self._feature_configs.configs}, auxiliary_bundle, lookup_args
+    )
+    ids = auxiliary_bundle.pop("embedding_ragged_ids")
+    dense = auxiliary_bundle.pop("features")
+    return embeddings, ids, dense, auxiliary_bundle
+
+
+def _take_stream_batch(
+  auxiliary_bundle: dict[str, Any],
+) -> stream_positions.StreamBatch | None:
+  fields = auxiliary_bundle.pop(STREAM_KEY, None)
+  return None if fields is None else stream_positions.StreamBatch(**fields)
+
+
+def _collect_dequeued(collection: str, name_to_tensor: Mapping[str, Any]) -> None:
+  for name, tensor in name_to_tensor.items():
+    tensor.feature_name = name
+    tf.compat.v1.add_to_collection(collection, tensor)
