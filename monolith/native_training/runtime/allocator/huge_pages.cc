@@ -13,12 +13,8 @@ namespace monolith {
 namespace engine {
 namespace {
 
-int64_t RoundUp(int64_t bytes) {
-  return (bytes + kHugePageBytes - 1) / kHugePageBytes * kHugePageBytes;
-}
-
 char* Map(int64_t bytes, int protection, PageSize size) {
-  bytes = RoundUp(bytes);
+  bytes = RoundUp(bytes, kHugePageBytes);
   const size_t total = static_cast<size_t>(bytes + kHugePageBytes);
   void* raw = mmap(nullptr, total, protection, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (raw == MAP_FAILED) return nullptr;
@@ -92,11 +88,11 @@ void PromotePages(char* pages, int64_t bytes) {
 #else
   constexpr int kCollapse = 25;  // Linux 6.1; older headers do not name it, older kernels refuse it
 #endif
-  madvise(pages, RoundUp(bytes), MADV_HUGEPAGE);
-  madvise(pages, RoundUp(bytes), kCollapse);
+  madvise(pages, RoundUp(bytes, kHugePageBytes), MADV_HUGEPAGE);
+  madvise(pages, RoundUp(bytes, kHugePageBytes), kCollapse);
 }
 
-void UnmapPages(char* pages, int64_t bytes) { munmap(pages, RoundUp(bytes)); }
+void UnmapPages(char* pages, int64_t bytes) { munmap(pages, RoundUp(bytes, kHugePageBytes)); }
 
 }  // namespace engine
 }  // namespace monolith

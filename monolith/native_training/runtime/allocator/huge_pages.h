@@ -12,6 +12,11 @@ constexpr int64_t kHugePageBytes = int64_t{2} << 20;
 // kSmall is committed 4 KiB at a time, kHuge 2 MiB at a time where the system has huge pages.
 enum class PageSize { kSmall, kHuge };
 
+// The smallest multiple of `grain` that is not below `bytes`.
+constexpr int64_t RoundUp(int64_t bytes, int64_t grain) {
+  return (bytes + grain - 1) / grain * grain;
+}
+
 // False when MONOLITH_DISABLE_HUGE_PAGES is set to anything but "" or "0".
 bool HugePagesEnabled();
 

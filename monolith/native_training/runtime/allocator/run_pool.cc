@@ -24,8 +24,6 @@ constexpr int64_t kAheadFraction = 16;
 // needed: that page was the longest pause of a growing table.
 constexpr int64_t kMinForNextChunk = int64_t{16} << 20;
 
-int64_t RoundUp(int64_t bytes, int64_t grain) { return (bytes + grain - 1) / grain * grain; }
-
 // Gives back the huge pages that lie inside the free run [begin, end).
 void ReleaseHugePages(char* begin, char* end) {
   const uintptr_t page = kHugePageBytes;

@@ -2,8 +2,11 @@
 #ifndef MONOLITH_NATIVE_TRAINING_RUNTIME_HASH_TABLE_EXPIRY_H_
 #define MONOLITH_NATIVE_TRAINING_RUNTIME_HASH_TABLE_EXPIRY_H_
 
+#include <algorithm>
 #include <cstdint>
+#include <limits>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "monolith/native_training/runtime/base/feature_id.h"
@@ -12,6 +15,12 @@
 
 namespace monolith {
 namespace engine {
+
+// Rows have 32 bits for the time of their last write.
+inline uint32_t ClampTimestamp(int64_t seconds) {
+  return static_cast<uint32_t>(
+      std::clamp<int64_t>(seconds, 0, std::numeric_limits<uint32_t>::max()));
+}
 
 class ExpiryPolicy {
  public:

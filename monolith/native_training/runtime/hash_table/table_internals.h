@@ -3,9 +3,7 @@
 #ifndef MONOLITH_NATIVE_TRAINING_RUNTIME_HASH_TABLE_TABLE_INTERNALS_H_
 #define MONOLITH_NATIVE_TRAINING_RUNTIME_HASH_TABLE_TABLE_INTERNALS_H_
 
-#include <algorithm>
 #include <cstdint>
-#include <limits>
 #include <memory>
 #include <vector>
 
@@ -44,12 +42,6 @@ struct TableInternals {
     return table.touched_;
   }
 };
-
-// Timestamps in index slots are 32 bits.
-inline uint32_t ClampTimestamp(int64_t seconds) {
-  return static_cast<uint32_t>(
-      std::min<int64_t>(std::max<int64_t>(seconds, 0), std::numeric_limits<uint32_t>::max()));
-}
 
 }  // namespace engine
 }  // namespace monolith

@@ -2,9 +2,9 @@
 
 #include <algorithm>
 #include <cstring>
-#include <limits>
 
 #include "monolith/native_training/runtime/base/wire_format.h"
+#include "monolith/native_training/runtime/hash_table/expiry.h"
 #include "monolith/native_training/runtime/hash_table/optimizer/optimizers.h"
 
 namespace monolith {
@@ -36,12 +36,6 @@ char* WriteFloats(int field, const char* floats, int64_t count, char* out) {
     out += 4;
   }
   return out;
-}
-
-uint32_t ClampTs(uint64_t varint) {
-  const int64_t ts = static_cast<int64_t>(varint);
-  return static_cast<uint32_t>(
-      std::min<int64_t>(std::max<int64_t>(ts, 0), std::numeric_limits<uint32_t>::max()));
 }
 
 }  // namespace
@@ -249,7 +243,7 @@ bool EntryCodec::ParseAsWritten(const char* data, int64_t size, char* row,
   WireReader reader(data + fixed, size - fixed);
   uint64_t ts;
   if (!reader.ReadVarint(&ts) || !reader.done()) return false;
-  entry->ts = ClampTs(ts);
+  entry->ts = ClampTimestamp(static_cast<int64_t>(ts));
   return true;
 }
 
@@ -288,7 +282,7 @@ Status EntryCodec::Parse(const char* data, int64_t size, float* values, char* ro
     } else if (number == kTsField && type == kVarint) {
       uint64_t ts;
       good = reader.ReadVarint(&ts);
-      if (good) entry->ts = ClampTs(ts);
+      if (good) entry->ts = ClampTimestamp(static_cast<int64_t>(ts));
     } else {
       good = reader.Skip(type);
     }

@@ -37,8 +37,6 @@ int64_t FirstRows(int64_t stride, int64_t block_rows, int num_shards) {
   return rows;
 }
 
-int64_t RoundUp(int64_t bytes, int64_t grain) { return (bytes + grain - 1) / grain * grain; }
-
 template <typename T>
 T* AllocateZeroed(int64_t n) {
   return static_cast<T*>(std::calloc(static_cast<size_t>(n), sizeof(T)));
