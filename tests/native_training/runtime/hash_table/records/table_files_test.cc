@@ -2,10 +2,17 @@
 #include "monolith/native_training/runtime/hash_table/records/table_files.h"
 
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
+#include <chrono>
+#include <csignal>
+#include <cstdlib>
 #include <map>
 #include <mutex>
 #include <numeric>
+#include <random>
+#include <thread>
 
 #include "monolith/native_training/runtime/base/log.h"
 #include "tests/native_training/runtime/files/faulty_file_system.h"
@@ -21,6 +28,7 @@ namespace engine {
 namespace {
 
 constexpr int64_t kNow = 1700000000;
+constexpr int64_t kKilledRows = 3000;
 
 std::mutex log_mutex;
 std::vector<std::pair<LogLevel, std::string>> logged;
@@ -122,6 +130,74 @@ TEST_F(TableFilesTest, AnyErrorOrKillLeavesOneWholeSave) {
     }
     EXPECT_GT(seen[1.0f], 5);
     EXPECT_GT(seen[2.0f], 2);
+  }
+}
+
+// Writes one number after another to all rows and saves, until it is killed, while another thread
+// fills the table with rows that have expired and evicts them. Tells `report` what was saved.
+void SaveAndEvictUntilKilled(FileSystem* files, const std::string& base, int32_t first,
+                             int report) {
+  TableConfig config = MakeConfig({MakeSegment(2, OptimizerKind::kSgd)});
+  config.expiry.default_days = 1;
+  const auto table = MakeTable(config);
+  Fill(table.get(), kKilledRows, static_cast<float>(first));
+  std::thread([&table] {
+    Ids old(kKilledRows / 2);
+    std::iota(old.begin(), old.end(), kKilledRows + 1);
+    WriteOptions options;
+    options.req_time = kNow - 10 * 86400;
+    for (;;) {
+      Assign(table.get(), old, Floats(2 * old.size(), -1.0f), options);
+      table->Evict(table->expiry());
+    }
+  }).detach();
+  for (int32_t number = first;; ++number) {
+    Fill(table.get(), kKilledRows, static_cast<float>(number));
+    if (!SaveTable(files, *table, base, 3, &table->expiry()).ok()) _exit(1);
+    if (write(report, &number, sizeof(number)) != sizeof(number)) _exit(1);
+  }
+}
+
+// MONOLITH_SOAK=1 kills 200 times.
+TEST_F(TableFilesTest, KillsWhileSavingAndEvictingLoseNothing) {
+  const char* const soak = std::getenv("MONOLITH_SOAK");
+  const int kills = soak != nullptr && std::string(soak) == "1" ? 200 : 20;
+  std::mt19937 random(1);
+  int32_t newest = 0;  // the last number that was reported to be saved
+  for (int kill_number = 0; kill_number < kills; ++kill_number) {
+    int ends[2];
+    ASSERT_EQ(pipe(ends), 0);
+    const pid_t child = fork();
+    ASSERT_GE(child, 0);
+    if (child == 0) {
+      close(ends[0]);  // so that it ends with its parent
+      SaveAndEvictUntilKilled(&disk_, base_, newest + 1, ends[1]);
+    }
+    close(ends[1]);
+    // From its first save on, at any moment of those that follow.
+    const auto next_report = [&] {
+      return read(ends[0], &newest, sizeof(newest)) == static_cast<ssize_t>(sizeof(newest));
+    };
+    ASSERT_TRUE(next_report());
+    std::this_thread::sleep_for(std::chrono::microseconds(random() % 20000));
+    ASSERT_EQ(kill(child, SIGKILL), 0);
+    while (next_report()) {
+    }
+    close(ends[0]);
+    int status = 0;
+    ASSERT_EQ(waitpid(child, &status, 0), child);
+    ASSERT_TRUE(WIFSIGNALED(status));
+
+    const auto table = SgdTable(2);
+    const Status loaded = LoadTable(&disk_, base_, table.get());
+    ASSERT_TRUE(loaded.ok()) << loaded.message;
+    const auto counts = CountValues(*table);
+    ASSERT_EQ(counts.size(), 1u) << "a mix of two saves, or rows that have expired";
+    EXPECT_EQ(counts.begin()->second, kKilledRows);
+    // The save under way may have been published, but not reported.
+    EXPECT_GE(counts.begin()->first, static_cast<float>(newest));
+    EXPECT_LE(counts.begin()->first, static_cast<float>(newest + 1));
+    newest = static_cast<int32_t>(counts.begin()->first);
   }
 }
 
