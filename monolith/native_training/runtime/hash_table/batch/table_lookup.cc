@@ -189,29 +189,34 @@ void ReadTiles(const LookupRequest* tiles, int64_t num_tiles) {
 
 using ReadFunction = void (*)(const LookupRequest* tiles, int64_t num_tiles);
 
-// The lookup that is compiled for the rows of a table.
-ReadFunction ReadFunctionOf(const LookupRequest& request) {
-  const bool raw = request.table->layout().all_raw;
-  if (request.found != nullptr) {
-    return raw ? ReadTiles<FoundStages<CopyStages<0>>> : ReadTiles<FoundStages<RetrieveStages>>;
-  }
-  if (!raw) return ReadTiles<RetrieveStages>;
-  switch (request.table->dim()) {
+template <typename Stages>
+using PlainStages = Stages;
+
+// The lookup that is compiled for the rows of a table. `Told` is what becomes of the stages.
+template <template <typename> class Told>
+ReadFunction ReadFunctionOf(const EmbeddingTable& table) {
+  if (!table.layout().all_raw) return ReadTiles<Told<RetrieveStages>>;
+  switch (table.dim()) {
     case 1:
-      return ReadTiles<CopyStages<1>>;
+      return ReadTiles<Told<CopyStages<1>>>;
     case 4:
-      return ReadTiles<CopyStages<4>>;
+      return ReadTiles<Told<CopyStages<4>>>;
     case 8:
-      return ReadTiles<CopyStages<8>>;
+      return ReadTiles<Told<CopyStages<8>>>;
     case 16:
-      return ReadTiles<CopyStages<16>>;
+      return ReadTiles<Told<CopyStages<16>>>;
     case 32:
-      return ReadTiles<CopyStages<32>>;
+      return ReadTiles<Told<CopyStages<32>>>;
     case 64:
-      return ReadTiles<CopyStages<64>>;
+      return ReadTiles<Told<CopyStages<64>>>;
     default:
-      return ReadTiles<CopyStages<0>>;
+      return ReadTiles<Told<CopyStages<0>>>;
   }
+}
+
+ReadFunction ReadFunctionOf(const LookupRequest& request) {
+  return request.found != nullptr ? ReadFunctionOf<FoundStages>(*request.table)
+                                  : ReadFunctionOf<PlainStages>(*request.table);
 }
 
 // Neighbours of one kind go through one pipeline.
