@@ -1,4 +1,5 @@
 // Reading batches: Lookup, LookupMany, LookupEntries, Contains.
+#include <algorithm>
 #include <cstring>
 #include <shared_mutex>
 #include <string>
@@ -192,10 +193,18 @@ using ReadFunction = void (*)(const LookupRequest* tiles, int64_t num_tiles);
 template <typename Stages>
 using PlainStages = Stages;
 
+// Whether a lookup is a plain copy: of training rows, or of serving rows whose codes are floats.
+bool CopiesRows(const RowLayout& layout) {
+  if (layout.all_raw || !layout.serving()) return layout.all_raw;
+  return std::all_of(layout.segments.begin(), layout.segments.end(), [](const Segment& segment) {
+    return segment.retriever == RetrieverKind::kRaw && segment.code_bytes == 4 * segment.dim;
+  });
+}
+
 // The lookup that is compiled for the rows of a table. `Told` is what becomes of the stages.
 template <template <typename> class Told>
 ReadFunction ReadFunctionOf(const EmbeddingTable& table) {
-  if (!table.layout().all_raw) return ReadTiles<Told<RetrieveStages>>;
+  if (!CopiesRows(table.layout())) return ReadTiles<Told<RetrieveStages>>;
   switch (table.dim()) {
     case 1:
       return ReadTiles<Told<CopyStages<1>>>;

@@ -269,8 +269,8 @@ Status CompileRowLayout(const TableConfig& config, RowLayout* layout) {
   }
 
   if (result.serving()) {
+    result.all_raw = false;
     for (Segment& segment : result.segments) {
-      if (segment.code_bytes != 4 * segment.dim) result.all_raw = false;
       segment.code_offset = result.row_bytes;
       result.row_bytes += segment.code_bytes;
     }

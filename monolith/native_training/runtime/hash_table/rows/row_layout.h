@@ -51,7 +51,7 @@ struct RowLayout {
   int64_t dim = 0;
   int64_t row_bytes = 0;
   int64_t stride = 0;
-  bool all_raw = true;  // a lookup is a plain copy
+  bool all_raw = true;  // TRAINING, and a lookup is a plain copy
   bool uses_global_step = false;
   std::vector<Segment> segments;
 
