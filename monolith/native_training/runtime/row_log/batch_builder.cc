@@ -18,6 +18,29 @@ constexpr int64_t kConcurrency = 64;
 constexpr int64_t kBlockBytes = int64_t{256} << 10;
 constexpr int64_t kPrefetchDistance = 16;
 
+// A lookup that tells what it has found, faster where nearly all ids have a row that is not zeros:
+// the others are asked for once more.
+void LookUpMostlyFound(const EmbeddingTable& table, const int64_t* ids, int64_t n, float* values,
+                       uint8_t* found) {
+  table.Lookup(ids, n, values);
+  std::vector<int64_t> places, zeros;
+  for (int64_t i = 0; i < n; ++i) {
+    found[i] = !IsZeroVector(values + i * table.dim(), table.dim());
+    if (found[i] != 0) continue;
+    places.push_back(i);
+    zeros.push_back(ids[i]);
+  }
+  if (zeros.empty()) return;
+  // Values as well: an id may have got its row since.
+  std::vector<float> rows(zeros.size() * static_cast<size_t>(table.dim()));
+  std::vector<uint8_t> is_there(zeros.size());
+  table.Lookup(zeros.data(), static_cast<int64_t>(zeros.size()), rows.data(), is_there.data());
+  for (size_t k = 0; k < zeros.size(); ++k) {
+    found[places[k]] = is_there[k];
+    std::copy_n(rows.data() + k * table.dim(), table.dim(), values + places[k] * table.dim());
+  }
+}
+
 }  // namespace
 
 BatchBuilder::BatchBuilder(int64_t capacity) : touched_(capacity, kConcurrency) {}
@@ -193,7 +216,18 @@ void BatchBuilder::CollectTouched() {
   }
   // A scan finds them by itself.
   if (header_.full_scan) return;
-  if (sources_.size() == 1) sources_[0]->ids.reserve(static_cast<size_t>(stolen.size()));
+  if (sources_.size() == 1) {
+    std::vector<int64_t>& ids = sources_[0]->ids;
+    ids.resize(static_cast<size_t>(stolen.size()));
+    int64_t* to = ids.data();
+    stolen.TakeAll([&to, table = sources_[0]->table](const TableKey* keys, int64_t n) {
+      for (const TableKey* key = keys; key < keys + n; ++key) {
+        if (key->table == table) *to++ = key->id;
+      }
+    });
+    ids.resize(static_cast<size_t>(to - ids.data()));
+    return;
+  }
   const void* last_table = nullptr;
   std::vector<int64_t>* last_ids = nullptr;
   stolen.TakeAll([&](const TableKey* keys, int64_t n) {
@@ -357,8 +391,12 @@ int64_t BatchBuilder::ReadBlock(Source* source, const int64_t* ids, int64_t n) {
   Scratch& scratch = scratch_;
   scratch.values.resize(static_cast<size_t>(n * dim));
   scratch.found.resize(static_cast<size_t>(n));
-  source->table->Lookup(ids, n, scratch.values.data(), scratch.found.data());
   const bool exact = source->served.exact();
+  if (exact) {
+    LookUpMostlyFound(*source->table, ids, n, scratch.values.data(), scratch.found.data());
+  } else {
+    source->table->Lookup(ids, n, scratch.values.data(), scratch.found.data());
+  }
   if (options_.half) scratch.halves.resize(scratch.values.size());
   uint64_t id_hashes[kPrefetchDistance] = {};  // of ids whose slots are on their way
   if (options_.keep_hashes) {

@@ -8,7 +8,7 @@ namespace engine {
 namespace {
 
 // Rows that are copied, hashed and assigned while they are in the cache.
-constexpr int64_t kBlockBytes = int64_t{64} << 10;
+constexpr int64_t kBlockBytes = int64_t{128} << 10;
 
 EmbeddingTable* Find(const std::vector<BatchFollower::NamedTable>& tables, std::string_view name) {
   for (const BatchFollower::NamedTable& table : tables) {
@@ -17,12 +17,13 @@ EmbeddingTable* Find(const std::vector<BatchFollower::NamedTable>& tables, std::
   return nullptr;
 }
 
-// Removes what the table has of `ids` from its digest; `values` and `found` are room for them.
+// Removes what the table has of `ids` from its digest; `values` is room for it. Ids without a row
+// have zeros, which do not count.
 void RemoveFromDigest(const EmbeddingTable& table, const int64_t* ids, int64_t n, float* values,
-                      uint8_t* found, TableDigest* digest) {
-  table.Lookup(ids, n, values, found);
+                      TableDigest* digest) {
+  table.Lookup(ids, n, values);
   for (int64_t i = 0; i < n; ++i) {
-    if (found[i] != 0) digest->Remove(RowHash(ids[i], values + i * table.dim(), table.dim()));
+    digest->Remove(RowHash(ids[i], values + i * table.dim(), table.dim()));
   }
 }
 
@@ -196,7 +197,6 @@ Status BatchFollower::ApplyRows(const TableRowsView& rows, EmbeddingTable* table
   Scratch& scratch = scratch_;
   if (static_cast<int64_t>(scratch.ids.size()) < room) {
     scratch.ids.resize(static_cast<size_t>(room));
-    scratch.found.resize(static_cast<size_t>(room));
   }
   if (static_cast<int64_t>(scratch.before.size()) < room * dim) {
     scratch.before.resize(static_cast<size_t>(room * dim));
@@ -211,7 +211,7 @@ Status BatchFollower::ApplyRows(const TableRowsView& rows, EmbeddingTable* table
     const int64_t n = std::min(block, rows.num_rows - begin);
     rows.CopyIds(begin, n, ids);
     rows.CopyRows(begin, n, after);
-    RemoveFromDigest(*table, ids, n, scratch.before.data(), scratch.found.data(), digest);
+    RemoveFromDigest(*table, ids, n, scratch.before.data(), digest);
     const Status status = table->Assign({ids, n, after}, options);
     if (!status.ok()) return status;
     for (int64_t i = 0; i < n; ++i) {
@@ -227,7 +227,7 @@ Status BatchFollower::ApplyRows(const TableRowsView& rows, EmbeddingTable* table
   for (int64_t begin = 0; begin < rows.num_deleted; begin += block) {
     const int64_t n = std::min(block, rows.num_deleted - begin);
     rows.CopyDeleted(begin, n, ids);
-    RemoveFromDigest(*table, ids, n, scratch.before.data(), scratch.found.data(), digest);
+    RemoveFromDigest(*table, ids, n, scratch.before.data(), digest);
     table->Erase(ids, n);
   }
   state_.rows += rows.num_rows;

@@ -82,7 +82,6 @@ class BatchFollower {
   // Room for the rows that are copied, hashed and assigned at a time.
   struct Scratch {
     std::vector<int64_t> ids;
-    std::vector<uint8_t> found;
     std::vector<float> before, after;
   };
 
