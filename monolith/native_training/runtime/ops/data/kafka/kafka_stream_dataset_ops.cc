@@ -50,21 +50,7 @@ REGISTER_OP("MonolithKafkaStreamDataset")
     .Input("num_workers: int64")
     .Input("worker_index: int64")
     .Input("history: int64")
-    .Output("handle: variant")
-    .Attr("out_type: {variant, string}")
-    .Attr("input_pb_type: string")
-    .Attr("output_pb_type: string")
-    .Attr("feature_pruning_type: int = 2")
-    .Attr("filter_empty: bool = false")
-    .Attr("has_header: bool = true")
-    .Attr("has_sort_id: bool = false")
-    .Attr("lagrangex_header: bool = false")
-    .Attr("kafka_dump_prefix: bool = false")
-    .Attr("kafka_dump: bool = false")
-    .Attr("chnids: list(int) = []")
-    .Attr("datasources: list(string) = []")
-    .Attr("default_datasource: string = ''")
-    .SetDoNotOptimize()
+    .Output("handle: variant") MONOLITH_MESSAGE_DECODER_ATTRS.SetDoNotOptimize()
     .SetShapeFn(shape_inference::ScalarShape)
     .Doc(R"doc(
 Batches of samples from Kafka topics: elements (counts [4], positions [m, 2], samples [k]).
@@ -176,10 +162,7 @@ const LineId* LineIdOf(const Tensor& sample) {
 class KafkaStreamDatasetOp : public data::DatasetOpKernel {
  public:
   explicit KafkaStreamDatasetOp(OpKernelConstruction* ctx) : DatasetOpKernel(ctx) {
-    DataType out_type;
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("out_type", &out_type));
     OP_REQUIRES_OK(ctx, decoder_.InitWithOptions(ctx));
-    OP_REQUIRES_OK(ctx, decoder_.CheckOutType(out_type));
   }
 
  protected:
@@ -249,14 +232,7 @@ class KafkaStreamDatasetOp::Dataset::Iterator final : public SourceIterator<Data
       return OkStatus();
     }
     const int64_t num_samples = static_cast<int64_t>(samples.size());
-    Tensor batch(dataset()->decoder_.out_type(), TensorShape({num_samples}));
-    for (int64_t i = 0; i < num_samples; ++i) {
-      if (batch.dtype() == DT_STRING) {
-        batch.flat<tstring>()(i) = std::move(samples[i].scalar<tstring>()());
-      } else {
-        batch.flat<Variant>()(i) = std::move(samples[i].scalar<Variant>()());
-      }
-    }
+    Tensor batch = dataset()->decoder_.Batch(std::move(samples));
     Tensor positions;
     TF_RETURN_IF_ERROR(PositionsTensor(&positions));
     Tensor counts(DT_INT64, TensorShape({4}));
