@@ -109,14 +109,25 @@ def main() -> int:
   parser.add_argument("--impressions", type=int, default=500_000)
   parser.add_argument("--open", type=int, default=GOAL_OPEN)
   parser.add_argument("--memory_mb", type=int, default=128)
+  parser.add_argument("--only", choices=("memory", "events"))
   flags = parser.parse_args()
-  peak, rate = measure_memory(flags.open, flags.memory_mb)
-  events = measure_events(flags.impressions)
-  print(f"{'what':44} {'measured':>12} {'goal':>12}")
-  print(f"{'joiner, events/s of one core':44} {events:12,.0f} {GOAL_EVENTS:12,}")
-  print(f"{f'{flags.open:,} open impressions, GB at most':44} {peak:12.2f} {GOAL_GB:12.2f}")
-  print(f"{'impressions/s of one core with that many open':44} {rate:11,.0f}")
-  return 0 if events >= GOAL_EVENTS and peak <= GOAL_GB else 1
+  rows: list[tuple[str, str, str]] = []
+  is_met = True
+  # First: the peak is that of the whole process.
+  if flags.only != "events":
+    peak, rate = measure_memory(flags.open, flags.memory_mb)
+    is_met &= peak <= GOAL_GB
+    rows += [
+      (f"{flags.open:,} open impressions, GB at most", f"{peak:.2f}", f"{GOAL_GB:.2f}"),
+      ("impressions/s of one core with that many open", f"{rate:,.0f}", ""),
+    ]
+  if flags.only != "memory":
+    events = measure_events(flags.impressions)
+    is_met &= events >= GOAL_EVENTS
+    rows.append(("joiner, events/s of one core", f"{events:,.0f}", f"{GOAL_EVENTS:,}"))
+  for name, measured, goal in (("what", "measured", "goal"), *rows):
+    print(f"{name:46} {measured:>12} {goal:>12}")
+  return 0 if is_met else 1
 
 
 if __name__ == "__main__":

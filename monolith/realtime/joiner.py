@@ -11,111 +11,41 @@ that was stopped and took itself for alive may write a sample twice, with the sa
 
 from __future__ import annotations
 
-import argparse
-import bisect
 import dataclasses
 import json
 import logging
 import os
 import signal
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import confluent_kafka
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
-from idl.matrix.proto.example_pb2 import Example
-from monolith.realtime import events, kafka_client, topics
-from monolith.realtime.join_window import (
-  FIRST_ACTION,
-  WINDOW_END,
-  Counters,
-  JoinWindow,
-  Sample,
-  SampleRates,
-  WindowOptions,
-)
+from monolith.realtime import events, joiner_recovery, kafka_client
+from monolith.realtime.join_window import Counters, Sample
 from monolith.realtime.joiner_metrics import serve_metrics
+from monolith.realtime.joiner_options import (
+  JoinerOptions,
+  make_options,
+  parse_arguments,
+  parse_rates,
+)
+from monolith.realtime.joiner_recovery import (
+  BATCH,
+  POLL_SECS,
+  REQUEST_SECS,
+  JoinerError,
+  Mark,
+  Partition,
+)
 
-_BATCH = 10_000
-_POLL_SECS = 0.05
-_REQUEST_SECS = 10
-# How long a starting joiner waits for a broker that has no answer yet.
-_PATIENCE_SECS = 60
-_RETRY_SECS = 0.2
 _LOGGED_POISON = 100
 _log = logging.getLogger("monolith.joiner")
 
-
-class JoinerError(RuntimeError):
-  """The joiner cannot go on; nothing is lost, a restart reads it again."""
-
-
-@dataclasses.dataclass(frozen=True)
-class JoinerOptions:
-  """What a joiner reads and writes.
-
-  Attributes:
-    servers: comma-separated `host:port` of brokers.
-    group: consumer group, under which offsets are committed.
-    window: how events are joined; its memory is shared among partitions.
-    impressions: topic of impressions.
-    actions: topic of actions, with as many partitions.
-    samples: topic of samples, with as many partitions.
-    partitions: partitions to read; None shares all of them with other joiners of the group, and an
-      empty list reads all without waiting for others.
-    commit_secs: how often offsets are committed.
-    transactions: whether to use them where the brokers can.
-    max_future_secs: events that are further ahead of the clock are poisoned.
-  """
-
-  servers: str
-  group: str = "joiner"
-  window: WindowOptions = WindowOptions()
-  impressions: str = topics.IMPRESSIONS
-  actions: str = topics.ACTIONS
-  samples: str = topics.SAMPLES
-  partitions: Sequence[int] | None = None
-  commit_secs: float = 1.0
-  transactions: bool = True
-  max_future_secs: float = 3600
-
-
-@dataclasses.dataclass(frozen=True)
-class _Mark:
-  """Where the three streams stood at one moment."""
-
-  impressions: int
-  actions: int
-  samples: int
-
-
-class _Partition:
-  """What the joiner knows about one partition."""
-
-  def __init__(self, number: int, options: WindowOptions):
-    self.window = JoinWindow(number, options)
-    self.impressions_next = 0
-    self.actions_next = 0
-    self.impressions_ended = False
-    self.actions_ended = False
-    self.marks: list[_Mark] = []
-
-  def mark(self, samples_end: int) -> None:
-    waiting = self.window.oldest_waiting_offset()
-    actions = self.actions_next if waiting is None else min(waiting, self.actions_next)
-    self.marks.append(_Mark(self.impressions_next, actions, samples_end))
-
-  def resume_point(self) -> _Mark:
-    """Returns where a restarted joiner must begin, and forgets older marks."""
-    oldest = self.window.oldest_open_offset()
-    first = self.impressions_next if oldest is None else oldest
-    i = bisect.bisect_right([mark.impressions for mark in self.marks], first) - 1
-    del self.marks[: max(i, 0)]
-    return _Mark(first, self.marks[0].actions, self.marks[0].samples)
+__all__ = ["Joiner", "JoinerError", "JoinerOptions", "main", "parse_rates"]
 
 
 class Joiner:
@@ -135,7 +65,7 @@ class Joiner:
 
   def __init__(self, options: JoinerOptions):
     self._options = options
-    self._partitions: dict[int, _Partition] = {}
+    self._partitions: dict[int, Partition] = {}
     self._done = Counters()
     self.poisoned = 0
     self._stopping = False
@@ -168,7 +98,7 @@ class Joiner:
       settings["message.timeout.ms"] = 60_000
     self._producer = kafka_client.make_producer(options.servers, settings)
     if self.is_transactional:
-      self._producer.init_transactions(_REQUEST_SECS * 3)
+      self._producer.init_transactions(REQUEST_SECS * 3)
       self._producer.begin_transaction()
     self._next_commit = time.monotonic()
     if options.partitions is None:
@@ -202,7 +132,7 @@ class Joiner:
       JoinerError: it cannot go on.
     """
     try:
-      messages = self._consumer.consume(num_messages=_BATCH, timeout=_POLL_SECS)
+      messages = self._consumer.consume(num_messages=BATCH, timeout=POLL_SECS)
       self._take(messages)
       self._producer.poll(0)
       if time.monotonic() >= self._next_commit:
@@ -279,7 +209,7 @@ class Joiner:
       self._write(number, window.advance(watermark))
 
   def _on_error(
-    self, message: confluent_kafka.Message, error: KafkaError, partition: _Partition | None
+    self, message: confluent_kafka.Message, error: KafkaError, partition: Partition | None
   ) -> None:
     if error.code() == KafkaError._PARTITION_EOF:
       if partition is not None and message.topic() == self._options.impressions:
@@ -310,7 +240,7 @@ class Joiner:
           )
           break
         except BufferError:
-          self._producer.poll(_POLL_SECS)
+          self._producer.poll(POLL_SECS)
           if self._failure or self._stopping:
             raise JoinerError(self._failure or "stopped while brokers take no samples") from None
 
@@ -324,16 +254,16 @@ class Joiner:
     if not self._partitions:
       return
     try:
-      if self._producer.flush(_REQUEST_SECS) or self._failure:
+      if self._producer.flush(REQUEST_SECS) or self._failure:
         return
       offsets = []
       for number, partition in self._partitions.items():
         offsets += self._offsets_of(number, partition)
       if self.is_transactional:
         self._producer.send_offsets_to_transaction(
-          offsets, self._consumer.consumer_group_metadata(), _REQUEST_SECS
+          offsets, self._consumer.consumer_group_metadata(), REQUEST_SECS
         )
-        self._producer.commit_transaction(_REQUEST_SECS * 3)
+        self._producer.commit_transaction(REQUEST_SECS * 3)
         self._producer.begin_transaction()
       else:
         self._consumer.commit(offsets=offsets, asynchronous=False)
@@ -347,7 +277,7 @@ class Joiner:
       else:
         _log.warning("offsets are not committed yet: %s", reason)
 
-  def _offsets_of(self, number: int, partition: _Partition) -> list[TopicPartition]:
+  def _offsets_of(self, number: int, partition: Partition) -> list[TopicPartition]:
     point = partition.resume_point()
     metadata = json.dumps({"samples": point.samples})
     return [
@@ -357,7 +287,7 @@ class Joiner:
 
   def _samples_end(self, number: int) -> int:
     where = TopicPartition(self._options.samples, number)
-    return self._consumer.get_watermark_offsets(where, timeout=_REQUEST_SECS, cached=False)[1]
+    return self._consumer.get_watermark_offsets(where, timeout=REQUEST_SECS, cached=False)[1]
 
   # Partitions.
 
@@ -365,10 +295,10 @@ class Joiner:
     names = (self._options.impressions, self._options.actions, self._options.samples)
 
     def count() -> dict[str, int]:
-      known = self._consumer.list_topics(timeout=_REQUEST_SECS).topics
+      known = self._consumer.list_topics(timeout=REQUEST_SECS).topics
       return {name: len(known[name].partitions) if name in known else 0 for name in names}
 
-    counts = _retry(count, is_good=lambda counts: all(counts.values()))
+    counts = joiner_recovery.retry(count, is_good=lambda counts: all(counts.values()))
     if len(set(counts.values())) != 1 or not counts[names[0]]:
       raise ValueError(f"numbers of partitions are {counts}, want equal ones, and at least 1")
     return counts[names[0]]
@@ -398,8 +328,8 @@ class Joiner:
     pairs = [TopicPartition(t, n) for n in numbers for t in (topic, actions_topic)]
     committed = {
       (p.topic, p.partition): p
-      for p in _retry(
-        lambda: self._consumer.committed(pairs, _REQUEST_SECS),
+      for p in joiner_recovery.retry(
+        lambda: self._consumer.committed(pairs, REQUEST_SECS),
         is_good=lambda found: not any(p.error for p in found),
       )
     }
@@ -407,16 +337,17 @@ class Joiner:
     for number in numbers:
       impressions = committed[topic, number]
       actions = committed[actions_topic, number]
-      partition = self._partitions[number] = _Partition(number, options)
+      partition = self._partitions[number] = Partition(number, options)
       is_new = impressions.offset < 0
       partition.impressions_next = self._first(impressions)
       partition.actions_next = self._first(actions)
-      end = _retry(lambda number=number: self._samples_end(number))
-      first_sample = end if is_new else _samples_start(impressions.metadata)
-      partition.marks = [_Mark(partition.impressions_next, partition.actions_next, first_sample)]
+      end = joiner_recovery.retry(lambda number=number: self._samples_end(number))
+      first_sample = end if is_new else joiner_recovery.samples_start(impressions.metadata)
+      partition.marks = [Mark(partition.impressions_next, partition.actions_next, first_sample)]
       if not is_new:
         partition.window.know(
-          partition.impressions_next, self._read_sample_offsets(number, first_sample, end)
+          partition.impressions_next,
+          joiner_recovery.read_sample_offsets(self._options, number, first_sample, end),
         )
       starts += [
         TopicPartition(topic, number, partition.impressions_next),
@@ -429,7 +360,9 @@ class Joiner:
   def _first(self, committed: TopicPartition) -> int:
     """Returns the committed offset, or the oldest one where there is none or it is gone."""
     where = TopicPartition(committed.topic, committed.partition)
-    low, high = _retry(lambda: self._consumer.get_watermark_offsets(where, timeout=_REQUEST_SECS))
+    low, high = joiner_recovery.retry(
+      lambda: self._consumer.get_watermark_offsets(where, timeout=REQUEST_SECS)
+    )
     if committed.offset > high or 0 <= committed.offset < low:
       _log.error(
         "offset %d of %s, partition %d, is not in the log any more (%d to %d): events are lost, "
@@ -437,92 +370,6 @@ class Joiner:
         *(committed.offset, committed.topic, committed.partition, low, high),
       )
     return min(max(committed.offset, low), high) if committed.offset >= 0 else low
-
-  def _read_sample_offsets(self, number: int, first: int, end: int) -> Iterator[int]:
-    """Yields offsets of the impressions whose samples are in the topic from `first` on."""
-    if first >= end:
-      return
-    reader = kafka_client.make_consumer(
-      self._options.servers,
-      f"{self._options.group}.recovery",
-      {"enable.partition.eof": True, "isolation.level": "read_committed"},
-    )
-    try:
-      reader.assign([TopicPartition(self._options.samples, number, first)])
-      deadline = time.monotonic() + _REQUEST_SECS * 6
-      while time.monotonic() < deadline:
-        for message in reader.consume(num_messages=_BATCH, timeout=_POLL_SECS):
-          deadline = time.monotonic() + _REQUEST_SECS * 6
-          if message.error() is None:
-            offset = _impression_offset(message.value(), number)
-            if offset is not None:
-              yield offset
-          elif message.error().code() == KafkaError._PARTITION_EOF:
-            return
-    finally:
-      reader.close()
-    raise JoinerError(
-      f"{self._options.samples}, partition {number}, cannot be read from {first} to {end}"
-    )
-
-
-def parse_rates(text: str) -> SampleRates:
-  """Returns rates of negatives from `0.1,channel:3=0.5,slot:200=0.2`.
-
-  Raises:
-    ValueError: the text is not of that form, or a rate is not between 0 and 1.
-  """
-  default, by_channel, by_slot = 1.0, {}, {}
-  for rule in filter(None, (part.strip() for part in text.split(","))):
-    where, equals, value = rule.rpartition("=")
-    kind, _, number = where.partition(":")
-    try:
-      if not equals:
-        default = float(value)
-      elif kind in ("channel", "slot"):
-        (by_channel if kind == "channel" else by_slot)[int(number)] = float(value)
-      else:
-        raise ValueError
-    except ValueError:
-      raise ValueError(
-        f"rule {rule!r}: want a rate, channel:<number>=<rate> or slot:<number>=<rate>"
-      ) from None
-  return SampleRates(default, by_channel, by_slot)
-
-
-def _retry(call: Callable[[], Any], is_good: Callable[[Any], bool] = lambda _: True) -> Any:
-  """Returns what a request to a broker returns, asked again while the broker is away or starts.
-
-  Raises:
-    confluent_kafka.KafkaException: it failed to the end.
-  """
-  deadline = time.monotonic() + _PATIENCE_SECS
-  while True:
-    late = time.monotonic() > deadline
-    try:
-      result = call()
-      if late or is_good(result):
-        return result
-    except KafkaException as error:
-      if late or error.args[0].fatal():
-        raise
-    time.sleep(_RETRY_SECS)
-
-
-def _samples_start(metadata: str | None) -> int:
-  try:
-    return int(json.loads(metadata or "")["samples"])
-  except (ValueError, KeyError, TypeError):
-    # Committed by something else: everything in the topic may be ours.
-    return 0
-
-
-def _impression_offset(value: bytes | None, number: int) -> int | None:
-  try:
-    partition, offset, _ = events.parse_sample_id(Example.FromString(value or b"").line_id.req_id)
-  except Exception:  # somebody else's message
-    return None
-  return offset if partition == number else None
 
 
 def _instance(partitions: Sequence[int] | None) -> str:
@@ -537,69 +384,12 @@ def _sum(counters: Sequence[Counters]) -> Counters:
   return Counters(**{name: sum(getattr(c, name) for c in counters) for name in names})
 
 
-def _parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
-  parser = argparse.ArgumentParser(
-    prog="python -m monolith.realtime.joiner", description=__doc__.split("\n\n")[0]
-  )
-  add = parser.add_argument
-  add("--kafka_servers", required=True, help="comma-separated host:port of brokers")
-  add("--group", default="joiner", help="consumer group under which offsets are committed")
-  add("--window_secs", type=float, default=600, help="how long after it an action counts")
-  add("--lateness_secs", type=float, default=2, help="how much an event may be out of order")
-  add("--emit", choices=(FIRST_ACTION, WINDOW_END), default=FIRST_ACTION)
-  add(
-    "--sample_rate",
-    type=parse_rates,
-    default=SampleRates(),
-    help="share of negatives that is kept: 0.1,channel:3=0.5,slot:200=0.2",
-  )
-  add("--memory_mb", type=int, default=512, help="open impressions beyond it go to files")
-  add("--spill_dir", default=tempfile.gettempdir(), help="folder of those files")
-  add("--impressions_topic", default=topics.IMPRESSIONS)
-  add("--actions_topic", default=topics.ACTIONS)
-  add("--samples_topic", default=topics.SAMPLES)
-  add(
-    "--partitions",
-    default="",
-    help="comma-separated numbers, or `all`; by default joiners of the group share them",
-  )
-  add("--commit_secs", type=float, default=1.0, help="how often offsets are committed")
-  add("--no_transactions", action="store_true", help="write samples and offsets one after another")
-  add("--metrics_port", type=int, default=-1, help="port on loopback for Prometheus; 0: any free")
-  return parser.parse_args(arguments)
-
-
-def _options(flags: argparse.Namespace) -> JoinerOptions:
-  window = WindowOptions(
-    window_ms=round(flags.window_secs * 1000),
-    lateness_ms=round(flags.lateness_secs * 1000),
-    emit=flags.emit,
-    rates=flags.sample_rate,
-    memory_bytes=flags.memory_mb << 20,
-    spill_folder=flags.spill_dir,
-  )
-  partitions = None
-  if flags.partitions:
-    partitions = [] if flags.partitions == "all" else [int(p) for p in flags.partitions.split(",")]
-  return JoinerOptions(
-    servers=flags.kafka_servers,
-    group=flags.group,
-    window=window,
-    impressions=flags.impressions_topic,
-    actions=flags.actions_topic,
-    samples=flags.samples_topic,
-    partitions=partitions,
-    commit_secs=flags.commit_secs,
-    transactions=not flags.no_transactions,
-  )
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
   """Runs a joiner and returns the exit status: 1 if it could not go on."""
   logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-  flags = _parse_arguments(arguments)
+  flags = parse_arguments(arguments)
   try:
-    joiner = Joiner(_options(flags))
+    joiner = Joiner(make_options(flags))
     if flags.metrics_port >= 0:
       port = serve_metrics(joiner, flags.metrics_port)
       _log.info("metrics at http://127.0.0.1:%d/metrics", port)

@@ -6,10 +6,18 @@
     checkpoint                                    -> tables and positions of the same moment
 
 Every parameter server has positions of its own, which it moves right after its own write: no other
-process is needed in between, so a worker that is killed leaves no server in doubt. A start takes
-the smallest of them. A worker that is killed alone goes on where the servers stand; a server that
-dies comes back with the rows and the positions of the checkpoint, and so all go back there. The
-consumer group is told the positions after each checkpoint, for monitoring; a training run reads
+process is needed in between, so a worker that is killed leaves no server in doubt. A start reads
+from the smallest of them on, and a server leaves out what it has applied already, which it decides
+by itself from its positions and those of the batch:
+
+    ps_0 has applied up to 120, ps_1 up to 100, where the worker was killed between their writes
+    read again from 100:  [100, 120) -> ps_0 leaves it out, ps_1 applies it;  [120, ...) -> both
+
+For this no batch has messages that a server has applied beside such as it has not; the dataset cuts
+them there. So a worker that is killed alone goes on where the servers stand; a server that dies
+comes back with the rows and the positions of the checkpoint, and gets again what came after, alone.
+
+The consumer group is told the positions after each checkpoint, for monitoring; a training run reads
 them when it has none of its own.
 
 Partition p of each topic belongs to worker `p % num_workers`, so no group has to agree on anything,
@@ -71,6 +79,9 @@ class StreamPositions:
   Args:
     topics: names, in the order of the rows of `start`.
     settings: `key=value` entries of the consumer, for whoever commits to its group.
+
+  Attributes:
+    start: int64 [servers, topics, partitions], where each server stands.
   """
 
   def __init__(self, topics: Sequence[str], settings: Sequence[str]):
@@ -93,27 +104,52 @@ class StreamPositions:
         self._counts = tf.compat.v1.get_variable(
           f"{name}/counts", initializer=np.zeros([len(_COUNTS)], np.int64), trainable=False
         )
+      stacked = tf.stack([v.read_value() for v in self._positions])
       # A server that knows nothing yet lets all begin anew: -1 is the smallest.
-      smallest = tf.reduce_min(tf.stack([v.read_value() for v in self._positions]), axis=0)
-      self._value = (smallest, self._counts.read_value())
-    self.start = tf.reshape(smallest, [len(self.topics), MAX_PARTITIONS])
+      self._value = (tf.reduce_min(stacked, axis=0), self._counts.read_value())
+    self.start = tf.reshape(stacked, [-1, len(self.topics), MAX_PARTITIONS])
+    self._num_ps = num_ps
 
-  def move_after(self, write: tf.Operation | None, batch: StreamBatch) -> tf.Operation:
+  def lacks(self, batch: StreamBatch) -> list[tf.Tensor]:
+    """Returns for each server, on its device, a bool scalar: whether it has not applied a batch.
+
+    Nothing is decided without servers: rows and positions of one process come and go together.
+    """
+    result = []
+    for i, variable in enumerate(self._positions[: self._num_ps]):
+      with tf.device(utils.ps_device(i)):
+        mine = tf.gather(variable, batch.positions[:, 0])
+        result.append(tf.reduce_any(mine < batch.positions[:, 1]))
+    return result
+
+  def move_after(
+    self,
+    write: tf.Operation | None,
+    batch: StreamBatch,
+    lacks: Sequence[tf.Tensor] | None = None,
+  ) -> tf.Operation:
     """Returns the op that says, after a write, that this batch has been applied.
 
     Args:
       write: the end of the write to all servers; `None` if there was nothing to write.
       batch: where the stream stands after it.
+      lacks: what `lacks` said before the write; asked now by default.
     """
+    lacks = self.lacks(batch) if lacks is None else lacks
     moves = []
     for i, variable in enumerate(self._positions):
       with tf.device(variable.device), tf.control_dependencies(_last_ops_on(i, write)):
-        moves.append(
-          tf.compat.v1.scatter_update(variable, batch.positions[:, 0], batch.positions[:, 1])
-        )
+        # A server that was ahead stays there.
+        with tf.control_dependencies(lacks[i : i + 1]):
+          moves.append(
+            tf.compat.v1.scatter_max(variable, batch.positions[:, 0], batch.positions[:, 1])
+          )
         if i == 0:
+          counted = batch.counts[:3]
+          if lacks:
+            counted *= tf.cast(lacks[0], tf.int64)
           moves += [
-            tf.compat.v1.scatter_add(self._counts, [0, 1, 2], batch.counts[:3]),
+            tf.compat.v1.scatter_add(self._counts, [0, 1, 2], counted),
             tf.compat.v1.scatter_max(self._counts, [3], batch.counts[3:]),
           ]
     return tf.group(*moves, *([] if write is None else [write]))

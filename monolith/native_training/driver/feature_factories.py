@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from monolith.native_training import device_utils, feature, prefetch_queue, utils
 from monolith.native_training.data import stream_positions
-from monolith.native_training.tables import gradient_checks, protocols
+from monolith.native_training.tables import gradient_checks, protocols, ps_transfer
 
 POSTPUSH_QUEUE_NAME = "postpush_queue"
 
@@ -107,17 +107,20 @@ class _CpuFeatureFactory(feature.FeatureFactoryFromEmbeddings):
       stream_batch: dict[str, tf.Tensor] | None,
     ) -> tf.Operation:
       self._hash_table.set_id_split(name_to_ids, id_split)
-      push_op = self._hash_table.apply_gradients(
-        {name: (ids, name_to_gradient[name]) for name, ids in name_to_ids.items()},
-        global_step,
-        req_time=req_time,
-      ).as_op()
-      if stream_batch is None:
+      batch, lacks = None, []
+      if stream_batch is not None:
+        batch = stream_positions.StreamBatch(**stream_batch)
+        lacks = stream_positions.get().lacks(batch)
+      with ps_transfer.write_only_if(lacks):
+        push_op = self._hash_table.apply_gradients(
+          {name: (ids, name_to_gradient[name]) for name, ids in name_to_ids.items()},
+          global_step,
+          req_time=req_time,
+        ).as_op()
+      if batch is None:
         return push_op
-      # A worker that dies in between trains the batch again; the other way round it would be lost.
-      return stream_positions.get().move_after(
-        push_op, stream_positions.StreamBatch(**stream_batch)
-      )
+      # The other way round, a batch would be lost with a server that dies in between.
+      return stream_positions.get().move_after(push_op, batch, lacks)
 
     id_split = self._hash_table.get_id_split(name_to_ids)
     return self._async_function_mgr.add_async_function(

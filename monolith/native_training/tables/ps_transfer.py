@@ -11,6 +11,7 @@ groups get one int64 vector for a lookup, and one more vector with the gradients
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -31,6 +32,34 @@ def ps_device(i: int) -> Iterator[None]:
   graph = tf.compat.v1.get_default_graph()
   with graph.colocate_with(None, ignore_existing=True), tf.device(utils.ps_device(i)):
     yield
+
+
+# Bool scalars, one for each server, while a write is built that not all of them are to do.
+_conditions: contextvars.ContextVar[Sequence[tf.Tensor]] = contextvars.ContextVar(
+  "conditions", default=()
+)
+
+
+@contextlib.contextmanager
+def write_only_if(conditions: Sequence[tf.Tensor]) -> Iterator[None]:
+  """Lets the updates that are built inside write nothing on servers whose condition is false.
+
+  Args:
+    conditions: a bool scalar for each server, on its device; empty: all write.
+  """
+  token = _conditions.set(conditions)
+  try:
+    yield
+  finally:
+    _conditions.reset(token)
+
+
+def _keep_if(condition: tf.Tensor, tensor: tf.Tensor) -> tf.Tensor:
+  """Returns `tensor`, without copying it, or nothing of it."""
+  size = tf.cast(condition, tf.int64) * tf.shape(tensor, out_type=tf.int64)[0]
+  begin = tf.zeros([tensor.shape.rank], tf.int64)
+  rest = tf.fill([tensor.shape.rank - 1], tf.constant(-1, tf.int64))
+  return tf.slice(tensor, begin, tf.concat([size[tf.newaxis], rest], axis=0))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,6 +150,10 @@ class PsTransfer:
         {name: [None, self.dims[name]] for name in name_to_pair},
       ]
       name_to_ids, name_to_values = tensor_utils.unpack_packed_tensors(shapes, [ids, values, sizes])
+      if _conditions.get():
+        condition = _conditions.get()[i]
+        name_to_ids = {name: _keep_if(condition, ids) for name, ids in name_to_ids.items()}
+        name_to_values = {name: _keep_if(condition, v) for name, v in name_to_values.items()}
       return update_fn(
         table, {name: (name_to_ids[name], name_to_values[name]) for name in name_to_pair}
       )
@@ -190,6 +223,14 @@ class PsTransfer:
         flat_grad = tf.cast(flat_grad, tf.float32, name=f"{op}_recv_{i}_CastToFloat32")
       sizes = [tensor.shape.as_list()[0] for tensor in numbers]
       ids = _unpack_ragged(packed, sizes)
+      if _conditions.get():
+        condition = _conditions.get()[i]
+        ids = tf.RaggedTensor.from_row_splits(
+          _keep_if(condition, ids.values),
+          ids.row_splits * tf.cast(condition, tf.int64),
+          validate=False,
+        )
+        flat_grad = _keep_if(condition, flat_grad)
       header = tf.slice(packed, [1], [sum(sizes)])
       if learning_rates is not None:
         bits = tf.cast(tf.slice(header, [2], [sizes[2]]), tf.int32)

@@ -6,7 +6,9 @@ real processes.
 
 import os
 import threading
+import types
 import uuid
+from unittest import mock
 
 import confluent_kafka
 import numpy as np
@@ -144,6 +146,37 @@ class StreamTrainingTest(tf.test.TestCase):
         ([1, 11], [[1, 1], [size + 1, 1]]),
       ],
     )
+
+  def test_no_batch_mixes_messages_that_a_server_has_with_others(self):
+    self.send(range(10))
+    self.send(range(100, 105), partition=1)
+    servers = np.full([2, 1, stream_positions.MAX_PARTITIONS], -1, np.int64)
+    servers[:, 0, :2] = [[5, 2], [3, 2]]  # the first one has applied 3 and 4 of partition 0
+    batches = []
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+      positions = types.SimpleNamespace(start=tf.constant(servers))
+      with mock.patch.object(stream_positions, "create", return_value=positions):
+        dataset = self.params.instantiate().create_input_fn(tf.estimator.ModeKeys.TRAIN)()
+      iterator = tf.compat.v1.data.make_initializable_iterator(dataset)
+      features = iterator.get_next()
+      ids = features["id"].values - counting_task.fid(0)
+      session.run(iterator.initializer)
+      with self.assertRaises(tf.errors.OutOfRangeError):
+        while True:
+          values, after = session.run((ids, features[stream_positions.POSITIONS_FEATURE]))
+          batches.append((values.tolist(), dict(after.tolist())))
+
+    read = [number for numbers, _ in batches for number in numbers]
+    self.assertCountEqual(read, [*range(3, 10), 102, 103, 104])
+    of_both = [(numbers, after) for numbers, after in batches if {3, 4} & set(numbers)]
+    self.assertEqual([number for numbers, _ in of_both for number in numbers], [3, 4])
+    self.assertEqual(of_both[-1][1][0], 5)
+    for numbers, after in batches:
+      for partition, base in ((0, 0), (1, 100)):
+        mine = [number - base for number in numbers if number // 100 == partition]
+        if mine:
+          self.assertEqual(after[partition], mine[-1] + 1)
+    self.assertEqual(batches[-1][1], {0: 10, 1: 5})
 
   def test_bad_and_repeated_messages_are_left_out_and_counted(self):
     self.send(range(4))

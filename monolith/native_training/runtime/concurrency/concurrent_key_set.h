@@ -76,10 +76,13 @@ struct KeyHash<int64_t> {
   uint64_t operator()(int64_t id) const { return MixBits(static_cast<uint64_t>(id)); }
 };
 
+// What tells the ids of a table from those of another.
+inline uint64_t TableSalt(const void* table) { return MixBits(reinterpret_cast<uintptr_t>(table)); }
+
 template <>
 struct KeyHash<TableKey> {
   uint64_t operator()(const TableKey& key) const {
-    return MixBits(static_cast<uint64_t>(key.id) ^ MixBits(reinterpret_cast<uintptr_t>(key.table)));
+    return MixBits(static_cast<uint64_t>(key.id) ^ TableSalt(key.table));
   }
 };
 
@@ -95,9 +98,16 @@ class ConcurrentKeySet {
    public:
     int64_t size() const { return size_; }
 
+    // Calls take(keys, n) for some keys at a time until it had all.
+    template <typename Take>
+    void TakeAll(const Take& take) const {
+      Key keys[kTakenKeys];
+      for (const Table& table : tables_) table.TakeAll(keys, take);
+    }
+
     // Writes size() keys.
     void CopyTo(Key* out) const {
-      for (const Table& table : tables_) out = table.CopyTo(out);
+      TakeAll([&out](const Key* keys, int64_t n) { out = std::copy(keys, keys + n, out); });
     }
 
    private:
@@ -174,6 +184,7 @@ class ConcurrentKeySet {
   static constexpr int64_t kPrefetchDistance = 12;
   static constexpr int kMaxShardBits = 6;
   static constexpr int64_t kMinKeysPerShard = 64;
+  static constexpr uint64_t kTakenKeys = 512;
 
   // One shard's keys.
   class Table {
@@ -200,12 +211,23 @@ class ConcurrentKeySet {
       has_zero_ = false;
     }
 
-    Key* CopyTo(Key* out) const {
-      if (has_zero_) *out++ = Key{};
-      for (uint64_t i = 0; i < num_slots_; ++i) {
-        if (!(slots_[i] == Key{})) *out++ = slots_[i];
+    // `keys` is room for kTakenKeys.
+    template <typename Take>
+    void TakeAll(Key* keys, const Take& take) const {
+      uint64_t n = 0;
+      if (has_zero_) keys[n++] = Key{};
+      for (uint64_t begin = 0; begin < num_slots_;) {
+        const uint64_t end = std::min(num_slots_, begin + (kTakenKeys - n));
+        // Which slots are empty is up to chance: a branch would be taken wrongly every other time.
+        for (; begin < end; ++begin) {
+          keys[n] = slots_[begin];
+          n += !(slots_[begin] == Key{});
+        }
+        if (n < kTakenKeys / 2 && begin < num_slots_) continue;
+        take(keys, static_cast<int64_t>(n));
+        n = 0;
       }
-      return out;
+      if (n > 0) take(keys, static_cast<int64_t>(n));
     }
 
    private:

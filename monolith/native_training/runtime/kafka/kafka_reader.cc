@@ -355,6 +355,7 @@ void KafkaReader::Consumer::Take(int64_t message_poll_timeout, int64_t stream_ti
     const auto position = positions_.find(partition);
     if (position != positions_.end() && !is_history) position->second = message->offset + 1;
     fetch->partitions.push_back(partition);
+    fetch->offsets.push_back(message->offset);
     api_.message_destroy_(message);
   }
   pending_.clear();

@@ -72,6 +72,7 @@ struct KafkaFetch {
   std::vector<std::string> keys;
   std::vector<std::string> origins;
   std::vector<Partition> partitions;
+  std::vector<int64_t> offsets;
   std::vector<bool> is_history;  // read once more, before the position to resume at
   bool continue_fetch = true;
 };

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <new>
+#include <string_view>
 #include <unordered_map>
 #include <utility>
 
@@ -14,8 +15,31 @@ namespace {
 constexpr int64_t kIdBytes = 8;
 constexpr int64_t kConcurrency = 64;
 // Rows that are looked up, hashed and copied while they are in the cache.
-constexpr int64_t kBlockBytes = int64_t{128} << 10;
+constexpr int64_t kBlockBytes = int64_t{256} << 10;
 constexpr int64_t kPrefetchDistance = 16;
+
+// A lookup that tells what it has found, faster where nearly all ids have a row that is not zeros:
+// the others are asked for once more.
+void LookUpMostlyFound(const EmbeddingTable& table, const int64_t* ids, int64_t n, float* values,
+                       uint8_t* found) {
+  table.Lookup(ids, n, values);
+  std::vector<int64_t> places, zeros;
+  for (int64_t i = 0; i < n; ++i) {
+    found[i] = !IsZeroVector(values + i * table.dim(), table.dim());
+    if (found[i] != 0) continue;
+    places.push_back(i);
+    zeros.push_back(ids[i]);
+  }
+  if (zeros.empty()) return;
+  // Values as well: an id may have got its row since.
+  std::vector<float> rows(zeros.size() * static_cast<size_t>(table.dim()));
+  std::vector<uint8_t> is_there(zeros.size());
+  table.Lookup(zeros.data(), static_cast<int64_t>(zeros.size()), rows.data(), is_there.data());
+  for (size_t k = 0; k < zeros.size(); ++k) {
+    found[places[k]] = is_there[k];
+    std::copy_n(rows.data() + k * table.dim(), table.dim(), values + places[k] * table.dim());
+  }
+}
 
 }  // namespace
 
@@ -175,7 +199,8 @@ void BatchBuilder::HashAllRows() {
         for (float& value : values) value = HalfToFloat(FloatToHalf(value));
       }
       const uint64_t hash = RowHash(row.id, values.data(), source->table->dim());
-      source->digest.Remove(source->published.Exchange(row.id, hash));
+      source->digest.Remove(
+          source->published.Exchange(row.id, source->published.Hash(row.id), hash));
       source->digest.Add(hash);
       return true;
     });
@@ -184,8 +209,6 @@ void BatchBuilder::HashAllRows() {
 
 void BatchBuilder::CollectTouched() {
   const auto stolen = touched_.Steal();
-  std::vector<TableKey> keys(static_cast<size_t>(stolen.size()));
-  stolen.CopyTo(keys.data());
   std::unordered_map<const void*, std::vector<int64_t>*> ids_of;
   for (const auto& source : sources_) {
     source->ids.clear();
@@ -193,17 +216,30 @@ void BatchBuilder::CollectTouched() {
   }
   // A scan finds them by itself.
   if (header_.full_scan) return;
-  if (sources_.size() == 1) sources_[0]->ids.reserve(keys.size());
+  if (sources_.size() == 1) {
+    std::vector<int64_t>& ids = sources_[0]->ids;
+    ids.resize(static_cast<size_t>(stolen.size()));
+    int64_t* to = ids.data();
+    stolen.TakeAll([&to, table = sources_[0]->table](const TableKey* keys, int64_t n) {
+      for (const TableKey* key = keys; key < keys + n; ++key) {
+        if (key->table == table) *to++ = key->id;
+      }
+    });
+    ids.resize(static_cast<size_t>(to - ids.data()));
+    return;
+  }
   const void* last_table = nullptr;
   std::vector<int64_t>* last_ids = nullptr;
-  for (const TableKey& key : keys) {
-    if (key.table != last_table) {
-      const auto found = ids_of.find(key.table);
-      last_table = key.table;
-      last_ids = found == ids_of.end() ? nullptr : found->second;
+  stolen.TakeAll([&](const TableKey* keys, int64_t n) {
+    for (const TableKey* key = keys; key < keys + n; ++key) {
+      if (key->table != last_table) {
+        const auto found = ids_of.find(key->table);
+        last_table = key->table;
+        last_ids = found == ids_of.end() ? nullptr : found->second;
+      }
+      if (last_ids != nullptr) last_ids->push_back(key->id);
     }
-    if (last_ids != nullptr) last_ids->push_back(key.id);
-  }
+  });
 }
 
 void BatchBuilder::CollectAll() {
@@ -219,6 +255,7 @@ void BatchBuilder::CollectAll() {
 // Rows are cut by their largest size; which of them are deletions is not known yet.
 Status BatchBuilder::PlanChunks() {
   chunks_.clear();
+  chunk_bytes_.clear();
   next_chunk_ = 0;
   std::string fields;
   BatchHeader widest = header_;
@@ -245,14 +282,19 @@ Status BatchBuilder::PlanChunks() {
       if (chunks_.empty() || room < table_bytes + row_bytes) {
         chunks_.emplace_back();
         room = kMaxMessageBytes - overhead;
+        chunk_bytes_.push_back(overhead);
       }
       const int64_t size = std::min(n - begin, (room - table_bytes) / row_bytes);
       chunks_.back().push_back({s, begin, begin + size});
       room -= table_bytes + size * row_bytes;
+      chunk_bytes_.back() += table_bytes + size * row_bytes;
       begin += size;
     } while (begin < n);
   }
-  if (chunks_.empty()) chunks_.emplace_back();
+  if (chunks_.empty()) {
+    chunks_.emplace_back();
+    chunk_bytes_.push_back(overhead);
+  }
   if (static_cast<int64_t>(chunks_.size()) > kMaxChunks) {
     return Status::InvalidArgument("a batch of the row log has " + std::to_string(chunks_.size()) +
                                    " chunks, want at most " + std::to_string(kMaxChunks));
@@ -270,7 +312,9 @@ Status BatchBuilder::Take(int64_t max_bytes, std::vector<std::string>* messages,
   try {
     while (next_chunk_ < chunks_.size() && (messages->empty() || bytes < max_bytes)) {
       header_.chunk = static_cast<int32_t>(next_chunk_);
-      std::string message(kMessageCrcBytes, '\0');
+      std::string message;
+      message.reserve(static_cast<size_t>(chunk_bytes_[next_chunk_]));
+      message.append(kMessageCrcBytes, '\0');
       AppendHeader(header_, &message);
       for (const Piece& piece : chunks_[next_chunk_]) {
         EncodePiece(piece, &message, num_rows, num_deleted);
@@ -291,56 +335,96 @@ Status BatchBuilder::Take(int64_t max_bytes, std::vector<std::string>* messages,
   return Status::Ok();
 }
 
+// Rows go straight into the message, for which all of them have to be there. As soon as one is not,
+// they move to buffers of their own until it is known how many there are.
 void BatchBuilder::EncodePiece(const Piece& piece, std::string* message, int64_t* num_rows,
                                int64_t* num_deleted) {
   Source& source = *sources_[piece.source];
   const int64_t dim = source.table->dim();
+  const int64_t row_bytes = (options_.half ? 2 : 4) * dim;
   const int64_t block = std::max<int64_t>(1, kBlockBytes / (4 * dim));
   Scratch& scratch = scratch_;
-  scratch.values.resize(static_cast<size_t>(block * dim));
-  scratch.found.resize(static_cast<size_t>(block));
-  scratch.ids.clear();
-  scratch.rows.clear();
-  scratch.deleted.clear();
-  const auto append_id = [](int64_t id, std::string* out) {
-    out->append(reinterpret_cast<const char*>(&id), kIdBytes);
-  };
-  const bool plain = source.served.exact() && !options_.half;
-  for (int64_t begin = piece.begin; begin < piece.end; begin += block) {
-    const int64_t n = std::min(block, piece.end - begin);
-    const int64_t* ids = source.ids.data() + begin;
-    source.table->Lookup(ids, n, scratch.values.data(), scratch.found.data());
-    if (options_.keep_hashes) {
-      for (int64_t i = 0; i < std::min(n, kPrefetchDistance); ++i) source.published.Fetch(ids[i]);
+  const int64_t* const all = source.ids.data() + piece.begin;
+  const int64_t size = piece.end - piece.begin;
+  const std::string_view id_bytes(reinterpret_cast<const char*>(all),
+                                  static_cast<size_t>(kIdBytes * size));
+  const size_t before = message->size();
+  BeginTable(source.name, dim, id_bytes, row_bytes * size, options_.half, /*deleted_bytes=*/0,
+             message);
+  const size_t rows_begin = message->size();
+  bool complete = true;
+  for (int64_t begin = 0; begin < size; begin += block) {
+    const int64_t n = std::min(block, size - begin);
+    const int64_t* ids = all + begin;
+    const bool all_found = ReadBlock(&source, ids, n) == n;
+    const char* const rows = options_.half ? reinterpret_cast<const char*>(scratch.halves.data())
+                                           : reinterpret_cast<const char*>(scratch.values.data());
+    if (complete && !all_found) {
+      complete = false;
+      scratch.ids.assign(id_bytes.data(), static_cast<size_t>(kIdBytes * begin));
+      scratch.rows.assign(*message, rows_begin, std::string::npos);
+      scratch.deleted.clear();
+      message->resize(before);
+    }
+    if (complete) {
+      message->append(rows, static_cast<size_t>(row_bytes * n));
+      continue;
     }
     for (int64_t i = 0; i < n; ++i) {
-      float* values = scratch.values.data() + i * dim;
-      uint64_t hash = 0;
-      if (scratch.found[i] == 0) {
-        append_id(ids[i], &scratch.deleted);
-      } else {
-        append_id(ids[i], &scratch.ids);
-        if (!plain) source.served.Round(values);
-        if (options_.half) {
-          for (int64_t k = 0; k < dim; ++k) {
-            const uint16_t half = FloatToHalf(values[k]);
-            values[k] = HalfToFloat(half);
-            scratch.rows.append(reinterpret_cast<const char*>(&half), 2);
-          }
-        } else {
-          scratch.rows.append(reinterpret_cast<const char*>(values), static_cast<size_t>(4 * dim));
-        }
-        if (options_.keep_hashes) hash = RowHash(ids[i], values, dim);
-      }
-      if (!options_.keep_hashes) continue;
-      if (i + kPrefetchDistance < n) source.published.Fetch(ids[i + kPrefetchDistance]);
-      source.digest.Remove(source.published.Exchange(ids[i], hash));
-      source.digest.Add(hash);
+      const bool found = scratch.found[i] != 0;
+      (found ? scratch.ids : scratch.deleted)
+          .append(reinterpret_cast<const char*>(ids + i), kIdBytes);
+      if (found) scratch.rows.append(rows + row_bytes * i, static_cast<size_t>(row_bytes));
     }
+  }
+  if (complete) {
+    *num_rows += size;
+    return;
   }
   *num_rows += static_cast<int64_t>(scratch.ids.size()) / kIdBytes;
   *num_deleted += static_cast<int64_t>(scratch.deleted.size()) / kIdBytes;
   AppendTable(source.name, dim, scratch.ids, scratch.rows, options_.half, scratch.deleted, message);
+}
+
+int64_t BatchBuilder::ReadBlock(Source* source, const int64_t* ids, int64_t n) {
+  const int64_t dim = source->table->dim();
+  Scratch& scratch = scratch_;
+  scratch.values.resize(static_cast<size_t>(n * dim));
+  scratch.found.resize(static_cast<size_t>(n));
+  const bool exact = source->served.exact();
+  if (exact) {
+    LookUpMostlyFound(*source->table, ids, n, scratch.values.data(), scratch.found.data());
+  } else {
+    source->table->Lookup(ids, n, scratch.values.data(), scratch.found.data());
+  }
+  if (options_.half) scratch.halves.resize(scratch.values.size());
+  uint64_t id_hashes[kPrefetchDistance] = {};  // of ids whose slots are on their way
+  if (options_.keep_hashes) {
+    for (int64_t i = 0; i < std::min(n, kPrefetchDistance); ++i) {
+      id_hashes[i] = source->published.Fetch(ids[i]);
+    }
+  }
+  int64_t num_found = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    float* values = scratch.values.data() + i * dim;
+    const bool found = scratch.found[i] != 0;
+    num_found += found;
+    if (found && !exact) source->served.Round(values);
+    if (found && options_.half) {
+      for (int64_t k = 0; k < dim; ++k) {
+        const uint16_t half = FloatToHalf(values[k]);
+        values[k] = HalfToFloat(half);
+        scratch.halves[i * dim + k] = half;
+      }
+    }
+    if (!options_.keep_hashes) continue;
+    uint64_t& id_hash = id_hashes[i % kPrefetchDistance];
+    const uint64_t hash = found ? RowHash(ids[i], values, dim) : 0;
+    source->digest.Remove(source->published.Exchange(ids[i], id_hash, hash));
+    if (i + kPrefetchDistance < n) id_hash = source->published.Fetch(ids[i + kPrefetchDistance]);
+    source->digest.Add(hash);
+  }
+  return num_found;
 }
 
 void BatchBuilder::Abandon() {

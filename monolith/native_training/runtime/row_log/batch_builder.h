@@ -110,7 +110,7 @@ class BatchBuilder {
  private:
   struct Source {
     Source(std::string name, EmbeddingTable* table)
-        : name(std::move(name)), table(table), served(table->config()) {}
+        : name(std::move(name)), table(table), served(table->config()), published(table) {}
     std::string name;
     EmbeddingTable* table;
     ServedValues served;
@@ -129,8 +129,9 @@ class BatchBuilder {
   // Buffers that chunks are encoded with.
   struct Scratch {
     std::vector<float> values;
+    std::vector<uint16_t> halves;
     std::vector<uint8_t> found;
-    std::string ids, rows, deleted;
+    std::string ids, rows, deleted;  // of a table of which some ids are deleted
   };
 
   Status BeginLocked(const BatchHeader& header, const Options& options, Counts* counts);
@@ -140,6 +141,9 @@ class BatchBuilder {
   Status PlanChunks();
   void EncodePiece(const Piece& piece, std::string* message, int64_t* num_rows,
                    int64_t* num_deleted);
+  // Looks `n` ids up and keeps their hashes; the values are those that the log gets. Returns how
+  // many are there.
+  int64_t ReadBlock(Source* source, const int64_t* ids, int64_t n);
   void EndBatch(bool failed);
   BatchDigest CurrentDigest() const;
 
@@ -155,6 +159,7 @@ class BatchBuilder {
   BatchHeader header_;
   Options options_;
   std::vector<std::vector<Piece>> chunks_;  // of the batch
+  std::vector<int64_t> chunk_bytes_;        // of their messages, at most
   size_t next_chunk_ = 0;
   Scratch scratch_;
 };

@@ -17,12 +17,13 @@ EmbeddingTable* Find(const std::vector<BatchFollower::NamedTable>& tables, std::
   return nullptr;
 }
 
-// Removes what the table has of `ids` from its digest; `values` and `found` are room for them.
+// Removes what the table has of `ids` from its digest; `values` is room for it. Ids without a row
+// have zeros, which do not count.
 void RemoveFromDigest(const EmbeddingTable& table, const int64_t* ids, int64_t n, float* values,
-                      uint8_t* found, TableDigest* digest) {
-  table.Lookup(ids, n, values, found);
+                      TableDigest* digest) {
+  table.Lookup(ids, n, values);
   for (int64_t i = 0; i < n; ++i) {
-    if (found[i] != 0) digest->Remove(RowHash(ids[i], values + i * table.dim(), table.dim()));
+    digest->Remove(RowHash(ids[i], values + i * table.dim(), table.dim()));
   }
 }
 
@@ -61,18 +62,18 @@ Status BatchFollower::Apply(const std::vector<NamedTable>& tables, const char* d
   const BatchHeader& header = batch.header;
   const std::pair<int64_t, int64_t> number(header.epoch, header.seq);
   std::lock_guard lock(mutex_);
+  const bool is_waiting = waiting_.header.num_chunks > 0;
   const std::pair<int64_t, int64_t> waiting(waiting_.header.epoch, waiting_.header.seq);
-  if (number <= std::make_pair(state_.epoch, state_.seq) ||
-      (!waiting_.chunks.empty() && number < waiting)) {
+  if (number <= std::make_pair(state_.epoch, state_.seq) || (is_waiting && number < waiting)) {
     ++state_.skipped;
     *outcome = Outcome::kOld;
     return Status::Ok();
   }
-  if (!waiting_.chunks.empty() && number > waiting) {
+  if (is_waiting && number > waiting) {
     ++state_.torn;
     waiting_ = {};
   }
-  if (waiting_.chunks.empty()) {
+  if (waiting_.header.num_chunks == 0) {
     waiting_.header = header;
   } else if (!waiting_.header.SameBatch(header)) {
     return Status::InvalidArgument(
@@ -80,71 +81,112 @@ Status BatchFollower::Apply(const std::vector<NamedTable>& tables, const char* d
         std::to_string(header.epoch) + " say that there are " + std::to_string(header.num_chunks) +
         " and " + std::to_string(waiting_.header.num_chunks) + ", or only one is a scan");
   }
-  waiting_.chunks.emplace(header.chunk, std::string(data, static_cast<size_t>(size)));
-  state_.waiting_chunks = static_cast<int64_t>(waiting_.chunks.size());
-  *outcome = Outcome::kWaiting;
-  if (state_.waiting_chunks < header.num_chunks) return Status::Ok();
-  status = ApplyBatch(tables);
+  if (header.has_digest) {
+    waiting_.header.has_digest = true;
+    waiting_.header.digest = header.digest;
+  }
+  bool complete = false;
+  try {
+    status = header.full_scan ? TakeScanChunk(tables, batch, &complete)
+                              : TakeChunk(tables, batch, data, size, &complete);
+    state_.waiting_chunks = waiting_.size();
+    if (status.ok() && complete) EndBatch(tables);
+  } catch (...) {
+    digests_.clear();
+    throw;
+  }
   if (!status.ok()) {
     // Rows came half way: what is kept beside them is not exact any more.
     digests_.clear();
     return status;
   }
-  *outcome = Outcome::kApplied;
+  *outcome = complete ? Outcome::kApplied : Outcome::kWaiting;
   return Status::Ok();
 }
 
-Status BatchFollower::ApplyBatch(const std::vector<NamedTable>& tables) {
-  ScanDigests(tables);
-  const BatchHeader first = waiting_.header;
-  const BatchDigest* digest = nullptr;
-  std::map<std::string, std::vector<int64_t>> kept;  // of a scan
-  std::vector<BatchView> views;
-  views.reserve(waiting_.chunks.size());
-  for (const auto& chunk : waiting_.chunks) {
-    views.emplace_back();
-    // It was read before, when it came.
-    Status status =
-        ParseMessage(chunk.second.data(), static_cast<int64_t>(chunk.second.size()), &views.back());
-    if (!status.ok()) return status;
-    if (views.back().header.has_digest) digest = &views.back().header.digest;
-    for (const TableRowsView& rows : views.back().tables) {
-      EmbeddingTable* table = Find(tables, rows.name);
-      if (table == nullptr) {
-        ++state_.unknown_tables;
-        continue;
-      }
-      if (table->dim() != rows.dim) {
-        return Status::InvalidArgument("table '" + std::string(rows.name) + "' has the dim " +
-                                       std::to_string(table->dim()) + ", want " +
-                                       std::to_string(rows.dim));
-      }
-      const std::string name(rows.name);
-      status = ApplyRows(rows, table, first.newest_event_time, &digests_[name]);
+Status BatchFollower::TakeChunk(const std::vector<NamedTable>& tables, const BatchView& chunk,
+                                const char* data, int64_t size, bool* complete) {
+  const int32_t number = chunk.header.chunk;
+  const bool is_new = waiting_.chunks.count(number) == 0;
+  *complete = waiting_.size() + is_new == chunk.header.num_chunks;
+  if (!*complete) {
+    if (is_new) waiting_.chunks.emplace(number, std::string(data, static_cast<size_t>(size)));
+    return Status::Ok();
+  }
+  // The one that completes the batch is applied where it is.
+  for (int32_t i = 0; i < chunk.header.num_chunks; ++i) {
+    BatchView view;
+    if (i != number) {
+      const std::string& message = waiting_.chunks.at(i);
+      // It was checked when it came.
+      const Status status =
+          ParseBatch(message.data() + kMessageCrcBytes,
+                     static_cast<int64_t>(message.size()) - kMessageCrcBytes, &view);
       if (!status.ok()) return status;
-      if (!first.full_scan) continue;
-      std::vector<int64_t>& ids = kept[name];
+    }
+    const Status status = ApplyChunk(tables, i == number ? chunk : view);
+    if (!status.ok()) return status;
+  }
+  return Status::Ok();
+}
+
+Status BatchFollower::TakeScanChunk(const std::vector<NamedTable>& tables, const BatchView& chunk,
+                                    bool* complete) {
+  if (waiting_.applied.count(chunk.header.chunk) == 0) {
+    const Status status = ApplyChunk(tables, chunk);
+    if (!status.ok()) return status;
+    for (const TableRowsView& rows : chunk.tables) {
+      if (Find(tables, rows.name) == nullptr) continue;
+      std::vector<int64_t>& ids = waiting_.kept[std::string(rows.name)];
       const size_t before = ids.size();
       ids.resize(before + static_cast<size_t>(rows.num_rows));
       rows.CopyIds(0, rows.num_rows, ids.data() + before);
     }
+    waiting_.applied.insert(chunk.header.chunk);
   }
-  for (auto& entry : kept) {
-    RemoveOthers(Find(tables, entry.first), std::move(entry.second), &digests_[entry.first]);
+  *complete = waiting_.size() == chunk.header.num_chunks;
+  return Status::Ok();
+}
+
+Status BatchFollower::ApplyChunk(const std::vector<NamedTable>& tables, const BatchView& chunk) {
+  ScanDigests(tables);
+  for (const TableRowsView& rows : chunk.tables) {
+    EmbeddingTable* table = Find(tables, rows.name);
+    if (table == nullptr) {
+      ++state_.unknown_tables;
+      continue;
+    }
+    if (table->dim() != rows.dim) {
+      return Status::InvalidArgument("table '" + std::string(rows.name) + "' has the dim " +
+                                     std::to_string(table->dim()) + ", want " +
+                                     std::to_string(rows.dim));
+    }
+    const Status status = ApplyRows(rows, table, waiting_.header.newest_event_time,
+                                    &digests_[std::string(rows.name)]);
+    if (!status.ok()) return status;
   }
-  if (first.epoch == state_.epoch ? first.prev_seq != state_.seq : first.prev_seq != 0) {
+  return Status::Ok();
+}
+
+// All rows are there.
+void BatchFollower::EndBatch(const std::vector<NamedTable>& tables) {
+  const BatchHeader& header = waiting_.header;
+  for (auto& entry : waiting_.kept) {
+    EmbeddingTable* table = Find(tables, entry.first);
+    if (table != nullptr) RemoveOthers(table, std::move(entry.second), &digests_[entry.first]);
+  }
+  if (header.epoch == state_.epoch ? header.prev_seq != state_.seq : header.prev_seq != 0) {
     // A scan needs no predecessor.
-    if (!first.full_scan) ++state_.gaps;
+    if (!header.full_scan) ++state_.gaps;
   }
-  state_.epoch = first.epoch;
-  state_.seq = first.seq;
-  state_.newest_event_time = std::max(state_.newest_event_time, first.newest_event_time);
-  state_.send_time = first.send_time;
+  state_.epoch = header.epoch;
+  state_.seq = header.seq;
+  state_.newest_event_time = std::max(state_.newest_event_time, header.newest_event_time);
+  state_.send_time = header.send_time;
   ++state_.batches;
-  if (digest != nullptr) CompareDigests(*digest);
+  if (header.has_digest) CompareDigests(header.digest);
   waiting_ = {};
   state_.waiting_chunks = 0;
-  return Status::Ok();
 }
 
 Status BatchFollower::ApplyRows(const TableRowsView& rows, EmbeddingTable* table, int64_t time,
@@ -152,22 +194,28 @@ Status BatchFollower::ApplyRows(const TableRowsView& rows, EmbeddingTable* table
   const int64_t dim = rows.dim;
   const int64_t block = std::max<int64_t>(1, kBlockBytes / (4 * dim));
   const int64_t room = std::min(std::max(rows.num_rows, rows.num_deleted), block);
-  std::vector<int64_t> ids(static_cast<size_t>(room));
-  std::vector<uint8_t> found(static_cast<size_t>(room));
-  std::vector<float> before(static_cast<size_t>(room * dim));
-  std::vector<float> after(before.size());
+  Scratch& scratch = scratch_;
+  if (static_cast<int64_t>(scratch.ids.size()) < room) {
+    scratch.ids.resize(static_cast<size_t>(room));
+  }
+  if (static_cast<int64_t>(scratch.before.size()) < room * dim) {
+    scratch.before.resize(static_cast<size_t>(room * dim));
+    scratch.after.resize(static_cast<size_t>(room * dim));
+  }
+  int64_t* const ids = scratch.ids.data();
+  float* const after = scratch.after.data();
   std::vector<int64_t> zeros;
   WriteOptions options;
   options.req_time = time;
   for (int64_t begin = 0; begin < rows.num_rows; begin += block) {
     const int64_t n = std::min(block, rows.num_rows - begin);
-    rows.CopyIds(begin, n, ids.data());
-    rows.CopyRows(begin, n, after.data());
-    RemoveFromDigest(*table, ids.data(), n, before.data(), found.data(), digest);
-    const Status status = table->Assign({ids.data(), n, after.data()}, options);
+    rows.CopyIds(begin, n, ids);
+    rows.CopyRows(begin, n, after);
+    RemoveFromDigest(*table, ids, n, scratch.before.data(), digest);
+    const Status status = table->Assign({ids, n, after}, options);
     if (!status.ok()) return status;
     for (int64_t i = 0; i < n; ++i) {
-      const uint64_t hash = RowHash(ids[i], after.data() + i * dim, dim);
+      const uint64_t hash = RowHash(ids[i], after + i * dim, dim);
       digest->Add(hash);
       if (hash == 0) zeros.push_back(ids[i]);
     }
@@ -176,11 +224,11 @@ Status BatchFollower::ApplyRows(const TableRowsView& rows, EmbeddingTable* table
   if (table->config().skip_zero_embedding && !zeros.empty()) {
     table->Erase(zeros.data(), static_cast<int64_t>(zeros.size()));
   }
-  for (int64_t begin = 0; begin < rows.num_deleted; begin += room) {
-    const int64_t n = std::min(room, rows.num_deleted - begin);
-    rows.CopyDeleted(begin, n, ids.data());
-    RemoveFromDigest(*table, ids.data(), n, before.data(), found.data(), digest);
-    table->Erase(ids.data(), n);
+  for (int64_t begin = 0; begin < rows.num_deleted; begin += block) {
+    const int64_t n = std::min(block, rows.num_deleted - begin);
+    rows.CopyDeleted(begin, n, ids);
+    RemoveFromDigest(*table, ids, n, scratch.before.data(), digest);
+    table->Erase(ids, n);
   }
   state_.rows += rows.num_rows;
   state_.deleted += rows.num_deleted;

@@ -4,12 +4,18 @@
 // skipped, a newer one is applied when all its chunks are there, in whatever order they come;
 // chunks that came twice count once. So messages may be repeated, and a batch whose writer died in
 // the middle changes nothing.
+//
+// A scan of all rows may be as large as the tables, so its chunks do not wait for one another: each
+// is applied as it comes, and only the ids are kept. Rows that no chunk has named go with the last
+// one. If that never comes, rows are as new as the chunks before it, and since nothing counts as
+// applied, the writer's next scan or the next writer's brings the rest.
 #ifndef MONOLITH_NATIVE_TRAINING_RUNTIME_ROW_LOG_BATCH_FOLLOWER_H_
 #define MONOLITH_NATIVE_TRAINING_RUNTIME_ROW_LOG_BATCH_FOLLOWER_H_
 
 #include <cstdint>
 #include <map>
 #include <mutex>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -53,8 +59,7 @@ class BatchFollower {
 
   // Takes one message. Errors are those of ParseMessage, InvalidArgument if rows do not fit the
   // tables or chunks do not fit together, ResourceExhausted if memory is missing for new rows;
-  // nothing is applied then, except in the last case: the batch stays to be tried again with any of
-  // its messages.
+  // nothing is applied then, except in the last case: the message is to be tried again.
   Status Apply(const std::vector<NamedTable>& tables, const char* data, int64_t size,
                Outcome* outcome);
 
@@ -65,12 +70,29 @@ class BatchFollower {
 
  private:
   struct Batch {
-    BatchHeader header;                     // of its first chunk to come
-    std::map<int32_t, std::string> chunks;  // messages
+    BatchHeader header;                     // of its first chunk to come; no chunks: none has
+    std::map<int32_t, std::string> chunks;  // messages that wait
+    // What of a scan was applied.
+    std::set<int32_t> applied;
+    std::map<std::string, std::vector<int64_t>> kept;
+
+    int64_t size() const { return static_cast<int64_t>(chunks.size() + applied.size()); }
+  };
+
+  // Room for the rows that are copied, hashed and assigned at a time.
+  struct Scratch {
+    std::vector<int64_t> ids;
+    std::vector<float> before, after;
   };
 
   void ScanDigests(const std::vector<NamedTable>& tables);
-  Status ApplyBatch(const std::vector<NamedTable>& tables);
+  // Takes a chunk of the batch that waits. Whether that is complete.
+  Status TakeChunk(const std::vector<NamedTable>& tables, const BatchView& chunk, const char* data,
+                   int64_t size, bool* complete);
+  Status TakeScanChunk(const std::vector<NamedTable>& tables, const BatchView& chunk,
+                       bool* complete);
+  Status ApplyChunk(const std::vector<NamedTable>& tables, const BatchView& chunk);
+  void EndBatch(const std::vector<NamedTable>& tables);
   Status ApplyRows(const TableRowsView& rows, EmbeddingTable* table, int64_t time,
                    TableDigest* digest);
   static void RemoveOthers(EmbeddingTable* table, std::vector<int64_t> kept, TableDigest* digest);
@@ -78,7 +100,8 @@ class BatchFollower {
 
   mutable std::mutex mutex_;
   FollowerState state_;
-  Batch waiting_;  // no chunks: none
+  Batch waiting_;
+  Scratch scratch_;
   std::map<std::string, TableDigest> digests_;
 };
 

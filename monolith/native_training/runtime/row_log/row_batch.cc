@@ -318,21 +318,32 @@ int64_t TableOverheadBytes(std::string_view name) {
   return static_cast<int64_t>(name.size()) + 64;
 }
 
-void AppendTable(std::string_view name, int64_t dim, std::string_view ids, std::string_view rows,
-                 bool half, std::string_view deleted_ids, std::string* out) {
+void BeginTable(std::string_view name, int64_t dim, std::string_view ids, int64_t row_bytes,
+                bool half, int64_t deleted_bytes, std::string* out) {
   std::string head;
   AppendBytes(kName, name, &head);
   AppendInt(kDim, dim, &head);
   AppendInt(kHalf, half ? 1 : 0, &head);
-  const auto field_bytes = [](std::string_view bytes) {
-    if (bytes.empty()) return size_t{0};
-    return 1 + static_cast<size_t>(VarintBytes(bytes.size())) + bytes.size();
+  const auto field_bytes = [](int64_t bytes) {
+    return bytes == 0 ? 0 : 1 + VarintBytes(static_cast<uint64_t>(bytes)) + bytes;
   };
+  const int64_t size = static_cast<int64_t>(head.size()) +
+                       field_bytes(static_cast<int64_t>(ids.size())) + field_bytes(row_bytes) +
+                       field_bytes(deleted_bytes);
   AppendTag(kTables, kLengthDelimited, out);
-  AppendVarint(head.size() + field_bytes(ids) + field_bytes(rows) + field_bytes(deleted_ids), out);
+  AppendVarint(static_cast<uint64_t>(size), out);
   out->append(head);
   AppendBytes(kIds, ids, out);
-  AppendBytes(kRows, rows, out);
+  if (row_bytes == 0) return;
+  AppendTag(kRows, kLengthDelimited, out);
+  AppendVarint(static_cast<uint64_t>(row_bytes), out);
+}
+
+void AppendTable(std::string_view name, int64_t dim, std::string_view ids, std::string_view rows,
+                 bool half, std::string_view deleted_ids, std::string* out) {
+  BeginTable(name, dim, ids, static_cast<int64_t>(rows.size()), half,
+             static_cast<int64_t>(deleted_ids.size()), out);
+  out->append(rows);
   AppendBytes(kDeletedIds, deleted_ids, out);
 }
 

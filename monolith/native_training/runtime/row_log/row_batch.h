@@ -88,6 +88,10 @@ int64_t DigestBytes(const BatchDigest& digest);
 // Appends one TableRows. `ids`, `rows` and `deleted_ids` are bytes as in the message.
 void AppendTable(std::string_view name, int64_t dim, std::string_view ids, std::string_view rows,
                  bool half, std::string_view deleted_ids, std::string* out);
+// Appends what stands in front of `row_bytes` bytes of rows, which are to be appended next;
+// `deleted_bytes` of a field of deleted ids may follow.
+void BeginTable(std::string_view name, int64_t dim, std::string_view ids, int64_t row_bytes,
+                bool half, int64_t deleted_bytes, std::string* out);
 // Bytes that AppendTable adds to those of ids and rows, at most.
 int64_t TableOverheadBytes(std::string_view name);
 

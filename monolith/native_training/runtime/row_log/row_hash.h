@@ -24,23 +24,28 @@ inline uint64_t FoldProduct(uint64_t a, uint64_t b) {
 }
 
 // Never 0, except for a row of zeros.
+//
+// Each 8 bytes of values are two 32-bit numbers, to which the halves of a key of their place are
+// added; the products, of 64 bits, are summed up (NH of UMAC). One multiplication of the fast kind
+// takes in 8 bytes, and none waits for another one.
 inline uint64_t RowHash(int64_t id, const float* values, int64_t dim) {
   if (IsZeroVector(values, dim)) return 0;
-  uint64_t hash = FoldProduct(static_cast<uint64_t>(id) ^ 0x9e3779b97f4a7c15u, 0xa0761d6478bd642fu);
   const char* at = reinterpret_cast<const char*>(values);
-  int64_t left = 4 * dim;
-  uint64_t words[2];
-  for (; left >= 16; left -= 16, at += 16) {
-    std::memcpy(words, at, 16);
-    hash = FoldProduct(words[0] ^ 0xe7037ed1a0b428dbu, words[1] ^ hash);
-  }
-  if (left > 0) {
-    words[0] = words[1] = 0;
-    std::memcpy(words, at, static_cast<size_t>(left));
-    hash = FoldProduct(words[0] ^ 0xe7037ed1a0b428dbu, words[1] ^ hash);
-  }
-  hash = FoldProduct(hash ^ static_cast<uint64_t>(dim), 0x8ebc6af09c88c6e3u);
-  return hash == 0 ? 1 : hash;
+  uint64_t key = 0x9e3779b97f4a7c15u;
+  uint64_t sum = 0;
+  const auto add = [&](const void* from, size_t size) {
+    uint32_t pair[2] = {0, 0};
+    std::memcpy(pair, from, size);
+    sum += uint64_t{pair[0] + static_cast<uint32_t>(key)} *
+           uint64_t{pair[1] + static_cast<uint32_t>(key >> 32)};
+    key += 0xa0761d6478bd642fu;
+  };
+  for (int64_t i = 0; i < dim / 2; ++i, at += 8) add(at, 8);
+  if (dim % 2 != 0) add(at, 4);
+  const uint64_t hash =
+      FoldProduct(static_cast<uint64_t>(id) ^ 0xe7037ed1a0b428dbu, sum ^ 0x9e3779b97f4a7c15u);
+  const uint64_t mixed = FoldProduct(hash ^ static_cast<uint64_t>(dim), 0x8ebc6af09c88c6e3u);
+  return mixed == 0 ? 1 : mixed;
 }
 
 struct TableDigest {

@@ -271,13 +271,18 @@ class ChunksTest : public ::testing::Test {
 };
 
 TEST_F(ChunksTest, ATornBatchChangesNothing) {
-  const std::vector<Messages> torn = {{messages_.begin(), messages_.end() - 1},
-                                      {messages_.begin() + 1, messages_.end()}};
+  writer_.Train(Range(0, 100000), 0.5f);
+  const Messages changes = writer_.Build();
+  ASSERT_FALSE(writer_.counts.full_scan);
+  const std::vector<Messages> torn = {{changes.begin(), changes.end() - 1},
+                                      {changes.begin() + 1, changes.end()}};
   for (const Messages& part : torn) {
     Reader reader(ServingConfig(Sgd(16)));
+    reader.ApplyAll(messages_);
+    const TableDigest digest = DigestOf(*reader.table);
     for (const std::string& message : part) EXPECT_EQ(reader.Apply(message), Outcome::kWaiting);
-    EXPECT_EQ(reader.table->Size(), 0);
-    EXPECT_EQ(reader.follower.GetState().seq, 0);
+    EXPECT_EQ(DigestOf(*reader.table), digest);
+    EXPECT_EQ(reader.follower.GetState().seq, 1);
     EXPECT_GT(reader.follower.GetState().waiting_chunks, 0);
 
     // Its writer is gone, another one begins.
@@ -290,6 +295,44 @@ TEST_F(ChunksTest, ATornBatchChangesNothing) {
     EXPECT_EQ(reader.follower.GetState().torn, 1);
     ExpectEqual(next, reader);
   }
+}
+
+TEST_F(ChunksTest, AScanIsAppliedAsItComesAndRemovesAtItsEnd) {
+  Assign(reader_.table.get(), {-1}, Floats(16, 1.0f));  // the scan does not name it
+  int64_t rows = 0;
+  for (size_t i = 0; i + 1 < messages_.size(); ++i) {
+    EXPECT_EQ(reader_.Apply(messages_[i]), Outcome::kWaiting);
+    EXPECT_GT(reader_.table->Size(), rows) << "chunks do not wait for one another";
+    rows = reader_.table->Size();
+    const FollowerState state = reader_.follower.GetState();
+    EXPECT_EQ(state.waiting_chunks, static_cast<int64_t>(i + 1));
+    EXPECT_EQ(state.seq, 0);
+    EXPECT_EQ(state.digest_ok, -1) << "compared at the end only";
+    const int64_t id = -1;
+    uint8_t found = 0;
+    reader_.table->Contains(&id, 1, &found);
+    EXPECT_EQ(found, 1);
+  }
+
+  EXPECT_EQ(reader_.Apply(messages_.back()), Outcome::kApplied);
+
+  EXPECT_EQ(reader_.table->Size(), 100000);
+  ExpectEqual(writer_, reader_);
+}
+
+TEST_F(ChunksTest, AfterATornScanTheNextOneBringsAllRows) {
+  for (size_t i = 0; i + 1 < messages_.size(); ++i) reader_.Apply(messages_[i]);
+  EXPECT_EQ(reader_.follower.Digests().at("t"), DigestOf(*reader_.table));
+
+  Writer next(Sgd(16));
+  next.epoch = 2;
+  next.Train(Range(50000, 50010), 0.25f);
+  reader_.ApplyAll(next.Build());
+
+  EXPECT_EQ(reader_.follower.GetState().torn, 1);
+  EXPECT_EQ(reader_.table->Size(), 10);
+  ExpectEqual(next, reader_);
+  EXPECT_EQ(reader_.Apply(messages_.back()), Outcome::kOld);
 }
 
 TEST_F(ChunksTest, OrderAndRepetitionDoNotMatter) {
@@ -502,15 +545,39 @@ TEST(RowLogTest, TheHeaderSurvives) {
   EXPECT_EQ(view.header.digest.tables.at("t"), DigestOf(*writer.table));
 }
 
+// Among the ids of a chunk, wherever in it.
+TEST(RowLogTest, DeletionsBetweenRowsGoIntoTheSameMessage) {
+  for (const bool half : {false, true}) {
+    Writer writer(Sgd(16));
+    Reader reader(ServingConfig(Sgd(16)));
+    writer.options.half = half;
+    writer.Train(Range(0, 5000));
+    reader.ApplyAll(writer.Build());
+    writer.Train(Range(0, 5000), 0.5f);
+    Ids gone;
+    for (int64_t id = 0; id < 5000; id += 7) gone.push_back(id);
+    writer.table->Erase(gone.data(), static_cast<int64_t>(gone.size()));
+
+    reader.ApplyAll(writer.Build());
+
+    EXPECT_EQ(writer.counts.num_chunks, 1);
+    EXPECT_EQ(reader.table->Size(), 5000 - static_cast<int64_t>(gone.size()));
+    EXPECT_EQ(reader.follower.GetState().deleted, static_cast<int64_t>(gone.size()));
+    EXPECT_EQ(reader.follower.GetState().digest_ok, 1);
+    if (!half) ExpectEqual(writer, reader);
+  }
+}
+
 TEST(IdHashesTest, BehavesLikeAMap) {
-  IdHashes hashes;
+  const int table = 0;
+  IdHashes hashes(&table);
   std::map<int64_t, uint64_t> model;
   std::mt19937 random(3);
   for (int i = 0; i < 200000; ++i) {
     const int64_t id = static_cast<int64_t>(random() % 3000) - 5;
     const uint64_t number = random() % 3 == 0 ? 0 : 1 + random();
     const uint64_t before = model.count(id) > 0 ? model[id] : 0;
-    ASSERT_EQ(hashes.Exchange(id, number), before);
+    ASSERT_EQ(hashes.Exchange(id, hashes.Hash(id), number), before);
     if (number == 0) {
       model.erase(id);
     } else {

@@ -1,4 +1,5 @@
 // Reading batches: Lookup, LookupMany, LookupEntries, Contains.
+#include <algorithm>
 #include <cstring>
 #include <shared_mutex>
 #include <string>
@@ -189,29 +190,42 @@ void ReadTiles(const LookupRequest* tiles, int64_t num_tiles) {
 
 using ReadFunction = void (*)(const LookupRequest* tiles, int64_t num_tiles);
 
-// The lookup that is compiled for the rows of a table.
-ReadFunction ReadFunctionOf(const LookupRequest& request) {
-  const bool raw = request.table->layout().all_raw;
-  if (request.found != nullptr) {
-    return raw ? ReadTiles<FoundStages<CopyStages<0>>> : ReadTiles<FoundStages<RetrieveStages>>;
-  }
-  if (!raw) return ReadTiles<RetrieveStages>;
-  switch (request.table->dim()) {
+template <typename Stages>
+using PlainStages = Stages;
+
+// Whether a lookup is a plain copy: of training rows, or of serving rows whose codes are floats.
+bool CopiesRows(const RowLayout& layout) {
+  if (layout.all_raw || !layout.serving()) return layout.all_raw;
+  return std::all_of(layout.segments.begin(), layout.segments.end(), [](const Segment& segment) {
+    return segment.retriever == RetrieverKind::kRaw && segment.code_bytes == 4 * segment.dim;
+  });
+}
+
+// The lookup that is compiled for the rows of a table. `Told` is what becomes of the stages.
+template <template <typename> class Told>
+ReadFunction ReadFunctionOf(const EmbeddingTable& table) {
+  if (!CopiesRows(table.layout())) return ReadTiles<Told<RetrieveStages>>;
+  switch (table.dim()) {
     case 1:
-      return ReadTiles<CopyStages<1>>;
+      return ReadTiles<Told<CopyStages<1>>>;
     case 4:
-      return ReadTiles<CopyStages<4>>;
+      return ReadTiles<Told<CopyStages<4>>>;
     case 8:
-      return ReadTiles<CopyStages<8>>;
+      return ReadTiles<Told<CopyStages<8>>>;
     case 16:
-      return ReadTiles<CopyStages<16>>;
+      return ReadTiles<Told<CopyStages<16>>>;
     case 32:
-      return ReadTiles<CopyStages<32>>;
+      return ReadTiles<Told<CopyStages<32>>>;
     case 64:
-      return ReadTiles<CopyStages<64>>;
+      return ReadTiles<Told<CopyStages<64>>>;
     default:
-      return ReadTiles<CopyStages<0>>;
+      return ReadTiles<Told<CopyStages<0>>>;
   }
+}
+
+ReadFunction ReadFunctionOf(const LookupRequest& request) {
+  return request.found != nullptr ? ReadFunctionOf<FoundStages>(*request.table)
+                                  : ReadFunctionOf<PlainStages>(*request.table);
 }
 
 // Neighbours of one kind go through one pipeline.

@@ -62,12 +62,6 @@ struct PickedIds {
 
 }  // namespace
 
-bool IsZeroVector(const float* values, int64_t dim) {
-  float sum = 0.0f;
-  for (int64_t i = 0; i < dim; ++i) sum += values[i] * values[i];
-  return sum < std::numeric_limits<float>::min();
-}
-
 WriteStages::WriteStages(WriteJob* job, const WriteTile& tile)
     : job_(job),
       tile_(tile),

@@ -18,6 +18,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <limits>
 #include <vector>
 
 #include "monolith/native_training/runtime/hash_table/batch/batch_tiles.h"
@@ -60,8 +61,16 @@ struct WriteTile {
   const uint32_t* load_ts = nullptr;  // kLoad
 };
 
-// The sum of squares is below the smallest normal float.
-bool IsZeroVector(const float* values, int64_t dim);
+// The sum of squares is below the smallest normal float. Sums only grow, so that most vectors are
+// told by their first value.
+inline bool IsZeroVector(const float* values, int64_t dim) {
+  float sum = 0.0f;
+  for (int64_t i = 0; i < dim; ++i) {
+    sum += values[i] * values[i];
+    if (!(sum < std::numeric_limits<float>::min())) return false;
+  }
+  return true;
+}
 
 // Applies ids of one tile. Used by one thread.
 class WriteStages {

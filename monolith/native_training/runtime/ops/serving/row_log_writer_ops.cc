@@ -184,39 +184,53 @@ Status GetClient(OpKernelContext* ctx, core::RefCountPtr<SyncClient>* client) {
                                  ", want one of MonolithRowLogClient");
 }
 
-class RowLogInfoOp : public OpKernel {
+// An op of a client's handle, its first input.
+class ClientOp : public OpKernel {
  public:
   using OpKernel::OpKernel;
 
   void Compute(OpKernelContext* ctx) override {
     core::RefCountPtr<SyncClient> client;
     OP_REQUIRES_OK(ctx, GetClient(ctx, &client));
+    OP_REQUIRES_OK(ctx, Run(ctx, client.get()));
+  }
+
+ private:
+  virtual Status Run(OpKernelContext* ctx, SyncClient* client) = 0;
+};
+
+class RowLogInfoOp : public ClientOp {
+ public:
+  using ClientOp::ClientOp;
+
+ private:
+  Status Run(OpKernelContext* ctx, SyncClient* client) override {
     const engine::BatchBuilder::Info info = client->builder()->GetInfo();
     const RowLogMarks marks = client->marks();
     Tensor* out = nullptr;
-    OP_REQUIRES_OK(ctx, AllocateOutput(ctx, 0, {kInfoSize}, &out));
+    TF_RETURN_IF_ERROR(AllocateOutput(ctx, 0, {kInfoSize}, &out));
     const int64_t values[kInfoSize] = {
         info.num_tables,      info.waiting_ids,  info.waiting_bytes, int64_t{info.scan_reasons},
         info.scan_generation, info.chunks_left,  marks.position[0],  marks.position[1],
         marks.position[2],    marks.ready_count, marks.restored[0],  marks.restored[1],
         marks.restored[2],    marks.restored[3], marks.saved_step};
     std::copy(values, values + kInfoSize, out->flat<int64_t>().data());
+    return OkStatus();
   }
 };
 
-class RowLogMarkOp : public OpKernel {
+class RowLogMarkOp : public ClientOp {
  public:
-  explicit RowLogMarkOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+  explicit RowLogMarkOp(OpKernelConstruction* ctx) : ClientOp(ctx) {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("kind", &kind_));
   }
 
-  void Compute(OpKernelContext* ctx) override {
-    core::RefCountPtr<SyncClient> client;
-    OP_REQUIRES_OK(ctx, GetClient(ctx, &client));
+ private:
+  Status Run(OpKernelContext* ctx, SyncClient* client) override {
     const Tensor& values = ctx->input(1);
     const int64_t want = kind_ == "position" ? 3 : kind_ == "ready" ? 4 : 1;
-    OP_REQUIRES_OK(ctx,
-                   CheckEqual("size of values", values.NumElements(), "that of " + kind_, want));
+    TF_RETURN_IF_ERROR(
+        CheckEqual("size of values", values.NumElements(), "that of " + kind_, want));
     const int64_t* from = values.flat<int64_t>().data();
     client->UpdateMarks([&](RowLogMarks* marks) {
       if (kind_ == "position") {
@@ -228,121 +242,120 @@ class RowLogMarkOp : public OpKernel {
         marks->saved_step = from[0];
       }
     });
+    return OkStatus();
   }
 
- private:
   std::string kind_;
 };
 
-class RowLogBeginOp : public OpKernel {
+class RowLogBeginOp : public ClientOp {
  public:
-  explicit RowLogBeginOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+  explicit RowLogBeginOp(OpKernelConstruction* ctx) : ClientOp(ctx) {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("keep_hashes", &options_.keep_hashes));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("fp16", &options_.half));
   }
 
-  void Compute(OpKernelContext* ctx) override {
-    core::RefCountPtr<SyncClient> client;
-    OP_REQUIRES_OK(ctx, GetClient(ctx, &client));
-    OP_REQUIRES_OK(ctx, CheckScalar("header", ctx->input(1)));
-    OP_REQUIRES_OK(ctx, CheckScalar("full_scan", ctx->input(2)));
-    OP_REQUIRES_OK(ctx, CheckScalar("digest", ctx->input(3)));
+ private:
+  Status Run(OpKernelContext* ctx, SyncClient* client) override {
+    TF_RETURN_IF_ERROR(CheckScalar("header", ctx->input(1)));
+    TF_RETURN_IF_ERROR(CheckScalar("full_scan", ctx->input(2)));
+    TF_RETURN_IF_ERROR(CheckScalar("digest", ctx->input(3)));
     const tstring& header = ctx->input(1).scalar<tstring>()();
     engine::BatchBuilder::Options options = options_;
     options.full_scan = ctx->input(2).scalar<bool>()();
     options.digest = ctx->input(3).scalar<bool>()();
     engine::BatchView batch;
-    OP_REQUIRES_OK(ctx, FromEngine(engine::ParseBatch(
-                            header.data(), static_cast<int64_t>(header.size()), &batch)));
-    OP_REQUIRES(ctx, batch.tables.empty(),
-                errors::InvalidArgument("header has ", batch.tables.size(), " tables, want none"));
-    OP_REQUIRES(ctx, batch.header.epoch >= 1 && batch.header.seq > batch.header.prev_seq,
-                errors::InvalidArgument("header has epoch ", batch.header.epoch, ", seq ",
-                                        batch.header.seq, " and prev_seq ", batch.header.prev_seq,
-                                        ", want an epoch of at least 1 and a larger seq"));
+    TF_RETURN_IF_ERROR(
+        FromEngine(engine::ParseBatch(header.data(), static_cast<int64_t>(header.size()), &batch)));
+    if (!batch.tables.empty()) {
+      return errors::InvalidArgument("header has ", batch.tables.size(), " tables, want none");
+    }
+    if (batch.header.epoch < 1 || batch.header.seq <= batch.header.prev_seq) {
+      return errors::InvalidArgument("header has epoch ", batch.header.epoch, ", seq ",
+                                     batch.header.seq, " and prev_seq ", batch.header.prev_seq,
+                                     ", want an epoch of at least 1 and a larger seq");
+    }
     batch.header.has_digest = false;
     engine::BatchBuilder::Counts counts;
-    OP_REQUIRES_OK(ctx, FromEngine(client->builder()->Begin(batch.header, options, &counts)));
+    TF_RETURN_IF_ERROR(FromEngine(client->builder()->Begin(batch.header, options, &counts)));
     Tensor* out = nullptr;
-    OP_REQUIRES_OK(ctx, AllocateOutput(ctx, 0, {3}, &out));
+    TF_RETURN_IF_ERROR(AllocateOutput(ctx, 0, {3}, &out));
     out->flat<int64_t>()(0) = counts.num_chunks;
     out->flat<int64_t>()(1) = counts.num_ids;
     out->flat<int64_t>()(2) = counts.full_scan ? 1 : 0;
+    return OkStatus();
   }
 
- private:
   engine::BatchBuilder::Options options_;
 };
 
-class RowLogTakeOp : public OpKernel {
+class RowLogTakeOp : public ClientOp {
  public:
-  explicit RowLogTakeOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+  explicit RowLogTakeOp(OpKernelConstruction* ctx) : ClientOp(ctx) {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("max_bytes", &max_bytes_));
   }
 
-  void Compute(OpKernelContext* ctx) override {
-    core::RefCountPtr<SyncClient> client;
-    OP_REQUIRES_OK(ctx, GetClient(ctx, &client));
+ private:
+  Status Run(OpKernelContext* ctx, SyncClient* client) override {
     std::vector<std::string> messages;
     int64_t num_rows = 0, num_deleted = 0;
-    OP_REQUIRES_OK(
-        ctx, FromEngine(client->builder()->Take(max_bytes_, &messages, &num_rows, &num_deleted)));
+    TF_RETURN_IF_ERROR(
+        FromEngine(client->builder()->Take(max_bytes_, &messages, &num_rows, &num_deleted)));
     Tensor* out = nullptr;
     Tensor* counts = nullptr;
-    OP_REQUIRES_OK(ctx, AllocateOutput(ctx, 0, {static_cast<int64_t>(messages.size())}, &out));
-    OP_REQUIRES_OK(ctx, AllocateOutput(ctx, 1, {2}, &counts));
+    TF_RETURN_IF_ERROR(AllocateOutput(ctx, 0, {static_cast<int64_t>(messages.size())}, &out));
+    TF_RETURN_IF_ERROR(AllocateOutput(ctx, 1, {2}, &counts));
     for (size_t i = 0; i < messages.size(); ++i) {
       out->flat<tstring>()(static_cast<int64_t>(i)) = std::move(messages[i]);
     }
     counts->flat<int64_t>()(0) = num_rows;
     counts->flat<int64_t>()(1) = num_deleted;
+    return OkStatus();
   }
 
- private:
   int64_t max_bytes_ = 0;
 };
 
-class RowLogAbandonOp : public OpKernel {
+class RowLogAbandonOp : public ClientOp {
  public:
-  using OpKernel::OpKernel;
+  using ClientOp::ClientOp;
 
-  void Compute(OpKernelContext* ctx) override {
-    core::RefCountPtr<SyncClient> client;
-    OP_REQUIRES_OK(ctx, GetClient(ctx, &client));
+ private:
+  Status Run(OpKernelContext*, SyncClient* client) override {
     client->builder()->Abandon();
+    return OkStatus();
   }
 };
 
-class RowLogTouchOp : public OpKernel {
+class RowLogTouchOp : public ClientOp {
  public:
-  using OpKernel::OpKernel;
+  using ClientOp::ClientOp;
 
-  void Compute(OpKernelContext* ctx) override {
-    core::RefCountPtr<SyncClient> client;
-    OP_REQUIRES_OK(ctx, GetClient(ctx, &client));
+ private:
+  Status Run(OpKernelContext* ctx, SyncClient* client) override {
     const Tensor& messages = ctx->input(1);
-    OP_REQUIRES_OK(ctx, CheckVector("messages", messages));
+    TF_RETURN_IF_ERROR(CheckVector("messages", messages));
     // All are checked before any counts.
     std::vector<engine::BatchView> batches(static_cast<size_t>(messages.NumElements()));
     for (int64_t i = 0; i < messages.NumElements(); ++i) {
       const tstring& message = messages.flat<tstring>()(i);
-      OP_REQUIRES_OK(
-          ctx, FromEngine(engine::ParseMessage(message.data(), static_cast<int64_t>(message.size()),
-                                               &batches[static_cast<size_t>(i)])));
+      TF_RETURN_IF_ERROR(FromEngine(engine::ParseMessage(
+          message.data(), static_cast<int64_t>(message.size()), &batches[static_cast<size_t>(i)])));
     }
     for (const engine::BatchView& batch : batches) client->builder()->TouchMessage(batch);
+    return OkStatus();
   }
 };
 
-class RowLogForgetReplacedOp : public OpKernel {
+class RowLogForgetReplacedOp : public ClientOp {
  public:
-  using OpKernel::OpKernel;
+  using ClientOp::ClientOp;
 
-  void Compute(OpKernelContext* ctx) override {
-    core::RefCountPtr<SyncClient> client;
-    OP_REQUIRES_OK(ctx, GetClient(ctx, &client));
-    OP_REQUIRES_OK(ctx, CheckScalar("generation", ctx->input(1)));
+ private:
+  Status Run(OpKernelContext* ctx, SyncClient* client) override {
+    TF_RETURN_IF_ERROR(CheckScalar("generation", ctx->input(1)));
     client->builder()->ForgetReplaced(ctx->input(1).scalar<int64_t>()());
+    return OkStatus();
   }
 };
 

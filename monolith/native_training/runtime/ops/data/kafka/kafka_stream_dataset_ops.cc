@@ -50,36 +50,24 @@ REGISTER_OP("MonolithKafkaStreamDataset")
     .Input("num_workers: int64")
     .Input("worker_index: int64")
     .Input("history: int64")
-    .Output("handle: variant")
-    .Attr("out_type: {variant, string}")
-    .Attr("input_pb_type: string")
-    .Attr("output_pb_type: string")
-    .Attr("feature_pruning_type: int = 2")
-    .Attr("filter_empty: bool = false")
-    .Attr("has_header: bool = true")
-    .Attr("has_sort_id: bool = false")
-    .Attr("lagrangex_header: bool = false")
-    .Attr("kafka_dump_prefix: bool = false")
-    .Attr("kafka_dump: bool = false")
-    .Attr("chnids: list(int) = []")
-    .Attr("datasources: list(string) = []")
-    .Attr("default_datasource: string = ''")
-    .SetDoNotOptimize()
+    .Output("handle: variant") MONOLITH_MESSAGE_DECODER_ATTRS.SetDoNotOptimize()
     .SetShapeFn(shape_inference::ScalarShape)
     .Doc(R"doc(
 Batches of samples from Kafka topics: elements (counts [4], positions [m, 2], samples [k]).
 
 A worker reads the partitions p with p % num_workers == worker_index, joins no group and commits
 nothing. positions of an element are pairs (i, next offset) of all partitions it reads, i the index
-into the input of that name, as they are after the samples of this element. counts are: samples,
+into a topic's row of the input of that name, as they are after the samples of this element. Servers
+that the input has at different positions have applied different messages: an element has only such
+as the same servers lack. counts are: samples,
 messages that could not be decoded, samples left out because one with the same req_id came before,
 and the newest req_time. A message that cannot be decoded is named in the log and left out. When no
 message comes the dataset gives an empty element every idle_millis.
 
 topics: names.
 metadata: key=value settings of the consumer, group.id and bootstrap.servers among them.
-positions: [topics, partitions], where to begin; -1: where the group stands, else where
-  auto.offset.reset says.
+positions: [servers, topics, partitions], where each server stands. Reading begins at the smallest;
+  -1: where the group stands, else where auto.offset.reset says.
 batch_size: most messages of an element.
 linger_millis: how long an element may wait for more messages after its first.
 idle_millis: how long to wait for a message before an empty element is given.
@@ -95,10 +83,52 @@ constexpr int64_t kMaxMillis = std::numeric_limits<int32_t>::max();
 struct StreamOptions {
   KafkaSource source;
   Positions start;
+  // Where each server stands in the partitions in which not all stand at the start.
+  std::map<Partition, std::vector<int64_t>> servers;
   int64_t num_slots = 0;  // partitions of a topic in `positions`
   int64_t linger_millis = 0;
   int64_t idle_millis = 0;
   int64_t stream_timeout = kEndless;
+};
+
+// Cuts messages into runs that the same servers have applied already.
+//
+// After a kill some servers may have applied what others have not. A server applies a batch as a
+// whole or not at all, so none may have messages of both kinds.
+class AppliedRuns {
+ public:
+  explicit AppliedRuns(const std::map<Partition, std::vector<int64_t>>& servers)
+      : servers_(servers) {}
+
+  // Returns the end of the run that begins with message `begin`; messages that are read again to
+  // learn their ids belong to any.
+  size_t End(const KafkaFetch& fetch, size_t begin) const {
+    const size_t size = fetch.messages.size();
+    if (servers_.empty()) return size;
+    size_t end = begin;
+    while (end < size && fetch.is_history[end]) ++end;
+    if (end == size) return size;
+    const std::vector<bool> applied = AppliedBy(fetch, end);
+    while (end < size && (fetch.is_history[end] || AppliedBy(fetch, end) == applied)) ++end;
+    return end;
+  }
+
+ private:
+  // Of each server; none at all if no server has applied the message.
+  std::vector<bool> AppliedBy(const KafkaFetch& fetch, size_t i) const {
+    std::vector<bool> applied;
+    const auto found = servers_.find(fetch.partitions[i]);
+    if (found == servers_.end()) return applied;
+    bool any = false;
+    for (const int64_t position : found->second) {
+      applied.push_back(fetch.offsets[i] < position);
+      any |= applied.back();
+    }
+    if (!any) applied.clear();
+    return applied;
+  }
+
+  const std::map<Partition, std::vector<int64_t>>& servers_;
 };
 
 // The ids of the last samples of one partition.
@@ -132,10 +162,7 @@ const LineId* LineIdOf(const Tensor& sample) {
 class KafkaStreamDatasetOp : public data::DatasetOpKernel {
  public:
   explicit KafkaStreamDatasetOp(OpKernelConstruction* ctx) : DatasetOpKernel(ctx) {
-    DataType out_type;
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("out_type", &out_type));
     OP_REQUIRES_OK(ctx, decoder_.InitWithOptions(ctx));
-    OP_REQUIRES_OK(ctx, decoder_.CheckOutType(out_type));
   }
 
  protected:
@@ -188,12 +215,15 @@ class KafkaStreamDatasetOp::Dataset::Iterator final : public SourceIterator<Data
     }
     std::vector<Tensor> samples;
     int64_t newest = 0;
-    KafkaFetch fetch;
-    TF_RETURN_IF_ERROR(Collect(ctx, &fetch));
-    for (size_t i = 0; i < fetch.messages.size(); ++i) {
-      Decode(fetch, i, &samples, &newest);
+    if (next_ == fetch_.messages.size()) {
+      fetch_ = {};
+      next_ = 0;
+      TF_RETURN_IF_ERROR(Collect(ctx, &fetch_));
     }
-    if (!fetch.messages.empty()) {
+    const bool is_silent = fetch_.messages.empty();
+    const size_t end = AppliedRuns(options.servers).End(fetch_, next_);
+    for (; next_ < end; ++next_) Decode(fetch_, next_, &samples, &newest);
+    if (!is_silent) {
       last_message_ = Clock::now();
     } else if (options.stream_timeout != kEndless &&
                Clock::now() - last_message_ >= milliseconds(options.stream_timeout)) {
@@ -202,14 +232,7 @@ class KafkaStreamDatasetOp::Dataset::Iterator final : public SourceIterator<Data
       return OkStatus();
     }
     const int64_t num_samples = static_cast<int64_t>(samples.size());
-    Tensor batch(dataset()->decoder_.out_type(), TensorShape({num_samples}));
-    for (int64_t i = 0; i < num_samples; ++i) {
-      if (batch.dtype() == DT_STRING) {
-        batch.flat<tstring>()(i) = std::move(samples[i].scalar<tstring>()());
-      } else {
-        batch.flat<Variant>()(i) = std::move(samples[i].scalar<Variant>()());
-      }
-    }
+    Tensor batch = dataset()->decoder_.Batch(std::move(samples));
     Tensor positions;
     TF_RETURN_IF_ERROR(PositionsTensor(&positions));
     Tensor counts(DT_INT64, TensorShape({4}));
@@ -291,8 +314,15 @@ class KafkaStreamDatasetOp::Dataset::Iterator final : public SourceIterator<Data
   }
 
   Status PositionsTensor(Tensor* tensor) TF_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
-    const Positions positions = reader_->positions();
+    Positions positions = reader_->positions();
     const StreamOptions& options = dataset()->options_;
+    // Messages that wait for the next element count as not read.
+    for (size_t i = fetch_.messages.size(); i-- > next_;) {
+      const auto position = positions.find(fetch_.partitions[i]);
+      if (position != positions.end() && !fetch_.is_history[i]) {
+        position->second = fetch_.offsets[i];
+      }
+    }
     *tensor = Tensor(DT_INT64, TensorShape({static_cast<int64_t>(positions.size()), 2}));
     auto matrix = tensor->matrix<int64_t>();
     int64_t row = 0;
@@ -314,6 +344,8 @@ class KafkaStreamDatasetOp::Dataset::Iterator final : public SourceIterator<Data
   IteratorCancellation cancellation_;
   mutex mu_;
   std::shared_ptr<KafkaReader> reader_ TF_GUARDED_BY(mu_);
+  KafkaFetch fetch_ TF_GUARDED_BY(mu_);
+  size_t next_ TF_GUARDED_BY(mu_) = 0;  // message of `fetch_`
   std::map<Partition, RecentIds> recent_ TF_GUARDED_BY(mu_);
   std::vector<Tensor> decoded_ TF_GUARDED_BY(mu_);  // of one message
   Clock::time_point last_message_ TF_GUARDED_BY(mu_);
@@ -358,17 +390,21 @@ Status ParseOptions(OpKernelContext* ctx, StreamOptions* options) {
   TF_RETURN_IF_ERROR(ParseNumber(ctx, "history", 0, kMaxCount, &source->history));
   const Tensor* positions;
   TF_RETURN_IF_ERROR(ctx->input("positions", &positions));
-  if (positions->dims() != 2 || positions->dim_size(0) != static_cast<int64_t>(topics.size())) {
+  if (positions->dims() != 3 || positions->dim_size(0) < 1 ||
+      positions->dim_size(1) != static_cast<int64_t>(topics.size())) {
     return errors::InvalidArgument("positions has shape ", positions->shape().DebugString(),
-                                   ", want [", topics.size(), ", partitions]");
+                                   ", want [servers, ", topics.size(), ", partitions]");
   }
-  options->num_slots = positions->dim_size(1);
-  const auto matrix = positions->matrix<int64_t>();
-  for (int64_t i = 0; i < matrix.dimension(0); ++i) {
-    for (int64_t j = 0; j < matrix.dimension(1); ++j) {
-      if (matrix(i, j) >= 0) {
-        options->start[Partition(source->topics[i], static_cast<int32_t>(j))] = matrix(i, j);
-      }
+  options->num_slots = positions->dim_size(2);
+  const auto cube = positions->tensor<int64_t, 3>();
+  std::vector<int64_t> servers(static_cast<size_t>(cube.dimension(0)));
+  for (int64_t i = 0; i < cube.dimension(1); ++i) {
+    for (int64_t j = 0; j < cube.dimension(2); ++j) {
+      for (size_t s = 0; s < servers.size(); ++s) servers[s] = cube(s, i, j);
+      const auto [low, high] = std::minmax_element(servers.begin(), servers.end());
+      const Partition partition(source->topics[i], static_cast<int32_t>(j));
+      if (*low >= 0) options->start[partition] = *low;
+      if (*low < *high) options->servers[partition] = servers;
     }
   }
   return OkStatus();

@@ -19,20 +19,7 @@ using shape_inference::InferenceContext;
 REGISTER_OP("MonolithDecodeMessages")
     .Input("message: string")
     .Input("origin: string")
-    .Output("samples: out_type")
-    .Attr("out_type: {variant, string}")
-    .Attr("input_pb_type: string")
-    .Attr("output_pb_type: string")
-    .Attr("feature_pruning_type: int = 2")
-    .Attr("filter_empty: bool = false")
-    .Attr("has_header: bool = true")
-    .Attr("has_sort_id: bool = false")
-    .Attr("lagrangex_header: bool = false")
-    .Attr("kafka_dump_prefix: bool = false")
-    .Attr("kafka_dump: bool = false")
-    .Attr("chnids: list(int) = []")
-    .Attr("datasources: list(string) = []")
-    .Attr("default_datasource: string = ''")
+    .Output("samples: out_type") MONOLITH_MESSAGE_DECODER_ATTRS
     // Not SetDoNotOptimize, which makes an op stateful: iterators over its samples are saved.
     .SetShapeFn([](InferenceContext* c) {
       c->set_output(0, c->Vector(c->UnknownDim()));
@@ -58,10 +45,7 @@ chnids: a sample of channel chnids[i] is of data source datasources[i], others o
 class DecodeMessagesOp : public OpKernel {
  public:
   explicit DecodeMessagesOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
-    DataType out_type;
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("out_type", &out_type));
     OP_REQUIRES_OK(ctx, decoder_.InitWithOptions(ctx));
-    OP_REQUIRES_OK(ctx, decoder_.CheckOutType(out_type));
   }
 
   void Compute(OpKernelContext* ctx) override {
@@ -72,7 +56,7 @@ class DecodeMessagesOp : public OpKernel {
     for (int64_t i = 0; i < messages.size(); ++i) {
       OP_REQUIRES_OK(ctx, decoder_.Decode(messages(i), origins(i), &samples));
     }
-    OP_REQUIRES_OK(ctx, decoder_.Output(ctx, 0, std::move(samples)));
+    ctx->set_output(0, decoder_.Batch(std::move(samples)));
   }
 
  private:

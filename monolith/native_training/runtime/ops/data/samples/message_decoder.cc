@@ -59,10 +59,9 @@ Status MessageDecoder::InitWithOptions(OpKernelConstruction* ctx) {
     return errors::InvalidArgument("feature_pruning_type is ", pruning, ", want 0 to 2");
   }
   options_.pruning = static_cast<Pruning>(pruning);
-  return options_.keys.Init(ctx);
-}
-
-Status MessageDecoder::CheckOutType(DataType out_type) const {
+  TF_RETURN_IF_ERROR(options_.keys.Init(ctx));
+  DataType out_type;
+  TF_RETURN_IF_ERROR(ctx->GetAttr("out_type", &out_type));
   if (out_type == this->out_type()) return OkStatus();
   return errors::InvalidArgument("out_type is ", DataTypeString(out_type), ", want ",
                                  DataTypeString(this->out_type()), " for this output_pb_type");
@@ -85,18 +84,16 @@ Status MessageDecoder::Decode(std::string_view message, std::string_view origin,
   }
 }
 
-Status MessageDecoder::Output(OpKernelContext* ctx, int index, std::vector<Tensor> samples) const {
-  Tensor* output;
-  const TensorShape shape({static_cast<int64_t>(samples.size())});
-  TF_RETURN_IF_ERROR(ctx->allocate_output(index, shape, &output));
+Tensor MessageDecoder::Batch(std::vector<Tensor> samples) const {
+  Tensor batch(out_type(), TensorShape({static_cast<int64_t>(samples.size())}));
   for (size_t i = 0; i < samples.size(); ++i) {
     if (out_type() == DT_STRING) {
-      output->flat<tstring>()(i) = std::move(samples[i].scalar<tstring>()());
+      batch.flat<tstring>()(i) = std::move(samples[i].scalar<tstring>()());
     } else {
-      output->flat<Variant>()(i) = std::move(samples[i].scalar<Variant>()());
+      batch.flat<Variant>()(i) = std::move(samples[i].scalar<Variant>()());
     }
   }
-  return OkStatus();
+  return batch;
 }
 
 }  // namespace monolith_tf

@@ -11,6 +11,22 @@
 #include "tensorflow/core/framework/tensor.h"
 #include "tensorflow/core/platform/status.h"
 
+// What InitWithOptions reads, for REGISTER_OP.
+#define MONOLITH_MESSAGE_DECODER_ATTRS         \
+  .Attr("out_type: {variant, string}")         \
+      .Attr("input_pb_type: string")           \
+      .Attr("output_pb_type: string")          \
+      .Attr("feature_pruning_type: int = 2")   \
+      .Attr("filter_empty: bool = false")      \
+      .Attr("has_header: bool = true")         \
+      .Attr("has_sort_id: bool = false")       \
+      .Attr("lagrangex_header: bool = false")  \
+      .Attr("kafka_dump_prefix: bool = false") \
+      .Attr("kafka_dump: bool = false")        \
+      .Attr("chnids: list(int) = []")          \
+      .Attr("datasources: list(string) = []")  \
+      .Attr("default_datasource: string = ''")
+
 namespace tensorflow {
 namespace monolith_tf {
 
@@ -20,7 +36,8 @@ class MessageDecoder {
   // Reads the attributes input_pb_type, output_pb_type and the four headers of records.
   Status Init(OpKernelConstruction* ctx);
 
-  // Reads feature_pruning_type, filter_empty, has_header and the attributes of data sources, too.
+  // Reads all attributes of MONOLITH_MESSAGE_DECODER_ATTRS. InvalidArgument: out_type is not that
+  // of the samples, or a value is none.
   Status InitWithOptions(OpKernelConstruction* ctx);
 
   // string for plaintext samples, else variant.
@@ -28,16 +45,13 @@ class MessageDecoder {
     return options_.output_type == PbType::kPlaintext ? DT_STRING : DT_VARIANT;
   }
 
-  // InvalidArgument: the attribute out_type is not that of the samples.
-  Status CheckOutType(DataType out_type) const;
-
   // Appends the samples of one message, scalars. Records without payload give none. Errors name
   // `origin`, where the message comes from.
   Status Decode(std::string_view message, std::string_view origin,
                 std::vector<Tensor>* samples) const;
 
-  // Joins samples into output `index`, a vector.
-  Status Output(OpKernelContext* ctx, int index, std::vector<Tensor> samples) const;
+  // Joins samples into a vector.
+  Tensor Batch(std::vector<Tensor> samples) const;
 
  private:
   SampleReadOptions options_;
