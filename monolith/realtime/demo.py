@@ -99,7 +99,7 @@ class Demo:
     fresh, stale = auc.get(f"{self._options.sync_secs:g} s"), auc.get(NEVER)
     text = ", ".join(f"{name} {value:.3f}" for name, value in auc.items())
     is_better = fresh is not None and stale is not None and fresh > stale
-    goals.append(Goal("AUC by sync interval", "fresh is best", text, is_better))
+    goals.append(Goal("AUC by sync interval", "fresh above never", text, is_better))
     return goals
 
   def run_faults(self) -> list[Goal]:

@@ -128,8 +128,7 @@ class FaultRunner:
     """Kills all processes at once; with no replica left, requests fail until one is back."""
 
     def hurt() -> None:
-      for target in reversed(self._system.targets()):
-        self._system.kill(target)
+      self._system.kill_all()
       self._system.start_servers()
 
     self._check(
