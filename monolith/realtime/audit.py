@@ -13,6 +13,7 @@ import dataclasses
 import time
 from collections.abc import Iterator
 
+import confluent_kafka
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from idl.matrix.proto.example_pb2 import Example
@@ -33,7 +34,8 @@ class Audit:
     expected: samples that they must have become.
     missing: ids of samples that are not there.
     unexpected: ids of samples that should not be there.
-    late: actions that came so late that it depends on the moment whether they count.
+    late: request ids of events that were written when their window was over or about to be: the
+      joiner may have dropped the action, which is what a window is.
     samples: samples in the topic, each counted once.
     repeated: messages that hold a sample again.
     unreadable: messages of the three topics that are no events and no samples.
@@ -43,7 +45,7 @@ class Audit:
   expected: int = 0
   missing: list[str] = dataclasses.field(default_factory=list)
   unexpected: list[str] = dataclasses.field(default_factory=list)
-  late: int = 0
+  late: set[str] = dataclasses.field(default_factory=set)
   samples: int = 0
   repeated: int = 0
   unreadable: int = 0
@@ -52,7 +54,7 @@ class Audit:
     """Returns it in words."""
     return (
       f"{self.expected} of {self.impressions} impressions, {len(self.missing)} missing, "
-      f"{len(self.unexpected)} too many"
+      f"{len(self.unexpected)} too many, {len(self.late)} late"
     )
 
 
@@ -93,7 +95,8 @@ def _audit_partition(
   sample_rate: float,
 ) -> None:
   # Samples last: what they were made of has been read by then.
-  impressions: dict[str, tuple[int, int]] = {}
+  # Request id -> offset, event time, and how much newer a message before it was.
+  impressions: dict[str, tuple[int, int, int]] = {}
   newest = 0
   again: set[str] = set()
   for offset, value in _read_all(servers, topics.IMPRESSIONS, partition):
@@ -107,7 +110,8 @@ def _audit_partition(
       # A producer that had no answer sends again; each copy is an impression of its own.
       again.add(impression.request_id)
     else:
-      impressions[impression.request_id] = (offset, impression.event_time_ms)
+      time_ms = impression.event_time_ms
+      impressions[impression.request_id] = (offset, time_ms, newest - time_ms)
   # Request id -> event time of its first action, and how much newer one before it was.
   actions: dict[str, tuple[int, int]] = {}
   newest_action = 0
@@ -134,18 +138,19 @@ def _audit_partition(
   result.repeated += sum(samples.values()) - len(samples)
   # Windows end with a twentieth of themselves, and the watermark may wait for the slower topic.
   end = min(newest, newest_action or newest) - window_ms - lateness_ms - window_ms // 10
-  for request_id, (offset, time_ms) in impressions.items():
+  for request_id, (offset, time_ms, disorder_ms) in impressions.items():
     if time_ms >= end or request_id in again:
       continue
     result.impressions += 1
     positive = events.sample_id(partition, offset, events.POSITIVE)
     negative = events.sample_id(partition, offset, events.NEGATIVE)
     found = {identity for identity in (positive, negative) if identity in samples}
-    action_ms, disorder_ms = actions.get(request_id, (0, 0))
+    action_ms, action_disorder_ms = actions.get(request_id, (0, 0))
     expected = {negative} if events.is_kept(request_id, sample_rate) else set()
     if action_ms and action_ms <= time_ms + window_ms:
-      if disorder_ms >= window_ms - 2 * lateness_ms and found != {positive}:
-        result.late += 1
+      # Which of two topics is further ahead cannot be told, so lateness is not added here.
+      if max(disorder_ms, action_disorder_ms) >= window_ms and found != {positive}:
+        result.late.add(request_id)
         continue
       expected = {positive}
     result.expected += len(expected)
@@ -161,11 +166,7 @@ def _read_all(servers: str, topic: str, partition: int) -> Iterator[tuple[int, b
   """
   consumer = kafka_client.make_consumer(servers, "monolith-audit", {"enable.partition.eof": True})
   with contextlib.closing(consumer):
-    try:
-      where = TopicPartition(topic, partition)
-      position, end = consumer.get_watermark_offsets(where, timeout=_ANSWER_SECS)
-    except KafkaException as error:
-      raise ConnectionError(f"cannot read {topic}[{partition}] at {servers}: {error}") from error
+    position, end = _read_bounds(consumer, servers, TopicPartition(topic, partition))
     consumer.assign([TopicPartition(topic, partition, position)])
     deadline = time.monotonic() + _ANSWER_SECS
     while position < end:
@@ -179,3 +180,18 @@ def _read_all(servers: str, topic: str, partition: int) -> Iterator[tuple[int, b
         if reason is None and offset < end:
           yield offset, message.value() or b""
         position = max(position, offset + (reason is None))
+
+
+def _read_bounds(
+  consumer: confluent_kafka.Consumer, servers: str, where: TopicPartition
+) -> tuple[int, int]:
+  """Returns the first offset and the end of a partition; a broker that starts is waited for."""
+  deadline = time.monotonic() + _ANSWER_SECS
+  while True:
+    try:
+      return consumer.get_watermark_offsets(where, timeout=_ANSWER_SECS)
+    except KafkaException as error:
+      if time.monotonic() > deadline:
+        name = f"{where.topic}[{where.partition}]"
+        raise ConnectionError(f"cannot read {name} at {servers}: {error}") from error
+    time.sleep(_READ_SECS)
