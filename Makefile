@@ -38,8 +38,8 @@ demo-sync: build horovod ## train the ranking model of the demo on two ranks wit
 demo-realtime: build ## a click to a served row in seconds: broker, joiner, trainer, replicas, every process killed once
 	$(RUN) -m monolith.realtime.demo
 
-demo-realtime-faults: build ## the same with brokers away as long as the promises say
-	$(RUN) -m monolith.realtime.demo --faults --seconds=30
+demo-realtime-faults: build ## each promise of real time put to the test: kills, processes that stand still, poison, all at once
+	$(RUN) -m monolith.realtime.demo --faults=all --seconds=30
 
 horovod: $(VENV)/.installed ## Horovod in the environment, built once and kept in ~/.cache/monolith
 	$(RUN) -c 'import horovod.tensorflow' 2>/dev/null || \

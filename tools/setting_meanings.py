@@ -85,6 +85,7 @@ MEANINGS: dict[str, str] = {
   "`python -m monolith.serving.model_server`.",
   "MONOLITH_SKIP_ALLREDUCE": "Switch: dense gradients are not averaged over ranks.",
   "MONOLITH_SOAK": "`1`: the tests of reliability run at full length.",
+  "MONOLITH_SOAK_KILLS": "Kills of processes of the realtime demo in `make soak`; 200 by default.",
   "MONOLITH_SYNC_CONTROL_STEPS": "Every so many steps rank 0 looks for the files by which an "
   "operator saves or stops all ranks; 0: never.",
   "MONOLITH_VERBOSE": "`1`: show what TensorFlow says about deprecation and its progress as well.",

@@ -221,6 +221,10 @@ class ZKBackend(SyncBackend, AgentBackend, CtrlBackend):
     targets = [] if self._bindings is None else self._bindings.get_addresses(saved_model)
     return str(saved_model), targets
 
+  def get_services(self, saved_model: SavedModel) -> dict[Container, ContainerServiceInfo]:
+    """Returns who serves a sub graph of a followed model, and how to reach it, from memory."""
+    return {} if self._bindings is None else self._bindings.get_services(saved_model)
+
   def get_service_map(self) -> dict[str, list[str]]:
     """Returns `<model>:<sub graph>` -> addresses, of every model that is followed, from memory."""
     return {} if self._bindings is None else self._bindings.get_service_map()

@@ -132,16 +132,20 @@ class BindingMap:
       self._watched_models.discard(model_name)
       self._bindings.pop(model_name, None)
 
-  def get_addresses(self, saved_model: SavedModel) -> list[str]:
-    """Returns the gRPC addresses of the containers that serve a sub graph."""
+  def get_services(self, saved_model: SavedModel) -> dict[Container, ContainerServiceInfo]:
+    """Returns the containers that serve a sub graph, and how to reach them."""
     with self._lock:
-      addresses = []
+      found = {}
       for binding in self._bindings.get(saved_model.model_name, ()):
         sub_graph, container = _parse_binding(binding)
         info = self._services.get(container)
-        if sub_graph == saved_model.sub_graph and info is not None and info.grpc:
-          addresses.append(info.grpc)
-      return addresses
+        if sub_graph == saved_model.sub_graph and info is not None:
+          found[container] = info
+      return found
+
+  def get_addresses(self, saved_model: SavedModel) -> list[str]:
+    """Returns the gRPC addresses of the containers that serve a sub graph."""
+    return [info.grpc for info in self.get_services(saved_model).values() if info.grpc]
 
   def get_service_map(self) -> dict[str, list[str]]:
     """Returns `<model>:<sub graph>` -> addresses, of all models that are watched."""

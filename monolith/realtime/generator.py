@@ -172,6 +172,10 @@ class Generator:
     self._owed += min(now - self._last, 5.0) * self._rate if self._last is not None else 0
     self._last = now
     world, draw = self._world, self._random
+    # Older than what is about to happen: after a pause, later events must not make them late.
+    while self._clicks and self._clicks[0][0] <= now:
+      when, request_id = heapq.heappop(self._clicks)
+      self._sender.action(request_id, when)
     while self._owed >= 1:
       self._owed -= 1
       user, item = draw.randrange(world.users), draw.randrange(world.items)
@@ -181,9 +185,6 @@ class Generator:
       request_id = self._sender.impression(world, user, item, now)
       if draw.random() < world.click_probability(user, item, now):
         heapq.heappush(self._clicks, (now + draw.uniform(0, self._max_delay_secs), request_id))
-    while self._clicks and self._clicks[0][0] <= now:
-      when, request_id = heapq.heappop(self._clicks)
-      self._sender.action(request_id, when)
     self._sender.poll()
 
 

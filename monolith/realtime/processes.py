@@ -25,11 +25,31 @@ class Command:
     name: what it is called in messages and in its log's name.
     arguments: program and arguments.
     environment: variables beyond those of this process.
+    unset: variables of this process that it must not have.
   """
 
   name: str
   arguments: Sequence[str]
   environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
+  unset: Sequence[str] = ()
+
+
+def child_pids(pid: int) -> list[int]:
+  """Returns the processes that a process has started and that live."""
+  found = []
+  try:
+    for task in pathlib.Path(f"/proc/{pid}/task").iterdir():
+      found += [int(child) for child in (task / "children").read_text().split()]
+  except OSError:
+    pass  # it is ending
+  return [child for child in found if not _is_zombie(child)]
+
+
+def _is_zombie(pid: int) -> bool:
+  try:
+    return "State:\tZ" in pathlib.Path(f"/proc/{pid}/status").read_text()
+  except OSError:
+    return True
 
 
 class Process:
@@ -69,13 +89,14 @@ class Process:
     self._is_wanted = True
     if self.pid is not None:
       return
+    inherited = {k: v for k, v in os.environ.items() if k not in self._command.unset}
     with open(self.log, "ab") as log:
       self._process = subprocess.Popen(
         list(self._command.arguments),
         stdin=subprocess.DEVNULL,
         stdout=log,
         stderr=log,
-        env={**os.environ, **self._command.environment},
+        env={**inherited, **self._command.environment},
         # A Ctrl-C is for the demo, which ends its processes in order.
         start_new_session=True,
       )
@@ -88,13 +109,19 @@ class Process:
         os.killpg(self._process.pid, signal.SIGKILL)
       self._process.wait()
 
+  def terminate(self) -> None:
+    """Asks it with SIGTERM to end, and does not wait for that."""
+    # Once: a second signal tells some not to finish what they do.
+    if self._is_wanted and self._process is not None and self._process.poll() is None:
+      self._process.terminate()
+    self._is_wanted = False
+
   def stop(self) -> None:
     """Ends it with SIGTERM, and with SIGKILL where that does not help."""
-    self._is_wanted = False
+    self.terminate()
     process = self._process
     if process is None or process.poll() is not None:
       return
-    process.terminate()
     try:
       process.wait(_STOP_SECS)
     except subprocess.TimeoutExpired:
@@ -156,11 +183,13 @@ class Supervisor:
       self._died[name] = time.monotonic() + away_secs - self._restart_secs
 
   def stop(self) -> None:
-    """Ends all processes, those that were started last first."""
+    """Ends all processes, all at the same time."""
     self._stopping.set()
     if self._thread.is_alive():
       self._thread.join()
-    for process in reversed(list(self._processes.values())):
+    for process in self._processes.values():
+      process.terminate()
+    for process in self._processes.values():
       process.stop()
 
   def wait_for(

@@ -45,6 +45,7 @@ def make_publisher(
     shard,
     max(1, config.num_ps),
     interval_secs=config.sync_interval_secs,
+    digest_secs=config.realtime_digest_secs,
   )
 
 

@@ -31,6 +31,8 @@ from monolith.realtime import kafka_client, topics
 
 _DEMO = "monolith.realtime.demo_model:DemoModel"
 _METRICS_SECS = 1.0
+# Whoever follows a sample through the stages wants to know soon that it was trained.
+_POSITIONS_SECS = 0.1
 # What a shell calls a command that Ctrl-C has ended.
 INTERRUPTED = 130
 
@@ -67,6 +69,7 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
   add("--publish", action="store_true", help="write the log of changed rows to the brokers")
   add("--sync_secs", type=float, default=10, help="seconds between batches of changed rows")
   add("--dense_sync_secs", type=float, default=1800, help="seconds between sets of variables")
+  add("--digest_secs", type=float, default=30, help="seconds between digests of tables; 0: none")
   add("--postpush", action="store_true", help="push gradients of a step during the next one")
   add("--max_steps", type=int, default=None, help="step to stop at; by default none")
   add("--stream_timeout", type=int, default=-1, help="milliseconds of silence to stop after")
@@ -158,6 +161,7 @@ def make_config(options: argparse.Namespace, params: Any) -> Any:
       realtime_model_name=params.name,
       sync_interval_secs=options.sync_secs,
       dense_sync_secs=options.dense_sync_secs,
+      realtime_digest_secs=options.digest_secs,
     )
   if options.role == "local":
     return cpu_training.CpuTrainingConfig(**fields)
@@ -213,23 +217,49 @@ class MetricsHook(tf.estimator.SessionRunHook):
         ("lag_messages", "messages in the topics that are not trained yet"),
       )
     }
+    self._step_secs = prometheus_client.Gauge(
+      "monolith_trainer_step_seconds", "how long the newest step took", registry=registry
+    )
+    self._trained = prometheus_client.Gauge(
+      "monolith_trainer_next_offset",
+      "offset behind the newest sample that was trained",
+      ["topic", "partition"],
+      registry=registry,
+    )
     server, _ = prometheus_client.start_http_server(port, "127.0.0.1", registry)
     self.port = server.server_port
+    self._positions: stream_positions.StreamPositions | None = None
     self._monitor: stream_status.StreamMonitor | None = None
     self._step: tf.Tensor | None = None
-    self._last = 0.0
+    self._last = self._last_positions = self._step_begin = 0.0
 
   def begin(self) -> None:
-    self._monitor = stream_status.StreamMonitor(stream_positions.get())
+    self._positions = stream_positions.get()
+    self._monitor = stream_status.StreamMonitor(self._positions)
     self._step = tf.compat.v1.train.get_or_create_global_step().read_value()
     idle.register(self._measure)
 
+  def before_run(self, run_context: tf.estimator.SessionRunContext) -> None:
+    self._step_begin = time.monotonic()
+
   def after_run(self, run_context: tf.estimator.SessionRunContext, run_values: Any) -> None:
-    if time.monotonic() - self._last >= _METRICS_SECS:
+    now = time.monotonic()
+    self._step_secs.set(now - self._step_begin)
+    if now - self._last >= _METRICS_SECS:
       self._measure(run_context.session)
+    elif now - self._last_positions >= _POSITIONS_SECS:
+      assert self._positions is not None
+      self._show_positions(self._positions.read(run_context.session))
+
+  def _show_positions(self, state: stream_positions.StreamState) -> None:
+    for (topic, partition), offset in state.positions.items():
+      self._trained.labels(topic, str(partition)).set(offset)
+    self._last_positions = time.monotonic()
 
   def _measure(self, session: tf.compat.v1.Session) -> bool:
+    assert self._monitor is not None
     status = self._monitor.read(session)
+    self._show_positions(status.state)
     self._gauges["global_step"].set(session.run(self._step))
     self._gauges["samples"].set(status.state.samples)
     self._gauges["bad_messages"].set(status.state.bad_messages)

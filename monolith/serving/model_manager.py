@@ -369,9 +369,23 @@ class ModelManager:
         version.error, version.state = error, END
         version.retry_at = time.monotonic() + self._retry_secs
         version.failed_files = files
+        if version.attempts <= self._max_load_retries:
+          self._retry_later(name, model)
       if not self._closed:
         self._reconcile(name, model)
       self._notify()
+
+  def _retry_later(self, name: str, model: _Model) -> None:
+    """Tries again what failed, also where nobody looks for new versions."""
+
+    def retry() -> None:
+      with self._changed:
+        if not self._closed:
+          self._reconcile(name, model)
+
+    timer = threading.Timer(self._retry_secs, retry)
+    timer.daemon = True
+    timer.start()
 
   def _set_available(self, name: str, version: _Version, servable: Servable) -> None:
     version.servable, version.state = servable, AVAILABLE

@@ -12,11 +12,13 @@ import urllib.request
 import numpy as np
 import pytest
 
-from monolith.realtime.demo import Goal, format_goals
+from monolith.realtime.demo import parse_options
+from monolith.realtime.demo_options import Goal, format_goals
 from monolith.realtime.demo_page import DemoPage
-from monolith.realtime.freshness import compute_auc, parse_metrics
+from monolith.realtime.freshness import compute_auc
 from monolith.realtime.generator import Generator, World
-from monolith.realtime.processes import Command, Supervisor
+from monolith.realtime.processes import Command, Supervisor, child_pids
+from monolith.realtime.stages import Trace, parse_metrics, summarize
 from tests.wait_until import wait_until
 
 _SLEEPER = [sys.executable, "-c", "import time; time.sleep(1000)"]
@@ -29,11 +31,13 @@ def _state(processes):
     "freshness": {"p50": 1.25, "p99": 2.5, "count": 3, "histogram": [0, 3, 1], "bin_secs": 0.25},
     "auc": {"1 s": 0.8123, "never": 0.5},
     "rates": {"impressions": 300.4},
-    "lag": {"joiner": 7},
+    "split": {"join": {"p50": 0.05, "p99": 0.1}, "publish": {"p50": 0.61, "p99": 1.02}},
+    "lag": {"joiner": 7, "trainer": 31, "tables_0": 2},
+    "tables": {"user": {"rows": 412, "set": 9001, "deleted": 3}},
     "open_impressions": 12,
     "digests": {"replica_0": 1},
     "requests": {"made": 5, "retried": 1, "failed": 0},
-    "recoveries": {"joiner": 2.25},
+    "recoveries": {"kill -9 of joiner": 2.34},
     "processes": processes,
   }
 
@@ -63,6 +67,29 @@ class SupervisorTest(unittest.TestCase):
 
     with self.assertRaisesRegex(TimeoutError, "(?s)readiness took more than 0 s.*no disk"):
       supervisor.wait_for("readiness", lambda: False, 0, "talker")
+
+  def test_children_of_a_process_are_known_while_they_live(self):
+    supervisor = Supervisor(self.folder)
+    self.addCleanup(supervisor.stop)
+    code = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'input()'], stdin=0)"
+    # The parent's parent holds the other end of the pipe.
+    parent = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE)
+    wait_until(lambda: child_pids(parent.pid))
+
+    (child,) = child_pids(parent.pid)
+    parent.communicate(b"\n")
+
+    self.assertNotEqual(child, parent.pid)
+    self.assertEqual(child_pids(parent.pid), [])
+
+  def test_variables_can_be_kept_from_a_process(self):
+    supervisor = Supervisor(self.folder)
+    self.addCleanup(supervisor.stop)
+    code = "import os; print('HOME' in os.environ, os.environ['A'])"
+    command = Command("env", [sys.executable, "-c", code], {"A": "b"}, unset=["HOME"])
+    process = supervisor.add(command)
+
+    wait_until(lambda: "False b" in process.log_tail())
 
 
 class PageTest(unittest.TestCase):
@@ -118,6 +145,11 @@ class PageTest(unittest.TestCase):
     self.assertIn("<td>1 s</td><td>0.812</td>", text)
     self.assertIn("equal to training", text)
     self.assertIn("<rect", text)
+    self.assertIn("<td>publish</td><td>0.61 s, p99 1.02 s</td>", text)
+    self.assertIn("<td>user</td><td>412 rows</td><td>9001 set</td><td>3 expired</td>", text)
+    for stage, lag in (("joiner", 7), ("trainer", 31), ("tables_0", 2)):
+      self.assertIn(f"<td>{stage}</td><td>{lag}</td>", text)
+    self.assertIn("<td>all well after kill -9 of joiner</td><td>2.3 s</td>", text)
 
 
 class _Recorder:
@@ -175,6 +207,31 @@ class FiguresTest(unittest.TestCase):
     text = '# HELP a b\na{x="1 2"} 3.0\nb 4e3\nbad line\n'
 
     self.assertEqual(parse_metrics(text), {'a{x="1 2"}': 3.0, "b": 4000.0})
+
+  def test_time_is_split_among_the_stages(self):
+    trace = Trace(joined=100.1, trained=100.5, step_secs=0.1, published=101.2)
+
+    split = trace.split(event_time=100.0, seen=101.5)
+
+    wanted = {"join": 0.1, "queue": 0.3, "train": 0.1, "publish": 0.7, "apply": 0.3}
+    self.assertEqual({k: round(v, 6) for k, v in split.items()}, wanted)
+    self.assertAlmostEqual(summarize([split, split])["publish"][0], 0.7)
+    self.assertIsNone(Trace(joined=100.1).split(100.0, 101.0))
+    self.assertEqual(summarize([]), {})
+
+  def test_stages_that_were_seen_late_take_no_negative_time(self):
+    split = Trace(joined=100.4, trained=100.9, step_secs=2, published=100.7).split(100.0, 100.8)
+
+    self.assertEqual(min(split.values()), 0.0)
+    self.assertAlmostEqual(sum(split.values()), 0.8)
+
+  def test_broker_is_away_as_long_as_the_faults_ask_for(self):
+    self.assertEqual(parse_options([]).broker_away_secs, 5)
+    self.assertEqual(parse_options(["--faults=all"]).zookeeper_away_secs, 60)
+    self.assertEqual(parse_options(["--faults=7", "--broker_away_secs=1"]).broker_away_secs, 1)
+    for flags in ("--faults=some", "--replicas=1", "--num_ps=-1", "--slow_syncs=x"):
+      with self.assertRaises(SystemExit):
+        parse_options([flags])
 
   def test_missed_promises_stand_out(self):
     table = format_goals(

@@ -143,6 +143,9 @@ class ReplicaFaultsTest(unittest.TestCase):
       self.wait_until_equal(server)
       seconds.append(time.monotonic() - begin)
       self.servers[kill % 2] = server
+      # A request that has failed at the old one may be at the other now: both would be gone to it.
+      answers = client.answers
+      wait_until(lambda answers=answers: client.answers >= answers + 2)
 
     client.close()
     self.assertEqual(client.failures, [])

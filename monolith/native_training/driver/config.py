@@ -56,6 +56,7 @@ class CpuTrainingConfig:
     the served model.
   :param sync_interval_secs: seconds between two batches of changed rows in the row log.
   :param dense_sync_secs: seconds between two sets of dense variables in the row log.
+  :param realtime_digest_secs: seconds between two digests of the tables in the row log; 0 for none.
   :param enable_async_optimize: whether the optimizer of synchronous training runs behind a queue.
   :param enable_pipelined_fwda2a: whether the forward all-to-all is pipelined.
   :param enable_pipelined_bwda2a: whether the backward all-to-all is pipelined.
@@ -132,6 +133,7 @@ class CpuTrainingConfig:
   realtime_model_name: str = ""
   sync_interval_secs: float = 10.0
   dense_sync_secs: float = 1800.0
+  realtime_digest_secs: float = 30.0
   enable_async_optimize: bool = False
   enable_pipelined_fwda2a: bool = False
   enable_pipelined_bwda2a: bool = False

@@ -102,6 +102,8 @@ def check_options(config: CpuTrainingConfig) -> None:
   for name in ("sync_interval_secs", "dense_sync_secs"):
     if not getattr(config, name) > 0:
       raise ValueError(f"{name} is {getattr(config, name)}, want seconds, more than 0")
+  if not config.realtime_digest_secs >= 0:
+    raise ValueError(f"realtime_digest_secs is {config.realtime_digest_secs}, want seconds, or 0")
 
 
 def report_unused_options(config: CpuTrainingConfig, params: Any) -> None:

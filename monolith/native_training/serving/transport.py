@@ -240,8 +240,12 @@ _predict_channels = _Channels()
 _next_replica = itertools.count()
 # Address -> when it failed last.
 _failed_replicas: dict[str, float] = {}
-# A call that another replica may answer. A deadline that passed leaves no time for another one.
-_RETRIED = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.NOT_FOUND)
+# A call that another replica may answer, in what is left of its time.
+_RETRIED = (
+  grpc.StatusCode.UNAVAILABLE,
+  grpc.StatusCode.NOT_FOUND,
+  grpc.StatusCode.DEADLINE_EXCEEDED,
+)
 
 
 def set_remote_predict_resolver(resolver: RemotePredictResolver | None) -> None:
@@ -298,14 +302,14 @@ def _predict_call(request: bytes, call: bytes) -> bytes:
     if served.model_name != predict.model_spec.name:
       predict.model_spec.name = served.model_name
       request = predict.SerializeToString()
-    for address in _choose_replicas(served):
-      if address in tried:
-        continue
+    chosen = [address for address in _choose_replicas(served) if address not in tried]
+    for i, address in enumerate(chosen):
       tried.add(address)
+      left_secs = max(0.0, deadline - time.monotonic())
+      # A replica that stands still says nothing: the next one must have time to answer.
+      timeout_secs = left_secs / 2 if i + 1 < len(chosen) else left_secs
       try:
-        return _predict_channels.predict_call(address)(
-          request, timeout=max(0.0, deadline - time.monotonic())
-        )
+        return _predict_channels.predict_call(address)(request, timeout=timeout_secs)
       except grpc.RpcError as error:
         _failed_replicas[address] = time.monotonic()
         errors.append((error.code(), f"{address}: {error.details()}"))

@@ -85,6 +85,7 @@ class CheckOptionsTest(unittest.TestCase):
       ),
       ({"sync_interval_secs": 0}, "sync_interval_secs is 0"),
       ({"dense_sync_secs": float("nan")}, "dense_sync_secs is nan"),
+      ({"realtime_digest_secs": -1}, "realtime_digest_secs is -1"),
     ):
       with self.assertRaisesRegex(ValueError, text):
         training_roles.check_options(CpuTrainingConfig(**fields))

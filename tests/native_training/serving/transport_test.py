@@ -123,6 +123,17 @@ class PredictTest(unittest.TestCase):
       _predict()
     self.assertEqual(len(replica.names), 4)
 
+  def test_another_replica_answers_for_one_that_stands_still(self):
+    answers = threading.Event()
+    still, alive = self.serve(answers=answers), self.serve()
+    self.addCleanup(answers.set)
+    transport.set_remote_predict_resolver(lambda *_: [still.address, alive.address])
+    # One after the other has the first turn.
+    for _ in range(2):
+      _predict(deadline_millis=2000)
+    answers.set()
+    self.assertEqual(len(alive.names), 2)
+
   def test_without_a_living_replica_both_are_named(self):
     dead = [f"localhost:{get_free_port()}" for _ in range(3)]
     transport.set_remote_predict_resolver(lambda *_: dead)

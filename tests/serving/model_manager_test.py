@@ -1,0 +1,31 @@
+"""Tests of `model_manager` that need no server."""
+
+import os
+import shutil
+import tempfile
+import unittest
+from unittest import mock
+
+from monolith.serving import model_config
+from monolith.serving.model_manager import ModelManager
+from tests.wait_until import wait_until
+
+
+class RetryTest(unittest.TestCase):
+  def test_a_version_that_failed_is_tried_again_though_nobody_looks_for_new_ones(self):
+    folder = tempfile.mkdtemp()
+    self.addCleanup(shutil.rmtree, folder)
+    os.mkdir(os.path.join(folder, "1"))
+    servable = mock.Mock(follower=None)
+    load = mock.Mock(side_effect=[ValueError("the servers of its tables start too"), servable])
+    manager = ModelManager(load, max_load_retries=1, retry_secs=0.01)
+    self.addCleanup(manager.close)
+
+    manager.set_models(model_config.from_flags("m", folder))
+
+    wait_until(lambda: manager.availability().get("m"))
+    self.assertEqual(load.call_count, 2)
+
+
+if __name__ == "__main__":
+  unittest.main()
