@@ -18,6 +18,7 @@
 #include <utility>
 #include <vector>
 
+#include "monolith/serving/native/api/reflection.h"
 #include "monolith/serving/native/api/rpc_service.h"
 #include "monolith/serving/native/api/serving_api.h"
 #include "monolith/serving/native/base/log.h"
@@ -218,9 +219,10 @@ int Run(const Flags& flags) {
   places.loop = batcher == nullptr ? &loop : nullptr;
   places.num_cores = NumCores();
   const RpcService service = MakeRpcService(&serving, &grpc_workers, places);
+  const RpcStreamMethods reflection = MakeReflectionMethods();
   Acceptor grpc(&loop, kMaxConnections, [&](FileDescriptor socket) {
     return std::make_shared<Http2ServerConnection>(&loop, std::move(socket), limits, service,
-                                                   buffered);
+                                                   &reflection, buffered);
   });
   if (flags.port != 0) {
     status = grpc.Open(flags.bind_address, static_cast<int>(flags.port));
