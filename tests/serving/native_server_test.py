@@ -536,7 +536,7 @@ class FlagsTest(unittest.TestCase):
 
   def test_flags_that_it_would_not_obey_are_refused(self):
     for flags, word in (
-      (["--ssl_config_file=x", "--model_base_path=/m"], "ssl_config_file"),
+      (["--row_log_servers=k:9092", "--model_base_path=/m"], "row_log_servers"),
       (["--no_such_flag=1"], "no_such_flag"),
       ([], "model_base_path"),
     ):
