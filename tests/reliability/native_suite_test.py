@@ -29,6 +29,9 @@ class NativeSuiteTest(unittest.TestCase):
   def test_what_a_client_sees(self):
     self._run("model_server_test.py")
 
+  def test_flags(self):
+    self._run("server_flags_test.py")
+
   def test_tls(self):
     self._run("tls_test.py")
 

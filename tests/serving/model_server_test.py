@@ -431,6 +431,36 @@ class ModelServerTest(unittest.TestCase):
     self.assertEqual(self._states("swap")[2][0], "AVAILABLE")
     self._assert_code(Code.NOT_FOUND, lambda: self._scale("swap", version=1))
 
+  def test_models_come_and_go_without_a_failed_request(self):
+    saved_models.write_scale_model(f"{self.folder}/guest", 1, 4.0)
+    answers, errors, stop = [], [], threading.Event()
+
+    def ask():
+      while not stop.is_set():
+        try:
+          answers.append(self._scale("m"))
+        except grpc.RpcError as error:
+          errors.append(error)
+          return
+
+    threads = [threading.Thread(target=ask) for _ in range(2)]
+    for thread in threads:
+      thread.start()
+    try:
+      for _ in range(3):
+        seen = len(answers)
+        self._add("guest")
+        self.assertEqual(self._scale("guest"), 4.0)
+        del self.configs["guest"]
+        self._add("m")
+        self._assert_code(Code.NOT_FOUND, lambda: self._scale("guest"), "guest")
+        wait_until(lambda seen=seen: len(answers) > seen + 5 or errors)
+    finally:
+      stop.set()
+      for thread in threads:
+        thread.join()
+    self.assertEqual((errors, set(answers)), ([], {2.5}))
+
   def test_a_torn_export_is_refused_and_the_old_version_goes_on(self):
     saved_models.write_scale_model(f"{self.folder}/torn", 1, 1.0)
     self._add("torn")
@@ -475,6 +505,9 @@ class ModelServerTest(unittest.TestCase):
         self._assert_code(
           Code.FAILED_PRECONDITION, lambda name=name: self._predict(name, x=_X, k=_K), path
         )
+        body = {"signature_name": "one", "instances": [[1, 2]]}
+        status, answer = self.server.post(f"/v1/models/{name}:predict", body)
+        self.assertEqual((status, path in answer["error"]), (412, True), answer)
         del self.configs[name]
         self._add("m")
 

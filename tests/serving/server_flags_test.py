@@ -111,6 +111,18 @@ class ServerFlagsTest(unittest.TestCase):
     response = self.server.prediction.Predict(request, timeout=60)
     self.assertEqual(list(response.outputs["y"].float_val), [2.0] * 20)
 
+  def test_an_answer_over_http_that_takes_too_long(self):
+    body = {"signature_name": "slow", "inputs": 1 << 40}
+    with server_process.ServerProcess(
+      "--model_name=first",
+      f"--model_base_path={self.folder}/first",
+      "--rest_api_timeout_in_ms=1000",
+    ) as server:
+      server.wait_until_listening().wait_until_available("first")
+      status, answer = server.post("/v1/models/first:predict", body)
+      server.kill()  # It would count for days.
+    self.assertEqual((status, list(answer)), (504, ["error"]))
+
   def test_channel_arguments(self):
     call = self.server.channel.unary_unary("/tensorflow.serving.PredictionService/Predict")
     with self.assertRaises(grpc.RpcError) as caught:
