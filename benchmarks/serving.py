@@ -284,11 +284,10 @@ def _measure_entry(folder: str, requests: int, clients: int) -> None:
     for batch in (1, 100):
       request = make_request("m", batch)
       count = requests // 2
-      show(
-        f"entry -> 2 ps, batch {batch}",
-        latencies(entry, request, count),
-        throughput(entry, request, count, clients),
-      )
+      rate = throughput(entry, request, count, clients)
+      show(f"entry -> 2 ps, batch {batch}", latencies(entry, request, count), rate)
+      if batch > 1:
+        print(f"{'':<40} {batch * rate:.0f} examples/s")
   finally:
     for server in servers:
       server.stop()

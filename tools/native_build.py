@@ -643,10 +643,15 @@ def missing_for_server(tools: Toolchain) -> str | None:
   """Returns what has to be installed before the model server can be built, or None."""
   if not (tools.tensorflow_dir / "libtensorflow_cc.so.2").exists():
     return f"a TensorFlow with libtensorflow_cc.so.2 (that of {tools.tensorflow_dir} has none)"
-  probe = [*tools.cxx.split(), "-E", "-x", "c++", "-include", "nghttp2/nghttp2.h", os.devnull]
-  if subprocess.run(probe, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).returncode != 0:
+  if not _has_header(tools, "nghttp2/nghttp2.h"):
     return "nghttp2 (Debian and Ubuntu: apt-get install libnghttp2-dev)"
   return None
+
+
+def _has_header(tools: Toolchain, name: str) -> bool:
+  probe = [*tools.cxx.split(), "-E", "-x", "c++", "-include", name, os.devnull]
+  done = subprocess.run(probe, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+  return done.returncode == 0
 
 
 def _add_server_objects(
@@ -662,8 +667,11 @@ def _add_server_objects(
     compiled = f"{stem.replace('build/', f'build/{variant}/', 1)}.pb.o"
     ninja.build([compiled], "cxx", [f"{stem}.pb.cc"], order_only=headers, flags=flags)
     objects.append(compiled)
+  # Only its headers: the library is loaded when TLS is asked for.
+  tls = "-DMONOLITH_WITH_OPENSSL" if _has_header(tools, "openssl/ssl.h") else ""
   for source in server_sources():
-    ninja.build([_object(source, variant)], "cxx", [source], order_only=headers, flags=flags)
+    own = f"{flags} {tls}" if source == SERVER / "net/tls.cc" else flags
+    ninja.build([_object(source, variant)], "cxx", [source], order_only=headers, flags=own)
     objects.append(_object(source, variant))
   return [item for item in objects if item != _object(SERVER / "main.cc", variant)]
 
@@ -698,6 +706,12 @@ def build_server(jobs: int | None = None, *, required: bool = True) -> None:
   ninja = NinjaFile("server")
   _add_compile_rules(ninja, tools)
   objects = _add_server_objects(ninja, tools, variant="server", flags="-O2 -DNDEBUG")
+  if not _has_header(tools, "openssl/ssl.h"):
+    print(
+      f"{SERVER_PROGRAM.name} is built without TLS: OpenSSL's headers are missing (Debian and "
+      "Ubuntu: apt-get install libssl-dev).",
+      flush=True,
+    )
   ninja.build(
     [SERVER_PROGRAM],
     "link",

@@ -5,9 +5,9 @@ cd "$(dirname "$0")/.."
 python="${PYTHON:-python3}"
 venv="${VENV:-.venv}"
 
-# GoogleTest and Google Benchmark for the C++ tests, nghttp2 for the model server in C++, ZooKeeper
-# for the discovery tests, Bazel for the second build.
-packages=(g++ python3-venv libgtest-dev libbenchmark-dev libnghttp2-dev zookeeper default-jre-headless)
+# GoogleTest and Google Benchmark for the C++ tests, nghttp2 and the headers of OpenSSL for the model
+# server in C++, ZooKeeper for the discovery tests, Bazel for the second build.
+packages=(g++ python3-venv libgtest-dev libbenchmark-dev libnghttp2-dev libssl-dev zookeeper default-jre-headless)
 missing=()
 if command -v dpkg-query >/dev/null; then
   for package in "${packages[@]}"; do

@@ -14,7 +14,6 @@ import grpc
 from absl import logging
 from google.protobuf import message
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
 from tensorflow_serving.apis import (
   classification_pb2,
   get_model_metadata_pb2,
@@ -26,7 +25,13 @@ from tensorflow_serving.apis import (
   regression_pb2,
 )
 
-from monolith.serving import examples_api, model_config, prediction, service_descriptors
+from monolith.serving import (
+  examples_api,
+  model_config,
+  prediction,
+  reflection_service,
+  service_descriptors,
+)
 from monolith.serving.errors import ServingError, from_exception, invalid
 from monolith.serving.metrics import Metrics
 from monolith.serving.model_manager import Lease, ModelManager
@@ -204,9 +209,8 @@ class GrpcServer:
       )
     )
     service_descriptors.register()
-    reflection.enable_server_reflection(
-      (PREDICTION_SERVICE, MODEL_SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME),
-      self._server,
+    reflection_service.add_to_server(
+      (PREDICTION_SERVICE, MODEL_SERVICE, health.SERVICE_NAME), self._server
     )
     try:
       port = (

@@ -32,7 +32,7 @@ from monolith.serving import (
   warmup,
 )
 from monolith.serving.batching import Batcher, BatchingParameters
-from monolith.serving.errors import ServingError
+from monolith.serving.errors import ServingError, invalid
 from monolith.serving.grpc_server import GrpcServer, Service
 from monolith.serving.metrics import Metrics
 from monolith.serving.model_manager import ModelManager
@@ -205,6 +205,11 @@ def _read_credentials(path: str) -> grpc.ServerCredentials | None:
   if not path:
     return None
   config = text_config.read("SSLConfig", path)
+  for name in ("server_key", "server_cert"):
+    if not getattr(config, name):
+      raise invalid(f"{path}: {name} is missing")
+  if config.client_verify and not config.custom_ca:
+    raise invalid(f"{path}: client_verify needs custom_ca: whose clients are to be believed?")
   return grpc.ssl_server_credentials(
     [(config.server_key.encode(), config.server_cert.encode())],
     config.custom_ca.encode() or None,

@@ -16,9 +16,9 @@ _PROGRAM = _ROOT / "monolith" / "serving" / "native" / "monolith_model_server"
 
 @unittest.skipUnless(_PROGRAM.exists(), "make server has not built the server")
 class NativeSuiteTest(unittest.TestCase):
-  def _run(self, name):
+  def _run(self, *names):
     result = subprocess.run(
-      [sys.executable, "-m", "pytest", "-q", f"tests/serving/{name}"],
+      [sys.executable, "-m", "pytest", "-q", *(f"tests/serving/{name}" for name in names)],
       cwd=_ROOT,
       env={**os.environ, "MONOLITH_TEST_SERVER": "native"},
       capture_output=True,
@@ -28,6 +28,12 @@ class NativeSuiteTest(unittest.TestCase):
 
   def test_what_a_client_sees(self):
     self._run("model_server_test.py")
+
+  def test_flags(self):
+    self._run("server_flags_test.py")
+
+  def test_tls(self):
+    self._run("tls_test.py")
 
   @unittest.skipUnless(os.environ.get("MONOLITH_SOAK") == "1", "trains models: make soak")
   def test_exports(self):

@@ -2,6 +2,7 @@
 
 import glob
 import os
+import pathlib
 import re
 import shutil
 import tempfile
@@ -128,6 +129,24 @@ class ExportsTest(unittest.TestCase):
       "/v1/models/alone:predict", {"instances": [{"user": 3, "item": 1}]}
     )
     self.assertEqual((status, len(document["predictions"])), (200, 1))
+
+  def test_an_export_with_a_torn_table_is_refused(self):
+    before = self._ask(self.entry, "alone")
+    base, version = os.path.split(self.alone)
+    torn = f"{base}/{int(version) + 1}"
+    shutil.copytree(self.alone, f"{torn}.tmp")
+    rows = max(pathlib.Path(f"{torn}.tmp", "assets").iterdir(), key=lambda p: p.stat().st_size)
+    os.truncate(rows, rows.stat().st_size // 2)
+    os.rename(f"{torn}.tmp", torn)
+
+    def status_of_torn():
+      states = self.entry.get("/v1/models/alone")[1]["model_version_status"]
+      found = [state for state in states if state["version"] == os.path.basename(torn)]
+      return found[0] if found and found[0]["state"] == "END" else None
+
+    wait_until(status_of_torn)
+    self.assertIn(torn, status_of_torn()["status"]["error_message"])
+    self.assertEqual(self._ask(self.entry, "alone").tobytes(), before.tobytes())
 
   def test_one_process_is_kept_fresh(self):
     before = self._ask(self.entry, "alone", user=np.array([11, 12]), item=np.array([5, 5]))

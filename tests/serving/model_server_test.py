@@ -2,6 +2,7 @@
 
 import json
 import os
+import queue
 import random
 import re
 import shutil
@@ -15,9 +16,15 @@ import urllib.error
 import grpc
 import numpy as np
 import tensorflow as tf
-from google.protobuf import text_format
+from google.protobuf import (
+  descriptor_pb2,
+  descriptor_pool,
+  json_format,
+  message_factory,
+  text_format,
+)
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from grpc_reflection.v1alpha import proto_reflection_descriptor_database, reflection_pb2
 from tensorflow_serving.apis import (
   classification_pb2,
   get_model_metadata_pb2,
@@ -190,26 +197,90 @@ class ModelServerTest(unittest.TestCase):
     self.assertEqual(check(""), health_pb2.HealthCheckResponse.SERVING)
 
   def test_reflection(self):
-    stub = reflection_pb2_grpc.ServerReflectionStub(self.server.channel)
-    requests = [
-      reflection_pb2.ServerReflectionRequest(list_services=""),
-      reflection_pb2.ServerReflectionRequest(
-        file_containing_symbol="tensorflow.serving.PredictionService"
-      ),
-    ]
-    try:
-      services, file = stub.ServerReflectionInfo(iter(requests), timeout=60)
-    except grpc.RpcError as error:
-      if error.code() == Code.UNIMPLEMENTED:
-        self.skipTest("this server has no reflection")
-      raise
-    names = {service.name for service in services.list_services_response.service}
+    for package in ("grpc.reflection.v1", "grpc.reflection.v1alpha"):
+      with self.subTest(package):
+        self._check_reflection(f"/{package}.ServerReflection/ServerReflectionInfo")
+
+  def _check_reflection(self, path):
+    asked = queue.Queue()
+    answers = self.server.channel.stream_stream(
+      path,
+      reflection_pb2.ServerReflectionRequest.SerializeToString,
+      reflection_pb2.ServerReflectionResponse.FromString,
+    )(iter(asked.get, None), timeout=60)
+
+    def ask(**request):
+      # Answered while the stream is open: tools ask for the next file when they know this one.
+      asked.put(reflection_pb2.ServerReflectionRequest(host="h", **request))
+      answer = next(answers)
+      self.assertEqual(
+        answer.original_request, reflection_pb2.ServerReflectionRequest(host="h", **request)
+      )
+      return answer
+
+    services = ask(list_services="").list_services_response.service
     self.assertLessEqual(
-      {"tensorflow.serving.PredictionService", "tensorflow.serving.ModelService"}, names
+      {
+        "tensorflow.serving.PredictionService",
+        "tensorflow.serving.ModelService",
+        "grpc.health.v1.Health",
+        "grpc.reflection.v1.ServerReflection",
+        "grpc.reflection.v1alpha.ServerReflection",
+      },
+      {service.name for service in services},
     )
-    self.assertIn(
-      b"GetModelMetadata", b"".join(file.file_descriptor_response.file_descriptor_proto)
+    for service in services:
+      files = ask(file_containing_symbol=service.name).file_descriptor_response
+      file = descriptor_pb2.FileDescriptorProto.FromString(files.file_descriptor_proto[0])
+      again = ask(file_by_filename=file.name).file_descriptor_response
+      self.assertEqual(again.file_descriptor_proto[0], files.file_descriptor_proto[0])
+      self.assertIn(service.name, {f"{file.package}.{s.name}" for s in file.service})
+    missing = ask(file_containing_symbol="tensorflow.serving.Nothing").error_response
+    self.assertEqual(missing.error_code, Code.NOT_FOUND.value[0])
+    asked.put(None)
+    self.assertEqual(list(answers), [])
+    self.assertEqual(answers.code(), Code.OK)
+
+  def test_a_client_that_knows_the_address_only(self):
+    """Finds the messages by reflection, as grpcurl does, and asks with them."""
+    pool = descriptor_pool.DescriptorPool(
+      proto_reflection_descriptor_database.ProtoReflectionDescriptorDatabase(self.server.channel)
     )
+
+    def call(service, method, **fields):
+      found = pool.FindServiceByName(f"tensorflow.serving.{service}").FindMethodByName(method)
+      request, response = (
+        message_factory.GetMessageClass(kind) for kind in (found.input_type, found.output_type)
+      )
+      return self.server.channel.unary_unary(
+        f"/tensorflow.serving.{service}/{method}",
+        request.SerializeToString,
+        response.FromString,
+      )(json_format.ParseDict(fields, request()), timeout=60)
+
+    x = {
+      "dtype": "DT_FLOAT",
+      "tensorShape": {"dim": [{"size": 1}, {"size": 2}]},
+      "floatVal": [1, 3],
+    }
+    spec = {"name": "m", "version": "1", "signatureName": "one"}
+    answer = call("PredictionService", "Predict", modelSpec=spec, inputs={"x": x})
+    self.assertEqual(list(answer.outputs["y"].float_val), [10.0])
+    metadata = call(
+      "PredictionService", "GetModelMetadata", modelSpec=spec, metadataField=["signature_def"]
+    ).metadata["signature_def"]
+    signatures = message_factory.GetMessageClass(
+      pool.FindMessageTypeByName("tensorflow.serving.SignatureDefMap")
+    )()
+    self.assertTrue(metadata.Unpack(signatures))
+    self.assertEqual(list(signatures.signature_def["one"].inputs), ["x"])
+    states = call("ModelService", "GetModelStatus", modelSpec=spec).model_version_status
+    self.assertEqual([(s.version, s.state) for s in states], [(1, 30)])
+    config = {"name": "m", "basePath": f"{self.folder}/m", "modelVersionPolicy": {"specific": {}}}
+    config["modelVersionPolicy"]["specific"]["versions"] = ["1"]
+    config = {"modelConfigList": {"config": [config]}}
+    call("ModelService", "HandleReloadConfigRequest", config=config)
+    self._add("m")
 
   # ---- errors ----
 
@@ -360,6 +431,36 @@ class ModelServerTest(unittest.TestCase):
     self.assertEqual(self._states("swap")[2][0], "AVAILABLE")
     self._assert_code(Code.NOT_FOUND, lambda: self._scale("swap", version=1))
 
+  def test_models_come_and_go_without_a_failed_request(self):
+    saved_models.write_scale_model(f"{self.folder}/guest", 1, 4.0)
+    answers, errors, stop = [], [], threading.Event()
+
+    def ask():
+      while not stop.is_set():
+        try:
+          answers.append(self._scale("m"))
+        except grpc.RpcError as error:
+          errors.append(error)
+          return
+
+    threads = [threading.Thread(target=ask) for _ in range(2)]
+    for thread in threads:
+      thread.start()
+    try:
+      for _ in range(3):
+        seen = len(answers)
+        self._add("guest")
+        self.assertEqual(self._scale("guest"), 4.0)
+        del self.configs["guest"]
+        self._add("m")
+        self._assert_code(Code.NOT_FOUND, lambda: self._scale("guest"), "guest")
+        wait_until(lambda seen=seen: len(answers) > seen + 5 or errors)
+    finally:
+      stop.set()
+      for thread in threads:
+        thread.join()
+    self.assertEqual((errors, set(answers)), ([], {2.5}))
+
   def test_a_torn_export_is_refused_and_the_old_version_goes_on(self):
     saved_models.write_scale_model(f"{self.folder}/torn", 1, 1.0)
     self._add("torn")
@@ -404,6 +505,9 @@ class ModelServerTest(unittest.TestCase):
         self._assert_code(
           Code.FAILED_PRECONDITION, lambda name=name: self._predict(name, x=_X, k=_K), path
         )
+        body = {"signature_name": "one", "instances": [[1, 2]]}
+        status, answer = self.server.post(f"/v1/models/{name}:predict", body)
+        self.assertEqual((status, path in answer["error"]), (412, True), answer)
         del self.configs[name]
         self._add("m")
 

@@ -45,6 +45,7 @@ tf.compat.v1.disable_eager_execution()
 Code = grpc.StatusCode
 _X = np.array([[0.1, 0.7], [-3.25, 1e-7]], np.float32)
 _PREDICT = "/tensorflow.serving.PredictionService/Predict"
+_REFLECTION = "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"
 
 
 def setUpModule():
@@ -398,6 +399,35 @@ class HostileClientTest(unittest.TestCase):
       with self.subTest(name):
         self.assertTrue(self._ask(PREFACE + data))
 
+  def test_streams_that_break_the_rules_of_grpc_get_a_status(self):
+    def start(**more: bytes) -> bytes:
+      return headers(**{":path": _REFLECTION.encode(), **more})
+
+    list_services, large = b"\x3a\x00", b"\x22\x24tensorflow.serving.ModelServerConfig"
+    # So much may be sent that only the server's own limit holds it back.
+    window = frame(4, 0, 0, struct.pack(">HI", 4, (1 << 31) - 1)) + frame(
+      8, 0, 0, struct.pack(">I", 1 << 30)
+    )
+    for name, data, status in (
+      ("nothing", frame(0, 1, 1), b"0"),
+      ("two messages", frame(0, 1, 1, message(list_services) * 2), b"0"),
+      ("torn message", frame(0, 1, 1, message(list_services) + b"\0\0"), b"13"),
+      ("not a message", frame(0, 0, 1, message(list_services) + message(b"\x3a")), b"3"),
+      ("compressed", frame(0, 0, 1, message(list_services, compressed=1)), b"12"),
+      ("too long", frame(0, 0, 1, message(b"", length=0xFFFFFFFF)), b"8"),
+      ("much to answer", window + frame(0, 0, 1, message(large) * 300) * 8, b"8"),
+    ):
+      with self.subTest(name):
+        trailers = self._ask(PREFACE + start() + data)
+        self.assertIn(bytes([len(status)]) + status, trailers)
+    for more in ({"grpc_timeout": b"0n"}, {"grpc_timeout": b"soon"}, {"content_type": b"a/b"}):
+      with self.subTest(str(more)):
+        self.assertTrue(self._ask(PREFACE + start(**more) + frame(0, 1, 1, b"")))
+    # One that stays open does not keep the server from ending later.
+    with socket.create_connection(("127.0.0.1", self.server.port), timeout=60) as connection:
+      connection.sendall(PREFACE + start() + frame(0, 0, 1, message(list_services)))
+      self.assertTrue(connection.recv(65536))
+
   def test_random_frames(self):
     rng = random.Random(11)
     good = PREFACE + headers() + frame(0, 1, 1, message(self.request))
@@ -506,7 +536,7 @@ class FlagsTest(unittest.TestCase):
 
   def test_flags_that_it_would_not_obey_are_refused(self):
     for flags, word in (
-      (["--ssl_config_file=x", "--model_base_path=/m"], "ssl_config_file"),
+      (["--row_log_servers=k:9092", "--model_base_path=/m"], "row_log_servers"),
       (["--no_such_flag=1"], "no_such_flag"),
       ([], "model_base_path"),
     ):

@@ -2,11 +2,8 @@
 
 import contextlib
 import io
-import json
 import os
-import pathlib
 import shutil
-import subprocess
 import tempfile
 import threading
 import unittest
@@ -15,7 +12,6 @@ from unittest import mock
 import grpc
 import numpy as np
 import tensorflow as tf
-from tensorflow_serving.apis import prediction_service_pb2_grpc
 
 from monolith.serving import (
   batching,
@@ -26,7 +22,6 @@ from monolith.serving import (
   options,
   remote_servers,
 )
-from tests import free_ports
 from tests.serving import saved_models, server_process
 from tests.wait_until import wait_until
 
@@ -116,6 +111,18 @@ class ServerFlagsTest(unittest.TestCase):
     response = self.server.prediction.Predict(request, timeout=60)
     self.assertEqual(list(response.outputs["y"].float_val), [2.0] * 20)
 
+  def test_an_answer_over_http_that_takes_too_long(self):
+    body = {"signature_name": "slow", "inputs": 1 << 40}
+    with server_process.ServerProcess(
+      "--model_name=first",
+      f"--model_base_path={self.folder}/first",
+      "--rest_api_timeout_in_ms=1000",
+    ) as server:
+      server.wait_until_listening().wait_until_available("first")
+      status, answer = server.post("/v1/models/first:predict", body)
+      server.kill()  # It would count for days.
+    self.assertEqual((status, list(answer)), (504, ["error"]))
+
   def test_channel_arguments(self):
     call = self.server.channel.unary_unary("/tensorflow.serving.PredictionService/Predict")
     with self.assertRaises(grpc.RpcError) as caught:
@@ -142,41 +149,6 @@ class ServerFlagsTest(unittest.TestCase):
     self.server.wait_until_available("second")
     self._write_config("first")
     self.server.wait_until_available("first")
-
-  def test_tls(self):
-    openssl = shutil.which("openssl")
-    if openssl is None:
-      self.skipTest("openssl is not installed")
-    key, certificate = f"{self.folder}/key", f"{self.folder}/certificate"
-    subprocess.run(
-      [openssl, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-keyout", key]
-      + ["-out", certificate, "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"],
-      check=True,
-      capture_output=True,
-    )
-    texts = {name: pathlib.Path(path).read_text() for name, path in
-             (("server_key", key), ("server_cert", certificate))}  # fmt: skip
-    ssl = self._write("ssl", "\n".join(f"{name}: {json.dumps(texts[name])}" for name in texts))
-    port = free_ports.get_free_port()
-    server = model_server.ModelServer(
-      options.parse(
-        [f"--model_base_path={self.folder}/first", f"--port={port}", f"--ssl_config_file={ssl}"]
-      )
-    )
-    self.addCleanup(server.stop)
-    server.start()
-    wait_until(server.is_ready)
-
-    request = saved_models.make_request("default", "one", x=np.ones([1, 2], np.float32))
-    credentials = grpc.ssl_channel_credentials(texts["server_cert"].encode())
-    proxy = [("grpc.enable_http_proxy", 0)]
-    with grpc.secure_channel(f"localhost:{port}", credentials, options=proxy) as channel:
-      stub = prediction_service_pb2_grpc.PredictionServiceStub(channel)
-      self.assertEqual(list(stub.Predict(request, timeout=60).outputs["y"].float_val), [2.0])
-    with grpc.insecure_channel(f"localhost:{port}", options=proxy) as channel:
-      stub = prediction_service_pb2_grpc.PredictionServiceStub(channel)
-      with self.assertRaises(grpc.RpcError):
-        stub.Predict(request, timeout=60)
 
 
 class OptionsTest(unittest.TestCase):

@@ -32,9 +32,9 @@ SERVERS = {
 }
 
 
-def command() -> list[str]:
-  """Returns the command of the server under test."""
-  return SERVERS[os.environ.get("MONOLITH_TEST_SERVER", "python")]
+def command(kind: str | None = None) -> list[str]:
+  """Returns the command of a server, by default of the one under test."""
+  return SERVERS[kind or os.environ.get("MONOLITH_TEST_SERVER", "python")]
 
 
 class ServerProcess:
@@ -44,17 +44,22 @@ class ServerProcess:
     flags: of the server, without those of its ports.
     environment: variables beside those of this process.
     port: its port for gRPC; a free one by default.
+    kind: which of `SERVERS`; the one under test by default.
   """
 
   def __init__(
-    self, *flags: str, environment: dict[str, str] | None = None, port: int | None = None
+    self,
+    *flags: str,
+    environment: dict[str, str] | None = None,
+    port: int | None = None,
+    kind: str | None = None,
   ):
     self.port = port or free_ports.get_free_port()
     self.rest_port = free_ports.get_free_port()
     self.address = f"127.0.0.1:{self.port}"
     self._log = tempfile.NamedTemporaryFile("w+", suffix=".log")  # noqa: SIM115
     self.process = subprocess.Popen(
-      [*command(), f"--port={self.port}", f"--rest_api_port={self.rest_port}", *flags],
+      [*command(kind), f"--port={self.port}", f"--rest_api_port={self.rest_port}", *flags],
       cwd=ROOT,
       env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2", **(environment or {})},
       stdout=self._log,

@@ -23,8 +23,8 @@ struct Flag {
   const char* help;
 };
 
-// Flags of TensorFlow Serving that the server in Python has and this one has not.
-constexpr const char* kPythonOnly[] = {"ssl_config_file"};
+// Flags that the server in Python has and this one has not.
+constexpr const char* kPythonOnly[] = {"row_log_servers", "row_log_interval_secs"};
 
 std::map<std::string, Flag> MakeTable(Flags* f) {
   return {
@@ -41,6 +41,7 @@ std::map<std::string, Flag> MakeTable(Flags* f) {
        {&f->grpc_channel_arguments,
         "key=value,... of grpc.max_receive_message_length, grpc.max_concurrent_streams and "
         "grpc.max_metadata_size"}},
+      {"ssl_config_file", {&f->ssl_config_file, "SSLConfig in text format, for gRPC"}},
       {"model_name", {&f->model_name, "name of the one model"}},
       {"model_base_path", {&f->model_base_path, "its folder, which holds a folder per version"}},
       {"model_config_file", {&f->model_config_file, "ModelServerConfig in text format, instead"}},
@@ -194,6 +195,9 @@ Status ParseFlags(const std::vector<std::string>& arguments, Flags* flags) {
   }
   if (flags->port == 0 && flags->rest_api_port == 0) {
     return Refuse("--port and --rest_api_port are both 0: nothing could be asked");
+  }
+  if (flags->port == 0 && !flags->ssl_config_file.empty()) {
+    return Refuse("--ssl_config_file is for gRPC, which --port=0 leaves out");
   }
   if (!flags->batching_parameters_file.empty() && !flags->enable_batching) {
     return Refuse("--batching_parameters_file needs --enable_batching");

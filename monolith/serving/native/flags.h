@@ -19,6 +19,7 @@ struct Flags {
   int64_t rest_api_timeout_in_ms = 30'000;
   int64_t grpc_max_threads = 0;
   std::string grpc_channel_arguments;
+  std::string ssl_config_file;
 
   std::string model_name = "default";
   std::string model_base_path;

@@ -18,6 +18,7 @@
 #include <utility>
 #include <vector>
 
+#include "monolith/serving/native/api/reflection.h"
 #include "monolith/serving/native/api/rpc_service.h"
 #include "monolith/serving/native/api/serving_api.h"
 #include "monolith/serving/native/base/log.h"
@@ -30,6 +31,8 @@
 #include "monolith/serving/native/model_config.h"
 #include "monolith/serving/native/net/acceptor.h"
 #include "monolith/serving/native/net/event_loop.h"
+#include "monolith/serving/native/net/stream_cipher.h"
+#include "monolith/serving/native/net/tls.h"
 #include "monolith/serving/native/op_library.h"
 #include "monolith/serving/native/remote/address_book.h"
 #include "monolith/serving/native/remote/channels.h"
@@ -138,6 +141,22 @@ void FollowConfigUntilSignal(const Flags& flags, api::ModelServerConfig config,
   }
 }
 
+// Gives null where --ssl_config_file does not ask for TLS.
+Status MakeTls(const Flags& flags, std::unique_ptr<TlsContext>* tls) {
+  if (flags.ssl_config_file.empty()) return Status();
+  api::SSLConfig config;
+  Status status = ReadSslConfig(flags, &config);
+  if (!status.ok()) return status;
+  TlsSettings settings;
+  settings.server_key = config.server_key();
+  settings.server_cert = config.server_cert();
+  settings.custom_ca = config.custom_ca();
+  settings.client_verify = config.client_verify();
+  status = MakeTlsContext(settings, tls);
+  if (!status.ok()) status.message = flags.ssl_config_file + ": " + status.message;
+  return status;
+}
+
 // Gives null where requests are not joined.
 Status MakeBatcher(const Flags& flags, std::unique_ptr<Batcher>* batcher) {
   if (!flags.enable_batching) return Status();
@@ -171,6 +190,9 @@ int Fail(const Status& status) {
 int Run(const Flags& flags) {
   api::ModelServerConfig config;
   Status status = ReadModelConfig(flags, &config);
+  if (!status.ok()) return Fail(status);
+  std::unique_ptr<TlsContext> tls;
+  status = MakeTls(flags, &tls);
   if (!status.ok()) return Fail(status);
   void* op_library = nullptr;
   status = LoadOpLibrary(flags.op_library, &op_library);
@@ -218,9 +240,17 @@ int Run(const Flags& flags) {
   places.loop = batcher == nullptr ? &loop : nullptr;
   places.num_cores = NumCores();
   const RpcService service = MakeRpcService(&serving, &grpc_workers, places);
+  const RpcStreamMethods reflection = MakeReflectionMethods();
   Acceptor grpc(&loop, kMaxConnections, [&](FileDescriptor socket) {
-    return std::make_shared<Http2ServerConnection>(&loop, std::move(socket), limits, service,
-                                                   buffered);
+    auto connection = std::make_shared<Http2ServerConnection>(&loop, std::move(socket), limits,
+                                                              service, &reflection, buffered);
+    if (tls != nullptr) {
+      std::unique_ptr<StreamCipher> cipher = tls->NewServerCipher();
+      // Nothing may pass in the clear.
+      if (cipher == nullptr) connection.reset();
+      if (connection != nullptr) connection->SetCipher(std::move(cipher));
+    }
+    return connection;
   });
   if (flags.port != 0) {
     status = grpc.Open(flags.bind_address, static_cast<int>(flags.port));

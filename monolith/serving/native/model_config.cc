@@ -87,6 +87,15 @@ Status ReadModelConfig(const Flags& flags, api::ModelServerConfig* config) {
   return status;
 }
 
+Status ReadSslConfig(const Flags& flags, api::SSLConfig* config) {
+  Status status = ReadTextProto(flags.ssl_config_file, config);
+  if (!status.ok()) {
+    status.message =
+        "cannot read the SSLConfig of " + flags.ssl_config_file + ": " + status.message;
+  }
+  return status;
+}
+
 Status ReadBatchingParameters(const Flags& flags, api::BatchingParameters* parameters) {
   if (flags.batching_parameters_file.empty()) return Status();
   Status status = ReadTextProto(flags.batching_parameters_file, parameters);

@@ -17,6 +17,9 @@ Status ReadModelConfig(const Flags& flags, api::ModelServerConfig* config);
 // Reads --batching_parameters_file, in text format. The error names the file.
 Status ReadBatchingParameters(const Flags& flags, api::BatchingParameters* parameters);
 
+// Reads --ssl_config_file, in text format. The error names the file.
+Status ReadSslConfig(const Flags& flags, api::SSLConfig* config);
+
 }  // namespace serving
 }  // namespace monolith
 

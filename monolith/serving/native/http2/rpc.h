@@ -1,10 +1,11 @@
-// A unary gRPC call, as the transport hands it over.
+// A gRPC call, as the transport hands it over: a unary one whole, a stream message by message.
 #ifndef MONOLITH_SERVING_NATIVE_HTTP2_RPC_H_
 #define MONOLITH_SERVING_NATIVE_HTTP2_RPC_H_
 
 #include <atomic>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -35,6 +36,12 @@ struct RpcReply {
 using RpcDone = std::function<void(RpcReply)>;
 // Must not block: it runs in the thread that serves all sockets.
 using RpcService = std::function<void(RpcCall call, RpcDone done)>;
+
+// Answers one message of a stream, at once, in the thread that serves all sockets: it must be
+// quick. An error ends the stream.
+using RpcStreamMethod = std::function<RpcReply(const std::string& message)>;
+// By path. What is not in it is a unary call.
+using RpcStreamMethods = std::map<std::string, RpcStreamMethod, std::less<>>;
 
 // Returns how long the header `grpc-timeout` allows, or nothing if it is malformed.
 std::optional<std::chrono::nanoseconds> ParseGrpcTimeout(std::string_view text);

@@ -46,10 +46,12 @@ struct ServerCallbacks {
 
   static int Frame(nghttp2_session*, const nghttp2_frame* frame, void* data) {
     if (frame->hd.type == NGHTTP2_SETTINGS) Self(data)->settings_came_ = true;
-    const bool ends = (frame->hd.type == NGHTTP2_HEADERS || frame->hd.type == NGHTTP2_DATA) &&
-                      (frame->hd.flags & NGHTTP2_FLAG_END_STREAM) != 0;
-    if (!ends) return 0;
-    return GuardCallback([&] { Self(data)->OnRequestEnd(frame->hd.stream_id); });
+    if (frame->hd.type != NGHTTP2_HEADERS && frame->hd.type != NGHTTP2_DATA) return 0;
+    return GuardCallback([&] {
+      const int32_t id = frame->hd.stream_id;
+      if (frame->hd.type == NGHTTP2_HEADERS) Self(data)->OnRequestHeaders(id);
+      if (frame->hd.flags & NGHTTP2_FLAG_END_STREAM) Self(data)->OnRequestEnd(id);
+    });
   }
 
   static int FrameSent(nghttp2_session* session, const nghttp2_frame* frame, void* data) {
@@ -74,10 +76,12 @@ struct ServerCallbacks {
 
 Http2ServerConnection::Http2ServerConnection(EventLoop* loop, FileDescriptor socket,
                                              const RpcLimits& limits, RpcService service,
+                                             const RpcStreamMethods* streams,
                                              std::shared_ptr<int64_t> buffered)
     : Connection(loop, std::move(socket)),
       limits_(limits),
       service_(std::move(service)),
+      stream_methods_(streams),
       buffered_(std::move(buffered)) {
   nghttp2_session_callbacks* callbacks = nullptr;
   if (nghttp2_session_callbacks_new(&callbacks) != 0) return;
@@ -190,6 +194,7 @@ void Http2ServerConnection::OnRequestData(int32_t id, const uint8_t* data, size_
   stream->body.append(reinterpret_cast<const char*>(data), size);
   stream->counted += static_cast<int64_t>(size);
   *buffered_ += static_cast<int64_t>(size);
+  if (stream->stream_method != nullptr) return DispatchMessages(id, stream);
   const int64_t body_bytes = static_cast<int64_t>(stream->body.size());
   if (body_bytes >= kGrpcPrefixBytes) {
     const int64_t message_bytes = GrpcMessageBytes(stream->body);
@@ -212,7 +217,88 @@ void Http2ServerConnection::OnRequestEnd(int32_t id) {
   Stream* stream = Find(id);
   if (stream == nullptr) return;
   stream->complete = true;
-  if (!stream->answered) Dispatch(id, stream);
+  if (stream->answered) return;
+  if (stream->stream_method == nullptr) return Dispatch(id, stream);
+  if (!stream->body.empty()) {
+    return Refuse(id, Code::kInternal, "the call ended in the middle of a message");
+  }
+  Answer(id, RpcReply());
+}
+
+void Http2ServerConnection::OnRequestHeaders(int32_t id) {
+  Stream* stream = Find(id);
+  // Headers after the body begin nothing.
+  if (stream == nullptr || stream->answered || stream->stream_method != nullptr) return;
+  const auto found = stream_methods_->find(stream->path);
+  // What is no gRPC call at all is refused at its end, as a unary one.
+  if (found == stream_methods_->end() || stream->method != "POST" ||
+      stream->content_type.compare(0, kGrpc.size(), kGrpc) != 0 ||
+      stream->header_bytes > limits_.max_header_bytes) {
+    return;
+  }
+  stream->stream_method = &found->second;
+  Clock::time_point deadline;
+  SetDeadline(id, stream, &deadline);
+}
+
+void Http2ServerConnection::DispatchMessages(int32_t id, Stream* stream) {
+  size_t start = 0;
+  while (static_cast<int64_t>(stream->body.size() - start) >= kGrpcPrefixBytes) {
+    const int64_t size = GrpcMessageBytes(stream->body.substr(start, kGrpcPrefixBytes));
+    if (size > limits_.max_stream_message_bytes) {
+      return Refuse(id, Code::kResourceExhausted,
+                    "the message has " + std::to_string(size) +
+                        " bytes, the server takes at most " +
+                        std::to_string(limits_.max_stream_message_bytes));
+    }
+    if (stream->body[start] != 0) {
+      return Refuse(id, Code::kUnimplemented, "messages of streams must not be compressed");
+    }
+    const size_t end = start + static_cast<size_t>(kGrpcPrefixBytes + size);
+    if (stream->body.size() < end) break;
+    RpcReply reply = (*stream->stream_method)(stream->body.substr(start + kGrpcPrefixBytes, size));
+    if (!reply.status.ok()) return Answer(id, std::move(reply));
+    stream->reply.erase(0, std::exchange(stream->sent, 0));
+    stream->reply += GrpcPrefix(static_cast<int64_t>(reply.message.size())) + reply.message;
+    if (static_cast<int64_t>(stream->reply.size()) > limits_.max_unread_bytes) {
+      return Refuse(id, Code::kResourceExhausted, "the answers are not read");
+    }
+    start = end;
+  }
+  if (start == 0) return;
+  stream->body.erase(0, start);
+  *buffered_ -= static_cast<int64_t>(start);
+  stream->counted -= static_cast<int64_t>(start);
+  Respond(id, stream);
+}
+
+void Http2ServerConnection::Respond(int32_t id, Stream* stream) {
+  if (stream->responding) {
+    // Fails if the data is not held back just now, which is as well.
+    nghttp2_session_resume_data(session_, id);
+    return;
+  }
+  stream->responding = true;
+  const nghttp2_nv headers[] = {MakeHeader(":status", "200"), MakeHeader("content-type", kGrpc)};
+  nghttp2_data_provider provider{};
+  provider.read_callback = ServerCallbacks::Read;
+  nghttp2_submit_response(session_, id, headers, 2, &provider);
+}
+
+bool Http2ServerConnection::SetDeadline(int32_t id, Stream* stream, Clock::time_point* deadline) {
+  if (stream->timeout.empty()) return true;
+  const auto timeout = ParseGrpcTimeout(stream->timeout);
+  if (!timeout.has_value()) {
+    Refuse(id, Code::kInternal, "grpc-timeout is '" + stream->timeout + "'");
+    return false;
+  }
+  *deadline = Clock::now() + *timeout;
+  // The timer is cancelled before the connection goes.
+  stream->deadline = loop()->RunAt(*deadline, [this, id] {
+    Refuse(id, Code::kDeadlineExceeded, "the deadline passed");
+    Flush();
+  });
+  return true;
 }
 
 void Http2ServerConnection::Dispatch(int32_t id, Stream* stream) {
@@ -234,13 +320,7 @@ void Http2ServerConnection::Dispatch(int32_t id, Stream* stream) {
                   "compression '" + stream->encoding + "' is not supported");
   }
   RpcCall call;
-  if (!stream->timeout.empty()) {
-    const auto timeout = ParseGrpcTimeout(stream->timeout);
-    if (!timeout.has_value()) {
-      return Refuse(id, Code::kInternal, "grpc-timeout is '" + stream->timeout + "'");
-    }
-    call.deadline = Clock::now() + *timeout;
-  }
+  if (!SetDeadline(id, stream, &call.deadline)) return;
   ReleaseBody(stream);
   call.path = std::move(stream->path);
   call.message = std::move(stream->body);
@@ -258,11 +338,6 @@ void Http2ServerConnection::Dispatch(int32_t id, Stream* stream) {
     self->Answer(id, std::move(reply));
     self->Flush();
   };
-  if (call.deadline != Clock::time_point::max()) {
-    stream->deadline = event_loop->RunAt(call.deadline, [answer] {
-      answer(RpcReply{Status(Code::kDeadlineExceeded, "the deadline passed"), ""});
-    });
-  }
   service_(std::move(call), [event_loop, answer](RpcReply reply) {
     event_loop->Post([answer, reply = std::move(reply)]() mutable { answer(std::move(reply)); });
   });
@@ -279,7 +354,7 @@ void Http2ServerConnection::Answer(int32_t id, RpcReply reply) {
   stream->deadline.reset();
   stream->body = std::string();
   stream->status = std::move(reply.status);
-  if (!stream->status.ok()) {
+  if (!stream->status.ok() && !stream->responding && stream->reply.empty()) {
     const std::string code = std::to_string(static_cast<int>(stream->status.code));
     const std::string message = EncodeGrpcMessage(stream->status.message);
     const nghttp2_nv headers[] = {MakeHeader(":status", "200"), MakeHeader("content-type", kGrpc),
@@ -289,12 +364,10 @@ void Http2ServerConnection::Answer(int32_t id, RpcReply reply) {
     nghttp2_submit_response(session_, id, headers, 5, nullptr);
     return;
   }
-  stream->reply = GrpcPrefix(static_cast<int64_t>(reply.message.size()));
-  stream->reply += reply.message;
-  const nghttp2_nv headers[] = {MakeHeader(":status", "200"), MakeHeader("content-type", kGrpc)};
-  nghttp2_data_provider provider{};
-  provider.read_callback = ServerCallbacks::Read;
-  nghttp2_submit_response(session_, id, headers, 2, &provider);
+  if (stream->stream_method == nullptr) {
+    stream->reply = GrpcPrefix(static_cast<int64_t>(reply.message.size())) + reply.message;
+  }
+  Respond(id, stream);
 }
 
 void Http2ServerConnection::Refuse(int32_t id, Code code, const std::string& message) {
@@ -320,11 +393,17 @@ ssize_t Http2ServerConnection::ReadReply(int32_t id, uint8_t* buffer, size_t siz
   const size_t count = std::min(size, stream->reply.size() - stream->sent);
   memcpy(buffer, stream->reply.data() + stream->sent, count);
   stream->sent += count;
-  if (stream->sent == stream->reply.size()) {
-    *flags |= NGHTTP2_DATA_FLAG_EOF | NGHTTP2_DATA_FLAG_NO_END_STREAM;
-    const nghttp2_nv trailers[] = {MakeHeader("grpc-status", "0")};
-    nghttp2_submit_trailer(session_, id, trailers, 1);
+  if (stream->sent < stream->reply.size()) return static_cast<ssize_t>(count);
+  if (!stream->answered) {
+    // More may come.
+    return count == 0 ? static_cast<ssize_t>(NGHTTP2_ERR_DEFERRED) : static_cast<ssize_t>(count);
   }
+  *flags |= NGHTTP2_DATA_FLAG_EOF | NGHTTP2_DATA_FLAG_NO_END_STREAM;
+  const std::string code = std::to_string(static_cast<int>(stream->status.code));
+  const std::string message = EncodeGrpcMessage(stream->status.message);
+  const nghttp2_nv trailers[] = {MakeHeader("grpc-status", code),
+                                 MakeHeader("grpc-message", message)};
+  nghttp2_submit_trailer(session_, id, trailers, stream->status.ok() ? 1 : 2);
   return static_cast<ssize_t>(count);
 }
 

@@ -1,4 +1,4 @@
-// The server's side of an HTTP/2 connection that carries unary gRPC calls.
+// The server's side of an HTTP/2 connection that carries gRPC calls.
 #ifndef MONOLITH_SERVING_NATIVE_HTTP2_SERVER_CONNECTION_H_
 #define MONOLITH_SERVING_NATIVE_HTTP2_SERVER_CONNECTION_H_
 
@@ -24,6 +24,9 @@ struct RpcLimits {
   int64_t max_buffered_bytes = 512 << 20;
   int64_t max_header_bytes = 16 << 10;
   int64_t max_streams = 1000;
+  // Of one message of a stream, and of the answers to a stream that its client has not read.
+  int64_t max_stream_message_bytes = 64 << 10;
+  int64_t max_unread_bytes = 4 << 20;
   // A client that resets more calls in a second is disconnected.
   int64_t max_resets_per_second = 1000;
   std::chrono::seconds handshake_timeout{10};
@@ -33,9 +36,11 @@ struct RpcLimits {
 
 class Http2ServerConnection : public Connection {
  public:
-  // `buffered` counts the bytes of incomplete requests of all connections of the loop.
+  // `streams` must outlive the connection. `buffered` counts the bytes of incomplete requests of
+  // all connections of the loop.
   Http2ServerConnection(EventLoop* loop, FileDescriptor socket, const RpcLimits& limits,
-                        RpcService service, std::shared_ptr<int64_t> buffered);
+                        RpcService service, const RpcStreamMethods* streams,
+                        std::shared_ptr<int64_t> buffered);
   ~Http2ServerConnection() override;
 
   void OnTick(Clock::time_point now) override;
@@ -60,13 +65,17 @@ class Http2ServerConnection : public Connection {
     // How many of its bytes the connection's counter has.
     int64_t counted = 0;
     Clock::time_point last_data;
-    // The whole request came, or it was answered before.
+    // Null for a unary call.
+    const RpcStreamMethod* stream_method = nullptr;
+    // The client has sent all.
     bool complete = false;
+    // Whether the answer has begun, and whether its status is known.
+    bool responding = false;
     bool answered = false;
     std::shared_ptr<std::atomic<bool>> cancelled;
     std::optional<EventLoop::Timer> deadline;
     Status status;
-    // Prefix and message.
+    // Prefix and message, of a stream those that are not sent yet.
     std::string reply;
     size_t sent = 0;
   };
@@ -75,11 +84,17 @@ class Http2ServerConnection : public Connection {
 
   void OnHeader(int32_t id, std::string_view name, std::string_view value);
   void OnRequestData(int32_t id, const uint8_t* data, size_t size);
+  void OnRequestHeaders(int32_t id);
   void OnRequestEnd(int32_t id);
   void OnStreamClose(int32_t id, uint32_t error_code);
   ssize_t ReadReply(int32_t id, uint8_t* buffer, size_t size, uint32_t* flags);
 
   void Dispatch(int32_t id, Stream* stream);
+  // Answers the messages of a stream that are complete.
+  void DispatchMessages(int32_t id, Stream* stream);
+  void Respond(int32_t id, Stream* stream);
+  // Sees to it that the call is answered when its time is up. Returns false if it was refused.
+  bool SetDeadline(int32_t id, Stream* stream, Clock::time_point* deadline);
   void Answer(int32_t id, RpcReply reply);
   void Refuse(int32_t id, Code code, const std::string& message);
   void RefuseHttp(int32_t id, Stream* stream, const char* http_status);
@@ -88,6 +103,7 @@ class Http2ServerConnection : public Connection {
 
   const RpcLimits limits_;
   const RpcService service_;
+  const RpcStreamMethods* const stream_methods_;
   const std::shared_ptr<int64_t> buffered_;
   nghttp2_session* session_ = nullptr;
   std::unordered_map<int32_t, Stream> streams_;

@@ -52,10 +52,33 @@ void Connection::Read() {
       if (closed_ || OnEndOfInput()) break;
     }
     if (size <= 0) return Close();
-    if (!close_when_written_) Handle(Consume(buffer.data(), static_cast<size_t>(size)));
+    if (!close_when_written_) Handle(Take(buffer.data(), static_cast<size_t>(size)));
     if (static_cast<size_t>(size) < buffer.size()) break;
   }
   if (!closed_) Flush();
+}
+
+Connection::Next Connection::Take(const char* data, size_t size) {
+  if (cipher_ == nullptr) return Consume(data, size);
+  std::string plain;
+  const bool more = cipher_->Receive(data, size, &plain);
+  const Next next = plain.empty() ? Next::kGoOn : Consume(plain.data(), plain.size());
+  return more || next == Next::kCloseNow ? next : Next::kCloseWhenWritten;
+}
+
+void Connection::Fill() {
+  if (cipher_ == nullptr) {
+    if (!close_when_written_) Handle(Produce(&output_, kOutputBytes));
+    return;
+  }
+  if (!close_when_written_ && cipher_->ready()) {
+    std::string plain;
+    Handle(Produce(&plain, kOutputBytes));
+    if (closed_) return;
+    if (!plain.empty() && !cipher_->Send(plain)) return Close();
+  }
+  if (close_when_written_) cipher_->End();
+  cipher_->TakeOutput(&output_);
 }
 
 void Connection::Flush() {
@@ -63,7 +86,7 @@ void Connection::Flush() {
     if (written_ == output_.size()) {
       output_.clear();
       written_ = 0;
-      if (!close_when_written_) Handle(Produce(&output_, kOutputBytes));
+      Fill();
       if (closed_) return;
       if (output_.empty()) {
         if (close_when_written_) return Close();

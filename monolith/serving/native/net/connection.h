@@ -9,9 +9,11 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "monolith/serving/native/net/event_loop.h"
 #include "monolith/serving/native/net/file_descriptor.h"
+#include "monolith/serving/native/net/stream_cipher.h"
 
 namespace monolith {
 namespace serving {
@@ -23,6 +25,9 @@ class Connection : public EventHandler, public std::enable_shared_from_this<Conn
 
   Connection(const Connection&) = delete;
   Connection& operator=(const Connection&) = delete;
+
+  // Everything passes through `cipher`, which may be null. Before Start.
+  void SetCipher(std::unique_ptr<StreamCipher> cipher) { cipher_ = std::move(cipher); }
 
   // Begins to wait for events. `on_close` runs once, later, in the loop's thread: it lets go of the
   // connection. Returns false if the kernel refuses.
@@ -64,11 +69,15 @@ class Connection : public EventHandler, public std::enable_shared_from_this<Conn
 
  private:
   void Read();
+  Next Take(const char* data, size_t size);
+  // Asks for the next output.
+  void Fill();
   void UpdateEvents();
   void Handle(Next next);
 
   EventLoop* const loop_;
   FileDescriptor socket_;
+  std::unique_ptr<StreamCipher> cipher_;
   uint64_t key_ = 0;
   uint32_t events_ = 0;
   std::function<void()> on_close_;
