@@ -297,7 +297,6 @@ def segment_sum(gpu: Gpu):
     numbers(rows),
     numbers(dim),
     gpu.empty(4 * rows * dim),
-    _i64(rows * dim),
     numbers(0),
   )
   return call, count * (4 + 4 * dim) + 4 * rows * dim, count, 0

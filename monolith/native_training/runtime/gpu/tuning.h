@@ -5,7 +5,10 @@
 #define MONOLITH_NATIVE_TRAINING_RUNTIME_GPU_TUNING_H_
 
 #ifndef MONO_GPU_SEGMENT_ROWS
-#define MONO_GPU_SEGMENT_ROWS 8
+#define MONO_GPU_SEGMENT_ROWS 4
+#endif
+#ifndef MONO_GPU_SEGMENT_EXAMPLES
+#define MONO_GPU_SEGMENT_EXAMPLES 4
 #endif
 #ifndef MONO_GPU_REDUCE_ROWS
 #define MONO_GPU_REDUCE_ROWS 4
@@ -26,12 +29,13 @@
 namespace monolith {
 namespace gpu {
 
-constexpr int kSegmentRows = MONO_GPU_SEGMENT_ROWS;        // read at once by a segment sum
-constexpr int kReduceRows = MONO_GPU_REDUCE_ROWS;          // read at once by reduce-and-split
-constexpr int kReduceExamples = MONO_GPU_REDUCE_EXAMPLES;  // of a lane of reduce-and-split
-constexpr int kSpreadExamples = MONO_GPU_SPREAD_EXAMPLES;  // of a lane of its gradient
-constexpr int kPoolItems = MONO_GPU_POOL_ITEMS;            // places of a lane of the layout
-constexpr int kScatterRows = MONO_GPU_SCATTER_ROWS;        // that a lane of scatter_sum.h adds
+constexpr int kSegmentRows = MONO_GPU_SEGMENT_ROWS;          // read at once by a segment sum
+constexpr int kSegmentExamples = MONO_GPU_SEGMENT_EXAMPLES;  // of a lane of a segment sum
+constexpr int kReduceRows = MONO_GPU_REDUCE_ROWS;            // read at once by reduce-and-split
+constexpr int kReduceExamples = MONO_GPU_REDUCE_EXAMPLES;    // of a lane of reduce-and-split
+constexpr int kSpreadExamples = MONO_GPU_SPREAD_EXAMPLES;    // of a lane of its gradient
+constexpr int kPoolItems = MONO_GPU_POOL_ITEMS;              // places of a lane of the layout
+constexpr int kScatterRows = MONO_GPU_SCATTER_ROWS;          // that a lane of scatter_sum.h adds
 
 }  // namespace gpu
 }  // namespace monolith

@@ -195,8 +195,8 @@ bool SegmentSums(const std::vector<std::vector<Index>>& indices,
   const bool bad = RunAndCheck([&](void* workspace, int64_t* bytes) {
     return mono_gpu_op_segment_sum(nullptr, static_cast<int64_t>(indices.size()), sizeof(Index),
                                    index_pointers.data(), counts.data(), update_pointers.data(),
-                                   rows.data(), dims.data(), out.data(), size, offsets.data(),
-                                   workspace, bytes);
+                                   rows.data(), dims.data(), out.data(), offsets.data(), workspace,
+                                   bytes);
   });
   *result = out.Read();
   return bad;
