@@ -68,12 +68,6 @@ struct GroupSums {
   }
 };
 
-// The rows of a segment; none: both are 0.
-struct alignas(8) Span {
-  int32_t begin;
-  int32_t end;
-};
-
 template <typename Index>
 struct SegmentIndices {
   const Index* indices;
