@@ -1,15 +1,17 @@
 """Compares the GPU kernels with other numbers of accesses in flight (runtime/gpu/tuning.h).
 
-  python benchmarks/gpu_kernels.py [--repeats 9] [--only NAME ...]
+  python benchmarks/gpu_kernels.py [--repeats 9] [--check] [--only NAME ...]
 
 Compiles the CUDA library once for every row of _VARIANTS, for this machine's GPU, and measures
-the kernels that the row concerns as gpu_ops.py does. Needs a GPU and nvcc, not TensorFlow.
+the kernels that the row concerns as gpu_ops.py does. Needs a GPU and nvcc, not TensorFlow. With
+--check the sums of the library as it is are compared with numpy's first.
 """
 
 from __future__ import annotations
 
 import argparse
 import concurrent.futures
+import ctypes
 import os
 import pathlib
 import subprocess
@@ -21,16 +23,20 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks"), str(ROOT / "tools")]
 
 import gpu_ops  # noqa: E402
 import native_build  # noqa: E402
+import numpy as np  # noqa: E402
 
 # Which source a number changes, which kernels to measure, and the numbers to try.
 _VARIANTS = (
-  ("SEGMENT_ROWS", "segment.cu", (gpu_ops.segment_sum,), (4, 8)),
+  ("SEGMENT_ROWS", "segment.cu", (gpu_ops.segment_sum,), (2, 4, 8)),
+  ("SEGMENT_EXAMPLES", "segment.cu", (gpu_ops.segment_sum,), (2, 8)),
   ("REDUCE_ROWS", "segment.cu", (gpu_ops.reduce_split,), (4, 8)),
-  ("REDUCE_EXAMPLES", "segment.cu", (gpu_ops.reduce_split,), (2, 8)),
-  ("SPREAD_EXAMPLES", "segment.cu", (gpu_ops.reduce_split_grad,), (2, 4, 8)),
   ("POOL_ITEMS", "layout.cu", (gpu_ops.layout,), (1, 2, 4, 8)),
-  ("SCATTER_ROWS", "gather.cu", (gpu_ops.gather_grad,), (4, 8)),
-  ("SCATTER_ROWS", "layout_grad.cu", (gpu_ops.layout_grad,), (4, 8)),
+  ("POOL_BLOCKS", "layout.cu", (gpu_ops.layout,), (2, 4)),
+  ("BUCKET_BYTES", "gather.cu", (gpu_ops.gather_grad,), (4096, 8192)),
+  ("BUCKET_BLOCKS", "gather.cu", (gpu_ops.gather_grad,), (6, 10)),
+  ("BUCKET_ROWS", "layout_grad.cu", (gpu_ops.layout_grad,), (64, 128, 256)),
+  ("BUCKET_BLOCKS", "layout_grad.cu", (gpu_ops.layout_grad,), (6, 10)),
+  ("STREAMING", "optimizers.cu", (gpu_ops.adamom, gpu_ops.rmsprop), (0, 1)),
 )
 
 
@@ -52,17 +58,75 @@ def _link(nvcc: str, objects: list[pathlib.Path], path: pathlib.Path) -> pathlib
   return path
 
 
+def _close(name: str, got: np.ndarray, want: np.ndarray) -> None:
+  """Raises AssertionError where the results are not those of numpy."""
+  error = float(np.abs(got - want).max())
+  print(f"{name:18s} differs from numpy by {error:.1e} at most", flush=True)
+  assert error <= 1e-4, (name, error)
+
+
+def check(library: pathlib.Path) -> None:
+  """Compares the kernels that sum with numpy, on problems of a few thousand rows.
+
+  Raises:
+    AssertionError: they differ.
+  """
+  gpu = gpu_ops.Gpu(library)
+  rng = np.random.default_rng(7)
+  one = gpu.put(np.array([1.0], np.float32))
+  numbers, pointers = gpu_ops.numbers, gpu_ops.pointers
+  for dim, rows, places in ((16, 40_000, 20_001), (5, 3000, 40), (64, 9000, 70_000), (300, 99, 7)):
+    size = places * dim
+    indices = rng.integers(0, places, rows)
+    indices[rng.random(rows) < 0.1] = 3  # a place with many rows
+    grads = rng.random((rows, dim), np.float32)
+    want = np.zeros((places, dim), np.float32)
+    np.add.at(want, indices, grads)
+    out = gpu.put(np.full(size, 7, np.float32))
+    gpu.with_workspace(
+      "op_gather_grad",
+      ctypes.c_int64(1),
+      pointers(gpu.put(grads)),
+      pointers(gpu.put((indices * dim).astype(np.int32))),
+      numbers(rows),
+      numbers(dim),
+      one,
+      out,
+      ctypes.c_int64(size),
+    )()
+    _close(f"gather_grad {dim}", gpu.get(out, size), want.ravel())
+
+    order = np.argsort(indices, kind="stable")
+    out = gpu.put(np.full(size, 7, np.float32))
+    gpu.with_workspace(
+      "op_segment_sum",
+      ctypes.c_int64(1),
+      4,
+      pointers(gpu.put(indices[order].astype(np.int32))),
+      numbers(rows),
+      pointers(gpu.put(grads[order])),
+      numbers(places),
+      numbers(dim),
+      out,
+      numbers(0),
+    )()
+    _close(f"segment_sum {dim}", gpu.get(out, size), want.ravel())
+  gpu.close()
+
+
 def main() -> int:
   parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
   parser.add_argument("--repeats", type=int, default=9)
   parser.add_argument("--only", nargs="*", default=[], help="names like SEGMENT_ROWS")
+  parser.add_argument("--check", action="store_true", help="compare sums with numpy's first")
   options = parser.parse_args()
   nvcc = native_build.find_nvcc()
   if not nvcc:
     print("No nvcc: there is nothing to compile with here.")
     return 1
   variants = [v for v in _VARIANTS if not options.only or v[0] in options.only]
-  sources = sorted(source.name for source in native_build.cuda_sources())
+  # Tables are measured elsewhere, and need the engine.
+  sources = sorted(s.name for s in native_build.cuda_sources() if "table" not in s.name)
   with (
     tempfile.TemporaryDirectory() as folder,
     concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool,
@@ -72,6 +136,9 @@ def main() -> int:
       for number in numbers:
         key = (source, f"{name}={number}")
         jobs[key] = pool.submit(_compile, nvcc, *key, pathlib.Path(folder))
+    if options.check:
+      objects = [jobs[(s, "")].result() for s in sources]
+      check(_link(nvcc, objects, pathlib.Path(folder) / "libchecked.so"))
     for name, source, kernels, numbers in variants:
       for number in numbers:
         own = (source, f"{name}={number}")

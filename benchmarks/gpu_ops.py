@@ -111,6 +111,15 @@ class Gpu:
     )
     return memory
 
+  def get(self, memory: ctypes.c_void_p, n: int) -> np.ndarray:
+    """Returns n floats of the device."""
+    values = np.empty(n, np.float32)
+    self.call("synchronize", None)
+    self.call(
+      "read_now", memory, values.ctypes.data_as(ctypes.c_void_p), ctypes.c_int64(values.nbytes)
+    )
+    return values
+
   def floats(self, n: int) -> ctypes.c_void_p:
     return self.put(_random_floats(n))
 
@@ -148,9 +157,13 @@ def _i64(value: int) -> ctypes.c_int64:
 
 
 def _sort_bytes(rows: int, places: int) -> int:
-  """Returns the bytes of listing, sorting and reading (key, row) pairs, 8 bytes each."""
-  passes = -(-places.bit_length() // 8)
-  return rows * (8 + 4 + 16 * passes + 8)
+  """Returns the bytes of listing, sorting and reading (key, row) pairs, 8 bytes each.
+
+  The sort leaves out 7 bits of the keys, and a pass takes 8 (runtime/gpu/bucket_sum.h).
+  """
+  passes = -(-(places.bit_length() - 7) // 8)
+  listed, counted, marked, read = 8, 4, 4, 8
+  return rows * (listed + counted + 16 * passes + marked + read)
 
 
 # Each returns the call, its bytes, the number of rows if a rate of those is of interest, and the
@@ -280,8 +293,7 @@ def gather_grad(gpu: Gpu):
     out,
     _i64(size),
   )
-  # The buffer is set to 0 before.
-  return call, rows * (4 + 4 * dim) + 4 * size, rows, _sort_bytes(rows, size // dim) + 4 * size
+  return call, rows * (4 + 4 * dim) + 4 * size, rows, _sort_bytes(rows, size // dim)
 
 
 def segment_sum(gpu: Gpu):
@@ -297,7 +309,6 @@ def segment_sum(gpu: Gpu):
     numbers(rows),
     numbers(dim),
     gpu.empty(4 * rows * dim),
-    _i64(rows * dim),
     numbers(0),
   )
   return call, count * (4 + 4 * dim) + 4 * rows * dim, count, 0
@@ -384,8 +395,8 @@ def _layout(gpu: Gpu, grad: bool):
       _i64(size),
     )
     moved = num_ids * (8 + 4 * dim) + 4 * size
-    # Of each id 16 bytes are noted and read again.
-    beside = _sort_bytes(num_ids, size // dim) + 32 * num_ids + 4 * size
+    # Of each id where its gradient is, is noted and read again; keys are set before.
+    beside = _sort_bytes(num_ids, size // dim) + 12 * num_ids
   else:
     call = gpu.with_workspace(
       "op_layout",

@@ -126,13 +126,13 @@ MONO_GPU_API int mono_gpu_op_gather_grad(void* stream, int64_t tables, const flo
                                          int64_t out_size, void* workspace,
                                          int64_t* workspace_bytes);
 
-// out, of out_size floats, holds a matrix [rows[i], dims[i]] from out_offsets[i] on for every i;
-// its row r is the sum of the rows of updates[i] whose index is r. index_bytes: 4 or 8. Checked:
-// indices lie in [0, rows[i]) and never decrease.
+// out holds a matrix [rows[i], dims[i]] from out_offsets[i] on for every i; its row r is the sum of
+// the rows of updates[i] whose index is r. index_bytes: 4 or 8. Checked: indices lie in
+// [0, rows[i]) and never decrease.
 MONO_GPU_API int mono_gpu_op_segment_sum(void* stream, int64_t n, int32_t index_bytes,
                                          const void* const* indices, const int64_t* counts,
                                          const float* const* updates, const int64_t* rows,
-                                         const int64_t* dims, float* out, int64_t out_size,
+                                         const int64_t* dims, float* out,
                                          const int64_t* out_offsets, void* workspace,
                                          int64_t* workspace_bytes);
 

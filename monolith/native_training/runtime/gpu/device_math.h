@@ -56,6 +56,12 @@ MONO_DEVICE void Store(const Pack<kSize>& pack, float* to) {
   StoreAligned<kSize>(pack, to);
 }
 
+// Rows [begin, end) of something; none: both are 0.
+struct alignas(8) Span {
+  int32_t begin;
+  int32_t end;
+};
+
 template <int kSize>
 MONO_DEVICE Pack<kSize> Zeros() {
   Pack<kSize> pack;

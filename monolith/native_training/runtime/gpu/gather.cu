@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "monolith/native_training/runtime/gpu/bucket_sum.h"
 #include "monolith/native_training/runtime/gpu/device_math.h"
 #include "monolith/native_training/runtime/gpu/scatter_sum.h"
 #include "monolith/native_training/runtime/gpu/sort.h"
@@ -149,6 +150,8 @@ struct GradRows {
 
   MONO_DEVICE int64_t Width(uint32_t row) const { return one_width ? min_width : TableOf(row).dim; }
 
+  MONO_DEVICE uint32_t Locate(uint32_t row) const { return row; }
+
   MONO_DEVICE const float* Address(uint32_t row, int64_t column) const {
     const GradTable table = TableOf(row);
     if (column >= table.dim) return nullptr;
@@ -202,12 +205,13 @@ int mono_gpu_op_gather_grad(void* stream, int64_t tables, const float* const* gr
     int64_t rows = 0, min_dim = INT64_MAX, max_dim = 1;
     bool packed = true;
     for (int64_t m = 0; m < tables; ++m) {
-      if (counts[m] == 0) continue;
-      parts.push_back({grads[m], offsets[m], dims[m], rows});
-      rows += counts[m];
+      // Tables without rows count, too: where theirs would lie, those of others do not.
       if (dims[m] > 0) min_dim = std::min(min_dim, dims[m]);
       max_dim = std::max(max_dim, dims[m]);
       packed = packed && dims[m] % 4 == 0;
+      if (counts[m] == 0) continue;
+      parts.push_back({grads[m], offsets[m], dims[m], rows});
+      rows += counts[m];
     }
     min_dim = std::min(min_dim, max_dim);
     if (rows > INT32_MAX) {
@@ -216,9 +220,11 @@ int mono_gpu_op_gather_grad(void* stream, int64_t tables, const float* const* gr
     }
     Keys of;
     MONO_GPU_TRY(MakeKeys(out_size, min_dim, &of));
+    const bool one_width = min_dim == max_dim;
+    if (one_width) ChooseBuckets(rows, max_dim, packed ? 4 : 1, &of);
     const int bits = BitsOf(of.nowhere);
     int64_t sort_bytes = 0;
-    MONO_GPU_TRY(SortScratch<uint32_t>(rows, bits, &sort_bytes));
+    MONO_GPU_TRY(SortScratch<uint32_t>(rows, bits, &sort_bytes, of.shift));
     Workspace space;
     const auto slot = space.Put(parts);
     const auto overlap = space.Put(std::vector<int32_t>{0});
@@ -228,9 +234,9 @@ int mono_gpu_op_gather_grad(void* stream, int64_t tables, const float* const* gr
     const auto numbers = space.Scratch<uint32_t>(rows);
     const auto sorted_numbers = space.Scratch<uint32_t>(rows);
     const auto sort_scratch = space.Scratch<char>(sort_bytes);
+    const auto spans = space.Scratch<Span>(one_width ? NumBuckets(of) : 0);
     if (space.Measure(workspace, workspace_bytes)) return MONO_GPU_OK;
     MONO_GPU_TRY(space.Upload(stream));
-    MONO_GPU_TRY(FillBytes(stream, out, 0, out_size * static_cast<int64_t>(sizeof(float))));
     const int64_t n = static_cast<int64_t>(parts.size());
     const GradTable first = rows > 0 ? parts[0] : GradTable{};
     MONO_GPU_TRY(ForTiles(stream, CeilDiv(rows, kTilePacks),
@@ -238,11 +244,15 @@ int mono_gpu_op_gather_grad(void* stream, int64_t tables, const float* const* gr
                                    space.At(numbers), space.bad(), space.At(unaligned)}));
     MONO_GPU_TRY(SortPairs(stream, space.At(sort_scratch), sort_bytes, space.At(keys),
                            space.At(sorted_keys), space.At(numbers), space.At(sorted_numbers), rows,
-                           bits));
+                           bits, of.shift));
     const Runs runs{space.At(sorted_keys), space.At(sorted_numbers), rows, of};
-    const bool one_width = min_dim == max_dim;
     const GradRows source{space.At(slot),      n,    first, scale, min_dim, one_width,
                           space.At(unaligned), 0.0f, false};
+    if (one_width) {
+      const auto add = packed ? SumBuckets<4, GradRows> : SumBuckets<1, GradRows>;
+      return add(stream, runs, source, max_dim, space.bad(), space.At(unaligned), space.At(spans),
+                 out, out_size);
+    }
     const auto scatter = packed ? ScatterSum<4, true, GradRows> : ScatterSum<1, true, GradRows>;
     return scatter(stream, runs, source, max_dim, space.bad(), space.At(overlap), out, out_size);
   });

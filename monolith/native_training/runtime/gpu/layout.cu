@@ -14,8 +14,6 @@ namespace gpu {
 namespace layout {
 namespace {
 
-constexpr int kIdsAtOnce = 4;
-
 // A place of an output: one slice, or several that are added up.
 struct Unit {
   float* out;
@@ -41,7 +39,8 @@ struct UnitTarget {
 
 // Item of a unit = (batch row, FIRSTN position, pack of columns). A lane has kPoolItems of them,
 // one after the other: where the unit is one slice of one request, what is common to them is looked
-// up once, and the ids of the next are on their way while one is pooled.
+// up once, where their ids are is read for all of them, and the ids of the next are on their way
+// while one is pooled.
 struct PoolTile {
   const Unit* units;
   int64_t num_units;
@@ -51,7 +50,7 @@ struct PoolTile {
   int64_t batch;  // of all requests
   int32_t* bad;
 
-  static constexpr int kMinBlocks = 3;
+  static constexpr int kMinBlocks = kPoolBlocks;
 
   struct Place {
     int64_t row;  // of the outputs
@@ -75,7 +74,7 @@ struct PoolTile {
   };
 
   // Ids [begin, begin + count).
-  struct Span {
+  struct Ids {
     int32_t begin;
     int32_t count;
   };
@@ -125,7 +124,7 @@ struct PoolTile {
   }
 
   // The ids that a slice pools.
-  MONO_DEVICE Span IdsOf(const Source& source, const Place& place) const {
+  MONO_DEVICE Ids IdsOf(const Source& source, const Place& place) const {
     const int64_t row = source.rows.shared ? 0 : place.row - source.first_row;
     if (!place.valid || row >= source.rows.count || source.rows.first > source.num_rows) {
       return {0, 0};
@@ -140,7 +139,7 @@ struct PoolTile {
     // There are less than 2^31 ids.
     const int32_t start = static_cast<int32_t>(begin);
     if (!source.target.first_n) return {start, static_cast<int32_t>(end) - start};
-    return place.position < end - begin ? Span{start + place.position, 1} : Span{0, 0};
+    return place.position < end - begin ? Ids{start + place.position, 1} : Ids{0, 0};
   }
 
   // Where columns of an embedding are; null if it is out of bounds.
@@ -157,37 +156,43 @@ struct PoolTile {
     return nullptr;
   }
 
-  // Adds one slice to *sum; *any tells whether it holds something yet.
+  MONO_DEVICE static void LoadIds(const Source& source, const Ids& of, int32_t first,
+                                  uint64_t (&ids)[kIdsAtOnce]) {
+    MONO_UNROLL
+    for (int k = 0; k < kIdsAtOnce; ++k) {
+      ids[k] = first + k < of.count ? source.ids[int64_t{of.begin} + first + k] : 0;
+    }
+  }
+
+  // Adds one slice to *sum; *any tells whether it holds something yet. `ids` has the first ids.
   template <int kSize>
-  MONO_DEVICE void Pool(const Source& source, const Span& span, int32_t column, bool* any,
-                        Pack<kSize>* sum) const {
-    if (span.count == 0) return;
+  MONO_DEVICE void Pool(const Source& source, const Ids& of, uint64_t (&ids)[kIdsAtOnce],
+                        int32_t column, bool* any, Pack<kSize>* sum) const {
+    if (of.count == 0) return;
     Pack<kSize> pooled = Zeros<kSize>();
-    for (int32_t first = 0; first < span.count; first += kIdsAtOnce) {
-      uint64_t ids[kIdsAtOnce];
+    for (int32_t first = 0;;) {
       Pack<kSize> values[kIdsAtOnce];
       MONO_UNROLL
       for (int k = 0; k < kIdsAtOnce; ++k) {
-        ids[k] = first + k < span.count ? source.ids[int64_t{span.begin} + first + k] : 0;
-      }
-      MONO_UNROLL
-      for (int k = 0; k < kIdsAtOnce; ++k) {
         const float* const from =
-            first + k < span.count ? AddressOf(source, ids[k], column) : nullptr;
+            first + k < of.count ? AddressOf(source, ids[k], column) : nullptr;
         values[k] = from != nullptr ? Load<kSize>(from) : Zeros<kSize>();
       }
       MONO_UNROLL
       for (int k = 0; k < kIdsAtOnce; ++k) {
-        if (first + k >= span.count) continue;
+        if (first + k >= of.count) continue;
         if (first + k == 0) {
           pooled = values[k];
         } else {
           AddTo(&pooled, values[k]);
         }
       }
+      first += kIdsAtOnce;
+      if (first >= of.count) break;
+      LoadIds(source, of, first, ids);
     }
     if (source.target.mean) {
-      const float count = static_cast<float>(span.count);
+      const float count = static_cast<float>(of.count);
       for (int k = 0; k < kSize; ++k) pooled.values[k] /= count;
     }
     if (*any) {
@@ -205,28 +210,50 @@ struct PoolTile {
                           place.position * unit.step + place.column);
   }
 
+  // The same place of a unit without FIRSTN positions, kLanes items later.
+  template <int kSize>
+  MONO_DEVICE void Advance(const Unit& unit, Place* place) const {
+    int64_t rows, packs;
+    DivMod(kLanes, unit.width / kSize, &rows, &packs);
+    place->row += rows;
+    place->column += static_cast<int32_t>(packs) * kSize;
+    if (place->column >= unit.width) {
+      place->column -= static_cast<int32_t>(unit.width);
+      ++place->row;
+    }
+    place->valid = place->row < batch;
+  }
+
   template <int kSize>
   MONO_DEVICE void RunOneSlice(const Unit& unit, int64_t item) const {
     const Source source = SourceOf(requests[0], targets[unit.first_target]);
-    Place place = PlaceOf<kSize>(unit, item);
-    Span span = IdsOf(source, place);
+    const Place first = PlaceOf<kSize>(unit, item);
+    Ids all[kPoolItems];
+    Place place = first;
+    MONO_UNROLL
     for (int p = 0; p < kPoolItems; ++p) {
-      item += kLanes;
-      Place next = PlaceOf<kSize>(unit, item);
-      next.valid = next.valid && p + 1 < kPoolItems;
-      const Span next_span = IdsOf(source, next);
+      all[p] = IdsOf(source, place);
+      Advance<kSize>(unit, &place);
+    }
+    uint64_t ids[kIdsAtOnce], next[kIdsAtOnce];
+    LoadIds(source, all[0], 0, next);
+    place = first;
+    MONO_UNROLL
+    for (int p = 0; p < kPoolItems; ++p) {
+      MONO_UNROLL
+      for (int k = 0; k < kIdsAtOnce; ++k) ids[k] = next[k];
+      if (p + 1 < kPoolItems) LoadIds(source, all[p + 1], 0, next);
       Pack<kSize> sum = Zeros<kSize>();
       bool any = false;
-      Pool<kSize>(source, span, place.column, &any, &sum);
+      Pool<kSize>(source, all[p], ids, place.column, &any, &sum);
       Write<kSize>(unit, place, sum);
-      place = next;
-      span = next_span;
+      Advance<kSize>(unit, &place);
     }
   }
 
   template <int kSize>
   MONO_DEVICE void Run(const Unit& unit, int64_t item) const {
-    if (num_requests == 1 && unit.num_targets == 1) {
+    if (num_requests == 1 && unit.num_targets == 1 && unit.positions == 1) {
       RunOneSlice<kSize>(unit, item);
       return;
     }
@@ -238,7 +265,10 @@ struct PoolTile {
       bool any = false;
       for (int64_t t = unit.first_target; t < unit.first_target + unit.num_targets; ++t) {
         const Source source = SourceOf(request, targets[t]);
-        Pool<kSize>(source, IdsOf(source, place), place.column, &any, &sum);
+        const Ids of = IdsOf(source, place);
+        uint64_t ids[kIdsAtOnce];
+        LoadIds(source, of, 0, ids);
+        Pool<kSize>(source, of, ids, place.column, &any, &sum);
       }
       Write<kSize>(unit, place, sum);
     }
@@ -303,7 +333,7 @@ int mono_gpu_op_layout(void* stream, const MonoGpuLayoutPlan* plan, int64_t num_
                        const float* const* blocks, const int64_t* block_sizes,
                        float* const* outputs, void* workspace, int64_t* workspace_bytes) {
   return Guard([&]() -> int {
-    const Plan own = MakePlan(*plan);
+    const Plan own = MakePlan(*plan, /*batch=*/0);
     std::vector<Block> all_blocks;
     for (int64_t b = 0; b < num_requests * num_blocks; ++b) {
       all_blocks.push_back({blocks[b], 0, block_sizes[b]});
@@ -349,10 +379,8 @@ int mono_gpu_op_layout(void* stream, const MonoGpuLayoutPlan* plan, int64_t num_
                              space.At(feature_slot),
                              plan->num_features,
                              space.bad(),
-                             nullptr,
-                             nullptr,
-                             {},
-                             nullptr};
+                             /*listing=*/false,
+                             {}};
     return ForTiles(stream, tiles, pool, CeilDiv(checks, kLanes),
                     EachItem<CheckRequest>{checks, check});
   });

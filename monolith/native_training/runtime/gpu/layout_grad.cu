@@ -3,8 +3,10 @@
 // offset was wrong. The order of every sum is that of distribution/embedding_layout.h.
 #include <algorithm>
 #include <cstdint>
+#include <string>
 #include <vector>
 
+#include "monolith/native_training/runtime/gpu/bucket_sum.h"
 #include "monolith/native_training/runtime/gpu/device_math.h"
 #include "monolith/native_training/runtime/gpu/layout_request.h"
 #include "monolith/native_training/runtime/gpu/scatter_sum.h"
@@ -16,14 +18,27 @@ namespace gpu {
 namespace layout {
 namespace {
 
+// A slice's gradient.
+struct GradTarget {
+  const float* grad;  // of its first column and the first batch row
+  int64_t feature;
+  int64_t row_size;
+  int64_t step;
+  int64_t start;
+  int64_t width;
+  int64_t sum_offset;
+
+  MONO_DEVICE bool Covers(int64_t column) const {
+    return column >= start && column < start + width;
+  }
+};
+
 // The gradient of a shared feature's row, which is that of all batch rows together. An item is a
 // float of `sums`, where each target has positions * width of them.
 struct SumShared {
   MonoGpuLayoutRequest request;
-  const Target* targets;
+  const GradTarget* targets;
   int64_t num_targets;
-  const Feature* features;
-  const float* const* grads;
   const int32_t* bad;
   float* sums;
 
@@ -38,68 +53,90 @@ struct SumShared {
         high = middle;
       }
     }
-    const Target& target = targets[low];
+    const GradTarget& target = targets[low];
     if ((request.starts[target.feature] & kSharedBit) == 0) return;
     int64_t position, column;
     DivMod(item - target.sum_offset, target.width, &position, &column);
-    const float* grad = grads[target.output] + target.column + position * target.step + column;
+    const float* grad = target.grad + position * target.step + column;
     float sum = 0;
     for (int64_t b = 0; b < request.batch_size; ++b, grad += target.row_size) sum += *grad;
     sums[item] = sum;
   }
 };
 
-// Gradients of ids, as scatter_sum.h wants them.
+// Gradients of ids, as scatter_sum.h wants them. Their locations are sources (layout_request.h).
 struct IdGradients {
-  const Occurrence* occurrences;
+  MonoGpuLayoutRequest request;
+  const Block* blocks;
+  const uint32_t* sources;
   const Feature* features;
-  const Target* targets;
-  const float* const* grads;
+  int64_t num_features;
+  bool one_position;  // no feature has several
+  bool any_mean;
+  const GradTarget* targets;
   const float* sums;
   int64_t min_width;
   bool one_width;
   const int32_t* unaligned;  // not 0: some place is no multiple of min_width
+
+  struct Origin {
+    int64_t feature;
+    int64_t row;
+    int64_t position;
+  };
 
   MONO_DEVICE IdGradients Ready() const { return *this; }
 
   MONO_DEVICE bool CannotOverlap() const { return one_width && ReadOnly(unaligned) == 0; }
 
   MONO_DEVICE int64_t Place(uint32_t key, uint32_t id) const {
-    return static_cast<int64_t>(key) * min_width + occurrences[id].rest;
+    if (ReadOnly(unaligned) == 0) return static_cast<int64_t>(key) * min_width;
+    const uint64_t of = request.ids[id];
+    return blocks[of >> 32].offset + static_cast<int64_t>(of & 0xffffffffu);
   }
 
   MONO_DEVICE int64_t Width(uint32_t id) const {
-    return one_width ? min_width : features[occurrences[id].feature].width;
+    return one_width ? min_width : features[OriginOf(Locate(id)).feature].width;
   }
 
-  MONO_DEVICE static bool Covers(const Target& target, int64_t column) {
-    return column >= target.start && column < target.start + target.width;
+  MONO_DEVICE uint32_t Locate(uint32_t id) const { return sources[id]; }
+
+  MONO_DEVICE Origin OriginOf(uint32_t source) const {
+    Origin origin{0, 0, 0};
+    if (one_position) {
+      DivMod(source, request.batch_size, &origin.feature, &origin.row);
+      return origin;
+    }
+    origin.feature = FindPart(features, num_features, source);
+    const Feature& feature = features[origin.feature];
+    DivMod(source - feature.first_tile, feature.positions, &origin.row, &origin.position);
+    return origin;
   }
 
   // The gradient of a slice's column.
-  MONO_DEVICE const float* In(const Feature& feature, const Target& target, const Occurrence& o,
-                              int64_t column) const {
-    const int64_t position = feature.first_n ? o.detail : 0;
+  MONO_DEVICE const float* In(const GradTarget& target, const Origin& o, int64_t column) const {
     const int64_t c = column - target.start;
-    return o.row < 0 ? sums + target.sum_offset + position * target.width + c
-                     : grads[target.output] + o.row * target.row_size + target.column +
-                           position * target.step + c;
+    return (request.starts[o.feature] & kSharedBit) != 0
+               ? sums + target.sum_offset + o.position * target.width + c
+               : target.grad + o.row * target.row_size + o.position * target.step + c;
   }
 
-  MONO_DEVICE const float* Address(uint32_t id, int64_t column) const {
-    const Occurrence o = occurrences[id];
+  MONO_DEVICE const float* Address(uint32_t source, int64_t column) const {
+    const Origin o = OriginOf(source);
     const Feature& feature = features[o.feature];
     for (int64_t t = feature.first_target; t < feature.first_target + feature.num_targets; ++t) {
-      if (Covers(targets[t], column)) return In(feature, targets[t], o, column);
+      if (targets[t].Covers(column)) return In(targets[t], o, column);
     }
     return nullptr;
   }
 
   template <int kSize>
-  MONO_DEVICE void Finish(uint32_t id, Pack<kSize>* term) const {
-    const Occurrence o = occurrences[id];
-    if (!features[o.feature].mean || o.detail <= 1) return;
-    const float count = static_cast<float>(o.detail);
+  MONO_DEVICE void Finish(uint32_t source, Pack<kSize>* term) const {
+    if (!any_mean) return;
+    const Origin o = OriginOf(source);
+    if (!features[o.feature].mean) return;
+    const int64_t row = StartOf(request, o.feature) + o.row;
+    const float count = static_cast<float>(RowBegin(request, row + 1) - RowBegin(request, row));
     for (int k = 0; k < kSize; ++k) term->values[k] /= count;
   }
 
@@ -109,44 +146,40 @@ struct IdGradients {
   MONO_DEVICE void AddRun(const Runs& runs, int64_t first, int64_t column, Pack<kSize>* sum) const {
     const uint32_t key = runs.keys[first];
     for (int64_t end = first; runs.IsAt(end, key); first = end) {
-      const int32_t f = occurrences[runs.occurrences[first]].feature;
-      while (runs.IsAt(end, key) && occurrences[runs.occurrences[end]].feature == f) ++end;
+      const int64_t f = OriginOf(Locate(runs.occurrences[first])).feature;
+      while (runs.IsAt(end, key) && OriginOf(Locate(runs.occurrences[end])).feature == f) ++end;
       const Feature& feature = features[f];
       for (int64_t t = feature.first_target; t < feature.first_target + feature.num_targets; ++t) {
-        if (!Covers(targets[t], column)) continue;
+        if (!targets[t].Covers(column)) continue;
         for (int64_t i = first; i < end; ++i) {
-          const uint32_t id = runs.occurrences[i];
-          Pack<kSize> term = Load<kSize>(In(feature, targets[t], occurrences[id], column));
-          Finish<kSize>(id, &term);
+          const uint32_t source = Locate(runs.occurrences[i]);
+          Pack<kSize> term = Load<kSize>(In(targets[t], OriginOf(source), column));
+          Finish<kSize>(source, &term);
           AddTo(sum, term);
         }
       }
     }
   }
 
-  MONO_DEVICE float AddOne(uint32_t id, int64_t column, float sum) const {
-    const Occurrence o = occurrences[id];
+  MONO_DEVICE float AddOne(uint32_t source, int64_t column, float sum) const {
+    const Origin o = OriginOf(source);
     const Feature& feature = features[o.feature];
     for (int64_t t = feature.first_target; t < feature.first_target + feature.num_targets; ++t) {
-      if (!Covers(targets[t], column)) continue;
-      Pack<1> term = LoadAligned<1>(In(feature, targets[t], o, column));
-      Finish<1>(id, &term);
+      if (!targets[t].Covers(column)) continue;
+      Pack<1> term = LoadAligned<1>(In(targets[t], o, column));
+      Finish<1>(source, &term);
       sum += term.values[0];
     }
     return sum;
   }
 };
 
-// Numbers all ids; those that CheckRequest does not list count for nothing.
-struct NumberIds {
+// Ids that CheckRequest does not list count for nothing, and their numbers are never looked at.
+struct ListNothing {
   uint32_t* keys;
-  uint32_t* numbers;
   uint32_t nowhere;
 
-  MONO_DEVICE void operator()(int64_t i) const {
-    keys[i] = nowhere;
-    numbers[i] = static_cast<uint32_t>(i);
-  }
+  MONO_DEVICE void operator()(int64_t i) const { keys[i] = nowhere; }
 };
 
 // No column of a feature is in two slices.
@@ -178,27 +211,45 @@ int mono_gpu_op_layout_grad(void* stream, const MonoGpuLayoutPlan* plan,
                             void* workspace, int64_t* workspace_bytes) {
   return Guard([&]() -> int {
     MONO_GPU_TRY(CheckArguments(*plan, *request));
-    const Plan own = MakePlan(*plan);
+    const Plan own = MakePlan(*plan, request->batch_size);
+    if (own.num_sources > INT64_C(0xffffffff)) {
+      return Fail(MONO_GPU_INVALID_ARGUMENT,
+                  "batch_size is " + std::to_string(request->batch_size) +
+                      ", and all features have " + std::to_string(own.num_sources) +
+                      " places, want less than 2^32");
+    }
     int64_t min_width = INT64_MAX, max_width = 1;
-    bool packed = true;
+    bool packed = true, one_position = true, any_mean = false;
     for (const Feature& feature : own.features) {
+      one_position = one_position && feature.positions == 1;
+      any_mean = any_mean || feature.mean;
       if (feature.num_targets == 0) continue;
       min_width = std::min(min_width, feature.width);
       max_width = std::max(max_width, feature.width);
       packed = packed && feature.width % 4 == 0;
     }
     min_width = std::max<int64_t>(1, std::min(min_width, max_width));
-    for (const Target& target : own.targets) packed = packed && IsPacked(target);
+    std::vector<GradTarget> targets;
+    for (const Target& target : own.targets) {
+      packed = packed && IsPacked(target);
+      targets.push_back({output_grads[target.output] + target.column, target.feature,
+                         target.row_size, target.step, target.start, target.width,
+                         target.sum_offset});
+    }
     std::vector<Block> blocks;
+    const bool in_order = AreColumnsApart(own), one_width = min_width == max_width;
+    bool in_buckets = one_width && in_order;
     for (int64_t b = 0; b < num_blocks; ++b) {
       blocks.push_back({nullptr, block_offsets[b], block_sizes[b]});
+      in_buckets = in_buckets && (block_sizes[b] == 0 || block_offsets[b] % min_width == 0);
     }
     const int64_t ids = request->num_ids;
     Keys of;
     MONO_GPU_TRY(MakeKeys(out_size, min_width, &of));
+    if (in_buckets) ChooseBuckets(ids, max_width, packed ? 4 : 1, &of);
     const int bits = BitsOf(of.nowhere);
     int64_t sort_bytes = 0;
-    MONO_GPU_TRY(SortScratch<uint32_t>(ids, bits, &sort_bytes));
+    MONO_GPU_TRY(SortScratch<uint32_t>(ids, bits, &sort_bytes, of.shift));
     Workspace space;
     const auto block_slot = space.Put(blocks);
     std::vector<Request> requests = {{*request, nullptr, num_blocks, 0, 0}};
@@ -208,9 +259,7 @@ int mono_gpu_op_layout_grad(void* stream, const MonoGpuLayoutPlan* plan,
     }
     const auto request_slot = space.Put(requests);
     const auto feature_slot = space.Put(own.features);
-    const auto target_slot = space.Put(own.targets);
-    const auto grad_slot =
-        space.Put(std::vector<const float*>(output_grads, output_grads + plan->num_outputs));
+    const auto target_slot = space.Put(targets);
     const auto overlap = space.Put(std::vector<int32_t>{0});
     const auto unaligned = space.Put(std::vector<int32_t>{0});
     const auto sums = space.Scratch<float>(own.sum_floats);
@@ -218,31 +267,43 @@ int mono_gpu_op_layout_grad(void* stream, const MonoGpuLayoutPlan* plan,
     const auto sorted_keys = space.Scratch<uint32_t>(ids);
     const auto numbers = space.Scratch<uint32_t>(ids);
     const auto sorted_numbers = space.Scratch<uint32_t>(ids);
-    const auto occurrences = space.Scratch<Occurrence>(ids);
+    const auto sources = space.Scratch<uint32_t>(ids);
     const auto sort_scratch = space.Scratch<char>(sort_bytes);
+    const auto spans = space.Scratch<Span>(in_buckets ? NumBuckets(of) : 0);
     if (space.Measure(workspace, workspace_bytes)) return MONO_GPU_OK;
     MONO_GPU_TRY(space.Upload(stream));
-    MONO_GPU_TRY(FillBytes(stream, out, 0, out_size * static_cast<int64_t>(sizeof(float))));
-    MONO_GPU_TRY(ForEach(stream, ids, NumberIds{space.At(keys), space.At(numbers), of.nowhere}));
-    MONO_GPU_TRY(ForEach(
-        stream, NumChecks(*plan, *request, /*with_ids=*/true),
-        CheckRequest{space.At(request_slot), 1, space.At(feature_slot), plan->num_features,
-                     space.bad(), space.At(occurrences), space.At(keys), of, space.At(unaligned)}));
+    MONO_GPU_TRY(ForEach(stream, ids, ListNothing{space.At(keys), of.nowhere}));
+    MONO_GPU_TRY(ForEach(stream, NumChecks(*plan, *request, /*with_ids=*/true),
+                         CheckRequest{space.At(request_slot),
+                                      1,
+                                      space.At(feature_slot),
+                                      plan->num_features,
+                                      space.bad(),
+                                      /*listing=*/true,
+                                      {space.At(keys), space.At(numbers), space.At(sources), of,
+                                       space.At(unaligned)}}));
     MONO_GPU_TRY(SortPairs(stream, space.At(sort_scratch), sort_bytes, space.At(keys),
                            space.At(sorted_keys), space.At(numbers), space.At(sorted_numbers), ids,
-                           bits));
-    MONO_GPU_TRY(ForEach(
-        stream, own.sum_floats,
-        SumShared{*request, space.At(target_slot), static_cast<int64_t>(own.targets.size()),
-                  space.At(feature_slot), space.At(grad_slot), space.bad(), space.At(sums)}));
+                           bits, of.shift));
+    MONO_GPU_TRY(
+        ForEach(stream, own.sum_floats,
+                SumShared{*request, space.At(target_slot), static_cast<int64_t>(targets.size()),
+                          space.bad(), space.At(sums)}));
     const Runs runs{space.At(sorted_keys), space.At(sorted_numbers), ids, of};
-    const IdGradients source{space.At(occurrences),  space.At(feature_slot), space.At(target_slot),
-                             space.At(grad_slot),    space.At(sums),         min_width,
-                             min_width == max_width, space.At(unaligned)};
+    const IdGradients source{*request,           space.At(block_slot),
+                             space.At(sources),  space.At(feature_slot),
+                             plan->num_features, one_position,
+                             any_mean,           space.At(target_slot),
+                             space.At(sums),     min_width,
+                             one_width,          space.At(unaligned)};
+    if (in_buckets) {
+      const auto add = packed ? SumBuckets<4, IdGradients> : SumBuckets<1, IdGradients>;
+      return add(stream, runs, source, max_width, space.bad(), space.At(unaligned), space.At(spans),
+                 out, out_size);
+    }
     const auto scatter =
-        AreColumnsApart(own)
-            ? (packed ? ScatterSum<4, true, IdGradients> : ScatterSum<1, true, IdGradients>)
-            : (packed ? ScatterSum<4, false, IdGradients> : ScatterSum<1, false, IdGradients>);
+        in_order ? (packed ? ScatterSum<4, true, IdGradients> : ScatterSum<1, true, IdGradients>)
+                 : (packed ? ScatterSum<4, false, IdGradients> : ScatterSum<1, false, IdGradients>);
     return scatter(stream, runs, source, max_width, space.bad(), space.At(overlap), out, out_size);
   });
 }

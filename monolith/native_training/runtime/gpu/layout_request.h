@@ -16,8 +16,10 @@ namespace gpu {
 namespace layout {
 
 constexpr uint32_t kSharedBit = 0x80000000u;
+constexpr int kIdsAtOnce = 4;  // that a lane reads
 
 struct Feature {
+  int64_t first_tile;  // its first source (IdList)
   int64_t width;
   int64_t positions;
   int64_t first_target;
@@ -80,12 +82,14 @@ MONO_DEVICE int64_t RowBegin(const MonoGpuLayoutRequest& request, int64_t row) {
   return row < request.num_rows ? request.rows[row] : request.num_ids;
 }
 
-// What the gradient needs to know of an id.
-struct Occurrence {
-  int32_t feature;
-  int32_t row;     // in the batch; -1: shared by all
-  int32_t detail;  // FIRSTN: the position in its row; else the number of ids there
-  int32_t rest;    // place - key * min_width (scatter_sum.h)
+// Where the gradient lists the ids, with their keys (scatter_sum.h). Ids that no slice takes are
+// left out. A source is the number of a (feature, row, FIRSTN position), by feature first.
+struct IdList {
+  uint32_t* keys;
+  uint32_t* numbers;
+  uint32_t* sources;
+  Keys of;
+  int32_t* unaligned;
 };
 
 // Follows all offsets. Items of a request: its rows, its starts, then (feature, batch row).
@@ -95,11 +99,8 @@ struct CheckRequest {
   const Feature* features;
   int64_t num_features;
   int32_t* bad;
-  // For the gradient, else null.
-  Occurrence* occurrences;
-  uint32_t* keys;
-  Keys of;
-  int32_t* unaligned;
+  bool listing;  // for the gradient
+  IdList list;
 
   MONO_DEVICE bool StartIsGood(const MonoGpuLayoutRequest& in, int64_t i) const {
     const int64_t start = StartOf(in, i);
@@ -115,31 +116,43 @@ struct CheckRequest {
     return in.rows[r] >= (r > 0 ? in.rows[r - 1] : 0) && in.rows[r] <= in.num_ids;
   }
 
+  MONO_DEVICE void List(int64_t i, int64_t place, uint32_t source) const {
+    const uint32_t key = list.of.Of(place);
+    if (static_cast<int64_t>(key) * list.of.min_width != place) MarkBad(list.unaligned);
+    list.keys[i] = key;
+    list.numbers[i] = static_cast<uint32_t>(i);
+    list.sources[i] = source;
+  }
+
   // The ids of one feature in one batch row.
   MONO_DEVICE bool IdsAreGood(const Request& request, int64_t f, int64_t b) const {
     const MonoGpuLayoutRequest& in = request.in;
     const Feature& feature = features[f];
     // Forward, what is pooled is checked then; FIRSTN leaves ids out.
-    if (feature.num_targets == 0 || (occurrences == nullptr && !feature.first_n)) return true;
+    if (feature.num_targets == 0 || (!listing && !feature.first_n)) return true;
     const FeatureRows rows = RowsOf(in, f);
     if (b >= rows.count || rows.first > in.num_rows) return true;
     const int64_t begin = RowBegin(in, rows.first + b), end = RowBegin(in, rows.first + b + 1);
     if (begin < 0 || begin > end || end > in.num_ids) return false;
-    for (int64_t i = begin; i < end; ++i) {
-      const int64_t block = static_cast<int64_t>(in.ids[i] >> 32);
-      const int64_t position = static_cast<int64_t>(in.ids[i] & 0xffffffffu);
-      if (block >= request.num_blocks || position > request.blocks[block].size - feature.width) {
-        return false;
+    const Block first_block = request.num_blocks > 0 ? request.blocks[0] : Block{nullptr, 0, 0};
+    const uint32_t source = static_cast<uint32_t>(feature.first_tile + b * feature.positions);
+    for (int64_t first = begin; first < end; first += kIdsAtOnce) {
+      uint64_t ids[kIdsAtOnce];
+      MONO_UNROLL
+      for (int k = 0; k < kIdsAtOnce; ++k) ids[k] = first + k < end ? in.ids[first + k] : 0;
+      MONO_UNROLL
+      for (int k = 0; k < kIdsAtOnce; ++k) {
+        if (first + k >= end) continue;
+        const int64_t block = static_cast<int64_t>(ids[k] >> 32);
+        const int64_t position = static_cast<int64_t>(ids[k] & 0xffffffffu);
+        if (block >= request.num_blocks) return false;
+        const Block from = block == 0 ? first_block : request.blocks[block];
+        if (position > from.size - feature.width) return false;
+        const int64_t nth = first + k - begin;
+        if (!listing || (feature.first_n && nth >= feature.positions)) continue;
+        List(first + k, from.offset + position,
+             source + static_cast<uint32_t>(feature.first_n ? nth : 0));
       }
-      if (occurrences == nullptr || (feature.first_n && i - begin >= feature.positions)) continue;
-      const int64_t place = request.blocks[block].offset + position;
-      const uint32_t key = of.Of(place);
-      const int64_t rest = place - static_cast<int64_t>(key) * of.min_width;
-      if (rest != 0) MarkBad(unaligned);
-      keys[i] = key;
-      occurrences[i] = {static_cast<int32_t>(f), rows.shared ? -1 : static_cast<int32_t>(b),
-                        static_cast<int32_t>(feature.first_n ? i - begin : end - begin),
-                        static_cast<int32_t>(rest)};
     }
     return true;
   }
@@ -167,15 +180,18 @@ struct Plan {
   std::vector<Target> targets;
   std::vector<bool> add;  // of each target
   int64_t sum_floats = 0;
+  int64_t num_sources = 0;
 };
 
-inline Plan MakePlan(const MonoGpuLayoutPlan& from) {
+// With sources for batches of so many rows.
+inline Plan MakePlan(const MonoGpuLayoutPlan& from, int64_t batch) {
   Plan plan;
   for (int64_t f = 0; f < from.num_features; ++f) {
     const MonoGpuLayoutFeature& feature = from.features[f];
     const int64_t first = static_cast<int64_t>(plan.targets.size());
-    plan.features.push_back({feature.width, feature.positions, first, feature.num_targets,
-                             feature.mean != 0, feature.first_n != 0});
+    plan.features.push_back({plan.num_sources, feature.width, feature.positions, first,
+                             feature.num_targets, feature.mean != 0, feature.first_n != 0});
+    plan.num_sources += batch * feature.positions;
     for (int64_t t = first; t < first + feature.num_targets; ++t) {
       const MonoGpuLayoutTarget& target = from.targets[t];
       plan.targets.push_back({f, target.output, target.column, target.step, target.start,

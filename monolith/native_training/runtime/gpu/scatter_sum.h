@@ -14,12 +14,13 @@
 // A Source has
 //   Source Ready()                            itself, with what all its functions read read
 //   int64_t Place(key, occurrence), int64_t Width(occurrence)
+//   uint32_t Locate(occurrence)               what the three below know an occurrence by
 //   bool CannotOverlap()                      known without a look at every row
-//   const float* Address(occurrence, column)  what is to be added, or null
-//   void Finish(occurrence, Pack<kSize>*)     turns what is at that address into a term
+//   const float* Address(location, column)    what is to be added, or null
+//   void Finish(location, Pack<kSize>*)       turns what is at that address into a term
 //   void AddRun(runs, first, column, Pack<kSize>* sum)   adds all occurrences of the key at `first`
 //                                             in an order of its own, where it has one
-//   float AddOne(occurrence, column, sum)     returns sum plus one column of one occurrence
+//   float AddOne(location, column, sum)       returns sum plus one column of one occurrence
 #ifndef MONOLITH_NATIVE_TRAINING_RUNTIME_GPU_SCATTER_SUM_H_
 #define MONOLITH_NATIVE_TRAINING_RUNTIME_GPU_SCATTER_SUM_H_
 
@@ -37,6 +38,7 @@ namespace gpu {
 struct Keys {
   int64_t min_width;
   uint32_t nowhere;
+  int shift;  // bits that are not sorted by (bucket_sum.h)
 
   MONO_DEVICE uint32_t Of(int64_t place) const {
     int64_t key, rest;
@@ -52,11 +54,11 @@ inline int MakeKeys(int64_t out_size, int64_t min_width, Keys* keys) {
                                                " elements, want less than 2^32 times " +
                                                std::to_string(min_width));
   }
-  *keys = {min_width, static_cast<uint32_t>(nowhere)};
+  *keys = {min_width, static_cast<uint32_t>(nowhere), 0};
   return MONO_GPU_OK;
 }
 
-// Occurrences sorted by key.
+// Occurrences sorted by key >> of.shift.
 struct Runs {
   const uint32_t* keys;
   const uint32_t* occurrences;
@@ -64,6 +66,11 @@ struct Runs {
   Keys of;
 
   MONO_DEVICE bool IsAt(int64_t i, uint32_t key) const { return i < n && keys[i] == key; }
+
+  // The first place of what is sorted together with i.
+  MONO_DEVICE int64_t FirstPlace(int64_t i) const {
+    return (static_cast<int64_t>(keys[i] >> of.shift) << of.shift) * of.min_width;
+  }
 };
 
 // A few tiles share all positions or floats: usually there is nothing to do.
@@ -133,11 +140,16 @@ struct AddRuns {
                               const uint32_t* keys, const uint32_t* rows, int64_t column) const {
     const float* from[kScatterRows];
     bool mine[kScatterRows];
+    uint32_t locations[kScatterRows];
     Pack<kSize> values[kScatterRows];
     MONO_UNROLL
     for (int k = 0; k < kScatterRows; ++k) {
       mine[k] = k < count && static_cast<int64_t>(keys[k]) != before && keys[k] < runs.of.nowhere;
-      from[k] = mine[k] ? ready.Address(rows[k], column) : nullptr;
+      locations[k] = mine[k] ? ready.Locate(rows[k]) : 0;
+    }
+    MONO_UNROLL
+    for (int k = 0; k < kScatterRows; ++k) {
+      from[k] = mine[k] ? ready.Address(locations[k], column) : nullptr;
     }
     MONO_UNROLL
     for (int k = 0; k < kScatterRows; ++k) values[k] = LoadOrZero(from[k]);
@@ -154,7 +166,7 @@ struct AddRuns {
         sum = Zeros<kSize>();
       }
       if (from[k] == nullptr) continue;
-      ready.template Finish<kSize>(rows[k], &values[k]);
+      ready.template Finish<kSize>(locations[k], &values[k]);
       AddTo(&sum, values[k]);
     }
     if (current < 0) return;
@@ -167,25 +179,26 @@ struct AddRuns {
     constexpr int kAtOnce = 4;
     for (bool more = true; more; i += kAtOnce) {
       const float* from[kAtOnce];
-      uint32_t keys[kAtOnce], rows[kAtOnce];
+      uint32_t keys[kAtOnce], locations[kAtOnce];
       Pack<kSize> values[kAtOnce];
       MONO_UNROLL
       for (int k = 0; k < kAtOnce; ++k) {
         const bool inside = i + k < runs.n;
         keys[k] = inside ? runs.keys[i + k] : runs.of.nowhere;
-        rows[k] = inside ? runs.occurrences[i + k] : 0;
+        locations[k] = inside ? runs.occurrences[i + k] : 0;
       }
       MONO_UNROLL
       for (int k = 0; k < kAtOnce; ++k) {
         more = more && keys[k] == key;
-        from[k] = more ? ready.Address(rows[k], column) : nullptr;
+        locations[k] = more ? ready.Locate(locations[k]) : 0;
+        from[k] = more ? ready.Address(locations[k], column) : nullptr;
       }
       MONO_UNROLL
       for (int k = 0; k < kAtOnce; ++k) values[k] = LoadOrZero(from[k]);
       MONO_UNROLL
       for (int k = 0; k < kAtOnce; ++k) {
         if (from[k] == nullptr) continue;
-        ready.template Finish<kSize>(rows[k], &values[k]);
+        ready.template Finish<kSize>(locations[k], &values[k]);
         AddTo(sum, values[k]);
       }
     }
@@ -239,33 +252,35 @@ struct AddOverlapping {
   }
 
   MONO_DEVICE float SumAt(const Source& ready, int64_t x) const {
-    const int64_t min_width = runs.of.min_width;
+    const int64_t together = runs.of.min_width << runs.of.shift;
     int64_t low = 0, high = runs.n;  // the first whose row may reach x
     while (low < high) {
       const int64_t middle = (low + high) / 2;
-      if ((static_cast<int64_t>(runs.keys[middle]) + 1) * min_width + max_width <= x) {
+      if (runs.FirstPlace(middle) + together + max_width <= x) {
         low = middle + 1;
       } else {
         high = middle;
       }
     }
     float sum = 0;
-    for (int64_t i = low; i < runs.n && runs.keys[i] < runs.of.nowhere &&
-                          static_cast<int64_t>(runs.keys[i]) * min_width <= x;
-         ++i) {
+    for (int64_t i = low; i < runs.n && runs.FirstPlace(i) <= x; ++i) {
+      if (runs.keys[i] >= runs.of.nowhere) continue;
       const uint32_t row = runs.occurrences[i];
       const int64_t column = x - ready.Place(runs.keys[i], row);
-      if (column >= 0 && column < ready.Width(row)) sum = ready.AddOne(row, column, sum);
+      if (column >= 0 && column < ready.Width(row)) {
+        sum = ready.AddOne(ready.Locate(row), column, sum);
+      }
     }
     return sum;
   }
 };
 
-// out is 0 on entry; so is *overlap. kSize: columns of a lane, which divides the widths. kInOrder:
+// *overlap is 0 on entry. kSize: columns of a lane, which divides the widths. kInOrder:
 // the rows of a place are added in their order.
 template <int kSize, bool kInOrder, typename Source>
 int ScatterSum(Stream stream, const Runs& runs, const Source& source, int64_t max_width,
                const int32_t* bad, int32_t* overlap, float* out, int64_t out_size) {
+  MONO_GPU_TRY(FillBytes(stream, out, 0, out_size * static_cast<int64_t>(sizeof(float))));
   if (runs.n == 0) return MONO_GPU_OK;
   int log_lanes = 0;
   while (log_lanes < 5 && (int64_t{kSize} << log_lanes) < max_width) ++log_lanes;

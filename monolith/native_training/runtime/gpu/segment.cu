@@ -1,7 +1,7 @@
 // Sums of rows by segment: by sorted row numbers, or by row splits with the columns cut into
 // slices.
 #include <cstdint>
-#include <numeric>
+#include <string>
 #include <vector>
 
 #include "monolith/native_training/runtime/gpu/device_math.h"
@@ -12,87 +12,155 @@ namespace monolith {
 namespace gpu {
 namespace {
 
-constexpr int64_t kManyRows = 1 << 20;
+// Adds up kExamples groups of rows that follow one another, whatever group they belong to, kRows of
+// them at a time: rows [row, ends[0]) are the first group's, and so on to ends[count - 1]. A group
+// that ends before it begins has no rows.
+template <int kSize, int kRows, int kExamples>
+struct GroupSums {
+  const float* from;  // a column of `row`
+  int64_t width;      // from row to row
+  float* to;
+  int64_t step;  // from group to group
+
+  MONO_DEVICE void Run(int64_t row, int64_t last, const int32_t (&ends)[kExamples], int64_t count) {
+    int e = 0;
+    Pack<kSize> sum = Zeros<kSize>();
+    bool any = false;
+    for (; row < last; row += kRows) {
+      Pack<kSize> values[kRows];
+      MONO_UNROLL
+      for (int k = 0; k < kRows; ++k) {
+        if (row + k < last) values[k] = LoadAligned<kSize>(from);
+        from += width;
+      }
+      MONO_UNROLL
+      for (int k = 0; k < kRows; ++k) {
+        if (row + k >= last) continue;
+        // Groups that ended before this row, some of them empty.
+        while (e + 1 < kExamples && row + k >= EndOf(ends, e)) {
+          StoreAligned<kSize>(sum, to);
+          to += step;
+          sum = Zeros<kSize>();
+          any = false;
+          ++e;
+        }
+        if (any) {
+          AddTo(&sum, values[k]);
+        } else {
+          sum = values[k];
+        }
+        any = true;
+      }
+    }
+    for (; e < kExamples && e < count; ++e) {
+      StoreAligned<kSize>(sum, to);
+      to += step;
+      sum = Zeros<kSize>();
+    }
+  }
+
+  // ends[e], without an array that is indexed in memory.
+  MONO_DEVICE static int32_t EndOf(const int32_t (&ends)[kExamples], int e) {
+    int32_t end = ends[0];
+    MONO_UNROLL
+    for (int k = 1; k < kExamples; ++k) end = k == e ? ends[k] : end;
+    return end;
+  }
+};
 
 template <typename Index>
-struct SegmentTable {
+struct SegmentIndices {
   const Index* indices;
-  const float* updates;
-  float* out;
+  int64_t first_span;  // -1: there are no columns to add, but indices to check
   int64_t count;
+  int64_t rows;  // of the output
+  int64_t first_tile;
+};
+
+struct SegmentTable {
+  const float* updates;
+  int64_t first_span;
+  float* out;
   int64_t rows;
   int64_t dim;
   int64_t first_tile;
   int64_t pack;
 };
 
-// Item = (rows_of_item rows of updates, pack of columns). It adds up the segments that begin in
-// these rows, to their ends, so that every row is added once and every sum has the order of the
-// rows. Indices and values are read together, kSegmentRows at a time: to wait for an index before
-// its value is asked for would take twice as long, and the few rows of a segment that began before
-// cost little.
+constexpr int kIndicesOfLane = 4;
+
+// Checks the indices and notes where each segment begins and ends. That is a twentieth of what the
+// sums read; in return those know what to read before they read it, and no output is zeroed first.
 template <typename Index>
-struct SegmentTile {
-  const SegmentTable<Index>* tables;
+struct MarkSegments {
+  const SegmentIndices<Index>* tables;
   int64_t n;
-  int64_t rows_of_item;
+  Span* spans;
   int32_t* bad;
 
-  static constexpr int kMinBlocks = 3;
+  MONO_DEVICE void operator()(int64_t tile, int lane) const {
+    const SegmentIndices<Index> table = tables[FindPart(tables, n, tile)];
+    const int64_t first = (tile - table.first_tile) * (kLanes * kIndicesOfLane) + lane;
+    int64_t segments[kIndicesOfLane], before[kIndicesOfLane];
+    MONO_UNROLL
+    for (int k = 0; k < kIndicesOfLane; ++k) {
+      const int64_t i = first + k * kLanes;
+      segments[k] = i < table.count ? static_cast<int64_t>(table.indices[i]) : 0;
+      before[k] = i < table.count && i > 0 ? static_cast<int64_t>(table.indices[i - 1]) : -1;
+    }
+    MONO_UNROLL
+    for (int k = 0; k < kIndicesOfLane; ++k) {
+      if (first + k * kLanes < table.count) Mark(table, first + k * kLanes, segments[k], before[k]);
+    }
+  }
 
-  template <int kSize>
-  MONO_DEVICE void Run(const SegmentTable<Index>& table, int64_t item) const {
-    int64_t group, pack;
-    DivMod(item, table.dim / kSize, &group, &pack);
-    const int64_t first = group * rows_of_item;
-    if (first >= table.count) return;
-    const int64_t end = table.count - first < rows_of_item ? table.count : first + rows_of_item;
-    const int64_t before = first > 0 ? static_cast<int64_t>(table.indices[first - 1]) : INT64_MIN;
-    if (first > 0 && static_cast<int64_t>(table.indices[end - 1]) == before) {
-      // All of one segment, unless they are out of order.
-      for (int64_t i = first; i < end; ++i) {
-        if (static_cast<int64_t>(table.indices[i]) != before) MarkBad(bad);
-      }
+  MONO_DEVICE void Mark(const SegmentIndices<Index>& table, int64_t i, int64_t segment,
+                        int64_t before) const {
+    if (segment < 0 || segment >= table.rows || before >= table.rows || segment < before) {
+      MarkBad(bad);
       return;
     }
-    const bool add = table.out != nullptr;
-    const float* from = table.updates + first * table.dim + pack * kSize;
-    float* const to = table.out + pack * kSize;
-    int64_t current = before;
-    Pack<kSize> sum = Zeros<kSize>();
-    for (int64_t i = first; i < table.count; i += kSegmentRows) {
-      Index segments[kSegmentRows];
-      Pack<kSize> values[kSegmentRows];
-      MONO_UNROLL
-      for (int k = 0; k < kSegmentRows; ++k) {
-        const bool inside = i + k < table.count;
-        segments[k] = inside ? table.indices[i + k] : Index{-1};
-        values[k] = inside && add ? LoadAligned<kSize>(from) : Zeros<kSize>();
-        if (inside) from += table.dim;
-      }
-      MONO_UNROLL
-      for (int k = 0; k < kSegmentRows; ++k) {
-        const int64_t segment = static_cast<int64_t>(segments[k]);
-        if (i + k >= table.count) continue;
-        if (segment == current) {
-          AddTo(&sum, values[k]);
-          continue;
-        }
-        if (current != before && add) StoreAligned<kSize>(sum, to + current * table.dim);
-        if (i + k >= end) return;
-        if (segment < current || segment < 0 || segment >= table.rows) {
-          MarkBad(bad);
-          return;
-        }
-        current = segment;
-        sum = values[k];
-      }
+    if (table.first_span < 0) return;
+    Span* const own = spans + table.first_span;
+    if (segment != before) {
+      own[segment].begin = static_cast<int32_t>(i);
+      if (before >= 0) own[before].end = static_cast<int32_t>(i);
     }
-    if (current != before && add) StoreAligned<kSize>(sum, to + current * table.dim);
+    if (i + 1 == table.count) own[segment].end = static_cast<int32_t>(table.count);
+  }
+};
+
+// Item = (kSegmentExamples rows of the output, pack of columns).
+struct SegmentTile {
+  const SegmentTable* tables;
+  int64_t n;
+  const Span* spans;
+  const int32_t* bad;
+
+  template <int kSize>
+  MONO_DEVICE void Run(const SegmentTable& table, int64_t item) const {
+    int64_t group, pack;
+    DivMod(item, table.dim / kSize, &group, &pack);
+    const int64_t first = group * kSegmentExamples;
+    if (first >= table.rows || *bad != 0) return;
+    int32_t ends[kSegmentExamples];
+    int32_t row = 0, last = 0;
+    MONO_UNROLL
+    for (int e = 0; e < kSegmentExamples; ++e) {
+      const Span span = first + e < table.rows ? spans[table.first_span + first + e] : Span{0, 0};
+      ends[e] = span.end;
+      if (span.end == 0) continue;
+      if (last == 0) row = span.begin;
+      last = span.end;
+    }
+    GroupSums<kSize, kSegmentRows, kSegmentExamples>{
+        table.updates + row * table.dim + pack * kSize, table.dim,
+        table.out + first * table.dim + pack * kSize, table.dim}
+        .Run(row, last, ends, table.rows - first);
   }
 
   MONO_DEVICE void operator()(int64_t tile, int lane) const {
-    const SegmentTable<Index> table = tables[FindPart(tables, n, tile)];
+    const SegmentTable table = tables[FindPart(tables, n, tile)];
     const int64_t item = (tile - table.first_tile) * kLanes + lane;
     if (table.pack == 4) {
       Run<4>(table, item);
@@ -105,31 +173,43 @@ struct SegmentTile {
 template <typename Index>
 int SegmentSum(Stream stream, int64_t n, const void* const* indices, const int64_t* counts,
                const float* const* updates, const int64_t* rows, const int64_t* dims, float* out,
-               int64_t out_size, const int64_t* out_offsets, void* workspace,
-               int64_t* workspace_bytes) {
-  // Long items where there are enough of them to fill a card.
-  const int64_t all = std::accumulate(counts, counts + n, int64_t{0});
-  const int64_t rows_of_item = kSegmentRows * (all >= kManyRows ? 4 : 1);
-  std::vector<SegmentTable<Index>> tables;
-  int64_t tiles = 0;
+               const int64_t* out_offsets, void* workspace, int64_t* workspace_bytes) {
+  std::vector<SegmentIndices<Index>> lists;
+  std::vector<SegmentTable> tables;
+  int64_t mark_tiles = 0, tiles = 0, first_span = 0;
   for (int64_t i = 0; i < n; ++i) {
-    if (counts[i] == 0) continue;
-    // Without columns there is nothing to add, but the indices are looked at.
-    const int64_t dim = dims[i] > 0 ? dims[i] : 1;
-    float* const to = dims[i] > 0 ? out + out_offsets[i] : nullptr;
-    const int64_t pack = dim % 4 == 0 && IsAligned(updates[i]) && IsAligned(to) ? 4 : 1;
-    tables.push_back({static_cast<const Index*>(indices[i]), updates[i], to, counts[i], rows[i],
-                      dim, tiles, pack});
-    tiles += CeilDiv(CeilDiv(counts[i], rows_of_item) * (dim / pack), kLanes);
+    if (counts[i] > INT32_MAX) {
+      return Fail(MONO_GPU_INVALID_ARGUMENT, "indices[" + std::to_string(i) + "] has " +
+                                                 std::to_string(counts[i]) +
+                                                 " elements, want less than 2^31");
+    }
+    const bool any = rows[i] > 0 && dims[i] > 0;
+    if (counts[i] > 0) {
+      lists.push_back({static_cast<const Index*>(indices[i]), any ? first_span : -1, counts[i],
+                       rows[i], mark_tiles});
+      mark_tiles += CeilDiv(counts[i], kLanes * kIndicesOfLane);
+    }
+    if (!any) continue;
+    float* const to = out + out_offsets[i];
+    const int64_t pack = dims[i] % 4 == 0 && AreAligned({updates[i], to}) ? 4 : 1;
+    tables.push_back({updates[i], first_span, to, rows[i], dims[i], tiles, pack});
+    tiles += CeilDiv(CeilDiv(rows[i], kSegmentExamples) * (dims[i] / pack), kLanes);
+    first_span += rows[i];
   }
   Workspace space;
-  const auto slot = space.Put(tables);
+  const auto list_slot = space.Put(lists);
+  const auto table_slot = space.Put(tables);
+  const auto spans = space.Scratch<Span>(first_span);
   if (space.Measure(workspace, workspace_bytes)) return MONO_GPU_OK;
   MONO_GPU_TRY(space.Upload(stream));
-  MONO_GPU_TRY(FillBytes(stream, out, 0, out_size * static_cast<int64_t>(sizeof(float))));
+  MONO_GPU_TRY(
+      FillBytes(stream, space.At(spans), 0, first_span * static_cast<int64_t>(sizeof(Span))));
+  MONO_GPU_TRY(ForTiles(stream, mark_tiles,
+                        MarkSegments<Index>{space.At(list_slot), static_cast<int64_t>(lists.size()),
+                                            space.At(spans), space.bad()}));
   return ForTiles(stream, tiles,
-                  SegmentTile<Index>{space.At(slot), static_cast<int64_t>(tables.size()),
-                                     rows_of_item, space.bad()});
+                  SegmentTile{space.At(table_slot), static_cast<int64_t>(tables.size()),
+                              space.At(spans), space.bad()});
 }
 
 // Columns of a table: those of one slice.
@@ -206,52 +286,12 @@ struct ReduceTile {
     int64_t row = table.splits[first];
     if (row < 0) row = table.rows;
     const float* from = table.data + row * table.width + column;
-    int e = 0;
-    Pack<kSize> sum = Zeros<kSize>();
-    bool any = false;
     int64_t last = row;  // behind the last row of all
     MONO_UNROLL
     for (int k = 0; k < kReduceExamples; ++k) last = ends[k] > last ? ends[k] : last;
     if (last > table.rows) last = row;
-    for (; row < last; row += kReduceRows) {
-      Pack<kSize> values[kReduceRows];
-      MONO_UNROLL
-      for (int k = 0; k < kReduceRows; ++k) {
-        if (row + k < last) values[k] = LoadAligned<kSize>(from);
-        from += table.width;
-      }
-      MONO_UNROLL
-      for (int k = 0; k < kReduceRows; ++k) {
-        if (row + k >= last) continue;
-        // Examples that ended before this row, some of them empty.
-        while (e + 1 < kReduceExamples && row + k >= EndOf(ends, e)) {
-          StoreAligned<kSize>(sum, to);
-          to += slice.dim;
-          sum = Zeros<kSize>();
-          any = false;
-          ++e;
-        }
-        if (any) {
-          AddTo(&sum, values[k]);
-        } else {
-          sum = values[k];
-        }
-        any = true;
-      }
-    }
-    for (; e < kReduceExamples && first + e < batch; ++e) {
-      StoreAligned<kSize>(sum, to);
-      to += slice.dim;
-      sum = Zeros<kSize>();
-    }
-  }
-
-  // ends[e], without an array that is indexed in memory.
-  MONO_DEVICE static int32_t EndOf(const int32_t* ends, int e) {
-    int32_t end = ends[0];
-    MONO_UNROLL
-    for (int k = 1; k < kReduceExamples; ++k) end = k == e ? ends[k] : end;
-    return end;
+    GroupSums<kSize, kReduceRows, kReduceExamples>{from, table.width, to, slice.dim}.Run(
+        row, last, ends, batch - first);
   }
 
   MONO_DEVICE void operator()(int64_t tile, int lane) const {
@@ -375,12 +415,12 @@ using namespace ::monolith::gpu;  // NOLINT: only the C functions follow
 int mono_gpu_op_segment_sum(void* stream, int64_t n, int32_t index_bytes,
                             const void* const* indices, const int64_t* counts,
                             const float* const* updates, const int64_t* rows, const int64_t* dims,
-                            float* out, int64_t out_size, const int64_t* out_offsets,
-                            void* workspace, int64_t* workspace_bytes) {
+                            float* out, const int64_t* out_offsets, void* workspace,
+                            int64_t* workspace_bytes) {
   return Guard([&]() -> int {
     const auto run = index_bytes == 8 ? SegmentSum<int64_t> : SegmentSum<int32_t>;
-    return run(stream, n, indices, counts, updates, rows, dims, out, out_size, out_offsets,
-               workspace, workspace_bytes);
+    return run(stream, n, indices, counts, updates, rows, dims, out, out_offsets, workspace,
+               workspace_bytes);
   });
 }
 

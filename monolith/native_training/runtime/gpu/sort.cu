@@ -15,10 +15,11 @@ namespace gpu {
 #if defined(__CUDACC__)
 
 template <typename Key>
-int SortScratch(int64_t n, int bits, int64_t* bytes) {
+int SortScratch(int64_t n, int bits, int64_t* bytes, int first_bit) {
   size_t size = 0;
   const cudaError_t error = cub::DeviceRadixSort::SortPairs<Key, uint32_t>(
-      nullptr, size, nullptr, nullptr, nullptr, nullptr, static_cast<int>(n), 0, bits, nullptr);
+      nullptr, size, nullptr, nullptr, nullptr, nullptr, static_cast<int>(n), first_bit, bits,
+      nullptr);
   *bytes = static_cast<int64_t>(size);
   return CheckCuda(error, "size of a sort");
 }
@@ -26,31 +27,32 @@ int SortScratch(int64_t n, int bits, int64_t* bytes) {
 template <typename Key>
 int SortPairs(Stream stream, void* scratch, int64_t scratch_bytes, const Key* keys,
               Key* sorted_keys, const uint32_t* numbers, uint32_t* sorted_numbers, int64_t n,
-              int bits) {
+              int bits, int first_bit) {
   if (n == 0) return MONO_GPU_OK;
   size_t size = static_cast<size_t>(scratch_bytes);
   const cudaError_t error = cub::DeviceRadixSort::SortPairs(
-      scratch, size, keys, sorted_keys, numbers, sorted_numbers, static_cast<int>(n), 0, bits,
-      static_cast<cudaStream_t>(stream));
+      scratch, size, keys, sorted_keys, numbers, sorted_numbers, static_cast<int>(n), first_bit,
+      bits, static_cast<cudaStream_t>(stream));
   return CheckCuda(error, "sort");
 }
 
 #else
 
 template <typename Key>
-int SortScratch(int64_t, int, int64_t* bytes) {
+int SortScratch(int64_t, int, int64_t* bytes, int) {
   *bytes = 0;
   return MONO_GPU_OK;
 }
 
 template <typename Key>
 int SortPairs(Stream, void*, int64_t, const Key* keys, Key* sorted_keys, const uint32_t* numbers,
-              uint32_t* sorted_numbers, int64_t n, int bits) {
+              uint32_t* sorted_numbers, int64_t n, int bits, int first_bit) {
   const Key mask = bits >= static_cast<int>(8 * sizeof(Key)) ? ~Key{0} : (Key{1} << bits) - 1;
   std::vector<int64_t> order(n);
   std::iota(order.begin(), order.end(), 0);
-  std::stable_sort(order.begin(), order.end(),
-                   [&](int64_t a, int64_t b) { return (keys[a] & mask) < (keys[b] & mask); });
+  std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) {
+    return (keys[a] & mask) >> first_bit < (keys[b] & mask) >> first_bit;
+  });
   for (int64_t i = 0; i < n; ++i) {
     sorted_keys[i] = keys[order[i]];
     sorted_numbers[i] = numbers[order[i]];
@@ -60,12 +62,12 @@ int SortPairs(Stream, void*, int64_t, const Key* keys, Key* sorted_keys, const u
 
 #endif
 
-template int SortScratch<uint32_t>(int64_t, int, int64_t*);
-template int SortScratch<uint64_t>(int64_t, int, int64_t*);
+template int SortScratch<uint32_t>(int64_t, int, int64_t*, int);
+template int SortScratch<uint64_t>(int64_t, int, int64_t*, int);
 template int SortPairs<uint32_t>(Stream, void*, int64_t, const uint32_t*, uint32_t*,
-                                 const uint32_t*, uint32_t*, int64_t, int);
+                                 const uint32_t*, uint32_t*, int64_t, int, int);
 template int SortPairs<uint64_t>(Stream, void*, int64_t, const uint64_t*, uint64_t*,
-                                 const uint32_t*, uint32_t*, int64_t, int);
+                                 const uint32_t*, uint32_t*, int64_t, int, int);
 
 }  // namespace gpu
 }  // namespace monolith

@@ -18,13 +18,13 @@ inline int BitsOf(uint64_t largest) {
 
 // Sets *bytes to the scratch that SortPairs needs.
 template <typename Key>
-int SortScratch(int64_t n, int bits, int64_t* bytes);
+int SortScratch(int64_t n, int bits, int64_t* bytes, int first_bit = 0);
 
-// Sorts by the lowest `bits` bits of the keys; n is below 2^31.
+// Sorts by the bits [first_bit, bits) of the keys; n is below 2^31.
 template <typename Key>
 int SortPairs(Stream stream, void* scratch, int64_t scratch_bytes, const Key* keys,
               Key* sorted_keys, const uint32_t* numbers, uint32_t* sorted_numbers, int64_t n,
-              int bits);
+              int bits, int first_bit = 0);
 
 }  // namespace gpu
 }  // namespace monolith

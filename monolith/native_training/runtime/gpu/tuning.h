@@ -4,8 +4,13 @@
 #ifndef MONOLITH_NATIVE_TRAINING_RUNTIME_GPU_TUNING_H_
 #define MONOLITH_NATIVE_TRAINING_RUNTIME_GPU_TUNING_H_
 
+#include <cstdint>
+
 #ifndef MONO_GPU_SEGMENT_ROWS
-#define MONO_GPU_SEGMENT_ROWS 8
+#define MONO_GPU_SEGMENT_ROWS 4
+#endif
+#ifndef MONO_GPU_SEGMENT_EXAMPLES
+#define MONO_GPU_SEGMENT_EXAMPLES 4
 #endif
 #ifndef MONO_GPU_REDUCE_ROWS
 #define MONO_GPU_REDUCE_ROWS 4
@@ -19,19 +24,42 @@
 #ifndef MONO_GPU_POOL_ITEMS
 #define MONO_GPU_POOL_ITEMS 4
 #endif
+#ifndef MONO_GPU_POOL_BLOCKS
+#define MONO_GPU_POOL_BLOCKS 3
+#endif
 #ifndef MONO_GPU_SCATTER_ROWS
 #define MONO_GPU_SCATTER_ROWS 8
+#endif
+#ifndef MONO_GPU_BUCKET_BYTES
+#define MONO_GPU_BUCKET_BYTES 8192
+#endif
+#ifndef MONO_GPU_BUCKET_ROWS
+#define MONO_GPU_BUCKET_ROWS 128
+#endif
+#ifndef MONO_GPU_BUCKET_BLOCKS
+#define MONO_GPU_BUCKET_BLOCKS 8
+#endif
+#ifndef MONO_GPU_STREAMING
+#define MONO_GPU_STREAMING 1
 #endif
 
 namespace monolith {
 namespace gpu {
 
-constexpr int kSegmentRows = MONO_GPU_SEGMENT_ROWS;        // read at once by a segment sum
-constexpr int kReduceRows = MONO_GPU_REDUCE_ROWS;          // read at once by reduce-and-split
-constexpr int kReduceExamples = MONO_GPU_REDUCE_EXAMPLES;  // of a lane of reduce-and-split
-constexpr int kSpreadExamples = MONO_GPU_SPREAD_EXAMPLES;  // of a lane of its gradient
-constexpr int kPoolItems = MONO_GPU_POOL_ITEMS;            // places of a lane of the layout
-constexpr int kScatterRows = MONO_GPU_SCATTER_ROWS;        // that a lane of scatter_sum.h adds
+constexpr int kSegmentRows = MONO_GPU_SEGMENT_ROWS;          // read at once by a segment sum
+constexpr int kSegmentExamples = MONO_GPU_SEGMENT_EXAMPLES;  // of a lane of a segment sum
+constexpr int kReduceRows = MONO_GPU_REDUCE_ROWS;            // read at once by reduce-and-split
+constexpr int kReduceExamples = MONO_GPU_REDUCE_EXAMPLES;    // of a lane of reduce-and-split
+constexpr int kSpreadExamples = MONO_GPU_SPREAD_EXAMPLES;    // of a lane of its gradient
+constexpr int kPoolItems = MONO_GPU_POOL_ITEMS;              // places of a lane of the layout
+constexpr int kPoolBlocks = MONO_GPU_POOL_BLOCKS;            // of the layout, on a multiprocessor
+constexpr int kScatterRows = MONO_GPU_SCATTER_ROWS;          // that a lane of scatter_sum.h adds
+
+constexpr int kMaxBucketBits = 7;                        // of places that a warp adds up
+constexpr int64_t kBucketBytes = MONO_GPU_BUCKET_BYTES;  // of shared memory, for a warp
+constexpr int64_t kBucketRows = MONO_GPU_BUCKET_ROWS;    // that a bucket should have
+constexpr int kBucketBlocks = MONO_GPU_BUCKET_BLOCKS;    // on a multiprocessor, at least
+constexpr bool kStreaming = MONO_GPU_STREAMING != 0;     // past the caches: dense optimizers
 
 }  // namespace gpu
 }  // namespace monolith

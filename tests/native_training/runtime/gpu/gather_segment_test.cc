@@ -143,6 +143,37 @@ TEST(GpuGatherTest, AddsManyRowsToFewPlaces) {
   EXPECT_EQ(out.Read(), WantGrad(tables, 1.0f)) << "rows are added in their order";
 }
 
+// All rows have one width: places without rows, places with many, and a rest behind the last.
+TEST(GpuGatherTest, AddsRowsOfOneWidth) {
+  std::mt19937 random(10);
+  for (const int64_t dim : {1, 4, 13, 16, 64, 140, 300}) {
+    Tables tables = MakeTables({dim, dim}, {3000, 40}, &random);
+    for (int32_t& offset : tables.offsets[0]) {
+      if (random() % 4 == 0) offset = static_cast<int32_t>(dim * (random() % 3));
+    }
+    tables.size += dim - 1;
+    OnDevice device(tables);
+    const Buffer<float> out(std::vector<float>(tables.size, 7.0f));
+
+    EXPECT_FALSE(device.GatherGrad(1.0f, out));
+
+    EXPECT_EQ(out.Read(), WantGrad(tables, 1.0f)) << "rows are added in their order, dim " << dim;
+  }
+}
+
+TEST(GpuGatherTest, AddsRowsOfOneWidthAtAnyPlace) {
+  std::mt19937 random(11);
+  Tables tables = MakeTables({8}, {300}, &random);
+  tables.size += 11;
+  for (int32_t& offset : tables.offsets[0]) offset += static_cast<int32_t>(random() % 11);
+  OnDevice device(tables);
+  const Buffer<float> out(std::vector<float>(tables.size, 7.0f));
+
+  EXPECT_FALSE(device.GatherGrad(0.5f, out));
+
+  ExpectNear(out.Read(), WantGrad(tables, 0.5f), 1e-5f);
+}
+
 TEST(GpuGatherTest, AddsRowsThatOverlap) {
   std::mt19937 random(3);
   Tables tables = MakeTables({4, 7}, {50, 60}, &random);
@@ -195,8 +226,8 @@ bool SegmentSums(const std::vector<std::vector<Index>>& indices,
   const bool bad = RunAndCheck([&](void* workspace, int64_t* bytes) {
     return mono_gpu_op_segment_sum(nullptr, static_cast<int64_t>(indices.size()), sizeof(Index),
                                    index_pointers.data(), counts.data(), update_pointers.data(),
-                                   rows.data(), dims.data(), out.data(), size, offsets.data(),
-                                   workspace, bytes);
+                                   rows.data(), dims.data(), out.data(), offsets.data(), workspace,
+                                   bytes);
   });
   *result = out.Read();
   return bad;

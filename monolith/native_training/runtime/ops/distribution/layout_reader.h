@@ -103,6 +103,11 @@ class LayoutReader {
         rest.starts += request.layout.num_starts;
       }
       request.layout.batch_size = batch_size->flat<int32_t>()(r);
+      if (request.layout.batch_size < 0) {  // outputs of that shape would be refused in other words
+        return RequestError(
+            r, num_requests,
+            "batch_size is " + std::to_string(request.layout.batch_size) + ", want >= 0");
+      }
       request.first_row = first_row;
       TF_RETURN_IF_ERROR(ReadBlocks(ctx, embeddings, r, num_requests, &request));
       first_row += request.layout.batch_size;

@@ -164,8 +164,8 @@ class FusedSegmentSumGpuOp : public CheckedGpuKernel {
     return call->Run([&](void* workspace, int64_t* bytes) {
       return call->library().op_segment_sum(call->stream(), n, sizeof(Index), index_pointers.data(),
                                             counts.data(), update_pointers.data(), rows.data(),
-                                            dims.data(), MutableFloats(whole), whole.NumElements(),
-                                            offsets.data(), workspace, bytes);
+                                            dims.data(), MutableFloats(whole), offsets.data(),
+                                            workspace, bytes);
     });
   }
 

@@ -1,0 +1,279 @@
+// The sums of scatter_sum.h where all rows have one width: their places are the multiples of it.
+// Then the sort may leave out the lowest bits of the keys, which saves passes over all pairs. What
+// it leaves together is a bucket: 1 << shift neighbouring places. A warp adds up a bucket's rows in
+// shared memory, in their order, and writes all of its places at once, those without rows too.
+//
+//   keys      9 2 9 1 3 8        shift 2: buckets 0 (places 0 to 3) and 2 (places 8 to 11)
+//   sorted    2 1 3 | 9 9 8      the order of the rows, inside a bucket
+#ifndef MONOLITH_NATIVE_TRAINING_RUNTIME_GPU_BUCKET_SUM_H_
+#define MONOLITH_NATIVE_TRAINING_RUNTIME_GPU_BUCKET_SUM_H_
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include "monolith/native_training/runtime/gpu/device_math.h"
+#include "monolith/native_training/runtime/gpu/launch.h"
+#include "monolith/native_training/runtime/gpu/scatter_sum.h"
+#include "monolith/native_training/runtime/gpu/sort.h"
+#include "monolith/native_training/runtime/gpu/tuning.h"
+
+namespace monolith {
+namespace gpu {
+
+constexpr int kWarp = 32;
+constexpr int kBucketWarps = 4;  // of a block
+
+// How the columns of a row are spread over the lanes of a warp.
+struct RowLanes {
+  int log_lanes;
+  int64_t chunks;  // of columns, where a row has more than a warp reads at once
+
+  RowLanes(int64_t width, int pack) : log_lanes(0) {
+    while (log_lanes < 5 && (int64_t{pack} << log_lanes) < width) ++log_lanes;
+    chunks = CeilDiv(width, int64_t{pack} << log_lanes);
+  }
+};
+
+inline int64_t NumBuckets(const Keys& of) {
+  return (static_cast<int64_t>(of.nowhere) + (int64_t{1} << of.shift) - 1) >> of.shift;
+}
+
+// Sets keys->shift: as large as saves a pass of 8 bits, within the shared memory of a warp, and
+// larger where buckets would have few of the n rows.
+inline void ChooseBuckets(int64_t n, int64_t width, int pack, Keys* keys) {
+  const RowLanes lanes(width, pack);
+  int most = 0;
+  while (most < kMaxBucketBits && (static_cast<int64_t>(sizeof(float)) * pack
+                                   << (lanes.log_lanes + most + 1)) <= kBucketBytes) {
+    ++most;
+  }
+  const int bits = BitsOf(keys->nowhere);
+  const int passes = std::max<int>(1, static_cast<int>(CeilDiv(bits - most, 8)));
+  int shift = std::max(0, bits - 8 * passes);
+  while (shift < most && (n << (shift + 1)) <= kBucketRows * int64_t{keys->nowhere}) ++shift;
+  keys->shift = shift;
+}
+
+// Notes where the buckets begin and end among the sorted keys.
+struct MarkBuckets {
+  const uint32_t* keys;
+  int64_t n;
+  int shift;
+  int64_t num_buckets;
+  Span* spans;
+
+  static constexpr int kKeysOfLane = 4;
+
+  MONO_DEVICE void operator()(int64_t tile, int lane) const {
+    const int64_t first = tile * (kLanes * kKeysOfLane) + lane;
+    uint32_t own[kKeysOfLane], next[kKeysOfLane];
+    MONO_UNROLL
+    for (int k = 0; k < kKeysOfLane; ++k) {
+      const int64_t i = first + k * kLanes;
+      own[k] = i < n ? keys[i] >> shift : 0;
+      next[k] = i + 1 < n ? keys[i + 1] >> shift : own[k];
+    }
+    MONO_UNROLL
+    for (int k = 0; k < kKeysOfLane; ++k) {
+      const int64_t i = first + k * kLanes;
+      if (i >= n) continue;
+      if (i + 1 < n && next[k] == own[k]) continue;
+      if (own[k] < num_buckets) spans[own[k]].end = static_cast<int32_t>(i + 1);
+      if (i + 1 < n && next[k] < num_buckets) spans[next[k]].begin = static_cast<int32_t>(i + 1);
+    }
+  }
+};
+
+template <int kSize, typename Source>
+struct BucketSums {
+  Runs runs;
+  Source source;
+  const Span* spans;
+  RowLanes lanes;
+  int64_t floats;  // of shared memory, for a warp
+  int64_t width;
+  int64_t num_buckets;
+  const int32_t* bad;
+  const int32_t* unaligned;  // then AddOverlapping does it all
+  float* out;
+
+#if defined(__CUDACC__)
+  static constexpr uint32_t kAll = 0xffffffffu;
+  static constexpr int kRounds = 4;  // rows of a lane that are on their way together
+
+  struct Pair {
+    uint32_t key;
+    uint32_t location;
+  };
+
+  __device__ __forceinline__ Pair Fetch(const Source& ready, int64_t i, int64_t end) const {
+    Pair pair{i < end ? runs.keys[i] : runs.of.nowhere, 0};
+    if (pair.key < runs.of.nowhere) pair.location = ready.Locate(runs.occurrences[i]);
+    return pair;
+  }
+
+  __device__ __forceinline__ void Run(int64_t item, int lane, float* sums) const {
+    const Source ready = source.Ready();
+    int64_t bucket, chunk;
+    DivMod(item, lanes.chunks, &bucket, &chunk);
+    const int log_lanes = lanes.log_lanes, groups = kWarp >> log_lanes;
+    const int group = lane >> log_lanes, own = lane & ((1 << log_lanes) - 1);
+    const int64_t column = (chunk << log_lanes) * kSize + own * kSize;
+    const bool inside = column < width;
+    const int places = 1 << runs.of.shift;
+    const Span span = spans[bucket];
+    Pair next = Fetch(ready, span.begin + lane, span.end);
+    for (int place = group; place < places; place += groups) {
+      StoreAligned<kSize>(Zeros<kSize>(), At(sums, place, own));
+    }
+    __syncwarp();
+    for (int64_t first = span.begin; first < span.end; first += kWarp) {
+      const Pair pair = next;
+      next = Fetch(ready, first + kWarp + lane, span.end);
+      AddPairs(ready, pair, lane, inside ? column : -1, sums);
+    }
+    for (int place = group; place < places; place += groups) {
+      const int64_t number = (bucket << runs.of.shift) + place;
+      if (inside && number < runs.of.nowhere) {
+        Store<kSize>(LoadAligned<kSize>(At(sums, place, own)), out + number * width + column);
+      }
+    }
+    __syncwarp();
+  }
+
+  __device__ __forceinline__ float* At(float* sums, int place, int own) const {
+    return sums + ((place << lanes.log_lanes) + own) * kSize;
+  }
+
+  // Adds the rows of 32 pairs, of which each lane has one. As many as fit a warp are added
+  // together; of those that go to the same place each waits for the ones before it.
+  __device__ __forceinline__ void AddPairs(const Source& ready, const Pair& pair, int lane,
+                                           int64_t column, float* sums) const {
+    const int log_lanes = lanes.log_lanes, groups = kWarp >> log_lanes;
+    const int group = lane >> log_lanes, own = lane & ((1 << log_lanes) - 1);
+    const bool valid = pair.key < runs.of.nowhere;
+    const uint32_t place = pair.key & ((1u << runs.of.shift) - 1);
+    const uint32_t peers = __match_any_sync(kAll, valid ? place : 0x80000000u | lane);
+    const uint32_t together = groups == kWarp ? kAll : ((1u << groups) - 1) << (lane & -groups);
+    const uint32_t turn = __popc(peers & together & ((1u << lane) - 1));
+    const uint32_t what = (valid ? 0x80000000u : 0) | turn << 16 | place;
+    MONO_ROLLED
+    for (int begin = 0; begin < 1 << log_lanes; begin += kRounds) {
+      uint32_t whats[kRounds], locations[kRounds];
+      const float* from[kRounds];
+      Pack<kSize> values[kRounds];
+      MONO_UNROLL
+      for (int k = 0; k < kRounds; ++k) {
+        const int from_lane = ((begin + k) * groups + group) & (kWarp - 1);
+        whats[k] = __shfl_sync(kAll, what, from_lane);
+        locations[k] = __shfl_sync(kAll, pair.location, from_lane);
+        if (begin + k >= 1 << log_lanes) whats[k] = 0;
+        from[k] =
+            (whats[k] >> 31) != 0 && column >= 0 ? ready.Address(locations[k], column) : nullptr;
+      }
+      MONO_UNROLL
+      for (int k = 0; k < kRounds; ++k) {
+        values[k] = from[k] != nullptr ? Load<kSize>(from[k]) : Zeros<kSize>();
+      }
+      MONO_UNROLL
+      for (int k = 0; k < kRounds; ++k) {
+        if (from[k] != nullptr) ready.template Finish<kSize>(locations[k], &values[k]);
+        const uint32_t turn_of = whats[k] >> 16 & 0x7fff;
+        float* const to = At(sums, static_cast<int>(whats[k] & 0xffff), own);
+        for (uint32_t now = 0;; ++now) {
+          if (from[k] != nullptr && turn_of == now) {
+            Pack<kSize> sum = LoadAligned<kSize>(to);
+            AddTo(&sum, values[k]);
+            StoreAligned<kSize>(sum, to);
+          }
+          __syncwarp();
+          if (__any_sync(kAll, turn_of > now) == 0) break;
+        }
+      }
+    }
+  }
+#else
+  void Run(int64_t bucket, float* sums) const {
+    const Source ready = source.Ready();
+    const int64_t first_place = bucket << runs.of.shift;
+    std::fill(sums, sums + (width << runs.of.shift), 0.0f);
+    for (int64_t i = spans[bucket].begin; i < spans[bucket].end; ++i) {
+      if (runs.keys[i] >= runs.of.nowhere) continue;
+      const uint32_t location = ready.Locate(runs.occurrences[i]);
+      float* const to = sums + (runs.keys[i] - first_place) * width;
+      for (int64_t c = 0; c < width; c += kSize) {
+        const float* const from = ready.Address(location, c);
+        if (from == nullptr) continue;
+        Pack<kSize> term = Load<kSize>(from);
+        ready.template Finish<kSize>(location, &term);
+        for (int k = 0; k < kSize; ++k) to[c + k] += term.values[k];
+      }
+    }
+    const int64_t end =
+        std::min<int64_t>(first_place + (int64_t{1} << runs.of.shift), runs.of.nowhere);
+    std::copy(sums, sums + (end - first_place) * width, out + first_place * width);
+  }
+#endif
+};
+
+#if defined(__CUDACC__)
+template <typename Job>
+__global__ void __launch_bounds__(kWarp* kBucketWarps, kBucketBlocks) BucketKernel(Job job) {
+  extern __shared__ float4 bucket_sums[];
+  const int warp = static_cast<int>(threadIdx.x) / kWarp;
+  float* const sums = reinterpret_cast<float*>(bucket_sums) + warp * job.floats;
+  if (*job.bad != 0 || *job.unaligned != 0) return;
+  for (int64_t item = int64_t{blockIdx.x} * kBucketWarps + warp;
+       item < job.num_buckets * job.lanes.chunks; item += int64_t{gridDim.x} * kBucketWarps) {
+    job.Run(item, static_cast<int>(threadIdx.x) % kWarp, sums);
+  }
+}
+#endif
+
+// Marks the buckets and adds up their rows.
+template <int kSize, typename Source>
+int AddBuckets(Stream stream, const Runs& runs, const Source& source, int64_t width,
+               const int32_t* bad, const int32_t* unaligned, Span* spans, float* out) {
+  const int64_t num_buckets = NumBuckets(runs.of);
+  const RowLanes lanes(width, kSize);
+  const int64_t floats = int64_t{kSize} << (lanes.log_lanes + runs.of.shift);
+  const BucketSums<kSize, Source> job{runs,  source,      spans, lanes,     floats,
+                                      width, num_buckets, bad,   unaligned, out};
+  MONO_GPU_TRY(FillBytes(stream, spans, 0, num_buckets * static_cast<int64_t>(sizeof(Span))));
+  MONO_GPU_TRY(ForTiles(stream, CeilDiv(runs.n, kLanes * MarkBuckets::kKeysOfLane),
+                        MarkBuckets{runs.keys, runs.n, runs.of.shift, num_buckets, spans}));
+  if (num_buckets == 0) return MONO_GPU_OK;
+#if defined(__CUDACC__)
+  const int64_t blocks = CeilDiv(num_buckets * job.lanes.chunks, kBucketWarps);
+  const size_t bytes = kBucketWarps * sizeof(float) * static_cast<size_t>(job.floats);
+  BucketKernel<<<static_cast<unsigned>(std::min<int64_t>(blocks, int64_t{1} << 30)),
+                 kWarp * kBucketWarps, bytes, static_cast<cudaStream_t>(stream)>>>(job);
+  return CheckCuda(cudaGetLastError(), "launch of a sum by bucket");
+#else
+  if (*bad != 0 || *unaligned != 0) return MONO_GPU_OK;
+  std::vector<float> sums(width << runs.of.shift);
+  for (int64_t bucket = 0; bucket < num_buckets; ++bucket) job.Run(bucket, sums.data());
+  return MONO_GPU_OK;
+#endif
+}
+
+// As ScatterSum. *unaligned: whether some place is no multiple of the width; spans has NumBuckets
+// elements.
+template <int kSize, typename Source>
+int SumBuckets(Stream stream, const Runs& runs, const Source& source, int64_t width,
+               const int32_t* bad, const int32_t* unaligned, Span* spans, float* out,
+               int64_t out_size) {
+  const int64_t whole = int64_t{runs.of.nowhere} * width;  // what rows can cover
+  MONO_GPU_TRY(
+      FillBytes(stream, out + whole, 0, (out_size - whole) * static_cast<int64_t>(sizeof(float))));
+  MONO_GPU_TRY(
+      (AddBuckets<kSize, Source>(stream, runs, source, width, bad, unaligned, spans, out)));
+  return ForTiles(stream, kOverlapTiles,
+                  AddOverlapping<Source>{runs, source, width, bad, unaligned, out, out_size});
+}
+
+}  // namespace gpu
+}  // namespace monolith
+
+#endif  // MONOLITH_NATIVE_TRAINING_RUNTIME_GPU_BUCKET_SUM_H_
