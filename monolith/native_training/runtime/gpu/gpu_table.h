@@ -25,6 +25,7 @@
 #ifndef MONOLITH_NATIVE_TRAINING_RUNTIME_GPU_GPU_TABLE_H_
 #define MONOLITH_NATIVE_TRAINING_RUNTIME_GPU_GPU_TABLE_H_
 
+#include <array>
 #include <cstdint>
 #include <deque>
 #include <memory>
@@ -86,7 +87,9 @@ struct GpuTableStats {
 struct ExportedRows {
   std::vector<int64_t> ids;
   std::vector<uint32_t> ts;
-  std::vector<char> rows;  // layout().row_bytes each
+  std::vector<char> rows;         // layout().row_bytes each
+  std::vector<uint32_t> numbers;  // of rows, 0 where there is none; ExportIds only
+  int64_t live = 0;               // of the whole shard, expired ones too; ExportShard only
 };
 
 // A batch as kernels see it.
@@ -164,9 +167,15 @@ class GpuTable {
   // Copies the rows of a shard that `policy` (may be null) does not call expired.
   int ExportShard(Stream stream, int shard, const engine::ExpiryPolicy* policy,
                   ExportedRows* result);
-  // Appends the framed records of those rows.
+  // The same for the rows of ids on the device; nothing where there is no row.
+  int ExportIds(Stream stream, const int64_t* ids, int64_t n, ExportedRows* result);
+  // Appends the records of those rows, without frames, and their sizes, 0 where there is no row.
+  int SaveIds(Stream stream, const int64_t* ids, int64_t n, std::string* records,
+              std::vector<int64_t>* sizes);
+  // Appends the framed records of the rows of a shard.
+  // *live, if not null: how many rows the shard has.
   int SaveShard(Stream stream, int shard, const engine::ExpiryPolicy* policy, std::string* records,
-                int64_t* num_records);
+                int64_t* num_records, int64_t* live = nullptr);
   // Stores what records hold; later duplicates win. On an error some of them are stored.
   int LoadRecords(Stream stream, const engine::RecordView* records, int64_t n,
                   int64_t* state_reset);
@@ -219,7 +228,9 @@ class GpuTable {
   int MakeRoomAhead(Stream stream, int64_t n);
   int GrowCrowdedShards(Stream stream);
   int MoveSpilled(Stream stream);
-  int Rebuild(Stream stream, int shard, uint32_t lines);
+  using NewLines = std::array<uint32_t, kTableShards>;  // 0: as they are
+  int Rebuild(Stream stream, const NewLines& lines);
+  int MoveShards(Stream stream, const std::vector<int>& shards, const NewLines& lines);
   int PublishShards(Stream stream, uint64_t rebuilt);
   int EnsureScratch(Stream stream, int64_t n);
   int EnsureFreeStack(Stream stream, int64_t rows);
@@ -263,6 +274,7 @@ class GpuTable {
   DeviceBuffer spill_;
   DeviceBuffer absent_;     // bit map of a batch
   DeviceBuffer prefix_;     // bits before each word
+  DeviceBuffer found_;      // row of each id
   DeviceBuffer sums_;       // gradients that were summed
   DeviceBuffer skips_;      // of AskFilter
   DeviceBuffer sorting_;    // of FindDuplicates

@@ -1,4 +1,5 @@
 // The tables of the C interface.
+#include <algorithm>
 #include <deque>
 #include <map>
 #include <memory>
@@ -112,11 +113,26 @@ int WithOptions(const MonoGpuWriteOptions& from, const Run& run) {
   return run(options);
 }
 
+int SaveShard(GpuTable* table, void* stream, int32_t shard, const engine::ExpiryPolicy* policy,
+              MonoGpuSink sink, void* context, int64_t* num_records, int64_t* live = nullptr) {
+  std::string records;
+  int64_t saved = 0;
+  MONO_GPU_TRY(table->SaveShard(stream, shard, policy, &records, &saved, live));
+  if (!records.empty() &&
+      sink(context, records.data(), static_cast<int64_t>(records.size())) != 0) {
+    return Fail(MONO_GPU_FAILED_PRECONDITION,
+                "the records of shard " + std::to_string(shard) + " could not be written");
+  }
+  *num_records += saved;
+  return MONO_GPU_OK;
+}
+
 }  // namespace
 }  // namespace gpu
 }  // namespace monolith
 
 using monolith::gpu::Guard;
+using monolith::gpu::SaveShard;
 using monolith::gpu::WithOptions;
 
 int mono_gpu_table_create(const MonoGpuTableConfig* config, MonoGpuTable** table) {
@@ -241,18 +257,56 @@ int mono_gpu_table_save_shard(MonoGpuTable* table, void* stream, int32_t shard,
                               int32_t leave_out_expired, MonoGpuSink sink, void* context,
                               int64_t* num_records) {
   return Guard([&] {
+    return SaveShard(table->table.get(), stream, shard,
+                     leave_out_expired ? &table->table->expiry() : nullptr, sink, context,
+                     num_records);
+  });
+}
+
+int mono_gpu_table_save_shard_until(MonoGpuTable* table, void* stream, int32_t shard,
+                                    uint32_t default_days, const uint32_t* slots,
+                                    const uint32_t* days, int64_t num_slots, MonoGpuSink sink,
+                                    void* context, int64_t* num_records, int64_t* num_expired) {
+  return Guard([&] {
+    monolith::engine::ExpiryConfig config;
+    config.default_days = default_days;
+    for (int64_t i = 0; i < num_slots; ++i) config.slots.push_back({slots[i], days[i]});
+    monolith::engine::ExpiryPolicy policy;
+    const monolith::engine::Status status = monolith::engine::ExpiryPolicy::Create(config, &policy);
+    if (!status.ok()) return monolith::gpu::Fail(MONO_GPU_INVALID_ARGUMENT, status.message);
+    int64_t live = 0;
+    const int64_t before = *num_records;
+    MONO_GPU_TRY(
+        SaveShard(table->table.get(), stream, shard, &policy, sink, context, num_records, &live));
+    *num_expired += live - (*num_records - before);
+    return MONO_GPU_OK;
+  });
+}
+
+int mono_gpu_table_save_ids(MonoGpuTable* table, void* stream, const int64_t* ids, int64_t n,
+                            MonoGpuSink sink, void* context) {
+  return Guard([&] {
     std::string records;
-    int64_t saved = 0;
-    const monolith::engine::ExpiryPolicy* const policy =
-        leave_out_expired ? &table->table->expiry() : nullptr;
-    MONO_GPU_TRY(table->table->SaveShard(stream, shard, policy, &records, &saved));
-    if (!records.empty() &&
-        sink(context, records.data(), static_cast<int64_t>(records.size())) != 0) {
-      return monolith::gpu::Fail(
-          MONO_GPU_FAILED_PRECONDITION,
-          "the records of shard " + std::to_string(shard) + " could not be written");
+    std::vector<int64_t> sizes;
+    MONO_GPU_TRY(table->table->SaveIds(stream, ids, n, &records, &sizes));
+    const char* at = records.data();
+    for (const int64_t size : sizes) {
+      if (sink(context, at, size) != 0) {
+        return monolith::gpu::Fail(MONO_GPU_FAILED_PRECONDITION,
+                                   "the records of ids could not be written");
+      }
+      at += size;
     }
-    *num_records += saved;
+    return MONO_GPU_OK;
+  });
+}
+
+int mono_gpu_table_row_numbers(MonoGpuTable* table, void* stream, const int64_t* ids, int64_t n,
+                               uint32_t* numbers) {
+  return Guard([&] {
+    monolith::gpu::ExportedRows exported;
+    MONO_GPU_TRY(table->table->ExportIds(stream, ids, n, &exported));
+    std::copy(exported.numbers.begin(), exported.numbers.end(), numbers);
     return MONO_GPU_OK;
   });
 }

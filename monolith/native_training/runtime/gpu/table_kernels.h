@@ -46,7 +46,15 @@ struct WriteArguments {
   uint32_t* absent;
   uint32_t* prefix;
   const uint32_t* free_stack;
+  uint32_t* found;  // room for the rows of whole words of 32 ids
 };
+
+// How batches are cut into launches; the constants are measured, and benchmarks may try others.
+struct TableTuning {
+  int64_t pairs_below = 1 << 17;  // ids: waiting counts more than bytes
+  int64_t split_from = 1 << 18;   // ids: finding and stepping are launches of their own
+};
+TableTuning& Tuning();
 
 // A write to one table.
 struct WriteTask {

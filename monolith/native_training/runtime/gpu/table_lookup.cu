@@ -51,6 +51,7 @@ MONO_DEVICE void StoreOnce(const Pack<kSize>& pack, float* to) {
 }
 
 // Finds the ids of a word of 32.
+template <bool kPairs>
 MONO_DEVICE PerId<uint32_t> FindTask(const LookupTask& task, int64_t word, int lane) {
   PerId<int64_t> ids;
   PerId<bool> wanted;
@@ -60,7 +61,7 @@ MONO_DEVICE PerId<uint32_t> FindTask(const LookupTask& task, int64_t word, int l
     wanted.own[k] = i < task.n;
     ids.own[k] = i < task.n ? task.ids[i] : 0;
   }
-  FindRows(task.index, lane, ids, wanted, IgnoreHit(), &rows);
+  FindRows<kPairs>(task.index, lane, ids, wanted, IgnoreHit(), &rows);
   if (task.found != nullptr) {
     for (int k = 0; k < kIdsPerLane; ++k) {
       if (wanted.own[k]) task.found[word * kWordIds + OwnId(lane, k)] = rows.own[k] != 0;
@@ -123,12 +124,12 @@ constexpr int kRetrieveTile = 16;
 constexpr int kRetrieveTile = 1;
 #endif
 
-template <int kTile, int kSize>
+template <int kTile, int kSize, bool kPairs>
 struct CopyRows {
   LookupTask task;
 
   MONO_DEVICE void operator()(int64_t word, int lane) const {
-    CopyFound<kTile, kSize>(task, word, lane, FindTask(task, word, lane));
+    CopyFound<kTile, kSize>(task, word, lane, FindTask<kPairs>(task, word, lane));
   }
 };
 
@@ -137,7 +138,7 @@ struct RetrieveRows {
   RowPlan plan;
 
   MONO_DEVICE void operator()(int64_t word, int lane) const {
-    RetrieveFound<kRetrieveTile>(task, plan, word, lane, FindTask(task, word, lane));
+    RetrieveFound<kRetrieveTile>(task, plan, word, lane, FindTask<false>(task, word, lane));
   }
 };
 
@@ -202,7 +203,7 @@ struct LookupMany {
     const int job = JobAt(jobs.begins, jobs.count, word);
     const LookupTask& task = jobs.Task(job);
     const int64_t own = word - jobs.begins[job];
-    const PerId<uint32_t> rows = FindTask(task, own, lane);
+    const PerId<uint32_t> rows = FindTask<false>(task, own, lane);
     if (task.pack == 4) {
       CopyByTile<4>(task, own, lane, rows);
     } else if (task.pack == 2) {
@@ -224,10 +225,14 @@ int LaunchLookup(Stream stream, const LookupTask& task, const RowPlan& plan) {
   }
 #if defined(__CUDACC__)
   const auto copy = [&](auto tile, auto size) {
-    constexpr int kTile = decltype(tile)::value;
+    constexpr int kTile = decltype(tile)::value, kSize = decltype(size)::value;
+    // Few ids leave the card idle in between: then registers are no matter.
+    if (kSize == 4 && task.n < Tuning().pairs_below) {
+      return ForWarps<2>(stream, words, kAllBlocks, CopyRows<kTile, kSize, kSize == 4>{task});
+    }
     return ForWarps < kTile <= 8
                ? 6
-               : 4 > (stream, words, kAllBlocks, CopyRows<kTile, decltype(size)::value>{task});
+               : 4 > (stream, words, kAllBlocks, CopyRows<kTile, kSize, false>{task});
   };
   const auto with_size = [&](auto size) {
     switch (TileOf(task.dim, task.pack)) {
@@ -250,7 +255,7 @@ int LaunchLookup(Stream stream, const LookupTask& task, const RowPlan& plan) {
       return with_size(std::integral_constant<int, 1>());
   }
 #else
-  return ForWarps(stream, words, kAllBlocks, CopyRows<1, 1>{task});
+  return ForWarps(stream, words, kAllBlocks, CopyRows<1, 1, false>{task});
 #endif
 }
 

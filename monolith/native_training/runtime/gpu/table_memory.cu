@@ -265,11 +265,11 @@ int DeviceArena::Grow(int64_t bytes) {
                                             " bytes, and the card has " +
                                             std::to_string(max_bytes_));
   }
-  // A sixteenth more than there is, so that the number of pieces stays small; where that is not to
-  // be had, what is needed.
+  // A little more than there is, so that the number of pieces stays small; where that is not to be
+  // had, what is needed.
   const int64_t needed = RoundUp(bytes - bytes_, grain_);
   const int64_t ahead =
-      std::min(RoundUp(std::min(bytes_ / 16, int64_t{1} << 30), grain_), max_bytes_ - bytes_);
+      std::min(RoundUp(std::min(bytes_ / 64, int64_t{256} << 20), grain_), max_bytes_ - bytes_);
   if (ahead > needed && Map(ahead) == MONO_GPU_OK) return MONO_GPU_OK;
   return Map(needed);
 }

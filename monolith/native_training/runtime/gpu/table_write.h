@@ -69,12 +69,12 @@ struct SetSameTime {
 };
 
 // Finds the ids, sets their times, notes which are absent.
-template <typename OnHit>
+template <bool kPairs, typename OnHit>
 MONO_DEVICE void FindBatch(const WriteArguments& a, int64_t word, int lane, const OnHit& on_hit,
                            PerId<int64_t>* ids, PerId<uint32_t>* rows) {
   PerId<bool> wanted, absent;
   LoadBatch(a.batch, word, lane, ids, &wanted);
-  FindRows(a.index, lane, *ids, wanted, on_hit, rows);
+  FindRows<kPairs>(a.index, lane, *ids, wanted, on_hit, rows);
   for (int k = 0; k < kIdsPerLane; ++k) absent.own[k] = wanted.own[k] && rows->own[k] == 0;
   const uint32_t bits = WordOf(absent);
   if (lane == 0) {
@@ -191,6 +191,7 @@ struct PackedRows {
 
   static Plan PlanOf(const RowPlan& plan) { return {plan.segments[0], plan.seed}; }
   static int64_t PlanBytes(const RowPlan&) { return sizeof(Plan); }
+  MONO_DEVICE static Rule RuleOf(const Plan& plan) { return Rule(plan.segment); }
 
   MONO_DEVICE static void Step(const WriteArguments& a, const Plan& plan, int64_t word, int lane,
                                const PerId<int64_t>&, const PerId<uint32_t>& rows) {
@@ -232,6 +233,20 @@ struct PackedRows {
         }
       }
     }
+  }
+
+  // The four floats of a row from column c on; returns whether gradients are not finite.
+  MONO_DEVICE static bool StepPack(const WriteArguments& a, const Plan& plan, const Rule& rule,
+                                   int64_t i, uint32_t number, int c) {
+    const int dim = plan.segment.dim;
+    float* const row = reinterpret_cast<float*>(a.rows + number * a.stride);
+    const float4 g = LoadGradient<kSum>(a, dim, i, c);
+    float4 w = LoadFour(row + c), n;
+    if (Rule::kHasState) n = LoadFour(row + dim + c);
+    StepFour(rule, g, &w, &n);
+    *reinterpret_cast<float4*>(row + c) = w;
+    if (Rule::kHasState) *reinterpret_cast<float4*>(row + dim + c) = n;
+    return AnyNonFinite(g);
   }
 
   // Made in registers and stored once.
