@@ -333,7 +333,7 @@ int GpuTable::MoveSpilled(Stream stream) {
                             static_cast<int64_t>(spilled.size() * sizeof(TableSlot))));
     NewLines lines = {};
     for (const TableSlot& slot : spilled) {
-      const int shard = ShardOfHash(engine::HashId(slot.key));
+      const int shard = static_cast<int>(engine::HashId(slot.key) >> kShardShift);
       const int64_t keys = std::max(known_.live[shard], CrowdedSlots(shards_[shard].num_slots()));
       lines[shard] = ScheduledLines(shard, keys + keys / 8 + 1);
     }
