@@ -5,9 +5,13 @@
 //   gpu_table check [first] [last]       random calls on both tables (configurations by number)
 //   gpu_table bench DIM ROWS [adagrad|sgd]
 //   gpu_table insert DIM ROWS            from empty, growth included; every id is found again
-//   gpu_table memory                     runs into a small budget and goes on
+//   gpu_table properties [ROWS]          many tables, determinism, growth to ROWS, memory that runs
+//   out gpu_table streams                    lookups on one stream while another one writes
+//   gpu_table adversarial ROWS           ids chosen to collide, against random ones
+//   gpu_table variants DIM ROWS          other ways to cut batches into launches
+//   gpu_table tables COUNT               one call for COUNT tables against COUNT calls
 //
-// Without nvcc only `check` and `memory` are there, on the loops that stand for the kernels.
+// Without nvcc only `check` and `properties` are there, on the loops that stand for the kernels.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -17,8 +21,9 @@
 #include <vector>
 
 #include "monolith/native_training/runtime/gpu/launch.h"
+#include "monolith/native_training/runtime/gpu/table_kernels.h"
 #include "monolith/native_training/runtime/hash_table/optimizer/optimizer_rules.h"
-#include "tests/native_training/runtime/gpu/table_differential.h"
+#include "tests/native_training/runtime/gpu/table_properties.h"
 
 namespace monolith {
 namespace gpu {
@@ -55,56 +60,20 @@ int Check(int first, int last) {
   return failed == 0 ? 0 : 1;
 }
 
-engine::TableConfig OneSegment(int64_t dim, engine::OptimizerKind kind) {
-  engine::TableConfig config;
-  engine::SegmentConfig segment;
-  segment.dim_size = dim;
-  segment.optimizer.kind = kind;
-  segment.initializer.kind = engine::InitializerKind::kRandomUniform;
-  config.entry.segments.push_back(segment);
-  config.seed = 99;
-  return config;
-}
-
-// What does not fit is refused, and the table stays as it was.
-int Memory() {
-  MUST(mono_gpu_table_set_budget(int64_t{64} << 20));
-  TablePointer table;
-  MUST(CreateTable(OneSegment(16, engine::OptimizerKind::kAdagrad), &table));
-  const int64_t n = 50000;
-  MonoGpuWriteOptions options = {};
-  const float rate = 0.1f;
-  options.learning_rates = &rate;
-  options.num_learning_rates = 1;
-  std::vector<float> gradients(n * 16, 0.5f);
-  Array<float> device_gradients(gradients);
-  int64_t rows = 0;
-  int code = MONO_GPU_OK;
-  for (int batch = 0; batch < 100 && code == MONO_GPU_OK; ++batch) {
-    std::vector<int64_t> ids(n);
-    for (int64_t i = 0; i < n; ++i) ids[i] = batch * n + i;
-    Array<int64_t> device_ids(ids);
-    code = mono_gpu_table_optimize(table.get(), nullptr, device_ids.data(), n,
-                                   device_gradients.data(), &options);
-    MUST(mono_gpu_synchronize(nullptr));
-    if (code == MONO_GPU_OK) rows += n;
-  }
-  std::printf("memory: code %d after %lld rows: %s\n", code, static_cast<long long>(rows),
-              mono_gpu_last_error());
-  MonoGpuTableStats stats;
-  MUST(mono_gpu_table_stats(table.get(), &stats));
-  bool good = code == MONO_GPU_OUT_OF_MEMORY && stats.size == rows && rows > 0;
-  std::vector<int64_t> ids(rows);
-  for (int64_t i = 0; i < rows; ++i) ids[i] = i;
-  Array<int64_t> device_ids(ids);
-  Array<float> out(rows * 16);
-  Array<uint8_t> found(rows);
-  MUST(mono_gpu_table_lookup(table.get(), nullptr, device_ids.data(), rows, out.data(),
-                             found.data()));
-  for (const uint8_t there : found.Read()) good &= there == 1;
-  MUST(mono_gpu_table_set_budget(0));
-  std::printf("memory: %s\n", good ? "passed" : "FAILED");
-  return good ? 0 : 1;
+int Properties(int64_t rows) {
+  int failed = 0;
+  const auto report = [&failed](const char* what, const std::string& error) {
+    std::printf("properties: %s: %s\n", what, error.empty() ? "passed" : error.c_str());
+    std::fflush(stdout);
+    failed += !error.empty();
+  };
+  report("many tables", ManyTablesEqualSingleOnes());
+  report("many tables, out of memory", ManyTablesChangeTogetherOrNotAtAll());
+  report("determinism", SameCallsGiveTheSameTable(3000, 20));
+  if (rows > 1000000) report("determinism, large batches", SameCallsGiveTheSameTable(600000, 12));
+  report("out of memory", RunsOutOfMemoryWithoutLoss(int64_t{64} << 20));
+  report("growth", GrowsWhileRowsLeave(rows));
+  return failed == 0 ? 0 : 1;
 }
 
 #if defined(__CUDACC__)
@@ -199,14 +168,15 @@ struct Timing {
   double worst = 0;
 };
 
-// Microseconds of run(i), each on an idle device, by events.
-template <typename Run>
-Timing Measure(int times, const Run& run) {
+// Microseconds of run(i), each after before() on an idle device, by events.
+template <typename Run, typename Before>
+Timing Measure(int times, const Run& run, const Before& before) {
   cudaEvent_t begin, end;
   cudaEventCreate(&begin);
   cudaEventCreate(&end);
   std::vector<double> us;
   for (int i = 0; i < times + 3; ++i) {
+    before();
     cudaEventRecord(begin);
     run(i);
     cudaEventRecord(end);
@@ -222,6 +192,25 @@ Timing Measure(int times, const Run& run) {
   cudaEventDestroy(end);
   std::sort(us.begin(), us.end());
   return {us[us.size() / 2], us.back()};
+}
+
+template <typename Run>
+Timing Measure(int times, const Run& run) {
+  return Measure(times, run, [] {});
+}
+
+// Keeps the device busy for about so many cycles.
+__global__ void SpinKernel(long long cycles) {
+  const long long begin = clock64();
+  while (clock64() - begin < cycles) {
+  }
+}
+
+// Microseconds of run(i) on the device behind other work, as in training: what the host does in the
+// meantime is hidden.
+template <typename Run>
+Timing MeasureQueued(int times, const Run& run) {
+  return Measure(times, run, [] { SpinKernel<<<1, 1>>>(200000); });
 }
 
 constexpr int64_t kBatch = int64_t{1} << 20;
@@ -377,24 +366,19 @@ int Bench(int64_t dim, int64_t rows, engine::OptimizerKind kind) {
   options.duplicates = MONO_GPU_IDS_ARE_DISTINCT;
   for (const int64_t n : {int64_t{1024}, int64_t{65536}}) {
     std::printf("  batches of %lld:\n", static_cast<long long>(n));
-    Row("lookup", n,
-        Measure(20,
-                [&](int i) {
-                  MUST(mono_gpu_table_lookup(
-                      table.get(), nullptr,
-                      batches.ids[i % kBatches]->data() + i * n % (kBatch - n), n, out.data(),
-                      nullptr));
-                }),
-        0);
-    Row("update", n,
-        Measure(20,
-                [&](int i) {
-                  MUST(mono_gpu_table_optimize(
-                      table.get(), nullptr,
-                      batches.ids[i % kBatches]->data() + i * n % (kBatch - n), n, gradients.data(),
-                      &options));
-                }),
-        0);
+    const auto ids_of = [&](int i) {
+      return batches.ids[i % kBatches]->data() + i * n % (kBatch - n);
+    };
+    const auto lookup = [&](int i) {
+      MUST(mono_gpu_table_lookup(table.get(), nullptr, ids_of(i), n, out.data(), nullptr));
+    };
+    const auto update = [&](int i) {
+      MUST(mono_gpu_table_optimize(table.get(), nullptr, ids_of(i), n, gradients.data(), &options));
+    };
+    Row("lookup", n, Measure(20, lookup), 0);
+    Row("lookup, device time", n, MeasureQueued(20, lookup), 0);
+    Row("update", n, Measure(20, update), 0);
+    Row("update, device time", n, MeasureQueued(20, update), 0);
     // Back to back, as in training: what the host adds is hidden or not.
     const Timing many = Measure(5, [&](int i) {
       for (int k = 0; k < 20; ++k) {
@@ -411,7 +395,11 @@ int Bench(int64_t dim, int64_t rows, engine::OptimizerKind kind) {
 int Insert(int64_t dim, int64_t rows) {
   std::printf("insert from empty, dim %lld, %lld rows, adagrad\n", static_cast<long long>(dim),
               static_cast<long long>(rows));
-  TablePointer table;
+  // Kernels are loaded when they are first launched; that is not growth.
+  TablePointer other, table;
+  MUST(CreateTable(OneSegment(dim, engine::OptimizerKind::kAdagrad), &other));
+  Fill(other.get(), dim, 1000);
+  other.reset();
   MUST(CreateTable(OneSegment(dim, engine::OptimizerKind::kAdagrad), &table));
   const std::vector<double> us = Fill(table.get(), dim, rows);
   double all = 0;
@@ -451,6 +439,234 @@ int Insert(int64_t dim, int64_t rows) {
   return missing == 0 && zero == 0 ? 0 : 1;
 }
 
+// The same calls with other limits between the kinds of launches.
+int Variants(int64_t dim, int64_t rows) {
+  std::printf("variants, dim %lld, %lld rows, adagrad\n", static_cast<long long>(dim),
+              static_cast<long long>(rows));
+  const Batches batches(rows);
+  Array<float> out(kBatch * dim), gradients(kBatch * dim);
+  MUST(ForEach(nullptr, kBatch * dim, FillFloats{gradients.data()}));
+  TablePointer table;
+  MUST(CreateTable(OneSegment(dim, engine::OptimizerKind::kAdagrad), &table));
+  MUST(mono_gpu_table_reserve(table.get(), nullptr, rows));
+  Fill(table.get(), dim, rows);
+  const float rate = 0.01f;
+  MonoGpuWriteOptions options = {};
+  options.learning_rates = &rate;
+  options.num_learning_rates = 1;
+  options.req_time = 2000;
+  const TableTuning measured = Tuning();
+  constexpr int64_t kAlways = 0, kNever = int64_t{1} << 40;
+  for (const int64_t n : {int64_t{1} << 14, int64_t{1} << 16, int64_t{1} << 18, kBatch}) {
+    std::printf("  batches of %lld, device time:\n", static_cast<long long>(n));
+    const auto ids_of = [&](int i) {
+      return batches.ids[i % kBatches]->data() + (n == kBatch ? 0 : i * n % (kBatch - n));
+    };
+    for (const int64_t pairs : {kAlways, kNever}) {
+      Tuning().pairs_below = pairs;
+      Row(pairs == kNever ? "lookup, pairs of lines" : "lookup, lines", n,
+          MeasureQueued(20,
+                        [&](int i) {
+                          MUST(mono_gpu_table_lookup(table.get(), nullptr, ids_of(i), n, out.data(),
+                                                     nullptr));
+                        }),
+          0);
+    }
+    for (const int32_t duplicates : {MONO_GPU_IDS_ARE_DISTINCT, MONO_GPU_SUM_GRADIENTS}) {
+      options.duplicates = duplicates;
+      const std::string kind = duplicates == MONO_GPU_IDS_ARE_DISTINCT ? "update" : "update summed";
+      const auto update = [&](const char* how, int64_t pairs_below, int64_t split_from) {
+        Tuning() = {pairs_below, split_from};
+        Row((kind + how).c_str(), n,
+            MeasureQueued(20,
+                          [&](int i) {
+                            ++options.req_time;
+                            MUST(mono_gpu_table_optimize(table.get(), nullptr, ids_of(i), n,
+                                                         gradients.data(), &options));
+                          }),
+            0);
+      };
+      update(", lines", kAlways, kNever);
+      update(", pairs of lines", kNever, kNever);
+      update(", two launches", kAlways, kAlways);
+    }
+  }
+  Tuning() = measured;
+  return 0;
+}
+
+// One call for many tables.
+int Tables(int64_t count) {
+  constexpr int64_t kRows = 100000, kIds = 2048, kDim = 16;
+  std::printf("%lld tables of %lld rows, %lld ids of each, dim %lld\n",
+              static_cast<long long>(count), static_cast<long long>(kRows),
+              static_cast<long long>(kIds), static_cast<long long>(kDim));
+  std::vector<TablePointer> tables(count);
+  for (TablePointer& table : tables) {
+    MUST(CreateTable(OneSegment(kDim, engine::OptimizerKind::kAdagrad), &table));
+    Fill(table.get(), kDim, kRows);
+  }
+  Array<int64_t> ids(kRows);
+  MUST(ForEach(nullptr, kRows, MakeIds{0, ids.data()}));
+  Array<float> out(count * kIds * kDim), gradients(kIds * kDim);
+  MUST(ForEach(nullptr, kIds * kDim, FillFloats{gradients.data()}));
+  const float rate = 0.01f;
+  MonoGpuWriteOptions options = {};
+  options.learning_rates = &rate;
+  options.num_learning_rates = 1;
+  std::vector<MonoGpuLookupJob> lookups;
+  std::vector<MonoGpuOptimizeJob> updates;
+  for (int64_t t = 0; t < count; ++t) {
+    const int64_t* const some = ids.data() + t * 31 % (kRows - kIds);
+    lookups.push_back({tables[t].get(), some, kIds, out.data() + t * kIds * kDim, nullptr});
+    updates.push_back({tables[t].get(), some, kIds, gradients.data(), &options});
+  }
+  Row("lookup, one call", count * kIds,
+      Measure(20, [&](int) { MUST(mono_gpu_table_lookup_many(nullptr, lookups.data(), count)); }),
+      0);
+  Row("lookup, a call for each", count * kIds,
+      Measure(20,
+              [&](int) {
+                for (const MonoGpuLookupJob& job : lookups) {
+                  MUST(mono_gpu_table_lookup(job.table, nullptr, job.ids, job.n, job.out, nullptr));
+                }
+              }),
+      0);
+  Row("update, one call", count * kIds,
+      Measure(20, [&](int) { MUST(mono_gpu_table_optimize_many(nullptr, updates.data(), count)); }),
+      0);
+  Row("update, a call for each", count * kIds,
+      Measure(20,
+              [&](int) {
+                for (const MonoGpuOptimizeJob& job : updates) {
+                  MUST(mono_gpu_table_optimize(job.table, nullptr, job.ids, job.n, job.gradients,
+                                               job.options));
+                }
+              }),
+      0);
+  return 0;
+}
+
+struct MakeHardIds {
+  int kind;
+  int64_t begin;
+  int64_t* ids;
+  MONO_DEVICE void operator()(int64_t i) const {
+    const uint64_t number = static_cast<uint64_t>(begin + i) + 1;
+    ids[i] = static_cast<int64_t>(kind == 0   ? number << 20
+                                  : kind == 1 ? __brevll(number)
+                                  : kind == 2 ? number << 32 | 7
+                                              : static_cast<uint64_t>(IdOf(number)));
+  }
+};
+
+// Ids whose bits follow a pattern take no longer than random ones.
+int Adversarial(int64_t rows) {
+  const char* const names[] = {"multiples of 2^20", "bits reversed", "equal low halves", "random"};
+  double us[4][2];
+  for (const int kind : {3, 0, 1, 2}) {
+    TablePointer table;
+    MUST(CreateTable(OneSegment(16, engine::OptimizerKind::kAdagrad), &table));
+    MUST(mono_gpu_table_reserve(table.get(), nullptr, rows));
+    Array<int64_t> ids(kBatch);
+    Array<float> values(kBatch * 16);
+    MUST(ForEach(nullptr, kBatch * 16, FillFloats{values.data()}));
+    const float rate = 0.01f;
+    MonoGpuWriteOptions options = {};
+    options.learning_rates = &rate;
+    options.num_learning_rates = 1;
+    for (int64_t begin = 0; begin < rows; begin += kBatch) {
+      const int64_t n = std::min(kBatch, rows - begin);
+      MUST(ForEach(nullptr, n, MakeHardIds{kind, begin, ids.data()}));
+      MUST(mono_gpu_table_optimize(table.get(), nullptr, ids.data(), n, values.data(), &options));
+    }
+    us[kind][0] = Measure(20, [&](int i) {
+                    (void)i;
+                    MUST(mono_gpu_table_lookup(table.get(), nullptr, ids.data(), kBatch,
+                                               values.data(), nullptr));
+                  }).median;
+    MUST(ForEach(nullptr, kBatch * 16, FillFloats{values.data()}));
+    us[kind][1] = Measure(20, [&](int i) {
+                    (void)i;
+                    MUST(mono_gpu_table_optimize(table.get(), nullptr, ids.data(), kBatch,
+                                                 values.data(), &options));
+                  }).median;
+    std::printf("  %-20s lookup %.1f us, update %.1f us\n", names[kind], us[kind][0], us[kind][1]);
+  }
+  bool good = true;
+  for (int kind = 0; kind < 3; ++kind) {
+    good &= us[kind][0] <= 2 * us[3][0] && us[kind][1] <= 2 * us[3][1];
+  }
+  std::printf("adversarial: %s\n", good ? "passed" : "FAILED: more than twice the time");
+  return good ? 0 : 1;
+}
+
+// Counts rows of which not all floats are alike.
+struct CountTorn {
+  const float* rows;
+  int dim;
+  unsigned long long* torn;
+  MONO_DEVICE void operator()(int64_t i) const {
+    for (int c = 1; c < dim; ++c) {
+      if (rows[i * dim + c] != rows[i * dim]) {
+        atomicAdd(torn, 1ull);
+        return;
+      }
+    }
+  }
+};
+
+struct FillRows {
+  float value;
+  float* values;
+  MONO_DEVICE void operator()(int64_t i) const { values[i] = value; }
+};
+
+// Rows that are assigned one value each time, by a stream of its own, are never seen half written.
+int Streams() {
+  constexpr int64_t kIds = 200000, kDim = 32;
+  cudaStream_t writer = nullptr, reader = nullptr;
+  if (cudaStreamCreateWithFlags(&writer, cudaStreamNonBlocking) != cudaSuccess ||
+      cudaStreamCreateWithFlags(&reader, cudaStreamNonBlocking) != cudaSuccess) {
+    std::printf("no streams\n");
+    return 1;
+  }
+  uint64_t torn = 0, mixed = 0;
+  for (const bool keep : {false, true}) {
+    if (keep) {
+      MUST(mono_gpu_keep_stream(writer));
+      MUST(mono_gpu_keep_stream(reader));
+    }
+    TablePointer table;
+    MUST(CreateTable(OneSegment(kDim, engine::OptimizerKind::kSgd), &table));
+    Array<int64_t> ids(kIds);
+    MUST(ForEach(nullptr, kIds, MakeIds{0, ids.data()}));
+    Array<float> values(kIds * kDim), out(kIds * kDim);
+    Array<unsigned long long> count(std::vector<unsigned long long>{0});
+    MUST(mono_gpu_synchronize(nullptr));
+    MonoGpuWriteOptions options = {};
+    for (int step = 1; step <= 200; ++step) {
+      MUST(ForEach(writer, kIds * kDim, FillRows{static_cast<float>(step), values.data()}));
+      // More ids as it goes, so that the index grows under the lookups.
+      const int64_t n = kIds * step / 200;
+      MUST(mono_gpu_table_assign(table.get(), writer, ids.data(), n, values.data(), &options));
+      MUST(mono_gpu_table_lookup(table.get(), reader, ids.data(), kIds, out.data(), nullptr));
+      MUST(ForEach(reader, kIds, CountTorn{out.data(), kDim, count.data()}));
+    }
+    MUST(mono_gpu_synchronize(writer));
+    MUST(mono_gpu_synchronize(reader));
+    torn += count.Read()[0];
+    for (const float value : out.Read()) mixed += value != 200.0f;
+  }
+  cudaStreamDestroy(writer);
+  cudaStreamDestroy(reader);
+  const bool good = torn == 0 && mixed == 0;
+  std::printf("streams: %llu torn rows, %llu floats of another write: %s\n",
+              static_cast<unsigned long long>(torn), static_cast<unsigned long long>(mixed),
+              good ? "passed" : "FAILED");
+  return good ? 0 : 1;
+}
+
 #endif
 
 int Main(int argc, char** argv) {
@@ -461,7 +677,7 @@ int Main(int argc, char** argv) {
   if (mode == "check") {
     return Check(static_cast<int>(number(2, 0)), static_cast<int>(number(3, kDifferentialConfigs)));
   }
-  if (mode == "memory") return Memory();
+  if (mode == "properties") return Properties(number(2, 200000));
 #if defined(__CUDACC__)
   if (mode == "bench") {
     const bool sgd = argc > 4 && std::strcmp(argv[4], "sgd") == 0;
@@ -469,8 +685,14 @@ int Main(int argc, char** argv) {
                  sgd ? engine::OptimizerKind::kSgd : engine::OptimizerKind::kAdagrad);
   }
   if (mode == "insert") return Insert(number(2, 16), number(3, 100000000));
+  if (mode == "variants") return Variants(number(2, 16), number(3, 10000000));
+  if (mode == "tables") return Tables(number(2, 100));
+  if (mode == "adversarial") return Adversarial(number(2, 10000000));
+  if (mode == "streams") return Streams();
 #endif
-  std::printf("usage: gpu_table check | bench DIM ROWS [sgd] | insert DIM ROWS | memory\n");
+  std::printf(
+      "usage: gpu_table check | properties | streams | adversarial | bench DIM ROWS [sgd] | "
+      "insert DIM ROWS | variants DIM ROWS | tables COUNT\n");
   return 2;
 }
 

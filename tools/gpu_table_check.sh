@@ -2,13 +2,20 @@
 # Builds the GPU table without TensorFlow and Python, checks it against the engine's table and
 # measures it. Needs nvcc (on PATH, in CUDA_HOME or /usr/local/cuda), g++ and a GPU.
 #
-#   tools/gpu_table_check.sh FOLDER [all | check | bench]
+#   tools/gpu_table_check.sh FOLDER [all | build | check | long | sanitize | bench | variants]...
+#
+#   check      random calls against the engine, and what the table promises beside
+#   long       the same with growth to 50 million rows, and ids chosen to collide
+#   sanitize   compute-sanitizer's memcheck, racecheck and initcheck on small sequences
+#   bench      the figures of benchmarks/README.md
+#   variants   other ways to cut batches into launches
 #
 # Objects, the program and the logs go to FOLDER. MONO_GPU_ARCH: the architecture, sm_90 if unset.
 set -euo pipefail
 
-out=${1:?usage: tools/gpu_table_check.sh FOLDER [all | check | bench]}
-what=${2:-all}
+out=${1:?usage: tools/gpu_table_check.sh FOLDER [all | build | check | long | sanitize | bench | variants]...}
+shift
+what=" ${*:-all} "
 cd "$(dirname "$0")/.."
 mkdir -p "$out/objects"
 out=$(cd "$out" && pwd)
@@ -39,17 +46,39 @@ grep -hE 'Compiling|Used' "$out"/objects/*.log | paste - - |
 
 run() { echo "== gpu_table $*"; timeout "${MONO_GPU_LIMIT:-60}" "$out/gpu_table" "$@"; }
 status=0
-if [ "$what" != bench ]; then
-  run check 2>&1 | tee "$out/check.txt" || status=1
-  run memory 2>&1 | tee -a "$out/check.txt" || status=1
+wants() { case "$what" in *" all "* | *" $1 "*) return 0 ;; *) return 1 ;; esac; }
+if wants check; then
+  { run check && run properties && run streams; } 2>&1 | tee "$out/check.txt" || status=1
 fi
-if [ "$what" != check ]; then
+if wants long; then
+  { run properties 50000000 && run adversarial 10000000; } 2>&1 | tee "$out/long.txt" || status=1
+fi
+if wants sanitize; then
+  sanitizer=$(command -v compute-sanitizer || echo "$(dirname "$nvcc")/compute-sanitizer")
+  for tool in memcheck racecheck initcheck; do
+    for mode in "check 0 4" "properties 3000" "streams"; do
+      echo "== $tool: gpu_table $mode"
+      # shellcheck disable=SC2086
+      timeout "${MONO_GPU_LIMIT:-120}" "$sanitizer" --tool "$tool" --error-exitcode 9 "$out/gpu_table" $mode
+    done
+  done 2>&1 | tee "$out/sanitize.txt" || status=1
+fi
+if wants bench; then
   {
     run bench 16 10000000
     run bench 16 100000000
     run bench 64 10000000
     run bench 64 100000000
     run insert 16 100000000
+    run tables 100
   } 2>&1 | tee "$out/bench.txt" || status=1
 fi
+case "$what" in
+  *" variants "*)
+    {
+      run variants 16 100000000
+      run variants 64 100000000
+    } 2>&1 | tee "$out/variants.txt" || status=1
+    ;;
+esac
 exit $status

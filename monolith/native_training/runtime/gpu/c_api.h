@@ -305,6 +305,36 @@ MONO_GPU_API int mono_gpu_table_assign_add(MonoGpuTable* table, void* stream, co
 MONO_GPU_API int mono_gpu_table_optimize(MonoGpuTable* table, void* stream, const int64_t* ids,
                                          int64_t n, const float* gradients,
                                          const MonoGpuWriteOptions* options);
+
+typedef struct MonoGpuLookupJob {
+  MonoGpuTable* table;
+  const int64_t* ids;
+  int64_t n;
+  float* out;
+  uint8_t* found;  // or null
+} MonoGpuLookupJob;
+
+// All lookups in one launch; a table may come several times. Jobs lie on the host.
+MONO_GPU_API int mono_gpu_table_lookup_many(void* stream, const MonoGpuLookupJob* jobs,
+                                            int64_t num_jobs);
+
+typedef struct MonoGpuOptimizeJob {
+  MonoGpuTable* table;
+  const int64_t* ids;
+  int64_t n;
+  const float* gradients;
+  const MonoGpuWriteOptions* options;
+} MonoGpuOptimizeJob;
+
+// Steps of several tables, as many launches as one table needs for tables alike. The jobs of one
+// table have the same options and are one batch, joined in the order of the jobs. On an error no
+// table has changed. Jobs lie on the host.
+MONO_GPU_API int mono_gpu_table_optimize_many(void* stream, const MonoGpuOptimizeJob* jobs,
+                                              int64_t num_jobs);
+
+// Promises that a stream is there as long as there are tables: then calls on it record no events.
+MONO_GPU_API int mono_gpu_keep_stream(void* stream);
+
 // existed[i] = 1 where ids[i] was present, else 0 (or null).
 MONO_GPU_API int mono_gpu_table_reinitialize(MonoGpuTable* table, void* stream, const int64_t* ids,
                                              int64_t n, int64_t now, int32_t* existed);
@@ -325,6 +355,21 @@ typedef int (*MonoGpuSink)(void* context, const char* bytes, int64_t size);
 MONO_GPU_API int mono_gpu_table_save_shard(MonoGpuTable* table, void* stream, int32_t shard,
                                            int32_t leave_out_expired, MonoGpuSink sink,
                                            void* context, int64_t* num_records);
+// The same with other expiry times than the table's: default_days, and those of some slots.
+// *num_expired counts the rows that were left out.
+MONO_GPU_API int mono_gpu_table_save_shard_until(MonoGpuTable* table, void* stream, int32_t shard,
+                                                 uint32_t default_days, const uint32_t* slots,
+                                                 const uint32_t* days, int64_t num_slots,
+                                                 MonoGpuSink sink, void* context,
+                                                 int64_t* num_records, int64_t* num_expired);
+// Hands out one record, without a frame, for each of n ids, in order; 0 bytes where there is no
+// row.
+MONO_GPU_API int mono_gpu_table_save_ids(MonoGpuTable* table, void* stream, const int64_t* ids,
+                                         int64_t n, MonoGpuSink sink, void* context);
+// numbers[i], on the host, is where the row of ids[i] lies, 0 where there is none. The same calls
+// give the same numbers.
+MONO_GPU_API int mono_gpu_table_row_numbers(MonoGpuTable* table, void* stream, const int64_t* ids,
+                                            int64_t n, uint32_t* numbers);
 // Stores the rows of n records, without frames, all of them on the host; the last of equal ids
 // stays. *state_reset counts segments whose state was missing or of another optimizer. On an error
 // some rows are stored.

@@ -1,5 +1,10 @@
 // The tables of the C interface.
+#include <algorithm>
+#include <deque>
+#include <map>
 #include <memory>
+#include <string>
+#include <vector>
 
 #include "monolith/native_training/runtime/gpu/c_api.h"
 #include "monolith/native_training/runtime/gpu/errors.h"
@@ -84,22 +89,42 @@ class CallbackFilter : public engine::OccurrenceFilter {
   void* const context_;
 };
 
-// Calls run(options) with the options of the C interface.
-template <typename Run>
-int WithOptions(const MonoGpuWriteOptions& from, const Run& run) {
+// The options of the C interface; `filter` has to stay as long as they are used.
+int ReadOptions(const MonoGpuWriteOptions& from, CallbackFilter* filter, GpuOptimizeOptions* to) {
   if (from.duplicates < MONO_GPU_IDS_ARE_DISTINCT || from.duplicates > MONO_GPU_SUM_GRADIENTS) {
     return Fail(MONO_GPU_INVALID_ARGUMENT,
                 "duplicates is " + std::to_string(from.duplicates) + ", want 0 to 2");
   }
+  to->write.req_time = from.req_time;
+  to->write.duplicates = static_cast<Duplicates>(from.duplicates);
+  to->write.filter = from.filter == nullptr ? nullptr : filter;
+  to->learning_rates = from.learning_rates;
+  to->num_learning_rates = from.num_learning_rates;
+  to->global_step = from.global_step;
+  return MONO_GPU_OK;
+}
+
+// Calls run(options) with the options of the C interface.
+template <typename Run>
+int WithOptions(const MonoGpuWriteOptions& from, const Run& run) {
   CallbackFilter filter(from.filter, from.filter_context);
   GpuOptimizeOptions options;
-  options.write.req_time = from.req_time;
-  options.write.duplicates = static_cast<Duplicates>(from.duplicates);
-  options.write.filter = from.filter == nullptr ? nullptr : &filter;
-  options.learning_rates = from.learning_rates;
-  options.num_learning_rates = from.num_learning_rates;
-  options.global_step = from.global_step;
+  MONO_GPU_TRY(ReadOptions(from, &filter, &options));
   return run(options);
+}
+
+int SaveShard(GpuTable* table, void* stream, int32_t shard, const engine::ExpiryPolicy* policy,
+              MonoGpuSink sink, void* context, int64_t* num_records, int64_t* live = nullptr) {
+  std::string records;
+  int64_t saved = 0;
+  MONO_GPU_TRY(table->SaveShard(stream, shard, policy, &records, &saved, live));
+  if (!records.empty() &&
+      sink(context, records.data(), static_cast<int64_t>(records.size())) != 0) {
+    return Fail(MONO_GPU_FAILED_PRECONDITION,
+                "the records of shard " + std::to_string(shard) + " could not be written");
+  }
+  *num_records += saved;
+  return MONO_GPU_OK;
 }
 
 }  // namespace
@@ -107,6 +132,7 @@ int WithOptions(const MonoGpuWriteOptions& from, const Run& run) {
 }  // namespace monolith
 
 using monolith::gpu::Guard;
+using monolith::gpu::SaveShard;
 using monolith::gpu::WithOptions;
 
 int mono_gpu_table_create(const MonoGpuTableConfig* config, MonoGpuTable** table) {
@@ -156,6 +182,44 @@ int mono_gpu_table_optimize(MonoGpuTable* table, void* stream, const int64_t* id
   });
 }
 
+int mono_gpu_table_lookup_many(void* stream, const MonoGpuLookupJob* jobs, int64_t num_jobs) {
+  return Guard([&] {
+    std::vector<monolith::gpu::GpuLookupJob> all;
+    for (int64_t i = 0; i < num_jobs; ++i) {
+      all.push_back(
+          {jobs[i].table->table.get(), jobs[i].ids, jobs[i].n, jobs[i].out, jobs[i].found});
+    }
+    return monolith::gpu::GpuTable::LookupMany(stream, all.data(), num_jobs);
+  });
+}
+
+int mono_gpu_table_optimize_many(void* stream, const MonoGpuOptimizeJob* jobs, int64_t num_jobs) {
+  return Guard([&] {
+    // Jobs that share their options here share them there.
+    std::map<const MonoGpuWriteOptions*, monolith::gpu::GpuOptimizeOptions> options;
+    std::deque<monolith::gpu::CallbackFilter> filters;
+    std::vector<monolith::gpu::GpuOptimizeJob> all;
+    for (int64_t i = 0; i < num_jobs; ++i) {
+      const MonoGpuWriteOptions& from = *jobs[i].options;
+      const auto [at, is_new] = options.try_emplace(&from);
+      if (is_new) {
+        filters.emplace_back(from.filter, from.filter_context);
+        MONO_GPU_TRY(monolith::gpu::ReadOptions(from, &filters.back(), &at->second));
+      }
+      all.push_back(
+          {jobs[i].table->table.get(), jobs[i].ids, jobs[i].n, jobs[i].gradients, &at->second});
+    }
+    return monolith::gpu::GpuTable::OptimizeMany(stream, all.data(), num_jobs);
+  });
+}
+
+int mono_gpu_keep_stream(void* stream) {
+  return Guard([&] {
+    monolith::gpu::KeepStream(stream);
+    return MONO_GPU_OK;
+  });
+}
+
 int mono_gpu_table_reinitialize(MonoGpuTable* table, void* stream, const int64_t* ids, int64_t n,
                                 int64_t now, int32_t* existed) {
   return Guard([&] { return table->table->Reinitialize(stream, ids, n, now, existed); });
@@ -193,18 +257,56 @@ int mono_gpu_table_save_shard(MonoGpuTable* table, void* stream, int32_t shard,
                               int32_t leave_out_expired, MonoGpuSink sink, void* context,
                               int64_t* num_records) {
   return Guard([&] {
+    return SaveShard(table->table.get(), stream, shard,
+                     leave_out_expired ? &table->table->expiry() : nullptr, sink, context,
+                     num_records);
+  });
+}
+
+int mono_gpu_table_save_shard_until(MonoGpuTable* table, void* stream, int32_t shard,
+                                    uint32_t default_days, const uint32_t* slots,
+                                    const uint32_t* days, int64_t num_slots, MonoGpuSink sink,
+                                    void* context, int64_t* num_records, int64_t* num_expired) {
+  return Guard([&] {
+    monolith::engine::ExpiryConfig config;
+    config.default_days = default_days;
+    for (int64_t i = 0; i < num_slots; ++i) config.slots.push_back({slots[i], days[i]});
+    monolith::engine::ExpiryPolicy policy;
+    const monolith::engine::Status status = monolith::engine::ExpiryPolicy::Create(config, &policy);
+    if (!status.ok()) return monolith::gpu::Fail(MONO_GPU_INVALID_ARGUMENT, status.message);
+    int64_t live = 0;
+    const int64_t before = *num_records;
+    MONO_GPU_TRY(
+        SaveShard(table->table.get(), stream, shard, &policy, sink, context, num_records, &live));
+    *num_expired += live - (*num_records - before);
+    return MONO_GPU_OK;
+  });
+}
+
+int mono_gpu_table_save_ids(MonoGpuTable* table, void* stream, const int64_t* ids, int64_t n,
+                            MonoGpuSink sink, void* context) {
+  return Guard([&] {
     std::string records;
-    int64_t saved = 0;
-    const monolith::engine::ExpiryPolicy* const policy =
-        leave_out_expired ? &table->table->expiry() : nullptr;
-    MONO_GPU_TRY(table->table->SaveShard(stream, shard, policy, &records, &saved));
-    if (!records.empty() &&
-        sink(context, records.data(), static_cast<int64_t>(records.size())) != 0) {
-      return monolith::gpu::Fail(
-          MONO_GPU_FAILED_PRECONDITION,
-          "the records of shard " + std::to_string(shard) + " could not be written");
+    std::vector<int64_t> sizes;
+    MONO_GPU_TRY(table->table->SaveIds(stream, ids, n, &records, &sizes));
+    const char* at = records.data();
+    for (const int64_t size : sizes) {
+      if (sink(context, at, size) != 0) {
+        return monolith::gpu::Fail(MONO_GPU_FAILED_PRECONDITION,
+                                   "the records of ids could not be written");
+      }
+      at += size;
     }
-    *num_records += saved;
+    return MONO_GPU_OK;
+  });
+}
+
+int mono_gpu_table_row_numbers(MonoGpuTable* table, void* stream, const int64_t* ids, int64_t n,
+                               uint32_t* numbers) {
+  return Guard([&] {
+    monolith::gpu::ExportedRows exported;
+    MONO_GPU_TRY(table->table->ExportIds(stream, ids, n, &exported));
+    std::copy(exported.numbers.begin(), exported.numbers.end(), numbers);
     return MONO_GPU_OK;
   });
 }

@@ -70,6 +70,33 @@ struct CopyMarked {
   }
 };
 
+// Copies the rows of some ids.
+struct CopyNamed {
+  IndexView index;
+  const int64_t* ids;
+  int64_t n;
+  const char* rows;
+  int64_t stride;
+  int row_floats;
+  uint32_t* numbers;
+  uint32_t* ts;
+  float* out;
+
+  MONO_DEVICE void operator()(int64_t word, int lane) const {
+    for (int64_t i = word * kWordIds; i < n && i < (word + 1) * kWordIds; ++i) {
+      const TableSlot* const at = FindSlot(index, ids[i]);
+      const TableSlot slot = at == nullptr ? TableSlot{0, 0, 0} : *at;
+      if (lane == 0) {
+        numbers[i] = slot.row;
+        ts[i] = slot.ts;
+      }
+      if (slot.row == 0) continue;
+      const float* const from = reinterpret_cast<const float*>(rows + slot.row * stride);
+      for (int k = lane; k < row_floats; k += kWarpLanes) out[i * row_floats + k] = from[k];
+    }
+  }
+};
+
 }  // namespace
 
 int GpuTable::ExportShard(Stream stream, int shard, const engine::ExpiryPolicy* policy,
@@ -80,62 +107,118 @@ int GpuTable::ExportShard(Stream stream, int shard, const engine::ExpiryPolicy* 
   }
   std::lock_guard<std::mutex> lock(mutex_);
   // As a write: no other may come while rows are copied.
-  MONO_GPU_TRY(BeginWrite(stream));
-  MONO_GPU_TRY(ReadState(stream));
-  MONO_GPU_TRY(MoveSpilled(stream));
-  const Shard& s = shards_[shard];
-  const int64_t words = CeilDiv(s.num_slots(), kWordIds);
-  const std::vector<int64_t> none;
-  const std::vector<int64_t>& limits = policy == nullptr ? none : policy->slot_seconds();
-  const int64_t limit_bytes = static_cast<int64_t>(limits.size() * sizeof(int64_t));
-  const int64_t row_bytes = layout_.row_bytes;
-  const int64_t piece_words =
-      std::max<int64_t>(1, std::min(words, kStagingBytes / (kWordIds * (row_bytes + 12))));
-  const int64_t piece_rows = piece_words * kWordIds;
-  DeviceBuffer marks, staging;
-  MONO_GPU_TRY(marks.Allocate(stream, 2 * words * 4 + limit_bytes + 8, "saving a table"));
-  int64_t* const device_limits = marks.As<int64_t>();
-  const auto bits = reinterpret_cast<uint32_t*>(marks.As<char>() + limit_bytes);
-  uint32_t* const prefix = bits + words;
-  uint32_t* const total = prefix + words;
-  MONO_GPU_TRY(staging.Allocate(stream, piece_rows * (row_bytes + 12), "saving a table"));
-  int64_t* const ids = staging.As<int64_t>();
-  const auto ts = reinterpret_cast<uint32_t*>(ids + piece_rows);
-  const auto rows = reinterpret_cast<float*>(ts + piece_rows);
-  MONO_GPU_TRY(CopyToDevice(stream, limits.data(), device_limits, limit_bytes));
-  MONO_GPU_TRY(ForEach(
-      stream, words,
-      MarkLive{s.slots.As<TableSlot>(), s.num_slots(), limits.empty() ? nullptr : device_limits,
-               policy == nullptr ? 0 : policy->default_seconds(), max_update_ts_, policy != nullptr,
-               bits}));
-  MONO_GPU_TRY(ScanBits(stream, bits, words, prefix, total));
-  std::vector<uint32_t> ranks(words + 1);
-  MONO_GPU_TRY(CopyToHost(stream, prefix, ranks.data(), (words + 1) * 4));
-  const int64_t count = ranks[words];
-  result->ids.resize(count);
-  result->ts.resize(count);
-  result->rows.resize(count * row_bytes);
-  for (int64_t begin = 0; begin < words; begin += piece_words) {
-    const int64_t end = std::min(words, begin + piece_words);
-    const int64_t first = ranks[begin], n = int64_t{ranks[end]} - first;
-    if (n == 0) continue;
-    MONO_GPU_TRY(ForWarps(
-        stream, end - begin, kAllBlocks,
-        CopyMarked{s.slots.As<TableSlot>(), bits, prefix, begin, ranks[begin], arena_.base(),
-                   stride_, static_cast<int>(row_bytes / 4), ids, ts, rows}));
-    MONO_GPU_TRY(CopyToHost(stream, ids, result->ids.data() + first, n * 8));
-    MONO_GPU_TRY(CopyToHost(stream, ts, result->ts.data() + first, n * 4));
-    MONO_GPU_TRY(CopyToHost(stream, rows, result->rows.data() + first * row_bytes, n * row_bytes));
+  return AsWrite(stream, [&]() -> int {
+    MONO_GPU_TRY(ReadState(stream));
+    MONO_GPU_TRY(MoveSpilled(stream));
+    result->live = known_.live[shard];
+    const Shard& s = shards_[shard];
+    const int64_t words = CeilDiv(s.num_slots(), kWordIds);
+    const std::vector<int64_t> none;
+    const std::vector<int64_t>& limits = policy == nullptr ? none : policy->slot_seconds();
+    const int64_t limit_bytes = static_cast<int64_t>(limits.size() * sizeof(int64_t));
+    const int64_t row_bytes = layout_.row_bytes;
+    const int64_t piece_words =
+        std::max<int64_t>(1, std::min(words, kStagingBytes / (kWordIds * (row_bytes + 12))));
+    const int64_t piece_rows = piece_words * kWordIds;
+    DeviceBuffer marks, staging;
+    MONO_GPU_TRY(marks.Allocate(stream, 2 * words * 4 + limit_bytes + 8, "saving a table"));
+    int64_t* const device_limits = marks.As<int64_t>();
+    const auto bits = reinterpret_cast<uint32_t*>(marks.As<char>() + limit_bytes);
+    uint32_t* const prefix = bits + words;
+    uint32_t* const total = prefix + words;
+    MONO_GPU_TRY(staging.Allocate(stream, piece_rows * (row_bytes + 12), "saving a table"));
+    int64_t* const ids = staging.As<int64_t>();
+    const auto ts = reinterpret_cast<uint32_t*>(ids + piece_rows);
+    const auto rows = reinterpret_cast<float*>(ts + piece_rows);
+    MONO_GPU_TRY(CopyToDevice(stream, limits.data(), device_limits, limit_bytes));
+    MONO_GPU_TRY(ForEach(
+        stream, words,
+        MarkLive{s.slots.As<TableSlot>(), s.num_slots(), limits.empty() ? nullptr : device_limits,
+                 policy == nullptr ? 0 : policy->default_seconds(), max_update_ts_,
+                 policy != nullptr, bits}));
+    MONO_GPU_TRY(ScanBits(stream, bits, words, prefix, total));
+    std::vector<uint32_t> ranks(words + 1);
+    MONO_GPU_TRY(CopyToHost(stream, prefix, ranks.data(), (words + 1) * 4));
+    const int64_t count = ranks[words];
+    result->ids.resize(count);
+    result->ts.resize(count);
+    result->rows.resize(count * row_bytes);
+    for (int64_t begin = 0; begin < words; begin += piece_words) {
+      const int64_t end = std::min(words, begin + piece_words);
+      const int64_t first = ranks[begin], n = int64_t{ranks[end]} - first;
+      if (n == 0) continue;
+      MONO_GPU_TRY(ForWarps(
+          stream, end - begin, kAllBlocks,
+          CopyMarked{s.slots.As<TableSlot>(), bits, prefix, begin, ranks[begin], arena_.base(),
+                     stride_, static_cast<int>(row_bytes / 4), ids, ts, rows}));
+      MONO_GPU_TRY(CopyToHost(stream, ids, result->ids.data() + first, n * 8));
+      MONO_GPU_TRY(CopyToHost(stream, ts, result->ts.data() + first, n * 4));
+      MONO_GPU_TRY(
+          CopyToHost(stream, rows, result->rows.data() + first * row_bytes, n * row_bytes));
+    }
+    staging.Free(stream);
+    marks.Free(stream);
+    return MONO_GPU_OK;
+  });
+}
+
+int GpuTable::ExportIds(Stream stream, const int64_t* ids, int64_t n, ExportedRows* result) {
+  if (n < 0) {
+    return Fail(MONO_GPU_INVALID_ARGUMENT, "the number of ids is " + std::to_string(n));
   }
-  staging.Free(stream);
-  marks.Free(stream);
-  return EndWrite(stream);
+  result->ids.resize(n);
+  result->ts.resize(n);
+  result->numbers.resize(n);
+  const int64_t row_bytes = layout_.row_bytes;
+  result->rows.resize(n * row_bytes);
+  if (n == 0) return MONO_GPU_OK;
+  std::lock_guard<std::mutex> lock(mutex_);
+  // As a write: no other may come while rows are copied.
+  return AsWrite(stream, [&]() -> int {
+    const int64_t piece = std::max<int64_t>(1, std::min(n, kStagingBytes / (row_bytes + 8)));
+    DeviceBuffer staging;
+    MONO_GPU_TRY(staging.Allocate(stream, piece * (row_bytes + 8), "saving rows"));
+    uint32_t* const numbers = staging.As<uint32_t>();
+    uint32_t* const ts = numbers + piece;
+    const auto rows = reinterpret_cast<float*>(ts + piece);
+    MONO_GPU_TRY(CopyToHost(stream, ids, result->ids.data(), n * 8));
+    for (int64_t begin = 0; begin < n; begin += piece) {
+      const int64_t count = std::min(piece, n - begin);
+      MONO_GPU_TRY(ForWarps(stream, CeilDiv(count, kWordIds), kAllBlocks,
+                            CopyNamed{View(), ids + begin, count, arena_.base(), stride_,
+                                      static_cast<int>(row_bytes / 4), numbers, ts, rows}));
+      MONO_GPU_TRY(CopyToHost(stream, numbers, result->numbers.data() + begin, count * 4));
+      MONO_GPU_TRY(CopyToHost(stream, ts, result->ts.data() + begin, count * 4));
+      MONO_GPU_TRY(
+          CopyToHost(stream, rows, result->rows.data() + begin * row_bytes, count * row_bytes));
+    }
+    staging.Free(stream);
+    return MONO_GPU_OK;
+  });
+}
+
+int GpuTable::SaveIds(Stream stream, const int64_t* ids, int64_t n, std::string* records,
+                      std::vector<int64_t>* sizes) {
+  ExportedRows exported;
+  MONO_GPU_TRY(ExportIds(stream, ids, n, &exported));
+  std::string record(static_cast<size_t>(codec_.max_record_bytes()), '\0');
+  for (int64_t i = 0; i < n; ++i) {
+    const int64_t size =
+        exported.numbers[i] == 0
+            ? 0
+            : codec_.Encode(exported.ids[i], exported.rows.data() + i * layout_.row_bytes,
+                            exported.ts[i], true, &record[0]);
+    records->append(record.data(), static_cast<size_t>(size));
+    sizes->push_back(size);
+  }
+  return MONO_GPU_OK;
 }
 
 int GpuTable::SaveShard(Stream stream, int shard, const engine::ExpiryPolicy* policy,
-                        std::string* records, int64_t* num_records) {
+                        std::string* records, int64_t* num_records, int64_t* live) {
   ExportedRows exported;
   MONO_GPU_TRY(ExportShard(stream, shard, policy, &exported));
+  if (live != nullptr) *live = exported.live;
   const int64_t frame = engine::kRecordHeaderBytes + engine::kRecordFooterBytes;
   const int64_t max_bytes = codec_.max_record_bytes() + frame;
   size_t used = records->size();

@@ -1,9 +1,10 @@
-// How GPU tables grow and shrink: room for writes, rebuilt shards, erasing and eviction.
+// How GPU tables grow: room for writes, rebuilt shards.
 #include <algorithm>
 #include <cmath>
 #include <string>
+#include <vector>
 
-#include "monolith/native_training/runtime/gpu/sort.h"
+#include "monolith/native_training/runtime/gpu/table_jobs.h"
 #include "monolith/native_training/runtime/gpu/table_kernels.h"
 
 namespace monolith {
@@ -21,6 +22,10 @@ constexpr int64_t kAheadBytes = int64_t{64} << 20;
 int64_t CrowdedSlots(int64_t slots) { return static_cast<int64_t>(kCrowded * slots); }
 int64_t FullSlots(int64_t slots) { return static_cast<int64_t>(kFull * slots); }
 
+int64_t LineBytes(int64_t lines) {
+  return lines * kSlotsPerLine * static_cast<int64_t>(sizeof(TableSlot));
+}
+
 struct ShardViews {
   ShardView views[kTableShards];
 };
@@ -37,23 +42,53 @@ struct SetShards {
   }
 };
 
+// Shards that one launch rebuilds: what fits into the parameters of a kernel.
+constexpr int kMovesAtOnce = 32;
+// Bytes of new lines beside old ones, if it is more than one shard.
+constexpr int64_t kMoveBytes = int64_t{32} << 20;
+
+struct Moves {
+  const TableSlot* from[kMovesAtOnce];
+  ShardView to[kMovesAtOnce];
+  int64_t from_begins[kMovesAtOnce];  // slots of the shards before
+  int64_t to_begins[kMovesAtOnce];
+  int64_t from_slots, to_slots;  // of all
+  int count;
+};
+
+struct ClearSlots {
+  Moves moves;
+
+  MONO_DEVICE void operator()(int64_t word, int lane) const {
+    for (int k = 0; k < kIdsPerLane; ++k) {
+      const int64_t i = word * kWordIds + OwnId(lane, k);
+      if (i >= moves.to_slots) return;
+      const int job = JobAt(moves.to_begins, moves.count, i);
+      moves.to[job].slots[i - moves.to_begins[job]] = TableSlot{0, 0, 0};
+    }
+  }
+};
+
 // Puts the keys of old lines into new ones.
 struct MoveSlots {
   engine::IdHash hash;
-  const TableSlot* from;
-  ShardView to;
+  Moves moves;
   TableSlot* spill;
   uint64_t spill_capacity;
   TableState* state;
 
-  MONO_DEVICE void operator()(int64_t i) const {
-    const TableSlot slot = LoadSlot(from + i);
-    bool took_erased;
-    if (!IsLive(slot.row) ||
-        InsertSlot(to, hash(slot.key), slot.key, slot.row, slot.ts, &took_erased)) {
-      return;
+  MONO_DEVICE void operator()(int64_t word, int lane) const {
+    for (int k = 0; k < kIdsPerLane; ++k) {
+      const int64_t i = word * kWordIds + OwnId(lane, k);
+      if (i >= moves.from_slots) return;
+      const int job = JobAt(moves.from_begins, moves.count, i);
+      const TableSlot slot = LoadSlot(moves.from[job] + (i - moves.from_begins[job]));
+      if (!IsLive(slot.row)) continue;
+      bool took_erased;
+      if (!InsertSlot(moves.to[job], hash(slot.key), slot.key, slot.row, slot.ts, &took_erased)) {
+        SpillSlot(spill, spill_capacity, state, slot);
+      }
     }
-    SpillSlot(spill, spill_capacity, state, slot);
   }
 };
 
@@ -80,51 +115,6 @@ struct TakeBackSpilled {
   }
 };
 
-struct EraseIds {
-  IndexView index;
-  const int64_t* ids;
-  uint32_t* free_stack;
-
-  MONO_DEVICE void operator()(int64_t i) const {
-    TableSlot* const slot = FindSlot(index, ids[i]);
-    if (slot != nullptr) EraseSlot(index, slot, free_stack);
-  }
-};
-
-struct Expiry {
-  const int64_t* limits;  // of every slot of ids, or null
-  int64_t limit;
-  int64_t newest;
-
-  MONO_DEVICE bool operator()(const TableSlot& slot) const {
-    const int64_t allowed = limits == nullptr ? limit : limits[engine::SlotOfV2(slot.key)];
-    return newest - static_cast<int64_t>(slot.ts) >= allowed;
-  }
-};
-
-struct CountExpired {
-  const TableSlot* slots;
-  Expiry expired;
-  uint64_t* count;
-
-  MONO_DEVICE void operator()(int64_t i) const {
-    const TableSlot slot = LoadSlot(slots + i);
-    if (IsLive(slot.row) && expired(slot)) AtomicAdd(count, uint64_t{1});
-  }
-};
-
-struct EraseExpired {
-  IndexView index;
-  TableSlot* slots;
-  Expiry expired;
-  uint32_t* free_stack;
-
-  MONO_DEVICE void operator()(int64_t i) const {
-    const TableSlot slot = LoadSlot(slots + i);
-    if (IsLive(slot.row) && expired(slot)) EraseSlot(index, slots + i, free_stack);
-  }
-};
-
 }  // namespace
 
 // Ids of a batch of n that fall into one shard: the mean and six standard deviations.
@@ -146,10 +136,13 @@ uint32_t GpuTable::ScheduledLines(int shard, int64_t keys) const {
 int GpuTable::EnsureScratch(Stream stream, int64_t n) {
   const int64_t bytes = CeilDiv(n, kWordIds) * 4;
   if (absent_.bytes() >= bytes) return MONO_GPU_OK;
+  // The first one last: its size stands for all.
   absent_.Free(stream);
   prefix_.Free(stream);
-  MONO_GPU_TRY(absent_.Allocate(stream, bytes, "the absent ids of a batch"));
-  return prefix_.Allocate(stream, bytes, "the absent ids of a batch");
+  found_.Free(stream);
+  MONO_GPU_TRY(prefix_.Allocate(stream, bytes, "the absent ids of a batch"));
+  MONO_GPU_TRY(found_.Allocate(stream, bytes * kWordIds, "the rows of a batch"));
+  return absent_.Allocate(stream, bytes, "the absent ids of a batch");
 }
 
 // Whether n ids more have room for certain, as far as the host knows.
@@ -171,7 +164,7 @@ bool GpuTable::Fits(int64_t n, bool rows_only) const {
 }
 
 int GpuTable::MakeRoom(Stream stream, const Batch& batch) {
-  MONO_GPU_TRY(Poll(false));
+  MONO_GPU_TRY(Poll(kPublishedRing));
   MONO_GPU_TRY(GrowCrowdedShards(stream));
   if (Fits(batch.n, false)) return MONO_GPU_OK;
   ++waits_;
@@ -211,14 +204,13 @@ int GpuTable::MakeRoom(Stream stream, const Batch& batch) {
                             " bytes and needs " + std::to_string(all) +
                             " more: " + mono_gpu_last_error());
   }
-  uint64_t rebuilt = 0;
+  NewLines lines = {};
   for (int s = 0; s < kTableShards; ++s) {
     const int64_t keys = known_.live[s] + static_cast<int64_t>(absent[s]);
     if (keys + known_.erased[s] <= FullSlots(shards_[s].num_slots())) continue;
-    MONO_GPU_TRY(Rebuild(stream, s, ScheduledLines(s, keys)));
-    rebuilt |= uint64_t{1} << s;
+    lines[s] = ScheduledLines(s, keys);
   }
-  return rebuilt == 0 ? MONO_GPU_OK : PublishShards(stream, rebuilt);
+  return Rebuild(stream, lines);
 }
 
 // Makes room for n new ids if there is memory for that; not having it is no error.
@@ -229,32 +221,21 @@ int GpuTable::MakeRoomAhead(Stream stream, int64_t n) {
     const int code = arena_.Grow(rows * stride_);
     if (code != MONO_GPU_OK && code != MONO_GPU_OUT_OF_MEMORY) return code;
   }
-  uint32_t lines[kTableShards];
-  uint64_t rebuilt = 0;
+  NewLines lines = {};
   int64_t more = 0;
   for (int s = 0; s < kTableShards; ++s) {
     const int64_t keys = known_.live[s] + Allowance(n);
-    lines[s] = shards_[s].lines;
     if (keys + known_.erased[s] <= FullSlots(shards_[s].num_slots())) continue;
     lines[s] = ScheduledLines(s, keys);
-    more += (int64_t{lines[s]} - shards_[s].lines) * kSlotsPerLine *
-            static_cast<int64_t>(sizeof(TableSlot));
-    rebuilt |= uint64_t{1} << s;
+    more += LineBytes(lines[s]) - LineBytes(shards_[s].lines);
   }
-  if (rebuilt == 0 || more > kAheadBytes) return MONO_GPU_OK;
-  uint64_t done = 0;
-  for (int s = 0; s < kTableShards; ++s) {
-    if ((rebuilt >> s & 1) == 0) continue;
-    const int code = Rebuild(stream, s, lines[s]);
-    if (code == MONO_GPU_OUT_OF_MEMORY) break;
-    MONO_GPU_TRY(code);
-    done |= uint64_t{1} << s;
-  }
-  return done == 0 ? MONO_GPU_OK : PublishShards(stream, done);
+  if (more > kAheadBytes) return MONO_GPU_OK;
+  const int code = Rebuild(stream, lines);
+  return code == MONO_GPU_OUT_OF_MEMORY ? MONO_GPU_OK : code;
 }
 
 int GpuTable::GrowCrowdedShards(Stream stream) {
-  uint64_t rebuilt = 0;
+  NewLines lines = {};
   int64_t allowance = 0;
   for (const InFlight& write : in_flight_) allowance += Allowance(write.n);
   for (int s = 0; s < kTableShards; ++s) {
@@ -264,34 +245,73 @@ int GpuTable::GrowCrowdedShards(Stream stream) {
     const bool many_erased = known_.live[s] < CrowdedSlots(slots) * 3 / 4;
     const int64_t keys =
         many_erased ? known_.live[s] + 1 : std::max(known_.live[s], CrowdedSlots(slots)) + 1;
-    MONO_GPU_TRY(Rebuild(stream, s, ScheduledLines(s, keys + std::min(allowance, keys / 8))));
-    rebuilt |= uint64_t{1} << s;
+    lines[s] = ScheduledLines(s, keys + std::min(allowance, keys / 8));
   }
-  return rebuilt == 0 ? MONO_GPU_OK : PublishShards(stream, rebuilt);
+  return Rebuild(stream, lines);
 }
 
-int GpuTable::Rebuild(Stream stream, int shard, uint32_t lines) {
-  Shard& s = shards_[shard];
-  DeviceBuffer fresh;
-  const int64_t bytes = int64_t{lines} * kSlotsPerLine * static_cast<int64_t>(sizeof(TableSlot));
-  MONO_GPU_TRY(fresh.Allocate(stream, bytes, "the index of a table"));
-  int code = FillBytes(stream, fresh.As<char>(), 0, bytes);
+// Gives the shards s with lines[s] > 0 so many lines, several in one launch, and tells the device.
+// If memory runs out, some have theirs.
+int GpuTable::Rebuild(Stream stream, const NewLines& lines) {
+  uint64_t rebuilt = 0;
+  int code = MONO_GPU_OK;
+  for (int s = 0; s < kTableShards && code == MONO_GPU_OK;) {
+    if (lines[s] == 0) {
+      ++s;
+      continue;
+    }
+    std::vector<int> shards;
+    int64_t bytes = 0;
+    for (; s < kTableShards && shards.size() < kMovesAtOnce && bytes < kMoveBytes; ++s) {
+      if (lines[s] == 0) continue;
+      shards.push_back(s);
+      bytes += LineBytes(lines[s]);
+    }
+    code = MoveShards(stream, shards, lines);
+    if (code != MONO_GPU_OK) break;
+    for (const int shard : shards) rebuilt |= uint64_t{1} << shard;
+  }
+  const int published = rebuilt == 0 ? MONO_GPU_OK : PublishShards(stream, rebuilt);
+  return code != MONO_GPU_OK ? code : published;
+}
+
+int GpuTable::MoveShards(Stream stream, const std::vector<int>& shards, const NewLines& lines) {
+  std::vector<DeviceBuffer> fresh(shards.size());
+  Moves moves = {};
+  moves.count = static_cast<int>(shards.size());
+  int64_t from = 0, to = 0;
+  int code = MONO_GPU_OK;
+  for (size_t i = 0; i < shards.size() && code == MONO_GPU_OK; ++i) {
+    const Shard& old = shards_[shards[i]];
+    const uint32_t count = lines[shards[i]];
+    code = fresh[i].Allocate(stream, LineBytes(count), "the index of a table");
+    moves.from[i] = old.slots.As<TableSlot>();
+    moves.to[i] = {fresh[i].As<TableSlot>(), count, 0};
+    moves.from_begins[i] = from;
+    moves.to_begins[i] = to;
+    from += old.num_slots();
+    to += int64_t{count} * kSlotsPerLine;
+  }
+  moves.from_slots = from;
+  moves.to_slots = to;
   if (code == MONO_GPU_OK) {
-    code = ForEach(stream, s.num_slots(),
-                   MoveSlots{engine::TableHash(),
-                             s.slots.As<TableSlot>(),
-                             {fresh.As<TableSlot>(), lines, 0},
-                             spill_.As<TableSlot>(),
-                             View().spill_capacity,
-                             state_.As<TableState>()});
+    code = ForWarps(stream, CeilDiv(to, kWordIds), kAllBlocks, ClearSlots{moves});
   }
   if (code == MONO_GPU_OK) {
-    fresh.Swap(&s.slots);
-    s.lines = lines;
-    known_.erased[shard] = 0;
-    ++rebuilds_;
+    code = ForWarps(stream, CeilDiv(from, kWordIds), kAllBlocks,
+                    MoveSlots{engine::TableHash(), moves, spill_.As<TableSlot>(),
+                              View().spill_capacity, state_.As<TableState>()});
   }
-  fresh.Free(stream);
+  for (size_t i = 0; i < shards.size(); ++i) {
+    if (code == MONO_GPU_OK) {
+      Shard& shard = shards_[shards[i]];
+      fresh[i].Swap(&shard.slots);
+      shard.lines = lines[shards[i]];
+      known_.erased[shards[i]] = 0;
+      ++rebuilds_;
+    }
+    fresh[i].Free(stream);
+  }
   return code;
 }
 
@@ -311,16 +331,13 @@ int GpuTable::MoveSpilled(Stream stream) {
     std::vector<TableSlot> spilled(known_.spilled);
     MONO_GPU_TRY(CopyToHost(stream, spill_.As<TableSlot>(), spilled.data(),
                             static_cast<int64_t>(spilled.size() * sizeof(TableSlot))));
-    uint64_t rebuilt = 0;
+    NewLines lines = {};
     for (const TableSlot& slot : spilled) {
-      rebuilt |= uint64_t{1} << (engine::HashId(slot.key) >> kShardShift);
+      const int shard = static_cast<int>(engine::HashId(slot.key) >> kShardShift);
+      const int64_t keys = std::max(known_.live[shard], CrowdedSlots(shards_[shard].num_slots()));
+      lines[shard] = ScheduledLines(shard, keys + keys / 8 + 1);
     }
-    for (int s = 0; s < kTableShards; ++s) {
-      if ((rebuilt >> s & 1) == 0) continue;
-      const int64_t keys = std::max(known_.live[s], CrowdedSlots(shards_[s].num_slots()));
-      MONO_GPU_TRY(Rebuild(stream, s, ScheduledLines(s, keys + keys / 8 + 1)));
-    }
-    MONO_GPU_TRY(PublishShards(stream, rebuilt));
+    MONO_GPU_TRY(Rebuild(stream, lines));
     MONO_GPU_TRY(CopyToHost(stream, state_.As<TableState>(), &known_, sizeof(known_)));
   }
   return MONO_GPU_OK;
@@ -333,122 +350,23 @@ int GpuTable::Reserve(Stream stream, int64_t rows) {
                     std::to_string(static_cast<int64_t>(kErasedRow) - 1));
   }
   std::lock_guard<std::mutex> lock(mutex_);
-  MONO_GPU_TRY(BeginWrite(stream));
-  MONO_GPU_TRY(ReadState(stream));
-  MONO_GPU_TRY(MoveSpilled(stream));
-  MONO_GPU_TRY(arena_.Grow((rows + 1) * stride_));
-  // Shards fill unevenly: three standard deviations above the mean.
-  const double mean = static_cast<double>(rows) / kTableShards;
-  const int64_t keys = static_cast<int64_t>(std::ceil(mean + 3.0 * std::sqrt(mean)));
-  // What `rows` rows need, not the next size of the schedule: the caller knows how many will come.
-  const int64_t lines = 2 * (static_cast<int64_t>(keys / (kCrowded * kSlotsPerLine)) / 2 + 1);
-  uint64_t rebuilt = 0;
-  for (int s = 0; s < kTableShards; ++s) {
-    if (int64_t{shards_[s].lines} >= lines) continue;
-    MONO_GPU_TRY(Rebuild(stream, s, static_cast<uint32_t>(lines)));
-    rebuilt |= uint64_t{1} << s;
-  }
-  if (rebuilt != 0) MONO_GPU_TRY(PublishShards(stream, rebuilt));
-  return EndWrite(stream);
-}
-
-// -- Erasing.
-
-int GpuTable::EnsureFreeStack(Stream stream, int64_t rows) {
-  const int64_t bytes = rows * 4;
-  if (free_stack_.bytes() >= bytes) return MONO_GPU_OK;
-  DeviceBuffer larger;
-  MONO_GPU_TRY(larger.Allocate(stream, std::max(bytes, free_stack_.bytes() * 3 / 2),
-                               "the free rows of a table"));
-  int code = MONO_GPU_OK;
-  if (free_stack_.bytes() > 0) {
-    code = mono_gpu_copy(stream, free_stack_.As<char>(), larger.As<char>(),
-                         static_cast<int64_t>(known_.free_rows) * 4);
-  }
-  if (code == MONO_GPU_OK) free_stack_.Swap(&larger);
-  larger.Free(stream);
-  return code;
-}
-
-// Lanes push in any order; the same calls shall give the same rows.
-int GpuTable::SortFreed(Stream stream, int64_t before) {
-  const int64_t n = static_cast<int64_t>(known_.free_rows) - before;
-  if (n <= 1) return MONO_GPU_OK;
-  int64_t scratch = 0;
-  MONO_GPU_TRY(SortScratch<uint32_t>(n, 32, &scratch));
-  DeviceBuffer buffer;
-  const int64_t part = CeilDiv(n * 4, 256) * 256;
-  MONO_GPU_TRY(buffer.Allocate(stream, 2 * part + scratch, "sorting free rows"));
-  uint32_t* const rows = free_stack_.As<uint32_t>() + before;
-  uint32_t* const sorted = buffer.As<uint32_t>();
-  int code = SortPairs<uint32_t>(stream, buffer.As<char>() + 2 * part, scratch, rows, sorted, rows,
-                                 reinterpret_cast<uint32_t*>(buffer.As<char>() + part), n, 32);
-  if (code == MONO_GPU_OK) code = mono_gpu_copy(stream, sorted, rows, n * 4);
-  buffer.Free(stream);
-  return code;
-}
-
-int GpuTable::Erase(Stream stream, const int64_t* ids, int64_t n) {
-  if (n < 0) {
-    return Fail(MONO_GPU_INVALID_ARGUMENT, "the number of ids is " + std::to_string(n));
-  }
-  if (n == 0) return MONO_GPU_OK;
-  std::lock_guard<std::mutex> lock(mutex_);
-  MONO_GPU_TRY(BeginWrite(stream));
-  MONO_GPU_TRY(ReadState(stream));
-  const int64_t before = static_cast<int64_t>(known_.free_rows);
-  MONO_GPU_TRY(EnsureFreeStack(stream, before + n));
-  MONO_GPU_TRY(ForEach(stream, n, EraseIds{View(), ids, free_stack_.As<uint32_t>()}));
-  MONO_GPU_TRY(ReadState(stream));
-  MONO_GPU_TRY(SortFreed(stream, before));
-  return EndWrite(stream);
-}
-
-int GpuTable::Evict(Stream stream, const engine::ExpiryPolicy& policy, int64_t* erased) {
-  *erased = 0;
-  std::lock_guard<std::mutex> lock(mutex_);
-  MONO_GPU_TRY(BeginWrite(stream));
-  MONO_GPU_TRY(ReadState(stream));
-  MONO_GPU_TRY(MoveSpilled(stream));
-  const std::vector<int64_t>& limits = policy.slot_seconds();
-  const int64_t limit_bytes = static_cast<int64_t>(limits.size() * sizeof(int64_t));
-  DeviceBuffer buffer;
-  MONO_GPU_TRY(buffer.Allocate(stream, 8 + limit_bytes, "expiry times"));
-  uint64_t* const count = buffer.As<uint64_t>();
-  Expiry expired = {limits.empty() ? nullptr : buffer.As<int64_t>() + 1, policy.default_seconds(),
-                    max_update_ts_};
-  MONO_GPU_TRY(FillBytes(stream, count, 0, 8));
-  MONO_GPU_TRY(CopyToDevice(stream, limits.data(), buffer.As<int64_t>() + 1, limit_bytes));
-  for (const Shard& shard : shards_) {
-    MONO_GPU_TRY(ForEach(stream, shard.num_slots(),
-                         CountExpired{shard.slots.As<TableSlot>(), expired, count}));
-  }
-  uint64_t found = 0;
-  MONO_GPU_TRY(CopyToHost(stream, count, &found, 8));
-  if (found > 0) {
-    const int64_t before = static_cast<int64_t>(known_.free_rows);
-    MONO_GPU_TRY(EnsureFreeStack(stream, before + static_cast<int64_t>(found)));
-    for (const Shard& shard : shards_) {
-      MONO_GPU_TRY(ForEach(
-          stream, shard.num_slots(),
-          EraseExpired{View(), shard.slots.As<TableSlot>(), expired, free_stack_.As<uint32_t>()}));
-    }
+  return AsWrite(stream, [&]() -> int {
     MONO_GPU_TRY(ReadState(stream));
-    MONO_GPU_TRY(SortFreed(stream, before));
-    // Lines that are not needed any more go back.
-    uint64_t rebuilt = 0;
+    MONO_GPU_TRY(MoveSpilled(stream));
+    MONO_GPU_TRY(arena_.Grow((rows + 1) * stride_));
+    // Shards fill unevenly: three standard deviations above the mean.
+    const double mean = static_cast<double>(rows) / kTableShards;
+    const int64_t keys = static_cast<int64_t>(std::ceil(mean + 3.0 * std::sqrt(mean)));
+    // What `rows` rows need, not the next size of the schedule: the caller knows how many will
+    // come.
+    const int64_t enough = 2 * (static_cast<int64_t>(keys / (kCrowded * kSlotsPerLine)) / 2 + 1);
+    NewLines lines = {};
     for (int s = 0; s < kTableShards; ++s) {
-      const uint32_t lines = ScheduledLines(s, known_.live[s] + 1);
-      if (2 * int64_t{lines} > int64_t{shards_[s].lines}) continue;
-      MONO_GPU_TRY(Rebuild(stream, s, lines));
-      rebuilt |= uint64_t{1} << s;
+      if (int64_t{shards_[s].lines} < enough) lines[s] = static_cast<uint32_t>(enough);
     }
-    if (rebuilt != 0) MONO_GPU_TRY(PublishShards(stream, rebuilt));
-  }
-  buffer.Free(stream);
-  expired_ += static_cast<int64_t>(found);
-  *erased = static_cast<int64_t>(found);
-  return EndWrite(stream);
+    MONO_GPU_TRY(Rebuild(stream, lines));
+    return MONO_GPU_OK;
+  });
 }
 
 }  // namespace gpu

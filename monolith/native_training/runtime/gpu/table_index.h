@@ -61,6 +61,12 @@ struct TableState {
   uint32_t blocks_done;
 };
 
+// What a write leaves to the host: the number of the write is stored last.
+struct PublishedState {
+  TableState state;
+  uint64_t sequence;
+};
+
 struct IndexView {
   engine::IdHash hash;
   const ShardView* shards;
@@ -106,6 +112,17 @@ struct ProbePath {
       line = (LineOf(x, lines) & ~1u) | half;
     }
     return true;
+  }
+  // The same from pair to pair, at a home line or where NextPair led.
+  MONO_DEVICE bool NextPair() {
+    count += 2;
+    if (count >= 2 * kMaxPairs) return false;
+    x += step;
+    line = (LineOf(x, lines) & ~1u) | (line & 1);
+    return true;
+  }
+  MONO_DEVICE TableSlot* Pair() const {
+    return slots + static_cast<int64_t>(line & ~1u) * kSlotsPerLine;
   }
 };
 
@@ -246,8 +263,9 @@ MONO_DEVICE uint32_t WordOf(const PerId<bool>& flags) {
 MONO_DEVICE int OwnId(int lane, int k) { return lane + k; }
 
 // Sets rows to those of the ids where `wanted`, 0 where absent. on_hit(slot, seen, j) is called by
-// one lane for every id j that was found.
-template <typename OnHit>
+// one lane for every id j that was found. kPairs: two lines are read at a time, which moves more
+// bytes and waits less often.
+template <bool kPairs, typename OnHit>
 MONO_DEVICE void FindRows(const IndexView& index, int lane, const PerId<int64_t>& ids,
                           const PerId<bool>& wanted, const OnHit& on_hit, PerId<uint32_t>* rows) {
 #if defined(__CUDACC__)
@@ -263,32 +281,41 @@ MONO_DEVICE void FindRows(const IndexView& index, int lane, const PerId<int64_t>
   while (true) {
     const unsigned all_pending = __ballot_sync(kAllLanes, pending);
     if (all_pending == 0) break;
-    const uint64_t line = reinterpret_cast<uint64_t>(path.Line());
-    TableSlot seen[4];
+    const uint64_t line = reinterpret_cast<uint64_t>(kPairs ? path.Pair() : path.Line());
+    constexpr int kLines = kPairs ? 2 : 1;
+    TableSlot seen[4][kLines];
     MONO_UNROLL
     for (int r = 0; r < 4; ++r) {
       const auto slot =
           reinterpret_cast<const TableSlot*>(__shfl_sync(kAllLanes, line, r, 4)) + own;
-      seen[r] = {0, kErasedRow, 0};
-      if (all_pending >> (group + r) & 1) seen[r] = LoadSlot(slot);
+      MONO_UNROLL
+      for (int l = 0; l < kLines; ++l) {
+        seen[r][l] = {0, kErasedRow, 0};
+        if (all_pending >> (group + r) & 1) seen[r][l] = LoadSlot(slot + l * kSlotsPerLine);
+      }
     }
     MONO_UNROLL
     for (int r = 0; r < 4; ++r) {
       const int64_t key = __shfl_sync(kAllLanes, id, r, 4);
       // Once more, not kept: registers are what limits the warps in flight.
       const auto slot = reinterpret_cast<TableSlot*>(__shfl_sync(kAllLanes, line, r, 4)) + own;
-      const bool hit = seen[r].key == key && IsLive(seen[r].row);
-      const unsigned hits = __ballot_sync(kAllLanes, hit) >> group & 15;
-      const unsigned empty = __ballot_sync(kAllLanes, seen[r].row == 0) >> group & 15;
-      const uint32_t found =
-          __shfl_sync(kAllLanes, seen[r].row, hits == 0 ? 0 : __ffs(hits) - 1, 4);
-      if (hit) on_hit(slot, seen[r], group + r);
-      if (own == r && pending) {
-        if (hits != 0) row = found;
-        if (hits != 0 || empty != 0) pending = false;
+      unsigned empty = 0;
+      MONO_UNROLL
+      for (int l = 0; l < kLines; ++l) {
+        const bool hit = seen[r][l].key == key && IsLive(seen[r][l].row);
+        const unsigned hits = __ballot_sync(kAllLanes, hit) >> group & 15;
+        empty |= __ballot_sync(kAllLanes, seen[r][l].row == 0) >> group & 15;
+        const uint32_t found =
+            __shfl_sync(kAllLanes, seen[r][l].row, hits == 0 ? 0 : __ffs(hits) - 1, 4);
+        if (hit) on_hit(slot + l * kSlotsPerLine, seen[r][l], group + r);
+        if (own == r && pending && hits != 0) {
+          row = found;
+          pending = false;
+        }
       }
+      if (own == r && empty != 0) pending = false;
     }
-    if (pending && !path.Next()) {
+    if (pending && !(kPairs ? path.NextPair() : path.Next())) {
       pending = false;
       ended = true;
     }

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdlib>
+#include <cstring>
 #include <utility>
 
 #include "monolith/native_training/runtime/gpu/table_memory.h"
@@ -206,8 +207,10 @@ PinnedBuffer::~PinnedBuffer() {
 
 int PinnedBuffer::Allocate(int64_t bytes) {
 #if defined(__CUDACC__)
-  return CheckCuda(cudaHostAlloc(&memory_, static_cast<size_t>(bytes), cudaHostAllocDefault),
-                   "page-locked memory");
+  MONO_GPU_TRY(CheckCuda(cudaHostAlloc(&memory_, static_cast<size_t>(bytes), cudaHostAllocDefault),
+                         "page-locked memory"));
+  std::memset(memory_, 0, static_cast<size_t>(bytes));
+  return MONO_GPU_OK;
 #else
   memory_ = std::calloc(1, static_cast<size_t>(bytes));
   return memory_ != nullptr ? MONO_GPU_OK : Fail(MONO_GPU_OUT_OF_MEMORY, "page-locked memory");
@@ -262,11 +265,11 @@ int DeviceArena::Grow(int64_t bytes) {
                                             " bytes, and the card has " +
                                             std::to_string(max_bytes_));
   }
-  // A sixteenth more than there is, so that the number of pieces stays small; where that is not to
-  // be had, what is needed.
+  // A little more than there is, so that the number of pieces stays small; where that is not to be
+  // had, what is needed.
   const int64_t needed = RoundUp(bytes - bytes_, grain_);
   const int64_t ahead =
-      std::min(RoundUp(std::min(bytes_ / 16, int64_t{1} << 30), grain_), max_bytes_ - bytes_);
+      std::min(RoundUp(std::min(bytes_ / 64, int64_t{256} << 20), grain_), max_bytes_ - bytes_);
   if (ahead > needed && Map(ahead) == MONO_GPU_OK) return MONO_GPU_OK;
   return Map(needed);
 }

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "tests/native_training/runtime/gpu/table_differential.h"
+#include "tests/native_training/runtime/gpu/table_properties.h"
 
 namespace monolith {
 namespace gpu {
@@ -50,6 +50,22 @@ engine::TableConfig Adagrad16() {
   segment.initializer.kind = engine::InitializerKind::kZeros;
   config.entry.segments.push_back(segment);
   return config;
+}
+
+TEST(GpuTableManyTest, EqualsSingleCalls) { EXPECT_EQ(ManyTablesEqualSingleOnes(), ""); }
+
+TEST(GpuTableManyTest, ChangesAllTablesOrNone) {
+  EXPECT_EQ(ManyTablesChangeTogetherOrNotAtAll(), "");
+}
+
+TEST(GpuTableOrderTest, SameCallsGiveTheSameTable) {
+  EXPECT_EQ(SameCallsGiveTheSameTable(500, 20), "");
+}
+
+TEST(GpuTableGrowthTest, LosesNothingWhileRowsLeave) { EXPECT_EQ(GrowsWhileRowsLeave(60000), ""); }
+
+TEST(GpuTableMemoryTest, KeepsEveryByteWhenItRunsOut) {
+  EXPECT_EQ(RunsOutOfMemoryWithoutLoss(int64_t{16} << 20), "");
 }
 
 TEST(GpuTableMemoryTest, RefusesWhatDoesNotFitAndStaysAsItWas) {

@@ -1,0 +1,153 @@
+// The first half of a write: finds the ids of a batch and steps the rows that are there.
+#include "monolith/native_training/runtime/gpu/table_write.h"
+
+namespace monolith {
+namespace gpu {
+namespace {
+
+template <typename Rows, bool kPairs>
+MONO_DEVICE void UpdateWord(const WriteArguments& a, const typename Rows::Plan& plan, int64_t word,
+                            int lane) {
+  PerId<int64_t> ids;
+  PerId<uint32_t> rows;
+  if (std::is_same<typename Rows::Plan, RowPlan>::value) {
+    FindBatch<kPairs>(a, word, lane, SetTime{a, word * kWordIds}, &ids, &rows);
+  } else {
+    FindBatch<kPairs>(a, word, lane, SetSameTime{a.ts}, &ids, &rows);
+  }
+  Rows::Step(a, plan, word, lane, ids, rows);
+}
+
+template <typename Rows, bool kPairs>
+struct UpdateOne {
+  WriteArguments a;
+  typename Rows::Plan plan;
+
+  MONO_DEVICE void operator()(int64_t word, int lane) const {
+    UpdateWord<Rows, kPairs>(a, plan, word, lane);
+  }
+};
+
+template <typename Rows>
+struct UpdateMany {
+  DeviceTasks jobs;
+
+  MONO_DEVICE void operator()(int64_t word, int lane) const {
+    const int job = JobAt(jobs.begins, jobs.count, word);
+    const DeviceTask& task = jobs.tasks[job];
+    const auto plan = reinterpret_cast<const typename Rows::Plan*>(jobs.plans + task.plan_at);
+    UpdateWord<Rows, false>(task.a, *plan, word - jobs.begins[job], lane);
+  }
+};
+
+#if defined(__CUDACC__)
+
+// The two halves of an update of packed rows, for batches that fill the card: neither waits for the
+// other's registers.
+struct FindWord {
+  WriteArguments a;
+
+  MONO_DEVICE void operator()(int64_t word, int lane) const {
+    PerId<int64_t> ids;
+    PerId<uint32_t> rows;
+    FindBatch<false>(a, word, lane, SetSameTime{a.ts}, &ids, &rows);
+    a.found[word * kWordIds + lane] = rows.own[0];
+  }
+};
+
+template <typename Rows>
+struct StepRows {
+  WriteArguments a;
+  typename Rows::Plan plan;
+
+  static constexpr int kMinBlocks = 8;
+
+  MONO_DEVICE void operator()(int64_t tile, int lane) const {
+    const int64_t i = tile * (kLanes / Rows::kTile) + lane / Rows::kTile;
+    const uint32_t number = i < CountOf(a.batch) ? a.found[i] : 0;
+    bool bad = false;
+    if (number != 0) {
+      const auto rule = Rows::RuleOf(plan);
+      for (int c = lane % Rows::kTile * 4; c < plan.segment.dim; c += Rows::kTile * 4) {
+        bad |= Rows::StepPack(a, plan, rule, i, number, c);
+      }
+    }
+    const int warp_lane = lane % kWarpLanes;
+    if (AnyOfTile<Rows::kTile>(bad, warp_lane) && warp_lane % Rows::kTile == 0) {
+      AtomicAdd(&a.index.state->nonfinite, uint64_t{1});
+    }
+  }
+};
+
+template <int kTile>
+int UpdateTask(Stream stream, const WriteTask& task, AnyRows<kTile>) {
+  return ForWarps<AnyRows<kTile>::kMinBlocks>(
+      stream, CeilDiv(task.arguments.batch.n, kWordIds), kAllBlocks,
+      UpdateOne<AnyRows<kTile>, false>{task.arguments, task.plan});
+}
+
+template <int kTile, bool kSum, typename Rule>
+int UpdateTask(Stream stream, const WriteTask& task, PackedRows<kTile, kSum, Rule>) {
+  using Rows = PackedRows<kTile, kSum, Rule>;
+  const int64_t n = task.arguments.batch.n, words = CeilDiv(n, kWordIds);
+  if (n >= Tuning().split_from) {
+    MONO_GPU_TRY(ForWarps<6>(stream, words, kAllBlocks, FindWord{task.arguments}));
+    return ForTiles(stream, CeilDiv(n, kLanes / kTile),
+                    StepRows<Rows>{task.arguments, Rows::PlanOf(task.plan)});
+  }
+  if (n < Tuning().pairs_below) {
+    return ForWarps<2>(stream, words, kAllBlocks,
+                       UpdateOne<Rows, true>{task.arguments, Rows::PlanOf(task.plan)});
+  }
+  return ForWarps<Rows::kMinBlocks>(
+      stream, words, kAllBlocks, UpdateOne<Rows, false>{task.arguments, Rows::PlanOf(task.plan)});
+}
+
+#else
+
+int UpdateTask(Stream stream, const WriteTask& task, AnyRows<1>) {
+  return ForWarps(stream, CeilDiv(task.arguments.batch.n, kWordIds), kAllBlocks,
+                  UpdateOne<AnyRows<1>, false>{task.arguments, task.plan});
+}
+
+#endif
+
+}  // namespace
+
+TableTuning& Tuning() {
+  static TableTuning tuning;
+  return tuning;
+}
+
+bool SumsGradients(const RowPlan& plan, int64_t stride, const float* source) {
+#if defined(__CUDACC__)
+  const SegmentPlan& segment = plan.segments[0];
+  return plan.mode == RowMode::kOptimize && plan.num_segments == 1 && plan.dim % 4 == 0 &&
+         stride % 16 == 0 && reinterpret_cast<uintptr_t>(source) % 16 == 0 &&
+         (segment.flags & (SegmentPlan::kRounded | SegmentPlan::kDecoupled)) == 0 &&
+         segment.retriever != engine::RetrieverKind::kHashNet &&
+         (segment.optimizer == engine::OptimizerKind::kAdagrad ||
+          segment.optimizer == engine::OptimizerKind::kSgd);
+#else
+  (void)plan, (void)stride, (void)source;
+  return false;
+#endif
+}
+
+int LaunchUpdates(Stream stream, const std::vector<WriteTask>& tasks) {
+  return ForKinds(tasks, [&](auto kind, const std::vector<const WriteTask*>& alike) {
+    using Rows = decltype(kind);
+    if (alike.size() == 1) return UpdateTask(stream, *alike[0], kind);
+    std::vector<int64_t> words;
+    for (const WriteTask* const task : alike)
+      words.push_back(CeilDiv(task->arguments.batch.n, kWordIds));
+    UploadedJobs uploaded(stream);
+    DeviceTasks device;
+    int64_t all = 0;
+    MONO_GPU_TRY(UploadTasks<Rows>(alike, words, &uploaded, &device, &all));
+    return ForWarps<Rows::kMinBlocks>(stream, all, kAllBlocks, UpdateMany<Rows>{device});
+  });
+}
+
+}  // namespace gpu
+}  // namespace monolith

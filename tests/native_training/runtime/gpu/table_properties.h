@@ -1,0 +1,384 @@
+// What a GPU table promises beside being equal to the engine's: calls for many tables equal single
+// ones, the same calls give the same table, growth and memory that runs out lose nothing. Each
+// function returns an empty text, or what is wrong. Needs no test library.
+#ifndef MONOLITH_TESTS_NATIVE_TRAINING_RUNTIME_GPU_TABLE_PROPERTIES_H_
+#define MONOLITH_TESTS_NATIVE_TRAINING_RUNTIME_GPU_TABLE_PROPERTIES_H_
+
+#include <algorithm>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tests/native_training/runtime/gpu/table_differential.h"
+
+namespace monolith {
+namespace gpu {
+
+#define MONO_DIFF_CALL(call) MONO_DIFF_CHECK((call) == MONO_GPU_OK, mono_gpu_last_error())
+
+inline engine::TableConfig OneSegment(
+    int64_t dim, engine::OptimizerKind kind,
+    engine::InitializerKind initializer = engine::InitializerKind::kRandomUniform) {
+  engine::TableConfig config;
+  engine::SegmentConfig segment;
+  segment.dim_size = dim;
+  segment.optimizer.kind = kind;
+  segment.initializer.kind = initializer;
+  config.entry.segments.push_back(segment);
+  config.seed = 99;
+  return config;
+}
+
+// All records of a table, in the order of their bytes, and where the rows lie.
+inline std::string Dump(MonoGpuTable* table, const std::vector<int64_t>& ids,
+                        std::vector<std::string>* records, std::vector<uint32_t>* numbers) {
+  Array<int64_t> device_ids(ids);
+  const int64_t n = static_cast<int64_t>(ids.size());
+  numbers->assign(ids.size(), 0);
+  MONO_DIFF_CALL(mono_gpu_table_row_numbers(table, nullptr, device_ids.data(), n, numbers->data()));
+  const auto append = [](void* to, const char* bytes, int64_t size) {
+    static_cast<std::vector<std::string>*>(to)->emplace_back(bytes, static_cast<size_t>(size));
+    return 0;
+  };
+  records->clear();
+  MONO_DIFF_CALL(mono_gpu_table_save_ids(table, nullptr, device_ids.data(), n, append, records));
+  return "";
+}
+
+inline std::string LookUp(MonoGpuTable* table, const std::vector<int64_t>& ids,
+                          std::vector<float>* values, std::vector<uint8_t>* found) {
+  const int64_t n = static_cast<int64_t>(ids.size());
+  Array<int64_t> device_ids(ids);
+  Array<float> out(n * mono_gpu_table_dim(table));
+  Array<uint8_t> there(n);
+  MONO_DIFF_CALL(
+      mono_gpu_table_lookup(table, nullptr, device_ids.data(), n, out.data(), there.data()));
+  *values = out.Read();
+  *found = there.Read();
+  return "";
+}
+
+// The jobs of many tables in one call give the bits that one call for each table gives.
+inline std::string ManyTablesEqualSingleOnes() {
+  using engine::OptimizerKind;
+  std::vector<engine::TableConfig> configs;
+  for (const int64_t dim : {16, 16, 64, 8, 5, 1}) {
+    configs.push_back(OneSegment(dim, OptimizerKind::kAdagrad));
+  }
+  configs.push_back(OneSegment(16, OptimizerKind::kSgd));
+  configs.push_back(OneSegment(16, OptimizerKind::kAdam));
+  configs.push_back(OneSegment(6, OptimizerKind::kAdam));
+  configs.push_back(OneSegment(16, OptimizerKind::kAdagrad));
+  configs.back().entry.segments[0].compressor.kind = engine::CompressorKind::kFixedR8;
+  // More than the parameters of a kernel hold.
+  for (int i = 0; i < 30; ++i) configs.push_back(OneSegment(4, OptimizerKind::kSgd));
+  std::vector<TablePointer> many(configs.size()), single(configs.size());
+  for (size_t t = 0; t < configs.size(); ++t) {
+    MONO_DIFF_CALL(CreateTable(configs[t], &many[t]));
+    MONO_DIFF_CALL(CreateTable(configs[t], &single[t]));
+  }
+  std::mt19937 random(5);
+  const float rate = 0.1f;
+  for (int step = 0; step < 6; ++step) {
+    // 10 tables in every second step: those go to the kernel as parameters.
+    const size_t tables = step % 2 == 0 ? 9 : configs.size();
+    MonoGpuWriteOptions options = {};
+    options.learning_rates = &rate;
+    options.num_learning_rates = 1;
+    options.req_time = 1000 + step;
+    options.global_step = step;
+    options.duplicates = step % 3 == 0   ? MONO_GPU_SUM_GRADIENTS
+                         : step % 3 == 1 ? MONO_GPU_STEP_FOR_EACH
+                                         : MONO_GPU_IDS_ARE_DISTINCT;
+    std::vector<std::unique_ptr<Array<int64_t>>> ids;
+    std::vector<std::unique_ptr<Array<float>>> values;
+    std::vector<MonoGpuOptimizeJob> jobs;
+    std::vector<std::vector<int64_t>> all_ids(tables);
+    std::vector<std::vector<float>> all_values(tables);
+    // Spans of a table, with those of others in between.
+    for (int span = 0; span < 3; ++span) {
+      for (size_t t = 0; t < tables; ++t) {
+        const int64_t dim = mono_gpu_table_dim(many[t].get());
+        const int64_t n = span == 1 ? 0 : static_cast<int64_t>(random() % 150);
+        std::vector<int64_t> some(n);
+        std::vector<float> gradients(n * dim);
+        for (int64_t i = 0; i < n; ++i) {
+          some[i] = options.duplicates == MONO_GPU_IDS_ARE_DISTINCT
+                        ? span * 1000 + i
+                        : static_cast<int64_t>(random() % 100);
+        }
+        for (float& g : gradients) g = static_cast<float>(random() % 1000) / 1000 - 0.5f;
+        all_ids[t].insert(all_ids[t].end(), some.begin(), some.end());
+        all_values[t].insert(all_values[t].end(), gradients.begin(), gradients.end());
+        ids.push_back(std::make_unique<Array<int64_t>>(some));
+        values.push_back(std::make_unique<Array<float>>(gradients));
+        jobs.push_back({many[t].get(), ids.back()->data(), n, values.back()->data(), &options});
+      }
+    }
+    MONO_DIFF_CALL(
+        mono_gpu_table_optimize_many(nullptr, jobs.data(), static_cast<int64_t>(jobs.size())));
+    for (size_t t = 0; t < tables; ++t) {
+      Array<int64_t> joined(all_ids[t]);
+      Array<float> gradients(all_values[t]);
+      MONO_DIFF_CALL(mono_gpu_table_optimize(single[t].get(), nullptr, joined.data(),
+                                             static_cast<int64_t>(all_ids[t].size()),
+                                             gradients.data(), &options));
+    }
+    // Each table twice, once without telling what was found.
+    std::vector<int64_t> looked;
+    for (int64_t i = -3; i < 170; ++i) looked.push_back(i);
+    Array<int64_t> device_looked(looked);
+    const int64_t n = static_cast<int64_t>(looked.size());
+    std::vector<std::unique_ptr<Array<float>>> outs;
+    std::vector<std::unique_ptr<Array<uint8_t>>> founds;
+    std::vector<MonoGpuLookupJob> lookups;
+    for (int twice = 0; twice < 2; ++twice) {
+      for (size_t t = 0; t < tables; ++t) {
+        outs.push_back(std::make_unique<Array<float>>(n * mono_gpu_table_dim(many[t].get())));
+        founds.push_back(std::make_unique<Array<uint8_t>>(n));
+        lookups.push_back({many[t].get(), device_looked.data(), n, outs.back()->data(),
+                           twice == 0 ? founds.back()->data() : nullptr});
+      }
+    }
+    MONO_DIFF_CALL(
+        mono_gpu_table_lookup_many(nullptr, lookups.data(), static_cast<int64_t>(lookups.size())));
+    for (size_t t = 0; t < tables; ++t) {
+      std::vector<float> want;
+      std::vector<uint8_t> there;
+      const std::string error = LookUp(single[t].get(), looked, &want, &there);
+      if (!error.empty()) return error;
+      const std::string where = "step " + std::to_string(step) + ", table " + std::to_string(t);
+      MONO_DIFF_CHECK(outs[t]->Read() == want, where);
+      MONO_DIFF_CHECK(outs[tables + t]->Read() == want, where);
+      MONO_DIFF_CHECK(founds[t]->Read() == there, where);
+      std::vector<std::string> first, second;
+      std::vector<uint32_t> first_rows, second_rows;
+      std::string dump = Dump(many[t].get(), looked, &first, &first_rows);
+      if (dump.empty()) dump = Dump(single[t].get(), looked, &second, &second_rows);
+      if (!dump.empty()) return dump;
+      MONO_DIFF_CHECK(first == second && first_rows == second_rows, where);
+    }
+  }
+  return "";
+}
+
+// A call for many tables of which one has no room changes none; other options are refused.
+inline std::string ManyTablesChangeTogetherOrNotAtAll() {
+  MONO_DIFF_CALL(mono_gpu_table_set_budget(int64_t{48} << 20));
+  TablePointer small, large;
+  MONO_DIFF_CALL(CreateTable(OneSegment(4, engine::OptimizerKind::kSgd), &small));
+  MONO_DIFF_CALL(CreateTable(OneSegment(64, engine::OptimizerKind::kAdagrad), &large));
+  const int64_t n = 100000;
+  std::vector<int64_t> ids(n);
+  for (int64_t i = 0; i < n; ++i) ids[i] = i;
+  Array<int64_t> device_ids(ids);
+  Array<float> gradients(std::vector<float>(n * 64, 0.5f));
+  const float rate = 0.1f;
+  MonoGpuWriteOptions options = {};
+  options.learning_rates = &rate;
+  options.num_learning_rates = 1;
+  MonoGpuOptimizeJob jobs[] = {{small.get(), device_ids.data(), 1000, gradients.data(), &options},
+                               {large.get(), device_ids.data(), n, gradients.data(), &options}};
+  const int code = mono_gpu_table_optimize_many(nullptr, jobs, 2);
+  const std::string message = mono_gpu_last_error();
+  MONO_DIFF_CALL(mono_gpu_table_set_budget(0));
+  MONO_DIFF_CHECK(code == MONO_GPU_OUT_OF_MEMORY, message);
+  for (MonoGpuTable* const table : {small.get(), large.get()}) {
+    MonoGpuTableStats stats;
+    MONO_DIFF_CALL(mono_gpu_table_stats(table, &stats));
+    MONO_DIFF_CHECK(stats.size == 0, std::to_string(stats.size));
+  }
+  MonoGpuWriteOptions other = options;
+  jobs[1] = {small.get(), device_ids.data(), 5, gradients.data(), &other};
+  MONO_DIFF_CHECK(mono_gpu_table_optimize_many(nullptr, jobs, 2) == MONO_GPU_INVALID_ARGUMENT,
+                  "two options for one table");
+  MONO_DIFF_CHECK(std::string(mono_gpu_last_error()) ==
+                      "job 1 has other options than the one before it of the same table",
+                  mono_gpu_last_error());
+  return "";
+}
+
+// Two tables that get the same calls hold the same bytes in the same rows.
+inline std::string SameCallsGiveTheSameTable(int64_t max_batch, int steps) {
+  std::vector<int64_t> ids;
+  for (int64_t i = 0; i < max_batch * 2; ++i) {
+    ids.push_back(static_cast<int64_t>(engine::SplitMix64(static_cast<uint64_t>(i))));
+  }
+  std::vector<std::string> records[2];
+  std::vector<uint32_t> numbers[2];
+  for (int run = 0; run < 2; ++run) {
+    engine::TableConfig config = OneSegment(16, engine::OptimizerKind::kAdagrad);
+    config.expiry.default_days = 3;
+    TablePointer table;
+    MONO_DIFF_CALL(CreateTable(config, &table));
+    std::mt19937 random(7);
+    for (int step = 0; step < steps; ++step) {
+      const int64_t n = 1 + random() % max_batch;
+      std::vector<int64_t> some(n);
+      for (int64_t& id : some) id = ids[random() % ids.size()];
+      std::vector<float> values(n * 16);
+      for (float& value : values) value = static_cast<float>(random() % 1000) / 1000 - 0.5f;
+      Array<int64_t> device_ids(some);
+      Array<float> device_values(values);
+      const float rate = 0.05f;
+      MonoGpuWriteOptions options = {};
+      options.learning_rates = &rate;
+      options.num_learning_rates = 1;
+      options.req_time = 1000000 + step * 86400;
+      options.duplicates = step % 2 == 0 ? MONO_GPU_SUM_GRADIENTS : MONO_GPU_STEP_FOR_EACH;
+      MONO_DIFF_CALL(mono_gpu_table_optimize(table.get(), nullptr, device_ids.data(), n,
+                                             device_values.data(), &options));
+      if (step % 5 == 2) {
+        MONO_DIFF_CALL(mono_gpu_table_erase(table.get(), nullptr, device_ids.data(), n / 3));
+      }
+      if (step % 7 == 5) {
+        int64_t erased = 0;
+        MONO_DIFF_CALL(mono_gpu_table_evict(table.get(), nullptr, &erased));
+      }
+    }
+    const std::string error = Dump(table.get(), ids, &records[run], &numbers[run]);
+    if (!error.empty()) return error;
+  }
+  MONO_DIFF_CHECK(records[0] == records[1], "records of the same calls");
+  MONO_DIFF_CHECK(numbers[0] == numbers[1], "rows of the same calls");
+  MONO_DIFF_CHECK(*std::max_element(numbers[0].begin(), numbers[0].end()) > 0, "no row at all");
+  return "";
+}
+
+// From one row to `rows`, while older rows are erased and evicted: what should be there is, with
+// its value, and nothing else.
+inline std::string GrowsWhileRowsLeave(int64_t rows) {
+  constexpr int64_t kDim = 4;
+  engine::TableConfig config = OneSegment(kDim, engine::OptimizerKind::kSgd);
+  config.expiry.default_days = 2;
+  TablePointer table;
+  MONO_DIFF_CALL(CreateTable(config, &table));
+  const auto id_of = [](int64_t i) {
+    return static_cast<int64_t>(engine::SplitMix64(static_cast<uint64_t>(i) + 1));
+  };
+  const auto value_of = [](int64_t i) { return static_cast<float>(i % 1000003); };
+  // Of every batch a quarter is erased later, and an eighth has a time that lets it be evicted.
+  const auto fate_of = [](int64_t i) { return i % 8 < 2 ? 1 : i % 8 == 2 ? 2 : 0; };
+  int64_t begin = 0, erased_to = 0;
+  int64_t batch = 1;
+  for (int step = 0; begin < rows; ++step) {
+    const int64_t n = std::min(batch, rows - begin);
+    for (const bool old : {true, false}) {
+      std::vector<int64_t> ids;
+      std::vector<float> values;
+      for (int64_t i = begin; i < begin + n; ++i) {
+        if ((fate_of(i) == 2) != old) continue;
+        ids.push_back(id_of(i));
+        for (int64_t c = 0; c < kDim; ++c) values.push_back(value_of(i));
+      }
+      Array<int64_t> device_ids(ids);
+      Array<float> device_values(values);
+      MonoGpuWriteOptions options = {};
+      options.req_time = old ? 1000 : 1000 + 86400 * 3;
+      options.duplicates = MONO_GPU_IDS_ARE_DISTINCT;
+      MONO_DIFF_CALL(mono_gpu_table_assign(table.get(), nullptr, device_ids.data(),
+                                           static_cast<int64_t>(ids.size()), device_values.data(),
+                                           &options));
+    }
+    begin += n;
+    batch = std::min<int64_t>(batch * 3, 1 << 20);
+    if (step % 4 == 3 || begin == rows) {
+      std::vector<int64_t> gone;
+      for (int64_t i = erased_to; i < begin; ++i) {
+        if (fate_of(i) == 1) gone.push_back(id_of(i));
+      }
+      erased_to = begin;
+      Array<int64_t> device_gone(gone);
+      MONO_DIFF_CALL(mono_gpu_table_erase(table.get(), nullptr, device_gone.data(),
+                                          static_cast<int64_t>(gone.size())));
+      int64_t evicted = 0;
+      MONO_DIFF_CALL(mono_gpu_table_evict(table.get(), nullptr, &evicted));
+    }
+  }
+  int64_t live = 0;
+  const int64_t piece = 1 << 20;
+  for (int64_t first = 0; first < rows; first += piece) {
+    const int64_t n = std::min(piece, rows - first);
+    std::vector<int64_t> ids(n);
+    for (int64_t i = 0; i < n; ++i) ids[i] = id_of(first + i);
+    std::vector<float> values;
+    std::vector<uint8_t> found;
+    const std::string error = LookUp(table.get(), ids, &values, &found);
+    if (!error.empty()) return error;
+    for (int64_t i = 0; i < n; ++i) {
+      const bool there = fate_of(first + i) == 0;
+      live += there;
+      MONO_DIFF_CHECK(found[i] == there, "row " + std::to_string(first + i));
+      for (int64_t c = 0; c < kDim; ++c) {
+        MONO_DIFF_CHECK(values[i * kDim + c] == (there ? value_of(first + i) : 0.0f),
+                        "row " + std::to_string(first + i));
+      }
+    }
+  }
+  MonoGpuTableStats stats;
+  MONO_DIFF_CALL(mono_gpu_table_stats(table.get(), &stats));
+  MONO_DIFF_CHECK(stats.size == live, std::to_string(stats.size));
+  return "";
+}
+
+// Filled to nine tenths of a budget, then asked for more than the rest: an error, and every byte is
+// as it was; what fits still goes in.
+inline std::string RunsOutOfMemoryWithoutLoss(int64_t budget) {
+  MONO_DIFF_CALL(mono_gpu_table_set_budget(budget));
+  TablePointer table;
+  MONO_DIFF_CALL(CreateTable(OneSegment(16, engine::OptimizerKind::kAdagrad), &table));
+  const float rate = 0.1f;
+  MonoGpuWriteOptions options = {};
+  options.learning_rates = &rate;
+  options.num_learning_rates = 1;
+  const int64_t most = budget / 128;
+  Array<float> gradients(std::vector<float>(most * 16, 0.25f));
+  const auto step = [&](int64_t begin, int64_t n) {
+    std::vector<int64_t> ids(n);
+    for (int64_t i = 0; i < n; ++i) ids[i] = begin + i;
+    Array<int64_t> device_ids(ids);
+    const int code = mono_gpu_table_optimize(table.get(), nullptr, device_ids.data(), n,
+                                             gradients.data(), &options);
+    if (mono_gpu_synchronize(nullptr) != MONO_GPU_OK) return -1;
+    return code;
+  };
+  int64_t rows = 0;
+  MonoGpuTableStats stats = {};
+  do {
+    MONO_DIFF_CALL(step(rows, 2000));
+    rows += 2000;
+    MONO_DIFF_CALL(mono_gpu_table_stats(table.get(), &stats));
+  } while (stats.row_bytes + stats.index_bytes + stats.other_bytes < budget * 85 / 100);
+  std::vector<int64_t> ids(rows);
+  for (int64_t i = 0; i < rows; ++i) ids[i] = i;
+  // Saving needs memory, too: beyond the budget, which is for what stays.
+  MONO_DIFF_CALL(mono_gpu_table_set_budget(2 * budget));
+  std::vector<std::string> before, after;
+  std::vector<uint32_t> rows_before, rows_after;
+  std::string error = Dump(table.get(), ids, &before, &rows_before);
+  if (!error.empty()) return error;
+  MONO_DIFF_CALL(mono_gpu_table_set_budget(budget));
+  const int code = step(rows, most / 2);
+  const std::string message = mono_gpu_last_error();
+  MONO_DIFF_CHECK(code == MONO_GPU_OUT_OF_MEMORY, std::to_string(code) + " " + message);
+  MONO_DIFF_CALL(mono_gpu_table_stats(table.get(), &stats));
+  MONO_DIFF_CHECK(stats.size == rows, std::to_string(stats.size));
+  MONO_DIFF_CALL(mono_gpu_table_set_budget(2 * budget));
+  error = Dump(table.get(), ids, &after, &rows_after);
+  if (!error.empty()) return error;
+  MONO_DIFF_CHECK(before == after && rows_before == rows_after, "the table after an error");
+  MONO_DIFF_CALL(step(0, rows));
+  MONO_DIFF_CALL(step(rows, 1000));
+  MONO_DIFF_CALL(mono_gpu_table_stats(table.get(), &stats));
+  MONO_DIFF_CHECK(stats.size == rows + 1000, std::to_string(stats.size));
+  MONO_DIFF_CALL(mono_gpu_table_set_budget(0));
+  return "";
+}
+
+}  // namespace gpu
+}  // namespace monolith
+
+#endif  // MONOLITH_TESTS_NATIVE_TRAINING_RUNTIME_GPU_TABLE_PROPERTIES_H_
