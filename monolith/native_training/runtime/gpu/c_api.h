@@ -305,6 +305,36 @@ MONO_GPU_API int mono_gpu_table_assign_add(MonoGpuTable* table, void* stream, co
 MONO_GPU_API int mono_gpu_table_optimize(MonoGpuTable* table, void* stream, const int64_t* ids,
                                          int64_t n, const float* gradients,
                                          const MonoGpuWriteOptions* options);
+
+typedef struct MonoGpuLookupJob {
+  MonoGpuTable* table;
+  const int64_t* ids;
+  int64_t n;
+  float* out;
+  uint8_t* found;  // or null
+} MonoGpuLookupJob;
+
+// All lookups in one launch; a table may come several times. Jobs lie on the host.
+MONO_GPU_API int mono_gpu_table_lookup_many(void* stream, const MonoGpuLookupJob* jobs,
+                                            int64_t num_jobs);
+
+typedef struct MonoGpuOptimizeJob {
+  MonoGpuTable* table;
+  const int64_t* ids;
+  int64_t n;
+  const float* gradients;
+  const MonoGpuWriteOptions* options;
+} MonoGpuOptimizeJob;
+
+// Steps of several tables, as many launches as one table needs for tables alike. The jobs of one
+// table have the same options and are one batch, joined in the order of the jobs. On an error no
+// table has changed. Jobs lie on the host.
+MONO_GPU_API int mono_gpu_table_optimize_many(void* stream, const MonoGpuOptimizeJob* jobs,
+                                              int64_t num_jobs);
+
+// Promises that a stream is there as long as there are tables: then calls on it record no events.
+MONO_GPU_API int mono_gpu_keep_stream(void* stream);
+
 // existed[i] = 1 where ids[i] was present, else 0 (or null).
 MONO_GPU_API int mono_gpu_table_reinitialize(MonoGpuTable* table, void* stream, const int64_t* ids,
                                              int64_t n, int64_t now, int32_t* existed);

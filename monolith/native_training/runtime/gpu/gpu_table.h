@@ -36,6 +36,7 @@
 #include "monolith/native_training/runtime/gpu/table_index.h"
 #include "monolith/native_training/runtime/gpu/table_memory.h"
 #include "monolith/native_training/runtime/gpu/table_rows.h"
+#include "monolith/native_training/runtime/gpu/table_streams.h"
 #include "monolith/native_training/runtime/hash_filter/occurrence_filter.h"
 #include "monolith/native_training/runtime/hash_table/expiry.h"
 #include "monolith/native_training/runtime/hash_table/records/entry_codec.h"
@@ -95,9 +96,30 @@ struct Batch {
   const uint32_t* count = nullptr;   // on the device: how many of the n there are; null: all
   const uint32_t* starts = nullptr;  // occurrences of id i: order[starts[i]] ... ; null: i
   const uint32_t* order = nullptr;
-  // As `starts`, also where gradients were summed and every id has one row of them.
-  const uint32_t* all_starts = nullptr;
+  bool sum = false;                 // the occurrences make one step, not one each
   const uint32_t* skips = nullptr;  // occurrences of id i that a filter drops; null: none
+};
+
+class GpuTable;
+struct LookupTask;
+struct WriteTask;
+
+// Ids of a table to look up, on the device; `found` may be null.
+struct GpuLookupJob {
+  GpuTable* table;
+  const int64_t* ids;
+  int64_t n;
+  float* out;
+  uint8_t* found;
+};
+
+// Gradients of ids of a table, on the device.
+struct GpuOptimizeJob {
+  GpuTable* table;
+  const int64_t* ids;
+  int64_t n;
+  const float* gradients;
+  const GpuOptimizeOptions* options;
 };
 
 class GpuTable {
@@ -115,6 +137,8 @@ class GpuTable {
   // out row i = the vector of ids[i] through the retrievers, zeros where absent. `found` may be
   // null.
   int Lookup(Stream stream, const int64_t* ids, int64_t n, float* out, uint8_t* found);
+  // The same for several tables, or parts of one, in one launch.
+  static int LookupMany(Stream stream, const GpuLookupJob* jobs, int64_t num_jobs);
 
   int Assign(Stream stream, const int64_t* ids, int64_t n, const float* values,
              const GpuWriteOptions& options);
@@ -122,6 +146,9 @@ class GpuTable {
                 const GpuWriteOptions& options);
   int Optimize(Stream stream, const int64_t* ids, int64_t n, const float* gradients,
                const GpuOptimizeOptions& options);
+  // The same for several tables. The jobs of one table have the same options and are one batch, in
+  // the order of the jobs. On an error no table has changed.
+  static int OptimizeMany(Stream stream, const GpuOptimizeJob* jobs, int64_t num_jobs);
   // existed: n int32 on the device, or null.
   int Reinitialize(Stream stream, const int64_t* ids, int64_t n, int64_t now, int32_t* existed);
   int Erase(Stream stream, const int64_t* ids, int64_t n);
@@ -148,6 +175,8 @@ class GpuTable {
                  int64_t n);
 
  private:
+  // Writes of which the host need not know how they ended before it issues another.
+  static constexpr int64_t kPublishedRing = 64;
   struct Shard {
     DeviceBuffer slots;
     uint32_t lines = 0;
@@ -156,7 +185,7 @@ class GpuTable {
   // A write of which the host does not know yet how it ended.
   struct InFlight {
     int64_t n;
-    int slot;  // of the ring
+    uint64_t sequence;
   };
   struct Job;  // what a write does
 
@@ -164,16 +193,22 @@ class GpuTable {
            uint64_t seed);
   int Initialize();
 
-  // -- Order of streams.
-  int BeginRead(Stream stream);
-  int EndRead(Stream stream);
-  int BeginWrite(Stream stream);
-  int EndWrite(Stream stream);
+  // Locks of several tables, taken in one order.
+  class TableLocks;
+
+  // Runs body() between what orders streams, also if it fails: it may have enqueued work.
+  template <typename Body>
+  int AsWrite(Stream stream, const Body& body) {
+    MONO_GPU_TRY(streams_.BeginWrite(stream));
+    const int code = body();
+    const int ended = streams_.EndWrite(stream);
+    return code != MONO_GPU_OK ? code : ended;
+  }
 
   // -- What the host knows.
-  int Poll(bool wait);
-  int NextPublished(TableState** host);
-  int NoteInFlight(Stream stream, int64_t n);
+  int Poll(int64_t may_stay);
+  bool HasArrived(const InFlight& write) const;
+  int WaitFor(const InFlight& write) const;
   int ReadState(Stream stream);
   int CheckNothingLost() const;
 
@@ -193,10 +228,22 @@ class GpuTable {
   int64_t mapped_rows() const { return arena_.bytes() / stride_; }
   IndexView View() const;
 
-  RowPlan PlanFor(RowMode mode) const;
-  int Write(Stream stream, const Job& job);
-  int WriteDistinct(Stream stream, const Job& job, const Batch& batch);
+  RowPlan PlanFor(RowMode mode, int64_t global_step) const;
+  LookupTask TaskFor(const GpuLookupJob& job) const;
+
+  // -- Writes.
+  int CheckOptimize(const GpuOptimizeOptions& options) const;
+  Job OptimizeJob(const GpuOptimizeOptions& options) const;
+  int AssignOrAdd(RowMode mode, Stream stream, const int64_t* ids, int64_t n, const float* values,
+                  const GpuWriteOptions& options);
+  static int Write(Stream stream, const std::vector<GpuTable*>& tables, std::vector<Job> jobs);
+  static int RunWrites(Stream stream, const std::vector<GpuTable*>& tables, Job* jobs);
+  int WriteOne(Stream stream, const Job& job);
+  int JoinSpans(Stream stream, Job* job);
+  int PrepareWrite(Stream stream, Job* job, WriteTask* task);
+  int NumberWrite(WriteTask* task);
   int FindDuplicates(Stream stream, const int64_t* ids, int64_t n, Batch* batch);
+  int SumGradients(Stream stream, const Batch& batch, const float* gradients);
   int AskFilter(Stream stream, const Job& job, Batch* batch);
 
   const engine::TableConfig config_;
@@ -204,34 +251,32 @@ class GpuTable {
   const engine::ExpiryPolicy expiry_;
   const engine::EntryCodec codec_;
   const uint64_t seed_;
-  int64_t stride_ = 0;
-  int device_ = 0;
+  const int64_t stride_;
 
   std::mutex mutex_;
+  StreamOrder streams_;
   DeviceArena arena_;
   Shard shards_[kTableShards];
   DeviceBuffer shard_views_;
   DeviceBuffer state_;
   DeviceBuffer free_stack_;
   DeviceBuffer spill_;
-  DeviceBuffer absent_;   // bit map of a batch
-  DeviceBuffer prefix_;   // bits before each word
-  DeviceBuffer sums_;     // gradients that were summed
-  DeviceBuffer skips_;    // of AskFilter
-  DeviceBuffer sorting_;  // of FindDuplicates
-  PinnedBuffer published_;
-  TableState known_ = {};  // as of the last write that has left the ring
+  DeviceBuffer absent_;     // bit map of a batch
+  DeviceBuffer prefix_;     // bits before each word
+  DeviceBuffer sums_;       // gradients that were summed
+  DeviceBuffer skips_;      // of AskFilter
+  DeviceBuffer sorting_;    // of FindDuplicates
+  DeviceBuffer joined_;     // ids and gradients of JoinSpans
+  PinnedBuffer published_;  // a ring
+  TableState known_ = {};   // as of the last write that has left the ring
   std::deque<InFlight> in_flight_;
   int64_t in_flight_ids_ = 0;
-  int next_slot_ = 0;
+  uint64_t sequence_ = 0;  // of the last write
   int64_t max_update_ts_ = 0;
   int64_t last_global_step_ = 0;
   int64_t expired_ = 0;
   int64_t rebuilds_ = 0;
   int64_t waits_ = 0;
-
-  struct Events;
-  std::unique_ptr<Events> events_;
 };
 
 }  // namespace gpu

@@ -1,5 +1,9 @@
 // The tables of the C interface.
+#include <deque>
+#include <map>
 #include <memory>
+#include <string>
+#include <vector>
 
 #include "monolith/native_training/runtime/gpu/c_api.h"
 #include "monolith/native_training/runtime/gpu/errors.h"
@@ -84,21 +88,27 @@ class CallbackFilter : public engine::OccurrenceFilter {
   void* const context_;
 };
 
-// Calls run(options) with the options of the C interface.
-template <typename Run>
-int WithOptions(const MonoGpuWriteOptions& from, const Run& run) {
+// The options of the C interface; `filter` has to stay as long as they are used.
+int ReadOptions(const MonoGpuWriteOptions& from, CallbackFilter* filter, GpuOptimizeOptions* to) {
   if (from.duplicates < MONO_GPU_IDS_ARE_DISTINCT || from.duplicates > MONO_GPU_SUM_GRADIENTS) {
     return Fail(MONO_GPU_INVALID_ARGUMENT,
                 "duplicates is " + std::to_string(from.duplicates) + ", want 0 to 2");
   }
+  to->write.req_time = from.req_time;
+  to->write.duplicates = static_cast<Duplicates>(from.duplicates);
+  to->write.filter = from.filter == nullptr ? nullptr : filter;
+  to->learning_rates = from.learning_rates;
+  to->num_learning_rates = from.num_learning_rates;
+  to->global_step = from.global_step;
+  return MONO_GPU_OK;
+}
+
+// Calls run(options) with the options of the C interface.
+template <typename Run>
+int WithOptions(const MonoGpuWriteOptions& from, const Run& run) {
   CallbackFilter filter(from.filter, from.filter_context);
   GpuOptimizeOptions options;
-  options.write.req_time = from.req_time;
-  options.write.duplicates = static_cast<Duplicates>(from.duplicates);
-  options.write.filter = from.filter == nullptr ? nullptr : &filter;
-  options.learning_rates = from.learning_rates;
-  options.num_learning_rates = from.num_learning_rates;
-  options.global_step = from.global_step;
+  MONO_GPU_TRY(ReadOptions(from, &filter, &options));
   return run(options);
 }
 
@@ -153,6 +163,44 @@ int mono_gpu_table_optimize(MonoGpuTable* table, void* stream, const int64_t* id
     return WithOptions(*options, [&](const monolith::gpu::GpuOptimizeOptions& o) {
       return table->table->Optimize(stream, ids, n, gradients, o);
     });
+  });
+}
+
+int mono_gpu_table_lookup_many(void* stream, const MonoGpuLookupJob* jobs, int64_t num_jobs) {
+  return Guard([&] {
+    std::vector<monolith::gpu::GpuLookupJob> all;
+    for (int64_t i = 0; i < num_jobs; ++i) {
+      all.push_back(
+          {jobs[i].table->table.get(), jobs[i].ids, jobs[i].n, jobs[i].out, jobs[i].found});
+    }
+    return monolith::gpu::GpuTable::LookupMany(stream, all.data(), num_jobs);
+  });
+}
+
+int mono_gpu_table_optimize_many(void* stream, const MonoGpuOptimizeJob* jobs, int64_t num_jobs) {
+  return Guard([&] {
+    // Jobs that share their options here share them there.
+    std::map<const MonoGpuWriteOptions*, monolith::gpu::GpuOptimizeOptions> options;
+    std::deque<monolith::gpu::CallbackFilter> filters;
+    std::vector<monolith::gpu::GpuOptimizeJob> all;
+    for (int64_t i = 0; i < num_jobs; ++i) {
+      const MonoGpuWriteOptions& from = *jobs[i].options;
+      const auto [at, is_new] = options.try_emplace(&from);
+      if (is_new) {
+        filters.emplace_back(from.filter, from.filter_context);
+        MONO_GPU_TRY(monolith::gpu::ReadOptions(from, &filters.back(), &at->second));
+      }
+      all.push_back(
+          {jobs[i].table->table.get(), jobs[i].ids, jobs[i].n, jobs[i].gradients, &at->second});
+    }
+    return monolith::gpu::GpuTable::OptimizeMany(stream, all.data(), num_jobs);
+  });
+}
+
+int mono_gpu_keep_stream(void* stream) {
+  return Guard([&] {
+    monolith::gpu::KeepStream(stream);
+    return MONO_GPU_OK;
   });
 }
 

@@ -80,56 +80,58 @@ int GpuTable::ExportShard(Stream stream, int shard, const engine::ExpiryPolicy* 
   }
   std::lock_guard<std::mutex> lock(mutex_);
   // As a write: no other may come while rows are copied.
-  MONO_GPU_TRY(BeginWrite(stream));
-  MONO_GPU_TRY(ReadState(stream));
-  MONO_GPU_TRY(MoveSpilled(stream));
-  const Shard& s = shards_[shard];
-  const int64_t words = CeilDiv(s.num_slots(), kWordIds);
-  const std::vector<int64_t> none;
-  const std::vector<int64_t>& limits = policy == nullptr ? none : policy->slot_seconds();
-  const int64_t limit_bytes = static_cast<int64_t>(limits.size() * sizeof(int64_t));
-  const int64_t row_bytes = layout_.row_bytes;
-  const int64_t piece_words =
-      std::max<int64_t>(1, std::min(words, kStagingBytes / (kWordIds * (row_bytes + 12))));
-  const int64_t piece_rows = piece_words * kWordIds;
-  DeviceBuffer marks, staging;
-  MONO_GPU_TRY(marks.Allocate(stream, 2 * words * 4 + limit_bytes + 8, "saving a table"));
-  int64_t* const device_limits = marks.As<int64_t>();
-  const auto bits = reinterpret_cast<uint32_t*>(marks.As<char>() + limit_bytes);
-  uint32_t* const prefix = bits + words;
-  uint32_t* const total = prefix + words;
-  MONO_GPU_TRY(staging.Allocate(stream, piece_rows * (row_bytes + 12), "saving a table"));
-  int64_t* const ids = staging.As<int64_t>();
-  const auto ts = reinterpret_cast<uint32_t*>(ids + piece_rows);
-  const auto rows = reinterpret_cast<float*>(ts + piece_rows);
-  MONO_GPU_TRY(CopyToDevice(stream, limits.data(), device_limits, limit_bytes));
-  MONO_GPU_TRY(ForEach(
-      stream, words,
-      MarkLive{s.slots.As<TableSlot>(), s.num_slots(), limits.empty() ? nullptr : device_limits,
-               policy == nullptr ? 0 : policy->default_seconds(), max_update_ts_, policy != nullptr,
-               bits}));
-  MONO_GPU_TRY(ScanBits(stream, bits, words, prefix, total));
-  std::vector<uint32_t> ranks(words + 1);
-  MONO_GPU_TRY(CopyToHost(stream, prefix, ranks.data(), (words + 1) * 4));
-  const int64_t count = ranks[words];
-  result->ids.resize(count);
-  result->ts.resize(count);
-  result->rows.resize(count * row_bytes);
-  for (int64_t begin = 0; begin < words; begin += piece_words) {
-    const int64_t end = std::min(words, begin + piece_words);
-    const int64_t first = ranks[begin], n = int64_t{ranks[end]} - first;
-    if (n == 0) continue;
-    MONO_GPU_TRY(ForWarps(
-        stream, end - begin, kAllBlocks,
-        CopyMarked{s.slots.As<TableSlot>(), bits, prefix, begin, ranks[begin], arena_.base(),
-                   stride_, static_cast<int>(row_bytes / 4), ids, ts, rows}));
-    MONO_GPU_TRY(CopyToHost(stream, ids, result->ids.data() + first, n * 8));
-    MONO_GPU_TRY(CopyToHost(stream, ts, result->ts.data() + first, n * 4));
-    MONO_GPU_TRY(CopyToHost(stream, rows, result->rows.data() + first * row_bytes, n * row_bytes));
-  }
-  staging.Free(stream);
-  marks.Free(stream);
-  return EndWrite(stream);
+  return AsWrite(stream, [&]() -> int {
+    MONO_GPU_TRY(ReadState(stream));
+    MONO_GPU_TRY(MoveSpilled(stream));
+    const Shard& s = shards_[shard];
+    const int64_t words = CeilDiv(s.num_slots(), kWordIds);
+    const std::vector<int64_t> none;
+    const std::vector<int64_t>& limits = policy == nullptr ? none : policy->slot_seconds();
+    const int64_t limit_bytes = static_cast<int64_t>(limits.size() * sizeof(int64_t));
+    const int64_t row_bytes = layout_.row_bytes;
+    const int64_t piece_words =
+        std::max<int64_t>(1, std::min(words, kStagingBytes / (kWordIds * (row_bytes + 12))));
+    const int64_t piece_rows = piece_words * kWordIds;
+    DeviceBuffer marks, staging;
+    MONO_GPU_TRY(marks.Allocate(stream, 2 * words * 4 + limit_bytes + 8, "saving a table"));
+    int64_t* const device_limits = marks.As<int64_t>();
+    const auto bits = reinterpret_cast<uint32_t*>(marks.As<char>() + limit_bytes);
+    uint32_t* const prefix = bits + words;
+    uint32_t* const total = prefix + words;
+    MONO_GPU_TRY(staging.Allocate(stream, piece_rows * (row_bytes + 12), "saving a table"));
+    int64_t* const ids = staging.As<int64_t>();
+    const auto ts = reinterpret_cast<uint32_t*>(ids + piece_rows);
+    const auto rows = reinterpret_cast<float*>(ts + piece_rows);
+    MONO_GPU_TRY(CopyToDevice(stream, limits.data(), device_limits, limit_bytes));
+    MONO_GPU_TRY(ForEach(
+        stream, words,
+        MarkLive{s.slots.As<TableSlot>(), s.num_slots(), limits.empty() ? nullptr : device_limits,
+                 policy == nullptr ? 0 : policy->default_seconds(), max_update_ts_,
+                 policy != nullptr, bits}));
+    MONO_GPU_TRY(ScanBits(stream, bits, words, prefix, total));
+    std::vector<uint32_t> ranks(words + 1);
+    MONO_GPU_TRY(CopyToHost(stream, prefix, ranks.data(), (words + 1) * 4));
+    const int64_t count = ranks[words];
+    result->ids.resize(count);
+    result->ts.resize(count);
+    result->rows.resize(count * row_bytes);
+    for (int64_t begin = 0; begin < words; begin += piece_words) {
+      const int64_t end = std::min(words, begin + piece_words);
+      const int64_t first = ranks[begin], n = int64_t{ranks[end]} - first;
+      if (n == 0) continue;
+      MONO_GPU_TRY(ForWarps(
+          stream, end - begin, kAllBlocks,
+          CopyMarked{s.slots.As<TableSlot>(), bits, prefix, begin, ranks[begin], arena_.base(),
+                     stride_, static_cast<int>(row_bytes / 4), ids, ts, rows}));
+      MONO_GPU_TRY(CopyToHost(stream, ids, result->ids.data() + first, n * 8));
+      MONO_GPU_TRY(CopyToHost(stream, ts, result->ts.data() + first, n * 4));
+      MONO_GPU_TRY(
+          CopyToHost(stream, rows, result->rows.data() + first * row_bytes, n * row_bytes));
+    }
+    staging.Free(stream);
+    marks.Free(stream);
+    return MONO_GPU_OK;
+  });
 }
 
 int GpuTable::SaveShard(Stream stream, int shard, const engine::ExpiryPolicy* policy,

@@ -171,7 +171,7 @@ bool GpuTable::Fits(int64_t n, bool rows_only) const {
 }
 
 int GpuTable::MakeRoom(Stream stream, const Batch& batch) {
-  MONO_GPU_TRY(Poll(false));
+  MONO_GPU_TRY(Poll(kPublishedRing));
   MONO_GPU_TRY(GrowCrowdedShards(stream));
   if (Fits(batch.n, false)) return MONO_GPU_OK;
   ++waits_;
@@ -333,23 +333,25 @@ int GpuTable::Reserve(Stream stream, int64_t rows) {
                     std::to_string(static_cast<int64_t>(kErasedRow) - 1));
   }
   std::lock_guard<std::mutex> lock(mutex_);
-  MONO_GPU_TRY(BeginWrite(stream));
-  MONO_GPU_TRY(ReadState(stream));
-  MONO_GPU_TRY(MoveSpilled(stream));
-  MONO_GPU_TRY(arena_.Grow((rows + 1) * stride_));
-  // Shards fill unevenly: three standard deviations above the mean.
-  const double mean = static_cast<double>(rows) / kTableShards;
-  const int64_t keys = static_cast<int64_t>(std::ceil(mean + 3.0 * std::sqrt(mean)));
-  // What `rows` rows need, not the next size of the schedule: the caller knows how many will come.
-  const int64_t lines = 2 * (static_cast<int64_t>(keys / (kCrowded * kSlotsPerLine)) / 2 + 1);
-  uint64_t rebuilt = 0;
-  for (int s = 0; s < kTableShards; ++s) {
-    if (int64_t{shards_[s].lines} >= lines) continue;
-    MONO_GPU_TRY(Rebuild(stream, s, static_cast<uint32_t>(lines)));
-    rebuilt |= uint64_t{1} << s;
-  }
-  if (rebuilt != 0) MONO_GPU_TRY(PublishShards(stream, rebuilt));
-  return EndWrite(stream);
+  return AsWrite(stream, [&]() -> int {
+    MONO_GPU_TRY(ReadState(stream));
+    MONO_GPU_TRY(MoveSpilled(stream));
+    MONO_GPU_TRY(arena_.Grow((rows + 1) * stride_));
+    // Shards fill unevenly: three standard deviations above the mean.
+    const double mean = static_cast<double>(rows) / kTableShards;
+    const int64_t keys = static_cast<int64_t>(std::ceil(mean + 3.0 * std::sqrt(mean)));
+    // What `rows` rows need, not the next size of the schedule: the caller knows how many will
+    // come.
+    const int64_t lines = 2 * (static_cast<int64_t>(keys / (kCrowded * kSlotsPerLine)) / 2 + 1);
+    uint64_t rebuilt = 0;
+    for (int s = 0; s < kTableShards; ++s) {
+      if (int64_t{shards_[s].lines} >= lines) continue;
+      MONO_GPU_TRY(Rebuild(stream, s, static_cast<uint32_t>(lines)));
+      rebuilt |= uint64_t{1} << s;
+    }
+    if (rebuilt != 0) MONO_GPU_TRY(PublishShards(stream, rebuilt));
+    return MONO_GPU_OK;
+  });
 }
 
 // -- Erasing.
@@ -394,61 +396,63 @@ int GpuTable::Erase(Stream stream, const int64_t* ids, int64_t n) {
   }
   if (n == 0) return MONO_GPU_OK;
   std::lock_guard<std::mutex> lock(mutex_);
-  MONO_GPU_TRY(BeginWrite(stream));
-  MONO_GPU_TRY(ReadState(stream));
-  const int64_t before = static_cast<int64_t>(known_.free_rows);
-  MONO_GPU_TRY(EnsureFreeStack(stream, before + n));
-  MONO_GPU_TRY(ForEach(stream, n, EraseIds{View(), ids, free_stack_.As<uint32_t>()}));
-  MONO_GPU_TRY(ReadState(stream));
-  MONO_GPU_TRY(SortFreed(stream, before));
-  return EndWrite(stream);
+  return AsWrite(stream, [&]() -> int {
+    MONO_GPU_TRY(ReadState(stream));
+    const int64_t before = static_cast<int64_t>(known_.free_rows);
+    MONO_GPU_TRY(EnsureFreeStack(stream, before + n));
+    MONO_GPU_TRY(ForEach(stream, n, EraseIds{View(), ids, free_stack_.As<uint32_t>()}));
+    MONO_GPU_TRY(ReadState(stream));
+    MONO_GPU_TRY(SortFreed(stream, before));
+    return MONO_GPU_OK;
+  });
 }
 
 int GpuTable::Evict(Stream stream, const engine::ExpiryPolicy& policy, int64_t* erased) {
   *erased = 0;
   std::lock_guard<std::mutex> lock(mutex_);
-  MONO_GPU_TRY(BeginWrite(stream));
-  MONO_GPU_TRY(ReadState(stream));
-  MONO_GPU_TRY(MoveSpilled(stream));
-  const std::vector<int64_t>& limits = policy.slot_seconds();
-  const int64_t limit_bytes = static_cast<int64_t>(limits.size() * sizeof(int64_t));
-  DeviceBuffer buffer;
-  MONO_GPU_TRY(buffer.Allocate(stream, 8 + limit_bytes, "expiry times"));
-  uint64_t* const count = buffer.As<uint64_t>();
-  Expiry expired = {limits.empty() ? nullptr : buffer.As<int64_t>() + 1, policy.default_seconds(),
-                    max_update_ts_};
-  MONO_GPU_TRY(FillBytes(stream, count, 0, 8));
-  MONO_GPU_TRY(CopyToDevice(stream, limits.data(), buffer.As<int64_t>() + 1, limit_bytes));
-  for (const Shard& shard : shards_) {
-    MONO_GPU_TRY(ForEach(stream, shard.num_slots(),
-                         CountExpired{shard.slots.As<TableSlot>(), expired, count}));
-  }
-  uint64_t found = 0;
-  MONO_GPU_TRY(CopyToHost(stream, count, &found, 8));
-  if (found > 0) {
-    const int64_t before = static_cast<int64_t>(known_.free_rows);
-    MONO_GPU_TRY(EnsureFreeStack(stream, before + static_cast<int64_t>(found)));
-    for (const Shard& shard : shards_) {
-      MONO_GPU_TRY(ForEach(
-          stream, shard.num_slots(),
-          EraseExpired{View(), shard.slots.As<TableSlot>(), expired, free_stack_.As<uint32_t>()}));
-    }
+  return AsWrite(stream, [&]() -> int {
     MONO_GPU_TRY(ReadState(stream));
-    MONO_GPU_TRY(SortFreed(stream, before));
-    // Lines that are not needed any more go back.
-    uint64_t rebuilt = 0;
-    for (int s = 0; s < kTableShards; ++s) {
-      const uint32_t lines = ScheduledLines(s, known_.live[s] + 1);
-      if (2 * int64_t{lines} > int64_t{shards_[s].lines}) continue;
-      MONO_GPU_TRY(Rebuild(stream, s, lines));
-      rebuilt |= uint64_t{1} << s;
+    MONO_GPU_TRY(MoveSpilled(stream));
+    const std::vector<int64_t>& limits = policy.slot_seconds();
+    const int64_t limit_bytes = static_cast<int64_t>(limits.size() * sizeof(int64_t));
+    DeviceBuffer buffer;
+    MONO_GPU_TRY(buffer.Allocate(stream, 8 + limit_bytes, "expiry times"));
+    uint64_t* const count = buffer.As<uint64_t>();
+    Expiry expired = {limits.empty() ? nullptr : buffer.As<int64_t>() + 1, policy.default_seconds(),
+                      max_update_ts_};
+    MONO_GPU_TRY(FillBytes(stream, count, 0, 8));
+    MONO_GPU_TRY(CopyToDevice(stream, limits.data(), buffer.As<int64_t>() + 1, limit_bytes));
+    for (const Shard& shard : shards_) {
+      MONO_GPU_TRY(ForEach(stream, shard.num_slots(),
+                           CountExpired{shard.slots.As<TableSlot>(), expired, count}));
     }
-    if (rebuilt != 0) MONO_GPU_TRY(PublishShards(stream, rebuilt));
-  }
-  buffer.Free(stream);
-  expired_ += static_cast<int64_t>(found);
-  *erased = static_cast<int64_t>(found);
-  return EndWrite(stream);
+    uint64_t found = 0;
+    MONO_GPU_TRY(CopyToHost(stream, count, &found, 8));
+    if (found > 0) {
+      const int64_t before = static_cast<int64_t>(known_.free_rows);
+      MONO_GPU_TRY(EnsureFreeStack(stream, before + static_cast<int64_t>(found)));
+      for (const Shard& shard : shards_) {
+        MONO_GPU_TRY(ForEach(stream, shard.num_slots(),
+                             EraseExpired{View(), shard.slots.As<TableSlot>(), expired,
+                                          free_stack_.As<uint32_t>()}));
+      }
+      MONO_GPU_TRY(ReadState(stream));
+      MONO_GPU_TRY(SortFreed(stream, before));
+      // Lines that are not needed any more go back.
+      uint64_t rebuilt = 0;
+      for (int s = 0; s < kTableShards; ++s) {
+        const uint32_t lines = ScheduledLines(s, known_.live[s] + 1);
+        if (2 * int64_t{lines} > int64_t{shards_[s].lines}) continue;
+        MONO_GPU_TRY(Rebuild(stream, s, lines));
+        rebuilt |= uint64_t{1} << s;
+      }
+      if (rebuilt != 0) MONO_GPU_TRY(PublishShards(stream, rebuilt));
+    }
+    buffer.Free(stream);
+    expired_ += static_cast<int64_t>(found);
+    *erased = static_cast<int64_t>(found);
+    return MONO_GPU_OK;
+  });
 }
 
 }  // namespace gpu

@@ -61,6 +61,12 @@ struct TableState {
   uint32_t blocks_done;
 };
 
+// What a write leaves to the host: the number of the write is stored last.
+struct PublishedState {
+  TableState state;
+  uint64_t sequence;
+};
+
 struct IndexView {
   engine::IdHash hash;
   const ShardView* shards;

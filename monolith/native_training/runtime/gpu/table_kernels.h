@@ -3,6 +3,7 @@
 #define MONOLITH_NATIVE_TRAINING_RUNTIME_GPU_TABLE_KERNELS_H_
 
 #include <cstdint>
+#include <vector>
 
 #include "monolith/native_training/runtime/gpu/gpu_table.h"
 
@@ -13,10 +14,23 @@ namespace gpu {
 int ScanBits(Stream stream, const uint32_t* words, int64_t num_words, uint32_t* prefix,
              uint32_t* total);
 
-// out row i = the row of ids[i].
-int LaunchLookup(Stream stream, const IndexView& index, const char* rows, int64_t stride,
-                 const RowPlan& plan, bool all_raw, const int64_t* ids, int64_t n, float* out,
-                 uint8_t* found);
+// Ids of one table to look up.
+struct LookupTask {
+  IndexView index;
+  const char* rows;
+  int64_t stride;
+  const int64_t* ids;
+  int64_t n;
+  float* out;      // row i = the row of ids[i]
+  uint8_t* found;  // or null
+  int32_t dim;
+  int32_t pack;  // floats that a lane takes at once; 0: through the retrievers of a plan
+};
+
+int LaunchLookup(Stream stream, const LookupTask& task, const RowPlan& plan);
+// One launch for all of them; plans[i] is that of tasks[i].
+int LaunchLookups(Stream stream, const std::vector<LookupTask>& tasks,
+                  const std::vector<RowPlan>& plans);
 
 // Everything that the kernels of a write read.
 struct WriteArguments {
@@ -34,10 +48,21 @@ struct WriteArguments {
   const uint32_t* free_stack;
 };
 
-int LaunchUpdate(Stream stream, const WriteArguments& arguments, const RowPlan& plan);
-// Then writes the state to `host`, which is page-locked.
-int LaunchInsert(Stream stream, const WriteArguments& arguments, const RowPlan& plan,
-                 TableState* host);
+// A write to one table.
+struct WriteTask {
+  WriteArguments arguments;
+  RowPlan plan;
+  PublishedState* host;  // page-locked: where the state goes
+  uint64_t sequence;     // what tells the host that it is there
+};
+
+// Whether the kernels of this write add up the gradients of equal ids themselves.
+bool SumsGradients(const RowPlan& plan, int64_t stride, const float* source);
+
+// Find the ids and step the rows that are there.
+int LaunchUpdates(Stream stream, const std::vector<WriteTask>& tasks);
+// Make rows for the absent ids, step them, and tell the host.
+int LaunchInserts(Stream stream, const std::vector<WriteTask>& tasks);
 
 // Adds the ids of the batch that are absent to counts, one for each shard.
 int LaunchCountAbsent(Stream stream, const IndexView& index, const Batch& batch, uint64_t* counts);

@@ -1,19 +1,14 @@
 // Lookups of GPU tables.
+#include <algorithm>
+#include <type_traits>
+
 #include "monolith/native_training/runtime/gpu/device_math.h"
-#include "monolith/native_training/runtime/gpu/table_kernels.h"
+#include "monolith/native_training/runtime/gpu/table_batches.h"
+#include "monolith/native_training/runtime/gpu/table_jobs.h"
 
 namespace monolith {
 namespace gpu {
 namespace {
-
-MONO_DEVICE void LoadIds(const int64_t* ids, int64_t n, int64_t word, int lane, PerId<int64_t>* own,
-                         PerId<bool>* wanted) {
-  for (int k = 0; k < kIdsPerLane; ++k) {
-    const int64_t i = word * kWordIds + OwnId(lane, k);
-    wanted->own[k] = i < n;
-    own->own[k] = i < n ? ids[i] : 0;
-  }
-}
 
 struct IgnoreHit {
   MONO_DEVICE void operator()(TableSlot*, const TableSlot&, int) const {}
@@ -55,150 +50,292 @@ MONO_DEVICE void StoreOnce(const Pack<kSize>& pack, float* to) {
 #endif
 }
 
+// Finds the ids of a word of 32.
+MONO_DEVICE PerId<uint32_t> FindTask(const LookupTask& task, int64_t word, int lane) {
+  PerId<int64_t> ids;
+  PerId<bool> wanted;
+  PerId<uint32_t> rows;
+  for (int k = 0; k < kIdsPerLane; ++k) {
+    const int64_t i = word * kWordIds + OwnId(lane, k);
+    wanted.own[k] = i < task.n;
+    ids.own[k] = i < task.n ? task.ids[i] : 0;
+  }
+  FindRows(task.index, lane, ids, wanted, IgnoreHit(), &rows);
+  if (task.found != nullptr) {
+    for (int k = 0; k < kIdsPerLane; ++k) {
+      if (wanted.own[k]) task.found[word * kWordIds + OwnId(lane, k)] = rows.own[k] != 0;
+    }
+  }
+  return rows;
+}
+
 // Copies rows as they are: kTile lanes take a row, kSize floats at a time.
 template <int kTile, int kSize>
-struct CopyRows {
-  IndexView index;
-  const char* rows;
-  int64_t stride;
-  const int64_t* ids;
-  int64_t n;
-  float* out;
-  uint8_t* found;
-  int dim;
-
-  MONO_DEVICE void operator()(int64_t word, int lane) const {
-    PerId<int64_t> own;
-    PerId<bool> wanted;
-    LoadIds(ids, n, word, lane, &own, &wanted);
-    PerId<uint32_t> row;
-    FindRows(index, lane, own, wanted, IgnoreHit(), &row);
-    const int64_t first = word * kWordIds;
-    if (found != nullptr) {
-      for (int k = 0; k < kIdsPerLane; ++k) {
-        if (wanted.own[k]) found[first + OwnId(lane, k)] = row.own[k] != 0;
-      }
-    }
-    constexpr int kTiles = kWarpLanes / kTile;
-    constexpr int kAtOnce = kWarpLanes == 1 ? 1 : 4;
-    const int tile = lane / kTile;
-    const int column = lane % kTile * kSize;
-    for (int begin = 0; begin < kWordIds; begin += kTiles * kAtOnce) {
-      uint32_t numbers[kAtOnce];
+MONO_DEVICE void CopyFound(const LookupTask& task, int64_t word, int lane,
+                           const PerId<uint32_t>& rows) {
+  constexpr int kTiles = kWarpLanes / kTile;
+  constexpr int kAtOnce = kWarpLanes == 1 ? 1 : 4;
+  const int tile = lane / kTile;
+  const int column = lane % kTile * kSize;
+  for (int begin = 0; begin < kWordIds; begin += kTiles * kAtOnce) {
+    uint32_t numbers[kAtOnce];
+    MONO_UNROLL
+    for (int u = 0; u < kAtOnce; ++u) numbers[u] = rows.Get(begin + u * kTiles + tile);
+    for (int c = column; c < task.dim; c += kTile * kSize) {
+      Pack<kSize> packs[kAtOnce];
       MONO_UNROLL
-      for (int u = 0; u < kAtOnce; ++u) numbers[u] = row.Get(begin + u * kTiles + tile);
-      for (int c = column; c < dim; c += kTile * kSize) {
-        Pack<kSize> packs[kAtOnce];
-        MONO_UNROLL
-        for (int u = 0; u < kAtOnce; ++u) {
-          packs[u] =
-              LoadOnce<kSize>(reinterpret_cast<const float*>(rows + numbers[u] * stride) + c);
-        }
-        MONO_UNROLL
-        for (int u = 0; u < kAtOnce; ++u) {
-          const int64_t i = first + begin + u * kTiles + tile;
-          if (i < n) StoreOnce<kSize>(packs[u], out + i * dim + c);
-        }
+      for (int u = 0; u < kAtOnce; ++u) {
+        packs[u] = LoadOnce<kSize>(
+            reinterpret_cast<const float*>(task.rows + numbers[u] * task.stride) + c);
+      }
+      MONO_UNROLL
+      for (int u = 0; u < kAtOnce; ++u) {
+        const int64_t i = word * kWordIds + begin + u * kTiles + tile;
+        if (i < task.n) StoreOnce<kSize>(packs[u], task.out + i * task.dim + c);
       }
     }
   }
-};
+}
 
 // Through the retrievers, an element at a time.
 template <int kTile>
+MONO_DEVICE void RetrieveFound(const LookupTask& task, const RowPlan& plan, int64_t word, int lane,
+                               const PerId<uint32_t>& rows) {
+  for (int j = lane / kTile; j < kWordIds; j += kWarpLanes / kTile) {
+    const uint32_t number = rows.Get(j);
+    const int64_t i = word * kWordIds + j;
+    if (i >= task.n) continue;
+    const float* const from = reinterpret_cast<const float*>(task.rows + number * task.stride);
+    float* const to = task.out + i * task.dim;
+    for (int s = 0; s < plan.num_segments; ++s) {
+      const SegmentPlan& segment = plan.segments[s];
+      for (int e = lane % kTile; e < segment.dim; e += kTile) {
+        const int at = segment.value_begin + e;
+        to[at] = number == 0 ? 0.0f : Retrieved(segment, from[at]);
+      }
+    }
+  }
+}
+
+#if defined(__CUDACC__)
+constexpr int kRetrieveTile = 16;
+#else
+constexpr int kRetrieveTile = 1;
+#endif
+
+template <int kTile, int kSize>
+struct CopyRows {
+  LookupTask task;
+
+  MONO_DEVICE void operator()(int64_t word, int lane) const {
+    CopyFound<kTile, kSize>(task, word, lane, FindTask(task, word, lane));
+  }
+};
+
 struct RetrieveRows {
-  IndexView index;
-  const char* rows;
-  int64_t stride;
-  const int64_t* ids;
-  int64_t n;
-  float* out;
-  uint8_t* found;
+  LookupTask task;
   RowPlan plan;
 
   MONO_DEVICE void operator()(int64_t word, int lane) const {
-    PerId<int64_t> own;
-    PerId<bool> wanted;
-    LoadIds(ids, n, word, lane, &own, &wanted);
-    PerId<uint32_t> row;
-    FindRows(index, lane, own, wanted, IgnoreHit(), &row);
-    const int64_t first = word * kWordIds;
-    if (found != nullptr) {
-      for (int k = 0; k < kIdsPerLane; ++k) {
-        if (wanted.own[k]) found[first + OwnId(lane, k)] = row.own[k] != 0;
-      }
-    }
-    constexpr int kTiles = kWarpLanes / kTile;
-    for (int j = lane / kTile; j < kWordIds; j += kTiles) {
-      const uint32_t number = row.Get(j);
-      if (first + j >= n) continue;
-      const float* const from = reinterpret_cast<const float*>(rows + number * stride);
-      float* const to = out + (first + j) * plan.dim;
-      for (int s = 0; s < plan.num_segments; ++s) {
-        const SegmentPlan& segment = plan.segments[s];
-        for (int i = lane % kTile; i < segment.dim; i += kTile) {
-          const int e = segment.value_begin + i;
-          to[e] = number == 0 ? 0.0f : Retrieved(segment, from[e]);
-        }
-      }
+    RetrieveFound<kRetrieveTile>(task, plan, word, lane, FindTask(task, word, lane));
+  }
+};
+
+// Lanes that take a row of `dim` floats, `pack` at a time.
+inline int TileOf(int dim, int pack) {
+  int tile = 4;
+  while (tile < 32 && tile * pack < dim) tile *= 2;
+  return tile;
+}
+
+// -- Many tables in one launch.
+
+constexpr int kJobsInline = 28;  // what fits into the parameters of a kernel
+
+struct InlineTasks {
+  LookupTask tasks[kJobsInline];
+  int64_t begins[kJobsInline];
+  int count;
+
+  MONO_DEVICE const LookupTask& Task(int job) const { return tasks[job]; }
+  MONO_DEVICE const RowPlan* Plan(int) const { return nullptr; }
+};
+static_assert(sizeof(InlineTasks) < 4000, "goes to kernels as a parameter");
+
+struct UploadedTasks {
+  const LookupTask* tasks;
+  const int64_t* begins;
+  int count;
+  const char* plans;
+  const int64_t* plans_at;
+
+  MONO_DEVICE const LookupTask& Task(int job) const { return tasks[job]; }
+  MONO_DEVICE const RowPlan* Plan(int job) const {
+    return reinterpret_cast<const RowPlan*>(plans + plans_at[job]);
+  }
+};
+
+template <int kSize>
+MONO_DEVICE void CopyByTile(const LookupTask& task, int64_t word, int lane,
+                            const PerId<uint32_t>& rows) {
+#if defined(__CUDACC__)
+  const int packs = task.dim / kSize;
+  if (packs <= 4) {
+    CopyFound<4, kSize>(task, word, lane, rows);
+  } else if (packs <= 8) {
+    CopyFound<8, kSize>(task, word, lane, rows);
+  } else if (packs <= 16) {
+    CopyFound<16, kSize>(task, word, lane, rows);
+  } else {
+    CopyFound<32, kSize>(task, word, lane, rows);
+  }
+#else
+  CopyFound<1, 1>(task, word, lane, rows);
+#endif
+}
+
+template <typename Tasks>
+struct LookupMany {
+  Tasks jobs;
+
+  MONO_DEVICE void operator()(int64_t word, int lane) const {
+    const int job = JobAt(jobs.begins, jobs.count, word);
+    const LookupTask& task = jobs.Task(job);
+    const int64_t own = word - jobs.begins[job];
+    const PerId<uint32_t> rows = FindTask(task, own, lane);
+    if (task.pack == 4) {
+      CopyByTile<4>(task, own, lane, rows);
+    } else if (task.pack == 2) {
+      CopyByTile<2>(task, own, lane, rows);
+    } else if (task.pack == 1) {
+      CopyByTile<1>(task, own, lane, rows);
+    } else if (jobs.Plan(job) != nullptr) {
+      RetrieveFound<kRetrieveTile>(task, *jobs.Plan(job), own, lane, rows);
     }
   }
 };
 
 }  // namespace
 
-int LaunchLookup(Stream stream, const IndexView& index, const char* rows, int64_t stride,
-                 const RowPlan& plan, bool all_raw, const int64_t* ids, int64_t n, float* out,
-                 uint8_t* found) {
-  const int64_t words = CeilDiv(n, kWordIds);
-  const int dim = plan.dim;
-#if defined(__CUDACC__)
-  if (!all_raw) {
-    return ForWarps<4>(stream, words, kAllBlocks,
-                       RetrieveRows<16>{index, rows, stride, ids, n, out, found, plan});
+int LaunchLookup(Stream stream, const LookupTask& task, const RowPlan& plan) {
+  const int64_t words = CeilDiv(task.n, kWordIds);
+  if (task.pack == 0) {
+    return ForWarps<4>(stream, words, kAllBlocks, RetrieveRows{task, plan});
   }
+#if defined(__CUDACC__)
   const auto copy = [&](auto tile, auto size) {
-    constexpr int kBlocks = decltype(tile)::value <= 8 ? 6 : 4;
-    return ForWarps<kBlocks>(stream, words, kAllBlocks,
-                             CopyRows<decltype(tile)::value, decltype(size)::value>{
-                                 index, rows, stride, ids, n, out, found, dim});
+    constexpr int kTile = decltype(tile)::value;
+    return ForWarps < kTile <= 8
+               ? 6
+               : 4 > (stream, words, kAllBlocks, CopyRows<kTile, decltype(size)::value>{task});
   };
   const auto with_size = [&](auto size) {
-    const int packs = dim / decltype(size)::value;
-    if (packs <= 4) return copy(std::integral_constant<int, 4>(), size);
-    if (packs <= 8) return copy(std::integral_constant<int, 8>(), size);
-    if (packs <= 16) return copy(std::integral_constant<int, 16>(), size);
-    return copy(std::integral_constant<int, 32>(), size);
+    switch (TileOf(task.dim, task.pack)) {
+      case 4:
+        return copy(std::integral_constant<int, 4>(), size);
+      case 8:
+        return copy(std::integral_constant<int, 8>(), size);
+      case 16:
+        return copy(std::integral_constant<int, 16>(), size);
+      default:
+        return copy(std::integral_constant<int, 32>(), size);
+    }
   };
-  const uintptr_t address = reinterpret_cast<uintptr_t>(out);
-  if (dim % 4 == 0 && stride % 16 == 0 && address % 16 == 0) {
-    return with_size(std::integral_constant<int, 4>());
+  switch (task.pack) {
+    case 4:
+      return with_size(std::integral_constant<int, 4>());
+    case 2:
+      return with_size(std::integral_constant<int, 2>());
+    default:
+      return with_size(std::integral_constant<int, 1>());
   }
-  if (dim % 2 == 0 && stride % 8 == 0 && address % 8 == 0) {
-    return with_size(std::integral_constant<int, 2>());
-  }
-  return with_size(std::integral_constant<int, 1>());
 #else
-  if (!all_raw) {
-    return ForWarps(stream, words, kAllBlocks,
-                    RetrieveRows<1>{index, rows, stride, ids, n, out, found, plan});
-  }
-  return ForWarps(stream, words, kAllBlocks,
-                  CopyRows<1, 1>{index, rows, stride, ids, n, out, found, dim});
+  return ForWarps(stream, words, kAllBlocks, CopyRows<1, 1>{task});
 #endif
 }
 
-int GpuTable::Lookup(Stream stream, const int64_t* ids, int64_t n, float* out, uint8_t* found) {
-  if (n < 0) {
-    return Fail(MONO_GPU_INVALID_ARGUMENT, "the number of ids is " + std::to_string(n));
+int LaunchLookups(Stream stream, const std::vector<LookupTask>& tasks,
+                  const std::vector<RowPlan>& plans) {
+  if (tasks.size() == 1) return LaunchLookup(stream, tasks[0], plans[0]);
+  std::vector<int64_t> begins, plans_at;
+  std::vector<char> plan_bytes;
+  int64_t words = 0;
+  for (size_t i = 0; i < tasks.size(); ++i) {
+    begins.push_back(words);
+    words += CeilDiv(tasks[i].n, kWordIds);
+    plans_at.push_back(static_cast<int64_t>(plan_bytes.size()));
+    if (tasks[i].pack == 0) {
+      const auto bytes = reinterpret_cast<const char*>(&plans[i]);
+      plan_bytes.insert(plan_bytes.end(), bytes, bytes + UsedBytes(plans[i]));
+    }
   }
-  if (n == 0) return MONO_GPU_OK;
-  std::lock_guard<std::mutex> lock(mutex_);
-  MONO_GPU_TRY(BeginRead(stream));
-  RowPlan plan = PlanFor(RowMode::kOptimize);
-  MONO_GPU_TRY(LaunchLookup(stream, View(), arena_.base(), stride_, plan, layout_.all_raw, ids, n,
-                            out, found));
-  return EndRead(stream);
+  if (tasks.size() <= kJobsInline && plan_bytes.empty()) {
+    LookupMany<InlineTasks> lookup = {};
+    std::copy(tasks.begin(), tasks.end(), lookup.jobs.tasks);
+    std::copy(begins.begin(), begins.end(), lookup.jobs.begins);
+    lookup.jobs.count = static_cast<int>(tasks.size());
+    return ForWarps<4>(stream, words, kAllBlocks, lookup);
+  }
+  Workspace workspace;
+  const auto tasks_slot = workspace.Put(tasks);
+  const auto begins_slot = workspace.Put(begins);
+  const auto plans_slot = workspace.Put(plan_bytes);
+  const auto plans_at_slot = workspace.Put(plans_at);
+  UploadedJobs uploaded(stream);
+  MONO_GPU_TRY(uploaded.Upload(&workspace));
+  return ForWarps<4>(
+      stream, words, kAllBlocks,
+      LookupMany<UploadedTasks>{{workspace.At(tasks_slot), workspace.At(begins_slot),
+                                 static_cast<int>(tasks.size()), workspace.At(plans_slot),
+                                 workspace.At(plans_at_slot)}});
+}
+
+LookupTask GpuTable::TaskFor(const GpuLookupJob& job) const {
+  const uintptr_t address = reinterpret_cast<uintptr_t>(job.out);
+  const int dim = static_cast<int>(layout_.dim);
+  int pack = 1;
+  for (const int floats : {2, 4}) {
+    const bool fits =
+        dim % floats == 0 && stride_ % (4 * floats) == 0 && address % (4 * floats) == 0;
+    if (fits) pack = floats;
+  }
+  return {View(),    arena_.base(), stride_,
+          job.ids,   job.n,         job.out,
+          job.found, dim,           layout_.all_raw ? pack : 0};
+}
+
+int GpuTable::Lookup(Stream stream, const int64_t* ids, int64_t n, float* out, uint8_t* found) {
+  const GpuLookupJob job = {this, ids, n, out, found};
+  return LookupMany(stream, &job, 1);
+}
+
+int GpuTable::LookupMany(Stream stream, const GpuLookupJob* jobs, int64_t num_jobs) {
+  std::vector<GpuTable*> tables;
+  for (int64_t i = 0; i < num_jobs; ++i) {
+    if (jobs[i].n < 0) {
+      return Fail(MONO_GPU_INVALID_ARGUMENT, "the number of ids is " + std::to_string(jobs[i].n));
+    }
+    if (jobs[i].n > 0) tables.push_back(jobs[i].table);
+  }
+  if (tables.empty()) return MONO_GPU_OK;
+  const TableLocks locks(std::move(tables));
+  MONO_GPU_TRY(locks.CheckDevice());
+  for (GpuTable* const table : locks.tables()) {
+    MONO_GPU_TRY(table->streams_.BeginRead(stream));
+  }
+  std::vector<LookupTask> tasks;
+  std::vector<RowPlan> plans;
+  for (int64_t i = 0; i < num_jobs; ++i) {
+    if (jobs[i].n == 0) continue;
+    const GpuTable& table = *jobs[i].table;
+    tasks.push_back(table.TaskFor(jobs[i]));
+    plans.push_back(table.layout_.all_raw
+                        ? RowPlan()
+                        : table.PlanFor(RowMode::kOptimize, table.last_global_step_));
+  }
+  const int code = LaunchLookups(stream, tasks, plans);
+  for (GpuTable* const table : locks.tables()) MONO_GPU_TRY(table->streams_.EndRead(stream));
+  return code;
 }
 
 }  // namespace gpu

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdlib>
+#include <cstring>
 #include <utility>
 
 #include "monolith/native_training/runtime/gpu/table_memory.h"
@@ -206,8 +207,10 @@ PinnedBuffer::~PinnedBuffer() {
 
 int PinnedBuffer::Allocate(int64_t bytes) {
 #if defined(__CUDACC__)
-  return CheckCuda(cudaHostAlloc(&memory_, static_cast<size_t>(bytes), cudaHostAllocDefault),
-                   "page-locked memory");
+  MONO_GPU_TRY(CheckCuda(cudaHostAlloc(&memory_, static_cast<size_t>(bytes), cudaHostAllocDefault),
+                         "page-locked memory"));
+  std::memset(memory_, 0, static_cast<size_t>(bytes));
+  return MONO_GPU_OK;
 #else
   memory_ = std::calloc(1, static_cast<size_t>(bytes));
   return memory_ != nullptr ? MONO_GPU_OK : Fail(MONO_GPU_OUT_OF_MEMORY, "page-locked memory");

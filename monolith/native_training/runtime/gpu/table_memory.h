@@ -52,7 +52,7 @@ class DeviceBuffer {
   int64_t bytes_ = 0;
 };
 
-// Page-locked host memory.
+// Page-locked host memory, cleared.
 class PinnedBuffer {
  public:
   PinnedBuffer() = default;

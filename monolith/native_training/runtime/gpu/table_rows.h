@@ -7,6 +7,7 @@
 #define MONOLITH_NATIVE_TRAINING_RUNTIME_GPU_TABLE_ROWS_H_
 
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
 
 #include "monolith/native_training/runtime/base/half_float.h"
@@ -61,6 +62,12 @@ struct RowPlan {
   SegmentPlan segments[kMaxSegments];
 };
 static_assert(sizeof(RowPlan) < 3000, "goes to kernels as a parameter");
+
+// Bytes of a plan up to its last segment.
+inline int64_t UsedBytes(const RowPlan& plan) {
+  return static_cast<int64_t>(offsetof(RowPlan, segments) +
+                              plan.num_segments * sizeof(SegmentPlan));
+}
 
 // -- Lanes of a tile. kTile is a power of 2; a tile of 1 needs no communication.
 

@@ -1,0 +1,320 @@
+// Writes of GPU tables, from the call to the launches.
+#include <limits>
+
+#include "monolith/native_training/runtime/gpu/table_batches.h"
+#include "monolith/native_training/runtime/gpu/table_jobs.h"
+
+namespace monolith {
+namespace gpu {
+namespace {
+
+constexpr int64_t kMaxBatch = int64_t{1} << 30;
+
+uint32_t ClampTime(int64_t seconds) {
+  return static_cast<uint32_t>(
+      std::min<int64_t>(std::max<int64_t>(seconds, 0), std::numeric_limits<uint32_t>::max()));
+}
+
+int CheckCount(int64_t n) {
+  if (n >= 0 && n <= kMaxBatch) return MONO_GPU_OK;
+  return Fail(MONO_GPU_INVALID_ARGUMENT, "the number of ids is " + std::to_string(n) +
+                                             ", want 0 to " + std::to_string(kMaxBatch));
+}
+
+struct Span {
+  const int64_t* ids;
+  int64_t n;
+  const float* source;
+  int64_t to;  // position of its first id in the batch
+};
+
+// Puts the ids and the gradients of several places into one.
+struct JoinWords {
+  const Span* spans;
+  const int64_t* begins;
+  int count;
+  int dim;
+  int64_t* ids;
+  float* source;
+
+  MONO_DEVICE void operator()(int64_t word, int lane) const {
+    const int job = JobAt(begins, count, word);
+    const Span& span = spans[job];
+    const int64_t first = (word - begins[job]) * kWordIds;
+    const int64_t n = span.n - first < kWordIds ? span.n - first : kWordIds;
+    for (int64_t i = lane; i < n; i += kWarpLanes) ids[span.to + first + i] = span.ids[first + i];
+    const float* const from = span.source + first * dim;
+    float* const to = source + (span.to + first) * dim;
+    for (int64_t i = lane; i < n * dim; i += kWarpLanes) to[i] = from[i];
+  }
+};
+
+}  // namespace
+
+int GpuTable::JoinSpans(Stream stream, Job* job) {
+  const int dim = static_cast<int>(layout_.dim);
+  const int64_t ids_bytes = CeilDiv(job->n * 8, 256) * 256;
+  const int64_t bytes = ids_bytes + job->n * dim * 4;
+  if (joined_.bytes() < bytes) {
+    joined_.Free(stream);
+    MONO_GPU_TRY(joined_.Allocate(stream, bytes, "the ids and gradients of a batch"));
+  }
+  std::vector<Span> spans;
+  std::vector<int64_t> begins;
+  int64_t words = 0, to = 0;
+  for (const GpuOptimizeJob* const span : job->spans) {
+    spans.push_back({span->ids, span->n, span->gradients, to});
+    begins.push_back(words);
+    words += CeilDiv(span->n, kWordIds);
+    to += span->n;
+  }
+  Workspace workspace;
+  const auto spans_slot = workspace.Put(spans);
+  const auto begins_slot = workspace.Put(begins);
+  UploadedJobs uploaded(stream);
+  MONO_GPU_TRY(uploaded.Upload(&workspace));
+  const auto ids = joined_.As<int64_t>();
+  const auto source = reinterpret_cast<float*>(joined_.As<char>() + ids_bytes);
+  job->ids = ids;
+  job->source = source;
+  return ForWarps(stream, words, kAllBlocks,
+                  JoinWords{workspace.At(spans_slot), workspace.At(begins_slot),
+                            static_cast<int>(spans.size()), dim, ids, source});
+}
+
+// Everything that can fail for want of memory; no row changes.
+int GpuTable::PrepareWrite(Stream stream, Job* job, WriteTask* task) {
+  MONO_GPU_TRY(EnsureScratch(stream, job->n));
+  if (job->spans.size() > 1) MONO_GPU_TRY(JoinSpans(stream, job));
+  Batch batch;
+  batch.ids = job->ids;
+  batch.n = job->n;
+  if (job->duplicates != Duplicates::kNone) {
+    MONO_GPU_TRY(FindDuplicates(stream, job->ids, job->n, &batch));
+    batch.sum = job->duplicates == Duplicates::kSum;
+  }
+  if (batch.sum && !SumsGradients(job->plan, stride_, job->source)) {
+    MONO_GPU_TRY(SumGradients(stream, batch, job->source));
+    job->source = sums_.As<float>();
+  }
+  MONO_GPU_TRY(MakeRoom(stream, batch));
+  task->arguments = {View(),
+                     arena_.base(),
+                     stride_,
+                     batch,
+                     job->source,
+                     job->source_floats,
+                     job->ts,
+                     job->load_ts,
+                     job->existed,
+                     absent_.As<uint32_t>(),
+                     prefix_.As<uint32_t>(),
+                     free_stack_.As<uint32_t>()};
+  task->plan = job->plan;
+  return MONO_GPU_OK;
+}
+
+// Where the write puts the state of the table.
+int GpuTable::NumberWrite(WriteTask* task) {
+  MONO_GPU_TRY(Poll(kPublishedRing - 1));
+  task->sequence = ++sequence_;
+  task->host = published_.As<PublishedState>() + task->sequence % kPublishedRing;
+  return MONO_GPU_OK;
+}
+
+// jobs[i] is one of tables[i], which are distinct and locked.
+int GpuTable::RunWrites(Stream stream, const std::vector<GpuTable*>& tables, Job* jobs) {
+  std::vector<WriteTask> tasks(tables.size());
+  for (size_t i = 0; i < tables.size(); ++i) {
+    MONO_GPU_TRY(tables[i]->PrepareWrite(stream, jobs + i, &tasks[i]));
+  }
+  for (size_t i = 0; i < tables.size(); ++i) MONO_GPU_TRY(tables[i]->NumberWrite(&tasks[i]));
+  MONO_GPU_TRY(LaunchUpdates(stream, tasks));
+  for (size_t i = 0; i < tables.size(); ++i) {
+    if (jobs[i].filter == nullptr) continue;
+    MONO_GPU_TRY(tables[i]->AskFilter(stream, jobs[i], &tasks[i].arguments.batch));
+  }
+  MONO_GPU_TRY(LaunchInserts(stream, tasks));
+  for (size_t i = 0; i < tables.size(); ++i) {
+    tables[i]->in_flight_.push_back({jobs[i].n, tasks[i].sequence});
+    tables[i]->in_flight_ids_ += jobs[i].n;
+  }
+  return MONO_GPU_OK;
+}
+
+// As RunWrites, in the order of streams; some jobs may be empty.
+int GpuTable::Write(Stream stream, const std::vector<GpuTable*>& tables, std::vector<Job> jobs) {
+  for (const Job& job : jobs) MONO_GPU_TRY(CheckCount(job.n));
+  std::vector<GpuTable*> busy;
+  std::vector<Job> work;
+  for (size_t i = 0; i < tables.size(); ++i) {
+    if (jobs[i].n == 0) continue;
+    busy.push_back(tables[i]);
+    work.push_back(jobs[i]);
+  }
+  int code = MONO_GPU_OK;
+  size_t begun = 0;
+  while (code == MONO_GPU_OK && begun < busy.size()) {
+    code = busy[begun]->streams_.BeginWrite(stream);
+    if (code == MONO_GPU_OK) ++begun;
+  }
+  if (code == MONO_GPU_OK && !busy.empty()) code = RunWrites(stream, busy, work.data());
+  for (size_t i = 0; i < begun; ++i) {
+    const int ended = busy[i]->streams_.EndWrite(stream);
+    if (code == MONO_GPU_OK) code = ended;
+  }
+  MONO_GPU_TRY(code);
+  for (size_t i = 0; i < tables.size(); ++i) {
+    GpuTable* const table = tables[i];
+    table->max_update_ts_ = std::max<int64_t>(table->max_update_ts_, jobs[i].ts);
+    if (jobs[i].global_step >= 0) table->last_global_step_ = jobs[i].global_step;
+  }
+  return MONO_GPU_OK;
+}
+
+int GpuTable::WriteOne(Stream stream, const Job& job) { return Write(stream, {this}, {job}); }
+
+int GpuTable::AssignOrAdd(RowMode mode, Stream stream, const int64_t* ids, int64_t n,
+                          const float* values, const GpuWriteOptions& options) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  Job job;
+  job.plan = PlanFor(mode, last_global_step_);
+  job.ids = ids;
+  job.n = n;
+  job.source = values;
+  job.source_floats = layout_.dim;
+  job.ts = ClampTime(options.req_time);
+  // Every one counts: the last one stays of those that are assigned.
+  job.duplicates = options.duplicates == Duplicates::kNone ? Duplicates::kNone : Duplicates::kSteps;
+  job.filter = options.filter;
+  return WriteOne(stream, job);
+}
+
+int GpuTable::Assign(Stream stream, const int64_t* ids, int64_t n, const float* values,
+                     const GpuWriteOptions& options) {
+  return AssignOrAdd(RowMode::kAssign, stream, ids, n, values, options);
+}
+
+int GpuTable::AssignAdd(Stream stream, const int64_t* ids, int64_t n, const float* values,
+                        const GpuWriteOptions& options) {
+  return AssignOrAdd(RowMode::kAssignAdd, stream, ids, n, values, options);
+}
+
+int GpuTable::CheckOptimize(const GpuOptimizeOptions& options) const {
+  if (options.num_learning_rates < layout_.num_segments()) {
+    return Fail(MONO_GPU_INVALID_ARGUMENT,
+                "learning_rate has " + std::to_string(options.num_learning_rates) +
+                    " elements, the table has " + std::to_string(layout_.num_segments()) +
+                    " segments");
+  }
+  if (layout_.uses_global_step && options.global_step < 0) {
+    return Fail(MONO_GPU_INVALID_ARGUMENT,
+                "global_step is " + std::to_string(options.global_step) + ", want >= 0");
+  }
+  return MONO_GPU_OK;
+}
+
+GpuTable::Job GpuTable::OptimizeJob(const GpuOptimizeOptions& options) const {
+  Job job;
+  job.plan = PlanFor(RowMode::kOptimize, options.global_step);
+  for (int s = 0; s < job.plan.num_segments; ++s) {
+    job.plan.segments[s].lr = options.learning_rates[s];
+  }
+  job.source_floats = layout_.dim;
+  job.ts = ClampTime(options.write.req_time);
+  job.global_step = options.global_step;
+  job.duplicates = options.write.duplicates;
+  job.filter = options.write.filter;
+  return job;
+}
+
+int GpuTable::Optimize(Stream stream, const int64_t* ids, int64_t n, const float* gradients,
+                       const GpuOptimizeOptions& options) {
+  MONO_GPU_TRY(CheckOptimize(options));
+  std::lock_guard<std::mutex> lock(mutex_);
+  Job job = OptimizeJob(options);
+  job.ids = ids;
+  job.n = n;
+  job.source = gradients;
+  return WriteOne(stream, job);
+}
+
+int GpuTable::OptimizeMany(Stream stream, const GpuOptimizeJob* jobs, int64_t num_jobs) {
+  std::vector<GpuTable*> tables;
+  for (int64_t i = 0; i < num_jobs; ++i) {
+    MONO_GPU_TRY(CheckCount(jobs[i].n));
+    MONO_GPU_TRY(jobs[i].table->CheckOptimize(*jobs[i].options));
+    tables.push_back(jobs[i].table);
+  }
+  if (tables.empty()) return MONO_GPU_OK;
+  const TableLocks locks(std::move(tables));
+  MONO_GPU_TRY(locks.CheckDevice());
+  std::vector<Job> all(locks.tables().size());
+  std::vector<const GpuOptimizeOptions*> options(all.size(), nullptr);
+  for (int64_t i = 0; i < num_jobs; ++i) {
+    const size_t t = std::lower_bound(locks.tables().begin(), locks.tables().end(), jobs[i].table,
+                                      std::less<GpuTable*>()) -
+                     locks.tables().begin();
+    Job& job = all[t];
+    if (options[t] == nullptr) {
+      options[t] = jobs[i].options;
+      job = jobs[i].table->OptimizeJob(*jobs[i].options);
+    }
+    if (options[t] != jobs[i].options) {
+      return Fail(MONO_GPU_INVALID_ARGUMENT,
+                  "job " + std::to_string(i) +
+                      " has other options than the one before it of the same table");
+    }
+    if (jobs[i].n == 0) continue;
+    job.ids = jobs[i].ids;
+    job.source = jobs[i].gradients;
+    job.n += jobs[i].n;
+    job.spans.push_back(jobs + i);
+  }
+  return Write(stream, locks.tables(), std::move(all));
+}
+
+int GpuTable::Reinitialize(Stream stream, const int64_t* ids, int64_t n, int64_t now,
+                           int32_t* existed) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  Job job;
+  job.plan = PlanFor(RowMode::kReinitialize, last_global_step_);
+  job.ids = ids;
+  job.n = n;
+  job.ts = ClampTime(max_update_ts_ > 0 ? max_update_ts_ : now);
+  job.existed = existed;
+  job.duplicates = Duplicates::kSteps;
+  return WriteOne(stream, job);
+}
+
+int GpuTable::ImportRows(Stream stream, const int64_t* ids, const uint32_t* ts, const char* rows,
+                         int64_t n) {
+  if (n <= 0) return MONO_GPU_OK;
+  std::lock_guard<std::mutex> lock(mutex_);
+  MONO_GPU_TRY(UseDevice(streams_.device()));
+  const int64_t row_bytes = n * layout_.row_bytes;
+  DeviceBuffer staging;
+  MONO_GPU_TRY(staging.Allocate(stream, n * 12 + row_bytes, "loading a table"));
+  int64_t* const device_ids = staging.As<int64_t>();
+  const auto device_ts = reinterpret_cast<uint32_t*>(device_ids + n);
+  const auto device_rows = reinterpret_cast<float*>(device_ts + n);
+  MONO_GPU_TRY(CopyToDevice(stream, ids, device_ids, n * 8));
+  MONO_GPU_TRY(CopyToDevice(stream, ts, device_ts, n * 4));
+  MONO_GPU_TRY(CopyToDevice(stream, rows, device_rows, row_bytes));
+  Job job;
+  job.plan = PlanFor(RowMode::kLoad, last_global_step_);
+  job.ids = device_ids;
+  job.n = n;
+  job.source = device_rows;
+  job.source_floats = layout_.row_bytes / 4;
+  job.load_ts = device_ts;
+  job.duplicates = Duplicates::kSteps;
+  const int code = WriteOne(stream, job);
+  staging.Free(stream);
+  MONO_GPU_TRY(code);
+  max_update_ts_ = std::max<int64_t>(max_update_ts_, *std::max_element(ts, ts + n));
+  return MONO_GPU_OK;
+}
+
+}  // namespace gpu
+}  // namespace monolith

@@ -1,0 +1,51 @@
+// Several jobs in one launch: words of 32 ids are numbered through all of them.
+#ifndef MONOLITH_NATIVE_TRAINING_RUNTIME_GPU_TABLE_JOBS_H_
+#define MONOLITH_NATIVE_TRAINING_RUNTIME_GPU_TABLE_JOBS_H_
+
+#include <cstdint>
+
+#include "monolith/native_training/runtime/gpu/table_memory.h"
+#include "monolith/native_training/runtime/gpu/workspace.h"
+
+namespace monolith {
+namespace gpu {
+
+// The last of `count` jobs that begins at `at` or before; begins[0] is 0.
+MONO_DEVICE int JobAt(const int64_t* begins, int count, int64_t at) {
+  int low = 0, high = count;
+  while (high - low > 1) {
+    const int middle = (low + high) / 2;
+    if (begins[middle] <= at) {
+      low = middle;
+    } else {
+      high = middle;
+    }
+  }
+  return low;
+}
+
+// What was put into a workspace, on the device until this object goes.
+class UploadedJobs {
+ public:
+  explicit UploadedJobs(Stream stream) : stream_(stream) {}
+  ~UploadedJobs() { buffer_.Free(stream_); }
+  UploadedJobs(const UploadedJobs&) = delete;
+  UploadedJobs& operator=(const UploadedJobs&) = delete;
+
+  int Upload(Workspace* workspace) {
+    int64_t bytes = 0;
+    workspace->Measure(nullptr, &bytes);
+    MONO_GPU_TRY(buffer_.Allocate(stream_, bytes, "the jobs of a call"));
+    workspace->Measure(buffer_.As<char>(), &bytes);
+    return workspace->Upload(stream_);
+  }
+
+ private:
+  Stream stream_;
+  DeviceBuffer buffer_;
+};
+
+}  // namespace gpu
+}  // namespace monolith
+
+#endif  // MONOLITH_NATIVE_TRAINING_RUNTIME_GPU_TABLE_JOBS_H_
