@@ -144,6 +144,20 @@ MonoGpuWriteOptions ToOptions(const DeviceTable& table, const DeviceWriteOptions
   return to;
 }
 
+// The status of a call on several tables, which come once or several times in a row.
+Status CheckMany(std::vector<const DeviceTable*> tables, int code) {
+  if (code == MONO_GPU_OK) return OkStatus();
+  tables.erase(std::unique(tables.begin(), tables.end()), tables.end());
+  const Status status = tables.front()->Check(code);
+  if (tables.size() == 1) return status;
+  std::string others;
+  for (size_t i = 1; i < tables.size(); ++i) {
+    strings::StrAppend(&others, i > 1 ? ", " : "", tables[i]->name());
+  }
+  return Status(status.code(),
+                strings::StrCat(status.message(), " (in one call with ", others, ")"));
+}
+
 Status CheckFilter(const FilterCall& filter) {
   if (!filter.failed) return OkStatus();
   return errors::ResourceExhausted("no memory to ask an occurrence filter");
@@ -508,11 +522,16 @@ std::string DeviceTable::DebugString() const {
 }
 
 Status LookUpDeviceTables(GpuCall* call, const std::vector<DeviceLookup>& lookups) {
+  std::vector<MonoGpuLookupJob> jobs;
+  std::vector<const DeviceTable*> tables;
   for (const DeviceLookup& lookup : lookups) {
-    TF_RETURN_IF_ERROR(lookup.table->Check(call->library().table_lookup(
-        lookup.table->get(), call->stream(), lookup.ids, lookup.n, lookup.out, nullptr)));
+    if (lookup.n == 0) continue;
+    jobs.push_back({lookup.table->get(), lookup.ids, lookup.n, lookup.out, nullptr});
+    tables.push_back(lookup.table);
   }
-  return OkStatus();
+  if (jobs.empty()) return OkStatus();
+  return CheckMany(tables, call->library().table_lookup_many(call->stream(), jobs.data(),
+                                                             static_cast<int64_t>(jobs.size())));
 }
 
 Status WriteDeviceTable(GpuCall* call, const DeviceTable& table, DeviceWrite write,
@@ -527,44 +546,23 @@ Status WriteDeviceTable(GpuCall* call, const DeviceTable& table, DeviceWrite wri
 }
 
 Status OptimizeDeviceTables(GpuCall* call, const std::vector<DeviceUpdate>& updates) {
-  for (const DeviceUpdate& update : updates) {
-    const DeviceTable& table = *update.table;
-    FilterCall filter;
-    const MonoGpuWriteOptions options = ToOptions(table, update.options, &filter);
-    std::vector<DeviceSpan> spans;
-    int64_t n = 0;
-    for (const DeviceSpan& span : update.spans) {
-      if (span.n > 0) spans.push_back(span);
-      n += span.n;
+  std::vector<FilterCall> filters(updates.size());
+  std::vector<MonoGpuWriteOptions> options(updates.size());
+  std::vector<MonoGpuOptimizeJob> jobs;
+  std::vector<const DeviceTable*> tables;
+  for (size_t i = 0; i < updates.size(); ++i) {
+    options[i] = ToOptions(*updates[i].table, updates[i].options, &filters[i]);
+    for (const DeviceSpan& span : updates[i].spans) {
+      if (span.n == 0) continue;
+      jobs.push_back({updates[i].table->get(), span.ids, span.n, span.values, &options[i]});
+      tables.push_back(updates[i].table);
     }
-    if (spans.size() > 1 && update.options.sum_duplicates) {
-      // Gradients of equal ids are summed over all spans, so they have to lie together.
-      Tensor ids, grads;
-      TF_RETURN_IF_ERROR(call->ctx()->allocate_temp(DT_INT64, TensorShape({n}), &ids));
-      TF_RETURN_IF_ERROR(
-          call->ctx()->allocate_temp(DT_FLOAT, TensorShape({n * table.dim()}), &grads));
-      auto* const to_ids = static_cast<int64_t*>(ids.data());
-      auto* const to_grads = static_cast<float*>(grads.data());
-      int64_t at = 0;
-      for (const DeviceSpan& span : spans) {
-        TF_RETURN_IF_ERROR(call->Check(call->library().copy(call->stream(), span.ids, to_ids + at,
-                                                            span.n * int64_t{sizeof(int64_t)})));
-        TF_RETURN_IF_ERROR(call->Check(
-            call->library().copy(call->stream(), span.values, to_grads + at * table.dim(),
-                                 span.n * table.dim() * int64_t{sizeof(float)})));
-        at += span.n;
-      }
-      spans = {{to_ids, n, to_grads}};
-      TF_RETURN_IF_ERROR(table.Check(call->library().table_optimize(
-          table.get(), call->stream(), to_ids, n, to_grads, &options)));
-    } else {
-      for (const DeviceSpan& span : spans) {
-        TF_RETURN_IF_ERROR(table.Check(call->library().table_optimize(
-            table.get(), call->stream(), span.ids, span.n, span.values, &options)));
-      }
-    }
-    TF_RETURN_IF_ERROR(CheckFilter(filter));
   }
+  if (jobs.empty()) return OkStatus();
+  TF_RETURN_IF_ERROR(
+      CheckMany(tables, call->library().table_optimize_many(call->stream(), jobs.data(),
+                                                            static_cast<int64_t>(jobs.size()))));
+  for (const FilterCall& filter : filters) TF_RETURN_IF_ERROR(CheckFilter(filter));
   return OkStatus();
 }
 

@@ -32,10 +32,10 @@
   FUNCTION(op_layout_grad)               \
   FUNCTION(table_create)                 \
   FUNCTION(table_destroy)                \
-  FUNCTION(table_lookup)                 \
+  FUNCTION(table_lookup_many)            \
   FUNCTION(table_assign)                 \
   FUNCTION(table_assign_add)             \
-  FUNCTION(table_optimize)               \
+  FUNCTION(table_optimize_many)          \
   FUNCTION(table_reinitialize)           \
   FUNCTION(table_evict)                  \
   FUNCTION(table_reserve)                \
