@@ -3,7 +3,7 @@
 First the FFM model, then a ranking model on a million ratings. The data is generated with a planted
 structure, so the best possible AUC is known. With `--num_ps 2 --num_workers 2` the same happens on
 real processes, which find one another on loopback; `--data` takes a MovieLens file instead, and
-`--gpu` trains the dense parts on a GPU.
+`--gpu` trains on a GPU, which also holds the tables if `libmonolith_cuda.so` was built.
 
 Ctrl-C writes a checkpoint and stops; the command that is printed goes on from there.
 """
@@ -24,7 +24,7 @@ import numpy as np
 import tensorflow as tf
 from absl import app, flags, logging
 
-from monolith.native_training import cluster_manager, cpu_training, service_discovery
+from monolith.native_training import cluster_manager, cpu_training, gpu_table, service_discovery
 from monolith.native_training.demos import data as demo_data
 from monolith.native_training.demos import hooks as demo_hooks
 from monolith.native_training.demos import models as demo_models
@@ -42,7 +42,7 @@ flags.DEFINE_integer("num_movies", 2000, "how many movies are rated")
 flags.DEFINE_integer("epochs", 2, "how often the ratings are read")
 flags.DEFINE_integer("batch_size", 1024, "ratings per step of a worker")
 flags.DEFINE_integer("ffm_steps", 4000, "how long to train the FFM model")
-flags.DEFINE_bool("gpu", False, "train the dense parts on the first GPU; in this process only")
+flags.DEFINE_bool("gpu", False, "train on the first GPU, tables included; in this process only")
 flags.DEFINE_enum(
   "server_type", None, ["ps", "worker"], "role of this process; set by the demo for its children"
 )
@@ -227,6 +227,8 @@ def train_locally(
   cpu_training.make_config_backward_compatible(model_dir, conf)
   # An endless dataset has no place to go on from.
   resume_data = True if steps is None else None
+  params = params.copy()
+  params.train.use_gpu_emb_table = FLAGS.gpu and gpu_table.is_available()
   cpu_training.local_train_internal(params, conf, model_dir, steps, resume_data=resume_data)
 
 

@@ -41,6 +41,7 @@ __all__ = [
   "Fp16Compressor",
   "Fp32Compressor",
   "FtrlOptimizer",
+  "GpucucoHashTableConfig",
   "HashTableConfig",
   "HashTableConfigInstance",
   "Initializer",
@@ -424,6 +425,25 @@ class CuckooHashTableConfig(HashTableConfig):
     if self.feature_evict_every_n_hours > 0:
       table_config.enable_feature_eviction = True
       table_config.feature_evict_every_n_hours = self.feature_evict_every_n_hours
+
+
+@dataclasses.dataclass(eq=False)
+class GpucucoHashTableConfig(HashTableConfig):
+  """The collisionless table in the memory of a GPU, where it is placed: `/device:GPU:0`.
+
+  Args:
+    initial_capacity: rows to make room for at once.
+    feature_evict_every_n_hours: if positive, erase expired rows in the background this often.
+  """
+
+  initial_capacity: int = 1
+  feature_evict_every_n_hours: int = 0
+
+  def mutate_table(self, table_config: embedding_hash_table_pb2.EmbeddingHashTableConfig) -> None:
+    CuckooHashTableConfig(self.initial_capacity, self.feature_evict_every_n_hours).mutate_table(
+      table_config
+    )
+    table_config.gpucuco.SetInParent()
 
 
 class HashTableConfigInstance:

@@ -249,6 +249,16 @@ def _length(ids: Any) -> int:
   return int(shape[0])
 
 
+def is_available() -> bool:
+  """Tells whether this process has a CUDA device, and the library of tables on it."""
+  try:
+    library = _load_library()
+  except GpuTableError:
+    return False
+  count = ctypes.c_int32()
+  return library.mono_gpu_device_count(ctypes.byref(count)) == 0 and count.value > 0
+
+
 class GpuTable:
   """A collisionless embedding table on the GPU that is current when it is made.
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
-from monolith.native_training import utils
+from monolith.native_training import hash_table_utils, utils
 from monolith.native_training.checkpoints import listeners
 from monolith.native_training.model_export import export_context
 from monolith.native_training.runtime.ops import gen_monolith_ops
@@ -145,7 +145,9 @@ def save_hash_filter(
   """Returns what, when run, writes the filter; a no-op unless `enable_hash_filter` is `True`."""
   if enable_hash_filter is not True:
     return tf.no_op()
-  return filter_save_op.monolith_hash_filter_save(hash_filter, hash_filter_basename)
+  hash_filter_basename = tf.convert_to_tensor(hash_filter_basename, tf.string)
+  with hash_table_utils.on_device_of(hash_filter):
+    return filter_save_op.monolith_hash_filter_save(hash_filter, hash_filter_basename)
 
 
 def restore_hash_filter(
@@ -154,7 +156,9 @@ def restore_hash_filter(
   """Returns what, when run, reads the filter; a no-op unless `enable_hash_filter` is `True`."""
   if enable_hash_filter is not True:
     return tf.no_op()
-  return filter_restore_op.monolith_hash_filter_restore(hash_filter, hash_filter_base_name)
+  hash_filter_base_name = tf.convert_to_tensor(hash_filter_base_name, tf.string)
+  with hash_table_utils.on_device_of(hash_filter):
+    return filter_restore_op.monolith_hash_filter_restore(hash_filter, hash_filter_base_name)
 
 
 def intercept_gradient(

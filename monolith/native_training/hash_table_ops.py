@@ -18,7 +18,7 @@ import concurrent.futures
 import copy
 import dataclasses
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -207,8 +207,11 @@ class HashTable(BaseHashTable):
     self, ids: tf.Tensor, values: tf.Tensor, req_time: tf.Tensor | None = None
   ) -> HashTable:
     return self._with_handle(
-      gen_monolith_ops.monolith_hash_table_assign(
-        self._table, _as_ids(ids), _as_floats(values), hash_table_utils.as_req_time(req_time)
+      self._run(
+        gen_monolith_ops.monolith_hash_table_assign,
+        _as_ids(ids),
+        _as_floats(values),
+        hash_table_utils.as_req_time(req_time),
       )
     )
 
@@ -216,8 +219,11 @@ class HashTable(BaseHashTable):
     self, ids: tf.Tensor, values: tf.Tensor, req_time: tf.Tensor | None = None
   ) -> HashTable:
     return self._with_handle(
-      gen_monolith_ops.monolith_hash_table_assign_add(
-        self._table, _as_ids(ids), _as_floats(values), hash_table_utils.as_req_time(req_time)
+      self._run(
+        gen_monolith_ops.monolith_hash_table_assign_add,
+        _as_ids(ids),
+        _as_floats(values),
+        hash_table_utils.as_req_time(req_time),
       )
     )
 
@@ -232,13 +238,13 @@ class HashTable(BaseHashTable):
       enable_dedup: accepted for compatibility; duplicates cost little.
     """
     del enable_dedup
-    return gen_monolith_ops.monolith_hash_table_lookup(
-      self._table, _as_ids(ids), self._dim_size, use_multi_threads
+    return self._run(
+      gen_monolith_ops.monolith_hash_table_lookup, _as_ids(ids), self._dim_size, use_multi_threads
     )
 
   def lookup_entry(self, ids: tf.Tensor) -> tf.Tensor:
     """Returns serialized `EntryDump`s without ids, string `[n]`; empty for absent ids."""
-    return gen_monolith_ops.monolith_hash_table_lookup_entry(self._table, _as_ids(ids))
+    return self._run(gen_monolith_ops.monolith_hash_table_lookup_entry, _as_ids(ids))
 
   def apply_gradients(
     self,
@@ -263,8 +269,8 @@ class HashTable(BaseHashTable):
     Returns:
       The table after the write.
     """
-    updated = gen_monolith_ops.monolith_hash_table_optimize(
-      self._table,
+    updated = self._run(
+      gen_monolith_ops.monolith_hash_table_optimize,
       _as_ids(ids),
       _as_floats(grads),
       self._learning_rate_tensor,
@@ -278,7 +284,7 @@ class HashTable(BaseHashTable):
   def table_update(self, update_op: tf.Operation | tf.Tensor) -> HashTable:
     """Returns the table as it is after `update_op`."""
     with tf.control_dependencies([update_op]):
-      return self._with_handle(tf.identity(self._table))
+      return self._with_handle(self._run(tf.identity))
 
   def save(self, basename: tf.Tensor | str, random_sleep_ms: int = 0) -> HashTable:
     """Writes all rows that have not expired to `<basename>-ddddd-of-ddddd`.
@@ -291,9 +297,9 @@ class HashTable(BaseHashTable):
       The table after the save. Saving fails without touching an older checkpoint of that name.
     """
     return self._with_handle(
-      gen_monolith_ops.monolith_hash_table_save(
-        self._table,
-        basename,
+      self._run(
+        gen_monolith_ops.monolith_hash_table_save,
+        tf.convert_to_tensor(basename, tf.string),
         nshards=self._saver_parallel,
         random_sleep_ms=random_sleep_ms,
         slot_expire_time_config=self._slot_expire_time_config,
@@ -302,18 +308,22 @@ class HashTable(BaseHashTable):
 
   def restore(self, basename: tf.Tensor | str) -> HashTable:
     """Replaces the content by what was saved under `basename`; returns the table after that."""
-    return self._with_handle(gen_monolith_ops.monolith_hash_table_restore(self._table, basename))
+    return self._with_handle(
+      self._run(
+        gen_monolith_ops.monolith_hash_table_restore, tf.convert_to_tensor(basename, tf.string)
+      )
+    )
 
   def size(self) -> tf.Tensor:
     """Returns the number of rows, int64 scalar."""
-    return gen_monolith_ops.monolith_hash_table_size(self._table)
+    return self._run(gen_monolith_ops.monolith_hash_table_size)
 
   def stats(self) -> tf.Tensor:
     """Returns what the table holds and has done, int64 `[4]`.
 
     Rows; bytes; rows that have expired; ids that got no row because they were seen too seldom.
     """
-    return gen_monolith_ops.monolith_hash_table_stats(self._table)
+    return self._run(gen_monolith_ops.monolith_hash_table_stats)
 
   def save_as_tensor(
     self, shard_idx: tf.Tensor, num_shards: tf.Tensor, limit: tf.Tensor, offset: tf.Tensor
@@ -330,8 +340,8 @@ class HashTable(BaseHashTable):
       `(offset of the next page, serialized EntryDumps)`. Fewer than `limit` entries: the partition
       is finished.
     """
-    return gen_monolith_ops.monolith_hash_table_save_as_tensor(
-      self._table,
+    return self._run(
+      gen_monolith_ops.monolith_hash_table_save_as_tensor,
       tf.cast(shard_idx, tf.int32),
       tf.cast(num_shards, tf.int32),
       tf.cast(limit, tf.int64),
@@ -366,6 +376,11 @@ class HashTable(BaseHashTable):
   ) -> HashTable:
     """Returns the table of an imported graph."""
     return HashTable(table_proto=table_proto, import_scope=import_scope)
+
+  def _run(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Calls an op on this table, where the table is."""
+    with hash_table_utils.on_device_of(self._table):
+      return function(self._table, *args, **kwargs)
 
   def _with_handle(self, table: tf.Tensor) -> HashTable:
     updated = copy.copy(self)
@@ -412,14 +427,19 @@ def fused_lookup(
   Returns:
     `(embeddings [L], floats per shard [N], id offsets [K*N+1], embedding offsets [K*N+1], ids)`.
   """
-  return gen_monolith_ops.monolith_hash_table_fused_lookup(
-    table_handles=[_handle(table) for table in tables],
-    ids=_as_ids(ids),
-    # A list would cost an eager call its fast path, more than a lookup of thousands of ids.
-    fused_slot_size=tf.convert_to_tensor(fused_slot_size, tf.int32),
-    req_time=hash_table_utils.as_req_time(req_time),
-    num_of_shards=num_of_shards,
-  )
+  handles = [_handle(table) for table in tables]
+  ids = _as_ids(ids)
+  # A list would cost an eager call its fast path, more than a lookup of thousands of ids.
+  fused_slot_size = tf.convert_to_tensor(fused_slot_size, tf.int32)
+  req_time = hash_table_utils.as_req_time(req_time)
+  with hash_table_utils.on_device_of(handles[0]):
+    return gen_monolith_ops.monolith_hash_table_fused_lookup(
+      table_handles=handles,
+      ids=ids,
+      fused_slot_size=fused_slot_size,
+      req_time=req_time,
+      num_of_shards=num_of_shards,
+    )
 
 
 def fused_apply_gradient(
@@ -446,20 +466,26 @@ def fused_apply_gradient(
   Returns:
     The handles after the update.
   """
-  return gen_monolith_ops.monolith_hash_table_fused_optimize(
-    table_handles=[_handle(table) for table in tables],
-    ids=_as_ids(ids),
-    indices=indices,
-    fused_slot_size=tf.convert_to_tensor(fused_slot_size, tf.int32),
-    id_grads=id_grads,
-    id_offsets=id_offsets,
-    grad_offsets=grad_offsets,
-    learning_rate_tensors=learning_rate_tensors,
-    req_time=hash_table_utils.as_req_time(req_time),
-    global_step=tf.cast(global_step, tf.int64),
-    num_of_shards=num_of_shards,
-    enable_grad_accumulation=enable_grad_accumulation,
-  )
+  handles = [_handle(table) for table in tables]
+  ids = _as_ids(ids)
+  fused_slot_size = tf.convert_to_tensor(fused_slot_size, tf.int32)
+  req_time = hash_table_utils.as_req_time(req_time)
+  global_step = tf.cast(global_step, tf.int64)
+  with hash_table_utils.on_device_of(handles[0]):
+    return gen_monolith_ops.monolith_hash_table_fused_optimize(
+      table_handles=handles,
+      ids=ids,
+      indices=indices,
+      fused_slot_size=fused_slot_size,
+      id_grads=id_grads,
+      id_offsets=id_offsets,
+      grad_offsets=grad_offsets,
+      learning_rate_tensors=learning_rate_tensors,
+      req_time=req_time,
+      global_step=global_step,
+      num_of_shards=num_of_shards,
+      enable_grad_accumulation=enable_grad_accumulation,
+    )
 
 
 def hash_table_from_config(
@@ -469,13 +495,14 @@ def hash_table_from_config(
   sync_client: tf.Tensor | None = None,
   saver_parallel: int = -1,
 ) -> HashTable:
-  """Creates a table.
+  """Creates a table, on the first GPU if its type is `gpucuco`, else on the CPU.
 
   Args:
     config: the rows' layout and optimizers, one learning rate per segment.
-    hash_filter: handle of an occurrence filter; everything passes by default.
+    hash_filter: handle of an occurrence filter; everything passes by default. That of a table on a
+      GPU has to be created under that device.
     name_suffix: the shared name is `MonolithHashTable_<suffix>`.
-    sync_client: handle of a client that is told of updated ids.
+    sync_client: handle of a client that is told of updated ids; a table on a GPU tells none.
     saver_parallel: number of files of a checkpoint; -1 lets the size decide.
 
   Raises:
@@ -487,12 +514,12 @@ def hash_table_from_config(
   if len(config.learning_rate_fns) != len(table_config.entry_config.segments):
     raise ValueError("Size of learning_rate_fns and size of segments must be equal.")
   if export_context.is_exporting():
-    table_config.entry_config.entry_type = embedding_hash_table_pb2.EntryConfig.SERVING
+    hash_table_utils.for_serving(table_config)
   shared_name = "MonolithHashTable_" + name_suffix
-  with tf.device("/device:CPU:0"):
+  with tf.device(hash_table_utils.device_of_type(table_config)):
     if hash_filter is None:
       hash_filter = hash_filter_ops.create_dummy_hash_filter(name_suffix=name_suffix)
-    if sync_client is None:
+    if sync_client is None or table_config.WhichOneof("type") == "gpucuco":
       sync_client = distributed_serving_ops.create_dummy_sync_client()
     table = gen_monolith_ops.monolith_hash_table(
       hash_filter,
@@ -587,27 +614,29 @@ def test_hash_table(
   extra_restore_names: Sequence[str] | None = None,
   use_gpu: bool = False,
 ) -> HashTable:
-  """Creates a simple table: one segment, zeros, SGD or Adagrad, full precision.
+  """Creates a simple table: one segment, SGD or Adagrad, full precision.
 
-  Raises:
-    NotImplementedError: `use_gpu`; tables live in main memory.
+  New rows hold zeros. With `use_gpu` the table is on the first GPU, new rows hold ones, and there
+  is no filter.
   """
-  if use_gpu:
-    raise NotImplementedError("There are no tables on GPUs.")
   name_suffix = name_suffix or tf.compat.v1.get_default_graph().unique_name("test")
   table_config = embedding_hash_table_pb2.EmbeddingHashTableConfig()
   optimizer = entry.AdagradOptimizer() if use_adagrad else entry.SgdOptimizer()
+  initializer = entry.ConstantsInitializer(1.0) if use_gpu else entry.ZerosInitializer()
   table_config.entry_config.segments.append(
-    entry.CombineAsSegment(dim_size, entry.ZerosInitializer(), optimizer, entry.Fp32Compressor())
+    entry.CombineAsSegment(dim_size, initializer, optimizer, entry.Fp32Compressor())
   )
   table_config.slot_expire_time_config.default_expire_time = expire_time
-  entry.CuckooHashTableConfig().mutate_table(table_config)
-  thresholds = embedding_hash_table_pb2.SlotOccurrenceThresholdConfig(
-    default_occurrence_threshold=occurrence_threshold
-  )
-  hash_filter = hash_filter_ops._create_hash_filter(
-    enable_hash_filter, thresholds.SerializeToString(), name_suffix
-  )
+  kind = entry.GpucucoHashTableConfig() if use_gpu else entry.CuckooHashTableConfig()
+  kind.mutate_table(table_config)
+  hash_filter = None
+  if not use_gpu:
+    thresholds = embedding_hash_table_pb2.SlotOccurrenceThresholdConfig(
+      default_occurrence_threshold=occurrence_threshold
+    )
+    hash_filter = hash_filter_ops._create_hash_filter(
+      enable_hash_filter, thresholds.SerializeToString(), name_suffix
+    )
   return hash_table_from_config(
     entry.HashTableConfigInstance(table_config, [learning_rate], extra_restore_names),
     hash_filter=hash_filter,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -14,11 +15,36 @@ if TYPE_CHECKING:
   from monolith.native_training import hash_table_ops
 
 _SEED_ENV = "MONOLITH_TABLE_SEED"
+_CPU = "/device:CPU:0"
+_GPU = "/device:GPU:0"
 
 
 def infer_dim_size(config: embedding_hash_table_pb2.EmbeddingHashTableConfig) -> int:
   """Returns the length of a row's vector: the sum of its segments'."""
   return sum(segment.dim_size for segment in config.entry_config.segments)
+
+
+def device_of_type(config: embedding_hash_table_pb2.EmbeddingHashTableConfig) -> str:
+  """Returns the device of a table of that type, without job and task."""
+  return _GPU if config.WhichOneof("type") == "gpucuco" else _CPU
+
+
+def for_serving(config: embedding_hash_table_pb2.EmbeddingHashTableConfig) -> None:
+  """Turns a configuration into that of a serving table, whose rows are in main memory."""
+  config.entry_config.entry_type = embedding_hash_table_pb2.EntryConfig.SERVING
+  if config.WhichOneof("type") == "gpucuco":
+    config.cuckoo.SetInParent()
+
+
+def on_device_of(handle: tf.Tensor) -> contextlib.AbstractContextManager:
+  """Returns a scope for ops on a table or a filter: that of its GPU, if it is on one.
+
+  Ops on a resource must be where it is; the scopes around a caller may say something else.
+  """
+  device = handle.device
+  if device and tf.DeviceSpec.from_string(device).device_type == "GPU":
+    return tf.device(device)
+  return contextlib.nullcontext()
 
 
 def as_req_time(req_time: Any) -> tf.Tensor:

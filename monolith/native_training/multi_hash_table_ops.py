@@ -109,7 +109,7 @@ def convert_to_cached_config(
     table_config = mconfig.configs.add()
     table_config.CopyFrom(configs[name].table_config)
     if export_context.is_exporting():
-      table_config.entry_config.entry_type = embedding_hash_table_pb2.EntryConfig.SERVING
+      hash_table_utils.for_serving(table_config)
     expire_config = table_config.slot_expire_time_config.SerializeToString(deterministic=True)
     if expire_config and expire_config not in expire_configs:
       expire_configs.append(expire_config)
@@ -118,11 +118,35 @@ def convert_to_cached_config(
     configs=configs,
     table_names=table_names,
     mconfig=serialized,
-    mconfig_tensor=tf.convert_to_tensor(serialized),
+    mconfig_tensor=_config_tensor(serialized),
     dims=tuple(infer_dims(configs)),
     slot_expire_time_config=expire_configs[0] if expire_configs else b"",
     expires_apart=len(expire_configs) > 1,
   )
+
+
+def _config_tensor(mconfig: bytes) -> tf.Tensor:
+  # Strings are on CPUs, also where the group is not.
+  with tf.device("/device:CPU:0"):
+    return tf.convert_to_tensor(mconfig)
+
+
+def _device_of_group(mconfig: bytes) -> str:
+  """Returns the device of a group: that of its tables' type.
+
+  Raises:
+    ValueError: some tables are for a GPU and some are not.
+  """
+  config = embedding_hash_table_pb2.MultiEmbeddingHashTableConfig.FromString(mconfig)
+  names: dict[str, str] = {}
+  for name, table in zip(config.names, config.configs):
+    names.setdefault(hash_table_utils.device_of_type(table), name)
+  if len(names) > 1:
+    raise ValueError(
+      "a group is in one place, but its tables are not of one type: "
+      + ", ".join(f"{name!r} is for {device}" for device, name in sorted(names.items()))
+    )
+  return next(iter(names), "/device:CPU:0")
 
 
 def concat_1d_tensors(*tensors: tf.Tensor) -> tf.RaggedTensor:
@@ -299,7 +323,7 @@ class MultiHashTable(BaseMultiTypeHashTable, RawMultiTypeHashTable):
     name_suffix: str = "",
     saver_parallel: int = -1,
   ) -> MultiHashTable:
-    """Creates a group.
+    """Creates a group, on the first GPU if its tables are of type `gpucuco`, else on the CPU.
 
     Args:
       cc: what `convert_to_cached_config` returned.
@@ -309,7 +333,8 @@ class MultiHashTable(BaseMultiTypeHashTable, RawMultiTypeHashTable):
       saver_parallel: number of files of a checkpoint; -1 lets the size decide.
 
     Raises:
-      ValueError: the name is taken, or not as many learning rates as segments.
+      ValueError: the name is taken, not as many learning rates as segments, or tables of a GPU
+        together with others.
     """
     learning_rates: list[Any] = []
     for name in cc.table_names:
@@ -317,14 +342,17 @@ class MultiHashTable(BaseMultiTypeHashTable, RawMultiTypeHashTable):
       if len(config.learning_rate_fns) != len(config.table_config.entry_config.segments):
         raise ValueError("Size of learning_rate_fns and size of segments must be equal.")
       learning_rates += config.call_learning_rate_fns_fewer_ops()
-    with tf.device("/device:CPU:0"):
+    device = _device_of_group(cc.mconfig)
+    with tf.device(device):
       if hash_filter is None:
         hash_filter = hash_filter_ops.create_dummy_hash_filter(name_suffix=name_suffix)
       if sync_client is None:
         sync_client = distributed_serving_ops.create_dummy_sync_client()
-      if cc.mconfig_tensor.graph is not tf.compat.v1.get_default_graph():
-        cc = cc._replace(mconfig_tensor=tf.convert_to_tensor(cc.mconfig))
-    return cls(cc, hash_filter, sync_client, learning_rates, name_suffix, saver_parallel)
+    if cc.mconfig_tensor.graph is not tf.compat.v1.get_default_graph():
+      cc = cc._replace(mconfig_tensor=_config_tensor(cc.mconfig))
+    return cls(
+      cc, hash_filter, sync_client, learning_rates, name_suffix, saver_parallel, device=device
+    )
 
   @property
   def table_names(self) -> list[str]:
@@ -393,8 +421,8 @@ class MultiHashTable(BaseMultiTypeHashTable, RawMultiTypeHashTable):
   ) -> MultiHashTable:
     ragged_id, flat_value = self._split_pairs(slot_to_id_and_value)
     return self._with_handle(
-      gen_monolith_ops.monolith_multi_hash_table_assign_add(
-        self._handle,
+      self._run(
+        gen_monolith_ops.monolith_multi_hash_table_assign_add,
         ragged_id.values,
         ragged_id.row_splits,
         flat_value,
@@ -409,8 +437,10 @@ class MultiHashTable(BaseMultiTypeHashTable, RawMultiTypeHashTable):
       The group after the write and an int32 status per id: 1 existed, 0 was inserted, -1 the slot
       is unknown and nothing was done.
     """
-    handle, status = gen_monolith_ops.monolith_multi_hash_table_reinitialize(
-      self._handle, slot, tf.convert_to_tensor(ids, tf.int64)
+    handle, status = self._run(
+      gen_monolith_ops.monolith_multi_hash_table_reinitialize,
+      tf.convert_to_tensor(slot, tf.string),
+      tf.convert_to_tensor(ids, tf.int64),
     )
     return self._with_handle(handle), status
 
@@ -427,8 +457,8 @@ class MultiHashTable(BaseMultiTypeHashTable, RawMultiTypeHashTable):
     return self.raw_apply_gradients(ragged_id, flat_grad, global_step, req_time)
 
   def raw_lookup(self, ragged_id: tf.RaggedTensor) -> tf.Tensor:
-    return gen_monolith_ops.monolith_multi_hash_table_lookup(
-      self._handle, ragged_id.values, ragged_id.row_splits
+    return self._run(
+      gen_monolith_ops.monolith_multi_hash_table_lookup, ragged_id.values, ragged_id.row_splits
     )
 
   def raw_apply_gradients(
@@ -439,8 +469,8 @@ class MultiHashTable(BaseMultiTypeHashTable, RawMultiTypeHashTable):
     req_time: tf.Tensor | None = None,
   ) -> MultiHashTable:
     return self._with_handle(
-      gen_monolith_ops.monolith_multi_hash_table_optimize(
-        self._handle,
+      self._run(
+        gen_monolith_ops.monolith_multi_hash_table_optimize,
         ragged_id.values,
         ragged_id.row_splits,
         flat_grad,
@@ -457,8 +487,8 @@ class MultiHashTable(BaseMultiTypeHashTable, RawMultiTypeHashTable):
     req_time: tf.Tensor | None = None,
   ) -> MultiHashTable:
     return self._with_handle(
-      gen_monolith_ops.monolith_multi_hash_table_assign(
-        self._handle,
+      self._run(
+        gen_monolith_ops.monolith_multi_hash_table_assign,
         ragged_id.values,
         ragged_id.row_splits,
         flat_value,
@@ -474,9 +504,9 @@ class MultiHashTable(BaseMultiTypeHashTable, RawMultiTypeHashTable):
   def save(self, basename: tf.Tensor | str) -> MultiHashTable:
     """Writes all rows that have not expired; returns the group after the save."""
     return self._with_handle(
-      gen_monolith_ops.monolith_multi_hash_table_save(
-        self._handle,
-        basename,
+      self._run(
+        gen_monolith_ops.monolith_multi_hash_table_save,
+        tf.convert_to_tensor(basename, tf.string),
         nshards=self._saver_parallel,
         slot_expire_time_config=self._slot_expire_time_config,
       )
@@ -485,7 +515,10 @@ class MultiHashTable(BaseMultiTypeHashTable, RawMultiTypeHashTable):
   def restore(self, basename: tf.Tensor | str) -> MultiHashTable:
     """Replaces the content of the tables that the checkpoint holds; returns the group after."""
     return self._with_handle(
-      gen_monolith_ops.monolith_multi_hash_table_restore(self._handle, basename)
+      self._run(
+        gen_monolith_ops.monolith_multi_hash_table_restore,
+        tf.convert_to_tensor(basename, tf.string),
+      )
     )
 
   def feature_stat(self, basename: tf.Tensor | str) -> tuple[tf.Tensor, tf.Tensor]:
@@ -494,14 +527,14 @@ class MultiHashTable(BaseMultiTypeHashTable, RawMultiTypeHashTable):
 
   def sizes(self) -> tf.Tensor:
     """Returns the number of rows of each table, int64 `[tables]`, by sorted names."""
-    return gen_monolith_ops.monolith_multi_hash_table_size(self._handle)
+    return self._run(gen_monolith_ops.monolith_multi_hash_table_size)
 
   def stats(self) -> tf.Tensor:
     """Returns what each table holds and has done, int64 `[tables, 4]`, by sorted names.
 
     Rows; bytes; rows that have expired; ids that got no row because they were seen too seldom.
     """
-    return gen_monolith_ops.monolith_multi_hash_table_stats(self._handle)
+    return self._run(gen_monolith_ops.monolith_multi_hash_table_stats)
 
   def fused_lookup(
     self,
@@ -511,8 +544,12 @@ class MultiHashTable(BaseMultiTypeHashTable, RawMultiTypeHashTable):
     req_time: tf.Tensor | None = None,
   ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
     """Looks all tables up for several shards, as `fused_lookup` of module `hash_table_ops` does."""
-    return gen_monolith_ops.monolith_multi_hash_table_fused_lookup(
-      self._handle, ids, fused_slot_size, hash_table_utils.as_req_time(req_time), num_of_shards
+    return self._run(
+      gen_monolith_ops.monolith_multi_hash_table_fused_lookup,
+      ids,
+      fused_slot_size,
+      hash_table_utils.as_req_time(req_time),
+      num_of_shards,
     )
 
   def fused_apply_gradient(
@@ -530,8 +567,8 @@ class MultiHashTable(BaseMultiTypeHashTable, RawMultiTypeHashTable):
   ) -> MultiHashTable:
     """Updates all tables for several shards, as that function of module `hash_table_ops` does."""
     return self._with_handle(
-      gen_monolith_ops.monolith_multi_hash_table_fused_optimize(
-        self._handle,
+      self._run(
+        gen_monolith_ops.monolith_multi_hash_table_fused_optimize,
         ids,
         indices,
         fused_slot_size,
@@ -581,6 +618,11 @@ class MultiHashTable(BaseMultiTypeHashTable, RawMultiTypeHashTable):
   ) -> tuple[tf.RaggedTensor, tf.Tensor]:
     ragged_id = self.get_ragged_id({slot: pair[0] for slot, pair in slot_to_pair.items()})
     return ragged_id, self.get_flat_value({slot: pair[1] for slot, pair in slot_to_pair.items()})
+
+  def _run(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Calls an op on this group, where the group is."""
+    with hash_table_utils.on_device_of(self._handle):
+      return function(self._handle, *args, **kwargs)
 
   def _with_handle(self, handle: tf.Tensor) -> MultiHashTable:
     updated = copy.copy(self)

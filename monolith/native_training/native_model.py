@@ -613,20 +613,27 @@ class MonolithModel(MonolithBaseModel):
         if occurrence_threshold is None:
           occurrence_threshold = self.p.default_occurrence_threshold
         self.fs_dict[slot_name] = self.ctx.create_feature_slot(
-          feature.FeatureSlotConfig(
-            name=slot_name,
-            has_bias=False,
-            slot_id=slot_id,
-            occurrence_threshold=occurrence_threshold,
-            expire_time=expire_time,
-            hashtable_config=entry.CuckooHashTableConfig(),
-          )
+          self._get_fs_conf(slot_name, slot_id, occurrence_threshold, expire_time)
         )
       slot = self.fs_dict[slot_name]
     _check_admission(slot, name, occurrence_threshold, expire_time)
     column = feature.FeatureColumn(slot, name, _make_combiner(combiner, max_seq_length))
     self.fc_dict[name] = column
     return column
+
+  def _get_fs_conf(
+    self, shared_name: str, slot: int | None, occurrence_threshold: int | None, expire_time: int
+  ) -> feature.FeatureSlotConfig:
+    """Returns a slot without bias, whose table is where `train.use_gpu_emb_table` says."""
+    on_gpu = self.p.train.use_gpu_emb_table
+    return feature.FeatureSlotConfig(
+      name=shared_name,
+      has_bias=False,
+      slot_id=slot,
+      occurrence_threshold=occurrence_threshold,
+      expire_time=expire_time,
+      hashtable_config=entry.GpucucoHashTableConfig() if on_gpu else entry.CuckooHashTableConfig(),
+    )
 
   def lookup_embedding_slice(
     self,

@@ -44,10 +44,101 @@ _KERNELS = {
   "MonolithEmbeddingToLayoutGradV5": ["batch_size"],
 }
 
+_FUSED_LOOKUP = [
+  "fused_slot_size",
+  "req_time",
+  "embedding_splits",
+  "id_offsets",
+  "embedding_offsets",
+]
+_FUSED_OPTIMIZE = [
+  "fused_slot_size",
+  "id_offsets",
+  "grad_offsets",
+  "learning_rate_tensors",
+  "req_time",
+  "global_step",
+]
+
+# The same for tables: only ids, gradients, values and vectors are on the device.
+_TABLE_KERNELS = {
+  "MonolithHashFilter": ["handle"],
+  "MonolithProbabilisticFilter": ["handle"],
+  "MonolithDummyHashFilter": ["handle"],
+  "MonolithHashFilterSave": ["handle", "basename", "output_handle"],
+  "MonolithHashFilterRestore": ["handle", "basename", "output_handle"],
+  "MonolithHashFilterInterceptGradient": ["filter_handle", "ids"],
+  "MonolithHashFilterInterceptGradientGradient": ["filter_handle", "ids", "grad", "filted_grad"],
+  "MonolithDummySyncClient": ["handle"],
+  "MonolithHashTable": ["filter_handle", "sync_client_handle", "handle"],
+  "MonolithHashTableLookup": ["table_handle"],
+  "MonolithHashTableLookupEntry": ["table_handle", "entry_str"],
+  "MonolithHashTableAssign": ["table_handle", "req_time", "table_handle_output"],
+  "MonolithHashTableAssignAdd": ["table_handle", "req_time", "table_handle_output"],
+  "MonolithHashTableOptimize": [
+    "table_handle",
+    "learning_rate_tensor",
+    "req_time",
+    "global_step",
+    "table_handle_output",
+  ],
+  "MonolithHashTableFusedLookup": ["table_handles", *_FUSED_LOOKUP],
+  "MonolithHashTableFusedOptimize": ["table_handles", *_FUSED_OPTIMIZE, "table_handles_output"],
+  "MonolithHashTableSize": ["table_handle", "size"],
+  "MonolithHashTableStats": ["table_handle", "stats"],
+  "MonolithHashTableSaveAsTensor": [
+    "table_handle",
+    "shard_idx",
+    "num_shards",
+    "limit",
+    "offset",
+    "new_offset",
+    "entry",
+  ],
+  "MonolithHashTableSave": ["handle", "basename", "output_handle"],
+  "MonolithHashTableRestore": ["handle", "basename", "output_handle"],
+  "CreateMonolithMultiHashTable": [
+    "config",
+    "filter_handle",
+    "sync_client_handle",
+    "multi_hash_table_handle",
+  ],
+  "ReadMonolithMultiHashTable": ["multi_hash_table_handle"],
+  "IsHashTableInitialized": ["handle", "is_initialized"],
+  "MonolithMultiHashTableLookup": ["mtable", "id_split"],
+  "MonolithMultiHashTableLookupEntry": ["mtable", "id_split", "serialized_entries"],
+  "MonolithMultiHashTableLookupList": ["mtable"],
+  "MonolithMultiHashTableFusedLookup": ["mtable", *_FUSED_LOOKUP],
+  "MonolithMultiHashTableFusedOptimize": ["mtable", *_FUSED_OPTIMIZE, "mtable_out"],
+  "MonolithMultiHashTableAssign": ["mtable", "id_split", "update_time", "updated_table"],
+  "MonolithMultiHashTableAssignAdd": ["mtable", "id_split", "update_time", "updated_table"],
+  "MonolithMultiHashTableReinitialize": ["mtable", "table_name", "updated_table", "id_status"],
+  "MonolithMultiHashTableOptimize": [
+    "mtable",
+    "id_split",
+    "learning_rate",
+    "update_time",
+    "global_step",
+    "updated_table",
+  ],
+  "MonolithMultiHashTableOptimizeList": [
+    "mtable",
+    "learning_rate",
+    "update_time",
+    "global_step",
+    "updated_table",
+  ],
+  "MonolithMultiHashTableSize": ["mtable", "sizes"],
+  "MonolithMultiHashTableStats": ["mtable", "stats"],
+  "MonolithMultiHashTableSave": ["mtable", "basename", "output_mtable"],
+  "MonolithMultiHashTableRestore": ["mtable", "basename", "output_mtable"],
+  "MonolithMultiHashTableFeatureStat": ["basename", "features", "counts"],
+}
+
 
 class KernelRegistryTest(tf.test.TestCase):
   def test_every_op_has_a_gpu_kernel_with_its_host_memory(self):
-    for op, host_memory in _KERNELS.items():
+    for op, host_memory in {**_KERNELS, **_TABLE_KERNELS}.items():
       with self.subTest(op=op):
         registered = kernels.get_registered_kernels_for_op(op).kernel
         on_gpu = [kernel for kernel in registered if kernel.device_type == "GPU"]
@@ -68,7 +159,7 @@ class KernelRegistryTest(tf.test.TestCase):
     self.assertCountEqual(types, [tf.int32.as_datatype_enum, tf.int64.as_datatype_enum])
 
   def test_every_one_has_a_cpu_kernel_too(self):
-    for op in _KERNELS:
+    for op in {**_KERNELS, **_TABLE_KERNELS}:
       devices = [k.device_type for k in kernels.get_registered_kernels_for_op(op).kernel]
       self.assertIn("CPU", devices, op)
 

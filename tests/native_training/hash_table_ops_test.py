@@ -302,10 +302,6 @@ class HashTableTest(GraphTest):
     self.assertEqual(metadata.name_set, {"MonolithHashTable_x"})
     self.assertIs(metadata.tensor_table_to_obj_dict[table.table.ref()], table)
 
-  def test_gpu_tables_do_not_exist(self):
-    with self.assertRaises(NotImplementedError):
-      hash_table_ops.test_hash_table(1, use_gpu=True)
-
   def test_vocab_hash_table(self):
     table = hash_table_ops.vocab_hash_table(10, 2, learning_rate=0.5)
     with self.session() as sess:

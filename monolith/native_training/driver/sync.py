@@ -23,6 +23,7 @@ from monolith.native_training import (
   device_utils,
   distribution_utils,
   env_utils,
+  gpu_table,
   hvd_lib,
   native_task,
   sync_training_hooks,
@@ -71,8 +72,9 @@ def distributed_sync_train(
   ), "Given RunConfig.index should be consistent with hvd.rank()."
   hvd_lib.check_size(config.num_workers, "num_workers")
   if config.enable_gpu_training:
-    # Tables stay on the CPU, and the embeddings they return move to the GPU.
     device_utils.enable_gpu_training()
+    # Elsewhere tables are on the CPU, and the embeddings they return move to the GPU.
+    params.train.use_gpu_emb_table = _can_hold_tables(config)
   params.mode = config.mode
   native = params.instantiate()
   if not isinstance(native, native_task.NativeTask):
@@ -105,6 +107,16 @@ def distributed_sync_train(
         hooks=[*hooks, *(user_hooks or [])],
         max_steps=params.train.max_steps,
       )
+
+
+def _can_hold_tables(config: DistributedCpuTrainingConfig) -> bool:
+  """Tells whether the GPU of this rank is to hold its tables."""
+  return (
+    config.enable_full_sync_training
+    and not config.enable_fused_layout
+    and not config.enable_realtime_training
+    and gpu_table.is_available()
+  )
 
 
 def _agrees_on_eof(config: DistributedCpuTrainingConfig) -> bool:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from monolith.native_training import (
+  device_utils,
   distributed_ps_factory,
   distributed_serving_ops,
   entry,
@@ -22,6 +24,8 @@ from monolith.native_training.tables import protocols
 from monolith.realtime import row_log
 
 Configs = Mapping[str, entry.HashTableConfigInstance]
+
+_GPU = "/device:GPU:0"
 
 
 class Tables(NamedTuple):
@@ -51,7 +55,7 @@ def create(
 
   Args:
     config: the process's configuration.
-    use_gpu_emb_table: whether tables live on the GPU.
+    use_gpu_emb_table: whether tables live on the GPU; they become `gpucuco` tables then.
     feature_configs: feature name -> table; expiry is written into them unless exporting.
     slot_to_occurrence_threshold: how often an id must be seen before it gets a row.
     slot_to_expire_time: days after which an unused row expires.
@@ -60,14 +64,15 @@ def create(
       they hold for every id of it; merged tables and fused layouts know ids by their slot bits.
 
   Raises:
-    NotImplementedError: tables on GPUs are asked for.
-    ValueError: a feature without a slot id has a threshold or days that only slot bits could tell.
+    NotImplementedError: tables on GPUs are asked for together with a fused layout.
+    ValueError: a feature without a slot id has a threshold or days that only slot bits could tell,
+      or tables on GPUs are asked for with parameter servers or real-time training.
+    tf.errors.FailedPreconditionError: they are, and there is no GPU.
   """
   if use_gpu_emb_table:
-    raise NotImplementedError(
-      "train.use_gpu_emb_table is set, but this build has no embedding tables on GPUs: leave it "
-      "unset, and enable_gpu_training runs the dense part on the GPU with tables on the CPU."
-    )
+    _check_gpu_tables(config)
+    for feature_config in feature_configs.values():
+      feature_config.table_config.gpucuco.SetInParent()
   num_shards = max(1, config.num_ps)
   hash_filters: list[Any] = [None] * num_shards
   sync_clients: list[Any] = [None] * num_shards
@@ -76,7 +81,9 @@ def create(
     admission.threshold for admission in feature_to_admission.values()
   )
   if not export_context.is_exporting():
-    hash_filters = _create_hash_filters(config, slot_to_occurrence_threshold, enable_hash_filter)
+    # Where their tables are.
+    with device_utils.maybe_device_if_allowed(_GPU) if use_gpu_emb_table else nullcontext():
+      hash_filters = _create_hash_filters(config, slot_to_occurrence_threshold, enable_hash_filter)
     _set_expire_times(feature_configs, slot_to_expire_time)
     if config.use_native_multi_hash_table and not config.enable_fused_layout:
       _set_admission(feature_configs, feature_to_admission)
@@ -95,7 +102,7 @@ def create(
   create_table = _create_in_worker if config.enable_full_sync_training else _create_on_servers
 
   def create_tables(configs: Configs) -> Any:
-    return create_table(config, use_gpu_emb_table, configs, hash_filters, sync_clients)
+    return create_table(config, configs, hash_filters, sync_clients)
 
   if (
     shared_tables
@@ -109,6 +116,32 @@ def create(
   else:
     hash_table = create_tables(feature_configs)
   return Tables(hash_table, hash_filters, enable_hash_filter)
+
+
+def _check_gpu_tables(config: CpuTrainingConfig) -> None:
+  """Raises an error that says why tables cannot be on a GPU, if they cannot."""
+  if config.enable_fused_layout:
+    raise NotImplementedError(
+      "train.use_gpu_emb_table is set, but a fused layout has its tables on CPUs: leave one of "
+      "them unset"
+    )
+  if not config.enable_full_sync_training and config.num_ps > 0:
+    raise ValueError(
+      f"train.use_gpu_emb_table is set, but {config.num_ps} parameter servers hold the tables: "
+      "leave it unset, and enable_gpu_training runs the dense part on the GPU"
+    )
+  if config.enable_realtime_training or config.realtime_kafka_servers:
+    raise ValueError(
+      "train.use_gpu_emb_table is set, but the updates of tables on a GPU cannot be pushed: leave "
+      "it unset for real-time training"
+    )
+  if not (device_utils.is_gpu_training() and tf.config.list_physical_devices("GPU")):
+    raise tf.errors.FailedPreconditionError(
+      None,
+      None,
+      "no CUDA device for the tables of train.use_gpu_emb_table (it also needs "
+      "enable_gpu_training); use CuckooHashTableConfig",
+    )
 
 
 def _set_expire_times(feature_configs: Configs, slot_to_expire_time: Mapping[int, int]) -> None:
@@ -163,15 +196,12 @@ def _create_hash_filters(
 
 def _create_on_servers(
   config: CpuTrainingConfig,
-  use_gpu_emb_table: bool,
   feature_configs: Configs,
   hash_filters: list[Any],
   sync_clients: list[Any],
 ) -> Any:
   """Returns the tables of asynchronous training, on parameter servers or in this process."""
   if config.enable_fused_layout:
-    if use_gpu_emb_table:
-      raise NotImplementedError("use_gpu_emb_table needs synchronous training")
     return distributed_ps_factory.create_partitioned_hash_table(
       config.num_ps,
       bool(config.use_native_multi_hash_table),
@@ -199,7 +229,6 @@ def _create_on_servers(
 
 def _create_in_worker(
   config: CpuTrainingConfig,
-  use_gpu_emb_table: bool,
   feature_configs: Configs,
   hash_filters: list[Any],
   sync_clients: list[Any],
@@ -215,14 +244,12 @@ def _create_in_worker(
     )
   }
   if config.enable_fused_layout:
-    copies = config.num_workers if use_gpu_emb_table else 1
     return distributed_ps_factory.create_partitioned_hash_table(
-      config.num_workers if use_gpu_emb_table else config.num_ps,
+      config.num_ps,
       bool(config.use_native_multi_hash_table),
       max_rpc_deadline_millis=config.max_rpc_deadline_millis,
-      hash_filters=hash_filters * copies,
-      sync_clients=sync_clients * copies,
-      enable_gpu_emb=use_gpu_emb_table,
+      hash_filters=hash_filters,
+      sync_clients=sync_clients,
       queue_configs=queue_configs,
     )
   create_table = (

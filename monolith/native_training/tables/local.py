@@ -72,8 +72,8 @@ class LocalMultiHashTable(multi_hash_table_ops.MultiHashTable):
     if not slot_to_id:
       return super().lookup(slot_to_id)
     tables = [self._table_names.index(slot) for slot in slot_to_id]
-    embeddings = gen_monolith_ops.monolith_multi_hash_table_lookup_list(
-      self._handle,
+    embeddings = self._run(
+      gen_monolith_ops.monolith_multi_hash_table_lookup_list,
       [_as_ids(ids) for ids in slot_to_id.values()],
       tables=tables,
       dims=[self._dims[table] for table in tables],
@@ -91,8 +91,8 @@ class LocalMultiHashTable(multi_hash_table_ops.MultiHashTable):
     if not _sum_duplicates() or not slot_to_id_and_grad:
       return super().apply_gradients(slot_to_id_and_grad, global_step, req_time)
     return self._with_handle(
-      gen_monolith_ops.monolith_multi_hash_table_optimize_list(
-        self._handle,
+      self._run(
+        gen_monolith_ops.monolith_multi_hash_table_optimize_list,
         [_as_ids(ids) for ids, _ in slot_to_id_and_grad.values()],
         [tf.convert_to_tensor(grad, tf.float32) for _, grad in slot_to_id_and_grad.values()],
         self._learning_rate_tensor,

@@ -35,9 +35,62 @@ Status NameFile(Status status, const std::string& path) {
   return status;
 }
 
+// A load of an EmbeddingTable fills a twin, which takes the table's place in the end.
+class TwinLoad : public RecordLoad {
+ public:
+  explicit TwinLoad(EmbeddingTable* table) : table_(table), twin_(table->NewEmptyTwin()) {}
+
+  Status BeginPass(int /*pass*/, int64_t rows) override { return twin_->Reserve(rows); }
+  Status Add(const RecordView* records, int64_t n, LoadStats* stats) override {
+    return twin_->LoadRecords(records, n, stats);
+  }
+  Status Finish() override {
+    table_->SwapContent(twin_.get());
+    return Status::Ok();
+  }
+
+ private:
+  EmbeddingTable* const table_;
+  const std::unique_ptr<EmbeddingTable> twin_;
+};
+
+// Reading alone leaves `writable` null.
+class HostRecordTable : public RecordTable {
+ public:
+  HostRecordTable(const EmbeddingTable* table, EmbeddingTable* writable)
+      : table_(table), writable_(writable) {}
+
+  Status GetSize(int64_t* size) const override {
+    *size = table_->Size();
+    return Status::Ok();
+  }
+  int64_t MaxUpdateTs() const override { return table_->MaxUpdateTs(); }
+  const ExpiryPolicy& expiry() const override { return table_->expiry(); }
+  Status WriteShard(int shard, const ExpiryPolicy* expiry, const AppendBytes& append,
+                    SaveStats* stats) const override {
+    std::string buffer;
+    ShardCursor cursor;
+    while (!cursor.done) {
+      buffer.clear();
+      Status status = table_->SaveShard(shard, expiry, kSavePageBytes, /*framed=*/true, &cursor,
+                                        &buffer, /*sizes=*/nullptr, &stats->saved);
+      if (!status.ok()) return status;
+      status = append(buffer);
+      if (!status.ok()) return status;
+    }
+    stats->expired += cursor.expired;
+    return Status::Ok();
+  }
+  std::unique_ptr<RecordLoad> NewLoad() override { return std::make_unique<TwinLoad>(writable_); }
+
+ private:
+  const EmbeddingTable* const table_;
+  EmbeddingTable* const writable_;
+};
+
 // Rows that the files will give, to make room at once: by the manifest, else guessed from the first
 // record. Never more than the bytes can hold.
-Status ReserveFor(const FileSetReader& reader, EmbeddingTable* table) {
+Status CountRows(const FileSetReader& reader, int64_t* result) {
   int64_t rows = 0, bytes = 0, record_bytes = 0;
   for (const FileSetReader::File& file : reader.files()) {
     rows += std::min(file.records, file.bytes / (kRecordHeaderBytes + kRecordFooterBytes));
@@ -53,7 +106,8 @@ Status ReserveFor(const FileSetReader& reader, EmbeddingTable* table) {
     }
   }
   if (!reader.has_manifest()) rows = record_bytes == 0 ? 0 : bytes / record_bytes;
-  return table->Reserve(rows);
+  *result = rows;
+  return Status::Ok();
 }
 
 // The files of a set as threads load them into one table. A thread reads a piece of a file while
@@ -62,8 +116,8 @@ Status ReserveFor(const FileSetReader& reader, EmbeddingTable* table) {
 // other files are read by one thread each, since the last of equal ids counts.
 class FileLoader {
  public:
-  FileLoader(const FileSetReader& reader, EmbeddingTable* table)
-      : reader_(reader), table_(table), files_(reader.files().size()) {}
+  FileLoader(const FileSetReader& reader, RecordLoad* load)
+      : reader_(reader), load_(load), files_(reader.files().size()) {}
 
   // Threads that are worth having.
   int64_t MaxThreads() const {
@@ -107,7 +161,7 @@ class FileLoader {
       if (!status.ok() || records.empty()) return status;
       status = CheckRecords(records);
       if (!status.ok()) return status;
-      status = table_->LoadRecords(records.data(), static_cast<int64_t>(records.size()), stats);
+      status = load_->Add(records.data(), static_cast<int64_t>(records.size()), stats);
       if (!status.ok()) return status;
     }
   }
@@ -138,28 +192,35 @@ class FileLoader {
   }
 
   const FileSetReader& reader_;
-  EmbeddingTable* const table_;
+  RecordLoad* const load_;
   std::vector<SharedFile> files_;
   std::atomic<bool> failed_{false};
 };
 
-Status LoadSet(const FileSetReader& reader, EmbeddingTable* table, LoadStats* total) {
-  const std::unique_ptr<EmbeddingTable> twin = table->NewEmptyTwin();
-  Status status = ReserveFor(reader, twin.get());
+Status LoadSet(const FileSetReader& reader, RecordTable* table, LoadStats* total) {
+  int64_t rows = 0;
+  Status status = CountRows(reader, &rows);
   if (!status.ok()) return status;
+  const std::unique_ptr<RecordLoad> load = table->NewLoad();
   std::mutex mutex;
   LoadStats sum;
-  FileLoader loader(reader, twin.get());
-  const int64_t threads = loader.MaxThreads();
-  status = ForEachFile(threads, [&](int64_t i) {
-    LoadStats stats;
-    Status loaded = loader.Load(i, threads, &stats);
-    std::lock_guard<std::mutex> lock(mutex);
-    sum.Add(stats);
-    return loaded;
-  });
+  for (int pass = 0; pass < load->num_passes(); ++pass) {
+    sum = LoadStats();
+    status = load->BeginPass(pass, rows);
+    if (!status.ok()) return status;
+    FileLoader loader(reader, load.get());
+    const int64_t threads = loader.MaxThreads();
+    status = ForEachFile(threads, [&](int64_t i) {
+      LoadStats stats;
+      Status loaded = loader.Load(i, threads, &stats);
+      std::lock_guard<std::mutex> lock(mutex);
+      sum.Add(stats);
+      return loaded;
+    });
+    if (!status.ok()) return status;
+  }
+  status = load->Finish();
   if (!status.ok()) return status;
-  table->SwapContent(twin.get());
   if (total != nullptr) *total = sum;
   return Status::Ok();
 }
@@ -178,29 +239,20 @@ Status ResolveNumFiles(int64_t requested, int64_t rows, int64_t* num_files) {
   return Status::Ok();
 }
 
-Status WriteTableRecords(const EmbeddingTable& table, const ExpiryPolicy* expiry, int64_t number,
-                         int64_t num_files,
-                         const std::function<Status(std::string_view bytes)>& append,
-                         SaveStats* stats) {
-  std::string buffer;
+std::unique_ptr<RecordTable> AsRecordTable(EmbeddingTable* table) {
+  return std::make_unique<HostRecordTable>(table, table);
+}
+
+Status WriteTableRecords(const RecordTable& table, const ExpiryPolicy* expiry, int64_t number,
+                         int64_t num_files, const AppendBytes& append, SaveStats* stats) {
   for (int64_t shard = number; shard < EmbeddingTable::NumShards(); shard += num_files) {
-    ShardCursor cursor;
-    while (!cursor.done) {
-      buffer.clear();
-      Status status =
-          table.SaveShard(static_cast<int>(shard), expiry, kSavePageBytes,
-                          /*framed=*/true, &cursor, &buffer, /*sizes=*/nullptr, &stats->saved);
-      if (!status.ok()) return status;
-      status = append(buffer);
-      if (!status.ok()) return status;
-    }
-    stats->expired += cursor.expired;
+    Status status = table.WriteShard(static_cast<int>(shard), expiry, append, stats);
+    if (!status.ok()) return status;
   }
   return Status::Ok();
 }
 
-void WarnIfMostExpired(const EmbeddingTable& table, const std::string& what,
-                       const SaveStats& stats) {
+void WarnIfMostExpired(const RecordTable& table, const std::string& what, const SaveStats& stats) {
   if (stats.expired <= stats.saved) return;
   Log(LogLevel::kError,
       what + ": " + std::to_string(stats.expired) + " of " +
@@ -211,7 +263,7 @@ void WarnIfMostExpired(const EmbeddingTable& table, const std::string& what,
           "; is it in seconds, and are the expire times right?");
 }
 
-Status LoadTableRecords(RecordBatchReader* reader, int64_t limit, EmbeddingTable* table,
+Status LoadTableRecords(RecordBatchReader* reader, int64_t limit, RecordLoad* load,
                         LoadStats* stats, int64_t* loaded) {
   *loaded = 0;
   std::vector<RecordView> records;
@@ -220,8 +272,8 @@ Status LoadTableRecords(RecordBatchReader* reader, int64_t limit, EmbeddingTable
     if (!status.ok()) return status;
     if (records.empty()) return Status::Ok();
     *loaded += static_cast<int64_t>(records.size());
-    if (table == nullptr) continue;
-    status = table->LoadRecords(records.data(), static_cast<int64_t>(records.size()), stats);
+    if (load == nullptr) continue;
+    status = load->Add(records.data(), static_cast<int64_t>(records.size()), stats);
     if (!status.ok()) return status;
   }
   return Status::Ok();
@@ -229,7 +281,15 @@ Status LoadTableRecords(RecordBatchReader* reader, int64_t limit, EmbeddingTable
 
 Status SaveTable(FileSystem* files, const EmbeddingTable& table, const std::string& basename,
                  int64_t num_files, const ExpiryPolicy* expiry, SaveStats* stats) {
-  Status status = ResolveNumFiles(num_files, table.Size(), &num_files);
+  return SaveTable(files, HostRecordTable(&table, nullptr), basename, num_files, expiry, stats);
+}
+
+Status SaveTable(FileSystem* files, const RecordTable& table, const std::string& basename,
+                 int64_t num_files, const ExpiryPolicy* expiry, SaveStats* stats) {
+  int64_t rows = 0;
+  Status status = table.GetSize(&rows);
+  if (!status.ok()) return status;
+  status = ResolveNumFiles(num_files, rows, &num_files);
   if (!status.ok()) return status;
   FileSetWriter set(files, ShardedSetName(basename, {""}));
   std::mutex mutex;
@@ -262,6 +322,12 @@ Status SaveTable(FileSystem* files, const EmbeddingTable& table, const std::stri
 }
 
 Status LoadTable(FileSystem* files, const std::string& basename, EmbeddingTable* table,
+                 LoadStats* stats) {
+  HostRecordTable rows(table, table);
+  return LoadTable(files, basename, &rows, stats);
+}
+
+Status LoadTable(FileSystem* files, const std::string& basename, RecordTable* table,
                  LoadStats* stats) {
   return NameFile(ReadShardedSet(files, basename, {""},
                                  [&](const FileSetReader& reader, int64_t) {

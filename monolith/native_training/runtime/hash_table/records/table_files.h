@@ -10,6 +10,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <string>
 #include <string_view>
 
@@ -30,15 +31,52 @@ struct SaveStats {
   }
 };
 
+using AppendBytes = std::function<Status(std::string_view bytes)>;
+
+// Takes the records of a load, in one or several passes over all files. An error ends it; the
+// destructor of a load that was not finished leaves the table in a state that the error tells.
+class RecordLoad {
+ public:
+  virtual ~RecordLoad() = default;
+  virtual int num_passes() const { return 1; }
+  // About so many records will come.
+  virtual Status BeginPass(int pass, int64_t rows) = 0;
+  // Thread-safe.
+  virtual Status Add(const RecordView* records, int64_t n, LoadStats* stats) = 0;
+  // All records of all passes have come.
+  virtual Status Finish() = 0;
+};
+
+// A table, wherever it lives, as files see it.
+class RecordTable {
+ public:
+  virtual ~RecordTable() = default;
+  virtual Status GetSize(int64_t* size) const = 0;
+  virtual int64_t MaxUpdateTs() const = 0;
+  virtual const ExpiryPolicy& expiry() const = 0;
+  // Hands the rows of one of EmbeddingTable::NumShards() internal shards to `append`, framed.
+  virtual Status WriteShard(int shard, const ExpiryPolicy* expiry, const AppendBytes& append,
+                            SaveStats* stats) const = 0;
+  // Begins to replace the content.
+  virtual std::unique_ptr<RecordLoad> NewLoad() = 0;
+};
+
+// An EmbeddingTable, which must outlive it, as such.
+std::unique_ptr<RecordTable> AsRecordTable(EmbeddingTable* table);
+
 // Replaces what was saved under `basename`. `num_files` -1: one for a million rows, four at most.
 // `expiry` null: no row is left out. Logs an error if more than half of the rows are.
 // Unimplemented: a SERVING table.
+Status SaveTable(FileSystem* files, const RecordTable& table, const std::string& basename,
+                 int64_t num_files, const ExpiryPolicy* expiry, SaveStats* stats = nullptr);
 Status SaveTable(FileSystem* files, const EmbeddingTable& table, const std::string& basename,
                  int64_t num_files, const ExpiryPolicy* expiry, SaveStats* stats = nullptr);
 
 // Replaces the content of `table` by what was saved.
 // FailedPrecondition: a file is damaged. InvalidArgument: files are missing, or rows have another
 // dimension.
+Status LoadTable(FileSystem* files, const std::string& basename, RecordTable* table,
+                 LoadStats* stats = nullptr);
 Status LoadTable(FileSystem* files, const std::string& basename, EmbeddingTable* table,
                  LoadStats* stats = nullptr);
 
@@ -48,18 +86,15 @@ Status LoadTable(FileSystem* files, const std::string& basename, EmbeddingTable*
 Status ResolveNumFiles(int64_t requested, int64_t rows, int64_t* num_files);
 
 // Hands the rows that belong to file `number` of `num_files` to `append`, framed, a page at a time.
-Status WriteTableRecords(const EmbeddingTable& table, const ExpiryPolicy* expiry, int64_t number,
-                         int64_t num_files,
-                         const std::function<Status(std::string_view bytes)>& append,
-                         SaveStats* stats);
+Status WriteTableRecords(const RecordTable& table, const ExpiryPolicy* expiry, int64_t number,
+                         int64_t num_files, const AppendBytes& append, SaveStats* stats);
 
 // Says so, loudly, if a save has left out more than half of the rows.
-void WarnIfMostExpired(const EmbeddingTable& table, const std::string& what,
-                       const SaveStats& stats);
+void WarnIfMostExpired(const RecordTable& table, const std::string& what, const SaveStats& stats);
 
-// Loads the next `limit` records into `table`, fewer at the end of the file. `table` null: they are
+// Adds the next `limit` records to `load`, fewer at the end of the file. `load` null: they are
 // skipped. Sets `*loaded` to their number.
-Status LoadTableRecords(RecordBatchReader* reader, int64_t limit, EmbeddingTable* table,
+Status LoadTableRecords(RecordBatchReader* reader, int64_t limit, RecordLoad* load,
                         LoadStats* stats, int64_t* loaded);
 
 }  // namespace engine

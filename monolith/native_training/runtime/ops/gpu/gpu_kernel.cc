@@ -28,6 +28,12 @@ Status GpuCall::Run(const std::function<int(void*, int64_t*)>& call) {
   return Check(call(workspace_.data(), &bytes));
 }
 
+Status GpuCall::ReadInOrder(const void* from, void* to, int64_t bytes) const {
+  if (bytes == 0) return OkStatus();
+  TF_RETURN_IF_ERROR(Check(library_->read(stream_, from, to, bytes)));
+  return Check(library_->synchronize(stream_));
+}
+
 Status GpuCall::ReadThen(const void* from, const Tensor& to, int64_t bytes,
                          std::function<void()> then) {
   TF_RETURN_IF_ERROR(Check(library_->read(stream_, from, to.data(), bytes)));

@@ -29,6 +29,10 @@ inline const float* Floats(const Tensor& tensor) {
 }
 inline float* MutableFloats(const Tensor& tensor) { return static_cast<float*>(tensor.data()); }
 
+inline const int64_t* DeviceIds(const Tensor& tensor) {
+  return static_cast<const int64_t*>(tensor.data());
+}
+
 // One run of a kernel.
 class GpuCall {
  public:
@@ -52,6 +56,13 @@ class GpuCall {
   Status ReadNow(const T* from, int64_t count, std::vector<T>* to) const {
     to->resize(count);
     return ReadNow(from, to->data(), count * static_cast<int64_t>(sizeof(T)));
+  }
+
+  // Copies to the host when the stream has come so far, and waits for that.
+  Status ReadInOrder(const void* from, void* to, int64_t bytes) const;
+  Status ReadIds(const Tensor& from, std::vector<int64_t>* to) const {
+    to->resize(from.NumElements());
+    return ReadInOrder(from.data(), to->data(), from.NumElements() * int64_t{sizeof(int64_t)});
   }
 
   // Copies `bytes` to the host memory of `to` in the order of the stream, then calls `then` from

@@ -68,6 +68,11 @@ Status GpuStatus(const GpuLibrary& library, int code) {
       return errors::InvalidArgument(library.last_error());
     case MONO_GPU_OUT_OF_MEMORY:
       return errors::ResourceExhausted(library.last_error());
+    case MONO_GPU_UNIMPLEMENTED:
+      // What cannot be done depends on a configuration, so the caller's argument is wrong.
+      return errors::InvalidArgument(library.last_error());
+    case MONO_GPU_FAILED_PRECONDITION:
+      return errors::FailedPrecondition(library.last_error());
     default:
       return errors::Internal("CUDA: ", library.last_error());
   }

@@ -13,6 +13,7 @@
   FUNCTION(copy)                         \
   FUNCTION(read)                         \
   FUNCTION(read_now)                     \
+  FUNCTION(synchronize)                  \
   FUNCTION(op_scale)                     \
   FUNCTION(op_scale_by)                  \
   FUNCTION(op_sum_of_squares)            \
@@ -28,7 +29,20 @@
   FUNCTION(op_reduce_split)              \
   FUNCTION(op_reduce_split_grad)         \
   FUNCTION(op_layout)                    \
-  FUNCTION(op_layout_grad)
+  FUNCTION(op_layout_grad)               \
+  FUNCTION(table_create)                 \
+  FUNCTION(table_destroy)                \
+  FUNCTION(table_lookup_many)            \
+  FUNCTION(table_assign)                 \
+  FUNCTION(table_assign_add)             \
+  FUNCTION(table_optimize_many)          \
+  FUNCTION(table_reinitialize)           \
+  FUNCTION(table_evict)                  \
+  FUNCTION(table_reserve)                \
+  FUNCTION(table_clear)                  \
+  FUNCTION(table_stats)                  \
+  FUNCTION(table_save_shard)             \
+  FUNCTION(table_load_records)
 
 namespace tensorflow {
 namespace monolith_tf {

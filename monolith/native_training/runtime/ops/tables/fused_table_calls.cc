@@ -42,6 +42,33 @@ Status CheckOffsets(std::string_view name, const Tensor& tensor,
 
 }  // namespace
 
+Status OutputFusedOffsets(OpKernelContext* ctx, const FusedOffsets& offsets,
+                          int64_t num_of_shards) {
+  const int64_t num_tables = static_cast<int64_t>(offsets.ids.size() - 1) / num_of_shards;
+  Tensor* splits = nullptr;
+  TF_RETURN_IF_ERROR(AllocateOutput(ctx, 1, {num_of_shards}, &splits));
+  for (int64_t shard = 0; shard < num_of_shards; ++shard) {
+    splits->vec<int32_t>()(shard) = static_cast<int32_t>(offsets.floats[(shard + 1) * num_tables] -
+                                                         offsets.floats[shard * num_tables]);
+  }
+  TF_RETURN_IF_ERROR(OutputOffsets(ctx, 2, offsets.ids));
+  return OutputOffsets(ctx, 3, offsets.floats);
+}
+
+Status CheckFusedUpdate(OpKernelContext* ctx, int first_input, const std::vector<int64_t>& dims,
+                        int64_t num_segments, int64_t num_of_shards, FusedOffsets* offsets) {
+  const Tensor& ids = ctx->input(first_input);
+  TF_RETURN_IF_ERROR(CheckVector("ids", ids));
+  TF_RETURN_IF_ERROR(FusedOffsets::Create(ctx->input(first_input + 2), dims, num_of_shards,
+                                          ids.NumElements(), offsets));
+  TF_RETURN_IF_ERROR(CheckOffsets("id_offsets", ctx->input(first_input + 4), offsets->ids));
+  TF_RETURN_IF_ERROR(CheckOffsets("grad_offsets", ctx->input(first_input + 5), offsets->floats));
+  TF_RETURN_IF_ERROR(CheckEqual("size of id_grads", ctx->input(first_input + 3).NumElements(),
+                                "floats of all ids", offsets->floats.back()));
+  return CheckEqual("size of learning_rate_tensors", ctx->input(first_input + 6).NumElements(),
+                    "segments of all tables", num_segments);
+}
+
 Status FusedLookup(OpKernelContext* ctx, int first_input, const std::vector<FilteredTable>& tables,
                    int64_t num_of_shards) {
   const Tensor& ids = ctx->input(first_input);
@@ -61,14 +88,7 @@ Status FusedLookup(OpKernelContext* ctx, int first_input, const std::vector<Filt
   DeviceRunner runner(ctx);
   engine::EmbeddingTable::LookupMany(requests.data(), static_cast<int64_t>(requests.size()),
                                      &runner);
-  Tensor* splits = nullptr;
-  TF_RETURN_IF_ERROR(AllocateOutput(ctx, 1, {num_of_shards}, &splits));
-  for (int64_t shard = 0; shard < num_of_shards; ++shard) {
-    splits->vec<int32_t>()(shard) = static_cast<int32_t>(offsets.floats[(shard + 1) * num_tables] -
-                                                         offsets.floats[shard * num_tables]);
-  }
-  TF_RETURN_IF_ERROR(OutputOffsets(ctx, 2, offsets.ids));
-  TF_RETURN_IF_ERROR(OutputOffsets(ctx, 3, offsets.floats));
+  TF_RETURN_IF_ERROR(OutputFusedOffsets(ctx, offsets, num_of_shards));
   ctx->set_output(4, ids);
   return OkStatus();
 }
@@ -79,24 +99,17 @@ Status FusedOptimize(OpKernelContext* ctx, int first_input,
   const Tensor& ids = ctx->input(first_input);
   const Tensor& grads = ctx->input(first_input + 3);
   const Tensor& rates = ctx->input(first_input + 6);
-  TF_RETURN_IF_ERROR(CheckVector("ids", ids));
+  int64_t num_segments = 0;
+  for (const FilteredTable& table : tables) num_segments += table.table->num_segments();
   FusedOffsets offsets;
-  TF_RETURN_IF_ERROR(FusedOffsets::Create(ctx->input(first_input + 2), Dims(tables), num_of_shards,
-                                          ids.NumElements(), &offsets));
-  TF_RETURN_IF_ERROR(CheckOffsets("id_offsets", ctx->input(first_input + 4), offsets.ids));
-  TF_RETURN_IF_ERROR(CheckOffsets("grad_offsets", ctx->input(first_input + 5), offsets.floats));
-  TF_RETURN_IF_ERROR(CheckEqual("size of id_grads", grads.NumElements(), "floats of all ids",
-                                offsets.floats.back()));
+  TF_RETURN_IF_ERROR(
+      CheckFusedUpdate(ctx, first_input, Dims(tables), num_segments, num_of_shards, &offsets));
   engine::OptimizeOptions options;
   TF_RETURN_IF_ERROR(GetNumber(ctx, first_input + 7, "req_time", &options.write.req_time));
   TF_RETURN_IF_ERROR(GetNumber(ctx, first_input + 8, "global_step", &options.global_step));
   options.dedup = enable_grad_accumulation;
 
   const int64_t num_tables = static_cast<int64_t>(tables.size());
-  int64_t num_segments = 0;
-  for (const FilteredTable& table : tables) num_segments += table.table->num_segments();
-  TF_RETURN_IF_ERROR(CheckEqual("size of learning_rate_tensors", rates.NumElements(),
-                                "segments of all tables", num_segments));
   std::vector<engine::WriteSpan> spans;
   for (int64_t table = 0; table < num_tables; ++table) {
     for (int64_t shard = 0; shard < num_of_shards; ++shard) {

@@ -9,6 +9,7 @@
 
 #include "monolith/native_training/runtime/hash_filter/occurrence_filter.h"
 #include "monolith/native_training/runtime/hash_table/embedding_table.h"
+#include "monolith/native_training/runtime/ops/tables/table_op_inputs.h"
 #include "tensorflow/core/framework/op_kernel.h"
 
 namespace tensorflow {
@@ -18,6 +19,14 @@ struct FilteredTable {
   ::monolith::engine::EmbeddingTable* table;
   ::monolith::engine::OccurrenceFilter* filter;
 };
+
+// Sets the outputs of a fused lookup that tell where things are: 1 to 3.
+Status OutputFusedOffsets(OpKernelContext* ctx, const FusedOffsets& offsets, int64_t num_of_shards);
+
+// Checks the inputs of a fused update against tables of these dimensions, and so many segments in
+// all.
+Status CheckFusedUpdate(OpKernelContext* ctx, int first_input, const std::vector<int64_t>& dims,
+                        int64_t num_segments, int64_t num_of_shards, FusedOffsets* offsets);
 
 // Reads ids, fused_slot_size and req_time from `first_input` on. Sets all five outputs.
 Status FusedLookup(OpKernelContext* ctx, int first_input, const std::vector<FilteredTable>& tables,

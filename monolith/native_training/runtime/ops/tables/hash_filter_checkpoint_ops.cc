@@ -241,6 +241,19 @@ class HashFilterRestoreOp : public FileKernel {
 
 REGISTER_GUARDED_KERNEL(Name("MonolithHashFilterSave").Device(DEVICE_CPU), HashFilterSaveOp);
 REGISTER_GUARDED_KERNEL(Name("MonolithHashFilterRestore").Device(DEVICE_CPU), HashFilterRestoreOp);
+// Of tables on a GPU.
+REGISTER_GUARDED_KERNEL(Name("MonolithHashFilterSave")
+                            .Device(DEVICE_GPU)
+                            .HostMemory("handle")
+                            .HostMemory("basename")
+                            .HostMemory("output_handle"),
+                        HashFilterSaveOp);
+REGISTER_GUARDED_KERNEL(Name("MonolithHashFilterRestore")
+                            .Device(DEVICE_GPU)
+                            .HostMemory("handle")
+                            .HostMemory("basename")
+                            .HostMemory("output_handle"),
+                        HashFilterRestoreOp);
 
 }  // namespace
 }  // namespace monolith_tf

@@ -209,6 +209,26 @@ REGISTER_GUARDED_KERNEL(Name("MonolithHashFilterInterceptGradient").Device(DEVIC
 REGISTER_GUARDED_KERNEL(Name("MonolithHashFilterInterceptGradientGradient").Device(DEVICE_CPU),
                         InterceptGradientGradientOp);
 
+// Filters of tables on a GPU have to be placed there, but live on the host all the same.
+REGISTER_GUARDED_KERNEL(Name("MonolithHashFilter").Device(DEVICE_GPU).HostMemory("handle"),
+                        HashFilterOp);
+REGISTER_GUARDED_KERNEL(Name("MonolithProbabilisticFilter").Device(DEVICE_GPU).HostMemory("handle"),
+                        ProbabilisticFilterOp);
+REGISTER_GUARDED_KERNEL(Name("MonolithDummyHashFilter").Device(DEVICE_GPU).HostMemory("handle"),
+                        DummyHashFilterOp);
+REGISTER_GUARDED_KERNEL(Name("MonolithHashFilterInterceptGradient")
+                            .Device(DEVICE_GPU)
+                            .HostMemory("filter_handle")
+                            .HostMemory("ids"),
+                        InterceptGradientOp);
+REGISTER_GUARDED_KERNEL(Name("MonolithHashFilterInterceptGradientGradient")
+                            .Device(DEVICE_GPU)
+                            .HostMemory("filter_handle")
+                            .HostMemory("ids")
+                            .HostMemory("grad")
+                            .HostMemory("filted_grad"),
+                        InterceptGradientGradientOp);
+
 }  // namespace
 }  // namespace monolith_tf
 }  // namespace tensorflow

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstdint>
 #include <exception>
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -23,29 +24,42 @@
 namespace tensorflow {
 namespace monolith_tf {
 
+// Lets `evict` run in the background as often as a table's configuration asks for, if it does.
+inline Status MakeEvictionThread(const ::monolith::hash_table::EmbeddingHashTableConfig& proto,
+                                 std::function<void()> evict,
+                                 std::unique_ptr<engine::EvictionThread>* thread) {
+  constexpr int32_t kMaxEvictionHours = 24 * 365 * 100;  // fits 64-bit nanoseconds
+  if (!proto.enable_feature_eviction()) return OkStatus();
+  if (proto.feature_evict_every_n_hours() <= 0) {
+    return errors::InvalidArgument("feature_evict_every_n_hours is ",
+                                   proto.feature_evict_every_n_hours(), ", want at least 1");
+  }
+  const int32_t hours = std::min(proto.feature_evict_every_n_hours(), kMaxEvictionHours);
+  try {
+    *thread = std::make_unique<engine::EvictionThread>(std::chrono::hours(hours), std::move(evict));
+  } catch (const std::exception& error) {
+    return errors::ResourceExhausted("no memory or no thread to evict rows: ", error.what());
+  }
+  return OkStatus();
+}
+
 // A table that evicts expired rows in the background if its configuration asks for it.
 class SelfEvictingTable {
  public:
   static Status Create(const ::monolith::hash_table::EmbeddingHashTableConfig& proto,
                        std::unique_ptr<SelfEvictingTable>* result) {
+    if (proto.has_gpucuco()) {
+      return errors::FailedPrecondition(
+          "no CUDA device holds this table: its type is gpucuco, and it was placed on a CPU, as "
+          "TensorFlow does where it finds no GPU; use CuckooHashTableConfig");
+    }
     engine::TableConfig config;
     TF_RETURN_IF_ERROR(TableConfigFromProto(proto, &config));
     auto created = std::make_unique<SelfEvictingTable>();
     TF_RETURN_IF_ERROR(FromEngine(engine::EmbeddingTable::Create(config, &created->table_)));
-    if (proto.enable_feature_eviction()) {
-      if (proto.feature_evict_every_n_hours() <= 0) {
-        return errors::InvalidArgument("feature_evict_every_n_hours is ",
-                                       proto.feature_evict_every_n_hours(), ", want at least 1");
-      }
-      engine::EmbeddingTable* table = created->table_.get();
-      const int32_t hours = std::min(proto.feature_evict_every_n_hours(), kMaxEvictionHours);
-      try {
-        created->eviction_ = std::make_unique<engine::EvictionThread>(
-            std::chrono::hours(hours), [table] { table->Evict(table->expiry()); });
-      } catch (const std::exception& error) {
-        return errors::ResourceExhausted("no memory or no thread to evict rows: ", error.what());
-      }
-    }
+    engine::EmbeddingTable* table = created->table_.get();
+    TF_RETURN_IF_ERROR(MakeEvictionThread(
+        proto, [table] { table->Evict(table->expiry()); }, &created->eviction_));
     *result = std::move(created);
     return OkStatus();
   }
@@ -53,8 +67,6 @@ class SelfEvictingTable {
   engine::EmbeddingTable* get() const { return table_.get(); }
 
  private:
-  static constexpr int32_t kMaxEvictionHours = 24 * 365 * 100;  // fits 64-bit nanoseconds
-
   std::unique_ptr<engine::EmbeddingTable> table_;
   std::unique_ptr<engine::EvictionThread>
       eviction_;  // declared after the table, to stop before it goes

@@ -6,34 +6,23 @@
 #include "monolith/native_training/runtime/ops/support/kernel_registration.h"
 #include "monolith/native_training/runtime/ops/support/op_checks.h"
 #include "monolith/native_training/runtime/ops/support/resource_handle_input.h"
-#include "monolith/native_training/runtime/ops/tables/file_kernel.h"
 #include "monolith/native_training/runtime/ops/tables/multi_hash_table_resource.h"
-#include "monolith/native_training/runtime/ops/tables/table_checkpoint.h"
-#include "monolith/native_training/runtime/ops/tables/table_config_proto.h"
+#include "monolith/native_training/runtime/ops/tables/table_save_kernels.h"
 
 namespace tensorflow {
 namespace monolith_tf {
 namespace {
 
-class MultiHashTableSaveOp : public FileKernel {
+class MultiHashTableSaveOp : public GroupSaveKernel {
  public:
-  explicit MultiHashTableSaveOp(OpKernelConstruction* ctx) : FileKernel(ctx) {
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("nshards", &options_.nshards));
-    std::string expiry;
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("slot_expire_time_config", &expiry));
-    OP_REQUIRES_OK(ctx, ExpiryPolicyFromBytes(expiry, &options_.expiry));
-    options_.use_own_expiry = expiry.empty();
-    OP_REQUIRES_OK(ctx, CheckSaveAttrs(options_.nshards, /*random_sleep_ms=*/0));
-  }
+  using GroupSaveKernel::GroupSaveKernel;
 
  private:
   Status Run(OpKernelContext* ctx, const std::string& basename) override {
     core::RefCountPtr<MultiHashTableResource> resource;
     TF_RETURN_IF_ERROR(LookupHandleInput(ctx, 0, "mtable", &resource));
-    return SaveTables(ctx->env(), resource->named_tables(), basename, options_);
+    return SaveTables(ctx->env(), resource->named_tables(), basename, options());
   }
-
-  SaveOptions options_;
 };
 
 class MultiHashTableRestoreOp : public FileKernel {
@@ -73,6 +62,13 @@ REGISTER_GUARDED_KERNEL(Name("MonolithMultiHashTableSave").Device(DEVICE_CPU),
 REGISTER_GUARDED_KERNEL(Name("MonolithMultiHashTableRestore").Device(DEVICE_CPU),
                         MultiHashTableRestoreOp);
 REGISTER_GUARDED_KERNEL(Name("MonolithMultiHashTableFeatureStat").Device(DEVICE_CPU),
+                        FeatureStatOp);
+// Beside groups that are on a GPU.
+REGISTER_GUARDED_KERNEL(Name("MonolithMultiHashTableFeatureStat")
+                            .Device(DEVICE_GPU)
+                            .HostMemory("basename")
+                            .HostMemory("features")
+                            .HostMemory("counts"),
                         FeatureStatOp);
 
 }  // namespace

@@ -11,6 +11,7 @@
 #include "monolith/native_training/runtime/ops/support/named_resource_op.h"
 #include "monolith/native_training/runtime/ops/support/op_checks.h"
 #include "monolith/native_training/runtime/ops/support/resource_handle_input.h"
+#include "monolith/native_training/runtime/ops/tables/group_handle_kernels.h"
 #include "monolith/native_training/runtime/ops/tables/multi_hash_table_resource.h"
 #include "monolith/native_training/runtime/ops/tables/table_op_inputs.h"
 #include "tensorflow/core/framework/op_kernel.h"
@@ -26,106 +27,14 @@ class CreateMultiHashTableOp : public NamedResourceOp<MultiHashTableResource> {
  private:
   Status Create(OpKernelContext* ctx, const std::string& name,
                 MultiHashTableResource** resource) override {
-    TF_RETURN_IF_ERROR(CheckScalar("config", ctx->input(0)));
-    const tstring& bytes = ctx->input(0).scalar<tstring>()();
     ::monolith::hash_table::MultiEmbeddingHashTableConfig config;
-    if (!config.ParseFromArray(bytes.data(), static_cast<int>(bytes.size()))) {
-      return errors::InvalidArgument(
-          "Unable to parse config. Make sure it is serialized version of "
-          "MultiEmbeddingHashTableConfig.");
-    }
+    TF_RETURN_IF_ERROR(ParseGroupConfig(ctx->input(0), &config));
     core::RefCountPtr<HashFilterResource> filter;
     TF_RETURN_IF_ERROR(LookupHandleInput(ctx, 1, "filter_handle", &filter));
     core::RefCountPtr<SyncClient> sync_client;
     TF_RETURN_IF_ERROR(LookupHandleInput(ctx, 2, "sync_client_handle", &sync_client));
     return MultiHashTableResource::Create(config, name, std::move(filter), std::move(sync_client),
                                           resource);
-  }
-};
-
-class ReadMultiHashTableOp : public OpKernel {
- public:
-  explicit ReadMultiHashTableOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("container", &container_));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("shared_name", &name_));
-    if (name_.empty()) name_ = name();
-  }
-
-  void Compute(OpKernelContext* ctx) override {
-    const std::string& container =
-        container_.empty() ? ctx->resource_manager()->default_container() : container_;
-    OP_REQUIRES_OK(ctx, MakeResourceHandleToOutput(ctx, 0, container, name_,
-                                                   TypeIndex::Make<MultiHashTableResource>()));
-  }
-
- private:
-  std::string container_;
-  std::string name_;
-};
-
-class IsInitializedOp : public OpKernel {
- public:
-  using OpKernel::OpKernel;
-
-  void Compute(OpKernelContext* ctx) override {
-    OP_REQUIRES_OK(ctx, CheckScalar("handle", ctx->input(0)));
-    const ResourceHandle& handle = HandleFromInput(ctx, 0);
-    Tensor* out = nullptr;
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, {}, &out));
-    out->scalar<bool>()() =
-        Exists<MultiHashTableResource>(ctx, handle) || Exists<HashTableResource>(ctx, handle);
-  }
-
- private:
-  template <typename T>
-  static bool Exists(OpKernelContext* ctx, const ResourceHandle& handle) {
-    T* resource = nullptr;
-    if (!ctx->resource_manager()->Lookup(handle.container(), handle.name(), &resource).ok()) {
-      return false;
-    }
-    resource->Unref();
-    return true;
-  }
-};
-
-// The checked inputs `id` and `id_split`.
-struct RaggedIds {
-  const int64_t* ids = nullptr;
-  const int64_t* splits = nullptr;
-  int64_t rows = 0;
-  int64_t num_ids = 0;
-
-  static Status Create(OpKernelContext* ctx, int64_t num_tables, bool many_requests,
-                       RaggedIds* result) {
-    const Tensor& ids = ctx->input(1);
-    const Tensor& splits = ctx->input(2);
-    TF_RETURN_IF_ERROR(CheckVector("id", ids));
-    TF_RETURN_IF_ERROR(CheckVector("id_split", splits));
-    result->rows = splits.NumElements() - 1;
-    const bool fits = many_requests
-                          ? result->rows >= 0 && num_tables > 0 && result->rows % num_tables == 0
-                          : result->rows == num_tables;
-    if (!fits) {
-      return errors::InvalidArgument(
-          "The length of tensor ``id`` doesn't equal to table num. table size: ", num_tables,
-          ", id_split has ", splits.NumElements(), " elements, want ", num_tables, " + 1");
-    }
-    TF_RETURN_IF_ERROR(CheckRowSplits("id_split", splits.vec<int64_t>(), ids.NumElements()));
-    result->ids = ids.vec<int64_t>().data();
-    result->splits = splits.vec<int64_t>().data();
-    result->num_ids = ids.NumElements();
-    return OkStatus();
-  }
-
-  int64_t size(int64_t row) const { return splits[row + 1] - splits[row]; }
-
-  // Returns where the floats of each row begin, and their total.
-  std::vector<int64_t> FloatOffsets(const MultiHashTableResource& tables) const {
-    std::vector<int64_t> offsets(1, 0);
-    for (int64_t row = 0; row < rows; ++row) {
-      offsets.push_back(offsets.back() + size(row) * tables.table(row % tables.size())->dim());
-    }
-    return offsets;
   }
 };
 
@@ -138,7 +47,7 @@ class LookupOp : public OpKernel {
     OP_REQUIRES_OK(ctx, LookupHandleInput(ctx, 0, "mtable", &resource));
     RaggedIds ids;
     OP_REQUIRES_OK(ctx, RaggedIds::Create(ctx, resource->size(), /*many_requests=*/true, &ids));
-    const std::vector<int64_t> offsets = ids.FloatOffsets(*resource);
+    const std::vector<int64_t> offsets = ids.FloatOffsets(resource->dims());
     Tensor* out = nullptr;
     OP_REQUIRES_OK(ctx, AllocateOutput(ctx, 0, {offsets.back()}, &out));
     std::vector<engine::LookupRequest> requests;
@@ -200,7 +109,7 @@ class AssignOp : public OpKernel {
     OP_REQUIRES_OK(ctx, LookupHandleInput(ctx, 0, "mtable", &resource));
     RaggedIds ids;
     OP_REQUIRES_OK(ctx, RaggedIds::Create(ctx, resource->size(), /*many_requests=*/false, &ids));
-    const std::vector<int64_t> offsets = ids.FloatOffsets(*resource);
+    const std::vector<int64_t> offsets = ids.FloatOffsets(resource->dims());
     const Tensor& values = ctx->input(3);
     OP_REQUIRES(ctx, values.NumElements() >= offsets.back(),
                 errors::InvalidArgument("The length of tensor ``value`` is too short. It has ",
@@ -254,7 +163,7 @@ class OptimizeOp : public OpKernel {
     OP_REQUIRES_OK(ctx, LookupHandleInput(ctx, 0, "mtable", &resource));
     RaggedIds ids;
     OP_REQUIRES_OK(ctx, RaggedIds::Create(ctx, resource->size(), /*many_requests=*/false, &ids));
-    const std::vector<int64_t> offsets = ids.FloatOffsets(*resource);
+    const std::vector<int64_t> offsets = ids.FloatOffsets(resource->dims());
     OP_REQUIRES_OK(ctx, CheckLength("value", ctx->input(3), offsets.back()));
     int64_t num_segments = 0;
     for (const FilteredTable& table : resource->tables()) {
@@ -284,14 +193,6 @@ class OptimizeOp : public OpKernel {
                             requests.data(), static_cast<int64_t>(requests.size()), &runner)));
     ctx->set_output(0, ctx->input(0));
   }
-
- private:
-  static Status CheckLength(const char* name, const Tensor& tensor, int64_t want) {
-    if (tensor.NumElements() == want) return OkStatus();
-    return errors::InvalidArgument("The length of tensor ``", name, "`` is too ",
-                                   tensor.NumElements() < want ? "short" : "long", ". It has ",
-                                   tensor.NumElements(), " elements, want ", want);
-  }
 };
 
 class FusedOptimizeOp : public OpKernel {
@@ -317,8 +218,9 @@ class FusedOptimizeOp : public OpKernel {
 REGISTER_GUARDED_KERNEL(Name("CreateMonolithMultiHashTable").Device(DEVICE_CPU),
                         CreateMultiHashTableOp);
 REGISTER_GUARDED_KERNEL(Name("ReadMonolithMultiHashTable").Device(DEVICE_CPU),
-                        ReadMultiHashTableOp);
-REGISTER_GUARDED_KERNEL(Name("IsHashTableInitialized").Device(DEVICE_CPU), IsInitializedOp);
+                        ReadGroupOp<MultiHashTableResource>);
+REGISTER_GUARDED_KERNEL(Name("IsHashTableInitialized").Device(DEVICE_CPU),
+                        IsInitializedOp<MultiHashTableResource, HashTableResource>);
 REGISTER_GUARDED_KERNEL(Name("MonolithMultiHashTableLookup").Device(DEVICE_CPU), LookupOp);
 REGISTER_GUARDED_KERNEL(Name("MonolithMultiHashTableLookupEntry").Device(DEVICE_CPU),
                         LookupEntryOp);

@@ -20,6 +20,33 @@
 namespace tensorflow {
 namespace monolith_tf {
 
+// Table name -> place in a configuration.
+inline Status OrderByName(const ::monolith::hash_table::MultiEmbeddingHashTableConfig& config,
+                          std::map<std::string, int>* by_name) {
+  if (config.names_size() != config.configs_size() || config.names_size() == 0) {
+    return errors::InvalidArgument("config has ", config.names_size(), " names and ",
+                                   config.configs_size(),
+                                   " configs, want as many of both, and at least one");
+  }
+  for (int i = 0; i < config.names_size(); ++i) {
+    if (!by_name->emplace(config.names(i), i).second) {
+      return errors::InvalidArgument("config has two tables named ", config.names(i));
+    }
+  }
+  return OkStatus();
+}
+
+// Makes the filter of a table that has a threshold of its own; else leaves `filter` null.
+inline Status MakeTableFilter(const ::monolith::hash_table::EmbeddingHashTableConfig& config,
+                              const std::string& name, engine::OccurrenceFilter* shared,
+                              std::unique_ptr<engine::TableFilter>* filter) {
+  if (!config.has_occurrence_threshold()) return OkStatus();
+  const engine::Status made =
+      engine::TableFilter::Create(shared, config.occurrence_threshold(), Hash64(name), filter);
+  if (made.ok()) return OkStatus();
+  return errors::InvalidArgument("table ", name, ": ", made.message);
+}
+
 // Orders its tables by name: row k of ragged ids belongs to the k-th.
 class MultiHashTableResource : public ResourceBase {
  public:
@@ -27,17 +54,8 @@ class MultiHashTableResource : public ResourceBase {
                        const std::string& name, core::RefCountPtr<HashFilterResource> filter,
                        core::RefCountPtr<SyncClient> sync_client,
                        MultiHashTableResource** resource) {
-    if (config.names_size() != config.configs_size() || config.names_size() == 0) {
-      return errors::InvalidArgument("config has ", config.names_size(), " names and ",
-                                     config.configs_size(),
-                                     " configs, want as many of both, and at least one");
-    }
     std::map<std::string, int> by_name;
-    for (int i = 0; i < config.names_size(); ++i) {
-      if (!by_name.emplace(config.names(i), i).second) {
-        return errors::InvalidArgument("config has two tables named ", config.names(i));
-      }
-    }
+    TF_RETURN_IF_ERROR(OrderByName(config, &by_name));
     core::RefCountPtr<MultiHashTableResource> created(new MultiHashTableResource);
     created->filter_ = std::move(filter);
     created->sync_client_ = std::move(sync_client);
@@ -51,18 +69,15 @@ class MultiHashTableResource : public ResourceBase {
       TF_RETURN_IF_ERROR(created->sync_client_->Attach(entry.first, name, table->get()));
       created->names_.push_back({entry.first, table->get()});
       engine::OccurrenceFilter* filter_of_table = created->filter_->filter();
-      if (config.configs(entry.second).has_occurrence_threshold()) {
-        std::unique_ptr<engine::TableFilter> own;
-        const engine::Status made = engine::TableFilter::Create(
-            filter_of_table, config.configs(entry.second).occurrence_threshold(),
-            Hash64(entry.first), &own);
-        if (!made.ok()) {
-          return errors::InvalidArgument("table ", entry.first, ": ", made.message);
-        }
+      std::unique_ptr<engine::TableFilter> own;
+      TF_RETURN_IF_ERROR(
+          MakeTableFilter(config.configs(entry.second), entry.first, filter_of_table, &own));
+      if (own != nullptr) {
         filter_of_table = own.get();
         created->table_filters_.push_back(std::move(own));
       }
       created->tables_.push_back({table->get(), filter_of_table});
+      created->dims_.push_back(table->get()->dim());
       created->owned_.push_back(std::move(table));
     }
     *resource = created.release();
@@ -77,6 +92,7 @@ class MultiHashTableResource : public ResourceBase {
   engine::EmbeddingTable* table(int64_t i) const { return tables_[i].table; }
   engine::OccurrenceFilter* filter(int64_t i) const { return tables_[i].filter; }
   const std::vector<FilteredTable>& tables() const { return tables_; }
+  const std::vector<int64_t>& dims() const { return dims_; }
   const std::vector<NamedTable>& named_tables() const { return names_; }
 
   // Returns a table's position, or -1.
@@ -104,6 +120,7 @@ class MultiHashTableResource : public ResourceBase {
   core::RefCountPtr<SyncClient> sync_client_;
   std::vector<std::unique_ptr<SelfEvictingTable>> owned_;
   std::vector<FilteredTable> tables_;
+  std::vector<int64_t> dims_;
   std::vector<NamedTable> names_;
 };
 

@@ -20,9 +20,10 @@ namespace tensorflow {
 namespace monolith_tf {
 namespace {
 
-using ::monolith::engine::EmbeddingTable;
 using ::monolith::engine::FileSetReader;
 using ::monolith::engine::LoadStats;
+using ::monolith::engine::RecordLoad;
+using ::monolith::engine::RecordTable;
 using ::monolith::engine::RecordView;
 using ::monolith::engine::SaveStats;
 using ::monolith::hash_table::MultiHashTableMetadata;
@@ -53,9 +54,9 @@ engine::Status NameFile(engine::Status status, const std::string& path) {
 }
 
 // Writes one file with rows of all tables, and one with the number of rows per table.
-engine::Status WriteGroupFiles(const std::vector<NamedTable>& tables, const SaveOptions& options,
-                               int64_t shard, int64_t nshards, engine::FileSetWriter* set,
-                               std::vector<SaveStats>* stats) {
+engine::Status WriteGroupFiles(const std::vector<NamedRecordTable>& tables,
+                               const SaveOptions& options, int64_t shard, int64_t nshards,
+                               engine::FileSetWriter* set, std::vector<SaveStats>* stats) {
   std::unique_ptr<engine::SetOutputFile> data_file, meta_file;
   engine::Status status = set->Create(engine::ShardSuffix("", shard, nshards), &data_file);
   if (!status.ok()) return status;
@@ -111,22 +112,21 @@ engine::Status ReadMetadata(const FileSetReader& reader, const FileSetReader::Fi
   }
 }
 
-// Reads one data file of a group into `twins`, which holds a table for every wanted name.
+// Reads one data file of a group into `loads`, which holds one for every wanted name.
 engine::Status LoadGroupFile(const FileSetReader& reader, const FileSetReader::File& file,
                              const std::vector<MultiHashTableMetadata>& metadata,
-                             const std::map<std::string, EmbeddingTable*>& twins,
-                             LoadStats* stats) {
+                             const std::map<std::string, RecordLoad*>& loads, LoadStats* stats) {
   std::unique_ptr<engine::InputFile> input;
   engine::Status status = reader.Open(file, &input);
   if (!status.ok()) return status;
   engine::RecordBatchReader records(NewSnappyInput(std::move(input)));
   for (const MultiHashTableMetadata& table : metadata) {
-    const auto twin = twins.find(table.table_name());
+    const auto load = loads.find(table.table_name());
     const uint64_t wanted = table.num_entries();
     const int64_t limit =
         static_cast<int64_t>(std::min<uint64_t>(wanted, std::numeric_limits<int64_t>::max()));
     int64_t loaded = 0;
-    status = engine::LoadTableRecords(&records, limit, twin == twins.end() ? nullptr : twin->second,
+    status = engine::LoadTableRecords(&records, limit, load == loads.end() ? nullptr : load->second,
                                       stats, &loaded);
     const bool damaged = status.code == engine::StatusCode::kDataLoss;
     if (damaged || (status.ok() && static_cast<uint64_t>(loaded) < wanted)) {
@@ -151,7 +151,7 @@ engine::Status LoadGroupFile(const FileSetReader& reader, const FileSetReader::F
 }
 
 engine::Status LoadGroup(const FileSetReader& reader, int64_t nshards, const std::string& basename,
-                         const std::vector<NamedTable>& tables) {
+                         const std::vector<NamedRecordTable>& tables) {
   std::vector<std::vector<MultiHashTableMetadata>> metadata(nshards);
   std::map<std::string, uint64_t> rows;
   for (int64_t shard = 0; shard < nshards; ++shard) {
@@ -166,35 +166,45 @@ engine::Status LoadGroup(const FileSetReader& reader, int64_t nshards, const std
           std::min<uint64_t>(table.num_entries(), static_cast<uint64_t>(bytes) / 4);
     }
   }
-  std::vector<std::unique_ptr<EmbeddingTable>> twins(tables.size());
-  std::map<std::string, EmbeddingTable*> twin_of;
+  // All tables make as many passes as the one that makes most.
+  std::vector<std::unique_ptr<RecordLoad>> loads(tables.size());
+  int num_passes = 1;
   for (size_t i = 0; i < tables.size(); ++i) {
-    const auto found = rows.find(tables[i].name);
-    if (found == rows.end()) {
+    if (rows.count(tables[i].name) == 0) {
       LOG(WARNING) << basename << " has no table " << tables[i].name << ", which stays as it is";
       continue;
     }
-    twins[i] = tables[i].table->NewEmptyTwin();
-    engine::Status status = twins[i]->Reserve(static_cast<int64_t>(found->second));
-    if (!status.ok()) return status;
-    twin_of[tables[i].name] = twins[i].get();
+    loads[i] = tables[i].table->NewLoad();
+    num_passes = std::max(num_passes, loads[i]->num_passes());
   }
   std::mutex mutex;
   LoadStats total;
-  engine::Status status = engine::ForEachFile(nshards, [&](int64_t shard) {
-    LoadStats stats;
-    engine::Status loaded =
-        LoadGroupFile(reader, *reader.Find(engine::ShardSuffix("", shard, nshards)),
-                      metadata[shard], twin_of, &stats);
-    std::lock_guard<std::mutex> lock(mutex);
-    total.Add(stats);
-    return loaded;
-  });
-  if (!status.ok()) return status;
-  LogLoaded(basename, total);
-  for (size_t i = 0; i < tables.size(); ++i) {
-    if (twins[i] != nullptr) tables[i].table->SwapContent(twins[i].get());
+  for (int pass = 0; pass < num_passes; ++pass) {
+    std::map<std::string, RecordLoad*> load_of;
+    for (size_t i = 0; i < tables.size(); ++i) {
+      if (loads[i] == nullptr || pass >= loads[i]->num_passes()) continue;
+      engine::Status status = loads[i]->BeginPass(pass, static_cast<int64_t>(rows[tables[i].name]));
+      if (!status.ok()) return status;
+      load_of[tables[i].name] = loads[i].get();
+    }
+    total = LoadStats();
+    engine::Status status = engine::ForEachFile(nshards, [&](int64_t shard) {
+      LoadStats stats;
+      engine::Status loaded =
+          LoadGroupFile(reader, *reader.Find(engine::ShardSuffix("", shard, nshards)),
+                        metadata[shard], load_of, &stats);
+      std::lock_guard<std::mutex> lock(mutex);
+      total.Add(stats);
+      return loaded;
+    });
+    if (!status.ok()) return status;
   }
+  for (const auto& load : loads) {
+    if (load == nullptr) continue;
+    engine::Status status = load->Finish();
+    if (!status.ok()) return status;
+  }
+  LogLoaded(basename, total);
   return engine::Status::Ok();
 }
 
@@ -211,15 +221,31 @@ engine::Status NameDamage(engine::Status status) {
   return status;
 }
 
+// Tables in main memory as files see them.
+class HostTables {
+ public:
+  explicit HostTables(const std::vector<NamedTable>& tables) {
+    for (const NamedTable& table : tables) {
+      owned_.push_back(engine::AsRecordTable(table.table));
+      named_.push_back({table.name, owned_.back().get()});
+    }
+  }
+  const std::vector<NamedRecordTable>& named() const { return named_; }
+
+ private:
+  std::vector<std::unique_ptr<RecordTable>> owned_;
+  std::vector<NamedRecordTable> named_;
+};
+
 }  // namespace
 
-Status SaveTable(Env* env, const EmbeddingTable& table, const std::string& basename,
+Status SaveTable(Env* env, const RecordTable& table, const std::string& basename,
                  const SaveOptions& options) {
   EnvFileSystem files(env);
   return FromSave(engine::SaveTable(&files, table, basename, options.nshards, &options.expiry));
 }
 
-Status RestoreTable(Env* env, const std::string& basename, EmbeddingTable* table) {
+Status RestoreTable(Env* env, const std::string& basename, RecordTable* table) {
   EnvFileSystem files(env);
   LoadStats stats;
   TF_RETURN_IF_ERROR(FromEngine(engine::LoadTable(&files, basename, table, &stats)));
@@ -229,8 +255,17 @@ Status RestoreTable(Env* env, const std::string& basename, EmbeddingTable* table
 
 Status SaveTables(Env* env, const std::vector<NamedTable>& tables, const std::string& basename,
                   const SaveOptions& options) {
+  return SaveTables(env, HostTables(tables).named(), basename, options);
+}
+
+Status SaveTables(Env* env, const std::vector<NamedRecordTable>& tables,
+                  const std::string& basename, const SaveOptions& options) {
   int64_t rows = 0;
-  for (const NamedTable& table : tables) rows += table.table->Size();
+  for (const NamedRecordTable& table : tables) {
+    int64_t size = 0;
+    TF_RETURN_IF_ERROR(FromEngine(table.table->GetSize(&size)));
+    rows += size;
+  }
   int64_t nshards = 0;
   TF_RETURN_IF_ERROR(FromEngine(engine::ResolveNumFiles(options.nshards, rows, &nshards)));
   EnvFileSystem files(env);
@@ -252,6 +287,11 @@ Status SaveTables(Env* env, const std::vector<NamedTable>& tables, const std::st
 }
 
 Status RestoreTables(Env* env, const std::string& basename, const std::vector<NamedTable>& tables) {
+  return RestoreTables(env, basename, HostTables(tables).named());
+}
+
+Status RestoreTables(Env* env, const std::string& basename,
+                     const std::vector<NamedRecordTable>& tables) {
   EnvFileSystem files(env);
   return FromEngine(NameDamage(engine::ReadShardedSet(
       &files, basename, {"", kMeta}, [&](const FileSetReader& reader, int64_t nshards) {

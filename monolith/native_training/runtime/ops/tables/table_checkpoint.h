@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include "monolith/native_training/runtime/hash_table/embedding_table.h"
+#include "monolith/native_training/runtime/hash_table/records/table_files.h"
 #include "tensorflow/core/platform/env.h"
 #include "tensorflow/core/platform/status.h"
 
@@ -25,23 +25,32 @@ struct NamedTable {
   ::monolith::engine::EmbeddingTable* table;
 };
 
+// The same wherever the table lives.
+struct NamedRecordTable {
+  std::string name;
+  ::monolith::engine::RecordTable* table;
+};
+
 struct SaveOptions {
   int64_t nshards = -1;         // -1: by size
   bool use_own_expiry = false;  // what each table is configured with, instead of `expiry`
   ::monolith::engine::ExpiryPolicy expiry;
 };
 
-Status SaveTable(Env* env, const ::monolith::engine::EmbeddingTable& table,
+Status SaveTable(Env* env, const ::monolith::engine::RecordTable& table,
                  const std::string& basename, const SaveOptions& options);
 
-Status RestoreTable(Env* env, const std::string& basename,
-                    ::monolith::engine::EmbeddingTable* table);
+Status RestoreTable(Env* env, const std::string& basename, ::monolith::engine::RecordTable* table);
 
+Status SaveTables(Env* env, const std::vector<NamedRecordTable>& tables,
+                  const std::string& basename, const SaveOptions& options);
 Status SaveTables(Env* env, const std::vector<NamedTable>& tables, const std::string& basename,
                   const SaveOptions& options);
 
 // Leaves tables that the checkpoint does not hold as they are, and skips what it holds beyond
 // `tables`.
+Status RestoreTables(Env* env, const std::string& basename,
+                     const std::vector<NamedRecordTable>& tables);
 Status RestoreTables(Env* env, const std::string& basename, const std::vector<NamedTable>& tables);
 
 // Reads the number of rows per table of a saved group, in the order they were saved.

@@ -73,6 +73,56 @@ struct FusedOffsets {
   }
 };
 
+// The checked inputs `id` (1) and `id_split` (2) of the ops on groups. Ids may lie on a GPU.
+struct RaggedIds {
+  const int64_t* ids = nullptr;
+  const int64_t* splits = nullptr;
+  int64_t rows = 0;
+  int64_t num_ids = 0;
+
+  static Status Create(OpKernelContext* ctx, int64_t num_tables, bool many_requests,
+                       RaggedIds* result) {
+    const Tensor& ids = ctx->input(1);
+    const Tensor& splits = ctx->input(2);
+    TF_RETURN_IF_ERROR(CheckVector("id", ids));
+    TF_RETURN_IF_ERROR(CheckVector("id_split", splits));
+    result->rows = splits.NumElements() - 1;
+    const bool fits = many_requests
+                          ? result->rows >= 0 && num_tables > 0 && result->rows % num_tables == 0
+                          : result->rows == num_tables;
+    if (!fits) {
+      return errors::InvalidArgument(
+          "The length of tensor ``id`` doesn't equal to table num. table size: ", num_tables,
+          ", id_split has ", splits.NumElements(), " elements, want ", num_tables, " + 1");
+    }
+    TF_RETURN_IF_ERROR(CheckRowSplits("id_split", splits.vec<int64_t>(), ids.NumElements()));
+    result->ids = static_cast<const int64_t*>(ids.data());
+    result->splits = splits.vec<int64_t>().data();
+    result->num_ids = ids.NumElements();
+    return OkStatus();
+  }
+
+  int64_t size(int64_t row) const { return splits[row + 1] - splits[row]; }
+
+  // Returns where the floats of each row begin, and their total. `dims`: of the tables.
+  std::vector<int64_t> FloatOffsets(const std::vector<int64_t>& dims) const {
+    const int64_t num_tables = static_cast<int64_t>(dims.size());
+    std::vector<int64_t> offsets(1, 0);
+    for (int64_t row = 0; row < rows; ++row) {
+      offsets.push_back(offsets.back() + size(row) * dims[row % num_tables]);
+    }
+    return offsets;
+  }
+};
+
+// `tensor`, an input of an op on a group, has as many elements as wanted.
+inline Status CheckLength(const char* name, const Tensor& tensor, int64_t want) {
+  if (tensor.NumElements() == want) return OkStatus();
+  return errors::InvalidArgument("The length of tensor ``", name, "`` is too ",
+                                 tensor.NumElements() < want ? "short" : "long", ". It has ",
+                                 tensor.NumElements(), " elements, want ", want);
+}
+
 }  // namespace monolith_tf
 }  // namespace tensorflow
 

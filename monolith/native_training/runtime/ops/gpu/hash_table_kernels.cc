@@ -1,0 +1,446 @@
+// GPU kernels of the single-table ops.
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "monolith/native_training/runtime/ops/gpu/device_table_resource.h"
+#include "monolith/native_training/runtime/ops/support/kernel_registration.h"
+#include "monolith/native_training/runtime/ops/support/named_resource_op.h"
+#include "monolith/native_training/runtime/ops/support/op_checks.h"
+#include "monolith/native_training/runtime/ops/support/resource_handle_input.h"
+#include "monolith/native_training/runtime/ops/tables/fused_table_calls.h"
+#include "monolith/native_training/runtime/ops/tables/table_op_inputs.h"
+#include "monolith/native_training/runtime/ops/tables/table_save_kernels.h"
+
+namespace tensorflow {
+namespace monolith_tf {
+
+Status FusedLookupOnDevice(OpKernelContext* ctx, GpuCall* call, int first_input,
+                           const std::vector<FilteredDeviceTable>& tables, int64_t num_of_shards) {
+  const Tensor& ids = ctx->input(first_input);
+  TF_RETURN_IF_ERROR(CheckVector("ids", ids));
+  std::vector<int64_t> dims;
+  for (const FilteredDeviceTable& table : tables) dims.push_back(table.table->dim());
+  FusedOffsets offsets;
+  TF_RETURN_IF_ERROR(FusedOffsets::Create(ctx->input(first_input + 1), dims, num_of_shards,
+                                          ids.NumElements(), &offsets));
+  Tensor* embeddings = nullptr;
+  TF_RETURN_IF_ERROR(AllocateOutput(ctx, 0, {offsets.floats.back()}, &embeddings));
+  const int64_t num_tables = static_cast<int64_t>(tables.size());
+  std::vector<DeviceLookup> lookups;
+  for (int64_t i = 0; i < num_tables * num_of_shards; ++i) {
+    const int64_t n = offsets.ids[i + 1] - offsets.ids[i];
+    if (n == 0) continue;
+    lookups.push_back({tables[i % num_tables].table, DeviceIds(ids) + offsets.ids[i], n,
+                       MutableFloats(*embeddings) + offsets.floats[i]});
+  }
+  TF_RETURN_IF_ERROR(LookUpDeviceTables(call, lookups));
+  TF_RETURN_IF_ERROR(OutputFusedOffsets(ctx, offsets, num_of_shards));
+  ctx->set_output(4, ids);
+  return OkStatus();
+}
+
+Status FusedOptimizeOnDevice(OpKernelContext* ctx, GpuCall* call, int first_input,
+                             const std::vector<FilteredDeviceTable>& tables, int64_t num_of_shards,
+                             bool enable_grad_accumulation) {
+  const Tensor& ids = ctx->input(first_input);
+  const Tensor& grads = ctx->input(first_input + 3);
+  std::vector<int64_t> dims;
+  int64_t num_segments = 0;
+  for (const FilteredDeviceTable& table : tables) {
+    dims.push_back(table.table->dim());
+    num_segments += table.table->num_segments();
+  }
+  FusedOffsets offsets;
+  TF_RETURN_IF_ERROR(
+      CheckFusedUpdate(ctx, first_input, dims, num_segments, num_of_shards, &offsets));
+  DeviceWriteOptions options;
+  TF_RETURN_IF_ERROR(GetNumber(ctx, first_input + 7, "req_time", &options.req_time));
+  TF_RETURN_IF_ERROR(GetNumber(ctx, first_input + 8, "global_step", &options.global_step));
+  options.sum_duplicates = enable_grad_accumulation;
+  const int64_t num_tables = static_cast<int64_t>(tables.size());
+  const float* rate = ctx->input(first_input + 6).flat<float>().data();
+  std::vector<DeviceUpdate> updates;
+  for (int64_t table = 0; table < num_tables; ++table) {
+    options.learning_rates = rate;
+    options.filter = tables[table].filter;
+    rate += tables[table].table->num_segments();
+    DeviceUpdate update{tables[table].table, {}, options};
+    for (int64_t shard = 0; shard < num_of_shards; ++shard) {
+      const int64_t i = shard * num_tables + table;
+      update.spans.push_back({DeviceIds(ids) + offsets.ids[i], offsets.ids[i + 1] - offsets.ids[i],
+                              Floats(grads) + offsets.floats[i]});
+    }
+    updates.push_back(std::move(update));
+  }
+  return OptimizeDeviceTables(call, updates);
+}
+
+namespace {
+
+class HashTableGpuOp : public NamedResourceOp<DeviceTableResource> {
+ public:
+  explicit HashTableGpuOp(OpKernelConstruction* ctx) : NamedResourceOp<DeviceTableResource>(ctx) {
+    std::string config;
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("config", &config));
+    OP_REQUIRES(ctx, config_.ParseFromString(config),
+                errors::InvalidArgument("Unable to parse config. Make sure it is serialized "
+                                        "version of EmbeddingHashTableConfig."));
+  }
+
+ private:
+  Status Create(OpKernelContext* ctx, const std::string& name,
+                DeviceTableResource** resource) override {
+    core::RefCountPtr<HashFilterResource> filter;
+    TF_RETURN_IF_ERROR(LookupHandleInput(ctx, 0, "filter_handle", &filter));
+    core::RefCountPtr<SyncClient> sync_client;
+    TF_RETURN_IF_ERROR(LookupHandleInput(ctx, 1, "sync_client_handle", &sync_client));
+    return DeviceTableResource::Create(config_, name, std::move(filter), std::move(sync_client),
+                                       resource);
+  }
+
+  ::monolith::hash_table::EmbeddingHashTableConfig config_;
+};
+
+class LookupGpuOp : public GpuKernel {
+ public:
+  explicit LookupGpuOp(OpKernelConstruction* ctx) : GpuKernel(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("dim_size", &dim_size_));
+  }
+
+ protected:
+  Status Launch(OpKernelContext* ctx, GpuCall* call) override {
+    core::RefCountPtr<DeviceTableResource> resource;
+    TF_RETURN_IF_ERROR(LookupHandleInput(ctx, 0, "table_handle", &resource));
+    if (dim_size_ != resource->table()->dim()) {
+      return errors::InvalidArgument("dim_size should match hash table size. dim_size is ",
+                                     dim_size_, ", the table's is ", resource->table()->dim());
+    }
+    const Tensor& ids = ctx->input(1);
+    Tensor* out = nullptr;
+    TF_RETURN_IF_ERROR(AllocateOutput(ctx, 0, {ids.NumElements(), dim_size_}, &out));
+    return LookUpDeviceTables(
+        call, {{resource->table(), DeviceIds(ids), ids.NumElements(), MutableFloats(*out)}});
+  }
+
+ private:
+  int64_t dim_size_ = 0;
+};
+
+class LookupEntryGpuOp : public GpuKernel {
+ public:
+  using GpuKernel::GpuKernel;
+
+ protected:
+  Status Launch(OpKernelContext* ctx, GpuCall* call) override {
+    core::RefCountPtr<DeviceTableResource> resource;
+    TF_RETURN_IF_ERROR(LookupHandleInput(ctx, 0, "table_handle", &resource));
+    std::vector<int64_t> ids;
+    TF_RETURN_IF_ERROR(call->ReadIds(ctx->input(1), &ids));
+    std::vector<std::string> entries;
+    TF_RETURN_IF_ERROR(resource->table()->LookupEntries(ids, &entries));
+    Tensor* out = nullptr;
+    TF_RETURN_IF_ERROR(AllocateOutput(ctx, 0, {static_cast<int64_t>(ids.size())}, &out));
+    auto strings = out->vec<tstring>();
+    for (size_t i = 0; i < ids.size(); ++i) strings(i) = entries[i];
+    return OkStatus();
+  }
+};
+
+template <DeviceWrite write>
+class AssignGpuOp : public GpuKernel {
+ public:
+  using GpuKernel::GpuKernel;
+
+ protected:
+  Status Launch(OpKernelContext* ctx, GpuCall* call) override {
+    core::RefCountPtr<DeviceTableResource> resource;
+    TF_RETURN_IF_ERROR(LookupHandleInput(ctx, 0, "table_handle", &resource));
+    const Tensor& ids = ctx->input(1);
+    const Tensor& values = ctx->input(2);
+    DeviceWriteOptions options;
+    TF_RETURN_IF_ERROR(GetNumber(ctx, 3, "req_time", &options.req_time));
+    options.filter = resource->filter();
+    int64_t want = 0;
+    TF_RETURN_IF_ERROR(MultiplySizes("size of id_values * dimension", ids.NumElements(),
+                                     resource->table()->dim(), &want));
+    // More rows than ids are allowed: callers pad.
+    if (values.NumElements() < want) {
+      return errors::InvalidArgument("The dim doesn't match expectation. id_updates has ",
+                                     values.NumElements(), " elements, want ", want, " for ",
+                                     ids.NumElements(), " ids of dimension ",
+                                     resource->table()->dim());
+    }
+    TF_RETURN_IF_ERROR(WriteDeviceTable(call, *resource->table(), write,
+                                        {DeviceIds(ids), ids.NumElements(), Floats(values)},
+                                        options));
+    ctx->set_output(0, ctx->input(0));
+    return OkStatus();
+  }
+};
+
+class OptimizeGpuOp : public GpuKernel {
+ public:
+  explicit OptimizeGpuOp(OpKernelConstruction* ctx) : GpuKernel(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("enable_dedup", &enable_dedup_));
+  }
+
+ protected:
+  Status Launch(OpKernelContext* ctx, GpuCall* call) override {
+    core::RefCountPtr<DeviceTableResource> resource;
+    TF_RETURN_IF_ERROR(LookupHandleInput(ctx, 0, "table_handle", &resource));
+    const Tensor& ids = ctx->input(1);
+    const Tensor& grads = ctx->input(2);
+    const Tensor& rates = ctx->input(3);
+    DeviceWriteOptions options;
+    TF_RETURN_IF_ERROR(GetNumber(ctx, 4, "req_time", &options.req_time));
+    TF_RETURN_IF_ERROR(GetNumber(ctx, 5, "global_step", &options.global_step));
+    int64_t want = 0;
+    TF_RETURN_IF_ERROR(MultiplySizes("size of id_values * dimension", ids.NumElements(),
+                                     resource->table()->dim(), &want));
+    TF_RETURN_IF_ERROR(CheckEqual("size of id_updates", grads.NumElements(),
+                                  "size of id_values * dimension", want));
+    TF_RETURN_IF_ERROR(CheckEqual("size of learning_rate_tensor", rates.NumElements(),
+                                  "number of segments", resource->table()->num_segments()));
+    options.learning_rates = rates.flat<float>().data();
+    options.sum_duplicates = enable_dedup_;
+    options.filter = resource->filter();
+    TF_RETURN_IF_ERROR(OptimizeDeviceTables(
+        call,
+        {{resource->table(), {{DeviceIds(ids), ids.NumElements(), Floats(grads)}}, options}}));
+    ctx->set_output(0, ctx->input(0));
+    return OkStatus();
+  }
+
+ private:
+  bool enable_dedup_ = false;
+};
+
+class SizeGpuOp : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(OpKernelContext* ctx) override {
+    core::RefCountPtr<DeviceTableResource> resource;
+    OP_REQUIRES_OK(ctx, LookupHandleInput(ctx, 0, "table_handle", &resource));
+    Tensor* out = nullptr;
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, {}, &out));
+    int64_t size = 0;
+    OP_REQUIRES_OK(ctx, FromEngine(resource->table()->GetSize(&size)));
+    out->scalar<int64_t>()() = size;
+  }
+};
+
+class StatsGpuOp : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(OpKernelContext* ctx) override {
+    core::RefCountPtr<DeviceTableResource> resource;
+    OP_REQUIRES_OK(ctx, LookupHandleInput(ctx, 0, "table_handle", &resource));
+    Tensor* out = nullptr;
+    OP_REQUIRES_OK(ctx, AllocateOutput(ctx, 0, {DeviceTable::kNumStats}, &out));
+    OP_REQUIRES_OK(ctx, resource->table()->WriteStats(out->vec<int64_t>().data()));
+  }
+};
+
+class SaveAsTensorGpuOp : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(OpKernelContext* ctx) override {
+    core::RefCountPtr<DeviceTableResource> resource;
+    OP_REQUIRES_OK(ctx, LookupHandleInput(ctx, 0, "table_handle", &resource));
+    int32_t part = 0, num_parts = 0;
+    int64_t limit = 0, offset = 0, new_offset = 0;
+    OP_REQUIRES_OK(ctx, GetNumber(ctx, 1, "shard_idx", &part));
+    OP_REQUIRES_OK(ctx, GetNumber(ctx, 2, "num_shards", &num_parts));
+    OP_REQUIRES_OK(ctx, GetNumber(ctx, 3, "limit", &limit));
+    OP_REQUIRES_OK(ctx, GetNumber(ctx, 4, "offset", &offset));
+    std::vector<std::string> entries;
+    OP_REQUIRES_OK(
+        ctx, resource->table()->SavePage(part, num_parts, limit, offset, &new_offset, &entries));
+    Tensor* out = nullptr;
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, {}, &out));
+    out->scalar<int64_t>()() = new_offset;
+    OP_REQUIRES_OK(ctx, AllocateOutput(ctx, 1, {static_cast<int64_t>(entries.size())}, &out));
+    auto strings = out->vec<tstring>();
+    for (size_t i = 0; i < entries.size(); ++i) strings(i) = entries[i];
+  }
+};
+
+class SaveGpuOp : public TableSaveKernel {
+ public:
+  using TableSaveKernel::TableSaveKernel;
+
+ private:
+  Status Run(OpKernelContext* ctx, const std::string& basename) override {
+    core::RefCountPtr<DeviceTableResource> resource;
+    TF_RETURN_IF_ERROR(LookupHandleInput(ctx, 0, "handle", &resource));
+    return SaveTable(ctx->env(), *resource->table(), basename, options());
+  }
+};
+
+class RestoreGpuOp : public FileKernel {
+ public:
+  using FileKernel::FileKernel;
+
+ private:
+  Status Run(OpKernelContext* ctx, const std::string& basename) override {
+    core::RefCountPtr<DeviceTableResource> resource;
+    TF_RETURN_IF_ERROR(LookupHandleInput(ctx, 0, "handle", &resource));
+    return RestoreTable(ctx->env(), basename, resource->table());
+  }
+};
+
+// Holds references to the tables of the first inputs during a call.
+class HeldTables {
+ public:
+  Status Lookup(OpKernelContext* ctx, int num_tables) {
+    for (int i = 0; i < num_tables; ++i) {
+      core::RefCountPtr<DeviceTableResource> resource;
+      TF_RETURN_IF_ERROR(LookupHandleInput(ctx, i, "table_handles", &resource));
+      tables_.push_back({resource->table(), resource->filter()});
+      resources_.push_back(std::move(resource));
+    }
+    return OkStatus();
+  }
+
+  const std::vector<FilteredDeviceTable>& tables() const { return tables_; }
+
+ private:
+  std::vector<core::RefCountPtr<DeviceTableResource>> resources_;
+  std::vector<FilteredDeviceTable> tables_;
+};
+
+class FusedLookupGpuOp : public GpuKernel {
+ public:
+  explicit FusedLookupGpuOp(OpKernelConstruction* ctx) : GpuKernel(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("N", &num_tables_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("num_of_shards", &num_of_shards_));
+  }
+
+ protected:
+  Status Launch(OpKernelContext* ctx, GpuCall* call) override {
+    HeldTables held;
+    TF_RETURN_IF_ERROR(held.Lookup(ctx, num_tables_));
+    return FusedLookupOnDevice(ctx, call, num_tables_, held.tables(), num_of_shards_);
+  }
+
+ private:
+  int num_tables_ = 0;
+  int64_t num_of_shards_ = 0;
+};
+
+class FusedOptimizeGpuOp : public GpuKernel {
+ public:
+  explicit FusedOptimizeGpuOp(OpKernelConstruction* ctx) : GpuKernel(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("N", &num_tables_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("num_of_shards", &num_of_shards_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("enable_grad_accumulation", &enable_grad_accumulation_));
+  }
+
+ protected:
+  Status Launch(OpKernelContext* ctx, GpuCall* call) override {
+    HeldTables held;
+    TF_RETURN_IF_ERROR(held.Lookup(ctx, num_tables_));
+    TF_RETURN_IF_ERROR(FusedOptimizeOnDevice(ctx, call, num_tables_, held.tables(), num_of_shards_,
+                                             enable_grad_accumulation_));
+    for (int i = 0; i < num_tables_; ++i) ctx->set_output(i, ctx->input(i));
+    return OkStatus();
+  }
+
+ private:
+  int num_tables_ = 0;
+  int64_t num_of_shards_ = 0;
+  bool enable_grad_accumulation_ = false;
+};
+
+REGISTER_GUARDED_KERNEL(Name("MonolithHashTable")
+                            .Device(DEVICE_GPU)
+                            .HostMemory("filter_handle")
+                            .HostMemory("sync_client_handle")
+                            .HostMemory("handle"),
+                        HashTableGpuOp);
+REGISTER_GUARDED_KERNEL(
+    Name("MonolithHashTableLookup").Device(DEVICE_GPU).HostMemory("table_handle"), LookupGpuOp);
+REGISTER_GUARDED_KERNEL(Name("MonolithHashTableLookupEntry")
+                            .Device(DEVICE_GPU)
+                            .HostMemory("table_handle")
+                            .HostMemory("entry_str"),
+                        LookupEntryGpuOp);
+REGISTER_GUARDED_KERNEL(Name("MonolithHashTableAssign")
+                            .Device(DEVICE_GPU)
+                            .HostMemory("table_handle")
+                            .HostMemory("req_time")
+                            .HostMemory("table_handle_output"),
+                        AssignGpuOp<DeviceWrite::kAssign>);
+REGISTER_GUARDED_KERNEL(Name("MonolithHashTableAssignAdd")
+                            .Device(DEVICE_GPU)
+                            .HostMemory("table_handle")
+                            .HostMemory("req_time")
+                            .HostMemory("table_handle_output"),
+                        AssignGpuOp<DeviceWrite::kAssignAdd>);
+REGISTER_GUARDED_KERNEL(Name("MonolithHashTableOptimize")
+                            .Device(DEVICE_GPU)
+                            .HostMemory("table_handle")
+                            .HostMemory("learning_rate_tensor")
+                            .HostMemory("req_time")
+                            .HostMemory("global_step")
+                            .HostMemory("table_handle_output"),
+                        OptimizeGpuOp);
+REGISTER_GUARDED_KERNEL(
+    Name("MonolithHashTableSize").Device(DEVICE_GPU).HostMemory("table_handle").HostMemory("size"),
+    SizeGpuOp);
+REGISTER_GUARDED_KERNEL(Name("MonolithHashTableStats")
+                            .Device(DEVICE_GPU)
+                            .HostMemory("table_handle")
+                            .HostMemory("stats"),
+                        StatsGpuOp);
+REGISTER_GUARDED_KERNEL(Name("MonolithHashTableSaveAsTensor")
+                            .Device(DEVICE_GPU)
+                            .HostMemory("table_handle")
+                            .HostMemory("shard_idx")
+                            .HostMemory("num_shards")
+                            .HostMemory("limit")
+                            .HostMemory("offset")
+                            .HostMemory("new_offset")
+                            .HostMemory("entry"),
+                        SaveAsTensorGpuOp);
+REGISTER_GUARDED_KERNEL(Name("MonolithHashTableSave")
+                            .Device(DEVICE_GPU)
+                            .HostMemory("handle")
+                            .HostMemory("basename")
+                            .HostMemory("output_handle"),
+                        SaveGpuOp);
+REGISTER_GUARDED_KERNEL(Name("MonolithHashTableRestore")
+                            .Device(DEVICE_GPU)
+                            .HostMemory("handle")
+                            .HostMemory("basename")
+                            .HostMemory("output_handle"),
+                        RestoreGpuOp);
+REGISTER_GUARDED_KERNEL(Name("MonolithHashTableFusedLookup")
+                            .Device(DEVICE_GPU)
+                            .HostMemory("table_handles")
+                            .HostMemory("fused_slot_size")
+                            .HostMemory("req_time")
+                            .HostMemory("embedding_splits")
+                            .HostMemory("id_offsets")
+                            .HostMemory("embedding_offsets"),
+                        FusedLookupGpuOp);
+REGISTER_GUARDED_KERNEL(Name("MonolithHashTableFusedOptimize")
+                            .Device(DEVICE_GPU)
+                            .HostMemory("table_handles")
+                            .HostMemory("fused_slot_size")
+                            .HostMemory("id_offsets")
+                            .HostMemory("grad_offsets")
+                            .HostMemory("learning_rate_tensors")
+                            .HostMemory("req_time")
+                            .HostMemory("global_step")
+                            .HostMemory("table_handles_output"),
+                        FusedOptimizeGpuOp);
+
+}  // namespace
+}  // namespace monolith_tf
+}  // namespace tensorflow

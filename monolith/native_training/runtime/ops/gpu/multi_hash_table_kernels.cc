@@ -1,0 +1,507 @@
+// GPU kernels of the ops on groups of tables.
+#include <algorithm>
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "monolith/native_training/runtime/ops/gpu/device_table_resource.h"
+#include "monolith/native_training/runtime/ops/support/kernel_registration.h"
+#include "monolith/native_training/runtime/ops/support/named_resource_op.h"
+#include "monolith/native_training/runtime/ops/support/op_checks.h"
+#include "monolith/native_training/runtime/ops/support/resource_handle_input.h"
+#include "monolith/native_training/runtime/ops/tables/group_handle_kernels.h"
+#include "monolith/native_training/runtime/ops/tables/table_op_inputs.h"
+#include "monolith/native_training/runtime/ops/tables/table_save_kernels.h"
+#include "tensorflow/core/platform/strcat.h"
+
+namespace tensorflow {
+namespace monolith_tf {
+namespace {
+
+class CreateGroupGpuOp : public NamedResourceOp<DeviceTableGroup> {
+ public:
+  using NamedResourceOp<DeviceTableGroup>::NamedResourceOp;
+
+ private:
+  Status Create(OpKernelContext* ctx, const std::string& name,
+                DeviceTableGroup** resource) override {
+    ::monolith::hash_table::MultiEmbeddingHashTableConfig config;
+    TF_RETURN_IF_ERROR(ParseGroupConfig(ctx->input(0), &config));
+    core::RefCountPtr<HashFilterResource> filter;
+    TF_RETURN_IF_ERROR(LookupHandleInput(ctx, 1, "filter_handle", &filter));
+    core::RefCountPtr<SyncClient> sync_client;
+    TF_RETURN_IF_ERROR(LookupHandleInput(ctx, 2, "sync_client_handle", &sync_client));
+    return DeviceTableGroup::Create(config, name, std::move(filter), std::move(sync_client),
+                                    resource);
+  }
+};
+
+class LookupGpuOp : public GpuKernel {
+ public:
+  using GpuKernel::GpuKernel;
+
+ protected:
+  Status Launch(OpKernelContext* ctx, GpuCall* call) override {
+    core::RefCountPtr<DeviceTableGroup> group;
+    TF_RETURN_IF_ERROR(LookupHandleInput(ctx, 0, "mtable", &group));
+    RaggedIds ids;
+    TF_RETURN_IF_ERROR(RaggedIds::Create(ctx, group->size(), /*many_requests=*/true, &ids));
+    const std::vector<int64_t> offsets = ids.FloatOffsets(group->dims());
+    Tensor* out = nullptr;
+    TF_RETURN_IF_ERROR(AllocateOutput(ctx, 0, {offsets.back()}, &out));
+    std::vector<DeviceLookup> lookups;
+    for (int64_t row = 0; row < ids.rows; ++row) {
+      if (ids.size(row) == 0) continue;
+      lookups.push_back({group->table(row % group->size()), ids.ids + ids.splits[row],
+                         ids.size(row), MutableFloats(*out) + offsets[row]});
+    }
+    return LookUpDeviceTables(call, lookups);
+  }
+};
+
+class LookupEntryGpuOp : public GpuKernel {
+ public:
+  using GpuKernel::GpuKernel;
+
+ protected:
+  Status Launch(OpKernelContext* ctx, GpuCall* call) override {
+    core::RefCountPtr<DeviceTableGroup> group;
+    TF_RETURN_IF_ERROR(LookupHandleInput(ctx, 0, "mtable", &group));
+    RaggedIds ids;
+    TF_RETURN_IF_ERROR(RaggedIds::Create(ctx, group->size(), /*many_requests=*/false, &ids));
+    std::vector<int64_t> all;
+    TF_RETURN_IF_ERROR(call->ReadIds(ctx->input(1), &all));
+    Tensor* out = nullptr;
+    TF_RETURN_IF_ERROR(AllocateOutput(ctx, 0, {ids.num_ids}, &out));
+    auto strings = out->vec<tstring>();
+    for (int64_t row = 0; row < ids.rows; ++row) {
+      const std::vector<int64_t> wanted(all.begin() + ids.splits[row],
+                                        all.begin() + ids.splits[row + 1]);
+      if (wanted.empty()) continue;
+      std::vector<std::string> entries;
+      TF_RETURN_IF_ERROR(group->table(row)->LookupEntries(wanted, &entries));
+      for (size_t i = 0; i < wanted.size(); ++i) {
+        strings(ids.splits[row] + static_cast<int64_t>(i)) = entries[i];
+      }
+    }
+    return OkStatus();
+  }
+};
+
+std::vector<FilteredDeviceTable> AllTables(const DeviceTableGroup& group) {
+  std::vector<FilteredDeviceTable> tables;
+  for (int64_t i = 0; i < group.size(); ++i) tables.push_back({group.table(i), group.filter(i)});
+  return tables;
+}
+
+class FusedLookupGpuOp : public GpuKernel {
+ public:
+  explicit FusedLookupGpuOp(OpKernelConstruction* ctx) : GpuKernel(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("num_of_shards", &num_of_shards_));
+  }
+
+ protected:
+  Status Launch(OpKernelContext* ctx, GpuCall* call) override {
+    core::RefCountPtr<DeviceTableGroup> group;
+    TF_RETURN_IF_ERROR(LookupHandleInput(ctx, 0, "mtable", &group));
+    return FusedLookupOnDevice(ctx, call, 1, AllTables(*group), num_of_shards_);
+  }
+
+ private:
+  int64_t num_of_shards_ = 0;
+};
+
+class FusedOptimizeGpuOp : public GpuKernel {
+ public:
+  explicit FusedOptimizeGpuOp(OpKernelConstruction* ctx) : GpuKernel(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("num_of_shards", &num_of_shards_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("enable_grad_accumulation", &enable_grad_accumulation_));
+  }
+
+ protected:
+  Status Launch(OpKernelContext* ctx, GpuCall* call) override {
+    core::RefCountPtr<DeviceTableGroup> group;
+    TF_RETURN_IF_ERROR(LookupHandleInput(ctx, 0, "mtable", &group));
+    TF_RETURN_IF_ERROR(FusedOptimizeOnDevice(ctx, call, 1, AllTables(*group), num_of_shards_,
+                                             enable_grad_accumulation_));
+    ctx->set_output(0, ctx->input(0));
+    return OkStatus();
+  }
+
+ private:
+  int64_t num_of_shards_ = 0;
+  bool enable_grad_accumulation_ = false;
+};
+
+template <DeviceWrite write>
+class AssignGpuOp : public GpuKernel {
+ public:
+  using GpuKernel::GpuKernel;
+
+ protected:
+  Status Launch(OpKernelContext* ctx, GpuCall* call) override {
+    core::RefCountPtr<DeviceTableGroup> group;
+    TF_RETURN_IF_ERROR(LookupHandleInput(ctx, 0, "mtable", &group));
+    RaggedIds ids;
+    TF_RETURN_IF_ERROR(RaggedIds::Create(ctx, group->size(), /*many_requests=*/false, &ids));
+    const std::vector<int64_t> offsets = ids.FloatOffsets(group->dims());
+    const Tensor& values = ctx->input(3);
+    if (values.NumElements() < offsets.back()) {
+      return errors::InvalidArgument("The length of tensor ``value`` is too short. It has ",
+                                     values.NumElements(), " elements, want ", offsets.back());
+    }
+    DeviceWriteOptions options;
+    TF_RETURN_IF_ERROR(GetNumber(ctx, 4, "update_time", &options.req_time));
+    for (int64_t row = 0; row < ids.rows; ++row) {
+      if (ids.size(row) == 0) continue;
+      options.filter = group->filter(row);
+      TF_RETURN_IF_ERROR(WriteDeviceTable(
+          call, *group->table(row), write,
+          {ids.ids + ids.splits[row], ids.size(row), Floats(values) + offsets[row]}, options));
+    }
+    ctx->set_output(0, ctx->input(0));
+    return OkStatus();
+  }
+};
+
+class ReinitializeGpuOp : public GpuKernel {
+ public:
+  using GpuKernel::GpuKernel;
+
+ protected:
+  Status Launch(OpKernelContext* ctx, GpuCall* call) override {
+    core::RefCountPtr<DeviceTableGroup> group;
+    TF_RETURN_IF_ERROR(LookupHandleInput(ctx, 0, "mtable", &group));
+    TF_RETURN_IF_ERROR(CheckScalar("table_name", ctx->input(1)));
+    const Tensor& ids = ctx->input(2);
+    const int64_t n = ids.NumElements();
+    Tensor* status = nullptr;
+    TF_RETURN_IF_ERROR(AllocateOutput(ctx, 1, {n}, &status));
+    const int64_t number = group->Find(std::string(ctx->input(1).scalar<tstring>()()));
+    if (number < 0) {
+      status->vec<int32_t>().setConstant(-1);
+    } else {
+      const DeviceTable& table = *group->table(number);
+      Tensor existed;
+      TF_RETURN_IF_ERROR(ctx->allocate_temp(DT_INT32, TensorShape({n}), &existed));
+      TF_RETURN_IF_ERROR(table.Check(call->library().table_reinitialize(
+          table.get(), call->stream(), DeviceIds(ids), n,
+          static_cast<int64_t>(ctx->env()->NowSeconds()), static_cast<int32_t*>(existed.data()))));
+      TF_RETURN_IF_ERROR(call->ReadInOrder(existed.data(), status->vec<int32_t>().data(),
+                                           n * int64_t{sizeof(int32_t)}));
+    }
+    ctx->set_output(0, ctx->input(0));
+    return OkStatus();
+  }
+};
+
+class OptimizeGpuOp : public GpuKernel {
+ public:
+  using GpuKernel::GpuKernel;
+
+ protected:
+  Status Launch(OpKernelContext* ctx, GpuCall* call) override {
+    core::RefCountPtr<DeviceTableGroup> group;
+    TF_RETURN_IF_ERROR(LookupHandleInput(ctx, 0, "mtable", &group));
+    RaggedIds ids;
+    TF_RETURN_IF_ERROR(RaggedIds::Create(ctx, group->size(), /*many_requests=*/false, &ids));
+    const std::vector<int64_t> offsets = ids.FloatOffsets(group->dims());
+    TF_RETURN_IF_ERROR(CheckLength("value", ctx->input(3), offsets.back()));
+    TF_RETURN_IF_ERROR(CheckLength("learning_rate", ctx->input(4), group->num_segments()));
+    DeviceWriteOptions options;
+    TF_RETURN_IF_ERROR(GetNumber(ctx, 5, "update_time", &options.req_time));
+    TF_RETURN_IF_ERROR(GetNumber(ctx, 6, "global_step", &options.global_step));
+    const float* rate = ctx->input(4).flat<float>().data();
+    std::vector<DeviceUpdate> updates;
+    for (int64_t row = 0; row < ids.rows; ++row) {
+      options.learning_rates = rate;
+      options.filter = group->filter(row);
+      rate += group->table(row)->num_segments();
+      if (ids.size(row) == 0) continue;
+      updates.push_back(
+          {group->table(row),
+           {{ids.ids + ids.splits[row], ids.size(row), Floats(ctx->input(3)) + offsets[row]}},
+           options});
+    }
+    TF_RETURN_IF_ERROR(OptimizeDeviceTables(call, updates));
+    ctx->set_output(0, ctx->input(0));
+    return OkStatus();
+  }
+};
+
+// The places of the inputs' tables in the group, checked.
+Status CheckPlaces(const DeviceTableGroup& group, const std::vector<int64_t>& places,
+                   int num_inputs) {
+  if (static_cast<int>(places.size()) != num_inputs) {
+    return errors::InvalidArgument("tables has ", places.size(), " elements, want ", num_inputs,
+                                   ", one per input");
+  }
+  for (const int64_t place : places) {
+    if (place < 0 || place >= group.size()) {
+      return errors::InvalidArgument("tables has ", place, ", want a value in [0, ", group.size(),
+                                     ")");
+    }
+  }
+  return OkStatus();
+}
+
+class LookupListGpuOp : public GpuKernel {
+ public:
+  explicit LookupListGpuOp(OpKernelConstruction* ctx) : GpuKernel(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("tables", &tables_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("dims", &dims_));
+  }
+
+ protected:
+  Status Launch(OpKernelContext* ctx, GpuCall* call) override {
+    core::RefCountPtr<DeviceTableGroup> group;
+    TF_RETURN_IF_ERROR(LookupHandleInput(ctx, 0, "mtable", &group));
+    OpInputList ids;
+    TF_RETURN_IF_ERROR(ctx->input_list("ids", &ids));
+    TF_RETURN_IF_ERROR(CheckPlaces(*group, tables_, ids.size()));
+    TF_RETURN_IF_ERROR(CheckEqual("size of dims", static_cast<int64_t>(dims_.size()),
+                                  "number of inputs", ids.size()));
+    std::vector<DeviceLookup> lookups;
+    for (int i = 0; i < ids.size(); ++i) {
+      const DeviceTable* const table = group->table(tables_[i]);
+      TF_RETURN_IF_ERROR(CheckVector(strings::StrCat("ids[", i, "]"), ids[i]));
+      if (dims_[i] != table->dim()) {
+        return errors::InvalidArgument("dims[", i, "] is ", dims_[i],
+                                       ", but the table of that input has dimension ",
+                                       table->dim());
+      }
+      const int64_t n = ids[i].NumElements();
+      Tensor* out = nullptr;
+      TF_RETURN_IF_ERROR(AllocateOutput(ctx, i, {n, dims_[i]}, &out));
+      if (n > 0) lookups.push_back({table, DeviceIds(ids[i]), n, MutableFloats(*out)});
+    }
+    return LookUpDeviceTables(call, lookups);
+  }
+
+ private:
+  std::vector<int64_t> tables_;
+  std::vector<int64_t> dims_;
+};
+
+class OptimizeListGpuOp : public GpuKernel {
+ public:
+  explicit OptimizeListGpuOp(OpKernelConstruction* ctx) : GpuKernel(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("tables", &tables_));
+    std::vector<int64_t> sorted = tables_;
+    std::sort(sorted.begin(), sorted.end());
+    const auto twice = std::adjacent_find(sorted.begin(), sorted.end());
+    OP_REQUIRES(ctx, twice == sorted.end(),
+                errors::InvalidArgument("tables has ", twice == sorted.end() ? 0 : *twice,
+                                        " twice, want every table once"));
+  }
+
+ protected:
+  Status Launch(OpKernelContext* ctx, GpuCall* call) override {
+    core::RefCountPtr<DeviceTableGroup> group;
+    TF_RETURN_IF_ERROR(LookupHandleInput(ctx, 0, "mtable", &group));
+    OpInputList ids, grads;
+    TF_RETURN_IF_ERROR(ctx->input_list("ids", &ids));
+    TF_RETURN_IF_ERROR(ctx->input_list("grads", &grads));
+    TF_RETURN_IF_ERROR(CheckPlaces(*group, tables_, ids.size()));
+    DeviceWriteOptions options;
+    options.sum_duplicates = true;
+    options.count_once = true;
+    const int rates = 1 + 2 * ids.size();
+    TF_RETURN_IF_ERROR(GetNumber(ctx, rates + 1, "update_time", &options.req_time));
+    TF_RETURN_IF_ERROR(GetNumber(ctx, rates + 2, "global_step", &options.global_step));
+    TF_RETURN_IF_ERROR(CheckLength("learning_rate", ctx->input(rates), group->num_segments()));
+    std::vector<int64_t> first_rate(1, 0);
+    for (int64_t t = 0; t < group->size(); ++t) {
+      first_rate.push_back(first_rate.back() + group->table(t)->num_segments());
+    }
+    std::vector<DeviceUpdate> updates;
+    for (int i = 0; i < ids.size(); ++i) {
+      const DeviceTable* const table = group->table(tables_[i]);
+      TF_RETURN_IF_ERROR(CheckVector(strings::StrCat("ids[", i, "]"), ids[i]));
+      const int64_t n = ids[i].NumElements();
+      int64_t want = 0;
+      TF_RETURN_IF_ERROR(MultiplySizes("size of ids * dimension", n, table->dim(), &want));
+      if (grads[i].NumElements() != want) {
+        return errors::InvalidArgument("grads[", i, "] has ", grads[i].NumElements(),
+                                       " elements, want ", n, " ids times dimension ",
+                                       table->dim());
+      }
+      if (n == 0) continue;
+      options.filter = group->filter(tables_[i]);
+      options.learning_rates = ctx->input(rates).flat<float>().data() + first_rate[tables_[i]];
+      updates.push_back({table, {{DeviceIds(ids[i]), n, Floats(grads[i])}}, options});
+    }
+    TF_RETURN_IF_ERROR(OptimizeDeviceTables(call, updates));
+    ctx->set_output(0, ctx->input(0));
+    return OkStatus();
+  }
+
+ private:
+  std::vector<int64_t> tables_;
+};
+
+class SizeGpuOp : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(OpKernelContext* ctx) override {
+    core::RefCountPtr<DeviceTableGroup> group;
+    OP_REQUIRES_OK(ctx, LookupHandleInput(ctx, 0, "mtable", &group));
+    Tensor* sizes = nullptr;
+    OP_REQUIRES_OK(ctx, AllocateOutput(ctx, 0, {group->size()}, &sizes));
+    for (int64_t i = 0; i < group->size(); ++i) {
+      OP_REQUIRES_OK(ctx, FromEngine(group->table(i)->GetSize(&sizes->vec<int64_t>()(i))));
+    }
+  }
+};
+
+class StatsGpuOp : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(OpKernelContext* ctx) override {
+    core::RefCountPtr<DeviceTableGroup> group;
+    OP_REQUIRES_OK(ctx, LookupHandleInput(ctx, 0, "mtable", &group));
+    Tensor* stats = nullptr;
+    OP_REQUIRES_OK(ctx, AllocateOutput(ctx, 0, {group->size(), DeviceTable::kNumStats}, &stats));
+    int64_t* const out = stats->flat<int64_t>().data();
+    for (int64_t i = 0; i < group->size(); ++i) {
+      OP_REQUIRES_OK(ctx, group->table(i)->WriteStats(out + i * DeviceTable::kNumStats));
+    }
+  }
+};
+
+class SaveGpuOp : public GroupSaveKernel {
+ public:
+  using GroupSaveKernel::GroupSaveKernel;
+
+ private:
+  Status Run(OpKernelContext* ctx, const std::string& basename) override {
+    core::RefCountPtr<DeviceTableGroup> group;
+    TF_RETURN_IF_ERROR(LookupHandleInput(ctx, 0, "mtable", &group));
+    return SaveTables(ctx->env(), group->named_tables(), basename, options());
+  }
+};
+
+class RestoreGpuOp : public FileKernel {
+ public:
+  using FileKernel::FileKernel;
+
+ private:
+  Status Run(OpKernelContext* ctx, const std::string& basename) override {
+    core::RefCountPtr<DeviceTableGroup> group;
+    TF_RETURN_IF_ERROR(LookupHandleInput(ctx, 0, "mtable", &group));
+    return RestoreTables(ctx->env(), basename, group->named_tables());
+  }
+};
+
+REGISTER_GUARDED_KERNEL(Name("CreateMonolithMultiHashTable")
+                            .Device(DEVICE_GPU)
+                            .HostMemory("config")
+                            .HostMemory("filter_handle")
+                            .HostMemory("sync_client_handle")
+                            .HostMemory("multi_hash_table_handle"),
+                        CreateGroupGpuOp);
+REGISTER_GUARDED_KERNEL(
+    Name("ReadMonolithMultiHashTable").Device(DEVICE_GPU).HostMemory("multi_hash_table_handle"),
+    ReadGroupOp<DeviceTableGroup>);
+REGISTER_GUARDED_KERNEL(Name("IsHashTableInitialized")
+                            .Device(DEVICE_GPU)
+                            .HostMemory("handle")
+                            .HostMemory("is_initialized"),
+                        IsInitializedOp<DeviceTableGroup, DeviceTableResource>);
+REGISTER_GUARDED_KERNEL(Name("MonolithMultiHashTableLookup")
+                            .Device(DEVICE_GPU)
+                            .HostMemory("mtable")
+                            .HostMemory("id_split"),
+                        LookupGpuOp);
+REGISTER_GUARDED_KERNEL(Name("MonolithMultiHashTableLookupEntry")
+                            .Device(DEVICE_GPU)
+                            .HostMemory("mtable")
+                            .HostMemory("id_split")
+                            .HostMemory("serialized_entries"),
+                        LookupEntryGpuOp);
+REGISTER_GUARDED_KERNEL(Name("MonolithMultiHashTableFusedLookup")
+                            .Device(DEVICE_GPU)
+                            .HostMemory("mtable")
+                            .HostMemory("fused_slot_size")
+                            .HostMemory("req_time")
+                            .HostMemory("embedding_splits")
+                            .HostMemory("id_offsets")
+                            .HostMemory("embedding_offsets"),
+                        FusedLookupGpuOp);
+REGISTER_GUARDED_KERNEL(Name("MonolithMultiHashTableFusedOptimize")
+                            .Device(DEVICE_GPU)
+                            .HostMemory("mtable")
+                            .HostMemory("fused_slot_size")
+                            .HostMemory("id_offsets")
+                            .HostMemory("grad_offsets")
+                            .HostMemory("learning_rate_tensors")
+                            .HostMemory("req_time")
+                            .HostMemory("global_step")
+                            .HostMemory("mtable_out"),
+                        FusedOptimizeGpuOp);
+REGISTER_GUARDED_KERNEL(Name("MonolithMultiHashTableAssign")
+                            .Device(DEVICE_GPU)
+                            .HostMemory("mtable")
+                            .HostMemory("id_split")
+                            .HostMemory("update_time")
+                            .HostMemory("updated_table"),
+                        AssignGpuOp<DeviceWrite::kAssign>);
+REGISTER_GUARDED_KERNEL(Name("MonolithMultiHashTableAssignAdd")
+                            .Device(DEVICE_GPU)
+                            .HostMemory("mtable")
+                            .HostMemory("id_split")
+                            .HostMemory("update_time")
+                            .HostMemory("updated_table"),
+                        AssignGpuOp<DeviceWrite::kAssignAdd>);
+REGISTER_GUARDED_KERNEL(Name("MonolithMultiHashTableReinitialize")
+                            .Device(DEVICE_GPU)
+                            .HostMemory("mtable")
+                            .HostMemory("table_name")
+                            .HostMemory("updated_table")
+                            .HostMemory("id_status"),
+                        ReinitializeGpuOp);
+REGISTER_GUARDED_KERNEL(Name("MonolithMultiHashTableOptimize")
+                            .Device(DEVICE_GPU)
+                            .HostMemory("mtable")
+                            .HostMemory("id_split")
+                            .HostMemory("learning_rate")
+                            .HostMemory("update_time")
+                            .HostMemory("global_step")
+                            .HostMemory("updated_table"),
+                        OptimizeGpuOp);
+REGISTER_GUARDED_KERNEL(
+    Name("MonolithMultiHashTableLookupList").Device(DEVICE_GPU).HostMemory("mtable"),
+    LookupListGpuOp);
+REGISTER_GUARDED_KERNEL(Name("MonolithMultiHashTableOptimizeList")
+                            .Device(DEVICE_GPU)
+                            .HostMemory("mtable")
+                            .HostMemory("learning_rate")
+                            .HostMemory("update_time")
+                            .HostMemory("global_step")
+                            .HostMemory("updated_table"),
+                        OptimizeListGpuOp);
+REGISTER_GUARDED_KERNEL(
+    Name("MonolithMultiHashTableSize").Device(DEVICE_GPU).HostMemory("mtable").HostMemory("sizes"),
+    SizeGpuOp);
+REGISTER_GUARDED_KERNEL(
+    Name("MonolithMultiHashTableStats").Device(DEVICE_GPU).HostMemory("mtable").HostMemory("stats"),
+    StatsGpuOp);
+REGISTER_GUARDED_KERNEL(Name("MonolithMultiHashTableSave")
+                            .Device(DEVICE_GPU)
+                            .HostMemory("mtable")
+                            .HostMemory("basename")
+                            .HostMemory("output_mtable"),
+                        SaveGpuOp);
+REGISTER_GUARDED_KERNEL(Name("MonolithMultiHashTableRestore")
+                            .Device(DEVICE_GPU)
+                            .HostMemory("mtable")
+                            .HostMemory("basename")
+                            .HostMemory("output_mtable"),
+                        RestoreGpuOp);
+
+}  // namespace
+}  // namespace monolith_tf
+}  // namespace tensorflow
