@@ -368,18 +368,25 @@ class Estimator:
       `log_loss` and `calibration`, or `mse` and `mae` if it is no classification (with several
       heads `<head>_auc` and so on); what the model gave to `add_metric`, or a task in its
       `eval_metric_ops`; `global_step`. The same is written to `<model_dir>/eval` for TensorBoard.
-      A worker of a cluster, or a rank, gets the loss and the metrics of heads of a `MonolithModel`
-      on the examples that it has read itself; servers, and workers that have read none, `None`.
+      On a cluster the first worker, or rank, gets the loss and the metrics of heads of a
+      `MonolithModel` over the examples that all workers have read; the others, and servers, `None`.
     """
     _check_hooks(hooks)
     steps = self._limit_eval(steps)
     if not self._runner_conf.is_local:
-      metrics = evaluation_metrics.EvaluationMetricsHook()
+      metrics = evaluation_metrics.EvaluationMetricsHook(self._get_place)
       # After the caller's: those may end the run, and what was read then is measured.
       self._run(_EVAL, steps, None, [*(hooks or []), metrics])
-      return metrics.get_metrics()
+      result = metrics.get_metrics()
+      if result is not None:
+        evaluation.write_curves(self.model_dir, result)
+      return result
     self._runner_conf.check_restore(self.model_dir)
     return self._create_evaluator().evaluate(steps, hooks)
+
+  def _get_place(self) -> evaluation_metrics.Place:
+    conf = self._runner_conf
+    return evaluation_metrics.Place(self.model_dir, conf.index, conf.num_workers)
 
   def _limit_eval(self, steps: int | None) -> int | None:
     return _params_of(self._model).eval.steps if steps is None else steps

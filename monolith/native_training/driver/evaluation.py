@@ -166,6 +166,19 @@ class EvaluationListener(tf.estimator.CheckpointSaverListener):
     return name, value
 
 
+def write_curves(model_dir: str, metrics: Metrics) -> None:
+  """Writes metrics, which have a `global_step`, to `<model_dir>/eval` for TensorBoard."""
+  values = [
+    tf.compat.v1.Summary.Value(tag=name, simple_value=value)
+    for name, value in metrics.items()
+    if name != "global_step"
+  ]
+  with tf.Graph().as_default():
+    writer = tf.compat.v1.summary.FileWriter(os.path.join(model_dir, "eval"))
+    writer.add_summary(tf.compat.v1.Summary(value=values), int(metrics["global_step"]))
+    writer.close()
+
+
 def _copy_checkpoint(model_dir: str, target_dir: str) -> None:
   """Puts the newest checkpoint of a folder, alone, into another one.
 

@@ -203,12 +203,34 @@ def _serve(target: str, ps_index: int, sync_backend: Any) -> None:
       sync = (config_str, client.create_sync_op(config_str))
     with tf.compat.v1.Session(target) as sess:
       if sync is None:
-        sess.run(dequeue)
+        _wait_until_told(sess, dequeue)
       else:
         _join_ps_while_syncing(sess, dequeue, sync, sync_backend, ps_index)
   logging.info("Parameter server %d is told to stop.", ps_index)
   # The chief gets its answer.
   threading.Event().wait(_LINGER_SECS)
+
+
+def _wait_until_told(sess: tf.compat.v1.Session, dequeue: tf.Tensor) -> None:
+  """Waits for the chief in a thread, so that Ctrl-C and handlers of signals reach the process.
+
+  Python looks for signals between two of its own instructions, and a call of TensorFlow is one.
+  """
+  done = threading.Event()
+  errors: list[BaseException] = []
+
+  def wait() -> None:
+    try:
+      sess.run(dequeue)
+    except BaseException as error:
+      errors.append(error)
+    finally:
+      done.set()
+
+  threading.Thread(target=wait, name="wait_for_chief", daemon=True).start()
+  done.wait()
+  if errors:
+    raise errors[0]
 
 
 def _join_ps_while_syncing(
@@ -255,7 +277,7 @@ def _join_ps_while_syncing(
   thread = threading.Thread(target=push_updates, name="parameter_sync", daemon=True)
   thread.start()
   try:
-    sess.run(dequeue)
+    _wait_until_told(sess, dequeue)
   finally:
     stopped.set()
     thread.join()

@@ -28,6 +28,7 @@ tf.compat.v1.disable_eager_execution()
 
 _ROOT = pathlib.Path(__file__).absolute().parents[3]
 _TIMEOUT_SECS = 300
+_SERVER_TYPES = {"chief": "worker", "worker": "worker", "ps": "ps"}
 
 _PROGRAM = """
 import os
@@ -54,7 +55,7 @@ import json, os
 import numpy as np
 import tensorflow as tf
 from absl import app
-from monolith.native_training import entry, native_model
+from monolith.native_training import entry, native_model, native_task_context
 from monolith.native_training.estimator import Estimator, RunnerConfig, ServiceDiscoveryType
 
 class Clicks(native_model.MonolithModel):
@@ -62,6 +63,9 @@ class Clicks(native_model.MonolithModel):
   def input_fn(self, mode):
     users = np.arange(64) % 16
     data = tf.data.Dataset.from_tensor_slices((users, (users % 2 == 0).astype(np.float32)))
+    if mode == "eval":
+      context = native_task_context.get()
+      data = data.shard(context.num_workers, context.worker_index)
     return data.repeat(None if mode == "train" else 1).batch(16).map(
       lambda user, label: {"user": tf.RaggedTensor.from_tensor(user[:, None]), "label": label})
 
@@ -81,7 +85,7 @@ def main(_):
   tf.compat.v1.disable_eager_execution()
   conf = RunnerConfig(
     discovery_type=ServiceDiscoveryType.PRIMUS, tf_config=os.environ["TF_CONFIG"],
-    num_ps=1, num_workers=1)
+    num_ps=1, num_workers=2)
   print("metrics", json.dumps(Estimator(Clicks(), conf).evaluate()))
   print(conf.server_type, "is done")
 
@@ -119,6 +123,14 @@ def main(_):
 
 app.run(main)
 """
+
+
+def _read_curve(folder, name):
+  """Returns the values of a curve that a process other than this one has drawn last."""
+  files = sorted(pathlib.Path(folder).glob("events.*"), key=lambda path: path.stat().st_mtime)
+  events = tf.compat.v1.train.summary_iterator(str(files[-1]))
+  values = [value for event in events for value in event.summary.value if value.tag == name]
+  return [np.float32(value.simple_value) for value in values]
 
 
 class _Serving:
@@ -180,7 +192,7 @@ class EstimatorProcessesTest(unittest.TestCase):
     checkpoint = tf.train.latest_checkpoint(model_dir)
     self.assertEqual(tf.train.load_variable(checkpoint, "global_step"), 20)
 
-  def test_evaluation_returns_what_one_in_a_single_process_does(self):
+  def test_evaluation_on_two_workers_returns_what_one_in_a_single_process_does(self):
     model_dir = os.path.join(os.environ["TEST_TMPDIR"], "model")
     names: dict = {}
     exec(_CLICKS, names)
@@ -190,19 +202,23 @@ class EstimatorProcessesTest(unittest.TestCase):
     local.train(steps=5)
     expected = local.evaluate()
 
-    cluster = {role: [f"127.0.0.1:{free_ports.get_free_port()}"] for role in ("ps", "worker")}
-    self._wait(
-      {
-        role: self._start(cluster, role, model_dir, _EVALUATION_PROGRAM)
-        for role in ("worker", "ps")
-      }
-    )
+    roles = ("chief", "worker", "ps")
+    cluster = {role: [f"127.0.0.1:{free_ports.get_free_port()}"] for role in roles}
+    # What another evaluation has left behind counts for nothing.
+    left = pathlib.Path(model_dir, "eval", "parts", "1.npz")
+    left.parent.mkdir(parents=True)
+    np.savez(left, loss_sum=1e6, num_examples=1)
+    self._wait({role: self._start(cluster, role, model_dir, _EVALUATION_PROGRAM) for role in roles})
 
     self.assertIsNone(self._metrics("ps"))
-    metrics = self._metrics("worker")
+    self.assertIsNone(self._metrics("worker"))
+    metrics = self._metrics("chief")
     self.assertCountEqual(metrics, expected)
     for name, value in expected.items():
       self.assertAlmostEqual(metrics[name], value, 4, name)
+    self.assertEqual(
+      _read_curve(os.path.join(model_dir, "eval"), "auc"), [np.float32(metrics["auc"])]
+    )
 
   def test_unified_serving(self):
     require_zookeeper()
@@ -257,7 +273,7 @@ class EstimatorProcessesTest(unittest.TestCase):
       return_code = process.wait(timeout=_TIMEOUT_SECS)
       output = self._log(role).read_text()
       self.assertEqual(return_code, 0, output)
-      self.assertIn(f"{role} is done", output)
+      self.assertIn(f"{_SERVER_TYPES[role]} is done", output)
 
   def _start(self, cluster, role, model_dir, program=_PROGRAM, environment=None):
     tf_config = json.dumps({"cluster": cluster, "task": {"type": role, "index": 0}})

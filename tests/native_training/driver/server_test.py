@@ -1,7 +1,8 @@
-"""How the chief ends parameter servers, and what may not end their pushes to serving."""
+"""What ends parameter servers, and what may not end their pushes to serving."""
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import threading
@@ -29,6 +30,54 @@ print(server.target, flush=True)
 training_server._join_ps(server.target, 0)
 os.kill(os.getpid(), 9)
 """
+
+
+# A server that says when its main thread waits.
+_SERVER = """
+import signal
+import sys
+import threading
+import time
+import traceback
+import tensorflow as tf
+from monolith.native_training.driver import server as training_server
+tf.compat.v1.disable_eager_execution()
+signal.signal(signal.SIGTERM, lambda *unused: sys.exit(15))
+server = tf.distribute.Server.create_local_server()
+main = threading.get_ident()
+
+def watch():
+  names = []
+  while "_serve" not in names or names[-1] not in ("wait", "_call_tf_sessionrun"):
+    names = [frame.name for frame in traceback.extract_stack(sys._current_frames()[main])]
+    time.sleep(0.01)
+  print("waits", flush=True)
+
+threading.Thread(target=watch, daemon=True).start()
+try:
+  training_server._join_ps(server.target, 0)
+except KeyboardInterrupt:
+  sys.exit(2)
+"""
+
+
+class SignalTest(tf.test.TestCase):
+  def test_ctrl_c_and_a_handler_of_sigterm_end_a_server_that_waits_for_its_chief(self):
+    for number, status in ((signal.SIGINT, 2), (signal.SIGTERM, 15)):
+      process = subprocess.Popen(
+        [sys.executable, "-c", _SERVER],
+        stdout=subprocess.PIPE,
+        env=ps_processes.environment(),
+        text=True,
+      )
+      self.addCleanup(process.stdout.close)
+      self.addCleanup(process.wait)
+      self.addCleanup(process.kill)
+      self.assertEqual(process.stdout.readline(), "waits\n")
+
+      process.send_signal(number)
+
+      self.assertEqual(process.wait(timeout=120), status)
 
 
 class ShutdownTest(tf.test.TestCase):
