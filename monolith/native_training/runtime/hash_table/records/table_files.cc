@@ -21,6 +21,7 @@ constexpr int64_t kSavePageBytes = 1 << 20;
 constexpr int64_t kLoadBatch = 2048;
 // Of files; loading them takes as long as starting some threads.
 constexpr int64_t kMinBytesPerThread = 8 << 20;
+constexpr int64_t kMaxThreads = 4;
 
 // Damage is FailedPrecondition for tables, by specification.
 Status NameFile(Status status, const std::string& path) {
@@ -119,14 +120,15 @@ class FileLoader {
   FileLoader(const FileSetReader& reader, RecordLoad* load)
       : reader_(reader), load_(load), files_(reader.files().size()) {}
 
-  // Threads that are worth having.
+  // Threads that are worth having: a file holds the rows of one internal shard after the other, so
+  // that many threads in one file would wait for each other.
   int64_t MaxThreads() const {
     const int64_t num_files = static_cast<int64_t>(files_.size());
     if (!reader_.has_manifest()) return num_files;
     int64_t bytes = 0;
     for (const FileSetReader::File& file : reader_.files()) bytes += file.bytes;
     const int64_t cores = static_cast<int64_t>(std::thread::hardware_concurrency());
-    return std::max(num_files, std::min(cores, bytes / kMinBytesPerThread));
+    return std::max(num_files, std::min({cores, kMaxThreads, bytes / kMinBytesPerThread}));
   }
 
   // Loads until nothing is left that others do not have, beginning with a file of this thread's.
