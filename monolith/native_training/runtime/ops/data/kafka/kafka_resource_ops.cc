@@ -188,7 +188,7 @@ class KafkaNextOp : public OpKernel {
         OP_REQUIRES_OK(ctx,
                        resource->decoder().Decode(fetch.messages[i], fetch.origins[i], &samples));
       }
-      OP_REQUIRES_OK(ctx, resource->decoder().Output(ctx, 0, std::move(samples)));
+      ctx->set_output(0, resource->decoder().Batch(std::move(samples)));
       return;
     }
     ctx->set_output(0, ToTensor(std::move(fetch.messages)));
