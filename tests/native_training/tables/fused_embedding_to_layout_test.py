@@ -560,6 +560,8 @@ class RequestsTest(LayoutTestCase):
     args = self.merged(batches)
     args["batch_size"] = args["batch_size"] + np.array([0, 0, 0, -30], np.int32)
     self.assert_invalid(self.forward(batches[0], 5, **args), "request 3", "batch_size = 10")
+    args["batch_size"] = args["batch_size"] * np.array([1, -100, 1, 1], np.int32)
+    self.assert_invalid(self.forward(batches[0], 5, **args), "request 1: batch_size is -")
 
   def test_gradient_takes_one_request(self):
     batches = self.batches()
