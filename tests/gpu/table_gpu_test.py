@@ -12,15 +12,22 @@ import tensorflow as tf
 
 from monolith.native_training import (
   cpu_training,
+  device_utils,
+  distributed_ps_factory,
+  distributed_ps_sync,
+  distribution_ops,
   entry,
   feature,
   hash_filter_ops,
   hash_table_ops,
+  hvd_lib,
   multi_hash_table_ops,
+  multi_type_hash_table,
 )
 from monolith.native_training.demos import data, models
 from monolith.native_training.runtime.hash_table import embedding_hash_table_pb2
 from monolith.native_training.runtime.ops import gen_monolith_ops
+from tests import gpu_placement
 
 tf.compat.v1.disable_eager_execution()
 
@@ -427,6 +434,62 @@ class GroupTest(_TableTest):
     self.assertEqual(sizes["gpu"], sizes["cpu"])
     self.assertEqual(sizes["gpu"][0], 0)
     self.assertEqual(sizes["gpu"][-1], 10)
+
+
+class RanksTest(tf.test.TestCase):
+  """Synchronous training, with one rank."""
+
+  _TABLES = {"a": [(1, _FTRL), (4, _ADAGRAD)], "b": [(3, _SGD)]}
+
+  def test_a_rank_trains_as_with_tables_in_main_memory(self):
+    gpu_placement.allow(self)
+    hvd_lib.init()
+    for native in (True, False):
+      with self.subTest(native=native):
+        rows = {place: self._train(place, native) for place in _PLACES}
+
+        self.assertLen(rows["gpu"], 3)
+        for got, want in zip(rows["gpu"], rows["cpu"]):
+          for slot in self._TABLES:
+            np.testing.assert_allclose(got[slot], want[slot], atol=1e-6)
+        self.assertGreater(np.abs(rows["gpu"][-1]["a"]).max(), 0)
+
+  def _train(self, place, native):
+    """Returns what three steps have looked up."""
+    rng = np.random.default_rng(5)
+    ids = {"a": rng.integers(-20, 20, 60), "b": rng.integers(0, 9, 30)}
+    dims = {"a": 5, "b": 3}
+    grads = {slot: rng.standard_normal((len(ids[slot]), dims[slot])) for slot in ids}
+    configs = {slot: _config(place, *segments) for slot, segments in self._TABLES.items()}
+    device = "/device:GPU:0" if place == "gpu" else "/device:CPU:0"
+
+    def make_tables(_):
+      return multi_type_hash_table.MultiTypeHashTable(
+        configs, lambda name, config: hash_table_ops.hash_table_from_config(config, None, name)
+      )
+
+    with tf.Graph().as_default(), tf.compat.v1.device(device_utils.default_device_fn):
+      step = tf.compat.v1.train.get_or_create_global_step()
+      if native:
+        with tf.device(device):
+          hash_filter = hash_filter_ops.create_dummy_hash_filter()
+        table = distributed_ps_factory.create_in_worker_native_multi_hash_table(
+          1, configs, hash_filter
+        )
+      else:
+        table = distributed_ps_sync.DistributedMultiTypeHashTableMpi(1, make_tables)
+      tensors = {slot: tf.constant(ids[slot], tf.int64) for slot in ids}
+      pack = distribution_ops.fused_reorder_by_indices([tensors["a"], tensors["b"]], 1, [5, 3])
+      rows, bundle = table.lookup(tensors, {}, (*pack, None))
+      with tf.control_dependencies(list(rows.values())):
+        updates = {slot: tf.constant(grads[slot], tf.float32) + 0 * rows[slot] for slot in ids}
+      updated = table.apply_gradients(updates, bundle, step, tf.constant(7, tf.int64)).as_op()
+      lookups = [op for op in tf.compat.v1.get_default_graph().get_operations()
+                 if "FusedLookup" in op.type]  # fmt: skip
+      self.assertEqual({op.device for op in lookups}, {device})
+      creator = tf.compat.v1.train.ChiefSessionCreator(config=_SESSION)
+      with tf.compat.v1.train.MonitoredSession(creator) as session:
+        return [session.run((rows, updated))[0] for _ in range(3)]
 
 
 class _SgdTask(models.RankingTask):
