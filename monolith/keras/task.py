@@ -175,6 +175,7 @@ class KerasTask(native_task.NativeTask):
         **optimizer.clipping,
         global_step=tf.compat.v1.train.get_or_create_global_step(),
         use_allreduce=self._is_rank,
+        gradient_histograms=True,
       )
       return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=tf.group(train_op, *updates))
 
