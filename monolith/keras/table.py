@@ -62,7 +62,7 @@ def check_no_strategy() -> None:
     raise NotImplementedError(
       f"Monolith tables do not work under tf.distribute.{type(strategy).__name__}, which would "
       "give every replica rows of its own: leave the strategy's scope, or train on servers or "
-      "ranks with monolith.estimator."
+      "ranks with monolith.keras.train."
     )
 
 
