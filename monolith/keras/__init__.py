@@ -7,13 +7,37 @@
 | `layers.Embedding` | a table as a layer: ids in, vectors out |
 | `layers.EmbeddingGroup` | many features, looked up and updated together |
 | `load_group`, `save_group` | tables from and to a checkpoint of `Estimator` and `local_train` |
+| `train` | trains a compiled model here, on parameter servers, or on Horovod's ranks |
+| `load_trained` | gives a model what `train` has saved |
 """
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
 
 from monolith.keras import callbacks, checkpoint, layers
 from monolith.keras.groups import load_group, save_group
 from monolith.keras.ids import hash_strings
 from monolith.keras.table import HashTable
 
-__all__ = ["HashTable", "callbacks", "hash_strings", "layers", "load_group", "save_group"]
+__all__ = [
+  "HashTable",
+  "callbacks",
+  "hash_strings",
+  "layers",
+  "load_group",
+  "load_trained",
+  "save_group",
+  "train",
+]
+
 
 checkpoint.install()
+
+
+def __getattr__(name: str) -> Any:
+  # The drivers are imported when they are needed: most models train with `fit`.
+  if name in ("load_trained", "train"):
+    return getattr(importlib.import_module(f"{__name__}.training"), name)
+  raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -10,10 +10,12 @@ table.save("/tmp/users")
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import threading
 import uuid
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Union
 
 import numpy as np
@@ -44,6 +46,7 @@ _PAGE = 1 << 16
 _FILTER_SPLITS = 7
 # What keeps the table of a gradient on its variable.
 _TABLE_ATTRIBUTE = "_monolith_table"
+_redirection = threading.local()
 
 
 def check_no_strategy() -> None:
@@ -59,7 +62,7 @@ def check_no_strategy() -> None:
     raise NotImplementedError(
       f"Monolith tables do not work under tf.distribute.{type(strategy).__name__}, which would "
       "give every replica rows of its own: leave the strategy's scope, or train on servers or "
-      "ranks with monolith.estimator."
+      "ranks with monolith.keras.train."
     )
 
 
@@ -107,10 +110,10 @@ class HashTable(tf.saved_model.experimental.TrackableResource):
           "HashTable needs eager execution, which is off here: in graph mode, make tables with "
           "monolith.native_training.hash_table_ops.hash_table_from_config"
         )
-    row_optimizer = settings.optimizer(optimizer)
-    self._config = settings.table_config(
-      dim, row_optimizer, settings.initializer(initializer), settings.days(expire_after)
-    )
+    self._optimizer = row_optimizer = settings.optimizer(optimizer)
+    self._initializer = settings.initializer(initializer)
+    self._expire_after = settings.days(expire_after)
+    self._config = settings.table_config(dim, row_optimizer, self._initializer, self._expire_after)
     self._dim = int(dim)
     self._admit_after = settings.admission(admit_after)
     if admit_capacity < 1:
@@ -307,6 +310,19 @@ class HashTable(tf.saved_model.experimental.TrackableResource):
       if self._admit_after and tf.executing_eagerly() and _has_files(_filter_path(path)):
         gen_monolith_ops.monolith_hash_filter_restore(self._filter, _filter_path(path))
 
+  def slot_arguments(self) -> dict[str, Any]:
+    """Returns what `FeatureSlotConfig` calls the arguments that describe this table."""
+    rate = self._schedule
+    if rate is None:
+      rate = float(self._learning_rate)
+    return {
+      "default_vec_initializer": self._initializer,
+      "default_vec_optimizer": self._optimizer,
+      "default_vec_learning_rate_fn": rate,
+      "occurrence_threshold": self._admit_after,
+      "expire_after": self._expire_after,
+    }
+
   def expire_config(self) -> bytes:
     """Returns when rows expire, as a serialized `SlotExpireTimeConfig`."""
     return self._config.slot_expire_time_config.SerializeToString(deterministic=True)
@@ -390,6 +406,23 @@ def table_of(variable: Any) -> HashTable | None:
   return None if reference is None else reference()
 
 
+@contextlib.contextmanager
+def redirect_lookups(
+  look_up: Callable[[list[HashTable], list[tf.Tensor]], list[tf.Tensor]],
+) -> Iterator[None]:
+  """Lets layers that are called meanwhile, in this thread, take their vectors from a function.
+
+  Args:
+    look_up: called with tables and ids instead of `look_up` below.
+  """
+  before = getattr(_redirection, "look_up", None)
+  _redirection.look_up = look_up
+  try:
+    yield
+  finally:
+    _redirection.look_up = before
+
+
 def look_up(tables: list[HashTable], ids: list[tf.Tensor]) -> list[tf.Tensor]:
   """Returns the vectors of each table's ids, such that gradients reach `table.rows`.
 
@@ -401,7 +434,9 @@ def look_up(tables: list[HashTable], ids: list[tf.Tensor]) -> list[tf.Tensor]:
     float32 `[n, dim]` for each.
   """
   check_no_strategy()
-
+  elsewhere = getattr(_redirection, "look_up", None)
+  if elsewhere is not None:
+    return elsewhere(tables, ids)
   with tf.device("/device:CPU:0"):
     rows = gen_monolith_ops.monolith_hash_table_lookup_list(
       [table.resource_handle for table in tables], ids, dims=[table.dim for table in tables]

@@ -26,6 +26,9 @@ from monolith.native_training.tables import step_order
 Gradient = Union[tf.Tensor, tf.IndexedSlices]
 _OptionalGradient = TypeVar("_OptionalGradient", Gradient, Optional[Gradient])
 
+# How many values of all gradients together a histogram by default counts.
+_HISTOGRAM_VALUES = 1 << 14
+
 _GRAPH_LISTS = {
   "control_ops": step_order.control_ops,
   "dense_opt_ops": step_order.dense_opt_ops,
@@ -198,6 +201,7 @@ def apply_gradients_with_var_optimizer(
   dense_reduce_mean: bool = False,
   batch_size: int | tf.Tensor = 1,
   is_fused_layout: bool = False,
+  gradient_histograms: bool = False,
 ) -> tf.Operation:
   """Returns the train op of a loss.
 
@@ -222,6 +226,7 @@ def apply_gradients_with_var_optimizer(
     dense_reduce_mean: whether to divide dense gradients by `batch_size`.
     batch_size: number of examples.
     is_fused_layout: whether embeddings are the layouts of `ctx.layout_factory`.
+    gradient_histograms: whether to summarise samples of the gradients, which costs next to nothing.
 
   Raises:
     AssertionError: `var_opt` is of another kind.
@@ -263,6 +268,9 @@ def apply_gradients_with_var_optimizer(
           [target._replace(grad=grad) for target, grad in zip(dense, clipped.dense)],
           [target._replace(grad=grad) for target, grad in zip(sparse, clipped.sparse)],
         )
+    elif gradient_histograms:
+      _add_histogram("dense_gradients", clipped.dense)
+      _add_histogram("embedding_gradients", clipped.sparse)
     dense_grads = clipped.dense
     if will_allreduce:
       dense_grads = list(allreduce_cond(dense_grads, clipped.dense_scale))
@@ -504,6 +512,20 @@ def _to_tuple(grad: Gradient) -> Any:
 
 def _from_tuple(grad: Any) -> Gradient:
   return tf.IndexedSlices(*grad) if isinstance(grad, tuple) else grad
+
+
+def _add_histogram(name: str, grads: Sequence[Gradient]) -> None:
+  """Adds one histogram of the first values of each gradient."""
+  if not grads:
+    return
+  size = max(1, _HISTOGRAM_VALUES // len(grads))
+  with tf.device("/device:CPU:0"):
+    values = [grad.values if isinstance(grad, tf.IndexedSlices) else grad for grad in grads]
+    sampled = [tf.cast(tf.reshape(value, [-1])[:size], tf.float32) for value in values]
+    together = tf.concat(sampled, axis=0)
+    # The op fails at others; whether gradients may be infinite is not for a drawing to decide.
+    finite = tf.boolean_mask(together, tf.math.is_finite(together))
+    tf.compat.v1.summary.histogram(name, finite)
 
 
 def _add_summaries(dense: list[_Target], sparse: list[_Target]) -> None:

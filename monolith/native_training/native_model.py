@@ -541,6 +541,7 @@ class MonolithBaseModel(native_task.NativeTask, abc.ABC):
       dense_weight_decay=self.p.dense_weight_decay,
       global_step=global_step,
       grads_and_vars_summary=self.p.enable_grads_and_vars_summary,
+      gradient_histograms=True,
       sparse_norm_warmup_steps=self.p.sparse_norm_warmup_steps,
       is_fused_layout=self.is_fused_layout(),
       use_allreduce=self.enable_sync_training,

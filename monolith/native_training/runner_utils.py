@@ -283,6 +283,8 @@ class RunnerConfig(DistributedCpuTrainingConfig):
   disable_native_metrics: bool = True
 
   def __post_init__(self):
+    # A notebook, or a program that takes no flags, has not parsed any.
+    gflags_utils.ensure_parsed()
     mlp_pass()
     add_mpi_exception_hook()
     try:

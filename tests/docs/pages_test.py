@@ -109,6 +109,24 @@ class PagesTest(absltest.TestCase):
     for path in re.findall(r"(?<![\w/])((?:examples|tools|deploy)/[\w/.-]+)", commands):
       self.assertTrue((_ROOT / path).exists(), path)
 
+  def test_flags_of_shell_commands_exist(self):
+    sources = "\n".join(
+      path.read_text(encoding="utf-8") for path in sorted((_ROOT / "monolith").rglob("*.py"))
+    )
+    # A flag is a text of its own, or a field of a configuration from which flags are made.
+    known = set(re.findall(r"""["'](?:--)?(\w+)["']""", sources))
+    known |= set(re.findall(r"^  (\w+): ", sources, re.MULTILINE))
+    pages = [_ROOT / "README.md", *sorted((_ROOT / "docs").rglob("*.md"))]
+    commands = "\n".join(block["code"] for page in pages for block in _blocks(page, "bash"))
+    commands = re.sub(r"\s*\\\n\s*", " ", re.sub(r" #.*", "", commands))
+    used = set()
+    for command in commands.splitlines():
+      _, found, arguments = command.partition("-m monolith.")
+      if found:
+        used |= set(re.findall(r"\s--(\w+)", arguments))
+    self.assertGreater(len(used), 20)
+    self.assertEqual(used - known, set())
+
   def test_readme_is_short(self):
     self.assertLess(len((_ROOT / "README.md").read_text().splitlines()), 200)
 

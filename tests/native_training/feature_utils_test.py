@@ -257,6 +257,25 @@ class ApplyGradientsWithVarOptimizerTest(_GraphTest):
     self.assertAllClose(values["global_gradient_norm"].simple_value, 2.0)
     self.assertAllClose(values["gradient_norm/dense_0"].simple_value, 0.5)
 
+  def test_histograms_of_samples(self):
+    case = _Case()
+    case.train_op(gradient_histograms=True)
+    merged = tf.compat.v1.summary.merge_all()
+    with tf.compat.v1.train.MonitoredSession() as session:
+      proto = tf.compat.v1.Summary.FromString(session.run(merged))
+    values = {value.tag: value.histo for value in proto.value}
+    self.assertCountEqual(values, ["dense_gradients", "embedding_gradients"])
+    self.assertGreater(values["dense_gradients"].num, 0)
+    self.assertGreater(values["embedding_gradients"].num, 0)
+
+  def test_histograms_leave_out_what_is_not_finite(self):
+    feature_utils._add_histogram("gradients", [tf.constant([1.0, np.nan, np.inf, 2.0])])
+    merged = tf.compat.v1.summary.merge_all()
+    with tf.compat.v1.Session() as session:
+      [value] = tf.compat.v1.Summary.FromString(session.run(merged)).value
+    self.assertEqual(value.histo.num, 2)
+    self.assertEqual(value.histo.sum, 3)
+
   def test_graphs_do_not_share_their_lists(self):
     case = _Case()
     case.train_op()

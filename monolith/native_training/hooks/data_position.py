@@ -12,6 +12,7 @@ import enum
 import glob
 import hashlib
 import json
+import math
 import os
 from collections.abc import Iterable
 from typing import Any
@@ -205,10 +206,36 @@ class _Hashes:
     return self._of_function[name]
 
 
+def _read_strings(tensor: Any) -> list[bytes]:
+  """Returns the strings of a `TensorProto`.
+
+  A dataset that was made eagerly has them as bytes: first all lengths as varints, then the text.
+  NumPy, and so `tf.make_ndarray`, cannot read those.
+  """
+  if not tensor.tensor_content:
+    return list(tf.make_ndarray(tensor).reshape(-1))
+  content, offset, lengths = tensor.tensor_content, 0, []
+  for _ in range(math.prod(dim.size for dim in tensor.tensor_shape.dim)):
+    length = shift = 0
+    while True:
+      byte = content[offset]
+      offset += 1
+      length |= (byte & 0x7F) << shift
+      shift += 7
+      if not byte & 0x80:
+        break
+    lengths.append(length)
+  strings = []
+  for length in lengths:
+    strings.append(content[offset : offset + length])
+    offset += length
+  return strings
+
+
 def _describe_files(tensor: Any) -> str:
-  values = tf.make_ndarray(tensor).reshape(-1)
-  if len(values) > _MAX_PATHS:
+  if math.prod(dim.size for dim in tensor.tensor_shape.dim) > _MAX_PATHS:
     return ""
+  values = _read_strings(tensor)
   found = []
   for value in values:
     try:

@@ -2,8 +2,8 @@
 
 The page stands alone: its curves are drawn as SVG, and it loads nothing. It has the curves that
 training and evaluations have written, those of each table, where the time of a step goes, the
-tables of the newest checkpoint by size, how long their rows are, and histograms of gradients, if
-the model has summarised them (`enable_grads_and_vars_summary`).
+tables of the newest checkpoint by size, how long their rows are, and histograms of gradients: of a
+sample of all, or with the model's `enable_grads_and_vars_summary` of each variable and feature.
 """
 
 from __future__ import annotations
@@ -198,7 +198,7 @@ def _make_page(
     (
       "Gradients and variables",
       "".join(summaries)
-      or "<p>not summarised: set the model's <code>enable_grads_and_vars_summary</code></p>",
+      or "<p>not summarised: a <code>MonolithModel</code> does so every 100 steps</p>",
     )
   )
   body = "".join(f"<h2>{title}</h2><section>{content}</section>" for title, content in sections)

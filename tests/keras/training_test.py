@@ -1,0 +1,296 @@
+"""`monolith.keras.train` and `task.py`: one model by `fit`, here, on servers and on ranks."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import unittest
+
+import numpy as np
+import tensorflow as tf
+
+import monolith.keras
+from monolith.keras import layers
+from monolith.native_training import estimator
+from tests import free_ports
+from tests.horovod_processes import HorovodProcesses, require_horovod
+
+_ROOT = pathlib.Path(__file__).absolute().parents[2]
+_TIMEOUT_SECS = 300
+_BATCH = 8
+
+# A process of a cluster. Even ids are liked.
+_PROGRAM = """
+import os
+import numpy as np
+import tensorflow as tf
+import monolith.keras
+
+ids = tf.keras.Input([], dtype=tf.int64, name="ids")
+vectors = monolith.keras.layers.Embedding(4, learning_rate=0.5, name="items")(ids)
+model = tf.keras.Model(ids, tf.keras.layers.Dense(1, "sigmoid")(vectors))
+model.compile(tf.keras.optimizers.Adam(0.05), "binary_crossentropy")
+
+def read(index, count):
+  data = tf.data.Dataset.range(100).repeat(40).map(lambda i: (i, tf.cast(i % 2 == 0, tf.float32)))
+  return data.shard(count, index).batch(50)
+
+saved = monolith.keras.train(model, read, os.environ["MODEL_DIR"])
+print("saved", saved, "rows", len(model.get_layer("items").table))
+"""
+
+
+class _Mixed(tf.keras.Model):
+  """Looks up dense, ragged, sparse and text ids, one table from two layers."""
+
+  def __init__(self):
+    super().__init__()
+    self.shared = monolith.keras.HashTable(
+      3, optimizer="sgd", initializer=0.1, learning_rate=0.2, name="shared"
+    )
+    self.first = layers.Embedding(table=self.shared)
+    self.group = layers.EmbeddingGroup(
+      {
+        "bag": layers.Feature(table=self.shared, combiner="mean"),
+        "words": layers.Feature(3, "sgd", initializer=0.2, combiner="sum", learning_rate=0.1),
+      }
+    )
+    self.pair = layers.Embedding(2, "sgd", initializer=0.3, learning_rate=0.1, name="pair")
+    self.normalize = tf.keras.layers.BatchNormalization()
+    self.hidden = tf.keras.layers.Dense(4, "swish")
+    self.top = tf.keras.layers.Dense(1)
+
+  def call(self, inputs, training=None):
+    grouped = self.group({"bag": inputs["bag"], "words": inputs["words"]})
+    units = tf.concat(
+      [
+        self.first(inputs["id"]),
+        grouped["bag"],
+        grouped["words"],
+        tf.reshape(self.pair(inputs["pair"]), [-1, 4]),
+        inputs["number"],
+      ],
+      axis=1,
+    )
+    return self.top(self.hidden(self.normalize(units, training=training)))[:, 0]
+
+
+def _mixed_model(data):
+  tf.keras.utils.set_random_seed(1)
+  model = _Mixed()
+  model(next(iter(data))[0])  # Draws its weights.
+  model.compile(tf.keras.optimizers.SGD(0.1, clipvalue=0.5), "mse")
+  return model
+
+
+def _mixed_data(num_batches):
+  rng = np.random.default_rng(2)
+
+  def draw(_):
+    ids = rng.integers(-20, 20, _BATCH)
+    lengths = rng.integers(0, 3, _BATCH)
+    inputs = {
+      "id": tf.constant(ids, tf.int32),
+      "bag": tf.RaggedTensor.from_row_lengths(rng.integers(0, 30, lengths.sum()), lengths),
+      "words": tf.sparse.from_dense(rng.choice(["", "a", "b"], [_BATCH, 2])),
+      "pair": tf.constant(rng.integers(0, 9, [_BATCH, 2])),
+      "number": tf.constant(rng.normal(size=[_BATCH, 1]), tf.float32),
+    }
+    return inputs, tf.constant(ids % 2, tf.float32)
+
+  batches = [draw(i) for i in range(num_batches)]
+  datasets = [tf.data.Dataset.from_tensors(batch) for batch in batches]
+  dataset = datasets[0]
+  for other in datasets[1:]:
+    dataset = dataset.concatenate(other)
+  return dataset
+
+
+def _make_model(name="items"):
+  ids = tf.keras.Input([], dtype=tf.int64, name="ids")
+  vectors = layers.Embedding(4, learning_rate=0.5, name=name)(ids)
+  model = tf.keras.Model(ids, tf.keras.layers.Dense(1, "sigmoid")(vectors))
+  model.compile("adam", "binary_crossentropy")
+  return model
+
+
+def _make_data():
+  return tf.data.Dataset.range(16).map(lambda i: (i, tf.cast(i % 2 == 0, tf.float32))).batch(8)
+
+
+class TrainTest(unittest.TestCase):
+  def setUp(self):
+    super().setUp()
+    folder = tempfile.TemporaryDirectory()
+    self.addCleanup(folder.cleanup)
+    self._dir = os.path.join(folder.name, "model")
+
+  def test_does_what_fit_does(self):
+    data = _mixed_data(5)
+    fitted, trained = _mixed_model(data), _mixed_model(data)
+
+    fitted.fit(data, shuffle=False, verbose=0)
+    # Without lookups ahead, which the drivers' defaults have and `fit` has not.
+    config = estimator.RunnerConfig(is_local=True)
+    checkpoint = monolith.keras.train(trained, data, self._dir, config=config)
+
+    self.assertEqual(checkpoint, os.path.join(self._dir, "model.ckpt-5"))
+    for name, (ids, rows) in _items(fitted).items():
+      got_ids, got_rows = _items(trained)[name]
+      np.testing.assert_array_equal(got_ids, ids, name)
+      np.testing.assert_allclose(got_rows, rows, rtol=1e-4, atol=1e-6, err_msg=name)
+    for got, want in zip(trained.weights, fitted.weights):
+      np.testing.assert_allclose(got.numpy(), want.numpy(), rtol=1e-4, atol=1e-6)
+
+  def test_begins_with_the_models_rows_and_goes_on_from_its_checkpoint_on_servers(self):
+    model = _make_model()
+    model.fit(_make_data(), verbose=0)
+    model.get_layer("items").table.assign([1000], np.full([1, 4], 7.0))
+
+    monolith.keras.train(model, _make_data(), self._dir, max_steps=1)
+    table = model.get_layer("items").table
+    np.testing.assert_array_equal(table.lookup([1000]), np.full([1, 4], 7.0))
+    checkpoint = monolith.keras.train(
+      model, _make_data().repeat(), self._dir, max_steps=3, num_ps=2
+    )
+
+    self.assertEqual(checkpoint, os.path.join(self._dir, "model.ckpt-3"))
+    self.assertEqual(len(table), 17)
+    np.testing.assert_array_equal(table.lookup([1000]), np.full([1, 4], 7.0))
+    fresh = _make_model()
+    monolith.keras.load_trained(fresh, _make_data(), self._dir)
+    np.testing.assert_array_equal(
+      fresh.predict(tf.range(16), verbose=0), model.predict(tf.range(16), verbose=0)
+    )
+    # Keras goes on as if it had trained all along.
+    model.save_weights(os.path.join(self._dir, "weights"))
+    fresh.load_weights(os.path.join(self._dir, "weights")).expect_partial()
+    self.assertEqual(len(fresh.get_layer("items").table), 17)
+    model.fit(_make_data(), verbose=0)
+
+  def test_a_schedule_and_frozen_parts_hold(self):
+    ids = tf.keras.Input([], dtype=tf.int64)
+    falling = tf.keras.optimizers.schedules.PiecewiseConstantDecay([0], [1.0, 0.0])
+    moving = layers.Embedding(2, "sgd", 0.5, learning_rate=falling, name="moving")
+    frozen = layers.Embedding(2, "sgd", 0.5, learning_rate=1.0, name="frozen")
+    frozen.trainable = False
+    dense = tf.keras.layers.Dense(1, trainable=False)
+    model = tf.keras.Model(ids, dense(moving(ids) + frozen(ids)))
+    model.compile("sgd", "mse")
+    kernel = dense.kernel.numpy()
+
+    for max_steps in (1, 3):
+      # A push during the next step would see the rate of that one.
+      config = estimator.RunnerConfig(is_local=True)
+      data = _make_data().repeat(2)
+      monolith.keras.train(model, data, self._dir, max_steps=max_steps, config=config)
+      if max_steps == 1:
+        after_one = moving.table.items()[1]
+
+    self.assertEqual(len(frozen.table), 0)
+    np.testing.assert_array_equal(dense.kernel.numpy(), kernel)
+    self.assertTrue(np.any(after_one != 0.5))
+    np.testing.assert_array_equal(moving.table.lookup(tf.range(8)), after_one)
+
+  def test_says_what_it_cannot_train(self):
+    with self.assertRaisesRegex(ValueError, "looks up no table"):
+      plain = tf.keras.Sequential([tf.keras.layers.Dense(1)])
+      plain.compile("sgd", "mse")
+      data = tf.data.Dataset.from_tensors((tf.ones([2, 2]), tf.ones([2, 1])))
+      monolith.keras.train(plain, data, self._dir)
+    with self.assertRaisesRegex(ValueError, "call compile before train"):
+      monolith.keras.train(tf.keras.Sequential([layers.Embedding(2)]), _make_data(), self._dir)
+    with self.assertRaisesRegex(TypeError, "want a tf.data.Dataset of batches"):
+      monolith.keras.train(_make_model(), [1, 2], self._dir)
+    with self.assertRaisesRegex(ValueError, "compute ids in the dataset"):
+      ids = tf.keras.Input([], dtype=tf.int64)
+      learnt = tf.cast(layers.Embedding(1)(ids)[:, 0], tf.int64)
+      nested = tf.keras.Model(ids, layers.Embedding(1)(learnt))
+      nested.compile("sgd", "mse")
+      monolith.keras.train(nested, _make_data(), self._dir)
+    with self.assertRaisesRegex(ValueError, "give train a function"):
+      batch = (np.arange(4), np.ones(4, np.float32))
+      python = tf.data.Dataset.from_generator(
+        lambda: iter([batch]), output_signature=(tf.TensorSpec([4], tf.int64), tf.TensorSpec([4]))
+      )
+      monolith.keras.train(_make_model(), python, self._dir)
+    with self.assertRaisesRegex(ValueError, "has no checkpoint"):
+      monolith.keras.load_trained(_make_model(), _make_data(), self._dir)
+    monolith.keras.train(_make_model(), _make_data(), self._dir)
+    with self.assertRaises(tf.errors.NotFoundError):
+      monolith.keras.load_trained(_make_model("others"), _make_data(), self._dir)
+
+  def test_trains_on_the_processes_of_tf_config(self):
+    cluster = {job: [f"localhost:{free_ports.get_free_port()}"] for job in ("ps", "chief")}
+    processes = {
+      job: self._start({"TF_CONFIG": json.dumps({"cluster": cluster, "task": _task(job)})})
+      for job in cluster
+    }
+
+    # The chief first: if it fails, nobody tells the server to stop.
+    outputs = {}
+    for job in ("chief", "ps"):
+      outputs[job] = processes[job].communicate(timeout=_TIMEOUT_SECS)
+      self.assertEqual(processes[job].returncode, 0, outputs[job][1])
+
+    saved = os.path.join(self._dir, "model.ckpt-80")
+    self.assertIn(f"saved {saved} rows 0", outputs["chief"][0])
+    self.assertIn("saved None", outputs["ps"][0])
+    self._check_learnt()
+
+  @unittest.skipUnless(os.environ.get("MONOLITH_SOAK") == "1", "starts ranks: make soak")
+  def test_trains_on_ranks(self):
+    require_horovod()
+    with tempfile.NamedTemporaryFile("w", suffix=".py") as program:
+      program.write(_PROGRAM)
+      program.flush()
+      os.environ["MODEL_DIR"] = self._dir
+      self.addCleanup(os.environ.pop, "MODEL_DIR")
+      ranks = HorovodProcesses(2, [program.name])
+      self.addCleanup(ranks.close)
+      self.assertEqual(ranks.wait(_TIMEOUT_SECS), [0, 0], ranks.report())
+
+    self.assertIn(f"saved {os.path.join(self._dir, 'model.ckpt-40')}", ranks.output(0))
+    self.assertIn("saved None", ranks.output(1))
+    self._check_learnt()
+
+  def _start(self, env):
+    process = subprocess.Popen(
+      [sys.executable, "-c", _PROGRAM],
+      env={
+        **os.environ,
+        **env,
+        "MODEL_DIR": self._dir,
+        "PYTHONPATH": str(_ROOT),
+        "TF_CPP_MIN_LOG_LEVEL": "2",
+      },
+      stdout=subprocess.PIPE,
+      stderr=subprocess.PIPE,
+      text=True,
+    )
+    self.addCleanup(process.kill)
+    return process
+
+  def _check_learnt(self):
+    model = _make_model()
+    monolith.keras.load_trained(model, _make_data(), self._dir)
+    self.assertEqual(len(model.get_layer("items").table), 100)
+    liked = model.predict(tf.range(100), verbose=0)[:, 0] > 0.5
+    np.testing.assert_array_equal(liked, np.arange(100) % 2 == 0)
+
+
+def _task(job):
+  return {"type": job, "index": 0}
+
+
+def _items(model):
+  found = {"shared": model.shared, "words": model.group.tables["words"], "pair": model.pair.table}
+  return {name: table.items() for name, table in found.items()}
+
+
+if __name__ == "__main__":
+  unittest.main()
