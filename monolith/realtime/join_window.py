@@ -1,9 +1,10 @@
 """Joins the impressions and actions of one partition, by event time; knows nothing of Kafka.
 
 An impression is open until its first action (`first_action`) or until the watermark has passed its
-event time by `window_ms`. The watermark is the newest event time that was read, minus
-`lateness_ms`; while both streams have more to read, the one that is further behind counts, so that
-a replay closes no window before it has read the actions that belong into it.
+event time by `window_ms`. The watermark is the newest event time that was read of the stream that
+is further behind, minus `lateness_ms`, so that a replay closes no window before it has read the
+actions that belong into it. A stream that had nothing more to read counts as far as the other one
+was then.
 """
 
 from __future__ import annotations
@@ -187,23 +188,27 @@ class JoinWindow:
       self._spill()
     return samples
 
-  def watermark(self, *, impressions_ended: bool, actions_ended: bool) -> int:
+  @property
+  def newest_impression_ms(self) -> int:
+    """The newest event time of an impression, 0 before the first."""
+    return self._newest_impression
+
+  @property
+  def newest_action_ms(self) -> int:
+    """The newest event time of an action, 0 before the first."""
+    return self._newest_action
+
+  def watermark(self, *, impressions_until: int, actions_until: int) -> int:
     """Returns the event time, in ms, before which nothing more is expected.
 
     Args:
-      impressions_ended: everything there is was read, so that this stream holds nothing back.
-      actions_ended: the same of the actions.
+      impressions_until: the newest action, in ms, that had been read when all impressions there
+        were had been read, so that a silent stream holds nothing back up to there.
+      actions_until: the same of the actions, by the newest impression.
     """
-    behind = [
-      newest
-      for newest, ended in (
-        (self._newest_impression, impressions_ended),
-        (self._newest_action, actions_ended),
-      )
-      if not ended
-    ]
-    newest = min(behind) if behind else max(self._newest_impression, self._newest_action)
-    return newest - self._options.lateness_ms
+    impressions = max(self._newest_impression, impressions_until)
+    actions = max(self._newest_action, actions_until)
+    return min(impressions, actions) - self._options.lateness_ms
 
   def advance(self, watermark_ms: int) -> list[Sample]:
     """Closes what the watermark has passed, and returns the samples of it, oldest minute first.

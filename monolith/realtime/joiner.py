@@ -43,6 +43,8 @@ from monolith.realtime.joiner_recovery import (
 )
 
 _LOGGED_POISON = 100
+# Between two questions whether a silent topic has ended: what a window may close too late by.
+_ASK_SECS = 0.5
 _log = logging.getLogger("monolith.joiner")
 
 __all__ = ["Joiner", "JoinerError", "JoinerOptions", "main", "parse_rates"]
@@ -190,11 +192,11 @@ class Joiner:
       offset = message.offset()
       try:
         if message.topic() == impressions_topic:
-          partition.impressions_next, partition.impressions_ended = offset + 1, False
+          partition.impressions_next = offset + 1
           event = events.parse_impression(message.value() or b"", newest_ms)
           impressions.setdefault(number, []).append((offset, event))
         else:
-          partition.actions_next, partition.actions_ended = offset + 1, False
+          partition.actions_next = offset + 1
           action = events.parse_action(message.value() or b"", newest_ms)
           actions.setdefault(number, []).append((offset, action))
       except events.PoisonedMessageError as reason:
@@ -203,19 +205,35 @@ class Joiner:
       window = partition.window
       if number in impressions or number in actions:
         self._write(number, window.add(impressions.get(number, ()), actions.get(number, ())))
-      watermark = window.watermark(
-        impressions_ended=partition.impressions_ended, actions_ended=partition.actions_ended
-      )
-      self._write(number, window.advance(watermark))
+      if partition.is_held_back() and time.monotonic() - partition.asked_at > _ASK_SECS:
+        self._ask_for_ends(number, partition)
+      self._write(number, window.advance(partition.watermark()))
+
+  def _ask_for_ends(self, number: int, partition: Partition) -> None:
+    """Asks brokers whether all of a partition has been read: clients tell of an end only once."""
+    window = partition.window
+    # What had been read before the broker is asked: what comes meanwhile may have company.
+    impressions_ms, actions_ms = window.newest_impression_ms, window.newest_action_ms
+    try:
+      if self._end_of(self._options.impressions, number) <= partition.impressions_next:
+        partition.impressions_until = max(partition.impressions_until, actions_ms)
+      if self._end_of(self._options.actions, number) <= partition.actions_next:
+        partition.actions_until = max(partition.actions_until, impressions_ms)
+    except KafkaException as error:
+      _log.warning("windows stay open while the ends of topics are not known: %s", error)
+    partition.asked_at = time.monotonic()
 
   def _on_error(
     self, message: confluent_kafka.Message, error: KafkaError, partition: Partition | None
   ) -> None:
     if error.code() == KafkaError._PARTITION_EOF:
+      # Counts for what was read before this batch: it is told after a fetch that found no more.
       if partition is not None and message.topic() == self._options.impressions:
-        partition.impressions_ended = True
+        newest = partition.window.newest_action_ms
+        partition.impressions_until = max(partition.impressions_until, newest)
       elif partition is not None:
-        partition.actions_ended = True
+        newest = partition.window.newest_impression_ms
+        partition.actions_until = max(partition.actions_until, newest)
     elif error.fatal():
       self._failure = f"Kafka refuses: {error}"
     else:
@@ -268,7 +286,7 @@ class Joiner:
       else:
         self._consumer.commit(offsets=offsets, asynchronous=False)
       for number, partition in self._partitions.items():
-        partition.mark(self._samples_end(number))
+        partition.mark(self._end_of(self._options.samples, number))
     except KafkaException as error:
       reason = error.args[0]
       if self.is_transactional or reason.fatal():
@@ -285,8 +303,8 @@ class Joiner:
       TopicPartition(self._options.actions, number, point.actions),
     ]
 
-  def _samples_end(self, number: int) -> int:
-    where = TopicPartition(self._options.samples, number)
+  def _end_of(self, topic: str, number: int) -> int:
+    where = TopicPartition(topic, number)
     return self._consumer.get_watermark_offsets(where, timeout=REQUEST_SECS, cached=False)[1]
 
   # Partitions.
@@ -341,7 +359,7 @@ class Joiner:
       is_new = impressions.offset < 0
       partition.impressions_next = self._first(impressions)
       partition.actions_next = self._first(actions)
-      end = joiner_recovery.retry(lambda number=number: self._samples_end(number))
+      end = joiner_recovery.retry(lambda number=number: self._end_of(self._options.samples, number))
       first_sample = end if is_new else joiner_recovery.samples_start(impressions.metadata)
       partition.marks = [Mark(partition.impressions_next, partition.actions_next, first_sample)]
       if not is_new:

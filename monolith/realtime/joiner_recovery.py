@@ -23,6 +23,8 @@ from monolith.realtime.joiner_options import JoinerOptions
 BATCH = 10_000
 POLL_SECS = 0.05
 REQUEST_SECS = 10
+# Event time that one stream may be behind the other before brokers are asked whether it has ended.
+_HELD_BACK_MS = 500
 # How long a starting joiner waits for a broker that has no answer yet.
 _PATIENCE_SECS = 60
 _RETRY_SECS = 0.2
@@ -48,9 +50,25 @@ class Partition:
     self.window = JoinWindow(number, options)
     self.impressions_next = 0
     self.actions_next = 0
-    self.impressions_ended = False
-    self.actions_ended = False
+    # How far each stream is known to hold nothing back: the newest event of the other one when all
+    # of it had been read. An end that was seen before a broker went away says nothing about what
+    # came later, so it is a time, not a flag.
+    self.impressions_until = 0
+    self.actions_until = 0
+    self.asked_at = 0.0  # when brokers were last asked for the ends
     self.marks: list[Mark] = []
+
+  def watermark(self) -> int:
+    """Returns the event time, in ms, before which nothing more is expected."""
+    return self.window.watermark(
+      impressions_until=self.impressions_until, actions_until=self.actions_until
+    )
+
+  def is_held_back(self) -> bool:
+    """Returns whether one stream waits for the other, which may have nothing more to say."""
+    impressions, actions = self.window.newest_impression_ms, self.window.newest_action_ms
+    behind = max(impressions, self.impressions_until) - max(actions, self.actions_until)
+    return abs(behind) > _HELD_BACK_MS
 
   def mark(self, samples_end: int) -> None:
     """Notes where the streams stand, given the end of the samples."""

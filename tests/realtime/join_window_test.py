@@ -131,13 +131,15 @@ class JoinWindowTest(unittest.TestCase):
     driver.actions(make_action("x", 10))
     window = driver.window
 
-    self.assertEqual(
-      window.watermark(impressions_ended=False, actions_ended=False), START_MS + 8000
-    )
-    self.assertEqual(
-      window.watermark(impressions_ended=False, actions_ended=True), START_MS + 98000
-    )
-    self.assertEqual(window.watermark(impressions_ended=True, actions_ended=True), START_MS + 98000)
+    def watermark(impressions_until_secs, actions_until_secs):
+      until = [START_MS + 1000 * s for s in (impressions_until_secs, actions_until_secs)]
+      return window.watermark(impressions_until=until[0], actions_until=until[1]) - START_MS
+
+    self.assertEqual(watermark(0, 0), 8000)
+    self.assertEqual(watermark(0, 100), 98000)
+    self.assertEqual(watermark(10, 100), 98000)
+    # Actions had ended when impressions had come to 40 s; those since may have actions to be read.
+    self.assertEqual(watermark(10, 40), 38000)
 
   def test_sampling_is_decided_by_the_request_and_its_rate_is_told(self):
     rates = SampleRates(0.1, by_channel={3: 1.0}, by_slot={9: 0.0})
