@@ -52,7 +52,8 @@ struct WriteArguments {
 // How batches are cut into launches; the constants are measured, and benchmarks may try others.
 struct TableTuning {
   int64_t pairs_below = 1 << 17;  // ids: waiting counts more than bytes
-  int64_t split_from = 1 << 18;   // ids: finding and stepping are launches of their own
+  int64_t split_from = 1 << 18;   // ids: finding and stepping are launches of their own,
+  int64_t split_dim = 33;         // if rows have so many values, which hide a second launch
 };
 TableTuning& Tuning();
 

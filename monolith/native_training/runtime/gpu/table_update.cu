@@ -90,7 +90,7 @@ template <int kTile, bool kSum, typename Rule>
 int UpdateTask(Stream stream, const WriteTask& task, PackedRows<kTile, kSum, Rule>) {
   using Rows = PackedRows<kTile, kSum, Rule>;
   const int64_t n = task.arguments.batch.n, words = CeilDiv(n, kWordIds);
-  if (n >= Tuning().split_from) {
+  if (n >= Tuning().split_from && task.plan.dim >= Tuning().split_dim) {
     MONO_GPU_TRY(ForWarps<6>(stream, words, kAllBlocks, FindWord{task.arguments}));
     return ForTiles(stream, CeilDiv(n, kLanes / kTile),
                     StepRows<Rows>{task.arguments, Rows::PlanOf(task.plan)});

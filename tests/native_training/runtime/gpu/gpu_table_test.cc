@@ -58,6 +58,8 @@ TEST(GpuTableManyTest, ChangesAllTablesOrNone) {
   EXPECT_EQ(ManyTablesChangeTogetherOrNotAtAll(), "");
 }
 
+TEST(GpuTableFilterTest, LetsInByChance) { EXPECT_EQ(LetsInByChance(), ""); }
+
 TEST(GpuTableOrderTest, SameCallsGiveTheSameTable) {
   EXPECT_EQ(SameCallsGiveTheSameTable(500, 20), "");
 }
