@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "monolith/native_training/runtime/base/random_bits.h"
 #include "tests/native_training/runtime/gpu/table_differential.h"
 
 namespace monolith {
