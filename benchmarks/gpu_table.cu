@@ -8,7 +8,7 @@
 //   gpu_table properties [ROWS]          many tables, determinism, out of memory, growth to ROWS
 //   gpu_table streams                    lookups on one stream while another one writes
 //   gpu_table adversarial ROWS           ids chosen to collide, against random ones
-//   gpu_table variants DIM ROWS          other ways to cut batches into launches
+//   gpu_table variants DIM ROWS          one line or two lines of the index at a time
 //   gpu_table tables COUNT               one call for COUNT tables against COUNT calls
 //
 // Without nvcc only `check` and `properties` are there, on the loops that stand for the kernels.
@@ -30,10 +30,10 @@ namespace {
 
 // The kinds of launches that a batch may take.
 std::vector<TableTuning> Tunings(int number) {
-  // Only rows of one segment with SGD or Adagrad have more than one.
+  // Only lookups of rows as they are, and updates of one segment with SGD or Adagrad have two.
   if (number >= 28 || number % 14 > 1) return {Tuning()};
-  constexpr int64_t kNever = int64_t{1} << 40;
-  return {Tuning(), {0, 0, 0}, {0, kNever, 0}, {kNever, kNever, 0}};
+  constexpr int64_t kAll = int64_t{1} << 40;
+  return {{0, 0}, {kAll, kAll}};
 }
 
 int Check(int first, int last) {
@@ -294,7 +294,7 @@ int Insert(int64_t dim, int64_t rows) {
   return missing == 0 && zero == 0 ? 0 : 1;
 }
 
-// The same calls with other limits between the kinds of launches.
+// The same calls with one line and with two lines of the index at a time.
 int Variants(int64_t dim, int64_t rows) {
   std::printf("variants, dim %lld, %lld rows, adagrad\n", static_cast<long long>(dim),
               static_cast<long long>(rows));
@@ -311,15 +311,15 @@ int Variants(int64_t dim, int64_t rows) {
   options.num_learning_rates = 1;
   options.req_time = 2000;
   const TableTuning measured = Tuning();
-  constexpr int64_t kAlways = 0, kNever = int64_t{1} << 40;
+  constexpr int64_t kAll = int64_t{1} << 40;
   for (const int64_t n : {int64_t{1} << 14, int64_t{1} << 16, int64_t{1} << 18, kBatch}) {
     std::printf("  batches of %lld, device time:\n", static_cast<long long>(n));
     const auto ids_of = [&](int i) {
       return batches.ids[i % kBatches]->data() + (n == kBatch ? 0 : i * n % (kBatch - n));
     };
-    for (const int64_t pairs : {kAlways, kNever}) {
-      Tuning().pairs_below = pairs;
-      Row(pairs == kNever ? "lookup, pairs of lines" : "lookup, lines", n,
+    for (const int64_t pairs : {int64_t{0}, kAll}) {
+      Tuning().lookup_pairs_below = pairs;
+      Row(pairs == kAll ? "lookup, pairs of lines" : "lookup, lines", n,
           MeasureQueued(20,
                         [&](int i) {
                           MUST(mono_gpu_table_lookup(table.get(), nullptr, ids_of(i), n, out.data(),
@@ -330,8 +330,8 @@ int Variants(int64_t dim, int64_t rows) {
     for (const int32_t duplicates : {MONO_GPU_IDS_ARE_DISTINCT, MONO_GPU_SUM_GRADIENTS}) {
       options.duplicates = duplicates;
       const std::string kind = duplicates == MONO_GPU_IDS_ARE_DISTINCT ? "update" : "update summed";
-      const auto update = [&](const char* how, int64_t pairs_below, int64_t split_from) {
-        Tuning() = {pairs_below, split_from, 0};
+      const auto update = [&](const char* how, int64_t pairs_below) {
+        Tuning().update_pairs_below = pairs_below;
         Row((kind + how).c_str(), n,
             MeasureQueued(20,
                           [&](int i) {
@@ -341,9 +341,8 @@ int Variants(int64_t dim, int64_t rows) {
                           }),
             0);
       };
-      update(", lines", kAlways, kNever);
-      update(", pairs of lines", kNever, kNever);
-      update(", two launches", kAlways, kAlways);
+      update(", lines", 0);
+      update(", pairs of lines", kAll);
     }
   }
   Tuning() = measured;

@@ -287,7 +287,6 @@ class GpuTable {
   DeviceBuffer spill_;
   DeviceBuffer absent_;     // bit map of a batch
   DeviceBuffer prefix_;     // bits before each word
-  DeviceBuffer found_;      // row of each id
   DeviceBuffer sums_;       // gradients that were summed
   DeviceBuffer skips_;      // of AskFilter
   DeviceBuffer sorting_;    // of FindDuplicates

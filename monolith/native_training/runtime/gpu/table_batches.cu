@@ -109,8 +109,7 @@ int GpuTable::PrepareWrite(Stream stream, Job* job, WriteTask* task) {
                      job->existed,
                      absent_.As<uint32_t>(),
                      prefix_.As<uint32_t>(),
-                     free_stack_.As<uint32_t>(),
-                     found_.As<uint32_t>()};
+                     free_stack_.As<uint32_t>()};
   task->plan = job->plan;
   return MONO_GPU_OK;
 }
