@@ -5,10 +5,10 @@
 //   gpu_table check [first] [last]       random calls on both tables (configurations by number)
 //   gpu_table bench DIM ROWS [adagrad|sgd]
 //   gpu_table insert DIM ROWS            from empty, growth included; every id is found again
-//   gpu_table properties [ROWS]          many tables, determinism, growth to ROWS, memory that runs
-//   out gpu_table streams                    lookups on one stream while another one writes
+//   gpu_table properties [ROWS]          many tables, determinism, out of memory, growth to ROWS
+//   gpu_table streams                    lookups on one stream while another one writes
 //   gpu_table adversarial ROWS           ids chosen to collide, against random ones
-//   gpu_table variants DIM ROWS          other ways to cut batches into launches
+//   gpu_table variants DIM ROWS          one line or two lines of the index at a time
 //   gpu_table tables COUNT               one call for COUNT tables against COUNT calls
 //
 // Without nvcc only `check` and `properties` are there, on the loops that stand for the kernels.
@@ -20,40 +20,44 @@
 #include <string>
 #include <vector>
 
-#include "monolith/native_training/runtime/gpu/launch.h"
+#include "benchmarks/gpu_table_timing.h"
 #include "monolith/native_training/runtime/gpu/table_kernels.h"
 #include "monolith/native_training/runtime/hash_table/optimizer/optimizer_rules.h"
-#include "tests/native_training/runtime/gpu/table_properties.h"
 
 namespace monolith {
 namespace gpu {
 namespace {
 
-#define MUST(call)                                                  \
-  do {                                                              \
-    if ((call) != MONO_GPU_OK) {                                    \
-      std::printf("%s failed: %s\n", #call, mono_gpu_last_error()); \
-      std::exit(1);                                                 \
-    }                                                               \
-  } while (false)
+// The kinds of launches that a batch may take.
+std::vector<TableTuning> Tunings(int number) {
+  // Only lookups of rows as they are, and updates of one segment with SGD or Adagrad have two.
+  if (number >= 28 || number % 14 > 1) return {Tuning()};
+  constexpr int64_t kAll = int64_t{1} << 40;
+  return {{0, 0}, {kAll, kAll}};
+}
 
 int Check(int first, int last) {
   int failed = 0;
+  const TableTuning measured = Tuning();
   for (int number = first; number < last; ++number) {
-    for (const uint32_t seed : {1u, 2u}) {
-      DifferentialOptions options;
-      options.seed = seed + static_cast<uint32_t>(number) * 10;
-      if (number % 4 == 3) options.threshold = 3;
-      if (seed == 2) {
-        options.max_batch = 20000;
-        options.distinct_ids = 30000;
-        options.steps = 12;
+    for (const TableTuning& tuning : Tunings(number)) {
+      Tuning() = tuning;
+      for (const uint32_t seed : {1u, 2u}) {
+        DifferentialOptions options;
+        options.seed = seed + static_cast<uint32_t>(number) * 10;
+        if (number % 4 == 3) options.threshold = 3;
+        if (seed == 2) {
+          options.max_batch = 20000;
+          options.distinct_ids = 30000;
+          options.steps = 12;
+        }
+        Differential differential(DifferentialConfig(number), options);
+        const std::string error = differential.Run();
+        if (error.empty()) continue;
+        std::printf("configuration %d, seed %u: %s\n", number, seed, error.c_str());
+        ++failed;
       }
-      Differential differential(DifferentialConfig(number), options);
-      const std::string error = differential.Run();
-      if (error.empty()) continue;
-      std::printf("configuration %d, seed %u: %s\n", number, seed, error.c_str());
-      ++failed;
+      Tuning() = measured;
     }
   }
   std::printf("check: %d configurations, %d failed\n", last - first, failed);
@@ -69,6 +73,7 @@ int Properties(int64_t rows) {
   };
   report("many tables", ManyTablesEqualSingleOnes());
   report("many tables, out of memory", ManyTablesChangeTogetherOrNotAtAll());
+  report("admission by chance", LetsInByChance());
   report("determinism", SameCallsGiveTheSameTable(3000, 20));
   if (rows > 1000000) report("determinism, large batches", SameCallsGiveTheSameTable(600000, 12));
   report("out of memory", RunsOutOfMemoryWithoutLoss(int64_t{64} << 20));
@@ -77,44 +82,6 @@ int Properties(int64_t rows) {
 }
 
 #if defined(__CUDACC__)
-
-// Ids that look random: the hash of a number.
-MONO_DEVICE int64_t IdOf(uint64_t number) {
-  uint64_t x = number + 0x9e3779b97f4a7c15ull;
-  x ^= x >> 30;
-  x *= 0xbf58476d1ce4e5b9ull;
-  x ^= x >> 27;
-  x *= 0x94d049bb133111ebull;
-  x ^= x >> 31;
-  return static_cast<int64_t>(x);
-}
-
-struct MakeIds {
-  int64_t begin;
-  int64_t* ids;
-  MONO_DEVICE void operator()(int64_t i) const { ids[i] = IdOf(begin + i); }
-};
-
-// Distinct numbers below `rows` that look random: i * prime + offset, modulo rows.
-struct PickNumbers {
-  int64_t rows;
-  int64_t offset;
-  int64_t* ids;
-  uint32_t* numbers;
-  MONO_DEVICE void operator()(int64_t i) const {
-    const int64_t number = static_cast<int64_t>(
-        (static_cast<unsigned __int128>(i + offset) * 2654435761ull) % static_cast<uint64_t>(rows));
-    ids[i] = IdOf(number);
-    numbers[i] = static_cast<uint32_t>(number) + 1;
-  }
-};
-
-struct FillFloats {
-  float* values;
-  MONO_DEVICE void operator()(int64_t i) const {
-    values[i] = 0.001f * static_cast<float>(i % 1000 + 1);
-  }
-};
 
 // The bound: the same rows by number.
 template <int kTile>
@@ -162,118 +129,6 @@ struct AdagradByNumber {
     *reinterpret_cast<float4*>(row + dim) = s;
   }
 };
-
-struct Timing {
-  double median = 0;
-  double worst = 0;
-};
-
-// Microseconds of run(i), each after before() on an idle device, by events.
-template <typename Run, typename Before>
-Timing Measure(int times, const Run& run, const Before& before) {
-  cudaEvent_t begin, end;
-  cudaEventCreate(&begin);
-  cudaEventCreate(&end);
-  std::vector<double> us;
-  for (int i = 0; i < times + 3; ++i) {
-    before();
-    cudaEventRecord(begin);
-    run(i);
-    cudaEventRecord(end);
-    if (cudaEventSynchronize(end) != cudaSuccess) {
-      std::printf("a kernel failed: %s\n", cudaGetErrorString(cudaGetLastError()));
-      std::exit(1);
-    }
-    float ms = 0;
-    cudaEventElapsedTime(&ms, begin, end);
-    if (i >= 3) us.push_back(1000.0 * ms);
-  }
-  cudaEventDestroy(begin);
-  cudaEventDestroy(end);
-  std::sort(us.begin(), us.end());
-  return {us[us.size() / 2], us.back()};
-}
-
-template <typename Run>
-Timing Measure(int times, const Run& run) {
-  return Measure(times, run, [] {});
-}
-
-// Keeps the device busy for about so many cycles.
-__global__ void SpinKernel(long long cycles) {
-  const long long begin = clock64();
-  while (clock64() - begin < cycles) {
-  }
-}
-
-// Microseconds of run(i) on the device behind other work, as in training: what the host does in the
-// meantime is hidden.
-template <typename Run>
-Timing MeasureQueued(int times, const Run& run) {
-  return Measure(times, run, [] { SpinKernel<<<1, 1>>>(200000); });
-}
-
-constexpr int64_t kBatch = int64_t{1} << 20;
-constexpr int kBatches = 8;
-
-struct Batches {
-  std::vector<std::unique_ptr<Array<int64_t>>> ids;
-  std::vector<std::unique_ptr<Array<uint32_t>>> numbers;
-
-  explicit Batches(int64_t rows) {
-    for (int b = 0; b < kBatches; ++b) {
-      ids.push_back(std::make_unique<Array<int64_t>>(kBatch));
-      numbers.push_back(std::make_unique<Array<uint32_t>>(kBatch));
-      MUST(ForEach(nullptr, kBatch,
-                   PickNumbers{rows, b * 104729 * kBatch, ids[b]->data(), numbers[b]->data()}));
-    }
-  }
-};
-
-void Row(const char* what, int64_t n, const Timing& t, double bound) {
-  std::printf("  %-34s %8.1f us  %6.2f G ids/s", what, t.median, n / t.median / 1000);
-  if (bound > 0) std::printf("  %.2f of the same by row number", bound / t.median);
-  std::printf("  (worst %.1f us)\n", t.worst);
-}
-
-// Inserts `rows` ids in batches; returns their times.
-std::vector<double> Fill(MonoGpuTable* table, int64_t dim, int64_t rows) {
-  Array<int64_t> ids(kBatch);
-  Array<float> gradients(kBatch * dim);
-  MUST(ForEach(nullptr, kBatch * dim, FillFloats{gradients.data()}));
-  const float rate = 0.01f;
-  MonoGpuWriteOptions options = {};
-  options.learning_rates = &rate;
-  options.num_learning_rates = 1;
-  options.req_time = 1000;
-  std::vector<double> us;
-  for (int64_t begin = 0; begin < rows; begin += kBatch) {
-    const int64_t n = std::min(kBatch, rows - begin);
-    MUST(ForEach(nullptr, n, MakeIds{begin, ids.data()}));
-    MUST(mono_gpu_synchronize(nullptr));
-    const auto start = std::chrono::steady_clock::now();
-    MUST(mono_gpu_table_optimize(table, nullptr, ids.data(), n, gradients.data(), &options));
-    MUST(mono_gpu_synchronize(nullptr));
-    us.push_back(std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - start)
-                     .count());
-  }
-  return us;
-}
-
-void PrintStats(MonoGpuTable* table) {
-  MonoGpuTableStats s;
-  MUST(mono_gpu_table_stats(table, &s));
-  std::printf(
-      "  %lld rows, %.1f bytes a row (%.1f rows, %.1f index, %.1f other), load %.3f, %lld "
-      "rebuilds, "
-      "%lld waits, %lld spilled\n",
-      static_cast<long long>(s.size),
-      static_cast<double>(s.row_bytes + s.index_bytes + s.other_bytes) / s.size,
-      static_cast<double>(s.row_bytes) / s.size, static_cast<double>(s.index_bytes) / s.size,
-      static_cast<double>(s.other_bytes) / s.size, static_cast<double>(s.size) / s.slots,
-      static_cast<long long>(s.rebuilds), static_cast<long long>(s.waits),
-      static_cast<long long>(s.spilled));
-}
 
 template <int kTile>
 Timing MeasureGather(const Batches& batches, const Array<float>& rows, int64_t stride, int dim,
@@ -439,7 +294,7 @@ int Insert(int64_t dim, int64_t rows) {
   return missing == 0 && zero == 0 ? 0 : 1;
 }
 
-// The same calls with other limits between the kinds of launches.
+// The same calls with one line and with two lines of the index at a time.
 int Variants(int64_t dim, int64_t rows) {
   std::printf("variants, dim %lld, %lld rows, adagrad\n", static_cast<long long>(dim),
               static_cast<long long>(rows));
@@ -456,15 +311,15 @@ int Variants(int64_t dim, int64_t rows) {
   options.num_learning_rates = 1;
   options.req_time = 2000;
   const TableTuning measured = Tuning();
-  constexpr int64_t kAlways = 0, kNever = int64_t{1} << 40;
+  constexpr int64_t kAll = int64_t{1} << 40;
   for (const int64_t n : {int64_t{1} << 14, int64_t{1} << 16, int64_t{1} << 18, kBatch}) {
     std::printf("  batches of %lld, device time:\n", static_cast<long long>(n));
     const auto ids_of = [&](int i) {
       return batches.ids[i % kBatches]->data() + (n == kBatch ? 0 : i * n % (kBatch - n));
     };
-    for (const int64_t pairs : {kAlways, kNever}) {
-      Tuning().pairs_below = pairs;
-      Row(pairs == kNever ? "lookup, pairs of lines" : "lookup, lines", n,
+    for (const int64_t pairs : {int64_t{0}, kAll}) {
+      Tuning().lookup_pairs_below = pairs;
+      Row(pairs == kAll ? "lookup, pairs of lines" : "lookup, lines", n,
           MeasureQueued(20,
                         [&](int i) {
                           MUST(mono_gpu_table_lookup(table.get(), nullptr, ids_of(i), n, out.data(),
@@ -475,8 +330,8 @@ int Variants(int64_t dim, int64_t rows) {
     for (const int32_t duplicates : {MONO_GPU_IDS_ARE_DISTINCT, MONO_GPU_SUM_GRADIENTS}) {
       options.duplicates = duplicates;
       const std::string kind = duplicates == MONO_GPU_IDS_ARE_DISTINCT ? "update" : "update summed";
-      const auto update = [&](const char* how, int64_t pairs_below, int64_t split_from) {
-        Tuning() = {pairs_below, split_from};
+      const auto update = [&](const char* how, int64_t pairs_below) {
+        Tuning().update_pairs_below = pairs_below;
         Row((kind + how).c_str(), n,
             MeasureQueued(20,
                           [&](int i) {
@@ -486,9 +341,8 @@ int Variants(int64_t dim, int64_t rows) {
                           }),
             0);
       };
-      update(", lines", kAlways, kNever);
-      update(", pairs of lines", kNever, kNever);
-      update(", two launches", kAlways, kAlways);
+      update(", lines", 0);
+      update(", pairs of lines", kAll);
     }
   }
   Tuning() = measured;

@@ -8,7 +8,7 @@
 #   long       the same with growth to 50 million rows, and ids chosen to collide
 #   sanitize   compute-sanitizer's memcheck, racecheck and initcheck on small sequences
 #   bench      the figures of benchmarks/README.md
-#   variants   other ways to cut batches into launches
+#   variants   one line or two lines of the index at a time
 #
 # Objects, the program and the logs go to FOLDER. MONO_GPU_ARCH: the architecture, sm_90 if unset.
 set -euo pipefail

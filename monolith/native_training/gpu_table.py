@@ -144,6 +144,7 @@ class _WriteOptions(ctypes.Structure):
     ("reserved", ctypes.c_int32),
     ("filter", ctypes.c_void_p),
     ("filter_context", ctypes.c_void_p),
+    ("chance_filter", ctypes.c_void_p),
   ]
 
 

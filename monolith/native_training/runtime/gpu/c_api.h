@@ -257,6 +257,17 @@ typedef struct MonoGpuTableConfig {
 typedef void (*MonoGpuFilter)(void* context, const int64_t* ids, const uint32_t* counts, int64_t n,
                               uint8_t* dropped);
 
+// Lets absent ids in by chance, without asking the host: with P = min(1, count / threshold), or
+// with 1 - 0.05^(count / threshold). The same seed, number of the batch, id and occurrence give the
+// same draw.
+typedef struct MonoGpuChanceFilter {
+  uint64_t seed;
+  uint64_t batch;
+  const uint32_t* thresholds;  // 32768, one for each slot of ids; null: all have the default
+  uint32_t default_threshold;  // 0: always
+  int32_t equal_probability;   // 1: the second rule
+} MonoGpuChanceFilter;
+
 #define MONO_GPU_IDS_ARE_DISTINCT 0
 #define MONO_GPU_STEP_FOR_EACH 1  // of equal ids, in the order of the batch
 #define MONO_GPU_SUM_GRADIENTS 2  // of equal ids, and one step
@@ -270,6 +281,7 @@ typedef struct MonoGpuWriteOptions {
   int32_t reserved;
   MonoGpuFilter filter;  // or null
   void* filter_context;
+  const MonoGpuChanceFilter* chance_filter;  // host, or null; not beside `filter`
 } MonoGpuWriteOptions;
 
 typedef struct MonoGpuTableStats {

@@ -257,7 +257,7 @@ int GpuTable::Stats(GpuTableStats* stats) {
   }
   stats->row_bytes = arena_.bytes();
   stats->other_bytes = free_stack_.bytes() + spill_.bytes() + absent_.bytes() + prefix_.bytes() +
-                       found_.bytes() + joined_.bytes() + sums_.bytes() + sorting_.bytes();
+                       joined_.bytes() + sums_.bytes() + sorting_.bytes();
   stats->free_rows = static_cast<int64_t>(known_.free_rows) + mapped_rows() -
                      static_cast<int64_t>(known_.next_row);
   stats->spilled = static_cast<int64_t>(known_.spilled);

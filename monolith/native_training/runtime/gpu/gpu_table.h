@@ -54,10 +54,21 @@ enum class Duplicates {
   kSum,    // gradients are summed in that order; one step for each distinct id
 };
 
+// Lets absent ids in by chance, as engine::ProbabilisticFilter does, without asking the host. The
+// same seed, number of the batch, id and occurrence give the same draw.
+struct ChanceFilter {
+  uint64_t seed;
+  uint64_t batch;
+  const uint32_t* thresholds;  // on the device, of every slot of ids; null: all have the default
+  uint32_t default_threshold;
+  bool equal_probability;
+};
+
 struct GpuWriteOptions {
   int64_t req_time = 0;
   Duplicates duplicates = Duplicates::kSteps;
   engine::OccurrenceFilter* filter = nullptr;  // asked, on the host, for absent ids
+  const ChanceFilter* chance = nullptr;        // instead of `filter`
 };
 
 struct GpuOptimizeOptions {
@@ -256,6 +267,8 @@ class GpuTable {
   int FindDuplicates(Stream stream, const int64_t* ids, int64_t n, Batch* batch);
   int SumGradients(Stream stream, const Batch& batch, const float* gradients);
   int AskFilter(Stream stream, const Job& job, Batch* batch);
+  int DrawAbsent(Stream stream, const ChanceFilter& chance, WriteTask* task);
+  int EnsureSkips(Stream stream, int64_t n);
 
   const engine::TableConfig config_;
   const engine::RowLayout layout_;
@@ -274,7 +287,6 @@ class GpuTable {
   DeviceBuffer spill_;
   DeviceBuffer absent_;     // bit map of a batch
   DeviceBuffer prefix_;     // bits before each word
-  DeviceBuffer found_;      // row of each id
   DeviceBuffer sums_;       // gradients that were summed
   DeviceBuffer skips_;      // of AskFilter
   DeviceBuffer sorting_;    // of FindDuplicates

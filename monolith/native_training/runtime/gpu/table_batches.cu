@@ -109,8 +109,7 @@ int GpuTable::PrepareWrite(Stream stream, Job* job, WriteTask* task) {
                      job->existed,
                      absent_.As<uint32_t>(),
                      prefix_.As<uint32_t>(),
-                     free_stack_.As<uint32_t>(),
-                     found_.As<uint32_t>()};
+                     free_stack_.As<uint32_t>()};
   task->plan = job->plan;
   return MONO_GPU_OK;
 }
@@ -132,8 +131,11 @@ int GpuTable::RunWrites(Stream stream, const std::vector<GpuTable*>& tables, Job
   for (size_t i = 0; i < tables.size(); ++i) MONO_GPU_TRY(tables[i]->NumberWrite(&tasks[i]));
   MONO_GPU_TRY(LaunchUpdates(stream, tasks));
   for (size_t i = 0; i < tables.size(); ++i) {
-    if (jobs[i].filter == nullptr) continue;
-    MONO_GPU_TRY(tables[i]->AskFilter(stream, jobs[i], &tasks[i].arguments.batch));
+    if (jobs[i].chance != nullptr) {
+      MONO_GPU_TRY(tables[i]->DrawAbsent(stream, *jobs[i].chance, &tasks[i]));
+    } else if (jobs[i].filter != nullptr) {
+      MONO_GPU_TRY(tables[i]->AskFilter(stream, jobs[i], &tasks[i].arguments.batch));
+    }
   }
   MONO_GPU_TRY(LaunchInserts(stream, tasks));
   for (size_t i = 0; i < tables.size(); ++i) {
@@ -188,6 +190,7 @@ int GpuTable::AssignOrAdd(RowMode mode, Stream stream, const int64_t* ids, int64
   // Every one counts: the last one stays of those that are assigned.
   job.duplicates = options.duplicates == Duplicates::kNone ? Duplicates::kNone : Duplicates::kSteps;
   job.filter = options.filter;
+  job.chance = options.chance;
   return WriteOne(stream, job);
 }
 
@@ -226,6 +229,7 @@ GpuTable::Job GpuTable::OptimizeJob(const GpuOptimizeOptions& options) const {
   job.global_step = options.global_step;
   job.duplicates = options.write.duplicates;
   job.filter = options.write.filter;
+  job.chance = options.write.chance;
   return job;
 }
 

@@ -29,6 +29,7 @@ struct GpuTable::Job {
   int32_t* existed = nullptr;
   Duplicates duplicates = Duplicates::kNone;
   engine::OccurrenceFilter* filter = nullptr;
+  const ChanceFilter* chance = nullptr;
 };
 
 class GpuTable::TableLocks {

@@ -89,15 +89,31 @@ class CallbackFilter : public engine::OccurrenceFilter {
   void* const context_;
 };
 
-// The options of the C interface; `filter` has to stay as long as they are used.
-int ReadOptions(const MonoGpuWriteOptions& from, CallbackFilter* filter, GpuOptimizeOptions* to) {
+// The filters of a write.
+struct Filters {
+  explicit Filters(const MonoGpuWriteOptions& from) : asked(from.filter, from.filter_context) {}
+  CallbackFilter asked;
+  ChanceFilter chance = {};
+};
+
+// The options of the C interface; `filters` have to stay as long as they are used.
+int ReadOptions(const MonoGpuWriteOptions& from, Filters* filters, GpuOptimizeOptions* to) {
   if (from.duplicates < MONO_GPU_IDS_ARE_DISTINCT || from.duplicates > MONO_GPU_SUM_GRADIENTS) {
     return Fail(MONO_GPU_INVALID_ARGUMENT,
                 "duplicates is " + std::to_string(from.duplicates) + ", want 0 to 2");
   }
   to->write.req_time = from.req_time;
   to->write.duplicates = static_cast<Duplicates>(from.duplicates);
-  to->write.filter = from.filter == nullptr ? nullptr : filter;
+  to->write.filter = from.filter == nullptr ? nullptr : &filters->asked;
+  if (from.chance_filter != nullptr) {
+    if (from.filter != nullptr) {
+      return Fail(MONO_GPU_INVALID_ARGUMENT, "a write has filter or chance_filter, not both");
+    }
+    const MonoGpuChanceFilter& chance = *from.chance_filter;
+    filters->chance = {chance.seed, chance.batch, chance.thresholds, chance.default_threshold,
+                       chance.equal_probability != 0};
+    to->write.chance = &filters->chance;
+  }
   to->learning_rates = from.learning_rates;
   to->num_learning_rates = from.num_learning_rates;
   to->global_step = from.global_step;
@@ -107,9 +123,9 @@ int ReadOptions(const MonoGpuWriteOptions& from, CallbackFilter* filter, GpuOpti
 // Calls run(options) with the options of the C interface.
 template <typename Run>
 int WithOptions(const MonoGpuWriteOptions& from, const Run& run) {
-  CallbackFilter filter(from.filter, from.filter_context);
+  Filters filters(from);
   GpuOptimizeOptions options;
-  MONO_GPU_TRY(ReadOptions(from, &filter, &options));
+  MONO_GPU_TRY(ReadOptions(from, &filters, &options));
   return run(options);
 }
 
@@ -197,13 +213,13 @@ int mono_gpu_table_optimize_many(void* stream, const MonoGpuOptimizeJob* jobs, i
   return Guard([&] {
     // Jobs that share their options here share them there.
     std::map<const MonoGpuWriteOptions*, monolith::gpu::GpuOptimizeOptions> options;
-    std::deque<monolith::gpu::CallbackFilter> filters;
+    std::deque<monolith::gpu::Filters> filters;
     std::vector<monolith::gpu::GpuOptimizeJob> all;
     for (int64_t i = 0; i < num_jobs; ++i) {
       const MonoGpuWriteOptions& from = *jobs[i].options;
       const auto [at, is_new] = options.try_emplace(&from);
       if (is_new) {
-        filters.emplace_back(from.filter, from.filter_context);
+        filters.emplace_back(from);
         MONO_GPU_TRY(monolith::gpu::ReadOptions(from, &filters.back(), &at->second));
       }
       all.push_back(

@@ -1,8 +1,77 @@
 // Admission of absent ids.
 #include "monolith/native_training/runtime/gpu/table_batches.h"
+#include "monolith/native_training/runtime/hash_filter/probabilistic_filter.h"
 
 namespace monolith {
 namespace gpu {
+namespace {
+
+struct DrawWords {
+  WriteArguments a;
+  ChanceFilter chance;
+  uint32_t* skips;  // null: the occurrences of an id are one
+
+  MONO_DEVICE bool GetsIn(uint64_t draws, uint32_t threshold, uint32_t count,
+                          uint32_t occurrence) const {
+    const uint64_t bits =
+        engine::SplitMix64(draws + (uint64_t{occurrence} + 1) * engine::kGoldenRatio64);
+    return engine::UniformDouble(bits) <
+           engine::InsertProbability(chance.equal_probability, threshold, count);
+  }
+
+  MONO_DEVICE void operator()(int64_t word, int lane) const {
+    const uint32_t bits = a.absent[word];
+    if (bits == 0) return;
+    PerId<bool> stays;
+    uint64_t dropped = 0;
+    for (int k = 0; k < kIdsPerLane; ++k) {
+      const int j = OwnId(lane, k);
+      stays.own[k] = (bits >> j & 1) != 0;
+      if (!stays.own[k]) continue;
+      const int64_t i = word * kWordIds + j;
+      const int64_t id = a.batch.ids[i];
+      const uint32_t threshold = chance.thresholds == nullptr
+                                     ? chance.default_threshold
+                                     : chance.thresholds[engine::SlotOfV2(id)];
+      const uint64_t draws =
+          engine::ValueStream(chance.seed ^ engine::SplitMix64(chance.batch + 1), id);
+      const uint32_t occurrences =
+          a.batch.starts == nullptr ? 1 : a.batch.starts[i + 1] - a.batch.starts[i];
+      if (skips == nullptr) {
+        stays.own[k] = GetsIn(draws, threshold, occurrences, 0);
+        dropped += stays.own[k] ? 0 : 1;
+        continue;
+      }
+      uint32_t skipped = 0;
+      while (skipped < occurrences && !GetsIn(draws, threshold, 1, skipped)) ++skipped;
+      skips[i] = skipped;
+      stays.own[k] = skipped < occurrences;
+      dropped += skipped;
+    }
+    const uint32_t left = WordOf(stays);
+    if (lane == 0) a.absent[word] = left;
+    if (dropped != 0) AtomicAdd(&a.index.state->filtered, dropped);
+  }
+};
+
+}  // namespace
+
+int GpuTable::EnsureSkips(Stream stream, int64_t n) {
+  if (skips_.bytes() >= n * 4) return MONO_GPU_OK;
+  skips_.Free(stream);
+  return skips_.Allocate(stream, n * 4, "the filtered ids of a batch");
+}
+
+int GpuTable::DrawAbsent(Stream stream, const ChanceFilter& chance, WriteTask* task) {
+  Batch& batch = task->arguments.batch;
+  const bool in_steps = batch.starts != nullptr && !batch.sum;
+  if (in_steps) MONO_GPU_TRY(EnsureSkips(stream, batch.n));
+  MONO_GPU_TRY(
+      ForWarps(stream, CeilDiv(batch.n, kWordIds), kAllBlocks,
+               DrawWords{task->arguments, chance, in_steps ? skips_.As<uint32_t>() : nullptr}));
+  if (in_steps) batch.skips = skips_.As<uint32_t>();
+  return MONO_GPU_OK;
+}
 
 // The filter is the engine's, on the host: the absent ids go there, what it lets in comes back. An
 // id of which every occurrence is a step is offered until it gets in; the steps before are left
@@ -55,10 +124,7 @@ int GpuTable::AskFilter(Stream stream, const Job& job, Batch* batch) {
   if (filtered == 0) return MONO_GPU_OK;
   MONO_GPU_TRY(CopyToDevice(stream, absent.data(), absent_.As<uint32_t>(), words * 4));
   if (in_steps) {
-    if (skips_.bytes() < batch->n * 4) {
-      skips_.Free(stream);
-      MONO_GPU_TRY(skips_.Allocate(stream, batch->n * 4, "the filtered ids of a batch"));
-    }
+    MONO_GPU_TRY(EnsureSkips(stream, batch->n));
     MONO_GPU_TRY(CopyToDevice(stream, skips.data(), skips_.As<uint32_t>(), batch->n * 4));
     batch->skips = skips_.As<uint32_t>();
   }

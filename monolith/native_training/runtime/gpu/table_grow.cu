@@ -136,12 +136,10 @@ uint32_t GpuTable::ScheduledLines(int shard, int64_t keys) const {
 int GpuTable::EnsureScratch(Stream stream, int64_t n) {
   const int64_t bytes = CeilDiv(n, kWordIds) * 4;
   if (absent_.bytes() >= bytes) return MONO_GPU_OK;
-  // The first one last: its size stands for all.
+  // The first one last: its size stands for both.
   absent_.Free(stream);
   prefix_.Free(stream);
-  found_.Free(stream);
   MONO_GPU_TRY(prefix_.Allocate(stream, bytes, "the absent ids of a batch"));
-  MONO_GPU_TRY(found_.Allocate(stream, bytes * kWordIds, "the rows of a batch"));
   return absent_.Allocate(stream, bytes, "the absent ids of a batch");
 }
 

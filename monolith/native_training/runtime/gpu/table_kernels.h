@@ -46,13 +46,13 @@ struct WriteArguments {
   uint32_t* absent;
   uint32_t* prefix;
   const uint32_t* free_stack;
-  uint32_t* found;  // room for the rows of whole words of 32 ids
 };
 
-// How batches are cut into launches; the constants are measured, and benchmarks may try others.
+// Batches of fewer ids read two lines of the index at a time: there waiting counts more than bytes.
+// Measured; benchmarks try others.
 struct TableTuning {
-  int64_t pairs_below = 1 << 17;  // ids: waiting counts more than bytes
-  int64_t split_from = 1 << 18;   // ids: finding and stepping are launches of their own
+  int64_t lookup_pairs_below = (1 << 18) + 1;
+  int64_t update_pairs_below = 1 << 17;
 };
 TableTuning& Tuning();
 

@@ -227,7 +227,7 @@ int LaunchLookup(Stream stream, const LookupTask& task, const RowPlan& plan) {
   const auto copy = [&](auto tile, auto size) {
     constexpr int kTile = decltype(tile)::value, kSize = decltype(size)::value;
     // Few ids leave the card idle in between: then registers are no matter.
-    if (kSize == 4 && task.n < Tuning().pairs_below) {
+    if (kSize == 4 && task.n < Tuning().lookup_pairs_below) {
       return ForWarps<2>(stream, words, kAllBlocks, CopyRows<kTile, kSize, kSize == 4>{task});
     }
     return ForWarps < kTile <= 8

@@ -42,43 +42,6 @@ struct UpdateMany {
 
 #if defined(__CUDACC__)
 
-// The two halves of an update of packed rows, for batches that fill the card: neither waits for the
-// other's registers.
-struct FindWord {
-  WriteArguments a;
-
-  MONO_DEVICE void operator()(int64_t word, int lane) const {
-    PerId<int64_t> ids;
-    PerId<uint32_t> rows;
-    FindBatch<false>(a, word, lane, SetSameTime{a.ts}, &ids, &rows);
-    a.found[word * kWordIds + lane] = rows.own[0];
-  }
-};
-
-template <typename Rows>
-struct StepRows {
-  WriteArguments a;
-  typename Rows::Plan plan;
-
-  static constexpr int kMinBlocks = 8;
-
-  MONO_DEVICE void operator()(int64_t tile, int lane) const {
-    const int64_t i = tile * (kLanes / Rows::kTile) + lane / Rows::kTile;
-    const uint32_t number = i < CountOf(a.batch) ? a.found[i] : 0;
-    bool bad = false;
-    if (number != 0) {
-      const auto rule = Rows::RuleOf(plan);
-      for (int c = lane % Rows::kTile * 4; c < plan.segment.dim; c += Rows::kTile * 4) {
-        bad |= Rows::StepPack(a, plan, rule, i, number, c);
-      }
-    }
-    const int warp_lane = lane % kWarpLanes;
-    if (AnyOfTile<Rows::kTile>(bad, warp_lane) && warp_lane % Rows::kTile == 0) {
-      AtomicAdd(&a.index.state->nonfinite, uint64_t{1});
-    }
-  }
-};
-
 template <int kTile>
 int UpdateTask(Stream stream, const WriteTask& task, AnyRows<kTile>) {
   return ForWarps<AnyRows<kTile>::kMinBlocks>(
@@ -90,12 +53,7 @@ template <int kTile, bool kSum, typename Rule>
 int UpdateTask(Stream stream, const WriteTask& task, PackedRows<kTile, kSum, Rule>) {
   using Rows = PackedRows<kTile, kSum, Rule>;
   const int64_t n = task.arguments.batch.n, words = CeilDiv(n, kWordIds);
-  if (n >= Tuning().split_from) {
-    MONO_GPU_TRY(ForWarps<6>(stream, words, kAllBlocks, FindWord{task.arguments}));
-    return ForTiles(stream, CeilDiv(n, kLanes / kTile),
-                    StepRows<Rows>{task.arguments, Rows::PlanOf(task.plan)});
-  }
-  if (n < Tuning().pairs_below) {
+  if (n < Tuning().update_pairs_below) {
     return ForWarps<2>(stream, words, kAllBlocks,
                        UpdateOne<Rows, true>{task.arguments, Rows::PlanOf(task.plan)});
   }

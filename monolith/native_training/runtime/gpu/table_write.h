@@ -191,7 +191,6 @@ struct PackedRows {
 
   static Plan PlanOf(const RowPlan& plan) { return {plan.segments[0], plan.seed}; }
   static int64_t PlanBytes(const RowPlan&) { return sizeof(Plan); }
-  MONO_DEVICE static Rule RuleOf(const Plan& plan) { return Rule(plan.segment); }
 
   MONO_DEVICE static void Step(const WriteArguments& a, const Plan& plan, int64_t word, int lane,
                                const PerId<int64_t>&, const PerId<uint32_t>& rows) {
@@ -233,20 +232,6 @@ struct PackedRows {
         }
       }
     }
-  }
-
-  // The four floats of a row from column c on; returns whether gradients are not finite.
-  MONO_DEVICE static bool StepPack(const WriteArguments& a, const Plan& plan, const Rule& rule,
-                                   int64_t i, uint32_t number, int c) {
-    const int dim = plan.segment.dim;
-    float* const row = reinterpret_cast<float*>(a.rows + number * a.stride);
-    const float4 g = LoadGradient<kSum>(a, dim, i, c);
-    float4 w = LoadFour(row + c), n;
-    if (Rule::kHasState) n = LoadFour(row + dim + c);
-    StepFour(rule, g, &w, &n);
-    *reinterpret_cast<float4*>(row + c) = w;
-    if (Rule::kHasState) *reinterpret_cast<float4*>(row + dim + c) = n;
-    return AnyNonFinite(g);
   }
 
   // Made in registers and stored once.

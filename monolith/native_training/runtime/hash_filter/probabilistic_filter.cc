@@ -1,7 +1,6 @@
 #include "monolith/native_training/runtime/hash_filter/probabilistic_filter.h"
 
 #include <algorithm>
-#include <cmath>
 #include <limits>
 #include <random>
 #include <utility>
@@ -27,13 +26,6 @@ ProbabilisticFilter::ProbabilisticFilter(bool equal_probability, OccurrenceThres
                                          uint64_t seed)
     : equal_probability_(equal_probability), thresholds_(std::move(thresholds)), seed_(seed) {}
 
-double ProbabilisticFilter::InsertProbability(uint32_t threshold, uint32_t count) const {
-  if (threshold == 0) return 1.0;
-  if (!equal_probability_) return std::min(1.0, static_cast<double>(count) / threshold);
-  // (1 - p)^count with 1 - p = 0.05^(1 / T)
-  return 1.0 - std::pow(0.05, static_cast<double>(count) / threshold);
-}
-
 void ProbabilisticFilter::Filter(const int64_t* ids, const uint32_t* counts, int64_t n,
                                  bool for_table, uint8_t* filtered) {
   Draw([this, ids](int64_t i) { return thresholds_.Of(ids[i]); }, counts, n, for_table, filtered);
@@ -56,8 +48,7 @@ void ProbabilisticFilter::Draw(const Threshold& threshold_of, const uint32_t* co
   for (int64_t i = 0; i < n; ++i) {
     const double p = InsertProbability(threshold_of(i), counts == nullptr ? 1 : counts[i]);
     const uint64_t bits = SplitMix64(seed_ + (first + i) * kGoldenRatio64);
-    const double draw = static_cast<double>(bits >> 11) * (1.0 / 9007199254740992.0);
-    filtered[i] = draw < p ? 0 : 1;
+    filtered[i] = UniformDouble(bits) < p ? 0 : 1;
   }
 }
 

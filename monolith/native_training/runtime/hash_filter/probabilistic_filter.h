@@ -7,13 +7,30 @@
 #define MONOLITH_NATIVE_TRAINING_RUNTIME_HASH_FILTER_PROBABILISTIC_FILTER_H_
 
 #include <atomic>
+#include <cmath>
 #include <cstdint>
 #include <memory>
 
+#include "monolith/native_training/runtime/base/host_device.h"
 #include "monolith/native_training/runtime/hash_filter/occurrence_filter.h"
 
 namespace monolith {
 namespace engine {
+
+// That probability.
+MONOLITH_HOST_DEVICE inline double InsertProbability(bool equal_probability, uint32_t threshold,
+                                                     uint32_t count) {
+  if (threshold == 0) return 1.0;
+  const double share = static_cast<double>(count) / threshold;
+  if (!equal_probability) return share < 1.0 ? share : 1.0;
+  // (1 - p)^count with 1 - p = 0.05^(1 / T)
+  return 1.0 - pow(0.05, share);
+}
+
+// The draw of 64 random bits: in [0, 1).
+MONOLITH_HOST_DEVICE inline double UniformDouble(uint64_t bits) {
+  return static_cast<double>(bits >> 11) * (1.0 / 9007199254740992.0);
+}
 
 // Thread-safe: draws are numbered by an atomic counter, taken once per batch.
 class ProbabilisticFilter : public OccurrenceFilter {
@@ -28,7 +45,9 @@ class ProbabilisticFilter : public OccurrenceFilter {
   void FilterWith(uint32_t threshold, uint64_t salt, const int64_t* ids, const uint32_t* counts,
                   int64_t n, bool for_table, uint8_t* filtered) override;
 
-  double InsertProbability(uint32_t threshold, uint32_t count) const;
+  double InsertProbability(uint32_t threshold, uint32_t count) const {
+    return engine::InsertProbability(equal_probability_, threshold, count);
+  }
 
  private:
   template <typename Threshold>

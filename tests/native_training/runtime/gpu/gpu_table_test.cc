@@ -58,6 +58,8 @@ TEST(GpuTableManyTest, ChangesAllTablesOrNone) {
   EXPECT_EQ(ManyTablesChangeTogetherOrNotAtAll(), "");
 }
 
+TEST(GpuTableFilterTest, LetsInByChance) { EXPECT_EQ(LetsInByChance(), ""); }
+
 TEST(GpuTableOrderTest, SameCallsGiveTheSameTable) {
   EXPECT_EQ(SameCallsGiveTheSameTable(500, 20), "");
 }
@@ -104,6 +106,35 @@ TEST(GpuTableMemoryTest, RefusesWhatDoesNotFitAndStaysAsItWas) {
   EXPECT_EQ(mono_gpu_table_set_budget(0), MONO_GPU_OK);
 }
 
+TEST(GpuTableFilesTest, LeavesOutWhatOtherTimesCallExpired) {
+  TablePointer table;
+  ASSERT_EQ(CreateTable(Adagrad16(), &table), MONO_GPU_OK) << mono_gpu_last_error();
+  constexpr int64_t kDay = 86400;
+  const int64_t slot = 9;
+  // Two days old, as old but of a slot that keeps its rows, and new.
+  const std::vector<int64_t> ids = {5, slot << 48 | 5, 6};
+  Array<float> values(std::vector<float>(16, 1.0f));
+  MonoGpuWriteOptions options = {};
+  for (size_t i = 0; i < ids.size(); ++i) {
+    Array<int64_t> id(std::vector<int64_t>{ids[i]});
+    options.req_time = 100 * kDay + (i == 2 ? 2 * kDay : 0);
+    ASSERT_EQ(mono_gpu_table_assign(table.get(), nullptr, id.data(), 1, values.data(), &options),
+              MONO_GPU_OK);
+  }
+  const uint32_t slots[] = {static_cast<uint32_t>(slot)}, days[] = {30};
+  const auto count = [](void* to, const char*, int64_t) { return ++*static_cast<int*>(to), 0; };
+  int64_t saved = 0, expired = 0;
+  int calls = 0;
+  for (int shard = 0; shard < 64; ++shard) {
+    ASSERT_EQ(mono_gpu_table_save_shard_until(table.get(), nullptr, shard, 1, slots, days, 1, count,
+                                              &calls, &saved, &expired),
+              MONO_GPU_OK)
+        << mono_gpu_last_error();
+  }
+  EXPECT_EQ(saved, 2);
+  EXPECT_EQ(expired, 1);
+}
+
 TEST(GpuTableArgumentsTest, NamesWhatIsWrong) {
   engine::TableConfig config = Adagrad16();
   config.entry.type = engine::EntryType::kTraining;
@@ -121,6 +152,12 @@ TEST(GpuTableArgumentsTest, NamesWhatIsWrong) {
   EXPECT_STREQ(mono_gpu_last_error(), "learning_rate has 0 elements, the table has 1 segments");
   EXPECT_EQ(mono_gpu_table_lookup(table.get(), nullptr, ids.data(), -1, values.data(), nullptr),
             MONO_GPU_INVALID_ARGUMENT);
+  const MonoGpuChanceFilter chance = {};
+  options.chance_filter = &chance;
+  options.filter = [](void*, const int64_t*, const uint32_t*, int64_t, uint8_t*) {};
+  EXPECT_EQ(mono_gpu_table_assign(table.get(), nullptr, ids.data(), 1, values.data(), &options),
+            MONO_GPU_INVALID_ARGUMENT);
+  EXPECT_STREQ(mono_gpu_last_error(), "a write has filter or chance_filter, not both");
   MonoGpuTableStats stats;
   ASSERT_EQ(mono_gpu_table_stats(table.get(), &stats), MONO_GPU_OK);
   EXPECT_EQ(stats.size, 0);

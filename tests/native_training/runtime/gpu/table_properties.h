@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "monolith/native_training/runtime/base/random_bits.h"
 #include "tests/native_training/runtime/gpu/table_differential.h"
 
 namespace monolith {
@@ -198,6 +199,83 @@ inline std::string ManyTablesChangeTogetherOrNotAtAll() {
   MONO_DIFF_CHECK(std::string(mono_gpu_last_error()) ==
                       "job 1 has other options than the one before it of the same table",
                   mono_gpu_last_error());
+  return "";
+}
+
+// Ids that are let in by chance: as many as the rule says, the same for the same draws, and what is
+// dropped is counted.
+inline std::string LetsInByChance() {
+  constexpr int64_t kIds = 20000;
+  struct Outcome {
+    std::vector<float> values;
+    int64_t size, filtered;
+  };
+  const auto run = [](int copies, int32_t duplicates, MonoGpuChanceFilter chance,
+                      Outcome* outcome) -> std::string {
+    TablePointer table;
+    MONO_DIFF_CALL(CreateTable(
+        OneSegment(1, engine::OptimizerKind::kSgd, engine::InitializerKind::kZeros), &table));
+    std::vector<int64_t> ids, distinct;
+    for (int64_t i = 0; i < kIds; ++i) distinct.push_back(i * 7919 - 5);
+    for (int copy = 0; copy < copies; ++copy) {
+      ids.insert(ids.end(), distinct.begin(), distinct.end());
+    }
+    const int64_t n = static_cast<int64_t>(ids.size());
+    Array<int64_t> device_ids(ids);
+    Array<float> gradients(std::vector<float>(n, -1.0f));
+    const float rate = 1.0f;
+    MonoGpuWriteOptions options = {};
+    options.learning_rates = &rate;
+    options.num_learning_rates = 1;
+    options.duplicates = duplicates;
+    options.chance_filter = &chance;
+    MONO_DIFF_CALL(mono_gpu_table_optimize(table.get(), nullptr, device_ids.data(), n,
+                                           gradients.data(), &options));
+    MonoGpuTableStats stats;
+    MONO_DIFF_CALL(mono_gpu_table_stats(table.get(), &stats));
+    outcome->size = stats.size;
+    outcome->filtered = stats.filtered;
+    std::vector<uint8_t> found;
+    std::string error = LookUp(table.get(), distinct, &outcome->values, &found);
+    if (!error.empty()) return error;
+    MONO_DIFF_CHECK(std::count(found.begin(), found.end(), 1) == stats.size, "rows that are there");
+    // What is there stays without being asked.
+    Array<int64_t> again(distinct);
+    chance.default_threshold = 0xffffffffu;
+    const int64_t before = stats.size;
+    MONO_DIFF_CALL(mono_gpu_table_optimize(table.get(), nullptr, again.data(), kIds,
+                                           gradients.data(), &options));
+    MONO_DIFF_CALL(mono_gpu_table_stats(table.get(), &stats));
+    MONO_DIFF_CHECK(stats.size == before && stats.filtered == outcome->filtered + kIds - before,
+                    std::to_string(stats.size) + " rows, " + std::to_string(stats.filtered));
+    return "";
+  };
+  const auto near = [](int64_t count, double share) {
+    return std::fabs(static_cast<double>(count) / kIds - share) < 0.02;
+  };
+  MonoGpuChanceFilter chance = {17, 3, nullptr, 4, 0};
+  Outcome once, same, other, summed, steps, equal;
+  std::string error = run(1, MONO_GPU_IDS_ARE_DISTINCT, chance, &once);
+  if (error.empty()) error = run(1, MONO_GPU_IDS_ARE_DISTINCT, chance, &same);
+  if (error.empty()) error = run(3, MONO_GPU_STEP_FOR_EACH, chance, &steps);
+  if (error.empty()) error = run(4, MONO_GPU_SUM_GRADIENTS, chance, &summed);
+  chance.batch = 4;
+  if (error.empty()) error = run(1, MONO_GPU_IDS_ARE_DISTINCT, chance, &other);
+  chance.equal_probability = 1;
+  if (error.empty()) error = run(4, MONO_GPU_SUM_GRADIENTS, chance, &equal);
+  if (!error.empty()) return error;
+  MONO_DIFF_CHECK(near(once.size, 0.25), std::to_string(once.size));
+  MONO_DIFF_CHECK(once.filtered == kIds - once.size, std::to_string(once.filtered));
+  MONO_DIFF_CHECK(once.values == same.values, "the same draws");
+  MONO_DIFF_CHECK(once.values != other.values, "another batch");
+  // Four of four occurrences: certainly in, and none dropped.
+  MONO_DIFF_CHECK(summed.size == kIds && summed.filtered == 0, std::to_string(summed.size));
+  MONO_DIFF_CHECK(near(equal.size, 0.95), std::to_string(equal.size));
+  // Every occurrence draws; steps before the first that gets in are left out.
+  MONO_DIFF_CHECK(near(steps.size, 1 - 0.75 * 0.75 * 0.75), std::to_string(steps.size));
+  int64_t made = 0;
+  for (const float value : steps.values) made += static_cast<int64_t>(value);
+  MONO_DIFF_CHECK(steps.filtered == 3 * kIds - made, std::to_string(steps.filtered));
   return "";
 }
 
