@@ -31,12 +31,10 @@ _VARIANTS = (
   ("SEGMENT_EXAMPLES", "segment.cu", (gpu_ops.segment_sum,), (2, 8)),
   ("REDUCE_ROWS", "segment.cu", (gpu_ops.reduce_split,), (4, 8)),
   ("POOL_ITEMS", "layout.cu", (gpu_ops.layout,), (1, 2, 4, 8)),
-  ("POOL_BLOCKS", "layout.cu", (gpu_ops.layout,), (2, 4)),
   ("BUCKET_BYTES", "gather.cu", (gpu_ops.gather_grad,), (4096, 8192)),
   ("BUCKET_BLOCKS", "gather.cu", (gpu_ops.gather_grad,), (6, 10)),
   ("BUCKET_ROWS", "layout_grad.cu", (gpu_ops.layout_grad,), (64, 128, 256)),
   ("BUCKET_BLOCKS", "layout_grad.cu", (gpu_ops.layout_grad,), (6, 10)),
-  ("STREAMING", "optimizers.cu", (gpu_ops.adamom, gpu_ops.rmsprop), (0, 1)),
 )
 
 

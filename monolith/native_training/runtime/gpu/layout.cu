@@ -39,8 +39,7 @@ struct UnitTarget {
 
 // Item of a unit = (batch row, FIRSTN position, pack of columns). A lane has kPoolItems of them,
 // one after the other: where the unit is one slice of one request, what is common to them is looked
-// up once, where their ids are is read for all of them, and the ids of the next are on their way
-// while one is pooled.
+// up once, and the ids of the next are on their way while one is pooled.
 struct PoolTile {
   const Unit* units;
   int64_t num_units;
@@ -50,7 +49,7 @@ struct PoolTile {
   int64_t batch;  // of all requests
   int32_t* bad;
 
-  static constexpr int kMinBlocks = kPoolBlocks;
+  static constexpr int kMinBlocks = 3;
 
   struct Place {
     int64_t row;  // of the outputs
@@ -156,43 +155,37 @@ struct PoolTile {
     return nullptr;
   }
 
-  MONO_DEVICE static void LoadIds(const Source& source, const Ids& of, int32_t first,
-                                  uint64_t (&ids)[kIdsAtOnce]) {
-    MONO_UNROLL
-    for (int k = 0; k < kIdsAtOnce; ++k) {
-      ids[k] = first + k < of.count ? source.ids[int64_t{of.begin} + first + k] : 0;
-    }
-  }
-
-  // Adds one slice to *sum; *any tells whether it holds something yet. `ids` has the first ids.
+  // Adds one slice to *sum; *any tells whether it holds something yet.
   template <int kSize>
-  MONO_DEVICE void Pool(const Source& source, const Ids& of, uint64_t (&ids)[kIdsAtOnce],
-                        int32_t column, bool* any, Pack<kSize>* sum) const {
-    if (of.count == 0) return;
+  MONO_DEVICE void Pool(const Source& source, const Ids& span, int32_t column, bool* any,
+                        Pack<kSize>* sum) const {
+    if (span.count == 0) return;
     Pack<kSize> pooled = Zeros<kSize>();
-    for (int32_t first = 0;;) {
+    for (int32_t first = 0; first < span.count; first += kIdsAtOnce) {
+      uint64_t ids[kIdsAtOnce];
       Pack<kSize> values[kIdsAtOnce];
       MONO_UNROLL
       for (int k = 0; k < kIdsAtOnce; ++k) {
+        ids[k] = first + k < span.count ? source.ids[int64_t{span.begin} + first + k] : 0;
+      }
+      MONO_UNROLL
+      for (int k = 0; k < kIdsAtOnce; ++k) {
         const float* const from =
-            first + k < of.count ? AddressOf(source, ids[k], column) : nullptr;
+            first + k < span.count ? AddressOf(source, ids[k], column) : nullptr;
         values[k] = from != nullptr ? Load<kSize>(from) : Zeros<kSize>();
       }
       MONO_UNROLL
       for (int k = 0; k < kIdsAtOnce; ++k) {
-        if (first + k >= of.count) continue;
+        if (first + k >= span.count) continue;
         if (first + k == 0) {
           pooled = values[k];
         } else {
           AddTo(&pooled, values[k]);
         }
       }
-      first += kIdsAtOnce;
-      if (first >= of.count) break;
-      LoadIds(source, of, first, ids);
     }
     if (source.target.mean) {
-      const float count = static_cast<float>(of.count);
+      const float count = static_cast<float>(span.count);
       for (int k = 0; k < kSize; ++k) pooled.values[k] /= count;
     }
     if (*any) {
@@ -210,50 +203,28 @@ struct PoolTile {
                           place.position * unit.step + place.column);
   }
 
-  // The same place of a unit without FIRSTN positions, kLanes items later.
-  template <int kSize>
-  MONO_DEVICE void Advance(const Unit& unit, Place* place) const {
-    int64_t rows, packs;
-    DivMod(kLanes, unit.width / kSize, &rows, &packs);
-    place->row += rows;
-    place->column += static_cast<int32_t>(packs) * kSize;
-    if (place->column >= unit.width) {
-      place->column -= static_cast<int32_t>(unit.width);
-      ++place->row;
-    }
-    place->valid = place->row < batch;
-  }
-
   template <int kSize>
   MONO_DEVICE void RunOneSlice(const Unit& unit, int64_t item) const {
     const Source source = SourceOf(requests[0], targets[unit.first_target]);
-    const Place first = PlaceOf<kSize>(unit, item);
-    Ids all[kPoolItems];
-    Place place = first;
-    MONO_UNROLL
+    Place place = PlaceOf<kSize>(unit, item);
+    Ids span = IdsOf(source, place);
     for (int p = 0; p < kPoolItems; ++p) {
-      all[p] = IdsOf(source, place);
-      Advance<kSize>(unit, &place);
-    }
-    uint64_t ids[kIdsAtOnce], next[kIdsAtOnce];
-    LoadIds(source, all[0], 0, next);
-    place = first;
-    MONO_UNROLL
-    for (int p = 0; p < kPoolItems; ++p) {
-      MONO_UNROLL
-      for (int k = 0; k < kIdsAtOnce; ++k) ids[k] = next[k];
-      if (p + 1 < kPoolItems) LoadIds(source, all[p + 1], 0, next);
+      item += kLanes;
+      Place next = PlaceOf<kSize>(unit, item);
+      next.valid = next.valid && p + 1 < kPoolItems;
+      const Ids next_span = IdsOf(source, next);
       Pack<kSize> sum = Zeros<kSize>();
       bool any = false;
-      Pool<kSize>(source, all[p], ids, place.column, &any, &sum);
+      Pool<kSize>(source, span, place.column, &any, &sum);
       Write<kSize>(unit, place, sum);
-      Advance<kSize>(unit, &place);
+      place = next;
+      span = next_span;
     }
   }
 
   template <int kSize>
   MONO_DEVICE void Run(const Unit& unit, int64_t item) const {
-    if (num_requests == 1 && unit.num_targets == 1 && unit.positions == 1) {
+    if (num_requests == 1 && unit.num_targets == 1) {
       RunOneSlice<kSize>(unit, item);
       return;
     }
@@ -265,10 +236,7 @@ struct PoolTile {
       bool any = false;
       for (int64_t t = unit.first_target; t < unit.first_target + unit.num_targets; ++t) {
         const Source source = SourceOf(request, targets[t]);
-        const Ids of = IdsOf(source, place);
-        uint64_t ids[kIdsAtOnce];
-        LoadIds(source, of, 0, ids);
-        Pool<kSize>(source, of, ids, place.column, &any, &sum);
+        Pool<kSize>(source, IdsOf(source, place), place.column, &any, &sum);
       }
       Write<kSize>(unit, place, sum);
     }

@@ -3,7 +3,6 @@
 #include <cmath>
 
 #include "monolith/native_training/runtime/gpu/device_math.h"
-#include "monolith/native_training/runtime/gpu/tuning.h"
 #include "monolith/native_training/runtime/gpu/workspace.h"
 
 namespace monolith {
@@ -20,30 +19,6 @@ Scalars MakeScalars(const float* const* pointers) {
   Scalars scalars;
   for (int i = 0; i < kScalars; ++i) scalars.pointers[i] = pointers[i];
   return scalars;
-}
-
-// One aligned access to what no other lane touches: it need not stay in the caches.
-template <int kSize>
-MONO_DEVICE Pack<kSize> LoadStreaming(const float* from) {
-#if defined(__CUDACC__)
-  if constexpr (kSize == 4 && kStreaming) {
-    const float4 values = __ldcs(reinterpret_cast<const float4*>(from));
-    return {{values.x, values.y, values.z, values.w}};
-  }
-#endif
-  return LoadAligned<kSize>(from);
-}
-
-template <int kSize>
-MONO_DEVICE void StoreStreaming(const Pack<kSize>& pack, float* to) {
-#if defined(__CUDACC__)
-  if constexpr (kSize == 4 && kStreaming) {
-    const float4 values{pack.values[0], pack.values[1], pack.values[2], pack.values[3]};
-    __stcs(reinterpret_cast<float4*>(to), values);
-    return;
-  }
-#endif
-  StoreAligned<kSize>(pack, to);
 }
 
 // Calls Step(pack of kSize elements at i) for all of n elements: packs of 4, then single ones.
@@ -78,10 +53,10 @@ struct RmspropStep {
     const float learning_rate = *scalars.pointers[0], beta1 = *scalars.pointers[1];
     const float beta2 = *scalars.pointers[2], epsilon = *scalars.pointers[3];
     const float weight_decay = *scalars.pointers[4];
-    const Pack<kSize> grads = LoadStreaming<kSize>(grad + i);
-    Pack<kSize> ws = LoadStreaming<kSize>(w + i);
-    Pack<kSize> ms = LoadStreaming<kSize>(m + i);
-    Pack<kSize> vs = LoadStreaming<kSize>(v + i);
+    const Pack<kSize> grads = *reinterpret_cast<const Pack<kSize>*>(grad + i);
+    Pack<kSize> ws = *reinterpret_cast<const Pack<kSize>*>(w + i);
+    Pack<kSize> ms = *reinterpret_cast<const Pack<kSize>*>(m + i);
+    Pack<kSize> vs = *reinterpret_cast<const Pack<kSize>*>(v + i);
     for (int k = 0; k < kSize; ++k) {
       const float g = weight_decay * ws.values[k] + grads.values[k];
       float root;
@@ -95,9 +70,9 @@ struct RmspropStep {
       ms.values[k] = beta1 * ms.values[k] + learning_rate * g / root;
       ws.values[k] -= ms.values[k];
     }
-    StoreStreaming<kSize>(vs, v + i);
-    StoreStreaming<kSize>(ms, m + i);
-    StoreStreaming<kSize>(ws, w + i);
+    *reinterpret_cast<Pack<kSize>*>(v + i) = vs;
+    *reinterpret_cast<Pack<kSize>*>(m + i) = ms;
+    *reinterpret_cast<Pack<kSize>*>(w + i) = ws;
   }
 };
 
@@ -118,11 +93,11 @@ struct AdamomStep {
     const float learning_rate = *scalars.pointers[0], ada_decay = *scalars.pointers[1];
     const float mom_decay = *scalars.pointers[2], epsilon = *scalars.pointers[3];
     const float weight_decay = *scalars.pointers[4];
-    const Pack<kSize> grads = LoadStreaming<kSize>(grad + i);
-    Pack<kSize> ws = LoadStreaming<kSize>(w + i);
-    Pack<kSize> ms = LoadStreaming<kSize>(m + i);
-    Pack<kSize> vs = LoadStreaming<kSize>(v + i);
-    Pack<kSize> cs = LoadStreaming<kSize>(c + i);
+    const Pack<kSize> grads = *reinterpret_cast<const Pack<kSize>*>(grad + i);
+    Pack<kSize> ws = *reinterpret_cast<const Pack<kSize>*>(w + i);
+    Pack<kSize> ms = *reinterpret_cast<const Pack<kSize>*>(m + i);
+    Pack<kSize> vs = *reinterpret_cast<const Pack<kSize>*>(v + i);
+    Pack<kSize> cs = *reinterpret_cast<const Pack<kSize>*>(c + i);
     for (int k = 0; k < kSize; ++k) {
       const float g = weight_decay * ws.values[k] + grads.values[k];
       ms.values[k] = mom_decay * ms.values[k] + (1.0f - mom_decay) * g;
@@ -131,10 +106,10 @@ struct AdamomStep {
       ws.values[k] -=
           AdamomDelta<kUseV2>(learning_rate, epsilon, ms.values[k], vs.values[k], cs.values[k]);
     }
-    StoreStreaming<kSize>(ms, m + i);
-    StoreStreaming<kSize>(vs, v + i);
-    StoreStreaming<kSize>(cs, c + i);
-    StoreStreaming<kSize>(ws, w + i);
+    *reinterpret_cast<Pack<kSize>*>(m + i) = ms;
+    *reinterpret_cast<Pack<kSize>*>(v + i) = vs;
+    *reinterpret_cast<Pack<kSize>*>(c + i) = cs;
+    *reinterpret_cast<Pack<kSize>*>(w + i) = ws;
   }
 };
 
