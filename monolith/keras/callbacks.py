@@ -69,6 +69,8 @@ class TableCurves(tf.keras.callbacks.Callback):
         self._counts[name].start(table.stats().numpy())
 
   def _write(self, step: int) -> None:
+    if self._writer is None:
+      return  # not between on_train_begin and on_train_end
     tables = self._tables()
     for name in tables:
       # A model that was built in its first batch: its tables were empty.

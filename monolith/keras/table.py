@@ -312,9 +312,8 @@ class HashTable(tf.saved_model.experimental.TrackableResource):
 
   def slot_arguments(self) -> dict[str, Any]:
     """Returns what `FeatureSlotConfig` calls the arguments that describe this table."""
-    rate = self._schedule
-    if rate is None:
-      rate = float(self._learning_rate)
+    learning_rate: Any = self._learning_rate
+    rate = float(learning_rate) if self._schedule is None else self._schedule
     return {
       "default_vec_initializer": self._initializer,
       "default_vec_optimizer": self._optimizer,

@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Sequence
+from typing import Any
 
 from idl.matrix.proto.example_pb2 import Example
 from monolith.realtime.events_pb2 import Action, Impression
@@ -129,7 +130,7 @@ def slot_of(fid: int) -> int:
   return (fid >> _SLOT_SHIFT) & _SLOT_MASK
 
 
-def _parse(kind, value: bytes, newest_ms: int):
+def _parse(kind: Any, value: bytes, newest_ms: int) -> Any:
   try:
     event = kind.FromString(value)
   except Exception as error:

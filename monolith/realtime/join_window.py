@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import heapq
 from collections.abc import Iterable, Sequence
+from typing import Final
 
 from monolith.realtime import events
 from monolith.realtime.spill_files import Record, SpilledMinute, hash_keys
@@ -20,7 +21,12 @@ FIRST_ACTION, WINDOW_END = "first_action", "window_end"
 _MINUTE_MS = 60_000
 # Of an open impression in memory: its tuple, numbers, and places in two dictionaries.
 _RECORD_BYTES = 420
-_OFFSET, _TIME, _CHANNEL, _ITEM, _EXAMPLE = range(5)
+# Places in a Record.
+_OFFSET: Final = 0
+_TIME: Final = 1
+_CHANNEL: Final = 2
+_ITEM: Final = 3
+_EXAMPLE: Final = 4
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,6 +12,7 @@ that was stopped and took itself for alive may write a sample twice, with the sa
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import logging
 import os
@@ -181,7 +182,7 @@ class Joiner:
     impressions: dict[int, list[tuple[int, events.Impression]]] = {}
     actions: dict[int, list[tuple[int, events.Action]]] = {}
     for message in messages:
-      number = message.partition()
+      number, offset = kafka_client.place_of(message)
       partition = self._partitions.get(number)
       error = message.error()
       if error is not None:
@@ -189,7 +190,6 @@ class Joiner:
         continue
       if partition is None:  # read before it was taken away
         continue
-      offset = message.offset()
       try:
         if message.topic() == impressions_topic:
           partition.impressions_next = offset + 1
@@ -359,7 +359,7 @@ class Joiner:
       is_new = impressions.offset < 0
       partition.impressions_next = self._first(impressions)
       partition.actions_next = self._first(actions)
-      end = joiner_recovery.retry(lambda number=number: self._end_of(self._options.samples, number))
+      end = joiner_recovery.retry(functools.partial(self._end_of, self._options.samples, number))
       first_sample = end if is_new else joiner_recovery.samples_start(impressions.metadata)
       partition.marks = [Mark(partition.impressions_next, partition.actions_next, first_sample)]
       if not is_new:

@@ -47,7 +47,9 @@ def parse_rates(text: str) -> SampleRates:
   Raises:
     ValueError: the text is not of that form, or a rate is not between 0 and 1.
   """
-  default, by_channel, by_slot = 1.0, {}, {}
+  default = 1.0
+  by_channel: dict[int, float] = {}
+  by_slot: dict[int, float] = {}
   for rule in filter(None, (part.strip() for part in text.split(","))):
     where, equals, value = rule.rpartition("=")
     kind, _, number = where.partition(":")

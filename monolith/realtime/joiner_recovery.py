@@ -104,11 +104,12 @@ def read_sample_offsets(options: JoinerOptions, number: int, first: int, end: in
     while time.monotonic() < deadline:
       for message in reader.consume(num_messages=BATCH, timeout=POLL_SECS):
         deadline = time.monotonic() + REQUEST_SECS * 6
-        if message.error() is None:
+        error = message.error()
+        if error is None:
           offset = _impression_offset(message.value(), number)
           if offset is not None:
             yield offset
-        elif message.error().code() == KafkaError._PARTITION_EOF:
+        elif error.code() == KafkaError._PARTITION_EOF:
           return
   finally:
     reader.close()

@@ -200,6 +200,12 @@ def _parse(server: str) -> tuple[str, int]:
   return host.strip("[]"), int(port)
 
 
+def place_of(message: confluent_kafka.Message) -> tuple[int, int]:
+  """Returns the partition and the offset of a message; -1 where an error has none."""
+  partition, offset = message.partition(), message.offset()
+  return -1 if partition is None else partition, -1 if offset is None else offset
+
+
 def _ask(address: tuple[str, int]) -> Features:
   """Asks one broker for the requests it knows.
 

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 
-from confluent_kafka import KafkaError, KafkaException, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
 from monolith.realtime import kafka_client
 
@@ -91,10 +91,11 @@ class LogPartition:
           if error.retriable() or error.code() == KafkaError._ALL_BROKERS_DOWN:
             continue
           raise KafkaException(error)
-        if message.offset() >= end:
+        _, offset = kafka_client.place_of(message)
+        if offset >= end:
           return
-        yield message.offset(), message.value() or b""
-        if message.offset() + 1 >= end:
+        yield offset, message.value() or b""
+        if offset + 1 >= end:
           return
     finally:
       self._consumer.unassign()
@@ -115,11 +116,11 @@ class LogPartition:
     refused: list[tuple[int, KafkaError]] = []
 
     def send(number: int) -> None:
-      def delivered(error: KafkaError | None, message) -> None:
+      def delivered(error: KafkaError | None, message: Message) -> None:
         if error is not None:
           refused.append((number, error))
         else:
-          offsets[number] = message.offset()
+          _, offsets[number] = kafka_client.place_of(message)
 
       while True:
         try:

@@ -97,9 +97,9 @@ class PartitionReader:
     for message in self._consumer.consume(max_messages, timeout_secs):
       error = message.error()
       if error is None:
-        found.append((message.offset(), message.value() or b""))
+        found.append((kafka_client.place_of(message)[1], message.value() or b""))
       elif error.code() == KafkaError._PARTITION_EOF:
-        end = message.offset()
+        _, end = kafka_client.place_of(message)
       elif error.code() in _GONE:
         raise OffsetGoneError(f"{self._name}: {error.str()}")
       elif not error.retriable() and error.code() not in (

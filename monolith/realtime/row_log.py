@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -170,7 +170,7 @@ class RowLogWriter:
     self._session = session
     return self
 
-  def _run(self, fetches, feeds=None):
+  def _run(self, fetches: Any, feeds: dict[Any, Any] | None = None) -> Any:
     if self._session is None:
       raise ValueError("the writer of a row log has no session: call bind first")
     return self._session.run(fetches, feeds)
@@ -300,7 +300,7 @@ class TableFollower:
     self._session = session
     return self
 
-  def _run(self, fetches, feeds=None):
+  def _run(self, fetches: Any, feeds: dict[Any, Any] | None = None) -> Any:
     if self._session is None:
       raise ValueError("the follower of a row log has no session: call bind first")
     return self._session.run(fetches, feeds)
@@ -317,7 +317,9 @@ class TableFollower:
       tf.errors.InvalidArgumentError: a message does not fit the tables; those before it count.
     """
     state, send_time = self._run(self._apply, {self._messages: list(messages)})
-    return FollowerState(*(int(value) for value in state), send_time=float(send_time))
+    names = [field.name for field in dataclasses.fields(FollowerState)]
+    values: dict[str, Any] = dict(zip(names, map(int, state)))
+    return FollowerState(**{**values, "send_time": float(send_time)})
 
   def digests(self, scan: bool = False) -> dict[str, tuple[int, int]]:
     """Returns table -> digest and number of rows that are not zeros.

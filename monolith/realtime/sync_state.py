@@ -69,7 +69,8 @@ class SyncState:
         raise ValueError(f"{name} is {value!r}, want a number that is not negative")
     if not isinstance(fields.get("topic"), str) or not fields["topic"]:
       raise ValueError(f"topic is {fields.get('topic')!r}, want a name")
-    return cls(**{field.name: fields.get(field.name) for field in dataclasses.fields(cls)})
+    names = [field.name for field in dataclasses.fields(cls)]
+    return cls(**{name: fields[name] for name in names})
 
 
 @dataclasses.dataclass(frozen=True)
