@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import unittest
+from unittest import mock
 
 import numpy as np
 import tensorflow as tf
@@ -248,8 +249,7 @@ class TrainTest(unittest.TestCase):
     with tempfile.NamedTemporaryFile("w", suffix=".py") as program:
       program.write(_PROGRAM)
       program.flush()
-      os.environ["MODEL_DIR"] = self._dir
-      self.addCleanup(os.environ.pop, "MODEL_DIR")
+      self.enter_context(mock.patch.dict(os.environ, MODEL_DIR=self._dir))
       ranks = HorovodProcesses(2, [program.name])
       self.addCleanup(ranks.close)
       self.assertEqual(ranks.wait(_TIMEOUT_SECS), [0, 0], ranks.report())

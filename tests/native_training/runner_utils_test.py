@@ -248,7 +248,7 @@ class RunnerUtilsTest(unittest.TestCase):
   def test_fields_and_flags(self):
     names = [field.name for field in dataclasses.fields(RunnerConfig)]
 
-    self.assertEqual(len(names), 129)
+    self.assertEqual(len(names), 130)
     self.assertEqual(
       [name for name in names if name not in FLAGS],
       ["profile_save_steps_interval", "reload_alias_map", "device_fn", "use_dataservice"],
@@ -301,12 +301,17 @@ class RunnerUtilsTest(unittest.TestCase):
       RunnerConfig(zk_watch_address_family="ipv5")
 
   def test_unparsed_flags(self):
-    FLAGS.unparse_flags()
-    try:
-      with self.assertRaises(flags.UnparsedFlagAccessError):
-        RunnerConfig()
-    finally:
-      FLAGS.mark_as_parsed()
+    for arguments, is_refused in ((["program", "--num_ps=3"], True), (["notebook"], False)):
+      FLAGS.unparse_flags()
+      try:
+        with mock.patch.object(sys, "argv", arguments):
+          if is_refused:
+            with self.assertRaisesRegex(flags.UnparsedFlagAccessError, "--num_ps=3"):
+              RunnerConfig()
+          else:
+            self.assertEqual(RunnerConfig().num_ps, 0)
+      finally:
+        FLAGS.mark_as_parsed()
 
   def test_full_sync(self):
     self.assertFalse(RunnerConfig().enable_full_sync_training)

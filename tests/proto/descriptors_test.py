@@ -636,6 +636,7 @@ TABLES = {
       slot_expire_times             1    SlotExpireTimeConfig.SlotExpireTime  rep
       default_expire_time           2    uint32                               opt  36500
     message CuckooEmbeddingHashTableConfig
+    message GpucucoEmbeddingHashTableConfig
     message EmbeddingHashTableConfig
       entry_config                  1    EntryConfig                          opt
       initial_capacity              2    uint64                               opt  1
@@ -644,6 +645,7 @@ TABLES = {
       entry_type                    6    EmbeddingHashTableConfig.EntryType   opt  PACKED
       enable_feature_eviction       7    bool                                 opt
       feature_evict_every_n_hours   8    int32                                opt  240
+      gpucuco                       9    GpucucoEmbeddingHashTableConfig      in:type
       skip_zero_embedding           10   bool                                 opt  false
       occurrence_threshold          11   uint32                               opt
     enum EmbeddingHashTableConfig.EntryType PACKED=1 RAW=2
@@ -1064,6 +1066,7 @@ def float32(value):
 # Not ours: messages of TensorFlow Serving. Tests of serving exchange them with its own.
 FOREIGN_FILES = {
   "monolith/native_training/runtime/parameter_sync/prediction_service.proto",
+  "monolith/serving/native/reflection.proto",
   "monolith/serving/native/serving_api.proto",
   # Ours alone; the engine's tests read and write their wire format.
   "monolith/realtime/events.proto",

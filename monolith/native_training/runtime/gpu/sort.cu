@@ -16,6 +16,8 @@ namespace gpu {
 
 template <typename Key>
 int SortScratch(int64_t n, int bits, int64_t* bytes, int first_bit) {
+  *bytes = 0;
+  if (first_bit >= bits) return MONO_GPU_OK;
   size_t size = 0;
   const cudaError_t error = cub::DeviceRadixSort::SortPairs<Key, uint32_t>(
       nullptr, size, nullptr, nullptr, nullptr, nullptr, static_cast<int>(n), first_bit, bits,
@@ -29,6 +31,16 @@ int SortPairs(Stream stream, void* scratch, int64_t scratch_bytes, const Key* ke
               Key* sorted_keys, const uint32_t* numbers, uint32_t* sorted_numbers, int64_t n,
               int bits, int first_bit) {
   if (n == 0) return MONO_GPU_OK;
+  if (first_bit >= bits) {  // all are equal; the library's sort takes no empty range of bits
+    const auto on = static_cast<cudaStream_t>(stream);
+    const size_t count = static_cast<size_t>(n);
+    MONO_GPU_TRY(CheckCuda(
+        cudaMemcpyAsync(sorted_keys, keys, count * sizeof(Key), cudaMemcpyDeviceToDevice, on),
+        "copy of keys"));
+    return CheckCuda(cudaMemcpyAsync(sorted_numbers, numbers, count * sizeof(uint32_t),
+                                     cudaMemcpyDeviceToDevice, on),
+                     "copy of numbers");
+  }
   size_t size = static_cast<size_t>(scratch_bytes);
   const cudaError_t error = cub::DeviceRadixSort::SortPairs(
       scratch, size, keys, sorted_keys, numbers, sorted_numbers, static_cast<int>(n), first_bit,

@@ -271,7 +271,7 @@ TEST_F(TableFilesTest, TheLastOfEqualIdsCountsInASetWithoutManifest) {
     Fill(table.get(), 12000, value);
     SaveStats stats;
     ASSERT_TRUE(WriteTableRecords(
-                    *table, nullptr, 0, 1,
+                    *AsRecordTable(table.get()), nullptr, 0, 1,
                     [&file](std::string_view bytes) {
                       file.append(bytes);
                       return Status::Ok();
