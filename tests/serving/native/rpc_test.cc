@@ -58,7 +58,7 @@ TEST(FlagsTest, TakesTheFormsOfTensorFlowServing) {
 TEST(FlagsTest, RefusesWhatItWouldNotDo) {
   for (const char* flag :
        {"--port=70000", "--port=x", "--port=", "--unknown=1", "word",
-        "--batching_parameters_file=x", "--ssl_config_file=x",
+        "--batching_parameters_file=x", "--row_log_servers=x",
         "--per_process_gpu_memory_fraction=2", "--allow_growth=maybe",
         "--grpc_channel_arguments=grpc.unknown=1", "--model_config_file=x", "--rest_api_port"}) {
     Flags flags;
