@@ -44,7 +44,8 @@ from monolith.realtime.joiner_recovery import (
 )
 
 _LOGGED_POISON = 100
-# Between two questions whether a silent topic has ended: what a window may close too late by.
+# Between two questions whether a silent topic has ended, and how long one may take: what a window
+# may close too late by.
 _ASK_SECS = 0.5
 _log = logging.getLogger("monolith.joiner")
 
@@ -215,13 +216,16 @@ class Joiner:
     # What had been read before the broker is asked: what comes meanwhile may have company.
     impressions_ms, actions_ms = window.newest_impression_ms, window.newest_action_ms
     try:
-      if self._end_of(self._options.impressions, number) <= partition.impressions_next:
+      impressions_end = self._end_of(self._options.impressions, number, _ASK_SECS)
+      if impressions_end <= partition.impressions_next:
         partition.impressions_until = max(partition.impressions_until, actions_ms)
-      if self._end_of(self._options.actions, number) <= partition.actions_next:
+      if self._end_of(self._options.actions, number, _ASK_SECS) <= partition.actions_next:
         partition.actions_until = max(partition.actions_until, impressions_ms)
+      partition.asked_at = time.monotonic()
     except KafkaException as error:
-      _log.warning("windows stay open while the ends of topics are not known: %s", error)
-    partition.asked_at = time.monotonic()
+      _log.debug("windows stay open while the ends of topics are not known: %s", error)
+      for each in self._partitions.values():  # the others would wait as long
+        each.asked_at = time.monotonic()
 
   def _on_error(
     self, message: confluent_kafka.Message, error: KafkaError, partition: Partition | None
@@ -303,9 +307,9 @@ class Joiner:
       TopicPartition(self._options.actions, number, point.actions),
     ]
 
-  def _end_of(self, topic: str, number: int) -> int:
+  def _end_of(self, topic: str, number: int, timeout_secs: float = REQUEST_SECS) -> int:
     where = TopicPartition(topic, number)
-    return self._consumer.get_watermark_offsets(where, timeout=REQUEST_SECS, cached=False)[1]
+    return self._consumer.get_watermark_offsets(where, timeout=timeout_secs, cached=False)[1]
 
   # Partitions.
 

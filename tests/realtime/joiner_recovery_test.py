@@ -1,0 +1,50 @@
+"""What the joiner knows about a partition."""
+
+import unittest
+
+from monolith.realtime.join_window import WindowOptions
+from monolith.realtime.joiner_recovery import Partition
+from tests.realtime.event_making import START_MS, make_action, make_impression
+
+
+class PartitionTest(unittest.TestCase):
+  def setUp(self):
+    super().setUp()
+    self._partition = Partition(0, WindowOptions(window_ms=20_000, lateness_ms=2_000))
+
+  def _add(self, impressions=(), actions=()):
+    return self._partition.window.add(
+      [(i, make_impression(f"i{secs}", secs)) for i, secs in enumerate(impressions)],
+      [(i, make_action(f"i{secs}", secs)) for i, secs in enumerate(actions)],
+    )
+
+  def _watermark_secs(self):
+    return (self._partition.watermark() - START_MS) / 1000
+
+  def test_an_end_of_before_an_outage_closes_no_window(self):
+    self._add(impressions=[10], actions=[9])
+    # The actions have ended, then the broker goes away; its backlog of impressions is read first.
+    self._partition.actions_until = self._partition.window.newest_impression_ms
+    self._add(impressions=[100])
+
+    self.assertEqual(self._watermark_secs(), 8)
+    self.assertEqual(self._partition.window.advance(self._partition.watermark()), [])
+    self.assertTrue(self._partition.is_held_back())
+
+    (sample,) = self._add(actions=[100])
+    self.assertEqual(sample.request_id, "i100")
+    self.assertEqual(self._watermark_secs(), 98)
+    self.assertFalse(self._partition.is_held_back())
+
+  def test_a_silent_stream_holds_nothing_back_once_it_has_ended(self):
+    self._add(impressions=[10, 100])
+    self.assertTrue(self._partition.is_held_back())
+
+    self._partition.actions_until = self._partition.window.newest_impression_ms
+
+    self.assertFalse(self._partition.is_held_back())
+    self.assertEqual(self._watermark_secs(), 98)
+
+
+if __name__ == "__main__":
+  unittest.main()
