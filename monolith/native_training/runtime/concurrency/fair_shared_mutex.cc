@@ -19,11 +19,19 @@ void FairSharedMutex::LockSlowly() {
 
 void FairSharedMutex::LockSharedSlowly() {
   std::unique_lock<std::mutex> lock(mutex_);
-  const uint32_t state = state_.fetch_or(kWaiting, std::memory_order_acquire);
-  if ((state & kWriter) == 0 && !AnyoneWaits()) {
-    // Readers inside may be leaving: one addition, no store.
-    state_.fetch_add(kReader - kWaiting, std::memory_order_relaxed);
-    return;
+  // kWaiting is set only if this reader does wait: others would queue behind it for nothing.
+  uint32_t state = state_.load(std::memory_order_relaxed);
+  bool waits = false;
+  while (!waits) {
+    if (state % kReader == 0) {
+      if (state_.compare_exchange_weak(state, state + kReader, std::memory_order_acquire,
+                                       std::memory_order_relaxed)) {
+        return;
+      }
+    } else {
+      waits = state_.compare_exchange_weak(state, state | kWaiting, std::memory_order_acquire,
+                                           std::memory_order_relaxed);
+    }
   }
   ++waiting_readers_;
   const uint64_t phase = phase_;
