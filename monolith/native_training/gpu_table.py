@@ -14,7 +14,7 @@ import pathlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-__all__ = ["GpuTable", "GpuTableError", "OutOfGpuMemoryError", "Segment"]
+__all__ = ["GpuTable", "GpuTableError", "OutOfGpuMemoryError", "Segment", "lookup_many"]
 
 _OPTIMIZERS = {
   "sgd": 2,
@@ -145,6 +145,16 @@ class _WriteOptions(ctypes.Structure):
     ("filter", ctypes.c_void_p),
     ("filter_context", ctypes.c_void_p),
     ("chance_filter", ctypes.c_void_p),
+  ]
+
+
+class _LookupJob(ctypes.Structure):
+  _fields_ = [
+    ("table", ctypes.c_void_p),
+    ("ids", ctypes.c_void_p),
+    ("n", ctypes.c_int64),
+    ("out", ctypes.c_void_p),
+    ("found", ctypes.c_void_p),
   ]
 
 
@@ -360,21 +370,33 @@ class GpuTable:
     Raises:
       TypeError, ValueError: an array is not as above.
     """
+    job = self._lookup_job(ids, out, found)
+    self._call(
+      "mono_gpu_table_lookup",
+      ctypes.c_void_p(stream),
+      ctypes.c_void_p(job.ids),
+      ctypes.c_int64(job.n),
+      ctypes.c_void_p(job.out),
+      ctypes.c_void_p(job.found),
+    )
+    return out
+
+  def _lookup_job(self, ids: Any, out: Any, found: Any) -> _LookupJob:
+    if self._handle is None:
+      raise ValueError("the table is closed")
     n = _length(ids)
     flags = None
     if found is not None:
       typestr = getattr(found, "__cuda_array_interface__", {}).get("typestr", "")
       kind = typestr if typestr == "|b1" else "|u1"
-      flags = ctypes.c_void_p(_address(found, "found", kind, (n,), writable=True))
-    self._call(
-      "mono_gpu_table_lookup",
-      ctypes.c_void_p(stream),
-      ctypes.c_void_p(_address(ids, "ids", "<i8", (n,))),
-      ctypes.c_int64(n),
-      ctypes.c_void_p(_address(out, "out", "<f4", (n, self.dim), writable=True)),
-      flags,
+      flags = _address(found, "found", kind, (n,), writable=True)
+    return _LookupJob(
+      table=self._handle.value,
+      ids=_address(ids, "ids", "<i8", (n,)),
+      n=n,
+      out=_address(out, "out", "<f4", (n, self.dim), writable=True),
+      found=flags,
     )
-    return out
 
   def _write(
     self,
@@ -564,3 +586,40 @@ class GpuTable:
       if rest:
         raise GpuTableError(f"{os.fspath(name)} ends inside a record")
     return loaded.value
+
+
+def lookup_many(
+  lookups: Iterable[tuple[GpuTable, Any, Any] | tuple[GpuTable, Any, Any, Any]], *, stream: int = 0
+) -> list[Any]:
+  """Does what `GpuTable.lookup` does for several tables, in one launch.
+
+  A batch of a model has ids of many tables, of which each is too few to fill a GPU.
+
+  Args:
+    lookups: `(table, ids, out)` or `(table, ids, out, found)`, as `GpuTable.lookup` takes them. A
+      table may come several times. All are on one GPU.
+    stream: to run on.
+
+  Returns:
+    `out` of each.
+
+  Raises:
+    TypeError, ValueError: an array is not as it has to be, or a table is closed. The text names
+      which lookup; nothing was launched.
+  """
+  lookups = list(lookups)
+  jobs = (_LookupJob * max(1, len(lookups)))()
+  for i, (table, ids, out, *found) in enumerate(lookups):
+    try:
+      jobs[i] = table._lookup_job(ids, out, *(found or [None]))
+    except (TypeError, ValueError) as error:
+      raise type(error)(f"lookups[{i}]: {error}") from error
+  if lookups:
+    library = _load_library()
+    _check(
+      library,
+      library.mono_gpu_table_lookup_many(
+        ctypes.c_void_p(stream), jobs, ctypes.c_int64(len(lookups))
+      ),
+    )
+  return [lookup[2] for lookup in lookups]

@@ -44,6 +44,7 @@ class StructuresTest(unittest.TestCase):
       ("MonoGpuTableConfig", gpu_table._Config),
       ("MonoGpuWriteOptions", gpu_table._WriteOptions),
       ("MonoGpuTableStats", gpu_table._Stats),
+      ("MonoGpuLookupJob", gpu_table._LookupJob),
     ):
       body = re.search(rf"typedef struct {name} {{(.*?)}} {name};", text, re.S).group(1)
       body = re.sub(r"//[^\n]*", "", body)
@@ -172,6 +173,39 @@ class TableTest(unittest.TestCase):
 
     twice = once - 0.1 * 0.5 / np.sqrt(0.1 + 0.5)
     np.testing.assert_allclose(self._lookup(self.table)[0][0], [twice] * 4, rtol=1e-6)
+
+  def test_many_tables_are_looked_up_together(self):
+    wide = gpu_table.GpuTable(gpu_table.Segment(7, optimizer="sgd"))
+    self.addCleanup(wide.close)
+    narrow_values = np.arange(16, dtype=np.float32).reshape(4, 4)
+    wide_values = np.arange(21, dtype=np.float32).reshape(3, 7)
+    self.table.assign(self.ids, DeviceArray(narrow_values))
+    wide.assign(DeviceArray(np.array([3, 2**62, -9], np.int64)), DeviceArray(wide_values))
+    found = DeviceArray(np.full(2, 9, np.uint8))
+    lookups = [
+      (self.table, [-1, 7], np.full((2, 4), 9, np.float32)),
+      (wide, [-9, 5], np.full((2, 7), 9, np.float32), found),
+      (self.table, [], np.zeros((0, 4), np.float32)),
+      (self.table, [0], np.full((1, 4), 9, np.float32)),
+    ]
+    lookups = [
+      (table, DeviceArray(np.array(ids, np.int64)), DeviceArray(out), *rest)
+      for table, ids, out, *rest in lookups
+    ]
+
+    outs = gpu_table.lookup_many(lookups)
+
+    self.assertEqual(outs, [lookup[2] for lookup in lookups])
+    np.testing.assert_array_equal(outs[0].read(), narrow_values[[1, 3]])
+    np.testing.assert_array_equal(outs[1].read(), [wide_values[2], np.zeros(7)])
+    np.testing.assert_array_equal(outs[3].read(), narrow_values[[2]])
+    np.testing.assert_array_equal(found.read(), [1, 0])
+    self.assertEqual(gpu_table.lookup_many([]), [])
+    with self.assertRaisesRegex(ValueError, r"lookups\[1\]: out has shape \(1, 4\), want \(1, 7\)"):
+      gpu_table.lookup_many([lookups[3], (wide, lookups[3][1], lookups[3][2])])
+    wide.close()
+    with self.assertRaisesRegex(ValueError, r"lookups\[0\]: the table is closed"):
+      gpu_table.lookup_many([lookups[1]])
 
   def test_assigns_adds_erases_and_evicts(self):
     values = DeviceArray(np.arange(16, dtype=np.float32).reshape(4, 4))
