@@ -216,6 +216,7 @@ class _MultiFIFOQueue(_QueueBase):
     self._queues: list[_FIFOQueue] = []
     # For each queue the positions of its tensors in `dense_list`.
     self._indices: list[list[int]] = []
+    self._devices: list[str] = []
     on_gpu = ["GPU" in tensor.device for tensor in dense_list]
     for gpu, device, name in (
       (False, "/device:CPU:0", queue_name),
@@ -228,6 +229,7 @@ class _MultiFIFOQueue(_QueueBase):
             _FIFOQueue([dense_list[i] for i in indices], capacity, name, condition)
           )
         self._indices.append(indices)
+        self._devices.append(device)
     self._enqueue_op = tf.group(*[queue.enqueue_op for queue in self._queues])
 
   @property
@@ -254,8 +256,11 @@ class _MultiFIFOQueue(_QueueBase):
       gate: bool scalar, which must have been computed, or fed, before the element is taken.
     """
     result = [None] * sum(len(indices) for indices in self._indices)
-    for queue, indices in zip(self._queues, self._indices):
-      for i, tensor in zip(indices, queue.dequeue(gate)):
+    for queue, indices, device in zip(self._queues, self._indices, self._devices):
+      # Not where a device function puts ops without one: the elements would go to and fro.
+      with tf.device(device):
+        tensors = queue.dequeue(gate)
+      for i, tensor in zip(indices, tensors):
         result[i] = tensor
     return result
 

@@ -5,7 +5,7 @@ import tensorflow as tf
 from absl.testing import parameterized
 from tensorflow.python.framework import kernels, test_util
 
-from monolith.native_training import nested_tensors, prefetch_queue
+from monolith.native_training import device_utils, nested_tensors, prefetch_queue
 
 tf.compat.v1.disable_eager_execution()
 
@@ -210,6 +210,18 @@ class MultiFIFOQueueTest(tf.test.TestCase):
 
     self.assertEqual([q.name for q in queue.queues], ["q_gpu"])
     self.assertEqual([t.dtype for t in queue.dequeue()], [tf.float32])
+
+  def test_elements_come_out_where_the_queue_is(self):
+    device_utils.enable_gpu_training()
+    self.addCleanup(device_utils.disable_gpu_training)
+    # Which puts ops without a device on the CPU.
+    with tf.Graph().as_default(), tf.compat.v1.device(device_utils.default_device_fn):
+      with tf.device("/device:GPU:0"):
+        on_gpu = tf.random.uniform([3])
+      queue = prefetch_queue._MultiFIFOQueue([on_gpu, tf.random.uniform([2])], 1)
+      devices = [tensor.device for tensor in queue.dequeue()]
+
+    self.assertEqual(devices, ["/device:GPU:0", "/device:CPU:0"])
 
   def test_gpu_queue_has_a_gpu_kernel_and_keeps_static_shapes(self):
     with tf.device("/device:GPU:0"):
