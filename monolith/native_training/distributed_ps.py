@@ -496,11 +496,14 @@ class PartitionedHashTable(layout_table.LayoutHashTable):
     table_factory: `(index of the server, table name -> configuration) -> group of tables`.
     use_native_multi_hash_table: as in `gen_feature_configs`, whose result wins.
     max_rpc_deadline_millis: deadline of remote lookups in an export.
-    queue_configs: unused on CPUs.
+    queue_configs: capacities of the queues between ranks; servers have none.
     parser_ctx: holds `sharding_sparse_fids_op_params`; the innermost context by default.
+    enable_grad_accumulation: of ranks: add the gradients of an id up over all of them, instead of
+      one step per rank.
 
   Raises:
-    NotImplementedError: tables on GPUs are asked for.
+    AssertionError: the parameters have `enable_gpu_emb`, and there are not `num_ps` ranks.
+    NotImplementedError: they have it, and embeddings are to travel with 16 bits.
     ValueError: the parser context has no parameters, or those of another number of servers.
   """
 
@@ -512,6 +515,8 @@ class PartitionedHashTable(layout_table.LayoutHashTable):
     max_rpc_deadline_millis: int = 30,
     queue_configs: dict[str, int] | None = None,
     parser_ctx: id_sharding.ParserCtx | None = None,
+    *,
+    enable_grad_accumulation: bool = False,
   ):
     super().__init__(
       num_ps,
@@ -520,5 +525,6 @@ class PartitionedHashTable(layout_table.LayoutHashTable):
       max_rpc_deadline_millis,
       queue_configs,
       parser_ctx,
+      enable_grad_accumulation=enable_grad_accumulation,
       remote_predict=_remote_predict,
     )

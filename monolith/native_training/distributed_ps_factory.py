@@ -20,7 +20,7 @@ from monolith.native_training import (
   multi_hash_table_ops,
   multi_type_hash_table,
 )
-from monolith.native_training.tables import local, protocols
+from monolith.native_training.tables import id_sharding, local, protocols
 
 SlotToConfig = Mapping[str, entry.HashTableConfigInstance]
 Handles = Sequence["tf.Tensor | None"]
@@ -176,19 +176,24 @@ def create_partitioned_hash_table(
   """Makes the tables of a fused-layout run, as the default parser context describes them.
 
   Args:
-    num_ps: number of parameter servers; 0 for tables in this process.
+    num_ps: number of parameter servers, or of ranks; 0 for tables in this process.
     use_native_multi_hash_table: one native group per server, instead of merged tables.
     max_rpc_deadline_millis: deadline of remote lookups in an export.
     hash_filters: handle of each server's filter, or of the only one.
     sync_clients: handle of each server's client, or of the only one.
-    enable_gpu_emb: tables on GPUs.
+    enable_gpu_emb: tables are in the ranks, on GPUs if the configurations say so; the parser
+      context must say the same.
     queue_configs: capacities of the queues of synchronous training.
 
   Raises:
-    NotImplementedError: `enable_gpu_emb`.
+    AssertionError: `enable_gpu_emb` is set, and there are not `num_ps` ranks.
+    ValueError: the parser context says something else.
   """
-  if enable_gpu_emb:
-    raise NotImplementedError("There are no tables on GPUs.")
+  params = id_sharding.get_default_parser_ctx().sharding_sparse_fids_op_params
+  if params is not None and params.enable_gpu_emb != enable_gpu_emb:
+    raise ValueError(
+      f"enable_gpu_emb is {enable_gpu_emb}, but {params.enable_gpu_emb} where ids are sharded"
+    )
   sync_clients = _check_sync_clients(num_ps, sync_clients)
   hash_filters = hash_filters or [None] * max(num_ps, 1)
 
@@ -211,6 +216,7 @@ def create_partitioned_hash_table(
     use_native_multi_hash_table,
     max_rpc_deadline_millis=max_rpc_deadline_millis,
     queue_configs=queue_configs,
+    enable_grad_accumulation=enable_gpu_emb and env_utils.get_bool(_SUM_OVER_RANKS_ENV),
   )
 
 

@@ -23,6 +23,9 @@ the next step. Everything else of a batch travels through the same queues.
 
 No rank has to be asked for a size: the floats a rank receives in S3 follow from what it asked for,
 and those of S6 from what it was asked.
+
+A fused layout takes the same way with another S0, S4 and S5: what is between them is in
+`lookup_flat` and `apply_flat`.
 """
 
 from __future__ import annotations
@@ -82,7 +85,7 @@ class DistributedMultiTypeHashTableMpi(queue_hooks.QueueHooks):
   """One shard of tables, and the way to the others.
 
   Args:
-    shard_num: number of ranks.
+    shard_num: number of ranks; 0 for a process alone, which is no rank and exchanges nothing.
     table_factory: makes the tables of a rank; called with this one's.
     queue_configs: capacities of the queues, 0 by default: `enable_pipelined_fwda2a` (Q1),
       `embedding_prefetch_capacity` (Q2), `enable_async_optimize` (Q3), `enable_pipelined_bwda2a`
@@ -102,9 +105,11 @@ class DistributedMultiTypeHashTableMpi(queue_hooks.QueueHooks):
     *,
     enable_grad_accumulation: bool = False,
   ):
-    hvd_lib.check_size(shard_num, "shard_num")
-    self._shard_num = shard_num
-    self._rank = hvd_lib.rank()
+    self._is_alone = shard_num == 0
+    if not self._is_alone:
+      hvd_lib.check_size(shard_num, "shard_num")
+    self._shard_num = max(shard_num, 1)
+    self._rank = 0 if self._is_alone else hvd_lib.rank()
     self._table = table_factory(self._rank)
     self._output_dims = list(self._table.get_table_dim_sizes())
     self._queue_configs = dict(queue_configs or {})
@@ -143,43 +148,76 @@ class DistributedMultiTypeHashTableMpi(queue_hooks.QueueHooks):
     if len(slots) != len(self._output_dims):
       raise ValueError(f"slot_to_id has {len(slots)} slots, want {len(self._output_dims)}: {slots}")
     self._slots = slots
-    bundle = self._lookup_shard(dict(auxiliary_bundle), early_reorder_indicies_res_pack)
-
-    fwd_capacity = self._queue_configs.get("enable_pipelined_fwda2a", 0)
-    prefetch_capacity = self._queue_configs.get("embedding_prefetch_capacity", 0)
-    is_last = None
-    if sync_agreement.EOF_KEY in bundle and (fwd_capacity or prefetch_capacity):
-      # The ranks must agree to stop before one waits in vain for another that has no data.
-      is_last = _any_rank(bundle[sync_agreement.EOF_KEY])
-    queues = []
-    bundle, queue = prefetch_queue.enqueue_dicts_with_queue_return(
-      bundle, capacity=int(fwd_capacity), queue_name="queue_lookup_to_fusedEmbA2A"
+    fids, shard_sizes, slot_sizes, emb_offset_sz, fused_offsets, req_time = (
+      early_reorder_indicies_res_pack
     )
-    if queue is not None:
-      queues.append((queue, int(fwd_capacity)))
-    with _exchange_device("FWD"):
-      recv_embeddings = hvd_lib.alltoall(
-        bundle.pop("fused_embeddings"), bundle["embedding_splits"], name="fused_embedding_alltoall"
-      )
-    # Moved before the queue, which then keeps batches on the GPU until the gather reads them.
-    with device_utils.maybe_device_if_allowed(_GPU):
-      bundle["recv_embeddings"] = tf.identity(recv_embeddings)
-    bundle, queue = prefetch_queue.enqueue_dicts_with_queue_return(
-      bundle,
-      capacity=int(prefetch_capacity),
-      queue_name="queue_fusedEmbA2A_to_fusedGather",
+    with tf.device("/device:CPU:0"):
+      offsets = tf.split(fused_offsets, emb_offset_sz, num=len(slots))
+    bundle = self.lookup_flat(
+      {**auxiliary_bundle, "fused_embedding_offsets": offsets, "emb_offset_sz": emb_offset_sz},
+      fids,
+      shard_sizes,
+      slot_sizes,
+      req_time,
+      int(self._queue_configs.get("embedding_prefetch_capacity", 0)),
     )
-    if queue is not None:
-      queues.append((queue, int(prefetch_capacity)))
-    self._add_enqueue_hooks(queues, bundle["shard_sizes"].op, is_last)
-
     recv_embeddings = bundle.pop("recv_embeddings")
-    self._add_summaries(slots, bundle)
+    self.add_summaries(slots, bundle)
     with device_utils.maybe_device_if_allowed(_GPU):
       embeddings = distribution_ops.fused_gather_embeddings_by_input(
         recv_embeddings, bundle["fused_embedding_offsets"], self._output_dims
       )
     return dict(zip(slots, embeddings)), bundle
+
+  def lookup_flat(
+    self,
+    auxiliary_bundle: Bundle,
+    fids: tf.Tensor,
+    shard_sizes: tf.Tensor,
+    slot_sizes: tf.Tensor,
+    req_time: tf.Tensor | None,
+    prefetch_capacity: int,
+  ) -> Bundle:
+    """Does S1 to S3, with the queues among them.
+
+    Args:
+      auxiliary_bundle: what else belongs to the batch; left alone.
+      fids: int64, the ids of all tables, by rank and then by table.
+      shard_sizes: int32 `[ranks]`, how many of them are for each rank.
+      slot_sizes: int32 `[ranks * tables]`, how many of these are for each table.
+      req_time: int64 scalar, or `None` for 0.
+      prefetch_capacity: of Q2.
+
+    Returns:
+      The bundle as it leaves the queues, with what `apply_flat` needs, and `recv_embeddings`:
+      float32, the rows of `fids` in their order.
+    """
+    bundle = self._lookup_shard(dict(auxiliary_bundle), fids, shard_sizes, slot_sizes, req_time)
+    fwd_capacity = int(self._queue_configs.get("enable_pipelined_fwda2a", 0))
+    is_last = None
+    if sync_agreement.EOF_KEY in bundle and (fwd_capacity or prefetch_capacity):
+      # The ranks must agree to stop before one waits in vain for another that has no data.
+      is_last = self._any_rank(bundle[sync_agreement.EOF_KEY])
+    queues = []
+    bundle, queue = prefetch_queue.enqueue_dicts_with_queue_return(
+      bundle, capacity=fwd_capacity, queue_name="queue_lookup_to_fusedEmbA2A"
+    )
+    if queue is not None:
+      queues.append((queue, fwd_capacity))
+    with self._exchange_device("FWD"):
+      recv_embeddings = self._all_to_all(
+        bundle.pop("fused_embeddings"), bundle["embedding_splits"], "fused_embedding_alltoall"
+      )
+    # Moved before the queue, which then keeps batches on the GPU until the gather reads them.
+    with device_utils.maybe_device_if_allowed(_GPU):
+      bundle["recv_embeddings"] = tf.identity(recv_embeddings)
+    bundle, queue = prefetch_queue.enqueue_dicts_with_queue_return(
+      bundle, capacity=prefetch_capacity, queue_name="queue_fusedEmbA2A_to_fusedGather"
+    )
+    if queue is not None:
+      queues.append((queue, prefetch_capacity))
+    self._add_enqueue_hooks(queues, bundle["shard_sizes"].op, is_last)
+    return bundle
 
   def apply_gradients(
     self,
@@ -216,22 +254,39 @@ class DistributedMultiTypeHashTableMpi(queue_hooks.QueueHooks):
         self._output_dims,
         scale,
       )
-    update = {key: bundle[key] for key in _UPDATE_KEYS}
+    return self.apply_flat(grad_flat, bundle, global_step, req_time)
+
+  def apply_flat(
+    self,
+    grad_flat: tf.Tensor,
+    auxiliary_bundle: Bundle,
+    global_step: tf.Tensor,
+    req_time: tf.Tensor | None = None,
+  ) -> DistributedMultiTypeHashTableMpi:
+    """Does S6 and S7, with the queues around them.
+
+    Args:
+      grad_flat: float32, the gradient of `recv_embeddings`.
+      auxiliary_bundle: what `lookup_flat` returned; left alone.
+      global_step: int64 scalar, the step of the batch.
+      req_time: int64 scalar, 0 by default.
+
+    Returns:
+      What `apply_gradients` returns.
+    """
+    update = {key: auxiliary_bundle[key] for key in (*_UPDATE_KEYS, "recv_emb_splits")}
     update["global_step"] = tf.identity(tf.cast(global_step, tf.int64))
     update["req_time"] = tf.identity(hash_table_utils.as_req_time(req_time))
     update["grad_flat"] = grad_flat
-    update["recv_emb_splits"] = bundle["recv_emb_splits"]
 
     update, push_queue = prefetch_queue.enqueue_dicts_with_queue_return(
       update,
       capacity=int(self._queue_configs.get("enable_async_optimize", 0)),
       queue_name="queue_fusedGatherGrad_to_fusedEmbGradA2A",
     )
-    with _detached(push_queue is not None), _exchange_device("BWD"):
-      update["grad_flat_t"] = hvd_lib.alltoall(
-        update.pop("grad_flat"),
-        update.pop("recv_emb_splits"),
-        name="fused_embedding_gradient_alltoall",
+    with _detached(push_queue is not None), self._exchange_device("BWD"):
+      update["grad_flat_t"] = self._all_to_all(
+        update.pop("grad_flat"), update.pop("recv_emb_splits"), "fused_embedding_gradient_alltoall"
       )
     with _detached(push_queue is not None):
       update, update_queue = prefetch_queue.enqueue_dicts_with_queue_return(
@@ -270,14 +325,39 @@ class DistributedMultiTypeHashTableMpi(queue_hooks.QueueHooks):
   def get_table_dim_sizes(self) -> list[int]:
     return self._output_dims
 
-  def _lookup_shard(self, bundle: Bundle, pack: tuple[Any, ...]) -> Bundle:
+  def _all_to_all(self, tensor: tf.Tensor, splits: Any, name: str) -> tf.Tensor:
+    return tensor if self._is_alone else hvd_lib.alltoall(tensor, splits, name=name)
+
+  def _exchange_device(self, stage: str) -> contextlib.AbstractContextManager:
+    """Returns the scope of the all-to-all of `stage` (`FID`, `FWD`, `BWD`): the GPU if allowed.
+
+    A Horovod that was built without GPU support has no kernels there, so it exchanges on the CPU.
+    """
+    use_gpu = env_utils.get_bool(f"MONOLITH_WITH_HOROVOD_{stage}_G2G", default=True)
+    use_gpu = use_gpu and (self._is_alone or hvd_lib.has_gpu_kernels())
+    return device_utils.maybe_device_if_allowed(_GPU if use_gpu else "/device:CPU:0")
+
+  def _any_rank(self, flag: tf.Tensor) -> tf.Tensor:
+    """Returns an int32 scalar that is not 0 if the flag of some rank is not."""
+    flag = tf.reduce_max(tf.cast(tf.reshape(flag, [-1]), tf.int32), keepdims=True)
+    if not self._is_alone:
+      flag = hvd_lib.allgather(flag, name="lookup_eof_allgather")
+    return tf.reduce_max(flag)
+
+  def _lookup_shard(
+    self,
+    bundle: Bundle,
+    fids: tf.Tensor,
+    shard_sizes: tf.Tensor,
+    slot_sizes: tf.Tensor,
+    req_time: tf.Tensor | None,
+  ) -> Bundle:
     """Does S1 and S2; returns the bundle with their results."""
-    all_fids, shard_sizes, sharded_slot_sizes, emb_offset_sz, fused_offsets, req_time = pack
     num_tables = len(self._output_dims)
-    with _exchange_device("FID"):
-      id_flat_t = hvd_lib.alltoall(all_fids, shard_sizes, name="fid_alltoall")
-      id_size_flat_t = hvd_lib.alltoall(
-        sharded_slot_sizes, [num_tables] * self._shard_num, name="fid_size_alltoall"
+    with self._exchange_device("FID"):
+      id_flat_t = self._all_to_all(fids, shard_sizes, "fid_alltoall")
+      id_size_flat_t = self._all_to_all(
+        slot_sizes, [num_tables] * self._shard_num, "fid_size_alltoall"
       )
     id_size_flat_t.set_shape([self._shard_num * num_tables])
     with tf.device("/device:CPU:0"):
@@ -286,12 +366,10 @@ class DistributedMultiTypeHashTableMpi(queue_hooks.QueueHooks):
           id_flat_t, id_size_flat_t, self._shard_num, hash_table_utils.as_req_time(req_time)
         )
       )
-      sizes = tf.reshape(sharded_slot_sizes, [self._shard_num, num_tables])
+      sizes = tf.reshape(slot_sizes, [self._shard_num, num_tables])
       recv_emb_splits = tf.reduce_sum(sizes * tf.constant(self._output_dims, tf.int32), axis=1)
       bundle.update(
         shard_sizes=shard_sizes,
-        fused_embedding_offsets=tf.split(fused_offsets, emb_offset_sz, num=num_tables),
-        emb_offset_sz=emb_offset_sz,
         id_flat_t=id_flat_t,
         id_size_flat_t=id_size_flat_t,
         fused_embeddings=fused_embeddings,
@@ -303,7 +381,7 @@ class DistributedMultiTypeHashTableMpi(queue_hooks.QueueHooks):
         recv_embeddings_size=tf.reduce_sum(recv_emb_splits),
       )
     if gflags_utils.read_flag("enable_alltoall_metrics", False):
-      bundle["sharded_slot_sizes"] = sharded_slot_sizes
+      bundle["sharded_slot_sizes"] = slot_sizes
     return bundle
 
   def _add_enqueue_hooks(
@@ -374,7 +452,7 @@ class DistributedMultiTypeHashTableMpi(queue_hooks.QueueHooks):
     updated._dependency_ops = []
     return updated
 
-  def _add_summaries(self, slots: list[str], bundle: Bundle) -> None:
+  def add_summaries(self, slots: list[str], bundle: Bundle) -> None:
     """Adds summaries of what was exchanged for the batch that the step works on.
 
     They come from behind the queues: in front of them they would fetch a batch of their own, and
@@ -397,22 +475,6 @@ class DistributedMultiTypeHashTableMpi(queue_hooks.QueueHooks):
 
 # Its arguments are those of a `ReorderedGroup`; callers may still ask whether it is a group.
 multi_type_hash_table.BaseMultiTypeHashTable.register(DistributedMultiTypeHashTableMpi)
-
-
-def _any_rank(flag: tf.Tensor) -> tf.Tensor:
-  """Returns an int32 scalar that is not 0 if the flag of some rank is not."""
-  flag = tf.reduce_max(tf.cast(tf.reshape(flag, [-1]), tf.int32), keepdims=True)
-  return tf.reduce_max(hvd_lib.allgather(flag, name="lookup_eof_allgather"))
-
-
-def _exchange_device(stage: str) -> contextlib.AbstractContextManager:
-  """Returns the scope of the all-to-all of `stage` (`FID`, `FWD`, `BWD`): the GPU if allowed.
-
-  A Horovod that was built without GPU support has no kernels there, so it exchanges on the CPU.
-  """
-  use_gpu = env_utils.get_bool(f"MONOLITH_WITH_HOROVOD_{stage}_G2G", default=True)
-  use_gpu = use_gpu and hvd_lib.has_gpu_kernels()
-  return device_utils.maybe_device_if_allowed(_GPU if use_gpu else "/device:CPU:0")
 
 
 @contextlib.contextmanager

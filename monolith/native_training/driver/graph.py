@@ -181,11 +181,11 @@ class CpuTraining:
     parser_ctx.enable_fused_layout = config.enable_fused_layout
     if not config.enable_fused_layout:
       return
-    use_gpu_emb_table = self._params.train.use_gpu_emb_table
+    num_ranks = training_tables.layout_ranks(config, self._params.train.use_gpu_emb_table)
     export_ctx = export_context.get_current_export_ctx()
     parser_ctx.sharding_sparse_fids_op_params = (
       distributed_ps.PartitionedHashTable.gen_feature_configs(
-        num_ps=config.num_workers if use_gpu_emb_table else config.num_ps,
+        num_ps=config.num_ps if num_ranks is None else num_ranks,
         feature_name_to_config=self.feature_configs.configs,
         layout_configs=self._task.layout_dict,
         feature_to_combiner=self.feature_configs.combiners,
@@ -193,7 +193,7 @@ class CpuTraining:
         use_native_multi_hash_table=bool(config.use_native_multi_hash_table),
         unique=lambda: not export_context.is_exporting(),
         transfer_float16=False,
-        enable_gpu_emb=use_gpu_emb_table,
+        enable_gpu_emb=num_ranks is not None,
         use_gpu=config.enable_gpu_training if export_ctx is None else export_ctx.with_remote_gpu,
         shared_tables=self.feature_configs.shared_tables,
       )

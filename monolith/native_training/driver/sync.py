@@ -113,7 +113,6 @@ def _can_hold_tables(config: DistributedCpuTrainingConfig) -> bool:
   """Tells whether the GPU of this rank is to hold its tables."""
   return (
     config.enable_full_sync_training
-    and not config.enable_fused_layout
     and not config.enable_realtime_training
     and gpu_table.is_available()
   )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from typing import Any, NamedTuple
 
@@ -64,9 +65,9 @@ def create(
       they hold for every id of it; merged tables and fused layouts know ids by their slot bits.
 
   Raises:
-    NotImplementedError: tables on GPUs are asked for together with a fused layout.
     ValueError: a feature without a slot id has a threshold or days that only slot bits could tell,
-      or tables on GPUs are asked for with parameter servers or real-time training.
+      tables on GPUs are asked for with parameter servers or real-time training, or an update that
+      is pushed later with a fused layout over ranks.
     tf.errors.FailedPreconditionError: they are, and there is no GPU.
   """
   if use_gpu_emb_table:
@@ -99,7 +100,14 @@ def create(
       sync_clients = [client]
     elif config.enable_realtime_training:
       sync_clients = distributed_serving_ops.create_parameter_sync_clients(config.num_ps)
-  create_table = _create_in_worker if config.enable_full_sync_training else _create_on_servers
+  num_ranks = layout_ranks(config, use_gpu_emb_table)
+  create_table: Callable[[CpuTrainingConfig, Configs, list[Any], list[Any]], Any]
+  if num_ranks is not None:
+    create_table = functools.partial(_create_over_ranks, num_ranks)
+  elif config.enable_full_sync_training:
+    create_table = _create_in_worker
+  else:
+    create_table = _create_on_servers
 
   def create_tables(configs: Configs) -> Any:
     return create_table(config, configs, hash_filters, sync_clients)
@@ -118,13 +126,21 @@ def create(
   return Tables(hash_table, hash_filters, enable_hash_filter)
 
 
+def layout_ranks(config: CpuTrainingConfig, use_gpu_emb_table: bool) -> int | None:
+  """Returns how many ranks hold the tables of a fused layout.
+
+  0 is this process, which is no rank. `None`: there is no such layout, or its tables are on
+  parameter servers, or in this process and main memory.
+  """
+  if not config.enable_fused_layout:
+    return None
+  if config.enable_full_sync_training:
+    return config.num_workers if use_gpu_emb_table or config.num_workers > 1 else None
+  return 0 if use_gpu_emb_table else None
+
+
 def _check_gpu_tables(config: CpuTrainingConfig) -> None:
   """Raises an error that says why tables cannot be on a GPU, if they cannot."""
-  if config.enable_fused_layout:
-    raise NotImplementedError(
-      "train.use_gpu_emb_table is set, but a fused layout has its tables on CPUs: leave one of "
-      "them unset"
-    )
   if not config.enable_full_sync_training and config.num_ps > 0:
     raise ValueError(
       f"train.use_gpu_emb_table is set, but {config.num_ps} parameter servers hold the tables: "
@@ -234,15 +250,6 @@ def _create_in_worker(
   sync_clients: list[Any],
 ) -> Any:
   """Returns the tables of synchronous training, where each worker owns a share of the ids."""
-  queue_configs = {
-    name: int(getattr(config, name))
-    for name in (
-      "embedding_prefetch_capacity",
-      "enable_async_optimize",
-      "enable_pipelined_fwda2a",
-      "enable_pipelined_bwda2a",
-    )
-  }
   if config.enable_fused_layout:
     return distributed_ps_factory.create_partitioned_hash_table(
       config.num_ps,
@@ -250,7 +257,6 @@ def _create_in_worker(
       max_rpc_deadline_millis=config.max_rpc_deadline_millis,
       hash_filters=hash_filters,
       sync_clients=sync_clients,
-      queue_configs=queue_configs,
     )
   create_table = (
     distributed_ps_factory.create_in_worker_native_multi_hash_table
@@ -262,5 +268,42 @@ def _create_in_worker(
     feature_configs,
     hash_filters[0],
     sync_client=sync_clients[0],
-    queue_configs=queue_configs,
+    queue_configs=_queue_configs(config),
   )
+
+
+def _create_over_ranks(
+  num_ranks: int,
+  config: CpuTrainingConfig,
+  feature_configs: Configs,
+  hash_filters: list[Any],
+  sync_clients: list[Any],
+) -> Any:
+  """Returns the tables of a fused layout in ranks, or in this process alone."""
+  del feature_configs  # The input pipeline has them, too: they are in the parser context.
+  if config.enable_embedding_postpush:
+    raise ValueError(
+      "enable_embedding_postpush is set, but the tables of a fused layout are in this process and "
+      "its ranks: leave it unset, and enable_async_optimize updates them during the next step"
+    )
+  return distributed_ps_factory.create_partitioned_hash_table(
+    num_ranks,
+    bool(config.use_native_multi_hash_table),
+    # A rank makes its own tables alone, and takes these by its number.
+    hash_filters=hash_filters * max(num_ranks, 1),
+    sync_clients=sync_clients * max(num_ranks, 1),
+    enable_gpu_emb=True,
+    queue_configs=_queue_configs(config),
+  )
+
+
+def _queue_configs(config: CpuTrainingConfig) -> dict[str, int]:
+  return {
+    name: int(getattr(config, name))
+    for name in (
+      "embedding_prefetch_capacity",
+      "enable_async_optimize",
+      "enable_pipelined_fwda2a",
+      "enable_pipelined_bwda2a",
+    )
+  }

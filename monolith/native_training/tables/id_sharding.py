@@ -201,14 +201,11 @@ def sharding_sparse_fids_with_context(
 
   Raises:
     ValueError: the context has no sharding parameters, or no parser was called yet.
-    NotImplementedError: embeddings are to live on GPUs.
   """
   ctx = parser_ctx or get_default_parser_ctx()
   params = ctx.sharding_sparse_fids_op_params
   if params is None:
     raise ValueError("sharding_sparse_fids_op_params of the parser context is not set")
-  if params.enable_gpu_emb:
-    raise NotImplementedError("enable_gpu_emb is not supported")
   if ctx.parser_type is None:
     raise ValueError("parser_type of the parser context is not set: no parser was called yet")
   logging.debug("sharding ids of %s for %d servers", ctx.parser_type, params.num_ps)
@@ -224,25 +221,36 @@ def sharding_sparse_fids_with_context(
     emb_size,
     row_splits,
     row_splits_size,
-    *_,
+    emb_row_lenth,
+    table_row_length,
+    shard_row_lenth,
   ) = sharding_sparse_fids(
     sparse_features,
     ps_num=params.num_ps,
     feature_cfgs=params.feature_configs,
     unique=params.unique() if callable(params.unique) else bool(params.unique),
     input_type=ctx.parser_type,
+    # Of ranks: the ids of all tables in one tensor, ready to be exchanged.
+    version=4 if params.enable_gpu_emb else 5,
   )
   sharded = {
-    "shards": shards,
     "fid_offset": fid_offset,
     "feature_offset": feature_offset,
     "nfl_offset": nfl_offset,
     "batch_size": batch_size,
-    "nfl_size": nfl_size,
-    "feature_size": feature_size,
-    "fid_size": fid_size,
-    "emb_size": emb_size,
   }
+  if params.enable_gpu_emb:
+    sharded["shards_value"] = shards
+    sharded["shards_row_lengths"] = shard_row_lenth
+    sharded["shards_table_row_lengths"] = table_row_length
+    sharded["fid_list_emb_row_lenth"] = emb_row_lenth
+    ParserCtx.sharding_sparse_fids_features_insert_to_features(sharded, features)
+    return
+  sharded["shards"] = shards
+  sharded["nfl_size"] = nfl_size
+  sharded["feature_size"] = feature_size
+  sharded["fid_size"] = fid_size
+  sharded["emb_size"] = emb_size
   if params.use_native_multi_hash_table:
     sharded["shards_row_split"] = row_splits
     sharded["shards_row_split_size"] = row_splits_size

@@ -4,6 +4,9 @@
   lookup                    one call per server
   fused_embedding_to_layout pools and arranges the embeddings of all features in one op
 
+With `enable_gpu_emb` there are no servers: tables are in this process, or spread over ranks
+(`rank_layout.py`), and everything behind the input pipeline is on the GPU.
+
 Differences from ByteDance's Monolith: a queued update uses the global step of its own batch;
 `slot_mapping` works.
 """
@@ -37,6 +40,8 @@ from monolith.native_training.tables import (
   ps_group,
   ps_transfer,
   queue_hooks,
+  rank_layout,
+  step_order,
 )
 
 # Server -> table -> (ids, values).
@@ -45,6 +50,8 @@ AssignData = dict[int, dict[str, tuple[tf.Tensor, tf.Tensor]]]
 # Where the embeddings of a batch lie, and, for several requests in one, how much is each one's.
 _OFFSETS = ("fid_offset", "feature_offset", "nfl_offset", "batch_size")
 _SIZES = ("nfl_size", "feature_size", "fid_size", "emb_size")
+
+_key = rank_layout.key
 
 
 class LayoutHashTable(queue_hooks.QueueHooks):
@@ -59,12 +66,15 @@ class LayoutHashTable(queue_hooks.QueueHooks):
     table_factory: `(index of the server, table name -> configuration) -> group of tables`.
     use_native_multi_hash_table: as in `gen_feature_configs`, whose result wins.
     max_rpc_deadline_millis: deadline of remote lookups in an export.
-    queue_configs: unused on CPUs.
+    queue_configs: capacities of the queues between ranks; servers have none.
     parser_ctx: holds `sharding_sparse_fids_op_params`; the innermost context by default.
+    enable_grad_accumulation: of ranks: add the gradients of an id up over all of them, instead of
+      one step per rank.
     remote_predict: calls a server of an exported model.
 
   Raises:
-    NotImplementedError: tables on GPUs are asked for.
+    AssertionError: the parameters have `enable_gpu_emb`, and there are not `num_ps` ranks.
+    NotImplementedError: they have it, and embeddings are to travel with 16 bits.
     ValueError: the parser context has no parameters, or those of another number of servers.
   """
 
@@ -77,6 +87,7 @@ class LayoutHashTable(queue_hooks.QueueHooks):
     queue_configs: dict[str, int] | None = None,
     parser_ctx: id_sharding.ParserCtx | None = None,
     *,
+    enable_grad_accumulation: bool = False,
     remote_predict: ps_group.RemotePredict,
   ):
     self._parser_ctx = id_sharding.get_default_parser_ctx() if parser_ctx is None else parser_ctx
@@ -85,8 +96,6 @@ class LayoutHashTable(queue_hooks.QueueHooks):
       raise ValueError("sharding_sparse_fids_op_params of the parser context is not set")
     if params.num_ps != max(num_ps, 1):
       raise ValueError(f"num_ps is {num_ps}, but ids are sharded for {params.num_ps} servers")
-    if params.enable_gpu_emb:
-      raise NotImplementedError("There are no tables on GPUs.")
     if params.use_native_multi_hash_table != (
       use_native_multi_hash_table and not params.transfer_float16
     ):
@@ -97,8 +106,7 @@ class LayoutHashTable(queue_hooks.QueueHooks):
       )
     self._num_ps = params.num_ps
     self._use_native = params.use_native_multi_hash_table
-    self._use_gpu = params.use_gpu
-    self._queue_configs = queue_configs or {}
+    self._use_gpu = params.use_gpu or params.enable_gpu_emb
     self._feature_configs: example_pb2.FeatureConfigs = params.feature_configs
     self._inner_data_type = self._parser_ctx.parser_type or "example_batch"
     self._rows = layout_config.FeatureRows(
@@ -108,6 +116,14 @@ class LayoutHashTable(queue_hooks.QueueHooks):
       },
       params.shared_tables,
     )
+    self._ranks: rank_layout.RankLayout | None = None
+    if params.enable_gpu_emb:
+      self._set_ranks(
+        rank_layout.RankLayout(
+          num_ps, params, table_factory, queue_configs or {}, enable_grad_accumulation
+        )
+      )
+      return
     transfer = ps_transfer.PsTransfer(
       pinned=num_ps > 0,
       dims={
@@ -131,6 +147,10 @@ class LayoutHashTable(queue_hooks.QueueHooks):
     self._group = group
     # Where `get_queue_hooks` looks.
     self._tables = group.tables
+
+  def _set_ranks(self, ranks: rank_layout.RankLayout) -> None:
+    self._ranks = ranks
+    self._tables = [ranks.table]
 
   @classmethod
   def gen_feature_configs(
@@ -158,7 +178,8 @@ class LayoutHashTable(queue_hooks.QueueHooks):
       use_native_multi_hash_table: one native group per server; off with `transfer_float16`.
       transfer_float16: send embeddings and gradients with 16 bits.
       unique: whether to send every id once; by default unless exporting.
-      enable_gpu_emb: tables on GPUs.
+      enable_gpu_emb: `num_ps` is a number of ranks, which hold the tables, on GPUs if the
+        configurations say so. The ids of each table travel under its own name then.
       use_gpu: layouts on GPUs.
       shared_tables: feature -> native table, for features that share one; others share a table if
         their configurations are equal.
@@ -166,10 +187,14 @@ class LayoutHashTable(queue_hooks.QueueHooks):
     use_native = use_native_multi_hash_table and not transfer_float16
     shared_tables = (shared_tables or {}) if use_native else {}
     if use_native:
-      sub_tables = cls.no_merge_feature_config(feature_name_to_config, use_same_table=True)
+      configs, names = cls.no_merge_feature_config(
+        feature_name_to_config, use_same_table=not enable_gpu_emb
+      )
       if shared_tables:
         configs = layout_config.share_tables(feature_name_to_config, shared_tables)
-        sub_tables = configs, sub_tables[1]
+        if enable_gpu_emb:
+          names = {name: shared_tables.get(name, name) for name in names}
+      sub_tables = configs, names
     else:
       sub_tables = cls.merge_feature_config(feature_name_to_config)
     return layout_config.make_op_params(
@@ -214,6 +239,8 @@ class LayoutHashTable(queue_hooks.QueueHooks):
 
   def get_table_dim_sizes(self) -> list[int]:
     """Returns the tables' dimensions, by sorted name."""
+    if self._ranks is not None:
+      return self._ranks.table.get_table_dim_sizes()
     return self._group.get_table_dim_sizes()
 
   @property
@@ -266,6 +293,14 @@ class LayoutHashTable(queue_hooks.QueueHooks):
       return self._layouts(bundle)
 
     def look_up(bundle: dict[str, tf.Tensor], features: dict[str, Any]) -> None:
+      if self._ranks is not None:
+        # Ids go where they are exchanged, and sizes are read on the host.
+        offsets = {_key(name): bundle[_key(name)] for name in _OFFSETS}
+        _move_to_gpu(features, offsets)
+        bundle.update(offsets)
+        with tf.name_scope("pht_lookup"):
+          self._ranks.look_up(bundle, features, embedding_prefetch_capacity)
+        return
       with tf.name_scope("pht_lookup"):
         self._lookup_shards(bundle)
       if self._use_gpu:
@@ -308,7 +343,8 @@ class LayoutHashTable(queue_hooks.QueueHooks):
       What to run in every step.
 
     Raises:
-      AssertionError: there is no bundle.
+      AssertionError: there is no bundle, or `async_push` is set and ranks hold the tables: their
+        queues are those of `queue_configs`.
     """
     assert auxiliary_bundle is not None, "auxiliary_bundle is required: it names the ids"
     with tf.name_scope("pht_apply_gradients"):
@@ -316,6 +352,14 @@ class LayoutHashTable(queue_hooks.QueueHooks):
         [f"layout {name}" for name in self._layout_names()],
         [grad for grad, _ in layout_grads_and_vars],
       )
+      if self._ranks is not None:
+        assert not async_push, (
+          "async_push (enable_embedding_postpush) is set, but enable_gpu_emb is, too: use "
+          "enable_async_optimize"
+        )
+        return self._update_ranks(
+          layout_grads, auxiliary_bundle, grad_scale, global_step, _latest(req_time)
+        )
       grads = self._embedding_grads(layout_grads, auxiliary_bundle, grad_scale)
       keys = [(ps, table) for table in self._table_names() for ps in range(self._num_ps)]
       updates = {
@@ -326,9 +370,8 @@ class LayoutHashTable(queue_hooks.QueueHooks):
         }
         for ps in range(self._num_ps)
       }
-      req_time = tf.constant(0, tf.int64) if req_time is None else tf.reduce_max(req_time)
       global_step = tf.identity(tf.cast(global_step, tf.int64))
-      args = (updates, global_step, tf.cast(req_time, tf.int64))
+      args = (updates, global_step, _latest(req_time))
       if self._use_gpu:
         args = _move(args, "/device:CPU:0")
       if async_push and async_function_mgr is not None:
@@ -361,6 +404,8 @@ class LayoutHashTable(queue_hooks.QueueHooks):
     raise NotImplementedError("PartitionedHashTable does not support reinitialize!")
 
   def as_op(self, name: str | None = None) -> tf.Operation:
+    if self._ranks is not None:
+      return self._ranks.table.as_op(name or "pht_as_op")
     return self._group.as_op(name or "pht_as_op")
 
   def _take_sharded(self, features: dict[str, Any]) -> dict[str, Any]:
@@ -372,6 +417,9 @@ class LayoutHashTable(queue_hooks.QueueHooks):
     return ctx.sharding_sparse_fids_features_parse_from_features(features)
 
   def _put_shards(self, sharded: Mapping[str, Any], bundle: dict[str, tf.Tensor]) -> None:
+    if self._ranks is not None:
+      self._ranks.put_shards(sharded, bundle)
+      return
     for name in _OFFSETS:
       bundle[_key(name)] = sharded[name]
     for name in _SIZES:
@@ -448,8 +496,9 @@ class LayoutHashTable(queue_hooks.QueueHooks):
         feature_size=sizes["feature_size"],
         fid_size=sizes["fid_size"],
         emb_size=sizes["emb_size"],
+        fid_list_emb_row_lenth=self._block_sizes(bundle),
         # Version 3 is version 5 for a single request, which needs no sizes.
-        version=5 if has_sizes else 3,
+        version=4 if self._ranks is not None else 5 if has_sizes else 3,
       )
     return self.nest_layout(tensors)
 
@@ -474,8 +523,25 @@ class LayoutHashTable(queue_hooks.QueueHooks):
         variant_type=self._inner_data_type,
         feature_cfgs=self._feature_configs,
         ps_num=self._num_ps,
-        version=3,
+        fid_list_emb_row_lenth=self._block_sizes(bundle),
+        version=3 if self._ranks is None else 4,
       )
+
+  def _update_ranks(
+    self,
+    layout_grads: Sequence[tf.Tensor],
+    bundle: Mapping[str, tf.Tensor],
+    grad_scale: tf.Tensor | None,
+    global_step: tf.Tensor,
+    req_time: tf.Tensor,
+  ) -> tf.Operation:
+    assert self._ranks is not None
+    # The dense all-reduce is issued before the next exchange, in the same order on all ranks.
+    with tf.control_dependencies(step_order.control_ops()):
+      [grad_flat] = self._embedding_grads(layout_grads, bundle, grad_scale)
+    updated = copy.copy(self)
+    updated._set_ranks(self._ranks.apply(grad_flat, bundle, global_step, req_time))
+    return updated.as_op()
 
   def _layout_device(self) -> contextlib.AbstractContextManager:
     """Returns the scope of the layout ops: the GPU if layouts are made there and it may be used."""
@@ -533,6 +599,8 @@ class LayoutHashTable(queue_hooks.QueueHooks):
   def _write(
     self, data: AssignData, update_fn: Callable[[Any, dict[str, Any]], Any], op: str
   ) -> LayoutHashTable:
+    if self._ranks is not None:
+      raise NotImplementedError(f"{op} is not supported: enable_gpu_emb is set")
     tables = list(self._group.tables)
     for ps, name_to_pair in data.items():
       pairs = {}
@@ -549,15 +617,26 @@ class LayoutHashTable(queue_hooks.QueueHooks):
     return updated
 
   def _embeddings(self, bundle: Mapping[str, tf.Tensor]) -> list[tf.Tensor]:
+    if self._ranks is not None:
+      return [bundle[_key("recv_embeddings")]]
     return [
       bundle[_key(f"{table}:{ps}:embs")]
       for table in self._table_names()
       for ps in range(self._num_ps)
     ]
 
+  def _block_sizes(self, bundle: Mapping[str, tf.Tensor]) -> tf.Tensor | None:
+    """Returns the floats of each block of the one tensor that comes from ranks."""
+    return None if self._ranks is None else bundle[_key("fid_list_emb_row_lenth")]
+
   def _table_names(self) -> list[str]:
     """The tables under whose names ids travel, sorted."""
     return sorted({config.table for config in self._feature_configs.feature_configs.values()})
+
+
+def _latest(req_time: tf.Tensor | None) -> tf.Tensor:
+  req_time = tf.constant(0, tf.int64) if req_time is None else tf.reduce_max(req_time)
+  return tf.cast(req_time, tf.int64)
 
 
 def _move(tensors: Any, device: str) -> Any:
@@ -587,7 +666,3 @@ def _move_to_gpu(features: dict[str, Any], bundle: dict[str, tf.Tensor]) -> None
   moved_features, moved_bundle = _move((movable(features), movable(bundle)), "/device:GPU:0")
   features.update(moved_features)
   bundle.update(moved_bundle)
-
-
-def _key(name: str) -> str:
-  return id_sharding.ParserCtx.sharding_sparse_fids_features_prefix + name

@@ -601,7 +601,7 @@ class PartitionedHashTableTest(tf.test.TestCase, parameterized.TestCase):
     self._ctx.sharding_sparse_fids_op_params = _params(3, True)
     with self.assertRaisesRegex(ValueError, "num_ps is 2, but ids are sharded for 3 servers"):
       distributed_ps_factory.create_partitioned_hash_table(2, True)
-    with self.assertRaises(NotImplementedError):
+    with self.assertRaisesRegex(ValueError, "enable_gpu_emb is True, but False where"):
       distributed_ps_factory.create_partitioned_hash_table(3, True, enable_gpu_emb=True)
 
   @parameterized.product(native=(True, False))
