@@ -64,7 +64,7 @@ class _GpuTest(tf.test.TestCase):
       for got_step, want_step in zip(got_steps, want_steps):
         for name in names:
           np.testing.assert_allclose(got_step[name], want_step[name], rtol=1e-5, atol=1e-5)
-      self.assertGreater(max(np.abs(got_steps[-1][name]).max() for name in names), 0.01)
+      self.assertGreater(max(np.abs(got_steps[-1][name]).max(initial=0) for name in names), 0.01)
 
 
 class LayoutTest(_GpuTest):
