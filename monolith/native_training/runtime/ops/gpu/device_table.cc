@@ -8,7 +8,6 @@
 #include <limits>
 #include <mutex>
 #include <tuple>
-#include <unordered_map>
 #include <utility>
 
 #include "monolith/native_training/runtime/base/crc32c.h"
@@ -441,25 +440,28 @@ engine::Status DeviceTable::WriteShard(int shard, const engine::ExpiryPolicy* ex
 
 std::unique_ptr<engine::RecordLoad> DeviceTable::NewLoad() { return std::make_unique<Load>(this); }
 
-Status DeviceTable::LookupEntries(const std::vector<int64_t>& ids,
+Status DeviceTable::LookupEntries(void* stream, const int64_t* ids, int64_t n,
                                   std::vector<std::string>* entries) const {
-  std::unordered_map<int64_t, std::string> wanted;
-  for (const int64_t id : ids) wanted[id];
-  std::string records;
-  for (int shard = 0; shard < kShards && !wanted.empty(); ++shard) {
-    TF_RETURN_IF_ERROR(ReadShard(shard, &records));
-    TF_RETURN_IF_ERROR(FromEngine(
-        ForEachRecord(records, [&](const engine::RecordView& record, std::string_view /*framed*/) {
-          const auto found = wanted.find(IdOf(record));
-          if (found != wanted.end()) {
-            found->second.assign(record.data + kIdBytes, record.size - kIdBytes);
-          }
-          return engine::Status::Ok();
-        })));
-  }
   entries->clear();
-  for (const int64_t id : ids) entries->push_back(wanted[id]);
-  return OkStatus();
+  TF_RETURN_IF_ERROR(Check(library_->table_save_ids(
+      table_, stream, ids, n,
+      [](void* context, const char* bytes, int64_t size) {
+        try {
+          auto* const to = static_cast<std::vector<std::string>*>(context);
+          if (size < kIdBytes) {
+            to->emplace_back();
+          } else {
+            to->emplace_back(bytes + kIdBytes, size - kIdBytes);
+          }
+          return 0;
+        } catch (const std::exception&) {
+          return 1;
+        }
+      },
+      entries)));
+  if (static_cast<int64_t>(entries->size()) == n) return OkStatus();
+  return errors::Internal("table ", name_, " has given ", entries->size(), " entries for ", n,
+                          " ids");
 }
 
 Status DeviceTable::SavePage(int64_t part, int64_t num_parts, int64_t limit, int64_t offset,

@@ -42,8 +42,10 @@ class DeviceTable : public engine::RecordTable {
   // What MonolithHashTableStats returns, kNumStats numbers.
   Status WriteStats(int64_t* out) const;
 
-  // entries[i] = serialized EntryDump of ids[i] without `id`, empty where absent.
-  Status LookupEntries(const std::vector<int64_t>& ids, std::vector<std::string>* entries) const;
+  // entries[i] = serialized EntryDump of ids[i], which lie on the device, without `id`; empty where
+  // absent. Waits for the stream.
+  Status LookupEntries(void* stream, const int64_t* ids, int64_t n,
+                       std::vector<std::string>* entries) const;
   // As EmbeddingTable::SavePage; the offsets of one are not those of the other.
   Status SavePage(int64_t part, int64_t num_parts, int64_t limit, int64_t offset,
                   int64_t* new_offset, std::vector<std::string>* entries) const;

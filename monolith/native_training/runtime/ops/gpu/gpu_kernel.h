@@ -60,10 +60,6 @@ class GpuCall {
 
   // Copies to the host when the stream has come so far, and waits for that.
   Status ReadInOrder(const void* from, void* to, int64_t bytes) const;
-  Status ReadIds(const Tensor& from, std::vector<int64_t>* to) const {
-    to->resize(from.NumElements());
-    return ReadInOrder(from.data(), to->data(), from.NumElements() * int64_t{sizeof(int64_t)});
-  }
 
   // Copies `bytes` to the host memory of `to` in the order of the stream, then calls `then` from
   // another thread.

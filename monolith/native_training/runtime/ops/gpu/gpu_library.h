@@ -42,6 +42,7 @@
   FUNCTION(table_clear)                  \
   FUNCTION(table_stats)                  \
   FUNCTION(table_save_shard)             \
+  FUNCTION(table_save_ids)               \
   FUNCTION(table_load_records)
 
 namespace tensorflow {

@@ -136,14 +136,14 @@ class LookupEntryGpuOp : public GpuKernel {
   Status Launch(OpKernelContext* ctx, GpuCall* call) override {
     core::RefCountPtr<DeviceTableResource> resource;
     TF_RETURN_IF_ERROR(LookupHandleInput(ctx, 0, "table_handle", &resource));
-    std::vector<int64_t> ids;
-    TF_RETURN_IF_ERROR(call->ReadIds(ctx->input(1), &ids));
+    const int64_t n = ctx->input(1).NumElements();
     std::vector<std::string> entries;
-    TF_RETURN_IF_ERROR(resource->table()->LookupEntries(ids, &entries));
+    TF_RETURN_IF_ERROR(
+        resource->table()->LookupEntries(call->stream(), DeviceIds(ctx->input(1)), n, &entries));
     Tensor* out = nullptr;
-    TF_RETURN_IF_ERROR(AllocateOutput(ctx, 0, {static_cast<int64_t>(ids.size())}, &out));
+    TF_RETURN_IF_ERROR(AllocateOutput(ctx, 0, {n}, &out));
     auto strings = out->vec<tstring>();
-    for (size_t i = 0; i < ids.size(); ++i) strings(i) = entries[i];
+    for (int64_t i = 0; i < n; ++i) strings(i) = entries[i];
     return OkStatus();
   }
 };

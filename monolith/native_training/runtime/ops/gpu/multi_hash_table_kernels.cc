@@ -70,20 +70,16 @@ class LookupEntryGpuOp : public GpuKernel {
     TF_RETURN_IF_ERROR(LookupHandleInput(ctx, 0, "mtable", &group));
     RaggedIds ids;
     TF_RETURN_IF_ERROR(RaggedIds::Create(ctx, group->size(), /*many_requests=*/false, &ids));
-    std::vector<int64_t> all;
-    TF_RETURN_IF_ERROR(call->ReadIds(ctx->input(1), &all));
     Tensor* out = nullptr;
     TF_RETURN_IF_ERROR(AllocateOutput(ctx, 0, {ids.num_ids}, &out));
     auto strings = out->vec<tstring>();
     for (int64_t row = 0; row < ids.rows; ++row) {
-      const std::vector<int64_t> wanted(all.begin() + ids.splits[row],
-                                        all.begin() + ids.splits[row + 1]);
-      if (wanted.empty()) continue;
+      const int64_t n = ids.size(row);
+      if (n == 0) continue;
       std::vector<std::string> entries;
-      TF_RETURN_IF_ERROR(group->table(row)->LookupEntries(wanted, &entries));
-      for (size_t i = 0; i < wanted.size(); ++i) {
-        strings(ids.splits[row] + static_cast<int64_t>(i)) = entries[i];
-      }
+      TF_RETURN_IF_ERROR(
+          group->table(row)->LookupEntries(call->stream(), ids.ids + ids.splits[row], n, &entries));
+      for (int64_t i = 0; i < n; ++i) strings(ids.splits[row] + i) = entries[i];
     }
     return OkStatus();
   }
