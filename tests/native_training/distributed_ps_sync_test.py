@@ -6,12 +6,16 @@ import numpy as np
 import tensorflow as tf
 from absl import flags
 from absl.testing import parameterized
+from tensorflow.python.framework import kernels
 
 from monolith.native_training import (
+  device_utils,
   distributed_ps_factory,
   distributed_ps_sync,
   distribution_ops,
+  entry,
   feature_utils,
+  hash_filter_ops,
   hash_table_ops,
   hvd_lib,
   learning_rate_functions,
@@ -134,6 +138,46 @@ class DistributedMultiTypeHashTableMpiTest(_GraphTest):
       session.run(done)
       # The lookup that is ahead may have seen one update less.
       self.assertLess(session.run(embeddings)["1"][0, 0], 0)
+
+  @parameterized.parameters(False, True)
+  def test_tables_of_a_gpu_stay_there_and_rows_go_where_they_can_be_exchanged(self, native):
+    gpu_placement.allow(self)
+    configs = {}
+    for name, config in _configs().items():
+      entry.GpucucoHashTableConfig().mutate_table(config.table_config)
+      configs[name] = config
+    create = (
+      distributed_ps_factory.create_in_worker_native_multi_hash_table
+      if native
+      else distributed_ps_factory.create_in_worker_multi_type_hash_table
+    )
+    ids = _ids()
+    # As a driver does, whose session has no soft placement.
+    with tf.compat.v1.device(device_utils.default_device_fn):
+      with tf.device("/device:GPU:0"):
+        hash_filter = hash_filter_ops.create_dummy_hash_filter()
+      table = create(1, configs, hash_filter)
+      pack = _pack(ids)
+      kwargs = {}
+      if not native:
+        merged, sizes = table._merge_tensors(ids)
+        names, dims = sorted(merged), table.get_table_dim_sizes()
+        pack = distribution_ops.fused_reorder_by_indices([merged[n] for n in names], 1, dims)
+        pack, kwargs = (sizes, (*pack, None)), {"skip_merge_id": True}
+      _, bundle = table.lookup(ids, {}, pack)
+      table.apply_gradients(_grads(), auxiliary_bundle=bundle, global_step=_scalar(0), **kwargs)
+
+    group = "MonolithMultiHashTable" if native else "MonolithHashTable"
+    for op in (f"{group}FusedLookup", f"{group}FusedOptimize"):
+      self.assertEqual(gpu_placement.devices_of(op), {"GPU"}, op)
+    exchanged_on = {"GPU"} if hvd_lib.has_gpu_kernels() else {"CPU"}
+    self.assertLessEqual(gpu_placement.devices_of("HorovodAlltoall"), exchanged_on)
+    # Every op has a kernel where it is to run.
+    for op in tf.compat.v1.get_default_graph().get_operations():
+      device = tf.DeviceSpec.from_string(op.device).device_type
+      if op.type.startswith(("Monolith", "Horovod", "CreateMonolith")):
+        registered = kernels.get_registered_kernels_for_op(op.type).kernel
+        self.assertIn(device, {kernel.device_type for kernel in registered}, op.name)
 
   def test_bundle(self):
     table = _mpi_table()
