@@ -10,6 +10,7 @@
 #include "monolith/native_training/runtime/distribution/embedding_layout.h"
 #include "monolith/native_training/runtime/gpu/layout_plan_view.h"
 #include "tests/native_training/runtime/gpu/device_buffers.h"
+#include "tests/native_training/runtime/gpu/sanitized.h"
 
 namespace monolith {
 namespace gpu {
@@ -289,7 +290,8 @@ TEST_P(GpuLayoutTest, EmbeddingsThatOverlapAreAddedToo) {
 
 TEST_P(GpuLayoutTest, FindsWhatTheEngineFinds) {
   int accepted = 0;
-  for (int trial = 0; trial < 100; ++trial) {
+  const int trials = Sized(100, 10);
+  for (int trial = 0; trial < trials; ++trial) {
     Request request = MakeRequest(plan_, 1 + random_() % 5, &random_);
     for (int change = random_() % 3; change > 0; --change) {
       const uint32_t value = random_() % 4 == 0 ? random_() : random_() % 40;
@@ -321,7 +323,7 @@ TEST_P(GpuLayoutTest, FindsWhatTheEngineFinds) {
     EXPECT_EQ(Forward(plan_, {request}, blocks, &outputs), !error.empty()) << error;
     EXPECT_EQ(Backward(plan_, request, Outputs(request.batch), &grad), !error.empty()) << error;
   }
-  EXPECT_GT(accepted, 20);
+  EXPECT_GT(accepted, trials / 10);
 }
 
 INSTANTIATE_TEST_SUITE_P(Widths, GpuLayoutTest,
