@@ -48,6 +48,24 @@ int SortPairs(Stream stream, void* scratch, int64_t scratch_bytes, const Key* ke
   return CheckCuda(error, "sort");
 }
 
+int SortWordsScratch(int64_t n, int first_bit, int end_bit, int64_t* bytes) {
+  size_t size = 0;
+  const cudaError_t error = cub::DeviceRadixSort::SortKeys<uint64_t>(
+      nullptr, size, nullptr, nullptr, static_cast<int>(n), first_bit, end_bit, nullptr);
+  *bytes = static_cast<int64_t>(size);
+  return CheckCuda(error, "size of a sort");
+}
+
+int SortWords(Stream stream, void* scratch, int64_t scratch_bytes, const uint64_t* words,
+              uint64_t* sorted, int64_t n, int first_bit, int end_bit) {
+  if (n == 0) return MONO_GPU_OK;
+  size_t size = static_cast<size_t>(scratch_bytes);
+  return CheckCuda(
+      cub::DeviceRadixSort::SortKeys(scratch, size, words, sorted, static_cast<int>(n), first_bit,
+                                     end_bit, static_cast<cudaStream_t>(stream)),
+      "sort");
+}
+
 #else
 
 template <typename Key>
@@ -69,6 +87,21 @@ int SortPairs(Stream, void*, int64_t, const Key* keys, Key* sorted_keys, const u
     sorted_keys[i] = keys[order[i]];
     sorted_numbers[i] = numbers[order[i]];
   }
+  return MONO_GPU_OK;
+}
+
+int SortWordsScratch(int64_t, int, int, int64_t* bytes) {
+  *bytes = 0;
+  return MONO_GPU_OK;
+}
+
+int SortWords(Stream, void*, int64_t, const uint64_t* words, uint64_t* sorted, int64_t n,
+              int first_bit, int end_bit) {
+  const uint64_t mask = end_bit >= 64 ? ~uint64_t{0} : (uint64_t{1} << end_bit) - 1;
+  std::copy(words, words + n, sorted);
+  std::stable_sort(sorted, sorted + n, [&](uint64_t a, uint64_t b) {
+    return (a & mask) >> first_bit < (b & mask) >> first_bit;
+  });
   return MONO_GPU_OK;
 }
 

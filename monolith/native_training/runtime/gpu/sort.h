@@ -26,6 +26,11 @@ int SortPairs(Stream stream, void* scratch, int64_t scratch_bytes, const Key* ke
               Key* sorted_keys, const uint32_t* numbers, uint32_t* sorted_numbers, int64_t n,
               int bits, int first_bit = 0);
 
+// The same for single words, by the bits [first_bit, end_bit) of them.
+int SortWordsScratch(int64_t n, int first_bit, int end_bit, int64_t* bytes);
+int SortWords(Stream stream, void* scratch, int64_t scratch_bytes, const uint64_t* words,
+              uint64_t* sorted, int64_t n, int first_bit, int end_bit);
+
 }  // namespace gpu
 }  // namespace monolith
 
