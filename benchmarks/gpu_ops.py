@@ -4,8 +4,8 @@
 
 Kernels are called through the C interface of libmonolith_cuda.so, without TensorFlow between; each
 moves at least 100 MB. A row's bytes are those that must be read and written once; two gradients
-put their rows into buckets first, and a second share counts what that moves, too. The optimizers and clipping
-are compared with TensorFlow's own ops, inside TensorFlow. Needs a GPU.
+put their rows into buckets first, and a second share counts what that moves, too. The optimizers
+and clipping are compared with TensorFlow's own ops, inside TensorFlow. Needs a GPU.
 """
 
 from __future__ import annotations

@@ -24,6 +24,9 @@
 #ifndef MONO_GPU_POOL_ITEMS
 #define MONO_GPU_POOL_ITEMS 4
 #endif
+#ifndef MONO_GPU_POOL_BLOCKS
+#define MONO_GPU_POOL_BLOCKS 4
+#endif
 #ifndef MONO_GPU_SCATTER_ROWS
 #define MONO_GPU_SCATTER_ROWS 8
 #endif
@@ -46,6 +49,7 @@ constexpr int kReduceRows = MONO_GPU_REDUCE_ROWS;            // read at once by 
 constexpr int kReduceExamples = MONO_GPU_REDUCE_EXAMPLES;    // of a lane of reduce-and-split
 constexpr int kSpreadExamples = MONO_GPU_SPREAD_EXAMPLES;    // of a lane of its gradient
 constexpr int kPoolItems = MONO_GPU_POOL_ITEMS;              // places of a lane of the layout
+constexpr int kPoolBlocks = MONO_GPU_POOL_BLOCKS;            // of it on a multiprocessor, at least
 constexpr int kScatterRows = MONO_GPU_SCATTER_ROWS;          // that a lane of scatter_sum.h adds
 
 constexpr int kMaxBucketBits = MONO_GPU_BUCKET_BITS;     // of places that a block adds up
