@@ -83,7 +83,8 @@ struct Request {
   }
 };
 
-// Each feature has rows of its own in its table's block; ids repeat.
+// Each feature has rows of its own in its table's block; ids repeat. Of a large batch a few rows
+// have more ids than a block reads at once.
 Request MakeRequest(const LayoutPlan& plan, int64_t batch, std::mt19937* random) {
   constexpr int64_t kRows = 20;
   Request request;
@@ -95,7 +96,7 @@ Request MakeRequest(const LayoutPlan& plan, int64_t batch, std::mt19937* random)
     int64_t& size = request.block_sizes[feature.table];
     for (int64_t b = 0; b < (shared ? 1 : batch); ++b) {
       request.rows.push_back(static_cast<int32_t>(request.ids.size()));
-      const int64_t count = (*random)() % 6;
+      const int64_t count = (*random)() % (batch > 500 && b % 200 == 150 ? 2000 : 6);
       for (int64_t i = 0; i < count; ++i) {
         const uint64_t position = size + (*random)() % kRows * feature.width;
         request.ids.push_back(static_cast<uint64_t>(feature.table) << 32 | position);
@@ -211,7 +212,8 @@ class GpuLayoutTest
 };
 
 TEST_P(GpuLayoutTest, ForwardEqualsTheEngine) {
-  for (const std::vector<int64_t>& batches : {std::vector<int64_t>{1}, {33}, {0}, {5, 0, 40, 1}}) {
+  for (const std::vector<int64_t>& batches :
+       {std::vector<int64_t>{1}, {33}, {0}, {700}, {5, 0, 40, 1}}) {
     std::vector<Request> requests;
     std::vector<std::vector<float>> blocks, got, want = Outputs(0);
     int64_t total = 0;
