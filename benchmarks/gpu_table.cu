@@ -47,9 +47,9 @@ int Check(int first, int last) {
         options.seed = seed + static_cast<uint32_t>(number) * 10;
         if (number % 4 == 3) options.threshold = 3;
         if (seed == 2) {
-          options.max_batch = 20000;
-          options.distinct_ids = 30000;
-          options.steps = 12;
+          options.max_batch = Sized(20000, 2000);
+          options.distinct_ids = Sized(30000, 3000);
+          options.steps = kKindsOfCalls;
         }
         Differential differential(DifferentialConfig(number), options);
         const std::string error = differential.Run();
@@ -74,9 +74,9 @@ int Properties(int64_t rows) {
   report("many tables", ManyTablesEqualSingleOnes());
   report("many tables, out of memory", ManyTablesChangeTogetherOrNotAtAll());
   report("admission by chance", LetsInByChance());
-  report("determinism", SameCallsGiveTheSameTable(3000, 20));
+  report("determinism", SameCallsGiveTheSameTable(Sized(3000, 300), Sized(20, 7)));
   if (rows > 1000000) report("determinism, large batches", SameCallsGiveTheSameTable(600000, 12));
-  report("out of memory", RunsOutOfMemoryWithoutLoss(int64_t{64} << 20));
+  report("out of memory", RunsOutOfMemoryWithoutLoss(Sized(int64_t{64}, int64_t{16}) << 20));
   report("growth", GrowsWhileRowsLeave(rows));
   return failed == 0 ? 0 : 1;
 }
@@ -478,7 +478,9 @@ struct FillRows {
 
 // Rows that are assigned one value each time, by a stream of its own, are never seen half written.
 int Streams() {
-  constexpr int64_t kIds = 200000, kDim = 32;
+  constexpr int64_t kDim = 32;
+  const int64_t num_ids = Sized(200000, 4000);
+  const int steps = Sized(200, 20);
   cudaStream_t writer = nullptr, reader = nullptr;
   if (cudaStreamCreateWithFlags(&writer, cudaStreamNonBlocking) != cudaSuccess ||
       cudaStreamCreateWithFlags(&reader, cudaStreamNonBlocking) != cudaSuccess) {
@@ -493,24 +495,24 @@ int Streams() {
     }
     TablePointer table;
     MUST(CreateTable(OneSegment(kDim, engine::OptimizerKind::kSgd), &table));
-    Array<int64_t> ids(kIds);
-    MUST(ForEach(nullptr, kIds, MakeIds{0, ids.data()}));
-    Array<float> values(kIds * kDim), out(kIds * kDim);
+    Array<int64_t> ids(num_ids);
+    MUST(ForEach(nullptr, num_ids, MakeIds{0, ids.data()}));
+    Array<float> values(num_ids * kDim), out(num_ids * kDim);
     Array<unsigned long long> count(std::vector<unsigned long long>{0});
     MUST(mono_gpu_synchronize(nullptr));
     MonoGpuWriteOptions options = {};
-    for (int step = 1; step <= 200; ++step) {
-      MUST(ForEach(writer, kIds * kDim, FillRows{static_cast<float>(step), values.data()}));
+    for (int step = 1; step <= steps; ++step) {
+      MUST(ForEach(writer, num_ids * kDim, FillRows{static_cast<float>(step), values.data()}));
       // More ids as it goes, so that the index grows under the lookups.
-      const int64_t n = kIds * step / 200;
+      const int64_t n = num_ids * step / steps;
       MUST(mono_gpu_table_assign(table.get(), writer, ids.data(), n, values.data(), &options));
-      MUST(mono_gpu_table_lookup(table.get(), reader, ids.data(), kIds, out.data(), nullptr));
-      MUST(ForEach(reader, kIds, CountTorn{out.data(), kDim, count.data()}));
+      MUST(mono_gpu_table_lookup(table.get(), reader, ids.data(), num_ids, out.data(), nullptr));
+      MUST(ForEach(reader, num_ids, CountTorn{out.data(), kDim, count.data()}));
     }
     MUST(mono_gpu_synchronize(writer));
     MUST(mono_gpu_synchronize(reader));
     torn += count.Read()[0];
-    for (const float value : out.Read()) mixed += value != 200.0f;
+    for (const float value : out.Read()) mixed += value != static_cast<float>(steps);
   }
   cudaStreamDestroy(writer);
   cudaStreamDestroy(reader);

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import argparse
 import concurrent.futures
+import dataclasses
 import os
 import pathlib
 import shutil
 import subprocess
 import sys
+import tempfile
+import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 
@@ -33,6 +36,13 @@ _FILES = (
   "tests/native_training/tables/layout_table_test.py",
 )
 
+_SANITIZER_SECONDS = 55  # for each program of one tool; they run together, and there are two tools
+_PARTS = 8  # of the program that launches most
+
+
+def _is_large(program: pathlib.Path) -> bool:
+  return program.name == "gpu_table_test"
+
 
 def _has_gpu() -> bool:
   """Tells whether TensorFlow finds a GPU, asked in a process of its own."""
@@ -50,46 +60,72 @@ def _run(*command: object) -> bool:
   return subprocess.run(list(map(str, command)), cwd=ROOT, env=_environment()).returncode == 0
 
 
-def _run_quietly(command: list[str]) -> tuple[bool, str]:
-  """Returns whether a program succeeded, and what it printed."""
-  done = subprocess.run(
-    command,
-    cwd=ROOT,
-    env=_environment(),
-    stdout=subprocess.PIPE,
-    stderr=subprocess.STDOUT,
-    text=True,
-    errors="replace",
-  )
-  return done.returncode == 0, done.stdout
+@dataclasses.dataclass(frozen=True)
+class _Sanitizing:
+  """A part of a test program under one of compute-sanitizer's tools."""
+
+  tool: str
+  program: pathlib.Path
+  part: int
+  parts: int
+
+  @property
+  def name(self) -> str:
+    part = f" {self.part + 1}/{self.parts}" if self.parts > 1 else ""
+    return f"{self.tool} {self.program.name}{part}"
+
+  def run(self, sanitizer: str) -> tuple[str, str]:
+    """Returns how it ended, "passed" or something else, and what it printed."""
+    command = [sanitizer, "--tool", self.tool, "--error-exitcode", "1", str(self.program)]
+    environment = {
+      **_environment(),
+      "MONOLITH_SANITIZED": "1",
+      "GTEST_TOTAL_SHARDS": str(self.parts),
+      "GTEST_SHARD_INDEX": str(self.part),
+    }
+    with tempfile.TemporaryFile() as output:
+      process = subprocess.Popen(
+        command, cwd=ROOT, env=environment, stdout=output, stderr=subprocess.STDOUT
+      )
+      try:
+        code = process.wait(_SANITIZER_SECONDS)
+        ended = "passed" if code == 0 else f"FAILED with {code}"
+      except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+        ended = f"FAILED: not done after {_SANITIZER_SECONDS} s"
+      output.seek(0)
+      return ended, output.read().decode(errors="replace")
 
 
 def _sanitize() -> bool:
-  """Runs the C++ tests under both tools, all at a time: they wait more than they compute."""
+  """Runs the C++ tests under memcheck, then under racecheck, at sizes suited to them.
+
+  The programs of a tool run at a time, the one of tables in parts: they wait more than they
+  compute. Each prints a line as it ends, and what it printed itself if it failed.
+  """
   sanitizer = shutil.which("compute-sanitizer")
   if not sanitizer:
     print("error: compute-sanitizer is not on PATH", file=sys.stderr)
     return False
-  programs = sorted((ROOT / "build/gpu-tests/bin").rglob("*_test"))
-  # Hundreds of requests take minutes: memcheck, whose matter bad offsets are, has those of two of
-  # the eight configurations, and racecheck none; the other cases launch the same kernels.
-  hundreds = "*FindsWhatTheEngineFinds"
-  filters = {
-    "memcheck": "-" + ":".join(f"{hundreds}/{i}" for i in range(2, 8)),
-    "racecheck": f"-{hundreds}*",
-  }
-  commands = [
-    [sanitizer, "--tool", tool, "--error-exitcode", "1", str(program)]
-    + ["--gtest_brief=1", f"--gtest_filter={tests}"]
-    for tool, tests in filters.items()
-    for program in programs
-  ]
+  programs = sorted((ROOT / "build/gpu-tests/bin").rglob("*_test"), key=_is_large)
   good = bool(programs)
-  with concurrent.futures.ThreadPoolExecutor(len(commands) or 1) as pool:
-    for command, (passed, output) in zip(commands, pool.map(_run_quietly, commands)):
-      print("==", *command, "" if passed else "FAILED", flush=True)
-      print(output, flush=True)
-      good &= passed
+  for tool in ("memcheck", "racecheck"):
+    runs = [
+      _Sanitizing(tool, program, part, parts)
+      for program in programs
+      for parts in (_PARTS if _is_large(program) else 1,)
+      for part in range(parts)
+    ]
+    start = time.monotonic()
+    with concurrent.futures.ThreadPoolExecutor(len(runs) or 1) as pool:
+      ends = {pool.submit(run.run, sanitizer): run for run in runs}
+      for end in concurrent.futures.as_completed(ends):
+        ended, output = end.result()
+        print(f"== {ends[end].name}: {ended} ({time.monotonic() - start:.0f} s)", flush=True)
+        if ended != "passed":
+          print(output, flush=True)
+          good = False
   return good
 
 

@@ -1,11 +1,13 @@
 // Fused layout: pools the embeddings of a batch's ids into the model's input tensors, in the order
-// of distribution/embedding_layout.h. One launch follows the offsets, checks them and pools.
+// of distribution/embedding_layout.h. One launch follows the offsets, checks them and pools;
+// outputs that add up several slices, and several requests, take a second one.
 #include <algorithm>
 #include <cstdint>
 #include <vector>
 
 #include "monolith/native_training/runtime/gpu/device_math.h"
 #include "monolith/native_training/runtime/gpu/layout_request.h"
+#include "monolith/native_training/runtime/gpu/thread_block.h"
 #include "monolith/native_training/runtime/gpu/tuning.h"
 #include "monolith/native_training/runtime/gpu/workspace.h"
 
@@ -37,10 +39,8 @@ struct UnitTarget {
   bool first_n;
 };
 
-// Item of a unit = (batch row, FIRSTN position, pack of columns). A lane has kPoolItems of them,
-// one after the other: where the unit is one slice of one request, what is common to them is looked
-// up once, and the ids of the next are on their way while one is pooled.
-struct PoolTile {
+// What pools, by lanes for themselves (PoolTile) or together (PoolBlock).
+struct Pooling {
   const Unit* units;
   int64_t num_units;
   const UnitTarget* targets;
@@ -48,8 +48,6 @@ struct PoolTile {
   int64_t num_requests;
   int64_t batch;  // of all requests
   int32_t* bad;
-
-  static constexpr int kMinBlocks = 3;
 
   struct Place {
     int64_t row;  // of the outputs
@@ -107,18 +105,15 @@ struct PoolTile {
     return source;
   }
 
-  template <int kSize>
-  MONO_DEVICE Place PlaceOf(const Unit& unit, int64_t item) const {
-    const int64_t packs = unit.width / kSize;
+  // Number `number` of the unit's (batch row, FIRSTN position).
+  MONO_DEVICE Place PlaceOf(const Unit& unit, int64_t number, int64_t column) const {
     Place place;
-    int64_t rest, pack;
-    place.valid = item < batch * unit.positions * packs;
-    DivMod(place.valid ? item : 0, packs, &rest, &pack);
     int64_t position = 0;
-    place.row = rest;
-    if (unit.positions > 1) DivMod(rest, unit.positions, &place.row, &position);
+    place.valid = number < batch * unit.positions;
+    place.row = place.valid ? number : 0;
+    if (unit.positions > 1) DivMod(place.row, unit.positions, &place.row, &position);
     place.position = static_cast<int32_t>(position);
-    place.column = static_cast<int32_t>(pack) * kSize;
+    place.column = static_cast<int32_t>(column);
     return place;
   }
 
@@ -138,11 +133,12 @@ struct PoolTile {
     // There are less than 2^31 ids.
     const int32_t start = static_cast<int32_t>(begin);
     if (!source.target.first_n) return {start, static_cast<int32_t>(end) - start};
-    return place.position < end - begin ? Ids{start + place.position, 1} : Ids{0, 0};
+    const int32_t size = static_cast<int32_t>(end) - start;
+    return place.position < size ? Ids{start + place.position, 1} : Ids{start + size, 0};
   }
 
   // Where columns of an embedding are; null if it is out of bounds.
-  MONO_DEVICE const float* AddressOf(const Source& source, uint64_t id, int32_t column) const {
+  MONO_DEVICE static const float* AddressIn(const Source& source, uint64_t id, int32_t column) {
     const int64_t block = static_cast<int64_t>(id >> 32);
     const int64_t position = static_cast<int64_t>(id & 0xffffffffu);
     if (block < source.num_blocks) {
@@ -151,8 +147,13 @@ struct PoolTile {
         return from.data + position + source.target.start + column;
       }
     }
-    MarkBad(bad);
     return nullptr;
+  }
+
+  MONO_DEVICE const float* AddressOf(const Source& source, uint64_t id, int32_t column) const {
+    const float* const address = AddressIn(source, id, column);
+    if (address == nullptr) MarkBad(bad);
+    return address;
   }
 
   // Adds one slice to *sum; *any tells whether it holds something yet.
@@ -202,34 +203,19 @@ struct PoolTile {
     Store<kSize>(sum, unit.out + place.row * unit.row_size + unit.column +
                           place.position * unit.step + place.column);
   }
+};
 
-  template <int kSize>
-  MONO_DEVICE void RunOneSlice(const Unit& unit, int64_t item) const {
-    const Source source = SourceOf(requests[0], targets[unit.first_target]);
-    Place place = PlaceOf<kSize>(unit, item);
-    Ids span = IdsOf(source, place);
-    for (int p = 0; p < kPoolItems; ++p) {
-      item += kLanes;
-      Place next = PlaceOf<kSize>(unit, item);
-      next.valid = next.valid && p + 1 < kPoolItems;
-      const Ids next_span = IdsOf(source, next);
-      Pack<kSize> sum = Zeros<kSize>();
-      bool any = false;
-      Pool<kSize>(source, span, place.column, &any, &sum);
-      Write<kSize>(unit, place, sum);
-      place = next;
-      span = next_span;
-    }
-  }
+// Item of a unit = (batch row, FIRSTN position, pack of columns). A lane has kPoolItems of them,
+// one after the other.
+struct PoolTile : Pooling {
+  static constexpr int kMinBlocks = 3;
 
   template <int kSize>
   MONO_DEVICE void Run(const Unit& unit, int64_t item) const {
-    if (num_requests == 1 && unit.num_targets == 1) {
-      RunOneSlice<kSize>(unit, item);
-      return;
-    }
     for (int p = 0; p < kPoolItems; ++p, item += kLanes) {
-      const Place place = PlaceOf<kSize>(unit, item);
+      int64_t number, pack;
+      DivMod(item, unit.width / kSize, &number, &pack);
+      const Place place = PlaceOf(unit, number, pack * kSize);
       if (!place.valid) return;
       const Request& request = RequestOf(place.row);
       Pack<kSize> sum = Zeros<kSize>();
@@ -253,10 +239,120 @@ struct PoolTile {
   }
 };
 
-// Places of the outputs, with their slices.
-std::vector<Unit> MakeUnits(const Plan& plan, const MonoGpuLayoutPlan& from, int64_t batch,
-                            float* const* outputs, std::vector<UnitTarget>* unit_targets,
-                            int64_t* tiles) {
+// Units that are one slice of one request. A block has kPlaces places of one: it reads where their
+// ids are, then their ids, each lane one at a time, so that pooling waits for embeddings alone. The
+// blocks behind those of the units check the request.
+struct PoolBlock : Pooling {
+  int64_t num_blocks;
+  EachItem<CheckRequest> check;
+
+  static constexpr int kMinBlocks = kPoolBlocks;
+  static constexpr int kPlaces = kLanes;
+  static constexpr int kStaged = 4 * kPlaces;  // ids; more are read when they are pooled
+
+  struct Memory {
+    const float* addresses[kStaged];  // of embeddings, or null
+    Ids spans[kPlaces];
+  };
+
+  MONO_DEVICE void operator()(const ThreadBlock& block) const {
+    if (block.number >= num_blocks) {
+      block.Each([&](int lane) { check(block.number - num_blocks, lane); });
+      return;
+    }
+    const Unit unit = units[FindPart(units, num_units, block.number)];
+    const int64_t first = (block.number - unit.first_tile) * kPlaces;
+    const int64_t left = batch * unit.positions - first;
+    const int count = static_cast<int>(left < kPlaces ? left : kPlaces);
+    const Source source = SourceOf(requests[0], targets[unit.first_target]);
+    Memory& memory = *block.At<Memory>(0);
+    block.Each(
+        [&](int lane) { memory.spans[lane] = IdsOf(source, PlaceOf(unit, first + lane, 0)); });
+    const int32_t begin = memory.spans[0].begin;
+    const Ids last = memory.spans[count - 1];
+    // FIRSTN leaves ids out, so that its last place may have none.
+    int64_t staged = source.target.first_n ? kStaged : int64_t{last.begin} + last.count - begin;
+    staged = staged < kStaged ? staged : kStaged;
+    staged = begin + staged < source.num_ids ? staged : source.num_ids - begin;
+    block.Each([&](int lane) {
+      MONO_UNROLL
+      for (int k = 0; k < kStaged / kLanes; ++k) {
+        const int i = k * kLanes + lane;
+        if (i < staged) {
+          memory.addresses[i] = AddressIn(source, source.ids[int64_t{begin} + i], 0);
+        }
+      }
+    });
+    block.Each([&](int lane) {
+      if (unit.pack == 4) {
+        Run<4>(unit, source, memory, first, count, begin, staged, lane);
+      } else {
+        Run<1>(unit, source, memory, first, count, begin, staged, lane);
+      }
+    });
+  }
+
+  template <int kSize>
+  MONO_DEVICE void Run(const Unit& unit, const Source& source, const Memory& memory, int64_t first,
+                       int count, int32_t begin, int64_t staged, int lane) const {
+    int log_lanes = 0;
+    while (log_lanes < 5 && (int64_t{kSize} << log_lanes) < unit.width) ++log_lanes;
+    const int own = lane & ((1 << log_lanes) - 1);
+    for (int p = lane >> log_lanes; p < count; p += kLanes >> log_lanes) {
+      const Ids span = memory.spans[p];
+      for (int64_t column = own * kSize; column < unit.width;
+           column += int64_t{kSize} << log_lanes) {
+        const Place place = PlaceOf(unit, first + p, column);
+        Write<kSize>(unit, place, Sum<kSize>(source, memory, span, place.column, begin, staged));
+      }
+    }
+  }
+
+  template <int kSize>
+  MONO_DEVICE Pack<kSize> Sum(const Source& source, const Memory& memory, const Ids& span,
+                              int32_t column, int32_t begin, int64_t staged) const {
+    Pack<kSize> sum = Zeros<kSize>();
+    for (int32_t done = 0; done < span.count; done += kIdsAtOnce) {
+      Pack<kSize> values[kIdsAtOnce];
+      MONO_UNROLL
+      for (int k = 0; k < kIdsAtOnce; ++k) {
+        const int64_t i = int64_t{span.begin} - begin + done + k;
+        const float* from = nullptr;
+        if (done + k < span.count) {
+          const float* const address = i >= 0 && i < staged ? memory.addresses[i] : nullptr;
+          from = address != nullptr ? address + column
+                                    : AddressOf(source, source.ids[begin + i], column);
+        }
+        values[k] = from != nullptr ? Load<kSize>(from) : Zeros<kSize>();
+      }
+      MONO_UNROLL
+      for (int k = 0; k < kIdsAtOnce; ++k) {
+        if (done + k >= span.count) continue;
+        if (done + k == 0) {
+          sum = values[k];
+        } else {
+          AddTo(&sum, values[k]);
+        }
+      }
+    }
+    if (source.target.mean && span.count > 0) {
+      const float count = static_cast<float>(span.count);
+      for (int k = 0; k < kSize; ++k) sum.values[k] /= count;
+    }
+    return sum;
+  }
+};
+
+// Places of the outputs, with their slices: those of PoolBlock if there is one request, and those
+// of PoolTile.
+struct Units {
+  std::vector<Unit> of_blocks, of_tiles;
+  std::vector<UnitTarget> targets;
+  int64_t blocks = 0, tiles = 0;
+};
+
+Units MakeUnits(const Plan& plan, const MonoGpuLayoutPlan& from, int64_t batch, bool one_request,
+                float* const* outputs) {
   std::vector<std::vector<int64_t>> groups;
   std::vector<int64_t> group_of_output(from.num_outputs, -1);
   for (size_t t = 0; t < plan.targets.size(); ++t) {
@@ -267,23 +363,37 @@ std::vector<Unit> MakeUnits(const Plan& plan, const MonoGpuLayoutPlan& from, int
     }
     groups[shared == nullptr ? groups.size() - 1 : *shared].push_back(static_cast<int64_t>(t));
   }
-  std::vector<Unit> units;
-  *tiles = 0;
+  Units units;
   for (const std::vector<int64_t>& group : groups) {
     const Target& target = plan.targets[group[0]];
     int64_t pack = 4;
     for (const int64_t t : group) pack = IsPacked(plan.targets[t]) ? pack : 1;
     const int64_t positions = plan.features[target.feature].positions;
-    units.push_back({outputs[target.output], target.row_size, target.column, target.step,
-                     target.width, positions, static_cast<int64_t>(unit_targets->size()),
-                     static_cast<int64_t>(group.size()), *tiles, pack});
+    Unit unit{outputs[target.output],
+              target.row_size,
+              target.column,
+              target.step,
+              target.width,
+              positions,
+              static_cast<int64_t>(units.targets.size()),
+              static_cast<int64_t>(group.size()),
+              0,
+              pack};
     for (const int64_t t : group) {
       const Target& own = plan.targets[t];
       const Feature& feature = plan.features[own.feature];
-      unit_targets->push_back({own.feature, static_cast<int32_t>(own.start),
+      units.targets.push_back({own.feature, static_cast<int32_t>(own.start),
                                static_cast<int32_t>(feature.width), feature.mean, feature.first_n});
     }
-    *tiles += CeilDiv(batch * positions * (target.width / pack), kLanes * kPoolItems);
+    if (one_request && group.size() == 1) {
+      unit.first_tile = units.blocks;
+      units.blocks += CeilDiv(batch * positions, PoolBlock::kPlaces);
+      units.of_blocks.push_back(unit);
+    } else {
+      unit.first_tile = units.tiles;
+      units.tiles += CeilDiv(batch * positions * (target.width / pack), kLanes * kPoolItems);
+      units.of_tiles.push_back(unit);
+    }
   }
   return units;
 }
@@ -326,30 +436,33 @@ int mono_gpu_op_layout(void* stream, const MonoGpuLayoutPlan* plan, int64_t num_
       checks += items;
       all_requests.push_back(request);
     }
-    std::vector<UnitTarget> unit_targets;
-    int64_t tiles;
-    const std::vector<Unit> units = MakeUnits(own, *plan, batch, outputs, &unit_targets, &tiles);
+    const Units units = MakeUnits(own, *plan, batch, num_requests == 1, outputs);
     const auto request_slot = space.Put(all_requests);
     const auto feature_slot = space.Put(own.features);
-    const auto unit_slot = space.Put(units);
-    const auto unit_target_slot = space.Put(unit_targets);
+    const auto block_unit_slot = space.Put(units.of_blocks);
+    const auto tile_unit_slot = space.Put(units.of_tiles);
+    const auto unit_target_slot = space.Put(units.targets);
     if (space.Measure(workspace, workspace_bytes)) return MONO_GPU_OK;
     MONO_GPU_TRY(space.Upload(stream));
-    const PoolTile pool{space.At(unit_slot),
-                        static_cast<int64_t>(units.size()),
-                        space.At(unit_target_slot),
-                        space.At(request_slot),
-                        num_requests,
-                        batch,
-                        space.bad()};
-    const CheckRequest check{space.At(request_slot),
-                             num_requests,
-                             space.At(feature_slot),
-                             plan->num_features,
-                             space.bad(),
-                             /*listing=*/false,
-                             {}};
-    return ForTiles(stream, tiles, pool, CeilDiv(checks, kLanes),
-                    EachItem<CheckRequest>{checks, check});
+    const Pooling pooling{
+        nullptr, 0,          space.At(unit_target_slot), space.At(request_slot), num_requests,
+        batch,   space.bad()};
+    PoolBlock block{pooling,
+                    units.blocks,
+                    {checks, CheckRequest{space.At(request_slot),
+                                          num_requests,
+                                          space.At(feature_slot),
+                                          plan->num_features,
+                                          space.bad(),
+                                          /*listing=*/false,
+                                          {}}}};
+    block.units = space.At(block_unit_slot);
+    block.num_units = static_cast<int64_t>(units.of_blocks.size());
+    MONO_GPU_TRY(ForBlocks(stream, units.blocks + CeilDiv(checks, kLanes),
+                           int64_t{sizeof(PoolBlock::Memory)}, block));
+    PoolTile tile{pooling};
+    tile.units = space.At(tile_unit_slot);
+    tile.num_units = static_cast<int64_t>(units.of_tiles.size());
+    return ForTiles(stream, units.tiles, tile);
   });
 }

@@ -24,17 +24,20 @@
 #ifndef MONO_GPU_POOL_ITEMS
 #define MONO_GPU_POOL_ITEMS 4
 #endif
+#ifndef MONO_GPU_POOL_BLOCKS
+#define MONO_GPU_POOL_BLOCKS 4
+#endif
 #ifndef MONO_GPU_SCATTER_ROWS
 #define MONO_GPU_SCATTER_ROWS 8
 #endif
-#ifndef MONO_GPU_BUCKET_BYTES
-#define MONO_GPU_BUCKET_BYTES 8192
+#ifndef MONO_GPU_BUCKET_BITS
+#define MONO_GPU_BUCKET_BITS 10
 #endif
 #ifndef MONO_GPU_BUCKET_ROWS
-#define MONO_GPU_BUCKET_ROWS 128
+#define MONO_GPU_BUCKET_ROWS 8
 #endif
 #ifndef MONO_GPU_BUCKET_BLOCKS
-#define MONO_GPU_BUCKET_BLOCKS 8
+#define MONO_GPU_BUCKET_BLOCKS 4
 #endif
 
 namespace monolith {
@@ -46,11 +49,11 @@ constexpr int kReduceRows = MONO_GPU_REDUCE_ROWS;            // read at once by 
 constexpr int kReduceExamples = MONO_GPU_REDUCE_EXAMPLES;    // of a lane of reduce-and-split
 constexpr int kSpreadExamples = MONO_GPU_SPREAD_EXAMPLES;    // of a lane of its gradient
 constexpr int kPoolItems = MONO_GPU_POOL_ITEMS;              // places of a lane of the layout
+constexpr int kPoolBlocks = MONO_GPU_POOL_BLOCKS;            // of it on a multiprocessor, at least
 constexpr int kScatterRows = MONO_GPU_SCATTER_ROWS;          // that a lane of scatter_sum.h adds
 
-constexpr int kMaxBucketBits = 7;                        // of places that a warp adds up
-constexpr int64_t kBucketBytes = MONO_GPU_BUCKET_BYTES;  // of shared memory, for a warp
-constexpr int64_t kBucketRows = MONO_GPU_BUCKET_ROWS;    // that a bucket should have
+constexpr int kMaxBucketBits = MONO_GPU_BUCKET_BITS;     // of places that a block adds up
+constexpr int kBucketRowsAtOnce = MONO_GPU_BUCKET_ROWS;  // that a lane of it reads
 constexpr int kBucketBlocks = MONO_GPU_BUCKET_BLOCKS;    // on a multiprocessor, at least
 
 }  // namespace gpu
