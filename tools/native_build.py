@@ -44,6 +44,8 @@ BUILD_INFO = RUNTIME / "ops/_build_info.py"
 # Optional: the model server, where nghttp2 and TensorFlow's C++ library are there.
 SERVER = pathlib.PurePosixPath("monolith/serving/native")
 SERVER_PROGRAM = SERVER / "monolith_model_server"
+# What of the engine the server has inside; tables are reached through ops.
+SERVER_ENGINE_SOURCES = ("base/crc32c.cc", "base/dynamic_library.cc", "kafka/rdkafka_api.cc")
 SUPPORTED_TENSORFLOW = "2.15"
 PROTOC_VERSION = "3.21"
 
@@ -669,7 +671,7 @@ def _add_server_objects(
     objects.append(compiled)
   # Only its headers: the library is loaded when TLS is asked for.
   tls = "-DMONOLITH_WITH_OPENSSL" if _has_header(tools, "openssl/ssl.h") else ""
-  for source in server_sources():
+  for source in [*server_sources(), *(RUNTIME / name for name in SERVER_ENGINE_SOURCES)]:
     own = f"{flags} {tls}" if source == SERVER / "net/tls.cc" else flags
     ninja.build([_object(source, variant)], "cxx", [source], order_only=headers, flags=own)
     objects.append(_object(source, variant))

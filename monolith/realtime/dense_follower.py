@@ -49,11 +49,14 @@ class DenseAssigner:
     """Whether there is something to set."""
     return bool(self._variables)
 
-  def assign(self, tensors: dict[str, np.ndarray]) -> None:
+  def assign(self, tensors: dict[str, bytes]) -> None:
     """Sets every variable.
 
+    Args:
+      tensors: serialized `TensorProto` by name of the variable.
+
     Raises:
-      PoisonedError: one is missing or does not fit; none is set.
+      PoisonedError: one is missing, cannot be read or does not fit; none is set.
     """
     values = []
     for variable in self._variables:
@@ -61,13 +64,8 @@ class DenseAssigner:
       name = variable.op.name if part is None else part.full_name
       if name not in tensors:
         raise PoisonedError(f"the set lacks {name!r} and has {sorted(tensors)[:16]}")
-      value = tensors[name]
       shape = variable.shape.as_list() if part is None else list(part.full_shape)
-      dtype = variable.dtype.base_dtype.as_numpy_dtype
-      if list(value.shape) != shape or value.dtype != dtype:
-        raise PoisonedError(
-          f"{name!r} is {value.dtype}{list(value.shape)}, want {np.dtype(dtype)}{shape}"
-        )
+      value = _read_tensor(name, tensors[name], variable.dtype.base_dtype, shape)
       values.append(value if part is None else value[slice_of(part)])
     with self._gate.closed():
       self._call(*values)
@@ -124,22 +122,30 @@ class DenseFollower(LogFollower):
       return
     chunks = [self._chunks[index] for index in range(chunk.num_chunks)]
     self._number, self._chunks = None, {}
-    self._assigner.assign(_read_tensors(chunks))
+    self._assigner.assign(_join_pieces(chunks))
     self.epoch, self.version = chunk.epoch, chunk.version
     self.sets += 1
     logging.info("Dense variables of %s are those of step %d", self.name, chunk.version)
 
 
-def _read_tensors(chunks: list[DenseSet]) -> dict[str, np.ndarray]:
+def _join_pieces(chunks: list[DenseSet]) -> dict[str, bytes]:
   pieces: dict[str, list[bytes]] = {}
   for chunk in chunks:
     for tensor in chunk.tensors:
       pieces.setdefault(tensor.name, []).append(tensor.tensor)
-  tensors = {}
-  for name, parts in pieces.items():
-    try:
-      proto = tensor_pb2.TensorProto.FromString(b"".join(parts))
-      tensors[name] = tf.make_ndarray(proto)
-    except Exception as error:  # A shape can be anything, too.
-      raise PoisonedError(f"tensor {name!r} cannot be read: {error}") from error
-  return tensors
+  return {name: b"".join(parts) for name, parts in pieces.items()}
+
+
+def _read_tensor(name: str, serialized: bytes, dtype: tf.DType, shape: list[int]) -> np.ndarray:
+  try:
+    proto = tensor_pb2.TensorProto.FromString(serialized)
+    found = [dim.size for dim in proto.tensor_shape.dim]
+    # Before the array is made: a few bytes can name any shape.
+    if proto.dtype != dtype.as_datatype_enum or found != shape:
+      have = tf.dtypes.as_dtype(proto.dtype).name
+      raise PoisonedError(f"{name!r} is {have}{found}, want {dtype.name}{shape}")
+    return tf.make_ndarray(proto)
+  except PoisonedError:
+    raise
+  except Exception as error:  # What protobuf raises differs between its implementations.
+    raise PoisonedError(f"tensor {name!r} cannot be read: {error}") from error

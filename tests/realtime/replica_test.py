@@ -1,7 +1,7 @@
 """Replicas catch up with a row log and follow it: a real broker, a trained model, real servers.
 
 Tests `replica`, `row_follower`, `dense_follower`, `log_follower`, `partition_reader`, `table_sink`,
-and what `dense_sets` and `sync_state` write during training.
+and what `dense_sets` and `sync_state` write during training; and the same of the server in C++.
 """
 
 import contextlib
@@ -26,11 +26,12 @@ from monolith.realtime import (
 )
 from tests.realtime import followed_model
 from tests.realtime.followed_model import DENSE_TOPIC, MODEL, TOPIC
+from tests.serving import server_process
 from tests.wait_until import wait_until
 
 tf.compat.v1.disable_eager_execution()
 
-_BIAS = -1.5
+_model: followed_model.FollowedModel
 
 
 class _CountingSink:
@@ -47,19 +48,32 @@ class _CountingSink:
     return {}
 
 
+def setUpModule():
+  global _model
+  followed_model.require_java()
+  folder = tempfile.mkdtemp()
+  unittest.addModuleCleanup(shutil.rmtree, folder)
+  _model = followed_model.FollowedModel(folder)
+  unittest.addModuleCleanup(_model.close)
+
+
 class ReplicaTest(unittest.TestCase):
+  """What a client of the server in Python sees."""
+
+  kind = "python"
+  # The log is that of all classes: each has ids and steps of its own.
+  first_key = 1_000_000
+  first_step = 1000
+
   @classmethod
   def setUpClass(cls):
-    followed_model.require_java()
-    folder = tempfile.mkdtemp()
-    cls.addClassCleanup(shutil.rmtree, folder)
-    cls.model = followed_model.FollowedModel(folder)
-    cls.addClassCleanup(cls.model.close)
+    cls.model = _model
     cls.start()
+    cls.addClassCleanup(lambda: cls.server.stop())
 
   @classmethod
   def start(cls):
-    cls.server = cls.model.start_server().wait_until_listening()
+    cls.server = cls.model.start_server(kind=cls.kind).wait_until_listening()
     cls.server.wait_until_available(MODEL)
 
   def ask(self, key):
@@ -71,41 +85,34 @@ class ReplicaTest(unittest.TestCase):
   def wait_for_seq(self):
     self.model.wait_for_seq(self.server)
 
-  def test_exports_say_where_training_was_in_both_logs(self):
-    rows = sync_state.load_export(self.model.export)
-    dense = sync_state.load_export(self.model.export, sync_state.DENSE_STATE)
-
-    self.assertEqual((rows.topic, rows.partition), (TOPIC, 0))
-    self.assertGreaterEqual((rows.epoch, rows.seq), (1, 1))
-    self.assertIn(rows.next_offset, range(1, self.model.end.next_offset + 1))
-    self.assertEqual((dense.topic, dense.partition), (DENSE_TOPIC, 0))
-
   def test_rows_are_served_and_survive_the_replica(self):
-    unknown = self.ask(1_000_001)
+    key = self.first_key + 1
+    unknown = self.ask(key)
     newest = int(time.time()) + 1000  # newer than what training has sent
-    self.model.send(*self.model.make_rows(0.25, 1_000_001, newest_event_time=newest))
-    wait_until(lambda: self.ask(1_000_001) != unknown)
+    self.model.send(*self.model.make_rows(0.25, key, newest_event_time=newest))
+    wait_until(lambda: self.ask(key) != unknown)
     self.wait_for_seq()
-    known = self.ask(1_000_001)
+    known = self.ask(key)
     self.assertEqual(self.metric("monolith_sync_newest_event_time_seconds"), newest)
 
     self.server.kill()
     self.start()  # AVAILABLE from its first answer on with the row
 
-    self.assertEqual(self.ask(1_000_001), known)
+    self.assertEqual(self.ask(key), known)
     self.assertEqual(self.metric("monolith_sync_lag_messages"), 0)
 
   def test_repeated_torn_and_poisoned_messages_change_nothing(self):
     skipped = self.metric("monolith_sync_skipped_messages_total")
-    good = self.model.make_rows(0.25, 1_000_002)
+    key = self.first_key + 2
+    good = self.model.make_rows(0.25, key)
     self.model.send(*good)
     self.wait_for_seq()
-    answer = self.ask(1_000_002)
-    newer = self.model.make_rows(0.5, 1_000_002)
+    answer = self.ask(key)
+    newer = self.model.make_rows(0.5, key)
     self.model.send(*newer)
-    wait_until(lambda: self.ask(1_000_002) != answer)
-    answer = self.ask(1_000_002)
-    torn = self.model.make_rows(0.75, 1_000_002, num_chunks=2)
+    wait_until(lambda: self.ask(key) != answer)
+    answer = self.ask(key)
+    torn = self.model.make_rows(0.75, key, num_chunks=2)
     self.model.epoch += 1  # its writer died, and another one begins
     rows = self.metric("monolith_sync_rows_total")
 
@@ -113,7 +120,7 @@ class ReplicaTest(unittest.TestCase):
     self.model.send(*self.model.make_batch({}))
 
     self.wait_for_seq()
-    self.assertEqual(self.ask(1_000_002), answer)
+    self.assertEqual(self.ask(key), answer)
     self.assertEqual(self.metric("monolith_sync_rows_total"), rows)
     self.assertEqual(self.metric("monolith_sync_skipped_messages_total"), skipped + 2)
     self.assertRegex(self.server.log(), rf"offset \d+ of {re.escape(TOPIC)}\[0\]")
@@ -137,7 +144,7 @@ class ReplicaTest(unittest.TestCase):
         if met >= end:
           break
       for _ in range(2):
-        batch = self.model.make_rows(0.125, 1_000_004 + self.model.seq)
+        batch = self.model.make_rows(0.125, self.first_key + 1000 + self.model.seq)
         tables.apply(batch[0])
         self.model.send(*batch)
       right = tables.digests()
@@ -162,21 +169,22 @@ class ReplicaTest(unittest.TestCase):
       variables = graph.get_collection(tf.compat.v1.GraphKeys.GLOBAL_VARIABLES)
       values = dense_sets.join_partitions(variables, session.run(variables))
     values = {name: value for name, value in values.items() if value.dtype == np.float32}
-    values["global_step"] = np.array(1000, np.int64)
+    step = self.first_step
+    values["global_step"] = np.array(step, np.int64)
     (bias,) = (name for name in values if "bias" in name)
-    values[bias] = np.float32(_BIAS)
+    values[bias] = np.float32(-step / 1000)
     with_too_little = {name: value for name, value in values.items() if name != bias}
     skipped = self.metric("monolith_sync_dense_skipped_messages_total")
 
     self.model.send(
-      *dense_sets.make_messages(MODEL, 100, 1000, values),
-      *dense_sets.make_messages(MODEL, 100, 1001, with_too_little),
+      *dense_sets.make_messages(MODEL, 100, step, values),
+      *dense_sets.make_messages(MODEL, 100, step + 1, with_too_little),
       topic=DENSE_TOPIC,
     )
 
-    wait_until(lambda: self.metric("monolith_sync_dense_version") == 1000)
+    wait_until(lambda: self.metric("monolith_sync_dense_version") == step)
     # Of ids that nobody knows, only the bias is left.
-    self.assertAlmostEqual(self.ask(-77), 1 / (1 + np.exp(-_BIAS)), places=5)
+    self.assertAlmostEqual(self.ask(-77), 1 / (1 + np.exp(step / 1000)), places=5)
     wait_until(lambda: self.metric("monolith_sync_dense_skipped_messages_total") == skipped + 1)
     self.assertIn(f"the set lacks '{bias}'", self.server.log())
 
@@ -209,13 +217,70 @@ class ReplicaTest(unittest.TestCase):
       json.dump({**state, **fields}, file)
     os.rename(f"{target}.tmp", target)
 
+  def test_broker_that_comes_back_is_followed_again(self):
+    self.model.broker.kill_broker()
+    self.ask(1)
+    self.model.broker.start_broker()
+
+    self.model.send(*self.model.make_rows(0.5, self.first_key + 3))
+
+    self.wait_for_seq()
+
+
+@unittest.skipUnless(
+  os.path.exists(server_process.SERVERS["native"][0]), "make server has not built the server"
+)
+class NativeReplicaTest(ReplicaTest):
+  """The server in C++ does the same."""
+
+  kind = "native"
+  first_key = 2_000_000
+  first_step = 2000
+
+  def test_a_flag_lets_changes_wait(self):
+    slow = self.model.start_server("--row_log_interval_secs=1000", kind=self.kind)
+    self.addCleanup(slow.stop)
+    slow.wait_until_listening().wait_until_available(MODEL)
+    before = followed_model.get_metric(slow, "monolith_sync_seq")
+
+    self.model.send(*self.model.make_batch({}))
+
+    self.wait_for_seq()
+    self.assertEqual(followed_model.get_metric(slow, "monolith_sync_seq"), before)
+
+  def test_a_damaged_position_is_refused_with_its_path(self):
+    newest = max(int(name) for name in os.listdir(self.model.base) if name.isdigit())
+    self.copy_export(newest + 1, next_offset=-1)
+    self.addCleanup(shutil.rmtree, f"{self.model.base}/{newest + 1}")
+
+    wait_until(lambda: "next_offset" in json.dumps(self.server.get(f"/v1/models/{MODEL}")[1]))
+    (status,) = (
+      version
+      for version in self.server.get(f"/v1/models/{MODEL}")[1]["model_version_status"]
+      if version["version"] == str(newest + 1)
+    )
+    self.assertEqual((status["state"], status["status"]["error_code"]), ("END", "DATA_LOSS"))
+    self.assertIn(f"{newest + 1}/assets.extra/{sync_state.SYNC_STATE}", str(status))
+    self.ask(1)
+
+
+class LogTest(unittest.TestCase):
+  def test_exports_say_where_training_was_in_both_logs(self):
+    rows = sync_state.load_export(_model.export)
+    dense = sync_state.load_export(_model.export, sync_state.DENSE_STATE)
+
+    self.assertEqual((rows.topic, rows.partition), (TOPIC, 0))
+    self.assertGreaterEqual((rows.epoch, rows.seq), (1, 1))
+    self.assertIn(rows.next_offset, range(1, _model.end.next_offset + 1))
+    self.assertEqual((dense.topic, dense.partition), (DENSE_TOPIC, 0))
+
   def test_changes_may_wait(self):
-    (end,) = partition_reader.read_log_ends(self.model.broker.servers, TOPIC, 1)
+    (end,) = partition_reader.read_log_ends(_model.broker.servers, TOPIC, 1)
     state = sync_state.SyncState(0, 0, TOPIC, 0, end.next_offset)
     followers = []
     for interval_secs in (0, 1000):
       follower = row_follower.RowFollower(
-        self.model.broker.servers, state, _CountingSink(), interval_secs
+        _model.broker.servers, state, _CountingSink(), interval_secs
       )
       self.addCleanup(follower.close)
       follower.start(lambda: None)
@@ -223,19 +288,10 @@ class ReplicaTest(unittest.TestCase):
     prompt, slow = followers
     wait_until(lambda: slow._sink.count == 0 and slow.is_caught_up and prompt.is_caught_up)
 
-    self.model.send(*self.model.make_batch({}))
+    _model.send(*_model.make_batch({}))
 
     wait_until(lambda: prompt._sink.count == 1)
     self.assertEqual(slow._sink.count, 0)
-
-  def test_broker_that_comes_back_is_followed_again(self):
-    self.model.broker.kill_broker()
-    self.ask(1)
-    self.model.broker.start_broker()
-
-    self.model.send(*self.model.make_rows(0.5, 1_000_003))
-
-    self.wait_for_seq()
 
 
 if __name__ == "__main__":

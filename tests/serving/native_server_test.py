@@ -536,7 +536,9 @@ class FlagsTest(unittest.TestCase):
 
   def test_flags_that_it_would_not_obey_are_refused(self):
     for flags, word in (
-      (["--row_log_servers=k:9092", "--model_base_path=/m"], "row_log_servers"),
+      (["--row_log_servers=a:1,kafka", "--model_base_path=/m"], "'kafka'"),
+      (["--row_log_interval_secs=1", "--model_base_path=/m"], "row_log_servers"),
+      (["--row_log_interval_secs=nan", "--model_base_path=/m"], "nan"),
       (["--no_such_flag=1"], "no_such_flag"),
       ([], "model_base_path"),
     ):

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cmath>
 #include <cstdlib>
 #include <limits>
 #include <map>
@@ -18,13 +19,20 @@ struct IntFlag {
   int64_t least;
   int64_t most;
 };
+struct FractionFlag {
+  double* value;
+};
+struct SecondsFlag {
+  double* value;
+};
+// Comma-separated host:port.
+struct ServersFlag {
+  std::string* value;
+};
 struct Flag {
-  std::variant<IntFlag, double*, bool*, std::string*> target;
+  std::variant<IntFlag, FractionFlag, SecondsFlag, bool*, std::string*, ServersFlag> target;
   const char* help;
 };
-
-// Flags that the server in Python has and this one has not.
-constexpr const char* kPythonOnly[] = {"row_log_servers", "row_log_interval_secs"};
 
 std::map<std::string, Flag> MakeTable(Flags* f) {
   return {
@@ -73,13 +81,19 @@ std::map<std::string, Flag> MakeTable(Flags* f) {
        {IntFlag{&f->tensorflow_inter_op_parallelism, 0, 4096},
         "ops at a time; 0: each request in one thread"}},
       {"per_process_gpu_memory_fraction",
-       {&f->per_process_gpu_memory_fraction, "0: TensorFlow decides"}},
+       {FractionFlag{&f->per_process_gpu_memory_fraction}, "0: TensorFlow decides"}},
       {"allow_growth", {&f->allow_growth, "take GPU memory when it is needed"}},
       {"ps_address",
        {&f->ps_address, "name=host:port|host:port,... of an entry's servers; else the agent's"}},
       {"fetch_ps_timeout_ms",
        {IntFlag{&f->fetch_ps_timeout_ms, 0, kAny},
         "limit of an entry's call of a server; 0: what the export says"}},
+      {"row_log_servers",
+       {ServersFlag{&f->row_log_servers},
+        "host:port,... of the Kafka brokers whose row logs keep models new; none by default"}},
+      {"row_log_interval_secs",
+       {SecondsFlag{&f->row_log_interval_secs},
+        "how long changes may wait in a row log; 0: none does"}},
       {"op_library",
        {&f->op_library, "libtfkernel_monolith_ops_for_load.so, if it lies elsewhere"}},
       {"version", {&f->version, "print the version and exit"}},
@@ -102,6 +116,28 @@ bool ParseBool(const std::string& text, bool* value) {
   return true;
 }
 
+bool ParseDouble(const std::string& text, double* value) {
+  char* end = nullptr;
+  *value = strtod(text.c_str(), &end);
+  return !text.empty() && *end == '\0';
+}
+
+Status CheckServers(const std::string& what, const std::string& text) {
+  for (size_t start = 0; start < text.size();) {
+    const size_t end = std::min(text.find(',', start), text.size());
+    const std::string server = text.substr(start, end - start);
+    start = end + 1;
+    if (server.empty()) continue;
+    const size_t colon = server.rfind(':');
+    int port = 0;
+    if (colon == std::string::npos || colon == 0 || !ParseInt(server.substr(colon + 1), &port) ||
+        port < 1 || port > 65535) {
+      return Refuse(what + "host:port,...: '" + server + "' is not host:port");
+    }
+  }
+  return Status();
+}
+
 Status SetFlag(const std::string& name, const std::string& text, const Flag& flag) {
   const std::string what = "--" + name + " is '" + text + "', want ";
   if (const auto* number = std::get_if<IntFlag>(&flag.target)) {
@@ -111,13 +147,22 @@ Status SetFlag(const std::string& name, const std::string& text, const Flag& fla
                     std::to_string(number->most));
     }
     *number->value = value;
-  } else if (const auto* fraction = std::get_if<double*>(&flag.target)) {
-    char* end = nullptr;
-    const double value = strtod(text.c_str(), &end);
-    if (text.empty() || *end != '\0' || !(value >= 0 && value <= 1)) {
+  } else if (const auto* fraction = std::get_if<FractionFlag>(&flag.target)) {
+    double value = 0;
+    if (!ParseDouble(text, &value) || !(value >= 0 && value <= 1)) {
       return Refuse(what + "a number from 0 to 1");
     }
-    **fraction = value;
+    *fraction->value = value;
+  } else if (const auto* seconds = std::get_if<SecondsFlag>(&flag.target)) {
+    double value = 0;
+    if (!ParseDouble(text, &value) || !(value >= 0 && std::isfinite(value))) {
+      return Refuse(what + "a number of seconds");
+    }
+    *seconds->value = value;
+  } else if (const auto* servers = std::get_if<ServersFlag>(&flag.target)) {
+    const Status status = CheckServers(what, text);
+    if (!status.ok()) return status;
+    *servers->value = text;
   } else if (const auto* choice = std::get_if<bool*>(&flag.target)) {
     if (!ParseBool(text, *choice)) return Refuse(what + "true or false");
   } else {
@@ -167,11 +212,6 @@ Status ParseFlags(const std::vector<std::string>& arguments, Flags* flags) {
     if (argument.rfind("--", 0) != 0) return Refuse("'" + argument + "' is not a flag");
     const size_t equals = argument.find('=');
     const std::string name = argument.substr(2, equals == std::string::npos ? equals : equals - 2);
-    for (const char* python : kPythonOnly) {
-      if (name == python) {
-        return Refuse("--" + name + " is not implemented by this server: run the one in Python");
-      }
-    }
     const auto found = table.find(name);
     if (found == table.end()) return Refuse("unknown flag --" + name);
     std::string value;
@@ -201,6 +241,9 @@ Status ParseFlags(const std::vector<std::string>& arguments, Flags* flags) {
   }
   if (!flags->batching_parameters_file.empty() && !flags->enable_batching) {
     return Refuse("--batching_parameters_file needs --enable_batching");
+  }
+  if (flags->row_log_interval_secs > 0 && flags->row_log_servers.empty()) {
+    return Refuse("--row_log_interval_secs needs --row_log_servers");
   }
   if (flags->tensorflow_session_parallelism > 0) {
     if (flags->tensorflow_intra_op_parallelism > 0 || flags->tensorflow_inter_op_parallelism > 0) {

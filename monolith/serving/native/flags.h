@@ -44,6 +44,8 @@ struct Flags {
 
   std::string ps_address;
   int64_t fetch_ps_timeout_ms = 0;
+  std::string row_log_servers;
+  double row_log_interval_secs = 0;
   std::string op_library;
   bool version = false;
   bool help = false;
@@ -54,8 +56,8 @@ struct Flags {
   int64_t max_metadata_bytes = 16 << 10;
 };
 
-// Parses `--name=value`, `--name value` and, for switches, `--name`. An unknown flag, a value that
-// cannot be, or a flag that only the Python server implements is an error that names it.
+// Parses `--name=value`, `--name value` and, for switches, `--name`. An unknown flag, or a value
+// that cannot be, is an error that names it.
 Status ParseFlags(const std::vector<std::string>& arguments, Flags* flags);
 
 // Returns what `--help` prints.

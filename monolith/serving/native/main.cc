@@ -4,6 +4,7 @@
 //   event loop       all sockets, gRPC and HTTP; runs models whose runs are short
 //   workers          run the other models, one request each
 //   manager          looks at folders, loads and unloads
+//   followers        a thread for each log that a model follows, with --row_log_servers
 #include <pthread.h>
 #include <signal.h>
 #include <time.h>
@@ -39,6 +40,8 @@
 #include "monolith/serving/native/remote/remote_predictor.h"
 #include "monolith/serving/native/rest/http_connection.h"
 #include "monolith/serving/native/rest/rest_api.h"
+#include "monolith/serving/native/row_log/partition_reader.h"
+#include "monolith/serving/native/row_log/replica.h"
 #include "tensorflow/core/framework/tensor.h"
 #include "tensorflow/core/public/version.h"
 
@@ -82,6 +85,14 @@ ManagerSettings MakeManagerSettings(const Flags& flags) {
   settings.load_threads = flags.num_load_threads;
   settings.unload_threads = flags.num_unload_threads;
   settings.labels_for_unavailable = flags.allow_version_labels_for_unavailable_models;
+  if (!flags.row_log_servers.empty()) {
+    settings.session.follows_logs = true;
+    settings.set_follower = [servers = flags.row_log_servers,
+                             interval = std::chrono::duration<double>(flags.row_log_interval_secs)](
+                                const std::string& path, Servable* servable) {
+      return SetReplica(path, servers, interval, servable);
+    };
+  }
   return settings;
 }
 
@@ -197,6 +208,12 @@ int Run(const Flags& flags) {
   void* op_library = nullptr;
   status = LoadOpLibrary(flags.op_library, &op_library);
   if (!status.ok()) return Fail(status);
+
+  if (!flags.row_log_servers.empty()) {
+    const kafka::RdKafkaApi* client = nullptr;
+    status = FindKafkaClient(&client);
+    if (!status.ok()) return Fail(status);
+  }
 
   // Before any thread is made: all of them leave these signals to sigtimedwait.
   sigset_t signals;

@@ -24,6 +24,26 @@ std::string Number(double value) {
   return buffer;
 }
 
+// Lines of one metric stand together.
+void AppendFollowers(const ModelManager::Counts& models, std::string* text) {
+  std::map<std::string, std::string> families;
+  for (const auto& [model, samples] : models.followers) {
+    for (const FollowerSample& sample : samples) {
+      const std::string name = sample.name + (sample.is_counter ? "_total" : "");
+      std::string& family = families[name];
+      if (family.empty()) {
+        family = "# HELP " + name + " " + sample.meaning + "\n# TYPE " + name +
+                 (sample.is_counter ? " counter\n" : " gauge\n");
+      }
+      char value[64];
+      snprintf(value, sizeof(value), "%.17g", sample.value);
+      family += name + "{model=\"" + Escape(model) + "\",shard=\"" + std::to_string(sample.shard) +
+                "\"} " + value + "\n";
+    }
+  }
+  for (const auto& [name, family] : families) *text += family;
+}
+
 }  // namespace
 
 const char* Metrics::CodeName(int code) {
@@ -98,6 +118,7 @@ std::string Metrics::ToText(const ModelManager::Counts& models) const {
           "\n# TYPE monolith_serving_model_load_errors_total counter\n"
           "monolith_serving_model_load_errors_total " +
           std::to_string(models.load_errors) + "\n";
+  AppendFollowers(models, &text);
   return text;
 }
 

@@ -58,9 +58,10 @@ TEST(FlagsTest, TakesTheFormsOfTensorFlowServing) {
 TEST(FlagsTest, RefusesWhatItWouldNotDo) {
   for (const char* flag :
        {"--port=70000", "--port=x", "--port=", "--unknown=1", "word",
-        "--batching_parameters_file=x", "--row_log_servers=x",
-        "--per_process_gpu_memory_fraction=2", "--allow_growth=maybe",
-        "--grpc_channel_arguments=grpc.unknown=1", "--model_config_file=x", "--rest_api_port"}) {
+        "--batching_parameters_file=x", "--row_log_servers=x", "--row_log_interval_secs=1",
+        "--row_log_interval_secs=inf", "--per_process_gpu_memory_fraction=2",
+        "--allow_growth=maybe", "--grpc_channel_arguments=grpc.unknown=1", "--model_config_file=x",
+        "--rest_api_port"}) {
     Flags flags;
     const Status status = ParseFlags({"--model_base_path=/m", flag}, &flags);
     EXPECT_EQ(status.code, Code::kInvalidArgument) << flag;

@@ -92,10 +92,14 @@ constexpr int kErrAutoOffsetReset = -140;
 constexpr int kErrFatal = -150;
 constexpr int kErrGroupAuthorizationFailed = 30;
 constexpr int kErrInvalidGroupId = 24;
+constexpr int kErrOffsetOutOfRange = 1;
 constexpr int kErrPartitionEof = -191;
 constexpr int kErrResolve = -193;
 constexpr int kErrTopicAuthorizationFailed = 29;
 constexpr int kErrTransport = -195;
+constexpr int kErrUnknownPartition = -190;
+constexpr int kErrUnknownTopic = -188;
+constexpr int kErrUnknownTopicOrPartition = 3;
 
 // F(result, name, arguments) for each function used.
 #define MONOLITH_RDKAFKA_FUNCTIONS(F)                                                             \
@@ -123,6 +127,7 @@ constexpr int kErrTransport = -195;
   F(void, error_destroy, (rd_kafka_error_t*))                                                     \
   F(int, committed, (rd_kafka_t*, rd_kafka_topic_partition_list_t*, int))                         \
   F(int, query_watermark_offsets, (rd_kafka_t*, const char*, int32_t, int64_t*, int64_t*, int))   \
+  F(int, get_watermark_offsets, (rd_kafka_t*, const char*, int32_t, int64_t*, int64_t*))          \
   F(rd_kafka_topic_partition_list_t*, topic_partition_list_new, (int))                            \
   F(rd_kafka_topic_partition_t*, topic_partition_list_add,                                        \
     (rd_kafka_topic_partition_list_t*, const char*, int32_t))                                     \

@@ -58,6 +58,21 @@ ModelManager::~ModelManager() {
   }
   wake_.notify_all();
   thread_.join();
+  // Followers call this manager: they end while it is whole, and without its lock.
+  std::vector<std::shared_ptr<Servable>> loaded;
+  {
+    std::unique_lock<std::shared_mutex> lock(mutex_);
+    for (const auto& [name, model] : models_) {
+      for (const auto& [number, version] : model.versions) {
+        loaded.push_back(version.servable);
+        loaded.push_back(version.catching_up);
+      }
+    }
+    for (const Retired& retired : retired_) loaded.push_back(retired.servable);
+  }
+  for (const std::shared_ptr<Servable>& servable : loaded) {
+    if (servable != nullptr && servable->follower() != nullptr) servable->follower()->Close();
+  }
 }
 
 Status ModelManager::SetConfig(const api::ModelServerConfig& config, Clock::time_point deadline) {
@@ -87,7 +102,9 @@ Status ModelManager::SetConfig(const api::ModelServerConfig& config, Clock::time
     std::unique_lock<std::mutex> lock(wake_mutex_);
     const int64_t generation = ++config_generation_;
     wake_.notify_all();
-    const auto done = [&] { return stopping_ || done_generation_ >= generation; };
+    const auto done = [&] {
+      return stopping_ || (done_generation_ >= generation && !IsCatchingUp());
+    };
     if (deadline == Clock::time_point::max()) {
       reconciled_.wait(lock, done);
     } else if (!reconciled_.wait_until(lock, deadline, done)) {
@@ -109,6 +126,7 @@ Status ModelManager::FirstProblem() const {
       Status why = model.folder;
       for (const auto& [number, version] : model.versions) {
         if (!version.status.ok()) why = version.status;
+        if (!version.note.empty()) why = Status(Code::kUnavailable, version.note);
       }
       add("model '" + name + "' has no version that is AVAILABLE" +
           (why.ok() ? "" : ": " + why.message));
@@ -127,6 +145,15 @@ Status ModelManager::FirstProblem() const {
 bool ModelManager::Serves(const Model& model) {
   return std::any_of(model.versions.begin(), model.versions.end(), [](const auto& version) {
     return version.second.state == api::ModelVersionStatus::AVAILABLE;
+  });
+}
+
+bool ModelManager::IsCatchingUp() const {
+  std::shared_lock<std::shared_mutex> lock(mutex_);
+  return std::any_of(models_.begin(), models_.end(), [](const auto& model) {
+    const auto& versions = model.second.versions;
+    return std::any_of(versions.begin(), versions.end(),
+                       [](const auto& version) { return version.second.catching_up != nullptr; });
   });
 }
 
@@ -174,6 +201,7 @@ void ModelManager::Work() {
       std::lock_guard<std::mutex> lock(wake_mutex_);
       if (stopping_) return;
       generation = config_generation_;
+      progressed_ = false;
     }
     Reconcile();
     bool waits_for_requests = UnloadRetired();
@@ -182,7 +210,7 @@ void ModelManager::Work() {
     std::unique_lock<std::mutex> lock(wake_mutex_);
     done_generation_ = generation;
     reconciled_.notify_all();
-    const auto woken = [&] { return stopping_ || config_generation_ != generation; };
+    const auto woken = [&] { return stopping_ || progressed_ || config_generation_ != generation; };
     while (!woken() && (!polls || Clock::now() < next)) {
       if (waits_for_requests) {
         wake_.wait_for(lock, kUnloadCheck);
@@ -246,6 +274,10 @@ void ModelManager::ReconcileModel(const std::string& name, const api::ModelConfi
   for (auto it = versions.end(); it != versions.begin();) {
     --it;
     if (wanted.count(it->first) > 0) continue;
+    // One that never answered is not missed.
+    if (it->second.state == api::ModelVersionStatus::LOADING && it->second.catching_up != nullptr) {
+      Retire(name, it->first, &it->second);
+    }
     if (new_serves && it->second.state == api::ModelVersionStatus::AVAILABLE) {
       Retire(name, it->first, &it->second);
     }
@@ -292,6 +324,7 @@ void ModelManager::LoadVersion(const std::string& name, const std::string& base_
   try {
     status = Servable::Load(path, settings_.session, &loaded);
     if (status.ok() && settings_.warm_up) status = WarmUp(path, loaded.get());
+    if (status.ok() && settings_.set_follower) status = settings_.set_follower(path, loaded.get());
   } catch (const std::exception& error) {
     status = Status(Code::kInternal, "cannot load " + path + ": " + error.what());
   }
@@ -316,16 +349,59 @@ void ModelManager::LoadVersion(const std::string& name, const std::string& base_
     if (version.servable == nullptr) version.state = api::ModelVersionStatus::END;
     return;
   }
-  if (version.servable != nullptr) retired_.push_back({name, -1, std::move(version.servable)});
-  version.servable = servable;
-  version.state = api::ModelVersionStatus::AVAILABLE;
-  LogInfo("Serving " + Describe(name, number) + " from " + path);
+  Follower* const follower = servable->follower();
+  if (follower == nullptr) return SetAvailable(name, number, servable, &version);
+  if (version.catching_up != nullptr) {
+    retired_.push_back({name, -1, std::move(version.catching_up)});
+  }
+  version.catching_up = servable;
+  version.note = follower->reason();
+  // Not under the lock: it may call at once. `servable` lives until this function ends.
+  lock.unlock();
+  follower->Start(
+      [this, name, number, loaded = servable.get()] { NoteProgress(name, number, loaded); });
+}
+
+void ModelManager::SetAvailable(const std::string& name, int64_t number,
+                                std::shared_ptr<Servable> servable, Version* version) {
+  if (version->servable != nullptr) retired_.push_back({name, -1, std::move(version->servable)});
+  version->servable = std::move(servable);
+  version->state = api::ModelVersionStatus::AVAILABLE;
+  LogInfo("Serving " + Describe(name, number) + " from " + version->path);
+}
+
+void ModelManager::NoteProgress(const std::string& name, int64_t number, const Servable* servable) {
+  bool caught_up = false;
+  {
+    std::unique_lock<std::shared_mutex> lock(mutex_);
+    const auto model = models_.find(name);
+    if (model == models_.end()) return;
+    const auto found = model->second.versions.find(number);
+    if (found == model->second.versions.end()) return;
+    Version& version = found->second;
+    const bool is_new = version.catching_up.get() == servable;
+    if (!is_new && version.servable.get() != servable) return;
+    version.note = servable->follower()->reason();
+    caught_up = is_new && servable->follower()->is_caught_up();
+    if (caught_up) SetAvailable(name, number, std::move(version.catching_up), &version);
+  }
+  if (!caught_up) return;
+  {
+    std::lock_guard<std::mutex> lock(wake_mutex_);
+    progressed_ = true;
+  }
+  wake_.notify_all();
+  reconciled_.notify_all();
 }
 
 void ModelManager::Retire(const std::string& name, int64_t number, Version* version) {
-  if (version->servable == nullptr) return;
+  if (version->servable == nullptr && version->catching_up == nullptr) return;
   version->state = api::ModelVersionStatus::UNLOADING;
-  retired_.push_back({name, number, std::move(version->servable)});
+  version->note.clear();
+  for (std::shared_ptr<Servable>* servable : {&version->servable, &version->catching_up}) {
+    if (*servable != nullptr) retired_.push_back({name, number, std::move(*servable)});
+    servable->reset();
+  }
 }
 
 bool ModelManager::UnloadRetired() {
@@ -403,7 +479,8 @@ Status ModelManager::Find(const api::ModelSpec& spec, std::shared_ptr<Servable>*
     return Status(Code::kFailedPrecondition,
                   "version " + std::to_string(found->first) + " of model '" + spec.name() +
                       "' is " + StateName(version.state) + ", not AVAILABLE" +
-                      (version.status.ok() ? "" : ": " + version.status.message));
+                      (version.status.ok() ? "" : ": " + version.status.message) +
+                      (version.note.empty() ? "" : ": " + version.note));
   }
   *servable = version.servable;
   *number = found->first;
@@ -430,8 +507,10 @@ Status ModelManager::GetStatus(const api::ModelSpec& spec,
     api::ModelVersionStatus* status = response->add_model_version_status();
     status->set_version(it->first);
     status->set_state(it->second.state);
-    status->mutable_status()->set_error_code(static_cast<int>(it->second.status.code));
-    status->mutable_status()->set_error_message(it->second.status.message);
+    const bool has_note = it->second.status.ok() && !it->second.note.empty();
+    const Status told = has_note ? Status(Code::kUnavailable, it->second.note) : it->second.status;
+    status->mutable_status()->set_error_code(static_cast<int>(told.code));
+    status->mutable_status()->set_error_message(told.message);
   }
   if (response->model_version_status_size() == 0) {
     return Status(Code::kNotFound, wanted >= 0
@@ -448,10 +527,19 @@ ModelManager::Counts ModelManager::counts() const {
   counts.loads = loads_;
   counts.load_errors = load_errors_;
   for (const auto& [name, model] : models_) {
+    const Servable* newest = nullptr;
+    bool answers = false;
     for (const auto& [number, version] : model.versions) {
       if (version.state != api::ModelVersionStatus::END || !version.status.ok()) {
         counts.versions.emplace_back(name, number, version.state);
       }
+      // One that answers tells more than a newer one that does not.
+      if (version.servable != nullptr) newest = version.servable.get();
+      if (version.catching_up != nullptr && !answers) newest = version.catching_up.get();
+      answers = answers || version.servable != nullptr;
+    }
+    if (newest != nullptr && newest->follower() != nullptr) {
+      counts.followers.emplace_back(name, newest->follower()->Samples());
     }
   }
   return counts;

@@ -8,6 +8,7 @@
 
 #include <condition_variable>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -15,6 +16,7 @@
 #include <string>
 #include <thread>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "monolith/serving/native/base/status.h"
@@ -39,6 +41,8 @@ struct ManagerSettings {
   int64_t unload_threads = 1;
   // Whether a label may name a version that does not answer.
   bool labels_for_unavailable = false;
+  // Gives a loaded model what keeps it new, if its export names a log; empty: none does.
+  std::function<Status(const std::string& path, Servable* servable)> set_follower;
 };
 
 class ModelManager {
@@ -67,6 +71,8 @@ class ModelManager {
     int64_t loads = 0;
     int64_t load_errors = 0;
     std::vector<std::tuple<std::string, int64_t, State>> versions;
+    // For each model that follows a log what its newest loaded version does.
+    std::vector<std::pair<std::string, std::vector<FollowerSample>>> followers;
   };
   Counts counts() const;
 
@@ -75,6 +81,10 @@ class ModelManager {
     State state = api::ModelVersionStatus::START;
     Status status;
     std::shared_ptr<Servable> servable;
+    // Loaded, and not yet as new as training was then.
+    std::shared_ptr<Servable> catching_up;
+    // How far its follower is, or why it cannot go on.
+    std::string note;
     std::string path;
     // What the files looked like when loading failed.
     std::string fingerprint;
@@ -97,7 +107,12 @@ class ModelManager {
   void ReconcileModel(const std::string& name, const api::ModelConfig& config);
   void LoadVersion(const std::string& name, const std::string& base_path, int64_t number,
                    const std::string& path);
+  // Is called by the follower of a version, from its threads.
+  void NoteProgress(const std::string& name, int64_t number, const Servable* servable);
   bool WantsLoad(const Version& version, const std::string& path) const;
+  // Lets requests find a servable. Needs the lock.
+  void SetAvailable(const std::string& name, int64_t number, std::shared_ptr<Servable> servable,
+                    Version* version);
   // Takes a servable out of service; it is unloaded when no request uses it. Needs the lock.
   void Retire(const std::string& name, int64_t number, Version* version);
   // Returns whether some wait for requests that use them.
@@ -105,6 +120,7 @@ class ModelManager {
   // The rest needs the lock.
   Status FirstProblem() const;
   static bool Serves(const Model& model);
+  bool IsCatchingUp() const;
   bool SetLabels(Model* model) const;
   static Status FindLabel(const Model& model, const api::ModelSpec& spec, int64_t* number);
 
@@ -126,6 +142,8 @@ class ModelManager {
   std::condition_variable reconciled_;
   int64_t config_generation_ = 0;
   int64_t done_generation_ = 0;
+  // A version has caught up: others may go.
+  bool progressed_ = false;
   bool stopping_ = false;
   std::thread thread_;
 };

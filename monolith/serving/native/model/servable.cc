@@ -5,14 +5,18 @@
 #include <chrono>
 #include <iterator>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <shared_mutex>
 #include <unordered_set>
 #include <utility>
 
 #include "monolith/serving/native/base/log.h"
+#include "monolith/serving/native/model/followed_graph.h"
 #include "monolith/serving/native/model/pooling_fusion.h"
+#include "monolith/serving/native/model/run_gate.h"
 #include "monolith/serving/native/model/tensorflow_status.h"
+#include "monolith/serving/native/row_log/sync_state.h"
 #include "tensorflow/cc/saved_model/loader.h"
 #include "tensorflow/cc/saved_model/reader.h"
 #include "tensorflow/core/framework/function.pb.h"
@@ -135,6 +139,22 @@ Status CheckInput(const std::string& alias, const tensorflow::TensorInfo& info,
   return Status();
 }
 
+class CallableCall : public SessionCall {
+ public:
+  CallableCall(tensorflow::Session* session, tensorflow::Session::CallableHandle handle)
+      : session_(session), handle_(handle) {}
+  ~CallableCall() override { session_->ReleaseCallable(handle_).IgnoreError(); }
+
+  Status Run(const std::vector<tensorflow::Tensor>& feeds,
+             std::vector<tensorflow::Tensor>* fetches) override {
+    return FromTensorFlow(session_->RunCallable(handle_, feeds, fetches, nullptr));
+  }
+
+ private:
+  tensorflow::Session* const session_;
+  const tensorflow::Session::CallableHandle handle_;
+};
+
 }  // namespace
 
 class Servable::Impl {
@@ -161,10 +181,32 @@ class Servable::Impl {
     if (!tensorflow::MaybeSavedModelDirectory(path)) {
       return Status(Code::kNotFound, path + " is not a SavedModel: it has no saved_model.pb");
     }
-    const Status status = FromTensorFlow(LoadBundle(options, path, tags));
+    Status status = ReadGraph(path, tags);
+    if (status.ok()) status = FromTensorFlow(MakeSession(options, path));
     if (!status.ok()) return Status(status.code, "cannot load " + path + ": " + status.message);
     return Status();
   }
+
+  Status MakeCall(const std::vector<std::string>& feeds, const std::vector<std::string>& fetches,
+                  const std::vector<std::string>& targets, std::unique_ptr<SessionCall>* call) {
+    tensorflow::CallableOptions options;
+    for (const std::string& name : feeds) options.add_feed(name);
+    for (const std::string& name : fetches) options.add_fetch(name);
+    for (const std::string& name : targets) options.add_target(name);
+    options.mutable_run_options()->set_inter_op_thread_pool(-1);
+    tensorflow::Session::CallableHandle handle = 0;
+    const Status status = FromTensorFlow(bundle_.session->MakeCallable(options, &handle));
+    if (status.ok()) *call = std::make_unique<CallableCall>(bundle_.session.get(), handle);
+    return status;
+  }
+
+  RunGate* MakeGate() {
+    if (gate_ == nullptr) gate_ = std::make_unique<RunGate>();
+    return gate_.get();
+  }
+
+  const RowLogNodes* row_log_nodes() const { return row_log_nodes_ ? &*row_log_nodes_ : nullptr; }
+  const DenseNodes* dense_nodes() const { return dense_nodes_ ? &*dense_nodes_ : nullptr; }
 
   const tensorflow::protobuf::Map<std::string, tensorflow::SignatureDef>& signatures() const {
     return bundle_.meta_graph_def.signature_def();
@@ -187,9 +229,12 @@ class Servable::Impl {
                           &callable);
     if (!status.ok()) return status;
     std::vector<tensorflow::Tensor> fetches;
+    std::shared_lock<RunGate> pass;
+    if (gate_ != nullptr) pass = std::shared_lock<RunGate>(*gate_);
     const auto start = std::chrono::steady_clock::now();
     status =
         FromTensorFlow(bundle_.session->RunCallable(callable.handle, feeds, &fetches, nullptr));
+    if (pass.owns_lock()) pass.unlock();
     callable.pace->Note(std::chrono::steady_clock::now() - start);
     if (callable.once) bundle_.session->ReleaseCallable(callable.handle).IgnoreError();
     if (!status.ok()) return status;
@@ -205,14 +250,33 @@ class Servable::Impl {
   }
 
  private:
-  // As LoadSavedModel does, with the graph rewritten before the session is made.
-  tensorflow::Status LoadBundle(const tensorflow::SessionOptions& options, const std::string& path,
-                                const std::unordered_set<std::string>& tags) {
-    TF_RETURN_IF_ERROR(
-        tensorflow::ReadMetaGraphDefFromSavedModel(path, tags, &bundle_.meta_graph_def));
-    const int64_t joined = FusePooling(&bundle_.meta_graph_def);
+  // These two do what LoadSavedModel does, with the graph rewritten before the session is made.
+  Status ReadGraph(const std::string& path, const std::unordered_set<std::string>& tags) {
+    tensorflow::MetaGraphDef* meta_graph = &bundle_.meta_graph_def;
+    Status status =
+        FromTensorFlow(tensorflow::ReadMetaGraphDefFromSavedModel(path, tags, meta_graph));
+    if (!status.ok()) return status;
+    const int64_t joined = FusePooling(meta_graph);
     if (joined > 0) LogInfo(path + ": " + std::to_string(joined) + " features are pooled together");
-    may_wait_ = MayWait(bundle_.meta_graph_def.graph_def());
+    may_wait_ = MayWait(meta_graph->graph_def());
+    return settings_.follows_logs ? AddFollowers(path, meta_graph) : Status();
+  }
+
+  // Adds what the logs need that the export names.
+  Status AddFollowers(const std::string& path, tensorflow::MetaGraphDef* meta_graph) {
+    std::optional<SyncState> rows;
+    std::optional<SyncState> dense;
+    Status status = ReadSyncState(path, kRowState, &rows);
+    if (status.ok()) status = ReadSyncState(path, kDenseState, &dense);
+    if (status.ok() && rows) {
+      status = AddRowLogNodes(rows->topic, meta_graph, &row_log_nodes_.emplace());
+    }
+    if (status.ok() && dense) status = AddDenseNodes(meta_graph, &dense_nodes_.emplace());
+    return status;
+  }
+
+  tensorflow::Status MakeSession(const tensorflow::SessionOptions& options,
+                                 const std::string& path) {
     TF_RETURN_IF_ERROR(
         tensorflow::LoadMetagraphIntoSession(options, bundle_.meta_graph_def, &bundle_.session));
     return tensorflow::RestoreSession(tensorflow::RunOptions(), bundle_.meta_graph_def, path,
@@ -265,6 +329,9 @@ class Servable::Impl {
   const SessionSettings settings_;
   tensorflow::SavedModelBundle bundle_;
   bool may_wait_ = true;
+  std::optional<RowLogNodes> row_log_nodes_;
+  std::optional<DenseNodes> dense_nodes_;
+  std::unique_ptr<RunGate> gate_;
   mutable std::shared_mutex mutex_;
   std::map<std::string, Callable> callables_;
 };
@@ -284,6 +351,19 @@ Status Servable::Run(const std::string& signature, const Tensors& inputs,
                      const std::vector<std::string>& output_filter, Tensors* outputs) {
   return impl_->Run(signature, inputs, output_filter, outputs, *this);
 }
+
+const RowLogNodes* Servable::row_log_nodes() const { return impl_->row_log_nodes(); }
+
+const DenseNodes* Servable::dense_nodes() const { return impl_->dense_nodes(); }
+
+Status Servable::MakeCall(const std::vector<std::string>& feeds,
+                          const std::vector<std::string>& fetches,
+                          const std::vector<std::string>& targets,
+                          std::unique_ptr<SessionCall>* call) {
+  return impl_->MakeCall(feeds, fetches, targets, call);
+}
+
+RunGate* Servable::MakeGate() { return impl_->MakeGate(); }
 
 bool Servable::RunsAreShort(const std::string& signature,
                             const std::vector<std::string>& output_filter) const {

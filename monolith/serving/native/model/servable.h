@@ -6,9 +6,11 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "monolith/serving/native/base/status.h"
+#include "monolith/serving/native/model/follower.h"
 
 namespace tensorflow {
 class SignatureDef;
@@ -17,6 +19,10 @@ class Tensor;
 
 namespace monolith {
 namespace serving {
+
+class RunGate;
+struct DenseNodes;
+struct RowLogNodes;
 
 struct SessionSettings {
   // 0 lets TensorFlow choose.
@@ -29,6 +35,17 @@ struct SessionSettings {
   // 0 lets TensorFlow choose.
   double gpu_memory_fraction = 0;
   bool gpu_allow_growth = true;
+  // Whether models are to be kept new by the logs that their exports name.
+  bool follows_logs = false;
+};
+
+// A part of a session's graph that is run again and again, outside of requests.
+class SessionCall {
+ public:
+  virtual ~SessionCall() = default;
+
+  virtual Status Run(const std::vector<tensorflow::Tensor>& feeds,
+                     std::vector<tensorflow::Tensor>* fetches) = 0;
 };
 
 class Servable {
@@ -64,10 +81,27 @@ class Servable {
   Status FindSignature(const std::string& name, const tensorflow::SignatureDef** signature) const;
   std::vector<std::string> signature_names() const;
 
+  // What was added to the graph of a model that follows logs; null for one that does not.
+  const RowLogNodes* row_log_nodes() const;
+  const DenseNodes* dense_nodes() const;
+
+  // Makes a call of tensors by name, which must not outlive this.
+  Status MakeCall(const std::vector<std::string>& feeds, const std::vector<std::string>& fetches,
+                  const std::vector<std::string>& targets, std::unique_ptr<SessionCall>* call);
+
+  // Returns what every Run passes through from now on; to be called before requests come.
+  RunGate* MakeGate();
+
+  // What keeps the model new; it ends before the model does. To be set before requests come.
+  void SetFollower(std::unique_ptr<Follower> follower) { follower_ = std::move(follower); }
+  // Null for a model that stays as it was exported.
+  Follower* follower() const { return follower_.get(); }
+
  private:
   class Impl;
   explicit Servable(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;
+  std::unique_ptr<Follower> follower_;
 };
 
 }  // namespace serving
