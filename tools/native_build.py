@@ -15,6 +15,9 @@ same folders.
   python tools/native_build.py --gpu-tests        the tests of the GPU kernels, on a GPU
   python tools/native_build.py --benchmarks       builds the Google Benchmark binaries
   python tools/native_build.py --object FILE.cc   compiles one source of the op library
+
+Longer than 600 lines: Bazel runs this file alone and `setup.py` before anything is installed, so it
+imports nothing of ours.
 """
 
 from __future__ import annotations

@@ -10,6 +10,9 @@ times:
               the model stand for variables of the graph, which begin with the same values
 
 A table becomes a slot of the same name, a lookup one of its columns.
+
+Longer than 600 lines: the three calls share what they learn about the model, and nothing else uses
+it.
 """
 
 from __future__ import annotations

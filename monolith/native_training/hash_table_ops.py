@@ -9,6 +9,9 @@ the write, so that order is expressed by data flow:
 
 Differences from ByteDance's Monolith: reading ops are stateful, so TensorFlow never merges two of
 them around a write; restoring replaces a table only when all of the checkpoint was read.
+
+Longer than 600 lines: a table, its factories and its checkpoint listeners are public names of this
+module that share its private ones.
 """
 
 from __future__ import annotations

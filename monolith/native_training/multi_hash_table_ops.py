@@ -5,6 +5,9 @@ names; values travel as one flat vector in the same order:
 
     ids    [[7, 9], [], [7]]           flat   [row of 7 | row of 9 | row of 7]
              a      b    c                      table a   table a    table c
+
+Longer than 600 lines: most of it is one class, and its checkpoint listeners are public names of
+this module that need its private ones.
 """
 
 from __future__ import annotations

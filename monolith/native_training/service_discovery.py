@@ -5,6 +5,9 @@ Each discovery maps a role ("ps", "worker") to `{index: "host:port"}`.
 Differences from ByteDance's Monolith: registering an index again stops the first registration's
 thread, a ZooKeeper node that vanishes under its owner is written again at once, `deregister` of
 something unknown does nothing, and `query` returns a copy.
+
+Longer than 600 lines: scripts and tests replace `MonolithKazooClient`, `consul` and `MLPEnv` in
+this module, so the discoveries that look these names up stay in it.
 """
 
 import abc

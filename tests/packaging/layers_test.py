@@ -22,7 +22,7 @@ LAYERS = {
   "ops": (
     "the op library, and thin wrappers around groups of its ops",
     "distribution_ops file_ops gen_seq_mask gpu_table logging_ops ranks.flat_buffer_ops "
-    "remote_predict_ops runtime static_reshape_op touched_key_set_ops",
+    "remote_predict_ops runtime static_reshape_op tables.layout_ops touched_key_set_ops",
   ),
   "graph": (
     "helpers that build graphs and run sessions; metrics",

@@ -76,6 +76,26 @@ def get_monolith_checkpoint_state(
   return state
 
 
+def get_exempt_checkpoint_paths(model_dir: str) -> list[str]:
+  """Returns the base names of the checkpoints that must never be deleted.
+
+  Raises:
+    AssertionError: TensorFlow's `checkpoint` file does not list one of them.
+  """
+  state = get_monolith_checkpoint_state(model_dir, remove_invalid_path=True)
+  if state is None:
+    return []
+  exempt = [os.path.basename(path) for path in state.exempt_model_checkpoint_paths]
+  if exempt:
+    listed = tf.train.get_checkpoint_state(model_dir)
+    known = {
+      os.path.basename(path) for path in (listed.all_model_checkpoint_paths if listed else [])
+    }
+    for path in exempt:
+      assert path in known, f"exempt checkpoint {path} is not listed in {model_dir}/checkpoint"
+  return exempt
+
+
 def read_text_proto(path: str, message: Any) -> Any:
   """Merges a file in protobuf's text format into a message, and returns the message."""
   with tf.io.gfile.GFile(path) as f:

@@ -11,16 +11,17 @@ from typing import Any
 
 import tensorflow as tf
 from absl import flags
-from tensorflow.python.data.experimental.ops import data_service_ops
 from tensorflow.python.data.ops import dataset_ops
 
 from monolith.native_training import native_task_context
-from monolith.native_training.data import (
-  dataservice_flags,  # noqa: F401, defines two flags
-  feature_utils,
-  file_patterns,
-)
+from monolith.native_training.data import file_patterns
 from monolith.native_training.data.data_flags import get_flag
+from monolith.native_training.data.dataset_service import (  # noqa: F401  (part of this module)
+  distribute,
+  from_dataset_id,
+  merged_window,
+  register_dataset,
+)
 from monolith.native_training.data.flow_datasets import MergeFlowDataset, SplitFlowDataset
 from monolith.native_training.data.iterator_saving import leave_out_of_checkpoints
 from monolith.native_training.data.kafka_dataset import (  # noqa: F401  (part of this module)
@@ -38,6 +39,13 @@ from monolith.native_training.data.pb_types import (
   element_type,
   record_output_type,
 )
+from monolith.native_training.data.sample_datasets import (  # noqa: F401  (part of this module)
+  POOL_KEY,
+  CacheOneDataset,
+  InstanceReweightDataset,
+  NegativeGenDataset,
+  TransformDataset,
+)
 from monolith.native_training.distribute import distributed_dataset
 from monolith.native_training.runtime.ops import gen_monolith_ops as pb_datasource_ops
 
@@ -50,8 +58,6 @@ flags.DEFINE_integer("dataset_worker_idx", None, "index of this worker among the
 flags.DEFINE_integer("dataset_num_workers", None, "number of workers that read")
 flags.DEFINE_string("kafka_other_metadata", None, "more key=value settings of the consumer")
 
-POOL_KEY = "TF_ITEMPOOL"
-_DATASET_ID_KEY = "registed_dataset_id"
 _DEFAULT_BUFFER_SIZE = 64 * 1024 * 1024
 
 
@@ -477,317 +483,6 @@ class PBDataset:
       is_hourly or get_flag("is_hourly", False),
       wildcard if wildcard != "*" else get_flag("wildcard", "*"),
     )
-
-
-class CacheOneDataset(dataset_ops.UnaryDataset):
-  """Elements `(x, is_last)`, where `is_last` is true for the last element of the input."""
-
-  def __init__(self, input_dataset: tf.data.Dataset):
-    self._input = input_dataset
-    variant = pb_datasource_ops.monolith_cache_one_dataset(input_dataset._variant_tensor)
-    super().__init__(input_dataset, variant)
-
-  @property
-  def element_spec(self) -> Any:
-    return (self._input.element_spec, tf.TensorSpec([], tf.bool))
-
-
-class _SampleDataset(dataset_ops.UnaryUnchangedStructureDataset):
-  """Samples made from samples."""
-
-
-class InstanceReweightDataset(_SampleDataset):
-  """Repeats each sample as often as its actions weigh.
-
-  Args:
-    input_dataset: samples.
-    action_priority: `"2,7,..."`, the best action first.
-    reweight: `"action:weight:label,..."`.
-    variant_type: `"example"` or `"instance"`.
-  """
-
-  def __init__(
-    self,
-    input_dataset: tf.data.Dataset,
-    action_priority: str | None = None,
-    reweight: str | None = None,
-    variant_type: str = "example",
-  ):
-    priorities = [int(action) for action in (action_priority or "").split(",") if action.strip()]
-    actions, weights, labels = [], [], []
-    for part in filter(None, (part.strip() for part in (reweight or "").split(","))):
-      fields = part.split(":")
-      if len(fields) != 3:
-        raise ValueError(f"reweight has {part!r}, want action:weight:label")
-      actions.append(int(fields[0]))
-      weights.append(int(fields[1]))
-      labels.append(int(fields[2]))
-    variant = pb_datasource_ops.instance_reweight_dataset(
-      input_dataset._variant_tensor,
-      method=0,
-      actions=actions,
-      weights=weights,
-      labels=labels,
-      priorities=priorities,
-      variant_type=variant_type,
-    )
-    super().__init__(input_dataset, variant)
-
-
-class NegativeGenDataset(_SampleDataset):
-  """Puts sampled negatives before each positive sample.
-
-  Args:
-    input_dataset: samples.
-    neg_num: most negatives per positive.
-    per_channel: draw from the channel of the positive.
-    channel_feature: the feature, or slot, whose id is the channel; default slot 3.
-    item_features: features, or slots, that describe the item.
-    start_num: a channel is drawn from once it has more items.
-    max_item_num: most items of a channel.
-    positive_label: the label of positives, when no positive actions are given.
-    negative_label: the label of generated negatives.
-    negative_action: their action; -99999 keeps the actions of the positive.
-    positive_actions: a sample is positive if its best action is one of them.
-    label_index: the label that counts.
-    action_priority: `"2,7,..."`, the best action first.
-    index_feature: the feature, or slot, whose id is the item id; default `LineId.item_id`.
-    throw_origin: drop all original samples.
-    throw_origin_neg: drop original negatives.
-    cache_only_pos: cache the items of positives only.
-    cache_negative_actions: cache the items of negatives with such an action too.
-    real_neg_instance_weight: weight of original negatives.
-    sampled_neg_instance_weight: weight of generated ones, if positive.
-    unbias_sampled_neg: otherwise weigh them by how rarely they were drawn.
-    origin_neg_in_pool_proba: share of the cacheable negatives that are cached.
-    neg_sample_declay_factor: how the age of an item counts in that weight.
-    easy_hard_ratio: share of negatives drawn from any channel.
-    variant_type: `"example"` or `"instance"`.
-  """
-
-  def __init__(
-    self,
-    input_dataset: tf.data.Dataset,
-    neg_num: int,
-    per_channel: bool = False,
-    channel_feature: str | int = "",
-    item_features: Sequence[str | int] = (),
-    start_num: int = 500,
-    max_item_num: int = 100000,
-    positive_label: int = 1,
-    negative_label: int = -1,
-    negative_action: int = -99999,
-    positive_actions: Sequence[int] = (),
-    label_index: int = 0,
-    action_priority: str = "",
-    index_feature: str | int = "",
-    throw_origin: bool = False,
-    throw_origin_neg: bool = False,
-    cache_only_pos: bool = True,
-    cache_negative_actions: Sequence[int] = (),
-    real_neg_instance_weight: float = 1.0,
-    sampled_neg_instance_weight: float = -1.0,
-    unbias_sampled_neg: bool = True,
-    origin_neg_in_pool_proba: float = 1.0,
-    neg_sample_declay_factor: float = 1.0,
-    easy_hard_ratio: float = 0.0,
-    variant_type: str = "example",
-  ):
-    self.pool = feature_utils.create_item_pool(start_num, max_item_num)
-    tf.compat.v1.add_to_collection(POOL_KEY, self.pool)
-    variant = pb_datasource_ops.instance_negative_gen_dataset(
-      input_dataset._variant_tensor,
-      self.pool,
-      neg_num=neg_num,
-      per_channel=per_channel,
-      channel_feature=str(channel_feature),
-      item_features=[str(feature) for feature in item_features],
-      positive_label=positive_label,
-      negative_label=negative_label,
-      negative_action=negative_action,
-      positive_actions=list(positive_actions),
-      label_index=label_index,
-      action_priority=action_priority,
-      index_feature=str(index_feature),
-      throw_origin=throw_origin,
-      throw_origin_neg=throw_origin_neg,
-      cache_only_pos=cache_only_pos,
-      cache_negative_actions=list(cache_negative_actions),
-      real_neg_instance_weight=real_neg_instance_weight,
-      sampled_neg_instance_weight=sampled_neg_instance_weight,
-      unbias_sampled_neg=unbias_sampled_neg,
-      origin_neg_in_pool_proba=origin_neg_in_pool_proba,
-      neg_sample_declay_factor=neg_sample_declay_factor,
-      easy_hard_ratio=easy_hard_ratio,
-      variant_type=variant_type,
-    )
-    super().__init__(input_dataset, variant)
-
-
-class TransformDataset(_SampleDataset):
-  """Filters and changes samples as a `data.transform.transforms.Transform` says."""
-
-  def __init__(self, input_dataset: tf.data.Dataset, transform: Any, variant_type: str):
-    variant = pb_datasource_ops.transform_dataset(
-      input_dataset._variant_tensor,
-      config=transform.as_proto().SerializeToString(),
-      variant_type=variant_type,
-    )
-    super().__init__(input_dataset, variant)
-
-
-def register_dataset(service: str, dataset: tf.data.Dataset, buffer_size: int = 32) -> tf.Tensor:
-  """Registers a dataset with a tf.data service and returns its id.
-
-  Args:
-    service: `grpc://host:port` of the dispatcher.
-    dataset: the dataset.
-    buffer_size: elements that workers of the service prefetch; 0: none.
-  """
-  if buffer_size:
-    dataset = dataset.prefetch(buffer_size)
-  dataset_id = tf.data.experimental.service.register_dataset(service, dataset)
-  if not tf.executing_eagerly():
-    tf.compat.v1.add_to_collection(_DATASET_ID_KEY, dataset_id)
-  return dataset_id
-
-
-def from_dataset_id(
-  processing_mode: Any,
-  service: str,
-  dataset_id: Any,
-  element_spec: Any,
-  job_name: str | None = None,
-  max_outstanding_requests: int | None = None,
-  task_refresh_interval_hint_ms: int | None = None,
-  buffer_size: int = 16,
-) -> tf.data.Dataset:
-  """Reads a registered dataset.
-
-  Args:
-    processing_mode: a `tf.data.experimental.service.ShardingPolicy`, or its older name.
-    service: `grpc://host:port` of the dispatcher.
-    dataset_id: what `register_dataset` returned.
-    element_spec: the specification of its elements.
-    job_name: readers of the same job share the elements.
-    max_outstanding_requests: most elements asked for at once.
-    task_refresh_interval_hint_ms: how often to look for new workers of the service.
-    buffer_size: elements to prefetch; 0: none.
-  """
-  # The public function has no task_refresh_interval_hint_ms.
-  dataset = data_service_ops._from_dataset_id(
-    processing_mode,
-    service,
-    dataset_id,
-    element_spec,
-    job_name=job_name,
-    max_outstanding_requests=max_outstanding_requests,
-    task_refresh_interval_hint_ms=task_refresh_interval_hint_ms,
-  )
-  return dataset.prefetch(buffer_size) if buffer_size else dataset
-
-
-def merged_window(
-  ds: tf.data.Dataset, size: int = 2, drop_remainder: bool = True
-) -> tf.data.Dataset:
-  """Joins each `size` consecutive batches into one.
-
-  Args:
-    ds: batches of equal size; ragged tensors are joined row by row.
-    size: number of batches.
-    drop_remainder: drop a last group of fewer batches.
-  """
-
-  def merge(tensor: Any) -> Any:
-    if isinstance(tensor, tf.RaggedTensor):
-      return tensor.merge_dims(0, 1)
-    shape = tensor.shape.as_list()
-    return tf.reshape(tensor, tf.concat([[-1], tf.shape(tensor)[2:]], 0)) if shape else tensor
-
-  def merge_all(*elements: Any) -> Any:
-    merged = tf.nest.map_structure(merge, elements)
-    return merged[0] if len(merged) == 1 else merged
-
-  return ds.batch(size, drop_remainder=drop_remainder).map(merge_all)
-
-
-def distribute(
-  dataset: tf.data.Dataset,
-  target: str | None = None,
-  job_name: str | None = None,
-  num_worker: int = 1,
-  worker_idx: int = 0,
-  queue_device: str | None = None,
-  max_outstanding_requests: int | None = None,
-  window_size: int = 1,
-  buffer_size: int = 32,
-) -> tf.data.Dataset:
-  """Reads a dataset through a tf.data service, which the workers of a cluster share.
-
-  Args:
-    dataset: the dataset.
-    target: `grpc://host:port` of the dispatcher, by default the flag `data_service_dispatcher`.
-    job_name: workers of the same job share the elements.
-    num_worker: number of workers that read.
-    worker_idx: the index of this one.
-    queue_device: a device that the sessions of all workers reach. Worker 0 registers the dataset,
-      and the others get its id from a queue there. None: each worker registers its own.
-    max_outstanding_requests: most elements asked for at once.
-    window_size: how many batches the service joins into one, as `merged_window` does. Those that
-      are left at the end are joined too.
-    buffer_size: elements that workers of the service prefetch; 0: none.
-
-  Raises:
-    ValueError: there is no dispatcher, the index is not one of a worker, `window_size` is less than
-      1, or there is a queue but no graph.
-  """
-  target = target or get_flag("data_service_dispatcher")
-  if not target:
-    raise ValueError("target is empty and the flag data_service_dispatcher is not set")
-  if num_worker and not 0 <= worker_idx < num_worker:
-    raise ValueError(f"worker_idx is {worker_idx}, want 0 to num_worker {num_worker} - 1")
-  if window_size < 1:
-    raise ValueError(f"window_size is {window_size}, want at least 1")
-  if "://" not in target:
-    target = f"grpc://{target}"
-  job_name = job_name or "monolith"
-  if window_size > 1:
-    dataset = merged_window(dataset, window_size, drop_remainder=False)
-  if queue_device is None or num_worker <= 1:
-    dataset_id = register_dataset(target, dataset, buffer_size)
-  elif tf.executing_eagerly():
-    raise ValueError(f"queue_device is {queue_device}, but workers share a queue in graphs only")
-  else:
-    registered = register_dataset(target, dataset, buffer_size) if worker_idx == 0 else None
-    with tf.device(queue_device):
-      queue = tf.queue.FIFOQueue(
-        num_worker, [tf.string], shapes=[[]], shared_name=f"dataset_id_of_{job_name}"
-      )
-      dataset_id = _look_at(queue) if registered is None else _offer(queue, registered)
-  return from_dataset_id(
-    tf.data.experimental.service.ShardingPolicy.DYNAMIC,
-    target,
-    dataset_id,
-    dataset.element_spec,
-    job_name=job_name,
-    max_outstanding_requests=max_outstanding_requests,
-  )
-
-
-def _offer(queue: tf.queue.QueueBase, value: tf.Tensor) -> tf.Tensor:
-  """Returns the value, after putting it into a queue in the place of an earlier one."""
-  old = tf.cond(queue.size() > 0, queue.dequeue, lambda: tf.constant(""))
-  with tf.control_dependencies([old, value]):
-    offered = queue.enqueue(value)
-  with tf.control_dependencies([offered]):
-    return tf.identity(value)
-
-
-def _look_at(queue: tf.queue.QueueBase) -> tf.Tensor:
-  """Returns the value in a queue as soon as there is one; it stays, for workers that restart."""
-  value = queue.dequeue()
-  with tf.control_dependencies([queue.enqueue(value)]):
-    return tf.identity(value)
 
 
 def _instance_reweight(

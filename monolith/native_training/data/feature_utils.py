@@ -6,20 +6,29 @@ Functions that return a bool are meant for `Dataset.filter`, those that return a
 
 from __future__ import annotations
 
-import json
-import os
-import uuid
 from collections.abc import Mapping, Sequence
-from typing import Any, Union
+from typing import Union
 
 import tensorflow as tf
 
 from idl.matrix.proto import line_id_pb2
-from monolith.native_training.data import data_op_config_pb2, parsers
+from monolith.native_training.data import parsers
+from monolith.native_training.data.item_pools import (  # noqa: F401  (part of this module)
+  create_item_pool,
+  item_pool_check,
+  item_pool_random_fill,
+  restore_item_pool,
+  save_item_pool,
+)
 from monolith.native_training.data.kafka_resource import (  # noqa: F401  (part of this module)
   kafka_read_next,
   kafka_read_next_v2,
   kafka_resource_init,
+)
+from monolith.native_training.data.sample_conversions import (  # noqa: F401  (part of this module)
+  string_to_variant,
+  string_to_variant_with_transform,
+  tf_example_to_example,
 )
 from monolith.native_training.runtime.ops import gen_monolith_ops as ragged_data_ops
 
@@ -27,7 +36,6 @@ Operand = Union[int, float, str, bytes, Sequence[Union[int, float, str, bytes]],
 
 _LIST_OPS = ("any", "all", "diff")
 _FILE_OPS = ("in", "not-in")
-_MAX_SLOT_V2 = 1 << 15
 
 
 def _to_int64(values: Sequence[int] | None) -> list[int]:
@@ -532,84 +540,6 @@ def gen_fid_mask(ragged: tf.RaggedTensor, fid: int) -> tf.Tensor:
   )
 
 
-def string_to_variant(
-  tensor: tf.Tensor,
-  variant_type: str = "example",
-  has_header: bool = False,
-  has_sort_id: bool = False,
-  lagrangex_header: bool = False,
-  kafka_dump_prefix: bool = False,
-  kafka_dump: bool = False,
-  chnids: Sequence[int] | None = None,
-  datasources: Sequence[str] | None = None,
-  default_datasource: str = "",
-) -> tf.Tensor:
-  """Parses serialized samples.
-
-  Args:
-    tensor: strings of any shape; an empty one is a default sample.
-    variant_type: `"instance"`, `"example"` or `"example_batch"`.
-    has_header: whether strings are framed records; if so, the next four say with which headers.
-    has_sort_id: whether a record has a sort id.
-    lagrangex_header: whether it has a Lagrangex header.
-    kafka_dump_prefix: whether it has the prefix of a dump.
-    kafka_dump: whether it has the header of a dump.
-    chnids: channels whose data source is known.
-    datasources: the data source of each of `chnids`.
-    default_datasource: the data source of other channels.
-
-  Returns:
-    Variants of the same shape.
-  """
-  return ragged_data_ops.string_to_variant(
-    tensor,
-    variant_type=variant_type,
-    has_header=has_header,
-    has_sort_id=has_sort_id,
-    lagrangex_header=lagrangex_header,
-    kafka_dump_prefix=kafka_dump_prefix,
-    kafka_dump=kafka_dump,
-    chnids=list(chnids or []),
-    datasources=list(datasources or []),
-    default_datasource=default_datasource,
-  )
-
-
-def string_to_variant_with_transform(
-  tensor: tf.Tensor,
-  input_type: str = "example",
-  output_type: str = "example",
-  has_header: bool = False,
-  has_sort_id: bool = False,
-  lagrangex_header: bool = False,
-  kafka_dump_prefix: bool = False,
-  kafka_dump: bool = False,
-  chnids: Sequence[int] | None = None,
-  datasources: Sequence[str] | None = None,
-  default_datasource: str = "",
-) -> tf.Tensor:
-  """Parses serialized samples of `input_type` and converts them to `output_type`.
-
-  Other arguments are those of `string_to_variant`.
-
-  Returns:
-    A vector of variants; every row of an ExampleBatch becomes a sample.
-  """
-  return ragged_data_ops.string_to_variant_with_transform(
-    tensor,
-    input_type=input_type,
-    output_type=output_type,
-    has_header=has_header,
-    has_sort_id=has_sort_id,
-    lagrangex_header=lagrangex_header,
-    kafka_dump_prefix=kafka_dump_prefix,
-    kafka_dump=kafka_dump,
-    chnids=list(chnids or []),
-    datasources=list(datasources or []),
-    default_datasource=default_datasource,
-  )
-
-
 def variant_to_zeros(tensor: tf.Tensor) -> tf.Tensor:
   """Returns int64 zeros of the shape of `tensor`."""
   return ragged_data_ops.variant_to_zeros(tensor)
@@ -618,136 +548,3 @@ def variant_to_zeros(tensor: tf.Tensor) -> tf.Tensor:
 def has_variant(input: tf.Tensor, variant_type: str = "example") -> tf.Tensor:
   """Returns whether the sample has any content."""
   return ragged_data_ops.has_variant(input, variant_type=variant_type)
-
-
-def create_item_pool(
-  start_num: int, max_item_num_per_channel: int, container: str = "", shared_name: str = ""
-) -> tf.Tensor:
-  """Returns a handle of a pool of items to draw negatives from.
-
-  Args:
-    start_num: a channel is drawn from once it has more items.
-    max_item_num_per_channel: the oldest item goes when there are more.
-    container: the container of the resource.
-    shared_name: nodes of the same name share the pool.
-  """
-  if not shared_name and tf.executing_eagerly():
-    # A graph gives every node a name of its own, eager execution does not.
-    shared_name = f"item_pool_{uuid.uuid4().hex}"
-  return ragged_data_ops.item_pool_create(
-    start_num=start_num,
-    max_item_num_per_channel=max_item_num_per_channel,
-    container=container,
-    shared_name=shared_name,
-  )
-
-
-def item_pool_random_fill(pool: tf.Tensor) -> tf.Tensor:
-  """Fills a pool with random items; returns its handle."""
-  return ragged_data_ops.item_pool_random_fill(pool)
-
-
-def _worker() -> tuple[int, int]:
-  """Returns this worker's index and the number of workers by TF_CONFIG; the chief is number 0."""
-  config = json.loads(os.environ.get("TF_CONFIG") or "{}")
-  cluster, task = config.get("cluster", {}), config.get("task", {})
-  num_workers = max(1, len(cluster.get("chief", [])) + len(cluster.get("worker", [])))
-  if task.get("type") != "worker":
-    return 0, num_workers
-  index = int(task.get("index", 0)) + 1
-  return index, max(num_workers, index + 1)
-
-
-def item_pool_check(
-  pool: tf.Tensor,
-  model_path: str,
-  global_step: Any,
-  nshards: int = 1,
-  buffer_size: int = 10485760,
-) -> tf.Tensor:
-  """Fails with DataLossError when the saved pool is another one; returns the handle."""
-  worker_index, num_workers = _worker()
-  return ragged_data_ops.item_pool_check(
-    pool,
-    tf.cast(global_step, tf.int64),
-    model_path=model_path,
-    nshards=nshards,
-    buffer_size=buffer_size,
-    worker_index=worker_index,
-    num_workers=num_workers,
-  )
-
-
-def save_item_pool(
-  pool: tf.Tensor, global_step: Any, model_path: str, nshards: int = 1
-) -> tf.Tensor:
-  """Writes `{model_path}/model.ckpt-{step}_item_pool_*`; returns the handle."""
-  worker_index, num_workers = _worker()
-  return ragged_data_ops.item_pool_save(
-    pool,
-    tf.cast(global_step, tf.int64),
-    model_path=model_path,
-    nshards=nshards,
-    worker_index=worker_index,
-    num_workers=num_workers,
-  )
-
-
-def restore_item_pool(
-  pool: tf.Tensor,
-  global_step: Any,
-  model_path: str,
-  nshards: int = 1,
-  buffer_size: int = 10485760,
-) -> tf.Tensor:
-  """Reads the pool saved at `global_step` or last before, if there is one; returns the handle."""
-  worker_index, num_workers = _worker()
-  return ragged_data_ops.item_pool_restore(
-    pool,
-    tf.cast(global_step, tf.int64),
-    model_path=model_path,
-    nshards=nshards,
-    buffer_size=buffer_size,
-    worker_index=worker_index,
-    num_workers=num_workers,
-  )
-
-
-def tf_example_to_example(
-  serialized: tf.Tensor,
-  sparse_features: Mapping[str, int],
-  dense_features: Sequence[str],
-  label: str,
-  instance_weight: str | None = None,
-) -> tf.Tensor:
-  """Converts a `tf.train.Example`.
-
-  Args:
-    serialized: a string scalar.
-    sparse_features: feature -> slot; integers become ids of the slot, floats their logarithm.
-    dense_features: features that are copied.
-    label: the feature with the labels.
-    instance_weight: the feature with the weight.
-
-  Returns:
-    An Example variant.
-
-  Raises:
-    AssertionError: a feature has two roles, or a slot is used twice or out of range.
-  """
-  names = [*sparse_features, *dense_features, *filter(None, [label, instance_weight])]
-  assert len(names) == len(set(names)), f"a feature of {names} has two roles"
-  slots = list(sparse_features.values())
-  assert len(slots) == len(set(slots)), f"a slot of {slots} is used twice"
-  assert all(
-    1 <= slot < _MAX_SLOT_V2 for slot in slots
-  ), f"slots {slots} must be in [1, {_MAX_SLOT_V2})"
-  description = data_op_config_pb2.TFRecordFeatureDescription(
-    sparse_features=dict(sparse_features),
-    dense_features=list(dense_features),
-    label=label or "",
-    instance_weight=instance_weight or "",
-  )
-  return ragged_data_ops.monolith_tf_example_to_example(
-    serialized, feature_description=description.SerializeToString()
-  )

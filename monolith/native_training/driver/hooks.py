@@ -11,7 +11,6 @@ from __future__ import annotations
 import functools
 import math
 import os
-import re
 import tempfile
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -35,22 +34,20 @@ from monolith.native_training import (
 from monolith.native_training.checkpoints import graph_files
 from monolith.native_training.checkpoints import ranks as sync_checkpoint
 from monolith.native_training.checkpoints import slices as checkpoint_slices
+from monolith.native_training.checkpoints import state as checkpoint_state
 from monolith.native_training.checkpoints import topology as training_topology
-from monolith.native_training.data import stream_positions, stream_status
+from monolith.native_training.data import stream_positions
+from monolith.native_training.driver import observers
 from monolith.native_training.driver.config import CpuTrainingConfig
 from monolith.native_training.hooks import (
   ckpt_hooks,
   ckpt_info,
   data_position,
-  progress,
   ps_check_hooks,
   session_hooks,
 )
 from monolith.native_training.hooks.server import server_lib
-from monolith.native_training.metric import metric_hook
-from monolith.native_training.metric.heads import HEADS_COLLECTION
 from monolith.native_training.model_export import export_context, export_hooks
-from monolith.native_training.models import shown_loss
 from monolith.native_training.tables import protocols
 from monolith.realtime import sync_state
 
@@ -67,7 +64,6 @@ DEFAULT_SAVE_STEPS = 100000000
 _CHECKPOINT_BASENAME = "model.ckpt"
 _DENSE_ONLY_DIR = "dense_only"
 _KEEP_CHECKPOINT_EVERY_N_HOURS = 24
-_PROFILED_STEPS = 10
 # Steps between looks at the files with which an operator controls synchronous training.
 _CONTROL_STEPS_ENV = "MONOLITH_SYNC_CONTROL_STEPS"
 _REQ_TIME_COLLECTION = "req_time"
@@ -86,45 +82,6 @@ def get_save_interval(config: CpuTrainingConfig, params: Any) -> tuple[int | Non
   if secs is None and steps is None:
     secs = DEFAULT_SAVE_SECS
   return secs, steps
-
-
-def get_exempt_checkpoint_paths(model_dir: str) -> list[str]:
-  """Returns the base names of the checkpoints that must never be deleted."""
-  state = save_utils.get_monolith_checkpoint_state(model_dir, remove_invalid_path=True)
-  if state is None:
-    return []
-  exempt = [os.path.basename(path) for path in state.exempt_model_checkpoint_paths]
-  if exempt:
-    checkpoint_state = tf.train.get_checkpoint_state(model_dir)
-    known = {
-      os.path.basename(path)
-      for path in (checkpoint_state.all_model_checkpoint_paths if checkpoint_state else [])
-    }
-    for path in exempt:
-      assert path in known, f"exempt checkpoint {path} is not listed in {model_dir}/checkpoint"
-  return exempt
-
-
-def _get_table_stats() -> dict[str, tf.Tensor]:
-  """Returns table name -> its numbers, on all servers together, in the default graph."""
-  stats: dict[str, list[tf.Tensor]] = {}
-  for group in tf.compat.v1.get_collection(multi_hash_table_ops._MULTI_HASH_TABLE_GRAPH_KEY):
-    with tf.device(group.handle.device):
-      of_tables = group.stats()
-      for i, name in enumerate(group.table_names):
-        stats.setdefault(name, []).append(of_tables[i])
-  for table in tf.compat.v1.get_collection(hash_table_ops._HASH_TABLE_GRAPH_KEY):
-    with tf.device(table.table.device):
-      # The tables of two servers differ in the last part of their names.
-      stats.setdefault(re.sub(r"_\d+$", "", table.name), []).append(table.stats())
-  return {name: tf.add_n(parts) for name, parts in stats.items()}
-
-
-def _describe_stream(
-  positions: stream_positions.StreamPositions,
-) -> Callable[[tf.compat.v1.Session], str]:
-  monitor = stream_status.StreamMonitor(positions)
-  return lambda session: monitor.read(session).describe()
 
 
 class _FinishAsyncHook(tf.estimator.SessionRunHook):
@@ -292,8 +249,16 @@ class TrainingHooks:
     chief_hooks += self.get_save_hooks(barrier_op, barrier_listener)
     chief_hooks += self._get_dense_set_hooks()
     if self._is_root_node:
-      chief_hooks += self._get_metric_hooks()
-      chief_hooks += self._get_progress_hooks(spec)
+      chief_hooks += observers.get_metric_hooks(self._config, self._params.metrics, self._model_dir)
+      chief_hooks += observers.get_progress_hooks(
+        spec,
+        self._config,
+        self._model_dir,
+        batch_size=self._batch_size,
+        num_steps=self._num_steps,
+        last_step=self._last_step,
+        stream=self._stream,
+      )
     return spec._replace(
       training_hooks=(*training_hooks, *spec.training_hooks),
       training_chief_hooks=(*chief_hooks, *spec.training_chief_hooks),
@@ -371,7 +336,7 @@ class TrainingHooks:
       max_to_keep=self._config.checkpoints_max_to_keep,
       keep_checkpoint_every_n_hours=_KEEP_CHECKPOINT_EVERY_N_HOURS,
       ps_monitor=self._ps_monitor,
-      exempt_checkpoint_paths=get_exempt_checkpoint_paths(self._model_dir),
+      exempt_checkpoint_paths=checkpoint_state.get_exempt_checkpoint_paths(self._model_dir),
       skip_save=not self._owns_folder,
       model_dir=self._model_dir,
     )
@@ -625,60 +590,8 @@ class TrainingHooks:
         save_path,
         self._serving_input_receiver_fn,
         self._create_exporter(dense_only, include_graphs, export_dir_base),
-        exempt_checkpoint_paths=get_exempt_checkpoint_paths(self._model_dir),
+        exempt_checkpoint_paths=checkpoint_state.get_exempt_checkpoint_paths(self._model_dir),
         dense_only=dense_only,
       )
     )
     return listeners
-
-  def _get_progress_hooks(self, spec: tf.estimator.EstimatorSpec) -> Hooks:
-    """Returns what shows how the run goes, unless the task does so itself."""
-    own = (*spec.training_hooks, *spec.training_chief_hooks)
-    if any(getattr(hook, "shows_progress", False) for hook in own):
-      return []
-    loss = shown_loss.per_example(spec.loss, self._batch_size)
-    # Estimator writes a curve of this name unless there is one.
-    tf.compat.v1.summary.scalar("loss", loss)
-    config = self._config
-    return [
-      progress.ProgressHook(
-        loss,
-        self._batch_size,
-        heads=tf.compat.v1.get_collection(HEADS_COLLECTION),
-        table_stats=_get_table_stats(),
-        model_dir=self._model_dir,
-        curve_steps=config.save_summary_steps,
-        last_step=self._last_step,
-        num_steps=self._num_steps,
-        num_ranks=config.num_workers if config.enable_full_sync_training else 1,
-        describe=None if self._stream is None else _describe_stream(self._stream),
-      )
-    ]
-
-  def _get_metric_hooks(self) -> Hooks:
-    config, metrics = self._config, self._params.metrics
-    hooks: Hooks = []
-    if metrics.enable_tf2_profiler_hook:
-      start = config.profile_some_steps_from
-      step_range = [None, None] if start is None else [start, start + _PROFILED_STEPS]
-      hooks.append(
-        metric_hook.Tf2ProfilerHook(
-          logdir=self._model_dir,
-          init_step_range=step_range,
-          save_steps=config.profile_save_steps_interval,
-          # Every op: `monolith_report` tells from them where a step's time goes.
-          options=tf.profiler.experimental.ProfilerOptions(host_tracer_level=3),
-        )
-      )
-    if config.profile_with_nvprof_from_to:
-      start, end = (int(step) for step in config.profile_with_nvprof_from_to.split(","))
-      hooks.append(metric_hook.NVProfilerHook([start, end]))
-    if metrics.enable_throughput_hook:
-      hooks.append(
-        metric_hook.ThroughputMetricHook(
-          model_name=config.model_name,
-          start_time_secs=config.containers_ready_time_secs,
-          cluster_type=config.cluster_type,
-        )
-      )
-    return hooks

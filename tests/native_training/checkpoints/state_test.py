@@ -24,6 +24,20 @@ class StateTest(absltest.TestCase):
     paths = [str(self._path(f"model.ckpt-{step}")) for step in steps]
     checkpoint_management.update_checkpoint_state_internal(self._dir, paths[-1], paths)
 
+  def test_exempt_checkpoints_are_those_that_both_files_name(self):
+    self.assertEqual(state.get_exempt_checkpoint_paths(self._dir), [])
+    self._record(5, 7, 9)
+    exempt = MonolithCheckpointState(exempt_model_checkpoint_paths=["model.ckpt-5", "model.ckpt-9"])
+    self._path(state.MONOLITH_CKPT_STATE_FILE_NAME).write_text(text_format.MessageToString(exempt))
+
+    for step in (5, 7, 9):
+      self._path(f"model.ckpt-{step}.index").touch()
+    self.assertEqual(state.get_exempt_checkpoint_paths(self._dir), ["model.ckpt-5", "model.ckpt-9"])
+
+    self._record(7, 9)
+    with self.assertRaisesRegex(AssertionError, "exempt checkpoint model.ckpt-5 is not listed"):
+      state.get_exempt_checkpoint_paths(self._dir)
+
   def test_checkpoint_state_is_read_again_when_the_step_grows(self):
     self.assertIsNone(state.get_latest_checkpoint_state(self._dir, 1))
     self._record(5)

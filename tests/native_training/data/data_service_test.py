@@ -1,4 +1,4 @@
-"""Tests of samples that a tf.data service in another process reads."""
+"""Tests of `dataset_service`: samples that a tf.data service in another process reads."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""Tests of file sources and the datasets that read them."""
+"""Tests of file sources and the datasets that read them: `datasets` and `sample_datasets`."""
 
 import gzip
 import os

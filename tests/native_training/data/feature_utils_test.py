@@ -1,4 +1,4 @@
-"""Tests of filters, label ops and small ops."""
+"""Tests of filters, label ops and small ops in `feature_utils`, and of `sample_conversions`."""
 
 import os
 import struct

@@ -1,4 +1,4 @@
-"""Tests of item pools and their files."""
+"""Tests of `item_pools` and their files."""
 
 import contextlib
 import json

@@ -1,3 +1,4 @@
+// Longer than 600 lines: one reader, whose threads share the state that this file alone knows.
 #include "monolith/native_training/runtime/kafka/kafka_reader.h"
 
 #include <algorithm>
