@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import glob
 import os
+from unittest import mock
 
 import numpy as np
 import tensorflow as tf
 
 from monolith.native_training import entry, estimator, native_model
+from monolith.native_training.driver import dry_run
 from monolith.native_training.metric import streaming
 from monolith.native_training.models import shown_loss
 
@@ -87,6 +89,20 @@ class EvaluateTest(tf.test.TestCase):
   def _estimator(self, model_type, **kwargs):
     conf = estimator.RunConfig(is_local=True, model_dir=self._folder, **kwargs)
     return estimator.Estimator(model_type(), conf)
+
+  def test_evaluation_takes_over_what_training_has_declared(self):
+    est = self._estimator(_SameUsers)
+    with mock.patch.object(dry_run, "collect", wraps=dry_run.collect) as collect:
+      est.train(steps=1)
+      first = est.evaluate()
+      self.assertEqual(est.evaluate(), first)
+      self.assertEqual(collect.call_count, 1)
+      # What has changed is asked again.
+      est._model.p.train.per_replica_batch_size = 3
+      est.evaluate()
+      est._model.users = "others"
+      est.evaluate()
+    self.assertEqual(collect.call_count, 3)
 
   def test_returns_and_writes_metrics_of_evaluation_data(self):
     est = self._estimator(_SameUsers)
