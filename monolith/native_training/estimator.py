@@ -388,7 +388,11 @@ class Estimator:
 
   def _get_place(self) -> evaluation_metrics.Place:
     conf = self._runner_conf
-    return evaluation_metrics.Place(self.model_dir, conf.index, conf.num_workers)
+    shared_dir = self.model_dir
+    if conf.enable_full_sync_training and not conf.merge_sync_training_ckpt:
+      # In its own folder no rank would find what the others have counted.
+      shared_dir = distribution_utils.get_shared_dir(self.model_dir, conf.index)
+    return evaluation_metrics.Place(shared_dir, conf.index, conf.num_workers)
 
   def _limit_eval(self, steps: int | None) -> int | None:
     return _params_of(self._model).eval.steps if steps is None else steps
