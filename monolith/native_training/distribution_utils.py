@@ -70,7 +70,7 @@ def init_sync_train_and_update_conf(dct_config: Any) -> None:
     logging.error("cannot meet the other ranks of synchronous training: %s", error)
     return
   if not dct_config.merge_sync_training_ckpt:
-    folder = os.path.join(dct_config.uuid or "", f"index-{rank:04d}")
+    folder = os.path.join(dct_config.uuid or "", _rank_folder(rank))
     if not dct_config.model_dir.endswith(os.sep + folder):
       dct_config.model_dir = os.path.join(dct_config.model_dir, folder)
   dct_config.num_ps = 0
@@ -78,6 +78,16 @@ def init_sync_train_and_update_conf(dct_config: Any) -> None:
   dct_config.index = rank
   dct_config.num_workers = size
   dct_config.enable_variable_partition = False
+
+
+def get_shared_dir(model_dir: str, rank: int) -> str:
+  """Returns the folder that all ranks share: the one above, where each has a folder of its own."""
+  above, name = os.path.split(model_dir)
+  return above if name == _rank_folder(rank) else model_dir
+
+
+def _rank_folder(rank: int) -> str:
+  return f"index-{rank:04d}"
 
 
 def try_init_cuda() -> None:

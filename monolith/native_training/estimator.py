@@ -49,7 +49,7 @@ from monolith.native_training.cpu_training import (
   local_train_internal,
 )
 from monolith.native_training.data import parsers
-from monolith.native_training.driver import evaluation
+from monolith.native_training.driver import dry_run, evaluation
 from monolith.native_training.hooks import evaluation_metrics
 from monolith.native_training.models.spec import EstimatorSpec
 from monolith.native_training.runner_utils import RunnerConfig, monolith_discovery
@@ -184,6 +184,8 @@ class Estimator:
     self._predict_input_fn: Callable[..., Any] | None = None
     self._zk_client: Any = None
     self._sync_backend: Any = None
+    self._collected: dict[str, dry_run.CollectedFeatures] = {}
+    self._collected_of: Any = None
 
     metrics = _params_of(self._model).metrics
     metrics.enable_deep_insight = not conf.is_local
@@ -386,7 +388,11 @@ class Estimator:
 
   def _get_place(self) -> evaluation_metrics.Place:
     conf = self._runner_conf
-    return evaluation_metrics.Place(self.model_dir, conf.index, conf.num_workers)
+    shared_dir = self.model_dir
+    if conf.enable_full_sync_training and not conf.merge_sync_training_ckpt:
+      # In its own folder no rank would find what the others have counted.
+      shared_dir = distribution_utils.get_shared_dir(self.model_dir, conf.index)
+    return evaluation_metrics.Place(shared_dir, conf.index, conf.num_workers)
 
   def _limit_eval(self, steps: int | None) -> int | None:
     return _params_of(self._model).eval.steps if steps is None else steps
@@ -395,7 +401,26 @@ class Estimator:
     model = copy.deepcopy(self._model)
     params = _params_of(model)
     params.mode = _EVAL
-    return evaluation.Evaluator(model, self._runner_conf, self.model_dir)
+    return evaluation.Evaluator(model, self._runner_conf, self.model_dir, self._get_collected())
+
+  def _get_collected(self) -> dict[str, dry_run.CollectedFeatures]:
+    """Returns what remembers the dry run: an evaluation needs no other one than the training.
+
+    A model that was changed in between declares its features again.
+    """
+    params = copy.deepcopy(_params_of(self._model))
+    attributes = {} if self._model is _params_of(self._model) else dict(vars(self._model))
+    if self._collected_of is not None:
+      old_params, old_attributes = self._collected_of
+      is_same = (
+        old_params == params
+        and old_attributes.keys() == attributes.keys()
+        and all(old_attributes[name] is value for name, value in attributes.items())
+      )
+      if not is_same:
+        self._collected = {}
+    self._collected_of = params, attributes
+    return self._collected
 
   def _run(
     self,
@@ -469,6 +494,7 @@ class Estimator:
       max_steps=train.max_steps if by_max_steps else None,
       saving_listeners=None if listener is None else [listener],
       resume_data=resume_data,
+      collected=self._get_collected(),
     )
 
   def _run_distributed(self, conf: RunnerConfig, model: Any, hooks: Hooks | None) -> None:
@@ -599,7 +625,9 @@ class Estimator:
     conf.server_type = "worker"
     # There are no servers to ask: this process reads what they have saved.
     conf.num_ps = 0
-    training = CpuTraining(conf, model.instantiate())
+    training = CpuTraining(
+      conf, model.instantiate(), collected=self._get_collected().get("features")
+    )
     session_config = tf.compat.v1.ConfigProto()
     # Grappler breaks on ragged inputs.
     session_config.graph_options.rewrite_options.disable_meta_optimizer = True

@@ -354,9 +354,14 @@ class RunNeedsOp:
     self._fetches_to_answer: dict[tuple[str, ...], bool] = {}
 
   def __call__(self, run_context: tf.estimator.SessionRunContext) -> bool:
-    with run_context.session.graph.as_default():
-      mapper = client_session._FetchMapper.for_fetch(run_context.original_args.fetches)
-      elements = mapper.unique_fetches()
+    elements = run_context.original_args.fetches
+    if not (
+      isinstance(elements, (list, tuple))
+      and all(isinstance(element, (tf.Tensor, tf.Operation)) for element in elements)
+    ):
+      # Every step would feel how long this takes.
+      with run_context.session.graph.as_default():
+        elements = client_session._FetchMapper.for_fetch(elements).unique_fetches()
     key = tuple(element.name for element in elements)
     if key not in self._fetches_to_answer:
       needed = utils.get_needed_ops(

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import glob
 import os
+from unittest import mock
 
 import numpy as np
 import tensorflow as tf
 
-from monolith.native_training import entry, estimator, native_model
+from monolith.native_training import entry, estimator, native_model, runner_utils
+from monolith.native_training.driver import dry_run
+from monolith.native_training.hooks import evaluation_metrics
 from monolith.native_training.metric import streaming
 from monolith.native_training.models import shown_loss
 
@@ -87,6 +90,42 @@ class EvaluateTest(tf.test.TestCase):
   def _estimator(self, model_type, **kwargs):
     conf = estimator.RunConfig(is_local=True, model_dir=self._folder, **kwargs)
     return estimator.Estimator(model_type(), conf)
+
+  def test_ranks_with_folders_of_their_own_meet_in_the_one_above(self):
+    for merged, names in ((False, ["index-0000", "index-0001"]), (True, ["", ""])):
+      hooks = []
+      for index, name in enumerate(names):
+        conf = runner_utils.RunnerConfig(
+          enable_sync_training=True,
+          merge_sync_training_ckpt=merged,
+          index=index,
+          num_workers=2,
+          model_dir=os.path.join(self._folder, name) if name else self._folder,
+        )
+        get_place = estimator.Estimator(_Clicks(), conf)._get_place
+        hook = evaluation_metrics.EvaluationMetricsHook(get_place, timeout_secs=0)
+        # Each has read four examples, with a loss of its index.
+        hook._fetches, hook._num_examples, hook._loss_sum = {"loss": None}, 4, 4.0 * index
+        hooks.append(hook)
+      hooks[1].end(None)
+      # It does not wait, and yet has the counts of the other.
+      self.assertEqual(hooks[0].get_metrics(), {"loss": 0.5, "global_step": 0})
+      hooks[0]._forget_parts()
+      self.assertIsNone(hooks[1].get_metrics())
+
+  def test_evaluation_takes_over_what_training_has_declared(self):
+    est = self._estimator(_SameUsers)
+    with mock.patch.object(dry_run, "collect", wraps=dry_run.collect) as collect:
+      est.train(steps=1)
+      first = est.evaluate()
+      self.assertEqual(est.evaluate(), first)
+      self.assertEqual(collect.call_count, 1)
+      # What has changed is asked again.
+      est._model.p.train.per_replica_batch_size = 3
+      est.evaluate()
+      est._model.users = "others"
+      est.evaluate()
+    self.assertEqual(collect.call_count, 3)
 
   def test_returns_and_writes_metrics_of_evaluation_data(self):
     est = self._estimator(_SameUsers)

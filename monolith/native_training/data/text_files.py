@@ -7,6 +7,7 @@ code, in Keras and in the graph of a model alike.
 from __future__ import annotations
 
 import collections
+import functools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -29,6 +30,8 @@ CRITEO_CATEGORIES = tuple(f"C{i}" for i in range(1, 27))
 _SHOWN_CHARACTERS = 80
 _GZIP = r"(?i).*\.gz"
 _ROWS_PER_FILE = 2**40  # what the place of a row leaves room for
+_BLOCK_ROWS = 1024  # numbered together
+_MAX_TRACED = 16
 
 
 def csv(
@@ -97,15 +100,15 @@ def csv(
   def read(path: tf.Tensor, compression_type: tf.Tensor) -> tf.data.Dataset:
     return tf.data.TextLineDataset(path, compression_type).skip(first_line - 1)
 
-  parser = _RowParser(columns, list(field_names), separator, quotes, counter)
+  layout = (tuple(columns.items()), tuple(field_names), separator, quotes, label)
+  parse_lines = _make_parse(*layout, counter) if counter is not None else _trace_parse(*layout)
 
   @tf.autograph.experimental.do_not_convert
   def parse(places: tf.Tensor, lines: tf.Tensor) -> Any:
-    features = parser(lambda: describe_places(places, paths), lines)
-    return features if label is None else (features, features.pop(label))
+    return parse_lines(places, lines, tf.constant(paths))
 
-  rows = number_rows(paths, read, first_line)
-  dataset = arrange(rows, batch_size, shuffle, seed, epochs, shard).map(parse, tf.data.AUTOTUNE)
+  batches = read_batches(paths, read, first_line, batch_size, shuffle, seed, epochs, shard)
+  dataset = batches.map(parse, tf.data.AUTOTUNE)
   if counter is not None:
     dataset = bad_rows_lib.forget_counters(dataset)
   return dataset.prefetch(tf.data.AUTOTUNE)
@@ -157,6 +160,38 @@ def criteo(
   return dataset.map(join_numbers, tf.data.AUTOTUNE)
 
 
+def _make_parse(
+  columns: tuple[tuple[str, Column], ...],
+  field_names: tuple[str, ...],
+  separator: str,
+  quotes: bool,
+  label: str | None,
+  counter: BadRows | None = None,
+) -> Callable[[tf.Tensor, tf.Tensor, tf.Tensor], Any]:
+  """Returns the function from places, lines and all paths to an element of the dataset."""
+  parser = _RowParser(dict(columns), list(field_names), separator, quotes, counter)
+
+  def parse(places: tf.Tensor, lines: tf.Tensor, paths: tf.Tensor) -> Any:
+    features = parser(lambda: describe_places(places, paths), lines)
+    return features if label is None else (features, features.pop(label))
+
+  return parse
+
+
+@functools.lru_cache(maxsize=_MAX_TRACED)
+def _trace_parse(*layout: Any) -> Callable[[tf.Tensor, tf.Tensor, tf.Tensor], Any]:
+  """Returns `_make_parse` as a graph, made once.
+
+  A program reads files of one kind several times, for the dry run of its model, for training and
+  for evaluation, and the graph takes longer to make than many a dataset to read.
+  """
+  signature = [tf.TensorSpec([None], dtype) for dtype in (tf.int64, tf.string, tf.string)]
+  function = tf.function(_make_parse(*layout), signature, autograph=False)
+  # It is for other graphs, too: nothing of this one's may be in it.
+  with tf.device(None), tf.control_dependencies(None):
+    return function.get_concrete_function()
+
+
 def find_files(files: str | Sequence[str]) -> list[str]:
   """Returns the files that paths or patterns name, each pattern's in order.
 
@@ -176,10 +211,17 @@ def find_files(files: str | Sequence[str]) -> list[str]:
   return paths
 
 
-def number_rows(
-  paths: list[str], read: Callable[[tf.Tensor, tf.Tensor], tf.data.Dataset], first: int
+def read_batches(
+  paths: list[str],
+  read: Callable[[tf.Tensor, tf.Tensor], tf.data.Dataset],
+  first: int,
+  batch_size: int,
+  shuffle: int,
+  seed: int | None,
+  epochs: int | None,
+  shard: tuple[int, int] | None,
 ) -> tf.data.Dataset:
-  """Returns the rows of all files, each after the place where it is.
+  """Returns batches of this worker's rows, after the places where they are.
 
   A place is one number, of file and row, as numbers are cheaper to carry along than names.
 
@@ -187,13 +229,44 @@ def number_rows(
     paths: the files.
     read: returns the rows of a path and a compression type.
     first: the number of each file's first row.
+    batch_size: rows per batch.
+    shuffle: from how many rows the next one is drawn; 0 keeps the order.
+    seed: what the draws depend on.
+    epochs: how often the files are read; `None` for again and again.
+    shard: `(i, n)` reads every n-th row, beginning with row i.
+
+  Raises:
+    ValueError: a number is out of its range.
   """
+  _check_arrangement(batch_size, shuffle, epochs, shard)
+  if not shuffle and shard is None:
+    # Nothing is done with single rows, each of which would cost a step more.
+    blocks = _number(paths, lambda *file: read(*file).batch(_BLOCK_ROWS), first, _BLOCK_ROWS)
+    return blocks.map(_place_rows).repeat(epochs).rebatch(batch_size)
+  rows = _number(paths, read, first, 1)
+  if shard is not None:
+    index, count = shard
+    rows = rows.shard(count, index)
+  if shuffle:
+    rows = rows.shuffle(shuffle, seed=seed)
+  return rows.repeat(epochs).batch(batch_size)
+
+
+def _number(
+  paths: list[str],
+  read: Callable[[tf.Tensor, tf.Tensor], tf.data.Dataset],
+  first: int,
+  step: int,
+) -> tf.data.Dataset:
+  """Returns what `read` gives for each file, one after another, each after its place."""
 
   @tf.autograph.experimental.do_not_convert
   def rows_of(index: tf.Tensor | int, path: tf.Tensor | str) -> tf.data.Dataset:
     kind = tf.where(tf.strings.regex_full_match(path, _GZIP), "GZIP", "")
     # Not `counter`, which calls a function for every number.
-    numbers = tf.data.Dataset.range(index * _ROWS_PER_FILE + first, (index + 1) * _ROWS_PER_FILE)
+    numbers = tf.data.Dataset.range(
+      index * _ROWS_PER_FILE + first, (index + 1) * _ROWS_PER_FILE, step
+    )
     return tf.data.Dataset.zip((numbers, read(path, kind)))
 
   if len(paths) == 1:
@@ -201,25 +274,21 @@ def number_rows(
   return tf.data.Dataset.from_tensor_slices(paths).enumerate().flat_map(rows_of)
 
 
-def describe_places(places: tf.Tensor, paths: list[str]) -> tf.Tensor:
+@tf.autograph.experimental.do_not_convert
+def _place_rows(start: tf.Tensor, rows: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+  """Returns the place of each row of a block that starts at a place, and the rows."""
+  return start + tf.range(tf.size(rows, tf.int64)), rows
+
+
+def describe_places(places: tf.Tensor, paths: tf.Tensor | list[str]) -> tf.Tensor:
   """Returns `file:row` of each place."""
   files = tf.gather(paths, places // _ROWS_PER_FILE)
   return tf.strings.join([files, ":", tf.strings.as_string(places % _ROWS_PER_FILE)])
 
 
-def arrange(
-  rows: tf.data.Dataset,
-  batch_size: int,
-  shuffle: int,
-  seed: int | None,
-  epochs: int | None,
-  shard: tuple[int, int] | None,
-) -> tf.data.Dataset:
-  """Returns batches of this worker's rows, shuffled and repeated as told.
-
-  Raises:
-    ValueError: a number is out of its range.
-  """
+def _check_arrangement(
+  batch_size: int, shuffle: int, epochs: int | None, shard: tuple[int, int] | None
+) -> None:
   if batch_size < 1:
     raise ValueError(f"batch_size is {batch_size}, want at least 1")
   if shuffle < 0:
@@ -230,10 +299,6 @@ def arrange(
     index, count = shard
     if not 0 <= index < count:
       raise ValueError(f"shard is {shard}, want (i, n) with 0 <= i < n")
-    rows = rows.shard(count, index)
-  if shuffle:
-    rows = rows.shuffle(shuffle, seed=seed)
-  return rows.repeat(epochs).batch(batch_size)
 
 
 class _RowParser:

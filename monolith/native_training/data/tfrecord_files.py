@@ -90,8 +90,9 @@ def tfrecord(
     features = {name: column.from_proto(parsed[name]) for name, column in columns.items()}
     return features if label is None else (features, features.pop(label))
 
-  rows = text_files.number_rows(paths, tf.data.TFRecordDataset, first=1)
-  dataset = text_files.arrange(rows, batch_size, shuffle, seed, epochs, shard)
+  dataset = text_files.read_batches(
+    paths, tf.data.TFRecordDataset, 1, batch_size, shuffle, seed, epochs, shard
+  )
   dataset = dataset.map(parse, tf.data.AUTOTUNE)
   if counter is not None:
     dataset = bad_rows_lib.forget_counters(dataset)

@@ -19,6 +19,7 @@ from absl import logging
 
 from monolith.native_training import save_utils
 from monolith.native_training.checkpoints import files as checkpoint_files
+from monolith.native_training.driver import dry_run
 from monolith.native_training.driver.config import CpuTrainingConfig
 from monolith.native_training.driver.graph import CpuTraining
 
@@ -40,14 +41,23 @@ class Evaluator:
     model: what has an `instantiate` method; its params must be in evaluation mode.
     conf: how the model is trained. Servers are not needed: their tables are read from the files.
     model_dir: the folder.
+    collected: remembers the dry run for the next run of the same task.
   """
 
-  def __init__(self, model: Any, conf: CpuTrainingConfig, model_dir: str):
+  def __init__(
+    self,
+    model: Any,
+    conf: CpuTrainingConfig,
+    model_dir: str,
+    collected: dict[str, dry_run.CollectedFeatures] | None = None,
+  ):
     conf = copy.copy(conf)
     conf.mode = _EVAL
     conf.server_type = "worker"
     conf.num_ps = 0
-    self._training = CpuTraining(conf, model.instantiate())
+    collected = {} if collected is None else collected
+    self._training = CpuTraining(conf, model.instantiate(), collected=collected.get("features"))
+    collected["features"] = self._training.collected
     session_config = tf.compat.v1.ConfigProto()
     # Grappler breaks on ragged inputs.
     session_config.graph_options.rewrite_options.disable_meta_optimizer = True

@@ -18,6 +18,7 @@ import tensorflow as tf
 from absl import logging
 
 from monolith.native_training import device_utils, native_task, save_utils
+from monolith.native_training.driver import dry_run
 from monolith.native_training.driver.config import CpuTrainingConfig
 from monolith.native_training.driver.graph import CpuTraining
 from monolith.native_training.hooks import data_position, feature_engineering_hooks, interrupt
@@ -105,6 +106,7 @@ def local_train_internal(
   max_steps: int | None = None,
   saving_listeners: Sequence[tf.estimator.CheckpointSaverListener] | None = None,
   resume_data: bool | None = None,
+  collected: dict[str, dry_run.CollectedFeatures] | None = None,
 ) -> tf.estimator.Estimator:
   """Trains a task in this process as a configuration says.
 
@@ -120,6 +122,7 @@ def local_train_internal(
     resume_data: whether to go on in the data where the last run in `model_dir` has stopped; by
       default if it was the same data, not yet read to its end. Batches that were looked up ahead
       when it stopped, two at most, are not read again.
+    collected: remembers the dry run for the next run of the same task.
 
   Returns:
     The Estimator.
@@ -136,9 +139,16 @@ def local_train_internal(
   with _local_cluster(conf.num_ps) as (session_config, _), contextlib.ExitStack() as run:
     run.enter_context(_gpu_placement(conf, session_config))
     _publish_rows(conf, session_config, run)
+    collected = {} if collected is None else collected
     training = CpuTraining(
-      conf, params.instantiate(), resume=_RESUME[resume_data], num_steps=steps, last_step=max_steps
+      conf,
+      params.instantiate(),
+      collected=collected.get("features"),
+      resume=_RESUME[resume_data],
+      num_steps=steps,
+      last_step=max_steps,
     )
+    collected["features"] = training.collected
     _report_limit(model_dir, max_steps)
     estimator = tf.estimator.Estimator(
       training.create_model_fn(),

@@ -70,6 +70,22 @@ class ReadersTest(absltest.TestCase):
     stars = sorted(np.concatenate([half[0]["stars"] for half in halves]).tolist())
     self.assertEqual(stars, sorted([4.5, -100.0, 3.0] * 2))
 
+  def test_files_longer_than_a_block_keep_order_and_line_numbers(self):
+    # Two files, two epochs: batches go over the ends of blocks, files and epochs.
+    rows = [list(range(1500)), list(range(1500, 2600))]
+    for name, numbers in zip(("1.csv", "2.csv"), rows):
+      self._write("n\n" + "".join(f"{n}\n" for n in numbers), name)
+    dataset = data.csv(self._folder + "/*.csv", {"n": data.Number()}, 700, epochs=2)
+
+    sizes = [len(batch["n"]) for batch in dataset]
+    numbers = np.concatenate([batch["n"] for batch in dataset]).astype(int).tolist()
+    self.assertEqual(numbers, (rows[0] + rows[1]) * 2)
+    self.assertEqual(sizes, [700] * 7 + [300])
+
+    path = self._write("n\n" + "1\n" * 1300 + "x\n", "bad.csv")
+    with self.assertRaisesRegex(tf.errors.InvalidArgumentError, f"{path}:1302: column `n` is `x`"):
+      list(data.csv(path, {"n": data.Number()}, 64))
+
   def test_csv_without_header(self):
     path = self._write("7\tann\n-8\tbob\n")
     columns = {"id": data.Ids(hashed=False), "name": data.Text()}
