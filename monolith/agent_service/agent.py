@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from absl import logging
 
+from monolith.agent_service import serving_protos
 from monolith.agent_service.agent_base import AgentBase
 from monolith.agent_service.agent_service import LOOPBACK
 from monolith.agent_service.agent_v1 import AgentV1
@@ -52,6 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return _run_several(config, list(sys.argv[1:] if argv is None else argv))
   if options.dense_index is not None and config.replica_id != -1:
     config.replica_id = (config.replica_id or 0) * config.dense_service_num + options.dense_index
+  serving_protos.load_without_tensorflow()
   try:
     agent = make_agent(config, options)
   except ValueError as error:

@@ -17,7 +17,7 @@ from typing import Any
 from kazoo.exceptions import KazooException
 from kazoo.handlers.threading import KazooTimeoutError
 
-from monolith.agent_service import backends
+from monolith.agent_service import backends, serving_protos
 
 _REMOTE_PREDICT = "TfServingRemotePredict"
 
@@ -190,6 +190,7 @@ def run(options: argparse.Namespace, backend: backends.ZKBackend) -> Any:
 def main(argv: Sequence[str] | None = None) -> int:
   """Runs the command line; returns the exit status."""
   options = make_parser().parse_args(argv)
+  serving_protos.load_without_tensorflow()
   try:
     with backends.connect(options.bzid, options.zk_servers) as backend:
       print(json.dumps(run(options, backend), indent=2))

@@ -19,6 +19,8 @@ from monolith.agent_service.utils import AgentConfig, ModelState
 
 _REPORT_SECS = 60
 _BINDING_SECS = 30
+# How long to wait while a server that starts does not answer, or does not serve everything yet.
+_STARTING_SECS = 0.2
 # Servers ask their agents every 15 seconds who serves a model: so long a model that was taken from
 # the layout is still served after its binding is gone.
 _DRAIN_SECS = 20
@@ -145,23 +147,33 @@ class AgentV3(AgentBase):
 
   def _apply_loop(self) -> None:
     applied: list[Any] = []
+    failure = ""
     while not self._ended.is_set():
       # Also without a change: time passes for models that leave.
-      self._changed.wait(self._config.update_model_status_interval)
+      self._changed.wait(self._interval(is_starting=bool(failure)))
       self._changed.clear()
       models = self._current_models()
-      if models == applied or self._ended.is_set():
+      if self._ended.is_set():
+        return
+      if models == applied:
         continue
       try:
         self._write_config(models)
         status = self._monitor.handle_reload_config_request(_UNIFIED, models)
+        failure = ""
         if status.error_code == 0:
           applied = models
         else:
           logging.error("The server refuses the layout: %s", status.error_message)
       except (grpc.RpcError, OSError, ValueError) as error:
-        if not self._ended.is_set():
+        if not failure and not self._ended.is_set():  # once, not five times a second
           logging.warning("Cannot tell the server its models, trying again: %s", error)
+        failure = str(error)
+
+  def _interval(self, is_starting: bool) -> float:
+    """Returns how long to wait for the next question to the server."""
+    interval = self._config.update_model_status_interval
+    return min(interval, _STARTING_SECS) if is_starting else interval
 
   def _write_config(self, models: list[Any]) -> None:
     """Replaces the file at once, so that a server that polls it never sees half of it."""
@@ -174,12 +186,14 @@ class AgentV3(AgentBase):
   def _report_loop(self) -> None:
     reported: set[backends.SavedModel] | None = None
     last_binding = last_report = time.monotonic()
-    while not self._ended.wait(self._config.update_model_status_interval):
+    is_starting = True
+    while not self._ended.wait(self._interval(is_starting)):
       now = time.monotonic()
       with self._lock:
         wanted = list(self._wanted)
       try:
         available = {m for m in wanted if self._monitor.get_state(str(m))[0] == _AVAILABLE}
+        is_starting = len(available) < len(wanted)
         if available != reported or now - last_binding >= _BINDING_SECS:
           self._backend.sync_available_saved_models(self._container, available)
           reported, last_binding = available, now

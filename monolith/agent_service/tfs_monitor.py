@@ -16,6 +16,13 @@ if TYPE_CHECKING:
   from tensorflow_serving.config import model_server_config_pb2
 
 _TIMEOUT_SECS = 5
+# Servers are on this host and start beside the agent: to try again soon costs nothing.
+_CHANNEL_OPTIONS = (
+  ("grpc.enable_http_proxy", 0),
+  ("grpc.initial_reconnect_backoff_ms", 200),
+  ("grpc.min_reconnect_backoff_ms", 200),
+  ("grpc.max_reconnect_backoff_ms", 500),
+)
 _NOT_FOUND = grpc.StatusCode.NOT_FOUND.value[0]
 
 
@@ -149,6 +156,6 @@ class TFSMonitor:
       if address not in self._channels:
         self._channels[address] = grpc.insecure_channel(
           address,
-          options=[("grpc.enable_http_proxy", 0), ("grpc.max_reconnect_backoff_ms", 1000)],
+          options=_CHANNEL_OPTIONS,
         )
       return model_service_pb2_grpc.ModelServiceStub(self._channels[address])

@@ -39,7 +39,7 @@ class DemoOptions:
   rate: float = 300
   sync_secs: float = 1.0
   save_secs: int = 30
-  digest_secs: float = 5.0
+  digest_secs: float = 1.0
   turn_secs: float = 60
   replicas: int = 2
   slow_syncs: str = "10,60"

@@ -30,6 +30,7 @@ _BZID = "demo"
 _START_SECS = 300
 _CONTROLLER_SECS = 120
 _PS_CALL_MS = 2000
+_COMPARED_NICENESS = 10
 _LOADS, _LOAD_AGAIN_MICROS = 1000, 500_000
 
 
@@ -204,7 +205,10 @@ class System:
       if name != NEVER:
         arguments.append(f"--row_log_servers={self.broker.servers}")
         arguments.append(f"--row_log_interval_secs={name.split()[0]}")
-      self.supervisor.add(Command(f"synced_{name}".replace(" ", "_"), arguments, _environment()))
+      process = f"synced_{name}".replace(" ", "_")
+      # Nobody waits for them: what is there for its AUC alone leaves the cores to the others.
+      command = Command(process, arguments, _environment(), niceness=_COMPARED_NICENESS)
+      self.supervisor.add(command)
 
   def _publish_model(self) -> None:
     """Tells agents through ZooKeeper what to serve, with the operator's commands."""

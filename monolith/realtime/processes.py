@@ -26,12 +26,14 @@ class Command:
     arguments: program and arguments.
     environment: variables beyond those of this process.
     unset: variables of this process that it must not have.
+    niceness: how far it stands back where processes want the same core, 0 to 19.
   """
 
   name: str
   arguments: Sequence[str]
   environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
   unset: Sequence[str] = ()
+  niceness: int = 0
 
 
 def child_pids(pid: int) -> list[int]:
@@ -100,6 +102,10 @@ class Process:
         # A Ctrl-C is for the demo, which ends its processes in order.
         start_new_session=True,
       )
+    if self._command.niceness:
+      # Its threads come later, and inherit it.
+      with contextlib.suppress(ProcessLookupError):
+        os.setpriority(os.PRIO_PROCESS, self._process.pid, self._command.niceness)
     self.starts += 1
 
   def kill(self) -> None:

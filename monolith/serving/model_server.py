@@ -10,6 +10,7 @@ requests that are under way. `--native` runs the server in C++ with the other fl
 from __future__ import annotations
 
 import argparse
+import gc
 import importlib.util
 import os
 import signal
@@ -233,6 +234,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
   logging.use_absl_handler()
   logging.set_verbosity(logging.INFO)
   tf.compat.v1.disable_eager_execution()
+  # What is imported stays: to look through it for garbage would hold up requests.
+  gc.freeze()
   stopped = threading.Event()
   for number in (signal.SIGTERM, signal.SIGINT):
     signal.signal(number, lambda *_: stopped.set())

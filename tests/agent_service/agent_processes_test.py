@@ -143,6 +143,11 @@ class AgentProcessesTest(unittest.TestCase):
     self.wait(lambda: first.services() == served, first, second)
     self.wait(lambda: second.services() == served, first, second)
 
+    # They know all messages of a server; TensorFlow would take the cores from servers that start.
+    for agent in (first, second):
+      maps = pathlib.Path(f"/proc/{agent.process.pid}/maps").read_text()
+      self.assertNotIn("tensorflow", maps)
+
     # A server that is killed ends its agent, which is gone from ZooKeeper at once.
     (server,) = first.children()
     os.kill(server, signal.SIGKILL)
