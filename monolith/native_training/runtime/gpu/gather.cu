@@ -133,6 +133,8 @@ struct ListRows {
 
 // Rows of gradients, as scatter_sum.h wants them.
 struct GradRows {
+  using Location = uint32_t;
+
   const GradTable* tables;
   int64_t n;
   GradTable first;  // the only one, often: then nothing has to be looked up
