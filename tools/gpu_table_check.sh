@@ -59,7 +59,7 @@ if wants sanitize; then
     local log
     log=$out/sanitize.$(echo "$*" | tr ' ' '_').log
     local code=0
-    MONOLITH_SANITIZED=1 timeout "${MONO_GPU_LIMIT:-100}" "$sanitizer" --tool "$1" --error-exitcode 9 "$out/gpu_table" "${@:2}" \
+    MONOLITH_SANITIZED=1 timeout -s KILL "${MONO_GPU_LIMIT:-100}" "$sanitizer" --tool "$1" --error-exitcode 9 "$out/gpu_table" "${@:2}" \
       > "$log" 2>&1 || code=$?
     echo "== $1: gpu_table ${*:2}: $([ $code = 0 ] && echo passed || echo "FAILED with $code") after $SECONDS s"
     [ $code = 0 ] || tail -n 40 "$log"
@@ -70,7 +70,10 @@ if wants sanitize; then
   rm -f "$out/sanitize.failed"
   {
     for tool in memcheck racecheck initcheck; do
-      for mode in "check 0 2" "check 2 4" "check 4 14" "check 28 32" "properties 3000" streams; do
+      modes=("check 0 2" "check 2 4" "check 4 14" "check 28 32" "properties 3000" streams)
+      # Half a minute for a dozen calls: what has every kernel whose lanes share memory.
+      [ $tool != racecheck ] || modes=("check 2 3" streams)
+      for mode in "${modes[@]}"; do
         # shellcheck disable=SC2086
         { sanitize $tool $mode || touch "$out/sanitize.failed"; } &
       done

@@ -174,7 +174,7 @@ struct SumBucket {
   // The memory of a block.
   struct Memory {
     uint32_t sums[kLanes];
-    uint32_t locations[kPairs];  // sorted by place
+    typename Source::Location locations[kPairs];  // sorted by place
     uint16_t begins[(1 << kMaxBucketBits) + 8];
     // Behind it are the counters of each warp, for each place.
   };
@@ -285,13 +285,14 @@ struct SumBucket {
       sum = any && !from_zero ? Load<kSize>(to) : Zeros<kSize>();
     };
     for (int first = memory.begins[begin]; first < last; first += kRowsAtOnce) {
-      uint32_t locations[kRowsAtOnce];
+      typename Source::Location locations[kRowsAtOnce];
       const float* from[kRowsAtOnce];
       Pack<kSize> values[kRowsAtOnce];
       MONO_UNROLL
       for (int k = 0; k < kRowsAtOnce; ++k) {
-        locations[k] = first + k < last ? memory.locations[first + k] : 0;
-        from[k] = first + k < last ? ready.Address(locations[k], column) : nullptr;
+        const bool there = first + k < last;
+        locations[k] = there ? memory.locations[first + k] : typename Source::Location{};
+        from[k] = there ? ready.Address(locations[k], column) : nullptr;
       }
       MONO_UNROLL
       for (int k = 0; k < kRowsAtOnce; ++k) {

@@ -183,6 +183,32 @@ struct GradRows {
   }
 };
 
+// The same for bucket_sum.h: a row is known by its address, so that its table is looked for once.
+struct GradAddresses {
+  using Location = const float*;
+
+  GradRows rows;
+
+  MONO_DEVICE GradAddresses Ready() const { return {rows.Ready()}; }
+
+  MONO_DEVICE int64_t Place(uint32_t key, uint32_t row) const { return rows.Place(key, row); }
+
+  MONO_DEVICE int64_t Width(uint32_t row) const { return rows.Width(row); }
+
+  MONO_DEVICE const float* Locate(uint32_t row) const { return rows.Address(row, 0); }
+
+  MONO_DEVICE const float* Address(const float* row, int64_t column) const { return row + column; }
+
+  template <int kSize>
+  MONO_DEVICE void Finish(const float*, Pack<kSize>* term) const {
+    rows.Finish<kSize>(0, term);
+  }
+
+  MONO_DEVICE float AddOne(const float* row, int64_t column, float sum) const {
+    return sum + rows.by * row[column];
+  }
+};
+
 }  // namespace
 }  // namespace gpu
 }  // namespace monolith
@@ -262,8 +288,9 @@ int mono_gpu_op_gather_grad(void* stream, int64_t tables, const float* const* gr
                           space.At(unaligned), 0.0f, false};
     if (one_width) {
       MONO_GPU_TRY(buckets.Fill(stream, space, row_keys));
-      const auto add = packed ? SumBuckets<4, GradRows> : SumBuckets<1, GradRows>;
-      return add(stream, space, buckets, source, max_dim, space.At(unaligned), out, out_size);
+      const auto add = packed ? SumBuckets<4, GradAddresses> : SumBuckets<1, GradAddresses>;
+      return add(stream, space, buckets, GradAddresses{source}, max_dim, space.At(unaligned), out,
+                 out_size);
     }
     MONO_GPU_TRY(ForTiles(stream, CeilDiv(rows, kTilePacks),
                           ListRows{row_keys, rows, space.At(keys), space.At(numbers)}));

@@ -66,6 +66,8 @@ struct SumShared {
 
 // Gradients of ids, as scatter_sum.h wants them. Their locations are sources (layout_request.h).
 struct IdGradients {
+  using Location = uint32_t;
+
   MonoGpuLayoutRequest request;
   const Block* blocks;
   const uint32_t* sources;
@@ -174,12 +176,51 @@ struct IdGradients {
   }
 };
 
+// The same where each feature is one slice, none of which is a mean: then an id's gradient is a row
+// of floats, which is known by its address.
+struct IdRows {
+  using Location = const float*;
+
+  IdGradients ids;
+
+  MONO_DEVICE IdRows Ready() const { return *this; }
+
+  MONO_DEVICE int64_t Place(uint32_t key, uint32_t id) const { return ids.Place(key, id); }
+
+  MONO_DEVICE int64_t Width(uint32_t id) const { return ids.Width(id); }
+
+  MONO_DEVICE const float* Locate(uint32_t id) const {
+    const IdGradients::Origin o = ids.OriginOf(ids.Locate(id));
+    return ids.In(ids.targets[ids.features[o.feature].first_target], o, 0);
+  }
+
+  MONO_DEVICE const float* Address(const float* row, int64_t column) const { return row + column; }
+
+  template <int kSize>
+  MONO_DEVICE void Finish(const float*, Pack<kSize>*) const {}
+
+  MONO_DEVICE float AddOne(const float* row, int64_t column, float sum) const {
+    return sum + row[column];
+  }
+};
+
 // The keys that CheckRequest listed.
 struct ListedKeys {
   const uint32_t* keys;
 
   MONO_DEVICE uint32_t operator()(int64_t i) const { return keys[i]; }
 };
+
+// Each feature is one slice, or none.
+bool AreFeaturesSlices(const Plan& plan) {
+  for (const Feature& feature : plan.features) {
+    if (feature.num_targets == 0) continue;
+    if (feature.num_targets > 1 || plan.targets[feature.first_target].width != feature.width) {
+      return false;
+    }
+  }
+  return true;
+}
 
 // No column of a feature is in two slices.
 bool AreColumnsApart(const Plan& plan) {
@@ -297,8 +338,13 @@ int mono_gpu_op_layout_grad(void* stream, const MonoGpuLayoutPlan* plan,
                              one_width,          space.At(unaligned)};
     if (in_buckets) {
       MONO_GPU_TRY(buckets.Fill(stream, space, ListedKeys{space.At(keys)}));
-      const auto add = packed ? SumBuckets<4, IdGradients> : SumBuckets<1, IdGradients>;
-      return add(stream, space, buckets, source, max_width, space.At(unaligned), out, out_size);
+      const auto add = [&](auto sum, const auto& from) {
+        return sum(stream, space, buckets, from, max_width, space.At(unaligned), out, out_size);
+      };
+      if (!any_mean && AreFeaturesSlices(own)) {
+        return add(packed ? SumBuckets<4, IdRows> : SumBuckets<1, IdRows>, IdRows{source});
+      }
+      return add(packed ? SumBuckets<4, IdGradients> : SumBuckets<1, IdGradients>, source);
     }
     MONO_GPU_TRY(SortPairs(stream, space.At(sort_scratch), sort_bytes, space.At(keys),
                            space.At(sorted_keys), space.At(numbers), space.At(sorted_numbers), ids,

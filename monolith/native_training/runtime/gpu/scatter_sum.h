@@ -14,7 +14,8 @@
 // A Source has
 //   Source Ready()                            itself, with what all its functions read read
 //   int64_t Place(key, occurrence), int64_t Width(occurrence)
-//   uint32_t Locate(occurrence)               what the three below know an occurrence by
+//   Location Locate(occurrence)               what the three below know an occurrence by: uint32_t
+//                                             here, of any type in bucket_sum.h
 //   bool CannotOverlap()                      known without a look at every row
 //   const float* Address(location, column)    what is to be added, or null
 //   void Finish(location, Pack<kSize>*)       turns what is at that address into a term

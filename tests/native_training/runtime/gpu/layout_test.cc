@@ -62,6 +62,21 @@ LayoutConfig MakeConfigOfOneWidth(int64_t unit) {
   return config;
 }
 
+// The same where every feature is one slice, and none is a mean.
+LayoutConfig MakeConfigOfWholeFeatures(int64_t unit) {
+  LayoutConfig config;
+  for (const char* const feature : {"fa", "fb", "fc"}) {
+    config.features[feature] = {"t", Pooling::kSum, 2 * unit, 0};
+  }
+  config.features["fs"] = {"u", Pooling::kFirstN, 2 * unit, 2};
+  config.features["unused"] = {"u", Pooling::kSum, 2 * unit, 0};
+  config.outs["bias"] = {
+      OutType::kAddN, {{"fa", 0, 2 * unit}, {"fb", 0, 2 * unit}}, {{-1, 2 * unit}}};
+  config.outs["none"] = {OutType::kNone, {{"fc", 0, 2 * unit}}, {{-1, 2 * unit}}};
+  config.outs["seq"] = {OutType::kNone, {{"fs", 0, 2 * unit}}, {{-1, 2, 2 * unit}}};
+  return config;
+}
+
 struct Request {
   std::vector<uint64_t> ids;
   std::vector<int32_t> rows;
@@ -330,7 +345,8 @@ TEST_P(GpuLayoutTest, FindsWhatTheEngineFinds) {
 
 INSTANTIATE_TEST_SUITE_P(Widths, GpuLayoutTest,
                          ::testing::Combine(::testing::Values(1, 4, 5, 16),
-                                            ::testing::Values(&MakeConfig, &MakeConfigOfOneWidth)));
+                                            ::testing::Values(&MakeConfig, &MakeConfigOfOneWidth,
+                                                              &MakeConfigOfWholeFeatures)));
 
 }  // namespace
 }  // namespace gpu
