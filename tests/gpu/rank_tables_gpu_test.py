@@ -12,6 +12,7 @@ import pytest
 import tensorflow as tf
 
 from monolith.native_training import (
+  cpu_training,
   device_utils,
   distributed_ps_factory,
   distribution_ops,
@@ -23,6 +24,7 @@ from monolith.native_training.checkpoints import reshard
 from monolith.native_training.data import parsers
 from monolith.native_training.runtime.hash_table import embedding_hash_table_pb2
 from tests import gpu_placement, in_process_ranks, layout_testing, written_checkpoint
+from tests.native_training.driver import fused_layout_training_test
 
 tf.compat.v1.disable_eager_execution()
 
@@ -126,6 +128,36 @@ class LayoutTest(_GpuTest):
       )
     )
     return ranks.run(lambda rank: layout_testing.train(built[rank], 5, _session_config()), graphs)
+
+
+class DriverTest(_GpuTest):
+  def test_a_run_goes_on_in_main_memory(self):
+    """Two steps on the GPU, two more there after a restart, and two in main memory."""
+    self.enter_context(parsers.ParserCtx())
+    for native in (True, False):
+      with self.subTest(native=native):
+        folder = self.create_tempdir().full_path
+        params = fused_layout_training_test.LayoutTask.params()
+        params.metrics.enable_tf2_profiler_hook = False
+        params.train.per_replica_batch_size = 2
+        for on_gpu in (True, True, False):
+          params.train.use_gpu_emb_table = on_gpu
+          config = cpu_training.CpuTrainingConfig(
+            enable_fused_layout=True,
+            enable_gpu_training=on_gpu,
+            use_native_multi_hash_table=native,
+          )
+          cpu_training.local_train_internal(params, config, folder, steps=2)
+        training = cpu_training.CpuTraining(config, params.instantiate())
+        estimator = tf.estimator.Estimator(training.create_model_fn(), model_dir=folder)
+        got = next(
+          estimator.predict(
+            training.create_input_fn(tf.estimator.ModeKeys.PREDICT), yield_single_examples=False
+          )
+        )
+        falls = 6 * 0.5 * np.array([[1, 1 + 2], [1, 2]])
+        np.testing.assert_allclose(got["bias"], -falls, rtol=1e-5)
+        np.testing.assert_allclose(got["vec"], -2 * np.repeat(falls, 4, axis=1), rtol=1e-5)
 
 
 class RanksTest(_GpuTest):
