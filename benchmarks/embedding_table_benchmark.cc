@@ -2,9 +2,10 @@
 //
 //   embedding_table_benchmark --benchmark_filter='Lookup/10000000/16'
 //
-// Arguments of every case: rows, dim, threads. Tables are built once per (rows, dim) and kept until
+// Arguments of most cases: rows, dim, threads. Tables are built once per (rows, dim) and kept until
 // another is needed.
 #include <benchmark/benchmark.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -310,6 +311,37 @@ void Insert(benchmark::State& state) {
   state.counters["worst/median"] = seconds.back() / seconds[seconds.size() / 2];
 }
 
+double ThreadCpuSeconds() {
+  timespec time;
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+  return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
+}
+
+// The pauses that growth makes: CPU time of batches of 1,024 new ids, over the last quarter of the
+// rows, which has to be as short in a large table as in a small one. Arguments: rows, dim.
+void GrowthPauses(benchmark::State& state) {
+  constexpr int64_t kSmallBatch = 1024;
+  const int64_t rows = state.range(0), dim = state.range(1);
+  GetTable(1, 1);  // frees a large table of an earlier case
+  const std::vector<float> grads(kSmallBatch * dim, 1.0f);
+  std::vector<int64_t> ids(kSmallBatch);
+  std::vector<double> ms;
+  for (auto _ : state) {
+    std::unique_ptr<EmbeddingTable> table;
+    Check(EmbeddingTable::Create(Config(dim, OptimizerKind::kSgd), &table));
+    for (int64_t i = 0; i < rows; i += kSmallBatch) {
+      const double begin = ThreadCpuSeconds();
+      InsertRange(table.get(), Ids::kRandom, i, std::min(rows, i + kSmallBatch), grads, &ids);
+      if (i >= rows / 4 * 3) ms.push_back((ThreadCpuSeconds() - begin) * 1e3);
+    }
+  }
+  std::sort(ms.begin(), ms.end());
+  state.counters["p50_ms"] = ms[ms.size() / 2];
+  state.counters["p99_ms"] = ms[ms.size() * 99 / 100];
+  state.counters["p999_ms"] = ms[ms.size() * 999 / 1000];
+  state.counters["worst_ms"] = ms.back();
+}
+
 // Encodes all rows as framed records, without writing them anywhere.
 void Save(benchmark::State& state) {
   const Built& built = GetTable(state.range(0), state.range(1));
@@ -365,6 +397,11 @@ BENCHMARK(UpdateSgd)->Args({kMillion, 32, 1})->UseRealTime();
 BENCHMARK(UpdateAdam)->Args({kMillion, 32, 1})->UseRealTime();
 BENCHMARK(UpdateFtrl)->Args({kMillion, 32, 1})->UseRealTime();
 BENCHMARK(Insert)->Args({10 * kMillion, 16, 1})->Iterations(1)->UseRealTime();
+BENCHMARK(GrowthPauses)
+    ->Args({4 * kMillion, 1})
+    ->Args({16 * kMillion, 1})
+    ->Args({67 * kMillion, 1})
+    ->Iterations(1);
 BENCHMARK(Save)->Args({kMillion, 16, 1})->UseRealTime();
 // Shows the cost per id as the table grows.
 BENCHMARK(Lookup)->Args({40 * kMillion, 8, 1})->UseRealTime();

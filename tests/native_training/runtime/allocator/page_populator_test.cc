@@ -113,6 +113,21 @@ TEST(PagePopulatorTest, GrowingArenaIsCommittedALittleAhead) {
   EXPECT_EQ(ResidentBytes(end + 3 * kHugePageBytes, 4 * kHugePageBytes), 0);
 }
 
+// Less than a page ahead of a table of some pages: the next one as a whole, in time.
+TEST(PagePopulatorTest, SmallArenaHasItsNextPageBeforeItIsNeeded) {
+  if (!KernelPopulates()) GTEST_SKIP() << "MADV_POPULATE_WRITE needs Linux 5.14";
+  constexpr int64_t kStride = 128;
+  RowArena arena(kStride, 64);
+  const int64_t block_bytes = kStride * arena.block_rows();
+  const int64_t blocks = (12 * kHugePageBytes - kHugePageBytes / 4) / block_bytes;
+  uint32_t first = 0;
+  for (int64_t i = 0; i < blocks; ++i) ASSERT_TRUE(arena.AllocateBlock(&first));
+  PagePopulator::Get()->Drain();
+  char* const next = arena.Address(first) + block_bytes + kHugePageBytes / 4;
+  EXPECT_EQ(ResidentBytes(next, kHugePageBytes), kHugePageBytes);
+  EXPECT_EQ(ResidentBytes(next + kHugePageBytes, 2 * kHugePageBytes), 0);
+}
+
 TEST(PagePopulatorTest, PoolOfRunsIsOneRunAhead) {
   if (!KernelPopulates()) GTEST_SKIP() << "MADV_POPULATE_WRITE needs Linux 5.14";
   const int64_t bytes = 2 * kHugePageBytes;

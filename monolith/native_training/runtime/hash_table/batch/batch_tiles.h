@@ -15,11 +15,16 @@ namespace engine {
 // of shards visit them in another order.
 constexpr int64_t kTileIds = 8192;
 
-// A search that goes on behind `line` rarely needs more than two lines. Reaching over the end of
-// the index is harmless.
-__attribute__((always_inline)) inline void PrefetchOverflow(const FlatIndex::Line* line) {
+// A search that goes on behind `line` rarely needs more than two lines for an id that is there; one
+// for a new id ends only at an empty slot, and often needs four. Reaching over the end of the index
+// is harmless.
+__attribute__((always_inline)) inline void PrefetchOverflow(const FlatIndex::Line* line,
+                                                            bool for_new_id) {
   PrefetchForRead(line + 1);
   PrefetchForRead(line + 2);
+  if (!for_new_id) return;
+  PrefetchForRead(line + 3);
+  PrefetchForRead(line + 4);
 }
 
 // Prefetches the cache lines of [begin, begin + bytes), at most the first eight: wide rows are left

@@ -269,10 +269,11 @@ __attribute__((noinline)) void WriteStages::RunPipeline(const Ids& all_ids, int6
   const int64_t row_bytes = kAny ? std::min<int64_t>(layout_.row_bytes, 512) : Finisher::kRowBytes;
   // Aligned rows end with their last line; others may reach into one more.
   const int64_t last_byte = !kAny || layout_.stride % 64 == 0 ? 0 : row_bytes - 1;
-  // Those of ids in order are read front to back, which the hardware notices.
-  const int64_t value_bytes = Ids::kInOrder ? 0
-                              : kAny        ? std::min<int64_t>(value_bytes_, 512)
-                                            : Finisher::kRowBytes / 2;
+  // Those of ids in order are read front to back, which the hardware notices where one row is
+  // finished at a time; between blocks it loses track.
+  const int64_t value_bytes = kAny            ? std::min<int64_t>(value_bytes_, 512)
+                              : Ids::kInOrder ? 0
+                                              : Finisher::kRowBytes / 2;
   const int64_t value_stride = kAny ? value_bytes_ : Finisher::kRowBytes / 2;
   const char* const values = values_begin_;
   const uint32_t* const load_ts = kAnyWrite ? tile_.load_ts : nullptr;
@@ -287,6 +288,7 @@ __attribute__((noinline)) void WriteStages::RunPipeline(const Ids& all_ids, int6
   FlatIndex::Line* lines[kRing];
   char* rows[kRing] = {};
   uint8_t fresh[kRing] = {};
+  bool inserting = false;  // the last id that was not in its home line was new
 
   const auto fetch = [&](int64_t i) {
     const int64_t key = ids.key(i);
@@ -311,15 +313,17 @@ __attribute__((noinline)) void WriteStages::RunPipeline(const Ids& all_ids, int6
     FlatIndex::Slot* const slot = skip ? nullptr : FlatIndex::SlotInLine(line, keys[i % kRing]);
     if (slot != nullptr) return take(i, slot);
     rows[i % kRing] = nullptr;
-    if (!FlatIndex::HasEmpty(line)) PrefetchOverflow(line);
+    if (!FlatIndex::HasEmpty(line)) PrefetchOverflow(line, inserting);
   };
   const auto resolve = [&](int64_t i) {
     if (rows[i % kRing] != nullptr) return;
     const int64_t key = keys[i % kRing];
-    FlatIndex::Slot* const slot = skip ? nullptr : FlatIndex::FindBehind(lines[i % kRing], key);
-    if (slot != nullptr) return take(i, slot);
+    FlatIndex::Line* const home = lines[i % kRing];
+    FlatIndex::Slot* const slot = skip ? nullptr : FlatIndex::FindBehind(home, key);
+    inserting = slot == nullptr;
+    if (!inserting) return take(i, slot);
     const bool dropped = dropped_ != nullptr && dropped_[i] != 0;
-    rows[i % kRing] = Resolve(key, lines[i % kRing], ids.position(i), dropped, &fresh[i % kRing]);
+    rows[i % kRing] = Resolve(key, hash_of(key), home, ids.position(i), dropped, &fresh[i % kRing]);
     if (index_changed_) {
       for (int64_t j = 0; j < kRing; ++j) lines[j] = index.HomeLine(hash_of(keys[j]));
       index_changed_ = false;
@@ -356,9 +360,8 @@ __attribute__((noinline)) void WriteStages::RunPipeline(const Ids& all_ids, int6
 }
 
 // Finds or makes the row of an id. Null: there shall be none.
-char* WriteStages::Resolve(int64_t key, FlatIndex::Line* home, int64_t position, bool dropped,
-                           uint8_t* fresh) {
-  const uint64_t hash = HashId(key);
+char* WriteStages::Resolve(int64_t key, uint64_t hash, FlatIndex::Line* home, int64_t position,
+                           bool dropped, uint8_t* fresh) {
   Shard* const shard = shards_[ShardOf(hash)].get();
   if (skip_zero_ && EraseIfZero(shard, key, hash, position)) return nullptr;
   if (dropped && shard->index.Find(hash, key) == nullptr) {

@@ -132,7 +132,8 @@ class WriteStages {
   void RunLocked(const Ids& ids, int64_t n);
   template <typename Ids, typename Finisher>
   void RunPipeline(const Ids& ids, int64_t n, Finisher finish);
-  char* Resolve(int64_t key, FlatIndex::Line* home, int64_t position, bool dropped, uint8_t* fresh);
+  char* Resolve(int64_t key, uint64_t hash, FlatIndex::Line* home, int64_t position, bool dropped,
+                uint8_t* fresh);
   bool EraseIfZero(Shard* shard, int64_t key, uint64_t hash, int64_t position);
   void OutOfMemory() { job_->out_of_memory.store(true, std::memory_order_relaxed); }
   void Finish(const Item* items, int count);

@@ -240,8 +240,9 @@ class FlatIndex {
       if (free == nullptr) free = FreeInLine(line);
       if (!HasEmpty(line)) continue;
       const uint32_t number = NumberOf(hash);
+      // The last line is empty: no slot of it but its first is ever the one that is found.
       const bool fits =
-          rooms_[number] > 0 && (line == home || free < LastLine(pieces_[number])->slots);
+          rooms_[number] > 0 && (!IsFirstOfLine(free) || free < LastLine(pieces_[number])->slots);
       return fits ? free : FreeAfterGrowth(hash, key, free);
     }
   }
@@ -317,6 +318,9 @@ class FlatIndex {
 
   static Line* LastLine(const Piece& piece) {
     return piece.lines + piece.num_lines + piece.spare_lines - 1;
+  }
+  static bool IsFirstOfLine(const Slot* slot) {
+    return reinterpret_cast<uintptr_t>(slot) % alignof(Line) == 0;
   }
   // Keys and tombstones that `lines` lines may have.
   static int64_t FullSlots(int64_t lines) { return lines * kSlotsPerLine * 41 / 50; }

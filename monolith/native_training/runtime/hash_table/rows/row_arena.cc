@@ -22,6 +22,8 @@ constexpr int64_t kUsualAhead = 2 * kHugePageBytes;
 constexpr int64_t kMaxAhead = 2 * kUsualAhead;
 constexpr int64_t kAheadFraction = 16;
 constexpr int64_t kMaxAheadFraction = 128;
+// Rows of which a page more than that is little.
+constexpr int64_t kMinForWholePage = 8 * kHugePageBytes;
 
 int BlockShift(int64_t stride) {
   int shift = 0;
@@ -195,8 +197,10 @@ void RowArena::PopulateAhead() {
       std::min(all / kAheadFraction, std::clamp(all / kMaxAheadFraction, kUsualAhead, kMaxAhead));
   // The page that is being filled is not worth a request: its block is written to at once.
   const int64_t from = std::max(populated_, (used / kHugePageBytes + 1) * kHugePageBytes);
-  const int64_t to =
-      std::min(used + ahead, region->rows * stride_) / kHugePageBytes * kHugePageBytes;
+  // Where it is less than a page, the next one is asked for as soon as it comes that near.
+  const bool whole_page = all >= kMinForWholePage && ahead < kUsualAhead;
+  const int64_t wanted = whole_page ? RoundUp(used + ahead, kHugePageBytes) : used + ahead;
+  const int64_t to = std::min(wanted, region->rows * stride_) / kHugePageBytes * kHugePageBytes;
   if (to <= from || !Commit(region, to)) return;
   PagePopulator::Get()->Request(region->base + from, to - from);
   populated_ = to;
