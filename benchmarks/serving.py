@@ -6,9 +6,13 @@ Ten features with one id each out of 10,000, dimension 16, a tower of 64 and 1. 
 beforehand and answers are not parsed, so that the client costs little; it shares the machine's
 cores with the server nevertheless. `--native` measures the server in C++, where it is built.
 
-"per core": the server may use one core, and h2load of nghttp2 (Debian: nghttp2-client), a client in
-C, asks from another one. The server's CPU time per request is what the kernel counts for its
-process; it says more than requests per second where others use the machine.
+What the server adds to a bare session is measured with h2load of nghttp2 (Debian: nghttp2-client),
+a client in C: the one in Python takes longer than the server does. What it adds has a line of its
+own.
+
+"per core": the server may use one core, and h2load asks from another one. The server's CPU time per
+request is what the kernel counts for its process; it says more than requests per second where
+others use the machine.
 """
 
 from __future__ import annotations
@@ -167,9 +171,7 @@ def show_per_core(folder: str, config: str, models: Sequence[str], requests: int
     for model in models:
       server.wait_until_available(model)
     for model in models:
-      body = os.path.join(folder, "body")
-      request = make_request(model, 1)
-      pathlib.Path(body).write_bytes(b"\0" + struct.pack(">I", len(request)) + request)
+      body = _write_body(folder, make_request(model, 1))
       _h2load(server, body, cores[1], 500, 1)
       _, seconds, _ = _h2load(server, body, cores[1], requests, 1)
       rate, _, cpu = _h2load(server, body, cores[1], 2 * requests, 4)
@@ -241,6 +243,7 @@ def measure(folder: str, kind: str, requests: int, clients: int, with_servers: b
   with server_process.ServerProcess(f"--model_config_file={config}") as server:
     server.wait_until_listening()
     results = {}
+    in_c: list[float] = []
     for model in bases:
       server.wait_until_available(model)
     for model in bases:
@@ -255,16 +258,40 @@ def measure(folder: str, kind: str, requests: int, clients: int, with_servers: b
       rate = throughput(server, hundred, requests // 4, clients)
       show(f"{model}, batch 100", seconds, rate)
       print(f"{'':<40} {100 * rate:.0f} examples/s")
+    if shutil.which("h2load"):
+      body = _write_body(folder, make_request("m", 1))
+      cores = sorted(os.sched_getaffinity(0))
+      _h2load(server, body, cores[-1], 500, 1)
+      rate, in_c, _ = _h2load(server, body, cores[-1], requests, 1)
+      show("m, batch 1, client in C", in_c, rate)
   p50, p99 = results["m"]
   bare = session_seconds(newest(bases["m"]), requests) * 1e3
   goal_p99, goal_overhead = GOALS[kind]
-  print(f"bare session {bare:.3f} ms; the server adds {p50 - bare:.3f} ms", end="")
-  print(f" (goal {goal_overhead} ms)" if goal_overhead else "")
+  _show_overhead(bare, p50, in_c, goal_overhead)
   print(f"p99 {p99:.2f} ms, goal {goal_p99} ms{'' if p99 <= goal_p99 else '  MISSED'}")
   print(f"keras / ours, p50: {results['keras'][0] / p50:.2f}")
   show_per_core(folder, config, list(bases), requests)
   if with_servers:
     _measure_entry(folder, requests, clients)
+
+
+def _show_overhead(bare: float, p50: float, in_c: list[float], goal: float | None) -> None:
+  """Prints what is between a bare session and an answer; p50 is that of the client in Python."""
+  print(f"bare session {bare:.3f} ms")
+  if not in_c:
+    print(f"server and client in Python add {p50 - bare:.3f} ms (their shares: install h2load)")
+    return
+  added = statistics.median(in_c) * 1e3 - bare
+  verdict = "" if goal is None else f" (goal {goal} ms{'' if added <= goal else '  MISSED'})"
+  print(f"the server adds {added:.3f} ms{verdict}, sockets and a client in C included")
+  print(f"the client in Python adds {p50 - bare - added:.3f} ms to that")
+
+
+def _write_body(folder: str, request: bytes) -> str:
+  """Writes a request as h2load sends it; returns the file's name."""
+  body = os.path.join(folder, "body")
+  pathlib.Path(body).write_bytes(b"\0" + struct.pack(">I", len(request)) + request)
+  return body
 
 
 def _measure_entry(folder: str, requests: int, clients: int) -> None:

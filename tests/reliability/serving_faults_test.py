@@ -237,7 +237,10 @@ class ServingFaultsTest(unittest.TestCase):
     )
     self.addCleanup(pod.close)
     pod.start()
-    stub = prediction_service_pb2_grpc.PredictionServiceStub(grpc.insecure_channel(pod.address))
+    # A pod that is slow to start must not find a client that looks every two minutes only.
+    channel = grpc.insecure_channel(pod.address, options=[("grpc.max_reconnect_backoff_ms", 1000)])
+    self.addCleanup(channel.close)
+    stub = prediction_service_pb2_grpc.PredictionServiceStub(channel)
     request = predict_pb2.PredictRequest()
     request.model_spec.name = "entry"
     request.inputs["x"].CopyFrom(tf.make_tensor_proto([1.5], tf.float32))

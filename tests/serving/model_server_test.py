@@ -196,6 +196,23 @@ class ModelServerTest(unittest.TestCase):
     self._add("m")
     self.assertEqual(check(""), health_pb2.HealthCheckResponse.SERVING)
 
+  def test_health_is_watched(self):
+    states = health_pb2.HealthCheckResponse
+    request = health_pb2.HealthCheckRequest(service="watched")
+    saved_models.write_scale_model(f"{self.folder}/watched", 1, 2.0)
+    with grpc.insecure_channel(self.server.address) as channel:
+      watch = health_pb2_grpc.HealthStub(channel).Watch(request, timeout=120)
+      self.assertEqual(next(watch).status, states.SERVICE_UNKNOWN)
+      self._add("watched")
+      # A state may be told twice, and that the model is there before it answers.
+      while (told := next(watch).status) != states.SERVING:
+        self.assertIn(told, (states.SERVICE_UNKNOWN, states.NOT_SERVING))
+      del self.configs["watched"]
+      self._add("m")
+      while (told := next(watch).status) != states.SERVICE_UNKNOWN:
+        self.assertIn(told, (states.SERVING, states.NOT_SERVING))
+      watch.cancel()
+
   def test_reflection(self):
     for package in ("grpc.reflection.v1", "grpc.reflection.v1alpha"):
       with self.subTest(package):

@@ -24,6 +24,7 @@ from concurrent import futures
 import grpc
 import numpy as np
 import tensorflow as tf
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tensorflow_serving.apis import (
   get_model_status_pb2,
   model_service_pb2_grpc,
@@ -46,6 +47,7 @@ Code = grpc.StatusCode
 _X = np.array([[0.1, 0.7], [-3.25, 1e-7]], np.float32)
 _PREDICT = "/tensorflow.serving.PredictionService/Predict"
 _REFLECTION = "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"
+_WATCH = "/grpc.health.v1.Health/Watch"
 
 
 def setUpModule():
@@ -423,6 +425,14 @@ class HostileClientTest(unittest.TestCase):
     for more in ({"grpc_timeout": b"0n"}, {"grpc_timeout": b"soon"}, {"content_type": b"a/b"}):
       with self.subTest(str(more)):
         self.assertTrue(self._ask(PREFACE + start(**more) + frame(0, 1, 1, b"")))
+    watch = headers(**{":path": _WATCH.encode()})
+    for name, data, status in (
+      ("watch of nothing", frame(0, 1, 1), b"13"),
+      ("two watches in one", frame(0, 0, 1, message(b"") * 2), b"12"),
+      ("watch of no message", frame(0, 1, 1, message(b"\x0a")), b"3"),
+    ):
+      with self.subTest(name):
+        self.assertIn(bytes([len(status)]) + status, self._ask(PREFACE + watch + data))
     # One that stays open does not keep the server from ending later.
     with socket.create_connection(("127.0.0.1", self.server.port), timeout=60) as connection:
       connection.sendall(PREFACE + start() + frame(0, 0, 1, message(list_services)))
@@ -525,6 +535,33 @@ class HostileClientTest(unittest.TestCase):
 
     with futures.ThreadPoolExecutor(16) as pool:
       list(pool.map(ask, range(500)))
+
+
+class WatchTest(unittest.TestCase):
+  def test_watches_end_with_the_server(self):
+    with tempfile.TemporaryDirectory() as folder:
+      write_model(f"{folder}/m/1", lambda: ({"x": tf.compat.v1.placeholder(tf.float32)},) * 2)
+      server = Server("--model_name=m", f"--model_base_path={folder}/m").wait_until_available("m")
+      watches = [
+        health_pb2_grpc.HealthStub(server.channel).Watch(
+          health_pb2.HealthCheckRequest(service=name), timeout=60
+        )
+        for name in ("m", "", "nobody")
+      ]
+      states = health_pb2.HealthCheckResponse
+      self.assertEqual(
+        [next(watch).status for watch in watches],
+        [states.SERVING, states.SERVING, states.SERVICE_UNKNOWN],
+      )
+
+      server.process.send_signal(signal.SIGTERM)
+
+      for watch in watches:
+        with self.assertRaises(grpc.RpcError) as caught:
+          next(watch)
+        self.assertEqual(caught.exception.code(), Code.UNAVAILABLE)
+        self.assertEqual(caught.exception.details(), "the server ends")
+      self.assertEqual(server.stop(), 0)
 
 
 class FlagsTest(unittest.TestCase):

@@ -13,6 +13,7 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstdlib>
+#include <functional>
 #include <memory>
 #include <string>
 #include <thread>
@@ -235,7 +236,11 @@ int Run(const Flags& flags) {
   EventLoop loop;
   status = loop.Open();
   if (!status.ok()) return Fail(status);
-  ModelManager models(MakeManagerSettings(flags));
+  // Set when there are connections.
+  std::function<void()> note_change = [] {};
+  ManagerSettings manager_settings = MakeManagerSettings(flags);
+  manager_settings.on_change = [&loop, &note_change] { loop.Post([&] { note_change(); }); };
+  ModelManager models(manager_settings);
   Metrics metrics;
   PredictLimits predict_limits;
   predict_limits.max_tensor_bytes =
@@ -257,10 +262,11 @@ int Run(const Flags& flags) {
   places.loop = batcher == nullptr ? &loop : nullptr;
   places.num_cores = NumCores();
   const RpcService service = MakeRpcService(&serving, &grpc_workers, places);
-  const RpcStreamMethods reflection = MakeReflectionMethods();
+  RpcStreamMethods stream_methods = MakeReflectionMethods();
+  stream_methods.merge(serving.MakeHealthMethods());
   Acceptor grpc(&loop, kMaxConnections, [&](FileDescriptor socket) {
     auto connection = std::make_shared<Http2ServerConnection>(&loop, std::move(socket), limits,
-                                                              service, &reflection, buffered);
+                                                              service, &stream_methods, buffered);
     if (tls != nullptr) {
       std::unique_ptr<StreamCipher> cipher = tls->NewServerCipher();
       // Nothing may pass in the clear.
@@ -288,6 +294,7 @@ int Run(const Flags& flags) {
     if (!status.ok()) return Fail(status);
     LogInfo("HTTP on " + flags.bind_address + ":" + std::to_string(rest.port()));
   }
+  note_change = [&grpc] { grpc.NoteChange(); };
   std::thread sockets([&] { loop.Run(); });
   models.SetConfig(config, Clock::now());
   FollowConfigUntilSignal(flags, config, signals, &models);

@@ -95,6 +95,7 @@ constexpr int kErrInvalidGroupId = 24;
 constexpr int kErrOffsetOutOfRange = 1;
 constexpr int kErrPartitionEof = -191;
 constexpr int kErrResolve = -193;
+constexpr int kErrTimedOut = -185;
 constexpr int kErrTopicAuthorizationFailed = 29;
 constexpr int kErrTransport = -195;
 constexpr int kErrUnknownPartition = -190;

@@ -26,7 +26,8 @@ struct Method {
   const char* name;
   const char* input;
   const char* output;
-  bool is_stream = false;
+  bool client_streams = false;
+  bool server_streams = false;
 };
 
 struct Service {
@@ -89,10 +90,8 @@ pb::FileDescriptorProto Describe(const File& file) {
       added->set_name(method.name);
       added->set_input_type("." + std::string(file.package) + "." + method.input);
       added->set_output_type("." + std::string(file.package) + "." + method.output);
-      if (method.is_stream) {
-        added->set_client_streaming(true);
-        added->set_server_streaming(true);
-      }
+      if (method.client_streams) added->set_client_streaming(true);
+      if (method.server_streams) added->set_server_streaming(true);
     }
   }
   return described;
@@ -147,7 +146,9 @@ pb::FileDescriptorProto DescribeHealth() {
                    {"HealthCheckRequest", "HealthCheckResponse"},
                    {},
                    {},
-                   {{"Health", {{"Check", "HealthCheckRequest", "HealthCheckResponse"}}}}});
+                   {{"Health",
+                     {{"Check", "HealthCheckRequest", "HealthCheckResponse"},
+                      {"Watch", "HealthCheckRequest", "HealthCheckResponse", false, true}}}}});
 }
 
 pb::FileDescriptorProto DescribeReflection(const char* name, const char* package) {
@@ -164,7 +165,7 @@ pb::FileDescriptorProto DescribeReflection(const char* name, const char* package
                    {},
                    {{"ServerReflection",
                      {{"ServerReflectionInfo", "ServerReflectionRequest",
-                       "ServerReflectionResponse", true}}}}});
+                       "ServerReflectionResponse", true, true}}}}});
 }
 
 }  // namespace

@@ -115,9 +115,8 @@ class Reflection {
 
 RpcStreamMethods MakeReflectionMethods() {
   const auto reflection = std::make_shared<const Reflection>();
-  const RpcStreamMethod method = [reflection](const std::string& message) {
-    return reflection->Answer(message);
-  };
+  RpcStreamMethod method;
+  method.answer = [reflection](const std::string& message) { return reflection->Answer(message); };
   return {{"/grpc.reflection.v1.ServerReflection/ServerReflectionInfo", method},
           {"/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", method}};
 }

@@ -120,6 +120,22 @@ Status ServingApi::CheckHealth(const api::HealthCheckRequest& request,
   return Status();
 }
 
+RpcStreamMethods ServingApi::MakeHealthMethods() {
+  RpcStreamMethod watch;
+  watch.is_watch = true;
+  watch.answer = [this](const std::string& message) {
+    return Call<api::HealthCheckRequest, api::HealthCheckResponse>(
+        message, "HealthCheckRequest", [this](const auto& request, auto* response) {
+          // A model that is not there may come.
+          if (CheckHealth(request, response).code == Code::kNotFound) {
+            response->set_status(api::HealthCheckResponse::SERVICE_UNKNOWN);
+          }
+          return Status();
+        });
+  };
+  return {{"/grpc.health.v1.Health/Watch", std::move(watch)}};
+}
+
 void ServingApi::Count(const std::string& model, const char* method, Code code,
                        Clock::time_point start) {
   metrics_->Count(models_->Knows(model) ? model : "", method, code, Clock::now() - start);

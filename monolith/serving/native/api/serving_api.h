@@ -32,6 +32,9 @@ class ServingApi {
                 api::ReloadConfigResponse* response);
   Status CheckHealth(const api::HealthCheckRequest& request, api::HealthCheckResponse* response);
 
+  // Returns the method that tells a client of every change of a model's health.
+  RpcStreamMethods MakeHealthMethods();
+
   // Counts a request that began at `start`.
   void Count(const std::string& model, const char* method, Code code, Clock::time_point start);
 

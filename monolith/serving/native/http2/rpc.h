@@ -37,9 +37,13 @@ using RpcDone = std::function<void(RpcReply)>;
 // Must not block: it runs in the thread that serves all sockets.
 using RpcService = std::function<void(RpcCall call, RpcDone done)>;
 
-// Answers one message of a stream, at once, in the thread that serves all sockets: it must be
-// quick. An error ends the stream.
-using RpcStreamMethod = std::function<RpcReply(const std::string& message)>;
+struct RpcStreamMethod {
+  // Answers one message of a stream, at once, in the thread that serves all sockets: it must be
+  // quick. An error ends the stream.
+  std::function<RpcReply(const std::string& message)> answer;
+  // Whether the client sends one message, and gets the answer again whenever it is another one.
+  bool is_watch = false;
+};
 // By path. What is not in it is a unary call.
 using RpcStreamMethods = std::map<std::string, RpcStreamMethod, std::less<>>;
 

@@ -166,6 +166,10 @@ void Http2ServerConnection::Shutdown() {
   nghttp2_submit_goaway(session_, NGHTTP2_FLAG_NONE,
                         nghttp2_session_get_last_proc_stream_id(session_), NGHTTP2_NO_ERROR,
                         nullptr, 0);
+  // What watches would wait for does not come.
+  for (auto& [id, stream] : streams_) {
+    if (stream.watched) Refuse(id, Code::kUnavailable, "the server ends");
+  }
   Flush();
 }
 
@@ -219,9 +223,11 @@ void Http2ServerConnection::OnRequestEnd(int32_t id) {
   stream->complete = true;
   if (stream->answered) return;
   if (stream->stream_method == nullptr) return Dispatch(id, stream);
-  if (!stream->body.empty()) {
+  if (!stream->body.empty() || (stream->stream_method->is_watch && !stream->watched)) {
     return Refuse(id, Code::kInternal, "the call ended in the middle of a message");
   }
+  // Goes on until the client, its deadline or the server ends it.
+  if (stream->watched) return;
   Answer(id, RpcReply());
 }
 
@@ -256,12 +262,16 @@ void Http2ServerConnection::DispatchMessages(int32_t id, Stream* stream) {
     }
     const size_t end = start + static_cast<size_t>(kGrpcPrefixBytes + size);
     if (stream->body.size() < end) break;
-    RpcReply reply = (*stream->stream_method)(stream->body.substr(start + kGrpcPrefixBytes, size));
+    if (stream->watched) {
+      return Refuse(id, Code::kUnimplemented, "the call has more than one message");
+    }
+    std::string message = stream->body.substr(start + kGrpcPrefixBytes, size);
+    RpcReply reply = stream->stream_method->answer(message);
     if (!reply.status.ok()) return Answer(id, std::move(reply));
-    stream->reply.erase(0, std::exchange(stream->sent, 0));
-    stream->reply += GrpcPrefix(static_cast<int64_t>(reply.message.size())) + reply.message;
-    if (static_cast<int64_t>(stream->reply.size()) > limits_.max_unread_bytes) {
-      return Refuse(id, Code::kResourceExhausted, "the answers are not read");
+    if (!Send(id, stream, reply.message)) return;
+    if (stream->stream_method->is_watch) {
+      stream->watched = std::move(message);
+      stream->told = std::move(reply.message);
     }
     start = end;
   }
@@ -270,6 +280,28 @@ void Http2ServerConnection::DispatchMessages(int32_t id, Stream* stream) {
   *buffered_ -= static_cast<int64_t>(start);
   stream->counted -= static_cast<int64_t>(start);
   Respond(id, stream);
+}
+
+bool Http2ServerConnection::Send(int32_t id, Stream* stream, const std::string& message) {
+  stream->reply.erase(0, std::exchange(stream->sent, 0));
+  stream->reply += GrpcPrefix(static_cast<int64_t>(message.size())) + message;
+  if (static_cast<int64_t>(stream->reply.size()) <= limits_.max_unread_bytes) return true;
+  Refuse(id, Code::kResourceExhausted, "the answers are not read");
+  return false;
+}
+
+void Http2ServerConnection::OnChange() {
+  if (closed() || shutting_down_) return;
+  bool told = false;
+  for (auto& [id, stream] : streams_) {
+    if (!stream.watched || stream.answered) continue;
+    RpcReply reply = stream.stream_method->answer(*stream.watched);
+    if (reply.message == stream.told) continue;
+    stream.told = std::move(reply.message);
+    told = true;
+    if (Send(id, &stream, stream.told)) Respond(id, &stream);
+  }
+  if (told) Flush();
 }
 
 void Http2ServerConnection::Respond(int32_t id, Stream* stream) {

@@ -44,6 +44,7 @@ class Http2ServerConnection : public Connection {
   ~Http2ServerConnection() override;
 
   void OnTick(Clock::time_point now) override;
+  void OnChange() override;
   void Shutdown() override;
 
  protected:
@@ -67,6 +68,9 @@ class Http2ServerConnection : public Connection {
     Clock::time_point last_data;
     // Null for a unary call.
     const RpcStreamMethod* stream_method = nullptr;
+    // Of a watch: what was asked, once that is known, and the last answer.
+    std::optional<std::string> watched;
+    std::string told;
     // The client has sent all.
     bool complete = false;
     // Whether the answer has begun, and whether its status is known.
@@ -92,6 +96,8 @@ class Http2ServerConnection : public Connection {
   void Dispatch(int32_t id, Stream* stream);
   // Answers the messages of a stream that are complete.
   void DispatchMessages(int32_t id, Stream* stream);
+  // Appends a message to what a stream sends. Returns false if the stream was refused.
+  bool Send(int32_t id, Stream* stream, const std::string& message);
   void Respond(int32_t id, Stream* stream);
   // Sees to it that the call is answered when its time is up. Returns false if it was refused.
   bool SetDeadline(int32_t id, Stream* stream, Clock::time_point* deadline);

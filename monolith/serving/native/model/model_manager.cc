@@ -205,6 +205,7 @@ void ModelManager::Work() {
     }
     Reconcile();
     bool waits_for_requests = UnloadRetired();
+    settings_.on_change();
     const bool polls = settings_.poll_seconds > 0;
     const Clock::time_point next = Clock::now() + std::chrono::seconds(settings_.poll_seconds);
     std::unique_lock<std::mutex> lock(wake_mutex_);
@@ -260,6 +261,7 @@ void ModelManager::ReconcileModel(const std::string& name, const api::ModelConfi
   // The newest first: it is what most requests ask for.
   for (auto it = to_load.rbegin(); it != to_load.rend(); ++it) {
     LoadVersion(name, config.base_path(), *it, paths[*it]);
+    settings_.on_change();
   }
 
   std::unique_lock<std::shared_mutex> lock(mutex_);
@@ -386,6 +388,7 @@ void ModelManager::NoteProgress(const std::string& name, int64_t number, const S
     if (caught_up) SetAvailable(name, number, std::move(version.catching_up), &version);
   }
   if (!caught_up) return;
+  settings_.on_change();
   {
     std::lock_guard<std::mutex> lock(wake_mutex_);
     progressed_ = true;

@@ -43,6 +43,8 @@ struct ManagerSettings {
   bool labels_for_unavailable = false;
   // Gives a loaded model what keeps it new, if its export names a log; empty: none does.
   std::function<Status(const std::string& path, Servable* servable)> set_follower;
+  // Called, from any thread, when a model may have begun or ceased to answer.
+  std::function<void()> on_change = [] {};
 };
 
 class ModelManager {

@@ -54,6 +54,10 @@ void Acceptor::OnEvents(uint32_t) {
   }
 }
 
+void Acceptor::NoteChange() {
+  for (const auto& [id, connection] : connections_) connection->OnChange();
+}
+
 void Acceptor::Shutdown() {
   if (key_ != 0) loop_->Remove(key_, listener_.get());
   key_ = 0;

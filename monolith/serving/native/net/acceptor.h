@@ -26,6 +26,9 @@ class Acceptor : public EventHandler {
 
   void OnEvents(uint32_t events) override;
 
+  // Tells all connections that answers which clients watch may be others.
+  void NoteChange();
+
   // Takes no more connections, and lets those that are open finish.
   void Shutdown();
   int64_t num_connections() const { return static_cast<int64_t>(connections_.size()); }

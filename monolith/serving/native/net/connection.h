@@ -37,6 +37,8 @@ class Connection : public EventHandler, public std::enable_shared_from_this<Conn
 
   // Called about once a second; closes what takes too long.
   virtual void OnTick(Clock::time_point now) = 0;
+  // Called when answers that a client watches may be others.
+  virtual void OnChange() {}
   // Finish what is under way, take nothing new, close.
   virtual void Shutdown() = 0;
 

@@ -74,7 +74,7 @@ void LogFollower::Run() {
 Status LogFollower::Follow(PartitionReader* reader) {
   int64_t low = 0;
   int64_t high = 0;
-  Status status = reader->Bounds(&low, &high);
+  Status status = reader->Bounds(stopping_, &low, &high);
   if (status.code == Code::kNotFound && next_offset_ == 0) {
     // Nobody has written yet: there is nothing to catch up with.
     SetCaughtUp();

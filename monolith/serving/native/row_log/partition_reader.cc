@@ -17,7 +17,9 @@ namespace {
 
 using kafka::RdKafkaApi;
 
-constexpr int kAnswerMs = 10'000;
+// How long to wait for an answer, and how often: a server that ends does not wait for all of it.
+constexpr int kAnswerMs = 2000;
+constexpr int kMaxQuestions = 5;
 constexpr size_t kErrorTextSize = 512;
 // Lines come without end while a broker is away.
 constexpr std::chrono::seconds kLogInterval(60);
@@ -101,9 +103,12 @@ Status PartitionReader::Open() {
   return Status();
 }
 
-Status PartitionReader::Bounds(int64_t* low, int64_t* high) {
-  const int code =
-      api_->query_watermark_offsets_(consumer_, topic_.c_str(), partition_, low, high, kAnswerMs);
+Status PartitionReader::Bounds(const std::atomic<bool>& stopping, int64_t* low, int64_t* high) {
+  int code = kafka::kErrTimedOut;
+  for (int i = 0; i < kMaxQuestions && code == kafka::kErrTimedOut && !stopping; ++i) {
+    code =
+        api_->query_watermark_offsets_(consumer_, topic_.c_str(), partition_, low, high, kAnswerMs);
+  }
   switch (code) {
     case kafka::kNoError:
       return Status();

@@ -2,6 +2,7 @@
 #ifndef MONOLITH_SERVING_NATIVE_ROW_LOG_PARTITION_READER_H_
 #define MONOLITH_SERVING_NATIVE_ROW_LOG_PARTITION_READER_H_
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <functional>
@@ -30,8 +31,8 @@ class PartitionReader {
   Status Open();
 
   // Gives the oldest offset, and the one that the next message will have. NotFound: there is no
-  // such partition.
-  Status Bounds(int64_t* low, int64_t* high);
+  // such partition. Gives up early when `stopping`.
+  Status Bounds(const std::atomic<bool>& stopping, int64_t* low, int64_t* high);
 
   // Lets Read go on at an offset.
   Status Seek(int64_t offset);
