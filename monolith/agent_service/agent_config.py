@@ -87,7 +87,7 @@ class AgentConfig(TfServingConfig):
     num_ps: number of parameter-server sub graphs.
     num_shard: number of processes that share them; `MONOLITH_HOST_SHARD_N`, else 1.
     deploy_type: what the process hosts, a `DeployType` or its string.
-    replica_id: index of the process among those that host the same, see `_get_replica_id`.
+    replica_id: index of the process among those that host the same.
     stand_alone_serving: everything in one pod; implies `deploy_type` mixed.
     zk_servers: comma-joined addresses of ZooKeeper.
     proxy_port: port of a proxy in the pod, free by default.

@@ -96,7 +96,7 @@ def _named(
 
 
 def days(value: Duration | None) -> int | None:
-  """Returns how many whole days a row lives without an update; `None` for ever.
+  """Returns how many whole days a row lives without an update; `None` forever.
 
   Args:
     value: a number of days, text such as `"30d"` or `"2w"`, or a `datetime.timedelta`.

@@ -291,7 +291,7 @@ class GpuTable:
     Args:
       segments: the parts of a vector, in order.
       initial_capacity: rows to have room for from the start.
-      seed: of random first values; 0: `MONOLITH_TABLE_SEED`, else another for every table.
+      seed: for random first values; 0: `MONOLITH_TABLE_SEED`, else another for every table.
       expire_days: rows that were not written for so long are removed by `evict`.
       slot_expire_days: the same for the ids of some slots (bits 48 to 62 of an id).
 
@@ -471,7 +471,7 @@ class GpuTable:
       learning_rates: one for each segment.
       global_step: for optimizers and compressors that count steps.
       req_time: seconds, becomes the rows' time.
-      duplicates: of equal ids `sum`: gradients are summed, one step; `steps`: a step for each, in
+      duplicates: what equal ids get. `sum`: one step on the sum of gradients; `steps`: one each, in
         order; `none`: there are none, which saves a sort.
       stream: to run on.
 

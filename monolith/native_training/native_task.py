@@ -151,10 +151,10 @@ def _define_train(p: hyperparams.Params) -> None:
   t.define("sample_bias", 0.0, "Bias that corrects for negative sampling.")
   t.define("use_gpu_emb_table", False, "Whether tables live on the GPU.")
   t.define("use_fountain", False, "Unused: a data service that is not public.")
-  t.define("fountain_zk_host", "", "Unused, as above.")
-  t.define("fountain_model_name", "", "Unused, as above.")
-  t.define("fountain_parse_on_server", False, "Unused, as above.")
-  t.define("fountain_precompute_value_rowids", False, "Unused, as above.")
+  t.define("fountain_zk_host", "", "Unused: belongs to `use_fountain`.")
+  t.define("fountain_model_name", "", "Unused: belongs to `use_fountain`.")
+  t.define("fountain_parse_on_server", False, "Unused: belongs to `use_fountain`.")
+  t.define("fountain_precompute_value_rowids", False, "Unused: belongs to `use_fountain`.")
 
 
 def _define_serving(p: hyperparams.Params) -> None:

@@ -121,7 +121,7 @@ class Probe:
   Attributes:
     user: its number.
     item: what it clicked on.
-    request_id: of the impression.
+    request_id: the impression's request.
     event_time: when it clicked, in seconds since 1970.
     seen: replica -> seconds until its answer showed it.
     trace: when it passed which stage; `stages` fills it.

@@ -142,7 +142,7 @@ class Generator:
     world: who likes what.
     rate: impressions per second.
     max_delay_secs: a click comes up to so many seconds after its impression.
-    seed: of the choices.
+    seed: makes the same choices again.
   """
 
   def __init__(

@@ -36,7 +36,7 @@ class LogFollower:
     interval_secs: once it has caught up, how long it lets messages wait; 0 takes them as they come.
 
   Attributes:
-    next_offset: of the message to be handled next.
+    next_offset: where the message is that is handled next.
     lag: messages behind the end of the partition, as last heard.
     skipped: messages that were poisoned.
     lost: how often messages were gone before they were read.

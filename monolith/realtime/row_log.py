@@ -254,7 +254,7 @@ class FollowerState:
     waiting_chunks: chunks of a batch that is not complete yet.
     digest_seq: the batch at which digests were compared last.
     digest_ok: whether they were equal; -1 if none has come.
-    send_time: of the newest batch, seconds since 1970.
+    send_time: when the newest batch was sent, in seconds since 1970.
   """
 
   epoch: int

@@ -37,8 +37,8 @@ class Trace:
 
   Attributes:
     joined: its sample was in the topic.
-    partition: of the sample.
-    offset: of the sample.
+    partition: where its sample is.
+    offset: the sample's place in that partition.
     trained: its sample was trained.
     step_secs: how long that step took.
     published: its row was in the log.

@@ -205,7 +205,7 @@ def to_json(name: str, array: np.ndarray) -> Any:
   """Returns nested lists of what JSON can hold.
 
   Args:
-    name: of the output; if it ends with `_bytes`, strings are bytes.
+    name: the output's name; if it ends with `_bytes`, strings are bytes.
     array: any output of a session.
   """
   if array.dtype == object:

@@ -106,7 +106,7 @@ class FollowerSample(NamedTuple):
   """One figure of a follower, for metrics.
 
   Attributes:
-    name: of the metric; without `_total` for a counter.
+    name: the metric's name; without `_total` for a counter.
     meaning: one sentence.
     shard: which part of the log it is about.
     value: the figure.

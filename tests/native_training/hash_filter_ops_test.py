@@ -11,7 +11,7 @@ from monolith.native_training import basic_restore_hook, hash_filter_ops, hash_t
 from monolith.native_training.model_export import export_context
 from monolith.native_training.runtime.hash_table import embedding_hash_table_pb2 as pb
 from monolith.native_training.runtime.ops import gen_monolith_ops
-from tests.hash_table_testing import config_of, remove_manifest, segment, write_records
+from tests.hash_table_testing import GraphTest, config_of, remove_manifest, segment, write_records
 
 tf.compat.v1.disable_eager_execution()
 
@@ -34,11 +34,7 @@ def _metas(basename: str) -> list[pb.HashFilterSplitMetaDump]:
   ]
 
 
-class FilterTest(tf.test.TestCase, parameterized.TestCase):
-  def run(self, result=None):
-    with tf.Graph().as_default():
-      return super().run(result)
-
+class FilterTest(GraphTest):
   def setUp(self):
     super().setUp()
     self.folder = os.environ["TEST_TMPDIR"]

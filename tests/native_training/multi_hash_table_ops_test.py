@@ -20,7 +20,7 @@ from monolith.native_training.multi_hash_table_ops import MultiHashTable
 from monolith.native_training.proto import ckpt_info_pb2
 from monolith.native_training.runtime.hash_table import embedding_hash_table_pb2 as pb
 from monolith.native_training.runtime.ops import gen_monolith_ops
-from tests.hash_table_testing import config_of, segment
+from tests.hash_table_testing import GraphTest, config_of, segment
 
 tf.compat.v1.disable_eager_execution()
 
@@ -31,11 +31,7 @@ def _step(value: int = 0) -> tf.Tensor:
   return tf.constant(value, tf.int64)
 
 
-class GroupTest(tf.test.TestCase, parameterized.TestCase):
-  def run(self, result=None):
-    with tf.Graph().as_default():
-      return super().run(result)
-
+class GroupTest(GraphTest):
   def setUp(self):
     super().setUp()
     self.folder = os.environ["TEST_TMPDIR"]

@@ -43,7 +43,7 @@ class FollowedModel:
   Attributes:
     broker: runs until `close`.
     epoch, seq: the last batch that was made.
-    end: of the row log when training had ended.
+    end: where the row log ended when training had.
     export: folder of the exported version.
     base: folder of all versions.
     tables: width of each table by name.

@@ -19,7 +19,7 @@ class TrainedTable:
   """A single table that writes a row log, or a group of two if `group`.
 
   Args:
-    capacity: of the set of touched rows.
+    capacity: how many touched rows are remembered.
     group: whether to make the tables `t` and `u`, of which `train` updates the first.
   """
 

@@ -41,7 +41,7 @@ class ServerProcess:
   """A running server, with clients of both its ports.
 
   Args:
-    flags: of the server, without those of its ports.
+    flags: the server's, without those for its ports.
     environment: variables beside those of this process.
     port: its port for gRPC; a free one by default.
     kind: which of `SERVERS`; the one under test by default.

@@ -39,15 +39,15 @@ def item_pool_random_fill(pool: tf.Tensor) -> tf.Tensor:
   return ragged_data_ops.item_pool_random_fill(pool)
 
 
-def _worker() -> tuple[int, int]:
-  """Returns this worker's index and the number of workers by TF_CONFIG; the chief is number 0."""
+def _worker() -> dict[str, int]:
+  """Returns whose files a pool's are, by TF_CONFIG, as attributes of ops; the chief is number 0."""
   config = json.loads(os.environ.get("TF_CONFIG") or "{}")
   cluster, task = config.get("cluster", {}), config.get("task", {})
   num_workers = max(1, len(cluster.get("chief", [])) + len(cluster.get("worker", [])))
   if task.get("type") != "worker":
-    return 0, num_workers
+    return {"worker_index": 0, "num_workers": num_workers}
   index = int(task.get("index", 0)) + 1
-  return index, max(num_workers, index + 1)
+  return {"worker_index": index, "num_workers": max(num_workers, index + 1)}
 
 
 def item_pool_check(
@@ -58,15 +58,13 @@ def item_pool_check(
   buffer_size: int = 10485760,
 ) -> tf.Tensor:
   """Fails with DataLossError when the saved pool is another one; returns the handle."""
-  worker_index, num_workers = _worker()
   return ragged_data_ops.item_pool_check(
     pool,
     tf.cast(global_step, tf.int64),
     model_path=model_path,
     nshards=nshards,
     buffer_size=buffer_size,
-    worker_index=worker_index,
-    num_workers=num_workers,
+    **_worker(),
   )
 
 
@@ -74,14 +72,12 @@ def save_item_pool(
   pool: tf.Tensor, global_step: Any, model_path: str, nshards: int = 1
 ) -> tf.Tensor:
   """Writes `{model_path}/model.ckpt-{step}_item_pool_*`; returns the handle."""
-  worker_index, num_workers = _worker()
   return ragged_data_ops.item_pool_save(
     pool,
     tf.cast(global_step, tf.int64),
     model_path=model_path,
     nshards=nshards,
-    worker_index=worker_index,
-    num_workers=num_workers,
+    **_worker(),
   )
 
 
@@ -93,13 +89,11 @@ def restore_item_pool(
   buffer_size: int = 10485760,
 ) -> tf.Tensor:
   """Reads the pool saved at `global_step` or last before, if there is one; returns the handle."""
-  worker_index, num_workers = _worker()
   return ragged_data_ops.item_pool_restore(
     pool,
     tf.cast(global_step, tf.int64),
     model_path=model_path,
     nshards=nshards,
     buffer_size=buffer_size,
-    worker_index=worker_index,
-    num_workers=num_workers,
+    **_worker(),
   )

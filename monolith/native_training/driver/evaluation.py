@@ -100,7 +100,7 @@ class EvaluationListener(tf.estimator.CheckpointSaverListener):
     report: called with each evaluation's metrics.
 
   Attributes:
-    every: as above.
+    every: how many steps lie between two evaluations.
     best: the metrics of the best evaluation, `None` before the first.
     last: those of the last one.
   """

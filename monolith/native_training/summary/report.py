@@ -53,7 +53,7 @@ class Table(NamedTuple):
     name: its name.
     num_rows: all of them.
     dim: floats of a row.
-    optimizers: of its slices.
+    optimizers: what its slices are trained with.
     norms: the lengths of some rows' vectors.
   """
 

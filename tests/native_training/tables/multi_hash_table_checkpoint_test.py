@@ -13,6 +13,7 @@ from monolith.native_training.multi_hash_table_ops import MultiHashTable
 from monolith.native_training.proto import ckpt_info_pb2
 from monolith.native_training.runtime.hash_table import embedding_hash_table_pb2 as pb
 from tests.hash_table_testing import (
+  GraphTest,
   config_of,
   list_data,
   remove_manifest,
@@ -25,11 +26,7 @@ tf.compat.v1.disable_eager_execution()
 _config = test_utils.generate_test_hash_table_config
 
 
-class GroupTest(tf.test.TestCase, parameterized.TestCase):
-  def run(self, result=None):
-    with tf.Graph().as_default():
-      return super().run(result)
-
+class GroupTest(GraphTest):
   def setUp(self):
     super().setUp()
     self.folder = os.environ["TEST_TMPDIR"]

@@ -143,6 +143,16 @@ class MultiHashTableListOpsTest(tf.test.TestCase):
       with self.assertRaisesRegex(tf.errors.InvalidArgumentError, r"ids\[0\]"):
         sess.run(lookup(group.handle, [matrix], tables=[0], dims=[2]))
 
+  def test_bad_dimensions_fail_while_the_graph_is_built(self):
+    group = self._local()
+    ids = tf.constant([1], tf.int64)
+    lookup = gen_monolith_ops.monolith_multi_hash_table_lookup_list
+
+    with self.assertRaisesRegex(ValueError, r"dims\[0\] is -2, want at least 0"):
+      lookup(group.handle, [ids], tables=[0], dims=[-2])
+    with self.assertRaisesRegex(ValueError, "dims has 2 elements, want 1"):
+      lookup(group.handle, [ids], tables=[0], dims=[2, 2])
+
 
 class CheckGradientsTest(tf.test.TestCase):
   def _check(self, gradients, skip=False):

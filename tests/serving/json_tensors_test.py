@@ -1,0 +1,127 @@
+"""What a server reads as text, without a server: `json_tensors`, `text_config`, `version_scan`."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import tempfile
+import unittest
+
+import numpy as np
+import tensorflow as tf
+from tensorflow_serving.config.file_system_storage_path_source_pb2 import (
+  FileSystemStoragePathSourceConfig,
+)
+
+from monolith.serving import json_tensors, text_config, version_scan
+from monolith.serving.errors import ServingError
+
+_Policy = FileSystemStoragePathSourceConfig.ServableVersionPolicy
+
+
+class JsonTensorsTest(unittest.TestCase):
+  def test_numbers_keep_their_exact_value(self):
+    large = json_tensors._to_array("x", [[2**63 - 1], [-(2**63)]], tf.int64)
+    self.assertEqual((large.dtype, large.tolist()), (np.int64, [[2**63 - 1], [-(2**63)]]))
+
+    # 0.1 as a float is another double than 0.1; the text must not show that.
+    self.assertEqual(json_tensors.to_json("y", np.float32([[0.1], [2]])), [[0.1], [2.0]])
+    self.assertEqual(json_tensors.to_json("y", np.array(7, np.int64)), 7)
+
+  def test_strings_and_bytes(self):
+    array = json_tensors._to_array("x", ["ä", {"b64": "/wA="}], tf.string)
+    self.assertEqual(array.tolist(), ["ä".encode(), b"\xff\x00"])
+
+    # Bytes that are no text travel as base64, whatever the output is called.
+    self.assertEqual(json_tensors.to_json("y", array), ["ä", {"b64": "/wA="}])
+    self.assertEqual(json_tensors.to_json("y_bytes", array[:1]), [{"b64": "w6Q="}])
+
+  def test_values_that_do_not_fit_are_named(self):
+    for value, dtype, message in (
+      ([1.5], tf.int64, "input 'x' has 1.5, want int64"),
+      ([True], tf.int32, "input 'x' has True, want int32"),
+      ([None], tf.float32, "input 'x' has None, want float32"),
+      ([1], tf.bool, "input 'x' has 1, want bool"),
+      ([2**31], tf.int32, "outside of int32"),
+      ([[1], [2, 3]], tf.int64, "input 'x' is ragged"),
+      ([3], tf.string, "input 'x' has 3, want a string"),
+      ([{"b64": "?"}], tf.string, "b64 that is not base64"),
+      (["\ud800"], tf.string, "half of a character"),
+      ([1], tf.complex64, "complex64, which JSON cannot hold"),
+    ):
+      with self.assertRaisesRegex(ServingError, message):
+        json_tensors._to_array("x", value, dtype)
+
+  def test_bodies_that_are_no_requests(self):
+    for body, message in (
+      (b"{", "the body is not JSON"),
+      (b"[" * 100000, "the body is not JSON"),
+      (b"[]", "the body is not a JSON object"),
+      (b'{"inputs": 1, "instances": [1]}', "want either instances or inputs"),
+      (b'{"inputs": 1, "other": 2}', "unknown keys"),
+    ):
+      with self.assertRaisesRegex(ServingError, message):
+        json_tensors._parse(body)
+    with self.assertRaisesRegex(ServingError, "signature_name is 5, want a string"):
+      json_tensors.get_signature_name({"signature_name": 5})
+
+
+class FilesTest(unittest.TestCase):
+  def setUp(self):
+    super().setUp()
+    self._dir = pathlib.Path(tempfile.mkdtemp(dir=os.environ.get("TEST_TMPDIR")))
+
+  def test_batching_parameters(self):
+    path = self._dir / "batching.txt"
+    path.write_text("max_batch_size { value: 64 }\nallowed_batch_sizes: [8, 64]\n")
+
+    read = text_config.read("BatchingParameters", str(path))
+
+    self.assertEqual(read.max_batch_size.value, 64)
+    self.assertEqual(list(read.allowed_batch_sizes), [8, 64])
+    self.assertFalse(read.HasField("num_batch_threads"))
+
+  def test_files_that_cannot_be_read_are_named(self):
+    path = self._dir / "ssl.txt"
+    with self.assertRaisesRegex(ServingError, f"cannot read the SSLConfig of {path}"):
+      text_config.read("SSLConfig", str(path))
+    for content in (b"unknown_field: 1", b'server_key: "a', b"\xff\xfe"):
+      path.write_bytes(content)
+      with self.assertRaisesRegex(ServingError, f"cannot read the SSLConfig of {path}"):
+        text_config.read("SSLConfig", str(path))
+
+  def test_versions_are_numbered_folders(self):
+    for name in ("1", "20", "003", "tmp", "4x", "1" * 19):
+      (self._dir / name).mkdir()
+    (self._dir / "5").touch()
+
+    found = version_scan.list_versions(str(self._dir))
+
+    self.assertEqual(found, {n: str(self._dir / s) for n, s in ((1, "1"), (20, "20"), (3, "003"))})
+    self.assertEqual(version_scan.list_versions(str(self._dir / "missing")), {})
+
+  def test_policies(self):
+    available = {1: "a", 3: "c", 20: "t"}
+    latest, specific, every = _Policy(), _Policy(), _Policy()
+    latest.latest.num_versions = 2
+    specific.specific.versions.extend([3, 4])
+    every.all.SetInParent()
+
+    self.assertEqual(version_scan.select_versions(_Policy(), available), {20: "t"})
+    self.assertEqual(version_scan.select_versions(latest, available), {3: "c", 20: "t"})
+    self.assertEqual(version_scan.select_versions(specific, available), {3: "c"})
+    self.assertEqual(version_scan.select_versions(every, available), available)
+
+  def test_fingerprint_changes_when_a_graph_is_completed(self):
+    empty = version_scan.fingerprint(str(self._dir))
+    (self._dir / "saved_model.pb").write_bytes(b"half")
+    half = version_scan.fingerprint(str(self._dir))
+    (self._dir / "saved_model.pb").write_bytes(b"half and half")
+
+    self.assertEqual(empty, ())
+    self.assertNotEqual(half, empty)
+    self.assertNotEqual(version_scan.fingerprint(str(self._dir)), half)
+
+
+if __name__ == "__main__":
+  unittest.main()
