@@ -13,6 +13,8 @@ or notebook without any need not.
 Differences from ByteDance's Monolith: `predict` returns what it promises, `evaluate` reads the data
 of its mode and returns metrics in a local run, a task that is already made can be given as well,
 and predictions need no parameter servers.
+
+The file is long because every way to run a model is a method of one public class.
 """
 
 from __future__ import annotations

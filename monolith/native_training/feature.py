@@ -18,6 +18,8 @@ defines the columns, so a model function must make the same calls in both runs.*
 Differences from ByteDance's Monolith: a learning rate of 0.0 freezes a slice instead of meaning
 "default"; binding one feature name twice with different combiners is an error; a slice that the dry
 run did not see is reported with the known ones.
+
+The file is long because slots, columns and the factories of both runs refer to one another.
 """
 
 from __future__ import annotations

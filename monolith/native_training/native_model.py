@@ -24,6 +24,8 @@ Differences from ByteDance's Monolith: losses, hooks and extra outputs belong to
 added in, an occurrence threshold that is not given is `default_occurrence_threshold`, and
 `share_slot` writes each feature under its own name. Rough sort is left out, and tables on GPUs are
 not built.
+
+The file is long because it is one class and its base, whose methods share the state of a graph.
 """
 
 from __future__ import annotations

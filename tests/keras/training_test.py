@@ -225,22 +225,25 @@ class TrainTest(unittest.TestCase):
     with self.assertRaises(tf.errors.NotFoundError):
       monolith.keras.load_trained(_make_model("others"), _make_data(), self._dir)
 
-  def test_trains_on_the_processes_of_tf_config(self):
-    cluster = {job: [f"localhost:{free_ports.get_free_port()}"] for job in ("ps", "chief")}
+  def test_trains_on_two_workers_and_a_server_of_tf_config(self):
+    jobs = ("ps", "chief", "worker")
+    cluster = {job: [f"localhost:{free_ports.get_free_port()}"] for job in jobs}
     processes = {
       job: self._start({"TF_CONFIG": json.dumps({"cluster": cluster, "task": _task(job)})})
       for job in cluster
     }
 
-    # The chief first: if it fails, nobody tells the server to stop.
+    # The chief first: if it fails, nobody tells the others to stop.
     outputs = {}
-    for job in ("chief", "ps"):
+    for job in ("chief", "worker", "ps"):
       outputs[job] = processes[job].communicate(timeout=_TIMEOUT_SECS)
       self.assertEqual(processes[job].returncode, 0, outputs[job][1])
 
+    # Of 80 batches each worker has read its half.
     saved = os.path.join(self._dir, "model.ckpt-80")
     self.assertIn(f"saved {saved} rows 0", outputs["chief"][0])
-    self.assertIn("saved None", outputs["ps"][0])
+    for job in ("worker", "ps"):
+      self.assertIn("saved None", outputs[job][0])
     self._check_learnt()
 
   @unittest.skipUnless(os.environ.get("MONOLITH_SOAK") == "1", "starts ranks: make soak")
