@@ -103,9 +103,10 @@ class Process:
         start_new_session=True,
       )
     if self._command.niceness:
-      # Its threads come later, and inherit it.
+      # Its threads come later, and inherit it. Nobody may stand less far back than this process.
+      niceness = max(self._command.niceness, os.getpriority(os.PRIO_PROCESS, 0))
       with contextlib.suppress(ProcessLookupError):
-        os.setpriority(os.PRIO_PROCESS, self._process.pid, self._command.niceness)
+        os.setpriority(os.PRIO_PROCESS, self._process.pid, niceness)
     self.starts += 1
 
   def kill(self) -> None:

@@ -31,6 +31,8 @@ SCAN_OVERFLOW = 1
 SCAN_REPLACED = 2
 
 _CAPACITY = 2097152
+# The session's own threads stay free for requests.
+_IN_CALLING_THREAD = tf.compat.v1.RunOptions(inter_op_thread_pool=-1)
 
 
 def row_log_client(name_suffix: str = "", capacity: int = _CAPACITY) -> tf.Tensor:
@@ -300,10 +302,12 @@ class TableFollower:
     self._session = session
     return self
 
-  def _run(self, fetches: Any, feeds: dict[Any, Any] | None = None) -> Any:
+  def _run(
+    self, fetches: Any, feeds: dict[Any, Any] | None = None, options: Any | None = None
+  ) -> Any:
     if self._session is None:
       raise ValueError("the follower of a row log has no session: call bind first")
-    return self._session.run(fetches, feeds)
+    return self._session.run(fetches, feeds, options)
 
   def seek(self, epoch: int, seq: int) -> None:
     """Goes on behind a batch whose rows the tables have. Reads all rows, for their digests."""
@@ -316,7 +320,7 @@ class TableFollower:
       tf.errors.DataLossError: a message is damaged; those before it count.
       tf.errors.InvalidArgumentError: a message does not fit the tables; those before it count.
     """
-    state, send_time = self._run(self._apply, {self._messages: list(messages)})
+    state, send_time = self._run(self._apply, {self._messages: list(messages)}, _IN_CALLING_THREAD)
     names = [field.name for field in dataclasses.fields(FollowerState)]
     values: dict[str, Any] = dict(zip(names, map(int, state)))
     return FollowerState(**{**values, "send_time": float(send_time)})

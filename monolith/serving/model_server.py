@@ -41,6 +41,8 @@ from monolith.serving.rest_server import RestServer
 from monolith.serving.servable import Follower, Servable
 
 _GRACE_SECS = 10
+# A signal that the kernel hands to another thread is handled when the main thread wakes up.
+_SIGNAL_SECS = 1.0
 
 
 class ModelServer:
@@ -245,7 +247,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(f"error: {error}", file=sys.stderr)
     return 1
   server.start()
-  stopped.wait()
+  while not stopped.wait(_SIGNAL_SECS):
+    pass
   server.stop()
   return 0
 

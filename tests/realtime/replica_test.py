@@ -12,6 +12,7 @@ import shutil
 import tempfile
 import time
 import unittest
+from unittest import mock
 
 import numpy as np
 import tensorflow as tf
@@ -297,6 +298,27 @@ class LogTest(unittest.TestCase):
     wait_until(lambda: prompt._sink.count == 1)
     self.assertEqual(slow._sink.count, 0)
 
+  def test_messages_are_taken_in_lots_until_requests_are_answered(self):
+    state = sync_state.SyncState(0, 0, TOPIC, 0, 0)
+    follower = row_follower.RowFollower(self.model.broker.servers, state, _CountingSink())
+    self.addCleanup(follower.close)
+    lots = []
+    read = partition_reader.PartitionReader.read
+
+    def note(reader, max_messages, timeout_secs):
+      lots.append((follower.is_caught_up, max_messages))
+      return read(reader, max_messages, timeout_secs)
+
+    with mock.patch.object(partition_reader.PartitionReader, "read", note):
+      follower.start(lambda: None)
+      wait_until(lambda: follower.is_caught_up)
+      count = follower._sink.count
+      self.model.send(*self.model.make_batch({}), *self.model.make_batch({}))
+      wait_until(lambda: follower._sink.count == count + 2)
+      follower.close()
+
+    self.assertGreater(min(most for is_caught_up, most in lots if not is_caught_up), 1)
+    self.assertEqual({most for is_caught_up, most in lots if is_caught_up}, {1})
 
 if __name__ == "__main__":
   unittest.main()
