@@ -300,7 +300,7 @@ class LogTest(unittest.TestCase):
 
   def test_messages_are_taken_in_lots_until_requests_are_answered(self):
     state = sync_state.SyncState(0, 0, TOPIC, 0, 0)
-    follower = row_follower.RowFollower(self.model.broker.servers, state, _CountingSink())
+    follower = row_follower.RowFollower(_model.broker.servers, state, _CountingSink())
     self.addCleanup(follower.close)
     lots = []
     read = partition_reader.PartitionReader.read
@@ -313,12 +313,13 @@ class LogTest(unittest.TestCase):
       follower.start(lambda: None)
       wait_until(lambda: follower.is_caught_up)
       count = follower._sink.count
-      self.model.send(*self.model.make_batch({}), *self.model.make_batch({}))
+      _model.send(*_model.make_batch({}), *_model.make_batch({}))
       wait_until(lambda: follower._sink.count == count + 2)
       follower.close()
 
     self.assertGreater(min(most for is_caught_up, most in lots if not is_caught_up), 1)
     self.assertEqual({most for is_caught_up, most in lots if is_caught_up}, {1})
+
 
 if __name__ == "__main__":
   unittest.main()
