@@ -25,14 +25,18 @@ MONOLITH_HOST_DEVICE inline float BitsFloat(uint32_t bits) {
   return value;
 }
 
-// Exact. Scaling by 2^112 moves the half's exponent into place and normalises subnormals.
+// Exact, also in threads that take subnormal floats for zeros, as TensorFlow's do: no step of it
+// meets one.
 MONOLITH_HOST_DEVICE inline float HalfToFloat(uint16_t half) {
   const uint32_t sign = uint32_t{half & 0x8000u} << 16;
-  const uint32_t magnitude = uint32_t{half & 0x7fffu} << 13;
-  const float scaled = BitsFloat(magnitude) * BitsFloat(uint32_t{127 + 112} << 23);
-  const uint32_t special = magnitude | 0x7f800000u;  // infinity, NaN
-  const uint32_t bits = magnitude >= 0x0f800000u ? special : FloatBits(scaled);
-  return BitsFloat(bits | sign);
+  const uint32_t magnitude = half & 0x7fffu;
+  const uint32_t normal = (magnitude << 13) + (uint32_t{112} << 23);
+  // A subnormal half counts steps of 2^-24.
+  const uint32_t subnormal = FloatBits(static_cast<float>(static_cast<int32_t>(magnitude)) *
+                                       BitsFloat(uint32_t{103} << 23));
+  const uint32_t special = (magnitude << 13) | 0x7f800000u;  // infinity, NaN
+  const uint32_t finite = magnitude < 0x0400u ? subnormal : normal;
+  return BitsFloat((magnitude >= 0x7c00u ? special : finite) | sign);
 }
 
 // Round to nearest, ties to even; beyond the range: clamped to +-65504. NaN stays NaN.

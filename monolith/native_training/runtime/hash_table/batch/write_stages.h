@@ -62,11 +62,13 @@ struct WriteTile {
 };
 
 // The sum of squares is below the smallest normal float. Sums only grow, so that most vectors are
-// told by their first value.
+// told by their first value. In double, so that threads that take subnormal floats for zeros, as
+// TensorFlow's do, decide like others.
 inline bool IsZeroVector(const float* values, int64_t dim) {
-  float sum = 0.0f;
+  double sum = 0.0;
   for (int64_t i = 0; i < dim; ++i) {
-    sum += values[i] * values[i];
+    const double value = values[i];
+    sum += value * value;
     if (!(sum < std::numeric_limits<float>::min())) return false;
   }
   return true;

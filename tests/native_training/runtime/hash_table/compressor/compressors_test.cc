@@ -5,15 +5,43 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <limits>
+#include <vector>
+
+#if defined(__x86_64__)
+#include <xmmintrin.h>
+#endif
 
 #include "monolith/native_training/runtime/base/half_float.h"
+#include "monolith/native_training/runtime/hash_table/batch/write_stages.h"
 #include "monolith/native_training/runtime/hash_table/compressor/retrievers.h"
 #include "tests/native_training/runtime/hash_table/table_test_util.h"
 
 namespace monolith {
 namespace engine {
 namespace {
+
+// Lets this thread take subnormal floats for zeros.
+class SubnormalsAreZero {
+ public:
+#if defined(__x86_64__)
+  SubnormalsAreZero() : mode_(_mm_getcsr()) { _mm_setcsr(mode_ | 0x8040u); }
+  ~SubnormalsAreZero() { _mm_setcsr(mode_); }
+
+ private:
+  const uint32_t mode_;
+#elif defined(__aarch64__)
+  SubnormalsAreZero() {
+    asm volatile("mrs %0, fpcr" : "=r"(mode_));
+    asm volatile("msr fpcr, %0" : : "r"(mode_ | (uint64_t{1} << 24)) : "memory");
+  }
+  ~SubnormalsAreZero() { asm volatile("msr fpcr, %0" : : "r"(mode_) : "memory"); }
+
+ private:
+  uint64_t mode_ = 0;
+#endif
+};
 
 float FixedR8(float value, float range) {
   return DecodeFixedR8(EncodeFixedR8(value, range), range);
@@ -50,6 +78,29 @@ TEST(CompressorsTest, HalfIsExactBothWaysForEveryHalf) {
       ASSERT_EQ(FloatToHalf(value), half) << bits;
     }
   }
+}
+
+// TensorFlow's threads take subnormal floats for zeros. A half that is one is no such float.
+TEST(CompressorsTest, HalvesAreTheSameWhereSubnormalFloatsAreZeros) {
+  std::vector<float> want;
+  for (uint32_t bits = 0; bits < 0x7c00; ++bits) {
+    const int exponent = static_cast<int>(bits >> 10);
+    const int mantissa = static_cast<int>(bits & 0x3ffu) + (exponent > 0 ? 0x400 : 0);
+    want.push_back(std::ldexp(static_cast<float>(mantissa), std::max(exponent, 1) - 25));
+  }
+  std::vector<float> found;
+  std::vector<uint16_t> back;
+  {
+    const SubnormalsAreZero scope;
+    for (uint32_t bits = 0; bits < 0x7c00; ++bits) {
+      found.push_back(HalfToFloat(static_cast<uint16_t>(bits)));
+      back.push_back(FloatToHalf(found.back()));
+    }
+    const std::vector<float> tiny(2, 1e-19f);  // the squares alone are subnormal
+    EXPECT_FALSE(IsZeroVector(tiny.data(), 2));
+  }
+  EXPECT_EQ(found, want);
+  for (uint32_t bits = 0; bits < 0x7c00; ++bits) ASSERT_EQ(back[bits], bits);
 }
 
 TEST(CompressorsTest, HalfRoundsToNearestEven) {
