@@ -31,10 +31,10 @@ _VARIANTS = (
   ("SEGMENT_EXAMPLES", "segment.cu", (gpu_ops.segment_sum,), (2, 8)),
   ("REDUCE_ROWS", "segment.cu", (gpu_ops.reduce_split,), (4, 8)),
   ("POOL_BLOCKS", "layout.cu", (gpu_ops.layout,), (3, 4, 5, 6)),
-  ("BUCKET_ROWS", "gather.cu", (gpu_ops.gather_grad,), (4, 8)),
-  ("BUCKET_BLOCKS", "gather.cu", (gpu_ops.gather_grad,), (3, 5)),
-  ("BUCKET_ROWS", "layout_grad.cu", (gpu_ops.layout_grad,), (4, 8)),
-  ("BUCKET_BLOCKS", "layout_grad.cu", (gpu_ops.layout_grad,), (3, 5)),
+  ("BUCKET_BYTES", "gather.cu", (gpu_ops.gather_grad,), (4096, 8192)),
+  ("BUCKET_BLOCKS", "gather.cu", (gpu_ops.gather_grad,), (6, 10)),
+  ("BUCKET_ROWS", "layout_grad.cu", (gpu_ops.layout_grad,), (64, 128, 256)),
+  ("BUCKET_BLOCKS", "layout_grad.cu", (gpu_ops.layout_grad,), (6, 10)),
 )
 
 

@@ -4,8 +4,8 @@
 
 Kernels are called through the C interface of libmonolith_cuda.so, without TensorFlow between; each
 moves at least 100 MB. A row's bytes are those that must be read and written once; two gradients
-put their rows into buckets first, and a second share counts what that moves, too. The optimizers
-and clipping are compared with TensorFlow's own ops, inside TensorFlow. Needs a GPU.
+sort their rows first, and a second share counts what that moves, too. The optimizers and clipping
+are compared with TensorFlow's own ops, inside TensorFlow. Needs a GPU.
 """
 
 from __future__ import annotations
@@ -156,20 +156,18 @@ def _i64(value: int) -> ctypes.c_int64:
   return ctypes.c_int64(value)
 
 
-def _bucket_bytes(rows: int, places: int) -> int:
-  """Returns the bytes of putting rows into buckets, as runtime/gpu/partition.h does in one pass.
+def _sort_bytes(rows: int, places: int) -> int:
+  """Returns the bytes of listing, sorting and reading (key, row) pairs, 8 bytes each.
 
-  Beside the first reading of a row's key, which every way has.
+  The sort leaves out 7 bits of the keys, and a pass takes 8 (runtime/gpu/bucket_sum.h).
   """
-  buckets, tiles = min(2048, places), min(256, -(-rows // 2048))
-  while places > 1024 * buckets:
-    buckets *= 2
-  key_again, pair_written, pair_read, count = 4, 8, 8, 48
-  return rows * (key_again + pair_written + pair_read) + tiles * buckets * count
+  passes = -(-(places.bit_length() - 7) // 8)
+  listed, counted, marked, read = 8, 4, 4, 8
+  return rows * (listed + counted + 16 * passes + marked + read)
 
 
 # Each returns the call, its bytes, the number of rows if a rate of those is of interest, and the
-# bytes that buckets take beside.
+# bytes that a sort moves beside.
 
 
 def copy(gpu: Gpu):
@@ -295,7 +293,7 @@ def gather_grad(gpu: Gpu):
     out,
     _i64(size),
   )
-  return call, rows * (4 + 4 * dim) + 4 * size, rows, _bucket_bytes(rows, size // dim)
+  return call, rows * (4 + 4 * dim) + 4 * size, rows, _sort_bytes(rows, size // dim)
 
 
 def segment_sum(gpu: Gpu):
@@ -397,8 +395,8 @@ def _layout(gpu: Gpu, grad: bool):
       _i64(size),
     )
     moved = num_ids * (8 + 4 * dim) + 4 * size
-    # Of each id its key, set before, and where its gradient is are noted and read again.
-    beside = _bucket_bytes(num_ids, size // dim) + 20 * num_ids
+    # Of each id where its gradient is, is noted and read again; keys are set before.
+    beside = _sort_bytes(num_ids, size // dim) + 12 * num_ids
   else:
     call = gpu.with_workspace(
       "op_layout",
@@ -452,10 +450,10 @@ def measure(kernel: Callable, repeats: int, library: pathlib.Path = LIBRARY) -> 
   gpu.close()
   copied = peer_bytes / peer_seconds
   rate = f"  {rows / seconds / 1e9:6.2f} G rows/s" if rows else ""
-  with_buckets = f"  {(moved + beside) / seconds / copied:5.2f} with the buckets" if beside else ""
+  with_sort = f"  {(moved + beside) / seconds / copied:5.2f} with the sort" if beside else ""
   return (
     f"{moved / 1e6:8.0f} MB {seconds * 1e6:9.1f} us {moved / seconds / 1e12:6.2f} TB/s  "
-    f"{moved / seconds / copied:5.2f} x copy{rate}{with_buckets}"
+    f"{moved / seconds / copied:5.2f} x copy{rate}{with_sort}"
   )
 
 

@@ -3,6 +3,8 @@
 A table holds a row for every int64 id that was written, with the state of its optimizer. Arrays
 come in by `__cuda_array_interface__`: nothing is copied, and none of these libraries is needed.
 `docs/gpu_table.md` shows a training step.
+
+Longer than 600 lines: half of it are docstrings of one class, which mirrors the C interface.
 """
 
 from __future__ import annotations
@@ -368,7 +370,7 @@ class GpuTable:
       `out`.
 
     Raises:
-      TypeError, ValueError: an array is not as above.
+      TypeError, ValueError: an array does not have the dtype or shape above.
     """
     job = self._lookup_job(ids, out, found)
     self._call(
@@ -441,7 +443,7 @@ class GpuTable:
       stream: to run on.
 
     Raises:
-      TypeError, ValueError: an array is not as above.
+      TypeError, ValueError: an array does not have the dtype or shape above.
       OutOfGpuMemoryError: new rows do not fit; nothing has changed.
     """
     self._write("mono_gpu_table_assign", ids, values, "values", duplicates, req_time, stream)
@@ -476,7 +478,7 @@ class GpuTable:
       stream: to run on.
 
     Raises:
-      TypeError, ValueError: an array is not as above, or a learning rate is missing.
+      TypeError, ValueError: an array does not have the dtype or shape above, or a learning rate is missing.
       OutOfGpuMemoryError: new rows do not fit; nothing has changed.
     """
     self._write(

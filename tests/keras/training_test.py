@@ -38,7 +38,8 @@ model.compile(tf.keras.optimizers.Adam(0.05), "binary_crossentropy")
 
 def read(index, count):
   data = tf.data.Dataset.range(100).repeat(40).map(lambda i: (i, tf.cast(i % 2 == 0, tf.float32)))
-  return data.shard(count, index).batch(50)
+  # Halves with as many labels of each kind: workers may train one after the other.
+  return data.batch(50).shard(count, index)
 
 saved = monolith.keras.train(model, read, os.environ["MODEL_DIR"])
 print("saved", saved, "rows", len(model.get_layer("items").table))

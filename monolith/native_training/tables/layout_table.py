@@ -9,6 +9,8 @@ With `enable_gpu_emb` there are no servers: tables are in this process, or sprea
 
 Differences from ByteDance's Monolith: a queued update uses the global step of its own batch;
 `slot_mapping` works.
+
+Longer than 600 lines: one class, whose lookup and update share the state of a batch.
 """
 
 from __future__ import annotations

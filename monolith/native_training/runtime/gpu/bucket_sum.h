@@ -1,13 +1,10 @@
 // The sums of scatter_sum.h where all rows have one width: their places are the multiples of it.
-// Then it is enough to put the rows into buckets, each of 1 << shift neighbouring places, in their
-// order. A block takes the rows of a bucket, sorts them by place in its memory and adds them up; it
-// writes all places of the bucket, those without rows too.
+// Then the sort may leave out the lowest bits of the keys, which saves passes over all pairs. What
+// it leaves together is a bucket: 1 << shift neighbouring places. A warp adds up a bucket's rows in
+// shared memory, in their order, and writes all of its places at once, those without rows too.
 //
-//   keys        9 2 9 1 3 8        shift 2: buckets 0 (places 0 to 3) and 2 (places 8 to 11)
-//   in buckets  2 1 3 | 9 9 8      the order of the rows, inside a bucket
-//   sorted      1 2 3 | 8 9 9
-//
-// Up to kMaxBuckets are made in one pass (partition.h), more by a sort.
+//   keys      9 2 9 1 3 8        shift 2: buckets 0 (places 0 to 3) and 2 (places 8 to 11)
+//   sorted    2 1 3 | 9 9 8      the order of the rows, inside a bucket
 #ifndef MONOLITH_NATIVE_TRAINING_RUNTIME_GPU_BUCKET_SUM_H_
 #define MONOLITH_NATIVE_TRAINING_RUNTIME_GPU_BUCKET_SUM_H_
 
@@ -17,70 +14,68 @@
 
 #include "monolith/native_training/runtime/gpu/device_math.h"
 #include "monolith/native_training/runtime/gpu/launch.h"
-#include "monolith/native_training/runtime/gpu/partition.h"
 #include "monolith/native_training/runtime/gpu/scatter_sum.h"
 #include "monolith/native_training/runtime/gpu/sort.h"
-#include "monolith/native_training/runtime/gpu/thread_block.h"
 #include "monolith/native_training/runtime/gpu/tuning.h"
-#include "monolith/native_training/runtime/gpu/workspace.h"
 
 namespace monolith {
 namespace gpu {
 
-// (key, occurrence) pairs in buckets: the key is in the high half.
-struct PairRuns {
-  const uint64_t* pairs;
-  const int32_t* count;
-  Keys of;
+constexpr int kWarp = 32;
+constexpr int kBucketWarps = 4;  // of a block
 
-  MONO_DEVICE int64_t Size() const { return *count; }
-  MONO_DEVICE uint32_t KeyAt(int64_t i) const { return static_cast<uint32_t>(pairs[i] >> 32); }
-  MONO_DEVICE uint32_t OccurrenceAt(int64_t i) const { return static_cast<uint32_t>(pairs[i]); }
+// How the columns of a row are spread over the lanes of a warp.
+struct RowLanes {
+  int log_lanes;
+  int64_t chunks;  // of columns, where a row has more than a warp reads at once
+
+  RowLanes(int64_t width, int pack) : log_lanes(0) {
+    while (log_lanes < 5 && (int64_t{pack} << log_lanes) < width) ++log_lanes;
+    chunks = CeilDiv(width, int64_t{pack} << log_lanes);
+  }
 };
 
 inline int64_t NumBuckets(const Keys& of) {
   return (static_cast<int64_t>(of.nowhere) + (int64_t{1} << of.shift) - 1) >> of.shift;
 }
 
-// Sets keys->shift: the smallest with few buckets, within the memory of a block.
-inline void ChooseBuckets(Keys* keys) {
-  constexpr int64_t kFew = 2048;
-  keys->shift = 0;
-  while (keys->shift < kMaxBucketBits && NumBuckets(*keys) > kFew) ++keys->shift;
+// Sets keys->shift: as large as saves a pass of 8 bits, within the shared memory of a warp, and
+// larger where buckets would have few of the n rows.
+inline void ChooseBuckets(int64_t n, int64_t width, int pack, Keys* keys) {
+  const RowLanes lanes(width, pack);
+  int most = 0;
+  while (most < kMaxBucketBits && (static_cast<int64_t>(sizeof(float)) * pack
+                                   << (lanes.log_lanes + most + 1)) <= kBucketBytes) {
+    ++most;
+  }
+  const int bits = BitsOf(keys->nowhere);
+  const int passes = std::max<int>(1, static_cast<int>(CeilDiv(bits - most, 8)));
+  int shift = std::max(0, bits - 8 * passes);
+  while (shift < most && (n << (shift + 1)) <= kBucketRows * int64_t{keys->nowhere}) ++shift;
+  keys->shift = shift;
 }
 
-// Pairs for the sort.
-template <typename LoadKey>
-struct ListPairs {
-  LoadKey keys;
-  uint64_t* pairs;
-
-  MONO_DEVICE void operator()(int64_t i) const {
-    pairs[i] = uint64_t{keys(i)} << 32 | static_cast<uint32_t>(i);
-  }
-};
-
-// Notes where the buckets begin and end among the sorted pairs.
+// Notes where the buckets begin and end among the sorted keys.
 struct MarkBuckets {
-  const uint64_t* pairs;
+  const uint32_t* keys;
   int64_t n;
   int shift;
   int64_t num_buckets;
   Span* spans;
 
-  static constexpr int kOfLane = 4;
+  static constexpr int kKeysOfLane = 4;
 
   MONO_DEVICE void operator()(int64_t tile, int lane) const {
-    const int64_t first = tile * (kLanes * kOfLane) + lane;
-    uint32_t own[kOfLane], next[kOfLane];
+    const int64_t first = tile * (kLanes * kKeysOfLane) + lane;
+    uint32_t own[kKeysOfLane], next[kKeysOfLane];
     MONO_UNROLL
-    for (int k = 0; k < kOfLane; ++k) {
+    for (int k = 0; k < kKeysOfLane; ++k) {
       const int64_t i = first + k * kLanes;
-      own[k] = i < n ? static_cast<uint32_t>(pairs[i] >> 32) >> shift : 0;
-      next[k] = i + 1 < n ? static_cast<uint32_t>(pairs[i + 1] >> 32) >> shift : own[k];
+      own[k] = i < n ? keys[i] >> shift : 0;
+      next[k] = i + 1 < n ? keys[i + 1] >> shift : own[k];
     }
     MONO_UNROLL
-    for (int k = 0; k < kOfLane; ++k) {
+    for (int k = 0; k < kKeysOfLane; ++k) {
       const int64_t i = first + k * kLanes;
       if (i >= n) continue;
       if (i + 1 < n && next[k] == own[k]) continue;
@@ -90,245 +85,192 @@ struct MarkBuckets {
   }
 };
 
-// The buckets of n occurrences, with their room in a workspace.
-class Buckets {
- public:
-  // Fails if the size of a sort cannot be told.
-  int Reserve(int64_t n, const Keys& of, Workspace* space) {
-    of_ = of;
-    n_ = n;
-    tiles_ = Tiles(n, NumBuckets(of));
-    count_ = space->Put(std::vector<int32_t>{static_cast<int32_t>(n)});
-    spans_ = space->Scratch<Span>(tiles_.buckets);
-    pairs_ = space->Scratch<uint64_t>(n);
-    if (InOnePass()) {
-      offsets_ = space->Scratch<uint16_t>(tiles_.count * kWarps * tiles_.buckets);
-      counts_ = space->Scratch<uint32_t>(tiles_.count * tiles_.buckets);
-      totals_ = space->Scratch<uint32_t>(tiles_.buckets);
-      return MONO_GPU_OK;
-    }
-    unsorted_ = space->Scratch<uint64_t>(n);
-    MONO_GPU_TRY(SortWordsScratch(n, FirstBit(), EndBit(), &sort_bytes_));
-    sort_scratch_ = space->Scratch<char>(sort_bytes_);
-    return MONO_GPU_OK;
-  }
-
-  // LoadKey is that of partition.h.
-  template <typename LoadKey>
-  int Fill(Stream stream, const Workspace& space, const LoadKey& keys) {
-    Span* const spans = space.At(spans_);
-    uint64_t* const pairs = space.At(pairs_);
-    if (InOnePass()) {
-      tiles_.offsets = space.At(offsets_);
-      tiles_.counts = space.At(counts_);
-      tiles_.totals = space.At(totals_);
-      return Partition(stream, keys, of_, tiles_, spans, space.At(count_), pairs);
-    }
-    uint64_t* const unsorted = space.At(unsorted_);
-    MONO_GPU_TRY(ForEach(stream, n_, ListPairs<LoadKey>{keys, unsorted}));
-    MONO_GPU_TRY(SortWords(stream, space.At(sort_scratch_), sort_bytes_, unsorted, pairs, n_,
-                           FirstBit(), EndBit()));
-    MONO_GPU_TRY(FillBytes(stream, spans, 0, tiles_.buckets * static_cast<int64_t>(sizeof(Span))));
-    return ForTiles(stream, CeilDiv(n_, kLanes * MarkBuckets::kOfLane),
-                    MarkBuckets{pairs, n_, of_.shift, tiles_.buckets, spans});
-  }
-
-  PairRuns runs(const Workspace& space) const { return {space.At(pairs_), space.At(count_), of_}; }
-  const Span* spans(const Workspace& space) const { return space.At(spans_); }
-  int64_t size() const { return tiles_.buckets; }
-
- private:
-  bool InOnePass() const { return tiles_.buckets <= kMaxBuckets; }
-  int FirstBit() const { return 32 + of_.shift; }
-  // Keys of what counts for nothing are the largest.
-  int EndBit() const { return 32 + BitsOf(of_.nowhere); }
-
-  Keys of_ = {};
-  int64_t n_ = 0;
-  Tiles tiles_{0, 0};
-  int64_t sort_bytes_ = 0;
-  Workspace::Slot<int32_t> count_ = {};
-  Workspace::Slot<Span> spans_ = {};
-  Workspace::Slot<uint64_t> pairs_ = {}, unsorted_ = {};
-  Workspace::Slot<uint16_t> offsets_ = {};
-  Workspace::Slot<uint32_t> counts_ = {}, totals_ = {};
-  Workspace::Slot<char> sort_scratch_ = {};
-};
-
-// A block adds up a bucket, kPairs of its rows after the other: what those before added up to is
-// read back from the output.
 template <int kSize, typename Source>
-struct SumBucket {
-  PairRuns runs;
+struct BucketSums {
+  Runs runs;
   Source source;
   const Span* spans;
-  int log_lanes;  // lanes of a row
+  RowLanes lanes;
+  int64_t floats;  // of shared memory, for a warp
   int64_t width;
+  int64_t num_buckets;
   const int32_t* bad;
   const int32_t* unaligned;  // then AddOverlapping does it all
   float* out;
 
-  static constexpr int kMinBlocks = kBucketBlocks;
-  static constexpr int kPairs = 10 * kLanes;
+#if defined(__CUDACC__)
+  static constexpr uint32_t kAll = 0xffffffffu;
+  static constexpr int kRounds = 4;  // rows of a lane that are on their way together
 
-  // The memory of a block.
-  struct Memory {
-    uint32_t sums[kLanes];
-    typename Source::Location locations[kPairs];  // sorted by place
-    uint16_t begins[(1 << kMaxBucketBits) + 8];
-    // Behind it are the counters of each warp, for each place.
+  struct Pair {
+    uint32_t key;
+    uint32_t location;
   };
 
-  static int64_t MemoryBytes(int shift) {
-    return static_cast<int64_t>(sizeof(Memory)) +
-           (static_cast<int64_t>(kWarps * sizeof(uint16_t)) << shift);
+  __device__ __forceinline__ Pair Fetch(const Source& ready, int64_t i, int64_t end) const {
+    Pair pair{i < end ? runs.keys[i] : runs.of.nowhere, 0};
+    if (pair.key < runs.of.nowhere) pair.location = ready.Locate(runs.occurrences[i]);
+    return pair;
   }
 
-  MONO_DEVICE void operator()(const ThreadBlock& block) const {
-    if (*bad != 0 || *unaligned != 0) return;
+  __device__ __forceinline__ void Run(int64_t item, int lane, float* sums) const {
     const Source ready = source.Ready();
-    const Span span = spans[block.number];
-    // At least once, for the places without rows.
-    for (int64_t first = span.begin; first == span.begin || first < span.end; first += kPairs) {
-      const int64_t left = span.end - first;
-      const int n = static_cast<int>(left < kPairs ? left : kPairs);
-      Sort(block, ready, first, n);
-      block.Each([&](int lane) {
-        AddUp(ready, *block.At<Memory>(0), block.number, lane, first == span.begin);
-      });
-    }
-  }
-
-  // Sets the locations of n pairs, and where those of each place begin.
-  MONO_DEVICE void Sort(const ThreadBlock& block, const Source& ready, int64_t first, int n) const {
-    Memory& memory = *block.At<Memory>(0);
-    uint16_t* const counters = block.At<uint16_t>(sizeof(Memory));
+    int64_t bucket, chunk;
+    DivMod(item, lanes.chunks, &bucket, &chunk);
+    const int log_lanes = lanes.log_lanes, groups = kWarp >> log_lanes;
+    const int group = lane >> log_lanes, own = lane & ((1 << log_lanes) - 1);
+    const int64_t column = (chunk << log_lanes) * kSize + own * kSize;
+    const bool inside = column < width;
     const int places = 1 << runs.of.shift;
-    const uint32_t mask = static_cast<uint32_t>(places) - 1, nowhere = runs.of.nowhere;
-    const int share = (n + kLanes - 1) / kLanes * kWarp;
-    const auto key_of = [&](int64_t i) { return runs.KeyAt(first + i); };
-    const auto place_of = [mask, nowhere](uint32_t key) {
-      return key < nowhere ? static_cast<int>(key & mask) : -1;
-    };
-    block.Each([&](int lane) {
-      for (int i = lane; i < kWarps * places; i += kLanes) counters[i] = 0;
-    });
-    block.CountInOrder(n, share, counters, places, key_of, place_of,
-                       [](int64_t, uint32_t, int, uint32_t) {});
-    // A lane has neighbouring places.
-    const int of_lane = (places + kLanes - 1) / kLanes;
-    block.Each([&](int lane) {
-      uint32_t sum = 0;
-      for (int p = lane * of_lane; p < (lane + 1) * of_lane && p < places; ++p) {
-        uint32_t own[kWarps], count = 0;
-        MONO_UNROLL
-        for (int w = 0; w < kWarps; ++w) own[w] = counters[w * places + p];
-        MONO_UNROLL
-        for (int w = 0; w < kWarps; ++w) {
-          counters[w * places + p] = static_cast<uint16_t>(count);
-          count += own[w];
-        }
-        memory.begins[p] = static_cast<uint16_t>(sum);
-        sum += count;
-      }
-      memory.sums[lane] = sum;
-    });
-    // The last lane has places only if all have.
-    const uint32_t of_last = memory.sums[kLanes - 1];
-    block.SumBefore(memory.sums);
-    block.Each([&](int lane) {
-      for (int p = lane * of_lane; p < (lane + 1) * of_lane && p < places; ++p) {
-        memory.begins[p] = static_cast<uint16_t>(memory.begins[p] + memory.sums[lane]);
-      }
-      if (lane == kLanes - 1) {
-        memory.begins[places] = static_cast<uint16_t>(memory.sums[lane] + of_last);
-      }
-    });
-    block.CountInOrder(n, share, counters, places, key_of, place_of,
-                       [&](int64_t i, uint32_t, int place, uint32_t number) {
-                         memory.locations[memory.begins[place] + number] =
-                             ready.Locate(runs.OccurrenceAt(first + i));
-                       });
-  }
-
-  // Lanes of a row have neighbouring places and walk through their rows, kRowsAtOnce at a time.
-  MONO_DEVICE void AddUp(const Source& ready, const Memory& memory, int64_t bucket, int lane,
-                         bool from_zero) const {
-    const int places = 1 << runs.of.shift, groups = kLanes >> log_lanes;
-    const int of_group = (places + groups - 1) / groups;
-    const int begin = (lane >> log_lanes) * of_group;
-    const int end = begin + of_group < places ? begin + of_group : places;
-    if (begin >= end) return;
-    const int64_t number = bucket << runs.of.shift;
-    for (int64_t column = (lane & ((1 << log_lanes) - 1)) * kSize; column < width;
-         column += int64_t{kSize} << log_lanes) {
-      AddColumns(ready, memory, number, begin, end, column, from_zero);
+    const Span span = spans[bucket];
+    Pair next = Fetch(ready, span.begin + lane, span.end);
+    for (int place = group; place < places; place += groups) {
+      StoreAligned<kSize>(Zeros<kSize>(), At(sums, place, own));
     }
+    __syncwarp();
+    for (int64_t first = span.begin; first < span.end; first += kWarp) {
+      const Pair pair = next;
+      next = Fetch(ready, first + kWarp + lane, span.end);
+      AddPairs(ready, pair, lane, inside ? column : -1, sums);
+    }
+    for (int place = group; place < places; place += groups) {
+      const int64_t number = (bucket << runs.of.shift) + place;
+      if (inside && number < runs.of.nowhere) {
+        Store<kSize>(LoadAligned<kSize>(At(sums, place, own)), out + number * width + column);
+      }
+    }
+    __syncwarp();
   }
 
-  MONO_DEVICE void AddColumns(const Source& ready, const Memory& memory, int64_t number, int begin,
-                              int end, int64_t column, bool from_zero) const {
-    constexpr int kRowsAtOnce = kBucketRowsAtOnce;
-    const int last = memory.begins[end];
-    int place = begin, place_end = memory.begins[begin + 1];
-    bool any = place_end > memory.begins[begin];
-    float* to = out + (number + begin) * width + column;
-    Pack<kSize> sum = any && !from_zero ? Load<kSize>(to) : Zeros<kSize>();
-    // Stores the place's sum and goes on to the next.
-    const auto go_on = [&] {
-      if ((any || from_zero) && number + place < runs.of.nowhere) Store<kSize>(sum, to);
-      if (++place >= end) return;
-      to += width;
-      const int place_begin = place_end;
-      place_end = memory.begins[place + 1];
-      any = place_end > place_begin;
-      sum = any && !from_zero ? Load<kSize>(to) : Zeros<kSize>();
-    };
-    for (int first = memory.begins[begin]; first < last; first += kRowsAtOnce) {
-      typename Source::Location locations[kRowsAtOnce];
-      const float* from[kRowsAtOnce];
-      Pack<kSize> values[kRowsAtOnce];
+  __device__ __forceinline__ float* At(float* sums, int place, int own) const {
+    return sums + ((place << lanes.log_lanes) + own) * kSize;
+  }
+
+  // Adds the rows of 32 pairs, of which each lane has one. As many as fit a warp are added
+  // together; of those that go to the same place each waits for the ones before it.
+  __device__ __forceinline__ void AddPairs(const Source& ready, const Pair& pair, int lane,
+                                           int64_t column, float* sums) const {
+    const int log_lanes = lanes.log_lanes, groups = kWarp >> log_lanes;
+    const int group = lane >> log_lanes, own = lane & ((1 << log_lanes) - 1);
+    const bool valid = pair.key < runs.of.nowhere;
+    const uint32_t place = pair.key & ((1u << runs.of.shift) - 1);
+    const uint32_t peers = __match_any_sync(kAll, valid ? place : 0x80000000u | lane);
+    const uint32_t together = groups == kWarp ? kAll : ((1u << groups) - 1) << (lane & -groups);
+    const uint32_t turn = __popc(peers & together & ((1u << lane) - 1));
+    const uint32_t what = (valid ? 0x80000000u : 0) | turn << 16 | place;
+    MONO_ROLLED
+    for (int begin = 0; begin < 1 << log_lanes; begin += kRounds) {
+      uint32_t whats[kRounds], locations[kRounds];
+      const float* from[kRounds];
+      Pack<kSize> values[kRounds];
       MONO_UNROLL
-      for (int k = 0; k < kRowsAtOnce; ++k) {
-        const bool there = first + k < last;
-        locations[k] = there ? memory.locations[first + k] : typename Source::Location{};
-        from[k] = there ? ready.Address(locations[k], column) : nullptr;
+      for (int k = 0; k < kRounds; ++k) {
+        const int from_lane = ((begin + k) * groups + group) & (kWarp - 1);
+        whats[k] = __shfl_sync(kAll, what, from_lane);
+        locations[k] = __shfl_sync(kAll, pair.location, from_lane);
+        if (begin + k >= 1 << log_lanes) whats[k] = 0;
+        from[k] =
+            (whats[k] >> 31) != 0 && column >= 0 ? ready.Address(locations[k], column) : nullptr;
       }
       MONO_UNROLL
-      for (int k = 0; k < kRowsAtOnce; ++k) {
+      for (int k = 0; k < kRounds; ++k) {
         values[k] = from[k] != nullptr ? Load<kSize>(from[k]) : Zeros<kSize>();
       }
       MONO_UNROLL
-      for (int k = 0; k < kRowsAtOnce; ++k) {
-        if (first + k >= last) break;
-        while (first + k >= place_end) go_on();
-        if (from[k] == nullptr) continue;
-        ready.template Finish<kSize>(locations[k], &values[k]);
-        AddTo(&sum, values[k]);
+      for (int k = 0; k < kRounds; ++k) {
+        if (from[k] != nullptr) ready.template Finish<kSize>(locations[k], &values[k]);
+        const uint32_t turn_of = whats[k] >> 16 & 0x7fff;
+        float* const to = At(sums, static_cast<int>(whats[k] & 0xffff), own);
+        for (uint32_t now = 0;; ++now) {
+          if (from[k] != nullptr && turn_of == now) {
+            Pack<kSize> sum = LoadAligned<kSize>(to);
+            AddTo(&sum, values[k]);
+            StoreAligned<kSize>(sum, to);
+          }
+          __syncwarp();
+          if (__any_sync(kAll, turn_of > now) == 0) break;
+        }
       }
     }
-    while (place < end) go_on();
   }
+#else
+  void Run(int64_t bucket, float* sums) const {
+    const Source ready = source.Ready();
+    const int64_t first_place = bucket << runs.of.shift;
+    std::fill(sums, sums + (width << runs.of.shift), 0.0f);
+    for (int64_t i = spans[bucket].begin; i < spans[bucket].end; ++i) {
+      if (runs.keys[i] >= runs.of.nowhere) continue;
+      const uint32_t location = ready.Locate(runs.occurrences[i]);
+      float* const to = sums + (runs.keys[i] - first_place) * width;
+      for (int64_t c = 0; c < width; c += kSize) {
+        const float* const from = ready.Address(location, c);
+        if (from == nullptr) continue;
+        Pack<kSize> term = Load<kSize>(from);
+        ready.template Finish<kSize>(location, &term);
+        for (int k = 0; k < kSize; ++k) to[c + k] += term.values[k];
+      }
+    }
+    const int64_t end =
+        std::min<int64_t>(first_place + (int64_t{1} << runs.of.shift), runs.of.nowhere);
+    std::copy(sums, sums + (end - first_place) * width, out + first_place * width);
+  }
+#endif
 };
 
-// As ScatterSum, of filled buckets. *unaligned: whether some place is no multiple of the width.
+#if defined(__CUDACC__)
+template <typename Job>
+__global__ void __launch_bounds__(kWarp* kBucketWarps, kBucketBlocks) BucketKernel(Job job) {
+  extern __shared__ float4 bucket_sums[];
+  const int warp = static_cast<int>(threadIdx.x) / kWarp;
+  float* const sums = reinterpret_cast<float*>(bucket_sums) + warp * job.floats;
+  if (*job.bad != 0 || *job.unaligned != 0) return;
+  for (int64_t item = int64_t{blockIdx.x} * kBucketWarps + warp;
+       item < job.num_buckets * job.lanes.chunks; item += int64_t{gridDim.x} * kBucketWarps) {
+    job.Run(item, static_cast<int>(threadIdx.x) % kWarp, sums);
+  }
+}
+#endif
+
+// Marks the buckets and adds up their rows.
 template <int kSize, typename Source>
-int SumBuckets(Stream stream, const Workspace& space, const Buckets& buckets, const Source& source,
-               int64_t width, const int32_t* unaligned, float* out, int64_t out_size) {
-  const PairRuns runs = buckets.runs(space);
-  const int32_t* const bad = space.bad();
+int AddBuckets(Stream stream, const Runs& runs, const Source& source, int64_t width,
+               const int32_t* bad, const int32_t* unaligned, Span* spans, float* out) {
+  const int64_t num_buckets = NumBuckets(runs.of);
+  const RowLanes lanes(width, kSize);
+  const int64_t floats = int64_t{kSize} << (lanes.log_lanes + runs.of.shift);
+  const BucketSums<kSize, Source> job{runs,  source,      spans, lanes,     floats,
+                                      width, num_buckets, bad,   unaligned, out};
+  MONO_GPU_TRY(FillBytes(stream, spans, 0, num_buckets * static_cast<int64_t>(sizeof(Span))));
+  MONO_GPU_TRY(ForTiles(stream, CeilDiv(runs.n, kLanes * MarkBuckets::kKeysOfLane),
+                        MarkBuckets{runs.keys, runs.n, runs.of.shift, num_buckets, spans}));
+  if (num_buckets == 0) return MONO_GPU_OK;
+#if defined(__CUDACC__)
+  const int64_t blocks = CeilDiv(num_buckets * job.lanes.chunks, kBucketWarps);
+  const size_t bytes = kBucketWarps * sizeof(float) * static_cast<size_t>(job.floats);
+  BucketKernel<<<static_cast<unsigned>(std::min<int64_t>(blocks, int64_t{1} << 30)),
+                 kWarp * kBucketWarps, bytes, static_cast<cudaStream_t>(stream)>>>(job);
+  return CheckCuda(cudaGetLastError(), "launch of a sum by bucket");
+#else
+  if (*bad != 0 || *unaligned != 0) return MONO_GPU_OK;
+  std::vector<float> sums(width << runs.of.shift);
+  for (int64_t bucket = 0; bucket < num_buckets; ++bucket) job.Run(bucket, sums.data());
+  return MONO_GPU_OK;
+#endif
+}
+
+// As ScatterSum. *unaligned: whether some place is no multiple of the width; spans has NumBuckets
+// elements.
+template <int kSize, typename Source>
+int SumBuckets(Stream stream, const Runs& runs, const Source& source, int64_t width,
+               const int32_t* bad, const int32_t* unaligned, Span* spans, float* out,
+               int64_t out_size) {
   const int64_t whole = int64_t{runs.of.nowhere} * width;  // what rows can cover
   MONO_GPU_TRY(
       FillBytes(stream, out + whole, 0, (out_size - whole) * static_cast<int64_t>(sizeof(float))));
-  int log_lanes = 0;
-  while (log_lanes < 5 && (int64_t{kSize} << log_lanes) < width) ++log_lanes;
-  using Sum = SumBucket<kSize, Source>;
   MONO_GPU_TRY(
-      ForBlocks(stream, buckets.size(), Sum::MemoryBytes(runs.of.shift),
-                Sum{runs, source, buckets.spans(space), log_lanes, width, bad, unaligned, out}));
-  return ForTiles(
-      stream, kOverlapTiles,
-      AddOverlapping<PairRuns, Source>{runs, source, width, bad, unaligned, out, out_size});
+      (AddBuckets<kSize, Source>(stream, runs, source, width, bad, unaligned, spans, out)));
+  return ForTiles(stream, kOverlapTiles,
+                  AddOverlapping<Source>{runs, source, width, bad, unaligned, out, out_size});
 }
 
 }  // namespace gpu

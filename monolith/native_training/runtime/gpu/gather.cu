@@ -76,40 +76,18 @@ struct GradTable {
   int64_t first_tile;  // number of its first row
 };
 
-// The keys of rows.
-struct RowKeys {
+// Row numbers with their keys, kPacks of them for each lane.
+struct ListRows {
   const GradTable* tables;
   int64_t n;
   GradTable first;  // if it is the only one
+  int64_t num_rows;
   int64_t out_size;
   Keys of;
-  int32_t* bad;
-  int32_t* unaligned;
-
-  MONO_DEVICE GradTable TableOf(int64_t row) const {
-    return n == 1 ? first : tables[FindPart(tables, n, row)];
-  }
-
-  MONO_DEVICE uint32_t operator()(int64_t row) const {
-    const GradTable table = TableOf(row);
-    return KeyOf(table.offsets[row - table.first_tile], table.dim);
-  }
-
-  MONO_DEVICE uint32_t KeyOf(int64_t offset, int64_t dim) const {
-    const bool good = offset >= 0 && offset <= out_size - dim;
-    if (!good) MarkBad(bad);
-    const uint32_t key = good && dim > 0 ? of.Of(offset) : of.nowhere;
-    if (key != of.nowhere && static_cast<int64_t>(key) * of.min_width != offset) MarkBad(unaligned);
-    return key;
-  }
-};
-
-// Row numbers with their keys, kPacks of them for each lane.
-struct ListRows {
-  RowKeys of;
-  int64_t num_rows;
   uint32_t* keys;
   uint32_t* rows;
+  int32_t* bad;
+  int32_t* unaligned;
 
   MONO_DEVICE void operator()(int64_t tile, int lane) const {
     int64_t offsets[kPacks], dims[kPacks];
@@ -117,17 +95,24 @@ struct ListRows {
     for (int p = 0; p < kPacks; ++p) {
       const int64_t row = (tile * kPacks + p) * kLanes + lane;
       if (row >= num_rows) continue;
-      const GradTable table = of.TableOf(row);
+      const GradTable table = n == 1 ? first : tables[FindPart(tables, n, row)];
       offsets[p] = table.offsets[row - table.first_tile];
       dims[p] = table.dim;
     }
     MONO_UNROLL
     for (int p = 0; p < kPacks; ++p) {
       const int64_t row = (tile * kPacks + p) * kLanes + lane;
-      if (row >= num_rows) continue;
-      keys[row] = of.KeyOf(offsets[p], dims[p]);
-      rows[row] = static_cast<uint32_t>(row);
+      if (row < num_rows) List(row, offsets[p], dims[p]);
     }
+  }
+
+  MONO_DEVICE void List(int64_t row, int64_t offset, int64_t dim) const {
+    const bool good = offset >= 0 && offset <= out_size - dim;
+    if (!good) MarkBad(bad);
+    const uint32_t key = good && dim > 0 ? of.Of(offset) : of.nowhere;
+    if (key != of.nowhere && static_cast<int64_t>(key) * of.min_width != offset) MarkBad(unaligned);
+    keys[row] = key;
+    rows[row] = static_cast<uint32_t>(row);
   }
 };
 
@@ -180,32 +165,6 @@ struct GradRows {
 
   MONO_DEVICE float AddOne(uint32_t row, int64_t column, float sum) const {
     return sum + by * *Address(row, column);
-  }
-};
-
-// The same for bucket_sum.h: a row is known by its address, so that its table is looked for once.
-struct GradAddresses {
-  using Location = const float*;
-
-  GradRows rows;
-
-  MONO_DEVICE GradAddresses Ready() const { return {rows.Ready()}; }
-
-  MONO_DEVICE int64_t Place(uint32_t key, uint32_t row) const { return rows.Place(key, row); }
-
-  MONO_DEVICE int64_t Width(uint32_t row) const { return rows.Width(row); }
-
-  MONO_DEVICE const float* Locate(uint32_t row) const { return rows.Address(row, 0); }
-
-  MONO_DEVICE const float* Address(const float* row, int64_t column) const { return row + column; }
-
-  template <int kSize>
-  MONO_DEVICE void Finish(const float*, Pack<kSize>* term) const {
-    rows.Finish<kSize>(0, term);
-  }
-
-  MONO_DEVICE float AddOne(const float* row, int64_t column, float sum) const {
-    return sum + rows.by * row[column];
   }
 };
 
@@ -262,42 +221,38 @@ int mono_gpu_op_gather_grad(void* stream, int64_t tables, const float* const* gr
     Keys of;
     MONO_GPU_TRY(MakeKeys(out_size, min_dim, &of));
     const bool one_width = min_dim == max_dim;
-    if (one_width) ChooseBuckets(&of);
-    const int64_t sorted_rows = one_width ? 0 : rows;
+    if (one_width) ChooseBuckets(rows, max_dim, packed ? 4 : 1, &of);
     const int bits = BitsOf(of.nowhere);
     int64_t sort_bytes = 0;
-    MONO_GPU_TRY(SortScratch<uint32_t>(sorted_rows, bits, &sort_bytes));
+    MONO_GPU_TRY(SortScratch<uint32_t>(rows, bits, &sort_bytes, of.shift));
     Workspace space;
     const auto slot = space.Put(parts);
     const auto overlap = space.Put(std::vector<int32_t>{0});
     const auto unaligned = space.Put(std::vector<int32_t>{0});
-    Buckets buckets;
-    if (one_width) MONO_GPU_TRY(buckets.Reserve(rows, of, &space));
-    const auto keys = space.Scratch<uint32_t>(sorted_rows);
-    const auto sorted_keys = space.Scratch<uint32_t>(sorted_rows);
-    const auto numbers = space.Scratch<uint32_t>(sorted_rows);
-    const auto sorted_numbers = space.Scratch<uint32_t>(sorted_rows);
+    const auto keys = space.Scratch<uint32_t>(rows);
+    const auto sorted_keys = space.Scratch<uint32_t>(rows);
+    const auto numbers = space.Scratch<uint32_t>(rows);
+    const auto sorted_numbers = space.Scratch<uint32_t>(rows);
     const auto sort_scratch = space.Scratch<char>(sort_bytes);
+    const auto spans = space.Scratch<Span>(one_width ? NumBuckets(of) : 0);
     if (space.Measure(workspace, workspace_bytes)) return MONO_GPU_OK;
     MONO_GPU_TRY(space.Upload(stream));
     const int64_t n = static_cast<int64_t>(parts.size());
     const GradTable first = rows > 0 ? parts[0] : GradTable{};
-    const RowKeys row_keys{space.At(slot),     n, first, out_size, of, space.bad(),
-                           space.At(unaligned)};
+    MONO_GPU_TRY(ForTiles(stream, CeilDiv(rows, kTilePacks),
+                          ListRows{space.At(slot), n, first, rows, out_size, of, space.At(keys),
+                                   space.At(numbers), space.bad(), space.At(unaligned)}));
+    MONO_GPU_TRY(SortPairs(stream, space.At(sort_scratch), sort_bytes, space.At(keys),
+                           space.At(sorted_keys), space.At(numbers), space.At(sorted_numbers), rows,
+                           bits, of.shift));
+    const Runs runs{space.At(sorted_keys), space.At(sorted_numbers), rows, of};
     const GradRows source{space.At(slot),      n,    first, scale, min_dim, one_width,
                           space.At(unaligned), 0.0f, false};
     if (one_width) {
-      MONO_GPU_TRY(buckets.Fill(stream, space, row_keys));
-      const auto add = packed ? SumBuckets<4, GradAddresses> : SumBuckets<1, GradAddresses>;
-      return add(stream, space, buckets, GradAddresses{source}, max_dim, space.At(unaligned), out,
-                 out_size);
+      const auto add = packed ? SumBuckets<4, GradRows> : SumBuckets<1, GradRows>;
+      return add(stream, runs, source, max_dim, space.bad(), space.At(unaligned), space.At(spans),
+                 out, out_size);
     }
-    MONO_GPU_TRY(ForTiles(stream, CeilDiv(rows, kTilePacks),
-                          ListRows{row_keys, rows, space.At(keys), space.At(numbers)}));
-    MONO_GPU_TRY(SortPairs(stream, space.At(sort_scratch), sort_bytes, space.At(keys),
-                           space.At(sorted_keys), space.At(numbers), space.At(sorted_numbers), rows,
-                           bits));
-    const Runs runs{space.At(sorted_keys), space.At(sorted_numbers), rows, of};
     const auto scatter = packed ? ScatterSum<4, true, GradRows> : ScatterSum<1, true, GradRows>;
     return scatter(stream, runs, source, max_dim, space.bad(), space.At(overlap), out, out_size);
   });

@@ -66,8 +66,6 @@ struct SumShared {
 
 // Gradients of ids, as scatter_sum.h wants them. Their locations are sources (layout_request.h).
 struct IdGradients {
-  using Location = uint32_t;
-
   MonoGpuLayoutRequest request;
   const Block* blocks;
   const uint32_t* sources;
@@ -176,51 +174,13 @@ struct IdGradients {
   }
 };
 
-// The same where each feature is one slice, none of which is a mean: then an id's gradient is a row
-// of floats, which is known by its address.
-struct IdRows {
-  using Location = const float*;
+// Ids that CheckRequest does not list count for nothing, and their numbers are never looked at.
+struct ListNothing {
+  uint32_t* keys;
+  uint32_t nowhere;
 
-  IdGradients ids;
-
-  MONO_DEVICE IdRows Ready() const { return *this; }
-
-  MONO_DEVICE int64_t Place(uint32_t key, uint32_t id) const { return ids.Place(key, id); }
-
-  MONO_DEVICE int64_t Width(uint32_t id) const { return ids.Width(id); }
-
-  MONO_DEVICE const float* Locate(uint32_t id) const {
-    const IdGradients::Origin o = ids.OriginOf(ids.Locate(id));
-    return ids.In(ids.targets[ids.features[o.feature].first_target], o, 0);
-  }
-
-  MONO_DEVICE const float* Address(const float* row, int64_t column) const { return row + column; }
-
-  template <int kSize>
-  MONO_DEVICE void Finish(const float*, Pack<kSize>*) const {}
-
-  MONO_DEVICE float AddOne(const float* row, int64_t column, float sum) const {
-    return sum + row[column];
-  }
+  MONO_DEVICE void operator()(int64_t i) const { keys[i] = nowhere; }
 };
-
-// The keys that CheckRequest listed.
-struct ListedKeys {
-  const uint32_t* keys;
-
-  MONO_DEVICE uint32_t operator()(int64_t i) const { return keys[i]; }
-};
-
-// Each feature is one slice, or none.
-bool AreFeaturesSlices(const Plan& plan) {
-  for (const Feature& feature : plan.features) {
-    if (feature.num_targets == 0) continue;
-    if (feature.num_targets > 1 || plan.targets[feature.first_target].width != feature.width) {
-      return false;
-    }
-  }
-  return true;
-}
 
 // No column of a feature is in two slices.
 bool AreColumnsApart(const Plan& plan) {
@@ -286,11 +246,10 @@ int mono_gpu_op_layout_grad(void* stream, const MonoGpuLayoutPlan* plan,
     const int64_t ids = request->num_ids;
     Keys of;
     MONO_GPU_TRY(MakeKeys(out_size, min_width, &of));
-    if (in_buckets) ChooseBuckets(&of);
-    const int64_t sorted_ids = in_buckets ? 0 : ids;
+    if (in_buckets) ChooseBuckets(ids, max_width, packed ? 4 : 1, &of);
     const int bits = BitsOf(of.nowhere);
     int64_t sort_bytes = 0;
-    MONO_GPU_TRY(SortScratch<uint32_t>(sorted_ids, bits, &sort_bytes));
+    MONO_GPU_TRY(SortScratch<uint32_t>(ids, bits, &sort_bytes, of.shift));
     Workspace space;
     const auto block_slot = space.Put(blocks);
     std::vector<Request> requests = {{*request, nullptr, num_blocks, 0, 0}};
@@ -304,19 +263,16 @@ int mono_gpu_op_layout_grad(void* stream, const MonoGpuLayoutPlan* plan,
     const auto overlap = space.Put(std::vector<int32_t>{0});
     const auto unaligned = space.Put(std::vector<int32_t>{0});
     const auto sums = space.Scratch<float>(own.sum_floats);
-    Buckets buckets;
-    if (in_buckets) MONO_GPU_TRY(buckets.Reserve(ids, of, &space));
     const auto keys = space.Scratch<uint32_t>(ids);
-    const auto sorted_keys = space.Scratch<uint32_t>(sorted_ids);
-    const auto numbers = space.Scratch<uint32_t>(sorted_ids);
-    const auto sorted_numbers = space.Scratch<uint32_t>(sorted_ids);
+    const auto sorted_keys = space.Scratch<uint32_t>(ids);
+    const auto numbers = space.Scratch<uint32_t>(ids);
+    const auto sorted_numbers = space.Scratch<uint32_t>(ids);
     const auto sources = space.Scratch<uint32_t>(ids);
     const auto sort_scratch = space.Scratch<char>(sort_bytes);
+    const auto spans = space.Scratch<Span>(in_buckets ? NumBuckets(of) : 0);
     if (space.Measure(workspace, workspace_bytes)) return MONO_GPU_OK;
     MONO_GPU_TRY(space.Upload(stream));
-    // Ids that are not listed count for nothing: their keys are the largest, and their numbers are
-    // never looked at.
-    MONO_GPU_TRY(FillBytes(stream, space.At(keys), 0xff, ids * int64_t{sizeof(uint32_t)}));
+    MONO_GPU_TRY(ForEach(stream, ids, ListNothing{space.At(keys), of.nowhere}));
     MONO_GPU_TRY(ForEach(stream, NumChecks(*plan, *request, /*with_ids=*/true),
                          CheckRequest{space.At(request_slot),
                                       1,
@@ -324,12 +280,16 @@ int mono_gpu_op_layout_grad(void* stream, const MonoGpuLayoutPlan* plan,
                                       plan->num_features,
                                       space.bad(),
                                       /*listing=*/true,
-                                      {space.At(keys), in_buckets ? nullptr : space.At(numbers),
-                                       space.At(sources), of, space.At(unaligned)}}));
+                                      {space.At(keys), space.At(numbers), space.At(sources), of,
+                                       space.At(unaligned)}}));
+    MONO_GPU_TRY(SortPairs(stream, space.At(sort_scratch), sort_bytes, space.At(keys),
+                           space.At(sorted_keys), space.At(numbers), space.At(sorted_numbers), ids,
+                           bits, of.shift));
     MONO_GPU_TRY(
         ForEach(stream, own.sum_floats,
                 SumShared{*request, space.At(target_slot), static_cast<int64_t>(targets.size()),
                           space.bad(), space.At(sums)}));
+    const Runs runs{space.At(sorted_keys), space.At(sorted_numbers), ids, of};
     const IdGradients source{*request,           space.At(block_slot),
                              space.At(sources),  space.At(feature_slot),
                              plan->num_features, one_position,
@@ -337,19 +297,10 @@ int mono_gpu_op_layout_grad(void* stream, const MonoGpuLayoutPlan* plan,
                              space.At(sums),     min_width,
                              one_width,          space.At(unaligned)};
     if (in_buckets) {
-      MONO_GPU_TRY(buckets.Fill(stream, space, ListedKeys{space.At(keys)}));
-      const auto add = [&](auto sum, const auto& from) {
-        return sum(stream, space, buckets, from, max_width, space.At(unaligned), out, out_size);
-      };
-      if (!any_mean && AreFeaturesSlices(own)) {
-        return add(packed ? SumBuckets<4, IdRows> : SumBuckets<1, IdRows>, IdRows{source});
-      }
-      return add(packed ? SumBuckets<4, IdGradients> : SumBuckets<1, IdGradients>, source);
+      const auto add = packed ? SumBuckets<4, IdGradients> : SumBuckets<1, IdGradients>;
+      return add(stream, runs, source, max_width, space.bad(), space.At(unaligned), space.At(spans),
+                 out, out_size);
     }
-    MONO_GPU_TRY(SortPairs(stream, space.At(sort_scratch), sort_bytes, space.At(keys),
-                           space.At(sorted_keys), space.At(numbers), space.At(sorted_numbers), ids,
-                           bits));
-    const Runs runs{space.At(sorted_keys), space.At(sorted_numbers), ids, of};
     const auto scatter =
         in_order ? (packed ? ScatterSum<4, true, IdGradients> : ScatterSum<1, true, IdGradients>)
                  : (packed ? ScatterSum<4, false, IdGradients> : ScatterSum<1, false, IdGradients>);

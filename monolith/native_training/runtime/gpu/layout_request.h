@@ -86,7 +86,7 @@ MONO_DEVICE int64_t RowBegin(const MonoGpuLayoutRequest& request, int64_t row) {
 // left out. A source is the number of a (feature, row, FIRSTN position), by feature first.
 struct IdList {
   uint32_t* keys;
-  uint32_t* numbers;  // or null
+  uint32_t* numbers;
   uint32_t* sources;
   Keys of;
   int32_t* unaligned;
@@ -120,7 +120,7 @@ struct CheckRequest {
     const uint32_t key = list.of.Of(place);
     if (static_cast<int64_t>(key) * list.of.min_width != place) MarkBad(list.unaligned);
     list.keys[i] = key;
-    if (list.numbers != nullptr) list.numbers[i] = static_cast<uint32_t>(i);
+    list.numbers[i] = static_cast<uint32_t>(i);
     list.sources[i] = source;
   }
 

@@ -14,8 +14,7 @@
 // A Source has
 //   Source Ready()                            itself, with what all its functions read read
 //   int64_t Place(key, occurrence), int64_t Width(occurrence)
-//   Location Locate(occurrence)               what the three below know an occurrence by: uint32_t
-//                                             here, of any type in bucket_sum.h
+//   uint32_t Locate(occurrence)               what the three below know an occurrence by
 //   bool CannotOverlap()                      known without a look at every row
 //   const float* Address(location, column)    what is to be added, or null
 //   void Finish(location, Pack<kSize>*)       turns what is at that address into a term
@@ -39,7 +38,7 @@ namespace gpu {
 struct Keys {
   int64_t min_width;
   uint32_t nowhere;
-  int shift;  // lowest bits, which buckets have in common (bucket_sum.h)
+  int shift;  // bits that are not sorted by (bucket_sum.h)
 
   MONO_DEVICE uint32_t Of(int64_t place) const {
     int64_t key, rest;
@@ -68,9 +67,10 @@ struct Runs {
 
   MONO_DEVICE bool IsAt(int64_t i, uint32_t key) const { return i < n && keys[i] == key; }
 
-  MONO_DEVICE int64_t Size() const { return n; }
-  MONO_DEVICE uint32_t KeyAt(int64_t i) const { return keys[i]; }
-  MONO_DEVICE uint32_t OccurrenceAt(int64_t i) const { return occurrences[i]; }
+  // The first place of what is sorted together with i.
+  MONO_DEVICE int64_t FirstPlace(int64_t i) const {
+    return (static_cast<int64_t>(keys[i] >> of.shift) << of.shift) * of.min_width;
+  }
 };
 
 // A few tiles share all positions or floats: usually there is nothing to do.
@@ -233,10 +233,9 @@ struct AddWholeRuns {
   }
 };
 
-// AnyRuns: Runs, or what has Size, KeyAt, OccurrenceAt and `of` as they do.
-template <typename AnyRuns, typename Source>
+template <typename Source>
 struct AddOverlapping {
-  AnyRuns runs;
+  Runs runs;
   Source source;
   int64_t max_width;
   const int32_t* bad;
@@ -254,32 +253,25 @@ struct AddOverlapping {
 
   MONO_DEVICE float SumAt(const Source& ready, int64_t x) const {
     const int64_t together = runs.of.min_width << runs.of.shift;
-    const int64_t n = runs.Size();
-    int64_t low = 0, high = n;  // the first whose row may reach x
+    int64_t low = 0, high = runs.n;  // the first whose row may reach x
     while (low < high) {
       const int64_t middle = (low + high) / 2;
-      if (FirstPlace(middle) + together + max_width <= x) {
+      if (runs.FirstPlace(middle) + together + max_width <= x) {
         low = middle + 1;
       } else {
         high = middle;
       }
     }
     float sum = 0;
-    for (int64_t i = low; i < n && FirstPlace(i) <= x; ++i) {
-      if (runs.KeyAt(i) >= runs.of.nowhere) continue;
-      const uint32_t row = runs.OccurrenceAt(i);
-      const int64_t column = x - ready.Place(runs.KeyAt(i), row);
+    for (int64_t i = low; i < runs.n && runs.FirstPlace(i) <= x; ++i) {
+      if (runs.keys[i] >= runs.of.nowhere) continue;
+      const uint32_t row = runs.occurrences[i];
+      const int64_t column = x - ready.Place(runs.keys[i], row);
       if (column >= 0 && column < ready.Width(row)) {
         sum = ready.AddOne(ready.Locate(row), column, sum);
       }
     }
     return sum;
-  }
-
-  // The first place of what is sorted together with i.
-  MONO_DEVICE int64_t FirstPlace(int64_t i) const {
-    return (static_cast<int64_t>(runs.KeyAt(i) >> runs.of.shift) << runs.of.shift) *
-           runs.of.min_width;
   }
 };
 
@@ -304,9 +296,8 @@ int ScatterSum(Stream stream, const Runs& runs, const Source& source, int64_t ma
     MONO_GPU_TRY(
         add(AddWholeRuns<kSize, Source>{runs, source, log_lanes, max_width, bad, out}, runs.n));
   }
-  return ForTiles(
-      stream, kOverlapTiles,
-      AddOverlapping<Runs, Source>{runs, source, max_width, bad, overlap, out, out_size});
+  return ForTiles(stream, kOverlapTiles,
+                  AddOverlapping<Source>{runs, source, max_width, bad, overlap, out, out_size});
 }
 
 }  // namespace gpu

@@ -15,10 +15,13 @@ namespace gpu {
 #if defined(__CUDACC__)
 
 template <typename Key>
-int SortScratch(int64_t n, int bits, int64_t* bytes) {
+int SortScratch(int64_t n, int bits, int64_t* bytes, int first_bit) {
+  *bytes = 0;
+  if (first_bit >= bits) return MONO_GPU_OK;
   size_t size = 0;
   const cudaError_t error = cub::DeviceRadixSort::SortPairs<Key, uint32_t>(
-      nullptr, size, nullptr, nullptr, nullptr, nullptr, static_cast<int>(n), 0, bits, nullptr);
+      nullptr, size, nullptr, nullptr, nullptr, nullptr, static_cast<int>(n), first_bit, bits,
+      nullptr);
   *bytes = static_cast<int64_t>(size);
   return CheckCuda(error, "size of a sort");
 }
@@ -26,49 +29,42 @@ int SortScratch(int64_t n, int bits, int64_t* bytes) {
 template <typename Key>
 int SortPairs(Stream stream, void* scratch, int64_t scratch_bytes, const Key* keys,
               Key* sorted_keys, const uint32_t* numbers, uint32_t* sorted_numbers, int64_t n,
-              int bits) {
+              int bits, int first_bit) {
   if (n == 0) return MONO_GPU_OK;
+  if (first_bit >= bits) {  // all are equal; the library's sort takes no empty range of bits
+    const auto on = static_cast<cudaStream_t>(stream);
+    const size_t count = static_cast<size_t>(n);
+    MONO_GPU_TRY(CheckCuda(
+        cudaMemcpyAsync(sorted_keys, keys, count * sizeof(Key), cudaMemcpyDeviceToDevice, on),
+        "copy of keys"));
+    return CheckCuda(cudaMemcpyAsync(sorted_numbers, numbers, count * sizeof(uint32_t),
+                                     cudaMemcpyDeviceToDevice, on),
+                     "copy of numbers");
+  }
   size_t size = static_cast<size_t>(scratch_bytes);
   const cudaError_t error = cub::DeviceRadixSort::SortPairs(
-      scratch, size, keys, sorted_keys, numbers, sorted_numbers, static_cast<int>(n), 0, bits,
-      static_cast<cudaStream_t>(stream));
+      scratch, size, keys, sorted_keys, numbers, sorted_numbers, static_cast<int>(n), first_bit,
+      bits, static_cast<cudaStream_t>(stream));
   return CheckCuda(error, "sort");
-}
-
-int SortWordsScratch(int64_t n, int first_bit, int end_bit, int64_t* bytes) {
-  size_t size = 0;
-  const cudaError_t error = cub::DeviceRadixSort::SortKeys<uint64_t>(
-      nullptr, size, nullptr, nullptr, static_cast<int>(n), first_bit, end_bit, nullptr);
-  *bytes = static_cast<int64_t>(size);
-  return CheckCuda(error, "size of a sort");
-}
-
-int SortWords(Stream stream, void* scratch, int64_t scratch_bytes, const uint64_t* words,
-              uint64_t* sorted, int64_t n, int first_bit, int end_bit) {
-  if (n == 0) return MONO_GPU_OK;
-  size_t size = static_cast<size_t>(scratch_bytes);
-  return CheckCuda(
-      cub::DeviceRadixSort::SortKeys(scratch, size, words, sorted, static_cast<int>(n), first_bit,
-                                     end_bit, static_cast<cudaStream_t>(stream)),
-      "sort");
 }
 
 #else
 
 template <typename Key>
-int SortScratch(int64_t, int, int64_t* bytes) {
+int SortScratch(int64_t, int, int64_t* bytes, int) {
   *bytes = 0;
   return MONO_GPU_OK;
 }
 
 template <typename Key>
 int SortPairs(Stream, void*, int64_t, const Key* keys, Key* sorted_keys, const uint32_t* numbers,
-              uint32_t* sorted_numbers, int64_t n, int bits) {
+              uint32_t* sorted_numbers, int64_t n, int bits, int first_bit) {
   const Key mask = bits >= static_cast<int>(8 * sizeof(Key)) ? ~Key{0} : (Key{1} << bits) - 1;
   std::vector<int64_t> order(n);
   std::iota(order.begin(), order.end(), 0);
-  std::stable_sort(order.begin(), order.end(),
-                   [&](int64_t a, int64_t b) { return (keys[a] & mask) < (keys[b] & mask); });
+  std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) {
+    return (keys[a] & mask) >> first_bit < (keys[b] & mask) >> first_bit;
+  });
   for (int64_t i = 0; i < n; ++i) {
     sorted_keys[i] = keys[order[i]];
     sorted_numbers[i] = numbers[order[i]];
@@ -76,26 +72,14 @@ int SortPairs(Stream, void*, int64_t, const Key* keys, Key* sorted_keys, const u
   return MONO_GPU_OK;
 }
 
-int SortWordsScratch(int64_t, int, int, int64_t* bytes) {
-  *bytes = 0;
-  return MONO_GPU_OK;
-}
-
-int SortWords(Stream, void*, int64_t, const uint64_t* words, uint64_t* sorted, int64_t n,
-              int first_bit, int end_bit) {
-  const uint64_t mask = end_bit >= 64 ? ~uint64_t{0} : (uint64_t{1} << end_bit) - 1;
-  std::copy(words, words + n, sorted);
-  std::stable_sort(sorted, sorted + n, [&](uint64_t a, uint64_t b) {
-    return (a & mask) >> first_bit < (b & mask) >> first_bit;
-  });
-  return MONO_GPU_OK;
-}
-
 #endif
 
-template int SortScratch<uint32_t>(int64_t, int, int64_t*);
+template int SortScratch<uint32_t>(int64_t, int, int64_t*, int);
+template int SortScratch<uint64_t>(int64_t, int, int64_t*, int);
 template int SortPairs<uint32_t>(Stream, void*, int64_t, const uint32_t*, uint32_t*,
-                                 const uint32_t*, uint32_t*, int64_t, int);
+                                 const uint32_t*, uint32_t*, int64_t, int, int);
+template int SortPairs<uint64_t>(Stream, void*, int64_t, const uint64_t*, uint64_t*,
+                                 const uint32_t*, uint32_t*, int64_t, int, int);
 
 }  // namespace gpu
 }  // namespace monolith

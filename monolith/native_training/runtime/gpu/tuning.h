@@ -30,14 +30,14 @@
 #ifndef MONO_GPU_SCATTER_ROWS
 #define MONO_GPU_SCATTER_ROWS 8
 #endif
-#ifndef MONO_GPU_BUCKET_BITS
-#define MONO_GPU_BUCKET_BITS 10
+#ifndef MONO_GPU_BUCKET_BYTES
+#define MONO_GPU_BUCKET_BYTES 8192
 #endif
 #ifndef MONO_GPU_BUCKET_ROWS
-#define MONO_GPU_BUCKET_ROWS 8
+#define MONO_GPU_BUCKET_ROWS 128
 #endif
 #ifndef MONO_GPU_BUCKET_BLOCKS
-#define MONO_GPU_BUCKET_BLOCKS 4
+#define MONO_GPU_BUCKET_BLOCKS 8
 #endif
 
 namespace monolith {
@@ -52,8 +52,9 @@ constexpr int kPoolItems = MONO_GPU_POOL_ITEMS;              // places of a lane
 constexpr int kPoolBlocks = MONO_GPU_POOL_BLOCKS;            // of it on a multiprocessor, at least
 constexpr int kScatterRows = MONO_GPU_SCATTER_ROWS;          // that a lane of scatter_sum.h adds
 
-constexpr int kMaxBucketBits = MONO_GPU_BUCKET_BITS;     // of places that a block adds up
-constexpr int kBucketRowsAtOnce = MONO_GPU_BUCKET_ROWS;  // that a lane of it reads
+constexpr int kMaxBucketBits = 7;                        // of places that a warp adds up
+constexpr int64_t kBucketBytes = MONO_GPU_BUCKET_BYTES;  // of shared memory, for a warp
+constexpr int64_t kBucketRows = MONO_GPU_BUCKET_ROWS;    // that a bucket should have
 constexpr int kBucketBlocks = MONO_GPU_BUCKET_BLOCKS;    // on a multiprocessor, at least
 
 }  // namespace gpu
