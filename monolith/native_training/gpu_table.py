@@ -478,7 +478,8 @@ class GpuTable:
       stream: to run on.
 
     Raises:
-      TypeError, ValueError: an array does not have the dtype or shape above, or a learning rate is missing.
+      TypeError, ValueError: an array does not have the dtype or shape above, or a learning rate
+        is missing.
       OutOfGpuMemoryError: new rows do not fit; nothing has changed.
     """
     self._write(
