@@ -41,12 +41,8 @@ def _server_command(server: str) -> list[str]:
   Raises:
     FileNotFoundError: it is to be the one in C++, which is not built.
   """
-  if server != "python":
-    try:
-      return [native_server.find_binary()]
-    except FileNotFoundError:
-      if server == "native":
-        raise
+  if server == "native":
+    return [native_server.find_binary()]
   return [sys.executable, "-m", "monolith.serving.model_server"]
 
 
@@ -73,7 +69,6 @@ class System:
       self._zookeeper = LocalZooKeeper(folder / "zookeeper", broker.fetch_kafka())
     self.supervisor = Supervisor(folder / "logs")
     self._server = _server_command(options.server)
-    tell(f"requests are answered by {' '.join(self._server)}")
     self.directory = ServingDirectory(_BZID, self.zookeeper_address, MODEL)
     self.joiner_port, self.trainer_port = find_free_port(), find_free_port()
     self.entries = [f"entry_{i}" for i in range(options.replicas)]
@@ -113,7 +108,7 @@ class System:
       TimeoutError: a process is not ready in time; the message has its output.
       monolith.realtime.broker.BrokerError: no broker can be had.
     """
-    self._tell("starting the broker and ZooKeeper")
+    self._tell(f"starting broker and ZooKeeper; {self._server[-1]} will answer requests")
     self.start_servers()
     self.broker.create_topics(self.topics)
     options = self._options

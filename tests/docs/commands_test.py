@@ -258,7 +258,10 @@ class ServingTest(_Programs):
     commands = [c for block in _blocks(_ROOT / "docs/serving.md") for c in _commands(block)]
     [scorer] = [c for c in commands if c[0] == "monolith_predict" and "--server" not in c[1]]
     scores = self.run_command(scorer, {"/tmp/clicks": model_dir})
-    self.assertIn(f"{predictions[0]:.3f}", scores)
+    _, *values = scores.split()
+    for value, prediction in zip(values, predictions):
+      self.assertAlmostEqual(float(value), prediction, places=5)
+    self.assertEqual(len(values), len(predictions))
 
   def test_ratings_become_answers(self):
     page = _ROOT / "docs/guides/ratings.md"
