@@ -602,7 +602,10 @@ class LayoutHashTable(queue_hooks.QueueHooks):
     self, data: AssignData, update_fn: Callable[[Any, dict[str, Any]], Any], op: str
   ) -> LayoutHashTable:
     if self._ranks is not None:
-      raise NotImplementedError(f"{op} is not supported: enable_gpu_emb is set")
+      raise NotImplementedError(
+        f"{op} needs tables of parameter servers, but enable_gpu_emb is set: unset it, or restore "
+        "the rows from a checkpoint"
+      )
     tables = list(self._group.tables)
     for ps, name_to_pair in data.items():
       pairs = {}
