@@ -336,25 +336,37 @@ KafkaError KafkaReader::Consumer::Add(rd_kafka_message_t* message, bool* is_end)
   }
 }
 
+std::string KafkaFetch::Origin(size_t i) const {
+  const auto& [topic, partition] = partitions[i];
+  return "Kafka topic " + topic + ", partition " + std::to_string(partition) + ", offset " +
+         std::to_string(offsets[i]);
+}
+
 void KafkaReader::Consumer::Take(int64_t message_poll_timeout, int64_t stream_timeout,
                                  KafkaFetch* fetch) {
+  const auto bytes = [](const void* data, size_t size) {
+    return data == nullptr ? std::string() : std::string(static_cast<const char*>(data), size);
+  };
+  // Messages of a partition come in runs: what is known of it is looked up once for each.
+  std::optional<std::pair<const void*, int32_t>> run;
+  Partition partition;
+  int64_t history_end = 0;
+  auto position = positions_.end();
   for (rd_kafka_message_t* message : pending_) {
-    const auto bytes = [](const void* data, size_t size) {
-      return data == nullptr ? std::string() : std::string(static_cast<const char*>(data), size);
-    };
+    const std::pair<const void*, int32_t> handle(message->rkt, message->partition);
+    if (run != handle) {
+      run = handle;
+      partition = PartitionOf(*message);
+      const auto found = history_end_.find(partition);
+      history_end = found == history_end_.end() ? 0 : found->second;
+      position = positions_.find(partition);
+    }
+    const bool is_history = message->offset < history_end;
+    // Messages of a partition that went to another member are still handed out.
+    if (position != positions_.end() && !is_history) position->second = message->offset + 1;
     fetch->messages.push_back(bytes(message->payload, message->len));
     fetch->keys.push_back(bytes(message->key, message->key_len));
-    const Partition partition = PartitionOf(*message);
-    fetch->origins.push_back("Kafka topic " + partition.first + ", partition " +
-                             std::to_string(partition.second) + ", offset " +
-                             std::to_string(message->offset));
-    const auto history_end = history_end_.find(partition);
-    const bool is_history =
-        history_end != history_end_.end() && message->offset < history_end->second;
     fetch->is_history.push_back(is_history);
-    // Messages of a partition that went to another member are still handed out.
-    const auto position = positions_.find(partition);
-    if (position != positions_.end() && !is_history) position->second = message->offset + 1;
     fetch->partitions.push_back(partition);
     fetch->offsets.push_back(message->offset);
     api_.message_destroy_(message);

@@ -70,11 +70,13 @@ KafkaError CheckTimeouts(int64_t message_poll_timeout, int64_t* stream_timeout);
 struct KafkaFetch {
   std::vector<std::string> messages;
   std::vector<std::string> keys;
-  std::vector<std::string> origins;
   std::vector<Partition> partitions;
   std::vector<int64_t> offsets;
   std::vector<bool> is_history;  // read once more, before the position to resume at
   bool continue_fetch = true;
+
+  // Says where message `i` comes from: made when it is asked for, since hardly any is.
+  std::string Origin(size_t i) const;
 };
 
 // Writes a line for the operator.

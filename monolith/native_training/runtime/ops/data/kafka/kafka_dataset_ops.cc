@@ -140,9 +140,11 @@ class KafkaDatasetOp::Dataset::Iterator final : public SourceIterator<Dataset> {
       }
       const bool is_last = !fetch.continue_fetch;
       if (!fetch.messages.empty()) {
+        std::vector<std::string> origins(fetch.messages.size());
+        for (size_t i = 0; i < origins.size(); ++i) origins[i] = fetch.Origin(i);
         out_tensors->push_back(ToTensor(std::move(fetch.messages)));
         out_tensors->push_back(ToTensor(std::move(fetch.keys)));
-        out_tensors->push_back(ToTensor(std::move(fetch.origins)));
+        out_tensors->push_back(ToTensor(std::move(origins)));
         out_tensors->push_back(Tensor(static_cast<int64_t>(fetch.continue_fetch)));
       }
       if (is_last) {

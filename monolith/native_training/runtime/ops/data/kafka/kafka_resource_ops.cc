@@ -185,8 +185,8 @@ class KafkaNextOp : public OpKernel {
     if (decodes_) {
       std::vector<Tensor> samples;
       for (size_t i = 0; i < fetch.messages.size(); ++i) {
-        OP_REQUIRES_OK(ctx,
-                       resource->decoder().Decode(fetch.messages[i], fetch.origins[i], &samples));
+        OP_REQUIRES_OK(ctx, resource->decoder().Decode(std::move(fetch.messages[i]),
+                                                       fetch.Origin(i), &samples));
       }
       ctx->set_output(0, resource->decoder().Batch(std::move(samples)));
       return;

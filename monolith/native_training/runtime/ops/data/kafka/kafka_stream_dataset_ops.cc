@@ -2,16 +2,15 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
-#include <deque>
 #include <limits>
 #include <map>
 #include <memory>
 #include <string>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
 #include "monolith/native_training/runtime/kafka/kafka_reader.h"
+#include "monolith/native_training/runtime/kafka/recent_ids.h"
 #include "monolith/native_training/runtime/ops/data/datasets/dataset_bases.h"
 #include "monolith/native_training/runtime/ops/data/kafka/kafka_readers.h"
 #include "monolith/native_training/runtime/ops/data/samples/message_decoder.h"
@@ -36,6 +35,7 @@ using ::monolith::kafka::KafkaSource;
 using ::monolith::kafka::kEndless;
 using ::monolith::kafka::Partition;
 using ::monolith::kafka::Positions;
+using ::monolith::kafka::RecentIds;
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
@@ -131,26 +131,6 @@ class AppliedRuns {
   const std::map<Partition, std::vector<int64_t>>& servers_;
 };
 
-// The ids of the last samples of one partition.
-class RecentIds {
- public:
-  // Returns whether the id is new, and remembers it as the newest of `limit`.
-  bool Add(uint64 id, size_t limit) {
-    const bool is_new = ++counts_[id] == 1;
-    order_.push_back(id);
-    while (order_.size() > limit) {
-      const auto oldest = counts_.find(order_.front());
-      if (--oldest->second == 0) counts_.erase(oldest);
-      order_.pop_front();
-    }
-    return is_new;
-  }
-
- private:
-  std::deque<uint64> order_;
-  std::unordered_map<uint64, int32_t> counts_;
-};
-
 const LineId* LineIdOf(const Tensor& sample) {
   if (sample.dtype() != DT_VARIANT) return nullptr;
   const Variant& variant = sample.scalar<Variant>()();
@@ -222,7 +202,7 @@ class KafkaStreamDatasetOp::Dataset::Iterator final : public SourceIterator<Data
     }
     const bool is_silent = fetch_.messages.empty();
     const size_t end = AppliedRuns(options.servers).End(fetch_, next_);
-    for (; next_ < end; ++next_) Decode(fetch_, next_, &samples, &newest);
+    for (; next_ < end; ++next_) Decode(next_, &samples, &newest);
     if (!is_silent) {
       last_message_ = Clock::now();
     } else if (options.stream_timeout != kEndless &&
@@ -282,28 +262,30 @@ class KafkaStreamDatasetOp::Dataset::Iterator final : public SourceIterator<Data
     }
   }
 
-  void Decode(const KafkaFetch& fetch, size_t i, std::vector<Tensor>* samples, int64_t* newest)
+  // Appends the samples of message `i`, which is used up.
+  void Decode(size_t i, std::vector<Tensor>* samples, int64_t* newest)
       TF_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     decoded_.clear();
+    // The log names the origin.
     const Status status =
-        dataset()->decoder_.Decode(fetch.messages[i], fetch.origins[i], &decoded_);
-    const bool is_history = fetch.is_history[i];
+        dataset()->decoder_.Decode(std::move(fetch_.messages[i]), "message", &decoded_);
+    const bool is_history = fetch_.is_history[i];
     if (!status.ok()) {
       if (is_history) return;
       ++num_bad_;
       ++total_bad_;
       if (total_bad_ <= kMaxNamedBad || total_bad_ % 1000 == 0) {
         LOG(WARNING) << "Skipped a message that cannot be read, the " << total_bad_
-                     << ". of this reader: " << fetch.origins[i] << ": " << status.message();
+                     << ". of this reader: " << fetch_.Origin(i) << ": " << status.message();
       }
       return;
     }
-    RecentIds& recent = recent_[fetch.partitions[i]];
     const int64_t limit = dataset()->options_.source.history;
+    RecentIds& recent = recent_.try_emplace(fetch_.partitions[i], limit).first->second;
     for (Tensor& sample : decoded_) {
       const LineId* const line_id = LineIdOf(sample);
       if (limit > 0 && line_id != nullptr && !line_id->req_id().empty() &&
-          !recent.Add(Hash64(line_id->req_id()), static_cast<size_t>(limit))) {
+          !recent.Add(Hash64(line_id->req_id()))) {
         num_repeated_ += !is_history;
         continue;
       }

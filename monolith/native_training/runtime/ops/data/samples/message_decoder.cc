@@ -13,7 +13,6 @@ namespace monolith_tf {
 namespace {
 
 using ::monolith::data::HeaderFlags;
-using ::monolith::data::MakeRecordHeader;
 using ::monolith::data::MemorySource;
 
 // The only thing a sample without content may have is its data source.
@@ -67,14 +66,15 @@ Status MessageDecoder::InitWithOptions(OpKernelConstruction* ctx) {
                                  DataTypeString(this->out_type()), " for this output_pb_type");
 }
 
-Status MessageDecoder::Decode(std::string_view message, std::string_view origin,
+Status MessageDecoder::Decode(std::string message, std::string_view origin,
                               std::vector<Tensor>* samples) const {
-  std::string bytes;
-  if (!has_header_) bytes = MakeRecordHeader(HeaderFlags(), "", message.size());
-  bytes.append(message.data(), message.size());
   SampleReader reader(options_, std::string(origin));
   reader.set_skip_empty(true);
-  TF_RETURN_IF_ERROR(reader.Open(std::make_unique<MemorySource>(bytes), 0, 0));
+  if (has_header_) {
+    TF_RETURN_IF_ERROR(reader.Open(std::make_unique<MemorySource>(message), 0, 0));
+  } else {
+    reader.OpenRecord(std::move(message));
+  }
   while (true) {
     Tensor sample;
     bool end;

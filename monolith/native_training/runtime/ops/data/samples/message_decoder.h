@@ -47,8 +47,7 @@ class MessageDecoder {
 
   // Appends the samples of one message, scalars. Records without payload give none. Errors name
   // `origin`, where the message comes from.
-  Status Decode(std::string_view message, std::string_view origin,
-                std::vector<Tensor>* samples) const;
+  Status Decode(std::string message, std::string_view origin, std::vector<Tensor>* samples) const;
 
   // Joins samples into a vector.
   Tensor Batch(std::vector<Tensor> samples) const;

@@ -74,7 +74,22 @@ Status SampleReader::Open(std::unique_ptr<ByteSource> source, int64_t offset, in
   return OkStatus();
 }
 
+void SampleReader::OpenRecord(std::string payload) {
+  reader_ = nullptr;
+  source_ = nullptr;
+  payload_ = std::move(payload);
+  batch_rows_ = next_row_ = 0;
+}
+
 Status SampleReader::ReadRecord(std::string* payload, uint32_t* key, bool* end) {
+  if (reader_ == nullptr) {
+    *end = !payload_.has_value() || (skip_empty_ && payload_->empty());
+    if (*end) return OkStatus();
+    *payload = std::move(*payload_);
+    payload_.reset();
+    *key = 0;
+    return OkStatus();
+  }
   do {
     const ReadResult result = reader_->Next(payload, key);
     *end = result == ReadResult::kEnd;
@@ -87,7 +102,8 @@ template <typename Proto>
 Status SampleReader::Parse(const std::string& payload, uint32_t key, Proto* proto) const {
   if (!proto->ParseFromString(payload)) {
     return errors::FailedPrecondition("Failed to parse the ", SampleTraits<Proto>::kName, ". ",
-                                      name_, ", record at offset ", reader_->record_offset());
+                                      name_, ", record at offset ",
+                                      reader_ == nullptr ? 0 : reader_->record_offset());
   }
   proto->set_data_source_key(options_.flags.lagrangex_header ? key : options_.keys.Of(*proto));
   return OkStatus();

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -67,6 +68,9 @@ class SampleReader {
   // Reads from `source`, which begins at `offset`; `row`: rows of its first record to leave out.
   Status Open(std::unique_ptr<::monolith::data::ByteSource> source, int64_t offset, int64_t row);
 
+  // Reads one record without a header, whose payload this is.
+  void OpenRecord(std::string payload);
+
   // Where Open has to continue.
   int64_t offset() const {
     return next_row_ < batch_rows_ ? reader_->record_offset() : reader_->offset();
@@ -93,9 +97,10 @@ class SampleReader {
   const SampleReadOptions& options_;
   const std::string name_;
   const absl::flat_hash_set<std::string> columns_;
+  std::optional<std::string> payload_;  // of OpenRecord, until it is read
   bool skip_empty_ = false;
   std::unique_ptr<::monolith::data::ByteSource> source_;
-  std::unique_ptr<::monolith::data::RecordReader> reader_;
+  std::unique_ptr<::monolith::data::RecordReader> reader_;  // none after OpenRecord
   ExampleBatch batch_;
   int64_t batch_rows_ = 0;
   int64_t next_row_ = 0;
