@@ -1,14 +1,17 @@
 #include "monolith/native_training/runtime/row_log/batch_follower.h"
 
 #include <algorithm>
+#include <thread>
 #include <utility>
 
 namespace monolith {
 namespace engine {
 namespace {
 
-// Rows that are copied, hashed and assigned while they are in the cache.
-constexpr int64_t kBlockBytes = int64_t{128} << 10;
+// Rows that are copied, hashed and assigned while they are in the cache, and under one lock. Lookups
+// wait for that lock, and where cores are few for this thread: it offers its core to them after each
+// block, some ten microseconds of work, instead of keeping it until the scheduler takes it away.
+constexpr int64_t kBlockBytes = int64_t{32} << 10;
 
 EmbeddingTable* Find(const std::vector<BatchFollower::NamedTable>& tables, std::string_view name) {
   for (const BatchFollower::NamedTable& table : tables) {
@@ -219,6 +222,7 @@ Status BatchFollower::ApplyRows(const TableRowsView& rows, EmbeddingTable* table
       digest->Add(hash);
       if (hash == 0) zeros.push_back(ids[i]);
     }
+    std::this_thread::yield();
   }
   // Such a table leaves out rows of zeros, and would keep what they replace.
   if (table->config().skip_zero_embedding && !zeros.empty()) {
@@ -229,6 +233,7 @@ Status BatchFollower::ApplyRows(const TableRowsView& rows, EmbeddingTable* table
     rows.CopyDeleted(begin, n, ids);
     RemoveFromDigest(*table, ids, n, scratch.before.data(), digest);
     table->Erase(ids, n);
+    std::this_thread::yield();
   }
   state_.rows += rows.num_rows;
   state_.deleted += rows.num_deleted;
