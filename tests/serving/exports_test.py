@@ -19,7 +19,8 @@ from tensorflow_serving.apis import get_model_metadata_pb2
 from tensorflow_serving.config import model_server_config_pb2
 
 from monolith.agent_service import agent_service_pb2, agent_service_pb2_grpc
-from monolith.native_training.serving import transport
+from monolith.native_training.runtime.parameter_sync import parameter_sync_pb2
+from monolith.native_training.serving import push_versions, transport
 from tests import free_ports
 from tests.serving import click_example, saved_models, server_process
 from tests.wait_until import wait_until
@@ -148,14 +149,19 @@ class ExportsTest(unittest.TestCase):
     self.assertIn(torn, status_of_torn()["status"]["error_message"])
     self.assertEqual(self._ask(self.entry, "alone").tobytes(), before.tobytes())
 
-  def test_one_process_is_kept_fresh(self):
-    before = self._ask(self.entry, "alone", user=np.array([11, 12]), item=np.array([5, 5]))
+  def _assign_signature(self):
+    """Returns the name of the signature that sets rows of the model in one process."""
     request = get_model_metadata_pb2.GetModelMetadataRequest(metadata_field=["signature_def"])
     request.model_spec.name = "alone"
     metadata = self.entry.prediction.GetModelMetadata(request).metadata["signature_def"]
     signatures = get_model_metadata_pb2.SignatureDefMap()
     metadata.Unpack(signatures)
     (name,) = (key for key in signatures.signature_def if key.endswith("/raw_assign"))
+    return name
+
+  def test_one_process_is_kept_fresh(self):
+    before = self._ask(self.entry, "alone", user=np.array([11, 12]), item=np.array([5, 5]))
+    name = self._assign_signature()
 
     # Two tables with rows of eight; the same id in both, since either may come first.
     assign = saved_models.make_request(
@@ -170,6 +176,33 @@ class ExportsTest(unittest.TestCase):
     after = self._ask(self.entry, "alone", user=np.array([11, 12]), item=np.array([5, 5]))
     self.assertNotEqual(after[0], before[0])
     self.assertEqual(after[1], before[1])
+
+  def test_pushes_of_a_process_that_was_replaced_are_refused(self):
+    signature = self._assign_signature()
+    config = parameter_sync_pb2.ClientConfig(timeout_in_ms=60_000, targets=[self.entry.address])
+
+    def push(value, versions):
+      request = parameter_sync_pb2.PushRequest(model_name="alone", signature_name=signature)
+      for name in ("first", "second"):
+        request.delta_multi_hash_tables.add(
+          unique_id=name, dim_size=8, fids=[21], embeddings=[value] * 8
+        )
+      (response,) = transport.push(request, config, versions).responses
+      answer = self._ask(self.entry, "alone", user=np.array([21]), item=np.array([5]))
+      return response, answer.tobytes()
+
+    old, new = push_versions.PushVersions(1), push_versions.PushVersions(2)
+    before = push(1.0, old)
+    after = push(2.0, new)
+    refused = push(1.0, old)
+    newer = push(1.0, new)
+
+    self.assertEqual([r.status_code for r, _ in (before, after, newer)], [0, 0, 0])
+    self.assertNotEqual(before[1], after[1])
+    self.assertEqual(refused[0].status_code, grpc.StatusCode.INVALID_ARGUMENT.value[0])
+    self.assertIn("not newer", refused[0].error_message)
+    self.assertEqual(refused[1], after[1])
+    self.assertEqual(newer[1], before[1])
 
   def test_an_entry_answers_as_a_session(self):
     transport.set_remote_predict_resolver(

@@ -36,6 +36,7 @@ from monolith.native_training.model_export import (
   export_context,
   export_files,
   frozen_model,
+  versioned_assign,
 )
 from monolith.realtime import sync_state
 
@@ -546,6 +547,7 @@ def _add_assign_signatures(export_ctx: export_context.ExportContext, graph: tf.G
       {"id": ids, "id_split": splits, "flat_value": values},
       {"result": result},
     )
+    versioned_assign.add_signature(export_ctx, graph, group)
 
 
 def _has_tables(graph: tf.Graph) -> bool:

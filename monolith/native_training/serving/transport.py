@@ -38,7 +38,7 @@ from monolith.native_training.runtime.parameter_sync import (
   parameter_sync_pb2,
   prediction_service_pb2,
 )
-from monolith.native_training.serving import push_rows
+from monolith.native_training.serving import push_rows, push_versions
 from monolith.native_training.serving.agent_resolver import AgentResolver, ServedModel
 
 PREDICT_METHOD = "/tensorflow.serving.PredictionService/Predict"
@@ -147,6 +147,9 @@ class _Channels:
     self._used: dict[str, float] = {}
 
   def predict_call(self, address: str) -> grpc.UnaryUnaryMultiCallable:
+    return self.get(address).unary_unary(PREDICT_METHOD)
+
+  def get(self, address: str) -> grpc.Channel:
     now = time.monotonic()
     with self._lock:
       for idle in [a for a, used in self._used.items() if now - used > _CHANNEL_IDLE_SECS]:
@@ -155,7 +158,7 @@ class _Channels:
       if address not in self._channels:
         self._channels[address] = grpc.insecure_channel(address, options=_CHANNEL_OPTIONS)
       self._used[address] = now
-      return self._channels[address].unary_unary(PREDICT_METHOD)
+      return self._channels[address]
 
   def close(self) -> None:
     with self._lock:
@@ -165,13 +168,41 @@ class _Channels:
       self._used.clear()
 
 
+class _Calls:
+  """The calls of one push, serialized when the first target wants them; thread-safe."""
+
+  def __init__(
+    self, request: parameter_sync_pb2.PushRequest, versions: push_versions.PushVersions
+  ) -> None:
+    self._calls = make_predict_requests(request)
+    self._versions = versions
+    self._lock = threading.Lock()
+    self._made: dict[bool, list[bytes]] = {}
+
+  def get(self, are_numbered: bool) -> list[bytes]:
+    with self._lock:
+      if are_numbered not in self._made:
+        number = self._versions.number if are_numbered else lambda call: call
+        self._made[are_numbered] = [number(call).SerializeToString() for call in self._calls]
+      return self._made[are_numbered]
+
+
 _push_channels = _Channels()
+_push_versions = push_versions.PushVersions()
 
 
 def push(
-  request: parameter_sync_pb2.PushRequest, config: parameter_sync_pb2.ClientConfig
+  request: parameter_sync_pb2.PushRequest,
+  config: parameter_sync_pb2.ClientConfig,
+  versions: push_versions.PushVersions | None = None,
 ) -> parameter_sync_pb2.PushResult:
   """Sends the rows of `request` to every target of `config`.
+
+  Args:
+    request: the rows.
+    config: where to.
+    versions: numbers the calls for targets that refuse older ones; by default those of this
+      process.
 
   Returns:
     One response per target; a target that fails is told by its status code, not by an exception.
@@ -184,16 +215,15 @@ def push(
       grpc.StatusCode.INVALID_ARGUMENT.value[0],
       f"timeout_in_ms is {config.timeout_in_ms}, want at most {_MAX_PUSH_MS}",
     )
-  requests = [call.SerializeToString() for call in make_predict_requests(request)]
+  versions = versions or _push_versions
+  calls = _Calls(request, versions)
   timeout_secs = config.timeout_in_ms / 1000
   result = parameter_sync_pb2.PushResult()
   # All targets at once; the parts of one target one after the other.
   workers = min(max(1, len(config.targets)), _MAX_PUSH_THREADS)
   with futures.ThreadPoolExecutor(max_workers=workers) as pool:
     responses = pool.map(
-      lambda target: _push_to_target(
-        _push_channels.predict_call(target), target, requests, timeout_secs
-      ),
+      lambda target: _push_to_target(target, request, calls, versions, timeout_secs),
       config.targets,
     )
     for response in responses:
@@ -204,15 +234,22 @@ def push(
 
 
 def _push_to_target(
-  call: grpc.UnaryUnaryMultiCallable,
   target: str,
-  requests: Sequence[bytes],
+  request: parameter_sync_pb2.PushRequest,
+  calls: _Calls,
+  versions: push_versions.PushVersions,
   timeout_secs: float,
 ) -> parameter_sync_pb2.PushResponse:
+  channel = _push_channels.get(target)
   try:
-    for request in requests:
-      call(request, timeout=timeout_secs)
+    are_numbered = versions.are_wanted(
+      channel, target, request.model_name, request.signature_name, timeout_secs
+    )
+    for call in calls.get(are_numbered):
+      channel.unary_unary(PREDICT_METHOD)(call, timeout=timeout_secs)
   except grpc.RpcError as error:
+    # It may have loaded an export with other signatures.
+    versions.forget(target)
     logging.warning("Cannot push embeddings to %s: %s", target, error.details())
     return parameter_sync_pb2.PushResponse(
       status_code=error.code().value[0], error_message=error.details(), target=target, update_num=0

@@ -218,6 +218,33 @@ class SavedModelExportersTest(tf.test.TestCase):
     self.assertAllEqual(outputs["table"], [[5, 6]])
     self.assertAllEqual(outputs["group"], [[9]])
 
+  def test_rows_of_a_writer_that_was_replaced_are_refused(self):
+    base = self._train()
+    exporter = saved_model_exporters.StandaloneExporter(_model_fn, self.model_dir, base)
+    folder = tf.compat.as_str(exporter.export_saved_model(_receiver_fn))
+
+    with tf.Graph().as_default(), self.session() as sess:
+      signatures = tf.compat.v1.saved_model.load(sess, ["serve"], folder).signature_def
+      (assign,) = (s for key, s in signatures.items() if key.endswith("/versioned_assign"))
+      serving = signatures["serving_default"]
+
+      def push(value, epoch, seq):
+        inputs = {"id": [7], "id_split": [0, 1], "flat_value": [value], "epoch": epoch, "seq": seq}
+        sess.run(
+          assign.outputs["result"].name,
+          {assign.inputs[key].name: value for key, value in inputs.items()},
+        )
+        return sess.run(serving.outputs["group"].name, {serving.inputs["ids"].name: [7]})
+
+      self.assertAllEqual(push(1.0, epoch=5, seq=3), [[1]])
+      self.assertAllEqual(push(2.0, epoch=5, seq=4), [[2]])
+      for epoch, seq in ((5, 4), (5, 3), (4, 9)):
+        with self.assertRaisesRegex(tf.errors.InvalidArgumentError, rf"not newer.*{epoch}.*{seq}"):
+          push(3.0, epoch, seq)
+      group = serving.outputs["group"].name
+      self.assertAllEqual(sess.run(group, {serving.inputs["ids"].name: [7]}), [[2]])
+      self.assertAllEqual(push(4.0, epoch=6, seq=1), [[4]])
+
   def test_distributed_without_servers(self):
     base = self._train()
     os.environ["TF_CONFIG"] = "{}"
