@@ -8,9 +8,10 @@ namespace monolith {
 namespace engine {
 namespace {
 
-// Rows that are copied, hashed and assigned while they are in the cache, and under one lock. Lookups
-// wait for that lock, and where cores are few for this thread: it offers its core to them after each
-// block, some ten microseconds of work, instead of keeping it until the scheduler takes it away.
+// Rows that are copied, hashed and assigned while they are in the cache, and under one lock.
+// Lookups wait for that lock, and where cores are few for this thread: after each block, some ten
+// microseconds of work, it offers its core to them instead of keeping it until the scheduler takes
+// it away.
 constexpr int64_t kBlockBytes = int64_t{32} << 10;
 
 EmbeddingTable* Find(const std::vector<BatchFollower::NamedTable>& tables, std::string_view name) {
