@@ -33,7 +33,7 @@ std::vector<TableTuning> Tunings(int number) {
   // Only lookups of rows as they are, and updates of one segment with SGD or Adagrad have two.
   if (number >= 28 || number % 14 > 1) return {Tuning()};
   constexpr int64_t kAll = int64_t{1} << 40;
-  return {{0, 0}, {kAll, kAll}};
+  return {{0, 0, false}, {kAll, kAll, false}, {kAll, kAll, true}};
 }
 
 int Check(int first, int last) {
@@ -294,7 +294,9 @@ int Insert(int64_t dim, int64_t rows) {
   return missing == 0 && zero == 0 ? 0 : 1;
 }
 
-// The same calls with one line and with two lines of the index at a time.
+__global__ void NoKernel() {}
+
+// The same calls with one line of the index at a time, and with more.
 int Variants(int64_t dim, int64_t rows) {
   std::printf("variants, dim %lld, %lld rows, adagrad\n", static_cast<long long>(dim),
               static_cast<long long>(rows));
@@ -312,44 +314,51 @@ int Variants(int64_t dim, int64_t rows) {
   options.req_time = 2000;
   const TableTuning measured = Tuning();
   constexpr int64_t kAll = int64_t{1} << 40;
-  for (const int64_t n : {int64_t{1} << 14, int64_t{1} << 16, int64_t{1} << 18, kBatch}) {
+  struct Way {
+    const char* name;
+    TableTuning tuning;
+  };
+  const Way ways[] = {{"lines", {0, 0, false}},
+                      {"pairs of lines", {kAll, kAll, false}},
+                      {"a pair, then four", {kAll, kAll, true}}};
+  const auto nothing = [](int) { NoKernel<<<1, 32>>>(); };
+  Row("an empty kernel, idle device", 0, Measure(20, nothing), 0);
+  Row("an empty kernel, device time", 0, MeasureQueued(20, nothing), 0);
+  for (const int64_t n :
+       {int64_t{1} << 10, int64_t{1} << 14, int64_t{1} << 16, int64_t{1} << 18, kBatch}) {
     std::printf("  batches of %lld, device time:\n", static_cast<long long>(n));
     const auto ids_of = [&](int i) {
       return batches.ids[i % kBatches]->data() + (n == kBatch ? 0 : i * n % (kBatch - n));
     };
-    for (const int64_t pairs : {int64_t{0}, kAll}) {
-      Tuning().lookup_pairs_below = pairs;
-      Row(pairs == kAll ? "lookup, pairs of lines" : "lookup, lines", n,
-          MeasureQueued(20,
-                        [&](int i) {
-                          MUST(mono_gpu_table_lookup(table.get(), nullptr, ids_of(i), n, out.data(),
-                                                     nullptr));
-                        }),
-          0);
+    const auto lookup = [&](int i) {
+      MUST(mono_gpu_table_lookup(table.get(), nullptr, ids_of(i), n, out.data(), nullptr));
+    };
+    for (const Way& way : ways) {
+      Tuning() = way.tuning;
+      Row((std::string("lookup, ") + way.name).c_str(), n, MeasureQueued(20, lookup), 0);
     }
+    Tuning() = measured;
+    Row("lookup, idle device", n, Measure(20, lookup), 0);
     for (const int32_t duplicates : {MONO_GPU_IDS_ARE_DISTINCT, MONO_GPU_SUM_GRADIENTS}) {
       options.duplicates = duplicates;
-      const std::string kind = duplicates == MONO_GPU_IDS_ARE_DISTINCT ? "update" : "update summed";
-      const auto update = [&](const char* how, int64_t pairs_below) {
-        Tuning().update_pairs_below = pairs_below;
-        Row((kind + how).c_str(), n,
-            MeasureQueued(20,
-                          [&](int i) {
-                            ++options.req_time;
-                            MUST(mono_gpu_table_optimize(table.get(), nullptr, ids_of(i), n,
-                                                         gradients.data(), &options));
-                          }),
-            0);
+      const std::string kind =
+          duplicates == MONO_GPU_IDS_ARE_DISTINCT ? "update, " : "update summed, ";
+      const auto update = [&](int i) {
+        ++options.req_time;
+        MUST(mono_gpu_table_optimize(table.get(), nullptr, ids_of(i), n, gradients.data(),
+                                     &options));
       };
-      update(", lines", 0);
-      update(", pairs of lines", kAll);
+      for (const Way& way : ways) {
+        Tuning() = way.tuning;
+        Row((kind + way.name).c_str(), n, MeasureQueued(20, update), 0);
+      }
+      Tuning() = measured;
+      Row((kind + "idle device").c_str(), n, Measure(20, update), 0);
     }
   }
-  Tuning() = measured;
   return 0;
 }
 
-// One call for many tables.
 int Tables(int64_t count) {
   constexpr int64_t kRows = 100000, kIds = 2048, kDim = 16;
   std::printf("%lld tables of %lld rows, %lld ids of each, dim %lld\n",
@@ -526,6 +535,17 @@ int Streams() {
 #endif
 
 int Main(int argc, char** argv) {
+#if defined(__CUDACC__)
+  // fetch BYTES MODE ...: with another granularity of fetches into the second-level cache.
+  if (argc > 3 && std::strcmp(argv[1], "fetch") == 0) {
+    size_t before = 0;
+    cudaDeviceGetLimit(&before, cudaLimitMaxL2FetchGranularity);
+    const auto error = cudaDeviceSetLimit(cudaLimitMaxL2FetchGranularity, std::atoll(argv[2]));
+    std::printf("fetches of %s bytes instead of %zu: %s\n", argv[2], before,
+                cudaGetErrorString(error));
+    return Main(argc - 2, argv + 2);
+  }
+#endif
   const std::string mode = argc > 1 ? argv[1] : "";
   const auto number = [&](int i, int64_t otherwise) {
     return argc > i ? std::atoll(argv[i]) : otherwise;

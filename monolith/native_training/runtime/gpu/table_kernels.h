@@ -53,6 +53,7 @@ struct WriteArguments {
 struct TableTuning {
   int64_t lookup_pairs_below = (1 << 18) + 1;
   int64_t update_pairs_below = 1 << 17;
+  bool far = true;
 };
 TableTuning& Tuning();
 
