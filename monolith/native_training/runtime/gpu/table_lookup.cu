@@ -216,6 +216,11 @@ struct LookupMany {
   }
 };
 
+int CheckLookup(int64_t n) {
+  if (n >= 0) return MONO_GPU_OK;
+  return Fail(MONO_GPU_INVALID_ARGUMENT, "the number of ids is " + std::to_string(n));
+}
+
 }  // namespace
 
 int LaunchLookup(Stream stream, const LookupTask& task, const RowPlan& plan) {
@@ -314,17 +319,25 @@ LookupTask GpuTable::TaskFor(const GpuLookupJob& job) const {
           job.found, dim,           layout_.all_raw ? pack : 0};
 }
 
+// As LookupMany, without its lists: for a small batch the host takes a good part of the time.
 int GpuTable::Lookup(Stream stream, const int64_t* ids, int64_t n, float* out, uint8_t* found) {
-  const GpuLookupJob job = {this, ids, n, out, found};
-  return LookupMany(stream, &job, 1);
+  MONO_GPU_TRY(CheckLookup(n));
+  if (n == 0) return MONO_GPU_OK;
+  static const RowPlan kNoPlan = {};
+  const std::lock_guard<std::mutex> lock(mutex_);
+  MONO_GPU_TRY(streams_.BeginRead(stream));
+  const LookupTask task = TaskFor({this, ids, n, out, found});
+  const int code = layout_.all_raw
+                       ? LaunchLookup(stream, task, kNoPlan)
+                       : LaunchLookup(stream, task, PlanFor(RowMode::kOptimize, last_global_step_));
+  MONO_GPU_TRY(streams_.EndRead(stream));
+  return code;
 }
 
 int GpuTable::LookupMany(Stream stream, const GpuLookupJob* jobs, int64_t num_jobs) {
   std::vector<GpuTable*> tables;
   for (int64_t i = 0; i < num_jobs; ++i) {
-    if (jobs[i].n < 0) {
-      return Fail(MONO_GPU_INVALID_ARGUMENT, "the number of ids is " + std::to_string(jobs[i].n));
-    }
+    MONO_GPU_TRY(CheckLookup(jobs[i].n));
     if (jobs[i].n > 0) tables.push_back(jobs[i].table);
   }
   if (tables.empty()) return MONO_GPU_OK;
