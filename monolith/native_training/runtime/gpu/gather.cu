@@ -235,6 +235,7 @@ int mono_gpu_op_gather_grad(void* stream, int64_t tables, const float* const* gr
     const auto sorted_numbers = space.Scratch<uint32_t>(rows);
     const auto sort_scratch = space.Scratch<char>(sort_bytes);
     const auto spans = space.Scratch<Span>(one_width ? NumBuckets(of) : 0);
+    const auto partials = space.Scratch<float>(one_width ? PartialFloats(rows, max_dim, of) : 0);
     if (space.Measure(workspace, workspace_bytes)) return MONO_GPU_OK;
     MONO_GPU_TRY(space.Upload(stream));
     const int64_t n = static_cast<int64_t>(parts.size());
@@ -251,7 +252,7 @@ int mono_gpu_op_gather_grad(void* stream, int64_t tables, const float* const* gr
     if (one_width) {
       const auto add = packed ? SumBuckets<4, GradRows> : SumBuckets<1, GradRows>;
       return add(stream, runs, source, max_dim, space.bad(), space.At(unaligned), space.At(spans),
-                 out, out_size);
+                 space.At(partials), out, out_size);
     }
     const auto scatter = packed ? ScatterSum<4, true, GradRows> : ScatterSum<1, true, GradRows>;
     return scatter(stream, runs, source, max_dim, space.bad(), space.At(overlap), out, out_size);
