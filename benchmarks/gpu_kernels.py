@@ -35,14 +35,14 @@ _VARIANTS = (
     "BUCKET_BLOCKS",
     "gather.cu",
     (gpu_ops.gather_grad, gpu_ops.gather_grad_hot, gpu_ops.gather_grad_one),
-    (6, 8, 10, 12),
+    (8,),
   ),
-  ("BUCKET_ROWS", "layout_grad.cu", (gpu_ops.layout_grad,), (64, 128, 256)),
+  ("BUCKET_ROWS", "layout_grad.cu", (gpu_ops.layout_grad,), (128, 256)),
   (
     "BUCKET_BLOCKS",
     "layout_grad.cu",
     (gpu_ops.layout_grad, gpu_ops.layout_grad_hot),
-    (6, 8, 10, 12),
+    (8,),
   ),
 )
 

@@ -1,8 +1,7 @@
 // The sums of scatter_sum.h where all rows have one width: their places are the multiples of it.
 // Then the sort may leave out the lowest bits of the keys, which saves passes over all pairs. What
-// it leaves together is a bucket: 1 << shift neighbouring places. A warp lists a bucket's rows by
-// place, and some of its lanes add those of a place up in registers, in their order. All places
-// are written, those without rows too.
+// it leaves together is a bucket: 1 << shift neighbouring places. A warp adds up a bucket's rows in
+// shared memory, in their order, and writes all of its places at once, those without rows too.
 //
 //   keys      9 2 9 1 3 8        shift 2: buckets 0 (places 0 to 3) and 2 (places 8 to 11)
 //   sorted    2 1 3 | 9 9 8      the order of the rows, inside a bucket
@@ -13,6 +12,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "monolith/native_training/runtime/base/host_device.h"
 #include "monolith/native_training/runtime/gpu/device_math.h"
 #include "monolith/native_training/runtime/gpu/launch.h"
 #include "monolith/native_training/runtime/gpu/scatter_sum.h"
@@ -86,24 +86,15 @@ struct MarkBuckets {
   }
 };
 
-// The rows of a bucket by place, in shared memory.
-struct BucketLists {
-  static constexpr int kRows = 384;  // more take another round
-  static constexpr int kPlaces = 1 << kMaxBucketBits;
-
-  uint32_t begins[kPlaces + 1];
-  uint32_t locations[kRows];
-  uint8_t places[kRows];
-};
-static_assert(BucketLists::kPlaces <= 256 && BucketLists::kPlaces % kWarp == 0);
-
 // Buckets of more rows are long: many warps share one, each those of its rows that are in one
 // stretch of so many sorted rows. What a stretch has of long buckets adds up to partial sums: of
 // the one that its first row is in, and of one that begins later, which its last row is in. They
 // are added in their order, so that the result is the same every time.
 constexpr int64_t kStretchRows = 4096;
 
-inline int64_t NumStretches(int64_t n) { return n > kStretchRows ? CeilDiv(n, kStretchRows) : 0; }
+MONOLITH_HOST_DEVICE inline int64_t NumStretches(int64_t n) {
+  return n > kStretchRows ? (n + kStretchRows - 1) / kStretchRows : 0;
+}
 
 // Floats of all partial sums.
 inline int64_t PartialFloats(int64_t n, int64_t width, const Keys& of) {
@@ -134,14 +125,16 @@ struct Buckets {
   }
   MONO_DEVICE static bool IsLong(const Span& span) { return span.end - span.begin > kStretchRows; }
 
-  // Buckets first, then the two parts of every stretch. False: there is nothing to do.
+  // The two parts of every stretch first, which take longest, then the buckets. False: there is
+  // nothing to do.
   MONO_DEVICE bool Find(int64_t number, Work* work) const {
-    if (number < num_buckets) {
-      const Span span = spans[number];
-      *work = {number, span.begin, span.end, out + number * Floats()};
+    const int64_t bucket_number = number - 2 * NumStretches(runs.n);
+    if (bucket_number >= 0) {
+      const Span span = spans[bucket_number];
+      *work = {bucket_number, span.begin, span.end, out + bucket_number * Floats()};
       return !IsLong(span);
     }
-    const int64_t part = number - num_buckets, first = part / 2 * kStretchRows;
+    const int64_t part = number, first = part / 2 * kStretchRows;
     const int64_t end = first + kStretchRows < runs.n ? first + kStretchRows : runs.n;
     const bool last = part % 2 != 0;
     const int64_t bucket = runs.keys[last ? end - 1 : first] >> runs.of.shift;
@@ -195,232 +188,120 @@ struct AddPartials {
 template <int kSize, typename Source>
 struct BucketSums {
   Buckets buckets;
-  Runs runs;
   Source source;
   RowLanes lanes;
-  int64_t width;
-  int64_t items;  // buckets and parts of stretches, times chunks of columns
+  int64_t floats;  // of shared memory, for a warp
+  int64_t items;   // buckets and parts of stretches, times chunks of columns
   const int32_t* bad;
   const int32_t* unaligned;  // then AddOverlapping does it all
 
 #if defined(__CUDACC__)
   static constexpr uint32_t kAll = 0xffffffffu;
-  static constexpr int kAtOnce = 4;         // rows of a lane that are on their way together
-  static constexpr uint32_t kCrowded = 48;  // rows of a place for which all lanes read
+  static constexpr int kRounds = 4;  // rows of a lane that are on their way together
 
-  __device__ __forceinline__ void Run(int64_t item, int lane, BucketLists* lists) const {
+  struct Pair {
+    uint32_t key;
+    uint32_t location;
+  };
+
+  __device__ __forceinline__ Pair Fetch(const Source& ready, int64_t i, int64_t end) const {
+    Pair pair{i < end ? buckets.runs.keys[i] : buckets.runs.of.nowhere, 0};
+    if (pair.key < buckets.runs.of.nowhere)
+      pair.location = ready.Locate(buckets.runs.occurrences[i]);
+    return pair;
+  }
+
+  __device__ __forceinline__ void Run(int64_t item, int lane, float* sums) const {
     int64_t number, chunk;
     DivMod(item, lanes.chunks, &number, &chunk);
     Buckets::Work work;
     if (!buckets.Find(number, &work)) return;
     const Source ready = source.Ready();
-    const int log_lanes = lanes.log_lanes;
-    const int own = lane & ((1 << log_lanes) - 1);
+    const int log_lanes = lanes.log_lanes, groups = kWarp >> log_lanes;
+    const int group = lane >> log_lanes, own = lane & ((1 << log_lanes) - 1);
     const int64_t column = (chunk << log_lanes) * kSize + own * kSize;
-    const Columns columns{column < width ? column : -1, lane >> log_lanes, kWarp >> log_lanes,
-                          work.to + column, static_cast<int>(buckets.NumPlaces(work.bucket))};
-    bool fresh = true;  // nothing is in `out` yet
-    int64_t first = work.begin;
-    do {
-      const uint32_t most = List(ready, first, work.end, lane, lists);
-      if (most <= kCrowded) {
-        AddPlaces(ready, *lists, columns, fresh);
-      } else {
-        if (fresh) StoreZeros(columns);
-        __syncwarp();
-        AddTogether(ready, *lists, columns, lane);
-      }
-      __syncwarp();
-      fresh = false;
-      first += BucketLists::kRows;
-    } while (first < work.end);
-  }
-
-  // What a lane writes.
-  struct Columns {
-    int64_t column;  // its first; -1: none
-    int group;       // of lanes that share a row
-    int groups;
-    float* out;  // of the bucket's first place
-    int num_places;
-  };
-
-  // Lists the rows [first, end), as many as fit, by place and in order. Returns how many the
-  // fullest place has.
-  __device__ __forceinline__ uint32_t List(const Source& ready, int64_t first, int64_t end,
-                                           int lane, BucketLists* lists) const {
-    constexpr int kPairs = BucketLists::kRows / kWarp;
-    constexpr int kPlacesOfLane = BucketLists::kPlaces / kWarp;
-    constexpr uint32_t kNone = 0xffffffffu;
-    uint32_t what[kPairs], locations[kPairs];
-    MONO_UNROLL
-    for (int k = 0; k < kPairs; ++k) {
-      const int64_t i = first + k * kWarp + lane;
-      const uint32_t key = i < end ? runs.keys[i] : runs.of.nowhere;
-      what[k] = key < runs.of.nowhere ? key & ((1u << runs.of.shift) - 1) : kNone;
-      locations[k] = i < end ? runs.occurrences[i] : 0;
-    }
-    MONO_UNROLL
-    for (int k = 0; k < kPairs; ++k) {
-      if (what[k] != kNone) locations[k] = ready.Locate(locations[k]);
-    }
-    MONO_UNROLL
-    for (int k = 0; k < kPlacesOfLane; ++k) lists->begins[lane * kPlacesOfLane + k] = 0;
-    __syncwarp();
-    MONO_UNROLL
-    for (int k = 0; k < kPairs; ++k) {
-      if (first + k * kWarp >= end) break;
-      const bool valid = what[k] != kNone;
-      const uint32_t peers = __match_any_sync(kAll, valid ? what[k] : 0x80000000u | lane);
-      const uint32_t before = __popc(peers & ((1u << lane) - 1));
-      const uint32_t count = valid ? lists->begins[what[k]] : 0;
-      __syncwarp();
-      if (valid && before == 0) lists->begins[what[k]] = count + __popc(peers);
-      __syncwarp();
-      if (valid) what[k] |= (count + before) << 8;
-    }
-    uint32_t counts[kPlacesOfLane], sum = 0, most = 0;
-    MONO_UNROLL
-    for (int k = 0; k < kPlacesOfLane; ++k) {
-      counts[k] = lists->begins[lane * kPlacesOfLane + k];
-      sum += counts[k];
-      most = max(most, counts[k]);
-    }
-    uint32_t begin = sum;
-    for (int d = 1; d < kWarp; d *= 2) {
-      const uint32_t other = __shfl_up_sync(kAll, begin, d);
-      if (lane >= d) begin += other;
-    }
-    begin -= sum;
-    __syncwarp();
-    MONO_UNROLL
-    for (int k = 0; k < kPlacesOfLane; ++k) {
-      lists->begins[lane * kPlacesOfLane + k] = begin;
-      begin += counts[k];
-    }
-    if (lane == kWarp - 1) lists->begins[BucketLists::kPlaces] = begin;
-    __syncwarp();
-    MONO_UNROLL
-    for (int k = 0; k < kPairs; ++k) {
-      if (what[k] == kNone) continue;
-      const uint32_t place = what[k] & 0xff, at = lists->begins[place] + (what[k] >> 8);
-      lists->locations[at] = locations[k];
-      lists->places[at] = static_cast<uint8_t>(place);
+    const bool inside = column < buckets.width;
+    const int places = static_cast<int>(buckets.NumPlaces(work.bucket));
+    Pair next = Fetch(ready, work.begin + lane, work.end);
+    for (int place = group; place < places; place += groups) {
+      StoreAligned<kSize>(Zeros<kSize>(), At(sums, place, own));
     }
     __syncwarp();
-    return __reduce_max_sync(kAll, most);
-  }
-
-  __device__ __forceinline__ Pack<kSize> LoadTerm(const Source& ready, uint32_t location,
-                                                  int64_t column, bool wanted) const {
-    const float* const from = wanted && column >= 0 ? ready.Address(location, column) : nullptr;
-    return from != nullptr ? Load<kSize>(from) : Zeros<kSize>();
-  }
-
-  // Every group of lanes adds up the rows of some neighbouring places.
-  __device__ __forceinline__ void AddPlaces(const Source& ready, const BucketLists& lists,
-                                            const Columns& c, bool fresh) const {
-    const int share = (c.num_places + c.groups - 1) / c.groups;
-    const int first = min(c.group * share, c.num_places);
-    const int last = min(first + share, c.num_places);
-    if (c.column < 0 || first >= last) return;
-    const uint32_t end = lists.begins[last];
-    int current = first;
-    Pack<kSize> sum = Zeros<kSize>();
-    bool any = fresh;  // something is to be stored
-    for (uint32_t at = lists.begins[first]; at < end; at += kAtOnce) {
-      uint32_t locations[kAtOnce];
-      int places[kAtOnce];
-      Pack<kSize> values[kAtOnce];
-      MONO_UNROLL
-      for (int k = 0; k < kAtOnce; ++k) {
-        const uint32_t i = min(at + k, end - 1);
-        locations[k] = lists.locations[i];
-        places[k] = lists.places[i];
-      }
-      MONO_UNROLL
-      for (int k = 0; k < kAtOnce; ++k) {
-        values[k] = LoadTerm(ready, locations[k], c.column, at + k < end);
-      }
-      MONO_UNROLL
-      for (int k = 0; k < kAtOnce; ++k) {
-        if (at + k >= end) break;
-        for (; current != places[k]; ++current) {
-          if (any) Store<kSize>(sum, c.out + current * width);
-          sum = Zeros<kSize>();
-          any = fresh;
-        }
-        if (!any) sum = Load<kSize>(c.out + current * width);
-        any = true;
-        ready.template Finish<kSize>(locations[k], &values[k]);
-        AddTo(&sum, values[k]);
-      }
+    for (int64_t first = work.begin; first < work.end; first += kWarp) {
+      const Pair pair = next;
+      next = Fetch(ready, first + kWarp + lane, work.end);
+      AddPairs(ready, pair, lane, inside ? column : -1, sums);
     }
-    for (; current < last; ++current) {
-      if (any) Store<kSize>(sum, c.out + current * width);
-      sum = Zeros<kSize>();
-      any = fresh;
+    for (int place = group; inside && place < places; place += groups) {
+      Store<kSize>(LoadAligned<kSize>(At(sums, place, own)),
+                   work.to + place * buckets.width + column);
     }
+    __syncwarp();
   }
 
-  __device__ __forceinline__ void StoreZeros(const Columns& c) const {
-    if (c.column < 0) return;
-    for (int place = c.group; place < c.num_places; place += c.groups) {
-      Store<kSize>(Zeros<kSize>(), c.out + place * width);
-    }
+  __device__ __forceinline__ float* At(float* sums, int place, int own) const {
+    return sums + ((place << lanes.log_lanes) + own) * kSize;
   }
 
-  // Where one place has many rows: all groups read them, and each adds all up.
-  __device__ __forceinline__ void AddTogether(const Source& ready, const BucketLists& lists,
-                                              const Columns& c, int lane) const {
-    const uint32_t end = lists.begins[BucketLists::kPlaces];
-    const int own = lane & ((1 << lanes.log_lanes) - 1);
-    const bool writes = c.group == 0 && c.column >= 0;
-    int current = -1;
-    Pack<kSize> sum = Zeros<kSize>();
-    for (uint32_t at = 0; at < end; at += kAtOnce * c.groups) {
-      Pack<kSize> values[kAtOnce];
+  // Adds the rows of 32 pairs, of which each lane has one. As many as fit a warp are added
+  // together; of those that go to the same place each waits for the ones before it.
+  __device__ __forceinline__ void AddPairs(const Source& ready, const Pair& pair, int lane,
+                                           int64_t column, float* sums) const {
+    const int log_lanes = lanes.log_lanes, groups = kWarp >> log_lanes;
+    const int group = lane >> log_lanes, own = lane & ((1 << log_lanes) - 1);
+    const bool valid = pair.key < buckets.runs.of.nowhere;
+    const uint32_t place = pair.key & ((1u << buckets.runs.of.shift) - 1);
+    const uint32_t peers = __match_any_sync(kAll, valid ? place : 0x80000000u | lane);
+    const uint32_t together = groups == kWarp ? kAll : ((1u << groups) - 1) << (lane & -groups);
+    const uint32_t turn = __popc(peers & together & ((1u << lane) - 1));
+    const uint32_t what = (valid ? 0x80000000u : 0) | turn << 16 | place;
+    MONO_ROLLED
+    for (int begin = 0; begin < 1 << log_lanes; begin += kRounds) {
+      uint32_t whats[kRounds], locations[kRounds];
+      const float* from[kRounds];
+      Pack<kSize> values[kRounds];
       MONO_UNROLL
-      for (int k = 0; k < kAtOnce; ++k) {
-        const uint32_t i = at + k * c.groups + c.group;
-        const uint32_t location = lists.locations[min(i, end - 1)];
-        values[k] = LoadTerm(ready, location, c.column, i < end);
-        if (i < end && c.column >= 0) ready.template Finish<kSize>(location, &values[k]);
+      for (int k = 0; k < kRounds; ++k) {
+        const int from_lane = ((begin + k) * groups + group) & (kWarp - 1);
+        whats[k] = __shfl_sync(kAll, what, from_lane);
+        locations[k] = __shfl_sync(kAll, pair.location, from_lane);
+        if (begin + k >= 1 << log_lanes) whats[k] = 0;
+        from[k] =
+            (whats[k] >> 31) != 0 && column >= 0 ? ready.Address(locations[k], column) : nullptr;
       }
       MONO_UNROLL
-      for (int k = 0; k < kAtOnce; ++k) {
-        for (int g = 0; g < c.groups; ++g) {
-          const uint32_t i = at + k * c.groups + g;
-          if (i >= end) break;
-          const int place = lists.places[i];
-          if (place != current) {
-            if (current >= 0 && writes) Store<kSize>(sum, c.out + current * width);
-            current = place;
-            sum = c.column >= 0 ? Load<kSize>(c.out + current * width) : Zeros<kSize>();
+      for (int k = 0; k < kRounds; ++k) {
+        values[k] = from[k] != nullptr ? Load<kSize>(from[k]) : Zeros<kSize>();
+      }
+      MONO_UNROLL
+      for (int k = 0; k < kRounds; ++k) {
+        if (from[k] != nullptr) ready.template Finish<kSize>(locations[k], &values[k]);
+        const uint32_t turn_of = whats[k] >> 16 & 0x7fff;
+        float* const to = At(sums, static_cast<int>(whats[k] & 0xffff), own);
+        for (uint32_t now = 0;; ++now) {
+          if (from[k] != nullptr && turn_of == now) {
+            Pack<kSize> sum = LoadAligned<kSize>(to);
+            AddTo(&sum, values[k]);
+            StoreAligned<kSize>(sum, to);
           }
-          Pack<kSize> term;
-          MONO_UNROLL
-          for (int x = 0; x < kSize; ++x) {
-            term.values[x] = __shfl_sync(kAll, values[k].values[x], (g << lanes.log_lanes) | own);
-          }
-          AddTo(&sum, term);
+          __syncwarp();
+          if (__any_sync(kAll, turn_of > now) == 0) break;
         }
       }
     }
-    if (current >= 0 && writes) Store<kSize>(sum, c.out + current * width);
   }
 #else
   void Run(int64_t number, float* sums) const {
     Buckets::Work work;
     if (!buckets.Find(number, &work)) return;
     const Source ready = source.Ready();
-    const int64_t first_place = work.bucket << runs.of.shift;
-    std::fill(sums, sums + (width << runs.of.shift), 0.0f);
+    const int64_t first_place = work.bucket << buckets.runs.of.shift;
+    std::fill(sums, sums + (buckets.width << buckets.runs.of.shift), 0.0f);
     for (int64_t i = work.begin; i < work.end; ++i) {
-      if (runs.keys[i] >= runs.of.nowhere) continue;
-      const uint32_t location = ready.Locate(runs.occurrences[i]);
-      float* const to = sums + (runs.keys[i] - first_place) * width;
-      for (int64_t c = 0; c < width; c += kSize) {
+      if (buckets.runs.keys[i] >= buckets.runs.of.nowhere) continue;
+      const uint32_t location = ready.Locate(buckets.runs.occurrences[i]);
+      float* const to = sums + (buckets.runs.keys[i] - first_place) * buckets.width;
+      for (int64_t c = 0; c < buckets.width; c += kSize) {
         const float* const from = ready.Address(location, c);
         if (from == nullptr) continue;
         Pack<kSize> term = Load<kSize>(from);
@@ -428,7 +309,7 @@ struct BucketSums {
         for (int k = 0; k < kSize; ++k) to[c + k] += term.values[k];
       }
     }
-    std::copy(sums, sums + buckets.NumPlaces(work.bucket) * width, work.to);
+    std::copy(sums, sums + buckets.NumPlaces(work.bucket) * buckets.width, work.to);
   }
 #endif
 };
@@ -436,12 +317,13 @@ struct BucketSums {
 #if defined(__CUDACC__)
 template <typename Job>
 __global__ void __launch_bounds__(kWarp* kBucketWarps, kBucketBlocks) BucketKernel(Job job) {
-  __shared__ BucketLists lists[kBucketWarps];
+  extern __shared__ float4 bucket_sums[];
   const int warp = static_cast<int>(threadIdx.x) / kWarp;
+  float* const sums = reinterpret_cast<float*>(bucket_sums) + warp * job.floats;
   if (*job.bad != 0 || *job.unaligned != 0) return;
   for (int64_t item = int64_t{blockIdx.x} * kBucketWarps + warp; item < job.items;
        item += int64_t{gridDim.x} * kBucketWarps) {
-    job.Run(item, static_cast<int>(threadIdx.x) % kWarp, lists + warp);
+    job.Run(item, static_cast<int>(threadIdx.x) % kWarp, sums);
   }
 }
 #endif
@@ -454,16 +336,18 @@ int AddBuckets(Stream stream, const Buckets& buckets, const Source& source, cons
   const int64_t num_buckets = buckets.num_buckets, stretches = NumStretches(runs.n);
   const RowLanes lanes(buckets.width, kSize);
   const int64_t numbers = num_buckets + 2 * stretches;
-  const BucketSums<kSize, Source> job{
-      buckets, runs, source, lanes, buckets.width, numbers * lanes.chunks, bad, unaligned};
+  const int64_t floats = int64_t{kSize} << (lanes.log_lanes + runs.of.shift);
+  const BucketSums<kSize, Source> job{buckets, source,   lanes, floats, numbers * lanes.chunks,
+                                      bad,     unaligned};
   MONO_GPU_TRY(FillBytes(stream, spans, 0, num_buckets * static_cast<int64_t>(sizeof(Span))));
   MONO_GPU_TRY(ForTiles(stream, CeilDiv(runs.n, kLanes * MarkBuckets::kKeysOfLane),
                         MarkBuckets{runs.keys, runs.n, runs.of.shift, num_buckets, spans}));
   if (num_buckets == 0) return MONO_GPU_OK;
 #if defined(__CUDACC__)
   const int64_t blocks = CeilDiv(job.items, kBucketWarps);
+  const size_t bytes = kBucketWarps * sizeof(float) * static_cast<size_t>(floats);
   BucketKernel<<<static_cast<unsigned>(std::min<int64_t>(blocks, int64_t{1} << 30)),
-                 kWarp * kBucketWarps, 0, static_cast<cudaStream_t>(stream)>>>(job);
+                 kWarp * kBucketWarps, bytes, static_cast<cudaStream_t>(stream)>>>(job);
   MONO_GPU_TRY(CheckCuda(cudaGetLastError(), "launch of a sum by bucket"));
 #else
   if (*bad != 0 || *unaligned != 0) return MONO_GPU_OK;
