@@ -8,7 +8,7 @@
 //   gpu_table properties [ROWS]          many tables, determinism, out of memory, growth to ROWS
 //   gpu_table streams                    lookups on one stream while another one writes
 //   gpu_table adversarial ROWS           ids chosen to collide, against random ones
-//   gpu_table variants DIM ROWS          one line or two lines of the index at a time
+//   gpu_table variants DIM ROWS          one line of the index at a time, or more
 //   gpu_table tables COUNT               one call for COUNT tables against COUNT calls
 //
 // Without nvcc only `check` and `properties` are there, on the loops that stand for the kernels.
@@ -33,7 +33,7 @@ std::vector<TableTuning> Tunings(int number) {
   // Only lookups of rows as they are, and updates of one segment with SGD or Adagrad have two.
   if (number >= 28 || number % 14 > 1) return {Tuning()};
   constexpr int64_t kAll = int64_t{1} << 40;
-  return {{0, 0, false}, {kAll, kAll, false}, {kAll, kAll, true}};
+  return {{0, 0}, {kAll, kAll}};
 }
 
 int Check(int first, int last) {
@@ -318,9 +318,7 @@ int Variants(int64_t dim, int64_t rows) {
     const char* name;
     TableTuning tuning;
   };
-  const Way ways[] = {{"lines", {0, 0, false}},
-                      {"pairs of lines", {kAll, kAll, false}},
-                      {"a pair, then four", {kAll, kAll, true}}};
+  const Way ways[] = {{"lines", {0, 0}}, {"far", {kAll, kAll}}};
   const auto nothing = [](int) { NoKernel<<<1, 32>>>(); };
   Row("an empty kernel, idle device", 0, Measure(20, nothing), 0);
   Row("an empty kernel, device time", 0, MeasureQueued(20, nothing), 0);
@@ -535,17 +533,6 @@ int Streams() {
 #endif
 
 int Main(int argc, char** argv) {
-#if defined(__CUDACC__)
-  // fetch BYTES MODE ...: with another granularity of fetches into the second-level cache.
-  if (argc > 3 && std::strcmp(argv[1], "fetch") == 0) {
-    size_t before = 0;
-    cudaDeviceGetLimit(&before, cudaLimitMaxL2FetchGranularity);
-    const auto error = cudaDeviceSetLimit(cudaLimitMaxL2FetchGranularity, std::atoll(argv[2]));
-    std::printf("fetches of %s bytes instead of %zu: %s\n", argv[2], before,
-                cudaGetErrorString(error));
-    return Main(argc - 2, argv + 2);
-  }
-#endif
   const std::string mode = argc > 1 ? argv[1] : "";
   const auto number = [&](int i, int64_t otherwise) {
     return argc > i ? std::atoll(argv[i]) : otherwise;

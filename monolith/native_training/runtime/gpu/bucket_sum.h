@@ -108,6 +108,7 @@ struct Buckets {
   int64_t num_buckets;
   float* out;
   float* partials;
+  int32_t* any_long;  // set where a bucket is
 
   // Rows that one warp adds up, and where to.
   struct Work {
@@ -132,7 +133,9 @@ struct Buckets {
     if (bucket_number >= 0) {
       const Span span = spans[bucket_number];
       *work = {bucket_number, span.begin, span.end, out + bucket_number * Floats()};
-      return !IsLong(span);
+      if (!IsLong(span)) return true;
+      MarkBad(any_long);
+      return false;
     }
     const int64_t part = number, first = part / 2 * kStretchRows;
     const int64_t end = first + kStretchRows < runs.n ? first + kStretchRows : runs.n;
@@ -147,19 +150,24 @@ struct Buckets {
   }
 };
 
-// Adds the partial sums of long buckets up: `tiles` tiles for every stretch, of the bucket that
-// begins in it.
+// Adds the partial sums of long buckets up. A few tiles share them: usually there are none.
 struct AddPartials {
   Buckets buckets;
-  int64_t tiles;
+  int64_t parts;  // of kLanes floats, of a bucket
   const int32_t* bad;
   const int32_t* unaligned;
 
   MONO_DEVICE void operator()(int64_t tile, int lane) const {
-    if (*bad != 0 || *unaligned != 0) return;
+    if (*buckets.any_long == 0 || *bad != 0 || *unaligned != 0) return;
+    const int64_t items = NumStretches(buckets.runs.n) * parts;
+    for (int64_t item = tile; item < items; item += kOverlapTiles) Add(item, lane);
+  }
+
+  // A part of the bucket that begins in a stretch, if that is a long one.
+  MONO_DEVICE void Add(int64_t item, int lane) const {
     const Runs& runs = buckets.runs;
     int64_t stretch, part;
-    DivMod(tile, tiles, &stretch, &part);
+    DivMod(item, parts, &stretch, &part);
     const int64_t first = stretch * kStretchRows;
     const int64_t end = first + kStretchRows < runs.n ? first + kStretchRows : runs.n;
     const int64_t bucket = runs.keys[end - 1] >> runs.of.shift;
@@ -354,20 +362,21 @@ int AddBuckets(Stream stream, const Buckets& buckets, const Source& source, cons
   std::vector<float> sums(buckets.width << runs.of.shift);
   for (int64_t number = 0; number < numbers; ++number) job.Run(number, sums.data());
 #endif
-  const int64_t tiles = CeilDiv(buckets.width << runs.of.shift, kLanes);
-  return ForTiles(stream, stretches * tiles, AddPartials{buckets, tiles, bad, unaligned});
+  if (stretches == 0) return MONO_GPU_OK;
+  const int64_t parts = CeilDiv(buckets.width << runs.of.shift, kLanes);
+  return ForTiles(stream, kOverlapTiles, AddPartials{buckets, parts, bad, unaligned});
 }
 
 // As ScatterSum. *unaligned: whether some place is no multiple of the width; spans has NumBuckets
-// elements, partials PartialFloats.
+// elements, partials PartialFloats; *any_long is 0 on entry.
 template <int kSize, typename Source>
 int SumBuckets(Stream stream, const Runs& runs, const Source& source, int64_t width,
                const int32_t* bad, const int32_t* unaligned, Span* spans, float* partials,
-               float* out, int64_t out_size) {
+               int32_t* any_long, float* out, int64_t out_size) {
   const int64_t whole = int64_t{runs.of.nowhere} * width;  // what rows can cover
   MONO_GPU_TRY(
       FillBytes(stream, out + whole, 0, (out_size - whole) * static_cast<int64_t>(sizeof(float))));
-  const Buckets buckets{runs, spans, width, NumBuckets(runs.of), out, partials};
+  const Buckets buckets{runs, spans, width, NumBuckets(runs.of), out, partials, any_long};
   MONO_GPU_TRY((AddBuckets<kSize, Source>(stream, buckets, source, bad, unaligned, spans)));
   return ForTiles(stream, kOverlapTiles,
                   AddOverlapping<Source>{runs, source, width, bad, unaligned, out, out_size});

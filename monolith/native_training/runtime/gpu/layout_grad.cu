@@ -262,6 +262,7 @@ int mono_gpu_op_layout_grad(void* stream, const MonoGpuLayoutPlan* plan,
     const auto target_slot = space.Put(targets);
     const auto overlap = space.Put(std::vector<int32_t>{0});
     const auto unaligned = space.Put(std::vector<int32_t>{0});
+    const auto any_long = space.Put(std::vector<int32_t>{0});
     const auto sums = space.Scratch<float>(own.sum_floats);
     const auto keys = space.Scratch<uint32_t>(ids);
     const auto sorted_keys = space.Scratch<uint32_t>(ids);
@@ -300,7 +301,7 @@ int mono_gpu_op_layout_grad(void* stream, const MonoGpuLayoutPlan* plan,
     if (in_buckets) {
       const auto add = packed ? SumBuckets<4, IdGradients> : SumBuckets<1, IdGradients>;
       return add(stream, runs, source, max_width, space.bad(), space.At(unaligned), space.At(spans),
-                 space.At(partials), out, out_size);
+                 space.At(partials), space.At(any_long), out, out_size);
     }
     const auto scatter =
         in_order ? (packed ? ScatterSum<4, true, IdGradients> : ScatterSum<1, true, IdGradients>)

@@ -311,12 +311,10 @@ MONO_DEVICE void FindFarRows(int lane, int64_t id, bool pending, const OnHit& on
 }
 #endif
 
-// How a warp walks along the lines of its ids: more lines at a time move more bytes and wait less
-// often.
+// How a warp walks along the lines of its ids.
 enum class Walk {
-  kLines,
-  kPairs,
-  kPairThenFour,  // few ids are not in their first pair, and the longest way counts
+  kLines,  // one at a time: the fewest bytes
+  kFar,  // a pair, then four pairs at a time: few ids are that far away, and the longest way counts
 };
 
 // Sets rows to those of the ids where `wanted`, 0 where absent. on_hit(slot, seen, j) is called by
@@ -325,7 +323,7 @@ template <Walk kWalk, typename OnHit>
 MONO_DEVICE void FindRows(const IndexView& index, int lane, const PerId<int64_t>& ids,
                           const PerId<bool>& wanted, const OnHit& on_hit, PerId<uint32_t>* rows) {
 #if defined(__CUDACC__)
-  constexpr bool kPairs = kWalk != Walk::kLines;
+  constexpr bool kPairs = kWalk == Walk::kFar;
   // Four lanes read one line; the ids of four lanes are searched by these, all four at once.
   const int own = lane & 3;
   const int group = lane & 28;
@@ -376,7 +374,7 @@ MONO_DEVICE void FindRows(const IndexView& index, int lane, const PerId<int64_t>
       pending = false;
       ended = true;
     }
-    if (kWalk == Walk::kPairThenFour) {
+    if (kWalk == Walk::kFar) {
       FindFarRows(lane, id, pending, on_hit, &path, &row, &ended);
       break;
     }

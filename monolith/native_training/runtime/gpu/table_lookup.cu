@@ -231,14 +231,10 @@ int LaunchLookup(Stream stream, const LookupTask& task, const RowPlan& plan) {
 #if defined(__CUDACC__)
   const auto copy = [&](auto tile, auto size) {
     constexpr int kTile = decltype(tile)::value, kSize = decltype(size)::value;
-    // Few ids leave the card idle in between: then registers are no matter.
-    if (kSize == 4 && task.n < Tuning().lookup_pairs_below) {
-      if (Tuning().far) {
-        return ForWarps<2>(stream, words, kAllBlocks, CopyRows < kTile, kSize,
-                           kSize == 4 ? Walk::kPairThenFour : Walk::kLines > {task});
+    if constexpr (kSize == 4) {
+      if (task.n < Tuning().lookup_far_below) {
+        return ForWarps<2>(stream, words, kAllBlocks, CopyRows<kTile, kSize, Walk::kFar>{task});
       }
-      return ForWarps<2>(stream, words, kAllBlocks, CopyRows < kTile, kSize,
-                         kSize == 4 ? Walk::kPairs : Walk::kLines > {task});
     }
     return ForWarps < kTile <= 8
                ? 6

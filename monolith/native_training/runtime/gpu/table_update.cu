@@ -53,14 +53,9 @@ template <int kTile, bool kSum, typename Rule>
 int UpdateTask(Stream stream, const WriteTask& task, PackedRows<kTile, kSum, Rule>) {
   using Rows = PackedRows<kTile, kSum, Rule>;
   const int64_t n = task.arguments.batch.n, words = CeilDiv(n, kWordIds);
-  if (n < Tuning().update_pairs_below) {
-    if (Tuning().far) {
-      return ForWarps<2>(
-          stream, words, kAllBlocks,
-          UpdateOne<Rows, Walk::kPairThenFour>{task.arguments, Rows::PlanOf(task.plan)});
-    }
+  if (n < Tuning().update_far_below) {
     return ForWarps<2>(stream, words, kAllBlocks,
-                       UpdateOne<Rows, Walk::kPairs>{task.arguments, Rows::PlanOf(task.plan)});
+                       UpdateOne<Rows, Walk::kFar>{task.arguments, Rows::PlanOf(task.plan)});
   }
   return ForWarps<Rows::kMinBlocks>(
       stream, words, kAllBlocks,
