@@ -257,9 +257,12 @@ def ffm_multiply_grad(gpu: Gpu):
   return _ffm(gpu, dot=False, grad=True)
 
 
-def _gather_inputs(gpu: Gpu):
+def _gather_inputs(gpu: Gpu, hot: float = 0.0):
+  """`hot`: the share of the rows that are of one place."""
   rows, table, dim = 1 << 23, 1 << 22, 16
-  offsets = np.random.default_rng(1).integers(0, table, rows).astype(np.int32) * dim
+  rng = np.random.default_rng(1)
+  offsets = rng.integers(0, table, rows).astype(np.int32) * dim
+  offsets[rng.random(rows) < hot] = 3 * dim
   return rows, table * dim, dim, gpu.put(offsets)
 
 
@@ -279,8 +282,8 @@ def gather(gpu: Gpu):
   return call, rows * (4 + 8 * dim), rows, 0
 
 
-def gather_grad(gpu: Gpu):
-  rows, size, dim, offsets = _gather_inputs(gpu)
+def gather_grad(gpu: Gpu, hot: float = 0.0):
+  rows, size, dim, offsets = _gather_inputs(gpu, hot)
   grads, out = gpu.floats(rows * dim), gpu.empty(4 * size)
   call = gpu.with_workspace(
     "op_gather_grad",
@@ -294,6 +297,14 @@ def gather_grad(gpu: Gpu):
     _i64(size),
   )
   return call, rows * (4 + 4 * dim) + 4 * size, rows, _sort_bytes(rows, size // dim)
+
+
+def gather_grad_hot(gpu: Gpu):
+  return gather_grad(gpu, hot=0.1)
+
+
+def gather_grad_one(gpu: Gpu):
+  return gather_grad(gpu, hot=1.0)
 
 
 def segment_sum(gpu: Gpu):
@@ -349,12 +360,13 @@ def reduce_split_grad(gpu: Gpu):
   return _reduce(gpu, grad=True)
 
 
-def _layout(gpu: Gpu, grad: bool):
+def _layout(gpu: Gpu, grad: bool, hot: float = 0.0):
   features, batch, dim, per_row, table = 20, 1 << 16, 16, 3, 50_000
   rng = np.random.default_rng(4)
   num_ids = features * batch * per_row
   of_feature = np.repeat(np.arange(features), batch * per_row)
   ids = ((of_feature * table + rng.integers(0, table, num_ids)) * dim).astype(np.uint64)
+  ids[rng.random(num_ids) < hot] = 3 * dim
   rows = (np.arange(features * batch + 1) * per_row).astype(np.int32)
   starts = (np.arange(features + 1) * batch).astype(np.uint32)
   request = Request(
@@ -423,6 +435,10 @@ def layout_grad(gpu: Gpu):
   return _layout(gpu, grad=True)
 
 
+def layout_grad_hot(gpu: Gpu):
+  return _layout(gpu, grad=True, hot=0.1)
+
+
 KERNELS = (
   scale,
   sum_of_squares,
@@ -433,11 +449,14 @@ KERNELS = (
   ffm_multiply_grad,
   gather,
   gather_grad,
+  gather_grad_hot,
+  gather_grad_one,
   segment_sum,
   reduce_split,
   reduce_split_grad,
   layout,
   layout_grad,
+  layout_grad_hot,
 )
 
 

@@ -8,7 +8,7 @@
 //   gpu_table properties [ROWS]          many tables, determinism, out of memory, growth to ROWS
 //   gpu_table streams                    lookups on one stream while another one writes
 //   gpu_table adversarial ROWS           ids chosen to collide, against random ones
-//   gpu_table variants DIM ROWS          one line or two lines of the index at a time
+//   gpu_table variants DIM ROWS          one line of the index at a time, or more
 //   gpu_table tables COUNT               one call for COUNT tables against COUNT calls
 //
 // Without nvcc only `check` and `properties` are there, on the loops that stand for the kernels.
@@ -294,7 +294,9 @@ int Insert(int64_t dim, int64_t rows) {
   return missing == 0 && zero == 0 ? 0 : 1;
 }
 
-// The same calls with one line and with two lines of the index at a time.
+__global__ void NoKernel() {}
+
+// The same calls with one line of the index at a time, and with more.
 int Variants(int64_t dim, int64_t rows) {
   std::printf("variants, dim %lld, %lld rows, adagrad\n", static_cast<long long>(dim),
               static_cast<long long>(rows));
@@ -312,44 +314,49 @@ int Variants(int64_t dim, int64_t rows) {
   options.req_time = 2000;
   const TableTuning measured = Tuning();
   constexpr int64_t kAll = int64_t{1} << 40;
-  for (const int64_t n : {int64_t{1} << 14, int64_t{1} << 16, int64_t{1} << 18, kBatch}) {
+  struct Way {
+    const char* name;
+    TableTuning tuning;
+  };
+  const Way ways[] = {{"lines", {0, 0}}, {"far", {kAll, kAll}}};
+  const auto nothing = [](int) { NoKernel<<<1, 32>>>(); };
+  Row("an empty kernel, idle device", 0, Measure(20, nothing), 0);
+  Row("an empty kernel, device time", 0, MeasureQueued(20, nothing), 0);
+  for (const int64_t n :
+       {int64_t{1} << 10, int64_t{1} << 14, int64_t{1} << 16, int64_t{1} << 18, kBatch}) {
     std::printf("  batches of %lld, device time:\n", static_cast<long long>(n));
     const auto ids_of = [&](int i) {
       return batches.ids[i % kBatches]->data() + (n == kBatch ? 0 : i * n % (kBatch - n));
     };
-    for (const int64_t pairs : {int64_t{0}, kAll}) {
-      Tuning().lookup_pairs_below = pairs;
-      Row(pairs == kAll ? "lookup, pairs of lines" : "lookup, lines", n,
-          MeasureQueued(20,
-                        [&](int i) {
-                          MUST(mono_gpu_table_lookup(table.get(), nullptr, ids_of(i), n, out.data(),
-                                                     nullptr));
-                        }),
-          0);
+    const auto lookup = [&](int i) {
+      MUST(mono_gpu_table_lookup(table.get(), nullptr, ids_of(i), n, out.data(), nullptr));
+    };
+    for (const Way& way : ways) {
+      Tuning() = way.tuning;
+      Row((std::string("lookup, ") + way.name).c_str(), n, MeasureQueued(20, lookup), 0);
     }
+    Tuning() = measured;
+    Row("lookup, idle device", n, Measure(20, lookup), 0);
     for (const int32_t duplicates : {MONO_GPU_IDS_ARE_DISTINCT, MONO_GPU_SUM_GRADIENTS}) {
       options.duplicates = duplicates;
-      const std::string kind = duplicates == MONO_GPU_IDS_ARE_DISTINCT ? "update" : "update summed";
-      const auto update = [&](const char* how, int64_t pairs_below) {
-        Tuning().update_pairs_below = pairs_below;
-        Row((kind + how).c_str(), n,
-            MeasureQueued(20,
-                          [&](int i) {
-                            ++options.req_time;
-                            MUST(mono_gpu_table_optimize(table.get(), nullptr, ids_of(i), n,
-                                                         gradients.data(), &options));
-                          }),
-            0);
+      const std::string kind =
+          duplicates == MONO_GPU_IDS_ARE_DISTINCT ? "update, " : "update summed, ";
+      const auto update = [&](int i) {
+        ++options.req_time;
+        MUST(mono_gpu_table_optimize(table.get(), nullptr, ids_of(i), n, gradients.data(),
+                                     &options));
       };
-      update(", lines", 0);
-      update(", pairs of lines", kAll);
+      for (const Way& way : ways) {
+        Tuning() = way.tuning;
+        Row((kind + way.name).c_str(), n, MeasureQueued(20, update), 0);
+      }
+      Tuning() = measured;
+      Row((kind + "idle device").c_str(), n, Measure(20, update), 0);
     }
   }
-  Tuning() = measured;
   return 0;
 }
 
-// One call for many tables.
 int Tables(int64_t count) {
   constexpr int64_t kRows = 100000, kIds = 2048, kDim = 16;
   std::printf("%lld tables of %lld rows, %lld ids of each, dim %lld\n",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import tensorflow as tf
 
 from idl.matrix.proto import example_pb2
@@ -174,3 +175,38 @@ def train(
     while not session.should_stop() and (steps is None or len(seen) < steps):
       seen.append(session.run((built.fetches, built.update))[0])
   return seen
+
+
+def rows_of_ranks(
+  ctx: parsers.ParserCtx, num_ranks: int, seed: int
+) -> dict[int, dict[str, tuple[list[int], np.ndarray]]]:
+  """Returns rank -> table -> (the ids of `ROWS` that it owns, some values)."""
+  op_params = ctx.sharding_sparse_fids_op_params
+  assert op_params is not None
+  rng = np.random.default_rng(seed)
+  data: dict[int, dict[str, tuple[list[int], np.ndarray]]] = {}
+  for name in SLICE_DIMS:
+    table = op_params.feature_configs.feature_configs[name].table
+    if op_params.use_native_multi_hash_table:
+      table = name
+    ids = sorted({id_ for row in ROWS[name] for id_ in row})
+    values = rng.integers(-50, 50, [len(ids), sum(SLICE_DIMS[name])]) / 4
+    for rank in range(num_ranks):
+      own = [i for i, id_ in enumerate(ids) if id_ % num_ranks == rank]
+      old_ids, old_values = data.setdefault(rank, {}).get(table, ([], values[:0]))
+      data[rank][table] = (
+        old_ids + [ids[i] for i in own],
+        np.concatenate([old_values, values[own]]),
+      )
+  return data
+
+
+def write_and_look_up(
+  built: Built, writes: Sequence[tf.Operation], session_config: tf.compat.v1.ConfigProto
+) -> dict[str, Any]:
+  """Runs writes, one after the other; returns what a step fetches then."""
+  creator = tf.compat.v1.train.ChiefSessionCreator(config=session_config)
+  with tf.compat.v1.train.MonitoredSession(creator) as session:
+    for write in writes:
+      session.run(write)
+    return session.run(built.fetches)

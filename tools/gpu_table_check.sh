@@ -8,7 +8,7 @@
 #   long       the same with growth to 50 million rows, and ids chosen to collide
 #   sanitize   compute-sanitizer's memcheck, racecheck and initcheck on small sequences, in two minutes
 #   bench      the figures of benchmarks/README.md
-#   variants   one line or two lines of the index at a time
+#   variants   one line of the index at a time, or more
 #
 # Objects, the program and the logs go to FOLDER. MONO_GPU_ARCH: the architecture, sm_90 if unset.
 set -euo pipefail

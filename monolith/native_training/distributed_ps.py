@@ -503,7 +503,6 @@ class PartitionedHashTable(layout_table.LayoutHashTable):
 
   Raises:
     AssertionError: the parameters have `enable_gpu_emb`, and there are not `num_ps` ranks.
-    NotImplementedError: they have it, and embeddings are to travel with 16 bits.
     ValueError: the parser context has no parameters, or those of another number of servers.
   """
 

@@ -32,7 +32,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -92,6 +92,8 @@ class DistributedMultiTypeHashTableMpi(queue_hooks.QueueHooks):
       (Q4).
     enable_grad_accumulation: add up the gradients of an id over all ranks before the optimizer
       step, instead of one step per rank in the order of the ranks.
+    transfer_float16: exchange rows (S3) and gradients (S6) with 16 bits. A process alone rounds
+      them, too, so that it trains as ranks do.
 
   Raises:
     AssertionError: `shard_num` is not the number of ranks.
@@ -104,6 +106,7 @@ class DistributedMultiTypeHashTableMpi(queue_hooks.QueueHooks):
     queue_configs: dict[str, int] | None = None,
     *,
     enable_grad_accumulation: bool = False,
+    transfer_float16: bool = False,
   ):
     self._is_alone = shard_num == 0
     if not self._is_alone:
@@ -114,6 +117,7 @@ class DistributedMultiTypeHashTableMpi(queue_hooks.QueueHooks):
     self._output_dims = list(self._table.get_table_dim_sizes())
     self._queue_configs = dict(queue_configs or {})
     self._enable_grad_accumulation = enable_grad_accumulation
+    self._transfer_float16 = transfer_float16
     self._slots: list[str] | None = None
     self._dependency_ops: list[tf.Operation] = []
     # Shared by the copies that updates return, so that all see the hooks.
@@ -205,7 +209,7 @@ class DistributedMultiTypeHashTableMpi(queue_hooks.QueueHooks):
     if queue is not None:
       queues.append((queue, fwd_capacity))
     with self._exchange_device("FWD"):
-      recv_embeddings = self._all_to_all(
+      recv_embeddings = self._exchange_floats(
         bundle.pop("fused_embeddings"), bundle["embedding_splits"], "fused_embedding_alltoall"
       )
     # Moved before the queue, which then keeps batches on the GPU until the gather reads them.
@@ -285,7 +289,7 @@ class DistributedMultiTypeHashTableMpi(queue_hooks.QueueHooks):
       queue_name="queue_fusedGatherGrad_to_fusedEmbGradA2A",
     )
     with _detached(push_queue is not None), self._exchange_device("BWD"):
-      update["grad_flat_t"] = self._all_to_all(
+      update["grad_flat_t"] = self._exchange_floats(
         update.pop("grad_flat"), update.pop("recv_emb_splits"), "fused_embedding_gradient_alltoall"
       )
     with _detached(push_queue is not None):
@@ -304,6 +308,34 @@ class DistributedMultiTypeHashTableMpi(queue_hooks.QueueHooks):
     self._add_push_hooks(push_queue, update_queue, update_op, first_queue.enqueue_op)
     self._dependency_ops.append(first_queue.enqueue_op)
     return self
+
+  def write_shards(
+    self,
+    names: Sequence[str],
+    shards: Sequence[Mapping[str, tuple[tf.Tensor, tf.Tensor]]],
+    write_fn: Callable[[Any, dict[str, tuple[tf.Tensor, tf.Tensor]]], Any],
+    op: str,
+  ) -> DistributedMultiTypeHashTableMpi:
+    """Sends rows to the ranks that own them, where those of all ranks are written.
+
+    All ranks have to run it together. Those of rank 0 come first, so that of rows that several
+    ranks assign the one of the last rank stays.
+
+    Args:
+      names: the tables, sorted.
+      shards: for each rank, table -> (int64 ids, float32 `[ids, dim]`); tables may be missing.
+      write_fn: `(group, table -> (ids, values)) -> group after the write`.
+      op: prefix of the names of exchanges.
+
+    Returns:
+      The table after the write.
+    """
+    received = shards[0] if self._is_alone else self._exchange_rows(names, shards, op)
+    updated = copy.copy(self)
+    with tf.device("/device:CPU:0"):
+      updated._table = write_fn(self._table, dict(received))
+    updated._dependency_ops = []
+    return updated
 
   def assign(self, slot_to_id_and_value: Any) -> DistributedMultiTypeHashTableMpi:
     raise NotImplementedError("DistributedMultiTypeHashTableMpi does not support assign!")
@@ -327,6 +359,56 @@ class DistributedMultiTypeHashTableMpi(queue_hooks.QueueHooks):
 
   def _all_to_all(self, tensor: tf.Tensor, splits: Any, name: str) -> tf.Tensor:
     return tensor if self._is_alone else hvd_lib.alltoall(tensor, splits, name=name)
+
+  def _exchange_floats(self, tensor: tf.Tensor, splits: Any, name: str) -> tf.Tensor:
+    """Exchanges rows or gradients, with 16 bits if they are to travel so."""
+    if not self._transfer_float16:
+      return self._all_to_all(tensor, splits, name)
+    halves = tf.cast(tensor, tf.float16, name=f"{name}_send_CastToFloat16")
+    halves = self._all_to_all(halves, splits, name)
+    return tf.cast(halves, tf.float32, name=f"{name}_recv_CastToFloat32")
+
+  def _exchange_rows(
+    self,
+    names: Sequence[str],
+    shards: Sequence[Mapping[str, tuple[tf.Tensor, tf.Tensor]]],
+    op: str,
+  ) -> dict[str, tuple[tf.Tensor, tf.Tensor]]:
+    """Returns what all ranks send to this one: table -> (ids, values), by sender."""
+    # Exchanges are matched by name, and a graph may write more than once.
+    op = tf.compat.v1.get_default_graph().unique_name(op).replace("/", "_")
+    num_tables = len(names)
+    with tf.device("/device:CPU:0"):
+      ids, values = [], []
+      for shard in shards:
+        for name, dim in zip(names, self._output_dims):
+          nothing = (tf.zeros([0], tf.int64), tf.zeros([0, dim]))
+          own_ids, own_values = shard.get(name, nothing)
+          ids.append(own_ids)
+          values.append(tf.reshape(own_values, [-1]))
+      dims = tf.constant(self._output_dims, tf.int32)
+      sizes = tf.stack([tf.size(own_ids) for own_ids in ids])
+      by_rank = tf.reshape(sizes, [self._shard_num, num_tables])
+      tables = [num_tables] * self._shard_num
+      sizes = hvd_lib.alltoall(sizes, tables, name=f"{op}_size_alltoall")
+      all_ids = hvd_lib.alltoall(
+        tf.concat(ids, axis=0), tf.reduce_sum(by_rank, axis=1), name=f"{op}_id_alltoall"
+      )
+      all_values = hvd_lib.alltoall(
+        tf.concat(values, axis=0),
+        tf.reduce_sum(by_rank * dims, axis=1),
+        name=f"{op}_value_alltoall",
+      )
+      num_parts = self._shard_num * num_tables
+      ids = tf.split(all_ids, sizes, num=num_parts)
+      values = tf.split(all_values, sizes * tf.tile(dims, [self._shard_num]), num=num_parts)
+      return {
+        name: (
+          tf.concat(ids[i::num_tables], axis=0),
+          tf.reshape(tf.concat(values[i::num_tables], axis=0), [-1, dim]),
+        )
+        for i, (name, dim) in enumerate(zip(names, self._output_dims))
+      }
 
   def _exchange_device(self, stage: str) -> contextlib.AbstractContextManager:
     """Returns the scope of the all-to-all of `stage` (`FID`, `FWD`, `BWD`): the GPU if allowed.

@@ -119,6 +119,44 @@ class LayoutTest(_GpuTest):
         seen = {kind: self._train_ranks(native, kind) for kind in _DEVICES}
         self.compare(seen["gpucuco"], seen["cuckoo"], layout_testing.LAYOUTS)
 
+  def test_writes_rows_as_in_main_memory(self):
+    for native in (True, False):
+      with self.subTest(native=native):
+        seen = {kind: self._write_in_ranks(native, kind) for kind in _DEVICES}
+        for got, want in zip(seen["gpucuco"], seen["cuckoo"]):
+          for name in layout_testing.LAYOUTS:
+            np.testing.assert_allclose(got[name], want[name], rtol=1e-6)
+          self.assertGreater(np.abs(got["vec"]).max(), 1)
+
+  def _write_in_ranks(self, native, kind):
+    """Returns what two ranks look up after both have written rows into both."""
+    rows = layout_testing.ROWS
+
+    def build(rank):
+      built = self.build(2, native, {name: rows[name][rank : rank + 1] for name in rows}, kind=kind)
+      first, second = (
+        layout_testing.rows_of_ranks(self.ctx, 2, seed=seed) for seed in (rank, 2 + rank)
+      )
+      with tf.compat.v1.device(device_utils.default_device_fn):
+        return built, [built.table.assign(first).as_op(), built.table.assign_add(second).as_op()]
+
+    ranks = in_process_ranks.Ranks(2)
+    graphs, built = ranks.build(build)
+    return ranks.run(
+      lambda rank: layout_testing.write_and_look_up(*built[rank], _session_config()), graphs
+    )
+
+  def test_trains_with_16_bits_as_with_tables_in_main_memory(self):
+    seen = {}
+    for kind in _DEVICES:
+      with tf.Graph().as_default():
+        built = self.build(0, True, kind=kind, transfer_float16=True)
+        seen[kind] = layout_testing.train(built, 5, _session_config())
+    for got, want in zip(seen["gpucuco"], seen["cuckoo"]):
+      for name in layout_testing.LAYOUTS:
+        # A difference in the last bit may round to another half.
+        np.testing.assert_allclose(got[name], want[name], rtol=2e-3, atol=1e-3)
+
   def _train_ranks(self, native, kind):
     ranks = in_process_ranks.Ranks(2)
     rows = layout_testing.ROWS

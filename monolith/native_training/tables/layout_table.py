@@ -76,7 +76,6 @@ class LayoutHashTable(queue_hooks.QueueHooks):
 
   Raises:
     AssertionError: the parameters have `enable_gpu_emb`, and there are not `num_ps` ranks.
-    NotImplementedError: they have it, and embeddings are to travel with 16 bits.
     ValueError: the parser context has no parameters, or those of another number of servers.
   """
 
@@ -387,7 +386,8 @@ class LayoutHashTable(queue_hooks.QueueHooks):
 
     Args:
       data: server -> table (with native tables, the feature's or the one it shares) -> (its ids,
-        values); already sharded.
+        values); already sharded. With `enable_gpu_emb` a rank stands for a server, and all ranks
+        write together, each what it has for whom.
     """
     with tf.name_scope("dmtht_a" if self._use_native else "pht_assign"):
       return self._write(data, lambda table, pairs: table.assign(pairs), op="assign")
@@ -397,7 +397,8 @@ class LayoutHashTable(queue_hooks.QueueHooks):
 
     Args:
       data: server -> table (with native tables, the feature's or the one it shares) -> (its ids,
-        values); already sharded.
+        values); already sharded. With `enable_gpu_emb` a rank stands for a server, and all ranks
+        write together, each what it has for whom.
     """
     with tf.name_scope("dmtht_aa" if self._use_native else "pht_assign_add"):
       return self._write(data, lambda table, pairs: table.assign_add(pairs), op="assign_add")
@@ -602,10 +603,9 @@ class LayoutHashTable(queue_hooks.QueueHooks):
     self, data: AssignData, update_fn: Callable[[Any, dict[str, Any]], Any], op: str
   ) -> LayoutHashTable:
     if self._ranks is not None:
-      raise NotImplementedError(
-        f"{op} needs tables of parameter servers, but enable_gpu_emb is set: unset it, or restore "
-        "the rows from a checkpoint"
-      )
+      updated = copy.copy(self)
+      updated._set_ranks(self._ranks.write(data, update_fn, op))
+      return updated
     tables = list(self._group.tables)
     for ps, name_to_pair in data.items():
       pairs = {}

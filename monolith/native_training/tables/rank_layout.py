@@ -11,7 +11,7 @@ Nothing leaves the GPU between the lookup and the update if the tables are there
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 import tensorflow as tf
@@ -49,7 +49,6 @@ class RankLayout:
 
   Raises:
     AssertionError: there is another number of ranks.
-    NotImplementedError: embeddings are to travel with 16 bits.
     ValueError: the graph is exported, whose tables are those of parameter servers.
   """
 
@@ -64,10 +63,6 @@ class RankLayout:
     # Not needed by training on servers.
     from monolith.native_training import distributed_ps_sync
 
-    if params.transfer_float16:
-      raise NotImplementedError(
-        "transfer_float16 is set, but the ranks of a fused layout exchange 32 bits: leave it unset"
-      )
     if export_context.is_exporting():
       raise ValueError("enable_gpu_emb is set while exporting, want tables of parameter servers")
     self.names = sorted(params.sub_table_name_to_config)
@@ -76,7 +71,9 @@ class RankLayout:
       lambda rank: cast(protocols.FusedGroup, table_factory(rank, params.sub_table_name_to_config)),
       dict(queue_configs),
       enable_grad_accumulation=enable_grad_accumulation,
+      transfer_float16=params.transfer_float16,
     )
+    self._num_ranks = max(num_ranks, 1)
 
   def put_shards(self, sharded: Mapping[str, Any], bundle: dict[str, tf.Tensor]) -> None:
     """Puts what the input pipeline made into a bundle.
@@ -141,4 +138,36 @@ class RankLayout:
     updated.table = self.table.apply_flat(
       grad_flat, {name: bundle[key(name)] for name in _UPDATE}, global_step, req_time
     )
+    return updated
+
+  def write(
+    self,
+    data: Mapping[int, Mapping[str, tuple[Any, Any]]],
+    write_fn: Callable[[Any, dict[str, Any]], Any],
+    op: str,
+  ) -> RankLayout:
+    """Writes rows into the tables of all ranks; returns the tables after it.
+
+    Args:
+      data: rank -> table -> (its ids, values); what a rank has for others travels to them. All
+        ranks have to run it together.
+      write_fn: `(group, table -> (ids, values)) -> group after the write`.
+      op: prefix of the names of exchanges.
+
+    Raises:
+      ValueError: there is no such rank or table.
+    """
+    dims = dict(zip(self.names, self.table.get_table_dim_sizes()))
+    shards: list[dict[str, tuple[tf.Tensor, tf.Tensor]]] = [{} for _ in range(self._num_ranks)]
+    for rank, name_to_pair in data.items():
+      if not 0 <= rank < self._num_ranks:
+        raise ValueError(f"{op} has rows for rank {rank}, but there are {self._num_ranks} ranks")
+      for name, pair in name_to_pair.items():
+        if name not in dims:
+          raise ValueError(f"{op} has rows for table {name!r}, want one of {self.names}")
+        ids, values = ps_group.split_pair(pair)
+        values = tf.reshape(tf.convert_to_tensor(values, tf.float32), [-1, dims[name]])
+        shards[rank][name] = (ids, values)
+    updated = copy.copy(self)
+    updated.table = self.table.write_shards(self.names, shards, write_fn, op)
     return updated

@@ -69,6 +69,45 @@ class AloneTest(_LayoutTest):
         self.assertEqual(layouts["batch"], i)
       self.assertLen(built.table.get_queue_hooks(), bool(capacity) + sum(queue_configs.values()))
 
+  @parameterized.parameters(True, False)
+  def test_writes_rows_as_with_a_server(self, native):
+    results = []
+    for enable_gpu_emb in (False, True):
+      with tf.Graph().as_default():
+        built = self.build(0, native, enable_gpu_emb=enable_gpu_emb)
+        rows = [layout_testing.rows_of_ranks(self.ctx, 1, seed) for seed in (1, 2)]
+        table = built.table.assign(rows[0])
+        writes = [table.as_op(), built.table.assign_add(rows[1]).as_op()]
+        results.append(
+          layout_testing.write_and_look_up(built, writes, gpu_placement.SOFT_PLACEMENT)
+        )
+
+    for name in layout_testing.LAYOUTS:
+      self.assertAllEqual(results[1][name], results[0][name])
+    self.assertGreater(np.abs(results[1]["vec"]).max(), 1)
+
+  def test_trains_with_16_bits_as_with_a_server(self):
+    results = []
+    for enable_gpu_emb, transfer_float16 in ((False, True), (True, True), (True, False)):
+      with tf.Graph().as_default() as graph:
+        built = self.build(
+          0, True, enable_gpu_emb=enable_gpu_emb, transfer_float16=transfer_float16
+        )
+        results.append(self.train(built))
+        casts = {op.name for op in graph.get_operations() if op.name.endswith("CastToFloat16")}
+        if enable_gpu_emb:
+          want = ("fused_embedding", "fused_embedding_gradient") if transfer_float16 else ()
+          self.assertLen(casts, len(want))
+          for name in want:
+            self.assertTrue([c for c in casts if f"{name}_alltoall_send" in c], casts)
+
+    server, halves, floats = results
+    for got, want in zip(halves, server):
+      for name in layout_testing.LAYOUTS:
+        self.assertAllClose(got[name], want[name], rtol=1e-6, atol=1e-6)
+    self.assertAllClose(halves[-1]["vec"], floats[-1]["vec"], rtol=1e-2)
+    self.assertGreater(np.abs(halves[-1]["vec"] - floats[-1]["vec"]).max(), 1e-6)
+
   def test_bundle_holds_tensors_under_the_prefix(self):
     with tf.Graph().as_default():
       built = self.build(0, True, enable_gpu_emb=True)
@@ -86,8 +125,10 @@ class AloneTest(_LayoutTest):
       built = self.build(0, True, enable_gpu_emb=True)
       self.assertEqual(built.table.get_table_dim_sizes(), [13, 13, 5])
       for write in (built.table.assign, built.table.assign_add):
-        with self.assertRaisesRegex(NotImplementedError, "enable_gpu_emb"):
-          write({})
+        with self.assertRaisesRegex(ValueError, "rank 1, but there are 1 ranks"):
+          write({1: {}})
+        with self.assertRaisesRegex(ValueError, r"table 'x', want one of \['cid', 'gid', 'uid'\]"):
+          write({0: {"x": ([1], [[1.0]])}})
       grads = [(tf.zeros_like(layout), layout) for layout in built.flat]
       with self.assertRaisesRegex(AssertionError, "enable_async_optimize"):
         built.table.apply_gradients(
@@ -97,11 +138,6 @@ class AloneTest(_LayoutTest):
         built.table.lookup({})
       with self.assertRaisesRegex(ValueError, "enable_gpu_emb is False, but True where"):
         distributed_ps_factory.create_partitioned_hash_table(0, True)
-      self.ctx.sharding_sparse_fids_op_params = layout_testing.params(
-        0, True, enable_gpu_emb=True, transfer_float16=True
-      )
-      with self.assertRaisesRegex(NotImplementedError, "transfer_float16"):
-        distributed_ps_factory.create_partitioned_hash_table(0, True, enable_gpu_emb=True)
       self.ctx.sharding_sparse_fids_op_params = layout_testing.params(0, True, enable_gpu_emb=True)
       with (
         export_context.enter_export_mode(export_context.ExportMode.STANDALONE),
@@ -139,6 +175,50 @@ class RanksTest(_LayoutTest):
         for name in layout_testing.LAYOUTS:
           self.assertAllClose(got[name], want[name][rank : rank + 1], rtol=1e-5, atol=1e-6)
       self.assertGreater(np.abs(steps[-1]["vec"]).max(), 0.1)
+
+  @parameterized.parameters(True, False)
+  def test_rows_go_to_their_owners(self, native):
+    """Both ranks have rows for both; of those that both assign the second rank's stay."""
+
+    def build(rank):
+      rows = {name: ids[rank : rank + 1] for name, ids in _ROWS.items()}
+      built = self.build(2, native, rows, enable_gpu_emb=True)
+      data = layout_testing.rows_of_ranks(self.ctx, 2, seed=rank)
+      more = layout_testing.rows_of_ranks(self.ctx, 2, seed=2 + rank)
+      del more[rank]
+      writes = [built.table.assign(data).as_op(), built.table.assign_add(more).as_op()]
+      return built, writes
+
+    ranks = in_process_ranks.Ranks(2)
+    graphs, built = ranks.build(build)
+    config = in_process_ranks.session_config(allow_soft_placement=True)
+    got = ranks.run(lambda rank: layout_testing.write_and_look_up(*built[rank], config), graphs)
+    with tf.Graph().as_default():
+      whole = self.build(0, native)
+      writes = [whole.table.assign(layout_testing.rows_of_ranks(self.ctx, 1, seed=1)).as_op()]
+      for rank in range(2):
+        [rows] = layout_testing.rows_of_ranks(self.ctx, 1, seed=2 + rank).values()
+        others = {
+          name: ([i for i in ids if i % 2 != rank], values[[i % 2 != rank for i in ids]])
+          for name, (ids, values) in rows.items()
+        }
+        writes.append(whole.table.assign_add({0: others}).as_op())
+      want = layout_testing.write_and_look_up(whole, writes, gpu_placement.SOFT_PLACEMENT)
+
+    for rank in range(2):
+      for name in layout_testing.LAYOUTS:
+        self.assertAllClose(got[rank][name], want[name][rank : rank + 1], rtol=1e-6)
+      self.assertGreater(np.abs(got[rank]["vec"]).max(), 1)
+
+  def test_two_train_with_16_bits_as_one(self):
+    with tf.Graph().as_default():
+      built = self.build(0, True, enable_gpu_emb=True, plain_steps=True, transfer_float16=True)
+      whole = self.train(built)
+
+    for rank, steps in enumerate(self.train_ranks(True, transfer_float16=True)):
+      for got, want in zip(steps, whole):
+        for name in layout_testing.LAYOUTS:
+          self.assertAllClose(got[name], want[name][rank : rank + 1], rtol=2e-3, atol=1e-3)
 
   def test_stay_in_step_with_all_queues(self):
     names = ("enable_pipelined_fwda2a", "enable_async_optimize", "enable_pipelined_bwda2a")

@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "monolith/native_training/runtime/base/host_device.h"
 #include "monolith/native_training/runtime/gpu/device_math.h"
 #include "monolith/native_training/runtime/gpu/launch.h"
 #include "monolith/native_training/runtime/gpu/scatter_sum.h"
@@ -85,18 +86,122 @@ struct MarkBuckets {
   }
 };
 
-template <int kSize, typename Source>
-struct BucketSums {
+// Buckets of more rows are long: many warps share one, each those of its rows that are in one
+// stretch of so many sorted rows. What a stretch has of long buckets adds up to partial sums: of
+// the one that its first row is in, and of one that begins later, which its last row is in. They
+// are added in their order, so that the result is the same every time.
+constexpr int64_t kStretchRows = 4096;
+
+MONOLITH_HOST_DEVICE inline int64_t NumStretches(int64_t n) {
+  return n > kStretchRows ? (n + kStretchRows - 1) / kStretchRows : 0;
+}
+
+// Floats of all partial sums.
+inline int64_t PartialFloats(int64_t n, int64_t width, const Keys& of) {
+  return 2 * NumStretches(n) * (width << of.shift);
+}
+
+struct Buckets {
   Runs runs;
-  Source source;
   const Span* spans;
-  RowLanes lanes;
-  int64_t floats;  // of shared memory, for a warp
   int64_t width;
   int64_t num_buckets;
+  float* out;
+  float* partials;
+  int32_t* any_long;  // set where a bucket is
+
+  // Rows that one warp adds up, and where to.
+  struct Work {
+    int64_t bucket;
+    int64_t begin;
+    int64_t end;
+    float* to;
+  };
+
+  MONO_DEVICE int64_t Floats() const { return width << runs.of.shift; }  // of a bucket
+  MONO_DEVICE int64_t NumPlaces(int64_t bucket) const {
+    const int64_t left = runs.of.nowhere - (bucket << runs.of.shift),
+                  all = int64_t{1} << runs.of.shift;
+    return left < all ? left : all;
+  }
+  MONO_DEVICE static bool IsLong(const Span& span) { return span.end - span.begin > kStretchRows; }
+
+  // The two parts of every stretch first, which take longest, then the buckets. False: there is
+  // nothing to do.
+  MONO_DEVICE bool Find(int64_t number, Work* work) const {
+    const int64_t bucket_number = number - 2 * NumStretches(runs.n);
+    if (bucket_number >= 0) {
+      const Span span = spans[bucket_number];
+      *work = {bucket_number, span.begin, span.end, out + bucket_number * Floats()};
+      if (!IsLong(span)) return true;
+      MarkBad(any_long);
+      return false;
+    }
+    const int64_t part = number, first = part / 2 * kStretchRows;
+    const int64_t end = first + kStretchRows < runs.n ? first + kStretchRows : runs.n;
+    const bool last = part % 2 != 0;
+    const int64_t bucket = runs.keys[last ? end - 1 : first] >> runs.of.shift;
+    if (bucket >= num_buckets) return false;
+    const Span span = spans[bucket];
+    if (!IsLong(span) || (last && span.begin <= first)) return false;
+    *work = {bucket, last ? span.begin : first, span.end < end ? span.end : end,
+             partials + part * Floats()};
+    return true;
+  }
+};
+
+// Adds the partial sums of long buckets up. A few tiles share them: usually there are none.
+struct AddPartials {
+  Buckets buckets;
+  int64_t parts;  // of kLanes floats, of a bucket
+  const int32_t* bad;
+  const int32_t* unaligned;
+
+  MONO_DEVICE void operator()(int64_t tile, int lane) const {
+    if (*buckets.any_long == 0 || *bad != 0 || *unaligned != 0) return;
+    const int64_t items = NumStretches(buckets.runs.n) * parts;
+    for (int64_t item = tile; item < items; item += kOverlapTiles) Add(item, lane);
+  }
+
+  // A part of the bucket that begins in a stretch, if that is a long one.
+  MONO_DEVICE void Add(int64_t item, int lane) const {
+    const Runs& runs = buckets.runs;
+    int64_t stretch, part;
+    DivMod(item, parts, &stretch, &part);
+    const int64_t first = stretch * kStretchRows;
+    const int64_t end = first + kStretchRows < runs.n ? first + kStretchRows : runs.n;
+    const int64_t bucket = runs.keys[end - 1] >> runs.of.shift;
+    if (bucket >= buckets.num_buckets) return;
+    const Span span = buckets.spans[bucket];
+    if (!Buckets::IsLong(span) || span.begin < first) return;
+    const int64_t i = part * kLanes + lane;
+    if (i >= buckets.NumPlaces(bucket) * buckets.width) return;
+    const float* const from = buckets.partials + i;
+    float sum = from[(2 * stretch + (span.begin > first)) * buckets.Floats()];
+    constexpr int kAtOnce = 8;
+    for (int64_t s = stretch + 1; s * kStretchRows < span.end; s += kAtOnce) {
+      float values[kAtOnce];
+      MONO_UNROLL
+      for (int k = 0; k < kAtOnce; ++k) {
+        const bool inside = (s + k) * kStretchRows < span.end;
+        values[k] = inside ? from[2 * (s + k) * buckets.Floats()] : 0.0f;
+      }
+      MONO_UNROLL
+      for (int k = 0; k < kAtOnce; ++k) sum += values[k];
+    }
+    buckets.out[bucket * buckets.Floats() + i] = sum;
+  }
+};
+
+template <int kSize, typename Source>
+struct BucketSums {
+  Buckets buckets;
+  Source source;
+  RowLanes lanes;
+  int64_t floats;  // of shared memory, for a warp
+  int64_t items;   // buckets and parts of stretches, times chunks of columns
   const int32_t* bad;
   const int32_t* unaligned;  // then AddOverlapping does it all
-  float* out;
 
 #if defined(__CUDACC__)
   static constexpr uint32_t kAll = 0xffffffffu;
@@ -108,36 +213,36 @@ struct BucketSums {
   };
 
   __device__ __forceinline__ Pair Fetch(const Source& ready, int64_t i, int64_t end) const {
-    Pair pair{i < end ? runs.keys[i] : runs.of.nowhere, 0};
-    if (pair.key < runs.of.nowhere) pair.location = ready.Locate(runs.occurrences[i]);
+    Pair pair{i < end ? buckets.runs.keys[i] : buckets.runs.of.nowhere, 0};
+    if (pair.key < buckets.runs.of.nowhere)
+      pair.location = ready.Locate(buckets.runs.occurrences[i]);
     return pair;
   }
 
   __device__ __forceinline__ void Run(int64_t item, int lane, float* sums) const {
+    int64_t number, chunk;
+    DivMod(item, lanes.chunks, &number, &chunk);
+    Buckets::Work work;
+    if (!buckets.Find(number, &work)) return;
     const Source ready = source.Ready();
-    int64_t bucket, chunk;
-    DivMod(item, lanes.chunks, &bucket, &chunk);
     const int log_lanes = lanes.log_lanes, groups = kWarp >> log_lanes;
     const int group = lane >> log_lanes, own = lane & ((1 << log_lanes) - 1);
     const int64_t column = (chunk << log_lanes) * kSize + own * kSize;
-    const bool inside = column < width;
-    const int places = 1 << runs.of.shift;
-    const Span span = spans[bucket];
-    Pair next = Fetch(ready, span.begin + lane, span.end);
+    const bool inside = column < buckets.width;
+    const int places = static_cast<int>(buckets.NumPlaces(work.bucket));
+    Pair next = Fetch(ready, work.begin + lane, work.end);
     for (int place = group; place < places; place += groups) {
       StoreAligned<kSize>(Zeros<kSize>(), At(sums, place, own));
     }
     __syncwarp();
-    for (int64_t first = span.begin; first < span.end; first += kWarp) {
+    for (int64_t first = work.begin; first < work.end; first += kWarp) {
       const Pair pair = next;
-      next = Fetch(ready, first + kWarp + lane, span.end);
+      next = Fetch(ready, first + kWarp + lane, work.end);
       AddPairs(ready, pair, lane, inside ? column : -1, sums);
     }
-    for (int place = group; place < places; place += groups) {
-      const int64_t number = (bucket << runs.of.shift) + place;
-      if (inside && number < runs.of.nowhere) {
-        Store<kSize>(LoadAligned<kSize>(At(sums, place, own)), out + number * width + column);
-      }
+    for (int place = group; inside && place < places; place += groups) {
+      Store<kSize>(LoadAligned<kSize>(At(sums, place, own)),
+                   work.to + place * buckets.width + column);
     }
     __syncwarp();
   }
@@ -152,8 +257,8 @@ struct BucketSums {
                                            int64_t column, float* sums) const {
     const int log_lanes = lanes.log_lanes, groups = kWarp >> log_lanes;
     const int group = lane >> log_lanes, own = lane & ((1 << log_lanes) - 1);
-    const bool valid = pair.key < runs.of.nowhere;
-    const uint32_t place = pair.key & ((1u << runs.of.shift) - 1);
+    const bool valid = pair.key < buckets.runs.of.nowhere;
+    const uint32_t place = pair.key & ((1u << buckets.runs.of.shift) - 1);
     const uint32_t peers = __match_any_sync(kAll, valid ? place : 0x80000000u | lane);
     const uint32_t together = groups == kWarp ? kAll : ((1u << groups) - 1) << (lane & -groups);
     const uint32_t turn = __popc(peers & together & ((1u << lane) - 1));
@@ -194,15 +299,17 @@ struct BucketSums {
     }
   }
 #else
-  void Run(int64_t bucket, float* sums) const {
+  void Run(int64_t number, float* sums) const {
+    Buckets::Work work;
+    if (!buckets.Find(number, &work)) return;
     const Source ready = source.Ready();
-    const int64_t first_place = bucket << runs.of.shift;
-    std::fill(sums, sums + (width << runs.of.shift), 0.0f);
-    for (int64_t i = spans[bucket].begin; i < spans[bucket].end; ++i) {
-      if (runs.keys[i] >= runs.of.nowhere) continue;
-      const uint32_t location = ready.Locate(runs.occurrences[i]);
-      float* const to = sums + (runs.keys[i] - first_place) * width;
-      for (int64_t c = 0; c < width; c += kSize) {
+    const int64_t first_place = work.bucket << buckets.runs.of.shift;
+    std::fill(sums, sums + (buckets.width << buckets.runs.of.shift), 0.0f);
+    for (int64_t i = work.begin; i < work.end; ++i) {
+      if (buckets.runs.keys[i] >= buckets.runs.of.nowhere) continue;
+      const uint32_t location = ready.Locate(buckets.runs.occurrences[i]);
+      float* const to = sums + (buckets.runs.keys[i] - first_place) * buckets.width;
+      for (int64_t c = 0; c < buckets.width; c += kSize) {
         const float* const from = ready.Address(location, c);
         if (from == nullptr) continue;
         Pack<kSize> term = Load<kSize>(from);
@@ -210,9 +317,7 @@ struct BucketSums {
         for (int k = 0; k < kSize; ++k) to[c + k] += term.values[k];
       }
     }
-    const int64_t end =
-        std::min<int64_t>(first_place + (int64_t{1} << runs.of.shift), runs.of.nowhere);
-    std::copy(sums, sums + (end - first_place) * width, out + first_place * width);
+    std::copy(sums, sums + buckets.NumPlaces(work.bucket) * buckets.width, work.to);
   }
 #endif
 };
@@ -224,8 +329,8 @@ __global__ void __launch_bounds__(kWarp* kBucketWarps, kBucketBlocks) BucketKern
   const int warp = static_cast<int>(threadIdx.x) / kWarp;
   float* const sums = reinterpret_cast<float*>(bucket_sums) + warp * job.floats;
   if (*job.bad != 0 || *job.unaligned != 0) return;
-  for (int64_t item = int64_t{blockIdx.x} * kBucketWarps + warp;
-       item < job.num_buckets * job.lanes.chunks; item += int64_t{gridDim.x} * kBucketWarps) {
+  for (int64_t item = int64_t{blockIdx.x} * kBucketWarps + warp; item < job.items;
+       item += int64_t{gridDim.x} * kBucketWarps) {
     job.Run(item, static_cast<int>(threadIdx.x) % kWarp, sums);
   }
 }
@@ -233,42 +338,46 @@ __global__ void __launch_bounds__(kWarp* kBucketWarps, kBucketBlocks) BucketKern
 
 // Marks the buckets and adds up their rows.
 template <int kSize, typename Source>
-int AddBuckets(Stream stream, const Runs& runs, const Source& source, int64_t width,
-               const int32_t* bad, const int32_t* unaligned, Span* spans, float* out) {
-  const int64_t num_buckets = NumBuckets(runs.of);
-  const RowLanes lanes(width, kSize);
+int AddBuckets(Stream stream, const Buckets& buckets, const Source& source, const int32_t* bad,
+               const int32_t* unaligned, Span* spans) {
+  const Runs& runs = buckets.runs;
+  const int64_t num_buckets = buckets.num_buckets, stretches = NumStretches(runs.n);
+  const RowLanes lanes(buckets.width, kSize);
+  const int64_t numbers = num_buckets + 2 * stretches;
   const int64_t floats = int64_t{kSize} << (lanes.log_lanes + runs.of.shift);
-  const BucketSums<kSize, Source> job{runs,  source,      spans, lanes,     floats,
-                                      width, num_buckets, bad,   unaligned, out};
+  const BucketSums<kSize, Source> job{buckets, source,   lanes, floats, numbers * lanes.chunks,
+                                      bad,     unaligned};
   MONO_GPU_TRY(FillBytes(stream, spans, 0, num_buckets * static_cast<int64_t>(sizeof(Span))));
   MONO_GPU_TRY(ForTiles(stream, CeilDiv(runs.n, kLanes * MarkBuckets::kKeysOfLane),
                         MarkBuckets{runs.keys, runs.n, runs.of.shift, num_buckets, spans}));
   if (num_buckets == 0) return MONO_GPU_OK;
 #if defined(__CUDACC__)
-  const int64_t blocks = CeilDiv(num_buckets * job.lanes.chunks, kBucketWarps);
-  const size_t bytes = kBucketWarps * sizeof(float) * static_cast<size_t>(job.floats);
+  const int64_t blocks = CeilDiv(job.items, kBucketWarps);
+  const size_t bytes = kBucketWarps * sizeof(float) * static_cast<size_t>(floats);
   BucketKernel<<<static_cast<unsigned>(std::min<int64_t>(blocks, int64_t{1} << 30)),
                  kWarp * kBucketWarps, bytes, static_cast<cudaStream_t>(stream)>>>(job);
-  return CheckCuda(cudaGetLastError(), "launch of a sum by bucket");
+  MONO_GPU_TRY(CheckCuda(cudaGetLastError(), "launch of a sum by bucket"));
 #else
   if (*bad != 0 || *unaligned != 0) return MONO_GPU_OK;
-  std::vector<float> sums(width << runs.of.shift);
-  for (int64_t bucket = 0; bucket < num_buckets; ++bucket) job.Run(bucket, sums.data());
-  return MONO_GPU_OK;
+  std::vector<float> sums(buckets.width << runs.of.shift);
+  for (int64_t number = 0; number < numbers; ++number) job.Run(number, sums.data());
 #endif
+  if (stretches == 0) return MONO_GPU_OK;
+  const int64_t parts = CeilDiv(buckets.width << runs.of.shift, kLanes);
+  return ForTiles(stream, kOverlapTiles, AddPartials{buckets, parts, bad, unaligned});
 }
 
 // As ScatterSum. *unaligned: whether some place is no multiple of the width; spans has NumBuckets
-// elements.
+// elements, partials PartialFloats; *any_long is 0 on entry.
 template <int kSize, typename Source>
 int SumBuckets(Stream stream, const Runs& runs, const Source& source, int64_t width,
-               const int32_t* bad, const int32_t* unaligned, Span* spans, float* out,
-               int64_t out_size) {
+               const int32_t* bad, const int32_t* unaligned, Span* spans, float* partials,
+               int32_t* any_long, float* out, int64_t out_size) {
   const int64_t whole = int64_t{runs.of.nowhere} * width;  // what rows can cover
   MONO_GPU_TRY(
       FillBytes(stream, out + whole, 0, (out_size - whole) * static_cast<int64_t>(sizeof(float))));
-  MONO_GPU_TRY(
-      (AddBuckets<kSize, Source>(stream, runs, source, width, bad, unaligned, spans, out)));
+  const Buckets buckets{runs, spans, width, NumBuckets(runs.of), out, partials, any_long};
+  MONO_GPU_TRY((AddBuckets<kSize, Source>(stream, buckets, source, bad, unaligned, spans)));
   return ForTiles(stream, kOverlapTiles,
                   AddOverlapping<Source>{runs, source, width, bad, unaligned, out, out_size});
 }

@@ -229,12 +229,14 @@ int mono_gpu_op_gather_grad(void* stream, int64_t tables, const float* const* gr
     const auto slot = space.Put(parts);
     const auto overlap = space.Put(std::vector<int32_t>{0});
     const auto unaligned = space.Put(std::vector<int32_t>{0});
+    const auto any_long = space.Put(std::vector<int32_t>{0});
     const auto keys = space.Scratch<uint32_t>(rows);
     const auto sorted_keys = space.Scratch<uint32_t>(rows);
     const auto numbers = space.Scratch<uint32_t>(rows);
     const auto sorted_numbers = space.Scratch<uint32_t>(rows);
     const auto sort_scratch = space.Scratch<char>(sort_bytes);
     const auto spans = space.Scratch<Span>(one_width ? NumBuckets(of) : 0);
+    const auto partials = space.Scratch<float>(one_width ? PartialFloats(rows, max_dim, of) : 0);
     if (space.Measure(workspace, workspace_bytes)) return MONO_GPU_OK;
     MONO_GPU_TRY(space.Upload(stream));
     const int64_t n = static_cast<int64_t>(parts.size());
@@ -251,7 +253,7 @@ int mono_gpu_op_gather_grad(void* stream, int64_t tables, const float* const* gr
     if (one_width) {
       const auto add = packed ? SumBuckets<4, GradRows> : SumBuckets<1, GradRows>;
       return add(stream, runs, source, max_dim, space.bad(), space.At(unaligned), space.At(spans),
-                 out, out_size);
+                 space.At(partials), space.At(any_long), out, out_size);
     }
     const auto scatter = packed ? ScatterSum<4, true, GradRows> : ScatterSum<1, true, GradRows>;
     return scatter(stream, runs, source, max_dim, space.bad(), space.At(overlap), out, out_size);

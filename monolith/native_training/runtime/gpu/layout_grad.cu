@@ -262,6 +262,7 @@ int mono_gpu_op_layout_grad(void* stream, const MonoGpuLayoutPlan* plan,
     const auto target_slot = space.Put(targets);
     const auto overlap = space.Put(std::vector<int32_t>{0});
     const auto unaligned = space.Put(std::vector<int32_t>{0});
+    const auto any_long = space.Put(std::vector<int32_t>{0});
     const auto sums = space.Scratch<float>(own.sum_floats);
     const auto keys = space.Scratch<uint32_t>(ids);
     const auto sorted_keys = space.Scratch<uint32_t>(ids);
@@ -270,6 +271,7 @@ int mono_gpu_op_layout_grad(void* stream, const MonoGpuLayoutPlan* plan,
     const auto sources = space.Scratch<uint32_t>(ids);
     const auto sort_scratch = space.Scratch<char>(sort_bytes);
     const auto spans = space.Scratch<Span>(in_buckets ? NumBuckets(of) : 0);
+    const auto partials = space.Scratch<float>(in_buckets ? PartialFloats(ids, max_width, of) : 0);
     if (space.Measure(workspace, workspace_bytes)) return MONO_GPU_OK;
     MONO_GPU_TRY(space.Upload(stream));
     MONO_GPU_TRY(ForEach(stream, ids, ListNothing{space.At(keys), of.nowhere}));
@@ -299,7 +301,7 @@ int mono_gpu_op_layout_grad(void* stream, const MonoGpuLayoutPlan* plan,
     if (in_buckets) {
       const auto add = packed ? SumBuckets<4, IdGradients> : SumBuckets<1, IdGradients>;
       return add(stream, runs, source, max_width, space.bad(), space.At(unaligned), space.At(spans),
-                 out, out_size);
+                 space.At(partials), space.At(any_long), out, out_size);
     }
     const auto scatter =
         in_order ? (packed ? ScatterSum<4, true, IdGradients> : ScatterSum<1, true, IdGradients>)

@@ -262,13 +262,68 @@ MONO_DEVICE uint32_t WordOf(const PerId<bool>& flags) {
 // Which of the 32 ids a lane's k-th is.
 MONO_DEVICE int OwnId(int lane, int k) { return lane + k; }
 
+#if defined(__CUDACC__)
+// Searches the ids of a warp that are `pending` on: 32 lanes read four pairs of lines of one id,
+// for several ids at a time. `path` is at a pair that was not read. Sets *ended where a path ends.
+template <typename OnHit>
+MONO_DEVICE void FindFarRows(int lane, int64_t id, bool pending, const OnHit& on_hit,
+                             ProbePath* path, uint32_t* row, bool* ended) {
+  constexpr int kIdsAtOnce = 8;
+  constexpr int kPairsAtOnce = 4;
+  const uint32_t ahead = static_cast<uint32_t>(lane) / 8;  // pairs
+  for (unsigned left; (left = __ballot_sync(kAllLanes, pending)) != 0;) {
+    TableSlot* slots[kIdsAtOnce];
+    TableSlot seen[kIdsAtOnce];
+    unsigned rest = left;
+    MONO_UNROLL
+    for (int u = 0; u < kIdsAtOnce; ++u, rest &= rest - 1) {
+      if (rest == 0) break;
+      const int j = __ffs(rest) - 1;
+      const uint32_t x =
+          __shfl_sync(kAllLanes, path->x, j) + ahead * __shfl_sync(kAllLanes, path->step, j);
+      const uint32_t lines = __shfl_sync(kAllLanes, path->lines, j);
+      const int before = __shfl_sync(kAllLanes, path->count, j) / 2;
+      const auto first = reinterpret_cast<TableSlot*>(
+          __shfl_sync(kAllLanes, reinterpret_cast<uint64_t>(path->slots), j));
+      slots[u] = first + static_cast<int64_t>(ProbePath::LineOf(x, lines) & ~1u) * kSlotsPerLine +
+                 lane % 8;
+      seen[u] = {0, kErasedRow, 0};
+      if (before + static_cast<int>(ahead) < kMaxPairs) seen[u] = LoadSlot(slots[u]);
+    }
+    rest = left;
+    MONO_UNROLL
+    for (int u = 0; u < kIdsAtOnce; ++u, rest &= rest - 1) {
+      if (rest == 0) break;
+      const int j = __ffs(rest) - 1;
+      const bool hit = seen[u].key == __shfl_sync(kAllLanes, id, j) && IsLive(seen[u].row);
+      const unsigned hits = __ballot_sync(kAllLanes, hit);
+      const bool absent = __any_sync(kAllLanes, seen[u].row == 0) != 0;
+      const uint32_t found = __shfl_sync(kAllLanes, seen[u].row, hits == 0 ? 0 : __ffs(hits) - 1);
+      if (hit) on_hit(slots[u], seen[u], j);
+      if (lane != j) continue;
+      if (hits != 0) *row = found;
+      path->x += kPairsAtOnce * path->step;
+      path->count += 2 * kPairsAtOnce;
+      *ended = hits == 0 && !absent && path->count >= 2 * kMaxPairs;
+      pending = hits == 0 && !absent && !*ended;
+    }
+  }
+}
+#endif
+
+// How a warp walks along the lines of its ids.
+enum class Walk {
+  kLines,  // one at a time: the fewest bytes
+  kFar,  // a pair, then four pairs at a time: few ids are that far away, and the longest way counts
+};
+
 // Sets rows to those of the ids where `wanted`, 0 where absent. on_hit(slot, seen, j) is called by
-// one lane for every id j that was found. kPairs: two lines are read at a time, which moves more
-// bytes and waits less often.
-template <bool kPairs, typename OnHit>
+// one lane for every id j that was found.
+template <Walk kWalk, typename OnHit>
 MONO_DEVICE void FindRows(const IndexView& index, int lane, const PerId<int64_t>& ids,
                           const PerId<bool>& wanted, const OnHit& on_hit, PerId<uint32_t>* rows) {
 #if defined(__CUDACC__)
+  constexpr bool kPairs = kWalk == Walk::kFar;
   // Four lanes read one line; the ids of four lanes are searched by these, all four at once.
   const int own = lane & 3;
   const int group = lane & 28;
@@ -318,6 +373,10 @@ MONO_DEVICE void FindRows(const IndexView& index, int lane, const PerId<int64_t>
     if (pending && !(kPairs ? path.NextPair() : path.Next())) {
       pending = false;
       ended = true;
+    }
+    if (kWalk == Walk::kFar) {
+      FindFarRows(lane, id, pending, on_hit, &path, &row, &ended);
+      break;
     }
   }
   if (ended) {

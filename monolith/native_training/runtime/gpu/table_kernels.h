@@ -48,11 +48,11 @@ struct WriteArguments {
   const uint32_t* free_stack;
 };
 
-// Batches of fewer ids read two lines of the index at a time: there waiting counts more than bytes.
+// Batches of fewer ids walk far (Walk::kFar): there waiting counts more than bytes and registers.
 // Measured; benchmarks try others.
 struct TableTuning {
-  int64_t lookup_pairs_below = (1 << 18) + 1;
-  int64_t update_pairs_below = 1 << 17;
+  int64_t lookup_far_below = (1 << 18) + 1;
+  int64_t update_far_below = 1 << 17;
 };
 TableTuning& Tuning();
 

@@ -51,7 +51,7 @@ MONO_DEVICE void StoreOnce(const Pack<kSize>& pack, float* to) {
 }
 
 // Finds the ids of a word of 32.
-template <bool kPairs>
+template <Walk kWalk>
 MONO_DEVICE PerId<uint32_t> FindTask(const LookupTask& task, int64_t word, int lane) {
   PerId<int64_t> ids;
   PerId<bool> wanted;
@@ -61,7 +61,7 @@ MONO_DEVICE PerId<uint32_t> FindTask(const LookupTask& task, int64_t word, int l
     wanted.own[k] = i < task.n;
     ids.own[k] = i < task.n ? task.ids[i] : 0;
   }
-  FindRows<kPairs>(task.index, lane, ids, wanted, IgnoreHit(), &rows);
+  FindRows<kWalk>(task.index, lane, ids, wanted, IgnoreHit(), &rows);
   if (task.found != nullptr) {
     for (int k = 0; k < kIdsPerLane; ++k) {
       if (wanted.own[k]) task.found[word * kWordIds + OwnId(lane, k)] = rows.own[k] != 0;
@@ -124,12 +124,12 @@ constexpr int kRetrieveTile = 16;
 constexpr int kRetrieveTile = 1;
 #endif
 
-template <int kTile, int kSize, bool kPairs>
+template <int kTile, int kSize, Walk kWalk>
 struct CopyRows {
   LookupTask task;
 
   MONO_DEVICE void operator()(int64_t word, int lane) const {
-    CopyFound<kTile, kSize>(task, word, lane, FindTask<kPairs>(task, word, lane));
+    CopyFound<kTile, kSize>(task, word, lane, FindTask<kWalk>(task, word, lane));
   }
 };
 
@@ -138,7 +138,7 @@ struct RetrieveRows {
   RowPlan plan;
 
   MONO_DEVICE void operator()(int64_t word, int lane) const {
-    RetrieveFound<kRetrieveTile>(task, plan, word, lane, FindTask<false>(task, word, lane));
+    RetrieveFound<kRetrieveTile>(task, plan, word, lane, FindTask<Walk::kLines>(task, word, lane));
   }
 };
 
@@ -203,7 +203,7 @@ struct LookupMany {
     const int job = JobAt(jobs.begins, jobs.count, word);
     const LookupTask& task = jobs.Task(job);
     const int64_t own = word - jobs.begins[job];
-    const PerId<uint32_t> rows = FindTask<false>(task, own, lane);
+    const PerId<uint32_t> rows = FindTask<Walk::kLines>(task, own, lane);
     if (task.pack == 4) {
       CopyByTile<4>(task, own, lane, rows);
     } else if (task.pack == 2) {
@@ -216,6 +216,11 @@ struct LookupMany {
   }
 };
 
+int CheckLookup(int64_t n) {
+  if (n >= 0) return MONO_GPU_OK;
+  return Fail(MONO_GPU_INVALID_ARGUMENT, "the number of ids is " + std::to_string(n));
+}
+
 }  // namespace
 
 int LaunchLookup(Stream stream, const LookupTask& task, const RowPlan& plan) {
@@ -226,13 +231,14 @@ int LaunchLookup(Stream stream, const LookupTask& task, const RowPlan& plan) {
 #if defined(__CUDACC__)
   const auto copy = [&](auto tile, auto size) {
     constexpr int kTile = decltype(tile)::value, kSize = decltype(size)::value;
-    // Few ids leave the card idle in between: then registers are no matter.
-    if (kSize == 4 && task.n < Tuning().lookup_pairs_below) {
-      return ForWarps<2>(stream, words, kAllBlocks, CopyRows<kTile, kSize, kSize == 4>{task});
+    if constexpr (kSize == 4) {
+      if (task.n < Tuning().lookup_far_below) {
+        return ForWarps<2>(stream, words, kAllBlocks, CopyRows<kTile, kSize, Walk::kFar>{task});
+      }
     }
     return ForWarps < kTile <= 8
                ? 6
-               : 4 > (stream, words, kAllBlocks, CopyRows<kTile, kSize, false>{task});
+               : 4 > (stream, words, kAllBlocks, CopyRows<kTile, kSize, Walk::kLines>{task});
   };
   const auto with_size = [&](auto size) {
     switch (TileOf(task.dim, task.pack)) {
@@ -255,7 +261,7 @@ int LaunchLookup(Stream stream, const LookupTask& task, const RowPlan& plan) {
       return with_size(std::integral_constant<int, 1>());
   }
 #else
-  return ForWarps(stream, words, kAllBlocks, CopyRows<1, 1, false>{task});
+  return ForWarps(stream, words, kAllBlocks, CopyRows<1, 1, Walk::kLines>{task});
 #endif
 }
 
@@ -309,17 +315,25 @@ LookupTask GpuTable::TaskFor(const GpuLookupJob& job) const {
           job.found, dim,           layout_.all_raw ? pack : 0};
 }
 
+// As LookupMany, without its lists: for a small batch the host takes a good part of the time.
 int GpuTable::Lookup(Stream stream, const int64_t* ids, int64_t n, float* out, uint8_t* found) {
-  const GpuLookupJob job = {this, ids, n, out, found};
-  return LookupMany(stream, &job, 1);
+  MONO_GPU_TRY(CheckLookup(n));
+  if (n == 0) return MONO_GPU_OK;
+  static const RowPlan kNoPlan = {};
+  const std::lock_guard<std::mutex> lock(mutex_);
+  MONO_GPU_TRY(streams_.BeginRead(stream));
+  const LookupTask task = TaskFor({this, ids, n, out, found});
+  const int code = layout_.all_raw
+                       ? LaunchLookup(stream, task, kNoPlan)
+                       : LaunchLookup(stream, task, PlanFor(RowMode::kOptimize, last_global_step_));
+  MONO_GPU_TRY(streams_.EndRead(stream));
+  return code;
 }
 
 int GpuTable::LookupMany(Stream stream, const GpuLookupJob* jobs, int64_t num_jobs) {
   std::vector<GpuTable*> tables;
   for (int64_t i = 0; i < num_jobs; ++i) {
-    if (jobs[i].n < 0) {
-      return Fail(MONO_GPU_INVALID_ARGUMENT, "the number of ids is " + std::to_string(jobs[i].n));
-    }
+    MONO_GPU_TRY(CheckLookup(jobs[i].n));
     if (jobs[i].n > 0) tables.push_back(jobs[i].table);
   }
   if (tables.empty()) return MONO_GPU_OK;

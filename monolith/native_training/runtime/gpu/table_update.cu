@@ -5,26 +5,26 @@ namespace monolith {
 namespace gpu {
 namespace {
 
-template <typename Rows, bool kPairs>
+template <typename Rows, Walk kWalk>
 MONO_DEVICE void UpdateWord(const WriteArguments& a, const typename Rows::Plan& plan, int64_t word,
                             int lane) {
   PerId<int64_t> ids;
   PerId<uint32_t> rows;
   if (std::is_same<typename Rows::Plan, RowPlan>::value) {
-    FindBatch<kPairs>(a, word, lane, SetTime{a, word * kWordIds}, &ids, &rows);
+    FindBatch<kWalk>(a, word, lane, SetTime{a, word * kWordIds}, &ids, &rows);
   } else {
-    FindBatch<kPairs>(a, word, lane, SetSameTime{a.ts}, &ids, &rows);
+    FindBatch<kWalk>(a, word, lane, SetSameTime{a.ts}, &ids, &rows);
   }
   Rows::Step(a, plan, word, lane, ids, rows);
 }
 
-template <typename Rows, bool kPairs>
+template <typename Rows, Walk kWalk>
 struct UpdateOne {
   WriteArguments a;
   typename Rows::Plan plan;
 
   MONO_DEVICE void operator()(int64_t word, int lane) const {
-    UpdateWord<Rows, kPairs>(a, plan, word, lane);
+    UpdateWord<Rows, kWalk>(a, plan, word, lane);
   }
 };
 
@@ -36,7 +36,7 @@ struct UpdateMany {
     const int job = JobAt(jobs.begins, jobs.count, word);
     const DeviceTask& task = jobs.tasks[job];
     const auto plan = reinterpret_cast<const typename Rows::Plan*>(jobs.plans + task.plan_at);
-    UpdateWord<Rows, false>(task.a, *plan, word - jobs.begins[job], lane);
+    UpdateWord<Rows, Walk::kLines>(task.a, *plan, word - jobs.begins[job], lane);
   }
 };
 
@@ -46,26 +46,27 @@ template <int kTile>
 int UpdateTask(Stream stream, const WriteTask& task, AnyRows<kTile>) {
   return ForWarps<AnyRows<kTile>::kMinBlocks>(
       stream, CeilDiv(task.arguments.batch.n, kWordIds), kAllBlocks,
-      UpdateOne<AnyRows<kTile>, false>{task.arguments, task.plan});
+      UpdateOne<AnyRows<kTile>, Walk::kLines>{task.arguments, task.plan});
 }
 
 template <int kTile, bool kSum, typename Rule>
 int UpdateTask(Stream stream, const WriteTask& task, PackedRows<kTile, kSum, Rule>) {
   using Rows = PackedRows<kTile, kSum, Rule>;
   const int64_t n = task.arguments.batch.n, words = CeilDiv(n, kWordIds);
-  if (n < Tuning().update_pairs_below) {
+  if (n < Tuning().update_far_below) {
     return ForWarps<2>(stream, words, kAllBlocks,
-                       UpdateOne<Rows, true>{task.arguments, Rows::PlanOf(task.plan)});
+                       UpdateOne<Rows, Walk::kFar>{task.arguments, Rows::PlanOf(task.plan)});
   }
   return ForWarps<Rows::kMinBlocks>(
-      stream, words, kAllBlocks, UpdateOne<Rows, false>{task.arguments, Rows::PlanOf(task.plan)});
+      stream, words, kAllBlocks,
+      UpdateOne<Rows, Walk::kLines>{task.arguments, Rows::PlanOf(task.plan)});
 }
 
 #else
 
 int UpdateTask(Stream stream, const WriteTask& task, AnyRows<1>) {
   return ForWarps(stream, CeilDiv(task.arguments.batch.n, kWordIds), kAllBlocks,
-                  UpdateOne<AnyRows<1>, false>{task.arguments, task.plan});
+                  UpdateOne<AnyRows<1>, Walk::kLines>{task.arguments, task.plan});
 }
 
 #endif

@@ -69,12 +69,12 @@ struct SetSameTime {
 };
 
 // Finds the ids, sets their times, notes which are absent.
-template <bool kPairs, typename OnHit>
+template <Walk kWalk, typename OnHit>
 MONO_DEVICE void FindBatch(const WriteArguments& a, int64_t word, int lane, const OnHit& on_hit,
                            PerId<int64_t>* ids, PerId<uint32_t>* rows) {
   PerId<bool> wanted, absent;
   LoadBatch(a.batch, word, lane, ids, &wanted);
-  FindRows<kPairs>(a.index, lane, *ids, wanted, on_hit, rows);
+  FindRows<kWalk>(a.index, lane, *ids, wanted, on_hit, rows);
   for (int k = 0; k < kIdsPerLane; ++k) absent.own[k] = wanted.own[k] && rows->own[k] == 0;
   const uint32_t bits = WordOf(absent);
   if (lane == 0) {

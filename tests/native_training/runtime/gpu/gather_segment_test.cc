@@ -161,22 +161,26 @@ TEST(GpuGatherTest, AddsRowsOfOneWidth) {
   }
 }
 
-// Buckets of one place and of many, more rows than a block takes at once, and more buckets than one
-// pass makes.
+// Buckets of one place and of many, more rows than a warp lists at once, so many that several warps
+// share them, and more buckets than one pass makes. Sums of whole numbers are exact in any order.
 TEST(GpuGatherTest, AddsRowsInBucketsOfAllSizes) {
   std::mt19937 random(12);
   struct Case {
     int64_t dim, places, rows, hot;
   };
   for (const Case& c : {Case{4, 900, 9000, 0}, Case{4, 20001, 70000, 6000}, Case{2, 5, 30000, 0},
+                        Case{16, 3, 30000, 0}, Case{16, 700, 4097, 4097}, Case{3, 2, 20000, 20000},
                         Case{1, 2200000, 30000, 9000}, Case{1, 4300000, 20000, 5000}}) {
     std::vector<int32_t> offsets;
     for (int64_t i = 0; i < c.rows; ++i) {
       const int64_t place = i % 3 == 0 && i / 3 < c.hot ? c.places - 2 : random() % c.places;
       offsets.push_back(static_cast<int32_t>(place * c.dim));
     }
-    const Tables tables{
-        {c.dim}, {c.rows}, {offsets}, {RandomFloats(c.rows * c.dim, &random)}, c.places * c.dim};
+    std::vector<float> rows;
+    for (int64_t i = 0; i < c.rows * c.dim; ++i) {
+      rows.push_back(static_cast<float>(random() % 201) - 100.0f);
+    }
+    const Tables tables{{c.dim}, {c.rows}, {offsets}, {rows}, c.places * c.dim};
     OnDevice device(tables);
     const Buffer<float> out(std::vector<float>(tables.size, 7.0f));
 
