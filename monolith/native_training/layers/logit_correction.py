@@ -24,7 +24,7 @@ class LogitCorrection(tf.keras.layers.Layer):
     self.activation = advanced_activations.get(activation)
     self.sample_bias = sample_bias
 
-  # Nothing here depends on a tensor's value, and AutoGraph takes longer than to build a small model.
+  # No branch here depends on a tensor, and AutoGraph takes longer than to build a small model.
   @tf.autograph.experimental.do_not_convert
   def call(self, inputs: Any) -> tf.Tensor:
     logits, sample_rate = inputs
