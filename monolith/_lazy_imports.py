@@ -40,7 +40,7 @@ class _AliasLoader(importlib.abc.Loader):
 
 @contextlib.contextmanager
 def _garbage_kept() -> Iterator[None]:
-  """Collects no garbage meanwhile: looking at all of TensorFlow's objects takes long, for nothing."""
+  """Collects no garbage meanwhile: a look at all objects of TensorFlow takes long for nothing."""
   was_enabled = gc.isenabled()
   gc.disable()
   try:
