@@ -56,7 +56,7 @@ cpp-test: build ## the engine's GoogleTest programs
 
 soak: build ## tests at full length, in C++ too: hundreds of kills, 300 random calls of every op, all examples and notebooks
 	MONOLITH_SOAK=1 $(RUN) tools/native_build.py --cpp-tests --jobs $(JOBS)
-	MONOLITH_SOAK=1 $(RUN) -m pytest tests/reliability tests/examples tests/docs/deploy_test.py \
+	MONOLITH_SOAK=1 $(RUN) -m pytest tests/reliability tests/examples tests/docs/deploy_test.py tests/docs/commands_test.py \
 	  tests/agent_service/backends_sessions_test.py tests/keras/training_test.py tests/realtime/trainer_test.py
 
 sanitize: build ## the GoogleTest programs under Address-, UndefinedBehavior- and ThreadSanitizer

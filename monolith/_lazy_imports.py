@@ -7,6 +7,8 @@ is imported, so that `import monolith` alone does not load TensorFlow.
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import importlib
 import importlib.abc
 import importlib.machinery
@@ -14,7 +16,7 @@ import importlib.util
 import logging
 import sys
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 _PATCHED_MODULE = "tensorflow.python.training.monitored_session"
 
@@ -26,13 +28,26 @@ class _AliasLoader(importlib.abc.Loader):
     self._target = target
 
   def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
-    module = importlib.import_module(self._target)
+    with _garbage_kept():
+      module = importlib.import_module(self._target)
     # The import system overwrites __spec__ with the alias's; exec_module puts it back.
     self._own_spec = module.__spec__
     return module
 
   def exec_module(self, module: types.ModuleType) -> None:
     module.__spec__ = self._own_spec
+
+
+@contextlib.contextmanager
+def _garbage_kept() -> Iterator[None]:
+  """Collects no garbage meanwhile: a look at all objects of TensorFlow takes long for nothing."""
+  was_enabled = gc.isenabled()
+  gc.disable()
+  try:
+    yield
+  finally:
+    if was_enabled:
+      gc.enable()
 
 
 class _AliasFinder(importlib.abc.MetaPathFinder):

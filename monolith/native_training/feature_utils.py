@@ -524,7 +524,8 @@ def _add_histogram(name: str, grads: Sequence[Gradient]) -> None:
     sampled = [tf.cast(tf.reshape(value, [-1])[:size], tf.float32) for value in values]
     together = tf.concat(sampled, axis=0)
     # The op fails at others; whether gradients may be infinite is not for a drawing to decide.
-    finite = tf.boolean_mask(together, tf.math.is_finite(together))
+    # `boolean_mask` would build ten times as many ops.
+    finite = tf.gather_nd(together, tf.where(tf.math.is_finite(together)))
     tf.compat.v1.summary.histogram(name, finite)
 
 

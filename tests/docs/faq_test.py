@@ -126,6 +126,8 @@ class FaqTest(absltest.TestCase):
         name, _, message = text.partition(": ")
         self.assertEqual(type(error).__name__, name)
         pattern = ".*".join(map(re.escape, message.split("…")))
+        if not isinstance(error, tf.errors.OpError):  # TensorFlow says more: in which op it was.
+          pattern = rf"\A{pattern}\Z"
         self.assertRegex(str(error), re.compile(pattern, re.DOTALL))
 
 

@@ -8,6 +8,7 @@ from unittest import mock
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.autograph.impl import api as autograph_api
 
 from monolith.native_training import entry, estimator, native_model, runner_utils
 from monolith.native_training.driver import dry_run
@@ -61,6 +62,28 @@ class _SameUsers(_Clicks):
     return data.take(_NUM_EXAMPLES // _BATCH) if mode == _EVAL else data
 
 
+class _Counted(_Clicks):
+  """Counts how often its functions are called."""
+
+  def __init__(self, params=None):
+    super().__init__(params)
+    self.calls = []
+
+  def __deepcopy__(self, memo):
+    # Copies count into the same list.
+    copied = type(self)(self.p.copy())
+    copied.calls = self.calls
+    return copied
+
+  def input_fn(self, mode):
+    self.calls.append(("input_fn", mode))
+    return super().input_fn(mode)
+
+  def model_fn(self, features, mode):
+    self.calls.append(("model_fn", mode))
+    return super().model_fn(features, mode)
+
+
 class _Forgetful(_SameUsers):
   """Gets worse with every step: the labels of training are those of evaluation turned round."""
 
@@ -90,6 +113,32 @@ class EvaluateTest(tf.test.TestCase):
   def _estimator(self, model_type, **kwargs):
     conf = estimator.RunConfig(is_local=True, model_dir=self._folder, **kwargs)
     return estimator.Estimator(model_type(), conf)
+
+  def test_functions_of_a_model_are_called_once_more_than_there_are_graphs(self):
+    counted = _Counted()
+    conf = estimator.RunConfig(is_local=True, model_dir=self._folder)
+    est = estimator.Estimator(counted, conf)
+    convert = mock.Mock(wraps=autograph_api._convert_actual)
+    with mock.patch.object(autograph_api, "_convert_actual", convert):
+      est.train(steps=2)
+      est.evaluate(1)
+    train, evaluate = tf.estimator.ModeKeys.TRAIN, tf.estimator.ModeKeys.EVAL
+
+    # The dry run, the training, the evaluation.
+    self.assertEqual(
+      counted.calls,
+      [
+        ("input_fn", train),
+        ("model_fn", train),
+        ("input_fn", train),
+        ("model_fn", train),
+        ("input_fn", evaluate),
+        ("model_fn", evaluate),
+      ],
+    )
+    # AutoGraph converts the user's functions, not the library's.
+    modules = {call.args[0].__module__ for call in convert.call_args_list}
+    self.assertEmpty([name for name in modules if name.startswith("monolith")], modules)
 
   def test_ranks_with_folders_of_their_own_meet_in_the_one_above(self):
     for merged, names in ((False, ["index-0000", "index-0001"]), (True, ["", ""])):

@@ -1,11 +1,13 @@
 """`import monolith` is light: no TensorFlow, no op library, no flag; aliases load on demand."""
 
+import gc
 import subprocess
 import sys
 import types
 import unittest
 
 import monolith
+from monolith import _lazy_imports
 
 
 def _run(program: str) -> str:
@@ -49,6 +51,17 @@ class LazyImportTest(unittest.TestCase):
     )
     name = "monolith.native_training.layers.layer_ops"
     self.assertEqual(_run(program), f"True True {name} {name}")
+
+  def test_garbage_is_collected_again_after_an_import(self):
+    for was_enabled in (True, False):
+      (gc.enable if was_enabled else gc.disable)()
+      try:
+        with self.assertRaises(ImportError), _lazy_imports._garbage_kept():
+          self.assertFalse(gc.isenabled())
+          raise ImportError
+        self.assertEqual(gc.isenabled(), was_enabled)
+      finally:
+        gc.enable()
 
   def test_importing_the_ops_twice_registers_them_once(self):
     program = (

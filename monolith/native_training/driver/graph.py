@@ -314,6 +314,8 @@ class CpuTraining:
     ).attach(spec, mode)
     if self.config.enable_partial_sync_training and self.config.index != 0:
       spec = spec._replace(scaffold=dense_variables.create_own_variables_scaffold())
+    if not self.config.num_ps and not self.config.enable_sync_training:
+      dense_variables.report_with_few_ops(spec.scaffold)
     if sync_agreement.EOF_KEY in auxiliary_bundle:
       tf.compat.v1.add_to_collection(
         sync_agreement.EOF_KEY, auxiliary_bundle[sync_agreement.EOF_KEY]

@@ -192,6 +192,7 @@ class TrainingHooks:
       mode: the mode in which it was built. Evaluation and prediction restore and read, nothing
         else.
     """
+    graph_files.leave_out_large_constants(tf.compat.v1.get_default_graph())
     restore_hooks = self.get_restore_hooks(mode)
     if mode != tf.estimator.ModeKeys.TRAIN:
       if self._model_dir:
@@ -362,7 +363,6 @@ class TrainingHooks:
     """
     if not self._model_dir:
       raise ValueError("model_dir must be provided")
-    graph_files.leave_out_large_constants(tf.compat.v1.get_default_graph())
     config = self._config
     listeners = self._get_saver_listeners()
     saver = self._add_saver_to_collection()

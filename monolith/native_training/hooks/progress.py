@@ -7,6 +7,7 @@ On a terminal the line is renewed in place, in a file there is a new one per int
 
 from __future__ import annotations
 
+import collections
 import os
 import sys
 import time
@@ -70,15 +71,14 @@ class ProgressHook(tf.estimator.SessionRunHook):
     describe: Callable[[tf.compat.v1.Session], str] | None = None,
   ):
     self._describe = describe
-    self._fetches = {
-      "loss": loss,
-      "heads": {
-        head.name: (tf.reshape(head.label, [-1]), tf.reshape(head.prediction, [-1]))
-        for head in heads
-      },
-    }
+    self._heads = [head.name for head in heads]
+    self._knows_batch_size = batch_size is not None
+    # A flat list, as every step takes apart what is fetched.
+    self._fetches = [loss]
+    for head in heads:
+      self._fetches += [tf.reshape(head.label, [-1]), tf.reshape(head.prediction, [-1])]
     if batch_size is not None:
-      self._fetches["batch_size"] = batch_size
+      self._fetches.append(batch_size)
     self._stats = dict(table_stats or {})
     self._tables = {name: TableCount() for name in self._stats}
     self._model_dir = model_dir
@@ -89,7 +89,7 @@ class ProgressHook(tf.estimator.SessionRunHook):
     self._stream = stream
     self._interval_secs = interval_secs
     self._step: tf.Tensor | None = None
-    self._window: list[Any] = []
+    self._window: collections.deque[Any] = collections.deque(maxlen=_MAX_WINDOW)
     # Since the last point of the curves, and since the last line.
     self._curve_speed = _Speed()
     self._line_speed = _Speed()
@@ -123,9 +123,10 @@ class ProgressHook(tf.estimator.SessionRunHook):
 
   def after_run(self, run_context: tf.estimator.SessionRunContext, run_values: Any) -> None:
     result = run_values.results
-    self._window = [*self._window[-_MAX_WINDOW + 1 :], result]
+    self._window.append(result)
+    batch_size = int(result[-1]) if self._knows_batch_size else 0
     for speed in (self._curve_speed, self._line_speed):
-      speed.add(int(result.get("batch_size", 0)))
+      speed.add(batch_size)
     is_late = time.monotonic() - self._line_speed.since >= self._interval_secs
     if is_late or self._curve_speed.num_runs >= self._curve_steps:
       self._measure(run_context.session, is_late)
@@ -149,12 +150,12 @@ class ProgressHook(tf.estimator.SessionRunHook):
     # In a run of its own: within that of a step nothing orders the read and the train op.
     step, stats = session.run((self._step, self._stats))
     now, step = time.monotonic(), int(step)
-    values = {"loss": float(np.mean([result["loss"] for result in self._window]))}
-    for name in self._fetches["heads"]:
+    values = {"loss": float(np.mean([result[0] for result in self._window]))}
+    for i, name in enumerate(self._heads):
       labels, predictions = (
-        np.concatenate([result["heads"][name][i] for result in self._window]) for i in (0, 1)
+        np.concatenate([result[j] for result in self._window]) for j in (2 * i + 1, 2 * i + 2)
       )
-      values["auc" if len(self._fetches["heads"]) == 1 else f"{name}_auc"] = window_auc.compute_auc(
+      values["auc" if len(self._heads) == 1 else f"{name}_auc"] = window_auc.compute_auc(
         labels, predictions
       )
     values["rows"] = float(sum(int(of_table[0]) for of_table in stats.values()))
@@ -171,7 +172,7 @@ class ProgressHook(tf.estimator.SessionRunHook):
 
   def _measure_speed(self, speed: _Speed, now: float, step: int) -> dict[str, float]:
     steps, examples = speed.measure(now, step)
-    if "batch_size" not in self._fetches:
+    if not self._knows_batch_size:
       return {"steps_per_second": steps}
     return {"steps_per_second": steps, "examples_per_second": examples * self._num_ranks}
 

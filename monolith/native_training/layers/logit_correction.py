@@ -24,6 +24,8 @@ class LogitCorrection(tf.keras.layers.Layer):
     self.activation = advanced_activations.get(activation)
     self.sample_bias = sample_bias
 
+  # No branch here depends on a tensor, and AutoGraph takes longer than to build a small model.
+  @tf.autograph.experimental.do_not_convert
   def call(self, inputs: Any) -> tf.Tensor:
     logits, sample_rate = inputs
     result = self.get_sample_logits(logits, sample_rate, self.sample_bias)

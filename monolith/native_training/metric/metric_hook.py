@@ -82,9 +82,13 @@ class ThroughputMetricHook(tf.estimator.SessionRunHook):
     self._global_step_tensor = training_util._get_or_create_global_step_read()
 
   def before_run(self, run_context: tf.estimator.SessionRunContext) -> Any:
-    return tf.estimator.SessionRunArgs(self._global_step_tensor)
+    is_due = time.time() - self._last_time >= self._run_every_n_secs
+    # A fetch costs every step more than this whole hook.
+    return tf.estimator.SessionRunArgs(self._global_step_tensor) if is_due else None
 
   def after_run(self, run_context: tf.estimator.SessionRunContext, run_values: Any) -> None:
+    if run_values.results is None:
+      return
     step, now = int(run_values.results), time.time()
     if self._last_step is None:
       if self._start_time_secs is not None:
@@ -94,8 +98,6 @@ class ThroughputMetricHook(tf.estimator.SessionRunHook):
       self._last_step, self._last_time = step, now
       return
     elapsed = now - self._last_time
-    if elapsed < self._run_every_n_secs:
-      return
     steps = step - self._last_step
     if steps > 0:
       self._client.emit_counter("run_steps.all", steps, self._tagkv)

@@ -1,4 +1,4 @@
-"""Makes one HTML page of a training run: `monolith_report MODEL_DIR`.
+"""Makes one HTML page of a training run: `monolith_report MODEL_DIR`, or the log folder of Keras.
 
 The page stands alone: its curves are drawn as SVG, and it loads nothing. It has the curves that
 training and evaluations have written, those of each table, where the time of a step goes, the
@@ -22,6 +22,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.lib.io import _pywrap_record_io
 
+from monolith import _quiet
 from monolith.native_training.checkpoints import slices as checkpoint_slices
 from monolith.native_training.runtime.hash_table import embedding_hash_table_pb2
 from monolith.native_training.summary import step_time
@@ -42,6 +43,10 @@ _OF_TABLES = {
 }
 # These come first; others follow by name.
 _FIRST_CURVES = ("loss", "auc", "log_loss", "examples_per_second", "step_ms", "rows", "memory_mb")
+
+# The second ones are those of `tf.keras.callbacks.TensorBoard`.
+_FOLDERS = {"training": ("", "train"), "evaluation": ("eval", "validation")}
+_KERAS_PREFIX = "epoch_"
 
 Curve = dict[int, float]
 
@@ -68,7 +73,7 @@ def write_report(model_dir: str, path: str | None = None) -> str:
   """Writes the page of a training run.
 
   Args:
-    model_dir: the folder of the model.
+    model_dir: the folder of the model, or the one that Keras's `TensorBoard` writes to.
     path: the file to write, `<model_dir>/report.html` by default.
 
   Returns:
@@ -78,10 +83,14 @@ def write_report(model_dir: str, path: str | None = None) -> str:
     FileNotFoundError: the folder has neither curves nor a checkpoint.
     ValueError: its profile is damaged.
   """
-  curves, histograms = {}, {}
-  for kind, folder in (("training", model_dir), ("evaluation", os.path.join(model_dir, "eval"))):
-    curves[kind], found = _read_events(folder)
-    histograms.update(found)
+  curves: dict[str, dict[str, Curve]] = {}
+  histograms: dict[str, Any] = {}
+  for kind, folders in _FOLDERS.items():
+    curves[kind] = {}
+    for folder in folders:
+      found_curves, found_histograms = _read_events(os.path.join(model_dir, folder))
+      curves[kind].update(found_curves)
+      histograms.update(found_histograms)
   speed = curves["training"].pop("steps_per_second", {})
   curves["training"]["step_ms"] = {step: 1000 / value for step, value in speed.items() if value}
   checkpoint = tf.train.latest_checkpoint(model_dir)
@@ -106,6 +115,9 @@ def _read_events(folder: str) -> tuple[dict[str, Curve], dict[str, Any]]:
         for value in event.summary.value:
           if value.HasField("simple_value"):
             curves[value.tag][event.step] = value.simple_value
+          elif value.metadata.plugin_data.plugin_name == "scalars":  # as TensorFlow 2 writes them
+            tag = value.tag.removeprefix(_KERAS_PREFIX)
+            curves[tag][event.step] = float(tf.make_ndarray(value.tensor))
           elif value.HasField("histo"):
             histograms[value.tag] = value.histo
     except tf.errors.DataLossError:
@@ -329,9 +341,10 @@ def _svg(shapes: Sequence[str], x: tuple[float, float], y: tuple[float, float]) 
 def cli(argv: Sequence[str] | None = None) -> int:
   """Runs the command `monolith_report`; returns the exit status."""
   parser = argparse.ArgumentParser(prog="monolith_report", description=__doc__.split("\n")[0])
-  parser.add_argument("model_dir", help="the folder of the model")
+  parser.add_argument("model_dir", help="the folder of the model, or that of Keras's curves")
   parser.add_argument("--output", help="the page, MODEL_DIR/report.html by default")
   arguments = parser.parse_args(argv)
+  _quiet.filter_tensorflow()
   try:
     print(write_report(arguments.model_dir, arguments.output))
   except (FileNotFoundError, ValueError, tf.errors.OpError) as e:

@@ -41,6 +41,20 @@ class GraphFilesTest(tf.test.TestCase):
       tf.compat.v1.train.import_meta_graph(tf.train.latest_checkpoint(folder) + ".meta")
       self.assertEqual(graph.get_operation_by_name(constant.op.name).type, "Placeholder")
 
+  def test_descriptions_are_up_to_date_and_the_callers_own(self):
+    graph = tf.compat.v1.get_default_graph()
+    describe = graph.as_graph_def
+    tf.constant(1, name="first")
+    graph_files.leave_out_large_constants(graph)
+
+    for add_shapes in (True, False, True):
+      description = graph.as_graph_def(add_shapes=add_shapes)
+      self.assertEqual(description, describe(add_shapes=add_shapes))
+      description.node[0].name = "changed"
+    self.assertEqual(graph.as_graph_def(add_shapes=True), describe(add_shapes=True))
+    tf.constant(2, name="second")
+    self.assertEqual(graph.as_graph_def(add_shapes=True), describe(add_shapes=True))
+
 
 if __name__ == "__main__":
   tf.test.main()

@@ -61,8 +61,11 @@ class ThroughputMetricHookTest(_HookTest):
     self.assertEqual(self.sink.emitted[0][3], {"model_name": "model", "cluster_type": "stable"})
 
   def test_no_start_time(self):
-    self._run(metric_hook.ThroughputMetricHook("model", None, run_every_n_secs=1000), 2)
+    hook = metric_hook.ThroughputMetricHook("model", None, run_every_n_secs=1000)
+    self._run(hook, 2)
 
+    # Not before it has something to report.
+    self.assertIsNone(hook.before_run(None))
     self.assertEmpty(self.sink.emitted)
 
   def test_step_that_does_not_move(self):

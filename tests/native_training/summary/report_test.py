@@ -158,6 +158,27 @@ class ReportTest(tf.test.TestCase):
       self.assertIn(f"<h2>{title}</h2>", document)
     self.assertNotIn("NaN", document)
 
+  def test_curves_of_keras(self):
+    with tempfile.TemporaryDirectory() as folder:
+      # As `tf.keras.callbacks.TensorBoard` writes them, and `TableCurves` beside it.
+      for name, tag in (("train", "epoch_auc"), ("validation", "epoch_auc"), ("", "rows/user")):
+        os.makedirs(os.path.join(folder, name), exist_ok=True)
+        path = os.path.join(folder, name, "events.out.tfevents.1.host.1.0.v2")
+        with tf.io.TFRecordWriter(path) as writer:
+          for step in range(3):
+            event = tf.compat.v1.Event(step=step)
+            value = event.summary.value.add(tag=tag, tensor=tf.make_tensor_proto(0.25 + step))
+            value.metadata.plugin_data.plugin_name = "scalars"
+            text = event.summary.value.add(tag="keras", tensor=tf.make_tensor_proto("{}"))
+            text.metadata.plugin_data.plugin_name = "graph_keras_model"
+            writer.write(event.SerializeToString())
+      with open(report.write_report(folder), encoding="utf-8") as f:
+        page = f.read()
+
+    for text in (">auc<", "training</span>", "evaluation</span>", "user"):
+      self.assertIn(text, page)
+    self.assertNotIn("epoch_", page)
+
   def test_a_folder_without_a_run(self):
     folder = self.create_tempdir().full_path
     with mock.patch("sys.stderr", new_callable=io.StringIO) as errors:
