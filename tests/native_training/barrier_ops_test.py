@@ -91,7 +91,6 @@ class BarrierOpsTest(tf.test.TestCase):
       _init(session)
       barrier_op.place_barrier(session)
       hook = barrier_ops.BarrierHook(0, barrier_op)
-      self.assertIsNone(hook.before_run(None))
       hooked = monitored_session._HookedSession(session, [hook])
 
       for _ in range(3):
