@@ -21,7 +21,7 @@ constexpr int64_t kCommitBytes = int64_t{32} << 20;
 constexpr int64_t kUsualAhead = 2 * kHugePageBytes;
 constexpr int64_t kMaxAhead = 2 * kUsualAhead;
 constexpr int64_t kAheadFraction = 16;
-constexpr int64_t kMaxAheadFraction = 128;
+constexpr int64_t kMaxAheadFraction = 256;
 // Rows of which a page more than that is little.
 constexpr int64_t kMinForWholePage = 4 * kHugePageBytes;
 
