@@ -96,8 +96,9 @@ class FlatIndex {
 
   // Where the lines of a piece are.
   struct Home {
-    uintptr_t base;  // of the piece, less the lines that the shard would have before it
-    uint64_t lines;  // that the shard would have if all its pieces were as large
+    uintptr_t base;   // of the piece, less the lines that the shard would have before it
+    uint32_t lines;   // that the shard would have if all its pieces were as large
+    uint32_t number;  // of the piece in its shard
   };
 
   // Where the lines of all shards are. A hash always has a line to look at, which has no key of its
@@ -122,7 +123,7 @@ class FlatIndex {
   // The directory of the indexes of all shards of a table.
   class Directory {
    public:
-    Directory() : numbers_(kNumShards) {}
+    Directory() = default;
     Directory(const Directory&) = delete;
     Directory& operator=(const Directory&) = delete;
 
@@ -149,10 +150,9 @@ class FlatIndex {
 
     int depth_ = 0;
     Home* homes_ = first_homes_;
-    std::vector<uint32_t> numbers_;  // of the pieces, beside homes_
-    std::vector<Home> more_homes_;   // homes_ of depth 1 and more
+    std::vector<Home> more_homes_;  // homes_ of depth 1 and more
     std::atomic<bool> wants_depth_{false};
-    alignas(64) Home first_homes_[kNumShards];
+    alignas(64) Home first_homes_[kNumShards] = {};
   };
 
   // Pool and directory outlive the index.
@@ -326,7 +326,7 @@ class FlatIndex {
   static int64_t FullSlots(int64_t lines) { return lines * kSlotsPerLine * 41 / 50; }
   // The number of the piece of a hash.
   uint32_t NumberOf(uint64_t hash) const {
-    return directory_->numbers_[hash >> directory_->shift()];
+    return directory_->homes_[hash >> directory_->shift()].number;
   }
   // A hash of this shard.
   uint64_t HashAt(uint64_t place) const {
@@ -356,7 +356,7 @@ class FlatIndex {
   // lie idle behind them. False: there is none.
   bool Acquire(Piece* piece);
   void Release(const Piece& piece);
-  Home HomeOf(const Piece& piece) const;
+  Home HomeOf(uint32_t number) const;
   // Enters a piece into the directory.
   void Publish(uint32_t number);
 

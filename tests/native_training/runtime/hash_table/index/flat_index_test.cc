@@ -207,6 +207,16 @@ TEST(FlatIndexTest, ReserveMovesNothingLater) {
   for (size_t i = 0; i < keys.size(); ++i) ASSERT_EQ(shard.Find(keys[i]), RowOf(i));
 }
 
+// More lines than the directory can count are refused, not cut off.
+TEST(FlatIndexTest, ReserveRefusesMoreKeysThanAShardCanHave) {
+  Shard shard(33);
+  const std::vector<int64_t> keys = KeysOf(33, 1000);
+  for (size_t i = 0; i < 500; ++i) ASSERT_TRUE(shard.Insert(keys[i], RowOf(i)));
+  EXPECT_FALSE(shard.index.Reserve(int64_t{1} << 34));
+  for (size_t i = 500; i < keys.size(); ++i) ASSERT_TRUE(shard.Insert(keys[i], RowOf(i)));
+  for (size_t i = 0; i < keys.size(); ++i) ASSERT_EQ(shard.Find(keys[i]), RowOf(i));
+}
+
 TEST(FlatIndexTest, SwapExchangesEverything) {
   Shard many(2), few(2);
   const std::vector<int64_t> keys = KeysOf(2, 40000);
