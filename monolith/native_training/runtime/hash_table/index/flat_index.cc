@@ -30,8 +30,8 @@ constexpr int64_t kMaxLines = int64_t{1} << 29;
 // Lines behind the last home: an overflow of more happens to one in ten thousand full pieces.
 int64_t SpareLines(int64_t lines) { return 2 + std::min<int64_t>(6, lines / 8); }
 
-// Lines that `keys` keys fill at most to 0.82.
-int64_t FullLines(int64_t keys) { return (keys * 25 + 81) / 82; }
+// Lines that `keys` keys fill at most to 0.825.
+int64_t FullLines(int64_t keys) { return (keys * 10 + 32) / 33; }
 
 // The most lines of a shard's pieces: between kMinMaxPieceLines and kMaxPieceLines.
 int64_t MaxLines(int shard) {

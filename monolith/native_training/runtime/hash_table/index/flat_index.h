@@ -33,11 +33,11 @@
 //   - Probing goes line by line from the home line and stops at a line with an empty slot: a key is
 //     never behind such a line. Erasing leaves a tombstone unless its line has an empty slot
 //     already. The last line of a piece is always empty, so nothing wraps.
-//   - live + tombstones <= 0.82 * slots of a piece after every insert. (At 0.9 a sixth of the keys
+//   - live + tombstones <= 0.825 * slots of a piece after every insert. (At 0.9 a sixth of the keys
 //     overflow their line, with runs of many lines, and that cost a third of the lookup; here it is
 //     an eighth, mostly one line away.)
 //   - The number of lines of a piece follows 1.33^(k + phase), and is up to an eighth more where
-//     that fills a hole in memory: the average load is 0.69, 23 bytes per key and 2 in holes, and a
+//     that fills a hole in memory: the average load is 0.70, 23 bytes per key and 2 in holes, and a
 //     key is moved three times while the table grows. A piece that would become too large is split
 //     in two, so a rebuild takes the same fraction of a millisecond in a table of any size. Pieces
 //     fill alike; phases are spread evenly over those of all shards, and with them rebuilds and
@@ -323,7 +323,7 @@ class FlatIndex {
     return reinterpret_cast<uintptr_t>(slot) % alignof(Line) == 0;
   }
   // Keys and tombstones that `lines` lines may have.
-  static int64_t FullSlots(int64_t lines) { return lines * kSlotsPerLine * 41 / 50; }
+  static int64_t FullSlots(int64_t lines) { return lines * kSlotsPerLine * 33 / 40; }
   // The number of the piece of a hash.
   uint32_t NumberOf(uint64_t hash) const {
     return directory_->homes_[hash >> directory_->shift()].number;

@@ -66,7 +66,7 @@ TEST(FlatIndexTest, KeysAreFoundWhileTheIndexGrowsOverManyPieces) {
     EXPECT_EQ(shard.index.live(), 240000);
     EXPECT_GE(shard.index.num_pieces(), 4);
     EXPECT_LE(static_cast<double>(shard.index.live()),
-              0.82 * static_cast<double>(shard.index.num_slots()));
+              0.825 * static_cast<double>(shard.index.num_slots()));
   }
 }
 
