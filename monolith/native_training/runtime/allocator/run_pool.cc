@@ -17,9 +17,11 @@ constexpr int64_t kMaxChunk = int64_t{32} << 20;
 constexpr int64_t kKeptFraction = 48;
 
 // How far pages are committed ahead of short runs: little against what is in use, and enough for a
-// thread to keep up.
-constexpr int64_t kMaxAhead = 2 * kHugePageBytes;
+// thread to keep up. Where that is next to nothing, so far that it may wait for a core meanwhile.
+constexpr int64_t kUsualAhead = 2 * kHugePageBytes;
+constexpr int64_t kMaxAhead = 2 * kUsualAhead;
 constexpr int64_t kAheadFraction = 16;
+constexpr int64_t kMaxAheadFraction = 128;
 // What has to be in use for the next chunk to be mapped, and its first page committed, before it is
 // needed: that page was the longest pause of a growing table.
 constexpr int64_t kMinForNextChunk = int64_t{16} << 20;
@@ -131,7 +133,8 @@ void RunPool::PopulateAhead(int64_t bytes) {
   char* base = chunks_.back().begin;
   const int64_t used = next_ - base;
   const int64_t from = std::max(populated_, RoundUp(used, kHugePageBytes));
-  const int64_t ahead = std::max(bytes, std::min(kMaxAhead, in_use_ / kAheadFraction));
+  const int64_t usual = std::clamp(in_use_ / kMaxAheadFraction, kUsualAhead, kMaxAhead);
+  const int64_t ahead = std::max(bytes, std::min(usual, in_use_ / kAheadFraction));
   const int64_t to = std::min<int64_t>(used + ahead, end_ - base) / kHugePageBytes * kHugePageBytes;
   if (to > from) {
     PagePopulator::Get()->Request(base + from, to - from);

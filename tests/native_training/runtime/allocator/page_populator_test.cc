@@ -117,15 +117,46 @@ TEST(PagePopulatorTest, GrowingArenaIsCommittedALittleAhead) {
 TEST(PagePopulatorTest, SmallArenaHasItsNextPageBeforeItIsNeeded) {
   if (!KernelPopulates()) GTEST_SKIP() << "MADV_POPULATE_WRITE needs Linux 5.14";
   constexpr int64_t kStride = 128;
+  for (const int64_t pages : {6, 12}) {
+    RowArena arena(kStride, 64);
+    const int64_t block_bytes = kStride * arena.block_rows();
+    const int64_t blocks = (pages * kHugePageBytes - kHugePageBytes / 4) / block_bytes;
+    uint32_t first = 0;
+    for (int64_t i = 0; i < blocks; ++i) ASSERT_TRUE(arena.AllocateBlock(&first));
+    PagePopulator::Get()->Drain();
+    char* const next = arena.Address(first) + block_bytes + kHugePageBytes / 4;
+    EXPECT_EQ(ResidentBytes(next, kHugePageBytes), kHugePageBytes) << pages;
+    EXPECT_EQ(ResidentBytes(next + kHugePageBytes, kHugePageBytes), 0) << pages;
+  }
+}
+
+// A region is mapped, and has its first page, before the one before it is full.
+TEST(PagePopulatorTest, NextRegionOfAnArenaHasItsFirstPageBeforeItIsNeeded) {
+  if (!KernelPopulates()) GTEST_SKIP() << "MADV_POPULATE_WRITE needs Linux 5.14";
+  constexpr int64_t kStride = 128;
+  constexpr uint32_t kRows =
+      (int64_t{64} << 20) / kStride;  // a power of two: a region begins there
   RowArena arena(kStride, 64);
-  const int64_t block_bytes = kStride * arena.block_rows();
-  const int64_t blocks = (12 * kHugePageBytes - kHugePageBytes / 4) / block_bytes;
   uint32_t first = 0;
-  for (int64_t i = 0; i < blocks; ++i) ASSERT_TRUE(arena.AllocateBlock(&first));
+  while (first + arena.block_rows() < kRows) ASSERT_TRUE(arena.AllocateBlock(&first));
   PagePopulator::Get()->Drain();
-  char* const next = arena.Address(first) + block_bytes + kHugePageBytes / 4;
-  EXPECT_EQ(ResidentBytes(next, kHugePageBytes), kHugePageBytes);
-  EXPECT_EQ(ResidentBytes(next + kHugePageBytes, 2 * kHugePageBytes), 0);
+  ASSERT_TRUE(arena.AllocateBlock(&first));
+  ASSERT_EQ(first, kRows);
+  EXPECT_EQ(ResidentBytes(arena.Address(first), kHugePageBytes), kHugePageBytes);
+}
+
+TEST(PagePopulatorTest, LargePoolOfRunsIsFurtherAhead) {
+  if (!KernelPopulates()) GTEST_SKIP() << "MADV_POPULATE_WRITE needs Linux 5.14";
+  constexpr int64_t kRun = int64_t{1} << 20;
+  RunPool pool;
+  ASSERT_NE(pool.AllocateZeros(int64_t{2} << 30), nullptr);  // address space only
+  // Chunks of 4, 8, 16 and 32 MiB.
+  char* run = nullptr;
+  for (int i = 0; i < 29; ++i) run = pool.Allocate(kRun);
+  ASSERT_NE(run, nullptr);
+  PagePopulator::Get()->Drain();
+  EXPECT_EQ(ResidentBytes(run, 4 * kHugePageBytes), 4 * kHugePageBytes);
+  EXPECT_EQ(ResidentBytes(run + 4 * kHugePageBytes, kHugePageBytes), 0);
 }
 
 TEST(PagePopulatorTest, PoolOfRunsIsOneRunAhead) {

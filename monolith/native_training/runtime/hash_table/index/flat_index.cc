@@ -23,12 +23,15 @@ constexpr int64_t kRebuildAhead = 16;
 constexpr int64_t kClearLines = 64;
 // Enough for 2^32 keys. Only keys that share a hash could need more: their piece grows instead.
 constexpr int kMaxDepth = 16;
+// Lines of a shard: what 32 bits can count, with room for what holes in memory add. A shard of a
+// table of 2^32 keys needs a sixteenth of that.
+constexpr int64_t kMaxLines = int64_t{1} << 29;
 
 // Lines behind the last home: an overflow of more happens to one in ten thousand full pieces.
 int64_t SpareLines(int64_t lines) { return 2 + std::min<int64_t>(6, lines / 8); }
 
-// Lines that `keys` keys fill at most to 0.82.
-int64_t FullLines(int64_t keys) { return (keys * 25 + 81) / 82; }
+// Lines that `keys` keys fill at most to 0.825.
+int64_t FullLines(int64_t keys) { return (keys * 10 + 32) / 33; }
 
 // The most lines of a shard's pieces: between kMinMaxPieceLines and kMaxPieceLines.
 int64_t MaxLines(int shard) {
@@ -65,20 +68,14 @@ int64_t FillerOf(int shard) {
 }  // namespace
 
 bool FlatIndex::Directory::Deepen() {
-  const size_t entries = 2 * numbers_.size();
-  std::vector<uint32_t> numbers;
+  const size_t entries = size_t{2 * kNumShards} << depth_;
   std::vector<Home> homes;
   try {
-    numbers.resize(entries);
-    homes.resize(entries);
+    homes.reserve(entries);
   } catch (const std::bad_alloc&) {
     return false;
   }
-  for (size_t i = 0; i < entries; ++i) {
-    numbers[i] = numbers_[i / 2];
-    homes[i] = homes_[i / 2];
-  }
-  numbers_.swap(numbers);
+  for (size_t i = 0; i < entries; ++i) homes.push_back(homes_[i / 2]);
   more_homes_.swap(homes);
   homes_ = more_homes_.data();
   ++depth_;
@@ -88,7 +85,6 @@ bool FlatIndex::Directory::Deepen() {
 
 void FlatIndex::Directory::Swap(Directory* other) {
   std::swap(depth_, other->depth_);
-  numbers_.swap(other->numbers_);
   more_homes_.swap(other->more_homes_);
   std::swap_ranges(first_homes_, first_homes_ + kNumShards, other->first_homes_);
   for (Directory* directory : {this, other}) {
@@ -99,8 +95,7 @@ void FlatIndex::Directory::Swap(Directory* other) {
 }
 
 int64_t FlatIndex::Directory::Bytes() const {
-  return static_cast<int64_t>(sizeof(*this) + numbers_.capacity() * sizeof(uint32_t) +
-                              more_homes_.capacity() * sizeof(Home));
+  return static_cast<int64_t>(sizeof(*this) + more_homes_.capacity() * sizeof(Home));
 }
 
 int FlatIndex::DepthFor(int64_t keys) {
@@ -310,6 +305,7 @@ void FlatIndex::Swap(FlatIndex* other) {
 }
 
 int64_t FlatIndex::Build(const Piece& from, Piece* to) {
+  if (to->num_lines > kMaxLines >> to->depth) return -1;
   const int64_t bytes = (to->num_lines + to->spare_lines) * static_cast<int64_t>(sizeof(Line));
   if (live_ == 0 && FillerOf(shard_) == 0 && bytes >= kMinPooledBytes) {
     // Only made room for: memory comes as keys do.
@@ -407,13 +403,15 @@ void FlatIndex::Release(const Piece& piece) {
   }
 }
 
-FlatIndex::Home FlatIndex::HomeOf(const Piece& piece) const {
+FlatIndex::Home FlatIndex::HomeOf(uint32_t number) const {
+  const Piece& piece = pieces_[number];
   if (piece.num_lines == 0) {
-    return {reinterpret_cast<uintptr_t>(&GetFillers().no_keys[FillerOf(shard_) == 0 ? 0 : 1]), 0};
+    const int filler = FillerOf(shard_) == 0 ? 0 : 1;
+    return {reinterpret_cast<uintptr_t>(&GetFillers().no_keys[filler]), 0, number};
   }
   const uint64_t lines = static_cast<uint64_t>(piece.num_lines);
   return {reinterpret_cast<uintptr_t>(piece.lines) - piece.prefix * lines * sizeof(Line),
-          lines << piece.depth};
+          static_cast<uint32_t>(lines << piece.depth), number};
 }
 
 void FlatIndex::Publish(uint32_t number) {
@@ -422,8 +420,7 @@ void FlatIndex::Publish(uint32_t number) {
   const int behind = directory_->depth_ - piece.depth;  // bits that it does not care for
   const uint64_t first = ((static_cast<uint64_t>(shard_) << piece.depth) + piece.prefix) << behind;
   const int64_t entries = int64_t{1} << behind;
-  std::fill_n(directory_->homes_ + first, entries, HomeOf(piece));
-  std::fill_n(directory_->numbers_.begin() + static_cast<int64_t>(first), entries, number);
+  std::fill_n(directory_->homes_ + first, entries, HomeOf(number));
 }
 
 }  // namespace engine

@@ -33,11 +33,11 @@
 //   - Probing goes line by line from the home line and stops at a line with an empty slot: a key is
 //     never behind such a line. Erasing leaves a tombstone unless its line has an empty slot
 //     already. The last line of a piece is always empty, so nothing wraps.
-//   - live + tombstones <= 0.82 * slots of a piece after every insert. (At 0.9 a sixth of the keys
+//   - live + tombstones <= 0.825 * slots of a piece after every insert. (At 0.9 a sixth of the keys
 //     overflow their line, with runs of many lines, and that cost a third of the lookup; here it is
 //     an eighth, mostly one line away.)
 //   - The number of lines of a piece follows 1.33^(k + phase), and is up to an eighth more where
-//     that fills a hole in memory: the average load is 0.69, 23 bytes per key and 2 in holes, and a
+//     that fills a hole in memory: the average load is 0.70, 23 bytes per key and 2 in holes, and a
 //     key is moved three times while the table grows. A piece that would become too large is split
 //     in two, so a rebuild takes the same fraction of a millisecond in a table of any size. Pieces
 //     fill alike; phases are spread evenly over those of all shards, and with them rebuilds and
@@ -96,8 +96,9 @@ class FlatIndex {
 
   // Where the lines of a piece are.
   struct Home {
-    uintptr_t base;  // of the piece, less the lines that the shard would have before it
-    uint64_t lines;  // that the shard would have if all its pieces were as large
+    uintptr_t base;   // of the piece, less the lines that the shard would have before it
+    uint32_t lines;   // that the shard would have if all its pieces were as large
+    uint32_t number;  // of the piece in its shard
   };
 
   // Where the lines of all shards are. A hash always has a line to look at, which has no key of its
@@ -122,7 +123,7 @@ class FlatIndex {
   // The directory of the indexes of all shards of a table.
   class Directory {
    public:
-    Directory() : numbers_(kNumShards) {}
+    Directory() = default;
     Directory(const Directory&) = delete;
     Directory& operator=(const Directory&) = delete;
 
@@ -149,10 +150,9 @@ class FlatIndex {
 
     int depth_ = 0;
     Home* homes_ = first_homes_;
-    std::vector<uint32_t> numbers_;  // of the pieces, beside homes_
-    std::vector<Home> more_homes_;   // homes_ of depth 1 and more
+    std::vector<Home> more_homes_;  // homes_ of depth 1 and more
     std::atomic<bool> wants_depth_{false};
-    alignas(64) Home first_homes_[kNumShards];
+    alignas(64) Home first_homes_[kNumShards] = {};
   };
 
   // Pool and directory outlive the index.
@@ -323,10 +323,10 @@ class FlatIndex {
     return reinterpret_cast<uintptr_t>(slot) % alignof(Line) == 0;
   }
   // Keys and tombstones that `lines` lines may have.
-  static int64_t FullSlots(int64_t lines) { return lines * kSlotsPerLine * 41 / 50; }
+  static int64_t FullSlots(int64_t lines) { return lines * kSlotsPerLine * 33 / 40; }
   // The number of the piece of a hash.
   uint32_t NumberOf(uint64_t hash) const {
-    return directory_->numbers_[hash >> directory_->shift()];
+    return directory_->homes_[hash >> directory_->shift()].number;
   }
   // A hash of this shard.
   uint64_t HashAt(uint64_t place) const {
@@ -356,7 +356,7 @@ class FlatIndex {
   // lie idle behind them. False: there is none.
   bool Acquire(Piece* piece);
   void Release(const Piece& piece);
-  Home HomeOf(const Piece& piece) const;
+  Home HomeOf(uint32_t number) const;
   // Enters a piece into the directory.
   void Publish(uint32_t number);
 

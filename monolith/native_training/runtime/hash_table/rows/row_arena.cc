@@ -21,9 +21,9 @@ constexpr int64_t kCommitBytes = int64_t{32} << 20;
 constexpr int64_t kUsualAhead = 2 * kHugePageBytes;
 constexpr int64_t kMaxAhead = 2 * kUsualAhead;
 constexpr int64_t kAheadFraction = 16;
-constexpr int64_t kMaxAheadFraction = 128;
+constexpr int64_t kMaxAheadFraction = 256;
 // Rows of which a page more than that is little.
-constexpr int64_t kMinForWholePage = 8 * kHugePageBytes;
+constexpr int64_t kMinForWholePage = 4 * kHugePageBytes;
 
 int BlockShift(int64_t stride) {
   int shift = 0;
@@ -53,6 +53,7 @@ RowArena::RowArena(int64_t stride, int num_shards)
       newest_(__builtin_clz(first_rows_mask_)) {
   if (!MapRegion(newest_, 0, int64_t{first_rows_mask_} + 1)) throw std::bad_alloc();
   base_ = regions_[newest_].base;
+  end_row_ = regions_[newest_].rows;
 }
 
 RowArena::~RowArena() {
@@ -139,12 +140,15 @@ bool RowArena::AddRegion() {
   if (newest_ == 0) return false;
   const int64_t rows = int64_t{1} << (32 - newest_);
   // Where address space is limited, as much of it as there is.
-  for (int64_t bytes = std::min(rows, kMaxRegionBytes / stride_) * stride_;; bytes /= 2) {
+  int64_t bytes = std::min(rows, kMaxRegionBytes / stride_) * stride_;
+  for (; regions_[newest_ - 1].base == nullptr; bytes /= 2) {
     const int64_t mapped = std::min(rows, bytes / BlockBytes() * block_rows());
     if (mapped > 0 && MapRegion(newest_ - 1, rows, mapped)) break;
     if (bytes <= std::max(kHugePageBytes, BlockBytes())) return false;
   }
   --newest_;
+  next_row_ = regions_[newest_].first_row;
+  end_row_ = next_row_ + regions_[newest_].rows;
   return true;
 }
 
@@ -170,9 +174,6 @@ bool RowArena::MapRegion(int number, int64_t first_row, int64_t rows) {
   bases_[number] = reinterpret_cast<uintptr_t>(made.base) -
                    static_cast<uintptr_t>(first_row) * static_cast<uintptr_t>(stride_);
   regions_[number] = std::move(made);
-  next_row_ = first_row;
-  end_row_ = first_row + rows;
-  populated_ = 0;
   return true;
 }
 
@@ -196,14 +197,26 @@ void RowArena::PopulateAhead() {
   const int64_t ahead =
       std::min(all / kAheadFraction, std::clamp(all / kMaxAheadFraction, kUsualAhead, kMaxAhead));
   // The page that is being filled is not worth a request: its block is written to at once.
-  const int64_t from = std::max(populated_, (used / kHugePageBytes + 1) * kHugePageBytes);
+  const int64_t from = std::max(region->populated, (used / kHugePageBytes + 1) * kHugePageBytes);
   // Where it is less than a page, the next one is asked for as soon as it comes that near.
   const bool whole_page = all >= kMinForWholePage && ahead < kUsualAhead;
   const int64_t wanted = whole_page ? RoundUp(used + ahead, kHugePageBytes) : used + ahead;
-  const int64_t to = std::min(wanted, region->rows * stride_) / kHugePageBytes * kHugePageBytes;
+  const int64_t end = region->rows * stride_;
+  Populate(region, from, std::min(wanted, end) / kHugePageBytes * kHugePageBytes);
+  if (wanted >= end && all >= kMinForWholePage) PrepareNextRegion();
+}
+
+void RowArena::Populate(Region* region, int64_t from, int64_t to) {
   if (to <= from || !Commit(region, to)) return;
   PagePopulator::Get()->Request(region->base + from, to - from);
-  populated_ = to;
+  region->populated = to;
+}
+
+void RowArena::PrepareNextRegion() {
+  if (newest_ == 0 || regions_[newest_ - 1].base != nullptr) return;
+  const int64_t rows = int64_t{1} << (32 - newest_);
+  if (rows > kMaxRegionBytes / stride_ || !MapRegion(newest_ - 1, rows, rows)) return;
+  Populate(&regions_[newest_ - 1], 0, kHugePageBytes);
 }
 
 void RowArena::Hold(uint32_t block) {

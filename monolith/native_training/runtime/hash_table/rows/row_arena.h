@@ -23,7 +23,8 @@
 //
 // Shards take blocks in the order in which they grow: huge pages fill up front to back, so a table
 // of any size wastes a partly used huge page and the few that are committed ahead of their use
-// (page_populator.h), and page faults spread evenly over batches. The first block of every shard
+// (page_populator.h), and page faults spread evenly over batches. A region is mapped, with its
+// first page, while the one before it still has rows. The first block of every shard
 // lies on small pages, so that a table with a handful of rows costs kilobytes, until the first of
 // them is full. So does the end of a region that fills no huge page.
 //
@@ -119,6 +120,7 @@ class RowArena {
     int64_t first_row = 0;
     int64_t rows = 0;
     int64_t committed = 0;     // bytes that can be used
+    int64_t populated = 0;     // bytes that were asked for ahead of their use
     Zeroed<Block> blocks;      // each belongs to the owner of the block
     Zeroed<BlockState> state;  // of blocks
     Zeroed<uint8_t> held;      // 1: the huge page has memory
@@ -135,6 +137,11 @@ class RowArena {
   bool TakeNew(uint32_t* block);
   bool Commit(Region* region, int64_t bytes);
   void PopulateAhead();
+  // Asks for the pages of [from, to) of a region; both are multiples of 2 MiB.
+  void Populate(Region* region, int64_t from, int64_t to);
+  // Maps the region after the newest, and asks for its first page: clearing it was the longest
+  // pause of a growing table. Where there is no address space, AddRegion finds out what to do.
+  void PrepareNextRegion();
   // The huge pages that hold a part of a block are in use from now on.
   void Hold(uint32_t block);
   // Bytes of rows in a huge page: the last one of a region may be filled in part.
@@ -154,7 +161,6 @@ class RowArena {
   int newest_;  // regions count down: leading zeros of their row numbers
   int64_t next_row_ = 0;
   int64_t end_row_ = 0;
-  int64_t populated_ = 0;   // bytes of the newest region that were asked for ahead of their use
   bool promoted_ = false;   // region 0 lies on huge pages too
   int64_t held_bytes_ = 0;  // without region 0
   int64_t metadata_bytes_ = 0;
