@@ -1,4 +1,4 @@
-"""What is replaced on a facade is replaced in the modules behind it, and put back."""
+"""What is replaced on a facade (`_facades`) is replaced in the modules behind it, and put back."""
 
 import sys
 import types

@@ -1,4 +1,7 @@
-"""Tests of `monolith.tpu_runner` on CPU: the command line, flags and evaluation."""
+"""Tests of `monolith.tpu_runner` on CPU: the command line, flags and evaluation.
+
+Covers `core/base_tpu_test.py`, and the tasks `tasks/parity_data.py` and `tasks/parity_example.py`.
+"""
 
 import glob
 import os

@@ -1,4 +1,4 @@
-"""Tests of monolith.utils and monolith.path_utils."""
+"""Tests of `monolith.utils` and `monolith.path_utils`."""
 
 import os
 import pathlib

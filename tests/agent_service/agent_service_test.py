@@ -1,4 +1,7 @@
-"""What agents answer and ask: `tfs_monitor`, `mocked_tfserving`, `zk_mirror`, `client` with it."""
+"""What agents answer and ask: `tfs_monitor`, `mocked_tfserving`, `zk_mirror`, `client` with it.
+
+Covers `replica_updater`, too.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What lost sessions and a ZooKeeper that is away may not do: real server, real processes."""
+"""What lost sessions and a ZooKeeper that is away may not do: real server, real processes.
+
+Covers `zk_nodes`.
+"""
 
 from __future__ import annotations
 

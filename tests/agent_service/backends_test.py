@@ -1,4 +1,4 @@
-"""What serving says in ZooKeeper, and training reads there."""
+"""What serving says in ZooKeeper, and training reads there: `backends`, `bindings`, `layouts`."""
 
 import json
 import unittest

@@ -1,4 +1,7 @@
-"""What the serving side agrees on: `names`, `serving_protos`, `instance_formater` behind it."""
+"""What the serving side agrees on.
+
+Tests of `names`, `serving_protos`, `instance_formater` and `record_file`.
+"""
 
 import os
 import socket

@@ -1,4 +1,7 @@
-"""Tests of `monolith.core.model_registry` and `monolith.core.model_imports`."""
+"""Tests of `monolith.core.model_registry` and `monolith.core.model_imports`.
+
+Covers `monolith.core.base_model_params`, too.
+"""
 
 import os
 import pathlib

@@ -1,4 +1,7 @@
-"""The binding of GPU tables: its structures, its arguments and, on a GPU, what it does."""
+"""The binding of GPU tables: its structures, its arguments and, on a GPU, what it does.
+
+Covers `native_training/gpu_table.py`.
+"""
 
 import ctypes
 import os

@@ -28,6 +28,7 @@ _FILES = (
   "tests/native_training/clip_ops_test.py",
   "tests/native_training/device_utils_test.py",
   "tests/native_training/distributed_ps_sync_test.py",
+  "tests/native_training/distribution_ops_gather_test.py",
   "tests/native_training/distribution_ops_test.py",
   "tests/native_training/feature_utils_test.py",
   "tests/native_training/layers/layer_ops_test.py",

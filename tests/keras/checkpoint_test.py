@@ -15,6 +15,7 @@ from monolith.keras import settings
 from monolith.keras.layers import Embedding, EmbeddingGroup, Feature
 from monolith.native_training import entry, hash_table_ops, multi_hash_table_ops
 from monolith.native_training.runtime.hash_table import embedding_hash_table_pb2
+from monolith.native_training.runtime.ops import gen_monolith_ops
 
 IDS = np.arange(12).reshape(4, 3)
 LABELS = np.array([[0], [1], [1], [0]], np.float32)
@@ -313,6 +314,12 @@ class GroupTest(tf.test.TestCase):
       monolith.keras.load_group({"usr": user}, path)
     with self.assertRaisesRegex(tf.errors.InvalidArgumentError, "one table, want every table once"):
       monolith.keras.load_group({"user": user, "item": user}, path)
+    with self.assertRaisesRegex(
+      tf.errors.InvalidArgumentError, "names has user twice, want every name once"
+    ):
+      gen_monolith_ops.monolith_hash_table_restore_group(
+        user.resource_handle, path, [item.resource_handle], names=["user", "user"]
+      )
     with self.assertRaisesRegex(tf.errors.InvalidArgumentError, "dim"):
       monolith.keras.load_group({"user": item}, path)
     with self.assertRaisesRegex(tf.errors.OpError, "nowhere"):

@@ -1,4 +1,7 @@
-"""The driver in one process: what a task sees, what tables learn, what is saved and exported."""
+"""The driver in one process: what a task sees, what tables learn, what is saved and exported.
+
+Covers `driver/lookups.py`.
+"""
 
 from __future__ import annotations
 

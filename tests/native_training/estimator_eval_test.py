@@ -1,4 +1,8 @@
-"""`Estimator.evaluate` measures evaluation data, alone and while a model trains."""
+"""`Estimator.evaluate` measures evaluation data, alone and while a model trains.
+
+Covers `driver/evaluation.py`, `hooks/evaluation_metrics.py`, `metric/heads.py`,
+`metric/streaming.py` and `models/shown_loss.py`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Slots, slices, columns, and the factories behind them."""
+"""Slots, slices, columns, and the factories behind them.
+
+Covers `tables/pooling.py`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""`import monolith` is light: no TensorFlow, no op library, no flag; aliases load on demand."""
+"""`import monolith` is light: no TensorFlow, no op library, no flag; aliases load on demand.
+
+Covers `monolith/_lazy_imports.py`, `ops/gen_monolith_ops.py` and `ops/gen_monolith_ops_base.py`.
+"""
 
 import gc
 import subprocess

@@ -1,4 +1,7 @@
-"""Tests of `demo_page`, `processes`, `generator`, `freshness` and the table of `demo`."""
+"""Tests of `demo_page`, `processes`, `generator`, `freshness` and the table of `demo`.
+
+Covers `demo_options` and the figures of `stages`.
+"""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Tests of `model_manager` that need no server."""
+"""Tests of `model_manager` and `model_config` that need no server."""
 
 import os
 import shutil

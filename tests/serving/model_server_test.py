@@ -1,4 +1,8 @@
-"""What a client of a model server sees: a session's answers, and an error for everything else."""
+"""What a client of a model server sees: a session's answers, and an error for everything else.
+
+Covers `grpc_server`, `rest_server`, `prediction`, `errors`, `metrics`, `reflection_service` and
+`service_descriptors`, which a server in a process of its own runs.
+"""
 
 import json
 import os

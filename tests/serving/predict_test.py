@@ -1,6 +1,12 @@
-"""Files of examples are scored, with a SavedModel and against a server; warm-up files are made."""
+"""Files of examples are scored, with a SavedModel and against a server; warm-up files are made.
+
+Also tests of `sample_files`, `scorer`, `servable` and `warmup`, and of the programs beside them:
+`model_export/saved_model_visulizer.py`, `model_export/warmup_data_gen.py`,
+`model_export/warmup_data_decoder.py` and `model_export/warmup_example_batch.py`.
+"""
 
 import contextlib
+import glob
 import io
 import os
 import shutil
@@ -16,6 +22,7 @@ from monolith.native_training.model_export import (
   saved_model_visulizer,
   warmup_data_decoder,
   warmup_data_gen,
+  warmup_example_batch,
 )
 from monolith.serving import model_server, options, predict, warmup
 from monolith.serving.errors import ServingError
@@ -176,6 +183,37 @@ class PredictTest(unittest.TestCase):
       stream.truncate(os.path.getsize(path) - 3)
     with self.assertRaisesRegex(ServingError, path):
       warmup.warm_up(servable)
+
+  def test_warm_up_with_a_request_per_batch(self):
+    samples = self._write_records("batches", RecordHeader())
+    path = f"{self.folder}/requests"
+    with contextlib.redirect_stdout(io.StringIO()):
+      status = warmup_example_batch.main(
+        [f"--input={samples}", f"--output={path}", "--batch_size=3", "--max_records=4"]
+      )
+    self.assertEqual(status, 0)
+    found = list(warmup_data_decoder.decode(path))
+    self.assertEqual(found, ["entry serving_default: example_batch string[1]"] * 4)
+
+  def test_warm_up_files_that_cannot_be_made(self):
+    path = f"{self.folder}/requests"
+    whole = open(self._write_records("whole", RecordHeader()), "rb").read()  # noqa: SIM115
+    for content, flags, word in (
+      (b"", ["--format=example_batch"], "fewer than 1 samples"),
+      (whole, ["--batch_size=6"], "fewer than 6 samples"),
+      (whole[:-1], ["--batch_size=1"], "whole"),
+      (whole, ["--batch_size=0"], "--batch_size is 0, want at least 1"),
+      (whole, ["--max_records=0"], "--max_records is 0"),
+    ):
+      samples = self._write("whole", content)
+      with self.subTest(flags=flags), contextlib.redirect_stderr(io.StringIO()) as told:
+        try:
+          status = warmup_data_gen.main([f"--input={samples}", f"--output={path}", *flags])
+        except SystemExit as error:
+          status = error.code
+        self.assertNotEqual(status, 0)
+        self.assertIn(word, told.getvalue())
+        self.assertEqual(glob.glob(f"{path}*"), [])
 
   def test_a_graph_for_tensorboard(self):
     folder = f"{self.folder}/events"

@@ -1,4 +1,7 @@
-"""Flags that change how a server works: batching, a configuration file that is polled, its end."""
+"""Flags that change how a server works: batching, a configuration file that is polled, its end.
+
+Covers `batching`, `options` and `remote_servers`.
+"""
 
 import contextlib
 import io

@@ -70,6 +70,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
   flags = parser.parse_args(arguments)
   if not 1 <= flags.max_records <= MAX_RECORDS:
     parser.error(f"--max_records is {flags.max_records}, want 1 to {MAX_RECORDS}")
+  if flags.batch_size < 1:
+    parser.error(f"--batch_size is {flags.batch_size}, want at least 1")
+  batch_size = 1 if flags.format == "example_batch" else flags.batch_size
   header = RecordHeader(*(getattr(flags, name) for name in RecordHeader._fields))
   records = (
     tf.compat.v1.io.tf_record_iterator(flags.input)
@@ -78,29 +81,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
   )
   logs = gen_prediction_logs(
     records,
-    1 if flags.format == "example_batch" else flags.batch_size,
+    batch_size,
     flags.model_name,
     flags.signature_name.split(","),
     flags.input_name or _INPUT_NAMES.get(flags.format, "examples"),
   )
   count = 0
+  temporary = f"{flags.output}-tmp"
   try:
     tf.io.gfile.makedirs(os.path.dirname(os.path.abspath(flags.output)))
-    with tf.io.TFRecordWriter(f"{flags.output}-tmp") as writer:
+    with tf.io.TFRecordWriter(temporary) as writer:
       for log in logs:
         writer.write(log.SerializeToString())
         count += 1
         if count == flags.max_records:
           break
   except (ServingError, tf.errors.OpError) as error:
+    if tf.io.gfile.exists(temporary):
+      tf.io.gfile.remove(temporary)
     print(f"error: {error}", file=sys.stderr)
     return 1
   if count == 0:
-    tf.io.gfile.remove(f"{flags.output}-tmp")
-    print(f"error: {flags.input} has fewer than {flags.batch_size} samples", file=sys.stderr)
+    tf.io.gfile.remove(temporary)
+    print(f"error: {flags.input} has fewer than {batch_size} samples", file=sys.stderr)
     return 1
   # A reader never sees half a file.
-  tf.io.gfile.rename(f"{flags.output}-tmp", flags.output, overwrite=True)
+  tf.io.gfile.rename(temporary, flags.output, overwrite=True)
   print(f"{count} requests in {flags.output}")
   return 0
 

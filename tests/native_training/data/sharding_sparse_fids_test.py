@@ -1,4 +1,7 @@
-"""Tests `sharding_sparse_fids` on the worked examples, in all versions and input types."""
+"""Tests `sharding_sparse_fids` on the worked examples, in all versions and input types.
+
+Covers `tables/id_sharding.py`.
+"""
 
 import numpy as np
 import tensorflow as tf

@@ -1,4 +1,7 @@
-"""Readers of a user's own files: columns, string_hash, bad_rows, text_files and tfrecord_files."""
+"""Readers of a user's own files: `columns`, `string_hash`, `bad_rows`, `text_files`.
+
+Covers `tfrecord_files`, too.
+"""
 
 import gzip
 import os

@@ -1,7 +1,7 @@
 """Tests of the debugging client against an HTTP server that really listens.
 
 The server answers as `debugging_server.create_app` does, which needs a training run to look into:
-`cpu_training_distributed_test` tests both on one.
+`cpu_training_distributed_test` tests both on one. Covers `messages`, on which they agree.
 """
 
 import contextlib

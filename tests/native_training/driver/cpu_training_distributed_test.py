@@ -1,4 +1,8 @@
-"""The driver on real processes: parameter servers, chief and workers on loopback."""
+"""The driver on real processes: parameter servers, chief and workers on loopback.
+
+They run `native_training/cpu_training_distributed_test_binary.py`, with the HTTP server of
+`debugging/debugging_server.py`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What a task becomes for Estimator; tests/native_training/cpu_training_test.py trains."""
+"""What a task becomes for Estimator; tests/native_training/cpu_training_test.py trains.
+
+Covers `dense_variables`.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Training from Kafka with the positions in the checkpoint; the brokers are librdkafka's own.
 
-Covers `data/stream_positions.py`, `hooks/stream_hook.py` and `hooks/idle.py`; tests/realtime kills
-real processes.
+Covers `data/stream_positions.py`, `data/stream_status.py`, `hooks/stream_hook.py` and
+`hooks/idle.py`; tests/realtime kills real processes.
 """
 
 import os
@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from monolith.native_training import native_task_context
-from monolith.native_training.data import stream_positions
+from monolith.native_training.data import stream_positions, stream_status
 from monolith.native_training.driver import local
 from monolith.native_training.driver.config import CpuTrainingConfig
 from monolith.native_training.hooks import interrupt
@@ -223,6 +223,39 @@ class StreamTrainingTest(tf.test.TestCase):
       stream_positions.create(["a", "a"], [])
     with self.assertRaisesRegex(ValueError, "resume_data=False"):
       self.train(resume_data=False)
+
+  def test_lag_is_what_is_in_the_topics_and_not_trained(self):
+    self.send(range(7))
+    self.send(range(5), partition=1)
+    settings = [f"bootstrap.servers={self.kafka.servers}", "group.id=lag"]
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+      positions = stream_positions.create([self.topic], settings)
+      pairs = tf.compat.v1.placeholder(tf.int64, [None, 2])
+      counts = tf.constant([3, 0, 1, 1000], tf.int64)
+      move = positions.move_after(None, stream_positions.StreamBatch(pairs, counts))
+      session.run(tf.compat.v1.global_variables_initializer())
+      monitor = stream_status.StreamMonitor(positions)
+      self.addCleanup(monitor.close)
+
+      before = monitor.read(session)
+      session.run(move, {pairs: [[0, 4], [1, 5]]})
+      # A broker has a second to answer, which may be short on a busy machine.
+      wait_until(lambda: monitor.read(session).lag is not None)
+      after = monitor.read(session)
+      session.run(move, {pairs: [[0, 100]]})  # somebody made the topic anew
+      wait_until(lambda: monitor.read(session).lag == 0)
+      monitor.close()
+      monitor.close()
+      with mock.patch.object(stream_positions, "make_client", side_effect=OSError("away")):
+        away = monitor.read(session)
+
+    self.assertIsNone(before.lag)
+    self.assertEqual(before.describe(), "lag unknown")
+    self.assertEqual(after.state.positions, {(self.topic, 0): 4, (self.topic, 1): 5})
+    self.assertEqual(after.lag, 3)
+    self.assertEqual(after.describe(now=3000), "lag 3   newest event 2,000 s ago   1 repeated")
+    self.assertIn("newest event 0 s ago", after.describe(now=500))  # a clock that is behind
+    self.assertIsNone(away.lag)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """A training run shows one line of progress and writes curves, with an AUC of the last batches.
 
-Covers `metric/window_auc`, `hooks/table_count` and `_quiet` as well.
+Covers `metric/window_auc`, `hooks/table_count` and `monolith/_quiet.py` as well.
 """
 
 from __future__ import annotations

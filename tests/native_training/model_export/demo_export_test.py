@@ -1,4 +1,7 @@
-"""The FFM model, trained on servers in this process, is exported in both ways and answers."""
+"""The FFM model, trained on servers in this process, is exported in both ways and answers.
+
+Covers `demo_predictor` and `demo_predictor_client`.
+"""
 
 import os
 import shutil

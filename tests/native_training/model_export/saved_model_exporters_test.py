@@ -1,4 +1,7 @@
-"""Exported models load elsewhere, with variables and tables."""
+"""Exported models load elsewhere, with variables and tables.
+
+Also tests of `export_files` and `frozen_model`, which write them.
+"""
 
 import os
 import pathlib
@@ -17,7 +20,12 @@ from monolith.native_training import (
   utils,
 )
 from monolith.native_training.data import parsers
-from monolith.native_training.model_export import export_context, saved_model_exporters
+from monolith.native_training.model_export import (
+  export_context,
+  export_files,
+  frozen_model,
+  saved_model_exporters,
+)
 
 tf.compat.v1.disable_eager_execution()
 
@@ -358,6 +366,100 @@ class SavedModelExportersTest(tf.test.TestCase):
     exporter = saved_model_exporters.StandaloneExporter(_model_fn, "/nowhere", "/nowhere")
     with self.assertRaisesRegex(ValueError, "Couldn't find trained model at /nowhere"):
       exporter.export_saved_model(_receiver_fn)
+
+
+class FrozenModelTest(tf.test.TestCase):
+  def save(self, outputs):
+    """Returns the folder of a model with these outputs of `x`, an unused input and a variable."""
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+      x = tf.compat.v1.placeholder(tf.float32, [None], name="x")
+      unused = tf.compat.v1.placeholder(tf.int64, [None], name="unused")
+      weight = tf.compat.v1.get_variable("weight", initializer=3.0)
+      results = outputs(x, weight)
+      session.run(tf.compat.v1.global_variables_initializer())
+      session.run(tf.compat.v1.assign(weight, 4.0))
+      signatures = {
+        name: tf.compat.v1.saved_model.predict_signature_def(
+          {"x": x, "unused": unused}, {"y": result}
+        )
+        for name, result in results.items()
+      }
+      folder = os.path.join(self.get_temp_dir(), self.id())
+      frozen_model.save_frozen(session, folder, signatures)
+    return folder
+
+  def test_variables_are_constants(self):
+    folder = self.save(lambda x, weight: {"a": x * weight, "b": x + weight})
+    with tf.Graph().as_default() as graph, tf.compat.v1.Session() as session:
+      model = tf.compat.v1.saved_model.load(session, ["serve"], folder)
+      results = [model.signature_def[name].outputs["y"].name for name in ("a", "b")]
+      x = model.signature_def["a"].inputs["x"].name
+      self.assertAllClose(session.run(results, {x: [1.0, 2.0]}), [[4.0, 8.0], [5.0, 6.0]])
+      self.assertEqual(
+        {op.type for op in graph.get_operations()} & {"VarHandleOp", "VariableV2"}, set()
+      )
+      # What no output needs is an input all the same.
+      self.assertEqual(graph.get_tensor_by_name("unused:0").dtype, tf.int64)
+
+  def test_a_model_is_not_written_over_another(self):
+    self.save(lambda x, weight: {"a": x * weight})
+    with self.assertRaisesRegex(AssertionError, "already exists"):
+      self.save(lambda x, weight: {"a": x})
+
+
+class ExportFilesTest(tf.test.TestCase):
+  def setUp(self):
+    super().setUp()
+    self.source, self.target = (self.create_tempdir().full_path for _ in range(2))
+
+  def write(self, name, content="old"):
+    path = pathlib.Path(self.source, name)
+    path.write_text(content)
+    return str(path)
+
+  def test_links(self):
+    self.assertTrue(export_files.can_link(self.source, os.path.join(self.target, "new", "folder")))
+    self.assertEqual(os.listdir(os.path.join(self.target, "new", "folder")), [])
+    self.assertEqual(os.listdir(self.source), [])
+    self.assertFalse(export_files.can_link("hdfs://a/b", self.target))
+    self.assertFalse(export_files.can_link(self.source, "hdfs://a/b"))
+    self.assertFalse(export_files.can_link(os.path.join(self.source, "missing"), self.target))
+    with mock.patch.object(os, "link", side_effect=OSError("other file system")):
+      self.assertFalse(export_files.can_link(self.source, self.target))
+    self.assertEqual(os.listdir(self.target), ["new"])
+
+  def test_a_linked_file_is_the_same_and_a_copy_is_not(self):
+    linked, copied = self.write("linked"), self.write("copied")
+    folder = os.path.join(self.target, "assets")
+    export_files.put_files([linked, copied], {linked}, folder)
+    same = [
+      os.path.samefile(path, os.path.join(folder, os.path.basename(path)))
+      for path in (linked, copied)
+    ]
+    self.assertEqual(same, [True, False])
+    self.write("copied", "new")
+    self.assertEqual(pathlib.Path(folder, "copied").read_text(), "old")
+
+  def test_a_copy_is_as_good_as_a_link(self):
+    path = self.write("file")
+    with mock.patch.object(os, "link", side_effect=OSError("other file system")):
+      with self.assertLogs("absl", "WARNING") as logs:
+        export_files.put_files([path], {path}, self.target)
+    self.assertIn("other file system", str(logs.output))
+    # The same when the name is taken, as by an export that was broken off.
+    self.write("file", "newer")
+    export_files.put_files([path], {path}, self.target)
+    self.assertEqual(pathlib.Path(self.target, "file").read_text(), "newer")
+
+  def test_no_files_make_no_folder(self):
+    folder = os.path.join(self.target, "assets")
+    export_files.put_files([], set(), folder)
+    self.assertFalse(os.path.exists(folder))
+
+  def test_a_file_that_is_gone(self):
+    path = os.path.join(self.source, "gone")
+    with self.assertRaises(tf.errors.NotFoundError):
+      export_files.put_files([path], {path}, self.target)
 
 
 if __name__ == "__main__":

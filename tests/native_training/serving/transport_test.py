@@ -1,4 +1,7 @@
-"""How kernels of a serving process find and call other servers; `agent_resolver` beside it."""
+"""How kernels of a serving process find and call other servers.
+
+Also tests of `agent_resolver` and `push_rows`.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +11,15 @@ from concurrent import futures
 from unittest import mock
 
 import grpc
+import numpy as np
+import tensorflow as tf
 
 from monolith.agent_service import agent_service_pb2, agent_service_pb2_grpc
 from monolith.native_training.runtime.parameter_sync import (
   parameter_sync_pb2,
   prediction_service_pb2,
 )
-from monolith.native_training.serving import agent_resolver, transport
+from monolith.native_training.serving import agent_resolver, push_rows, transport
 from tests.free_ports import get_free_port
 from tests.wait_until import wait_until
 
@@ -211,6 +216,71 @@ class PushTest(unittest.TestCase):
     self.addCleanup(second.stop)
     wait_until(lambda: self.push(second.address) == 0, poll_secs=0.2)
     self.assertEqual(second.names[:1], ["m"])
+
+
+class PushRowsTest(unittest.TestCase):
+  def delta(self, ids, values, **fields):
+    return push_rows.Delta(fids=ids, embeddings=values, **fields)
+
+  def test_rows_are_what_the_message_says(self):
+    ids = [0, 1, 127, 128, 300, 2**62, -1, -(2**63), 2**63 - 1, 1, 1]
+    values = np.arange(len(ids) * 3, dtype=np.float32) - 7.25
+    rows = push_rows.decode(self.delta(ids, values, unique_id="t\x18%", dim_size=3))
+
+    self.assertEqual((rows.unique_id, rows.ids.dtype), ("t\x18%", np.int64))
+    np.testing.assert_array_equal(rows.ids, ids)
+    np.testing.assert_array_equal(rows.values, values.reshape(-1, 3))
+    self.assertEqual(rows.num_bytes, len(ids) * (8 + 3 * 4))
+
+  def test_random_messages(self):
+    draw = np.random.default_rng(7)
+    for _ in range(50):
+      dim, size = (int(n) for n in draw.integers(0, 5, 2))
+      ids = draw.integers(-(2**63), 2**63 - 1, size) >> draw.integers(0, 63, size)
+      values = draw.standard_normal(size * dim).astype(np.float32)
+      rows = push_rows.decode(self.delta(ids.tolist(), values, unique_id="t", dim_size=dim))
+      np.testing.assert_array_equal(rows.ids, ids)
+      np.testing.assert_array_equal(rows.values, values.reshape(size, dim))
+
+  def test_nothing(self):
+    for fields in ({}, {"dim_size": 4}, {"unique_id": "t"}):
+      rows = push_rows.decode(self.delta([], [], **fields))
+      self.assertEqual((rows.ids.size, rows.values.size), (0, 0))
+
+  def test_sizes_that_do_not_fit(self):
+    for ids, values, dim in (
+      ([1], [], 1),
+      ([1, 2], [1.0] * 3, 2),
+      ([], [1.0], 1),
+      ([1], [1.0], -1),
+    ):
+      with self.assertRaisesRegex(ValueError, "'t' has . values for . ids of"):
+        push_rows.decode(self.delta(ids, values, unique_id="t", dim_size=dim))
+    with self.assertRaises(ValueError):
+      push_rows.decode(self.delta([], [], dim_size=-2))
+
+  def test_fields_of_a_newer_client_are_not_taken_for_rows(self):
+    data = self.delta([1], [2.0], unique_id="t", dim_size=1).SerializeToString()
+    for unknown in (b"\x7d" + b"\x00" * 4, b"\x78\x01"):
+      with self.assertRaisesRegex(ValueError, "not where they should be"):
+        push_rows.decode(push_rows.Delta.FromString(data + unknown))
+
+  def test_parts_have_all_rows_once(self):
+    ids = np.arange(7)
+    rows = push_rows.TableRows("t", ids, ids[:, None].astype(np.float32))
+    for parts in (1, 2, 3, 7, 10):
+      split = [rows.part(i, parts) for i in range(parts)]
+      np.testing.assert_array_equal(np.concatenate([part.ids for part in split]), ids)
+      np.testing.assert_array_equal(np.concatenate([part.values for part in split]), rows.values)
+      self.assertLessEqual(max(p.ids.size for p in split) - min(p.ids.size for p in split), 1)
+
+  def test_tensors(self):
+    for array in (
+      np.arange(6, dtype=np.int64).reshape(2, 3),
+      np.zeros([0, 4], np.float32),
+      np.arange(12, dtype=np.float32).reshape(3, 4)[:, ::2],
+    ):
+      np.testing.assert_array_equal(tf.make_ndarray(push_rows.to_tensor_proto(array)), array)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,7 @@
-"""Fused-layout tables on servers in this process: configuration, lookup, update, export."""
+"""Fused-layout tables on servers in this process: configuration, lookup, update, export.
+
+Covers `layout_config`.
+"""
 
 import collections
 from unittest import mock

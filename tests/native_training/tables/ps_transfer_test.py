@@ -1,4 +1,10 @@
-"""Writes that only some servers do, on servers in this process; covers `write_only_if`."""
+"""Groups of tables on servers in this process, and writes that only some servers do.
+
+Also tests of `ps_group`, `gradient_checks` and `step_order`.
+"""
+
+import os
+from unittest import mock
 
 import numpy as np
 import tensorflow as tf
@@ -7,6 +13,7 @@ from tensorflow.python.ops import resources
 
 from monolith.native_training import (
   distributed_ps,
+  feature_utils,
   hash_table_ops,
   multi_hash_table_ops,
   multi_type_hash_table,
@@ -14,7 +21,8 @@ from monolith.native_training import (
   test_utils,
 )
 from monolith.native_training.data import stream_positions
-from monolith.native_training.tables import ps_transfer
+from monolith.native_training.model_export import export_context
+from monolith.native_training.tables import gradient_checks, ps_group, ps_transfer, step_order
 from tests.hash_table_testing import config_of, segment
 
 tf.compat.v1.disable_eager_execution()
@@ -100,6 +108,140 @@ class WriteOnlyIfTest(tf.test.TestCase, parameterized.TestCase):
     self.assertEqual((state.samples, state.newest_event_time), (0, 99))
     session.run(move, {pairs: [[0, 6]]})
     self.assertEqual(positions.read(session).samples, 7)
+
+
+class PsGroupTest(tf.test.TestCase):
+  def run(self, result=None):
+    with tf.Graph().as_default():
+      return super().run(result)
+
+  def make(self, factory, configs, num_ps=2, remote_predict=None):
+    dims = {name: 2 for name in configs}
+    transfer = ps_transfer.PsTransfer(pinned=False, dims=dims)
+    return ps_group.PsGroup(num_ps, configs, factory, transfer, remote_predict, 100)
+
+  def initialized(self):
+    session = tf.compat.v1.Session()
+    self.addCleanup(session.close)
+    session.run(tf.compat.v1.global_variables_initializer())
+    session.run(resources.initialize_resources(resources.shared_resources()))
+    return session
+
+  def test_each_server_has_a_group_of_its_own(self):
+    asked = []
+
+    def factory(i, configs):
+      asked.append((i, sorted(configs)))
+      return _native_tables(i, configs)
+
+    group = self.make(factory, {"b": config_of(segment(2)), "a": config_of(segment(2))})
+    self.assertEqual(asked, [(0, ["a", "b"]), (1, ["a", "b"])])
+    self.assertTrue(group.is_raw)
+    self.assertEqual(group.get_table_dim_sizes(), [2, 2])
+    ids = tf.constant([1], tf.int64)
+    written = group.with_tables(
+      [group.tables[0].assign({"a": (ids, tf.constant([[3.0, 4.0]]))}), group.tables[1]]
+    )
+    self.assertIsNot(written, group)
+    self.assertEqual(written.as_op("write").name, "write/done")
+    with tf.control_dependencies([written.as_op("write")]):
+      found = [written.lookup(i, {"a": ids}, "lookup")["a"] for i in range(2)]
+      ragged = tf.RaggedTensor.from_row_splits(ids, tf.constant([0, 1, 1], tf.int64))
+      flat, timers = written.raw_lookup(0, ragged, "raw")
+    session = self.initialized()
+    self.assertAllEqual(session.run(found), [[[3, 4]], [[0, 0]]])
+    self.assertAllEqual(session.run(flat), [3, 4])
+    self.assertEqual(len(timers), 1)
+
+  def test_groups_of_single_tables_are_not_raw(self):
+    configs = {"a": config_of(segment(2))}
+    self.assertFalse(self.make(_single_tables, configs).is_raw)
+    # One server of another kind is enough.
+    kinds = [_native_tables, _single_tables]
+    with tf.Graph().as_default():
+      self.assertFalse(self.make(lambda i, c: kinds[i](i, c), configs).is_raw)
+
+  def test_no_tables(self):
+    group = self.make(lambda i, configs: _native_tables(i, configs), {})
+    self.assertEqual(group.lookup(1, {}, "lookup"), {})
+
+  def test_learning_rates_are_put_back(self):
+    configs = {"a": config_of(segment(2)), "b": config_of(segment(2))}
+    configs["b"].set_learning_rate_tensor(before := tf.constant([5.0]))
+    rates = {name: tf.constant([7.0]) for name in configs}
+    with self.assertRaisesRegex(KeyError, "inside"), ps_group.learning_rates(configs, rates):
+      self.assertIs(configs["a"].learning_rate_tensor, rates["a"])
+      raise KeyError("inside")
+    self.assertIsNone(configs["a"].learning_rate_tensor)
+    self.assertIs(configs["b"].learning_rate_tensor, before)
+
+  def test_pairs(self):
+    ids, values = tf.constant([1], tf.int64), tf.constant([0.5])
+    for pair in ((ids, values), [ids, values]):
+      first, second = ps_group.split_pair(pair)
+      self.assertEqual((first.dtype, second.dtype), (tf.int64, tf.float32))
+    with self.assertRaises(ValueError):
+      ps_group.split_pair((ids,))
+
+  def test_exported_groups_are_asked_remotely(self):
+    calls = []
+
+    def remote_predict(names, inputs, outputs, **kwargs):
+      calls.append((names, outputs, kwargs["task"], kwargs["signature_name"]))
+      return [tf.zeros([4]) for _ in outputs]
+
+    with export_context.enter_export_mode(export_context.ExportMode.DISTRIBUTED) as ctx:
+      group = self.make(_native_tables, {"a": config_of(segment(2))}, remote_predict=remote_predict)
+      ids = tf.constant([1, 2], tf.int64)
+      rows = group.lookup(1, {"a": ids}, "lookup")
+      flat, timers = group.raw_lookup(0, tf.RaggedTensor.from_row_lengths(ids, [2]), "raw")
+    self.assertEqual(rows["a"].shape.as_list(), [2, 2])
+    self.assertEqual((flat.shape.as_list(), timers), ([4], []))
+    self.assertEqual(
+      calls,
+      [(["a"], ["a"], 1, "lookup"), (["id", "id_split"], ["flat_emb"], 0, "raw_lookup")],
+    )
+    self.assertEqual(sorted(ctx.sub_graphs), ["ps_0", "ps_1"])
+
+
+class GradientChecksTest(tf.test.TestCase):
+  def check(self, policy, names, gradients):
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+      with mock.patch.dict(os.environ, MONOLITH_BAD_GRADIENTS=policy):
+        return session.run(gradient_checks.check_gradients(names, gradients))
+
+  def test_policies(self):
+    good = np.array([[1.0, 2.0]], np.float32)
+    bad = np.array([[1.0, np.nan], [3.0, 4.0], [np.inf, 0.0]], np.float32)
+    with self.assertRaisesRegex(tf.errors.InvalidArgumentError, "b"):
+      self.check("stop", ["a", "b"], [good, bad])
+    self.assertAllEqual(self.check("stop", ["a", "b"], [good, bad[1:2]]), [good, bad[1:2]])
+    kept = self.check("skip", ["a", "b"], [good, bad])
+    self.assertAllEqual(kept[0], good)
+    self.assertAllEqual(kept[1], [[0, 0], [3, 4], [0, 0]])
+    np.testing.assert_array_equal(self.check("ignore", ["b"], [bad])[0], bad)
+
+  def test_edges(self):
+    self.assertEqual(gradient_checks.check_gradients([], []), [])
+    empty = np.zeros([0, 2], np.float32)
+    self.assertAllEqual(self.check("stop", ["a"], [empty])[0], empty)
+    with self.assertRaisesRegex(ValueError, r"2 gradients, want 1 for \['a'\]"):
+      gradient_checks.check_gradients(["a"], [empty, empty])
+    with self.assertRaisesRegex(ValueError, "'Stop', want stop, skip or ignore"):
+      self.check("Stop", ["a"], [empty])
+
+
+class StepOrderTest(tf.test.TestCase):
+  def test_lists_belong_to_the_graph(self):
+    with tf.Graph().as_default():
+      first = tf.no_op()
+      step_order.control_ops().append(first)
+      self.assertEqual(step_order.control_ops(), [first])
+      self.assertEqual(step_order.dense_opt_ops(), [])
+      self.assertIs(feature_utils.control_ops, step_order.control_ops())
+      with tf.Graph().as_default():
+        self.assertEqual(step_order.control_ops(), [])
+      self.assertEqual(step_order.control_ops(), [first])
 
 
 if __name__ == "__main__":

@@ -1,4 +1,7 @@
-"""Lookup and update of a local group with one tensor per table, against the packed ops."""
+"""Lookup and update of a local group with one tensor per table, against the packed ops.
+
+Covers `local`.
+"""
 
 import numpy as np
 import tensorflow as tf

@@ -1,5 +1,4 @@
 // GPU kernels of the ops on groups of tables.
-#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <utility>
@@ -12,6 +11,7 @@
 #include "monolith/native_training/runtime/ops/support/resource_handle_input.h"
 #include "monolith/native_training/runtime/ops/tables/group_handle_kernels.h"
 #include "monolith/native_training/runtime/ops/tables/table_op_inputs.h"
+#include "monolith/native_training/runtime/ops/tables/table_places.h"
 #include "monolith/native_training/runtime/ops/tables/table_save_kernels.h"
 #include "tensorflow/core/platform/strcat.h"
 
@@ -226,22 +226,6 @@ class OptimizeGpuOp : public GpuKernel {
   }
 };
 
-// The places of the inputs' tables in the group, checked.
-Status CheckPlaces(const DeviceTableGroup& group, const std::vector<int64_t>& places,
-                   int num_inputs) {
-  if (static_cast<int>(places.size()) != num_inputs) {
-    return errors::InvalidArgument("tables has ", places.size(), " elements, want ", num_inputs,
-                                   ", one per input");
-  }
-  for (const int64_t place : places) {
-    if (place < 0 || place >= group.size()) {
-      return errors::InvalidArgument("tables has ", place, ", want a value in [0, ", group.size(),
-                                     ")");
-    }
-  }
-  return OkStatus();
-}
-
 class LookupListGpuOp : public GpuKernel {
  public:
   explicit LookupListGpuOp(OpKernelConstruction* ctx) : GpuKernel(ctx) {
@@ -255,7 +239,7 @@ class LookupListGpuOp : public GpuKernel {
     TF_RETURN_IF_ERROR(LookupHandleInput(ctx, 0, "mtable", &group));
     OpInputList ids;
     TF_RETURN_IF_ERROR(ctx->input_list("ids", &ids));
-    TF_RETURN_IF_ERROR(CheckPlaces(*group, tables_, ids.size()));
+    TF_RETURN_IF_ERROR(CheckTablePlaces(tables_, ids.size(), group->size()));
     TF_RETURN_IF_ERROR(CheckEqual("size of dims", static_cast<int64_t>(dims_.size()),
                                   "number of inputs", ids.size()));
     std::vector<DeviceLookup> lookups;
@@ -284,12 +268,7 @@ class OptimizeListGpuOp : public GpuKernel {
  public:
   explicit OptimizeListGpuOp(OpKernelConstruction* ctx) : GpuKernel(ctx) {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("tables", &tables_));
-    std::vector<int64_t> sorted = tables_;
-    std::sort(sorted.begin(), sorted.end());
-    const auto twice = std::adjacent_find(sorted.begin(), sorted.end());
-    OP_REQUIRES(ctx, twice == sorted.end(),
-                errors::InvalidArgument("tables has ", twice == sorted.end() ? 0 : *twice,
-                                        " twice, want every table once"));
+    OP_REQUIRES_OK(ctx, CheckEachOnce("tables", "table", tables_));
   }
 
  protected:
@@ -299,7 +278,7 @@ class OptimizeListGpuOp : public GpuKernel {
     OpInputList ids, grads;
     TF_RETURN_IF_ERROR(ctx->input_list("ids", &ids));
     TF_RETURN_IF_ERROR(ctx->input_list("grads", &grads));
-    TF_RETURN_IF_ERROR(CheckPlaces(*group, tables_, ids.size()));
+    TF_RETURN_IF_ERROR(CheckTablePlaces(tables_, ids.size(), group->size()));
     DeviceWriteOptions options;
     options.sum_duplicates = true;
     options.count_once = true;

@@ -12,6 +12,7 @@
 #include "monolith/native_training/runtime/ops/tables/hash_table_resource.h"
 #include "monolith/native_training/runtime/ops/tables/table_checkpoint.h"
 #include "monolith/native_training/runtime/ops/tables/table_config_proto.h"
+#include "monolith/native_training/runtime/ops/tables/table_places.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"
@@ -65,12 +66,7 @@ class GroupFileKernel : public FileKernel {
  public:
   explicit GroupFileKernel(OpKernelConstruction* ctx) : FileKernel(ctx) {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("names", &names_));
-    std::vector<std::string> sorted = names_;
-    std::sort(sorted.begin(), sorted.end());
-    const auto twice = std::adjacent_find(sorted.begin(), sorted.end());
-    OP_REQUIRES(ctx, twice == sorted.end(),
-                errors::InvalidArgument("names has ", twice == sorted.end() ? "" : *twice,
-                                        " twice, want every name once"));
+    OP_REQUIRES_OK(ctx, CheckEachOnce("names", "name", names_));
   }
 
  protected:

@@ -18,6 +18,7 @@
 #include "monolith/native_training/runtime/ops/tables/hash_table_resource.h"
 #include "monolith/native_training/runtime/ops/tables/multi_hash_table_resource.h"
 #include "monolith/native_training/runtime/ops/tables/table_op_inputs.h"
+#include "monolith/native_training/runtime/ops/tables/table_places.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"
@@ -198,17 +199,8 @@ Status OptimizeLists(OpKernelContext* ctx, const std::vector<ListedTable>& table
 // The tables of the inputs, checked.
 Status GetTables(const MultiHashTableResource& group, const std::vector<int64_t>& indices,
                  int num_inputs, std::vector<engine::EmbeddingTable*>* tables) {
-  if (static_cast<int>(indices.size()) != num_inputs) {
-    return errors::InvalidArgument("tables has ", indices.size(), " elements, want ", num_inputs,
-                                   ", one per input");
-  }
-  for (const int64_t index : indices) {
-    if (index < 0 || index >= group.size()) {
-      return errors::InvalidArgument("tables has ", index, ", want a value in [0, ", group.size(),
-                                     ")");
-    }
-    tables->push_back(group.table(index));
-  }
+  TF_RETURN_IF_ERROR(CheckTablePlaces(indices, num_inputs, group.size()));
+  for (const int64_t index : indices) tables->push_back(group.table(index));
   return OkStatus();
 }
 
@@ -238,12 +230,7 @@ class OptimizeListOp : public OpKernel {
  public:
   explicit OptimizeListOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("tables", &tables_));
-    std::vector<int64_t> sorted = tables_;
-    std::sort(sorted.begin(), sorted.end());
-    const auto twice = std::adjacent_find(sorted.begin(), sorted.end());
-    OP_REQUIRES(ctx, twice == sorted.end(),
-                errors::InvalidArgument("tables has ", twice == sorted.end() ? 0 : *twice,
-                                        " twice, want every table once"));
+    OP_REQUIRES_OK(ctx, CheckEachOnce("tables", "table", tables_));
   }
 
   void Compute(OpKernelContext* ctx) override {
