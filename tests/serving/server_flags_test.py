@@ -5,6 +5,8 @@ import io
 import os
 import re
 import shutil
+import subprocess
+import sys
 import tempfile
 import threading
 import unittest
@@ -289,6 +291,24 @@ class OptionsTest(unittest.TestCase):
         self.assertEqual(model_server.main(arguments), 1)
     run.assert_called_once_with(["--model_base_path=/m", "--port=7"])
     self.assertIn("make server", told.getvalue())
+
+  def test_the_server_in_cpp_starts_without_tensorflow_in_python(self):
+    program = """
+import os, sys
+from monolith.serving import model_server, native_server
+
+def execute(path, arguments):
+  print(path, *arguments, "tensorflow" in sys.modules)
+  sys.exit(0)
+
+native_server.find_binary, os.execv = lambda: "/program", execute
+sys.exit(model_server.main())
+"""
+    flags = ["--native", "--model_base_path=/m"]
+    done = subprocess.run(
+      [sys.executable, "-c", program, *flags], capture_output=True, text=True, check=True
+    )
+    self.assertEqual(done.stdout.split(), ["/program", "/program", "--model_base_path=/m", "False"])
 
   def test_addresses(self):
     self.assertEqual(
