@@ -643,17 +643,25 @@ class RemotePredictTest(unittest.TestCase):
       entry.predict("clicks", timeout=60)
     self.assertIn("agent", caught.exception.details())
 
-    replica = self._start_ps("clicks:ps_0")
-    agent.addresses = {"clicks:ps_0": f"127.0.0.1:{replica.port}"}
+    def tell(server: Server) -> None:
+      agent.addresses = {"clicks:ps_0": f"127.0.0.1:{server.port}"}
 
-    def answers() -> bool:
-      try:
-        entry.predict("clicks", timeout=60)
-      except grpc.RpcError:
-        return False
-      return True
+    # When nobody answers, the agent is asked at once: each of these has one try.
+    first = self._start_ps("clicks:ps_0")
+    tell(first)
+    self._assert_answers(entry)
+    first.kill()
+    second = self._start_ps("clicks:ps_0")
+    tell(second)
+    self._assert_answers(entry)
 
-    wait_until(answers)
+    # One that the agent no longer names may have lost its session only.
+    second.kill()
+    tell(first)
+    with self.assertRaises(grpc.RpcError) as caught:
+      entry.predict("clicks", timeout=60)
+    self.assertEqual(caught.exception.code(), Code.UNAVAILABLE)
+    self._start_ps("clicks:ps_0", port=second.port)
     self._assert_answers(entry)
 
   def test_without_addresses_the_error_says_what_is_missing(self):
