@@ -144,7 +144,7 @@ def run(options: DemoOptions, folder: pathlib.Path) -> int:
   try:
     demo = Demo(options, folder)
     page = DemoPage(demo.monitor.state, options.page_port)
-  except broker.BrokerError as error:
+  except (broker.BrokerError, FileNotFoundError) as error:
     print(f"error: {error}", file=sys.stderr)
     return 1
   try:

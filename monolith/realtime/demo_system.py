@@ -19,6 +19,7 @@ from monolith.realtime.freshness import Client
 from monolith.realtime.processes import DEAD, RUNNING, Command, Supervisor, child_pids
 from monolith.realtime.serving_directory import ServingDirectory
 from monolith.realtime.zookeeper import LocalZooKeeper
+from monolith.serving import native_server
 
 ENTRY = "entry"
 NEVER = "never"
@@ -34,6 +35,24 @@ _COMPARED_NICENESS = 10
 _LOADS, _LOAD_AGAIN_MICROS = 1000, 500_000
 
 
+def server_command(server: str) -> list[str]:
+  """Returns the program that answers requests.
+
+  Args:
+    server: `native`, `python`, or empty for the one in C++ where it is built.
+
+  Raises:
+    FileNotFoundError: it is to be the one in C++, which is not built.
+  """
+  if server != "python":
+    try:
+      return [native_server.find_binary()]
+    except FileNotFoundError:
+      if server == "native":
+        raise
+  return [sys.executable, "-m", "monolith.serving.model_server"]
+
+
 class System:
   """The processes.
 
@@ -41,6 +60,9 @@ class System:
     options: what the demo does.
     folder: where everything is kept.
     tell: called with what is being waited for.
+
+  Raises:
+    FileNotFoundError: the model server in C++ is asked for and not built.
   """
 
   def __init__(self, options: DemoOptions, folder: pathlib.Path, tell: Callable[[str], None]):
@@ -53,6 +75,7 @@ class System:
     if not (isinstance(self.broker, broker.LocalBroker) and self.broker.zookeeper):
       self._zookeeper = LocalZooKeeper(folder / "zookeeper", broker.fetch_kafka())
     self.supervisor = Supervisor(folder / "logs")
+    self._server = server_command(options.server)
     self.directory = ServingDirectory(_BZID, self.zookeeper_address, MODEL)
     self.joiner_port, self.trainer_port = find_free_port(), find_free_port()
     self.entries = [f"entry_{i}" for i in range(options.replicas)]
@@ -92,7 +115,7 @@ class System:
       TimeoutError: a process is not ready in time; the message has its output.
       monolith.realtime.broker.BrokerError: no broker can be had.
     """
-    self._tell("starting the broker and ZooKeeper")
+    self._tell(f"starting broker and ZooKeeper; {self._server[-1]} will answer requests")
     self.start_servers()
     self.broker.create_topics(self.topics)
     options = self._options
@@ -157,7 +180,7 @@ class System:
 
   def _add_agents(self) -> None:
     """Starts an agent per replica, which starts its server when it knows what to serve."""
-    server = [sys.executable, "-m", "monolith.serving.model_server", "--bind_address=127.0.0.1"]
+    server = [*self._server, "--bind_address=127.0.0.1"]
     server.append(f"--row_log_servers={self.broker.servers}")
     filters = {name: "entry;1" for name in self.entries}
     if self._options.num_ps:
@@ -194,7 +217,7 @@ class System:
     )
     for name, rest_port in self._compared_ports.items():
       port = find_free_port()
-      arguments = [sys.executable, "-m", "monolith.serving.model_server", f"--port={port}"]
+      arguments = [*self._server, f"--port={port}"]
       arguments += [f"--rest_api_port={rest_port}", f"--model_config_file={config}"]
       arguments += ["--file_system_poll_wait_seconds=0", f"--fetch_ps_timeout_ms={_PS_CALL_MS}"]
       arguments.append(f"--max_num_load_retries={_LOADS}")

@@ -333,11 +333,11 @@ class ModelManager:
       if version.catching_up and version.number not in model.wanted:
         version.servable, version.catching_up = version.catching_up, None
         version.state, version.note = UNLOADING, ""
-        self._unloaders.submit(self._unload_version, name, version)
+        self._unloaders.submit(self._unload_version, name, model, version)
     for version in model.in_state(AVAILABLE):
       if version.number not in model.wanted and (model.removed or (settled and answers)):
         version.state, version.note = UNLOADING, ""
-        self._unloaders.submit(self._unload_version, name, version)
+        self._unloaders.submit(self._unload_version, name, model, version)
     self._forget_ended(model)
     self._notify()
 
@@ -405,16 +405,18 @@ class ModelManager:
           self._reconcile(name, model)
       self._notify()
 
-  def _unload_version(self, name: str, version: _Version) -> None:
+  def _unload_version(self, name: str, model: _Model, version: _Version) -> None:
     with self._changed:
       self._changed.wait_for(lambda: version.in_flight == 0)
       servable, version.servable = version.servable, None
     if servable is not None:
       servable.close()
+    logging.info("Version %d of model %s is unloaded", version.number, name)
     with self._changed:
       version.state = END
+      if not self._closed:
+        self._reconcile(name, model)  # It may be wanted again.
       self._notify()
-    logging.info("Version %d of model %s is unloaded", version.number, name)
 
   def _release(self, version: _Version) -> None:
     with self._changed:

@@ -37,8 +37,18 @@ def make_parser() -> argparse.ArgumentParser:
   add("--allow_version_labels_for_unavailable_models", **_bool(False), help="labels may wait")
   add("--saved_model_tags", default="serve", help="which graphs, separated by commas")
   add("--enable_model_warmup", **_bool(True), help="answer the requests in assets.extra first")
-  add("--max_num_load_retries", type=_at_least_0, default=5, help="of a version that failed")
-  add("--load_retry_interval_micros", type=_at_least_0, default=60_000_000, help="between two")
+  add(
+    "--max_num_load_retries",
+    type=_at_least_0,
+    default=5,
+    help="how often a version that failed is tried again",
+  )
+  add(
+    "--load_retry_interval_micros",
+    type=int,
+    default=60_000_000,
+    help="how long after a failure; negative: at once",
+  )
   add("--num_load_threads", type=_at_least_0, default=0, help="versions that load at a time")
   add("--num_unload_threads", type=_at_least_0, default=0, help="versions unloaded at a time")
   # How it runs.

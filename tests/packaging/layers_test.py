@@ -87,7 +87,8 @@ LAYERS = {
 
 # Imports inside functions, and why they are there.
 LATE_IMPORTS = {
-  ("/serving.model_server", "/realtime.replica"): "only followers of a log need a Kafka client",
+  ("/serving.model_server", "/serving.server"): "the program in C++ needs no TensorFlow in Python",
+  ("/serving.server", "/realtime.replica"): "only followers of a log need a Kafka client",
   (".driver.hooks", "/realtime.dense_sets"): "only writers of a row log need a Kafka client",
   (".driver.hooks", "/realtime.partition_reader"): "only writers of a row log need a Kafka client",
   (".driver.hooks", "/realtime.row_log_hooks"): "only writers of a row log need a Kafka client",

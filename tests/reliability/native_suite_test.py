@@ -1,6 +1,6 @@
 """The server in C++ passes the tests of the server in Python, where it is built.
 
-`MONOLITH_SOAK=1` adds those of exports and of replicas that are killed;
+`MONOLITH_SOAK=1` adds those of exports, and of agents, servers and replicas that are killed;
 `MONOLITH_TEST_SERVER=native` makes any test in `tests/serving` ask that server.
 `tests/realtime/replica_test.py` asks both.
 """
@@ -43,6 +43,10 @@ class NativeSuiteTest(unittest.TestCase):
   @unittest.skipUnless(os.environ.get("MONOLITH_SOAK") == "1", "minutes long: make soak")
   def test_replicas_that_are_killed(self):
     self._run("reliability/replica_faults_test.py")
+
+  @unittest.skipUnless(os.environ.get("MONOLITH_SOAK") == "1", "minutes long: make soak")
+  def test_agents_and_servers_that_are_killed(self):
+    self._run("reliability/serving_faults_test.py")
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import pathlib
+import shlex
 import signal
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from tensorflow_serving.apis import predict_pb2, prediction_service_pb2_grpc
 from monolith.agent_service import agent_controller, backends
 from monolith.native_training import distributed_serving_ops
 from tests.free_ports import get_free_port
+from tests.serving import server_process
 from tests.wait_until import wait_until
 from tests.zookeeper_server import ZooKeeperServer, require_zookeeper
 
@@ -89,6 +91,7 @@ class _Pod:
           "MY_HOST_IP": "127.0.0.1",
           "PORT2": str(self.agent_port),
           "PORT3": str(self.server_port),
+          "MONOLITH_SERVING_COMMAND": shlex.join(server_process.command()),
         },
         stdout=output,
         stderr=output,

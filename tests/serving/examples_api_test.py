@@ -17,7 +17,7 @@ from tensorflow_serving.apis import (
   regression_pb2,
 )
 
-from monolith.serving import model_server, options
+from monolith.serving import options, server
 from tests import free_ports
 from tests.wait_until import wait_until
 
@@ -68,7 +68,7 @@ class ExamplesApiTest(unittest.TestCase):
     cls.addClassCleanup(shutil.rmtree, folder)
     _write_model(folder)
     port, cls.rest_port = free_ports.get_free_port(), free_ports.get_free_port()
-    cls.server = model_server.ModelServer(
+    cls.server = server.ModelServer(
       options.parse(
         [f"--model_base_path={folder}", f"--port={port}", f"--rest_api_port={cls.rest_port}"]
       )

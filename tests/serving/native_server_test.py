@@ -33,7 +33,7 @@ from tensorflow_serving.apis import (
 )
 
 from monolith.agent_service import agent_service_pb2, agent_service_pb2_grpc
-from monolith.native_training import distributed_serving_ops, embedding_combiners
+from monolith.native_training import embedding_combiners
 from monolith.native_training.model_export import export_context
 from monolith.native_training.tables import pooling
 from monolith.serving import native_server
@@ -55,25 +55,6 @@ def setUpModule():
     native_server.find_binary()
   except FileNotFoundError as error:
     raise unittest.SkipTest(str(error)) from error
-
-
-def write_model(folder: str, signature) -> str:
-  """Saves the model that `signature() -> (inputs, outputs)` builds; returns its folder."""
-  return write_signatures(folder, lambda: {"serving_default": signature()})
-
-
-def write_signatures(folder: str, signatures) -> str:
-  """Saves the model that `signatures() -> {name: (inputs, outputs)}` builds."""
-  v1 = tf.compat.v1
-  with tf.Graph().as_default(), v1.Session() as session:
-    definitions = {
-      name: v1.saved_model.predict_signature_def(inputs, outputs)
-      for name, (inputs, outputs) in signatures().items()
-    }
-    builder = v1.saved_model.Builder(folder)
-    builder.add_meta_graph_and_variables(session, ["serve"], signature_def_map=definitions)
-    builder.save()
-  return folder
 
 
 def write_pooling_model(folder: str) -> str:
@@ -99,7 +80,7 @@ def write_pooling_model(folder: str) -> str:
     few = {"a": inputs["a"], "b": inputs["b"], "splits": splits}
     return {"serving_default": ({**inputs, "splits": splits}, outputs), "some": (few, some)}
 
-  return write_signatures(folder, signatures)
+  return saved_models.write_signatures(folder, signatures)
 
 
 def write_queue_model(folder: str) -> str:
@@ -113,36 +94,7 @@ def write_queue_model(folder: str) -> str:
       filled = tf.identity(x)
     return {"fill": ({"x": x}, {"y": filled}), "wait": ({"x": x}, {"y": queue.dequeue() + x})}
 
-  return write_signatures(folder, signatures)
-
-
-def write_sum_model(folder: str) -> str:
-  def signature():
-    x = tf.compat.v1.placeholder(tf.float32, [None, 2])
-    return {"x": x}, {"y": tf.reduce_sum(x, 1)}
-
-  return write_model(folder, signature)
-
-
-def write_entry_model(folder: str) -> str:
-  """A model that asks `ps_0` for the sums and doubles them."""
-
-  def signature():
-    x = tf.compat.v1.placeholder(tf.float32, [None, 2])
-    (y,) = distributed_serving_ops.remote_predict(
-      ["x"],
-      [x],
-      ["y"],
-      model_name="clicks:ps_0",
-      task=0,
-      old_model_name="ps_0",
-      max_rpc_deadline_millis=20_000,
-      output_types=[tf.float32],
-      signature_name="serving_default",
-    )
-    return {"x": x}, {"y": y * 2}
-
-  return write_model(folder, signature)
+  return saved_models.write_signatures(folder, signatures)
 
 
 def make_request(model: str, x: np.ndarray = _X) -> predict_pb2.PredictRequest:
@@ -272,7 +224,7 @@ class GraphsTest(unittest.TestCase):
     cls.addClassCleanup(shutil.rmtree, cls.folder)
     cls.pooling = write_pooling_model(f"{cls.folder}/pooling/1")
     write_queue_model(f"{cls.folder}/queue/1")
-    write_sum_model(f"{cls.folder}/m/1")
+    saved_models.write_sum_model(f"{cls.folder}/m/1")
     names = ("pooling", "queue", "m")
     models = "".join(
       f'config {{ name: "{name}" base_path: "{cls.folder}/{name}" model_platform: "tensorflow" }}'
@@ -333,7 +285,7 @@ class HostileClientTest(unittest.TestCase):
   def setUpClass(cls):
     cls.folder = tempfile.mkdtemp()
     cls.addClassCleanup(shutil.rmtree, cls.folder)
-    write_sum_model(f"{cls.folder}/m/1")
+    saved_models.write_sum_model(f"{cls.folder}/m/1")
     cls.server = Server("--model_name=m", f"--model_base_path={cls.folder}/m")
     cls.addClassCleanup(cls.server.stop)
     cls.server.wait_until_available("m")
@@ -540,7 +492,9 @@ class HostileClientTest(unittest.TestCase):
 class WatchTest(unittest.TestCase):
   def test_watches_end_with_the_server(self):
     with tempfile.TemporaryDirectory() as folder:
-      write_model(f"{folder}/m/1", lambda: ({"x": tf.compat.v1.placeholder(tf.float32)},) * 2)
+      saved_models.write_model(
+        f"{folder}/m/1", lambda: ({"x": tf.compat.v1.placeholder(tf.float32)},) * 2
+      )
       server = Server("--model_name=m", f"--model_base_path={folder}/m").wait_until_available("m")
       watches = [
         health_pb2_grpc.HealthStub(server.channel).Watch(
@@ -611,8 +565,8 @@ class RemotePredictTest(unittest.TestCase):
   def setUpClass(cls):
     cls.folder = tempfile.mkdtemp()
     cls.addClassCleanup(shutil.rmtree, cls.folder)
-    write_sum_model(f"{cls.folder}/ps/1")
-    write_entry_model(f"{cls.folder}/entry/1")
+    saved_models.write_sum_model(f"{cls.folder}/ps/1")
+    saved_models.write_entry_model(f"{cls.folder}/entry/1")
 
   def _start_ps(self, name: str = "ps_0", port: int | None = None) -> Server:
     server = Server(f"--model_name={name}", f"--model_base_path={self.folder}/ps", port=port)
@@ -689,17 +643,25 @@ class RemotePredictTest(unittest.TestCase):
       entry.predict("clicks", timeout=60)
     self.assertIn("agent", caught.exception.details())
 
-    replica = self._start_ps("clicks:ps_0")
-    agent.addresses = {"clicks:ps_0": f"127.0.0.1:{replica.port}"}
+    def tell(server: Server) -> None:
+      agent.addresses = {"clicks:ps_0": f"127.0.0.1:{server.port}"}
 
-    def answers() -> bool:
-      try:
-        entry.predict("clicks", timeout=60)
-      except grpc.RpcError:
-        return False
-      return True
+    # When nobody answers, the agent is asked at once: each of these has one try.
+    first = self._start_ps("clicks:ps_0")
+    tell(first)
+    self._assert_answers(entry)
+    first.kill()
+    second = self._start_ps("clicks:ps_0")
+    tell(second)
+    self._assert_answers(entry)
 
-    wait_until(answers)
+    # One that the agent no longer names may have lost its session only.
+    second.kill()
+    tell(first)
+    with self.assertRaises(grpc.RpcError) as caught:
+      entry.predict("clicks", timeout=60)
+    self.assertEqual(caught.exception.code(), Code.UNAVAILABLE)
+    self._start_ps("clicks:ps_0", port=second.port)
     self._assert_answers(entry)
 
   def test_without_addresses_the_error_says_what_is_missing(self):

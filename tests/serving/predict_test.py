@@ -24,7 +24,7 @@ from monolith.native_training.model_export import (
   warmup_data_gen,
   warmup_example_batch,
 )
-from monolith.serving import model_server, options, predict, warmup
+from monolith.serving import options, predict, server, warmup
 from monolith.serving.errors import ServingError
 from monolith.serving.sample_files import RecordHeader, read_records
 from monolith.serving.servable import Servable
@@ -58,7 +58,7 @@ class PredictTest(unittest.TestCase):
     cls.model = saved_models.write_scale_model(cls.base, 2, 2.0)
     port = free_ports.get_free_port()
     cls.address = f"127.0.0.1:{port}"
-    cls.server = model_server.ModelServer(
+    cls.server = server.ModelServer(
       options.parse([f"--model_base_path={cls.base}", f"--port={port}"])
     )
     cls.addClassCleanup(cls.server.stop)

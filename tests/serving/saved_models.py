@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 
 import numpy as np
 import tensorflow as tf
@@ -51,6 +52,58 @@ def write_scale_model(base: str, version: int, scale: float) -> str:
     builder.save()
   os.rename(folder + ".tmp", folder)
   return folder
+
+
+def write_model(folder: str, signature: Callable[[], tuple[dict, dict]]) -> str:
+  """Saves the model that `signature() -> (inputs, outputs)` builds; returns its folder."""
+  return write_signatures(folder, lambda: {"serving_default": signature()})
+
+
+def write_signatures(folder: str, signatures: Callable[[], dict[str, tuple[dict, dict]]]) -> str:
+  """Saves the model that `signatures() -> {name: (inputs, outputs)}` builds."""
+  v1 = tf.compat.v1
+  with tf.Graph().as_default(), v1.Session() as session:
+    definitions = {
+      name: v1.saved_model.predict_signature_def(inputs, outputs)
+      for name, (inputs, outputs) in signatures().items()
+    }
+    builder = v1.saved_model.Builder(folder)
+    builder.add_meta_graph_and_variables(session, ["serve"], signature_def_map=definitions)
+    builder.save()
+  return folder
+
+
+def write_sum_model(folder: str) -> str:
+  """Saves a model that sums pairs."""
+
+  def signature():
+    x = tf.compat.v1.placeholder(tf.float32, [None, 2])
+    return {"x": x}, {"y": tf.reduce_sum(x, 1)}
+
+  return write_model(folder, signature)
+
+
+def write_entry_model(folder: str) -> str:
+  """Saves a model that asks `ps_0` for the sums of pairs and doubles them."""
+  # Loads the op library, which most tests do without.
+  from monolith.native_training import distributed_serving_ops
+
+  def signature():
+    x = tf.compat.v1.placeholder(tf.float32, [None, 2])
+    (y,) = distributed_serving_ops.remote_predict(
+      ["x"],
+      [x],
+      ["y"],
+      model_name="clicks:ps_0",
+      task=0,
+      old_model_name="ps_0",
+      max_rpc_deadline_millis=20_000,
+      output_types=[tf.float32],
+      signature_name="serving_default",
+    )
+    return {"x": x}, {"y": y * 2}
+
+  return write_model(folder, signature)
 
 
 def make_request(

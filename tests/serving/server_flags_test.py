@@ -1,4 +1,4 @@
-"""Flags that change how a server works: batching, a configuration file that is polled, its end.
+"""Flags that change how a server works: batching, a polled configuration file, retries, its end.
 
 Covers `batching`, `options` and `remote_servers`.
 """
@@ -6,7 +6,10 @@ Covers `batching`, `options` and `remote_servers`.
 import contextlib
 import io
 import os
+import re
 import shutil
+import subprocess
+import sys
 import tempfile
 import threading
 import unittest
@@ -15,6 +18,8 @@ from unittest import mock
 import grpc
 import numpy as np
 import tensorflow as tf
+from google.protobuf import text_format
+from tensorflow_serving.apis import model_management_pb2
 
 from monolith.serving import (
   batching,
@@ -25,6 +30,7 @@ from monolith.serving import (
   options,
   remote_servers,
 )
+from tests import free_ports
 from tests.serving import saved_models, server_process
 from tests.wait_until import wait_until
 
@@ -38,6 +44,7 @@ max_enqueued_batches { value: 1000 }
 allowed_batch_sizes: [4, 8]
 """
 _CONFIG = "model_config_list {{ {} }}"
+_PAIRS = np.array([[1, 2], [3, 4]], np.float32)
 _MODEL = 'config {{ name: "{0}" base_path: "{1}/{0}" model_platform: "tensorflow" }}'
 
 
@@ -154,6 +161,98 @@ class ServerFlagsTest(unittest.TestCase):
     self.server.wait_until_available("first")
 
 
+class LoadRetriesTest(unittest.TestCase):
+  """A server that looks into folders once, and tries again what it could not load."""
+
+  @classmethod
+  def setUpClass(cls):
+    cls.folder = tempfile.mkdtemp()
+    cls.addClassCleanup(shutil.rmtree, cls.folder)
+    part = saved_models.write_sum_model(f"{cls.folder}/ps_0/1")
+    entry = saved_models.write_entry_model(f"{cls.folder}/entry/1")
+    saved_models.write_warmup(entry, saved_models.make_request("entry", x=_PAIRS))
+    saved_models.write_scale_model(f"{cls.folder}/back", 1, 3.0)
+    cls.torn, cls.whole = f"{part}/saved_model.pb", f"{cls.folder}/whole"
+    shutil.copyfile(cls.torn, cls.whole)
+    os.truncate(cls.torn, os.path.getsize(cls.torn) // 2)
+    # It has the part that its entry asks.
+    port = free_ports.get_free_port()
+    cls.server = cls._start(
+      ["entry", "ps_0"],
+      "--max_num_load_retries=100000",
+      "--load_retry_interval_micros=200000",
+      f"--ps_address=ps_0=127.0.0.1:{port}",
+      "--fetch_ps_timeout_ms=60000",
+      port=port,
+    )
+    os.makedirs(f"{cls.folder}/lost/1")
+    cls.hasty = cls._start(
+      ["lost", "back"], "--max_num_load_retries=2", "--load_retry_interval_micros=-1"
+    )
+
+  @classmethod
+  def _start(cls, names, *flags, port=None):
+    config = os.path.join(cls.folder, "-".join(names) + ".config")
+    with open(config, "w") as stream:
+      stream.write(cls._config(names))
+    server = server_process.ServerProcess(
+      f"--model_config_file={config}", "--file_system_poll_wait_seconds=0", *flags, port=port
+    )
+    cls.addClassCleanup(server.stop)
+    return server.wait_until_listening()
+
+  @classmethod
+  def _config(cls, names):
+    return _CONFIG.format(" ".join(_MODEL.format(name, cls.folder) for name in names))
+
+  def _reload(self, server, *names):
+    """Changes the configuration; whether all of its models load is not what is tested."""
+    request = model_management_pb2.ReloadConfigRequest()
+    text_format.Parse(self._config(names), request.config)
+    with contextlib.suppress(grpc.RpcError):
+      server.models.HandleReloadConfigRequest(request, timeout=60)
+
+  def _count_failures(self, server, name):
+    server.check_alive()
+    told = rf"Cannot load version 1 of model {name}|Loading \{{name: {name} version: 1\}} failed"
+    return len(re.findall(told, server.log()))
+
+  def test_a_torn_part_is_mended_after_its_entry_was_refused(self):
+    for name in ("entry", "ps_0"):
+      wait_until(lambda name=name: self._count_failures(self.server, name))
+    saved_models.write_sum_model(f"{self.folder}/ps_0/2")
+
+    os.replace(self.whole, self.torn)
+
+    for name in ("ps_0", "entry"):
+      self.server.wait_until_available(name)
+    request = saved_models.make_request("entry", x=_PAIRS)
+    response = self.server.prediction.Predict(request, timeout=60)
+    self.assertEqual(tf.make_ndarray(response.outputs["y"]).tolist(), [6.0, 14.0])
+    # To try again is not to look for new versions.
+    states = self.server.get("/v1/models/ps_0")[1]["model_version_status"]
+    self.assertEqual([state["version"] for state in states], ["1"])
+
+  def test_a_model_that_is_wanted_again_while_it_is_unloaded(self):
+    self.hasty.wait_until_available("back")
+    request = saved_models.make_request("back", "slow", loops=np.int64(100_000))
+    asked = self.hasty.prediction.Predict.future(request, timeout=60)
+
+    self._reload(self.hasty, "lost")
+    self._reload(self.hasty, "lost", "back")
+
+    self.assertEqual(asked.result().outputs["loops"].int64_val[0], 100_000)
+    self.hasty.wait_until_available("back")
+
+  def test_a_version_is_given_up_after_the_last_try(self):
+    wait_until(lambda: self._count_failures(self.hasty, "lost") >= 3)
+    self._reload(self.hasty, "lost")
+    self._reload(self.hasty, "lost", "back")
+    self.hasty.wait_until_available("back")
+
+    self.assertEqual(self._count_failures(self.hasty, "lost"), 3)
+
+
 class OptionsTest(unittest.TestCase):
   def _refuse(self, *arguments):
     stderr = io.StringIO()
@@ -195,6 +294,24 @@ class OptionsTest(unittest.TestCase):
         self.assertEqual(model_server.main(arguments), 1)
     run.assert_called_once_with(["--model_base_path=/m", "--port=7"])
     self.assertIn("make server", told.getvalue())
+
+  def test_the_server_in_cpp_starts_without_tensorflow_in_python(self):
+    program = """
+import os, sys
+from monolith.serving import model_server, native_server
+
+def execute(path, arguments):
+  print(path, *arguments, "tensorflow" in sys.modules)
+  sys.exit(0)
+
+native_server.find_binary, os.execv = lambda: "/program", execute
+sys.exit(model_server.main())
+"""
+    flags = ["--native", "--model_base_path=/m"]
+    done = subprocess.run(
+      [sys.executable, "-c", program, *flags], capture_output=True, text=True, check=True
+    )
+    self.assertEqual(done.stdout.split(), ["/program", "/program", "--model_base_path=/m", "False"])
 
   def test_addresses(self):
     self.assertEqual(

@@ -19,7 +19,7 @@ from monolith.native_training.model_export import (
   demo_predictor_client,
   export_context,
 )
-from monolith.serving import model_server, options
+from monolith.serving import options, server
 from tests import free_ports, wait_until
 
 tf.compat.v1.disable_eager_execution()
@@ -65,10 +65,10 @@ class DemoExportTest(tf.test.TestCase):
 
     port = free_ports.get_free_port()
     flags_of_server = options.parse([f"--model_base_path={base}", f"--port={port}"])
-    server = model_server.ModelServer(flags_of_server)
-    self.addCleanup(server.stop)
-    server.start()
-    wait_until.wait_until(lambda: server.is_ready())
+    serving = server.ModelServer(flags_of_server)
+    self.addCleanup(serving.stop)
+    serving.start()
+    wait_until.wait_until(lambda: serving.is_ready())
     address = f"127.0.0.1:{port}"
     outputs = demo_predictor_client.predict(address, "default", "serving_default", 7)
     self.assertAllEqual(outputs["output"].shape, [7])

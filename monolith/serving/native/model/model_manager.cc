@@ -18,6 +18,7 @@ namespace {
 constexpr size_t kMaxEndedVersions = 16;
 constexpr size_t kMaxRemovedModels = 64;
 constexpr std::chrono::milliseconds kUnloadCheck(20);
+constexpr Clock::time_point kNever = Clock::time_point::max();
 
 std::string Describe(const std::string& name, int64_t version) {
   return "{name: " + name + " version: " + std::to_string(version) + "}";
@@ -195,6 +196,9 @@ std::map<std::string, bool> ModelManager::Availability() const {
 }
 
 void ModelManager::Work() {
+  const bool polls = settings_.poll_seconds > 0;
+  int64_t looked_generation = -1;
+  Clock::time_point next_look;
   while (true) {
     int64_t generation = 0;
     {
@@ -203,31 +207,37 @@ void ModelManager::Work() {
       generation = config_generation_;
       progressed_ = false;
     }
-    Reconcile();
+    const bool look = generation != looked_generation || Clock::now() >= next_look;
+    Reconcile(look);
     bool waits_for_requests = UnloadRetired();
     settings_.on_change();
-    const bool polls = settings_.poll_seconds > 0;
-    const Clock::time_point next = Clock::now() + std::chrono::seconds(settings_.poll_seconds);
+    if (look) {
+      looked_generation = generation;
+      next_look = polls ? Clock::now() + std::chrono::seconds(settings_.poll_seconds) : kNever;
+    }
+    Clock::time_point next = std::min(next_look, NextLoadTime());
     std::unique_lock<std::mutex> lock(wake_mutex_);
     done_generation_ = generation;
     reconciled_.notify_all();
     const auto woken = [&] { return stopping_ || progressed_ || config_generation_ != generation; };
-    while (!woken() && (!polls || Clock::now() < next)) {
+    while (!woken() && Clock::now() < next) {
       if (waits_for_requests) {
         wake_.wait_for(lock, kUnloadCheck);
         lock.unlock();
         waits_for_requests = UnloadRetired();
+        // One that was wanted again before it was unloaded can be loaded now.
+        next = std::min(next_look, NextLoadTime());
         lock.lock();
-      } else if (polls) {
-        wake_.wait_until(lock, next);
-      } else {
+      } else if (next == kNever) {
         wake_.wait(lock, woken);
+      } else {
+        wake_.wait_until(lock, next);
       }
     }
   }
 }
 
-void ModelManager::Reconcile() {
+void ModelManager::Reconcile(bool look) {
   std::vector<api::ModelConfig> configs;
   {
     std::shared_lock<std::shared_mutex> lock(mutex_);
@@ -236,31 +246,49 @@ void ModelManager::Reconcile() {
     }
   }
   RunForEach(configs.size(), settings_.load_threads,
-             [&](size_t i) { ReconcileModel(configs[i].name(), configs[i]); });
+             [&](size_t i) { ReconcileModel(configs[i].name(), configs[i], look); });
 }
 
-void ModelManager::ReconcileModel(const std::string& name, const api::ModelConfig& config) {
-  std::map<int64_t, std::string> paths;
-  Status folder = ListVersions(config.base_path(), &paths);
-  if (folder.ok() && paths.empty()) {
-    folder = Status(Code::kNotFound,
-                    "no versions of model '" + name + "' under base path " + config.base_path());
+void ModelManager::ReconcileModel(const std::string& name, const api::ModelConfig& config,
+                                  bool look) {
+  Status folder;
+  std::map<int64_t, std::string> wanted;
+  if (look) {
+    std::map<int64_t, std::string> paths;
+    folder = ListVersions(config.base_path(), &paths);
+    if (folder.ok() && paths.empty()) {
+      folder = Status(Code::kNotFound,
+                      "no versions of model '" + name + "' under base path " + config.base_path());
+    }
+    for (const int64_t number : WantedVersions(config.model_version_policy(), paths)) {
+      wanted[number] = paths[number];
+    }
   }
-  const std::set<int64_t> wanted = WantedVersions(config.model_version_policy(), paths);
   std::vector<int64_t> to_load;
   {
     std::unique_lock<std::shared_mutex> lock(mutex_);
     const auto found = models_.find(name);
     if (found == models_.end() || found->second.removed) return;
-    if (!folder.ok() && folder.message != found->second.folder.message) LogWarning(folder.message);
-    found->second.folder = folder;
-    for (const int64_t number : wanted) {
-      if (WantsLoad(found->second.versions[number], paths[number])) to_load.push_back(number);
+    Model& model = found->second;
+    if (look) {
+      if (!folder.ok() && folder.message != model.folder.message) LogWarning(folder.message);
+      model.folder = folder;
+      model.wanted = wanted;
+    } else {
+      wanted = model.wanted;
+    }
+    for (const auto& [number, path] : wanted) {
+      Version& version = model.versions[number];
+      if (look && !version.status.ok() && version.fingerprint != Fingerprint(path)) {
+        version.tries = 0;
+        version.retry_at = Clock::time_point::min();
+      }
+      if (LoadTime(version, path) <= Clock::now()) to_load.push_back(number);
     }
   }
   // The newest first: it is what most requests ask for.
   for (auto it = to_load.rbegin(); it != to_load.rend(); ++it) {
-    LoadVersion(name, config.base_path(), *it, paths[*it]);
+    LoadVersion(name, config.base_path(), *it, wanted[*it]);
     settings_.on_change();
   }
 
@@ -269,8 +297,8 @@ void ModelManager::ReconcileModel(const std::string& name, const api::ModelConfi
   if (found == models_.end() || found->second.removed) return;
   std::map<int64_t, Version>& versions = found->second.versions;
   // Old versions go on until a new one serves; where the folder was emptied, for good.
-  const bool new_serves = std::any_of(wanted.begin(), wanted.end(), [&](int64_t number) {
-    return versions[number].state == api::ModelVersionStatus::AVAILABLE;
+  const bool new_serves = std::any_of(wanted.begin(), wanted.end(), [&](const auto& item) {
+    return versions[item.first].state == api::ModelVersionStatus::AVAILABLE;
   });
   size_t ended = 0;
   for (auto it = versions.end(); it != versions.begin();) {
@@ -290,20 +318,33 @@ void ModelManager::ReconcileModel(const std::string& name, const api::ModelConfi
   SetLabels(&found->second);
 }
 
-bool ModelManager::WantsLoad(const Version& version, const std::string& path) const {
+Clock::time_point ModelManager::LoadTime(const Version& version, const std::string& path) const {
   switch (version.state) {
-    case api::ModelVersionStatus::AVAILABLE:
-      return version.path != path;
     case api::ModelVersionStatus::LOADING:
     case api::ModelVersionStatus::UNLOADING:
-      return false;
+      return kNever;
+    case api::ModelVersionStatus::AVAILABLE:
+      // Its folder may be another one now, and what is there may have failed to load.
+      if (version.path == path && version.status.ok()) return kNever;
+      break;
     default:
       break;
   }
-  if (version.path != path || version.status.ok()) return true;
-  if (version.fingerprint != Fingerprint(path)) return true;
-  return version.tries <= settings_.load_retries &&
-         Clock::now() - version.last_try >= settings_.retry_interval;
+  if (version.path != path || version.status.ok()) return Clock::time_point::min();
+  return version.tries <= settings_.load_retries ? version.retry_at : kNever;
+}
+
+Clock::time_point ModelManager::NextLoadTime() const {
+  std::shared_lock<std::shared_mutex> lock(mutex_);
+  Clock::time_point next = kNever;
+  for (const auto& [name, model] : models_) {
+    if (model.removed) continue;
+    for (const auto& [number, path] : model.wanted) {
+      const auto version = model.versions.find(number);
+      if (version != model.versions.end()) next = std::min(next, LoadTime(version->second, path));
+    }
+  }
+  return next;
 }
 
 void ModelManager::LoadVersion(const std::string& name, const std::string& base_path,
@@ -319,7 +360,6 @@ void ModelManager::LoadVersion(const std::string& name, const std::string& base_
     }
     if (version.path != path || version.fingerprint != fingerprint) version.tries = 0;
     ++version.tries;
-    version.last_try = Clock::now();
   }
   std::unique_ptr<Servable> loaded;
   Status status;
@@ -347,6 +387,7 @@ void ModelManager::LoadVersion(const std::string& name, const std::string& base_
   version.fingerprint = fingerprint;
   version.status = status;
   if (!status.ok()) {
+    version.retry_at = Clock::now() + settings_.retry_interval;
     LogError("Loading " + Describe(name, number) + " failed: " + status.message);
     if (version.servable == nullptr) version.state = api::ModelVersionStatus::END;
     return;

@@ -33,7 +33,8 @@ struct ManagerSettings {
   // How often folders are looked at; 0 or less: only when a configuration comes.
   int64_t poll_seconds = 1;
   bool warm_up = true;
-  // How often a failed version is tried again before its files change.
+  // How often a failed version is tried again before its files change, and how long after a
+  // failure; both do not depend on whether folders are looked at.
   int64_t load_retries = 5;
   std::chrono::microseconds retry_interval{60'000'000};
   // How many models load at a time, and how many versions are unloaded; less than 2 for one.
@@ -91,11 +92,14 @@ class ModelManager {
     // What the files looked like when loading failed.
     std::string fingerprint;
     int64_t tries = 0;
-    Clock::time_point last_try;
+    // When one that failed is due again.
+    Clock::time_point retry_at;
   };
   struct Model {
     api::ModelConfig config;
     std::map<int64_t, Version> versions;
+    // Folders by version, of those that the policy chose when the folder was last looked at.
+    std::map<int64_t, std::string> wanted;
     // No longer configured; kept to tell that its versions ended.
     bool removed = false;
     // Those of the configuration, once all of their versions answer.
@@ -105,13 +109,17 @@ class ModelManager {
   };
 
   void Work();
-  void Reconcile();
-  void ReconcileModel(const std::string& name, const api::ModelConfig& config);
+  // Loads what is due and lets go of what is not wanted; `look` renews what is wanted before.
+  void Reconcile(bool look);
+  void ReconcileModel(const std::string& name, const api::ModelConfig& config, bool look);
   void LoadVersion(const std::string& name, const std::string& base_path, int64_t number,
                    const std::string& path);
   // Is called by the follower of a version, from its threads.
   void NoteProgress(const std::string& name, int64_t number, const Servable* servable);
-  bool WantsLoad(const Version& version, const std::string& path) const;
+  // Gives when a wanted version is to be loaded, the clock's maximum for never.
+  Clock::time_point LoadTime(const Version& version, const std::string& path) const;
+  // The earliest of all.
+  Clock::time_point NextLoadTime() const;
   // Lets requests find a servable. Needs the lock.
   void SetAvailable(const std::string& name, int64_t number, std::shared_ptr<Servable> servable,
                     Version* version);

@@ -15,9 +15,13 @@ namespace serving {
 namespace {
 
 constexpr std::chrono::seconds kAskAgain(15);
-constexpr std::chrono::seconds kAskDeadline(5);
-// While it has not answered yet, or has no address for a model that is asked for.
+// It is on this machine, and requests may wait for it.
+constexpr std::chrono::seconds kAskDeadline(2);
+// While it does not answer.
 constexpr std::chrono::seconds kAskSoon(1);
+constexpr std::chrono::milliseconds kMinGap(100);
+// How long a replica that an answer lacks is worth a try when all others fail.
+constexpr std::chrono::seconds kRemember(60);
 constexpr char kHeartBeat[] = "/monolith.serving.agent_service.AgentService/HeartBeat";
 
 bool IsAddress(std::string_view text) {
@@ -65,26 +69,6 @@ Status ParseAddresses(const std::string& text, Addresses* addresses) {
   return Status();
 }
 
-ServedModel FindServedModel(const Addresses& answer, const std::string& name,
-                            const std::string& old_name) {
-  const bool unified = std::any_of(answer.begin(), answer.end(), [](const auto& item) {
-    return item.first.find(":ps") != std::string::npos;
-  });
-  ServedModel model;
-  std::string key = name;
-  model.name = name;
-  if (!unified) {
-    model.name = old_name;
-    const size_t underscore = old_name.rfind('_');
-    key = underscore == std::string::npos
-              ? old_name
-              : old_name.substr(0, underscore) + ":" + old_name.substr(underscore + 1);
-  }
-  const auto found = answer.find(key);
-  if (found != answer.end()) model.addresses = found->second;
-  return model;
-}
-
 AddressBook::AddressBook(Addresses fixed) : fixed_(std::move(fixed)) {}
 
 AddressBook::AddressBook(Channels* channels, std::string agent)
@@ -104,7 +88,7 @@ Status AddressBook::Find(const std::string& name, const std::string& old_name, S
     for (const std::string& candidate : {name, old_name}) {
       const auto found = fixed_.find(candidate);
       if (found == fixed_.end()) continue;
-      *model = ServedModel{candidate, found->second};
+      *model = ServedModel{candidate, found->second, {}};
       return Status();
     }
     if (fixed_.empty()) {
@@ -115,25 +99,95 @@ Status AddressBook::Find(const std::string& name, const std::string& old_name, S
                   "--ps_address names neither '" + name + "' nor '" + old_name + "'");
   }
   std::lock_guard<std::mutex> lock(mutex_);
-  *model = FindServedModel(answer_, name, old_name);
-  if (!model->addresses.empty()) return Status();
-  ask_now_ = true;
-  wake_.notify_all();
+  *model = FindServedModel(name, old_name);
+  if (!model->addresses.empty() || !model->former_addresses.empty()) return Status();
   return Status(Code::kUnavailable,
                 "the agent at " + agent_ +
                     (answered_ ? " knows no replica of '" + name + "'" : " has not answered yet"));
 }
 
+// The kind of keys that the agent answers decides: `<model>:ps_<i>`, which is also the name, or
+// `ps:<i>` for a model that is called `ps_<i>`, the old name.
+ServedModel AddressBook::FindServedModel(const std::string& name,
+                                         const std::string& old_name) const {
+  const auto is_unified = [](const auto& item) {
+    return item.first.find(":ps") != std::string::npos;
+  };
+  const bool unified = answer_.empty() ? std::any_of(seen_.begin(), seen_.end(), is_unified)
+                                       : std::any_of(answer_.begin(), answer_.end(), is_unified);
+  ServedModel model;
+  std::string key = name;
+  model.name = name;
+  if (!unified) {
+    model.name = old_name;
+    const size_t underscore = old_name.rfind('_');
+    key = underscore == std::string::npos
+              ? old_name
+              : old_name.substr(0, underscore) + ":" + old_name.substr(underscore + 1);
+  }
+  const auto found = answer_.find(key);
+  if (found != answer_.end()) model.addresses = found->second;
+  const auto seen = seen_.find(key);
+  if (seen == seen_.end()) return model;
+  const Clock::time_point now = Clock::now();
+  for (const auto& [address, when] : seen->second) {
+    const bool is_there =
+        std::find(model.addresses.begin(), model.addresses.end(), address) != model.addresses.end();
+    if (!is_there && now - when < kRemember) model.former_addresses.push_back(address);
+  }
+  return model;
+}
+
+void AddressBook::AskAgain(Clock::time_point since, std::function<void()> done) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (asked_ <= since && !stopping_) {
+      waiting_.push_back(std::move(done));
+      ask_now_ = true;
+      wake_.notify_all();
+      return;
+    }
+  }
+  done();
+}
+
 void AddressBook::FollowAgent() {
   std::unique_lock<std::mutex> lock(mutex_);
+  bool answered = true;
   while (!stopping_) {
     ask_now_ = false;
     lock.unlock();
     const bool answers = AskAgent();
     lock.lock();
-    wake_.wait_for(lock, kAskSoon, [this] { return stopping_; });
-    if (!answers) continue;
-    wake_.wait_for(lock, kAskAgain - kAskSoon, [this] { return stopping_ || ask_now_; });
+    if (!answers && answered && !stopping_)
+      LogWarning("The agent at " + agent_ + " does not answer");
+    answered = answers;
+    asked_ = Clock::now();
+    // Those that came while the question was under way are answered, too.
+    const std::vector<std::function<void()>> waiting = std::move(waiting_);
+    waiting_.clear();
+    lock.unlock();
+    for (const std::function<void()>& done : waiting) done();
+    lock.lock();
+    wake_.wait_for(lock, kMinGap, [this] { return stopping_; });
+    wake_.wait_for(lock, answers ? kAskAgain : kAskSoon, [this] { return stopping_ || ask_now_; });
+  }
+  const std::vector<std::function<void()>> waiting = std::move(waiting_);
+  waiting_.clear();
+  lock.unlock();
+  for (const std::function<void()>& done : waiting) done();
+}
+
+void AddressBook::Remember() {
+  const Clock::time_point now = Clock::now();
+  for (auto key = seen_.begin(); key != seen_.end();) {
+    for (auto address = key->second.begin(); address != key->second.end();) {
+      address = now - address->second < kRemember ? std::next(address) : key->second.erase(address);
+    }
+    key = key->second.empty() ? seen_.erase(key) : std::next(key);
+  }
+  for (const auto& [key, addresses] : answer_) {
+    for (const std::string& address : addresses) seen_[key][address] = now;
   }
 }
 
@@ -148,11 +202,7 @@ bool AddressBook::AskAgent() {
                     [promise](RpcReply reply) { promise->set_value(std::move(reply)); });
     const RpcReply reply = future.get();
     agent_service::HeartBeatResponse response;
-    if (!reply.status.ok() || !response.ParseFromString(reply.message)) {
-      std::lock_guard<std::mutex> lock(mutex_);
-      if (!stopping_) LogWarning("The agent does not answer: " + reply.status.message);
-      return false;
-    }
+    if (!reply.status.ok() || !response.ParseFromString(reply.message)) return false;
     for (const auto& [key, list] : response.addresses()) {
       std::vector<std::string>& replicas = addresses[key];
       for (const std::string& address : list.address()) {
@@ -163,6 +213,7 @@ bool AddressBook::AskAgent() {
   std::lock_guard<std::mutex> lock(mutex_);
   answer_ = std::move(addresses);
   answered_ = true;
+  Remember();
   return true;
 }
 

@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 
 #include <algorithm>
+#include <set>
 #include <utility>
 
 #include "monolith/native_training/runtime/ops/serving/remote_predictor.h"
@@ -49,12 +50,21 @@ void PredictFromOp(void* self, const char* request, int64_t request_size, const 
 }  // namespace
 
 struct RemotePredictor::Attempt {
+  // As the op sent it, and for the name under which the model is served.
+  api::PredictRequest parsed;
   std::string request;
-  ServedModel model;
+  std::string name;
+  std::string old_name;
   Clock::time_point deadline;
   RpcDone done;
-  std::string address;
-  bool last = false;
+  // When replicas were found.
+  Clock::time_point found;
+  std::vector<std::string> chosen;
+  size_t next = 0;
+  std::set<std::string> tried;
+  bool asked_again = false;
+  // What the last of them said.
+  RpcReply failure;
 };
 
 Status RemotePredictor::Install(void* op_library) {
@@ -70,66 +80,95 @@ Status RemotePredictor::Install(void* op_library) {
 
 void RemotePredictor::Predict(const std::string& request, const std::string& old_name,
                               std::chrono::milliseconds timeout, RpcDone done) {
-  api::PredictRequest parsed;
-  if (!parsed.ParseFromString(request)) {
+  const auto attempt = std::make_shared<Attempt>();
+  if (!attempt->parsed.ParseFromString(request)) {
     return done(RpcReply{Status(Code::kInternal, "the op sent no PredictRequest"), ""});
   }
-  const auto attempt = std::make_shared<Attempt>();
-  const Status status = addresses_->Find(parsed.model_spec().name(), old_name, &attempt->model);
-  if (!status.ok()) return done(RpcReply{status, ""});
   attempt->request = request;
-  if (attempt->model.name != parsed.model_spec().name()) {
-    parsed.mutable_model_spec()->set_name(attempt->model.name);
-    attempt->request = parsed.SerializeAsString();
-  }
+  attempt->name = attempt->parsed.model_spec().name();
+  attempt->old_name = old_name;
   if (timeout_.count() > 0) timeout = timeout_;
   attempt->deadline = Clock::now() + std::min(timeout, kMaxTimeout);
   attempt->done = std::move(done);
+  Start(attempt);
+}
+
+void RemotePredictor::Start(const std::shared_ptr<Attempt>& attempt) {
+  attempt->found = Clock::now();
+  ServedModel model;
+  const Status status = addresses_->Find(attempt->name, attempt->old_name, &model);
+  if (!status.ok()) return StartAgain(attempt, RpcReply{status, ""});
+  if (model.name != attempt->parsed.model_spec().name()) {
+    attempt->parsed.mutable_model_spec()->set_name(model.name);
+    attempt->request = attempt->parsed.SerializeAsString();
+  }
+  attempt->next = 0;
+  attempt->chosen.clear();
+  for (std::string& address : Choose(model)) {
+    if (attempt->tried.count(address) == 0) attempt->chosen.push_back(std::move(address));
+  }
+  // The agent knows no other than those that failed.
+  if (attempt->chosen.empty()) return attempt->done(std::move(attempt->failure));
   Send(attempt);
 }
 
 void RemotePredictor::Send(const std::shared_ptr<Attempt>& attempt) {
-  const std::vector<std::string>& addresses = attempt->model.addresses;
-  attempt->address = Choose(addresses, attempt->address);
+  const std::string address = attempt->chosen[attempt->next++];
+  attempt->tried.insert(address);
   Clock::time_point deadline = attempt->deadline;
   // A replica that hangs must leave time for another one.
-  if (!attempt->last && addresses.size() > 1) deadline -= (deadline - Clock::now()) / 2;
-  channels_->Call(attempt->address, kPredict, attempt->request, deadline,
-                  [this, attempt](RpcReply reply) {
-                    if (IsOfReplica(reply.status.code)) {
-                      MarkFailed(attempt->address);
-                      if (!attempt->last && Clock::now() < attempt->deadline) {
-                        attempt->last = true;
-                        return Send(attempt);
-                      }
-                    }
-                    attempt->done(std::move(reply));
+  if (attempt->next < attempt->chosen.size()) deadline -= (deadline - Clock::now()) / 2;
+  channels_->Call(address, kPredict, attempt->request, deadline,
+                  [this, attempt, address](RpcReply reply) {
+                    if (!IsOfReplica(reply.status.code)) return attempt->done(std::move(reply));
+                    MarkFailed(address);
+                    if (Clock::now() >= attempt->deadline) return attempt->done(std::move(reply));
+                    if (attempt->next < attempt->chosen.size()) return Send(attempt);
+                    StartAgain(attempt, std::move(reply));
                   });
 }
 
-std::string RemotePredictor::Choose(const std::vector<std::string>& addresses,
-                                    const std::string& not_this) {
-  const uint64_t start = next_.fetch_add(1, std::memory_order_relaxed);
-  const size_t count = addresses.size();
-  std::lock_guard<std::mutex> lock(mutex_);
-  const std::string* second_best = nullptr;
-  for (size_t i = 0; i < count; ++i) {
-    const std::string& address = addresses[(start + i) % count];
-    if (address == not_this) continue;
-    const auto failed = failed_.find(address);
-    if (failed == failed_.end()) return address;
-    if (Clock::now() - failed->second >= kAskAgain) {
-      failed_.erase(failed);
-      return address;
-    }
-    if (second_best == nullptr) second_best = &address;
+void RemotePredictor::StartAgain(const std::shared_ptr<Attempt>& attempt, RpcReply reply) {
+  if (attempt->asked_again || !addresses_->CanAskAgain()) {
+    return attempt->done(std::move(reply));
   }
-  return second_best != nullptr ? *second_best : addresses[start % count];
+  attempt->asked_again = true;
+  attempt->failure = std::move(reply);
+  addresses_->AskAgain(attempt->found, [this, attempt] { Start(attempt); });
+}
+
+std::vector<std::string> RemotePredictor::Choose(const ServedModel& model) {
+  std::vector<std::string> turn = model.addresses;
+  std::vector<std::string> former = model.former_addresses;
+  const Clock::time_point now = Clock::now();
+  std::lock_guard<std::mutex> lock(mutex_);
+  const auto answers = [&](const std::string& address) {
+    const auto failed = failed_.find(address);
+    return failed == failed_.end() || now - failed->second >= kAskAgain;
+  };
+  if (!turn.empty()) {
+    const auto start = next_.fetch_add(1, std::memory_order_relaxed) % turn.size();
+    std::rotate(turn.begin(), turn.begin() + static_cast<int64_t>(start), turn.end());
+    // Those that failed just now come last, the others keep their turn.
+    std::stable_partition(turn.begin(), turn.end(), answers);
+    // The only one is asked twice: the first call may find a connection that broke.
+    if (turn.size() == 1) turn.push_back(turn.front());
+    turn.resize(2);
+  }
+  if (!former.empty()) {
+    std::stable_partition(former.begin(), former.end(), answers);
+    turn.push_back(former.front());
+  }
+  return turn;
 }
 
 void RemotePredictor::MarkFailed(const std::string& address) {
+  const Clock::time_point now = Clock::now();
   std::lock_guard<std::mutex> lock(mutex_);
-  failed_[address] = Clock::now();
+  for (auto it = failed_.begin(); it != failed_.end();) {
+    it = now - it->second < kAskAgain ? std::next(it) : failed_.erase(it);
+  }
+  failed_[address] = now;
 }
 
 }  // namespace serving

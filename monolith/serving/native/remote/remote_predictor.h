@@ -27,16 +27,22 @@ class RemotePredictor {
   Status Install(void* op_library);
 
   // Sends a serialized PredictRequest to a replica of the model. If that one fails, another one is
-  // asked inside the deadline; a replica that failed is asked again after a second, or when there
-  // is no other. `done` runs once, in another thread. Thread-safe.
+  // asked inside the deadline, then one that was there a moment ago, and then the agent for others.
+  // A replica that failed is asked again after a second, or when there is no other. `done` runs
+  // once, in another thread. Thread-safe.
   void Predict(const std::string& request, const std::string& old_name,
                std::chrono::milliseconds timeout, RpcDone done);
 
  private:
   struct Attempt;
 
+  // Finds replicas and asks the first one.
+  void Start(const std::shared_ptr<Attempt>& attempt);
   void Send(const std::shared_ptr<Attempt>& attempt);
-  std::string Choose(const std::vector<std::string>& addresses, const std::string& not_this);
+  // Asks the agent for other replicas, once, or gives `reply` up to the caller.
+  void StartAgain(const std::shared_ptr<Attempt>& attempt, RpcReply reply);
+  // Gives the replica whose turn it is, another one for the case that it fails, and a former one.
+  std::vector<std::string> Choose(const ServedModel& model);
   void MarkFailed(const std::string& address);
 
   Channels* const channels_;
