@@ -1,4 +1,7 @@
-"""Trained models are served: in one process, and as an entry that asks replicas of its servers."""
+"""Trained models are served: in one process, and as an entry that asks replicas of its servers.
+
+Covers `native_training/serving/push_versions.py` too.
+"""
 
 import glob
 import os

@@ -24,8 +24,6 @@ class LogitCorrection(tf.keras.layers.Layer):
     self.activation = advanced_activations.get(activation)
     self.sample_bias = sample_bias
 
-  # No branch here depends on a tensor, and AutoGraph takes longer than to build a small model.
-  @tf.autograph.experimental.do_not_convert
   def call(self, inputs: Any) -> tf.Tensor:
     logits, sample_rate = inputs
     result = self.get_sample_logits(logits, sample_rate, self.sample_bias)
@@ -36,7 +34,9 @@ class LogitCorrection(tf.keras.layers.Layer):
     """Returns `ln(sigmoid(x))` without overflow."""
     return -(tf.nn.relu(logits) - logits + tf.math.log1p(tf.exp(-tf.abs(logits))))
 
+  # No branch here depends on a tensor, and AutoGraph takes longer than to build a small model.
   @staticmethod
+  @tf.autograph.experimental.do_not_convert
   def get_sample_logits(
     logits: tf.Tensor, sample_rate: tf.Tensor | None, sample_bias: bool
   ) -> tf.Tensor:

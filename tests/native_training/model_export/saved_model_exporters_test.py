@@ -1,6 +1,6 @@
 """Exported models load elsewhere, with variables and tables.
 
-Also tests of `export_files` and `frozen_model`, which write them.
+Also tests of `export_files`, `frozen_model` and `versioned_assign`, which write them.
 """
 
 import os

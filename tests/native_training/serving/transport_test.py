@@ -35,7 +35,9 @@ class _Replica(grpc.GenericRpcHandler):
     self._server.start()
 
   def service(self, details):
-    return grpc.unary_unary_rpc_method_handler(self._predict)
+    # Others are answered with UNIMPLEMENTED, as by a server without metadata.
+    is_predict = details.method == transport.PREDICT_METHOD
+    return grpc.unary_unary_rpc_method_handler(self._predict) if is_predict else None
 
   def _predict(self, data, context):
     self.peers.add(context.peer())
