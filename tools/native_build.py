@@ -802,8 +802,9 @@ def _run_tests(programs: Iterable[str]) -> int:
   """Runs every test program; returns how many failed and prints the totals."""
   failed = []
   # ThreadSanitizer's search for lock cycles makes tests that hold the 64 locks of a table take
-  # minutes. They are always taken in ascending order.
-  environment = {"TSAN_OPTIONS": "detect_deadlocks=0", **os.environ}
+  # minutes. They are always taken in ascending order. Children of tests that are killed as they
+  # save start threads, which it otherwise forbids them.
+  environment = {"TSAN_OPTIONS": "detect_deadlocks=0:die_after_fork=0", **os.environ}
   for program in programs:
     print(f"== {program}", flush=True)
     command = [ROOT / program, "--gtest_brief=1"]

@@ -18,11 +18,6 @@
 #include "tests/native_training/runtime/files/faulty_file_system.h"
 #include "tests/native_training/runtime/hash_table/table_test_util.h"
 
-#if defined(__SANITIZE_THREAD__)
-// Children that are killed as they save start threads, which it otherwise forbids them.
-extern "C" const char* __tsan_default_options() { return "die_after_fork=0"; }
-#endif
-
 namespace monolith {
 namespace engine {
 namespace {
