@@ -34,9 +34,7 @@ class LogitCorrection(tf.keras.layers.Layer):
     """Returns `ln(sigmoid(x))` without overflow."""
     return -(tf.nn.relu(logits) - logits + tf.math.log1p(tf.exp(-tf.abs(logits))))
 
-  # No branch here depends on a tensor, and AutoGraph takes longer than to build a small model.
   @staticmethod
-  @tf.autograph.experimental.do_not_convert
   def get_sample_logits(
     logits: tf.Tensor, sample_rate: tf.Tensor | None, sample_bias: bool
   ) -> tf.Tensor:

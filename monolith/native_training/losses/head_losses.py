@@ -56,9 +56,7 @@ def get_sigmoid_loss_and_pred(
     sample_rate = 1.0
   if isinstance(sample_rate, (int, float)):
     sample_rate = tf.fill(tf.shape(logits), float(sample_rate))
-  biased = LogitCorrection(activation=None, sample_bias=sample_bias)(
-    (logits, tf.reshape(sample_rate, [-1]))
-  )
+  biased = LogitCorrection.get_sample_logits(logits, tf.reshape(sample_rate, [-1]), sample_bias)
   pred = tf.nn.sigmoid(logits if predict_before_correction else biased, name=pred_name)
   if logit_clip_threshold is not None:
     assert (
