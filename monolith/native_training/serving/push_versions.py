@@ -19,7 +19,7 @@ import time
 
 import grpc
 import numpy as np
-from google.protobuf import any_pb2
+from google.protobuf import any_pb2, message
 
 from monolith.native_training.runtime.parameter_sync import prediction_service_pb2
 from monolith.native_training.serving import push_rows
@@ -108,6 +108,10 @@ class PushVersions:
 
 
 def _signature_names(answer: bytes) -> set[str]:
-  response = prediction_service_pb2.ModelMetadataResponse.FromString(answer)
-  packed = any_pb2.Any.FromString(response.metadata.get(_FIELD, b""))
-  return set(prediction_service_pb2.SignatureDefMap.FromString(packed.value).signature_def)
+  """Returns the signatures that a model tells of, none if it is no such answer."""
+  try:
+    response = prediction_service_pb2.ModelMetadataResponse.FromString(answer)
+    packed = any_pb2.Any.FromString(response.metadata.get(_FIELD, b""))
+    return set(prediction_service_pb2.SignatureDefMap.FromString(packed.value).signature_def)
+  except message.DecodeError:
+    return set()

@@ -19,7 +19,7 @@ from monolith.native_training.runtime.parameter_sync import (
   parameter_sync_pb2,
   prediction_service_pb2,
 )
-from monolith.native_training.serving import agent_resolver, push_rows, transport
+from monolith.native_training.serving import agent_resolver, push_rows, push_versions, transport
 from tests.free_ports import get_free_port
 from tests.wait_until import wait_until
 
@@ -27,14 +27,17 @@ from tests.wait_until import wait_until
 class _Replica(grpc.GenericRpcHandler):
   """A prediction service that remembers the names it was asked for, and who asked."""
 
-  def __init__(self, port=0, answers=None):
+  def __init__(self, port=0, answers=None, metadata=None):
     self.names, self.peers = [], set()
+    self._metadata = metadata
     self._answers = answers
     self._server = grpc.server(futures.ThreadPoolExecutor(2), handlers=[self])
     self.address = f"localhost:{self._server.add_insecure_port(f'localhost:{port}')}"
     self._server.start()
 
   def service(self, details):
+    if details.method == push_versions.METADATA_METHOD and self._metadata is not None:
+      return grpc.unary_unary_rpc_method_handler(lambda data, context: self._metadata)
     # Others are answered with UNIMPLEMENTED, as by a server without metadata.
     is_predict = details.method == transport.PREDICT_METHOD
     return grpc.unary_unary_rpc_method_handler(self._predict) if is_predict else None
@@ -207,6 +210,12 @@ class PushTest(unittest.TestCase):
     for _ in range(3):
       self.assertEqual(self.push(replica.address), 0)
     self.assertEqual(len(replica.peers), 1)
+
+  def test_metadata_that_cannot_be_read_gets_the_plain_call(self):
+    replica = _Replica(metadata=b"\xff\xff\xff")
+    self.addCleanup(replica.stop)
+    self.assertEqual(self.push(replica.address), 0)
+    self.assertEqual(replica.names, ["m"])
 
   def test_a_replica_that_comes_back_is_found(self):
     port = get_free_port()
