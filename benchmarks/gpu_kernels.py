@@ -37,6 +37,16 @@ _VARIANTS = (
     (gpu_ops.gather_grad, gpu_ops.gather_grad_hot, gpu_ops.gather_grad_one),
     (8,),
   ),
+  (
+    "RUN_STRETCH",
+    "gather.cu",
+    (
+      gpu_ops.gather_grad_mixed_hot,
+      gpu_ops.gather_grad_mixed_one,
+      gpu_ops.gather_grad_mixed_skewed,
+    ),
+    (256, 512, 1024),
+  ),
   ("BUCKET_ROWS", "layout_grad.cu", (gpu_ops.layout_grad,), (128, 256)),
   (
     "BUCKET_BLOCKS",
@@ -126,7 +136,52 @@ def check(library: pathlib.Path) -> None:
       numbers(0),
     )()
     _close(f"segment_sum {dim}", gpu.get(out, size), want.ravel())
+  _check_mixed(gpu, rng)
   gpu.close()
+
+
+def _check_mixed(gpu: gpu_ops.Gpu, rng: np.random.Generator) -> None:
+  """The same for rows of several widths, of which some or all are at one place of their own."""
+  one = gpu.put(np.array([1.0], np.float32))
+  for dims, rows, places, hot, shift in (
+    ((16, 32), 40_000, 9000, 0.1, 0),
+    ((16, 32), 40_000, 9000, 1.0, 0),
+    ((1, 64), 60_000, 500, 0.1, 0),
+    ((1, 64), 60_000, 500, 1.0, 0),
+    ((5, 300, 7), 3000, 40, 0.9, 0),
+    ((16, 32), 40_000, 9000, 1.0, 7),  # they overlap
+    ((1, 64), 3000, 500, 0.5, 3),
+    ((8, 16), 0, 9, 0.0, 0),
+  ):
+    starts = np.cumsum([0, *(places * dim for dim in dims)])
+    size = int(starts[-1])
+    want = np.zeros(size, np.float64)
+    grads, offsets = [], []
+    for dim, start in zip(dims, starts):
+      own = start + rng.integers(0, places, rows) * dim
+      is_hot = rng.random(rows) < hot
+      own[is_hot] = (start if shift == 0 else starts[1]) + shift * rng.integers(0, 4, is_hot.sum())
+      values = rng.random((rows, dim), np.float32)
+      np.add.at(want, own[:, None] + np.arange(dim), values)
+      grads.append(gpu.put(values))
+      offsets.append(gpu.put(own.astype(np.int32)))
+    out = gpu.put(np.full(size, 7, np.float32))
+    call = gpu.with_workspace(
+      "op_gather_grad",
+      ctypes.c_int64(len(dims)),
+      gpu_ops.pointers(*grads),
+      gpu_ops.pointers(*offsets),
+      gpu_ops.numbers(*[rows] * len(dims)),
+      gpu_ops.numbers(*dims),
+      one,
+      out,
+      ctypes.c_int64(size),
+    )
+    call()
+    first = gpu.get(out, size)
+    _close(f"gather_grad {dims} {hot}", first, want)
+    call()
+    assert np.array_equal(gpu.get(out, size), first), "sums differ from call to call"
 
 
 def main() -> int:

@@ -307,6 +307,47 @@ def gather_grad_one(gpu: Gpu):
   return gather_grad(gpu, hot=1.0)
 
 
+def gather_grad_mixed(gpu: Gpu, hot: float = 0.0, skew: int = 1):
+  """Rows of two widths.
+
+  `hot`: the share of each width's rows that are of one place; `skew`: the power of a random number
+  that chooses places, so that with 4 the n-th place has about n ** -0.75 of the first one's rows.
+  """
+  rows, table, dims = 1 << 22, 1 << 21, (16, 32)
+  rng = np.random.default_rng(5)
+  grads, offsets, size = [], [], 0
+  for dim in dims:
+    places = size + (rng.random(rows) ** skew * table).astype(np.int64) * dim
+    places[rng.random(rows) < hot] = size + 3 * dim
+    offsets.append(gpu.put(places.astype(np.int32)))
+    grads.append(gpu.floats(rows * dim))
+    size += table * dim
+  call = gpu.with_workspace(
+    "op_gather_grad",
+    _i64(len(dims)),
+    pointers(*grads),
+    pointers(*offsets),
+    numbers(*[rows] * len(dims)),
+    numbers(*dims),
+    gpu.put(np.array([1.0], np.float32)),
+    gpu.empty(4 * size),
+    _i64(size),
+  )
+  return call, sum(rows * (4 + 4 * dim) for dim in dims) + 4 * size, len(dims) * rows, 0
+
+
+def gather_grad_mixed_hot(gpu: Gpu):
+  return gather_grad_mixed(gpu, hot=0.1)
+
+
+def gather_grad_mixed_one(gpu: Gpu):
+  return gather_grad_mixed(gpu, hot=1.0)
+
+
+def gather_grad_mixed_skewed(gpu: Gpu):
+  return gather_grad_mixed(gpu, skew=4)
+
+
 def segment_sum(gpu: Gpu):
   count, rows, dim = 1 << 23, 1 << 21, 16
   indices = np.sort(np.random.default_rng(2).integers(0, rows, count)).astype(np.int32)
@@ -360,13 +401,19 @@ def reduce_split_grad(gpu: Gpu):
   return _reduce(gpu, grad=True)
 
 
-def _layout(gpu: Gpu, grad: bool, hot: float = 0.0):
-  features, batch, dim, per_row, table = 20, 1 << 16, 16, 3, 50_000
+def _layout(gpu: Gpu, grad: bool, hot: float = 0.0, widths: tuple[int, ...] = (16,)):
+  """`hot`: the share of the ids that are one, of those of a width."""
+  features, batch, per_row, table = 20, 1 << 16, 3, 50_000
   rng = np.random.default_rng(4)
   num_ids = features * batch * per_row
   of_feature = np.repeat(np.arange(features), batch * per_row)
-  ids = ((of_feature * table + rng.integers(0, table, num_ids)) * dim).astype(np.uint64)
-  ids[rng.random(num_ids) < hot] = 3 * dim
+  dims = np.resize(widths, features)
+  columns = np.concatenate([[0], np.cumsum(dims)])
+  dim_of = dims[of_feature]
+  ids = columns[of_feature] * table + rng.integers(0, table, num_ids) * dim_of
+  is_hot = rng.random(num_ids) < hot
+  ids[is_hot] = (columns[of_feature % len(widths)] * table + 3 * dim_of)[is_hot]
+  ids = ids.astype(np.uint64)
   rows = (np.arange(features * batch + 1) * per_row).astype(np.int32)
   starts = (np.arange(features + 1) * batch).astype(np.uint32)
   request = Request(
@@ -378,12 +425,13 @@ def _layout(gpu: Gpu, grad: bool, hot: float = 0.0):
     starts.size,
     batch,
   )
-  size = features * table * dim
-  c_features = (Feature * features)(*[Feature(dim, 1, 1, 0, 0)] * features)
+  width = int(columns[-1])
+  size = width * table
+  c_features = (Feature * features)(*(Feature(int(d), 1, 1, 0, 0) for d in dims))
   c_targets = (Target * features)(
-    *(Target(0, f * dim, features * dim, 0, dim, 0) for f in range(features))
+    *(Target(0, int(columns[f]), width, 0, int(dims[f]), 0) for f in range(features))
   )
-  row_sizes = numbers(features * dim)
+  row_sizes = numbers(width)
   plan = Plan(
     ctypes.addressof(c_features),
     ctypes.addressof(c_targets),
@@ -391,7 +439,7 @@ def _layout(gpu: Gpu, grad: bool, hot: float = 0.0):
     features,
     1,
   )
-  layout = gpu.floats(batch * features * dim)
+  layout = gpu.floats(batch * width)
   embeddings = gpu.floats(size)
   _KEPT.append((c_features, c_targets, row_sizes))
   if grad:
@@ -406,9 +454,9 @@ def _layout(gpu: Gpu, grad: bool, hot: float = 0.0):
       embeddings,
       _i64(size),
     )
-    moved = num_ids * (8 + 4 * dim) + 4 * size
+    moved = 8 * num_ids + 4 * int(dim_of.sum()) + 4 * size
     # Of each id where its gradient is, is noted and read again; keys are set before.
-    beside = _sort_bytes(num_ids, size // dim) + 12 * num_ids
+    beside = _sort_bytes(num_ids, size // widths[0]) + 12 * num_ids if len(widths) == 1 else 0
   else:
     call = gpu.with_workspace(
       "op_layout",
@@ -420,7 +468,7 @@ def _layout(gpu: Gpu, grad: bool, hot: float = 0.0):
       numbers(size),
       pointers(layout),
     )
-    moved, beside = num_ids * (8 + 4 * dim) + 4 * batch * features * dim, 0
+    moved, beside = 8 * num_ids + 4 * int(dim_of.sum()) + 4 * batch * width, 0
   return call, moved, num_ids, beside
 
 
@@ -439,6 +487,14 @@ def layout_grad_hot(gpu: Gpu):
   return _layout(gpu, grad=True, hot=0.1)
 
 
+def layout_grad_mixed(gpu: Gpu):
+  return _layout(gpu, grad=True, widths=(16, 32))
+
+
+def layout_grad_mixed_hot(gpu: Gpu):
+  return _layout(gpu, grad=True, hot=0.1, widths=(16, 32))
+
+
 KERNELS = (
   scale,
   sum_of_squares,
@@ -451,12 +507,18 @@ KERNELS = (
   gather_grad,
   gather_grad_hot,
   gather_grad_one,
+  gather_grad_mixed,
+  gather_grad_mixed_hot,
+  gather_grad_mixed_one,
+  gather_grad_mixed_skewed,
   segment_sum,
   reduce_split,
   reduce_split_grad,
   layout,
   layout_grad,
   layout_grad_hot,
+  layout_grad_mixed,
+  layout_grad_mixed_hot,
 )
 
 

@@ -7,7 +7,7 @@ import sys
 import tensorflow as tf
 
 from monolith.native_training import cpu_training, hvd_lib
-from tests.native_training.driver import fused_layout_training_test
+from tests.layout_task import LayoutTask
 
 STEPS = 3
 
@@ -29,7 +29,7 @@ def main(folder: str) -> None:
       intra_op_parallelism_threads=1,
       inter_op_parallelism_threads=4,
     )
-    params = fused_layout_training_test.LayoutTask.params()
+    params = LayoutTask.params()
     params.name = "layout"
     params.train.per_replica_batch_size = 2
     params.train.max_steps = STEPS

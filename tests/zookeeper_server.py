@@ -17,6 +17,8 @@ import pytest
 from tests.free_ports import get_free_port
 
 _JARS = "/usr/share/java"
+# Debian puts all ways of logging there, two of which do not start together; the first one is taken.
+_CLASS_PATH = f"{_JARS}/slf4j-simple.jar:{_JARS}/*"
 _START_TIMEOUT_SECS = 60
 
 
@@ -57,7 +59,7 @@ class ZooKeeperServer:
         # What is written survives the end of the process, if not that of the machine: without
         # waiting for a busy disk after every write.
         ["java", "-Xmx128m", "-XX:TieredStopAtLevel=1", "-Dzookeeper.forceSync=no",
-         "-cp", f"{_JARS}/*",
+         "-cp", _CLASS_PATH,
          "org.apache.zookeeper.server.quorum.QuorumPeerMain", str(self._config)],
         stdout=log, stderr=log, stdin=subprocess.DEVNULL,
       )  # fmt: skip

@@ -139,7 +139,9 @@ def get_sync_run_hooks(is_full_sync: bool = False) -> list[tf.estimator.SessionR
     return []
   if hvd_lib.enable_bps and os.environ.get("MONOLITH_WITH_BYTEPS_BCAST", "1") == "-1":
     return []
-  return [hvd_lib.BroadcastGlobalVariablesHook(0, device=get_device_str())]
+  # Horovod is often built without kernels for GPUs, and sessions of ranks place nothing elsewhere.
+  device = get_device_str(force_on_cpu=not hvd_lib.has_gpu_kernels())
+  return [hvd_lib.BroadcastGlobalVariablesHook(0, device=device)]
 
 
 def update_session_config_for_gpu(session_config: tf.compat.v1.ConfigProto) -> None:

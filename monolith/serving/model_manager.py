@@ -291,9 +291,14 @@ class ModelManager:
   def wait_until_settled(self, names: Mapping[str, object], timeout_secs: float) -> bool:
     """Returns whether, within that time, no version of these models is left to be loaded."""
 
+    def loads(model: _Model) -> bool:
+      # One that is wanted again is loaded as soon as it is unloaded.
+      again = any(version.number in model.wanted for version in model.in_state(UNLOADING))
+      return again or bool(model.in_state(START, LOADING))
+
     def settled() -> bool:
       return self._closed or not any(
-        self._models[name].in_state(START, LOADING) for name in names if name in self._models
+        loads(self._models[name]) for name in names if name in self._models
       )
 
     with self._changed:

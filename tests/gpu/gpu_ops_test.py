@@ -229,6 +229,16 @@ class GpuOpsTest(tf.test.TestCase):
     )[0]
     self.assertAllEqual(out, [5000.0] * 16 + [0.0] * 16)
 
+  def test_fused_gather_gradient_of_hot_rows_of_two_widths(self):
+    offsets = [np.zeros(5000, np.int32), np.full(3000, 16, np.int32)]
+    grads = [np.ones((5000, 1), np.float32), np.ones((3000, 64), np.float32)]
+    out = self.compare(
+      lambda: gen.monolith_fused_gather_embeddings_by_input_gradient(
+        96, grads, offsets, 1.0, [1, 64]
+      )
+    )[0]
+    self.assertAllEqual(out, [5000.0] + [0.0] * 15 + [3000.0] * 64 + [0.0] * 16)
+
   def test_fused_gather_bad_offsets(self):
     fused = np.ones(32, np.float32)
     for wrong in (-1, 29, 2**31 - 1):

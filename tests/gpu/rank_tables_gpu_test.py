@@ -24,7 +24,7 @@ from monolith.native_training.checkpoints import reshard
 from monolith.native_training.data import parsers
 from monolith.native_training.runtime.hash_table import embedding_hash_table_pb2
 from tests import gpu_placement, in_process_ranks, layout_testing, written_checkpoint
-from tests.native_training.driver import fused_layout_training_test
+from tests.layout_task import LayoutTask
 
 tf.compat.v1.disable_eager_execution()
 
@@ -175,7 +175,7 @@ class DriverTest(_GpuTest):
     for native in (True, False):
       with self.subTest(native=native):
         folder = self.create_tempdir().full_path
-        params = fused_layout_training_test.LayoutTask.params()
+        params = LayoutTask.params()
         params.metrics.enable_tf2_profiler_hook = False
         params.train.per_replica_batch_size = 2
         for on_gpu in (True, True, False):

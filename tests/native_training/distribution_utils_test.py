@@ -219,6 +219,18 @@ class HooksTest(_Test):
     self.assertIs(hook, self.lib.BroadcastGlobalVariablesHook.return_value)
     self.lib.BroadcastGlobalVariablesHook.assert_called_once_with(0, device="")
 
+  @parameterized.parameters((True, "/device:GPU:0"), (False, "/device:CPU:0"))
+  def test_variables_on_a_gpu_are_broadcast_where_horovod_has_kernels(self, has_them, expected):
+    self.lib.is_initialized.return_value = True
+    self.lib.size.return_value = 2
+    self.enter_context(
+      mock.patch.object(hvd_lib._backend, "has_gpu_kernels", return_value=has_them)
+    )
+    device_utils.enable_gpu_training()
+    self.addCleanup(device_utils.disable_gpu_training)
+    self.assertLen(distribution_utils.get_sync_run_hooks(True), 1)
+    self.lib.BroadcastGlobalVariablesHook.assert_called_once_with(0, device=expected)
+
   def test_several_ranks_of_full_sync_training_start_alike_without_the_flag(self):
     self.lib.is_initialized.return_value = True
     self.lib.size.return_value = 2

@@ -1,4 +1,7 @@
-"""The saver, its hook, and what they leave on disk."""
+"""The saver, its hook, and what they leave on disk.
+
+Long because the specification names these classes and their tests in one file.
+"""
 
 import os
 import pathlib

@@ -28,6 +28,7 @@ _PIP = """
 import os, pathlib, signal, sys, zipfile
 print("pip", *sys.argv[1:])
 assert "PEP517_BACKEND_PATH" not in os.environ and "_PYPROJECT_HOOKS_BACKEND_PATH" not in os.environ
+assert "-include stdexcept" in os.environ["CXXFLAGS"]
 folder = pathlib.Path(sys.argv[sys.argv.index("--wheel-dir") + 1])
 with zipfile.ZipFile(folder / {wheel!r}, "w") as archive:
   archive.writestr({member!r}, os.environ["HOROVOD_WITH_TENSORFLOW"])

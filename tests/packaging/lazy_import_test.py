@@ -1,6 +1,7 @@
 """`import monolith` is light: no TensorFlow, no op library, no flag; aliases load on demand.
 
-Covers `monolith/_lazy_imports.py`, `ops/gen_monolith_ops.py` and `ops/gen_monolith_ops_base.py`.
+Covers `monolith/_lazy_imports.py`, `monolith/_lazy_api.py`, `ops/gen_monolith_ops.py` and
+`ops/gen_monolith_ops_base.py`.
 """
 
 import gc
@@ -89,6 +90,53 @@ class LazyImportTest(unittest.TestCase):
   def test_unknown_attribute(self):
     with self.assertRaisesRegex(AttributeError, "no_such_thing"):
       _ = monolith.no_such_thing
+
+
+_PUBLISHED = """
+import sys
+import tensorflow as tf
+if sys.argv[1:] == ["with"]:
+  import monolith
+tf.estimator.Estimator, tf.estimator.RunConfig, tf.estimator.export.ServingInputReceiver
+canned = any(".canned." in name for name in sys.modules)
+found = {}
+for api in (tf.estimator, tf.compat.v1.estimator):
+  for module in (api, api.export, api.experimental, getattr(api, "tpu", None)):
+    if module is None:
+      continue
+    star = {}
+    exec(f"from {module.__name__} import *", star)
+    for names in (dir(module), star):
+      for name in names:
+        if not name.startswith("_"):
+          value = getattr(module, name)
+          found[module.__name__, name] = getattr(value, "__module__", None), value.__name__
+print(canned, sorted(found.items()))
+"""
+
+
+class LazyApiTest(unittest.TestCase):
+  def _find_names(self, *args: str) -> tuple[str, str]:
+    process = subprocess.run(
+      [sys.executable, "-c", _PUBLISHED, *args], check=True, capture_output=True, text=True
+    )
+    canned, names = process.stdout.strip().split(" ", 1)
+    return canned, names
+
+  def test_ready_made_models_are_imported_when_used_and_no_name_is_missing(self):
+    canned, names = self._find_names("with")
+    plain_canned, plain_names = self._find_names()
+
+    self.assertEqual((canned, plain_canned), ("False", "True"))
+    self.assertIn("'DNNClassifier'", names)
+    self.assertEqual(names, plain_names)
+
+  def test_unknown_name(self):
+    program = (
+      "import monolith, tensorflow as tf\n"
+      "print(hasattr(tf.estimator, 'NoSuchModel'), hasattr(tf.estimator, 'Estimator'))"
+    )
+    self.assertEqual(_run(program), "False True")
 
 
 class LibraryLoadTest(unittest.TestCase):

@@ -49,13 +49,19 @@ class _CountingSink:
     return {}
 
 
+_resources = contextlib.ExitStack()  # of the module; pytest runs no cleanups of modules
+
+
 def setUpModule():
   global _model
   followed_model.require_java()
-  folder = tempfile.mkdtemp()
-  unittest.addModuleCleanup(shutil.rmtree, folder)
+  folder = _resources.enter_context(tempfile.TemporaryDirectory())
   _model = followed_model.FollowedModel(folder)
-  unittest.addModuleCleanup(_model.close)
+  _resources.callback(_model.close)
+
+
+def tearDownModule():
+  _resources.close()
 
 
 class ReplicaTest(unittest.TestCase):
@@ -111,7 +117,8 @@ class ReplicaTest(unittest.TestCase):
     answer = self.ask(key)
     newer = self.model.make_rows(0.5, key)
     self.model.send(*newer)
-    wait_until(lambda: self.ask(key) != answer)
+    self.wait_for_seq()
+    self.assertNotEqual(self.ask(key), answer)
     answer = self.ask(key)
     torn = self.model.make_rows(0.75, key, num_chunks=2)
     self.model.epoch += 1  # its writer died, and another one begins
@@ -159,9 +166,8 @@ class ReplicaTest(unittest.TestCase):
     self.wait_for_seq()
     self.assertEqual(self.metric("monolith_sync_digest_ok"), 0)
     for name, (digest, num_rows) in right.items():
-      self.assertIn(
-        f"digest {digest:016x} of {num_rows} rows, want {digest ^ 1:016x}", self.server.log()
-      )
+      told = f"digest {digest:016x} of {num_rows} rows, want {digest ^ 1:016x}"
+      wait_until(lambda told=told: told in self.server.log())
       self.assertIn(f"Table {name} differs", self.server.log())
 
   def test_dense_variables_change_as_one_set(self):

@@ -482,6 +482,22 @@ class ModelServerTest(unittest.TestCase):
         thread.join()
     self.assertEqual((errors, set(answers)), ([], {2.5}))
 
+  def test_a_reload_waits_for_a_model_that_is_still_unloaded(self):
+    saved_models.write_scale_model(f"{self.folder}/busy", 1, 3.0)
+    request = saved_models.make_request("busy", "slow", loops=np.int64(100_000))
+
+    def is_back_while_it_answers():
+      self._add("busy")
+      asked = self.server.prediction.Predict.future(request, timeout=60)
+      del self.configs["busy"]
+      self._add("m")
+      self._add("busy")
+      self.assertEqual(self._scale("busy"), 3.0)
+      # Else the request came after the model had gone.
+      return asked.code() == Code.OK
+
+    wait_until(is_back_while_it_answers)
+
   def test_a_torn_export_is_refused_and_the_old_version_goes_on(self):
     saved_models.write_scale_model(f"{self.folder}/torn", 1, 1.0)
     self._add("torn")

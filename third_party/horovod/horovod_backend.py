@@ -41,6 +41,8 @@ _ENVIRONMENT = {
   # Horovod's setup.py asks for 8 jobs, however many cores there are, unless this is set.
   "MAKEFLAGS": " ",
 }
+# Horovod and Gloo use these without including them; libstdc++ 13 no longer does it for them.
+_HEADERS = ("cstdint", "stdexcept", "string")
 
 
 def get_requires_for_build_wheel(config_settings: dict | None = None) -> list[str]:
@@ -88,6 +90,8 @@ def _build(folder: pathlib.Path) -> pathlib.Path:
   environment = {n: v for n, v in os.environ.items() if not n.startswith(hooks)}
   environment.update(_ENVIRONMENT)
   environment.setdefault("CMAKE_BUILD_PARALLEL_LEVEL", str(len(os.sched_getaffinity(0))))
+  flags = [environment.get("CXXFLAGS", ""), *(f"-include {name}" for name in _HEADERS)]
+  environment["CXXFLAGS"] = " ".join(flags).strip()
   command = [sys.executable, "-m", "pip", "wheel", "--disable-pip-version-check"]
   # pip's cache may hold a wheel without TensorFlow.
   command += ["--no-cache-dir", "--no-deps", "--no-build-isolation", "--no-binary", "horovod"]

@@ -22,7 +22,9 @@ from absl import logging
 from tensorflow.python.lib.io import file_io
 
 # Attributes that differ between two runs of one program, and say nothing about data.
-_IGNORED_ATTRS = frozenset(("metadata", "token", "shared_name", "container", "name"))
+_IGNORED_ATTRS = frozenset(
+  ("metadata", "token", "shared_name", "container", "name", "config_proto")
+)
 _MAX_PATHS = 10000
 
 

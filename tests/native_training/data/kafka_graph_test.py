@@ -2,14 +2,14 @@
 
 import struct
 import threading
-import uuid
 
 import tensorflow as tf
 
 from monolith.native_training.data import datasets, feature_utils, parsers
 from monolith.native_training.hooks import ckpt_hooks
 from tests.native_training.data.data_test_utils import fid_v2, frame, make_example
-from tests.native_training.data.mock_kafka import TIMEOUT_SECS, MockKafka
+from tests.native_training.data.kafka_testing import KafkaTestCase
+from tests.native_training.data.mock_kafka import TIMEOUT_SECS
 
 tf.compat.v1.disable_eager_execution()
 
@@ -22,17 +22,9 @@ def framed(*uids):
   return b"".join(frame(record.SerializeToString()) for record in records)
 
 
-class KafkaGraphTest(tf.test.TestCase):
-  @classmethod
-  def setUpClass(cls):
-    super().setUpClass()
-    cls.kafka = MockKafka()
-    cls.addClassCleanup(cls.kafka.close)
-
+class KafkaGraphTest(KafkaTestCase):
   def setUp(self):
     super().setUp()
-    self.topic = self.kafka.create_topic(uuid.uuid4().hex)
-    self.group = uuid.uuid4().hex
     self.metadata = [
       *SETTINGS,
       f"group.id={self.group}",

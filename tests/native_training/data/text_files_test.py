@@ -273,6 +273,25 @@ class ReadersTest(absltest.TestCase):
       with tf.compat.v1.Session() as session:
         self.assertEqual(session.run(features["stars"]).tolist(), [4.5, -100.0, 3.0])
 
+  def test_the_parser_is_called_as_it_was_traced(self):
+    path = self._write(_CSV)
+
+    @tf.function
+    def other():
+      return tf.constant(1)
+
+    with tf.Graph().as_default() as graph:
+      data.csv(path, _COLUMNS, 10)
+      other()
+      nodes = [n for f in graph.as_graph_def().library.function for n in f.node_def]
+      [of_other] = [op.node_def for op in graph.get_operations() if "Call" in op.type]
+    [of_parser] = [node for node in nodes if "PartitionedCall" in node.op]
+
+    for node, is_as_traced in ((of_parser, True), (of_other, False)):
+      config = tf.compat.v1.ConfigProto.FromString(node.attr["config_proto"].s)
+      rewrites = config.graph_options.rewrite_options
+      self.assertEqual(rewrites.disable_meta_optimizer, is_as_traced, node.op)
+
 
 def _example(**features):
   made = {}

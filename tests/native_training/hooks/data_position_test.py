@@ -166,6 +166,19 @@ class FingerprintTest(_DataPositionTest):
 
     self.assert_same(lambda: tf.data.Dataset.range(8).map(_double), other_names)
 
+  def test_how_a_function_is_compiled_does_not_count(self):
+    concrete = tf.function(_double).get_concrete_function(tf.TensorSpec([], tf.int64))
+
+    def make():
+      return tf.data.Dataset.range(8).map(lambda x: concrete(x))
+
+    with_rewrites = self.fingerprint(make)
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
+    try:
+      self.assertEqual(self.fingerprint(make), with_rewrites)
+    finally:
+      tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": False})
+
   def test_files_count_by_size_and_time(self):
     path = self.path("part-1", "a\n")
     for source in (path, self.path("part-*")):

@@ -12,11 +12,11 @@
 #include <cstdint>
 #include <vector>
 
-#include "monolith/native_training/runtime/base/host_device.h"
 #include "monolith/native_training/runtime/gpu/device_math.h"
 #include "monolith/native_training/runtime/gpu/launch.h"
 #include "monolith/native_training/runtime/gpu/scatter_sum.h"
 #include "monolith/native_training/runtime/gpu/sort.h"
+#include "monolith/native_training/runtime/gpu/stretches.h"
 #include "monolith/native_training/runtime/gpu/tuning.h"
 
 namespace monolith {
@@ -86,29 +86,19 @@ struct MarkBuckets {
   }
 };
 
-// Buckets of more rows are long: many warps share one, each those of its rows that are in one
-// stretch of so many sorted rows. What a stretch has of long buckets adds up to partial sums: of
-// the one that its first row is in, and of one that begins later, which its last row is in. They
-// are added in their order, so that the result is the same every time.
-constexpr int64_t kStretchRows = 4096;
-
-MONOLITH_HOST_DEVICE inline int64_t NumStretches(int64_t n) {
-  return n > kStretchRows ? (n + kStretchRows - 1) / kStretchRows : 0;
-}
-
-// Floats of all partial sums.
-inline int64_t PartialFloats(int64_t n, int64_t width, const Keys& of) {
-  return 2 * NumStretches(n) * (width << of.shift);
+// Floats of all partial sums of long buckets (stretches.h).
+inline int64_t BucketPartials(int64_t n, int64_t width, const Keys& of) {
+  return NumParts(n, kBucketStretch) * (width << of.shift);
 }
 
 struct Buckets {
   Runs runs;
   const Span* spans;
   int64_t width;
-  int64_t num_buckets;
   float* out;
-  float* partials;
-  int32_t* any_long;  // set where a bucket is
+  Stretches stretches;
+  const int32_t* bad;
+  const int32_t* unaligned;  // then AddOverlapping does it all
 
   // Rows that one warp adds up, and where to.
   struct Work {
@@ -118,78 +108,33 @@ struct Buckets {
     float* to;
   };
 
+  MONO_DEVICE bool IsOff() const { return *bad != 0 || *unaligned != 0; }
   MONO_DEVICE int64_t Floats() const { return width << runs.of.shift; }  // of a bucket
   MONO_DEVICE int64_t NumPlaces(int64_t bucket) const {
     const int64_t left = runs.of.nowhere - (bucket << runs.of.shift),
                   all = int64_t{1} << runs.of.shift;
     return left < all ? left : all;
   }
-  MONO_DEVICE static bool IsLong(const Span& span) { return span.end - span.begin > kStretchRows; }
+  MONO_DEVICE float* To(const Stretches::Part& part) const { return out + part.group * Floats(); }
+  MONO_DEVICE int64_t NumFloats(const Stretches::Part& part) const {
+    return NumPlaces(part.group) * width;
+  }
 
-  // The two parts of every stretch first, which take longest, then the buckets. False: there is
-  // nothing to do.
+  // The parts of long buckets first, which take longest, then the buckets. False: there is nothing
+  // to do.
   MONO_DEVICE bool Find(int64_t number, Work* work) const {
-    const int64_t bucket_number = number - 2 * NumStretches(runs.n);
-    if (bucket_number >= 0) {
-      const Span span = spans[bucket_number];
-      *work = {bucket_number, span.begin, span.end, out + bucket_number * Floats()};
-      if (!IsLong(span)) return true;
-      MarkBad(any_long);
+    const int64_t bucket = number - NumParts(runs.n, stretches.rows);
+    if (bucket >= 0) {
+      const Span span = spans[bucket];
+      *work = {bucket, span.begin, span.end, out + bucket * Floats()};
+      if (span.end - span.begin <= stretches.rows) return true;
+      MarkBad(stretches.any_long);
       return false;
     }
-    const int64_t part = number, first = part / 2 * kStretchRows;
-    const int64_t end = first + kStretchRows < runs.n ? first + kStretchRows : runs.n;
-    const bool last = part % 2 != 0;
-    const int64_t bucket = runs.keys[last ? end - 1 : first] >> runs.of.shift;
-    if (bucket >= num_buckets) return false;
-    const Span span = spans[bucket];
-    if (!IsLong(span) || (last && span.begin <= first)) return false;
-    *work = {bucket, last ? span.begin : first, span.end < end ? span.end : end,
-             partials + part * Floats()};
+    Stretches::Part part;
+    if (!stretches.Find(number, &part)) return false;
+    *work = {part.group, part.begin, part.end, stretches.Partial(number)};
     return true;
-  }
-};
-
-// Adds the partial sums of long buckets up. A few tiles share them: usually there are none.
-struct AddPartials {
-  Buckets buckets;
-  int64_t parts;  // of kLanes floats, of a bucket
-  const int32_t* bad;
-  const int32_t* unaligned;
-
-  MONO_DEVICE void operator()(int64_t tile, int lane) const {
-    if (*buckets.any_long == 0 || *bad != 0 || *unaligned != 0) return;
-    const int64_t items = NumStretches(buckets.runs.n) * parts;
-    for (int64_t item = tile; item < items; item += kOverlapTiles) Add(item, lane);
-  }
-
-  // A part of the bucket that begins in a stretch, if that is a long one.
-  MONO_DEVICE void Add(int64_t item, int lane) const {
-    const Runs& runs = buckets.runs;
-    int64_t stretch, part;
-    DivMod(item, parts, &stretch, &part);
-    const int64_t first = stretch * kStretchRows;
-    const int64_t end = first + kStretchRows < runs.n ? first + kStretchRows : runs.n;
-    const int64_t bucket = runs.keys[end - 1] >> runs.of.shift;
-    if (bucket >= buckets.num_buckets) return;
-    const Span span = buckets.spans[bucket];
-    if (!Buckets::IsLong(span) || span.begin < first) return;
-    const int64_t i = part * kLanes + lane;
-    if (i >= buckets.NumPlaces(bucket) * buckets.width) return;
-    const float* const from = buckets.partials + i;
-    float sum = from[(2 * stretch + (span.begin > first)) * buckets.Floats()];
-    constexpr int kAtOnce = 8;
-    for (int64_t s = stretch + 1; s * kStretchRows < span.end; s += kAtOnce) {
-      float values[kAtOnce];
-      MONO_UNROLL
-      for (int k = 0; k < kAtOnce; ++k) {
-        const bool inside = (s + k) * kStretchRows < span.end;
-        values[k] = inside ? from[2 * (s + k) * buckets.Floats()] : 0.0f;
-      }
-      MONO_UNROLL
-      for (int k = 0; k < kAtOnce; ++k) sum += values[k];
-    }
-    buckets.out[bucket * buckets.Floats() + i] = sum;
   }
 };
 
@@ -199,9 +144,7 @@ struct BucketSums {
   Source source;
   RowLanes lanes;
   int64_t floats;  // of shared memory, for a warp
-  int64_t items;   // buckets and parts of stretches, times chunks of columns
-  const int32_t* bad;
-  const int32_t* unaligned;  // then AddOverlapping does it all
+  int64_t items;   // buckets and parts of long ones, times chunks of columns
 
 #if defined(__CUDACC__)
   static constexpr uint32_t kAll = 0xffffffffu;
@@ -328,7 +271,7 @@ __global__ void __launch_bounds__(kWarp* kBucketWarps, kBucketBlocks) BucketKern
   extern __shared__ float4 bucket_sums[];
   const int warp = static_cast<int>(threadIdx.x) / kWarp;
   float* const sums = reinterpret_cast<float*>(bucket_sums) + warp * job.floats;
-  if (*job.bad != 0 || *job.unaligned != 0) return;
+  if (job.buckets.IsOff()) return;
   for (int64_t item = int64_t{blockIdx.x} * kBucketWarps + warp; item < job.items;
        item += int64_t{gridDim.x} * kBucketWarps) {
     job.Run(item, static_cast<int>(threadIdx.x) % kWarp, sums);
@@ -338,15 +281,13 @@ __global__ void __launch_bounds__(kWarp* kBucketWarps, kBucketBlocks) BucketKern
 
 // Marks the buckets and adds up their rows.
 template <int kSize, typename Source>
-int AddBuckets(Stream stream, const Buckets& buckets, const Source& source, const int32_t* bad,
-               const int32_t* unaligned, Span* spans) {
+int AddBuckets(Stream stream, const Buckets& buckets, const Source& source, Span* spans) {
   const Runs& runs = buckets.runs;
-  const int64_t num_buckets = buckets.num_buckets, stretches = NumStretches(runs.n);
+  const int64_t num_buckets = buckets.stretches.num_groups;
   const RowLanes lanes(buckets.width, kSize);
-  const int64_t numbers = num_buckets + 2 * stretches;
+  const int64_t numbers = num_buckets + NumParts(runs.n, buckets.stretches.rows);
   const int64_t floats = int64_t{kSize} << (lanes.log_lanes + runs.of.shift);
-  const BucketSums<kSize, Source> job{buckets, source,   lanes, floats, numbers * lanes.chunks,
-                                      bad,     unaligned};
+  const BucketSums<kSize, Source> job{buckets, source, lanes, floats, numbers * lanes.chunks};
   MONO_GPU_TRY(FillBytes(stream, spans, 0, num_buckets * static_cast<int64_t>(sizeof(Span))));
   MONO_GPU_TRY(ForTiles(stream, CeilDiv(runs.n, kLanes * MarkBuckets::kKeysOfLane),
                         MarkBuckets{runs.keys, runs.n, runs.of.shift, num_buckets, spans}));
@@ -358,17 +299,15 @@ int AddBuckets(Stream stream, const Buckets& buckets, const Source& source, cons
                  kWarp * kBucketWarps, bytes, static_cast<cudaStream_t>(stream)>>>(job);
   MONO_GPU_TRY(CheckCuda(cudaGetLastError(), "launch of a sum by bucket"));
 #else
-  if (*bad != 0 || *unaligned != 0) return MONO_GPU_OK;
+  if (buckets.IsOff()) return MONO_GPU_OK;
   std::vector<float> sums(buckets.width << runs.of.shift);
   for (int64_t number = 0; number < numbers; ++number) job.Run(number, sums.data());
 #endif
-  if (stretches == 0) return MONO_GPU_OK;
-  const int64_t parts = CeilDiv(buckets.width << runs.of.shift, kLanes);
-  return ForTiles(stream, kOverlapTiles, AddPartials{buckets, parts, bad, unaligned});
+  return AddAllPartials(stream, buckets.stretches, buckets);
 }
 
 // As ScatterSum. *unaligned: whether some place is no multiple of the width; spans has NumBuckets
-// elements, partials PartialFloats; *any_long is 0 on entry.
+// elements, partials BucketPartials; *any_long is 0 on entry.
 template <int kSize, typename Source>
 int SumBuckets(Stream stream, const Runs& runs, const Source& source, int64_t width,
                const int32_t* bad, const int32_t* unaligned, Span* spans, float* partials,
@@ -376,10 +315,12 @@ int SumBuckets(Stream stream, const Runs& runs, const Source& source, int64_t wi
   const int64_t whole = int64_t{runs.of.nowhere} * width;  // what rows can cover
   MONO_GPU_TRY(
       FillBytes(stream, out + whole, 0, (out_size - whole) * static_cast<int64_t>(sizeof(float))));
-  const Buckets buckets{runs, spans, width, NumBuckets(runs.of), out, partials, any_long};
-  MONO_GPU_TRY((AddBuckets<kSize, Source>(stream, buckets, source, bad, unaligned, spans)));
+  const Stretches stretches{runs.keys,           runs.n,   kBucketStretch,         runs.of.shift,
+                            NumBuckets(runs.of), partials, width << runs.of.shift, any_long};
+  const Buckets buckets{runs, spans, width, out, stretches, bad, unaligned};
+  MONO_GPU_TRY((AddBuckets<kSize, Source>(stream, buckets, source, spans)));
   return ForTiles(stream, kOverlapTiles,
-                  AddOverlapping<Source>{runs, source, width, bad, unaligned, out, out_size});
+                  AddOverlapping<Source>{runs, source, {}, width, bad, unaligned, out, out_size});
 }
 
 }  // namespace gpu

@@ -163,8 +163,11 @@ struct GradRows {
     for (int k = 0; k < kSize; ++k) term->values[k] = by * term->values[k];
   }
 
-  MONO_DEVICE float AddOne(uint32_t row, int64_t column, float sum) const {
-    return sum + by * *Address(row, column);
+  template <int kSize>
+  MONO_DEVICE void AddOne(uint32_t row, int64_t column, Pack<kSize>* sum) const {
+    Pack<kSize> term = Load<kSize>(Address(row, column));
+    Finish<kSize>(row, &term);
+    AddTo(sum, term);
   }
 };
 
@@ -236,7 +239,8 @@ int mono_gpu_op_gather_grad(void* stream, int64_t tables, const float* const* gr
     const auto sorted_numbers = space.Scratch<uint32_t>(rows);
     const auto sort_scratch = space.Scratch<char>(sort_bytes);
     const auto spans = space.Scratch<Span>(one_width ? NumBuckets(of) : 0);
-    const auto partials = space.Scratch<float>(one_width ? PartialFloats(rows, max_dim, of) : 0);
+    const auto partials = space.Scratch<float>(one_width ? BucketPartials(rows, max_dim, of)
+                                                         : RunPartials(rows, of, max_dim));
     if (space.Measure(workspace, workspace_bytes)) return MONO_GPU_OK;
     MONO_GPU_TRY(space.Upload(stream));
     const int64_t n = static_cast<int64_t>(parts.size());
@@ -256,6 +260,7 @@ int mono_gpu_op_gather_grad(void* stream, int64_t tables, const float* const* gr
                  space.At(partials), space.At(any_long), out, out_size);
     }
     const auto scatter = packed ? ScatterSum<4, true, GradRows> : ScatterSum<1, true, GradRows>;
-    return scatter(stream, runs, source, max_dim, space.bad(), space.At(overlap), out, out_size);
+    return scatter(stream, runs, source, max_dim, space.bad(), space.At(overlap),
+                   space.At(partials), space.At(any_long), out, out_size);
   });
 }

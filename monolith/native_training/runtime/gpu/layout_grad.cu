@@ -161,16 +161,16 @@ struct IdGradients {
     }
   }
 
-  MONO_DEVICE float AddOne(uint32_t source, int64_t column, float sum) const {
+  template <int kSize>
+  MONO_DEVICE void AddOne(uint32_t source, int64_t column, Pack<kSize>* sum) const {
     const Origin o = OriginOf(source);
     const Feature& feature = features[o.feature];
     for (int64_t t = feature.first_target; t < feature.first_target + feature.num_targets; ++t) {
       if (!targets[t].Covers(column)) continue;
-      Pack<1> term = LoadAligned<1>(In(targets[t], o, column));
-      Finish<1>(source, &term);
-      sum += term.values[0];
+      Pack<kSize> term = Load<kSize>(In(targets[t], o, column));
+      Finish<kSize>(source, &term);
+      AddTo(sum, term);
     }
-    return sum;
   }
 };
 
@@ -271,7 +271,8 @@ int mono_gpu_op_layout_grad(void* stream, const MonoGpuLayoutPlan* plan,
     const auto sources = space.Scratch<uint32_t>(ids);
     const auto sort_scratch = space.Scratch<char>(sort_bytes);
     const auto spans = space.Scratch<Span>(in_buckets ? NumBuckets(of) : 0);
-    const auto partials = space.Scratch<float>(in_buckets ? PartialFloats(ids, max_width, of) : 0);
+    const auto partials = space.Scratch<float>(in_buckets ? BucketPartials(ids, max_width, of)
+                                                          : RunPartials(ids, of, max_width));
     if (space.Measure(workspace, workspace_bytes)) return MONO_GPU_OK;
     MONO_GPU_TRY(space.Upload(stream));
     MONO_GPU_TRY(ForEach(stream, ids, ListNothing{space.At(keys), of.nowhere}));
@@ -306,6 +307,7 @@ int mono_gpu_op_layout_grad(void* stream, const MonoGpuLayoutPlan* plan,
     const auto scatter =
         in_order ? (packed ? ScatterSum<4, true, IdGradients> : ScatterSum<1, true, IdGradients>)
                  : (packed ? ScatterSum<4, false, IdGradients> : ScatterSum<1, false, IdGradients>);
-    return scatter(stream, runs, source, max_width, space.bad(), space.At(overlap), out, out_size);
+    return scatter(stream, runs, source, max_width, space.bad(), space.At(overlap),
+                   space.At(partials), space.At(any_long), out, out_size);
   });
 }

@@ -30,6 +30,9 @@
 #ifndef MONO_GPU_SCATTER_ROWS
 #define MONO_GPU_SCATTER_ROWS 8
 #endif
+#ifndef MONO_GPU_RUN_STRETCH
+#define MONO_GPU_RUN_STRETCH 1024
+#endif
 #ifndef MONO_GPU_BUCKET_BYTES
 #define MONO_GPU_BUCKET_BYTES 8192
 #endif
@@ -51,6 +54,10 @@ constexpr int kSpreadExamples = MONO_GPU_SPREAD_EXAMPLES;    // of a lane of its
 constexpr int kPoolItems = MONO_GPU_POOL_ITEMS;              // places of a lane of the layout
 constexpr int kPoolBlocks = MONO_GPU_POOL_BLOCKS;            // of it on a multiprocessor, at least
 constexpr int kScatterRows = MONO_GPU_SCATTER_ROWS;          // that a lane of scatter_sum.h adds
+
+// Rows of a stretch (stretches.h); more of one place, or of one bucket, are shared by many warps.
+constexpr int64_t kRunStretch = MONO_GPU_RUN_STRETCH;
+constexpr int64_t kBucketStretch = 4096;
 
 constexpr int kMaxBucketBits = 7;                        // of places that a warp adds up
 constexpr int64_t kBucketBytes = MONO_GPU_BUCKET_BYTES;  // of shared memory, for a warp

@@ -210,6 +210,10 @@ class EmbeddingTable {
   // Overwrites vectors; a new row is initialised first, existing optimizer state stays.
   Status Assign(const WriteSpan& span, const WriteOptions& options);
 
+  // Assigns, and before row i = what a lookup of ids[i] would have returned just before its turn:
+  // zeros for a new row, the earlier values for an id that comes again.
+  Status Exchange(const WriteSpan& span, const WriteOptions& options, float* before);
+
   // Adds to vectors.
   Status AssignAdd(const WriteSpan& span, const WriteOptions& options);
 

@@ -18,29 +18,6 @@ constexpr int64_t kConcurrency = 64;
 constexpr int64_t kBlockBytes = int64_t{256} << 10;
 constexpr int64_t kPrefetchDistance = 16;
 
-// A lookup that tells what it has found, faster where nearly all ids have a row that is not zeros:
-// the others are asked for once more.
-void LookUpMostlyFound(const EmbeddingTable& table, const int64_t* ids, int64_t n, float* values,
-                       uint8_t* found) {
-  table.Lookup(ids, n, values);
-  std::vector<int64_t> places, zeros;
-  for (int64_t i = 0; i < n; ++i) {
-    found[i] = !IsZeroVector(values + i * table.dim(), table.dim());
-    if (found[i] != 0) continue;
-    places.push_back(i);
-    zeros.push_back(ids[i]);
-  }
-  if (zeros.empty()) return;
-  // Values as well: an id may have got its row since.
-  std::vector<float> rows(zeros.size() * static_cast<size_t>(table.dim()));
-  std::vector<uint8_t> is_there(zeros.size());
-  table.Lookup(zeros.data(), static_cast<int64_t>(zeros.size()), rows.data(), is_there.data());
-  for (size_t k = 0; k < zeros.size(); ++k) {
-    found[places[k]] = is_there[k];
-    std::copy_n(rows.data() + k * table.dim(), table.dim(), values + places[k] * table.dim());
-  }
-}
-
 }  // namespace
 
 BatchBuilder::BatchBuilder(int64_t capacity) : touched_(capacity, kConcurrency) {}
@@ -387,44 +364,66 @@ void BatchBuilder::EncodePiece(const Piece& piece, std::string* message, int64_t
 }
 
 int64_t BatchBuilder::ReadBlock(Source* source, const int64_t* ids, int64_t n) {
-  const int64_t dim = source->table->dim();
+  const EmbeddingTable& table = *source->table;
+  const int64_t dim = table.dim();
   Scratch& scratch = scratch_;
   scratch.values.resize(static_cast<size_t>(n * dim));
-  scratch.found.resize(static_cast<size_t>(n));
-  const bool exact = source->served.exact();
-  if (exact) {
-    LookUpMostlyFound(*source->table, ids, n, scratch.values.data(), scratch.found.data());
-  } else {
-    source->table->Lookup(ids, n, scratch.values.data(), scratch.found.data());
-  }
+  scratch.found.assign(static_cast<size_t>(n), 1);
   if (options_.half) scratch.halves.resize(scratch.values.size());
+  // Nearly all ids have a row that is not zeros. The others are asked for once more: a lookup that
+  // tells what it has found is slower.
+  table.Lookup(ids, n, scratch.values.data());
+  std::vector<int64_t> places, zeros;
   uint64_t id_hashes[kPrefetchDistance] = {};  // of ids whose slots are on their way
   if (options_.keep_hashes) {
     for (int64_t i = 0; i < std::min(n, kPrefetchDistance); ++i) {
       id_hashes[i] = source->published.Fetch(ids[i]);
     }
   }
-  int64_t num_found = 0;
   for (int64_t i = 0; i < n; ++i) {
-    float* values = scratch.values.data() + i * dim;
-    const bool found = scratch.found[i] != 0;
-    num_found += found;
-    if (found && !exact) source->served.Round(values);
-    if (found && options_.half) {
-      for (int64_t k = 0; k < dim; ++k) {
-        const uint16_t half = FloatToHalf(values[k]);
-        values[k] = HalfToFloat(half);
-        scratch.halves[i * dim + k] = half;
-      }
+    uint64_t& next = id_hashes[i % kPrefetchDistance];
+    const uint64_t id_hash = next;
+    if (options_.keep_hashes && i + kPrefetchDistance < n) {
+      next = source->published.Fetch(ids[i + kPrefetchDistance]);
     }
-    if (!options_.keep_hashes) continue;
-    uint64_t& id_hash = id_hashes[i % kPrefetchDistance];
-    const uint64_t hash = found ? RowHash(ids[i], values, dim) : 0;
-    source->digest.Remove(source->published.Exchange(ids[i], id_hash, hash));
-    if (i + kPrefetchDistance < n) id_hash = source->published.Fetch(ids[i + kPrefetchDistance]);
-    source->digest.Add(hash);
+    if (IsZeroVector(scratch.values.data() + i * dim, dim)) {
+      places.push_back(i);
+      zeros.push_back(ids[i]);
+    } else {
+      PublishRow(source, ids[i], id_hash, i);
+    }
+  }
+  if (zeros.empty()) return n;
+  // Values as well: an id may have got its row since.
+  std::vector<float> rows(zeros.size() * static_cast<size_t>(dim));
+  std::vector<uint8_t> found(zeros.size());
+  table.Lookup(zeros.data(), static_cast<int64_t>(zeros.size()), rows.data(), found.data());
+  int64_t num_found = n - static_cast<int64_t>(zeros.size());
+  for (size_t k = 0; k < zeros.size(); ++k) {
+    std::copy_n(rows.data() + k * dim, dim, scratch.values.data() + places[k] * dim);
+    scratch.found[places[k]] = found[k];
+    num_found += found[k];
+    PublishRow(source, zeros[k], source->published.Hash(zeros[k]), places[k]);
   }
   return num_found;
+}
+
+void BatchBuilder::PublishRow(Source* source, int64_t id, uint64_t id_hash, int64_t place) {
+  const int64_t dim = source->table->dim();
+  float* const values = scratch_.values.data() + place * dim;
+  const bool found = scratch_.found[place] != 0;
+  if (found) source->served.Round(values);
+  if (found && options_.half) {
+    for (int64_t k = 0; k < dim; ++k) {
+      const uint16_t half = FloatToHalf(values[k]);
+      values[k] = HalfToFloat(half);
+      scratch_.halves[place * dim + k] = half;
+    }
+  }
+  if (!options_.keep_hashes) return;
+  const uint64_t hash = found ? RowHash(id, values, dim) : 0;
+  source->digest.Remove(source->published.Exchange(id, id_hash, hash));
+  source->digest.Add(hash);
 }
 
 void BatchBuilder::Abandon() {

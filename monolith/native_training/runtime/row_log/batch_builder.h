@@ -144,6 +144,8 @@ class BatchBuilder {
   // Looks `n` ids up and keeps their hashes; the values are those that the log gets. Returns how
   // many are there.
   int64_t ReadBlock(Source* source, const int64_t* ids, int64_t n);
+  // Makes row `place` of the scratch, whose id is `id`, what the log gets, and keeps its hash.
+  void PublishRow(Source* source, int64_t id, uint64_t id_hash, int64_t place);
   void EndBatch(bool failed);
   BatchDigest CurrentDigest() const;
 

@@ -207,32 +207,26 @@ Status BatchFollower::ApplyRows(const TableRowsView& rows, EmbeddingTable* table
     scratch.after.resize(static_cast<size_t>(room * dim));
   }
   int64_t* const ids = scratch.ids.data();
+  float* const before = scratch.before.data();
   float* const after = scratch.after.data();
-  std::vector<int64_t> zeros;
   WriteOptions options;
   options.req_time = time;
   for (int64_t begin = 0; begin < rows.num_rows; begin += block) {
     const int64_t n = std::min(block, rows.num_rows - begin);
     rows.CopyIds(begin, n, ids);
     rows.CopyRows(begin, n, after);
-    RemoveFromDigest(*table, ids, n, scratch.before.data(), digest);
-    const Status status = table->Assign({ids, n, after}, options);
+    const Status status = table->Exchange({ids, n, after}, options, before);
     if (!status.ok()) return status;
     for (int64_t i = 0; i < n; ++i) {
-      const uint64_t hash = RowHash(ids[i], after + i * dim, dim);
-      digest->Add(hash);
-      if (hash == 0) zeros.push_back(ids[i]);
+      digest->Remove(RowHash(ids[i], before + i * dim, dim));
+      digest->Add(RowHash(ids[i], after + i * dim, dim));
     }
     std::this_thread::yield();
-  }
-  // Such a table leaves out rows of zeros, and would keep what they replace.
-  if (table->config().skip_zero_embedding && !zeros.empty()) {
-    table->Erase(zeros.data(), static_cast<int64_t>(zeros.size()));
   }
   for (int64_t begin = 0; begin < rows.num_deleted; begin += block) {
     const int64_t n = std::min(block, rows.num_deleted - begin);
     rows.CopyDeleted(begin, n, ids);
-    RemoveFromDigest(*table, ids, n, scratch.before.data(), digest);
+    RemoveFromDigest(*table, ids, n, before, digest);
     table->Erase(ids, n);
     std::this_thread::yield();
   }

@@ -103,9 +103,7 @@ Status ModelManager::SetConfig(const api::ModelServerConfig& config, Clock::time
     std::unique_lock<std::mutex> lock(wake_mutex_);
     const int64_t generation = ++config_generation_;
     wake_.notify_all();
-    const auto done = [&] {
-      return stopping_ || (done_generation_ >= generation && !IsCatchingUp());
-    };
+    const auto done = [&] { return stopping_ || (done_generation_ >= generation && !IsLoading()); };
     if (deadline == Clock::time_point::max()) {
       reconciled_.wait(lock, done);
     } else if (!reconciled_.wait_until(lock, deadline, done)) {
@@ -149,12 +147,20 @@ bool ModelManager::Serves(const Model& model) {
   });
 }
 
-bool ModelManager::IsCatchingUp() const {
+bool ModelManager::IsLoading() const {
   std::shared_lock<std::shared_mutex> lock(mutex_);
-  return std::any_of(models_.begin(), models_.end(), [](const auto& model) {
-    const auto& versions = model.second.versions;
-    return std::any_of(versions.begin(), versions.end(),
-                       [](const auto& version) { return version.second.catching_up != nullptr; });
+  return std::any_of(models_.begin(), models_.end(), [this](const auto& named) {
+    const Model& model = named.second;
+    return std::any_of(model.versions.begin(), model.versions.end(), [&](const auto& numbered) {
+      const Version& version = numbered.second;
+      if (version.catching_up != nullptr) return true;
+      const auto path = model.wanted.find(numbered.first);
+      if (model.removed || path == model.wanted.end()) return false;
+      // One that is wanted again is loaded as soon as it is unloaded.
+      return version.state == api::ModelVersionStatus::LOADING ||
+             version.state == api::ModelVersionStatus::UNLOADING ||
+             LoadTime(version, path->second) == Clock::time_point::min();
+    });
   });
 }
 

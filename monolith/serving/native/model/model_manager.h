@@ -127,10 +127,11 @@ class ModelManager {
   void Retire(const std::string& name, int64_t number, Version* version);
   // Returns whether some wait for requests that use them.
   bool UnloadRetired();
+  // Whether a version that is wanted has yet to be loaded, or to catch up with its log.
+  bool IsLoading() const;
   // The rest needs the lock.
   Status FirstProblem() const;
   static bool Serves(const Model& model);
-  bool IsCatchingUp() const;
   bool SetLabels(Model* model) const;
   static Status FindLabel(const Model& model, const api::ModelSpec& spec, int64_t* number);
 

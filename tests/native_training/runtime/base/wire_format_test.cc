@@ -70,7 +70,7 @@ TEST(WireFormatTest, AVarintThatDoesNotEndIsMalformed) {
 
 TEST(WireFormatTest, Tags) {
   int field;
-  WireType type;
+  WireType type = {};
   for (int want = 1; want <= 15; ++want) {
     char tag;
     WriteTag(want, kLengthDelimited, &tag);

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <ostream>
 #include <random>
 #include <vector>
 
@@ -189,6 +190,84 @@ TEST(GpuGatherTest, AddsRowsInBucketsOfAllSizes) {
     EXPECT_EQ(out.Read(), WantGrad(tables, 1.0f)) << c.places << " places";
   }
 }
+
+// A share of each table's rows at one place of it. Sums of whole numbers are exact in any order.
+struct HotCase {
+  std::vector<int64_t> dims, counts;
+  int hot_percent;
+};
+
+void PrintTo(const HotCase& c, std::ostream* to) {
+  *to << ::testing::PrintToString(c.dims) << ::testing::PrintToString(c.counts) << c.hot_percent;
+}
+
+class GpuHotGatherTest : public ::testing::TestWithParam<HotCase> {
+ protected:
+  GpuHotGatherTest() {
+    const HotCase& c = GetParam();
+    tables_ = MakeTables(c.dims, c.counts, &random_);
+    for (size_t m = 0; m < c.dims.size(); ++m) {
+      for (int32_t& offset : tables_.offsets[m]) {
+        if (static_cast<int>(random_() % 100) < c.hot_percent) offset = tables_.offsets[m][0];
+      }
+      for (float& value : tables_.rows[m]) value = static_cast<float>(random_() % 201) - 100.0f;
+    }
+  }
+
+  void ExpectExactSums() {
+    OnDevice device(tables_);
+    const Buffer<float> out(std::vector<float>(tables_.size, 7.0f));
+
+    EXPECT_FALSE(device.GatherGrad(1.0f, out));
+
+    EXPECT_EQ(out.Read(), WantGrad(tables_, 1.0f));
+  }
+
+  std::mt19937 random_{13};
+  Tables tables_;
+};
+
+TEST_P(GpuHotGatherTest, AddsRowsApart) { ExpectExactSums(); }
+
+// The hot places of all tables are one, or a few floats apart.
+TEST_P(GpuHotGatherTest, AddsRowsThatOverlap) {
+  const int64_t widest = *std::max_element(tables_.dims.begin(), tables_.dims.end());
+  for (const int32_t apart : {0, 1, 3}) {
+    tables_.size += 2 * widest + 16;
+    const int64_t hot = tables_.size - widest - 16;
+    for (size_t m = 0; m < tables_.dims.size(); ++m) {
+      for (int32_t& offset : tables_.offsets[m]) {
+        if (static_cast<int>(random_() % 100) >= GetParam().hot_percent) continue;
+        offset = static_cast<int32_t>(hot) + apart * static_cast<int32_t>(random_() % 4);
+      }
+    }
+    ExpectExactSums();
+  }
+}
+
+TEST_P(GpuHotGatherTest, AddsRowsInTheSameOrderEveryTime) {
+  for (auto& rows : tables_.rows) rows = RandomFloats(static_cast<int64_t>(rows.size()), &random_);
+  OnDevice device(tables_);
+  const Buffer<float> out(tables_.size);
+  device.GatherGrad(0.5f, out);
+  const std::vector<float> first = out.Read();
+
+  EXPECT_FALSE(device.GatherGrad(0.5f, out));
+
+  EXPECT_EQ(out.Read(), first);
+  ExpectNear(first, WantGrad(tables_, 0.5f), 1e-4f);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Hot, GpuHotGatherTest,
+    ::testing::Values(HotCase{{8, 16}, {4000, 5000}, 100}, HotCase{{8, 16}, {12000, 15000}, 10},
+                      HotCase{{1, 64}, {3000, 3000}, 100}, HotCase{{1, 64}, {14000, 14000}, 10},
+                      HotCase{{5, 7, 300}, {1400, 3200, 1200}, 90},
+                      HotCase{{4, 12}, {1025, 0}, 100}, HotCase{{4, 12}, {1024, 1}, 100},
+                      HotCase{{4, 12}, {2048, 2049}, 100},
+                      HotCase{{12, 4, 8}, {2000, 2000, 2000}, 60}, HotCase{{4, 12}, {0, 0}, 100},
+                      HotCase{{0, 12, 4}, {1200, 1200, 1200}, 100},
+                      HotCase{{16, 16}, {5000, 6000}, 100}));
 
 TEST(GpuGatherTest, AddsRowsOfOneWidthAtAnyPlace) {
   std::mt19937 random(11);

@@ -1,6 +1,7 @@
 // The fused layout of the GPU library against the CPU engine.
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <cstdint>
 #include <random>
 #include <string>
@@ -222,6 +223,27 @@ class GpuLayoutTest
     return outputs;
   }
 
+  // The gradient of all blocks, by the CPU.
+  std::vector<float> EngineBackward(const Request& request,
+                                    const std::vector<std::vector<float>>& output_grads) {
+    std::vector<const float*> grads;
+    for (const auto& values : output_grads) grads.push_back(values.data());
+    int64_t size = 0;
+    for (const int64_t block_size : request.block_sizes) size += block_size;
+    std::vector<float> result(size, 0.0f);
+    std::vector<float*> data;
+    int64_t offset = 0;
+    for (const int64_t block_size : request.block_sizes) {
+      data.push_back(result.data() + offset);
+      offset += block_size;
+    }
+    const LayoutRequest view = request.View();
+    LayoutBatch layout;
+    EXPECT_EQ(layout.Build(InlineRunner(), plan_, view), "");
+    layout.Backward(InlineRunner(), grads, 0, data);
+    return result;
+  }
+
   LayoutPlan plan_;
   std::mt19937 random_{17};
 };
@@ -264,21 +286,8 @@ TEST_P(GpuLayoutTest, BackwardEqualsTheEngine) {
   for (const int64_t batch : {0, 1, 33, 100}) {
     const Request request = MakeRequest(plan_, batch, &random_);
     const auto output_grads = Outputs(batch);
-    std::vector<const float*> grads;
-    for (const auto& values : output_grads) grads.push_back(values.data());
-    int64_t size = 0;
-    for (const int64_t block_size : request.block_sizes) size += block_size;
-    std::vector<float> want(size, 0.0f), got, again;
-    std::vector<float*> data;
-    int64_t offset = 0;
-    for (const int64_t block_size : request.block_sizes) {
-      data.push_back(want.data() + offset);
-      offset += block_size;
-    }
-    const LayoutRequest view = request.View();
-    LayoutBatch layout;
-    ASSERT_EQ(layout.Build(InlineRunner(), plan_, view), "");
-    layout.Backward(InlineRunner(), grads, 0, data);
+    const std::vector<float> want = EngineBackward(request, output_grads);
+    std::vector<float> got, again;
 
     EXPECT_FALSE(Backward(plan_, request, output_grads, &got));
     EXPECT_FALSE(Backward(plan_, request, output_grads, &again));
@@ -292,17 +301,47 @@ TEST_P(GpuLayoutTest, EmbeddingsThatOverlapAreAddedToo) {
   Request request = MakeRequest(plan_, 40, &random_);
   for (uint64_t& id : request.ids) id = (id >> 32) << 32 | random_() % 50;
   const auto output_grads = Outputs(40);
-  std::vector<const float*> grads;
-  for (const auto& values : output_grads) grads.push_back(values.data());
-  std::vector<float> want(request.block_sizes[0] + request.block_sizes[1], 0.0f), got;
-  const LayoutRequest view = request.View();
-  LayoutBatch layout;
-  ASSERT_EQ(layout.Build(InlineRunner(), plan_, view), "");
-  layout.Backward(InlineRunner(), grads, 0, {want.data(), want.data() + request.block_sizes[0]});
+  std::vector<float> got;
 
   EXPECT_FALSE(Backward(plan_, request, output_grads, &got));
 
-  ExpectNear(got, want, 1e-5f);
+  ExpectNear(got, EngineBackward(request, output_grads), 1e-5f);
+}
+
+// All ids of a feature, or a tenth of them, are one. Whole numbers add up to the same in any order;
+// means may differ by a share of what all terms are without signs, which is less than one of them.
+TEST_P(GpuLayoutTest, HotEmbeddingsAreAddedUp) {
+  constexpr int64_t kBatch = 2000;
+  for (const int share : {1, 10}) {
+    Request request = MakeRequest(plan_, kBatch, &random_);
+    size_t feature = 0;
+    for (size_t r = 0; r + 1 < request.rows.size(); ++r) {
+      while ((request.starts[feature + 1] & ~kShared) <= r) ++feature;
+      const int32_t first = request.rows[request.starts[feature] & ~kShared];
+      for (int32_t i = request.rows[r]; i < request.rows[r + 1]; ++i) {
+        if (random_() % share == 0) request.ids[i] = request.ids[first];
+      }
+    }
+    auto output_grads = Outputs(kBatch), without_signs = output_grads;
+    for (size_t o = 0; o < output_grads.size(); ++o) {
+      for (size_t i = 0; i < output_grads[o].size(); ++i) {
+        output_grads[o][i] = std::round(10 * output_grads[o][i]);
+        without_signs[o][i] = std::abs(output_grads[o][i]);
+      }
+    }
+    const std::vector<float> want = EngineBackward(request, output_grads);
+    const std::vector<float> terms = EngineBackward(request, without_signs);
+    std::vector<float> got, again;
+
+    EXPECT_FALSE(Backward(plan_, request, output_grads, &got));
+    EXPECT_FALSE(Backward(plan_, request, output_grads, &again));
+
+    ASSERT_EQ(got.size(), want.size());
+    for (size_t i = 0; i < got.size(); ++i) {
+      ASSERT_NEAR(got[i], want[i], 2e-5f * terms[i]) << "element " << i;
+    }
+    EXPECT_EQ(got, again);
+  }
 }
 
 TEST_P(GpuLayoutTest, FindsWhatTheEngineFinds) {

@@ -8,6 +8,7 @@
 #include <memory>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "monolith/native_training/runtime/row_log/batch_builder.h"
@@ -584,6 +585,22 @@ TEST(IdHashesTest, BehavesLikeAMap) {
       model[id] = number;
     }
     ASSERT_EQ(hashes.size(), static_cast<int64_t>(model.size()));
+  }
+}
+
+// Writers and readers of other versions compute the same: a change of these is a change of the
+// format.
+TEST(RowHashTest, ValuesAreThoseOfTheFormat) {
+  const std::vector<std::pair<int64_t, uint64_t>> hashes = {
+      {1, 0x386f592e963edeb3u}, {2, 0x7dbc541b01e0724fu}, {3, 0xbc37d8a192b5d8eeu},
+      {4, 0x15b900e3159289acu}, {7, 0x57ff28ce038515f5u}, {16, 0x07ec25c3418e6d06u},
+      {33, 0x55ce76a481150218u}};
+  for (const auto& [dim, hash] : hashes) {
+    Floats row;
+    for (int64_t k = 0; k < dim; ++k) {
+      row.push_back(0.25f * static_cast<float>(k - 3) + 0.0078125f * static_cast<float>(dim));
+    }
+    EXPECT_EQ(RowHash(-5, row.data(), dim), hash) << dim;
   }
 }
 

@@ -1,4 +1,4 @@
-// Writing batches: Assign, AssignAdd, Optimize, Reinitialize, Erase.
+// Writing batches: Assign, Exchange, AssignAdd, Optimize, Reinitialize, Erase.
 #include <mutex>
 #include <string>
 
@@ -72,7 +72,7 @@ void PlanSegments(const EmbeddingTable& table, const OptimizeOptions& options, W
 }
 
 Status RunAssign(EmbeddingTable* table, WriteMode mode, const WriteSpan& span,
-                 const WriteOptions& options) {
+                 const WriteOptions& options, float* before = nullptr) {
   Status status = CheckSpan(span);
   if (!status.ok()) return status;
   WriteJob job;
@@ -84,6 +84,11 @@ Status RunAssign(EmbeddingTable* table, WriteMode mode, const WriteSpan& span,
   writes[0].job = &job;
   writes[0].AddSpan(span.ids, span.n, span.values,
                     options.runner == nullptr ? 1 : options.runner->NumThreads());
+  if (before != nullptr) {
+    for (WriteTile& tile : writes[0].tiles) {
+      tile.before = before + (tile.ids - span.ids) * table->dim();
+    }
+  }
   TableInternals::RaiseMaxUpdateTs(table, options.req_time);
   RunWrites(writes, options.runner);
   return OutOfMemory(job);
@@ -93,6 +98,10 @@ Status RunAssign(EmbeddingTable* table, WriteMode mode, const WriteSpan& span,
 
 Status EmbeddingTable::Assign(const WriteSpan& span, const WriteOptions& options) {
   return RunAssign(this, WriteMode::kAssign, span, options);
+}
+
+Status EmbeddingTable::Exchange(const WriteSpan& span, const WriteOptions& options, float* before) {
+  return RunAssign(this, WriteMode::kAssign, span, options, before);
 }
 
 Status EmbeddingTable::AssignAdd(const WriteSpan& span, const WriteOptions& options) {

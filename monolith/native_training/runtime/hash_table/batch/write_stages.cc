@@ -289,6 +289,7 @@ __attribute__((noinline)) void WriteStages::RunPipeline(const Ids& all_ids, int6
   char* rows[kRing] = {};
   uint8_t fresh[kRing] = {};
   bool inserting = false;  // the last id that was not in its home line was new
+  int64_t finished = 0;    // the ids before it are
 
   const auto fetch = [&](int64_t i) {
     const int64_t key = ids.key(i);
@@ -315,27 +316,21 @@ __attribute__((noinline)) void WriteStages::RunPipeline(const Ids& all_ids, int6
     rows[i % kRing] = nullptr;
     if (!FlatIndex::HasEmpty(line)) PrefetchOverflow(line, inserting);
   };
-  const auto resolve = [&](int64_t i) {
+  // Inlined by force: a call for each id costs a tenth of an assign.
+  const auto resolve = [&](int64_t i) __attribute__((always_inline)) {
     if (rows[i % kRing] != nullptr) return;
     const int64_t key = keys[i % kRing];
     FlatIndex::Line* const home = lines[i % kRing];
     FlatIndex::Slot* const slot = skip ? nullptr : FlatIndex::FindBehind(home, key);
     inserting = slot == nullptr;
     if (!inserting) return take(i, slot);
+    if (skip && EraseIfZero(ids, i, finished, keys, rows, fresh)) return;
     const bool dropped = dropped_ != nullptr && dropped_[i] != 0;
     rows[i % kRing] = Resolve(key, hash_of(key), home, ids.position(i), dropped, &fresh[i % kRing]);
     if (index_changed_) {
       for (int64_t j = 0; j < kRing; ++j) lines[j] = index.HomeLine(hash_of(keys[j]));
       index_changed_ = false;
     }
-    if (!skip || erased_row_ == nullptr) return;
-    // Earlier occurrences of the id, not finished yet, have lost their row.
-    for (int64_t j = 0; j < kRing; ++j) {
-      if (rows[j] != erased_row_) continue;
-      rows[j] = nullptr;
-      fresh[j] = 0;
-    }
-    erased_row_ = nullptr;
   };
 
   for (int64_t step = 0; step < n + kFinishLag; step += kStep) {
@@ -355,6 +350,7 @@ __attribute__((noinline)) void WriteStages::RunPipeline(const Ids& all_ids, int6
     const int64_t first = step - kFinishLag;
     if (first < 0) continue;
     finish(ids, first, std::min(kStep, n - first), rows + first % kRing, fresh + first % kRing);
+    finished = first + kStep;
   }
   finish.End(ids, n);
 }
@@ -363,13 +359,16 @@ __attribute__((noinline)) void WriteStages::RunPipeline(const Ids& all_ids, int6
 char* WriteStages::Resolve(int64_t key, uint64_t hash, FlatIndex::Line* home, int64_t position,
                            bool dropped, uint8_t* fresh) {
   Shard* const shard = shards_[ShardOf(hash)].get();
-  if (skip_zero_ && EraseIfZero(shard, key, hash, position)) return nullptr;
+  TellBefore(position, nullptr, false);  // Finish tells of the row, if there is one
   if (dropped && shard->index.Find(hash, key) == nullptr) {
     ++filtered_;
     return nullptr;
   }
   const int64_t changes = shard->index.changes();
-  FlatIndex::Slot* const slot = shard->index.FindOrFree(home, hash, key);
+  // Without skip_zero_embedding the caller has looked behind the home line. The home line itself
+  // may have got the id since it was probed, from an earlier place in the batch.
+  FlatIndex::Slot* const slot = skip_zero_ ? shard->index.FindOrFree(hash, key)
+                                           : shard->index.FindInHomeOrFree(home, hash, key);
   index_changed_ = shard->index.changes() != changes;
   if (slot == nullptr) {
     OutOfMemory();
@@ -392,15 +391,38 @@ char* WriteStages::Resolve(int64_t key, uint64_t hash, FlatIndex::Line* home, in
   return address;
 }
 
-bool WriteStages::EraseIfZero(Shard* shard, int64_t key, uint64_t hash, int64_t position) {
+// Out of line: few tables need it, and it would cost the pipeline registers.
+template <typename Ids>
+__attribute__((noinline)) bool WriteStages::EraseIfZero(Ids ids, int64_t i, int64_t finished,
+                                                        const int64_t* keys, char** rows,
+                                                        uint8_t* fresh) {
+  const int64_t position = ids.position(i);
   if (!IsZeroVector(Values(position), layout_.dim)) return false;
-  FlatIndex::Slot* slot = shard->index.Find(hash, key);
+  const int64_t key = ids.key(i);
+  for (int64_t j = finished; j < i; ++j) {
+    if (rows[j % kRing] == nullptr || keys[j % kRing] != key) continue;
+    BlockFinisher(this)(ids, j, 1, rows + j % kRing, fresh + j % kRing);
+    rows[j % kRing] = nullptr;
+  }
+  const uint64_t hash = HashId(key);
+  Shard* const shard = shards_[ShardOf(hash)].get();
+  FlatIndex::Slot* const slot = shard->index.Find(hash, key);
+  TellBefore(position, slot == nullptr ? nullptr : shard->rows.Address(slot->row), false);
   if (slot != nullptr) {
-    erased_row_ = shard->rows.Address(slot->row);
     shard->rows.Free(slot->row);
     shard->index.Erase(slot);
   }
   return true;
+}
+
+void WriteStages::TellBefore(int64_t position, const char* row, bool fresh) const {
+  if (tile_.before == nullptr) return;
+  float* const before = tile_.before + position * layout_.dim;
+  if (row == nullptr || fresh) {
+    std::memset(before, 0, 4 * layout_.dim);
+  } else {
+    ReadRow(layout_, row, TableInternals::LastGlobalStep(*job_->table), before);
+  }
 }
 
 void WriteStages::Finish(const Item* items, int count) {
@@ -448,6 +470,7 @@ void WriteStages::InitializeRow(int64_t id, char* row) {
 }
 
 void WriteStages::FinishAssign(const Item& item) {
+  TellBefore(item.position, item.row, item.fresh);
   if (layout_.serving()) {
     for (const Segment& segment : layout_.segments)
       EncodeSegment(segment, Values(item.position), item.row);

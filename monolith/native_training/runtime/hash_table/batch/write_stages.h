@@ -56,6 +56,7 @@ struct WriteTile {
   int64_t n = 0;
   const float* values = nullptr;      // dim floats per position
   const uint32_t* counts = nullptr;   // occurrences per position; null: 1
+  float* before = nullptr;            // kAssign: dim floats per position that it held; may be null
   int32_t* existed = nullptr;         // kReinitialize
   const char* load_rows = nullptr;    // kLoad: stride bytes per position
   const uint32_t* load_ts = nullptr;  // kLoad
@@ -136,7 +137,13 @@ class WriteStages {
   void RunPipeline(const Ids& ids, int64_t n, Finisher finish);
   char* Resolve(int64_t key, uint64_t hash, FlatIndex::Line* home, int64_t position, bool dropped,
                 uint8_t* fresh);
-  bool EraseIfZero(Shard* shard, int64_t key, uint64_t hash, int64_t position);
+  // Erases the row of id i if its values are zeros. Ids from `finished` on that have the same row
+  // are finished first, while they have it.
+  template <typename Ids>
+  bool EraseIfZero(Ids ids, int64_t i, int64_t finished, const int64_t* keys, char** rows,
+                   uint8_t* fresh);
+  // Hands out what the row of a position holds; null or fresh: zeros.
+  void TellBefore(int64_t position, const char* row, bool fresh) const;
   void OutOfMemory() { job_->out_of_memory.store(true, std::memory_order_relaxed); }
   void Finish(const Item* items, int count);
   void InitializeRow(int64_t id, char* row);
@@ -155,7 +162,6 @@ class WriteStages {
   const bool report_touched_;
   const bool plain_adagrad_;          // AdagradFinisher can run it
   const uint8_t* dropped_ = nullptr;  // by number of the id in the step; null: no filter
-  char* erased_row_ = nullptr;        // by the last Resolve
   bool index_changed_ = false;        // lines have moved in the last Resolve
   int64_t filtered_ = 0;
   int64_t nonfinite_ = 0;

@@ -37,6 +37,19 @@ void RetrieveSegment(const Segment& segment, const float* row_values, float hash
   }
 }
 
+void ReadRow(const RowLayout& layout, const char* row, int64_t global_step, float* out) {
+  for (const Segment& segment : layout.segments) {
+    if (layout.serving()) {
+      DecodeSegment(segment, row, out);
+      continue;
+    }
+    const float scale = segment.retriever == RetrieverKind::kHashNet
+                            ? HashNetScale(segment.compressor, global_step)
+                            : 0.0f;
+    RetrieveSegment(segment, reinterpret_cast<const float*>(row), scale, out);
+  }
+}
+
 void HashNetBackward(const Segment& segment, const float* row_values, const float* gradient,
                      float hash_net_scale, float* slice) {
   const float* w = row_values + segment.value_begin;

@@ -23,6 +23,9 @@ float HashNetScale(const CompressorConfig& config, int64_t global_step);
 void RetrieveSegment(const Segment& segment, const float* row_values, float hash_net_scale,
                      float* out);
 
+// What a lookup of a row of any table returns; `global_step` is the table's last.
+void ReadRow(const RowLayout& layout, const char* row, int64_t global_step, float* out);
+
 // Hash-net only: `slice` receives dim gradients. `gradient` and `row_values` are whole vectors and
 // not changed.
 void HashNetBackward(const Segment& segment, const float* row_values, const float* gradient,

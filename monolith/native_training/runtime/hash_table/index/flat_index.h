@@ -226,25 +226,24 @@ class FlatIndex {
 
   Slot* Find(uint64_t hash, int64_t key) const { return directory_->view().Find(hash, key); }
 
-  // The slot of `key`, or, not live, the one for Fill() to put it in, growing if needed: one probe
-  // answers both. Null: out of memory, nothing changed.
+  // The slot of `key`, or, not live, the one for Fill() to put it in, growing if needed. Null: out
+  // of memory, nothing changed.
   Slot* FindOrFree(uint64_t hash, int64_t key) {
-    return FindOrFree(directory_->view().HomeLine(hash), hash, key);
+    Line* const home = directory_->view().HomeLine(hash);
+    Slot* const slot = FindBehind(home, key);
+    return slot != nullptr ? slot : FindInHomeOrFree(home, hash, key);
   }
-  // The same for a caller that knows the home line.
-  __attribute__((always_inline)) Slot* FindOrFree(Line* home, uint64_t hash, int64_t key) {
-    Slot* free = nullptr;
-    for (Line* line = home;; ++line) {
-      Slot* const slot = SlotInLine(line, key);
-      if (slot != nullptr) return slot;
-      if (free == nullptr) free = FreeInLine(line);
-      if (!HasEmpty(line)) continue;
-      const uint32_t number = NumberOf(hash);
-      // The last line is empty: no slot of it but its first is ever the one that is found.
-      const bool fits =
-          rooms_[number] > 0 && (!IsFirstOfLine(free) || free < LastLine(pieces_[number])->slots);
-      return fits ? free : FreeAfterGrowth(hash, key, free);
-    }
+  // The same for a key that is not behind its home line: lines there need not be searched again.
+  __attribute__((always_inline)) Slot* FindInHomeOrFree(Line* home, uint64_t hash, int64_t key) {
+    Slot* const slot = SlotInLine(home, key);
+    if (slot != nullptr) return slot;
+    Slot* free = FreeInLine(home);
+    for (Line* line = home; free == nullptr;) free = FreeInLine(++line);
+    const uint32_t number = NumberOf(hash);
+    // The last line is empty: no slot of it but its first is ever the one that is found.
+    const bool fits =
+        rooms_[number] > 0 && (!IsFirstOfLine(free) || free < LastLine(pieces_[number])->slots);
+    return fits ? free : FreeAfterGrowth(hash, key, free);
   }
   void Fill(uint64_t hash, Slot* slot, int64_t key, uint32_t row, uint32_t ts) {
     const uint32_t number = NumberOf(hash);

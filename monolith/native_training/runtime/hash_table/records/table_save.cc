@@ -43,20 +43,6 @@ struct PageOffset {
   }
 };
 
-// What a lookup of the row returns.
-void ReadRow(const RowLayout& layout, const char* row, int64_t global_step, float* out) {
-  for (const Segment& segment : layout.segments) {
-    if (layout.serving()) {
-      DecodeSegment(segment, row, out);
-      continue;
-    }
-    const float scale = segment.retriever == RetrieverKind::kHashNet
-                            ? HashNetScale(segment.compressor, global_step)
-                            : 0.0f;
-    RetrieveSegment(segment, reinterpret_cast<const float*>(row), scale, out);
-  }
-}
-
 }  // namespace
 
 Status EmbeddingTable::SaveShard(int shard_index, const ExpiryPolicy* policy, int64_t target_bytes,

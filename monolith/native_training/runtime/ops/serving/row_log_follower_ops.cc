@@ -208,8 +208,9 @@ class RowLogApplyOp : public OpKernel {
     OP_REQUIRES_OK(ctx, GetTables(ctx, 1, num_tables_, &held));
     const Tensor& messages = ctx->input(1 + num_tables_);
     OP_REQUIRES_OK(ctx, CheckVector("messages", messages));
+    const auto texts = messages.flat<tstring>();
     for (int64_t i = 0; i < messages.NumElements(); ++i) {
-      const tstring& message = messages.flat<tstring>()(i);
+      const tstring& message = texts(i);
       engine::BatchFollower::Outcome outcome;
       OP_REQUIRES_OK(
           ctx, FromEngine(follower->get()->Apply(held.tables, message.data(),

@@ -260,7 +260,8 @@ class RowLogBeginOp : public ClientOp {
     TF_RETURN_IF_ERROR(CheckScalar("header", ctx->input(1)));
     TF_RETURN_IF_ERROR(CheckScalar("full_scan", ctx->input(2)));
     TF_RETURN_IF_ERROR(CheckScalar("digest", ctx->input(3)));
-    const tstring& header = ctx->input(1).scalar<tstring>()();
+    const auto header_scalar = ctx->input(1).scalar<tstring>();
+    const tstring& header = header_scalar();
     engine::BatchBuilder::Options options = options_;
     options.full_scan = ctx->input(2).scalar<bool>()();
     options.digest = ctx->input(3).scalar<bool>()();
@@ -335,10 +336,11 @@ class RowLogTouchOp : public ClientOp {
   Status Run(OpKernelContext* ctx, SyncClient* client) override {
     const Tensor& messages = ctx->input(1);
     TF_RETURN_IF_ERROR(CheckVector("messages", messages));
+    const auto texts = messages.flat<tstring>();
     // All are checked before any counts.
     std::vector<engine::BatchView> batches(static_cast<size_t>(messages.NumElements()));
     for (int64_t i = 0; i < messages.NumElements(); ++i) {
-      const tstring& message = messages.flat<tstring>()(i);
+      const tstring& message = texts(i);
       TF_RETURN_IF_ERROR(FromEngine(engine::ParseMessage(
           message.data(), static_cast<int64_t>(message.size()), &batches[static_cast<size_t>(i)])));
     }

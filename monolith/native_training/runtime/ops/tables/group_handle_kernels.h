@@ -16,7 +16,8 @@ namespace monolith_tf {
 inline Status ParseGroupConfig(const Tensor& input,
                                ::monolith::hash_table::MultiEmbeddingHashTableConfig* config) {
   TF_RETURN_IF_ERROR(CheckScalar("config", input));
-  const tstring& bytes = input.scalar<tstring>()();
+  const auto bytes_scalar = input.scalar<tstring>();
+  const tstring& bytes = bytes_scalar();
   if (config->ParseFromArray(bytes.data(), static_cast<int>(bytes.size()))) return OkStatus();
   return errors::InvalidArgument(
       "Unable to parse config. Make sure it is serialized version of "

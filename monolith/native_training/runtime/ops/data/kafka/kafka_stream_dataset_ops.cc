@@ -133,7 +133,8 @@ class AppliedRuns {
 
 const LineId* LineIdOf(const Tensor& sample) {
   if (sample.dtype() != DT_VARIANT) return nullptr;
-  const Variant& variant = sample.scalar<Variant>()();
+  const auto variant_scalar = sample.scalar<Variant>();
+  const Variant& variant = variant_scalar();
   if (const auto* held = variant.get<SampleVariant<Example>>()) return &held->proto().line_id();
   if (const auto* held = variant.get<SampleVariant<Instance>>()) return &held->proto().line_id();
   return nullptr;

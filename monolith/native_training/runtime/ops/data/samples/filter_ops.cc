@@ -97,7 +97,8 @@ class FilterOp : public OpKernel {
 
   void Compute(OpKernelContext* ctx) override {
     OP_REQUIRES_OK(ctx, CheckScalar("input", ctx->input(0)));
-    const Variant& variant = ctx->input(0).scalar<Variant>()();
+    const auto variant_scalar = ctx->input(0).scalar<Variant>();
+    const Variant& variant = variant_scalar();
     bool keeps = false;
     OP_REQUIRES_OK(ctx, VisitRowType(type_, [&](auto tag) {
                      return Run<ProtoOf<decltype(tag)>>(variant, &keeps);

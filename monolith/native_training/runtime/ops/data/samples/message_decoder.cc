@@ -25,7 +25,8 @@ bool IsDefault(const Proto& sample) {
 
 bool IsDefault(const Tensor& element) {
   if (element.dtype() == DT_STRING) return element.scalar<tstring>()().empty();
-  const Variant& variant = element.scalar<Variant>()();
+  const auto variant_scalar = element.scalar<Variant>();
+  const Variant& variant = variant_scalar();
   if (const auto* held = variant.get<SampleVariant<Instance>>()) return IsDefault(held->proto());
   if (const auto* held = variant.get<SampleVariant<Example>>()) return IsDefault(held->proto());
   const auto* held = variant.get<SampleVariant<ExampleBatch>>();

@@ -116,7 +116,8 @@ class HasVariantOp : public OpKernel {
 
   void Compute(OpKernelContext* ctx) override {
     OP_REQUIRES_OK(ctx, CheckScalar("input", ctx->input(0)));
-    const Variant& variant = ctx->input(0).scalar<Variant>()();
+    const auto variant_scalar = ctx->input(0).scalar<Variant>();
+    const Variant& variant = variant_scalar();
     size_t size = 0;
     OP_REQUIRES_OK(ctx, VisitSampleType(type_, [&](auto tag) {
                      return Size<ProtoOf<decltype(tag)>>(variant, &size);
