@@ -195,10 +195,11 @@ class ExportsTest(unittest.TestCase):
       return response, answer.tobytes()
 
     old, new = push_versions.PushVersions(1), push_versions.PushVersions(2)
-    before = push(1.0, old)
-    after = push(2.0, new)
-    refused = push(1.0, old)
-    newer = push(1.0, new)
+    # Small values: a click's probability must not round to 0 or 1, where all answers are equal.
+    before = push(0.01, old)
+    after = push(0.02, new)
+    refused = push(0.01, old)
+    newer = push(0.01, new)
 
     self.assertEqual([r.status_code for r, _ in (before, after, newer)], [0, 0, 0])
     self.assertNotEqual(before[1], after[1])
