@@ -26,7 +26,7 @@ import sys
 import types
 from typing import Any
 
-from monolith import _lazy_api, _lazy_imports
+from monolith import _lazy_api, _lazy_imports, _quiet
 
 # The only place of the version: pyproject.toml and CMakeLists.txt read this line.
 __version__ = "0.2.0"
@@ -69,5 +69,6 @@ def __getattr__(name: str) -> Any:
   raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
+_quiet.before_tensorflow()
 _lazy_api.install()
 _lazy_imports.install(_ALIASES)

@@ -1,4 +1,4 @@
-"""Import hooks of the package: alias modules, and the TensorFlow patch, both only when needed.
+"""Import hooks of the package: alias modules, a quiet TensorFlow and its patch, when needed.
 
 `monolith.entry` and its siblings are other names of modules under `monolith.native_training`. The
 patch of `monolith.utils.enable_monkey_patch` is applied right after TensorFlow's monitored session
@@ -16,7 +16,9 @@ import importlib.util
 import logging
 import sys
 import types
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from monolith import _quiet
 
 _PATCHED_MODULE = "tensorflow.python.training.monitored_session"
 
@@ -67,25 +69,35 @@ class _AliasFinder(importlib.abc.MetaPathFinder):
     return None
 
 
-class _PatchFinder(importlib.abc.MetaPathFinder):
-  """Runs the patch after `_PATCHED_MODULE` has been executed by its own loader."""
+class _AroundFinder(importlib.abc.MetaPathFinder):
+  """Has one module executed by its own loader within a context."""
+
+  def __init__(self, name: str, around: Callable[[], contextlib.AbstractContextManager[None]]):
+    self._name = name
+    self._around = around
 
   def find_spec(
     self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
   ) -> importlib.machinery.ModuleSpec | None:
-    if fullname != _PATCHED_MODULE:
+    if fullname != self._name:
       return None
     sys.meta_path.remove(self)
     spec = importlib.util.find_spec(fullname)
     if spec is not None and spec.loader is not None:
       execute = spec.loader.exec_module
 
-      def execute_and_patch(module: types.ModuleType) -> None:
-        execute(module)
-        _patch()
+      def execute_within(module: types.ModuleType) -> None:
+        with self._around():
+          execute(module)
 
-      spec.loader.exec_module = execute_and_patch
+      spec.loader.exec_module = execute_within
     return spec
+
+
+@contextlib.contextmanager
+def _patched_after() -> Iterator[None]:
+  yield
+  _patch()
 
 
 def _patch() -> None:
@@ -99,11 +111,13 @@ def _patch() -> None:
 
 
 def install(aliases: Mapping[str, str]) -> None:
-  """Installs both hooks, once per process."""
+  """Installs all hooks, once per process."""
   if any(isinstance(finder, _AliasFinder) for finder in sys.meta_path):
     return
   sys.meta_path.insert(0, _AliasFinder(aliases))
   if _PATCHED_MODULE in sys.modules:
     _patch()
   else:
-    sys.meta_path.insert(0, _PatchFinder())
+    sys.meta_path.insert(0, _AroundFinder(_PATCHED_MODULE, _patched_after))
+  if "tensorflow" not in sys.modules:
+    sys.meta_path.insert(0, _AroundFinder("tensorflow", _quiet.import_of_tensorflow))

@@ -1,19 +1,31 @@
 """Keeps TensorFlow's noise off the screen; `MONOLITH_VERBOSE=1` lets everything through.
 
 Estimator and the graph API say with dozens of lines that they are deprecated, and with dozens more
-what they are doing. Errors and other warnings stay.
+what they are doing; on x86-64 its import reports errors on every machine, which mean nothing. Other
+errors and warnings stay.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import platform
 import sys
+from collections.abc import Iterator
 
 from monolith.native_training import env_utils
 
 _ENV = "MONOLITH_VERBOSE"
+_LEVEL_ENV = "TF_CPP_MIN_LOG_LEVEL"
 _PHRASES = ("deprecated", "It seems that global step")
+# The wheel for x86-64 registers its GPU libraries twice, and looks for one that it does not need.
+_IMPORT_PHRASES = (
+  b"Unable to register cuDNN factory",
+  b"Unable to register cuFFT factory",
+  b"Unable to register cuBLAS factory",
+  b"TF-TRT Warning: Could not find TensorRT",
+)
 
 
 class _Filter(logging.Filter):
@@ -35,7 +47,49 @@ def is_verbose() -> bool:
 def before_tensorflow() -> None:
   """Silences messages of TensorFlow's C++ below warnings; has an effect before its import only."""
   if not is_verbose() and "tensorflow" not in sys.modules:
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
+    os.environ.setdefault(_LEVEL_ENV, "1")
+
+
+@contextlib.contextmanager
+def import_of_tensorflow() -> Iterator[None]:
+  """Leaves out what TensorFlow writes to stderr at every import; the rest is written at the end.
+
+  What is written while the C++ libraries are loaded passes Python by, so that the descriptor itself
+  is led elsewhere. Users who ask for everything with `MONOLITH_VERBOSE=1` or
+  `TF_CPP_MIN_LOG_LEVEL=0` get it.
+  """
+  if is_verbose() or os.environ.get(_LEVEL_ENV) == "0" or not _is_noisy_machine():
+    yield
+    return
+  if sys.stderr is not None:
+    sys.stderr.flush()
+  try:
+    screen = os.dup(2)
+  except OSError:  # closed: nobody reads it
+    yield
+    return
+  kept = os.memfd_create("stderr")
+  os.dup2(kept, 2)
+  try:
+    yield
+  finally:
+    os.dup2(screen, 2)
+    with open(screen, "wb") as stderr, open(kept, "rb") as lines:
+      lines.seek(0)
+      stderr.writelines(
+        line for line in lines if not any(phrase in line for phrase in _IMPORT_PHRASES)
+      )
+
+
+def _is_noisy_machine() -> bool:
+  """Returns whether TensorFlow's import is noisy, and ends in no abort whose reason must be seen."""
+  if platform.machine() != "x86_64":
+    return False
+  try:
+    with open("/proc/cpuinfo") as cpus:
+      return any(line.startswith("flags") and " avx " in line for line in cpus)
+  except OSError:
+    return False
 
 
 def filter_tensorflow() -> None:

@@ -75,7 +75,3 @@ runners
   `cpu_training_distributed_test_binary`
                              one process of a small cluster, for tests
 """
-
-from monolith import _quiet
-
-_quiet.before_tensorflow()

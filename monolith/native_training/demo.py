@@ -84,7 +84,6 @@ def main(argv: list[str]) -> int:
     raise app.UsageError(f"unexpected arguments: {argv[1:]}")
   _check_flags()
   tf.compat.v1.disable_eager_execution()
-  os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
   tf.get_logger().setLevel("ERROR")
   logging.set_verbosity(logging.ERROR)
   model_dir = FLAGS.model_dir or default_model_dir("monolith_demo")

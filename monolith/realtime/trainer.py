@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import os
 import signal
 import sys
 import time
@@ -340,7 +339,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
   """Runs the command; returns its exit status."""
   options = parse_arguments(sys.argv[1:] if arguments is None else arguments)
   tf.compat.v1.disable_eager_execution()
-  os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
   tf.get_logger().setLevel("ERROR")
   logging.set_verbosity(logging.WARNING)
   try:

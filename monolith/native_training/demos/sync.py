@@ -93,7 +93,6 @@ def main(argv: list[str]) -> int:
     raise app.UsageError("--gpu trains in one process, without ranks: leave it out here")
   if FLAGS.data is not None and not os.path.exists(FLAGS.data):
     raise app.UsageError(f"--data {FLAGS.data} does not exist")
-  os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")  # The ranks inherit it.
   tf.compat.v1.disable_eager_execution()
   tf.get_logger().setLevel("ERROR")
   logging.set_verbosity(logging.ERROR)

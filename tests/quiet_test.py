@@ -1,0 +1,93 @@
+"""Promise: importing the package and TensorFlow through it leaves the screen empty."""
+
+import contextlib
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import unittest
+
+from monolith import _quiet
+
+_NOISE = b"E cuda_dnn.cc:9261] Unable to register cuDNN factory: it is there\n"
+
+
+def run(program: str, **environment: str) -> subprocess.CompletedProcess:
+  """Returns what a program printed, without the settings of this process."""
+  inherited = {
+    name: value
+    for name, value in os.environ.items()
+    if name not in ("MONOLITH_VERBOSE", "TF_CPP_MIN_LOG_LEVEL")
+  }
+  return subprocess.run(
+    [sys.executable, "-c", program],
+    env={**inherited, **environment},
+    capture_output=True,
+    text=True,
+    check=True,
+  )
+
+
+class ImportTest(unittest.TestCase):
+  def test_says_nothing(self):
+    done = run("import monolith.gpu_runner, monolith.keras; monolith.HashTable; print('done')")
+
+    self.assertEqual((done.stdout, done.stderr), ("done\n", ""))
+
+  @unittest.skipUnless(platform.machine() == "x86_64", "TensorFlow says nothing elsewhere")
+  def test_shows_everything_to_who_asks(self):
+    for environment in ({"MONOLITH_VERBOSE": "1"}, {"TF_CPP_MIN_LOG_LEVEL": "0"}):
+      with self.subTest(environment):
+        said = run("import monolith, tensorflow", **environment).stderr
+        self.assertIn("Unable to register cuDNN factory", said)
+
+  def test_loads_no_tensorflow(self):
+    done = run("import sys, monolith; print('tensorflow' in sys.modules)")
+
+    self.assertEqual((done.stdout, done.stderr), ("False\n", ""))
+
+
+@unittest.skipUnless(platform.machine() == "x86_64", "nothing is left out elsewhere")
+class StderrTest(unittest.TestCase):
+  @contextlib.contextmanager
+  def stderr(self, lines: list[bytes]):
+    """Gives the process another stderr for a while, and appends what came there."""
+    before = os.dup(2)
+    with tempfile.TemporaryFile() as file:
+      os.dup2(file.fileno(), 2)
+      try:
+        yield
+      finally:
+        os.dup2(before, 2)
+        os.close(before)
+        file.seek(0)
+        lines += file.readlines()
+
+  def test_other_lines_are_kept(self):
+    lines: list[bytes] = []
+    with self.stderr(lines), _quiet.import_of_tensorflow():
+      os.write(2, b"W first\n" + _NOISE + b"E last, without an end")
+
+    self.assertEqual(lines, [b"W first\n", b"E last, without an end"])
+
+  def test_a_failed_import_shows_what_it_said(self):
+    lines: list[bytes] = []
+    with (
+      self.stderr(lines),
+      self.assertRaisesRegex(ImportError, "libcuda"),
+      _quiet.import_of_tensorflow(),
+    ):
+      os.write(2, _NOISE + b"E no libcuda\n")
+      raise ImportError("libcuda")
+
+    self.assertEqual(lines, [b"E no libcuda\n"])
+
+  def test_a_closed_stderr_is_no_error(self):
+    program = "import os; os.close(2); import monolith, tensorflow as tf; print(tf.constant(1).shape)"
+
+    self.assertEqual(run(program).stdout, "()\n")
+
+
+if __name__ == "__main__":
+  unittest.main()
