@@ -107,6 +107,9 @@ class Process:
       niceness = max(self._command.niceness, os.getpriority(os.PRIO_PROCESS, 0))
       with contextlib.suppress(ProcessLookupError):
         os.setpriority(os.PRIO_PROCESS, self._process.pid, niceness)
+      # Where Linux shares cores among sessions first, that counts within this one's only.
+      with contextlib.suppress(OSError):
+        pathlib.Path(f"/proc/{self._process.pid}/autogroup").write_text(str(niceness))
     self.starts += 1
 
   def kill(self) -> None:

@@ -24,6 +24,14 @@ class ProcessTest(unittest.TestCase):
     self.assertEqual(os.getpriority(os.PRIO_PROCESS, self.start(0).pid), own)
     self.assertEqual(os.getpriority(os.PRIO_PROCESS, self.start(19).pid), 19)
 
+  @unittest.skipUnless(
+    os.path.exists("/proc/self/autogroup") and os.geteuid() == 0,
+    "cores are not shared among sessions, or the kernel may refuse to hear of one so soon",
+  )
+  def test_its_session_stands_back(self):
+    with open(f"/proc/{self.start(19).pid}/autogroup") as group:
+      self.assertRegex(group.read(), " nice 19$")
+
   def test_it_stands_back_again_when_it_is_started_again(self):
     process = self.start(19)
     process.kill()
