@@ -131,8 +131,9 @@ def copy_to_export(table_folder: str, export_dir: str, name: str, partition: int
 class SyncStateListener(tf.estimator.CheckpointSaverListener):
   """Takes positions before tables are saved; stands before the listeners that save them.
 
-  A broker that is away delays no checkpoint for long: the last known position serves as well, since
-  it is older. Without one, the checkpoint has no position, and the log says so.
+  A broker that is away delays no checkpoint for long: an older position serves as well. That is the
+  last one known here, else that of the latest checkpoint, else the begin of the log. Without any,
+  replicas would take the export for a model that nobody keeps new.
 
   Args:
     basename: the checkpoint's base name, `<folder>/model.ckpt`.
@@ -151,6 +152,7 @@ class SyncStateListener(tf.estimator.CheckpointSaverListener):
     dense_topic: str = "",
   ):
     super().__init__()
+    self._folder = os.path.dirname(basename)
     self._helper = SaveHelper(basename)
     self._get_ends = get_ends
     self._topics = {SYNC_STATE: (rows_topic, num_partitions)}
@@ -162,9 +164,7 @@ class SyncStateListener(tf.estimator.CheckpointSaverListener):
     """Writes the positions of this moment."""
     folder = self._helper.get_ckpt_asset_dir(self._helper.get_ckpt_prefix(global_step_value))
     for name, (topic, count) in self._topics.items():
-      self._ask(topic, count)
-      if topic not in self._known:
-        continue
+      self._ask(name, topic, count)
       tf.io.gfile.makedirs(folder)
       for partition, end in enumerate(self._known[topic]):
         state = SyncState(end.epoch, end.seq, topic, partition, end.next_offset)
@@ -173,17 +173,27 @@ class SyncStateListener(tf.estimator.CheckpointSaverListener):
           file.write(state.to_json())
         tf.io.gfile.rename(path + ".tmp", path, overwrite=True)
 
-  def _ask(self, topic: str, count: int) -> None:
+  def _ask(self, name: str, topic: str, count: int) -> None:
     try:
       self._known[topic] = self._get_ends(topic, count)
     except Exception as error:  # Training goes on without serving.
-      if topic in self._known:
-        logging.warning("Cannot ask for the end of %s, an older one is saved: %s", topic, error)
-      else:
-        logging.error(
-          "Cannot ask for the end of %s: replicas cannot catch up from this checkpoint: %s",
-          topic, error,
-        )  # fmt: skip
+      if topic not in self._known:
+        self._known[topic] = [self._last_saved(name, topic, i) for i in range(count)]
+      logging.warning("Cannot ask for the end of %s, an older one is saved: %s", topic, error)
+
+  def _last_saved(self, name: str, topic: str, partition: int) -> LogEnd:
+    """Returns what the latest checkpoint says, else the begin of the log."""
+    latest = tf.train.latest_checkpoint(self._folder)
+    state = None
+    if latest is not None:
+      folder = self._helper.get_ckpt_asset_dir(latest)
+      try:
+        state = _read(_in_checkpoint(folder, name, partition))
+      except ValueError as error:
+        logging.error("The place of a checkpoint in %s is lost: %s", topic, error)
+    if state is None or state.topic != topic:
+      return LogEnd(0)
+    return LogEnd(state.next_offset, state.epoch, state.seq)
 
 
 def _in_checkpoint(folder: str, name: str, partition: int) -> str:

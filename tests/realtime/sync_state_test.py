@@ -37,8 +37,11 @@ class SyncStateTest(unittest.TestCase):
     self.addCleanup(folder.cleanup)
     self.folder = folder.name
     self.ends = _Ends()
-    self.listener = sync_state.SyncStateListener(
-      f"{self.folder}/model.ckpt", self.ends, "rows.m", 2, "dense.m"
+    self.listener = self.make_listener()
+
+  def make_listener(self, rows_topic="rows.m"):
+    return sync_state.SyncStateListener(
+      f"{self.folder}/model.ckpt", self.ends, rows_topic, 2, "dense.m"
     )
 
   def load(self, step, partition=0):
@@ -61,7 +64,8 @@ class SyncStateTest(unittest.TestCase):
   def test_older_position_serves_while_the_broker_is_away(self):
     self.ends.is_away = True
     self.listener.before_save(None, 10)
-    self.assertIsNone(self.load(10))
+    # Everything that the log will have, which a replica may see twice.
+    self.assertEqual(self.load(10, 1), SyncState(0, 0, "rows.m", 1, 0))
 
     self.ends.is_away, self.ends.offset = False, 5
     self.listener.before_save(None, 20)
@@ -69,6 +73,30 @@ class SyncStateTest(unittest.TestCase):
     self.listener.before_save(None, 30)
 
     self.assertEqual(self.load(30).next_offset, 5)
+
+  def test_a_restarted_run_knows_the_position_of_its_checkpoint(self):
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+      step = tf.compat.v1.train.get_or_create_global_step()
+      session.run(step.initializer)
+      self.ends.offset = 5
+      self.listener.before_save(None, 10)
+      tf.compat.v1.train.Saver().save(session, f"{self.folder}/model.ckpt", 10)
+    self.ends.is_away = True
+    self.make_listener().before_save(None, 20)
+
+    self.assertEqual(self.load(20, 0), SyncState(2, 3, "rows.m", 0, 5))
+    self.assertEqual(self.load(20, 1), SyncState(2, 3, "rows.m", 1, 6))
+    with open(f"{self.folder}/model.ckpt-20.assets/dense_state.json") as file:
+      self.assertEqual(SyncState.from_json(file.read()), SyncState(2, 3, "dense.m", 0, 5))
+
+    # Positions in another log say nothing, and damaged ones neither.
+    self.make_listener("rows.other").before_save(None, 30)
+    self.assertEqual(self.load(30, 1), SyncState(0, 0, "rows.other", 1, 0))
+    with open(f"{self.folder}/model.ckpt-10.assets/sync_state.0.json", "w") as file:
+      file.write("{")
+    self.make_listener().before_save(None, 40)
+    self.assertEqual(self.load(40, 0), SyncState(0, 0, "rows.m", 0, 0))
+    self.assertEqual(self.load(40, 1), SyncState(2, 3, "rows.m", 1, 6))
 
   def test_what_is_no_state_is_named(self):
     os.makedirs(f"{self.folder}/assets.extra")
