@@ -10,6 +10,7 @@ of `host:port=version`, says what need not be asked.
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
 import socket
 import struct
@@ -36,6 +37,31 @@ _OLD_BROKER = {
 }
 
 _known: dict[str, Features] = {}
+_LOG_SECS = 10.0
+
+
+class _Seldom(logging.Filter):
+  """Lets a line of each kind pass every few seconds: they come without end while a broker is away.
+
+  The kind is librdkafka's facility, its first argument.
+  """
+
+  def __init__(self) -> None:
+    super().__init__()
+    self._last: dict[str, float] = {}
+
+  def filter(self, record: logging.LogRecord) -> bool:
+    kind = str(record.args[0]) if isinstance(record.args, tuple) and record.args else record.msg
+    now = time.monotonic()
+    if now - self._last.get(kind, -_LOG_SECS) < _LOG_SECS:
+      return False
+    self._last[kind] = now
+    return True
+
+
+# What librdkafka says, for clients of this process.
+LOGGER = logging.getLogger("monolith.kafka")
+LOGGER.addFilter(_Seldom())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -166,7 +192,7 @@ def make_producer(servers: str, extra: Mapping[str, Any] | None = None) -> confl
   }
   settings = client_settings(servers, {**ours, **(extra or {})})
   settings.pop("session.timeout.ms", None)
-  return confluent_kafka.Producer(settings)
+  return confluent_kafka.Producer(settings, logger=LOGGER)
 
 
 def make_consumer(
@@ -190,7 +216,8 @@ def make_consumer(
     "fetch.wait.max.ms": 50,
     "fetch.error.backoff.ms": 50,
   }
-  return confluent_kafka.Consumer(client_settings(servers, {**ours, **(extra or {})}))
+  settings = client_settings(servers, {**ours, **(extra or {})})
+  return confluent_kafka.Consumer(settings, logger=LOGGER)
 
 
 def _parse(server: str) -> tuple[str, int]:

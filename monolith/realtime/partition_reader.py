@@ -52,7 +52,7 @@ class PartitionReader:
       "fetch.error.backoff.ms": 50,
     }
     self._consumer = confluent_kafka.Consumer(
-      kafka_client.client_settings(servers, settings, timeout_secs)
+      kafka_client.client_settings(servers, settings, timeout_secs), logger=kafka_client.LOGGER
     )
 
   def bounds(self) -> tuple[int, int]:
