@@ -1,7 +1,7 @@
 """Promise: whichever process of real-time training is killed or stands still, nothing is lost.
 
 No action, no sample, no row; no request fails, and replicas equal training bit by bit after each
-fault. How soon, the demo says itself: a busy machine fails no test here. Hours long: `make soak`.
+fault. How soon, the demo says itself: a busy machine fails no test here. An hour: `make soak`.
 """
 
 import os
@@ -10,7 +10,7 @@ import subprocess
 import sys
 import unittest
 
-# The whole table of promises takes about half an hour, 200 kills two hours.
+# The whole table of promises takes about half an hour, 200 kills as long.
 _TIMEOUT_SECS = 6 * 3600
 _NUM_KILLS = os.environ.get("MONOLITH_SOAK_KILLS", "200")
 
