@@ -8,6 +8,7 @@ from unittest import mock
 import numpy as np
 import tensorflow as tf
 
+from idl.matrix.proto import example_pb2
 from monolith.native_training import distribution_ops
 from tests.distribution_testing import (
   INT64_MAX,
@@ -18,6 +19,12 @@ from tests.distribution_testing import (
 )
 
 tf.compat.v1.disable_eager_execution()
+
+
+class ModuleTest(DistributionTestCase):
+  def test_names_that_others_take_from_the_module(self):
+    self.assertIs(distribution_ops.FeatureConfigs, example_pb2.FeatureConfigs)
+    self.assertIs(distribution_ops.gen_distribution_ops, distribution_ops.gen_monolith_ops)
 
 
 class SplitTest(DistributionTestCase):

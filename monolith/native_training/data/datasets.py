@@ -221,7 +221,7 @@ def _parquet_dataset(**options: Any) -> tf.data.Dataset:
   return ParquetDataset(**options)
 
 
-class DistributedFilePBDataset:
+class DistributedFilePBDataset(dataset_ops.UnaryUnchangedStructureDataset):
   """The samples in the files that this worker reads.
 
   Args:
@@ -242,8 +242,8 @@ class DistributedFilePBDataset:
       share, one after the other; and keywords of `FilePBDataset` or `ParquetDataset`.
   """
 
-  def __new__(
-    cls,
+  def __init__(
+    self,
     patterns: str | Sequence[str],
     buffer_size: int | None = None,
     input_pb_type: PbType | None = None,
@@ -257,7 +257,7 @@ class DistributedFilePBDataset:
     use_parquet: bool = False,
     use_tfrecord: bool = False,
     **kwargs: Any,
-  ) -> tf.data.Dataset:
+  ):
     assert not (use_parquet and use_tfrecord), "use_parquet and use_tfrecord are both set"
     is_dynamic = kwargs.pop("enable_dynamic_sharding", get_flag("enable_dynamic_sharding", False))
     patterns = sorted([patterns] if isinstance(patterns, str) else patterns)
@@ -309,8 +309,8 @@ class DistributedFilePBDataset:
         deterministic=bool(deterministic),
       )
     if not use_tfrecord:
-      dataset.output_pb_type = output_pb_type
-    return dataset
+      self.output_pb_type = output_pb_type
+    super().__init__(dataset, dataset._variant_tensor)
 
 
 class PBDataset:

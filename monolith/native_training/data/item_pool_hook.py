@@ -7,7 +7,8 @@ import re
 import tensorflow as tf
 from absl import logging
 
-from monolith.native_training.data import datasets, feature_utils
+from monolith.native_training.data import feature_utils
+from monolith.native_training.data.datasets import POOL_KEY
 
 _STEP = re.compile(r"model\.ckpt-(\d+)")
 
@@ -31,7 +32,7 @@ class ItemPoolSaveRestoreHook(tf.compat.v1.train.SessionRunHook):
   def begin(self) -> None:
     self._global_step = tf.compat.v1.train.get_or_create_global_step()
     self._step_placeholder = tf.compat.v1.placeholder(tf.int64, [])
-    pools = tf.compat.v1.get_collection(datasets.POOL_KEY)
+    pools = tf.compat.v1.get_collection(POOL_KEY)
     # The op's name depends on its position, which a checkpoint must not: order pools by creation.
     self._save_op = tf.group(
       *[

@@ -61,7 +61,9 @@ class AGRUCell(tf.keras.layers.Layer):
     return tf.zeros([batch_size, self.units], dtype)
 
   def build(self, input_shape: Any) -> None:
-    width = layer_utils.check_dim(tf.TensorShape(input_shape[0])[-1]) + self.units
+    # Inputs that come as three arguments show only the shape of x.
+    x_shape = input_shape if isinstance(input_shape, tf.TensorShape) else input_shape[0]
+    width = layer_utils.check_dim(tf.TensorShape(x_shape)[-1]) + self.units
 
     def add(name: str, shape: list[int], initializer: Any, regularizer: Any = None) -> tf.Variable:
       return self.add_weight(
@@ -76,9 +78,20 @@ class AGRUCell(tf.keras.layers.Layer):
     self._candidate_bias = add("candidate/bias", [self.units], "ones")
     super().build(input_shape)
 
-  def call(self, inputs: Any) -> tuple[tf.Tensor, tf.Tensor]:
-    x, state, *rest = inputs
-    attention = rest[0] if rest else None
+  def call(
+    self, inputs: Any, state: tf.Tensor | None = None, attention: tf.Tensor | None = None
+  ) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns the new state, twice.
+
+    Args:
+      inputs: x, or all of x, state and, if there is one, the attention score.
+      state: the state, unless it is among `inputs`.
+      attention: the attention score, unless it is among `inputs`.
+    """
+    x = inputs
+    if state is None:
+      x, state, *rest = inputs
+      attention = rest[0] if rest else attention
     gates = tf.matmul(tf.concat([x, state], axis=1), self._gates_kernel) + self._gates_bias
     reset, update = tf.split(tf.sigmoid(gates), 2, axis=1)
     candidate = self.activation(

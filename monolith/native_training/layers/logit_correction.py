@@ -24,8 +24,16 @@ class LogitCorrection(tf.keras.layers.Layer):
     self.activation = advanced_activations.get(activation)
     self.sample_bias = sample_bias
 
-  def call(self, inputs: Any) -> tf.Tensor:
-    logits, sample_rate = inputs
+  def call(self, inputs: Any, sample_rate: tf.Tensor | None = None) -> tf.Tensor:
+    """Returns the corrected logits.
+
+    Args:
+      inputs: the logits and the sample rate (or `None`), or the logits alone.
+      sample_rate: the sample rate, unless it is among `inputs`.
+    """
+    logits = inputs
+    if isinstance(inputs, (list, tuple)):
+      logits, sample_rate = inputs
     result = self.get_sample_logits(logits, sample_rate, self.sample_bias)
     return result if self.activation is None else self.activation(result)
 

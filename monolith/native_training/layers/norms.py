@@ -92,13 +92,16 @@ class GradNorm(tf.keras.layers.Layer):
     """Returns the weights of the losses; Keras' variables are in `weights`."""
     return tf.nn.softmax(self._grad_norm_weights)
 
-  def call(self, inputs: Any) -> tuple[tf.Tensor, tf.Tensor]:
+  def call(self, inputs: Any, shared_inputs: Any = None) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns the loss of the weights, and the weighted sum of the losses.
 
     Args:
       inputs: the list of n losses, and the list of tensors that all of them depend on.
+      shared_inputs: that second list, unless it is among `inputs`.
     """
-    losses, shared_inputs = inputs
+    losses = inputs
+    if shared_inputs is None:
+      losses, shared_inputs = inputs
     losses, shared_inputs = list(losses), list(shared_inputs)
     norms = []
     for loss in losses:

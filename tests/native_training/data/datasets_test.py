@@ -336,12 +336,16 @@ class PBDatasetTest(_FileTest):
   def test_dispatch(self):
     self.assertIsInstance(datasets.PBDataset(""), datasets.FilePBDataset)
     path = self.write_examples()
-    for dataset in (
-      datasets.PBDataset(path, 1024, PbType.EXAMPLE),
-      datasets.PBDataset(file_name=path, input_pb_type=PbType.EXAMPLE),
-      datasets.PBDataset([path], None, PbType.EXAMPLE),
-      datasets.PBDataset(patterns=[path], input_pb_type=PbType.EXAMPLE),
+    for dataset, kind in (
+      (datasets.PBDataset(path, 1024, PbType.EXAMPLE), datasets.FilePBDataset),
+      (datasets.PBDataset(file_name=path, input_pb_type=PbType.EXAMPLE), datasets.FilePBDataset),
+      (datasets.PBDataset([path], None, PbType.EXAMPLE), datasets.DistributedFilePBDataset),
+      (
+        datasets.PBDataset(patterns=[path], input_pb_type=PbType.EXAMPLE),
+        datasets.DistributedFilePBDataset,
+      ),
     ):
+      self.assertIsInstance(dataset, kind)
       self.assertEqual(uids(dataset), [1, 2, 3, 4, 5])
     kafka = datasets.PBDataset(["ab"], group_id="c", servers="d")
     self.assertIsInstance(kafka, datasets.KafkaDataset)

@@ -31,6 +31,12 @@ class AgruTest(LayerTestCase):
     with self.assertRaises(AssertionError):
       agru.AGRUCell(1, att_type="GRU")
 
+  def test_cell_called_with_separate_arguments(self):
+    x, state, score = _fill(1, 1, 1), _fill(2, 1, 1), _fill(0.25, 1, 1)
+    cell = agru.AGRUCell(1, initializer="zeros")
+    self.assertAllClose(self.value(cell(x, state, score)[0]), [[1.690399]], rtol=1e-5)
+    self.assertAllEqual(*self.value([cell(x, state)[0], cell((x, state))[0]]))
+
   def test_static_and_dynamic(self):
     inputs, scores = tf.random.uniform([2, 3, 4]), tf.random.uniform([2, 3])
     cell = agru.AGRUCell(5)

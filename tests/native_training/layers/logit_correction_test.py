@@ -15,6 +15,8 @@ class LogitCorrectionTest(LayerTestCase):
     biased = LogitCorrection(sample_bias=True)
     self.assertAllClose(self.value(plain((x, rate))), [0.693147, 2.386294])
     self.assertAllClose(self.value(biased((x, rate))), [0, 1.073033], atol=1e-5)
+    self.assertAllClose(self.value(plain(x, rate)), [0.693147, 2.386294])
+    self.assertAllClose(self.value(plain(x)), [0, 1])
     self.assertAllClose(
       self.value(LogitCorrection.get_sample_logits(x, None, True)), [-0.693147, -0.313262]
     )

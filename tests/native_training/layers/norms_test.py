@@ -21,8 +21,9 @@ class NormsTest(LayerTestCase):
   def test_grad_norm(self):
     w = tf.constant([[1.0, 2.0]])
     layer = self.round_trip(norms.GradNorm(["a", "b"]))
-    loss, total = layer(([3 * tf.reduce_sum(w), 4 * tf.reduce_sum(w)], [w]))
-    self.assertAllClose(self.value([loss, total]), [0.25, 10.5], rtol=1e-5)
+    losses = [3 * tf.reduce_sum(w), 4 * tf.reduce_sum(w)]
+    for loss, total in (layer((losses, [w])), layer(losses, [w])):
+      self.assertAllClose(self.value([loss, total]), [0.25, 10.5], rtol=1e-5)
     self.assertAllClose(self.value(layer.get_weights()), [0.5, 0.5])
     self.assertEqual([v.name for v in layer.weights], ["grad_norm/grad_norm_weights:0"])
 
