@@ -103,8 +103,8 @@ struct LookupRequest {
   const EmbeddingTable* table = nullptr;
   const int64_t* ids = nullptr;
   int64_t n = 0;
-  float* out = nullptr;      // n rows of table->dim() floats
-  uint8_t* found = nullptr;  // n flags, 1 for ids that are present; null: not wanted
+  float* out = nullptr;        // n rows of table->dim() floats
+  uint8_t* found = nullptr;    // n flags, 1 for ids that are present; null: not wanted
   uint64_t* hashes = nullptr;  // n of RowHash, of rows of `out`; null: not wanted, or `found` is
 
   // The `size` ids from number `begin` on.

@@ -265,8 +265,12 @@ void LookupTiles(const LookupRequest* tiles, int64_t num_tiles) {
 }  // namespace
 
 LookupRequest LookupRequest::Part(int64_t begin, int64_t size) const {
-  return {table, ids + begin, size, out == nullptr ? nullptr : out + begin * table->dim(),
-          found == nullptr ? nullptr : found + begin, hashes == nullptr ? nullptr : hashes + begin};
+  return {table,
+          ids + begin,
+          size,
+          out == nullptr ? nullptr : out + begin * table->dim(),
+          found == nullptr ? nullptr : found + begin,
+          hashes == nullptr ? nullptr : hashes + begin};
 }
 
 void EmbeddingTable::Lookup(const int64_t* ids, int64_t n, float* out,

@@ -1,4 +1,4 @@
-// EmbeddingTable::AssignDigested: it writes what Assign writes, and keeps a digest that of the table.
+// EmbeddingTable::AssignDigested: it writes what Assign writes, and keeps the digest of the table.
 // EmbeddingTable::LookupHashed: it reads what Lookup reads, and hashes it.
 #include <gtest/gtest.h>
 
