@@ -87,7 +87,7 @@ int main(int argc, char** argv) {
   BatchHeader header;
   header.epoch = 1;
   std::vector<std::string> messages;
-  // Takes some messages at a time and is done with them before the next, as a publisher does.
+  // Takes one message at a time and is done with it before the next, as the op does.
   const auto build = [&] {
     header.prev_seq = header.seq++;
     BatchBuilder::Counts counts;
@@ -96,7 +96,7 @@ int main(int argc, char** argv) {
     std::vector<std::string> some;
     int64_t taken = 0, deleted = 0;
     do {
-      seconds += Seconds([&] { Require(builder.Take(8 << 20, &some, &taken, &deleted)); });
+      seconds += Seconds([&] { Require(builder.Take(1, &some, &taken, &deleted)); });
       messages.insert(messages.end(), some.begin(), some.end());
     } while (!some.empty());
     return seconds;

@@ -63,6 +63,7 @@
 #include "monolith/native_training/runtime/hash_table/expiry.h"
 #include "monolith/native_training/runtime/hash_table/index/flat_index.h"
 #include "monolith/native_training/runtime/hash_table/records/entry_codec.h"
+#include "monolith/native_training/runtime/hash_table/rows/row_hash.h"
 #include "monolith/native_training/runtime/hash_table/rows/row_layout.h"
 #include "monolith/native_training/runtime/hash_table/rows/row_slab.h"
 #include "monolith/native_training/runtime/hash_table/table_config.h"
@@ -102,8 +103,9 @@ struct LookupRequest {
   const EmbeddingTable* table = nullptr;
   const int64_t* ids = nullptr;
   int64_t n = 0;
-  float* out = nullptr;      // n rows of table->dim() floats
-  uint8_t* found = nullptr;  // n flags, 1 for ids that are present; null: not wanted
+  float* out = nullptr;        // n rows of table->dim() floats
+  uint8_t* found = nullptr;    // n flags, 1 for ids that are present; null: not wanted
+  uint64_t* hashes = nullptr;  // n of RowHash, of rows of `out`; null: not wanted, or `found` is
 
   // The `size` ids from number `begin` on.
   LookupRequest Part(int64_t begin, int64_t size) const;
@@ -183,6 +185,8 @@ class EmbeddingTable {
   // The same, and found[i] = 1 where ids[i] is present, else 0.
   void Lookup(const int64_t* ids, int64_t n, float* out, uint8_t* found,
               ParallelRunner* runner = nullptr) const;
+  // The same, and hashes[i] = RowHash(ids[i], row i): what is absent has the hash 0, like zeros.
+  void LookupHashed(const int64_t* ids, int64_t n, float* out, uint64_t* hashes) const;
 
   // Many lookups, of many tables, as one set of tasks.
   static void LookupMany(const LookupRequest* requests, int64_t num_requests,
@@ -210,9 +214,9 @@ class EmbeddingTable {
   // Overwrites vectors; a new row is initialised first, existing optimizer state stays.
   Status Assign(const WriteSpan& span, const WriteOptions& options);
 
-  // Assigns, and before row i = what a lookup of ids[i] would have returned just before its turn:
-  // zeros for a new row, the earlier values for an id that comes again.
-  Status Exchange(const WriteSpan& span, const WriteOptions& options, float* before);
+  // Assigns, and changes `digest` as that changes the table's: by the hashes of what lookups of the
+  // ids returned before, and of what they return now. Exact also where memory is missing.
+  Status AssignDigested(const WriteSpan& span, const WriteOptions& options, TableDigest* digest);
 
   // Adds to vectors.
   Status AssignAdd(const WriteSpan& span, const WriteOptions& options);

@@ -15,7 +15,7 @@ namespace {
 constexpr int64_t kIdBytes = 8;
 constexpr int64_t kConcurrency = 64;
 // Rows that are looked up, hashed and copied while they are in the cache.
-constexpr int64_t kBlockBytes = int64_t{256} << 10;
+constexpr int64_t kBlockBytes = int64_t{64} << 10;
 constexpr int64_t kPrefetchDistance = 16;
 
 }  // namespace
@@ -284,12 +284,14 @@ Status BatchBuilder::Take(int64_t max_bytes, std::vector<std::string>* messages,
                           int64_t* num_deleted) {
   std::lock_guard lock(mutex_);
   *num_rows = *num_deleted = 0;
-  messages->clear();
+  size_t taken = 0;
   int64_t bytes = 0;
   try {
-    while (next_chunk_ < chunks_.size() && (messages->empty() || bytes < max_bytes)) {
+    while (next_chunk_ < chunks_.size() && (taken == 0 || bytes < max_bytes)) {
       header_.chunk = static_cast<int32_t>(next_chunk_);
-      std::string message;
+      if (taken == messages->size()) messages->emplace_back();
+      std::string& message = (*messages)[taken++];
+      message.clear();
       message.reserve(static_cast<size_t>(chunk_bytes_[next_chunk_]));
       message.append(kMessageCrcBytes, '\0');
       AppendHeader(header_, &message);
@@ -302,8 +304,8 @@ Status BatchBuilder::Take(int64_t max_bytes, std::vector<std::string>* messages,
       }
       SealMessage(&message);
       bytes += static_cast<int64_t>(message.size());
-      messages->push_back(std::move(message));
     }
+    messages->resize(taken);
   } catch (...) {
     EndBatch(/*failed=*/true);
     throw;
@@ -372,27 +374,39 @@ int64_t BatchBuilder::ReadBlock(Source* source, const int64_t* ids, int64_t n) {
   if (options_.half) scratch.halves.resize(scratch.values.size());
   // Nearly all ids have a row that is not zeros. The others are asked for once more: a lookup that
   // tells what it has found is slower.
-  table.Lookup(ids, n, scratch.values.data());
   std::vector<int64_t> places, zeros;
+  const bool hashed = options_.keep_hashes && !options_.half && source->served.exact();
+  if (hashed) {
+    scratch.hashes.resize(static_cast<size_t>(n));
+    table.LookupHashed(ids, n, scratch.values.data(), scratch.hashes.data());
+  } else {
+    table.Lookup(ids, n, scratch.values.data());
+  }
+  IdHashes& published = source->published;
+  TableDigest digest;                          // what it changes by
   uint64_t id_hashes[kPrefetchDistance] = {};  // of ids whose slots are on their way
   if (options_.keep_hashes) {
     for (int64_t i = 0; i < std::min(n, kPrefetchDistance); ++i) {
-      id_hashes[i] = source->published.Fetch(ids[i]);
+      id_hashes[i] = published.Fetch(ids[i]);
     }
   }
   for (int64_t i = 0; i < n; ++i) {
     uint64_t& next = id_hashes[i % kPrefetchDistance];
     const uint64_t id_hash = next;
     if (options_.keep_hashes && i + kPrefetchDistance < n) {
-      next = source->published.Fetch(ids[i + kPrefetchDistance]);
+      next = published.Fetch(ids[i + kPrefetchDistance]);
     }
-    if (IsZeroVector(scratch.values.data() + i * dim, dim)) {
+    if (hashed && scratch.hashes[i] != 0) {
+      digest.Remove(published.Exchange(ids[i], id_hash, scratch.hashes[i]));
+      digest.Add(scratch.hashes[i]);
+    } else if (hashed || IsZeroVector(scratch.values.data() + i * dim, dim)) {
       places.push_back(i);
       zeros.push_back(ids[i]);
     } else {
       PublishRow(source, ids[i], id_hash, i);
     }
   }
+  source->digest += digest;
   if (zeros.empty()) return n;
   // Values as well: an id may have got its row since.
   std::vector<float> rows(zeros.size() * static_cast<size_t>(dim));

@@ -100,7 +100,9 @@ class BatchBuilder {
   Status Begin(const BatchHeader& header, const Options& options, Counts* counts);
 
   // Encodes chunks of the batch until they have `max_bytes` or there are none left; at least one if
-  // any is left. After an error or exception the batch is gone, and the next one is a scan.
+  // any is left. After an error or exception the batch is gone, and the next one is a scan. Strings
+  // that `messages` has are written over: who takes one chunk after another with the same vector
+  // has them written to memory that is mapped and in the cache.
   Status Take(int64_t max_bytes, std::vector<std::string>* messages, int64_t* num_rows,
               int64_t* num_deleted);
 
@@ -131,6 +133,7 @@ class BatchBuilder {
     std::vector<float> values;
     std::vector<uint16_t> halves;
     std::vector<uint8_t> found;
+    std::vector<uint64_t> hashes;
     std::string ids, rows, deleted;  // of a table of which some ids are deleted
   };
 

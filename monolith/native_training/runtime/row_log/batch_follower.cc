@@ -4,15 +4,24 @@
 #include <thread>
 #include <utility>
 
+#include "monolith/native_training/runtime/hash_table/index/shard_groups.h"
+
 namespace monolith {
 namespace engine {
 namespace {
 
-// Rows that are copied, hashed and assigned while they are in the cache, and under one lock.
-// Lookups wait for that lock, and where cores are few for this thread: after each block, some ten
-// microseconds of work, it offers its core to them instead of keeping it until the scheduler takes
-// it away.
-constexpr int64_t kBlockBytes = int64_t{32} << 10;
+// Rows that are assigned under one lock, some ten microseconds of work. Lookups wait for that lock,
+// and where cores are few for this thread: after each block it offers its core to them instead of
+// keeping it until the scheduler takes it away. Where it takes it in the middle of a block, lookups
+// wait until the thread is back; so rows are sorted by groups of shards, and a block locks the
+// shards of one group only, not those of all ids.
+constexpr int64_t kBlockBytes = int64_t{16} << 10;
+constexpr int64_t kMinGroupRows = 128;
+constexpr int kMaxGroupBits = 4;
+// Rows that are sorted at a time: they stay in the second-level cache.
+constexpr int64_t kWindowRows = 4096;
+// Rows of a group are not neighbours in the message.
+constexpr int64_t kPrefetchDistance = 8;
 
 EmbeddingTable* Find(const std::vector<BatchFollower::NamedTable>& tables, std::string_view name) {
   for (const BatchFollower::NamedTable& table : tables) {
@@ -197,36 +206,44 @@ Status BatchFollower::ApplyRows(const TableRowsView& rows, EmbeddingTable* table
                                 TableDigest* digest) {
   const int64_t dim = rows.dim;
   const int64_t block = std::max<int64_t>(1, kBlockBytes / (4 * dim));
-  const int64_t room = std::min(std::max(rows.num_rows, rows.num_deleted), block);
   Scratch& scratch = scratch_;
-  if (static_cast<int64_t>(scratch.ids.size()) < room) {
-    scratch.ids.resize(static_cast<size_t>(room));
-  }
-  if (static_cast<int64_t>(scratch.before.size()) < room * dim) {
-    scratch.before.resize(static_cast<size_t>(room * dim));
-    scratch.after.resize(static_cast<size_t>(room * dim));
-  }
+  scratch.ids.resize(static_cast<size_t>(block));
+  scratch.values.resize(static_cast<size_t>(block * dim));
   int64_t* const ids = scratch.ids.data();
-  float* const before = scratch.before.data();
-  float* const after = scratch.after.data();
+  float* const values = scratch.values.data();
   WriteOptions options;
   options.req_time = time;
-  for (int64_t begin = 0; begin < rows.num_rows; begin += block) {
-    const int64_t n = std::min(block, rows.num_rows - begin);
-    rows.CopyIds(begin, n, ids);
-    rows.CopyRows(begin, n, after);
-    const Status status = table->Exchange({ids, n, after}, options, before);
-    if (!status.ok()) return status;
-    for (int64_t i = 0; i < n; ++i) {
-      digest->Remove(RowHash(ids[i], before + i * dim, dim));
-      digest->Add(RowHash(ids[i], after + i * dim, dim));
+  for (int64_t first = 0; first < rows.num_rows; first += kWindowRows) {
+    const int64_t size = std::min(kWindowRows, rows.num_rows - first);
+    scratch.window.resize(static_cast<size_t>(size));
+    scratch.groups.resize(static_cast<size_t>(size));
+    scratch.positions.resize(static_cast<size_t>(size));
+    rows.CopyIds(first, size, scratch.window.data());
+    int bits = 0;
+    while (bits < kMaxGroupBits && kMinGroupRows << (bits + 1) <= size) ++bits;
+    ShardOffsets offsets;
+    GroupPositions(scratch.window.data(), size, bits, scratch.groups.data(),
+                   scratch.positions.data(), offsets);
+    for (int group = 0; group < 1 << bits; ++group) {
+      const int64_t end = offsets[group + 1];
+      for (int64_t begin = offsets[group]; begin < end; begin += block) {
+        const int64_t n = std::min(block, end - begin);
+        const uint32_t* const positions = scratch.positions.data() + begin;
+        for (int64_t i = 0; i < n; ++i) {
+          if (i + kPrefetchDistance < n) rows.Prefetch(first + positions[i + kPrefetchDistance]);
+          ids[i] = scratch.window[positions[i]];
+          rows.CopyRows(first + positions[i], 1, values + i * dim);
+        }
+        const Status status = table->AssignDigested({ids, n, values}, options, digest);
+        if (!status.ok()) return status;
+        std::this_thread::yield();
+      }
     }
-    std::this_thread::yield();
   }
   for (int64_t begin = 0; begin < rows.num_deleted; begin += block) {
     const int64_t n = std::min(block, rows.num_deleted - begin);
     rows.CopyDeleted(begin, n, ids);
-    RemoveFromDigest(*table, ids, n, before, digest);
+    RemoveFromDigest(*table, ids, n, values, digest);
     table->Erase(ids, n);
     std::this_thread::yield();
   }

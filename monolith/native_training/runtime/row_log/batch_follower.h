@@ -79,10 +79,14 @@ class BatchFollower {
     int64_t size() const { return static_cast<int64_t>(chunks.size() + applied.size()); }
   };
 
-  // Room for the rows that are copied, hashed and assigned at a time.
   struct Scratch {
+    // Rows that are assigned at a time.
     std::vector<int64_t> ids;
-    std::vector<float> before, after;
+    std::vector<float> values;
+    // Those that are sorted by groups of shards at a time.
+    std::vector<int64_t> window;
+    std::vector<uint8_t> groups;
+    std::vector<uint32_t> positions;
   };
 
   void ScanDigests(const std::vector<NamedTable>& tables);

@@ -15,7 +15,8 @@
 #include <vector>
 
 #include "monolith/native_training/runtime/base/status.h"
-#include "monolith/native_training/runtime/row_log/row_hash.h"
+#include "monolith/native_training/runtime/concurrency/prefetch.h"
+#include "monolith/native_training/runtime/row_log/table_digest.h"
 
 namespace monolith {
 namespace engine {
@@ -67,6 +68,13 @@ struct TableRowsView {
   int64_t num_deleted = 0;
   const char* deleted_ids = nullptr;
 
+  // Brings the first 64 bytes of row i into the cache; the hardware follows.
+  void Prefetch(int64_t i) const {
+    const int64_t row_bytes = (half ? 2 : 4) * dim;
+    const char* const row = rows + row_bytes * i;
+    PrefetchForRead(row);
+    PrefetchForRead(row + (row_bytes < 64 ? row_bytes : 64) - 1);
+  }
   // Copies rows [begin, begin + n).
   void CopyIds(int64_t begin, int64_t n, int64_t* out) const;
   void CopyRows(int64_t begin, int64_t n, float* out) const;

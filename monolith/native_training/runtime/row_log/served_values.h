@@ -26,6 +26,9 @@ class ServedValues {
     row_.resize(static_cast<size_t>(layout_.stride));
   }
 
+  // Rows stay as they are.
+  bool exact() const { return exact_; }
+
   void Round(float* values) {
     if (exact_) return;
     for (const Segment& segment : layout_.segments) {

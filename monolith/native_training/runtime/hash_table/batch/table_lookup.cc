@@ -1,4 +1,4 @@
-// Reading batches: Lookup, LookupMany, LookupEntries, Contains.
+// Reading batches: Lookup, LookupHashed, LookupMany, LookupEntries, Contains.
 #include <algorithm>
 #include <cstring>
 #include <shared_mutex>
@@ -11,6 +11,7 @@
 #include "monolith/native_training/runtime/hash_table/compressor/compressors.h"
 #include "monolith/native_training/runtime/hash_table/compressor/retrievers.h"
 #include "monolith/native_training/runtime/hash_table/embedding_table.h"
+#include "monolith/native_training/runtime/hash_table/rows/row_hash.h"
 #include "monolith/native_training/runtime/hash_table/table_internals.h"
 
 namespace monolith {
@@ -31,6 +32,7 @@ template <int kDim>
 class CopyStages {
  public:
   static constexpr bool kCopiesRowZero = true;
+  static constexpr int kKnownDim = kDim;
 
   explicit CopyStages(const LookupRequest& request)
       : dim_(request.table->dim()), out_(request.out) {}
@@ -53,6 +55,7 @@ class CopyStages {
 class RetrieveStages {
  public:
   static constexpr bool kCopiesRowZero = false;
+  static constexpr int kKnownDim = 0;
 
   explicit RetrieveStages(const LookupRequest& request)
       : layout_(request.table->layout()),
@@ -120,6 +123,35 @@ class FoundStages : public Stages {
 
  private:
   const ContainsStages contains_;
+};
+
+// Hashes each row, too, while others are fetched.
+template <typename Stages>
+class HashStages : public Stages {
+ public:
+  static constexpr bool kCopiesRowZero = false;
+
+  explicit HashStages(const LookupRequest& request)
+      : Stages(request),
+        dim_(Stages::kKnownDim > 0 ? Stages::kKnownDim : request.table->dim()),
+        ids_(request.ids),
+        out_(request.out),
+        hashes_(request.hashes) {}
+  void FinishRow(int64_t position, const char* row) const {
+    Stages::FinishRow(position, row);
+    const int64_t dim = Stages::kKnownDim > 0 ? Stages::kKnownDim : dim_;
+    hashes_[position] = RowHash(ids_[position], out_ + position * dim, dim);
+  }
+  void FinishAbsent(int64_t position) const {
+    Stages::FinishAbsent(position);
+    hashes_[position] = 0;
+  }
+
+ private:
+  const int64_t dim_;
+  const int64_t* const ids_;
+  const float* const out_;
+  uint64_t* const hashes_;
 };
 
 // What a read of `table` looks at first. Inlined by force: GCC drops calls of functions that only
@@ -193,14 +225,6 @@ using ReadFunction = void (*)(const LookupRequest* tiles, int64_t num_tiles);
 template <typename Stages>
 using PlainStages = Stages;
 
-// Whether a lookup is a plain copy: of training rows, or of serving rows whose codes are floats.
-bool CopiesRows(const RowLayout& layout) {
-  if (layout.all_raw || !layout.serving()) return layout.all_raw;
-  return std::all_of(layout.segments.begin(), layout.segments.end(), [](const Segment& segment) {
-    return segment.retriever == RetrieverKind::kRaw && segment.code_bytes == 4 * segment.dim;
-  });
-}
-
 // The lookup that is compiled for the rows of a table. `Told` is what becomes of the stages.
 template <template <typename> class Told>
 ReadFunction ReadFunctionOf(const EmbeddingTable& table) {
@@ -224,6 +248,7 @@ ReadFunction ReadFunctionOf(const EmbeddingTable& table) {
 }
 
 ReadFunction ReadFunctionOf(const LookupRequest& request) {
+  if (request.hashes != nullptr) return ReadFunctionOf<HashStages>(*request.table);
   return request.found != nullptr ? ReadFunctionOf<FoundStages>(*request.table)
                                   : ReadFunctionOf<PlainStages>(*request.table);
 }
@@ -240,8 +265,12 @@ void LookupTiles(const LookupRequest* tiles, int64_t num_tiles) {
 }  // namespace
 
 LookupRequest LookupRequest::Part(int64_t begin, int64_t size) const {
-  return {table, ids + begin, size, out == nullptr ? nullptr : out + begin * table->dim(),
-          found == nullptr ? nullptr : found + begin};
+  return {table,
+          ids + begin,
+          size,
+          out == nullptr ? nullptr : out + begin * table->dim(),
+          found == nullptr ? nullptr : found + begin,
+          hashes == nullptr ? nullptr : hashes + begin};
 }
 
 void EmbeddingTable::Lookup(const int64_t* ids, int64_t n, float* out,
@@ -254,6 +283,12 @@ void EmbeddingTable::Lookup(const int64_t* ids, int64_t n, float* out, uint8_t* 
                             ParallelRunner* runner) const {
   const LookupRequest request{this, ids, n, out, found};
   LookupMany(&request, 1, runner);
+}
+
+void EmbeddingTable::LookupHashed(const int64_t* ids, int64_t n, float* out,
+                                  uint64_t* hashes) const {
+  const LookupRequest request{this, ids, n, out, nullptr, hashes};
+  LookupMany(&request, 1, nullptr);
 }
 
 void EmbeddingTable::LookupMany(const LookupRequest* requests, int64_t num_requests,

@@ -1,4 +1,4 @@
-// Writing batches: Assign, Exchange, AssignAdd, Optimize, Reinitialize, Erase.
+// Writing batches: Assign, AssignDigested, AssignAdd, Optimize, Reinitialize, Erase.
 #include <mutex>
 #include <string>
 
@@ -72,7 +72,7 @@ void PlanSegments(const EmbeddingTable& table, const OptimizeOptions& options, W
 }
 
 Status RunAssign(EmbeddingTable* table, WriteMode mode, const WriteSpan& span,
-                 const WriteOptions& options, float* before = nullptr) {
+                 const WriteOptions& options, TableDigest* digest = nullptr) {
   Status status = CheckSpan(span);
   if (!status.ok()) return status;
   WriteJob job;
@@ -80,17 +80,17 @@ Status RunAssign(EmbeddingTable* table, WriteMode mode, const WriteSpan& span,
   job.mode = mode;
   job.ts = ClampTimestamp(options.req_time);
   job.filter = EffectiveFilter(options.filter);
+  job.keep_digest = digest != nullptr;
   std::vector<PlannedWrite> writes(1);
   writes[0].job = &job;
   writes[0].AddSpan(span.ids, span.n, span.values,
                     options.runner == nullptr ? 1 : options.runner->NumThreads());
-  if (before != nullptr) {
-    for (WriteTile& tile : writes[0].tiles) {
-      tile.before = before + (tile.ids - span.ids) * table->dim();
-    }
-  }
   TableInternals::RaiseMaxUpdateTs(table, options.req_time);
   RunWrites(writes, options.runner);
+  if (digest != nullptr) {
+    digest->sum += job.digest_sum.load(std::memory_order_relaxed);
+    digest->rows += job.digest_rows.load(std::memory_order_relaxed);
+  }
   return OutOfMemory(job);
 }
 
@@ -100,8 +100,9 @@ Status EmbeddingTable::Assign(const WriteSpan& span, const WriteOptions& options
   return RunAssign(this, WriteMode::kAssign, span, options);
 }
 
-Status EmbeddingTable::Exchange(const WriteSpan& span, const WriteOptions& options, float* before) {
-  return RunAssign(this, WriteMode::kAssign, span, options, before);
+Status EmbeddingTable::AssignDigested(const WriteSpan& span, const WriteOptions& options,
+                                      TableDigest* digest) {
+  return RunAssign(this, WriteMode::kAssign, span, options, digest);
 }
 
 Status EmbeddingTable::AssignAdd(const WriteSpan& span, const WriteOptions& options) {

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <limits>
 #include <new>
 
 #include "monolith/native_training/runtime/hash_table/batch/filter_rounds.h"
@@ -76,7 +75,8 @@ WriteStages::WriteStages(WriteJob* job, const WriteTile& tile)
       report_touched_(TableInternals::Touched(*job->table) != nullptr &&
                       (job->mode == WriteMode::kOptimize || job->mode == WriteMode::kReinitialize)),
       plain_adagrad_(job->mode == WriteMode::kOptimize && job->segments.size() == 1 &&
-                     IsPlainAdagrad(*job->segments[0].segment, layout_)) {
+                     IsPlainAdagrad(*job->segments[0].segment, layout_)),
+      plain_copy_(job->mode == WriteMode::kAssign && !skip_zero_ && CopiesRows(layout_)) {
   ThreadVector(layout_.dim);
 }
 
@@ -84,6 +84,10 @@ WriteStages::~WriteStages() {
   TableInternals::Counters* counters = TableInternals::CountersOf(job_->table);
   if (filtered_ > 0) counters->filtered.fetch_add(filtered_, std::memory_order_relaxed);
   if (nonfinite_ > 0) counters->nonfinite.fetch_add(nonfinite_, std::memory_order_relaxed);
+  if (job_->keep_digest) {
+    job_->digest_sum.fetch_add(digest_.sum, std::memory_order_relaxed);
+    job_->digest_rows.fetch_add(digest_.rows, std::memory_order_relaxed);
+  }
   if (!report_touched_) return;
   std::vector<int64_t>* touched = ThreadTouchedIds();
   if (!touched->empty()) {
@@ -103,7 +107,8 @@ int64_t WriteStages::LockedIds() const {
 
 template <typename Ids>
 uint64_t WriteStages::ShardsOf(const Ids& ids, int64_t n, int begin, int end) const {
-  if (job_->mode != WriteMode::kLoad && n >= 4 * (end - begin)) return ShardRange(begin, end);
+  const bool exact = job_->mode == WriteMode::kLoad || job_->keep_digest;
+  if (!exact && n >= 4 * (end - begin)) return ShardRange(begin, end);
   return ShardsOfIds(n, [&ids](int64_t i) { return ids.key(i); });
 }
 
@@ -166,6 +171,7 @@ class WriteStages::BlockFinisher {
   static constexpr int64_t kIds = kBlock;
   static constexpr bool kAnyWrite = true;
   static constexpr int64_t kRowBytes = 0;  // any
+  static constexpr int64_t kValueBytes = 0;
 
   explicit BlockFinisher(WriteStages* stages) : stages_(stages) {}
   template <typename Ids>
@@ -194,6 +200,7 @@ class WriteStages::AdagradFinisher {
   static constexpr int64_t kIds = 1;
   static constexpr bool kAnyWrite = false;
   static constexpr int64_t kRowBytes = 8 * kDim;
+  static constexpr int64_t kValueBytes = 4 * kDim;
 
   explicit AdagradFinisher(WriteStages* stages)
       : stages_(stages),
@@ -242,6 +249,48 @@ class WriteStages::AdagradFinisher {
   NonFiniteSeen nonfinite_seen_;
 };
 
+// Assigns rows whose values are floats as they come, each at once, and hashes them in the same go:
+// that is done while others are fetched. kDim > 0: a dimension known to the compiler.
+template <int kDim, bool kDigest>
+class WriteStages::CopyFinisher {
+ public:
+  static constexpr int64_t kIds = 1;
+  static constexpr bool kAnyWrite = false;
+  static constexpr int64_t kRowBytes = 4 * kDim;
+  static constexpr int64_t kValueBytes = 4 * kDim;
+
+  explicit CopyFinisher(WriteStages* stages)
+      : stages_(stages), dim_(stages->layout_.dim), values_(stages->tile_.values) {}
+
+  template <typename Ids>
+  void operator()(const Ids& ids, int64_t i, int64_t, char* const* rows, uint8_t* fresh) {
+    char* const row = *rows;
+    if (row == nullptr) return;
+    const float* const values = values_ + ids.position(i) * dim();
+    if (*fresh != 0) {
+      *fresh = 0;
+      stages_->InitializeStates(row);
+    } else if (kDigest) {
+      digest_.Remove(RowHash(ids.key(i), reinterpret_cast<const float*>(row), dim()));
+    }
+    std::memcpy(row, values, 4 * dim());
+    if (kDigest) digest_.Add(RowHash(ids.key(i), values, dim()));
+  }
+
+  template <typename Ids>
+  void End(const Ids&, int64_t) const {
+    stages_->digest_ += digest_;
+  }
+
+ private:
+  int64_t dim() const { return kDim > 0 ? kDim : dim_; }
+
+  WriteStages* const stages_;
+  const int64_t dim_;
+  const float* const values_;
+  TableDigest digest_;
+};
+
 template <typename Ids>
 void WriteStages::RunLocked(const Ids& ids, int64_t n) {
   // What may fail comes first: a row that was inserted has to be finished.
@@ -250,10 +299,21 @@ void WriteStages::RunLocked(const Ids& ids, int64_t n) {
     const size_t wanted = touched->size() + static_cast<size_t>(n);
     if (touched->capacity() < wanted) touched->reserve(2 * wanted);
   }
-  if (!plain_adagrad_) return RunPipeline(ids, n, BlockFinisher(this));
   // To know the most frequent dimension saves a tenth.
-  if (layout_.dim == 16) return RunPipeline(ids, n, AdagradFinisher<16>(this));
-  RunPipeline(ids, n, AdagradFinisher<0>(this));
+  const bool is_16 = layout_.dim == 16 && layout_.stride % 64 == 0;
+  if (plain_adagrad_) {
+    return is_16 ? RunPipeline(ids, n, AdagradFinisher<16>(this))
+                 : RunPipeline(ids, n, AdagradFinisher<0>(this));
+  }
+  if (plain_copy_ && job_->keep_digest) {
+    return is_16 ? RunPipeline(ids, n, CopyFinisher<16, true>(this))
+                 : RunPipeline(ids, n, CopyFinisher<0, true>(this));
+  }
+  if (plain_copy_) {
+    return is_16 ? RunPipeline(ids, n, CopyFinisher<16, false>(this))
+                 : RunPipeline(ids, n, CopyFinisher<0, false>(this));
+  }
+  RunPipeline(ids, n, BlockFinisher(this));
 }
 
 template <typename Ids, typename Finisher>
@@ -273,8 +333,8 @@ __attribute__((noinline)) void WriteStages::RunPipeline(const Ids& all_ids, int6
   // finished at a time; between blocks it loses track.
   const int64_t value_bytes = kAny            ? std::min<int64_t>(value_bytes_, 512)
                               : Ids::kInOrder ? 0
-                                              : Finisher::kRowBytes / 2;
-  const int64_t value_stride = kAny ? value_bytes_ : Finisher::kRowBytes / 2;
+                                              : Finisher::kValueBytes;
+  const int64_t value_stride = kAny ? value_bytes_ : Finisher::kValueBytes;
   const char* const values = values_begin_;
   const uint32_t* const load_ts = kAnyWrite ? tile_.load_ts : nullptr;
   const uint32_t job_ts = job_->ts;
@@ -359,7 +419,6 @@ __attribute__((noinline)) void WriteStages::RunPipeline(const Ids& all_ids, int6
 char* WriteStages::Resolve(int64_t key, uint64_t hash, FlatIndex::Line* home, int64_t position,
                            bool dropped, uint8_t* fresh) {
   Shard* const shard = shards_[ShardOf(hash)].get();
-  TellBefore(position, nullptr, false);  // Finish tells of the row, if there is one
   if (dropped && shard->index.Find(hash, key) == nullptr) {
     ++filtered_;
     return nullptr;
@@ -407,22 +466,18 @@ __attribute__((noinline)) bool WriteStages::EraseIfZero(Ids ids, int64_t i, int6
   const uint64_t hash = HashId(key);
   Shard* const shard = shards_[ShardOf(hash)].get();
   FlatIndex::Slot* const slot = shard->index.Find(hash, key);
-  TellBefore(position, slot == nullptr ? nullptr : shard->rows.Address(slot->row), false);
   if (slot != nullptr) {
+    if (job_->keep_digest) digest_.Remove(HashOf(key, shard->rows.Address(slot->row)));
     shard->rows.Free(slot->row);
     shard->index.Erase(slot);
   }
   return true;
 }
 
-void WriteStages::TellBefore(int64_t position, const char* row, bool fresh) const {
-  if (tile_.before == nullptr) return;
-  float* const before = tile_.before + position * layout_.dim;
-  if (row == nullptr || fresh) {
-    std::memset(before, 0, 4 * layout_.dim);
-  } else {
-    ReadRow(layout_, row, TableInternals::LastGlobalStep(*job_->table), before);
-  }
+uint64_t WriteStages::HashOf(int64_t id, const char* row) const {
+  float* const values = ThreadVector(layout_.dim)->data();
+  ReadRow(layout_, row, TableInternals::LastGlobalStep(*job_->table), values);
+  return RowHash(id, values, layout_.dim);
 }
 
 void WriteStages::Finish(const Item* items, int count) {
@@ -469,17 +524,21 @@ void WriteStages::InitializeRow(int64_t id, char* row) {
   }
 }
 
+void WriteStages::InitializeStates(char* row) {
+  if (layout_.serving()) return;
+  for (const Segment& segment : layout_.segments) InitializeState(segment, row);
+}
+
 void WriteStages::FinishAssign(const Item& item) {
-  TellBefore(item.position, item.row, item.fresh);
+  if (job_->keep_digest && !item.fresh) digest_.Remove(HashOf(item.key, item.row));
   if (layout_.serving()) {
     for (const Segment& segment : layout_.segments)
       EncodeSegment(segment, Values(item.position), item.row);
-    return;
+  } else {
+    if (item.fresh) InitializeStates(item.row);
+    std::memcpy(item.row, Values(item.position), 4 * layout_.dim);
   }
-  if (item.fresh) {
-    for (const Segment& segment : layout_.segments) InitializeState(segment, item.row);
-  }
-  std::memcpy(item.row, Values(item.position), 4 * layout_.dim);
+  if (job_->keep_digest) digest_.Add(HashOf(item.key, item.row));
 }
 
 void WriteStages::FinishAssignAdd(const Item& item) {

@@ -18,11 +18,11 @@
 
 #include <atomic>
 #include <cstdint>
-#include <limits>
 #include <vector>
 
 #include "monolith/native_training/runtime/hash_table/batch/batch_tiles.h"
 #include "monolith/native_training/runtime/hash_table/embedding_table.h"
+#include "monolith/native_training/runtime/hash_table/rows/row_hash.h"
 #include "monolith/native_training/runtime/hash_table/table_internals.h"
 
 namespace monolith {
@@ -37,8 +37,7 @@ struct RunSegment {
   float hash_net_scale;
 };
 
-// One write batch of one table. Shared by the threads that run it, constant but for
-// `out_of_memory`.
+// One write batch of one table. Shared by the threads that run it, constant but for the atomics.
 struct WriteJob {
   EmbeddingTable* table = nullptr;
   WriteMode mode = WriteMode::kAssign;
@@ -48,6 +47,9 @@ struct WriteJob {
   std::vector<RunSegment> segments;  // kOptimize
   std::vector<Segment> fused;        // owns what `segments` points to where neighbours were fused
   std::atomic<bool> out_of_memory{false};
+  bool keep_digest = false;  // kAssign: sum up what the digest of the table changes by
+  std::atomic<uint64_t> digest_sum{0};
+  std::atomic<int64_t> digest_rows{0};
 };
 
 // The ids of one tile of a job, by position.
@@ -56,30 +58,16 @@ struct WriteTile {
   int64_t n = 0;
   const float* values = nullptr;      // dim floats per position
   const uint32_t* counts = nullptr;   // occurrences per position; null: 1
-  float* before = nullptr;            // kAssign: dim floats per position that it held; may be null
   int32_t* existed = nullptr;         // kReinitialize
   const char* load_rows = nullptr;    // kLoad: stride bytes per position
   const uint32_t* load_ts = nullptr;  // kLoad
 };
 
-// The sum of squares is below the smallest normal float. Sums only grow, so that most vectors are
-// told by their first value. In double, so that threads that take subnormal floats for zeros, as
-// TensorFlow's do, decide like others.
-inline bool IsZeroVector(const float* values, int64_t dim) {
-  double sum = 0.0;
-  for (int64_t i = 0; i < dim; ++i) {
-    const double value = values[i];
-    sum += value * value;
-    if (!(sum < std::numeric_limits<float>::min())) return false;
-  }
-  return true;
-}
-
 // Applies ids of one tile. Used by one thread.
 class WriteStages {
  public:
   WriteStages(WriteJob* job, const WriteTile& tile);
-  // Reports touched ids; no lock is held any more.
+  // Reports touched ids and the change of the digest; no lock is held any more.
   ~WriteStages();
 
   // Applies the ids at n positions of the tile, all in the shards [shard_begin, shard_end), in
@@ -104,6 +92,8 @@ class WriteStages {
   class BlockFinisher;
   template <int kDim>
   class AdagradFinisher;
+  template <int kDim, bool kDigest>
+  class CopyFinisher;
 
   // An id that is ready to be finished.
   struct Item {
@@ -116,8 +106,9 @@ class WriteStages {
   // Ids that are locked at once.
   int64_t LockedIds() const;
   // Bits of the shards [begin, end) that hold some of the ids. Where there are many ids that is
-  // taken to be all, but not for a checkpoint, whose ids come shard by shard: threads that load
-  // its files at the same time would wait for each other.
+  // taken to be all, but not for a checkpoint or rows of a log, whose ids come shard by shard:
+  // threads that load files at the same time would wait for each other, and lookups for rows that
+  // they do not ask for.
   template <typename Ids>
   uint64_t ShardsOf(const Ids& ids, int64_t n, int begin, int end) const;
   template <typename Ids>
@@ -142,11 +133,13 @@ class WriteStages {
   template <typename Ids>
   bool EraseIfZero(Ids ids, int64_t i, int64_t finished, const int64_t* keys, char** rows,
                    uint8_t* fresh);
-  // Hands out what the row of a position holds; null or fresh: zeros.
-  void TellBefore(int64_t position, const char* row, bool fresh) const;
+  // The hash of what a lookup of a row returns.
+  uint64_t HashOf(int64_t id, const char* row) const;
   void OutOfMemory() { job_->out_of_memory.store(true, std::memory_order_relaxed); }
   void Finish(const Item* items, int count);
   void InitializeRow(int64_t id, char* row);
+  // All of a new row but its values.
+  void InitializeStates(char* row);
   void FinishAssign(const Item& item);
   void FinishAssignAdd(const Item& item);
   void FinishOptimize(const Item* items, int count);
@@ -161,8 +154,10 @@ class WriteStages {
   const bool skip_zero_;
   const bool report_touched_;
   const bool plain_adagrad_;          // AdagradFinisher can run it
+  const bool plain_copy_;             // CopyFinisher can
   const uint8_t* dropped_ = nullptr;  // by number of the id in the step; null: no filter
   bool index_changed_ = false;        // lines have moved in the last Resolve
+  TableDigest digest_;                // what it changes by
   int64_t filtered_ = 0;
   int64_t nonfinite_ = 0;
 };

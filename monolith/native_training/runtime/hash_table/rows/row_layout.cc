@@ -1,5 +1,6 @@
 #include "monolith/native_training/runtime/hash_table/rows/row_layout.h"
 
+#include <algorithm>
 #include <cmath>
 #include <initializer_list>
 #include <limits>
@@ -224,6 +225,13 @@ Status CheckPresence(const TableConfig& config) {
 }
 
 }  // namespace
+
+bool CopiesRows(const RowLayout& layout) {
+  if (layout.all_raw || !layout.serving()) return layout.all_raw;
+  return std::all_of(layout.segments.begin(), layout.segments.end(), [](const Segment& segment) {
+    return segment.retriever == RetrieverKind::kRaw && segment.code_bytes == 4 * segment.dim;
+  });
+}
 
 Status CompileRowLayout(const TableConfig& config, RowLayout* layout) {
   if (config.entry.type == EntryType::kUnknown) {

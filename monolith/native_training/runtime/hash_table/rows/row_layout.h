@@ -59,6 +59,9 @@ struct RowLayout {
   int64_t num_segments() const { return static_cast<int64_t>(segments.size()); }
 };
 
+// Whether a lookup is a plain copy: of training rows, or of serving rows whose codes are floats.
+bool CopiesRows(const RowLayout& layout);
+
 // Checks the whole configuration; errors name the segment, the field and the value.
 Status CompileRowLayout(const TableConfig& config, RowLayout* layout);
 

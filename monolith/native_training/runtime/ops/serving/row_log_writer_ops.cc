@@ -298,10 +298,20 @@ class RowLogTakeOp : public ClientOp {
 
  private:
   Status Run(OpKernelContext* ctx, SyncClient* client) override {
-    std::vector<std::string> messages;
-    int64_t num_rows = 0, num_deleted = 0;
-    TF_RETURN_IF_ERROR(
-        FromEngine(client->builder()->Take(max_bytes_, &messages, &num_rows, &num_deleted)));
+    std::vector<std::string> chunk;
+    std::vector<tstring> messages;
+    int64_t num_rows = 0, num_deleted = 0, bytes = 0;
+    do {
+      int64_t rows = 0, deleted = 0;
+      // One at a time, so that all are made in the same memory.
+      TF_RETURN_IF_ERROR(FromEngine(client->builder()->Take(1, &chunk, &rows, &deleted)));
+      for (const std::string& message : chunk) {
+        messages.emplace_back(message);
+        bytes += static_cast<int64_t>(message.size());
+      }
+      num_rows += rows;
+      num_deleted += deleted;
+    } while (!chunk.empty() && bytes < max_bytes_);
     Tensor* out = nullptr;
     Tensor* counts = nullptr;
     TF_RETURN_IF_ERROR(AllocateOutput(ctx, 0, {static_cast<int64_t>(messages.size())}, &out));

@@ -6,11 +6,12 @@
 //
 // Writer and reader of a row log compute the same function: a change of it is a change of the
 // format.
-#ifndef MONOLITH_NATIVE_TRAINING_RUNTIME_ROW_LOG_ROW_HASH_H_
-#define MONOLITH_NATIVE_TRAINING_RUNTIME_ROW_LOG_ROW_HASH_H_
+#ifndef MONOLITH_NATIVE_TRAINING_RUNTIME_HASH_TABLE_ROWS_ROW_HASH_H_
+#define MONOLITH_NATIVE_TRAINING_RUNTIME_HASH_TABLE_ROWS_ROW_HASH_H_
 
 #include <cstdint>
 #include <cstring>
+#include <limits>
 
 #if defined(__SSE2__)
 #include <emmintrin.h>
@@ -18,11 +19,21 @@
 #include <arm_neon.h>
 #endif
 
-#include "monolith/native_training/runtime/hash_table/batch/write_stages.h"
-#include "monolith/native_training/runtime/hash_table/embedding_table.h"
-
 namespace monolith {
 namespace engine {
+
+// The sum of squares is below the smallest normal float. Sums only grow, so that most vectors are
+// told by their first value. In double, so that threads that take subnormal floats for zeros, as
+// TensorFlow's do, decide like others.
+inline bool IsZeroVector(const float* values, int64_t dim) {
+  double sum = 0.0;
+  for (int64_t i = 0; i < dim; ++i) {
+    const double value = values[i];
+    sum += value * value;
+    if (!(sum < std::numeric_limits<float>::min())) return false;
+  }
+  return true;
+}
 
 inline uint64_t FoldProduct(uint64_t a, uint64_t b) {
   const __uint128_t product = static_cast<__uint128_t>(a) * b;
@@ -97,22 +108,17 @@ struct TableDigest {
     sum -= hash;
     rows -= hash != 0;
   }
+  TableDigest& operator+=(const TableDigest& change) {
+    sum += change.sum;
+    rows += change.rows;
+    return *this;
+  }
   friend bool operator==(const TableDigest& a, const TableDigest& b) {
     return a.sum == b.sum && a.rows == b.rows;
   }
 };
 
-// Reads every row. Exact only while nobody writes.
-inline TableDigest DigestOf(const EmbeddingTable& table) {
-  TableDigest digest;
-  table.VisitRows([&](const RowView& row) {
-    digest.Add(RowHash(row.id, row.values, table.dim()));
-    return true;
-  });
-  return digest;
-}
-
 }  // namespace engine
 }  // namespace monolith
 
-#endif  // MONOLITH_NATIVE_TRAINING_RUNTIME_ROW_LOG_ROW_HASH_H_
+#endif  // MONOLITH_NATIVE_TRAINING_RUNTIME_HASH_TABLE_ROWS_ROW_HASH_H_
