@@ -82,7 +82,7 @@ def import_of_tensorflow() -> Iterator[None]:
 
 
 def _is_noisy_machine() -> bool:
-  """Returns whether TensorFlow's import is noisy, and ends in no abort whose reason must be seen."""
+  """Returns whether the import is noisy, and ends in no abort whose reason must be seen."""
   if platform.machine() != "x86_64":
     return False
   try:
