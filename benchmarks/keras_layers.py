@@ -1,6 +1,6 @@
 """Speed of a Keras model on our tables, against the same model in graph mode and in plain Keras.
 
-  python benchmarks/keras_layers.py [--rounds 7] [--steps 20]
+  python benchmarks/keras.py [--rounds 7] [--steps 20]
 
 The model and the data of `train.py`: 26 features with ids of a Zipf law over 10M, dimension 16,
 batches of 4096, one dense tower; `fit` as a user calls it. All processes live at the same time, and
