@@ -6,20 +6,28 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 JOBS ?= $(shell nproc)
 
-.PHONY: help build native server gpu gpu-test horovod demo demo-sync demo-realtime demo-realtime-faults test cpp-test soak sanitize sanitize-ops bazel-test lint format docs bench wheel clean
+.PHONY: help build runnable native server gpu gpu-test horovod demo demo-sync demo-realtime demo-realtime-faults test cpp-test soak sanitize sanitize-ops bazel-test lint format docs bench wheel clean
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST)
 
-$(VENV)/.installed: pyproject.toml tools/requirements.py tools/setup_environment.sh
+$(VENV)/.installed: pyproject.toml tools/requirements.py tools/setup_environment.sh tools/install_requirements.py
 	PYTHON="$(PYTHON)" VENV="$(VENV)" bash tools/setup_environment.sh
 	@touch $@
 
 # Compiled modules and op wrappers start every process a second sooner, also where Python is told to
 # write no bytecode.
-build: $(VENV)/.installed native ## virtual environment in .venv, everything compiled in place
+define compile_modules
 	@env -u PYTHONDONTWRITEBYTECODE $(RUN) -m compileall -q monolith idl
 	@env -u PYTHONDONTWRITEBYTECODE $(RUN) -c 'from monolith.native_training.runtime.ops import gen_monolith_ops'
+endef
+
+build: $(VENV)/.installed native ## virtual environment in .venv, everything compiled in place
+	$(compile_modules)
+
+runnable: $(VENV)/.installed ## like build, but GPU kernels, which take minutes, only where there is a GPU
+	$(RUN) tools/native_build.py $(if $(wildcard /dev/nvidia0),,--without-cuda) --jobs $(JOBS)
+	$(compile_modules)
 
 native: ## the op library and protobuf modules only, in an environment that exists
 	$(RUN) tools/native_build.py --jobs $(JOBS)
@@ -33,16 +41,16 @@ gpu: $(VENV)/.installed ## like build, and fails where the GPU kernels cannot be
 gpu-test: gpu ## every test that needs a GPU; says so where there is none
 	$(RUN) tests/gpu/run.py
 
-demo: build ## train the demo models; ARGS=--gpu with the dense parts on a GPU
+demo: runnable ## train the demo models; ARGS=--gpu with the dense parts on a GPU
 	$(RUN) -m monolith.native_training.demo $(ARGS)
 
-demo-sync: build horovod ## train the ranking model of the demo on two ranks with Horovod
+demo-sync: runnable horovod ## train the ranking model of the demo on two ranks with Horovod
 	$(RUN) -m monolith.native_training.demos.sync
 
-demo-realtime: build ## a click to a served row in seconds: broker, joiner, trainer, replicas, every process killed once
+demo-realtime: runnable ## a click to a served row in seconds: broker, joiner, trainer, replicas, every process killed once
 	$(RUN) -m monolith.realtime.demo
 
-demo-realtime-faults: build ## each promise of real time put to the test: kills, processes that stand still, poison, all at once
+demo-realtime-faults: runnable ## each promise of real time put to the test: kills, processes that stand still, poison, all at once
 	$(RUN) -m monolith.realtime.demo --faults=all --seconds=30
 
 horovod: $(VENV)/.installed ## Horovod in the environment, built once and kept in ~/.cache/monolith

@@ -257,9 +257,9 @@ def ffm_multiply_grad(gpu: Gpu):
   return _ffm(gpu, dot=False, grad=True)
 
 
-def _gather_inputs(gpu: Gpu, hot: float = 0.0):
-  """`hot`: the share of the rows that are of one place."""
-  rows, table, dim = 1 << 23, 1 << 22, 16
+def _gather_inputs(gpu: Gpu, hot: float = 0.0, dim: int = 16):
+  """As many floats whatever the width; `hot`: the share of the rows that are of one place."""
+  rows, table = (1 << 27) // dim, (1 << 26) // dim
   rng = np.random.default_rng(1)
   offsets = rng.integers(0, table, rows).astype(np.int32) * dim
   offsets[rng.random(rows) < hot] = 3 * dim
@@ -282,8 +282,8 @@ def gather(gpu: Gpu):
   return call, rows * (4 + 8 * dim), rows, 0
 
 
-def gather_grad(gpu: Gpu, hot: float = 0.0):
-  rows, size, dim, offsets = _gather_inputs(gpu, hot)
+def gather_grad(gpu: Gpu, hot: float = 0.0, dim: int = 16):
+  rows, size, dim, offsets = _gather_inputs(gpu, hot, dim)
   grads, out = gpu.floats(rows * dim), gpu.empty(4 * size)
   call = gpu.with_workspace(
     "op_gather_grad",
@@ -297,6 +297,18 @@ def gather_grad(gpu: Gpu, hot: float = 0.0):
     _i64(size),
   )
   return call, rows * (4 + 4 * dim) + 4 * size, rows, _sort_bytes(rows, size // dim)
+
+
+def gather_grad_32(gpu: Gpu):
+  return gather_grad(gpu, dim=32)
+
+
+def gather_grad_64(gpu: Gpu):
+  return gather_grad(gpu, dim=64)
+
+
+def gather_grad_128(gpu: Gpu):
+  return gather_grad(gpu, dim=128)
 
 
 def gather_grad_hot(gpu: Gpu):
@@ -483,6 +495,10 @@ def layout_grad(gpu: Gpu):
   return _layout(gpu, grad=True)
 
 
+def layout_grad_64(gpu: Gpu):
+  return _layout(gpu, grad=True, widths=(64,))
+
+
 def layout_grad_hot(gpu: Gpu):
   return _layout(gpu, grad=True, hot=0.1)
 
@@ -505,6 +521,9 @@ KERNELS = (
   ffm_multiply_grad,
   gather,
   gather_grad,
+  gather_grad_32,
+  gather_grad_64,
+  gather_grad_128,
   gather_grad_hot,
   gather_grad_one,
   gather_grad_mixed,
@@ -516,6 +535,7 @@ KERNELS = (
   reduce_split_grad,
   layout,
   layout_grad,
+  layout_grad_64,
   layout_grad_hot,
   layout_grad_mixed,
   layout_grad_mixed_hot,

@@ -7,6 +7,7 @@ same folders.
 
   python tools/native_build.py                    protobuf modules and op libraries, in place
   python tools/native_build.py --cuda             the same, and fails without a CUDA compiler
+  python tools/native_build.py --without-cuda     the same but the GPU kernels: minutes sooner
   python tools/native_build.py --server           the model server, and fails without nghttp2
   python tools/native_build.py --protos           protobuf modules only, in seconds
   python tools/native_build.py --cpp-tests        builds and runs the GoogleTest binaries
@@ -14,7 +15,6 @@ same folders.
   python tools/native_build.py --sanitize address  the op library once more, below build/
   python tools/native_build.py --gpu-tests        the tests of the GPU kernels, on a GPU
   python tools/native_build.py --benchmarks       builds the Google Benchmark binaries
-  python tools/native_build.py --object FILE.cc   compiles one source of the op library
 
 Longer than 600 lines: Bazel runs this file alone and `setup.py` before anything is installed, so it
 imports nothing of ours.
@@ -63,6 +63,7 @@ COMMON_FLAGS = (
   "-std=c++17 -fPIC -pthread -Wall -Wextra -fno-math-errno -fno-trapping-math "
   f"{SAME_ROUNDING}-fvisibility=hidden -I. -Ibuild/gen"
 )
+SOURCES_OF_UNIT = 6  # at most; more compile faster together, and a change recompiles more
 PRECOMPILED_HEADERS = (
   "tensorflow/core/framework/common_shape_fns.h",
   "tensorflow/core/framework/op.h",
@@ -310,6 +311,30 @@ def _add_python_protos(ninja: NinjaFile) -> list[object]:
   return targets
 
 
+def _units(sources: Iterable[pathlib.PurePosixPath]) -> list[str]:
+  """Writes sources that include a few of one folder each; returns their paths.
+
+  TensorFlow's headers cost the compiler more than most sources do, even precompiled: in units all
+  of them take a third of the time. So names in unnamed namespaces are unique within a folder. The
+  Bazel build compiles every source by itself.
+  """
+  folders: dict[pathlib.PurePosixPath, list[pathlib.PurePosixPath]] = {}
+  for source in sources:
+    folders.setdefault(source.parent, []).append(source)
+  units = []
+  for folder, members in folders.items():
+    count = -(-len(members) // SOURCES_OF_UNIT)
+    for i in range(count):
+      units.append(f"build/units/{folder}/unit_{i}.cc")
+      own = members[len(members) * i // count : len(members) * (i + 1) // count]
+      _write_if_changed(ROOT / units[-1], "".join(f'#include "{source}"\n' for source in own))
+  return units
+
+
+def _unit_object(unit: str, variant: str) -> str:
+  return unit.replace("build/", f"build/{variant}/", 1).replace(".cc", ".o")
+
+
 def _object(source: pathlib.PurePosixPath, variant: str) -> str:
   return f"build/{variant}/{source.with_suffix('.o')}"
 
@@ -383,16 +408,12 @@ def _add_op_library(
     pch = [f"{prelude}.gch"]
     ninja.build(pch, "pch", [prelude], flags=flags)
     op_flags = f"{flags} -include {prelude}"
-  for source in op_sources():
-    is_op = source.relative_to(RUNTIME).parts[0] == "ops"
-    ninja.build(
-      [_object(source, variant)],
-      "cxx",
-      [source],
-      implicit=pch if is_op else (),
-      order_only=headers,
-      flags=op_flags if is_op else engine_flags,
-    )
+  for unit in _units(_glob(str(RUNTIME / "ops"), "*.cc")):
+    output = _unit_object(unit, variant)
+    ninja.build([output], "cxx", [unit], implicit=pch, order_only=headers, flags=op_flags)
+    objects.append(output)
+  for source in engine_sources():
+    ninja.build([_object(source, variant)], "cxx", [source], flags=engine_flags)
     objects.append(_object(source, variant))
   ninja.build(
     [library],
@@ -590,24 +611,22 @@ def _link_folder(name: str, folder: pathlib.Path) -> None:
     link.symlink_to(folder, target_is_directory=True)
 
 
-def build_in_place(
-  targets: Iterable[object] = (), jobs: int | None = None, *, require_cuda: bool = False
-) -> None:
+def build_in_place(jobs: int | None = None, *, cuda: str = "optional") -> None:
   """Generates the protobuf modules and builds the op library inside the source tree.
 
   Args:
-    targets: Ninja targets to build instead of everything.
     jobs: parallel jobs, by default as many as there are cores.
-    require_cuda: fail where there is no CUDA compiler, instead of leaving the GPU kernels out.
+    cuda: where there is no CUDA compiler, GPU kernels that are "required" make the build fail and
+      those that are "optional" are left out. Those that are "untouched" stay as they are.
 
   Raises:
     BuildError: a tool is missing or the compilation failed.
   """
-  nvcc = _require_nvcc() if require_cuda else find_nvcc()
+  nvcc = _require_nvcc() if cuda == "required" else find_nvcc()
   tools = find_toolchain()
   _link_folder("tensorflow", tools.tensorflow_dir)
   ninja = NinjaFile("ops")
-  _add_python_protos(ninja)
+  targets = [*_add_python_protos(ninja), OP_LIBRARY]
   _add_compile_rules(ninja, tools)
   _add_cpp_protos(ninja)
   _add_op_library(ninja, tools)
@@ -615,22 +634,24 @@ def build_in_place(
   if pyarrow:
     _link_folder("pyarrow", pyarrow)
     _add_parquet_library(ninja)
-  if nvcc:
-    _add_cuda_library(ninja, nvcc)
-  ninja.run(targets, jobs, tools)
-  if not nvcc:
-    print(f"{CUDA_LIBRARY.name} is left out: no CUDA compiler (nvcc) was found.", flush=True)
-    (ROOT / CUDA_LIBRARY).unlink(missing_ok=True)
-  if not pyarrow:
+    targets.append(PARQUET_LIBRARY)
+  else:
     print(f"{PARQUET_LIBRARY.name} is left out: pyarrow is not installed.", flush=True)
     # One that an earlier build left would be packaged.
     (ROOT / PARQUET_LIBRARY).unlink(missing_ok=True)
-  if not list(targets):
-    _write_if_changed(
-      ROOT / BUILD_INFO,
-      '"""Written by the build: what the op library beside this file was compiled against."""\n\n'
-      f'TENSORFLOW_VERSION = "{tools.tensorflow_version}"\n',
-    )
+  if nvcc:
+    _add_cuda_library(ninja, nvcc)
+    if cuda != "untouched":
+      targets.append(CUDA_LIBRARY)
+  elif cuda != "untouched":
+    print(f"{CUDA_LIBRARY.name} is left out: no CUDA compiler (nvcc) was found.", flush=True)
+    (ROOT / CUDA_LIBRARY).unlink(missing_ok=True)
+  ninja.run(targets, jobs, tools)
+  _write_if_changed(
+    ROOT / BUILD_INFO,
+    '"""Written by the build: what the op library beside this file was compiled against."""\n\n'
+    f'TENSORFLOW_VERSION = "{tools.tensorflow_version}"\n',
+  )
 
 
 def build_python_protos(jobs: int | None = None) -> None:
@@ -659,26 +680,27 @@ def _has_header(tools: Toolchain, name: str) -> bool:
   return done.returncode == 0
 
 
-def _add_server_objects(
-  ninja: NinjaFile, tools: Toolchain, *, variant: str, flags: str
-) -> list[str]:
-  """Adds every object of the server but that of its main function."""
-  flags = f"{flags} {_tensorflow_flags(tools)}"
+def _add_server_objects(ninja: NinjaFile, tools: Toolchain) -> list[str]:
+  """Adds every object of the server."""
+  flags = f"-O2 -DNDEBUG {_tensorflow_flags(tools)}"
+  # Only its headers: the library is loaded when TLS is asked for.
+  if _has_header(tools, "openssl/ssl.h"):
+    flags += " -DMONOLITH_WITH_OPENSSL"
   _add_cpp_protos(ninja, SERVER)
   stems = [f"build/gen/{proto.with_suffix('')}" for proto in _protos_used_in_cpp(SERVER)]
   headers = [f"{stem}.pb.h" for stem in stems]
   objects = []
   for stem in stems:
-    compiled = f"{stem.replace('build/', f'build/{variant}/', 1)}.pb.o"
+    compiled = f"{stem.replace('build/', 'build/server/', 1)}.pb.o"
     ninja.build([compiled], "cxx", [f"{stem}.pb.cc"], order_only=headers, flags=flags)
     objects.append(compiled)
-  # Only its headers: the library is loaded when TLS is asked for.
-  tls = "-DMONOLITH_WITH_OPENSSL" if _has_header(tools, "openssl/ssl.h") else ""
-  for source in [*server_sources(), *(RUNTIME / name for name in SERVER_ENGINE_SOURCES)]:
-    own = f"{flags} {tls}" if source == SERVER / "net/tls.cc" else flags
-    ninja.build([_object(source, variant)], "cxx", [source], order_only=headers, flags=own)
-    objects.append(_object(source, variant))
-  return [item for item in objects if item != _object(SERVER / "main.cc", variant)]
+  for unit in _units(server_sources()):
+    objects.append(_unit_object(unit, "server"))
+    ninja.build([objects[-1]], "cxx", [unit], order_only=headers, flags=flags)
+  for source in (RUNTIME / name for name in SERVER_ENGINE_SOURCES):
+    objects.append(_object(source, "server"))
+    ninja.build([objects[-1]], "cxx", [source], flags=flags)
+  return objects
 
 
 def _server_libs(tools: Toolchain) -> str:
@@ -710,7 +732,7 @@ def build_server(jobs: int | None = None, *, required: bool = True) -> None:
   _link_folder("tensorflow", tools.tensorflow_dir)
   ninja = NinjaFile("server")
   _add_compile_rules(ninja, tools)
-  objects = _add_server_objects(ninja, tools, variant="server", flags="-O2 -DNDEBUG")
+  objects = _add_server_objects(ninja, tools)
   if not _has_header(tools, "openssl/ssl.h"):
     print(
       f"{SERVER_PROGRAM.name} is built without TLS: OpenSSL's headers are missing (Debian and "
@@ -720,7 +742,7 @@ def build_server(jobs: int | None = None, *, required: bool = True) -> None:
   ninja.build(
     [SERVER_PROGRAM],
     "link",
-    [_object(SERVER / "main.cc", "server"), *objects],
+    objects,
     flags="",
     libs=_server_libs(tools),
   )
@@ -732,7 +754,7 @@ def build_sanitized_library(sanitize: str, jobs: int | None = None) -> pathlib.P
 
   It is loaded instead when the environment variable `MONOLITH_OP_LIBRARY` names it.
   """
-  build_in_place(jobs=jobs)
+  build_in_place(jobs)
   tools = find_toolchain()
   variant = f"ops-{sanitize}"
   library = pathlib.PurePosixPath("build", variant, OP_LIBRARY.name)
@@ -781,7 +803,7 @@ def build_gpu_tests(jobs: int | None = None) -> list[str]:
 
   `--cpp-tests` builds the same sources with loops instead of kernels.
   """
-  build_in_place(jobs=jobs, require_cuda=True)
+  build_in_place(jobs, cuda="required")
   tools = find_toolchain()
   ninja = NinjaFile("gpu-tests")
   _add_compile_rules(ninja, tools)
@@ -825,11 +847,12 @@ def main() -> int:
   parser.add_argument("--gpu-tests", action="store_true", help="build and run them on a GPU")
   parser.add_argument("--benchmarks", action="store_true", help="build the C++ benchmarks")
   parser.add_argument("--protos", action="store_true", help="generate the protobuf modules only")
-  parser.add_argument("--cuda", action="store_true", help="fail without a CUDA compiler")
+  cuda = parser.add_mutually_exclusive_group()
+  cuda.add_argument("--cuda", action="store_true", help="fail without a CUDA compiler")
+  cuda.add_argument("--without-cuda", action="store_true", help="leave the GPU kernels as they are")
   parser.add_argument("--server", action="store_true", help="the model server; needs nghttp2")
   parser.add_argument("--nvcc-command", action="store_true", help="print how to compile for GPUs")
   parser.add_argument("--sanitize", choices=sorted(SANITIZERS), help="for the tests or the library")
-  parser.add_argument("--object", metavar="FILE", help="compile one op-library source only")
   parser.add_argument("--jobs", "-j", type=int, help="parallel jobs (default: all cores)")
   options = parser.parse_args()
   try:
@@ -852,11 +875,9 @@ def main() -> int:
     if options.sanitize:
       print(build_sanitized_library(options.sanitize, options.jobs))
       return 0
-    source = options.object and pathlib.PurePosixPath(options.object)
-    targets = [_object(source, "ops")] if source else []
-    build_in_place(targets, options.jobs, require_cuda=options.cuda)
-    if not targets:
-      build_server(options.jobs, required=False)
+    cuda = "required" if options.cuda else "untouched" if options.without_cuda else "optional"
+    build_in_place(options.jobs, cuda=cuda)
+    build_server(options.jobs, required=False)
     return 0
   except BuildError as error:
     print(f"error: {error}", file=sys.stderr)

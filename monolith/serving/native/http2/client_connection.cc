@@ -13,8 +13,6 @@ namespace monolith {
 namespace serving {
 namespace {
 
-constexpr int32_t kStreamWindow = 4 << 20;
-constexpr int32_t kConnectionWindow = 16 << 20;
 constexpr int64_t kMaxReplyBytes = 512 << 20;
 
 }  // namespace

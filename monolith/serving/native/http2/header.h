@@ -1,13 +1,17 @@
-// Header fields for nghttp2.
+// What both ends of a connection tell nghttp2: header fields, and how much may be on its way.
 #ifndef MONOLITH_SERVING_NATIVE_HTTP2_HEADER_H_
 #define MONOLITH_SERVING_NATIVE_HTTP2_HEADER_H_
 
 #include <nghttp2/nghttp2.h>
 
+#include <cstdint>
 #include <string_view>
 
 namespace monolith {
 namespace serving {
+
+inline constexpr int32_t kStreamWindow = 4 << 20;
+inline constexpr int32_t kConnectionWindow = 16 << 20;
 
 // Both texts must live until the header was submitted, which copies them.
 inline nghttp2_nv MakeHeader(std::string_view name, std::string_view value) {

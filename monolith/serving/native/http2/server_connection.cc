@@ -12,8 +12,6 @@ namespace monolith {
 namespace serving {
 namespace {
 
-constexpr int32_t kStreamWindow = 4 << 20;
-constexpr int32_t kConnectionWindow = 16 << 20;
 constexpr std::string_view kGrpc = "application/grpc";
 
 }  // namespace

@@ -24,7 +24,7 @@ constexpr char kFused[] = "MonolithSumRaggedRows";
 constexpr char kMark[] = "_monolith_pools";
 
 // "a", "a:0" and "^a" are of node "a".
-std::string NodeOf(const std::string& input) {
+std::string NodeOfInput(const std::string& input) {
   const size_t start = !input.empty() && input[0] == '^' ? 1 : 0;
   return input.substr(start, input.find(':', start) - start);
 }
@@ -73,7 +73,7 @@ class Fusion {
   };
 
   NodeDef* Find(const std::string& input) const {
-    const auto found = nodes_.find(NodeOf(input));
+    const auto found = nodes_.find(NodeOfInput(input));
     return found == nodes_.end() ? nullptr : found->second;
   }
 
@@ -125,7 +125,7 @@ class Fusion {
         }
         int64_t level = 0;
         for (const std::string& input : node->input()) {
-          const auto known = levels_.find(NodeOf(input));
+          const auto known = levels_.find(NodeOfInput(input));
           if (known != levels_.end()) level = std::max(level, known->second);
         }
         levels_[name] = level + static_cast<int64_t>(is_member_.count(name));
@@ -193,7 +193,7 @@ class Fusion {
       if (outputs_.count(node.name()) > 0) continue;
       for (std::string& input : *node.mutable_input()) {
         if (IsControl(input)) continue;
-        const auto found = outputs_.find(NodeOf(input));
+        const auto found = outputs_.find(NodeOfInput(input));
         if (found != outputs_.end()) input = found->second;
       }
     }

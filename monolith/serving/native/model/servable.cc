@@ -57,32 +57,6 @@ bool MayWait(const tensorflow::GraphDef& graph) {
   return false;
 }
 
-// How long runs take. What runs at the same time note may be lost: the next slow one is noted
-// again.
-class Pace {
- public:
-  // Remembers the slowest run, and forgets it by and by.
-  void Note(std::chrono::nanoseconds time) {
-    const int64_t runs = runs_.load(std::memory_order_relaxed);
-    // The first one makes things ready.
-    if (runs > 0) {
-      const int64_t slowest = slowest_.load(std::memory_order_relaxed);
-      slowest_.store(std::max<int64_t>(time.count(), slowest - slowest / 64),
-                     std::memory_order_relaxed);
-    }
-    if (runs < kRunsToJudge) runs_.store(runs + 1, std::memory_order_relaxed);
-  }
-
-  bool is_short() const {
-    return runs_.load(std::memory_order_relaxed) >= kRunsToJudge &&
-           slowest_.load(std::memory_order_relaxed) <= kShortNanos;
-  }
-
- private:
-  std::atomic<int64_t> runs_{0};
-  std::atomic<int64_t> slowest_{0};
-};
-
 std::string KeyOf(const std::string& signature, const std::set<std::string>& outputs) {
   std::string key = signature;
   for (const std::string& alias : outputs) key += '\0' + alias;
@@ -156,6 +130,32 @@ class CallableCall : public SessionCall {
 };
 
 }  // namespace
+
+// How long runs take. What runs at the same time note may be lost: the next slow one is noted
+// again.
+class Pace {
+ public:
+  // Remembers the slowest run, and forgets it by and by.
+  void Note(std::chrono::nanoseconds time) {
+    const int64_t runs = runs_.load(std::memory_order_relaxed);
+    // The first one makes things ready.
+    if (runs > 0) {
+      const int64_t slowest = slowest_.load(std::memory_order_relaxed);
+      slowest_.store(std::max<int64_t>(time.count(), slowest - slowest / 64),
+                     std::memory_order_relaxed);
+    }
+    if (runs < kRunsToJudge) runs_.store(runs + 1, std::memory_order_relaxed);
+  }
+
+  bool is_short() const {
+    return runs_.load(std::memory_order_relaxed) >= kRunsToJudge &&
+           slowest_.load(std::memory_order_relaxed) <= kShortNanos;
+  }
+
+ private:
+  std::atomic<int64_t> runs_{0};
+  std::atomic<int64_t> slowest_{0};
+};
 
 class Servable::Impl {
  public:

@@ -14,7 +14,7 @@ namespace serving {
 namespace {
 
 constexpr char kPredict[] = "/tensorflow.serving.PredictionService/Predict";
-constexpr std::chrono::seconds kAskAgain(1);
+constexpr std::chrono::seconds kTryAgain(1);
 // An answer later than this is of no use to anybody.
 constexpr std::chrono::milliseconds kMaxTimeout(600'000);
 
@@ -144,7 +144,7 @@ std::vector<std::string> RemotePredictor::Choose(const ServedModel& model) {
   std::lock_guard<std::mutex> lock(mutex_);
   const auto answers = [&](const std::string& address) {
     const auto failed = failed_.find(address);
-    return failed == failed_.end() || now - failed->second >= kAskAgain;
+    return failed == failed_.end() || now - failed->second >= kTryAgain;
   };
   if (!turn.empty()) {
     const auto start = next_.fetch_add(1, std::memory_order_relaxed) % turn.size();
@@ -166,7 +166,7 @@ void RemotePredictor::MarkFailed(const std::string& address) {
   const Clock::time_point now = Clock::now();
   std::lock_guard<std::mutex> lock(mutex_);
   for (auto it = failed_.begin(); it != failed_.end();) {
-    it = now - it->second < kAskAgain ? std::next(it) : failed_.erase(it);
+    it = now - it->second < kTryAgain ? std::next(it) : failed_.erase(it);
   }
   failed_[address] = now;
 }

@@ -17,7 +17,6 @@ namespace monolith {
 namespace serving {
 namespace {
 
-constexpr size_t kCrcBytes = 4;
 // An error quotes no more names.
 constexpr size_t kMaxNamed = 16;
 

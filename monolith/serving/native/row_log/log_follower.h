@@ -10,6 +10,7 @@
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <mutex>
@@ -23,6 +24,9 @@
 
 namespace monolith {
 namespace serving {
+
+// Every message begins with a checksum of what follows.
+inline constexpr size_t kCrcBytes = 4;
 
 // Takes the messages of a log, from the follower's thread.
 class LogHandler {

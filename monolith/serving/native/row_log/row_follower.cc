@@ -18,7 +18,6 @@ namespace {
 // Rows that were saved while a batch was on its way are newer than that batch. One can be under way
 // when a replica starts, so from the next one on both tables must be equal.
 constexpr int64_t kBatchesUntilEqual = 2;
-constexpr size_t kCrcBytes = 4;
 constexpr int64_t kStateSize = 13;
 
 tensorflow::Tensor Scalar(int64_t value) {

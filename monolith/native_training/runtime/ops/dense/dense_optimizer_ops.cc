@@ -46,7 +46,7 @@ Status ReadScalar(OpKernelContext* ctx, int input, const char* name, float* valu
 }
 
 // Elements per piece of work: a few hundred kilobytes over all arrays.
-constexpr int64_t kGrain = 1 << 15;
+constexpr int64_t kStepGrain = 1 << 15;
 
 // Holds the attributes that both optimizers have. `use_locking` exists for symmetry with
 // TensorFlow's own optimizers: the variables are always locked.
@@ -88,7 +88,7 @@ class ResourceApplyAdamomOp : public OptimizerOp {
           errors::InvalidArgument(
               "update_slots is false while c holds 0: the first step must update the slots"));
       OP_REQUIRES_OK(ctx, variables.MutableValues(ctx, 0, &w));
-      DeviceRunner(ctx).RunRanges(n, kGrain, [=, &options](int64_t begin, int64_t end) {
+      DeviceRunner(ctx).RunRanges(n, kStepGrain, [=, &options](int64_t begin, int64_t end) {
         ::monolith::dense::AdamomMove(options, m + begin, v + begin, c + begin, end - begin,
                                       w + begin);
       });
@@ -100,7 +100,7 @@ class ResourceApplyAdamomOp : public OptimizerOp {
     OP_REQUIRES_OK(ctx, variables.MutableValues(ctx, 2, &v));
     OP_REQUIRES_OK(ctx, variables.MutableValues(ctx, 3, &c));
     const float* g = grad.flat<float>().data();
-    DeviceRunner(ctx).RunRanges(n, kGrain, [=, &options](int64_t begin, int64_t end) {
+    DeviceRunner(ctx).RunRanges(n, kStepGrain, [=, &options](int64_t begin, int64_t end) {
       ::monolith::dense::AdamomStep(options, g + begin, end - begin, w + begin, m + begin,
                                     v + begin, c + begin);
     });
@@ -130,7 +130,7 @@ class ResourceApplyRmspropOp : public OptimizerOp {
     OP_REQUIRES_OK(ctx, variables.MutableValues(ctx, 1, &m));
     OP_REQUIRES_OK(ctx, variables.MutableValues(ctx, 2, &v));
     const float* g = grad.flat<float>().data();
-    DeviceRunner(ctx).RunRanges(grad.NumElements(), kGrain,
+    DeviceRunner(ctx).RunRanges(grad.NumElements(), kStepGrain,
                                 [=, &options](int64_t begin, int64_t end) {
                                   ::monolith::dense::RmspropStep(options, g + begin, end - begin,
                                                                  w + begin, m + begin, v + begin);

@@ -27,7 +27,7 @@ using shape_inference::ShapeHandle;
 
 using RowMajor = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
 using ConstBlock = Eigen::Map<const RowMajor, Eigen::Unaligned, Eigen::OuterStride<>>;
-using Block = Eigen::Map<RowMajor, Eigen::Unaligned, Eigen::OuterStride<>>;
+using StridedBlock = Eigen::Map<RowMajor, Eigen::Unaligned, Eigen::OuterStride<>>;
 
 // Sets offsets[f] to the first row of weight that belongs to feature f, and offsets[F] to E.
 Status SegmentOffsets(const std::vector<int64_t>& segment_sizes, std::vector<int64_t>* offsets) {
@@ -143,7 +143,7 @@ class FeatureInsightOp : public FeatureInsightBase {
               ConstBlock x_f(x + begin * embedding + at, rows, size,
                              Eigen::OuterStride<>(embedding));
               ConstBlock w_f(w + at * k, size, k, Eigen::OuterStride<>(k));
-              Block y_f(y + begin * out_width + f * k, rows, k, Eigen::OuterStride<>(out_width));
+              StridedBlock y_f(y + begin * out_width + f * k, rows, k, Eigen::OuterStride<>(out_width));
               y_f.noalias() = x_f * w_f;
             }
           });
@@ -195,7 +195,7 @@ class FeatureInsightGradOp : public FeatureInsightBase {
               ConstBlock g_f(g + begin * grad_width + f * k, rows, k,
                              Eigen::OuterStride<>(grad_width));
               ConstBlock w_f(w + at * k, size, k, Eigen::OuterStride<>(k));
-              Block dx_f(dx + begin * embedding + at, rows, size, Eigen::OuterStride<>(embedding));
+              StridedBlock dx_f(dx + begin * embedding + at, rows, size, Eigen::OuterStride<>(embedding));
               dx_f.noalias() = g_f * w_f.transpose();
             }
           });
@@ -208,7 +208,7 @@ class FeatureInsightGradOp : public FeatureInsightBase {
               if (size <= 0) continue;
               ConstBlock g_f(g + f * k, batch, k, Eigen::OuterStride<>(grad_width));
               ConstBlock x_f(x + at, batch, size, Eigen::OuterStride<>(embedding));
-              Block dw_f(dw + at * k, size, k, Eigen::OuterStride<>(k));
+              StridedBlock dw_f(dw + at * k, size, k, Eigen::OuterStride<>(k));
               dw_f.noalias() = x_f.transpose() * g_f;
             }
           });

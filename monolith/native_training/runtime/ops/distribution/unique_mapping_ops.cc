@@ -139,8 +139,6 @@ struct OffsetMap {
   }
 };
 
-}  // namespace
-
 REGISTER_OP("MonolithUniqueKeyWithValueAndOffset")
     .Input("key: int64")
     .Input("key_split: int64")
@@ -407,5 +405,6 @@ class FinalizeSharedTensorOp : public OpKernel {
 REGISTER_GUARDED_KERNEL(Name("MonolithFinalizeSharedTensor").Device(DEVICE_CPU),
                         FinalizeSharedTensorOp);
 
+}  // namespace
 }  // namespace monolith_tf
 }  // namespace tensorflow

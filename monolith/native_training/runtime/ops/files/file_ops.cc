@@ -27,7 +27,6 @@ namespace {
 
 using ::monolith::hash_table::EntryDump;
 using shape_inference::InferenceContext;
-using shape_inference::ShapeHandle;
 
 // Thread-safe: every call holds the mutex, so that appends never interleave.
 class WritableFileResource : public ResourceBase {
@@ -157,11 +156,6 @@ class EntryDumpFileAppendOp : public OpKernel {
     OP_REQUIRES_OK(ctx, file->AppendRecords(records));
   }
 };
-
-Status ScalarInput(InferenceContext* c, int input) {
-  ShapeHandle unused;
-  return c->WithRank(c->input(input), 0, &unused);
-}
 
 REGISTER_OP("MonolithWritableFile")
     .Output("handle: resource")

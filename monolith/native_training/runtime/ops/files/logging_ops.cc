@@ -28,7 +28,6 @@ namespace monolith_tf {
 namespace {
 
 using shape_inference::InferenceContext;
-using shape_inference::ShapeHandle;
 
 class TensorsTimestampOp : public OpKernel {
  public:
@@ -178,11 +177,6 @@ void ForwardShapes(InferenceContext* c, int n) {
       c->set_output_handle_shapes_and_types(i, *handle_data);
     }
   }
-}
-
-Status ScalarInput(InferenceContext* c, int input) {
-  ShapeHandle unused;
-  return c->WithRank(c->input(input), 0, &unused);
 }
 
 // Stateful, because Grappler might otherwise fold it into a constant or merge two of them.

@@ -37,7 +37,7 @@ class CreateGroupGpuOp : public NamedResourceOp<DeviceTableGroup> {
   }
 };
 
-class LookupGpuOp : public GpuKernel {
+class MultiLookupGpuOp : public GpuKernel {
  public:
   using GpuKernel::GpuKernel;
 
@@ -60,7 +60,7 @@ class LookupGpuOp : public GpuKernel {
   }
 };
 
-class LookupEntryGpuOp : public GpuKernel {
+class MultiLookupEntryGpuOp : public GpuKernel {
  public:
   using GpuKernel::GpuKernel;
 
@@ -91,9 +91,9 @@ std::vector<FilteredDeviceTable> AllTables(const DeviceTableGroup& group) {
   return tables;
 }
 
-class FusedLookupGpuOp : public GpuKernel {
+class MultiFusedLookupGpuOp : public GpuKernel {
  public:
-  explicit FusedLookupGpuOp(OpKernelConstruction* ctx) : GpuKernel(ctx) {
+  explicit MultiFusedLookupGpuOp(OpKernelConstruction* ctx) : GpuKernel(ctx) {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("num_of_shards", &num_of_shards_));
   }
 
@@ -108,9 +108,9 @@ class FusedLookupGpuOp : public GpuKernel {
   int64_t num_of_shards_ = 0;
 };
 
-class FusedOptimizeGpuOp : public GpuKernel {
+class MultiFusedOptimizeGpuOp : public GpuKernel {
  public:
-  explicit FusedOptimizeGpuOp(OpKernelConstruction* ctx) : GpuKernel(ctx) {
+  explicit MultiFusedOptimizeGpuOp(OpKernelConstruction* ctx) : GpuKernel(ctx) {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("num_of_shards", &num_of_shards_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("enable_grad_accumulation", &enable_grad_accumulation_));
   }
@@ -131,7 +131,7 @@ class FusedOptimizeGpuOp : public GpuKernel {
 };
 
 template <DeviceWrite write>
-class AssignGpuOp : public GpuKernel {
+class MultiAssignGpuOp : public GpuKernel {
  public:
   using GpuKernel::GpuKernel;
 
@@ -161,7 +161,7 @@ class AssignGpuOp : public GpuKernel {
   }
 };
 
-class ReinitializeGpuOp : public GpuKernel {
+class MultiReinitializeGpuOp : public GpuKernel {
  public:
   using GpuKernel::GpuKernel;
 
@@ -192,7 +192,7 @@ class ReinitializeGpuOp : public GpuKernel {
   }
 };
 
-class OptimizeGpuOp : public GpuKernel {
+class MultiOptimizeGpuOp : public GpuKernel {
  public:
   using GpuKernel::GpuKernel;
 
@@ -226,9 +226,9 @@ class OptimizeGpuOp : public GpuKernel {
   }
 };
 
-class LookupListGpuOp : public GpuKernel {
+class MultiLookupListGpuOp : public GpuKernel {
  public:
-  explicit LookupListGpuOp(OpKernelConstruction* ctx) : GpuKernel(ctx) {
+  explicit MultiLookupListGpuOp(OpKernelConstruction* ctx) : GpuKernel(ctx) {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("tables", &tables_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("dims", &dims_));
   }
@@ -264,9 +264,9 @@ class LookupListGpuOp : public GpuKernel {
   std::vector<int64_t> dims_;
 };
 
-class OptimizeListGpuOp : public GpuKernel {
+class MultiOptimizeListGpuOp : public GpuKernel {
  public:
-  explicit OptimizeListGpuOp(OpKernelConstruction* ctx) : GpuKernel(ctx) {
+  explicit MultiOptimizeListGpuOp(OpKernelConstruction* ctx) : GpuKernel(ctx) {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("tables", &tables_));
     OP_REQUIRES_OK(ctx, CheckEachOnce("tables", "table", tables_));
   }
@@ -316,7 +316,7 @@ class OptimizeListGpuOp : public GpuKernel {
   std::vector<int64_t> tables_;
 };
 
-class SizeGpuOp : public OpKernel {
+class MultiSizeGpuOp : public OpKernel {
  public:
   using OpKernel::OpKernel;
 
@@ -331,7 +331,7 @@ class SizeGpuOp : public OpKernel {
   }
 };
 
-class StatsGpuOp : public OpKernel {
+class MultiStatsGpuOp : public OpKernel {
  public:
   using OpKernel::OpKernel;
 
@@ -347,7 +347,7 @@ class StatsGpuOp : public OpKernel {
   }
 };
 
-class SaveGpuOp : public GroupSaveKernel {
+class MultiSaveGpuOp : public GroupSaveKernel {
  public:
   using GroupSaveKernel::GroupSaveKernel;
 
@@ -359,7 +359,7 @@ class SaveGpuOp : public GroupSaveKernel {
   }
 };
 
-class RestoreGpuOp : public FileKernel {
+class MultiRestoreGpuOp : public FileKernel {
  public:
   using FileKernel::FileKernel;
 
@@ -390,13 +390,13 @@ REGISTER_GUARDED_KERNEL(Name("MonolithMultiHashTableLookup")
                             .Device(DEVICE_GPU)
                             .HostMemory("mtable")
                             .HostMemory("id_split"),
-                        LookupGpuOp);
+                        MultiLookupGpuOp);
 REGISTER_GUARDED_KERNEL(Name("MonolithMultiHashTableLookupEntry")
                             .Device(DEVICE_GPU)
                             .HostMemory("mtable")
                             .HostMemory("id_split")
                             .HostMemory("serialized_entries"),
-                        LookupEntryGpuOp);
+                        MultiLookupEntryGpuOp);
 REGISTER_GUARDED_KERNEL(Name("MonolithMultiHashTableFusedLookup")
                             .Device(DEVICE_GPU)
                             .HostMemory("mtable")
@@ -405,7 +405,7 @@ REGISTER_GUARDED_KERNEL(Name("MonolithMultiHashTableFusedLookup")
                             .HostMemory("embedding_splits")
                             .HostMemory("id_offsets")
                             .HostMemory("embedding_offsets"),
-                        FusedLookupGpuOp);
+                        MultiFusedLookupGpuOp);
 REGISTER_GUARDED_KERNEL(Name("MonolithMultiHashTableFusedOptimize")
                             .Device(DEVICE_GPU)
                             .HostMemory("mtable")
@@ -416,28 +416,28 @@ REGISTER_GUARDED_KERNEL(Name("MonolithMultiHashTableFusedOptimize")
                             .HostMemory("req_time")
                             .HostMemory("global_step")
                             .HostMemory("mtable_out"),
-                        FusedOptimizeGpuOp);
+                        MultiFusedOptimizeGpuOp);
 REGISTER_GUARDED_KERNEL(Name("MonolithMultiHashTableAssign")
                             .Device(DEVICE_GPU)
                             .HostMemory("mtable")
                             .HostMemory("id_split")
                             .HostMemory("update_time")
                             .HostMemory("updated_table"),
-                        AssignGpuOp<DeviceWrite::kAssign>);
+                        MultiAssignGpuOp<DeviceWrite::kAssign>);
 REGISTER_GUARDED_KERNEL(Name("MonolithMultiHashTableAssignAdd")
                             .Device(DEVICE_GPU)
                             .HostMemory("mtable")
                             .HostMemory("id_split")
                             .HostMemory("update_time")
                             .HostMemory("updated_table"),
-                        AssignGpuOp<DeviceWrite::kAssignAdd>);
+                        MultiAssignGpuOp<DeviceWrite::kAssignAdd>);
 REGISTER_GUARDED_KERNEL(Name("MonolithMultiHashTableReinitialize")
                             .Device(DEVICE_GPU)
                             .HostMemory("mtable")
                             .HostMemory("table_name")
                             .HostMemory("updated_table")
                             .HostMemory("id_status"),
-                        ReinitializeGpuOp);
+                        MultiReinitializeGpuOp);
 REGISTER_GUARDED_KERNEL(Name("MonolithMultiHashTableOptimize")
                             .Device(DEVICE_GPU)
                             .HostMemory("mtable")
@@ -446,10 +446,10 @@ REGISTER_GUARDED_KERNEL(Name("MonolithMultiHashTableOptimize")
                             .HostMemory("update_time")
                             .HostMemory("global_step")
                             .HostMemory("updated_table"),
-                        OptimizeGpuOp);
+                        MultiOptimizeGpuOp);
 REGISTER_GUARDED_KERNEL(
     Name("MonolithMultiHashTableLookupList").Device(DEVICE_GPU).HostMemory("mtable"),
-    LookupListGpuOp);
+    MultiLookupListGpuOp);
 REGISTER_GUARDED_KERNEL(Name("MonolithMultiHashTableOptimizeList")
                             .Device(DEVICE_GPU)
                             .HostMemory("mtable")
@@ -457,25 +457,25 @@ REGISTER_GUARDED_KERNEL(Name("MonolithMultiHashTableOptimizeList")
                             .HostMemory("update_time")
                             .HostMemory("global_step")
                             .HostMemory("updated_table"),
-                        OptimizeListGpuOp);
+                        MultiOptimizeListGpuOp);
 REGISTER_GUARDED_KERNEL(
     Name("MonolithMultiHashTableSize").Device(DEVICE_GPU).HostMemory("mtable").HostMemory("sizes"),
-    SizeGpuOp);
+    MultiSizeGpuOp);
 REGISTER_GUARDED_KERNEL(
     Name("MonolithMultiHashTableStats").Device(DEVICE_GPU).HostMemory("mtable").HostMemory("stats"),
-    StatsGpuOp);
+    MultiStatsGpuOp);
 REGISTER_GUARDED_KERNEL(Name("MonolithMultiHashTableSave")
                             .Device(DEVICE_GPU)
                             .HostMemory("mtable")
                             .HostMemory("basename")
                             .HostMemory("output_mtable"),
-                        SaveGpuOp);
+                        MultiSaveGpuOp);
 REGISTER_GUARDED_KERNEL(Name("MonolithMultiHashTableRestore")
                             .Device(DEVICE_GPU)
                             .HostMemory("mtable")
                             .HostMemory("basename")
                             .HostMemory("output_mtable"),
-                        RestoreGpuOp);
+                        MultiRestoreGpuOp);
 
 }  // namespace
 }  // namespace monolith_tf

@@ -13,6 +13,7 @@
 #include <string_view>
 
 #include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/shape_inference.h"
 #include "tensorflow/core/framework/tensor.h"
 #include "tensorflow/core/framework/tensor_shape.h"
 #include "tensorflow/core/platform/errors.h"
@@ -31,6 +32,12 @@ inline Status CheckRank(std::string_view name, const Tensor& tensor, int rank) {
   if (tensor.dims() == rank) return OkStatus();
   return errors::InvalidArgument(name, " has shape ", tensor.shape().DebugString(), ", want rank ",
                                  rank);
+}
+
+// The same while a graph is built.
+inline Status ScalarInput(shape_inference::InferenceContext* c, int input) {
+  shape_inference::ShapeHandle unused;
+  return c->WithRank(c->input(input), 0, &unused);
 }
 
 inline Status CheckScalar(std::string_view name, const Tensor& tensor) {

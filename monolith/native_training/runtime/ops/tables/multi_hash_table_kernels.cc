@@ -38,7 +38,7 @@ class CreateMultiHashTableOp : public NamedResourceOp<MultiHashTableResource> {
   }
 };
 
-class LookupOp : public OpKernel {
+class MultiLookupOp : public OpKernel {
  public:
   using OpKernel::OpKernel;
 
@@ -62,7 +62,7 @@ class LookupOp : public OpKernel {
   }
 };
 
-class LookupEntryOp : public OpKernel {
+class MultiLookupEntryOp : public OpKernel {
  public:
   using OpKernel::OpKernel;
 
@@ -83,9 +83,9 @@ class LookupEntryOp : public OpKernel {
   }
 };
 
-class FusedLookupOp : public OpKernel {
+class MultiFusedLookupOp : public OpKernel {
  public:
-  explicit FusedLookupOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+  explicit MultiFusedLookupOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("num_of_shards", &num_of_shards_));
   }
 
@@ -100,7 +100,7 @@ class FusedLookupOp : public OpKernel {
 };
 
 template <bool add>
-class AssignOp : public OpKernel {
+class MultiAssignOp : public OpKernel {
  public:
   using OpKernel::OpKernel;
 
@@ -130,7 +130,7 @@ class AssignOp : public OpKernel {
   }
 };
 
-class ReinitializeOp : public OpKernel {
+class MultiReinitializeOp : public OpKernel {
  public:
   using OpKernel::OpKernel;
 
@@ -154,7 +154,7 @@ class ReinitializeOp : public OpKernel {
   }
 };
 
-class OptimizeOp : public OpKernel {
+class MultiOptimizeOp : public OpKernel {
  public:
   using OpKernel::OpKernel;
 
@@ -195,9 +195,9 @@ class OptimizeOp : public OpKernel {
   }
 };
 
-class FusedOptimizeOp : public OpKernel {
+class MultiFusedOptimizeOp : public OpKernel {
  public:
-  explicit FusedOptimizeOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+  explicit MultiFusedOptimizeOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("num_of_shards", &num_of_shards_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("enable_grad_accumulation", &enable_grad_accumulation_));
   }
@@ -221,18 +221,20 @@ REGISTER_GUARDED_KERNEL(Name("ReadMonolithMultiHashTable").Device(DEVICE_CPU),
                         ReadGroupOp<MultiHashTableResource>);
 REGISTER_GUARDED_KERNEL(Name("IsHashTableInitialized").Device(DEVICE_CPU),
                         IsInitializedOp<MultiHashTableResource, HashTableResource>);
-REGISTER_GUARDED_KERNEL(Name("MonolithMultiHashTableLookup").Device(DEVICE_CPU), LookupOp);
+REGISTER_GUARDED_KERNEL(Name("MonolithMultiHashTableLookup").Device(DEVICE_CPU), MultiLookupOp);
 REGISTER_GUARDED_KERNEL(Name("MonolithMultiHashTableLookupEntry").Device(DEVICE_CPU),
-                        LookupEntryOp);
+                        MultiLookupEntryOp);
 REGISTER_GUARDED_KERNEL(Name("MonolithMultiHashTableFusedLookup").Device(DEVICE_CPU),
-                        FusedLookupOp);
-REGISTER_GUARDED_KERNEL(Name("MonolithMultiHashTableAssign").Device(DEVICE_CPU), AssignOp<false>);
-REGISTER_GUARDED_KERNEL(Name("MonolithMultiHashTableAssignAdd").Device(DEVICE_CPU), AssignOp<true>);
+                        MultiFusedLookupOp);
+REGISTER_GUARDED_KERNEL(Name("MonolithMultiHashTableAssign").Device(DEVICE_CPU),
+                        MultiAssignOp<false>);
+REGISTER_GUARDED_KERNEL(Name("MonolithMultiHashTableAssignAdd").Device(DEVICE_CPU),
+                        MultiAssignOp<true>);
 REGISTER_GUARDED_KERNEL(Name("MonolithMultiHashTableReinitialize").Device(DEVICE_CPU),
-                        ReinitializeOp);
-REGISTER_GUARDED_KERNEL(Name("MonolithMultiHashTableOptimize").Device(DEVICE_CPU), OptimizeOp);
+                        MultiReinitializeOp);
+REGISTER_GUARDED_KERNEL(Name("MonolithMultiHashTableOptimize").Device(DEVICE_CPU), MultiOptimizeOp);
 REGISTER_GUARDED_KERNEL(Name("MonolithMultiHashTableFusedOptimize").Device(DEVICE_CPU),
-                        FusedOptimizeOp);
+                        MultiFusedOptimizeOp);
 
 }  // namespace
 }  // namespace monolith_tf

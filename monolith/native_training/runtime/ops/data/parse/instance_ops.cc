@@ -121,7 +121,7 @@ void SetDenseShapes(InferenceContext* c, const InstanceSpec& spec, int first, bo
   }
 }
 
-Status ParseShape(InferenceContext* c) {
+Status ParseInstancesShape(InferenceContext* c) {
   InstanceSpec spec;
   TF_RETURN_IF_ERROR(spec.BuildFromAttrs(c));
   TF_RETURN_IF_ERROR(CheckCounts(c, spec));
@@ -131,7 +131,7 @@ Status ParseShape(InferenceContext* c) {
   return OkStatus();
 }
 
-Status RawParseShape(InferenceContext* c) {
+Status RawParseInstancesShape(InferenceContext* c) {
   InstanceSpec spec;
   std::string fid_output_type;
   bool collapse;
@@ -180,7 +180,7 @@ REGISTER_OP("MonolithParseInstances")
     .Attr("R: int >= 0")
     .Attr("S: int >= 0")
     .INSTANCE_ATTRS()
-    .SetShapeFn(ParseShape)
+    .SetShapeFn(ParseInstancesShape)
     .Doc(R"doc(
 Parses serialized Instances.
 
@@ -198,7 +198,7 @@ REGISTER_OP("MonolithRawParseInstance")
     .INSTANCE_ATTRS()
     .Attr("collapse_batch_dim: bool = false")
     .Attr("fid_output_type: {'REGULAR', 'CONCAT'} = 'REGULAR'")
-    .SetShapeFn(RawParseShape)
+    .SetShapeFn(RawParseInstancesShape)
     .Doc(R"doc(
 MonolithParseInstances with all outputs in one list.
 

@@ -12,12 +12,6 @@ namespace monolith_tf {
 
 using ::monolith::data::FeatureRows;
 
-namespace {
-
-constexpr int64_t kIndexCycles = 2000;
-
-}  // namespace
-
 InstanceTable::InstanceTable(const SampleBatch<Instance>& batch, const InstanceColumns& columns,
                              const DeviceRunner& parallel)
     : batch_(batch),

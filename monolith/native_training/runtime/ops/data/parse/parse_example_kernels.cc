@@ -22,8 +22,6 @@ using ::monolith::io::proto::NamedFeature;
 using ::monolith::io::proto::NamedFeatureList;
 using ::monolith::native_training::data::config::LabelConf;
 
-constexpr int64_t kIndexCycles = 2000;
-
 template <typename CellFn>
 DenseRow DenseCells(const ParseSpec::Column& column, CellFn cell) {
   const auto copy = [&column, cell](int64_t row, auto* out) {

@@ -1,0 +1,58 @@
+"""What uv is told of pip's configuration, and that pip does it where uv cannot."""
+
+import pathlib
+import subprocess
+import sys
+import tempfile
+import unittest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tools"))
+
+import install_requirements  # noqa: E402
+
+
+class SettingsTest(unittest.TestCase):
+  def test_the_environment_wins_over_files_and_lists_are_split(self):
+    settings = install_requirements.pip_settings(
+      ":env:.find-links='/wheels'\n"
+      ":env:.no-index='1'\n"
+      "global.extra-index-url='file:///a file:///b'\n"
+      "global.find-links='/old'\n"
+      "install.trusted-host='mirror'\n"
+      "freeze.timeout='10'\n"
+    )
+    self.assertEqual(
+      install_requirements.uv_arguments(settings)[2:],
+      ["--extra-index-url", "file:///a", "--extra-index-url", "file:///b"]
+      + ["--find-links", "/wheels", "--allow-insecure-host", "mirror", "--no-index"],
+    )
+    self.assertNotIn("timeout", settings)
+
+  def test_no_configuration(self):
+    settings = install_requirements.pip_settings("")
+    self.assertEqual(
+      install_requirements.uv_arguments(settings), ["--index-strategy", "unsafe-best-match"]
+    )
+
+
+class InstallTest(unittest.TestCase):
+  def test_what_cannot_be_installed_fails_with_the_message_of_pip(self):
+    with tempfile.TemporaryDirectory() as folder:
+      requirements = pathlib.Path(folder) / "requirements.txt"
+      requirements.write_text("no-such-package-of-monolith==1.0\n")
+      done = subprocess.run(
+        [sys.executable, "tools/install_requirements.py", str(requirements)],
+        # No index is asked: this needs no network.
+        env={"PIP_NO_INDEX": "1", "PATH": "/usr/bin:/bin", "HOME": folder},
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+      )
+    self.assertNotEqual(done.returncode, 0)
+    self.assertIn("pip does it", done.stderr)
+    self.assertIn("No matching distribution found for no-such-package-of-monolith", done.stderr)
+
+
+if __name__ == "__main__":
+  unittest.main()
