@@ -143,7 +143,8 @@ class FeatureInsightOp : public FeatureInsightBase {
               ConstBlock x_f(x + begin * embedding + at, rows, size,
                              Eigen::OuterStride<>(embedding));
               ConstBlock w_f(w + at * k, size, k, Eigen::OuterStride<>(k));
-              StridedBlock y_f(y + begin * out_width + f * k, rows, k, Eigen::OuterStride<>(out_width));
+              StridedBlock y_f(y + begin * out_width + f * k, rows, k,
+                               Eigen::OuterStride<>(out_width));
               y_f.noalias() = x_f * w_f;
             }
           });
@@ -195,7 +196,8 @@ class FeatureInsightGradOp : public FeatureInsightBase {
               ConstBlock g_f(g + begin * grad_width + f * k, rows, k,
                              Eigen::OuterStride<>(grad_width));
               ConstBlock w_f(w + at * k, size, k, Eigen::OuterStride<>(k));
-              StridedBlock dx_f(dx + begin * embedding + at, rows, size, Eigen::OuterStride<>(embedding));
+              StridedBlock dx_f(dx + begin * embedding + at, rows, size,
+                                Eigen::OuterStride<>(embedding));
               dx_f.noalias() = g_f * w_f.transpose();
             }
           });
