@@ -55,7 +55,7 @@ demo-realtime-faults: runnable ## each promise of real time put to the test: kil
 
 horovod: $(VENV)/.installed ## Horovod in the environment, built once and kept in ~/.cache/monolith
 	$(RUN) -c 'import horovod.tensorflow' 2>/dev/null || \
-	  $(VENV)/bin/pip install --quiet --disable-pip-version-check ./third_party/horovod
+	  $(RUN) tools/install_requirements.py ./third_party/horovod
 
 test: build ## everything: C++ tests, Python tests, the wheel
 	$(MAKE) horovod || \

@@ -1,6 +1,7 @@
-"""Installs a requirements file into the environment of this Python, as `pip install -r` would.
+"""Installs packages into the environment of this Python, as `pip install` would.
 
-  python tools/install_requirements.py FILE
+  python tools/install_requirements.py -r FILE
+  python tools/install_requirements.py ./third_party/horovod
 
 uv does it in a fifth of pip's time: it downloads and unpacks several wheels at once. It does not
 read pip's configuration, so indexes and certificates are taken from there; where uv cannot be had
@@ -52,7 +53,7 @@ def uv_arguments(settings: dict[str, str]) -> list[str]:
   return arguments
 
 
-def _install_with_uv(requirements: str) -> bool:
+def _install_with_uv(what: list[str]) -> bool:
   if _pip("install", "--quiet", UV).returncode != 0:
     return False
   settings = pip_settings(_pip("config", "list").stdout)
@@ -62,18 +63,19 @@ def _install_with_uv(requirements: str) -> bool:
   if "proxy" in settings:
     environment.setdefault("ALL_PROXY", settings["proxy"])
   command = [sys.executable, "-m", "uv", "pip", "install", "--quiet", "--compile-bytecode"]
-  command += ["--python", sys.executable, *uv_arguments(settings), "-r", requirements]
+  command += ["--python", sys.executable, *uv_arguments(settings), *what]
   return subprocess.run(command, env=environment).returncode == 0
 
 
 def main() -> int:
-  if len(sys.argv) != 2:
+  what = sys.argv[1:]
+  if not what:
     print(__doc__, file=sys.stderr)
     return 2
-  if _install_with_uv(sys.argv[1]):
+  if _install_with_uv(what):
     return 0
   print("uv could not install everything: pip does it, which takes some minutes.", file=sys.stderr)
-  return _pip("install", "--quiet", "-r", sys.argv[1]).returncode
+  return _pip("install", "--quiet", *what).returncode
 
 
 if __name__ == "__main__":

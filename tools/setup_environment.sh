@@ -36,7 +36,7 @@ fi
 # What pyproject.toml names, read from there so that it is written once.
 requirements=$("$venv/bin/python" tools/requirements.py build runtime test lint kafka parquet serving debugging cuda docs)
 printf '%s\n' "$requirements" > "$venv/requirements.txt"
-"$venv/bin/python" tools/install_requirements.py "$venv/requirements.txt"
+"$venv/bin/python" tools/install_requirements.py -r "$venv/requirements.txt"
 
 # The checkout itself on the path: what `pip install -e .` does, without running the build here.
 site=$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')

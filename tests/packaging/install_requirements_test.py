@@ -42,7 +42,7 @@ class InstallTest(unittest.TestCase):
       requirements = pathlib.Path(folder) / "requirements.txt"
       requirements.write_text("no-such-package-of-monolith==1.0\n")
       done = subprocess.run(
-        [sys.executable, "tools/install_requirements.py", str(requirements)],
+        [sys.executable, "tools/install_requirements.py", "-r", str(requirements)],
         # No index is asked: this needs no network.
         env={"PIP_NO_INDEX": "1", "PATH": "/usr/bin:/bin", "HOME": folder},
         capture_output=True,
