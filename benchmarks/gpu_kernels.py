@@ -47,6 +47,35 @@ _VARIANTS = (
     ),
     (256, 512, 1024),
   ),
+  (
+    "MAX_PIECES",
+    "gather.cu",
+    (
+      gpu_ops.gather_grad,
+      gpu_ops.gather_grad_mixed,
+      gpu_ops.gather_grad_mixed_64,
+      gpu_ops.gather_grad_mixed_skewed,
+    ),
+    (1, 8),
+  ),
+  (
+    "MAX_PIECES",
+    "layout_grad.cu",
+    (gpu_ops.layout_grad, gpu_ops.layout_grad_mixed, gpu_ops.layout_grad_mixed_hot),
+    (1, 8),
+  ),
+  (
+    "BUCKET_STRETCH",
+    "gather.cu",
+    (gpu_ops.gather_grad, gpu_ops.gather_grad_hot, gpu_ops.gather_grad_mixed_skewed),
+    (512, 1024, 2048),
+  ),
+  (
+    "BUCKET_STRETCH",
+    "layout_grad.cu",
+    (gpu_ops.layout_grad, gpu_ops.layout_grad_hot, gpu_ops.layout_grad_mixed_hot),
+    (512, 1024, 2048),
+  ),
   ("BUCKET_ROWS", "layout_grad.cu", (gpu_ops.layout_grad,), (128, 256)),
   (
     "BUCKET_BLOCKS",

@@ -319,13 +319,14 @@ def gather_grad_one(gpu: Gpu):
   return gather_grad(gpu, hot=1.0)
 
 
-def gather_grad_mixed(gpu: Gpu, hot: float = 0.0, skew: int = 1):
+def gather_grad_mixed(gpu: Gpu, hot: float = 0.0, skew: int = 1, dims: tuple[int, ...] = (16, 32)):
   """Rows of two widths.
 
   `hot`: the share of each width's rows that are of one place; `skew`: the power of a random number
   that chooses places, so that with 4 the n-th place has about n ** -0.75 of the first one's rows.
   """
-  rows, table, dims = 1 << 22, 1 << 21, (16, 32)
+  rows = (3 << 26) // sum(dims)
+  table = rows // 2
   rng = np.random.default_rng(5)
   grads, offsets, size = [], [], 0
   for dim in dims:
@@ -354,6 +355,10 @@ def gather_grad_mixed_hot(gpu: Gpu):
 
 def gather_grad_mixed_one(gpu: Gpu):
   return gather_grad_mixed(gpu, hot=1.0)
+
+
+def gather_grad_mixed_64(gpu: Gpu):
+  return gather_grad_mixed(gpu, dims=(16, 64))
 
 
 def gather_grad_mixed_skewed(gpu: Gpu):
@@ -529,6 +534,7 @@ KERNELS = (
   gather_grad_mixed,
   gather_grad_mixed_hot,
   gather_grad_mixed_one,
+  gather_grad_mixed_64,
   gather_grad_mixed_skewed,
   segment_sum,
   reduce_split,

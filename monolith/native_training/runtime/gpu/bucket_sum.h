@@ -1,4 +1,5 @@
-// The sums of scatter_sum.h where all rows have one width: their places are the multiples of it.
+// The sums of scatter_sum.h where all rows have one width, or are cut into pieces of one, the
+// greatest common divisor of their widths: their places are the multiples of it.
 // Then the sort may leave out the lowest bits of the keys, which saves passes over all pairs. What
 // it leaves together is a bucket: 1 << shift neighbouring places. A warp adds up a bucket's rows in
 // shared memory, in their order, and writes all of its places at once, those without rows too.
@@ -35,6 +36,14 @@ struct RowLanes {
     chunks = CeilDiv(width, int64_t{pack} << log_lanes);
   }
 };
+
+// Whether rows of several widths are added up sooner in pieces of one: not where these are many,
+// which all have to be sorted.
+inline bool PiecesArePaid(int64_t rows, int64_t floats, int64_t piece) {
+  if (piece == 0) return false;
+  const int64_t pieces = floats / piece;
+  return pieces <= kMaxPieces * rows && pieces <= INT32_MAX;
+}
 
 inline int64_t NumBuckets(const Keys& of) {
   return (static_cast<int64_t>(of.nowhere) + (int64_t{1} << of.shift) - 1) >> of.shift;

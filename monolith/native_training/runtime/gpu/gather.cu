@@ -1,6 +1,7 @@
 // Embeddings of several tables gathered from one flat buffer by float offset, and back.
 #include <algorithm>
 #include <cstdint>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -69,11 +70,22 @@ struct GatherTile {
   }
 };
 
+// Where rows have several widths, they are cut into pieces of one (bucket_sum.h): a table of
+// dimension 48 and pieces of 16 has three times as many rows, one after the other in memory.
 struct GradTable {
   const float* grads;
   const int32_t* offsets;
-  int64_t dim;
-  int64_t first_tile;  // number of its first row
+  int64_t dim;         // of a piece
+  int64_t first_tile;  // number of its first piece
+  int64_t pieces;      // of a row
+
+  // Where the row lies that piece `number` is of.
+  MONO_DEVICE int64_t OffsetOf(int64_t number) const {
+    return offsets[pieces == 1 ? number - first_tile : (number - first_tile) / pieces];
+  }
+  MONO_DEVICE int64_t PieceOf(int64_t number) const {
+    return pieces == 1 ? 0 : (number - first_tile) % pieces;
+  }
 };
 
 // Row numbers with their keys, kPacks of them for each lane.
@@ -89,28 +101,30 @@ struct ListRows {
   int32_t* bad;
   int32_t* unaligned;
 
+  MONO_DEVICE GradTable TableOf(int64_t row) const {
+    return n == 1 ? first : tables[FindPart(tables, n, row)];
+  }
+
   MONO_DEVICE void operator()(int64_t tile, int lane) const {
-    int64_t offsets[kPacks], dims[kPacks];
+    int64_t offsets[kPacks];
     MONO_UNROLL
     for (int p = 0; p < kPacks; ++p) {
       const int64_t row = (tile * kPacks + p) * kLanes + lane;
-      if (row >= num_rows) continue;
-      const GradTable table = n == 1 ? first : tables[FindPart(tables, n, row)];
-      offsets[p] = table.offsets[row - table.first_tile];
-      dims[p] = table.dim;
+      offsets[p] = row < num_rows ? TableOf(row).OffsetOf(row) : 0;
     }
     MONO_UNROLL
     for (int p = 0; p < kPacks; ++p) {
       const int64_t row = (tile * kPacks + p) * kLanes + lane;
-      if (row < num_rows) List(row, offsets[p], dims[p]);
+      if (row < num_rows) List(row, offsets[p], TableOf(row));
     }
   }
 
-  MONO_DEVICE void List(int64_t row, int64_t offset, int64_t dim) const {
-    const bool good = offset >= 0 && offset <= out_size - dim;
+  MONO_DEVICE void List(int64_t row, int64_t offset, const GradTable& table) const {
+    const int64_t place = offset + table.PieceOf(row) * table.dim;
+    const bool good = offset >= 0 && offset <= out_size - table.dim * table.pieces;
     if (!good) MarkBad(bad);
-    const uint32_t key = good && dim > 0 ? of.Of(offset) : of.nowhere;
-    if (key != of.nowhere && static_cast<int64_t>(key) * of.min_width != offset) MarkBad(unaligned);
+    const uint32_t key = good && table.dim > 0 ? of.Of(place) : of.nowhere;
+    if (key != of.nowhere && static_cast<int64_t>(key) * of.min_width != place) MarkBad(unaligned);
     keys[row] = key;
     rows[row] = static_cast<uint32_t>(row);
   }
@@ -145,7 +159,7 @@ struct GradRows {
   MONO_DEVICE int64_t Place(uint32_t key, uint32_t row) const {
     if (aligned) return static_cast<int64_t>(key) * min_width;
     const GradTable table = TableOf(row);
-    return table.offsets[static_cast<int64_t>(row) - table.first_tile];
+    return table.OffsetOf(row) + table.PieceOf(row) * table.dim;
   }
 
   MONO_DEVICE int64_t Width(uint32_t row) const { return one_width ? min_width : TableOf(row).dim; }
@@ -204,22 +218,32 @@ int mono_gpu_op_gather_grad(void* stream, int64_t tables, const float* const* gr
                             const int64_t* dims, const float* scale, float* out, int64_t out_size,
                             void* workspace, int64_t* workspace_bytes) {
   return Guard([&]() -> int {
-    std::vector<GradTable> parts;
-    int64_t rows = 0, min_dim = INT64_MAX, max_dim = 1;
+    int64_t num_offsets = 0, floats = 0, min_dim = INT64_MAX, max_dim = 1, divisor = 0;
     bool packed = true;
     for (int64_t m = 0; m < tables; ++m) {
       // Tables without rows count, too: where theirs would lie, those of others do not.
       if (dims[m] > 0) min_dim = std::min(min_dim, dims[m]);
       max_dim = std::max(max_dim, dims[m]);
+      divisor = std::gcd(divisor, dims[m]);
       packed = packed && dims[m] % 4 == 0;
-      if (counts[m] == 0) continue;
-      parts.push_back({grads[m], offsets[m], dims[m], rows});
-      rows += counts[m];
+      num_offsets += counts[m];
+      floats += counts[m] * dims[m];
     }
     min_dim = std::min(min_dim, max_dim);
-    if (rows > INT32_MAX) {
-      return Fail(MONO_GPU_INVALID_ARGUMENT, "embedding_offsets have " + std::to_string(rows) +
+    if (num_offsets > INT32_MAX) {
+      return Fail(MONO_GPU_INVALID_ARGUMENT, "embedding_offsets have " +
+                                                 std::to_string(num_offsets) +
                                                  " elements together, want less than 2^31");
+    }
+    const bool cut = PiecesArePaid(num_offsets, floats, divisor);
+    if (cut) min_dim = max_dim = divisor;
+    std::vector<GradTable> parts;
+    int64_t rows = 0;
+    for (int64_t m = 0; m < tables; ++m) {
+      if (counts[m] == 0) continue;
+      const int64_t pieces = cut && dims[m] > 0 ? dims[m] / divisor : 1;
+      parts.push_back({grads[m], offsets[m], dims[m] / pieces, rows, pieces});
+      rows += counts[m] * pieces;
     }
     Keys of;
     MONO_GPU_TRY(MakeKeys(out_size, min_dim, &of));

@@ -3,6 +3,7 @@
 // offset was wrong. The order of every sum is that of distribution/embedding_layout.h.
 #include <algorithm>
 #include <cstdint>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -64,8 +65,7 @@ struct SumShared {
   }
 };
 
-// Gradients of ids, as scatter_sum.h wants them. Their locations are sources (layout_request.h).
-struct IdGradients {
+struct IdGradientArguments {
   MonoGpuLayoutRequest request;
   const Block* blocks;
   const uint32_t* sources;
@@ -77,8 +77,14 @@ struct IdGradients {
   const float* sums;
   int64_t min_width;
   bool one_width;
+  int64_t pieces;
   const int32_t* unaligned;  // not 0: some place is no multiple of min_width
+};
 
+// Gradients of ids, as scatter_sum.h wants them. An occurrence is an id or a piece of one, its
+// location a source or a piece of it (layout_request.h). kCut: there are pieces.
+template <bool kCut>
+struct IdGradients : IdGradientArguments {
   struct Origin {
     int64_t feature;
     int64_t row;
@@ -89,19 +95,32 @@ struct IdGradients {
 
   MONO_DEVICE bool CannotOverlap() const { return one_width && ReadOnly(unaligned) == 0; }
 
-  MONO_DEVICE int64_t Place(uint32_t key, uint32_t id) const {
+  // The number of a piece among those of its id or source, and which of them it is.
+  MONO_DEVICE int64_t WholeOf(uint32_t number, int64_t* piece) const {
+    int64_t whole = number;
+    *piece = 0;
+    if constexpr (kCut) DivMod(number, pieces, &whole, piece);
+    return whole;
+  }
+
+  MONO_DEVICE int64_t Place(uint32_t key, uint32_t occurrence) const {
     if (ReadOnly(unaligned) == 0) return static_cast<int64_t>(key) * min_width;
-    const uint64_t of = request.ids[id];
-    return blocks[of >> 32].offset + static_cast<int64_t>(of & 0xffffffffu);
+    int64_t piece;
+    const uint64_t of = request.ids[WholeOf(occurrence, &piece)];
+    return blocks[of >> 32].offset + static_cast<int64_t>(of & 0xffffffffu) + piece * min_width;
   }
 
-  MONO_DEVICE int64_t Width(uint32_t id) const {
-    return one_width ? min_width : features[OriginOf(Locate(id)).feature].width;
+  MONO_DEVICE int64_t Width(uint32_t occurrence) const {
+    return one_width ? min_width : features[OriginOf(Locate(occurrence)).feature].width;
   }
 
-  MONO_DEVICE uint32_t Locate(uint32_t id) const { return sources[id]; }
+  MONO_DEVICE uint32_t Locate(uint32_t occurrence) const {
+    int64_t piece;
+    const uint32_t source = sources[WholeOf(occurrence, &piece)];
+    return kCut ? static_cast<uint32_t>(source * pieces + piece) : source;
+  }
 
-  MONO_DEVICE Origin OriginOf(uint32_t source) const {
+  MONO_DEVICE Origin OriginOf(int64_t source) const {
     Origin origin{0, 0, 0};
     if (one_position) {
       DivMod(source, request.batch_size, &origin.feature, &origin.row);
@@ -121,9 +140,11 @@ struct IdGradients {
                : target.grad + o.row * target.row_size + o.position * target.step + c;
   }
 
-  MONO_DEVICE const float* Address(uint32_t source, int64_t column) const {
-    const Origin o = OriginOf(source);
+  MONO_DEVICE const float* Address(uint32_t location, int64_t column) const {
+    int64_t piece;
+    const Origin o = OriginOf(WholeOf(location, &piece));
     const Feature& feature = features[o.feature];
+    column += piece * min_width;
     for (int64_t t = feature.first_target; t < feature.first_target + feature.num_targets; ++t) {
       if (targets[t].Covers(column)) return In(targets[t], o, column);
     }
@@ -131,9 +152,10 @@ struct IdGradients {
   }
 
   template <int kSize>
-  MONO_DEVICE void Finish(uint32_t source, Pack<kSize>* term) const {
+  MONO_DEVICE void Finish(uint32_t location, Pack<kSize>* term) const {
     if (!any_mean) return;
-    const Origin o = OriginOf(source);
+    int64_t piece;
+    const Origin o = OriginOf(WholeOf(location, &piece));
     if (!features[o.feature].mean) return;
     const int64_t row = StartOf(request, o.feature) + o.row;
     const float count = static_cast<float>(RowBegin(request, row + 1) - RowBegin(request, row));
@@ -141,7 +163,7 @@ struct IdGradients {
   }
 
   // Feature by feature and slice by slice, as the CPU adds them. Sorted by place, then by id, which
-  // is by feature.
+  // is by feature. Ids are not cut then.
   template <int kSize>
   MONO_DEVICE void AddRun(const Runs& runs, int64_t first, int64_t column, Pack<kSize>* sum) const {
     const uint32_t key = runs.keys[first];
@@ -162,13 +184,15 @@ struct IdGradients {
   }
 
   template <int kSize>
-  MONO_DEVICE void AddOne(uint32_t source, int64_t column, Pack<kSize>* sum) const {
-    const Origin o = OriginOf(source);
+  MONO_DEVICE void AddOne(uint32_t location, int64_t column, Pack<kSize>* sum) const {
+    int64_t piece;
+    const Origin o = OriginOf(WholeOf(location, &piece));
     const Feature& feature = features[o.feature];
+    column += piece * min_width;
     for (int64_t t = feature.first_target; t < feature.first_target + feature.num_targets; ++t) {
       if (!targets[t].Covers(column)) continue;
       Pack<kSize> term = Load<kSize>(In(targets[t], o, column));
-      Finish<kSize>(source, &term);
+      Finish<kSize>(location, &term);
       AddTo(sum, term);
     }
   }
@@ -218,7 +242,7 @@ int mono_gpu_op_layout_grad(void* stream, const MonoGpuLayoutPlan* plan,
                       ", and all features have " + std::to_string(own.num_sources) +
                       " places, want less than 2^32");
     }
-    int64_t min_width = INT64_MAX, max_width = 1;
+    int64_t min_width = INT64_MAX, max_width = 1, divisor = 0;
     bool packed = true, one_position = true, any_mean = false;
     for (const Feature& feature : own.features) {
       one_position = one_position && feature.positions == 1;
@@ -226,6 +250,7 @@ int mono_gpu_op_layout_grad(void* stream, const MonoGpuLayoutPlan* plan,
       if (feature.num_targets == 0) continue;
       min_width = std::min(min_width, feature.width);
       max_width = std::max(max_width, feature.width);
+      divisor = std::gcd(divisor, feature.width);
       packed = packed && feature.width % 4 == 0;
     }
     min_width = std::max<int64_t>(1, std::min(min_width, max_width));
@@ -237,19 +262,24 @@ int mono_gpu_op_layout_grad(void* stream, const MonoGpuLayoutPlan* plan,
                          target.sum_offset});
     }
     std::vector<Block> blocks;
-    const bool in_order = AreColumnsApart(own), one_width = min_width == max_width;
-    bool in_buckets = one_width && in_order;
+    const int64_t ids = request->num_ids;
+    const bool in_order = AreColumnsApart(own);
+    bool in_buckets = in_order && PiecesArePaid(ids, ids * max_width, divisor);
     for (int64_t b = 0; b < num_blocks; ++b) {
       blocks.push_back({nullptr, block_offsets[b], block_sizes[b]});
-      in_buckets = in_buckets && (block_sizes[b] == 0 || block_offsets[b] % min_width == 0);
+      in_buckets = in_buckets && (block_sizes[b] == 0 || block_offsets[b] % divisor == 0);
     }
-    const int64_t ids = request->num_ids;
+    in_buckets = in_buckets && own.num_sources <= INT64_C(0xffffffff) / (max_width / divisor);
+    const int64_t pieces = in_buckets ? max_width / divisor : 1;
+    if (in_buckets) min_width = max_width = divisor;
+    const bool one_width = min_width == max_width;
+    const int64_t slots = ids * pieces;
     Keys of;
     MONO_GPU_TRY(MakeKeys(out_size, min_width, &of));
-    if (in_buckets) ChooseBuckets(ids, max_width, packed ? 4 : 1, &of);
+    if (in_buckets) ChooseBuckets(slots, max_width, packed ? 4 : 1, &of);
     const int bits = BitsOf(of.nowhere);
     int64_t sort_bytes = 0;
-    MONO_GPU_TRY(SortScratch<uint32_t>(ids, bits, &sort_bytes, of.shift));
+    MONO_GPU_TRY(SortScratch<uint32_t>(slots, bits, &sort_bytes, of.shift));
     Workspace space;
     const auto block_slot = space.Put(blocks);
     std::vector<Request> requests = {{*request, nullptr, num_blocks, 0, 0}};
@@ -264,18 +294,18 @@ int mono_gpu_op_layout_grad(void* stream, const MonoGpuLayoutPlan* plan,
     const auto unaligned = space.Put(std::vector<int32_t>{0});
     const auto any_long = space.Put(std::vector<int32_t>{0});
     const auto sums = space.Scratch<float>(own.sum_floats);
-    const auto keys = space.Scratch<uint32_t>(ids);
-    const auto sorted_keys = space.Scratch<uint32_t>(ids);
-    const auto numbers = space.Scratch<uint32_t>(ids);
-    const auto sorted_numbers = space.Scratch<uint32_t>(ids);
+    const auto keys = space.Scratch<uint32_t>(slots);
+    const auto sorted_keys = space.Scratch<uint32_t>(slots);
+    const auto numbers = space.Scratch<uint32_t>(slots);
+    const auto sorted_numbers = space.Scratch<uint32_t>(slots);
     const auto sources = space.Scratch<uint32_t>(ids);
     const auto sort_scratch = space.Scratch<char>(sort_bytes);
     const auto spans = space.Scratch<Span>(in_buckets ? NumBuckets(of) : 0);
-    const auto partials = space.Scratch<float>(in_buckets ? BucketPartials(ids, max_width, of)
-                                                          : RunPartials(ids, of, max_width));
+    const auto partials = space.Scratch<float>(in_buckets ? BucketPartials(slots, max_width, of)
+                                                          : RunPartials(slots, of, max_width));
     if (space.Measure(workspace, workspace_bytes)) return MONO_GPU_OK;
     MONO_GPU_TRY(space.Upload(stream));
-    MONO_GPU_TRY(ForEach(stream, ids, ListNothing{space.At(keys), of.nowhere}));
+    MONO_GPU_TRY(ForEach(stream, slots, ListNothing{space.At(keys), of.nowhere}));
     MONO_GPU_TRY(ForEach(stream, NumChecks(*plan, *request, /*with_ids=*/true),
                          CheckRequest{space.At(request_slot),
                                       1,
@@ -283,31 +313,36 @@ int mono_gpu_op_layout_grad(void* stream, const MonoGpuLayoutPlan* plan,
                                       plan->num_features,
                                       space.bad(),
                                       /*listing=*/true,
-                                      {space.At(keys), space.At(numbers), space.At(sources), of,
-                                       space.At(unaligned)}}));
+                                      {space.At(keys), space.At(numbers), space.At(sources), pieces,
+                                       of, space.At(unaligned)}}));
     MONO_GPU_TRY(SortPairs(stream, space.At(sort_scratch), sort_bytes, space.At(keys),
-                           space.At(sorted_keys), space.At(numbers), space.At(sorted_numbers), ids,
-                           bits, of.shift));
+                           space.At(sorted_keys), space.At(numbers), space.At(sorted_numbers),
+                           slots, bits, of.shift));
     MONO_GPU_TRY(
         ForEach(stream, own.sum_floats,
                 SumShared{*request, space.At(target_slot), static_cast<int64_t>(targets.size()),
                           space.bad(), space.At(sums)}));
-    const Runs runs{space.At(sorted_keys), space.At(sorted_numbers), ids, of};
-    const IdGradients source{*request,           space.At(block_slot),
-                             space.At(sources),  space.At(feature_slot),
-                             plan->num_features, one_position,
-                             any_mean,           space.At(target_slot),
-                             space.At(sums),     min_width,
-                             one_width,          space.At(unaligned)};
-    if (in_buckets) {
-      const auto add = packed ? SumBuckets<4, IdGradients> : SumBuckets<1, IdGradients>;
+    const Runs runs{space.At(sorted_keys), space.At(sorted_numbers), slots, of};
+    const IdGradientArguments arguments{*request,           space.At(block_slot),
+                                        space.At(sources),  space.At(feature_slot),
+                                        plan->num_features, one_position,
+                                        any_mean,           space.At(target_slot),
+                                        space.At(sums),     min_width,
+                                        one_width,          pieces,
+                                        space.At(unaligned)};
+    const auto sum_buckets = [&](auto source) {
+      using Source = decltype(source);
+      const auto add = packed ? SumBuckets<4, Source> : SumBuckets<1, Source>;
       return add(stream, runs, source, max_width, space.bad(), space.At(unaligned), space.At(spans),
                  space.At(partials), space.At(any_long), out, out_size);
-    }
+    };
+    if (pieces > 1) return sum_buckets(IdGradients<true>{arguments});
+    using Source = IdGradients<false>;
+    if (in_buckets) return sum_buckets(Source{arguments});
     const auto scatter =
-        in_order ? (packed ? ScatterSum<4, true, IdGradients> : ScatterSum<1, true, IdGradients>)
-                 : (packed ? ScatterSum<4, false, IdGradients> : ScatterSum<1, false, IdGradients>);
-    return scatter(stream, runs, source, max_width, space.bad(), space.At(overlap),
+        in_order ? (packed ? ScatterSum<4, true, Source> : ScatterSum<1, true, Source>)
+                 : (packed ? ScatterSum<4, false, Source> : ScatterSum<1, false, Source>);
+    return scatter(stream, runs, Source{arguments}, max_width, space.bad(), space.At(overlap),
                    space.At(partials), space.At(any_long), out, out_size);
   });
 }

@@ -83,11 +83,13 @@ MONO_DEVICE int64_t RowBegin(const MonoGpuLayoutRequest& request, int64_t row) {
 }
 
 // Where the gradient lists the ids, with their keys (scatter_sum.h). Ids that no slice takes are
-// left out. A source is the number of a (feature, row, FIRSTN position), by feature first.
+// left out. A source is the number of a (feature, row, FIRSTN position), by feature first. Where
+// embeddings have several widths, each id has room for all pieces of the widest (bucket_sum.h).
 struct IdList {
   uint32_t* keys;
   uint32_t* numbers;
-  uint32_t* sources;
+  uint32_t* sources;  // of each id
+  int64_t pieces;     // of an id, at most; 1: they are not cut
   Keys of;
   int32_t* unaligned;
 };
@@ -116,12 +118,15 @@ struct CheckRequest {
     return in.rows[r] >= (r > 0 ? in.rows[r - 1] : 0) && in.rows[r] <= in.num_ids;
   }
 
-  MONO_DEVICE void List(int64_t i, int64_t place, uint32_t source) const {
+  MONO_DEVICE void List(int64_t i, int64_t place, int64_t width, uint32_t source) const {
     const uint32_t key = list.of.Of(place);
     if (static_cast<int64_t>(key) * list.of.min_width != place) MarkBad(list.unaligned);
-    list.keys[i] = key;
-    list.numbers[i] = static_cast<uint32_t>(i);
     list.sources[i] = source;
+    const int64_t first = i * list.pieces, last = first + list.pieces - 1;
+    for (int64_t n = first; n <= last && (n - first) * list.of.min_width < width; ++n) {
+      list.keys[n] = key + static_cast<uint32_t>(n - first);
+      list.numbers[n] = static_cast<uint32_t>(n);
+    }
   }
 
   // The ids of one feature in one batch row.
@@ -150,7 +155,7 @@ struct CheckRequest {
         if (position > from.size - feature.width) return false;
         const int64_t nth = first + k - begin;
         if (!listing || (feature.first_n && nth >= feature.positions)) continue;
-        List(first + k, from.offset + position,
+        List(first + k, from.offset + position, feature.width,
              source + static_cast<uint32_t>(feature.first_n ? nth : 0));
       }
     }

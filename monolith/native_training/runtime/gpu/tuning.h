@@ -33,11 +33,17 @@
 #ifndef MONO_GPU_RUN_STRETCH
 #define MONO_GPU_RUN_STRETCH 1024
 #endif
+#ifndef MONO_GPU_BUCKET_STRETCH
+#define MONO_GPU_BUCKET_STRETCH 2048
+#endif
 #ifndef MONO_GPU_BUCKET_BYTES
-#define MONO_GPU_BUCKET_BYTES 8192
+#define MONO_GPU_BUCKET_BYTES 4096
 #endif
 #ifndef MONO_GPU_BUCKET_ROWS
 #define MONO_GPU_BUCKET_ROWS 128
+#endif
+#ifndef MONO_GPU_MAX_PIECES
+#define MONO_GPU_MAX_PIECES 8
 #endif
 #ifndef MONO_GPU_BUCKET_BLOCKS
 #define MONO_GPU_BUCKET_BLOCKS 8
@@ -57,11 +63,12 @@ constexpr int kScatterRows = MONO_GPU_SCATTER_ROWS;          // that a lane of s
 
 // Rows of a stretch (stretches.h); more of one place, or of one bucket, are shared by many warps.
 constexpr int64_t kRunStretch = MONO_GPU_RUN_STRETCH;
-constexpr int64_t kBucketStretch = 4096;
+constexpr int64_t kBucketStretch = MONO_GPU_BUCKET_STRETCH;
 
 constexpr int kMaxBucketBits = 7;                        // of places that a warp adds up
 constexpr int64_t kBucketBytes = MONO_GPU_BUCKET_BYTES;  // of shared memory, for a warp
 constexpr int64_t kBucketRows = MONO_GPU_BUCKET_ROWS;    // that a bucket should have
+constexpr int64_t kMaxPieces = MONO_GPU_MAX_PIECES;      // that a row is cut into, on average
 constexpr int kBucketBlocks = MONO_GPU_BUCKET_BLOCKS;    // on a multiprocessor, at least
 
 }  // namespace gpu

@@ -311,6 +311,17 @@ TEST(GpuGatherTest, FindsOffsetsOutOfBounds) {
   }
 }
 
+TEST(GpuGatherTest, FindsRowsOfWhichOnlyTheFirstHalfIsInside) {
+  std::mt19937 random(5);
+  Tables tables = MakeTables({16, 32}, {10, 10}, &random);
+  tables.offsets[1][3] = static_cast<int32_t>(tables.size - 16);
+  OnDevice device(tables);
+  const Buffer<float> buffer(tables.size);
+
+  EXPECT_TRUE(device.Gather(buffer));
+  EXPECT_TRUE(device.GatherGrad(1.0f, buffer));
+}
+
 template <typename Index>
 bool SegmentSums(const std::vector<std::vector<Index>>& indices,
                  const std::vector<std::vector<float>>& updates, const std::vector<int64_t>& rows,
