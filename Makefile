@@ -61,7 +61,7 @@ test: build ## everything: C++ tests, Python tests, the wheel
 	$(MAKE) horovod || \
 	  { echo "Horovod could not be installed: tests with several ranks are left out" >&2; [ "$$CI" != true ]; }
 	$(RUN) tools/native_build.py --cpp-tests --jobs $(JOBS)
-	$(RUN) -m pytest tests
+	$(RUN) -m pytest tests --preload tensorflow
 
 cpp-test: build ## the engine's GoogleTest programs
 	$(RUN) tools/native_build.py --cpp-tests --jobs $(JOBS)

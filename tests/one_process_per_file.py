@@ -7,8 +7,9 @@ plugin starts one pytest per file and prints one summary:
   pytest tests                                  all files, one process each
   pytest tests -k restore --file-jobs 1         options go to every process
 
-The processes are forks of one that has imported TensorFlow and nothing else, which saves each of
-them seconds.
+  pytest tests --preload tensorflow             processes are forks of one that has imported it
+
+`make test` does the last: importing TensorFlow would take each process seconds.
 """
 
 from __future__ import annotations
@@ -39,6 +40,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     default=(os.cpu_count() or 1) + 1,
     help="how many test files run at a time (default: the number of cores, and one)",
   )
+  parser.addoption(
+    "--preload", action="append", default=[], help="a module that every process has imported"
+  )
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -46,7 +50,8 @@ def pytest_cmdline_main(config: pytest.Config) -> int | None:
   files = _requested_files(config)
   if len(files) < 2 or config.option.collectonly or config.option.help:
     return None
-  return _run_files(files, _shared_options(config), config.option.file_jobs)
+  option = config.option
+  return _run_files(files, _shared_options(config), option.file_jobs, option.preload)
 
 
 @dataclass
@@ -89,10 +94,10 @@ def _shared_options(config: pytest.Config) -> list[str]:
   return options
 
 
-def _run_files(files: list[pathlib.Path], options: list[str], jobs: int) -> int:
+def _run_files(files: list[pathlib.Path], options: list[str], jobs: int, preload: list[str]) -> int:
   start = time.monotonic()
   context = multiprocessing.get_context("forkserver")
-  context.set_forkserver_preload(["tensorflow"])
+  context.set_forkserver_preload(preload)
   results: list[_Result] = []
   waiting = files[::-1]
   running: list[_Run] = []

@@ -49,7 +49,8 @@ class FakeClient:
     return "127.0.0.1"
 
 
-# TensorFlow imports the client when it is imported itself.
+# The runner imports the client when it needs it, TensorFlow when it is imported itself, which it
+# may have been before this file.
 _client_module = types.ModuleType("cloud_tpu_client.client")
 _client_module.Client = FakeClient
 _package = types.ModuleType("cloud_tpu_client")
@@ -60,6 +61,9 @@ sys.modules["cloud_tpu_client.client"] = _client_module
 import tensorflow as tf  # noqa: E402
 from absl.testing import flagsaver  # noqa: E402
 from tensorflow.python.client import session as session_lib  # noqa: E402
+from tensorflow.python.distribute.cluster_resolver.tpu import (  # noqa: E402
+  tpu_cluster_resolver,
+)
 from tensorflow.python.tpu import tpu_system_metadata  # noqa: E402
 
 from monolith import tpu_runner  # noqa: E402
@@ -76,6 +80,7 @@ from tests.tpu_runner_testing import (  # noqa: E402
   read_scalars,
 )
 
+tpu_cluster_resolver.client = _client_module
 tf.compat.v1.disable_v2_behavior()
 
 REAL_ESTIMATOR = tf.compat.v1.estimator.tpu.TPUEstimator

@@ -332,7 +332,7 @@ def _units(sources: Iterable[pathlib.PurePosixPath]) -> list[str]:
 
 
 def _unit_object(unit: str, variant: str) -> str:
-  return unit.replace("build/", f"build/{variant}/", 1).replace(".cc", ".o")
+  return unit.replace("build/", f"build/{variant}/", 1).removesuffix(".cc") + ".o"
 
 
 def _object(source: pathlib.PurePosixPath, variant: str) -> str:

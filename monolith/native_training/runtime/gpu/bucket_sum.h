@@ -39,9 +39,7 @@ struct RowLanes {
 
 // Whether rows of several widths are added up sooner in pieces of one: not where these are many,
 // which all have to be sorted.
-inline bool PiecesArePaid(int64_t rows, int64_t floats, int64_t piece) {
-  if (piece == 0) return false;
-  const int64_t pieces = floats / piece;
+inline bool PiecesArePaid(int64_t rows, int64_t pieces) {
   return pieces <= kMaxPieces * rows && pieces <= INT32_MAX;
 }
 

@@ -235,7 +235,7 @@ int mono_gpu_op_gather_grad(void* stream, int64_t tables, const float* const* gr
                                                  std::to_string(num_offsets) +
                                                  " elements together, want less than 2^31");
     }
-    const bool cut = PiecesArePaid(num_offsets, floats, divisor);
+    const bool cut = divisor > 0 && PiecesArePaid(num_offsets, floats / divisor);
     if (cut) min_dim = max_dim = divisor;
     std::vector<GradTable> parts;
     int64_t rows = 0;

@@ -264,13 +264,15 @@ int mono_gpu_op_layout_grad(void* stream, const MonoGpuLayoutPlan* plan,
     std::vector<Block> blocks;
     const int64_t ids = request->num_ids;
     const bool in_order = AreColumnsApart(own);
-    bool in_buckets = in_order && PiecesArePaid(ids, ids * max_width, divisor);
+    const int64_t most = divisor > 0 ? max_width / divisor : 1;  // pieces of an id
+    bool in_buckets = in_order && divisor > 0 && most <= kMaxPieces &&
+                      PiecesArePaid(ids, ids * most) &&
+                      own.num_sources <= INT64_C(0xffffffff) / most;
     for (int64_t b = 0; b < num_blocks; ++b) {
       blocks.push_back({nullptr, block_offsets[b], block_sizes[b]});
       in_buckets = in_buckets && (block_sizes[b] == 0 || block_offsets[b] % divisor == 0);
     }
-    in_buckets = in_buckets && own.num_sources <= INT64_C(0xffffffff) / (max_width / divisor);
-    const int64_t pieces = in_buckets ? max_width / divisor : 1;
+    const int64_t pieces = in_buckets ? most : 1;
     if (in_buckets) min_width = max_width = divisor;
     const bool one_width = min_width == max_width;
     const int64_t slots = ids * pieces;
