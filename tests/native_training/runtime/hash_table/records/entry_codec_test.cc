@@ -220,7 +220,7 @@ TEST(Crc32cTest, KnownValuesAndPortableAgree) {
 // Long data are read as several streams.
 TEST(Crc32cTest, LongDataAndPiecesOfItAgree) {
   std::string text;
-  for (int i = 0; i < 20000; ++i) text.push_back(static_cast<char>(i * i * 37 >> 5));
+  for (int64_t i = 0; i < 20000; ++i) text.push_back(static_cast<char>(i * i * 37 >> 5));
   for (const int64_t size : {3071, 3072, 3073, 6143, 6151, 9216, 19990}) {
     const char* const data = text.data() + size % 10;
     const uint32_t want = Crc32cPortable(data, size);
