@@ -35,7 +35,19 @@ _VARIANTS = (
     "BUCKET_BLOCKS",
     "gather.cu",
     (gpu_ops.gather_grad, gpu_ops.gather_grad_hot, gpu_ops.gather_grad_one),
-    (8,),
+    (8, 9, 12),
+  ),
+  (
+    "BUCKET_ROUNDS",
+    "gather.cu",
+    (gpu_ops.gather_grad, gpu_ops.gather_grad_64, gpu_ops.gather_grad_hot),
+    (1, 2, 4),
+  ),
+  (
+    "BUCKET_ROUNDS",
+    "layout_grad.cu",
+    (gpu_ops.layout_grad, gpu_ops.layout_grad_64, gpu_ops.layout_grad_hot),
+    (1, 2, 4),
   ),
   (
     "RUN_STRETCH",
@@ -81,7 +93,7 @@ _VARIANTS = (
     "BUCKET_BLOCKS",
     "layout_grad.cu",
     (gpu_ops.layout_grad, gpu_ops.layout_grad_hot),
-    (8,),
+    (8, 9, 12),
   ),
 )
 

@@ -156,12 +156,14 @@ def _i64(value: int) -> ctypes.c_int64:
   return ctypes.c_int64(value)
 
 
-def _sort_bytes(rows: int, places: int) -> int:
+def _sort_bytes(rows: int, places: int, dim: int) -> int:
   """Returns the bytes of listing, sorting and reading (key, row) pairs, 8 bytes each.
 
-  The sort leaves out 7 bits of the keys, and a pass takes 8 (runtime/gpu/bucket_sum.h).
+  The sort leaves out the bits of places that 4 KB hold, and a pass takes 8 of the others
+  (runtime/gpu/bucket_sum.h).
   """
-  passes = -(-(places.bit_length() - 7) // 8)
+  left_out = (4096 // (4 * dim)).bit_length() - 1
+  passes = -(-((places - 1).bit_length() - left_out) // 8)
   listed, counted, marked, read = 8, 4, 4, 8
   return rows * (listed + counted + 16 * passes + marked + read)
 
@@ -296,7 +298,7 @@ def gather_grad(gpu: Gpu, hot: float = 0.0, dim: int = 16):
     out,
     _i64(size),
   )
-  return call, rows * (4 + 4 * dim) + 4 * size, rows, _sort_bytes(rows, size // dim)
+  return call, rows * (4 + 4 * dim) + 4 * size, rows, _sort_bytes(rows, size // dim, dim)
 
 
 def gather_grad_32(gpu: Gpu):
@@ -473,7 +475,9 @@ def _layout(gpu: Gpu, grad: bool, hot: float = 0.0, widths: tuple[int, ...] = (1
     )
     moved = 8 * num_ids + 4 * int(dim_of.sum()) + 4 * size
     # Of each id where its gradient is, is noted and read again; keys are set before.
-    beside = _sort_bytes(num_ids, size // widths[0]) + 12 * num_ids if len(widths) == 1 else 0
+    beside = 0
+    if len(widths) == 1:
+      beside = _sort_bytes(num_ids, size // widths[0], widths[0]) + 12 * num_ids
   else:
     call = gpu.with_workspace(
       "op_layout",
@@ -593,7 +597,9 @@ def tensorflow_rows(repeats: int, only: list[str]) -> None:
     print(f"{name:34s} {a * 1e6:9.1f} us against {b * 1e6:9.1f} us: {b / a:5.2f} x", flush=True)
 
   with tf.device("/GPU:0"):
-    n, steps = 1 << 25, 10
+    # No power of two: arrays that lie one apart share banks of the memory. Many steps, so that what
+    # one call of a function costs does not count.
+    n, steps = 30_000_000, 50
     w, m, v, c = (tf.Variable(tf.random.uniform([n])) for _ in range(4))
     grad = tf.random.uniform([n])
     scalars = [tf.constant(x) for x in (1e-3, 0.9, 0.99, 1e-6, 0.0)]

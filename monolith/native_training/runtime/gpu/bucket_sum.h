@@ -15,6 +15,7 @@
 
 #include "monolith/native_training/runtime/gpu/device_math.h"
 #include "monolith/native_training/runtime/gpu/launch.h"
+#include "monolith/native_training/runtime/gpu/place_keys.h"
 #include "monolith/native_training/runtime/gpu/scatter_sum.h"
 #include "monolith/native_training/runtime/gpu/sort.h"
 #include "monolith/native_training/runtime/gpu/stretches.h"
@@ -47,8 +48,8 @@ inline int64_t NumBuckets(const Keys& of) {
   return (static_cast<int64_t>(of.nowhere) + (int64_t{1} << of.shift) - 1) >> of.shift;
 }
 
-// Sets keys->shift: as large as saves a pass of 8 bits, within the shared memory of a warp, and
-// larger where buckets would have few of the n rows.
+// Sets what keys are sorted by. The shift is as large as saves a pass of 8 bits, within the shared
+// memory of a warp, and larger where buckets would have few of the n rows.
 inline void ChooseBuckets(int64_t n, int64_t width, int pack, Keys* keys) {
   const RowLanes lanes(width, pack);
   int most = 0;
@@ -56,18 +57,20 @@ inline void ChooseBuckets(int64_t n, int64_t width, int pack, Keys* keys) {
                                    << (lanes.log_lanes + most + 1)) <= kBucketBytes) {
     ++most;
   }
-  const int bits = BitsOf(keys->nowhere);
-  const int passes = std::max<int>(1, static_cast<int>(CeilDiv(bits - most, 8)));
-  int shift = std::max(0, bits - 8 * passes);
-  while (shift < most && (n << (shift + 1)) <= kBucketRows * int64_t{keys->nowhere}) ++shift;
-  keys->shift = shift;
+  // What goes nowhere may be in the last bucket, so it needs no bit of its own.
+  keys->bits = BitsOf(std::max<uint32_t>(keys->nowhere, 1) - 1);
+  const int passes = std::max<int>(1, static_cast<int>(CeilDiv(keys->bits - most, 8)));
+  keys->shift = std::max(0, keys->bits - 8 * passes);
+  while (keys->shift < most && (n << (keys->shift + 1)) <= kBucketRows * int64_t{keys->nowhere}) {
+    ++keys->shift;
+  }
 }
 
 // Notes where the buckets begin and end among the sorted keys.
 struct MarkBuckets {
   const uint32_t* keys;
   int64_t n;
-  int shift;
+  Keys of;
   int64_t num_buckets;
   Span* spans;
 
@@ -79,8 +82,8 @@ struct MarkBuckets {
     MONO_UNROLL
     for (int k = 0; k < kKeysOfLane; ++k) {
       const int64_t i = first + k * kLanes;
-      own[k] = i < n ? keys[i] >> shift : 0;
-      next[k] = i + 1 < n ? keys[i + 1] >> shift : own[k];
+      own[k] = i < n ? of.Group(keys[i]) : 0;
+      next[k] = i + 1 < n ? of.Group(keys[i + 1]) : own[k];
     }
     MONO_UNROLL
     for (int k = 0; k < kKeysOfLane; ++k) {
@@ -155,17 +158,19 @@ struct BucketSums {
 
 #if defined(__CUDACC__)
   static constexpr uint32_t kAll = 0xffffffffu;
-  static constexpr int kRounds = 4;  // rows of a lane that are on their way together
 
+  // Of a bucket's rows, a warp looks at 32 at a time, each lane at one.
   struct Pair {
     uint32_t key;
     uint32_t location;
+    const float* row;
   };
 
   __device__ __forceinline__ Pair Fetch(const Source& ready, int64_t i, int64_t end) const {
-    Pair pair{i < end ? buckets.runs.keys[i] : buckets.runs.of.nowhere, 0};
-    if (pair.key < buckets.runs.of.nowhere)
-      pair.location = ready.Locate(buckets.runs.occurrences[i]);
+    Pair pair{i < end ? buckets.runs.keys[i] : kNothing, 0, nullptr};
+    if (pair.key >= buckets.runs.of.nowhere) return pair;
+    pair.location = ready.Locate(buckets.runs.occurrences[i]);
+    pair.row = ready.Row(pair.location);
     return pair;
   }
 
@@ -188,7 +193,9 @@ struct BucketSums {
     for (int64_t first = work.begin; first < work.end; first += kWarp) {
       const Pair pair = next;
       next = Fetch(ready, first + kWarp + lane, work.end);
-      AddPairs(ready, pair, lane, inside ? column : -1, sums);
+      const int64_t left = work.end - first;
+      AddPairs(ready, pair, lane, left < kWarp ? static_cast<int>(left) : kWarp,
+               inside ? column : -1, sums);
     }
     for (int place = group; inside && place < places; place += groups) {
       Store<kSize>(LoadAligned<kSize>(At(sums, place, own)),
@@ -201,10 +208,15 @@ struct BucketSums {
     return sums + ((place << lanes.log_lanes) + own) * kSize;
   }
 
-  // Adds the rows of 32 pairs, of which each lane has one. As many as fit a warp are added
+  __device__ __forceinline__ static const float* Shuffle(const float* row, int from_lane) {
+    return reinterpret_cast<const float*>(
+        __shfl_sync(kAll, reinterpret_cast<unsigned long long>(row), from_lane));
+  }
+
+  // Adds the rows of up to 32 pairs, of which each lane has one. As many as fit a warp are added
   // together; of those that go to the same place each waits for the ones before it.
   __device__ __forceinline__ void AddPairs(const Source& ready, const Pair& pair, int lane,
-                                           int64_t column, float* sums) const {
+                                           int count, int64_t column, float* sums) const {
     const int log_lanes = lanes.log_lanes, groups = kWarp >> log_lanes;
     const int group = lane >> log_lanes, own = lane & ((1 << log_lanes) - 1);
     const bool valid = pair.key < buckets.runs.of.nowhere;
@@ -214,25 +226,27 @@ struct BucketSums {
     const uint32_t turn = __popc(peers & together & ((1u << lane) - 1));
     const uint32_t what = (valid ? 0x80000000u : 0) | turn << 16 | place;
     MONO_ROLLED
-    for (int begin = 0; begin < 1 << log_lanes; begin += kRounds) {
-      uint32_t whats[kRounds], locations[kRounds];
-      const float* from[kRounds];
-      Pack<kSize> values[kRounds];
+    for (int begin = 0; begin * groups < count; begin += kBucketRounds) {
+      uint32_t whats[kBucketRounds], locations[kBucketRounds];
+      const float* from[kBucketRounds];
+      Pack<kSize> values[kBucketRounds];
       MONO_UNROLL
-      for (int k = 0; k < kRounds; ++k) {
+      for (int k = 0; k < kBucketRounds; ++k) {
         const int from_lane = ((begin + k) * groups + group) & (kWarp - 1);
         whats[k] = __shfl_sync(kAll, what, from_lane);
-        locations[k] = __shfl_sync(kAll, pair.location, from_lane);
+        const float* const row = Shuffle(pair.row, from_lane);
+        locations[k] = Source::kWithLocations ? __shfl_sync(kAll, pair.location, from_lane) : 0;
         if (begin + k >= 1 << log_lanes) whats[k] = 0;
-        from[k] =
-            (whats[k] >> 31) != 0 && column >= 0 ? ready.Address(locations[k], column) : nullptr;
+        from[k] = nullptr;
+        if (whats[k] >> 31 == 0 || column < 0) continue;
+        from[k] = row != nullptr ? row + column : ready.Address(locations[k], column);
       }
       MONO_UNROLL
-      for (int k = 0; k < kRounds; ++k) {
+      for (int k = 0; k < kBucketRounds; ++k) {
         values[k] = from[k] != nullptr ? Load<kSize>(from[k]) : Zeros<kSize>();
       }
       MONO_UNROLL
-      for (int k = 0; k < kRounds; ++k) {
+      for (int k = 0; k < kBucketRounds; ++k) {
         if (from[k] != nullptr) ready.template Finish<kSize>(locations[k], &values[k]);
         const uint32_t turn_of = whats[k] >> 16 & 0x7fff;
         float* const to = At(sums, static_cast<int>(whats[k] & 0xffff), own);
@@ -297,7 +311,7 @@ int AddBuckets(Stream stream, const Buckets& buckets, const Source& source, Span
   const BucketSums<kSize, Source> job{buckets, source, lanes, floats, numbers * lanes.chunks};
   MONO_GPU_TRY(FillBytes(stream, spans, 0, num_buckets * static_cast<int64_t>(sizeof(Span))));
   MONO_GPU_TRY(ForTiles(stream, CeilDiv(runs.n, kLanes * MarkBuckets::kKeysOfLane),
-                        MarkBuckets{runs.keys, runs.n, runs.of.shift, num_buckets, spans}));
+                        MarkBuckets{runs.keys, runs.n, runs.of, num_buckets, spans}));
   if (num_buckets == 0) return MONO_GPU_OK;
 #if defined(__CUDACC__)
   const int64_t blocks = CeilDiv(job.items, kBucketWarps);
@@ -310,7 +324,7 @@ int AddBuckets(Stream stream, const Buckets& buckets, const Source& source, Span
   std::vector<float> sums(buckets.width << runs.of.shift);
   for (int64_t number = 0; number < numbers; ++number) job.Run(number, sums.data());
 #endif
-  return AddAllPartials(stream, buckets.stretches, buckets);
+  return MONO_GPU_OK;
 }
 
 // As ScatterSum. *unaligned: whether some place is no multiple of the width; spans has NumBuckets
@@ -322,12 +336,12 @@ int SumBuckets(Stream stream, const Runs& runs, const Source& source, int64_t wi
   const int64_t whole = int64_t{runs.of.nowhere} * width;  // what rows can cover
   MONO_GPU_TRY(
       FillBytes(stream, out + whole, 0, (out_size - whole) * static_cast<int64_t>(sizeof(float))));
-  const Stretches stretches{runs.keys,           runs.n,   kBucketStretch,         runs.of.shift,
+  const Stretches stretches{runs.keys,           runs.n,   kBucketStretch,         runs.of,
                             NumBuckets(runs.of), partials, width << runs.of.shift, any_long};
   const Buckets buckets{runs, spans, width, out, stretches, bad, unaligned};
   MONO_GPU_TRY((AddBuckets<kSize, Source>(stream, buckets, source, spans)));
-  return ForTiles(stream, kOverlapTiles,
-                  AddOverlapping<Source>{runs, source, {}, width, bad, unaligned, out, out_size});
+  return Finish(stream, AddPartials<Buckets>{stretches, buckets},
+                AddOverlapping<Source>{runs, source, {}, width, bad, unaligned, out, out_size});
 }
 
 }  // namespace gpu

@@ -90,6 +90,10 @@ struct GradTable {
 
 // Row numbers with their keys, kPacks of them for each lane.
 struct ListRows {
+  struct alignas(16) Four {
+    uint32_t values[kPacks];
+  };
+
   const GradTable* tables;
   int64_t n;
   GradTable first;  // if it is the only one
@@ -106,27 +110,37 @@ struct ListRows {
   }
 
   MONO_DEVICE void operator()(int64_t tile, int lane) const {
+    const int64_t begin = (tile * kLanes + lane) * kPacks;
     int64_t offsets[kPacks];
+    Four keys_of, rows_of;
     MONO_UNROLL
     for (int p = 0; p < kPacks; ++p) {
-      const int64_t row = (tile * kPacks + p) * kLanes + lane;
-      offsets[p] = row < num_rows ? TableOf(row).OffsetOf(row) : 0;
+      offsets[p] = begin + p < num_rows ? TableOf(begin + p).OffsetOf(begin + p) : 0;
     }
     MONO_UNROLL
     for (int p = 0; p < kPacks; ++p) {
-      const int64_t row = (tile * kPacks + p) * kLanes + lane;
-      if (row < num_rows) List(row, offsets[p], TableOf(row));
+      rows_of.values[p] = static_cast<uint32_t>(begin + p);
+      keys_of.values[p] = begin + p < num_rows ? KeyOf(begin + p, offsets[p]) : kNothing;
+    }
+    if (begin + kPacks <= num_rows) {
+      *reinterpret_cast<Four*>(keys + begin) = keys_of;
+      *reinterpret_cast<Four*>(rows + begin) = rows_of;
+      return;
+    }
+    for (int p = 0; begin + p < num_rows; ++p) {
+      keys[begin + p] = keys_of.values[p];
+      rows[begin + p] = rows_of.values[p];
     }
   }
 
-  MONO_DEVICE void List(int64_t row, int64_t offset, const GradTable& table) const {
-    const int64_t place = offset + table.PieceOf(row) * table.dim;
-    const bool good = offset >= 0 && offset <= out_size - table.dim * table.pieces;
-    if (!good) MarkBad(bad);
-    const uint32_t key = good && table.dim > 0 ? of.Of(place) : of.nowhere;
-    if (key != of.nowhere && static_cast<int64_t>(key) * of.min_width != place) MarkBad(unaligned);
-    keys[row] = key;
-    rows[row] = static_cast<uint32_t>(row);
+  MONO_DEVICE uint32_t KeyOf(int64_t row, int64_t offset) const {
+    const GradTable table = TableOf(row);
+    if (offset < 0 || offset > out_size - table.dim * table.pieces) {
+      MarkBad(bad);
+      return kNothing;
+    }
+    if (table.dim == 0) return kNothing;
+    return of.Of(offset + table.PieceOf(row) * table.dim, unaligned);
   }
 };
 
@@ -171,6 +185,10 @@ struct GradRows {
     if (column >= table.dim) return nullptr;
     return table.grads + (static_cast<int64_t>(row) - table.first_tile) * table.dim + column;
   }
+
+  static constexpr bool kWithLocations = false;
+
+  MONO_DEVICE const float* Row(uint32_t row) const { return Address(row, 0); }
 
   template <int kSize>
   MONO_DEVICE void Finish(uint32_t, Pack<kSize>* term) const {
@@ -249,9 +267,8 @@ int mono_gpu_op_gather_grad(void* stream, int64_t tables, const float* const* gr
     MONO_GPU_TRY(MakeKeys(out_size, min_dim, &of));
     const bool one_width = min_dim == max_dim;
     if (one_width) ChooseBuckets(rows, max_dim, packed ? 4 : 1, &of);
-    const int bits = BitsOf(of.nowhere);
     int64_t sort_bytes = 0;
-    MONO_GPU_TRY(SortScratch<uint32_t>(rows, bits, &sort_bytes, of.shift));
+    MONO_GPU_TRY(SortScratch<uint32_t>(rows, of.bits, &sort_bytes, of.shift));
     Workspace space;
     const auto slot = space.Put(parts);
     const auto overlap = space.Put(std::vector<int32_t>{0});
@@ -274,7 +291,7 @@ int mono_gpu_op_gather_grad(void* stream, int64_t tables, const float* const* gr
                                    space.At(numbers), space.bad(), space.At(unaligned)}));
     MONO_GPU_TRY(SortPairs(stream, space.At(sort_scratch), sort_bytes, space.At(keys),
                            space.At(sorted_keys), space.At(numbers), space.At(sorted_numbers), rows,
-                           bits, of.shift));
+                           of.bits, of.shift));
     const Runs runs{space.At(sorted_keys), space.At(sorted_numbers), rows, of};
     const GradRows source{space.At(slot),      n,    first, scale, min_dim, one_width,
                           space.At(unaligned), 0.0f, false};

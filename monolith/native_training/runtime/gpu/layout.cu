@@ -163,6 +163,7 @@ struct Pooling {
     if (span.count == 0) return;
     Pack<kSize> pooled = Zeros<kSize>();
     for (int32_t first = 0; first < span.count; first += kIdsAtOnce) {
+      if (IsGivenUp(first, bad)) return;
       uint64_t ids[kIdsAtOnce];
       Pack<kSize> values[kIdsAtOnce];
       MONO_UNROLL
@@ -241,9 +242,9 @@ struct PoolTile : Pooling {
 
 // Units that are one slice of one request. A block has kPlaces places of one: it reads where their
 // ids are, then their ids, each lane one at a time, so that pooling waits for embeddings alone. The
-// blocks behind those of the units check the request.
+// blocks before those of the units check the request.
 struct PoolBlock : Pooling {
-  int64_t num_blocks;
+  int64_t num_checks;  // blocks of them
   EachItem<CheckRequest> check;
 
   static constexpr int kMinBlocks = kPoolBlocks;
@@ -256,12 +257,13 @@ struct PoolBlock : Pooling {
   };
 
   MONO_DEVICE void operator()(const ThreadBlock& block) const {
-    if (block.number >= num_blocks) {
-      block.Each([&](int lane) { check(block.number - num_blocks, lane); });
+    if (block.number < num_checks) {
+      block.Each([&](int lane) { check(block.number, lane); });
       return;
     }
-    const Unit unit = units[FindPart(units, num_units, block.number)];
-    const int64_t first = (block.number - unit.first_tile) * kPlaces;
+    const int64_t number = block.number - num_checks;
+    const Unit unit = units[FindPart(units, num_units, number)];
+    const int64_t first = (number - unit.first_tile) * kPlaces;
     const int64_t left = batch * unit.positions - first;
     const int count = static_cast<int>(left < kPlaces ? left : kPlaces);
     const Source source = SourceOf(requests[0], targets[unit.first_target]);
@@ -313,6 +315,7 @@ struct PoolBlock : Pooling {
                               int32_t column, int32_t begin, int64_t staged) const {
     Pack<kSize> sum = Zeros<kSize>();
     for (int32_t done = 0; done < span.count; done += kIdsAtOnce) {
+      if (IsGivenUp(done, bad)) break;
       Pack<kSize> values[kIdsAtOnce];
       MONO_UNROLL
       for (int k = 0; k < kIdsAtOnce; ++k) {
@@ -447,18 +450,15 @@ int mono_gpu_op_layout(void* stream, const MonoGpuLayoutPlan* plan, int64_t num_
     const Pooling pooling{
         nullptr, 0,          space.At(unit_target_slot), space.At(request_slot), num_requests,
         batch,   space.bad()};
-    PoolBlock block{pooling,
-                    units.blocks,
-                    {checks, CheckRequest{space.At(request_slot),
-                                          num_requests,
-                                          space.At(feature_slot),
-                                          plan->num_features,
-                                          space.bad(),
-                                          /*listing=*/false,
-                                          {}}}};
+    PoolBlock block{
+        pooling,
+        CeilDiv(checks, kLanes),
+        {checks, CheckRequest{space.At(request_slot), num_requests,
+                              num_requests > 0 ? all_requests[0] : Request{},
+                              space.At(feature_slot), plan->num_features, space.bad()}}};
     block.units = space.At(block_unit_slot);
     block.num_units = static_cast<int64_t>(units.of_blocks.size());
-    MONO_GPU_TRY(ForBlocks(stream, units.blocks + CeilDiv(checks, kLanes),
+    MONO_GPU_TRY(ForBlocks(stream, block.num_checks + units.blocks,
                            int64_t{sizeof(PoolBlock::Memory)}, block));
     PoolTile tile{pooling};
     tile.units = space.At(tile_unit_slot);

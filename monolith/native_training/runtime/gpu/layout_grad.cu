@@ -9,6 +9,7 @@
 
 #include "monolith/native_training/runtime/gpu/bucket_sum.h"
 #include "monolith/native_training/runtime/gpu/device_math.h"
+#include "monolith/native_training/runtime/gpu/layout_ids.h"
 #include "monolith/native_training/runtime/gpu/layout_request.h"
 #include "monolith/native_training/runtime/gpu/scatter_sum.h"
 #include "monolith/native_training/runtime/gpu/sort.h"
@@ -151,6 +152,20 @@ struct IdGradients : IdGradientArguments {
     return nullptr;
   }
 
+  static constexpr bool kWithLocations = true;
+
+  MONO_DEVICE const float* Row(uint32_t location) const {
+    int64_t piece;
+    const Origin o = OriginOf(WholeOf(location, &piece));
+    const Feature& feature = features[o.feature];
+    const int64_t first = piece * min_width;
+    for (int64_t t = feature.first_target; t < feature.first_target + feature.num_targets; ++t) {
+      const GradTarget& target = targets[t];
+      if (target.Covers(first) && target.Covers(first + min_width - 1)) return In(target, o, first);
+    }
+    return nullptr;
+  }
+
   template <int kSize>
   MONO_DEVICE void Finish(uint32_t location, Pack<kSize>* term) const {
     if (!any_mean) return;
@@ -196,14 +211,6 @@ struct IdGradients : IdGradientArguments {
       AddTo(sum, term);
     }
   }
-};
-
-// Ids that CheckRequest does not list count for nothing, and their numbers are never looked at.
-struct ListNothing {
-  uint32_t* keys;
-  uint32_t nowhere;
-
-  MONO_DEVICE void operator()(int64_t i) const { keys[i] = nowhere; }
 };
 
 // No column of a feature is in two slices.
@@ -279,17 +286,10 @@ int mono_gpu_op_layout_grad(void* stream, const MonoGpuLayoutPlan* plan,
     Keys of;
     MONO_GPU_TRY(MakeKeys(out_size, min_width, &of));
     if (in_buckets) ChooseBuckets(slots, max_width, packed ? 4 : 1, &of);
-    const int bits = BitsOf(of.nowhere);
     int64_t sort_bytes = 0;
-    MONO_GPU_TRY(SortScratch<uint32_t>(slots, bits, &sort_bytes, of.shift));
+    MONO_GPU_TRY(SortScratch<uint32_t>(slots, of.bits, &sort_bytes, of.shift));
     Workspace space;
     const auto block_slot = space.Put(blocks);
-    std::vector<Request> requests = {{*request, nullptr, num_blocks, 0, 0}};
-    if (workspace != nullptr) {
-      (void)space.Measure(workspace, workspace_bytes);
-      requests[0].blocks = space.At(block_slot);
-    }
-    const auto request_slot = space.Put(requests);
     const auto feature_slot = space.Put(own.features);
     const auto target_slot = space.Put(targets);
     const auto overlap = space.Put(std::vector<int32_t>{0});
@@ -307,19 +307,16 @@ int mono_gpu_op_layout_grad(void* stream, const MonoGpuLayoutPlan* plan,
                                                           : RunPartials(slots, of, max_width));
     if (space.Measure(workspace, workspace_bytes)) return MONO_GPU_OK;
     MONO_GPU_TRY(space.Upload(stream));
-    MONO_GPU_TRY(ForEach(stream, slots, ListNothing{space.At(keys), of.nowhere}));
-    MONO_GPU_TRY(ForEach(stream, NumChecks(*plan, *request, /*with_ids=*/true),
-                         CheckRequest{space.At(request_slot),
-                                      1,
-                                      space.At(feature_slot),
-                                      plan->num_features,
-                                      space.bad(),
-                                      /*listing=*/true,
-                                      {space.At(keys), space.At(numbers), space.At(sources), pieces,
-                                       of, space.At(unaligned)}}));
+    static_assert(kNothing == 0xffffffffu);
+    MONO_GPU_TRY(
+        FillBytes(stream, space.At(keys), 0xff, slots * static_cast<int64_t>(sizeof(uint32_t))));
+    const IdList list{space.At(keys),     space.At(numbers), space.At(sources), pieces, of,
+                      space.At(unaligned)};
+    MONO_GPU_TRY(ListAllIds(stream, {*request, space.At(block_slot), num_blocks, 0, 0},
+                            space.At(feature_slot), plan->num_features, space.bad(), list));
     MONO_GPU_TRY(SortPairs(stream, space.At(sort_scratch), sort_bytes, space.At(keys),
                            space.At(sorted_keys), space.At(numbers), space.At(sorted_numbers),
-                           slots, bits, of.shift));
+                           slots, of.bits, of.shift));
     MONO_GPU_TRY(
         ForEach(stream, own.sum_floats,
                 SumShared{*request, space.At(target_slot), static_cast<int64_t>(targets.size()),

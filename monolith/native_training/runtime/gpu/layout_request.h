@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "monolith/native_training/runtime/gpu/device_math.h"
-#include "monolith/native_training/runtime/gpu/scatter_sum.h"
+#include "monolith/native_training/runtime/gpu/launch.h"
 
 namespace monolith {
 namespace gpu {
@@ -19,7 +19,7 @@ constexpr uint32_t kSharedBit = 0x80000000u;
 constexpr int kIdsAtOnce = 4;  // that a lane reads
 
 struct Feature {
-  int64_t first_tile;  // its first source (IdList)
+  int64_t first_tile;  // its first source (layout_ids.h)
   int64_t width;
   int64_t positions;
   int64_t first_target;
@@ -82,27 +82,20 @@ MONO_DEVICE int64_t RowBegin(const MonoGpuLayoutRequest& request, int64_t row) {
   return row < request.num_rows ? request.rows[row] : request.num_ids;
 }
 
-// Where the gradient lists the ids, with their keys (scatter_sum.h). Ids that no slice takes are
-// left out. A source is the number of a (feature, row, FIRSTN position), by feature first. Where
-// embeddings have several widths, each id has room for all pieces of the widest (bucket_sum.h).
-struct IdList {
-  uint32_t* keys;
-  uint32_t* numbers;
-  uint32_t* sources;  // of each id
-  int64_t pieces;     // of an id, at most; 1: they are not cut
-  Keys of;
-  int32_t* unaligned;
-};
+// Rows that go back and forth have many times more ids than there are: a request that was found to
+// be bad is not followed to its end. Looks at it after every 1,024 ids.
+MONO_DEVICE bool IsGivenUp(int64_t ids, const int32_t* bad) {
+  return ids > 0 && ids % 1024 == 0 && *static_cast<const volatile int32_t*>(bad) != 0;
+}
 
 // Follows all offsets. Items of a request: its rows, its starts, then (feature, batch row).
 struct CheckRequest {
   const Request* requests;
   int64_t num_requests;
+  Request first;  // the only one, often: then nothing has to be looked up
   const Feature* features;
   int64_t num_features;
   int32_t* bad;
-  bool listing;  // for the gradient
-  IdList list;
 
   MONO_DEVICE bool StartIsGood(const MonoGpuLayoutRequest& in, int64_t i) const {
     const int64_t start = StartOf(in, i);
@@ -118,52 +111,35 @@ struct CheckRequest {
     return in.rows[r] >= (r > 0 ? in.rows[r - 1] : 0) && in.rows[r] <= in.num_ids;
   }
 
-  MONO_DEVICE void List(int64_t i, int64_t place, int64_t width, uint32_t source) const {
-    const uint32_t key = list.of.Of(place);
-    if (static_cast<int64_t>(key) * list.of.min_width != place) MarkBad(list.unaligned);
-    list.sources[i] = source;
-    const int64_t first = i * list.pieces, last = first + list.pieces - 1;
-    for (int64_t n = first; n <= last && (n - first) * list.of.min_width < width; ++n) {
-      list.keys[n] = key + static_cast<uint32_t>(n - first);
-      list.numbers[n] = static_cast<uint32_t>(n);
-    }
-  }
-
-  // The ids of one feature in one batch row.
+  // The ids of one feature in one batch row: those that are pooled are checked then, but FIRSTN
+  // leaves ids out.
   MONO_DEVICE bool IdsAreGood(const Request& request, int64_t f, int64_t b) const {
     const MonoGpuLayoutRequest& in = request.in;
     const Feature& feature = features[f];
-    // Forward, what is pooled is checked then; FIRSTN leaves ids out.
-    if (feature.num_targets == 0 || (!listing && !feature.first_n)) return true;
+    if (feature.num_targets == 0 || !feature.first_n) return true;
     const FeatureRows rows = RowsOf(in, f);
     if (b >= rows.count || rows.first > in.num_rows) return true;
     const int64_t begin = RowBegin(in, rows.first + b), end = RowBegin(in, rows.first + b + 1);
     if (begin < 0 || begin > end || end > in.num_ids) return false;
-    const Block first_block = request.num_blocks > 0 ? request.blocks[0] : Block{nullptr, 0, 0};
-    const uint32_t source = static_cast<uint32_t>(feature.first_tile + b * feature.positions);
     for (int64_t first = begin; first < end; first += kIdsAtOnce) {
+      if (IsGivenUp(first - begin, bad)) return false;
       uint64_t ids[kIdsAtOnce];
       MONO_UNROLL
-      for (int k = 0; k < kIdsAtOnce; ++k) ids[k] = first + k < end ? in.ids[first + k] : 0;
+      for (int k = 0; k < kIdsAtOnce; ++k) ids[k] = in.ids[first + k < end ? first + k : first];
       MONO_UNROLL
       for (int k = 0; k < kIdsAtOnce; ++k) {
-        if (first + k >= end) continue;
         const int64_t block = static_cast<int64_t>(ids[k] >> 32);
         const int64_t position = static_cast<int64_t>(ids[k] & 0xffffffffu);
         if (block >= request.num_blocks) return false;
-        const Block from = block == 0 ? first_block : request.blocks[block];
-        if (position > from.size - feature.width) return false;
-        const int64_t nth = first + k - begin;
-        if (!listing || (feature.first_n && nth >= feature.positions)) continue;
-        List(first + k, from.offset + position, feature.width,
-             source + static_cast<uint32_t>(feature.first_n ? nth : 0));
+        if (position > request.blocks[block].size - feature.width) return false;
       }
     }
     return true;
   }
 
   MONO_DEVICE void operator()(int64_t item) const {
-    const Request request = requests[FindPart(requests, num_requests, item)];
+    const Request request =
+        num_requests == 1 ? first : requests[FindPart(requests, num_requests, item)];
     const MonoGpuLayoutRequest& in = request.in;
     int64_t i = item - request.first_tile;
     bool good;

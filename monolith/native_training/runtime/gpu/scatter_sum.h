@@ -17,6 +17,9 @@
 //   uint32_t Locate(occurrence)               what the three below know an occurrence by
 //   bool CannotOverlap()                      known without a look at every row
 //   const float* Address(location, column)    what is to be added, or null
+//   const float* Row(location)                Address(location, 0), if the other columns follow it;
+//                                             may be null
+//   kWithLocations                            Row may be null, or Finish looks at the location
 //   void Finish(location, Pack<kSize>*)       turns what is at that address into a term
 //   void AddRun(runs, first, column, Pack<kSize>* sum)   adds all occurrences of the key at `first`
 //                                             in an order of its own, where it has one
@@ -25,41 +28,17 @@
 #define MONOLITH_NATIVE_TRAINING_RUNTIME_GPU_SCATTER_SUM_H_
 
 #include <cstdint>
-#include <string>
 
 #include "monolith/native_training/runtime/gpu/device_math.h"
 #include "monolith/native_training/runtime/gpu/launch.h"
+#include "monolith/native_training/runtime/gpu/place_keys.h"
 #include "monolith/native_training/runtime/gpu/stretches.h"
 #include "monolith/native_training/runtime/gpu/tuning.h"
 
 namespace monolith {
 namespace gpu {
 
-// How places become keys. Occurrences that do not count have the key `nowhere`, the largest.
-struct Keys {
-  int64_t min_width;
-  uint32_t nowhere;
-  int shift;  // bits that are not sorted by (bucket_sum.h)
-
-  MONO_DEVICE uint32_t Of(int64_t place) const {
-    int64_t key, rest;
-    DivMod(place, min_width, &key, &rest);
-    return static_cast<uint32_t>(key);
-  }
-};
-
-inline int MakeKeys(int64_t out_size, int64_t min_width, Keys* keys) {
-  const int64_t nowhere = out_size / min_width;
-  if (nowhere > INT64_C(0xffffffff)) {
-    return Fail(MONO_GPU_INVALID_ARGUMENT, "the gradient has " + std::to_string(out_size) +
-                                               " elements, want less than 2^32 times " +
-                                               std::to_string(min_width));
-  }
-  *keys = {min_width, static_cast<uint32_t>(nowhere), 0};
-  return MONO_GPU_OK;
-}
-
-// Occurrences sorted by key >> of.shift.
+// Sorted occurrences.
 struct Runs {
   const uint32_t* keys;
   const uint32_t* occurrences;
@@ -70,7 +49,7 @@ struct Runs {
 
   // The first place of what is sorted together with i.
   MONO_DEVICE int64_t FirstPlace(int64_t i) const {
-    return (static_cast<int64_t>(keys[i] >> of.shift) << of.shift) * of.min_width;
+    return (static_cast<int64_t>(of.Group(keys[i])) << of.shift) * of.min_width;
   }
 };
 
@@ -442,6 +421,27 @@ struct AddOverlapping {
   }
 };
 
+// What few calls have to do: one launch for both.
+template <typename Owner, typename Source>
+struct FinishSums {
+  AddPartials<Owner> partials;
+  AddOverlapping<Source> overlapping;
+
+  MONO_DEVICE void operator()(const ThreadBlock& block) const {
+    partials(block);
+    if (block.number >= kOverlapTiles) return;
+    block.Each([&](int lane) { overlapping(block.number, lane); });
+  }
+};
+
+template <typename Owner, typename Source>
+int Finish(Stream stream, const AddPartials<Owner>& partials,
+           const AddOverlapping<Source>& overlapping) {
+  static_assert(kPartBlocks >= kOverlapTiles);
+  return ForBlocks(stream, kPartBlocks, AddPartials<Owner>::kBytes,
+                   FinishSums<Owner, Source>{partials, overlapping});
+}
+
 // *overlap and *any_long are 0 on entry; partials has RunPartials elements. kSize: columns of a
 // lane, which divides the widths. kInOrder: the rows of a place are added in their order.
 template <int kSize, bool kInOrder, typename Source>
@@ -451,9 +451,14 @@ int ScatterSum(Stream stream, const Runs& runs, const Source& source, int64_t ma
   MONO_GPU_TRY(FillBytes(stream, out, 0, out_size * static_cast<int64_t>(sizeof(float))));
   if (runs.n == 0) return MONO_GPU_OK;
   const int log_lanes = LogLanes(CeilDiv(max_width, kSize), 5);
-  const Stretches stretches{
-      runs.keys, runs.n, kRunStretch, 0, runs.of.nowhere, partials, RunFloats(runs.of, max_width),
-      any_long};
+  const Stretches stretches{runs.keys,
+                            runs.n,
+                            kRunStretch,
+                            runs.of,
+                            runs.of.nowhere,
+                            partials,
+                            RunFloats(runs.of, max_width),
+                            any_long};
   const auto add = [&](auto functor, int64_t groups) {
     const int64_t items = groups << log_lanes;
     return ForTiles(stream, CeilDiv(items, kLanes), EachItem<decltype(functor)>{items, functor},
@@ -472,11 +477,10 @@ int ScatterSum(Stream stream, const Runs& runs, const Source& source, int64_t ma
     MONO_GPU_TRY(
         ForBlocks(stream, kPartBlocks, kLanes * kSize * static_cast<int64_t>(sizeof(float)),
                   AddParts<kSize, kInOrder, Source>{runs, source, stretches, bad, overlap}));
-    MONO_GPU_TRY(
-        AddAllPartials(stream, stretches, LongRuns<Source>{runs, source, bad, overlap, out}));
   }
-  return ForTiles(
-      stream, kOverlapTiles,
+  return Finish(
+      stream,
+      AddPartials<LongRuns<Source>>{stretches, LongRuns<Source>{runs, source, bad, overlap, out}},
       AddOverlapping<Source>{runs, source, stretches, max_width, bad, overlap, out, out_size});
 }
 

@@ -16,6 +16,7 @@
 #include "monolith/native_training/runtime/base/host_device.h"
 #include "monolith/native_training/runtime/gpu/device_math.h"
 #include "monolith/native_training/runtime/gpu/launch.h"
+#include "monolith/native_training/runtime/gpu/place_keys.h"
 #include "monolith/native_training/runtime/gpu/thread_block.h"
 
 namespace monolith {
@@ -28,10 +29,10 @@ MONOLITH_HOST_DEVICE inline int64_t NumParts(int64_t n, int64_t rows) {
 }
 
 struct Stretches {
-  const uint32_t* keys;  // sorted by key >> shift, which is the group
+  const uint32_t* keys;  // sorted by their groups
   int64_t n;
   int64_t rows;  // of a stretch, an even number
-  int shift;
+  Keys of;
   int64_t num_groups;  // later ones do not count
   float* partials;     // of NumParts(n, rows) parts
   int64_t floats;      // of each
@@ -45,7 +46,7 @@ struct Stretches {
     int64_t end;
   };
 
-  MONO_DEVICE int64_t GroupAt(int64_t i) const { return keys[i] >> shift; }
+  MONO_DEVICE int64_t GroupAt(int64_t i) const { return of.Group(keys[i]); }
 
   // Of the group that begins there.
   MONO_DEVICE bool IsLong(int64_t begin) const {
@@ -169,12 +170,14 @@ MONO_DEVICE void SumOfGroups(const ThreadBlock& block, int log_lanes, const Term
 //   float* To(part), int64_t NumFloats(part)   what the group of a part adds up to
 template <typename Owner>
 struct AddPartials {
+  static constexpr int64_t kBytes = kLanes * static_cast<int64_t>(sizeof(float));
+
   Stretches stretches;
   Owner owner;
-  int64_t chunks;  // of kLanes floats
 
   MONO_DEVICE void operator()(const ThreadBlock& block) const {
     if (*stretches.any_long == 0 || owner.IsOff()) return;
+    const int64_t chunks = (stretches.floats + kLanes - 1) / kLanes;
     const int64_t items = NumParts(stretches.n, stretches.rows) / 2 * chunks;
     for (int64_t item = block.number; item < items; item += kPartBlocks) {
       int64_t stretch, chunk;
@@ -211,14 +214,6 @@ struct AddPartials {
     });
   }
 };
-
-template <typename Owner>
-int AddAllPartials(Stream stream, const Stretches& stretches, const Owner& owner) {
-  if (NumParts(stretches.n, stretches.rows) == 0) return MONO_GPU_OK;
-  return ForBlocks(
-      stream, kPartBlocks, kLanes * static_cast<int64_t>(sizeof(float)),
-      AddPartials<Owner>{stretches, owner, CeilDiv(stretches.floats, int64_t{kLanes})});
-}
 
 }  // namespace gpu
 }  // namespace monolith

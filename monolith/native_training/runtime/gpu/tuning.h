@@ -45,8 +45,11 @@
 #ifndef MONO_GPU_MAX_PIECES
 #define MONO_GPU_MAX_PIECES 8
 #endif
+#ifndef MONO_GPU_BUCKET_ROUNDS
+#define MONO_GPU_BUCKET_ROUNDS 2
+#endif
 #ifndef MONO_GPU_BUCKET_BLOCKS
-#define MONO_GPU_BUCKET_BLOCKS 8
+#define MONO_GPU_BUCKET_BLOCKS 9
 #endif
 
 namespace monolith {
@@ -69,6 +72,7 @@ constexpr int kMaxBucketBits = 7;                        // of places that a war
 constexpr int64_t kBucketBytes = MONO_GPU_BUCKET_BYTES;  // of shared memory, for a warp
 constexpr int64_t kBucketRows = MONO_GPU_BUCKET_ROWS;    // that a bucket should have
 constexpr int64_t kMaxPieces = MONO_GPU_MAX_PIECES;      // that a row is cut into, on average
+constexpr int kBucketRounds = MONO_GPU_BUCKET_ROUNDS;    // rows of a lane at once
 constexpr int kBucketBlocks = MONO_GPU_BUCKET_BLOCKS;    // on a multiprocessor, at least
 
 }  // namespace gpu

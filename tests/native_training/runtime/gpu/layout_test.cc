@@ -297,6 +297,28 @@ TEST_P(GpuLayoutTest, BackwardEqualsTheEngine) {
   }
 }
 
+// Then ids that no slice takes are sorted together with those of the last place.
+TEST_P(GpuLayoutTest, PlacesMayBeAPowerOfTwo) {
+  const int64_t width = 2 * std::get<0>(GetParam());
+  Request request = MakeRequest(plan_, 60, &random_);
+  int64_t size = 0, rounded = width;
+  for (const int64_t block_size : request.block_sizes) size += block_size;
+  while (rounded < size) rounded *= 2;
+  request.block_sizes.back() += rounded - size;
+  const uint64_t last_block = request.block_sizes.size() - 1;
+  for (uint64_t& id : request.ids) {
+    if (id >> 32 == last_block && random_() % 3 == 0) {
+      id = last_block << 32 | (request.block_sizes.back() - width);
+    }
+  }
+  const auto output_grads = Outputs(60);
+  std::vector<float> got;
+
+  EXPECT_FALSE(Backward(plan_, request, output_grads, &got));
+
+  EXPECT_EQ(got, EngineBackward(request, output_grads));
+}
+
 TEST_P(GpuLayoutTest, EmbeddingsThatOverlapAreAddedToo) {
   Request request = MakeRequest(plan_, 40, &random_);
   for (uint64_t& id : request.ids) id = (id >> 32) << 32 | random_() % 50;
@@ -380,6 +402,21 @@ TEST_P(GpuLayoutTest, FindsWhatTheEngineFinds) {
     EXPECT_EQ(Backward(plan_, request, Outputs(request.batch), &grad), !error.empty()) << error;
   }
   EXPECT_GT(accepted, trials / 10);
+}
+
+// Each of the rows that go forth would have all ids: many times more than there are.
+TEST_P(GpuLayoutTest, RowsThatGoBackAndForthAreFound) {
+  const int64_t batch = Sized(1000, 300);
+  Request request = MakeRequest(plan_, batch, &random_);
+  for (size_t r = 0; r + 1 < request.rows.size(); ++r) {
+    request.rows[r] = r % 2 == 0 ? 0 : static_cast<int32_t>(request.ids.size());
+  }
+  std::vector<std::vector<float>> blocks, outputs;
+  for (const int64_t size : request.block_sizes) blocks.push_back(RandomFloats(size, &random_));
+  std::vector<float> grad;
+
+  EXPECT_TRUE(Forward(plan_, {request}, blocks, &outputs));
+  EXPECT_TRUE(Backward(plan_, request, Outputs(batch), &grad));
 }
 
 INSTANTIATE_TEST_SUITE_P(Widths, GpuLayoutTest,
