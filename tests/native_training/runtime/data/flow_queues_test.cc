@@ -186,9 +186,8 @@ TEST(FlowQueuesTest, ALongWaitForASlowConsumerIsNoError) {
   Queues queues(
       2, 1,
       [&asked](size_t flow, bool full) {
-        EXPECT_EQ(flow, 1u);
         EXPECT_FALSE(full);
-        ++asked;
+        asked += flow == 1;  // that of flow 0 may wait long for its reader, at the end
         return std::optional<std::string>();
       },
       kShort);
