@@ -597,8 +597,7 @@ def tensorflow_rows(repeats: int, only: list[str]) -> None:
     print(f"{name:34s} {a * 1e6:9.1f} us against {b * 1e6:9.1f} us: {b / a:5.2f} x", flush=True)
 
   with tf.device("/GPU:0"):
-    # No power of two: arrays that lie one apart share banks of the memory. Many steps, so that what
-    # one call of a function costs does not count.
+    # Many steps, so that what a call of a function costs counts little.
     n, steps = 30_000_000, 50
     w, m, v, c = (tf.Variable(tf.random.uniform([n])) for _ in range(4))
     grad = tf.random.uniform([n])
