@@ -4,6 +4,8 @@ Every case here ended the process once, stopped it, or took gigabytes for a few 
 """
 
 import os
+import subprocess
+import sys
 
 import numpy as np
 import tensorflow as tf
@@ -145,6 +147,56 @@ class OpLimitsTest(tf.test.TestCase, parameterized.TestCase):
         splits=tf.constant([0], tf.int32), updates=[empty(0, 1)], slices=[empty(0, 1)],
         slice_dims=[(1 << 31) - 1], row_split_splits=[0, 1 << 62],
       )  # fmt: skip
+
+  def test_shapes_that_overflow_reach_no_graph_optimizer(self):
+    huge = tf.TensorShape([1 << 62, None, 1 << 40])
+    with tf.Graph().as_default():
+      placeholder = tf.compat.v1.placeholder(tf.float32, [4])
+      (output,), _ = ops.monolith_static_reshape_n([placeholder], shapes=[huge])
+      self.assertIsNone(output.shape.rank)
+      with tf.compat.v1.Session() as session:
+        with self.assertRaisesRegex(tf.errors.InvalidArgumentError, "more elements than int64"):
+          session.run(output, {placeholder: [1, 2, 3, 4]})
+      (output,), _ = ops.monolith_static_reshape_n([placeholder], shapes=[[None, 2]])
+      self.assertEqual(output.shape.as_list(), [None, 2])
+      for dense_shape, dims in (([1 << 62], None), ([3], [3, 2])):
+        reduced = ops.monolith_reduce_sum(
+          tf.zeros([1, 1], tf.int64), tf.zeros([1, 2]), tf.constant(dense_shape, tf.int64)
+        )
+        self.assertEqual(reduced.shape.as_list() if dims else reduced.shape.rank, dims)
+
+  def test_large_outputs_without_memory_are_refused_at_once(self):
+    # TensorFlow's allocator would wait for each of them, and say so in other words.
+    program = """
+import os, resource
+import tensorflow as tf
+from monolith.native_training.runtime.ops import gen_monolith_ops as ops
+
+def reduce(rows):
+  return ops.monolith_reduce_sum([[0]], [[1.0]], tf.constant([rows], tf.int64))
+
+with open("/proc/self/statm") as fields:
+  used = int(fields.read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + (1 << 30), resource.RLIM_INFINITY))
+memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGESIZE")
+for rows in (memory // 5, memory, 1 << 40):
+  try:
+    print(reduce(rows))
+  except tf.errors.ResourceExhaustedError as error:
+    print("refused", str(error))
+print("lives", reduce(1 << 25)[0].numpy())
+"""
+    done = subprocess.run(
+      [sys.executable, "-c", program],
+      capture_output=True,
+      text=True,
+      env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2"},
+      timeout=300,
+    )
+    self.assertEqual(done.returncode, 0, done.stderr)
+    self.assertEqual(done.stdout.count("which this process cannot get"), 1, done.stdout)
+    self.assertEqual(done.stdout.count("that this machine has"), 2, done.stdout)
+    self.assertIn("lives [1.]", done.stdout)
 
   def test_ranks(self):
     with self.assertRaises(ERRORS):

@@ -11,6 +11,7 @@
 #include "Eigen/Core"
 #include "monolith/native_training/runtime/ops/support/kernel_registration.h"
 #include "monolith/native_training/runtime/ops/support/op_checks.h"
+#include "monolith/native_training/runtime/ops/support/output_shape.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/shape_inference.h"
@@ -68,7 +69,7 @@ Status FeatureInsightShape(InferenceContext* c) {
   DimensionHandle width;
   TF_RETURN_IF_ERROR(
       c->Multiply(c->Dim(weight, 1), static_cast<int64_t>(segment_sizes.size()), &width));
-  c->set_output(0, c->Matrix(c->Dim(input, 0), width));
+  SetOutputShape(c, 0, c->Matrix(c->Dim(input, 0), width));
   return OkStatus();
 }
 

@@ -5,6 +5,7 @@
 #include "monolith/native_training/runtime/ops/dense/ffm_sizes.h"
 #include "monolith/native_training/runtime/ops/support/kernel_registration.h"
 #include "monolith/native_training/runtime/ops/support/op_checks.h"
+#include "monolith/native_training/runtime/ops/support/output_shape.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/shape_inference.h"
@@ -50,7 +51,7 @@ Status FfmShape(InferenceContext* c) {
   TF_RETURN_IF_ERROR(NumFeatures(c, "right", c->Dim(right, 1), dim_size, &num_right));
   TF_RETURN_IF_ERROR(c->Multiply(num_left, num_right, &width));
   if (int_type != kDot) TF_RETURN_IF_ERROR(c->Multiply(width, dim_size, &width));
-  c->set_output(0, c->Matrix(batch, width));
+  SetOutputShape(c, 0, c->Matrix(batch, width));
   return OkStatus();
 }
 

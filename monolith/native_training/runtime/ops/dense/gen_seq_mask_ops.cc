@@ -4,6 +4,7 @@
 
 #include "monolith/native_training/runtime/ops/support/kernel_registration.h"
 #include "monolith/native_training/runtime/ops/support/op_checks.h"
+#include "monolith/native_training/runtime/ops/support/output_shape.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/shape_inference.h"
@@ -84,7 +85,7 @@ REGISTER_OP("GenSeqMask")
       if (c->FullyDefined(splits)) {
         TF_RETURN_IF_ERROR(c->Subtract(c->Dim(splits, 0), 1, &batch));
       }
-      c->set_output(0, c->Matrix(batch, max_seq_length));
+      SetOutputShape(c, 0, c->Matrix(batch, max_seq_length));
       return OkStatus();
     })
     .Doc(R"doc(

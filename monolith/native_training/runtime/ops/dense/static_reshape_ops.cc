@@ -6,6 +6,7 @@
 
 #include "monolith/native_training/runtime/ops/support/kernel_registration.h"
 #include "monolith/native_training/runtime/ops/support/op_checks.h"
+#include "monolith/native_training/runtime/ops/support/output_shape.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/shape_inference.h"
@@ -132,7 +133,7 @@ REGISTER_OP("MonolithStaticReshapeN")
         if (static_cast<size_t>(i) < shapes.size()) {
           TF_RETURN_IF_ERROR(c->MakeShapeFromPartialTensorShape(shapes[i], &shape));
         }
-        c->set_output(i, shape);
+        SetOutputShape(c, i, shape);
       }
       c->set_output(c->num_inputs(), c->Vector(static_cast<int64_t>(shapes.size())));
       return OkStatus();

@@ -14,6 +14,7 @@
 
 #include "monolith/native_training/runtime/distribution/layout_plan.h"
 #include "monolith/native_training/runtime/ops/distribution/layout_config.h"
+#include "monolith/native_training/runtime/ops/support/output_shape.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/shape_inference.h"
 #include "tensorflow/core/platform/errors.h"
@@ -41,7 +42,7 @@ Status LayoutShape(InferenceContext* c) {
     std::vector<DimensionHandle> dims = {c->UnknownDim()};
     const std::vector<int64_t>& configured = plan.outputs()[i].dims;
     for (size_t d = 1; d < configured.size(); ++d) dims.push_back(c->MakeDim(configured[d]));
-    c->set_output(i, c->MakeShape(dims));
+    SetOutputShape(c, i, c->MakeShape(dims));
   }
   return OkStatus();
 }

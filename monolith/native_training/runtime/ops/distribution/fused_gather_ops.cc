@@ -8,6 +8,7 @@
 #include "monolith/native_training/runtime/ops/support/device_runner.h"
 #include "monolith/native_training/runtime/ops/support/kernel_registration.h"
 #include "monolith/native_training/runtime/ops/support/op_checks.h"
+#include "monolith/native_training/runtime/ops/support/output_shape.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/shape_inference.h"
@@ -36,7 +37,7 @@ REGISTER_OP("MonolithFusedGatherEmbeddingsByInput")
       for (int m = 0; m < c->num_outputs(); ++m) {
         ShapeHandle offsets;
         TF_RETURN_IF_ERROR(c->WithRank(c->input(1 + m), 1, &offsets));
-        c->set_output(m, c->Matrix(c->Dim(offsets, 0), dims[m]));
+        SetOutputShape(c, m, c->Matrix(c->Dim(offsets, 0), dims[m]));
       }
       return OkStatus();
     })

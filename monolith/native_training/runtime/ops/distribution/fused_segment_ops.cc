@@ -8,6 +8,7 @@
 #include "monolith/native_training/runtime/ops/support/device_runner.h"
 #include "monolith/native_training/runtime/ops/support/kernel_registration.h"
 #include "monolith/native_training/runtime/ops/support/op_checks.h"
+#include "monolith/native_training/runtime/ops/support/output_shape.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/shape_inference.h"
@@ -50,7 +51,7 @@ REGISTER_OP("MonolithFusedSegmentSum")
         ShapeHandle out;
         TF_RETURN_IF_ERROR(CheckShapeLength(c, 2 * n + i));
         TF_RETURN_IF_ERROR(c->MakeShapeFromShapeTensor(2 * n + i, &out));
-        c->set_output(i, out);
+        SetOutputShape(c, i, out);
       }
       return OkStatus();
     })
@@ -78,7 +79,8 @@ REGISTER_OP("MonolithFusedReduceAndSplitGPU")
       TF_RETURN_IF_ERROR(CheckSliceDims(slice_dims, c->num_outputs()));
       int64_t batch = 0;
       TF_RETURN_IF_ERROR(CheckStarts(row_split_splits, c->num_inputs() - 1, &batch));
-      for (int i = 0; i < c->num_outputs(); ++i) c->set_output(i, c->Matrix(batch, slice_dims[i]));
+      for (int i = 0; i < c->num_outputs(); ++i)
+        SetOutputShape(c, i, c->Matrix(batch, slice_dims[i]));
       return OkStatus();
     })
     .Doc(R"doc(
@@ -124,7 +126,7 @@ REGISTER_OP("MonolithSumRaggedRows")
         TF_RETURN_IF_ERROR(c->WithRank(c->input(n + i), 2, &values));
         shape_inference::DimensionHandle rows;
         TF_RETURN_IF_ERROR(c->Subtract(c->Dim(splits, 0), 1, &rows));
-        c->set_output(i, c->Matrix(rows, c->Dim(values, 1)));
+        SetOutputShape(c, i, c->Matrix(rows, c->Dim(values, 1)));
       }
       return OkStatus();
     })

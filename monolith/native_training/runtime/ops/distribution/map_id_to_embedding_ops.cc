@@ -13,6 +13,7 @@
 #include "monolith/native_training/runtime/ops/support/device_runner.h"
 #include "monolith/native_training/runtime/ops/support/kernel_registration.h"
 #include "monolith/native_training/runtime/ops/support/op_checks.h"
+#include "monolith/native_training/runtime/ops/support/output_shape.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/shape_inference.h"
@@ -150,7 +151,7 @@ REGISTER_OP("MonolithMapIdToEmbeddingGradient")
       const int num_splits = c->num_inputs() - 2;
       const DimensionHandle dim = LastDim(c, c->input(num_splits + 1));
       for (int s = 0; s < num_splits; ++s) {
-        c->set_output(s, c->Matrix(FirstDim(c, c->input(s)), dim));
+        SetOutputShape(c, s, c->Matrix(FirstDim(c, c->input(s)), dim));
       }
       return OkStatus();
     })
@@ -186,7 +187,7 @@ REGISTER_OP("MonolithGatherEmbeddingsByInputGradient")
     .Output("embedding_grads: float")
     .SetDoNotOptimize()
     .SetShapeFn([](InferenceContext* c) {
-      c->set_output(0, c->Matrix(FirstDim(c, c->input(0)), LastDim(c, c->input(1))));
+      SetOutputShape(c, 0, c->Matrix(FirstDim(c, c->input(0)), LastDim(c, c->input(1))));
       return OkStatus();
     })
     .Doc(R"doc(

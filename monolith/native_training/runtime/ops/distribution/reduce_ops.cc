@@ -7,6 +7,7 @@
 #include "monolith/native_training/runtime/ops/support/device_runner.h"
 #include "monolith/native_training/runtime/ops/support/kernel_registration.h"
 #include "monolith/native_training/runtime/ops/support/op_checks.h"
+#include "monolith/native_training/runtime/ops/support/output_shape.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/shape_inference.h"
@@ -46,14 +47,15 @@ DimensionHandle DimOrUnknown(InferenceContext* c, ShapeHandle shape, int dim) {
 Status ReduceShape(InferenceContext* c) {
   DimensionHandle batch;
   TF_RETURN_IF_ERROR(BatchDim(c, 2, &batch));
-  c->set_output(0, c->Matrix(batch, DimOrUnknown(c, c->input(1), 1)));
+  SetOutputShape(c, 0, c->Matrix(batch, DimOrUnknown(c, c->input(1), 1)));
   return OkStatus();
 }
 
 // [rows of id_indices, dim 1 of the last input]
 Status ReduceGradientShape(InferenceContext* c) {
-  c->set_output(0, c->Matrix(DimOrUnknown(c, c->input(0), 0),
-                             DimOrUnknown(c, c->input(c->num_inputs() - 1), 1)));
+  SetOutputShape(c, 0,
+                 c->Matrix(DimOrUnknown(c, c->input(0), 0),
+                           DimOrUnknown(c, c->input(c->num_inputs() - 1), 1)));
   return OkStatus();
 }
 
@@ -212,7 +214,7 @@ REGISTER_OP("MonolithFusedReduceSumAndSplit")
       DimensionHandle batch;
       TF_RETURN_IF_ERROR(BatchDim(c, 2, &batch));
       for (int m = 0; m < c->num_outputs(); ++m) {
-        c->set_output(m, c->Matrix(batch, split_dims[m]));
+        SetOutputShape(c, m, c->Matrix(batch, split_dims[m]));
       }
       return OkStatus();
     })
@@ -230,7 +232,7 @@ REGISTER_OP("MonolithFusedReduceSumAndSplitGradient")
       std::vector<int64_t> split_dims;
       TF_RETURN_IF_ERROR(c->GetAttr("split_dims", &split_dims));
       TF_RETURN_IF_ERROR(CheckSplitDims(split_dims, c->num_inputs() - 1));
-      c->set_output(0, c->Matrix(DimOrUnknown(c, c->input(0), 0), Sum(split_dims)));
+      SetOutputShape(c, 0, c->Matrix(DimOrUnknown(c, c->input(0), 0), Sum(split_dims)));
       return OkStatus();
     })
     .Doc(R"doc(

@@ -13,6 +13,7 @@
 #include "monolith/native_training/runtime/ops/support/device_runner.h"
 #include "monolith/native_training/runtime/ops/support/kernel_registration.h"
 #include "monolith/native_training/runtime/ops/support/op_checks.h"
+#include "monolith/native_training/runtime/ops/support/output_shape.h"
 #include "monolith/native_training/runtime/ops/support/resource_handle_input.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"
@@ -217,7 +218,7 @@ REGISTER_OP("MonolithFinalizeSharedTensor")
       TF_RETURN_IF_ERROR(c->GetAttr("shape", &shape));
       ShapeHandle out;
       TF_RETURN_IF_ERROR(c->MakeShapeFromPartialTensorShape(shape, &out));
-      c->set_output(0, out);
+      SetOutputShape(c, 0, out);
       return OkStatus();
     })
     .Doc(R"doc(

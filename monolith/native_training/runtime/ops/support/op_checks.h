@@ -6,12 +6,11 @@
 #ifndef MONOLITH_NATIVE_TRAINING_RUNTIME_OPS_SUPPORT_OP_CHECKS_H_
 #define MONOLITH_NATIVE_TRAINING_RUNTIME_OPS_SUPPORT_OP_CHECKS_H_
 
-#include <unistd.h>
-
 #include <cstdint>
 #include <initializer_list>
 #include <string_view>
 
+#include "monolith/native_training/runtime/ops/support/output_memory.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/shape_inference.h"
 #include "tensorflow/core/framework/tensor.h"
@@ -91,19 +90,12 @@ inline Status MultiplySizes(std::string_view what, int64_t a, int64_t b, int64_t
 }
 
 // Allocates an output whose sizes were computed: TensorShape's constructors end the process where
-// sizes are negative or their product is no int64, this returns InvalidArgument. What no memory of
-// this machine could hold is refused at once: some of TensorFlow's allocators try for 10 seconds.
+// sizes are negative or their product is no int64, this returns InvalidArgument. What cannot be had
+// is refused at once.
 inline Status AllocateOutput(OpKernelContext* ctx, int64_t index, const TensorShape& shape,
                              Tensor** output) {
-  static const int64_t memory =
-      static_cast<int64_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<int64_t>(sysconf(_SC_PAGESIZE));
   const int output_index = static_cast<int>(index);
-  const int64_t size = DataTypeSize(ctx->expected_output_dtype(output_index));
-  if (memory > 0 && size > 0 && shape.num_elements() > memory / size) {
-    return errors::ResourceExhausted("an output of shape ", shape.DebugString(),
-                                     " does not fit into the ", memory,
-                                     " bytes of memory that this machine has");
-  }
+  TF_RETURN_IF_ERROR(CheckOutputMemory(ctx, output_index, shape));
   return ctx->allocate_output(output_index, shape, output);
 }
 inline Status AllocateOutput(OpKernelContext* ctx, int64_t index,

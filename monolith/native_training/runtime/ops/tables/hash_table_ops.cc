@@ -2,6 +2,7 @@
 // hash_table_checkpoint_kernels.cc and hash_table_fused_kernels.cc. All but the two pure ones are
 // stateful: merging two lookups around a write would change what they see.
 #include "monolith/native_training/runtime/ops/support/op_checks.h"
+#include "monolith/native_training/runtime/ops/support/output_shape.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/shape_inference.h"
@@ -44,7 +45,7 @@ REGISTER_OP("MonolithHashTableLookup")
       if (dim_size < 0) {
         return errors::InvalidArgument("dim_size is ", dim_size, ", want at least 0");
       }
-      c->set_output(0, c->Matrix(c->NumElements(c->input(1)), c->MakeDim(dim_size)));
+      SetOutputShape(c, 0, c->Matrix(c->NumElements(c->input(1)), c->MakeDim(dim_size)));
       return OkStatus();
     })
     .Doc(R"doc(
@@ -84,7 +85,7 @@ REGISTER_OP("MonolithHashTableLookupGradient")
       TF_RETURN_IF_ERROR(c->WithRank(c->input(1), 1, &values));
       TF_RETURN_IF_ERROR(c->WithRank(c->input(2), 2, &grads));
       c->set_output(0, values);
-      c->set_output(1, c->Matrix(c->Dim(values, 0), c->Dim(grads, 1)));
+      SetOutputShape(c, 1, c->Matrix(c->Dim(values, 0), c->Dim(grads, 1)));
       return OkStatus();
     })
     .Doc(R"doc(

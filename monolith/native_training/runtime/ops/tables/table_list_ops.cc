@@ -14,6 +14,7 @@
 #include "monolith/native_training/runtime/ops/support/engine_bridge.h"
 #include "monolith/native_training/runtime/ops/support/kernel_registration.h"
 #include "monolith/native_training/runtime/ops/support/op_checks.h"
+#include "monolith/native_training/runtime/ops/support/output_shape.h"
 #include "monolith/native_training/runtime/ops/support/resource_handle_input.h"
 #include "monolith/native_training/runtime/ops/tables/hash_table_resource.h"
 #include "monolith/native_training/runtime/ops/tables/multi_hash_table_resource.h"
@@ -46,7 +47,7 @@ Status ShapeOfLists(InferenceContext* c, int first) {
     if (dims[i] < 0) {
       return errors::InvalidArgument("dims[", i, "] is ", dims[i], ", want at least 0");
     }
-    c->set_output(i, c->Matrix(c->Dim(ids, 0), dims[i]));
+    SetOutputShape(c, i, c->Matrix(c->Dim(ids, 0), dims[i]));
   }
   return OkStatus();
 }
