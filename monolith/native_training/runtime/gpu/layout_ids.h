@@ -90,6 +90,8 @@ struct ListIds {
       const uint32_t source = static_cast<uint32_t>(feature.first_tile + first * positions);
       const int64_t pieces = list.pieces == 1 ? 1 : feature.width / list.of.min_width;
       const uint32_t end = memory.begins[count];
+      if (end == memory.begins[0]) return;
+      const float rows_of_id = static_cast<float>(count) / (end - memory.begins[0]);
       for (uint32_t i = memory.begins[0] + lane; i < end; i += kIdsAtOnce * kLanes) {
         uint64_t ids[kIdsAtOnce];
         MONO_UNROLL
@@ -105,7 +107,8 @@ struct ListIds {
             MarkBad(bad);
             continue;
           }
-          const uint32_t row = RowOf(memory.begins, static_cast<uint32_t>(count), number);
+          const uint32_t row =
+              RowOf(memory.begins, static_cast<uint32_t>(count), number, rows_of_id);
           const uint32_t nth = number - memory.begins[row];
           if (feature.first_n && nth >= positions) continue;
           list.sources[number] = source + row * positions + (feature.first_n ? nth : 0);
@@ -115,9 +118,21 @@ struct ListIds {
     });
   }
 
-  // The last of the rows that begin at an id or before it.
-  MONO_DEVICE static uint32_t RowOf(const uint32_t* begins, uint32_t count, uint32_t id) {
+  // The last of the rows that begin at an id or before it. Where all have as many ids, one each
+  // mostly, the first look finds it.
+  MONO_DEVICE static uint32_t RowOf(const uint32_t* begins, uint32_t count, uint32_t id,
+                                    float rows_of_id) {
     uint32_t low = 0, high = count;
+    const uint32_t guess = static_cast<uint32_t>((id - begins[0] + 0.5f) * rows_of_id);
+    if (guess < count) {
+      if (begins[guess] > id) {
+        high = guess;
+      } else if (begins[guess + 1] > id) {
+        return guess;
+      } else {
+        low = guess;
+      }
+    }
     while (high - low > 1) {
       const uint32_t middle = (low + high) / 2;
       if (begins[middle] <= id) {
