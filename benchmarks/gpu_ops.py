@@ -581,19 +581,17 @@ def tensorflow_rows(repeats: int, only: list[str]) -> None:
 
   from monolith.native_training.runtime.ops import gen_monolith_ops as gen
 
-  def median(function) -> float:
-    times = []
-    for i in range(repeats + 3):
-      start = time.perf_counter()
-      result = function()
-      # A value has to reach the host before the clock is read.
-      tf.nest.flatten(result)[-1].numpy()
-      if i >= 3:
-        times.append(time.perf_counter() - start)
-    return statistics.median(times)
+  def seconds(function) -> float:
+    start = time.perf_counter()
+    result = function()
+    # A value has to reach the host before the clock is read.
+    tf.nest.flatten(result)[-1].numpy()
+    return time.perf_counter() - start
 
   def row(name: str, ours, theirs) -> None:
-    a, b = median(ours), median(theirs)
+    """Prints medians of calls that take turns."""
+    pairs = [(seconds(ours), seconds(theirs)) for _ in range(repeats + 3)][3:]
+    a, b = (statistics.median(times) for times in zip(*pairs))
     print(f"{name:34s} {a * 1e6:9.1f} us against {b * 1e6:9.1f} us: {b / a:5.2f} x", flush=True)
 
   with tf.device("/GPU:0"):

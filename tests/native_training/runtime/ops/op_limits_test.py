@@ -308,6 +308,18 @@ print("lives", reduce(1 << 25)[0].numpy())
     with self.assertRaisesRegex(tf.errors.InvalidArgumentError, "weigh"):
       list(tf.data.experimental.from_variant(repeated, samples.element_spec))
 
+  @parameterized.parameters(0, 2)
+  def test_consumers_are_one_handle(self, handles):
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+      handle = tf.raw_ops.VarHandleOp(dtype=tf.float32, shape=[])
+      for op in (ops.KafkaGroupReadableNext, ops.KafkaGroupReadableNextV2):
+        outputs = op(
+          input=tf.fill([handles], handle), index=tf.constant(0, tf.int64),
+          message_poll_timeout=tf.constant(1, tf.int64), stream_timeout=tf.constant(1, tf.int64),
+        )  # fmt: skip
+        with self.assertRaisesRegex(tf.errors.InvalidArgumentError, "input has shape"):
+          session.run([t.op for t in tf.nest.flatten(outputs)])
+
   def test_datasets_that_give_something_else_than_they_promise(self):
     # The shape is unknown until the element is there, and is then that of a vector.
     vectors = tf.data.Dataset.from_tensors([b"", b""]).map(

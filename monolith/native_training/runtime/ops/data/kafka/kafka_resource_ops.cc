@@ -11,6 +11,7 @@
 #include "monolith/native_training/runtime/ops/support/kernel_registration.h"
 #include "monolith/native_training/runtime/ops/support/named_resource_op.h"
 #include "monolith/native_training/runtime/ops/support/op_checks.h"
+#include "monolith/native_training/runtime/ops/support/resource_handle_input.h"
 #include "tensorflow/core/framework/cancellation.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
@@ -161,7 +162,7 @@ class KafkaNextOp : public OpKernel {
 
   void Compute(OpKernelContext* ctx) override {
     core::RefCountPtr<KafkaResource> resource;
-    OP_REQUIRES_OK(ctx, LookupResource(ctx, HandleFromInput(ctx, 0), &resource));
+    OP_REQUIRES_OK(ctx, LookupHandleInput(ctx, 0, "input", &resource));
     const char* const names[] = {"index", "message_poll_timeout", "stream_timeout"};
     for (int i = 0; i < 3; ++i) OP_REQUIRES_OK(ctx, CheckScalar(names[i], ctx->input(i + 1)));
     const int64_t message_poll_timeout = ctx->input(2).scalar<int64_t>()();
