@@ -79,8 +79,9 @@ REGISTER_OP("MonolithFusedReduceAndSplitGPU")
       TF_RETURN_IF_ERROR(CheckSliceDims(slice_dims, c->num_outputs()));
       int64_t batch = 0;
       TF_RETURN_IF_ERROR(CheckStarts(row_split_splits, c->num_inputs() - 1, &batch));
-      for (int i = 0; i < c->num_outputs(); ++i)
+      for (int i = 0; i < c->num_outputs(); ++i) {
         SetOutputShape(c, i, c->Matrix(batch, slice_dims[i]));
+      }
       return OkStatus();
     })
     .Doc(R"doc(
