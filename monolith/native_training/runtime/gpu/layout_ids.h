@@ -118,8 +118,8 @@ struct ListIds {
     });
   }
 
-  // The last of the rows that begin at an id or before it. Where all have as many ids, one each
-  // mostly, the first look finds it.
+  // The last of the rows that begin at an id or before it. Where all have as many ids, often
+  // one each, the first look finds it.
   MONO_DEVICE static uint32_t RowOf(const uint32_t* begins, uint32_t count, uint32_t id,
                                     float rows_of_id) {
     uint32_t low = 0, high = count;

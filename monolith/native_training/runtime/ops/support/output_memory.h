@@ -9,9 +9,9 @@
 namespace tensorflow {
 namespace monolith_tf {
 
-// Returns ResourceExhausted for a large output that surely cannot be allocated. TensorFlow's
-// allocator for x86-64 would wait 10 seconds for memory to be freed, and is asked several times
-// while constants are folded.
+// Returns ResourceExhausted for a large output for which the system has no memory now, and of a
+// size that the allocator has not had before. TensorFlow's allocator for x86-64 would wait 10
+// seconds for memory to be freed, and is asked several times while constants are folded.
 Status CheckOutputMemory(OpKernelContext* ctx, int output, const TensorShape& shape);
 
 }  // namespace monolith_tf
