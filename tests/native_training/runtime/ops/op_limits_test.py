@@ -30,6 +30,33 @@ def in_graph(call):
       return session.run(outputs)
 
 
+def run_with_little_memory(program):
+  """Runs a program in a process that can get one more gigabyte; returns what it prints."""
+  begin = """
+import os, resource
+import tensorflow as tf
+from monolith.native_training.runtime.ops import gen_monolith_ops as ops
+
+def reduce(rows):
+  return ops.monolith_reduce_sum([[0]], [[1.0]], tf.constant([rows], tf.int64))
+
+reduce(1)  # starts threads, which need address space
+with open("/proc/self/statm") as fields:
+  used = int(fields.read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + (1 << 30), resource.RLIM_INFINITY))
+"""
+  done = subprocess.run(
+    [sys.executable, "-c", begin + program],
+    capture_output=True,
+    text=True,
+    env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2"},
+    timeout=300,
+  )
+  if done.returncode != 0:
+    raise AssertionError(done.stderr)
+  return done.stdout
+
+
 def empty(*shape, dtype=tf.float32):
   """Returns a tensor without elements; numpy does not make all of them."""
   return tf.reshape(tf.zeros([0], dtype), shape)
@@ -167,17 +194,7 @@ class OpLimitsTest(tf.test.TestCase, parameterized.TestCase):
 
   def test_large_outputs_without_memory_are_refused_at_once(self):
     # TensorFlow's allocator would wait for each of them, and say so in other words.
-    program = """
-import os, resource
-import tensorflow as tf
-from monolith.native_training.runtime.ops import gen_monolith_ops as ops
-
-def reduce(rows):
-  return ops.monolith_reduce_sum([[0]], [[1.0]], tf.constant([rows], tf.int64))
-
-with open("/proc/self/statm") as fields:
-  used = int(fields.read().split()[0]) * resource.getpagesize()
-resource.setrlimit(resource.RLIMIT_AS, (used + (1 << 30), resource.RLIM_INFINITY))
+    output = run_with_little_memory("""
 memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGESIZE")
 for rows in (memory // 5, memory, 1 << 40):
   try:
@@ -185,18 +202,21 @@ for rows in (memory // 5, memory, 1 << 40):
   except tf.errors.ResourceExhaustedError as error:
     print("refused", str(error))
 print("lives", reduce(1 << 25)[0].numpy())
-"""
-    done = subprocess.run(
-      [sys.executable, "-c", program],
-      capture_output=True,
-      text=True,
-      env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2"},
-      timeout=300,
-    )
-    self.assertEqual(done.returncode, 0, done.stderr)
-    self.assertEqual(done.stdout.count("which this process cannot get"), 1, done.stdout)
-    self.assertEqual(done.stdout.count("that this machine has"), 2, done.stdout)
-    self.assertIn("lives [1.]", done.stdout)
+""")
+    self.assertEqual(output.count("which this process cannot get"), 1, output)
+    self.assertEqual(output.count("that this machine has"), 2, output)
+    self.assertIn("lives [1.]", output)
+
+  def test_large_outputs_leave_memory_for_others(self):
+    # TensorFlow's allocator would ask for a gigabyte for each of them, in vain.
+    output = run_with_little_memory("""
+large = reduce(235 << 20)
+print("large", large[0].numpy())
+large = None
+print("others", [reduce(rows)[0].numpy() for rows in (1 << 21, 1 << 23, 1 << 24, 1 << 25)])
+""")
+    self.assertIn("large [1.]", output)
+    self.assertIn(f"others {[np.ones(1, np.float32)] * 4}", output)
 
   def test_ranks(self):
     with self.assertRaises(ERRORS):

@@ -90,14 +90,7 @@ inline Status MultiplySizes(std::string_view what, int64_t a, int64_t b, int64_t
 }
 
 // Allocates an output whose sizes were computed: TensorShape's constructors end the process where
-// sizes are negative or their product is no int64, this returns InvalidArgument. What cannot be had
-// is refused at once.
-inline Status AllocateOutput(OpKernelContext* ctx, int64_t index, const TensorShape& shape,
-                             Tensor** output) {
-  const int output_index = static_cast<int>(index);
-  TF_RETURN_IF_ERROR(CheckOutputMemory(ctx, output_index, shape));
-  return ctx->allocate_output(output_index, shape, output);
-}
+// sizes are negative or their product is no int64, this returns InvalidArgument.
 inline Status AllocateOutput(OpKernelContext* ctx, int64_t index,
                              std::initializer_list<int64_t> sizes, Tensor** output) {
   TensorShape shape;

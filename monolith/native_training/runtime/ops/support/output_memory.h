@@ -1,6 +1,8 @@
-// Whether there is memory for an output.
+// Memory for outputs, also for those that are too large for TensorFlow's allocator.
 #ifndef MONOLITH_NATIVE_TRAINING_RUNTIME_OPS_SUPPORT_OUTPUT_MEMORY_H_
 #define MONOLITH_NATIVE_TRAINING_RUNTIME_OPS_SUPPORT_OUTPUT_MEMORY_H_
+
+#include <cstdint>
 
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/tensor_shape.h"
@@ -9,10 +11,13 @@
 namespace tensorflow {
 namespace monolith_tf {
 
-// Returns ResourceExhausted for a large output for which the system has no memory now, and of a
-// size that the allocator has not had before. TensorFlow's allocator for x86-64 would wait 10
-// seconds for memory to be freed, and is asked several times while constants are folded.
-Status CheckOutputMemory(OpKernelContext* ctx, int output, const TensorShape& shape);
+// Allocates an output, or returns ResourceExhausted at once. TensorFlow's allocator for x86-64 takes
+// regions from the system, whose sizes are powers of two. Where it gets none it waits for 10
+// seconds, several times while constants are folded, and from then on it asks for no smaller ones,
+// so that outputs of a few megabytes wait and fail too. A large output for which there is no region
+// is therefore allocated without it.
+Status AllocateOutput(OpKernelContext* ctx, int64_t index, const TensorShape& shape,
+                      Tensor** output);
 
 }  // namespace monolith_tf
 }  // namespace tensorflow
