@@ -216,8 +216,16 @@ def clip(gpu: Gpu):
   return call, 12 * n * count, None, 0
 
 
-def _scalars(gpu: Gpu) -> ctypes.Array:
-  return pointers(*(gpu.put(np.array([v], np.float32)) for v in (1e-3, 0.9, 0.99, 1e-6, 0.0)))
+def _scalars(gpu: Gpu, decay: float = 0.9) -> ctypes.Array:
+  return pointers(*(gpu.put(np.array([v], np.float32)) for v in (1e-3, decay, 0.99, 1e-6, 0.0)))
+
+
+def _limit_of_c(decay: float) -> float:
+  """Returns what Adamom's c comes to: its steps go up, and end where they are lost in rounding."""
+  c, before = np.float32(0), np.float32(-1)
+  while c != before:
+    c, before = np.float32(decay) * c + np.float32(1), c
+  return float(c)
 
 
 def rmsprop(gpu: Gpu):
@@ -228,12 +236,21 @@ def rmsprop(gpu: Gpu):
   return call, 7 * 4 * n, None, 0
 
 
-def adamom(gpu: Gpu):
-  n = 1 << 25
-  arrays = [gpu.floats(n) for _ in range(5)]
-  scalars = _scalars(gpu)
+def _adamom(gpu: Gpu, c: float, moved: int):
+  n, decay = 1 << 25, 0.9999
+  arrays = [gpu.floats(n) for _ in range(4)] + [gpu.put(np.full(n, c, np.float32))]
+  scalars = _scalars(gpu, decay)
   call = lambda: gpu.call("op_adamom", None, _i64(n), scalars, *arrays, 0)  # noqa: E731
-  return call, 9 * 4 * n, None, 0
+  return call, moved * 4 * n, None, 0
+
+
+def adamom(gpu: Gpu):
+  return _adamom(gpu, 0.0, 9)
+
+
+def adamom_at_limit(gpu: Gpu):
+  """As after 100,000 steps, when its c moves no more and is only read."""
+  return _adamom(gpu, _limit_of_c(0.9999), 8)
 
 
 def _ffm(gpu: Gpu, dot: bool, grad: bool):
@@ -526,6 +543,7 @@ KERNELS = (
   clip,
   rmsprop,
   adamom,
+  adamom_at_limit,
   ffm_multiply,
   ffm_multiply_grad,
   gather,
@@ -592,7 +610,7 @@ def tensorflow_rows(repeats: int, only: list[str]) -> None:
     """Prints medians of calls that take turns."""
     pairs = [(seconds(ours), seconds(theirs)) for _ in range(repeats + 3)][3:]
     a, b = (statistics.median(times) for times in zip(*pairs))
-    print(f"{name:34s} {a * 1e6:9.1f} us against {b * 1e6:9.1f} us: {b / a:5.2f} x", flush=True)
+    print(f"{name:39s} {a * 1e6:9.1f} us against {b * 1e6:9.1f} us: {b / a:5.2f} x", flush=True)
 
   with tf.device("/GPU:0"):
     # Many steps, so that what a call of a function costs counts little.
@@ -630,10 +648,14 @@ def tensorflow_rows(repeats: int, only: list[str]) -> None:
       )
       row("Rmsprop / ResourceApplyAdam", ours, adam)
     if not only or "adamom" in only:
+      scalars[1] = tf.constant(0.9999)  # as the optimizer has it
       ours = repeat(
         lambda: gen.resource_apply_adamom(w.handle, m.handle, v.handle, c.handle, *scalars, grad)
       )
-      row("Adamom / ResourceApplyAdam", ours, adam)
+      c.assign(tf.zeros([n]))
+      row("Adamom, first steps / ResourceApplyAdam", ours, adam)
+      c.assign(tf.fill([n], _limit_of_c(0.9999)))
+      row("Adamom, c at limit / ResourceApplyAdam", ours, adam)
     if not only or "clip" in only:
       grads = [tf.random.uniform([1 << 18]) for _ in range(100)]
 

@@ -98,17 +98,22 @@ struct AdamomStep {
     Pack<kSize> ms = *reinterpret_cast<const Pack<kSize>*>(m + i);
     Pack<kSize> vs = *reinterpret_cast<const Pack<kSize>*>(v + i);
     Pack<kSize> cs = *reinterpret_cast<const Pack<kSize>*>(c + i);
+    // After some steps c is at its limit, 1 / (1 - ada_decay), and a ninth of the memory that a
+    // step moves can be left as it is.
+    bool c_moves = false;
     for (int k = 0; k < kSize; ++k) {
       const float g = weight_decay * ws.values[k] + grads.values[k];
       ms.values[k] = mom_decay * ms.values[k] + (1.0f - mom_decay) * g;
       vs.values[k] = ada_decay * vs.values[k] + g * g;
-      cs.values[k] = ada_decay * cs.values[k] + 1.0f;
+      const float c_before = cs.values[k];
+      cs.values[k] = ada_decay * c_before + 1.0f;
+      c_moves = c_moves || cs.values[k] != c_before;
       ws.values[k] -=
           AdamomDelta<kUseV2>(learning_rate, epsilon, ms.values[k], vs.values[k], cs.values[k]);
     }
     *reinterpret_cast<Pack<kSize>*>(m + i) = ms;
     *reinterpret_cast<Pack<kSize>*>(v + i) = vs;
-    *reinterpret_cast<Pack<kSize>*>(c + i) = cs;
+    if (c_moves) *reinterpret_cast<Pack<kSize>*>(c + i) = cs;
     *reinterpret_cast<Pack<kSize>*>(w + i) = ws;
   }
 };

@@ -81,6 +81,27 @@ TEST(GpuDenseOpsTest, AdamomEqualsTheEngine) {
   }
 }
 
+TEST(GpuDenseOpsTest, AdamomMovesWhatIsNotAtItsLimit) {
+  std::mt19937 random(4);
+  const auto scalars = Scalars({0.1f, 0.5f, 0.9f, 1e-6f, 0.0f});
+  const dense::AdamomOptions options{0.1f, 0.5f, 0.9f, 1e-6f, 0.0f, false};
+  for (const int64_t n : kSizes) {
+    std::vector<float> w = RandomFloats(n, &random), m = RandomFloats(n, &random);
+    std::vector<float> v(n, 0.5f), c(n, 2.0f), grad = RandomFloats(n, &random);  // 1 / (1 - 0.5)
+    for (int64_t i = 0; i < n; i += 1 + static_cast<int64_t>(random() % 16)) c[i] = 1.0f;
+    Buffer<float> gw(w), gm(m), gv(v), gc(c), ggrad(grad);
+
+    for (int step = 0; step < 3; ++step) {
+      dense::AdamomStep(options, grad.data(), n, w.data(), m.data(), v.data(), c.data());
+      ASSERT_EQ(mono_gpu_op_adamom(nullptr, n, ConstPointers(scalars).data(), ggrad.data(),
+                                   gw.data(), gm.data(), gv.data(), gc.data(), 0),
+                MONO_GPU_OK);
+      EXPECT_EQ(gc.Read(), c);
+    }
+    ExpectNear(gw.Read(), w, 1e-6f);
+  }
+}
+
 TEST(GpuDenseOpsTest, AdamomMoveRefusesEmptySlots) {
   const auto scalars = Scalars({0.1f, 0.99f, 0.9f, 1e-6f, 0.01f});
   Buffer<float> w(std::vector<float>{1, 2, 3}), m(std::vector<float>{1, 1, 1});

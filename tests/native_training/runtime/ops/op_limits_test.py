@@ -207,6 +207,25 @@ print("lives", reduce(1 << 25)[0].numpy())
     self.assertEqual(output.count("that this machine has"), 2, output)
     self.assertIn("lives [1.]", output)
 
+  def test_large_tensors_of_other_ops_are_refused_at_once(self):
+    output = run_with_little_memory("""
+n = 3 << 28
+calls = [
+  lambda: ops.monolith_fused_segment_sum([tf.constant([0])], [[1.0]], [[n]]),
+  lambda: ops.monolith_unique_key_with_value_and_offset(
+    tf.constant([1], tf.int64), tf.constant([0, 1], tf.int64), dims=[n], generate_buffer=True
+  ),
+]
+for call in calls:
+  try:
+    print(call())
+  except tf.errors.ResourceExhaustedError as error:
+    print("refused", str(error))
+print("lives", reduce(1 << 25)[0].numpy())
+""")
+    self.assertEqual(output.count("which this process cannot get"), 2, output)
+    self.assertIn("lives [1.]", output)
+
   def test_large_outputs_leave_memory_for_others(self):
     # TensorFlow's allocator would ask for a gigabyte for each of them, in vain.
     output = run_with_little_memory("""

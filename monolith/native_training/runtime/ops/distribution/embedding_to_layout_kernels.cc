@@ -69,7 +69,7 @@ class EmbeddingToLayoutOp : public LayoutKernel {
       TensorShape shape;
       OP_REQUIRES_OK(ctx, reader().OutputShape(o, LayoutReader::TotalBatch(requests), &shape));
       Tensor* out;
-      OP_REQUIRES_OK(ctx, ctx->allocate_output(o, shape, &out));
+      OP_REQUIRES_OK(ctx, AllocateOutput(ctx, o, shape, &out));
       outputs.push_back(out->flat<float>().data());
     }
     std::vector<const float*> lists;

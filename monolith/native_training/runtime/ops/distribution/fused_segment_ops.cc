@@ -158,7 +158,7 @@ class FusedSegmentSumOp : public OpKernel {
     }
     for (int i = 0; i < n; ++i) {
       Tensor* out;
-      OP_REQUIRES_OK(ctx, ctx->allocate_output(i, out_shapes[i], &out));
+      OP_REQUIRES_OK(ctx, AllocateOutput(ctx, i, out_shapes[i], &out));
       const auto segments = indices[i].template flat<Index>();
       const int64_t rows = out->dim_size(0);
       SegmentCheck check;

@@ -234,7 +234,7 @@ class MapIdToEmbeddingOp : public OpKernel {
     std::vector<int64_t> rows(n);
     OP_REQUIRES_OK(ctx, FindRows(parallel, index, input.flat<int64_t>().data(), n, rows.data()));
     Tensor* out;
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, shape, &out));
+    OP_REQUIRES_OK(ctx, AllocateOutput(ctx, 0, shape, &out));
     CopyRows(parallel, rows.data(), n, embeddings, dim, out->flat<float>().data());
   }
 
@@ -311,7 +311,7 @@ class GatherEmbeddingsByInputOp : public OpKernel {
                                          ? static_cast<const ParallelRunner&>(pool)
                                          : static_cast<const ParallelRunner&>(in_line);
     Tensor *out, *mapping;
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, shape, &out));
+    OP_REQUIRES_OK(ctx, AllocateOutput(ctx, 0, shape, &out));
     OP_REQUIRES_OK(ctx, ctx->allocate_output(1, input.shape(), &mapping));
     // With one tensor a packed row is the row itself.
     int64_t* rows = mapping->flat<int64_t>().data();

@@ -147,7 +147,7 @@ class ReorderByIndicesOp : public OpKernel {
     TensorShape shape = input.shape();
     shape.set_dim(0, kept.size());
     Tensor *out, *sizes_out;
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, shape, &out));
+    OP_REQUIRES_OK(ctx, AllocateOutput(ctx, 0, shape, &out));
     OP_REQUIRES_OK(ctx, AllocateOutput(ctx, 1, {num_shards_}, &sizes_out));
     std::copy(shard_sizes.begin(), shard_sizes.end(), sizes_out->vec<int32_t>().data());
     T* to = out->flat<T>().data();

@@ -153,7 +153,7 @@ class SplitByIndicesOp : public OpKernel {
       TensorShape shape = input.shape();
       shape.set_dim(0, plan.counts()[s]);
       Tensor* part;
-      OP_REQUIRES_OK(ctx, ctx->allocate_output(s, shape, &part));
+      OP_REQUIRES_OK(ctx, AllocateOutput(ctx, s, shape, &part));
       parts[s] = part->flat<T>().data();
     }
     if (input.NumElements() == 0) return;
@@ -206,7 +206,7 @@ class SplitByIndicesGradientOp : public OpKernel {
     }
     OP_REQUIRES_OK(ctx, shape.SetDimWithStatus(0, n));
     Tensor* out;
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, shape, &out));
+    OP_REQUIRES_OK(ctx, AllocateOutput(ctx, 0, shape, &out));
     if (out->NumElements() == 0) return;
     plan.Merge(parallel, parts, out->NumElements() / n, out->flat<float>().data());
   }

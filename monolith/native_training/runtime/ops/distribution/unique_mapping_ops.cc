@@ -271,7 +271,7 @@ class UniqueKeyWithValueAndOffsetOp : public OpKernel {
     Tensor buffer;
     TensorShape buffer_shape;
     OP_REQUIRES_OK(ctx, TensorShape::BuildTensorShape({num_floats}, &buffer_shape));
-    OP_REQUIRES_OK(ctx, ctx->allocate_temp(DT_FLOAT, buffer_shape, &buffer));
+    OP_REQUIRES_OK(ctx, AllocateTemp(ctx, DT_FLOAT, buffer_shape, &buffer));
 #ifndef NDEBUG
     // Poison: a place that no fill wrote must show.
     std::fill_n(buffer.vec<float>().data(), num_floats, std::numeric_limits<float>::quiet_NaN());

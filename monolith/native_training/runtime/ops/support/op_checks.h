@@ -10,7 +10,7 @@
 #include <initializer_list>
 #include <string_view>
 
-#include "monolith/native_training/runtime/ops/support/output_memory.h"
+#include "monolith/native_training/runtime/ops/support/tensor_memory.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/shape_inference.h"
 #include "tensorflow/core/framework/tensor.h"

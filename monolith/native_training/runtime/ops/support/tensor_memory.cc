@@ -1,4 +1,4 @@
-#include "monolith/native_training/runtime/ops/support/output_memory.h"
+#include "monolith/native_training/runtime/ops/support/tensor_memory.h"
 
 #include <sys/mman.h>
 #include <unistd.h>
@@ -6,7 +6,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
+#include <utility>
 
 #include "tensorflow/core/framework/allocator.h"
 #include "tensorflow/core/framework/tensor.h"
@@ -63,34 +65,46 @@ int64_t MemoryOfMachine() {
   return bytes > 0 ? bytes : INT64_MAX / 4;  // of which a region, too, is an int64
 }
 
+// Sets *tensor if it is so large that the allocator must not be asked for it.
+Status AllocateOutside(OpKernelContext* ctx, AllocatorAttributes attributes, DataType dtype,
+                       const TensorShape& shape, std::optional<Tensor>* tensor) {
+  const int64_t size = DataTypeSize(dtype);
+  if (size == 0 || shape.num_elements() <= kLargeBytes / size) return OkStatus();
+  if (shape.num_elements() > MemoryOfMachine() / size) {
+    return errors::ResourceExhausted("a tensor of shape ", shape.DebugString(),
+                                     " does not fit into the ", MemoryOfMachine(),
+                                     " bytes of memory that this machine has");
+  }
+  if (ctx->op_device_context() != nullptr) return OkStatus();  // memory of another device
+  const int64_t bytes = shape.num_elements() * size;
+  if (HasHad(ctx->get_allocator(attributes), bytes) || SystemHas(RegionFor(bytes))) {
+    return OkStatus();
+  }
+  tensor->emplace(TheSystemAllocator(), dtype, shape);
+  if ((*tensor)->IsInitialized()) return OkStatus();
+  return errors::ResourceExhausted("a tensor of shape ", shape.DebugString(), " has ", bytes,
+                                   " bytes, which this process cannot get");
+}
+
 }  // namespace
 
 Status AllocateOutput(OpKernelContext* ctx, int64_t index, const TensorShape& shape,
                       Tensor** output) {
   const int number = static_cast<int>(index);
-  const DataType dtype = ctx->expected_output_dtype(number);
-  const int64_t size = DataTypeSize(dtype);
-  if (size == 0 || shape.num_elements() <= kLargeBytes / size) {
-    return ctx->allocate_output(number, shape, output);
-  }
-  if (shape.num_elements() > MemoryOfMachine() / size) {
-    return errors::ResourceExhausted("an output of shape ", shape.DebugString(),
-                                     " does not fit into the ", MemoryOfMachine(),
-                                     " bytes of memory that this machine has");
-  }
-  const int64_t bytes = shape.num_elements() * size;
-  if (ctx->op_device_context() != nullptr ||  // then it is memory of another device
-      HasHad(ctx->get_allocator(ctx->output_alloc_attr(number)), bytes) ||
-      SystemHas(RegionFor(bytes))) {
-    return ctx->allocate_output(number, shape, output);
-  }
-  const Tensor tensor(TheSystemAllocator(), dtype, shape);
-  if (!tensor.IsInitialized()) {
-    return errors::ResourceExhausted("an output of shape ", shape.DebugString(), " has ", bytes,
-                                     " bytes, which this process cannot get");
-  }
-  ctx->set_output(number, tensor);
+  std::optional<Tensor> outside;
+  TF_RETURN_IF_ERROR(AllocateOutside(ctx, ctx->output_alloc_attr(number),
+                                     ctx->expected_output_dtype(number), shape, &outside));
+  if (!outside.has_value()) return ctx->allocate_output(number, shape, output);
+  ctx->set_output(number, *outside);
   *output = ctx->mutable_output(number);
+  return OkStatus();
+}
+
+Status AllocateTemp(OpKernelContext* ctx, DataType dtype, const TensorShape& shape, Tensor* temp) {
+  std::optional<Tensor> outside;
+  TF_RETURN_IF_ERROR(AllocateOutside(ctx, AllocatorAttributes(), dtype, shape, &outside));
+  if (!outside.has_value()) return ctx->allocate_temp(dtype, shape, temp);
+  *temp = *std::move(outside);
   return OkStatus();
 }
 
