@@ -269,7 +269,7 @@ class WriteStages::CopyFinisher {
     const float* const values = values_ + ids.position(i) * dim();
     if (*fresh != 0) {
       *fresh = 0;
-      stages_->InitializeStates(row);
+      InitializeState(stages_->layout_, row);
     } else if (kDigest) {
       digest_.Remove(RowHash(ids.key(i), reinterpret_cast<const float*>(row), dim()));
     }
@@ -381,12 +381,14 @@ __attribute__((noinline)) void WriteStages::RunPipeline(const Ids& all_ids, int6
     if (rows[i % kRing] != nullptr) return;
     const int64_t key = keys[i % kRing];
     FlatIndex::Line* const home = lines[i % kRing];
-    FlatIndex::Slot* const slot = skip ? nullptr : FlatIndex::FindBehind(home, key);
-    inserting = slot == nullptr;
-    if (!inserting) return take(i, slot);
+    const FlatIndex::Search search =
+        skip ? FlatIndex::Search() : FlatIndex::SearchBehind(home, key);
+    inserting = search.slot == nullptr;
+    if (!inserting) return take(i, search.slot);
     if (skip && EraseIfZero(ids, i, finished, keys, rows, fresh)) return;
     const bool dropped = dropped_ != nullptr && dropped_[i] != 0;
-    rows[i % kRing] = Resolve(key, hash_of(key), home, ids.position(i), dropped, &fresh[i % kRing]);
+    rows[i % kRing] =
+        Resolve(key, hash_of(key), home, search.line, ids.position(i), dropped, &fresh[i % kRing]);
     if (index_changed_) {
       for (int64_t j = 0; j < kRing; ++j) lines[j] = index.HomeLine(hash_of(keys[j]));
       index_changed_ = false;
@@ -416,18 +418,18 @@ __attribute__((noinline)) void WriteStages::RunPipeline(const Ids& all_ids, int6
 }
 
 // Finds or makes the row of an id. Null: there shall be none.
-char* WriteStages::Resolve(int64_t key, uint64_t hash, FlatIndex::Line* home, int64_t position,
-                           bool dropped, uint8_t* fresh) {
+char* WriteStages::Resolve(int64_t key, uint64_t hash, FlatIndex::Line* home, FlatIndex::Line* end,
+                           int64_t position, bool dropped, uint8_t* fresh) {
   Shard* const shard = shards_[ShardOf(hash)].get();
   if (dropped && shard->index.Find(hash, key) == nullptr) {
     ++filtered_;
     return nullptr;
   }
   const int64_t changes = shard->index.changes();
-  // Without skip_zero_embedding the caller has looked behind the home line. The home line itself
-  // may have got the id since it was probed, from an earlier place in the batch.
+  // Without skip_zero_embedding the caller has looked behind the home line, up to `end`. The home
+  // line itself may have got the id since it was probed, from an earlier place in the batch.
   FlatIndex::Slot* const slot = skip_zero_ ? shard->index.FindOrFree(hash, key)
-                                           : shard->index.FindInHomeOrFree(home, hash, key);
+                                           : shard->index.FindInHomeOrFree(home, end, hash, key);
   index_changed_ = shard->index.changes() != changes;
   if (slot == nullptr) {
     OutOfMemory();
@@ -520,13 +522,8 @@ void WriteStages::InitializeRow(int64_t id, char* row) {
   const uint64_t seed = TableInternals::Seed(*job_->table);
   for (const Segment& segment : layout_.segments) {
     InitializeValues(segment, seed, id, reinterpret_cast<float*>(row));
-    InitializeState(segment, row);
   }
-}
-
-void WriteStages::InitializeStates(char* row) {
-  if (layout_.serving()) return;
-  for (const Segment& segment : layout_.segments) InitializeState(segment, row);
+  InitializeState(layout_, row);
 }
 
 void WriteStages::FinishAssign(const Item& item) {
@@ -535,7 +532,7 @@ void WriteStages::FinishAssign(const Item& item) {
     for (const Segment& segment : layout_.segments)
       EncodeSegment(segment, Values(item.position), item.row);
   } else {
-    if (item.fresh) InitializeStates(item.row);
+    if (item.fresh) InitializeState(layout_, item.row);
     std::memcpy(item.row, Values(item.position), 4 * layout_.dim);
   }
   if (job_->keep_digest) digest_.Add(HashOf(item.key, item.row));

@@ -126,8 +126,8 @@ class WriteStages {
   void RunLocked(const Ids& ids, int64_t n);
   template <typename Ids, typename Finisher>
   void RunPipeline(const Ids& ids, int64_t n, Finisher finish);
-  char* Resolve(int64_t key, uint64_t hash, FlatIndex::Line* home, int64_t position, bool dropped,
-                uint8_t* fresh);
+  char* Resolve(int64_t key, uint64_t hash, FlatIndex::Line* home, FlatIndex::Line* end,
+                int64_t position, bool dropped, uint8_t* fresh);
   // Erases the row of id i if its values are zeros. Ids from `finished` on that have the same row
   // are finished first, while they have it.
   template <typename Ids>
@@ -138,8 +138,6 @@ class WriteStages {
   void OutOfMemory() { job_->out_of_memory.store(true, std::memory_order_relaxed); }
   void Finish(const Item* items, int count);
   void InitializeRow(int64_t id, char* row);
-  // All of a new row but its values.
-  void InitializeStates(char* row);
   void FinishAssign(const Item& item);
   void FinishAssignAdd(const Item& item);
   void FinishOptimize(const Item* items, int count);

@@ -20,6 +20,7 @@ constexpr double kGrowth = 1.33;
 constexpr int64_t kMoreLinesFraction = 8;
 constexpr double kGoldenRatio = 0.6180339887498949;
 constexpr int64_t kRebuildAhead = 16;
+constexpr int64_t kRebuildLines = 16;
 constexpr int64_t kClearLines = 64;
 // Enough for 2^32 keys. Only keys that share a hash could need more: their piece grows instead.
 constexpr int kMaxDepth = 16;
@@ -362,10 +363,20 @@ int64_t FlatIndex::Move(const Piece& from, const Piece& to, uint8_t* filled) con
     }
     from_end = std::min(from_end + 1, from.num_lines + from.spare_lines);
   }
-  for (int64_t i = splits && prefix % 2 == 1 ? middle : 0; i < from_end; ++i) {
-    PrefetchForRead(from.lines + i + kRebuildAhead);
-    for (const Slot& slot : from.lines[i].slots) {
-      if (!slot.live()) continue;
+  // Live slots of some lines, collected without branches: which are live cannot be predicted.
+  Slot live[kRebuildLines * kSlotsPerLine];
+  for (int64_t i = splits && prefix % 2 == 1 ? middle : 0; i < from_end; i += kRebuildLines) {
+    int64_t num_live = 0;
+    const Line* const block_end = from.lines + std::min(i + kRebuildLines, from_end);
+    for (const Line* line = from.lines + i; line < block_end; ++line) {
+      PrefetchForRead(line + kRebuildAhead);
+      for (const Slot& slot : line->slots) {
+        live[num_live] = slot;
+        num_live += slot.live();
+      }
+    }
+    for (const Slot* next = live; next < live + num_live; ++next) {
+      const Slot& slot = *next;
       const uint64_t place = PlaceOf(hash_of(slot.key));
       if (place >> (32 - depth) != prefix) continue;
       const uint64_t inside = (place << depth) & 0xffffffffu;

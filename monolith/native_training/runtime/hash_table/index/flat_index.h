@@ -116,7 +116,7 @@ class FlatIndex {
     Slot* Find(uint64_t hash, int64_t key) const {
       Line* const home = HomeLine(hash);
       Slot* const slot = SlotInLine(home, key);
-      return slot != nullptr ? slot : FindBehind(home, key);
+      return slot != nullptr ? slot : SearchBehind(home, key).slot;
     }
   };
 
@@ -201,13 +201,21 @@ class FlatIndex {
         static_cast<unsigned>(k2 == key) << 2 | static_cast<unsigned>(k3 == key) << 3;
     return match == 0 ? nullptr : s + __builtin_ctz(match);
   }
-  // The first slot of this line without a row, or null.
+  // The first slot of this line without a row, erased or empty, or null.
   static Slot* FreeInLine(Line* line) {
     Slot* s = line->slots;
     const unsigned free =
         static_cast<unsigned>(!s[0].live()) | static_cast<unsigned>(!s[1].live()) << 1 |
         static_cast<unsigned>(!s[2].live()) << 2 | static_cast<unsigned>(!s[3].live()) << 3;
     return free == 0 ? nullptr : s + __builtin_ctz(free);
+  }
+  // The first empty slot of this line, which has one.
+  static Slot* EmptyInLine(Line* line) {
+    Slot* s = line->slots;
+    const unsigned empty = static_cast<unsigned>(s[0].row == kEmpty) |
+                           static_cast<unsigned>(s[1].row == kEmpty) << 1 |
+                           static_cast<unsigned>(s[2].row == kEmpty) << 2 | 1u << 3;
+    return s + __builtin_ctz(empty);
   }
   // A search ends at such a line.
   static bool HasEmpty(const Line* line) {
@@ -216,12 +224,18 @@ class FlatIndex {
            (s[3].row == kEmpty);
   }
 
-  // The slot of `key`, which is not in its home line, or null.
-  static Slot* FindBehind(Line* home, int64_t key) {
-    Line* line = home;
-    Slot* slot = nullptr;
-    while (slot == nullptr && !HasEmpty(line)) slot = SlotInLine(++line, key);
-    return slot;
+  // Where a search ended.
+  struct Search {
+    Slot* slot;  // of the key, or null
+    Line* line;  // without a slot: the first one, from the home line on, that has an empty slot
+  };
+  // Searches for a key that is not in its home line.
+  static Search SearchBehind(Line* home, int64_t key) {
+    Search search = {nullptr, home};
+    while (search.slot == nullptr && !HasEmpty(search.line)) {
+      search.slot = SlotInLine(++search.line, key);
+    }
+    return search;
   }
 
   Slot* Find(uint64_t hash, int64_t key) const { return directory_->view().Find(hash, key); }
@@ -230,16 +244,16 @@ class FlatIndex {
   // of memory, nothing changed.
   Slot* FindOrFree(uint64_t hash, int64_t key) {
     Line* const home = directory_->view().HomeLine(hash);
-    Slot* const slot = FindBehind(home, key);
-    return slot != nullptr ? slot : FindInHomeOrFree(home, hash, key);
+    const Search search = SearchBehind(home, key);
+    return search.slot != nullptr ? search.slot : FindInHomeOrFree(home, search.line, hash, key);
   }
-  // The same for a key that is not behind its home line: lines there need not be searched again.
-  __attribute__((always_inline)) Slot* FindInHomeOrFree(Line* home, uint64_t hash, int64_t key) {
+  // The same for a key that is not behind its home line: a search for it ended at `end`.
+  __attribute__((always_inline)) Slot* FindInHomeOrFree(Line* home, Line* end, uint64_t hash,
+                                                        int64_t key) {
     Slot* const slot = SlotInLine(home, key);
     if (slot != nullptr) return slot;
-    Slot* free = FreeInLine(home);
-    for (Line* line = home; free == nullptr;) free = FreeInLine(++line);
     const uint32_t number = NumberOf(hash);
+    Slot* const free = pieces_[number].tombstones == 0 ? EmptyInLine(end) : FirstFree(home);
     // The last line is empty: no slot of it but its first is ever the one that is found.
     const bool fits =
         rooms_[number] > 0 && (!IsFirstOfLine(free) || free < LastLine(pieces_[number])->slots);
@@ -334,6 +348,13 @@ class FlatIndex {
   int64_t LiveOf(uint32_t number) const {
     const Piece& piece = pieces_[number];
     return FullSlots(piece.num_lines) - rooms_[number] - piece.tombstones;
+  }
+
+  // The first slot without a row from the home line on.
+  static Slot* FirstFree(Line* home) {
+    Slot* free = FreeInLine(home);
+    for (Line* line = home; free == nullptr;) free = FreeInLine(++line);
+    return free;
   }
 
   bool Grow(uint32_t number);

@@ -303,17 +303,6 @@ void RunOptimizer(const Segment& segment, const OptimizerWindow& window, float l
   }
 }
 
-void InitializeState(const Segment& segment, char* row) {
-  for (const StateField& field : segment.state) {
-    if (field.is_int64) {
-      std::memset(row + field.offset, 0, 8 * field.count);
-    } else {
-      float* begin = reinterpret_cast<float*>(row + field.offset);
-      std::fill(begin, begin + field.count, field.initial);
-    }
-  }
-}
-
 bool CanFuse(const Segment& a, const Segment& b) {
   const OptimizerConfig& x = a.optimizer;
   const OptimizerConfig& y = b.optimizer;

@@ -27,9 +27,6 @@ struct OptimizerWindow {
 void RunOptimizer(const Segment& segment, const OptimizerWindow& window, float learning_rate,
                   int64_t global_step);
 
-// Writes the initial state of the segment into `row`.
-void InitializeState(const Segment& segment, char* row);
-
 // True where `a` and its right neighbour `b` may run as one segment when their learning rates are
 // equal: the same elementwise rule and at most one state array, so values and state of both are
 // adjacent.

@@ -211,7 +211,7 @@ bool EntryCodec::ParseOptimizers(const char* data, int64_t size, size_t* next_se
       if (matches) {
         (*restored)[position] = 1;
       } else {
-        InitializeState(segment, row);
+        InitializeState(layout_, segment, row);
       }
     }
   }
@@ -252,13 +252,13 @@ Status EntryCodec::Parse(const char* data, int64_t size, float* values, char* ro
   *entry = ParsedEntry();
   const bool training = !layout_.serving();
   if (training) {
-    for (const Segment& segment : layout_.segments) InitializeState(segment, row);
+    InitializeState(layout_, row);
     if (fixed_size_ && ParseAsWritten(data, size, row, entry)) {
       std::memcpy(values, row, 4 * layout_.dim);
       return Status::Ok();
     }
     *entry = ParsedEntry();
-    for (const Segment& segment : layout_.segments) InitializeState(segment, row);
+    InitializeState(layout_, row);
   }
   static thread_local std::vector<uint8_t> restored;
   restored.assign(dumped_segments_.size(), 0);

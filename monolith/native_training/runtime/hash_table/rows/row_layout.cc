@@ -224,6 +224,20 @@ Status CheckPresence(const TableConfig& config) {
   return Status::Ok();
 }
 
+// The state of a new row. Integers begin at 0.
+std::vector<char> InitialState(const RowLayout& layout) {
+  const int64_t begin = 4 * layout.dim;
+  std::vector<char> state(layout.row_bytes - begin, 0);
+  for (const Segment& segment : layout.segments) {
+    for (const StateField& field : segment.state) {
+      for (int64_t i = 0; i < field.count && !field.is_int64; ++i) {
+        std::memcpy(state.data() + field.offset - begin + 4 * i, &field.initial, 4);
+      }
+    }
+  }
+  return state;
+}
+
 }  // namespace
 
 bool CopiesRows(const RowLayout& layout) {
@@ -295,6 +309,7 @@ Status CompileRowLayout(const TableConfig& config, RowLayout* layout) {
       segment.state_bytes = result.row_bytes - segment.state_offset;
     }
   }
+  if (!result.serving()) result.initial_state = InitialState(result);
   const int64_t grain = result.row_bytes <= 32 ? 4 : 16;
   result.stride = (result.row_bytes + grain - 1) / grain * grain;
   *layout = std::move(result);

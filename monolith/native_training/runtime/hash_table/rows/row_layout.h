@@ -12,6 +12,7 @@
 #define MONOLITH_NATIVE_TRAINING_RUNTIME_HASH_TABLE_ROWS_ROW_LAYOUT_H_
 
 #include <cstdint>
+#include <cstring>
 #include <vector>
 
 #include "monolith/native_training/runtime/base/status.h"
@@ -54,6 +55,7 @@ struct RowLayout {
   bool all_raw = true;  // TRAINING, and a lookup is a plain copy
   bool uses_global_step = false;
   std::vector<Segment> segments;
+  std::vector<char> initial_state;  // TRAINING: of all segments, behind the values
 
   bool serving() const { return type == EntryType::kServing; }
   int64_t num_segments() const { return static_cast<int64_t>(segments.size()); }
@@ -61,6 +63,17 @@ struct RowLayout {
 
 // Whether a lookup is a plain copy: of training rows, or of serving rows whose codes are floats.
 bool CopiesRows(const RowLayout& layout);
+
+// Writes the state that a new row has for all segments, or for one. A serving row has none.
+inline void InitializeState(const RowLayout& layout, char* row) {
+  if (layout.initial_state.empty()) return;
+  std::memcpy(row + 4 * layout.dim, layout.initial_state.data(), layout.initial_state.size());
+}
+inline void InitializeState(const RowLayout& layout, const Segment& segment, char* row) {
+  if (segment.state_bytes == 0) return;
+  const char* const state = layout.initial_state.data() + segment.state_offset - 4 * layout.dim;
+  std::memcpy(row + segment.state_offset, state, segment.state_bytes);
+}
 
 // Checks the whole configuration; errors name the segment, the field and the value.
 Status CompileRowLayout(const TableConfig& config, RowLayout* layout);

@@ -193,6 +193,32 @@ TEST(FlatIndexTest, ErasedKeysMakeRoomAndCompactGivesMemoryBack) {
   EXPECT_TRUE(shard.Insert(keys[0], 5));
 }
 
+TEST(FlatIndexTest, KeysThatComeAndGoTakeEachOthersPlaces) {
+  Shard shard(9);
+  const std::vector<int64_t> keys = KeysOf(9, 20000);
+  std::map<int64_t, uint32_t> rows;
+  std::mt19937_64 random(1);
+  uint32_t next_row = 1;
+  int64_t slots = 0;
+  for (int step = 0; step < 400000; ++step) {
+    const int64_t key = keys[random() % keys.size()];
+    const auto found = rows.find(key);
+    if (found != rows.end()) {
+      ASSERT_EQ(shard.Find(key), found->second);
+      shard.index.Erase(shard.index.Find(HashId(key), key));
+      rows.erase(found);
+    } else {
+      ASSERT_EQ(shard.Find(key), 0u);
+      ASSERT_TRUE(shard.Insert(key, next_row));
+      rows[key] = next_row++;
+    }
+    if (step == 100000) slots = shard.index.num_slots();
+  }
+  ASSERT_EQ(shard.index.live(), static_cast<int64_t>(rows.size()));
+  for (const auto& [key, row] : rows) ASSERT_EQ(shard.Find(key), row);
+  EXPECT_LE(shard.index.num_slots(), slots * 3 / 2);
+}
+
 TEST(FlatIndexTest, ReserveMovesNothingLater) {
   Shard shard(33);
   const std::vector<int64_t> keys = KeysOf(33, 40000);
