@@ -42,6 +42,7 @@ _SHUTDOWN_THREADS = 32
 _LINGER_SECS = 1
 _SYNC_INTERVAL_SECS = 10
 _SYNC_TIMEOUT_MS = 60000
+_SIGNAL_POLL_SECS = 1
 
 
 class NodeAliveCheckerError(Exception):
@@ -228,7 +229,9 @@ def _wait_until_told(sess: tf.compat.v1.Session, dequeue: tf.Tensor) -> None:
       done.set()
 
   threading.Thread(target=wait, name="wait_for_chief", daemon=True).start()
-  done.wait()
+  # A signal that comes right before this thread sleeps, or to another one, does not wake it.
+  while not done.wait(_SIGNAL_POLL_SECS):
+    pass
   if errors:
     raise errors[0]
 

@@ -32,7 +32,8 @@ os.kill(os.getpid(), 9)
 """
 
 
-# A server that says when its main thread waits.
+# A server that says when its main thread waits. With an argument, one of its other threads gets the
+# signal then, which does not wake the one that waits.
 _SERVER = """
 import signal
 import sys
@@ -48,10 +49,14 @@ main = threading.get_ident()
 
 def watch():
   names = []
-  while "_serve" not in names or names[-1] not in ("wait", "_call_tf_sessionrun"):
+  # The wait for a thread to start is short, and not meant.
+  while "_wait_until_told" not in names or names[-1] != "wait" or "start" in names:
     names = [frame.name for frame in traceback.extract_stack(sys._current_frames()[main])]
     time.sleep(0.01)
+  time.sleep(0.1)  # It has to sleep, too.
   print("waits", flush=True)
+  if sys.argv[1:]:
+    signal.pthread_kill(threading.get_ident(), signal.SIGINT)
 
 threading.Thread(target=watch, daemon=True).start()
 try:
@@ -62,9 +67,9 @@ except KeyboardInterrupt:
 
 
 class SignalTest(tf.test.TestCase):
-  def test_ctrl_c_ends_a_server_that_waits_for_its_chief(self):
+  def _start(self, *args: str) -> subprocess.Popen:
     process = subprocess.Popen(
-      [sys.executable, "-c", _SERVER],
+      [sys.executable, "-c", _SERVER, *args],
       stdout=subprocess.PIPE,
       env=ps_processes.environment(),
       text=True,
@@ -73,8 +78,17 @@ class SignalTest(tf.test.TestCase):
     self.addCleanup(process.wait)
     self.addCleanup(process.kill)
     self.assertEqual(process.stdout.readline(), "waits\n")
+    return process
+
+  def test_ctrl_c_ends_a_server_that_waits_for_its_chief(self):
+    process = self._start()
 
     process.send_signal(signal.SIGINT)
+
+    self.assertEqual(process.wait(timeout=120), 2)
+
+  def test_ctrl_c_that_another_thread_gets_ends_it_too(self):
+    process = self._start("another thread")
 
     self.assertEqual(process.wait(timeout=120), 2)
 
