@@ -243,11 +243,18 @@ class ExportsTest(unittest.TestCase):
     }
 
     # The model is a scalar product and a bias: two answers give the bias, twice the same.
-    user, item = np.array([3, 4]), np.array([5, 6])
+    products = {
+      (user, item): 10 * rows["user", user] @ rows["item", item]
+      for user in range(10)
+      for item in range(10)
+      if ("user", user) in rows and ("item", item) in rows
+    }
+    pairs = [min(products, key=products.get), max(products, key=products.get)]
+    user, item = np.array(pairs).T
     answer = self._ask(self.entry, "alone", user=user, item=item).astype(np.float64)
     logits = np.log(answer / (1 - answer))
-    products = [10 * rows["user", u] @ rows["item", i] for u, i in zip(user, item)]
-    self.assertNotAlmostEqual(products[0], products[1], 0)
+    products = [products[pair] for pair in pairs]
+    self.assertGreater(products[1] - products[0], 0.5)
     # Served rows have 16 bits.
     self.assertAlmostEqual(logits[0] - products[0], logits[1] - products[1], 1)
 
