@@ -48,12 +48,13 @@ server = tf.distribute.Server.create_local_server()
 main = threading.get_ident()
 
 def watch():
-  names = []
-  # The wait for a thread to start is short, and not meant.
-  while "_wait_until_told" not in names or names[-1] != "wait" or "start" in names:
-    names = [frame.name for frame in traceback.extract_stack(sys._current_frames()[main])]
+  names, place, last_place = [], None, None
+  # It stands still there; the wait for a thread to start is short, and not meant.
+  while "_wait_until_told" not in names or "start" in names or place != last_place:
     time.sleep(0.01)
-  time.sleep(0.1)  # It has to sleep, too.
+    frame = sys._current_frames()[main]
+    names = [summary.name for summary in traceback.extract_stack(frame)]
+    place, last_place = (names, frame.f_lasti), place
   print("waits", flush=True)
   if sys.argv[1:]:
     signal.pthread_kill(threading.get_ident(), signal.SIGINT)

@@ -193,7 +193,7 @@ TEST(FlatIndexTest, ErasedKeysMakeRoomAndCompactGivesMemoryBack) {
   EXPECT_TRUE(shard.Insert(keys[0], 5));
 }
 
-TEST(FlatIndexTest, KeysThatComeAndGoTakeEachOthersPlaces) {
+TEST(FlatIndexTest, KeysThatComeAndGoAreFound) {
   Shard shard(9);
   const std::vector<int64_t> keys = KeysOf(9, 20000);
   std::map<int64_t, uint32_t> rows;
