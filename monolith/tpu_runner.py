@@ -11,7 +11,6 @@ kept, not only at the latest; its event file has a name of its own, so that none
 flags are refused early.
 """
 
-import datetime
 import os
 import time
 from collections.abc import Iterator
@@ -77,10 +76,7 @@ class TPURunner(base_runner.BaseRunner):
 
   def __init__(self, task_param: hyperparams.InstantiableParams, *args: Any, **kwargs: Any):
     """Args:
-      task_param: params of a `BaseTask`; its `accelerator` is set to `tpu`.
-
-    Raises:
-      ValueError: `--overwrite_end_date` is not a date.
+    task_param: params of a `BaseTask`; its `accelerator` is set to `tpu`.
     """
     super().__init__(*args, **kwargs)
     self._tpu = FLAGS.tpu
@@ -104,21 +100,10 @@ class TPURunner(base_runner.BaseRunner):
     if self._save_checkpoints_steps is None:
       self._save_checkpoints_steps = FLAGS.save_checkpoints_steps
     if FLAGS.overwrite_end_date:
-      self._overwrite_end_date(FLAGS.overwrite_end_date)
-
-  def _overwrite_end_date(self, end_date: str) -> None:
-    try:
-      if len(end_date) != 8:
-        raise ValueError("it does not have 8 characters")
-      datetime.datetime.strptime(end_date, "%Y%m%d")
-    except ValueError as error:
-      raise ValueError(
-        f"--overwrite_end_date={end_date} is not a date YYYYMMDD: {error}"
-      ) from error
-    if "end_date" in self._task_param.train:
-      self._task_param.train.end_date = end_date
-    else:
-      logging.warning("The task has no train.end_date: --overwrite_end_date is ignored")
+      if "end_date" in self._task_param.train:
+        self._task_param.train.end_date = FLAGS.overwrite_end_date
+      else:
+        logging.warning("The task has no train.end_date: --overwrite_end_date is ignored")
 
   def _experimental_gradient_multiplier_fn(self, global_step: Any) -> float:
     del global_step
@@ -366,7 +351,7 @@ class TPURunner(base_runner.BaseRunner):
   # -------------------------------------------------------------------- evaluation
 
   def _evaluate(self, estimator: Any, total_replicas: int) -> None:
-    """Evaluates every checkpoint until one has reached `train.max_steps`."""
+    """Evaluates the newest checkpoint, and newer ones until one has reached `train.max_steps`."""
     params = self._task_param
     input_fn = self._task.create_input_fn(tf.estimator.ModeKeys.EVAL)
     per_replica = params.eval.per_replica_batch_size or _CPU_BATCH_SIZE
@@ -384,10 +369,11 @@ class TPURunner(base_runner.BaseRunner):
           start = time.time()
           logging.info("Evaluating %s", checkpoint)
           results = estimator.evaluate(input_fn, steps=steps, checkpoint_path=checkpoint)
-        except (tf.errors.NotFoundError, ValueError):
-          if tf.compat.v1.train.checkpoint_exists(checkpoint):
+        except (tf.errors.NotFoundError, ValueError) as error:
+          # The estimator says that a checkpoint is gone by a ValueError, but not by that alone.
+          if isinstance(error, ValueError) and tf.compat.v1.train.checkpoint_exists(checkpoint):
             raise
-          logging.info("Checkpoint %s has been deleted, skipping it", checkpoint)
+          logging.warning("Skipping %s, which may have been deleted: %s", checkpoint, error)
           continue
         logging.info("Results at step %d: %s, %.1f s", step, results, time.time() - start)
         self.write_summary(results, writer, step)
@@ -399,27 +385,19 @@ class TPURunner(base_runner.BaseRunner):
       writer.close()
 
   def _iterate_checkpoints(self) -> Iterator[str]:
-    """Yields every checkpoint in the model folder once, waiting for new ones."""
-    seen = set()
+    """Returns the newest checkpoint in the model folder, then each newer one when it appears."""
 
     def on_timeout() -> bool:
       logging.warning(
-        "No new checkpoint in %s for %d s (%d so far): evaluation ends",
+        "No new checkpoint in %s for %d s: evaluation ends",
         self._model_dir,
         self._checkpoint_timeout_seconds,
-        len(seen),
       )
       return True
 
-    for latest in tf.train.checkpoints_iterator(
+    return tf.train.checkpoints_iterator(
       self._model_dir, timeout=self._checkpoint_timeout_seconds, timeout_fn=on_timeout
-    ):
-      state = tf.train.get_checkpoint_state(self._model_dir)
-      paths = list(state.all_model_checkpoint_paths) if state else []
-      for path in [*paths, latest]:
-        if path not in seen:
-          seen.add(path)
-          yield path
+    )
 
 
 def _checkpoint_step(checkpoint: str) -> int:

@@ -40,7 +40,7 @@ class FakeTFServing(model_service_pb2_grpc.ModelServiceServicer):
   Args:
     model_name: name of the one model.
     base_path: the folder of its versions; those that are there are served.
-    num_versions: how many versions to pretend where there is no such folder.
+    num_versions: how many versions to pretend where the folder has none, or is not there.
     port: where to listen; 0 for a free port. `self.port` says which.
     max_workers: how many calls it answers at a time.
     model_config_file: a `ModelServerConfig` in text form, instead of the one model. It is read
@@ -130,7 +130,8 @@ class FakeTFServing(model_service_pb2_grpc.ModelServiceServicer):
     try:
       found = sorted(int(name) for name in os.listdir(model.base_path) if name.isdigit())
     except OSError:
-      found = list(range(1, self._num_versions + 1))
+      found = []
+    found = found or list(range(1, self._num_versions + 1))
     policy = model.model_version_policy
     kind = policy.WhichOneof("policy_choice")
     if kind == "specific":

@@ -195,7 +195,7 @@ class Client:
     else:
       connection = HTTPConnection(host, self._consul_port, timeout=timeout)
     try:
-      connection.request(method, path, body)
+      connection.request(method, path, *([] if body is None else [body]))
       response = connection.getresponse()
       return response.status, response.read()
     finally:

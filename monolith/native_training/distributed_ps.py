@@ -31,6 +31,7 @@ from monolith.native_training import (
   multi_type_hash_table,
 )
 from monolith.native_training.tables import (
+  id_pairs,
   id_sharding,
   id_splits,
   layout_config,
@@ -312,7 +313,7 @@ class DistributedMultiTypeHashTable(multi_type_hash_table.BaseMultiTypeHashTable
     Returns:
       The tables after the write.
     """
-    slot_to_pair = {slot: ps_group.split_pair(pair) for slot, pair in slot_to_id_and_grad.items()}
+    slot_to_pair = {slot: id_pairs.split_pair(pair) for slot, pair in slot_to_id_and_grad.items()}
     req_time = hash_table_utils.as_req_time(req_time)
     with tf.name_scope("dmtht_ag"):
       if self._group.is_raw:
@@ -411,7 +412,7 @@ class DistributedMultiTypeHashTable(multi_type_hash_table.BaseMultiTypeHashTable
     """Splits ids and values, which keep their order, and updates every server."""
     parts: list[dict[str, FidEmbPair]] = [{} for _ in range(self._num_ps)]
     for slot, pair in self._known_slots(slot_to_pair).items():
-      ids, values = ps_group.split_pair(pair)
+      ids, values = id_pairs.split_pair(pair)
       values = self._rows(slot, values)
       shards = distribution_ops.shard_of_ids(ids, self._num_ps)
       id_parts = distribution_ops.split_by_indices(shards, ids, self._num_ps)

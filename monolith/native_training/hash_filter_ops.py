@@ -84,7 +84,7 @@ def _create_hash_filter(
   filter_equal_probability: bool = False,
   filter_type: str = FilterType.SLIDING_HASH_FILTER,
 ) -> tf.Tensor:
-  if enable_hash_filter is not True or filter_type == FilterType.NO_FILTER:
+  if not enable_hash_filter or filter_type == FilterType.NO_FILTER:
     return create_dummy_hash_filter(name_suffix=name_suffix)
   if filter_type == FilterType.SLIDING_HASH_FILTER:
     return create_hash_filter(filter_capacity, filter_split_num, config, name_suffix)

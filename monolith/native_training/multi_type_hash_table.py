@@ -19,7 +19,7 @@ from monolith.native_training import (
   hash_table_ops,
   hash_table_utils,
 )
-from monolith.native_training.tables import id_splits, merging, protocols, queue_hooks
+from monolith.native_training.tables import id_pairs, id_splits, merging, protocols, queue_hooks
 
 QueueHook = queue_hooks.QueueHook
 SlotToConfig = merging.SlotToConfig
@@ -293,13 +293,15 @@ class MergedMultiTypeHashTable(BaseMultiTypeHashTable):
       return self._split_embeddings(slot_to_id, merged_embeddings, self._merging.sizes(slot_to_id))
     bundle = dict(auxiliary_bundle or {})
     if early_reorder_indicies_res_pack is not None:
-      bundle["merged_slot_to_sizes"], pack = early_reorder_indicies_res_pack
+      sizes, pack = early_reorder_indicies_res_pack
+      bundle["merged_slot_to_sizes"] = sizes
       merged_slots = {self._merging.slot_to_merged[slot]: None for slot in slot_to_id}
       merged_embeddings, bundle = self._table.lookup(merged_slots, bundle, pack)
     else:
-      bundle["merged_slot_to_sizes"] = self._merging.sizes(slot_to_id)
+      bundle["merged_slot_to_sizes"] = sizes = self._merging.sizes(slot_to_id)
       merged_embeddings, bundle = self._table.lookup(self._merge_ids(slot_to_id), bundle)
-    sizes = bundle.pop("merged_slot_to_sizes")
+    # Where ids were reordered beforehand, the sizes are known without what the table passes on.
+    sizes = bundle.pop("merged_slot_to_sizes", sizes)
     embeddings = self._split_embeddings(slot_to_id, merged_embeddings, sizes)
     return (embeddings, bundle) if bundle else embeddings
 
@@ -364,8 +366,11 @@ class MergedMultiTypeHashTable(BaseMultiTypeHashTable):
   def _merge_pairs(
     self, slot_to_pair: SlotToIdsAndValues
   ) -> dict[str, tuple[tf.Tensor, tf.Tensor]]:
-    ids = self._merge_ids({s: pair[0] for s, pair in slot_to_pair.items()})
-    values, _ = self._merge_tensors({s: pair[1] for s, pair in slot_to_pair.items()}, tf.float32)
+    split = {slot: id_pairs.split_pair(pair) for slot, pair in slot_to_pair.items()}
+    ids = self._merge_ids({slot: ids for slot, (ids, _) in split.items()})
+    values, _ = self._merge_tensors(
+      {slot: values for slot, (_, values) in split.items()}, tf.float32
+    )
     return {name: (ids[name], values[name]) for name in ids}
 
   def _split_embeddings(

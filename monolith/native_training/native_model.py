@@ -606,6 +606,7 @@ class MonolithModel(MonolithBaseModel):
       column = self.fc_dict[name]
       _check_admission(column.feature_slot, name, occurrence_threshold, expire_time)
       return column
+    column_combiner = _make_combiner(combiner, max_seq_length)  # Raises before a slot is there.
     if shared_name is not None and shared_name in self.fc_dict:
       slot = self.fc_dict[shared_name].feature_slot
     else:
@@ -620,7 +621,7 @@ class MonolithModel(MonolithBaseModel):
         )
       slot = self.fs_dict[slot_name]
     _check_admission(slot, name, occurrence_threshold, expire_time)
-    column = feature.FeatureColumn(slot, name, _make_combiner(combiner, max_seq_length))
+    column = feature.FeatureColumn(slot, name, column_combiner)
     self.fc_dict[name] = column
     return column
 

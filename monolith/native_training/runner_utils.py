@@ -342,25 +342,28 @@ class RunnerConfig(DistributedCpuTrainingConfig):
     """
     if not self.model_dir:
       raise ValueError(f"restore_dir is {self.restore_dir}, but model_dir is empty")
-    is_chief = self.is_local or (self.server_type == "worker" and self.index == 0)
+    if self.is_local or (self.server_type == "worker" and self.index == 0):
+      self._copy_ckpt_file()
+      return
+    if not tf.io.gfile.exists(os.path.join(self.model_dir, _CHECKPOINT_FILE)):
+      # Would the chief fail here? Then there is nothing to wait for.
+      self._choose_restore_path()
+    self._wait_for_ckpt_file()
+
+  def _copy_ckpt_file(self) -> None:
+    """Writes the state files of a `model_dir` that continues from a checkpoint of `restore_dir`.
+
+    Does nothing where `model_dir` has checkpoints of its own.
+    """
     checkpoint_file = os.path.join(self.model_dir, _CHECKPOINT_FILE)
     if tf.io.gfile.exists(checkpoint_file):
       # A job that was started again; what it was started from may be gone.
       logging.info("%s exists, do not restore from %s", checkpoint_file, self.restore_dir)
-    elif is_chief:
-      self._copy_ckpt_file()
-    else:
-      # Would the chief fail here? Then there is nothing to wait for.
-      self._choose_restore_path()
-    if not is_chief:
-      self._wait_for_ckpt_file()
-
-  def _copy_ckpt_file(self) -> None:
-    """Writes the state files of a `model_dir` that continues from a checkpoint of `restore_dir`."""
+      return
     path = self._choose_restore_path()
     tf.io.gfile.makedirs(self.model_dir)
     state = CheckpointState(model_checkpoint_path=path, all_model_checkpoint_paths=[path])
-    _write_message(os.path.join(self.model_dir, _CHECKPOINT_FILE), state)
+    _write_message(checkpoint_file, state)
 
     monolith_state = _read_monolith_state(self.restore_dir)
     del monolith_state.exempt_model_checkpoint_paths[:]

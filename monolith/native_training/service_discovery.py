@@ -32,7 +32,7 @@ _RETRY_MAX_BACKOFF_SECS = 5
 _NUM_TRIES = 5
 _CONSUL_VISIBLE_SECS = 180
 _ZK_REGISTRATION_PERIOD = 1800
-_ZK_REMOVED_PAUSE_SECS = 1
+_ZK_REMOVED_PAUSE_SECS = 0.2
 _PS_PORT_TIMEOUT_SECS = 3600
 
 _T = TypeVar("_T")
@@ -589,7 +589,7 @@ class MLPServiceDiscovery(ServiceDiscovery):
     return addrs
 
   def query_all(self) -> dict[str, dict[int, str]]:
-    """Returns the tasks of each of the roles ps, worker and chief that the job has.
+    """Returns the tasks of the roles ps, worker and chief; none of a role that the job lacks.
 
     Ports are not checked: a server that does not answer must not keep one from looking.
 
@@ -598,11 +598,7 @@ class MLPServiceDiscovery(ServiceDiscovery):
     """
     if self._closed:
       return {}
-    return {
-      name: self.query(name, skip_port_check=True)
-      for name in ("ps", "worker", "chief")
-      if self._mlp_env.num_replicas(name)
-    }
+    return {name: self.query(name, skip_port_check=True) for name in ("ps", "worker", "chief")}
 
   @property
   def server_type(self) -> Optional[str]:

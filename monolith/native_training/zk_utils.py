@@ -6,7 +6,6 @@ import socket
 
 from absl import logging
 from kazoo.client import KazooClient
-from kazoo.exceptions import KazooException
 
 from monolith.native_training import env_utils
 
@@ -26,7 +25,7 @@ def is_ipv6_only() -> bool:
   else:
     try:
       ipv4_addr = socket.gethostbyname(socket.gethostname())
-    except OSError:
+    except Exception:  # Whatever keeps a name from having one, there is none.
       ipv4_addr = None
   ipv6_only = not ipv4_addr
   logging.info("ipv4 address is %s, ipv6 only: %s", ipv4_addr, ipv6_only)
@@ -86,5 +85,5 @@ def _delete_if_stale(client: KazooClient, path: str) -> None:
     modified = datetime.datetime.fromtimestamp(stat.mtime // 1000)
     if modified + _STALE_AFTER < datetime.datetime.now():
       client.delete(path, recursive=True)
-  except KazooException as e:
+  except Exception as e:
     logging.info("cannot clear zk path %s: %r", path, e)

@@ -394,6 +394,7 @@ class ModelManager:
 
   def _set_available(self, name: str, version: _Version, servable: Servable) -> None:
     version.servable, version.state = servable, AVAILABLE
+    self._set_labels()
     logging.info("Version %d of model %s is available", version.number, name)
 
   def _note_progress(self, name: str, model: _Model, version: _Version) -> None:

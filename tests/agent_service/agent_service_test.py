@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import queue
+import tempfile
 import unittest
 from unittest import mock
 
@@ -167,6 +168,14 @@ class MonitorTest(unittest.TestCase):
     with self.assertRaises(ValueError):
       self.monitor.get_addr("entry")
     self.assertTrue(self.monitor.is_serving("ps"))
+
+  def test_versions_of_a_folder_that_has_none(self):
+    with tempfile.TemporaryDirectory() as folder:
+      status = self.monitor.handle_reload_config_request(
+        "ps", [serving_protos.gen_model_config("ps_3", folder)]
+      )
+      self.assertEqual(status.error_code, 0)
+      wait_until(lambda: self.monitor.get_state("ps_3") == (ModelState.AVAILABLE, 2))
 
   def test_reload(self):
     wait_until(lambda: self.monitor.get_state("ps_0")[0] == ModelState.AVAILABLE)

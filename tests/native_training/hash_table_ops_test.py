@@ -50,6 +50,22 @@ class WorkedExamplesTest(GraphTest):
 
       self.assertAllEqual(sess.run(table.lookup([0, 1, 2])), [[1], [5], [0]])
 
+  def test_assign_of_padded_and_of_wider_rows(self):
+    table = hash_table_ops.test_hash_table(2)
+    rows = np.arange(12, dtype=np.float32).reshape([4, 3])
+    with self.session() as sess:
+      for write in (table.assign, table.assign_add):
+        # One row for each id, and more; the shape does not matter where the number is right.
+        sess.run(write([1, 2], rows.reshape([6, 2])).as_op())
+        sess.run(write([3, 4, 5, 6, 7, 8], rows).as_op())
+        for values in (rows[:2], rows[:1], np.zeros([2, 1], np.float32)):
+          with self.assertRaisesRegex(
+            tf.errors.InvalidArgumentError, "The dim doesn't match expectation. "
+          ):
+            sess.run(write([1, 2], values).as_op())
+
+      self.assertAllEqual(sess.run(table.lookup([1, 2])), [[0, 2], [4, 6]])
+
   @parameterized.named_parameters(
     ("number", lambda: 0.1),
     ("callable", lambda: lambda: tf.constant(0.1)),

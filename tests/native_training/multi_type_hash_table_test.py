@@ -217,6 +217,31 @@ class MergedMultiTypeHashTableTest(tf.test.TestCase, parameterized.TestCase):
     self.assertAllEqual(rows["slot1"], [[4, 4]])
     self.assertAllEqual(rows["slot2"], [[4, 4]])
 
+  def test_pairs_may_be_sets(self):
+    with self.session() as session:
+      table = self._table(_three_slots())
+      pair = {tf.constant([1], tf.int64), tf.constant([[1.0, 1.0]])}
+      table = table.assign_add({"slot1": pair}).apply_gradients({"slot1": pair}, _step())
+      rows = session.run(table.lookup({"slot1": [1]}))
+
+    self.assertAllEqual(rows["slot1"], [[0, 0]])
+
+  def test_sizes_of_ids_that_were_reordered_beforehand(self):
+    inner = mock.MagicMock()
+    table = multi_type_hash_table.MergedMultiTypeHashTable(
+      {"a": _config(1), "b": _config(1)}, lambda merged: inner
+    )
+    (merged,) = table._merging.merged_to_config
+    inner.lookup.return_value = ({merged: tf.constant([[1.0], [2.0], [3.0]])}, {})
+    pack = ({merged: tf.constant([2, 1])}, "reordered")
+
+    rows = table.lookup({"a": None, "b": None}, early_reorder_indicies_res_pack=pack)
+
+    with self.session() as session:
+      rows = session.run(rows)
+    self.assertAllEqual(rows["a"], [[1], [2]])
+    self.assertAllEqual(rows["b"], [[3]])
+
   def test_one_value_may_be_a_scalar(self):
     with self.session() as session:
       table = self._table({"a": _config(1), "b": _config(1), "c": _config(2)})

@@ -327,6 +327,7 @@ class LookupTest(tf.test.TestCase, parameterized.TestCase):
       self.model.create_embedding_feature_column("no_length", combiner="first_n")
     with self.assertRaisesRegex(ValueError, "combiner is 'max'"):
       self.model.create_embedding_feature_column("no_combiner", combiner="max")
+    self.assertNotIn("no_combiner", self.model.fs_dict)  # It would be a slot without a slice.
 
   def test_thresholds(self):
     data_utils.register_slots({"f": 301, "g": 302, "h": 303})

@@ -1,4 +1,5 @@
 import threading
+from unittest import mock
 
 import numpy as np
 import tensorflow as tf
@@ -512,6 +513,20 @@ class AsyncManagerTest(tf.test.TestCase, parameterized.TestCase):
         self.assertEqual([sess.run(x), sess.run([x]), sess.run({"x": x})], [i, [i], {"x": i}])
         # Fetched by name it is still the op that fills the queue.
         sess.run(train_op["train"].name if i == 1 else train_op)
+
+  def test_push_hook_with_a_stand_in_for_the_session(self):
+    queue = prefetch_queue._MultiFIFOQueue([tf.constant(1)], 2, "queue")
+    push = queue.dequeue()
+    hook = prefetch_queue.AsyncPushHook(queue, push)
+    context = mock.MagicMock()
+    hook.begin()
+
+    context.session.run.return_value = 0
+    hook.after_run(context, None)
+    self.assertIsNone(hook.before_run(context))
+    context.session.run.return_value = 1
+    hook.after_run(context, None)
+    self.assertEqual(hook.before_run(context).fetches, push)
 
   def test_queue_that_a_thread_fills_is_consumed_in_every_run(self):
     source = tf.compat.v1.data.make_one_shot_iterator(tf.data.Dataset.range(1, 11)).get_next()

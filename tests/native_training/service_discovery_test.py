@@ -386,7 +386,7 @@ class MLPServiceDiscoveryTest(unittest.TestCase):
     self.assertEqual((self._discovery.server_type, self._discovery.index), ("worker", 1))
     self.assertEqual(
       self._discovery.query_all(),
-      {"ps": {0: f"127.0.0.1:{self._port}"}, "worker": {0: "w0:3333", 1: "w1:3334"}},
+      {"ps": {0: f"127.0.0.1:{self._port}"}, "worker": {0: "w0:3333", 1: "w1:3334"}, "chief": {}},
     )
 
   def test_ps_that_does_not_answer(self):
@@ -427,7 +427,7 @@ class MLPServiceDiscoveryTest(unittest.TestCase):
   def test_deregister_all(self):
     self._discovery.deregister_all()
 
-    self.assertEqual(self._discovery.query_all(), {"ps": {}, "worker": {}})
+    self.assertEqual(self._discovery.query_all(), {"ps": {}, "worker": {}, "chief": {}})
 
   def test_close(self):
     self._discovery.close()

@@ -31,8 +31,9 @@ class DefaultServersTest(unittest.TestCase):
   def test_is_ipv6_only_by_host_name(self):
     with _env(), mock.patch("socket.gethostbyname", return_value="10.0.0.1"):
       self.assertFalse(zk_utils.is_ipv6_only())
-    with _env(), mock.patch("socket.gethostbyname", side_effect=OSError):
-      self.assertTrue(zk_utils.is_ipv6_only())
+    for error in (OSError, UnicodeError):  # the latter for a name that no host can have
+      with _env(), mock.patch("socket.gethostbyname", side_effect=error):
+        self.assertTrue(zk_utils.is_ipv6_only())
 
   def test_no_servers_by_default(self):
     self.assertEqual(zk_utils._PORT, 2181)

@@ -6,6 +6,8 @@ import tempfile
 import unittest
 from unittest import mock
 
+from tensorflow_serving.apis import model_pb2
+
 from monolith.serving import model_config
 from monolith.serving.model_manager import ModelManager
 from tests.wait_until import wait_until
@@ -25,6 +27,24 @@ class RetryTest(unittest.TestCase):
 
     wait_until(lambda: manager.availability().get("m"))
     self.assertEqual(load.call_count, 2)
+
+
+class LabelsTest(unittest.TestCase):
+  def test_a_label_of_the_first_configuration_is_set_though_nobody_looks_for_new_versions(self):
+    folder = tempfile.mkdtemp()
+    self.addCleanup(shutil.rmtree, folder)
+    os.mkdir(os.path.join(folder, "7"))
+    models = model_config.from_flags("m", folder)
+    models["m"].version_labels["stable"] = 7
+    manager = ModelManager(mock.Mock(return_value=mock.Mock(follower=None)))
+    self.addCleanup(manager.close)
+
+    manager.set_models(models)
+
+    wait_until(lambda: manager.availability().get("m"))
+    spec = model_pb2.ModelSpec(name="m", version_label="stable")
+    with manager.lease(spec) as lease:
+      self.assertEqual(lease.number, 7)
 
 
 if __name__ == "__main__":

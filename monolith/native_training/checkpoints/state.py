@@ -66,7 +66,7 @@ def get_monolith_checkpoint_state(
     return None
   if remove_invalid_path:
     paths = [
-      p if os.path.isabs(p) else os.path.join(checkpoint_dir, p)
+      p if _is_absolute(p) else os.path.join(checkpoint_dir, p)
       for p in state.exempt_model_checkpoint_paths
     ]
     del state.exempt_model_checkpoint_paths[:]
@@ -74,6 +74,11 @@ def get_monolith_checkpoint_state(
       p for p in paths if checkpoint_management.checkpoint_exists_internal(p)
     )
   return state
+
+
+def _is_absolute(path: str) -> bool:
+  # `hdfs:/folder` is the short form of `hdfs:///folder`.
+  return os.path.isabs(path) or path.startswith("hdfs:/") or "://" in path
 
 
 def get_exempt_checkpoint_paths(model_dir: str) -> list[str]:

@@ -177,11 +177,20 @@ def _variant_type(dataset: tf.data.Dataset, variant_type: str | None) -> str:
   return found.pop()
 
 
-class DynamicMatchingFilesDataset:
-  """The names of the files that match any pattern; workers of a data service can share it."""
+class DynamicMatchingFilesDataset(dataset_ops.DatasetSource):
+  """The sorted names of the files that match any pattern when reading begins.
 
-  def __new__(cls, patterns: list[str]) -> tf.data.Dataset:
-    return tf.data.Dataset.from_tensor_slices(tf.io.matching_files(patterns))
+  Workers of a data service can share it.
+  """
+
+  def __init__(self, patterns: list[str]):
+    super().__init__(
+      pb_datasource_ops.dynamic_matching_files_dataset(tf.constant(patterns, tf.string))
+    )
+
+  @property
+  def element_spec(self) -> tf.TensorSpec:
+    return tf.TensorSpec([], tf.string)
 
 
 class TFRecordDatasetWrapper:

@@ -33,14 +33,11 @@ class FeatureConfigs(NamedTuple):
     configs: the table of each feature.
     unmerged_slice_dims: the sizes of its slices, in call order.
     combiners: how its embeddings are pooled.
-    shared_tables: the name of the table, for features whose slot has more than one of them. The
-      table of any other feature has the name of the feature.
   """
 
   configs: dict[str, entry.HashTableConfigInstance]
   unmerged_slice_dims: dict[str, Sequence[int]]
   combiners: dict[str, embedding_combiners.Combiner]
-  shared_tables: Mapping[str, str] = types.MappingProxyType({})
 
   def for_training(self, initial_capacity: int, is_raw: bool) -> FeatureConfigs:
     """Returns a copy for a training run.
@@ -83,6 +80,8 @@ class CollectedFeatures(NamedTuple):
     slot_to_expire_time: by slot id, the days after which an unused row expires.
     slices: table name -> what its rows consist of.
     feature_to_admission: by feature name, when its ids get rows, and how long they keep them.
+    shared_tables: the name of the table, for features whose slot has more than one of them. The
+      table of any other feature has the name of the feature.
   """
 
   feature_configs: FeatureConfigs
@@ -90,6 +89,7 @@ class CollectedFeatures(NamedTuple):
   slot_to_expire_time: dict[int, int]
   slices: dict[str, tuple[checkpoint_slices.Slice, ...]]
   feature_to_admission: Mapping[str, feature.Admission] = types.MappingProxyType({})
+  shared_tables: Mapping[str, str] = types.MappingProxyType({})
 
 
 def collect(task: native_task.NativeTask) -> CollectedFeatures:
@@ -115,13 +115,13 @@ def collect(task: native_task.NativeTask) -> CollectedFeatures:
       features=element, mode=tf.estimator.ModeKeys.TRAIN, config=tf.estimator.RunConfig()
     )
   tables = factory.get_table_name_to_table_config()
-  feature_configs = _to_feature_configs(tables)
+  shared_tables = _find_shared_tables(tables)
   return CollectedFeatures(
-    feature_configs,
+    _to_feature_configs(tables),
     {slot: times or 0 for slot, times in factory.slot_to_occurrence_threshold.items()},
     dict(factory.slot_to_expire_time),
     {
-      feature_configs.shared_tables.get(name, name): _describe_slices(table)
+      shared_tables.get(name, name): _describe_slices(table)
       for table in tables.values()
       for name in table.feature_names
     },
@@ -130,22 +130,28 @@ def collect(task: native_task.NativeTask) -> CollectedFeatures:
       for slot, table in tables.items()
       for name in table.feature_names
     },
+    shared_tables,
   )
 
 
 def _to_feature_configs(tables: dict[str, feature.TableConfig]) -> FeatureConfigs:
-  shared_tables: dict[str, str] = {}
-  result = FeatureConfigs({}, {}, {}, shared_tables)
-  for slot, table in tables.items():
+  result = FeatureConfigs({}, {}, {})
+  for table in tables.values():
     for name in table.feature_names:
       assert name not in result.configs, "Feature must only belongs to one table."
       result.configs[name] = _combine_slices_as_table(table.slice_configs, table.hashtable_config)
       result.unmerged_slice_dims[name] = table.unmerged_slice_dims
       result.combiners[name] = table.feature_to_combiners[name]
-    if len(table.feature_names) > 1:
-      shared = _shared_table_name(slot, tables)
-      shared_tables.update({name: shared for name in table.feature_names})
   return result
+
+
+def _find_shared_tables(tables: dict[str, feature.TableConfig]) -> dict[str, str]:
+  return {
+    name: _shared_table_name(slot, tables)
+    for slot, table in tables.items()
+    if len(table.feature_names) > 1
+    for name in table.feature_names
+  }
 
 
 def _shared_table_name(slot: str, tables: dict[str, feature.TableConfig]) -> str:

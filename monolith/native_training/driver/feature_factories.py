@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -22,6 +22,18 @@ def get_req_time(features: Mapping[str, Any]) -> tf.Tensor | None:
 def _without_missing(grads_and_vars: feature.GradsAndVars) -> list[tuple[tf.Tensor, tf.Tensor]]:
   # tf.gradients would take a missing gradient for ones.
   return [(grad, var) for grad, var in grads_and_vars if grad is not None]
+
+
+def _step_after(embeddings: Iterable[tf.Tensor]) -> tf.Tensor:
+  """Returns the global step as it is now, once the rows of the step are there.
+
+  Every update takes it, so that it comes after the lookup: gradients alone need not depend on rows,
+  those of a sum do not.
+  """
+  # Not as it is when an asynchronous update gets to run.
+  step = tf.identity(tf.compat.v1.train.get_or_create_global_step())
+  with tf.control_dependencies(list(embeddings)):
+    return tf.identity(step)
 
 
 def _check_gradients(
@@ -94,8 +106,7 @@ class _CpuFeatureFactory(feature.FeatureFactoryFromEmbeddings):
         return tf.no_op()
       return stream_positions.get().move_after(None, stream_batch)
     name_to_ids = {name: self._embedding_ids[name].values for name in name_to_gradient}
-    # The step as it is now, not when an asynchronous push gets to run.
-    global_step = tf.identity(tf.compat.v1.train.get_or_create_global_step())
+    global_step = _step_after(self._embeddings.values())
     req_time = self._req_time if req_time is None else req_time
 
     def push(
@@ -183,7 +194,7 @@ class _FusedCpuFeatureFactory(feature.FeatureFactoryFromEmbeddings):
       for name, gradient in zip(names, gradients)
     ]
     name_to_gradient = _check_gradients(names, gradients)
-    global_step = tf.identity(tf.compat.v1.train.get_or_create_global_step())
+    global_step = _step_after(self._name_to_embeddings.values())
     kwargs = {} if self._use_native_multi_hash_table else {"skip_merge_id": True}
     return self._hash_table.apply_gradients(
       name_to_gradient,

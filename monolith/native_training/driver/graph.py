@@ -170,8 +170,8 @@ class CpuTraining:
     configs = self._feature_configs.configs
     if not self._config.use_native_multi_hash_table:
       return merging.SlotMerging.by_config(configs)
-    if self._feature_configs.shared_tables:
-      return merging.SlotMerging.by_name(configs, self._feature_configs.shared_tables)
+    if self._collected.shared_tables:
+      return merging.SlotMerging.by_name(configs, self._collected.shared_tables)
     return None
 
   def _init_fused_layout_params(self) -> None:
@@ -195,7 +195,7 @@ class CpuTraining:
         transfer_float16=False,
         enable_gpu_emb=num_ranks is not None,
         use_gpu=config.enable_gpu_training if export_ctx is None else export_ctx.with_remote_gpu,
-        shared_tables=self.feature_configs.shared_tables,
+        shared_tables=self._collected.shared_tables,
       )
     )
 
@@ -265,7 +265,7 @@ class CpuTraining:
       self.feature_configs.configs,
       self._slot_to_occurrence_threshold,
       self._slot_to_expire_time,
-      self.feature_configs.shared_tables,
+      self._collected.shared_tables,
       self._collected.feature_to_admission,
     )
     hash_table = tables.hash_table

@@ -60,6 +60,12 @@ class AGRUCell(tf.keras.layers.Layer):
   def zero_state(self, batch_size: int | tf.Tensor, dtype: tf.DType) -> tf.Tensor:
     return tf.zeros([batch_size, self.units], dtype)
 
+  def __call__(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+    # Keras finds no shapes where one of the inputs has none.
+    if isinstance(inputs, (list, tuple)) and len(inputs) == 3 and inputs[2] is None:
+      inputs = inputs[:2]
+    return super().__call__(inputs, *args, **kwargs)
+
   def build(self, input_shape: Any) -> None:
     # Inputs that come as three arguments show only the shape of x.
     x_shape = input_shape if isinstance(input_shape, tf.TensorShape) else input_shape[0]

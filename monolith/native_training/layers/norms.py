@@ -105,7 +105,7 @@ class GradNorm(tf.keras.layers.Layer):
     losses, shared_inputs = list(losses), list(shared_inputs)
     norms = []
     for loss in losses:
-      gradients = tf.gradients(loss, shared_inputs)
+      gradients = tf.gradients(loss, shared_inputs, unconnected_gradients="zero")
       flat = tf.concat([tf.reshape(g, [tf.shape(g)[0], -1]) for g in gradients], axis=1)
       norms.append(tf.norm(flat))
     norms = tf.stop_gradient(tf.stack(norms))

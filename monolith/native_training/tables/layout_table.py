@@ -36,6 +36,7 @@ from monolith.native_training import (
 from monolith.native_training.model_export import export_context
 from monolith.native_training.tables import (
   gradient_checks,
+  id_pairs,
   id_sharding,
   layout_config,
   merging,
@@ -610,7 +611,7 @@ class LayoutHashTable(queue_hooks.QueueHooks):
     for ps, name_to_pair in data.items():
       pairs = {}
       for name, pair in name_to_pair.items():
-        ids, values = ps_group.split_pair(pair)
+        ids, values = id_pairs.split_pair(pair)
         values = tf.convert_to_tensor(values, tf.float32)
         pairs[name] = (ids, tf.reshape(values, [-1, self._group.transfer.dims[name]]))
       tables[ps] = self._group.update(ps, pairs, update_fn, op)

@@ -27,14 +27,6 @@ TableFactory = Callable[[int, Configs], multi_type_hash_table.BaseMultiTypeHashT
 RemotePredict = Callable[..., Sequence[tf.Tensor]]
 
 
-def split_pair(pair: Any) -> tuple[tf.Tensor, tf.Tensor]:
-  """Returns (ids, values) of a pair; a set has no order, but ids are integers."""
-  first, second = pair
-  if not tf.convert_to_tensor(first).dtype.is_integer and isinstance(pair, (set, frozenset)):
-    first, second = second, first
-  return tf.convert_to_tensor(first, tf.int64), second
-
-
 @contextlib.contextmanager
 def learning_rates(configs: Configs, rates: Mapping[str, tf.Tensor]) -> Iterator[None]:
   """Lets tables that are made of `configs` use learning rates that are computed already."""

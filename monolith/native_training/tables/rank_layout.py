@@ -18,7 +18,13 @@ import tensorflow as tf
 
 from monolith.native_training import hash_table_utils
 from monolith.native_training.model_export import export_context
-from monolith.native_training.tables import id_sharding, layout_config, protocols, ps_group
+from monolith.native_training.tables import (
+  id_pairs,
+  id_sharding,
+  layout_config,
+  protocols,
+  ps_group,
+)
 
 # What the input pipeline says of a batch: its ids, and how many are for each rank, and for each of
 # its tables.
@@ -165,7 +171,7 @@ class RankLayout:
       for name, pair in name_to_pair.items():
         if name not in dims:
           raise ValueError(f"{op} has rows for table {name!r}, want one of {self.names}")
-        ids, values = ps_group.split_pair(pair)
+        ids, values = id_pairs.split_pair(pair)
         values = tf.reshape(tf.convert_to_tensor(values, tf.float32), [-1, dims[name]])
         shards[rank][name] = (ids, values)
     updated = copy.copy(self)

@@ -3,6 +3,7 @@
 import os
 import pathlib
 import tempfile
+from unittest import mock
 
 from absl.testing import absltest
 from google.protobuf import text_format
@@ -58,6 +59,18 @@ class StateTest(absltest.TestCase):
     self.assertEqual(state.get_monolith_checkpoint_state(self._dir, "other"), written)
     got = state.get_monolith_checkpoint_state(self._dir, "other", remove_invalid_path=True)
     self.assertEqual(got.exempt_model_checkpoint_paths, [str(self._path("model.ckpt-5"))])
+
+  def test_paths_of_other_file_systems_are_absolute(self):
+    paths = ["hdfs:/a/model.ckpt-1", "hdfs://host/a/model.ckpt-2", "gs://a/model.ckpt-3"]
+    written = MonolithCheckpointState(exempt_model_checkpoint_paths=[*paths, "model.ckpt-4"])
+    self._path("monolith_checkpoint").write_text(text_format.MessageToString(written))
+
+    with mock.patch.object(
+      state.checkpoint_management, "checkpoint_exists_internal", return_value=True
+    ):
+      got = state.get_monolith_checkpoint_state(self._dir, remove_invalid_path=True)
+
+    self.assertEqual(got.exempt_model_checkpoint_paths, [*paths, str(self._path("model.ckpt-4"))])
 
   def test_damaged_monolith_state_is_ignored_with_a_warning(self):
     for content in (b"no such field: 1", b"\xff\xfe"):

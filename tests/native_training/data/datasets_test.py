@@ -2,6 +2,7 @@
 
 import gzip
 import os
+import pathlib
 import struct
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from absl.testing import flagsaver
 from idl.matrix.proto import example_pb2
 from monolith.native_training import native_task_context
 from monolith.native_training.data import datasets, feature_utils, parsers
+from monolith.native_training.runtime.ops import gen_monolith_ops
 from tests.native_training.data.data_test_utils import (
   fid_v1,
   fid_v2,
@@ -395,6 +397,41 @@ class PBDatasetTest(_FileTest):
 
   def test_names(self):
     self.assertEqual(PbType.EXAMPLEBATCH.to_name(), "examplebatch")
+
+
+class DynamicMatchingFilesDatasetTest(_FileTest):
+  def _touch(self, *names):
+    for name in names:
+      pathlib.Path(self.path(name)).touch()
+
+  def _dataset(self):
+    return datasets.DynamicMatchingFilesDataset([self.path("*.x"), self.path("y*")])
+
+  def _names(self, names):
+    return [os.path.basename(name.numpy().decode()) for name in names]
+
+  def test_files_are_looked_for_when_reading_begins(self):
+    dataset = self._dataset()
+    self.assertEqual(dataset.element_spec, tf.TensorSpec([], tf.string))
+    self.assertEmpty(list(dataset))
+    self._touch("c.x", "y1", "a.x", "z")
+    self.assertEqual(self._names(dataset), ["a.x", "c.x", "y1"])
+
+  def test_saved_position_keeps_the_files_of_then(self):
+    self._touch("a.x", "c.x", "y1")
+    iterator = iter(self._dataset())
+    next(iterator)
+    checkpoint = tf.train.Checkpoint(iterator=iterator)
+    saved = checkpoint.write(self.path("saved"))
+    self._touch("b.x")
+    self.assertEqual(self._names(iterator), ["c.x", "y1"])
+    checkpoint.read(saved)
+    self.assertEqual(self._names(iterator), ["c.x", "y1"])
+    self.assertEqual(self._names(self._dataset()), ["a.x", "b.x", "c.x", "y1"])
+
+  def test_patterns_of_two_dimensions(self):
+    with self.assertRaisesRegex(tf.errors.InvalidArgumentError, r"patterns has shape \[1,1\]"):
+      gen_monolith_ops.dynamic_matching_files_dataset([["a"]])
 
 
 class CacheOneDatasetTest(_FileTest):

@@ -66,7 +66,7 @@ class CollectTest(absltest.TestCase):
 
   def test_features_of_one_slot_share_its_table(self):
     configs = self._collected.feature_configs
-    self.assertEqual(dict(configs.shared_tables), {"liked": "item", "seen": "item"})
+    self.assertEqual(self._collected.shared_tables, {"liked": "item", "seen": "item"})
     self.assertIsInstance(configs.combiners["seen"], embedding_combiners.FirstN)
     self.assertIsInstance(configs.combiners["liked"], embedding_combiners.ReduceSum)
 

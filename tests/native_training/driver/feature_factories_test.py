@@ -5,7 +5,7 @@ from __future__ import annotations
 import tensorflow as tf
 from absl.testing import absltest
 
-from monolith.native_training import prefetch_queue
+from monolith.native_training import prefetch_queue, utils
 from monolith.native_training.driver import feature_factories
 
 tf.compat.v1.disable_eager_execution()
@@ -115,6 +115,16 @@ class FeatureFactoriesTest(tf.test.TestCase):
     self._fused_factory(use_native_multi_hash_table=False).apply_gradients([pair])
 
     self.assertTrue(self._tables.kwargs["skip_merge_id"])
+
+  def test_updates_wait_for_the_rows_though_gradients_do_not_depend_on_them(self):
+    for factory in (self._cpu_factory(), self._fused_factory()):
+      factory.apply_gradients([(tf.ones([2, 3]), row) for row in self._embeddings.values()])
+
+      _, *rest = self._tables.args
+      (step,) = rest or [self._tables.kwargs["global_step"]]
+      needed = utils.get_needed_ops([step.op])
+      for row in self._embeddings.values():
+        self.assertIn(row.op, needed)
 
   def test_request_time_of_features(self):
     self.assertIsNone(feature_factories.get_req_time({}))

@@ -179,7 +179,7 @@ class SharedSlotTest(tf.test.TestCase, parameterized.TestCase):
       training = cpu_training.CpuTraining(
         cpu_training.CpuTrainingConfig(), _params(task_class).instantiate()
       )
-      self.assertEqual(training.feature_configs.shared_tables, {"clicked": want, "shown": want})
+      self.assertEqual(training.collected.shared_tables, {"clicked": want, "shown": want})
 
   def test_slot_called_like_a_feature(self):
     folder = os.path.join(utils.get_test_tmp_dir(), "model")

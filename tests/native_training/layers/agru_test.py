@@ -31,6 +31,12 @@ class AgruTest(LayerTestCase):
     with self.assertRaises(AssertionError):
       agru.AGRUCell(1, att_type="GRU")
 
+  def test_cell_without_attention_in_a_graph(self):
+    with tf.Graph().as_default():
+      output, _ = agru.AGRUCell(3)((tf.ones([2, 4]), tf.ones([2, 3]), None))
+
+      self.assertEqual(output.shape, [2, 3])
+
   def test_cell_called_with_separate_arguments(self):
     x, state, score = _fill(1, 1, 1), _fill(2, 1, 1), _fill(0.25, 1, 1)
     cell = agru.AGRUCell(1, initializer="zeros")

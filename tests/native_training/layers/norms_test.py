@@ -1,5 +1,6 @@
 """Tests of norms."""
 
+import numpy as np
 import tensorflow as tf
 
 from monolith.core import base_layer
@@ -26,6 +27,16 @@ class NormsTest(LayerTestCase):
       self.assertAllClose(self.value([loss, total]), [0.25, 10.5], rtol=1e-5)
     self.assertAllClose(self.value(layer.get_weights()), [0.5, 0.5])
     self.assertEqual([v.name for v in layer.weights], ["grad_norm/grad_norm_weights:0"])
+
+  def test_grad_norm_of_a_loss_that_does_not_depend_on_all_inputs(self):
+    w, other = tf.constant([[1.0, 2.0]]), tf.constant([[5.0]])
+    loss, total = norms.GradNorm(["a", "b"])(
+      ([3 * tf.reduce_sum(w), 4 * tf.reduce_sum(w) + tf.reduce_sum(other)], [w, other])
+    )
+
+    # The norms are 3 and 4 times the square root of 2, the latter with a 1 beside it.
+    difference = (np.sqrt(33) - np.sqrt(18)) / 4
+    self.assertAllClose(self.value([loss, total]), [2 * difference**2, 13.0], rtol=1e-5)
 
   def test_batch_norm(self):
     x = tf.constant([[1.0], [3.0]])

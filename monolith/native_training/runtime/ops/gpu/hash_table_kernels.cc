@@ -162,16 +162,7 @@ class AssignGpuOp : public GpuKernel {
     DeviceWriteOptions options;
     TF_RETURN_IF_ERROR(GetNumber(ctx, 3, "req_time", &options.req_time));
     options.filter = resource->filter();
-    int64_t want = 0;
-    TF_RETURN_IF_ERROR(MultiplySizes("size of id_values * dimension", ids.NumElements(),
-                                     resource->table()->dim(), &want));
-    // More rows than ids are allowed: callers pad.
-    if (values.NumElements() < want) {
-      return errors::InvalidArgument("The dim doesn't match expectation. id_updates has ",
-                                     values.NumElements(), " elements, want ", want, " for ",
-                                     ids.NumElements(), " ids of dimension ",
-                                     resource->table()->dim());
-    }
+    TF_RETURN_IF_ERROR(CheckIdUpdates(values, ids.NumElements(), resource->table()->dim()));
     TF_RETURN_IF_ERROR(WriteDeviceTable(call, *resource->table(), write,
                                         {DeviceIds(ids), ids.NumElements(), Floats(values)},
                                         options));

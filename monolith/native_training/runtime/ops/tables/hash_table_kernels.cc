@@ -137,15 +137,7 @@ class AssignOp : public OpKernel {
     engine::WriteOptions options;
     OP_REQUIRES_OK(ctx, GetNumber(ctx, 3, "req_time", &options.req_time));
     options.filter = resource->filter();
-    // Allows more rows than ids: callers pad.
-    int64_t want = 0;
-    OP_REQUIRES_OK(ctx, MultiplySizes("size of id_values * dimension", ids.NumElements(),
-                                      resource->table()->dim(), &want));
-    OP_REQUIRES(
-        ctx, values.NumElements() >= want,
-        errors::InvalidArgument("The dim doesn't match expectation. id_updates has ",
-                                values.NumElements(), " elements, want ", want, " for ",
-                                ids.NumElements(), " ids of dimension ", resource->table()->dim()));
+    OP_REQUIRES_OK(ctx, CheckIdUpdates(values, ids.NumElements(), resource->table()->dim()));
     const engine::WriteSpan span{ids.flat<int64_t>().data(), ids.NumElements(),
                                  values.flat<float>().data()};
     OP_REQUIRES_OK(ctx, FromEngine(add ? resource->table()->AssignAdd(span, options)

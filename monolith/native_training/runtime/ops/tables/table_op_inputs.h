@@ -27,6 +27,20 @@ Status GetNumber(OpKernelContext* ctx, int input, std::string_view name, T* valu
   return OkStatus();
 }
 
+// `values`, which are to be written to a table, have a row for each id. More rows are allowed:
+// callers pad. Wider ones are not: all rows but the first would be written from other places.
+inline Status CheckIdUpdates(const Tensor& values, int64_t num_ids, int64_t dim) {
+  int64_t want = 0;
+  TF_RETURN_IF_ERROR(MultiplySizes("size of id_values * dimension", num_ids, dim, &want));
+  const int64_t found = values.NumElements();
+  const bool padded =
+      found > want && (values.dims() < 2 || values.shape().dim_size(values.dims() - 1) == dim);
+  if (found == want || padded) return OkStatus();
+  return errors::InvalidArgument("The dim doesn't match expectation. id_updates has shape ",
+                                 values.shape().DebugString(), ", want ", want, " elements for ",
+                                 num_ids, " ids of dimension ", dim);
+}
+
 // Where ids and floats of a fused call's K * N segments begin, shard by shard, table by table.
 struct FusedOffsets {
   std::vector<int64_t> ids;     // K * N + 1
