@@ -525,6 +525,10 @@ def layout_grad_64(gpu: Gpu):
   return _layout(gpu, grad=True, widths=(64,))
 
 
+def layout_grad_128(gpu: Gpu):
+  return _layout(gpu, grad=True, widths=(128,))
+
+
 def layout_grad_hot(gpu: Gpu):
   return _layout(gpu, grad=True, hot=0.1)
 
@@ -564,6 +568,7 @@ KERNELS = (
   layout,
   layout_grad,
   layout_grad_64,
+  layout_grad_128,
   layout_grad_hot,
   layout_grad_mixed,
   layout_grad_mixed_hot,

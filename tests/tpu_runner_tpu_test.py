@@ -172,7 +172,7 @@ class TpuPathTest(DataTestCase):
         self.assertEqual({call.kwargs["steps"] for call in evaluate.call_args_list}, {4})
         self.assertEqual(SimpleTask.seen["input_eval"]["batch_size"], 64)
     scalars = read_scalars(os.path.join(self.model_dir, "eval"))
-    self.assertEqual(scalars["global_step"], {0: [0], 3: [3], 6: [6]})
+    self.assertEqual(scalars["global_step"], {6: [6]})
     self.assertIn("auc", scalars)
 
   def _create(self, task=SIMPLE, hosts=1, features=None, tables=None, task_settings=None, **values):

@@ -175,14 +175,6 @@ class PsGroupTest(tf.test.TestCase):
     self.assertIsNone(configs["a"].learning_rate_tensor)
     self.assertIs(configs["b"].learning_rate_tensor, before)
 
-  def test_pairs(self):
-    ids, values = tf.constant([1], tf.int64), tf.constant([0.5])
-    for pair in ((ids, values), [ids, values]):
-      first, second = ps_group.split_pair(pair)
-      self.assertEqual((first.dtype, second.dtype), (tf.int64, tf.float32))
-    with self.assertRaises(ValueError):
-      ps_group.split_pair((ids,))
-
   def test_exported_groups_are_asked_remotely(self):
     calls = []
 
