@@ -104,10 +104,11 @@ TEST(FlatIndexTest, ABatchMovesNoMoreKeysInALargeTableThanInASmallOne) {
   }
   EXPECT_LE(most, 2 * kPieceKeys);
   EXPECT_LE(moved, 4 * key);
-  // Pieces take the holes that others leave as they grow.
+  // Pieces take the holes that others leave as they grow. With the hash of most processes this is
+  // 1.11, with that of one in fifty 1.16; were no hole taken, it would be 1.28 and more.
   int64_t bytes = 0;
   for (const auto& shard : shards) bytes += shard->Bytes();
-  EXPECT_LE(static_cast<double>(pool.bytes_held()), 1.15 * static_cast<double>(bytes));
+  EXPECT_LE(static_cast<double>(pool.bytes_held()), 1.2 * static_cast<double>(bytes));
 }
 
 TEST(FlatIndexTest, SplitsAreSpreadOverTime) {
