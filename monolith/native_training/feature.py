@@ -32,7 +32,6 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
-from absl import logging
 
 from monolith.native_training import (
   embedding_combiners,
@@ -558,11 +557,6 @@ class DummyFeatureFactory(FeatureFactory):
     if config.slot_id is not None:
       self.slot_to_occurrence_threshold[config.slot_id] = config.occurrence_threshold or 0
       self.slot_to_expire_time[config.slot_id] = config.expire_time
-    else:
-      logging.warning(
-        "Feature slot %s has no slot_id: its limits are known by name, not by the slot of an id",
-        name,
-      )
     table = DummyFeatureEmbTable(self._batch_size, config.hashtable_config)
     self._tables[name] = table
     return FeatureSlot(table, config)
