@@ -195,7 +195,10 @@ class Client:
     else:
       connection = HTTPConnection(host, self._consul_port, timeout=timeout)
     try:
-      connection.request(method, path, *([] if body is None else [body]))
+      if body is None:
+        connection.request(method, path)
+      else:
+        connection.request(method, path, body)
       response = connection.getresponse()
       return response.status, response.read()
     finally:

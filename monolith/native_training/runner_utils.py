@@ -29,6 +29,7 @@ from tensorflow.python.training import checkpoint_management as checkpoint_manag
 from tensorflow.python.training.checkpoint_state_pb2 import CheckpointState
 
 from monolith.native_training import env_utils, gflags_utils, save_utils
+from monolith.native_training.checkpoints import state as checkpoint_state
 from monolith.native_training.driver.config import DistributedCpuTrainingConfig
 from monolith.native_training.mlp_utils import add_mpi_exception_hook, mlp_pass
 from monolith.native_training.monolith_checkpoint_state_pb2 import MonolithCheckpointState
@@ -392,7 +393,7 @@ class RunnerConfig(DistributedCpuTrainingConfig):
           f"{_base_names(state)}"
         )
     # A relative path in model_dir would mean a file of model_dir.
-    return path if isabs(path) or "://" in path else os.path.abspath(path)
+    return path if checkpoint_state.is_absolute(path) else os.path.abspath(path)
 
   def check_restore(self, model_dir: str) -> None:
     """Checks that the checkpoint that was asked for is the one a job in `model_dir` starts from.

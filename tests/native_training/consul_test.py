@@ -171,6 +171,9 @@ class ConsulTest(unittest.TestCase):
     response.read.return_value = json.dumps(_NODES)
 
     self.assertEqual(consul.Client().lookup("name"), _NODES)
+    connection.return_value.request.assert_called_once_with(
+      "GET", "/v1/lookup/name?name=name&addr-family=dual-stack"
+    )
 
   @mock.patch("monolith.native_training.consul.HTTPConnection")
   def test_register(self, connection):

@@ -466,6 +466,7 @@ class PythonTest(FilterTest):
     create = hash_filter_ops._create_hash_filter
     types = hash_filter_ops.FilterType
     self.assertEqual(create(False).op.type, "MonolithDummyHashFilter")
+    self.assertEqual(create(np.bool_(True)).op.type, "MonolithHashFilter")
     self.assertEqual(create(True, filter_type=types.NO_FILTER).op.type, "MonolithDummyHashFilter")
     chance = create(True, filter_type=types.PROBABILISTIC_FILTER, filter_equal_probability=True)
     self.assertEqual(chance.op.type, "MonolithProbabilisticFilter")

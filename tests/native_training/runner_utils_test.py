@@ -181,6 +181,16 @@ class RunnerUtilsTest(unittest.TestCase):
     self.assertEqual(self._copy(), "model.ckpt-100")
     self.assertEqual(os.listdir(self._model_dir), ["checkpoint"])
 
+  def test_copy_that_is_asked_for_does_not_touch_a_folder_with_checkpoints(self):
+    _make_checkpoints(self._restore_dir)
+    conf = RunnerConfig(is_local=True, restore_dir=self._restore_dir, model_dir=self._model_dir)
+    _make_checkpoints(self._model_dir, steps=(100,))
+
+    conf._copy_ckpt_file()
+
+    path = os.path.join(self._model_dir, "checkpoint")
+    self.assertEqual(_read(path, CheckpointState()).model_checkpoint_path, "model.ckpt-100")
+
   def test_copy_merges_monolith_checkpoint(self):
     _make_checkpoints(self._restore_dir)
     os.makedirs(self._model_dir)

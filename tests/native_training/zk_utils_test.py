@@ -54,6 +54,17 @@ class DefaultServersTest(unittest.TestCase):
       self.assertFalse(zk_utils.MonolithKazooClient("h:1").auth_data)
 
 
+class StaleJobsTest(unittest.TestCase):
+  def test_whatever_keeps_a_job_from_being_deleted_is_left_for_the_next_one(self):
+    client = mock.Mock()
+    client.get_children.return_value = ([], mock.Mock(mtime=0))
+    client.delete.side_effect = RuntimeError("of a client that is being closed")
+
+    zk_utils._delete_if_stale(client, "/monolith/old")
+
+    client.delete.assert_called_once_with("/monolith/old", recursive=True)
+
+
 class RealZooKeeperTest(unittest.TestCase):
   @classmethod
   def setUpClass(cls):

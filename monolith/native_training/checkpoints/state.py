@@ -66,7 +66,7 @@ def get_monolith_checkpoint_state(
     return None
   if remove_invalid_path:
     paths = [
-      p if _is_absolute(p) else os.path.join(checkpoint_dir, p)
+      p if is_absolute(p) else os.path.join(checkpoint_dir, p)
       for p in state.exempt_model_checkpoint_paths
     ]
     del state.exempt_model_checkpoint_paths[:]
@@ -76,8 +76,11 @@ def get_monolith_checkpoint_state(
   return state
 
 
-def _is_absolute(path: str) -> bool:
-  # `hdfs:/folder` is the short form of `hdfs:///folder`.
+def is_absolute(path: str) -> bool:
+  """Tells whether a path needs no folder before it, on any file system.
+
+  `hdfs:/folder` is the short form of `hdfs:///folder`.
+  """
   return os.path.isabs(path) or path.startswith("hdfs:/") or "://" in path
 
 
