@@ -2,17 +2,35 @@
 
 from __future__ import annotations
 
+import collections
 import os
 import socket
+import threading
 
 from monolith.native_training import net_utils
 
+# The kernel may name a port twice while nobody listens there: of the five that an agent needs, two
+# would be the same in one of a thousand starts or so.
+_recent: collections.deque[int] = collections.deque(maxlen=100)
+_lock = threading.Lock()
+_MAX_TRIES = 1000  # a host may allow fewer ports than are remembered
+
 
 def find_free_port() -> int:
-  """Returns a port on which nobody listens now."""
-  with socket.socket() as s:
-    s.bind(("", 0))
-    return s.getsockname()[1]
+  """Returns a port on which nobody listens now, another one than in the last hundred calls.
+
+  Raises:
+    OSError: there is none.
+  """
+  with _lock:
+    for _ in range(_MAX_TRIES):
+      with socket.socket() as s:
+        s.bind(("", 0))
+        port = s.getsockname()[1]
+      if port not in _recent:
+        break
+    _recent.append(port)
+    return port
 
 
 def check_port_open(port: int, host: str = "127.0.0.1", timeout_secs: float = 1) -> bool:

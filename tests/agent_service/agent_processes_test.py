@@ -56,9 +56,18 @@ class _Agent:
   def children(self):
     """Returns the process ids of its servers."""
     found = []
-    for task in pathlib.Path(f"/proc/{self.process.pid}/task").iterdir():
-      found += (task / "children").read_text().split()
-    return [int(pid) for pid in found]
+
+    def find():
+      found.clear()
+      try:
+        for task in pathlib.Path(f"/proc/{self.process.pid}/task").iterdir():
+          found.extend(map(int, (task / "children").read_text().split()))
+      except OSError:  # one of its threads ended meanwhile
+        return False
+      return True
+
+    wait_until(find)
+    return found
 
   def services(self, server_type=pb.PS):
     with grpc.insecure_channel(f"localhost:{self.port}") as channel:

@@ -140,7 +140,7 @@ class TfsClientTest(unittest.TestCase):
       self.path(f"files/{i}", self.records(self.rows))
     status, text = self.call(
       "profile", "--profile_data_dir", folder, "--batch_size", "3", "--parallel_num", "2",
-      "--profile_duration", "0.3",
+      "--profile_duration", "2",
     )  # fmt: skip
     self.assertEqual(status, 0, text)
     self.assertRegex(text, r"count \d+, errors 0, mean [\d.]+ ms, p99 [\d.]+ ms, QPS [\d.]+")

@@ -85,6 +85,12 @@ class UtilsTest(unittest.TestCase):
       s.listen()
       self.assertTrue(utils.check_port_open(s.getsockname()[1]))
 
+  def test_none_of_a_hundred_ports_is_given_twice(self):
+    # Without a memory, three of ten hundreds had a port twice.
+    for _ in range(50):
+      ports = [utils.find_free_port() for _ in range(100)]
+      self.assertEqual(len(set(ports)), 100)
+
 
 class ProtosTest(unittest.TestCase):
   def test_model_config(self):

@@ -14,7 +14,9 @@ import re
 import subprocess
 import sys
 import tempfile
+from unittest import mock
 
+import tensorflow as tf
 from absl.testing import absltest
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -53,6 +55,9 @@ class PagesTest(absltest.TestCase):
     """Runs a page's blocks as one program, in an empty folder, and compares what they print."""
     names = {"__name__": "__main__"}
     arguments, before = sys.argv, os.getcwd()
+    # All runs begin with the same weights and rows, and learn the same.
+    tf.keras.utils.set_random_seed(1)
+    self.enter_context(mock.patch.dict(os.environ, MONOLITH_TABLE_SEED="1"))
     os.chdir(folder)
     sys.argv = [page.stem]
     try:

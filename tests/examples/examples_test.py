@@ -7,6 +7,7 @@ import importlib
 import os
 import pathlib
 import sys
+from unittest import mock
 
 from absl.testing import absltest
 
@@ -22,6 +23,10 @@ class ExamplesTest(absltest.TestCase):
   def setUpClass(cls):
     super().setUpClass()
     sys.path.insert(0, str(_FOLDER))
+    # The same first rows in every run, so that all reach the same; dense variables have a seed.
+    seed = mock.patch.dict(os.environ, MONOLITH_TABLE_SEED="1")
+    seed.start()
+    cls.addClassCleanup(seed.stop)
 
   def test_examples_learn(self):
     names = _WANTED if os.environ.get("MONOLITH_SOAK") == "1" else _EACH_TIME

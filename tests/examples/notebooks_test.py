@@ -5,6 +5,7 @@ import pathlib
 import re
 import tempfile
 
+import jupyter_client
 import nbclient
 import nbformat
 from absl.testing import absltest
@@ -19,10 +20,17 @@ def _run(name):
   nbformat.validate(notebook)
   with tempfile.TemporaryDirectory() as folder:
     resources = {"metadata": {"path": folder}}
-    client = nbclient.NotebookClient(
-      notebook, timeout=300, kernel_name="python3", resources=resources
+    # Sockets in the folder: free ports, which a kernel gets by default, can be another process's
+    # by the time that it listens.
+    manager = jupyter_client.AsyncKernelManager(
+      kernel_name="python3", transport="ipc", connection_file=os.path.join(folder, "kernel.json")
     )
-    client.execute(env={**os.environ, "PYTHONPATH": str(_ROOT)})
+    client = nbclient.NotebookClient(
+      notebook, manager, timeout=300, startup_timeout=300, resources=resources
+    )
+    # The same first rows in every run.
+    environment = {"PYTHONPATH": str(_ROOT), "MONOLITH_TABLE_SEED": "1"}
+    client.execute(env={**os.environ, **environment})
   outputs = [o for cell in notebook.cells if cell.cell_type == "code" for o in cell.outputs]
   texts = (o.get("text") or o.get("data", {}).get("text/plain", "") for o in outputs)
   return "\n".join(texts)

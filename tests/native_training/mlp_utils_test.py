@@ -23,7 +23,7 @@ flags.DEFINE_bool("enable_sync_training", False, "as the runner's configuration 
 
 # The periods are shortened; everything else is as on the platform.
 _PROCESS = """
-import json, socket, sys
+import json, socket, sys, threading
 from absl import flags
 import tensorflow as tf
 from monolith.native_training import mlp_utils
@@ -35,6 +35,12 @@ flags.FLAGS(["program", "--dataset_use_dataservice"])
 env = mlp_utils.MLPEnv()
 if env.role == "WORKER":
   container = socket.create_server(("127.0.0.1", int(env.ssh_port)))
+  # Accepts, as sshd does: the others look ten times a second, and once the queue of connections
+  # that nobody accepted is full, a new one is not answered, and they take this task for gone.
+  def accept():
+    while True:
+      container.accept()[0].close()
+  threading.Thread(target=accept, daemon=True).start()
 mlp_utils.mlp_pass()
 assert env.role == "WORKER", "a server must not return"
 dataset = tf.data.Dataset.range(200).apply(

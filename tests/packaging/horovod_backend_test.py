@@ -153,7 +153,9 @@ class ExtraTest(unittest.TestCase):
     # What the metadata is made of, elsewhere: setuptools writes into the source tree.
     self.source = pathlib.Path(os.environ["TEST_TMPDIR"]) / "a source"
     for name in ("tools", "third_party/horovod"):
-      shutil.copytree(ROOT / name, self.source / name)
+      # Tests beside this one write byte code, through files that are soon gone.
+      ignore = shutil.ignore_patterns("__pycache__")
+      shutil.copytree(ROOT / name, self.source / name, ignore=ignore)
     for name in ("setup.py", "pyproject.toml", "README.md"):
       shutil.copy2(ROOT / name, self.source)
     # It has the version.

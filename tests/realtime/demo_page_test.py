@@ -54,12 +54,13 @@ class SupervisorTest(unittest.TestCase):
     self.addCleanup(shutil.rmtree, self.folder)
 
   def test_killed_process_is_dead_and_then_started_again(self):
-    supervisor = Supervisor(self.folder, restart_secs=0.3)
+    supervisor = Supervisor(self.folder, restart_secs=1000)
     self.addCleanup(supervisor.stop)
     first = supervisor.add(Command("sleeper", _SLEEPER)).pid
 
     supervisor.kill("sleeper")
     after_kill = supervisor.states()["sleeper"]["state"]
+    supervisor._restart_secs = 0.3  # not before its state was read, however long that took
     wait_until(lambda: supervisor["sleeper"].pid not in (None, first))
 
     self.assertEqual(after_kill, "dead")

@@ -161,10 +161,11 @@ class ReplicaTest(unittest.TestCase):
 
     self.model.send(*self.model.make_batch({}, digests=right))
     self.wait_for_seq()
-    self.assertEqual(self.metric("monolith_sync_digest_ok"), 1)
+    # What the comparison found is told after the number of the batch.
+    wait_until(lambda: self.metric("monolith_sync_digest_ok") == 1)
     self.model.send(*self.model.make_batch({}, digests=wrong))
     self.wait_for_seq()
-    self.assertEqual(self.metric("monolith_sync_digest_ok"), 0)
+    wait_until(lambda: self.metric("monolith_sync_digest_ok") == 0)
     for name, (digest, num_rows) in right.items():
       told = f"digest {digest:016x} of {num_rows} rows, want {digest ^ 1:016x}"
       wait_until(lambda told=told: told in self.server.log())
@@ -193,7 +194,8 @@ class ReplicaTest(unittest.TestCase):
     # Of ids that nobody knows, only the bias is left.
     self.assertAlmostEqual(self.ask(-77), 1 / (1 + np.exp(step / 1000)), places=5)
     wait_until(lambda: self.metric("monolith_sync_dense_skipped_messages_total") == skipped + 1)
-    self.assertIn(f"the set lacks '{bias}'", self.server.log())
+    # Counted first, said then.
+    wait_until(lambda: f"the set lacks '{bias}'" in self.server.log())
 
   def test_position_that_is_gone_waits_for_a_newer_export(self):
     newest = max(int(name) for name in os.listdir(self.model.base) if name.isdigit())

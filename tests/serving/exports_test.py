@@ -191,7 +191,8 @@ class ExportsTest(unittest.TestCase):
           unique_id=name, dim_size=8, fids=[21], embeddings=[value] * 8
         )
       (response,) = transport.push(request, config, versions).responses
-      answer = self._ask(self.entry, "alone", user=np.array([21]), item=np.array([5]))
+      # Both rows are those that were pushed: whatever was learnt of other ids, answers differ.
+      answer = self._ask(self.entry, "alone", user=np.array([21]), item=np.array([21]))
       return response, answer.tobytes()
 
     old, new = push_versions.PushVersions(1), push_versions.PushVersions(2)
@@ -242,13 +243,15 @@ class ExportsTest(unittest.TestCase):
       for table, id, vector in names["read_rows"](data[: -len("-00000-of-00001")])
     }
 
-    # The model is a scalar product and a bias: two answers give the bias, twice the same.
+    # The model is a scalar product and a bias: two answers give the bias, twice the same. Not those
+    # that are almost sure: a probability near 1 has lost the digits of its logit.
     products = {
       (user, item): 10 * rows["user", user] @ rows["item", item]
       for user in range(10)
       for item in range(10)
       if ("user", user) in rows and ("item", item) in rows
     }
+    products = {pair: product for pair, product in products.items() if abs(product) < 4}
     pairs = [min(products, key=products.get), max(products, key=products.get)]
     user, item = np.array(pairs).T
     answer = self._ask(self.entry, "alone", user=user, item=item).astype(np.float64)

@@ -367,8 +367,9 @@ class MultiFlowTest(tf.test.TestCase, parameterized.TestCase):
         tf.errors.FailedPreconditionError, "has 3 samples waiting and no iterator takes them"
       ):
         list(flows[0])
-      # Giving up leaves nothing behind: the same flows can be read together.
-      self.assertEqual(sorted(uids(merge(flows))), list(range(300)))
+    # Giving up leaves nothing behind: the same flows can be read together. With more patience: a
+    # busy machine may need a second to make all iterators.
+    self.assertEqual(sorted(uids(merge(flows))), list(range(300)))
 
   def test_flows_wait_while_index_0_is_read(self):
     with mock.patch.dict(os.environ, {"MONOLITH_FLOW_PATIENCE_SECONDS": "1"}):

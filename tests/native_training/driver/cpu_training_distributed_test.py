@@ -151,8 +151,9 @@ class CpuTrainingDistributedTestBase:
         addr: float(value) for addr, value in re.findall(r"Throughput of (\S+): ([\d.]+)", log)
       }
       self.assertCountEqual(throughputs, cluster.ps_addrs().values())
-      fastest = sorted(throughputs, key=throughputs.get, reverse=True)
-      self.assertEqual(cluster.used_ps_addrs(), fastest[:2])
+      used = [throughputs[addr] for addr in cluster.used_ps_addrs()]
+      # Not the addresses: the log rounds, and two servers that it shows alike may be in any order.
+      self.assertEqual(used, sorted(throughputs.values(), reverse=True)[:2])
 
   def test_redundant_ps(self):
     with self._cluster(0, num_ps=4, num_redundant_ps=2, num_workers=2) as cluster:

@@ -148,7 +148,7 @@ class DistributedPsProcessesTest(tf.test.TestCase, parameterized.TestCase):
         session.run(update)
         target = f"localhost:{session.run(server.get_port())[0]}"
         serialized = parameter_sync_pb2.ClientConfig(
-          model_name="m", targets=[target], timeout_in_ms=10000
+          model_name="m", targets=[target], timeout_in_ms=60000
         ).SerializeToString()
         results = session.run(pushes, {config: serialized})
         session.run(server.shutdown())

@@ -7,6 +7,7 @@ import numpy as np
 import tensorflow as tf
 from absl.testing import parameterized
 from google.protobuf import text_format
+from tensorflow.python.lib.io import _pywrap_record_io
 
 from monolith.native_training import entry, multi_hash_table_ops, test_utils
 from monolith.native_training.multi_hash_table_ops import MultiHashTable
@@ -48,6 +49,13 @@ class FilesTest(GroupTest):
       for record in tf.compat.v1.io.tf_record_iterator(name)
     ]
     return [(meta.table_name, meta.num_entries) for meta in metas]
+
+  def _records(self, name: str) -> list[bytes] | None:
+    """Returns what TensorFlow's own reader finds in a data file, None if that is damaged."""
+    try:
+      return list(_pywrap_record_io.RecordIterator(name, "SNAPPY"))
+    except tf.errors.OpError:
+      return None
 
   def _fill(self, sess, group, rows):
     pairs = {}
@@ -170,6 +178,7 @@ class FilesTest(GroupTest):
         name = f"{self.base}{part}-00001-of-00002"
         with open(name, "rb") as file:
           good = file.read()
+        records = None if part == ".meta" or has_manifest else self._records(name)
         damaged = [b"", good[:-1], good[: len(good) // 2], good[:3], b"\xff" * 50]
         for _ in range(30):
           flipped = bytearray(good)
@@ -180,6 +189,10 @@ class FilesTest(GroupTest):
             continue  # A shard without tables is legal, and then there are rows too many.
           with open(name, "wb") as file:
             file.write(data)
+          # Snappy can say the same in several ways: of 60,000 flipped bits, one makes it copy equal
+          # bytes from another place. No record has changed then, and only a manifest can tell.
+          if records is not None and self._records(name) == records:
+            continue
           with self.assertRaises(errors):
             sess.run(restore)
           self.assertAllEqual(sess.run(unchanged), [[77]])
@@ -191,7 +204,9 @@ class FilesTest(GroupTest):
   def test_messages_of_the_manifest(self):
     group = self._group(2, a=1)
     with self.session() as sess:
-      self._fill(sess, group, 10)
+      # So many that neither file is empty, whatever this process's hash is: then there is something
+      # that the second one can lack.
+      self._fill(sess, group, 200)
       sess.run(group.save(self.base).as_op())
       restore = group.restore(self.base).as_op()
       for part, message in (

@@ -189,6 +189,8 @@ class FlowQueues {
   void Wait(std::condition_variable* changed, size_t flow, bool full, Lock* lock) {
     if (!long_wait_) return changed->wait(*lock);
     if (changed->wait_for(*lock, patience_) != std::cv_status::timeout) return;
+    // While the lock was taken back, what this waits for may have come.
+    if (!(full ? MustWaitToPush(flow) : MustWaitToPop(flow))) return;
     if (full && flows_[flow].consumer != Consumer::kNone) return;
     if (const std::optional<Item> error = long_wait_(flow, full)) FailLocked(*error);
   }

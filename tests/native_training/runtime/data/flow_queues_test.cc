@@ -180,6 +180,41 @@ TEST(FlowQueuesTest, ALongWaitForAnItemCanFail) {
   EXPECT_EQ(Take(&queues, 0), "end");
 }
 
+// Takes long to be put into a queue, and the queue's lock is held for so long.
+struct SlowItem {
+  explicit SlowItem(int n, bool is_slow = false) : number(n), slow(is_slow) {}
+  SlowItem(const SlowItem& other) = default;
+  SlowItem& operator=(const SlowItem&) = default;
+  SlowItem(SlowItem&& other) : number(other.number), slow(other.slow) {
+    if (slow) std::this_thread::sleep_for(std::chrono::milliseconds(200));
+  }
+
+  int number;
+  bool slow;
+};
+
+TEST(FlowQueuesTest, AnItemThatComesAsPatienceEndsIsTaken) {
+  std::atomic<bool> asked{false};
+  FlowQueues<SlowItem> queues(
+      1, 10,
+      [&](size_t, bool) {
+        asked = true;
+        return std::optional<SlowItem>(SlowItem(-1));
+      },
+      std::chrono::milliseconds(100));
+  queues.Open(0);
+  SlowItem got(0);
+  Popped popped;
+  {
+    const Waiting consumer([&] { popped = queues.Pop(0, &got); });
+    std::this_thread::sleep_for(kShort);
+    ASSERT_TRUE(queues.Push(0, SlowItem(7, true)));
+  }
+  EXPECT_EQ(popped, Popped::kItem);
+  EXPECT_EQ(got.number, 7);
+  EXPECT_FALSE(asked);
+}
+
 // A consumer that is slow is not one that is missing. The wait for flow 1 tells that time passes.
 TEST(FlowQueuesTest, ALongWaitForASlowConsumerIsNoError) {
   std::atomic<int> asked{0};

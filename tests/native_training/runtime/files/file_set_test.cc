@@ -320,13 +320,14 @@ TEST_F(FileSetTest, NewFoldersAreMadeAndFilesMustBeClosed) {
 TEST_F(FileSetTest, ReadersBesideAWriterSeeOneSetAtATime) {
   ASSERT_TRUE(Save(&disk_, base_, 2, "first").ok());
   std::atomic<bool> stop{false};
+  std::atomic<int64_t> good{0};
   std::thread writer([&] {
-    for (int i = 0; i < 60; ++i) {
+    // And on, until the reader has had a core: it may get none for longer than 60 saves take.
+    for (int i = 0; i < 60 || (good == 0 && i < 100000); ++i) {
       EXPECT_TRUE(Save(&disk_, base_, 1 + i % 3, std::string(1 + i % 7, 'x')).ok());
     }
     stop = true;
   });
-  int64_t good = 0;
   while (!stop) {
     std::string content;
     int64_t n = 0;

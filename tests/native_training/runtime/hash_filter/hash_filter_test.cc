@@ -270,7 +270,8 @@ TEST(ProbabilisticFilterTest, ShareOfInsertedIds) {
       int64_t inserted = 0;
       for (const uint8_t f : filtered) inserted += 1 - f;
       const double want = equal ? (count == 1 ? 3481 : 5750) : (count == 1 ? 1428 : 2857);
-      EXPECT_NEAR(static_cast<double>(inserted), want, 250.0) << "equal " << equal;
+      // Six standard deviations, of which one is 50 at most.
+      EXPECT_NEAR(static_cast<double>(inserted), want, 300.0) << "equal " << equal;
     }
   }
 }

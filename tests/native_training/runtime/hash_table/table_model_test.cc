@@ -322,11 +322,12 @@ TEST(TableConcurrencyTest, ReadersNeverSeeTornRowsWhileEverythingElseHappens) {
   for (int t = 0; t < 2; ++t) {
     threads.emplace_back([&, t] {
       std::mt19937_64 random(t);
-      for (int round = 0; round < 60; ++round) {
+      // And on, until a reader has had a core: they may get none for longer than 60 rounds take.
+      for (int round = 0; round < 60 || lookups == 0; ++round) {
         Ids ids(1500);
         Floats values;
         for (int64_t& id : ids) {
-          id = static_cast<int64_t>(random() % kIds) + (round / 20) * 500;
+          id = static_cast<int64_t>(random() % kIds) + (round / 20 % 3) * 500;
           values.insert(values.end(), kDim, static_cast<float>(random() % 100));
         }
         Assign(table.get(), ids, values);
