@@ -56,14 +56,14 @@ class _FileModel(demo_model.DemoModel):
     return dataset.batch(_BATCH_SIZE).map(self.parse)
 
 
-class _ClockHook(tf.estimator.SessionRunHook):
+class _ClockHook(tf.compat.v1.train.SessionRunHook):
   """Takes the time between the end of the first steps and that of the last."""
 
   def __init__(self) -> None:
     self._num_steps = 0
     self._start = self._end = 0.0
 
-  def after_run(self, run_context: tf.estimator.SessionRunContext, run_values: Any) -> None:
+  def after_run(self, run_context: tf.compat.v1.train.SessionRunContext, run_values: Any) -> None:
     self._num_steps += 1
     self._end = time.perf_counter()
     if self._num_steps == _WARM_UP_STEPS:

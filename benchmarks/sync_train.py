@@ -137,7 +137,7 @@ def run_rank(folder: pathlib.Path, rounds: int, steps: int) -> None:
   _put_in_scope(tf, distributed_ps_sync.DistributedMultiTypeHashTableMpi)
   side = f"ranks_{num_ranks}"
 
-  class RoundsHook(tf.estimator.SessionRunHook):
+  class RoundsHook(tf.compat.v1.train.SessionRunHook):
     """Waits for its turn, and measures."""
 
     def __init__(self):
@@ -149,7 +149,9 @@ def run_rank(folder: pathlib.Path, rounds: int, steps: int) -> None:
       if done < 0:
         is_traced = self._num_runs >= WARM_UP_STEPS and num_ranks > 1 and rank == 0
         level = tf.compat.v1.RunOptions.FULL_TRACE if is_traced else 0
-        return tf.estimator.SessionRunArgs(None, options=tf.compat.v1.RunOptions(trace_level=level))
+        return tf.compat.v1.train.SessionRunArgs(
+          None, options=tf.compat.v1.RunOptions(trace_level=level)
+        )
       if done % steps == 0:
         if done:
           self._report(f"{time.perf_counter() - self._start}")

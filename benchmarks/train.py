@@ -37,7 +37,7 @@ from monolith.native_training import cpu_training
 from monolith.native_training.demos import models as demo_models
 import tensorflow as tf
 
-class Hook(tf.estimator.SessionRunHook):
+class Hook(tf.compat.v1.train.SessionRunHook):
   def after_run(self, run_context, run_values):
     print(time.perf_counter() - start, flush=True)
     os._exit(0)

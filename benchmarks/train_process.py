@@ -197,11 +197,11 @@ def create_params(folder: str) -> Any:
   return params
 
 
-def create_hook(rounds: Rounds) -> tf.estimator.SessionRunHook:
-  class Hook(tf.estimator.SessionRunHook):
+def create_hook(rounds: Rounds) -> tf.compat.v1.train.SessionRunHook:
+  class Hook(tf.compat.v1.train.SessionRunHook):
     def before_run(self, run_context: Any) -> Any:
       # Only runs that train are steps.
-      return tf.estimator.SessionRunArgs(tf.compat.v1.train.get_global_step())
+      return tf.compat.v1.train.SessionRunArgs(tf.compat.v1.train.get_global_step())
 
     def after_run(self, run_context: Any, run_values: Any) -> None:
       if not rounds.step_done():

@@ -336,7 +336,7 @@ class ExchangeTask(native_task.NativeTask):
     return model_fn
 
 
-class _Recorder(tf.estimator.SessionRunHook):
+class _Recorder(tf.compat.v1.train.SessionRunHook):
   """Records loss, kernel and the rows of this rank after every step, and the rows at the end."""
 
   def __init__(self):
@@ -360,7 +360,7 @@ class _Recorder(tf.estimator.SessionRunHook):
     self._rows = rows
 
   def before_run(self, run_context):
-    return tf.estimator.SessionRunArgs(self._loss)
+    return tf.compat.v1.train.SessionRunArgs(self._loss)
 
   def after_run(self, run_context, run_values):
     kernel, rows = run_context.session.run((self._kernel_value, self._rows))

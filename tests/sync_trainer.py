@@ -190,7 +190,7 @@ def _to_features(ids, labels):
   }
 
 
-class _JobHook(tf.estimator.SessionRunHook):
+class _JobHook(tf.compat.v1.train.SessionRunHook):
   """Does to the training run what the job says, and records it."""
 
   def __init__(self, job: Job, rank: int):
@@ -285,7 +285,7 @@ def run_job(job: Job) -> dict[str, Any]:
   return result
 
 
-class _LossHook(tf.estimator.SessionRunHook):
+class _LossHook(tf.compat.v1.train.SessionRunHook):
   """Remembers the loss of every step, which Estimator fetches."""
 
   def __init__(self, losses: list[float]):
@@ -295,7 +295,7 @@ class _LossHook(tf.estimator.SessionRunHook):
     self._loss = tf.compat.v1.get_collection(tf.compat.v1.GraphKeys.LOSSES)[-1]
 
   def before_run(self, run_context):
-    return tf.estimator.SessionRunArgs(self._loss)
+    return tf.compat.v1.train.SessionRunArgs(self._loss)
 
   def after_run(self, run_context, run_values):
     self._losses.append(float(run_values.results))

@@ -37,7 +37,7 @@ def train(
   max_steps: int | None = None,
   num_ps: int = 0,
   save_checkpoints_steps: int | None = None,
-  hooks: Sequence[tf.estimator.SessionRunHook] | None = None,
+  hooks: Sequence[tf.compat.v1.train.SessionRunHook] | None = None,
   load: bool | None = None,
   config: estimator.RunnerConfig | None = None,
 ) -> str | None:

@@ -27,7 +27,7 @@ class CheckpointRestorerListener:
     """Does nothing; `CheckpointRestorerHook` never calls it, other callers may."""
 
 
-class CheckpointRestorerHook(tf.estimator.SessionRunHook):
+class CheckpointRestorerHook(tf.compat.v1.train.SessionRunHook):
   """Calls listeners when a session is created. It restores nothing itself.
 
   A damaged file that a listener reports gets a sentence about a checkpoint that is intact.

@@ -124,7 +124,7 @@ flags.DEFINE_string(
   "monolith_chief_alert_proto", "", "becomes the value of monolith_alert_proto on the chief"
 )
 
-Hooks = Sequence[tf.estimator.SessionRunHook]
+Hooks = Sequence[tf.compat.v1.train.SessionRunHook]
 
 
 def distributed_train(

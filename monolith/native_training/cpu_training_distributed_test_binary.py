@@ -53,7 +53,7 @@ cluster_manager._cluster_query_failure_handler = _sleep_short
 cpu_training._EXTRA_PS_BENCHMARK_SECS = 0.5
 
 
-class SyncHook(tf.estimator.SessionRunHook):
+class SyncHook(tf.compat.v1.train.SessionRunHook):
   """Lets the chief wait until every worker has a session, so that none comes too late.
 
   Args:
@@ -177,13 +177,13 @@ def test1() -> None:
   test_run(FeatureTask.params())
 
 
-class RaiseErrorHook(tf.estimator.SessionRunHook):
+class RaiseErrorHook(tf.compat.v1.train.SessionRunHook):
   """Fails once, in the way of a server that does not answer in time."""
 
   def __init__(self):
     self._raised = False
 
-  def before_run(self, run_context: tf.estimator.SessionRunContext) -> None:
+  def before_run(self, run_context: tf.compat.v1.train.SessionRunContext) -> None:
     if not self._raised:
       self._raised = True
       raise tf.errors.DeadlineExceededError(None, None, "Test error")

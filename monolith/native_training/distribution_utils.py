@@ -127,7 +127,7 @@ def get_device_str(force_on_cpu: bool = False) -> str:
   return ""
 
 
-def get_sync_run_hooks(is_full_sync: bool = False) -> list[tf.estimator.SessionRunHook]:
+def get_sync_run_hooks(is_full_sync: bool = False) -> list[tf.compat.v1.train.SessionRunHook]:
   """Returns the hooks that give all ranks the initial values of rank 0's variables.
 
   Args:

@@ -68,7 +68,7 @@ __all__ = [
   "monolith_discovery",
 ]
 
-Hooks = Sequence[tf.estimator.SessionRunHook]
+Hooks = Sequence[tf.compat.v1.train.SessionRunHook]
 
 # More steps than any run has: an evaluation at the end of training only.
 _ONLY_AT_END = 1 << 62
@@ -656,14 +656,16 @@ class ExportPath(str):
     return str(self)
 
 
-class _StopAfterRunsHook(tf.estimator.SessionRunHook):
+class _StopAfterRunsHook(tf.compat.v1.train.SessionRunHook):
   """Ends an evaluation, whose global step may stand still, after so many batches."""
 
   def __init__(self, runs: int):
     self._left = runs
 
   def after_run(
-    self, run_context: tf.estimator.SessionRunContext, run_values: tf.estimator.SessionRunValues
+    self,
+    run_context: tf.compat.v1.train.SessionRunContext,
+    run_values: tf.compat.v1.train.SessionRunValues,
   ) -> None:
     self._left -= 1
     if self._left <= 0:
@@ -685,7 +687,7 @@ def _set_limits(
 
 def _check_hooks(hooks: Hooks | None) -> None:
   assert hooks is None or (
-    isinstance(hooks, list) and all(isinstance(h, tf.estimator.SessionRunHook) for h in hooks)
+    isinstance(hooks, list) and all(isinstance(h, tf.compat.v1.train.SessionRunHook) for h in hooks)
   ), f"hooks is {hooks!r}, want a list of SessionRunHooks"
 
 

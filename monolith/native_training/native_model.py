@@ -101,7 +101,7 @@ class _GraphState:
 
   def __init__(self) -> None:
     self.losses: list[tf.Tensor] = []
-    self.training_hooks: list[tf.estimator.SessionRunHook] = []
+    self.training_hooks: list[tf.compat.v1.train.SessionRunHook] = []
     self.export_outputs: dict[str, tf.estimator.export.ExportOutput] = {}
     self.output_names: set[str] = set()
     self.metrics: dict[str, streaming.Metric] = {}
@@ -217,11 +217,11 @@ class MonolithBaseModel(native_task.NativeTask, abc.ABC):
     self.losses.extend(losses if isinstance(losses, (list, tuple)) else [losses])
 
   @property
-  def training_hooks(self) -> list[tf.estimator.SessionRunHook]:
+  def training_hooks(self) -> list[tf.compat.v1.train.SessionRunHook]:
     """The hooks that were added in the default graph."""
     return self._graph_state.training_hooks
 
-  def add_training_hook(self, hook: tf.estimator.SessionRunHook) -> None:
+  def add_training_hook(self, hook: tf.compat.v1.train.SessionRunHook) -> None:
     """Adds a hook; of those that send metrics, and of those that write them, the first one stays.
 
     Another one would hand on every message again.

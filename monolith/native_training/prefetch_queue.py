@@ -306,7 +306,7 @@ class MultiQueueRunner(tf.compat.v1.train.QueueRunner):
     return self._queue[0].name if isinstance(self._queue, list) else super().name
 
 
-class EnqueueHook(tf.estimator.SessionRunHook):
+class EnqueueHook(tf.compat.v1.train.SessionRunHook):
   """Fills a queue in a daemon thread; the end of the data closes it after the last element."""
 
   def __init__(self, q: _QueueBase):
@@ -356,7 +356,7 @@ class RunNeedsOp:
     # The answer by what the run fetches: the same few fetches come again in every step.
     self._fetches_to_answer: dict[tuple[str, ...], bool] = {}
 
-  def __call__(self, run_context: tf.estimator.SessionRunContext) -> bool:
+  def __call__(self, run_context: tf.compat.v1.train.SessionRunContext) -> bool:
     elements = run_context.original_args.fetches
     if not (
       isinstance(elements, (list, tuple))
@@ -377,7 +377,7 @@ class RunNeedsOp:
     return self._fetches_to_answer[key]
 
 
-class AsyncPushHook(tf.estimator.SessionRunHook):
+class AsyncPushHook(tf.compat.v1.train.SessionRunHook):
   """Runs ops that consume a queue along with every run of the session but the first.
 
   The queue is filled by the runs themselves, so the ops of run k work on what run k - 1 left. A run
@@ -412,15 +412,15 @@ class AsyncPushHook(tf.estimator.SessionRunHook):
     return False
 
   def before_run(
-    self, run_context: tf.estimator.SessionRunContext
-  ) -> Optional[tf.estimator.SessionRunArgs]:
+    self, run_context: tf.compat.v1.train.SessionRunContext
+  ) -> Optional[tf.compat.v1.train.SessionRunArgs]:
     if not self._queue_init or (self._filled_by_runs and not self._fills_queue(run_context)):
       return None
     if self._without_gate and not self._fills_queue(run_context):
-      return tf.estimator.SessionRunArgs(self._run_ops, self._without_gate)
-    return tf.estimator.SessionRunArgs(self._run_ops)
+      return tf.compat.v1.train.SessionRunArgs(self._run_ops, self._without_gate)
+    return tf.compat.v1.train.SessionRunArgs(self._run_ops)
 
-  def after_run(self, run_context: tf.estimator.SessionRunContext, run_values: Any) -> None:
+  def after_run(self, run_context: tf.compat.v1.train.SessionRunContext, run_values: Any) -> None:
     # Before the first element is there, the ops would wait for it in vain.
     if not self._queue_init and run_context.session.run(self._queue_size) > 0:
       self._queue_init = True

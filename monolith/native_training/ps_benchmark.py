@@ -54,7 +54,7 @@ class BenchmarkConfig:
   ps_str_overridden: str = ""
 
 
-class _BenchmarkWorkerHook(tf.estimator.SessionRunHook):
+class _BenchmarkWorkerHook(tf.compat.v1.train.SessionRunHook):
   """Starts all workers at the same time, and lets worker 0 choose at the end.
 
   Args:
@@ -94,14 +94,14 @@ class _BenchmarkWorkerHook(tf.estimator.SessionRunHook):
     time.sleep(_SETTLE_SECS)
     self._start_time = time.monotonic()
 
-  def before_run(self, run_context: tf.estimator.SessionRunContext) -> None:
+  def before_run(self, run_context: tf.compat.v1.train.SessionRunContext) -> None:
     session = run_context.session
     if self._bm_config.ps_str_overridden:
       self._set_result(session, self._bm_config.ps_str_overridden)
     if session.run(self._result):
       raise tf.errors.OutOfRangeError(None, None, "The servers have been chosen already.")
 
-  def after_run(self, run_context: tf.estimator.SessionRunContext, run_values: Any) -> None:
+  def after_run(self, run_context: tf.compat.v1.train.SessionRunContext, run_values: Any) -> None:
     logging.info("The benchmark took %.1f s.", time.monotonic() - self._start_time)
     run_context.request_stop()
 
@@ -151,7 +151,7 @@ def _choose(ps_list: Sequence[str], throughputs: Sequence[float], num_required: 
   return [addr for _, addr in ranked[:num_required]]
 
 
-class _DummyCheckpointSaverHook(tf.estimator.CheckpointSaverHook):
+class _DummyCheckpointSaverHook(tf.compat.v1.train.CheckpointSaverHook):
   """Keeps Estimator from adding a hook that really saves.
 
   Args:
@@ -168,10 +168,10 @@ class _DummyCheckpointSaverHook(tf.estimator.CheckpointSaverHook):
   def after_create_session(self, session: tf.compat.v1.Session, coord: Any) -> None:
     pass
 
-  def before_run(self, run_context: tf.estimator.SessionRunContext) -> None:
+  def before_run(self, run_context: tf.compat.v1.train.SessionRunContext) -> None:
     pass
 
-  def after_run(self, run_context: tf.estimator.SessionRunContext, run_values: Any) -> None:
+  def after_run(self, run_context: tf.compat.v1.train.SessionRunContext, run_values: Any) -> None:
     pass
 
   def end(self, session: tf.compat.v1.Session) -> None:

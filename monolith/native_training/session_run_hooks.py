@@ -53,7 +53,7 @@ class _TideWindow:
     self._limited = start_hour is not None and end_hour is not None
     self._window = (start_hour, start_minute or 0, end_hour, end_minute or 0)
 
-  def stop_if_over(self, run_context: tf.estimator.SessionRunContext) -> bool:
+  def stop_if_over(self, run_context: tf.compat.v1.train.SessionRunContext) -> bool:
     """Requests the end of the session outside of the tide, and tells whether it did."""
     if not self._limited or tide_available_now(*self._window):
       return False
@@ -64,7 +64,7 @@ class _TideWindow:
     return True
 
 
-class CustomGlobalStepWaiterHook(tf.estimator.SessionRunHook):
+class CustomGlobalStepWaiterHook(tf.compat.v1.train.SessionRunHook):
   """Delays the first run of a worker until the global step is large enough.
 
   A worker that has seen training go on (a step above 1) starts after a limited time anyway.
@@ -103,7 +103,7 @@ class CustomGlobalStepWaiterHook(tf.estimator.SessionRunHook):
     if self._global_step_tensor is None:
       raise RuntimeError("Global step should be created to use _GlobalStepWaiterHook.")
 
-  def before_run(self, run_context: tf.estimator.SessionRunContext) -> None:
+  def before_run(self, run_context: tf.compat.v1.train.SessionRunContext) -> None:
     if self._worker_is_started:
       return
     if self._wait_until_step <= 0:
@@ -134,7 +134,7 @@ class CustomGlobalStepWaiterHook(tf.estimator.SessionRunHook):
     )
 
 
-class TideStoppingHook(tf.estimator.SessionRunHook):
+class TideStoppingHook(tf.compat.v1.train.SessionRunHook):
   """Stops the session outside of the tide."""
 
   def __init__(
@@ -147,5 +147,5 @@ class TideStoppingHook(tf.estimator.SessionRunHook):
     """Does nothing without both hours."""
     self._tide = _TideWindow(tide_start_hour, tide_start_minute, tide_end_hour, tide_end_minute)
 
-  def before_run(self, run_context: tf.estimator.SessionRunContext) -> None:
+  def before_run(self, run_context: tf.compat.v1.train.SessionRunContext) -> None:
     self._tide.stop_if_over(run_context)

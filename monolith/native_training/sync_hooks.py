@@ -90,7 +90,7 @@ class SyncHelper:
     sess.run(self._update, feed_dict={self._idx_ph: idx, self._value_ph: value})
 
 
-class ChiefSyncHook(tf.estimator.SessionRunHook):
+class ChiefSyncHook(tf.compat.v1.train.SessionRunHook):
   """The chief's part: announces the restore, and at the end waits for the workers."""
 
   def __init__(self, sync_helper: SyncHelper, timeout_seconds: float = _CHIEF_TIMEOUT_SECONDS):
@@ -123,7 +123,7 @@ class ChiefSyncHook(tf.estimator.SessionRunHook):
       time.sleep(_POLL_SECONDS)
 
 
-class WorkerSyncHook(tf.estimator.SessionRunHook):
+class WorkerSyncHook(tf.compat.v1.train.SessionRunHook):
   """A worker's part: waits for the chief's restore, and at the end tells that it is finished.
 
   A chief that recovers from a lost server forgets who is alive, so a worker that trains says it
@@ -156,8 +156,8 @@ class WorkerSyncHook(tf.estimator.SessionRunHook):
 
   def after_run(
     self,
-    run_context: tf.estimator.SessionRunContext,
-    run_values: tf.estimator.SessionRunValues,
+    run_context: tf.compat.v1.train.SessionRunContext,
+    run_values: tf.compat.v1.train.SessionRunValues,
   ) -> None:
     if self._worker_index != 0 and time.monotonic() - self._last_said >= _ALIVE_SECONDS:
       self._say_alive(run_context.session)
@@ -183,8 +183,8 @@ class TrainingHooksHelper:
     worker_idx: this process's index; 0 is the chief.
     chief_timeout_seconds: how long the chief waits for workers at the end.
     """
-    self._training_hooks: tuple[tf.estimator.SessionRunHook, ...] = ()
-    self._training_chief_hooks: tuple[tf.estimator.SessionRunHook, ...] = ()
+    self._training_hooks: tuple[tf.compat.v1.train.SessionRunHook, ...] = ()
+    self._training_chief_hooks: tuple[tf.compat.v1.train.SessionRunHook, ...] = ()
     self._helper: Optional[SyncHelper] = None
     if enable_sync:
       helper = self._helper = SyncHelper(num_workers, is_chief=worker_idx == 0)
@@ -196,9 +196,9 @@ class TrainingHooksHelper:
     return [] if self._helper is None else self._helper.get_alive_workers(sess).tolist()
 
   @property
-  def training_hooks(self) -> tuple[tf.estimator.SessionRunHook, ...]:
+  def training_hooks(self) -> tuple[tf.compat.v1.train.SessionRunHook, ...]:
     return self._training_hooks
 
   @property
-  def training_chief_hooks(self) -> tuple[tf.estimator.SessionRunHook, ...]:
+  def training_chief_hooks(self) -> tuple[tf.compat.v1.train.SessionRunHook, ...]:
     return self._training_chief_hooks

@@ -40,10 +40,10 @@ _DUMP_HOURS = (18, 20)
 _INFO_INTERVAL_SECS = 600
 
 Session = tf.compat.v1.Session
-RunContext = tf.estimator.SessionRunContext
+RunContext = tf.compat.v1.train.SessionRunContext
 
 
-class SyncTrainingBarrierSaverListener(tf.estimator.CheckpointSaverListener):
+class SyncTrainingBarrierSaverListener(tf.compat.v1.train.CheckpointSaverListener):
   """Lets no rank go on after a save before rank 0 has saved too."""
 
   def __init__(self):
@@ -68,7 +68,7 @@ _BACKEND_RETRY_SECS = 10
 _BACKEND_LOG_SECS = 60
 
 
-class ParameterSyncHook(tf.estimator.SessionRunHook):
+class ParameterSyncHook(tf.compat.v1.train.SessionRunHook):
   """Pushes touched rows to the serving replicas in every run.
 
   A backend that fails ends no training: rows go to the replicas that it named last.
@@ -93,7 +93,7 @@ class ParameterSyncHook(tf.estimator.SessionRunHook):
     )
     self._sync_op = client.create_sync_op(self._placeholder)
 
-  def before_run(self, run_context: RunContext) -> tf.estimator.SessionRunArgs:
+  def before_run(self, run_context: RunContext) -> tf.compat.v1.train.SessionRunArgs:
     now = time.monotonic()
     if now >= self._next_refresh:
       self._next_refresh = now + self._refresh_interval
@@ -110,10 +110,10 @@ class ParameterSyncHook(tf.estimator.SessionRunHook):
           _BACKEND_LOG_SECS,
           error,
         )
-    return tf.estimator.SessionRunArgs(self._sync_op, {self._placeholder: self._config})
+    return tf.compat.v1.train.SessionRunArgs(self._sync_op, {self._placeholder: self._config})
 
 
-class EveryNRunsHook(tf.estimator.SessionRunHook):
+class EveryNRunsHook(tf.compat.v1.train.SessionRunHook):
   """Calls `check` after every so many runs, at the same one on all ranks.
 
   The step that a run fetches may be the one before or after it, differently on each rank; the
@@ -227,7 +227,7 @@ class SyncTrainingSaverControlHook(EveryNRunsHook):
       self._target_timer.disable()
 
 
-class SyncTrainingInfoHook(tf.estimator.SessionRunHook):
+class SyncTrainingInfoHook(tf.compat.v1.train.SessionRunHook):
   """Logs how many rows the tables of this rank have, every ten minutes at most."""
 
   def __init__(self):
@@ -281,10 +281,10 @@ class ReqTimeControlDumpHook(EveryNRunsHook):
       ), f"the collection {_REQ_TIME_COLLECTION!r} has {len(tensors)} tensors, want one: {tensors}"
       self._req_time_tensor = tf.reduce_max(tf.cast(tensors[0], tf.int64))
 
-  def before_run(self, run_context: RunContext) -> tf.estimator.SessionRunArgs | None:
+  def before_run(self, run_context: RunContext) -> tf.compat.v1.train.SessionRunArgs | None:
     if self._req_time_tensor is None:
       return None
-    return tf.estimator.SessionRunArgs(self._req_time_tensor)
+    return tf.compat.v1.train.SessionRunArgs(self._req_time_tensor)
 
   def after_run(self, run_context: RunContext, run_values: Any) -> None:
     if self._req_time_tensor is not None:
@@ -327,7 +327,7 @@ class EofAwareTask:
 
   EOF_KEY = sync_agreement.EOF_KEY
 
-  class EofHook(tf.estimator.SessionRunHook):
+  class EofHook(tf.compat.v1.train.SessionRunHook):
     """Stops after the step in which the data of any rank ended.
 
     Args:
@@ -339,8 +339,8 @@ class EofAwareTask:
       self._num_eof = tf.reduce_sum(hvd_lib.allgather(eof, name="monolith_eof"))
       self._has_run = False
 
-    def before_run(self, run_context: RunContext) -> tf.estimator.SessionRunArgs:
-      return tf.estimator.SessionRunArgs(self._num_eof)
+    def before_run(self, run_context: RunContext) -> tf.compat.v1.train.SessionRunArgs:
+      return tf.compat.v1.train.SessionRunArgs(self._num_eof)
 
     def after_run(self, run_context: RunContext, run_values: Any) -> None:
       self._has_run = True

@@ -130,7 +130,7 @@ def assign_all_cached_variables() -> tf.Operation:
   return tf.group(ops, name="assign_all_cached_variables")
 
 
-class FetchAllCachedVariablesHook(tf.estimator.SessionRunHook):
+class FetchAllCachedVariablesHook(tf.compat.v1.train.SessionRunHook):
   """Fetches the cached variables during every run and uses the values from the next run on.
 
   Build it after the variables: it covers those that exist then. The first run of a session fetches
@@ -145,12 +145,12 @@ class FetchAllCachedVariablesHook(tf.estimator.SessionRunHook):
   def after_create_session(self, session: tf.compat.v1.Session, coord: Any) -> None:
     self._first_run = True
 
-  def before_run(self, run_context: tf.estimator.SessionRunContext):
+  def before_run(self, run_context: tf.compat.v1.train.SessionRunContext):
     if self._first_run:
       run_context.session.run(self._fetch_op)
       run_context.session.run(self._assign_op)
       self._first_run = False
-    return tf.estimator.SessionRunArgs(self._fetch_op)
+    return tf.compat.v1.train.SessionRunArgs(self._fetch_op)
 
-  def after_run(self, run_context: tf.estimator.SessionRunContext, run_values: Any) -> None:
+  def after_run(self, run_context: tf.compat.v1.train.SessionRunContext, run_values: Any) -> None:
     run_context.session.run(self._assign_op)

@@ -178,7 +178,7 @@ class DenseSetPublisher:
       raise ConnectionError(str(errors[0]))
 
 
-class DenseSetHook(tf.estimator.SessionRunHook):
+class DenseSetHook(tf.compat.v1.train.SessionRunHook):
   """Publishes the dense variables of the session in which it runs, every so often.
 
   Args:

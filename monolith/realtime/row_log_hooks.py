@@ -70,7 +70,7 @@ def publish_from_server(
         publisher.stop()
 
 
-class RowLogHook(tf.estimator.SessionRunHook):
+class RowLogHook(tf.compat.v1.train.SessionRunHook):
   """Declares tables ready when they are restored; must come behind the hook that restores them.
 
   Args:
@@ -138,7 +138,7 @@ class RowLogHook(tf.estimator.SessionRunHook):
     return [0, 0, 0, -1]
 
 
-class RowLogSavedListener(tf.estimator.CheckpointSaverListener):
+class RowLogSavedListener(tf.compat.v1.train.CheckpointSaverListener):
   """Tells the writers of a row log when a checkpoint is complete, and when training is over.
 
   Args:

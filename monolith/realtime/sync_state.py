@@ -128,7 +128,7 @@ def copy_to_export(table_folder: str, export_dir: str, name: str, partition: int
     tf.io.gfile.copy(source, os.path.join(folder, name), overwrite=True)
 
 
-class SyncStateListener(tf.estimator.CheckpointSaverListener):
+class SyncStateListener(tf.compat.v1.train.CheckpointSaverListener):
   """Takes positions before tables are saved; stands before the listeners that save them.
 
   A broker that is away delays no checkpoint for long: an older position serves as well. That is the

@@ -191,7 +191,7 @@ def make_discovery(
     discovery.close()
 
 
-class MetricsHook(tf.estimator.SessionRunHook):
+class MetricsHook(tf.compat.v1.train.SessionRunHook):
   """Publishes where training stands on a Prometheus port, about every second.
 
   Args:
@@ -238,10 +238,10 @@ class MetricsHook(tf.estimator.SessionRunHook):
     self._step = tf.compat.v1.train.get_or_create_global_step().read_value()
     idle.register(self._measure)
 
-  def before_run(self, run_context: tf.estimator.SessionRunContext) -> None:
+  def before_run(self, run_context: tf.compat.v1.train.SessionRunContext) -> None:
     self._step_begin = time.monotonic()
 
-  def after_run(self, run_context: tf.estimator.SessionRunContext, run_values: Any) -> None:
+  def after_run(self, run_context: tf.compat.v1.train.SessionRunContext, run_values: Any) -> None:
     now = time.monotonic()
     self._step_secs.set(now - self._step_begin)
     if now - self._last >= _METRICS_SECS:
@@ -316,7 +316,7 @@ def _train(
   options: argparse.Namespace, params: Any, stopper: interrupt.StopOnInterruptHook
 ) -> None:
   config = make_config(options, params)
-  hooks: list[tf.estimator.SessionRunHook] = [stopper]
+  hooks: list[tf.compat.v1.train.SessionRunHook] = [stopper]
   if options.metrics_port is not None and options.index == 0:
     metrics = MetricsHook(options.metrics_port, params.name)
     hooks.append(metrics)

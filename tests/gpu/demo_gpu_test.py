@@ -29,7 +29,7 @@ _TOLERANCE = 0.005
 _TIMEOUT_SECS = 400
 
 
-class _LookAtGraph(tf.estimator.SessionRunHook):
+class _LookAtGraph(tf.compat.v1.train.SessionRunHook):
   """Notes on which kind of device ops of some types are to run."""
 
   def __init__(self):

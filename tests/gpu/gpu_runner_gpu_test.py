@@ -19,7 +19,7 @@ tf.compat.v1.disable_v2_behavior()
 _STEPS = 6
 
 
-class _WhereOpsRun(tf.estimator.SessionRunHook):
+class _WhereOpsRun(tf.compat.v1.train.SessionRunHook):
   """Notes the device of the ops that steps run."""
 
   def __init__(self):
@@ -27,7 +27,7 @@ class _WhereOpsRun(tf.estimator.SessionRunHook):
 
   def before_run(self, run_context):
     options = tf.compat.v1.RunOptions(output_partition_graphs=True)
-    return tf.estimator.SessionRunArgs([], options=options)
+    return tf.compat.v1.train.SessionRunArgs([], options=options)
 
   def after_run(self, run_context, run_values):
     for graph in run_values.run_metadata.partition_graphs:

@@ -503,7 +503,7 @@ class _SgdTask(models.RankingTask):
     return config
 
 
-class _Losses(tf.estimator.SessionRunHook):
+class _Losses(tf.compat.v1.train.SessionRunHook):
   def __init__(self):
     self.values = []
     self.tables = set()
@@ -519,7 +519,7 @@ class _Losses(tf.estimator.SessionRunHook):
     }
 
   def before_run(self, run_context):
-    return tf.estimator.SessionRunArgs(self._loss)
+    return tf.compat.v1.train.SessionRunArgs(self._loss)
 
   def after_run(self, run_context, run_values):
     self.values.append(float(run_values.results))

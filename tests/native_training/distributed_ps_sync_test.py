@@ -416,7 +416,7 @@ class QueueTest(_GraphTest):
     self.assertLen(hooks, sum(bool(capacity) for capacity in queue_configs.values()))
     rows = []
 
-    class Read(tf.estimator.SessionRunHook):
+    class Read(tf.compat.v1.train.SessionRunHook):
       def end(_, session):
         rows.append(self.rows_of(session, list(range(10, 17))))
 

@@ -37,7 +37,7 @@ def _examples():
   return [input.generate_ffm_example([5] * 6) for _ in range(64)]
 
 
-class _CountHook(tf.estimator.SessionRunHook):
+class _CountHook(tf.compat.v1.train.SessionRunHook):
   def __init__(self):
     self.num_runs = 0
 

@@ -73,7 +73,7 @@ class _GraphTest(tf.test.TestCase, parameterized.TestCase):
     fetches = {name: getattr(case, name) for name in ("emb", "var", "step") if hasattr(case, name)}
     values = {}
 
-    class Read(tf.estimator.SessionRunHook):
+    class Read(tf.compat.v1.train.SessionRunHook):
       def after_run(_, context, run_values):
         values.update(context.session.run(fetches))
 

@@ -48,7 +48,7 @@ class FileOpsTest(tf.test.TestCase):
       session.run(append)
 
     self.assertEqual(_read(path), b"12341234")
-    self.assertIsInstance(hook, tf.estimator.SessionRunHook)
+    self.assertIsInstance(hook, tf.compat.v1.train.SessionRunHook)
 
   def test_hook_wants_a_list(self):
     f = file_ops.WritableFile(_path("unused"))

@@ -482,7 +482,7 @@ class PythonTest(FilterTest):
     filters = [hash_filter_ops.create_hash_filter(100, 7, _thresholds(1), f"_{i}") for i in (0, 1)]
     kept = [self.masks(handle, [i]) for i, handle in enumerate(filters)]
     basename = os.path.join(self.folder, "model.ckpt")
-    saver = tf.estimator.CheckpointSaverHook(
+    saver = tf.compat.v1.train.CheckpointSaverHook(
       self.folder,
       save_steps=1000,
       listeners=[hash_filter_ops.HashFilterCheckpointSaverListener(basename, filters, True)],

@@ -197,7 +197,7 @@ class WorkedExamplesTest(GroupTest):
     subtract = group.assign_add({"slot0": ([0], [[-1.0]])}).as_op()
     values = group.lookup({"slot0": [0], "slot1": [1]})
     basename = os.path.join(self.folder, "model.ckpt")
-    saver = tf.estimator.CheckpointSaverHook(
+    saver = tf.compat.v1.train.CheckpointSaverHook(
       self.folder,
       save_steps=1000,
       listeners=[multi_hash_table_ops.MultiHashTableCheckpointSaverListener(basename)],

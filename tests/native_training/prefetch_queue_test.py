@@ -465,7 +465,7 @@ class AsyncManagerTest(tf.test.TestCase, parameterized.TestCase):
     op = mgr.add_async_function(lambda v: seen.assign(v), (value,))
     after = []
 
-    class Reader(tf.estimator.SessionRunHook):
+    class Reader(tf.compat.v1.train.SessionRunHook):
       def after_run(self, run_context, run_values):
         after.append(int(run_context.session.run(seen)))
 
@@ -482,7 +482,7 @@ class AsyncManagerTest(tf.test.TestCase, parameterized.TestCase):
     op = mgr.add_async_function(lambda v: total.assign_add(v), (value,))
     final = []
 
-    class Reader(tf.estimator.SessionRunHook):
+    class Reader(tf.compat.v1.train.SessionRunHook):
       def end(self, session):
         final.append(int(session.run(total)))
 
@@ -536,7 +536,7 @@ class AsyncManagerTest(tf.test.TestCase, parameterized.TestCase):
     constant = tf.constant(1)
     final = []
 
-    class Reader(tf.estimator.SessionRunHook):
+    class Reader(tf.compat.v1.train.SessionRunHook):
       def end(self, session):
         final.append(int(session.run(total)))
 
@@ -612,14 +612,14 @@ class AsyncManagerTest(tf.test.TestCase, parameterized.TestCase):
     op = mgr.add_async_function(push, (batch,))
     final = []
 
-    class Answer(tf.estimator.SessionRunHook):
+    class Answer(tf.compat.v1.train.SessionRunHook):
       def after_create_session(self, session, coord):
         session.run(answer)
 
       def end(self, session):
         session.run(answer)
 
-    class Reader(tf.estimator.SessionRunHook):
+    class Reader(tf.compat.v1.train.SessionRunHook):
       def end(self, session):
         final.extend(session.run([first, second]))
 

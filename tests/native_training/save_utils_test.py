@@ -162,7 +162,7 @@ class SaveUtilsTest(_Case):
     self.assertIsNone(save_utils.get_monolith_checkpoint_state(self.dir, "other"))
 
 
-class _CountingListener(tf.estimator.CheckpointSaverListener):
+class _CountingListener(tf.compat.v1.train.CheckpointSaverListener):
   def __init__(self):
     self.calls = []
 
@@ -482,7 +482,7 @@ class SaverHookTest(_Case):
       self.assertIn("model.ckpt-4.assets", self.names())
 
   def test_half_of_the_first_save_is_deleted_before_anything_is_restored(self):
-    class Restorer(tf.estimator.SessionRunHook):
+    class Restorer(tf.compat.v1.train.SessionRunHook):
       def after_create_session(restorer, session, coord):
         restorer.names = self.names()
 

@@ -10,7 +10,7 @@ from tests.free_ports import get_free_port
 tf.compat.v1.disable_eager_execution()
 
 
-class CountHook(tf.estimator.SessionRunHook):
+class CountHook(tf.compat.v1.train.SessionRunHook):
   """Counts the calls that came through, and lets a test wait for them."""
 
   def __init__(self):
@@ -198,7 +198,7 @@ class SyncHooksTest(tf.test.TestCase):
       helper.mark_restore_done(sess)
       hook = sync_hooks.WorkerSyncHook(1, helper)
       hook.after_create_session(sess, None)
-      run_context = tf.estimator.SessionRunContext(original_args=None, session=sess)
+      run_context = tf.compat.v1.train.SessionRunContext(original_args=None, session=sess)
 
       # The chief recovers.
       sess.run(tf.compat.v1.local_variables_initializer())

@@ -263,7 +263,7 @@ class ControlHooksTest(parameterized.TestCase, tf.test.TestCase):
     )
 
 
-class _StartAt(tf.estimator.SessionRunHook):
+class _StartAt(tf.compat.v1.train.SessionRunHook):
   """Restores a global step."""
 
   def __init__(self, step):

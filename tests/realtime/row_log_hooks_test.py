@@ -57,7 +57,7 @@ class GrowingTask(native_task.NativeTask):
     return None
 
 
-class WaitForLogHook(tf.estimator.SessionRunHook):
+class WaitForLogHook(tf.compat.v1.train.SessionRunHook):
   """Lets a step end when every shard has published: before that, there are all rows to publish.
 
   Args:

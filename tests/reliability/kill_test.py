@@ -24,7 +24,7 @@ _MAX_TRAINING_SECONDS = 0.5
 _TEMPORARY = re.compile(r"_temp$|\.tempstate|\.tmp|-tmp-|\.unfinished$")
 
 
-class _Reporter(tf.estimator.CheckpointSaverListener):
+class _Reporter(tf.compat.v1.train.CheckpointSaverListener):
   def __init__(self, send):
     self._send = send
 

@@ -44,7 +44,7 @@ flags.DEFINE_float("retry_wait_secs", 1, "how long to wait before trying again")
 flags.DEFINE_float("lost_servers_secs", 90, "how long a new process waits for servers that ended")
 
 
-class SlowHook(tf.estimator.SessionRunHook):
+class SlowHook(tf.compat.v1.train.SessionRunHook):
   """Lets every step take some time, and the first one of the chief wait for all workers.
 
   A worker that comes when training is over finds no one to train with.

@@ -54,7 +54,7 @@ def build_assets(
   return assets
 
 
-class AssetSaverListener(tf.estimator.CheckpointSaverListener, abc.ABC, Generic[Item]):
+class AssetSaverListener(tf.compat.v1.train.CheckpointSaverListener, abc.ABC, Generic[Item]):
   """Saves assets to `<basename>-<step>.assets/`, before the variables are saved.
 
   Before, so that the `checkpoint` file names a checkpoint only when its assets are safe.
@@ -180,7 +180,7 @@ class AssetRestorerListener(basic_restore_hook.CheckpointRestorerListener, abc.A
     )
 
 
-class AssetRestorerSaverListener(tf.estimator.CheckpointSaverListener):
+class AssetRestorerSaverListener(tf.compat.v1.train.CheckpointSaverListener):
   """Restores assets right after each save.
 
   What was saved becomes the content: expired rows go, and so does what was written since the save.

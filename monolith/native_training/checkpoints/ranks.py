@@ -187,16 +187,16 @@ class SyncCheckpointSaverHook(checkpoint_saver_hook.NoFirstSaveCheckpointSaverHo
     if self._timer.depends_on_clock:
       self._decision = sync_agreement.Broadcast("monolith_save_decision", [], tf.int32)
 
-  def before_run(self, run_context: tf.estimator.SessionRunContext) -> Any:
+  def before_run(self, run_context: tf.compat.v1.train.SessionRunContext) -> Any:
     if self._decision is None:
       return super().before_run(run_context)
     is_due = self._is_root and self._timer.should_trigger_for_step(self._last_step + 1)
-    return tf.estimator.SessionRunArgs(
+    return tf.compat.v1.train.SessionRunArgs(
       {"step": self._global_step_tensor, "save": self._decision.result},
       {self._decision.placeholder: int(is_due)},
     )
 
-  def after_run(self, run_context: tf.estimator.SessionRunContext, run_values: Any) -> None:
+  def after_run(self, run_context: tf.compat.v1.train.SessionRunContext, run_values: Any) -> None:
     if self._decision is None:
       super().after_run(run_context, run_values)
       return

@@ -95,7 +95,7 @@ class SecondOrStepTimerWithTideSetting(tf.compat.v1.train.SecondOrStepTimer):
     return step >= self._last_triggered_step + self._every_steps
 
 
-class _SavedMark(tf.estimator.CheckpointSaverListener):
+class _SavedMark(tf.compat.v1.train.CheckpointSaverListener):
   """Remembers that the checkpoint itself is written, when other listeners may still fail."""
 
   def __init__(self, on_saved: Callable[[], None]):
@@ -118,7 +118,7 @@ class NoFirstSaveCheckpointSaverHook(tf.compat.v1.train.CheckpointSaverHook):
   _in_model_dump_mode = False
   _last_triggered_step = 0
   # Made by the base class.
-  _listeners: list[tf.estimator.CheckpointSaverListener]
+  _listeners: list[tf.compat.v1.train.CheckpointSaverListener]
 
   # Of the base class.
   _save_graph_def: bool
@@ -131,7 +131,7 @@ class NoFirstSaveCheckpointSaverHook(tf.compat.v1.train.CheckpointSaverHook):
     saver: tf.compat.v1.train.Saver | None = None,
     checkpoint_basename: str = "model.ckpt",
     scaffold: tf.compat.v1.train.Scaffold | None = None,
-    listeners: Sequence[tf.estimator.CheckpointSaverListener] | None = None,
+    listeners: Sequence[tf.compat.v1.train.CheckpointSaverListener] | None = None,
     save_graph_def: bool = True,
     tide_start_hour: int | None = None,
     tide_start_minute: int | None = None,
@@ -142,9 +142,9 @@ class NoFirstSaveCheckpointSaverHook(tf.compat.v1.train.CheckpointSaverHook):
     is_dense_only: bool = False,
     use_native_multi_hash_table: bool = False,
     no_first_save: bool = True,
-    guard_saver_listeners: Sequence[tf.estimator.CheckpointSaverListener] | None = None,
+    guard_saver_listeners: Sequence[tf.compat.v1.train.CheckpointSaverListener] | None = None,
   ):
-    """Makes the hook. What is not listed here is as in `tf.estimator.CheckpointSaverHook`.
+    """Makes the hook. What is not listed here is as in `tf.compat.v1.train.CheckpointSaverHook`.
 
     Args:
       save_graph_def: also says that this process owns the folder: only then `monolith_checkpoint`
@@ -305,7 +305,7 @@ class NoFirstSaveCheckpointSaverHook(tf.compat.v1.train.CheckpointSaverHook):
 
   def after_run(
     self,
-    run_context: tf.estimator.SessionRunContext,
+    run_context: tf.compat.v1.train.SessionRunContext,
     run_values: tf.compat.v1.train.SessionRunValues,
   ) -> None:
     with self._lock:

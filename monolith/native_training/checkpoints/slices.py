@@ -127,7 +127,7 @@ def _describe(slices: Sequence[Slice], with_config: bool = False) -> str:
   return f"[{', '.join(parts)}]"
 
 
-class SlicesSaverListener(tf.estimator.CheckpointSaverListener):
+class SlicesSaverListener(tf.compat.v1.train.CheckpointSaverListener):
   """Writes the record of every checkpoint, before it counts.
 
   Args:

@@ -65,11 +65,15 @@ class ItemPoolSaveRestoreHook(tf.compat.v1.train.SessionRunHook):
       return
     session.run(self._restore_op, {self._step_placeholder: int(match.group(1))})
 
-  def before_run(self, run_context: tf.estimator.SessionRunContext) -> tf.estimator.SessionRunArgs:
-    return tf.estimator.SessionRunArgs(self._global_step)
+  def before_run(
+    self, run_context: tf.compat.v1.train.SessionRunContext
+  ) -> tf.compat.v1.train.SessionRunArgs:
+    return tf.compat.v1.train.SessionRunArgs(self._global_step)
 
   def after_run(
-    self, run_context: tf.estimator.SessionRunContext, run_values: tf.estimator.SessionRunValues
+    self,
+    run_context: tf.compat.v1.train.SessionRunContext,
+    run_values: tf.compat.v1.train.SessionRunValues,
   ) -> None:
     # Nothing orders the read of the step and the train op within a run: what was read may be the
     # step before. When a save may be due, the step is read again, by itself.

@@ -290,7 +290,7 @@ def make_client(positions: StreamPositions) -> GroupClient:
   return GroupClient(positions.settings)
 
 
-class CommitListener(tf.estimator.CheckpointSaverListener):
+class CommitListener(tf.compat.v1.train.CheckpointSaverListener):
   """Tells the consumer group the positions of each checkpoint, so that its lag can be watched.
 
   No failure ends training: a run does not need what is committed.

@@ -38,15 +38,15 @@ def is_stop_requested() -> bool:
   return _stop_requested.is_set()
 
 
-class StopOnSignalHook(tf.estimator.SessionRunHook):
+class StopOnSignalHook(tf.compat.v1.train.SessionRunHook):
   """Ends the training after the step in which Ctrl-C was pressed; hooks then save."""
 
-  def after_run(self, run_context: tf.estimator.SessionRunContext, run_values: Any) -> None:
+  def after_run(self, run_context: tf.compat.v1.train.SessionRunContext, run_values: Any) -> None:
     if _stop_requested.is_set():
       run_context.request_stop()
 
 
-class ProgressHook(tf.estimator.SessionRunHook):
+class ProgressHook(tf.compat.v1.train.SessionRunHook):
   """Prints step, speed, loss, AUC of what was predicted before it was learnt, and rows.
 
   Args:
@@ -88,10 +88,10 @@ class ProgressHook(tf.estimator.SessionRunHook):
         sizes.append(table.size())
     self._rows = tf.add_n(sizes)
 
-  def before_run(self, run_context: tf.estimator.SessionRunContext) -> Any:
-    return tf.estimator.SessionRunArgs(self._fetches)
+  def before_run(self, run_context: tf.compat.v1.train.SessionRunContext) -> Any:
+    return tf.compat.v1.train.SessionRunArgs(self._fetches)
 
-  def after_run(self, run_context: tf.estimator.SessionRunContext, run_values: Any) -> None:
+  def after_run(self, run_context: tf.compat.v1.train.SessionRunContext, run_values: Any) -> None:
     result, now = run_values.results, time.monotonic()
     self._window = [*self._window[-_MAX_WINDOW + 1 :], result]
     # The step is read in runs of its own: within a training run nothing orders the read and the

@@ -150,7 +150,7 @@ class RankingTask(native_task.NativeTask):
       training_chief_hooks=hooks,
     )
 
-  def _stop_hook(self) -> tf.estimator.SessionRunHook:
+  def _stop_hook(self) -> tf.compat.v1.train.SessionRunHook:
     """Ends training when the user asks for it."""
     return demo_hooks.StopOnSignalHook()
 

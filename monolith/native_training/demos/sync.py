@@ -61,7 +61,7 @@ class SyncRankingTask(demo_models.RankingTask):
   def _reduce(self, gradients: list[tf.Tensor]) -> list[tf.Tensor]:
     return feature_utils.allreduce_cond(gradients)
 
-  def _stop_hook(self) -> tf.estimator.SessionRunHook:
+  def _stop_hook(self) -> tf.compat.v1.train.SessionRunHook:
     return _StopFileHook(os.path.join(self.p.data_dir, _STOP_FILE))
 
 

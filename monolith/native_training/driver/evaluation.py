@@ -23,7 +23,7 @@ from monolith.native_training.driver import dry_run
 from monolith.native_training.driver.config import CpuTrainingConfig
 from monolith.native_training.driver.graph import CpuTraining
 
-Hooks = Sequence[tf.estimator.SessionRunHook]
+Hooks = Sequence[tf.compat.v1.train.SessionRunHook]
 Metrics = dict[str, float]
 
 BEST_DIR = "best"
@@ -87,7 +87,7 @@ class Evaluator:
     }
 
 
-class EvaluationListener(tf.estimator.CheckpointSaverListener):
+class EvaluationListener(tf.compat.v1.train.CheckpointSaverListener):
   """Evaluates checkpoints as they are saved.
 
   Args:

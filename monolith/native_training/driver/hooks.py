@@ -51,8 +51,8 @@ from monolith.native_training.model_export import export_context, export_hooks
 from monolith.native_training.tables import protocols
 from monolith.realtime import sync_state
 
-Hooks = list[tf.estimator.SessionRunHook]
-SaverListeners = list[tf.estimator.CheckpointSaverListener]
+Hooks = list[tf.compat.v1.train.SessionRunHook]
+SaverListeners = list[tf.compat.v1.train.CheckpointSaverListener]
 # (dense_only, include_graphs, export_dir_base) -> an exporter of the model.
 ExporterFactory = Callable[[bool, "list[str] | None", str], Any]
 
@@ -84,7 +84,7 @@ def get_save_interval(config: CpuTrainingConfig, params: Any) -> tuple[int | Non
   return secs, steps
 
 
-class _FinishAsyncHook(tf.estimator.SessionRunHook):
+class _FinishAsyncHook(tf.compat.v1.train.SessionRunHook):
   """At the end, lets asynchronous functions finish before other hooks save or report success.
 
   A background thread that fails, say because a server is gone, stops the steps in the same way as
@@ -94,7 +94,7 @@ class _FinishAsyncHook(tf.estimator.SessionRunHook):
     hooks: the hooks of these functions.
   """
 
-  def __init__(self, hooks: Sequence[tf.estimator.SessionRunHook]):
+  def __init__(self, hooks: Sequence[tf.compat.v1.train.SessionRunHook]):
     self._hooks = hooks
     self._coord: tf.train.Coordinator | None = None
 
@@ -141,7 +141,7 @@ class TrainingHooks:
     hash_filters: Sequence[tf.Tensor],
     enable_hash_filter: bool,
     slices: checkpoint_slices.Tables,
-    async_hooks: Sequence[tf.estimator.SessionRunHook],
+    async_hooks: Sequence[tf.compat.v1.train.SessionRunHook],
     serving_input_receiver_fn: Callable[[], Any] | None,
     create_exporter: ExporterFactory,
     checkpoint_copy: tempfile.TemporaryDirectory | None = None,
@@ -167,7 +167,7 @@ class TrainingHooks:
     self._batch_size = batch_size
     self._num_steps = num_steps
     self._last_step = last_step
-    self._row_log_listener: tf.estimator.CheckpointSaverListener | None = None
+    self._row_log_listener: tf.compat.v1.train.CheckpointSaverListener | None = None
     self._is_async = not (config.enable_sync_training or config.enable_partial_sync_training)
     self._is_root_node = not config.enable_sync_training or config.index == 0
     # Each rank may have a folder of its own.
@@ -206,7 +206,7 @@ class TrainingHooks:
     finish_async = _FinishAsyncHook([*self._async_hooks, *self._hash_table.get_queue_hooks()])
     training_hooks: Hooks = [session_hooks.SetCurrentSessionHook(), finish_async]
     chief_hooks: Hooks = [finish_async]
-    chief_sync_hooks: Sequence[tf.estimator.SessionRunHook] = ()
+    chief_sync_hooks: Sequence[tf.compat.v1.train.SessionRunHook] = ()
     barrier_op = barrier_listener = None
     if self._is_async:
       sync_helper = self._create_sync_helper()
@@ -404,8 +404,8 @@ class TrainingHooks:
     secs: int | None,
     steps: int | None,
     saver: save_utils.PartialRecoverySaver,
-    listeners: Sequence[tf.estimator.CheckpointSaverListener],
-    guards: Sequence[tf.estimator.CheckpointSaverListener],
+    listeners: Sequence[tf.compat.v1.train.CheckpointSaverListener],
+    guards: Sequence[tf.compat.v1.train.CheckpointSaverListener],
     is_dense_only: bool,
   ) -> save_utils.NoFirstSaveCheckpointSaverHook:
     config = self._config
@@ -524,7 +524,7 @@ class TrainingHooks:
   def _get_dense_only_hooks(
     self,
     saver_hook: save_utils.NoFirstSaveCheckpointSaverHook,
-    guards: Sequence[tf.estimator.CheckpointSaverListener],
+    guards: Sequence[tf.compat.v1.train.CheckpointSaverListener],
   ) -> Hooks:
     config = self._config
     folder = os.path.join(self._model_dir, _DENSE_ONLY_DIR)

@@ -25,7 +25,7 @@ from monolith.native_training.hooks import data_position, feature_engineering_ho
 from monolith.native_training.metric import metric_hook
 from monolith.native_training.monolith_checkpoint_state_pb2 import MonolithCheckpointState
 
-Hooks = Sequence[tf.estimator.SessionRunHook]
+Hooks = Sequence[tf.compat.v1.train.SessionRunHook]
 
 _TF_CONFIG = "TF_CONFIG"
 _GRPC_SCHEME = "grpc://"
@@ -104,7 +104,7 @@ def local_train_internal(
   profiling: bool = False,
   user_hooks: Hooks | None = None,
   max_steps: int | None = None,
-  saving_listeners: Sequence[tf.estimator.CheckpointSaverListener] | None = None,
+  saving_listeners: Sequence[tf.compat.v1.train.CheckpointSaverListener] | None = None,
   resume_data: bool | None = None,
   collected: dict[str, dry_run.CollectedFeatures] | None = None,
 ) -> tf.estimator.Estimator:
@@ -224,7 +224,7 @@ def _report_limit(model_dir: str, max_steps: int | None) -> None:
     )  # fmt: skip
 
 
-def _profiler_hooks(profiling: bool, model_dir: str) -> list[tf.estimator.SessionRunHook]:
+def _profiler_hooks(profiling: bool, model_dir: str) -> list[tf.compat.v1.train.SessionRunHook]:
   if not profiling:
     return []
   return [

@@ -27,7 +27,7 @@ def get_progress_hooks(
   num_steps: int | None = None,
   last_step: int | None = None,
   stream: stream_positions.StreamPositions | None = None,
-) -> list[tf.estimator.SessionRunHook]:
+) -> list[tf.compat.v1.train.SessionRunHook]:
   """Returns what shows how the run goes, unless the task does so itself.
 
   Args:
@@ -85,7 +85,7 @@ def _describe_stream(
 
 def get_metric_hooks(
   config: CpuTrainingConfig, metrics: Any, model_dir: str
-) -> list[tf.estimator.SessionRunHook]:
+) -> list[tf.compat.v1.train.SessionRunHook]:
   """Returns what profiles steps and reports throughput.
 
   Args:
@@ -93,7 +93,7 @@ def get_metric_hooks(
     metrics: the task's `metrics` params; say which hooks there are.
     model_dir: where profiles are written.
   """
-  hooks: list[tf.estimator.SessionRunHook] = []
+  hooks: list[tf.compat.v1.train.SessionRunHook] = []
   if metrics.enable_tf2_profiler_hook:
     start = config.profile_some_steps_from
     step_range = [None, None] if start is None else [start, start + _PROFILED_STEPS]

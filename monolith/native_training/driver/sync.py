@@ -34,7 +34,7 @@ from monolith.native_training.driver.config import DistributedCpuTrainingConfig
 from monolith.native_training.driver.graph import CpuTraining
 from monolith.native_training.ranks import watchdog as sync_watchdog
 
-Hooks = Sequence[tf.estimator.SessionRunHook]
+Hooks = Sequence[tf.compat.v1.train.SessionRunHook]
 
 _EOF_ENV = "MONOLITH_SYNC_EOF"
 # After a failure, threads may wait inside an exchange that the other ranks never join.

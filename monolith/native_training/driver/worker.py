@@ -63,7 +63,7 @@ _RETRYABLE_ERRORS = (
 _SESSION_POLL_SECS = 1
 
 Cluster = dict[str, list[str]]
-Hooks = Sequence[tf.estimator.SessionRunHook]
+Hooks = Sequence[tf.compat.v1.train.SessionRunHook]
 
 
 def _run_worker(
@@ -351,7 +351,7 @@ def _do_worker_train(
       _save_debugging_info(config, cluster, training)
     if config.enable_partial_sync_training or config.use_dataservice:
       training = sync_training_hooks.EofAwareTask(training, bool(config.use_dataservice))
-    hooks: list[tf.estimator.SessionRunHook] = []
+    hooks: list[tf.compat.v1.train.SessionRunHook] = []
     if config.enable_sync_training:
       hooks += distribution_utils.get_sync_run_hooks(False)
     estimator = tf.estimator.Estimator(training.create_model_fn(), config=run_config)

@@ -62,7 +62,7 @@ def disable_iterator_save_restore() -> None:
   _get_meta().enable_iter_save_restore = False
 
 
-class BarrierSaverListener(tf.estimator.CheckpointSaverListener):
+class BarrierSaverListener(tf.compat.v1.train.CheckpointSaverListener):
   """Stops the workers before a checkpoint is saved and lets them go on after it."""
 
   def __init__(
@@ -169,12 +169,12 @@ class WorkerCkptHelper:
     except tf.errors.UnimplementedError:
       logging.exception("The input cannot be saved.")
 
-  def create_restorer_hook(self) -> tf.estimator.SessionRunHook:
+  def create_restorer_hook(self) -> tf.compat.v1.train.SessionRunHook:
     """Returns a hook that restores the latest saved iterators, if there are any."""
     return _IteratorRestorerHook(self._saver, self._model_dir, self._state_file)
 
 
-class _IteratorRestorerHook(tf.estimator.SessionRunHook):
+class _IteratorRestorerHook(tf.compat.v1.train.SessionRunHook):
   def __init__(self, saver: tf.compat.v1.train.Saver | None, model_dir: str, state_file: str):
     self._saver = saver
     self._model_dir = model_dir

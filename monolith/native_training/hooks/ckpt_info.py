@@ -17,7 +17,7 @@ _MAX_SLOT = 102400
 _ENTRIES_PER_PAGE = 10000
 
 
-class FidSlotCountSaverListener(tf.estimator.CheckpointSaverListener):
+class FidSlotCountSaverListener(tf.compat.v1.train.CheckpointSaverListener):
   """Counts the entries of all tables by slot and writes `<model_dir>/ckpt.info-<step>`.
 
   Groups of tables are left to `multi_hash_table_ops.MultiHashTableCheckpointSaverListener`, which

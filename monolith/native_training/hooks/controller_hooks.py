@@ -30,7 +30,7 @@ _RESPONSE_FILE = "monolith_action_response"
 _STOP, _TRIGGER_SAVE = 0, 1
 
 
-class ControllerHook(tf.estimator.SessionRunHook):
+class ControllerHook(tf.compat.v1.train.SessionRunHook):
   """Does after a step what `stop_op` or `trigger_save_op`, run in any process, asks for."""
 
   def __init__(
@@ -72,12 +72,14 @@ class ControllerHook(tf.estimator.SessionRunHook):
   def trigger_save_op(self) -> tf.Operation:
     return self._trigger_save_op
 
-  def before_run(self, run_context: tf.estimator.SessionRunContext) -> tf.estimator.SessionRunArgs:
-    return tf.estimator.SessionRunArgs(self._control)
+  def before_run(
+    self, run_context: tf.compat.v1.train.SessionRunContext
+  ) -> tf.compat.v1.train.SessionRunArgs:
+    return tf.compat.v1.train.SessionRunArgs(self._control)
 
   def after_run(
     self,
-    run_context: tf.estimator.SessionRunContext,
+    run_context: tf.compat.v1.train.SessionRunContext,
     run_values: tf.compat.v1.train.SessionRunValues,
   ) -> None:
     session = run_context.session
@@ -114,7 +116,7 @@ class StopHelper:
 
     return remember_stop
 
-  def create_stop_hook(self) -> tf.estimator.SessionRunHook:
+  def create_stop_hook(self) -> tf.compat.v1.train.SessionRunHook:
     """Returns the hook that requests the stop."""
     return _StopHook(self)
 
@@ -123,20 +125,20 @@ class StopHelper:
     return self._should_stop
 
 
-class _StopHook(tf.estimator.SessionRunHook):
+class _StopHook(tf.compat.v1.train.SessionRunHook):
   def __init__(self, helper: StopHelper):
     self._helper = helper
 
   def after_run(
     self,
-    run_context: tf.estimator.SessionRunContext,
+    run_context: tf.compat.v1.train.SessionRunContext,
     run_values: tf.compat.v1.train.SessionRunValues,
   ) -> None:
     if self._helper.should_stop:
       run_context.request_stop()
 
 
-class QueryActionHook(tf.estimator.SessionRunHook):
+class QueryActionHook(tf.compat.v1.train.SessionRunHook):
   """Runs actions that an operator writes into `<model_dir>/monolith_action`.
 
   The file holds a text `ControllerHooksProto`. It is deleted, and the answer, `OK` or an error, is

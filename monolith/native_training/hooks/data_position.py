@@ -44,7 +44,7 @@ class Resume(enum.Enum):
   NEVER = "never"
 
 
-class DataPositionHook(tf.estimator.SessionRunHook):
+class DataPositionHook(tf.compat.v1.train.SessionRunHook):
   """Restores the position if it is to be restored, and says so if no step was trained.
 
   Args:
@@ -57,7 +57,7 @@ class DataPositionHook(tf.estimator.SessionRunHook):
 
   def __init__(
     self,
-    restorer: tf.estimator.SessionRunHook,
+    restorer: tf.compat.v1.train.SessionRunHook,
     model_dir: str,
     index: int,
     fingerprint: str | None,
@@ -116,10 +116,10 @@ class DataPositionHook(tf.estimator.SessionRunHook):
     record = {"fingerprint": self._fingerprint, "is_finished": is_finished}
     file_io.atomic_write_string_to_file(self._record_path, json.dumps(record))
 
-  def before_run(self, run_context: tf.estimator.SessionRunContext) -> None:
+  def before_run(self, run_context: tf.compat.v1.train.SessionRunContext) -> None:
     self._is_in_step = True
 
-  def after_run(self, run_context: tf.estimator.SessionRunContext, run_values: Any) -> None:
+  def after_run(self, run_context: tf.compat.v1.train.SessionRunContext, run_values: Any) -> None:
     self._is_in_step = False
     self._num_steps += 1
 

@@ -42,7 +42,7 @@ class Place(NamedTuple):
   count: int
 
 
-class EvaluationMetricsHook(tf.estimator.SessionRunHook):
+class EvaluationMetricsHook(tf.compat.v1.train.SessionRunHook):
   """Measures loss and heads of the model that the graph holds, batch by batch.
 
   Args:
@@ -79,10 +79,10 @@ class EvaluationMetricsHook(tf.estimator.SessionRunHook):
       "heads": {head.name: (head.label, head.prediction) for head in evaluation.heads},
     }
 
-  def before_run(self, run_context: tf.estimator.SessionRunContext) -> Any:
-    return tf.estimator.SessionRunArgs(self._fetches) if self._fetches else None
+  def before_run(self, run_context: tf.compat.v1.train.SessionRunContext) -> Any:
+    return tf.compat.v1.train.SessionRunArgs(self._fetches) if self._fetches else None
 
-  def after_run(self, run_context: tf.estimator.SessionRunContext, run_values: Any) -> None:
+  def after_run(self, run_context: tf.compat.v1.train.SessionRunContext, run_values: Any) -> None:
     result = run_values.results
     if not result:
       return

@@ -23,7 +23,7 @@ _HEADER = struct.Struct("<QQ")
 _UINT64 = 1 << 64
 
 
-class FeatureEngineeringSaveHook(tf.estimator.SessionRunHook):
+class FeatureEngineeringSaveHook(tf.compat.v1.train.SessionRunHook):
   """Writes every fetched batch to `<model_dir>/features`.
 
   Args:
@@ -42,11 +42,11 @@ class FeatureEngineeringSaveHook(tf.estimator.SessionRunHook):
     self._file: Any = None
     self._num_in_file = 0
 
-  def before_run(self, run_context: tf.estimator.SessionRunContext) -> Any:
+  def before_run(self, run_context: tf.compat.v1.train.SessionRunContext) -> Any:
     # The first run initialises the iterator.
-    return None if self._is_first_run else tf.estimator.SessionRunArgs(self._nxt_elem)
+    return None if self._is_first_run else tf.compat.v1.train.SessionRunArgs(self._nxt_elem)
 
-  def after_run(self, run_context: tf.estimator.SessionRunContext, run_values: Any) -> None:
+  def after_run(self, run_context: tf.compat.v1.train.SessionRunContext, run_values: Any) -> None:
     if self._is_first_run:
       self._is_first_run = False
       return

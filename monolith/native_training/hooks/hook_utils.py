@@ -5,10 +5,10 @@ from __future__ import annotations
 import tensorflow as tf
 
 
-class BeforeSaveListener(tf.estimator.CheckpointSaverListener):
+class BeforeSaveListener(tf.compat.v1.train.CheckpointSaverListener):
   """Forwards only `before_save`."""
 
-  def __init__(self, listener: tf.estimator.CheckpointSaverListener):
+  def __init__(self, listener: tf.compat.v1.train.CheckpointSaverListener):
     self._listener = listener
 
   def before_save(self, session: tf.compat.v1.Session, global_step_value: int) -> None:
@@ -18,10 +18,10 @@ class BeforeSaveListener(tf.estimator.CheckpointSaverListener):
     return f"{super().__repr__()}({self._listener!r})"
 
 
-class AfterSaveListener(tf.estimator.CheckpointSaverListener):
+class AfterSaveListener(tf.compat.v1.train.CheckpointSaverListener):
   """Forwards only `after_save`, and its request to stop training."""
 
-  def __init__(self, listener: tf.estimator.CheckpointSaverListener):
+  def __init__(self, listener: tf.compat.v1.train.CheckpointSaverListener):
     self._listener = listener
 
   def after_save(self, session: tf.compat.v1.Session, global_step_value: int) -> bool | None:

@@ -14,7 +14,7 @@ import tensorflow as tf
 from monolith.native_training.hooks import idle
 
 
-class StopOnInterruptHook(tf.estimator.SessionRunHook):
+class StopOnInterruptHook(tf.compat.v1.train.SessionRunHook):
   """Ends the training run after the step in which `request` was called; other hooks then save."""
 
   def __init__(self) -> None:
@@ -30,7 +30,7 @@ class StopOnInterruptHook(tf.estimator.SessionRunHook):
   def begin(self) -> None:
     idle.register(lambda session: self.is_requested)
 
-  def after_run(self, run_context: tf.estimator.SessionRunContext, run_values: Any) -> None:
+  def after_run(self, run_context: tf.compat.v1.train.SessionRunContext, run_values: Any) -> None:
     if self.is_requested:
       run_context.request_stop()
 

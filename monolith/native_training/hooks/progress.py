@@ -30,7 +30,7 @@ _MAX_WINDOW = 200
 _MEGABYTE = 1 << 20
 
 
-class ProgressHook(tf.estimator.SessionRunHook):
+class ProgressHook(tf.compat.v1.train.SessionRunHook):
   """Prints step, speed, loss, AUC, rows, memory and time left, and writes them as curves.
 
   The AUC is that of the last batches, at most 200, before they were learnt.
@@ -118,10 +118,10 @@ class ProgressHook(tf.estimator.SessionRunHook):
     for speed in (self._curve_speed, self._line_speed):
       speed.start(time.monotonic(), step)
 
-  def before_run(self, run_context: tf.estimator.SessionRunContext) -> Any:
-    return tf.estimator.SessionRunArgs(self._fetches)
+  def before_run(self, run_context: tf.compat.v1.train.SessionRunContext) -> Any:
+    return tf.compat.v1.train.SessionRunArgs(self._fetches)
 
-  def after_run(self, run_context: tf.estimator.SessionRunContext, run_values: Any) -> None:
+  def after_run(self, run_context: tf.compat.v1.train.SessionRunContext, run_values: Any) -> None:
     result = run_values.results
     self._window.append(result)
     batch_size = int(result[-1]) if self._knows_batch_size else 0

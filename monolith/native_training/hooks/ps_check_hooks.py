@@ -41,7 +41,7 @@ class Config(NamedTuple):
   report_fn: Callable[[Results], None] = _default_report
 
 
-class PsHealthCheckerHook(tf.estimator.SessionRunHook):
+class PsHealthCheckerHook(tf.compat.v1.train.SessionRunHook):
   """Checks the servers every 30 s; the first bad result is reported and places the barrier."""
 
   def __init__(self, config: Config):

@@ -14,7 +14,7 @@ def get_current_session() -> tf.compat.v1.Session | None:
   return tf.compat.v1.get_default_session()
 
 
-class SetCurrentSessionHook(tf.estimator.SessionRunHook):
+class SetCurrentSessionHook(tf.compat.v1.train.SessionRunHook):
   """Announces the raw session to `get_current_session` while it lives."""
 
   def after_create_session(

@@ -51,7 +51,7 @@ class _CountingSession:
     return isinstance(other, _CountingSession) and other._session is self._session
 
 
-class StreamHook(tf.estimator.SessionRunHook):
+class StreamHook(tf.compat.v1.train.SessionRunHook):
   """Fills a queue with batches that have samples, and waits for one before each step.
 
   Args:
@@ -84,7 +84,7 @@ class StreamHook(tf.estimator.SessionRunHook):
       self._num_waiting += 1
       self._condition.notify_all()
 
-  def before_run(self, run_context: tf.estimator.SessionRunContext) -> None:
+  def before_run(self, run_context: tf.compat.v1.train.SessionRunContext) -> None:
     if not self._takes_batch(run_context):
       return
     while not self._take(_IDLE_SECS):

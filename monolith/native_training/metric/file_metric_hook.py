@@ -149,7 +149,7 @@ class WriteOnlyFileAndStat:
       self._file = None
 
 
-class FileMetricHook(tf.estimator.SessionRunHook):
+class FileMetricHook(tf.compat.v1.train.SessionRunHook):
   """Writes the messages of deep insight to files in a thread of its own; one per process.
 
   Args:
@@ -205,10 +205,10 @@ class FileMetricHook(tf.estimator.SessionRunHook):
     self._files: dict[str, WriteOnlyFileAndStat] = {}
     self._last_idle_check = time.time()
 
-  def before_run(self, run_context: tf.estimator.SessionRunContext) -> Any:
+  def before_run(self, run_context: tf.compat.v1.train.SessionRunContext) -> Any:
     if self._deep_insight_op is None:
       return None
-    return tf.estimator.SessionRunArgs({_DEEP_INSIGHT_OP: self._deep_insight_op})
+    return tf.compat.v1.train.SessionRunArgs({_DEEP_INSIGHT_OP: self._deep_insight_op})
 
   def after_run(self, run_context: Any, run_value: Any) -> None:
     """Queues the messages of a step; blocks when the files are too slow for the queue's size."""

@@ -53,7 +53,7 @@ _DEFAULT_PROFILE_STEPS = 10
 _DEEP_INSIGHT_OP = "deep_insight_op"
 
 
-class ThroughputMetricHook(tf.estimator.SessionRunHook):
+class ThroughputMetricHook(tf.compat.v1.train.SessionRunHook):
   """Reports steps and seconds per step.
 
   Args:
@@ -81,12 +81,12 @@ class ThroughputMetricHook(tf.estimator.SessionRunHook):
   def begin(self) -> None:
     self._global_step_tensor = training_util._get_or_create_global_step_read()
 
-  def before_run(self, run_context: tf.estimator.SessionRunContext) -> Any:
+  def before_run(self, run_context: tf.compat.v1.train.SessionRunContext) -> Any:
     is_due = time.time() - self._last_time >= self._run_every_n_secs
     # A fetch costs every step more than this whole hook.
-    return tf.estimator.SessionRunArgs(self._global_step_tensor) if is_due else None
+    return tf.compat.v1.train.SessionRunArgs(self._global_step_tensor) if is_due else None
 
-  def after_run(self, run_context: tf.estimator.SessionRunContext, run_values: Any) -> None:
+  def after_run(self, run_context: tf.compat.v1.train.SessionRunContext, run_values: Any) -> None:
     if run_values.results is None:
       return
     step, now = int(run_values.results), time.time()
@@ -105,7 +105,7 @@ class ThroughputMetricHook(tf.estimator.SessionRunHook):
     self._last_step, self._last_time = step, now
 
 
-class StepLossMetricHook(tf.estimator.SessionRunHook):
+class StepLossMetricHook(tf.compat.v1.train.SessionRunHook):
   """Reports the loss of every step.
 
   Args:
@@ -116,14 +116,14 @@ class StepLossMetricHook(tf.estimator.SessionRunHook):
     self._loss_tensor = loss_tensor
     self._client = cli.get_cli(utils.get_metric_prefix())
 
-  def before_run(self, run_context: tf.estimator.SessionRunContext) -> Any:
-    return tf.estimator.SessionRunArgs(self._loss_tensor)
+  def before_run(self, run_context: tf.compat.v1.train.SessionRunContext) -> Any:
+    return tf.compat.v1.train.SessionRunArgs(self._loss_tensor)
 
-  def after_run(self, run_context: tf.estimator.SessionRunContext, run_values: Any) -> None:
+  def after_run(self, run_context: tf.compat.v1.train.SessionRunContext, run_values: Any) -> None:
     self._client.emit_store("step_loss", float(run_values.results))
 
 
-class CustomMetricHook(tf.estimator.SessionRunHook):
+class CustomMetricHook(tf.compat.v1.train.SessionRunHook):
   """Reports scalars of every step.
 
   Args:
@@ -144,15 +144,15 @@ class CustomMetricHook(tf.estimator.SessionRunHook):
     self._metric_tensors = dict(metric_tensors)
     self._client = cli.get_cli(utils.get_metric_prefix())
 
-  def before_run(self, run_context: tf.estimator.SessionRunContext) -> Any:
-    return tf.estimator.SessionRunArgs(self._metric_tensors)
+  def before_run(self, run_context: tf.compat.v1.train.SessionRunContext) -> Any:
+    return tf.compat.v1.train.SessionRunArgs(self._metric_tensors)
 
-  def after_run(self, run_context: tf.estimator.SessionRunContext, run_values: Any) -> None:
+  def after_run(self, run_context: tf.compat.v1.train.SessionRunContext, run_values: Any) -> None:
     for name, value in run_values.results.items():
       self._client.emit_store(name, value.item())
 
 
-class _ProfilerHook(tf.estimator.SessionRunHook):
+class _ProfilerHook(tf.compat.v1.train.SessionRunHook):
   """The schedule of a profiler: a window of steps, again and again. Counts its own steps from 1."""
 
   def __init__(
@@ -175,7 +175,7 @@ class _ProfilerHook(tf.estimator.SessionRunHook):
     self._profiling = False
     self._timer = tf.compat.v1.train.SecondOrStepTimer(every_steps=save_steps, every_secs=save_secs)
 
-  def after_run(self, run_context: tf.estimator.SessionRunContext, run_values: Any) -> None:
+  def after_run(self, run_context: tf.compat.v1.train.SessionRunContext, run_values: Any) -> None:
     self._count += 1
     if self._start_step is None:
       self._start_step = self._count + _DEFAULT_PROFILE_DELAY
@@ -295,7 +295,7 @@ class NVProfilerHook(_ProfilerHook):
     return code == 0
 
 
-class KafkaMetricHook(tf.estimator.SessionRunHook):
+class KafkaMetricHook(tf.compat.v1.train.SessionRunHook):
   """Sends the messages of deep insight to Kafka; one per process.
 
   Needs `KAFKA_BROKER_LIST` and `KAFKA_TOPIC_NAME` in the environment, and does nothing without.
@@ -321,12 +321,12 @@ class KafkaMetricHook(tf.estimator.SessionRunHook):
     if self._producer is None and brokers and topic:
       self._producer = kafka_utils.KProducer(brokers, topic)
 
-  def before_run(self, run_context: tf.estimator.SessionRunContext) -> Any:
+  def before_run(self, run_context: tf.compat.v1.train.SessionRunContext) -> Any:
     if self._producer is None or self._deep_insight_op is None:
       return None
-    return tf.estimator.SessionRunArgs({_DEEP_INSIGHT_OP: self._deep_insight_op})
+    return tf.compat.v1.train.SessionRunArgs({_DEEP_INSIGHT_OP: self._deep_insight_op})
 
-  def after_run(self, run_context: tf.estimator.SessionRunContext, run_values: Any) -> None:
+  def after_run(self, run_context: tf.compat.v1.train.SessionRunContext, run_values: Any) -> None:
     if self._producer is None or not run_values.results:
       return
     msgs = run_values.results.get(_DEEP_INSIGHT_OP)

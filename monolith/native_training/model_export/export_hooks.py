@@ -24,7 +24,7 @@ def get_global_step(checkpoint_path: str) -> int:
   return int(match.group(1))
 
 
-class ExportSaverListener(tf.estimator.CheckpointSaverListener):
+class ExportSaverListener(tf.compat.v1.train.CheckpointSaverListener):
   """Exports what was saved. The list of exports is meant to be written by one process only.
 
   Args:

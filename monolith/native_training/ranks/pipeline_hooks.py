@@ -131,7 +131,7 @@ class LockstepEnqueueHook(prefetch_queue.EnqueueHook):
     self._thread = None
     self._session, self._coord = session, coord
 
-  def before_run(self, run_context: tf.estimator.SessionRunContext) -> None:
+  def before_run(self, run_context: tf.compat.v1.train.SessionRunContext) -> None:
     if not self._consumes(run_context):
       return
     if self._thread is None:
@@ -198,11 +198,11 @@ class LockstepPushHook(prefetch_queue.AsyncPushHook):
       coord, lambda: self._push(session), lambda: session.run(self._cancel_op)
     )
 
-  def before_run(self, run_context: tf.estimator.SessionRunContext) -> None:
+  def before_run(self, run_context: tf.compat.v1.train.SessionRunContext) -> None:
     if self._num_ready and self._is_step(run_context):
       self._start()
 
-  def after_run(self, run_context: tf.estimator.SessionRunContext, run_values: Any) -> None:
+  def after_run(self, run_context: tf.compat.v1.train.SessionRunContext, run_values: Any) -> None:
     self._wait()
     if self._is_first and self._is_step(run_context):
       self.add_ready()

@@ -10,7 +10,7 @@ import tensorflow as tf
 if TYPE_CHECKING:
   from typing_extensions import TypeAlias
 
-QueueHook: TypeAlias = tf.estimator.SessionRunHook
+QueueHook: TypeAlias = tf.compat.v1.train.SessionRunHook
 
 
 class QueueHooks:

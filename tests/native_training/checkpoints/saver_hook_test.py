@@ -12,7 +12,7 @@ from monolith.native_training.checkpoints import saver_hook as saver_hooks
 tf.compat.v1.disable_eager_execution()
 
 
-class _Listener(tf.estimator.CheckpointSaverListener):
+class _Listener(tf.compat.v1.train.CheckpointSaverListener):
   def __init__(self, before_save=lambda session, step: None):
     self.saved = []
     self.before_save = before_save

@@ -183,14 +183,14 @@ class EmbeddingUpdateTask(native_task.NativeTask):
     return model_fn
 
 
-class _CollectHook(tf.estimator.SessionRunHook):
+class _CollectHook(tf.compat.v1.train.SessionRunHook):
   """Remembers the first value of what every step looked up."""
 
   def __init__(self, embedding):
     self._embedding = embedding[0, 0]
 
   def before_run(self, run_context):
-    return tf.estimator.SessionRunArgs(self._embedding)
+    return tf.compat.v1.train.SessionRunArgs(self._embedding)
 
   def after_run(self, run_context, run_values):
     EmbeddingUpdateTask.seen.append(float(run_values.results))
@@ -201,7 +201,7 @@ def _config(**kwargs):
   return cpu_training.CpuTrainingConfig(**values)
 
 
-class _CountHook(tf.estimator.SessionRunHook):
+class _CountHook(tf.compat.v1.train.SessionRunHook):
   """Counts steps: some tasks do not."""
 
   def __init__(self):

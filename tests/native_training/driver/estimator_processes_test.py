@@ -101,7 +101,7 @@ from absl import app
 from monolith.native_training.estimator import Estimator, RunnerConfig, ServiceDiscoveryType
 from monolith.native_training.model import TestFFMModel
 
-class StopHook(tf.estimator.SessionRunHook):
+class StopHook(tf.compat.v1.train.SessionRunHook):
   def after_run(self, run_context, run_values):
     time.sleep(0.05)
     if os.path.exists(os.environ["STOP_FILE"]):

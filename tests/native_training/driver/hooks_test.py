@@ -10,7 +10,7 @@ from monolith.native_training.driver import hooks as training_hooks
 tf.compat.v1.disable_eager_execution()
 
 
-class _EndHook(tf.estimator.SessionRunHook):
+class _EndHook(tf.compat.v1.train.SessionRunHook):
   def __init__(self):
     self.has_ended = False
 

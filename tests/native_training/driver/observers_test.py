@@ -14,7 +14,7 @@ from monolith.native_training.metric import metric_hook
 tf.compat.v1.disable_eager_execution()
 
 
-class _OwnProgressHook(tf.estimator.SessionRunHook):
+class _OwnProgressHook(tf.compat.v1.train.SessionRunHook):
   shows_progress = True
 
 

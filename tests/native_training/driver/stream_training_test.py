@@ -26,7 +26,7 @@ from tests.wait_until import wait_until
 tf.compat.v1.disable_eager_execution()
 
 
-class _StopAfterHook(tf.estimator.SessionRunHook):
+class _StopAfterHook(tf.compat.v1.train.SessionRunHook):
   """Fails after some steps, as a process that is killed would: nothing is saved."""
 
   def __init__(self, steps):

@@ -49,14 +49,14 @@ def _loss(labels, logits):
   return tf.reduce_sum(tf.nn.sigmoid_cross_entropy_with_logits(labels=labels, logits=logits))
 
 
-class _LossHook(tf.estimator.SessionRunHook):
+class _LossHook(tf.compat.v1.train.SessionRunHook):
   losses: list[float] = []
 
   def __init__(self, loss):
     self._loss = loss
 
   def before_run(self, run_context):
-    return tf.estimator.SessionRunArgs(self._loss)
+    return tf.compat.v1.train.SessionRunArgs(self._loss)
 
   def after_run(self, run_context, run_values):
     self.losses.append(float(run_values.results))

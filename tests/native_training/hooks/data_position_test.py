@@ -44,7 +44,7 @@ class DataPositionHookTest(_DataPositionTest):
 
   def start(self, resume, fingerprint="same"):
     """Returns the hook of a run that has begun, and whether it restored the position."""
-    restorer = mock.create_autospec(tf.estimator.SessionRunHook, instance=True)
+    restorer = mock.create_autospec(tf.compat.v1.train.SessionRunHook, instance=True)
     hook = DataPositionHook(restorer, self.folder, 3, fingerprint, resume)
     hook.after_create_session(None, None)
     self.restorer = restorer

@@ -5,7 +5,7 @@ import tensorflow as tf
 from monolith.native_training.hooks import hook_utils
 
 
-class _Listener(tf.estimator.CheckpointSaverListener):
+class _Listener(tf.compat.v1.train.CheckpointSaverListener):
   def __init__(self):
     self.calls = []
 

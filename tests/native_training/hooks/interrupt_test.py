@@ -21,7 +21,7 @@ import sys
 import tensorflow as tf
 from monolith.native_training import estimator, model
 tf.compat.v1.disable_eager_execution()
-class Ready(tf.estimator.SessionRunHook):
+class Ready(tf.compat.v1.train.SessionRunHook):
   def after_run(self, run_context, run_values):
     print("running", flush=True)
 params = model.TestFFMModel.params()

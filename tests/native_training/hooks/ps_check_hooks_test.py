@@ -15,7 +15,7 @@ tf.compat.v1.disable_eager_execution()
 v1 = tf.compat.v1
 
 
-class _RaisingHook(tf.estimator.SessionRunHook):
+class _RaisingHook(tf.compat.v1.train.SessionRunHook):
   def __init__(self, method: str):
     setattr(self, method, self._raise)
 

@@ -100,7 +100,7 @@ class LockstepTest(absltest.TestCase):
     hook = pipeline_hooks.LockstepPushHook(queue, push, queue.enqueue_op)
     seen = []
 
-    class EndHook(tf.estimator.SessionRunHook):
+    class EndHook(tf.compat.v1.train.SessionRunHook):
       def end(self, session):
         seen.append(int(session.run(pushed)))
 

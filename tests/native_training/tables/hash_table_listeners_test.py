@@ -69,7 +69,7 @@ class ListenersTest(GraphTest):
     self.basename = temp_dir("model.ckpt")
 
   def _saver_hook(self, *listeners):
-    return tf.estimator.CheckpointSaverHook(
+    return tf.compat.v1.train.CheckpointSaverHook(
       temp_dir(),
       save_steps=10000,
       saver=tf.compat.v1.train.Saver(save_relative_paths=True),
@@ -104,7 +104,7 @@ class ListenersTest(GraphTest):
     values = table.lookup([1, 2, 3])
     later = table.assign([3], [[3.0]], req_time=at(86400)).as_op()
 
-    class WriteAfterSave(tf.estimator.CheckpointSaverListener):
+    class WriteAfterSave(tf.compat.v1.train.CheckpointSaverListener):
       def after_save(self, session, global_step_value):
         session.run(later)
 

@@ -19,7 +19,7 @@ _IDS = {"a": [[1, 1], [2]], "b": [[101], [102, 101]], "c": [[2], [3, 3, 4]]}
 _WEIGHTS = {"a": 1.0, "b": 2.0, "c": 4.0}
 
 
-class _GraphHook(tf.estimator.SessionRunHook):
+class _GraphHook(tf.compat.v1.train.SessionRunHook):
   """Remembers the graph once it is complete."""
 
   graph: tf.Graph

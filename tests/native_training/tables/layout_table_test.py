@@ -466,7 +466,7 @@ class PartitionedHashTableTest(tf.test.TestCase, parameterized.TestCase):
     self.assertIsNot(features["label"], label)
     self.assertIsInstance(hook, prefetch_queue.EnqueueHook)
 
-    class Assign(tf.estimator.SessionRunHook):
+    class Assign(tf.compat.v1.train.SessionRunHook):
       def after_create_session(self, session, coord):
         session.run(assign)
 

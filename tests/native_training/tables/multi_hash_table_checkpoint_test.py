@@ -303,7 +303,7 @@ class ListenersTest(GroupTest):
     write = write.assign({"a": ([2], [2.0])}, req_time=at(86400)).as_op()
     values = group.lookup({"a": [1, 2]})["a"]
     basename = os.path.join(self.folder, "model.ckpt")
-    hook = tf.estimator.CheckpointSaverHook(
+    hook = tf.compat.v1.train.CheckpointSaverHook(
       self.folder,
       save_steps=1000,
       listeners=[

@@ -7,8 +7,8 @@ import tensorflow as tf
 from monolith.native_training.tables import queue_hooks
 
 
-def _hooks(*names: str) -> list[tf.estimator.SessionRunHook]:
-  return [type(name, (tf.estimator.SessionRunHook,), {})() for name in names]
+def _hooks(*names: str) -> list[tf.compat.v1.train.SessionRunHook]:
+  return [type(name, (tf.compat.v1.train.SessionRunHook,), {})() for name in names]
 
 
 class QueueHooksTest(tf.test.TestCase):

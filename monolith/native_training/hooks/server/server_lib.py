@@ -67,7 +67,7 @@ class ControllerServicer(service_pb2_grpc.ControllerServicer):
     )
 
 
-class ServerHook(tf.estimator.SessionRunHook):
+class ServerHook(tf.compat.v1.train.SessionRunHook):
   """Serves the controller of a session, and writes its address into the model folder."""
 
   def __init__(

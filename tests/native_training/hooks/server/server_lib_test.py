@@ -55,7 +55,7 @@ class ServerTest(tf.test.TestCase):
     model_dir = os.path.join(os.environ["TEST_TMPDIR"], "model")
     train_op = v1.assign_add(v1.train.get_or_create_global_step(), 1)
     barrier_op = barrier_ops.BarrierOp(1)
-    listener = tf.estimator.CheckpointSaverListener()
+    listener = tf.compat.v1.train.CheckpointSaverListener()
     # The hook of realtime training, which goes on after its scheduled saves.
     saver_hook = save_utils.NoFirstSaveCheckpointSaverHook(
       model_dir,
