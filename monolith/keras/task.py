@@ -48,6 +48,11 @@ _VECTORS = "monolith_vectors"
 _OPTIMIZER_SCOPE = "keras_optimizer/"
 # What of a variable says where its value is.
 _PLACE = ("_handle", "_in_graph_mode", "_handle_name", "_graph_element", "_cached_value")
+_RESOURCE = tf.resource.as_datatype_enum
+_REMEDY = (
+  "give train a function that makes the dataset instead: "
+  "train(model, lambda index, count: make().shard(count, index), ...)"
+)
 _ASSIGNMENTS = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
 
 
@@ -367,46 +372,61 @@ def _make_dataset(data: Data, index: int, count: int) -> tf.data.Dataset:
   if not isinstance(data, tf.data.Dataset):
     with _equality_by_element():
       return data(index, count)
-  serialized = _serialize(data)
-  graph_def = tf.compat.v1.GraphDef.FromString(serialized)
+  graph_def = tf.compat.v1.GraphDef.FromString(_serialize(data))
+  _move_from_eager_code(graph_def)
   (result,) = (node for node in graph_def.node if node.op == "_Retval")
   output = result.input[0]
   graph_def.node.remove(result)
-  (variant,) = tf.graph_util.import_graph_def(
-    graph_def, return_elements=[output if ":" in output else f"{output}:0"], name="dataset"
-  )
+  # Where other ops of the input are: left to themselves, copied variables would go to servers.
+  device = tf.no_op().device
+  with tf.device(None), tf.device(device):
+    (variant,) = tf.graph_util.import_graph_def(
+      graph_def, return_elements=[output if ":" in output else f"{output}:0"], name="dataset"
+    )
   dataset = tf.data.experimental.from_variant(variant, data.element_spec)
   return dataset.shard(count, index) if count > 1 else dataset
 
 
 def _serialize(dataset: tf.data.Dataset) -> bytes:
-  """Returns the graph of a dataset that was made eagerly.
+  """Returns the graph of a dataset that was made eagerly, with its tables and variables.
 
   Raises:
-    ValueError: it depends on Python, or is too large.
+    ValueError: it has no graph, or it is too large.
   """
-  remedy = (
-    "give train a function that makes the dataset instead: "
-    "train(model, lambda index, count: make().shard(count, index), ...)"
-  )
   try:
     # A session's graph is no place for eager ops.
     serialized = _run_eagerly(
       lambda: tf.raw_ops.DatasetToGraphV2(
         input_dataset=dataset._variant_tensor,
-        external_state_policy=2,
-        strip_device_assignment=True,
+        # Ops that TensorFlow calls stateful are not refused. The graph is read in this process,
+        # while this dataset lives: what its functions find here, be it Python, they find there.
+        external_state_policy=tf.data.experimental.ExternalStatePolicy.IGNORE.value,
       ).numpy()
     )
   except tf.errors.OpError as error:
-    raise ValueError(
-      f"dataset cannot be moved into a graph: {error.message}. If it calls Python, {remedy}"
-    ) from None
+    raise ValueError(f"dataset cannot be moved into a graph: {error.message}; {_REMEDY}") from None
   if len(serialized) > _MAX_DATASET_BYTES:
     raise ValueError(
-      f"dataset holds {len(serialized):,} bytes of data, more than a graph should: {remedy}"
+      f"dataset holds {len(serialized):,} bytes of data, more than a graph should: {_REMEDY}"
     )
   return serialized
+
+
+def _move_from_eager_code(graph_def: tf.compat.v1.GraphDef) -> None:
+  """Removes from a dataset's graph where eager code ran it: jobs of a cluster have other names.
+
+  Raises:
+    ValueError: it uses what stays behind in eager code. TensorFlow copies variables, lookup tables
+      and generators; of other resources it copies the name.
+  """
+  for nodes in (graph_def.node, *(f.node_def for f in graph_def.library.function)):
+    for node in nodes:
+      node.device = ""
+      if node.op == "Const" and node.attr["dtype"].type == _RESOURCE:
+        raise ValueError(
+          "dataset uses an object of eager code that a graph has no copy of, such as a HashTable, "
+          f"a queue or a DenseHashTable: {_REMEDY}"
+        )
 
 
 def _run_eagerly(function: Callable[[], Any]) -> Any:

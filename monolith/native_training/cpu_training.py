@@ -38,7 +38,7 @@ from monolith import _facades
 from monolith import utils as monolith_utils
 from monolith.native_training import native_task_context, service_discovery
 from monolith.native_training.alert import alert_manager  # noqa: F401, defines a flag
-from monolith.native_training.driver import worker
+from monolith.native_training.driver import run_record, worker
 from monolith.native_training.driver.config import (
   CpuTrainingConfig,
   DistributedCpuTrainingConfig,
@@ -150,6 +150,7 @@ def distributed_train(
   Raises:
     ValueError: the configuration or the task cannot be used.
     tf.errors.OpError: training failed, more often than retries are allowed.
+    run_record.TrainingFailed: the same, on a parameter server.
     NodeAliveCheckerError: servers are gone; says which.
   """
   _check_config(config)
@@ -165,6 +166,7 @@ def distributed_train(
     discovery.register(config.server_type, config.index, addr)
     if config.server_type == "ps":
       _join_ps(server.target, config.index, sync_backend, config)
+      run_record.check_not_failed(config, addr)
       return None
   if config.enable_partial_sync_training:
     config.enable_sync_training = True

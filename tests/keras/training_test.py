@@ -15,6 +15,7 @@ from unittest import mock
 import numpy as np
 import tensorflow as tf
 
+import monolith.data
 import monolith.keras
 from monolith.keras import layers
 from monolith.native_training import estimator
@@ -28,22 +29,24 @@ _BATCH = 8
 # A process of a cluster. Even ids are liked.
 _PROGRAM = """
 import os
-import numpy as np
 import tensorflow as tf
 import monolith.keras
+from monolith import data
 
-ids = tf.keras.Input([], dtype=tf.int64, name="ids")
-vectors = monolith.keras.layers.Embedding(4, learning_rate=0.5, name="items")(ids)
-model = tf.keras.Model(ids, tf.keras.layers.Dense(1, "sigmoid")(vectors))
+ids = tf.keras.Input([None], dtype=tf.int64, ragged=True, name="ids")
+layer = monolith.keras.layers.Embedding(4, combiner="sum", learning_rate=0.5, name="items")
+model = tf.keras.Model(ids, tf.keras.layers.Dense(1, "sigmoid")(layer(ids)))
 model.compile(tf.keras.optimizers.Adam(0.05), "binary_crossentropy")
+columns = {"ids": data.Ids(hashed=False), "liked": data.Number()}
 
-def read(index, count):
-  data = tf.data.Dataset.range(100).repeat(40).map(lambda i: (i, tf.cast(i % 2 == 0, tf.float32)))
-  # All of it for each: the chief may have ended before another worker begins.
-  return data.batch(50)
+def read(*unused):
+  # Batches that begin anywhere: every other one of them has all ids.
+  return data.csv(os.environ["CSV"], columns, 30, label="liked", epochs=40)
 
-saved = monolith.keras.train(model, read, os.environ["MODEL_DIR"])
-print("saved", saved, "rows", len(model.get_layer("items").table))
+# The chief has its share of a dataset, the other worker what a function gives it.
+is_worker = '"type": "worker"' in os.environ.get("TF_CONFIG", "")
+saved = monolith.keras.train(model, read if is_worker else read(), os.environ["MODEL_DIR"])
+print("saved", saved, "rows", len(layer.table))
 """
 
 
@@ -121,6 +124,23 @@ def _make_model(name="items"):
   return model
 
 
+def _make_columns_model():
+  """Returns a model that takes what `csv` makes of columns."""
+
+  def ragged(name):
+    return tf.keras.Input([None], dtype=tf.int64, ragged=True, name=name)
+
+  inputs = {name: ragged(name) for name in ("tags", "id", "age", "clicks")}
+  units = [layers.Embedding(2, combiner="sum", name=f"{n}_rows")(x) for n, x in inputs.items()]
+  inputs["name"] = tf.keras.Input([], dtype=tf.string, name="name")
+  units.append(layers.Embedding(2, name="name_rows")(inputs["name"]))
+  inputs["price"] = tf.keras.Input([], name="price")
+  units.append(inputs["price"][:, tf.newaxis])
+  model = tf.keras.Model(inputs, tf.keras.layers.Dense(1)(tf.concat(units, 1))[:, 0])
+  model.compile("sgd", "mse")
+  return model
+
+
 def _make_data():
   return tf.data.Dataset.range(16).map(lambda i: (i, tf.cast(i % 2 == 0, tf.float32))).batch(8)
 
@@ -131,6 +151,9 @@ class TrainTest(unittest.TestCase):
     folder = tempfile.TemporaryDirectory()
     self.addCleanup(folder.cleanup)
     self._dir = os.path.join(folder.name, "model")
+    self._csv = os.path.join(folder.name, "liked.csv")
+    with open(self._csv, "w") as file:
+      file.write("ids,liked\n" + "".join(f"{i},{int(i % 2 == 0)}\n" for i in range(100)))
 
   def test_does_what_fit_does(self):
     data = _mixed_data(5)
@@ -215,25 +238,71 @@ class TrainTest(unittest.TestCase):
       nested = tf.keras.Model(ids, layers.Embedding(1)(learnt))
       nested.compile("sgd", "mse")
       monolith.keras.train(nested, _make_data(), self._dir)
-    with self.assertRaisesRegex(ValueError, "give train a function"):
-      batch = (np.arange(4), np.ones(4, np.float32))
-      python = tf.data.Dataset.from_generator(
-        lambda: iter([batch]), output_signature=(tf.TensorSpec([4], tf.int64), tf.TensorSpec([4]))
-      )
-      monolith.keras.train(_make_model(), python, self._dir)
+    with self.assertRaisesRegex(ValueError, "such as a HashTable.*give train a function"):
+      held = monolith.HashTable(1)
+      looked_up = _make_data().map(lambda i, liked: (i, liked + held.lookup(i)[:, 0]))
+      monolith.keras.train(_make_model(), looked_up, self._dir)
     with self.assertRaisesRegex(ValueError, "has no checkpoint"):
       monolith.keras.load_trained(_make_model(), _make_data(), self._dir)
     monolith.keras.train(_make_model(), _make_data(), self._dir)
     with self.assertRaises(tf.errors.NotFoundError):
       monolith.keras.load_trained(_make_model("others"), _make_data(), self._dir)
 
-  def test_trains_on_two_workers_and_a_server_of_tf_config(self):
-    jobs = ("ps", "chief", "worker")
-    cluster = {job: [f"localhost:{free_ports.get_free_port()}"] for job in jobs}
-    processes = {
-      job: self._start({"TF_CONFIG": json.dumps({"cluster": cluster, "task": _task(job)})})
-      for job in cluster
+  def test_trains_on_datasets_of_every_kind_of_column_as_fit_does(self):
+    path = os.path.join(os.path.dirname(self._csv), "columns.csv")
+    with open(path, "w") as file:
+      file.write("tags,id,price,age,clicks,name,liked\n")
+      file.write("this is no row\n")
+      file.writelines(f"a{i}|b,{i},{i}.5,{i},{i * i},n{i % 3},{i % 2}\n" for i in range(16))
+    columns = {
+      "tags": monolith.data.Ids("|"),
+      "id": monolith.data.Ids(hashed=False),
+      "price": monolith.data.Number(),
+      "age": monolith.data.Buckets([3, 9]),
+      "clicks": monolith.data.LogBuckets(),
+      "name": monolith.data.Text(),
+      "liked": monolith.data.Number(),
     }
+    counter = monolith.data.BadRows()
+    data = monolith.data.csv(path, columns, 4, label="liked", on_bad_row="skip", bad_rows=counter)
+    models = [_make_columns_model() for _ in range(2)]
+
+    models[0].fit(data, verbose=0)
+    monolith.keras.train(models[1], data, self._dir, num_ps=2)
+
+    for name in ("tags", "id", "age", "clicks", "name"):
+      want, got = (model.get_layer(f"{name}_rows").table for model in models)
+      np.testing.assert_array_equal(got.items()[0], want.items()[0], name)
+    # The driver reads a little more than it trains on.
+    self.assertGreaterEqual(counter.count, 2)
+
+  def test_trains_on_data_that_python_makes_with_the_objects_it_uses(self):
+    batches = [(np.arange(4) + 4 * i, np.ones(4, np.float32)) for i in range(3)]
+    data = tf.data.Dataset.from_generator(
+      lambda: iter(batches), output_signature=(tf.TensorSpec([4], tf.int64), tf.TensorSpec([4]))
+    )
+    start = tf.Variable(100, dtype=tf.int64)
+    names = tf.keras.layers.IntegerLookup(vocabulary=np.arange(100, 112))
+    data = data.map(lambda ids, liked: (names(ids + start), liked))
+    model = _make_model()
+
+    monolith.keras.train(model, data, self._dir, num_ps=2)
+
+    np.testing.assert_array_equal(model.get_layer("items").table.items()[0], np.arange(1, 13))
+
+  def test_a_server_fails_with_its_chief(self):
+    with open(self._csv, "a") as file:
+      file.write("seven,1\n")
+    processes = self._start_cluster("ps", "chief")
+
+    for job in ("chief", "ps"):
+      output = processes[job].communicate(timeout=_TIMEOUT_SECS)[1]
+      self.assertNotEqual(processes[job].returncode, 0)
+      self.assertIn("liked.csv:102: column `ids` is `seven`", output)
+    self.assertIn("told parameter server 0 to stop", output)
+
+  def test_trains_on_two_workers_and_a_server_of_tf_config(self):
+    processes = self._start_cluster("ps", "chief", "worker")
 
     # The chief first: if it fails, nobody tells the others to stop.
     outputs = {}
@@ -241,10 +310,10 @@ class TrainTest(unittest.TestCase):
       outputs[job] = processes[job].communicate(timeout=_TIMEOUT_SECS)
       self.assertEqual(processes[job].returncode, 0, outputs[job][1])
 
-    # The chief has read all of its 80 batches, the other worker as many as it came to.
+    # The chief has read its half of 134 batches, the other worker as many as it came to.
     pattern = rf"saved {re.escape(self._dir)}/model\.ckpt-(\d+) rows 0"
     self.assertRegex(outputs["chief"][0], pattern)
-    self.assertIn(int(re.search(pattern, outputs["chief"][0]).group(1)), range(80, 161))
+    self.assertIn(int(re.search(pattern, outputs["chief"][0]).group(1)), range(67, 202))
     for job in ("worker", "ps"):
       self.assertIn("saved None", outputs[job][0])
     self._check_learnt()
@@ -255,14 +324,22 @@ class TrainTest(unittest.TestCase):
     with tempfile.NamedTemporaryFile("w", suffix=".py") as program:
       program.write(_PROGRAM)
       program.flush()
-      self.enter_context(mock.patch.dict(os.environ, MODEL_DIR=self._dir))
+      self.enter_context(mock.patch.dict(os.environ, MODEL_DIR=self._dir, CSV=self._csv))
       ranks = HorovodProcesses(2, [program.name])
       self.addCleanup(ranks.close)
       self.assertEqual(ranks.wait(_TIMEOUT_SECS), [0, 0], ranks.report())
 
-    self.assertIn(f"saved {os.path.join(self._dir, 'model.ckpt-80')}", ranks.output(0))
+    # Each rank has its half of 134 batches.
+    self.assertIn(f"saved {os.path.join(self._dir, 'model.ckpt-67')}", ranks.output(0))
     self.assertIn("saved None", ranks.output(1))
     self._check_learnt()
+
+  def _start_cluster(self, *jobs):
+    cluster = {job: [f"localhost:{free_ports.get_free_port()}"] for job in jobs}
+    return {
+      job: self._start({"TF_CONFIG": json.dumps({"cluster": cluster, "task": _task(job)})})
+      for job in cluster
+    }
 
   def _start(self, env):
     process = subprocess.Popen(
@@ -270,6 +347,7 @@ class TrainTest(unittest.TestCase):
       env={
         **os.environ,
         **env,
+        "CSV": self._csv,
         "MODEL_DIR": self._dir,
         "PYTHONPATH": str(_ROOT),
         "TF_CPP_MIN_LOG_LEVEL": "2",
@@ -282,7 +360,7 @@ class TrainTest(unittest.TestCase):
     return process
 
   def _check_learnt(self):
-    model = _make_model()
+    model = _make_model()  # of the same names, for one id per example
     monolith.keras.load_trained(model, _make_data(), self._dir)
     self.assertEqual(len(model.get_layer("items").table), 100)
     liked = model.predict(tf.range(100), verbose=0)[:, 0] > 0.5

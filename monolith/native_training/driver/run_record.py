@@ -31,6 +31,10 @@ class TrainingIsOver(Exception):
   """The chief has finished this training run and told its servers to stop."""
 
 
+class TrainingFailed(Exception):
+  """The chief has told a server to stop because training failed."""
+
+
 class State(enum.Enum):
   """How far a training run is."""
 
@@ -98,6 +102,26 @@ def read(model_dir: str) -> TrainingRun | None:
   except (tf.errors.OpError, ValueError, KeyError, TypeError) as e:
     logging.warning("%s is ignored, it cannot be read: %r", path, e)
     return None
+
+
+def check_not_failed(config: DistributedCpuTrainingConfig, addr: str) -> None:
+  """Lets a server that was told to stop end as training did.
+
+  Args:
+    config: the server's configuration.
+    addr: where others have reached it.
+
+  Raises:
+    TrainingFailed: the chief has failed, and says so in the record.
+  """
+  record = read(config.model_dir)
+  if record is None or record.uuid != config.uuid or addr not in record.ps_addrs:
+    return
+  if record.state == State.FAILED:
+    raise TrainingFailed(
+      f"training failed, and the chief told parameter server {config.index} to stop. The failure "
+      f"was: {record.message}"
+    )
 
 
 class RunWatch:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import socket
 from unittest import mock
@@ -56,6 +57,26 @@ class RecordTest(absltest.TestCase):
     # A run is the same before any of its servers is known.
     self.assertTrue(TrainingRun("job", (), 3).is_same(run))
     self.assertFalse(TrainingRun("", (), 3).is_same(TrainingRun("", ("a:1",), 3)))
+
+
+class ServerEndTest(absltest.TestCase):
+  def test_a_server_ends_as_its_training_run_did(self):
+    config = training_config.DistributedCpuTrainingConfig(
+      model_dir=os.path.join(os.environ["TEST_TMPDIR"], "run"), uuid="job"
+    )
+    training_run.check_not_failed(config, "a:1")  # The chief has written nothing down.
+    failed = TrainingRun("job", ("a:1",), None, State.FAILED, "ValueError: no such file")
+    for run, addr in (
+      (dataclasses.replace(failed, state=State.FINISHED), "a:1"),
+      (dataclasses.replace(failed, uuid="other"), "a:1"),
+      (failed, "b:2"),
+    ):
+      training_run.write(config.model_dir, run)
+      training_run.check_not_failed(config, addr)
+
+    training_run.write(config.model_dir, failed)
+    with self.assertRaisesRegex(training_run.TrainingFailed, "ValueError: no such file"):
+      training_run.check_not_failed(config, "a:1")
 
 
 class RunWatchTest(absltest.TestCase):
