@@ -22,8 +22,7 @@ What `entry` and `feature` offer, and the losses of heads, can be imported from 
 
 Differences from ByteDance's Monolith: losses, hooks and extra outputs belong to the graph they were
 added in, an occurrence threshold that is not given is `default_occurrence_threshold`, and
-`share_slot` writes each feature under its own name. Rough sort is left out, and tables on GPUs are
-not built.
+`share_slot` writes each feature under its own name. Rough sort is left out.
 
 The file is long because it is one class and its base, whose methods share the state of a graph.
 """

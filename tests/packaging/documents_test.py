@@ -69,6 +69,15 @@ class DocumentsTest(unittest.TestCase):
         for part in name.split("."):
           self.assertIn(part, text, f"design.md says that {file} has {name}")
 
+  def test_figures_of_the_readme_are_those_of_the_page(self):
+    section = (_ROOT / "README.md").read_text().partition("## Speed")[2].partition("\n## ")[0]
+    own = re.findall(r"^\|.*\|$", section, re.MULTILINE)
+    page = (_ROOT / "docs/speed.md").read_text().splitlines()
+
+    self.assertGreater(len(own), 5)
+    for row in own:
+      self.assertIn(row, page, "README.md and docs/speed.md must agree")
+
   def test_design_shows_the_layers_that_are_asserted(self):
     spec = importlib.util.spec_from_file_location("layers_test", _LAYERS_TEST)
     layers_test = importlib.util.module_from_spec(spec)
