@@ -6,7 +6,7 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 JOBS ?= $(shell nproc)
 
-.PHONY: help build runnable native server gpu gpu-test horovod demo demo-sync demo-realtime demo-realtime-faults test cpp-test soak sanitize sanitize-ops bazel-test lint format docs bench wheel clean
+.PHONY: help build runnable native server gpu gpu-test horovod demo demo-sync demo-realtime demo-realtime-faults test test-all cpp-test soak sanitize sanitize-ops bazel-test lint format docs bench wheel clean
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST)
@@ -57,11 +57,15 @@ horovod: $(VENV)/.installed ## Horovod in the environment, built once and kept i
 	$(RUN) -c 'import horovod.tensorflow' 2>/dev/null || \
 	  $(RUN) tools/install_requirements.py ./third_party/horovod
 
-test: build ## everything: C++ tests, Python tests, the wheel
+test: build ## what every change must pass: C++ tests, and all Python tests but those marked as thorough
+	$(RUN) tools/native_build.py --cpp-tests --jobs $(JOBS)
+	$(RUN) -m pytest tests --preload tensorflow --quick --results build/results.json
+
+test-all: build ## everything: C++ tests, Python tests, the wheel, ranks with Horovod
 	$(MAKE) horovod || \
 	  { echo "Horovod could not be installed: tests with several ranks are left out" >&2; [ "$$CI" != true ]; }
 	$(RUN) tools/native_build.py --cpp-tests --jobs $(JOBS)
-	$(RUN) -m pytest tests --preload tensorflow
+	$(RUN) -m pytest tests --preload tensorflow --results build/results.json
 
 cpp-test: build ## the engine's GoogleTest programs
 	$(RUN) tools/native_build.py --cpp-tests --jobs $(JOBS)

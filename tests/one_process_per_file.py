@@ -8,17 +8,27 @@ plugin starts one pytest per file and prints one summary:
   pytest tests -k restore --file-jobs 1         options go to every process
 
   pytest tests --preload tensorflow             processes are forks of one that has imported it
+  pytest tests --quick                          without what is marked as thorough
+  pytest tests --results build/results.json     writes what ran, and how long it took
 
-`make test` does the last: importing TensorFlow would take each process seconds.
+`make test` forks, because importing TensorFlow would take each process seconds.
+
+A file is thorough if it says `pytestmark = pytest.mark.thorough` at module level: `--quick` does
+not even start its process. A single test is if it is decorated with `@pytest.mark.thorough`.
 """
 
 from __future__ import annotations
 
 import atexit
+import datetime
+import importlib.metadata
+import json
 import multiprocessing
 import multiprocessing.connection
 import os
 import pathlib
+import platform
+import re
 import sys
 import tempfile
 import time
@@ -30,6 +40,7 @@ import pytest
 _NO_TESTS_COLLECTED = 5
 # A file that hangs must not hang the whole run; the slowest takes a fraction of this.
 _FILE_TIMEOUT_SECONDS = 7200 if os.environ.get("MONOLITH_SOAK") == "1" else 1200
+_IS_THOROUGH = re.compile(r"^pytestmark = pytest\.mark\.thorough$", re.MULTILINE)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -43,6 +54,23 @@ def pytest_addoption(parser: pytest.Parser) -> None:
   parser.addoption(
     "--preload", action="append", default=[], help="a module that every process has imported"
   )
+  parser.addoption(
+    "--quick", action="store_true", help="leave out the files and tests marked as thorough"
+  )
+  parser.addoption("--results", type=pathlib.Path, help="a JSON file that says what ran")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+  config.addinivalue_line("markers", "thorough: left out by --quick, run by `make test-all`")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+  """Leaves thorough tests out of a quick run."""
+  if not config.option.quick:
+    return
+  thorough = [item for item in items if item.get_closest_marker("thorough")]
+  items[:] = [item for item in items if item not in thorough]
+  config.hook.pytest_deselected(items=thorough)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -51,7 +79,12 @@ def pytest_cmdline_main(config: pytest.Config) -> int | None:
   if len(files) < 2 or config.option.collectonly or config.option.help:
     return None
   option = config.option
-  return _run_files(files, _shared_options(config), option.file_jobs, option.preload)
+  start = time.monotonic()
+  results = _run_files(files, _shared_options(config), option.file_jobs, option.preload)
+  seconds = time.monotonic() - start
+  if option.results:
+    _write_results(option.results, results, seconds, is_quick=option.quick)
+  return _print_summary(results, seconds)
 
 
 @dataclass
@@ -76,6 +109,8 @@ def _requested_files(config: pytest.Config) -> list[pathlib.Path]:
   for argument in config.args:
     path = (config.invocation_params.dir / argument.split("::")[0]).resolve()
     found = sorted(path.rglob("*_test.py")) if path.is_dir() else [path]
+    if config.option.quick and path.is_dir():
+      found = [file for file in found if not _IS_THOROUGH.search(file.read_text("utf-8"))]
     files += [file for file in found if file not in files]
   # The longest first: one that begins last would run alone in the end.
   return sorted(files, key=lambda file: "reliability" not in file.parts)
@@ -84,18 +119,20 @@ def _requested_files(config: pytest.Config) -> list[pathlib.Path]:
 def _shared_options(config: pytest.Config) -> list[str]:
   """Returns the command line without what named the files and the options of this plugin."""
   options, skip_next = [], False
+  own = ("--file-jobs", "--results")
   for argument in map(str, config.invocation_params.args):
     if skip_next or argument.split("::")[0] in {a.split("::")[0] for a in config.args}:
       skip_next = False
-    elif argument == "--file-jobs":
+    elif argument in own:
       skip_next = True
-    elif not argument.startswith("--file-jobs="):
+    elif not argument.startswith(tuple(f"{name}=" for name in own)):
       options.append(argument)
   return options
 
 
-def _run_files(files: list[pathlib.Path], options: list[str], jobs: int, preload: list[str]) -> int:
-  start = time.monotonic()
+def _run_files(
+  files: list[pathlib.Path], options: list[str], jobs: int, preload: list[str]
+) -> list[_Result]:
   context = multiprocessing.get_context("forkserver")
   context.set_forkserver_preload(preload)
   results: list[_Result] = []
@@ -111,7 +148,7 @@ def _run_files(files: list[pathlib.Path], options: list[str], jobs: int, preload
         running.remove(run)
         results.append(run.result())
         _print_result(results[-1], len(results), len(files))
-  return _print_summary(results, time.monotonic() - start)
+  return results
 
 
 class _Run:
@@ -196,6 +233,44 @@ def _print_result(result: _Result, done: int, total: int) -> None:
     print(result.output, flush=True)
 
 
+def _write_results(
+  path: pathlib.Path, results: list[_Result], seconds: float, is_quick: bool
+) -> None:
+  """Writes what ran where, for `tools/tested_page.py`."""
+  counts = {"passed": 0, "failed": 0, "skipped": 0}
+  files = {}
+  for result in sorted(results, key=lambda r: r.path):
+    failed = _failures(result)
+    counts["passed"] += result.passed
+    counts["failed"] += failed
+    counts["skipped"] += len(result.skipped)
+    files[_display(result.path)] = {
+      "passed": result.passed,
+      "failed": failed,
+      "skipped": len(result.skipped),
+      "seconds": round(result.seconds, 1),
+    }
+  document = {
+    "date": datetime.date.today().isoformat(),
+    "machine": platform.machine(),
+    "cores": os.cpu_count(),
+    "system": platform.freedesktop_os_release().get("PRETTY_NAME", platform.system()),
+    "python": platform.python_version(),
+    "tensorflow": importlib.metadata.version("tensorflow"),
+    "quick": is_quick,
+    "seconds": round(seconds),
+    **counts,
+    "files": files,
+  }
+  path.parent.mkdir(parents=True, exist_ok=True)
+  path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+
+
+def _failures(result: _Result) -> int:
+  """Returns how many tests failed; a process that ended by itself is one failure."""
+  return max(result.failed, 0 if result.ok else 1)
+
+
 def _print_summary(results: list[_Result], seconds: float) -> int:
   bad = [result for result in results if not result.ok]
   skipped = [(result, reason) for result in results for reason in result.skipped]
@@ -207,7 +282,7 @@ def _print_summary(results: list[_Result], seconds: float) -> int:
   for result in bad:
     print(f"  FAILED   {_display(result.path)}")
   passed = sum(result.passed for result in results)
-  failed = sum(max(result.failed, 0 if result.ok else 1) for result in results)
+  failed = sum(map(_failures, results))
   print(f"{passed} passed, {failed} failed, {len(skipped)} skipped")
   if not passed and not failed:
     return _NO_TESTS_COLLECTED
