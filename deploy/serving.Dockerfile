@@ -7,7 +7,7 @@ RUN MONOLITH_PORTABLE_WHEEL=1 pip wheel --no-deps --wheel-dir /wheels .
 
 FROM python:3.11-slim-bookworm
 COPY --from=build /wheels /wheels
-RUN pip install --no-cache-dir "$(ls /wheels/monolith-*.whl)[serving]" && rm -rf /wheels
+RUN pip install --no-cache-dir "$(ls /wheels/monolith_recsys-*.whl)[serving]" && rm -rf /wheels
 RUN useradd --create-home monolith
 USER monolith
 EXPOSE 8500 8501

@@ -26,7 +26,7 @@ import sys
 import types
 from typing import Any
 
-from monolith import _lazy_api, _lazy_imports, _quiet
+from monolith import _install, _lazy_api, _lazy_imports, _quiet
 
 # The only place of the version: pyproject.toml and CMakeLists.txt read this line.
 __version__ = "0.2.0"
@@ -69,6 +69,7 @@ def __getattr__(name: str) -> Any:
   raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
+_install.refuse_strangers()
 _quiet.before_tensorflow()
 _lazy_api.install()
 _lazy_imports.install(_ALIASES)

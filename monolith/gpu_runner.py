@@ -25,7 +25,7 @@ from typing import Any, Callable, Optional
 import tensorflow as tf
 from absl import app, flags, logging
 
-from monolith import base_runner
+from monolith import _install, base_runner
 from monolith.core import hyperparams
 
 FLAGS = flags.FLAGS
@@ -57,7 +57,7 @@ class _LazyModule(types.ModuleType):
     return getattr(module, attribute)
 
 
-hvd = _LazyModule("horovod.tensorflow", "pip install 'monolith[horovod]'")
+hvd = _LazyModule("horovod.tensorflow", _install.install_line("horovod"))
 MPI = _LazyModule("mpi4py.MPI", "pip install mpi4py, as Horovod runs over MPI")
 
 

@@ -19,7 +19,7 @@ from typing import Any, Callable, Optional
 import tensorflow as tf
 from absl import app, flags, logging
 
-from monolith import base_runner
+from monolith import _install, base_runner
 from monolith.core import (
   auto_checkpoint_feed_hook,
   base_embedding_task,
@@ -216,8 +216,8 @@ class TPURunner(base_runner.BaseRunner):
       if "Google API client" not in str(error):
         raise
       raise RuntimeError(
-        "Configuring the TPU version needs the Google API client: pip install 'monolith[tpu]', or "
-        "pass --noenable_tpu_version_config"
+        "Configuring the TPU version needs the Google API client: "
+        f"{_install.install_line('tpu')}, or pass --noenable_tpu_version_config"
       ) from error
     if str(self._tpu).startswith("grpc://"):
       logging.info("The health of the raw address %s cannot be known: not waiting", self._tpu)
@@ -416,7 +416,7 @@ def _import_tpu_client() -> Any:
   try:
     from cloud_tpu_client import client
   except ImportError:
-    logging.info("cloud-tpu-client is not installed (pip install 'monolith[tpu]')")
+    logging.info("cloud-tpu-client is not installed (%s)", _install.install_line("tpu"))
     from tensorflow.python.tpu.client import client
   return client
 

@@ -214,11 +214,11 @@ class ImportTest(unittest.TestCase):
     self._run(
       "import inspect, sys\n"
       "sys.modules['horovod'] = sys.modules['mpi4py'] = None\n"
-      "from monolith import gpu_runner\n"
+      "from monolith import _install, gpu_runner\n"
       "from monolith.gpu_runner import MPI, hvd\n"
       "inspect.getmembers(gpu_runner)\n"
       "assert inspect.ismodule(hvd) and not hasattr(hvd, '__path__')\n"
-      "for use, text in ((lambda: hvd.size, 'monolith[horovod]'),\n"
+      "for use, text in ((lambda: hvd.size, _install.install_line('horovod')),\n"
       "                  (lambda: MPI.COMM_WORLD, 'pip install mpi4py')):\n"
       "  try:\n"
       "    use()\n"

@@ -6,6 +6,7 @@ the TPU's host, and where the complete TPU graph is built, faked system metadata
 
 import contextlib
 import os
+import re
 import sys
 import types
 import unittest
@@ -66,7 +67,7 @@ from tensorflow.python.distribute.cluster_resolver.tpu import (  # noqa: E402
 )
 from tensorflow.python.tpu import tpu_system_metadata  # noqa: E402
 
-from monolith import tpu_runner  # noqa: E402
+from monolith import _install, tpu_runner  # noqa: E402
 from monolith.core import model_registry  # noqa: E402
 from monolith.core.auto_checkpoint_feed_hook import (  # noqa: E402
   TPUInfeedOutfeedSessionWithEndOfStreamHandlingHook,
@@ -250,7 +251,7 @@ class TpuPathTest(DataTestCase):
   def test_missing_google_client(self):
     error = RuntimeError("Missing runtime dependency on the Google API client. Run ...")
     with self._flags(), mock.patch.object(FakeClient, "configure_tpu_version", side_effect=error):
-      with self.assertRaisesRegex(RuntimeError, r"pip install 'monolith\[tpu\]'"):
+      with self.assertRaisesRegex(RuntimeError, re.escape(_install.install_line("tpu"))):
         tpu_runner.TPURunner(model_registry.GetParams(SIMPLE))._configure_tpu_version()
 
   def test_client_of_tensorflow_without_cloud_tpu_client(self):

@@ -48,7 +48,12 @@ BUILD_INFO = RUNTIME / "ops/_build_info.py"
 SERVER = pathlib.PurePosixPath("monolith/serving/native")
 SERVER_PROGRAM = SERVER / "monolith_model_server"
 # What of the engine the server has inside; tables are reached through ops.
-SERVER_ENGINE_SOURCES = ("base/crc32c.cc", "base/dynamic_library.cc", "kafka/rdkafka_api.cc")
+SERVER_ENGINE_SOURCES = (
+  "base/crc32c.cc",
+  "base/dynamic_library.cc",
+  "base/install_line.cc",
+  "kafka/rdkafka_api.cc",
+)
 SUPPORTED_TENSORFLOW = "2.15"
 PROTOC_VERSION = "3.21"
 
@@ -512,7 +517,7 @@ def _require_nvcc() -> str:
   if not nvcc:
     raise BuildError(
       "No CUDA compiler found: install CUDA 12 or 13 so that nvcc is on PATH, set CUDA_HOME, or "
-      "pip install 'monolith[cuda]' (PyPI's nvidia-cuda-nvcc)."
+      "pip install '.[cuda]' (PyPI's nvidia-cuda-nvcc)."
     )
   return nvcc
 

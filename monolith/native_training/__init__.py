@@ -75,3 +75,7 @@ runners
   `cpu_training_distributed_test_binary`
                              one process of a small cluster, for tests
 """
+
+from monolith import _install
+
+_install.refuse_strangers()

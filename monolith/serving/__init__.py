@@ -11,3 +11,7 @@ and its like), `batching`, `servable` (a SavedModel in a session), `warmup`, `re
 an `entry` finds its parameter servers), `metrics`.
 `predict` is a second command: it scores files.
 """
+
+from monolith import _install
+
+_install.refuse_strangers()

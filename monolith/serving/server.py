@@ -15,6 +15,7 @@ import grpc
 import tensorflow as tf
 from absl import logging
 
+from monolith import _install
 from monolith.serving import model_config, prediction, remote_servers, text_config, warmup
 from monolith.serving.batching import Batcher, BatchingParameters
 from monolith.serving.errors import ServingError, invalid
@@ -46,7 +47,7 @@ class ModelServer:
     if flags.row_log_servers and importlib.util.find_spec("confluent_kafka") is None:
       raise ServingError(
         grpc.StatusCode.FAILED_PRECONDITION,
-        "--row_log_servers needs confluent-kafka: pip install 'monolith[realtime]'",
+        f"--row_log_servers needs confluent-kafka: {_install.install_line('realtime')}",
       )
     if flags.ps_address:
       remote_servers.install(remote_servers.parse_addresses(flags.ps_address))

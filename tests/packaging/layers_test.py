@@ -15,7 +15,7 @@ _ROOT = pathlib.Path(__file__).resolve().parents[2]
 LAYERS = {
   "base": (
     "params, and what a process knows about itself: no graph, no other process",
-    "/ /_facades /_lazy_api /_lazy_imports /_quiet /core /path_utils /utils . "
+    "/ /_facades /_install /_lazy_api /_lazy_imports /_quiet /core /path_utils /utils . "
     "data.dataservice_flags env_utils gflags_utils monolith_export native_task_context proto "
     "ranks.environment signal_utils",
   ),

@@ -38,7 +38,7 @@ class WheelTest(unittest.TestCase):
       check=True,
       capture_output=True,
     )
-    wheels = list(folder.glob("monolith-*.whl"))
+    wheels = list(folder.glob("monolith_recsys-*.whl"))
     self.assertEqual(len(wheels), 1)
     self.assertRegex(wheels[0].name, r"-py3-none-(linux|manylinux)\w+\.whl$")
 

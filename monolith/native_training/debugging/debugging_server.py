@@ -14,6 +14,7 @@ import tensorflow as tf
 from absl import app, flags
 from google.protobuf import text_format
 
+from monolith import _install
 from monolith.native_training import (
   cluster_manager,
   hash_table_ops,
@@ -152,7 +153,7 @@ def create_app(model_dir: str | None = None) -> Any:
   try:
     import flask
   except ImportError as error:
-    raise ImportError("Serving HTTP needs flask: install monolith[debugging]") from error
+    raise ImportError(f"Serving HTTP needs flask: {_install.install_line('debugging')}") from error
 
   worker = DebuggingWorker(model_dir or FLAGS.model_dir)
   flask_app = flask.Flask(__name__)

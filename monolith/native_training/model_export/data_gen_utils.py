@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
+from monolith import _install
 from monolith.native_training import utils
 from monolith.native_training.data import feature_list as feature_list_lib
 from monolith.native_training.model_export import export_context
@@ -236,7 +237,7 @@ def gen_prediction_log(args: ParserArgs) -> list[prediction_log_pb2.PredictionLo
     from tensorflow_serving.apis import prediction_log_pb2
   except ImportError as e:
     raise ImportError(
-      "Warm-up requests need the protos of TensorFlow Serving: install monolith[serving]"
+      "Warm-up requests need the protos of TensorFlow Serving: " + _install.install_line("serving")
     ) from e
 
   logs = []

@@ -441,7 +441,8 @@ class ParquetDatasetTest(tf.test.TestCase):
     self.assertNotEqual(result.returncode, 0)
     self.assertEqual(result.stdout, "made\n")
     self.assertRegex(
-      result.stderr, "FailedPreconditionError.*pip install 'monolith.parquet.'.*/no/such/library"
+      result.stderr,
+      r"FailedPreconditionError.*pip install '(\.|monolith-recsys)\[parquet\]'.*/no/such/library",
     )
 
   def test_op_library_does_not_need_arrow(self):

@@ -5,6 +5,7 @@
 #include <mutex>
 
 #include "monolith/native_training/runtime/base/dynamic_library.h"
+#include "monolith/native_training/runtime/base/install_line.h"
 
 namespace monolith {
 namespace kafka {
@@ -32,10 +33,8 @@ std::unique_ptr<RdKafkaApi> Load(const std::vector<std::string>& package_folders
   DynamicLibrary library;
   auto api = std::make_unique<RdKafkaApi>();
   if (!library.Open(Candidates(package_folders), error)) {
-    *error =
-        "reading Kafka needs librdkafka: pip install 'monolith[kafka]', install the system's "
-        "librdkafka, or let " +
-        std::string(kVariable) + " name it (" + *error + ")";
+    *error = "reading Kafka needs librdkafka: " + engine::InstallLine("kafka") +
+             ", install the system's librdkafka, or let " + kVariable + " name it (" + *error + ")";
     return nullptr;
   }
 #define MONOLITH_RDKAFKA_FIND(result, name, arguments)          \

@@ -12,7 +12,7 @@ import types
 
 import tensorflow as tf
 
-from monolith import utils
+from monolith import _install, utils
 from monolith.native_training.runtime.ops import wrapper_cache
 
 LIBRARY_PATH = os.environ.get("MONOLITH_OP_LIBRARY") or utils.get_libops_path(
@@ -31,7 +31,9 @@ def load_library() -> types.ModuleType:
   """
   path = LIBRARY_PATH
   if not os.path.exists(path):
-    raise ImportError(f"The op library {path} does not exist: build it with 'pip install .'")
+    raise ImportError(
+      f"The op library {path} does not exist: build it with {_install.install_line()}"
+    )
   try:
     from monolith.native_training.runtime.ops import _build_info
   except ImportError:
@@ -41,7 +43,7 @@ def load_library() -> types.ModuleType:
     raise ImportError(
       f"The op library {path} was built against TensorFlow {_build_info.TENSORFLOW_VERSION}, but "
       f"TensorFlow {tf.__version__} is installed: install that version or rebuild with "
-      "'pip install .'"
+      + _install.install_line()
     )
   return wrapper_cache.load_op_library(path)
 

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "monolith/native_training/runtime/base/dynamic_library.h"
+#include "monolith/native_training/runtime/base/install_line.h"
 #include "monolith/native_training/runtime/ops/support/library_folders.h"
 #include "tensorflow/core/platform/errors.h"
 #include "tensorflow/core/platform/mutex.h"
@@ -33,8 +34,9 @@ Status Load(std::unique_ptr<GpuLibrary>* loaded) {
   if (!complete) {
     return errors::FailedPrecondition(
         "Monolith's ops need libmonolith_cuda.so to run on a GPU, which is built where nvcc is "
-        "found: run `make gpu`, or pip install 'monolith[cuda]' and build again, let ",
-        kVariable, " name the library, or place the op on a CPU (", error, ")");
+        "found: run `make gpu`, or ",
+        monolith::engine::InstallLine("cuda"), " and build again, let ", kVariable,
+        " name the library, or place the op on a CPU (", error, ")");
   }
   if (found->version() != MONO_GPU_VERSION) {
     return errors::FailedPrecondition(path, " has version ", found->version(), ", want ",

@@ -5,6 +5,7 @@
 
 #include "absl/memory/memory.h"
 #include "monolith/native_training/runtime/base/dynamic_library.h"
+#include "monolith/native_training/runtime/base/install_line.h"
 #include "monolith/native_training/runtime/ops/support/library_folders.h"
 #include "tensorflow/core/platform/errors.h"
 #include "tensorflow/core/platform/file_system.h"
@@ -67,8 +68,8 @@ Status GetApi(const ParquetApi** api) {
         !library.Find("MonolithParquetGetValues", &found->get_values, &error)) {
       return errors::FailedPrecondition(
           "reading Parquet files needs libmonolith_parquet.so, which is built where pyarrow is "
-          "installed, and the pyarrow it was built with: pip install 'monolith[parquet]' (",
-          error, ")");
+          "installed, and the pyarrow it was built with: ",
+          monolith::engine::InstallLine("parquet"), " (", error, ")");
     }
     loaded = found.release();
   }

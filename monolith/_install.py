@@ -1,0 +1,40 @@
+"""Names the commands that install this package, and refuses to run beside a stranger of its name.
+
+On PyPI `monolith` is a framework for command-line programs with a `monolith/` folder of its own.
+This distribution is called `monolith-recsys`. The ops have the same line in C++:
+`runtime/base/install_line.h`.
+"""
+
+from __future__ import annotations
+
+import pathlib
+
+DISTRIBUTION = "monolith-recsys"
+_PACKAGE = pathlib.Path(__file__).resolve().parent
+
+
+def install_line(extra: str = "", *, package: pathlib.Path = _PACKAGE) -> str:
+  """Returns the command that installs this package with an extra.
+
+  Args:
+    extra: one of the extras in `tools/requirements.py`; without one, the package alone.
+    package: the folder `monolith`.
+  """
+  if (package.parent / "pyproject.toml").exists():  # a checkout
+    return f"pip install '.[{extra}]'" if extra else "pip install ."
+  return f"pip install '{DISTRIBUTION}[{extra}]'" if extra else f"pip install {DISTRIBUTION}"
+
+
+def refuse_strangers(package: pathlib.Path = _PACKAGE) -> None:
+  """Checks that no other distribution has installed files into the folder of this package.
+
+  Raises:
+    ImportError: one has; whichever came last has overwritten files of the other.
+  """
+  for found in package.parent.glob("monolith-*.dist-info"):
+    stranger = found.name[: -len(".dist-info")].replace("-", " ")
+    raise ImportError(
+      f"Another distribution, {stranger}, shares the folder {package} with this one, "
+      f"{DISTRIBUTION}, and they overwrite each other's files: pip uninstall monolith, then "
+      f"pip install --force-reinstall --no-deps {DISTRIBUTION}"
+    )
