@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -31,12 +32,39 @@ _COMBINERS = (None, "sum", "mean", "sqrtn")
 optimizer_hook.install()
 
 
+class _Rows(int):
+  """The size of tables, which prints as rows times dim: 40x16, or [40x16],[2.5kx8] for several."""
+
+  def __new__(cls, held: Iterable[HashTable]) -> _Rows:
+    sizes = [(len(table), table.dim) for table in held]
+    rows = super().__new__(cls, sum(count * dim for count, dim in sizes))
+    parts = [f"{_abbreviate(count)}x{dim}" for count, dim in sizes]
+    # Summaries break lines after these brackets.
+    rows._text = parts[0] if len(parts) == 1 else ",".join(f"[{part}]" for part in parts)
+    return rows
+
+  def __str__(self) -> str:
+    return self._text
+
+
+def _abbreviate(count: int) -> str:
+  """Returns a number in at most five characters, as columns of summaries are narrow."""
+  if count < 10_000:
+    return str(count)
+  unit = max(1, math.floor(math.log(count / 0.9995, 1000)))
+  return f"{count / 1000**unit:.3g}{'kMGTP'[unit - 1]}"
+
+
 class TableLayer(tf.keras.layers.Layer):
   """A layer that holds tables; puts their rows into files of Keras's own formats."""
 
   def own_tables(self) -> dict[str, HashTable]:
     """Returns the tables that are saved with this layer, by a name that a saved file repeats."""
     raise NotImplementedError
+
+  def count_params(self) -> int:
+    """Returns how many numbers the rows have; `summary` shows it as rows times dim."""
+    return _Rows(self.own_tables().values())
 
   def save_own_variables(self, store: Any) -> None:
     """Writes the tables' files into a `.keras` or `.weights.h5` file."""
@@ -113,6 +141,7 @@ class Embedding(TableLayer):
     table: HashTable | None = None,
     **kwargs: Any,
   ):
+    _check_no_input_dim(dim, optimizer, kwargs)
     super().__init__(**kwargs)
     _check_combiner(combiner)
     self.combiner = combiner
@@ -294,6 +323,24 @@ class EmbeddingGroup(TableLayer):
       name: Feature(**_arguments_from_json(value)) for name, value in config["features"].items()
     }
     return cls(**{**config, "features": features})
+
+
+def _check_no_input_dim(dim: Any, second: Any, kwargs: Mapping[str, Any]) -> None:
+  """Refuses what `tf.keras.layers.Embedding` takes: a number of rows before the dim.
+
+  Raises:
+    TypeError: there is one.
+  """
+  given = {name: kwargs[name] for name in ("input_dim", "output_dim") if name in kwargs}
+  if isinstance(second, int) and not isinstance(second, bool):
+    want = second
+  elif given:
+    want = given.get("output_dim", dim)
+  else:
+    return
+  raise TypeError(
+    f"there is no input_dim, as a table has a row for every id that comes: Embedding({want})"
+  )
 
 
 def _as_feature(name: str, value: Any) -> Feature:

@@ -23,7 +23,7 @@ import tensorflow as tf
 from tensorflow.python.framework import auto_control_deps_utils
 
 from monolith.keras import ids as id_types
-from monolith.keras import settings
+from monolith.keras import saved_rows, settings
 from monolith.native_training.runtime.hash_table import embedding_hash_table_pb2
 from monolith.native_training.runtime.ops import gen_monolith_ops
 
@@ -137,7 +137,9 @@ class HashTable(tf.saved_model.experimental.TrackableResource):
         tf.zeros([0, self._dim]), trainable=True, name=f"{name or 'table'}_rows"
       )
       setattr(self.rows, _TABLE_ATTRIBUTE, weakref.ref(self))
-      self.rows.assign = functools.partial(_refuse_weights, name)
+      # What `get_weights` and `set_weights` of Keras call.
+      self.rows.numpy = functools.partial(_save_rows, weakref.ref(self))
+      self.rows.assign = functools.partial(_restore_rows, weakref.ref(self))
       for child_name, child in (
         ("rows", self.rows),
         ("_step", self._step),
@@ -239,6 +241,17 @@ class HashTable(tf.saved_model.experimental.TrackableResource):
     Rows; bytes; rows that have expired; ids that got no row because they were seen too seldom.
     """
     return gen_monolith_ops.monolith_hash_table_stats(self.resource_handle)
+
+  def __contains__(self, key: Any) -> bool:
+    """Returns whether an id has a row: `7 in table`.
+
+    Raises:
+      TypeError, ValueError: `key` is no id, or several; `contains` takes those.
+    """
+    has_row = self.contains(key)
+    if has_row.shape.rank != 0:
+      raise TypeError(f"{key!r} are several ids: `in` asks for one, contains(ids) for many")
+    return bool(has_row)
 
   def __len__(self) -> int:
     """Returns the number of rows."""
@@ -389,14 +402,17 @@ class HashTable(tf.saved_model.experimental.TrackableResource):
         tf.raw_ops.DestroyResourceOp(resource=handle, ignore_lookup_error=True)
 
 
-def _refuse_weights(name: str | None, *args: Any, **kwargs: Any) -> None:
-  """Raises an error where Keras would set weights, of which a table's rows are none."""
+def _save_rows(reference: weakref.ref[HashTable]) -> saved_rows.SavedRows:
+  table = reference()
+  assert table is not None  # The variable belongs to it.
+  return saved_rows.SavedRows.of(table, table.dim)
+
+
+def _restore_rows(reference: weakref.ref[HashTable], value: Any, *args: Any, **kwargs: Any) -> None:
   del args, kwargs
-  raise NotImplementedError(
-    f"set_weights cannot set the rows of table {name!r}, as get_weights does not get them; "
-    "EarlyStopping(restore_best_weights=True) uses both. Save and load weights in files instead: "
-    "save_weights, load_weights, ModelCheckpoint(save_best_only=True)"
-  )
+  table = reference()
+  assert table is not None
+  saved_rows.restore(table, table.name, value)
 
 
 def table_of(variable: Any) -> HashTable | None:

@@ -1,11 +1,17 @@
-"""Tests of `monolith.keras.layers`, `callbacks` and `optimizer_hook`: tables in Keras models."""
+"""Tests of `layers`, `callbacks`, `saved_rows` and `optimizer_hook`: tables in Keras models."""
 
 from __future__ import annotations
+
+import gc
+import os
+import tempfile
+import unittest.mock
 
 import numpy as np
 import tensorflow as tf
 
 import monolith.keras
+from monolith.keras import layers
 from monolith.keras.layers import Embedding, EmbeddingGroup, Feature
 from monolith.native_training import entry
 
@@ -182,21 +188,82 @@ class FitTest(tf.test.TestCase):
 
     self.assertAllEqual(table_of(model).items()[1], before)
 
-  def test_weights_that_hold_no_rows_are_not_set(self):
+  def test_early_stopping_restores_the_rows_of_the_best_epoch(self):
     model = make_sequential()
+    best = {}
+
+    class Watch(tf.keras.callbacks.Callback):
+      def on_epoch_end(self, epoch, logs=None):
+        # The first epoch is the best one.
+        logs["score"] = epoch
+        if epoch == 0:
+          best["rows"] = table_of(self.model).items()
+          best["entries"] = table_of(self.model).entries()
+
+    model.compile("adam", "mse")
+    stop = tf.keras.callbacks.EarlyStopping("score", patience=2, restore_best_weights=True)
+    model.fit(*make_data(), epochs=9, verbose=0, callbacks=[Watch(), stop])
+
+    self.assertEqual(stop.stopped_epoch, 2)
+    for got, want in zip(table_of(model).items(), best["rows"]):
+      self.assertAllEqual(got, want)
+    # With the state of their optimizers.
+    self.assertCountEqual(table_of(model).entries(), best["entries"])
+
+  def test_weights_go_from_model_to_model_with_their_rows(self):
+    model, other = make_sequential(), make_sequential()
+    for each in (model, other):
+      compile_and_fit(each, epochs=1)
+    ids, _ = make_data()
+    want = model.predict(ids, verbose=0)
+    weights = [np.array(weight, subok=True) for weight in model.get_weights()]
+    self.assertEqual([weight.shape for weight in weights], [(0, 4), (4, 1), (1,)])
     compile_and_fit(model, epochs=1)
 
-    with self.assertRaisesRegex(NotImplementedError, "rows of table .*ModelCheckpoint"):
-      model.set_weights(model.get_weights())
-    with self.assertRaisesRegex(NotImplementedError, "EarlyStopping"):
-      model.fit(
-        *make_data(),
-        epochs=3,
-        verbose=0,
-        callbacks=[
-          tf.keras.callbacks.EarlyStopping("loss", min_delta=9, restore_best_weights=True)
-        ],
-      )
+    other.set_weights(weights)
+    model.layers[0].set_weights(weights[:1])
+    model.layers[1].set_weights(weights[1:])
+
+    self.assertAllEqual(other.predict(ids, verbose=0), want)
+    self.assertAllEqual(model.predict(ids, verbose=0), want)
+
+  def test_copies_of_rows_go_with_the_arrays_that_know_them(self):
+    folder = self.create_tempdir().full_path
+    layer = make_embedding()
+    with unittest.mock.patch.object(tempfile, "tempdir", folder):
+      weights = layer.get_weights()
+      self.assertLen(os.listdir(folder), 1)
+      kept = weights[0].copy()
+      del weights
+      gc.collect()
+      self.assertLen(os.listdir(folder), 1)
+      del kept
+      gc.collect()
+      self.assertEmpty(os.listdir(folder))
+
+  def test_arrays_without_rows_are_not_set(self):
+    model = make_sequential()
+    compile_and_fit(model, epochs=1)
+    with self.assertRaisesRegex(NotImplementedError, "rows are in what get_weights.*save_weights"):
+      model.set_weights([np.zeros(weight.shape) for weight in model.weights])
+
+  def test_summaries_show_rows_and_dim(self):
+    for make in (make_sequential, make_functional):
+      model = make()
+      compile_and_fit(model, epochs=1)
+      lines = []
+      model.summary(print_fn=lines.append)
+      (line,) = (line for line in lines if "Embedding" in line)
+      self.assertIn(f" {NUM_IDS}x4 ", line + " ")
+      (layer,) = (layer for layer in model.layers if isinstance(layer, Embedding))
+      self.assertEqual(layer.count_params(), NUM_IDS * 4)
+
+    group = EmbeddingGroup({"user": 2, "item": 3, "seen": Feature(table="item", combiner="sum")})
+    group.tables["user"].assign([1, 2], np.ones([2, 2]))
+    self.assertEqual(str(group.count_params()), "[2x2],[0x3]")
+    self.assertEqual(group.count_params(), 4)
+    for count, text in ((9999, "9999"), (12345, "12.3k"), (999_600, "1M"), (10**10, "10G")):
+      self.assertEqual(layers._abbreviate(count), text)
 
   def test_schedules_follow_the_steps_of_the_optimizer(self):
     schedule = tf.keras.optimizers.schedules.PiecewiseConstantDecay([1], [1.0, 10.0])
@@ -319,6 +386,16 @@ class ShapeTest(tf.test.TestCase):
     self.assertAllEqual(self.call(ids, "mean"), [[1.5], [4]])
     self.assertAllClose(self.call(ids, "sqrtn"), [[3 / np.sqrt(2)], [8 / np.sqrt(2)]])
     self.assertAllEqual(self.call(tf.zeros([2, 0], tf.int64), "mean"), [[0], [0]])
+
+  def test_arguments_of_keras_own_layer_are_explained(self):
+    for arguments, keywords in (
+      ((1000, 64), {}),
+      ((1000,), {"output_dim": 64}),
+      ((), {"input_dim": 1000, "output_dim": 64}),
+      ((64,), {"input_dim": 1000}),
+    ):
+      with self.assertRaisesRegex(TypeError, r"there is no input_dim.*: Embedding\(64\)$"):
+        Embedding(*arguments, **keywords)
 
   def test_ragged_ids(self):
     ids = tf.ragged.constant([[1, 2], [], [3]], dtype=tf.int64)

@@ -32,6 +32,21 @@ class HashTableTest(tf.test.TestCase):
     self.assertAllEqual(table.contains([[7, 11]]), [[True, False]])
     self.assertEqual(repr(table), "HashTable(dim=2, optimizer='sgd') with 2 rows")
 
+  def test_one_id_is_in_a_table_or_not(self):
+    table = sgd_table()
+    table.assign([7], [[1, 1]])
+    table.assign(["tea"], [[1, 1]])
+
+    self.assertIn(7, table)
+    self.assertIn(tf.constant(7), table)
+    self.assertIn("tea", table)
+    self.assertNotIn(8, table)
+    self.assertNotIn("coffee", table)
+    with self.assertRaisesRegex(TypeError, "several ids.*contains"):
+      [7, 8] in table  # noqa: B015
+    with self.assertRaisesRegex(TypeError, "ids have dtype float64"):
+      7.5 in table  # noqa: B015
+
   def test_lookup_creates_nothing_and_keeps_the_shape_of_its_ids(self):
     table = sgd_table(3)
 
