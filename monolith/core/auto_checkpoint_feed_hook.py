@@ -3,13 +3,17 @@
 `BaseEmbeddingTask` appends endless empty batches to its finite data; every batch carries the
 feature `_user_provided_signal_name`, which is True in those batches. The model sends it to the
 host, and this hook, in place of TensorFlow's own, ends training after the loop in which it arrived.
+
+TPUEstimator exists up to TensorFlow 2.15: take that version to train on TPU.
 """
 
 from typing import Any, Optional
 
 import tensorflow as tf
-from tensorflow_estimator.python.estimator.tpu import tpu_estimator
 
+from monolith import _tensorflow
+
+tpu_estimator: Any = _tensorflow.import_tpu_estimator()
 PeriodicLogger = tpu_estimator.PeriodicLogger
 _SIGNAL = tpu_estimator._SIGNAL
 _OpQueueContext = tpu_estimator._OpQueueContext

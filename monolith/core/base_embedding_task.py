@@ -20,9 +20,12 @@ from typing import Any, Callable, Optional, Union
 
 import tensorflow as tf
 from absl import logging
-from tensorflow.python.tpu import tpu_embedding
 
+from monolith import _tensorflow
 from monolith.core import auto_checkpoint_feed_hook, base_task, feature, hyperparams, util
+
+# Configurations of features and tables.
+tpu_embedding: Any = _tensorflow.import_tpu_embedding()
 
 _SIGNAL_NAME = auto_checkpoint_feed_hook._USER_PROVIDED_SIGNAL_NAME
 _UID = "uid"
@@ -72,8 +75,8 @@ class BaseEmbeddingTask(base_task.BaseTask):
   def __init__(self, params: hyperparams.Params):
     super().__init__(params)
     self.p = params
-    self._feature_to_config_dict: dict[str, tpu_embedding.FeatureConfig] = {}
-    self._table_to_config_dict: dict[str, tpu_embedding.TableConfig] = {}
+    self._feature_to_config_dict: dict[str, Any] = {}
+    self._table_to_config_dict: dict[str, Any] = {}
     self._vocab_size_dict = self._create_vocab_dict()
     self._env = feature.Env(vocab_size_dict=self._vocab_size_dict, params=params)
 
@@ -249,7 +252,7 @@ class BaseEmbeddingTask(base_task.BaseTask):
 
   def create_feature_and_table_config_dict(
     self,
-  ) -> tuple[dict[str, tpu_embedding.FeatureConfig], dict[str, tpu_embedding.TableConfig]]:
+  ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Returns the features and tables for the TPU embedding; `init_slot_to_env` comes first."""
     self._feature_to_config_dict = {}
     self._table_to_config_dict = {}
@@ -370,9 +373,7 @@ def _cut(ids: tf.RaggedTensor, length: int) -> tf.SparseTensor:
   return tf.SparseTensor(sparse.indices, sparse.values, shape)
 
 
-def _table_config(
-  feature_slice: feature.FeatureSlice, vocabulary_size: int
-) -> tpu_embedding.TableConfig:
+def _table_config(feature_slice: feature.FeatureSlice, vocabulary_size: int) -> Any:
   return tpu_embedding.TableConfig(
     vocabulary_size=vocabulary_size,
     dimension=feature_slice.dim,
@@ -383,7 +384,7 @@ def _table_config(
   )
 
 
-def _table_variable(name: str, config: tpu_embedding.TableConfig) -> tf.Variable:
+def _table_variable(name: str, config: Any) -> tf.Variable:
   """Returns the variable of a table, the same one for all its features."""
   with tf.compat.v1.variable_scope(
     tf.compat.v1.get_variable_scope(), reuse=tf.compat.v1.AUTO_REUSE

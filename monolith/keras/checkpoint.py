@@ -20,10 +20,10 @@ from collections.abc import Callable, Mapping
 from typing import Any, Union
 
 import tensorflow as tf
-from keras.src.saving.legacy import hdf5_format, saving_utils
 from tensorflow.python.saved_model import registration
 from tensorflow.python.trackable import resource
 
+from monolith import _tensorflow
 from monolith.keras import layers, signatures
 from monolith.keras.table import HashTable
 from monolith.native_training.runtime.ops import gen_monolith_ops
@@ -82,8 +82,10 @@ def install() -> None:
     restore_fn=_restore,
   )
   registration.register_serializable(package=_PACKAGE, name=_NAME, predicate=_is_table)(LoadedTable)
+  hdf5_format = _tensorflow.import_keras_saving("hdf5_format")
   for function in ("save_weights_to_hdf5_group", "load_weights_from_hdf5_group"):
     setattr(hdf5_format, function, _refuse_tables(getattr(hdf5_format, function)))
+  saving_utils = _tensorflow.import_keras_saving("saving_utils")
   saving_utils.trace_model_call = signatures.name_inputs(saving_utils.trace_model_call)
   _installed = True
 

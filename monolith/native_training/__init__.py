@@ -18,6 +18,7 @@ graph
                              tensors, nests of them, graphs
   `prefetch_queue`, `variables`, `barrier_ops`, `device_utils`, `session_run_hooks`, `hooks`
                              queues, cached variables, barriers, devices, hooks
+  `graph_estimator`          trains, evaluates and exports what a model function builds
   `metric`                   metrics
 
 cluster

@@ -22,9 +22,9 @@ from typing import Any, Optional
 import tensorflow as tf
 from absl import flags, logging
 from tensorflow.python.data.experimental import service as dsvc
-from tensorflow_estimator.python.estimator import util as estimator_util
 
-from monolith.native_training import env_utils, net_utils, yarn_runtime
+from monolith import _tensorflow
+from monolith.native_training import env_utils, graph_estimator, net_utils, yarn_runtime
 from monolith.native_training.data import dataservice_flags  # noqa: F401, defines flags read below
 from monolith.native_training.ranks.environment import (
   enable_sync_training,
@@ -342,8 +342,10 @@ def mlp_pass(
     for role in (dispatcher_role, dsworker_role, worker_role, ps_role)
   )
   if FLAGS.dataset_use_dataservice:
-    estimator_util._DatasetInitializerHook.begin = begin
-    estimator_util._DatasetInitializerHook.after_create_session = after_create_session
+    hooks: tuple[Any, ...] = _tensorflow.original_initializer_hooks()
+    for hook in (graph_estimator.DatasetInitializerHook, *hooks):
+      hook.begin = begin
+      hook.after_create_session = after_create_session
   mlp_env = MLPEnv()
   if not mlp_env.avaiable:
     return
@@ -414,7 +416,7 @@ def _start_dsworker(mlp_env: MLPEnv, dispatcher_addr: str, port: int) -> dsvc.Wo
 
 
 def begin(self) -> None:
-  """Replaces `_DatasetInitializerHook.begin`: all ranks read rank 0's registered dataset."""
+  """Replaces `DatasetInitializerHook.begin`: all ranks read rank 0's registered dataset."""
   self._initializer = self._iterator.initializer
   self._broadcast_dataset_id = None
   graph = tf.compat.v1.get_default_graph()
@@ -436,7 +438,7 @@ def begin(self) -> None:
 
 
 def after_create_session(self, session: tf.compat.v1.Session, coord: Any) -> None:
-  """Replaces `_DatasetInitializerHook.after_create_session`."""
+  """Replaces `DatasetInitializerHook.after_create_session`."""
   del coord
   if self._broadcast_dataset_id is not None:
     logging.info("dataset ids: %s", session.run(self._broadcast_dataset_id))

@@ -29,6 +29,7 @@ from starlette.routing import Route
 from tensorflow.core.framework import types_pb2  # noqa: F401 (names of types in metadata)
 from tensorflow_serving.apis import get_model_metadata_pb2, get_model_status_pb2, model_pb2
 
+from monolith import _tensorflow
 from monolith.serving import examples_api, prediction
 from monolith.serving import metrics as metrics_lib
 from monolith.serving.errors import ServingError, from_exception, invalid
@@ -173,10 +174,10 @@ class RestServer:
       response = metadata_of(lease)
     signatures = get_model_metadata_pb2.SignatureDefMap()
     response.metadata["signature_def"].Unpack(signatures)
-    to_dict = {"preserving_proto_field_name": True, "including_default_value_fields": True}
+    names = {"preserving_proto_field_name": True}
     document = {
-      "model_spec": json_format.MessageToDict(response.model_spec, **to_dict),
-      "metadata": {"signature_def": json_format.MessageToDict(signatures, **to_dict)},
+      "model_spec": _tensorflow.message_to_dict(response.model_spec, **names),
+      "metadata": {"signature_def": _tensorflow.message_to_dict(signatures, **names)},
     }
     return json.dumps(document, indent=1).encode()
 

@@ -15,7 +15,7 @@ _ROOT = pathlib.Path(__file__).resolve().parents[2]
 LAYERS = {
   "base": (
     "params, and what a process knows about itself: no graph, no other process",
-    "/ /_facades /_install /_lazy_api /_lazy_imports /_quiet /core /path_utils /utils . "
+    "/ /_facades /_install /_lazy_api /_lazy_imports /_quiet /_tensorflow /core /path_utils /utils . "
     "data.dataservice_flags env_utils gflags_utils monolith_export native_task_context proto "
     "ranks.environment signal_utils",
   ),
@@ -26,7 +26,7 @@ LAYERS = {
   ),
   "graph": (
     "helpers that build graphs and run sessions; metrics",
-    "barrier_ops clip_ops device_utils graph_meta graph_utils hooks metric "
+    "barrier_ops clip_ops device_utils graph_estimator graph_meta graph_utils hooks metric "
     "model_export.export_context nested_tensors prefetch_queue ragged_utils session_run_hooks "
     "tensor_utils utils variables",
   ),

@@ -12,6 +12,7 @@ from typing import Union
 import tensorflow as tf
 
 from idl.matrix.proto import line_id_pb2
+from monolith import _tensorflow
 from monolith.native_training.data import parsers
 from monolith.native_training.data.item_pools import (  # noqa: F401  (part of this module)
   create_item_pool,
@@ -79,7 +80,7 @@ def _line_id_field(field_name: str) -> tuple[tf.DType, bool]:
   field = line_id_pb2.LineId.DESCRIPTOR.fields_by_name.get(field_name)
   if field is None:
     raise ValueError(f"{field_name} is not a field of LineId")
-  return parsers.ProtoType.get_tf_type(field.type), field.label == field.LABEL_REPEATED
+  return parsers.ProtoType.get_tf_type(field.type), _tensorflow.is_repeated(field)
 
 
 def filter_by_fids(

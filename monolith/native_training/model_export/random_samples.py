@@ -16,6 +16,7 @@ import tensorflow as tf
 from google.protobuf.descriptor import FieldDescriptor
 
 from idl.matrix.proto import example_pb2, feature_pb2, line_id_pb2, proto_parser_pb2
+from monolith import _tensorflow
 from monolith.native_training.data import feature_list as feature_list_lib
 from monolith.native_training.data import parsers
 
@@ -149,7 +150,7 @@ def fill_line_id(
       (fid,) = gens[hash_len](meta.slot)
       return _to_field(field, fid)
 
-    if field.label == FieldDescriptor.LABEL_REPEATED:
+    if _tensorflow.is_repeated(field):
       del getattr(line_id, meta.name)[:]
       getattr(line_id, meta.name).extend(gen() for _ in range(_count(meta)))
     else:

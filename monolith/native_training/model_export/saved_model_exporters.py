@@ -27,10 +27,10 @@ import tensorflow as tf
 from absl import logging
 from tensorflow.core.protobuf import meta_graph_pb2
 from tensorflow.python.training import py_checkpoint_reader
-from tensorflow_estimator.python.estimator.export import export_lib
 
 from monolith.native_training import device_utils, hash_table_ops, multi_hash_table_ops, save_utils
 from monolith.native_training.checkpoints import reshard as checkpoint_reshard
+from monolith.native_training.graph_estimator import saved_model
 from monolith.native_training.model_export import (
   data_gen_utils,
   export_context,
@@ -207,11 +207,7 @@ class BaseExporter:
         f"it makes {sorted(receiver.features)}. A served model is not told its label: read that "
         f"with features.get({name!r})"
       ) from error
-    return export_lib.build_all_signature_defs(
-      receiver.receiver_tensors,
-      spec.export_outputs,
-      getattr(receiver, "receiver_tensors_alternatives", None),
-    )
+    return saved_model.build_signatures(spec, receiver)
 
   def _save(
     self,

@@ -9,7 +9,10 @@ from collections.abc import Sequence
 from typing import Any, Optional, Union
 
 import tensorflow as tf
-from tensorboard.compat.proto import summary_pb2
+
+from monolith import _tensorflow
+
+summary_pb2: Any = _tensorflow.import_summary_pb2()
 
 PLUGIN_NAME = "monolith"
 MONOLITH_NAS_DATA = "monolith_nas_weight"
@@ -37,7 +40,7 @@ class SummaryType:
 
 def create_summary_metadata(
   description: Optional[str] = None, meta_content: Union[bytes, str] = b""
-) -> summary_pb2.SummaryMetadata:
+) -> Any:
   """Returns the metadata of a tensor summary of the plugin.
 
   Args:

@@ -1,0 +1,44 @@
+"""Estimator of a model function: builds a graph and runs it in monitored sessions.
+
+TensorFlow had these names in `tf.estimator` up to version 2.15. User code may still pass that
+package's objects there: what a model function or a receiver function returns, configurations,
+settings of a warm start. Session hooks are those of `tf.compat.v1.train`.
+
+`monolith.estimator` is what most programs use: it stands on the driver, which stands on this.
+"""
+
+from monolith.native_training.graph_estimator.estimator import Estimator
+from monolith.native_training.graph_estimator.inputs import DatasetInitializerHook
+from monolith.native_training.graph_estimator.receivers import (
+  ServingInputReceiver,
+  TensorServingInputReceiver,
+  build_parsing_serving_input_receiver_fn,
+  build_raw_serving_input_receiver_fn,
+)
+from monolith.native_training.graph_estimator.run_config import RunConfig
+from monolith.native_training.graph_estimator.spec import (
+  ClassificationOutput,
+  EstimatorSpec,
+  ExportOutput,
+  ModeKeys,
+  PredictOutput,
+  RegressionOutput,
+)
+from monolith.native_training.graph_estimator.warm_start import WarmStartSettings
+
+__all__ = [
+  "ClassificationOutput",
+  "DatasetInitializerHook",
+  "Estimator",
+  "EstimatorSpec",
+  "ExportOutput",
+  "ModeKeys",
+  "PredictOutput",
+  "RegressionOutput",
+  "RunConfig",
+  "ServingInputReceiver",
+  "TensorServingInputReceiver",
+  "WarmStartSettings",
+  "build_parsing_serving_input_receiver_fn",
+  "build_raw_serving_input_receiver_fn",
+]

@@ -1,0 +1,173 @@
+"""What an exported model is fed: placeholders, and the features that are made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import tensorflow as tf
+
+from monolith import _tensorflow
+
+_FEATURE = "feature"
+_INPUT = "input"
+_EXAMPLES = "examples"
+_PREDICTIONS_INPUT = "input_example_tensor"
+
+
+class _Fields(NamedTuple):
+  features: Any
+  receiver_tensors: Mapping[str, Any]
+  receiver_tensors_alternatives: Mapping[str, Mapping[str, Any]] | None
+
+
+def _base(name: str) -> Any:
+  """Returns the base of a class that is to stand for `tf.estimator`'s where that exists."""
+  return type("_Base", (_Fields, *_tensorflow.original_receiver_class(name)), {})
+
+
+if TYPE_CHECKING:
+  _ServingBase = _TensorBase = _Fields
+else:
+  _ServingBase = _base("ServingInputReceiver")
+  _TensorBase = _base("TensorServingInputReceiver")
+
+
+class ServingInputReceiver(_ServingBase):
+  """What an exported model is fed.
+
+  Attributes:
+    features: what the model function gets: name -> tensor. A tensor alone gets the name `feature`.
+    receiver_tensors: what callers feed: name -> placeholder. One alone gets the name `input`.
+    receiver_tensors_alternatives: name -> other tensors that can be fed instead.
+  """
+
+  __slots__ = ()
+
+  def __new__(
+    cls,
+    features: Any,
+    receiver_tensors: Any,
+    receiver_tensors_alternatives: Mapping[str, Any] | None = None,
+  ):
+    """Checks names and types.
+
+    Raises:
+      ValueError: features or receiver tensors are missing, a name is no text, or something is no
+        tensor.
+    """
+    return tuple.__new__(
+      cls,
+      (
+        _check_features(features),
+        _check_tensors("receiver_tensors", receiver_tensors, _INPUT),
+        _check_alternatives(receiver_tensors_alternatives),
+      ),
+    )
+
+
+class TensorServingInputReceiver(_TensorBase):
+  """What an exported model is fed whose model function gets a tensor instead of a dict.
+
+  Attributes:
+    features: the tensor.
+    receiver_tensors: as those of `ServingInputReceiver`.
+    receiver_tensors_alternatives: as those of `ServingInputReceiver`.
+  """
+
+  __slots__ = ()
+
+  def __new__(
+    cls,
+    features: Any,
+    receiver_tensors: Any,
+    receiver_tensors_alternatives: Mapping[str, Any] | None = None,
+  ):
+    """Checks names and types.
+
+    Raises:
+      ValueError: the features are no tensor, a name is no text, or something is no tensor.
+    """
+    _check_tensor("features", _FEATURE, features)
+    return tuple.__new__(
+      cls,
+      (
+        features,
+        _check_tensors("receiver_tensors", receiver_tensors, _INPUT),
+        _check_alternatives(receiver_tensors_alternatives),
+      ),
+    )
+
+
+def build_raw_serving_input_receiver_fn(
+  features: Mapping[str, tf.Tensor], default_batch_size: int | None = None
+) -> Callable[[], ServingInputReceiver]:
+  """Returns a receiver function for models that are fed their features.
+
+  Args:
+    features: name -> a tensor of the shape and type that is fed; its values do not matter.
+    default_batch_size: the size of a batch; any by default.
+  """
+
+  def serving_input_receiver_fn() -> ServingInputReceiver:
+    fed = {}
+    for name, tensor in features.items():
+      shape = [default_batch_size, *tensor.shape.as_list()[1:]]
+      fed[name] = tf.compat.v1.placeholder(tensor.dtype, shape, name=name)
+    return ServingInputReceiver(fed, fed)
+
+  return serving_input_receiver_fn
+
+
+def build_parsing_serving_input_receiver_fn(
+  feature_spec: Mapping[str, Any], default_batch_size: int | None = None
+) -> Callable[[], ServingInputReceiver]:
+  """Returns a receiver function for models that are fed serialized `tf.train.Example`s.
+
+  Args:
+    feature_spec: name -> how `tf.io.parse_example` parses it.
+    default_batch_size: the size of a batch; any by default.
+  """
+
+  def serving_input_receiver_fn() -> ServingInputReceiver:
+    examples = tf.compat.v1.placeholder(tf.string, [default_batch_size], name=_PREDICTIONS_INPUT)
+    features = tf.io.parse_example(examples, dict(feature_spec))
+    return ServingInputReceiver(features, {_EXAMPLES: examples})
+
+  return serving_input_receiver_fn
+
+
+def _check_features(features: Any) -> Mapping[str, Any]:
+  if callable(features) and not tf.is_tensor(features):
+    raise ValueError(f"features is {features!r}, want tensors by name")
+  return _check_tensors("features", features, _FEATURE)
+
+
+def _check_tensors(what: str, tensors: Any, default_name: str) -> Mapping[str, Any]:
+  if tensors is None:
+    raise ValueError(f"{what} must be defined.")
+  if not isinstance(tensors, Mapping):
+    tensors = {default_name: tensors}
+  for name, tensor in tensors.items():
+    if not isinstance(name, str):
+      raise ValueError(f"{what} keys must be strings: {name!r}.")
+    _check_tensor(what, name, tensor)
+  return tensors
+
+
+def _check_tensor(what: str, name: str, tensor: Any) -> None:
+  if not tf.is_tensor(tensor):
+    raise ValueError(f"{what} {name!r} must be a Tensor, SparseTensor or RaggedTensor: {tensor!r}")
+
+
+def _check_alternatives(
+  alternatives: Mapping[str, Any] | None,
+) -> Mapping[str, Mapping[str, Any]] | None:
+  if alternatives is None:
+    return None
+  if not isinstance(alternatives, Mapping):
+    raise ValueError(f"receiver_tensors_alternatives must be a dict: {alternatives!r}.")
+  return {
+    name: _check_tensors(f"receiver_tensors_alternatives {name!r}", tensors, _INPUT)
+    for name, tensors in alternatives.items()
+  }

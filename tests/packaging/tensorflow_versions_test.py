@@ -1,0 +1,155 @@
+"""What differs between versions of TensorFlow is in `monolith/_tensorflow.py`, and is there."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import importlib
+import pathlib
+import re
+import subprocess
+import sys
+import unittest
+
+from google.protobuf import descriptor_pb2
+
+from monolith import _tensorflow
+
+_ROOT = pathlib.Path(__file__).resolve().parents[2]
+_PRIVATE = ("tensorflow.python", "tensorflow.core", "tensorflow.compiler", "tensorflow.tsl")
+_MODULE = "_tensorflow.py"
+# Only `_tensorflow.py` may import from them: a version has no such package, or another one.
+_ELSEWHERE = ("tensorflow_estimator", "tensorboard", "keras", "tf_keras")
+_VERSION = re.compile(
+  r"(tf|tensorflow|np|numpy|keras|protobuf|tf_keras)\.(__version__|version\b|VERSION)"
+  r"|sys\.version_info|importlib\.metadata"
+)
+# File -> why it looks at a version.
+_MAY_ASK = {
+  "native_training/runtime/ops/gen_monolith_ops_base.py": "a library fits one TensorFlow",
+  "serving/model_server.py": "prints it",
+  "tpu_runner.py": "tells the TPU",
+}
+
+
+@functools.cache
+def _sources() -> dict[str, str]:
+  """Returns path below the package -> text of what somebody wrote."""
+  package = _ROOT / "monolith"
+  return {
+    path.relative_to(package).as_posix(): path.read_text(encoding="utf-8")
+    for path in sorted(package.rglob("*.py"))
+    if not path.stem.endswith(("_pb2", "_pb2_grpc")) and path.stem != "_build_info"
+  }
+
+
+@functools.cache
+def _trees() -> dict[str, ast.Module]:
+  return {path: ast.parse(text) for path, text in _sources().items()}
+
+
+def _imports_of(node: ast.AST) -> list[tuple[str, str, str]]:
+  """Returns (module, imported name, name here) of each import; no name for `import module`."""
+  if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+    return [(node.module, alias.name, alias.asname or alias.name) for alias in node.names]
+  if isinstance(node, ast.Import):
+    return [(alias.name, "", alias.asname or alias.name) for alias in node.names]
+  return []
+
+
+def _is_module(name: str) -> bool:
+  """Tells so by the habit of TensorFlow: its modules have small letters, its classes do not."""
+  return name.islower()
+
+
+def _find_private_names() -> dict[str, set[str]]:
+  """Returns module -> names that the package uses of it."""
+  found: dict[str, set[str]] = {}
+  for tree in _trees().values():
+    functions = [n for n in ast.walk(tree) if isinstance(n, (ast.FunctionDef, ast.Lambda))]
+    inside = {id(n) for function in functions for n in ast.walk(function)}
+    for scope in (tree, *functions):
+      modules = {}
+      for node in ast.walk(scope):
+        if scope is tree and id(node) in inside:
+          continue
+        for module, name, here in _imports_of(node):
+          if not name or not module.startswith(_PRIVATE):
+            continue
+          if _is_module(name):
+            modules[here] = f"{module}.{name}"
+            found.setdefault(modules[here], set())
+          else:
+            found.setdefault(module, set()).add(name)
+      for node in ast.walk(scope) if modules else ():
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+          if node.value.id in modules:
+            found[modules[node.value.id]].add(node.attr)
+  return found
+
+
+class TensorFlowVersionsTest(unittest.TestCase):
+  def test_list_has_what_the_package_uses(self):
+    listed = {module: set(names.split()) for module, names in _tensorflow.PRIVATE_NAMES.items()}
+    self.assertEqual(_find_private_names(), listed)
+
+  def test_every_private_name_is_there(self):
+    # Gives a name back that TensorFlow has lost.
+    importlib.import_module("monolith.core.testing_utils")
+    for module, names in _tensorflow.PRIVATE_NAMES.items():
+      imported = importlib.import_module(module)
+      for name in names.split():
+        self.assertTrue(hasattr(imported, name), f"{module}.{name}")
+
+  def test_no_other_module_asks_for_a_version(self):
+    asking = {
+      path
+      for path, text in _sources().items()
+      if any(_VERSION.search(line.split("#")[0]) for line in text.splitlines())
+    }
+    self.assertEqual(asking, set(_MAY_ASK))
+
+  def test_no_other_module_imports_what_a_version_lacks(self):
+    importing = {
+      (path, module)
+      for path, tree in _trees().items()
+      if path != _MODULE
+      for node in ast.walk(tree)
+      for module, _, _ in _imports_of(node)
+      if module.split(".")[0] in _ELSEWHERE
+    }
+    self.assertEqual(importing, set())
+
+  def test_the_check_reads_every_kind_of_use(self):
+    found = _find_private_names()
+    self.assertIn("_PREEMPTION_ERRORS", found["tensorflow.python.training.monitored_session"])
+    self.assertIn("SummaryWriterCache", found["tensorflow.python.training.summary_io"])
+    for line in ("if tf.__version__ > '2.15':", "sys.version_info >= (3, 12)"):
+      self.assertRegex(line, _VERSION)
+
+  def test_the_module_needs_no_tensorflow_until_it_is_asked(self):
+    program = "import sys, monolith._tensorflow; print('tensorflow' in sys.modules)"
+    printed = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
+    self.assertEqual(printed.stdout.split(), [b"False"])
+
+
+class FunctionsTest(unittest.TestCase):
+  def test_lists_are_told_from_single_fields(self):
+    fields = descriptor_pb2.FileDescriptorProto.DESCRIPTOR.fields_by_name
+    self.assertTrue(_tensorflow.is_repeated(fields["dependency"]))
+    self.assertFalse(_tensorflow.is_repeated(fields["name"]))
+
+  def test_fields_that_are_not_set_are_written(self):
+    metadata = _tensorflow.import_summary_pb2().SummaryMetadata()
+    written = _tensorflow.message_to_dict(metadata, preserving_proto_field_name=True)
+    self.assertEqual(written["summary_description"], "")
+    self.assertIn("display_name", written)
+
+  def test_summaries_are_of_one_kind(self):
+    summary_pb2 = _tensorflow.import_summary_pb2()
+    metadata = summary_pb2.SummaryMetadata(data_class=summary_pb2.DATA_CLASS_TENSOR)
+    self.assertEqual(metadata.data_class, 2)
+
+
+if __name__ == "__main__":
+  unittest.main()
