@@ -39,6 +39,8 @@ from monolith.serving.service_descriptors import MODEL_SERVICE, PREDICTION_SERVI
 
 # Without a deadline of the client's own, a reload waits this long.
 _RELOAD_SECS = 600
+# What gRPC may take to end calls after their time.
+_STOP_SECS = 2
 # A limit that holds unless --grpc_channel_arguments has another: gRPC's own 4 MiB are little.
 MAX_MESSAGE_BYTES = 64 << 20
 _SIGNATURE_DEF = "signature_def"
@@ -231,7 +233,9 @@ class GrpcServer:
   def stop(self, grace_secs: float) -> None:
     """Takes no more calls, and returns when those under way are answered or time is up."""
     self._health.enter_graceful_shutdown()
-    self._server.stop(grace_secs).wait()
+    # A call whose message cannot be read never ends for gRPC, although its client has its answer.
+    if not self._server.stop(grace_secs).wait(grace_secs + _STOP_SECS):
+      logging.warning("Calls are left that do not end")
 
   def _set_health(self, available: dict[str, bool]) -> None:
     serving = health_pb2.HealthCheckResponse.SERVING

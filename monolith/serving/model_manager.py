@@ -59,6 +59,8 @@ class _Model:
   def __init__(self, config: ModelConfig):
     self.config = config
     self.removed = False
+    # Whether the log says that there is nothing in its folder.
+    self.empty = False
     self.wanted: dict[int, str] = {}
     self.versions: dict[int, _Version] = {}
     # Refused labels of a new configuration do not take the place of these.
@@ -175,6 +177,15 @@ class ModelManager:
       for name, model in models:
         config = model.config
         found = version_scan.list_versions(config.base_path)
+        if bool(found) == model.empty:
+          model.empty = not found
+          if not found:
+            logging.warning(
+              "No versions of model %r under base path %s: it is missing, or no folder in it is "
+              "called by a number",
+              name,
+              config.base_path,
+            )
         wanted = version_scan.select_versions(config.model_version_policy, found)
         files = {number: version_scan.fingerprint(path) for number, path in wanted.items()}
         with self._changed:

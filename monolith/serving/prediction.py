@@ -58,6 +58,7 @@ def predict(
   signature = servable.signature(request.model_spec.signature_name)
   # Names first: what is missing says more than what is wrong with the rest.
   signature.check_names(request.inputs)
+  tensors.check_total(request.inputs)
   inputs = {key: tensors.to_array(key, proto) for key, proto in request.inputs.items()}
   answer = predict_arrays(servable, signature, inputs, request.output_filter, runner)
   response = predict_pb2.PredictResponse()

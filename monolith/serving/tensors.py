@@ -7,7 +7,7 @@ memory is taken for it.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -17,6 +17,11 @@ from monolith.serving.errors import invalid
 
 # A message may hold one value for all elements; beyond this many bytes it may not.
 MAX_REPEATED_BYTES = 64 << 20
+# What strings take as elements of a tensor; longer ones have the rest elsewhere.
+_STRING_BYTES = 24
+_INLINE_STRING_BYTES = 22
+# Of all inputs of a request, as tensors.
+MAX_INPUTS_BYTES = 256 << 20
 _MAX_DIMENSIONS = 254
 
 # Types that clients may send, with the field that holds their values.
@@ -89,6 +94,25 @@ def to_array(name: str, proto: tensor_pb2.TensorProto) -> np.ndarray:
   return _expand(array, shape, count)
 
 
+def check_total(protos: Mapping[str, tensor_pb2.TensorProto]) -> None:
+  """Refuses inputs that may each repeat a value, but take too much memory together.
+
+  Raises:
+    ServingError: INVALID_ARGUMENT.
+  """
+  total = 0
+  for name, proto in protos.items():
+    _, count = _shape_of(name, proto)
+    last = len(proto.string_val[-1]) if proto.string_val else 0
+    dtype = _DTYPES.get(proto.dtype)
+    is_string = proto.dtype == types_pb2.DT_STRING
+    total += count * (_STRING_BYTES + last if is_string else dtype.itemsize if dtype else 1)
+    if total > MAX_INPUTS_BYTES:
+      raise invalid(
+        f"input {name!r} and those before it take more than {MAX_INPUTS_BYTES} bytes as tensors"
+      )
+
+
 def to_proto(array: np.ndarray) -> tensor_pb2.TensorProto:
   """Returns a message with `array`, its values in the field of their type.
 
@@ -142,7 +166,10 @@ def _check_count(name: str, given: int, shape: tuple[int, ...], count: int, size
 
 
 def _strings(name: str, values: Sequence[bytes], shape: tuple[int, ...], count: int) -> np.ndarray:
-  _check_count(name, len(values), shape, count, 8)
+  # The array has one object many times; the tensor that is made of it has as many copies.
+  last = len(values[-1]) if values else 0
+  size = _STRING_BYTES + (last + 16 if last > _INLINE_STRING_BYTES else 0)
+  _check_count(name, len(values), shape, count, size)
   array = np.empty(len(values), object)
   array[:] = list(values)
   return _expand(array, shape, count)

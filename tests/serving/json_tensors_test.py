@@ -5,8 +5,11 @@ from __future__ import annotations
 import os
 import pathlib
 import tempfile
+import threading
 import unittest
+from unittest import mock
 
+import grpc
 import numpy as np
 import tensorflow as tf
 from tensorflow.core.framework import tensor_pb2, types_pb2
@@ -14,8 +17,18 @@ from tensorflow_serving.config.file_system_storage_path_source_pb2 import (
   FileSystemStoragePathSourceConfig,
 )
 
-from monolith.serving import json_tensors, tensors, text_config, version_scan
+from monolith.serving import (
+  grpc_server,
+  json_tensors,
+  metrics,
+  prediction,
+  tensors,
+  text_config,
+  version_scan,
+)
 from monolith.serving.errors import ServingError
+from monolith.serving.model_manager import ModelManager
+from tests import free_ports
 
 _Policy = FileSystemStoragePathSourceConfig.ServableVersionPolicy
 
@@ -45,6 +58,13 @@ class TensorsTest(unittest.TestCase):
     found = tensors.to_array("x", self.make(types_pb2.DT_FLOAT, [2, 0]))
     self.assertEqual(found.shape, (2, 0))
 
+  def test_inputs_count_together(self):
+    one = self.make(types_pb2.DT_FLOAT, [12 << 20], float_val=[1.0])
+    tensors.check_total({str(i): one for i in range(5)})
+
+    with self.assertRaisesRegex(ServingError, "input '5' and those before it take more than"):
+      tensors.check_total({str(i): one for i in range(6)})
+
   def test_bytes_of_bools_are_bools(self):
     proto = self.make(types_pb2.DT_BOOL, [3], tensor_content=b"\x00\x01\x07")
     self.assertEqual(tensors.to_array("x", proto).tolist(), [False, True, True])
@@ -63,6 +83,8 @@ class TensorsTest(unittest.TestCase):
       (self.make(half, [1], half_val=[65536]), "not of 16 bits"),
       (self.make(half, [1], half_val=[-1]), "not of 16 bits"),
       (self.make(string, [1], tensor_content=b"a"), "want string_val"),
+      (self.make(string, [1 << 22], string_val=[b"x"]), "repeated to fill at most"),
+      (self.make(string, [1 << 13], string_val=[b"x" * 10_000]), "repeated to fill at most"),
       (self.make(types_pb2.DT_RESOURCE, [1]), "DT_RESOURCE, which cannot be sent"),
       (self.make(types_pb2.DT_INVALID, []), "DT_INVALID, which cannot be sent"),
     ):
@@ -119,6 +141,26 @@ class JsonTensorsTest(unittest.TestCase):
         json_tensors._parse(body)
     with self.assertRaisesRegex(ServingError, "signature_name is 5, want a string"):
       json_tensors.get_signature_name({"signature_name": 5})
+
+
+class GrpcServerTest(unittest.TestCase):
+  def test_a_message_of_a_stream_that_cannot_be_read_does_not_keep_it_from_stopping(self):
+    manager = ModelManager(mock.Mock())
+    self.addCleanup(manager.close)
+    service = grpc_server.Service(manager, metrics.Metrics(manager), prediction.run_directly)
+    port = free_ports.get_free_port()
+    server = grpc_server.GrpcServer(service, f"127.0.0.1:{port}", 2)
+    server.start()
+    with grpc.insecure_channel(f"127.0.0.1:{port}", [("grpc.enable_http_proxy", 0)]) as channel:
+      ask = channel.stream_stream("/grpc.reflection.v1.ServerReflection/ServerReflectionInfo")
+      with self.assertRaises(grpc.RpcError):
+        list(ask(iter([b"\x22\xff\xff\xff\x7f"]), timeout=60))
+    stopping = threading.Thread(target=server.stop, args=(0.1,), daemon=True)
+
+    stopping.start()
+    stopping.join(60)
+
+    self.assertFalse(stopping.is_alive())
 
 
 class FilesTest(unittest.TestCase):

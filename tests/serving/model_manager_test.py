@@ -29,6 +29,21 @@ class RetryTest(unittest.TestCase):
     self.assertEqual(load.call_count, 2)
 
 
+class FolderTest(unittest.TestCase):
+  def test_a_base_path_without_versions_is_logged_once(self):
+    folder = tempfile.mkdtemp()
+    self.addCleanup(shutil.rmtree, folder)
+    manager = ModelManager(mock.Mock())
+    self.addCleanup(manager.close)
+
+    with self.assertLogs("absl", "WARNING") as logs:
+      manager.set_models(model_config.from_flags("m", folder))
+      manager.poll()
+
+    (line,) = logs.output
+    self.assertIn(f"No versions of model 'm' under base path {folder}", line)
+
+
 class LabelsTest(unittest.TestCase):
   def test_a_label_of_the_first_configuration_is_set_though_nobody_looks_for_new_versions(self):
     folder = tempfile.mkdtemp()
