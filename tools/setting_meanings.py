@@ -143,7 +143,8 @@ MEANINGS: dict[str, str] = {
   "TF_CONFIG": "TensorFlow's description of the cluster; set and removed around estimators.",
   "TF_CPP_MIN_LOG_LEVEL": "Set unless it is there: how much TensorFlow logs.",
   "TF_CUDA_COMPUTE_CAPABILITIES": "GPUs that builds compile for; `8.0,9.0`.",
-  "TF_FORCE_GPU_ALLOW_GROWTH": "Set to `true` by GPU tests and benchmarks, which share a GPU.",
+  "TF_FORCE_GPU_ALLOW_GROWTH": "Set to `true` with the op library, unless it is set: TensorFlow "
+  "takes memory of a GPU as it needs it and leaves the rest to tables.",
   "TF_GRPC_WORKER_CACHE_THREADS": "Set from the flag of that name, for TensorFlow.",
   "TF_XLA_FLAGS": "Not empty: sessions of ranks compile with XLA.",
   "XDG_CACHE_HOME": "Where built Horovod wheels are kept; `~/.cache`.",

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 import os
 import pathlib
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -523,6 +525,34 @@ class _Losses(tf.compat.v1.train.SessionRunHook):
 
   def after_run(self, run_context, run_values):
     self.values.append(float(run_values.results))
+
+
+_PLAIN_SESSION_FIRST = """
+import ctypes
+import tensorflow as tf
+from monolith.native_training.runtime.ops import gen_monolith_ops
+
+tf.compat.v1.disable_eager_execution()
+with tf.device("/device:GPU:0"):
+  product = tf.matmul(tf.ones([64, 64]), tf.ones([64, 64]))
+with tf.compat.v1.Session() as session:
+  session.run(product)
+  free, total = ctypes.c_size_t(), ctypes.c_size_t()
+  assert ctypes.CDLL("libcuda.so.1").cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total)) == 0
+print(free.value / total.value)
+"""
+
+
+class SharedMemoryTest(tf.test.TestCase):
+  def test_a_plain_session_that_comes_first_leaves_memory_for_tables(self):
+    environment = {k: v for k, v in os.environ.items() if k != "TF_FORCE_GPU_ALLOW_GROWTH"}
+
+    ended = subprocess.run(
+      [sys.executable, "-c", _PLAIN_SESSION_FIRST], capture_output=True, text=True, env=environment
+    )
+
+    self.assertEqual(ended.returncode, 0, ended.stderr)
+    self.assertGreater(float(ended.stdout), 0.5)
 
 
 class TrainingTest(tf.test.TestCase):

@@ -1,5 +1,6 @@
 """Importing graph, cluster and core modules starts nothing, opens nothing and patches nothing."""
 
+import os
 import subprocess
 import sys
 import unittest
@@ -77,6 +78,19 @@ class ImportSideEffectsTest(unittest.TestCase):
       [f"monolith.native_training.{name}" for name in (*_GRAPH, *_CLUSTER)]
       + [f"monolith.core.{name}" for name in _CORE]
     )
+
+  def test_ops_let_tensorflow_share_gpus_unless_the_user_decides(self):
+    program = (
+      "import os; from monolith.native_training.runtime.ops import gen_monolith_ops; "
+      "print(os.environ['TF_FORCE_GPU_ALLOW_GROWTH'])"
+    )
+    name = "TF_FORCE_GPU_ALLOW_GROWTH"
+    without = {key: value for key, value in os.environ.items() if key != name}
+    for environment, want in ((without, "true"), ({**without, name: "false"}, "false")):
+      process = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, env=environment
+      )
+      self.assertEqual(process.stdout.strip(), want, process.stderr[-2000:])
 
   def test_the_check_notices_a_patch(self):
     # runner_utils must patch tf.train.get_checkpoint_state when it is imported, signal_utils

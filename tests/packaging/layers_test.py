@@ -15,9 +15,9 @@ _ROOT = pathlib.Path(__file__).resolve().parents[2]
 LAYERS = {
   "base": (
     "params, and what a process knows about itself: no graph, no other process",
-    "/ /_facades /_install /_lazy_api /_lazy_imports /_quiet /_tensorflow /core /path_utils /utils . "
-    "data.dataservice_flags env_utils gflags_utils monolith_export native_task_context proto "
-    "ranks.environment signal_utils",
+    "/ /_facades /_install /_lazy_api /_lazy_imports /_quiet /_tensorflow /core /path_utils "
+    "/utils . data.dataservice_flags env_utils gflags_utils monolith_export "
+    "native_task_context proto ranks.environment signal_utils",
   ),
   "ops": (
     "the op library, and thin wrappers around groups of its ops",

@@ -5,6 +5,9 @@ Each op has two names here: `monolith_touched_key_set(...)` with positional argu
 
 The environment variable `MONOLITH_OP_LIBRARY` names another build of the library to load, such as
 one with a sanitizer.
+
+Loading it sets `TF_FORCE_GPU_ALLOW_GROWTH` to `true` unless the user has set it: TensorFlow then
+takes memory of a GPU as it needs it, and tables find some, whichever session comes first.
 """
 
 import os
@@ -48,6 +51,8 @@ def load_library() -> types.ModuleType:
   return wrapper_cache.load_op_library(path)
 
 
+# The first session of a process decides for all, with a plain one for nearly all memory.
+os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
 _wrappers = load_library()
 __all__ = [name for name in dir(_wrappers) if not name.startswith("_")]
 globals().update({name: getattr(_wrappers, name) for name in __all__})
