@@ -7,7 +7,9 @@ This distribution is called `monolith-recsys`. The ops have the same line in C++
 
 from __future__ import annotations
 
+import contextlib
 import pathlib
+from collections.abc import Iterator
 
 DISTRIBUTION = "monolith-recsys"
 _PACKAGE = pathlib.Path(__file__).resolve().parent
@@ -23,6 +25,24 @@ def install_line(extra: str = "", *, package: pathlib.Path = _PACKAGE) -> str:
   if (package.parent / "pyproject.toml").exists():  # a checkout
     return f"pip install '.[{extra}]'" if extra else "pip install ."
   return f"pip install '{DISTRIBUTION}[{extra}]'" if extra else f"pip install {DISTRIBUTION}"
+
+
+@contextlib.contextmanager
+def naming_extra(extra: str) -> Iterator[None]:
+  """Lets an import that fails in its block say which command installs what is missing.
+
+  Args:
+    extra: the extra that has it.
+
+  Raises:
+    ModuleNotFoundError: a module of another package is missing.
+  """
+  try:
+    yield
+  except ModuleNotFoundError as error:
+    if error.name is None or error.name.partition(".")[0] == _PACKAGE.name:
+      raise
+    raise ModuleNotFoundError(f"{error}: {install_line(extra)}", name=error.name) from None
 
 
 def refuse_strangers(package: pathlib.Path = _PACKAGE) -> None:

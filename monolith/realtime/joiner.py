@@ -22,9 +22,6 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import confluent_kafka
-from confluent_kafka import KafkaError, KafkaException, TopicPartition
-
 from monolith.realtime import events, joiner_recovery, kafka_client
 from monolith.realtime.join_window import Counters, Sample
 from monolith.realtime.joiner_metrics import serve_metrics
@@ -42,6 +39,7 @@ from monolith.realtime.joiner_recovery import (
   Mark,
   Partition,
 )
+from monolith.realtime.kafka_lib import KafkaError, KafkaException, TopicPartition, confluent_kafka
 
 _LOGGED_POISON = 100
 # Between two questions whether a silent topic has ended, and how long one may take: what a window

@@ -13,12 +13,11 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from confluent_kafka import KafkaError, KafkaException, TopicPartition
-
 from idl.matrix.proto.example_pb2 import Example
 from monolith.realtime import events, kafka_client
 from monolith.realtime.join_window import JoinWindow, WindowOptions
 from monolith.realtime.joiner_options import JoinerOptions
+from monolith.realtime.kafka_lib import KafkaError, KafkaException, TopicPartition
 
 BATCH = 10_000
 POLL_SECS = 0.05

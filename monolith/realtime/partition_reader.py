@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import confluent_kafka
-from confluent_kafka import KafkaError, KafkaException
-
 from monolith.realtime import kafka_client, topics
+from monolith.realtime.kafka_lib import KafkaError, KafkaException, confluent_kafka
 from monolith.realtime.row_log_pb2 import DenseSet, RowBatch
 from monolith.realtime.sync_state import LogEnd
 

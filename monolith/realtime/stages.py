@@ -15,12 +15,11 @@ import urllib.request
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
-import confluent_kafka
 import numpy as np
-from confluent_kafka import TopicPartition
 
 from monolith.realtime import kafka_client, topics
 from monolith.realtime.generator import USER_SLOT, make_fid
+from monolith.realtime.kafka_lib import TopicPartition, confluent_kafka
 from monolith.realtime.row_log_pb2 import RowBatch
 
 STAGES = ("join", "queue", "train", "publish", "apply")

@@ -6,12 +6,11 @@ import json
 import time
 from collections.abc import Mapping
 
-from confluent_kafka import KafkaError, KafkaException
-from confluent_kafka.admin import AdminClient, NewTopic
 from kazoo.client import KazooClient
 from kazoo.exceptions import NodeExistsError
 
 from monolith.realtime import kafka_client
+from monolith.realtime.kafka_lib import AdminClient, KafkaError, KafkaException, NewTopic
 
 # Keyed by request id, with equal numbers of partitions: an action meets its impression.
 IMPRESSIONS = "impressions"

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Sequence
 
 import monolith
+from monolith import _install
 from monolith.serving import native_server, options
 
 
@@ -29,7 +30,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
   # TensorFlow takes seconds to load, and the program in C++ has its own.
   import tensorflow as tf
 
-  from monolith.serving import server
+  with _install.naming_extra("serving"):
+    from monolith.serving import server
 
   if flags.version:
     print(f"monolith {monolith.__version__}, TensorFlow {tf.__version__}")

@@ -8,15 +8,20 @@ from typing import Any
 import grpc
 import numpy as np
 import tensorflow as tf
-from tensorflow_serving.apis import (
-  get_model_metadata_pb2,
-  predict_pb2,
-  prediction_service_pb2_grpc,
-)
 
-from monolith.serving import prediction, tensors, version_scan
+from monolith import _install
+from monolith.serving import tensors
 from monolith.serving.errors import ServingError, invalid
 from monolith.serving.servable import DEFAULT_SIGNATURE, Servable, Signature
+
+with _install.naming_extra("serving"):
+  from tensorflow_serving.apis import (
+    get_model_metadata_pb2,
+    predict_pb2,
+    prediction_service_pb2_grpc,
+  )
+
+  from monolith.serving import prediction, version_scan
 
 _TIMEOUT_SECS = 60
 

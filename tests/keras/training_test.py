@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import threading
 import unittest
 from unittest import mock
 
@@ -17,7 +18,7 @@ import tensorflow as tf
 
 import monolith.data
 import monolith.keras
-from monolith.keras import layers
+from monolith.keras import layers, task
 from monolith.native_training import estimator
 from tests import free_ports
 from tests.horovod_processes import HorovodProcesses, require_horovod
@@ -289,6 +290,41 @@ class TrainTest(unittest.TestCase):
     monolith.keras.train(model, data, self._dir, num_ps=2)
 
     np.testing.assert_array_equal(model.get_layer("items").table.items()[0], np.arange(1, 13))
+
+  def test_equality_of_tensors_is_by_element_while_a_thread_builds_and_no_longer(self):
+    original = tf.Tensor.__eq__
+    entered, go_on = threading.Event(), threading.Event()
+    found = {}
+
+    def compare(name):
+      with tf.Graph().as_default():
+        one = tf.constant([1])
+        found[name] = one == tf.constant([1])
+
+    def build():
+      with task._equality_by_element():
+        compare("first")
+        entered.set()
+        go_on.wait(_TIMEOUT_SECS)
+
+    def build_meanwhile():
+      with task._equality_by_element():
+        compare("second")
+
+    first = threading.Thread(target=build)
+    first.start()
+    self.assertTrue(entered.wait(_TIMEOUT_SECS))
+    second = threading.Thread(target=build_meanwhile)
+    second.start()
+    compare("beside")
+    go_on.set()
+    first.join()
+    second.join()
+
+    self.assertIsInstance(found["first"], tf.Tensor)
+    self.assertIsInstance(found["second"], tf.Tensor)
+    self.assertIs(found["beside"], False)
+    self.assertIs(tf.Tensor.__eq__, original)
 
   def test_a_server_fails_with_its_chief(self):
     with open(self._csv, "a") as file:

@@ -1,6 +1,6 @@
 """The distribution is `monolith-recsys`, everywhere, and bears no other `monolith` beside it.
 
-Tests `monolith/_install.py`.
+Tests `monolith/_install.py` and `realtime/kafka_lib.py`.
 """
 
 import os
@@ -19,6 +19,48 @@ _SUFFIXES = {".bazel", ".bzl", ".cc", ".cu", ".h", ".md", ".py", ".sh", ".toml",
 _STRANGER = re.compile(
   r"\bmonolith\\?\[[a-z]|\bmonolith-\*?\.whl"
   r"|\bpip3? install (?:-\S+ )*['\"]?monolith(?![\w/.-])"
+)
+# Runs code, and prints what it raises.
+_WITHOUT_EXTRAS = """
+import sys
+
+class WithoutExtras:
+  def find_spec(self, name, path=None, target=None):
+    if name.partition(".")[0] in ("confluent_kafka", "tensorflow_serving", "grpc_health"):
+      raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, WithoutExtras())
+
+def attempt(code):
+  try:
+    exec(code)
+    print("no error")
+  except ImportError as error:
+    print(error)
+"""
+_NEEDS_EXTRAS = (
+  *(
+    ("realtime", f"import monolith.realtime.{name}")
+    for name in ("demo", "generator", "joiner", "row_log_hooks", "trainer")
+  ),
+  *(
+    ("serving", f"import monolith.{name}")
+    for name in (
+      "native_training.model_export.warmup_data_decoder",
+      "native_training.model_export.warmup_data_gen",
+      "serving.predict",
+    )
+  ),
+  ("serving", "from monolith.serving import model_server as m; m.main(['--model_base_path=a'])"),
+  (
+    "serving",
+    "from monolith.agent_service import serving_protos as s; s.gen_model_config('a', 'b')",
+  ),
+  ("kafka", "from monolith.native_training.metric import kafka_utils as k; k.KProducer('a', 'b')"),
+  (
+    "kafka",
+    "from monolith.native_training.data import stream_positions as s; s.GroupClient({'a': 'b'})",
+  ),
 )
 _STRANGERS_INIT = "VERSION = (0, 3, 3)\n__version__ = '0.3.3'\n"
 
@@ -50,6 +92,24 @@ class InstallLineTest(unittest.TestCase):
 
       self.assertEqual(_install.install_line("kafka", package=package), "pip install '.[kafka]'")
       self.assertEqual(_install.install_line(package=package), "pip install .")
+
+  def test_whatever_needs_a_missing_extra_names_the_command(self):
+    program = _WITHOUT_EXTRAS + "".join(f"attempt({code!r})\n" for _, code in _NEEDS_EXTRAS)
+
+    run = subprocess.run(
+      [sys.executable, "-c", program], cwd=_ROOT, capture_output=True, text=True, check=False
+    )
+
+    self.assertEqual(run.returncode, 0, run.stderr)
+    for (extra, code), said in zip(_NEEDS_EXTRAS, run.stdout.splitlines(), strict=True):
+      with self.subTest(code):
+        self.assertRegex(said, "No module named '.*': " + re.escape(_install.install_line(extra)))
+
+  def test_modules_of_this_package_are_no_extra(self):
+    for name in ("monolith.nothing", None):
+      with self.assertRaises(ModuleNotFoundError) as raised, _install.naming_extra("kafka"):
+        raise ModuleNotFoundError("missing", name=name)
+      self.assertEqual(str(raised.exception), "missing")
 
   def test_pattern_finds_the_stranger(self):
     for text in (

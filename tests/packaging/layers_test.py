@@ -32,9 +32,9 @@ LAYERS = {
   ),
   "cluster": (
     "where processes are, how they find and call one another",
-    "/agent_service /realtime.kafka_client /realtime.log_partition /realtime.row_log "
-    "/realtime.row_publisher /realtime.topics cluster_manager consul distributed_serving_ops "
-    "mlp_utils net_utils service_discovery serving yarn_runtime zk_utils",
+    "/agent_service /realtime.kafka_client /realtime.kafka_lib /realtime.log_partition "
+    "/realtime.row_log /realtime.row_publisher /realtime.topics cluster_manager consul "
+    "distributed_serving_ops mlp_utils net_utils service_discovery serving yarn_runtime zk_utils",
   ),
   "ranks": (
     "what several synchronous processes agree on",

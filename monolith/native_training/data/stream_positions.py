@@ -33,6 +33,7 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
+from monolith import _install
 from monolith.native_training import graph_meta, native_task_context, utils
 
 POSITIONS_FEATURE = "__stream_positions__"
@@ -253,7 +254,8 @@ class GroupClient:
   """
 
   def __init__(self, settings: Mapping[str, str]):
-    import confluent_kafka
+    with _install.naming_extra("kafka"):
+      import confluent_kafka
 
     self._kafka = confluent_kafka
     own = {key.removeprefix("conf.topic."): value for key, value in settings.items()}

@@ -8,6 +8,8 @@ from collections.abc import Iterable
 
 from absl import logging
 
+from monolith import _install
+
 _MAX_PENDING = 100000
 _CLOSE_TIMEOUT_SECS = 1
 _POLL_SECS = 0.1
@@ -25,7 +27,8 @@ class KProducer:
   """
 
   def __init__(self, brokers: str, topic: str):
-    import confluent_kafka  # An optional dependency.
+    with _install.naming_extra("kafka"):
+      import confluent_kafka
 
     self._topic = topic
     self._producer = confluent_kafka.Producer({"bootstrap.servers": brokers})

@@ -11,10 +11,13 @@ from collections.abc import Iterator, Sequence
 
 import tensorflow as tf
 from google.protobuf import message
-from tensorflow_serving.apis import prediction_log_pb2
 
+from monolith import _install
 from monolith.serving import tensors
 from monolith.serving.errors import ServingError
+
+with _install.naming_extra("serving"):
+  from tensorflow_serving.apis import prediction_log_pb2
 
 
 def decode(path: str) -> Iterator[str]:

@@ -14,11 +14,15 @@ import sys
 from collections.abc import Iterator, Sequence
 
 import tensorflow as tf
-from tensorflow_serving.apis import prediction_log_pb2
 
+from monolith import _install
 from monolith.serving.errors import ServingError
 from monolith.serving.sample_files import RecordHeader, read_records
-from monolith.serving.warmup import MAX_RECORDS
+
+with _install.naming_extra("serving"):
+  from tensorflow_serving.apis import prediction_log_pb2
+
+  from monolith.serving.warmup import MAX_RECORDS
 
 _INPUT_NAMES = {"instance": "instances", "example": "examples", "example_batch": "example_batch"}
 

@@ -1,0 +1,18 @@
+"""Kafka's client library, an extra: whoever imports it from here is told how to install it."""
+
+from monolith import _install
+
+with _install.naming_extra("realtime"):
+  import confluent_kafka
+  from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
+  from confluent_kafka.admin import AdminClient, NewTopic
+
+__all__ = [
+  "AdminClient",
+  "KafkaError",
+  "KafkaException",
+  "Message",
+  "NewTopic",
+  "TopicPartition",
+  "confluent_kafka",
+]
