@@ -37,6 +37,8 @@ import tensorflow as tf
 from absl import flags
 from tensorflow_serving.apis import predict_pb2
 
+from monolith.native_training import graph_estimator
+
 FOLDER = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(FOLDER.parent))
 
@@ -86,7 +88,7 @@ class Model(MonolithModel):
   def serving_input_receiver_fn(self):
     inputs = {name: tf.compat.v1.placeholder(tf.int64, [None], name=name) for name in NAMES}
     features = {name: _to_ragged(ids) for name, ids in inputs.items()}
-    return tf.estimator.export.ServingInputReceiver(features, inputs)
+    return graph_estimator.ServingInputReceiver(features, inputs)
 
 
 def _to_ragged(ids: tf.Tensor) -> tf.RaggedTensor:

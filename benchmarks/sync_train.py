@@ -55,7 +55,13 @@ def make_batches(num_ranks: int, rank: int) -> np.ndarray:
 
 def make_task(tf: Any, ids: np.ndarray) -> Any:
   """Returns the params of the model on a rank's ids."""
-  from monolith.native_training import entry, feature, feature_utils, native_task
+  from monolith.native_training import (
+    entry,
+    feature,
+    feature_utils,
+    graph_estimator,
+    native_task,
+  )
 
   class Task(native_task.NativeTask):
     """A tower on pooled rows."""
@@ -109,7 +115,7 @@ def make_task(tf: Any, ids: np.ndarray) -> Any:
           global_step=tf.compat.v1.train.get_or_create_global_step(),
           use_allreduce=True,
         )
-        return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=train_op)
+        return graph_estimator.EstimatorSpec(mode, loss=loss, train_op=train_op)
 
       return model_fn
 

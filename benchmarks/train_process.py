@@ -26,6 +26,8 @@ sys.path[:0] = [str(pathlib.Path(__file__).resolve().parent.parent)]
 import tensorflow as tf  # noqa: E402
 from absl import flags  # noqa: E402
 
+from monolith.native_training import graph_estimator  # noqa: E402
+
 NUM_FEATURES = 26
 DIM = 16
 BATCH = 4096
@@ -158,10 +160,10 @@ def create_params(folder: str) -> Any:
 
       return lambda: batches(folder).map(to_features)
 
-    def create_model_fn(self) -> Callable[..., tf.estimator.EstimatorSpec]:
+    def create_model_fn(self) -> Callable[..., graph_estimator.EstimatorSpec]:
       return self._model_fn
 
-    def _model_fn(self, features: Any, mode: str, config: Any) -> tf.estimator.EstimatorSpec:
+    def _model_fn(self, features: Any, mode: str, config: Any) -> graph_estimator.EstimatorSpec:
       columns, vectors = [], []
       for i in range(NUM_FEATURES):
         slot = self.ctx.create_feature_slot(
@@ -189,7 +191,7 @@ def create_params(folder: str) -> Any:
           tf.compat.v1.train.get_or_create_global_step(),
         ),
       )
-      return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=train_op)
+      return graph_estimator.EstimatorSpec(mode, loss=loss, train_op=train_op)
 
   params = BenchmarkTask.params()
   params.name = "train_benchmark"

@@ -17,7 +17,7 @@ from monolith.base_model import (
   MonolithModel,
   get_sigmoid_loss_and_pred,
 )
-from monolith.estimator import Estimator, RunnerConfig
+from monolith.estimator import Estimator, RunnerConfig, ServingInputReceiver
 from monolith.native_training import native_task_context
 from monolith.native_training.service_discovery import ServiceDiscoveryType
 
@@ -60,7 +60,7 @@ class ClickModel(MonolithModel):
   def serving_input_receiver_fn(self):
     fed = {name: tf.compat.v1.placeholder(tf.int64, [None], name) for name in ("user", "item")}
     ids = {name: tf.RaggedTensor.from_tensor(values[:, None]) for name, values in fed.items()}
-    return tf.estimator.export.ServingInputReceiver(ids, fed)
+    return ServingInputReceiver(ids, fed)
 
 
 def main(_):

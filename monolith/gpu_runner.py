@@ -27,6 +27,7 @@ from absl import app, flags, logging
 
 from monolith import _install, base_runner
 from monolith.core import hyperparams
+from monolith.native_training import graph_estimator
 
 FLAGS = flags.FLAGS
 
@@ -90,7 +91,7 @@ class GPURunner(base_runner.BaseRunner):
   def _rank(self) -> int:
     return hvd.rank() if self._is_horovod else 0
 
-  def create_estimator(self, model_fn: Callable[..., Any]) -> tf.compat.v1.estimator.Estimator:
+  def create_estimator(self, model_fn: Callable[..., Any]) -> graph_estimator.Estimator:
     """Returns the estimator of this process.
 
     Args:
@@ -114,9 +115,9 @@ class GPURunner(base_runner.BaseRunner):
         config.update(
           save_checkpoints_steps=None, save_summary_steps=None, log_step_count_steps=None
         )
-    return tf.compat.v1.estimator.Estimator(
+    return graph_estimator.Estimator(
       model_fn=model_fn,
-      config=tf.compat.v1.estimator.RunConfig(**config),
+      config=graph_estimator.RunConfig(**config),
       params={
         "train_batch_size": self._task_param.train.per_replica_batch_size,
         "eval_batch_size": self._task_param.eval.per_replica_batch_size,
@@ -142,8 +143,8 @@ class GPURunner(base_runner.BaseRunner):
       _pin_gpu(hvd.local_rank())
 
     self._task = self._task_param.instantiate()
-    train_input_fn = self._task.create_input_fn(tf.estimator.ModeKeys.TRAIN)
-    eval_input_fn = self._task.create_input_fn(tf.estimator.ModeKeys.EVAL)
+    train_input_fn = self._task.create_input_fn(graph_estimator.ModeKeys.TRAIN)
+    eval_input_fn = self._task.create_input_fn(graph_estimator.ModeKeys.EVAL)
     estimator = self.create_estimator(self._task.create_model_fn())
 
     if self._mode == "train":
@@ -188,7 +189,7 @@ class GPURunner(base_runner.BaseRunner):
 
   def _train(
     self,
-    estimator: tf.compat.v1.estimator.Estimator,
+    estimator: graph_estimator.Estimator,
     input_fn: Callable[..., Any],
     max_steps: Optional[int],
   ) -> None:
@@ -197,7 +198,7 @@ class GPURunner(base_runner.BaseRunner):
 
   def _evaluate(
     self,
-    estimator: tf.compat.v1.estimator.Estimator,
+    estimator: graph_estimator.Estimator,
     input_fn: Callable[..., Any],
     step: int,
   ) -> None:
@@ -213,7 +214,7 @@ class GPURunner(base_runner.BaseRunner):
 
   def _train_and_evaluate(
     self,
-    estimator: tf.compat.v1.estimator.Estimator,
+    estimator: graph_estimator.Estimator,
     train_input_fn: Callable[..., Any],
     eval_input_fn: Callable[..., Any],
     step: int,

@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from idl.matrix.proto import example_pb2
-from monolith.native_training import entry, feature, native_task
+from monolith.native_training import entry, feature, graph_estimator, native_task
 from monolith.native_training.data import parsers
 from monolith.realtime import stream_model
 
@@ -44,7 +44,7 @@ class CountingTask(native_task.NativeTask):
     p = self.p
 
     def input_fn() -> tf.data.Dataset:
-      if mode == tf.estimator.ModeKeys.PREDICT:
+      if mode == graph_estimator.ModeKeys.PREDICT:
         ids = tf.ragged.constant([[fid(i)] for i in p.ids], dtype=tf.int64)
         return tf.data.Dataset.from_tensors({"id": ids})
       return stream_model.read_stream(
@@ -54,7 +54,7 @@ class CountingTask(native_task.NativeTask):
     return input_fn
 
   def create_model_fn(self) -> Any:
-    def model_fn(features: Any, mode: str, config: Any) -> tf.estimator.EstimatorSpec:
+    def model_fn(features: Any, mode: str, config: Any) -> graph_estimator.EstimatorSpec:
       slot = self.ctx.create_feature_slot(
         feature.FeatureSlotConfig(
           name="id",
@@ -66,8 +66,8 @@ class CountingTask(native_task.NativeTask):
       )
       column = feature.FeatureColumn(slot, "id")
       vectors = column.embedding_lookup(slot.add_feature_slice(1))
-      if mode == tf.estimator.ModeKeys.PREDICT:
-        return tf.estimator.EstimatorSpec(mode, predictions={"count": tf.reshape(vectors, [-1])})
+      if mode == graph_estimator.ModeKeys.PREDICT:
+        return graph_estimator.EstimatorSpec(mode, predictions={"count": tf.reshape(vectors, [-1])})
       loss = -tf.reduce_sum(vectors)
       embeddings = column.get_all_embeddings_concat()
       push = self.ctx.apply_embedding_gradients([(tf.gradients(loss, embeddings)[0], embeddings)])
@@ -76,7 +76,7 @@ class CountingTask(native_task.NativeTask):
       checked = tf.debugging.assert_positive(tf.shape(vectors)[0])
       with tf.control_dependencies([checked]):
         train_op = tf.group(push, tf.compat.v1.assign_add(step, 1))
-      return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=train_op)
+      return graph_estimator.EstimatorSpec(mode, loss=loss, train_op=train_op)
 
     return model_fn
 
@@ -88,8 +88,8 @@ def read_counts(params: Any, config: Any, model_dir: str, ids: list[int]) -> np.
   params = params.copy()
   params.ids = ids
   training = CpuTraining(config, params.instantiate())
-  estimator = tf.estimator.Estimator(
-    training.create_model_fn(), config=tf.estimator.RunConfig(model_dir=model_dir)
+  estimator = graph_estimator.Estimator(
+    training.create_model_fn(), config=graph_estimator.RunConfig(model_dir=model_dir)
   )
-  predictions = estimator.predict(training.create_input_fn(tf.estimator.ModeKeys.PREDICT))
+  predictions = estimator.predict(training.create_input_fn(graph_estimator.ModeKeys.PREDICT))
   return np.array([prediction["count"] for prediction in predictions]).round().astype(int)

@@ -15,6 +15,7 @@ from absl.testing import flagsaver
 
 from monolith import gpu_runner
 from monolith.core import model_registry
+from monolith.native_training import graph_estimator
 from tests import horovod_processes
 from tests.gpu_runner_testing import LEARNING_RATE, LINEAR, RANKS, LinearTask
 from tests.tpu_runner_testing import read_scalars
@@ -85,7 +86,7 @@ class ModesTest(RunnerTestCase):
     self._runner().run()
     runner = self._runner("eval")
     with mock.patch.object(
-      tf.compat.v1.estimator.Estimator, "evaluate", return_value={"loss": 1.0}
+      graph_estimator.Estimator, "evaluate", return_value={"loss": 1.0}
     ) as evaluate:
       runner.run()
     # 20 examples in batches of 8.
@@ -140,7 +141,7 @@ class ModesTest(RunnerTestCase):
 
   def test_estimator(self):
     estimator = self._runner(settings={"accelerator": "tpu"}).create_estimator(_no_model_fn)
-    self.assertIsInstance(estimator, tf.compat.v1.estimator.Estimator)
+    self.assertIsInstance(estimator, graph_estimator.Estimator)
     self.assertEqual(estimator.params, {**_PARAMS, "accelerator": "tpu"})
     self.assertEqual(estimator.config.save_checkpoints_steps, 3)
 

@@ -4,6 +4,7 @@ import tensorflow as tf
 
 from monolith import gpu_runner
 from monolith.core import base_model_params, base_task, model_registry
+from monolith.native_training import graph_estimator
 
 LINEAR = f"{__name__}.Linear"
 RANKS = f"{__name__}.Ranks"
@@ -34,7 +35,7 @@ class LinearTask(base_task.BaseTask):
 
     def input_fn(params):
       LinearTask.seen[f"input_{mode}"] = dict(params)
-      is_training = mode == tf.estimator.ModeKeys.TRAIN
+      is_training = mode == graph_estimator.ModeKeys.TRAIN
       size = params["train_batch_size" if is_training else "eval_batch_size"]
       x = tf.data.Dataset.from_tensors(params["hvd_rank"] + 1.0).repeat()
       count = self.p.train_batches if is_training else None
@@ -48,13 +49,13 @@ class LinearTask(base_task.BaseTask):
       weight = tf.compat.v1.get_variable("weight", initializer=params["hvd_rank"] + 1.0)
       loss = weight * tf.reduce_mean(features["x"])
       train_op = None
-      if mode == tf.estimator.ModeKeys.TRAIN:
+      if mode == graph_estimator.ModeKeys.TRAIN:
         optimizer = tf.compat.v1.train.GradientDescentOptimizer(LEARNING_RATE)
         if params["accelerator"] == "horovod":
           optimizer = gpu_runner.hvd.DistributedOptimizer(optimizer)
         train_op = optimizer.minimize(loss, tf.compat.v1.train.get_global_step())
       count = tf.compat.v1.metrics.mean(tf.cast(tf.size(labels), tf.float32))
-      return tf.estimator.EstimatorSpec(
+      return graph_estimator.EstimatorSpec(
         mode, loss=loss, train_op=train_op, eval_metric_ops={"rows": count}
       )
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import tensorflow as tf
 
 from idl.matrix.proto import example_pb2
-from monolith.native_training import entry, feature, native_task
+from monolith.native_training import entry, feature, graph_estimator, native_task
 from monolith.native_training.data import parsers
 
-_TRAIN = tf.estimator.ModeKeys.TRAIN
-_PREDICT = tf.estimator.ModeKeys.PREDICT
+_TRAIN = graph_estimator.ModeKeys.TRAIN
+_PREDICT = graph_estimator.ModeKeys.PREDICT
 
 # Ids of two examples.
 _ROWS = {"user": [[1], [2]], "item": [[7, 8], [8]]}
@@ -95,13 +95,13 @@ class LayoutTask(native_task.NativeTask):
         layouts = {name: factory.get_layout(name) for name in parts}
         variables = factory.flattened_layout()
       if mode == _PREDICT:
-        return tf.estimator.EstimatorSpec(mode, predictions=layouts)
+        return graph_estimator.EstimatorSpec(mode, predictions=layouts)
       loss = tf.reduce_sum(layouts["bias"]) + self.weight * tf.reduce_sum(layouts["vec"])
       loss += 0 * tf.reduce_sum(features["label"])
       apply_op = self.ctx.apply_embedding_gradients(zip(tf.gradients(loss, variables), variables))
       with tf.control_dependencies([apply_op]):
         step_op = tf.compat.v1.assign_add(tf.compat.v1.train.get_or_create_global_step(), 1)
       # Not the loss itself, which would stop training when it is NaN.
-      return tf.estimator.EstimatorSpec(mode, loss=tf.constant(0.0), train_op=step_op)
+      return graph_estimator.EstimatorSpec(mode, loss=tf.constant(0.0), train_op=step_op)
 
     return model_fn

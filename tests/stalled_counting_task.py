@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from monolith.native_training import utils
+from monolith.native_training import graph_estimator, utils
 from monolith.native_training.data import stream_positions
 from tests import counting_task
 
@@ -42,7 +42,7 @@ class StalledTask(counting_task.CountingTask):
         lacks[1] = tf.logical_and(wait(), lacks[1])
       return lacks
 
-    def stalled_model_fn(*args: Any, **kwargs: Any) -> tf.estimator.EstimatorSpec:
+    def stalled_model_fn(*args: Any, **kwargs: Any) -> graph_estimator.EstimatorSpec:
       stream_positions.StreamPositions.lacks = find_and_wait
       return model_fn(*args, **kwargs)
 

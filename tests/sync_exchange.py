@@ -23,6 +23,7 @@ from monolith.native_training import (
   entry,
   feature,
   feature_utils,
+  graph_estimator,
   hash_table_ops,
   hvd_lib,
   multi_hash_table_ops,
@@ -329,7 +330,7 @@ class ExchangeTask(native_task.NativeTask):
         use_allreduce=True,
       )
       self.p.recorder.watch(loss, kernel)
-      return tf.estimator.EstimatorSpec(
+      return graph_estimator.EstimatorSpec(
         mode, loss=loss, train_op=train_op, training_hooks=[self.p.recorder]
       )
 

@@ -24,6 +24,7 @@ from monolith.native_training import (
   entry,
   feature,
   feature_utils,
+  graph_estimator,
   hvd_lib,
   multi_hash_table_ops,
   native_task,
@@ -32,7 +33,7 @@ from monolith.native_training.checkpoints import files as checkpoint_files
 from monolith.native_training.checkpoints import reshard as checkpoint_reshard
 from monolith.native_training.runtime.hash_table import embedding_hash_table_pb2
 
-_TRAIN = tf.estimator.ModeKeys.TRAIN
+_TRAIN = graph_estimator.ModeKeys.TRAIN
 BATCH_SIZE = 8
 VOCABULARY = 40
 # Ids that only one rank sees in one step, so that what was trained can be told from the tables.
@@ -148,8 +149,8 @@ class SyncTask(native_task.NativeTask):
         initializer=tf.random_normal_initializer(seed=hvd_lib.rank()),
       )
       outputs = tf.squeeze(tf.matmul(inputs, kernel), axis=1)
-      if mode == tf.estimator.ModeKeys.PREDICT:
-        return tf.estimator.EstimatorSpec(mode, predictions=outputs)
+      if mode == graph_estimator.ModeKeys.PREDICT:
+        return graph_estimator.EstimatorSpec(mode, predictions=outputs)
       loss = tf.reduce_mean(tf.square(outputs - features["label"]))
       tf.compat.v1.add_to_collection(tf.compat.v1.GraphKeys.LOSSES, loss)
       if "req_time" in features:
@@ -162,7 +163,7 @@ class SyncTask(native_task.NativeTask):
         global_step=tf.compat.v1.train.get_or_create_global_step(),
         use_allreduce=True,
       )
-      return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=train_op)
+      return graph_estimator.EstimatorSpec(mode, loss=loss, train_op=train_op)
 
     return model_fn
 
@@ -171,7 +172,7 @@ class SyncTask(native_task.NativeTask):
       serialized = tf.compat.v1.placeholder(tf.string, [None], name="instances")
       ids = tf.io.decode_raw(serialized, tf.int64)
       features = _to_features(ids, tf.zeros([tf.shape(ids)[0]]))
-      return tf.estimator.export.ServingInputReceiver(features, {"instances": serialized})
+      return graph_estimator.ServingInputReceiver(features, {"instances": serialized})
 
     return receiver_fn
 

@@ -21,7 +21,7 @@ from monolith.base_model import (
   MonolithModel,
   get_sigmoid_loss_and_pred,
 )
-from monolith.estimator import Estimator, RunConfig
+from monolith.estimator import Estimator, RunConfig, ServingInputReceiver
 
 NUM_USERS = NUM_ITEMS = 1000
 
@@ -64,7 +64,7 @@ class ClickModel(MonolithModel):
       name: tf.compat.v1.placeholder(tf.int64, [None], name=name) for name in ("user", "item")
     }
     features = {name: to_ragged(ids) for name, ids in inputs.items()}
-    return tf.estimator.export.ServingInputReceiver(features, inputs)
+    return ServingInputReceiver(features, inputs)
 
 
 def make_estimator(model_dir, num_ps=0):

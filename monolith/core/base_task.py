@@ -47,7 +47,7 @@ class BaseTask(base_layer.BaseLayer):
     super().__init__(params)
 
   def create_input_fn(self, mode: str) -> Callable[..., Any]:
-    """Returns the input function of an Estimator for a `tf.estimator.ModeKeys` mode."""
+    """Returns the input function of an Estimator for a `graph_estimator.ModeKeys` mode."""
     raise NotImplementedError("Abstract method.")
 
   def create_model_fn(self) -> Callable[..., Any]:

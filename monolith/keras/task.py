@@ -33,6 +33,7 @@ from monolith.native_training import (
   entry,
   feature,
   feature_utils,
+  graph_estimator,
   learning_rate_functions,
   native_task,
   native_task_context,
@@ -143,7 +144,7 @@ class KerasTask(native_task.NativeTask):
 
   def create_input_fn(self, mode: str) -> Callable[[], tf.data.Dataset]:
     """Returns what makes batches of the driver: ragged ids by column, and the model's inputs."""
-    if mode != tf.estimator.ModeKeys.TRAIN:
+    if mode != graph_estimator.ModeKeys.TRAIN:
       raise ValueError(f"mode is {mode!r}, but this only trains: use evaluate and predict of Keras")
 
     def input_fn() -> tf.data.Dataset:
@@ -163,14 +164,14 @@ class KerasTask(native_task.NativeTask):
     features.update({_INPUT.format(i): value for i, value in enumerate(components)})
     return features
 
-  def create_model_fn(self) -> Callable[..., tf.estimator.EstimatorSpec]:
+  def create_model_fn(self) -> Callable[..., graph_estimator.EstimatorSpec]:
     """Returns the model function: calls the model on looked-up vectors."""
 
     def model_fn(features: Mapping[str, Any], mode: str, config: Any) -> Any:
       del config
       columns = self._declare()
       if export_context.is_dry_run_or_exporting():
-        return tf.estimator.EstimatorSpec(mode, loss=tf.constant(0.0), train_op=tf.no_op())
+        return graph_estimator.EstimatorSpec(mode, loss=tf.constant(0.0), train_op=tf.no_op())
       loss, updates = self._call_model(features, columns)
       trained = [
         column
@@ -188,7 +189,7 @@ class KerasTask(native_task.NativeTask):
         use_allreduce=self._is_rank,
         gradient_histograms=True,
       )
-      return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=tf.group(train_op, *updates))
+      return graph_estimator.EstimatorSpec(mode, loss=loss, train_op=tf.group(train_op, *updates))
 
     return model_fn
 

@@ -36,7 +36,7 @@ from absl import flags
 
 from monolith import _facades
 from monolith import utils as monolith_utils
-from monolith.native_training import native_task_context, service_discovery
+from monolith.native_training import graph_estimator, native_task_context, service_discovery
 from monolith.native_training.alert import alert_manager  # noqa: F401, defines a flag
 from monolith.native_training.driver import run_record, worker
 from monolith.native_training.driver.config import (
@@ -133,7 +133,7 @@ def distributed_train(
   params: Any,
   sync_backend: Any = None,
   user_hooks: Hooks | None = None,
-) -> tf.estimator.Estimator | None:
+) -> graph_estimator.Estimator | None:
   """Plays one role of training on parameter servers until it is over.
 
   Args:

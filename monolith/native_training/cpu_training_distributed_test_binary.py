@@ -24,6 +24,7 @@ from monolith.native_training import (
   cpu_training,
   entry,
   feature,
+  graph_estimator,
   native_task,
 )
 from monolith.native_training.service_discovery import HostServiceDiscovery
@@ -103,10 +104,10 @@ class FeatureTask(native_task.NativeTask):
 
     return input_fn
 
-  def create_model_fn(self) -> Callable[..., tf.estimator.EstimatorSpec]:
+  def create_model_fn(self) -> Callable[..., graph_estimator.EstimatorSpec]:
     def model_fn(
       features: dict[str, tf.Tensor], mode: str, config: Any
-    ) -> tf.estimator.EstimatorSpec:
+    ) -> graph_estimator.EstimatorSpec:
       slot = self.ctx.create_feature_slot(
         feature.FeatureSlotConfig(
           name="slot",
@@ -130,7 +131,7 @@ class FeatureTask(native_task.NativeTask):
       hooks = []
       if not hasattr(tf.compat.v1.get_default_graph(), "dry_run"):
         hooks.append(SyncHook(FLAGS.num_workers, FLAGS.index))
-      return tf.estimator.EstimatorSpec(
+      return graph_estimator.EstimatorSpec(
         mode,
         loss=loss,
         train_op=train_op,

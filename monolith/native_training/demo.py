@@ -24,7 +24,13 @@ import numpy as np
 import tensorflow as tf
 from absl import app, flags, logging
 
-from monolith.native_training import cluster_manager, cpu_training, gpu_table, service_discovery
+from monolith.native_training import (
+  cluster_manager,
+  cpu_training,
+  gpu_table,
+  graph_estimator,
+  service_discovery,
+)
 from monolith.native_training.demos import data as demo_data
 from monolith.native_training.demos import hooks as demo_hooks
 from monolith.native_training.demos import models as demo_models
@@ -136,7 +142,7 @@ def _train_ffm(model_dir: str) -> int:
     )
   if demo_hooks.is_stop_requested():
     return 0
-  _, labels, probabilities = params.instantiate().generate(tf.estimator.ModeKeys.EVAL)
+  _, labels, probabilities = params.instantiate().generate(graph_estimator.ModeKeys.EVAL)
   predictions = predict(params, FLAGS.num_ps, ffm_dir)
   auc = demo_data.compute_auc(labels, predictions)
   best_auc = demo_data.compute_auc(labels, probabilities)
@@ -237,12 +243,12 @@ def predict(params: Any, num_ps: int, model_dir: str) -> np.ndarray:
   cpu_training.make_config_backward_compatible(model_dir, conf)
   with cpu_training._local_cluster(num_ps) as (session_config, _):
     training = cpu_training.CpuTraining(conf, params.instantiate())
-    estimator = tf.estimator.Estimator(
+    estimator = graph_estimator.Estimator(
       training.create_model_fn(),
-      config=tf.estimator.RunConfig(model_dir=model_dir, session_config=session_config),
+      config=graph_estimator.RunConfig(model_dir=model_dir, session_config=session_config),
     )
     batches = estimator.predict(
-      training.create_input_fn(tf.estimator.ModeKeys.PREDICT), yield_single_examples=False
+      training.create_input_fn(graph_estimator.ModeKeys.PREDICT), yield_single_examples=False
     )
     return np.concatenate(list(batches))
 

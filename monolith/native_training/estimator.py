@@ -6,6 +6,10 @@
   with import_saved_model("model/exported_models/entry") as infer:
     infer(serialized_examples)
 
+`ModeKeys`, `ServingInputReceiver` and its like, `PredictOutput` and its like and
+`WarmStartSettings` are those of `graph_estimator`, which is here too, as `RunConfig`,
+`EstimatorSpec` and `Estimator` have other meanings there.
+
 Importing this module imports `runner_utils`, which defines a flag for nearly every field of its
 configuration. A program that takes flags must parse them before it makes a configuration; a program
 or notebook without any need not.
@@ -38,6 +42,7 @@ from monolith.native_training import (
   distribution_utils,
   env_utils,
   gflags_utils,
+  graph_estimator,
   native_task,
   utils,
   zk_utils,
@@ -52,18 +57,41 @@ from monolith.native_training.cpu_training import (
 )
 from monolith.native_training.data import parsers
 from monolith.native_training.driver import dry_run, evaluation
+from monolith.native_training.graph_estimator import (
+  ClassificationOutput,
+  ExportOutput,
+  ModeKeys,
+  PredictOutput,
+  RegressionOutput,
+  ServingInputReceiver,
+  TensorServingInputReceiver,
+  WarmStartSettings,
+  build_parsing_serving_input_receiver_fn,
+  build_raw_serving_input_receiver_fn,
+)
 from monolith.native_training.hooks import evaluation_metrics
 from monolith.native_training.models.spec import EstimatorSpec
 from monolith.native_training.runner_utils import RunnerConfig, monolith_discovery
 from monolith.native_training.service_discovery import ServiceDiscoveryType
 
 __all__ = [
+  "ClassificationOutput",
   "CpuTraining",
   "Estimator",
   "EstimatorSpec",
+  "ExportOutput",
+  "ModeKeys",
+  "PredictOutput",
+  "RegressionOutput",
   "RunConfig",
   "RunnerConfig",
   "ServiceDiscoveryType",
+  "ServingInputReceiver",
+  "TensorServingInputReceiver",
+  "WarmStartSettings",
+  "build_parsing_serving_input_receiver_fn",
+  "build_raw_serving_input_receiver_fn",
+  "graph_estimator",
   "import_saved_model",
   "monolith_discovery",
 ]
@@ -72,8 +100,8 @@ Hooks = Sequence[tf.compat.v1.train.SessionRunHook]
 
 # More steps than any run has: an evaluation at the end of training only.
 _ONLY_AT_END = 1 << 62
-_TRAIN = tf.estimator.ModeKeys.TRAIN
-_EVAL = tf.estimator.ModeKeys.EVAL
+_TRAIN = graph_estimator.ModeKeys.TRAIN
+_EVAL = graph_estimator.ModeKeys.EVAL
 
 
 @dataclasses.dataclass
@@ -166,7 +194,7 @@ class Estimator:
   Args:
     model: params of a `NativeTask`, or a task.
     conf: how to run it.
-    warm_start_from: what `tf.estimator.Estimator` takes, for `predict` and inspection.
+    warm_start_from: what `graph_estimator.Estimator` takes, for `predict` and inspection.
 
   Raises:
     AssertionError: a parameter server in realtime training has no `bzid` or `base_name`.
@@ -182,7 +210,7 @@ class Estimator:
     is_plain_task = isinstance(model, native_task.NativeTask) and not _has_instantiate(model)
     self._model = model.p if is_plain_task else model
     self._warm_start_from = warm_start_from
-    self._estimator: tf.estimator.Estimator | None = None
+    self._estimator: graph_estimator.Estimator | None = None
     self._predict_input_fn: Callable[..., Any] | None = None
     self._zk_client: Any = None
     self._sync_backend: Any = None
@@ -528,7 +556,7 @@ class Estimator:
   ) -> Iterator[Any]:
     """Returns the predictions for the task's data, computed as they are asked for.
 
-    Arguments as in `tf.estimator.Estimator.predict`.
+    Arguments as in `graph_estimator.Estimator.predict`.
     """
     return self._get_estimator().predict(
       self._predict_input_fn,
@@ -566,13 +594,13 @@ class Estimator:
     """
     model = copy.deepcopy(self._model)
     params = _params_of(model)
-    params.mode = tf.estimator.ModeKeys.PREDICT
+    params.mode = graph_estimator.ModeKeys.PREDICT
     params.name = name or "demo_export"
     params.train.per_replica_batch_size = batch_size
     if self_contained:
       params.serving.shared_embedding = False
     conf = copy.copy(self._runner_conf)
-    conf.mode = tf.estimator.ModeKeys.PREDICT
+    conf.mode = graph_estimator.ModeKeys.PREDICT
     conf.enable_fused_layout = enable_fused_layout
     conf.server_type = "worker"
     with parsers.ParserCtx(enable_fused_layout):
@@ -615,15 +643,15 @@ class Estimator:
         except Exception:
           logging.exception("cannot stop %s", resource)
 
-  def _get_estimator(self) -> tf.estimator.Estimator:
-    """Returns TensorFlow's estimator of the model in PREDICT mode, made on first use."""
+  def _get_estimator(self) -> graph_estimator.Estimator:
+    """Returns the estimator of the graph in PREDICT mode, made on first use."""
     if self._estimator is not None:
       return self._estimator
     self._runner_conf.check_restore(self.model_dir)
     model = copy.deepcopy(self._model)
-    _params_of(model).mode = tf.estimator.ModeKeys.PREDICT
+    _params_of(model).mode = graph_estimator.ModeKeys.PREDICT
     conf = copy.copy(self._runner_conf)
-    conf.mode = tf.estimator.ModeKeys.PREDICT
+    conf.mode = graph_estimator.ModeKeys.PREDICT
     conf.server_type = "worker"
     # There are no servers to ask: this process reads what they have saved.
     conf.num_ps = 0
@@ -634,16 +662,16 @@ class Estimator:
     # Grappler breaks on ragged inputs.
     session_config.graph_options.rewrite_options.disable_meta_optimizer = True
     with evaluation.without_tf_config():
-      self._estimator = tf.estimator.Estimator(
+      self._estimator = graph_estimator.Estimator(
         training.create_model_fn(),
-        config=tf.estimator.RunConfig(
+        config=graph_estimator.RunConfig(
           model_dir=self.model_dir,
           session_config=session_config,
           log_step_count_steps=conf.log_step_count_steps,
         ),
         warm_start_from=self._warm_start_from,
       )
-    self._predict_input_fn = training.create_input_fn(tf.estimator.ModeKeys.PREDICT)
+    self._predict_input_fn = training.create_input_fn(graph_estimator.ModeKeys.PREDICT)
     return self._estimator
 
 

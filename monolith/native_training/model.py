@@ -11,7 +11,7 @@ import tensorflow as tf
 from absl import logging
 
 from monolith.core import base_model_params, hyperparams, model_registry
-from monolith.native_training import entry, feature, native_task
+from monolith.native_training import entry, feature, graph_estimator, native_task
 from monolith.native_training.input import generate_ffm_example, slot_to_key
 from monolith.native_training.metric import deep_insight_ops
 
@@ -52,10 +52,10 @@ class TestFFMModel(native_task.NativeTask):
 
     return input_fn
 
-  def create_model_fn(self) -> Callable[..., tf.estimator.EstimatorSpec]:
+  def create_model_fn(self) -> Callable[..., graph_estimator.EstimatorSpec]:
     def model_fn(
       features: dict[str, tf.Tensor], mode: str, config: Any = None
-    ) -> tf.estimator.EstimatorSpec:
+    ) -> graph_estimator.EstimatorSpec:
       columns = [self._create_column(slot) for slot in range(_NUM_SLOTS)]
       biases = [column.get_bias() for column in columns[: _LAST_BIAS_SLOT + 1]]
       products = []
@@ -67,8 +67,8 @@ class TestFFMModel(native_task.NativeTask):
         products.append(tf.reduce_sum(pair[0] * pair[1], axis=1))
       ffm_out = tf.add_n(products) + tf.reduce_sum(tf.concat(biases, axis=1), axis=1)
       pred = tf.sigmoid(ffm_out)
-      if mode == tf.estimator.ModeKeys.PREDICT:
-        return tf.estimator.EstimatorSpec(mode, predictions=pred)
+      if mode == graph_estimator.ModeKeys.PREDICT:
+        return graph_estimator.EstimatorSpec(mode, predictions=pred)
 
       label = features["label"]
       loss = tf.reduce_sum(tf.keras.losses.binary_crossentropy(label, pred))
@@ -78,16 +78,16 @@ class TestFFMModel(native_task.NativeTask):
       gradients = tf.gradients(loss, embeddings)
       with tf.control_dependencies([tf.compat.v1.assign_add(global_step, 1)]):
         apply_grads = self.ctx.apply_embedding_gradients(zip(gradients, embeddings))
-      return tf.estimator.EstimatorSpec(
+      return graph_estimator.EstimatorSpec(
         mode, predictions=pred, loss=loss, train_op=tf.group(apply_grads, deep_insight_op)
       )
 
     return model_fn
 
   def create_serving_input_receiver_fn(self) -> Callable[[], Any]:
-    def serving_input_receiver_fn() -> tf.estimator.export.ServingInputReceiver:
+    def serving_input_receiver_fn() -> graph_estimator.ServingInputReceiver:
       instances = tf.compat.v1.placeholder(tf.string, shape=[None], name="instances")
-      return tf.estimator.export.ServingInputReceiver(
+      return graph_estimator.ServingInputReceiver(
         _parse_example(instances), {"instances": instances}
       )
 

@@ -14,7 +14,7 @@
       return EstimatorSpec(features["label"], pred, "ctr", loss, optimizer)
 
     def serving_input_receiver_fn(self):
-      ...                                         # tf.estimator.export.ServingInputReceiver
+      ...                                         # graph_estimator.ServingInputReceiver
 
   Estimator(Ranking(), RunConfig(is_local=True, model_dir="model")).train(steps=100)
 
@@ -48,6 +48,7 @@ from monolith.native_training import (
   feature_utils,
   file_ops,
   gflags_utils,
+  graph_estimator,
   graph_utils,
   native_task,
   native_task_context,
@@ -78,9 +79,9 @@ from monolith.native_training.models.device_ctx import DeviceCtxType, MonolithDe
 from monolith.native_training.models.outputs import ModelOutputs
 from monolith.native_training.models.spec import EstimatorSpec  # noqa: F401
 
-_TRAIN = tf.estimator.ModeKeys.TRAIN
-_EVAL = tf.estimator.ModeKeys.EVAL
-_PREDICT = tf.estimator.ModeKeys.PREDICT
+_TRAIN = graph_estimator.ModeKeys.TRAIN
+_EVAL = graph_estimator.ModeKeys.EVAL
+_PREDICT = graph_estimator.ModeKeys.PREDICT
 
 _DEEP_INSIGHT_OP = "deep_insight_op"
 _SIGNATURE_NAME = "signature_name"
@@ -101,7 +102,7 @@ class _GraphState:
   def __init__(self) -> None:
     self.losses: list[tf.Tensor] = []
     self.training_hooks: list[tf.compat.v1.train.SessionRunHook] = []
-    self.export_outputs: dict[str, tf.estimator.export.ExportOutput] = {}
+    self.export_outputs: dict[str, graph_estimator.ExportOutput] = {}
     self.output_names: set[str] = set()
     self.metrics: dict[str, streaming.Metric] = {}
 
@@ -178,13 +179,13 @@ class MonolithBaseModel(native_task.NativeTask, abc.ABC):
 
   @abc.abstractmethod
   def input_fn(self, mode: str) -> tf.data.Dataset:
-    """Returns the dataset of a `tf.estimator.ModeKeys` mode, of dicts of features."""
+    """Returns the dataset of a `graph_estimator.ModeKeys` mode, of dicts of features."""
 
   @abc.abstractmethod
   def model_fn(self, features: dict[str, Any], mode: str) -> Any:
     """Returns an `EstimatorSpec`, or label, loss and prediction."""
 
-  def serving_input_receiver_fn(self) -> tf.estimator.export.ServingInputReceiver:
+  def serving_input_receiver_fn(self) -> graph_estimator.ServingInputReceiver:
     """Returns what an exported model is fed, and the features it becomes.
 
     A model that is never exported needs none.
@@ -273,7 +274,7 @@ class MonolithBaseModel(native_task.NativeTask, abc.ABC):
     state.output_names.add(name)
     tf.compat.v1.add_to_collection(_SIGNATURE_NAME, name)
     if export_context.is_exporting():
-      state.export_outputs[name] = tf.estimator.export.PredictOutput(outputs)
+      state.export_outputs[name] = graph_estimator.PredictOutput(outputs)
 
   def add_layout(
     self,
@@ -324,13 +325,13 @@ class MonolithBaseModel(native_task.NativeTask, abc.ABC):
     if own is MonolithBaseModel.serving_input_receiver_fn:
       return None
 
-    def serving_input_receiver_fn() -> tf.estimator.export.ServingInputReceiver:
+    def serving_input_receiver_fn() -> graph_estimator.ServingInputReceiver:
       with MonolithDeviceCtx(DeviceCtxType.INPUT_RECEIVER_FN):
         return self.serving_input_receiver_fn()
 
     return serving_input_receiver_fn
 
-  def create_model_fn(self) -> Callable[..., tf.estimator.EstimatorSpec]:
+  def create_model_fn(self) -> Callable[..., graph_estimator.EstimatorSpec]:
     """Returns what the driver calls.
 
     Its function raises `ValueError` for a mode of the driver other than training and prediction,
@@ -341,7 +342,7 @@ class MonolithBaseModel(native_task.NativeTask, abc.ABC):
 
     def model_fn(
       features: dict[str, Any], mode: str, config: Any = None
-    ) -> tf.estimator.EstimatorSpec:
+    ) -> graph_estimator.EstimatorSpec:
       # It may run again, in another graph.
       self.clean()
       with device_utils.maybe_device_if_allowed("/device:GPU:0"):
@@ -375,7 +376,7 @@ class MonolithBaseModel(native_task.NativeTask, abc.ABC):
         train_ops.append(self._train_op(outputs, global_step))
         graph_utils.add_batch_norm_into_update_ops()
         train_ops += tf.compat.v1.get_collection(tf.compat.v1.GraphKeys.UPDATE_OPS)
-      return tf.estimator.EstimatorSpec(
+      return graph_estimator.EstimatorSpec(
         mode,
         loss=outputs.loss,
         train_op=tf.group(*train_ops),
@@ -410,7 +411,7 @@ class MonolithBaseModel(native_task.NativeTask, abc.ABC):
 
   def _eval_spec(
     self, features: dict[str, Any], outputs: ModelOutputs
-  ) -> tf.estimator.EstimatorSpec:
+  ) -> graph_estimator.EstimatorSpec:
     """Returns what an evaluation measures: each head, and what `add_metric` was given."""
     metrics = {**model_outputs.eval_metrics(outputs), **self._graph_state.metrics}
     ops = self._metric_ops(features, outputs)
@@ -420,7 +421,7 @@ class MonolithBaseModel(native_task.NativeTask, abc.ABC):
     # The mean loss is updated with every batch, and these run with it.
     with tf.control_dependencies([op for op in ops if op is not None]):
       loss = tf.identity(shown_loss.per_example(outputs.loss, batch_size), name="eval_loss")
-    return tf.estimator.EstimatorSpec(
+    return graph_estimator.EstimatorSpec(
       _EVAL,
       loss=loss,
       eval_metric_ops=metrics,
@@ -429,18 +430,18 @@ class MonolithBaseModel(native_task.NativeTask, abc.ABC):
 
   def _predict_spec(
     self, features: dict[str, Any], outputs: ModelOutputs
-  ) -> tf.estimator.EstimatorSpec:
+  ) -> graph_estimator.EstimatorSpec:
     predictions = outputs.predictions
     export_outputs = None
     if export_context.is_exporting():
       extra = self._graph_state.export_outputs
       if extra:
         default = tf.saved_model.DEFAULT_SERVING_SIGNATURE_DEF_KEY
-        export_outputs = {default: tf.estimator.export.PredictOutput(predictions), **extra}
+        export_outputs = {default: graph_estimator.PredictOutput(predictions), **extra}
     elif self.p.output_path:
       with tf.control_dependencies([self._write_predictions(features, outputs)]):
         predictions = tf.nest.map_structure(tf.identity, predictions)
-    return tf.estimator.EstimatorSpec(
+    return graph_estimator.EstimatorSpec(
       _PREDICT,
       predictions=predictions,
       export_outputs=export_outputs,

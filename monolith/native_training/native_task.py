@@ -8,7 +8,7 @@ class MyTask(NativeTask):
     def model_fn(features, mode, config):
       slot = self.ctx.create_feature_slot(FeatureSlotConfig(name="user"))
       ...
-      return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=train_op)
+      return graph_estimator.EstimatorSpec(mode, loss=loss, train_op=train_op)
     return model_fn
 """
 
@@ -21,7 +21,7 @@ from typing import Any
 import tensorflow as tf
 
 from monolith.core import base_task, hyperparams
-from monolith.native_training import feature, prefetch_queue
+from monolith.native_training import feature, graph_estimator, prefetch_queue
 from monolith.native_training.model_export import export_context
 
 
@@ -95,7 +95,7 @@ class NativeTask(base_task.BaseTask, abc.ABC):
   @classmethod
   def params(cls) -> hyperparams.InstantiableParams:
     p = super().params()
-    p.define("mode", tf.estimator.ModeKeys.TRAIN, "A tf.estimator.ModeKeys mode.")
+    p.define("mode", graph_estimator.ModeKeys.TRAIN, "A graph_estimator.ModeKeys mode.")
     _define_metrics(p)
     _define_train(p)
     _define_serving(p)
@@ -112,10 +112,10 @@ class NativeTask(base_task.BaseTask, abc.ABC):
 
   @abc.abstractmethod
   def create_input_fn(self, mode: str) -> Callable[[], tf.data.Dataset]:
-    """Returns a function that makes the dataset of a `tf.estimator.ModeKeys` mode."""
+    """Returns a function that makes the dataset of a `graph_estimator.ModeKeys` mode."""
 
   @abc.abstractmethod
-  def create_model_fn(self) -> Callable[..., tf.estimator.EstimatorSpec]:
+  def create_model_fn(self) -> Callable[..., graph_estimator.EstimatorSpec]:
     """Returns `model_fn(features, mode, config)`, called with keyword arguments."""
 
   def create_serving_input_receiver_fn(self) -> Callable[[], Any] | None:

@@ -19,7 +19,7 @@ import tensorflow as tf
 from absl import logging
 
 from monolith.core import hyperparams
-from monolith.native_training import native_task, utils
+from monolith.native_training import graph_estimator, native_task, utils
 
 _SCOPE_NAME = "machine_benchmark_I_AM_PECULIAR"
 
@@ -201,10 +201,12 @@ class PsBenchMarkTask(native_task.NativeTask):
 
     return input_fn
 
-  def create_model_fn(self) -> Callable[..., tf.estimator.EstimatorSpec]:
-    def model_fn(features: tf.Tensor, mode: str, config: Any = None) -> tf.estimator.EstimatorSpec:
-      if mode == tf.estimator.ModeKeys.PREDICT:
-        return tf.estimator.EstimatorSpec(mode, predictions=tf.constant(0.0))
+  def create_model_fn(self) -> Callable[..., graph_estimator.EstimatorSpec]:
+    def model_fn(
+      features: tf.Tensor, mode: str, config: Any = None
+    ) -> graph_estimator.EstimatorSpec:
+      if mode == graph_estimator.ModeKeys.PREDICT:
+        return graph_estimator.EstimatorSpec(mode, predictions=tf.constant(0.0))
       throughputs = []
       for i in range(len(self._bm_config.ps_list)):
         with tf.device(utils.ps_device(i)):
@@ -214,7 +216,7 @@ class PsBenchMarkTask(native_task.NativeTask):
           throughputs.append(self._measure(matrix, features))
       mean, update_mean = tf.compat.v1.metrics.mean_tensor(tf.stack(throughputs))
       global_step = tf.compat.v1.train.get_or_create_global_step()
-      return tf.estimator.EstimatorSpec(
+      return graph_estimator.EstimatorSpec(
         mode,
         loss=tf.constant(0.0),
         train_op=tf.group(update_mean, tf.compat.v1.assign_add(global_step, 1)),

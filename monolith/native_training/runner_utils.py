@@ -28,7 +28,7 @@ from tensorflow.python.lib.io import file_io
 from tensorflow.python.training import checkpoint_management as checkpoint_management_shim
 from tensorflow.python.training.checkpoint_state_pb2 import CheckpointState
 
-from monolith.native_training import env_utils, gflags_utils, save_utils
+from monolith.native_training import env_utils, gflags_utils, graph_estimator, save_utils
 from monolith.native_training.checkpoints import state as checkpoint_state
 from monolith.native_training.driver.config import DistributedCpuTrainingConfig
 from monolith.native_training.mlp_utils import add_mpi_exception_hook, mlp_pass
@@ -145,7 +145,7 @@ def _apply_restore_ckpt(checkpoint_dir: str, state: CheckpointState) -> None:
   name = getattr(FLAGS, "restore_ckpt", None)
   if not name:
     return
-  is_training = FLAGS.mode == tf.estimator.ModeKeys.TRAIN
+  is_training = FLAGS.mode == graph_estimator.ModeKeys.TRAIN
   marker = os.path.join(checkpoint_dir, _RESTORE_MARKER_FILE)
   if is_training and tf.io.gfile.exists(marker):
     return
@@ -411,7 +411,7 @@ class RunnerConfig(DistributedCpuTrainingConfig):
       return
     name = os.path.basename(self.restore_ckpt)
     marker = os.path.join(model_dir, _RESTORE_MARKER_FILE)
-    if FLAGS.mode == tf.estimator.ModeKeys.TRAIN and tf.io.gfile.exists(marker):
+    if FLAGS.mode == graph_estimator.ModeKeys.TRAIN and tf.io.gfile.exists(marker):
       with tf.io.gfile.GFile(marker) as f:
         restored = f.read()
       if restored and not re.search(rf"{re.escape(name)}(?!\d)", restored):
@@ -428,7 +428,7 @@ class RunnerConfig(DistributedCpuTrainingConfig):
         f"restore_ckpt is {self.restore_ckpt}, but the job would start from "
         f"{state.model_checkpoint_path}; {model_dir} has {_base_names(state)}"
       )
-    if FLAGS.mode == tf.estimator.ModeKeys.TRAIN and not tf.io.gfile.exists(marker):
+    if FLAGS.mode == graph_estimator.ModeKeys.TRAIN and not tf.io.gfile.exists(marker):
       # Every later look would make the same choice again, and hide what the job has saved.
       raise ValueError(f"restore_ckpt is {self.restore_ckpt}, but {marker} could not be written")
 

@@ -20,6 +20,7 @@ from absl import logging
 
 from monolith.native_training import (
   distributed_serving_ops,
+  graph_estimator,
   hash_table_ops,
   hvd_lib,
   multi_hash_table_ops,
@@ -389,20 +390,20 @@ class EofAwareTask:
     # Estimator would take a tuple for features and labels.
     return {_ELEMENT_KEY: element, self.EOF_KEY: is_last}
 
-  def create_model_fn(self) -> Callable[..., tf.estimator.EstimatorSpec]:
+  def create_model_fn(self) -> Callable[..., graph_estimator.EstimatorSpec]:
     """Returns the task's function, with a hook that stops it."""
     model_fn = self._task.create_model_fn()
     if not self._agree:
       return model_fn
 
-    def wrapped_model_fn(features: Any, mode: str, config: Any) -> tf.estimator.EstimatorSpec:
+    def wrapped_model_fn(features: Any, mode: str, config: Any) -> graph_estimator.EstimatorSpec:
       if not isinstance(features, dict) or self.EOF_KEY not in features:
         return model_fn(features=features, mode=mode, config=config)
       eof = features[self.EOF_KEY]
       if _ELEMENT_KEY in features:
         features = features[_ELEMENT_KEY]
       spec = model_fn(features=features, mode=mode, config=config)
-      if mode != tf.estimator.ModeKeys.TRAIN:
+      if mode != graph_estimator.ModeKeys.TRAIN:
         return spec
       # The flag may have travelled through queues, with its element.
       flags = tf.compat.v1.get_collection(self.EOF_KEY) or [eof]

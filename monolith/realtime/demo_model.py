@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from monolith.core import hyperparams
-from monolith.native_training import entry, native_model
+from monolith.native_training import entry, graph_estimator, native_model
 from monolith.native_training.data import parsers
 from monolith.native_training.layers import logit_correction
 from monolith.realtime import stream_model
@@ -18,7 +18,7 @@ _SIGNATURE_BITS = 48
 _SIGNATURE_MASK = (1 << _SIGNATURE_BITS) - 1
 # An odd number with bits everywhere: users that are numbered in a row land far apart.
 _MIXER = 0x9E3779B97F4A7C15 - (1 << 64)
-_PREDICT = tf.estimator.ModeKeys.PREDICT
+_PREDICT = graph_estimator.ModeKeys.PREDICT
 _HEAD = "click"
 
 

@@ -19,7 +19,7 @@ from typing import Any
 import tensorflow as tf
 
 from monolith.core import hyperparams
-from monolith.native_training import native_model
+from monolith.native_training import graph_estimator, native_model
 from monolith.native_training.data import kafka_dataset
 
 EXAMPLES = "examples"
@@ -95,7 +95,7 @@ class StreamModel(native_model.MonolithModel):
     """Returns batches of features, with their positions."""
     return read_stream(self.p.stream, self.parse)
 
-  def serving_input_receiver_fn(self) -> tf.estimator.export.ServingInputReceiver:
+  def serving_input_receiver_fn(self) -> graph_estimator.ServingInputReceiver:
     """Returns an input of serialized Examples."""
     examples = tf.compat.v1.placeholder(tf.string, [None], name=EXAMPLES)
-    return tf.estimator.export.ServingInputReceiver(self.parse(examples), {EXAMPLES: examples})
+    return graph_estimator.ServingInputReceiver(self.parse(examples), {EXAMPLES: examples})

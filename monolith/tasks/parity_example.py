@@ -24,6 +24,7 @@ from monolith.core import (
   hyperparams,
   model_registry,
 )
+from monolith.native_training import graph_estimator
 from monolith.tasks import parity_data
 
 _DIM = 4
@@ -39,8 +40,8 @@ class ParityTask(base_embedding_task.BaseEmbeddingTask):
     p.define("eval_file_pattern", None, "Evaluation files.")
     return p
 
-  def create_input_fn(self, mode: str = tf.estimator.ModeKeys.TRAIN) -> Callable[..., Any]:
-    if mode == tf.estimator.ModeKeys.TRAIN:
+  def create_input_fn(self, mode: str = graph_estimator.ModeKeys.TRAIN) -> Callable[..., Any]:
+    if mode == graph_estimator.ModeKeys.TRAIN:
       return super().create_input_fn(mode)
 
     def input_fn(params: dict[str, Any]) -> tf.data.Dataset:
@@ -76,7 +77,7 @@ class ParityTask(base_embedding_task.BaseEmbeddingTask):
       predictions = tf.sigmoid(logits)
       loss = tf.reduce_mean(tf.nn.sigmoid_cross_entropy_with_logits(labels=labels, logits=logits))
       spec = tf.compat.v1.estimator.tpu.TPUEstimatorSpec
-      if mode == tf.estimator.ModeKeys.EVAL:
+      if mode == graph_estimator.ModeKeys.EVAL:
         return spec(mode=mode, loss=loss, eval_metrics=(_metric_fn, [labels, predictions]))
       optimizer = self.cross_shard_optimizer(
         tf.compat.v1.train.AdagradOptimizer(self.p.learning_rate), params

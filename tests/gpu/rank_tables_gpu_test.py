@@ -17,6 +17,7 @@ from monolith.native_training import (
   distributed_ps_factory,
   distribution_ops,
   entry,
+  graph_estimator,
   hash_filter_ops,
   multi_hash_table_ops,
 )
@@ -187,10 +188,10 @@ class DriverTest(_GpuTest):
           )
           cpu_training.local_train_internal(params, config, folder, steps=2)
         training = cpu_training.CpuTraining(config, params.instantiate())
-        estimator = tf.estimator.Estimator(training.create_model_fn(), model_dir=folder)
+        estimator = graph_estimator.Estimator(training.create_model_fn(), model_dir=folder)
         got = next(
           estimator.predict(
-            training.create_input_fn(tf.estimator.ModeKeys.PREDICT), yield_single_examples=False
+            training.create_input_fn(graph_estimator.ModeKeys.PREDICT), yield_single_examples=False
           )
         )
         falls = 6 * 0.5 * np.array([[1, 1 + 2], [1, 2]])

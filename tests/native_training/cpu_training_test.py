@@ -16,6 +16,7 @@ from monolith.native_training import (
   device_utils,
   entry,
   feature,
+  graph_estimator,
   native_task,
   service_discovery,
   utils,
@@ -27,8 +28,8 @@ from monolith.native_training.monolith_checkpoint_state_pb2 import MonolithCheck
 
 tf.compat.v1.disable_eager_execution()
 
-_TRAIN = tf.estimator.ModeKeys.TRAIN
-_PREDICT = tf.estimator.ModeKeys.PREDICT
+_TRAIN = graph_estimator.ModeKeys.TRAIN
+_PREDICT = graph_estimator.ModeKeys.PREDICT
 
 
 def _ragged(rows):
@@ -62,7 +63,7 @@ class FeatureTask(native_task.NativeTask):
       slot, column = self._create_column()
       embedding = column.embedding_lookup(slot.add_feature_slice(5))
       if mode == _PREDICT:
-        return tf.estimator.EstimatorSpec(mode, predictions=embedding)
+        return graph_estimator.EstimatorSpec(mode, predictions=embedding)
       return self._train(mode, tf.reduce_sum(embedding), [column])
 
     return model_fn
@@ -75,16 +76,14 @@ class FeatureTask(native_task.NativeTask):
     # Only steps that had data count.
     with tf.control_dependencies([loss]):
       step_op = tf.compat.v1.assign_add(global_step, 1)
-    return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=tf.group(apply_op, step_op))
+    return graph_estimator.EstimatorSpec(mode, loss=loss, train_op=tf.group(apply_op, step_op))
 
   def create_serving_input_receiver_fn(self):
     def receiver_fn():
       serialized = tf.compat.v1.placeholder(tf.string, [None], name="instances")
       ids = tf.io.decode_raw(serialized, tf.int64)
       ragged = tf.RaggedTensor.from_tensor(ids, row_splits_dtype=tf.int64)
-      return tf.estimator.export.ServingInputReceiver(
-        {"feature": ragged}, {"instances": serialized}
-      )
+      return graph_estimator.ServingInputReceiver({"feature": ragged}, {"instances": serialized})
 
     return receiver_fn
 
@@ -118,7 +117,7 @@ class SequenceFeatureTask(FeatureTask):
       embedding = column.embedding_lookup(slot.add_feature_slice(5))
       assert embedding.shape[1:].as_list() == [2, 5], embedding.shape
       if mode == _PREDICT:
-        return tf.estimator.EstimatorSpec(mode, predictions=embedding)
+        return graph_estimator.EstimatorSpec(mode, predictions=embedding)
       return self._train(mode, tf.reduce_sum(embedding), [column])
 
     return model_fn
@@ -134,7 +133,7 @@ class NonFeatureTask(native_task.NativeTask):
     def model_fn(features, mode, config):
       global_step = tf.compat.v1.train.get_or_create_global_step()
       train_op = tf.group(features, tf.compat.v1.assign_add(global_step, 1))
-      return tf.estimator.EstimatorSpec(mode, loss=tf.constant(0.0), train_op=train_op)
+      return graph_estimator.EstimatorSpec(mode, loss=tf.constant(0.0), train_op=train_op)
 
     return model_fn
 
@@ -164,7 +163,7 @@ class ExpireTask(FeatureTask):
         columns.append(column)
         embeddings.append(column.embedding_lookup(slot.add_feature_slice(5)))
       if mode == _PREDICT:
-        return tf.estimator.EstimatorSpec(mode, predictions=tf.concat(embeddings, axis=0))
+        return graph_estimator.EstimatorSpec(mode, predictions=tf.concat(embeddings, axis=0))
       return self._train(mode, tf.add_n([tf.reduce_sum(e) for e in embeddings]), columns)
 
     return model_fn
@@ -203,11 +202,11 @@ class CpuTrainingTestBase:
     return cpu_training.CpuTraining(config, params.instantiate())
 
   def _train(self, training, steps=None):
-    estimator = tf.estimator.Estimator(training.create_model_fn(), self._model_dir())
+    estimator = graph_estimator.Estimator(training.create_model_fn(), self._model_dir())
     return estimator.train(training.create_input_fn(_TRAIN), steps=steps)
 
   def _predict(self, training):
-    estimator = tf.estimator.Estimator(training.create_model_fn(), self._model_dir())
+    estimator = graph_estimator.Estimator(training.create_model_fn(), self._model_dir())
     return np.array(list(estimator.predict(training.create_input_fn(_PREDICT))))
 
   def test_default_config(self):
@@ -534,7 +533,7 @@ class ConfigTest(tf.test.TestCase):
   def test_both_save_intervals(self):
     config = cpu_training.CpuTrainingConfig(save_checkpoints_secs=1, save_checkpoints_steps=1)
     training = cpu_training.CpuTraining(config, self._task())
-    estimator = tf.estimator.Estimator(training.create_model_fn(), utils.get_test_tmp_dir())
+    estimator = graph_estimator.Estimator(training.create_model_fn(), utils.get_test_tmp_dir())
 
     with self.assertRaisesRegex(ValueError, "Can not provide both save_checkpoints_secs"):
       estimator.train(training.create_input_fn(_TRAIN))
@@ -567,7 +566,7 @@ class BadInputTest(tf.test.TestCase):
       cpu_training.CpuTrainingConfig(), Task.params().instantiate()
     )
     folder = os.path.join(utils.get_test_tmp_dir(), self.id())
-    estimator = tf.estimator.Estimator(training.create_model_fn(), folder)
+    estimator = graph_estimator.Estimator(training.create_model_fn(), folder)
     estimator.train(training.create_input_fn(_TRAIN))
     return folder
 
@@ -626,7 +625,7 @@ class BadInputTest(tf.test.TestCase):
             slot = self.ctx.create_feature_slot(_zero_slot(name))
             slot.add_feature_slice(1)
             feature.FeatureColumn(slot, "feature")
-          return tf.estimator.EstimatorSpec(mode, loss=tf.constant(0.0), train_op=tf.no_op())
+          return graph_estimator.EstimatorSpec(mode, loss=tf.constant(0.0), train_op=tf.no_op())
 
         return model_fn
 
@@ -650,7 +649,7 @@ class BadInputTest(tf.test.TestCase):
     training = cpu_training.CpuTraining(
       cpu_training.CpuTrainingConfig(), Task.params().instantiate()
     )
-    estimator = tf.estimator.Estimator(training.create_model_fn(), utils.get_test_tmp_dir())
+    estimator = graph_estimator.Estimator(training.create_model_fn(), utils.get_test_tmp_dir())
     with self.assertRaisesRegex(KeyError, r"no columns \[0, 3\).*same order"):
       estimator.train(training.create_input_fn(_TRAIN))
 
@@ -683,7 +682,7 @@ class BadGradientTest(tf.test.TestCase):
       cpu_training.CpuTrainingConfig(), NanTask.params().instantiate()
     )
     folder = os.path.join(utils.get_test_tmp_dir(), self.id())
-    estimator = tf.estimator.Estimator(training.create_model_fn(), folder)
+    estimator = graph_estimator.Estimator(training.create_model_fn(), folder)
     estimator.train(training.create_input_fn(_TRAIN), steps=1)
     return np.array(list(estimator.predict(training.create_input_fn(_PREDICT))))
 
@@ -753,9 +752,9 @@ class LocalTrainTest(tf.test.TestCase):
     conf = cpu_training.CpuTrainingConfig(num_ps=num_ps)
     with cpu_training._local_cluster(num_ps) as (session_config, _):
       training = cpu_training.CpuTraining(conf, params.instantiate())
-      estimator = tf.estimator.Estimator(
+      estimator = graph_estimator.Estimator(
         training.create_model_fn(),
-        config=tf.estimator.RunConfig(model_dir=folder, session_config=session_config),
+        config=graph_estimator.RunConfig(model_dir=folder, session_config=session_config),
       )
       predictions = estimator.predict(training.create_input_fn(_PREDICT))
       return np.array([next(predictions), next(predictions)])

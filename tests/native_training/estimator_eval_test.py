@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.autograph.impl import api as autograph_api
 
-from monolith.native_training import entry, estimator, native_model, runner_utils
+from monolith.native_training import entry, estimator, graph_estimator, native_model, runner_utils
 from monolith.native_training.driver import dry_run
 from monolith.native_training.hooks import evaluation_metrics
 from monolith.native_training.metric import streaming
@@ -22,7 +22,7 @@ from monolith.native_training.models import shown_loss
 
 tf.compat.v1.disable_eager_execution()
 
-_EVAL = tf.estimator.ModeKeys.EVAL
+_EVAL = graph_estimator.ModeKeys.EVAL
 _BATCH = 8
 _NUM_EXAMPLES = 64
 
@@ -62,7 +62,7 @@ class _SameUsers(_Clicks):
   """Evaluates the users that were trained."""
 
   def input_fn(self, mode):
-    data = super().input_fn(tf.estimator.ModeKeys.TRAIN)
+    data = super().input_fn(graph_estimator.ModeKeys.TRAIN)
     return data.take(_NUM_EXAMPLES // _BATCH) if mode == _EVAL else data
 
 
@@ -126,7 +126,7 @@ class EvaluateTest(tf.test.TestCase):
     with mock.patch.object(autograph_api, "_convert_actual", convert):
       est.train(steps=2)
       est.evaluate(1)
-    train, evaluate = tf.estimator.ModeKeys.TRAIN, tf.estimator.ModeKeys.EVAL
+    train, evaluate = graph_estimator.ModeKeys.TRAIN, graph_estimator.ModeKeys.EVAL
 
     # The dry run, the training, the evaluation.
     self.assertEqual(

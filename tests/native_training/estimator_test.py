@@ -13,7 +13,7 @@ import tensorflow as tf
 from absl import flags
 from absl.testing import flagsaver
 
-from monolith.native_training import estimator, input, model, utils
+from monolith.native_training import estimator, graph_estimator, input, model, utils
 from monolith.native_training.model_export import export_context
 from monolith.native_training.runner_utils import RunnerConfig
 from monolith.native_training.service_discovery import ServiceDiscoveryType
@@ -115,7 +115,7 @@ class EstimatorVariantsTest(tf.test.TestCase):
     hook = _CountHook()
     est.evaluate(steps=10, hooks=[hook])
     self.assertEqual(hook.num_runs, 10)
-    self.assertEqual(conf.mode, tf.estimator.ModeKeys.TRAIN)
+    self.assertEqual(conf.mode, graph_estimator.ModeKeys.TRAIN)
 
   def test_a_task_and_a_run_config_and_servers(self):
     params = _params()

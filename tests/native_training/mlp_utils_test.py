@@ -12,14 +12,20 @@ from unittest import mock
 import tensorflow as tf
 from absl import flags
 from absl.testing import flagsaver
-from tensorflow_estimator.python.estimator import util as estimator_util
 
-from monolith.native_training import mlp_utils
+from monolith import _tensorflow
+from monolith.native_training import graph_estimator, mlp_utils
 from tests.free_ports import get_free_port
 
 tf.compat.v1.disable_eager_execution()
 
 flags.DEFINE_bool("enable_sync_training", False, "as the runner's configuration defines it")
+
+# Ours, and that of `tf.estimator` where it exists.
+_HOOK_CLASSES = (
+  graph_estimator.DatasetInitializerHook,
+  *_tensorflow.original_initializer_hooks(),
+)
 
 # The periods are shortened; everything else is as on the platform.
 _PROCESS = """
@@ -265,9 +271,9 @@ class MpiExceptionHookTest(unittest.TestCase):
 
 class DatasetInitializerHookTest(unittest.TestCase):
   def setUp(self):
-    hook_class = estimator_util._DatasetInitializerHook
-    for name in ("begin", "after_create_session"):
-      self.addCleanup(setattr, hook_class, name, getattr(hook_class, name))
+    for hook_class in _HOOK_CLASSES:
+      for name in ("begin", "after_create_session"):
+        self.addCleanup(setattr, hook_class, name, getattr(hook_class, name))
 
   def _run_hook(self):
     """Runs the hook in a graph with a registered id; returns the first element read after it."""
@@ -275,7 +281,7 @@ class DatasetInitializerHookTest(unittest.TestCase):
       iterator = tf.compat.v1.data.make_initializable_iterator(tf.data.Dataset.range(5, 7))
       element = iterator.get_next()
       tf.compat.v1.add_to_collection("registed_dataset_id", tf.constant("1000"))
-      hook = estimator_util._DatasetInitializerHook(iterator)
+      hook = graph_estimator.DatasetInitializerHook(iterator)
       hook.begin()
       self.assertEqual(graph.get_collection("registed_dataset_id"), [])
       with tf.compat.v1.Session() as session:
@@ -283,16 +289,17 @@ class DatasetInitializerHookTest(unittest.TestCase):
         return session.run(element)
 
   def test_not_patched_without_the_flag(self):
-    before = estimator_util._DatasetInitializerHook.begin
+    before = [hook_class.begin for hook_class in _HOOK_CLASSES]
     with _env(), flagsaver.flagsaver(dataset_use_dataservice=False):
       mlp_utils.mlp_pass()
-    self.assertIs(estimator_util._DatasetInitializerHook.begin, before)
+    self.assertEqual([hook_class.begin for hook_class in _HOOK_CLASSES], before)
 
   def test_single_process(self):
     with _env(), flagsaver.flagsaver(dataset_use_dataservice=True):
       mlp_utils.mlp_pass()
       mlp_utils.mlp_pass()
-      self.assertIs(estimator_util._DatasetInitializerHook.begin, mlp_utils.begin)
+      for hook_class in _HOOK_CLASSES:
+        self.assertIs(hook_class.begin, mlp_utils.begin)
       self.assertEqual(self._run_hook(), 5)
 
   def test_dataset_id_is_broadcast(self):
@@ -352,9 +359,9 @@ class MissingRolesTest(unittest.TestCase):
       return waits, joins, flags.FLAGS.data_service_dispatcher, server
 
   def setUp(self):
-    hook_class = estimator_util._DatasetInitializerHook
-    for name in ("begin", "after_create_session"):
-      self.addCleanup(setattr, hook_class, name, getattr(hook_class, name))
+    for hook_class in _HOOK_CLASSES:
+      for name in ("begin", "after_create_session"):
+        self.addCleanup(setattr, hook_class, name, getattr(hook_class, name))
 
   def test_worker_waits_for_nobody(self):
     waits, joins, target, _ = self._pass(

@@ -5,7 +5,7 @@ import os
 import numpy as np
 import tensorflow as tf
 
-from monolith.native_training import cpu_training, model, utils
+from monolith.native_training import cpu_training, graph_estimator, model, utils
 
 tf.compat.v1.disable_eager_execution()
 
@@ -42,9 +42,9 @@ class FFMModelTest(tf.test.TestCase):
     training = cpu_training.CpuTraining(
       cpu_training.CpuTrainingConfig(), self._params().instantiate()
     )
-    estimator = tf.estimator.Estimator(training.create_model_fn(), model_dir)
+    estimator = graph_estimator.Estimator(training.create_model_fn(), model_dir)
     predictions = estimator.predict(
-      training.create_input_fn(tf.estimator.ModeKeys.PREDICT), yield_single_examples=False
+      training.create_input_fn(graph_estimator.ModeKeys.PREDICT), yield_single_examples=False
     )
     self.assertLess(np.mean(next(predictions)), 0.2)
 

@@ -19,6 +19,7 @@ from monolith.native_training import (
   estimator,
   feature,
   file_ops,
+  graph_estimator,
   native_model,
   native_task,
   prefetch_queue,
@@ -32,9 +33,9 @@ from monolith.native_training.models import outputs as model_outputs
 
 tf.compat.v1.disable_eager_execution()
 
-_TRAIN = tf.estimator.ModeKeys.TRAIN
-_EVAL = tf.estimator.ModeKeys.EVAL
-_PREDICT = tf.estimator.ModeKeys.PREDICT
+_TRAIN = graph_estimator.ModeKeys.TRAIN
+_EVAL = graph_estimator.ModeKeys.EVAL
+_PREDICT = graph_estimator.ModeKeys.PREDICT
 
 _ROWS = {"user": [[1], [2]], "item": [[7, 8], [8]]}
 
@@ -106,7 +107,7 @@ class Model(native_model.MonolithModel):
 
   def serving_input_receiver_fn(self):
     instances = tf.compat.v1.placeholder(tf.string, [None], name="instances")
-    return tf.estimator.export.ServingInputReceiver(_parse(instances), {"instances": instances})
+    return graph_estimator.ServingInputReceiver(_parse(instances), {"instances": instances})
 
 
 def _model(**attributes):
@@ -540,9 +541,9 @@ class ModelFnTest(tf.test.TestCase, parameterized.TestCase):
       cpu_training.local_train_internal(model, conf, folder, steps=3)
       with cpu_training._local_cluster(num_ps) as (session_config, _):
         training = cpu_training.CpuTraining(conf, model)
-        tf_estimator = tf.estimator.Estimator(
+        tf_estimator = graph_estimator.Estimator(
           training.create_model_fn(),
-          config=tf.estimator.RunConfig(model_dir=folder, session_config=session_config),
+          config=graph_estimator.RunConfig(model_dir=folder, session_config=session_config),
         )
         got[fused] = list(tf_estimator.predict(training.create_input_fn(_PREDICT)))
     self.assertAllClose(got[False], -4 * 3 * 0.5 * np.array([4, 3]))

@@ -6,7 +6,7 @@ import tensorflow as tf
 from absl.testing import parameterized
 from tensorflow.python.framework import kernels, test_util
 
-from monolith.native_training import device_utils, nested_tensors, prefetch_queue
+from monolith.native_training import device_utils, graph_estimator, nested_tensors, prefetch_queue
 
 tf.compat.v1.disable_eager_execution()
 
@@ -364,13 +364,13 @@ class PrefetchTest(tf.test.TestCase):
     def model_fn(features, mode, config):
       del config
       result, queue = prefetch_queue.enqueue_dicts_with_queue_return({"x": features}, capacity=3)
-      return tf.estimator.EstimatorSpec(
+      return graph_estimator.EstimatorSpec(
         mode,
         predictions=tf.reshape(result["x"], [1]),
         prediction_hooks=[prefetch_queue.EnqueueHook(queue)],
       )
 
-    estimator = tf.estimator.Estimator(model_fn, model_dir=self.get_temp_dir())
+    estimator = graph_estimator.Estimator(model_fn, model_dir=self.get_temp_dir())
 
     self.assertEqual(
       [int(x[0]) for x in estimator.predict(input_fn, yield_single_examples=False)],

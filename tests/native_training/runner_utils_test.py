@@ -15,7 +15,7 @@ from google.protobuf import text_format
 from kazoo.handlers.threading import KazooTimeoutError
 from tensorflow.python.training.checkpoint_state_pb2 import CheckpointState
 
-from monolith.native_training import runner_utils, service_discovery
+from monolith.native_training import graph_estimator, runner_utils, service_discovery
 from monolith.native_training.monolith_checkpoint_state_pb2 import MonolithCheckpointState
 from monolith.native_training.runner_utils import RunnerConfig, get_discovery
 from monolith.native_training.service_discovery import (
@@ -372,7 +372,7 @@ class CheckRestoreTest(unittest.TestCase):
   def test_unknown_checkpoint(self):
     _make_checkpoints(self._model_dir)
 
-    for mode in (tf.estimator.ModeKeys.TRAIN, tf.estimator.ModeKeys.EVAL):
+    for mode in (graph_estimator.ModeKeys.TRAIN, graph_estimator.ModeKeys.EVAL):
       FLAGS.mode = mode
       with self.assertRaisesRegex(
         ValueError, "restore_ckpt is model.ckpt-6, but the job would start from .*model.ckpt-61; "
@@ -442,7 +442,7 @@ class GetCheckpointStateTest(unittest.TestCase):
 
   def test_evaluation_restores_always_and_writes_nothing(self):
     FLAGS.restore_ckpt = "model.ckpt-30"
-    FLAGS.mode = tf.estimator.ModeKeys.EVAL
+    FLAGS.mode = graph_estimator.ModeKeys.EVAL
     with open(self._path("restore_ckpt"), "w"):
       pass
 

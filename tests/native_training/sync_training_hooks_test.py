@@ -16,6 +16,7 @@ from absl.testing import parameterized
 from monolith.agent_service import backends
 from monolith.native_training import (
   distributed_serving_ops,
+  graph_estimator,
   hash_table_ops,
   hvd_lib,
   native_task,
@@ -25,7 +26,7 @@ from monolith.native_training import (
 from monolith.native_training.data import datasets  # noqa: F401, its op library is loaded
 from monolith.native_training.ranks import agreement as sync_agreement
 
-_TRAIN = tf.estimator.ModeKeys.TRAIN
+_TRAIN = graph_estimator.ModeKeys.TRAIN
 
 
 def setUpModule():  # noqa: N802
@@ -53,7 +54,7 @@ class _SumTask(native_task.NativeTask):
       element = features["1"] if self.p.as_dict else features
       global_step = tf.compat.v1.train.get_or_create_global_step()
       train_op = tf.compat.v1.assign_add(global_step, element)
-      return tf.estimator.EstimatorSpec(mode, loss=tf.constant(0.0), train_op=train_op.op)
+      return graph_estimator.EstimatorSpec(mode, loss=tf.constant(0.0), train_op=train_op.op)
 
     return model_fn
 
@@ -63,7 +64,7 @@ class EofAwareTaskTest(parameterized.TestCase, tf.test.TestCase):
     params = _SumTask.params()
     params.as_dict = as_dict
     task = sync_training_hooks.EofAwareTask(params.instantiate(), *args, **kwargs)
-    estimator = tf.estimator.Estimator(task.create_model_fn(), os.environ["TEST_TMPDIR"])
+    estimator = graph_estimator.Estimator(task.create_model_fn(), os.environ["TEST_TMPDIR"])
     estimator.train(task.create_input_fn(_TRAIN))
     return estimator.get_variable_value("global_step")
 

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 from absl.testing import parameterized
 
-from monolith.native_training import cpu_training, entry, feature, native_task
+from monolith.native_training import cpu_training, entry, feature, graph_estimator, native_task
 from monolith.native_training.driver import server as training_server
 from monolith.realtime import row_log_hooks
 from monolith.realtime.log_partition import LogPartition
@@ -49,7 +49,7 @@ class GrowingTask(native_task.NativeTask):
       apply_op = self.ctx.apply_embedding_gradients(zip(gradients, [embeddings]))
       with tf.control_dependencies([apply_op]):
         step_op = tf.compat.v1.assign_add(tf.compat.v1.train.get_or_create_global_step(), 1)
-      return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=step_op)
+      return graph_estimator.EstimatorSpec(mode, loss=loss, train_op=step_op)
 
     return model_fn
 

@@ -15,7 +15,7 @@ import time
 import numpy as np
 import tensorflow as tf
 
-from monolith.native_training import cpu_training, utils
+from monolith.native_training import cpu_training, graph_estimator, utils
 from tests.free_ports import get_free_port
 from tests.wait_until import wait_until
 
@@ -143,11 +143,13 @@ class TrainingFaultsTest(tf.test.TestCase):
     conf = cpu_training.CpuTrainingConfig(num_ps=training.num_ps)
     with cpu_training._local_cluster(training.num_ps) as (session_config, _):
       driver = cpu_training.CpuTraining(conf, training_process.create_params().instantiate())
-      estimator = tf.estimator.Estimator(
+      estimator = graph_estimator.Estimator(
         driver.create_model_fn(),
-        config=tf.estimator.RunConfig(model_dir=training.model_dir, session_config=session_config),
+        config=graph_estimator.RunConfig(
+          model_dir=training.model_dir, session_config=session_config
+        ),
       )
-      predictions = estimator.predict(driver.create_input_fn(tf.estimator.ModeKeys.PREDICT))
+      predictions = estimator.predict(driver.create_input_fn(graph_estimator.ModeKeys.PREDICT))
       return np.array(next(predictions))
 
   def test_killed_worker_comes_back(self):

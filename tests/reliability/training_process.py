@@ -18,6 +18,7 @@ from monolith.native_training import (
   cpu_training,
   entry,
   feature,
+  graph_estimator,
   native_task,
   service_discovery,
 )
@@ -87,15 +88,15 @@ class Task(native_task.NativeTask):
       column = feature.FeatureColumn(slot, "feature")
       embedding = column.embedding_lookup(slot.add_feature_slice(1))
       embeddings = column.get_all_embeddings_concat()
-      if mode == tf.estimator.ModeKeys.PREDICT:
-        return tf.estimator.EstimatorSpec(mode, predictions=tf.reshape(embeddings, [1, -1]))
+      if mode == graph_estimator.ModeKeys.PREDICT:
+        return graph_estimator.EstimatorSpec(mode, predictions=tf.reshape(embeddings, [1, -1]))
       loss = -tf.reduce_sum(embedding)
       (gradient,) = tf.gradients(loss, [embeddings])
       apply_op = self.ctx.apply_embedding_gradients([(gradient, embeddings)])
       global_step = tf.compat.v1.train.get_or_create_global_step()
       with tf.control_dependencies([apply_op]):
         train_op = tf.compat.v1.assign_add(global_step, 1)
-      return tf.estimator.EstimatorSpec(
+      return graph_estimator.EstimatorSpec(
         mode, loss=loss, train_op=train_op, training_hooks=[SlowHook()]
       )
 

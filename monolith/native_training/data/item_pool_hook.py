@@ -7,6 +7,7 @@ import re
 import tensorflow as tf
 from absl import logging
 
+from monolith.native_training import graph_estimator
 from monolith.native_training.data import feature_utils
 from monolith.native_training.data.datasets import POOL_KEY
 
@@ -22,7 +23,7 @@ class ItemPoolSaveRestoreHook(tf.compat.v1.train.SessionRunHook):
     mode: pools are saved in `"train"` mode only.
   """
 
-  def __init__(self, model_dir: str, save_steps: int, mode: str = tf.estimator.ModeKeys.TRAIN):
+  def __init__(self, model_dir: str, save_steps: int, mode: str = graph_estimator.ModeKeys.TRAIN):
     self._model_dir = model_dir
     self._save_steps = save_steps
     self._mode = mode
@@ -87,7 +88,7 @@ class ItemPoolSaveRestoreHook(tf.compat.v1.train.SessionRunHook):
     self._save(session, int(session.run(self._global_step)))
 
   def _save(self, session: tf.compat.v1.Session, step: int) -> None:
-    if self._mode != tf.estimator.ModeKeys.TRAIN:
+    if self._mode != graph_estimator.ModeKeys.TRAIN:
       return
     session.run(self._save_op, {self._step_placeholder: step})
     self._last_step = step

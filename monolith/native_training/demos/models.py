@@ -14,6 +14,7 @@ from monolith.native_training import (
   device_utils,
   entry,
   feature,
+  graph_estimator,
   model,
   native_task,
   native_task_context,
@@ -22,8 +23,8 @@ from monolith.native_training.demos import data as demo_data
 from monolith.native_training.demos import hooks as demo_hooks
 from monolith.native_training.input import slot_to_key
 
-_TRAIN = tf.estimator.ModeKeys.TRAIN
-_PREDICT = tf.estimator.ModeKeys.PREDICT
+_TRAIN = graph_estimator.ModeKeys.TRAIN
+_PREDICT = graph_estimator.ModeKeys.PREDICT
 # Where the dense part goes if the process may use a GPU, else to the CPU.
 _GPU = "/device:GPU:0"
 # Below the slot bits of an id.
@@ -63,10 +64,10 @@ class RankingTask(native_task.NativeTask):
 
     return input_fn
 
-  def create_model_fn(self) -> Callable[..., tf.estimator.EstimatorSpec]:
+  def create_model_fn(self) -> Callable[..., graph_estimator.EstimatorSpec]:
     def model_fn(
       features: dict[str, tf.Tensor], mode: str, config: Any
-    ) -> tf.estimator.EstimatorSpec:
+    ) -> graph_estimator.EstimatorSpec:
       columns, biases, vectors = [], [], []
       for slot_id, name in enumerate(("user", "movie", "occupation", "genre"), 1):
         slot = self.ctx.create_feature_slot(self._slot_config(slot_id, name))
@@ -81,7 +82,7 @@ class RankingTask(native_task.NativeTask):
         logits += self._tower(tf.concat(vectors, axis=1))
         predictions = tf.sigmoid(logits)
       if mode == _PREDICT:
-        return tf.estimator.EstimatorSpec(mode, predictions=predictions)
+        return graph_estimator.EstimatorSpec(mode, predictions=predictions)
       return self._train(features["label"], logits, predictions, columns, mode)
 
     return model_fn
@@ -125,7 +126,7 @@ class RankingTask(native_task.NativeTask):
     predictions: tf.Tensor,
     columns: list[feature.FeatureColumn],
     mode: str,
-  ) -> tf.estimator.EstimatorSpec:
+  ) -> graph_estimator.EstimatorSpec:
     embeddings = [column.get_all_embeddings_concat() for column in columns]
     global_step = tf.compat.v1.train.get_or_create_global_step()
     with device_utils.maybe_device_if_allowed(_GPU):
@@ -142,7 +143,7 @@ class RankingTask(native_task.NativeTask):
     hooks = []
     if self.p.show_progress and not hasattr(tf.compat.v1.get_default_graph(), "dry_run"):
       hooks.append(demo_hooks.ProgressHook(loss, labels, predictions, num_ranks=self.p.num_ranks))
-    return tf.estimator.EstimatorSpec(
+    return graph_estimator.EstimatorSpec(
       mode,
       loss=loss,
       train_op=tf.group(apply_embeddings, apply_dense),
@@ -191,12 +192,12 @@ class FFMTask(model.TestFFMModel):
 
     return input_fn
 
-  def create_model_fn(self) -> Callable[..., tf.estimator.EstimatorSpec]:
+  def create_model_fn(self) -> Callable[..., graph_estimator.EstimatorSpec]:
     ffm_model_fn = super().create_model_fn()
 
     def model_fn(
       features: dict[str, tf.Tensor], mode: str, config: Any
-    ) -> tf.estimator.EstimatorSpec:
+    ) -> graph_estimator.EstimatorSpec:
       with device_utils.maybe_device_if_allowed(_GPU):
         spec = ffm_model_fn(features=features, mode=mode, config=config)
       if mode != _TRAIN or hasattr(tf.compat.v1.get_default_graph(), "dry_run"):

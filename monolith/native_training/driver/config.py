@@ -8,9 +8,7 @@ becomes a command-line flag in `runner_utils.RunnerConfig`; the others get none.
 import dataclasses
 from typing import Callable, Optional
 
-import tensorflow as tf
-
-from monolith.native_training import gflags_utils
+from monolith.native_training import gflags_utils, graph_estimator
 from monolith.native_training.data import dataservice_flags  # noqa: F401, defines the linked flag
 
 
@@ -121,7 +119,7 @@ class CpuTrainingConfig:
   enable_gpu_training: bool = False
   processes_per_gpu: int = 1
   merge_sync_training_ckpt: bool = True
-  mode: str = tf.estimator.ModeKeys.TRAIN
+  mode: str = graph_estimator.ModeKeys.TRAIN
   partial_recovery: Optional[bool] = None
   tide_start_hour: Optional[int] = None
   tide_start_minute: Optional[int] = None

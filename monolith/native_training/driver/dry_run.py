@@ -18,6 +18,7 @@ from monolith.native_training import (
   embedding_combiners,
   entry,
   feature,
+  graph_estimator,
   native_task,
   prefetch_queue,
 )
@@ -108,11 +109,11 @@ def collect(task: native_task.NativeTask) -> CollectedFeatures:
     task.ctx.layout_factory = None
     task.ctx.async_function_mgr = prefetch_queue.AsyncFunctionMgr(is_async=False)
     tf.compat.v1.train.get_or_create_global_step()
-    element = task.create_input_fn(tf.estimator.ModeKeys.TRAIN)()
+    element = task.create_input_fn(graph_estimator.ModeKeys.TRAIN)()
     if isinstance(element, tf.data.Dataset):
       element = element.get_single_element()
     task.create_model_fn()(
-      features=element, mode=tf.estimator.ModeKeys.TRAIN, config=tf.estimator.RunConfig()
+      features=element, mode=graph_estimator.ModeKeys.TRAIN, config=graph_estimator.RunConfig()
     )
   tables = factory.get_table_name_to_table_config()
   shared_tables = _find_shared_tables(tables)

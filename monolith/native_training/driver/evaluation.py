@@ -17,7 +17,7 @@ from typing import Any
 import tensorflow as tf
 from absl import logging
 
-from monolith.native_training import save_utils
+from monolith.native_training import graph_estimator, save_utils
 from monolith.native_training.checkpoints import files as checkpoint_files
 from monolith.native_training.driver import dry_run
 from monolith.native_training.driver.config import CpuTrainingConfig
@@ -28,7 +28,7 @@ Metrics = dict[str, float]
 
 BEST_DIR = "best"
 
-_EVAL = tf.estimator.ModeKeys.EVAL
+_EVAL = graph_estimator.ModeKeys.EVAL
 _TF_CONFIG = "TF_CONFIG"
 # What a better model has less of, by the end of the metric's name; it has more of all others.
 _SMALLER_IS_BETTER = ("loss", "mse", "mae", "error")
@@ -62,9 +62,9 @@ class Evaluator:
     # Grappler breaks on ragged inputs.
     session_config.graph_options.rewrite_options.disable_meta_optimizer = True
     with without_tf_config():
-      self._estimator = tf.estimator.Estimator(
+      self._estimator = graph_estimator.Estimator(
         self._training.create_model_fn(),
-        config=tf.estimator.RunConfig(model_dir=model_dir, session_config=session_config),
+        config=graph_estimator.RunConfig(model_dir=model_dir, session_config=session_config),
       )
 
   def evaluate(self, steps: int | None = None, hooks: Hooks | None = None) -> Metrics:

@@ -1,4 +1,4 @@
-"""`CpuTraining`: turns a task into the input and model functions of a `tf.estimator.Estimator`.
+"""`CpuTraining`: turns a task into the input and model functions of a `graph_estimator.Estimator`.
 
     input_fn -> features: ragged ids, dense tensors
              -> hash_table.lookup            (in this process, or on parameter servers)
@@ -25,6 +25,7 @@ from monolith.native_training import (
   distributed_ps,
   feature,
   gflags_utils,
+  graph_estimator,
   mlp_utils,
   native_task,
   native_task_context,
@@ -50,11 +51,11 @@ from monolith.native_training.tables import merging
 # Any: the flags' types are known at run time only.
 FLAGS: Any = flags.FLAGS
 
-ModelFn = Callable[..., tf.estimator.EstimatorSpec]
+ModelFn = Callable[..., graph_estimator.EstimatorSpec]
 Features = dict[str, Any]
 
-_TRAIN = tf.estimator.ModeKeys.TRAIN
-_PREDICT = tf.estimator.ModeKeys.PREDICT
+_TRAIN = graph_estimator.ModeKeys.TRAIN
+_PREDICT = graph_estimator.ModeKeys.PREDICT
 
 
 class CpuTraining:
@@ -247,7 +248,7 @@ class CpuTraining:
         self._task.ctx.feature_factory = None
         return self._task.create_model_fn()
 
-    def model_fn(features: Features, mode: str, config: Any) -> tf.estimator.EstimatorSpec:
+    def model_fn(features: Features, mode: str, config: Any) -> graph_estimator.EstimatorSpec:
       with native_task_context.with_ctx(self._task_context):
         return self._build_model(features, mode, config)
 
@@ -255,7 +256,7 @@ class CpuTraining:
 
   def _build_model(
     self, features: Features, mode: str, run_config: Any
-  ) -> tf.estimator.EstimatorSpec:
+  ) -> graph_estimator.EstimatorSpec:
     checkpoint_copy = None
     if run_config.model_dir:
       checkpoint_copy = self._prepare_checkpoint(mode, run_config.model_dir)
@@ -381,8 +382,8 @@ class CpuTraining:
 
   def _call_task(
     self, inputs: lookups.ModelInputs, mode: str, run_config: Any
-  ) -> tf.estimator.EstimatorSpec:
-    def call(features: Features) -> tf.estimator.EstimatorSpec:
+  ) -> graph_estimator.EstimatorSpec:
+    def call(features: Features) -> graph_estimator.EstimatorSpec:
       return self._task.create_model_fn()(features=features, mode=mode, config=run_config)
 
     with dense_variables.variable_scopes(self.config):
@@ -405,7 +406,7 @@ class CpuTraining:
       predictions = helper.call_remote_predict(
         f"{self.config.model_name}:dense_0", old_model_name="dense_0"
       )
-      return tf.estimator.EstimatorSpec(mode, predictions=predictions)
+      return graph_estimator.EstimatorSpec(mode, predictions=predictions)
 
 
 def _take_eof(features: Features) -> tuple[Features, dict[str, Any]]:

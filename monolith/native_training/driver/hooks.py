@@ -22,6 +22,7 @@ from monolith.native_training import (
   basic_restore_hook,
   dense_reload_utils,
   env_utils,
+  graph_estimator,
   hash_filter_ops,
   hash_table_ops,
   multi_hash_table_ops,
@@ -184,7 +185,7 @@ class TrainingHooks:
       else None
     )
 
-  def attach(self, spec: tf.estimator.EstimatorSpec, mode: str) -> tf.estimator.EstimatorSpec:
+  def attach(self, spec: graph_estimator.EstimatorSpec, mode: str) -> graph_estimator.EstimatorSpec:
     """Returns `spec` with the driver's hooks before its own.
 
     Args:
@@ -194,7 +195,7 @@ class TrainingHooks:
     """
     graph_files.leave_out_large_constants(tf.compat.v1.get_default_graph())
     restore_hooks = self.get_restore_hooks(mode)
-    if mode != tf.estimator.ModeKeys.TRAIN:
+    if mode != graph_estimator.ModeKeys.TRAIN:
       if self._model_dir:
         self._add_saver_to_collection()
       hooks = [session_hooks.SetCurrentSessionHook(), *restore_hooks, *self._get_data_hooks()]
@@ -210,7 +211,7 @@ class TrainingHooks:
     barrier_op = barrier_listener = None
     if self._is_async:
       sync_helper = self._create_sync_helper()
-      if self._config.mode == tf.estimator.ModeKeys.EVAL:
+      if self._config.mode == graph_estimator.ModeKeys.EVAL:
         # Evaluation neither reads nor moves the place that training has reached in its data.
         ckpt_hooks.disable_iterator_save_restore()
       worker_ckpt_helper = ckpt_hooks.WorkerCkptHelper(self._model_dir, self._config.index)
@@ -276,7 +277,7 @@ class TrainingHooks:
 
   def _get_slow_start_hooks(self) -> Hooks:
     slow_start_steps = self._params.train.slow_start_steps
-    if self._params.mode != tf.estimator.ModeKeys.TRAIN or not slow_start_steps:
+    if self._params.mode != graph_estimator.ModeKeys.TRAIN or not slow_start_steps:
       return []
     return [
       session_run_hooks.CustomGlobalStepWaiterHook(
@@ -292,7 +293,7 @@ class TrainingHooks:
       hooks.append(variables.FetchAllCachedVariablesHook())
     return hooks
 
-  def get_restore_hooks(self, mode: str = tf.estimator.ModeKeys.TRAIN) -> Hooks:
+  def get_restore_hooks(self, mode: str = graph_estimator.ModeKeys.TRAIN) -> Hooks:
     """Returns what restores tables and filters; nothing without a model folder.
 
     Args:
@@ -324,7 +325,7 @@ class TrainingHooks:
             continue_training=config.continue_training,
             model_dir=self._model_dir,
             enable_alias_map_auto_gen=config.enable_alias_map_auto_gen,
-            allow_new_variables=mode == tf.estimator.ModeKeys.TRAIN,
+            allow_new_variables=mode == graph_estimator.ModeKeys.TRAIN,
           ),
           *([training_topology.DeleteCopyListener(copy)] if copy else []),
         ]

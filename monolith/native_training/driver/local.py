@@ -17,7 +17,7 @@ from typing import Any
 import tensorflow as tf
 from absl import logging
 
-from monolith.native_training import device_utils, native_task, save_utils
+from monolith.native_training import device_utils, graph_estimator, native_task, save_utils
 from monolith.native_training.driver import dry_run
 from monolith.native_training.driver.config import CpuTrainingConfig
 from monolith.native_training.driver.graph import CpuTraining
@@ -49,7 +49,7 @@ def local_train(
   enable_embedding_postpush: bool = True,
   remove_model_dir_if_exists: bool | None = None,
   only_feature_engineering: bool = False,
-) -> tf.estimator.Estimator | None:
+) -> graph_estimator.Estimator | None:
   """Trains a task in this process.
 
   Args:
@@ -107,7 +107,7 @@ def local_train_internal(
   saving_listeners: Sequence[tf.compat.v1.train.CheckpointSaverListener] | None = None,
   resume_data: bool | None = None,
   collected: dict[str, dry_run.CollectedFeatures] | None = None,
-) -> tf.estimator.Estimator:
+) -> graph_estimator.Estimator:
   """Trains a task in this process as a configuration says.
 
   Args:
@@ -150,9 +150,9 @@ def local_train_internal(
     )
     collected["features"] = training.collected
     _report_limit(model_dir, max_steps)
-    estimator = tf.estimator.Estimator(
+    estimator = graph_estimator.Estimator(
       training.create_model_fn(),
-      config=tf.estimator.RunConfig(
+      config=graph_estimator.RunConfig(
         model_dir=model_dir,
         session_config=session_config,
         save_summary_steps=conf.save_summary_steps,
@@ -161,7 +161,7 @@ def local_train_internal(
     )
     with interrupt.save_on_interrupt(model_dir) as interrupt_hook:
       return estimator.train(
-        training.create_input_fn(tf.estimator.ModeKeys.TRAIN),
+        training.create_input_fn(graph_estimator.ModeKeys.TRAIN),
         hooks=[*(user_hooks or []), *_profiler_hooks(profiling, model_dir), interrupt_hook],
         steps=steps,
         max_steps=max_steps,

@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from monolith.native_training import hash_table_ops, multi_hash_table_ops
+from monolith.native_training import graph_estimator, hash_table_ops, multi_hash_table_ops
 from monolith.native_training.data import stream_positions, stream_status
 from monolith.native_training.driver.config import CpuTrainingConfig
 from monolith.native_training.hooks import progress
@@ -20,7 +20,7 @@ _PROFILED_STEPS = 10
 
 
 def get_progress_hooks(
-  spec: tf.estimator.EstimatorSpec,
+  spec: graph_estimator.EstimatorSpec,
   config: CpuTrainingConfig,
   model_dir: str,
   batch_size: tf.Tensor | None = None,

@@ -9,14 +9,12 @@ changes in TensorFlow is put back afterwards.
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.training import monitored_session
-from tensorflow.python.training import training as tf_training
 from tensorflow.python.training.summary_io import SummaryWriterCache
 
 from monolith.native_training import (
@@ -24,6 +22,7 @@ from monolith.native_training import (
   distribution_utils,
   env_utils,
   gpu_table,
+  graph_estimator,
   hvd_lib,
   native_task,
   sync_training_hooks,
@@ -51,7 +50,7 @@ def distributed_sync_train(
   params: Any,
   sync_backend: Any = None,
   user_hooks: Hooks | None = None,
-) -> tf.estimator.Estimator:
+) -> graph_estimator.Estimator:
   """Plays one rank of synchronous training with Horovod.
 
   Args:
@@ -100,7 +99,7 @@ def distributed_sync_train(
     if sync_backend is not None:
       hooks.append(sync_training_hooks.ParameterSyncHook(sync_backend, config.index))
     hooks.append(sync_training_hooks.SyncTrainingInfoHook())
-    estimator = tf.estimator.Estimator(training.create_model_fn(), config=_run_config(config))
+    estimator = graph_estimator.Estimator(training.create_model_fn(), config=_run_config(config))
     with _adapted_tensorflow(is_root=config.index == 0):
       return estimator.train(
         training.create_input_fn(config.mode),
@@ -125,7 +124,7 @@ def _agrees_on_eof(config: DistributedCpuTrainingConfig) -> bool:
   )
 
 
-def _run_config(config: DistributedCpuTrainingConfig) -> tf.estimator.RunConfig:
+def _run_config(config: DistributedCpuTrainingConfig) -> graph_estimator.RunConfig:
   session_config = tf.compat.v1.ConfigProto(
     allow_soft_placement=False,
     intra_op_parallelism_threads=config.intra_op_parallelism_threads,
@@ -147,12 +146,13 @@ def _run_config(config: DistributedCpuTrainingConfig) -> tf.estimator.RunConfig:
     log_step_count_steps = env_utils.get_int(
       "MONOLITH_ROOT_LOG_INTERVAL", config.log_step_count_steps
     )
-  return tf.estimator.RunConfig(
+  return graph_estimator.RunConfig(
     model_dir=config.model_dir,
     session_config=session_config,
     device_fn=device_utils.default_device_fn,
     save_summary_steps=save_summary_steps,
     log_step_count_steps=log_step_count_steps,
+    stop_grace_period_secs=_STOP_GRACE_SECS,
   )
 
 
@@ -189,15 +189,8 @@ class _NullWriter:
 
 @contextlib.contextmanager
 def _adapted_tensorflow(is_root: bool) -> Iterator[None]:
-  """Changes what Estimator has no argument for, for the length of a training run."""
+  """Changes what sessions have no argument for, for the length of a training run."""
   changes: list[tuple[Any, str, Any]] = [
-    (
-      tf_training,
-      "MonitoredTrainingSession",
-      functools.partial(
-        tf_training.MonitoredTrainingSession, stop_grace_period_secs=_STOP_GRACE_SECS
-      ),
-    ),
     # A rank that makes its session anew is not where the others are.
     (monitored_session, "_PREEMPTION_ERRORS", ()),
   ]

@@ -23,6 +23,7 @@ from monolith.native_training import (
   cluster_manager,
   device_utils,
   distribution_utils,
+  graph_estimator,
   native_task,
   ps_benchmark,
   service_discovery,
@@ -73,7 +74,7 @@ def _run_worker(
   target: str,
   addr: str,
   user_hooks: Hooks | None,
-) -> tf.estimator.Estimator | None:
+) -> graph_estimator.Estimator | None:
   # The chief alone reports, and ends training for all.
   heart_beat = _MetricsHeartBeatThread() if is_chief(config) else None
   if heart_beat is not None:
@@ -180,7 +181,7 @@ class _WorkerLoop:
     self.task: dict[str, Any] = {}
     self.is_over = False
 
-  def run(self) -> tf.estimator.Estimator | None:
+  def run(self) -> graph_estimator.Estimator | None:
     """Trains until it succeeds, fails permanently, or may not retry any more.
 
     An error while a server is lost is an interruption, whatever its type.
@@ -198,7 +199,7 @@ class _WorkerLoop:
       )
       return None
 
-  def _run(self) -> tf.estimator.Estimator | None:
+  def _run(self) -> graph_estimator.Estimator | None:
     config = self._config
     self._find_cluster()
     self._report_ready()
@@ -285,7 +286,7 @@ class _WorkerLoop:
       )
       config.containers_ready_time_secs = now
 
-  def _train_once(self) -> tf.estimator.Estimator | None:
+  def _train_once(self) -> graph_estimator.Estimator | None:
     config = self._config
     _check_reachable(self._found[0])
     self._has_met_servers = True
@@ -311,7 +312,7 @@ def _do_worker_train(
   task: dict[str, Any],
   user_hooks: Hooks | None = None,
   collected: dict[str, dry_run.CollectedFeatures] | None = None,
-) -> tf.estimator.Estimator:
+) -> graph_estimator.Estimator:
   """Trains once.
 
   Args:
@@ -334,7 +335,7 @@ def _do_worker_train(
   session_config.operation_timeout_in_ms = config.operation_timeout_in_ms
   _check_reachable(cluster)
   with _tf_config(cluster, task), _frequent_session_polls():
-    run_config = tf.estimator.RunConfig(
+    run_config = graph_estimator.RunConfig(
       model_dir=config.model_dir,
       session_config=session_config,
       save_summary_steps=config.save_summary_steps * config.num_workers,
@@ -354,7 +355,7 @@ def _do_worker_train(
     hooks: list[tf.compat.v1.train.SessionRunHook] = []
     if config.enable_sync_training:
       hooks += distribution_utils.get_sync_run_hooks(False)
-    estimator = tf.estimator.Estimator(training.create_model_fn(), config=run_config)
+    estimator = graph_estimator.Estimator(training.create_model_fn(), config=run_config)
     with interrupt.save_on_interrupt(config.model_dir) as interrupt_hook:
       return estimator.train(
         training.create_input_fn(config.mode),
@@ -416,7 +417,7 @@ def _run_ps_benchmark(
     benchmark_secs=_EXTRA_PS_BENCHMARK_SECS,
   )
   config.num_ps += config.num_extra_ps
-  config.mode = tf.estimator.ModeKeys.TRAIN
+  config.mode = graph_estimator.ModeKeys.TRAIN
   config.model_dir = os.path.join(config.model_dir, "benchmark_dir")
   config.operation_timeout_in_ms = (
     int(_EXTRA_PS_BENCHMARK_SECS * 1000) + _BENCHMARK_EXTRA_TIMEOUT_MS

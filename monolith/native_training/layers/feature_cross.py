@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from monolith.native_training import utils
+from monolith.native_training import graph_estimator, utils
 from monolith.native_training.layers import (
   advanced_activations,
   layer_ops,
@@ -17,7 +17,7 @@ from monolith.native_training.layers import (
 )
 from monolith.native_training.layers.mlp import MLP
 
-_TRAIN = tf.estimator.ModeKeys.TRAIN
+_TRAIN = graph_estimator.ModeKeys.TRAIN
 
 
 class _Merging(tf.keras.layers.Layer):

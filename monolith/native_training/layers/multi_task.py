@@ -7,13 +7,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from monolith.native_training import utils
+from monolith.native_training import graph_estimator, utils
 from monolith.native_training.layers import advanced_activations
 from monolith.native_training.layers import utils as layer_utils
 from monolith.native_training.layers.dense_options import DenseOptions
 from monolith.native_training.layers.mlp import MLP
 
-_PREDICT = tf.estimator.ModeKeys.PREDICT
+_PREDICT = graph_estimator.ModeKeys.PREDICT
 _EPSILON = 1e-7
 
 
@@ -214,7 +214,7 @@ class SNR(tf.keras.layers.Layer):
     gamma: float = -0.1,
     beta: float = 0.5,
     use_ste: bool = False,
-    mode: str = tf.estimator.ModeKeys.TRAIN,
+    mode: str = graph_estimator.ModeKeys.TRAIN,
     initializer: Any = "glorot_uniform",
     regularizer: Any = None,
     **kwargs: Any,

@@ -8,10 +8,10 @@ from typing import Any
 import tensorflow as tf
 
 from monolith.core import base_layer
-from monolith.native_training import utils
+from monolith.native_training import graph_estimator, utils
 from monolith.native_training.layers import utils as layer_utils
 
-_TRAIN = tf.estimator.ModeKeys.TRAIN
+_TRAIN = graph_estimator.ModeKeys.TRAIN
 
 
 @utils.with_params

@@ -6,10 +6,11 @@ import math
 
 import tensorflow as tf
 
+from monolith.native_training import graph_estimator
 from monolith.native_training.layers.logit_correction import LogitCorrection
 
-_TRAIN = tf.estimator.ModeKeys.TRAIN
-_PREDICT = tf.estimator.ModeKeys.PREDICT
+_TRAIN = graph_estimator.ModeKeys.TRAIN
+_PREDICT = graph_estimator.ModeKeys.PREDICT
 
 
 def get_sigmoid_loss_and_pred(
@@ -34,7 +35,7 @@ def get_sigmoid_loss_and_pred(
     batch_size: unused, it is that of `logits`.
     sample_rate: the share of such examples that is in the data, for all or for each.
     sample_bias: whether the logits are those of a model that is biased by the sampling.
-    mode: a `tf.estimator.ModeKeys` mode.
+    mode: a `graph_estimator.ModeKeys` mode.
     instance_weight: weight of each example in the loss.
     mask: bool, the examples that count.
     logit_clip_threshold: between 0 and 1; corrected logits are clipped to what has a probability
@@ -88,7 +89,7 @@ def get_softmax_loss_and_pred(
     name: the head's name.
     logits: `[batch, classes]`.
     label: `[batch, classes]`, probabilities; not needed to predict.
-    mode: a `tf.estimator.ModeKeys` mode.
+    mode: a `graph_estimator.ModeKeys` mode.
 
   Returns:
     The losses `[batch]`, not summed, `None` to predict; and the likeliest class of each example.

@@ -10,7 +10,7 @@ from __future__ import annotations
 import tensorflow as tf
 from absl import app, flags
 
-from monolith.native_training import cpu_training, model
+from monolith.native_training import cpu_training, graph_estimator, model
 from monolith.native_training.data.training_instance.python import parse_instance_ops
 from monolith.native_training.input import slot_to_key
 from monolith.native_training.model_export import export_context, saved_model_exporters
@@ -70,7 +70,7 @@ def export_saved_model(
   return exporter.export_saved_model(_serving_input_receiver_fn)
 
 
-def _serving_input_receiver_fn() -> tf.estimator.export.ServingInputReceiver:
+def _serving_input_receiver_fn() -> graph_estimator.ServingInputReceiver:
   instances = tf.compat.v1.placeholder(tf.string, [None], name="instances")
   slots = range(model._NUM_SLOTS)
   parsed = parse_instance_ops.parse_instances(
@@ -81,7 +81,7 @@ def _serving_input_receiver_fn() -> tf.estimator.export.ServingInputReceiver:
     misc_int64_features=[],
   )
   features = {slot_to_key(slot): parsed[f"slot_{slot}"] for slot in slots}
-  return tf.estimator.export.ServingInputReceiver(features, {"instances": instances})
+  return graph_estimator.ServingInputReceiver(features, {"instances": instances})
 
 
 def main(_: list[str]) -> None:

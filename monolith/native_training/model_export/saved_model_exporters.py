@@ -28,7 +28,13 @@ from absl import logging
 from tensorflow.core.protobuf import meta_graph_pb2
 from tensorflow.python.training import py_checkpoint_reader
 
-from monolith.native_training import device_utils, hash_table_ops, multi_hash_table_ops, save_utils
+from monolith.native_training import (
+  device_utils,
+  graph_estimator,
+  hash_table_ops,
+  multi_hash_table_ops,
+  save_utils,
+)
 from monolith.native_training.checkpoints import reshard as checkpoint_reshard
 from monolith.native_training.graph_estimator import saved_model
 from monolith.native_training.model_export import (
@@ -40,8 +46,8 @@ from monolith.native_training.model_export import (
 )
 from monolith.realtime import sync_state
 
-ModelFn = Callable[..., tf.estimator.EstimatorSpec]
-ReceiverFn = Callable[[], tf.estimator.export.ServingInputReceiver]
+ModelFn = Callable[..., graph_estimator.EstimatorSpec]
+ReceiverFn = Callable[[], graph_estimator.ServingInputReceiver]
 
 _ENTRY = "entry"
 _PS = "ps_"
@@ -195,8 +201,8 @@ class BaseExporter:
     try:
       spec = self._model_fn(
         features=receiver.features,
-        mode=tf.estimator.ModeKeys.PREDICT,
-        config=tf.estimator.RunConfig(model_dir=self._model_dir),
+        mode=graph_estimator.ModeKeys.PREDICT,
+        config=graph_estimator.RunConfig(model_dir=self._model_dir),
       )
     except KeyError as error:
       name = error.args[0] if error.args else None

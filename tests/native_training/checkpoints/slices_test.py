@@ -12,6 +12,7 @@ from monolith.native_training import (
   cpu_training,
   entry,
   feature,
+  graph_estimator,
   learning_rate_functions,
   native_task,
   utils,
@@ -22,8 +23,8 @@ from monolith.native_training.model_export import export_context
 
 tf.compat.v1.disable_eager_execution()
 
-_TRAIN = tf.estimator.ModeKeys.TRAIN
-_PREDICT = tf.estimator.ModeKeys.PREDICT
+_TRAIN = graph_estimator.ModeKeys.TRAIN
+_PREDICT = graph_estimator.ModeKeys.PREDICT
 
 _BIAS = Slice(1, "ftrl", "zeros, 0.1")
 _WIDE = Slice(8, "adagrad", "uniform, 0.1")
@@ -172,13 +173,13 @@ class SlicesTask(native_task.NativeTask):
           feature_slice = slot.add_feature_slice(dim, optimizer=optimizer)
           parts.append(columns[-1].embedding_lookup(feature_slice))
       if mode == _PREDICT:
-        return tf.estimator.EstimatorSpec(mode, predictions=tf.concat(parts, axis=1))
+        return graph_estimator.EstimatorSpec(mode, predictions=tf.concat(parts, axis=1))
       loss = tf.add_n([(i + 1) * tf.reduce_sum(part) for i, part in enumerate(parts)])
       embeddings = [column.get_all_embeddings_concat() for column in columns]
       apply_op = self.ctx.apply_embedding_gradients(zip(tf.gradients(loss, embeddings), embeddings))
       with tf.control_dependencies([apply_op]):
         step_op = tf.compat.v1.assign_add(tf.compat.v1.train.get_or_create_global_step(), 1)
-      return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=step_op)
+      return graph_estimator.EstimatorSpec(mode, loss=loss, train_op=step_op)
 
     return model_fn
 
@@ -187,7 +188,7 @@ class SlicesTask(native_task.NativeTask):
       ids = tf.compat.v1.placeholder(tf.int64, [None], name="ids")
       ragged = tf.RaggedTensor.from_row_lengths(ids, tf.ones_like(ids))
       features = {name: ragged for name in self.p.names}
-      return tf.estimator.export.ServingInputReceiver(features, {"ids": ids})
+      return graph_estimator.ServingInputReceiver(features, {"ids": ids})
 
     return receiver_fn
 
@@ -214,9 +215,9 @@ def _predict(folder, slices, **config):
   conf = cpu_training.CpuTrainingConfig(**config)
   with cpu_training._local_cluster(conf.num_ps) as (session_config, _):
     training = cpu_training.CpuTraining(conf, _params(slices).instantiate())
-    estimator = tf.estimator.Estimator(
+    estimator = graph_estimator.Estimator(
       training.create_model_fn(),
-      config=tf.estimator.RunConfig(model_dir=folder, session_config=session_config),
+      config=graph_estimator.RunConfig(model_dir=folder, session_config=session_config),
     )
     return next(estimator.predict(training.create_input_fn(_PREDICT), yield_single_examples=False))
 
@@ -328,7 +329,7 @@ class RestartTest(tf.test.TestCase, parameterized.TestCase):
           decay = learning_rate_functions.PolynomialDecay(0.1, 10)
           slot.add_feature_slice(2, learning_rate_fn=decay)
           slot.add_feature_slice(3, learning_rate_fn=0.5)
-          return tf.estimator.EstimatorSpec(mode, loss=tf.constant(0.0), train_op=tf.no_op())
+          return graph_estimator.EstimatorSpec(mode, loss=tf.constant(0.0), train_op=tf.no_op())
 
         return model_fn
 

@@ -5,6 +5,7 @@ import threading
 
 import tensorflow as tf
 
+from monolith.native_training import graph_estimator
 from monolith.native_training.data import datasets, feature_utils, parsers
 from monolith.native_training.hooks import ckpt_hooks
 from tests.native_training.data.data_test_utils import fid_v2, frame, make_example
@@ -94,9 +95,9 @@ class KafkaGraphTest(KafkaTestCase):
       loss = tf.reduce_mean(tf.cast(features["uid"], tf.float32))
       step = tf.compat.v1.train.get_or_create_global_step()
       train_op = tf.compat.v1.assign_add(step, 1)
-      return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=train_op)
+      return graph_estimator.EstimatorSpec(mode, loss=loss, train_op=train_op)
 
-    estimator = tf.estimator.Estimator(model_fn, self.get_temp_dir())
+    estimator = graph_estimator.Estimator(model_fn, self.get_temp_dir())
     estimator.train(self.batches, steps=3)
     self.assertEqual(estimator.get_variable_value("global_step"), 3)
 

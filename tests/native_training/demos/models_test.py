@@ -3,13 +3,12 @@
 import os
 
 import numpy as np
-import tensorflow as tf
 from absl.testing import absltest
 
-from monolith.native_training import model, native_task_context, utils
+from monolith.native_training import graph_estimator, model, native_task_context, utils
 from monolith.native_training.demos import data, models
 
-_TRAIN, _EVAL = tf.estimator.ModeKeys.TRAIN, tf.estimator.ModeKeys.EVAL
+_TRAIN, _EVAL = graph_estimator.ModeKeys.TRAIN, graph_estimator.ModeKeys.EVAL
 
 
 def _batches(task, mode, worker_index=0, num_workers=1):

@@ -21,6 +21,7 @@ from monolith.native_training import (
   embedding_combiners,
   entry,
   feature,
+  graph_estimator,
   hvd_lib,
   native_task,
   sync_training_hooks,
@@ -30,8 +31,8 @@ from monolith.native_training.driver import local as local_training
 
 tf.compat.v1.disable_eager_execution()
 
-_TRAIN = tf.estimator.ModeKeys.TRAIN
-_PREDICT = tf.estimator.ModeKeys.PREDICT
+_TRAIN = graph_estimator.ModeKeys.TRAIN
+_PREDICT = graph_estimator.ModeKeys.PREDICT
 
 
 def setUpModule():  # noqa: N802
@@ -66,13 +67,13 @@ class FeatureTask(native_task.NativeTask):
     embeddings = column.get_all_embeddings_concat()
     gradients = tf.gradients(loss, embeddings)
     train_op = self.ctx.apply_embedding_gradients(zip(gradients, [embeddings]))
-    return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=train_op)
+    return graph_estimator.EstimatorSpec(mode, loss=loss, train_op=train_op)
 
   def create_model_fn(self):
     def model_fn(features, mode, **kwargs):
       column, embedding = self._look_up()
       if mode == _PREDICT:
-        return tf.estimator.EstimatorSpec(mode, predictions=tf.constant(0))
+        return graph_estimator.EstimatorSpec(mode, predictions=tf.constant(0))
       return self._train(mode, column, embedding)
 
     return model_fn
@@ -89,7 +90,7 @@ class FloatFeatureTask(FeatureTask):
       column, embedding = self._look_up()
       predictions = tf.reduce_sum(features["float_feature"])
       if mode == _PREDICT:
-        return tf.estimator.EstimatorSpec(mode, predictions=predictions)
+        return graph_estimator.EstimatorSpec(mode, predictions=predictions)
       return self._train(mode, column, embedding)
 
     return model_fn
@@ -110,7 +111,7 @@ class SequenceFeatureTask(FeatureTask):
       column, embedding = self._look_up(embedding_combiners.FirstN(2))
       predictions = tf.reduce_sum(embedding, axis=1)
       if mode == _PREDICT:
-        return tf.estimator.EstimatorSpec(mode, predictions=predictions)
+        return graph_estimator.EstimatorSpec(mode, predictions=predictions)
       return self._train(mode, column, embedding)
 
     return model_fn
@@ -134,7 +135,7 @@ class NonFeatureTask(native_task.NativeTask):
 
   def create_model_fn(self):
     def model_fn(features, mode, **kwargs):
-      return tf.estimator.EstimatorSpec(mode, loss=tf.constant(0.0), train_op=tf.group(features))
+      return graph_estimator.EstimatorSpec(mode, loss=tf.constant(0.0), train_op=tf.group(features))
 
     return model_fn
 
@@ -178,7 +179,9 @@ class EmbeddingUpdateTask(native_task.NativeTask):
           tf_optimizer.minimize(tf_loss, global_step=global_step),
         )
       hook = _CollectHook(embedding)
-      return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=train_op, training_hooks=[hook])
+      return graph_estimator.EstimatorSpec(
+        mode, loss=loss, train_op=train_op, training_hooks=[hook]
+      )
 
     return model_fn
 
@@ -214,9 +217,9 @@ class _CountHook(tf.compat.v1.train.SessionRunHook):
 class CpuSyncTrainTest(parameterized.TestCase, tf.test.TestCase):
   def _train(self, task_class, steps=None, **kwargs):
     training = cpu_training.CpuTraining(_config(**kwargs), task_class.params().instantiate())
-    estimator = tf.estimator.Estimator(
+    estimator = graph_estimator.Estimator(
       training.create_model_fn(),
-      config=tf.estimator.RunConfig(
+      config=graph_estimator.RunConfig(
         model_dir=os.environ["TEST_TMPDIR"], device_fn=device_utils.default_device_fn
       ),
     )

@@ -3,7 +3,13 @@
 import tensorflow as tf
 from absl.testing import absltest
 
-from monolith.native_training import embedding_combiners, entry, feature, native_task
+from monolith.native_training import (
+  embedding_combiners,
+  entry,
+  feature,
+  graph_estimator,
+  native_task,
+)
 from monolith.native_training.driver import dry_run
 
 tf.compat.v1.disable_eager_execution()
@@ -35,7 +41,7 @@ class _Task(native_task.NativeTask):
       feature.FeatureColumn(item, "liked").embedding_lookup(item_slice)
       combiner = feature.FeatureColumn.first_n(3)
       feature.FeatureColumn(item, "seen", combiner).embedding_lookup(item_slice)
-      return tf.estimator.EstimatorSpec(mode, loss=tf.constant(0.0), train_op=tf.no_op())
+      return graph_estimator.EstimatorSpec(mode, loss=tf.constant(0.0), train_op=tf.no_op())
 
     return model_fn
 

@@ -5,7 +5,7 @@ from unittest import mock
 import tensorflow as tf
 from absl.testing import absltest
 
-from monolith.native_training import cpu_training, native_task
+from monolith.native_training import cpu_training, graph_estimator, native_task
 from monolith.native_training.driver import export
 from monolith.native_training.model_export import saved_model_exporters
 from monolith.native_training.model_export.export_context import ExportMode
@@ -18,7 +18,7 @@ class _Task(native_task.NativeTask):
     return lambda: tf.data.Dataset.from_tensors({"x": tf.zeros([1])})
 
   def create_model_fn(self):
-    return lambda features, mode, config: tf.estimator.EstimatorSpec(
+    return lambda features, mode, config: graph_estimator.EstimatorSpec(
       mode, loss=tf.constant(0.0), train_op=tf.no_op()
     )
 

@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 from absl.testing import parameterized
 
-from monolith.native_training import cpu_training, multi_hash_table_ops, utils
+from monolith.native_training import cpu_training, graph_estimator, multi_hash_table_ops, utils
 from monolith.native_training.data import parsers
 from tests.layout_task import DIMS, LayoutTask
 
@@ -114,13 +114,13 @@ class FusedLayoutTrainingTest(tf.test.TestCase, parameterized.TestCase):
   def _predict(self, params, conf, folder):
     with cpu_training._local_cluster(conf.num_ps) as (session_config, _):
       training = cpu_training.CpuTraining(conf, params.instantiate())
-      estimator = tf.estimator.Estimator(
+      estimator = graph_estimator.Estimator(
         training.create_model_fn(),
-        config=tf.estimator.RunConfig(model_dir=folder, session_config=session_config),
+        config=graph_estimator.RunConfig(model_dir=folder, session_config=session_config),
       )
       return next(
         estimator.predict(
-          training.create_input_fn(tf.estimator.ModeKeys.PREDICT), yield_single_examples=False
+          training.create_input_fn(graph_estimator.ModeKeys.PREDICT), yield_single_examples=False
         )
       )
 

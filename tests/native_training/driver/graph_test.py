@@ -11,7 +11,14 @@ from unittest import mock
 import tensorflow as tf
 from absl.testing import absltest
 
-from monolith.native_training import cpu_training, device_utils, entry, feature, native_task
+from monolith.native_training import (
+  cpu_training,
+  device_utils,
+  entry,
+  feature,
+  graph_estimator,
+  native_task,
+)
 from monolith.native_training.data import parsers
 from monolith.native_training.driver import dense_variables, graph
 from monolith.native_training.model_export import export_context
@@ -20,8 +27,8 @@ from monolith.native_training.runtime.hash_table import embedding_hash_table_pb2
 
 tf.compat.v1.disable_eager_execution()
 
-_TRAIN = tf.estimator.ModeKeys.TRAIN
-_EVAL = tf.estimator.ModeKeys.EVAL
+_TRAIN = graph_estimator.ModeKeys.TRAIN
+_EVAL = graph_estimator.ModeKeys.EVAL
 
 
 def _ragged(rows):
@@ -48,7 +55,9 @@ class _Task(native_task.NativeTask):
         column = feature.FeatureColumn(slot, name)
         column.embedding_lookup(slot.add_feature_slice(2))
       self.weight = tf.compat.v1.get_variable("weight", [64, 1024])
-      return tf.estimator.EstimatorSpec(mode, loss=tf.reduce_sum(self.weight), train_op=tf.no_op())
+      return graph_estimator.EstimatorSpec(
+        mode, loss=tf.reduce_sum(self.weight), train_op=tf.no_op()
+      )
 
     return model_fn
 
@@ -68,7 +77,7 @@ class CpuTrainingTest(absltest.TestCase):
     )
 
   def _build(self, training, features=None, mode=_TRAIN, model_dir=None):
-    config = tf.estimator.RunConfig(
+    config = graph_estimator.RunConfig(
       model_dir=model_dir or os.path.join(os.environ["TEST_TMPDIR"], "model")
     )
     if features is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tensorflow as tf
 
 from monolith.core import hyperparams
-from monolith.native_training import hash_table_ops, multi_hash_table_ops
+from monolith.native_training import graph_estimator, hash_table_ops, multi_hash_table_ops
 from monolith.native_training.driver import observers
 from monolith.native_training.driver.config import CpuTrainingConfig
 from monolith.native_training.hooks import progress
@@ -20,8 +20,8 @@ class _OwnProgressHook(tf.compat.v1.train.SessionRunHook):
 
 def _spec(hooks=()):
   loss = tf.constant(6.0)
-  return tf.estimator.EstimatorSpec(
-    tf.estimator.ModeKeys.TRAIN, loss=loss, train_op=tf.no_op(), training_hooks=hooks
+  return graph_estimator.EstimatorSpec(
+    graph_estimator.ModeKeys.TRAIN, loss=loss, train_op=tf.no_op(), training_hooks=hooks
   )
 
 

@@ -14,7 +14,7 @@ import confluent_kafka
 import numpy as np
 import tensorflow as tf
 
-from monolith.native_training import native_task_context
+from monolith.native_training import graph_estimator, native_task_context
 from monolith.native_training.data import stream_positions, stream_status
 from monolith.native_training.driver import local
 from monolith.native_training.driver.config import CpuTrainingConfig
@@ -124,7 +124,7 @@ class StreamTrainingTest(tf.test.TestCase):
       context = native_task_context.get()._replace(num_workers=2, worker_index=worker)
       with native_task_context.with_ctx(context), tf.Graph().as_default():
         task = self.params.instantiate()
-        dataset = task.create_input_fn(tf.estimator.ModeKeys.TRAIN)()
+        dataset = task.create_input_fn(graph_estimator.ModeKeys.TRAIN)()
         iterator = tf.compat.v1.data.make_initializable_iterator(dataset)
         features = iterator.get_next()
         ids = features["id"].values - counting_task.fid(0)
@@ -157,7 +157,7 @@ class StreamTrainingTest(tf.test.TestCase):
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
       positions = types.SimpleNamespace(start=tf.constant(servers))
       with mock.patch.object(stream_positions, "create", return_value=positions):
-        dataset = self.params.instantiate().create_input_fn(tf.estimator.ModeKeys.TRAIN)()
+        dataset = self.params.instantiate().create_input_fn(graph_estimator.ModeKeys.TRAIN)()
       iterator = tf.compat.v1.data.make_initializable_iterator(dataset)
       features = iterator.get_next()
       ids = features["id"].values - counting_task.fid(0)

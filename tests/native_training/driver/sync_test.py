@@ -6,7 +6,6 @@ from unittest import mock
 import tensorflow as tf
 from absl.testing import absltest
 from tensorflow.python.training import monitored_session
-from tensorflow.python.training import training as tf_training
 from tensorflow.python.training.summary_io import SummaryWriterCache
 
 from monolith.native_training.driver import sync
@@ -16,7 +15,6 @@ from monolith.native_training.driver.config import DistributedCpuTrainingConfig
 class AdaptedTensorFlowTest(absltest.TestCase):
   def _state(self):
     return (
-      tf_training.MonitoredTrainingSession,
       monitored_session._PREEMPTION_ERRORS,
       SummaryWriterCache.__dict__["get"],
     )
@@ -57,6 +55,9 @@ class RunConfigTest(absltest.TestCase):
     root, other = self._config(0), self._config(1)
     self.assertEqual((root.save_summary_steps, root.log_step_count_steps), (7, 9))
     self.assertEqual((other.save_summary_steps, other.log_step_count_steps), (None, None))
+
+  def test_a_failed_rank_waits_little_for_its_threads(self):
+    self.assertEqual(self._config(0).stop_grace_period_secs, 5)
 
   def test_environment_overrides_intervals(self):
     root = self._config(0, MONOLITH_SAVE_SUMMARY_INTERVAL="3", MONOLITH_ROOT_LOG_INTERVAL="4")

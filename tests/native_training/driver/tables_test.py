@@ -14,6 +14,7 @@ from monolith.native_training import (
   device_utils,
   entry,
   feature,
+  graph_estimator,
   hvd_lib,
   native_task,
   utils,
@@ -24,8 +25,8 @@ from monolith.native_training.model_export import export_context, export_hooks
 
 tf.compat.v1.disable_eager_execution()
 
-_TRAIN = tf.estimator.ModeKeys.TRAIN
-_PREDICT = tf.estimator.ModeKeys.PREDICT
+_TRAIN = graph_estimator.ModeKeys.TRAIN
+_PREDICT = graph_estimator.ModeKeys.PREDICT
 
 
 def _ragged(rows):
@@ -67,13 +68,13 @@ class TwoColumnsTask(native_task.NativeTask):
           pooled.append(columns[-1].embedding_lookup(vector))
       if mode == _PREDICT:
         predictions = {c.feature_name: p[:, 0] for c, p in zip(columns, pooled)}
-        return tf.estimator.EstimatorSpec(mode, predictions=predictions)
+        return graph_estimator.EstimatorSpec(mode, predictions=predictions)
       loss = -tf.add_n([tf.reduce_sum(p) for p in pooled])
       embeddings = [column.get_all_embeddings_concat() for column in columns]
       apply_op = self.ctx.apply_embedding_gradients(zip(tf.gradients(loss, embeddings), embeddings))
       with tf.control_dependencies([apply_op]):
         step_op = tf.compat.v1.assign_add(tf.compat.v1.train.get_or_create_global_step(), 1)
-      return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=step_op)
+      return graph_estimator.EstimatorSpec(mode, loss=loss, train_op=step_op)
 
     return model_fn
 
@@ -82,7 +83,7 @@ class TwoColumnsTask(native_task.NativeTask):
       ids = tf.compat.v1.placeholder(tf.int64, [None], name="ids")
       ragged = tf.RaggedTensor.from_row_lengths(ids, tf.ones_like(ids))
       features = {name: ragged for name in ("clicked", "shown", "other")}
-      return tf.estimator.export.ServingInputReceiver(features, {"ids": ids})
+      return graph_estimator.ServingInputReceiver(features, {"ids": ids})
 
     return receiver_fn
 
@@ -110,9 +111,9 @@ def _predict(folder, num_ps=0, task_class=TwoColumnsTask, **config):
   conf = cpu_training.CpuTrainingConfig(num_ps=num_ps, **config)
   with cpu_training._local_cluster(num_ps) as (session_config, _):
     training = cpu_training.CpuTraining(conf, _params(task_class).instantiate())
-    estimator = tf.estimator.Estimator(
+    estimator = graph_estimator.Estimator(
       training.create_model_fn(),
-      config=tf.estimator.RunConfig(model_dir=folder, session_config=session_config),
+      config=graph_estimator.RunConfig(model_dir=folder, session_config=session_config),
     )
     batches = estimator.predict(training.create_input_fn(_PREDICT), yield_single_examples=False)
     return {name: list(value) for name, value in next(batches).items()}
@@ -158,9 +159,9 @@ class SharedSlotTest(tf.test.TestCase, parameterized.TestCase):
       **queues,
     )
     training = cpu_training.CpuTraining(conf, params.instantiate())
-    estimator = tf.estimator.Estimator(
+    estimator = graph_estimator.Estimator(
       training.create_model_fn(),
-      config=tf.estimator.RunConfig(model_dir=folder, device_fn=device_utils.default_device_fn),
+      config=graph_estimator.RunConfig(model_dir=folder, device_fn=device_utils.default_device_fn),
     )
 
     estimator.train(training.create_input_fn(_TRAIN), steps=1)
@@ -290,9 +291,9 @@ class TopologyTest(tf.test.TestCase, parameterized.TestCase):
     _train(folder, 2, num_ps=2)
     before = set(os.listdir(folder))
     training = cpu_training.CpuTraining(cpu_training.CpuTrainingConfig(), _params().instantiate())
-    estimator = tf.estimator.Estimator(training.create_model_fn(), folder)
+    estimator = graph_estimator.Estimator(training.create_model_fn(), folder)
 
-    metrics = estimator.evaluate(training.create_input_fn(tf.estimator.ModeKeys.EVAL), steps=1)
+    metrics = estimator.evaluate(training.create_input_fn(graph_estimator.ModeKeys.EVAL), steps=1)
 
     # Sums all columns: 3 in `clicked` and `shown`, 2 in `other`.
     self.assertEqual(metrics["loss"], -(3 * (4.0 + 8.0) + 3 * 6.0 + 2 * (2.0 + 2.0)))

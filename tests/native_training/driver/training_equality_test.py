@@ -8,7 +8,14 @@ import numpy as np
 import tensorflow as tf
 from absl.testing import parameterized
 
-from monolith.native_training import cpu_training, entry, feature, native_task, utils
+from monolith.native_training import (
+  cpu_training,
+  entry,
+  feature,
+  graph_estimator,
+  native_task,
+  utils,
+)
 
 tf.compat.v1.disable_eager_execution()
 
@@ -113,7 +120,7 @@ class _Task(native_task.NativeTask):
       apply_dense = tf.compat.v1.train.GradientDescentOptimizer(0.01).apply_gradients(
         [(gradients[-1], kernel)], global_step=tf.compat.v1.train.get_or_create_global_step()
       )
-      return tf.estimator.EstimatorSpec(
+      return graph_estimator.EstimatorSpec(
         mode,
         loss=loss,
         train_op=tf.group(apply_embeddings, apply_dense),

@@ -5,11 +5,12 @@ import math
 import numpy as np
 import tensorflow as tf
 
+from monolith.native_training import graph_estimator
 from monolith.native_training.losses import head_losses
 
-_EVAL = tf.estimator.ModeKeys.EVAL
-_PREDICT = tf.estimator.ModeKeys.PREDICT
-_TRAIN = tf.estimator.ModeKeys.TRAIN
+_EVAL = graph_estimator.ModeKeys.EVAL
+_PREDICT = graph_estimator.ModeKeys.PREDICT
+_TRAIN = graph_estimator.ModeKeys.TRAIN
 
 
 def _cross_entropy(logits, labels):

@@ -13,6 +13,7 @@ from tensorflow_serving.apis import prediction_log_pb2
 
 from idl.matrix.proto import proto_parser_pb2
 from monolith.native_training import (
+  graph_estimator,
   hash_table_ops,
   multi_hash_table_ops,
   save_utils,
@@ -38,14 +39,14 @@ def _model_fn(features, mode, config):
   )
   ids = features["ids"]
   weight = tf.compat.v1.get_variable("weight", initializer=3.0)
-  if mode == tf.estimator.ModeKeys.PREDICT:
+  if mode == graph_estimator.ModeKeys.PREDICT:
     assert export_context.is_exporting()
     predictions = {
       "table": table.lookup(ids),
       "group": group.lookup({"t": ids})["t"],
       "weight": weight * tf.ones_like(ids, tf.float32),
     }
-    return tf.estimator.EstimatorSpec(mode, predictions=predictions)
+    return graph_estimator.EstimatorSpec(mode, predictions=predictions)
   global_step = tf.compat.v1.train.get_or_create_global_step()
   zero = tf.constant([0], tf.int64)
   train_op = tf.group(
@@ -63,20 +64,20 @@ def _model_fn(features, mode, config):
       multi_hash_table_ops.MultiHashTableCheckpointSaverListener(folder),
     ],
   )
-  return tf.estimator.EstimatorSpec(
+  return graph_estimator.EstimatorSpec(
     mode, loss=tf.constant(0.0), train_op=train_op, training_chief_hooks=[hook]
   )
 
 
 def _receiver_fn():
   ids = tf.compat.v1.placeholder(tf.int64, [None], name="ids")
-  return tf.estimator.export.ServingInputReceiver({"ids": ids}, {"ids": ids})
+  return graph_estimator.ServingInputReceiver({"ids": ids}, {"ids": ids})
 
 
 class SavedModelExportersTest(tf.test.TestCase):
   def _train(self):
     self.model_dir = os.path.join(utils.get_test_tmp_dir(), self.id(), "model")
-    estimator = tf.estimator.Estimator(_model_fn, self.model_dir)
+    estimator = graph_estimator.Estimator(_model_fn, self.model_dir)
     dataset_fn = lambda: tf.data.Dataset.from_tensors({"ids": tf.constant([0], tf.int64)})  # noqa: E731
     estimator.train(dataset_fn, steps=1)
     return os.path.join(utils.get_test_tmp_dir(), self.id(), "exported")
@@ -314,7 +315,7 @@ class SavedModelExportersTest(tf.test.TestCase):
     def receiver_fn():
       instances = tf.compat.v1.placeholder(tf.string, [None])
       features = parsers.parse_instances(instances, fidv1_features=[0])
-      return tf.estimator.export.ServingInputReceiver(
+      return graph_estimator.ServingInputReceiver(
         {"ids": features["slot_0"].flat_values}, {"samples": instances}
       )
 

@@ -6,7 +6,7 @@ import numpy as np
 import tensorflow as tf
 from absl.testing import flagsaver
 
-from monolith.native_training import estimator, native_model, utils
+from monolith.native_training import estimator, graph_estimator, native_model, utils
 from monolith.native_training.estimator import EstimatorSpec
 from monolith.native_training.native_model import MonolithModel
 from monolith.native_training.runner_utils import RunnerConfig
@@ -28,7 +28,7 @@ class _RatingModel(MonolithModel):
     mov, uid = _rows()
     label = ((mov + uid) % 2 == 0).astype(np.float32)
     dataset = tf.data.Dataset.from_tensor_slices({"mov": mov, "uid": uid, "label": label})
-    if mode == tf.estimator.ModeKeys.TRAIN and self.mode == tf.estimator.ModeKeys.TRAIN:
+    if mode == graph_estimator.ModeKeys.TRAIN and self.mode == graph_estimator.ModeKeys.TRAIN:
       dataset = dataset.repeat()
     return dataset.batch(self.batch_size, drop_remainder=True).map(self._to_ragged)
 
@@ -49,7 +49,7 @@ class _RatingModel(MonolithModel):
     label = features.get("label")
     loss, pred = native_model.get_sigmoid_loss_and_pred("rank", logits, label, _BATCH, mode=mode)
     self.add_extra_output("vectors", {"mov": mov})
-    if mode == tf.estimator.ModeKeys.PREDICT:
+    if mode == graph_estimator.ModeKeys.PREDICT:
       return EstimatorSpec(label=None, pred=pred, head_name="rank")
     self.add_loss([tf.constant(0.25)])
     optimizer = tf.compat.v1.train.AdagradOptimizer(0.05)
@@ -58,7 +58,7 @@ class _RatingModel(MonolithModel):
   def serving_input_receiver_fn(self):
     placeholders = {k: tf.compat.v1.placeholder(tf.int64, [None], name=k) for k in ("mov", "uid")}
     features = {k: tf.RaggedTensor.from_tensor(t[:, tf.newaxis]) for k, t in placeholders.items()}
-    return tf.estimator.export.ServingInputReceiver(features, placeholders)
+    return graph_estimator.ServingInputReceiver(features, placeholders)
 
 
 def _make_model():

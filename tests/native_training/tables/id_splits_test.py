@@ -6,7 +6,14 @@ import numpy as np
 import tensorflow as tf
 from absl.testing import parameterized
 
-from monolith.native_training import cpu_training, entry, feature, native_task, utils
+from monolith.native_training import (
+  cpu_training,
+  entry,
+  feature,
+  graph_estimator,
+  native_task,
+  utils,
+)
 from monolith.native_training.tables import id_splits
 
 tf.compat.v1.disable_eager_execution()
@@ -47,14 +54,14 @@ class _Task(native_task.NativeTask):
   def create_model_fn(self):
     def model_fn(features, mode, config):
       columns, vectors = self._look_up()
-      if mode == tf.estimator.ModeKeys.PREDICT:
-        return tf.estimator.EstimatorSpec(mode, predictions=vectors)
+      if mode == graph_estimator.ModeKeys.PREDICT:
+        return graph_estimator.EstimatorSpec(mode, predictions=vectors)
       loss = tf.add_n([tf.reduce_sum(vectors[name]) * _WEIGHTS[name] for name in self.trained])
       embeddings = [column.get_all_embeddings_concat() for column in columns]
       apply_op = self.ctx.apply_embedding_gradients(zip(tf.gradients(loss, embeddings), embeddings))
       with tf.control_dependencies([loss]):
         step_op = tf.compat.v1.assign_add(tf.compat.v1.train.get_or_create_global_step(), 1)
-      return tf.estimator.EstimatorSpec(
+      return graph_estimator.EstimatorSpec(
         mode, loss=loss, train_op=tf.group(apply_op, step_op), training_hooks=[_GraphHook()]
       )
 
@@ -120,12 +127,12 @@ class OneSplitPerStepTest(tf.test.TestCase, parameterized.TestCase):
     cpu_training.local_train_internal(params, conf, folder, steps=_NUM_STEPS)
     with cpu_training._local_cluster(num_ps) as (session_config, _):
       training = cpu_training.CpuTraining(conf, params.instantiate())
-      estimator = tf.estimator.Estimator(
+      estimator = graph_estimator.Estimator(
         training.create_model_fn(),
-        config=tf.estimator.RunConfig(model_dir=folder, session_config=session_config),
+        config=graph_estimator.RunConfig(model_dir=folder, session_config=session_config),
       )
       predictions = estimator.predict(
-        training.create_input_fn(tf.estimator.ModeKeys.PREDICT), yield_single_examples=False
+        training.create_input_fn(graph_estimator.ModeKeys.PREDICT), yield_single_examples=False
       )
       return next(predictions)
 
