@@ -78,8 +78,10 @@ def report(problems: tf.Tensor, counter: BadRows | None) -> None:
     counter: counts them; without one, the first is raised as `InvalidArgumentError`.
   """
   if counter is None:
-    # A slice: there may be no first one.
-    tf.debugging.Assert(tf.equal(tf.size(problems), 0), [problems[:1]], summarize=1)
+    # A slice: there may be no first one. Python cannot read a message that is not UTF-8, as bad
+    # bytes are, and a character that was cut.
+    first = tf.strings.unicode_transcode(problems[:1], "UTF-8", "UTF-8")
+    tf.debugging.Assert(tf.equal(tf.size(problems), 0), [first], summarize=1)
     return
 
   def count(rows: np.ndarray) -> np.int64:
@@ -90,8 +92,11 @@ def report(problems: tf.Tensor, counter: BadRows | None) -> None:
   tf.numpy_function(count, [problems], tf.int64, stateful=True)
 
 
-def forget_counters(dataset: tf.data.Dataset) -> tf.data.Dataset:
-  """Returns the dataset, whose iterators can be saved although a counter is no part of them."""
+def make_savable(dataset: tf.data.Dataset) -> tf.data.Dataset:
+  """Returns the dataset, whose iterators can be saved although it reports bad rows.
+
+  TensorFlow takes a check, and a counter, for state that would be lost.
+  """
   options = tf.data.Options()
   options.experimental_external_state_policy = tf.data.experimental.ExternalStatePolicy.IGNORE
   return dataset.with_options(options)

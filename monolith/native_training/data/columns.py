@@ -6,6 +6,7 @@ A column turns the texts of a batch into a feature, and says which texts it cann
   Ids(separator="|")    "Drama|War" -> two ids
   Ids(hashed=False)     "42"        -> the id 42
   Number()              "3.5"       -> 3.5
+  Number(dtype="int64") "16777217"  -> 16777217
   Buckets([0, 10])      "3.5"       -> the id 1: one boundary is not above it
   LogBuckets()          "1000"      -> the id 47, from the squared logarithm
   Text()                "alice"     -> "alice"
@@ -18,6 +19,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 
 import tensorflow as tf
@@ -121,32 +123,55 @@ class Ids(Column):
 
 @dataclasses.dataclass(frozen=True)
 class Number(Column):
-  """A float32 `[batch]`.
+  """Numbers `[batch]`, float32 or int64.
 
   Attributes:
     default: the number of an empty field; without it an empty field is bad.
+    dtype: `tf.float32`, which holds whole numbers up to 2^24 and rounds larger ones; or `tf.int64`,
+      which keeps every digit of a timestamp or a count. In a TFRecord, a list of floats or a list
+      of int64.
+
+  Raises:
+    ValueError: `dtype` is another one, or `default` is none of its numbers.
   """
 
   default: float | None = None
+  dtype: tf.DType = tf.float32
+
+  def __post_init__(self) -> None:
+    dtype = tf.as_dtype(self.dtype)
+    if dtype not in (tf.float32, tf.int64):
+      raise ValueError(f"dtype is {dtype.name}, want float32 or int64")
+    object.__setattr__(self, "dtype", dtype)
+    if dtype == tf.int64 and self.default is not None:
+      whole = math.isfinite(self.default) and self.default == int(self.default)
+      if not whole or not tf.int64.min <= self.default <= tf.int64.max:
+        raise ValueError(f"default is {self.default}, want a whole number of 64 bits")
+      object.__setattr__(self, "default", int(self.default))
 
   @property
   def want(self) -> str:
-    return "a number" if self.default is None else "a number or nothing"
+    want = "a number" if self.dtype == tf.float32 else "a whole number of 64 bits"
+    return want if self.default is None else f"{want} or nothing"
 
   def find_bad(self, text: tf.Tensor) -> tf.Tensor:
     text = tf.strings.strip(text)
-    bad = _find_bad_numbers(text)
+    if self.dtype == tf.int64:
+      bad = tf.logical_not(tf.strings.regex_full_match(text, _INT64))
+    else:
+      bad = _find_bad_numbers(text)
     return bad if self.default is None else tf.logical_and(tf.not_equal(text, ""), bad)
 
   def read(self, text: tf.Tensor) -> tf.Tensor:
     text = tf.strings.strip(text)
     if self.default is not None:
-      text = tf.where(tf.equal(text, ""), repr(float(self.default)), text)
-    return tf.strings.to_number(text)
+      default = self.default if self.dtype == tf.int64 else float(self.default)
+      text = tf.where(tf.equal(text, ""), repr(default), text)
+    return tf.strings.to_number(text, self.dtype)
 
   @property
   def proto_feature(self) -> tf.io.FixedLenFeature:
-    return tf.io.FixedLenFeature([], tf.float32, self.default)
+    return tf.io.FixedLenFeature([], self.dtype, self.default)
 
   def from_proto(self, value: tf.Tensor) -> tf.Tensor:
     return value

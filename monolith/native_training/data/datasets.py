@@ -22,6 +22,7 @@ from monolith.native_training.data.dataset_service import (  # noqa: F401  (part
   merged_window,
   register_dataset,
 )
+from monolith.native_training.data.file_rows import tfrecord_dataset
 from monolith.native_training.data.flow_datasets import MergeFlowDataset, SplitFlowDataset
 from monolith.native_training.data.iterator_saving import leave_out_of_checkpoints
 from monolith.native_training.data.kafka_dataset import (  # noqa: F401  (part of this module)
@@ -194,7 +195,10 @@ class DynamicMatchingFilesDataset(dataset_ops.DatasetSource):
 
 
 class TFRecordDatasetWrapper:
-  """`tf.data.TFRecordDataset` that takes, and ignores, the keywords of other sources."""
+  """`tf.data.TFRecordDataset` that takes, and ignores, the keywords of other sources.
+
+  A file that is torn or corrupt is a `DataLossError` with its name and the record's number.
+  """
 
   def __new__(
     cls,
@@ -214,7 +218,7 @@ class TFRecordDatasetWrapper:
           f"compression_type is {compression_type.name}, but TFRecord files are ZLIB or GZIP"
         )
       compression_type = names[compression_type]
-    return tf.data.TFRecordDataset(file_name, compression_type, buffer_size, num_parallel_reads)
+    return tfrecord_dataset(file_name, compression_type, buffer_size, num_parallel_reads)
 
 
 def _parquet_dataset(**options: Any) -> tf.data.Dataset:

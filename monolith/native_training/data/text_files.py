@@ -25,6 +25,7 @@ from monolith.native_training.data.columns import (
   Number,
   check_columns,
 )
+from monolith.native_training.data.file_rows import FileRowsDataset
 
 CRITEO_NUMBERS = tuple(f"I{i}" for i in range(1, 14))
 CRITEO_CATEGORIES = tuple(f"C{i}" for i in range(1, 27))
@@ -55,7 +56,8 @@ def csv(
   """Reads CSV files.
 
   A row is a line: a quoted field may hold separators and doubled quotes, but no line break. Empty
-  lines are no rows. Files whose names end in `.gz` are decompressed.
+  lines are no rows. Files whose names end in `.gz` are decompressed; one of 0 bytes is torn, while
+  a plain file of 0 bytes has no rows, or no header.
 
   Args:
     files: paths or patterns such as `"ratings/*.csv"`, read in the order of their names.
@@ -81,7 +83,9 @@ def csv(
   Raises:
     FileNotFoundError: there is no such file.
     ValueError: an argument makes no sense, a file has no field of a column's name, or its header
-      differs from the first one's.
+      differs from the first one's or is not UTF-8.
+    DataLossError: at once or when read, a compressed file is torn or corrupt; it names the file and
+      the line. A cut in a file that is not compressed can be told only by a row that misses fields.
   """
   check_columns(columns)
   counter = bad_rows_lib.check_arguments(on_bad_row, bad_rows)
@@ -99,9 +103,6 @@ def csv(
   if label is not None and label not in columns:
     raise ValueError(f"label is {label!r}, want one of the columns {list(columns)}")
 
-  def read(path: tf.Tensor, compression_type: tf.Tensor) -> tf.data.Dataset:
-    return tf.data.TextLineDataset(path, compression_type).skip(first_line - 1)
-
   layout = (tuple(columns.items()), tuple(field_names), separator, quotes, label)
   parse_lines = _make_parse(*layout, counter) if counter is not None else _trace_parse(*layout)
 
@@ -110,11 +111,9 @@ def csv(
     with _called_as_traced():
       return parse_lines(places, lines, tf.constant(paths))
 
-  batches = read_batches(paths, read, first_line, batch_size, shuffle, seed, epochs, shard)
+  batches = read_batches(paths, "lines", first_line, batch_size, shuffle, seed, epochs, shard)
   dataset = batches.map(parse, tf.data.AUTOTUNE)
-  if counter is not None:
-    dataset = bad_rows_lib.forget_counters(dataset)
-  return dataset.prefetch(tf.data.AUTOTUNE)
+  return bad_rows_lib.make_savable(dataset).prefetch(tf.data.AUTOTUNE)
 
 
 def criteo(
@@ -234,7 +233,7 @@ def find_files(files: str | Sequence[str]) -> list[str]:
 
 def read_batches(
   paths: list[str],
-  read: Callable[[tf.Tensor, tf.Tensor], tf.data.Dataset],
+  row_format: str,
   first: int,
   batch_size: int,
   shuffle: int,
@@ -248,8 +247,8 @@ def read_batches(
 
   Args:
     paths: the files.
-    read: returns the rows of a path and a compression type.
-    first: the number of each file's first row.
+    row_format: what a row is, as `FileRowsDataset` says.
+    first: the number of each file's first row to read, from 1.
     batch_size: rows per batch.
     shuffle: from how many rows the next one is drawn; 0 keeps the order.
     seed: what the draws depend on.
@@ -262,9 +261,9 @@ def read_batches(
   _check_arrangement(batch_size, shuffle, epochs, shard)
   if not shuffle and shard is None:
     # Nothing is done with single rows, each of which would cost a step more.
-    blocks = _number(paths, lambda *file: read(*file).batch(_BLOCK_ROWS), first, _BLOCK_ROWS)
+    blocks = _number(paths, row_format, first, _BLOCK_ROWS)
     return blocks.map(_place_rows).repeat(epochs).rebatch(batch_size)
-  rows = _number(paths, read, first, 1)
+  rows = _number(paths, row_format, first, 0)
   if shard is not None:
     index, count = shard
     rows = rows.shard(count, index)
@@ -273,22 +272,18 @@ def read_batches(
   return rows.repeat(epochs).batch(batch_size)
 
 
-def _number(
-  paths: list[str],
-  read: Callable[[tf.Tensor, tf.Tensor], tf.data.Dataset],
-  first: int,
-  step: int,
-) -> tf.data.Dataset:
-  """Returns what `read` gives for each file, one after another, each after its place."""
+def _number(paths: list[str], row_format: str, first: int, block_rows: int) -> tf.data.Dataset:
+  """Returns rows, or blocks of them, of one file after another, each after its place."""
 
   @tf.autograph.experimental.do_not_convert
   def rows_of(index: tf.Tensor | int, path: tf.Tensor | str) -> tf.data.Dataset:
     kind = tf.where(tf.strings.regex_full_match(path, _GZIP), "GZIP", "")
+    rows = FileRowsDataset(path, row_format, kind, skip_rows=first - 1, block_rows=block_rows)
     # Not `counter`, which calls a function for every number.
     numbers = tf.data.Dataset.range(
-      index * _ROWS_PER_FILE + first, (index + 1) * _ROWS_PER_FILE, step
+      index * _ROWS_PER_FILE + first, (index + 1) * _ROWS_PER_FILE, max(block_rows, 1)
     )
-    return tf.data.Dataset.zip((numbers, read(path, kind)))
+    return tf.data.Dataset.zip((numbers, rows))
 
   if len(paths) == 1:
     return rows_of(0, paths[0])  # A step less for every row.
@@ -459,10 +454,18 @@ def _read_header(paths: list[str], separator: str, quotes: bool) -> list[str]:
 def _header_of(path: str, separator: str, quotes: bool) -> list[str]:
   import csv as csv_module
   import gzip
+  import zlib
 
   with tf.io.gfile.GFile(path, "rb") as file:
     stream = gzip.open(file) if re.fullmatch(_GZIP, path) else file
-    line = stream.readline().decode("utf-8-sig", "replace").rstrip("\r\n")
+    try:
+      line = stream.readline().decode("utf-8-sig").rstrip("\r\n")
+    except UnicodeDecodeError as error:
+      raise ValueError(f"{path}:1: the header is not UTF-8 text: {error}") from error
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+      raise tf.errors.DataLossError(
+        None, None, f"{path}:1: torn or corrupt gzip data: {error}"
+      ) from error
   if not line:
     raise ValueError(f"{path} has no header: its first line is empty")
   quoting = csv_module.QUOTE_MINIMAL if quotes else csv_module.QUOTE_NONE

@@ -35,8 +35,8 @@ def tfrecord(
   Args:
     files: paths or patterns, read in the order of their names; `.gz` files are decompressed.
     columns: feature -> what it becomes. `Ids()` and `Text()` read lists of bytes,
-      `Ids(hashed=False)` lists of int64, `Number()` and buckets lists of floats. An example without
-      the feature has no ids, or the default number.
+      `Ids(hashed=False)` and `Number(dtype=tf.int64)` lists of int64, `Number()` and buckets lists
+      of floats. An example without the feature has no ids, or the default number.
     batch_size: records per element. An element with skipped records is smaller, and may be empty.
     label: the column that becomes the second part of `(features, label)`; by default an element is
       one dict.
@@ -55,6 +55,9 @@ def tfrecord(
   Raises:
     FileNotFoundError: there is no such file.
     ValueError: an argument makes no sense.
+    DataLossError: when read, a file is torn or corrupt; it names the file and the record's number.
+      A cut between two records of a file that is not compressed cannot be told. A plain file of 0
+      bytes has no records, a compressed one is torn.
   """
   check_columns(columns)
   counter = bad_rows_lib.check_arguments(on_bad_row, bad_rows)
@@ -90,13 +93,9 @@ def tfrecord(
     features = {name: column.from_proto(parsed[name]) for name, column in columns.items()}
     return features if label is None else (features, features.pop(label))
 
-  dataset = text_files.read_batches(
-    paths, tf.data.TFRecordDataset, 1, batch_size, shuffle, seed, epochs, shard
-  )
+  dataset = text_files.read_batches(paths, "tfrecord", 1, batch_size, shuffle, seed, epochs, shard)
   dataset = dataset.map(parse, tf.data.AUTOTUNE)
-  if counter is not None:
-    dataset = bad_rows_lib.forget_counters(dataset)
-  return dataset.prefetch(tf.data.AUTOTUNE)
+  return bad_rows_lib.make_savable(dataset).prefetch(tf.data.AUTOTUNE)
 
 
 def _report(problems: tf.Tensor, is_bad: tf.Tensor, counter: BadRows | None) -> tf.Tensor:

@@ -85,6 +85,40 @@ class FilePBDatasetTest(_FileTest):
       dataset = self.read(self.path("compressed"), compression_type=compression)
       self.assertEqual(uids(dataset), [1, 2, 3])
 
+  def test_torn_gzip_and_zlib(self):
+    payloads = [make_example(uid=i + 1).SerializeToString() for i in range(3)]
+    content = b"".join(frame(payload, ZERO) for payload in payloads)
+    path = self.path("torn")
+    for compression, whole, name in (
+      (datasets.CompressType.ZLIB, zlib.compress(content), "zlib data"),
+      (datasets.CompressType.GZIP, gzip.compress(content), "gzip member"),
+    ):
+      dataset = self.read(path, compression_type=compression)
+      for size in range(len(whole)):
+        pathlib.Path(path).write_bytes(whole[:size])
+        with self.assertRaisesRegex(tf.errors.DataLossError, f"{path}.*truncated {name}"):
+          list(dataset)
+      pathlib.Path(path).write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+      with self.assertRaisesRegex(tf.errors.DataLossError, f"{path}.*corrupt .*incorrect"):
+        list(dataset)
+    pathlib.Path(path).write_bytes(zlib.compress(content) + b"more")
+    with self.assertRaisesRegex(tf.errors.DataLossError, "more bytes after the end of the zlib"):
+      list(self.read(path, compression_type=datasets.CompressType.ZLIB))
+
+  def test_position_beyond_the_end_is_no_end(self):
+    path = self.write_examples()
+    dataset = self.read(path)
+    iterator = iter(dataset)
+    checkpoint = tf.train.Checkpoint(iterator=iterator)
+    for _ in range(4):
+      next(iterator)
+    saved = checkpoint.save(self.path("position"))
+    os.truncate(path, 20)
+    restored = iter(dataset)
+    with self.assertRaisesRegex(tf.errors.DataLossError, f"{path}: cannot go on at offset"):
+      tf.train.Checkpoint(iterator=restored).restore(saved)
+      next(restored)
+
   def snappy(self, content):
     """Returns a literal-only snappy chunk in a Hadoop block."""
     literal = bytes([60 << 2 | 0]) if len(content) <= 256 else bytes([61 << 2])
@@ -104,6 +138,14 @@ class FilePBDatasetTest(_FileTest):
       stream.write(self.snappy(blocks[0])[:-3])
     with self.assertRaisesRegex(tf.errors.DataLossError, "truncated snappy chunk"):
       uids(self.read(self.path("bad.snappy")))
+    with open(self.path("bad.snappy"), "wb") as stream:
+      stream.write(b"")
+    with self.assertRaisesRegex(tf.errors.DataLossError, "truncated snappy block"):
+      uids(self.read(self.path("bad.snappy")))
+    # What Hadoop writes for nothing.
+    with open(self.path("none.snappy"), "wb") as stream:
+      stream.write(bytes(4))
+    self.assertEqual(uids(self.read(self.path("none.snappy"))), [])
     with open(self.path("bad.snappy"), "wb") as stream:
       stream.write(struct.pack(">II", 100, 4) + b"\xff" * 4)
     with self.assertRaisesRegex(tf.errors.DataLossError, "corrupt snappy chunk"):
@@ -139,7 +181,8 @@ class FilePBDatasetTest(_FileTest):
   def test_zstd(self):
     frames = self.zstd_frames(3, 1500)
     self.assertEqual(uids(self.zstd(b"".join(frames))), list(range(1, 1501)))
-    self.assertEqual(uids(self.zstd(b"")), [])
+    empty = pa.compress(b"", "zstd", asbytes=True)
+    self.assertEqual(uids(self.zstd(empty)), [])
 
   def test_zstd_resumes(self):
     dataset = self.zstd(b"".join(self.zstd_frames(2, 400)))
@@ -160,6 +203,7 @@ class FilePBDatasetTest(_FileTest):
     frames = self.zstd_frames(2, 40)
     content = b"".join(frames)
     for broken, text in (
+      (b"", "truncated zstd frame"),
       (content[:-1], "truncated zstd frame"),
       (content[: len(frames[0]) + 3], "truncated zstd frame"),
       (b"no zstd at all", "corrupt zstd data"),
@@ -357,6 +401,27 @@ class PBDatasetTest(_FileTest):
       writer.write(b"abc")
     dataset = datasets.PBDataset(self.path("records"), use_tfrecord=True)
     self.assertEqual([x.numpy() for x in dataset], [b"abc"])
+
+  def test_tfrecord_wrapper_takes_several_files(self):
+    paths = [self.path(name) for name in ("1", "2")]
+    for path in paths:
+      with tf.io.TFRecordWriter(path) as writer:
+        for i in range(3):
+          writer.write(f"{path[-1]}{i}".encode())
+    in_order = [b"10", b"11", b"12", b"20", b"21", b"22"]
+    in_turn = [b"10", b"20", b"11", b"21", b"12", b"22"]
+    for names in (paths, tf.constant(paths), tf.data.Dataset.from_tensor_slices(paths)):
+      for reads, wanted in ((None, in_order), (1, in_order), (2, in_turn)):
+        dataset = datasets.TFRecordDatasetWrapper(names, buffer_size=64, num_parallel_reads=reads)
+        self.assertEqual(dataset.element_spec, tf.TensorSpec([], tf.string))
+        self.assertEqual([x.numpy() for x in dataset], wanted)
+    pathlib.Path(self.path("torn")).touch()
+    for compression in (datasets.CompressType.ZLIB, datasets.CompressType.GZIP):
+      torn = datasets.TFRecordDatasetWrapper(self.path("torn"), compression)
+      with self.assertRaisesRegex(tf.errors.DataLossError, "torn:1: truncated "):
+        list(torn)
+    with self.assertRaises(tf.errors.NotFoundError):
+      list(datasets.TFRecordDatasetWrapper(self.path("none")))
 
   def test_pattern_flag(self):
     for day in ("20201130", "20201202"):

@@ -337,6 +337,45 @@ class ParquetDatasetTest(tf.test.TestCase):
       message = self.error_of(parquet(self.path("broken.parquet")))
       self.assertRegex(message, "broken.parquet cannot be read as a Parquet file")
 
+  def test_bad_page_is_named_with_its_row_group(self):
+    path = self.write_rows(
+      100, row_group_size=30, write_page_checksum=True, compression="none", use_dictionary=False
+    )
+    with open(path, "rb") as stream:
+      content = bytearray(stream.read())
+    chunk = pq.ParquetFile(path).metadata.row_group(2).column(3)
+    self.assertEqual(chunk.path_in_schema, "__UID__")
+    # In the middle of the numbers: only the checksum can tell.
+    content[chunk.data_page_offset + chunk.total_compressed_size - 8 * 15] ^= 1
+    with open(self.path("broken.parquet"), "wb") as stream:
+      stream.write(content)
+
+    message = self.error_of(parquet(self.path("broken.parquet")))
+
+    self.assertRegex(message, "broken.parquet cannot be read as a Parquet file: .*row group 2: ")
+    self.assertRegex(message, "(?i)crc|checksum")
+
+  def test_row_group_that_ends_early_is_an_error(self):
+    path = self.write({"__UID__": pa.array(range(100), pa.int64())}, row_group_size=50)
+    with open(path, "rb") as stream:
+      content = stream.read()
+    # The second group: its chunk is of a file whose groups have fewer rows.
+    short = self.write({"__UID__": pa.array(range(100), pa.int64())}, "short", row_group_size=40)
+    with open(short, "rb") as stream:
+      other = stream.read()
+    chunks = [pq.ParquetFile(name).metadata.row_group(1).column(0) for name in (path, short)]
+    begin, source = (self.start_of(chunk) for chunk in chunks)
+    replacement = other[source : source + chunks[1].total_compressed_size]
+    size = chunks[0].total_compressed_size
+    content = content[:begin] + replacement.ljust(size, b"\0") + content[begin + size :]
+    with open(path, "wb") as stream:
+      stream.write(content)
+    dataset = parquet(path, select_columns=["__UID__"], select_columns_type=["int"])
+    self.assertRegex(self.error_of(dataset), "data.parquet cannot be read .*row group 1: ")
+
+  def start_of(self, chunk):
+    return min(chunk.data_page_offset, chunk.dictionary_page_offset or chunk.data_page_offset)
+
   def test_wrong_columns(self):
     path = self.write_rows(3)
 

@@ -1,10 +1,11 @@
 """Readers of a user's own files: `columns`, `string_hash`, `bad_rows`, `text_files`.
 
-Covers `tfrecord_files`, too.
+Covers `tfrecord_files` and `file_rows`, too.
 """
 
 import gzip
 import os
+import re
 import tempfile
 
 import numpy as np
@@ -131,6 +132,114 @@ class ReadersTest(absltest.TestCase):
     self.assertStartsWith(bad_rows.first[0], f"{path}:6: is not UTF-8 text of 4 fields")
     self.assertEqual(bad_rows.first[1], f"{path}:8: column `stars` is `x`, want a number")
 
+  def test_bytes_that_are_not_utf8_are_named(self):
+    for bad in (b"\xff,War,4,20", b"ann,War,4\xff,20", b"ann," + b"x" * 79 + b"\xc3\xbc,4,old"):
+      path = self._write(_CSV.encode() + bad + b"\n")
+      with self.assertRaises(tf.errors.InvalidArgumentError) as raised:
+        list(data.csv(path, _COLUMNS, 3))
+      self.assertIn(f"{path}:6: ", str(raised.exception))
+
+    path = self._write(b"us\xffer," + _CSV.encode())
+    with self.assertRaisesRegex(ValueError, f"{path}:1: the header is not UTF-8 text"):
+      data.csv(path, _COLUMNS, 3)
+
+  def test_torn_gzip_is_named_with_its_line(self):
+    rows = np.random.default_rng(1).integers(0, 1 << 60, 50_000)
+    text = "n\n" + "".join(f"{row}\n" for row in rows)
+    columns = {"n": data.Ids(hashed=False)}
+    path = self._write(text, "half.csv.gz")
+    os.truncate(path, os.path.getsize(path) // 2)
+    for options in (dict(), dict(shuffle=10), dict(on_bad_row="skip")):
+      dataset = data.csv(path, columns, 512, **options)
+      read = []
+      with self.assertRaises(tf.errors.DataLossError) as raised:
+        for features in dataset:
+          read += features["n"].values.numpy().tolist()
+      told = re.search(rf"{path}:(\d+): truncated gzip member", str(raised.exception))
+      self.assertIsNotNone(told, str(raised.exception))
+      # Whole batches of the rows before.
+      before = int(told[1]) - 2
+      self.assertBetween(len(read), before - 512 - 10, before)
+      if "shuffle" not in options:
+        self.assertEqual(read, rows[: len(read)].tolist())
+
+  def test_cuts_of_a_compressed_file_are_errors(self):
+    whole = gzip.compress(b"n\n1\n2\n3\n", mtime=0)
+    path = self._write("n\n", "cut.csv.gz")
+    columns = {"n": data.Number()}
+    dataset = data.csv(path, columns, 2)
+
+    def put(content):
+      with open(path, "wb") as f:
+        f.write(content)
+
+    for size in (0, 1, 9, 10, 11, 15, len(whole) - 8, len(whole) - 1):
+      put(whole[:size])
+      with self.assertRaisesRegex(tf.errors.DataLossError, rf"{path}:\d: truncated gzip member"):
+        list(dataset)
+    for broken, problem in (
+      (whole[:-8] + bytes(4) + whole[-4:], "incorrect data check"),
+      (whole + b"garbage", "incorrect header check"),
+      (b"n\n1\n", "incorrect header check"),
+    ):
+      put(broken)
+      with self.assertRaisesRegex(tf.errors.DataLossError, f"{path}:.*{problem}"):
+        list(dataset)
+    # The header is read before the dataset is made.
+    for broken in (whole[:11], b"n\n1\n", whole[:10] + b"\xff" + whole[11:]):
+      put(broken)
+      with self.assertRaisesRegex(tf.errors.DataLossError, f"{path}:1: torn or corrupt gzip data"):
+        data.csv(path, columns, 2)
+    put(b"")
+    with self.assertRaisesRegex(ValueError, f"{path} has no header"):
+      data.csv(path, columns, 2)
+
+  def test_a_plain_file_of_no_bytes_has_no_rows(self):
+    path = self._write("")
+    self.assertEmpty(list(data.csv(path, {"n": data.Number()}, 2, field_names=["n"])))
+    self.assertEmpty(list(data.tfrecord(path, {"n": data.Number()}, 2)))
+
+  def test_gzip_of_several_members(self):
+    path = self._write(b"", "two.csv.gz")
+    with open(path, "wb") as f:
+      f.write(gzip.compress(b"n\n1\n2") + gzip.compress(b"") + gzip.compress(b"3\n4\n"))
+    [features] = data.csv(path, {"n": data.Number()}, 9)
+    self.assertEqual(features["n"].numpy().tolist(), [1, 23, 4])
+
+  def test_carriage_returns_are_dropped(self):
+    path = self._write("n,t\r\n1,a\rb\r\n2,c")
+    [features] = data.csv(path, {"n": data.Number(), "t": data.Text()}, 9)
+    self.assertEqual(features["t"].numpy().tolist(), [b"ab", b"c"])
+
+  def test_whole_numbers_keep_every_digit(self):
+    wanted = [(1 << 24) + 1, (1 << 53) + 1, -(1 << 63), (1 << 63) - 1, -1]
+    column = data.Number(default=(1 << 53) + 1, dtype=tf.int64)
+    path = self._write("n,m\n" + "".join(f"{n},x\n" for n in [*wanted, ""]))
+    [features] = data.csv(path, {"n": column}, 9)
+    self.assertEqual(features["n"].dtype, tf.int64)
+    self.assertEqual(features["n"].numpy().tolist(), [*wanted, (1 << 53) + 1])
+
+    records = self._write_records([dict(n=[n]) for n in wanted] + [dict(m=[1])])
+    [features] = data.tfrecord(records, {"n": column}, 9)
+    self.assertEqual(features["n"].numpy().tolist(), [*wanted, (1 << 53) + 1])
+
+    bad = self._write("n\n" + "\n".join(["1.5", "9223372036854775808", "1e3", "x", "7"]) + "\n")
+    bad_rows = data.BadRows()
+    columns = {"n": data.Number(dtype="int64")}
+    [features] = data.csv(bad, columns, 9, on_bad_row="skip", bad_rows=bad_rows)
+    self.assertEqual(features["n"].numpy().tolist(), [7])
+    self.assertEqual(
+      bad_rows.first[0], f"{bad}:2: column `n` is `1.5`, want a whole number of 64 bits"
+    )
+    for default, dtype, problem in (
+      (0.5, tf.int64, "default is 0.5, want a whole number"),
+      (1 << 63, tf.int64, "want a whole number of 64 bits"),
+      (float("nan"), tf.int64, "want a whole number of 64 bits"),
+      (None, tf.int32, "dtype is int32, want float32 or int64"),
+    ):
+      with self.assertRaisesRegex(ValueError, problem):
+        data.Number(default=default, dtype=dtype)
+
   def test_ids_beyond_int64_are_bad_rows(self):
     limits = ["9223372036854775807", "-9223372036854775808", "0009", "9222999999999999999"]
     beyond = ["9223372036854775808", "-9223372036854775809", "99999999999999999999", "1.5", "x"]
@@ -143,6 +252,25 @@ class ReadersTest(absltest.TestCase):
     self.assertEqual(features["id"].to_list(), [[int(limit)] for limit in limits])
     self.assertEqual(bad_rows.count, len(beyond))
     self.assertIn("want an id of 64 bits in decimal digits", bad_rows.first[0])
+
+  def test_iterator_over_files_goes_on_where_it_was(self):
+    lines = "".join(f"{i}\n" for i in range(3000))
+    self._write("n\n" + lines, "1.csv")
+    self._write("n\n" + lines, "2.csv.gz")
+    for options in (dict(), dict(shard=(0, 1))):
+      dataset = data.csv(self._folder + "/[12].csv*", {"n": data.Number()}, 700, **options)
+      iterator = iter(dataset)
+      checkpoint = tf.train.Checkpoint(iterator=iterator)
+      for _ in range(6):
+        next(iterator)
+      saved = checkpoint.save(self._folder + "/position")
+      rest = [features["n"].numpy().tolist() for features in iterator]
+
+      iterator = iter(dataset)
+      tf.train.Checkpoint(iterator=iterator).restore(saved)
+
+      self.assertEqual([features["n"].numpy().tolist() for features in iterator], rest)
+      self.assertEqual(sum(map(len, rest)), 1800)
 
   def test_iterator_that_skips_is_saved_and_restored(self):
     path = self._write("id\n1\nx\n2\n3\n")
@@ -264,6 +392,39 @@ class ReadersTest(absltest.TestCase):
 
       self.assertEqual(features["stars"].numpy().tolist(), [1.0, 1.0])
       self.assertEqual(bad_rows.first, [f"{path}:2: {skipped}"])
+
+  def test_torn_record_files_are_named(self):
+    path = self._write_records([dict(stars=[float(i)]) for i in range(3)])
+    with open(path, "rb") as f:
+      whole = f.read()
+    size = len(whole) // 3
+    columns = {"stars": data.Number()}
+
+    other = os.path.join(self._folder, "b.gz")
+    datasets = [data.tfrecord(name, columns, 2) for name in (path, self._write("", "b.gz"))]
+
+    def read(content, name=path):
+      with open(name, "wb") as f:
+        f.write(content)
+      return [x for batch in datasets[name == other] for x in batch["stars"].numpy().tolist()]
+
+    for cut in (0, 1, 7, 8, 11, 12, size - 1, size, size + 11, 2 * size, 3 * size - 1):
+      number, rest = divmod(cut, size)
+      if rest == 0:
+        self.assertEqual(read(whole[:cut]), [0.0, 1.0, 2.0][:number])
+        continue
+      told = f"{path}:{number + 1}: the file ends inside of the record at offset {cut - rest}"
+      with self.assertRaisesRegex(tf.errors.DataLossError, told):
+        read(whole[:cut])
+    flipped = bytearray(whole)
+    flipped[size + 14] ^= 1
+    with self.assertRaisesRegex(tf.errors.DataLossError, f"{path}:2: the record at .* checksum"):
+      read(bytes(flipped))
+    compressed = gzip.compress(whole)
+    self.assertEqual(read(compressed, other), [0.0, 1.0, 2.0])
+    for cut in (0, 1, 11, 40, len(compressed) - 1):
+      with self.assertRaisesRegex(tf.errors.DataLossError, rf"{other}:\d: truncated gzip member"):
+        read(compressed[:cut], other)
 
   def test_graph_mode_reads_the_same(self):
     path = self._write(_CSV + "x\n")

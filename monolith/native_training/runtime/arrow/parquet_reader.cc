@@ -343,13 +343,17 @@ struct MonolithParquetReader {
   Status Open(const MonolithParquetInput& input, const char* const* names, int64_t num_names) {
     for (int64_t i = 0; i < num_names; ++i) columns_.emplace_back(names[i]);
     parquet::arrow::FileReaderBuilder builder;
-    ARROW_RETURN_NOT_OK(builder.Open(std::make_shared<InputFile>(input)));
+    parquet::ReaderProperties checked = parquet::default_reader_properties();
+    // Of pages that have one: their writer chooses.
+    checked.set_page_checksum_verification(true);
+    ARROW_RETURN_NOT_OK(builder.Open(std::make_shared<InputFile>(input), checked));
     parquet::ArrowReaderProperties properties(/*use_threads=*/false);
     properties.set_batch_size(kDecodeRows);
     // Otherwise Arrow's threads read a whole row group in advance.
     properties.set_pre_buffer(false);
     builder.properties(properties);
     ARROW_RETURN_NOT_OK(builder.Build(&file_));
+    ARROW_RETURN_NOT_OK(CheckGroups());
     std::shared_ptr<arrow::Schema> schema;
     ARROW_RETURN_NOT_OK(file_->GetSchema(&schema));
     for (const std::string& name : schema->field_names()) {
@@ -391,6 +395,10 @@ struct MonolithParquetReader {
       for (Column& column : columns_) {
         const std::shared_ptr<Array> array = batch_->GetColumnByName(column.name());
         if (array == nullptr) return Status::Invalid("column '", column.name(), "' is missing");
+        if (array->length() != batch_->num_rows()) {
+          return Status::Invalid("row group ", group_ - 1, ": column '", column.name(), "' has ",
+                                 array->length(), " of ", batch_->num_rows(), " rows");
+        }
         ARROW_RETURN_NOT_OK(column.Append(*array->Slice(next_row_, taken)));
       }
       next_row_ += taken;
@@ -408,6 +416,21 @@ struct MonolithParquetReader {
     return file_->parquet_reader()->metadata()->RowGroup(group)->num_rows();
   }
 
+  // Checks that the file has the rows of its groups.
+  Status CheckGroups() const {
+    int64_t rows = 0;
+    for (int group = 0; group < file_->num_row_groups(); ++group) {
+      const int64_t group_rows = GroupRows(group);
+      if (group_rows < 0 || group_rows > num_rows() - rows) {
+        return Status::Invalid("row group ", group, " has ", group_rows, " rows, after ", rows,
+                               " in the groups before, of ", num_rows(), " in all");
+      }
+      rows += group_rows;
+    }
+    if (rows == num_rows()) return Status::OK();
+    return Status::Invalid("the row groups have ", rows, " of ", num_rows(), " rows");
+  }
+
   // Makes batch_ hold the next row.
   Status FillBatch(bool* is_end) {
     *is_end = false;
@@ -416,10 +439,12 @@ struct MonolithParquetReader {
       if (decoder_ == nullptr) {
         *is_end = group_ >= file_->num_row_groups();
         if (*is_end) return Status::OK();
-        ARROW_ASSIGN_OR_RAISE(decoder_, file_->GetRecordBatchReader({group_}, leaves_));
         ++group_;
       }
-      ARROW_ASSIGN_OR_RAISE(batch_, decoder_->Next());
+      const Status status = DecodeBatch();
+      if (!status.ok()) {
+        return status.WithMessage("row group ", group_ - 1, ": ", status.message());
+      }
       if (batch_ == nullptr) {
         decoder_.reset();
         continue;
@@ -430,6 +455,26 @@ struct MonolithParquetReader {
     return Status::OK();
   }
 
+  // Makes batch_ hold the next rows of the row group before group_; null: it has no more.
+  Status DecodeBatch() {
+    try {
+      const int64_t group_rows = GroupRows(group_ - 1);
+      if (decoder_ == nullptr) {
+        ARROW_ASSIGN_OR_RAISE(decoder_, file_->GetRecordBatchReader({group_ - 1}, leaves_));
+        decoded_rows_ = 0;
+      }
+      ARROW_ASSIGN_OR_RAISE(batch_, decoder_->Next());
+      // Arrow takes the end of a column for the end of the group.
+      if (batch_ != nullptr) decoded_rows_ += batch_->num_rows();
+      if (batch_ == nullptr ? decoded_rows_ < group_rows : decoded_rows_ > group_rows) {
+        return Status::Invalid("it has ", group_rows, " rows, but pages of ", decoded_rows_);
+      }
+      return Status::OK();
+    } catch (const std::exception& exception) {
+      return Status::IOError(exception.what());
+    }
+  }
+
   std::vector<Column> columns_;
   std::unique_ptr<parquet::arrow::FileReader> file_;
   std::string all_names_;
@@ -437,8 +482,9 @@ struct MonolithParquetReader {
   int group_ = 0;  // the row group after decoder_'s
   std::unique_ptr<arrow::RecordBatchReader> decoder_;
   std::shared_ptr<arrow::RecordBatch> batch_;
-  int64_t next_row_ = 0;  // position in batch_
-  int64_t skip_ = 0;      // rows to skip before the next
+  int64_t decoded_rows_ = 0;  // by decoder_
+  int64_t next_row_ = 0;      // position in batch_
+  int64_t skip_ = 0;          // rows to skip before the next
 };
 
 #define MONOLITH_EXPORT __attribute__((visibility("default")))

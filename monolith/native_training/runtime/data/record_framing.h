@@ -29,7 +29,7 @@ class ByteSource {
   virtual ~ByteSource() = default;
 
   // Reads up to `size` bytes into `out`, replacing it; fewer only at the end. False: the device
-  // failed, and error() says how.
+  // failed, and error() says how; `out` has the bytes before.
   virtual bool Read(int64_t size, std::string* out) = 0;
 
   virtual std::string error() const { return ""; }
@@ -58,6 +58,7 @@ enum class ReadResult {
   kTruncated,  // the end is inside a record
   kDeadBeef,   // the marker 0xfefefefe where a length should be
   kTooLarge,   // a length that no record has: the file is not what the flags say
+  kBadChecksum,
   kIoError,
 };
 

@@ -4,12 +4,11 @@
 #include <cstdio>
 #include <utility>
 
+#include "monolith/native_training/runtime/ops/data/samples/inflate_input_stream.h"
 #include "monolith/native_training/runtime/ops/data/samples/zstd_input_stream.h"
 #include "tensorflow/core/lib/io/buffered_inputstream.h"
 #include "tensorflow/core/lib/io/inputstream_interface.h"
 #include "tensorflow/core/lib/io/random_inputstream.h"
-#include "tensorflow/core/lib/io/zlib_compression_options.h"
-#include "tensorflow/core/lib/io/zlib_inputstream.h"
 #include "tensorflow/core/platform/errors.h"
 #include "tensorflow/core/platform/logging.h"
 #include "tensorflow/core/platform/snappy.h"
@@ -55,18 +54,20 @@ class HadoopSnappyStream final : public io::InputStreamInterface {
     next_ = 0;
     position_ = 0;
     block_left_ = 0;
+    has_block_ = false;
     return input_->Reset();
   }
 
  private:
-  // OutOfRange only where a block would start.
+  // OutOfRange only where another block would start: Hadoop writes one even for nothing.
   Status ReadSize(uint32_t* size, bool at_block) {
     tstring bytes;
     const Status status = input_->ReadNBytes(4, &bytes);
-    if (errors::IsOutOfRange(status) && !(at_block && bytes.empty())) {
+    if (errors::IsOutOfRange(status) && !(at_block && bytes.empty() && has_block_)) {
       return errors::DataLoss("truncated snappy block");
     }
     TF_RETURN_IF_ERROR(status);
+    has_block_ = true;
     *size = 0;
     for (int i = 0; i < 4; ++i) *size = *size << 8 | static_cast<unsigned char>(bytes[i]);
     if (*size > kMaxSnappyBlock) return errors::DataLoss("snappy block of ", *size, " bytes");
@@ -106,6 +107,7 @@ class HadoopSnappyStream final : public io::InputStreamInterface {
   std::string chunk_;
   size_t next_ = 0;
   uint32_t block_left_ = 0;
+  bool has_block_ = false;
   int64_t position_ = 0;
 };
 
@@ -119,7 +121,7 @@ class FileSource final : public ByteSource {
     const Status status = stream_->ReadNBytes(size, &bytes_);
     out->assign(bytes_.data(), bytes_.size());
     if (status.ok() || errors::IsOutOfRange(status)) return true;
-    error_ = status.ToString();
+    error_ = std::string(status.message());
     return false;
   }
 
@@ -191,18 +193,22 @@ Status OpenRecordSource(Env* env, const std::string& file_name, Compression comp
       break;
     case Compression::kZlib:
     case Compression::kGzip: {
-      const io::ZlibCompressionOptions options = compression == Compression::kZlib
-                                                     ? io::ZlibCompressionOptions::DEFAULT()
-                                                     : io::ZlibCompressionOptions::GZIP();
-      stream = std::make_unique<io::ZlibInputStream>(stream.release(), file_buffer, file_buffer,
-                                                     options, /*owns_input_stream=*/true);
+      const InflateFormat format =
+          compression == Compression::kZlib ? InflateFormat::kZlib : InflateFormat::kGzip;
+      TF_RETURN_IF_ERROR(OpenInflateStream(std::move(stream), format, file_buffer, &stream));
       break;
     }
     case Compression::kZstd:
       TF_RETURN_IF_ERROR(OpenZstdStream(std::move(stream), file_buffer, &stream));
       break;
   }
-  if (skip > 0) TF_RETURN_IF_ERROR(stream->SkipNBytes(skip));
+  if (skip > 0) {
+    const Status status = stream->SkipNBytes(skip);
+    if (!status.ok()) {
+      // Never OutOfRange, which would be the end of a dataset.
+      return errors::DataLoss(file_name, ": cannot go on at offset ", skip, ": ", status.message());
+    }
+  }
   *source = std::make_unique<FileSource>(std::move(file), std::move(stream));
   return OkStatus();
 }

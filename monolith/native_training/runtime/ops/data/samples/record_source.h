@@ -20,7 +20,8 @@ enum class Compression { kUnknown = 0, kNone = 1, kSnappy = 2, kZstd = 3, kZlib 
 Status ResolveCompression(bool use_snappy, int64_t compression_type, Compression* compression);
 
 // Opens a file, or standard input for an empty name. `skip` bytes of the uncompressed data are left
-// out. NotFound: no such file. FailedPrecondition: there is no libzstd for ZSTD.
+// out. NotFound: no such file. FailedPrecondition: there is no libzstd for ZSTD. DataLoss: the file
+// does not have that many.
 Status OpenRecordSource(Env* env, const std::string& file_name, Compression compression,
                         int64_t buffer_size, int64_t skip,
                         std::unique_ptr<::monolith::data::ByteSource>* source);

@@ -1,12 +1,12 @@
 #include "monolith/native_training/runtime/ops/data/samples/zstd_input_stream.h"
 
-#include <algorithm>
 #include <cstdint>
 #include <cstdlib>
 #include <string>
 #include <utility>
 
 #include "monolith/native_training/runtime/base/dynamic_library.h"
+#include "monolith/native_training/runtime/ops/data/samples/decoded_input_stream.h"
 #include "tensorflow/core/platform/errors.h"
 #include "tensorflow/core/platform/mutex.h"
 
@@ -17,7 +17,6 @@ namespace {
 using ::monolith::engine::DynamicLibrary;
 
 constexpr char kVariable[] = "MONOLITH_LIBZSTD";
-constexpr size_t kOutputBuffer = 128 << 10;
 
 // From zstd.h, the same since libzstd 1.0.
 struct ZstdInBuffer {
@@ -67,88 +66,37 @@ Status GetZstd(const ZstdApi** api) {
   return OkStatus();
 }
 
-class ZstdStream final : public io::InputStreamInterface {
+class ZstdStream final : public DecodedInputStream {
  public:
   using Decoder = std::unique_ptr<void, size_t (*)(void*)>;
 
   ZstdStream(const ZstdApi& api, Decoder decoder, std::unique_ptr<io::InputStreamInterface> input,
              int64_t buffer_size)
-      : api_(api),
-        decoder_(std::move(decoder)),
-        input_(std::move(input)),
-        buffer_size_(buffer_size),
-        output_(kOutputBuffer, '\0') {}
-
-  Status ReadNBytes(int64_t bytes_to_read, tstring* result) override {
-    if (bytes_to_read < 0) {
-      return errors::InvalidArgument("cannot read ", bytes_to_read, " bytes");
-    }
-    result->clear();
-    while (static_cast<int64_t>(result->size()) < bytes_to_read) {
-      if (next_ == end_) TF_RETURN_IF_ERROR(Fill());
-      const size_t taken = std::min<size_t>(end_ - next_, bytes_to_read - result->size());
-      result->append(output_.data() + next_, taken);
-      next_ += taken;
-      position_ += taken;
-    }
-    return OkStatus();
-  }
-
-  int64_t Tell() const override { return position_; }
-
-  Status Reset() override {
-    TF_RETURN_IF_ERROR(input_->Reset());
-    compressed_.clear();
-    consumed_ = next_ = end_ = 0;
-    position_ = 0;
-    is_inside_frame_ = has_more_output_ = false;
-    return Check(api_.init(decoder_.get()));
-  }
+      : DecodedInputStream(std::move(input), buffer_size, "zstd frame"),
+        api_(api),
+        decoder_(std::move(decoder)) {}
 
  private:
+  Status Decode(Step* step) override {
+    ZstdInBuffer in{step->input, step->input_size, 0};
+    ZstdOutBuffer out{step->output, step->output_size, 0};
+    const size_t hint = api_.decompress(decoder_.get(), &out, &in);
+    step->consumed = in.pos;
+    step->produced = out.pos;
+    step->is_inside_frame = hint != 0;
+    step->has_more_output = out.pos == out.size && hint != 0;
+    return Check(hint);
+  }
+
+  Status Restart() override { return Check(api_.init(decoder_.get())); }
+
   Status Check(size_t code) const {
     if (api_.is_error(code) == 0) return OkStatus();
     return errors::DataLoss("corrupt zstd data: ", api_.error_name(code));
   }
 
-  // Decompresses at least one byte. OutOfRange: the input has ended, and so have its frames.
-  Status Fill() {
-    next_ = end_ = 0;
-    while (end_ == 0) {
-      // Only a decoder that has written out everything it knows may be given more, or be at an end.
-      if (consumed_ == compressed_.size() && !has_more_output_) {
-        const Status status = input_->ReadNBytes(buffer_size_, &compressed_);
-        consumed_ = 0;
-        if (!status.ok() && !errors::IsOutOfRange(status)) return status;
-        if (compressed_.empty()) {
-          if (is_inside_frame_) return errors::DataLoss("truncated zstd frame");
-          return errors::OutOfRange("end of the zstd stream");
-        }
-      }
-      ZstdInBuffer in{compressed_.data(), compressed_.size(), consumed_};
-      ZstdOutBuffer out{output_.data(), output_.size(), 0};
-      const size_t hint = api_.decompress(decoder_.get(), &out, &in);
-      TF_RETURN_IF_ERROR(Check(hint));
-      is_inside_frame_ = hint != 0;
-      has_more_output_ = out.pos == out.size && hint != 0;
-      consumed_ = in.pos;
-      end_ = out.pos;
-    }
-    return OkStatus();
-  }
-
   const ZstdApi& api_;
   const Decoder decoder_;
-  const std::unique_ptr<io::InputStreamInterface> input_;
-  const int64_t buffer_size_;
-  tstring compressed_;
-  size_t consumed_ = 0;
-  std::string output_;
-  size_t next_ = 0;
-  size_t end_ = 0;
-  int64_t position_ = 0;
-  bool is_inside_frame_ = false;
-  bool has_more_output_ = false;
 };
 
 }  // namespace
