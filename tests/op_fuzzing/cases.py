@@ -41,6 +41,8 @@ WORDS = {
   "output_type": ["instance", "example", "example_batch"],
   "input_pb_type": ["instance", "example", "examplebatch", "plaintext"],
   "output_pb_type": ["instance", "example", "plaintext"],
+  "compression_type": ["", "GZIP", "ZLIB"],
+  "format": ["lines", "tfrecord"],
   "int_type": ["dot", "multiply"],
   "op": ["gt", "ge", "eq", "lt", "le", "neq", "between", "in", "not-in", "all", "any", "diff"]
   + ["startswith", "endswith", "set", "sub", "add", "all-in", "any-in", "subset"],
@@ -106,7 +108,7 @@ SCALARS = ("learning_rate", "ada_decay", "mom_decay", "epsilon", "weight_decay",
 SCALARS += ("scale", "clip_norm", "global_norm", "req_time", "update_time", "global_step", "limit")
 SCALARS += ("batch_size", "basename", "offset", "shard_idx", "num_shards", "file_name")
 SCALARS += ("use_snappy", "has_sort_id", "kafka_dump", "kafka_dump_prefix", "buffer_size")
-SCALARS += ("lagrangex_header",)
+SCALARS += ("lagrangex_header", "compression_type", "skip_rows")
 SCALARS += ("input_pb_type", "output_pb_type", "feature_pruning_type", "fused_embeddings_size")
 SCALARS += ("config_str", "table_name", "content", "item_id", "bias")
 SCALARS += ("header", "full_scan", "digest", "epoch", "seq", "generation")
