@@ -11,6 +11,8 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
+from monolith.native_training.hooks import interrupt
+
 _CHIEF_TIMEOUT_SECONDS = 1800
 _POLL_SECONDS = 1
 _LOG_SECONDS = 60
@@ -91,7 +93,10 @@ class SyncHelper:
 
 
 class ChiefSyncHook(tf.compat.v1.train.SessionRunHook):
-  """The chief's part: announces the restore, and at the end waits for the workers."""
+  """The chief's part: announces the restore, and at the end waits for the workers.
+
+  A chief that a signal has told to end does not wait: it saves, and the workers lose their servers.
+  """
 
   def __init__(self, sync_helper: SyncHelper, timeout_seconds: float = _CHIEF_TIMEOUT_SECONDS):
     """Args:
@@ -112,6 +117,9 @@ class ChiefSyncHook(tf.compat.v1.train.SessionRunHook):
       alive = self._sync_helper.get_alive_workers(session)
       if not alive.size:
         logging.info("All other workers had been finished.")
+        return
+      if interrupt.is_requested():
+        logging.warning("This run was told to end: workers %s are not waited for.", alive.tolist())
         return
       now = time.monotonic()
       if now - started >= self._timeout_seconds:

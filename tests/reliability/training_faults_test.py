@@ -233,6 +233,43 @@ class TrainingFaultsTest(tf.test.TestCase):
     self.assertEqual(training.saved_step(), 120)
     self.assertAllEqual(self._read_rows(training), [120] * 4)
 
+  def test_a_signal_lets_the_chief_save_before_it_ends_the_run(self):
+    for signo in (signal.SIGTERM, signal.SIGINT):
+      # Neither the limit nor the next checkpoint is ever reached.
+      training = self._training(
+        name=signo.name, num_ps=1, num_workers=2, max_steps=10**6, save_steps=10**6
+      )
+      training.start_all()
+      chief, worker = training.processes["worker", 0], training.processes["worker", 1]
+      begun = pathlib.Path(training.model_dir, "worker_1_has_started")
+      wait_until(begun.exists, timeout_secs=_TIMEOUT_SECS)
+      time.sleep(2)
+
+      chief.send_signal(signo)
+
+      self.assertEqual(chief.wait(timeout=_TIMEOUT_SECS), signo)
+      self.assertEqual(training.processes["ps", 0].wait(timeout=_TIMEOUT_SECS), 0)
+      self.assertNotIn(worker.wait(timeout=_TIMEOUT_SECS), (0, None))
+      step = training.saved_step()
+      self.assertGreater(step, 0, training.log(("worker", 0))[-3000:])
+      reason = f"{signo.name} ended it. The newest checkpoint is {training.model_dir}/model.ckpt-"
+      self.assertIn(reason, training.log(("worker", 1)))
+      rows = self._read_rows(training)
+      self.assertAllEqual(rows, [rows[0]] * 4)
+      self.assertLessEqual(abs(int(rows[0]) - step), 1)
+
+  def test_a_signal_lets_a_worker_say_that_it_is_gone(self):
+    training = self._training(num_ps=1, num_workers=2, max_steps=150)
+    training.start_all()
+    training.wait_for_step(20)
+
+    training.processes["worker", 1].send_signal(signal.SIGTERM)
+    self.assertEqual(training.processes.pop(("worker", 1)).wait(_TIMEOUT_SECS), signal.SIGTERM)
+    # The chief would wait for it two minutes longer than this.
+    training.wait()
+
+    self.assertIn("All other workers had been finished.", training.log(("worker", 0)))
+
   def test_stopped_server_goes_on(self):
     training = self._training(num_ps=1, max_steps=100)
     training.start_all()

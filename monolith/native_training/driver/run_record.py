@@ -231,7 +231,7 @@ class RunWatch:
       raise TrainingIsOver
     if record.state == State.FAILED:
       raise server.NodeAliveCheckerError(
-        f"{','.join(record.ps_addrs)} is unreachable: the chief told the servers to stop after a "
-        f"failure, start the whole job again. The failure was: {record.message}",
+        f"{','.join(record.ps_addrs)} is unreachable: the chief told the servers to stop before "
+        f"training was over, start the whole job again. The reason was: {record.message}",
         record.ps_addrs,
       )

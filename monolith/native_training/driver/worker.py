@@ -10,6 +10,7 @@ import copy
 import functools
 import json
 import os
+import signal
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -326,6 +327,7 @@ def _do_worker_train(
   Raises:
     NodeAliveCheckerError: the chief or a parameter server does not answer.
     ValueError: the task cannot be trained.
+    interrupt.StoppedBySignal: SIGINT or SIGTERM ended it; the chief has saved.
   """
   params.mode = config.mode
   native = params.instantiate()
@@ -356,7 +358,9 @@ def _do_worker_train(
     if config.enable_sync_training:
       hooks += distribution_utils.get_sync_run_hooks(False)
     estimator = graph_estimator.Estimator(training.create_model_fn(), config=run_config)
-    with interrupt.save_on_interrupt(config.model_dir) as interrupt_hook:
+    with interrupt.save_on_interrupt(
+      config.model_dir, (signal.SIGINT, signal.SIGTERM), saves=is_chief(config)
+    ) as interrupt_hook:
       return estimator.train(
         training.create_input_fn(config.mode),
         hooks=[*hooks, *(user_hooks or []), interrupt_hook],

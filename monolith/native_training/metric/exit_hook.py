@@ -20,6 +20,7 @@ from absl import logging
 from monolith.native_training import native_task_context, utils
 from monolith.native_training.metric import cli
 
+_ENDS_PROCESS = "_monolith_ends_process"
 _SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
 
 _installed = False
@@ -52,7 +53,17 @@ def _create_handler(previous: Any) -> Any:
       return
     sys.exit(signo)
 
+  if not callable(previous) or previous is signal.default_int_handler:
+    setattr(handle, _ENDS_PROCESS, previous is not signal.SIG_IGN)
   return handle
+
+
+def ends_process(handler: Any) -> bool:
+  """Tells whether a handler of a signal is one of `install` that ends the process by itself.
+
+  One that asks a handler of the program does not.
+  """
+  return bool(getattr(handler, _ENDS_PROCESS, False))
 
 
 def _report() -> None:

@@ -68,6 +68,26 @@ class InterruptTest(tf.test.TestCase):
     self.assertIn(f"The newest checkpoint is {checkpoint}: train with model_dir=", errors[0])
     self.assertIn("KeyboardInterrupt", errors[0])
 
+  def test_before_the_first_step_the_program_ends_at_once(self):
+    previous = signal.signal(signal.SIGINT, signal.default_int_handler)
+    self.addCleanup(signal.signal, signal.SIGINT, previous)
+    with interrupt.save_on_interrupt("model") as hook:
+      with self.assertRaises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
+      self.assertFalse(hook.is_requested)
+    self.assertIs(signal.getsignal(signal.SIGINT), signal.default_int_handler)
+
+  def test_a_run_that_cannot_save_ends_all_the_same(self):
+    previous = signal.signal(signal.SIGINT, signal.default_int_handler)
+    self.addCleanup(signal.signal, signal.SIGINT, previous)
+    with self.assertRaises(KeyboardInterrupt):
+      with interrupt.save_on_interrupt("model") as hook:
+        hook.before_run(None)
+        signal.raise_signal(signal.SIGINT)
+        self.assertTrue(interrupt.is_requested())
+        raise tf.errors.UnavailableError(None, None, "a server is gone")
+    self.assertFalse(interrupt.is_requested())
+
   def test_a_handler_of_the_program_stays(self):
     previous = signal.signal(signal.SIGINT, lambda *args: None)
     self.addCleanup(signal.signal, signal.SIGINT, previous)
