@@ -34,6 +34,10 @@ _COLORS = {"training": "#1f6feb", "evaluation": "#d1570b"}
 _TABLE_COLORS = (
   "#1f6feb", "#d1570b", "#1a7f37", "#8250df", "#bf3989", "#9a6700", "#0a7b83", "#57606a",
 )  # fmt: skip
+# Between the hues of further tables, in degrees: neighbours differ, and none comes twice soon.
+_GOLDEN_ANGLE = 137.508
+# So many in a drawing.
+_MAX_DRAWN_TABLES = len(_TABLE_COLORS)
 # Curves that there is one of for each table, `rows/user` and so on.
 _OF_TABLES = {
   "rows": "rows",
@@ -184,21 +188,27 @@ def _make_page(
     for tag in order
     if tag.partition("/")[0] not in _OF_TABLES or "/" not in tag
   ]
+  colors = _choose_table_colors(curves["training"], tables)
   largest = max((table.num_rows for table in tables), default=0)
   rows = "".join(
     f"<tr><td>{html.escape(table.name)}</td><td class=n>{table.num_rows:,}</td>"
-    f"<td><div class=bar style='width:{160 * table.num_rows / max(largest, 1):.0f}px'></div></td>"
+    f"<td><div class=bar style='width:{160 * table.num_rows / max(largest, 1):.0f}px;"
+    f"background:{colors[table.name]}'></div></td>"
     f"<td class=n>{table.dim or '?'}</td><td>{html.escape(table.optimizers)}</td></tr>"
     for table in tables
   )
-  norms = [_figure(table.name, _draw_histogram(table.norms)) for table in tables if table.norms]
+  norms = [
+    _figure(table.name, _draw_histogram(table.norms, colors[table.name]))
+    for table in tables
+    if table.norms
+  ]
   summaries = [
     _figure(tag, _draw_bars(histo.bucket_limit, histo.bucket))
     for tag, histo in sorted(histograms.items())
   ]
   sections = [
     ("Curves", "".join(drawings) or "<p>none yet</p>"),
-    ("Curves of tables", _draw_tables(curves["training"]) or "<p>none yet</p>"),
+    ("Curves of tables", _draw_tables(curves["training"], colors) or "<p>none yet</p>"),
     ("Where the time of a step goes", _draw_times(times)),
     (
       "Tables by size",
@@ -240,25 +250,46 @@ def _figure(title: str, drawing: str) -> str:
   return f"<figure><figcaption>{html.escape(title)}</figcaption>{drawing}</figure>"
 
 
-def _draw_tables(curves: dict[str, Curve]) -> str:
+def _choose_table_colors(curves: dict[str, Curve], tables: Sequence[Table]) -> dict[str, str]:
+  """Returns table -> its colour in all drawings of the page; the largest get the clearest ones."""
+  names = [table.name for table in tables]
+  for kind in _OF_TABLES:
+    names += _by_size(_curves_of_kind(curves, kind))
+  colors = {}
+  for i, name in enumerate(dict.fromkeys(names)):
+    hue = i * _GOLDEN_ANGLE % 360
+    colors[name] = _TABLE_COLORS[i] if i < len(_TABLE_COLORS) else f"hsl({hue:.0f},60%,40%)"
+  return colors
+
+
+def _curves_of_kind(curves: dict[str, Curve], kind: str) -> dict[str, Curve]:
+  """Returns table -> its curve of one kind."""
+  return {
+    tag.partition("/")[2]: curve
+    for tag, curve in curves.items()
+    if curve and tag.startswith(f"{kind}/")
+  }
+
+
+def _by_size(of_tables: dict[str, Curve]) -> list[str]:
+  """Returns the tables, the one with the largest last value first."""
+  return sorted(of_tables, key=lambda name: (-of_tables[name][max(of_tables[name])], name))
+
+
+def _draw_tables(curves: dict[str, Curve], colors: dict[str, str]) -> str:
   """Returns a drawing for each kind of curve that tables have, with the largest tables in it."""
   figures = []
   for kind, title in _OF_TABLES.items():
-    of_kind = {
-      tag.partition("/")[2]: curve
-      for tag, curve in curves.items()
-      if curve and tag.startswith(f"{kind}/")
-    }
+    of_kind = _curves_of_kind(curves, kind)
     if not of_kind:
       continue
-    largest = sorted(of_kind, key=lambda name: (-of_kind[name][max(of_kind[name])], name))
-    colors = dict(zip(largest, _TABLE_COLORS))
+    drawn = _by_size(of_kind)[:_MAX_DRAWN_TABLES]
     names = "".join(
-      f"<span style='color:{color}'>● {html.escape(name)}</span> " for name, color in colors.items()
+      f"<span style='color:{colors[name]}'>● {html.escape(name)}</span> " for name in drawn
     )
-    if len(largest) > len(colors):
-      names += f"and {len(largest) - len(colors)} smaller ones"
-    drawing = _draw_curves({name: of_kind[name] for name in colors}, colors)
+    if len(of_kind) > len(drawn):
+      names += f"and {len(of_kind) - len(drawn)} smaller ones"
+    drawing = _draw_curves({name: of_kind[name] for name in drawn}, colors)
     figures.append(_figure(title, f"{drawing}<p class=legend>{names}</p>"))
   return "".join(figures)
 
@@ -297,12 +328,17 @@ def _draw_curves(curves: dict[str, Curve], colors: dict[str, str] | None = None)
   return _svg(shapes, (min(steps), max(steps)), (min(values), max(values)))
 
 
-def _draw_histogram(values: Sequence[float]) -> str:
+def _draw_histogram(values: Sequence[float], color: str) -> str:
   counts, edges = np.histogram(values, _NUM_BUCKETS)
-  return _draw_bars(edges[1:], counts, first=float(edges[0]))
+  return _draw_bars(edges[1:], counts, float(edges[0]), color)
 
 
-def _draw_bars(limits: Iterable[float], counts: Iterable[float], first: float | None = None) -> str:
+def _draw_bars(
+  limits: Iterable[float],
+  counts: Iterable[float],
+  first: float | None = None,
+  color: str = _COLORS["training"],
+) -> str:
   counts = np.asarray(list(counts), float)
   limits = np.asarray(list(limits), float)
   is_used = np.nonzero(counts)[0]
@@ -314,7 +350,7 @@ def _draw_bars(limits: Iterable[float], counts: Iterable[float], first: float | 
   y = _scale(0, float(counts.max()), _HEIGHT)
   shapes = [
     f"<rect x='{_MARGIN + i * width:.1f}' y='{_HEIGHT - y(c):.1f}' width='{max(width - 1, 1):.1f}' "
-    f"height='{max(0.0, y(c) - y(0)):.1f}' fill='{_COLORS['training']}' />"
+    f"height='{max(0.0, y(c) - y(0)):.1f}' fill='{color}' />"
     for i, c in enumerate(counts)
   ]
   low = float(limits[0]) if first is None else first

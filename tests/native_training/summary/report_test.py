@@ -8,6 +8,7 @@ from __future__ import annotations
 import html.parser
 import io
 import os
+import re
 import shutil
 import subprocess
 import tempfile
@@ -178,6 +179,27 @@ class ReportTest(tf.test.TestCase):
     for text in (">auc<", "training</span>", "evaluation</span>", "user"):
       self.assertIn(text, page)
     self.assertNotIn("epoch_", page)
+
+  def test_a_table_has_one_color_in_all_drawings(self):
+    folder = self.create_tempdir().full_path
+    with tf.io.TFRecordWriter(os.path.join(folder, "events.out.tfevents.1.host")) as writer:
+      event = tf.compat.v1.Event(step=1)
+      for i in range(10):
+        # The largest of one drawing are the smallest of the other.
+        event.summary.value.add(tag=f"rows/table_{i}", simple_value=i)
+        event.summary.value.add(tag=f"memory_mb/table_{i}", simple_value=100 - i)
+      writer.write(event.SerializeToString())
+
+    with open(report.write_report(folder), encoding="utf-8") as f:
+      found = re.findall(r"<span style='color:([^']+)'>● (table_\d)</span>", f.read())
+
+    self.assertLen(found, 2 * 8)
+    self.assertLen({name for _, name in found}, 10)
+    # As many pairs as tables, and as colors.
+    self.assertLen(set(found), 10)
+    self.assertLen({color for color, _ in found}, 10)
+    # The largest ones get the colors that are told apart best.
+    self.assertEqual(dict((name, color) for color, name in found)["table_9"], "#1f6feb")
 
   def test_a_folder_without_a_run(self):
     folder = self.create_tempdir().full_path
