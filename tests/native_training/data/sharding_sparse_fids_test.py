@@ -221,6 +221,30 @@ class ShardingSparseFidsTest(tf.test.TestCase):
     self.assertAllEqual(out[0]["t:0"], [(3 << 48) | 7, (3 << 48) | 9, (4 << 48) | 8, 5])
     self.assertAllEqual(out[2], [0, 2, 2, 3, 3, 4, 4])
 
+  def test_positions_need_no_dims(self):
+    instances = [
+      proto_parser_pb2.Instance(fid=[(3 << 54) | 7, (3 << 54) | 8, (3 << 54) | 7, (4 << 54) | 9]),
+      proto_parser_pb2.Instance(fid=[(4 << 54) | 9]),
+    ]
+    serialized = [instance.SerializeToString() for instance in instances]
+    for version in (1, 2):
+      outputs = []
+      for dims in ([], [4]):
+        tables = {"fc_slot_3": ("t", dims), "slot_4": ("u", dims)}
+        with tf.Graph().as_default(), tf.compat.v1.Session() as sess:
+          out = parsers.sharding_sparse_fids(
+            serialized, 3, make_configs(tables), False, "instance", version=version
+          )
+          outputs.append(sess.run([out[0], out[1], out[2], out[3], out[9]]))
+      without_dims, with_dims = outputs
+      tf.nest.map_structure(self.assertAllEqual, without_dims, with_dims)
+      base = 3 << 48
+      fids = [base + 7, base + 8, base + 7]
+      self.assertEqual(
+        as_lists({name: ids for name, ids in without_dims[0].items() if name.startswith("t:")}),
+        {f"t:{ps}": [fid for fid in fids if fid % 3 == ps] for ps in range(3)},
+      )
+
   def test_parallel_flag_changes_nothing(self):
     random = np.random.RandomState(0)
     rows = [
@@ -275,8 +299,9 @@ class ShardingSparseFidsTest(tf.test.TestCase):
       run(short.SerializeToString(), "examplebatch")
     with self.assertRaisesRegex(tf.errors.InvalidArgumentError, "input_type is 'parquet'"):
       run([b""], "parquet")
-    with self.assertRaisesRegex(ValueError, "slice_dims of feature 'a'"):
-      run([b""], tables={"a": ("t", [])})
+    for version in (3, 4, 5):
+      with self.assertRaisesRegex(ValueError, "slice_dims of feature 'a'"):
+        run([b""], tables={"a": ("t", [])}, version=version)
     with self.assertRaisesRegex(ValueError, "version is 6"):
       run([b""], version=6)
     with self.assertRaisesRegex(tf.errors.InvalidArgumentError, "want monolith::ExampleBatch"):

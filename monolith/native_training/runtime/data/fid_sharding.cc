@@ -122,12 +122,14 @@ void JoinLists(const ShardingPlan& plan, const std::vector<FeatureShards>& shard
 
 }  // namespace
 
-std::string ShardingPlan::Build(const std::map<std::string, ShardedFeatureConfig>& features) {
+std::string ShardingPlan::Build(const std::map<std::string, ShardedFeatureConfig>& features,
+                                OffsetKind kind) {
+  const int64_t least_width = kind == OffsetKind::kFloatOffset ? 1 : 0;
   std::map<std::string, std::vector<int64_t>> by_table;
   for (const auto& [name, config] : features) {
-    if (config.width <= 0) {
+    if (config.width < least_width) {
       return "slice_dims of feature '" + name + "' add up to " + std::to_string(config.width) +
-             ", want more than 0";
+             ", want " + std::to_string(least_width) + " or more";
     }
     std::vector<int64_t>& members = by_table[config.table];
     Feature feature;

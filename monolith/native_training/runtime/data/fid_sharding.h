@@ -24,9 +24,16 @@
 namespace monolith {
 namespace data {
 
+// What the two halves of a fid_offset mean.
+enum class OffsetKind {
+  kListPosition,     // list j, position in fid_list[j]
+  kFeaturePosition,  // (table, server, feature) block, position in the feature's own ids
+  kFloatOffset,      // list j, floats before its embedding in the answer to fid_list[j]
+};
+
 struct ShardedFeatureConfig {
   std::string table;
-  int64_t width = 0;  // floats of one embedding
+  int64_t width = 0;  // floats of one embedding; only kFloatOffset needs them
 };
 
 // The order of features and tables, resolved once per op.
@@ -40,7 +47,7 @@ class ShardingPlan {
   };
 
   // Returns an empty string, or what is wrong with the configuration.
-  std::string Build(const std::map<std::string, ShardedFeatureConfig>& features);
+  std::string Build(const std::map<std::string, ShardedFeatureConfig>& features, OffsetKind kind);
 
   const std::vector<Feature>& features() const { return features_; }
   int64_t num_tables() const { return static_cast<int64_t>(tables_.size()); }
@@ -69,13 +76,6 @@ struct FeatureRows {
 
   int64_t num_rows() const { return static_cast<int64_t>(row_splits.size()) - 1; }
   void AddRow() { row_splits.push_back(static_cast<int64_t>(spans.size())); }
-};
-
-// What the two halves of a fid_offset mean.
-enum class OffsetKind {
-  kListPosition,     // list j, position in fid_list[j]
-  kFeaturePosition,  // (table, server, feature) block, position in the feature's own ids
-  kFloatOffset,      // list j, floats before its embedding in the answer to fid_list[j]
 };
 
 struct ShardedFids {

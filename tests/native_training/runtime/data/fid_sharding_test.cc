@@ -25,7 +25,7 @@ using Offsets = std::vector<std::pair<uint64_t, uint64_t>>;
 
 ShardingPlan PlanOf(const std::map<std::string, ShardedFeatureConfig>& features) {
   ShardingPlan plan;
-  EXPECT_EQ(plan.Build(features), "");
+  EXPECT_EQ(plan.Build(features, OffsetKind::kFloatOffset), "");
   return plan;
 }
 
@@ -147,9 +147,13 @@ TEST(FidShardingTest, SharedAndEmptyFeatures) {
   EXPECT_EQ(none.fid_lists.size(), 2u);
 }
 
-TEST(FidShardingTest, RejectsFeaturesWithoutWidth) {
-  ShardingPlan plan;
-  EXPECT_NE(plan.Build({{"a", {"t", 0}}}).find("'a'"), std::string::npos);
+TEST(FidShardingTest, OnlyFloatOffsetsNeedWidths) {
+  for (OffsetKind kind : {OffsetKind::kListPosition, OffsetKind::kFeaturePosition}) {
+    EXPECT_EQ(ShardingPlan().Build({{"a", {"t", 0}}}, kind), "");
+    EXPECT_NE(ShardingPlan().Build({{"a", {"t", -1}}}, kind).find("'a'"), std::string::npos);
+  }
+  EXPECT_NE(ShardingPlan().Build({{"a", {"t", 0}}}, OffsetKind::kFloatOffset).find("'a'"),
+            std::string::npos);
 }
 
 TEST(FidShardingTest, DoesNotDependOnThreads) {

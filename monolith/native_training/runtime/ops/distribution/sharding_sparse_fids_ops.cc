@@ -34,7 +34,13 @@ using ::monolith::io::proto::FeatureConfigs;
 using shape_inference::InferenceContext;
 using shape_inference::ShapeHandle;
 
-Status ParsePlan(const std::string& feature_cfgs, ShardingPlan* plan) {
+constexpr OffsetKind KindOf(int version) {
+  return version == 1   ? OffsetKind::kListPosition
+         : version == 2 ? OffsetKind::kFeaturePosition
+                        : OffsetKind::kFloatOffset;
+}
+
+Status ParsePlan(const std::string& feature_cfgs, OffsetKind kind, ShardingPlan* plan) {
   FeatureConfigs proto;
   if (!proto.ParseFromString(feature_cfgs)) {
     return errors::InvalidArgument("feature_cfgs is not a serialized FeatureConfigs");
@@ -45,7 +51,7 @@ Status ParsePlan(const std::string& feature_cfgs, ShardingPlan* plan) {
     feature.table = config.table();
     for (int32_t dim : config.slice_dims()) feature.width += dim;
   }
-  const std::string problem = plan->Build(features);
+  const std::string problem = plan->Build(features, kind);
   return problem.empty() ? OkStatus() : errors::InvalidArgument("feature_cfgs: ", problem);
 }
 
@@ -76,7 +82,7 @@ Status ListsShape(InferenceContext* c) {
   TF_RETURN_IF_ERROR(c->GetAttr("feature_cfgs", &feature_cfgs));
   TF_RETURN_IF_ERROR(c->GetAttr("N", &n));
   ShardingPlan plan;
-  TF_RETURN_IF_ERROR(ParsePlan(feature_cfgs, &plan));
+  TF_RETURN_IF_ERROR(ParsePlan(feature_cfgs, KindOf(version), &plan));
   TF_RETURN_IF_ERROR(GetServers(c, plan, &servers));
   TF_RETURN_IF_ERROR(CheckNumLists(plan, servers, n));
   int out = 0;
@@ -103,7 +109,7 @@ Status PackedShape(InferenceContext* c) {
   int64_t servers;
   TF_RETURN_IF_ERROR(c->GetAttr("feature_cfgs", &feature_cfgs));
   ShardingPlan plan;
-  TF_RETURN_IF_ERROR(ParsePlan(feature_cfgs, &plan));
+  TF_RETURN_IF_ERROR(ParsePlan(feature_cfgs, KindOf(4), &plan));
   TF_RETURN_IF_ERROR(GetServers(c, plan, &servers));
   const int64_t features = static_cast<int64_t>(plan.features().size());
   c->set_output(0, c->Vector(c->UnknownDim()));
@@ -322,12 +328,6 @@ Status CollectRows(const SampleBatch<Instance>& batch, const ShardingPlan& plan,
   return OkStatus();
 }
 
-constexpr OffsetKind KindOf(int version) {
-  return version == 1   ? OffsetKind::kListPosition
-         : version == 2 ? OffsetKind::kFeaturePosition
-                        : OffsetKind::kFloatOffset;
-}
-
 template <int version>
 class ShardingSparseFidsOp : public OpKernel {
  public:
@@ -339,7 +339,7 @@ class ShardingSparseFidsOp : public OpKernel {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("parallel_flag", &parallel_flag_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("single_thread_feature_watermark", &watermark_));
     OP_REQUIRES_OK(ctx, ParseSampleType("input_type", input_type, &type_));
-    OP_REQUIRES_OK(ctx, ParsePlan(feature_cfgs, &plan_));
+    OP_REQUIRES_OK(ctx, ParsePlan(feature_cfgs, KindOf(version), &plan_));
     OP_REQUIRES_OK(ctx, GetServers(ctx, plan_, &servers_));
     if (version != 4) {
       int64_t n;
