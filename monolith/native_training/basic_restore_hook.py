@@ -6,9 +6,9 @@ import re
 from collections.abc import Sequence
 
 import tensorflow as tf
-from absl import logging
 
 from monolith.native_training.checkpoints import files as checkpoint_files
+from monolith.native_training.checkpoints import restored
 
 
 class CheckpointRestorerListener:
@@ -30,14 +30,15 @@ class CheckpointRestorerListener:
 class CheckpointRestorerHook(tf.compat.v1.train.SessionRunHook):
   """Calls listeners when a session is created. It restores nothing itself.
 
-  A damaged file that a listener reports gets a sentence about a checkpoint that is intact.
+  All listeners find the checkpoint from which the session's variables come (`restored.find`); if it
+  is deleted or written again meanwhile, that is an error. A damaged file that a listener reports
+  gets a sentence about a checkpoint that is intact.
   """
 
   def __init__(self, listeners: Sequence[CheckpointRestorerListener] | None = None):
     """Args:
     listeners: called in this order.
     """
-    logging.info("Create CheckpointRestorerHook.")
     self._listeners = list(listeners or [])
 
   def begin(self) -> None:
@@ -47,14 +48,21 @@ class CheckpointRestorerHook(tf.compat.v1.train.SessionRunHook):
   def after_create_session(
     self, session: tf.compat.v1.Session, coord: tf.train.Coordinator
   ) -> None:
-    logging.info("Calling checkpoint restorer listeners.")
-    for listener in self._listeners:
-      try:
+    savers = session.graph.get_collection(tf.compat.v1.GraphKeys.SAVERS)
+    restored.settle(session, any(getattr(saver, "remembers_restores", False) for saver in savers))
+    try:
+      for listener in self._listeners:
         listener.before_restore(session)
-      except (tf.errors.DataLossError, tf.errors.FailedPreconditionError) as e:
+      restored.check(session)
+      for listener in self._listeners:
+        listener.after_restore(session)
+    except restored.CheckpointChangedError:
+      raise
+    except (tf.errors.OpError, ValueError) as e:
+      restored.check(session, e)
+      if isinstance(e, (tf.errors.DataLossError, tf.errors.FailedPreconditionError)):
         _raise_with_remedy(e)
-    for listener in self._listeners:
-      listener.after_restore(session)
+      raise
 
 
 def _raise_with_remedy(error: tf.errors.OpError) -> None:

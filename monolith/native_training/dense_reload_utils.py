@@ -320,6 +320,7 @@ class CustomRestoreListener(basic_restore_hook.CheckpointRestorerListener):
     restore_op = tf.group(*assigns)
     # With new variables there is no normal way.
     restore_op.is_partial = bool(new)
+    restore_op.new = frozenset(new)
     tf.compat.v1.add_to_collection(CUSTOM_RESTORE_OP, ([restore_op], placeholders, dict(alias_map)))
 
 

@@ -27,6 +27,7 @@ import contextlib
 import copy
 import dataclasses
 import getpass
+import itertools
 import json
 import os
 from collections.abc import Iterator, Sequence
@@ -47,6 +48,8 @@ from monolith.native_training import (
   utils,
   zk_utils,
 )
+from monolith.native_training.checkpoints import files as checkpoint_files
+from monolith.native_training.checkpoints import restored
 from monolith.native_training.cpu_training import (
   CpuTraining,
   create_exporter,
@@ -281,7 +284,7 @@ class Estimator:
     keep_best: bool = False,
     metric: str | None = None,
     resume_data: bool | None = None,
-  ) -> None:
+  ) -> dict[str, float] | None:
     """Trains, until a limit or the end of the data.
 
     A limit that is not given is that of the task, `train.steps` or `train.max_steps`.
@@ -291,6 +294,7 @@ class Estimator:
       max_steps: the global step to stop at; of two limits, local runs take `steps`.
       hooks: for the session.
       eval_every: save and evaluate a checkpoint each so many steps, and at the end; in local runs.
+        Each evaluation prints a line to standard error.
       eval_steps: how many batches each one reads, at most; by default `eval.steps` of the task.
       early_stopping: stop after so many evaluations in a row that were no better than the best one.
       keep_best: keep the checkpoint of the best evaluation in `<model_dir>/best`.
@@ -301,18 +305,16 @@ class Estimator:
         stopped. By default if it is the same data, not yet read to its end: new data, and data
         that was read, is read from its start. Workers of a cluster go on in the same data.
 
+    Returns:
+      With `eval_every` the metrics of the best evaluation, as `train_and_evaluate` does.
+
     Raises:
       ValueError: evaluations are asked for in a run that is not local, without saying how often, or
         together with `save_checkpoints_secs`.
     """
-    self._run(
-      _TRAIN,
-      steps,
-      max_steps,
-      hooks,
-      self._create_listener(eval_every, eval_steps, early_stopping, keep_best, metric),
-      resume_data,
-    )
+    listener = self._create_listener(eval_every, eval_steps, early_stopping, keep_best, metric)
+    self._run(_TRAIN, steps, max_steps, hooks, listener, resume_data)
+    return self._get_best(listener, eval_steps)
 
   def train_and_evaluate(
     self,
@@ -344,10 +346,17 @@ class Estimator:
     )
     assert listener is not None  # There is an interval.
     self._run(_TRAIN, steps, max_steps, hooks, listener, resume_data)
-    if listener.best is None:
-      # Nothing was trained, so nothing was saved.
-      return self.evaluate(eval_steps)
-    return listener.best
+    best = self._get_best(listener, eval_steps)
+    assert best is not None
+    return best
+
+  def _get_best(
+    self, listener: evaluation.EvaluationListener | None, eval_steps: int | None
+  ) -> dict[str, float] | None:
+    if listener is None or listener.best is not None:
+      return None if listener is None else listener.best
+    # Nothing was trained, so nothing was saved.
+    return self.evaluate(eval_steps)
 
   def _create_listener(
     self,
@@ -383,7 +392,13 @@ class Estimator:
       return evaluator[0].evaluate(self._limit_eval(eval_steps))
 
     return evaluation.EvaluationListener(
-      evaluate, self.model_dir, eval_every, early_stopping, keep_best, metric
+      evaluate,
+      self.model_dir,
+      eval_every,
+      early_stopping,
+      keep_best,
+      metric,
+      report=evaluation.print_metrics,
     )
 
   def evaluate(
@@ -402,6 +417,9 @@ class Estimator:
       `eval_metric_ops`; `global_step`. The same is written to `<model_dir>/eval` for TensorBoard.
       On a cluster the first worker, or rank, gets the loss and the metrics of heads of a
       `MonolithModel` over the examples that all workers have read; the others, and servers, `None`.
+
+    Raises:
+      ValueError: there is no checkpoint.
     """
     _check_hooks(hooks)
     steps = self._limit_eval(steps)
@@ -474,6 +492,8 @@ class Estimator:
       distribution_utils.init_sync_train_and_update_conf(self._runner_conf)
     conf = copy.copy(self._runner_conf)
     conf.mode = mode
+    if mode == _EVAL and conf.server_type != utils.PS_JOB_NAME:
+      checkpoint_files.require_newest(self.model_dir)
     utils.set_metric_prefix(f"monolith.training.{conf.deep_insight_name}")
     model = copy.deepcopy(self._model)
     params = _params_of(model)
@@ -556,15 +576,29 @@ class Estimator:
   ) -> Iterator[Any]:
     """Returns the predictions for the task's data, computed as they are asked for.
 
-    Arguments as in `graph_estimator.Estimator.predict`.
+    Arguments as in `graph_estimator.Estimator.predict`. Without `checkpoint_path` those of the newest
+    checkpoint.
+
+    Raises:
+      ValueError: there is no checkpoint.
     """
-    return self._get_estimator().predict(
-      self._predict_input_fn,
-      predict_keys=predict_keys,
-      hooks=hooks,
-      checkpoint_path=checkpoint_path,
-      yield_single_examples=yield_single_examples,
-    )
+    model = self._get_estimator()
+
+    def predict(prefix: str) -> Iterator[Any]:
+      predictions = model.predict(
+        self._predict_input_fn,
+        predict_keys=predict_keys,
+        hooks=hooks,
+        checkpoint_path=prefix,
+        yield_single_examples=yield_single_examples,
+      )
+      # The first one restores the checkpoint.
+      return itertools.chain(list(itertools.islice(predictions, 1)), predictions)
+
+    def predict_newest() -> Iterator[Any]:
+      yield from restored.with_newest(self.model_dir, predict)
+
+    return predict_newest() if checkpoint_path is None else predict(checkpoint_path)
 
   def export_saved_model(
     self,
@@ -618,7 +652,9 @@ class Estimator:
           f"{type(task).__name__} cannot be exported: it has no serving_input_receiver_fn, which "
           "says what the exported model is fed"
         )
-      exported = exporter.export_saved_model(receiver_fn)
+      exported = restored.with_newest(
+        self.model_dir, lambda prefix: exporter.export_saved_model(receiver_fn, prefix)
+      )
     if isinstance(exported, dict):
       return {graph: ExportPath(tf.compat.as_text(path)) for graph, path in exported.items()}
     return ExportPath(tf.compat.as_text(exported))

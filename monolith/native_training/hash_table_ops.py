@@ -37,6 +37,7 @@ from monolith.native_training import (
   hash_table_utils,
   save_utils,
 )
+from monolith.native_training.checkpoints import files as checkpoint_files
 from monolith.native_training.checkpoints import listeners
 from monolith.native_training.model_export import export_context
 from monolith.native_training.runtime.hash_table import embedding_hash_table_pb2
@@ -717,6 +718,12 @@ class HashTableCheckpointRestorerListener(listeners.AssetRestorerListener[HashTa
   def _find_without_checkpoint(self, folder: str) -> str | None:
     # A folder may hold nothing but the tables of one checkpoint, to start a model from.
     assets = tf.io.gfile.glob(os.path.join(folder, "*.assets"))
+    # Another process may be saving its first checkpoint.
+    assets = [
+      path
+      for path in assets
+      if not checkpoint_files.is_marked_unfinished(path.removesuffix(".assets"))
+    ]
     if len(assets) == 1:
       return os.path.join(assets[0], "")
     logging.info("No checkpoint found in %s, and %d asset folders", folder, len(assets))

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 import tensorflow as tf
 from absl import logging
 
+from monolith.native_training.checkpoints import restored
 from monolith.native_training.driver.config import CpuTrainingConfig
 from monolith.realtime import row_log, row_publisher, sync_state
 
@@ -98,7 +99,7 @@ class RowLogHook(tf.compat.v1.train.SessionRunHook):
   ) -> None:
     step = int(session.run(self._global_step))
     for shard, marks in enumerate(self._marks):
-      marks.run(session, "ready", self._find_position(step, shard))
+      marks.run(session, "ready", self._find_position(session, step, shard))
     if self._writer is not None:
       if self._publisher is not None:
         # Its session is gone, and rows with it.
@@ -116,16 +117,16 @@ class RowLogHook(tf.compat.v1.train.SessionRunHook):
     for marks in self._marks:
       marks.run(session, "saved", [step])
 
-  def _find_position(self, step: int, shard: int) -> list[int]:
+  def _find_position(self, session: tf.compat.v1.Session, step: int, shard: int) -> list[int]:
     """Returns epoch, seq, offset and step of what was restored; a step of -1 if not known.
 
-    A server that was restored alone comes from the latest checkpoint, while others, and the step,
-    are ahead of it.
+    A server that was restored alone comes from the checkpoint from which the session starts, while
+    others, and the step, are ahead of it.
     """
     prefixes = [os.path.join(self._model_dir, f"{_CHECKPOINT_BASENAME}-{step}")]
-    latest = tf.train.latest_checkpoint(self._model_dir)
-    if latest is not None:
-      prefixes.append(latest)
+    restored_from = restored.find(session, self._model_dir)
+    if restored_from is not None:
+      prefixes.append(restored_from)
     for prefix in prefixes:
       try:
         state = sync_state.load_checkpoint(prefix, shard)

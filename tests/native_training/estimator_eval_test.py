@@ -7,7 +7,9 @@ Covers `driver/evaluation.py`, `hooks/evaluation_metrics.py`, `metric/heads.py`,
 from __future__ import annotations
 
 import glob
+import io
 import os
+import re
 from unittest import mock
 
 import numpy as np
@@ -109,6 +111,17 @@ def _read_curve(folder, tag):
   return curve
 
 
+class _TrainMeanwhile(tf.estimator.SessionRunHook):
+  """Trains and saves, as another process would, when the evaluation has restored its variables."""
+
+  def __init__(self, train):
+    self._train = train
+
+  def after_create_session(self, session, coord):
+    train, self._train = self._train, lambda: None
+    train()
+
+
 class EvaluateTest(tf.test.TestCase):
   def setUp(self):
     super().setUp()
@@ -143,6 +156,74 @@ class EvaluateTest(tf.test.TestCase):
     # AutoGraph converts the user's functions, not the library's.
     modules = {call.args[0].__module__ for call in convert.call_args_list}
     self.assertEmpty([name for name in modules if name.startswith("monolith")], modules)
+
+  def test_a_checkpoint_saved_meanwhile_is_not_mixed_in(self):
+    est = self._estimator(_SameUsers)
+    est.train(steps=4)
+    alone = est.evaluate()
+    meanwhile = _TrainMeanwhile(lambda: self._estimator(_SameUsers).train(steps=40))
+
+    self.assertEqual(est.evaluate(hooks=[meanwhile]), alone)
+
+    self.assertEqual(est.evaluate()["global_step"], 44)
+    self.assertNotEqual(est.evaluate()["loss"], alone["loss"])
+
+  def test_a_checkpoint_deleted_meanwhile_gives_way_to_the_next(self):
+    est = self._estimator(_SameUsers, checkpoints_max_to_keep=1)
+    est.train(steps=4)
+
+    def train():
+      self._estimator(_SameUsers, checkpoints_max_to_keep=1).train(steps=4)
+
+    result = est.evaluate(hooks=[_TrainMeanwhile(train)])
+
+    self.assertEqual(result["global_step"], 8)
+    self.assertEqual(result, est.evaluate())
+
+  def test_a_folder_without_checkpoint_is_named_and_left_alone(self):
+    missing = self._folder + "/modle"
+    os.mkdir(self._folder + "/model")
+    est = estimator.Estimator(_Clicks(), estimator.RunConfig(is_local=True, model_dir=missing))
+
+    for read in (est.evaluate, lambda: list(est.predict())):
+      with self.assertRaisesRegex(
+        ValueError, "no checkpoint in .*/modle: the folder does not exist. Beside it there is model"
+      ):
+        read()
+
+    self.assertFalse(os.path.exists(missing))
+    with self.assertRaisesRegex(ValueError, "no checkpoint in .*: it has model."):
+      self._estimator(_Clicks).evaluate()
+
+  def test_a_lost_state_file_is_an_error_for_who_reads_and_who_trains(self):
+    est = self._estimator(_SameUsers)
+    est.train(steps=4)
+    os.remove(os.path.join(self._folder, "checkpoint"))
+    remedy = r"model.ckpt-4 are there.*update_checkpoint_state\((.*)\), or"
+
+    for start in (est.evaluate, lambda: est.train(steps=1)):
+      with self.assertRaisesRegex((ValueError, tf.errors.DataLossError), remedy) as raised:
+        start()
+
+    (folder, name, names) = re.search(
+      r"state\('(.*)', '(.*)', \['(.*)'\]\)", str(raised.exception)
+    ).groups()
+    tf.compat.v1.train.update_checkpoint_state(folder, name, [names])
+    est.train(steps=1)
+    self.assertEqual(est.evaluate()["global_step"], 5)
+
+  def test_evaluations_of_a_training_run_are_printed_and_the_best_is_returned(self):
+    est = self._estimator(_Forgetful)
+    with mock.patch("sys.stderr", new_callable=io.StringIO) as screen:
+      best = est.train(steps=8, eval_every=4)
+
+    lines = re.findall("^evaluation at step (.*?)   (.*)$", screen.getvalue(), re.MULTILINE)
+    self.assertEqual([step for step, _ in lines], ["4", "8"], screen.getvalue())
+    self.assertEqual(best["global_step"], 4)
+    for name, value in best.items():
+      if name != "global_step":
+        self.assertIn(f"{name} {value:.4f}", lines[0][1])
+    self.assertIsNone(est.train(steps=1))
 
   def test_ranks_with_folders_of_their_own_meet_in_the_one_above(self):
     for merged, names in ((False, ["index-0000", "index-0001"]), (True, ["", ""])):

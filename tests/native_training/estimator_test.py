@@ -113,6 +113,7 @@ class EstimatorVariantsTest(tf.test.TestCase):
     conf = RunnerConfig(is_local=True, model_dir=utils.get_test_tmp_dir())
     est = estimator.Estimator(_params(), conf)
     hook = _CountHook()
+    est.train(steps=1)
     est.evaluate(steps=10, hooks=[hook])
     self.assertEqual(hook.num_runs, 10)
     self.assertEqual(conf.mode, graph_estimator.ModeKeys.TRAIN)

@@ -94,13 +94,12 @@ class Trainer:
         ],
         **hook_kwargs,
       )
-      self._restore_hook = basic_restore_hook.CheckpointRestorerHook(
-        [
-          hash_table_ops.HashTableCheckpointRestorerListener(self.basename),
-          multi_hash_table_ops.MultiHashTableCheckpointRestorerListener(self.basename),
-          hash_filter_ops.HashFilterCheckpointRestorerListener(self.basename, [self._filter], True),
-        ]
-      )
+      # What restores tables and filters; a test may add to it until there is a session.
+      self.restore_listeners = [
+        hash_table_ops.HashTableCheckpointRestorerListener(self.basename),
+        multi_hash_table_ops.MultiHashTableCheckpointRestorerListener(self.basename),
+        hash_filter_ops.HashFilterCheckpointRestorerListener(self.basename, [self._filter], True),
+      ]
       self._scaffold = v1.train.Scaffold(saver=self.saver)
 
   def _build_model(self) -> None:
@@ -140,7 +139,10 @@ class Trainer:
     """Opens a session: everything is restored from the newest checkpoint of the folder."""
     with self.graph.as_default():
       return v1.train.SingularMonitoredSession(
-        hooks=[self._restore_hook, self.saver_hook],
+        hooks=[
+          basic_restore_hook.CheckpointRestorerHook(self.restore_listeners),
+          self.saver_hook,
+        ],
         scaffold=self._scaffold,
         checkpoint_dir=self.model_dir,
       )

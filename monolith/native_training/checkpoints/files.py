@@ -12,10 +12,11 @@ is deleted when training starts again (`remove_leftovers`).
 from __future__ import annotations
 
 import concurrent.futures
+import difflib
 import json
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import tensorflow as tf
 from absl import logging
@@ -37,6 +38,10 @@ _RESHARDED = "resharded."
 # What TensorFlow's readers raise for a damaged file: they turn some of its errors into Python's.
 _READ_ERRORS = (tf.errors.OpError, RuntimeError, ValueError, IndexError)
 _RECORD_FILE = re.compile(r"-\d{5}-of-(\d{5})$")
+# The names under which this package saves, and those under which it keeps copies, are such ones.
+_INDEX_FILE = re.compile(r"(?P<name>model\.ckpt-(?P<step>\d+))\.index")
+# Of a folder, in a message.
+_MAX_SHOWN_NAMES = 10
 
 
 def list_dir(path: str) -> list[str]:
@@ -56,6 +61,11 @@ def mark_unfinished(prefix: str) -> None:
 def mark_finished(prefix: str) -> None:
   """Takes back `mark_unfinished`."""
   _delete(prefix + _UNFINISHED)
+
+
+def is_marked_unfinished(prefix: str) -> bool:
+  """Tells whether a checkpoint has the mark that `mark_unfinished` writes."""
+  return tf.io.gfile.exists(prefix + _UNFINISHED)
 
 
 def delete_checkpoint(prefix: str) -> None:
@@ -226,6 +236,67 @@ def complete_checkpoints(directory: str, basename: str) -> list[str]:
   found = [match for match in map(pattern.fullmatch, list_dir(directory)) if match]
   found.sort(key=lambda match: int(match.group(1)))
   return [os.path.join(directory, match.group()[: -len(".index")]) for match in found]
+
+
+def require_newest(directory: str) -> str:
+  """Returns the prefix of the newest checkpoint of a folder.
+
+  Raises:
+    ValueError: there is none; the message says what the folder has instead.
+  """
+  newest = tf.train.latest_checkpoint(directory)
+  if newest is not None:
+    return newest
+  raise ValueError(f"There is no checkpoint in {directory}: {describe(directory)}")
+
+
+def describe(directory: str) -> str:
+  """Returns a sentence about a folder in which no checkpoint was found."""
+  if not tf.io.gfile.exists(directory):
+    return f"the folder does not exist.{_nearest_names(directory)}"
+  names = list_dir(directory)
+  if not names:
+    return "the folder is empty."
+  shown = ", ".join(sorted(names)[:_MAX_SHOWN_NAMES])
+  more = len(names) - _MAX_SHOWN_NAMES
+  text = f"it has {shown}{f' and {more} more' if more > 0 else ''}."
+  lost = unrecorded_checkpoints(directory)
+  return f"{text} {how_to_record(directory, lost)}" if lost else text
+
+
+def _nearest_names(path: str) -> str:
+  parent = os.path.dirname(os.path.normpath(path)) or "."
+  near = difflib.get_close_matches(os.path.basename(os.path.normpath(path)), list_dir(parent))
+  return f" Beside it there is {', '.join(near)}." if near else ""
+
+
+def unrecorded_checkpoints(directory: str) -> list[str]:
+  """Returns complete checkpoints, oldest first, of a folder that has lost its state file.
+
+  What a killed save has left is none: it has the mark.
+  """
+  if tf.io.gfile.exists(os.path.join(directory, _STATE_FILES[0])):
+    return []
+  names = list_dir(directory)
+  found = [match for match in map(_INDEX_FILE.fullmatch, names) if match]
+  found.sort(key=lambda match: int(match["step"]))
+  prefixes = [os.path.join(directory, match["name"]) for match in found]
+  return [
+    prefix
+    for prefix in prefixes
+    if not is_marked_unfinished(prefix) and find_missing_file(prefix) is None
+  ]
+
+
+def how_to_record(directory: str, prefixes: Sequence[str]) -> str:
+  """Returns a sentence that says how `unrecorded_checkpoints` are found again."""
+  names = [os.path.basename(prefix) for prefix in prefixes]
+  return (
+    f"The checkpoints {', '.join(names)} are there, but the file "
+    f"{os.path.join(directory, _STATE_FILES[0])}, which says which one counts, is missing. Write "
+    f"it again with tf.compat.v1.train.update_checkpoint_state({directory!r}, {names[-1]!r}, "
+    f"{names!r}), or move the files away to start from nothing."
+  )
 
 
 def write_manifest(prefix: str) -> None:

@@ -19,6 +19,7 @@ import tensorflow as tf
 from absl import logging
 
 from monolith.native_training import basic_restore_hook, save_utils
+from monolith.native_training.checkpoints import restored
 from monolith.native_training.checkpoints import state as checkpoint_state
 
 Item = TypeVar("Item")
@@ -135,7 +136,9 @@ class AssetRestorerListener(basic_restore_hook.CheckpointRestorerListener, abc.A
     }
 
   def before_restore(self, session: tf.compat.v1.Session) -> None:
-    """Restores the assets from the newest checkpoint, if there is one.
+    """Restores the assets from the checkpoint of the session's variables, if there is one.
+
+    A session whose variables no saver of this package restored gets the newest checkpoint.
 
     Raises:
       ValueError: the checkpoint lacks a table.
@@ -144,7 +147,7 @@ class AssetRestorerListener(basic_restore_hook.CheckpointRestorerListener, abc.A
     if not self._assets:
       return
     folder = os.path.dirname(self._basename)
-    prefix = tf.train.latest_checkpoint(folder)
+    prefix = restored.find(session, folder)
     path_prefix = self._path_prefix_of(prefix) if prefix else self._find_without_checkpoint(folder)
     if path_prefix:
       self._restore_from_path_prefix(session, path_prefix)

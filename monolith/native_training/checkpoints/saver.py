@@ -22,6 +22,7 @@ from tensorflow.python.training import saver as tf_saver
 
 from monolith.native_training import utils
 from monolith.native_training.checkpoints import files as checkpoint_files
+from monolith.native_training.checkpoints import restored
 from monolith.native_training.checkpoints.state import (
   MONOLITH_CKPT_STATE_FILE_NAME,
   get_monolith_checkpoint_state,
@@ -111,6 +112,9 @@ class PartialRecoverySaver(tf_saver.Saver):
   It also keeps exempt checkpoints forever, deletes the assets of a checkpoint with it, and
   restores from checkpoints with other variable names (`dense_reload_utils`).
   """
+
+  # It tells `restored` what it restores.
+  remembers_restores = True
 
   # Made by the base class.
   _last_checkpoints: list[tuple[str, float]]
@@ -391,10 +395,24 @@ class PartialRecoverySaver(tf_saver.Saver):
     Runs the restore that `dense_reload_utils.CustomRestoreListener` left in the graph, if any,
     instead, once.
 
+    What else is restored into a session that starts comes from the same checkpoint (`restored`).
+
     Raises:
       ValueError: there is no checkpoint `save_path`.
-      tf.errors.DataLossError: one of its files is damaged; the message names it.
+      tf.errors.DataLossError: one of its files is damaged; the message names it. Or it is a
+        `CheckpointChangedError`: it was deleted meanwhile.
     """
+    if sess is None or save_path is None:
+      self._restore(sess, save_path)
+      return
+    restored.begin(sess, tf.compat.as_text(save_path))
+    try:
+      self._restore(sess, save_path)
+    except (tf.errors.OpError, ValueError) as e:
+      restored.check(sess, e)
+      raise
+
+  def _restore(self, sess: tf.compat.v1.Session | None, save_path: str) -> None:
     graph = getattr(sess, "graph", None)
     if export_context.is_exporting() or graph is None or self._is_empty:
       self._origin_restore(sess, save_path)
@@ -427,6 +445,17 @@ class PartialRecoverySaver(tf_saver.Saver):
     self._check_checkpoint_exists(save_path)
     reader = py_checkpoint_reader.NewCheckpointReader(save_path)
     is_partial = getattr(restore_ops[0], "is_partial", False)
+    # Which ones are new was found out before the session chose its checkpoint.
+    known = sorted(
+      set(getattr(restore_ops[0], "new", ())) & set(reader.get_variable_to_shape_map())
+    )
+    if known:
+      raise tf.errors.DataLossError(
+        None,
+        None,
+        f"{save_path} has {known}, which an older checkpoint did not have: another process saves "
+        "in this folder. Start again.",
+      )
     feed_dict = calc_feed_dict(reader, alias_map, placeholders, always=is_partial)
     if feed_dict is None:
       self._origin_restore(sess, save_path)

@@ -220,8 +220,8 @@ class NoFirstSaveCheckpointSaverHook(tf.compat.v1.train.CheckpointSaverHook):
     """Checks and cleans the folder, then does what the base class does.
 
     Raises:
-      tf.errors.DataLossError: a state file exists and cannot be read; starting from nothing would
-        forget the checkpoints it names.
+      tf.errors.DataLossError: a state file exists and cannot be read, or is missing beside whole
+        checkpoints; starting from nothing would forget them.
     """
     state = CheckpointState()
     self._check_state_file("checkpoint", state)
@@ -246,6 +246,10 @@ class NoFirstSaveCheckpointSaverHook(tf.compat.v1.train.CheckpointSaverHook):
   def _check_newest_exists(self, state: CheckpointState) -> None:
     path = os.path.join(self._checkpoint_dir, "checkpoint")
     if not tf.io.gfile.exists(path):
+      lost = checkpoint_files.unrecorded_checkpoints(self._checkpoint_dir)
+      if lost:
+        remedy = checkpoint_files.how_to_record(self._checkpoint_dir, lost)
+        raise tf.errors.DataLossError(None, None, f"{path} is missing. {remedy}")
       return
     if not state.model_checkpoint_path:
       raise self._damaged(path, "it names no checkpoint")

@@ -14,6 +14,7 @@ from absl import logging
 from monolith.native_training import basic_restore_hook
 from monolith.native_training.checkpoints import files as checkpoint_files
 from monolith.native_training.checkpoints import reshard as checkpoint_reshard
+from monolith.native_training.checkpoints import restored
 from monolith.native_training.checkpoints import state as checkpoint_state
 
 
@@ -30,7 +31,7 @@ def reshard_if_needed(model_dir: str, num_ps: int) -> None:
     ValueError: the files do not tell on how many servers they were saved.
     tf.errors.DataLossError: one of the checkpoint's files is damaged.
   """
-  found = _find_misfit(model_dir, num_ps)
+  found = _find_misfit(tf.train.latest_checkpoint(model_dir), num_ps)
   if found is not None:
     newest, saved_on = found
     logging.info("%s was saved on %d servers: writing it for %d", newest, saved_on, num_ps)
@@ -39,12 +40,19 @@ def reshard_if_needed(model_dir: str, num_ps: int) -> None:
 
 
 def copy_if_needed(model_dir: str, num_ps: int) -> tempfile.TemporaryDirectory | None:
-  """Returns a folder with the newest checkpoint if its rows lie on another number of servers.
+  """Does what `copy_checkpoint_if_needed` does with the newest checkpoint of a folder."""
+  return copy_checkpoint_if_needed(tf.train.latest_checkpoint(model_dir), num_ps)
+
+
+def copy_checkpoint_if_needed(
+  prefix: str | None, num_ps: int
+) -> tempfile.TemporaryDirectory | None:
+  """Returns a folder with a checkpoint written again, if its rows lie on another number of servers.
 
   The folder is on this machine, so it is of use only without servers.
 
   Args:
-    model_dir: folder of the checkpoints.
+    prefix: the checkpoint; `None` for none.
     num_ps: servers to restore on, 0 for none.
 
   Raises:
@@ -52,7 +60,7 @@ def copy_if_needed(model_dir: str, num_ps: int) -> tempfile.TemporaryDirectory |
       tell on how many that was.
     tf.errors.DataLossError: one of the checkpoint's files is damaged.
   """
-  found = _find_misfit(model_dir, num_ps)
+  found = _find_misfit(prefix, num_ps)
   if found is None:
     return None
   newest, saved_on = found
@@ -68,22 +76,42 @@ def copy_if_needed(model_dir: str, num_ps: int) -> tempfile.TemporaryDirectory |
   return copy
 
 
-def _find_misfit(model_dir: str, num_ps: int) -> tuple[str, int] | None:
-  """Returns the newest checkpoint, and on how many servers it was saved, unless it fits."""
-  newest = tf.train.latest_checkpoint(model_dir)
-  if newest is None:
+def _find_misfit(prefix: str | None, num_ps: int) -> tuple[str, int] | None:
+  """Returns the checkpoint, and on how many servers it was saved, unless it fits."""
+  if prefix is None:
     return None
-  assets = checkpoint_state.SaveHelper.get_ckpt_asset_dir(newest)
-  if not checkpoint_files.list_dir(assets) or checkpoint_reshard.fits(newest, num_ps):
+  assets = checkpoint_state.SaveHelper.get_ckpt_asset_dir(prefix)
+  if not checkpoint_files.list_dir(assets) or checkpoint_reshard.fits(prefix, num_ps):
     return None
-  return newest, checkpoint_reshard.count_servers(newest)
+  return prefix, checkpoint_reshard.count_servers(prefix)
 
 
-class DeleteCopyListener(basic_restore_hook.CheckpointRestorerListener):
-  """Deletes a copy once everything is restored from it."""
+class CopyListener(basic_restore_hook.CheckpointRestorerListener):
+  """Lets the listeners after it restore from a private copy, where the checkpoint does not fit.
 
-  def __init__(self, copy: tempfile.TemporaryDirectory):
-    self._copy = copy
+  Args:
+    model_dir: folder of the checkpoints.
+    num_ps: servers to restore on, 0 for none.
+  """
+
+  def __init__(self, model_dir: str, num_ps: int):
+    self._model_dir = model_dir
+    self._num_ps = num_ps
+    self._copy: tempfile.TemporaryDirectory | None = None
+    self._prefix = ""
+
+  def before_restore(self, session: tf.compat.v1.Session) -> None:
+    """Copies the checkpoint from which the session starts, if that is needed."""
+    prefix = restored.find(session, self._model_dir)
+    self._copy = copy_checkpoint_if_needed(prefix, self._num_ps)
+    if prefix is not None and self._copy is not None:
+      self._prefix = prefix
+      copied = checkpoint_files.require_newest(self._copy.name)
+      restored.redirect(session, self._model_dir, copied)
 
   def after_restore(self, session: tf.compat.v1.Session) -> None:
-    self._copy.cleanup()
+    """Deletes the copy: everything is restored from it."""
+    if self._copy is not None:
+      restored.redirect(session, self._model_dir, self._prefix)
+      self._copy.cleanup()
+      self._copy = None

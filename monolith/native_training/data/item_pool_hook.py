@@ -8,6 +8,7 @@ import tensorflow as tf
 from absl import logging
 
 from monolith.native_training import graph_estimator
+from monolith.native_training.checkpoints import restored
 from monolith.native_training.data import feature_utils
 from monolith.native_training.data.datasets import POOL_KEY
 
@@ -59,7 +60,7 @@ class ItemPoolSaveRestoreHook(tf.compat.v1.train.SessionRunHook):
     if self._restored:
       return
     self._restored = True
-    checkpoint = tf.train.latest_checkpoint(self._model_dir)
+    checkpoint = restored.find(session, self._model_dir)
     match = _STEP.search(checkpoint or "")
     if match is None:
       logging.info("no checkpoint in %s: item pools start empty", self._model_dir)

@@ -11,6 +11,7 @@ import contextlib
 import copy
 import math
 import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -19,6 +20,7 @@ from absl import logging
 
 from monolith.native_training import graph_estimator, save_utils
 from monolith.native_training.checkpoints import files as checkpoint_files
+from monolith.native_training.checkpoints import restored
 from monolith.native_training.driver import dry_run
 from monolith.native_training.driver.config import CpuTrainingConfig
 from monolith.native_training.driver.graph import CpuTraining
@@ -51,6 +53,7 @@ class Evaluator:
     model_dir: str,
     collected: dict[str, dry_run.CollectedFeatures] | None = None,
   ):
+    self._model_dir = model_dir
     conf = copy.copy(conf)
     conf.mode = _EVAL
     conf.server_type = "worker"
@@ -70,18 +73,26 @@ class Evaluator:
   def evaluate(self, steps: int | None = None, hooks: Hooks | None = None) -> Metrics:
     """Returns name -> value for the loss (the mean per example), each metric and `global_step`.
 
-    Evaluates the newest checkpoint; without one, the initial values.
+    Evaluates the newest checkpoint; if that one is deleted meanwhile, the one after it.
 
     Args:
       steps: how many batches, at most; all of the data by default.
       hooks: for the session.
+
+    Raises:
+      ValueError: there is no checkpoint.
     """
-    with without_tf_config():
-      result = self._estimator.evaluate(
-        self._training.create_input_fn(_EVAL),
-        steps=steps,
-        hooks=list(hooks or []),
-      )
+
+    def evaluate(prefix: str) -> Metrics:
+      with without_tf_config():
+        return self._estimator.evaluate(
+          self._training.create_input_fn(_EVAL),
+          steps=steps,
+          hooks=list(hooks or []),
+          checkpoint_path=prefix,
+        )
+
+    result = restored.with_newest(self._model_dir, evaluate)
     return {
       name: int(value) if name == "global_step" else float(value) for name, value in result.items()
     }
@@ -174,6 +185,19 @@ class EvaluationListener(tf.compat.v1.train.CheckpointSaverListener):
       # NaN is neither better nor worse than anything; it must not pass for the best.
       value = math.inf if name.endswith(_SMALLER_IS_BETTER) else -math.inf
     return name, value
+
+
+def print_metrics(metrics: Metrics, stream: Any = None) -> None:
+  """Prints metrics, which have a `global_step`, as one line to standard error or `stream`."""
+  stream = stream or sys.stderr
+  values = [
+    f"{name} {value:.4f}" for name, value in sorted(metrics.items()) if name != "global_step"
+  ]
+  # On a terminal the cursor stands behind the line of progress, which has no end.
+  start = "\n" if getattr(stream, "isatty", lambda: False)() else ""
+  line = "   ".join([f"evaluation at step {metrics['global_step']:,}", *values])
+  stream.write(f"{start}{line}\n")
+  stream.flush()
 
 
 def write_curves(model_dir: str, metrics: Metrics) -> None:

@@ -13,7 +13,6 @@
 from __future__ import annotations
 
 import copy
-import tempfile
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -257,9 +256,8 @@ class CpuTraining:
   def _build_model(
     self, features: Features, mode: str, run_config: Any
   ) -> graph_estimator.EstimatorSpec:
-    checkpoint_copy = None
     if run_config.model_dir:
-      checkpoint_copy = self._prepare_checkpoint(mode, run_config.model_dir)
+      self._prepare_checkpoint(mode, run_config.model_dir)
     tables = training_tables.create(
       self.config,
       self._params.train.use_gpu_emb_table,
@@ -306,7 +304,6 @@ class CpuTraining:
         dense_only,
         include_graphs,
       ),
-      checkpoint_copy,
       self._data_fingerprint,
       self._resume,
       batch_size=self._batch_size,
@@ -352,17 +349,18 @@ class CpuTraining:
         f"{' and '.join(names)}"
       )
 
-  def _prepare_checkpoint(self, mode: str, model_dir: str) -> tempfile.TemporaryDirectory | None:
-    """Makes the newest checkpoint fit to be restored; returns where it is, if not in its folder."""
+  def _prepare_checkpoint(self, mode: str, model_dir: str) -> None:
+    """Checks the newest checkpoint, and makes it fit to be restored by a training run."""
     self.check_checkpoint(model_dir)
     # Exporters look at the checkpoint that they export, ranks do so together before they start.
-    if export_context.is_exporting() or self.config.enable_full_sync_training:
-      return None
-    if mode != _TRAIN:
-      return training_topology.copy_if_needed(model_dir, self.config.num_ps)
-    if training_roles.is_chief(self.config):
+    # Readers get a copy when they restore.
+    if (
+      mode == _TRAIN
+      and not export_context.is_exporting()
+      and not self.config.enable_full_sync_training
+      and training_roles.is_chief(self.config)
+    ):
       training_topology.reshard_if_needed(model_dir, self.config.num_ps)
-    return None
 
   def _maybe_add_item_pool_hook(self, mode: str, run_config: Any) -> None:
     if (

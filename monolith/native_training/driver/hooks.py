@@ -11,7 +11,6 @@ from __future__ import annotations
 import functools
 import math
 import os
-import tempfile
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -125,7 +124,6 @@ class TrainingHooks:
     async_hooks: the hooks of functions that run asynchronously.
     serving_input_receiver_fn: what the task returned, for exports.
     create_exporter: makes exporters.
-    checkpoint_copy: restore tables from here instead, and delete it then.
     data_fingerprint: tells the data from other data; `None` if that is not known.
     resume: when to go on in the data where an earlier run has stopped.
     batch_size: the examples of a step, scalar; `None` if not known.
@@ -145,7 +143,6 @@ class TrainingHooks:
     async_hooks: Sequence[tf.compat.v1.train.SessionRunHook],
     serving_input_receiver_fn: Callable[[], Any] | None,
     create_exporter: ExporterFactory,
-    checkpoint_copy: tempfile.TemporaryDirectory | None = None,
     data_fingerprint: str | None = None,
     resume: data_position.Resume = data_position.Resume.SAME_DATA,
     batch_size: tf.Tensor | None = None,
@@ -162,7 +159,6 @@ class TrainingHooks:
     self._async_hooks = async_hooks
     self._serving_input_receiver_fn = serving_input_receiver_fn
     self._create_exporter = create_exporter
-    self._checkpoint_copy = checkpoint_copy
     self._data_fingerprint = data_fingerprint
     self._resume = resume
     self._batch_size = batch_size
@@ -302,15 +298,18 @@ class TrainingHooks:
     if not self._model_dir:
       return []
     config = self._config
-    copy = self._checkpoint_copy
-    basename = os.path.join(copy.name if copy else self._model_dir, _CHECKPOINT_BASENAME)
+    basename = os.path.join(self._model_dir, _CHECKPOINT_BASENAME)
     filters_are_saved = (
       not config.enable_full_sync_training
       and config.filter_type != hash_filter_ops.FilterType.PROBABILISTIC_FILTER
     )
+    # Training has written the checkpoint again where it did not fit; a reader may not.
+    is_reader = mode != tf.estimator.ModeKeys.TRAIN and not config.enable_full_sync_training
+    copies = [training_topology.CopyListener(self._model_dir, config.num_ps)] if is_reader else []
     return [
       basic_restore_hook.CheckpointRestorerHook(
         listeners=[
+          *copies,
           hash_table_ops.HashTableCheckpointRestorerListener(basename, self._ps_monitor),
           multi_hash_table_ops.MultiHashTableCheckpointRestorerListener(basename, self._ps_monitor),
           hash_filter_ops.HashFilterCheckpointRestorerListener(
@@ -327,7 +326,6 @@ class TrainingHooks:
             enable_alias_map_auto_gen=config.enable_alias_map_auto_gen,
             allow_new_variables=mode == graph_estimator.ModeKeys.TRAIN,
           ),
-          *([training_topology.DeleteCopyListener(copy)] if copy else []),
         ]
       )
     ]

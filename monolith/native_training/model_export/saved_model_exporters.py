@@ -35,7 +35,9 @@ from monolith.native_training import (
   multi_hash_table_ops,
   save_utils,
 )
+from monolith.native_training.checkpoints import files as checkpoint_files
 from monolith.native_training.checkpoints import reshard as checkpoint_reshard
+from monolith.native_training.checkpoints import restored
 from monolith.native_training.graph_estimator import saved_model
 from monolith.native_training.model_export import (
   data_gen_utils,
@@ -159,7 +161,10 @@ class BaseExporter:
   def _get_checkpoint(self, checkpoint_path: str | None) -> str:
     checkpoint_path = checkpoint_path or tf.train.latest_checkpoint(self._model_dir)
     if not checkpoint_path:
-      raise ValueError(f"Couldn't find trained model at {self._model_dir}.")
+      raise ValueError(
+        f"Couldn't find trained model at {self._model_dir}: "
+        f"{checkpoint_files.describe(self._model_dir)}"
+      )
     self._check_servers(checkpoint_path)
     return checkpoint_path
 
@@ -276,6 +281,11 @@ class BaseExporter:
       getattr(graph, _LINKED_FILES, set()),
       os.path.join(temp_dir, "assets"),
     )
+    if restored.is_withdrawn(checkpoint_path):
+      tf.io.gfile.rmtree(temp_dir)
+      raise restored.CheckpointChangedError(
+        None, None, f"{checkpoint_path} was deleted, or written again, while it was exported."
+      )
     if with_warmup:
       self._attach_warmup_file(temp_dir, graph, signature_defs)
     table_folder = self._get_table_folder(checkpoint_path)
@@ -331,8 +341,13 @@ class BaseExporter:
   def _get_table_folder(self, checkpoint_path: str) -> str:
     """Returns the folder of the tables; for a dense-only checkpoint, of the newest full one."""
     folder = save_utils.SaveHelper.get_ckpt_asset_dir(checkpoint_path)
+    if tf.io.gfile.exists(folder):
+      return folder
     full_checkpoint = tf.train.latest_checkpoint(self._model_dir)
-    if full_checkpoint is None or tf.io.gfile.exists(folder):
+    if full_checkpoint is None or os.path.dirname(full_checkpoint) == os.path.dirname(
+      checkpoint_path
+    ):
+      # A full one itself: its model has no tables, or it is being deleted.
       return folder
     return save_utils.SaveHelper.get_ckpt_asset_dir(full_checkpoint)
 

@@ -6,7 +6,7 @@ import tensorflow as tf
 from absl.testing import absltest
 from tensorflow.python.checkpoint import checkpoint_management
 
-from monolith.native_training.checkpoints import topology
+from monolith.native_training.checkpoints import restored, topology
 from tests import written_checkpoint
 
 
@@ -49,13 +49,29 @@ class TopologyTest(absltest.TestCase):
   def test_reader_gets_a_copy_that_is_deleted_after_the_restore(self):
     before = sorted(os.listdir(self._dir))
 
-    copy = topology.copy_if_needed(self._dir, 0)
+    listener = topology.CopyListener(self._dir, 0)
+    with tf.compat.v1.Session() as session:
+      listener.before_restore(session)
 
-    newest = tf.train.latest_checkpoint(copy.name)
-    self.assertEqual(written_checkpoint.read_ids(newest), {"user": [0, 2, 1]})
-    self.assertEqual(sorted(os.listdir(self._dir)), before)
-    topology.DeleteCopyListener(copy).after_restore(None)
-    self.assertFalse(os.path.exists(copy.name))
+      copied = restored.find(session, self._dir)
+      self.assertEqual(written_checkpoint.read_ids(copied), {"user": [0, 2, 1]})
+      self.assertEqual(sorted(os.listdir(self._dir)), before)
+      listener.after_restore(session)
+      self.assertFalse(os.path.exists(os.path.dirname(copied)))
+      self.assertEqual(restored.find(session, self._dir), self._prefix)
+
+  def test_reader_copies_the_checkpoint_of_its_variables(self):
+    newer = written_checkpoint.write_checkpoint(
+      self._dir, tables={"user_0": [0, 2], "user_1": [1, 3]}, step=2
+    )
+    self.assertEqual(tf.train.latest_checkpoint(self._dir), newer)
+    listener = topology.CopyListener(self._dir, 0)
+    with tf.compat.v1.Session() as session:
+      restored.begin(session, self._prefix)
+      listener.before_restore(session)
+
+      copied = restored.find(session, self._dir)
+      self.assertEqual(written_checkpoint.read_ids(copied), {"user": [0, 2, 1]})
 
   def test_reader_on_other_servers_is_told_the_numbers(self):
     with self.assertRaisesRegex(ValueError, "saved on 2 servers, and num_ps is 3: use 0 or 2"):

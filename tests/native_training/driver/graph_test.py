@@ -177,15 +177,13 @@ class CpuTrainingTest(absltest.TestCase):
     self.assertTrue(device_utils.is_gpu_training())
     self.assertTrue(training._params.train.use_gpu_emb_table)
 
-  def test_chief_of_training_reshards_and_a_reader_copies(self):
+  def test_chief_of_training_reshards_and_a_reader_does_not(self):
     training = self._training(num_ps=0)
-    with mock.patch.object(graph.training_topology, "reshard_if_needed") as reshard, \
-        mock.patch.object(graph.training_topology, "copy_if_needed") as copy:  # fmt: skip
-      self.assertIsNone(training._prepare_checkpoint(_TRAIN, "/nowhere"))
+    with mock.patch.object(graph.training_topology, "reshard_if_needed") as reshard:
+      training._prepare_checkpoint(_TRAIN, "/nowhere")
       reshard.assert_called_once_with("/nowhere", 0)
-      copy.assert_not_called()
 
-      self.assertIs(training._prepare_checkpoint(_EVAL, "/nowhere"), copy.return_value)
+      training._prepare_checkpoint(_EVAL, "/nowhere")
       reshard.assert_called_once()
 
   def test_own_variables_are_initialised_by_the_worker_that_has_them(self):

@@ -1,0 +1,162 @@
+"""Remembers from which checkpoint a session starts, so that all of its parts come from that one.
+
+A restore has several parts: the saver reads the variables, listeners read tables and filters. If
+each part looked for the newest checkpoint itself, a process that saves meanwhile would mix two of
+them. So the choice is made once per session: the saver is told a checkpoint by whoever makes the
+session, and the listeners ask here which one it was.
+
+A checkpoint may also be deleted or written again while it is read. `check` finds that out from its
+index, and from the mark that `files` puts beside a checkpoint before either happens.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import weakref
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import tensorflow as tf
+from absl import logging
+from tensorflow.python.checkpoint import checkpoint_management
+
+from monolith.native_training.checkpoints import files as checkpoint_files
+
+Result = TypeVar("Result")
+
+# How often a reader that may take any checkpoint looks for a newer one.
+_ATTEMPTS = 10
+
+
+class CheckpointChangedError(tf.errors.DataLossError):
+  """A checkpoint was deleted, or written again, while it was restored."""
+
+
+@dataclasses.dataclass
+class _Start:
+  """How a session starts.
+
+  Attributes:
+    prefix: the checkpoint of its variables; `None` if they are initialized, or not known.
+    is_known: whether `prefix` is.
+    stamp: what told the checkpoint from a later one of the same name.
+    tables: folder of the model -> the checkpoint of its tables.
+  """
+
+  prefix: str | None
+  is_known: bool
+  stamp: tuple[int, int] | None = None
+  tables: dict[str, str | None] = dataclasses.field(default_factory=dict)
+
+
+_starts: weakref.WeakKeyDictionary[Any, _Start] = weakref.WeakKeyDictionary()
+
+
+def begin(session: Any, prefix: str) -> None:
+  """Remembers that the variables of a session are about to be restored from `prefix`."""
+  _starts[session] = _Start(prefix, True, _stamp(prefix))
+
+
+def settle(session: Any, is_known: bool) -> None:
+  """Lets all listeners of a session that the saver restored nothing into find the same checkpoint.
+
+  Args:
+    session: the session.
+    is_known: whether a saver that calls `begin` would have restored a checkpoint: there was none.
+      A saver that does not may have restored the newest one.
+  """
+  if session not in _starts:
+    _starts[session] = _Start(None, is_known)
+
+
+def find(session: Any, folder: str) -> str | None:
+  """Returns the checkpoint whose tables belong to the variables of a session; `None` if none does.
+
+  Args:
+    session: the session.
+    folder: where the newest one is looked for, if the session does not start now.
+  """
+  start = _starts.get(session)
+  if start is None:
+    return tf.train.latest_checkpoint(folder)
+  if folder not in start.tables:
+    start.tables[folder] = start.prefix if start.is_known else tf.train.latest_checkpoint(folder)
+  return start.tables[folder]
+
+
+def redirect(session: Any, folder: str, prefix: str) -> None:
+  """Lets `find` return a copy of the checkpoint that it has returned."""
+  _starts.setdefault(session, _Start(None, False)).tables[folder] = prefix
+
+
+def check(session: Any, cause: Exception | None = None) -> None:
+  """Checks that the checkpoint from which a session starts is still what it was.
+
+  Args:
+    session: the session.
+    cause: what went wrong in restoring, if anything did.
+
+  Raises:
+    CheckpointChangedError: it was deleted or written again.
+  """
+  start = _starts.get(session)
+  if start is None or start.prefix is None or start.stamp is None:
+    return
+  if _stamp(start.prefix) == start.stamp and not is_withdrawn(start.prefix):
+    return
+  newest = tf.train.latest_checkpoint(os.path.dirname(start.prefix))
+  raise CheckpointChangedError(
+    None,
+    None,
+    f"Another process deleted {start.prefix}, or wrote it again, while it was restored; the "
+    f"newest checkpoint there is {newest}. Start again to restore that one."
+    + (f" ({cause})" if cause is not None else ""),
+  ) from cause
+
+
+def is_withdrawn(prefix: str) -> bool:
+  """Tells whether a checkpoint is gone, or is being deleted or written again."""
+  if not checkpoint_management.checkpoint_exists_internal(prefix):
+    return True
+  if not checkpoint_files.is_marked_unfinished(prefix):
+    return False
+  state = tf.train.get_checkpoint_state(os.path.dirname(prefix))
+  recorded = [state.model_checkpoint_path, *state.all_model_checkpoint_paths] if state else []
+  return os.path.basename(prefix) not in map(os.path.basename, recorded)
+
+
+def with_newest(model_dir: str, read: Callable[[str], Result]) -> Result:
+  """Returns what `read` returns for the newest checkpoint of a folder.
+
+  If that one is deleted meanwhile, `read` is called again with the one that is the newest then.
+
+  Args:
+    model_dir: folder of the checkpoints, in which another process may save.
+    read: called with a prefix.
+
+  Raises:
+    ValueError: the folder has no checkpoint.
+    CheckpointChangedError: each of many was deleted while it was read.
+  """
+  for attempt in range(_ATTEMPTS):
+    prefix = checkpoint_files.require_newest(model_dir)
+    try:
+      return read(prefix)
+    except CheckpointChangedError:
+      if attempt + 1 == _ATTEMPTS:
+        raise
+    except (tf.errors.OpError, ValueError):
+      if attempt + 1 == _ATTEMPTS or not is_withdrawn(prefix):
+        raise
+    logging.warning("%s was deleted while it was read: reading the newest one.", prefix)
+  raise AssertionError("unreachable")
+
+
+def _stamp(prefix: str) -> tuple[int, int] | None:
+  """Returns what changes when a checkpoint is written again; `None` if there is none."""
+  try:
+    stat = tf.io.gfile.stat(prefix + ".index")
+  except tf.errors.NotFoundError:
+    return None
+  return stat.length, stat.mtime_nsec
