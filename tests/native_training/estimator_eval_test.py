@@ -111,7 +111,7 @@ def _read_curve(folder, tag):
   return curve
 
 
-class _TrainMeanwhile(tf.estimator.SessionRunHook):
+class _TrainMeanwhile(tf.compat.v1.train.SessionRunHook):
   """Trains and saves, as another process would, when the evaluation has restored its variables."""
 
   def __init__(self, train):
