@@ -576,8 +576,8 @@ class Estimator:
   ) -> Iterator[Any]:
     """Returns the predictions for the task's data, computed as they are asked for.
 
-    Arguments as in `graph_estimator.Estimator.predict`. Without `checkpoint_path` those of the newest
-    checkpoint.
+    Arguments as in `graph_estimator.Estimator.predict`; without `checkpoint_path` the newest
+    checkpoint is read.
 
     Raises:
       ValueError: there is no checkpoint.

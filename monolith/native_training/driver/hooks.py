@@ -304,7 +304,7 @@ class TrainingHooks:
       and config.filter_type != hash_filter_ops.FilterType.PROBABILISTIC_FILTER
     )
     # Training has written the checkpoint again where it did not fit; a reader may not.
-    is_reader = mode != tf.estimator.ModeKeys.TRAIN and not config.enable_full_sync_training
+    is_reader = mode != graph_estimator.ModeKeys.TRAIN and not config.enable_full_sync_training
     copies = [training_topology.CopyListener(self._model_dir, config.num_ps)] if is_reader else []
     return [
       basic_restore_hook.CheckpointRestorerHook(
