@@ -174,7 +174,8 @@ def _read_text(content: bytes) -> list:
     [fields] = csv.reader([line], strict=True)
     if len(fields) != len(_FIELDS):
       raise TornError("fields")
-    rows.append((int(fields[0]), fields[1].encode(), int(fields[2])))
+    # An empty field has no id.
+    rows.append((int(fields[0]) if fields[0] else None, fields[1].encode(), int(fields[2])))
   return rows
 
 
@@ -188,7 +189,6 @@ def _csv_kinds() -> Iterator[Kind]:
   header = (",".join(_FIELDS) + "\n").encode()
 
   def rows_of(element: dict[str, Any]) -> list:
-    # Ragged: an empty field has no id.
     ids = [row[0] if row else None for row in element["id"].to_list()]
     return list(zip(ids, element["user"].numpy().tolist(), element["stars"].numpy().tolist()))
 
