@@ -23,6 +23,7 @@ from monolith.serving.servable import Signature
 FORMATS = ("csv", "tfrecord", "instance", "example", "example_batch")
 _LENGTH = struct.Struct("<Q")
 _MAX_RECORD_BYTES = 1 << 30
+_TFRECORD_FRAME_BYTES = 16
 
 
 class RecordHeader(NamedTuple):
@@ -62,7 +63,7 @@ def read_batches(
     return
   name = _only_string_input(signature)
   if kind == "tfrecord":
-    records: Iterator[bytes] = tf.compat.v1.io.tf_record_iterator(path)
+    records: Iterator[bytes] = read_tfrecords(path)
   else:
     records = read_records(path, header)
   batch: list[bytes] = []
@@ -73,6 +74,30 @@ def read_batches(
       batch = []
   if batch:
     yield {name: _to_strings(batch)}
+
+
+def read_tfrecords(path: str) -> Iterator[bytes]:
+  """Yields the records of a TFRecord file that is not compressed.
+
+  TensorFlow takes a file that ends inside of a record's first 11 bytes for a smaller one, and names
+  no file in its errors.
+
+  Raises:
+    tf.errors.DataLossError: the file is torn or corrupt.
+    tf.errors.OpError: it cannot be read.
+  """
+  number, end = 0, 0
+  try:
+    for record in tf.compat.v1.io.tf_record_iterator(path):
+      yield record
+      number += 1
+      end += len(record) + _TFRECORD_FRAME_BYTES
+  except tf.errors.DataLossError as error:
+    raise tf.errors.DataLossError(
+      None, None, f"{path}: record {number}: {error.message}"
+    ) from error
+  if end != tf.io.gfile.stat(path).length:
+    raise tf.errors.DataLossError(None, None, f"{path} ends within record {number}")
 
 
 def read_records(path: str, header: RecordHeader) -> Iterator[bytes]:

@@ -15,6 +15,7 @@ from tensorflow_serving.apis import prediction_log_pb2
 
 from monolith.serving import prediction
 from monolith.serving.errors import ServingError, from_exception
+from monolith.serving.sample_files import read_tfrecords
 from monolith.serving.servable import Servable
 
 WARMUP_PATH = os.path.join("assets.extra", "tf_serving_warmup_requests")
@@ -44,7 +45,7 @@ def warm_up(servable: Servable) -> int:
     return 0
   answered = 0
   try:
-    for record in tf.compat.v1.io.tf_record_iterator(path):
+    for record in read_tfrecords(path):
       if answered == MAX_RECORDS:
         raise ServingError(
           grpc.StatusCode.INVALID_ARGUMENT, f"there are more than {MAX_RECORDS} requests"

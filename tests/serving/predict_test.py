@@ -26,7 +26,7 @@ from monolith.native_training.model_export import (
 )
 from monolith.serving import options, predict, server, warmup
 from monolith.serving.errors import ServingError
-from monolith.serving.sample_files import RecordHeader, read_records
+from monolith.serving.sample_files import RecordHeader, read_records, read_tfrecords
 from monolith.serving.servable import Servable
 from tests import free_ports
 from tests.serving import saved_models
@@ -158,6 +158,26 @@ class PredictTest(unittest.TestCase):
     path = self._write("foreign", b"\xff" * 64)
     with self.assertRaisesRegex(ServingError, "length"):
       list(read_records(path, RecordHeader()))
+
+  def test_torn_tfrecords(self):
+    path = f"{self.folder}/whole.tfrecord"
+    with tf.io.TFRecordWriter(path) as writer:
+      for text in _TEXTS:
+        writer.write(text)
+    whole = open(path, "rb").read()  # noqa: SIM115
+    ends = [0]
+    for text in _TEXTS:
+      ends.append(ends[-1] + 16 + len(text))
+    for size in range(len(whole) + 1):
+      path = self._write("torn", whole[:size])
+      if size in ends:
+        self.assertEqual(list(read_tfrecords(path)), list(_TEXTS[: ends.index(size)]))
+        continue
+      with self.assertRaisesRegex(tf.errors.DataLossError, path):
+        list(read_tfrecords(path))
+    path = self._write("flipped", whole[:-1] + bytes([whole[-1] ^ 1]))
+    with self.assertRaisesRegex(tf.errors.DataLossError, f"{path}: record {len(_TEXTS) - 1}: "):
+      list(read_tfrecords(path))
 
   def test_warm_up_from_samples(self):
     header = RecordHeader(has_sort_id=True)

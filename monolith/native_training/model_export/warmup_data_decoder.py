@@ -15,6 +15,7 @@ from google.protobuf import message
 from monolith import _install
 from monolith.serving import tensors
 from monolith.serving.errors import ServingError
+from monolith.serving.sample_files import read_tfrecords
 
 with _install.naming_extra("serving"):
   from tensorflow_serving.apis import prediction_log_pb2
@@ -27,7 +28,7 @@ def decode(path: str) -> Iterator[str]:
     ValueError: the file has something else.
     tf.errors.OpError: it cannot be read, or is torn.
   """
-  for number, record in enumerate(tf.compat.v1.io.tf_record_iterator(path)):
+  for number, record in enumerate(read_tfrecords(path)):
     try:
       log = prediction_log_pb2.PredictionLog.FromString(record)
     except message.DecodeError as error:

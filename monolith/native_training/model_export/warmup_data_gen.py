@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from monolith import _install
 from monolith.serving.errors import ServingError
-from monolith.serving.sample_files import RecordHeader, read_records
+from monolith.serving.sample_files import RecordHeader, read_records, read_tfrecords
 
 with _install.naming_extra("serving"):
   from tensorflow_serving.apis import prediction_log_pb2
@@ -79,9 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
   batch_size = 1 if flags.format == "example_batch" else flags.batch_size
   header = RecordHeader(*(getattr(flags, name) for name in RecordHeader._fields))
   records = (
-    tf.compat.v1.io.tf_record_iterator(flags.input)
-    if flags.format == "tfrecord"
-    else read_records(flags.input, header)
+    read_tfrecords(flags.input) if flags.format == "tfrecord" else read_records(flags.input, header)
   )
   logs = gen_prediction_logs(
     records,
