@@ -5,6 +5,8 @@
 `tf.compat.v1.disable_v2_behavior()` must be in force before `TPURunner.run`; the command line does
 it. Importing this module defines absl flags and nothing else.
 
+TPUEstimator exists up to TensorFlow 2.15: take that version to train on a TPU.
+
 Differences from ByteDance's Monolith: `--cpu_test` honours `--model_dir` and can evaluate;
 `train_and_eval` is refused before a TPU is touched; evaluation looks at every checkpoint that is
 kept, not only at the latest; its event file has a name of its own, so that none is overwritten; bad

@@ -13,6 +13,10 @@ import unittest
 from unittest import mock
 
 import tensorflow as tf
+
+if not hasattr(tf, "estimator"):
+  raise unittest.SkipTest("TPUEstimator ended with TensorFlow 2.15")
+
 from absl import app, flags
 from absl.testing import flagsaver
 

@@ -60,6 +60,10 @@ sys.modules["cloud_tpu_client"] = _package
 sys.modules["cloud_tpu_client.client"] = _client_module
 
 import tensorflow as tf  # noqa: E402
+
+if not hasattr(tf, "estimator"):
+  raise unittest.SkipTest("TPUEstimator ended with TensorFlow 2.15")
+
 from absl.testing import flagsaver  # noqa: E402
 from tensorflow.python.client import session as session_lib  # noqa: E402
 from tensorflow.python.distribute.cluster_resolver.tpu import (  # noqa: E402

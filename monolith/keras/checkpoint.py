@@ -85,7 +85,7 @@ def install() -> None:
   hdf5_format = _tensorflow.import_keras_saving("hdf5_format")
   for function in ("save_weights_to_hdf5_group", "load_weights_from_hdf5_group"):
     setattr(hdf5_format, function, _refuse_tables(getattr(hdf5_format, function)))
-  saving_utils = _tensorflow.import_keras_saving("saving_utils")
+  saving_utils: Any = _tensorflow.import_keras_saving("saving_utils")
   saving_utils.trace_model_call = signatures.name_inputs(saving_utils.trace_model_call)
   _installed = True
 

@@ -6,6 +6,10 @@ import types
 import unittest
 
 import tensorflow as tf
+
+if not hasattr(tf, "estimator"):
+  raise unittest.SkipTest("TPUEstimator ended with TensorFlow 2.15")
+
 from tensorflow_estimator.python.estimator.tpu import error_handling, tpu_estimator
 
 from monolith.core import auto_checkpoint_feed_hook

@@ -9,6 +9,9 @@ from unittest import mock
 import numpy as np
 import tensorflow as tf
 
+if not hasattr(tf, "estimator"):
+  raise unittest.SkipTest("TPUEstimator ended with TensorFlow 2.15")
+
 from monolith.core import base_embedding_task
 from monolith.core.base_embedding_task import BaseEmbeddingTask
 from monolith.core.feature import FeatureColumn3D, FeatureColumnV1, FeatureSlot

@@ -23,8 +23,9 @@ import importlib, os, signal, socket, sys, threading
 import absl.flags, absl.logging, grpc, kazoo.client
 import tensorflow as tf
 from tensorflow.python.training import checkpoint_management, monitored_session
-from tensorflow_estimator.python.estimator import util
 import monolith  # has a patch of its own, which lazy_import_test.py checks
+from monolith import _tensorflow
+from monolith.native_training import graph_estimator
 
 def sockets():
   found = set()
@@ -38,14 +39,15 @@ def sockets():
   return found
 
 PATCHABLE = (
-  tf, tf.train, tf.compat.v1, tf.compat.v1.train, tf.compat.v1.Session, tf.estimator, tf.Variable,
-  checkpoint_management, monitored_session, monitored_session.MonitoredSession, util,
-  util._DatasetInitializerHook, os, os.path, socket, socket.socket, threading.Thread,
+  tf, tf.train, tf.compat.v1, tf.compat.v1.train, tf.compat.v1.Session, tf.Variable,
+  checkpoint_management, monitored_session, monitored_session.MonitoredSession,
+  graph_estimator.DatasetInitializerHook, *_tensorflow.original_initializer_hooks(), os, os.path,
+  socket, socket.socket, threading.Thread,
   kazoo.client.KazooClient, grpc, sys.modules["builtins"],
 )
 
 def state():
-  for module in (tf, tf.train, tf.compat.v1, tf.compat.v1.train, tf.estimator):
+  for module in (tf, tf.train, tf.compat.v1, tf.compat.v1.train):
     dir(module)
   values = [{k: id(v) for k, v in vars(o).items() if not k.startswith("__")} for o in PATCHABLE]
   handlers = [signal.getsignal(s) for s in signal.valid_signals()]

@@ -27,7 +27,11 @@ def _base(name: str) -> Any:
 
 
 if TYPE_CHECKING:
-  _ServingBase = _TensorBase = _Fields
+
+  class _ServingBase(_Fields):
+    """What both kinds have."""
+
+  _TensorBase = _ServingBase
 else:
   _ServingBase = _base("ServingInputReceiver")
   _TensorBase = _base("TensorServingInputReceiver")
@@ -49,7 +53,7 @@ class ServingInputReceiver(_ServingBase):
     features: Any,
     receiver_tensors: Any,
     receiver_tensors_alternatives: Mapping[str, Any] | None = None,
-  ):
+  ) -> ServingInputReceiver:
     """Checks names and types.
 
     Raises:
@@ -82,7 +86,7 @@ class TensorServingInputReceiver(_TensorBase):
     features: Any,
     receiver_tensors: Any,
     receiver_tensors_alternatives: Mapping[str, Any] | None = None,
-  ):
+  ) -> TensorServingInputReceiver:
     """Checks names and types.
 
     Raises:

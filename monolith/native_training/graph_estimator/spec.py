@@ -30,7 +30,7 @@ class _Fields(NamedTuple):
   loss: tf.Tensor | None
   train_op: tf.Tensor | tf.Operation | None
   eval_metric_ops: Mapping[str, Any]
-  export_outputs: Mapping[str, ExportOutput] | None
+  export_outputs: Mapping[str, Any] | None
   training_chief_hooks: tuple[tf.compat.v1.train.SessionRunHook, ...]
   training_hooks: tuple[tf.compat.v1.train.SessionRunHook, ...]
   scaffold: tf.compat.v1.train.Scaffold
@@ -71,13 +71,13 @@ class EstimatorSpec(_Base):
     loss: tf.Tensor | None = None,
     train_op: tf.Tensor | tf.Operation | None = None,
     eval_metric_ops: Mapping[str, Any] | None = None,
-    export_outputs: Mapping[str, ExportOutput] | None = None,
+    export_outputs: Mapping[str, Any] | None = None,
     training_chief_hooks: Iterable[tf.compat.v1.train.SessionRunHook] | None = None,
     training_hooks: Iterable[tf.compat.v1.train.SessionRunHook] | None = None,
     scaffold: tf.compat.v1.train.Scaffold | None = None,
     evaluation_hooks: Iterable[tf.compat.v1.train.SessionRunHook] | None = None,
     prediction_hooks: Iterable[tf.compat.v1.train.SessionRunHook] | None = None,
-  ):
+  ) -> EstimatorSpec:
     """Checks what the mode needs.
 
     Raises:
