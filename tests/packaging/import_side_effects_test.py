@@ -47,7 +47,7 @@ PATCHABLE = (
 )
 
 def state():
-  for module in (tf, tf.train, tf.compat.v1, tf.compat.v1.train):
+  for module in (tf, tf.train, tf.compat.v1, tf.compat.v1.train, tf.keras):
     dir(module)
   values = [{k: id(v) for k, v in vars(o).items() if not k.startswith("__")} for o in PATCHABLE]
   handlers = [signal.getsignal(s) for s in signal.valid_signals()]
