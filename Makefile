@@ -70,8 +70,9 @@ test-all: build ## everything: C++ tests, Python tests, the wheel, ranks with Ho
 cpp-test: build ## the engine's GoogleTest programs
 	$(RUN) tools/native_build.py --cpp-tests --jobs $(JOBS)
 
-soak: build ## tests at full length, in C++ too: hundreds of kills, 300 random calls of every op, all examples and notebooks
+soak: build ## tests at full length, in C++ too: hundreds of kills, 300 random calls of every op, an attack on the model server, all examples and notebooks
 	MONOLITH_SOAK=1 $(RUN) tools/native_build.py --cpp-tests --jobs $(JOBS)
+	$(RUN) tools/native_build.py --server --sanitize address --jobs $(JOBS)
 	MONOLITH_SOAK=1 $(RUN) -m pytest tests/reliability tests/examples tests/docs/deploy_test.py tests/docs/commands_test.py \
 	  tests/agent_service/backends_sessions_test.py tests/keras/training_test.py tests/realtime/trainer_test.py
 

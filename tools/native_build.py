@@ -9,6 +9,7 @@ same folders.
   python tools/native_build.py --cuda             the same, and fails without a CUDA compiler
   python tools/native_build.py --without-cuda     the same but the GPU kernels: minutes sooner
   python tools/native_build.py --server           the model server, and fails without nghttp2
+  python tools/native_build.py --server --sanitize address  the server once more, below build/
   python tools/native_build.py --protos           protobuf modules only, in seconds
   python tools/native_build.py --cpp-tests        builds and runs the GoogleTest binaries
   python tools/native_build.py --cpp-tests --sanitize address
@@ -47,6 +48,9 @@ BUILD_INFO = RUNTIME / "ops/_build_info.py"
 # Optional: the model server, where nghttp2 and TensorFlow's C++ library are there.
 SERVER = pathlib.PurePosixPath("monolith/serving/native")
 SERVER_PROGRAM = SERVER / "monolith_model_server"
+# Sources of others that are compiled into it; third_party/README.md says whence they are.
+LLHTTP = pathlib.PurePosixPath("third_party/llhttp")
+SERVER_INCLUDES = f"-isystem {LLHTTP} -isystem third_party/rapidjson/include"
 # What of the engine the server has inside; tables are reached through ops.
 SERVER_ENGINE_SOURCES = (
   "base/crc32c.cc",
@@ -278,8 +282,19 @@ def server_sources() -> list[pathlib.PurePosixPath]:
 
 def plain_server_sources() -> list[pathlib.PurePosixPath]:
   """Returns those that need neither TensorFlow nor nghttp2: what reads bytes from the network."""
-  names = ("flags.cc", "http2/rpc.cc", "rest/http_parser.cc", "rest/json.cc")
+  names = ("flags.cc", "http2/rpc.cc", "rest/http_parser.cc", "rest/json.cc", "rest/json_reader.cc")
   return [SERVER / name for name in names]
+
+
+def _add_llhttp(ninja: NinjaFile, variant: str, sanitize: str = "") -> list[str]:
+  """Adds the objects of the parser of HTTP/1.1, which is in C."""
+  objects = []
+  for source in _glob(str(LLHTTP), "*.c"):
+    objects.append(_object(source, variant))
+    # Standards and warnings of C++ come before these flags.
+    flags = f"-x c -std=c11 -w -O2 -g1 -I{LLHTTP} {sanitize}".rstrip()
+    ninja.build([objects[-1]], "cxx", [source], flags=flags)
+  return objects
 
 
 def _protos_used_in_cpp(folder: pathlib.PurePosixPath = RUNTIME) -> list[pathlib.PurePosixPath]:
@@ -574,17 +589,20 @@ def _add_cpp_programs(
   for source in cuda_sources() if gpu_loops else ():
     ninja.build([_object(source, variant)], "cxx", [source], flags=f"{flags} -x c++")
     engine.append(_object(source, variant))
-  server = []
+  server = _add_llhttp(ninja, variant, " ".join(re.findall(r"-f\S*sanitize\S*", flags)))
   for source in plain_server_sources():
-    ninja.build([_object(source, variant)], "cxx", [source], flags=flags)
     server.append(_object(source, variant))
+    ninja.build([server[-1]], "cxx", [source], flags=f"{flags} {SERVER_INCLUDES}")
   programs = []
   for source in sources:
     # Tests compile for longer than they run: what they test is optimized, they are not.
     own = f"{flags} -O1 -g1" if source.parts[0] == "tests" else flags
+    of_server = source.parts[:2] == ("tests", "serving")
+    if of_server:
+      own += f" {SERVER_INCLUDES}"
     ninja.build([_object(source, variant)], "cxx", [source], flags=own)
     program = f"build/{variant}/bin/{source.with_suffix('')}"
-    library = server if source.parts[:2] == ("tests", "serving") else engine
+    library = server if of_server else engine
     ninja.build([program], "link", [_object(source, variant), *library], flags=flags, libs=libs)
     programs.append(program)
   return programs
@@ -687,9 +705,14 @@ def _has_header(tools: Toolchain, name: str) -> bool:
   return done.returncode == 0
 
 
-def _add_server_objects(ninja: NinjaFile, tools: Toolchain) -> list[str]:
+def _add_server_objects(ninja: NinjaFile, tools: Toolchain, sanitize: str | None) -> list[str]:
   """Adds every object of the server."""
-  flags = f"-O2 -DNDEBUG {_tensorflow_flags(tools)}"
+  variant = f"server-{sanitize}" if sanitize else "server"
+  own = "-O2 -DNDEBUG"
+  if sanitize:
+    # As for the op library: containers of Abseil have other fields when they see this macro.
+    own = f"-O1 -g1 -fsanitize={sanitize} -fno-omit-frame-pointer -U__SANITIZE_ADDRESS__"
+  flags = f"{own} {SERVER_INCLUDES} {_tensorflow_flags(tools)}"
   # Only its headers: the library is loaded when TLS is asked for.
   if _has_header(tools, "openssl/ssl.h"):
     flags += " -DMONOLITH_WITH_OPENSSL"
@@ -698,16 +721,16 @@ def _add_server_objects(ninja: NinjaFile, tools: Toolchain) -> list[str]:
   headers = [f"{stem}.pb.h" for stem in stems]
   objects = []
   for stem in stems:
-    compiled = f"{stem.replace('build/', 'build/server/', 1)}.pb.o"
+    compiled = f"{stem.replace('build/', f'build/{variant}/', 1)}.pb.o"
     ninja.build([compiled], "cxx", [f"{stem}.pb.cc"], order_only=headers, flags=flags)
     objects.append(compiled)
   for unit in _units(server_sources()):
-    objects.append(_unit_object(unit, "server"))
+    objects.append(_unit_object(unit, variant))
     ninja.build([objects[-1]], "cxx", [unit], order_only=headers, flags=flags)
   for source in (RUNTIME / name for name in SERVER_ENGINE_SOURCES):
-    objects.append(_object(source, "server"))
+    objects.append(_object(source, variant))
     ninja.build([objects[-1]], "cxx", [source], flags=flags)
-  return objects
+  return objects + _add_llhttp(ninja, variant, f"-fsanitize={sanitize}" if sanitize else "")
 
 
 def _server_libs(tools: Toolchain) -> str:
@@ -718,12 +741,15 @@ def _server_libs(tools: Toolchain) -> str:
   )
 
 
-def build_server(jobs: int | None = None, *, required: bool = True) -> None:
-  """Builds the model server inside the source tree.
+def build_server(
+  jobs: int | None = None, *, required: bool = True, sanitize: str | None = None
+) -> None:
+  """Builds the model server inside the source tree, with a sanitizer below build/ instead.
 
   Args:
     jobs: parallel jobs, by default as many as there are cores.
     required: fail where a library is missing, instead of leaving the server out.
+    sanitize: a key of `SANITIZERS`.
 
   Raises:
     BuildError: a tool or a library is missing, or the compilation failed.
@@ -737,9 +763,10 @@ def build_server(jobs: int | None = None, *, required: bool = True) -> None:
     (ROOT / SERVER_PROGRAM).unlink(missing_ok=True)
     return
   _link_folder("tensorflow", tools.tensorflow_dir)
-  ninja = NinjaFile("server")
+  variant = f"server-{sanitize}" if sanitize else "server"
+  ninja = NinjaFile(variant)
   _add_compile_rules(ninja, tools)
-  objects = _add_server_objects(ninja, tools)
+  objects = _add_server_objects(ninja, tools, sanitize)
   if not _has_header(tools, "openssl/ssl.h"):
     print(
       f"{SERVER_PROGRAM.name} is built without TLS: OpenSSL's headers are missing (Debian and "
@@ -747,10 +774,10 @@ def build_server(jobs: int | None = None, *, required: bool = True) -> None:
       flush=True,
     )
   ninja.build(
-    [SERVER_PROGRAM],
+    [f"build/{variant}/{SERVER_PROGRAM.name}" if sanitize else SERVER_PROGRAM],
     "link",
     objects,
-    flags="",
+    flags=f"-fsanitize={sanitize}" if sanitize else "",
     libs=_server_libs(tools),
   )
   ninja.run([], jobs, tools)
@@ -869,7 +896,7 @@ def main() -> int:
     if options.cpp_tests:
       return min(1, _run_tests(build_cpp_programs("tests", options.sanitize, options.jobs)))
     if options.server:
-      build_server(options.jobs)
+      build_server(options.jobs, sanitize=options.sanitize)
       return 0
     if options.nvcc_command:
       print(nvcc_command())

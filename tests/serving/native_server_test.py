@@ -452,7 +452,7 @@ class HostileClientTest(unittest.TestCase):
   def test_random_http(self):
     rng = random.Random(13)
     good = (
-      b"POST /v1/models/m:predict HTTP/1.1\r\nContent-Length: 24\r\n\r\n"
+      b"POST /v1/models/m:predict HTTP/1.1\r\nHost: a\r\nContent-Length: 24\r\n\r\n"
       b'{"instances": [[1, 2.5]]}'
     )
     self.assertIn(b" 400 ", self._send(good, self.server.rest_port))
@@ -463,6 +463,40 @@ class HostileClientTest(unittest.TestCase):
       for _ in range(rng.randint(1, 4)):
         data[rng.randrange(len(data))] = rng.randrange(256)
       self._send(bytes(data), self.server.rest_port)
+
+  def test_http_without_one_host_is_refused(self):
+    def ask(version: bytes, *hosts: bytes) -> bytes:
+      lines = b"".join(b"Host: %s\r\n" % host for host in hosts)
+      request = b"GET /v1/models/m HTTP/%s\r\n%s\r\n" % (version, lines)
+      return self._send(request, self.server.rest_port).split(b"\r\n")[0]
+
+    self.assertEqual(ask(b"1.1", b"a"), b"HTTP/1.1 200 OK")
+    self.assertEqual(ask(b"1.0"), b"HTTP/1.1 200 OK")
+    self.assertEqual(ask(b"1.1"), b"HTTP/1.1 400 Bad Request")
+    self.assertEqual(ask(b"1.1", b"a", b"b"), b"HTTP/1.1 400 Bad Request")
+
+  def test_http_that_brings_nothing_is_refused(self):
+    chunked = b"POST /v1/models/m:predict HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
+    for name, data in (
+      ("empty lines", b"\r\n" * (1 << 19)),
+      ("chunks of a byte", chunked + b"1\r\n \r\n" * (1 << 17) + b"0\r\n\r\n"),
+    ):
+      with self.subTest(name):
+        self.assertIn(b" 400 ", self._send(data, self.server.rest_port))
+
+  def test_requests_ahead_are_answered_in_turn(self):
+    one = b"GET /v1/models/m HTTP/1.1\r\nHost: a\r\n\r\n"
+    last = b"GET /v1/models/m HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"
+    address = ("127.0.0.1", self.server.rest_port)
+    count = 5_000
+    with socket.create_connection(address, timeout=60) as connection:
+      sender = threading.Thread(target=connection.sendall, args=(one * count + last,))
+      sender.start()
+      answer = b""
+      while received := connection.recv(1 << 20):
+        answer += received
+      sender.join()
+    self.assertEqual(answer.count(b"HTTP/1.1 200 OK"), count + 1)
 
   def test_many_connections_at_once(self):
     connections = [
@@ -487,6 +521,122 @@ class HostileClientTest(unittest.TestCase):
 
     with futures.ThreadPoolExecutor(16) as pool:
       list(pool.map(ask, range(500)))
+
+
+class MemoryTest(unittest.TestCase):
+  """What clients can make a server reserve is bounded, and leaves room for others."""
+
+  @classmethod
+  def setUpClass(cls):
+    cls.folder = tempfile.mkdtemp()
+    cls.addClassCleanup(shutil.rmtree, cls.folder)
+    saved_models.write_sum_model(f"{cls.folder}/m/1")
+    saved_models.write_string_model(f"{cls.folder}/text/1")
+    config = pathlib.Path(cls.folder, "models.config")
+    config.write_text(
+      "model_config_list {"
+      + "".join(
+        f'config {{ name: "{name}" base_path: "{cls.folder}/{name}" }}'
+        for name in ("m", "text", "nothing")
+      )
+      + "}"
+    )
+    cls.server = Server(f"--model_config_file={config}")
+    cls.addClassCleanup(cls.server.stop)
+    cls.server.wait_until_available("m").wait_until_available("text")
+
+  def setUp(self):
+    # Begins to note the most that is resident from now on.
+    pathlib.Path(f"/proc/{self.server.process.pid}/clear_refs").write_text("5")
+    self.before = self._mebibytes("VmRSS")
+
+  def tearDown(self):
+    self.server.check_alive()
+    self.assertEqual(len(self.server.predict("m", timeout=60)), 2)
+
+  def _mebibytes(self, name: str) -> float:
+    status = pathlib.Path(f"/proc/{self.server.process.pid}/status").read_text()
+    (line,) = (line for line in status.splitlines() if line.startswith(name))
+    return int(line.split()[1]) / 1024
+
+  def _grown(self) -> float:
+    return self._mebibytes("VmHWM") - self.before
+
+  def _repeat(self, count: int, text: bytes) -> grpc.Future:
+    request = predict_pb2.PredictRequest()
+    request.model_spec.name = "text"
+    tensor = request.inputs["s"]
+    tensor.dtype = tf.string.as_datatype_enum
+    tensor.tensor_shape.dim.add(size=count)
+    tensor.string_val.append(text)
+    return self.server.prediction.Predict.future(request, timeout=60)
+
+  def test_a_repeated_string_counts_as_often_as_it_is_there(self):
+    self.assertEqual(self._repeat(3, b"abcd").result().outputs["n"].int_val[:], [4, 4, 4])
+    for count, size in ((1 << 15, 10_000), (1 << 40, 1), (1 << 24, 0), ((1 << 62) + 5, 1 << 20)):
+      with self.subTest(count=count, size=size):
+        self.assertEqual(self._repeat(count, b"x" * size).code(), Code.INVALID_ARGUMENT)
+    self.assertLess(self._grown(), 64)
+
+  def test_requests_in_flight_share_what_there_is(self):
+    asked = [self._repeat(7 << 20, b"") for _ in range(6)]
+
+    codes = {call.code() for call in asked}
+
+    self.assertIn(Code.RESOURCE_EXHAUSTED, codes)
+    self.assertLessEqual(codes, {Code.OK, Code.RESOURCE_EXHAUSTED})
+    self.assertLess(self._grown(), 1600)
+
+  def test_bodies_that_do_not_end_leave_room_for_others(self):
+    piece = b" " * (1 << 20)
+    connections = []
+    try:
+      for _ in range(12):
+        connection = socket.create_connection(("127.0.0.1", self.server.rest_port), timeout=60)
+        connections.append(connection)
+        connection.sendall(
+          b"POST /v1/models/m:predict HTTP/1.1\r\nHost: a\r\nContent-Length: 60000000\r\n\r\n"
+        )
+        for _ in range(50):
+          connection.sendall(piece)
+      answers = []
+      for connection in connections:
+        connection.settimeout(1)
+        try:
+          answers.append(connection.recv(1000)[:12])
+        except TimeoutError:
+          answers.append(b"")
+      # Others are answered, whichever way they come.
+      self.server.predict("m", timeout=60)
+      body = b'{"instances": [[1, 2]]}'
+      self.assertEqual(self.server.post("/v1/models/m:predict", body)[0], 200)
+      grown = self._grown()
+    finally:
+      for connection in connections:
+        connection.close()
+    self.assertIn(b"HTTP/1.1 429", answers)
+    self.assertIn(b"", answers)
+    self.assertLess(grown, 640)
+
+  def test_json_takes_little_more_than_its_tensors(self):
+    for name, body in (
+      ("numbers", b'{"instances": [' + b"1," * (4 << 20) + b"1]}"),
+      ("lists", b'{"instances": [' + b"[]," * (2 << 20) + b"[]]}"),
+      ("objects", b'{"instances": [' + b"{}," * (2 << 20) + b"{}]}"),
+      ("names", b'{"inputs": {' + b",".join(b'"%x": 1' % i for i in range(1 << 19)) + b"}}"),
+      ("digits", b'{"instances": [1e' + b"0" * (8 << 20) + b"]}"),
+      ("depth", b"[" * (8 << 20)),
+    ):
+      with self.subTest(name):
+        self.assertEqual(self.server.post("/v1/models/m:predict", body)[0], 400)
+    self.assertLess(self._grown(), 120)
+
+  def test_a_base_path_without_versions_is_logged(self):
+    log = pathlib.Path(self.server.log.name)
+    wait_until(lambda: f"cannot read base path {self.folder}/nothing" in log.read_text())
+    os.mkdir(f"{self.folder}/nothing")
+    wanted = f"no versions of model 'nothing' under base path {self.folder}/nothing"
+    wait_until(lambda: wanted in log.read_text())
 
 
 class WatchTest(unittest.TestCase):

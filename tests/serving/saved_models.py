@@ -106,6 +106,16 @@ def write_entry_model(folder: str) -> str:
   return write_model(folder, signature)
 
 
+def write_string_model(folder: str) -> str:
+  """Writes a model that answers with strings and their lengths."""
+
+  def signatures():
+    s = tf.compat.v1.placeholder(tf.string, [None], "s")
+    return {"serving_default": ({"s": s}, {"n": tf.strings.length(s), "t": tf.identity(s)})}
+
+  return write_signatures(folder, signatures)
+
+
 def make_request(
   model: str, signature: str = "", **inputs: np.ndarray
 ) -> predict_pb2.PredictRequest:

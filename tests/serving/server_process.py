@@ -45,6 +45,7 @@ class ServerProcess:
     environment: variables beside those of this process.
     port: its port for gRPC; a free one by default.
     kind: which of `SERVERS`; the one under test by default.
+    program: a command instead of one of those.
   """
 
   def __init__(
@@ -53,13 +54,19 @@ class ServerProcess:
     environment: dict[str, str] | None = None,
     port: int | None = None,
     kind: str | None = None,
+    program: list[str] | None = None,
   ):
     self.port = port or free_ports.get_free_port()
     self.rest_port = free_ports.get_free_port()
     self.address = f"127.0.0.1:{self.port}"
     self._log = tempfile.NamedTemporaryFile("w+", suffix=".log")  # noqa: SIM115
     self.process = subprocess.Popen(
-      [*command(kind), f"--port={self.port}", f"--rest_api_port={self.rest_port}", *flags],
+      [
+        *(program or command(kind)),
+        f"--port={self.port}",
+        f"--rest_api_port={self.rest_port}",
+        *flags,
+      ],
       cwd=ROOT,
       env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2", **(environment or {})},
       stdout=self._log,

@@ -19,41 +19,12 @@ import tensorflow as tf
 from tensorflow_serving.apis import prediction_service_pb2_grpc
 
 from monolith.serving import model_server
-from tests.serving import saved_models, server_process
+from tests.serving import certificates, saved_models, server_process
 from tests.wait_until import wait_until
 
 tf.compat.v1.disable_eager_execution()
 
 _X = np.ones([1, 2], np.float32)
-
-
-def _openssl(*arguments: str) -> None:
-  subprocess.run(["openssl", *arguments], check=True, capture_output=True)
-
-
-def _write_certificates(folder: str) -> dict[str, str]:
-  """Returns texts of an authority, and of keys and certificates that it and another one signed."""
-  texts = {}
-  for authority in ("ca", "other"):
-    _openssl(
-      *"req -x509 -newkey rsa:2048 -nodes -days 2".split(),
-      *("-keyout", f"{folder}/{authority}.key", "-out", f"{folder}/{authority}.crt"),
-      *("-subj", f"/CN={authority}"),
-    )
-  pathlib.Path(folder, "names").write_text("subjectAltName=DNS:localhost")
-  for name, authority in (("server", "ca"), ("client", "ca"), ("stranger", "other")):
-    _openssl(
-      *"req -newkey rsa:2048 -nodes".split(),
-      *("-keyout", f"{folder}/{name}.key", "-out", f"{folder}/{name}.csr", "-subj", f"/CN={name}"),
-    )
-    _openssl(
-      *("x509", "-req", "-in", f"{folder}/{name}.csr", "-days", "2", "-CAcreateserial"),
-      *("-CA", f"{folder}/{authority}.crt", "-CAkey", f"{folder}/{authority}.key"),
-      *("-extfile", f"{folder}/names", "-out", f"{folder}/{name}.crt"),
-    )
-  for path in [*pathlib.Path(folder).glob("*.crt"), *pathlib.Path(folder).glob("*.key")]:
-    texts[path.name] = path.read_text()
-  return texts
 
 
 def _run(*flags: str) -> tuple[int, str]:
@@ -76,7 +47,7 @@ class TlsTest(unittest.TestCase):
   def setUpClass(cls):
     cls.folder = tempfile.mkdtemp()
     cls.addClassCleanup(shutil.rmtree, cls.folder)
-    cls.texts = _write_certificates(cls.folder)
+    cls.texts = certificates.write(cls.folder)
     saved_models.write_scale_model(f"{cls.folder}/m", 1, 1.0)
     own = {"server_key": cls.texts["server.key"], "server_cert": cls.texts["server.crt"]}
     cls.open = cls._start("open", own)

@@ -24,6 +24,7 @@
 #include "monolith/serving/native/api/rpc_service.h"
 #include "monolith/serving/native/api/serving_api.h"
 #include "monolith/serving/native/base/log.h"
+#include "monolith/serving/native/base/memory_budget.h"
 #include "monolith/serving/native/base/worker_pool.h"
 #include "monolith/serving/native/flags.h"
 #include "monolith/serving/native/http2/server_connection.h"
@@ -52,6 +53,12 @@ namespace {
 
 constexpr int64_t kMaxConnections = 10'000;
 constexpr int64_t kMaxQueued = 10'000;
+// Of requests that are not answered, and of their tensors and answers, all together. The last
+// eighth is for requests that are small.
+constexpr int64_t kMaxRequestBytes = 512 << 20;
+constexpr int64_t kSmallRequestBytes = 64 << 10;
+constexpr int64_t kMaxTensorsBytes = 1 << 30;
+constexpr int64_t kSmallTensorsBytes = 1 << 20;
 constexpr std::chrono::seconds kGrace(10);
 
 std::vector<std::string> Split(const std::string& text, char separator) {
@@ -245,6 +252,8 @@ int Run(const Flags& flags) {
   PredictLimits predict_limits;
   predict_limits.max_tensor_bytes =
       std::max(predict_limits.max_tensor_bytes, flags.max_receive_message_bytes);
+  predict_limits.budget = std::make_shared<MemoryBudget>(
+      std::max(kMaxTensorsBytes, 4 * predict_limits.max_tensor_bytes), kSmallTensorsBytes);
   std::unique_ptr<Batcher> batcher;
   status = MakeBatcher(flags, &batcher);
   if (!status.ok()) return Fail(status);
@@ -253,10 +262,11 @@ int Run(const Flags& flags) {
 
   RpcLimits limits;
   limits.max_message_bytes = flags.max_receive_message_bytes;
-  limits.max_buffered_bytes = std::max(limits.max_buffered_bytes, 2 * limits.max_message_bytes);
   limits.max_streams = flags.max_concurrent_streams;
   limits.max_header_bytes = flags.max_metadata_bytes;
-  const auto buffered = std::make_shared<int64_t>(0);
+  // Of all clients, whichever way they come.
+  const auto request_budget = std::make_shared<MemoryBudget>(
+      std::max(kMaxRequestBytes, 4 * flags.max_receive_message_bytes), kSmallRequestBytes);
   RpcPlaces places;
   // A request that waits for others to join it must not keep them from being read.
   places.loop = batcher == nullptr ? &loop : nullptr;
@@ -265,8 +275,8 @@ int Run(const Flags& flags) {
   RpcStreamMethods stream_methods = MakeReflectionMethods();
   stream_methods.merge(serving.MakeHealthMethods());
   Acceptor grpc(&loop, kMaxConnections, [&](FileDescriptor socket) {
-    auto connection = std::make_shared<Http2ServerConnection>(&loop, std::move(socket), limits,
-                                                              service, &stream_methods, buffered);
+    auto connection = std::make_shared<Http2ServerConnection>(
+        &loop, std::move(socket), limits, service, &stream_methods, request_budget);
     if (tls != nullptr) {
       std::unique_ptr<StreamCipher> cipher = tls->NewServerCipher();
       // Nothing may pass in the clear.
@@ -287,7 +297,8 @@ int Run(const Flags& flags) {
   http_limits.answer_timeout = std::chrono::milliseconds(flags.rest_api_timeout_in_ms);
   const HttpService http_service = MakeHttpService(&serving, &rest_workers);
   Acceptor rest(&loop, kMaxConnections, [&](FileDescriptor socket) {
-    return std::make_shared<HttpConnection>(&loop, std::move(socket), http_limits, http_service);
+    return std::make_shared<HttpConnection>(&loop, std::move(socket), http_limits, http_service,
+                                            request_budget);
   });
   if (flags.rest_api_port != 0) {
     status = rest.Open(flags.bind_address, static_cast<int>(flags.rest_api_port));

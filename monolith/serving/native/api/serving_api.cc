@@ -4,7 +4,10 @@
 #include <memory>
 #include <utility>
 
+#include "google/protobuf/io/coded_stream.h"
+#include "google/protobuf/wire_format_lite.h"
 #include "tensorflow/core/framework/tensor.h"
+#include "tensorflow/core/platform/protobuf.h"
 #include "tensorflow/core/protobuf/meta_graph.pb.h"
 
 namespace monolith {
@@ -14,12 +17,37 @@ namespace {
 constexpr char kGetModelMetadata[] = "/tensorflow.serving.PredictionService/GetModelMetadata";
 // Without a deadline of the client's own, a reload waits this long.
 constexpr std::chrono::minutes kReloadTimeout(10);
+// What a short request may take as tensors.
+constexpr int64_t kMaxInlineTensorBytes = 256 << 10;
 constexpr char kSignatureDef[] = "signature_def";
 constexpr char kSignatureDefMapType[] = "type.googleapis.com/tensorflow.serving.SignatureDefMap";
+
+// A field of two bytes may take fifty when it is parsed.
+constexpr int kMaxFields = 100'000;
+// Only Predict has longer messages.
+constexpr size_t kMaxOtherMessageBytes = 4 << 20;
+
+// Counts the fields of a message before memory is taken for them.
+Status CheckFields(const std::string& message) {
+  using tensorflow::protobuf::internal::WireFormatLite;
+  tensorflow::protobuf::io::CodedInputStream stream(
+      reinterpret_cast<const uint8_t*>(message.data()), static_cast<int>(message.size()));
+  int count = 0;
+  while (const uint32_t tag = stream.ReadTag()) {
+    if (++count > kMaxFields) {
+      return Status(Code::kInvalidArgument,
+                    "the message has more than " + std::to_string(kMaxFields) + " fields");
+    }
+    if (!WireFormatLite::SkipField(&stream, tag)) break;
+  }
+  return Status();
+}
 
 template <typename Request, typename Response, typename Method>
 RpcReply Call(const std::string& message, const char* request_name, Method method) {
   RpcReply reply;
+  reply.status = CheckFields(message);
+  if (!reply.status.ok()) return reply;
   Request request;
   if (!request.ParseFromString(message)) {
     reply.status =
@@ -36,17 +64,19 @@ RpcReply Call(const std::string& message, const char* request_name, Method metho
 
 }  // namespace
 
-Status ServingApi::Predict(const api::PredictRequest& request, api::PredictResponse* response) {
+Status ServingApi::Predict(const api::PredictRequest& request, MemoryLease* lease,
+                           api::PredictResponse* response) {
   std::shared_ptr<Servable> servable;
   int64_t version = 0;
   const Status status = models_->Find(request.model_spec(), &servable, &version);
   if (!status.ok()) return status;
-  return PredictOn(servable.get(), version, request, response);
+  return PredictOn(servable.get(), version, request, lease, response);
 }
 
 Status ServingApi::PredictOn(Servable* servable, int64_t version,
-                             const api::PredictRequest& request, api::PredictResponse* response) {
-  const Status status = serving::Predict(servable, request, limits_, runner_, response);
+                             const api::PredictRequest& request, MemoryLease* lease,
+                             api::PredictResponse* response) {
+  const Status status = serving::Predict(servable, request, limits_, runner_, lease, response);
   if (!status.ok()) return status;
   api::ModelSpec* spec = response->mutable_model_spec();
   spec->set_name(request.model_spec().name());
@@ -145,6 +175,7 @@ bool ServingApi::PredictIfShort(const std::string& message, RpcReply* reply) {
   const Clock::time_point start = Clock::now();
   std::string model;
   bool short_runs = true;
+  const auto lease = std::make_shared<MemoryLease>(limits_.budget);
   *reply = Call<api::PredictRequest, api::PredictResponse>(
       message, "PredictRequest",
       [&](const api::PredictRequest& request, api::PredictResponse* response) {
@@ -157,8 +188,14 @@ bool ServingApi::PredictIfShort(const std::string& message, RpcReply* reply) {
             request.model_spec().signature_name(),
             {request.output_filter().begin(), request.output_filter().end()});
         if (!short_runs) return Status();
-        return PredictOn(servable.get(), version, request, response);
+        int64_t bytes = 0;
+        // What cannot be measured is refused in its turn.
+        short_runs =
+            !MeasureInputs(request, limits_, &bytes).ok() || bytes <= kMaxInlineTensorBytes;
+        if (!short_runs) return Status();
+        return PredictOn(servable.get(), version, request, lease.get(), response);
       });
+  if (reply->status.ok()) reply->lease = lease;
   if (short_runs) Count(model, "Predict", reply->status.code, start);
   return short_runs;
 }
@@ -168,14 +205,23 @@ RpcReply ServingApi::Handle(const RpcCall& call) {
   if (path == kPredictPath) {
     const Clock::time_point start = Clock::now();
     std::string model;
+    const auto lease = std::make_shared<MemoryLease>(limits_.budget);
     RpcReply reply = Call<api::PredictRequest, api::PredictResponse>(
         call.message, "PredictRequest",
         [&](const api::PredictRequest& request, api::PredictResponse* response) {
           model = request.model_spec().name();
-          return Predict(request, response);
+          return Predict(request, lease.get(), response);
         });
+    if (reply.status.ok()) reply.lease = lease;
     Count(model, "Predict", reply.status.code, start);
     return reply;
+  }
+  if (call.message.size() > kMaxOtherMessageBytes) {
+    return RpcReply{
+        Status(Code::kResourceExhausted, "the request has " + std::to_string(call.message.size()) +
+                                             " bytes, this method takes at most " +
+                                             std::to_string(kMaxOtherMessageBytes)),
+        ""};
   }
   if (path == kGetModelMetadata) {
     return Call<api::GetModelMetadataRequest, api::GetModelMetadataResponse>(

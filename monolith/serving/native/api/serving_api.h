@@ -23,7 +23,8 @@ class ServingApi {
   ServingApi(ModelManager* models, Metrics* metrics, const PredictLimits& limits, Runner runner)
       : models_(models), metrics_(metrics), limits_(limits), runner_(std::move(runner)) {}
 
-  Status Predict(const api::PredictRequest& request, api::PredictResponse* response);
+  Status Predict(const api::PredictRequest& request, MemoryLease* lease,
+                 api::PredictResponse* response);
   Status GetModelMetadata(const api::GetModelMetadataRequest& request,
                           api::GetModelMetadataResponse* response);
   Status GetModelStatus(const api::GetModelStatusRequest& request,
@@ -51,7 +52,7 @@ class ServingApi {
 
  private:
   Status PredictOn(Servable* servable, int64_t version, const api::PredictRequest& request,
-                   api::PredictResponse* response);
+                   MemoryLease* lease, api::PredictResponse* response);
 
   ModelManager* const models_;
   Metrics* const metrics_;

@@ -11,6 +11,7 @@
 #include <string>
 #include <string_view>
 
+#include "monolith/serving/native/base/memory_budget.h"
 #include "monolith/serving/native/base/status.h"
 #include "monolith/serving/native/net/event_loop.h"
 
@@ -25,11 +26,15 @@ struct RpcCall {
   Clock::time_point deadline = Clock::time_point::max();
   // True when nobody waits for the answer any more.
   std::shared_ptr<std::atomic<bool>> cancelled;
+  // Counts the message until the call is answered.
+  MemoryLease lease;
 };
 
 struct RpcReply {
   Status status;
   std::string message;
+  // Counts the message until it is sent; may be null.
+  std::shared_ptr<MemoryLease> lease = nullptr;
 };
 
 // Called once, from any thread.

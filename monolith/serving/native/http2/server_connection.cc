@@ -18,14 +18,19 @@ constexpr std::string_view kGrpc = "application/grpc";
 
 // What nghttp2 calls. Exceptions must not pass through it: they end the connection.
 struct ServerCallbacks {
+  using Stream = Http2ServerConnection::Stream;
+
   static Http2ServerConnection* Self(void* data) {
     return static_cast<Http2ServerConnection*>(data);
   }
 
   static int BeginHeaders(nghttp2_session*, const nghttp2_frame* frame, void* data) {
     if (frame->hd.type != NGHTTP2_HEADERS || frame->headers.cat != NGHTTP2_HCAT_REQUEST) return 0;
-    return GuardCallback(
-        [&] { Self(data)->streams_[frame->hd.stream_id].last_data = Clock::now(); });
+    return GuardCallback([&] {
+      Stream& stream = Self(data)->streams_[frame->hd.stream_id];
+      stream.start = stream.last_data = Clock::now();
+      stream.lease = MemoryLease(Self(data)->budget_);
+    });
   }
 
   static int Header(nghttp2_session*, const nghttp2_frame* frame, const uint8_t* name,
@@ -75,12 +80,12 @@ struct ServerCallbacks {
 Http2ServerConnection::Http2ServerConnection(EventLoop* loop, FileDescriptor socket,
                                              const RpcLimits& limits, RpcService service,
                                              const RpcStreamMethods* streams,
-                                             std::shared_ptr<int64_t> buffered)
+                                             std::shared_ptr<MemoryBudget> budget)
     : Connection(loop, std::move(socket)),
       limits_(limits),
       service_(std::move(service)),
       stream_methods_(streams),
-      buffered_(std::move(buffered)) {
+      budget_(std::move(budget)) {
   nghttp2_session_callbacks* callbacks = nullptr;
   if (nghttp2_session_callbacks_new(&callbacks) != 0) return;
   nghttp2_session_callbacks_set_on_begin_headers_callback(callbacks, ServerCallbacks::BeginHeaders);
@@ -150,7 +155,9 @@ void Http2ServerConnection::OnTick(Clock::time_point now) {
     const bool unread = stream.answered &&
                         now - std::max(stream.last_data, last_write()) > 2 * limits_.stall_timeout;
     const bool unsent = !stream.complete && now - stream.last_data > limits_.stall_timeout;
-    if (unread || unsent) stalled.push_back(id);
+    const bool late = !stream.complete && stream.stream_method == nullptr &&
+                      now - stream.start > limits_.request_timeout;
+    if (unread || unsent || late) stalled.push_back(id);
   }
   for (const int32_t id : stalled) {
     nghttp2_submit_rst_stream(session_, NGHTTP2_FLAG_NONE, id, NGHTTP2_CANCEL);
@@ -193,9 +200,17 @@ void Http2ServerConnection::OnRequestData(int32_t id, const uint8_t* data, size_
   Stream* stream = Find(id);
   if (stream == nullptr || stream->answered) return;
   stream->last_data = Clock::now();
+  const size_t needed = stream->body.size() + size;
+  if (stream->stream_method == nullptr && needed > stream->body.capacity() &&
+      stream->body.size() >= kGrpcPrefixBytes) {
+    // As long as it becomes, but not before it comes.
+    const size_t whole = kGrpcPrefixBytes + static_cast<size_t>(GrpcMessageBytes(stream->body));
+    stream->body.reserve(std::max(needed, std::min(whole, 2 * needed)));
+  }
   stream->body.append(reinterpret_cast<const char*>(data), size);
-  stream->counted += static_cast<int64_t>(size);
-  *buffered_ += static_cast<int64_t>(size);
+  if (!CountBody(stream)) {
+    return Refuse(id, Code::kResourceExhausted, "too many requests are being received");
+  }
   if (stream->stream_method != nullptr) return DispatchMessages(id, stream);
   const int64_t body_bytes = static_cast<int64_t>(stream->body.size());
   if (body_bytes >= kGrpcPrefixBytes) {
@@ -209,9 +224,6 @@ void Http2ServerConnection::OnRequestData(int32_t id, const uint8_t* data, size_
     if (body_bytes > kGrpcPrefixBytes + message_bytes) {
       return Refuse(id, Code::kUnimplemented, "the call has more than one message");
     }
-  }
-  if (*buffered_ > limits_.max_buffered_bytes) {
-    Refuse(id, Code::kResourceExhausted, "too many requests are being received");
   }
 }
 
@@ -275,8 +287,7 @@ void Http2ServerConnection::DispatchMessages(int32_t id, Stream* stream) {
   }
   if (start == 0) return;
   stream->body.erase(0, start);
-  *buffered_ -= static_cast<int64_t>(start);
-  stream->counted -= static_cast<int64_t>(start);
+  CountBody(stream);
   Respond(id, stream);
 }
 
@@ -351,7 +362,7 @@ void Http2ServerConnection::Dispatch(int32_t id, Stream* stream) {
   }
   RpcCall call;
   if (!SetDeadline(id, stream, &call.deadline)) return;
-  ReleaseBody(stream);
+  call.lease = std::move(stream->lease);
   call.path = std::move(stream->path);
   call.message = std::move(stream->body);
   call.message.erase(0, kGrpcPrefixBytes);
@@ -382,7 +393,6 @@ void Http2ServerConnection::Answer(int32_t id, RpcReply reply) {
   if (stream->cancelled != nullptr) stream->cancelled->store(true);
   if (stream->deadline.has_value()) loop()->Cancel(*stream->deadline);
   stream->deadline.reset();
-  stream->body = std::string();
   stream->status = std::move(reply.status);
   if (!stream->status.ok() && !stream->responding && stream->reply.empty()) {
     const std::string code = std::to_string(static_cast<int>(stream->status.code));
@@ -394,6 +404,7 @@ void Http2ServerConnection::Answer(int32_t id, RpcReply reply) {
     nghttp2_submit_response(session_, id, headers, 5, nullptr);
     return;
   }
+  stream->reply_lease = std::move(reply.lease);
   if (stream->stream_method == nullptr) {
     stream->reply = GrpcPrefix(static_cast<int64_t>(reply.message.size())) + reply.message;
   }
@@ -412,8 +423,12 @@ void Http2ServerConnection::RefuseHttp(int32_t id, Stream* stream, const char* h
 }
 
 void Http2ServerConnection::ReleaseBody(Stream* stream) {
-  // Counted while it is being received; later the number of queued requests is the limit.
-  *buffered_ -= std::exchange(stream->counted, 0);
+  stream->body = std::string();
+  stream->lease.Release();
+}
+
+bool Http2ServerConnection::CountBody(Stream* stream) {
+  return stream->lease.Resize(static_cast<int64_t>(stream->body.capacity()));
 }
 
 ssize_t Http2ServerConnection::ReadReply(int32_t id, uint8_t* buffer, size_t size,

@@ -20,8 +20,6 @@ namespace serving {
 struct RpcLimits {
   // Of one request. A longer one is answered RESOURCE_EXHAUSTED.
   int64_t max_message_bytes = 64 << 20;
-  // Of all requests together that are not complete yet.
-  int64_t max_buffered_bytes = 512 << 20;
   int64_t max_header_bytes = 16 << 10;
   int64_t max_streams = 1000;
   // Of one message of a stream, and of the answers to a stream that its client has not read.
@@ -30,17 +28,19 @@ struct RpcLimits {
   // A client that resets more calls in a second is disconnected.
   int64_t max_resets_per_second = 1000;
   std::chrono::seconds handshake_timeout{10};
+  // From the header of a unary call to its last byte.
+  std::chrono::seconds request_timeout{60};
   // A request whose body stops coming, or an answer that is not read.
   std::chrono::seconds stall_timeout{30};
 };
 
 class Http2ServerConnection : public Connection {
  public:
-  // `streams` must outlive the connection. `buffered` counts the bytes of incomplete requests of
-  // all connections of the loop.
+  // `streams` must outlive the connection. `budget` bounds the requests of all connections until
+  // they are answered.
   Http2ServerConnection(EventLoop* loop, FileDescriptor socket, const RpcLimits& limits,
                         RpcService service, const RpcStreamMethods* streams,
-                        std::shared_ptr<int64_t> buffered);
+                        std::shared_ptr<MemoryBudget> budget);
   ~Http2ServerConnection() override;
 
   void OnTick(Clock::time_point now) override;
@@ -63,8 +63,9 @@ class Http2ServerConnection : public Connection {
     std::string timeout;
     int64_t header_bytes = 0;
     std::string body;
-    // How many of its bytes the connection's counter has.
-    int64_t counted = 0;
+    // Counts the body.
+    MemoryLease lease;
+    Clock::time_point start;
     Clock::time_point last_data;
     // Null for a unary call.
     const RpcStreamMethod* stream_method = nullptr;
@@ -82,6 +83,7 @@ class Http2ServerConnection : public Connection {
     // Prefix and message, of a stream those that are not sent yet.
     std::string reply;
     size_t sent = 0;
+    std::shared_ptr<MemoryLease> reply_lease;
   };
 
   friend struct ServerCallbacks;
@@ -104,13 +106,15 @@ class Http2ServerConnection : public Connection {
   void Answer(int32_t id, RpcReply reply);
   void Refuse(int32_t id, Code code, const std::string& message);
   void RefuseHttp(int32_t id, Stream* stream, const char* http_status);
-  void ReleaseBody(Stream* stream);
+  // Returns false if memory is short.
+  static bool CountBody(Stream* stream);
+  static void ReleaseBody(Stream* stream);
   Stream* Find(int32_t id);
 
   const RpcLimits limits_;
   const RpcService service_;
   const RpcStreamMethods* const stream_methods_;
-  const std::shared_ptr<int64_t> buffered_;
+  const std::shared_ptr<MemoryBudget> budget_;
   nghttp2_session* session_ = nullptr;
   std::unordered_map<int32_t, Stream> streams_;
   bool settings_came_ = false;

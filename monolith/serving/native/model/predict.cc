@@ -3,43 +3,190 @@
 #include <algorithm>
 #include <vector>
 
+#include "google/protobuf/io/coded_stream.h"
+#include "google/protobuf/wire_format_lite.h"
 #include "tensorflow/core/framework/tensor.h"
 #include "tensorflow/core/framework/tensor.pb.h"
 #include "tensorflow/core/framework/tensor_shape.h"
 #include "tensorflow/core/framework/types.h"
+#include "tensorflow/core/platform/protobuf.h"
 #include "tensorflow/core/protobuf/meta_graph.pb.h"
 
 namespace monolith {
 namespace serving {
 
-Status ParseTensor(const std::string& alias, const std::string& serialized,
-                   const PredictLimits& limits, tensorflow::Tensor* tensor) {
-  const auto refuse = [&](const std::string& what) {
-    return Status(Code::kInvalidArgument, "input '" + alias + "' " + what);
-  };
-  tensorflow::TensorProto proto;
-  if (!proto.ParseFromString(serialized)) return refuse("is not a TensorProto");
-  const tensorflow::DataType type = proto.dtype();
+namespace {
+
+using tensorflow::protobuf::internal::WireFormatLite;
+using tensorflow::protobuf::io::CodedInputStream;
+
+// What a protobuf string of a repeated field takes beside its bytes.
+constexpr int64_t kRepeatedStringBytes = 48;
+// What a message inside of a tensor may take; none of them can be sent.
+constexpr int64_t kMessageBytes = 400;
+constexpr uint32_t kMaxShapeBytes = 64 << 10;
+constexpr int64_t kInlineStringBytes = 22;
+constexpr int64_t kHuge = int64_t{1} << 60;
+
+Status Refuse(const std::string& alias, const std::string& what) {
+  return Status(Code::kInvalidArgument, "input '" + alias + "' " + what);
+}
+
+// What a TensorProto says of itself, read without making one.
+struct Claim {
+  int type = 0;
+  tensorflow::TensorShapeProto shape;
+  // Elements that are given, if they are strings, what they take, and the last one.
+  int64_t num_strings = 0;
+  int64_t string_bytes = 0;
+  int64_t last_string_bytes = 0;
+  // What the message takes when it is parsed, at most.
+  int64_t message_bytes = 0;
+};
+
+// Returns how much larger a packed field may be in memory.
+int64_t Spread(int field) {
+  switch (field) {
+    case tensorflow::TensorProto::kIntValFieldNumber:
+    case tensorflow::TensorProto::kHalfValFieldNumber:
+    case tensorflow::TensorProto::kUint32ValFieldNumber:
+      return 4;
+    case tensorflow::TensorProto::kInt64ValFieldNumber:
+    case tensorflow::TensorProto::kUint64ValFieldNumber:
+      return 8;
+    default:
+      return 1;
+  }
+}
+
+bool ReadField(CodedInputStream* stream, uint32_t tag, Claim* claim) {
+  const int field = WireFormatLite::GetTagFieldNumber(tag);
+  const auto type = WireFormatLite::GetTagWireType(tag);
+  uint32_t size = 0;
+  if (field == tensorflow::TensorProto::kDtypeFieldNumber &&
+      type == WireFormatLite::WIRETYPE_VARINT) {
+    uint64_t value = 0;
+    if (!stream->ReadVarint64(&value)) return false;
+    claim->type = static_cast<int>(value);
+    return true;
+  }
+  if (type != WireFormatLite::WIRETYPE_LENGTH_DELIMITED) {
+    claim->message_bytes += kRepeatedStringBytes;
+    return WireFormatLite::SkipField(stream, tag);
+  }
+  if (!stream->ReadVarint32(&size)) return false;
+  if (field == tensorflow::TensorProto::kTensorShapeFieldNumber) {
+    std::string text;
+    // Several are merged, as protobuf does it.
+    return size <= kMaxShapeBytes && stream->ReadString(&text, static_cast<int>(size)) &&
+           claim->shape.MergeFromString(text) && claim->shape.dim_size() <= 254;
+  }
+  if (field == tensorflow::TensorProto::kStringValFieldNumber) {
+    ++claim->num_strings;
+    claim->last_string_bytes = StringElementBytes(size);
+    claim->string_bytes += claim->last_string_bytes;
+    claim->message_bytes += kRepeatedStringBytes;
+  } else if (field == tensorflow::TensorProto::kResourceHandleValFieldNumber ||
+             field == tensorflow::TensorProto::kVariantValFieldNumber) {
+    claim->message_bytes += kMessageBytes;
+  }
+  claim->message_bytes += size * Spread(field);
+  return stream->Skip(static_cast<int>(size));
+}
+
+bool ReadClaim(const std::string& serialized, Claim* claim) {
+  CodedInputStream stream(reinterpret_cast<const uint8_t*>(serialized.data()),
+                          static_cast<int>(serialized.size()));
+  while (const uint32_t tag = stream.ReadTag()) {
+    if (!ReadField(&stream, tag, claim)) return false;
+  }
+  return stream.ConsumedEntireMessage();
+}
+
+// Gives what the tensor takes. Refuses one that is no tensor, or takes more than `max_bytes`.
+Status MeasureTensor(const std::string& alias, const std::string& serialized, int64_t max_bytes,
+                     int64_t* bytes) {
+  Claim claim;
+  if (!ReadClaim(serialized, &claim)) return Refuse(alias, "is not a TensorProto");
+  const auto type = static_cast<tensorflow::DataType>(claim.type);
   const int64_t element = tensorflow::DataTypeSize(type);
   // Without a fixed size: only strings are values that can be sent.
   if (element == 0 && type != tensorflow::DT_STRING) {
-    return refuse("has type " + std::to_string(static_cast<int>(type)) +
-                  ", which cannot be sent to a model");
+    return Refuse(alias,
+                  "has type " + std::to_string(claim.type) + ", which cannot be sent to a model");
   }
   tensorflow::TensorShape shape;
-  if (proto.tensor_shape().unknown_rank() ||
-      !tensorflow::TensorShape::BuildTensorShape(proto.tensor_shape(), &shape).ok()) {
-    return refuse("has no valid shape");
+  if (claim.shape.unknown_rank() ||
+      !tensorflow::TensorShape::BuildTensorShape(claim.shape, &shape).ok()) {
+    return Refuse(alias, "has no valid shape");
   }
-  const int64_t bytes = element > 0 ? element : static_cast<int64_t>(sizeof(tensorflow::tstring));
-  if (shape.num_elements() > limits.max_tensor_bytes / bytes) {
-    return refuse("has shape " + shape.DebugString() + ", more than " +
-                  std::to_string(limits.max_tensor_bytes) + " bytes");
-  }
-  if (!tensor->FromProto(proto)) {
-    return refuse("has values that do not fit its type and shape " + shape.DebugString());
+  const int64_t count = shape.num_elements();
+  // The last value stands for those that are left out.
+  const int64_t each = element > 0             ? element
+                       : claim.num_strings > 0 ? claim.last_string_bytes
+                                               : StringElementBytes(0);
+  const int64_t given = element > 0 ? 0 : std::min(claim.num_strings, count);
+  const int64_t more = count - given;
+  *bytes = more > kHuge / each ? kHuge : more * each + (element > 0 ? 0 : claim.string_bytes);
+  if (*bytes > max_bytes || claim.message_bytes > max_bytes) {
+    return Refuse(alias, "has shape " + shape.DebugString() + " and takes more than " +
+                             std::to_string(max_bytes) + " bytes, with the inputs before it");
   }
   return Status();
+}
+
+Status ParseTensor(const std::string& alias, const std::string& serialized,
+                   tensorflow::Tensor* tensor) {
+  tensorflow::TensorProto proto;
+  if (!proto.ParseFromString(serialized)) return Refuse(alias, "is not a TensorProto");
+  if (!tensor->FromProto(proto)) {
+    return Refuse(alias, "has values that do not fit its type and shape " +
+                             tensorflow::TensorShape(proto.tensor_shape()).DebugString());
+  }
+  return Status();
+}
+
+// Returns what outputs take, once as tensors and once as messages.
+int64_t OutputBytes(const Servable::Tensors& outputs) {
+  int64_t bytes = 0;
+  for (const auto& [alias, tensor] : outputs) {
+    bytes += 2 * static_cast<int64_t>(tensor.TotalBytes());
+    if (tensor.dtype() == tensorflow::DT_STRING)
+      bytes += kRepeatedStringBytes * tensor.NumElements();
+  }
+  return bytes;
+}
+
+Status OutOfMemory() {
+  return Status(Code::kResourceExhausted, "the tensors of all requests take too much memory");
+}
+
+}  // namespace
+
+int64_t StringElementBytes(int64_t size) {
+  const int64_t inline_bytes = static_cast<int64_t>(sizeof(tensorflow::tstring));
+  return size <= kInlineStringBytes ? inline_bytes : inline_bytes + (size + 32) / 16 * 16;
+}
+
+Status MeasureInputs(const api::PredictRequest& request, const PredictLimits& limits,
+                     int64_t* tensor_bytes) {
+  *tensor_bytes = 0;
+  for (const auto& [alias, serialized] : request.inputs()) {
+    int64_t bytes = 0;
+    const Status status =
+        MeasureTensor(alias, serialized, limits.max_tensor_bytes - *tensor_bytes, &bytes);
+    if (!status.ok()) return status;
+    *tensor_bytes += bytes;
+  }
+  return Status();
+}
+
+Status RunCounted(Servable* servable, const std::string& signature, const Servable::Tensors& inputs,
+                  const std::vector<std::string>& output_filter, const Runner& runner,
+                  MemoryLease* lease, Servable::Tensors* outputs) {
+  const Status status = runner(servable, signature, inputs, output_filter, outputs);
+  if (!status.ok()) return status;
+  return lease->Resize(lease->bytes() + OutputBytes(*outputs)) ? Status() : OutOfMemory();
 }
 
 Status RunDirectly(Servable* servable, const std::string& signature,
@@ -49,30 +196,38 @@ Status RunDirectly(Servable* servable, const std::string& signature,
 }
 
 Status Predict(Servable* servable, const api::PredictRequest& request, const PredictLimits& limits,
-               const Runner& runner, api::PredictResponse* response) {
+               const Runner& runner, MemoryLease* lease, api::PredictResponse* response) {
   // Names first: what is missing says more than what is wrong with the rest.
   std::vector<std::string> names;
   for (const auto& [alias, serialized] : request.inputs()) names.push_back(alias);
-  const Status named = servable->CheckInputNames(request.model_spec().signature_name(), names);
-  if (!named.ok()) return named;
+  Status status = servable->CheckInputNames(request.model_spec().signature_name(), names);
+  if (!status.ok()) return status;
+  int64_t input_bytes = 0;
+  status = MeasureInputs(request, limits, &input_bytes);
+  if (!status.ok()) return status;
+  if (!lease->Resize(input_bytes)) return OutOfMemory();
   Servable::Tensors inputs;
   for (const auto& [alias, serialized] : request.inputs()) {
-    const Status status = ParseTensor(alias, serialized, limits, &inputs[alias]);
+    status = ParseTensor(alias, serialized, &inputs[alias]);
     if (!status.ok()) return status;
   }
   const std::vector<std::string> filter(request.output_filter().begin(),
                                         request.output_filter().end());
   Servable::Tensors outputs;
-  const Status status =
-      runner(servable, request.model_spec().signature_name(), inputs, filter, &outputs);
+  status = RunCounted(servable, request.model_spec().signature_name(), inputs, filter, runner,
+                      lease, &outputs);
   if (!status.ok()) return status;
-  for (const auto& [alias, tensor] : outputs) {
+  inputs.clear();
+  int64_t answer_bytes = 0;
+  for (auto it = outputs.begin(); it != outputs.end(); it = outputs.erase(it)) {
     tensorflow::TensorProto proto;
     // As TensorFlow Serving answers: lists of values, which every client can read.
-    tensor.AsProtoField(&proto);
-    (*response->mutable_outputs())[alias] = proto.SerializeAsString();
+    it->second.AsProtoField(&proto);
+    std::string& serialized = (*response->mutable_outputs())[it->first];
+    serialized = proto.SerializeAsString();
+    answer_bytes += static_cast<int64_t>(serialized.size());
   }
-  return Status();
+  return lease->Resize(answer_bytes) ? Status() : OutOfMemory();
 }
 
 }  // namespace serving

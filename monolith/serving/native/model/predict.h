@@ -4,9 +4,11 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
+#include "monolith/serving/native/base/memory_budget.h"
 #include "monolith/serving/native/base/status.h"
 #include "monolith/serving/native/model/servable.h"
 #include "monolith/serving/native/serving_api.pb.h"
@@ -15,9 +17,15 @@ namespace monolith {
 namespace serving {
 
 struct PredictLimits {
-  // Of one tensor. A few bytes may name a shape of any size, and memory is reserved for it.
+  // Of all inputs of a request, with the heap of long strings. A few bytes may name a shape of any
+  // size, with one value for all of it.
   int64_t max_tensor_bytes = 256 << 20;
+  // Of the tensors and answers of all requests that are under way; null bounds nothing.
+  std::shared_ptr<MemoryBudget> budget;
 };
+
+// Returns what strings of `size` bytes take as elements of a tensor.
+int64_t StringElementBytes(int64_t size);
 
 // Runs a signature now, as Servable::Run, or together with other requests.
 using Runner = std::function<Status(
@@ -29,14 +37,19 @@ Status RunDirectly(Servable* servable, const std::string& signature,
                    const Servable::Tensors& inputs, const std::vector<std::string>& output_filter,
                    Servable::Tensors* outputs);
 
-// Fills the outputs; the caller knows the model's version.
+// Fills the outputs; the caller knows the model's version. `lease` counts what that takes, and goes
+// with the answer.
 Status Predict(Servable* servable, const api::PredictRequest& request, const PredictLimits& limits,
-               const Runner& runner, api::PredictResponse* response);
+               const Runner& runner, MemoryLease* lease, api::PredictResponse* response);
 
-// Parses a TensorProto; the error names `alias`. Refuses a shape beyond the limits before memory is
-// reserved for it.
-Status ParseTensor(const std::string& alias, const std::string& serialized,
-                   const PredictLimits& limits, tensorflow::Tensor* tensor);
+// Says how many bytes the inputs take as tensors, without making them; the error names the input.
+Status MeasureInputs(const api::PredictRequest& request, const PredictLimits& limits,
+                     int64_t* tensor_bytes);
+
+// Runs a signature and counts the outputs, too, in `lease`.
+Status RunCounted(Servable* servable, const std::string& signature, const Servable::Tensors& inputs,
+                  const std::vector<std::string>& output_filter, const Runner& runner,
+                  MemoryLease* lease, Servable::Tensors* outputs);
 
 }  // namespace serving
 }  // namespace monolith

@@ -52,10 +52,11 @@ Status WarmUp(const std::string& path, Servable* servable) {
     if (status.ok() && !log.has_predict_log()) {
       status = Status(Code::kUnimplemented, "only predict_log is supported");
     }
+    MemoryLease lease;
     api::PredictResponse response;
     if (status.ok()) {
-      status =
-          Predict(servable, log.predict_log().request(), PredictLimits(), RunDirectly, &response);
+      status = Predict(servable, log.predict_log().request(), PredictLimits(), RunDirectly, &lease,
+                       &response);
     }
     if (IsElsewhere(status.code) && log.has_predict_log()) {
       LogWarning("The model of " + path + " is not warm: " + where + status.message);

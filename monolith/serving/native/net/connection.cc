@@ -37,12 +37,15 @@ bool Connection::Start(std::function<void()> on_close) {
 void Connection::OnEvents(uint32_t events) {
   const std::shared_ptr<Connection> keep = shared_from_this();
   if (events & EPOLLOUT) Flush();
-  if (!closed_ && (events & (EPOLLIN | EPOLLHUP | EPOLLERR))) Read();
+  if (closed_ || (events & (EPOLLIN | EPOLLHUP | EPOLLERR)) == 0) return;
+  // The kernel would report this again and again, and nobody is there for an answer.
+  if (!TakesInput() && (events & (EPOLLHUP | EPOLLERR)) != 0) return Close();
+  Read();
 }
 
 void Connection::Read() {
   static thread_local std::vector<char> buffer(kReadBytes);
-  for (int i = 0; i < kMaxReadsPerEvent && !closed_; ++i) {
+  for (int i = 0; i < kMaxReadsPerEvent && !closed_ && TakesInput(); ++i) {
     const ssize_t size = recv(socket_.get(), buffer.data(), buffer.size(), 0);
     if (size < 0 && errno == EINTR) continue;
     if (size < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) break;
@@ -108,7 +111,7 @@ void Connection::UpdateEvents() {
   if (closed_ || key_ == 0) return;
   uint32_t wanted = 0;
   if (output_waits()) wanted |= EPOLLOUT;
-  if (!input_ended_ && (!output_waits() || ReadsWhileWriting())) wanted |= EPOLLIN;
+  if (!input_ended_ && TakesInput() && (!output_waits() || ReadsWhileWriting())) wanted |= EPOLLIN;
   if (wanted == events_) return;
   events_ = wanted;
   loop_->Modify(key_, socket_.get(), events_);

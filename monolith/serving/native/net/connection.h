@@ -55,6 +55,8 @@ class Connection : public EventHandler, public std::enable_shared_from_this<Conn
   // Whether input is read while output waits. A protocol that does so must bound the output that
   // input causes; two of one kind that do not would wait for each other.
   virtual bool ReadsWhileWriting() const { return false; }
+  // Whether input has a place to go. What the peer sends meanwhile waits in the kernel.
+  virtual bool TakesInput() const { return true; }
   // The socket was closed, by whichever side.
   virtual void OnClosed() {}
 

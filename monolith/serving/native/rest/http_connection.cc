@@ -8,8 +8,8 @@ namespace monolith {
 namespace serving {
 namespace {
 
-// What a client may send ahead while its request is being answered.
-constexpr size_t kMaxAhead = 1 << 20;
+// When a client has sent so much ahead, no more is read before its request is answered.
+constexpr size_t kMaxAhead = 64 << 10;
 constexpr int64_t kMaxDiscarded = 512 << 20;
 
 const char* ReasonPhrase(int status) {
@@ -52,26 +52,37 @@ std::string HttpErrorBody(const std::string& message) {
 }
 
 HttpConnection::HttpConnection(EventLoop* loop, FileDescriptor socket, const HttpLimits& limits,
-                               HttpService service)
+                               HttpService service, std::shared_ptr<MemoryBudget> budget)
     : Connection(loop, std::move(socket)),
       limits_(limits),
       service_(std::move(service)),
-      parser_(limits.max_header_bytes, limits.max_body_bytes) {}
+      budget_(std::move(budget)),
+      parser_(limits.max_header_bytes, limits.max_body_bytes),
+      body_lease_(budget_),
+      ahead_lease_(budget_) {}
+
+bool HttpConnection::TakesInput() const {
+  return !busy_ || ahead_.size() - ahead_start_ < kMaxAhead;
+}
 
 Connection::Next HttpConnection::Consume(const char* data, size_t size) {
   if (discards_) {
     discarded_ += static_cast<int64_t>(size);
     return discarded_ > kMaxDiscarded ? Next::kCloseNow : Next::kGoOn;
   }
-  if (input_.empty() && !parser_.in_body()) request_start_ = Clock::now();
   last_read_ = Clock::now();
-  input_.append(data, size);
-  if (busy_) return input_.size() > kMaxAhead ? Next::kCloseNow : Next::kGoOn;
-  ParseNext();
-  return Next::kGoOn;
+  if (!parser_.in_request()) request_start_ = last_read_;
+  std::string_view input(data, size);
+  if (!busy_) input.remove_prefix(Parse(input));
+  if (input.empty() || discards_) return Next::kGoOn;
+  ahead_.erase(0, std::exchange(ahead_start_, 0));
+  ahead_.append(input);
+  return CountAhead() ? Next::kGoOn : Next::kCloseNow;
 }
 
 Connection::Next HttpConnection::Produce(std::string* output, size_t) {
+  // When there is nothing new, what was taken before is sent.
+  if (answer_.empty()) answer_lease_.reset();
   output->append(answer_);
   answer_.clear();
   return ends_ ? Next::kCloseWhenWritten : Next::kGoOn;
@@ -92,10 +103,11 @@ void HttpConnection::OnTick(Clock::time_point now) {
     if (now - request_start_ > limits_.header_timeout) Close();
     return;
   }
-  const bool began = !input_.empty() || parser_.in_body();
+  const bool began = parser_.in_request();
   const bool header_late =
       began && !parser_.in_body() && now - request_start_ > limits_.header_timeout;
-  const bool body_late = parser_.in_body() && now - last_read_ > limits_.stall_timeout;
+  const bool body_late = parser_.in_body() && (now - last_read_ > limits_.stall_timeout ||
+                                               now - request_start_ > limits_.request_timeout);
   const bool unread = output_waits() && now - last_write() > limits_.stall_timeout;
   const bool idle = !began && now - last_read_ > limits_.idle_timeout;
   if (header_late || body_late || unread || idle) Close();
@@ -108,20 +120,42 @@ void HttpConnection::Shutdown() {
   Flush();
 }
 
-void HttpConnection::ParseNext() {
-  switch (parser_.Parse(&input_)) {
-    case HttpParser::Result::kNeedsMore:
-      if (parser_.TakeExpectation()) answer_ += "HTTP/1.1 100 Continue\r\n\r\n";
-      return;
-    case HttpParser::Result::kRefused:
-      Write(HttpReply{parser_.refusal(), HttpErrorBody(parser_.reason())}, false);
-      discards_ = true;
-      input_.clear();
-      request_start_ = Clock::now();
-      return;
-    case HttpParser::Result::kComplete:
-      return Dispatch(parser_.Take());
+size_t HttpConnection::Parse(std::string_view input) {
+  size_t taken = 0;
+  const HttpParser::Result result = parser_.Parse(input, &taken);
+  if (result == HttpParser::Result::kRefused) {
+    Refuse(parser_.refusal(), parser_.reason());
+  } else if (!body_lease_.Resize(parser_.body_bytes())) {
+    Refuse(429, "too many requests are being received");
+  } else if (result == HttpParser::Result::kComplete) {
+    HttpRequest request = parser_.Take();
+    request.lease = std::exchange(body_lease_, MemoryLease(budget_));
+    Dispatch(std::move(request));
+  } else if (parser_.TakeExpectation()) {
+    answer_ += "HTTP/1.1 100 Continue\r\n\r\n";
   }
+  return taken;
+}
+
+void HttpConnection::ParseAhead() {
+  request_start_ = Clock::now();
+  ahead_start_ += Parse(std::string_view(ahead_).substr(ahead_start_));
+  if (ahead_start_ < ahead_.size() && !discards_) return;
+  ahead_ = std::string();
+  ahead_start_ = 0;
+  CountAhead();
+}
+
+bool HttpConnection::CountAhead() {
+  return ahead_lease_.Resize(static_cast<int64_t>(ahead_.capacity()));
+}
+
+void HttpConnection::Refuse(int status, const std::string& reason) {
+  Write(HttpReply{status, HttpErrorBody(reason)}, false);
+  discards_ = true;
+  parser_.Drop();
+  body_lease_.Release();
+  request_start_ = Clock::now();
 }
 
 void HttpConnection::Dispatch(HttpRequest request) {
@@ -155,7 +189,7 @@ void HttpConnection::Answer(int64_t number, const HttpReply& reply) {
   Write(reply, keep_alive_);
   if (!keep_alive_) ends_ = true;
   request_start_ = last_read_ = Clock::now();
-  if (!ends_ && !input_.empty()) ParseNext();
+  if (!ends_ && ahead_start_ < ahead_.size()) ParseAhead();
   Flush();
 }
 
@@ -165,6 +199,7 @@ void HttpConnection::Write(const HttpReply& reply, bool keep_alive) {
              "\r\nContent-Length: " + std::to_string(reply.body.size()) +
              (keep_alive ? "\r\n\r\n" : "\r\nConnection: close\r\n\r\n");
   answer_ += reply.body;
+  answer_lease_ = reply.lease;
 }
 
 }  // namespace serving

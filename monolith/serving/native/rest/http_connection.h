@@ -7,7 +7,9 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 
+#include "monolith/serving/native/base/memory_budget.h"
 #include "monolith/serving/native/net/connection.h"
 #include "monolith/serving/native/rest/http_parser.h"
 
@@ -18,6 +20,8 @@ struct HttpReply {
   int status = 200;
   std::string body;
   std::string content_type = "application/json";
+  // Counts the body until it is sent; may be null.
+  std::shared_ptr<MemoryLease> lease = nullptr;
 };
 
 // Called once, from any thread.
@@ -31,6 +35,8 @@ struct HttpLimits {
   // Of an answer.
   std::chrono::milliseconds answer_timeout{30'000};
   std::chrono::seconds header_timeout{10};
+  // From the first byte of a request to its last.
+  std::chrono::seconds request_timeout{60};
   // A body that stops coming, or an answer that is not read.
   std::chrono::seconds stall_timeout{30};
   std::chrono::seconds idle_timeout{120};
@@ -40,8 +46,9 @@ struct HttpLimits {
 // where the next one would begin is not certain.
 class HttpConnection : public Connection {
  public:
+  // `budget` bounds the requests of all connections until they are answered.
   HttpConnection(EventLoop* loop, FileDescriptor socket, const HttpLimits& limits,
-                 HttpService service);
+                 HttpService service, std::shared_ptr<MemoryBudget> budget);
 
   void OnTick(Clock::time_point now) override;
   void Shutdown() override;
@@ -50,19 +57,32 @@ class HttpConnection : public Connection {
   Next Consume(const char* data, size_t size) override;
   Next Produce(std::string* output, size_t room) override;
   bool OnEndOfInput() override;
+  bool TakesInput() const override;
   void OnClosed() override;
 
  private:
-  void ParseNext();
+  // Reads `input` up to the end of a request; returns how much that was.
+  size_t Parse(std::string_view input);
+  void ParseAhead();
+  void Refuse(int status, const std::string& reason);
   void Dispatch(HttpRequest request);
   void Answer(int64_t number, const HttpReply& reply);
+  // Returns whether what waits here may take the memory that it takes.
+  bool CountAhead();
   void Write(const HttpReply& reply, bool keep_alive);
 
   const HttpLimits limits_;
   const HttpService service_;
+  const std::shared_ptr<MemoryBudget> budget_;
   HttpParser parser_;
-  std::string input_;
+  // Counts the body of a request that is not complete.
+  MemoryLease body_lease_;
+  // What came while a request was being answered, from `ahead_start_` on.
+  std::string ahead_;
+  size_t ahead_start_ = 0;
+  MemoryLease ahead_lease_;
   std::string answer_;
+  std::shared_ptr<MemoryLease> answer_lease_;
   bool busy_ = false;
   bool keep_alive_ = true;
   bool ends_ = false;

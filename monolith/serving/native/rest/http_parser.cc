@@ -2,21 +2,18 @@
 
 #include <algorithm>
 #include <charconv>
+#include <exception>
 #include <utility>
 
 namespace monolith {
 namespace serving {
 namespace {
 
-constexpr std::string_view kLineEnd = "\r\n";
-constexpr std::string_view kHeaderEnd = "\r\n\r\n";
-
-bool IsToken(std::string_view text) {
-  return !text.empty() && std::all_of(text.begin(), text.end(), [](char c) {
-    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
-           std::string_view("!#$%&'*+-.^_`|~").find(c) != std::string_view::npos;
-  });
-}
+// Empty lines before a request are allowed, but not without end.
+constexpr int64_t kMaxEmptyBytes = 16;
+// Sizes of chunks, their extensions and trailers may take so much more than the body they frame.
+constexpr int64_t kMaxFramingBytes = 64 << 10;
+constexpr int64_t kChunkFramingBytes = 5;
 
 std::string Lower(std::string_view text) {
   std::string lower(text);
@@ -32,21 +29,18 @@ std::string_view Trim(std::string_view text) {
   return text;
 }
 
-bool ParseWhole(std::string_view text, int base, int64_t* value) {
-  if (text.empty() || text.size() > 15 || text[0] == '-') return false;
-  const char* end = text.data() + text.size();
-  const auto parsed = std::from_chars(text.data(), end, *value, base);
-  return parsed.ec == std::errc() && parsed.ptr == end;
-}
-
 bool DecodePath(std::string_view text, std::string* path) {
   for (size_t i = 0; i < text.size(); ++i) {
     if (text[i] != '%') {
       *path += text[i];
       continue;
     }
-    int64_t code = 0;
-    if (i + 2 >= text.size() || !ParseWhole(text.substr(i + 1, 2), 16, &code)) return false;
+    const std::string_view digits = text.substr(i + 1, 2);
+    unsigned code = 0;
+    const auto parsed = std::from_chars(digits.data(), digits.data() + digits.size(), code, 16);
+    if (digits.size() != 2 || parsed.ec != std::errc() || parsed.ptr != digits.data() + 2) {
+      return false;
+    }
     *path += static_cast<char>(code);
     i += 2;
   }
@@ -55,185 +49,215 @@ bool DecodePath(std::string_view text, std::string* path) {
 
 }  // namespace
 
-HttpParser::Result HttpParser::Refuse(int status, const std::string& reason) {
-  refusal_ = status;
-  reason_ = reason;
-  return Result::kRefused;
+// What llhttp calls. Exceptions must not pass through it.
+struct HttpCallbacks {
+  static HttpParser* Self(llhttp_t* parser) { return static_cast<HttpParser*>(parser->data); }
+
+  template <typename Function>
+  static int Guard(llhttp_t* parser, Function function) {
+    try {
+      return function(Self(parser));
+    } catch (const std::exception&) {
+      return Self(parser)->Refuse(429, "out of memory");
+    }
+  }
+
+  static int Url(llhttp_t* parser, const char* data, size_t size) {
+    return Guard(parser, [&](HttpParser* self) {
+      self->url_.append(data, size);
+      return self->CountHeader(size);
+    });
+  }
+  static int Field(llhttp_t* parser, const char* data, size_t size) {
+    return Guard(parser, [&](HttpParser* self) {
+      if (self->in_body()) return self->CountFraming(size);
+      self->field_.append(data, size);
+      return self->CountHeader(size);
+    });
+  }
+  static int Value(llhttp_t* parser, const char* data, size_t size) {
+    return Guard(parser, [&](HttpParser* self) {
+      if (self->in_body()) return self->CountFraming(size);
+      self->value_.append(data, size);
+      return self->CountHeader(size);
+    });
+  }
+  static int Extension(llhttp_t* parser, const char*, size_t size) {
+    return Guard(parser, [&](HttpParser* self) { return self->CountFraming(size); });
+  }
+  static int ValueEnd(llhttp_t* parser) {
+    return Guard(parser, [](HttpParser* self) { return self->EndField(); });
+  }
+  static int HeaderEnd(llhttp_t* parser) {
+    return Guard(parser, [](HttpParser* self) { return self->EndHeader(); });
+  }
+  static int Chunk(llhttp_t* parser) {
+    return Guard(parser, [](HttpParser* self) { return self->BeginChunk(); });
+  }
+  static int Body(llhttp_t* parser, const char* data, size_t size) {
+    return Guard(parser, [&](HttpParser* self) { return self->TakeBody(data, size); });
+  }
+  static int End(llhttp_t* parser) {
+    Self(parser)->state_ = HttpParser::State::kComplete;
+    return HPE_PAUSED;
+  }
+};
+
+HttpParser::HttpParser(int64_t max_header_bytes, int64_t max_body_bytes)
+    : max_header_bytes_(max_header_bytes), max_body_bytes_(max_body_bytes) {
+  llhttp_settings_init(&settings_);
+  settings_.on_url = HttpCallbacks::Url;
+  settings_.on_header_field = HttpCallbacks::Field;
+  settings_.on_header_value = HttpCallbacks::Value;
+  settings_.on_header_value_complete = HttpCallbacks::ValueEnd;
+  settings_.on_headers_complete = HttpCallbacks::HeaderEnd;
+  settings_.on_chunk_header = HttpCallbacks::Chunk;
+  settings_.on_chunk_extension_name = HttpCallbacks::Extension;
+  settings_.on_chunk_extension_value = HttpCallbacks::Extension;
+  settings_.on_body = HttpCallbacks::Body;
+  settings_.on_message_complete = HttpCallbacks::End;
+  llhttp_init(&parser_, HTTP_REQUEST, &settings_);
+  parser_.data = this;
+}
+
+int HttpParser::Refuse(int status, const std::string& reason) {
+  if (refusal_ == 0) {
+    refusal_ = status;
+    reason_ = reason;
+  }
+  return HPE_USER;
 }
 
 HttpRequest HttpParser::Take() {
   HttpRequest request = std::exchange(request_, HttpRequest());
-  state_ = State::kHeader;
-  content_length_ = -1;
-  chunked_ = false;
+  state_ = State::kIdle;
+  url_.clear();
+  num_hosts_ = 0;
   expects_continue_ = false;
-  chunk_left_ = 0;
-  trailer_bytes_ = 0;
+  empty_bytes_ = 0;
+  header_bytes_ = 0;
+  raw_header_bytes_ = 0;
+  framing_bytes_ = 0;
+  llhttp_resume(&parser_);
   return request;
 }
 
-bool HttpParser::TakeExpectation() {
-  return in_body() && state_ != State::kComplete && std::exchange(expects_continue_, false);
+bool HttpParser::TakeExpectation() { return in_body() && std::exchange(expects_continue_, false); }
+
+HttpParser::Result HttpParser::Parse(std::string_view input, size_t* taken) {
+  *taken = 0;
+  if (refusal_ != 0) return Result::kRefused;
+  if (state_ == State::kIdle) {
+    while (*taken < input.size() && (input[*taken] == '\r' || input[*taken] == '\n')) ++*taken;
+    empty_bytes_ += static_cast<int64_t>(*taken);
+    if (empty_bytes_ > kMaxEmptyBytes) {
+      Refuse(400, "there are empty lines instead of a request");
+      return Result::kRefused;
+    }
+    if (*taken == input.size()) return Result::kNeedsMore;
+    state_ = State::kHeader;
+  }
+  const char* const start = input.data() + *taken;
+  const size_t size = input.size() - *taken;
+  const llhttp_errno_t error = llhttp_execute(&parser_, start, size);
+  if (error == HPE_PAUSED && state_ == State::kComplete) {
+    *taken += static_cast<size_t>(llhttp_get_error_pos(&parser_) - start);
+    return Result::kComplete;
+  }
+  *taken = input.size();
+  if (error != HPE_OK) return RefuseAsRead(error);
+  if (state_ != State::kHeader) return Result::kNeedsMore;
+  // Spaces before a value are counted nowhere else.
+  raw_header_bytes_ += static_cast<int64_t>(size);
+  if (raw_header_bytes_ <= 2 * max_header_bytes_) return Result::kNeedsMore;
+  CountHeader(static_cast<size_t>(raw_header_bytes_));
+  return Result::kRefused;
 }
 
-HttpParser::Result HttpParser::Parse(std::string* input) {
-  Result result = Result::kNeedsMore;
-  while (Step(input, &result)) {
+HttpParser::Result HttpParser::RefuseAsRead(llhttp_errno_t error) {
+  const char* const why = llhttp_get_error_reason(&parser_);
+  const std::string reason = why == nullptr || *why == '\0' ? llhttp_errno_name(error) : why;
+  if (error == HPE_INVALID_VERSION || error == HPE_PAUSED_H2_UPGRADE) {
+    Refuse(505, "want HTTP/1.1");
+  } else {
+    Refuse(400, "the request is not HTTP/1.1: " + reason);
   }
-  if (result == Result::kNeedsMore && state_ == State::kComplete) return Result::kComplete;
-  return result;
+  return Result::kRefused;
 }
 
-// Returns false when there is no more to do with `input`.
-bool HttpParser::Step(std::string* input, Result* result) {
-  switch (state_) {
-    case State::kHeader: {
-      // Empty lines before a request are allowed.
-      while (input->compare(0, kLineEnd.size(), kLineEnd) == 0) input->erase(0, kLineEnd.size());
-      const size_t end = input->find(kHeaderEnd);
-      const int64_t size = static_cast<int64_t>(std::min(end, input->size()));
-      if (size > max_header_bytes_) {
-        *result =
-            Refuse(431, "the header has more than " + std::to_string(max_header_bytes_) + " bytes");
-        return false;
-      }
-      if (end == std::string::npos) return false;
-      *result = ParseHeader(std::string_view(*input).substr(0, end));
-      if (*result == Result::kRefused) return false;
-      input->erase(0, end + kHeaderEnd.size());
-      return state_ != State::kComplete;
-    }
-    case State::kBody:
-    case State::kChunk: {
-      const int64_t count = std::min(chunk_left_, static_cast<int64_t>(input->size()));
-      request_.body.append(*input, 0, static_cast<size_t>(count));
-      input->erase(0, static_cast<size_t>(count));
-      chunk_left_ -= count;
-      if (chunk_left_ > 0) return false;
-      state_ = state_ == State::kBody ? State::kComplete : State::kChunkEnd;
-      return state_ != State::kComplete;
-    }
-    case State::kChunkEnd:
-      if (input->size() < kLineEnd.size()) return false;
-      if (input->compare(0, kLineEnd.size(), kLineEnd) != 0) {
-        *result = Refuse(400, "a chunk is longer than it says");
-        return false;
-      }
-      input->erase(0, kLineEnd.size());
-      state_ = State::kChunkSize;
-      return true;
-    case State::kChunkSize: {
-      const size_t end = input->find(kLineEnd);
-      if (end == std::string::npos) {
-        if (input->size() > 1024) *result = Refuse(400, "a chunk has no size");
-        return false;
-      }
-      const std::string_view line = std::string_view(*input).substr(0, end);
-      if (!ParseWhole(line.substr(0, line.find(';')), 16, &chunk_left_)) {
-        *result = Refuse(400, "a chunk has no size");
-        return false;
-      }
-      input->erase(0, end + kLineEnd.size());
-      if (static_cast<int64_t>(request_.body.size()) + chunk_left_ > max_body_bytes_) {
-        *result =
-            Refuse(413, "the body has more than " + std::to_string(max_body_bytes_) + " bytes");
-        return false;
-      }
-      state_ = chunk_left_ == 0 ? State::kTrailer : State::kChunk;
-      return true;
-    }
-    case State::kTrailer: {
-      const size_t end = input->find(kLineEnd);
-      trailer_bytes_ += static_cast<int64_t>(std::min(end, input->size()));
-      if (trailer_bytes_ > max_header_bytes_) {
-        *result = Refuse(431, "the trailer is too long");
-        return false;
-      }
-      if (end == std::string::npos) return false;
-      input->erase(0, end + kLineEnd.size());
-      if (end == 0) state_ = State::kComplete;
-      return state_ != State::kComplete;
-    }
-    case State::kComplete:
-      return false;
-  }
-  return false;
+int HttpParser::CountHeader(size_t size) {
+  header_bytes_ += static_cast<int64_t>(size);
+  if (header_bytes_ <= max_header_bytes_) return 0;
+  return Refuse(431, "the header has more than " + std::to_string(max_header_bytes_) + " bytes");
 }
 
-HttpParser::Result HttpParser::ParseHeader(std::string_view header) {
-  bool first = true;
-  while (true) {
-    const size_t end = std::min(header.find(kLineEnd), header.size());
-    const std::string_view line = header.substr(0, end);
-    const Result result = first ? ParseRequestLine(line) : ParseField(line);
-    if (result == Result::kRefused) return result;
-    first = false;
-    if (end == header.size()) break;
-    header.remove_prefix(end + kLineEnd.size());
-  }
-  if (chunked_ && content_length_ >= 0) {
-    return Refuse(400, "the request has Content-Length and Transfer-Encoding");
-  }
-  if (content_length_ > max_body_bytes_) {
-    return Refuse(413, "the body has more than " + std::to_string(max_body_bytes_) + " bytes");
-  }
-  chunk_left_ = std::max<int64_t>(0, content_length_);
-  state_ = chunked_ ? State::kChunkSize : chunk_left_ > 0 ? State::kBody : State::kComplete;
-  return Result::kNeedsMore;
+int HttpParser::CountFraming(size_t size) {
+  framing_bytes_ += static_cast<int64_t>(size);
+  if (framing_bytes_ <= kMaxFramingBytes + static_cast<int64_t>(request_.body.size())) return 0;
+  return Refuse(400, "the chunks are too small for what they bring");
 }
 
-HttpParser::Result HttpParser::ParseRequestLine(std::string_view line) {
-  const size_t first = line.find(' ');
-  const size_t last = line.rfind(' ');
-  if (first == std::string_view::npos || last == first) return Refuse(400, "no request line");
-  const std::string_view method = line.substr(0, first);
-  std::string_view target = line.substr(first + 1, last - first - 1);
-  const std::string_view version = line.substr(last + 1);
-  if (!IsToken(method)) return Refuse(400, "the method is no word");
-  if (version != "HTTP/1.1" && version != "HTTP/1.0") {
-    return Refuse(version.substr(0, 5) == "HTTP/" ? 505 : 400, "want HTTP/1.1");
-  }
-  const bool printable =
-      std::all_of(target.begin(), target.end(), [](char c) { return c > ' ' && c <= '~'; });
-  if (target.empty() || target[0] != '/' || !printable) return Refuse(400, "want a path");
-  target = target.substr(0, target.find('?'));
-  if (!DecodePath(target, &request_.path)) return Refuse(400, "the path has a wrong %XX");
-  request_.method = method;
-  request_.keep_alive = version == "HTTP/1.1";
-  return Result::kNeedsMore;
-}
-
-HttpParser::Result HttpParser::ParseField(std::string_view line) {
-  const size_t colon = line.find(':');
-  if (colon == std::string_view::npos || !IsToken(line.substr(0, colon))) {
-    return Refuse(400, "a header has no name");
-  }
-  const std::string name = Lower(line.substr(0, colon));
-  const std::string_view value = Trim(line.substr(colon + 1));
-  const bool clean = std::all_of(value.begin(), value.end(), [](char c) {
-    return static_cast<unsigned char>(c) >= ' ' || c == '\t';
-  });
-  if (!clean) return Refuse(400, "a header has a control character");
-  if (name == "content-length") {
-    int64_t length = 0;
-    if (content_length_ >= 0 || !ParseWhole(value, 10, &length)) {
-      return Refuse(400, "Content-Length is not one number");
-    }
-    content_length_ = length;
+int HttpParser::EndField() {
+  if (in_body()) return CountFraming(4);
+  const std::string name = Lower(field_);
+  const std::string value = Lower(Trim(value_));
+  field_.clear();
+  value_.clear();
+  if (name == "host") {
+    ++num_hosts_;
   } else if (name == "transfer-encoding") {
-    if (chunked_ || Lower(value) != "chunked")
-      return Refuse(501, "want Transfer-Encoding: chunked");
-    chunked_ = true;
+    if (value != "chunked") return Refuse(501, "want Transfer-Encoding: chunked");
   } else if (name == "content-encoding") {
-    if (Lower(value) != "identity") return Refuse(415, "the body is compressed");
-  } else if (name == "connection") {
-    const std::string connection = Lower(value);
-    if (connection.find("close") != std::string::npos) request_.keep_alive = false;
+    if (value != "identity") return Refuse(415, "the body is compressed");
   } else if (name == "expect") {
-    if (Lower(value) != "100-continue") return Refuse(417, "want Expect: 100-continue");
+    if (value != "100-continue") return Refuse(417, "want Expect: 100-continue");
     expects_continue_ = true;
   }
-  return Result::kNeedsMore;
+  return CountHeader(4);
+}
+
+int HttpParser::EndHeader() {
+  if (parser_.http_major != 1) {
+    return Refuse(parser_.http_major > 1 ? 505 : 400, "want HTTP/1.1");
+  }
+  const bool is_1_0 = parser_.http_minor == 0;
+  if (num_hosts_ > 1 || (num_hosts_ == 0 && !is_1_0)) {
+    return Refuse(400, "want one Host header");
+  }
+  const bool printable =
+      std::all_of(url_.begin(), url_.end(), [](char c) { return c > ' ' && c <= '~'; });
+  if (url_.empty() || url_[0] != '/' || !printable) return Refuse(400, "want a path");
+  if (!DecodePath(std::string_view(url_).substr(0, url_.find('?')), &request_.path)) {
+    return Refuse(400, "the path has a wrong %XX");
+  }
+  const bool chunked = (parser_.flags & F_CHUNKED) != 0;
+  if (!chunked && parser_.content_length > static_cast<uint64_t>(max_body_bytes_)) {
+    return Refuse(413, "the body has more than " + std::to_string(max_body_bytes_) + " bytes");
+  }
+  request_.method = llhttp_method_name(static_cast<llhttp_method_t>(parser_.method));
+  request_.keep_alive = !is_1_0 && llhttp_should_keep_alive(&parser_) != 0;
+  // Nothing else than HTTP/1.1 is spoken here, whatever a client offers.
+  parser_.upgrade = 0;
+  state_ = State::kBody;
+  return 0;
+}
+
+int HttpParser::BeginChunk() {
+  if (parser_.content_length > static_cast<uint64_t>(max_body_bytes_) - request_.body.size()) {
+    return Refuse(413, "the body has more than " + std::to_string(max_body_bytes_) + " bytes");
+  }
+  return CountFraming(kChunkFramingBytes);
+}
+
+int HttpParser::TakeBody(const char* data, size_t size) {
+  std::string& body = request_.body;
+  if (body.size() + size > body.capacity() && (parser_.flags & F_CHUNKED) == 0) {
+    // As long as it becomes, but not before it comes: `content_length` is what is left of it.
+    const size_t left = static_cast<size_t>(parser_.content_length);
+    body.reserve(std::min(body.size() + size + left, 2 * (body.size() + size)));
+  }
+  body.append(data, size);
+  return 0;
 }
 
 }  // namespace serving

@@ -1,10 +1,15 @@
-// A strict reader of HTTP/1.1 requests.
+// Reads HTTP/1.1 requests, strictly: llhttp with rules of our own on top.
 #ifndef MONOLITH_SERVING_NATIVE_REST_HTTP_PARSER_H_
 #define MONOLITH_SERVING_NATIVE_REST_HTTP_PARSER_H_
 
+#include <llhttp.h>
+
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <string_view>
+
+#include "monolith/serving/native/base/memory_budget.h"
 
 namespace monolith {
 namespace serving {
@@ -15,19 +20,24 @@ struct HttpRequest {
   std::string path;
   std::string body;
   bool keep_alive = true;
+  // Counts the body until the request is answered.
+  MemoryLease lease;
 };
 
-// Reads one request after the other. Lines end with CR LF, a header has one line, a body has either
-// a length or chunks: what proxies understand in different ways is refused.
+// Reads one request after the other, in time that is linear in the bytes. llhttp refuses what
+// proxies understand in different ways: bare line feeds, folded headers, two lengths. This refuses
+// what costs more than it brings: long headers, bodies and trailers, and bodies of tiny chunks.
 class HttpParser {
  public:
-  HttpParser(int64_t max_header_bytes, int64_t max_body_bytes)
-      : max_header_bytes_(max_header_bytes), max_body_bytes_(max_body_bytes) {}
+  HttpParser(int64_t max_header_bytes, int64_t max_body_bytes);
+  HttpParser(const HttpParser&) = delete;
+  HttpParser& operator=(const HttpParser&) = delete;
 
   enum class Result { kNeedsMore, kComplete, kRefused };
 
-  // Takes what it understands from the front of `input`.
-  Result Parse(std::string* input);
+  // Reads from the front of `input` and says how many bytes it took: all, unless a request is
+  // complete or refused. After kComplete comes Take; after kRefused nothing.
+  Result Parse(std::string_view input, size_t* taken);
 
   // After kComplete: gives the request, and is ready for the next one.
   HttpRequest Take();
@@ -36,29 +46,45 @@ class HttpParser {
   int refusal() const { return refusal_; }
   const std::string& reason() const { return reason_; }
 
-  // Whether the header was read and the body is waited for.
-  bool in_body() const { return state_ != State::kHeader; }
+  // Whether a request has begun, and whether its header was read and the body is waited for.
+  bool in_request() const { return state_ != State::kIdle; }
+  bool in_body() const { return state_ == State::kBody; }
+  // What the request takes so far.
+  int64_t body_bytes() const { return static_cast<int64_t>(request_.body.capacity()); }
+  // Forgets the request, for one that is not read to its end.
+  void Drop() { request_ = HttpRequest(); }
   // Returns true once for a client that waits for "100 Continue".
   bool TakeExpectation();
 
  private:
-  enum class State { kHeader, kBody, kChunkSize, kChunk, kChunkEnd, kTrailer, kComplete };
+  enum class State { kIdle, kHeader, kBody, kComplete };
+  friend struct HttpCallbacks;
 
-  Result Refuse(int status, const std::string& reason);
-  Result ParseHeader(std::string_view header);
-  Result ParseRequestLine(std::string_view line);
-  Result ParseField(std::string_view line);
-  bool Step(std::string* input, Result* result);
+  // All return what llhttp wants of a callback: 0, or an error that ends the parse.
+  int Refuse(int status, const std::string& reason);
+  int CountHeader(size_t size);
+  int CountFraming(size_t size);
+  int EndField();
+  int EndHeader();
+  int BeginChunk();
+  int TakeBody(const char* data, size_t size);
+  Result RefuseAsRead(llhttp_errno_t error);
 
   const int64_t max_header_bytes_;
   const int64_t max_body_bytes_;
-  State state_ = State::kHeader;
+  llhttp_settings_t settings_;
+  llhttp_t parser_;
+  State state_ = State::kIdle;
   HttpRequest request_;
-  int64_t content_length_ = -1;
-  bool chunked_ = false;
+  std::string url_;
+  std::string field_;
+  std::string value_;
+  int num_hosts_ = 0;
   bool expects_continue_ = false;
-  int64_t chunk_left_ = 0;
-  int64_t trailer_bytes_ = 0;
+  int64_t empty_bytes_ = 0;
+  int64_t header_bytes_ = 0;
+  int64_t raw_header_bytes_ = 0;
+  int64_t framing_bytes_ = 0;
   int refusal_ = 0;
   std::string reason_;
 };

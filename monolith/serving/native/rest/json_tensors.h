@@ -1,34 +1,16 @@
-// The JSON of TensorFlow Serving's REST API to tensors, and back.
-//
-//   {"signature_name": "...", "instances": [...]}   a list of examples; answer {"predictions": ...}
-//   {"signature_name": "...", "inputs": ...}        a tensor per input; answer {"outputs": ...}
-//
-// Bytes are {"b64": "<base64>"}.
+// Writes the JSON of TensorFlow Serving's REST API: answers and signatures.
 #ifndef MONOLITH_SERVING_NATIVE_REST_JSON_TENSORS_H_
 #define MONOLITH_SERVING_NATIVE_REST_JSON_TENSORS_H_
 
 #include <cstdint>
 #include <string>
-#include <string_view>
 
 #include "monolith/serving/native/base/status.h"
-#include "monolith/serving/native/model/predict.h"
 #include "monolith/serving/native/model/servable.h"
+#include "monolith/serving/native/rest/json_request.h"
 
 namespace monolith {
 namespace serving {
-
-struct JsonRequest {
-  std::string signature_name;
-  Servable::Tensors inputs;
-  // How many instances it has; -1 if it names `inputs`.
-  int64_t rows = -1;
-};
-
-// Parses `body` for a signature of `servable`. Nothing is rounded or cut off: a number that the
-// type of its input cannot hold is an error.
-Status ParseJsonRequest(std::string_view body, const Servable& servable,
-                        const PredictLimits& limits, JsonRequest* request);
 
 // Writes the answer. Instances need outputs with a row for each of them.
 Status WriteJsonAnswer(const JsonRequest& request, const Servable::Tensors& outputs,

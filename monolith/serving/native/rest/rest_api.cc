@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "monolith/serving/native/rest/json.h"
+#include "monolith/serving/native/rest/json_request.h"
 #include "monolith/serving/native/rest/json_tensors.h"
 #include "tensorflow/core/framework/tensor.h"
 
@@ -20,18 +21,24 @@ constexpr std::string_view kMetadata = "/metadata";
 constexpr char kMetricsPath[] = "/monitoring/prometheus/metrics";
 
 Status Predict(ServingApi* serving, const api::ModelSpec& spec, const std::string& body,
-               std::string* answer) {
+               MemoryLease* lease, std::string* answer) {
   std::shared_ptr<Servable> servable;
   int64_t version = 0;
   Status status = serving->models()->Find(spec, &servable, &version);
   if (!status.ok()) return status;
   JsonRequest request;
-  status = ParseJsonRequest(body, *servable, serving->limits(), &request);
+  status = ParseJsonRequest(body, *servable, serving->limits(), lease, &request);
   if (!status.ok()) return status;
   Servable::Tensors outputs;
-  status = serving->runner()(servable.get(), request.signature_name, request.inputs, {}, &outputs);
+  status = RunCounted(servable.get(), request.signature_name, request.inputs, {}, serving->runner(),
+                      lease, &outputs);
   if (!status.ok()) return status;
-  return WriteJsonAnswer(request, outputs, answer);
+  request.inputs.clear();
+  status = WriteJsonAnswer(request, outputs, answer);
+  if (!status.ok()) return status;
+  outputs.clear();
+  if (lease->Resize(static_cast<int64_t>(answer->capacity()))) return Status();
+  return Status(Code::kResourceExhausted, "the answers of all requests take too much memory");
 }
 
 Status GetMetadata(ServingApi* serving, const api::ModelSpec& spec, std::string* answer) {
@@ -163,7 +170,8 @@ HttpReply HandleRest(ServingApi* serving, const HttpRequest& request) {
   } else {
     method = MethodName(target);
     if (target.verb == "predict") {
-      status = Predict(serving, target.spec, request.body, &reply.body);
+      reply.lease = std::make_shared<MemoryLease>(serving->limits().budget);
+      status = Predict(serving, target.spec, request.body, reply.lease.get(), &reply.body);
     } else if (target.verb == "metadata") {
       status = GetMetadata(serving, target.spec, &reply.body);
     } else if (target.verb.empty()) {
@@ -176,6 +184,7 @@ HttpReply HandleRest(ServingApi* serving, const HttpRequest& request) {
   if (!status.ok()) {
     reply.status = HttpStatus(status.code);
     reply.body = HttpErrorBody(status.message);
+    reply.lease.reset();
   }
   return reply;
 }
