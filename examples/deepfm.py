@@ -4,10 +4,6 @@ Guo et al., "DeepFM: A Factorization-Machine based Neural Network for CTR Predic
 `python examples/deepfm.py`; it prints `AUC 0.835, the planted structure allows 0.843`.
 """
 
-import numpy as np
-import tensorflow as tf
-from planted import auc, draw_labels, show, to_dataset, train_and_predict
-
 from monolith import layers
 from monolith.base_model import (
   AdagradOptimizer,
@@ -16,6 +12,10 @@ from monolith.base_model import (
   RandomUniformInitializer,
   get_sigmoid_loss_and_pred,
 )
+import numpy as np
+import tensorflow as tf
+
+from planted import auc, draw_labels, show, to_dataset, train_and_predict
 
 FEATURES = ["user", "item", "genres"]
 USERS, ITEMS, GENRES = 500, 300, 20

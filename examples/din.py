@@ -4,10 +4,6 @@ Zhou et al., "Deep Interest Network for Click-Through Rate Prediction", 2018. Ru
 `python examples/din.py`; it prints `AUC 0.879, the planted structure allows 0.880`.
 """
 
-import numpy as np
-import tensorflow as tf
-from planted import NO_ID, auc, draw_labels, show, to_dataset, train_and_predict
-
 from monolith import layers
 from monolith.base_model import (
   AdagradOptimizer,
@@ -16,6 +12,10 @@ from monolith.base_model import (
   RandomUniformInitializer,
   get_sigmoid_loss_and_pred,
 )
+import numpy as np
+import tensorflow as tf
+
+from planted import NO_ID, auc, draw_labels, show, to_dataset, train_and_predict
 
 ITEMS, TOPICS, HISTORY, DIM = 100, 6, 6, 8
 

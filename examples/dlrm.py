@@ -5,10 +5,6 @@ Naumov et al., "Deep Learning Recommendation Model for Personalization and Recom
 `AUC 0.820, the planted structure allows 0.823`.
 """
 
-import numpy as np
-import tensorflow as tf
-from planted import auc, draw_labels, show, to_dataset, train_and_predict
-
 from monolith import layers
 from monolith.base_model import (
   AdagradOptimizer,
@@ -17,6 +13,10 @@ from monolith.base_model import (
   RandomUniformInitializer,
   get_sigmoid_loss_and_pred,
 )
+import numpy as np
+import tensorflow as tf
+
+from planted import auc, draw_labels, show, to_dataset, train_and_predict
 
 CATEGORIES = ["user", "ad", "site", "device"]
 SIZES = [100, 50, 20, 8]

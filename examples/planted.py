@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import tempfile
 
+from absl import app
+from monolith.estimator import Estimator, RunConfig
 import numpy as np
 import tensorflow as tf
-from absl import app
-
-from monolith.estimator import Estimator, RunConfig
 
 tf.compat.v1.disable_eager_execution()  # a model is trained in graphs
 tf.get_logger().setLevel("ERROR")

@@ -5,10 +5,6 @@ Trained with a softmax over the items of the batch, corrected for popularity: Yi
 `python examples/two_tower.py`; it prints `recall at 20 0.902, the planted structure allows 0.905`.
 """
 
-import numpy as np
-import tensorflow as tf
-from planted import show, to_dataset, train_and_predict
-
 from monolith import layers
 from monolith.base_model import (
   AdagradOptimizer,
@@ -17,6 +13,10 @@ from monolith.base_model import (
   RandomUniformInitializer,
 )
 from monolith.native_training.losses.batch_softmax_loss import batch_softmax_loss
+import numpy as np
+import tensorflow as tf
+
+from planted import show, to_dataset, train_and_predict
 
 USERS, ITEMS, TOPICS, TOP_K = 500, 400, 20, 20
 

@@ -18,7 +18,13 @@ from monolith.native_training import env_utils
 
 _ENV = "MONOLITH_VERBOSE"
 _LEVEL_ENV = "TF_CPP_MIN_LOG_LEVEL"
-_PHRASES = ("deprecated", "It seems that global step")
+# The last two are about Python objects that hooks keep in a graph, which no file needs.
+_PHRASES = (
+  "deprecated",
+  "It seems that global step",
+  "Cannot identify data type for collection",
+  "encountered when serializing",
+)
 # The wheel for x86-64 registers its GPU libraries twice, and looks for one that it does not need.
 _IMPORT_PHRASES = (
   b"Unable to register cuDNN factory",

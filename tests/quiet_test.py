@@ -48,6 +48,44 @@ class ImportTest(unittest.TestCase):
     self.assertEqual((done.stdout, done.stderr), ("False\n", ""))
 
 
+class RunTest(unittest.TestCase):
+  def test_a_run_of_an_example_says_what_matters(self):
+    """Trains twice, evaluates and exports, with messages of level INFO on the screen."""
+    examples = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "examples")
+    with tempfile.TemporaryDirectory() as folder:
+      done = run(f"""
+import sys
+sys.path.insert(0, {os.path.join(examples, "serving")!r})
+import clicks
+from absl import app, logging
+import tensorflow as tf
+
+def main(argv):
+  assert logging.get_verbosity() >= logging.INFO
+  estimator = clicks.make_estimator({folder!r})
+  estimator.train(steps=3)
+  estimator.train(steps=3)
+  estimator.evaluate(steps=2)
+  estimator.export_saved_model()
+
+tf.compat.v1.disable_eager_execution()
+app.run(main)
+""")
+
+    self.assertIn("step 6", done.stderr)
+    for noise in (
+      "CheckpointRestorerHook",
+      "Cannot identify data type",
+      "encountered when serializing",
+      "parsers of samples",
+      "factory",
+      "was interrupted",
+      "cancelled",
+      "deprecated",
+    ):
+      self.assertNotIn(noise, done.stderr)
+
+
 @unittest.skipUnless(platform.machine() == "x86_64", "nothing is left out elsewhere")
 class StderrTest(unittest.TestCase):
   @contextlib.contextmanager

@@ -11,10 +11,7 @@ A user clicks on every fourth item. `train DIR 2` and `export DIR 2` put the tab
 
 import sys
 
-import numpy as np
-import tensorflow as tf
 from absl import flags
-
 from monolith.base_model import (
   AdagradOptimizer,
   EstimatorSpec,
@@ -22,6 +19,8 @@ from monolith.base_model import (
   get_sigmoid_loss_and_pred,
 )
 from monolith.estimator import Estimator, RunConfig, ServingInputReceiver
+import numpy as np
+import tensorflow as tf
 
 NUM_USERS = NUM_ITEMS = 1000
 

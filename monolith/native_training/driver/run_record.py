@@ -169,6 +169,16 @@ class RunWatch:
         "Processes that come late will not know that training is %s.", run.state.value
       )
 
+  def check_not_over(self) -> None:
+    """Ends an attempt that failed because there is nothing left to do.
+
+    Raises:
+      TrainingIsOver: training with these servers is finished.
+    """
+    record = read(self._config.model_dir)
+    if record is not None and self._run.is_same(record) and record.state == State.FINISHED:
+      raise TrainingIsOver
+
   def check_waiting(self, waited_secs: float) -> None:
     """Ends the wait for a complete cluster that will never come.
 

@@ -214,6 +214,8 @@ class _WorkerLoop:
       try:
         return self._train_once()
       except (tf.errors.OpError, NodeAliveCheckerError) as e:
+        # Servers that the chief has told to stop may be gone before this worker knows.
+        self.run_watch.check_not_over()
         if not isinstance(e, _RETRYABLE_ERRORS) and not self._has_lost_server():
           raise
         self._metrics.emit_counter("worker_failover_cnt", 1)

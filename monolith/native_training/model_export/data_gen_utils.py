@@ -71,6 +71,11 @@ _DEFAULT_SIGNATURE = "serving_default"
 FeatureList = feature_list_lib.FeatureList
 
 
+def has_parser(graph: tf.Graph) -> bool:
+  """Tells whether a parser of samples was called in a graph."""
+  return bool(graph.get_collection("variant_type"))
+
+
 @dataclasses.dataclass
 class ParserArgs:
   """What samples have: the arguments of a parser, and what a request needs besides.

@@ -368,7 +368,9 @@ class BaseExporter:
       # Straight to its place: other models may be told the same name of a warm-up file.
       _gen_warmup_file(target, graph, signature_defs)
     except Exception as e:  # A model without warm-up is better than none.
-      logging.info("There is no warm-up file %s, and none was made: %s", self._warmup_file, e)
+      # One that parses no samples is fed what nobody can make up.
+      level = logging.INFO if data_gen_utils.has_parser(graph) else logging.DEBUG
+      logging.log(level, "There is no warm-up file %s, and none was made: %s", self._warmup_file, e)
       tf.io.gfile.rmtree(os.path.dirname(target))
 
 

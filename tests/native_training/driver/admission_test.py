@@ -6,6 +6,7 @@ Both hold for every id of the column that declares them, with slot bits or witho
 from __future__ import annotations
 
 import os
+import re
 import time
 
 import tensorflow as tf
@@ -16,6 +17,10 @@ from monolith.native_training.runtime.ops import gen_monolith_ops
 tf.compat.v1.disable_eager_execution()
 
 _DAY = 86400
+_ROOT = os.path.dirname(
+  os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+)
+_DOCS = os.path.join(_ROOT, "docs")
 
 
 class _Model(native_model.MonolithModel):
@@ -47,6 +52,17 @@ class _Model(native_model.MonolithModel):
     loss, pred = native_model.get_sigmoid_loss_and_pred("ctr", logits, label, None, mode=mode)
     optimizer = tf.compat.v1.train.GradientDescentOptimizer(0.1)
     return native_model.EstimatorSpec(label, pred, "ctr", loss, optimizer)
+
+
+class PictureTest(tf.test.TestCase):
+  def test_the_picture_shows_what_the_threshold_means(self):
+    path = os.path.join(_DOCS, "images", "admission_and_expiry.svg")
+    with open(path, encoding="utf-8") as f:
+      fills = re.findall(r'<circle [^>]*fill="(#[0-9a-f]+)"', f.read())
+
+    # With admit_after=3 three occurrences are counted, and the fourth makes the row.
+    self.assertEqual(fills[:3], ["#bbb"] * 3)
+    self.assertNotIn("#bbb", fills[3:])
 
 
 class AdmissionTest(tf.test.TestCase):

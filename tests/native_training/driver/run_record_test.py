@@ -117,6 +117,17 @@ class RunWatchTest(absltest.TestCase):
     ):
       self._watch().wait_for_servers(self._error, 90)
 
+  def test_an_attempt_that_fails_after_the_end_is_none(self):
+    watch = self._watch()
+    watch.check_not_over()
+    watch.write_end(ValueError("bad data"))
+    watch.check_not_over()
+
+    watch.write_end(None)
+
+    with self.assertRaises(training_run.TrainingIsOver):
+      watch.check_not_over()
+
   def test_other_run_says_nothing(self):
     self._watch().write_end(None)
     other = training_run.RunWatch(self._config, 11, self._discovery)
