@@ -151,7 +151,7 @@ def _from_hadoop_snappy(content: bytes) -> bytes:
   return b"".join(plain)
 
 
-_COMPRESSIONS: dict[str, tuple[Callable[[bytes], bytes], Callable[[bytes], bytes]]] = {
+COMPRESSIONS: dict[str, tuple[Callable[[bytes], bytes], Callable[[bytes], bytes]]] = {
   "no": (bytes, bytes),
   "gzip": (lambda content: gzip.compress(content, mtime=0), _gunzip),
   "zlib": (zlib.compress, _inflate),
@@ -204,7 +204,7 @@ def _csv_kinds() -> Iterator[Kind]:
 
   for compression in ("no", "gzip"):
     suffix = ".csv" if compression == "no" else ".csv.gz"
-    compress, decompress = _COMPRESSIONS[compression]
+    compress, decompress = COMPRESSIONS[compression]
     yield Kind(
       "text" + suffix,
       compress(b"".join(lines)),
@@ -298,7 +298,7 @@ def _tfrecord_kinds() -> Iterator[Kind]:
     return feature["id"].int64_list.value[0], feature["user"].bytes_list.value[0]
 
   for compression in ("no", "gzip", "zlib"):
-    compress, decompress = _COMPRESSIONS[compression]
+    compress, decompress = COMPRESSIONS[compression]
     compress_type = _CompressType[compression.upper()]
     content = compress(b"".join(records))
     boundaries = _offsets(records) if compression == "no" else []
@@ -389,7 +389,7 @@ def _pb_kinds() -> Iterator[Kind]:
   for pb_type in (_PbType.EXAMPLE, _PbType.INSTANCE, _PbType.EXAMPLEBATCH):
     # With a sort id of some bytes.
     records = [frame(p, struct.pack("<Q", 3) + b"abc") for p in _payloads_of(pb_type)]
-    for compression, (compress, decompress) in _COMPRESSIONS.items():
+    for compression, (compress, decompress) in COMPRESSIONS.items():
       compress_type = _CompressType[compression.upper()]
       yield Kind(
         f"{pb_type.to_name()}.{compression}.pb",

@@ -13,7 +13,8 @@ import pyarrow as pa
 import tensorflow as tf
 from absl.testing import flagsaver
 
-from idl.matrix.proto import example_pb2
+from idl.matrix.proto import example_pb2, proto_parser_pb2
+from monolith import data
 from monolith.native_training import native_task_context
 from monolith.native_training.data import datasets, feature_utils, parsers
 from monolith.native_training.runtime.ops import gen_monolith_ops
@@ -24,6 +25,7 @@ from tests.native_training.data.data_test_utils import (
   make_example,
   make_instance,
   make_line_id,
+  needs_parquet,
   proto_of,
   write_records,
 )
@@ -376,6 +378,70 @@ class FilePBDatasetTest(_FileTest):
       dataset = self.read(path, feature_pruning_type=pruning)
       read = proto_of(dataset.get_single_element(), example_pb2.Example)
       self.assertEqual((len(read.named_feature), len(read.named_raw_feature)), (features, raw))
+
+
+def _golden(pattern):
+  """Returns the files of all versions that have such a name."""
+  return sorted(pathlib.Path(__file__).with_name("golden").glob(f"*/{pattern}"))
+
+
+class GoldenFilesTest(tf.test.TestCase):
+  """Files that earlier versions wrote are read by every later one."""
+
+  def test_lines(self):
+    columns = {"user": data.Text(), "stars": data.Number(), "day": data.Number(dtype="int64")}
+    paths = _golden("rows.csv*")
+    self.assertGreaterEqual(len(paths), 2)
+    for path in paths:
+      [rows] = data.csv(str(path), columns, 8)
+      self.assertEqual(rows["user"].numpy().tolist(), [b"ann", b"bob", b"cy, dy"], path)
+      self.assertEqual(rows["stars"].numpy().tolist(), [4.5, -100.0, 3.0])
+      self.assertEqual(rows["day"].numpy().tolist(), [9007199254740993, -7, 0])
+
+  def test_tfrecords(self):
+    paths = _golden("records.*")
+    self.assertGreaterEqual(len(paths), 3)
+    for path in paths:
+      kind = datasets.CompressType[path.suffix[1:].upper()]
+      records = [x.numpy() for x in datasets.TFRecordDatasetWrapper(str(path), kind)]
+      self.assertEqual(records, [b"record 0", b"record 1", b"record 2"], path)
+
+  def test_samples(self):
+    for name, make, slot in (("instance", fid_v1, 3), ("example", fid_v2, 2)):
+      self._check_samples(name, PbType[name.upper()], make, slot)
+    self._check_samples("examplebatch", PbType.EXAMPLEBATCH, fid_v2, 2)
+
+  def _check_samples(self, name, pb_type, make, slot):
+    paths = _golden(f"{name}.*")
+    self.assertGreaterEqual(len(paths), 5)
+    for path in paths:
+      dataset = datasets.FilePBDataset(
+        str(path),
+        input_pb_type=pb_type,
+        output_pb_type=PbType.INSTANCE if name == "instance" else PbType.EXAMPLE,
+        compression_type=datasets.CompressType[path.suffix[1:].upper()],
+      )
+      proto = proto_parser_pb2.Instance if name == "instance" else example_pb2.Example
+      samples = [proto_of(sample, proto) for sample in dataset]
+      self.assertEqual([sample.line_id.uid for sample in samples], [1, 2, 3], path)
+      self.assertEqual([self._ids_of(s) for s in samples], [[make(slot, i)] * i for i in range(3)])
+
+  def _ids_of(self, sample):
+    if isinstance(sample, proto_parser_pb2.Instance):
+      return list(sample.fid)
+    return [fid for f in sample.named_feature for fid in f.feature.fid_v2_list.value]
+
+  @needs_parquet
+  def test_parquet(self):
+    paths = _golden("*.parquet")
+    self.assertGreaterEqual(len(paths), 6)
+    for path in paths:
+      dataset = datasets.ParquetDataset(
+        str(path), PbType.EXAMPLE, ["__UID__", "a"], ["int", "fid_v2"]
+      )
+      samples = [proto_of(sample, example_pb2.Example) for sample in dataset]
+      self.assertEqual([sample.line_id.uid for sample in samples], [1, 2, 3], path)
+      self.assertEqual([self._ids_of(s) for s in samples], [[fid_v2(2, i)] * i for i in range(3)])
 
 
 class PBDatasetTest(_FileTest):
