@@ -90,7 +90,7 @@ struct CopyNamed {
         numbers[i] = slot.row;
         ts[i] = slot.ts;
       }
-      if (slot.row == 0) continue;
+      // Row 0, which absent ids have, is all zeros.
       const float* const from = reinterpret_cast<const float*>(rows + slot.row * stride);
       for (int k = lane; k < row_floats; k += kWarpLanes) out[i * row_floats + k] = from[k];
     }

@@ -77,24 +77,30 @@ int GpuTable::DrawAbsent(Stream stream, const ChanceFilter& chance, WriteTask* t
 // id of which every occurrence is a step is offered until it gets in; the steps before are left
 // out.
 int GpuTable::AskFilter(Stream stream, const Job& job, Batch* batch) {
-  const int64_t words = CeilDiv(batch->n, kWordIds);
+  int64_t n = batch->n;
+  if (batch->count != nullptr) {
+    uint32_t count = 0;
+    MONO_GPU_TRY(CopyToHost(stream, batch->count, &count, sizeof(count)));
+    n = count;
+  }
+  const int64_t words = CeilDiv(n, kWordIds);
   std::vector<uint32_t> absent(words), starts, skips;
-  std::vector<int64_t> ids(batch->n);
+  std::vector<int64_t> ids(n);
   MONO_GPU_TRY(CopyToHost(stream, absent_.As<uint32_t>(), absent.data(), words * 4));
-  MONO_GPU_TRY(CopyToHost(stream, batch->ids, ids.data(), batch->n * 8));
+  MONO_GPU_TRY(CopyToHost(stream, batch->ids, ids.data(), n * 8));
   if (batch->starts != nullptr) {
-    starts.resize(batch->n + 1);
-    MONO_GPU_TRY(CopyToHost(stream, batch->starts, starts.data(), (batch->n + 1) * 4));
+    starts.resize(n + 1);
+    MONO_GPU_TRY(CopyToHost(stream, batch->starts, starts.data(), (n + 1) * 4));
   }
   const bool in_steps = batch->starts != nullptr && !batch->sum;
-  if (in_steps) skips.assign(batch->n, 0);
+  if (in_steps) skips.assign(n, 0);
   const auto occurrences = [&starts](int64_t i) {
     return starts.empty() ? 1u : starts[i + 1] - starts[i];
   };
   std::vector<int64_t> places, asked;
   std::vector<uint32_t> counts;
   std::vector<uint8_t> dropped;
-  for (int64_t i = 0; i < batch->n; ++i) {
+  for (int64_t i = 0; i < n; ++i) {
     if (absent[i / kWordIds] >> (i % kWordIds) & 1) places.push_back(i);
   }
   uint64_t filtered = 0;
@@ -125,7 +131,7 @@ int GpuTable::AskFilter(Stream stream, const Job& job, Batch* batch) {
   MONO_GPU_TRY(CopyToDevice(stream, absent.data(), absent_.As<uint32_t>(), words * 4));
   if (in_steps) {
     MONO_GPU_TRY(EnsureSkips(stream, batch->n));
-    MONO_GPU_TRY(CopyToDevice(stream, skips.data(), skips_.As<uint32_t>(), batch->n * 4));
+    MONO_GPU_TRY(CopyToDevice(stream, skips.data(), skips_.As<uint32_t>(), n * 4));
     batch->skips = skips_.As<uint32_t>();
   }
   TableState* const state = state_.As<TableState>();
