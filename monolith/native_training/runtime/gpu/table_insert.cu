@@ -166,9 +166,10 @@ __global__ void __launch_bounds__(kLanes, 2)
                     static_cast<unsigned>(end - begin), task.host, task.sequence);
 }
 
-int64_t InsertBlocks(const WriteTask* task) {
-  return std::min(CeilDiv(CeilDiv(task->arguments.batch.n, kWordIds), kLanes / kWarpLanes),
-                  kFewBlocks);
+// Those of one of `tasks` that are launched together: often none of them has anything to do.
+int64_t InsertBlocks(const WriteTask* task, size_t tasks) {
+  const int64_t most = std::max<int64_t>(1, kFewBlocks / static_cast<int64_t>(tasks));
+  return std::min(CeilDiv(CeilDiv(task->arguments.batch.n, kWordIds), kLanes / kWarpLanes), most);
 }
 
 // All tasks have rows of one kind.
@@ -177,13 +178,13 @@ int InsertAlike(Stream stream, const std::vector<const WriteTask*>& tasks) {
   const auto on = static_cast<cudaStream_t>(stream);
   if (tasks.size() == 1) {
     const WriteTask& task = *tasks[0];
-    InsertKernel<Rows><<<static_cast<unsigned>(InsertBlocks(&task)), kLanes, 0, on>>>(
+    InsertKernel<Rows><<<static_cast<unsigned>(InsertBlocks(&task, 1)), kLanes, 0, on>>>(
         {task.arguments, Rows::PlanOf(task.plan), CeilDiv(task.arguments.batch.n, kWordIds),
          task.host, task.sequence});
     return CheckCuda(cudaGetLastError(), "launch of a kernel");
   }
   std::vector<int64_t> blocks;
-  for (const WriteTask* const task : tasks) blocks.push_back(InsertBlocks(task));
+  for (const WriteTask* const task : tasks) blocks.push_back(InsertBlocks(task, tasks.size()));
   UploadedJobs uploaded(stream);
   DeviceTasks device;
   int64_t all = 0;
