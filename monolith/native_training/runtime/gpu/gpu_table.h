@@ -110,7 +110,12 @@ struct Batch {
   const uint32_t* count = nullptr;   // on the device: how many of the n there are; null: all
   const uint32_t* starts = nullptr;  // occurrences of id i: order[starts[i]] ... ; null: i
   const uint32_t* order = nullptr;
-  bool sum = false;                 // the occurrences make one step, not one each
+  bool sum = false;  // the occurrences make one step, not one each
+  // If they do: the row of sums[] that id i has, if it comes more than `fused` times; else that of
+  // the source, if it comes once; else what starts[i] is.
+  const uint32_t* sum_rows = nullptr;
+  const float* sums = nullptr;
+  uint32_t fused = 1;
   const uint32_t* skips = nullptr;  // occurrences of id i that a filter drops; null: none
 };
 
@@ -262,10 +267,13 @@ class GpuTable {
   static int RunWrites(Stream stream, const std::vector<GpuTable*>& tables, Job* jobs);
   int WriteOne(Stream stream, const Job& job);
   int JoinSpans(Stream stream, Job* job);
-  int PrepareWrite(Stream stream, Job* job, WriteTask* task);
+  int PrepareBatch(Stream stream, Job* job, Batch* batch);
+  int PrepareWrite(Stream stream, const Job& job, const Batch& batch, WriteTask* task);
   int NumberWrite(WriteTask* task);
-  int FindDuplicates(Stream stream, const int64_t* ids, int64_t n, Batch* batch);
-  int SumGradients(Stream stream, const Batch& batch, const float* gradients);
+  static int FindDuplicates(Stream stream, const std::vector<GpuTable*>& tables, const Job* jobs,
+                            Batch* batches);
+  struct Alike;
+  static int FindTogether(Stream stream, const Alike& alike);
   int AskFilter(Stream stream, const Job& job, Batch* batch);
   int DrawAbsent(Stream stream, const ChanceFilter& chance, WriteTask* task);
   int EnsureSkips(Stream stream, int64_t n);
@@ -287,7 +295,7 @@ class GpuTable {
   DeviceBuffer spill_;
   DeviceBuffer absent_;     // bit map of a batch
   DeviceBuffer prefix_;     // bits before each word
-  DeviceBuffer sums_;       // gradients that were summed
+  DeviceBuffer sums_;       // gradients of FindDuplicates
   DeviceBuffer skips_;      // of AskFilter
   DeviceBuffer sorting_;    // of FindDuplicates
   DeviceBuffer joined_;     // ids and gradients of JoinSpans

@@ -82,35 +82,30 @@ int GpuTable::JoinSpans(Stream stream, Job* job) {
                             static_cast<int>(spans.size()), dim, ids, source});
 }
 
-// Everything that can fail for want of memory; no row changes.
-int GpuTable::PrepareWrite(Stream stream, Job* job, WriteTask* task) {
+// The ids and their source, as they came.
+int GpuTable::PrepareBatch(Stream stream, Job* job, Batch* batch) {
   MONO_GPU_TRY(EnsureScratch(stream, job->n));
   if (job->spans.size() > 1) MONO_GPU_TRY(JoinSpans(stream, job));
-  Batch batch;
-  batch.ids = job->ids;
-  batch.n = job->n;
-  if (job->duplicates != Duplicates::kNone) {
-    MONO_GPU_TRY(FindDuplicates(stream, job->ids, job->n, &batch));
-    batch.sum = job->duplicates == Duplicates::kSum;
-  }
-  if (batch.sum && !SumsGradients(job->plan, stride_, job->source)) {
-    MONO_GPU_TRY(SumGradients(stream, batch, job->source));
-    job->source = sums_.As<float>();
-  }
+  batch->ids = job->ids;
+  batch->n = job->n;
+  return MONO_GPU_OK;
+}
+
+int GpuTable::PrepareWrite(Stream stream, const Job& job, const Batch& batch, WriteTask* task) {
   MONO_GPU_TRY(MakeRoom(stream, batch));
   task->arguments = {View(),
                      arena_.base(),
                      stride_,
                      batch,
-                     job->source,
-                     job->source_floats,
-                     job->ts,
-                     job->load_ts,
-                     job->existed,
+                     job.source,
+                     job.source_floats,
+                     job.ts,
+                     job.load_ts,
+                     job.existed,
                      absent_.As<uint32_t>(),
                      prefix_.As<uint32_t>(),
                      free_stack_.As<uint32_t>()};
-  task->plan = job->plan;
+  task->plan = job.plan;
   return MONO_GPU_OK;
 }
 
@@ -124,9 +119,15 @@ int GpuTable::NumberWrite(WriteTask* task) {
 
 // jobs[i] is one of tables[i], which are distinct and locked.
 int GpuTable::RunWrites(Stream stream, const std::vector<GpuTable*>& tables, Job* jobs) {
+  // First everything that can fail for want of memory; no row changes.
   std::vector<WriteTask> tasks(tables.size());
+  std::vector<Batch> batches(tables.size());
   for (size_t i = 0; i < tables.size(); ++i) {
-    MONO_GPU_TRY(tables[i]->PrepareWrite(stream, jobs + i, &tasks[i]));
+    MONO_GPU_TRY(tables[i]->PrepareBatch(stream, jobs + i, &batches[i]));
+  }
+  MONO_GPU_TRY(FindDuplicates(stream, tables, jobs, batches.data()));
+  for (size_t i = 0; i < tables.size(); ++i) {
+    MONO_GPU_TRY(tables[i]->PrepareWrite(stream, jobs[i], batches[i], &tasks[i]));
   }
   for (size_t i = 0; i < tables.size(); ++i) MONO_GPU_TRY(tables[i]->NumberWrite(&tasks[i]));
   MONO_GPU_TRY(LaunchUpdates(stream, tasks));

@@ -11,11 +11,12 @@ namespace monolith {
 namespace gpu {
 
 // The last of `count` jobs that begins at `at` or before; begins[0] is 0.
-MONO_DEVICE int JobAt(const int64_t* begins, int count, int64_t at) {
+template <typename Number>
+MONO_DEVICE int JobAt(const Number* begins, int count, int64_t at) {
   int low = 0, high = count;
   while (high - low > 1) {
     const int middle = (low + high) / 2;
-    if (begins[middle] <= at) {
+    if (static_cast<int64_t>(begins[middle]) <= at) {
       low = middle;
     } else {
       high = middle;

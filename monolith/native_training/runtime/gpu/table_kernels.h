@@ -64,7 +64,7 @@ struct WriteTask {
   uint64_t sequence;     // what tells the host that it is there
 };
 
-// Whether the kernels of this write add up the gradients of equal ids themselves.
+// Whether the kernels of this write add up a few gradients of equal ids themselves.
 bool SumsGradients(const RowPlan& plan, int64_t stride, const float* source);
 
 // Find the ids and step the rows that are there.

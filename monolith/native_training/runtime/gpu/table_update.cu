@@ -28,7 +28,7 @@ struct UpdateOne {
   }
 };
 
-template <typename Rows>
+template <typename Rows, Walk kWalk>
 struct UpdateMany {
   DeviceTasks jobs;
 
@@ -36,7 +36,7 @@ struct UpdateMany {
     const int job = JobAt(jobs.begins, jobs.count, word);
     const DeviceTask& task = jobs.tasks[job];
     const auto plan = reinterpret_cast<const typename Rows::Plan*>(jobs.plans + task.plan_at);
-    UpdateWord<Rows, Walk::kLines>(task.a, *plan, word - jobs.begins[job], lane);
+    UpdateWord<Rows, kWalk>(task.a, *plan, word - jobs.begins[job], lane);
   }
 };
 
@@ -104,7 +104,13 @@ int LaunchUpdates(Stream stream, const std::vector<WriteTask>& tasks) {
     DeviceTasks device;
     int64_t all = 0;
     MONO_GPU_TRY(UploadTasks<Rows>(alike, words, &uploaded, &device, &all));
-    return ForWarps<Rows::kMinBlocks>(stream, all, kAllBlocks, UpdateMany<Rows>{device});
+    if constexpr (!std::is_same<typename Rows::Plan, RowPlan>::value) {
+      if (all * kWordIds < Tuning().update_far_below) {
+        return ForWarps<2>(stream, all, kAllBlocks, UpdateMany<Rows, Walk::kFar>{device});
+      }
+    }
+    return ForWarps<Rows::kMinBlocks>(stream, all, kAllBlocks,
+                                      UpdateMany<Rows, Walk::kLines>{device});
   });
 }
 

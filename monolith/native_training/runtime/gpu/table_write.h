@@ -15,6 +15,7 @@
 #include "monolith/native_training/runtime/gpu/device_math.h"
 #include "monolith/native_training/runtime/gpu/table_jobs.h"
 #include "monolith/native_training/runtime/gpu/table_kernels.h"
+#include "monolith/native_training/runtime/gpu/tuning.h"
 
 namespace monolith {
 namespace gpu {
@@ -44,6 +45,14 @@ MONO_DEVICE int64_t Occurrences(const Batch& batch, int64_t i) {
 MONO_DEVICE int64_t Position(const Batch& batch, int64_t i, int64_t k) {
   if (batch.starts == nullptr || batch.sum) return i;
   return batch.order[batch.starts[i] + Skipped(batch, i) + k];
+}
+
+// What the k-th step of id i takes; of gradients that are summed, all sums are there.
+MONO_DEVICE const float* SourceOf(const WriteArguments& a, int64_t i, int64_t k) {
+  const Batch& batch = a.batch;
+  if (!batch.sum) return a.source + Position(batch, i, k) * a.source_floats;
+  const bool once = batch.starts[i + 1] - batch.starts[i] == 1;
+  return (once ? a.source : batch.sums) + int64_t{batch.sum_rows[i]} * a.source_floats;
 }
 
 MONO_DEVICE uint32_t TimeOf(const WriteArguments& a, int64_t i) {
@@ -83,17 +92,39 @@ MONO_DEVICE void FindBatch(const WriteArguments& a, int64_t word, int lane, cons
   }
 }
 
+// Has what the k-th step of id i takes on its way: steps of one id wait for one another, but what
+// they take need not be waited for.
+MONO_DEVICE void FetchAhead(const WriteArguments& a, int64_t i, int64_t k, int64_t occurrences) {
+#if defined(__CUDACC__)
+  if (k >= occurrences || a.source == nullptr) return;
+  const auto source = reinterpret_cast<const char*>(SourceOf(a, i, k));
+  for (int64_t byte = 0; byte < a.source_floats * 4; byte += 128) {
+    asm volatile("prefetch.global.L1 [%0];" ::"l"(source + byte));
+  }
+#else
+  (void)a, (void)i, (void)k, (void)occurrences;
+#endif
+}
+
 // All occurrences of id i, in order.
 template <int kTile>
 MONO_DEVICE void ApplyAll(const WriteArguments& a, const RowPlan& plan, int64_t i, int64_t id,
                           bool fresh, int warp_lane, float* row) {
   const int64_t occurrences = Occurrences(a.batch, i);
+  // What overwrites the row leaves nothing of those before it.
+  const bool only_last = plan.mode == RowMode::kAssign || plan.mode == RowMode::kLoad;
   int bad = 0;
-  for (int64_t k = 0; k < occurrences; ++k) {
-    const int64_t position = Position(a.batch, i, k);
-    const float* const source = a.source + position * a.source_floats;
-    bad += ApplyToRow<kTile>(plan, id, source, fresh && k == 0, warp_lane % kTile, warp_lane, row);
-    if (a.existed != nullptr && warp_lane % kTile == 0) a.existed[position] = !(fresh && k == 0);
+  for (int64_t k = only_last ? occurrences - 1 : 0; k < occurrences; ++k) {
+    if (occurrences > 1 && k % kTile == 0) {
+      const int64_t ahead = k + warp_lane % kTile;
+      if (k == 0) FetchAhead(a, i, ahead, occurrences);
+      FetchAhead(a, i, ahead + kTile, occurrences);
+    }
+    bad += ApplyToRow<kTile>(plan, id, SourceOf(a, i, k), fresh && (k == 0 || only_last),
+                             warp_lane % kTile, warp_lane, row);
+    if (a.existed != nullptr && warp_lane % kTile == 0) {
+      a.existed[Position(a.batch, i, k)] = !(fresh && k == 0);
+    }
   }
   if (bad > 0 && warp_lane % kTile == 0) {
     AtomicAdd(&a.index.state->nonfinite, static_cast<uint64_t>(bad));
@@ -168,15 +199,40 @@ struct PackedPlan {
   uint64_t seed;
 };
 
-// Four gradients of the i-th id, those of its occurrences summed in order.
+// Where the gradient of an id is, or those that are to be added.
+struct GradientPlace {
+  uint32_t count;
+  uint32_t row;  // Batch::sum_rows
+};
+
+MONO_DEVICE GradientPlace PlaceOf(const Batch& batch, int64_t i) {
+  return {batch.starts[i + 1] - batch.starts[i], batch.sum_rows[i]};
+}
+
+MONO_DEVICE void AddFour(const float4& g, float4* sum) {
+  sum->x += g.x, sum->y += g.y, sum->z += g.z, sum->w += g.w;
+}
+
+// Four gradients of the i-th id, or their sum.
 template <bool kSum>
-MONO_DEVICE float4 LoadGradient(const WriteArguments& a, int dim, int64_t i, int c) {
+MONO_DEVICE float4 LoadGradient(const WriteArguments& a, int dim, int64_t i,
+                                const GradientPlace& place, int c) {
   if (!kSum) return LoadFourOnce(a.source + i * dim + c);
-  const uint32_t begin = a.batch.starts[i], end = a.batch.starts[i + 1];
-  float4 sum = LoadFourOnce(a.source + static_cast<int64_t>(a.batch.order[begin]) * dim + c);
-  for (uint32_t k = begin + 1; k < end; ++k) {
-    const float4 g = LoadFourOnce(a.source + static_cast<int64_t>(a.batch.order[k]) * dim + c);
-    sum.x += g.x, sum.y += g.y, sum.z += g.z, sum.w += g.w;
+  if (place.count == 1 || place.count > kFusedRows) {
+    const float* const rows = place.count == 1 ? a.source : a.batch.sums;
+    return LoadFourOnce(rows + static_cast<int64_t>(place.row) * dim + c);
+  }
+  float4 rows[kFusedRows];
+  MONO_UNROLL
+  for (uint32_t k = 0; k < kFusedRows; ++k) {
+    if (k >= place.count) continue;
+    const int64_t row = a.batch.order[place.row + k];
+    rows[k] = LoadFourOnce(a.source + row * dim + c);
+  }
+  float4 sum = rows[0];
+  MONO_UNROLL
+  for (uint32_t k = 1; k < kFusedRows; ++k) {
+    if (k < place.count) AddFour(rows[k], &sum);
   }
   return sum;
 }
@@ -185,7 +241,7 @@ MONO_DEVICE float4 LoadGradient(const WriteArguments& a, int dim, int64_t i, int
 template <int kLanesOfRow, bool kSum, typename Rule>
 struct PackedRows {
   static constexpr int kTile = kLanesOfRow;
-  static constexpr int kMinBlocks = 5;
+  static constexpr int kMinBlocks = kSum ? 4 : 5;
   static constexpr int kAtOnce = 1;  // rows that a tile steps together
   using Plan = PackedPlan;
 
@@ -198,11 +254,23 @@ struct PackedRows {
     const int dim = plan.segment.dim;
     constexpr int kTiles = kWarpLanes / kTile;
     const int tile = lane / kTile;
+    PerId<uint32_t> counts, source_rows;
+    if (kSum && rows.own[0] != 0) {
+      const GradientPlace own = PlaceOf(a.batch, word * kWordIds + lane);
+      counts.own[0] = own.count;
+      source_rows.own[0] = own.row;
+    }
     MONO_ROLLED
     for (int begin = 0; begin < kWordIds; begin += kTiles * kAtOnce) {
       uint32_t numbers[kAtOnce];
       MONO_UNROLL
       for (int u = 0; u < kAtOnce; ++u) numbers[u] = rows.Get(begin + u * kTiles + tile);
+      GradientPlace places[kAtOnce] = {};
+      MONO_UNROLL
+      for (int u = 0; kSum && u < kAtOnce; ++u) {
+        places[u] = {counts.Get(begin + u * kTiles + tile),
+                     source_rows.Get(begin + u * kTiles + tile)};
+      }
       bool bad[kAtOnce] = {};
       for (int c = lane % kTile * 4; c < dim; c += kTile * 4) {
         float4 w[kAtOnce], n[kAtOnce], g[kAtOnce];
@@ -212,7 +280,8 @@ struct PackedRows {
           const float* const row = reinterpret_cast<const float*>(a.rows + numbers[u] * a.stride);
           w[u] = LoadFour(row + c);
           if (Rule::kHasState) n[u] = LoadFour(row + dim + c);
-          g[u] = LoadGradient<kSum>(a, dim, word * kWordIds + begin + u * kTiles + tile, c);
+          g[u] =
+              LoadGradient<kSum>(a, dim, word * kWordIds + begin + u * kTiles + tile, places[u], c);
         }
         MONO_UNROLL
         for (int u = 0; u < kAtOnce; ++u) {
@@ -241,9 +310,10 @@ struct PackedRows {
     const SegmentPlan& segment = plan.segment;
     const int dim = segment.dim;
     const uint64_t stream = engine::ValueStream(plan.seed, id);
+    const GradientPlace place = kSum ? PlaceOf(a.batch, i) : GradientPlace{};
     bool bad = false;
     for (int c = lane % kTile * 4; c < dim; c += kTile * 4) {
-      const float4 g = LoadGradient<kSum>(a, dim, i, c);
+      const float4 g = LoadGradient<kSum>(a, dim, i, place, c);
       float4 w, n;
       w.x = InitialValue(segment, stream, c);
       w.y = InitialValue(segment, stream, c + 1);

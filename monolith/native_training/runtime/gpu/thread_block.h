@@ -37,7 +37,8 @@ struct ThreadBlock {
 
 #if defined(__CUDACC__)
 template <typename Program>
-__global__ void __launch_bounds__(kLanes, MinBlocks<Program>::value) BlockKernel(Program program) {
+__global__ void __launch_bounds__(kLanes, MinBlocks<Program>::value)
+    BlockKernel(__grid_constant__ const Program program) {
   extern __shared__ uint4 block_memory[];
   program(ThreadBlock{static_cast<int64_t>(blockIdx.x), block_memory});
 }

@@ -51,6 +51,12 @@
 #ifndef MONO_GPU_BUCKET_BLOCKS
 #define MONO_GPU_BUCKET_BLOCKS 9
 #endif
+#ifndef MONO_GPU_FUSED_ROWS
+#define MONO_GPU_FUSED_ROWS 4
+#endif
+#ifndef MONO_GPU_SUM_ROWS
+#define MONO_GPU_SUM_ROWS 8
+#endif
 
 namespace monolith {
 namespace gpu {
@@ -74,6 +80,10 @@ constexpr int64_t kBucketRows = MONO_GPU_BUCKET_ROWS;    // that a bucket should
 constexpr int64_t kMaxPieces = MONO_GPU_MAX_PIECES;      // that a row is cut into, on average
 constexpr int kBucketRounds = MONO_GPU_BUCKET_ROUNDS;    // rows of a lane at once
 constexpr int kBucketBlocks = MONO_GPU_BUCKET_BLOCKS;    // on a multiprocessor, at least
+
+// Gradients of an id that a step adds up itself, of tables for which it does; at most kSumChunk.
+constexpr int kFusedRows = MONO_GPU_FUSED_ROWS;
+constexpr int kSumRows = MONO_GPU_SUM_ROWS;  // read at once by the sums before a step
 
 }  // namespace gpu
 }  // namespace monolith

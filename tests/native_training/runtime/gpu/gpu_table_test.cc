@@ -31,6 +31,18 @@ std::vector<int> Configurations() {
 
 INSTANTIATE_TEST_SUITE_P(Configurations, GpuTableTest, ::testing::ValuesIn(Configurations()));
 
+class GpuTableSkewTest : public ::testing::TestWithParam<int> {};
+
+TEST_P(GpuTableSkewTest, EqualsTheEngineHoweverOftenIdsCome) {
+  Differential differential(SkewedConfig(GetParam()), SkewedOptions(GetParam()));
+  EXPECT_EQ(differential.Run(), "");
+}
+
+INSTANTIATE_TEST_SUITE_P(Configurations, GpuTableSkewTest,
+                         ::testing::Range(0, Sized(kSkewedConfigs, 14)));
+
+TEST(GpuTableSumTest, DependsOnTheIdAlone) { EXPECT_EQ(SumsDependOnTheIdAlone(), ""); }
+
 TEST(GpuTableLargeTest, EqualsTheEngineWhileItGrows) {
   DifferentialOptions options;
   options.steps = kKindsOfCalls;

@@ -129,6 +129,7 @@ struct DifferentialOptions {
   int64_t distinct_ids = Sized(600, 200);
   float tolerance = 4e-6f;  // relative, of one step
   uint32_t threshold = 0;   // of an occurrence filter for each table; 0: none
+  bool skewed = false;      // batches of one id, half of one id, of a Zipf law, without equal ids
 };
 
 class Differential {
@@ -298,7 +299,19 @@ class Differential {
     const int64_t sizes[] = {0, 1, 31, 33, 64};
     int64_t n = random_() % 3 == 0 ? sizes[random_() % 5] : random_() % options_.max_batch;
     std::vector<int64_t> some;
-    if (distinct) {
+    if (options_.skewed && !distinct) {
+      const uint32_t kind = random_() % 4;
+      if (random_() % 4 != 0) n = options_.max_batch - random_() % 3;
+      const size_t hot = random_() % ids_.size();
+      for (int64_t i = 0; i < n; ++i) {
+        const double share = static_cast<double>(random_()) / 4294967296.0;
+        const size_t zipf = static_cast<size_t>(std::pow(static_cast<double>(ids_.size()), share));
+        some.push_back(kind == 0                         ? ids_[hot]
+                       : kind == 1 && random_() % 2 == 0 ? ids_[hot]
+                       : kind == 2                       ? ids_[zipf - 1]
+                                                         : ids_[random_() % ids_.size()]);
+      }
+    } else if (distinct) {
       some = ids_;
       std::shuffle(some.begin(), some.end(), random_);
       some.resize(std::min<size_t>(static_cast<size_t>(n), some.size()));
@@ -313,7 +326,11 @@ class Differential {
   std::vector<float> SomeValues(int64_t n) {
     std::uniform_real_distribution<float> uniform(-1, 1);
     std::vector<float> values(n);
-    for (float& value : values) value = uniform(random_);
+    for (float& value : values) {
+      value = uniform(random_);
+      // Sums of many have the same bits in any order: what is compared is what they are used for.
+      if (options_.skewed) value = std::round(value * 1024) / 1024;
+    }
     return values;
   }
 
@@ -443,6 +460,29 @@ inline engine::TableConfig DifferentialConfig(int number) {
 }
 
 constexpr int kDifferentialConfigs = 48;
+
+// Every optimizer in dims from 1 to 256, for skewed batches.
+inline engine::TableConfig SkewedConfig(int number) {
+  constexpr int64_t kDims[] = {1, 3, 16, 64, 256, 8, 100};
+  engine::TableConfig config = DifferentialConfig(number % 14);
+  engine::SegmentConfig& segment = config.entry.segments[0];
+  if (segment.optimizer.kind != engine::OptimizerKind::kBatchSoftmax) {
+    segment.dim_size = kDims[(number + number / 14) % 7];
+  }
+  return config;
+}
+
+constexpr int kSkewedConfigs = 28;
+
+inline DifferentialOptions SkewedOptions(int number) {
+  DifferentialOptions options;
+  options.seed = static_cast<uint32_t>(number) + 1000;
+  options.skewed = true;
+  options.steps = Sized(10, 6);
+  options.max_batch = number % 7 == 0 ? Sized(3000, 150) : Sized(300, 100);
+  options.distinct_ids = Sized(200, 60);
+  return options;
+}
 
 }  // namespace gpu
 }  // namespace monolith
