@@ -16,7 +16,14 @@ import pathlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-__all__ = ["GpuTable", "GpuTableError", "OutOfGpuMemoryError", "Segment", "lookup_many"]
+__all__ = [
+  "GpuTable",
+  "GpuTableError",
+  "OutOfGpuMemoryError",
+  "Segment",
+  "lookup_many",
+  "optimize_many",
+]
 
 _OPTIMIZERS = {
   "sgd": 2,
@@ -160,6 +167,16 @@ class _LookupJob(ctypes.Structure):
   ]
 
 
+class _OptimizeJob(ctypes.Structure):
+  _fields_ = [
+    ("table", ctypes.c_void_p),
+    ("ids", ctypes.c_void_p),
+    ("n", ctypes.c_int64),
+    ("gradients", ctypes.c_void_p),
+    ("options", ctypes.POINTER(_WriteOptions)),
+  ]
+
+
 class _Stats(ctypes.Structure):
   _fields_ = [
     (name, ctypes.c_int64)
@@ -250,6 +267,18 @@ def _address(
   if writable and read_only:
     raise ValueError(f"{what} must not be written")
   return int(address)
+
+
+def _write_options(
+  duplicates: str, req_time: int, global_step: int, learning_rates: Sequence[float]
+) -> _WriteOptions:
+  return _WriteOptions(
+    req_time=req_time,
+    global_step=global_step,
+    learning_rates=(ctypes.c_float * max(1, len(learning_rates)))(*learning_rates),
+    num_learning_rates=len(learning_rates),
+    duplicates=_choose(_DUPLICATES, "duplicates", duplicates),
+  )
 
 
 def _length(ids: Any) -> int:
@@ -400,6 +429,18 @@ class GpuTable:
       found=flags,
     )
 
+  def _optimize_job(self, ids: Any, gradients: Any, options: _WriteOptions) -> _OptimizeJob:
+    if self._handle is None:
+      raise ValueError("the table is closed")
+    n = _length(ids)
+    return _OptimizeJob(
+      table=self._handle.value,
+      ids=_address(ids, "ids", "<i8", (n,)),
+      n=n,
+      gradients=_address(gradients, "gradients", "<f4", (n, self.dim)),
+      options=ctypes.pointer(options),
+    )
+
   def _write(
     self,
     function: str,
@@ -413,14 +454,7 @@ class GpuTable:
     learning_rates: Sequence[float] = (),
   ) -> None:
     n = _length(ids)
-    rates = (ctypes.c_float * max(1, len(learning_rates)))(*learning_rates)
-    options = _WriteOptions(
-      req_time=req_time,
-      global_step=global_step,
-      learning_rates=rates,
-      num_learning_rates=len(learning_rates),
-      duplicates=_choose(_DUPLICATES, "duplicates", duplicates),
-    )
+    options = _write_options(duplicates, req_time, global_step, learning_rates)
     self._call(
       function,
       ctypes.c_void_p(stream),
@@ -626,3 +660,53 @@ def lookup_many(
       ),
     )
   return [lookup[2] for lookup in lookups]
+
+
+def optimize_many(
+  steps: Iterable[tuple[GpuTable, Any, Any, Sequence[float]]],
+  *,
+  global_step: int = 0,
+  req_time: int = 0,
+  duplicates: str = "sum",
+  stream: int = 0,
+) -> None:
+  """Does what `GpuTable.optimize` does for several tables, in as many launches as one table takes.
+
+  Tables that are alike go through the same launches; up to 64 together where equal ids are looked
+  for. Where memory is missing for one table, none has changed.
+
+  Args:
+    steps: `(table, ids, gradients, learning_rates)`, as `GpuTable.optimize` takes them. Where a
+      table comes several times, its ids are one batch, in this order, and its rates are the same.
+      All tables are on one GPU.
+    global_step: for optimizers and compressors that count steps.
+    req_time: seconds, becomes the rows' time.
+    duplicates: what equal ids of a table get, as `GpuTable.optimize` has it.
+    stream: to run on.
+
+  Raises:
+    TypeError, ValueError: an array is not as it has to be, a table is closed, or its rates differ.
+      The text names which step; nothing was launched.
+    OutOfGpuMemoryError: new rows do not fit; no table has changed.
+  """
+  steps = list(steps)
+  jobs = (_OptimizeJob * max(1, len(steps)))()
+  options: dict[GpuTable, tuple[list[float], _WriteOptions]] = {}
+  for i, (table, ids, gradients, learning_rates) in enumerate(steps):
+    try:
+      rates = [float(rate) for rate in learning_rates]
+      if table not in options:
+        options[table] = rates, _write_options(duplicates, req_time, global_step, rates)
+      elif options[table][0] != rates:
+        raise ValueError(f"learning_rates are {rates}, those before {options[table][0]}")
+      jobs[i] = table._optimize_job(ids, gradients, options[table][1])
+    except (TypeError, ValueError) as error:
+      raise type(error)(f"steps[{i}]: {error}") from error
+  if steps:
+    library = _load_library()
+    _check(
+      library,
+      library.mono_gpu_table_optimize_many(
+        ctypes.c_void_p(stream), jobs, ctypes.c_int64(len(steps))
+      ),
+    )

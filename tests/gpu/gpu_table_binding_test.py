@@ -48,6 +48,7 @@ class StructuresTest(unittest.TestCase):
       ("MonoGpuWriteOptions", gpu_table._WriteOptions),
       ("MonoGpuTableStats", gpu_table._Stats),
       ("MonoGpuLookupJob", gpu_table._LookupJob),
+      ("MonoGpuOptimizeJob", gpu_table._OptimizeJob),
     ):
       body = re.search(rf"typedef struct {name} {{(.*?)}} {name};", text, re.S).group(1)
       body = re.sub(r"//[^\n]*", "", body)
@@ -209,6 +210,48 @@ class TableTest(unittest.TestCase):
     wide.close()
     with self.assertRaisesRegex(ValueError, r"lookups\[0\]: the table is closed"):
       gpu_table.lookup_many([lookups[1]])
+
+  def test_many_tables_are_stepped_together(self):
+    wide = gpu_table.GpuTable(gpu_table.Segment(7, optimizer="sgd", initializer="zeros"))
+    self.addCleanup(wide.close)
+    steps = [
+      (self.table, [7, -1], np.full((2, 4), 0.5, np.float32), [0.1]),
+      (wide, [3, 3, -9], np.arange(21, dtype=np.float32).reshape(3, 7), [1.0]),
+      (wide, [], np.zeros((0, 7), np.float32), [1.0]),
+      (self.table, [0, 7], np.full((2, 4), 0.5, np.float32), [0.1]),
+    ]
+    steps = [
+      (table, DeviceArray(np.array(ids, np.int64)), DeviceArray(gradients), rates)
+      for table, ids, gradients, rates in steps
+    ]
+
+    gpu_table.optimize_many(steps, req_time=100)
+
+    once = 1 - 0.1 * 0.5 / np.sqrt(0.1 + 0.25)
+    summed = 1 - 0.1 * 1.0 / np.sqrt(0.1 + 1.0)
+    out, found = self._lookup(self.table, (7, -1, 0))
+    np.testing.assert_allclose(out, [[summed] * 4, [once] * 4, [once] * 4], rtol=1e-6)
+    np.testing.assert_array_equal(found, [1, 1, 1])
+    rows = DeviceArray(np.full((2, 7), 9, np.float32))
+    wide.lookup(DeviceArray(np.array([3, -9], np.int64)), rows)
+    values = np.arange(21, dtype=np.float32).reshape(3, 7)
+    np.testing.assert_array_equal(rows.read(), [-(values[0] + values[1]), -values[2]])
+    self.assertEqual(self.table.stats()["max_update_ts"], 100)
+
+    gpu_table.optimize_many([steps[0]], duplicates="none")
+    self.assertEqual(len(self.table), 3)
+    gpu_table.optimize_many([])
+    with self.assertRaisesRegex(
+      ValueError, r"steps\[1\]: learning_rates are \[0.2\], those before"
+    ):
+      gpu_table.optimize_many([steps[0], (*steps[3][:3], [0.2])])
+    with self.assertRaisesRegex(
+      ValueError, r"steps\[1\]: gradients has shape \(2, 4\), want \(3, 7\)"
+    ):
+      gpu_table.optimize_many([steps[0], (*steps[1][:2], steps[0][2], [1.0])])
+    wide.close()
+    with self.assertRaisesRegex(ValueError, r"steps\[0\]: the table is closed"):
+      gpu_table.optimize_many([steps[1]])
 
   def test_assigns_adds_erases_and_evicts(self):
     values = DeviceArray(np.arange(16, dtype=np.float32).reshape(4, 4))
