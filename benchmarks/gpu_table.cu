@@ -3,6 +3,7 @@
 //   tools/gpu_table_check.sh FOLDER      builds this without TensorFlow and Python, and runs it
 //
 //   gpu_table check [first] [last]       random calls on both tables (configurations by number)
+//   gpu_table check-skewed [first] [last]  the same with ids that come often
 //   gpu_table bench DIM ROWS [adagrad|sgd]
 //   gpu_table insert DIM ROWS            from empty, growth included; every id is found again
 //   gpu_table properties [ROWS]          many tables, determinism, out of memory, growth to ROWS
@@ -10,8 +11,9 @@
 //   gpu_table adversarial ROWS           ids chosen to collide, against random ones
 //   gpu_table variants DIM ROWS          one line of the index at a time, or more
 //   gpu_table tables COUNT               one call for COUNT tables against COUNT calls
+//   gpu_table skewed DIM [IDS [once]]    batches with equal ids, in one table and in 26
 //
-// Without nvcc only `check` and `properties` are there, on the loops that stand for the kernels.
+// Without nvcc only the checks and `properties` are there, on the loops that stand for the kernels.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -64,6 +66,20 @@ int Check(int first, int last) {
   return failed == 0 ? 0 : 1;
 }
 
+// The same for batches in which ids come often.
+int CheckSkewed(int first, int last) {
+  int failed = 0;
+  for (int number = first; number < last; ++number) {
+    Differential differential(SkewedConfig(number), SkewedOptions(number));
+    const std::string error = differential.Run();
+    if (error.empty()) continue;
+    std::printf("skewed configuration %d: %s\n", number, error.c_str());
+    ++failed;
+  }
+  std::printf("check-skewed: %d configurations, %d failed\n", last - first, failed);
+  return failed == 0 ? 0 : 1;
+}
+
 int Properties(int64_t rows) {
   int failed = 0;
   const auto report = [&failed](const char* what, const std::string& error) {
@@ -73,6 +89,7 @@ int Properties(int64_t rows) {
   };
   report("many tables", ManyTablesEqualSingleOnes());
   report("many tables, out of memory", ManyTablesChangeTogetherOrNotAtAll());
+  report("sums", SumsDependOnTheIdAlone());
   report("admission by chance", LetsInByChance());
   report("determinism", SameCallsGiveTheSameTable(Sized(3000, 300), Sized(20, 7)));
   if (rows > 1000000) report("determinism, large batches", SameCallsGiveTheSameTable(600000, 12));
@@ -408,6 +425,86 @@ int Tables(int64_t count) {
   return 0;
 }
 
+// Adagrad on batches with equal ids, of 26 features: for one table, and for a table for each.
+// `once`: each kind of call twice, for profilers.
+int Skewed(int64_t dim, int64_t only, bool once) {
+  constexpr int kTimes = 20;
+  for (const int64_t n : {int64_t{106496}, int64_t{425984}, int64_t{1703936}}) {
+    if (only > 0 && n != only) continue;
+    std::printf("skewed batches of %lld ids, dim %lld, adagrad\n", static_cast<long long>(n),
+                static_cast<long long>(dim));
+    const SkewedBatches batches(n);
+    Array<float> gradients(n * dim);
+    MUST(ForEach(nullptr, n * dim, FillFloats{gradients.data()}));
+    const float rate = 0.01f;
+    MonoGpuWriteOptions options = {};
+    options.learning_rates = &rate;
+    options.num_learning_rates = 1;
+    options.req_time = 2000;
+    TablePointer table;
+    MUST(CreateTable(OneSegment(dim, engine::OptimizerKind::kAdagrad), &table));
+    MUST(mono_gpu_table_reserve(table.get(), nullptr, 8 * n + (int64_t{4} << 20)));
+    std::vector<TablePointer> tables(kFeatures);
+    for (TablePointer& each : tables) {
+      MUST(CreateTable(OneSegment(dim, engine::OptimizerKind::kAdagrad), &each));
+      MUST(mono_gpu_table_reserve(each.get(), nullptr, n));
+    }
+    const auto step = [&](const Array<int64_t>& ids, int64_t count, int32_t duplicates) {
+      options.duplicates = duplicates;
+      MUST(mono_gpu_table_optimize(table.get(), nullptr, ids.data(), count, gradients.data(),
+                                   &options));
+    };
+    const auto step_many = [&](const Array<int64_t>& ids) {
+      options.duplicates = MONO_GPU_SUM_GRADIENTS;
+      std::vector<MonoGpuOptimizeJob> jobs;
+      for (int f = 0; f < kFeatures; ++f) {
+        const int64_t begin = f * (n / kFeatures);
+        jobs.push_back({tables[f].get(), ids.data() + begin, n / kFeatures,
+                        gradients.data() + begin * dim, &options});
+      }
+      MUST(mono_gpu_table_optimize_many(nullptr, jobs.data(), kFeatures));
+    };
+    const auto row = [&](const char* what, int64_t count, const auto& run) {
+      if (once) {
+        run(0);
+        run(1);
+        MUST(mono_gpu_synchronize(nullptr));
+        return;
+      }
+      Row(what, count, Measure(kTimes, run), 0);
+      Row("  device time", count, MeasureQueued(kTimes, run), 0);
+    };
+    const auto& zipf = batches.zipf;
+    const int64_t distinct = batches.num_distinct;
+    std::printf("  Zipf 1.05: %lld distinct ids\n", static_cast<long long>(distinct));
+    for (int b = 0; b < SkewedBatches::kCount; ++b) {  // all rows are there
+      step(*zipf[b], n, MONO_GPU_SUM_GRADIENTS);
+      step(*batches.half[b], n, MONO_GPU_SUM_GRADIENTS);
+      step(*batches.none[b], n, MONO_GPU_SUM_GRADIENTS);
+      step_many(*zipf[b]);
+    }
+    const auto pick = [&](const auto& of, int i) -> const Array<int64_t>& {
+      return *of[i % SkewedBatches::kCount];
+    };
+    row("Zipf, distinct ids alone, told so", distinct,
+        [&](int) { step(*batches.distinct, distinct, MONO_GPU_IDS_ARE_DISTINCT); });
+    row("Zipf, sum", n, [&](int i) { step(pick(zipf, i), n, MONO_GPU_SUM_GRADIENTS); });
+    row("Zipf, sum, 26 tables in one call", n, [&](int i) { step_many(pick(zipf, i)); });
+    if (once) continue;
+    row("Zipf, steps", n, [&](int i) { step(pick(zipf, i), n, MONO_GPU_STEP_FOR_EACH); });
+    row("half the batch one id, sum", n,
+        [&](int i) { step(pick(batches.half, i), n, MONO_GPU_SUM_GRADIENTS); });
+    row("one id in the whole batch, sum", n,
+        [&](int) { step(*batches.one, n, MONO_GPU_SUM_GRADIENTS); });
+    row("no id repeated, sum", n,
+        [&](int i) { step(pick(batches.none, i), n, MONO_GPU_SUM_GRADIENTS); });
+    row("no id repeated, told so", n,
+        [&](int i) { step(pick(batches.none, i), n, MONO_GPU_IDS_ARE_DISTINCT); });
+    PrintStats(table.get());
+  }
+  return 0;
+}
+
 struct MakeHardIds {
   int kind;
   int64_t begin;
@@ -540,6 +637,9 @@ int Main(int argc, char** argv) {
   if (mode == "check") {
     return Check(static_cast<int>(number(2, 0)), static_cast<int>(number(3, kDifferentialConfigs)));
   }
+  if (mode == "check-skewed") {
+    return CheckSkewed(static_cast<int>(number(2, 0)), static_cast<int>(number(3, kSkewedConfigs)));
+  }
   if (mode == "properties") return Properties(number(2, 200000));
 #if defined(__CUDACC__)
   if (mode == "bench") {
@@ -550,12 +650,15 @@ int Main(int argc, char** argv) {
   if (mode == "insert") return Insert(number(2, 16), number(3, 100000000));
   if (mode == "variants") return Variants(number(2, 16), number(3, 10000000));
   if (mode == "tables") return Tables(number(2, 100));
+  if (mode == "skewed") return Skewed(number(2, 64), number(3, 0), argc > 4);
   if (mode == "adversarial") return Adversarial(number(2, 10000000));
   if (mode == "streams") return Streams();
 #endif
   std::printf(
-      "usage: gpu_table check | properties | streams | adversarial | bench DIM ROWS [sgd] | "
-      "insert DIM ROWS | variants DIM ROWS | tables COUNT\n");
+      "usage: gpu_table check | check-skewed | properties | streams | adversarial | bench DIM ROWS "
+      "[sgd] | "
+      "insert DIM ROWS | variants DIM ROWS | tables COUNT | "
+      "skewed DIM [IDS [once]]\n");
   return 2;
 }
 

@@ -4,11 +4,15 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
+#include <random>
+#include <unordered_set>
 #include <vector>
 
+#include "monolith/native_training/runtime/base/random_bits.h"
 #include "monolith/native_training/runtime/gpu/launch.h"
 #include "tests/native_training/runtime/gpu/table_properties.h"
 
@@ -127,6 +131,58 @@ struct Batches {
       MUST(ForEach(nullptr, kBatch,
                    PickNumbers{rows, b * 104729 * kBatch, ids[b]->data(), numbers[b]->data()}));
     }
+  }
+};
+
+constexpr int kFeatures = 26;
+
+// Batches of ids of 26 features, one feature after the other.
+struct SkewedBatches {
+  static constexpr int kCount = 4;
+  std::vector<std::unique_ptr<Array<int64_t>>> zipf;  // each feature's of a Zipf law
+  std::vector<std::unique_ptr<Array<int64_t>>> half;  // every second one is one id
+  std::vector<std::unique_ptr<Array<int64_t>>> none;  // all distinct
+  std::unique_ptr<Array<int64_t>> one;                // all one id
+  std::unique_ptr<Array<int64_t>> distinct;           // those of the first of zipf
+  int64_t num_distinct = 0;
+
+  explicit SkewedBatches(int64_t n) {
+    constexpr int64_t kIds = 4000000;  // of a feature
+    constexpr double kExponent = 1.05;
+    std::vector<double> sums(kIds);
+    double sum = 0;
+    for (int64_t k = 0; k < kIds; ++k) {
+      sum += std::pow(static_cast<double>(k + 1), -kExponent);
+      sums[k] = sum;
+    }
+    std::mt19937_64 random(1);
+    const auto id_of = [](int64_t feature, int64_t k) {
+      return static_cast<int64_t>(
+          engine::SplitMix64(static_cast<uint64_t>(feature * kIds + k) + 0x9e3779b97f4a7c15u));
+    };
+    std::uniform_real_distribution<double> uniform(0, sum);
+    std::vector<int64_t> ids(n);
+    for (int b = 0; b < kCount; ++b) {
+      for (int64_t i = 0; i < n; ++i) {
+        const auto at = std::lower_bound(sums.begin(), sums.end(), uniform(random));
+        ids[i] = id_of(i / (n / kFeatures), std::min<int64_t>(at - sums.begin(), kIds - 1));
+      }
+      zipf.push_back(std::make_unique<Array<int64_t>>(ids));
+      if (b == 0) {
+        std::vector<int64_t> sorted;
+        std::unordered_set<int64_t> seen;
+        for (const int64_t id : ids) {
+          if (seen.insert(id).second) sorted.push_back(id);
+        }
+        num_distinct = static_cast<int64_t>(sorted.size());
+        distinct = std::make_unique<Array<int64_t>>(sorted);
+      }
+      for (int64_t i = 0; i < n; ++i) ids[i] = id_of(kFeatures, b * n + i);
+      none.push_back(std::make_unique<Array<int64_t>>(ids));
+      for (int64_t i = 0; i < n; i += 2) ids[i] = id_of(kFeatures, 0);
+      half.push_back(std::make_unique<Array<int64_t>>(ids));
+    }
+    one = std::make_unique<Array<int64_t>>(std::vector<int64_t>(n, id_of(kFeatures, 0)));
   }
 };
 

@@ -48,7 +48,7 @@ run() { echo "== gpu_table $*"; timeout "${MONO_GPU_LIMIT:-60}" "$out/gpu_table"
 status=0
 wants() { case "$what" in *" all "* | *" $1 "*) return 0 ;; *) return 1 ;; esac; }
 if wants check; then
-  { run check && run properties && run streams; } 2>&1 | tee "$out/check.txt" || status=1
+  { run check && run check-skewed && run properties && run streams; } 2>&1 | tee "$out/check.txt" || status=1
 fi
 if wants long; then
   { run properties 50000000 && run adversarial 10000000; } 2>&1 | tee "$out/long.txt" || status=1
@@ -70,9 +70,10 @@ if wants sanitize; then
   rm -f "$out/sanitize.failed"
   {
     for tool in memcheck racecheck initcheck; do
-      modes=("check 0 2" "check 2 4" "check 4 14" "check 28 32" "properties 3000" streams)
+      modes=("check 0 2" "check 2 4" "check 4 14" "check 28 32" "check-skewed 0 5" "check-skewed 5 10"
+        "check-skewed 10 14" "properties 3000" streams)
       # Half a minute for a dozen calls: what has every kernel whose lanes share memory.
-      [ $tool != racecheck ] || modes=("check 2 3" streams)
+      [ $tool != racecheck ] || modes=("check 2 3" "check-skewed 3 4" streams)
       for mode in "${modes[@]}"; do
         # shellcheck disable=SC2086
         { sanitize $tool $mode || touch "$out/sanitize.failed"; } &
@@ -90,6 +91,8 @@ if wants bench; then
     run bench 64 100000000
     run insert 16 100000000
     run tables 100
+    run skewed 64
+    run skewed 16
   } 2>&1 | tee "$out/bench.txt" || status=1
 fi
 case "$what" in
