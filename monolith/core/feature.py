@@ -23,6 +23,7 @@ from typing import Any, Callable, Optional
 
 import tensorflow as tf
 
+from monolith import _tensorflow
 from monolith.core import hyperparams
 
 # What a slot that is missing from the vocabulary gets.
@@ -34,9 +35,10 @@ _OOV_NORM = 1e-10
 _Initializer = Callable[..., Any]
 _LearningRateFn = Optional[Callable[[Any], Any]]
 
-_BIAS_OPTIMIZER = tf.compat.v1.tpu.experimental.FtrlParameters(learning_rate=0.01)
+_tpu_embedding: Any = _tensorflow.import_tpu_embedding()
+_BIAS_OPTIMIZER = _tpu_embedding.FtrlParameters(learning_rate=0.01)
 _BIAS_INITIALIZER = tf.compat.v1.zeros_initializer()
-_VECTOR_OPTIMIZER = tf.compat.v1.tpu.experimental.AdagradParameters(learning_rate=0.01)
+_VECTOR_OPTIMIZER = _tpu_embedding.AdagradParameters(learning_rate=0.01)
 _VECTOR_INITIALIZER = tf.compat.v1.random_uniform_initializer(-0.001, 0.001)
 
 

@@ -7,6 +7,10 @@ import unittest
 
 import numpy as np
 import tensorflow as tf
+
+if not hasattr(tf, "estimator"):
+  raise unittest.SkipTest("TPUEstimator ended with TensorFlow 2.15")
+
 from tensorflow.python.ops import summary_ops_v2
 
 from monolith.core import base_host_call, host_call

@@ -5,6 +5,9 @@ import unittest
 import numpy as np
 import tensorflow as tf
 
+if not hasattr(tf, "estimator"):
+  raise unittest.SkipTest("TPUEstimator ended with TensorFlow 2.15")
+
 from monolith.core import hyperparams
 from monolith.core.feature import Env, FeatureColumn3D, FeatureColumnV1, FeatureSlice, FeatureSlot
 
