@@ -48,8 +48,9 @@ MEANINGS: dict[str, str] = {
   "MLP_ROLE_INDEX": "Index of this task inside its role.",
   "MLP_SSH_PORT": "Port of the SSH daemon, for information.",
   "MLP_TASK_CMD": "Command of the task, for information.",
-  "MONOLITH_BAD_GRADIENTS": "Gradients that are not finite: `stop` (default) fails the step and "
-  "names the feature, `skip` leaves those rows alone, `ignore` applies them.",
+  "MONOLITH_BAD_GRADIENTS": "Gradients, and values that are assigned, with NaN or infinity: `stop` "
+  "(default) fails the step and names the feature, or table and ids; `skip` leaves those rows "
+  "alone, with a warning; `ignore` writes them. The same in drivers, `fit`, loops and `HashTable`.",
   "MONOLITH_BENCHMARK_CPU_TIME": "`1`: the table's benchmark measures CPU time; set by its option.",
   "MONOLITH_CUDA_LIBRARY": "Path of another build of `libmonolith_cuda.so` to load.",
   "MONOLITH_DISABLE_HUGE_PAGES": "Switch: tables use small pages only.",

@@ -323,9 +323,10 @@ class HashTable(BaseHashTable):
     return self._run(gen_monolith_ops.monolith_hash_table_size)
 
   def stats(self) -> tf.Tensor:
-    """Returns what the table holds and has done, int64 `[4]`.
+    """Returns what the table holds and has done, int64 `[5]`.
 
-    Rows; bytes; rows that have expired; ids that got no row because they were seen too seldom.
+    Rows; bytes; rows that have expired; ids that got no row because they were seen too seldom; rows
+    of updates that were not finite.
     """
     return self._run(gen_monolith_ops.monolith_hash_table_stats)
 

@@ -533,9 +533,10 @@ class MultiHashTable(BaseMultiTypeHashTable, RawMultiTypeHashTable):
     return self._run(gen_monolith_ops.monolith_multi_hash_table_size)
 
   def stats(self) -> tf.Tensor:
-    """Returns what each table holds and has done, int64 `[tables, 4]`, by sorted names.
+    """Returns what each table holds and has done, int64 `[tables, 5]`, by sorted names.
 
-    Rows; bytes; rows that have expired; ids that got no row because they were seen too seldom.
+    Rows; bytes; rows that have expired; ids that got no row because they were seen too seldom; rows
+    of updates that were not finite.
     """
     return self._run(gen_monolith_ops.monolith_multi_hash_table_stats)
 

@@ -1,8 +1,11 @@
 """Stops or skips gradients that are not finite, which would spoil their rows for good.
 
 The environment variable `MONOLITH_BAD_GRADIENTS` says what to do: `stop` (the default) fails the
-step and names the feature or layout, `skip` leaves those rows alone in that step and logs the name,
-`ignore` does not look.
+step, `skip` leaves those rows alone in that step and logs a warning, `ignore` does not look.
+
+The ops that write to tables do so on every path, and name table and ids
+(`runtime/ops/tables/bad_gradients.h`). Drivers ask here before that, before gradients leave for
+their servers: the message names the feature or layout, and no row of the step is written.
 """
 
 from __future__ import annotations
@@ -17,6 +20,18 @@ from monolith.native_training.runtime.ops import gen_monolith_ops
 _BAD_GRADIENTS_ENV = "MONOLITH_BAD_GRADIENTS"
 
 
+def policy() -> str:
+  """Returns what to do with values that are not finite: `stop`, `skip` or `ignore`.
+
+  Raises:
+    ValueError: the environment says something else.
+  """
+  said = os.environ.get(_BAD_GRADIENTS_ENV, "stop")
+  if said not in ("stop", "skip", "ignore"):
+    raise ValueError(f"{_BAD_GRADIENTS_ENV} is {said!r}, want stop, skip or ignore")
+  return said
+
+
 def check_gradients(names: Sequence[str], gradients: Sequence[tf.Tensor]) -> list[tf.Tensor]:
   """Treats values that are not finite as the environment says.
 
@@ -29,13 +44,11 @@ def check_gradients(names: Sequence[str], gradients: Sequence[tf.Tensor]) -> lis
   """
   if len(names) != len(gradients):
     raise ValueError(f"there are {len(gradients)} gradients, want {len(names)} for {list(names)}")
-  policy = os.environ.get(_BAD_GRADIENTS_ENV, "stop")
-  if policy not in ("stop", "skip", "ignore"):
-    raise ValueError(f"{_BAD_GRADIENTS_ENV} is {policy!r}, want stop, skip or ignore")
+  said = policy()
   gradients = [tf.convert_to_tensor(gradient) for gradient in gradients]
-  if policy == "ignore" or not gradients:
+  if said == "ignore" or not gradients:
     return gradients
   with tf.device("/device:CPU:0"):
     return gen_monolith_ops.monolith_check_gradients(
-      gradients, names=list(names), skip=policy == "skip"
+      gradients, names=list(names), skip=said == "skip"
     )

@@ -137,7 +137,7 @@ class AdmissionTest(tf.test.TestCase):
       seen = []
       for _ in range(3):
         sess.run(learn)
-        rows, memory, expired, filtered = sess.run(stats)
+        rows, memory, expired, filtered, _ = sess.run(stats)
         seen.append((rows, expired, filtered))
     self.assertGreater(memory, 0)
     self.assertEqual(seen, [(0, 0, 2), (0, 0, 4), (2, 0, 4)])

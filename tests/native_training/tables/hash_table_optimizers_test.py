@@ -1,6 +1,7 @@
 """Every optimizer, initializer, compressor and retriever through the ops, with worked numbers."""
 
 import os
+from unittest import mock
 
 import numpy as np
 import tensorflow as tf
@@ -350,13 +351,20 @@ class StepsTest(TableTest):
       updated = table.apply_gradients([1], [[-1e6, 1e6, -0.5]], tf.constant(0, tf.int64))
       self.assertAllEqual(sess.run(updated.lookup([1])), [[65504, -65504, 0.5]])
 
-  def test_nan_gradients_stay_in_their_row(self):
+  def test_nan_gradients_are_refused_or_stay_in_their_row(self):
     table = make_table(segment(2, entry.AdagradOptimizer()))
     with self.session() as sess:
       grads = [[1.0, 1.0], [np.nan, 1.0], [1.0, np.inf]]
-      updated = table.apply_gradients([1, 2, 3], grads, tf.constant(0, tf.int64))
-      values = sess.run(updated.lookup([1, 2, 3]))
-      self.assertAllEqual(np.isfinite(values), [[1, 1], [0, 1], [1, 0]])
+      rows = table.apply_gradients([1, 2, 3], grads, tf.constant(0, tf.int64)).lookup([1, 2, 3])
+      with self.assertRaisesRegex(tf.errors.InvalidArgumentError, "of 2 rows: ids 2, 3"):
+        sess.run(rows)
+      self.assertAllEqual(sess.run(table.lookup([2, 3])), np.zeros([2, 2]))
+      with mock.patch.dict(os.environ, MONOLITH_BAD_GRADIENTS="skip"):
+        self.assertAllEqual(np.abs(sess.run(rows)).sum(1) > 0, [True, False, False])
+      self.assertEqual(sess.run(table.size()), 1)
+      self.assertEqual(sess.run(table.stats())[4], 4)
+      with mock.patch.dict(os.environ, MONOLITH_BAD_GRADIENTS="ignore"):
+        self.assertAllEqual(np.isfinite(sess.run(rows)), [[1, 1], [0, 1], [1, 0]])
 
 
 class InitializersTest(TableTest):
@@ -430,7 +438,8 @@ class CompressorsTest(TableTest):
   )
   def test_serving_rows(self, compressor, values, want):
     table = make_table(segment(len(values), compressor=compressor), serving=True)
-    with self.session() as sess:
+    ignore = mock.patch.dict(os.environ, MONOLITH_BAD_GRADIENTS="ignore")
+    with ignore, self.session() as sess:
       looked_up = table.assign([1], [values]).lookup([1, 2])
       self.assertAllClose(sess.run(looked_up), [want, [0] * len(want)], atol=1e-9)
 

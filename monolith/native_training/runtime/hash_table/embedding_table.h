@@ -51,6 +51,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "monolith/native_training/runtime/allocator/run_pool.h"
@@ -80,10 +81,18 @@ struct WriteSpan {
   const float* values = nullptr;
 };
 
+// What becomes of a row of values or (summed) gradients with a NaN or an infinity.
+enum class NonFinite : uint8_t {
+  kWrite,  // written as it is
+  kSkip,   // left out, as if its id were not in the batch; a warning names the table and ids
+  kStop,   // left out, and the call fails with InvalidArgument, which names them
+};
+
 struct WriteOptions {
   int64_t req_time = 0;                // becomes the rows' timestamp, clamped to [0, 2^32 - 1]
   OccurrenceFilter* filter = nullptr;  // asked for absent ids; null: nothing is filtered
   ParallelRunner* runner = nullptr;    // null: this thread
+  NonFinite non_finite = NonFinite::kWrite;
 };
 
 struct OptimizeOptions {
@@ -144,7 +153,7 @@ struct TableStats {
   int64_t rows_reused = 0;
   int64_t expired = 0;
   int64_t filtered = 0;
-  int64_t nonfinite_gradients = 0;
+  int64_t nonfinite_gradients = 0;  // rows of any write but loading, written or not
   int64_t restore_skipped = 0;
   int64_t restore_state_reset = 0;
 };
@@ -284,6 +293,10 @@ class EmbeddingTable {
 
   // -- Observing.
 
+  // What messages call the table. Set it before the table is shared.
+  void SetName(std::string name) { name_ = std::move(name); }
+  const std::string& name() const { return name_; }
+
   // Called after rows were changed by Optimize or Reinitialize (not by assigns) with their ids,
   // from the threads that run the batch, without locks held. Set it before the table is shared.
   using TouchedCallback = std::function<void(const int64_t* ids, int64_t n)>;
@@ -321,6 +334,7 @@ class EmbeddingTable {
     std::atomic<int64_t> expired{0};
     std::atomic<int64_t> filtered{0};
     std::atomic<int64_t> nonfinite{0};
+    std::atomic<int64_t> refused_calls{0};  // that left such rows out
     std::atomic<int64_t> restore_skipped{0};
     std::atomic<int64_t> restore_state_reset{0};
   };
@@ -352,6 +366,7 @@ class EmbeddingTable {
   std::atomic<int64_t> last_global_step_{0};
   mutable RoomLock room_;  // every change of an index or a row happens in its write room
   Counters counters_;
+  std::string name_;
   TouchedCallback touched_;
   TouchedCallback erased_;
   std::function<void()> replaced_;

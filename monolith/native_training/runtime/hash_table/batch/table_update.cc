@@ -1,7 +1,10 @@
 // Writing batches: Assign, AssignDigested, AssignAdd, Optimize, Reinitialize, Erase.
+#include <algorithm>
 #include <mutex>
 #include <string>
+#include <vector>
 
+#include "monolith/native_training/runtime/base/log.h"
 #include "monolith/native_training/runtime/hash_table/batch/write_plan.h"
 #include "monolith/native_training/runtime/hash_table/compressor/retrievers.h"
 #include "monolith/native_training/runtime/hash_table/embedding_table.h"
@@ -45,6 +48,41 @@ Status OutOfMemory(const WriteJob& job) {
                                    std::to_string(job.table->Size()));
 }
 
+// "Table 'user': the gradients of 2 ids are not finite and were not written: ids 3 and 7".
+std::string DescribeBadIds(const WriteJob& job) {
+  std::vector<int64_t> ids = job.bad_ids.named();
+  std::sort(ids.begin(), ids.end());
+  ids.erase(std::unique(ids.begin(), ids.end()), ids.end());
+  const int64_t count = job.bad_ids.count();
+  const std::string& name = job.table->name();
+  std::string text = name.empty() ? "A table" : "Table '" + name + "'";
+  text += job.mode == WriteMode::kOptimize ? ": gradients" : ": values";
+  text += " with NaN or infinity were not written, those of " + std::to_string(count) +
+          (count == 1 ? " row: id " : " rows: ids ");
+  for (size_t i = 0; i < ids.size(); ++i) {
+    text += (i == 0 ? "" : ", ") + std::to_string(ids[i]);
+  }
+  if (count > static_cast<int64_t>(ids.size())) text += ", ...";
+  return text;
+}
+
+// Warns at the first calls that have bad ids, then ever more rarely: a run may go on for days.
+bool ShouldWarn(int64_t times) { return times <= 8 || (times & (times - 1)) == 0; }
+
+// What becomes of a call whose bad ids were left out.
+Status CheckBadIds(const WriteJob& job) {
+  if (job.non_finite == NonFinite::kWrite || job.bad_ids.count() == 0) return Status::Ok();
+  if (job.non_finite == NonFinite::kStop) {
+    return Status::InvalidArgument(DescribeBadIds(job) +
+                                   ". Rows of other ids may have been written");
+  }
+  auto* const refused = &TableInternals::CountersOf(job.table)->refused_calls;
+  if (ShouldWarn(refused->fetch_add(1, std::memory_order_relaxed) + 1)) {
+    Log(LogLevel::kWarning, DescribeBadIds(job));
+  }
+  return Status::Ok();
+}
+
 // Segments in order; neighbours with the same elementwise rule and rate become one.
 void PlanSegments(const EmbeddingTable& table, const OptimizeOptions& options, WriteJob* job) {
   const std::vector<Segment>& segments = table.layout().segments;
@@ -80,6 +118,7 @@ Status RunAssign(EmbeddingTable* table, WriteMode mode, const WriteSpan& span,
   job.mode = mode;
   job.ts = ClampTimestamp(options.req_time);
   job.filter = EffectiveFilter(options.filter);
+  job.non_finite = options.non_finite;
   job.keep_digest = digest != nullptr;
   std::vector<PlannedWrite> writes(1);
   writes[0].job = &job;
@@ -91,7 +130,8 @@ Status RunAssign(EmbeddingTable* table, WriteMode mode, const WriteSpan& span,
     digest->sum += job.digest_sum.load(std::memory_order_relaxed);
     digest->rows += job.digest_rows.load(std::memory_order_relaxed);
   }
-  return OutOfMemory(job);
+  const Status status_of_memory = OutOfMemory(job);
+  return status_of_memory.ok() ? CheckBadIds(job) : status_of_memory;
 }
 
 }  // namespace
@@ -136,6 +176,7 @@ Status EmbeddingTable::OptimizeMany(const OptimizeRequest* requests, int64_t num
     job->mode = WriteMode::kOptimize;
     job->ts = ClampTimestamp(request.options.write.req_time);
     job->filter = EffectiveFilter(request.options.write.filter);
+    job->non_finite = request.options.write.non_finite;
     job->global_step = request.options.global_step;
     PlanSegments(*request.table, request.options, job);
     writes[r].job = job;
@@ -154,6 +195,17 @@ Status EmbeddingTable::OptimizeMany(const OptimizeRequest* requests, int64_t num
     Status status = OutOfMemory(job);
     if (!status.ok()) return status;
   }
+  Status bad = Status::Ok();
+  for (const WriteJob& job : jobs) {
+    const Status status = CheckBadIds(job);
+    if (status.ok()) continue;
+    if (bad.ok()) {
+      bad = status;
+    } else {
+      bad.message += ". " + status.message;
+    }
+  }
+  if (!bad.ok()) return bad;
   return Status::Ok();
 }
 

@@ -1,3 +1,5 @@
+// Longer than 600 lines: the pipeline and what it inlines are one stretch of code, which the
+// compiler has to see whole.
 #include "monolith/native_training/runtime/hash_table/batch/write_stages.h"
 
 #include <algorithm>
@@ -71,6 +73,9 @@ WriteStages::WriteStages(WriteJob* job, const WriteTile& tile)
                                                          : 4 * job->table->dim()),
       values_begin_(job->mode == WriteMode::kLoad ? tile.load_rows
                                                   : reinterpret_cast<const char*>(tile.values)),
+      checks_values_(job->mode == WriteMode::kOptimize ||
+                     (job->non_finite != NonFinite::kWrite &&
+                      (job->mode == WriteMode::kAssign || job->mode == WriteMode::kAssignAdd))),
       skip_zero_(job->mode == WriteMode::kAssign && job->table->config().skip_zero_embedding),
       report_touched_(TableInternals::Touched(*job->table) != nullptr &&
                       (job->mode == WriteMode::kOptimize || job->mode == WriteMode::kReinitialize)),
@@ -125,14 +130,56 @@ void WriteStages::RunInSteps(Ids ids, int64_t n, int shard_begin, int shard_end)
   const int64_t step = LockedIds();
   for (int64_t begin = 0; begin < n; begin += step) {
     const int64_t count = std::min(step, n - begin);
-    const uint64_t shards = ShardsOf(ids, count, shard_begin, shard_end);
-    // Threads that load the files of a checkpoint, each a shard of its own, do not wait for each
-    // other.
-    TableInternals::DeepenIndexIfWanted(job_->table, job_->mode != WriteMode::kLoad);
-    if (job_->filter != nullptr) Admit(ids, count, shards);
-    const ShardLocks locks(shards_, shards);
-    RunLocked(ids, count);
+    if (!checks_values_ || AreFinite(ids, count)) {
+      RunStep(ids, count, shard_begin, shard_end);
+    } else {
+      RunStepWithBadIds(ids, count, shard_begin, shard_end);
+    }
     ids.Skip(count);
+  }
+}
+
+template <typename Ids>
+void WriteStages::RunStep(const Ids& ids, int64_t n, int shard_begin, int shard_end) {
+  const uint64_t shards = ShardsOf(ids, n, shard_begin, shard_end);
+  // Threads that load the files of a checkpoint, each a shard of its own, do not wait for each
+  // other.
+  TableInternals::DeepenIndexIfWanted(job_->table, job_->mode != WriteMode::kLoad);
+  if (job_->filter != nullptr) Admit(ids, n, shards);
+  const ShardLocks locks(shards_, shards);
+  RunLocked(ids, n);
+}
+
+// A pass of its own, before any lock: the values of a step stay in the cache until they are used,
+// and an id that is refused gets no row, is not counted by the filter and costs the pipeline
+// nothing.
+template <typename Ids>
+bool WriteStages::AreFinite(const Ids& ids, int64_t n) const {
+  if (Ids::kInOrder) return AllFinite(Values(ids.position(0)), n * layout_.dim);
+  for (int64_t i = 0; i < n; ++i) {
+    if (HasNonFinite(Values(ids.position(i)), layout_.dim)) return false;
+  }
+  return true;
+}
+
+template <typename Ids>
+__attribute__((noinline)) void WriteStages::RunStepWithBadIds(const Ids& ids, int64_t n,
+                                                              int shard_begin, int shard_end) {
+  std::vector<uint32_t> good;
+  good.reserve(static_cast<size_t>(n));
+  for (int64_t i = 0; i < n; ++i) {
+    if (HasNonFinite(Values(ids.position(i)), layout_.dim)) {
+      job_->bad_ids.Add(ids.key(i));
+    } else {
+      good.push_back(static_cast<uint32_t>(ids.position(i)));
+    }
+  }
+  nonfinite_ += n - static_cast<int64_t>(good.size());
+  if (job_->non_finite == NonFinite::kWrite) {
+    RunStep(ids, n, shard_begin, shard_end);
+  } else if (!good.empty()) {
+    RunStep(PickedIds{tile_.ids, good.data()}, static_cast<int64_t>(good.size()), shard_begin,
+            shard_end);
   }
 }
 
@@ -219,23 +266,13 @@ class WriteStages::AdagradFinisher {
       stages_->InitializeRow(ids.key(i), row);
     }
     const float* const gradient = values_ + ids.position(i) * dim();
-    nonfinite_seen_.Add(gradient, dim());
     float* const values = reinterpret_cast<float*>(row);
     AdagradRow(values, values + dim(), gradient, dim(), lr_, weight_decay_);
     if (report_touched_) ThreadTouchedIds()->push_back(ids.key(i));
   }
 
-  // All ids are finished; their shards are still locked.
   template <typename Ids>
-  void End(const Ids& ids, int64_t n) const {
-    if (!nonfinite_seen_.any()) return;
-    const FlatIndex::View index = TableInternals::Directory(*stages_->job_->table).view();
-    for (int64_t i = 0; i < n; ++i) {
-      if (!HasNonFinite(values_ + ids.position(i) * dim(), dim())) continue;
-      const uint64_t hash = HashId(ids.key(i));
-      stages_->nonfinite_ += index.Find(hash, ids.key(i)) != nullptr;
-    }
-  }
+  void End(const Ids&, int64_t) const {}
 
  private:
   int64_t dim() const { return kDim > 0 ? kDim : dim_; }
@@ -246,7 +283,6 @@ class WriteStages::AdagradFinisher {
   const float lr_;
   const float weight_decay_;
   const bool report_touched_;
-  NonFiniteSeen nonfinite_seen_;
 };
 
 // Assigns rows whose values are floats as they come, each at once, and hashes them in the same go:
@@ -568,7 +604,6 @@ void WriteStages::FinishOptimize(const Item* items, int item_count) {
     rows[count] = items[j].row;
     grads[count++] = Values(items[j].position);
   }
-  nonfinite_ += CountNonFinite(grads, count, layout_.dim);
   for (const RunSegment& run : job_->segments) {
     if (run.segment->retriever == RetrieverKind::kHashNet) {
       HashNetStep(run, rows, grads, count);

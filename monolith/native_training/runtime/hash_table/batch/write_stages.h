@@ -18,6 +18,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <mutex>
 #include <vector>
 
 #include "monolith/native_training/runtime/hash_table/batch/batch_tiles.h"
@@ -37,12 +38,34 @@ struct RunSegment {
   float hash_net_scale;
 };
 
+// The ids whose values were not finite. Thread-safe.
+class BadIds {
+ public:
+  static constexpr size_t kNamed = 8;
+
+  void Add(int64_t id) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    ++count_;
+    if (named_.size() < kNamed) named_.push_back(id);
+  }
+  // When no thread adds any more. The first few, and how many there were.
+  const std::vector<int64_t>& named() const { return named_; }
+  int64_t count() const { return count_; }
+
+ private:
+  std::mutex mutex_;
+  int64_t count_ = 0;
+  std::vector<int64_t> named_;
+};
+
 // One write batch of one table. Shared by the threads that run it, constant but for the atomics.
 struct WriteJob {
   EmbeddingTable* table = nullptr;
   WriteMode mode = WriteMode::kAssign;
   uint32_t ts = 0;
   OccurrenceFilter* filter = nullptr;
+  NonFinite non_finite = NonFinite::kWrite;
+  BadIds bad_ids;
   int64_t global_step = 0;
   std::vector<RunSegment> segments;  // kOptimize
   std::vector<Segment> fused;        // owns what `segments` points to where neighbours were fused
@@ -113,6 +136,13 @@ class WriteStages {
   uint64_t ShardsOf(const Ids& ids, int64_t n, int begin, int end) const;
   template <typename Ids>
   void RunInSteps(Ids ids, int64_t n, int shard_begin, int shard_end);
+  template <typename Ids>
+  void RunStep(const Ids& ids, int64_t n, int shard_begin, int shard_end);
+  // The same where some values are not finite. Out of line: it hardly ever runs.
+  template <typename Ids>
+  void RunStepWithBadIds(const Ids& ids, int64_t n, int shard_begin, int shard_end);
+  template <typename Ids>
+  bool AreFinite(const Ids& ids, int64_t n) const;
   // Asks the filter which of n ids may get rows, as if each were offered when its turn comes, and
   // remembers for Resolve which may not. Ids that are there, and those that get in, are offered no
   // more. What others insert meanwhile is there, and is not dropped.
@@ -149,6 +179,7 @@ class WriteStages {
   const std::vector<std::unique_ptr<Shard>>& shards_;
   const int64_t value_bytes_;  // of one position in the tile
   const char* const values_begin_;
+  const bool checks_values_;
   const bool skip_zero_;
   const bool report_touched_;
   const bool plain_adagrad_;          // AdagradFinisher can run it

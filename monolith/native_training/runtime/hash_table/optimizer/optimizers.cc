@@ -91,6 +91,34 @@ AdamFactors FactorsOf(const OptimizerConfig& o) {
           o.use_nesterov ? o.beta1 : 1.0f};
 }
 
+// In place of the second power the state has the number of the row's last step, from 1 on. Steps
+// that count from the beginning again, as those of a new run, begin anew for the row, too.
+MONOLITH_MULTIVERSION void AdamByStep(const Step& s) {
+  const int64_t dim = s.dim;
+  const AdamFactors factors = FactorsOf(*s.config);
+  const float now = static_cast<float>(s.global_step + 1);
+  const float correction = std::sqrt(1.0f - std::pow(factors.beta2, now));
+  for (int j = 0; j < s.count; ++j) {
+    float* __restrict w = s.Value(j);
+    float* __restrict m = s.State(j);
+    float* __restrict v = s.State(j) + dim;
+    float* __restrict power = s.State(j) + 2 * dim;
+    const float* __restrict g = s.Grad(j);
+    if (power[1] > now) {
+      std::fill(m, m + 2 * dim, 0.0f);
+      power[0] = factors.beta1;
+    } else if (power[1] >= 1.0f && now > power[1] + 1.0f) {
+      // The rule decays by one step.
+      const float decay = std::pow(factors.beta2, now - power[1] - 1.0f);
+      for (int64_t i = 0; i < dim; ++i) v[i] *= decay;
+    }
+    const float rate = s.lr * correction / (1.0f - power[0]);
+    for (int64_t i = 0; i < dim; ++i) AdamRule(factors, rate, g[i], w + i, m + i, v + i);
+    power[0] *= factors.beta1;
+    power[1] = now;
+  }
+}
+
 MONOLITH_MULTIVERSION void Adam(const Step& s) {
   const int64_t dim = s.dim;
   const AdamFactors factors = FactorsOf(*s.config);
@@ -103,7 +131,8 @@ MONOLITH_MULTIVERSION void Adam(const Step& s) {
     const float rate = AdamRate(s.lr, power[0], power[1]);
     for (int64_t i = 0; i < dim; ++i) AdamRule(factors, rate, g[i], w + i, m + i, v + i);
     power[0] *= factors.beta1;
-    power[1] *= factors.beta2;
+    // The state of decay_by_step has the number of a step there.
+    power[1] = power[1] < 1.0f ? power[1] * factors.beta2 : 0.0f;
   }
 }
 
@@ -248,7 +277,7 @@ void Dispatch(const Step& step) {
     case OptimizerKind::kAdadelta:
       return Adadelta(step);
     case OptimizerKind::kAdam:
-      return Adam(step);
+      return step.config->decay_by_step ? AdamByStep(step) : Adam(step);
     case OptimizerKind::kAmsgrad:
       return Amsgrad(step);
     case OptimizerKind::kMomentum:
@@ -317,10 +346,26 @@ bool CanFuse(const Segment& a, const Segment& b) {
          a.state_offset + a.state_bytes == b.state_offset;
 }
 
-MONOLITH_MULTIVERSION int CountNonFinite(const float* const* vectors, int count, int64_t dim) {
-  int total = 0;
-  for (int j = 0; j < count; ++j) total += HasNonFinite(vectors[j], dim);
-  return total;
+// Magnitudes order like integers, and exponents of all ones come last: the largest decides.
+MONOLITH_MULTIVERSION bool AllFinite(const float* values, int64_t n) {
+  constexpr int32_t kMagnitude = 0x7fffffff, kInfinity = 0x7f800000;
+  constexpr int kLanes = 32;
+  int32_t largest[kLanes] = {};
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) {
+    int32_t bits[kLanes];
+    std::memcpy(bits, values + i, sizeof(bits));
+    for (int lane = 0; lane < kLanes; ++lane) {
+      const int32_t magnitude = bits[lane] & kMagnitude;
+      largest[lane] = magnitude > largest[lane] ? magnitude : largest[lane];
+    }
+  }
+  for (; i < n; ++i) {
+    int32_t bits;
+    std::memcpy(&bits, values + i, sizeof(bits));
+    largest[0] = std::max(largest[0], bits & kMagnitude);
+  }
+  return *std::max_element(largest, largest + kLanes) < kInfinity;
 }
 
 }  // namespace engine

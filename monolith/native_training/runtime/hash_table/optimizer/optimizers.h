@@ -32,8 +32,8 @@ void RunOptimizer(const Segment& segment, const OptimizerWindow& window, float l
 // adjacent.
 bool CanFuse(const Segment& a, const Segment& b);
 
-// How many of the vectors, of dim floats each, have a NaN or an infinity.
-int CountNonFinite(const float* const* vectors, int count, int64_t dim);
+// None of n floats is NaN or infinite.
+bool AllFinite(const float* values, int64_t n);
 
 }  // namespace engine
 }  // namespace monolith

@@ -3,7 +3,6 @@
 #ifndef MONOLITH_NATIVE_TRAINING_RUNTIME_HASH_TABLE_ROWS_ROW_KERNELS_H_
 #define MONOLITH_NATIVE_TRAINING_RUNTIME_HASH_TABLE_ROWS_ROW_KERNELS_H_
 
-#include <algorithm>
 #include <cstdint>
 #include <cstring>
 
@@ -24,35 +23,6 @@ __attribute__((always_inline)) inline bool HasNonFinite(const float* __restrict 
   }
   return found != 0;
 }
-
-// Whether any of many vectors is not finite, cheaper than one by one: nothing is compared until the
-// end.
-class NonFiniteSeen {
- public:
-  __attribute__((always_inline)) void Add(const float* vector, int64_t dim) {
-    int64_t i = 0;
-    for (; i + 4 <= dim; i += 4) {
-      Lanes bits;
-      std::memcpy(&bits, vector + i, sizeof(bits));
-      bits &= 0x7fffffff;
-      largest_ = bits > largest_ ? bits : largest_;
-    }
-    for (; i < dim; ++i) {
-      int32_t bits;
-      std::memcpy(&bits, vector + i, sizeof(bits));
-      largest_[0] = std::max(largest_[0], bits & 0x7fffffff);
-    }
-  }
-  bool any() const {
-    return std::max(std::max(largest_[0], largest_[1]), std::max(largest_[2], largest_[3])) >=
-           0x7f800000;
-  }
-
- private:
-  typedef int32_t Lanes __attribute__((vector_size(16)));
-
-  Lanes largest_ = {};  // magnitudes order like integers; exponents of all ones come last
-};
 
 // One Adagrad step: w value, n accumulator, g gradient.
 __attribute__((always_inline)) inline void AdagradRow(float* __restrict w, float* __restrict n,

@@ -283,6 +283,12 @@ Status DeviceTable::Create(const ::monolith::hash_table::EmbeddingHashTableConfi
                                    " is for serving, whose rows are kept in main memory; use "
                                    "CuckooHashTableConfig");
   }
+  for (const engine::SegmentConfig& segment : config.entry.segments) {
+    if (!segment.optimizer.decay_by_step) continue;
+    return errors::InvalidArgument("table ", name,
+                                   " has an Adam with decay_by_step, which GPUs do not have; leave "
+                                   "that out, or use CuckooHashTableConfig");
+  }
   std::unique_ptr<DeviceTable> created(new DeviceTable(name, std::move(config), std::move(layout)));
   TF_RETURN_IF_ERROR(
       FromEngine(engine::ExpiryPolicy::Create(created->config_.expiry, &created->expiry_)));
@@ -374,6 +380,7 @@ Status DeviceTable::WriteStats(int64_t* out) const {
   out[1] = stats.row_bytes + stats.index_bytes + stats.other_bytes;
   out[2] = stats.expired;
   out[3] = stats.filtered;
+  out[4] = stats.nonfinite_gradients;
   return OkStatus();
 }
 

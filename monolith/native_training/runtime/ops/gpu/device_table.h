@@ -23,7 +23,7 @@ namespace monolith_tf {
 // hold the same records as those of tables in main memory.
 class DeviceTable : public engine::RecordTable {
  public:
-  static constexpr int64_t kNumStats = 4;
+  static constexpr int64_t kNumStats = 5;
 
   // FailedPrecondition: there is no CUDA device, or no library.
   static Status Create(const ::monolith::hash_table::EmbeddingHashTableConfig& proto,

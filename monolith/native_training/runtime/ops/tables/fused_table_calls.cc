@@ -4,6 +4,7 @@
 
 #include "monolith/native_training/runtime/ops/support/engine_bridge.h"
 #include "monolith/native_training/runtime/ops/support/op_checks.h"
+#include "monolith/native_training/runtime/ops/tables/bad_gradients.h"
 #include "monolith/native_training/runtime/ops/tables/table_op_inputs.h"
 #include "tensorflow/core/platform/strcat.h"
 
@@ -107,6 +108,7 @@ Status FusedOptimize(OpKernelContext* ctx, int first_input,
   engine::OptimizeOptions options;
   TF_RETURN_IF_ERROR(GetNumber(ctx, first_input + 7, "req_time", &options.write.req_time));
   TF_RETURN_IF_ERROR(GetNumber(ctx, first_input + 8, "global_step", &options.global_step));
+  TF_RETURN_IF_ERROR(GetNonFinite(&options.write.non_finite));
   options.dedup = enable_grad_accumulation;
 
   const int64_t num_tables = static_cast<int64_t>(tables.size());

@@ -11,6 +11,7 @@
 #include "monolith/native_training/runtime/ops/support/named_resource_op.h"
 #include "monolith/native_training/runtime/ops/support/op_checks.h"
 #include "monolith/native_training/runtime/ops/support/resource_handle_input.h"
+#include "monolith/native_training/runtime/ops/tables/bad_gradients.h"
 #include "monolith/native_training/runtime/ops/tables/hash_table_resource.h"
 #include "monolith/native_training/runtime/ops/tables/table_op_inputs.h"
 #include "tensorflow/core/framework/op_kernel.h"
@@ -27,6 +28,7 @@ class HashTableOp : public NamedResourceOp<HashTableResource> {
     OP_REQUIRES(ctx, config_.ParseFromString(config),
                 errors::InvalidArgument("Unable to parse config. Make sure it is serialized "
                                         "version of EmbeddingHashTableConfig."));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("label", &label_));
   }
 
  private:
@@ -36,10 +38,32 @@ class HashTableOp : public NamedResourceOp<HashTableResource> {
     TF_RETURN_IF_ERROR(LookupHandleInput(ctx, 0, "filter_handle", &filter));
     core::RefCountPtr<SyncClient> sync_client;
     TF_RETURN_IF_ERROR(LookupHandleInput(ctx, 1, "sync_client_handle", &sync_client));
-    return HashTableResource::Create(config_, name, std::move(filter), std::move(sync_client),
-                                     resource);
+    TF_RETURN_IF_ERROR(HashTableResource::Create(config_, name, std::move(filter),
+                                                 std::move(sync_client), resource));
+    (*resource)->table()->SetName(label_.empty() ? name : label_);
+    return OkStatus();
   }
 
+  ::monolith::hash_table::EmbeddingHashTableConfig config_;
+  std::string label_;
+};
+
+class ConfigureOp : public OpKernel {
+ public:
+  explicit ConfigureOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+    std::string config;
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("config", &config));
+    OP_REQUIRES(ctx, config_.ParseFromString(config),
+                errors::InvalidArgument("config is no serialized EmbeddingHashTableConfig"));
+  }
+
+  void Compute(OpKernelContext* ctx) override {
+    core::RefCountPtr<HashTableResource> resource;
+    OP_REQUIRES_OK(ctx, LookupHandleInput(ctx, 0, "table_handle", &resource));
+    OP_REQUIRES_OK(ctx, resource->Configure(config_));
+  }
+
+ private:
   ::monolith::hash_table::EmbeddingHashTableConfig config_;
 };
 
@@ -136,6 +160,7 @@ class AssignOp : public OpKernel {
     const Tensor& values = ctx->input(2);
     engine::WriteOptions options;
     OP_REQUIRES_OK(ctx, GetNumber(ctx, 3, "req_time", &options.req_time));
+    OP_REQUIRES_OK(ctx, GetNonFinite(&options.non_finite));
     options.filter = resource->filter();
     OP_REQUIRES_OK(ctx, CheckIdUpdates(values, ids.NumElements(), resource->table()->dim()));
     const engine::WriteSpan span{ids.flat<int64_t>().data(), ids.NumElements(),
@@ -162,6 +187,7 @@ class OptimizeOp : public OpKernel {
     engine::OptimizeOptions options;
     OP_REQUIRES_OK(ctx, GetNumber(ctx, 4, "req_time", &options.write.req_time));
     OP_REQUIRES_OK(ctx, GetNumber(ctx, 5, "global_step", &options.global_step));
+    OP_REQUIRES_OK(ctx, GetNonFinite(&options.write.non_finite));
     int64_t want = 0;
     OP_REQUIRES_OK(ctx, MultiplySizes("size of id_values * dimension", ids.NumElements(),
                                       resource->table()->dim(), &want));
@@ -254,6 +280,7 @@ class ExtractSlotOp : public OpKernel {
 };
 
 REGISTER_GUARDED_KERNEL(Name("MonolithHashTable").Device(DEVICE_CPU), HashTableOp);
+REGISTER_GUARDED_KERNEL(Name("MonolithHashTableConfigure").Device(DEVICE_CPU), ConfigureOp);
 REGISTER_GUARDED_KERNEL(Name("MonolithHashTableLookup").Device(DEVICE_CPU), LookupOp);
 REGISTER_GUARDED_KERNEL(Name("MonolithHashTableLookupEntry").Device(DEVICE_CPU), LookupEntryOp);
 REGISTER_GUARDED_KERNEL(Name("MonolithHashTableLookupGradient").Device(DEVICE_CPU),

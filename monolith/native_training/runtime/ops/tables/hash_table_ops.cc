@@ -20,6 +20,7 @@ REGISTER_OP("MonolithHashTable")
     .Input("sync_client_handle: resource")
     .Output("handle: resource")
     .Attr("config: string")
+    .Attr("label: string = ''")
     .Attr("container: string = ''")
     .Attr("shared_name: string = ''")
     .SetIsStateful()
@@ -29,6 +30,19 @@ Creates a map from int64 ids to rows of floats on first use.
 
 filter_handle: Decides when an absent id may enter.
 sync_client_handle: Is told of updated ids.
+config: A serialized EmbeddingHashTableConfig.
+label: What messages call the table; by default its shared name.
+)doc");
+
+REGISTER_OP("MonolithHashTableConfigure")
+    .Input("table_handle: resource")
+    .Attr("config: string")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext*) { return OkStatus(); })
+    .Doc(R"doc(
+Gives a table another configuration, of the same dimension. Rows keep their values and times, and
+the state of an optimizer of the same kind. Nothing else may write to the table meanwhile.
+
 config: A serialized EmbeddingHashTableConfig.
 )doc");
 

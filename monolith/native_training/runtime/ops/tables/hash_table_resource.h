@@ -3,6 +3,7 @@
 #define MONOLITH_NATIVE_TRAINING_RUNTIME_OPS_TABLES_HASH_TABLE_RESOURCE_H_
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <exception>
@@ -10,6 +11,7 @@
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "monolith/native_training/runtime/hash_table/embedding_hash_table.pb.h"
 #include "monolith/native_training/runtime/hash_table/embedding_table.h"
@@ -19,6 +21,7 @@
 #include "monolith/native_training/runtime/ops/tables/hash_filter_resource.h"
 #include "monolith/native_training/runtime/ops/tables/table_config_proto.h"
 #include "tensorflow/core/framework/resource_base.h"
+#include "tensorflow/core/platform/mutex.h"
 #include "tensorflow/core/platform/refcount.h"
 
 namespace tensorflow {
@@ -79,6 +82,7 @@ class HashTableResource : public ResourceBase {
                        core::RefCountPtr<SyncClient> sync_client, HashTableResource** resource) {
     core::RefCountPtr<HashTableResource> created(new HashTableResource);
     TF_RETURN_IF_ERROR(SelfEvictingTable::Create(config, &created->table_));
+    created->current_.store(created->table_->get(), std::memory_order_release);
     created->filter_ = std::move(filter);
     created->sync_client_ = std::move(sync_client);
     TF_RETURN_IF_ERROR(created->sync_client_->Attach(name, /*group=*/"", created->table()));
@@ -90,7 +94,30 @@ class HashTableResource : public ResourceBase {
     if (sync_client_ != nullptr && table_ != nullptr) sync_client_->Detach(table());
   }
 
-  engine::EmbeddingTable* table() const { return table_->get(); }
+  // Replaces the table by one of another configuration with the same rows, whose state is kept
+  // where the optimizer is of the same kind. Reading goes on; nothing else may write meanwhile.
+  Status Configure(const ::monolith::hash_table::EmbeddingHashTableConfig& config) {
+    mutex_lock lock(configure_mu_);
+    if (!sync_client_->is_dummy()) {
+      return errors::FailedPrecondition("a table that is synchronized cannot be configured anew");
+    }
+    std::unique_ptr<SelfEvictingTable> next;
+    TF_RETURN_IF_ERROR(SelfEvictingTable::Create(config, &next));
+    if (next->get()->dim() != table()->dim()) {
+      return errors::InvalidArgument("config has dimension ", next->get()->dim(),
+                                     ", but the table has ", table()->dim());
+    }
+    next->get()->SetName(table()->name());
+    TF_RETURN_IF_ERROR(CopyRows(*table(), next->get()));
+    current_.store(next->get(), std::memory_order_release);
+    table_->get()->Clear();
+    // Kernels may hold it still.
+    former_.push_back(std::move(table_));
+    table_ = std::move(next);
+    return OkStatus();
+  }
+
+  engine::EmbeddingTable* table() const { return current_.load(std::memory_order_acquire); }
   engine::OccurrenceFilter* filter() const { return filter_->filter(); }
 
   std::string DebugString() const override { return table()->DebugString(); }
@@ -98,9 +125,31 @@ class HashTableResource : public ResourceBase {
  private:
   HashTableResource() = default;
 
+  static Status CopyRows(const engine::EmbeddingTable& from, engine::EmbeddingTable* to) {
+    constexpr int64_t kPage = 1 << 16;
+    std::vector<std::string> entries;
+    std::vector<engine::RecordView> records;
+    engine::LoadStats stats;
+    int64_t offset = 0;
+    do {
+      entries.clear();
+      records.clear();
+      TF_RETURN_IF_ERROR(FromEngine(from.SavePage(0, 1, kPage, offset, &offset, &entries)));
+      for (const std::string& entry : entries) {
+        records.push_back({entry.data(), static_cast<int64_t>(entry.size())});
+      }
+      TF_RETURN_IF_ERROR(FromEngine(
+          to->LoadRecords(records.data(), static_cast<int64_t>(records.size()), &stats)));
+    } while (static_cast<int64_t>(entries.size()) == kPage);
+    return OkStatus();
+  }
+
   core::RefCountPtr<HashFilterResource> filter_;
   core::RefCountPtr<SyncClient> sync_client_;
+  mutex configure_mu_;
+  std::vector<std::unique_ptr<SelfEvictingTable>> former_;
   std::unique_ptr<SelfEvictingTable> table_;
+  std::atomic<engine::EmbeddingTable*> current_{nullptr};  // table_'s
 };
 
 }  // namespace monolith_tf

@@ -11,6 +11,7 @@
 #include "monolith/native_training/runtime/ops/support/named_resource_op.h"
 #include "monolith/native_training/runtime/ops/support/op_checks.h"
 #include "monolith/native_training/runtime/ops/support/resource_handle_input.h"
+#include "monolith/native_training/runtime/ops/tables/bad_gradients.h"
 #include "monolith/native_training/runtime/ops/tables/group_handle_kernels.h"
 #include "monolith/native_training/runtime/ops/tables/multi_hash_table_resource.h"
 #include "monolith/native_training/runtime/ops/tables/table_op_inputs.h"
@@ -117,6 +118,7 @@ class MultiAssignOp : public OpKernel {
     DeviceRunner runner(ctx);
     engine::WriteOptions options;
     OP_REQUIRES_OK(ctx, GetNumber(ctx, 4, "update_time", &options.req_time));
+    OP_REQUIRES_OK(ctx, GetNonFinite(&options.non_finite));
     options.runner = &runner;
     for (int64_t row = 0; row < ids.rows; ++row) {
       if (ids.size(row) == 0) continue;
@@ -173,6 +175,7 @@ class MultiOptimizeOp : public OpKernel {
     engine::OptimizeOptions options;
     OP_REQUIRES_OK(ctx, GetNumber(ctx, 5, "update_time", &options.write.req_time));
     OP_REQUIRES_OK(ctx, GetNumber(ctx, 6, "global_step", &options.global_step));
+    OP_REQUIRES_OK(ctx, GetNonFinite(&options.write.non_finite));
 
     std::vector<engine::WriteSpan> spans;
     std::vector<engine::OptimizeRequest> requests;

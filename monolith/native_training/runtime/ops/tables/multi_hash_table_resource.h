@@ -66,6 +66,7 @@ class MultiHashTableResource : public ResourceBase {
         return Status(status.code(),
                       strings::StrCat("table ", entry.first, ": ", status.message()));
       }
+      table->get()->SetName(entry.first);
       TF_RETURN_IF_ERROR(created->sync_client_->Attach(entry.first, name, table->get()));
       created->names_.push_back({entry.first, table->get()});
       engine::OccurrenceFilter* filter_of_table = created->filter_->filter();

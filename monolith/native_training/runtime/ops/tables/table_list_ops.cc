@@ -16,6 +16,7 @@
 #include "monolith/native_training/runtime/ops/support/op_checks.h"
 #include "monolith/native_training/runtime/ops/support/output_shape.h"
 #include "monolith/native_training/runtime/ops/support/resource_handle_input.h"
+#include "monolith/native_training/runtime/ops/tables/bad_gradients.h"
 #include "monolith/native_training/runtime/ops/tables/hash_table_resource.h"
 #include "monolith/native_training/runtime/ops/tables/multi_hash_table_resource.h"
 #include "monolith/native_training/runtime/ops/tables/table_op_inputs.h"
@@ -188,6 +189,7 @@ Status OptimizeLists(OpKernelContext* ctx, const std::vector<ListedTable>& table
     own.dedup = true;
     own.count_once = true;
     own.write.filter = tables[i].filter;
+    TF_RETURN_IF_ERROR(GetNonFinite(&own.write.non_finite));
     own.learning_rates = tables[i].learning_rates;
     own.num_learning_rates = tables[i].table->num_segments();
     requests.push_back({tables[i].table, &spans[i], 1, own});

@@ -18,14 +18,15 @@ namespace {
 
 using shape_inference::InferenceContext;
 
-// Rows, bytes, expired rows, filtered ids.
-constexpr int64_t kNumStats = 4;
+// Rows, bytes, expired rows, filtered ids, rows that were not finite.
+constexpr int64_t kNumStats = 5;
 
 void Write(const engine::TableStats& stats, int64_t* out) {
   out[0] = stats.size;
   out[1] = stats.memory;
   out[2] = stats.expired;
   out[3] = stats.filtered;
+  out[4] = stats.nonfinite_gradients;
 }
 
 REGISTER_OP("MonolithHashTableStats")
@@ -39,8 +40,9 @@ REGISTER_OP("MonolithHashTableStats")
     .Doc(R"doc(
 Returns what a table holds and has done.
 
-stats: [4]. Rows; bytes that the table takes; rows that were erased because they had expired; how
-  often an id got no row because it was seen too seldom. The last two count from the table's start.
+stats: [5]. Rows; bytes that the table takes; rows that were erased because they had expired; how
+  often an id got no row because it was seen too seldom; how often a gradient or value of a row was
+  not finite. The last three count from the table's start.
 )doc");
 
 class HashTableStatsOp : public OpKernel {
@@ -68,7 +70,7 @@ REGISTER_OP("MonolithMultiHashTableStats")
 Returns what each table of a group holds and has done, in order of the table names.
 
 mtable: The group.
-stats: [tables, 4], as MonolithHashTableStats returns them.
+stats: [tables, 5], as MonolithHashTableStats returns them.
 )doc");
 
 class MultiHashTableStatsOp : public OpKernel {
