@@ -177,7 +177,13 @@ class AdadeltaOptimizer(_OneofOptimizer):
 @monolith_export
 @dataclasses.dataclass(eq=False)
 class AdamOptimizer(_OneofOptimizer):
-  """Adam, with bias correction kept per row."""
+  """Adam, with bias correction kept per row.
+
+  Attributes:
+    decay_by_step: the second moment of a row decays with every global step, and its bias correction
+      counts them, as Keras's Adam has it: rows that are seldom updated take larger steps. Tables on
+      GPUs do not have it.
+  """
 
   _member = "adam"
 
@@ -189,6 +195,7 @@ class AdamOptimizer(_OneofOptimizer):
   use_nesterov: bool = False
   epsilon: float = 0.01
   warmup_steps: int = 0
+  decay_by_step: bool | None = None
 
 
 @dataclasses.dataclass(eq=False)

@@ -39,7 +39,7 @@ class EntryTest(parameterized.TestCase, tf.test.TestCase):
   def test_optimizer_arguments_reach_the_proto(self, member):
     cls = _OPTIMIZERS[member]
     parameters = inspect.signature(cls).parameters.values()
-    arguments = {p.name: not p.default if isinstance(p.default, bool) else 7 for p in parameters}
+    arguments = {p.name: not p.default if "bool" in str(p.annotation) else 7 for p in parameters}
 
     config = cls(**arguments).as_proto()
 

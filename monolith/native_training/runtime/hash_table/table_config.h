@@ -53,6 +53,7 @@ struct OptimizerConfig {
   float beta2 = 0.99f;
   float momentum = 0.9f;
   bool use_nesterov = false;
+  bool decay_by_step = false;
   bool decouple_weight_decay = false;
   bool enable_dynamic_wd = false;
   bool stochastic_rounding_float16 = false;

@@ -44,7 +44,9 @@ MONOLITH_RULE void AdadeltaRule(float lr, float weight_decay, float rho, float e
 // What Adam and Amsgrad multiply a row's step with. The powers are those before the step: bias
 // correction counts the row's own updates.
 MONOLITH_RULE float AdamRate(float lr, float power1, float power2) {
-  return lr * std::sqrt(1.0f - power2) / (1.0f - power1);
+  // State of decay_by_step has the number of a step in place of the second power.
+  const float correction = power2 < 1.0f ? std::sqrt(1.0f - power2) : 1.0f;
+  return lr * correction / (1.0f - power1);
 }
 
 struct AdamFactors {

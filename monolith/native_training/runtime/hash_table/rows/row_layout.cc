@@ -157,7 +157,7 @@ std::vector<StateSpec> StateOf(const OptimizerConfig& o, int* dump_number) {
       return {{1, true, false, 0.0f},
               {2, true, false, 0.0f},
               {3, false, false, o.beta1},
-              {4, false, false, o.beta2}};
+              {4, false, false, o.decay_by_step ? 0.0f : o.beta2}};
     case OptimizerKind::kAmsgrad:
       *dump_number = 8;
       return {{1, true, false, 0.0f},
@@ -281,7 +281,10 @@ Status CompileRowLayout(const TableConfig& config, RowLayout* layout) {
       result.uses_global_step = true;
     }
     if (segment.retriever != RetrieverKind::kRaw) result.all_raw = false;
-    if (source.optimizer.kind == OptimizerKind::kBatchSoftmax) result.uses_global_step = true;
+    if (source.optimizer.kind == OptimizerKind::kBatchSoftmax ||
+        (source.optimizer.kind == OptimizerKind::kAdam && source.optimizer.decay_by_step)) {
+      result.uses_global_step = true;
+    }
     result.dim += source.dim_size;
     if (result.dim > kMaxDim) {
       return Status::InvalidArgument("the segments have " + std::to_string(result.dim) +

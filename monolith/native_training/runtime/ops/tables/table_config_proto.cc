@@ -65,6 +65,7 @@ engine::OptimizerConfig OptimizerFromProto(const pb::OptimizerConfig& proto) {
       config.weight_decay = proto.adam().weight_decay_factor();
       config.use_nesterov = proto.adam().use_nesterov();
       config.epsilon = proto.adam().epsilon();
+      config.decay_by_step = proto.adam().decay_by_step();
       break;
     case pb::OptimizerConfig::kAmsgrad:
       config.kind = OptimizerKind::kAmsgrad;
