@@ -77,3 +77,19 @@ def _from_python(ids: Any) -> Any:
       if isinstance(value, numbers.Integral) and not -(2**63) <= int(value) < 2**63:
         raise ValueError(f"id {value} does not fit into int64, want -2**63 <= id < 2**63")
   return array
+
+
+def as_dense_ids(ids: Any) -> tf.Tensor:
+  """Returns what `as_ids` does, of dense ids only.
+
+  Raises:
+    TypeError: the ids are ragged or sparse, or none.
+    ValueError: as `as_ids`.
+  """
+  converted = as_ids(ids)
+  if not isinstance(converted, tf.Tensor):
+    raise TypeError(
+      f"ids are a {type(converted).__name__}, want a dense tensor: give its values, or use "
+      "monolith.keras.layers.Embedding"
+    )
+  return converted

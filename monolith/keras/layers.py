@@ -114,10 +114,11 @@ class Embedding(TableLayer):
   Args:
     dim: length of a vector.
     optimizer: an optimizer of `monolith.entry`, or `"adagrad"`, `"adam"`, `"sgd"`, `"ftrl"`, ...
+      By default rows follow the compiled one: its kind, its learning rate and its other numbers.
     initializer: what a row begins with before its first update: an initializer of `monolith.entry`,
       `"uniform"` (from -0.05 to 0.05), `"zeros"`, or a number.
     combiner: how the vectors of an example are pooled: `"sum"`, `"mean"`, `"sqrtn"`, or `None`.
-    learning_rate: instead of the optimizer's own: a number, or a schedule of Keras.
+    learning_rate: instead of the optimizer's: a number, or a schedule of Keras.
     expire_after: rows that were not updated for this long go: `"30d"`, days, or a `timedelta`.
     admit_after: an id gets a row only after it was trained on this often, from 0 to 15.
     table: a `HashTable` to share instead of the arguments above; its own describe it.
@@ -131,7 +132,7 @@ class Embedding(TableLayer):
   def __init__(
     self,
     dim: int | None = None,
-    optimizer: settings.OptimizerLike = "adagrad",
+    optimizer: settings.OptimizerLike | None = None,
     initializer: settings.InitializerLike = "uniform",
     combiner: str | None = None,
     *,
@@ -148,7 +149,7 @@ class Embedding(TableLayer):
     self._shares_table = table is not None
     self._arguments: dict[str, Any] = {
       "dim": dim,
-      "optimizer": settings.optimizer(optimizer),
+      "optimizer": None if optimizer is None else settings.optimizer(optimizer),
       "initializer": settings.initializer(initializer),
       "learning_rate": learning_rate,
       "expire_after": settings.days(expire_after),
@@ -157,7 +158,7 @@ class Embedding(TableLayer):
     if table is None:
       if dim is None:
         raise ValueError("dim is missing: Embedding(16), or Embedding(table=a HashTable)")
-      table = HashTable(**self._arguments, name=kwargs.get("name"))
+      table = HashTable(**self._arguments, name=kwargs.get("name"), label=self.name)
     elif dim is not None and dim != table.dim:
       raise ValueError(f"dim is {dim}, but the table has {table.dim}: leave dim out")
     self.table = table
@@ -209,7 +210,7 @@ class Feature:
   """
 
   dim: int | None = None
-  optimizer: settings.OptimizerLike = "adagrad"
+  optimizer: settings.OptimizerLike | None = None
   initializer: settings.InitializerLike = "uniform"
   combiner: str | None = None
   learning_rate: tables.LearningRate | None = None
@@ -221,7 +222,7 @@ class Feature:
     """Returns what makes the table, checked."""
     return {
       "dim": self.dim,
-      "optimizer": settings.optimizer(self.optimizer),
+      "optimizer": None if self.optimizer is None else settings.optimizer(self.optimizer),
       "initializer": settings.initializer(self.initializer),
       "learning_rate": self.learning_rate,
       "expire_after": settings.days(self.expire_after),
@@ -258,7 +259,7 @@ class EmbeddingGroup(TableLayer):
     for name, feature in self.features.items():
       if feature.table is None:
         with _named(name):
-          own[name] = HashTable(**feature.table_arguments())
+          own[name] = HashTable(**feature.table_arguments(), label=f"{self.name}/{name}")
     self._table_of = {
       name: _find_table(name, feature, own) for name, feature in self.features.items()
     }
@@ -403,7 +404,7 @@ def _arguments_to_json(arguments: Mapping[str, Any], name: str) -> dict[str, Any
     )
   return {
     **arguments,
-    "optimizer": settings.serialize(arguments["optimizer"]),
+    "optimizer": arguments["optimizer"] and settings.serialize(arguments["optimizer"]),
     "initializer": settings.serialize(arguments["initializer"]),
     "learning_rate": rate,
   }

@@ -16,6 +16,7 @@ from typing import Any
 import tensorflow as tf
 
 from monolith.keras import table as tables
+from monolith.native_training.tables import gradient_checks
 
 _MARK = "_monolith_leads_tables"
 
@@ -40,27 +41,64 @@ def _wrap(cls: Any, build: Callable[[Any, list], None], clip: Callable[[Any, lis
       return apply_gradients(self, pairs, *args, **kwargs)
     build(self, [variable for _, variable in pairs])
     clipped = clip(self, [pair for pair in pairs if pair[0] is not None])
-    update(clipped, self.iterations)
+    updated = update(clipped, self.iterations, self)
     # Clipping by the global norm depends on all gradients; clipping again changes nothing.
     together = getattr(self, "global_clipnorm", None) is not None
     rest = [pair for pair in (clipped if together else pairs) if tables.table_of(pair[1]) is None]
-    if any(gradient is not None for gradient, _ in rest):
+    if not any(gradient is not None for gradient, _ in rest):
+      return self.iterations.assign_add(1)
+    # A step that tables refuse shall not have spoiled the other variables.
+    with tf.control_dependencies([] if updated is None else [updated]):
+      if gradient_checks.policy() == "skip":
+        return _apply_finite(self, rest, lambda: apply_gradients(self, rest, *args, **kwargs))
       return apply_gradients(self, rest, *args, **kwargs)
-    return self.iterations.assign_add(1)
 
   setattr(apply_all, _MARK, True)
   cls.apply_gradients = apply_all
 
 
-def update(pairs: Sequence[tuple[Any, tf.Variable]], step: tf.Tensor | tf.Variable) -> None:
+def _apply_finite(optimizer: Any, pairs: list, apply: Callable[[], Any]) -> Any:
+  """Leaves variables alone in a step where a gradient is not finite, as tables do with rows."""
+  values = [
+    gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
+    for gradient, _ in pairs
+    if gradient is not None
+  ]
+  finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(value)) for value in values])
+  if tf.executing_eagerly():
+    return apply() if finite else optimizer.iterations.assign_add(1)
+
+  def step() -> tf.Tensor:
+    apply()
+    return tf.constant(True)
+
+  def count() -> tf.Tensor:
+    optimizer.iterations.assign_add(1)
+    return tf.constant(False)
+
+  if isinstance(optimizer, tf.keras.optimizers.legacy.Optimizer):
+    # Branches cannot create variables.
+    with tf.init_scope():
+      optimizer._create_all_weights([variable for _, variable in pairs])
+  return tf.cond(finite, step, count)
+
+
+def update(
+  pairs: Sequence[tuple[Any, tf.Variable]], step: tf.Tensor | tf.Variable, optimizer: Any
+) -> tf.Operation | None:
   """Runs the optimizers of all tables among the pairs.
 
   Args:
     pairs: gradients and variables; those of other variables are left alone.
     step: int64, the number of the step.
+    optimizer: an optimizer of Keras, which tables without one of their own follow.
+
+  Returns:
+    What does it, in a graph; `None` eagerly, or without tables.
 
   Raises:
     TypeError: the gradient of a table has been made dense, which loses its ids.
+    ValueError: rows cannot follow the optimizer.
   """
   found = [
     (gradient, table)
@@ -68,7 +106,7 @@ def update(pairs: Sequence[tuple[Any, tf.Variable]], step: tf.Tensor | tf.Variab
     if table is not None
   ]
   if not found:
-    return
+    return None
   for gradient, table in found:
     if not isinstance(gradient, tf.IndexedSlices):
       raise TypeError(
@@ -76,7 +114,8 @@ def update(pairs: Sequence[tuple[Any, tf.Variable]], step: tf.Tensor | tf.Variab
         "tf.IndexedSlices that GradientTape returns: sum gradients of several batches by "
         "concatenating their indices and values"
       )
-  tables.optimize(
+    table.follow(optimizer)
+  return tables.optimize(
     [table for _, table in found],
     [gradient.indices for gradient, _ in found],
     [tf.cast(gradient.values, tf.float32) for gradient, _ in found],

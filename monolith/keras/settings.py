@@ -19,6 +19,8 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, Union
 
+import tensorflow as tf
+
 from monolith.native_training import entry
 from monolith.native_training.runtime.hash_table import embedding_hash_table_pb2
 
@@ -59,6 +61,11 @@ def optimizer(value: OptimizerLike) -> entry.Optimizer:
       variables and cannot work on rows that come and go.
   """
   return _named(value, "optimizer", _OPTIMIZERS, entry.Optimizer, "monolith.entry.AdagradOptimizer")
+
+
+def _optimizer_of_kind(kind: str | None) -> entry.Optimizer | None:
+  optimizers = (make() for make in _OPTIMIZERS.values())
+  return next((one for one in optimizers if one.as_proto().WhichOneof("type") == kind), None)
 
 
 def initializer(value: InitializerLike) -> entry.Initializer:
@@ -166,6 +173,32 @@ def table_config(
     evict_every = _EVICT_EVERY_HOURS
   entry.CuckooHashTableConfig(feature_evict_every_n_hours=evict_every).mutate_table(config)
   return config
+
+
+def optimizer_kind(config: embedding_hash_table_pb2.EmbeddingHashTableConfig) -> str:
+  """Returns the kind of a table's optimizer, a member of `OptimizerConfig`."""
+  return config.entry_config.segments[0].opt_config.WhichOneof("type")
+
+
+def without_rate(config: embedding_hash_table_pb2.EmbeddingHashTableConfig) -> bytes:
+  """Returns a configuration without learning rates, which come with each update, serialized."""
+  copy = type(config)()
+  copy.CopyFrom(config)
+  for segment in copy.entry_config.segments:
+    kind = segment.opt_config.WhichOneof("type")
+    getattr(segment.opt_config, kind).ClearField("learning_rate")
+  return copy.SerializeToString(deterministic=True)
+
+
+def saved_optimizer(path: Any) -> entry.Optimizer | None:
+  """Returns an optimizer of the kind whose state is in a table's files; `None` without rows."""
+  text = path.numpy().decode() if tf.is_tensor(path) else str(path)
+  for file in sorted(tf.io.gfile.glob(f"{text}-?????-of-?????")):
+    for record in tf.data.TFRecordDataset(file).take(1):
+      dumps = embedding_hash_table_pb2.EntryDump.FromString(record.numpy()).opt.dump
+      kind = dumps[0].WhichOneof("type") if dumps else None
+      return _optimizer_of_kind(kind)
+  return None
 
 
 def serialize(value: Any) -> dict[str, Any]:

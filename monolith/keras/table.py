@@ -2,7 +2,7 @@
 
 import monolith
 
-table = monolith.HashTable(dim=8, optimizer="adagrad")
+table = monolith.HashTable(dim=8)
 table.update([7, 9], gradients)          # creates the rows, runs the optimizer
 vectors = table.lookup([7, 9, 11])       # [3, 8]; zeros for 11, which has no row
 table.save("/tmp/users")
@@ -20,10 +20,12 @@ from typing import Any, Union
 
 import numpy as np
 import tensorflow as tf
+from absl import logging
 from tensorflow.python.framework import auto_control_deps_utils
 
+from monolith.keras import following, saved_rows, settings
 from monolith.keras import ids as id_types
-from monolith.keras import saved_rows, settings
+from monolith.native_training import entry
 from monolith.native_training.runtime.hash_table import embedding_hash_table_pb2
 from monolith.native_training.runtime.ops import gen_monolith_ops
 
@@ -75,15 +77,18 @@ class HashTable(tf.saved_model.experimental.TrackableResource):
 
   Args:
     dim: length of a row's vector.
-    optimizer: an optimizer of `monolith.entry`, or `"adagrad"`, `"adam"`, `"sgd"`, `"ftrl"`, ...
+    optimizer: an optimizer of `monolith.entry`, or `"adagrad"`, `"adam"`, `"sgd"`, `"ftrl"`, ... By
+      default the table follows the optimizer of Keras that its gradients are given to, and before
+      that `update` runs Keras's Adam.
     initializer: what a new row begins with before its first update: an initializer of
       `monolith.entry`, `"uniform"` (from -0.05 to 0.05), `"zeros"`, or a number.
-    learning_rate: instead of the optimizer's own: a number, or a callable such as a
-      `LearningRateSchedule` that gets the step and returns one.
+    learning_rate: instead of the optimizer's own, followed or not: a number, or a callable such as
+      a `LearningRateSchedule` that gets the step and returns one.
     expire_after: rows that were not updated for this long go: `"30d"`, days, or a `timedelta`.
     admit_after: an id gets a row only after it was written this often, from 0 to 15.
     admit_capacity: how many ids that have no row yet are counted at the same time.
     name: what its files are called in a checkpoint; automatic if `None`.
+    label: what messages call the table; by default its name.
 
   Raises:
     ValueError, TypeError: an argument is not as described.
@@ -94,7 +99,7 @@ class HashTable(tf.saved_model.experimental.TrackableResource):
   def __init__(
     self,
     dim: int,
-    optimizer: settings.OptimizerLike = "adagrad",
+    optimizer: settings.OptimizerLike | None = None,
     initializer: settings.InitializerLike = "uniform",
     *,
     learning_rate: LearningRate | None = None,
@@ -102,6 +107,7 @@ class HashTable(tf.saved_model.experimental.TrackableResource):
     admit_after: int = 0,
     admit_capacity: int = 1 << 22,
     name: str | None = None,
+    label: str | None = None,
   ):
     check_no_strategy()
     with tf.init_scope():
@@ -110,7 +116,13 @@ class HashTable(tf.saved_model.experimental.TrackableResource):
           "HashTable needs eager execution, which is off here: in graph mode, make tables with "
           "monolith.native_training.hash_table_ops.hash_table_from_config"
         )
-    self._optimizer = row_optimizer = settings.optimizer(optimizer)
+    self._is_follower = optimizer is None
+    self._follows_rate = optimizer is None and learning_rate is None
+    # The optimizer of Keras that the table follows.
+    self._leader: Any = None
+    self._optimizer = row_optimizer = (
+      following.default_optimizer() if optimizer is None else settings.optimizer(optimizer)
+    )
     self._initializer = settings.initializer(initializer)
     self._expire_after = settings.days(expire_after)
     self._config = settings.table_config(dim, row_optimizer, self._initializer, self._expire_after)
@@ -120,6 +132,7 @@ class HashTable(tf.saved_model.experimental.TrackableResource):
       raise ValueError(f"admit_capacity is {admit_capacity}, want at least 1")
     self._admit_capacity = int(admit_capacity)
     self._explicit_name = name
+    self._label = label or name or "HashTable"
     self._filter: tf.Tensor | None = None
     super().__init__(device="/device:CPU:0")
     if learning_rate is None:
@@ -162,7 +175,12 @@ class HashTable(tf.saved_model.experimental.TrackableResource):
 
   @property
   def learning_rate(self) -> tf.Variable | Callable[[tf.Tensor], Any]:
-    """The rate: a variable, whose new values hold from the next update on, or the schedule."""
+    """The rate: a variable, whose new values hold from the next update on, or the schedule.
+
+    That of the optimizer which the table follows, where it does.
+    """
+    if self._leader is not None and self._follows_rate:
+      return following.rate_or_schedule(self._leader)
     return self._learning_rate if self._schedule is None else self._schedule
 
   def lookup(self, ids: Any) -> tf.Tensor:
@@ -180,7 +198,7 @@ class HashTable(tf.saved_model.experimental.TrackableResource):
     Raises:
       TypeError, ValueError: `ids` are not ids.
     """
-    dense = _want_dense(id_types.as_ids(ids))
+    dense = id_types.as_dense_ids(ids)
     flat = tf.reshape(dense, [-1])
     (rows,) = look_up([self], [flat])
     return tf.reshape(rows, tf.concat([tf.shape(dense), [self._dim]], 0), name="vectors")
@@ -220,12 +238,41 @@ class HashTable(tf.saved_model.experimental.TrackableResource):
 
   def rate_at(self, step: tf.Tensor | tf.Variable) -> tf.Tensor:
     """Returns the learning rate at a step, float32 `[1]`."""
-    rate = self._learning_rate if self._schedule is None else self._schedule(step)
+    if self._leader is not None and self._follows_rate:
+      rate = following.learning_rate(self._leader, step)
+    else:
+      rate = self._learning_rate if self._schedule is None else self._schedule(step)
     return tf.reshape(tf.cast(rate, tf.float32), [1])
+
+  def follow(self, optimizer: Any) -> None:
+    """Lets the table do from now on what an optimizer of Keras does to other variables.
+
+    The first optimizer that gets the table's gradients calls it. Nothing happens to a table that
+    was given an optimizer of its own. Rows keep their values, and the state of an optimizer of the
+    same kind. No other function may write to the table meanwhile.
+
+    Args:
+      optimizer: an optimizer of Keras, new or legacy.
+
+    Raises:
+      ValueError: there is no such optimizer for rows.
+    """
+    if not self._is_follower:
+      return
+    followed = following.follow(optimizer)
+    if self._leader is not optimizer and followed.left_out:
+      logging.warning(
+        "Table %r follows %s without %s, which do not reach its rows.",
+        self._label,
+        type(optimizer).__name__,
+        " and ".join(followed.left_out),
+      )
+    self._configure(followed.optimizer)
+    self._leader = optimizer
 
   def contains(self, ids: Any) -> tf.Tensor:
     """Returns which ids have a row, bool in the shape of `ids`."""
-    dense = _want_dense(id_types.as_ids(ids))
+    dense = id_types.as_dense_ids(ids)
     entries = gen_monolith_ops.monolith_hash_table_lookup_entry(
       self.resource_handle, tf.reshape(dense, [-1])
     )
@@ -236,9 +283,10 @@ class HashTable(tf.saved_model.experimental.TrackableResource):
     return gen_monolith_ops.monolith_hash_table_size(self.resource_handle)
 
   def stats(self) -> tf.Tensor:
-    """Returns what the table holds and has done, int64 `[4]`.
+    """Returns what the table holds and has done, int64 `[5]`.
 
-    Rows; bytes; rows that have expired; ids that got no row because they were seen too seldom.
+    Rows; bytes; rows that have expired; ids that got no row because they were seen too seldom; rows
+    of gradients and values that were not finite.
     """
     return gen_monolith_ops.monolith_hash_table_stats(self.resource_handle)
 
@@ -258,8 +306,7 @@ class HashTable(tf.saved_model.experimental.TrackableResource):
     return int(self.size())
 
   def __repr__(self) -> str:
-    segment = self._config.entry_config.segments[0]
-    optimizer = segment.opt_config.WhichOneof("type")
+    optimizer = settings.optimizer_kind(self._config)
     name = "" if self._explicit_name is None else f", name={self._explicit_name!r}"
     return f"HashTable(dim={self._dim}, optimizer={optimizer!r}{name}) with {len(self)} rows"
 
@@ -317,6 +364,10 @@ class HashTable(tf.saved_model.experimental.TrackableResource):
       tf.errors.OpError: there are no such files, they are damaged, or hold rows of another
         dimension.
     """
+    if self._is_follower and self._leader is None and tf.executing_eagerly():
+      saved = settings.saved_optimizer(path)
+      if saved is not None:
+        self._configure(saved)
     with tf.device("/device:CPU:0"):
       gen_monolith_ops.monolith_hash_table_restore(self.resource_handle, _as_path(path))
       # Tables of graph mode have their filters elsewhere: counting begins again.
@@ -325,8 +376,9 @@ class HashTable(tf.saved_model.experimental.TrackableResource):
 
   def slot_arguments(self) -> dict[str, Any]:
     """Returns what `FeatureSlotConfig` calls the arguments that describe this table."""
-    learning_rate: Any = self._learning_rate
-    rate = float(learning_rate) if self._schedule is None else self._schedule
+    rate: Any = self.learning_rate
+    if not callable(rate) or isinstance(rate, tf.Variable):
+      rate = float(rate)
     return {
       "default_vec_initializer": self._initializer,
       "default_vec_optimizer": self._optimizer,
@@ -340,7 +392,7 @@ class HashTable(tf.saved_model.experimental.TrackableResource):
     return self._config.slot_expire_time_config.SerializeToString(deterministic=True)
 
   def _pairs(self, ids: Any, values: Any, what: str) -> tuple[tf.Tensor, tf.Tensor]:
-    flat = tf.reshape(_want_dense(id_types.as_ids(ids)), [-1])
+    flat = tf.reshape(id_types.as_dense_ids(ids), [-1])
     floats = tf.convert_to_tensor(values, tf.float32)
     have, want = floats.shape.num_elements(), flat.shape.num_elements()
     if have is not None and want is not None and have != want * self._dim:
@@ -348,6 +400,22 @@ class HashTable(tf.saved_model.experimental.TrackableResource):
         f"{what} has shape {tuple(floats.shape)}, want {self._dim} floats for each of {want} ids"
       )
     return flat, tf.reshape(floats, [-1, self._dim])
+
+  def _configure(self, row_optimizer: entry.Optimizer) -> None:
+    """Gives the table's rows another optimizer, if it is another."""
+    config = settings.table_config(self._dim, row_optimizer, self._initializer, self._expire_after)
+    # The rate comes with each update.
+    if settings.without_rate(config) == settings.without_rate(self._config):
+      return
+    with tf.init_scope(), tf.device("/device:CPU:0"):
+      kinds = [settings.optimizer_kind(one) for one in (self._config, config)]
+      if kinds[0] != kinds[1] and self._leader is not None and len(self):
+        changes = f"{self._label!r} changes from {kinds[0]} to {kinds[1]}"
+        logging.warning("Table %s: its rows begin with a new state.", changes)
+      gen_monolith_ops.monolith_hash_table_configure(
+        self.resource_handle, config=config.SerializeToString(deterministic=True)
+      )
+    self._config, self._optimizer = config, row_optimizer
 
   def _create_resource(self) -> tf.Tensor:
     hash_filter, table = self._create_resources()
@@ -376,6 +444,7 @@ class HashTable(tf.saved_model.experimental.TrackableResource):
       hash_filter,
       gen_monolith_ops.monolith_dummy_sync_client(shared_name="MonolithDummySyncClient"),
       config=self._config.SerializeToString(deterministic=True),
+      label=self._label,
       shared_name=name,
     )
     return hash_filter, table
@@ -483,7 +552,7 @@ def optimize(
   ids: list[tf.Tensor],
   gradients: list[tf.Tensor],
   step: tf.Tensor | tf.Variable,
-) -> None:
+) -> tf.Operation | None:
   """Runs the tables' optimizers, one step for each table and distinct id.
 
   Args:
@@ -491,9 +560,16 @@ def optimize(
     ids: an int64 vector for each.
     gradients: float32 `[n, dim]` for each.
     step: int64, what learning rate schedules and a few optimizers go by.
+
+  Returns:
+    What does it, in a graph; `None` eagerly.
+
+  Raises:
+    tf.errors.InvalidArgumentError: gradients are not finite; their rows are left as they were. With
+      `MONOLITH_BAD_GRADIENTS=skip` there is a warning instead.
   """
   with tf.device("/device:CPU:0"):
-    gen_monolith_ops.monolith_hash_table_optimize_list(
+    return gen_monolith_ops.monolith_hash_table_optimize_list(
       [table.resource_handle for table in tables],
       ids,
       gradients,
@@ -506,15 +582,6 @@ def optimize(
 def now() -> tf.Tensor:
   """Returns the time in seconds, int64."""
   return tf.cast(tf.timestamp(), tf.int64)
-
-
-def _want_dense(ids: id_types.Ids) -> tf.Tensor:
-  if not isinstance(ids, tf.Tensor):
-    raise TypeError(
-      f"ids are a {type(ids).__name__}, want a dense tensor: give its values, or use "
-      "monolith.keras.layers.Embedding"
-    )
-  return ids
 
 
 def _as_path(path: Any) -> Any:

@@ -113,6 +113,8 @@ class KerasTask(native_task.NativeTask):
     self.slots = _name_tables(model, looked_up)
     self._lookups = _name_lookups(self.slots, looked_up)
     self.weights = _name_weights(model)
+    for table in self.slots.values():
+      table.follow(model.optimizer)
     # Read here: the values of variables cannot be read while a graph is built.
     self._slot_arguments = {name: table.slot_arguments() for name, table in self.slots.items()}
     self._optimizer_config = model.optimizer.get_config()

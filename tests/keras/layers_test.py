@@ -188,6 +188,44 @@ class FitTest(tf.test.TestCase):
 
     self.assertAllEqual(table_of(model).items()[1], before)
 
+  def test_a_label_that_is_nan_spoils_nothing(self):
+    ids, labels = make_data()
+    labels[100] = np.nan
+    for name, kwargs in (
+      ("graph", {}),
+      ("eagerly", {"run_eagerly": True}),
+      ("legacy", {"optimizer": tf.keras.optimizers.legacy.Adam(0.05)}),
+    ):
+      model = make_sequential()
+      compile_and_fit(model, **kwargs)
+      before = model.evaluate(*make_data(), verbose=0)[1]
+      table = table_of(model)
+      self.assertEqual(table.stats()[4], 0)
+
+      with self.subTest(f"{name}, stop"):
+        message = "Table '.*': gradients with NaN or infinity were not written.*: id"
+        with self.assertRaisesRegex(tf.errors.InvalidArgumentError, message):
+          model.fit(ids, labels, batch_size=64, epochs=1, shuffle=False, verbose=0)
+        self.assertGreater(table.stats()[4], 0)
+        self.assertGreater(model.evaluate(*make_data(), verbose=0)[1], before - 0.03)
+
+      with (
+        self.subTest(f"{name}, skip"),
+        unittest.mock.patch.dict(os.environ, MONOLITH_BAD_GRADIENTS="skip"),
+      ):
+        compile_and_fit(model, **kwargs)  # a function is traced anew
+        model.fit(ids, labels, batch_size=64, epochs=2, verbose=0)
+        self.assertAllInRange(table.items()[1], -100, 100)
+        self.assertGreater(model.evaluate(*make_data(), verbose=0)[1], 0.95)
+
+      with (
+        self.subTest(f"{name}, ignore"),
+        unittest.mock.patch.dict(os.environ, MONOLITH_BAD_GRADIENTS="ignore"),
+      ):
+        compile_and_fit(model, **kwargs)
+        model.fit(ids, labels, batch_size=64, epochs=1, shuffle=False, verbose=0)
+        self.assertTrue(np.isnan(table.items()[1]).any())
+
   def test_early_stopping_restores_the_rows_of_the_best_epoch(self):
     model = make_sequential()
     best = {}

@@ -6,6 +6,7 @@ import datetime
 import gc
 import os
 import threading
+from unittest import mock
 
 import numpy as np
 import tensorflow as tf
@@ -278,6 +279,34 @@ class BadInputTest(tf.test.TestCase):
     ):
       with self.subTest(str(arguments)), self.assertRaisesRegex(error, message):
         monolith.HashTable(**{"dim": 2, **arguments})
+
+  def test_what_is_not_finite_is_not_written(self):
+    def write_bad(table):
+      for write in (table.update, table.assign):
+        write([5, 6, 7], [[np.nan, 1.0], [1.0, -np.inf], [1.0, 1.0]])
+
+    for policy, message in (
+      ("stop", "Table 'users': gradients with NaN or infinity .* those of 2 rows: ids 5, 6"),
+      ("what", "MONOLITH_BAD_GRADIENTS is 'what', want stop, skip or ignore"),
+    ):
+      table = sgd_table(name="users")
+      with (
+        mock.patch.dict(os.environ, MONOLITH_BAD_GRADIENTS=policy),
+        self.assertRaisesRegex(tf.errors.InvalidArgumentError, message),
+      ):
+        write_bad(table)
+    table = sgd_table(name="users")
+    with self.assertRaisesRegex(tf.errors.InvalidArgumentError, "Table 'users': values with NaN"):
+      table.assign([5], [[np.nan, 1.0]])
+    self.assertEmpty(table)
+    with mock.patch.dict(os.environ, MONOLITH_BAD_GRADIENTS="skip"):
+      write_bad(table)
+    self.assertAllEqual(table.items()[0], [7])
+    self.assertEqual(table.stats()[4], 5)
+    with mock.patch.dict(os.environ, MONOLITH_BAD_GRADIENTS="ignore"):
+      write_bad(table)
+    self.assertLen(table, 3)
+    self.assertTrue(np.isnan(table.lookup([5])).any())
 
   def test_strategies_that_would_copy_a_table(self):
     with (

@@ -53,7 +53,7 @@ class BadInputTest(tf.test.TestCase, parameterized.TestCase):
   def setUp(self):
     super().setUp()
     # Rows beside those that are refused are written.
-    self.enterContext(mock.patch.dict(os.environ, MONOLITH_BAD_GRADIENTS="ignore"))
+    self.enter_context(mock.patch.dict(os.environ, MONOLITH_BAD_GRADIENTS="ignore"))
     self.p = {}
 
   def placeholder(self, name: str, dtype: tf.DType) -> tf.Tensor:
