@@ -236,6 +236,22 @@ class HashTable(tf.saved_model.experimental.TrackableResource):
     with tf.device("/device:CPU:0"):
       gen_monolith_ops.monolith_hash_table_assign(self.resource_handle, flat, floats, now())
 
+  def erase(self, ids: Any) -> None:
+    """Removes the rows of ids, with the state of their optimizers; ids without a row are ignored.
+
+    An id that is written again gets a new row, as if it had never had one. With `admit_after` it is
+    not counted anew.
+
+    Args:
+      ids: integers or strings of any shape, dense.
+
+    Raises:
+      TypeError, ValueError: `ids` are not ids.
+    """
+    flat = tf.reshape(_want_dense(id_types.as_ids(ids)), [-1])
+    with tf.device("/device:CPU:0"):
+      gen_monolith_ops.monolith_hash_table_erase(self.resource_handle, flat)
+
   def rate_at(self, step: tf.Tensor | tf.Variable) -> tf.Tensor:
     """Returns the learning rate at a step, float32 `[1]`."""
     if self._leader is not None and self._follows_rate:

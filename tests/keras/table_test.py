@@ -48,6 +48,30 @@ class HashTableTest(tf.test.TestCase):
     with self.assertRaisesRegex(TypeError, "ids have dtype float64"):
       7.5 in table  # noqa: B015
 
+  def test_erased_ids_begin_anew(self):
+    table = monolith.HashTable(1, "adagrad", "zeros", learning_rate=1.0)
+    fresh = monolith.HashTable(1, "adagrad", "zeros", learning_rate=1.0)
+    table.update([7, 8, 9], [[1.0], [1.0], [1.0]])
+
+    table.erase([[7, 9], [100, 7]])
+    table.erase([])
+
+    self.assertAllEqual(table.items()[0], [8])
+    self.assertAllEqual(table.lookup([7]), [[0]])
+    for each in (table, fresh):
+      each.update([7], [[2.0]])
+    self.assertAllEqual(table.lookup([7]), fresh.lookup([7]))
+    with self.assertRaisesRegex(TypeError, "ids have dtype float64"):
+      table.erase([1.5])
+
+    @tf.function
+    def forget(ids):
+      before = table.size()
+      table.erase(ids)
+      return before, table.size()
+
+    self.assertAllEqual(forget(tf.constant([7, 8], tf.int64)), [2, 0])
+
   def test_lookup_creates_nothing_and_keeps_the_shape_of_its_ids(self):
     table = sgd_table(3)
 

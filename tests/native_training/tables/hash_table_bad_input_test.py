@@ -320,6 +320,7 @@ class BadInputTest(tf.test.TestCase, parameterized.TestCase):
         ops.monolith_hash_table_assign(handle, ids, value, zero),
         ops.monolith_hash_table_assign_add(handle, ids, value, zero),
         ops.monolith_hash_table_optimize(handle, ids, value, rate, zero, zero),
+        ops.monolith_hash_table_erase(handle, ids),
         ops.monolith_hash_table_size(handle),
         ops.monolith_hash_table_stats(handle),
         ops.monolith_hash_table_save_as_tensor(handle, 0, 1, 1, 0)[1],

@@ -171,6 +171,19 @@ class AssignOp : public OpKernel {
   }
 };
 
+class EraseOp : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(OpKernelContext* ctx) override {
+    core::RefCountPtr<HashTableResource> resource;
+    OP_REQUIRES_OK(ctx, LookupHandleInput(ctx, 0, "table_handle", &resource));
+    const Tensor& ids = ctx->input(1);
+    resource->table()->Erase(ids.flat<int64_t>().data(), ids.NumElements());
+    ctx->set_output(0, ctx->input(0));
+  }
+};
+
 class OptimizeOp : public OpKernel {
  public:
   explicit OptimizeOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
@@ -287,6 +300,7 @@ REGISTER_GUARDED_KERNEL(Name("MonolithHashTableLookupGradient").Device(DEVICE_CP
                         LookupGradientOp);
 REGISTER_GUARDED_KERNEL(Name("MonolithHashTableAssign").Device(DEVICE_CPU), AssignOp<false>);
 REGISTER_GUARDED_KERNEL(Name("MonolithHashTableAssignAdd").Device(DEVICE_CPU), AssignOp<true>);
+REGISTER_GUARDED_KERNEL(Name("MonolithHashTableErase").Device(DEVICE_CPU), EraseOp);
 REGISTER_GUARDED_KERNEL(Name("MonolithHashTableOptimize").Device(DEVICE_CPU), OptimizeOp);
 REGISTER_GUARDED_KERNEL(Name("MonolithHashTableSize").Device(DEVICE_CPU), SizeOp);
 REGISTER_GUARDED_KERNEL(Name("MonolithHashTableSaveAsTensor").Device(DEVICE_CPU), SaveAsTensorOp);

@@ -169,6 +169,18 @@ queue_size: Unused.
 enable_dedup: Sum the gradients of equal ids first.
 )doc");
 
+REGISTER_OP("MonolithHashTableErase")
+    .Input("table_handle: resource")
+    .Input("ids: int64")
+    .Output("table_handle_output: resource")
+    .SetIsStateful()
+    .SetShapeFn(shape_inference::ScalarShape)
+    .Doc(R"doc(
+Removes the rows of ids with the state of their optimizers; absent ids are ignored.
+
+ids: n ids.
+)doc");
+
 REGISTER_OP("MonolithHashTableSave")
     .Input("handle: resource")
     .Input("basename: string")
