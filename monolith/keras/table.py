@@ -248,7 +248,7 @@ class HashTable(tf.saved_model.experimental.TrackableResource):
     Raises:
       TypeError, ValueError: `ids` are not ids.
     """
-    flat = tf.reshape(_want_dense(id_types.as_ids(ids)), [-1])
+    flat = tf.reshape(id_types.as_dense_ids(ids), [-1])
     with tf.device("/device:CPU:0"):
       gen_monolith_ops.monolith_hash_table_erase(self.resource_handle, flat)
 
