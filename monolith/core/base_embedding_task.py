@@ -166,6 +166,9 @@ class BaseEmbeddingTask(base_task.BaseTask):
   def create_dataset(self, files: tf.data.Dataset, params: dict[str, Any]) -> tf.data.Dataset:
     """Returns parsed batches of `params["batch_size"]`; an incomplete last batch is dropped.
 
+    Files are read by TensorFlow's own op, as hosts of TPUs have no other ones: a file that ends
+    inside of the first 11 bytes of a record is read as if that record were not there.
+
     Args:
       files: names of TFRecord files.
       params: the input function's params.

@@ -33,7 +33,13 @@ from idl.matrix.proto import example_pb2, proto_parser_pb2
 from monolith import data
 from monolith.native_training.data import datasets, parsers
 from monolith.native_training.data.file_rows import FileRowsDataset
-from tests.native_training.data.data_test_utils import fid_v1, fid_v2, frame, make_example
+from tests.native_training.data.data_test_utils import (
+  fid_v1,
+  fid_v2,
+  frame,
+  make_example,
+  proto_of,
+)
 
 _ROWS = 40
 _SECONDS = 60  # more than any mutant takes, on a busy machine
@@ -403,6 +409,7 @@ def _pb_kinds() -> Iterator[Kind]:
         lambda element: element.numpy().tolist(),
         lambda content, plain=decompress: _unframe(plain(content)),
       )
+  yield from _converted_kinds()
   records = [frame(p, struct.pack("<Q", 3) + b"abc") for p in _payloads_of(_PbType.EXAMPLE)]
   yield Kind(
     "parsed.pb",
@@ -414,6 +421,36 @@ def _pb_kinds() -> Iterator[Kind]:
     counts_only=True,
     is_slow=True,
   )
+
+
+def _converted_kinds() -> Iterator[Kind]:
+  """Yields kinds whose messages are parsed, and made into others."""
+  protos = {
+    _PbType.EXAMPLE: example_pb2.Example,
+    _PbType.INSTANCE: proto_parser_pb2.Instance,
+    _PbType.EXAMPLEBATCH: example_pb2.ExampleBatch,
+  }
+
+  def decode(content: bytes, pb_type: datasets.PbType) -> list:
+    messages = [protos[pb_type].FromString(payload) for payload in _unframe(content)]
+    if pb_type != _PbType.EXAMPLEBATCH:
+      return messages
+    return [i for batch in messages for i in range(batch.batch_size)]
+
+  for source in protos:
+    records = [frame(p, struct.pack("<Q", 3) + b"abc") for p in _payloads_of(source)]
+    for target in (_PbType.EXAMPLE, _PbType.INSTANCE):
+      yield Kind(
+        f"{source.to_name()}.to.{target.to_name()}.pb",
+        b"".join(records),
+        _offsets(records),
+        lambda path, types=(source, target): datasets.FilePBDataset(
+          path, input_pb_type=types[0], output_pb_type=types[1]
+        ),
+        lambda element, proto=protos[target]: [proto_of(element, proto)],
+        lambda content, pb_type=source: decode(content, pb_type),
+        counts_only=True,
+      )
 
 
 def _parquet_kinds() -> Iterator[Kind]:

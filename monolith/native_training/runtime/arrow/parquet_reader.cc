@@ -344,7 +344,7 @@ struct MonolithParquetReader {
     for (int64_t i = 0; i < num_names; ++i) columns_.emplace_back(names[i]);
     parquet::arrow::FileReaderBuilder builder;
     parquet::ReaderProperties checked = parquet::default_reader_properties();
-    // Of pages that have one: their writer chooses.
+    // Pages have checksums where their writer chose so.
     checked.set_page_checksum_verification(true);
     ARROW_RETURN_NOT_OK(builder.Open(std::make_shared<InputFile>(input), checked));
     parquet::ArrowReaderProperties properties(/*use_threads=*/false);

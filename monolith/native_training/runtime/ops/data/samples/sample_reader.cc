@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
 #include "monolith/native_training/runtime/ops/data/samples/record_source.h"
 #include "monolith/native_training/runtime/ops/support/op_checks.h"
 #include "tensorflow/core/platform/errors.h"
@@ -170,6 +172,10 @@ Status SampleReader::ReadBatch(bool* end) {
   if (*end) return OkStatus();
   batch_.Clear();
   TF_RETURN_IF_ERROR(ParseBatch(payload, key, &batch_));
+  // No row would be looked at in a batch that says it has none.
+  for (const auto& column : batch_.named_feature_list()) {
+    TF_RETURN_IF_ERROR(CheckColumn(batch_, column));
+  }
   batch_rows_ = batch_.batch_size();
   next_row_ = 0;
   return OkStatus();
@@ -195,6 +201,17 @@ Status SampleReader::NextRow(Tensor* element, bool* end) {
 }
 
 Status SampleReader::Next(Tensor* element, bool* end) {
+  const Status status = NextElement(element, end);
+  if (status.ok() || absl::StrContains(status.message(), name_)) return status;
+  // A dataset must not fail with OutOfRange, which is how it ends.
+  const absl::StatusCode code =
+      errors::IsOutOfRange(status) ? absl::StatusCode::kInvalidArgument : status.code();
+  return Status(code, absl::StrCat(name_, ", record at offset ",
+                                   reader_ == nullptr ? 0 : reader_->record_offset(), ": ",
+                                   status.message()));
+}
+
+Status SampleReader::NextElement(Tensor* element, bool* end) {
   const bool splits =
       options_.input_type == PbType::kExampleBatch &&
       (options_.output_type == PbType::kExample || options_.output_type == PbType::kInstance);

@@ -77,13 +77,14 @@ class SampleReader {
   }
   int64_t row() const { return next_row_ < batch_rows_ ? next_row_ : 0; }
 
-  // The next scalar, a variant or for plaintext a string.
+  // The next scalar, a variant or for plaintext a string. Errors name where the records come from.
   Status Next(Tensor* element, bool* end);
 
   // Records without payload give no element, instead of a default one.
   void set_skip_empty(bool skip_empty) { skip_empty_ = skip_empty; }
 
  private:
+  Status NextElement(Tensor* element, bool* end);
   Status ReadRecord(std::string* payload, uint32_t* key, bool* end);
   template <typename Proto>
   Status Parse(const std::string& payload, uint32_t key, Proto* proto) const;
