@@ -1,8 +1,12 @@
-# Every target does its own set-up: a virtual environment in .venv, system packages where root
-# allows, and an incremental build of the op library in the source tree.
+# Every target does its own set-up: a virtual environment with what this target needs, system packages where root
+# allows, and an incremental build of the op library in the source tree. The Python is one that has the TensorFlow
+# which tools/tensorflow_versions.py prefers; `make TENSORFLOW=2.18 build` takes another, in an environment of its own.
 SHELL := /bin/bash
-PYTHON ?= $(firstword $(foreach v,3.11 3.10 3.9,$(if $(shell command -v python$(v)),python$(v))) python3)
-VENV := .venv
+ifndef PYTHON
+PYTHON := $(shell python3 tools/tensorflow_versions.py --python $(TENSORFLOW) 2>/dev/null || echo python3)
+endif
+VENV := .venv$(if $(TENSORFLOW),-tf$(TENSORFLOW))
+export MONOLITH_TENSORFLOW := $(TENSORFLOW)
 RUN := $(VENV)/bin/python
 JOBS ?= $(shell nproc)
 
@@ -11,8 +15,9 @@ JOBS ?= $(shell nproc)
 help:
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST)
 
-$(VENV)/.installed: pyproject.toml tools/requirements.py tools/setup_environment.sh tools/install_requirements.py
-	PYTHON="$(PYTHON)" VENV="$(VENV)" bash tools/setup_environment.sh
+SET_UP := $(addprefix tools/,requirements.py tensorflow_versions.py setup_environment.sh install_requirements.py)
+$(VENV)/.for-%: $(SET_UP)
+	@PYTHON="$(PYTHON)" VENV="$(VENV)" bash tools/setup_environment.sh $*
 	@touch $@
 
 # Compiled modules and op wrappers start every process a second sooner, also where Python is told to
@@ -22,20 +27,20 @@ define compile_modules
 	@env -u PYTHONDONTWRITEBYTECODE $(RUN) -c 'from monolith.native_training.runtime.ops import gen_monolith_ops'
 endef
 
-build: $(VENV)/.installed native ## virtual environment in .venv, everything compiled in place
+build: $(VENV)/.for-build native ## virtual environment in .venv, everything compiled in place; TENSORFLOW=2.18 for another than the default
 	$(compile_modules)
 
-runnable: $(VENV)/.installed ## like build, but GPU kernels, which take minutes, only where there is a GPU
+runnable: $(VENV)/.for-demo ## like build, but GPU kernels, which take minutes, only where there is a GPU
 	$(RUN) tools/native_build.py $(if $(wildcard /dev/nvidia0),,--without-cuda) --jobs $(JOBS)
 	$(compile_modules)
 
 native: ## the op library and protobuf modules only, in an environment that exists
 	$(RUN) tools/native_build.py --jobs $(JOBS)
 
-server: $(VENV)/.installed native ## the model server in C++, and fails where nghttp2 is missing
+server: $(VENV)/.for-build native ## the model server in C++, and fails where nghttp2 is missing
 	$(RUN) tools/native_build.py --server --jobs $(JOBS)
 
-gpu: $(VENV)/.installed ## like build, and fails where the GPU kernels cannot be compiled
+gpu: $(VENV)/.for-gpu ## like build, and fails where the GPU kernels cannot be compiled
 	$(RUN) tools/native_build.py --cuda --jobs $(JOBS)
 
 gpu-test: gpu ## every test that needs a GPU; says so where there is none
@@ -47,44 +52,44 @@ demo: runnable ## train the demo models; ARGS=--gpu with the dense parts on a GP
 demo-sync: runnable horovod ## train the ranking model of the demo on two ranks with Horovod
 	$(RUN) -m monolith.native_training.demos.sync
 
-demo-realtime: runnable ## a click to a served row in seconds: broker, joiner, trainer, replicas, every process killed once
+demo-realtime: $(VENV)/.for-realtime runnable ## a click to a served row in seconds: broker, joiner, trainer, replicas, every process killed once
 	$(RUN) -m monolith.realtime.demo
 
-demo-realtime-faults: runnable ## each promise of real time put to the test: kills, processes that stand still, poison, all at once
+demo-realtime-faults: $(VENV)/.for-realtime runnable ## each promise of real time put to the test: kills, processes that stand still, poison, all at once
 	$(RUN) -m monolith.realtime.demo --faults=all --seconds=30
 
-horovod: $(VENV)/.installed ## Horovod in the environment, built once and kept in ~/.cache/monolith
+horovod: $(VENV)/.for-demo ## Horovod in the environment, built once and kept in ~/.cache/monolith
 	$(RUN) -c 'import horovod.tensorflow' 2>/dev/null || \
 	  $(RUN) tools/install_requirements.py ./third_party/horovod
 
-test: build ## what every change must pass: C++ tests, and all Python tests but those marked as thorough
+test: $(VENV)/.for-test build ## what every change must pass: C++ tests, and all Python tests but those marked as thorough
 	$(RUN) tools/native_build.py --cpp-tests --jobs $(JOBS)
 	$(RUN) -m pytest tests --preload tensorflow --quick --results build/results.json
 
-test-all: build ## everything: C++ tests, Python tests, the wheel, ranks with Horovod
+test-all: $(VENV)/.for-test-all build ## everything: C++ tests, Python tests, the wheel, ranks with Horovod
 	$(MAKE) horovod || \
 	  { echo "Horovod could not be installed: tests with several ranks are left out" >&2; [ "$$CI" != true ]; }
 	$(RUN) tools/native_build.py --cpp-tests --jobs $(JOBS)
 	$(RUN) -m pytest tests --preload tensorflow --results build/results.json
 
-cpp-test: build ## the engine's GoogleTest programs
+cpp-test: $(VENV)/.for-test build ## the engine's GoogleTest programs
 	$(RUN) tools/native_build.py --cpp-tests --jobs $(JOBS)
 
-soak: build ## tests at full length, in C++ too: hundreds of kills, 300 random calls of every op, an attack on the model server, all examples and notebooks
+soak: $(VENV)/.for-test build ## tests at full length, in C++ too: hundreds of kills, 300 random calls of every op, an attack on the model server, all examples and notebooks
 	MONOLITH_SOAK=1 $(RUN) tools/native_build.py --cpp-tests --jobs $(JOBS)
 	$(RUN) tools/native_build.py --server --sanitize address --jobs $(JOBS)
 	MONOLITH_SOAK=1 $(RUN) -m pytest tests/reliability tests/examples tests/docs/deploy_test.py tests/docs/commands_test.py \
 	  tests/agent_service/backends_sessions_test.py tests/keras/training_test.py tests/realtime/trainer_test.py
 
-sanitize: build ## the GoogleTest programs under Address-, UndefinedBehavior- and ThreadSanitizer
+sanitize: $(VENV)/.for-test build ## the GoogleTest programs under Address-, UndefinedBehavior- and ThreadSanitizer
 	$(RUN) tools/native_build.py --cpp-tests --sanitize address --jobs $(JOBS)
 	$(RUN) tools/native_build.py --cpp-tests --sanitize undefined --jobs $(JOBS)
 	$(RUN) tools/native_build.py --cpp-tests --sanitize thread --jobs $(JOBS)
 
-sanitize-ops: build ## the op library under AddressSanitizer, with the tests of hostile input
+sanitize-ops: $(VENV)/.for-test build ## the op library under AddressSanitizer, with the tests of hostile input
 	bash tools/sanitize_ops.sh
 
-bazel-test: build ## build and test the same sources with Bazel
+bazel-test: $(VENV)/.for-test build ## build and test the same sources with Bazel
 	bash tools/bazel_test.sh
 
 # What mypy checks: where a wrong type would go unnoticed until a cluster runs.
@@ -94,7 +99,7 @@ TYPED := $(addprefix monolith/native_training/, checkpoints driver graph_estimat
 
 # C++ streams meet the locale facets of another libstdc++ beside TensorFlow's x86-64 wheel, and crash. Exceptions of
 # kernels end the process unless they are registered with REGISTER_GUARDED_KERNEL.
-lint: $(VENV)/.installed ## ruff, mypy, clang-format, no C++ streams and no unguarded kernels in the op library
+lint: $(VENV)/.for-lint ## ruff, mypy, clang-format, no C++ streams and no unguarded kernels in the op library
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(RUN) tools/native_build.py --protos --jobs $(JOBS)
@@ -104,18 +109,18 @@ lint: $(VENV)/.installed ## ruff, mypy, clang-format, no C++ streams and no ungu
 	! git grep -n 'REGISTER_KERNEL_BUILDER' -- monolith/native_training/runtime
 	git ls-files '*.h' '*.cc' '*.cu' | xargs $(VENV)/bin/clang-format --dry-run --Werror
 
-format: $(VENV)/.installed ## let ruff and clang-format mend what they can
+format: $(VENV)/.for-lint ## let ruff and clang-format mend what they can
 	$(VENV)/bin/ruff check --fix .
 	$(VENV)/bin/ruff format .
 	git ls-files '*.h' '*.cc' '*.cu' | xargs $(VENV)/bin/clang-format -i
 
-docs: $(VENV)/.installed ## the documentation as a site in build/site; fails at a broken link
+docs: $(VENV)/.for-docs ## the documentation as a site in build/site; fails at a broken link
 	$(RUN) -m mkdocs build --strict
 
-bench: build ## every benchmark, printed as ratios
+bench: $(VENV)/.for-bench build ## every benchmark, printed as ratios
 	$(RUN) benchmarks/run.py
 
-wheel: $(VENV)/.installed ## a platform wheel in dist/
+wheel: $(VENV)/.for-build ## a platform wheel in dist/
 	MONOLITH_PORTABLE_WHEEL=1 $(VENV)/bin/pip wheel --no-deps --no-build-isolation -w dist .
 
 clean: ## everything that was built

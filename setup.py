@@ -1,9 +1,11 @@
 """Compiles the op library and generates the protobuf modules.
 
-The metadata is in pyproject.toml, the extras are in tools/requirements.py.
+The metadata is in pyproject.toml, but for what depends on the TensorFlow that is compiled for:
+requirements are in tools/requirements.py, and a wheel's version ends with `+tf2.15`.
 """
 
 import pathlib
+import re
 import shutil
 import sys
 
@@ -20,12 +22,26 @@ ROOT = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT / "tools"))
 import native_build  # noqa: E402
 import requirements  # noqa: E402
+import tensorflow_versions  # noqa: E402
 
-# Before pip tries to find a TensorFlow for a Python that has none.
 try:
-  native_build.check_python()
+  # What is compiled against, once pip has brought it.
+  TENSORFLOW = tensorflow_versions.installed() or tensorflow_versions.target()
 except native_build.BuildError as error:
   sys.exit(f"error: {error}")
+
+
+def _version() -> str:
+  """Returns the version of the package, which CMakeLists.txt reads there as well.
+
+  Sources are for every TensorFlow, and pip wants what it builds from an archive to have the
+  archive's version: what comes from one, which has a file PKG-INFO, does not name TensorFlow.
+  """
+  text = (ROOT / "monolith/__init__.py").read_text("utf-8")
+  version = re.search(r'^__version__ = "(.*)"$', text, re.MULTILINE)[1]
+  if "sdist" in sys.argv or (ROOT / "PKG-INFO").exists():
+    return version
+  return f"{version}+tf{TENSORFLOW.minor}"
 
 
 def _build_native() -> None:
@@ -74,7 +90,9 @@ class PlatformWheel(bdist_wheel):
 
 
 setup(
+  version=_version(),
+  install_requires=requirements.runtime(TENSORFLOW),
   ext_modules=[Extension(".".join(native_build.OP_LIBRARY.with_suffix("").parts), sources=[])],
-  extras_require=requirements.extras(),
+  extras_require=requirements.extras(TENSORFLOW),
   cmdclass={"build_py": BuildPython, "build_ext": BuildOpLibrary, "bdist_wheel": PlatformWheel},
 )

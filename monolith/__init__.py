@@ -28,7 +28,7 @@ from typing import Any
 
 from monolith import _install, _lazy_api, _lazy_imports, _quiet
 
-# The only place of the version: pyproject.toml and CMakeLists.txt read this line.
+# The only place of the version: setup.py and CMakeLists.txt read this line.
 __version__ = "0.2.0"
 
 _NATIVE = "monolith.native_training."

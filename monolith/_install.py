@@ -1,4 +1,4 @@
-"""Names the commands that install this package, and refuses to run beside a stranger of its name.
+"""Names the commands that install this package, and refuses to run with what it was not built for.
 
 On PyPI `monolith` is a framework for command-line programs with a `monolith/` folder of its own.
 This distribution is called `monolith-recsys`. The ops have the same line in C++:
@@ -8,11 +8,17 @@ This distribution is called `monolith-recsys`. The ops have the same line in C++
 from __future__ import annotations
 
 import contextlib
+import functools
+import os
 import pathlib
+import re
+import sys
 from collections.abc import Iterator
 
 DISTRIBUTION = "monolith-recsys"
 _PACKAGE = pathlib.Path(__file__).resolve().parent
+_BUILD_INFO = "native_training/runtime/ops/_build_info.py"
+_TENSORFLOWS = ("tensorflow", "tensorflow-cpu", "tensorflow-cpu-aws")
 
 
 def install_line(extra: str = "", *, package: pathlib.Path = _PACKAGE) -> str:
@@ -58,3 +64,86 @@ def refuse_strangers(package: pathlib.Path = _PACKAGE) -> None:
       f"{DISTRIBUTION}, and they overwrite each other's files: pip uninstall monolith, then "
       f"pip install --force-reinstall --no-deps {DISTRIBUTION}"
     )
+
+
+def check_build(package: pathlib.Path = _PACKAGE) -> None:
+  """Checks that TensorFlow and protobuf are those that the package was compiled for.
+
+  A package that was not compiled, or by Bazel, is not checked. TensorFlow is not imported.
+
+  Raises:
+    ImportError: one of them is not.
+  """
+  built = _build_info(package)
+  if not built:
+    return
+  was, now = built["TENSORFLOW_VERSION"], _tensorflow_version()
+  if now and _minor(was) != _minor(now):
+    raise ImportError(
+      f"{package} was compiled for TensorFlow {was}, but {sys.executable} has TensorFlow {now}: "
+      f"{_remedy(package, was)}"
+    )
+  wanted, protobuf = built.get("PROTOBUF", ""), _version_of("protobuf")
+  if protobuf and not _is_within(protobuf, wanted):
+    raise ImportError(
+      f"{package} was compiled for {wanted}, but {sys.executable} has protobuf {protobuf}: "
+      f"pip install '{wanted}'"
+    )
+
+
+def _build_info(package: pathlib.Path) -> dict[str, str]:
+  """Returns what the build has written: names and values."""
+  try:
+    text = (package / _BUILD_INFO).read_text("utf-8")
+  except OSError:
+    return {}
+  return dict(re.findall(r'^(\w+) = "(.*)"$', text, re.MULTILINE))
+
+
+def _remedy(package: pathlib.Path, built_for: str) -> str:
+  if (package.parent / "pyproject.toml").exists():
+    command = f"{sys.executable} tools/native_build.py"
+    return f"compile it for this one with `{command}`, or pip install tensorflow=={built_for}"
+  return (
+    f"pip install tensorflow=={built_for}, or install a wheel of {DISTRIBUTION} for the TensorFlow "
+    "that is there"
+  )
+
+
+@functools.cache
+def _version_of(distribution: str) -> str:
+  """Returns the version that is installed, or nothing.
+
+  importlib.metadata knows it as well, but takes longer to import than all of this package.
+  """
+  pattern = re.compile(rf"{distribution.replace('-', '_')}-(.+)\.dist-info")
+  for folder in sys.path:
+    try:
+      found = filter(None, map(pattern.fullmatch, os.listdir(folder or ".")))
+    except OSError:  # it does not exist, or is an archive
+      continue
+    for match in found:
+      return match[1]
+  return ""
+
+
+def _tensorflow_version() -> str:
+  """Returns the version of the TensorFlow that is imported, or would be; empty if there is none."""
+  imported = getattr(sys.modules.get("tensorflow"), "__version__", "")
+  return imported or next(filter(None, map(_version_of, _TENSORFLOWS)), "")
+
+
+def _minor(version: str) -> list[str]:
+  return version.split(".")[:2]
+
+
+def _is_within(version: str, requirement: str) -> bool:
+  """Returns whether a release fits a requirement such as `protobuf>=6.31.1,<8`."""
+  for operator, bound in re.findall(r"(>=|<)([\d.]+)", requirement):
+    if (_numbers(version) < _numbers(bound)) == (operator == ">="):
+      return False
+  return True
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+  return tuple(int(number) for number in re.findall(r"\d+", version)[:3])

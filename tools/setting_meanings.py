@@ -96,6 +96,8 @@ MEANINGS: dict[str, str] = {
   "off for streams.",
   "MONOLITH_SYNC_SUM_GRADIENTS": "Switch: gradients of an id are summed over ranks before the "
   "optimizer's step.",
+  "MONOLITH_TENSORFLOW": "The minor version of TensorFlow to build for; otherwise that of the "
+  "environment, or the default of the Python.",
   "MONOLITH_TABLE_SEED": "Seed of hashes and random initializers; random per process without it.",
   "MONOLITH_TEST_SERVER": "Model server that tests ask: `python` or `native`; `python`.",
   "MONOLITH_UPDATE_PER_OCCURRENCE": "`1`: without servers, one optimizer step per occurrence of an "

@@ -80,3 +80,4 @@ runners
 from monolith import _install
 
 _install.refuse_strangers()
+_install.check_build()

@@ -104,7 +104,6 @@ LATE_IMPORTS = {
   (".estimator", "/agent_service.utils"): "only parameter servers in realtime training need it",
   (".layers", ".utils"): "the package loads TensorFlow when a layer is first used",
   (".ranks.local", ".hvd_lib"): "a launcher of ranks loads no TensorFlow, unless it must fail",
-  (".runtime.ops.gen_monolith_ops_base", ".runtime.ops"): "reads what only a build writes",
   (".tables.rank_layout", ".distributed_ps_sync"): "training on servers needs no ranks",
 }
 

@@ -162,12 +162,12 @@ class LibraryLoadTest(unittest.TestCase):
 
   def test_library_of_another_tensorflow_names_both_versions(self):
     message = self._import_error(
-      "import types, sys\n"
-      "import monolith.native_training.runtime.ops as ops\n"
-      "ops._build_info = types.SimpleNamespace(TENSORFLOW_VERSION='2.14.0')\n"
-      "sys.modules[ops.__name__ + '._build_info'] = ops._build_info"
+      "from monolith import _install\n"
+      "_install._build_info = lambda package: {'TENSORFLOW_VERSION': '2.14.0', 'PROTOBUF': ''}"
     )
-    self.assertRegex(message, r"built against TensorFlow 2\.14\.0, but TensorFlow 2\.15\.\d+ is")
+    self.assertRegex(
+      message, r"compiled for TensorFlow 2\.14\.0, but .* has TensorFlow 2\.\d+\.\d+: compile"
+    )
 
 
 if __name__ == "__main__":

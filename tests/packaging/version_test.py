@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import unittest
+from importlib.metadata import version as tf_version
 
 import monolith
 
@@ -23,16 +24,24 @@ class VersionTest(unittest.TestCase):
     self.assertEqual(versions, sorted(versions, key=_as_numbers, reverse=True))
 
   def test_wheels_have_the_version(self):
-    program = (
-      "from setuptools.config import pyprojecttoml\n"
-      "settings = pyprojecttoml.read_configuration('pyproject.toml', expand=True)\n"
-      "print(settings['project']['version'])"
-    )
-    result = subprocess.run(
-      [sys.executable, "-c", program], cwd=_ROOT, capture_output=True, text=True
-    )
+    # A copy: setuptools writes beside the sources.
+    folder = pathlib.Path(os.environ["TEST_TMPDIR"], "source")
+    for name in ("setup.py", "pyproject.toml", "README.md", "monolith/__init__.py"):
+      (folder / name).parent.mkdir(parents=True, exist_ok=True)
+      shutil.copy(_ROOT / name, folder / name)
+    shutil.copytree(_ROOT / "tools", folder / "tools")
 
-    self.assertEqual(result.stdout.strip(), monolith.__version__, result.stderr)
+    def version() -> str:
+      command = [sys.executable, "setup.py", "--quiet", "--version"]
+      result = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+      self.assertEqual(result.returncode, 0, result.stderr)
+      return result.stdout.strip().splitlines()[-1]
+
+    minor = ".".join(tf_version("tensorflow").split(".")[:2])
+    self.assertEqual(version(), f"{monolith.__version__}+tf{minor}")
+    # Of an archive, whose name has no TensorFlow in it.
+    (folder / "PKG-INFO").touch()
+    self.assertEqual(version(), monolith.__version__)
 
   @unittest.skipIf(shutil.which("cmake") is None, "needs cmake")
   def test_the_engine_library_has_the_version(self):

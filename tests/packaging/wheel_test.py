@@ -40,7 +40,7 @@ class WheelTest(unittest.TestCase):
     )
     wheels = list(folder.glob("monolith_recsys-*.whl"))
     self.assertEqual(len(wheels), 1)
-    self.assertRegex(wheels[0].name, r"-py3-none-(linux|manylinux)\w+\.whl$")
+    self.assertRegex(wheels[0].name, r"\+tf2\.\d+-py3-none-(linux|manylinux)\w+\.whl$")
 
     # The dependencies come from this environment: fetching TensorFlow again proves nothing.
     # So does pip: one of its own would need ensurepip, which minimal systems lack.

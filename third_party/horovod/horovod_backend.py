@@ -8,18 +8,20 @@ user's cache, in a folder named after what it was built against.
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import pathlib
 import platform
 import shutil
 import subprocess
 import sys
+import tarfile
 import tempfile
 import zipfile
 
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "tools"))
+import tensorflow_versions  # noqa: E402
+
 VERSION = "0.28.1"
-TENSORFLOW_VERSION = "2.15.1"  # what Monolith's own build requires
 
 # Make is not on PyPI, Ninja is.
 _REQUIREMENTS = [
@@ -29,7 +31,6 @@ _REQUIREMENTS = [
   "packaging",
   "cmake>=3.15,<4",
   "ninja",
-  f"tensorflow=={TENSORFLOW_VERSION}",
 ]
 _ENVIRONMENT = {
   "HOROVOD_WITH_TENSORFLOW": "1",
@@ -41,13 +42,16 @@ _ENVIRONMENT = {
   # Horovod's setup.py asks for 8 jobs, however many cores there are, unless this is set.
   "MAKEFLAGS": " ",
 }
+_XLA_GUARD = "#if TENSORFLOW_VERSION >= 2006000000"
 # Horovod and Gloo use these without including them; libstdc++ 13 no longer does it for them.
 _HEADERS = ("cstdint", "stdexcept", "string")
 
 
 def get_requires_for_build_wheel(config_settings: dict | None = None) -> list[str]:
   """Returns what `build_wheel` needs: nothing if the wheel is in the cache."""
-  return _REQUIREMENTS if _find_wheel(_cache_folder()) is None else []
+  if _find_wheel(_cache_folder()) is not None:
+    return []
+  return [*_REQUIREMENTS, f"tensorflow=={_tensorflow().release}"]
 
 
 def build_wheel(
@@ -69,14 +73,18 @@ def build_wheel(
     return built.name
 
 
-def _cache_folder() -> pathlib.Path:
+def _tensorflow() -> tensorflow_versions.Version:
+  """Returns the TensorFlow that Horovod is for."""
   try:
-    tensorflow = importlib.metadata.version("tensorflow")
-  except importlib.metadata.PackageNotFoundError:
-    tensorflow = TENSORFLOW_VERSION  # what the build will get
+    return tensorflow_versions.target()
+  except tensorflow_versions.SetupError as error:
+    sys.exit(f"error: {error}")
+
+
+def _cache_folder() -> pathlib.Path:
   python = f"py{sys.version_info[0]}{sys.version_info[1]}"
   root = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
-  name = f"horovod-{VERSION}-tf{tensorflow}-{python}-{platform.machine()}"
+  name = f"horovod-{VERSION}-tf{_tensorflow().release}-{python}-{platform.machine()}"
   return pathlib.Path(root) / "monolith" / name
 
 
@@ -92,12 +100,12 @@ def _build(folder: pathlib.Path) -> pathlib.Path:
   environment.setdefault("CMAKE_BUILD_PARALLEL_LEVEL", str(len(os.sched_getaffinity(0))))
   flags = [environment.get("CXXFLAGS", ""), *(f"-include {name}" for name in _HEADERS)]
   environment["CXXFLAGS"] = " ".join(flags).strip()
-  command = [sys.executable, "-m", "pip", "wheel", "--disable-pip-version-check"]
   # pip's cache may hold a wheel without TensorFlow.
-  command += ["--no-cache-dir", "--no-deps", "--no-build-isolation", "--no-binary", "horovod"]
+  options = ["--disable-pip-version-check", "--no-cache-dir", "--no-deps", "--no-build-isolation"]
+  command = [sys.executable, "-m", "pip", "wheel", *options]
   # Without --quiet Horovod's setup.py hands VERBOSE=1 to Ninja, which takes it for a target.
   command += ["--use-pep517", "--config-settings", "--global-option=--quiet"]
-  command += ["--wheel-dir", str(folder), f"horovod=={VERSION}"]
+  command += ["--wheel-dir", str(folder), str(_sources(folder, options))]
   if subprocess.run(command, env=environment).returncode != 0:
     sys.exit(f"error: building Horovod {VERSION} failed: see above, a C++17 compiler is needed.")
   wheel = _find_wheel(folder)
@@ -108,6 +116,30 @@ def _build(folder: pathlib.Path) -> pathlib.Path:
   if not any(name.startswith("horovod/tensorflow/mpi_lib") for name in names):
     sys.exit(f"error: Horovod {VERSION} was built without its TensorFlow part, {wheel.name}.")
   return wheel
+
+
+def _sources(folder: pathlib.Path, options: list[str]) -> pathlib.Path:
+  """Fetches Horovod's sources, without its ops for XLA where those do not compile.
+
+  TensorFlow 2.16 and newer have other interfaces for custom calls of XLA. Nothing of ours runs
+  compiled by XLA on several ranks.
+
+  Returns:
+    Their folder.
+  """
+  command = [sys.executable, "-m", "pip", "download", "--no-binary", "horovod", *options]
+  command += ["--dest", str(folder), f"horovod=={VERSION}"]
+  if subprocess.run(command).returncode != 0:
+    sys.exit(f"error: the sources of Horovod {VERSION} could not be fetched: see above.")
+  with tarfile.open(folder / f"horovod-{VERSION}.tar.gz") as archive:
+    archive.extractall(folder)
+  root = folder / f"horovod-{VERSION}"
+  path = root / "horovod/tensorflow/xla_mpi_ops.cc"
+  text = path.read_text("utf-8")
+  if _XLA_GUARD not in text:
+    sys.exit(f"error: {path.name} of Horovod {VERSION} is not as it was: no line {_XLA_GUARD!r}.")
+  path.write_text(text.replace(_XLA_GUARD, f"{_XLA_GUARD} && TENSORFLOW_VERSION < 2016000000"))
+  return root
 
 
 def _keep(wheel: pathlib.Path, cache: pathlib.Path) -> None:

@@ -44,8 +44,8 @@
 #include "monolith/serving/native/rest/rest_api.h"
 #include "monolith/serving/native/row_log/partition_reader.h"
 #include "monolith/serving/native/row_log/replica.h"
+#include "tensorflow/c/c_api.h"
 #include "tensorflow/core/framework/tensor.h"
-#include "tensorflow/core/public/version.h"
 
 namespace monolith {
 namespace serving {
@@ -337,7 +337,7 @@ int main(int argc, char** argv) {
     return 0;
   }
   if (flags.version) {
-    printf("monolith_model_server, TensorFlow %s\n", TF_VERSION_STRING);
+    printf("monolith_model_server, TensorFlow %s\n", TF_Version());
     return 0;
   }
   return monolith::serving::Run(flags);

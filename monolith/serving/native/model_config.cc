@@ -9,8 +9,8 @@
 #include <cstring>
 #include <memory>
 
-#include "google/protobuf/io/tokenizer.h"
 #include "google/protobuf/text_format.h"
+#include "monolith/serving/native/base/tensorflow_versions.h"
 #include "monolith/serving/native/model/version_policy.h"
 
 namespace monolith {
@@ -19,17 +19,18 @@ namespace {
 
 constexpr int64_t kMaxFileBytes = 64 << 20;
 
-class FirstError : public google::protobuf::io::ErrorCollector {
+class FirstError : public TextErrorListener {
  public:
-  void AddError(int line, int column, const std::string& text) override {
-    if (message_.empty()) {
-      message_ = "line " + std::to_string(line + 1) + ", column " + std::to_string(column + 1) +
-                 ": " + text;
-    }
-  }
   const std::string& message() const { return message_; }
 
  private:
+  void OnError(int line, int column, std::string_view text) override {
+    if (message_.empty()) {
+      message_ = "line " + std::to_string(line + 1) + ", column " + std::to_string(column + 1) +
+                 ": " + std::string(text);
+    }
+  }
+
   std::string message_;
 };
 

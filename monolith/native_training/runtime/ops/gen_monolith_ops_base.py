@@ -13,8 +13,6 @@ takes memory of a GPU as it needs it, and tables find some, whichever session co
 import os
 import types
 
-import tensorflow as tf
-
 from monolith import _install, utils
 from monolith.native_training.runtime.ops import wrapper_cache
 
@@ -30,24 +28,14 @@ def load_library() -> types.ModuleType:
     A module with a wrapper for every op.
 
   Raises:
-    ImportError: the library is missing or was built against another TensorFlow.
+    ImportError: the library is missing or was built for another TensorFlow.
   """
   path = LIBRARY_PATH
   if not os.path.exists(path):
     raise ImportError(
       f"The op library {path} does not exist: build it with {_install.install_line()}"
     )
-  try:
-    from monolith.native_training.runtime.ops import _build_info
-  except ImportError:
-    # Bazel links against the TensorFlow of the interpreter that runs it and writes no such file.
-    return wrapper_cache.load_op_library(path)
-  if _build_info.TENSORFLOW_VERSION != tf.__version__:
-    raise ImportError(
-      f"The op library {path} was built against TensorFlow {_build_info.TENSORFLOW_VERSION}, but "
-      f"TensorFlow {tf.__version__} is installed: install that version or rebuild with "
-      + _install.install_line()
-    )
+  _install.check_build()
   return wrapper_cache.load_op_library(path)
 
 

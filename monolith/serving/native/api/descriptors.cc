@@ -7,11 +7,11 @@
 #include "google/protobuf/descriptor.pb.h"
 #include "google/protobuf/wrappers.pb.h"
 #include "monolith/serving/native/base/log.h"
+#include "monolith/serving/native/base/tensorflow_versions.h"
 #include "monolith/serving/native/reflection.pb.h"
 #include "monolith/serving/native/serving_api.pb.h"
 #include "tensorflow/core/framework/tensor.pb.h"
 #include "tensorflow/core/protobuf/meta_graph.pb.h"
-#include "tsl/protobuf/error_codes.pb.h"
 
 namespace monolith {
 namespace serving {
@@ -155,7 +155,7 @@ pb::FileDescriptorProto DescribeReflection(const char* name, const char* package
   const pb::FileDescriptor* source = reflection::ServerReflectionRequest::descriptor()->file();
   std::vector<std::string> messages;
   for (int i = 0; i < source->message_type_count(); ++i) {
-    messages.push_back(source->message_type(i)->name());
+    messages.emplace_back(source->message_type(i)->name());
   }
   return Describe({name,
                    package,
@@ -184,7 +184,7 @@ ServiceDescriptors MakeServiceDescriptors() {
       continue;
     }
     for (int i = 0; i < file->service_count(); ++i) {
-      result.services.push_back(file->service(i)->full_name());
+      result.services.emplace_back(file->service(i)->full_name());
     }
   }
   return result;

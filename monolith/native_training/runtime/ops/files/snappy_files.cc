@@ -5,9 +5,8 @@
 
 #include "monolith/native_training/runtime/ops/files/env_file_system.h"
 #include "monolith/native_training/runtime/ops/support/engine_bridge.h"
+#include "monolith/native_training/runtime/ops/support/tensorflow_versions.h"
 #include "tensorflow/core/platform/errors.h"
-#include "tsl/lib/io/snappy/snappy_inputstream.h"
-#include "tsl/lib/io/snappy/snappy_outputbuffer.h"
 
 namespace tensorflow {
 namespace monolith_tf {

@@ -173,7 +173,7 @@ class TfServingRemotePredictOp : public AsyncOpKernel {
       (*request.mutable_inputs())[aliases.vec<tstring>()(i)] = proto.SerializeAsString();
     }
     for (int64_t i = 0; i < output_aliases.NumElements(); ++i) {
-      request.add_output_filter(output_aliases.vec<tstring>()(i));
+      request.add_output_filter(std::string(output_aliases.vec<tstring>()(i)));
     }
     *serialized = request.SerializeAsString();
     return OkStatus();

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "absl/strings/ascii.h"
+#include "monolith/native_training/runtime/base/utf8.h"
 #include "tensorflow/core/platform/errors.h"
 
 namespace tensorflow {
@@ -119,8 +120,7 @@ std::string SetField(const Value& value, const FieldDescriptor* field, LineId* l
       std::string bytes = value.bytes();
       // Parsing the sample would fail.
       if (field->type() == FieldDescriptor::TYPE_STRING &&
-          (bytes.size() > INT32_MAX || !::google::protobuf::internal::IsStructurallyValidUTF8(
-                                           bytes.data(), static_cast<int>(bytes.size())))) {
+          (bytes.size() > INT32_MAX || !monolith::engine::IsUtf8(bytes))) {
         return "the text is not UTF-8";
       }
       is_repeated ? reflection->AddString(line_id, field, std::move(bytes))
@@ -211,7 +211,7 @@ Status ParquetColumns::CheckFile(const ParquetFile& file) const {
       return errors::InvalidArgument(
           "column '", names_[i], "' of ", file.name(), " is ", found.type_name,
           ", which cannot become ",
-          field == nullptr ? columns_[i].type_name : "LineId." + field->name());
+          field == nullptr ? columns_[i].type_name : "LineId." + std::string(field->name()));
     }
     if (found.is_list && field != nullptr && !field->is_repeated()) {
       return errors::InvalidArgument("column '", names_[i], "' of ", file.name(), " is ",

