@@ -35,6 +35,8 @@ optimizer_hook.install()
 class _Rows(int):
   """The size of tables, which prints as rows times dim: 40x16, or [40x16],[2.5kx8] for several."""
 
+  _text: str
+
   def __new__(cls, held: Iterable[HashTable]) -> _Rows:
     sizes = [(len(table), table.dim) for table in held]
     rows = super().__new__(cls, sum(count * dim for count, dim in sizes))
