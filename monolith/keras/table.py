@@ -6,6 +6,8 @@ table = monolith.HashTable(dim=8)
 table.update([7, 9], gradients)          # creates the rows, runs the optimizer
 vectors = table.lookup([7, 9, 11])       # [3, 8]; zeros for 11, which has no row
 table.save("/tmp/users")
+
+Longer than 600 lines: every way to use a table is a method of one class, with what it promises.
 """
 
 from __future__ import annotations

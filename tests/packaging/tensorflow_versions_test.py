@@ -26,7 +26,7 @@ _VERSION = re.compile(
 )
 # File -> why it looks at a version.
 _MAY_ASK = {
-  "native_training/runtime/ops/gen_monolith_ops_base.py": "a library fits one TensorFlow",
+  "_install.py": "a library fits one TensorFlow",
   "serving/model_server.py": "prints it",
   "tpu_runner.py": "tells the TPU",
 }

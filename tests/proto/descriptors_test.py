@@ -782,6 +782,7 @@ TABLES = {
       use_nesterov                 7   bool                             opt  false
       epsilon                      8   float                            opt  0.01
       warmup_steps                 9   int64                            opt  0
+      decay_by_step                10  bool                             opt  false
     message AmsgradOptimizerConfig
       dim_size                     1   int32                            opt
       learning_rate                2   float                            opt  0.01

@@ -324,7 +324,7 @@ class LifecycleTest(KafkaTestCase):
     )
     self.assertNotEqual(process.returncode, 0)
     self.assertEqual(process.stdout, "made\n")
-    self.assertRegex(process.stderr, "FailedPreconditionError.*monolith.kafka")
+    self.assertRegex(process.stderr, r"FailedPreconditionError.*pip install .*\[kafka\]")
     self.assertIn("/no/such/librdkafka.so", process.stderr)
 
   def test_interpreter_ends_while_iterators_wait(self):
