@@ -8,7 +8,11 @@ import sys
 import tempfile
 import unittest
 
+import pytest
+
 from monolith import _quiet
+
+pytestmark = pytest.mark.thorough
 
 _NOISE = b"E cuda_dnn.cc:9261] Unable to register cuDNN factory: it is there\n"
 

@@ -12,6 +12,7 @@ import textwrap
 import unittest
 from unittest import mock
 
+import pytest
 import tensorflow as tf
 
 if not hasattr(tf, "estimator"):
@@ -25,6 +26,8 @@ from monolith.core import model_registry
 from monolith.core.base_tpu_test import BaseTPUTest
 from monolith.tasks import parity_data
 from tests.tpu_runner_testing import EXAMPLE, SIMPLE, DataTestCase, read_scalars
+
+pytestmark = pytest.mark.thorough
 
 tf.compat.v1.disable_v2_behavior()
 

@@ -12,6 +12,8 @@ import types
 import unittest
 from unittest import mock
 
+import pytest
+
 CALLS = []
 ENDPOINTS = []
 
@@ -84,6 +86,8 @@ from tests.tpu_runner_testing import (  # noqa: E402
   SimpleTask,
   read_scalars,
 )
+
+pytestmark = pytest.mark.thorough
 
 tpu_cluster_resolver.client = _client_module
 tf.compat.v1.disable_v2_behavior()

@@ -11,6 +11,7 @@ import sys
 import unittest
 
 import grpc
+import pytest
 
 from monolith.agent_service import agent_service_pb2 as pb
 from monolith.agent_service import agent_service_pb2_grpc, backends, replica_manager
@@ -19,6 +20,8 @@ from monolith.native_training.zk_utils import MonolithKazooClient
 from tests.free_ports import get_free_port
 from tests.wait_until import wait_until
 from tests.zookeeper_server import ZooKeeperServer, require_zookeeper
+
+pytestmark = pytest.mark.thorough
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 _LAYOUT = "/demo/layouts/mixed"

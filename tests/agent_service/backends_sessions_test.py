@@ -14,12 +14,16 @@ import time
 import unittest
 from unittest import mock
 
+import pytest
+
 from monolith.agent_service import agent_service_pb2, backends, replica_manager, zk_nodes
 from monolith.agent_service.data_def import ReplicaMeta
 from monolith.agent_service.utils import AgentConfig, ModelState
 from monolith.native_training.zk_utils import MonolithKazooClient
 from tests.wait_until import wait_until
 from tests.zookeeper_server import ZooKeeperServer, require_zookeeper
+
+pytestmark = pytest.mark.thorough
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 _MODEL = "model"

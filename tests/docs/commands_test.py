@@ -30,9 +30,12 @@ from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
+import pytest
 import tensorflow as tf  # imported before the processes below are forked, which then need not
 
 from tests import free_ports
+
+pytestmark = pytest.mark.thorough
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 _PAGES = [_ROOT / "README.md", *sorted((_ROOT / "docs").rglob("*.md"))]

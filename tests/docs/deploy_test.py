@@ -8,11 +8,14 @@ import subprocess
 import sys
 import tempfile
 
+import pytest
 import yaml
 from absl.testing import absltest
 
 from monolith.native_training import service_discovery
 from tests import free_ports
+
+pytestmark = pytest.mark.thorough
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 _DEPLOY = _ROOT / "deploy"

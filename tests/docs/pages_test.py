@@ -16,8 +16,11 @@ import sys
 import tempfile
 from unittest import mock
 
+import pytest
 import tensorflow as tf
 from absl.testing import absltest
+
+pytestmark = pytest.mark.thorough
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 _BLOCK = re.compile(

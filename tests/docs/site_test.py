@@ -8,6 +8,10 @@ import tempfile
 import unittest
 import xml.etree.ElementTree as ElementTree
 
+import pytest
+
+pytestmark = pytest.mark.thorough
+
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 

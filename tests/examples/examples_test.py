@@ -9,7 +9,10 @@ import pathlib
 import sys
 from unittest import mock
 
+import pytest
 from absl.testing import absltest
+
+pytestmark = pytest.mark.thorough
 
 _FOLDER = pathlib.Path(__file__).resolve().parents[2] / "examples"
 _STEPS = 220

@@ -8,7 +8,10 @@ import tempfile
 import jupyter_client
 import nbclient
 import nbformat
+import pytest
 from absl.testing import absltest
+
+pytestmark = pytest.mark.thorough
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 _FOLDER = _ROOT / "examples/notebooks"

@@ -8,6 +8,7 @@ import sys
 import textwrap
 
 import numpy as np
+import pytest
 import tensorflow as tf
 
 import monolith.keras
@@ -16,6 +17,8 @@ from monolith.keras.layers import Embedding, EmbeddingGroup, Feature
 from monolith.native_training import entry, hash_table_ops, multi_hash_table_ops
 from monolith.native_training.runtime.hash_table import embedding_hash_table_pb2
 from monolith.native_training.runtime.ops import gen_monolith_ops
+
+pytestmark = pytest.mark.thorough
 
 IDS = np.arange(12).reshape(4, 3)
 LABELS = np.array([[0], [1], [1], [0]], np.float32)

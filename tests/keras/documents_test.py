@@ -10,6 +10,10 @@ import sys
 import tempfile
 import unittest
 
+import pytest
+
+pytestmark = pytest.mark.thorough
+
 _ROOT = pathlib.Path(__file__).absolute().parents[2]
 
 

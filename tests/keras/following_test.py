@@ -9,6 +9,7 @@ from collections.abc import Callable
 from unittest import mock
 
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl import logging as absl_logging
 
@@ -16,6 +17,8 @@ import monolith.keras
 from monolith.keras import following
 from monolith.keras.layers import Embedding, EmbeddingGroup, Feature
 from monolith.native_training import entry
+
+pytestmark = pytest.mark.thorough
 
 optimizers = tf.keras.optimizers
 legacy = tf.keras.optimizers.legacy

@@ -14,6 +14,7 @@ import unittest
 from unittest import mock
 
 import numpy as np
+import pytest
 import tensorflow as tf
 
 import monolith.data
@@ -22,6 +23,8 @@ from monolith.keras import layers, task
 from monolith.native_training import estimator
 from tests import free_ports
 from tests.horovod_processes import HorovodProcesses, require_horovod
+
+pytestmark = pytest.mark.thorough
 
 _ROOT = pathlib.Path(__file__).absolute().parents[2]
 _TIMEOUT_SECS = 300

@@ -12,12 +12,15 @@ import sys
 from unittest import mock
 
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl import app
 from absl.testing import absltest, flagsaver
 
 from monolith.native_training import demo, utils
 from tests.wait_until import wait_until
+
+pytestmark = pytest.mark.thorough
 
 _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 _SMALL = ["--num_ratings=300000", "--num_users=200", "--num_movies=100", "--batch_size=512"]

@@ -6,6 +6,10 @@ import shutil
 import subprocess
 import unittest
 
+import pytest
+
+pytestmark = pytest.mark.thorough
+
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 

@@ -5,6 +5,10 @@ import subprocess
 import sys
 import unittest
 
+import pytest
+
+pytestmark = pytest.mark.thorough
+
 _GRAPH = (
   "device_utils", "graph_meta", "graph_utils", "learning_rate_functions", "nested_tensors",
   "prefetch_queue", "session_run_hooks", "summary.utils", "sync_hooks", "utils", "variables",

@@ -11,8 +11,12 @@ import sys
 import types
 import unittest
 
+import pytest
+
 import monolith
 from monolith import _lazy_imports
+
+pytestmark = pytest.mark.thorough
 
 
 def _run(program: str) -> str:

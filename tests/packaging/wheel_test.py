@@ -8,6 +8,10 @@ import sys
 import unittest
 import venv
 
+import pytest
+
+pytestmark = pytest.mark.thorough
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 _USE_AN_OP = """

@@ -6,11 +6,14 @@ import os
 from unittest import mock
 
 import numpy as np
+import pytest
 import tensorflow as tf
 
 from idl.matrix.proto import example_pb2
 from monolith.realtime import demo_model, trainer
 from tests.native_training.data.mock_kafka import MockKafka
+
+pytestmark = pytest.mark.thorough
 
 tf.compat.v1.disable_eager_execution()
 

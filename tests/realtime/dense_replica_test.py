@@ -11,6 +11,7 @@ import tempfile
 import unittest
 
 import numpy as np
+import pytest
 import tensorflow as tf
 
 from monolith.realtime import dense_sets, framing
@@ -18,6 +19,8 @@ from monolith.realtime.row_log_pb2 import DenseSet
 from tests.native_training.data.mock_kafka import MockKafka
 from tests.serving import saved_models, server_process
 from tests.wait_until import wait_until
+
+pytestmark = pytest.mark.thorough
 
 tf.compat.v1.disable_eager_execution()
 

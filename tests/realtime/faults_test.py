@@ -24,6 +24,8 @@ from monolith.realtime.processes import Command, Supervisor
 from monolith.realtime.serving_directory import ServingDirectory
 from tests.wait_until import wait_until
 
+pytestmark = pytest.mark.thorough
+
 _PARTITIONS = 2
 _WINDOW_SECS, _LATENESS_SECS, _RATE = 2.0, 0.5, 0.5
 _STILL_SECS = 3.0

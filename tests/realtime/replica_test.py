@@ -15,6 +15,7 @@ import unittest
 from unittest import mock
 
 import numpy as np
+import pytest
 import tensorflow as tf
 
 from monolith.realtime import (
@@ -29,6 +30,8 @@ from tests.realtime import followed_model
 from tests.realtime.followed_model import DENSE_TOPIC, MODEL, TOPIC
 from tests.serving import server_process
 from tests.wait_until import wait_until
+
+pytestmark = pytest.mark.thorough
 
 tf.compat.v1.disable_eager_execution()
 

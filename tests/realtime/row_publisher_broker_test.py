@@ -4,6 +4,7 @@ import os
 import tempfile
 import unittest
 
+import pytest
 import tensorflow as tf
 
 from monolith.realtime import broker
@@ -11,6 +12,8 @@ from monolith.realtime.log_partition import LogPartition
 from monolith.realtime.row_publisher import RowPublisher
 from tests.realtime.row_log_tables import ServedTable, TrainedTable
 from tests.wait_until import wait_until
+
+pytestmark = pytest.mark.thorough
 
 tf.compat.v1.disable_eager_execution()
 

@@ -18,6 +18,7 @@ import urllib.request
 import uuid
 
 import numpy as np
+import pytest
 import tensorflow as tf
 
 from monolith.native_training.data import stream_positions
@@ -25,6 +26,8 @@ from monolith.native_training.driver.config import CpuTrainingConfig
 from monolith.realtime import broker, kafka_client, trainer
 from tests import counting_task, stalled_counting_task
 from tests.wait_until import wait_until
+
+pytestmark = pytest.mark.thorough
 
 tf.compat.v1.disable_eager_execution()
 

@@ -5,10 +5,13 @@ import os
 import threading
 
 import numpy as np
+import pytest
 import tensorflow as tf
 
 from monolith.native_training import hash_table_ops
 from monolith.native_training.runtime.hash_table import embedding_hash_table_pb2
+
+pytestmark = pytest.mark.thorough
 
 tf.compat.v1.disable_eager_execution()
 

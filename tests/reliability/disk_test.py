@@ -11,11 +11,14 @@ import shutil
 import stat
 import subprocess
 
+import pytest
 import tensorflow as tf
 from absl.testing import absltest
 
 from monolith.native_training.checkpoints import files as checkpoint_files
 from tests.reliability import trainer
+
+pytestmark = pytest.mark.thorough
 
 tf.compat.v1.disable_eager_execution()
 

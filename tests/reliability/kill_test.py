@@ -10,10 +10,13 @@ import random
 import re
 import time
 
+import pytest
 import tensorflow as tf
 from absl.testing import absltest
 
 from tests.reliability import trainer
+
+pytestmark = pytest.mark.thorough
 
 tf.compat.v1.disable_eager_execution()
 

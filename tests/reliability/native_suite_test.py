@@ -11,6 +11,10 @@ import subprocess
 import sys
 import unittest
 
+import pytest
+
+pytestmark = pytest.mark.thorough
+
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 _PROGRAM = _ROOT / "monolith" / "serving" / "native" / "monolith_model_server"
 

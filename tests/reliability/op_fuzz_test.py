@@ -8,7 +8,11 @@ import os
 import sys
 import unittest
 
+import pytest
+
 from tests.op_fuzzing import cases, driver
+
+pytestmark = pytest.mark.thorough
 
 _SOAK = os.environ.get("MONOLITH_SOAK") == "1"
 _CALLS = 300 if _SOAK else 10

@@ -5,12 +5,15 @@ The survivor keeps its own, which are newer. The servers are processes, and one 
 
 import os
 
+import pytest
 import tensorflow as tf
 from absl.testing import absltest
 from tensorflow.core.protobuf import cluster_pb2
 
 from monolith.native_training import save_utils, utils
 from tests.reliability import trainer
+
+pytestmark = pytest.mark.thorough
 
 tf.compat.v1.disable_eager_execution()
 

@@ -10,6 +10,10 @@ import subprocess
 import sys
 import unittest
 
+import pytest
+
+pytestmark = pytest.mark.thorough
+
 # The whole table of promises takes about half an hour, 200 kills as long.
 _TIMEOUT_SECS = 6 * 3600
 _NUM_KILLS = os.environ.get("MONOLITH_SOAK_KILLS", "200")

@@ -15,12 +15,15 @@ import unittest
 
 import grpc
 import numpy as np
+import pytest
 import tensorflow as tf
 
 from monolith.realtime import log_follower, partition_reader, sync_state, table_sink
 from tests.realtime import followed_model
 from tests.realtime.followed_model import MODEL, TOPIC
 from tests.wait_until import wait_until
+
+pytestmark = pytest.mark.thorough
 
 tf.compat.v1.disable_eager_execution()
 

@@ -9,10 +9,13 @@ import os
 import random
 import time
 
+import pytest
 import tensorflow as tf
 from absl.testing import absltest
 
 from tests.reliability import trainer
+
+pytestmark = pytest.mark.thorough
 
 tf.compat.v1.disable_eager_execution()
 

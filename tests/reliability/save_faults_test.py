@@ -8,10 +8,13 @@ import shutil
 import subprocess
 import sys
 
+import pytest
 import tensorflow as tf
 from absl.testing import absltest, parameterized
 
 from monolith.native_training import hash_table_ops, multi_hash_table_ops, test_utils
+
+pytestmark = pytest.mark.thorough
 
 _IDS = list(range(1, 501))
 _RENAMES = "rename,renameat,renameat2" if os.uname().machine == "x86_64" else "renameat,renameat2"

@@ -25,11 +25,14 @@ from concurrent import futures
 
 import grpc
 import numpy as np
+import pytest
 import tensorflow as tf
 from tensorflow_serving.apis import predict_pb2, prediction_service_pb2_grpc
 
 from tests.serving import certificates, saved_models, server_process
 from tests.wait_until import wait_until
+
+pytestmark = pytest.mark.thorough
 
 tf.compat.v1.disable_eager_execution()
 

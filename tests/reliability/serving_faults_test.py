@@ -15,6 +15,7 @@ import unittest
 
 import grpc
 import numpy as np
+import pytest
 import tensorflow as tf
 from tensorflow_serving.apis import predict_pb2, prediction_service_pb2_grpc
 
@@ -24,6 +25,8 @@ from tests.free_ports import get_free_port
 from tests.serving import server_process
 from tests.wait_until import wait_until
 from tests.zookeeper_server import ZooKeeperServer, require_zookeeper
+
+pytestmark = pytest.mark.thorough
 
 tf.compat.v1.disable_eager_execution()
 

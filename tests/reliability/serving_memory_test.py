@@ -17,10 +17,13 @@ import unittest
 
 import grpc
 import numpy as np
+import pytest
 import tensorflow as tf
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from tests.serving import saved_models, server_process
+
+pytestmark = pytest.mark.thorough
 
 tf.compat.v1.disable_eager_execution()
 

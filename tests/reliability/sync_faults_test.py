@@ -6,12 +6,15 @@ import os
 import re
 import time
 
+import pytest
 import tensorflow as tf
 from absl.testing import absltest, parameterized
 
 from monolith.native_training import hvd_lib
 from tests import horovod_processes, sync_trainer
 from tests.sync_trainer import Job, own_id, read_rows
+
+pytestmark = pytest.mark.thorough
 
 tf.compat.v1.disable_eager_execution()
 

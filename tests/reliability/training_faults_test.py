@@ -13,11 +13,14 @@ import sys
 import time
 
 import numpy as np
+import pytest
 import tensorflow as tf
 
 from monolith.native_training import cpu_training, graph_estimator, utils
 from tests.free_ports import get_free_port
 from tests.wait_until import wait_until
+
+pytestmark = pytest.mark.thorough
 
 tf.compat.v1.disable_eager_execution()
 

@@ -15,6 +15,7 @@ from concurrent import futures
 
 import grpc
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl import flags
 from google.protobuf import text_format
@@ -27,6 +28,8 @@ from monolith.native_training.serving import push_versions, transport
 from tests import free_ports
 from tests.serving import click_example, saved_models, server_process
 from tests.wait_until import wait_until
+
+pytestmark = pytest.mark.thorough
 
 tf.compat.v1.disable_eager_execution()
 

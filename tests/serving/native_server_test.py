@@ -23,6 +23,7 @@ from concurrent import futures
 
 import grpc
 import numpy as np
+import pytest
 import tensorflow as tf
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tensorflow_serving.apis import (
@@ -40,6 +41,8 @@ from monolith.serving import native_server
 from tests import free_ports
 from tests.serving import saved_models
 from tests.wait_until import wait_until
+
+pytestmark = pytest.mark.thorough
 
 tf.compat.v1.disable_eager_execution()
 

@@ -17,6 +17,7 @@ from unittest import mock
 
 import grpc
 import numpy as np
+import pytest
 import tensorflow as tf
 from google.protobuf import text_format
 from tensorflow_serving.apis import model_management_pb2
@@ -33,6 +34,8 @@ from monolith.serving import (
 from tests import free_ports
 from tests.serving import saved_models, server_process
 from tests.wait_until import wait_until
+
+pytestmark = pytest.mark.thorough
 
 tf.compat.v1.disable_eager_execution()
 

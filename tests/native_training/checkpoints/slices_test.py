@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 
+import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 
@@ -20,6 +21,8 @@ from monolith.native_training import (
 from monolith.native_training.checkpoints import slices as checkpoint_slices
 from monolith.native_training.checkpoints.slices import Slice
 from monolith.native_training.model_export import export_context
+
+pytestmark = pytest.mark.thorough
 
 tf.compat.v1.disable_eager_execution()
 

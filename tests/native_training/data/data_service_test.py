@@ -7,11 +7,14 @@ import uuid
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 import tensorflow as tf
 
 from monolith.native_training.data import datasets, parsers
 from tests.native_training.data.data_test_utils import fid_v2, frame, make_example, needs_parquet
 from tests.native_training.data.mock_kafka import MockKafka
+
+pytestmark = pytest.mark.thorough
 
 PbType = datasets.PbType
 COLUMNS = {"select_columns": ["__UID__", "item"], "select_columns_type": ["int", "fid_v2"]}

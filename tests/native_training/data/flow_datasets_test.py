@@ -7,6 +7,7 @@ import threading
 import time
 from unittest import mock
 
+import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 
@@ -20,6 +21,8 @@ from tests.native_training.data.data_test_utils import (
   make_instance,
   proto_of,
 )
+
+pytestmark = pytest.mark.thorough
 
 PbType = datasets.PbType
 FLOWS = ["pc", "mobile", "cloud"]

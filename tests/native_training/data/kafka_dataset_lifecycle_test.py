@@ -6,6 +6,7 @@ import sys
 import threading
 import uuid
 
+import pytest
 import tensorflow as tf
 from absl import flags
 from absl.testing import flagsaver
@@ -28,6 +29,8 @@ from tests.native_training.data.kafka_testing import (
 )
 from tests.native_training.data.mock_kafka import TIMEOUT_SECS, MockKafka
 from tests.wait_until import wait_until
+
+pytestmark = pytest.mark.thorough
 
 
 class DispatchTest(KafkaTestCase):

@@ -5,6 +5,7 @@ import threading
 import time
 import uuid
 
+import pytest
 import tensorflow as tf
 from absl.testing import flagsaver
 
@@ -32,6 +33,8 @@ from tests.native_training.data.kafka_testing import (
   uids,
 )
 from tests.native_training.data.mock_kafka import TIMEOUT_SECS
+
+pytestmark = pytest.mark.thorough
 
 
 class PlainTest(KafkaTestCase):

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 
+import pytest
 import tensorflow as tf
 from absl.testing import absltest
 
@@ -16,6 +17,8 @@ from monolith.native_training import utils
 from monolith.native_training.ranks import local as local_ranks
 from tests import horovod_processes
 from tests.wait_until import wait_until
+
+pytestmark = pytest.mark.thorough
 
 _SMALL = ["--num_ratings=300000", "--num_users=200", "--num_movies=100", "--batch_size=512"]
 _TOLERANCE = 0.005

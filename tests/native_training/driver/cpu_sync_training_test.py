@@ -8,6 +8,8 @@ from __future__ import annotations
 import os
 import types
 
+import pytest
+
 os.environ["MONOLITH_WITH_HOROVOD"] = "True"
 
 import numpy as np
@@ -28,6 +30,8 @@ from monolith.native_training import (
 )
 from monolith.native_training.data.training_instance.python.parser_utils import advanced_parse
 from monolith.native_training.driver import local as local_training
+
+pytestmark = pytest.mark.thorough
 
 tf.compat.v1.disable_eager_execution()
 

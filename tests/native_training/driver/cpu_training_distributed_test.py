@@ -16,6 +16,7 @@ import sys
 import threading
 import uuid
 
+import pytest
 import tensorflow as tf
 from werkzeug import serving
 
@@ -23,6 +24,8 @@ from monolith.native_training import cpu_training, utils
 from monolith.native_training.debugging import debugging_client, debugging_server
 from monolith.native_training.proto import debugging_info_pb2
 from tests.wait_until import wait_until
+
+pytestmark = pytest.mark.thorough
 
 _ROOT = pathlib.Path(__file__).absolute().parents[3]
 _BINARY = "monolith/native_training/cpu_training_distributed_test_binary"

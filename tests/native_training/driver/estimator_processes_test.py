@@ -11,6 +11,7 @@ from concurrent import futures
 
 import grpc
 import numpy as np
+import pytest
 import tensorflow as tf
 from tensorflow.core.framework import tensor_pb2
 
@@ -23,6 +24,8 @@ from monolith.native_training.runtime.parameter_sync import prediction_service_p
 from tests import free_ports
 from tests.wait_until import wait_until
 from tests.zookeeper_server import ZooKeeperServer, require_zookeeper
+
+pytestmark = pytest.mark.thorough
 
 tf.compat.v1.disable_eager_execution()
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 
 from monolith.native_training import cpu_training, graph_estimator, multi_hash_table_ops, utils
 from monolith.native_training.data import parsers
 from tests.layout_task import DIMS, LayoutTask
+
+pytestmark = pytest.mark.thorough
 
 tf.compat.v1.disable_eager_execution()
 

@@ -9,12 +9,15 @@ import threading
 from unittest import mock
 
 import kazoo.exceptions
+import pytest
 import tensorflow as tf
 
 from monolith.native_training.driver import server as training_server
 from monolith.native_training.metric import cli
 from monolith.native_training.runtime.parameter_sync import parameter_sync_pb2
 from tests import free_ports, ps_processes
+
+pytestmark = pytest.mark.thorough
 
 tf.compat.v1.disable_eager_execution()
 

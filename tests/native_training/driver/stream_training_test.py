@@ -12,6 +12,7 @@ from unittest import mock
 
 import confluent_kafka
 import numpy as np
+import pytest
 import tensorflow as tf
 
 from monolith.native_training import graph_estimator, native_task_context
@@ -22,6 +23,8 @@ from monolith.native_training.hooks import interrupt
 from tests import counting_task
 from tests.native_training.data.mock_kafka import MockKafka
 from tests.wait_until import wait_until
+
+pytestmark = pytest.mark.thorough
 
 tf.compat.v1.disable_eager_execution()
 

@@ -6,6 +6,7 @@ import os
 import tempfile
 import unittest.mock
 
+import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 
@@ -22,6 +23,8 @@ from monolith.native_training import (
 from monolith.native_training.checkpoints import reshard as checkpoint_reshard
 from monolith.native_training.checkpoints import topology as training_topology
 from monolith.native_training.model_export import export_context, export_hooks
+
+pytestmark = pytest.mark.thorough
 
 tf.compat.v1.disable_eager_execution()
 

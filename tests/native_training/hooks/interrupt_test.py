@@ -8,11 +8,14 @@ import subprocess
 import sys
 import threading
 
+import pytest
 import tensorflow as tf
 
 from monolith.native_training import cpu_training, model
 from monolith.native_training.driver import hooks as driver_hooks
 from monolith.native_training.hooks import interrupt
+
+pytestmark = pytest.mark.thorough
 
 tf.compat.v1.disable_eager_execution()
 

@@ -3,12 +3,15 @@
 import math
 
 import numpy as np
+import pytest
 import tensorflow as tf
 
 from monolith.native_training.losses import ltr_losses
 from tests.native_training.losses.ltr_testing import LABELS as _LABELS
 from tests.native_training.losses.ltr_testing import LOGITS as _LOGITS
 from tests.native_training.losses.ltr_testing import LtrTestCase
+
+pytestmark = pytest.mark.thorough
 
 _KEY = ltr_losses.RankingLossKey
 _REDUCTION = tf.compat.v1.losses.Reduction

@@ -10,6 +10,8 @@ import pytest
 from tests import horovod_processes, sync_exchange
 from tests.sync_exchange import DIMS, NUM_EXACT_STEPS, NUM_STEPS, SWITCHES, TRAININGS, make_steps
 
+pytestmark = pytest.mark.thorough
+
 _TIMEOUT_SECS = 900
 _BASELINE = (False,) * len(SWITCHES)
 _NAMES = ["-".join(name for name, on in zip(SWITCHES, t) if on) or "none" for t in TRAININGS]

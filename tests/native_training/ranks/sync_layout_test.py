@@ -6,11 +6,14 @@ import tempfile
 import unittest
 
 import numpy as np
+import pytest
 from tensorflow.python.lib.io import _pywrap_record_io
 
 from monolith.native_training.checkpoints import files as checkpoint_files
 from monolith.native_training.runtime.hash_table import embedding_hash_table_pb2 as pb
 from tests import horovod_processes, sync_layout
+
+pytestmark = pytest.mark.thorough
 
 _TIMEOUT_SECS = 600
 # How often a batch uses an id.

@@ -12,6 +12,7 @@ import shutil
 import tempfile
 
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import absltest, parameterized
 
@@ -20,6 +21,8 @@ from monolith.native_training.checkpoints import ranks as sync_checkpoint
 from monolith.native_training.checkpoints import slices as checkpoint_slices
 from tests import horovod_processes, sync_trainer
 from tests.sync_trainer import Job, own_id, read_rows
+
+pytestmark = pytest.mark.thorough
 
 tf.compat.v1.disable_eager_execution()
 

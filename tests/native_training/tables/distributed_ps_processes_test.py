@@ -4,6 +4,7 @@ import json
 import threading
 
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 from tensorflow.python.ops import resources
@@ -22,6 +23,8 @@ from monolith.native_training.runtime.hash_table import embedding_hash_table_pb2
 from monolith.native_training.runtime.parameter_sync import parameter_sync_pb2
 from tests.ps_processes import PsProcesses
 from tests.wait_until import wait_until
+
+pytestmark = pytest.mark.thorough
 
 tf.compat.v1.disable_eager_execution()
 

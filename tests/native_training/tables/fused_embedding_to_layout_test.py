@@ -6,10 +6,13 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
+import pytest
 import tensorflow as tf
 
 from idl.matrix.proto.example_pb2 import FeatureConfigs, OutType, PoolingType
 from monolith.native_training import distribution_ops
+
+pytestmark = pytest.mark.thorough
 
 tf.compat.v1.disable_v2_behavior()
 

@@ -8,12 +8,15 @@ restored.
 import os
 
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 
 from monolith.native_training import entry
 from monolith.native_training.runtime.hash_table import embedding_hash_table_pb2 as pb
 from tests.hash_table_testing import INT64_MAX, INT64_MIN, make_table, segment
+
+pytestmark = pytest.mark.thorough
 
 tf.compat.v1.disable_eager_execution()
 

@@ -5,11 +5,14 @@ import subprocess
 import sys
 import threading
 
+import pytest
 import tensorflow as tf
 
 from monolith.native_training import entry, hash_table_ops, multi_hash_table_ops
 from monolith.native_training.runtime.hash_table import embedding_hash_table_pb2
 from tests.hash_table_testing import GraphTest, temp_dir
+
+pytestmark = pytest.mark.thorough
 
 tf.compat.v1.disable_eager_execution()
 

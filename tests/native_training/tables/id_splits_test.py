@@ -3,6 +3,7 @@
 import os
 
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 
@@ -15,6 +16,8 @@ from monolith.native_training import (
   utils,
 )
 from monolith.native_training.tables import id_splits
+
+pytestmark = pytest.mark.thorough
 
 tf.compat.v1.disable_eager_execution()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from unittest import mock
 
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 
@@ -14,6 +15,8 @@ from monolith.native_training.driver import tables as driver_tables
 from monolith.native_training.driver.config import CpuTrainingConfig
 from monolith.native_training.model_export import export_context
 from tests import gpu_placement, in_process_ranks, layout_testing
+
+pytestmark = pytest.mark.thorough
 
 tf.compat.v1.disable_eager_execution()
 

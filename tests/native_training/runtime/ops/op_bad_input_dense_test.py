@@ -7,9 +7,12 @@ import contextlib
 import math
 
 import numpy as np
+import pytest
 import tensorflow as tf
 
 from monolith.native_training.runtime.ops import gen_monolith_ops as ops
+
+pytestmark = pytest.mark.thorough
 
 ROUNDS = 1500
 DTYPES = (tf.float32, tf.float64, tf.int32, tf.int64, tf.bool, tf.string)

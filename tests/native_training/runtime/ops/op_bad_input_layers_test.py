@@ -11,9 +11,12 @@ import random
 from collections import Counter
 
 import numpy as np
+import pytest
 import tensorflow as tf
 
 from monolith.native_training.runtime.ops import gen_monolith_ops as ops
+
+pytestmark = pytest.mark.thorough
 
 _CALLS_PER_OP = 2000
 _GRAPH_CHECKS_PER_OP = 40

@@ -8,12 +8,15 @@ import subprocess
 import sys
 
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 
 from idl.matrix.proto import example_pb2
 from monolith.native_training.data import datasets
 from monolith.native_training.runtime.ops import gen_monolith_ops as ops
+
+pytestmark = pytest.mark.thorough
 
 INT64_MAX = (1 << 63) - 1
 NO_HEADER = dict(
