@@ -13,6 +13,8 @@ file system cannot do that, a model with `shared_embedding` names the checkpoint
 Differences from ByteDance's Monolith: tables that live in the entry graph, because there are no
 parameter servers, are restored and can be assigned to; dense graphs are exported once; GPU
 placement is switched back after an export; models hold the files of their tables.
+
+Longer than 600 lines: the exporters share how a model is written beside its place and renamed.
 """
 
 from __future__ import annotations
