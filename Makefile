@@ -27,11 +27,11 @@ define compile_modules
 	@env -u PYTHONDONTWRITEBYTECODE $(RUN) -c 'from monolith.native_training.runtime.ops import gen_monolith_ops'
 endef
 
-build: $(VENV)/.for-build native ## virtual environment in .venv, everything compiled in place; TENSORFLOW=2.18 for another than the default
+build: $(VENV)/.for-build native ## virtual environment in .venv, everything compiled in place, GPU kernels where there is a GPU; TENSORFLOW=2.18 for another than the default
 	$(compile_modules)
 
-runnable: $(VENV)/.for-demo ## like build, but GPU kernels, which take minutes, only where there is a GPU
-	$(RUN) tools/native_build.py $(if $(wildcard /dev/nvidia0),,--without-cuda) --jobs $(JOBS)
+runnable: $(VENV)/.for-demo ## like build, with no more installed than the demos need
+	$(RUN) tools/native_build.py --jobs $(JOBS)
 	$(compile_modules)
 
 native: ## the op library and protobuf modules only, in an environment that exists
@@ -66,6 +66,8 @@ test: $(VENV)/.for-test build ## what every change must pass: C++ tests, and all
 	$(RUN) tools/native_build.py --cpp-tests --jobs $(JOBS)
 	$(RUN) -m pytest tests --preload tensorflow --quick --results build/results.json
 
+# The kernels' sources are tested as loops everywhere; that nvcc takes them, here.
+test-all: export MONOLITH_CUDA = 1
 test-all: $(VENV)/.for-test-all build ## everything: C++ tests, Python tests, the wheel, ranks with Horovod
 	$(MAKE) horovod || \
 	  { echo "Horovod could not be installed: tests with several ranks are left out" >&2; [ "$$CI" != true ]; }

@@ -9,7 +9,6 @@ linked into the source tree, so that a change of version compiles nothing twice;
 
   python tools/native_build.py                    protobuf modules and op libraries, in place
   python tools/native_build.py --cuda             the same, and fails without a CUDA compiler
-  python tools/native_build.py --without-cuda     the same but the GPU kernels: minutes sooner
   python tools/native_build.py --server           the model server, and fails without nghttp2
   python tools/native_build.py --server --sanitize address  the server once more, below build/
   python tools/native_build.py --protos           protobuf modules only, in seconds
@@ -109,6 +108,8 @@ CUDA_ENGINE_SOURCES = (
 CUDA_LINK_FLAGS = "-shared -cudart static -Xlinker -z,defs"
 # As TensorFlow's builds name them; TF_CUDA_COMPUTE_CAPABILITIES overrides.
 CUDA_CAPABILITIES = "8.0,9.0"
+# NVIDIA's driver makes it.
+GPU_DEVICE = "/dev/nvidia0"
 SANITIZERS = {
   "address": "-fsanitize=address,undefined -fno-sanitize-recover=all",
   "undefined": "-fsanitize=undefined -fno-sanitize-recover=all",
@@ -715,21 +716,21 @@ def _link_folder(name: str, folder: pathlib.Path) -> None:
     link.symlink_to(folder, target_is_directory=True)
 
 
-def build_in_place(jobs: int | None = None, *, cuda: str = "optional") -> None:
+def build_in_place(jobs: int | None = None, *, cuda_required: bool = False) -> None:
   """Generates the protobuf modules and builds the op library inside the source tree.
 
   Args:
     jobs: parallel jobs, by default as many as there are cores.
-    cuda: where there is no CUDA compiler, GPU kernels that are "required" make the build fail and
-      those that are "optional" are left out. Those that are "untouched" stay as they are.
+    cuda_required: compile the GPU kernels, and fail where there is no CUDA compiler. By default
+      they are compiled where somebody has a use for them, as `_wants_cuda` tells.
 
   Raises:
     BuildError: a tool is missing or the compilation failed.
   """
-  if cuda == "required":
+  if cuda_required:
     _require_nvcc()
   tools = find_toolchain()
-  _build_shared(tools, jobs, _find_optional_libraries(cuda))
+  _build_shared(tools, jobs, _find_optional_libraries(cuda_required))
   _link_folder(f"{tools.folder}/tensorflow", tools.tensorflow_dir)
   ninja = NinjaFile(_variant(tools, "ops"))
   modules = _add_python_protos(ninja, tools)
@@ -748,7 +749,20 @@ def build_in_place(jobs: int | None = None, *, cuda: str = "optional") -> None:
   )
 
 
-def _find_optional_libraries(cuda: str) -> list[object]:
+def _wants_cuda() -> bool:
+  """Tells whether to compile the GPU kernels, minutes of work, where nobody demands them.
+
+  An earlier build's library is kept up with its sources.
+  """
+  asked = os.environ.get("MONOLITH_CUDA", "")
+  if asked not in ("", "0", "1"):
+    raise BuildError(f"MONOLITH_CUDA is {asked!r}, want 0 or 1.")
+  if asked:
+    return asked == "1"
+  return os.path.exists(GPU_DEVICE) or (ROOT / CUDA_LIBRARY).exists()
+
+
+def _find_optional_libraries(cuda_required: bool) -> list[object]:
   """Returns the libraries for Parquet and GPUs that can be built, and removes those that cannot.
 
   One that an earlier build left would be packaged.
@@ -759,13 +773,14 @@ def _find_optional_libraries(cuda: str) -> list[object]:
   else:
     print(f"{PARQUET_LIBRARY.name} is left out: pyarrow is not installed.", flush=True)
     (ROOT / PARQUET_LIBRARY).unlink(missing_ok=True)
-  if cuda == "untouched":
-    return targets
-  if find_nvcc():
-    targets.append(CUDA_LIBRARY)
+  if not (cuda_required or _wants_cuda()):
+    reason = "there is no GPU, or MONOLITH_CUDA is 0; MONOLITH_CUDA=1 compiles it"
+  elif not find_nvcc():
+    reason = "no CUDA compiler (nvcc) was found"
   else:
-    print(f"{CUDA_LIBRARY.name} is left out: no CUDA compiler (nvcc) was found.", flush=True)
-    (ROOT / CUDA_LIBRARY).unlink(missing_ok=True)
+    return [*targets, CUDA_LIBRARY]
+  print(f"{CUDA_LIBRARY.name} is left out: {reason}.", flush=True)
+  (ROOT / CUDA_LIBRARY).unlink(missing_ok=True)
   return targets
 
 
@@ -940,7 +955,7 @@ def build_gpu_tests(jobs: int | None = None) -> list[str]:
 
   `--cpp-tests` builds the same sources with loops instead of kernels.
   """
-  build_in_place(jobs, cuda="required")
+  build_in_place(jobs, cuda_required=True)
   tools = find_toolchain()
   ninja = NinjaFile("gpu-tests")
   _add_compile_rules(ninja, tools)
@@ -984,9 +999,7 @@ def main() -> int:
   parser.add_argument("--gpu-tests", action="store_true", help="build and run them on a GPU")
   parser.add_argument("--benchmarks", action="store_true", help="build the C++ benchmarks")
   parser.add_argument("--protos", action="store_true", help="generate the protobuf modules only")
-  cuda = parser.add_mutually_exclusive_group()
-  cuda.add_argument("--cuda", action="store_true", help="fail without a CUDA compiler")
-  cuda.add_argument("--without-cuda", action="store_true", help="leave the GPU kernels as they are")
+  parser.add_argument("--cuda", action="store_true", help="fail without a CUDA compiler")
   parser.add_argument("--server", action="store_true", help="the model server; needs nghttp2")
   parser.add_argument("--nvcc-command", action="store_true", help="print how to compile for GPUs")
   parser.add_argument("--sanitize", choices=sorted(SANITIZERS), help="for the tests or the library")
@@ -1012,8 +1025,7 @@ def main() -> int:
     if options.sanitize:
       print(build_sanitized_library(options.sanitize, options.jobs))
       return 0
-    cuda = "required" if options.cuda else "untouched" if options.without_cuda else "optional"
-    build_in_place(options.jobs, cuda=cuda)
+    build_in_place(options.jobs, cuda_required=options.cuda)
     build_server(options.jobs, required=False)
     return 0
   except BuildError as error:

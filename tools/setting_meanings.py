@@ -52,6 +52,8 @@ MEANINGS: dict[str, str] = {
   "(default) fails the step and names the feature, or table and ids; `skip` leaves those rows "
   "alone, with a warning; `ignore` writes them. The same in drivers, `fit`, loops and `HashTable`.",
   "MONOLITH_BENCHMARK_CPU_TIME": "`1`: the table's benchmark measures CPU time; set by its option.",
+  "MONOLITH_CUDA": "`1`: builds compile GPU kernels without a GPU, too; `0`: they leave them out "
+  "beside one.",
   "MONOLITH_CUDA_LIBRARY": "Path of another build of `libmonolith_cuda.so` to load.",
   "MONOLITH_DISABLE_HUGE_PAGES": "Switch: tables use small pages only.",
   "MONOLITH_FLOW_PATIENCE_SECONDS": "How long flows of a split dataset wait for a reader; 10.",

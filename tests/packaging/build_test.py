@@ -1,9 +1,11 @@
 """The build: clear errors, the same ops in sources and library, incremental rebuilds."""
 
+import os
 import pathlib
 import re
 import subprocess
 import sys
+import tempfile
 import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -77,6 +79,55 @@ class BuildErrorsTest(unittest.TestCase):
   def test_wrong_python_is_one_sentence(self):
     message = self._build_with("sys.version_info = (3, 14, 0)")
     self.assertIn("Monolith needs Python 3.9 to 3.13", message)
+
+
+class GpuKernelsTest(unittest.TestCase):
+  """Kernels take minutes, and need a compiler that many have for other things."""
+
+  def _chosen(self, *, gpu: bool, asked: str | None = None, built: bool = False) -> str:
+    with tempfile.TemporaryDirectory() as folder:
+      root, gpu_device = pathlib.Path(folder), pathlib.Path(folder, "nvidia0")
+      (root / "monolith/native_training/runtime/ops").mkdir(parents=True)
+      library = root / "monolith/native_training/runtime/ops/libmonolith_cuda.so"
+      for path in [gpu_device] * gpu + [library] * built:
+        path.touch()
+      environment = {k: v for k, v in os.environ.items() if k != "MONOLITH_CUDA"}
+      if asked is not None:
+        environment["MONOLITH_CUDA"] = asked
+      process = subprocess.run(
+        [
+          sys.executable,
+          "-c",
+          "import pathlib, native_build\n"
+          f"native_build.ROOT = pathlib.Path({folder!r})\n"
+          f"native_build.GPU_DEVICE = {str(gpu_device)!r}\n"
+          "native_build.find_nvcc = lambda: 'nvcc'\n"
+          "chosen = native_build._find_optional_libraries(cuda_required=False)\n"
+          "print(native_build.CUDA_LIBRARY in chosen)",
+        ],
+        cwd=ROOT / "tools",
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+      )
+      return process.stdout.strip() + process.stderr.strip()[-300:]
+
+  def test_they_are_compiled_where_there_is_a_gpu(self):
+    self.assertTrue(self._chosen(gpu=True).endswith("True"))
+    self.assertTrue(self._chosen(gpu=True, asked="0").endswith("False"))
+
+  def test_elsewhere_they_are_compiled_where_asked_and_left_out_with_a_line(self):
+    left_out = self._chosen(gpu=False)
+    self.assertIn("libmonolith_cuda.so is left out: there is no GPU", left_out)
+    self.assertTrue(left_out.endswith("False"))
+    self.assertTrue(self._chosen(gpu=False, asked="1").endswith("True"))
+
+  def test_a_library_that_was_asked_for_once_follows_its_sources(self):
+    self.assertTrue(self._chosen(gpu=False, built=True).endswith("True"))
+
+  def test_another_value_is_refused(self):
+    self.assertIn("MONOLITH_CUDA is 'yes', want 0 or 1.", self._chosen(gpu=True, asked="yes"))
 
 
 class RegisteredOpsTest(unittest.TestCase):
