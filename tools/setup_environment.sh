@@ -16,10 +16,10 @@ case $target in
   demo) ;;
   build) packages+=("${server[@]}") groups+=("${extras[@]}") ;;
   realtime) packages+=("${server[@]}" default-jre-headless) groups+=("${extras[@]}" realtime) ;;
-  # GoogleTest for the tests in C++, ZooKeeper for those of discovery.
-  test) packages+=("${server[@]}" libgtest-dev libbenchmark-dev zookeeper default-jre-headless)
+  # GoogleTest for the tests in C++, ZooKeeper for those of discovery, sshd for jobs on several hosts.
+  test) packages+=("${server[@]}" libgtest-dev libbenchmark-dev zookeeper default-jre-headless openssh-server)
     groups+=("${extras[@]}" test docs) ;;
-  test-all) packages+=("${server[@]}" libgtest-dev libbenchmark-dev zookeeper default-jre-headless)
+  test-all) packages+=("${server[@]}" libgtest-dev libbenchmark-dev zookeeper default-jre-headless openssh-server)
     groups+=("${extras[@]}" test docs lint cuda) ;;
   gpu) packages+=("${server[@]}" libgtest-dev) groups+=("${extras[@]}" test cuda) ;;
   bench) packages+=("${server[@]}" libbenchmark-dev) groups+=("${extras[@]}" test) ;;

@@ -75,8 +75,8 @@ LAYERS = {
   ),
   "runners": (
     "programs, and the few lines that programs begin with",
-    "/base_runner /core.base_tpu_test /gpu_runner /keras.training /realtime /serving /tasks "
-    "/tpu_runner "
+    "/base_runner /core.base_tpu_test /gpu_runner /keras.training /launch /realtime /serving "
+    "/tasks /tpu_runner "
     "cpu_training_distributed_test_binary demo demos estimator model_export.demo_export "
     "model_export.demo_predictor model_export.demo_predictor_client "
     "model_export.warmup_data_decoder model_export.warmup_data_gen "

@@ -1,0 +1,334 @@
+"""`python -m monolith.launch` with real processes: what it starts, starts again, and ends with.
+
+Tests `launch/supervisor.py` and `launch/__main__.py`.
+"""
+
+import json
+import os
+import pathlib
+import pty
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+import unittest
+
+from tests.free_ports import get_free_port
+from tests.wait_until import wait_until
+
+_SECONDS = 60
+_ROLE = """
+import json, os, pathlib, signal, sys, time
+config = json.loads(os.environ["TF_CONFIG"])
+role = "{type}-{index}".format(**config["task"])
+folder = pathlib.Path(sys.argv[1])
+(folder / f"{role}.started").open("a").write(f"{os.getpid()}\\n")
+print(role, "is here", flush=True)
+def wait_for(name):
+  while not (folder / name).exists():
+    time.sleep(0.02)
+"""
+
+
+class LaunchTest(unittest.TestCase):
+  def setUp(self):
+    self.folder = pathlib.Path(os.environ["TEST_TMPDIR"])
+    self.logs = self.folder / "logs"
+    self.environment = {
+      name: value
+      for name, value in os.environ.items()
+      if not name.startswith(("SLURM_", "JOB_COMPLETION"))
+    }
+
+  def _start(self, body: str, *options: str, arguments=(), **popen) -> subprocess.Popen:
+    script = self.folder / "role.py"
+    script.write_text(_ROLE + textwrap.dedent(body))
+    command = [sys.executable, "-m", "monolith.launch", f"--log_dir={self.logs}", *options]
+    process = subprocess.Popen(
+      [*command, str(script), str(self.folder), *arguments],
+      env=self.environment,
+      **{"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, **popen},
+    )
+    self.addCleanup(process.kill)
+    return process
+
+  def _run(self, body: str, *options: str, arguments=()) -> "tuple[int, str]":
+    process = self._start(body, *options, arguments=arguments)
+    output, _ = process.communicate(timeout=_SECONDS)
+    return process.returncode, output
+
+  def _pids(self, role: str) -> "list[int]":
+    path = self.folder / f"{role}.started"
+    return [int(line) for line in path.read_text().split()] if path.exists() else []
+
+  def test_all_processes_run_and_the_chief_decides_the_status(self):
+    status, output = self._run(
+      """
+      (folder / role).touch()
+      for name in ("chief-0", "ps-0", "ps-1", "worker-0"):
+        wait_for(name)
+      """,
+      "--num_ps=2",
+      "--num_workers=2",
+    )
+
+    self.assertEqual(status, 0, output)
+    self.assertIn("4 of 4 processes here", output)
+    for role in ("chief-0", "ps-0", "ps-1", "worker-0"):
+      self.assertEqual(len(self._pids(role)), 1)
+      self.assertEqual((self.logs / f"{role}.log").read_text(), f"{role} is here\n")
+
+  def test_flags_of_a_program_say_who_it_is(self):
+    status, output = self._run(
+      "(folder / role).write_text(' '.join(sys.argv[2:]))",
+      "--num_ps=1",
+      "--num_workers=2",
+      arguments=["--{server_type}={index}", "{num_ps}/{num_workers}", "{tf_config}", "{other}"],
+    )
+
+    self.assertEqual(status, 0, output)
+    kind, counts, *config = (self.folder / "chief-0").read_text().split(" ", 2)
+    self.assertEqual((kind, counts), ("--worker=0", "1/2"))
+    self.assertEqual(json.loads(config[0].rpartition(" ")[0])["task"]["type"], "chief")
+    self.assertTrue(config[0].endswith(" {other}"))
+
+  def test_a_process_that_dies_is_started_again(self):
+    status, output = self._run(
+      """
+      if role == "ps-0" and not (folder / "died").exists():
+        (folder / "died").touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+      if role == "ps-0":
+        (folder / "again").touch()
+      wait_for("again")
+      """
+    )
+
+    self.assertEqual(status, 0, output)
+    self.assertEqual(len(self._pids("ps-0")), 2)
+    self.assertEqual(len(self._pids("chief-0")), 1)
+    self.assertIn("ps-0 ended with status 137", output)
+    self.assertIn("ps-0 starts again in 1 s (1 of 3 within an hour)", output)
+
+  def test_one_that_dies_too_often_ends_the_job_with_its_status_and_log(self):
+    status, output = self._run(
+      """
+      if role == "ps-0":
+        print("the disk is full", flush=True)
+        sys.exit(7)
+      def save(*_):
+        (folder / "saved").touch()
+        sys.exit(15)
+      signal.signal(signal.SIGTERM, save)
+      (folder / "ready").touch()
+      while True:
+        signal.pause()
+      """,
+      "--max_restarts=1",
+    )
+
+    self.assertEqual(status, 7, output)
+    self.assertEqual(len(self._pids("ps-0")), 2)
+    self.assertIn("  the disk is full", output)
+    # The chief may have ended before it could do anything.
+    self.assertTrue((self.folder / "saved").exists() or not (self.folder / "ready").exists())
+    self._assert_all_gone()
+
+  def test_a_signal_goes_to_the_chief_first(self):
+    for number in (signal.SIGINT, signal.SIGTERM):
+      with self.subTest(number=number):
+        for path in self.folder.glob("*.*"):
+          path.unlink() if path.is_file() else None
+        process = self._start(
+          """
+          def end(number, _):
+            (folder / f"{role}.ended").write_text(
+              f"{number} {(folder / 'chief-0.ended').exists()}")
+            sys.exit(number)
+          for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, end)
+          (folder / f"{role}.ready").touch()
+          while True:
+            signal.pause()
+          """
+        )
+        wait_until(lambda: len(list(self.folder.glob("*.ready"))) == 2)
+        process.send_signal(number)
+        output, _ = process.communicate(timeout=_SECONDS)
+
+        self.assertEqual(process.returncode, number, output)
+        self.assertEqual((self.folder / "chief-0.ended").read_text(), f"{int(number)} False")
+        self.assertEqual((self.folder / "ps-0.ended").read_text(), "15 True")
+
+  def test_a_second_signal_ends_everything_at_once(self):
+    process = self._start(
+      """
+      signal.signal(signal.SIGTERM, lambda *_: (folder / f"{role}.told").touch())
+      (folder / f"{role}.ready").touch()
+      while True:
+        time.sleep(0.02)
+      """
+    )
+    wait_until(lambda: len(list(self.folder.glob("*.ready"))) == 2)
+    process.terminate()
+    wait_until((self.folder / "chief-0.told").exists)
+    process.terminate()
+    process.communicate(timeout=_SECONDS)
+
+    self.assertNotEqual(process.returncode, 0)
+    self._assert_all_gone()
+
+  def test_what_does_not_end_after_the_chief_is_named_and_ended(self):
+    status, output = self._run(
+      """
+      if role == "worker-0":
+        (folder / "late").touch()
+        signal.pause()
+      if role == "chief-0":
+        wait_for("late")
+      """,
+      "--num_workers=2",
+      "--grace_seconds=0.5",
+    )
+
+    self.assertEqual(status, 0, output)
+    self.assertIn("still there 0.5 s after the chief has ended: worker-0", output)
+    self._assert_all_gone()
+
+  def test_a_launcher_that_is_killed_leaves_nothing_behind(self):
+    process = self._start('(folder / f"{role}.ready").touch()\nsignal.pause()')
+    wait_until(lambda: len(list(self.folder.glob("*.ready"))) == 2)
+    process.kill()
+    process.wait()
+    self._assert_all_gone()
+
+  def _assert_all_gone(self):
+    for path in self.folder.glob("*.started"):
+      for pid in path.read_text().split():
+        wait_until(lambda pid=pid: not _is_running(pid), 30)
+
+  def test_follow_shows_every_line_with_its_process(self):
+    status, output = self._run("print('one\\ntwo')", "--follow")
+
+    self.assertEqual(status, 0, output)
+    for line in ("[chief-0] one", "[chief-0] two", "[ps-0] two"):
+      self.assertIn(line, output.splitlines())
+
+  def test_a_terminal_shows_one_line_of_progress(self):
+    controller, terminal = pty.openpty()
+    self.addCleanup(os.close, controller)
+    process = self._start(
+      """
+      if role == "chief-0":
+        print("step 5 \\x1b[2Jloss 0.5", flush=True)
+      wait_for("seen")
+      """,
+      stdout=terminal,
+      stderr=terminal,
+    )
+    os.close(terminal)
+    seen = b""
+    while b"loss 0.5" not in seen:
+      self.assertTrue(select.select([controller], [], [], _SECONDS)[0], seen)
+      seen += os.read(controller, 65536)
+    (self.folder / "seen").touch()
+
+    self.assertIn(b"servers 1/1, workers 1/1 | chief-0: step 5  [2Jloss 0.5", seen)
+    self.assertEqual(process.wait(_SECONDS), 0)
+
+  def test_slurm_starts_one_process_in_each_task(self):
+    self.environment.update(
+      SLURM_PROCID="1",
+      SLURM_NTASKS="2",
+      SLURM_STEP_NODELIST="node[1-2]",
+      SLURM_STEP_TASKS_PER_NODE="1(x2)",
+    )
+    status, output = self._run("(folder / role).write_text(os.environ['TF_CONFIG'])")
+
+    self.assertEqual(status, 0, output)
+    config = json.loads((self.folder / "ps-0").read_text())
+    self.assertEqual(config["cluster"], {"chief": ["node1:2222"], "ps": ["node2:2222"]})
+    self.assertEqual([path.name for path in self.logs.iterdir()], ["ps-0.log"])
+
+  def test_bad_command_lines_are_one_sentence(self):
+    for arguments, message in (
+      ([], "there is no program to start"),
+      (["/nowhere.py"], "there is no script '/nowhere.py'"),
+      (["--num_workers=0", __file__], "num_ps is 1 and num_workers 0, want at least 0 and 1"),
+      (["--hosts=a,a", __file__], "hosts are ['a', 'a'], want one or more, each once"),
+      (["--grace_seconds=nan", __file__], "must not be negative"),
+    ):
+      with self.subTest(arguments=arguments):
+        done = subprocess.run(
+          [sys.executable, "-m", "monolith.launch", *arguments], capture_output=True, text=True
+        )
+        self.assertEqual(done.returncode, 2)
+        self.assertIn(message, done.stderr.splitlines()[-1])
+
+  def test_it_loads_no_tensorflow(self):
+    program = "import sys, monolith.launch.__main__; print('tensorflow' in sys.modules)"
+    printed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    self.assertEqual(printed.stdout.strip(), "False", printed.stderr)
+
+
+def _find_sshd() -> "str | None":
+  return shutil.which("sshd", path=os.environ.get("PATH", "") + ":/usr/sbin")
+
+
+class SshTest(LaunchTest):
+  """Hosts, which are this machine by two names, through a started sshd."""
+
+  def setUp(self):
+    super().setUp()
+    sshd = _find_sshd()
+    if sshd is None or shutil.which("ssh") is None:
+      message = "needs ssh and sshd: apt-get install openssh-server"
+      if os.environ.get("CI") == "true":
+        self.fail(message)
+      self.skipTest(message)
+    home = self.folder / "ssh"
+    home.mkdir(mode=0o700)
+    for name in ("host", "user"):
+      subprocess.run(["ssh-keygen", "-qt", "ed25519", "-N", "", "-f", home / name], check=True)
+    shutil.copy(home / "user.pub", home / "authorized_keys")
+    if os.getuid() == 0:
+      # Where sshd has never run as a service, root's needs its folder.
+      os.makedirs("/run/sshd", mode=0o755, exist_ok=True)
+    port = get_free_port()
+    self._server = subprocess.Popen(
+      [sshd, "-D", "-e", "-p", str(port), "-h", home / "host", "-f", "/dev/null"]
+      + [f"-oAuthorizedKeysFile={home / 'authorized_keys'}", "-oStrictModes=no", "-oUsePAM=no"]
+      + ["-oListenAddress=127.0.0.1", f"-oPidFile={home / 'pid'}", "-oMaxStartups=100"],
+      stderr=(home / "log").open("wb"),
+    )
+    self.addCleanup(self._server.wait)
+    self.addCleanup(self._server.kill)
+    log = home / "log"
+    wait_until(lambda: self._server.poll() is not None or b"Server listening" in log.read_bytes())
+    self.assertIsNone(self._server.poll(), log.read_text())
+    self.ssh = (
+      f"ssh -p {port} -i {home / 'user'} -oBatchMode=yes -oStrictHostKeyChecking=no "
+      f"-oUserKnownHostsFile={home / 'known'} -oLogLevel=ERROR -F /dev/null"
+    )
+
+  def _start(self, body: str, *options: str, **kwargs) -> subprocess.Popen:
+    if self._takes_hosts(body):
+      options = ("--hosts=127.0.0.1,localhost", f"--ssh={self.ssh}", *options)
+    return super()._start(body, *options, **kwargs)
+
+  def _takes_hosts(self, body: str) -> bool:
+    # Slurm has chosen its hosts, and a name of this machine is not loopback there.
+    return "SLURM_PROCID" not in self.environment
+
+
+def _is_running(pid: str) -> bool:
+  try:
+    return pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] != "Z"
+  except (FileNotFoundError, ProcessLookupError):
+    return False
+
+
+if __name__ == "__main__":
+  unittest.main()
