@@ -30,8 +30,8 @@ LAYERS = {
   "base": (
     "params, and what a process knows about itself: no graph, no other process",
     "/ /_facades /_install /_lazy_api /_lazy_imports /_quiet /_tensorflow /core /path_utils "
-    "/utils . data.dataservice_flags env_utils gflags_utils monolith_export "
-    "native_task_context proto ranks.environment signal_utils",
+    "/utils . env_utils gflags_utils monolith_export "
+    "native_task_context proto settings signal_utils",
   ),
   "ops": (
     "the op library, and thin wrappers around groups of its ops",
@@ -40,8 +40,8 @@ LAYERS = {
   ),
   "graph": (
     "helpers that build graphs and run sessions; metrics",
-    "barrier_ops clip_ops device_utils graph_estimator graph_meta graph_utils hooks metric "
-    "model_export.export_context nested_tensors prefetch_queue ragged_utils session_run_hooks "
+    "barrier_ops clip_ops device_utils graph graph_estimator graph_meta graph_utils hooks metric "
+    "nested_tensors prefetch_queue ragged_utils session_run_hooks "
     "tensor_utils utils variables",
   ),
   "cluster": (
