@@ -10,7 +10,7 @@ export MONOLITH_TENSORFLOW := $(TENSORFLOW)
 RUN := $(VENV)/bin/python
 JOBS ?= $(shell nproc)
 
-.PHONY: help build runnable native server gpu gpu-test horovod demo demo-sync demo-realtime demo-realtime-faults test test-all cpp-test soak sanitize sanitize-ops bazel-test lint format docs bench wheel clean
+.PHONY: help build runnable native server gpu gpu-test horovod demo demo-sync demo-realtime demo-realtime-faults test test-all cpp-test soak sanitize sanitize-ops bazel-test lint format layers docs bench wheel clean
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST)
@@ -115,6 +115,9 @@ format: $(VENV)/.for-lint ## let ruff and clang-format mend what they can
 	$(VENV)/bin/ruff check --fix .
 	$(VENV)/bin/ruff format .
 	git ls-files '*.h' '*.cc' '*.cu' | xargs $(VENV)/bin/clang-format -i
+
+layers: ## which folder imports which: floors, circles, edges that run up; drawn in build/layers.svg
+	$(PYTHON) tools/import_layers.py --draw build/layers.svg
 
 docs: $(VENV)/.for-docs ## the documentation as a site in build/site; fails at a broken link
 	$(RUN) -m mkdocs build --strict

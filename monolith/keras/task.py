@@ -38,7 +38,7 @@ from monolith.native_training import (
   native_task,
   native_task_context,
 )
-from monolith.native_training.model_export import export_context
+from monolith.native_training.graph import export_context
 
 Data = Union[tf.data.Dataset, Callable[[int, int], tf.data.Dataset]]
 

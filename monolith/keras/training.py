@@ -20,8 +20,8 @@ from monolith.keras import groups
 from monolith.keras import task as keras_task
 from monolith.native_training import estimator
 from monolith.native_training.checkpoints import topology
-from monolith.native_training.ranks import environment as ranks
 from monolith.native_training.service_discovery import ServiceDiscoveryType
+from monolith.native_training.settings import rank_environment as ranks
 
 _TF_CONFIG = "TF_CONFIG"
 _GLOBAL_STEP = tf.compat.v1.GraphKeys.GLOBAL_STEP

@@ -20,7 +20,7 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from monolith.native_training.hooks import idle
+from monolith.native_training.graph import idle
 
 # Called with the action of the barrier and a session.
 BarrierCallback = Callable[[str, tf.compat.v1.Session], None]

@@ -39,10 +39,6 @@ from monolith import utils as monolith_utils
 from monolith.native_training import graph_estimator, native_task_context, service_discovery
 from monolith.native_training.alert import alert_manager  # noqa: F401, defines a flag
 from monolith.native_training.driver import run_record, worker
-from monolith.native_training.driver.config import (
-  CpuTrainingConfig,
-  DistributedCpuTrainingConfig,
-)
 from monolith.native_training.driver.dry_run import _combine_slices_as_table
 from monolith.native_training.driver.export import create_exporter
 from monolith.native_training.driver.feature_factories import (
@@ -84,6 +80,10 @@ from monolith.native_training.driver.worker import (
   _WorkerLoop,
 )
 from monolith.native_training.metric import exit_hook
+from monolith.native_training.settings.training_config import (
+  CpuTrainingConfig,
+  DistributedCpuTrainingConfig,
+)
 
 __all__ = [
   "CpuTraining",

@@ -34,7 +34,7 @@ from monolith.native_training import (
 from monolith.native_training.demos import data as demo_data
 from monolith.native_training.demos import hooks as demo_hooks
 from monolith.native_training.demos import models as demo_models
-from monolith.native_training.model_export import export_context
+from monolith.native_training.graph import export_context
 
 FLAGS = flags.FLAGS
 

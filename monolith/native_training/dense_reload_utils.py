@@ -22,7 +22,7 @@ import tensorflow as tf
 from absl import logging
 
 from monolith.native_training import basic_restore_hook
-from monolith.native_training.model_export import export_context
+from monolith.native_training.graph import export_context
 
 # Graph collection of (ops, placeholders, alias map) that `CustomRestoreListener` reads.
 CUSTOM_RESTORE_OP = "custom_restore_op"

@@ -14,7 +14,7 @@ from tensorflow.python.eager import context
 from tensorflow.python.training import device_setter
 
 from monolith.native_training.gflags_utils import read_flag as _flag
-from monolith.native_training.ranks import environment as mpi_utils
+from monolith.native_training.settings import rank_environment as mpi_utils
 
 _GPU_PLACEMENT_ALLOWED = False
 

@@ -1,7 +1,7 @@
 """What a rank of synchronous training needs before it builds its graph.
 
-Which rank it is (`ranks.environment` finds out), which devices it uses, how it meets the other
-ranks, and the hooks and session options that follow from that. BytePS, an alternative to Horovod
+Which rank it is (`settings.rank_environment` finds out), which devices it uses, how it meets the
+other ranks, and the hooks and session options that follow. BytePS, an alternative to Horovod
 that was never published in the form this package would need, is known by name only.
 """
 
@@ -15,7 +15,7 @@ import tensorflow as tf
 from absl import logging
 
 from monolith.native_training import device_utils, env_utils, gflags_utils, hvd_lib
-from monolith.native_training.ranks.environment import (
+from monolith.native_training.settings.rank_environment import (
   enable_sync_training,
   get_mpi_local_rank,
   get_mpi_local_size,

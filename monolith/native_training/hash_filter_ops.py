@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from monolith.native_training import hash_table_utils, utils
 from monolith.native_training.checkpoints import listeners
-from monolith.native_training.model_export import export_context
+from monolith.native_training.graph import export_context
 from monolith.native_training.runtime.ops import gen_monolith_ops
 
 filter_ops = gen_monolith_ops

@@ -39,7 +39,7 @@ from monolith.native_training import (
 )
 from monolith.native_training.checkpoints import files as checkpoint_files
 from monolith.native_training.checkpoints import listeners
-from monolith.native_training.model_export import export_context
+from monolith.native_training.graph import export_context
 from monolith.native_training.runtime.hash_table import embedding_hash_table_pb2
 from monolith.native_training.runtime.ops import gen_monolith_ops
 

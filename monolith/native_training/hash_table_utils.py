@@ -5,18 +5,25 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import tensorflow as tf
 
 from monolith.native_training.runtime.hash_table import embedding_hash_table_pb2
 
-if TYPE_CHECKING:
-  from monolith.native_training import hash_table_ops
-
 _SEED_ENV = "MONOLITH_TABLE_SEED"
 _CPU = "/device:CPU:0"
 _GPU = "/device:GPU:0"
+
+
+class Pageable(Protocol):
+  """A table whose entries can be read a page at a time: a `hash_table_ops.BaseHashTable`."""
+
+  def save_as_tensor(
+    self, shard_idx: Any, num_shards: int, limit: int, offset: tf.Tensor
+  ) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns where the next page of a shard begins, and the serialized entries of this one."""
+    ...
 
 
 def infer_dim_size(config: embedding_hash_table_pb2.EmbeddingHashTableConfig) -> int:
@@ -53,7 +60,7 @@ def as_req_time(req_time: Any) -> tf.Tensor:
 
 
 def iterate_table_and_apply(
-  table: hash_table_ops.BaseHashTable,
+  table: Pageable,
   apply_fn: Callable[[tf.Tensor], None],
   limit: int = 1000,
   nshards: int = 4,

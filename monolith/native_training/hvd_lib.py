@@ -28,8 +28,8 @@ import tensorflow as tf
 from tensorflow.python.framework import kernels
 
 from monolith.native_training import env_utils
-from monolith.native_training.ranks import environment as mpi_utils
 from monolith.native_training.ranks import thread_slices
+from monolith.native_training.settings import rank_environment as mpi_utils
 
 _SOURCE = pathlib.Path(__file__).resolve().parents[2] / "third_party/horovod"
 INSTALL_HOROVOD = (

@@ -25,8 +25,10 @@ from tensorflow.python.data.experimental import service as dsvc
 
 from monolith import _tensorflow
 from monolith.native_training import env_utils, graph_estimator, net_utils, yarn_runtime
-from monolith.native_training.data import dataservice_flags  # noqa: F401, defines flags read below
-from monolith.native_training.ranks.environment import (
+from monolith.native_training.settings import (
+  dataservice_flags,  # noqa: F401, defines flags read below
+)
+from monolith.native_training.settings.rank_environment import (
   enable_sync_training,
   get_mpi_local_size,
   get_mpi_rank,

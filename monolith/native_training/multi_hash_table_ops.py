@@ -36,7 +36,7 @@ from monolith.native_training import (
   save_utils,
 )
 from monolith.native_training.checkpoints import listeners
-from monolith.native_training.model_export import export_context
+from monolith.native_training.graph import export_context
 from monolith.native_training.multi_type_hash_table import BaseMultiTypeHashTable
 from monolith.native_training.proto import ckpt_info_pb2
 from monolith.native_training.runtime.hash_table import embedding_hash_table_pb2

@@ -58,6 +58,7 @@ from monolith.native_training.data import feature_utils as data_feature_utils
 from monolith.native_training.data import utils as data_utils
 from monolith.native_training.entry import *  # noqa: F403
 from monolith.native_training.feature import *  # noqa: F403
+from monolith.native_training.graph import export_context
 from monolith.native_training.losses.head_losses import (  # noqa: F401
   get_sigmoid_loss_and_pred,
   get_softmax_loss_and_pred,
@@ -72,7 +73,6 @@ from monolith.native_training.metric.heads import (
   Head,
 )
 from monolith.native_training.model_dump import dump_utils
-from monolith.native_training.model_export import export_context
 from monolith.native_training.models import outputs as model_outputs
 from monolith.native_training.models import shown_loss
 from monolith.native_training.models.device_ctx import DeviceCtxType, MonolithDeviceCtx

@@ -22,7 +22,7 @@ import tensorflow as tf
 
 from monolith.core import base_task, hyperparams
 from monolith.native_training import feature, graph_estimator, prefetch_queue
-from monolith.native_training.model_export import export_context
+from monolith.native_training.graph import export_context
 
 
 class NativeContext:

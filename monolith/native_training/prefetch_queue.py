@@ -15,7 +15,7 @@ from tensorflow.python.client import session as client_session
 from tensorflow.python.ops import data_flow_ops, gen_data_flow_ops
 
 from monolith.native_training import device_utils, nested_tensors, utils
-from monolith.native_training.hooks import idle
+from monolith.native_training.graph import idle
 
 
 class _GPUCompatiblePaddingFIFOQueue(data_flow_ops.QueueBase):

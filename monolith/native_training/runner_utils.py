@@ -30,11 +30,9 @@ from tensorflow.python.training.checkpoint_state_pb2 import CheckpointState
 
 from monolith.native_training import env_utils, gflags_utils, graph_estimator, save_utils
 from monolith.native_training.checkpoints import state as checkpoint_state
-from monolith.native_training.driver.config import DistributedCpuTrainingConfig
 from monolith.native_training.mlp_utils import add_mpi_exception_hook, mlp_pass
 from monolith.native_training.monolith_checkpoint_state_pb2 import MonolithCheckpointState
 from monolith.native_training.net_utils import AddressFamily
-from monolith.native_training.ranks import environment as mpi_utils
 from monolith.native_training.service_discovery import (
   ConsulServiceDiscovery,
   MLPServiceDiscovery,
@@ -43,6 +41,8 @@ from monolith.native_training.service_discovery import (
   TfConfigServiceDiscovery,
   ZKServiceDiscovery,
 )
+from monolith.native_training.settings import rank_environment as mpi_utils
+from monolith.native_training.settings.training_config import DistributedCpuTrainingConfig
 
 FLAGS = flags.FLAGS
 

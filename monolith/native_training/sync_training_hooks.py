@@ -26,7 +26,7 @@ from monolith.native_training import (
   multi_hash_table_ops,
 )
 from monolith.native_training.data import datasets
-from monolith.native_training.model_export import export_context
+from monolith.native_training.graph import export_context
 from monolith.native_training.ranks import agreement as sync_agreement
 
 INPUT_FN_WRAPPER_KEY = "wrapped"

@@ -14,7 +14,7 @@ import tensorflow as tf
 from absl import logging
 
 from monolith.native_training.checkpoints import restored
-from monolith.native_training.driver.config import CpuTrainingConfig
+from monolith.native_training.settings.training_config import CpuTrainingConfig
 from monolith.realtime import row_log, row_publisher, sync_state
 
 _CHECKPOINT_BASENAME = "model.ckpt"

@@ -25,7 +25,8 @@ from absl import flags, logging
 
 from monolith.native_training import cpu_training, service_discovery
 from monolith.native_training.data import stream_positions, stream_status
-from monolith.native_training.hooks import idle, interrupt
+from monolith.native_training.graph import idle
+from monolith.native_training.hooks import interrupt
 from monolith.realtime import kafka_client, topics
 
 _DEMO = "monolith.realtime.demo_model:DemoModel"

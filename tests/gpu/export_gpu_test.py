@@ -12,7 +12,7 @@ from tensorflow.core.protobuf import saved_model_pb2
 
 from monolith.native_training import cpu_training, device_utils
 from monolith.native_training.demos import models
-from monolith.native_training.model_export import export_context
+from monolith.native_training.graph import export_context
 from tests import gpu_placement
 
 tf.compat.v1.disable_eager_execution()

@@ -22,8 +22,9 @@ from monolith.native_training import (
   utils,
 )
 from monolith.native_training.debugging import debugging_server  # noqa: F401, must import early
+from monolith.native_training.graph import export_context
 from monolith.native_training.metric import cli
-from monolith.native_training.model_export import export_context, saved_model_exporters
+from monolith.native_training.model_export import saved_model_exporters
 from monolith.native_training.monolith_checkpoint_state_pb2 import MonolithCheckpointState
 
 tf.compat.v1.disable_eager_execution()

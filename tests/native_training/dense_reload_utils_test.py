@@ -6,7 +6,7 @@ import numpy as np
 import tensorflow as tf
 
 from monolith.native_training import dense_reload_utils, save_utils
-from monolith.native_training.model_export import export_context
+from monolith.native_training.graph import export_context
 
 tf.compat.v1.disable_eager_execution()
 

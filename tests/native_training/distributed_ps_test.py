@@ -22,7 +22,7 @@ from monolith.native_training import (
   test_utils,
   utils,
 )
-from monolith.native_training.model_export import export_context
+from monolith.native_training.graph import export_context
 from monolith.native_training.runtime.hash_table import embedding_hash_table_pb2
 
 tf.compat.v1.disable_eager_execution()

@@ -10,7 +10,7 @@ from absl import flags
 from absl.testing import parameterized
 
 from monolith.native_training import device_utils, distribution_utils, hvd_lib
-from monolith.native_training.ranks import environment as mpi_utils
+from monolith.native_training.settings import rank_environment as mpi_utils
 
 tf.compat.v1.disable_eager_execution()
 

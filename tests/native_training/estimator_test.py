@@ -14,7 +14,7 @@ from absl import flags
 from absl.testing import flagsaver
 
 from monolith.native_training import estimator, graph_estimator, input, model, utils
-from monolith.native_training.model_export import export_context
+from monolith.native_training.graph import export_context
 from monolith.native_training.runner_utils import RunnerConfig
 from monolith.native_training.service_discovery import ServiceDiscoveryType
 

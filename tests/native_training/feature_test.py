@@ -16,7 +16,7 @@ from monolith.native_training import (
   learning_rate_functions,
   native_task,
 )
-from monolith.native_training.model_export import export_context
+from monolith.native_training.graph import export_context
 from monolith.native_training.runtime.hash_table import embedding_hash_table_pb2
 from tests import gpu_placement
 

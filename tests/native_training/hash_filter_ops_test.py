@@ -8,7 +8,7 @@ import tensorflow as tf
 from absl.testing import parameterized
 
 from monolith.native_training import basic_restore_hook, hash_filter_ops, hash_table_ops, utils
-from monolith.native_training.model_export import export_context
+from monolith.native_training.graph import export_context
 from monolith.native_training.runtime.hash_table import embedding_hash_table_pb2 as pb
 from monolith.native_training.runtime.ops import gen_monolith_ops
 from tests.hash_table_testing import GraphTest, config_of, remove_manifest, segment, write_records

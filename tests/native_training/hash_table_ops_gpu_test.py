@@ -14,9 +14,9 @@ from monolith.native_training import (
   multi_hash_table_ops,
 )
 from monolith.native_training.driver import tables as driver_tables
-from monolith.native_training.driver.config import CpuTrainingConfig
-from monolith.native_training.model_export import export_context
+from monolith.native_training.graph import export_context
 from monolith.native_training.runtime.hash_table import embedding_hash_table_pb2
+from monolith.native_training.settings.training_config import CpuTrainingConfig
 from tests import gpu_placement
 
 tf.compat.v1.disable_eager_execution()

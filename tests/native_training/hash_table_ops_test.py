@@ -13,7 +13,7 @@ from monolith.native_training import (
   hash_table_ops,
   learning_rate_functions,
 )
-from monolith.native_training.model_export import export_context
+from monolith.native_training.graph import export_context
 from monolith.native_training.runtime.hash_table import embedding_hash_table_pb2
 from monolith.native_training.runtime.ops import gen_monolith_ops
 from tests.hash_table_testing import (

@@ -27,8 +27,8 @@ from monolith.native_training import (
 )
 from monolith.native_training.data import parsers
 from monolith.native_training.data import utils as data_utils
+from monolith.native_training.graph import export_context
 from monolith.native_training.metric import file_metric_hook, metric_hook
-from monolith.native_training.model_export import export_context
 from monolith.native_training.models import outputs as model_outputs
 
 tf.compat.v1.disable_eager_execution()

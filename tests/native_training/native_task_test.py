@@ -7,7 +7,7 @@ from unittest import mock
 from absl.testing import absltest
 
 from monolith.native_training import feature, native_task, prefetch_queue
-from monolith.native_training.model_export import export_context
+from monolith.native_training.graph import export_context
 
 
 class _Task(native_task.NativeTask):

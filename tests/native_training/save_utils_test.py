@@ -21,8 +21,8 @@ from tensorflow.python.ops import resource_variable_ops
 from tensorflow.python.training import saver_test_utils
 
 from monolith.native_training import dense_reload_utils, save_utils
+from monolith.native_training.graph import export_context
 from monolith.native_training.metric import cli
-from monolith.native_training.model_export import export_context
 from monolith.native_training.monolith_checkpoint_state_pb2 import MonolithCheckpointState
 
 tf.compat.v1.disable_eager_execution()

@@ -30,8 +30,6 @@ _FORBIDDEN = (
   "native_training.yarn_runtime",
   "native_training.zk_utils",
 )
-# Queues register with it what has to happen while no data comes; it loads no other hook.
-_ALLOWED = ("native_training.hooks", "native_training.hooks.idle")
 _PROGRAM = """
 import importlib, json, sys
 for name in sys.argv[1:]:
@@ -55,8 +53,6 @@ def _import(*names: str) -> dict:
 
 def _is_forbidden(module: str) -> bool:
   name = module[len("monolith.") :]
-  if name in _ALLOWED:
-    return False
   return any(name == other or name.startswith(other + ".") for other in _FORBIDDEN)
 
 

@@ -35,7 +35,7 @@ from tensorflow_serving.apis import (
 
 from monolith.agent_service import agent_service_pb2, agent_service_pb2_grpc
 from monolith.native_training import embedding_combiners
-from monolith.native_training.model_export import export_context
+from monolith.native_training.graph import export_context
 from monolith.native_training.tables import pooling
 from monolith.serving import native_server
 from tests import free_ports

@@ -18,8 +18,8 @@ from typing import Any, Generic, TypeVar
 import tensorflow as tf
 from absl import logging
 
-from monolith.native_training import basic_restore_hook, save_utils
-from monolith.native_training.checkpoints import restored
+from monolith.native_training import basic_restore_hook
+from monolith.native_training.checkpoints import restored, saver
 from monolith.native_training.checkpoints import state as checkpoint_state
 
 Item = TypeVar("Item")
@@ -120,7 +120,7 @@ class AssetRestorerListener(basic_restore_hook.CheckpointRestorerListener, abc.A
     kind: str,
     assets: Sequence[Asset[Item]],
     timeout_in_ms: int,
-    ps_monitor: save_utils.PsMonitor | None = None,
+    ps_monitor: saver.PsMonitor | None = None,
   ):
     super().__init__()
     self._basename = basename

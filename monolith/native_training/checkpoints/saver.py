@@ -28,7 +28,7 @@ from monolith.native_training.checkpoints.state import (
   get_monolith_checkpoint_state,
 )
 from monolith.native_training.dense_reload_utils import CUSTOM_RESTORE_OP, calc_feed_dict
-from monolith.native_training.model_export import export_context
+from monolith.native_training.graph import export_context
 
 _CLEAR_NN_FILE_NAME = "clear_nn"
 _PADDED_STEP_DIGITS = 8

@@ -23,7 +23,7 @@ from monolith.native_training.checkpoints import files as checkpoint_files
 from monolith.native_training.checkpoints import graph_files
 from monolith.native_training.checkpoints import state as checkpoint_state
 from monolith.native_training.checkpoints.saver import PartialRecoverySaver
-from monolith.native_training.hooks import idle
+from monolith.native_training.graph import idle
 from monolith.native_training.metric import cli
 from monolith.native_training.monolith_checkpoint_state_pb2 import MonolithCheckpointState
 from monolith.native_training.session_run_hooks import tide_available_now

@@ -7,8 +7,8 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.data.experimental.ops import data_service_ops
 
-from monolith.native_training.data import dataservice_flags  # noqa: F401, defines two flags
 from monolith.native_training.data.data_flags import get_flag
+from monolith.native_training.settings import dataservice_flags  # noqa: F401, defines two flags
 
 _DATASET_ID_KEY = "registed_dataset_id"
 

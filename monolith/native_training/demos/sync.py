@@ -25,8 +25,8 @@ from monolith.native_training.demos import data as demo_data
 from monolith.native_training.demos import hooks as demo_hooks
 from monolith.native_training.demos import models as demo_models
 from monolith.native_training.ranks import agreement as sync_agreement
-from monolith.native_training.ranks import environment as mpi_utils
 from monolith.native_training.ranks import local as local_ranks
+from monolith.native_training.settings import rank_environment as mpi_utils
 
 FLAGS = flags.FLAGS
 

@@ -10,8 +10,8 @@ import tensorflow as tf
 from tensorflow.python.ops import resources
 
 from monolith.native_training import variables
-from monolith.native_training.driver.config import CpuTrainingConfig
-from monolith.native_training.model_export import export_context
+from monolith.native_training.graph import export_context
+from monolith.native_training.settings.training_config import CpuTrainingConfig
 
 _MAX_SHARD_BYTES = 1 << 17
 

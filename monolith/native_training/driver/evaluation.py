@@ -22,8 +22,8 @@ from monolith.native_training import graph_estimator, save_utils
 from monolith.native_training.checkpoints import files as checkpoint_files
 from monolith.native_training.checkpoints import restored
 from monolith.native_training.driver import dry_run
-from monolith.native_training.driver.config import CpuTrainingConfig
 from monolith.native_training.driver.graph import CpuTraining
+from monolith.native_training.settings.training_config import CpuTrainingConfig
 
 Hooks = Sequence[tf.compat.v1.train.SessionRunHook]
 Metrics = dict[str, float]

@@ -6,18 +6,33 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from monolith.native_training import device_utils
 from monolith.native_training.data import parsers
-from monolith.native_training.model_export import export_context, saved_model_exporters
+from monolith.native_training.graph import export_context
+from monolith.native_training.model_export import saved_model_exporters
+from monolith.native_training.settings.training_config import CpuTrainingConfig
 
-if TYPE_CHECKING:
-  from monolith.native_training.driver.graph import CpuTraining
+
+class Exportable(Protocol):
+  """What an exporter is made of: a `CpuTraining`."""
+
+  _params: Any
+  _export_context_list: list[type]
+
+  @property
+  def config(self) -> CpuTrainingConfig:
+    """Returns the configuration, that of serving while a graph is built for export."""
+    ...
+
+  def create_model_fn(self) -> Callable[..., Any]:
+    """Returns the model function."""
+    ...
 
 
 def create_exporter(
-  task: CpuTraining,
+  task: Exportable,
   model_dir: str,
   warmup_file: str | None,
   export_dir_base: str,

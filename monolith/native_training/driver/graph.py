@@ -38,13 +38,11 @@ from monolith.native_training.driver import export as training_export
 from monolith.native_training.driver import hooks as training_hooks
 from monolith.native_training.driver import roles as training_roles
 from monolith.native_training.driver import tables as training_tables
-from monolith.native_training.driver.config import CpuTrainingConfig
+from monolith.native_training.graph import export_context
 from monolith.native_training.hooks import data_position
-from monolith.native_training.model_export import (
-  export_context,
-  export_utils,
-)
+from monolith.native_training.model_export import export_utils
 from monolith.native_training.ranks import agreement as sync_agreement
+from monolith.native_training.settings.training_config import CpuTrainingConfig
 from monolith.native_training.tables import merging
 
 # Any: the flags' types are known at run time only.

@@ -38,7 +38,7 @@ from monolith.native_training.checkpoints import state as checkpoint_state
 from monolith.native_training.checkpoints import topology as training_topology
 from monolith.native_training.data import stream_positions
 from monolith.native_training.driver import observers
-from monolith.native_training.driver.config import CpuTrainingConfig
+from monolith.native_training.graph import export_context
 from monolith.native_training.hooks import (
   ckpt_hooks,
   ckpt_info,
@@ -47,7 +47,8 @@ from monolith.native_training.hooks import (
   session_hooks,
 )
 from monolith.native_training.hooks.server import server_lib
-from monolith.native_training.model_export import export_context, export_hooks
+from monolith.native_training.model_export import export_hooks
+from monolith.native_training.settings.training_config import CpuTrainingConfig
 from monolith.native_training.tables import protocols
 from monolith.realtime import sync_state
 

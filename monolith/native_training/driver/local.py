@@ -19,11 +19,11 @@ from absl import logging
 
 from monolith.native_training import device_utils, graph_estimator, native_task, save_utils
 from monolith.native_training.driver import dry_run
-from monolith.native_training.driver.config import CpuTrainingConfig
 from monolith.native_training.driver.graph import CpuTraining
 from monolith.native_training.hooks import data_position, feature_engineering_hooks, interrupt
 from monolith.native_training.metric import metric_hook
 from monolith.native_training.monolith_checkpoint_state_pb2 import MonolithCheckpointState
+from monolith.native_training.settings.training_config import CpuTrainingConfig
 
 Hooks = Sequence[tf.compat.v1.train.SessionRunHook]
 

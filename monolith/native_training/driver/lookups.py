@@ -22,13 +22,13 @@ from monolith.native_training import (
 from monolith.native_training.data import stream_positions
 from monolith.native_training.data.training_instance.python import parser_utils
 from monolith.native_training.driver import dry_run
-from monolith.native_training.driver.config import CpuTrainingConfig
 from monolith.native_training.driver.feature_factories import (
   _CpuFeatureFactory,
   _FusedCpuFeatureFactory,
   get_req_time,
 )
 from monolith.native_training.hooks import stream_hook
+from monolith.native_training.settings.training_config import CpuTrainingConfig
 from monolith.native_training.tables import merging, pooling, protocols
 
 Features = dict[str, Any]

@@ -10,11 +10,11 @@ import tensorflow as tf
 
 from monolith.native_training import graph_estimator, hash_table_ops, multi_hash_table_ops
 from monolith.native_training.data import stream_positions, stream_status
-from monolith.native_training.driver.config import CpuTrainingConfig
 from monolith.native_training.hooks import progress
 from monolith.native_training.metric import metric_hook
 from monolith.native_training.metric.heads import HEADS_COLLECTION
 from monolith.native_training.models import shown_loss
+from monolith.native_training.settings.training_config import CpuTrainingConfig
 
 _PROFILED_STEPS = 10
 

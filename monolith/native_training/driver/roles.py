@@ -9,8 +9,8 @@ from typing import Any
 from absl import logging
 
 from monolith.native_training import native_task, native_task_context
-from monolith.native_training.driver.config import CpuTrainingConfig
-from monolith.native_training.ranks import environment as mpi_utils
+from monolith.native_training.settings import rank_environment as mpi_utils
+from monolith.native_training.settings.training_config import CpuTrainingConfig
 
 _REALTIME_DENSE_ONLY_SECS = 1800
 

@@ -19,7 +19,7 @@ from tensorflow.python.lib.io import file_io
 
 from monolith.native_training import service_discovery
 from monolith.native_training.driver import server
-from monolith.native_training.driver.config import DistributedCpuTrainingConfig
+from monolith.native_training.settings.training_config import DistributedCpuTrainingConfig
 
 _FILE_NAME = "training_run.json"
 # How long a process that has just started waits for servers that are known to have been there. A

@@ -26,10 +26,10 @@ from monolith.native_training import (
   utils,
   yarn_runtime,
 )
-from monolith.native_training.driver.config import DistributedCpuTrainingConfig
 from monolith.native_training.hooks import ps_check_hooks
 from monolith.native_training.metric import cli
 from monolith.native_training.proto import debugging_info_pb2
+from monolith.native_training.settings.training_config import DistributedCpuTrainingConfig
 
 _PRESCRIBING = (service_discovery.MLPServiceDiscovery, service_discovery.TfConfigServiceDiscovery)
 _GRPC_SCHEME = "grpc://"

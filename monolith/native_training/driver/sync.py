@@ -29,9 +29,9 @@ from monolith.native_training import (
 )
 from monolith.native_training.checkpoints import ranks as sync_checkpoint
 from monolith.native_training.driver import local
-from monolith.native_training.driver.config import DistributedCpuTrainingConfig
 from monolith.native_training.driver.graph import CpuTraining
 from monolith.native_training.ranks import watchdog as sync_watchdog
+from monolith.native_training.settings.training_config import DistributedCpuTrainingConfig
 
 Hooks = Sequence[tf.compat.v1.train.SessionRunHook]
 

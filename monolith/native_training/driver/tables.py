@@ -18,9 +18,9 @@ from monolith.native_training import (
   hash_filter_ops,
   multi_type_hash_table,
 )
-from monolith.native_training.driver.config import CpuTrainingConfig
-from monolith.native_training.model_export import export_context
+from monolith.native_training.graph import export_context
 from monolith.native_training.runtime.hash_table import embedding_hash_table_pb2
+from monolith.native_training.settings.training_config import CpuTrainingConfig
 from monolith.native_training.tables import protocols
 from monolith.realtime import row_log
 

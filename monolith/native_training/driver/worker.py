@@ -33,7 +33,6 @@ from monolith.native_training import (
   yarn_runtime,
 )
 from monolith.native_training.driver import dry_run, run_record
-from monolith.native_training.driver.config import DistributedCpuTrainingConfig
 from monolith.native_training.driver.graph import CpuTraining
 from monolith.native_training.driver.local import _write_features
 from monolith.native_training.driver.roles import is_chief
@@ -48,6 +47,7 @@ from monolith.native_training.driver.server import (
 )
 from monolith.native_training.hooks import interrupt
 from monolith.native_training.metric import cli
+from monolith.native_training.settings.training_config import DistributedCpuTrainingConfig
 
 _TF_CONFIG = "TF_CONFIG"
 _GRPC_SCHEME = "grpc://"

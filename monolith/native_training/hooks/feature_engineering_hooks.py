@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from idl.matrix.proto import example_pb2
-from monolith.native_training.driver.config import CpuTrainingConfig
+from monolith.native_training.settings.training_config import CpuTrainingConfig
 
 _HEADER = struct.Struct("<QQ")
 _UINT64 = 1 << 64

@@ -12,7 +12,7 @@ from typing import Any
 import tensorflow as tf
 from absl import logging
 
-from monolith.native_training.hooks import idle
+from monolith.native_training.graph import idle
 from monolith.native_training.metric import exit_hook
 
 # What `signal.getsignal` returns for a signal that would end the process in the usual way.

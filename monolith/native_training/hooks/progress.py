@@ -19,7 +19,7 @@ import tensorflow as tf
 from tensorflow.python.training import training_util
 from tensorflow.python.training.summary_io import SummaryWriterCache
 
-from monolith.native_training.hooks import idle
+from monolith.native_training.graph import idle
 from monolith.native_training.hooks.table_count import TableCount
 from monolith.native_training.metric import window_auc
 from monolith.native_training.metric.heads import Head

@@ -13,7 +13,7 @@ from typing import Any, Callable
 import tensorflow as tf
 
 from monolith.native_training import prefetch_queue
-from monolith.native_training.hooks import idle
+from monolith.native_training.graph import idle
 
 _IDLE_SECS = 1.0
 

@@ -24,7 +24,7 @@ import tensorflow as tf
 from monolith import _install
 from monolith.native_training import utils
 from monolith.native_training.data import feature_list as feature_list_lib
-from monolith.native_training.model_export import export_context
+from monolith.native_training.graph import export_context
 from monolith.native_training.model_export.random_samples import (
   LINE_ID_FIELDS,
   FeatureMeta,

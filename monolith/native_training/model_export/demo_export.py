@@ -12,8 +12,9 @@ from absl import app, flags
 
 from monolith.native_training import cpu_training, graph_estimator, model
 from monolith.native_training.data.training_instance.python import parse_instance_ops
+from monolith.native_training.graph import export_context
 from monolith.native_training.input import slot_to_key
-from monolith.native_training.model_export import export_context, saved_model_exporters
+from monolith.native_training.model_export import saved_model_exporters
 
 FLAGS = flags.FLAGS
 

@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from monolith.native_training import distributed_serving_ops, nested_tensors
-from monolith.native_training.model_export import export_context
+from monolith.native_training.graph import export_context
 
 # Called through the module, so that tests can replace it.
 remote_predict = distributed_serving_ops.remote_predict

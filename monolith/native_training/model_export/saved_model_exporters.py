@@ -40,10 +40,10 @@ from monolith.native_training import (
 from monolith.native_training.checkpoints import files as checkpoint_files
 from monolith.native_training.checkpoints import reshard as checkpoint_reshard
 from monolith.native_training.checkpoints import restored
+from monolith.native_training.graph import export_context
 from monolith.native_training.graph_estimator import saved_model
 from monolith.native_training.model_export import (
   data_gen_utils,
-  export_context,
   export_files,
   frozen_model,
   versioned_assign,

@@ -11,7 +11,7 @@ from __future__ import annotations
 import tensorflow as tf
 
 from monolith.native_training import multi_hash_table_ops
-from monolith.native_training.model_export import export_context
+from monolith.native_training.graph import export_context
 from monolith.native_training.serving import push_versions
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from monolith.native_training import device_utils, distribution_utils
-from monolith.native_training.model_export import export_context
+from monolith.native_training.graph import export_context
 
 
 class DeviceCtxType:

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from idl.matrix.proto import example_pb2
 from monolith.native_training import embedding_combiners, entry
-from monolith.native_training.model_export import export_context
+from monolith.native_training.graph import export_context
 
 # One tensor, or one for each slice with `OutType.NONE`.
 Layout = Union[tf.Tensor, list[tf.Tensor]]

@@ -33,7 +33,7 @@ from monolith.native_training import (
   nested_tensors,
   prefetch_queue,
 )
-from monolith.native_training.model_export import export_context
+from monolith.native_training.graph import export_context
 from monolith.native_training.tables import (
   gradient_checks,
   id_pairs,

@@ -14,7 +14,7 @@ from monolith.native_training import (
   embedding_combiners,
   ragged_utils,
 )
-from monolith.native_training.model_export import export_context
+from monolith.native_training.graph import export_context
 
 # Graph collection of the pooled embeddings of an exported graph.
 _REDUCED_EMBEDDINGS = "monolith_reduced_embs"

@@ -17,7 +17,7 @@ from monolith.native_training import (
   native_task_context,
   tensor_utils,
 )
-from monolith.native_training.model_export import export_context
+from monolith.native_training.graph import export_context
 from monolith.native_training.tables import ps_transfer
 
 Configs = Mapping[str, entry.HashTableConfigInstance]

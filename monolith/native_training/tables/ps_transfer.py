@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from monolith.native_training import tensor_utils, utils
-from monolith.native_training.model_export import export_context
+from monolith.native_training.graph import export_context
 
 if TYPE_CHECKING:
   from monolith.native_training.multi_hash_table_ops import RawMultiTypeHashTable

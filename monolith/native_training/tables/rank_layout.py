@@ -17,7 +17,7 @@ from typing import Any, cast
 import tensorflow as tf
 
 from monolith.native_training import hash_table_utils
-from monolith.native_training.model_export import export_context
+from monolith.native_training.graph import export_context
 from monolith.native_training.tables import (
   id_pairs,
   id_sharding,

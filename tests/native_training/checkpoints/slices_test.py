@@ -20,7 +20,7 @@ from monolith.native_training import (
 )
 from monolith.native_training.checkpoints import slices as checkpoint_slices
 from monolith.native_training.checkpoints.slices import Slice
-from monolith.native_training.model_export import export_context
+from monolith.native_training.graph import export_context
 
 pytestmark = pytest.mark.thorough
 

@@ -7,8 +7,8 @@ from absl.testing import absltest
 
 from monolith.native_training import cpu_training, graph_estimator, native_task
 from monolith.native_training.driver import export
+from monolith.native_training.graph.export_context import ExportMode
 from monolith.native_training.model_export import saved_model_exporters
-from monolith.native_training.model_export.export_context import ExportMode
 
 tf.compat.v1.disable_eager_execution()
 

@@ -21,7 +21,7 @@ from monolith.native_training import (
 )
 from monolith.native_training.data import parsers
 from monolith.native_training.driver import dense_variables, graph
-from monolith.native_training.model_export import export_context
+from monolith.native_training.graph import export_context
 from monolith.native_training.ranks import agreement
 from monolith.native_training.runtime.hash_table import embedding_hash_table_pb2 as pb
 

@@ -8,7 +8,7 @@ import tensorflow as tf
 from absl.testing import absltest
 
 from monolith.native_training.driver import local
-from monolith.native_training.driver.config import CpuTrainingConfig
+from monolith.native_training.settings.training_config import CpuTrainingConfig
 
 tf.compat.v1.disable_eager_execution()
 

@@ -7,9 +7,9 @@ import tensorflow as tf
 from monolith.core import hyperparams
 from monolith.native_training import graph_estimator, hash_table_ops, multi_hash_table_ops
 from monolith.native_training.driver import observers
-from monolith.native_training.driver.config import CpuTrainingConfig
 from monolith.native_training.hooks import progress
 from monolith.native_training.metric import metric_hook
+from monolith.native_training.settings.training_config import CpuTrainingConfig
 
 tf.compat.v1.disable_eager_execution()
 

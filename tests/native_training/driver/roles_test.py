@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from monolith.native_training import native_task, runner_utils
 from monolith.native_training.driver import roles as training_roles
-from monolith.native_training.driver.config import CpuTrainingConfig
+from monolith.native_training.settings.training_config import CpuTrainingConfig
 
 tf.compat.v1.disable_eager_execution()
 

@@ -11,11 +11,11 @@ import tensorflow as tf
 from absl.testing import absltest
 
 from monolith.native_training import service_discovery
-from monolith.native_training.driver import config as training_config
 from monolith.native_training.driver import run_record as training_run
 from monolith.native_training.driver.run_record import State, TrainingRun
 from monolith.native_training.driver.server import NodeAliveCheckerError, wait_until_reachable
 from monolith.native_training.service_discovery import HostServiceDiscovery
+from monolith.native_training.settings import training_config
 from tests.free_ports import get_free_port
 
 

@@ -1,7 +1,7 @@
 """Training from Kafka with the positions in the checkpoint; the brokers are librdkafka's own.
 
 Covers `data/stream_positions.py`, `data/stream_status.py`, `hooks/stream_hook.py` and
-`hooks/idle.py`; tests/realtime kills real processes.
+`graph/idle.py`; tests/realtime kills real processes.
 """
 
 import os
@@ -18,8 +18,8 @@ import tensorflow as tf
 from monolith.native_training import graph_estimator, native_task_context
 from monolith.native_training.data import stream_positions, stream_status
 from monolith.native_training.driver import local
-from monolith.native_training.driver.config import CpuTrainingConfig
 from monolith.native_training.hooks import interrupt
+from monolith.native_training.settings.training_config import CpuTrainingConfig
 from tests import counting_task
 from tests.native_training.data.mock_kafka import MockKafka
 from tests.wait_until import wait_until

@@ -9,7 +9,7 @@ from tensorflow.python.training import monitored_session
 from tensorflow.python.training.summary_io import SummaryWriterCache
 
 from monolith.native_training.driver import sync
-from monolith.native_training.driver.config import DistributedCpuTrainingConfig
+from monolith.native_training.settings.training_config import DistributedCpuTrainingConfig
 
 
 class AdaptedTensorFlowTest(absltest.TestCase):

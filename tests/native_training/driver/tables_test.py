@@ -22,7 +22,8 @@ from monolith.native_training import (
 )
 from monolith.native_training.checkpoints import reshard as checkpoint_reshard
 from monolith.native_training.checkpoints import topology as training_topology
-from monolith.native_training.model_export import export_context, export_hooks
+from monolith.native_training.graph import export_context
+from monolith.native_training.model_export import export_hooks
 
 pytestmark = pytest.mark.thorough
 

@@ -7,8 +7,8 @@ import numpy as np
 import tensorflow as tf
 
 from idl.matrix.proto import example_pb2
-from monolith.native_training.driver.config import DistributedCpuTrainingConfig
 from monolith.native_training.hooks import feature_engineering_hooks
+from monolith.native_training.settings.training_config import DistributedCpuTrainingConfig
 
 tf.compat.v1.disable_eager_execution()
 

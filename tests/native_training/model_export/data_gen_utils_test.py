@@ -10,7 +10,8 @@ from tensorflow_serving.apis import prediction_log_pb2
 from monolith.native_training import utils
 from monolith.native_training.data import datasets, parsers
 from monolith.native_training.data import utils as data_utils
-from monolith.native_training.model_export import data_gen_utils, export_context
+from monolith.native_training.graph import export_context
+from monolith.native_training.model_export import data_gen_utils
 
 PbType = datasets.PbType
 FeatureMeta = data_gen_utils.FeatureMeta

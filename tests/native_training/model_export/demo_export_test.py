@@ -13,12 +13,8 @@ from absl import flags
 
 from idl.matrix.proto import proto_parser_pb2
 from monolith.native_training import cpu_training, model, utils
-from monolith.native_training.model_export import (
-  demo_export,
-  demo_predictor,
-  demo_predictor_client,
-  export_context,
-)
+from monolith.native_training.graph import export_context
+from monolith.native_training.model_export import demo_export, demo_predictor, demo_predictor_client
 from monolith.serving import options, server
 from tests import free_ports, wait_until
 

@@ -4,7 +4,8 @@ from unittest import mock
 
 import tensorflow as tf
 
-from monolith.native_training.model_export import export_context, export_utils
+from monolith.native_training.graph import export_context
+from monolith.native_training.model_export import export_utils
 
 tf.compat.v1.disable_eager_execution()
 

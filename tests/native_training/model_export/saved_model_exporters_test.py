@@ -21,12 +21,8 @@ from monolith.native_training import (
   utils,
 )
 from monolith.native_training.data import parsers
-from monolith.native_training.model_export import (
-  export_context,
-  export_files,
-  frozen_model,
-  saved_model_exporters,
-)
+from monolith.native_training.graph import export_context
+from monolith.native_training.model_export import export_files, frozen_model, saved_model_exporters
 
 tf.compat.v1.disable_eager_execution()
 

@@ -6,7 +6,7 @@ import tensorflow as tf
 from absl.testing import absltest
 
 from monolith.native_training import distribution_utils
-from monolith.native_training.model_export import export_context
+from monolith.native_training.graph import export_context
 from monolith.native_training.models import device_ctx
 
 tf.compat.v1.disable_eager_execution()

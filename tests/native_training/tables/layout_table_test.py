@@ -22,7 +22,7 @@ from monolith.native_training import (
   test_utils,
 )
 from monolith.native_training.data import parsers
-from monolith.native_training.model_export import export_context
+from monolith.native_training.graph import export_context
 from monolith.native_training.runtime.hash_table import embedding_hash_table_pb2
 from monolith.native_training.tables import layout_config as partitioned_features
 from tests import gpu_placement

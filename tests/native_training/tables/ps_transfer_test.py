@@ -21,7 +21,7 @@ from monolith.native_training import (
   test_utils,
 )
 from monolith.native_training.data import stream_positions
-from monolith.native_training.model_export import export_context
+from monolith.native_training.graph import export_context
 from monolith.native_training.tables import gradient_checks, ps_group, ps_transfer, step_order
 from tests.hash_table_testing import config_of, segment
 

@@ -12,8 +12,8 @@ from absl.testing import parameterized
 from monolith.native_training import distributed_ps_factory
 from monolith.native_training.data import parsers
 from monolith.native_training.driver import tables as driver_tables
-from monolith.native_training.driver.config import CpuTrainingConfig
-from monolith.native_training.model_export import export_context
+from monolith.native_training.graph import export_context
+from monolith.native_training.settings.training_config import CpuTrainingConfig
 from tests import gpu_placement, in_process_ranks, layout_testing
 
 pytestmark = pytest.mark.thorough

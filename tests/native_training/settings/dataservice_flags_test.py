@@ -5,7 +5,8 @@ import unittest
 from absl import flags
 
 from monolith.native_training import mlp_utils  # noqa: F401, imports the flags too
-from monolith.native_training.data import dataservice_flags, datasets  # noqa: F401
+from monolith.native_training.data import datasets  # noqa: F401
+from monolith.native_training.settings import dataservice_flags
 
 
 class FlagsTest(unittest.TestCase):

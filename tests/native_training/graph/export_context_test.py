@@ -2,8 +2,8 @@
 
 import tensorflow as tf
 
-from monolith.native_training.model_export import export_context
-from monolith.native_training.model_export.export_context import ExportContext, ExportMode
+from monolith.native_training.graph import export_context
+from monolith.native_training.graph.export_context import ExportContext, ExportMode
 
 
 class ExportContextTest(tf.test.TestCase):

@@ -7,7 +7,7 @@ from absl import flags
 from absl.testing import absltest
 
 from monolith.native_training import gflags_utils
-from monolith.native_training.driver import config
+from monolith.native_training.settings import training_config as config
 
 # Fields that only code can set.
 _WITHOUT_FLAG = {"device_fn", "profile_save_steps_interval", "reload_alias_map", "use_dataservice"}

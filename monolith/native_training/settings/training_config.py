@@ -8,8 +8,10 @@ becomes a command-line flag in `runner_utils.RunnerConfig`; the others get none.
 import dataclasses
 from typing import Callable, Optional
 
-from monolith.native_training import gflags_utils, graph_estimator
-from monolith.native_training.data import dataservice_flags  # noqa: F401, defines the linked flag
+from monolith.native_training import gflags_utils
+from monolith.native_training.settings import (
+  dataservice_flags,  # noqa: F401, defines the linked flag
+)
 
 
 @gflags_utils.LinkDataclassToFlags(linked_map={"use_dataservice": "dataset_use_dataservice"})
@@ -119,7 +121,7 @@ class CpuTrainingConfig:
   enable_gpu_training: bool = False
   processes_per_gpu: int = 1
   merge_sync_training_ckpt: bool = True
-  mode: str = graph_estimator.ModeKeys.TRAIN
+  mode: str = "train"  # graph_estimator.ModeKeys.TRAIN, without TensorFlow
   partial_recovery: Optional[bool] = None
   tide_start_hour: Optional[int] = None
   tide_start_minute: Optional[int] = None

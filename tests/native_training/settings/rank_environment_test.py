@@ -4,7 +4,7 @@ import types
 import unittest
 from unittest import mock
 
-from monolith.native_training.ranks import environment as mpi_utils
+from monolith.native_training.settings import rank_environment as mpi_utils
 
 
 def _env(**values):
