@@ -10,7 +10,7 @@ export MONOLITH_TENSORFLOW := $(TENSORFLOW)
 RUN := $(VENV)/bin/python
 JOBS ?= $(shell nproc)
 
-.PHONY: help build runnable native server gpu gpu-test horovod demo demo-sync demo-realtime demo-realtime-faults test test-all cpp-test soak sanitize sanitize-ops bazel-test lint format layers docs bench wheel clean
+.PHONY: help build runnable native server gpu gpu-test horovod demo demo-sync demo-realtime demo-realtime-faults test test-all cpp-test soak sanitize sanitize-ops bazel-test lint format layers docs bench plots wheel clean
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST)
@@ -124,6 +124,9 @@ docs: $(VENV)/.for-docs ## the documentation as a site in build/site; fails at a
 
 bench: $(VENV)/.for-bench build ## every benchmark, printed as ratios
 	$(RUN) benchmarks/run.py
+
+plots: ## tables and drawings of measured figures in README.md and docs/, from benchmarks/results.json
+	python3 tools/figures.py
 
 wheel: $(VENV)/.for-build ## a platform wheel in dist/
 	MONOLITH_PORTABLE_WHEEL=1 $(VENV)/bin/pip wheel --no-deps --no-build-isolation -w dist .

@@ -28,6 +28,7 @@ sys.path[:0] = [str(pathlib.Path(__file__).resolve().parent.parent)]
 
 import numpy as np  # noqa: E402
 import tensorflow as tf  # noqa: E402
+from ratio_table import record  # noqa: E402
 
 from monolith.native_training import hash_table_ops  # noqa: E402
 
@@ -150,6 +151,8 @@ def main() -> None:
     ("restore (cache dropped)", "cold restore", "cold dd read", ""),
   ):
     print(_row(name, times[ours], times[peer], size, memory))
+    ratio = statistics.median(times[peer]) / statistics.median(times[ours])
+    record([(name, "dd", ratio)])
   print(f"\nwanted: ratio {_WANTED_RATIO} and {_WANTED_EXTRA_MEMORY:.0%} extra memory at most")
 
 

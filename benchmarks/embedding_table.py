@@ -38,6 +38,8 @@ os.environ["CUDA_VISIBLE_DEVICES"] = "-1"  # What it is compared with runs on th
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
+from ratio_table import record  # noqa: E402
+
 BATCH = 100_000
 NUM_FUSED_TABLES = 26
 NUM_BATCHES = 16  # different ones, so that no cache remembers a batch
@@ -573,6 +575,7 @@ def main() -> None:
     for row in json.loads(done.stdout.splitlines()[-1]):
       _print(row)
       rows_printed.append(row)
+  record([(row["name"], row["peer"], row["ratio"]) for row in rows_printed])
   if args.json:
     pathlib.Path(args.json).write_text(json.dumps(rows_printed, indent=2))
   missed = sum(row["below"] for row in rows_printed)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import pathlib
 import statistics
+import sys
 import time
 from collections.abc import Callable, Sequence
 
@@ -45,6 +48,30 @@ def interleaved_medians(
   return [statistics.median(seconds) for seconds in times]
 
 
+def record(rows: Sequence[tuple[str, str, float]]) -> None:
+  """Keeps ratios of the running benchmark in `build/benchmarks/`, where `make plots` finds them.
+
+  An indented name, and one without a peer, belong to the row before them and get its name in front.
+
+  Args:
+    rows: names, what they are measured against, and ratios.
+  """
+  named: dict[str, float] = {}
+  above, above_peer = "", ""
+  for text, peer, ratio in rows:
+    name = text.partition(":")[0]  # what follows are times
+    if name.startswith(" ") or not peer:
+      named[f"{above} > {name.strip()} | {peer or above_peer}"] = ratio
+    else:
+      above, above_peer = name, peer
+      named[f"{name} | {peer}"] = ratio
+  folder = pathlib.Path(__file__).resolve().parent.parent / "build/benchmarks"
+  folder.mkdir(parents=True, exist_ok=True)
+  file = folder / f"{pathlib.Path(sys.argv[0]).stem}.json"
+  before = json.loads(file.read_text()) if file.exists() else {}
+  file.write_text(json.dumps({**before, **named}, indent=2))
+
+
 def print_rows(rows: Sequence[Row]) -> None:
   print(f"\n{'op':<50} {'against':<44} {'ours ms':>9} {'peer ms':>9} {'ratio':>7} {'want':>6}")
   for row in rows:
@@ -54,3 +81,4 @@ def print_rows(rows: Sequence[Row]) -> None:
       f"{row.name:<50} {row.peer_name:<44} {row.ours * 1e3:>9.3f} {row.peer * 1e3:>9.3f} "
       f"{row.ratio:>6.2f}x {wanted:>6}{'  BELOW' if below else ''}"
     )
+  record([(row.name, row.peer_name, row.ratio) for row in rows])

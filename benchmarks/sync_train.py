@@ -25,6 +25,7 @@ import time
 from typing import Any
 
 import numpy as np
+from ratio_table import record
 
 FOLDER = pathlib.Path(__file__).resolve().parent
 NUM_IDS = 1_000_000
@@ -333,6 +334,7 @@ def _report(seconds: dict[str, list[float]], breakdown: dict[str, float]) -> Non
   ratio = medians["ranks_1"] / medians["ranks_2"]
   below = "  BELOW" if ratio < WANTED_RATIO else ""
   print(f"two ranks on two cores against one on one: {ratio:.2f}x, want {WANTED_RATIO}x{below}")
+  record([("two ranks on two cores", "one on one", ratio)])
   step = breakdown.pop(_WHOLE_STEP)
   print(f"\nOps of traced steps, {step * 1e3:.1f} ms each, on rank 0; some run at the same time:")
   for name, value in sorted(breakdown.items(), key=lambda item: -item[1]):

@@ -70,6 +70,24 @@ def _restore_another_dim():
       session.run(other.restore(basename=basename).as_op())
 
 
+def _load_weights_of_another_dim(file, trained):
+  """Loads weights that a Keras model of rows of 4 floats saved into one of rows of 2."""
+  import monolith.keras
+
+  def make(dim, steps):
+    ids = tf.keras.Input([], dtype=tf.int64)
+    vectors = monolith.keras.layers.Embedding(dim, name="rows")(ids)
+    model = tf.keras.Model(ids, tf.keras.layers.Dense(1, name="dense")(vectors[:, :1]))
+    model.compile("adam", "mse")
+    if steps:
+      model.fit(tf.ones([4], tf.int64), tf.ones([4]), verbose=0)
+    return model
+
+  with tempfile.TemporaryDirectory() as folder:
+    make(4, 1).save_weights(os.path.join(folder, file))
+    make(2, trained).load_weights(os.path.join(folder, file))
+
+
 def _make_two_tables():
   with tf.Graph().as_default():
     for _ in range(2):
@@ -129,6 +147,19 @@ class FaqTest(absltest.TestCase):
         if not isinstance(error, tf.errors.OpError):  # TensorFlow says more: in which op it was.
           pattern = rf"\A{pattern}\Z"
         self.assertRegex(str(error), re.compile(pattern, re.DOTALL))
+
+  def test_keras_says_what_the_page_says_of_another_dim(self):
+    entry = _PAGE.read_text().partition("### A checkpoint has rows")[2].partition("\n### ")[0]
+    own, trained, checkpoint = re.findall(r"```text\n\w+: (.*)\n```", entry)
+
+    for file, is_trained, text in (
+      ("new.weights.h5", False, own),
+      ("trained.weights.h5", True, trained),
+      ("tensorflow", True, checkpoint),
+    ):
+      with self.subTest(file), self.assertRaises((ValueError, tf.errors.OpError)) as raised:
+        _load_weights_of_another_dim(file, is_trained)
+      self.assertRegex(str(raised.exception), ".*".join(map(re.escape, text.split("…"))))
 
 
 if __name__ == "__main__":
