@@ -5,6 +5,9 @@ whose gradient is a `tf.IndexedSlices` of ids and gradients. `install` wraps `ap
 Keras's optimizers, so that such pairs update their tables and all others go where they went. What
 Keras does before that point holds for tables, too: gradients of a scaled loss are unscaled, a step
 with infinite gradients is skipped, gradients are clipped.
+
+It wraps `Model.compile`, too: an optimizer that rows cannot follow is refused there, before data
+are read.
 """
 
 from __future__ import annotations
@@ -22,11 +25,12 @@ _MARK = "_monolith_leads_tables"
 
 
 def install() -> None:
-  """Wraps the optimizers of Keras, new and legacy, once per process."""
+  """Wraps the optimizers of Keras, new and legacy, and `Model.compile`, once per process."""
   # The class that all new optimizers and only they derive from; it is not public.
   new_base = tf.keras.optimizers.Optimizer.__mro__[1]
   _wrap(new_base, _build, _clip)
   _wrap(tf.keras.optimizers.legacy.Optimizer, _build_legacy, _clip_legacy)
+  _wrap_compile(tf.keras.Model)
 
 
 def _wrap(cls: Any, build: Callable[[Any, list], None], clip: Callable[[Any, list], list]) -> None:
@@ -55,6 +59,32 @@ def _wrap(cls: Any, build: Callable[[Any, list], None], clip: Callable[[Any, lis
 
   setattr(apply_all, _MARK, True)
   cls.apply_gradients = apply_all
+
+
+def _wrap_compile(cls: Any) -> None:
+  compile_model = cls.compile
+  if getattr(compile_model, _MARK, False):
+    return
+
+  @functools.wraps(compile_model)
+  def compile_and_check(self: Any, *args: Any, **kwargs: Any) -> Any:
+    result = compile_model(self, *args, **kwargs)
+    # A step of one's own may give the gradients of tables to another optimizer.
+    if type(self).train_step is cls.train_step:
+      _check_leader(self)
+    return result
+
+  setattr(compile_and_check, _MARK, True)
+  cls.compile = compile_and_check
+
+
+def _check_leader(model: tf.keras.Model) -> None:
+  """Raises a `ValueError` if the model's layers have tables that cannot follow its optimizer."""
+  optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
+  for layer in model._flatten_layers():
+    if layer.trainable and hasattr(layer, "own_tables"):
+      for table in layer.own_tables().values():
+        table.check_leader(optimizer)
 
 
 def _apply_finite(optimizer: Any, pairs: list, apply: Callable[[], Any]) -> Any:

@@ -122,6 +122,7 @@ class HashTable(tf.saved_model.experimental.TrackableResource):
     self._follows_rate = optimizer is None and learning_rate is None
     # The optimizer of Keras that the table follows.
     self._leader: Any = None
+    self._checked_leader: Any = None
     self._optimizer = row_optimizer = (
       following.default_optimizer() if optimizer is None else settings.optimizer(optimizer)
     )
@@ -275,18 +276,35 @@ class HashTable(tf.saved_model.experimental.TrackableResource):
     Raises:
       ValueError: there is no such optimizer for rows.
     """
+    followed = self.check_leader(optimizer)
+    if followed is not None:
+      self._configure(followed.optimizer)
+      self._leader = optimizer
+
+  def check_leader(self, optimizer: Any) -> following.Followed | None:
+    """Returns what the table would follow, and warns once of what does not reach its rows.
+
+    Args:
+      optimizer: an optimizer of Keras, new or legacy.
+
+    Returns:
+      `None` where the table has an optimizer of its own.
+
+    Raises:
+      ValueError: there is no such optimizer for rows.
+    """
     if not self._is_follower:
-      return
+      return None
     followed = following.follow(optimizer)
-    if self._leader is not optimizer and followed.left_out:
+    if self._checked_leader is not optimizer and followed.left_out:
       logging.warning(
         "Table %r follows %s without %s, which do not reach its rows.",
         self._label,
         type(optimizer).__name__,
         " and ".join(followed.left_out),
       )
-    self._configure(followed.optimizer)
-    self._leader = optimizer
+    self._checked_leader = optimizer
+    return followed
 
   def contains(self, ids: Any) -> tf.Tensor:
     """Returns which ids have a row, bool in the shape of `ids`."""

@@ -118,6 +118,40 @@ class MappingTest(tf.test.TestCase):
     optimizers.Adamax().apply_gradients([gradient_of(table, [1])])
     self.assertLen(table, 1)
 
+  def test_compile_refuses_what_rows_cannot_follow(self):
+    def make_model(**kwargs) -> tf.keras.Sequential:
+      return tf.keras.Sequential([Embedding(2, name="users", **kwargs), tf.keras.layers.Dense(1)])
+
+    with self.assertRaisesRegex(ValueError, "cannot follow the optimizer Adamax: give the table"):
+      make_model().compile("adamax", "mse")
+    scaled = tf.keras.mixed_precision.LossScaleOptimizer(optimizers.RMSprop(centered=True))
+    with self.assertRaisesRegex(ValueError, "centered=True"):
+      tf.keras.Sequential([make_model()]).compile(scaled, "mse")
+    group = tf.keras.Sequential([EmbeddingGroup({"a": 2})])
+    with self.assertRaisesRegex(ValueError, "Adamax"):
+      group.compile("adamax")
+
+    # These do not follow it.
+    make_model(optimizer="sgd").compile("adamax", "mse")
+    frozen = make_model()
+    frozen.trainable = False
+    frozen.compile("adamax", "mse")
+
+    class OwnStep(tf.keras.Sequential):
+      def train_step(self, data):
+        return {}
+
+    OwnStep([Embedding(2)]).compile("adamax", "mse")
+
+  def test_compile_says_what_does_not_reach_rows(self):
+    model = tf.keras.Sequential([Embedding(2, name="users")])
+    absl_logging.use_absl_handler()
+    with self.assertLogs(absl_logging.get_absl_logger(), logging.WARNING) as logs:
+      model.compile(optimizers.AdamW(weight_decay=0.25), "mse")
+      model.fit(np.zeros([8, 1], np.int64), np.ones([8, 1, 2]), verbose=0)
+    self.assertLen(logs.output, 1)
+    self.assertIn("'users' follows AdamW without weight_decay=0.25", logs.output[0])
+
   def test_what_is_left_out_is_said_once(self):
     table = Embedding(2, name="users").table
     optimizer = optimizers.AdamW(weight_decay=0.25)
