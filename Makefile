@@ -95,9 +95,9 @@ bazel-test: $(VENV)/.for-test build ## build and test the same sources with Baze
 	bash tools/bazel_test.sh
 
 # What mypy checks: where a wrong type would go unnoticed until a cluster runs.
-TYPED := $(addprefix monolith/native_training/, checkpoints driver graph_estimator tables distributed_ps.py distributed_ps_factory.py \
+TYPED := $(addprefix monolith/native_training/, checkpoints driver graph graph_estimator settings tables distributed_ps.py distributed_ps_factory.py \
   distributed_ps_sync.py embedding_combiners.py feature.py feature_utils.py multi_type_hash_table.py prefetch_queue.py) \
-  monolith/_tensorflow.py monolith/agent_service monolith/launch monolith/keras monolith/realtime monolith/serving
+  monolith/_tensorflow.py monolith/agent_service monolith/launch monolith/keras monolith/realtime monolith/row_log monolith/serving
 
 # C++ streams meet the locale facets of another libstdc++ beside TensorFlow's x86-64 wheel, and crash. Exceptions of
 # kernels end the process unless they are registered with REGISTER_GUARDED_KERNEL.

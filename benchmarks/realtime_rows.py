@@ -47,8 +47,8 @@ def measure_training(seconds: float = 5.0, repeats: int = 5) -> tuple[float, flo
 
   from monolith.native_training import entry, hash_table_ops
   from monolith.native_training.runtime.hash_table import embedding_hash_table_pb2
-  from monolith.realtime import row_log
-  from monolith.realtime.row_publisher import RowPublisher
+  from monolith.row_log import row_log
+  from monolith.row_log.row_publisher import RowPublisher
   from tests.native_training.data.mock_kafka import MockKafka
 
   tf.compat.v1.disable_eager_execution()

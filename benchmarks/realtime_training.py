@@ -31,7 +31,8 @@ from ratio_table import Row, print_rows  # noqa: E402
 from idl.matrix.proto import example_pb2  # noqa: E402
 from monolith.native_training import cpu_training  # noqa: E402
 from monolith.native_training.data import datasets  # noqa: E402
-from monolith.realtime import broker, demo_model, kafka_client  # noqa: E402
+from monolith.realtime import broker, demo_model  # noqa: E402
+from monolith.row_log import kafka_client  # noqa: E402
 
 _TOPIC = "samples"
 _PARTITIONS = 2

@@ -1,6 +1,6 @@
 """Tests of `monolith.tpu_runner` on CPU: the command line, flags and evaluation.
 
-Covers `core/base_tpu_test.py`, and the tasks `tasks/parity_data.py` and `tasks/parity_example.py`.
+Covers `tasks/base_tpu_test.py`, and the tasks `tasks/parity_data.py` and `tasks/parity_example.py`.
 """
 
 import glob
@@ -23,8 +23,8 @@ from absl.testing import flagsaver
 
 from monolith import tpu_runner
 from monolith.core import model_registry
-from monolith.core.base_tpu_test import BaseTPUTest
 from monolith.tasks import parity_data
+from monolith.tasks.base_tpu_test import BaseTPUTest
 from tests.tpu_runner_testing import EXAMPLE, SIMPLE, DataTestCase, read_scalars
 
 pytestmark = pytest.mark.thorough

@@ -1,6 +1,6 @@
 """Prints and draws how the folders of the package import one another, and which layer each is in.
 
-    python tools/import_layers.py               figures, edges that run up, layers by folder
+    python tools/import_layers.py               figures, edges that run up, layers
     python tools/import_layers.py --draw FILE   an SVG too; edges that run up are red
 
 Sources are read, nothing is imported. Imports inside functions count like those at module level:
@@ -11,6 +11,9 @@ A *place* is a folder of `monolith/` or `monolith/native_training/`, or a module
 themselves. The *knot* is the largest set of places that all reach one another; a *circle* is a set
 of modules that do. A place stands on a *floor* above all that it imports, except for the edges that
 *run up*: a few, found greedily, without which no circle is left.
+
+A *door* only leads to another module, from the path where scripts expect it. Who imports a door
+imports what is behind it; the door itself is counted nowhere.
 """
 
 from __future__ import annotations
@@ -23,83 +26,86 @@ from collections.abc import Iterable, Mapping
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
-# Bottom to top: layer -> what it holds, and its modules. A name without a slash is under
-# `monolith.native_training`, one with a slash under `monolith`. A module belongs to the layer with
-# the longest prefix of its name.
+# Bottom to top: layer -> what it holds.
 LAYERS = {
-  "base": (
-    "params, and what a process knows about itself: no graph, no other process",
-    "/ /_facades /_install /_lazy_api /_lazy_imports /_quiet /_tensorflow /core /path_utils "
-    "/utils . env_utils gflags_utils monolith_export "
-    "native_task_context proto settings signal_utils",
-  ),
-  "ops": (
-    "the op library, and thin wrappers around groups of its ops",
-    "distribution_ops file_ops gen_seq_mask gpu_table logging_ops ranks.flat_buffer_ops "
-    "remote_predict_ops runtime static_reshape_op tables.layout_ops touched_key_set_ops",
-  ),
-  "graph": (
-    "helpers that build graphs and run sessions; metrics",
-    "barrier_ops clip_ops device_utils graph graph_estimator graph_meta graph_utils hooks metric "
-    "nested_tensors prefetch_queue ragged_utils session_run_hooks "
-    "tensor_utils utils variables",
-  ),
-  "cluster": (
-    "where processes are, how they find and call one another",
-    "/agent_service /realtime.kafka_client /realtime.kafka_lib /realtime.log_partition "
-    "/realtime.row_log /realtime.row_publisher /realtime.topics cluster_manager consul "
-    "distributed_serving_ops mlp_utils net_utils service_discovery serving yarn_runtime zk_utils",
-  ),
-  "ranks": (
-    "what several synchronous processes agree on",
-    "distribution_utils hvd_lib ranks",
-  ),
-  "checkpoints": (
-    "saving and restoring: files and savers, not tables",
-    "/realtime.framing /realtime.partition_reader /realtime.sync_state "
-    "basic_restore_hook checkpoints dense_reload_utils hooks.ckpt_hooks hooks.server save_utils",
-  ),
-  "tables": (
-    "embeddings: local, over parameter servers, over ranks, on a GPU",
-    "distributed_ps distributed_ps_factory distributed_ps_sync embedding_combiners entry "
-    "hash_filter_ops hash_table_ops hash_table_utils learning_rate_functions "
-    "multi_hash_table_ops multi_type_hash_table tables test_utils",
-  ),
-  "features": (
-    "slots, columns and slices of a task, and gradients",
-    "feature feature_utils native_task",
-  ),
-  "data": (
-    "reading, filtering and parsing samples",
-    "data distribute input",
-  ),
-  "models": (
-    "what a model author derives from and builds with",
-    "/keras layers losses model model_dump models native_model optimizers summary",
-  ),
-  "export": (
-    "SavedModels",
-    "model_export",
-  ),
-  "driver": (
-    "runs a task: in this process, on parameter servers, on ranks",
-    "/realtime.dense_sets /realtime.row_log_hooks alert cpu_training debugging driver "
-    "hooks.ckpt_info hooks.feature_engineering_hooks "
-    "ps_benchmark sync_hooks sync_training_hooks",
-  ),
-  "runners": (
-    "programs, and the few lines that programs begin with",
-    "/base_runner /core.base_tpu_test /gpu_runner /keras.training /launch /realtime /serving "
-    "/tasks /tpu_runner "
-    "cpu_training_distributed_test_binary demo demos estimator model_export.demo_export "
-    "model_export.demo_predictor model_export.demo_predictor_client "
-    "model_export.warmup_data_decoder model_export.warmup_data_gen "
-    "model_export.saved_model_visulizer model_export.warmup_example_batch runner_utils "
-    "summary.report",
-  ),
+  "base": "params, and what a process knows about itself: no graph, no other process",
+  "ops": "the op library, and thin wrappers around groups of its ops",
+  "graph": "helpers that build graphs and run sessions; metrics",
+  "cluster": "where processes are, how they find and call one another",
+  "ranks": "what several synchronous processes agree on",
+  "checkpoints": "saving and restoring: files, savers, and the log of changed rows; not tables",
+  "tables": "embeddings: in this process, on parameter servers, over ranks",
+  "features": "slots, columns and slices of a task, and gradients",
+  "data": "reading, filtering and parsing samples",
+  "models": "what a model author derives from and builds with",
+  "export": "SavedModels",
+  "driver": "runs a task: in this process, on parameter servers, on ranks",
+  "runners": "programs, and the few lines that programs begin with; other doors",
 }
 
+# Each folder is in one layer: below `monolith/native_training/`, or below `monolith/` with a slash.
+FOLDERS = {
+  "/core": "base",
+  "proto": "base",
+  "settings": "base",
+  "ops": "ops",
+  "runtime": "ops",
+  "graph": "graph",
+  "graph_estimator": "graph",
+  "metric": "graph",
+  "/agent_service": "cluster",
+  "serving": "cluster",
+  "ranks": "ranks",
+  "/row_log": "checkpoints",
+  "checkpoints": "checkpoints",
+  "tables": "tables",
+  "data": "data",
+  "distribute": "data",
+  "layers": "models",
+  "losses": "models",
+  "model_dump": "models",
+  "models": "models",
+  "optimizers": "models",
+  "summary": "models",
+  "model_export": "export",
+  "alert": "driver",
+  "debugging": "driver",
+  "driver": "driver",
+  "hooks": "driver",
+  "/keras": "runners",
+  "/launch": "runners",
+  "/realtime": "runners",
+  "/serving": "runners",
+  "/tasks": "runners",
+  "demos": "runners",
+}
+
+# Modules in the two folders themselves, where scripts expect them; `.` and `/` are those packages.
+MODULES = {
+  "base": "/ /_facades /_install /_lazy_api /_lazy_imports /_quiet /_tensorflow /path_utils "
+  "/utils . env_utils gflags_utils monolith_export native_task_context signal_utils",
+  "ops": "distribution_ops file_ops gen_seq_mask gpu_table logging_ops remote_predict_ops "
+  "static_reshape_op touched_key_set_ops",
+  "graph": "barrier_ops clip_ops device_utils graph_meta graph_utils nested_tensors prefetch_queue "
+  "ragged_utils session_run_hooks tensor_utils utils variables",
+  "cluster": "cluster_manager consul distributed_serving_ops mlp_utils net_utils service_discovery "
+  "yarn_runtime zk_utils",
+  "ranks": "distribution_utils hvd_lib",
+  "checkpoints": "basic_restore_hook dense_reload_utils save_utils",
+  "tables": "distributed_ps distributed_ps_factory distributed_ps_sync embedding_combiners entry "
+  "hash_filter_ops hash_table_ops hash_table_utils learning_rate_functions multi_hash_table_ops "
+  "multi_type_hash_table test_utils",
+  "features": "feature feature_utils native_task",
+  "data": "input",
+  "models": "model native_model",
+  "driver": "cpu_training ps_benchmark sync_hooks sync_training_hooks",
+  "runners": "/base_runner /gpu_runner /tpu_runner cpu_training_distributed_test_binary demo "
+  "estimator runner_utils",
+}
+
+_GENERATED = ("_pb2", "_pb2_grpc")
 _KINDS = ("now", "late", "types")
+_DOOR = "\nsys.modules[__name__] = "
 Graph = Mapping[str, set[str]]
 
 
@@ -121,7 +127,7 @@ def find_modules(root: pathlib.Path = ROOT) -> dict[str, pathlib.Path]:
   """Returns path by name of our modules, without those that a build writes."""
   modules = {}
   for path in sorted((root / "monolith").rglob("*.py")):
-    if path.stem.endswith(("_pb2", "_pb2_grpc")) or path.stem == "_build_info":
+    if path.stem.endswith(_GENERATED) or path.stem == "_build_info":
       continue
     parts = path.relative_to(root).with_suffix("").parts
     modules[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
@@ -169,7 +175,8 @@ class Imports(ast.NodeVisitor):
       base = ".".join([*package[: len(package) - node.level + 1], *filter(None, [node.module])])
     for alias in node.names:
       name = f"{base}.{alias.name}"
-      self._add(name if name in self._modules else base)
+      if not alias.name.endswith(_GENERATED):
+        self._add(name if name in self._modules else base)
 
   def _add(self, name: str) -> None:
     if name in self._modules:
@@ -177,9 +184,37 @@ class Imports(ast.NodeVisitor):
 
 
 def read_imports(root: pathlib.Path = ROOT) -> dict[str, dict[str, set[str]]]:
-  """Returns by module what it imports: "now", "late" or "types" -> names of our modules."""
+  """Returns by module what it imports: "now", "late" or "types" -> names of our modules.
+
+  Doors are left out, and what is behind them stands in their place.
+  """
   modules = find_modules(root)
-  return {name: Imports(name, path, modules).found for name, path in modules.items()}
+  imports = {name: Imports(name, path, modules).found for name, path in modules.items()}
+  doors = find_doors(modules)
+  for door in doors:
+    del imports[door]
+  return {
+    name: {kind: {doors.get(other, other) for other in found[kind]} for kind in _KINDS}
+    for name, found in imports.items()
+  }
+
+
+def find_doors(modules: Mapping[str, pathlib.Path]) -> dict[str, str]:
+  """Returns door -> the module behind it.
+
+  Raises:
+    ValueError: a door defines something, or imports more than what is behind it.
+  """
+  doors: dict[str, str] = {}
+  for name, path in modules.items():
+    text = path.read_text(encoding="utf-8")
+    if _DOOR in text:
+      behind = set().union(*Imports(name, path, modules).found.values())
+      defined = (ast.FunctionDef, ast.ClassDef, ast.For, ast.While)
+      if len(behind) != 1 or any(isinstance(node, defined) for node in ast.walk(ast.parse(text))):
+        raise ValueError(f"{path} is more than a door: {sorted(behind)}")
+      doors[name] = behind.pop()
+  return doors
 
 
 def module_graph(imports: Mapping[str, Mapping[str, set[str]]], kinds: Iterable[str]) -> Graph:
@@ -198,34 +233,22 @@ def place_graph(modules: Graph) -> Graph:
   return graph
 
 
-def layer_prefixes() -> dict[str, int]:
-  """Returns the number of a layer by the short name that `LAYERS` gives.
+def layer_numbers() -> dict[str, int]:
+  """Returns the number of a layer, from the bottom, by place.
 
   Raises:
-    ValueError: a name is in two layers.
+    ValueError: a place is in two layers.
   """
-  prefixes: dict[str, int] = {}
-  for number, (_, names) in enumerate(LAYERS.values()):
-    for name in names.split():
-      prefix = name if name[0] in "./" else "." + name
-      if prefix in prefixes:
-        raise ValueError(f"{prefix} is in two layers")
-      prefixes[prefix] = number
-  return prefixes
-
-
-def layer_of(module: str, prefixes: Mapping[str, int]) -> int:
-  """Returns the number of the layer of a module, by its short name.
-
-  Raises:
-    KeyError: the table does not name it.
-  """
-  name = module
-  while name not in prefixes:
-    name = name.rpartition(".")[0]
-    if not name:
-      raise KeyError(f"{module} is in no layer")
-  return prefixes[name]
+  named = [*FOLDERS.items()]
+  named += [(name, layer) for layer, names in MODULES.items() for name in names.split()]
+  order = list(LAYERS)
+  numbers: dict[str, int] = {}
+  for name, layer in named:
+    place = name if name[0] in "./" else "." + name
+    if place in numbers:
+      raise ValueError(f"{place} is in two layers")
+    numbers[place] = order.index(layer)
+  return numbers
 
 
 def find_knots(graph: Graph) -> list[list[str]]:
@@ -289,9 +312,9 @@ def draw(
   graph: Graph,
   floors: Mapping[str, int],
   up: Iterable[tuple[str, str]],
-  layers: Mapping[str, list[str]],
+  layers: Mapping[str, str],
 ) -> str:
-  """Returns an SVG: a row per floor, a box per place with its layers below the name."""
+  """Returns an SVG: a row per floor, a box per place with its layer below the name."""
   width, height, row = 150, 34, 92
   rows: dict[int, list[str]] = {}
   for place in sorted(floors, key=lambda p: (layers[p], p)):
@@ -320,12 +343,11 @@ def draw(
       f"{style}>{title}</path>"
     )
   for place, (x, y) in middle.items():
-    color = "#fdd" if len(layers[place]) > 1 else "#eef4fb"
     parts.append(
       f'<rect x="{x - width // 2}" y="{y - height // 2}" width="{width}" height="{height}" rx="4" '
-      f'fill="{color}" stroke="#567"/><text x="{x}" y="{y - 3}" text-anchor="middle">'
+      f'fill="#eef4fb" stroke="#567"/><text x="{x}" y="{y - 3}" text-anchor="middle">'
       f'{html.escape(place)}</text><text x="{x}" y="{y + 11}" text-anchor="middle" fill="#678" '
-      f'font-size="9">{", ".join(layers[place])}</text>'
+      f'font-size="9">{layers[place]}</text>'
     )
   return "\n".join([*parts, "</svg>", ""])
 
@@ -343,18 +365,17 @@ def main() -> None:
   floors = find_floors(graph, up)
   circles = find_knots(module_graph(imports, _KINDS))
   knots = find_knots(graph)
-  prefixes, names = layer_prefixes(), list(LAYERS)
-  numbers: dict[str, set[int]] = {}
-  for name in modules:
-    numbers.setdefault(place_of(name), set()).add(layer_of(short_name(name), prefixes))
-  layers = {place: [names[n] for n in sorted(found)] for place, found in numbers.items()}
+  numbers, names = layer_numbers(), list(LAYERS)
+  layers = {place: names[numbers[place]] for place in graph}
 
   print(f"modules: {len(modules)} in {len(graph)} places (folders, and modules outside of them)")
   print(f"floors: {max(floors.values())}")
   print(f"edges between places: {sum(map(len, graph.values()))}; that run up: {len(up)}")
   print(f"places in the largest knot: {len(knots[0]) if knots else 0}")
   print(f"circles of modules, types counted: {len(circles)}")
-  print(f"places in several layers: {sum(len(found) > 1 for found in layers.values())}")
+  upward = sorted((a, b) for a in graph for b in graph[a] if numbers[a] < numbers[b])
+  print(f"edges to a layer above: {len(upward)}{''.join(f'; {a} -> {b}' for a, b in upward)}")
+  print(f"doors: {len(find_doors(find_modules()))}")
   for knot in knots:
     print(f"\nknot of {len(knot)}: {' '.join(knot)}")
   for circle in circles:
@@ -369,9 +390,9 @@ def main() -> None:
       if (place_of(name), place_of(other)) == (a, b)
     )
     print(f"  {a} -> {b}: {', '.join(because)}")
-  print("\nfloor  place: layers")
+  print("\nfloor  place: layer")
   for place in sorted(floors, key=lambda p: (-floors[p], p)):
-    print(f"  {floors[place]:>2}  {place}: {', '.join(layers[place])}")
+    print(f"  {floors[place]:>2}  {place}: {layers[place]}")
   if args.draw:
     args.draw.parent.mkdir(parents=True, exist_ok=True)
     args.draw.write_text(draw(graph, floors, up, layers), encoding="utf-8")

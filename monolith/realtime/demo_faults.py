@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from monolith.realtime import kafka_client, topics
 from monolith.realtime.audit import Audit, audit_samples
 from monolith.realtime.demo_monitor import Monitor, read_metrics, total
 from monolith.realtime.demo_options import (
@@ -27,6 +26,7 @@ from monolith.realtime.demo_system import (
   WINDOW_SECS,
   System,
 )
+from monolith.row_log import kafka_client, topics
 
 _RECOVERY_SECS = 180.0
 _POISON_SECS = 30.0

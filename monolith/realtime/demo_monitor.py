@@ -12,11 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from monolith.realtime import stages, topics
+from monolith.realtime import stages
 from monolith.realtime.demo_options import MODEL, DemoOptions
 from monolith.realtime.demo_system import ENTRY, System
 from monolith.realtime.freshness import AucMeter, FreshnessProber, RequestLoad
 from monolith.realtime.generator import World
+from monolith.row_log import topics
 
 _ASK_SECS = 1.0
 _ANSWER_SECS = 1.0

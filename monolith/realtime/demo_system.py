@@ -13,12 +13,13 @@ import time
 from collections.abc import Callable, Sequence
 
 from monolith.agent_service.ports import find_free_port
-from monolith.realtime import broker, topics
+from monolith.realtime import broker
 from monolith.realtime.demo_options import MODEL, DemoOptions
 from monolith.realtime.freshness import Client
 from monolith.realtime.processes import DEAD, RUNNING, Command, Supervisor, child_pids
 from monolith.realtime.serving_directory import ServingDirectory
 from monolith.realtime.zookeeper import LocalZooKeeper
+from monolith.row_log import topics
 from monolith.serving import native_server
 
 ENTRY = "entry"

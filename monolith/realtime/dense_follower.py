@@ -9,11 +9,11 @@ import tensorflow as tf
 from absl import logging
 from tensorflow.core.framework import tensor_pb2
 
-from monolith.realtime.dense_sets import slice_of
-from monolith.realtime.framing import unframe
 from monolith.realtime.log_follower import LogFollower, PoisonedError
 from monolith.realtime.row_log_pb2 import DenseSet
-from monolith.realtime.sync_state import SyncState
+from monolith.row_log.dense_sets import slice_of
+from monolith.row_log.framing import unframe
+from monolith.row_log.sync_state import SyncState
 from monolith.serving.servable import Servable
 
 

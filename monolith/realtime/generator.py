@@ -18,8 +18,8 @@ import time
 from collections.abc import Sequence
 
 from idl.matrix.proto.example_pb2 import Example, NamedFeature
-from monolith.realtime import kafka_client, topics
 from monolith.realtime.events_pb2 import Action, Impression
+from monolith.row_log import kafka_client, topics
 
 USER_SLOT, ITEM_SLOT, GENRE_SLOT = 1, 2, 3
 _SLOT_SHIFT = 48

@@ -22,7 +22,7 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from monolith.realtime import events, joiner_recovery, kafka_client
+from monolith.realtime import events, joiner_recovery
 from monolith.realtime.join_window import Counters, Sample
 from monolith.realtime.joiner_metrics import serve_metrics
 from monolith.realtime.joiner_options import (
@@ -39,7 +39,8 @@ from monolith.realtime.joiner_recovery import (
   Mark,
   Partition,
 )
-from monolith.realtime.kafka_lib import KafkaError, KafkaException, TopicPartition, confluent_kafka
+from monolith.row_log import kafka_client
+from monolith.row_log.kafka_lib import KafkaError, KafkaException, TopicPartition, confluent_kafka
 
 _LOGGED_POISON = 100
 # Between two questions whether a silent topic has ended, and how long one may take: what a window

@@ -7,8 +7,8 @@ import dataclasses
 import tempfile
 from collections.abc import Sequence
 
-from monolith.realtime import topics
 from monolith.realtime.join_window import FIRST_ACTION, WINDOW_END, SampleRates, WindowOptions
+from monolith.row_log import topics
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,10 +14,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from idl.matrix.proto.example_pb2 import Example
-from monolith.realtime import events, kafka_client
+from monolith.realtime import events
 from monolith.realtime.join_window import JoinWindow, WindowOptions
 from monolith.realtime.joiner_options import JoinerOptions
-from monolith.realtime.kafka_lib import KafkaError, KafkaException, TopicPartition
+from monolith.row_log import kafka_client
+from monolith.row_log.kafka_lib import KafkaError, KafkaException, TopicPartition
 
 BATCH = 10_000
 POLL_SECS = 0.05

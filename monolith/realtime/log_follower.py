@@ -14,8 +14,8 @@ from collections.abc import Callable
 import tensorflow as tf
 from absl import logging
 
-from monolith.realtime.partition_reader import OffsetGoneError, PartitionReader
-from monolith.realtime.sync_state import SyncState
+from monolith.row_log.partition_reader import OffsetGoneError, PartitionReader
+from monolith.row_log.sync_state import SyncState
 
 _RETRY_SECS = 1.0
 _READ_SECS = 0.1

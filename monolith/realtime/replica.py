@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 import grpc
 from absl import logging
 
-from monolith.realtime import sync_state
 from monolith.realtime.dense_follower import DenseAssigner, DenseFollower
 from monolith.realtime.row_follower import RowFollower
 from monolith.realtime.table_sink import TableSink
+from monolith.row_log import sync_state
 from monolith.serving.errors import ServingError
 from monolith.serving.servable import Follower, FollowerSample, Servable
 

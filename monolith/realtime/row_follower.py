@@ -12,10 +12,10 @@ from typing import Protocol
 
 from absl import logging
 
-from monolith.realtime.framing import CRC_BYTES
 from monolith.realtime.log_follower import LogFollower
 from monolith.realtime.row_log_pb2 import Digest, RowBatch
-from monolith.realtime.sync_state import SyncState
+from monolith.row_log.framing import CRC_BYTES
+from monolith.row_log.sync_state import SyncState
 
 # Rows that were saved while a batch was on its way are newer than that batch. One can be under way
 # when a replica starts, so from the next one on both tables must be equal.

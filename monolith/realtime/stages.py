@@ -17,10 +17,10 @@ from typing import Protocol
 
 import numpy as np
 
-from monolith.realtime import kafka_client, topics
 from monolith.realtime.generator import USER_SLOT, make_fid
-from monolith.realtime.kafka_lib import TopicPartition, confluent_kafka
 from monolith.realtime.row_log_pb2 import RowBatch
+from monolith.row_log import kafka_client, topics
+from monolith.row_log.kafka_lib import TopicPartition, confluent_kafka
 
 STAGES = ("join", "queue", "train", "publish", "apply")
 _CRC_BYTES = 4

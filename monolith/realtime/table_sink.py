@@ -8,10 +8,10 @@ import tensorflow as tf
 from absl import logging
 
 from monolith.native_training import hash_table_ops, multi_hash_table_ops
-from monolith.realtime import row_log
 from monolith.realtime.log_follower import PoisonedError
 from monolith.realtime.row_follower import SinkState
-from monolith.realtime.sync_state import SyncState
+from monolith.row_log import row_log
+from monolith.row_log.sync_state import SyncState
 
 
 class TableSink:

@@ -27,7 +27,7 @@ from monolith.native_training import cpu_training, service_discovery
 from monolith.native_training.data import stream_positions, stream_status
 from monolith.native_training.graph import idle
 from monolith.native_training.hooks import interrupt
-from monolith.realtime import kafka_client, topics
+from monolith.row_log import kafka_client, topics
 
 _DEMO = "monolith.realtime.demo_model:DemoModel"
 _METRICS_SECS = 1.0

@@ -1,6 +1,6 @@
 """The distribution is `monolith-recsys`, everywhere, and bears no other `monolith` beside it.
 
-Tests `monolith/_install.py` and `realtime/kafka_lib.py`.
+Tests `monolith/_install.py` and `row_log/kafka_lib.py`.
 """
 
 import os

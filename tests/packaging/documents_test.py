@@ -86,14 +86,15 @@ class DocumentsTest(unittest.TestCase):
     spec = importlib.util.spec_from_file_location("layers_test", _LAYERS_TEST)
     layers_test = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(layers_test)
-    asserted = {layer: names.split() for layer, (_, names) in layers_test.LAYERS.items()}
+    tool = layers_test.import_layers
+    asserted = {layer: tool.MODULES.get(layer, "").split() for layer in reversed(tool.LAYERS)}
+    for folder, layer in tool.FOLDERS.items():
+      asserted[layer].append(folder + "/")
 
     text = (_ROOT / "docs/design.md").read_text().partition("## Layers")[2].partition("\n## ")[0]
     rows = [line.split(" | ") for line in text.splitlines() if line.startswith("| ")]
     shown = {
-      row[0].strip("| "): [
-        name[0] + name[1:].replace("/", ".") for name in re.findall(r"`([^`]+)`", row[2])
-      ]
+      row[0].strip("| "): re.findall(r"`([^`]+)`", row[2] + row[3])
       for row in rows[1:]
       if row[0] not in ("| wire", "| engine")
     }

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from monolith.realtime import dense_sets, framing
 from monolith.realtime.row_log_pb2 import DenseSet
+from monolith.row_log import dense_sets, framing
 from tests.native_training.data.mock_kafka import MockKafka
 from tests.serving import saved_models, server_process
 from tests.wait_until import wait_until

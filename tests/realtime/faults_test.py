@@ -17,11 +17,12 @@ import pytest
 from confluent_kafka import KafkaException, TopicPartition
 
 from monolith.agent_service.backends import Container, ContainerServiceInfo, SavedModel, ZKBackend
-from monolith.realtime import broker, kafka_client, topics
+from monolith.realtime import broker
 from monolith.realtime.audit import audit_samples
 from monolith.realtime.generator import EventSender, World
 from monolith.realtime.processes import Command, Supervisor
 from monolith.realtime.serving_directory import ServingDirectory
+from monolith.row_log import kafka_client, topics
 from tests.wait_until import wait_until
 
 pytestmark = pytest.mark.thorough

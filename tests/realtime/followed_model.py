@@ -14,7 +14,8 @@ import tensorflow as tf
 from absl import flags
 
 from monolith.native_training import multi_hash_table_ops
-from monolith.realtime import broker, kafka_client, partition_reader, topics
+from monolith.realtime import broker
+from monolith.row_log import kafka_client, partition_reader, topics
 from tests.realtime import row_messages
 from tests.serving import click_example, saved_models, server_process
 from tests.wait_until import wait_until

@@ -1,4 +1,7 @@
-"""Tests of `joiner`, `joiner_metrics`, `broker`, `topics` and `kafka_client`, on a real broker."""
+"""Tests of `joiner`, `joiner_metrics`, `broker`, `row_log/topics.py` and `row_log/kafka_client.py`.
+
+The broker is a real one.
+"""
 
 import collections
 import os
@@ -17,9 +20,10 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from idl.matrix.proto.example_pb2 import Example
-from monolith.realtime import broker, kafka_client, topics
+from monolith.realtime import broker
 from monolith.realtime.join_window import WindowOptions
 from monolith.realtime.joiner import Joiner, JoinerOptions, parse_rates
+from monolith.row_log import kafka_client, topics
 from tests.native_training.data.mock_kafka import MockKafka
 from tests.realtime.event_making import make_action, make_impression
 from tests.wait_until import wait_until

@@ -1,7 +1,8 @@
 """Replicas catch up with a row log and follow it: a real broker, a trained model, real servers.
 
-Tests `replica`, `row_follower`, `dense_follower`, `log_follower`, `partition_reader`, `table_sink`,
-and what `dense_sets` and `sync_state` write during training; and the same of the server in C++.
+Tests `replica`, `row_follower`, `dense_follower`, `log_follower`, `table_sink`, and what
+`row_log/partition_reader.py`, `row_log/dense_sets.py` and `row_log/sync_state.py` do in training;
+and the same of the server in C++.
 """
 
 import contextlib
@@ -18,14 +19,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from monolith.realtime import (
-  dense_sets,
-  log_follower,
-  partition_reader,
-  row_follower,
-  sync_state,
-  table_sink,
-)
+from monolith.realtime import log_follower, row_follower, table_sink
+from monolith.row_log import dense_sets, partition_reader, sync_state
 from tests.realtime import followed_model
 from tests.realtime.followed_model import DENSE_TOPIC, MODEL, TOPIC
 from tests.serving import server_process

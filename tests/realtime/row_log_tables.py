@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from monolith.native_training import hash_table_ops, multi_hash_table_ops
-from monolith.realtime import row_log
+from monolith.row_log import row_log
 from tests.hash_table_testing import config_of, segment
 
 DIM = 4

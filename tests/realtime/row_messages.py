@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from monolith.realtime.framing import frame
 from monolith.realtime.row_log_pb2 import RowBatch
+from monolith.row_log.framing import frame
 
 
 def make_batch(

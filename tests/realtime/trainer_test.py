@@ -23,7 +23,8 @@ import tensorflow as tf
 
 from monolith.native_training.data import stream_positions
 from monolith.native_training.settings.training_config import CpuTrainingConfig
-from monolith.realtime import broker, kafka_client, trainer
+from monolith.realtime import broker, trainer
+from monolith.row_log import kafka_client
 from tests import counting_task, stalled_counting_task
 from tests.wait_until import wait_until
 

@@ -18,7 +18,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from monolith.realtime import log_follower, partition_reader, sync_state, table_sink
+from monolith.realtime import log_follower, table_sink
+from monolith.row_log import partition_reader, sync_state
 from tests.realtime import followed_model
 from tests.realtime.followed_model import MODEL, TOPIC
 from tests.wait_until import wait_until

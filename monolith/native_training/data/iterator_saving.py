@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from monolith.native_training.hooks import ckpt_hooks
+from monolith.native_training.checkpoints import ckpt_hooks
 
 
 def leave_out_of_checkpoints() -> None:

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from monolith.native_training import native_task_context, utils
 from monolith.native_training.distribute import str_queue
-from monolith.native_training.hooks import session_hooks
+from monolith.native_training.graph import session_hooks
 
 
 def create_dynamic_sharding_dataset(

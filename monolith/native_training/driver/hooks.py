@@ -31,26 +31,20 @@ from monolith.native_training import (
   sync_training_hooks,
   variables,
 )
-from monolith.native_training.checkpoints import graph_files
+from monolith.native_training.checkpoints import ckpt_hooks, graph_files
 from monolith.native_training.checkpoints import ranks as sync_checkpoint
 from monolith.native_training.checkpoints import slices as checkpoint_slices
 from monolith.native_training.checkpoints import state as checkpoint_state
 from monolith.native_training.checkpoints import topology as training_topology
 from monolith.native_training.data import stream_positions
 from monolith.native_training.driver import observers
-from monolith.native_training.graph import export_context
-from monolith.native_training.hooks import (
-  ckpt_hooks,
-  ckpt_info,
-  data_position,
-  ps_check_hooks,
-  session_hooks,
-)
+from monolith.native_training.graph import export_context, session_hooks
+from monolith.native_training.hooks import ckpt_info, data_position, ps_check_hooks
 from monolith.native_training.hooks.server import server_lib
 from monolith.native_training.model_export import export_hooks
 from monolith.native_training.settings.training_config import CpuTrainingConfig
 from monolith.native_training.tables import protocols
-from monolith.realtime import sync_state
+from monolith.row_log import sync_state
 
 Hooks = list[tf.compat.v1.train.SessionRunHook]
 SaverListeners = list[tf.compat.v1.train.CheckpointSaverListener]
@@ -475,7 +469,7 @@ class TrainingHooks:
     if not self._writes_row_log:
       return []
     # Needs a client of Kafka.
-    from monolith.realtime import partition_reader, topics
+    from monolith.row_log import partition_reader, topics
 
     config = self._config
     model = config.realtime_model_name or config.model_name
@@ -494,7 +488,7 @@ class TrainingHooks:
     if not self._writes_row_log:
       return []
     # Needs a client of Kafka.
-    from monolith.realtime import dense_sets
+    from monolith.row_log import dense_sets
 
     config = self._config
     return [
@@ -515,7 +509,7 @@ class TrainingHooks:
     if not self._writes_row_log:
       return []
     # Needs a client of Kafka.
-    from monolith.realtime import row_log_hooks
+    from monolith.row_log import row_log_hooks
 
     hook = row_log_hooks.RowLogHook(self._config, self._model_dir)
     self._row_log_listener = row_log_hooks.RowLogSavedListener(hook)

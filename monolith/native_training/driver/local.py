@@ -201,7 +201,7 @@ def _publish_rows(
   if not conf.realtime_kafka_servers or conf.num_ps <= 0:
     return
   # Needs a client of Kafka.
-  from monolith.realtime import row_log_hooks
+  from monolith.row_log import row_log_hooks
 
   servers = {job.name: job.tasks for job in session_config.cluster_def.job}["ps"]
   for shard in range(conf.num_ps):

@@ -185,7 +185,7 @@ def _join_ps(
   with contextlib.ExitStack() as stack:
     if config is not None and config.realtime_kafka_servers:
       # Needs a client of Kafka.
-      from monolith.realtime import row_log_hooks
+      from monolith.row_log import row_log_hooks
 
       stack.enter_context(row_log_hooks.publish_from_server(config, target, ps_index))
       sync_backend = None

@@ -22,7 +22,7 @@ from monolith.native_training.graph import export_context
 from monolith.native_training.runtime.hash_table import embedding_hash_table_pb2
 from monolith.native_training.settings.training_config import CpuTrainingConfig
 from monolith.native_training.tables import protocols
-from monolith.realtime import row_log
+from monolith.row_log import row_log
 
 Configs = Mapping[str, entry.HashTableConfigInstance]
 

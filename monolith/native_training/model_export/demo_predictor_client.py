@@ -1,56 +1,14 @@
-"""Asks a server of `demo_export`'s model for scores of random samples.
+"""The specified path of the program `demos.predictor_client`: both names are one module."""
 
-python -m monolith.native_training.model_export.demo_predictor_client --server=localhost:8500
-"""
+import sys
 
-from __future__ import annotations
-
-import numpy as np
 from absl import app, flags
 
-from monolith.native_training.model_export import demo_predictor
-from monolith.serving.scorer import RemoteScorer
+from monolith.native_training.demos import predictor_client
+from monolith.native_training.demos.predictor_client import *  # noqa: F403, for type checkers
 
-FLAGS = flags.FLAGS
-
-# Other programs that import this one may have flags of these names.
-if "server" not in FLAGS:
-  flags.DEFINE_string("server", "localhost:8500", "host:port of the server's gRPC")
-if "model_name" not in FLAGS:
-  flags.DEFINE_string("model_name", "default", "which model of the server")
-if "signature_name" not in FLAGS:
-  flags.DEFINE_string("signature_name", "serving_default", "which signature")
-
-
-def predict(
-  server: str, model_name: str, signature_name: str, batch_size: int
-) -> dict[str, np.ndarray]:
-  """Asks for the scores of random samples.
-
-  Args:
-    server: `host:port` of the server's gRPC.
-    model_name: which model.
-    signature_name: which signature; it takes serialized Instances as `instances`.
-    batch_size: how many samples.
-
-  Returns:
-    Output by name.
-
-  Raises:
-    ServingError: what the server answered, or that it cannot be reached.
-  """
-  scorer = RemoteScorer(server, model_name, signature_name)
-  try:
-    return scorer.score({"instances": demo_predictor.random_instances(batch_size)})
-  finally:
-    scorer.close()
-
-
-def main(_: list[str]) -> None:
-  outputs = predict(FLAGS.server, FLAGS.model_name, FLAGS.signature_name, FLAGS.batch_size)
-  for name, output in outputs.items():
-    print(name, output)
-
+sys.modules[__name__] = predictor_client
 
 if __name__ == "__main__":
-  app.run(main)
+  flags.adopt_module_key_flags(predictor_client)
+  app.run(predictor_client.main)

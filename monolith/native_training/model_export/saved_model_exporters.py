@@ -48,7 +48,7 @@ from monolith.native_training.model_export import (
   frozen_model,
   versioned_assign,
 )
-from monolith.realtime import sync_state
+from monolith.row_log import sync_state
 
 ModelFn = Callable[..., graph_estimator.EstimatorSpec]
 ReceiverFn = Callable[[], graph_estimator.ServingInputReceiver]

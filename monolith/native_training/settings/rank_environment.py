@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import Any
 
 from absl import logging
 
@@ -83,7 +84,7 @@ def read_launcher(value: str) -> int | None:
   return None
 
 
-def find_initialized_backend():
+def find_initialized_backend() -> Any:
   """Returns the module of the backend that this process has initialised, else `None`.
 
   Imports nothing: a backend that was not imported cannot be initialised.

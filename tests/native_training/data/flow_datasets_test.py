@@ -12,8 +12,8 @@ import tensorflow as tf
 from absl.testing import parameterized
 
 from idl.matrix.proto import example_pb2, proto_parser_pb2
+from monolith.native_training.checkpoints import ckpt_hooks
 from monolith.native_training.data import datasets, feature_utils, parsers
-from monolith.native_training.hooks import ckpt_hooks
 from monolith.native_training.runtime.ops import gen_monolith_ops
 from tests.native_training.data.data_test_utils import (
   frame,

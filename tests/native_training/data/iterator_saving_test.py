@@ -4,8 +4,8 @@ import os
 
 import tensorflow as tf
 
+from monolith.native_training.checkpoints import ckpt_hooks
 from monolith.native_training.data.iterator_saving import leave_out_of_checkpoints
-from monolith.native_training.hooks import ckpt_hooks
 
 v1 = tf.compat.v1
 

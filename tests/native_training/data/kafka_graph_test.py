@@ -6,8 +6,8 @@ import threading
 import tensorflow as tf
 
 from monolith.native_training import graph_estimator
+from monolith.native_training.checkpoints import ckpt_hooks
 from monolith.native_training.data import datasets, feature_utils, parsers
-from monolith.native_training.hooks import ckpt_hooks
 from tests.native_training.data.data_test_utils import fid_v2, frame, make_example
 from tests.native_training.data.kafka_testing import KafkaTestCase
 from tests.native_training.data.mock_kafka import TIMEOUT_SECS

@@ -12,8 +12,8 @@ from absl.testing import flagsaver
 
 from idl.matrix.proto import example_pb2, line_id_pb2, proto_parser_pb2
 from monolith.native_training import native_task_context
+from monolith.native_training.checkpoints import ckpt_hooks
 from monolith.native_training.data import datasets, parquet_dataset, parsers
-from monolith.native_training.hooks import ckpt_hooks
 from tests.native_training.data.data_test_utils import fid_v1, fid_v2, needs_parquet, proto_of
 
 PbType = datasets.PbType

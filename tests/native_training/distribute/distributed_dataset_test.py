@@ -11,7 +11,7 @@ from monolith.native_training import native_task_context
 from monolith.native_training.data import datasets, feature_utils
 from monolith.native_training.data.training_instance.python import instance_dataset_op
 from monolith.native_training.distribute import distributed_dataset
-from monolith.native_training.hooks import session_hooks
+from monolith.native_training.graph import session_hooks
 
 tf.compat.v1.disable_eager_execution()
 

@@ -1,5 +1,5 @@
-"""The ops of `layout_ops`: the worked example in every version, random batches against a NumPy
-model, gradients, several requests, FIRSTN in every layout, and bad input."""
+"""The ops of `ops/layout_ops.py`: the worked example in every version, random batches against a
+NumPy model, gradients, several requests, FIRSTN in every layout, and bad input."""
 
 from __future__ import annotations
 

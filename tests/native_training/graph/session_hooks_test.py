@@ -2,7 +2,7 @@
 
 import tensorflow as tf
 
-from monolith.native_training.hooks import session_hooks
+from monolith.native_training.graph import session_hooks
 
 tf.compat.v1.disable_eager_execution()
 

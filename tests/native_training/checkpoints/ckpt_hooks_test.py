@@ -7,7 +7,8 @@ from unittest import mock
 import tensorflow as tf
 
 from monolith.native_training import barrier_ops
-from monolith.native_training.hooks import ckpt_hooks, ckpt_hooks_pb2
+from monolith.native_training.checkpoints import ckpt_hooks
+from monolith.native_training.hooks import ckpt_hooks_pb2
 
 tf.compat.v1.disable_eager_execution()
 

@@ -6,8 +6,8 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 
-from monolith.realtime import kafka_client
-from monolith.realtime.kafka_lib import KafkaError, KafkaException, Message, TopicPartition
+from monolith.row_log import kafka_client
+from monolith.row_log.kafka_lib import KafkaError, KafkaException, Message, TopicPartition
 
 _POLL_SECS = 0.1
 _RETRY_SECS = 1.0

@@ -9,9 +9,9 @@ import numpy as np
 import tensorflow as tf
 from absl import flags
 
-from monolith.realtime import dense_sets, framing, sync_state
 from monolith.realtime.row_log_pb2 import DenseSet
-from monolith.realtime.sync_state import LogEnd, SyncState
+from monolith.row_log import dense_sets, framing, sync_state
+from monolith.row_log.sync_state import LogEnd, SyncState
 from monolith.serving.servable import RunGate
 from tests.serving import click_example
 

@@ -13,9 +13,9 @@ from absl.testing import parameterized
 
 from monolith.native_training import cpu_training, entry, feature, graph_estimator, native_task
 from monolith.native_training.driver import server as training_server
-from monolith.realtime import row_log_hooks
-from monolith.realtime.log_partition import LogPartition
 from monolith.realtime.row_log_pb2 import RowBatch
+from monolith.row_log import row_log_hooks
+from monolith.row_log.log_partition import LogPartition
 from tests.native_training.data.mock_kafka import MockKafka
 from tests.wait_until import wait_until
 

@@ -17,10 +17,10 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from monolith.realtime import kafka_client, topics
-from monolith.realtime.framing import frame
-from monolith.realtime.partition_reader import read_log_ends
 from monolith.realtime.row_log_pb2 import DenseSet
+from monolith.row_log import kafka_client, topics
+from monolith.row_log.framing import frame
+from monolith.row_log.partition_reader import read_log_ends
 
 # Of a message, without its checksum and what is said beside tensors.
 _TENSOR_BYTES = kafka_client.MAX_MESSAGE_BYTES - 4096

@@ -23,9 +23,9 @@ from absl import logging
 
 from monolith.native_training import utils
 from monolith.native_training.metric import cli
-from monolith.realtime import row_log, topics
-from monolith.realtime.log_partition import LogPartition
 from monolith.realtime.row_log_pb2 import RowBatch
+from monolith.row_log import row_log, topics
+from monolith.row_log.log_partition import LogPartition
 
 # More rows are not kept back for the interval's sake.
 MAX_WAITING_BYTES = 64 * 1024 * 1024

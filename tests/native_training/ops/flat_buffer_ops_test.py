@@ -2,7 +2,7 @@ import numpy as np
 import tensorflow as tf
 
 from monolith.native_training import distribution_ops
-from monolith.native_training.ranks import flat_buffer_ops as aligned_flat_ops
+from monolith.native_training.ops import flat_buffer_ops as aligned_flat_ops
 
 tf.compat.v1.disable_eager_execution()
 

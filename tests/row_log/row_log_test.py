@@ -9,7 +9,8 @@ import unittest
 import numpy as np
 import tensorflow as tf
 
-from monolith.realtime import row_log, row_log_pb2
+from monolith.realtime import row_log_pb2
+from monolith.row_log import row_log
 from tests.realtime.row_log_tables import DIM, NAME, ServedTable, TrainedTable
 
 tf.compat.v1.disable_eager_execution()

@@ -10,8 +10,8 @@ import unittest
 import tensorflow as tf
 
 from monolith.realtime import row_log_pb2
-from monolith.realtime.log_partition import LogPartition
-from monolith.realtime.row_publisher import RowPublisher
+from monolith.row_log.log_partition import LogPartition
+from monolith.row_log.row_publisher import RowPublisher
 from tests.native_training.data.mock_kafka import TIMEOUT_SECS, MockKafka
 from tests.realtime.row_log_tables import ServedTable, TrainedTable
 from tests.wait_until import wait_until

@@ -8,7 +8,8 @@ from tests import free_ports
 
 _PROGRAM = """
 import sys, time
-from monolith.realtime import kafka_client, partition_reader
+from monolith.row_log import partition_reader
+from monolith.row_log import kafka_client
 # Plain settings: the brokers are not asked first.
 extra = {"security.protocol": "plaintext"}
 clients = [

@@ -18,7 +18,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from monolith.realtime.kafka_lib import confluent_kafka
+from monolith.row_log.kafka_lib import confluent_kafka
 
 # Kafka's default limit of a message is 1,000,012 bytes with its header.
 MAX_MESSAGE_BYTES = 900_000

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from monolith.realtime import kafka_client, topics
-from monolith.realtime.kafka_lib import KafkaError, KafkaException, confluent_kafka
 from monolith.realtime.row_log_pb2 import DenseSet, RowBatch
-from monolith.realtime.sync_state import LogEnd
+from monolith.row_log import kafka_client, topics
+from monolith.row_log.kafka_lib import KafkaError, KafkaException, confluent_kafka
+from monolith.row_log.sync_state import LogEnd
 
 # A name is wanted even where nothing is committed.
 _GROUP = "monolith-reader"

@@ -1,6 +1,6 @@
 """The FFM model, trained on servers in this process, is exported in both ways and answers.
 
-Covers `demo_predictor` and `demo_predictor_client`.
+Covers `predictor` and `predictor_client`.
 """
 
 import os
@@ -13,8 +13,10 @@ from absl import flags
 
 from idl.matrix.proto import proto_parser_pb2
 from monolith.native_training import cpu_training, model, utils
+from monolith.native_training.demos import export as demo_export
+from monolith.native_training.demos import predictor as demo_predictor
+from monolith.native_training.demos import predictor_client as demo_predictor_client
 from monolith.native_training.graph import export_context
-from monolith.native_training.model_export import demo_export, demo_predictor, demo_predictor_client
 from monolith.serving import options, server
 from tests import free_ports, wait_until
 

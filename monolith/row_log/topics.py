@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from kazoo.client import KazooClient
 from kazoo.exceptions import NodeExistsError
 
-from monolith.realtime import kafka_client
-from monolith.realtime.kafka_lib import AdminClient, KafkaError, KafkaException, NewTopic
+from monolith.row_log import kafka_client
+from monolith.row_log.kafka_lib import AdminClient, KafkaError, KafkaException, NewTopic
 
 # Keyed by request id, with equal numbers of partitions: an action meets its impression.
 IMPRESSIONS = "impressions"

@@ -8,8 +8,8 @@ import pytest
 import tensorflow as tf
 
 from monolith.realtime import broker
-from monolith.realtime.log_partition import LogPartition
-from monolith.realtime.row_publisher import RowPublisher
+from monolith.row_log.log_partition import LogPartition
+from monolith.row_log.row_publisher import RowPublisher
 from tests.realtime.row_log_tables import ServedTable, TrainedTable
 from tests.wait_until import wait_until
 

@@ -15,7 +15,7 @@ from absl import logging
 
 from monolith.native_training.checkpoints import restored
 from monolith.native_training.settings.training_config import CpuTrainingConfig
-from monolith.realtime import row_log, row_publisher, sync_state
+from monolith.row_log import row_log, row_publisher, sync_state
 
 _CHECKPOINT_BASENAME = "model.ckpt"
 
