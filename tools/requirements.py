@@ -16,6 +16,8 @@ import tensorflow_versions  # noqa: E402
 _ROOT = pathlib.Path(__file__).resolve().parent.parent
 # libmonolith_parquet.so names the libraries of the one it was built with.
 _PYARROW = "pyarrow>=21,<22"
+# Its script draws the pages that `monolith_report` and the demo of real time make.
+_PLOTLY = "plotly>=6,<8"
 _EXTRAS = {
   "tpu": ["cloud-tpu-client==0.10"],
   "horovod": ["horovod==0.28.1"],
@@ -42,10 +44,12 @@ _EXTRAS = {
   "realtime": [
     "confluent-kafka>=2.3",
     "kazoo>=2.9",
+    _PLOTLY,
     "prometheus-client>=0.17,<1",
     "starlette>=0.27,<2",
     "uvicorn>=0.23,<1",
   ],
+  "report": [_PLOTLY],
   "debugging": ["flask>=2.2,<4"],
   # Pinned: plugins of MkDocs break with one another's releases.
   "docs": [

@@ -11,7 +11,7 @@ target="${1:?usage: setup_environment.sh demo|build|realtime|test|test-all|gpu|b
 packages=(g++ python3-venv)
 groups=(build runtime)
 server=(libnghttp2-dev libssl-dev) # for the model server in C++
-extras=(kafka parquet serving debugging)
+extras=(kafka parquet serving debugging report)
 case $target in
   demo) ;;
   build) packages+=("${server[@]}") groups+=("${extras[@]}") ;;

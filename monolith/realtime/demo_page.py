@@ -1,4 +1,7 @@
-"""The live page of the demo: one HTML file and its data, on loopback."""
+"""The live page of the demo: one HTML file, two scripts and the data, on loopback.
+
+Its charts are those of `monolith_report`; Plotly's script comes from the package that is installed.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +18,12 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
 from monolith.agent_service.ports import find_free_port
+from monolith.native_training.summary import charts
 
 _HTML = pathlib.Path(__file__).with_name("demo_page.html")
 _START_SECS = 30
+# The browser asks nobody but this server.
+_POLICY = "default-src 'self' 'unsafe-inline'; img-src data: blob:; base-uri 'none'"
 
 
 class DemoPage:
@@ -29,12 +35,18 @@ class DemoPage:
 
   Attributes:
     port: where it is.
+
+  Raises:
+    ModuleNotFoundError: Plotly is not installed; the message says how to install it.
   """
 
   def __init__(self, state: Callable[[], dict[str, Any]], port: int = 0):
     self.port = port or find_free_port()
     self._state = state
-    app = Starlette(routes=[Route("/", self._get_page), Route("/state.json", self._get_state)])
+    scripts = {"plotly.js": charts.plotly_script(), "charts.js": charts.charts_script()}
+    routes = [Route("/", self._get_page), Route("/state.json", self._get_state)]
+    routes += [Route(f"/{name}", _serve_script(text)) for name, text in scripts.items()]
+    app = Starlette(routes=routes)
     config = uvicorn.Config(app, host="127.0.0.1", port=self.port, log_level="warning")
     self._server = uvicorn.Server(config)
     self._thread = threading.Thread(target=self._server.run, name="page", daemon=True)
@@ -59,7 +71,13 @@ class DemoPage:
       self._thread.join()
 
   def _get_page(self, unused_request: Request) -> Response:
-    return HTMLResponse(_HTML.read_text("utf-8"))
+    return HTMLResponse(_HTML.read_text("utf-8"), headers={"Content-Security-Policy": _POLICY})
 
   def _get_state(self, unused_request: Request) -> Response:
     return JSONResponse(self._state(), headers={"Cache-Control": "no-store"})
+
+
+def _serve_script(text: str) -> Callable[[Request], Response]:
+  """Returns what answers with a script, which a browser may keep."""
+  response = Response(text, media_type="text/javascript", headers={"Cache-Control": "max-age=3600"})
+  return lambda unused_request: response

@@ -16,6 +16,7 @@ from unittest import mock
 import numpy as np
 import pytest
 
+from monolith.native_training.summary import charts
 from monolith.realtime.demo import parse_options
 from monolith.realtime.demo_options import Goal, format_goals
 from monolith.realtime.demo_page import DemoPage
@@ -127,10 +128,16 @@ class PageTest(unittest.TestCase):
       second = json.load(answer)
     with urllib.request.urlopen(f"{address}/") as answer:
       html = answer.read().decode()
+      policy = answer.headers["Content-Security-Policy"]
+    with urllib.request.urlopen(f"{address}/plotly.js") as answer:
+      script = answer.read().decode()
 
     self.assertEqual(first["processes"]["joiner"]["state"], "running")
     self.assertEqual(second["processes"]["joiner"]["state"], "dead")
-    self.assertNotRegex(html, r"https?://|@import|<link|src=")
+    self.assertNotRegex(html, r"https?://|@import|<link")
+    self.assertEqual(re.findall(r'src="([^"]*)"', html), ["plotly.js", "charts.js"])
+    self.assertEqual(script, charts.plotly_script())
+    self.assertTrue(policy.startswith("default-src 'self'"), policy)
 
   def test_browser_shows_a_killed_process_within_three_seconds(self):
     browser = next(filter(None, map(shutil.which, ("chromium-headless-shell", "chromium"))), None)
@@ -151,7 +158,10 @@ class PageTest(unittest.TestCase):
     self.assertIn('<span class="big" id="p50">1.25 s</span>', text)
     self.assertIn("<td>1 s</td><td>0.812</td>", text)
     self.assertIn("equal to training", text)
-    self.assertIn("<rect", text)
+    # A bar for each bucket that is not empty, and a curve with its name.
+    self.assertRegex(text, r'id="histogram".*class="point".*id="auc"')
+    self.assertRegex(text, r'id="auc".*class="scatterlayer mlayer"><g class="trace scatter')
+    self.assertRegex(text, r'class="legendtext"[^>]*>never<')
     self.assertIn("<td>publish</td><td>0.61 s, p99 1.02 s</td>", text)
     self.assertIn("<td>user</td><td>412 rows</td><td>9001 set</td><td>3 expired</td>", text)
     for stage, lag in (("joiner", 7), ("trainer", 31), ("tables_0", 2)):

@@ -17,6 +17,8 @@ from monolith.native_training.models import shown_loss
 from monolith.native_training.settings.training_config import CpuTrainingConfig
 
 _PROFILED_STEPS = 10
+# Where steps are slow, 500 of them take longer than a reader waits for the first profile.
+_FIRST_PROFILE_SECS = 20
 
 
 def get_progress_hooks(
@@ -104,6 +106,7 @@ def get_metric_hooks(
         save_steps=config.profile_save_steps_interval,
         # Every op: `monolith_report` tells from them where a step's time goes.
         options=tf.profiler.experimental.ProfilerOptions(host_tracer_level=3),
+        first_within_secs=_FIRST_PROFILE_SECS,
       )
     )
   if config.profile_with_nvprof_from_to:

@@ -160,6 +160,7 @@ class _ProfilerHook(tf.compat.v1.train.SessionRunHook):
     init_step_range: Sequence[int | None],
     save_steps: int | None = None,
     save_secs: float | None = None,
+    first_within_secs: float | None = None,
   ):
     start, end = init_step_range
     if start is not None and (end is None or end <= start):
@@ -170,6 +171,8 @@ class _ProfilerHook(tf.compat.v1.train.SessionRunHook):
       raise ValueError(
         f"save_steps is {save_steps}, want more than the {self._length} steps of a profile"
       )
+    self._first_within_secs = first_within_secs if start is None else None
+    self._first_step_time = 0.0
     self._end_step: int | None = None
     self._count = 0
     self._profiling = False
@@ -179,6 +182,11 @@ class _ProfilerHook(tf.compat.v1.train.SessionRunHook):
     self._count += 1
     if self._start_step is None:
       self._start_step = self._count + _DEFAULT_PROFILE_DELAY
+      self._first_step_time = time.monotonic()
+    if self._first_within_secs is not None:
+      if time.monotonic() - self._first_step_time >= self._first_within_secs:
+        self._start_step = min(self._start_step, self._count)
+        self._first_within_secs = None
     if self._count < self._start_step:
       return
     if self._profiling and self._count >= self._end_step:
@@ -211,6 +219,8 @@ class Tf2ProfilerHook(_ProfilerHook):
     save_steps: steps between the starts of profiles.
     save_secs: seconds between them; exactly one of both is needed.
     options: a `tf.profiler.experimental.ProfilerOptions`.
+    first_within_secs: with `[None, None]` the first profile starts no later than so many seconds
+      after the first step.
 
   Raises:
     ValueError: the window is empty, or profiles would overlap.
@@ -223,8 +233,9 @@ class Tf2ProfilerHook(_ProfilerHook):
     save_steps: int | None = None,
     save_secs: float | None = None,
     options: Any = None,
+    first_within_secs: float | None = None,
   ):
-    super().__init__(init_step_range, save_steps, save_secs)
+    super().__init__(init_step_range, save_steps, save_secs, first_within_secs)
     self._logdir = logdir
     self._options = options
 

@@ -1,7 +1,8 @@
 """Tells where the time of a step goes, from a profile that a training run has written.
 
-A run profiles ten steps, 500 steps after its first one (`enable_tf2_profiler_hook`), with every op
-of every thread. Threads work at the same time, so the parts of a step may add up to more than it.
+A run profiles ten steps within its first minute, and ten more now and then
+(`enable_tf2_profiler_hook`), with every op of every thread. Threads work at the same time, so the
+parts of a step may add up to more than it.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import collections
 import glob
 import os
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from google.protobuf import message
@@ -40,11 +42,13 @@ class StepTime(NamedTuple):
     num_steps: how many were profiled.
     step_ms: how long one takes.
     parts_ms: part -> milliseconds of a step, of all threads together, the longest first.
+    time: when the profile was written, in unix seconds.
   """
 
   num_steps: int
   step_ms: float
   parts_ms: dict[str, float]
+  time: float = 0.0
 
 
 def read(model_dir: str) -> StepTime | None:
@@ -53,11 +57,27 @@ def read(model_dir: str) -> StepTime | None:
   Raises:
     ValueError: the profile is damaged.
   """
+  profiles = read_all(model_dir, limit=1)
+  return profiles[0] if profiles else None
+
+
+def read_all(model_dir: str, limit: int = 10) -> list[StepTime]:
+  """Returns what the newest profiles below a model's folder say, the oldest of them first.
+
+  Args:
+    model_dir: the folder.
+    limit: how many profiles to read at most.
+
+  Raises:
+    ValueError: a profile is damaged.
+  """
   pattern = os.path.join(glob.escape(model_dir), "plugins", "profile", "*", "*.xplane.pb")
-  paths = glob.glob(pattern)
-  if not paths:
-    return None
-  path = max(paths, key=os.path.getmtime)
+  paths = sorted(glob.glob(pattern), key=os.path.getmtime)[-limit:]
+  return [found for path in paths for found in _read_profile(path)]
+
+
+def _read_profile(path: str) -> Sequence[StepTime]:
+  """Returns what a profile says: one item, or none if no step is in it."""
   with open(path, "rb") as file:
     try:
       space = xplane_pb2.XSpace.FromString(file.read())
@@ -65,8 +85,9 @@ def read(model_dir: str) -> StepTime | None:
       raise ValueError(f"the profile {path} is damaged: {e}") from e
   for plane in space.planes:
     if plane.name == _HOST_PLANE:
-      return _summarise(plane)
-  return None
+      found = _summarise(plane)
+      return [] if found is None else [found._replace(time=os.path.getmtime(path))]
+  return []
 
 
 def _summarise(plane: Any) -> StepTime | None:

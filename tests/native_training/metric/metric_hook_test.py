@@ -128,6 +128,16 @@ class Tf2ProfilerHookTest(_HookTest):
     self._run(metric_hook.Tf2ProfilerHook(logdir, [None, None], save_steps=30), 20)
     self.assertEqual(self._count_profiles(logdir), 0)
 
+  def test_slow_steps_are_profiled_soon(self):
+    folders = []
+    for i, window in enumerate(([None, None], [100, 110])):
+      folders.append(os.path.join(utils.get_test_tmp_dir(), self.id(), str(i)))
+      hook = metric_hook.Tf2ProfilerHook(folders[i], window, save_steps=30, first_within_secs=0)
+      self._run(hook, 20)
+
+    # A window that was asked for stays where it is.
+    self.assertEqual([self._count_profiles(folder) for folder in folders], [1, 0])
+
   def test_bad_windows(self):
     for window in ([1, None], [5, 5], [5, 4]):
       with self.assertRaisesRegex(ValueError, "End step invalid"):
