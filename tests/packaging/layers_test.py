@@ -20,8 +20,8 @@ LAYERS = {
     "native_task_context proto ranks.environment signal_utils",
   ),
   "ops": (
-    "the op library, and thin wrappers around groups of its ops",
-    "distribution_ops file_ops gen_seq_mask gpu_table logging_ops ranks.flat_buffer_ops "
+    "the op library, and thin wrappers around groups of its ops; tables without TensorFlow",
+    "/table distribution_ops file_ops gen_seq_mask gpu_table logging_ops ranks.flat_buffer_ops "
     "remote_predict_ops runtime static_reshape_op tables.layout_ops touched_key_set_ops",
   ),
   "graph": (
