@@ -76,7 +76,8 @@ class BuildOpLibrary(build_ext):
   def _libraries(self) -> list:
     # The others are left out where there is no pyarrow, or no CUDA compiler.
     optional = [native_build.PARQUET_LIBRARY, native_build.CUDA_LIBRARY]
-    return [native_build.OP_LIBRARY, *(path for path in optional if (ROOT / path).exists())]
+    always = [native_build.OP_LIBRARY, native_build.ENGINE_LIBRARY]
+    return [*always, *(path for path in optional if (ROOT / path).exists())]
 
   def get_output_mapping(self) -> dict:
     return {}

@@ -29,7 +29,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 # Bottom to top: layer -> what it holds.
 LAYERS = {
   "base": "params, and what a process knows about itself: no graph, no other process",
-  "ops": "the op library, and thin wrappers around groups of its ops",
+  "ops": "the op library, and thin wrappers around groups of its ops; tables without TensorFlow",
   "graph": "helpers that build graphs and run sessions; metrics",
   "cluster": "where processes are, how they find and call one another",
   "ranks": "what several synchronous processes agree on",
@@ -48,6 +48,7 @@ FOLDERS = {
   "/core": "base",
   "proto": "base",
   "settings": "base",
+  "/table": "ops",
   "ops": "ops",
   "runtime": "ops",
   "graph": "graph",

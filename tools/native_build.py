@@ -49,6 +49,8 @@ OP_LIBRARY = RUNTIME / "ops/libtfkernel_monolith_ops_for_load.so"
 PARQUET_LIBRARY = RUNTIME / "ops/libmonolith_parquet.so"
 # Optional, lies there too: the kernels for GPUs.
 CUDA_LIBRARY = RUNTIME / "ops/libmonolith_cuda.so"
+# Lies there, too: the engine behind a C interface, for everything but TensorFlow.
+ENGINE_LIBRARY = RUNTIME / "ops/libmonolith_engine.so"
 BUILD_INFO = RUNTIME / "ops/_build_info.py"
 # Optional: the model server, where nghttp2 and TensorFlow's C++ library are there.
 SERVER = pathlib.PurePosixPath("monolith/serving/native")
@@ -282,6 +284,11 @@ def engine_sources() -> list[pathlib.PurePosixPath]:
   return [path for path in op_sources() if path.relative_to(RUNTIME).parts[0] != "ops"]
 
 
+def op_engine_sources() -> list[pathlib.PurePosixPath]:
+  """Returns those of them that the op library has inside: all but the C interface."""
+  return [path for path in engine_sources() if path.relative_to(RUNTIME).parts[0] != "c_api"]
+
+
 def _has_service(proto: pathlib.PurePosixPath) -> bool:
   text = (ROOT / "proto" / proto).read_text(encoding="utf-8")
   return re.search(r"^service\s", text, re.MULTILINE) is not None
@@ -479,13 +486,21 @@ def _build_shared(tools: Toolchain, jobs: int | None, extra: Iterable[object] = 
     flags = f"-O2 -DNDEBUG {SERVER_INCLUDES}"
     ninja.build([_object(source, SHARED)], "cxx", [source], flags=flags)
   llhttp = _add_llhttp(ninja, SHARED)
+  ninja.build(
+    [ENGINE_LIBRARY],
+    "link",
+    [_object(source, SHARED) for source in engine_sources()],
+    flags="-shared",
+    libs="-Wl,-z,defs -latomic -ldl" if sys.platform.startswith("linux") else "",
+  )
   if pyarrow := find_pyarrow():
     _link_folder("build/pyarrow", pyarrow)
     _add_parquet_library(ninja)
   if nvcc := find_nvcc():
     _add_cuda_library(ninja, nvcc)
   sources = [*engine_sources(), *plain_server_sources()]
-  ninja.run([*(_object(source, SHARED) for source in sources), *llhttp, *extra], jobs, tools)
+  objects = [*(_object(source, SHARED) for source in sources), *llhttp]
+  ninja.run([*objects, ENGINE_LIBRARY, *extra], jobs, tools)
 
 
 def _add_op_library(
@@ -736,7 +751,7 @@ def build_in_place(jobs: int | None = None, *, cuda_required: bool = False) -> N
   modules = _add_python_protos(ninja, tools)
   _add_compile_rules(ninja, tools)
   library = f"{tools.folder}/{OP_LIBRARY.name}"
-  engine = [_object(source, SHARED) for source in engine_sources()]
+  engine = [_object(source, SHARED) for source in op_engine_sources()]
   _add_op_library(ninja, tools, library=library, variant=_variant(tools, "ops"), engine=engine)
   ninja.run([*modules, library], jobs, tools)
   _place_python_protos(modules, tools)
@@ -906,8 +921,8 @@ def build_sanitized_library(sanitize: str, jobs: int | None = None) -> pathlib.P
   flags = f"-O1 -g1 -fno-omit-frame-pointer -fsanitize={sanitize}"
   ninja = NinjaFile(variant)
   _add_compile_rules(ninja, tools)
-  engine = [_object(source, variant) for source in engine_sources()]
-  for source, compiled in zip(engine_sources(), engine):
+  engine = [_object(source, variant) for source in op_engine_sources()]
+  for source, compiled in zip(op_engine_sources(), engine):
     ninja.build([compiled], "cxx", [source], flags=flags)
   _add_op_library(
     ninja,

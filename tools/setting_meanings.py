@@ -56,6 +56,7 @@ MEANINGS: dict[str, str] = {
   "beside one.",
   "MONOLITH_CUDA_LIBRARY": "Path of another build of `libmonolith_cuda.so` to load.",
   "MONOLITH_DISABLE_HUGE_PAGES": "Switch: tables use small pages only.",
+  "MONOLITH_ENGINE_LIBRARY": "Path of another build of `libmonolith_engine.so` to load.",
   "MONOLITH_FLOW_PATIENCE_SECONDS": "How long flows of a split dataset wait for a reader; 10.",
   "MONOLITH_FORCE_GPU_COMPATIBLE": "Switch, on by default: host memory of ranks is pinned.",
   "MONOLITH_FUZZ_GIB": "Address space of the op fuzzer in GiB beyond its start; 4, 0: no limit.",

@@ -14,13 +14,15 @@ from __future__ import annotations
 import abc
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Union
+from typing import TYPE_CHECKING, Any, ClassVar, Union
 
-import tensorflow as tf
 from google.protobuf import message
 
 from monolith.native_training.monolith_export import monolith_export
 from monolith.native_training.runtime.hash_table import embedding_hash_table_pb2
+
+if TYPE_CHECKING:
+  import tensorflow as tf
 
 # What `native_model` offers in turn.
 __all__ = [
@@ -502,6 +504,8 @@ class HashTableConfigInstance:
     Raises:
       Exception: there are none.
     """
+    import tensorflow as tf  # late: tables of other frameworks take these configurations, too
+
     with tf.name_scope("learning_rate"):
       return tf.stack(
         [tf.cast(rate, dtype=tf.float32) for rate in self.call_learning_rate_fns_fewer_ops()]

@@ -25,7 +25,8 @@ __all__ = [
   "optimize_many",
 ]
 
-_OPTIMIZERS = {
+# The numbers of the engine's enumerations.
+OPTIMIZERS = {
   "sgd": 2,
   "adagrad": 3,
   "adadelta": 4,
@@ -41,8 +42,8 @@ _OPTIMIZERS = {
   "batch_softmax": 14,
   "dynamic_wd_adagrad": 15,
 }
-_INITIALIZERS = {"zeros": 2, "ones": 3, "constants": 4, "random_uniform": 5}
-_COMPRESSORS = {None: 0, "fp32": 2, "fp16": 3, "fixed_r8": 4, "one_bit": 5}
+INITIALIZERS = {"zeros": 2, "ones": 3, "constants": 4, "random_uniform": 5}
+COMPRESSORS = {None: 0, "fp32": 2, "fp16": 3, "fixed_r8": 4, "one_bit": 5}
 _DUPLICATES = {"none": 0, "steps": 1, "sum": 2}
 _SHARDS = 64
 _INVALID_ARGUMENT = 1
@@ -127,6 +128,9 @@ class _Segment(ctypes.Structure):
     ("amplitude", ctypes.c_float),
     ("step_size", ctypes.c_int64),
   ]
+
+
+_SEGMENT_FIELDS = frozenset(name for name, *_ in _Segment._fields_)
 
 
 class _Config(ctypes.Structure):
@@ -340,12 +344,16 @@ class GpuTable:
     for c_segment, segment in zip(array, self._segments):
       for field in dataclasses.fields(segment):
         value = getattr(segment, field.name)
+        if field.name not in _SEGMENT_FIELDS:
+          if value != field.default:
+            raise ValueError(f"{field.name} is {value!r}, which works in main memory alone")
+          continue
         if field.name == "optimizer":
-          value = _choose(_OPTIMIZERS, "optimizer", value)
+          value = _choose(OPTIMIZERS, "optimizer", value)
         elif field.name == "initializer":
-          value = _choose(_INITIALIZERS, "initializer", value)
+          value = _choose(INITIALIZERS, "initializer", value)
         elif field.name == "compressor":
-          value = _choose(_COMPRESSORS, "compressor", value)
+          value = _choose(COMPRESSORS, "compressor", value)
         setattr(c_segment, field.name, value)
     slots = dict(slot_expire_days or {})
     config = _Config(

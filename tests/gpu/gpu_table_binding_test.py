@@ -65,9 +65,9 @@ class StructuresTest(unittest.TestCase):
   def test_kinds_have_the_numbers_of_the_engine(self):
     text = (_RUNTIME / "hash_table/table_config.h").read_text("utf-8")
     for name, kinds in (
-      ("OptimizerKind", gpu_table._OPTIMIZERS),
-      ("InitializerKind", gpu_table._INITIALIZERS),
-      ("CompressorKind", gpu_table._COMPRESSORS),
+      ("OptimizerKind", gpu_table.OPTIMIZERS),
+      ("InitializerKind", gpu_table.INITIALIZERS),
+      ("CompressorKind", gpu_table.COMPRESSORS),
     ):
       names = re.findall(r"k(\w+)", re.search(rf"enum class {name}.*?{{(.*?)}}", text, re.S)[1])
       for kind, number in kinds.items():

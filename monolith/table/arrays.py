@@ -1,0 +1,89 @@
+"""Ids and floats as arrays that the engine can read where they lie.
+
+Anything that NumPy takes without a copy is taken so: arrays, memory views, tensors of PyTorch and
+JAX in main memory.
+"""
+
+from __future__ import annotations
+
+import numbers
+from typing import Any
+
+import numpy as np
+
+
+def _as_array(values: Any) -> np.ndarray:
+  if isinstance(values, np.ndarray):
+    return values
+  if not hasattr(values, "__array__") and hasattr(values, "__dlpack__"):
+    return np.from_dlpack(values)
+  return np.asarray(values)
+
+
+def as_ids(ids: Any) -> np.ndarray:
+  """Returns ids as int64, contiguous, in their shape.
+
+  Raises:
+    TypeError: they are not integers, or uint64.
+    ValueError: a Python integer does not fit into int64.
+  """
+  array = _as_array(ids)
+  if array.dtype == np.int64:
+    return np.ascontiguousarray(array).reshape(array.shape)
+  if not isinstance(ids, np.ndarray):
+    if array.size == 0:
+      return np.zeros(array.shape, np.int64)
+    # Numbers beyond int64 become uint64, float64 or objects, depending on their company.
+    if array.dtype.kind in "ufO":
+      for value in np.ravel(np.asarray(ids, dtype=object)):
+        if isinstance(value, numbers.Integral) and not -(2**63) <= int(value) < 2**63:
+          raise ValueError(f"id {value} does not fit into int64, want -2**63 <= id < 2**63")
+  if array.dtype == np.uint64:
+    raise TypeError(
+      "ids have dtype uint64, of which half does not fit into int64: give ids.view(np.int64), "
+      "which keeps every id apart"
+    )
+  if array.dtype.kind not in "iu":
+    remedy = ": hash strings first" if array.dtype.kind in "SUO" else ""
+    raise TypeError(f"ids have dtype {array.dtype}, want integers{remedy}")
+  return np.ascontiguousarray(array, dtype=np.int64).reshape(array.shape)
+
+
+def as_floats(values: Any, what: str, ids: np.ndarray, dim: int) -> np.ndarray:
+  """Returns floats as float32 `[n, dim]`, contiguous.
+
+  Args:
+    values: `dim` for each id.
+    what: what messages call them.
+    ids: int64, of any shape, n in all.
+    dim: the length of a vector.
+
+  Raises:
+    TypeError: they are not numbers.
+    ValueError: there are not `dim` for each id.
+  """
+  array = _as_array(values)
+  # Half precision of other libraries has kind V.
+  if array.dtype.kind not in "fiuV" or (array.dtype.kind == "V" and array.dtype.names):
+    raise TypeError(f"{what} have dtype {array.dtype}, want float32")
+  if array.size != ids.size * dim:
+    raise ValueError(
+      f"{what} has shape {array.shape}, want {dim} floats for each of {ids.size} ids"
+    )
+  return np.ascontiguousarray(array, dtype=np.float32).reshape(ids.size, dim)
+
+
+def check_out(out: Any, n: int, dim: int) -> np.ndarray:
+  """Returns the array that a lookup shall write, as it is.
+
+  Raises:
+    TypeError: it is no float32 array of NumPy.
+    ValueError: it does not hold n vectors, has gaps, or must not be written.
+  """
+  if not isinstance(out, np.ndarray) or out.dtype != np.float32:
+    raise TypeError(f"out is {getattr(out, 'dtype', type(out).__name__)}, want a float32 array")
+  if out.size != n * dim:
+    raise ValueError(f"out has shape {out.shape}, want {dim} floats for each of {n} ids")
+  if not (out.flags.c_contiguous and out.flags.writeable):
+    raise ValueError("out has gaps or must not be written, want a contiguous, writable array")
+  return out
