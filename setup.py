@@ -1,4 +1,4 @@
-"""Compiles the op library and generates the protobuf modules.
+"""Compiles op library and model server, and generates the protobuf modules.
 
 The metadata is in pyproject.toml, but for what depends on the TensorFlow that is compiled for:
 requirements are in tools/requirements.py, and a wheel's version ends with `+tf2.15`.
@@ -47,6 +47,7 @@ def _version() -> str:
 def _build_native() -> None:
   try:
     native_build.build_in_place()
+    native_build.build_server(required=False)
   except native_build.BuildError as error:
     sys.exit(f"error: {error}")
 
@@ -60,22 +61,26 @@ class BuildPython(build_py):
 
 
 class BuildOpLibrary(build_ext):
-  """Builds the op libraries in the source tree and copies them to where setuptools wants them."""
+  """Builds op libraries and model server in the source tree, and copies them for setuptools."""
 
   def run(self) -> None:
     _build_native()
     if not (self.inplace or getattr(self, "editable_mode", False)):
-      for library in self._libraries():
-        target = pathlib.Path(self.build_lib) / library
+      for binary in self._binaries():
+        target = pathlib.Path(self.build_lib) / binary
         target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(ROOT / library, target)
+        shutil.copy2(ROOT / binary, target)
 
   def get_outputs(self) -> list:
-    return [str(pathlib.Path(self.build_lib) / library) for library in self._libraries()]
+    return [str(pathlib.Path(self.build_lib) / binary) for binary in self._binaries()]
 
-  def _libraries(self) -> list:
-    # The others are left out where there is no pyarrow, or no CUDA compiler.
-    optional = [native_build.PARQUET_LIBRARY, native_build.CUDA_LIBRARY]
+  def _binaries(self) -> list:
+    # The others are left out where there is no pyarrow, no CUDA compiler, or no nghttp2.
+    optional = [
+      native_build.PARQUET_LIBRARY,
+      native_build.CUDA_LIBRARY,
+      native_build.SERVER_PROGRAM,
+    ]
     always = [native_build.OP_LIBRARY, native_build.ENGINE_LIBRARY]
     return [*always, *(path for path in optional if (ROOT / path).exists())]
 

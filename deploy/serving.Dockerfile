@@ -1,6 +1,6 @@
 # The model server: docker build -f deploy/serving.Dockerfile -t monolith-serving .
 FROM python:3.11-slim-bookworm AS build
-RUN apt-get update && apt-get install -y --no-install-recommends g++ make git && rm -rf /var/lib/apt/lists/*
+RUN apt-get update && apt-get install -y --no-install-recommends g++ make git libnghttp2-dev libssl-dev && rm -rf /var/lib/apt/lists/*
 WORKDIR /src
 COPY . .
 RUN MONOLITH_PORTABLE_WHEEL=1 pip wheel --no-deps --wheel-dir /wheels .

@@ -859,11 +859,20 @@ def _add_server_objects(ninja: NinjaFile, tools: Toolchain, sanitize: str | None
   return [*objects, *_add_llhttp(ninja, variant, f"-fsanitize={sanitize}")]
 
 
+def nghttp2_library(tools: Toolchain) -> str:
+  """Returns what to link: the static library where there is one, which a wheel can carry along."""
+  name = "libnghttp2.a"
+  probe = [*tools.cxx.split(), f"-print-file-name={name}"]
+  found = subprocess.run(probe, capture_output=True, text=True).stdout.strip()
+  return found if os.path.isabs(found) else "-lnghttp2"
+
+
 def _server_libs(tools: Toolchain) -> str:
   # As an installed package sees TensorFlow, and as this checkout does.
   return (
     f"-L{tools.folder}/tensorflow -l:libtensorflow_cc.so.2 -l:libtensorflow_framework.so.2 "
-    f"-lnghttp2 -ldl -Wl,-rpath,'$$ORIGIN/../../../tensorflow' -Wl,-rpath,{tools.tensorflow_dir}"
+    f"{nghttp2_library(tools)} -ldl "
+    f"-Wl,-rpath,'$$ORIGIN/../../../tensorflow' -Wl,-rpath,{tools.tensorflow_dir}"
   )
 
 

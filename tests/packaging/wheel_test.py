@@ -13,6 +13,8 @@ import pytest
 pytestmark = pytest.mark.thorough
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tools"))
+import native_build  # noqa: E402
 
 _USE_AN_OP = """
 import monolith.native_training.runtime.ops.gen_monolith_ops as m
@@ -75,6 +77,21 @@ class WheelTest(unittest.TestCase):
     self.assertTrue(where.startswith(str(folder / "env")), where)
     self.assertGreater(int(names), 100)
     self.assertEqual(rowids, "[1, 2, 2]")
+    self._check_server(pathlib.Path(site_packages), folder, environment)
+
+  def _check_server(self, site_packages, folder, environment):
+    """The model server is in the wheel, can be executed, and carries nghttp2 along."""
+    if native_build.missing_for_server(native_build.find_toolchain()):
+      return
+    program = site_packages / native_build.SERVER_PROGRAM
+    answer = subprocess.run(
+      [program, "--version"], cwd=folder, env=environment, capture_output=True, text=True
+    )
+    self.assertEqual(answer.returncode, 0, answer.stderr)
+    self.assertIn("TensorFlow", answer.stdout)
+    libraries = subprocess.run(["ldd", program], capture_output=True, text=True, check=True).stdout
+    is_static = native_build.nghttp2_library(native_build.find_toolchain()).endswith(".a")
+    self.assertEqual("libnghttp2" in libraries, not is_static, libraries)
 
 
 def _without_checkout(site_packages: str, folder: pathlib.Path) -> pathlib.Path:
