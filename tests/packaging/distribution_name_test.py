@@ -40,8 +40,14 @@ def attempt(code):
 """
 _NEEDS_EXTRAS = (
   *(
-    ("realtime", f"import monolith.realtime.{name}")
-    for name in ("demo", "generator", "joiner", "row_log_hooks", "trainer")
+    ("realtime", f"import monolith.{name}")
+    for name in (
+      "realtime.demo",
+      "realtime.generator",
+      "realtime.joiner",
+      "realtime.trainer",
+      "row_log.row_log_hooks",
+    )
   ),
   *(
     ("serving", f"import monolith.{name}")
