@@ -2,6 +2,7 @@
 
     python tools/import_layers.py               figures, edges that run up, layers
     python tools/import_layers.py --draw FILE   an SVG too; edges that run up are red
+    python tools/import_layers.py --write       puts the table of layers into docs/design.md
 
 Sources are read, nothing is imported. Imports inside functions count like those at module level:
 both tie two folders together. Imports below `if TYPE_CHECKING:` make no process load anything; they
@@ -25,6 +26,7 @@ import pathlib
 from collections.abc import Iterable, Mapping
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
+PAGE = ROOT / "docs" / "design.md"
 
 # Bottom to top: layer -> what it holds.
 LAYERS = {
@@ -252,6 +254,28 @@ def layer_numbers() -> dict[str, int]:
   return numbers
 
 
+def layer_table() -> str:
+  """Returns the rows of the table in `docs/design.md`, from the top, without engine and wire."""
+  rows = []
+  for layer, what in reversed(LAYERS.items()):
+    folders = sorted(folder for folder, its in FOLDERS.items() if its == layer)
+    modules = sorted(MODULES.get(layer, "").split())
+    cells = [layer, what]
+    cells.append(", ".join(f"`{folder}/`" for folder in folders))
+    cells.append(", ".join(f"`{module}`" for module in modules))
+    rows.append(f"| {' | '.join(cells)} |\n")
+  return "".join(rows)
+
+
+def write_table() -> None:
+  """Puts the table into `docs/design.md`, in the place of the one that is there."""
+  text = PAGE.read_text(encoding="utf-8")
+  first, last = (f"| {layer} |" for layer in (list(LAYERS)[-1], list(LAYERS)[0]))
+  start = text.index(first)
+  end = text.index("\n", text.index(last)) + 1
+  PAGE.write_text(text[:start] + layer_table() + text[end:], encoding="utf-8")
+
+
 def find_knots(graph: Graph) -> list[list[str]]:
   """Returns the sets of at least two nodes that all reach one another, the largest first."""
   reached: dict[str, set[str]] = {}
@@ -357,7 +381,11 @@ def main() -> None:
   """Prints the figures, and draws where asked."""
   parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
   parser.add_argument("--draw", type=pathlib.Path, help="where to write an SVG")
+  parser.add_argument("--write", action="store_true", help="renew the table in docs/design.md")
   args = parser.parse_args()
+  if args.write:
+    write_table()
+    return
 
   imports = read_imports()
   modules = module_graph(imports, ("now", "late"))
