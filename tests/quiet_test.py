@@ -11,6 +11,7 @@ import unittest
 import pytest
 
 from monolith import _quiet
+from monolith.serving import native_server
 
 pytestmark = pytest.mark.thorough
 
@@ -88,6 +89,39 @@ app.run(main)
       "deprecated",
     ):
       self.assertNotIn(noise, done.stderr)
+
+
+class ServerTest(unittest.TestCase):
+  def setUp(self):
+    super().setUp()
+    try:
+      self.program = native_server.find_binary()
+    except FileNotFoundError as error:
+      self.skipTest(str(error))
+
+  def run_server(self, **environment: str) -> subprocess.CompletedProcess:
+    """Returns what the server in C++ said that was asked for its version."""
+    return run(
+      f"import os; os.execv({self.program!r}, [{self.program!r}, '--version'])", **environment
+    )
+
+  def test_the_server_in_cpp_says_nothing_of_gpu_libraries(self):
+    done = self.run_server()
+
+    self.assertIn("monolith_model_server", done.stdout)
+    self.assertNotIn("factory", done.stderr)
+
+  @unittest.skipUnless(platform.machine() == "x86_64", "TensorFlow says nothing elsewhere")
+  def test_the_server_in_cpp_shows_everything_to_who_asks(self):
+    for environment in ({"MONOLITH_VERBOSE": "1"}, {"TF_CPP_MIN_LOG_LEVEL": "0"}):
+      with self.subTest(environment):
+        self.assertIn("Unable to register cuDNN factory", self.run_server(**environment).stderr)
+
+  def test_the_server_in_cpp_starts_without_stderr(self):
+    shell = f"exec {self.program} --version 2>&-"
+    done = subprocess.run(["sh", "-c", shell], capture_output=True, text=True, check=True)
+
+    self.assertIn("monolith_model_server", done.stdout)
 
 
 @unittest.skipUnless(platform.machine() == "x86_64", "nothing is left out elsewhere")

@@ -21,8 +21,9 @@
 What `entry` and `feature` offer, and the losses of heads, can be imported from here as well.
 
 Differences from ByteDance's Monolith: losses, hooks and extra outputs belong to the graph they were
-added in, an occurrence threshold that is not given is `default_occurrence_threshold`, and
-`share_slot` writes each feature under its own name. Rough sort is left out.
+added in, an occurrence threshold that is not given is `default_occurrence_threshold`,
+`share_slot` writes each feature under its own name, and slices whose lookup names no optimizer have
+one that learns under a loss that is a mean. Rough sort is left out.
 
 The file is long because it is one class and its base, whose methods share the state of a graph.
 """
@@ -637,6 +638,7 @@ class MonolithModel(MonolithBaseModel):
       occurrence_threshold=occurrence_threshold,
       expire_time=expire_time,
       hashtable_config=entry.GpucucoHashTableConfig() if on_gpu else entry.CuckooHashTableConfig(),
+      default_vec_optimizer=_default_optimizer(),
     )
 
   def lookup_embedding_slice(
@@ -658,7 +660,9 @@ class MonolithModel(MonolithBaseModel):
         dimension, or a dict of them; or groups, lists of slots, all with `slice_dim`.
       slice_name: features that share rows share the slices of one name as well.
       slice_dim: each slice's dimension.
-      initializer, optimizer, compressor, learning_rate_fn: the slice's, by default the slot's.
+      initializer, compressor, learning_rate_fn: the slice's, by default the slot's.
+      optimizer: the slice's; by default Adagrad with a rate of 0.05 that takes gradients of any
+        size, as those of a mean and of a sum.
       group_out_type: what becomes of a group: `"add_n"` or `"concat"`.
       out_type: `"concat"`, `"stack"`, both along axis 1, or `"add_n"`; by default a list.
 
@@ -783,6 +787,16 @@ def _name_and_slot(item: str | int | feature.FeatureColumn) -> tuple[str, int | 
   if isinstance(item, feature.FeatureColumn):
     return item.feature_name, None
   return feature_lists.get_feature_name_and_slot(item)
+
+
+def _default_optimizer() -> entry.Optimizer:
+  """Returns what runs on slices whose lookup names no optimizer.
+
+  A slot's own default, Adagrad with a rate of 0.001 and an accumulator of 1, cannot move rows under
+  a loss that is a mean: gradients are divided by the size of the batch. With an accumulator near 0
+  the size of gradients does not matter.
+  """
+  return entry.AdagradOptimizer(learning_rate=0.05, initial_accumulator_value=1e-10)
 
 
 def _make_combiner(

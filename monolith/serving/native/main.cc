@@ -25,6 +25,7 @@
 #include "monolith/serving/native/api/serving_api.h"
 #include "monolith/serving/native/base/log.h"
 #include "monolith/serving/native/base/memory_budget.h"
+#include "monolith/serving/native/base/quiet_start.h"
 #include "monolith/serving/native/base/worker_pool.h"
 #include "monolith/serving/native/flags.h"
 #include "monolith/serving/native/http2/server_connection.h"
@@ -325,6 +326,7 @@ int Run(const Flags& flags) {
 }  // namespace monolith
 
 int main(int argc, char** argv) {
+  monolith::serving::EndQuietStart();
   monolith::serving::Flags flags;
   const monolith::serving::Status status =
       monolith::serving::ParseFlags({argv + 1, argv + argc}, &flags);
