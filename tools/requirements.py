@@ -54,6 +54,7 @@ _EXTRAS = {
   # Pinned: plugins of MkDocs break with one another's releases.
   "docs": [
     "mkdocs==1.6.1",
+    "mkdocs-material>=9.6,<9.7",
     "mkdocstrings==0.30.1",
     "mkdocstrings-python==1.18.2",
     "griffe>=1.13,<2",

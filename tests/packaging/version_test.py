@@ -23,6 +23,16 @@ class VersionTest(unittest.TestCase):
     self.assertEqual(versions[0], monolith.__version__)
     self.assertEqual(versions, sorted(versions, key=_as_numbers, reverse=True))
 
+  def test_changelog_has_one_line_per_change(self):
+    lines = (_ROOT / "CHANGELOG.md").read_text().partition("\n## ")[2].splitlines()[1:]
+
+    for line in filter(None, lines):
+      self.assertRegex(line, r"^(- [A-Z][a-z]+,? .*|#{2,4} .*)$")
+      self.assertLessEqual(len(line), 250, line)
+    kinds = {line[4:] for line in lines if line.startswith("### ")}
+    known = {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
+    self.assertLessEqual(kinds, known)
+
   def test_wheels_have_the_version(self):
     # A copy: setuptools writes beside the sources.
     folder = pathlib.Path(os.environ["TEST_TMPDIR"], "source")
