@@ -5,6 +5,7 @@ Frames and bodies that no client would send, and calls of other servers without 
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import pathlib
@@ -335,6 +336,13 @@ class HostileClientTest(unittest.TestCase):
     data = PREFACE + headers() + frame(0, 1, 1, message(self.request))
     self.assertIn(b"0", self._ask(data))
 
+  def test_a_compressed_call_by_hand(self):
+    whole = gzip.compress(self.request)
+    for data, status in ((whole, b"0"), (whole[:-5], b"13"), (whole[:20], b"13"), (b"", b"13")):
+      body = frame(0, 1, 1, message(data, compressed=1))
+      answer = self._ask(PREFACE + headers(grpc_encoding=b"gzip") + body)
+      self.assertIn(bytes([len(status)]) + status, answer)
+
   def test_calls_that_break_the_rules_of_grpc_get_a_status(self):
     for name, data in {
       "no message": headers() + frame(0, 1, 1),
@@ -344,6 +352,10 @@ class HostileClientTest(unittest.TestCase):
       "two messages": headers() + frame(0, 1, 1, message(b"") * 2),
       "too long": headers() + frame(0, 0, 1, message(b"", length=0xFFFFFFFF)),
       "compressed": headers(grpc_encoding=b"gzip") + frame(0, 1, 1, message(b"x", compressed=1)),
+      "compressed, cut off": headers(grpc_encoding=b"gzip")
+      + frame(0, 1, 1, message(gzip.compress(self.request)[:-5], compressed=1)),
+      "compressed in another way": headers(grpc_encoding=b"snappy")
+      + frame(0, 1, 1, message(b"x", compressed=1)),
       "compressed, it is not said how": headers() + frame(0, 1, 1, message(b"x", compressed=1)),
       "timeout": headers(grpc_timeout=b"soon") + frame(0, 1, 1, message(self.request)),
       "no time": headers(grpc_timeout=b"0n") + frame(0, 1, 1, message(self.request)),
