@@ -1,11 +1,9 @@
 """Classify, Regress and MultiInference answer for models that were exported with them."""
 
-import json
+import random
 import shutil
 import tempfile
 import unittest
-import urllib.error
-import urllib.request
 
 import grpc
 import numpy as np
@@ -13,13 +11,10 @@ import tensorflow as tf
 from tensorflow_serving.apis import (
   classification_pb2,
   inference_pb2,
-  prediction_service_pb2_grpc,
   regression_pb2,
 )
 
-from monolith.serving import options, server
-from tests import free_ports
-from tests.wait_until import wait_until
+from tests.serving import server_process
 
 tf.compat.v1.disable_eager_execution()
 
@@ -53,6 +48,16 @@ def _write_model(folder):
     builder.save()
 
 
+def _field(number, content):
+  """Returns a field of bytes of a message."""
+  size = len(content)
+  length = b""
+  while size > 127:
+    length += bytes([size & 127 | 128])
+    size >>= 7
+  return bytes([number << 3 | 2]) + length + bytes([size]) + content
+
+
 def _example(**values):
   example = tf.train.Example()
   for name, value in values.items():
@@ -61,24 +66,24 @@ def _example(**values):
   return example
 
 
+def _mutate(rng, data):
+  changed = bytearray(data)
+  for _ in range(rng.randint(1, 4)):
+    place = rng.randrange(len(changed))
+    changed[place : place + rng.randint(0, 3)] = rng.randbytes(rng.randint(0, 3))
+  return bytes(changed)
+
+
 class ExamplesApiTest(unittest.TestCase):
   @classmethod
   def setUpClass(cls):
     folder = tempfile.mkdtemp()
     cls.addClassCleanup(shutil.rmtree, folder)
     _write_model(folder)
-    port, cls.rest_port = free_ports.get_free_port(), free_ports.get_free_port()
-    cls.server = server.ModelServer(
-      options.parse(
-        [f"--model_base_path={folder}", f"--port={port}", f"--rest_api_port={cls.rest_port}"]
-      )
-    )
+    cls.server = server_process.ServerProcess(f"--model_base_path={folder}")
     cls.addClassCleanup(cls.server.stop)
-    cls.server.start()
-    wait_until(cls.server.is_ready)
-    channel = grpc.insecure_channel(f"127.0.0.1:{port}", [("grpc.enable_http_proxy", 0)])
-    cls.addClassCleanup(channel.close)
-    cls.stub = prediction_service_pb2_grpc.PredictionServiceStub(channel)
+    cls.server.wait_until_listening().wait_until_available("default")
+    cls.stub = cls.server.prediction
 
   def _request(self, request_class, signature, *examples):
     request = request_class()
@@ -88,14 +93,7 @@ class ExamplesApiTest(unittest.TestCase):
     return request
 
   def _post(self, verb, document):
-    url = f"http://127.0.0.1:{self.rest_port}/v1/models/default:{verb}"
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    try:
-      with opener.open(url, json.dumps(document).encode(), timeout=60) as response:
-        return response.status, json.load(response)
-    except urllib.error.HTTPError as error:
-      with error:
-        return error.code, json.load(error)
+    return self.server.post(f"/v1/models/default:{verb}", document)
 
   def test_classify(self):
     request = self._request(
@@ -126,6 +124,63 @@ class ExamplesApiTest(unittest.TestCase):
     self.assertEqual(classified.classification_result.classifications[0].classes[1].score, 0.5)
     self.assertEqual(regressed.regression_result.regressions[0].value, 5.0)
 
+  def _tasks(self, *models, method=_CLASSIFY):
+    request = inference_pb2.MultiInferenceRequest()
+    request.input.example_list.examples.append(_example(x=0.5))
+    for model in models:
+      request.tasks.add(method_name=method).model_spec.name = model
+    return request
+
+  def test_messages_that_claim_much(self):
+    call = self.server.channel.unary_unary("/tensorflow.serving.PredictionService/Classify")
+    spec = b"\x0a\x09\x0a\x07default"
+    # Each example has a context of a megabyte.
+    context = _example(x=0.5)
+    context.features.feature["long"].bytes_list.value.append(bytes(1 << 20))
+    repeated = classification_pb2.ClassificationRequest()
+    repeated.model_spec.name = "default"
+    listed = repeated.input.example_list_with_context
+    listed.context.CopyFrom(context)
+    listed.examples.extend([_example(x=1.0)] * 1000)
+    for data, word in (
+      (repeated.SerializeToString(), "more than"),
+      (spec + _field(2, _field(1, _field(1, b"") * 100_001)), "100000 examples"),
+      (spec + _field(2, _field(1, b"\x0a\x7f")), "not an Input"),
+      (spec + _field(2, b"\x0a\xff\xff\xff\xff\x07x"), "not an Input"),
+      (spec + _field(2, _field(1, _field(1, b"\xff"))), ""),
+    ):
+      with self.assertRaises(grpc.RpcError) as caught:
+        call(data, timeout=60)
+      self.assertEqual(caught.exception.code(), grpc.StatusCode.INVALID_ARGUMENT)
+      self.assertIn(word, caught.exception.details())
+
+  def test_random_bytes(self):
+    rng = random.Random(7)
+    request = self._request(classification_pb2.ClassificationRequest, "", _example(x=0.25))
+    request.input.example_list_with_context.context.CopyFrom(_example(c=3))
+    request.input.example_list_with_context.examples.extend([_example(x=0.5)] * 2)
+    message = request.SerializeToString()
+    body = b'{"context": {"c": 1}, "examples": [{"x": [0.5], "s": {"b64": "YQ=="}}, {"x": 1.5}]}'
+    call = self.server.channel.unary_unary("/tensorflow.serving.PredictionService/Classify")
+    answered = set()
+    for _ in range(300):
+      answered.add(self._post("classify", _mutate(rng, body))[0])
+      try:
+        call(_mutate(rng, message), timeout=60)
+      except grpc.RpcError as error:
+        self.assertNotIn(
+          error.code(), (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+        )
+    self.server.check_alive()
+    self.assertLessEqual(answered, {200, 400, 501})
+    self.assertIn(400, answered)
+
+  def test_calls_are_counted(self):
+    request = self._request(regression_pb2.RegressionRequest, "regress", _example(x=0.5))
+    self.stub.Regress(request, timeout=60)
+    text = self.server.http("/monitoring/prometheus/metrics")[1].decode()
+    self.assertIn('{code="OK",method="Regress",model="default"}', text)
+
   def test_errors(self):
     classify = classification_pb2.ClassificationRequest
     regress = regression_pb2.RegressionRequest
@@ -148,7 +203,10 @@ class ExamplesApiTest(unittest.TestCase):
         self._request(regress, "odd", _example(x=0.5)),
         code.FAILED_PRECONDITION,
       ),
+      (self.stub.Classify, classify(), code.NOT_FOUND),
       (self.stub.MultiInference, inference_pb2.MultiInferenceRequest(), code.INVALID_ARGUMENT),
+      (self.stub.MultiInference, self._tasks("default", "other"), code.INVALID_ARGUMENT),
+      (self.stub.MultiInference, self._tasks("default", method="odd"), code.UNIMPLEMENTED),
     ):
       with self.assertRaises(grpc.RpcError) as caught:
         method(request, timeout=60)
@@ -161,8 +219,24 @@ class ExamplesApiTest(unittest.TestCase):
     status, answer = self._post("regress", document)
     self.assertEqual(status, 200)
     self.assertEqual(np.float32(answer["results"][0]), np.float32(1.1))
+    mixed = {"examples": [{"x": 1}], "context": {"c": [2], "none": []}, "signature_name": "regress"}
+    self.assertEqual(self._post("regress", mixed)[0], 400)  # x is an integer here
+    mixed["examples"] = [{"x": [0.5], "s": ["a", {"b64": "/wA="}]}, {"x": 2.5e-1, "c": 0}]
+    self.assertEqual(self._post("regress", mixed), (200, {"results": [7, 2.5]}))
     for document in (
       {},
+      [],
+      b"[" * 1000,
+      {"examples": {}},
+      {"examples": [[]]},
+      {"examples": [{"x": 0.5}], "context": []},
+      {"examples": [{"x": 0.5}], "signature_name": 3},
+      {"examples": [{"x": [[0.5]]}]},
+      {"examples": [{"x": 1e300}]},
+      {"examples": [{"x": 0.5, "s": {"b64": "?"}}]},
+      {"examples": [{"x": 0.5, "s": {"b64": "YQ==", "c": 1}}]},
+      {"examples": [{"x": 0.5, "s": {}}]},
+      b'{"examples": [{"x": 0.5, "x": 0.5}]}',
       {"examples": []},
       {"examples": [3]},
       {"examples": [{"x": None}]},

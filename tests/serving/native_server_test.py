@@ -1,10 +1,11 @@
-"""The model server in C++: what is its own, beside the tests that both servers pass.
+"""What clients can do to a model server, and what it does by itself, without Python.
 
 Frames and bodies that no client would send, and calls of other servers without Python.
 """
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import pathlib
@@ -37,7 +38,7 @@ from monolith.agent_service import agent_service_pb2, agent_service_pb2_grpc
 from monolith.native_training import embedding_combiners
 from monolith.native_training.graph import export_context
 from monolith.native_training.tables import pooling
-from monolith.serving import native_server
+from monolith.serving import model_server
 from tests import free_ports
 from tests.serving import saved_models
 from tests.wait_until import wait_until
@@ -55,7 +56,7 @@ _WATCH = "/grpc.health.v1.Health/Watch"
 
 def setUpModule():
   try:
-    native_server.find_binary()
+    model_server.find_binary()
   except FileNotFoundError as error:
     raise unittest.SkipTest(str(error)) from error
 
@@ -116,7 +117,7 @@ class Server:
     self.log = tempfile.NamedTemporaryFile("w+", suffix=".log")  # noqa: SIM115
     self.process = subprocess.Popen(
       [
-        native_server.find_binary(),
+        model_server.find_binary(),
         f"--port={self.port}",
         f"--rest_api_port={self.rest_port}",
         *flags,
@@ -335,6 +336,13 @@ class HostileClientTest(unittest.TestCase):
     data = PREFACE + headers() + frame(0, 1, 1, message(self.request))
     self.assertIn(b"0", self._ask(data))
 
+  def test_a_compressed_call_by_hand(self):
+    whole = gzip.compress(self.request)
+    for data, status in ((whole, b"0"), (whole[:-5], b"13"), (whole[:20], b"13"), (b"", b"13")):
+      body = frame(0, 1, 1, message(data, compressed=1))
+      answer = self._ask(PREFACE + headers(grpc_encoding=b"gzip") + body)
+      self.assertIn(bytes([len(status)]) + status, answer)
+
   def test_calls_that_break_the_rules_of_grpc_get_a_status(self):
     for name, data in {
       "no message": headers() + frame(0, 1, 1),
@@ -344,6 +352,10 @@ class HostileClientTest(unittest.TestCase):
       "two messages": headers() + frame(0, 1, 1, message(b"") * 2),
       "too long": headers() + frame(0, 0, 1, message(b"", length=0xFFFFFFFF)),
       "compressed": headers(grpc_encoding=b"gzip") + frame(0, 1, 1, message(b"x", compressed=1)),
+      "compressed, cut off": headers(grpc_encoding=b"gzip")
+      + frame(0, 1, 1, message(gzip.compress(self.request)[:-5], compressed=1)),
+      "compressed in another way": headers(grpc_encoding=b"snappy")
+      + frame(0, 1, 1, message(b"x", compressed=1)),
       "compressed, it is not said how": headers() + frame(0, 1, 1, message(b"x", compressed=1)),
       "timeout": headers(grpc_timeout=b"soon") + frame(0, 1, 1, message(self.request)),
       "no time": headers(grpc_timeout=b"0n") + frame(0, 1, 1, message(self.request)),
@@ -674,7 +686,7 @@ class WatchTest(unittest.TestCase):
 class FlagsTest(unittest.TestCase):
   def _run(self, *flags: str) -> tuple[int, str]:
     result = subprocess.run(
-      [native_server.find_binary(), *flags], capture_output=True, text=True, timeout=60
+      [model_server.find_binary(), *flags], capture_output=True, text=True, timeout=60
     )
     return result.returncode, result.stdout + result.stderr
 
@@ -743,7 +755,7 @@ class RemotePredictTest(unittest.TestCase):
   def test_the_death_of_one_replica_fails_no_request(self):
     replicas = [self._start_ps(), self._start_ps()]
     addresses = "|".join(f"127.0.0.1:{replica.port}" for replica in replicas)
-    entry = self._start_entry(f"--ps_address=ps_0={addresses}")
+    entry = self._start_entry(f"--ps_address=other=127.0.0.1:1, ps_0={addresses}")
     self._assert_answers(entry)
     answered, stop = [], threading.Event()
 

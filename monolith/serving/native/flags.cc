@@ -193,7 +193,8 @@ Status ParseChannelArguments(Flags* flags) {
                                                                : nullptr;
     if (target == nullptr) {
       return Refuse("--grpc_channel_arguments has '" + key +
-                    "', which this server does not know: run the one in Python for it");
+                    "', want some of grpc.max_receive_message_length, "
+                    "grpc.max_concurrent_streams and grpc.max_metadata_size");
     }
     // gRPC says -1 for no limit.
     if (value == -1) value = kAny;

@@ -1,6 +1,11 @@
 #include "monolith/serving/native/metrics.h"
 
+#include <dirent.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
 #include <cstdio>
+#include <memory>
 
 namespace monolith {
 namespace serving {
@@ -42,6 +47,39 @@ void AppendFollowers(const ModelManager::Counts& models, std::string* text) {
     }
   }
   for (const auto& [name, family] : families) *text += family;
+}
+
+int64_t CountOpenFiles() {
+  int64_t count = 0;
+  const std::unique_ptr<DIR, int (*)(DIR*)> folder(opendir("/proc/self/fd"), &closedir);
+  while (folder != nullptr && readdir(folder.get()) != nullptr) ++count;
+  return count - 3;  // "." and "..", and the folder itself
+}
+
+// What Prometheus's own libraries tell of a process, by the same names.
+void AppendProcess(std::string* text) {
+  const auto append = [text](const std::string& name, const char* kind, double value) {
+    *text += "# TYPE " + name + " " + kind + "\n" + name + " " + Number(value) + "\n";
+  };
+  rusage usage{};
+  if (getrusage(RUSAGE_SELF, &usage) == 0) {
+    append("process_cpu_seconds_total", "counter",
+           static_cast<double>(usage.ru_utime.tv_sec + usage.ru_stime.tv_sec) +
+               static_cast<double>(usage.ru_utime.tv_usec + usage.ru_stime.tv_usec) / 1e6);
+  }
+  const std::unique_ptr<FILE, int (*)(FILE*)> file(fopen("/proc/self/statm", "r"), &fclose);
+  long long size = 0;
+  long long resident = 0;
+  if (file != nullptr && fscanf(file.get(), "%lld %lld", &size, &resident) == 2) {
+    const auto page = static_cast<double>(sysconf(_SC_PAGESIZE));
+    append("process_virtual_memory_bytes", "gauge", static_cast<double>(size) * page);
+    append("process_resident_memory_bytes", "gauge", static_cast<double>(resident) * page);
+  }
+  append("process_open_fds", "gauge", static_cast<double>(CountOpenFiles()));
+  rlimit limit{};
+  if (getrlimit(RLIMIT_NOFILE, &limit) == 0) {
+    append("process_max_fds", "gauge", static_cast<double>(limit.rlim_cur));
+  }
 }
 
 }  // namespace
@@ -119,6 +157,7 @@ std::string Metrics::ToText(const ModelManager::Counts& models) const {
           "monolith_serving_model_load_errors_total " +
           std::to_string(models.load_errors) + "\n";
   AppendFollowers(models, &text);
+  AppendProcess(&text);
   return text;
 }
 

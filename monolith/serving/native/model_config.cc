@@ -11,6 +11,7 @@
 
 #include "google/protobuf/text_format.h"
 #include "monolith/serving/native/base/tensorflow_versions.h"
+#include "monolith/serving/native/model/file_systems.h"
 #include "monolith/serving/native/model/version_policy.h"
 
 namespace monolith {
@@ -35,6 +36,7 @@ class FirstError : public TextErrorListener {
 };
 
 Status ReadFile(const std::string& path, std::string* text) {
+  if (NamesFileSystem(path)) return ReadFileOf(path, kMaxFileBytes, text);
   const std::unique_ptr<FILE, int (*)(FILE*)> file(fopen(path.c_str(), "rb"), &fclose);
   if (file == nullptr) return Status(Code::kInvalidArgument, strerror(errno));
   char buffer[4096];
@@ -61,7 +63,7 @@ Status ReadTextProto(const std::string& path, google::protobuf::Message* message
 }
 
 std::string AbsolutePath(const std::string& path) {
-  if (!path.empty() && path[0] == '/') return path;
+  if ((!path.empty() && path[0] == '/') || NamesFileSystem(path)) return path;
   char folder[PATH_MAX];
   return getcwd(folder, sizeof(folder)) == nullptr ? path : std::string(folder) + "/" + path;
 }

@@ -8,6 +8,8 @@
 #include <utility>
 #include <vector>
 
+#include "monolith/serving/native/http2/gzip.h"
+
 namespace monolith {
 namespace serving {
 namespace {
@@ -26,7 +28,7 @@ class Dispatcher {
   void Take(RpcCall call, RpcDone done) {
     Pending pending{std::make_shared<RpcCall>(std::move(call)), std::move(done)};
     if (places_.loop == nullptr || pending.call->path != kPredictPath ||
-        pending.call->message.size() > kMaxInlineBytes) {
+        pending.call->is_compressed || pending.call->message.size() > kMaxInlineBytes) {
       return Queue(std::move(pending));
     }
     // Not now: more calls may have come with this one.
@@ -68,7 +70,12 @@ class Dispatcher {
     const bool queued = workers_->Schedule([serving, call = pending.call, done = pending.done] {
       if (call->cancelled->load(std::memory_order_relaxed)) return;
       RpcReply reply;
-      Guard(&reply, [&] { reply = serving->Handle(*call); });
+      Guard(&reply, [&] {
+        if (call->is_compressed) {
+          reply.status = Decompress(call->max_message_bytes, &call->lease, &call->message);
+        }
+        if (reply.status.ok()) reply = serving->Handle(*call);
+      });
       done(std::move(reply));
     });
     if (!queued) {

@@ -6,6 +6,7 @@
 
 #include "google/protobuf/io/coded_stream.h"
 #include "google/protobuf/wire_format_lite.h"
+#include "monolith/serving/native/model/examples.h"
 #include "tensorflow/core/framework/tensor.h"
 #include "tensorflow/core/platform/protobuf.h"
 #include "tensorflow/core/protobuf/meta_graph.pb.h"
@@ -14,7 +15,6 @@ namespace monolith {
 namespace serving {
 namespace {
 
-constexpr char kGetModelMetadata[] = "/tensorflow.serving.PredictionService/GetModelMetadata";
 // Without a deadline of the client's own, a reload waits this long.
 constexpr std::chrono::minutes kReloadTimeout(10);
 // What a short request may take as tensors.
@@ -24,7 +24,7 @@ constexpr char kSignatureDefMapType[] = "type.googleapis.com/tensorflow.serving.
 
 // A field of two bytes may take fifty when it is parsed.
 constexpr int kMaxFields = 100'000;
-// Only Predict has longer messages.
+// Only what runs a model has longer messages.
 constexpr size_t kMaxOtherMessageBytes = 4 << 20;
 
 // Counts the fields of a message before memory is taken for them.
@@ -62,6 +62,20 @@ RpcReply Call(const std::string& message, const char* request_name, Method metho
   return reply;
 }
 
+// Says which version and signature answered.
+void SetSpec(const api::ModelSpec& asked, int64_t version, api::ModelSpec* spec) {
+  spec->set_name(asked.name());
+  spec->mutable_version()->set_value(version);
+  spec->set_signature_name(asked.signature_name().empty() ? "serving_default"
+                                                          : asked.signature_name());
+}
+
+Status SetExamples(const std::string& input, ExampleRunner* runner) {
+  Examples examples;
+  const Status status = ReadExamples(input, &examples);
+  return status.ok() ? runner->SetExamples(examples) : status;
+}
+
 }  // namespace
 
 Status ServingApi::Predict(const api::PredictRequest& request, MemoryLease* lease,
@@ -78,12 +92,80 @@ Status ServingApi::PredictOn(Servable* servable, int64_t version,
                              api::PredictResponse* response) {
   const Status status = serving::Predict(servable, request, limits_, runner_, lease, response);
   if (!status.ok()) return status;
-  api::ModelSpec* spec = response->mutable_model_spec();
-  spec->set_name(request.model_spec().name());
-  spec->mutable_version()->set_value(version);
-  spec->set_signature_name(request.model_spec().signature_name().empty()
-                               ? "serving_default"
-                               : request.model_spec().signature_name());
+  SetSpec(request.model_spec(), version, response->mutable_model_spec());
+  return Status();
+}
+
+Status ServingApi::Classify(const api::ClassificationRequest& request, MemoryLease* lease,
+                            api::ClassificationResponse* response) {
+  std::shared_ptr<Servable> servable;
+  int64_t version = 0;
+  Status status = models_->Find(request.model_spec(), &servable, &version);
+  if (!status.ok()) return status;
+  ExampleRunner runner(servable.get(), limits_, runner_, lease);
+  const std::string& signature = request.model_spec().signature_name();
+  status = runner.CheckMethod(signature, kClassifyMethod);
+  if (!status.ok()) return status;
+  status = SetExamples(request.input(), &runner);
+  if (!status.ok()) return status;
+  SetSpec(request.model_spec(), version, response->mutable_model_spec());
+  return runner.Classify(signature, response->mutable_result());
+}
+
+Status ServingApi::Regress(const api::RegressionRequest& request, MemoryLease* lease,
+                           api::RegressionResponse* response) {
+  std::shared_ptr<Servable> servable;
+  int64_t version = 0;
+  Status status = models_->Find(request.model_spec(), &servable, &version);
+  if (!status.ok()) return status;
+  ExampleRunner runner(servable.get(), limits_, runner_, lease);
+  const std::string& signature = request.model_spec().signature_name();
+  status = runner.CheckMethod(signature, kRegressMethod);
+  if (!status.ok()) return status;
+  status = SetExamples(request.input(), &runner);
+  if (!status.ok()) return status;
+  SetSpec(request.model_spec(), version, response->mutable_model_spec());
+  return runner.Regress(signature, response->mutable_result());
+}
+
+Status ServingApi::MultiInference(const api::MultiInferenceRequest& request, MemoryLease* lease,
+                                  api::MultiInferenceResponse* response) {
+  if (request.tasks().empty()) {
+    return Status(Code::kInvalidArgument, "the request has no tasks");
+  }
+  const api::ModelSpec& spec = request.tasks(0).model_spec();
+  for (const api::InferenceTask& task : request.tasks()) {
+    if (task.model_spec().name() != spec.name()) {
+      return Status(Code::kInvalidArgument, "the tasks are of the models '" + spec.name() +
+                                                "' and '" + task.model_spec().name() +
+                                                "', want one");
+    }
+  }
+  std::shared_ptr<Servable> servable;
+  int64_t version = 0;
+  Status status = models_->Find(spec, &servable, &version);
+  if (!status.ok()) return status;
+  ExampleRunner runner(servable.get(), limits_, runner_, lease);
+  for (const api::InferenceTask& task : request.tasks()) {
+    if (task.method_name() != kClassifyMethod && task.method_name() != kRegressMethod) {
+      return Status(Code::kUnimplemented, "the method is '" + task.method_name().substr(0, 100) +
+                                              "', want '" + kClassifyMethod + "' or '" +
+                                              kRegressMethod + "'");
+    }
+    status = runner.CheckMethod(task.model_spec().signature_name(), task.method_name());
+    if (!status.ok()) return status;
+  }
+  status = SetExamples(request.input(), &runner);
+  if (!status.ok()) return status;
+  for (const api::InferenceTask& task : request.tasks()) {
+    const std::string& signature = task.model_spec().signature_name();
+    api::InferenceResult* const result = response->add_results();
+    SetSpec(task.model_spec(), version, result->mutable_model_spec());
+    status = task.method_name() == kClassifyMethod
+                 ? runner.Classify(signature, result->mutable_classification_result())
+                 : runner.Regress(signature, result->mutable_regression_result());
+    if (!status.ok()) return status;
+  }
   return Status();
 }
 
@@ -201,21 +283,50 @@ bool ServingApi::PredictIfShort(const std::string& message, RpcReply* reply) {
 }
 
 RpcReply ServingApi::Handle(const RpcCall& call) {
-  const std::string& path = call.path;
-  if (path == kPredictPath) {
-    const Clock::time_point start = Clock::now();
-    std::string model;
-    const auto lease = std::make_shared<MemoryLease>(limits_.budget);
-    RpcReply reply = Call<api::PredictRequest, api::PredictResponse>(
-        call.message, "PredictRequest",
-        [&](const api::PredictRequest& request, api::PredictResponse* response) {
-          model = request.model_spec().name();
-          return Predict(request, lease.get(), response);
+  const Clock::time_point start = Clock::now();
+  Counted counted;
+  RpcReply reply = HandleUncounted(call, &counted);
+  if (counted.method != nullptr) Count(counted.model, counted.method, reply.status.code, start);
+  return reply;
+}
+
+bool ServingApi::HandlePrediction(const RpcCall& call, Counted* counted, RpcReply* reply) {
+  const auto lease = std::make_shared<MemoryLease>(limits_.budget);
+  const auto take = [&](const char* name, auto method) {
+    counted->method = name;
+    return [this, counted, lease, method](const auto& request, auto* response) {
+      counted->model = request.model_spec().name();
+      return (this->*method)(request, lease.get(), response);
+    };
+  };
+  if (call.path == kPredictPath) {
+    *reply = Call<api::PredictRequest, api::PredictResponse>(call.message, "PredictRequest",
+                                                             take("Predict", &ServingApi::Predict));
+  } else if (call.path == "/tensorflow.serving.PredictionService/Classify") {
+    *reply = Call<api::ClassificationRequest, api::ClassificationResponse>(
+        call.message, "ClassificationRequest", take("Classify", &ServingApi::Classify));
+  } else if (call.path == "/tensorflow.serving.PredictionService/Regress") {
+    *reply = Call<api::RegressionRequest, api::RegressionResponse>(
+        call.message, "RegressionRequest", take("Regress", &ServingApi::Regress));
+  } else if (call.path == "/tensorflow.serving.PredictionService/MultiInference") {
+    counted->method = "MultiInference";
+    *reply = Call<api::MultiInferenceRequest, api::MultiInferenceResponse>(
+        call.message, "MultiInferenceRequest",
+        [&](const api::MultiInferenceRequest& request, api::MultiInferenceResponse* response) {
+          if (!request.tasks().empty()) counted->model = request.tasks(0).model_spec().name();
+          return MultiInference(request, lease.get(), response);
         });
-    if (reply.status.ok()) reply.lease = lease;
-    Count(model, "Predict", reply.status.code, start);
-    return reply;
+  } else {
+    return false;
   }
+  if (reply->status.ok()) reply->lease = lease;
+  return true;
+}
+
+RpcReply ServingApi::HandleUncounted(const RpcCall& call, Counted* counted) {
+  const std::string& path = call.path;
+  RpcReply reply;
+  if (HandlePrediction(call, counted, &reply)) return reply;
   if (call.message.size() > kMaxOtherMessageBytes) {
     return RpcReply{
         Status(Code::kResourceExhausted, "the request has " + std::to_string(call.message.size()) +
@@ -223,17 +334,24 @@ RpcReply ServingApi::Handle(const RpcCall& call) {
                                              std::to_string(kMaxOtherMessageBytes)),
         ""};
   }
-  if (path == kGetModelMetadata) {
+  if (path == "/tensorflow.serving.PredictionService/GetModelMetadata") {
+    counted->method = "GetModelMetadata";
     return Call<api::GetModelMetadataRequest, api::GetModelMetadataResponse>(
-        call.message, "GetModelMetadataRequest",
-        [&](const auto& request, auto* response) { return GetModelMetadata(request, response); });
+        call.message, "GetModelMetadataRequest", [&](const auto& request, auto* response) {
+          counted->model = request.model_spec().name();
+          return GetModelMetadata(request, response);
+        });
   }
   if (path == "/tensorflow.serving.ModelService/GetModelStatus") {
+    counted->method = "GetModelStatus";
     return Call<api::GetModelStatusRequest, api::GetModelStatusResponse>(
-        call.message, "GetModelStatusRequest",
-        [&](const auto& request, auto* response) { return GetModelStatus(request, response); });
+        call.message, "GetModelStatusRequest", [&](const auto& request, auto* response) {
+          counted->model = request.model_spec().name();
+          return GetModelStatus(request, response);
+        });
   }
   if (path == "/tensorflow.serving.ModelService/HandleReloadConfigRequest") {
+    counted->method = "HandleReloadConfigRequest";
     return Call<api::ReloadConfigRequest, api::ReloadConfigResponse>(
         call.message, "ReloadConfigRequest", [&](const auto& request, auto* response) {
           return Reload(request, call.deadline, response);

@@ -25,6 +25,12 @@ class ServingApi {
 
   Status Predict(const api::PredictRequest& request, MemoryLease* lease,
                  api::PredictResponse* response);
+  Status Classify(const api::ClassificationRequest& request, MemoryLease* lease,
+                  api::ClassificationResponse* response);
+  Status Regress(const api::RegressionRequest& request, MemoryLease* lease,
+                 api::RegressionResponse* response);
+  Status MultiInference(const api::MultiInferenceRequest& request, MemoryLease* lease,
+                        api::MultiInferenceResponse* response);
   Status GetModelMetadata(const api::GetModelMetadataRequest& request,
                           api::GetModelMetadataResponse* response);
   Status GetModelStatus(const api::GetModelStatusRequest& request,
@@ -53,6 +59,15 @@ class ServingApi {
  private:
   Status PredictOn(Servable* servable, int64_t version, const api::PredictRequest& request,
                    MemoryLease* lease, api::PredictResponse* response);
+  // What a call was, for the metrics.
+  struct Counted {
+    std::string model;
+    // Null if it is not counted.
+    const char* method = nullptr;
+  };
+  RpcReply HandleUncounted(const RpcCall& call, Counted* counted);
+  // Returns false for a call of another service, or one that runs no model.
+  bool HandlePrediction(const RpcCall& call, Counted* counted, RpcReply* reply);
 
   ModelManager* const models_;
   Metrics* const metrics_;

@@ -28,6 +28,9 @@ struct RpcCall {
   std::shared_ptr<std::atomic<bool>> cancelled;
   // Counts the message until the call is answered.
   MemoryLease lease;
+  // Whether gzip has compressed the message, and how long it may be without.
+  bool is_compressed = false;
+  int64_t max_message_bytes = 0;
 };
 
 struct RpcReply {

@@ -356,12 +356,15 @@ void Http2ServerConnection::Dispatch(int32_t id, Stream* stream) {
   if (stream->body[0] != 0 && (stream->encoding.empty() || stream->encoding == "identity")) {
     return Refuse(id, Code::kInternal, "the message is compressed, the header says it is not");
   }
-  if (stream->body[0] != 0) {
+  const bool is_compressed = stream->body[0] != 0;
+  if (is_compressed && stream->encoding != "gzip") {
     return Refuse(id, Code::kUnimplemented,
                   "compression '" + stream->encoding + "' is not supported");
   }
   RpcCall call;
   if (!SetDeadline(id, stream, &call.deadline)) return;
+  call.is_compressed = is_compressed;
+  call.max_message_bytes = limits_.max_message_bytes;
   call.lease = std::move(stream->lease);
   call.path = std::move(stream->path);
   call.message = std::move(stream->body);
@@ -398,7 +401,7 @@ void Http2ServerConnection::Answer(int32_t id, RpcReply reply) {
     const std::string code = std::to_string(static_cast<int>(stream->status.code));
     const std::string message = EncodeGrpcMessage(stream->status.message);
     const nghttp2_nv headers[] = {MakeHeader(":status", "200"), MakeHeader("content-type", kGrpc),
-                                  MakeHeader("grpc-accept-encoding", "identity"),
+                                  MakeHeader("grpc-accept-encoding", "identity,gzip"),
                                   MakeHeader("grpc-status", code),
                                   MakeHeader("grpc-message", message)};
     nghttp2_submit_response(session_, id, headers, 5, nullptr);

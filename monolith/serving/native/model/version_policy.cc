@@ -10,6 +10,8 @@
 #include <memory>
 #include <vector>
 
+#include "monolith/serving/native/model/file_systems.h"
+
 namespace monolith {
 namespace serving {
 namespace {
@@ -23,9 +25,28 @@ bool IsFolder(const std::string& path) {
   return stat(path.c_str(), &info) == 0 && S_ISDIR(info.st_mode);
 }
 
+// Returns false for a name that is no version's.
+bool ParseVersion(const std::string& name, int64_t* version) {
+  const char* end = name.data() + name.size();
+  const auto parsed = std::from_chars(name.data(), end, *version);
+  return parsed.ec == std::errc() && parsed.ptr == end && *version >= 0;
+}
+
 }  // namespace
 
 Status ListVersions(const std::string& base_path, std::map<int64_t, std::string>* paths) {
+  if (NamesFileSystem(base_path)) {
+    std::vector<std::string> names;
+    const Status status = ListFolders(base_path, &names);
+    if (!status.ok()) {
+      return Status(status.code, "cannot read base path " + base_path + ": " + status.message);
+    }
+    for (const std::string& name : names) {
+      int64_t version = 0;
+      if (ParseVersion(name, &version)) paths->emplace(version, base_path + "/" + name);
+    }
+    return Status();
+  }
   const std::unique_ptr<DIR, CloseFolder> folder(opendir(base_path.c_str()));
   if (folder == nullptr) {
     return Status(Code::kNotFound, "cannot read base path " + base_path + ": " + strerror(errno));
@@ -33,9 +54,7 @@ Status ListVersions(const std::string& base_path, std::map<int64_t, std::string>
   while (const dirent* entry = readdir(folder.get())) {
     const std::string name = entry->d_name;
     int64_t version = 0;
-    const char* end = name.data() + name.size();
-    const auto parsed = std::from_chars(name.data(), end, version);
-    if (parsed.ec != std::errc() || parsed.ptr != end || version < 0) continue;
+    if (!ParseVersion(name, &version)) continue;
     const std::string path = base_path + "/" + name;
     if (IsFolder(path)) paths->emplace(version, path);
   }
@@ -63,6 +82,10 @@ std::string Fingerprint(const std::string& path) {
   std::string text;
   for (const char* name : {"", "/saved_model.pb", "/saved_model.pbtxt", "/variables",
                            "/variables/variables.index", "/assets"}) {
+    if (NamesFileSystem(path)) {
+      text += FileFingerprint(path + name) + ";";
+      continue;
+    }
     struct stat info {};
     if (stat((path + name).c_str(), &info) != 0) {
       text += "-;";
@@ -89,9 +112,11 @@ Status CheckConfig(const api::ModelServerConfig& config) {
     if (!names.insert(model.name()).second) {
       return Status(Code::kInvalidArgument, which + "is there twice");
     }
-    if (model.base_path().empty() || model.base_path()[0] != '/') {
-      return Status(Code::kInvalidArgument, which + "has base_path '" + model.base_path() +
-                                                "', want an absolute path of this machine");
+    const std::string& base_path = model.base_path();
+    if (base_path.empty() || (base_path[0] != '/' && !NamesFileSystem(base_path))) {
+      return Status(Code::kInvalidArgument,
+                    which + "has base_path '" + model.base_path() +
+                        "', want an absolute path, or one of a file system as gs://");
     }
     if (!model.model_platform().empty() && model.model_platform() != "tensorflow") {
       return Status(Code::kInvalidArgument, which + "has model_platform '" +

@@ -33,39 +33,43 @@ bool IsAddress(std::string_view text) {
   return parsed.ec == std::errc() && parsed.ptr == end && port > 0 && port < 65536;
 }
 
-std::string_view TakePart(std::string_view* text, char separator) {
-  const size_t end = std::min(text->find(separator), text->size());
-  const std::string_view part = text->substr(0, end);
-  text->remove_prefix(std::min(end + 1, text->size()));
-  return part;
+// An empty part is one, too.
+std::vector<std::string> Split(std::string_view text, char separator) {
+  std::vector<std::string> parts;
+  size_t end = 0;
+  while ((end = text.find(separator)) != std::string_view::npos) {
+    parts.emplace_back(text.substr(0, end));
+    text.remove_prefix(end + 1);
+  }
+  parts.emplace_back(text);
+  return parts;
+}
+
+std::string Strip(const std::string& text) {
+  const size_t begin = text.find_first_not_of(' ');
+  if (begin == std::string::npos) return "";
+  return text.substr(begin, text.find_last_not_of(' ') + 1 - begin);
 }
 
 }  // namespace
 
 Status ParseAddresses(const std::string& text, Addresses* addresses) {
-  std::string_view rest = text;
-  do {
-    std::string_view item = TakePart(&rest, ',');
-    const std::string shown(item);
+  for (const std::string& part : Split(text, ',')) {
+    const std::string item = Strip(part);
     const size_t equals = item.find('=');
-    const std::string name(item.substr(0, equals));
+    const std::string name = item.substr(0, equals);
     std::vector<std::string> replicas;
-    if (equals != std::string_view::npos) {
-      item.remove_prefix(equals + 1);
-      do {
-        replicas.emplace_back(TakePart(&item, '|'));
-      } while (!item.empty());
-    }
+    if (equals != std::string::npos) replicas = Split(item.substr(equals + 1), '|');
     if (name.empty() || replicas.empty() ||
         !std::all_of(replicas.begin(), replicas.end(), IsAddress)) {
-      return Status(Code::kInvalidArgument, "--ps_address has '" + shown +
+      return Status(Code::kInvalidArgument, "--ps_address has '" + item +
                                                 "', want name=host:port or "
                                                 "name=host:port|host:port");
     }
     if (!addresses->emplace(name, replicas).second) {
       return Status(Code::kInvalidArgument, "--ps_address names '" + name + "' twice");
     }
-  } while (!rest.empty());
+  }
   return Status();
 }
 

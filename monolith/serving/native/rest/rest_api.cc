@@ -7,7 +7,9 @@
 #include <string_view>
 #include <utility>
 
+#include "monolith/serving/native/model/examples.h"
 #include "monolith/serving/native/rest/json.h"
+#include "monolith/serving/native/rest/json_examples.h"
 #include "monolith/serving/native/rest/json_request.h"
 #include "monolith/serving/native/rest/json_tensors.h"
 #include "tensorflow/core/framework/tensor.h"
@@ -39,6 +41,58 @@ Status Predict(ServingApi* serving, const api::ModelSpec& spec, const std::strin
   outputs.clear();
   if (lease->Resize(static_cast<int64_t>(answer->capacity()))) return Status();
   return Status(Code::kResourceExhausted, "the answers of all requests take too much memory");
+}
+
+void AppendResults(const api::ClassificationResult& result, std::string* answer) {
+  for (int row = 0; row < result.classifications_size(); ++row) {
+    *answer += row == 0 ? "[" : ", [";
+    const api::Classifications& found = result.classifications(row);
+    for (int i = 0; i < found.classes_size(); ++i) {
+      *answer += i == 0 ? "[" : ", [";
+      AppendJsonString(found.classes(i).label(), answer);
+      *answer += ", " + JsonNumber(found.classes(i).score()) + "]";
+    }
+    *answer += "]";
+  }
+}
+
+void AppendResults(const api::RegressionResult& result, std::string* answer) {
+  for (int row = 0; row < result.regressions_size(); ++row) {
+    *answer += (row == 0 ? "" : ", ") + JsonNumber(result.regressions(row).value());
+  }
+}
+
+// `verb` is classify or regress.
+Status RunExamples(ServingApi* serving, const RestTarget& target, const std::string& body,
+                   MemoryLease* lease, std::string* answer) {
+  std::shared_ptr<Servable> servable;
+  int64_t version = 0;
+  Status status = serving->models()->Find(target.spec, &servable, &version);
+  if (!status.ok()) return status;
+  const bool classifies = target.verb == "classify";
+  ExampleRunner runner(servable.get(), serving->limits(), serving->runner(), lease);
+  JsonExamples parsed;
+  const Status parsing =
+      ParseJsonExamples(body, serving->limits().max_tensor_bytes, lease, &parsed);
+  // Whatever the body, a model without such a signature has none.
+  status = runner.CheckMethod(parsed.signature_name, classifies ? kClassifyMethod : kRegressMethod);
+  if (!parsing.ok() && status.code != Code::kUnimplemented) return parsing;
+  if (!status.ok()) return status;
+  Examples examples{parsed.context, {parsed.examples.begin(), parsed.examples.end()}};
+  status = runner.SetExamples(examples);
+  if (!status.ok()) return status;
+  *answer = "{\"results\": [";
+  if (classifies) {
+    api::ClassificationResult result;
+    status = runner.Classify(parsed.signature_name, &result);
+    AppendResults(result, answer);
+  } else {
+    api::RegressionResult result;
+    status = runner.Regress(parsed.signature_name, &result);
+    AppendResults(result, answer);
+  }
+  *answer += "]}";
+  return status;
 }
 
 Status GetMetadata(ServingApi* serving, const api::ModelSpec& spec, std::string* answer) {
@@ -177,7 +231,8 @@ HttpReply HandleRest(ServingApi* serving, const HttpRequest& request) {
     } else if (target.verb.empty()) {
       status = GetStates(serving, target.spec, &reply.body);
     } else {
-      status = Status(Code::kUnimplemented, target.verb + " is not implemented: use predict");
+      reply.lease = std::make_shared<MemoryLease>(serving->limits().budget);
+      status = RunExamples(serving, target, request.body, reply.lease.get(), &reply.body);
     }
   }
   serving->Count(target.spec.name(), method, status.code, start);

@@ -1,6 +1,6 @@
 // The HTTP API of TensorFlow Serving.
 //
-//   POST /v1/models/<m>[/versions/<v>|/labels/<l>]:predict
+//   POST /v1/models/<m>[/versions/<v>|/labels/<l>]:predict     and :classify, :regress
 //   GET  /v1/models/<m>[/versions/<v>|/labels/<l>]             states
 //   GET  /v1/models/<m>[/versions/<v>|/labels/<l>]/metadata    signatures
 //   GET  /monitoring/prometheus/metrics

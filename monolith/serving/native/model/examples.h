@@ -1,0 +1,64 @@
+// Classify and Regress: signatures that take serialized tf.Examples, as estimators of TensorFlow
+// export them.
+#ifndef MONOLITH_SERVING_NATIVE_MODEL_EXAMPLES_H_
+#define MONOLITH_SERVING_NATIVE_MODEL_EXAMPLES_H_
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "monolith/serving/native/base/memory_budget.h"
+#include "monolith/serving/native/base/status.h"
+#include "monolith/serving/native/model/predict.h"
+#include "monolith/serving/native/model/servable.h"
+#include "monolith/serving/native/serving_api.pb.h"
+
+namespace monolith {
+namespace serving {
+
+inline constexpr char kClassifyMethod[] = "tensorflow/serving/classify";
+inline constexpr char kRegressMethod[] = "tensorflow/serving/regress";
+
+// What the request's methods take. Every example begins with what all have in common.
+struct Examples {
+  std::string_view context;
+  std::vector<std::string_view> examples;
+};
+
+// Reads a serialized Input; the result points into it.
+Status ReadExamples(std::string_view input, Examples* examples);
+
+// Runs signatures of one model on the examples of one request.
+class ExampleRunner {
+ public:
+  // `lease` counts what the examples and answers take. None of them is owned.
+  ExampleRunner(Servable* servable, const PredictLimits& limits, const Runner& runner,
+                MemoryLease* lease)
+      : servable_(servable), limits_(limits), runner_(runner), lease_(lease) {}
+
+  // Makes the tensor that every run feeds.
+  Status SetExamples(const Examples& examples);
+
+  // Refuses a signature, "" for serving_default, that is not of the method: with UNIMPLEMENTED if
+  // the model has none.
+  Status CheckMethod(const std::string& signature, const std::string& method) const;
+
+  // Fail for outputs that are not a class or value for each example.
+  Status Classify(const std::string& signature, api::ClassificationResult* result);
+  Status Regress(const std::string& signature, api::RegressionResult* result);
+
+ private:
+  Status Run(const std::string& signature, Servable::Tensors* outputs);
+
+  Servable* const servable_;
+  const PredictLimits& limits_;
+  const Runner& runner_;
+  MemoryLease* const lease_;
+  // One tensor, under the only input's name once that is known.
+  Servable::Tensors examples_;
+};
+
+}  // namespace serving
+}  // namespace monolith
+
+#endif  // MONOLITH_SERVING_NATIVE_MODEL_EXAMPLES_H_
