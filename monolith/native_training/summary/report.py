@@ -20,18 +20,18 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from monolith import _quiet
-from monolith.native_training.summary import charts, report_summary, run_record
-from monolith.native_training.summary.run_record import EVALUATION, TRAINING, Run, Table
+from monolith.native_training.summary import charts, report_summary, run_reader
+from monolith.native_training.summary.run_reader import EVALUATION, TRAINING, Run, Table
 
 # Also here, where they were before they had modules of their own.
-from monolith.native_training.summary.run_record import read_tables as read_tables
+from monolith.native_training.summary.run_reader import read_tables as read_tables
 
 # More can be chosen in the legend, and more again are only in the table of tables.
 _MAX_SHOWN_TABLES = len(charts.COLORS)
 _MAX_DRAWN_TABLES = 50
 _TABLE_TITLES = dict(
   zip(
-    run_record.TABLE_CURVES,
+    run_reader.TABLE_CURVES,
     ("rows", "rows admitted in the run", "rows expired in the run", "memory, MB"),
   )
 )
@@ -56,7 +56,7 @@ def write_report(model_dir: str, path: str | None = None, compared_with: Sequenc
     ValueError: a profile is damaged.
   """
   folders = [model_dir, *compared_with]
-  runs = [run_record.read_run(folder, name) for folder, name in zip(folders, _name_runs(folders))]
+  runs = [run_reader.read_run(folder, name) for folder, name in zip(folders, _name_runs(folders))]
   title = " and ".join(run.name for run in runs)
   page = charts.make_page(title, _make_body(runs, title))
   path = path or os.path.join(model_dir, "report.html")
@@ -117,7 +117,7 @@ def _draw_curves(runs: Sequence[Run]) -> str:
     for run in runs
     for of_kind in run.points.values()
     for tag, points in of_kind.items()
-    if points and not run_record.is_of_table(tag)
+    if points and not run_reader.is_of_table(tag)
   }
   order = [tag for tag in _FIRST_CURVES if tag in tags] + sorted(tags.difference(_FIRST_CURVES))
   return "".join(_draw_curve(runs, tag) for tag in order) or "<p>none yet</p>"

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from monolith.native_training.summary.run_record import (
+from monolith.native_training.summary.run_reader import (
   EVALUATION,
   TRAINING,
   Checkpoint,

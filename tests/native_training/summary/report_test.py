@@ -1,6 +1,6 @@
 """`monolith_report` makes a page that stands alone, also in a browser, where there is one.
 
-Covers `step_time`, which reads profiles, `run_record`, which reads the rest, `report_summary` and
+Covers `step_time`, which reads profiles, `run_reader`, which reads the rest, `report_summary` and
 `charts` as well.
 """
 
@@ -22,7 +22,7 @@ import numpy as np
 import tensorflow as tf
 
 from monolith.native_training import entry, estimator, native_model
-from monolith.native_training.summary import charts, report, run_record, step_time
+from monolith.native_training.summary import charts, report, run_reader, step_time
 
 tf.compat.v1.disable_eager_execution()
 
@@ -121,7 +121,7 @@ class ReportTest(tf.test.TestCase):
     est.train_and_evaluate(eval_every=20, eval_steps=4)
 
   def test_tables_of_a_checkpoint(self):
-    tables = run_record.read_tables(tf.train.latest_checkpoint(self._dir))
+    tables = run_reader.read_tables(tf.train.latest_checkpoint(self._dir))
 
     self.assertEqual(
       [(t.name, t.num_rows, t.dim) for t in tables], [("user", 16, 4), ("item", 3, 4)]
