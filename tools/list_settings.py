@@ -323,6 +323,13 @@ def check_meanings(variables: Iterable[str]) -> None:
     )
 
 
+def _doors_table() -> Iterator[str]:
+  yield "| door | who uses it | what wins |"
+  yield "|---|---|---|"
+  for door in setting_meanings.DOORS:
+    yield f"| {' | '.join(door)} |"
+
+
 def make_page() -> str:
   """Returns the text of docs/settings.md.
 
@@ -343,6 +350,12 @@ def make_page() -> str:
     "`monolith/native_training/` unless they start with another folder of the repository.",
     "",
     "A *switch* is off when empty, `0` or `false`, and on with any other text.",
+    "",
+    "## Which door is for whom",
+    "",
+    *_doors_table(),
+    "",
+    *setting_meanings.RETRIES,
     "",
     "## Environment variables of the library",
     "",

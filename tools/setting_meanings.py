@@ -1,9 +1,47 @@
-"""What every environment variable does, one line each; `list_settings.py` wants it complete."""
+"""What every environment variable does, one line each; `list_settings.py` wants it complete.
+
+Also which way to set something is for whom.
+"""
 
 _RANK = "Rank of this process, from the launcher of synchronous training."
 _LOCAL_RANK = "Rank of this process on its host, from the launcher."
 _SIZE = "Number of ranks, from the launcher."
 _LOCAL_SIZE = "Number of ranks on this host, from the launcher."
+
+# Door, who uses it, what wins.
+DOORS = (
+  (
+    "`estimator.RunConfig`",
+    "who trains a model from a Python program: the fields that most programs need",
+    "a field that differs from its default wins over the flag",
+  ),
+  (
+    "`runner_utils.RunnerConfig`",
+    "who writes a runner: every field, with its meaning [below](#runner_utilspy)",
+    "a field left at its default takes its flag; one that is set and has no effect in this kind of "
+    "training is named in a warning when training starts",
+  ),
+  (
+    "flags",
+    "who starts a program from a command line or a job description: the same fields",
+    "they fill in what the program leaves at its default",
+  ),
+  (
+    "`params` of a model, `task.p`",
+    "who writes the model: what belongs to it, such as `train.max_steps`",
+    "`--params_override`, a JSON object of dotted names, is set after the program's own",
+  ),
+  (
+    "environment variables",
+    "who operates machines: launchers, addresses, limits, libraries, builds",
+    "each has its line in the tables below",
+  ),
+)
+RETRIES = (
+  "`max_retry_times` counts a worker's retries after the cluster has changed. Left at its default,",
+  "a run on parameter servers with `partial_recovery` has 6 and any other none. `RunConfig` shows",
+  "that 6 as its default and passes on only another number.",
+)
 
 MEANINGS: dict[str, str] = {
   "CI": "`true`: tests whose requirements are not installed fail instead of being skipped.",
