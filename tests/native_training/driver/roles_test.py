@@ -1,6 +1,8 @@
 """Tests that options without effect are named, and options that cannot be met refused."""
 
 import dataclasses
+import pathlib
+import re
 import unittest
 from unittest import mock
 
@@ -39,6 +41,21 @@ class ReportUnusedOptionsTest(unittest.TestCase):
         "train.use_fountain = True"
       ],
     )
+
+  def test_every_field_is_read_or_named(self):
+    package = pathlib.Path(native_task.__file__).parents[1]
+    read = set()
+    for path in package.rglob("*.py"):
+      # The list itself, and the declarations.
+      if path.name not in ("roles.py", "runner_utils.py"):
+        # As an attribute, or by the name of its flag.
+        read |= set(re.findall(r"[.\"'](\w+)\b", path.read_text("utf-8")))
+    read |= set(re.findall(r"[.](\w+)\b", pathlib.Path(runner_utils.__file__).read_text("utf-8")))
+    fields = {field.name for field in dataclasses.fields(runner_utils.RunnerConfig)}
+    unread = fields - read
+
+    self.assertEqual(sorted(unread.difference(training_roles._UNUSED_FIELDS)), [])
+    self.assertGreater(len(unread), 5)
 
   def test_kind_of_training_counts(self):
     config = CpuTrainingConfig(
