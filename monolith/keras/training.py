@@ -19,7 +19,8 @@ from monolith import _quiet
 from monolith.keras import groups
 from monolith.keras import task as keras_task
 from monolith.native_training import estimator
-from monolith.native_training.checkpoints import topology
+from monolith.native_training.checkpoints import files as checkpoint_files
+from monolith.native_training.checkpoints import restored, topology
 from monolith.native_training.service_discovery import ServiceDiscoveryType
 from monolith.native_training.settings import rank_environment as ranks
 
@@ -67,7 +68,8 @@ def train(
 
   Raises:
     ValueError: the model is not compiled, has no table, or computes ids from what it learns; the
-      dataset cannot be moved into a graph; or there is a cluster and `num_ps` is given.
+      dataset cannot be moved into a graph; there is a cluster and `num_ps` is given; or `model_dir`
+      has checkpoints, but lost the file `checkpoint`.
     TypeError: `dataset` is something else.
     RuntimeError: eager execution is off.
   """
@@ -85,6 +87,9 @@ def train(
   task = keras_task.KerasTask(model, dataset, is_rank=config.enable_full_sync_training)
   is_first = _is_first(config)
   if is_first and tf.train.latest_checkpoint(model_dir) is None:
+    lost = checkpoint_files.unrecorded_checkpoints(model_dir)
+    if lost:
+      raise ValueError(checkpoint_files.how_to_record(model_dir, lost))
     _save_rows(task, model_dir)
   with tf.Graph().as_default():
     estimator.Estimator(task, config).train(
@@ -167,10 +172,12 @@ def _save_rows(task: keras_task.KerasTask, model_dir: str) -> None:
 
 
 def _load(task: keras_task.KerasTask, model_dir: str) -> None:
-  newest = tf.train.latest_checkpoint(model_dir)
-  if newest is None:
-    raise ValueError(f"{model_dir} has no checkpoint")
-  reader = tf.train.load_checkpoint(newest)
+  # A run may save there meanwhile: rows and variables come from one checkpoint.
+  restored.with_newest(model_dir, lambda prefix: _load_checkpoint(task, prefix))
+
+
+def _load_checkpoint(task: keras_task.KerasTask, checkpoint: str) -> None:
+  reader = tf.train.load_checkpoint(checkpoint)
   shapes = reader.get_variable_to_shape_map()
   wrong = {
     name: f"{shapes.get(name, 'missing')}, want {weight.shape.as_list()}"
@@ -178,16 +185,17 @@ def _load(task: keras_task.KerasTask, model_dir: str) -> None:
     if shapes.get(name) != weight.shape.as_list()
   }
   if wrong:
-    raise ValueError(f"{newest} is a checkpoint of another model: {wrong}")
-  copy = topology.copy_if_needed(model_dir, 0)
+    raise ValueError(f"{checkpoint} is a checkpoint of another model: {wrong}")
+  values = {name: reader.get_tensor(name) for name in task.weights}
+  copy = topology.copy_checkpoint_if_needed(checkpoint, 0)
   try:
-    prefix = newest if copy is None else tf.train.latest_checkpoint(copy.name)
+    prefix = checkpoint if copy is None else checkpoint_files.require_newest(copy.name)
     groups.load_group(task.slots, _find_group(f"{prefix}.assets"))
   finally:
     if copy is not None:
       copy.cleanup()
   for name, weight in task.weights.items():
-    weight.assign(reader.get_tensor(name))
+    weight.assign(values[name])
 
 
 def _find_group(assets: str) -> str:

@@ -21,6 +21,7 @@ import monolith.data
 import monolith.keras
 from monolith.keras import layers, task
 from monolith.native_training import estimator
+from monolith.native_training.checkpoints import files as checkpoint_files
 from tests import free_ports
 from tests.horovod_processes import HorovodProcesses, require_horovod
 
@@ -202,6 +203,59 @@ class TrainTest(unittest.TestCase):
     self.assertEqual(len(fresh.get_layer("items").table), 17)
     model.fit(_make_data(), verbose=0)
 
+  def test_loads_rows_and_variables_of_one_checkpoint_while_a_run_on_servers_saves(self):
+    model = _make_model()
+    prefixes = [
+      monolith.keras.train(model, _make_data().repeat(), self._dir, max_steps=steps, num_ps=2)
+      for steps in (1, 40)
+    ]
+    wanted = [self._load_named(prefix, prefixes) for prefix in prefixes]
+    self.assertFalse(np.array_equal(*wanted))
+
+    def load_while(change):
+      """Changes the folder as soon as the first of the two has been opened."""
+      load_checkpoint, changes = tf.train.load_checkpoint, [change]
+
+      def open_and_change(prefix):
+        opened = load_checkpoint(prefix)
+        if changes:
+          changes.pop()()
+        return opened
+
+      with mock.patch.object(tf.train, "load_checkpoint", open_and_change):
+        return self._load_named(prefixes[0], prefixes)
+
+    def save_the_second():
+      self._name(prefixes[1], prefixes)
+
+    def replace_the_first():
+      self._name(prefixes[1], prefixes[1:])
+      checkpoint_files.delete_checkpoint(prefixes[0])
+
+    np.testing.assert_array_equal(load_while(save_the_second), wanted[0])
+    np.testing.assert_array_equal(load_while(replace_the_first), wanted[1])
+
+  def _name(self, newest, prefixes):
+    others = [prefix for prefix in prefixes if prefix != newest]
+    tf.compat.v1.train.update_checkpoint_state(self._dir, newest, [*others, newest])
+
+  def _load_named(self, newest, prefixes):
+    """Returns what a model predicts with rows and variables of what the state file names."""
+    self._name(newest, prefixes)
+    model = _make_model()
+    monolith.keras.load_trained(model, _make_data(), self._dir)
+    return model.predict(tf.range(16), verbose=0)
+
+  def test_does_not_begin_anew_beside_checkpoints_without_their_state_file(self):
+    model = _make_model()
+    monolith.keras.train(model, _make_data(), self._dir)
+    os.remove(os.path.join(self._dir, "checkpoint"))
+
+    with self.assertRaisesRegex(ValueError, "model.ckpt-2 are there, but the file .* is missing"):
+      monolith.keras.train(model, _make_data(), self._dir)
+
+    self.assertFalse(os.path.exists(os.path.join(self._dir, "checkpoint")))
+
   def test_a_schedule_and_frozen_parts_hold(self):
     ids = tf.keras.Input([], dtype=tf.int64)
     falling = tf.keras.optimizers.schedules.PiecewiseConstantDecay([0], [1.0, 0.0])
@@ -246,7 +300,7 @@ class TrainTest(unittest.TestCase):
       held = monolith.HashTable(1)
       looked_up = _make_data().map(lambda i, liked: (i, liked + held.lookup(i)[:, 0]))
       monolith.keras.train(_make_model(), looked_up, self._dir)
-    with self.assertRaisesRegex(ValueError, "has no checkpoint"):
+    with self.assertRaisesRegex(ValueError, "no checkpoint in .*: the folder does not exist"):
       monolith.keras.load_trained(_make_model(), _make_data(), self._dir)
     monolith.keras.train(_make_model(), _make_data(), self._dir)
     with self.assertRaises(tf.errors.NotFoundError):

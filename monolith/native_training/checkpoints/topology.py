@@ -39,11 +39,6 @@ def reshard_if_needed(model_dir: str, num_ps: int) -> None:
     checkpoint_reshard.reshard_checkpoint(newest, saved_on, num_ps, directory=model_dir)
 
 
-def copy_if_needed(model_dir: str, num_ps: int) -> tempfile.TemporaryDirectory | None:
-  """Does what `copy_checkpoint_if_needed` does with the newest checkpoint of a folder."""
-  return copy_checkpoint_if_needed(tf.train.latest_checkpoint(model_dir), num_ps)
-
-
 def copy_checkpoint_if_needed(
   prefix: str | None, num_ps: int
 ) -> tempfile.TemporaryDirectory | None:

@@ -35,7 +35,7 @@ class TopologyTest(absltest.TestCase):
   def test_checkpoint_that_fits_is_left_alone(self):
     topology.reshard_if_needed(self._dir, 2)
 
-    self.assertIsNone(topology.copy_if_needed(self._dir, 2))
+    self.assertIsNone(topology.copy_checkpoint_if_needed(self._prefix, 2))
     self.assertEqual(tf.train.latest_checkpoint(self._dir), self._prefix)
 
   def test_no_checkpoint(self):
@@ -43,7 +43,7 @@ class TopologyTest(absltest.TestCase):
 
     topology.reshard_if_needed(empty, 1)
 
-    self.assertIsNone(topology.copy_if_needed(empty, 1))
+    self.assertIsNone(topology.copy_checkpoint_if_needed(None, 1))
     self.assertFalse(os.path.exists(empty))
 
   def test_reader_gets_a_copy_that_is_deleted_after_the_restore(self):
@@ -75,7 +75,7 @@ class TopologyTest(absltest.TestCase):
 
   def test_reader_on_other_servers_is_told_the_numbers(self):
     with self.assertRaisesRegex(ValueError, "saved on 2 servers, and num_ps is 3: use 0 or 2"):
-      topology.copy_if_needed(self._dir, 3)
+      topology.copy_checkpoint_if_needed(self._prefix, 3)
 
 
 if __name__ == "__main__":
