@@ -35,7 +35,7 @@ _RETRY_SECS = 1.0
 # A writer that was replaced may have written a last batch behind its successor's first.
 _LAST_MESSAGES = 64
 _CRC_BYTES = 4
-# Ids of so many bytes of messages are touched at once.
+# Ids of this many bytes of messages are touched at once.
 _LOT_BYTES = 64 * 1024 * 1024
 
 
