@@ -164,7 +164,7 @@ struct Plan {
   int64_t num_sources = 0;
 };
 
-// With sources for batches of so many rows.
+// Plans a layout, with sources for batches of `batch` rows.
 inline Plan MakePlan(const MonoGpuLayoutPlan& from, int64_t batch) {
   Plan plan;
   for (int64_t f = 0; f < from.num_features; ++f) {
