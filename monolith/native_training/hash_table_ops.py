@@ -67,7 +67,7 @@ _MAX_SAVE_DELAY_MS = 20000
 
 
 class BaseHashTable(abc.ABC):
-  """What can be done with a table, wherever it lives."""
+  """Declares the operations on a table, wherever it lives."""
 
   @abc.abstractmethod
   def assign(

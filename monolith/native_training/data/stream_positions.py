@@ -45,7 +45,7 @@ _META_KEY = "stream_positions"
 
 
 class StreamBatch(NamedTuple):
-  """What a batch knows of its stream.
+  """Holds the place of a batch in its stream.
 
   Attributes:
     positions: int64 [m, 2], pairs of an index into the variable and the next offset.

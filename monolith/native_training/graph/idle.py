@@ -1,4 +1,4 @@
-"""What hooks do while a stream gives no data, and so no step runs.
+"""Lets hooks work while a stream gives no data, and so no step runs.
 
 Hooks work before and after steps. A stream that falls silent would let checkpoints, barriers and
 progress wait for its next message, maybe forever. A hook that has to act in time registers here

@@ -47,7 +47,7 @@ __all__ = [
 ]
 
 _PROFILER_PORT = 6666
-# Without a start step, profile so many steps after the first one, for so long.
+# Without a start step, begin this many steps after the first one, and profile that many.
 _DEFAULT_PROFILE_DELAY = 500
 _DEFAULT_PROFILE_STEPS = 10
 _DEEP_INSIGHT_OP = "deep_insight_op"
