@@ -219,7 +219,7 @@ class Tf2ProfilerHook(_ProfilerHook):
     save_steps: steps between the starts of profiles.
     save_secs: seconds between them; exactly one of both is needed.
     options: a `tf.profiler.experimental.ProfilerOptions`.
-    first_within_secs: with `[None, None]` the first profile starts no later than so many seconds
+    first_within_secs: with `[None, None]` the first profile starts no later than this many seconds
       after the first step.
 
   Raises:
