@@ -72,7 +72,7 @@ inline uint64_t LoadWord(const char* data) {
   return word;
 }
 
-// What kStreamBytes zeros make of a checksum, byte by byte of that.
+// Results of kStreamBytes zeros after a checksum, for each of its bytes.
 using ZerosTables = std::array<std::array<uint32_t, 256>, 4>;
 
 MONOLITH_CRC_TARGET ZerosTables MakeZerosTables() {

@@ -1,4 +1,4 @@
-// What the fused layout and its gradient share: the plan and the requests in the form that kernels
+// Shared by the fused layout and its gradient: the plan and the requests in the form that kernels
 // read, and the check of a request's offsets. The terms are those of
 // distribution/embedding_layout.h.
 #ifndef MONOLITH_NATIVE_TRAINING_RUNTIME_GPU_LAYOUT_REQUEST_H_

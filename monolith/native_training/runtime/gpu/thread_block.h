@@ -17,7 +17,7 @@ struct ThreadBlock {
   int64_t number;
   void* memory;  // aligned to 16 bytes; of any content at first
 
-  // What lies `bytes` behind the begin of the memory.
+  // Returns the address `bytes` behind the begin of the memory.
   template <typename T>
   MONO_DEVICE T* At(int64_t bytes) const {
     return reinterpret_cast<T*>(static_cast<char*>(memory) + bytes);
