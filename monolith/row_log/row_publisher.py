@@ -210,7 +210,7 @@ class RowPublisher:
       or self._scan
       or digest
       or info.chunks_left
-      # So that whoever restores that checkpoint finds a batch from after it.
+      # A process that restores that checkpoint finds a batch from after it.
       or info.saved_step != self._saved_step
     ):
       self._publish(info, digest)

@@ -79,7 +79,7 @@ class StreamPositions:
 
   Args:
     topics: names, in the order of the rows of `start`.
-    settings: `key=value` entries of the consumer, for whoever commits to its group.
+    settings: `key=value` entries of the consumer, for the one who commits to its group.
 
   Attributes:
     start: int64 [servers, topics, partitions], where each server stands.
