@@ -103,7 +103,7 @@ Timing Measure(int times, const Run& run) {
   return Measure(times, run, [] {});
 }
 
-// Keeps the device busy for about so many cycles.
+// Keeps the device busy for about this many cycles.
 static __global__ void SpinKernel(long long cycles) {
   const long long begin = clock64();
   while (clock64() - begin < cycles) {

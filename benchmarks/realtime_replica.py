@@ -64,7 +64,7 @@ class Model(serving_benchmark.Model):
 
 
 def export(folder: str, num_rows: int) -> str:
-  """Returns the folder of an exported model with so many rows."""
+  """Returns the folder of an exported model with this many rows."""
   Model.num_ids = num_rows // len(serving_benchmark.NAMES)
   config = RunConfig(is_local=True, model_dir=folder).to_runner_config()
   config.model_name = _MODEL

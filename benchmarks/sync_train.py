@@ -280,7 +280,7 @@ class Side:
     ]
 
   def wait_for(self, count: int) -> None:
-    """Waits until so many lines are reported."""
+    """Waits until this many lines are reported."""
     while len(self.lines()) < count:
       if any(process.poll() not in (None, 0) for process in self._ranks.processes):
         print(pathlib.Path(self._log.name).read_text()[-5000:], file=sys.stderr)

@@ -20,7 +20,7 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-# What the package uses of TensorFlow without its being published, in every version from 2.15 to
+# Names of TensorFlow that the package uses though they are not published, in versions from 2.15 to
 # 2.21: module -> names.
 PRIVATE_NAMES: dict[str, str] = {
   "tensorflow.core.framework.attr_value_pb2": "AttrValue",

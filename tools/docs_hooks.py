@@ -1,4 +1,4 @@
-"""What MkDocs is told beside `mkdocs.yml`: how pages refer to files outside of the site.
+"""Hooks of MkDocs: pages refer to files outside of the site by their paths.
 
 Documents link to sources by relative paths, as a reader of the repository wants it. The site has no
 sources, so there such a link becomes its text and the path.

@@ -1,6 +1,6 @@
-"""What every environment variable does, one line each; `list_settings.py` wants it complete.
+"""Explains every environment variable in one line; `list_settings.py` wants it complete.
 
-Also which way to set something is for whom.
+It also tells which way to set something is for whom.
 """
 
 _RANK = "Rank of this process, from the launcher of synchronous training."
@@ -128,7 +128,7 @@ MEANINGS: dict[str, str] = {
   "MONOLITH_SKIP_ALLREDUCE": "Switch: dense gradients are not averaged over ranks.",
   "MONOLITH_SOAK": "`1`: the tests of reliability run at full length.",
   "MONOLITH_SOAK_KILLS": "Kills of processes of the realtime demo in `make soak`; 200 by default.",
-  "MONOLITH_SYNC_CONTROL_STEPS": "Every so many steps rank 0 looks for the files by which an "
+  "MONOLITH_SYNC_CONTROL_STEPS": "Steps between two looks of rank 0 for the files by which an "
   "operator saves or stops all ranks; 0: never.",
   "MONOLITH_VERBOSE": "`1`: show what TensorFlow says about deprecation and its progress as well.",
   "MONOLITH_SYNC_EMPTY_RANK0_PS_SHARD": "`1`: rank 0 of more than four owns no ids. On by default "

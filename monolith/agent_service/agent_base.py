@@ -1,4 +1,4 @@
-"""What agents of both versions share: children, their end, and the end of everything."""
+"""Holds the parts that agents of both versions share: children, their end, and shutting down."""
 
 from __future__ import annotations
 

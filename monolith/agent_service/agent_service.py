@@ -24,7 +24,7 @@ LOOPBACK = "127.0.0.1"
 
 
 class AgentDataProvider:
-  """What an agent of unified serving knows.
+  """Holds the state of an agent of unified serving.
 
   Args:
     addrs_fn: returns `<model>:<sub graph>` -> addresses.

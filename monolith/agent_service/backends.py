@@ -52,7 +52,7 @@ class SyncBackend(abc.ABC):
 
 
 class AgentBackend(abc.ABC):
-  """What an agent of unified serving needs."""
+  """Declares the methods that an agent of unified serving calls."""
 
   @abc.abstractmethod
   def register_layout_callback(self, layout_path: str, callback: Callable[[Layout], None]) -> None:
@@ -74,7 +74,7 @@ class AgentBackend(abc.ABC):
 
 
 class CtrlBackend(abc.ABC):
-  """What the command line tool needs."""
+  """Declares the methods that the command line tool calls."""
 
   @abc.abstractmethod
   def list_saved_models(self, model_name: str) -> list[SavedModel]:

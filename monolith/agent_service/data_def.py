@@ -1,4 +1,4 @@
-"""What the processes of a serving deployment write to ZooKeeper."""
+"""Defines the records that processes of a serving deployment write to ZooKeeper."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class ReplicaMeta(JsonNode):
 
 @dataclasses.dataclass
 class ModelMeta(JsonNode):
-  """What a client asks to load or unload; a node of `/<bzid>/portal`.
+  """Names a model that a client asks to load or unload; a node of `/<bzid>/portal`.
 
   Attributes:
     model_name: which model.
@@ -92,7 +92,7 @@ class ModelMeta(JsonNode):
 
 
 class PublishType(enum.IntEnum):
-  """What a scheduler tells a process to do with a model."""
+  """Holds an order of the scheduler: what a process does with a model."""
 
   LOAD = 1
   UNLOAD = 2
@@ -100,7 +100,7 @@ class PublishType(enum.IntEnum):
 
 @dataclasses.dataclass
 class PublishMeta(JsonNode):
-  """What a process shall load or unload; a node of `/<bzid>/publish`.
+  """Orders a process to load or unload models; a node of `/<bzid>/publish`.
 
   Attributes:
     shard_id: index of the process's shard.
@@ -128,7 +128,7 @@ class PublishMeta(JsonNode):
 
 @dataclasses.dataclass
 class ResourceSpec(JsonNode):
-  """What a process has left; a node of `/<bzid>/resource`.
+  """Reports the free resources of a process; a node of `/<bzid>/resource`.
 
   Attributes:
     address: address of its agent.
@@ -151,7 +151,7 @@ class ResourceSpec(JsonNode):
 
 
 class EventType(enum.IntEnum):
-  """What changed in ZooKeeper; every kind has a number of its own."""
+  """Numbers the kinds of changes in ZooKeeper."""
 
   UNKNOWN = 0
   PORTAL = 1

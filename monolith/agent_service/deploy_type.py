@@ -1,4 +1,4 @@
-"""What a serving process hosts."""
+"""Names the kinds of serving processes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import enum
 
 
 class DeployType(str, enum.Enum):
-  """What a serving process hosts; equal to its string in any case.
+  """Names the part of a model that a serving process hosts; equal to its string in any case.
 
   Raises:
     AssertionError: another string is given.

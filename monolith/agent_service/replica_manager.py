@@ -55,7 +55,7 @@ class ReplicaWatcher:
 
   @property
   def config(self) -> AgentConfig:
-    """What it was constructed with."""
+    """Returns the argument of the constructor."""
     return self._config
 
   @property

@@ -230,7 +230,7 @@ class TfsClient:
 
 @dataclasses.dataclass
 class ProfileResult:
-  """What a run under load measured.
+  """Holds the measurements of a run under load.
 
   Attributes:
     count: answered requests.

@@ -1,4 +1,4 @@
-"""What the serving side agrees on: states of a model, an agent's settings, paths in ZooKeeper."""
+"""Defines terms of the serving side: states of a model, settings of agents, paths in ZooKeeper."""
 
 from __future__ import annotations
 

@@ -57,18 +57,18 @@ class ZKMirror:
 
   @property
   def models(self) -> dict[str, ModelMeta]:
-    """What clients asked for, by model."""
+    """Returns the requests of clients by model."""
     found = self._parse("portal", ModelMeta)
     return {path.rpartition("/")[2]: meta for path, meta in found.items()}
 
   @property
   def publishes(self) -> list[PublishMeta]:
-    """What processes were told to load or unload."""
+    """Returns the orders to load or unload that processes were given."""
     return list(self._parse("publish", PublishMeta).values())
 
   @property
   def resources(self) -> list[ResourceSpec]:
-    """What processes have left."""
+    """Returns the free resources of processes."""
     return list(self._parse("resource", ResourceSpec).values())
 
   def get_all_replicas(self, server_type: int) -> dict[str, list[str]]:

@@ -26,7 +26,7 @@ import tensorflow as tf
 from monolith import _tensorflow
 from monolith.core import hyperparams
 
-# What a slot that is missing from the vocabulary gets.
+# The size of a slot that is missing from the vocabulary.
 DEFAULT_VOCAB_SIZE = 1
 
 # An embedding whose L2 norm is smaller belongs to no id of the vocabulary.
@@ -389,7 +389,7 @@ class FeatureColumn3D(FeatureColumnV1):
 
 
 class Env:
-  """What the slots and columns of a task share."""
+  """Holds the state that the slots and columns of a task share."""
 
   def __init__(self, vocab_size_dict: dict[int, int], params: hyperparams.Params):
     """Args:

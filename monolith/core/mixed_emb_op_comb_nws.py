@@ -18,7 +18,7 @@ import tensorflow as tf
 
 
 class ArchSummaries(NamedTuple):
-  """What `MixedEmbedOpComb.get_summaries` returns."""
+  """Holds the result of `MixedEmbedOpComb.get_summaries`."""
 
   arch_entropy: tf.Tensor
   expected_emb_dims: tf.Tensor

@@ -12,7 +12,7 @@ from monolith.native_training.checkpoints import restored
 
 
 class CheckpointRestorerListener:
-  """What to do around the restoring of a checkpoint; does nothing itself."""
+  """Is called around the restoring of a checkpoint; does nothing itself."""
 
   def begin(self) -> None:
     """Is called before the graph is finalized."""

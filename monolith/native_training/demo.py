@@ -64,7 +64,7 @@ _COMMON_CONFIG: dict[str, Any] = {
   "save_checkpoints_steps": 500,
   "checkpoints_max_to_keep": 3,
 }
-# What a second run needs to be told to go on with the first one.
+# Arguments that a second run needs to go on with the first one.
 _RESUME_FLAGS = (
   "num_ps",
   "num_workers",
@@ -222,7 +222,7 @@ def ranking_params(
 def train_locally(
   params: Any, num_ps: int, model_dir: str, steps: int | None = None, **overrides: Any
 ) -> None:
-  """Trains a model in this process: so many steps, or until its data ends."""
+  """Trains a model in this process: this many steps, or until its data ends."""
   conf = cpu_training.CpuTrainingConfig(
     model_name=params.name,
     num_ps=num_ps,

@@ -59,7 +59,7 @@ flags.DEFINE_string(
   "enable_alltoall_metrics_for_slot", None, "A slot whose number of ids is in those summaries."
 )
 
-# What S7 needs of a batch beside the gradients.
+# Tensors of a batch that S7 needs beside the gradients.
 _UPDATE_KEYS = (
   "id_flat_t",
   "indices",

@@ -1,4 +1,4 @@
-"""What a rank of synchronous training needs before it builds its graph.
+"""Prepares a rank of synchronous training before it builds its graph.
 
 Which rank it is (`settings.rank_environment` finds out), which devices it uses, how it meets the
 other ranks, and the hooks and session options that follow. BytePS, an alternative to Horovod

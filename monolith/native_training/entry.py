@@ -24,7 +24,7 @@ from monolith.native_training.runtime.hash_table import embedding_hash_table_pb2
 if TYPE_CHECKING:
   import tensorflow as tf
 
-# What `native_model` offers in turn.
+# Names that `native_model` offers in turn.
 __all__ = [
   "AdaGradWithGroupLassoOptimizer",
   "AdadeltaOptimizer",
@@ -72,7 +72,7 @@ class Optimizer(abc.ABC):
 
 
 class Initializer(abc.ABC):
-  """What a new row's segment holds."""
+  """Sets the first values of a segment of a new row."""
 
   @abc.abstractmethod
   def as_proto(self) -> embedding_hash_table_pb2.InitializerConfig:
@@ -492,7 +492,7 @@ class HashTableConfigInstance:
 
   @property
   def learning_rate_tensor(self) -> tf.Tensor | None:
-    """What `set_learning_rate_tensor` was given."""
+    """Returns the argument of `set_learning_rate_tensor`."""
     return self._learning_rate_tensor
 
   def set_learning_rate_tensor(self, learning_rate_tensor: tf.Tensor) -> None:

@@ -1,4 +1,4 @@
-"""What the environment says: HDFS set-up, service names, ZooKeeper credentials, switches."""
+"""Reads the environment: HDFS set-up, service names, ZooKeeper credentials, switches."""
 
 import os
 from typing import Optional

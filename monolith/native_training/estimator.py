@@ -293,10 +293,11 @@ class Estimator:
       steps: how many steps, in a local run; elsewhere it has no effect, as workers share a count.
       max_steps: the global step to stop at; of two limits, local runs take `steps`.
       hooks: for the session.
-      eval_every: save and evaluate a checkpoint each so many steps, and at the end; in local runs.
+      eval_every: steps between two checkpoints that are evaluated, as the last one is; for local
+        runs.
         Each evaluation prints a line to standard error.
       eval_steps: how many batches each one reads, at most; by default `eval.steps` of the task.
-      early_stopping: stop after so many evaluations in a row that were no better than the best one.
+      early_stopping: stop after this many evaluations in a row that are no better than the best.
       keep_best: keep the checkpoint of the best evaluation in `<model_dir>/best`.
       metric: what tells better from worse, one of those that `evaluate` returns; by default `auc`,
         or `loss` for a model that has none. Of names that end in `loss`, `mse`, `mae` or `error`
@@ -721,7 +722,7 @@ class ExportPath(str):
 
 
 class _StopAfterRunsHook(tf.compat.v1.train.SessionRunHook):
-  """Ends an evaluation, whose global step may stand still, after so many batches."""
+  """Ends an evaluation, whose global step may stand still, after this many batches."""
 
   def __init__(self, runs: int):
     self._left = runs

@@ -43,7 +43,7 @@ from monolith.native_training.monolith_export import monolith_export
 from monolith.native_training.runtime.hash_table import embedding_hash_table_pb2
 from monolith.native_training.tables import pooling, protocols
 
-# What `native_model` offers in turn.
+# Names that `native_model` offers in turn.
 __all__ = [
   "Admission",
   "DEFAULT_EXPIRE_TIME",
@@ -76,7 +76,7 @@ GradsAndVars = Iterable[tuple[tf.Tensor, tf.Tensor]]
 
 
 class FeatureEmbTable(abc.ABC):
-  """What a slot needs of the table behind it."""
+  """Declares the methods of a table that its slot calls."""
 
   def add_feature_slice(
     self,
@@ -121,7 +121,7 @@ class FeatureSlotConfig:
       default_vec_learning_rate_fn: for slices that do not bring their own.
     hashtable_config: the kind of table.
     slot_id: the slot bits of the feature ids, if they have any.
-    occurrence_threshold: so many occurrences of an id are only counted; the next one makes its row.
+    occurrence_threshold: occurrences of an id that are only counted; the next one makes its row.
       Holds for every id of the slot's columns.
     expire_time: days after which an unused row expires; so does this.
     admit_after: another name of `occurrence_threshold`.
@@ -395,7 +395,7 @@ SliceConfig = collections.namedtuple("SliceConfig", ["segment", "learning_rate_f
 
 
 class TableConfig(NamedTuple):
-  """What the dry run learnt about a slot.
+  """Holds the facts about a slot that the dry run found.
 
   Attributes:
     slice_configs: segment and learning rate, adjacent equal ones merged.

@@ -67,7 +67,7 @@ _MAX_SAVE_DELAY_MS = 20000
 
 
 class BaseHashTable(abc.ABC):
-  """What can be done with a table, wherever it lives."""
+  """Declares the operations on a table, wherever it lives."""
 
   @abc.abstractmethod
   def assign(
@@ -571,7 +571,7 @@ def create_hash_table(
       `hash_table_utils.set_table_seed` seeds them.
     compressor: how rows are stored in serving, full precision by default.
     learning_rate: the optimizer's own by default.
-    admit_after: so many occurrences of an id are only counted, the next one makes its row.
+    admit_after: this many occurrences of an id are only counted, the next one makes its row.
     expire_after_days: rows that were not updated for so long are left out of checkpoints.
     name: tables of one name are one; unique by default.
 

@@ -193,7 +193,7 @@ class _Compression:
 
 
 class _OneRank:
-  """What Horovod does when it is alone, as far as this package uses it.
+  """Stands in for Horovod in a process that is alone, as far as this package uses it.
 
   Args:
     reason: why it is not Horovod itself.

@@ -63,7 +63,7 @@ _LOCAL_NAMES = ("MonolithMultiHashTable_", "MonolithMultiHashTable_0")
 
 
 class CachedConfig(NamedTuple):
-  """What a `MultiHashTable` needs of its configurations, computed once.
+  """Holds the parts of configurations that a `MultiHashTable` needs, computed once.
 
   Attributes:
     configs: table name -> configuration.

@@ -98,7 +98,7 @@ _OUT_TYPES = {
 
 
 class _GraphState:
-  """What a model added to one graph."""
+  """Holds the parts that a model added to one graph."""
 
   def __init__(self) -> None:
     self.losses: list[tf.Tensor] = []
@@ -133,7 +133,7 @@ class MonolithBaseModel(native_task.NativeTask, abc.ABC):
     p.define("dense_weight_decay", 0.0, "Weight decay of dense variables.")
     p.define("clip_norm", 1000.0, "Limit of the global norm of gradients.")
     p.define("sparse_norm_warmup_steps", None, "Steps in which the limit for embeddings grows.")
-    p.define("default_occurrence_threshold", 0, "Of features that bring none of their own.")
+    p.define("default_occurrence_threshold", 0, "Threshold of features without one of their own.")
     return p
 
   def __init__(self, params: hyperparams.Params):
@@ -169,7 +169,7 @@ class MonolithBaseModel(native_task.NativeTask, abc.ABC):
 
   @property
   def batch_size(self) -> int:
-    """Of the mode the model is in; to set it sets those of training and of evaluation."""
+    """Is the batch size of the current mode; setting it sets those of training and evaluation."""
     params = self.p.eval if self.p.mode == _EVAL else self.p.train
     return params.per_replica_batch_size
 
@@ -206,7 +206,7 @@ class MonolithBaseModel(native_task.NativeTask, abc.ABC):
 
   @property
   def losses(self) -> list[tf.Tensor]:
-    """What is added to the loss, in the default graph."""
+    """Returns the terms that are added to the loss, in the default graph."""
     return self._graph_state.losses
 
   @losses.setter
@@ -582,7 +582,7 @@ class MonolithModel(MonolithBaseModel):
 
     Args:
       feature_name: its name or slot.
-      occurrence_threshold: so many occurrences of an id are only counted, the next one makes its
+      occurrence_threshold: this many occurrences of an id are only counted, the next one makes its
         row; by default what the param `default_occurrence_threshold` says.
       expire_time: days after which an unused row expires.
       max_seq_length: how many of a sequence's first ids are kept apart; 0 if it is no sequence.

@@ -91,7 +91,7 @@ class _GPUCompatiblePaddingFIFOQueue(data_flow_ops.QueueBase):
 
 
 class _QueueBase:
-  """What the hooks below need of a queue."""
+  """Declares the methods of a queue that the hooks below call."""
 
   @property
   def queue(self) -> data_flow_ops.QueueBase:

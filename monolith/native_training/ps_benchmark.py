@@ -34,7 +34,7 @@ _WAIT_TIMEOUT_SECS = 3600
 
 @dataclasses.dataclass
 class BenchmarkConfig:
-  """What to measure.
+  """Chooses the measurement.
 
   Attributes:
     ps_list: addresses of all servers; replaced, in place, by the chosen ones.

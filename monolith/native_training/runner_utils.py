@@ -187,7 +187,7 @@ _install_get_checkpoint_state()
 
 
 class ContainerType(enum.Enum):
-  """What a process runs in."""
+  """Names the kinds of environments that a process runs in."""
 
   DOCKER = 1
   NATIVE = 2

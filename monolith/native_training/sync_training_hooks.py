@@ -1,4 +1,4 @@
-"""What the ranks of synchronous training do between steps, together.
+"""Coordinates the ranks of synchronous training between steps.
 
 Hooks here that talk to other ranks do so at the same step on all of them: they count the runs of
 the session, which all ranks do together, and no call has a timeout: a rank that gave up would be
@@ -115,7 +115,7 @@ class ParameterSyncHook(tf.compat.v1.train.SessionRunHook):
 
 
 class EveryNRunsHook(tf.compat.v1.train.SessionRunHook):
-  """Calls `check` after every so many runs, at the same one on all ranks.
+  """Calls `check` once in `step_interval` runs, at the same one on all ranks.
 
   The step that a run fetches may be the one before or after it, differently on each rank; the
   number of runs is not.

@@ -26,7 +26,7 @@ _FAR_MS = 1 << 62
 
 @dataclasses.dataclass
 class Audit:
-  """What was found, in all partitions.
+  """Holds the findings in all partitions.
 
   Attributes:
     impressions: impressions whose window has passed, each counted once.

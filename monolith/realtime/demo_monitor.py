@@ -26,7 +26,7 @@ _SHARD = re.compile(r'shard="(\d+)"')
 
 @dataclasses.dataclass(frozen=True)
 class Measures:
-  """What processes answered last.
+  """Keeps the last answers of processes.
 
   Attributes:
     when: `time.monotonic()`.

@@ -1,4 +1,4 @@
-"""What the demo does, and the promises that it holds itself to."""
+"""Holds the options of the demo, and the promises that it holds itself to."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ P50_SECS, P99_SECS, BACK_SECS, ALL_BACK_SECS = 2.0, 4.0, 15.0, 60.0
 
 @dataclasses.dataclass(frozen=True)
 class DemoOptions:
-  """What the demo does.
+  """Holds the options of the demo.
 
   Attributes:
     seconds: how long to measure before the first fault.

@@ -340,7 +340,7 @@ class System:
       self.kill(target)
 
   def stand_still(self, target: str, secs: float) -> None:
-    """Stops one process, and lets it run on after so many seconds."""
+    """Stops one process, and lets it run on after this many seconds."""
     pid = self.pid(target)
     _send(pid, signal.SIGSTOP)
     try:

@@ -38,7 +38,7 @@ class World:
     users: number of users.
     items: number of items; the genre of an item is its number modulo `genres`.
     genres: number of genres.
-    turn_secs: after so many seconds every user likes another genre.
+    turn_secs: after this many seconds every user likes another genre.
     like: probability of a click on an item of the liked genre.
     dislike: probability of a click on any other.
   """
@@ -141,7 +141,7 @@ class Generator:
     sender: where events go.
     world: who likes what.
     rate: impressions per second.
-    max_delay_secs: a click comes up to so many seconds after its impression.
+    max_delay_secs: a click comes up to this many seconds after its impression.
     seed: makes the same choices again.
   """
 

@@ -3,7 +3,7 @@
 An impression is open until its first action (`first_action`) or until the watermark has passed its
 event time by `window_ms`. The watermark is the newest event time that was read of the stream that
 is further behind, minus `lateness_ms`, so that a replay closes no window before it has read the
-actions that belong into it. A stream that had nothing more to read counts as far as the other one
+actions that belong in it. A stream that had nothing more to read counts as far as the other one
 was then.
 """
 
@@ -58,7 +58,7 @@ class SampleRates:
 
 @dataclasses.dataclass(frozen=True)
 class WindowOptions:
-  """What a window does.
+  """Holds the options of a window.
 
   Attributes:
     window_ms: how long after its impression an action counts.
@@ -88,7 +88,7 @@ class WindowOptions:
 
 @dataclasses.dataclass
 class Counters:
-  """What a window has done since it began."""
+  """Counts the work of a window since it began."""
 
   impressions: int = 0
   actions: int = 0
@@ -104,7 +104,7 @@ class Counters:
 
 @dataclasses.dataclass(frozen=True)
 class Sample:
-  """What leaves the window: the key, and a serialized `Example`."""
+  """Is a sample that leaves the window: the key, and a serialized `Example`."""
 
   request_id: str
   value: bytes

@@ -1,4 +1,4 @@
-"""What a joiner tells Prometheus, on loopback."""
+"""Tells Prometheus the figures of a joiner, on loopback."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _MEANINGS = {
 
 
 class Measured(Protocol):
-  """What a joiner tells about itself, from any thread."""
+  """Collects the figures of a joiner, from any thread."""
 
   poisoned: int
 

@@ -1,4 +1,4 @@
-"""What a joiner reads and writes, and the command line that says so."""
+"""Holds the topics and files of a joiner, and parses its command line."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from monolith.row_log import topics
 
 @dataclasses.dataclass(frozen=True)
 class JoinerOptions:
-  """What a joiner reads and writes.
+  """Holds the topics and files of a joiner.
 
   Attributes:
     servers: comma-separated `host:port` of brokers.

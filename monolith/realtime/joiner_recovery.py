@@ -44,7 +44,7 @@ class Mark:
 
 
 class Partition:
-  """What the joiner knows about one partition."""
+  """Holds the facts that the joiner has about one partition."""
 
   def __init__(self, number: int, options: WindowOptions):
     self.window = JoinWindow(number, options)

@@ -19,7 +19,7 @@ _STOP_SECS = 10
 
 @dataclasses.dataclass(frozen=True)
 class Command:
-  """What one process runs.
+  """Describes the command of one process.
 
   Attributes:
     name: what it is called in messages and in its log's name.

@@ -78,7 +78,7 @@ class Traced(Protocol):
 
 @dataclasses.dataclass
 class TableFigures:
-  """What the row log says about one table.
+  """Holds the figures of one table in the row log.
 
   Attributes:
     rows: how many there are, by the newest digests of all servers.

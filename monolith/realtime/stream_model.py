@@ -36,7 +36,7 @@ def define_stream(params: hyperparams.Params) -> None:
   stream.define("linger_millis", 20, "How long a batch may wait for more samples.")
   stream.define("dedup_messages", 131072, "Among how many messages to look for a repeated id.")
   stream.define("settings", [], "key=value settings of the Kafka client.")
-  stream.define("stream_timeout", -1, "End after so many milliseconds without data; -1: never.")
+  stream.define("stream_timeout", -1, "End after this many milliseconds without data; -1: never.")
 
 
 def read_stream(

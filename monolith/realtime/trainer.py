@@ -31,9 +31,9 @@ from monolith.row_log import kafka_client, topics
 
 _DEMO = "monolith.realtime.demo_model:DemoModel"
 _METRICS_SECS = 1.0
-# Whoever follows a sample through the stages wants to know soon that it was trained.
+# A reader who follows a sample through the stages wants to know soon that it was trained.
 _POSITIONS_SECS = 0.1
-# What a shell calls a command that Ctrl-C has ended.
+# The exit status that a shell gives a command that Ctrl-C has ended.
 INTERRUPTED = 130
 
 

@@ -93,7 +93,7 @@ def _word_tables() -> _Tables:
 
 @functools.lru_cache(maxsize=64)
 def _shift_tables(num_bytes: int) -> _Tables:
-  """Returns what a state becomes after so many zeros."""
+  """Returns what a state becomes after this many zeros."""
   if num_bytes == 1:
     bytes_of = [np.arange(256, dtype=np.uint32) << np.uint32(8 * i) for i in range(4)]
     return tuple(_byte_table()[value & 0xFF] ^ (value >> 8) for value in bytes_of)

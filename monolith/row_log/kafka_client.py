@@ -59,14 +59,14 @@ class _Seldom(logging.Filter):
     return True
 
 
-# What librdkafka says, for clients of this process.
+# The logger of librdkafka's messages, for clients of this process.
 LOGGER = logging.getLogger("monolith.kafka")
 LOGGER.addFilter(_Seldom())
 
 
 @dataclasses.dataclass(frozen=True)
 class Features:
-  """What the brokers of a cluster can do.
+  """Holds the abilities of the brokers of a cluster.
 
   Attributes:
     api_keys: numbers of the requests that the broker knows; empty for brokers before 0.10, which

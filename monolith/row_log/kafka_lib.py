@@ -1,4 +1,4 @@
-"""Kafka's client library, an extra: whoever imports it from here is told how to install it."""
+"""Loads Kafka's client library, an extra; importing it from here tells how to install it."""
 
 from monolith import _install
 

@@ -93,7 +93,7 @@ class WriterInfo(NamedTuple):
 
 
 class BatchCounts(NamedTuple):
-  """What a batch has.
+  """Describes a batch.
 
   Attributes:
     num_chunks: messages.

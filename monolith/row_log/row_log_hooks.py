@@ -1,4 +1,4 @@
-"""What a training session does for its row log: it says when tables are restored and saved.
+"""Tells the row log of a training session when tables are restored and saved.
 
 The writers of the log are threads on parameter servers, which do not know what the chief restores.
 Tables that live in the session itself have their writer here, too.

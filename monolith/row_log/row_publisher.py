@@ -35,7 +35,7 @@ _RETRY_SECS = 1.0
 # A writer that was replaced may have written a last batch behind its successor's first.
 _LAST_MESSAGES = 64
 _CRC_BYTES = 4
-# Ids of so many bytes of messages are touched at once.
+# Ids of this many bytes of messages are touched at once.
 _LOT_BYTES = 64 * 1024 * 1024
 
 
@@ -210,7 +210,7 @@ class RowPublisher:
       or self._scan
       or digest
       or info.chunks_left
-      # So that whoever restores that checkpoint finds a batch from after it.
+      # A process that restores that checkpoint finds a batch from after it.
       or info.saved_step != self._saved_step
     ):
       self._publish(info, digest)

@@ -1,8 +1,8 @@
 """Where in the row log a saved table is: what a checkpoint and an export say about it.
 
 A position is taken first and the rows are saved then. What the log holds before the position was
-published from the same table earlier, so the saved rows are at least as new: whoever loads them and
-reads on from the position may see rows twice, and misses none.
+published from the same table earlier, so the saved rows are at least as new: loading them and
+reading on from the position may show rows twice, and misses none.
 
     <checkpoint>.assets/sync_state.<partition>.json    one for each parameter server
     <checkpoint>.assets/dense_state.json               the same for the dense variables

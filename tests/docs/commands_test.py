@@ -171,6 +171,9 @@ class CommandsTest(unittest.TestCase):
       self.assertEqual(arguments[0], "--gloo")
       at = arguments.index(".venv/bin/python")
       program, arguments = "python", arguments[at + 1 :]
+    if program == "srun":
+      at = arguments.index("python")
+      program, arguments = "python", arguments[at + 1 :]
     if arguments[:2] == ["-m", "monolith.serving.model_server"]:
       self.assertEqual(server_process.refusal_of(arguments[2:]), "")
     elif program == "python" and arguments[:1] == ["-m"]:

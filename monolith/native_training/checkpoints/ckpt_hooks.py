@@ -21,7 +21,7 @@ SAVE_ACTION = "Save"
 
 
 class WorkerCkptMetaInfo:
-  """What the chief tells the workers about a checkpoint, in a variable of the default graph."""
+  """Tells the workers the chief's news of a checkpoint, in a variable of the default graph."""
 
   def __init__(self) -> None:
     self.enable_iter_save_restore = True

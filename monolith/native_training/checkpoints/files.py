@@ -27,7 +27,7 @@ _DELETE_THREADS = 16
 # What an atomic write of TensorFlow (`x.tmp<uuid>`) or its bundle writer (`x.tempstate<number>`)
 # leaves behind when it is killed.
 _TEMPORARY_FILE = re.compile(r"\.tmp[0-9a-f]{32}$|\.tempstate\d+$")
-# What a saver hook writes beside the checkpoints.
+# Files that saver hooks write beside the checkpoints.
 _STATE_FILES = ("checkpoint", "monolith_checkpoint", "graph.pbtxt", "meta_graph_for_debugging.pb")
 _ASSETS = ".assets"
 # Beside the assets: the sizes of their files, as JSON.
@@ -35,12 +35,12 @@ _MANIFEST = ".manifest"
 _UNFINISHED = ".unfinished"
 _TWIN = "previous."
 _RESHARDED = "resharded."
-# What TensorFlow's readers raise for a damaged file: they turn some of its errors into Python's.
+# Errors that TensorFlow's readers raise for a damaged file: some of them become Python's.
 _READ_ERRORS = (tf.errors.OpError, RuntimeError, ValueError, IndexError)
 _RECORD_FILE = re.compile(r"-\d{5}-of-(\d{5})$")
 # The names under which this package saves, and those under which it keeps copies, are such ones.
 _INDEX_FILE = re.compile(r"(?P<name>model\.ckpt-(?P<step>\d+))\.index")
-# Of a folder, in a message.
+# How many names of a folder a message lists.
 _MAX_SHOWN_NAMES = 10
 
 

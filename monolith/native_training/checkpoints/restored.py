@@ -2,8 +2,8 @@
 
 A restore has several parts: the saver reads the variables, listeners read tables and filters. If
 each part looked for the newest checkpoint itself, a process that saves meanwhile would mix two of
-them. So the choice is made once per session: the saver is told a checkpoint by whoever makes the
-session, and the listeners ask here which one it was.
+them. So the choice is made once per session: the code that makes the session
+tells the saver a checkpoint, and the listeners ask here which one it was.
 
 A checkpoint may also be deleted or written again while it is read. `check` finds that out from its
 index, and from the mark that `files` puts beside a checkpoint before either happens.

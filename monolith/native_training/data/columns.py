@@ -1,4 +1,4 @@
-"""What the fields of a row become: ids, numbers, buckets or text.
+"""Turns the fields of a row into ids, numbers, buckets or text.
 
 A column turns the texts of a batch into a feature, and says which texts it cannot read:
 

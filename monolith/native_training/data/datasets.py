@@ -338,7 +338,7 @@ class PBDataset:
     disable_iterator_save_restore: in graph mode, do not checkpoint where reading stands.
     has_header: Kafka: a message is a sequence of framed records, not one serialized record.
     variant_type: Kafka: what records are, by name; the same as `input_pb_type`.
-    stream_timeout: Kafka: end when no message came for so many milliseconds; -1: never.
+    stream_timeout: Kafka: end when no message came for this many milliseconds; -1: never.
     message_poll_timeout: Kafka: milliseconds to wait before the messages that came are handed on.
     poll_batch_size: Kafka: most messages to read at once.
     filter_empty: Kafka: leave out samples that have no content.

@@ -24,7 +24,7 @@ class FileRowsDataset(dataset_ops.DatasetSource):
     row_format: `"lines"` without their ends, or `"tfrecord"` for the payloads of TFRecords.
     compression_type: `""`, `"GZIP"` or `"ZLIB"`, also as a string scalar.
     skip_rows: rows at the beginning to leave out.
-    block_rows: 0 for elements of one row, otherwise vectors of so many; the last may be shorter.
+    block_rows: 0 for elements of one row, otherwise vectors of this many; the last may be shorter.
     buffer_size: bytes to read ahead.
 
   Raises:

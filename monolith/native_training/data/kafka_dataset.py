@@ -52,7 +52,7 @@ class KafkaDataset(dataset_ops.UnaryUnchangedStructureDataset):
     variant_type: what records are, by name: `instance`, `example`, `example_batch`, `plaintext`;
       the same as `input_pb_type`, which is one of `**kwargs`.
     output_pb_type: what elements are, by default INSTANCE for Instances, else EXAMPLE.
-    stream_timeout: the dataset ends when no message came for so many milliseconds; at least
+    stream_timeout: the dataset ends when no message came for this many milliseconds; at least
       `message_poll_timeout`; -1: never.
     message_poll_timeout: milliseconds to wait for a message before those that came are handed on.
     poll_batch_size: most messages to read at once, by default 16 for ExampleBatches, else 128.
@@ -73,8 +73,9 @@ class KafkaDataset(dataset_ops.UnaryUnchangedStructureDataset):
     linger_millis: with `offsets="checkpoint"`, how long a batch may wait for more messages after
       its first.
     dedup_messages: with `offsets="checkpoint"`, a sample whose `LineId.req_id` is among those of
-      the last so many messages of its partition is left out: producers without transactions repeat
-      messages. The messages are read again at a start, so nothing has to be saved. 0: keep all.
+      this many messages before it in its partition is left out: producers without transactions
+      repeat messages. The messages are read again at a start, so nothing has to be saved. 0: keep
+      all.
     **kwargs: `input_pb_type` (default: the flag `data_type`, else INSTANCE);
       `feature_pruning_type`; the headers of records `has_sort_id` (default: the flag `sort_id`,
       else True), `kafka_dump`, `kafka_dump_prefix`, `lagrangex_header` (default: the flags, else
@@ -204,7 +205,7 @@ class PyKafkaDataset(KafkaDataset):
     servers: `host:port` of brokers, in a list or comma-separated.
     has_header: a message is a sequence of framed records; otherwise it is one serialized record.
     variant_type: what records are, by name.
-    stream_timeout: the dataset ends when no message came for so many milliseconds; -1: never.
+    stream_timeout: the dataset ends when no message came for this many milliseconds; -1: never.
     message_poll_timeout: milliseconds to wait for a message before those that came are handed on.
     poll_batch_size: most messages to read at once.
     filter_empty: leave out samples that have no content.

@@ -141,7 +141,7 @@ def kafka_read_next(
     input: what `kafka_resource_init` returned.
     index: the number of the read; makes reads differ, and has no other use.
     message_poll_timeout: milliseconds to wait for a message; the fetch ends when none came.
-    stream_timeout: `continue_fetch` is 0 once no message came for so many milliseconds, in one
+    stream_timeout: `continue_fetch` is 0 once no message came for this many milliseconds, in one
       fetch or several; at least `message_poll_timeout`; -1: it is always 1.
   """
   numbers = _int64(index, message_poll_timeout, stream_timeout)

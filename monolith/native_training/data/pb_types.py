@@ -12,7 +12,7 @@ OUTPUT_PB_TYPE_GRAPH_KEY = "monolith_dataset_output_pb_type"
 
 
 class PbType(enum.Enum):
-  """What a record or an element is."""
+  """Names the proto of a record or an element."""
 
   INSTANCE = 1
   EXAMPLEBATCH = 2
@@ -24,7 +24,7 @@ class PbType(enum.Enum):
 
 
 class FeaturePruningType:
-  """What a reader drops."""
+  """Names what a reader drops."""
 
   AS_IS = 0
   PRUNING_FEATURE = 1

@@ -45,7 +45,7 @@ _META_KEY = "stream_positions"
 
 
 class StreamBatch(NamedTuple):
-  """What a batch knows of its stream.
+  """Holds the place of a batch in its stream.
 
   Attributes:
     positions: int64 [m, 2], pairs of an index into the variable and the next offset.
@@ -79,7 +79,7 @@ class StreamPositions:
 
   Args:
     topics: names, in the order of the rows of `start`.
-    settings: `key=value` entries of the consumer, for whoever commits to its group.
+    settings: `key=value` entries of the consumer, for the one who commits to its group.
 
   Attributes:
     start: int64 [servers, topics, partitions], where each server stands.

@@ -14,7 +14,7 @@ _ANSWER_SECS = 1.0
 
 
 class StreamStatus(NamedTuple):
-  """What an operator wants to know of a stream.
+  """Holds the figures of a stream for its operator.
 
   Attributes:
     state: where the training run stands.

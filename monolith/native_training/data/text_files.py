@@ -418,7 +418,7 @@ def _cut(joined: Any, count: int) -> list[Any]:
     return [joined]
   if not isinstance(joined, tf.RaggedTensor):
     return tf.unstack(tf.reshape(joined, [count, -1]))
-  # Of all parts together: a small batch feels the number of ops.
+  # One op for all parts: a small batch feels the number of ops.
   lengths = tf.reshape(joined.row_lengths(), [count, -1])
   values = tf.split(joined.values, tf.reduce_sum(lengths, axis=1), num=count)
   splits = tf.unstack(tf.pad(tf.cumsum(lengths, axis=1), [[0, 0], [1, 0]]))

@@ -1,4 +1,4 @@
-"""What the debugging server and its client agree on."""
+"""Defines the messages between the debugging server and its client."""
 
 # Keys and values of a reply, `{"status": "success", "msg": "<JSON>"}`.
 STATUS = "status"

@@ -44,7 +44,7 @@ _INFO_FILE = "info.json"
 
 
 class RatingsInfo(NamedTuple):
-  """What is known of a dataset.
+  """Describes a dataset.
 
   Attributes:
     folder: where its files are.

@@ -1,4 +1,4 @@
-"""What the demo shows while it trains, and how Ctrl-C ends it."""
+"""Shows the progress of the demo, and ends it on Ctrl-C."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ _STOP_FILE = "stop"
 _STOP_CHECK_STEPS = 20
 _POLL_SECS = 0.2
 _STOP_SECS = 60
-# What a rank needs to be told, and a second run to go on with the first one.
+# Arguments that a rank needs, and a second run to go on with the first one.
 _RESUME_FLAGS = (
   "data",
   "num_ratings",
@@ -132,7 +132,7 @@ def _train(model_dir: str) -> int:
     print("Stopped by Ctrl-C.")
     _report_checkpoint(model_dir)
     return demo.INTERRUPTED
-  # A checkpoint of so many ranks is one of so many parameter servers.
+  # A checkpoint of n ranks is one of n parameter servers.
   predictions = demo.predict(demo.ranking_params(info), FLAGS.num_ranks, ranking_dir)
   auc = demo_data.compute_auc(demo_data.read_labels(info), predictions)
   allowed = "" if info.best_auc is None else f", the planted structure allows {info.best_auc:.4f}"

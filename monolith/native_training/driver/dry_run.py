@@ -28,7 +28,7 @@ from monolith.native_training.runtime.hash_table import embedding_hash_table_pb2
 
 
 class FeatureConfigs(NamedTuple):
-  """What a model declared, by feature name.
+  """Holds the declarations of a model by feature name.
 
   Attributes:
     configs: the table of each feature.

@@ -32,7 +32,7 @@ BEST_DIR = "best"
 
 _EVAL = graph_estimator.ModeKeys.EVAL
 _TF_CONFIG = "TF_CONFIG"
-# What a better model has less of, by the end of the metric's name; it has more of all others.
+# Ends of the names of metrics that are lower for a better model; all others are higher.
 _SMALLER_IS_BETTER = ("loss", "mse", "mae", "error")
 
 
@@ -105,7 +105,7 @@ class EvaluationListener(tf.compat.v1.train.CheckpointSaverListener):
     evaluate: returns the metrics of the newest checkpoint.
     model_dir: the folder of the checkpoints.
     every: evaluate whenever the step has passed another multiple of it.
-    patience: stop the training after so many evaluations without a better one; `None` for never.
+    patience: stop the training after this many evaluations without a better one; `None` for never.
     keep_best: keep the best checkpoint in `<model_dir>/best`.
     metric: which one tells better from worse; by default `auc`, else `loss`.
     report: called with each evaluation's metrics.

@@ -16,7 +16,7 @@ from monolith.native_training.settings.training_config import CpuTrainingConfig
 
 
 class Exportable(Protocol):
-  """What an exporter is made of: a `CpuTraining`."""
+  """Declares the parts of a `CpuTraining` that an exporter uses."""
 
   _params: Any
   _export_context_list: list[type]

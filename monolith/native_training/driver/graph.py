@@ -132,7 +132,7 @@ class CpuTraining:
 
   @property
   def feature_configs(self) -> dry_run.FeatureConfigs:
-    """What the task declared; while exporting, a copy fit for serving."""
+    """Returns the declarations of the task; while exporting, a copy fit for serving."""
     if export_context.is_exporting():
       return self._serving_feature_configs
     return self._feature_configs

@@ -177,7 +177,7 @@ def _gpu_placement(
   if not conf.enable_gpu_training:
     yield
     return
-  # What has no GPU kernel stays on the CPU, and other processes find memory on the card.
+  # Ops without a GPU kernel stay on the CPU, and other processes find memory on the card.
   session_config.allow_soft_placement = True
   session_config.gpu_options.allow_growth = True
   was_allowed = device_utils.is_gpu_training()

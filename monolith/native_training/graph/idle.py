@@ -1,8 +1,8 @@
-"""What hooks do while a stream gives no data, and so no step runs.
+"""Lets hooks work while a stream gives no data, and so no step runs.
 
 Hooks work before and after steps. A stream that falls silent would let checkpoints, barriers and
 progress wait for its next message, maybe forever. A hook that has to act in time registers here
-when it begins, and whoever waits for data calls all of them about every second.
+when it begins, and code that waits for data calls all of them about every second.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ _CHECKPOINT_PATH = "checkpoint_path"
 
 
 class StopAfterRunsHook(tf.compat.v1.train.SessionRunHook):
-  """Stops a session after so many runs.
+  """Stops a session after this many runs.
 
   Args:
     num_runs: how many.

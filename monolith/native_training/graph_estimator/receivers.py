@@ -1,4 +1,4 @@
-"""What an exported model is fed: placeholders, and the features that are made of them."""
+"""Defines the inputs of an exported model: placeholders, and the features made of them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _base(name: str) -> Any:
 if TYPE_CHECKING:
 
   class _ServingBase(_Fields):
-    """What both kinds have."""
+    """Has the fields of both kinds."""
 
   _TensorBase = _ServingBase
 else:
@@ -38,7 +38,7 @@ else:
 
 
 class ServingInputReceiver(_ServingBase):
-  """What an exported model is fed.
+  """Holds the inputs of an exported model.
 
   Attributes:
     features: what the model function gets: name -> tensor. A tensor alone gets the name `feature`.
@@ -71,7 +71,7 @@ class ServingInputReceiver(_ServingBase):
 
 
 class TensorServingInputReceiver(_TensorBase):
-  """What an exported model is fed whose model function gets a tensor instead of a dict.
+  """Holds the inputs of an exported model whose function gets a tensor instead of a dict.
 
   Attributes:
     features: the tensor.

@@ -124,7 +124,7 @@ class RunConfig:
       function that brings a `CheckpointSaverHook` of its own decides instead.
     session_config: the configuration of sessions.
     keep_checkpoint_max: how many checkpoints are kept; 0 or `None` for all.
-    keep_checkpoint_every_n_hours: one checkpoint of each so many hours is kept for good.
+    keep_checkpoint_every_n_hours: hours between two checkpoints that are kept for good.
     log_step_count_steps: steps between two reports of loss and speed; `None` for none.
     device_fn: tells where an op lives; with servers, variables live there by default.
     protocol: how processes talk, `grpc` by default.

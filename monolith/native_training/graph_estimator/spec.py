@@ -1,4 +1,4 @@
-"""What a model function returns, and the modes in which it is called."""
+"""Defines the result of a model function, and the modes in which it is called."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ else:
 
 
 class EstimatorSpec(_Base):
-  """What a model function returns.
+  """Holds the result of a model function.
 
   Attributes:
     mode: a mode of `ModeKeys`.

@@ -15,7 +15,7 @@ from absl import logging
 from monolith.native_training.graph import idle
 from monolith.native_training.metric import exit_hook
 
-# What `signal.getsignal` returns for a signal that would end the process in the usual way.
+# Results of `signal.getsignal` for a signal that would end the process in the usual way.
 _Handler = Callable[[int, Any], Any]
 
 

@@ -52,7 +52,7 @@ class ProgressHook(tf.compat.v1.train.SessionRunHook):
     describe: called with the session, returns what else the line says.
   """
 
-  # Of two hooks that have this, one is enough.
+  # One of two hooks that have this is enough.
   shows_progress = True
 
   def __init__(

@@ -115,7 +115,7 @@ _ACTIVATIONS: dict[str, type] = {
 }
 ALL_ACTIVATION_NAMES = list(_ACTIVATIONS)
 
-# Class name -> constructor arguments that belong into a configuration.
+# Class name -> constructor arguments that belong in a configuration.
 _CONFIG_KEYS = {
   "LeakyReLU": ("alpha",),
   "ELU": ("alpha",),

@@ -1,4 +1,4 @@
-"""What `MLP`, `MMoE` and `LHUCTower` are told alike about the dense layers they are made of."""
+"""Holds the options of dense layers that `MLP`, `MMoE` and `LHUCTower` share."""
 
 from __future__ import annotations
 

@@ -144,7 +144,7 @@ class MMoE(tf.keras.layers.Layer):
     gates = tf.nn.softmax(tf.reshape(logits, [-1, self.num_tasks, self.num_experts]), axis=-1)
     if self.gate_type == "softmax":
       return gates
-    # By index, so that exactly so many are kept where gates are equal.
+    # By index, so that exactly this many are kept where gates are equal.
     _, chosen = tf.math.top_k(gates, self.top_k)
     gates = gates * tf.reduce_sum(tf.one_hot(chosen, self.num_experts, dtype=gates.dtype), axis=2)
     gates = gates / tf.reduce_sum(gates, axis=-1, keepdims=True)

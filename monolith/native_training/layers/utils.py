@@ -1,4 +1,4 @@
-"""What the layers share: merging of outputs, static sizes, initializers, relaxed sampling."""
+"""Helps the layers: merging of outputs, static sizes, initializers, relaxed sampling."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class MergeType:
 
 
 class DCNType:
-  """What the weights of a cross layer look like."""
+  """Names the kinds of weights of a cross layer."""
 
   Vector = "vector"
   Matrix = "matrix"

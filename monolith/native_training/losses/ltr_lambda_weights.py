@@ -54,7 +54,7 @@ class LambdaWeight(abc.ABC):
 
 
 class DCGLambdaWeight(LambdaWeight):
-  """What DCG gains if two items swap places.
+  """Weighs a pair of items by the DCG that is gained if they swap places.
 
   The pair weight is `|gain_i - gain_j| * ((1 - f) * |D(|i - j|) - D(|i - j| + 1)| + f * |D(i) -
   D(j)|)` with ranks i and j and `f = smooth_fraction`: 0 is LambdaLoss, 1 is LambdaMART.

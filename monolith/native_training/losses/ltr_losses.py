@@ -79,7 +79,7 @@ __all__ = [
 Reduction = tf.compat.v1.losses.Reduction
 LossFn = Callable[[tf.Tensor, tf.Tensor, Mapping[str, tf.Tensor]], tf.Tensor]
 
-# What softmax puts for the exponential of an invalid logit.
+# The value that softmax puts for the exponential of an invalid logit.
 _EPSILON = 1e-10
 # How far below the lowest valid logit `approx_ndcg_loss` puts invalid ones.
 _LOGIT_GAP = 1e3
@@ -342,7 +342,7 @@ def _accepted_arguments(
   loss: Callable[..., tf.Tensor], arguments: Mapping[str, Any]
 ) -> dict[str, Any]:
   parameters = inspect.signature(loss).parameters
-  # What `make_loss_fn` sets itself is not for `extra_args` to set.
+  # `extra_args` may not set the arguments that `make_loss_fn` sets itself.
   reserved = ("labels", "logits", "weights", "reduction")
   return {k: v for k, v in arguments.items() if k in parameters and k not in reserved}
 

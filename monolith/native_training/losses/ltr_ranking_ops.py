@@ -1,4 +1,4 @@
-"""What ranking losses stand on: sorting lists, grouping a batch into lists, ranks and ideal DCG.
+"""Prepares ranking losses: sorts lists, groups a batch into lists, computes ranks and ideal DCG.
 
 Lists are rows of `[batch, list]` tensors. A negative label marks an item that is padding.
 """
@@ -13,7 +13,7 @@ import tensorflow as tf
 # A function of labels or ranks that works on every element.
 ElementFn = Callable[[tf.Tensor], tf.Tensor]
 
-# What `get_batch_idx_size` writes as the label of padding: just enough to be invalid.
+# The label of padding that `get_batch_idx_size` writes: just enough to be invalid.
 _PADDING_LABEL = -1e-6
 
 
@@ -157,7 +157,7 @@ def inverse_max_dcg(
     labels: `[batch, list]`; items with a negative label gain nothing.
     gain_fn: gain of a label.
     rank_discount_fn: factor of a rank; ranks start at 1.
-    topn: count only the first so many ranks; None counts all.
+    topn: the last rank that counts; None counts all.
 
   Returns:
     `[batch, 1]`, 0 where the DCG is 0.

@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-# Of the graph: the `Head`s of a model.
+# The graph's collection of the `Head`s of a model.
 HEADS_COLLECTION = "monolith_heads"
-# Of the graph: the `Evaluation` of a model that a cluster evaluates.
+# The graph's collection of the `Evaluation` of a model that a cluster evaluates.
 EVALUATION_COLLECTION = "monolith_evaluation"
 
 
@@ -43,7 +43,7 @@ class EvaluatedHead(NamedTuple):
 
 
 class Evaluation(NamedTuple):
-  """What an evaluation measures.
+  """Holds the metrics of an evaluation.
 
   Attributes:
     loss: scalar, the mean per example.

@@ -47,7 +47,7 @@ __all__ = [
 ]
 
 _PROFILER_PORT = 6666
-# Without a start step, profile so many steps after the first one, for so long.
+# Without a start step, begin this many steps after the first one, and profile that many.
 _DEFAULT_PROFILE_DELAY = 500
 _DEFAULT_PROFILE_STEPS = 10
 _DEEP_INSIGHT_OP = "deep_insight_op"
@@ -219,7 +219,7 @@ class Tf2ProfilerHook(_ProfilerHook):
     save_steps: steps between the starts of profiles.
     save_secs: seconds between them; exactly one of both is needed.
     options: a `tf.profiler.experimental.ProfilerOptions`.
-    first_within_secs: with `[None, None]` the first profile starts no later than so many seconds
+    first_within_secs: with `[None, None]` the first profile starts no later than this many seconds
       after the first step.
 
   Raises:

@@ -78,7 +78,7 @@ def has_parser(graph: tf.Graph) -> bool:
 
 @dataclasses.dataclass
 class ParserArgs:
-  """What samples have: the arguments of a parser, and what a request needs besides.
+  """Describes samples: the arguments of a parser, and what a request needs besides.
 
   Attributes:
     model_name: the model in a request.

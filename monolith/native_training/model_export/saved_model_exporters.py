@@ -65,7 +65,7 @@ _WARMUP_PATH = os.path.join("assets.extra", "tf_serving_warmup_requests")
 
 
 class BaseExporter:
-  """What both exporters share.
+  """Holds the parts that both exporters share.
 
   Args:
     model_fn: an Estimator's `model_fn`; called in PREDICT mode.

@@ -11,7 +11,7 @@ from monolith.native_training.graph import export_context
 
 
 class DeviceCtxType:
-  """What is built in a `MonolithDeviceCtx`."""
+  """Names the parts that are built in a `MonolithDeviceCtx`."""
 
   INPUT_FN = "input_fn"
   MODEL_FN = "model_fn"

@@ -13,7 +13,7 @@ from monolith.native_training.models.spec import EstimatorSpec
 
 
 class ModelOutputs(NamedTuple):
-  """What a model function returned, one entry per head.
+  """Holds the result of a model function, one entry per head.
 
   Attributes:
     is_single: whether it returned one prediction, not several.

@@ -18,7 +18,7 @@ from monolith.native_training.tables.layout_config import ShardingSparseFidsOpPa
 
 
 class ParserCtx:
-  """What parsers and the embedding layer tell one another; a context manager.
+  """Carries messages between parsers and the embedding layer; a context manager.
 
   Args:
     enable_fused_layout: hand samples on instead of parsing their sparse features.

@@ -1,4 +1,4 @@
-"""What a driver can do with tables: three kinds of groups, by who has split the ids.
+"""Declares the operations of a driver on tables: three kinds of groups, by who has split the ids.
 
     group           ids are split          lookup takes       apply_gradients takes
     TableGroup      by the group           ids of each slot   ids and gradients of each slot
@@ -26,7 +26,7 @@ SlotToIdsAndValues = Mapping[str, tuple[tf.Tensor, tf.Tensor]]
 # Tensors that stay with a batch on its way through queues; dicts and tuples of them may be nested.
 Bundle = dict[str, Any]
 
-# What a group has found out about the ids of a batch: distinct ids by server and where each occurs.
+# The findings of a group about the ids of a batch: distinct ids by server, and where each occurs.
 # Dicts, lists and tuples of tensors, so that it may travel through the same queues as the batch.
 IdSplit = dict[str, Any]
 

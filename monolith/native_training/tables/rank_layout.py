@@ -31,7 +31,7 @@ from monolith.native_training.tables import (
 _IDS = ("shards_value", "shards_row_lengths", "shards_table_row_lengths")
 # Where the embeddings of a batch lie.
 _OFFSETS = ("fid_offset", "feature_offset", "nfl_offset", "batch_size", "fid_list_emb_row_lenth")
-# What the update needs of the lookup.
+# Tensors of the lookup that the update needs.
 _UPDATE = ("id_flat_t", "indices", "id_size_flat_t", "id_offsets", "emb_offsets", "recv_emb_splits")
 _FEATURES = "__features"
 

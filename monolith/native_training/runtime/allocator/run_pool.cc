@@ -22,7 +22,7 @@ constexpr int64_t kUsualAhead = 2 * kHugePageBytes;
 constexpr int64_t kMaxAhead = 2 * kUsualAhead;
 constexpr int64_t kAheadFraction = 16;
 constexpr int64_t kMaxAheadFraction = 128;
-// What has to be in use for the next chunk to be mapped, and its first page committed, before it is
+// Bytes in use from which on the next chunk is mapped, and its first page committed, before it is
 // needed: that page was the longest pause of a growing table.
 constexpr int64_t kMinForNextChunk = int64_t{16} << 20;
 

@@ -57,8 +57,8 @@ class RunPool {
   void AddFree(char* run, int64_t bytes);
   void ReleaseFree();
   bool AddChunk(int64_t min_bytes);
-  // Commits pages for what comes after a run of so many bytes: shards grow in turn, so the next one
-  // is about as long, and many short ones follow each other.
+  // Commits pages for what comes after a run of this many bytes: shards grow in turn, so the next
+  // one is about as long, and many short ones follow each other.
   void PopulateAhead(int64_t bytes);
 
   mutable std::mutex mutex_;
@@ -73,7 +73,7 @@ class RunPool {
   int64_t populated_ = 0;  // bytes of the newest chunk for which that was asked
   int64_t next_chunk_bytes_ = int64_t{2} << 20;
   int64_t in_use_ = 0;
-  int64_t kept_ = 0;  // at most so many bytes of free runs are committed, edges of pages aside
+  int64_t kept_ = 0;  // at most this many bytes of free runs are committed, edges of pages aside
 };
 
 }  // namespace engine

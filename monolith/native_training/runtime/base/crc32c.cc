@@ -61,7 +61,7 @@ bool HaveHardware() { return __builtin_cpu_supports("sse4.2"); }
 
 #if defined(MONOLITH_CRC_TARGET)
 // An instruction takes in 8 bytes, and the next one waits for it, two cycles or three, while the
-// processor could begin one in each. So long data are read as three streams of so many bytes side
+// processor could begin one in each. So long data are read as three streams of this many bytes side
 // by side, whose checksums are joined: a checksum is linear, and that of A before B is that of A
 // before as many zeros, and that of B after a start of 0.
 constexpr int64_t kStreamBytes = 1024;
@@ -72,7 +72,7 @@ inline uint64_t LoadWord(const char* data) {
   return word;
 }
 
-// What kStreamBytes zeros make of a checksum, byte by byte of that.
+// Results of kStreamBytes zeros after a checksum, for each of its bytes.
 using ZerosTables = std::array<std::array<uint32_t, 256>, 4>;
 
 MONOLITH_CRC_TARGET ZerosTables MakeZerosTables() {

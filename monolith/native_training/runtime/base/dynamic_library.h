@@ -23,7 +23,7 @@ class DynamicLibrary {
     return found != nullptr;
   }
 
-  // What was opened.
+  // Returns the path that was opened.
   const std::string& path() const { return path_; }
 
  private:

@@ -1,4 +1,4 @@
-// What the engine tells an operator: on standard error, until a sink is set.
+// Tells an operator what happened: on standard error, until a sink is set.
 #ifndef MONOLITH_NATIVE_TRAINING_RUNTIME_BASE_LOG_H_
 #define MONOLITH_NATIVE_TRAINING_RUNTIME_BASE_LOG_H_
 

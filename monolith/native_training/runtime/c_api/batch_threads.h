@@ -15,7 +15,7 @@ class BatchThreads final : public ParallelRunner {
  public:
   static BatchThreads* Get();
 
-  // At most so many, the calling one included; 0: as many as this process may run on. Holds from
+  // At most this many, the calling one included; 0: as many as this process may run on. Holds from
   // the next batch on.
   static void SetNumThreads(int64_t threads);
 

@@ -91,7 +91,7 @@ typedef struct MonoTableConfig {
   int64_t admit_capacity;      // ids that are counted at the same time
 } MonoTableConfig;
 
-// What becomes of rows of values or gradients with a NaN or an infinity.
+// Chooses the fate of rows of values or gradients with a NaN or an infinity.
 #define MONO_NON_FINITE_STOP 0  // they are left out, and the call fails with a text that names them
 #define MONO_NON_FINITE_SKIP 1  // they are left out, with a warning on standard error
 #define MONO_NON_FINITE_WRITE 2  // they are written

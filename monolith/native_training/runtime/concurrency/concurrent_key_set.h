@@ -76,7 +76,7 @@ struct KeyHash<int64_t> {
   uint64_t operator()(int64_t id) const { return MixBits(static_cast<uint64_t>(id)); }
 };
 
-// What tells the ids of a table from those of another.
+// Returns a salt that tells the ids of a table from those of another.
 inline uint64_t TableSalt(const void* table) { return MixBits(reinterpret_cast<uintptr_t>(table)); }
 
 template <>

@@ -64,8 +64,8 @@ class ParallelRunner {
     return std::clamp<int64_t>(work / kMinTaskCycles, 1, 4 * NumThreads());
   }
 
-  // Cycles of `units` that take so many each. Sizes of tensors without elements are as large as an
-  // int64; the estimate ends there.
+  // Cycles of `units` that take this many each. Sizes of tensors without elements are as large as
+  // an int64; the estimate ends there.
   static int64_t Work(int64_t units, int64_t cycles_per_unit) {
     int64_t work;
     return __builtin_mul_overflow(units, std::max<int64_t>(1, cycles_per_unit), &work)

@@ -90,7 +90,7 @@ uint64_t HashUpTo64(std::string_view s) {
   return Mix((z + last) * multiplier + d + h) * multiplier + x;
 }
 
-// Of the 32 bytes at an offset.
+// Hashes the 32 bytes at an offset.
 Pair WeakHash32(std::string_view s, size_t offset, uint64_t a, uint64_t b) {
   const uint64_t last = Fetch64(s, offset + 24);
   a += Fetch64(s, offset);

@@ -24,7 +24,7 @@
 namespace monolith {
 namespace data {
 
-// What the two halves of a fid_offset mean.
+// Names the two halves of a fid_offset.
 enum class OffsetKind {
   kListPosition,     // list j, position in fid_list[j]
   kFeaturePosition,  // (table, server, feature) block, position in the feature's own ids

@@ -78,7 +78,7 @@ class ReweightRules {
   std::vector<int64_t> priorities_;
 };
 
-// What LabelNormalization does with a label x and a value v.
+// Names the ways in which LabelNormalization treats a label x and a value v.
 enum class Normalization {
   kLog,         // log(max(x + v, 0))
   kScale,       // x / v

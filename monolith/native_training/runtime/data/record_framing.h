@@ -96,7 +96,7 @@ std::string MakeRecordHeader(const HeaderFlags& flags, std::string_view data_sou
 // Java's String.hashCode.
 int32_t JavaHash(std::string_view name);
 
-// What a data source's name looks like in `data_source_key`.
+// Returns the form of a data source's name in `data_source_key`.
 uint32_t DataSourceKey(std::string_view name);
 
 }  // namespace data

@@ -1,4 +1,4 @@
-// What filters decide about one sample, whatever its format. Filters are immutable once built, so
+// Filters decide about one sample, whatever its format. They are immutable once built, so
 // several threads may use one. Random numbers come from the caller: uniform() is in [0, 1).
 #ifndef MONOLITH_NATIVE_TRAINING_RUNTIME_DATA_SAMPLE_FILTERS_H_
 #define MONOLITH_NATIVE_TRAINING_RUNTIME_DATA_SAMPLE_FILTERS_H_

@@ -71,7 +71,7 @@ void AddTo(float* to, const float* from, int64_t n) {
   });
 }
 
-// What one slice of a feature needs to be pooled or scattered over a range of batch rows.
+// Holds the parts of a slice that are pooled or scattered over a range of batch rows.
 template <typename Float, bool kUnitStride>
 struct SliceRows {
   Embeddings<Float, kUnitStride> embeddings;

@@ -1,4 +1,4 @@
-// What kernels share: packs of floats that are loaded at once, cheap divisions, searches.
+// Helps kernels: packs of floats that are loaded at once, cheap divisions, searches.
 #ifndef MONOLITH_NATIVE_TRAINING_RUNTIME_GPU_DEVICE_MATH_H_
 #define MONOLITH_NATIVE_TRAINING_RUNTIME_GPU_DEVICE_MATH_H_
 

@@ -39,7 +39,7 @@ struct UnitTarget {
   bool first_n;
 };
 
-// What pools, by lanes for themselves (PoolTile) or together (PoolBlock).
+// Units that are pooled, by lanes for themselves (PoolTile) or together (PoolBlock).
 struct Pooling {
   const Unit* units;
   int64_t num_units;

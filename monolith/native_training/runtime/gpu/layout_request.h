@@ -1,4 +1,4 @@
-// What the fused layout and its gradient share: the plan and the requests in the form that kernels
+// Shared by the fused layout and its gradient: the plan and the requests in the form that kernels
 // read, and the check of a request's offsets. The terms are those of
 // distribution/embedding_layout.h.
 #ifndef MONOLITH_NATIVE_TRAINING_RUNTIME_GPU_LAYOUT_REQUEST_H_
@@ -164,7 +164,7 @@ struct Plan {
   int64_t num_sources = 0;
 };
 
-// With sources for batches of so many rows.
+// Plans a layout, with sources for batches of `batch` rows.
 inline Plan MakePlan(const MonoGpuLayoutPlan& from, int64_t batch) {
   Plan plan;
   for (int64_t f = 0; f < from.num_features; ++f) {

@@ -31,7 +31,7 @@ struct Keys {
     return static_cast<uint32_t>(key);
   }
 
-  // What a key is sorted by. kNothing comes last, with other keys or behind them.
+  // Returns the group that a key is sorted by. kNothing comes last, with other keys or behind them.
   MONO_DEVICE uint32_t Group(uint32_t key) const {
     return static_cast<uint32_t>((key & ((uint64_t{1} << bits) - 1)) >> shift);
   }

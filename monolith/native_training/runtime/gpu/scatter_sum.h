@@ -421,7 +421,7 @@ struct AddOverlapping {
   }
 };
 
-// What few calls have to do: one launch for both.
+// Does two things that few calls need in one launch.
 template <typename Owner, typename Source>
 struct FinishSums {
   AddPartials<Owner> partials;

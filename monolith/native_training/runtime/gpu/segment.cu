@@ -362,7 +362,7 @@ struct ReduceArguments {
   const int64_t* slice_dims;
 };
 
-// Runs Tile{tables, n, batch}, each of whose items has so many examples.
+// Runs Tile{tables, n, batch}, each of whose items has this many examples.
 template <typename Tile>
 int RunOnTables(Stream stream, const ReduceArguments& in, int64_t examples, void* workspace,
                 int64_t* workspace_bytes) {

@@ -1,4 +1,4 @@
-// Hot places: groups of so many sorted rows that one warp would take long to add them up.
+// Hot places: groups of sorted rows that are too many for one warp to add up in time.
 //
 // Sorted rows are cut into stretches of one length, and a group that has more rows is long. What a
 // stretch has of long groups is added up by itself, to a partial sum. That are two parts at most:
@@ -131,7 +131,7 @@ struct Stretches {
   }
 };
 
-// Of so many packs of columns; a group of them reads a row.
+// Returns the logarithm of the lanes that read a row of this many packs of columns.
 MONOLITH_HOST_DEVICE inline int LogLanes(int64_t packs, int most) {
   int log_lanes = 0;
   while (log_lanes < most && (int64_t{1} << log_lanes) < packs) ++log_lanes;

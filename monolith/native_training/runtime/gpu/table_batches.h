@@ -1,4 +1,4 @@
-// What a write of a GPU table is asked to do, and the locks of several tables.
+// Describes a write of a GPU table, and holds the locks of several tables.
 #ifndef MONOLITH_NATIVE_TRAINING_RUNTIME_GPU_TABLE_BATCHES_H_
 #define MONOLITH_NATIVE_TRAINING_RUNTIME_GPU_TABLE_BATCHES_H_
 

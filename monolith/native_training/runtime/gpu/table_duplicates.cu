@@ -145,7 +145,7 @@ constexpr int kRowsOfLane = 8;
 constexpr uint32_t kRoundRows = kLanes * kRowsOfLane;
 constexpr int64_t kMostTiles = 1024;  // of one table: each tile adds up the counts of those before
 
-// What a tile of sorted positions has.
+// Counts the ids and chunks of a tile of sorted positions.
 struct TileCounts {
   uint32_t heads;   // first positions of ids
   uint32_t chunks;  // beginnings of them

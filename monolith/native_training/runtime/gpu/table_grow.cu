@@ -248,8 +248,8 @@ int GpuTable::GrowCrowdedShards(Stream stream) {
   return Rebuild(stream, lines);
 }
 
-// Gives the shards s with lines[s] > 0 so many lines, several in one launch, and tells the device.
-// If memory runs out, some have theirs.
+// Gives the shards s with lines[s] > 0 this many lines, several in one launch, and tells the
+// device. If memory runs out, some have theirs.
 int GpuTable::Rebuild(Stream stream, const NewLines& lines) {
   uint64_t rebuilt = 0;
   int code = MONO_GPU_OK;

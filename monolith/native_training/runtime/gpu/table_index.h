@@ -43,7 +43,7 @@ struct ShardView {
   uint32_t reserved;
 };
 
-// What the device counts. Copied to the host after every write.
+// Counters of the device. Copied to the host after every write.
 struct TableState {
   uint64_t next_row;   // first row that was never used
   uint64_t free_rows;  // height of the stack of rows to use again
@@ -61,7 +61,7 @@ struct TableState {
   uint32_t blocks_done;
 };
 
-// What a write leaves to the host: the number of the write is stored last.
+// Reports a write to the host: the number of the write is stored last.
 struct PublishedState {
   TableState state;
   uint64_t sequence;

@@ -25,7 +25,7 @@ MONO_DEVICE int JobAt(const Number* begins, int count, int64_t at) {
   return low;
 }
 
-// What was put into a workspace, on the device until this object goes.
+// Keeps the contents of a workspace on the device until this object goes.
 class UploadedJobs {
  public:
   explicit UploadedJobs(Stream stream) : stream_(stream) {}

@@ -1,4 +1,4 @@
-// What is done to one row of a GPU table by a tile of lanes: initial values, assignments, optimizer
+// Changes one row of a GPU table by a tile of lanes: initial values, assignments, optimizer
 // steps, retrievers. The layout of a row is the engine's (rows/row_layout.h).
 //
 // Lane l of a tile of kTile lanes takes the elements l, l + kTile, ... of every array of a segment,
@@ -178,7 +178,7 @@ MONO_DEVICE void WriteInt64(int64_t value, float* to) {
   reinterpret_cast<uint32_t*>(to)[1] = static_cast<uint32_t>(static_cast<uint64_t>(value) >> 32);
 }
 
-// What a lookup returns of a stored value.
+// Returns the value that a lookup makes of a stored one.
 MONO_DEVICE float Retrieved(const SegmentPlan& segment, float w) {
   switch (segment.retriever) {
     case engine::RetrieverKind::kFakeQuant:

@@ -31,7 +31,7 @@ MONO_DEVICE Pack<kSize> LoadGradients(const float* from) {
 #endif
 }
 
-// What other multiprocessors have stored during this launch.
+// Reads a sum that another multiprocessor has stored during this launch.
 template <int kSize>
 MONO_DEVICE Pack<kSize> LoadSum(const float* from) {
 #if defined(__CUDACC__)

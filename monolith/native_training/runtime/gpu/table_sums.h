@@ -1,6 +1,6 @@
 // Sums of the gradients of equal ids. Which is added to which depends on an id's own gradients
 // alone, in the order of the batch: they are added one after the other in chunks of kSumChunk, the
-// sums of these again in chunks of so many, and so on. So the bits are the same in every run, on
+// sums of these again in chunks of this many, and so on. So the bits are the same in every run, on
 // every device, whatever else is in the batch.
 //
 //   gradients     g0 .. g31   g32 .. g63   ...   g992 .. g1023   g1024 ..

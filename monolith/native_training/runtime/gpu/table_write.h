@@ -1,4 +1,4 @@
-// What the kernels of a write do to the rows of a word of 32 ids, for any row and for packed ones:
+// Lets the kernels of a write change the rows of a word of 32 ids, any row and packed ones:
 //
 //   Rows::Plan                                 what they know of a row and its step
 //   Rows::Step(a, plan, word, lane, ids, rows) steps the rows that were found (0: none)
@@ -193,7 +193,7 @@ MONO_DEVICE void StepFour(const Rule& rule, const float4& g, float4* w, float4* 
   rule(g.w, &w->w, &n->w);
 }
 
-// What a packed row needs of a plan.
+// Holds the part of a plan that a packed row needs.
 struct PackedPlan {
   SegmentPlan segment;
   uint64_t seed;

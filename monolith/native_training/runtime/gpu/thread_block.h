@@ -17,7 +17,7 @@ struct ThreadBlock {
   int64_t number;
   void* memory;  // aligned to 16 bytes; of any content at first
 
-  // What lies `bytes` behind the begin of the memory.
+  // Returns the address `bytes` behind the begin of the memory.
   template <typename T>
   MONO_DEVICE T* At(int64_t bytes) const {
     return reinterpret_cast<T*>(static_cast<char*>(memory) + bytes);
@@ -44,7 +44,7 @@ __global__ void __launch_bounds__(kLanes, MinBlocks<Program>::value)
 }
 #endif
 
-// Calls program(block) for so many blocks, each with so much memory.
+// Calls program(block) for `blocks` blocks, each with `bytes` of memory.
 template <typename Program>
 int ForBlocks(Stream stream, int64_t blocks, int64_t bytes, const Program& program) {
   if (blocks <= 0) return MONO_GPU_OK;

@@ -88,7 +88,7 @@ class OccurrenceFilter {
   virtual bool NeverFilters() const { return false; }
 };
 
-// What one table sees of a filter that several share: its own threshold, and its own counts.
+// Shows one table its part of a filter that several share: its own threshold and counts.
 class TableFilter : public OccurrenceFilter {
  public:
   // `shared` must outlive this object.

@@ -81,7 +81,7 @@ struct WriteSpan {
   const float* values = nullptr;
 };
 
-// What becomes of a row of values or (summed) gradients with a NaN or an infinity.
+// Chooses the fate of a row of values or (summed) gradients with a NaN or an infinity.
 enum class NonFinite : uint8_t {
   kWrite,  // written as it is
   kSkip,   // left out, as if its id were not in the batch; a warning names the table and ids
@@ -139,7 +139,7 @@ struct LoadStats {
   }
 };
 
-// What a table holds and has done.
+// Counts the rows, the memory and the work of a table.
 struct TableStats {
   int64_t size = 0;  // rows
   // Bytes that the table really takes: pages under rows, free ones that were not given back
@@ -293,7 +293,7 @@ class EmbeddingTable {
 
   // -- Observing.
 
-  // What messages call the table. Set it before the table is shared.
+  // Names the table in messages. Call it before the table is shared.
   void SetName(std::string name) { name_ = std::move(name); }
   const std::string& name() const { return name_; }
 

@@ -34,7 +34,7 @@ using Partition = std::pair<std::string, int32_t>;
 // The offset of the next message of each partition.
 using Positions = std::map<Partition, int64_t>;
 
-// What to read, and how.
+// Says which messages to read, and how.
 struct KafkaSource {
   std::vector<std::string> topics;
   std::map<std::string, std::string> settings;  // of the consumer
@@ -66,7 +66,7 @@ constexpr int64_t kEndless = -1;
 // Checks the two timeouts, in milliseconds, and raises that of the stream to that of a poll.
 KafkaError CheckTimeouts(int64_t message_poll_timeout, int64_t* stream_timeout);
 
-// What one fetch got; all but the last have one element per message.
+// Holds the result of one fetch; all but the last have one element per message.
 struct KafkaFetch {
   std::vector<std::string> messages;
   std::vector<std::string> keys;

@@ -1,8 +1,8 @@
-// Finds samples that come again: the ids of the last so many, in a table with open addressing.
+// Finds samples that come again: keeps the ids of the latest ones in a table with open addressing.
 //
 //   id -> slot: | id | number of its last sample |
 //
-// An id counts as long as its last sample is among the last so many. Slots of older ones stay until
+// An id counts as long as its last sample is among the latest. Slots of older ones stay until
 // the table is half full and is made anew, so nothing is ever removed one by one, and an id costs
 // one place in memory.
 #ifndef MONOLITH_NATIVE_TRAINING_RUNTIME_KAFKA_RECENT_IDS_H_

@@ -31,7 +31,7 @@ struct BatchDigest {
   std::map<std::string, TableDigest> tables;
 };
 
-// What a message says beside rows.
+// Holds the fields of a message beside its rows.
 struct BatchHeader {
   std::string model;
   int32_t shard = 0;

@@ -1,4 +1,4 @@
-// What a serving table keeps of a row: the values behind its compressors.
+// Makes the row that a serving table keeps: the values behind its compressors.
 #ifndef MONOLITH_NATIVE_TRAINING_RUNTIME_ROW_LOG_SERVED_VALUES_H_
 #define MONOLITH_NATIVE_TRAINING_RUNTIME_ROW_LOG_SERVED_VALUES_H_
 

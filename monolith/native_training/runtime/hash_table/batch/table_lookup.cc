@@ -25,7 +25,7 @@ constexpr int64_t kUnitsPerThread = 4;
 // Ids that are read under shard locks at once: writers wait for some ten microseconds.
 constexpr int64_t kLockedIds = 2048;
 
-// What a read does with the row of an id, for ReadPipeline.
+// Stages of a read, for ReadPipeline.
 
 // Copies raw float rows. kDim > 0: a dimension known to the compiler.
 template <int kDim>

@@ -69,7 +69,7 @@ std::string DescribeBadIds(const WriteJob& job) {
 // Warns at the first calls that have bad ids, then ever more rarely: a run may go on for days.
 bool ShouldWarn(int64_t times) { return times <= 8 || (times & (times - 1)) == 0; }
 
-// What becomes of a call whose bad ids were left out.
+// Returns the status of a call whose bad ids were left out.
 Status CheckBadIds(const WriteJob& job) {
   if (job.non_finite == NonFinite::kWrite || job.bad_ids.count() == 0) return Status::Ok();
   if (job.non_finite == NonFinite::kStop) {

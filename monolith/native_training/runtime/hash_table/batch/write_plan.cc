@@ -27,7 +27,7 @@ constexpr int64_t kGroupsOfOneThread = 8;
 constexpr int64_t kGroupsPerThread = 4;
 // Fewer ids do not fill the pipeline of a group.
 constexpr int64_t kMinGroupIds = 256;
-// Of a group at a time: every block fills the pipeline anew.
+// The fewest ids of a group that are written at a time: every block fills the pipeline anew.
 constexpr int64_t kMinBlockIds = 1024;
 // So that the sums of a group stay in the second-level cache.
 constexpr int64_t kDedupGroupIds = 1024;

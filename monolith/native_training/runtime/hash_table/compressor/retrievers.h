@@ -1,4 +1,4 @@
-// What a lookup of a TRAINING row returns, and how gradients go back through it. Stored values stay
+// Makes the result of a lookup of a TRAINING row, and sends gradients back. Stored values stay
 // float32.
 //
 //   raw         w                             gradient unchanged
@@ -23,7 +23,7 @@ float HashNetScale(const CompressorConfig& config, int64_t global_step);
 void RetrieveSegment(const Segment& segment, const float* row_values, float hash_net_scale,
                      float* out);
 
-// What a lookup of a row of any table returns; `global_step` is the table's last.
+// Makes the result of a lookup of a row of any table; `global_step` is the table's last.
 void ReadRow(const RowLayout& layout, const char* row, int64_t global_step, float* out);
 
 // Hash-net only: `slice` receives dim gradients. `gradient` and `row_values` are whole vectors and

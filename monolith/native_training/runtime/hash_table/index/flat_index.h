@@ -365,7 +365,7 @@ class FlatIndex {
   bool Rebuild(uint32_t number, int64_t num_lines, int64_t spare_lines);
   // Makes two of a piece, which keeps its number for the lower half.
   bool Split(uint32_t number);
-  // Whether a piece that would have so many lines is to be split, and can be.
+  // Whether a piece that would have this many lines is to be split, and can be.
   bool ShallSplit(const Piece& piece, int64_t lines);
 
   // Gives `to` its lines, spare ones as many as it takes, and those keys of `from` that are its

@@ -1,4 +1,4 @@
-// What the optimizers do to one element: w value, g gradient, the rest state. The engine's loops
+// Steps one element by each optimizer: w value, g gradient, the rest state. The engine's loops
 // and the kernels for GPUs call these, so that a formula is written once. All arithmetic is float32
 // with exact division and square root.
 #ifndef MONOLITH_NATIVE_TRAINING_RUNTIME_HASH_TABLE_OPTIMIZER_OPTIMIZER_RULES_H_
@@ -41,7 +41,7 @@ MONOLITH_RULE void AdadeltaRule(float lr, float weight_decay, float rho, float e
   *b = rho * *b + (1.0f - rho) * u * u;
 }
 
-// What Adam and Amsgrad multiply a row's step with. The powers are those before the step: bias
+// Returns the factor of a row's step of Adam and Amsgrad. The powers are those before it: bias
 // correction counts the row's own updates.
 MONOLITH_RULE float AdamRate(float lr, float power1, float power2) {
   // State of decay_by_step has the number of a step in place of the second power.
@@ -109,7 +109,7 @@ MONOLITH_RULE float GroupFtrlValue(float lr, float beta, float l2, float factor,
   return factor == 0.0f ? 0.0f : factor * z / (beta + std::sqrt(n) + l2 * lr);
 }
 
-// Of group_adagrad: the square of an element's gradient, of which the largest counts.
+// Returns the square of an element's gradient, for group_adagrad, where the largest counts.
 MONOLITH_RULE float LargerSquare(float largest, float weight_decay, float g, float w) {
   const float d = g + weight_decay * w;
   const float square = d * d;

@@ -39,7 +39,7 @@ class RecordLoad {
  public:
   virtual ~RecordLoad() = default;
   virtual int num_passes() const { return 1; }
-  // About so many records will come.
+  // About this many records will come.
   virtual Status BeginPass(int pass, int64_t rows) = 0;
   // Thread-safe.
   virtual Status Add(const RecordView* records, int64_t n, LoadStats* stats) = 0;
@@ -82,7 +82,7 @@ Status LoadTable(FileSystem* files, const std::string& basename, EmbeddingTable*
 
 // -- Parts of the above, for files that hold several tables.
 
-// -1 becomes a number for so many rows; InvalidArgument for what is not possible.
+// -1 becomes a number that fits this many rows; InvalidArgument for what is not possible.
 Status ResolveNumFiles(int64_t requested, int64_t rows, int64_t* num_files);
 
 // Hands the rows that belong to file `number` of `num_files` to `append`, framed, a page at a time.

@@ -95,7 +95,7 @@ class RowArena {
 
   // Memory of the pages that lie under blocks and were not given back.
   int64_t HeldBytes() const;
-  // What is known of blocks.
+  // Returns the bytes that describe blocks.
   int64_t MetadataBytes() const;
   // Rows of free blocks.
   int64_t FreeRows() const;

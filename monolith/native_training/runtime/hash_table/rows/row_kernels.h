@@ -1,4 +1,4 @@
-// What is done to one row, for callers that want it inlined: a pipeline that updates rows while it
+// Changes one row, for callers that want it inlined: a pipeline that updates rows while it
 // prefetches others hides one behind the other only if both are in one stretch of code.
 #ifndef MONOLITH_NATIVE_TRAINING_RUNTIME_HASH_TABLE_ROWS_ROW_KERNELS_H_
 #define MONOLITH_NATIVE_TRAINING_RUNTIME_HASH_TABLE_ROWS_ROW_KERNELS_H_

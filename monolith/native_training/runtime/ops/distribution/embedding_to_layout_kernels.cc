@@ -18,7 +18,7 @@ namespace {
 using ::monolith::distribution::LayoutBatch;
 using ::monolith::distribution::LayoutPlan;
 
-// What the forward and the backward op share.
+// Holds the parts that the forward and the backward op share.
 class LayoutKernel : public OpKernel {
  public:
   LayoutKernel(OpKernelConstruction* ctx, int version) : OpKernel(ctx), reader_(version) {

@@ -1,4 +1,4 @@
-// What the fused gather ops demand of their arguments, on every device.
+// Checks the arguments of the fused gather ops, on every device.
 #ifndef MONOLITH_NATIVE_TRAINING_RUNTIME_OPS_DISTRIBUTION_FUSED_GATHER_CHECKS_H_
 #define MONOLITH_NATIVE_TRAINING_RUNTIME_OPS_DISTRIBUTION_FUSED_GATHER_CHECKS_H_
 

@@ -95,7 +95,7 @@ struct DeviceLookup {
   float* out = nullptr;
 };
 
-// What comes with a write.
+// Holds the arguments of a write.
 struct DeviceWriteOptions {
   int64_t req_time = 0;
   int64_t global_step = 0;

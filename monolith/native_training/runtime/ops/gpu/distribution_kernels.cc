@@ -194,7 +194,7 @@ class FusedSegmentSumGpuOp : public CheckedGpuKernel {
   }
 };
 
-// What the reduction and its gradient share: the splits, and how the columns are cut.
+// Holds the parts that the reduction and its gradient share: the splits, and how columns are cut.
 class FusedReduceGpuOpBase : public CheckedGpuKernel {
  public:
   FusedReduceGpuOpBase(OpKernelConstruction* ctx, const char* slices, const char* tables)

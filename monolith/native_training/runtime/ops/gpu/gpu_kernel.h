@@ -1,4 +1,4 @@
-// What GPU kernels share: the stream, the workspace of a call, outputs in one allocation, and
+// Helps GPU kernels: the stream, the workspace of a call, outputs in one allocation, and
 // errors that only the device can see.
 //
 // These kernels are plain C++: they hand pointers and a stream to libmonolith_cuda.so. A kernel

@@ -123,7 +123,7 @@ Takes the next chunks of the batch that MonolithRowLogBegin began.
 handle: From MonolithRowLogClient.
 messages: Values of messages, none if all were taken.
 counts: embeddings and deleted ids in them.
-max_bytes: No further chunk is made when so many bytes are there.
+max_bytes: No further chunk is made when this many bytes are there.
 )doc");
 
 REGISTER_OP("MonolithRowLogAbandon")

@@ -1,4 +1,4 @@
-// What kernels need to call the engine: its status as TensorFlow's, TensorFlow's threads as its.
+// Lets kernels call the engine: its status becomes TensorFlow's, TensorFlow's threads its own.
 #ifndef MONOLITH_NATIVE_TRAINING_RUNTIME_OPS_SUPPORT_ENGINE_BRIDGE_H_
 #define MONOLITH_NATIVE_TRAINING_RUNTIME_OPS_SUPPORT_ENGINE_BRIDGE_H_
 

@@ -1,4 +1,4 @@
-// What MONOLITH_BAD_GRADIENTS says about rows that are not finite.
+// Reads from MONOLITH_BAD_GRADIENTS what becomes of rows that are not finite.
 #ifndef MONOLITH_NATIVE_TRAINING_RUNTIME_OPS_TABLES_BAD_GRADIENTS_H_
 #define MONOLITH_NATIVE_TRAINING_RUNTIME_OPS_TABLES_BAD_GRADIENTS_H_
 

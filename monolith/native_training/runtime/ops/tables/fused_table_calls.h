@@ -23,7 +23,7 @@ struct FilteredTable {
 // Sets the outputs of a fused lookup that tell where things are: 1 to 3.
 Status OutputFusedOffsets(OpKernelContext* ctx, const FusedOffsets& offsets, int64_t num_of_shards);
 
-// Checks the inputs of a fused update against tables of these dimensions, and so many segments in
+// Checks the inputs of a fused update against tables of these dimensions, and this many segments in
 // all.
 Status CheckFusedUpdate(OpKernelContext* ctx, int first_input, const std::vector<int64_t>& dims,
                         int64_t num_segments, int64_t num_of_shards, FusedOffsets* offsets);

@@ -130,7 +130,7 @@ learning_rates: One per segment of each table.
 req_time: Seconds; becomes the rows' time of last update.
 )doc");
 
-// What an update needs of one table.
+// Holds the parts of one table that an update needs.
 struct ListedTable {
   engine::EmbeddingTable* table;
   engine::OccurrenceFilter* filter;

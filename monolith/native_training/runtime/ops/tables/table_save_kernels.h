@@ -13,7 +13,7 @@
 namespace tensorflow {
 namespace monolith_tf {
 
-// Of MonolithHashTableSave.
+// The kernel of MonolithHashTableSave.
 class TableSaveKernel : public FileKernel {
  public:
   explicit TableSaveKernel(OpKernelConstruction* ctx) : FileKernel(ctx) {
@@ -34,7 +34,7 @@ class TableSaveKernel : public FileKernel {
   SaveOptions options_;
 };
 
-// Of MonolithMultiHashTableSave.
+// The kernel of MonolithMultiHashTableSave.
 class GroupSaveKernel : public FileKernel {
  public:
   explicit GroupSaveKernel(OpKernelConstruction* ctx) : FileKernel(ctx) {

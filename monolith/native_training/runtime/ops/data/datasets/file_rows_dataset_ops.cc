@@ -43,7 +43,7 @@ compression_type: empty, ZLIB or GZIP.
 skip_rows: rows at the beginning to leave out.
 buffer_size: bytes to read ahead.
 format: lines, without their ends; or tfrecord: their payloads.
-block_rows: 0: an element is one row; otherwise a vector of so many, the last one of fewer.
+block_rows: 0: an element is one row; otherwise a vector of this many, the last one of fewer.
 )doc");
 
 constexpr int64_t kMaxBlockRows = 1 << 20;

@@ -49,7 +49,7 @@ inline bool WasCancelled(CancellationManager* manager) {
 // Which flow of the input a sample belongs to.
 using FlowRoute = std::function<Status(const Tensor& sample, size_t* flow)>;
 
-// What iterators must have in common to share a reader.
+// Identifies a reader: iterators that agree in all of it share one.
 struct FlowName {
   std::string shared_name;
   std::vector<std::string> data_flow;

@@ -149,7 +149,7 @@ struct NegativeOptions {
   }
 };
 
-// What differs between the formats: which part of a sample describes the item.
+// Finds the part of a sample that describes the item, in each format.
 uint64_t FirstFid(const Example &example, const std::string &name) {
   for (const NamedFeature &named : example.named_feature()) {
     if (named.name() != name) continue;

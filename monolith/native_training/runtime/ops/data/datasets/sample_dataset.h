@@ -25,7 +25,7 @@ class SampleExpander {
 };
 
 using ExpanderFactory = std::function<std::unique_ptr<SampleExpander>()>;
-// What a kernel hands to MakeSampleDataset.
+// Holds the arguments of MakeSampleDataset.
 struct SampleDatasetOptions {
   std::string name;           // the op's, for messages
   DatasetAttrs attrs;         // the node's, to write the dataset as a graph

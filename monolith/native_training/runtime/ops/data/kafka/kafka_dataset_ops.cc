@@ -46,7 +46,7 @@ there, whatever the group has committed. Saving waits for an element that is bei
 topics: names.
 metadata: key=value settings of the consumer, group.id and bootstrap.servers among them.
 message_poll_timeout: milliseconds to wait for a message before those that came are handed on.
-stream_timeout: the dataset ends when no message came for so many milliseconds; -1: never.
+stream_timeout: the dataset ends when no message came for this many milliseconds; -1: never.
 shared_name: iterators of this name share one consumer; their positions cannot be saved.
 )doc");
 

@@ -74,7 +74,7 @@ Messages as they are: message and key are [k], maybe empty.
 
 index: the number of the read; makes reads differ, and has no other use.
 message_poll_timeout: milliseconds to wait for a message; the fetch ends when none came.
-stream_timeout: continue_fetch is 0 once no message came for so many milliseconds; -1: it is always 1.
+stream_timeout: continue_fetch is 0 once no message came for this many milliseconds; -1: it is always 1.
 )doc");
 
 REGISTER_OP("KafkaGroupReadableNextV2")

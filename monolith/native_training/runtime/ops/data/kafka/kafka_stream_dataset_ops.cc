@@ -71,13 +71,13 @@ positions: [servers, topics, partitions], where each server stands. Reading begi
 batch_size: most messages of an element.
 linger_millis: how long an element may wait for more messages after its first.
 idle_millis: how long to wait for a message before an empty element is given.
-stream_timeout: the dataset ends when no message came for so many milliseconds; -1: never.
+stream_timeout: the dataset ends when no message came for this many milliseconds; -1: never.
 history: how many messages before its position a partition is read again to learn their req_id, and
   among how many of the last messages of a partition a repeated one is found.
 )doc");
 
 constexpr int64_t kMaxSliceMillis = 200;  // how often reading looks whether it is cancelled
-constexpr int64_t kMaxNamedBad = 100;     // after so many, one bad message in a thousand is named
+constexpr int64_t kMaxNamedBad = 100;     // after this many, one bad message in a thousand is named
 constexpr int64_t kMaxMillis = std::numeric_limits<int32_t>::max();
 
 struct StreamOptions {

@@ -13,7 +13,7 @@
 namespace tensorflow {
 namespace monolith_tf {
 
-// What to read of a file, and what it becomes.
+// Says which column of a file to read, and what it becomes.
 class ParquetColumns {
  public:
   // `names` are columns: __LABEL__ is the label, another __XXX__ field xxx of LineId, any other the

@@ -20,7 +20,7 @@ Status ExampleToInstance(const Example& example, Instance* instance);
 // number of rows.
 Status ExampleBatchRow(const ExampleBatch& batch, int64_t row, Example* example);
 
-// What a reader leaves out. Numbers are those of FeaturePruningType.
+// Names the parts that a reader leaves out. Numbers are those of FeaturePruningType.
 enum class Pruning { kAsIs = 0, kFeature = 1, kRawFeature = 2 };
 
 void Prune(Pruning pruning, Example* example);

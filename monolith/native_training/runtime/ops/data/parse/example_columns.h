@@ -12,7 +12,7 @@
 namespace tensorflow {
 namespace monolith_tf {
 
-// What it costs to look for the features of one example, for the splitting of a batch.
+// Cycles of looking for the features of one example, for the splitting of a batch.
 constexpr int64_t kIndexCycles = 2000;
 
 inline Status WrongFeatureType(const std::string& name, const ExampleFeature& feature,

@@ -15,7 +15,7 @@
 namespace tensorflow {
 namespace monolith_tf {
 
-// What a kernel wants from each Instance.
+// Describes the columns that a kernel wants from each Instance.
 struct InstanceColumns {
   std::vector<int64_t> fidv1_slots;
   std::vector<std::string> names;  // v2 sparse features, then dense ones

@@ -1,4 +1,4 @@
-// What the parse ops are asked for, resolved once from their attributes, and what they write.
+// Holds the columns of the parse ops, resolved once from their attributes, and their outputs.
 //
 // `names` lists sparse features first (shape -1), then dense ones and fields of LineId. Output i of
 // a sparse name is its row splits, output len(names) + i its ids; a dense one is [batch, shape].

@@ -156,7 +156,7 @@ class ItemPoolRandomFillOp : public OpKernel {
   static constexpr int64_t kMaxStartNum = 1 << 16;  // so many random items are enough to try
 };
 
-// What one worker saved at one step.
+// Names the pool that one worker saved at one step.
 struct PoolSet {
   int64_t step = -1;  // -1: an old name without a step
   int64_t worker = 0;

@@ -20,7 +20,7 @@
 namespace tensorflow {
 namespace monolith_tf {
 
-// What a record or an element is.
+// Names the kinds of records and elements.
 enum class PbType { kInstance, kExample, kExampleBatch, kPlaintext };
 
 // "instance", "example", "examplebatch" or "plaintext". `name` is the argument in the error.
