@@ -37,7 +37,7 @@ runnable: $(VENV)/.for-demo ## like build, with no more installed than the demos
 native: ## the op library and protobuf modules only, in an environment that exists
 	$(RUN) tools/native_build.py --jobs $(JOBS)
 
-server: $(VENV)/.for-build native ## the model server in C++, and fails where nghttp2 is missing
+server: $(VENV)/.for-build native ## the model server, which build has too, and fails where nghttp2 is missing
 	$(RUN) tools/native_build.py --server --jobs $(JOBS)
 
 gpu: $(VENV)/.for-gpu ## like build, and fails where the GPU kernels cannot be compiled

@@ -1,9 +1,9 @@
 """Restart of a serving replica that follows a row log, and its answers while rows are applied.
 
   python benchmarks/realtime_replica.py [--rows 1000000] [--log_secs 600] [--rows_per_sec 1000000]
-      [--native] [--crowded]
+      [--crowded]
 
-A broker, one server (`--native`: the one in C++) and its client share the machine. The model is
+A broker, one server and its client share the machine. The model is
 that of `serving.py`, with a million rows of dimension 16; the log has a batch of 5,000 rows for
 each second. While answers are timed, with and without rows being applied, the broker and the writer
 of the log run only where a core is idle, as if on machines of their own; with `--crowded` they
@@ -102,14 +102,13 @@ def cpu_secs(server: server_process.ServerProcess) -> float:
   return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def start(base: str, servers: str, kind: str) -> tuple[server_process.ServerProcess, float]:
-  """Returns a server of that kind, and how long it took until it answered."""
+def start(base: str, servers: str) -> tuple[server_process.ServerProcess, float]:
+  """Returns a server, and how long it took until it answered."""
   begin = time.perf_counter()
   server = server_process.ServerProcess(
     f"--model_name={_MODEL}",
     f"--model_base_path={base}",
     f"--row_log_servers={servers}",
-    kind=kind,
   )
   server.wait_until_listening().wait_until_available(_MODEL)
   return server, time.perf_counter() - begin
@@ -150,7 +149,6 @@ def main() -> int:
   parser.add_argument("--rows_per_sec", type=int, default=1_000_000)
   parser.add_argument("--busy_secs", type=int, default=5)
   parser.add_argument("--requests", type=int, default=2_000)
-  parser.add_argument("--native", action="store_true", help="the server in C++")
   parser.add_argument("--crowded", action="store_true", help="broker and writer take cores, too")
   options = parser.parse_args()
   flags.FLAGS(sys.argv[:1])
@@ -178,11 +176,10 @@ def measure(kafka: broker.LocalBroker, folder: str, options: argparse.Namespace)
     producer.produce(topic, make_message(seq, tables, _BATCH_ROWS), partition=0)
     producer.poll(0)
   producer.flush()
-  kind = "native" if options.native else "python"
   figures: dict[str, float] = {}
-  server, figures["restart_secs"] = start(os.path.dirname(path), kafka.servers, kind)
+  server, figures["restart_secs"] = start(os.path.dirname(path), kafka.servers)
   server.kill()
-  server, again = start(os.path.dirname(path), kafka.servers, kind)
+  server, again = start(os.path.dirname(path), kafka.servers)
   figures["restart_secs"] = min(figures["restart_secs"], again)
   figures["restart_cpu_secs"] = cpu_secs(server)
   if not options.crowded:

@@ -1,10 +1,10 @@
 """Speed of a model server on loopback, with tables and with a keras SavedModel in the same server.
 
-  python benchmarks/serving.py [--native] [--requests 2000] [--clients 4] [--skip-servers]
+  python benchmarks/serving.py [--requests 2000] [--clients 4] [--skip-servers]
 
 Ten features with one id each out of 10,000, dimension 16, a tower of 64 and 1. Requests are made
 beforehand and answers are not parsed, so that the client costs little; it shares the machine's
-cores with the server nevertheless. `--native` measures the server in C++, where it is built.
+cores with the server nevertheless.
 
 What the server adds to a bare session is measured with h2load of nghttp2 (Debian: nghttp2-client),
 a client in C: the one in Python takes longer than the server does. What it adds has a line of its
@@ -49,6 +49,7 @@ from monolith.base_model import (  # noqa: E402
   get_sigmoid_loss_and_pred,
 )
 from monolith.estimator import Estimator, RunConfig  # noqa: E402
+from monolith.serving import model_server  # noqa: E402
 from monolith.serving.servable import Servable  # noqa: E402
 from tests.serving import server_process  # noqa: E402
 
@@ -57,8 +58,8 @@ NUM_IDS = 10_000
 DIM = 16
 HIDDEN = 64
 PREDICT = "/tensorflow.serving.PredictionService/Predict"
-# Goals of the two servers: p99 at batch 1, and what a server may add to a bare session, in ms.
-GOALS = {"python": (10.0, None), "native": (2.0, 0.3)}
+# Goals in ms: p99 at batch 1, and what the server may add to a bare session.
+GOAL_P99, GOAL_OVERHEAD = 2.0, 0.3
 
 
 class Model(MonolithModel):
@@ -214,12 +215,11 @@ def session_seconds(path: str, count: int) -> float:
   """Returns the median seconds of a bare session, batch 1."""
   servable = Servable(path)
   signature = servable.signature("")
-  outputs = signature.select_outputs(())
   inputs = {name: np.array([3], np.int64) for name in NAMES}
   seconds = []
   for _ in range(count + 50):
     start = time.perf_counter()
-    servable.run(signature, inputs, outputs)
+    servable.run(signature, inputs)
     seconds.append(time.perf_counter() - start)
   servable.close()
   return statistics.median(seconds[50:])
@@ -237,8 +237,8 @@ def newest(base: str) -> str:
   return os.path.join(base, max(os.listdir(base), key=lambda n: int(n) if n.isdigit() else -1))
 
 
-def measure(folder: str, kind: str, requests: int, clients: int, with_servers: bool) -> None:
-  """Prints all lines of one server."""
+def measure(folder: str, requests: int, clients: int, with_servers: bool) -> None:
+  """Prints all lines."""
   config = os.path.join(folder, "models.config")
   bases = {"m": f"{folder}/one/exported_models/entry", "keras": f"{folder}/keras"}
   _write_config(config, bases)
@@ -268,23 +268,22 @@ def measure(folder: str, kind: str, requests: int, clients: int, with_servers: b
       show("m, batch 1, client in C", in_c, rate)
   p50, p99 = results["m"]
   bare = session_seconds(newest(bases["m"]), requests) * 1e3
-  goal_p99, goal_overhead = GOALS[kind]
-  _show_overhead(bare, p50, in_c, goal_overhead)
-  print(f"p99 {p99:.2f} ms, goal {goal_p99} ms{'' if p99 <= goal_p99 else '  MISSED'}")
+  _show_overhead(bare, p50, in_c)
+  print(f"p99 {p99:.2f} ms, goal {GOAL_P99} ms{'' if p99 <= GOAL_P99 else '  MISSED'}")
   print(f"keras / ours, p50: {results['keras'][0] / p50:.2f}")
   show_per_core(folder, config, list(bases), requests)
   if with_servers:
     _measure_entry(folder, requests, clients)
 
 
-def _show_overhead(bare: float, p50: float, in_c: list[float], goal: float | None) -> None:
+def _show_overhead(bare: float, p50: float, in_c: list[float]) -> None:
   """Prints what is between a bare session and an answer; p50 is that of the client in Python."""
   print(f"bare session {bare:.3f} ms")
   if not in_c:
     print(f"server and client in Python add {p50 - bare:.3f} ms (their shares: install h2load)")
     return
   added = statistics.median(in_c) * 1e3 - bare
-  verdict = "" if goal is None else f" (goal {goal} ms{'' if added <= goal else '  MISSED'})"
+  verdict = f" (goal {GOAL_OVERHEAD} ms{'' if added <= GOAL_OVERHEAD else '  MISSED'})"
   print(f"the server adds {added:.3f} ms{verdict}, sockets and a client in C included")
   print(f"the client in Python adds {p50 - bare - added:.3f} ms to that")
 
@@ -332,15 +331,14 @@ def _write_config(path: str, bases: dict[str, str]) -> None:
 
 def main() -> None:
   parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-  parser.add_argument("--native", action="store_true", help="the server in C++")
   parser.add_argument("--requests", type=int, default=2000)
   parser.add_argument("--clients", type=int, default=4)
   parser.add_argument("--skip-servers", action="store_true", help="leave entry -> 2 ps out")
   arguments = parser.parse_args()
-  kind = "native" if arguments.native else "python"
-  os.environ["MONOLITH_TEST_SERVER"] = kind
-  if not os.path.exists(server_process.command()[0]):
-    sys.exit(f"{server_process.command()[0]} is not there: make server builds it")
+  try:
+    model_server.find_binary()
+  except FileNotFoundError as error:
+    sys.exit(f"error: {error}")
   tf.compat.v1.disable_eager_execution()
   tf.get_logger().setLevel("ERROR")
   flags.FLAGS(sys.argv[:1])
@@ -355,7 +353,7 @@ def main() -> None:
     export(f"{folder}/one", 0)
     if not arguments.skip_servers:
       export(f"{folder}/two", 2)
-    measure(folder, kind, arguments.requests, arguments.clients, not arguments.skip_servers)
+    measure(folder, arguments.requests, arguments.clients, not arguments.skip_servers)
 
 
 if __name__ == "__main__":

@@ -32,14 +32,7 @@ _EXTRAS = {
     "nvidia-cuda-cccl>=13,<14",
   ],
   # pip takes the releases that run with TensorFlow's protobuf.
-  "serving": [
-    "tensorflow-serving-api",
-    "grpcio-health-checking>=1.48",
-    "grpcio-reflection>=1.48",
-    "prometheus-client>=0.17,<1",
-    "starlette>=0.27,<2",
-    "uvicorn>=0.23,<1",
-  ],
+  "serving": ["tensorflow-serving-api"],
   # Together with `serving`, whose servers it runs.
   "realtime": [
     "confluent-kafka>=2.3",
@@ -63,6 +56,8 @@ _EXTRAS = {
   "test": [
     "pytest>=7,<9",
     "freezegun>=1.2",
+    "grpcio-health-checking>=1.48",
+    "grpcio-reflection>=1.48",
     "nbclient>=0.10,<1",
     "ipykernel>=6.29",
     "PyYAML>=6,<7",

@@ -10,7 +10,7 @@ target="${1:?usage: setup_environment.sh demo|build|realtime|test|test-all|gpu|b
 # Every target needs these; the rest is left out where it is missing, by what needs it.
 packages=(g++ python3-venv)
 groups=(build runtime)
-server=(libnghttp2-dev libssl-dev) # for the model server in C++
+server=(libnghttp2-dev libssl-dev) # for the model server
 extras=(kafka parquet serving debugging report)
 case $target in
   demo) ;;
@@ -18,13 +18,13 @@ case $target in
   realtime) packages+=("${server[@]}" default-jre-headless) groups+=("${extras[@]}" realtime) ;;
   # GoogleTest for the tests in C++, ZooKeeper for those of discovery, sshd for jobs on several hosts.
   test) packages+=("${server[@]}" libgtest-dev libbenchmark-dev zookeeper default-jre-headless openssh-server)
-    groups+=("${extras[@]}" test docs) ;;
+    groups+=("${extras[@]}" realtime test docs) ;;
   test-all) packages+=("${server[@]}" libgtest-dev libbenchmark-dev zookeeper default-jre-headless openssh-server)
-    groups+=("${extras[@]}" test docs lint cuda) ;;
+    groups+=("${extras[@]}" realtime test docs lint cuda) ;;
   gpu) packages+=("${server[@]}" libgtest-dev) groups+=("${extras[@]}" test cuda) ;;
-  bench) packages+=("${server[@]}" libbenchmark-dev) groups+=("${extras[@]}" test) ;;
+  bench) packages+=("${server[@]}" libbenchmark-dev) groups+=("${extras[@]}" realtime test) ;;
   docs) groups+=(docs) ;;
-  lint) groups+=("${extras[@]}" test lint) ;;
+  lint) groups+=("${extras[@]}" realtime test lint) ;;
   *) echo "error: no set-up for '$target'." >&2 && exit 2 ;;
 esac
 

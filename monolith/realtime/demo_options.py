@@ -24,8 +24,6 @@ class DemoOptions:
     replicas: serving processes of each kind that follow training.
     slow_syncs: comma-separated seconds: for each a server that applies changes so seldom, to show
       its AUC beside the others'.
-    server: what answers requests: `native`, the model server in C++, or `python`; if empty, the one
-      in C++ where it is built.
     num_ps: parameter servers, in training and, as many parts, in serving; 0: tables are in the
       training process and in the entry itself.
     faults: `none`, `kills` (every process once), `all` (the whole table of promises), or a number
@@ -45,7 +43,6 @@ class DemoOptions:
   turn_secs: float = 60
   replicas: int = 2
   slow_syncs: str = "10,60"
-  server: str = ""
   num_ps: int = 1
   faults: str = "kills"
   broker_away_secs: float = 20
@@ -56,8 +53,6 @@ class DemoOptions:
   def __post_init__(self) -> None:
     if self.faults not in ("none", "kills", "all") and not self.faults.isdigit():
       raise ValueError(f"faults is {self.faults!r}, want none, kills, all, or a number of kills")
-    if self.server not in ("", "native", "python"):
-      raise ValueError(f"server is {self.server!r}, want native or python")
     if self.replicas < 2:
       raise ValueError(f"replicas is {self.replicas}, want 2: with one, its end ends serving")
     if self.num_ps < 0:

@@ -20,7 +20,7 @@ from monolith.realtime.processes import DEAD, RUNNING, Command, Supervisor, chil
 from monolith.realtime.serving_directory import ServingDirectory
 from monolith.realtime.zookeeper import LocalZooKeeper
 from monolith.row_log import topics
-from monolith.serving import native_server
+from monolith.serving import model_server
 
 ENTRY = "entry"
 NEVER = "never"
@@ -36,24 +36,6 @@ _COMPARED_NICENESS = 10
 _LOADS, _LOAD_AGAIN_MICROS = 1000, 500_000
 
 
-def server_command(server: str) -> list[str]:
-  """Returns the program that answers requests.
-
-  Args:
-    server: `native`, `python`, or empty for the one in C++ where it is built.
-
-  Raises:
-    FileNotFoundError: it is to be the one in C++, which is not built.
-  """
-  if server != "python":
-    try:
-      return [native_server.find_binary()]
-    except FileNotFoundError:
-      if server == "native":
-        raise
-  return [sys.executable, "-m", "monolith.serving.model_server"]
-
-
 class System:
   """The processes.
 
@@ -63,7 +45,7 @@ class System:
     tell: called with what is being waited for.
 
   Raises:
-    FileNotFoundError: the model server in C++ is asked for and not built.
+    FileNotFoundError: the model server is not built.
   """
 
   def __init__(self, options: DemoOptions, folder: pathlib.Path, tell: Callable[[str], None]):
@@ -76,7 +58,8 @@ class System:
     if not (isinstance(self.broker, broker.LocalBroker) and self.broker.zookeeper):
       self._zookeeper = LocalZooKeeper(folder / "zookeeper", broker.fetch_kafka())
     self.supervisor = Supervisor(folder / "logs")
-    self._server = server_command(options.server)
+    model_server.find_binary()  # now, not when everything else runs
+    self._server = [sys.executable, "-m", "monolith.serving.model_server"]
     self.directory = ServingDirectory(_BZID, self.zookeeper_address, MODEL)
     self.joiner_port, self.trainer_port = find_free_port(), find_free_port()
     self.entries = [f"entry_{i}" for i in range(options.replicas)]

@@ -1,42 +1,73 @@
-"""Serves exported models.
+"""Starts the model server, a program in C++.
 
     python -m monolith.serving.model_server --model_name=m --model_base_path=/models/m
         [--port=8500] [--rest_api_port=8501]
 
-Listens on loopback; `--bind_address` chooses another interface. SIGTERM and SIGINT end it after the
-requests that are under way. `--native` runs the server in C++ with the other flags.
+It listens on loopback; `--bind_address` chooses another interface. SIGTERM and SIGINT end it after
+the requests that are under way. `--help` lists the flags, which are TensorFlow Serving's.
 """
 
 from __future__ import annotations
 
+import importlib.util
+import os
+import pathlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import monolith
-from monolith import _install
-from monolith.serving import native_server, options
+
+_PROGRAM = pathlib.Path(__file__).resolve().parent / "native" / "monolith_model_server"
+
+
+def find_binary() -> str:
+  """Returns the path of the program.
+
+  Raises:
+    FileNotFoundError: it was not built; the message says what is missing.
+  """
+  if not os.access(_PROGRAM, os.X_OK):
+    raise FileNotFoundError(
+      f"{_PROGRAM} is not there: install nghttp2 (Debian and Ubuntu: apt-get install "
+      "libnghttp2-dev libssl-dev), then build again: 'make build' in a checkout, otherwise pip "
+      "install from source."
+    )
+  return str(_PROGRAM)
+
+
+def make_environment(environment: Mapping[str, str]) -> dict[str, str]:
+  """Returns the variables that the program runs with.
+
+  It is linked to the libraries of TensorFlow's package. Those of the TensorFlow that this Python
+  would import are found wherever it is installed.
+
+  Args:
+    environment: the variables of this process.
+  """
+  spec = importlib.util.find_spec("tensorflow")
+  folders = list(spec.submodule_search_locations or ()) if spec else []
+  paths = [*folders, *filter(None, [environment.get("LD_LIBRARY_PATH")])]
+  return {**environment, "LD_LIBRARY_PATH": os.pathsep.join(paths)}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-  """Runs a server until a signal ends it; returns the exit status."""
+  """Replaces this process by the server, whose exit status is that of the program.
+
+  Args:
+    arguments: its flags; those of the command line by default.
+
+  Returns:
+    1, if there is no program.
+  """
   arguments = sys.argv[1:] if arguments is None else arguments
-  flags = options.parse(arguments)
-  if flags.native and not flags.version:
-    try:
-      native_server.exec_server(options.without_native(arguments))
-    except FileNotFoundError as error:
-      print(f"error: {error}", file=sys.stderr)
-      return 1
-  # TensorFlow takes seconds to load, and the program in C++ has its own.
-  import tensorflow as tf
-
-  with _install.naming_extra("serving"):
-    from monolith.serving import server
-
-  if flags.version:
-    print(f"monolith {monolith.__version__}, TensorFlow {tf.__version__}")
-    return 0
-  return server.run(flags)
+  try:
+    program = find_binary()
+  except FileNotFoundError as error:
+    print(f"error: {error}", file=sys.stderr)
+    return 1
+  if "--version" in arguments:
+    print(f"monolith {monolith.__version__}", flush=True)
+  os.execve(program, [program, *arguments], make_environment(os.environ))
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from typing import Any
 
 import grpc
@@ -21,9 +22,8 @@ with _install.naming_extra("serving"):
     prediction_service_pb2_grpc,
   )
 
-  from monolith.serving import prediction, version_scan
-
 _TIMEOUT_SECS = 60
+_VERSION = re.compile(r"[0-9]{1,18}")
 
 
 class LocalScorer:
@@ -38,7 +38,7 @@ class LocalScorer:
   """
 
   def __init__(self, path: str, signature_name: str = DEFAULT_SIGNATURE):
-    versions = version_scan.list_versions(path)
+    versions = _list_versions(path)
     if versions and not tf.io.gfile.exists(os.path.join(path, "saved_model.pb")):
       path = versions[max(versions)]
     self._servable = Servable(path)
@@ -50,7 +50,7 @@ class LocalScorer:
     Raises:
       ServingError: the batch does not fit the signature, or the model failed.
     """
-    return prediction.predict_arrays(self._servable, self.signature, inputs)
+    return self._servable.run(self.signature, inputs)
 
   def close(self) -> None:
     """Frees the model."""
@@ -115,3 +115,18 @@ class RemoteScorer:
       return method(request, timeout=_TIMEOUT_SECS)
     except grpc.RpcError as error:
       raise ServingError(error.code(), error.details() or "") from error
+
+
+def _list_versions(base_path: str) -> dict[int, str]:
+  """Returns folder by version of the numbered folders in `base_path`; empty if it is missing."""
+  versions = {}
+  try:
+    names = tf.io.gfile.listdir(base_path)
+  except tf.errors.OpError:
+    return {}
+  for name in names:
+    name = name.rstrip("/")  # listdir of some file systems ends folders with a slash
+    path = os.path.join(base_path, name)
+    if _VERSION.fullmatch(name) and tf.io.gfile.isdir(path):
+      versions[int(name)] = path
+  return versions

@@ -7,7 +7,7 @@ memory is taken for it.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -20,8 +20,6 @@ MAX_REPEATED_BYTES = 64 << 20
 # What strings take as elements of a tensor; longer ones have the rest elsewhere.
 _STRING_BYTES = 24
 _INLINE_STRING_BYTES = 22
-# Of all inputs of a request, as tensors.
-MAX_INPUTS_BYTES = 256 << 20
 _MAX_DIMENSIONS = 254
 
 # Types that clients may send, with the field that holds their values.
@@ -92,25 +90,6 @@ def to_array(name: str, proto: tensor_pb2.TensorProto) -> np.ndarray:
     if field == "int_val" and not np.array_equal(array, wide):
       raise invalid(f"input {name!r} has an int_val outside of {dtype.name}")
   return _expand(array, shape, count)
-
-
-def check_total(protos: Mapping[str, tensor_pb2.TensorProto]) -> None:
-  """Refuses inputs that may each repeat a value, but take too much memory together.
-
-  Raises:
-    ServingError: INVALID_ARGUMENT.
-  """
-  total = 0
-  for name, proto in protos.items():
-    _, count = _shape_of(name, proto)
-    last = len(proto.string_val[-1]) if proto.string_val else 0
-    dtype = _DTYPES.get(proto.dtype)
-    is_string = proto.dtype == types_pb2.DT_STRING
-    total += count * (_STRING_BYTES + last if is_string else dtype.itemsize if dtype else 1)
-    if total > MAX_INPUTS_BYTES:
-      raise invalid(
-        f"input {name!r} and those before it take more than {MAX_INPUTS_BYTES} bytes as tensors"
-      )
 
 
 def to_proto(array: np.ndarray) -> tensor_pb2.TensorProto:

@@ -51,7 +51,6 @@ _NEEDS_EXTRAS = (
       "serving.predict",
     )
   ),
-  ("serving", "from monolith.serving import model_server as m; m.main(['--model_base_path=a'])"),
   (
     "serving",
     "from monolith.agent_service import serving_protos as s; s.gen_model_config('a', 'b')",

@@ -16,8 +16,6 @@ from import_layers import LAYERS, place_of, short_name  # noqa: E402
 
 # Imports inside functions, and why they are there.
 LATE_IMPORTS = {
-  ("/serving.model_server", "/serving.server"): "the program in C++ needs no TensorFlow in Python",
-  ("/serving.server", "/realtime.replica"): "only followers of a log need a Kafka client",
   (".driver.hooks", "/row_log.dense_sets"): "only writers of a row log need a Kafka client",
   (".driver.hooks", "/row_log.partition_reader"): "only writers of a row log need a Kafka client",
   (".driver.hooks", "/row_log.row_log_hooks"): "only writers of a row log need a Kafka client",

@@ -27,7 +27,6 @@ _VERSION = re.compile(
 # File -> why it looks at a version.
 _MAY_ASK = {
   "_install.py": "a library fits one TensorFlow",
-  "serving/model_server.py": "prints it",
   "tpu_runner.py": "tells the TPU",
 }
 

@@ -11,7 +11,6 @@ import sys
 import tempfile
 import unittest
 import urllib.request
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -20,12 +19,10 @@ from monolith.native_training.summary import charts
 from monolith.realtime.demo import parse_options
 from monolith.realtime.demo_options import Goal, format_goals
 from monolith.realtime.demo_page import DemoPage
-from monolith.realtime.demo_system import server_command
 from monolith.realtime.freshness import compute_auc
 from monolith.realtime.generator import Generator, World
 from monolith.realtime.processes import Command, Supervisor, child_pids
 from monolith.realtime.stages import Trace, parse_metrics, summarize
-from monolith.serving import native_server
 from tests.wait_until import wait_until
 
 _SLEEPER = [sys.executable, "-c", "import time; time.sleep(1000)"]
@@ -246,19 +243,9 @@ class FiguresTest(unittest.TestCase):
     self.assertEqual(parse_options([]).broker_away_secs, 5)
     self.assertEqual(parse_options(["--faults=all"]).zookeeper_away_secs, 60)
     self.assertEqual(parse_options(["--faults=7", "--broker_away_secs=1"]).broker_away_secs, 1)
-    for flags in ("--faults=some", "--replicas=1", "--num_ps=-1", "--slow_syncs=x", "--server=x"):
+    for flags in ("--faults=some", "--replicas=1", "--num_ps=-1", "--slow_syncs=x"):
       with self.assertRaises(SystemExit):
         parse_options([flags])
-
-  def test_the_server_in_cpp_answers_where_it_is_built(self):
-    in_python = [sys.executable, "-m", "monolith.serving.model_server"]
-    self.assertEqual(server_command("python"), in_python)
-    with mock.patch.object(native_server, "find_binary", return_value="/program"):
-      self.assertEqual([server_command(""), server_command("native")], [["/program"]] * 2)
-    with mock.patch.object(native_server, "find_binary", side_effect=FileNotFoundError("make")):
-      self.assertEqual(server_command(""), in_python)
-      with self.assertRaisesRegex(FileNotFoundError, "make"):
-        server_command("native")
 
   def test_missed_promises_stand_out(self):
     table = format_goals(

@@ -71,8 +71,6 @@ def _make_set(version, **changes):
 
 
 class DenseReplicaTest(unittest.TestCase):
-  kind = "python"
-
   @classmethod
   def setUpClass(cls):
     cls.folder = tempfile.mkdtemp()
@@ -87,7 +85,6 @@ class DenseReplicaTest(unittest.TestCase):
       "--model_name=m",
       f"--model_base_path={cls.folder}",
       f"--row_log_servers={cls.kafka.servers}",
-      kind=cls.kind,
     )
     cls.addClassCleanup(cls.server.stop)
     cls.server.wait_until_listening().wait_until_available("m")
@@ -169,13 +166,6 @@ class DenseReplicaTest(unittest.TestCase):
 
     wait_until(has_ended)
     return found
-
-
-@unittest.skipUnless(
-  os.path.exists(server_process.SERVERS["native"][0]), "make server has not built the server"
-)
-class NativeDenseReplicaTest(DenseReplicaTest):
-  kind = "native"
 
 
 if __name__ == "__main__":

@@ -80,20 +80,14 @@ class FollowedModel:
       server.stop()
     self.broker.stop()
 
-  def start_server(self, *flags: str, kind: str | None = None) -> server_process.ServerProcess:
-    """Returns a server that does not answer yet.
-
-    Args:
-      flags: more of its flags.
-      kind: which server; the one under test by default.
-    """
+  def start_server(self, *flags: str) -> server_process.ServerProcess:
+    """Returns a server, with `flags` beside its own, that does not answer yet."""
     server = server_process.ServerProcess(
       f"--model_name={MODEL}",
       f"--model_base_path={self.base}",
       f"--row_log_servers={self.broker.servers}",
       "--file_system_poll_wait_seconds=1",
       *flags,
-      kind=kind,
     )
     self._servers.append(server)
     return server

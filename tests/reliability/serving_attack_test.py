@@ -50,7 +50,7 @@ _MAX_RESIDENT_MIB = 2500
 
 def _program() -> list[str]:
   if not _SOAK:
-    return server_process.SERVERS["native"]
+    return server_process.command()
   program = server_process.ROOT / "build/server-address/monolith_model_server"
   library = server_process.ROOT / (
     "monolith/native_training/runtime/ops/libtfkernel_monolith_ops_for_load.so"
@@ -118,6 +118,7 @@ class Attacker:
       self._repeated_string,
       self._resets,
       self._reflection,
+      self._compressed,
       self._torn_body,
       self._tiny_chunks,
       self._empty_lines,
@@ -146,6 +147,10 @@ class Attacker:
   def _frames(self) -> None:
     good = _PREFACE + _headers(1) + _frame(0, 1, 1, _message(self._request))
     self._send(self._server.port, _mutate(self._rng, good, 24))
+
+  def _compressed(self) -> None:
+    call = self._server.channel.unary_unary(_PREDICT)
+    call(bytes(self._rng.randrange(1 << 24)), timeout=60, compression=grpc.Compression.Gzip)
 
   def _protobuf(self) -> None:
     call = self._server.channel.unary_unary(_PREDICT)

@@ -38,15 +38,12 @@ _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x0
 
 
 class ServingMemoryTest(unittest.TestCase):
-  def _start(self, kind):
-    program = server_process.SERVERS[kind][0]
-    if not os.path.exists(program):
-      self.skipTest(f"{program} is not built")
+  def _start(self):
     self.folder = tempfile.mkdtemp()
     self.addCleanup(shutil.rmtree, self.folder)
     saved_models.write_scale_model(f"{self.folder}/m", 1, 1.0)
     self.server = server_process.ServerProcess(
-      "--model_name=m", f"--model_base_path={self.folder}/m", kind=kind
+      "--model_name=m", f"--model_base_path={self.folder}/m"
     )
     self.addCleanup(self.server.stop)
     self.server.wait_until_listening().wait_until_available("m")
@@ -116,8 +113,8 @@ class ServingMemoryTest(unittest.TestCase):
     except grpc.RpcError:
       self.assertIn(kind, (4, 5, 6, 7))
 
-  def _check_requests(self, kind):
-    self._start(kind)
+  def test_requests(self):
+    self._start()
     for _ in range(_WARM_UP):
       self._ask()
     before = self._resident_bytes()
@@ -125,17 +122,12 @@ class ServingMemoryTest(unittest.TestCase):
       self._ask()
     self.server.check_alive()
     grown = self._resident_bytes() - before
-    print(f"{kind}: {_REQUESTS} requests, {grown / 1e6:.1f} MB more than {before / 1e6:.0f} MB")
+    print(f"{_REQUESTS} requests, {grown / 1e6:.1f} MB more than {before / 1e6:.0f} MB")
     self.assertLess(grown, _SLACK_BYTES)
 
-  def test_requests_to_the_server_in_python(self):
-    self._check_requests("python")
-
-  def test_requests_to_the_server_in_cpp(self):
-    self._check_requests("native")
-
-  def _check_versions(self, kind):
-    self._start(kind)
+  @unittest.skipUnless(_SOAK, "takes minutes: make soak")
+  def test_versions(self):
+    self._start()
     base = f"{self.folder}/m"
 
     def replace(version):
@@ -150,14 +142,6 @@ class ServingMemoryTest(unittest.TestCase):
       replace(version)
     self.server.check_alive()
     self.assertLess(self._resident_bytes() - before, _SLACK_BYTES)
-
-  @unittest.skipUnless(_SOAK, "takes minutes: make soak")
-  def test_versions_in_python(self):
-    self._check_versions("python")
-
-  @unittest.skipUnless(_SOAK, "takes minutes: make soak")
-  def test_versions_in_cpp(self):
-    self._check_versions("native")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,7 @@
-"""Tests of `sync_state`, `framing` and `dense_sets` without a broker, and of `servable.RunGate`."""
+"""Tests of `sync_state`, `framing` and `dense_sets` without a broker."""
 
 import os
 import tempfile
-import threading
 import unittest
 
 import numpy as np
@@ -12,7 +11,6 @@ from absl import flags
 from monolith.realtime.row_log_pb2 import DenseSet
 from monolith.row_log import dense_sets, framing, sync_state
 from monolith.row_log.sync_state import LogEnd, SyncState
-from monolith.serving.servable import RunGate
 from tests.serving import click_example
 
 tf.compat.v1.disable_eager_execution()
@@ -201,33 +199,6 @@ class DenseSetsTest(unittest.TestCase):
     self.assertEqual(len(variables), 3)
     found = dense_sets.join_partitions(variables, values)
     np.testing.assert_array_equal(found["x"], np.concatenate(values))
-
-
-class RunGateTest(unittest.TestCase):
-  def test_nobody_sees_half_a_change(self):
-    gate, values, torn = RunGate(), [0, 0], []
-    stopped = threading.Event()
-
-    def run():
-      while not stopped.is_set():
-        with gate:
-          first, second = values
-          if first != second:
-            torn.append((first, second))
-
-    threads = [threading.Thread(target=run) for _ in range(4)]
-    for thread in threads:
-      thread.start()
-    for number in range(1, 300):
-      with gate.closed():  # comes although there is always a run under way
-        values[0] = number
-        values[1] = number
-    stopped.set()
-    for thread in threads:
-      thread.join()
-
-    self.assertEqual(torn, [])
-    self.assertEqual(values, [299, 299])
 
 
 if __name__ == "__main__":

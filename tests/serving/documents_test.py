@@ -8,7 +8,8 @@ import unittest
 
 import yaml
 
-from monolith.serving import options, predict, remote_servers
+from monolith.serving import predict, remote_servers
+from tests.serving import server_process
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 _SERVER = "monolith.serving.model_server"
@@ -24,14 +25,23 @@ def _commands():
     yield from (shlex.split(line) for line in block.splitlines())
 
 
+def _ps_addresses(flags):
+  """Yields what `--ps_address` names, by name of the model."""
+  for flag in flags:
+    name, _, value = flag.partition("=")
+    if name == "--ps_address":
+      yield remote_servers.parse_addresses(value)
+
+
 class DocumentsTest(unittest.TestCase):
   def test_commands_have_flags_that_exist(self):
     servers = [command for command in _commands() if _SERVER in command]
     self.assertGreaterEqual(len(servers), 3)
     for command in servers:
-      flags = options.parse(command[command.index(_SERVER) + 1 :])
-      if flags.ps_address:
-        self.assertEqual(set(remote_servers.parse_addresses(flags.ps_address)), {"ps_0", "ps_1"})
+      flags = command[command.index(_SERVER) + 1 :]
+      self.assertEqual(server_process.refusal_of(flags), "")
+      for servers in _ps_addresses(flags):
+        self.assertEqual(set(servers), {"ps_0", "ps_1"})
     scorers = [command for command in _commands() if command[0] == "monolith_predict"]
     self.assertGreaterEqual(len(scorers), 2)
     for command in scorers:
@@ -42,7 +52,7 @@ class DocumentsTest(unittest.TestCase):
 
   def test_flags_in_the_table_exist(self):
     text = (_ROOT / "docs/serving.md").read_text()
-    known = {flag for action in options.make_parser()._actions for flag in action.option_strings}
+    known = set(re.findall(r"^  (--\w+)$", server_process.run("--help")[1], re.MULTILINE))
     table = text.partition("## The server")[2].partition("`--help`")[0]
     named = set(re.findall(r"`(--\w+)", table))
     self.assertGreater(len(named), 12)
@@ -60,7 +70,8 @@ class DocumentsTest(unittest.TestCase):
     entry, command = (
       json.loads(rest) for name, rest in instructions if name in ("ENTRYPOINT", "CMD")
     )
-    options.parse((entry + command)[entry.index(_SERVER) + 1 :])
+    flags = (entry + command)[entry.index(_SERVER) + 1 :]
+    self.assertEqual(server_process.refusal_of(flags), "")
 
   def test_manifests(self):
     seen = set()
@@ -83,10 +94,9 @@ class DocumentsTest(unittest.TestCase):
   def _check_pod(self, pod):
     volumes = {volume["name"] for volume in pod["volumes"]}
     for container in pod["containers"]:
-      flags = options.parse(container["args"])
-      if flags.ps_address:
-        addresses = remote_servers.parse_addresses(flags.ps_address)
-        self.assertEqual({name: len(found) for name, found in addresses.items()},
+      self.assertEqual(server_process.refusal_of(container["args"]), "")
+      for servers in _ps_addresses(container["args"]):
+        self.assertEqual({name: len(found) for name, found in servers.items()},
                          {"ps_0": 2, "ps_1": 2})  # fmt: skip
       ports = {port["containerPort"] for port in container["ports"]}
       for probe in ("readinessProbe", "livenessProbe"):

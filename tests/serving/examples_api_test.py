@@ -1,5 +1,6 @@
 """Classify, Regress and MultiInference answer for models that were exported with them."""
 
+import random
 import shutil
 import tempfile
 import unittest
@@ -65,13 +66,21 @@ def _example(**values):
   return example
 
 
+def _mutate(rng, data):
+  changed = bytearray(data)
+  for _ in range(rng.randint(1, 4)):
+    place = rng.randrange(len(changed))
+    changed[place : place + rng.randint(0, 3)] = rng.randbytes(rng.randint(0, 3))
+  return bytes(changed)
+
+
 class ExamplesApiTest(unittest.TestCase):
   @classmethod
   def setUpClass(cls):
     folder = tempfile.mkdtemp()
     cls.addClassCleanup(shutil.rmtree, folder)
     _write_model(folder)
-    cls.server = server_process.ServerProcess(f"--model_base_path={folder}", kind="native")
+    cls.server = server_process.ServerProcess(f"--model_base_path={folder}")
     cls.addClassCleanup(cls.server.stop)
     cls.server.wait_until_listening().wait_until_available("default")
     cls.stub = cls.server.prediction
@@ -144,6 +153,27 @@ class ExamplesApiTest(unittest.TestCase):
         call(data, timeout=60)
       self.assertEqual(caught.exception.code(), grpc.StatusCode.INVALID_ARGUMENT)
       self.assertIn(word, caught.exception.details())
+
+  def test_random_bytes(self):
+    rng = random.Random(7)
+    request = self._request(classification_pb2.ClassificationRequest, "", _example(x=0.25))
+    request.input.example_list_with_context.context.CopyFrom(_example(c=3))
+    request.input.example_list_with_context.examples.extend([_example(x=0.5)] * 2)
+    message = request.SerializeToString()
+    body = b'{"context": {"c": 1}, "examples": [{"x": [0.5], "s": {"b64": "YQ=="}}, {"x": 1.5}]}'
+    call = self.server.channel.unary_unary("/tensorflow.serving.PredictionService/Classify")
+    answered = set()
+    for _ in range(300):
+      answered.add(self._post("classify", _mutate(rng, body))[0])
+      try:
+        call(_mutate(rng, message), timeout=60)
+      except grpc.RpcError as error:
+        self.assertNotIn(
+          error.code(), (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+        )
+    self.server.check_alive()
+    self.assertLessEqual(answered, {200, 400, 501})
+    self.assertIn(400, answered)
 
   def test_calls_are_counted(self):
     request = self._request(regression_pb2.RegressionRequest, "regress", _example(x=0.5))

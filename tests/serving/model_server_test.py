@@ -1,8 +1,4 @@
-"""What a client of a model server sees: a session's answers, and an error for everything else.
-
-Covers `grpc_server`, `rest_server`, `prediction`, `errors`, `metrics`, `reflection_service` and
-`service_descriptors`, which a server in a process of its own runs.
-"""
+"""What a client of a model server sees: a session's answers, and an error for everything else."""
 
 import json
 import os
@@ -401,6 +397,21 @@ class ModelServerTest(unittest.TestCase):
     self.assertLessEqual(codes, {Code.INVALID_ARGUMENT, Code.NOT_FOUND}, codes)
     self.assertIn(Code.INVALID_ARGUMENT, codes)
 
+  def test_compressed_messages(self):
+    wanted = self._scale("m")
+    call = self.server.channel.unary_unary("/tensorflow.serving.PredictionService/Predict")
+    x = np.zeros([100_000, 2], np.float32)
+    request = saved_models.make_request("m", "one", x=x)
+    for compression in (grpc.Compression.Gzip, grpc.Compression.NoCompression):
+      answer = self.server.prediction.Predict(request, timeout=60, compression=compression)
+      self.assertEqual(tf.make_ndarray(answer.outputs["y"]).tolist(), x.sum(1).tolist())
+    # A message of 64 KiB that becomes one beyond the limit.
+    self._assert_code(
+      Code.RESOURCE_EXHAUSTED,
+      lambda: call(bytes(65 << 20), timeout=60, compression=grpc.Compression.Gzip),
+    )
+    self.assertEqual(self._scale("m"), wanted)
+
   def test_oversized_messages(self):
     call = self.server.channel.unary_unary("/tensorflow.serving.PredictionService/Predict")
     self._assert_code(Code.RESOURCE_EXHAUSTED, lambda: call(bytes(65 << 20), timeout=60))
@@ -547,6 +558,17 @@ class ModelServerTest(unittest.TestCase):
         del self.configs[name]
         self._add("m")
 
+  def test_versions_are_numbered_folders(self):
+    base = f"{self.folder}/numbered"
+    whole = saved_models.write_scale_model(base, 1, 1.0)
+    for name in ("20", "003", "tmp", "4x", "1" * 20):
+      shutil.copytree(whole, f"{base}/{name}")
+    open(f"{base}/5", "w").close()
+
+    self._add("numbered", "model_version_policy { all {} }")
+
+    self.assertEqual(sorted(self._states("numbered")), [1, 3, 20])
+
   def test_policies_and_labels(self):
     base = f"{self.folder}/policy"
     for version in (1, 2, 10):
@@ -584,6 +606,16 @@ class ModelServerTest(unittest.TestCase):
     self._add("m")
     wait_until(lambda: not available())
     self._assert_code(Code.NOT_FOUND, lambda: self._scale("policy"), "policy")
+
+  def test_a_path_of_a_file_system(self):
+    saved_models.write_scale_model(f"{self.folder}/far", 3, 3.0)
+    saved_models.write_scale_model(f"{self.folder}/far", 4, 4.0)
+    self._config_of("far", "model_version_policy { latest { num_versions: 1 } }")
+    self.configs["far"].base_path = f"file://{self.folder}/far"
+    self._add("m")
+    self.assertEqual((self._scale("far"), list(self._states("far"))), (4.0, [4]))
+    saved_models.write_scale_model(f"{self.folder}/far", 5, 5.0)
+    wait_until(lambda: self._scale("far") == 5.0)
 
   def test_warm_up(self):
     base = f"{self.folder}/warm"
@@ -679,6 +711,10 @@ class ModelServerTest(unittest.TestCase):
       (400, path, {"instances": [{"x": [0.5, 1], "k": 1 << 63}]}),
       (400, path, {"signature_name": "text", "inputs": [1]}),
       (400, path, {"signature_name": "text", "inputs": [{"b64": "!"}]}),
+      (400, path, {"signature_name": "text", "inputs": [3]}),
+      (400, path, b'{"signature_name": "text", "inputs": ["\\ud800"]}'),
+      (400, path, {"instances": [good], "inputs": {"x": [[1, 2]], "k": [1]}}),
+      (400, path, {"inputs": {"x": [[1, 2], [3]], "k": [1, 2]}}),
       (400, path, {"signature_name": "scale", "instances": [[1, 2], [3, 4]]}),
       (400, path, {"signature_name": "boom", "inputs": [1]}),
     ):
@@ -743,6 +779,12 @@ class ModelServerTest(unittest.TestCase):
     self.assertEqual(values[state], 1)
     seconds = "monolith_serving_request_seconds_count"
     self.assertGreater(values[seconds, 'method="Predict"', 'model="m"'], 0)
+    self._states("m")
+    text = self.server.http("/monitoring/prometheus/metrics")[1].decode()
+    self.assertIn('method="GetModelStatus",model="m"', text)
+    for name in ("cpu_seconds_total", "resident_memory_bytes", "open_fds"):
+      (value,) = re.findall(rf"^process_{name} (\S+)$", text, re.MULTILINE)
+      self.assertGreater(float(value), 0)
     self.assertNotIn("made up", text)  # or clients could fill the memory with names
 
   def test_listens_on_loopback_only(self):

@@ -1,4 +1,4 @@
-"""The model server in C++: what is its own, beside the tests that both servers pass.
+"""What clients can do to a model server, and what it does by itself, without Python.
 
 Frames and bodies that no client would send, and calls of other servers without Python.
 """
@@ -38,7 +38,7 @@ from monolith.agent_service import agent_service_pb2, agent_service_pb2_grpc
 from monolith.native_training import embedding_combiners
 from monolith.native_training.graph import export_context
 from monolith.native_training.tables import pooling
-from monolith.serving import native_server
+from monolith.serving import model_server
 from tests import free_ports
 from tests.serving import saved_models
 from tests.wait_until import wait_until
@@ -56,7 +56,7 @@ _WATCH = "/grpc.health.v1.Health/Watch"
 
 def setUpModule():
   try:
-    native_server.find_binary()
+    model_server.find_binary()
   except FileNotFoundError as error:
     raise unittest.SkipTest(str(error)) from error
 
@@ -117,7 +117,7 @@ class Server:
     self.log = tempfile.NamedTemporaryFile("w+", suffix=".log")  # noqa: SIM115
     self.process = subprocess.Popen(
       [
-        native_server.find_binary(),
+        model_server.find_binary(),
         f"--port={self.port}",
         f"--rest_api_port={self.rest_port}",
         *flags,
@@ -686,7 +686,7 @@ class WatchTest(unittest.TestCase):
 class FlagsTest(unittest.TestCase):
   def _run(self, *flags: str) -> tuple[int, str]:
     result = subprocess.run(
-      [native_server.find_binary(), *flags], capture_output=True, text=True, timeout=60
+      [model_server.find_binary(), *flags], capture_output=True, text=True, timeout=60
     )
     return result.returncode, result.stdout + result.stderr
 
@@ -755,7 +755,7 @@ class RemotePredictTest(unittest.TestCase):
   def test_the_death_of_one_replica_fails_no_request(self):
     replicas = [self._start_ps(), self._start_ps()]
     addresses = "|".join(f"127.0.0.1:{replica.port}" for replica in replicas)
-    entry = self._start_entry(f"--ps_address=ps_0={addresses}")
+    entry = self._start_entry(f"--ps_address=other=127.0.0.1:1, ps_0={addresses}")
     self._assert_answers(entry)
     answered, stop = [], threading.Event()
 

@@ -1,6 +1,6 @@
 """Files of examples are scored, with a SavedModel and against a server; warm-up files are made.
 
-Also tests of `sample_files`, `scorer`, `servable` and `warmup`, and of the programs beside them:
+Also tests of `sample_files`, `scorer` and `servable`, and of the programs beside them:
 `model_export/saved_model_visulizer.py`, `model_export/warmup_data_gen.py`,
 `model_export/warmup_data_decoder.py` and `model_export/warmup_example_batch.py`.
 """
@@ -24,12 +24,10 @@ from monolith.native_training.model_export import (
   warmup_data_gen,
   warmup_example_batch,
 )
-from monolith.serving import options, predict, server, warmup
+from monolith.serving import predict
 from monolith.serving.errors import ServingError
 from monolith.serving.sample_files import RecordHeader, read_records, read_tfrecords
-from monolith.serving.servable import Servable
-from tests import free_ports
-from tests.serving import saved_models
+from tests.serving import saved_models, server_process
 from tests.wait_until import wait_until
 
 tf.compat.v1.disable_eager_execution()
@@ -56,14 +54,10 @@ class PredictTest(unittest.TestCase):
     cls.base = f"{cls.folder}/m"
     saved_models.write_scale_model(cls.base, 1, 1.0)
     cls.model = saved_models.write_scale_model(cls.base, 2, 2.0)
-    port = free_ports.get_free_port()
-    cls.address = f"127.0.0.1:{port}"
-    cls.server = server.ModelServer(
-      options.parse([f"--model_base_path={cls.base}", f"--port={port}"])
-    )
+    cls.server = server_process.ServerProcess(f"--model_base_path={cls.base}")
     cls.addClassCleanup(cls.server.stop)
-    cls.server.start()
-    wait_until(cls.server.is_ready)
+    cls.address = cls.server.address
+    cls.server.wait_until_listening().wait_until_available("default", 2)
 
   def _write(self, name, content):
     path = f"{self.folder}/{name}"
@@ -182,8 +176,9 @@ class PredictTest(unittest.TestCase):
   def test_warm_up_from_samples(self):
     header = RecordHeader(has_sort_id=True)
     samples = self._write_records("samples", header)
-    shutil.copytree(self.model, f"{self.folder}/warm")
-    path = os.path.join(self.folder, "warm", warmup.WARMUP_PATH)
+    base = f"{self.folder}/warm"
+    shutil.copytree(self.model, f"{base}/1")
+    path = f"{base}/1/assets.extra/tf_serving_warmup_requests"
     with contextlib.redirect_stdout(io.StringIO()) as told:
       status = warmup_data_gen.main(
         [f"--input={samples}", f"--output={path}", "--batch_size=2", "--has_sort_id",
@@ -196,13 +191,23 @@ class PredictTest(unittest.TestCase):
       list(warmup_data_decoder.decode(path)),
       ["m text: s string[2]", "m echo: s string[2]"] * 2,
     )
-    servable = Servable(f"{self.folder}/warm")
-    self.addCleanup(servable.close)
-    self.assertEqual(warmup.warm_up(servable), 4)
-    with open(path, "r+b") as stream:
-      stream.truncate(os.path.getsize(path) - 3)
-    with self.assertRaisesRegex(ServingError, path):
-      warmup.warm_up(servable)
+    shutil.copytree(f"{base}/1", f"{base}/2")
+    torn = path.replace("/1/", "/2/")
+    os.truncate(torn, os.path.getsize(torn) - 3)
+    config = "model_version_policy { all {} }"
+    with self._serve("warm", config) as started:
+      started.wait_until_available("warm", 1)
+      wait_until(lambda: torn in str(started.get("/v1/models/warm/versions/2")[1]))
+      (state,) = started.get("/v1/models/warm/versions/2")[1]["model_version_status"]
+      self.assertEqual(state["state"], "END")
+
+  def _serve(self, name, config=""):
+    """Returns a server of the models in a folder of the test's."""
+    model = f'config {{ name: "{name}" base_path: "{self.folder}/{name}" {config} }}'
+    path = self._write(f"{name}.config", f"model_config_list {{ {model} }}".encode())
+    started = server_process.ServerProcess(f"--model_config_file={path}")
+    self.addCleanup(started.stop)
+    return started.wait_until_listening()
 
   def test_warm_up_with_a_request_per_batch(self):
     samples = self._write_records("batches", RecordHeader())
@@ -251,7 +256,7 @@ class PredictTest(unittest.TestCase):
       self.assertIn(word, told.getvalue())
 
   def test_a_model_whose_servers_are_not_there_is_loaded_cold(self):
-    folder = f"{self.folder}/calls"
+    folder = f"{self.folder}/calls/1"
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
       x = tf.compat.v1.placeholder(tf.float32, [None], name="x")
       (y,) = distributed_serving_ops.remote_predict(
@@ -261,10 +266,9 @@ class PredictTest(unittest.TestCase):
     request = saved_models.make_request("calls", x=np.ones(1, np.float32))
     saved_models.write_warmup(folder, request)
 
-    servable = Servable(folder)
-    self.addCleanup(servable.close)
-
-    self.assertEqual(warmup.warm_up(servable), 0)
+    with self._serve("calls") as started:
+      started.wait_until_available("calls")
+      self.assertIn("is not warm", started.log())
 
 
 class ArgumentsTest(unittest.TestCase):

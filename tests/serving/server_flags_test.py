@@ -1,10 +1,9 @@
 """Flags that change how a server works: batching, a polled configuration file, retries, its end.
 
-Covers `batching`, `options` and `remote_servers`.
+Covers `remote_servers` and `errors`, too.
 """
 
 import contextlib
-import io
 import os
 import re
 import shutil
@@ -13,7 +12,6 @@ import sys
 import tempfile
 import threading
 import unittest
-from unittest import mock
 
 import grpc
 import numpy as np
@@ -22,15 +20,8 @@ import tensorflow as tf
 from google.protobuf import text_format
 from tensorflow_serving.apis import model_management_pb2
 
-from monolith.serving import (
-  batching,
-  errors,
-  model_config,
-  model_server,
-  native_server,
-  options,
-  remote_servers,
-)
+import monolith
+from monolith.serving import errors, remote_servers
 from tests import free_ports
 from tests.serving import saved_models, server_process
 from tests.wait_until import wait_until
@@ -262,65 +253,55 @@ class LoadRetriesTest(unittest.TestCase):
     self.assertEqual(self._count_failures(self.hasty, "lost"), 3)
 
 
-class OptionsTest(unittest.TestCase):
-  def _refuse(self, *arguments):
-    stderr = io.StringIO()
-    with contextlib.redirect_stderr(stderr), self.assertRaises(SystemExit) as caught:
-      options.parse(arguments)
-    self.assertEqual(caught.exception.code, 2)
-    return stderr.getvalue()
+class LabelsTest(unittest.TestCase):
+  def test_a_label_of_the_first_configuration_is_set_though_nobody_looks_for_new_versions(self):
+    with tempfile.TemporaryDirectory() as folder:
+      saved_models.write_scale_model(f"{folder}/m", 7, 7.0)
+      config = os.path.join(folder, "config")
+      with open(config, "w") as stream:
+        labels = 'version_labels { key: "stable" value: 7 }'
+        stream.write(_CONFIG.format(_MODEL.format("m", folder).replace(" }", f" {labels} }}")))
+      with server_process.ServerProcess(
+        f"--model_config_file={config}", "--file_system_poll_wait_seconds=0"
+      ) as server:
+        server.wait_until_listening().wait_until_available("m")
+        body = {"signature_name": "one", "instances": [[1, 1]]}
+        answer = server.post("/v1/models/m/labels/stable:predict", body)
+    self.assertEqual(answer, (200, {"predictions": [14.0]}))
 
-  def test_flags(self):
-    flags = options.parse(
-      ["--model_base_path=/m", "--enable_batching", "--enable_model_warmup=false"]
-    )
-    self.assertEqual((flags.port, flags.rest_api_port, flags.model_name), (8500, 0, "default"))
-    self.assertEqual(flags.bind_address, "127.0.0.1")
-    self.assertTrue(flags.enable_batching)
-    self.assertFalse(flags.enable_model_warmup)
+
+class FlagsTest(unittest.TestCase):
+  """Flags and files that a server does not start with."""
+
+  def test_flags_are_understood(self):
+    for flags in (
+      ["--model_base_path=/m", "--enable_batching", "--enable_model_warmup=false"],
+      ["--model_base_path", "/m", "--allow_growth", "false", "--rest_api_port", "0"],
+      ["--model_base_path=/m", "--ps_address=ps_0=a:1|b:2, clicks:ps_1=[::1]:3"],
+    ):
+      self.assertEqual(server_process.refusal_of(flags), "", flags)
 
   def test_what_cannot_be_is_refused(self):
-    self.assertIn("--model_base_path", self._refuse())
-    self.assertIn("either", self._refuse("--model_base_path=/m", "--model_config_file=/c"))
-    self.assertIn("no_such", self._refuse("--model_base_path=/m", "--no_such=1"))
-    self.assertIn("70000", self._refuse("--model_base_path=/m", "--port=70000"))
-    self.assertIn("both 0", self._refuse("--model_base_path=/m", "--port=0"))
-    self.assertIn("maybe", self._refuse("--model_base_path=/m", "--allow_growth=maybe"))
-    self.assertIn(
-      "--enable_batching", self._refuse("--model_base_path=/m", "--batching_parameters_file=/b")
-    )
-    self.assertIn(
-      "--row_log_servers", self._refuse("--model_base_path=/m", "--row_log_interval_secs=1")
-    )
-    self.assertIn("'kafka'", self._refuse("--model_base_path=/m", "--row_log_servers=a:1,kafka"))
-    self.assertIn("nan", self._refuse("--model_base_path=/m", "--row_log_interval_secs=nan"))
-
-  def test_the_server_in_cpp_gets_the_other_flags(self):
-    arguments = ["--model_base_path=/m", "--native=true", "--port=7"]
-    with mock.patch.object(native_server, "exec_server") as run:
-      run.side_effect = FileNotFoundError("make server")
-      with contextlib.redirect_stderr(io.StringIO()) as told:
-        self.assertEqual(model_server.main(arguments), 1)
-    run.assert_called_once_with(["--model_base_path=/m", "--port=7"])
-    self.assertIn("make server", told.getvalue())
-
-  def test_the_server_in_cpp_starts_without_tensorflow_in_python(self):
-    program = """
-import os, sys
-from monolith.serving import model_server, native_server
-
-def execute(path, arguments):
-  print(path, *arguments, "tensorflow" in sys.modules)
-  sys.exit(0)
-
-native_server.find_binary, os.execv = lambda: "/program", execute
-sys.exit(model_server.main())
-"""
-    flags = ["--native", "--model_base_path=/m"]
-    done = subprocess.run(
-      [sys.executable, "-c", program, *flags], capture_output=True, text=True, check=True
-    )
-    self.assertEqual(done.stdout.split(), ["/program", "/program", "--model_base_path=/m", "False"])
+    model = "--model_base_path=/m"
+    for word, *flags in (
+      ("--model_base_path",),
+      ("either", model, "--model_config_file=/c"),
+      ("no_such", model, "--no_such=1"),
+      ("--native", model, "--native"),
+      ("70000", model, "--port=70000"),
+      ("both 0", model, "--port=0"),
+      ("maybe", model, "--allow_growth=maybe"),
+      ("--enable_batching", model, "--batching_parameters_file=/b"),
+      ("--row_log_servers", model, "--row_log_interval_secs=1"),
+      ("'kafka'", model, "--row_log_servers=a:1,kafka"),
+      ("nan", model, "--row_log_interval_secs=nan"),
+      ("grpc.keepalive", model, "--grpc_channel_arguments=grpc.keepalive=1"),
+      ("instead of", model, "--tensorflow_session_parallelism=1",
+       "--tensorflow_intra_op_parallelism=1"),
+      ("from 0 to 1", model, "--per_process_gpu_memory_fraction=2"),
+    ):  # fmt: skip
+      with self.subTest(word):
+        self.assertIn(word, server_process.refusal_of(flags))
 
   def test_addresses(self):
     self.assertEqual(
@@ -328,12 +309,17 @@ sys.exit(model_server.main())
       {"ps_0": ["a:1", "b:2"], "clicks:ps_1": ["[::1]:3"]},
     )
     for text in ("ps_0", "ps_0=", "=a:1", "ps_0=a", "ps_0=a:0", "ps_0=a:1,ps_0=b:1", "ps_0=a:1|"):
-      with self.subTest(text), self.assertRaisesRegex(errors.ServingError, "ps_address"):
-        remote_servers.parse_addresses(text)
+      with self.subTest(text):
+        with self.assertRaisesRegex(errors.ServingError, "ps_address"):
+          remote_servers.parse_addresses(text)
+        status, told = server_process.run("--model_base_path=/m", f"--ps_address={text}")
+        self.assertEqual(status, 1)
+        self.assertIn("ps_address", told)
 
   def test_files_that_say_what_cannot_be(self):
     with tempfile.TemporaryDirectory() as folder:
       path = os.path.join(folder, "file")
+      batching = ["--model_base_path=/m", "--enable_batching", f"--batching_parameters_file={path}"]
       for text in (
         "max_batch_size { value: 0 }",
         "allowed_batch_sizes: [2, 4] max_batch_size { value: 8 }",
@@ -342,18 +328,86 @@ sys.exit(model_server.main())
       ):
         with open(path, "w") as stream:
           stream.write(text)
-        with self.subTest(text), self.assertRaisesRegex(errors.ServingError, path):
-          batching.BatchingParameters.from_file(path)
-      with self.assertRaisesRegex(errors.ServingError, "nothing_here"):
-        model_config.from_file(os.path.join(folder, "nothing_here"))
+        with self.subTest(text):
+          status, told = server_process.run(*batching)
+          self.assertEqual(status, 1)
+          self.assertIn(path, told)
+      for flag in ("model_config_file", "batching_parameters_file", "ssl_config_file"):
+        flags = ["--enable_batching"] if flag.startswith("batching") else []
+        flags += ["--model_base_path=/m"] if not flag.startswith("model") else []
+        status, told = server_process.run(*flags, f"--{flag}={folder}/nothing_here")
+        self.assertEqual(status, 1)
+        self.assertIn("nothing_here", told)
 
   def test_full_queues_refuse(self):
-    batcher = batching.Batcher(batching.BatchingParameters(max_enqueued_batches=1))
-    batcher._waiting = 1
-    signature = mock.Mock(inputs={"x": None}, outputs={})
-    signature.name = "one"
-    with self.assertRaisesRegex(errors.ServingError, "1 batches wait"):
-      batcher(mock.Mock(), signature, {"x": np.ones([1, 2])}, ())
+    with tempfile.TemporaryDirectory() as folder:
+      saved_models.write_scale_model(f"{folder}/m", 1, 1.0)
+      with open(f"{folder}/batching", "w") as stream:
+        stream.write(
+          "max_batch_size { value: 1000 } batch_timeout_micros { value: 10000000 } "
+          "max_enqueued_batches { value: 1 }"
+        )
+      with server_process.ServerProcess(
+        "--model_name=m",
+        f"--model_base_path={folder}/m",
+        "--enable_batching",
+        f"--batching_parameters_file={folder}/batching",
+      ) as server:
+        server.wait_until_listening().wait_until_available("m")
+        one = saved_models.make_request("m", "one", x=_PAIRS)
+        waits = server.prediction.Predict.future(one, timeout=60)
+        other = saved_models.make_request("m", "echo", s=np.array([b"a"], object))
+
+        def is_refused():
+          try:
+            server.prediction.Predict(other, timeout=60)
+          except grpc.RpcError as error:
+            self.assertEqual(error.code(), grpc.StatusCode.UNAVAILABLE)
+            self.assertIn("batches wait", error.details())
+            return True
+          return False
+
+        wait_until(is_refused)
+        self.assertEqual(tf.make_ndarray(waits.result().outputs["y"]).tolist(), [3.0, 7.0])
+
+
+class LauncherTest(unittest.TestCase):
+  def _launch(self, setup, *flags):
+    program = f"import os, sys\nfrom monolith.serving import model_server\n{setup}\n"
+    return subprocess.run(
+      [sys.executable, "-c", f"{program}sys.exit(model_server.main())", *flags],
+      capture_output=True,
+      text=True,
+    )
+
+  def test_the_server_starts_without_tensorflow_in_python(self):
+    done = self._launch(
+      """
+def execute(path, arguments, environment):
+  print(path, *arguments, "tensorflow" in sys.modules, environment["LD_LIBRARY_PATH"])
+  sys.exit(0)
+
+model_server.find_binary, os.execve = lambda: "/program", execute
+os.environ["LD_LIBRARY_PATH"] = "/mine"
+""",
+      "--model_base_path=/m",
+    )
+    *words, folders = done.stdout.split()
+    self.assertEqual(words, ["/program", "/program", "--model_base_path=/m", "False"], done.stderr)
+    self.assertEqual(folders, f"{os.path.dirname(tf.__file__)}:/mine")
+
+  def test_a_program_that_is_not_built_is_one_line(self):
+    done = self._launch("import pathlib; model_server._PROGRAM = pathlib.Path('/no/program')")
+    self.assertEqual(done.returncode, 1)
+    (line,) = done.stderr.splitlines()
+    for word in ("/no/program", "libnghttp2-dev", "make build"):
+      self.assertIn(word, line)
+
+  def test_version(self):
+    status, text = server_process.run("--version")
+    self.assertEqual(status, 0)
+    self.assertIn(f"monolith {monolith.__version__}\n", text)
+    self.assertIn(f"TensorFlow {tf.__version__}", text)
 
 
 if __name__ == "__main__":

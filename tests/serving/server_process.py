@@ -1,7 +1,4 @@
-"""Model servers as processes of their own, for tests that know them by their ports only.
-
-Every server in `SERVERS` must pass the same tests. `MONOLITH_TEST_SERVER` names the one to test.
-"""
+"""Model servers as processes of their own, for tests that know them by their ports only."""
 
 from __future__ import annotations
 
@@ -12,8 +9,10 @@ import signal
 import subprocess
 import sys
 import tempfile
+import unittest
 import urllib.error
 import urllib.request
+from collections.abc import Sequence
 from typing import Any
 
 import grpc
@@ -22,19 +21,38 @@ from tensorflow_serving.apis import (
   prediction_service_pb2_grpc,
 )
 
+from monolith.serving import model_server
 from tests import free_ports
 from tests.wait_until import wait_until
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-SERVERS = {
-  "python": [sys.executable, "-m", "monolith.serving.model_server"],
-  "native": [str(ROOT / "monolith" / "serving" / "native" / "monolith_model_server")],
-}
 
 
-def command(kind: str | None = None) -> list[str]:
-  """Returns the command of a server, by default of the one under test."""
-  return SERVERS[kind or os.environ.get("MONOLITH_TEST_SERVER", "python")]
+def command() -> list[str]:
+  """Returns the command that starts a server; skips the test where it was not built.
+
+  That is a failure on CI.
+  """
+  try:
+    model_server.find_binary()
+  except FileNotFoundError as error:
+    if os.environ.get("CI") == "true":
+      raise
+    raise unittest.SkipTest(str(error)) from error
+  return [sys.executable, "-m", "monolith.serving.model_server"]
+
+
+def run(*flags: str) -> tuple[int, str]:
+  """Returns exit status and messages of a server that does not start."""
+  done = subprocess.run([*command(), *flags], capture_output=True, text=True, timeout=60, cwd=ROOT)
+  return done.returncode, done.stdout + done.stderr
+
+
+def refusal_of(flags: Sequence[str]) -> str:
+  """Returns what is wrong with a command line; nothing if its flags are understood."""
+  # It ends where it loads the library: after all flags, before it listens.
+  status, text = run(*flags, "--op_library=/no/such/library.so")
+  return text if status == 2 else ""
 
 
 class ServerProcess:
@@ -44,8 +62,7 @@ class ServerProcess:
     flags: the server's, without those for its ports.
     environment: variables beside those of this process.
     port: its port for gRPC; a free one by default.
-    kind: which of `SERVERS`; the one under test by default.
-    program: a command instead of one of those.
+    program: a command instead of the usual one.
   """
 
   def __init__(
@@ -53,7 +70,6 @@ class ServerProcess:
     *flags: str,
     environment: dict[str, str] | None = None,
     port: int | None = None,
-    kind: str | None = None,
     program: list[str] | None = None,
   ):
     self.port = port or free_ports.get_free_port()
@@ -62,7 +78,7 @@ class ServerProcess:
     self._log = tempfile.NamedTemporaryFile("w+", suffix=".log")  # noqa: SIM115
     self.process = subprocess.Popen(
       [
-        *(program or command(kind)),
+        *(program or command()),
         f"--port={self.port}",
         f"--rest_api_port={self.rest_port}",
         *flags,

@@ -1,15 +1,12 @@
-"""TLS of a model server (`--ssl_config_file`), for both servers."""
+"""TLS of a model server (`--ssl_config_file`)."""
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
 import pathlib
 import shutil
 import socket
 import ssl
-import subprocess
 import tempfile
 import unittest
 
@@ -19,7 +16,6 @@ import pytest
 import tensorflow as tf
 from tensorflow_serving.apis import prediction_service_pb2_grpc
 
-from monolith.serving import model_server
 from tests.serving import certificates, saved_models, server_process
 from tests.wait_until import wait_until
 
@@ -28,18 +24,6 @@ pytestmark = pytest.mark.thorough
 tf.compat.v1.disable_eager_execution()
 
 _X = np.ones([1, 2], np.float32)
-
-
-def _run(*flags: str) -> tuple[int, str]:
-  """Returns exit status and messages of a server that does not start."""
-  if server_process.command() == server_process.SERVERS["python"]:
-    # Not as a process: each would import TensorFlow.
-    with contextlib.redirect_stderr(io.StringIO()) as told:
-      return model_server.main(flags), told.getvalue()
-  done = subprocess.run(
-    [*server_process.command(), *flags], capture_output=True, text=True, timeout=60
-  )
-  return done.returncode, done.stdout + done.stderr
 
 
 @unittest.skipUnless(shutil.which("openssl"), "openssl is not installed")
@@ -163,7 +147,9 @@ class TlsTest(unittest.TestCase):
     ):
       with self.subTest(name):
         path = self._write(name, config)
-        status, text = _run(f"--model_base_path={self.folder}/m", f"--ssl_config_file={path}")
+        status, text = server_process.run(
+          f"--model_base_path={self.folder}/m", f"--ssl_config_file={path}"
+        )
         self.assertEqual(status, 1, text)
         self.assertIn(str(path), text)
         self.assertIn(word, text)

@@ -22,8 +22,8 @@ from monolith.serving.sample_files import RecordHeader, read_records, read_tfrec
 with _install.naming_extra("serving"):
   from tensorflow_serving.apis import prediction_log_pb2
 
-  from monolith.serving.warmup import MAX_RECORDS
-
+# A server reads no more, as TensorFlow Serving does: a longer file would delay the model for long.
+MAX_RECORDS = 1000
 _INPUT_NAMES = {"instance": "instances", "example": "examples", "example_batch": "example_batch"}
 
 

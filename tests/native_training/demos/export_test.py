@@ -17,8 +17,7 @@ from monolith.native_training.demos import export as demo_export
 from monolith.native_training.demos import predictor as demo_predictor
 from monolith.native_training.demos import predictor_client as demo_predictor_client
 from monolith.native_training.graph import export_context
-from monolith.serving import options, server
-from tests import free_ports, wait_until
+from tests.serving import server_process
 
 tf.compat.v1.disable_eager_execution()
 
@@ -61,14 +60,10 @@ class DemoExportTest(tf.test.TestCase):
     outputs = demo_predictor.predict(base, "serving_default", 5)
     self.assertAllEqual(outputs["output"].shape, [5])
 
-    port = free_ports.get_free_port()
-    flags_of_server = options.parse([f"--model_base_path={base}", f"--port={port}"])
-    serving = server.ModelServer(flags_of_server)
+    serving = server_process.ServerProcess(f"--model_base_path={base}")
     self.addCleanup(serving.stop)
-    serving.start()
-    wait_until.wait_until(lambda: serving.is_ready())
-    address = f"127.0.0.1:{port}"
-    outputs = demo_predictor_client.predict(address, "default", "serving_default", 7)
+    serving.wait_until_listening().wait_until_available("default")
+    outputs = demo_predictor_client.predict(serving.address, "default", "serving_default", 7)
     self.assertAllEqual(outputs["output"].shape, [7])
 
   def test_distributed(self):
