@@ -31,7 +31,7 @@ PRIVATE_NAMES: dict[str, str] = {
     "DT_UINT16 DT_UINT32 DT_UINT64 DT_UINT8 DataType"
   ),
   "tensorflow.core.protobuf.config_pb2": "CallableOptions",
-  "tensorflow.core.protobuf.meta_graph_pb2": "MetaGraphDef SignatureDef TensorInfo",
+  "tensorflow.core.protobuf.meta_graph_pb2": "SignatureDef TensorInfo",
   "tensorflow.core.protobuf.rewriter_config_pb2": "RewriterConfig",
   "tensorflow.core.protobuf.saved_model_pb2": "SavedModel",
   "tensorflow.core.protobuf.saver_pb2": "SaverDef",
