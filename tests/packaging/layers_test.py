@@ -61,7 +61,7 @@ LAYERS = {
   ),
   "models": (
     "what a model author derives from and builds with",
-    "/keras layers losses model model_dump models native_model optimizers summary",
+    "/keras /torch layers losses model model_dump models native_model optimizers summary",
   ),
   "export": (
     "SavedModels",
