@@ -64,6 +64,7 @@ FOLDERS = {
   "tables": "tables",
   "data": "data",
   "distribute": "data",
+  "/torch": "models",
   "layers": "models",
   "losses": "models",
   "model_dump": "models",

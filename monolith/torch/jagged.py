@@ -1,0 +1,215 @@
+"""Bags of ids of several features, in the shapes of TorchRec.
+
+values  [ 4 | 7 9 |   | 5 ]      feature "user": bags [4], [7, 9]; feature "item": bags [], [5]
+offsets [ 0   1   3 3   4 ]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+
+class KeyedJaggedTensor:
+  """Ids of several features, bag after bag, feature after feature.
+
+  Args:
+    keys: names of the features.
+    values: ids `[n]`.
+    weights: floats `[n]`, or `None`.
+    lengths: how many ids each bag has, `[features * batch]`; this or `offsets`.
+    offsets: where each bag begins, and the last one ends, `[features * batch + 1]`.
+
+  Raises:
+    ValueError: the shapes do not fit together.
+  """
+
+  def __init__(
+    self,
+    keys: Sequence[str],
+    values: torch.Tensor,
+    weights: torch.Tensor | None = None,
+    lengths: torch.Tensor | None = None,
+    offsets: torch.Tensor | None = None,
+  ):
+    if (lengths is None) == (offsets is None):
+      raise ValueError("a KeyedJaggedTensor has lengths or offsets, one of them")
+    if offsets is None:
+      assert lengths is not None
+      offsets = torch.nn.functional.pad(lengths.reshape(-1).cumsum(0), (1, 0))
+    offsets = offsets.reshape(-1)
+    self._keys, self._values, self._weights = list(keys), values, weights
+    self._offsets = offsets
+    bags = len(offsets) - 1
+    if bags < 0 or (bags % len(self._keys) if self._keys else bags):
+      raise ValueError(f"there are {bags} bags for {len(self._keys)} features: {self._keys}")
+    if weights is not None and weights.shape != values.shape:
+      raise ValueError(f"weights has shape {tuple(weights.shape)}, ids {tuple(values.shape)}")
+
+  @classmethod
+  def from_lengths_sync(
+    cls,
+    keys: Sequence[str],
+    values: torch.Tensor,
+    lengths: torch.Tensor,
+    weights: torch.Tensor | None = None,
+  ) -> KeyedJaggedTensor:
+    """Returns bags of the given lengths."""
+    return cls(keys, values, weights, lengths=lengths)
+
+  @classmethod
+  def from_offsets_sync(
+    cls,
+    keys: Sequence[str],
+    values: torch.Tensor,
+    offsets: torch.Tensor,
+    weights: torch.Tensor | None = None,
+  ) -> KeyedJaggedTensor:
+    """Returns bags between the given offsets."""
+    return cls(keys, values, weights, offsets=offsets)
+
+  def keys(self) -> list[str]:
+    """Returns the names of the features."""
+    return self._keys
+
+  def values(self) -> torch.Tensor:
+    """Returns all ids."""
+    return self._values
+
+  def weights_or_none(self) -> torch.Tensor | None:
+    """Returns a float for each id, or `None`."""
+    return self._weights
+
+  def offsets(self) -> torch.Tensor:
+    """Returns where bags begin, and the last one ends."""
+    return self._offsets
+
+  def lengths(self) -> torch.Tensor:
+    """Returns how many ids bags have."""
+    return self._offsets.diff()
+
+  def stride(self) -> int:
+    """Returns the number of bags of a feature."""
+    return (len(self._offsets) - 1) // max(1, len(self._keys))
+
+
+class KeyedTensor:
+  """Vectors of several features side by side.
+
+  Args:
+    keys: names of the features.
+    length_per_key: how long the vectors of each are.
+    values: `[batch, sum of lengths]`.
+  """
+
+  def __init__(self, keys: Sequence[str], length_per_key: Sequence[int], values: torch.Tensor):
+    self._keys, self._lengths, self._values = list(keys), list(length_per_key), values
+
+  def keys(self) -> list[str]:
+    """Returns the names of the features."""
+    return self._keys
+
+  def length_per_key(self) -> list[int]:
+    """Returns how long the vectors of each feature are."""
+    return self._lengths
+
+  def values(self) -> torch.Tensor:
+    """Returns all vectors, `[batch, sum of lengths]`."""
+    return self._values
+
+  def to_dict(self) -> dict[str, torch.Tensor]:
+    """Returns the vectors of each feature, `[batch, dim]`."""
+    return dict(zip(self._keys, self._values.split(self._lengths, 1)))
+
+  def __getitem__(self, key: str) -> torch.Tensor:
+    """Returns the vectors of a feature, `[batch, dim]`."""
+    return self.to_dict()[key]
+
+
+class Bags(NamedTuple):
+  """The bags of one feature.
+
+  Attributes:
+    ids: int64 `[n]`.
+    offsets: int64 `[batch + 1]`, or `None`: there is one id in each bag.
+    weights: floats `[n]`, or `None`.
+  """
+
+  ids: torch.Tensor
+  offsets: torch.Tensor | None
+  weights: torch.Tensor | None
+
+  @property
+  def batch(self) -> int:
+    """The number of bags."""
+    return len(self.ids) if self.offsets is None else len(self.offsets) - 1
+
+
+def split(features: Any, wanted: Sequence[str]) -> dict[str, Bags]:
+  """Returns the bags of features.
+
+  Args:
+    features: a `KeyedJaggedTensor`, ours or TorchRec's, or a mapping of names to ids `[batch]`,
+      `[batch, n]`, a nested tensor of PyTorch, or a pair of ids and offsets.
+    wanted: names of features.
+
+  Raises:
+    KeyError: a feature is missing.
+    ValueError, TypeError: one has another shape, or another batch size than the others.
+  """
+  if isinstance(features, Mapping):
+    missing = [name for name in wanted if name not in features]
+    found = {name: _bags(name, features[name]) for name in wanted if name in features}
+  else:
+    names = list(features.keys())
+    missing = [name for name in wanted if name not in names]
+    found = {} if missing else _split_keyed(features, names, wanted)
+  if missing:
+    raise KeyError(f"features {missing} are missing, there are {sorted(features.keys())}")
+  sizes = {name: bags.batch for name, bags in found.items()}
+  if len(set(sizes.values())) > 1:
+    raise ValueError(f"features have different batch sizes: {sizes}")
+  return found
+
+
+def _split_keyed(features: Any, names: list[str], wanted: Sequence[str]) -> dict[str, Bags]:
+  batch, offsets = features.stride(), features.offsets()
+  ids, weights = features.values(), features.weights_or_none()
+  # One copy to the host for all features.
+  ends = offsets[:: max(1, batch)].tolist() if batch else [0] * (len(names) + 1)
+  if ends[-1] > len(ids) or ends[0] < 0:
+    raise ValueError(f"offsets end at {ends[-1]}, but there are {len(ids)} ids")
+  one_each = (
+    offsets.device.type == "cpu"
+    and len(ids) == batch * len(names)
+    and bool((offsets == torch.arange(len(offsets))).all())
+  )
+  found = {}
+  for name in wanted:
+    i = names.index(name)
+    begin, end = ends[i], ends[i + 1]
+    own = None if one_each else offsets[i * batch : (i + 1) * batch + 1] - begin
+    part = None if weights is None else weights[begin:end]
+    found[name] = Bags(ids[begin:end], own, part)
+  return found
+
+
+def _bags(name: str, value: Any) -> Bags:
+  if isinstance(value, tuple) and len(value) == 2:
+    return Bags(value[0], value[1], None)
+  if not isinstance(value, torch.Tensor):
+    raise TypeError(f"feature {name!r} is a {type(value).__name__}, want a tensor of ids")
+  if value.is_nested:
+    if value.layout != torch.jagged:
+      raise TypeError(f"feature {name!r} is nested without layout=torch.jagged")
+    return Bags(value.values(), value.offsets(), None)
+  if value.dim() == 1:
+    return Bags(value, None, None)
+  if value.dim() != 2:
+    raise ValueError(f"feature {name!r} has shape {tuple(value.shape)}, want [batch] or [batch, n]")
+  if value.shape[1] == 1:
+    return Bags(value.reshape(-1), None, None)
+  offsets = torch.arange(value.shape[0] + 1, device=value.device) * value.shape[1]
+  return Bags(value.reshape(-1), offsets, None)

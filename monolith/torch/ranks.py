@@ -1,0 +1,110 @@
+"""Ids split over the ranks of `torch.distributed`, so that every row has one home.
+
+The home of an id is its floor modulo by the number of ranks, as for servers and ranks of the
+TensorFlow driver. A lookup sends each distinct id to its home and gets its vector back; gradients
+go the same way, divided by the number of ranks, as `DistributedDataParallel` divides those of other
+parameters. All ranks must call a module equally often, forward and backward.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+# As `process_group`: every process has a table of its own.
+LOCAL = "local"
+
+
+def find_group(process_group: Any) -> Any:
+  """Returns the group of ranks that share tables, or `None` where there is one process.
+
+  Args:
+    process_group: a group, `None` for the default one where there is one, or `LOCAL`.
+
+  Raises:
+    ValueError: it is another text.
+  """
+  if isinstance(process_group, str):
+    if process_group != LOCAL:
+      raise ValueError(f"process_group is {process_group!r}, want a group, None or 'local'")
+    return None
+  if not (dist.is_available() and dist.is_initialized()):
+    return None
+  group = dist.group.WORLD if process_group is None else process_group
+  return group if dist.get_world_size(group) > 1 else None
+
+
+class Exchange:
+  """The way of one batch of ids of several tables to their homes and back.
+
+  Attributes:
+    home_ids: for each table the ids that this rank is the home of, from all ranks, int64.
+  """
+
+  def __init__(self, ids: list[torch.Tensor], dims: list[int], group: Any):
+    """Sends ids to their homes.
+
+    Args:
+      ids: int64 `[n]` for each table.
+      dims: the length of each table's vectors.
+      group: the ranks.
+    """
+    self._group, self._dims = group, dims
+    ranks = self._ranks = dist.get_world_size(group)
+    device = ids[0].device
+    self._inverse, sent, counts = [], [], []
+    for one in ids:
+      distinct, inverse = torch.unique(one, return_inverse=True)
+      home = torch.remainder(distinct, ranks)
+      order = torch.argsort(home, stable=True)
+      place = torch.empty_like(order)
+      place[order] = torch.arange(len(order), device=device)
+      self._inverse.append(place[inverse])
+      sent.append(distinct[order])
+      counts.append(torch.bincount(home, minlength=ranks))
+    # [ranks, tables]: how many ids of a table go to a rank, and come from it.
+    to = torch.stack(counts, 1).contiguous()
+    come = torch.empty_like(to)
+    dist.all_to_all_single(come, to, group=group)
+    self._to, self._come = to.tolist(), come.tolist()
+    received = self._swap(sent, self._to, self._come, [1] * len(ids))
+    self.home_ids = [one.reshape(-1) for one in received]
+
+  def _swap(
+    self,
+    parts: list[torch.Tensor],
+    to: list[list[int]],
+    come: list[list[int]],
+    widths: list[int],
+  ) -> list[torch.Tensor]:
+    """Sends `[sum of to[:, t], widths[t]]` for each table, by rank; returns what comes."""
+    pieces = [part.reshape(-1, w).split([n[t] for n in to]) for t, (part, w) in
+              enumerate(zip(parts, widths))]  # fmt: skip
+    flat = torch.cat([pieces[t][rank].reshape(-1) for rank in range(self._ranks)
+                      for t in range(len(parts))])  # fmt: skip
+    sizes_to = [sum(n * w for n, w in zip(row, widths)) for row in to]
+    sizes_come = [sum(n * w for n, w in zip(row, widths)) for row in come]
+    got = flat.new_empty(sum(sizes_come))
+    dist.all_to_all_single(got, flat, sizes_come, sizes_to, group=self._group)
+    sizes = [come[rank][t] * widths[t] for rank in range(self._ranks) for t in range(len(parts))]
+    arrived = got.split(sizes)
+    return [
+      torch.cat([arrived[rank * len(parts) + t] for rank in range(self._ranks)]).reshape(-1, w)
+      for t, w in enumerate(widths)
+    ]
+
+  def send_rows(self, rows: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Sends the vectors of `home_ids` to where they were asked for; returns those of the batch."""
+    distinct = self._swap(rows, self._come, self._to, self._dims)
+    return [rows[inverse] for rows, inverse in zip(distinct, self._inverse)]
+
+  def send_gradients(self, gradients: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Sends gradients of the batch's ids to their homes; returns those of `home_ids`."""
+    sums = []
+    for t, (gradient, inverse) in enumerate(zip(gradients, self._inverse)):
+      distinct = gradient.new_zeros(sum(row[t] for row in self._to), self._dims[t])
+      sums.append(distinct.index_add_(0, inverse, gradient))
+    arrived = self._swap(sums, self._to, self._come, self._dims)
+    return [gradient / self._ranks for gradient in arrived]

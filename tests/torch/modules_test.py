@@ -1,0 +1,378 @@
+"""`monolith.torch`: tables as modules, stepped by autograd or by an optimizer of PyTorch.
+
+Tests `torch/collection.py`, `torch/following.py`, `torch/jagged.py`, `torch/pooling.py`,
+`torch/rows.py` and `torch/storage.py`. `gpu_test.py` runs the same on a GPU.
+"""
+
+import os
+import pathlib
+import subprocess
+import sys
+import unittest
+import warnings
+from unittest import mock
+
+try:
+  import torch
+except ImportError:
+  raise unittest.SkipTest("needs PyTorch") from None
+
+import numpy as np  # noqa: E402
+
+import monolith.torch as mt  # noqa: E402
+from monolith import table as tables  # noqa: E402
+
+_LEAST, _MOST = -(2**63), 2**63 - 1
+SGD = {"optimizer": "sgd", "initializer": "zeros", "learning_rate": 1.0}
+
+
+def config(name, dim, features, **options):
+  return mt.EmbeddingBagConfig(name, dim, features, **{**SGD, **options})
+
+
+class ModulesTest(unittest.TestCase):
+  """Everything that holds on every device.
+
+  Attributes:
+    device: of rows and ids.
+  """
+
+  device = "cpu"
+
+  def ids(self, *values):
+    return torch.tensor(*values, device=self.device)
+
+  def embedding(self, dim, **options):
+    return mt.Embedding(dim, **{**SGD, "device": self.device, **options})
+
+  def same(self, tensor, values):
+    torch.testing.assert_close(
+      tensor.detach().cpu(), torch.tensor(values, dtype=torch.float32), rtol=1e-6, atol=1e-6
+    )
+
+  def test_backward_steps_once_per_id(self):
+    one = self.embedding(2)
+    ids = self.ids([[7, _LEAST], [7, _MOST]])
+    out = one(ids)
+    self.assertEqual((out.shape, len(one)), ((2, 2, 2), 0))
+    (out * torch.arange(8.0, device=self.device).reshape(2, 2, 2)).sum().backward()
+    self.assertEqual(len(one), 3)
+    self.same(one(ids), [[[-4, -6], [-2, -3]], [[-4, -6], [-6, -7]]])
+
+  def test_a_table_follows_the_optimizer_of_pytorch(self):
+    for make in (
+      lambda p: torch.optim.SGD(p, lr=0.5),
+      lambda p: torch.optim.SGD(p, lr=0.5, momentum=0.9),
+      lambda p: torch.optim.Adagrad(p, lr=0.5),
+      lambda p: torch.optim.Adagrad(p, lr=0.5, initial_accumulator_value=0.1),
+      lambda p: torch.optim.Adam(p, lr=0.1),
+      lambda p: torch.optim.Adadelta(p, lr=1.0),
+    ):
+      ours = self.embedding(3, optimizer=None, learning_rate=None)
+      theirs = torch.nn.Embedding(4, 3, device=self.device)
+      torch.nn.init.zeros_(theirs.weight)
+      all_ids = self.ids([0, 1, 2, 3])
+      optimizers = [make(one.parameters()) for one in (ours, theirs)]
+      schedules = [torch.optim.lr_scheduler.ExponentialLR(one, 0.7) for one in optimizers]
+      # With momentum, the two disagree about steps whose rate has changed since.
+      is_constant = bool(optimizers[0].defaults.get("momentum"))
+      goal = torch.arange(12.0, device=self.device).reshape(4, 3)
+      for _ in range(4):
+        for one, optimizer in zip((ours, theirs), optimizers):
+          optimizer.zero_grad()
+          ((one(all_ids) - goal) ** 2).sum().backward()
+          optimizer.step()
+        for schedule in schedules[: 0 if is_constant else 2]:
+          schedule.step()
+      with self.subTest(repr(optimizers[0])):
+        torch.testing.assert_close(ours(all_ids), theirs(all_ids), rtol=1e-4, atol=1e-5)
+
+  def test_gradients_that_were_zeroed_do_not_step(self):
+    for set_to_none in (True, False):
+      one = self.embedding(1, optimizer=None, learning_rate=None)
+      sgd = torch.optim.SGD(one.parameters(), lr=1.0)
+      ids = self.ids([5])
+      one(ids).sum().backward()
+      sgd.zero_grad(set_to_none=set_to_none)
+      one(ids).sum().backward()
+      sgd.step()
+      self.same(one(ids), [[-1]])
+      sgd.step()
+      self.same(one(ids), [[-1]])
+      # Accumulated over two batches, with two lookups in one of them.
+      sgd.zero_grad(set_to_none=set_to_none)
+      (one(ids) + one(ids)).sum().backward()
+      one(ids).sum().backward()
+      sgd.step()
+      self.same(one(ids), [[-4]])
+      one(ids).sum().backward()
+      sgd.zero_grad()
+      sgd.step()
+      self.same(one(ids), [[-4]])
+
+  def test_what_cannot_be_followed_is_said(self):
+    for make, text in (
+      (lambda p: torch.optim.Rprop(p), "cannot follow the optimizer Rprop: give the table one"),
+      (lambda p: torch.optim.RMSprop(p), "cannot follow the optimizer RMSprop"),
+      (lambda p: torch.optim.SGD(p, lr=1.0, maximize=True), "maximize=True"),
+      (lambda p: torch.optim.Adagrad(p, lr=1.0, lr_decay=0.1), "lr_decay=0.1"),
+    ):
+      one = self.embedding(1, optimizer=None, learning_rate=None)
+      optimizer = make(one.parameters())
+      one(self.ids([5])).sum().backward()
+      with self.assertRaisesRegex(ValueError, text):
+        optimizer.step()
+    one = self.embedding(1, optimizer=None, learning_rate=None)
+    adam = torch.optim.AdamW(one.parameters(), lr=1.0, weight_decay=0.1)
+    one(self.ids([5])).sum().backward()
+    with self.assertLogs("monolith", "WARNING") as logs:
+      adam.step()
+    self.assertIn("weight_decay=0.1", logs.output[0])
+
+  def test_a_model_learns_with_defaults(self):
+    torch.manual_seed(0)
+    ids = torch.randint(0, 500, (4096, 2), device=self.device)
+    labels = ((ids.sum(1) % 4) == 0).float()
+    one = mt.Embedding(16, device=self.device)
+    model = torch.nn.Sequential(
+      one, torch.nn.Flatten(), torch.nn.Linear(32, 64), torch.nn.ReLU(), torch.nn.Linear(64, 1)
+    ).to(self.device)
+    adam = torch.optim.Adam(model.parameters(), lr=5e-3)
+    losses = []
+    for _ in range(120):
+      adam.zero_grad()
+      loss = torch.nn.functional.binary_cross_entropy_with_logits(model(ids)[:, 0], labels)
+      loss.backward()
+      adam.step()
+      losses.append(loss.item())
+    self.assertLess(losses[-1], 0.5 * losses[0])
+
+  def test_bags_are_those_of_pytorch(self):
+    rows = torch.randn(10, 4, device=self.device)
+    ids, offsets = self.ids([1, 2, 2, 9, 4, 1]), self.ids([0, 3, 3, 4])
+    weights = torch.rand(6, device=self.device)
+    for mode in ("sum", "mean", "max"):
+      for factors in (None, weights) if mode == "sum" else (None,):
+        with self.subTest(mode, weighted=factors is not None):
+          ours = mt.EmbeddingBag(4, **SGD, mode=mode, device=self.device)
+          ours.table.assign(torch.arange(10), rows)
+          theirs = torch.nn.EmbeddingBag(10, 4, mode=mode, _weight=rows.clone())
+          goal = torch.randn(4, 4, device=self.device)
+          results, of_weights = [], []
+          for one in (ours, theirs):
+            own = None if factors is None else factors.clone().requires_grad_()
+            out = one(ids, offsets, own)
+            (out * goal).sum().backward()
+            results.append(out)
+            of_weights.append(None if own is None else own.grad)
+          torch.testing.assert_close(*results)
+          if factors is not None:
+            torch.testing.assert_close(*of_weights)
+          after = rows - theirs.weight.grad
+          torch.testing.assert_close(ours(self.ids([[i] for i in range(10)])), after)
+
+  def test_bags_of_other_forms(self):
+    one = mt.EmbeddingBag(1, **SGD, mode="sum", include_last_offset=True, device=self.device)
+    one.table.assign([1, 2, 3], [[1.0], [2.0], [4.0]])
+    self.same(one(self.ids([1, 2, 3]), self.ids([0, 1, 3])), [[1], [6]])
+    self.same(one(self.ids([[1, 2], [3, 3]])), [[3], [8]])
+    self.same(one(torch.zeros(0, dtype=torch.int64, device=self.device), self.ids([0, 0])), [[0]])
+    self.same(one(torch.zeros([2, 0], dtype=torch.int64, device=self.device)), [[0], [0]])
+    for arguments, text in (
+      ((self.ids([1, 2]),), "without offsets"),
+      ((self.ids([[1, 2]]), self.ids([0])), "with offsets"),
+      ((self.ids([[1, 2]]), None, torch.ones(2, device=self.device)), "per_sample_weights"),
+    ):
+      with self.assertRaisesRegex(ValueError, text):
+        one(*arguments)
+    if self.device == "cpu":
+      for offsets in ([0, 5], [1, 2], [0, 2, 1, 2], [0, 1]):
+        with self.assertRaisesRegex(ValueError, "offsets are"):
+          one(self.ids([1, 2]), self.ids(offsets))
+
+  def test_collections_take_torchrecs_and_plain_features(self):
+    def make():
+      return mt.EmbeddingBagCollection(
+        [config("user", 2, ["u", "friend"]), config("item", 1, ["i"], pooling="mean")],
+        device=self.device,
+      )
+
+    keyed = mt.KeyedJaggedTensor(
+      ["u", "i", "friend", "unused"],
+      self.ids([1, 2, 2, 9, 9, 8, 3, 5]),
+      lengths=self.ids([2, 0, 3, 1, 0, 1, 0, 1]),
+    )
+    plain = {
+      "u": (self.ids([1, 2]), self.ids([0, 2, 2])),
+      "i": (self.ids([2, 9, 9, 8]), self.ids([0, 3, 4])),
+      "friend": torch.nested.nested_tensor_from_jagged(self.ids([3]), self.ids([0, 0, 1])),
+    }
+    results = []
+    for features in (keyed, plain):
+      one = make()
+      out = one(features)
+      self.assertEqual(out.keys(), ["u", "friend", "i"])
+      self.assertEqual(out.length_per_key(), [2, 2, 1])
+      self.assertEqual(out.values().shape, (2, 5))
+      (out.values() * torch.arange(10.0, device=self.device).reshape(2, 5)).sum().backward()
+      results.append(one(features).values())
+      self.assertEqual([len(table) for table in one.tables.values()], [3, 3])
+    torch.testing.assert_close(*results)
+    # u: ids 1 and 2 get (0, 1) each; friend: id 3 gets (7, 8); i: 2 gets 4/3, 9 8/3, 8 gets 9.
+    self.same(results[0], [[0, -2, 0, 0, -(4 / 3 + 16 / 3) / 3], [0, 0, -7, -8, -9]])
+    self.same(make()(keyed)["i"], [[0], [0]])
+
+  def test_features_with_one_id_each(self):
+    one = mt.EmbeddingBagCollection(
+      [config("a", 1, ["x"]), config("b", 2, ["x", "y"])], device=self.device
+    )
+    plain = {"x": self.ids([1, 2, 1]), "y": self.ids([[2], [3], [3]])}
+    keyed = mt.KeyedJaggedTensor.from_lengths_sync(
+      ["x", "y"], self.ids([1, 2, 1, 2, 3, 3]), torch.ones(6, dtype=torch.int64).to(self.device)
+    )
+    one(plain).values().sum().backward()
+    self.assertEqual(one(plain).keys(), ["x@a", "x@b", "y"])
+    expected = [[-2, -2, -2, -2, -2], [-1, -2, -2, -2, -2], [-2, -2, -2, -2, -2]]
+    self.same(one(plain).values(), expected)
+    self.same(one(keyed).values(), expected)
+
+  def test_wrong_features_are_named(self):
+    one = mt.EmbeddingBagCollection([config("a", 1, ["x", "y"])], device=self.device)
+    ids = self.ids([1, 2])
+    for features, error, text in (
+      ({"x": ids}, KeyError, "'y'"),
+      (mt.KeyedJaggedTensor(["x"], ids, offsets=self.ids([0, 2])), KeyError, "'y'"),
+      ({"x": ids, "y": self.ids([1])}, ValueError, "batch sizes"),
+      ({"x": ids, "y": ids.float()}, TypeError, "dtype torch.float32"),
+      ({"x": ids, "y": [1, 2]}, TypeError, "'y' is a list"),
+      ({"x": ids, "y": ids[None, None]}, ValueError, "'y' has shape"),
+    ):
+      with self.subTest(text), self.assertRaisesRegex(error, text):
+        one(features)
+    for make, text in (
+      (lambda: mt.EmbeddingBagCollection([config("a", 1, ["x"])] * 2), "twice"),
+      (lambda: mt.EmbeddingBagCollection([config("a", 1, "x")]), "want a list"),
+      (lambda: mt.EmbeddingBagCollection([config("a", 1, ["x"], pooling="min")]), "pooling"),
+      (lambda: mt.KeyedJaggedTensor(["x"], ids), "lengths or offsets"),
+      (lambda: mt.KeyedJaggedTensor(["x", "y"], ids, lengths=self.ids([1, 1, 0])), "3 bags for 2"),
+      (lambda: mt.Embedding(4, learning_rate=0.1), "no optimizer of its own"),
+      (lambda: mt.Embedding(4, device="meta"), "want 'cpu' or 'cuda'"),
+      (lambda: mt.Embedding(4, process_group="all"), "process_group"),
+    ):
+      with self.subTest(text), self.assertRaisesRegex(ValueError, text):
+        make()
+    for make in (lambda: mt.Embedding(1000, 16), lambda: mt.Embedding(1000, embedding_dim=16)):
+      with self.assertRaisesRegex(TypeError, r"no num_embeddings.*Embedding\(16\)"):
+        make()
+
+  def test_rows_that_are_not_finite_are_refused(self):
+    one = self.embedding(1)
+    with self.assertRaisesRegex(ValueError, "NaN"):
+      (one(self.ids([8, 9])) * float("nan")).sum().backward()
+    self.assertEqual(len(one), 0)
+    with mock.patch.dict(os.environ, MONOLITH_BAD_GRADIENTS="ignore"):
+      (one(self.ids([8, 9])) * float("nan")).sum().backward()
+    self.assertEqual(len(one), 2)
+
+  def test_state_dict_carries_rows_and_state(self):
+    path = pathlib.Path(os.environ["TEST_TMPDIR"]) / "state.pt"
+    ids = self.ids([_LEAST, 3, _MOST])
+
+    def make():
+      return torch.nn.Sequential(
+        mt.Embedding(4, "adam", device=self.device), torch.nn.Linear(4, 1).to(self.device)
+      )
+
+    one, other = make(), make()
+    one(ids).sum().backward()
+    torch.save(one.state_dict(), path)
+    other.load_state_dict(torch.load(path, weights_only=True))
+    for _ in range(2):
+      torch.testing.assert_close(other(ids), one(ids), rtol=0, atol=0)
+      for model in (one, other):
+        model(ids).sum().backward()
+    narrow = torch.nn.Sequential(mt.Embedding(2, "adam", device=self.device), torch.nn.Linear(4, 1))
+    with self.assertRaisesRegex((RuntimeError, ValueError), "dim"):
+      narrow.load_state_dict(one.state_dict())
+    for copy in (__import__("copy").deepcopy, __import__("pickle").dumps):
+      with self.assertRaisesRegex(TypeError, "cannot be"):
+        copy(one)
+
+  def test_files_are_those_of_other_tables(self):
+    folder = pathlib.Path(os.environ["TEST_TMPDIR"])
+    ids = np.random.default_rng(1).integers(_LEAST, _MOST, 1000)
+    one = mt.Embedding(4, "adagrad", (-1.0, 1.0), device=self.device)
+    for _ in range(2):
+      (one(torch.tensor(ids, device=self.device)) ** 2).sum().backward()
+    self.assertEqual(one.save(folder / "one"), 1000)
+    table = tables.HashTable(4, "adagrad")
+    table.load(folder / "one")
+    rows = one(torch.tensor(ids, device=self.device)).detach().cpu().numpy()
+    np.testing.assert_array_equal(table.lookup(ids), rows)
+    table.save(folder / "table")
+    other = mt.Embedding(4, "adagrad", device=self.device)
+    other.load(folder / "table")
+    torch.testing.assert_close(other(torch.tensor(ids)).cpu(), torch.tensor(rows), rtol=0, atol=0)
+    with self.assertRaises(ValueError):
+      other.load(folder / "nothing")
+    self.assertEqual(len(other), 1000)
+
+  def test_autocast_and_other_devices_of_ids(self):
+    one = self.embedding(8)
+    with torch.autocast(self.device, torch.bfloat16):
+      out = torch.nn.Linear(8, 1, device=self.device)(one(self.ids([1, 2])))
+    out.float().sum().backward()
+    self.assertEqual((len(one), one(self.ids([1])).dtype), (2, torch.float32))
+    self.assertEqual(one(torch.tensor([1])).device.type, "cpu")
+
+  def test_no_gradient_no_row(self):
+    one = self.embedding(2)
+    with torch.no_grad():
+      self.assertFalse(one(self.ids([1])).requires_grad)
+    one(self.ids([1]))
+    self.assertEqual(len(one), 0)
+    self.assertEqual(one(torch.zeros([0], dtype=torch.int64, device=self.device)).shape, (0, 2))
+    self.assertTrue(one)
+
+  def test_erase_evict_and_expiry(self):
+    one = self.embedding(1, expire_after="1d")
+    one.table.assign([1, 2], [[1.0], [2.0]])
+    one.table.erase([1])
+    self.assertEqual((len(one), one.table.evict()), (1, 0))
+    with mock.patch("time.time", return_value=__import__("time").time() + 2 * 86400):
+      one.table.assign([3], [[1.0]])
+    self.assertEqual((one.table.evict(), len(one)), (1, 1))
+
+  def test_compiled_models_break_the_graph_with_a_reason(self):
+    one = self.embedding(2)
+    model = torch.nn.Sequential(one, torch.nn.ReLU())
+    ids = self.ids([1, 2])
+    with warnings.catch_warnings():
+      warnings.simplefilter("ignore")
+      reasons = torch._dynamo.explain(model)(ids).break_reasons
+      self.assertTrue(reasons)
+      for reason in reasons:
+        self.assertIn("monolith.torch looks rows up", reason.reason)
+      compiled = torch.compile(model, backend="eager")
+      compiled(ids).sum().backward()
+    self.assertEqual(len(one), 2)
+
+
+class HostTest(unittest.TestCase):
+  def test_admission(self):
+    one = mt.Embedding(1, **SGD, admit_after=1)
+    for expected in (0, 1):
+      one(torch.tensor([5])).sum().backward()
+      self.assertEqual(len(one), expected)
+
+  def test_import_is_light(self):
+    program = (
+      "import sys, torch, time\nbegin = time.perf_counter()\nimport monolith.torch\n"
+      "print([m for m in ('tensorflow', 'torch._dynamo', 'google.protobuf') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    self.assertEqual(done.stdout, "[]\n", done.stderr)
+
+
+if __name__ == "__main__":
+  unittest.main()
