@@ -11,6 +11,7 @@ import contextlib
 import logging
 import os
 import platform
+import re
 import sys
 from collections.abc import Iterator
 
@@ -26,12 +27,16 @@ _PHRASES = (
   "encountered when serializing",
 )
 # The wheel for x86-64 registers its GPU libraries twice, and looks for one that it does not need.
+# Newer versions write what they log during the import whatever the level is, under a line that
+# says so, and information looks like "I0000 00:00:1795052606.090660   21608 port.cc:153] ...".
 _IMPORT_PHRASES = (
   b"Unable to register cuDNN factory",
   b"Unable to register cuFFT factory",
   b"Unable to register cuBLAS factory",
   b"TF-TRT Warning: Could not find TensorRT",
+  b"All log messages before absl::InitializeLog() is called are written to STDERR",
 )
+_IMPORT_INFORMATION = re.compile(rb"I\d{4} \d\d:\d\d:\d+\.\d+ ")
 
 
 class _Filter(logging.Filter):
@@ -82,9 +87,13 @@ def import_of_tensorflow() -> Iterator[None]:
     os.dup2(screen, 2)
     with open(screen, "wb") as stderr, open(kept, "rb") as lines:
       lines.seek(0)
-      stderr.writelines(
-        line for line in lines if not any(phrase in line for phrase in _IMPORT_PHRASES)
-      )
+      stderr.writelines(line for line in lines if not _is_noise(line))
+
+
+def _is_noise(line: bytes) -> bool:
+  if _IMPORT_INFORMATION.match(line):
+    return True
+  return any(phrase in line for phrase in _IMPORT_PHRASES)
 
 
 def _is_noisy_machine() -> bool:

@@ -158,6 +158,42 @@ def _import_of_2_15(name: str) -> types.ModuleType:
   return importlib.import_module(name)
 
 
+def import_keras() -> types.ModuleType:
+  """Returns Keras 2, whose layers also work in graphs: `tf.keras`, or the package `tf_keras`.
+
+  Raises:
+    ImportError: `tf.keras` is Keras 3, and the package is missing.
+  """
+  import tensorflow as tf
+
+  if issubclass(tf.keras.layers.Layer, tf.Module):  # those of Keras 3 are not
+    return tf.keras
+  return _import_tf_keras("tf_keras")
+
+
+def import_keras_v1() -> types.ModuleType:
+  """Returns what `tf.compat.v1.keras` is with Keras 2.
+
+  Raises:
+    ImportError: `tf.keras` is Keras 3, and the package `tf_keras` is missing.
+  """
+  import tensorflow as tf
+
+  if import_keras() is tf.keras:
+    return tf.compat.v1.keras
+  return _import_tf_keras("tf_keras.api._v1.keras")
+
+
+def _import_tf_keras(name: str) -> types.ModuleType:
+  try:
+    return importlib.import_module(name)
+  except ModuleNotFoundError as e:
+    raise ImportError(
+      "Layers in graphs need Keras 2, and this TensorFlow has Keras 3: pip install tf-keras of the "
+      "same minor version"
+    ) from e
+
+
 def import_keras_saving(name: str) -> types.ModuleType:
   """Returns a module of those with which the Keras of TensorFlow saves.
 

@@ -13,12 +13,15 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from monolith import _tensorflow
 from monolith.core import base_layer, hyperparams, variance_scaling
+
+keras = _tensorflow.import_keras()
 
 _MIN_SQUARED_NORM = 1e-6
 
 
-class Dense(tf.keras.layers.Dense, base_layer.BaseLayer):
+class Dense(keras.layers.Dense, base_layer.BaseLayer):
   """`y = act(x K' + b)`: `[..., D]` to `[..., units]`, `K'` the effective kernel."""
 
   @classmethod
@@ -46,7 +49,7 @@ class Dense(tf.keras.layers.Dense, base_layer.BaseLayer):
     if "input_dim" in kwargs:
       kwargs["input_shape"] = (kwargs.pop("input_dim"),)
     base_layer.BaseLayer.__init__(self, params)
-    tf.keras.layers.Dense.__init__(
+    keras.layers.Dense.__init__(
       self,
       units=params.units,
       activation=params.activation,
@@ -78,7 +81,7 @@ class Dense(tf.keras.layers.Dense, base_layer.BaseLayer):
       TypeError: the layer's dtype is not a float, or the kernel initializer's result not an array.
       ValueError: the last dimension of the input is unknown.
     """
-    dtype = tf.as_dtype(self.dtype or tf.keras.backend.floatx())
+    dtype = tf.as_dtype(self.dtype or keras.backend.floatx())
     if not (dtype.is_floating or dtype.is_complex):
       raise TypeError(f"Unable to build `Dense` layer with non-floating point dtype {dtype}")
     input_dim = tf.compat.dimension_value(tf.TensorShape(input_shape)[-1])
@@ -103,20 +106,20 @@ class Dense(tf.keras.layers.Dense, base_layer.BaseLayer):
         dtype=self.dtype,
         trainable=True,
       )
-    self.input_spec = tf.keras.layers.InputSpec(min_ndim=2, axes={-1: input_dim})
+    self.input_spec = keras.layers.InputSpec(min_ndim=2, axes={-1: input_dim})
     self.built = True
 
   def fprop(self, inputs: Any) -> tf.Tensor:
     return self.call(inputs)
 
   def get_config(self) -> dict[str, Any]:
-    config = super(tf.keras.layers.Dense, self).get_config()
+    config = super(keras.layers.Dense, self).get_config()
     config.update(
       units=self.units,
-      activation=tf.keras.activations.serialize(self.activation),
+      activation=keras.activations.serialize(self.activation),
       use_bias=self.use_bias,
-      kernel_initializer=tf.keras.utils.serialize_keras_object(self.kernel_initializer),
-      bias_initializer=tf.keras.initializers.serialize(self.bias_initializer),
+      kernel_initializer=keras.utils.serialize_keras_object(self.kernel_initializer),
+      bias_initializer=keras.initializers.serialize(self.bias_initializer),
       allow_kernel_norm=self.allow_kernel_norm,
       kernel_norm_trainable=self.kernel_norm_trainable,
       partitioner=self.partitioner,

@@ -16,6 +16,10 @@ from typing import Any, NamedTuple, Optional
 import numpy as np
 import tensorflow as tf
 
+from monolith import _tensorflow
+
+keras = _tensorflow.import_keras()
+
 
 class ArchSummaries(NamedTuple):
   """Holds the result of `MixedEmbedOpComb.get_summaries`."""
@@ -25,7 +29,7 @@ class ArchSummaries(NamedTuple):
   arch_weights_after_softmax_list: list[tuple[str, tf.Tensor]]
 
 
-class MixedEmbedOpComb(tf.keras.layers.Layer):
+class MixedEmbedOpComb(keras.layers.Layer):
   """Masks all but one size per slot: `[batch, T]` to `[batch, T]`."""
 
   def __init__(
@@ -81,7 +85,7 @@ class MixedEmbedOpComb(tf.keras.layers.Layer):
     self._arch_embedding_weights = self.add_weight(
       name="arch_embedding_weights",
       shape=[sum(len(sizes) for sizes in self._choices_list)],
-      initializer=tf.keras.initializers.RandomUniform(-1e-3, 1e-3),
+      initializer=keras.initializers.RandomUniform(-1e-3, 1e-3),
       trainable=True,
     )
     super().build(input_shape)
@@ -121,7 +125,7 @@ class MixedEmbedOpComb(tf.keras.layers.Layer):
     return [tf.nn.softmax(part) for part in parts]
 
 
-class TeacherEmbeddingTransform(tf.keras.layers.Layer):
+class TeacherEmbeddingTransform(keras.layers.Layer):
   """Maps each block of a teacher's embeddings linearly to the largest size of its slot.
 
   `[batch, sum of teacher sizes]` to `[batch, sum of largest sizes]`.

@@ -9,6 +9,10 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.framework import ops
 
+from monolith import _tensorflow
+
+keras = _tensorflow.import_keras()
+
 # Tests written for older TensorFlow releases call `ops.convert_to_tensor_v2`, which is gone.
 if not hasattr(ops, "convert_to_tensor_v2"):
   ops.convert_to_tensor_v2 = tf.convert_to_tensor
@@ -70,7 +74,7 @@ def layer_test(
   if "weights" in inspect.signature(layer_cls.__init__).parameters:
     layer = layer_cls(**{**kwargs, "weights": layer.get_weights()})
 
-  x = tf.keras.layers.Input(shape=tuple(input_shape[1:]), dtype=input_dtype)
+  x = keras.layers.Input(shape=tuple(input_shape[1:]), dtype=input_dtype)
   y = layer(x)
   about = f"When testing layer {layer_cls.__name__}, for input {x}, kwargs={kwargs}: "
   _check(
@@ -80,7 +84,7 @@ def layer_test(
   if expected_output_shape is not None:
     _check_shape(about, "output", y.shape.as_list(), tf.TensorShape(expected_output_shape))
 
-  model = tf.keras.models.Model(x, y)
+  model = keras.models.Model(x, y)
   computed_shape = tf.TensorShape(layer.compute_output_shape(tf.TensorShape(input_shape)))
   signature = layer.compute_output_signature(tf.TensorSpec(shape=input_shape, dtype=input_dtype))
   actual_output = model.predict(input_data)

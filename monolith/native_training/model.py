@@ -10,10 +10,13 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
+from monolith import _tensorflow
 from monolith.core import base_model_params, hyperparams, model_registry
 from monolith.native_training import entry, feature, graph_estimator, native_task
 from monolith.native_training.input import generate_ffm_example, slot_to_key
 from monolith.native_training.metric import deep_insight_ops
+
+keras = _tensorflow.import_keras()
 
 _NUM_SLOTS = 6
 # (left slot, right slot, dimension) of each dot product.
@@ -71,7 +74,7 @@ class TestFFMModel(native_task.NativeTask):
         return graph_estimator.EstimatorSpec(mode, predictions=pred)
 
       label = features["label"]
-      loss = tf.reduce_sum(tf.keras.losses.binary_crossentropy(label, pred))
+      loss = tf.reduce_sum(keras.losses.binary_crossentropy(label, pred))
       global_step = tf.compat.v1.train.get_or_create_global_step()
       deep_insight_op = self._write_deep_insight(label, pred)
       embeddings = [column.get_all_embeddings_concat() for column in columns]

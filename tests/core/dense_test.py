@@ -7,9 +7,12 @@ import tensorflow as tf
 from tensorflow.python.framework import ops
 from tensorflow.python.keras import backend as frozen_backend
 
+from monolith import _tensorflow
 from monolith.core import optimizers, testing_utils
 from monolith.core.dense import Dense
 from monolith.core.variance_scaling import VarianceScaling
+
+keras = _tensorflow.import_keras()
 
 tf.compat.v1.disable_eager_execution()
 
@@ -22,7 +25,7 @@ def _kernel(shape, dtype):
 class DenseTest(tf.test.TestCase):
   def setUp(self):
     super().setUp()
-    tf.keras.backend.clear_session()  # a new graph, names start again
+    keras.backend.clear_session()  # a new graph, names start again
 
   def _evaluate(self, *tensors):
     with tf.compat.v1.Session() as session:
@@ -125,7 +128,7 @@ class DenseTest(tf.test.TestCase):
     layer = Dense.params().set(units=2).instantiate()
     output = layer(tf.constant([[1.0, 1.0]]))
     layer.set_weights([np.array([[3, 0], [4, 2]]), np.array([5, 2]), np.array([1, 1])])
-    self.assertAllClose(tf.compat.v1.keras.backend.get_session().run(output), [[8, 3]])
+    self.assertAllClose(_tensorflow.import_keras_v1().backend.get_session().run(output), [[8, 3]])
     self.assertAllClose(layer.get_weights()[0], [[3, 0], [4, 2]])
 
   def test_activation_no_bias_and_fprop(self):
@@ -198,7 +201,7 @@ class DenseTest(tf.test.TestCase):
       Dense(Dense.params().set(kernel_initializer=_kernel, units=2))(tf.constant([[1.0]]))
 
 
-class Twice(tf.keras.layers.Layer):
+class Twice(keras.layers.Layer):
   def call(self, inputs):
     return inputs * 2
 

@@ -5,7 +5,10 @@ import unittest
 import numpy as np
 import tensorflow as tf
 
+from monolith import _tensorflow
 from monolith.core.mixed_emb_op_comb_nws import MixedEmbedOpComb, TeacherEmbeddingTransform
+
+keras = _tensorflow.import_keras()
 
 tf.compat.v1.disable_v2_behavior()
 
@@ -13,7 +16,7 @@ tf.compat.v1.disable_v2_behavior()
 class MixedEmbedOpCombTest(tf.test.TestCase):
   def setUp(self):
     super().setUp()
-    tf.keras.backend.clear_session()
+    keras.backend.clear_session()
     # What is drawn is the same in every run: one of four outcomes may be missing among fifty.
     tf.compat.v1.set_random_seed(1)
     self.global_step = tf.compat.v1.train.get_or_create_global_step()

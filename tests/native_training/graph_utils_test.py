@@ -1,6 +1,9 @@
 import tensorflow as tf
 
+from monolith import _tensorflow
 from monolith.native_training import graph_utils
+
+keras = _tensorflow.import_keras()
 
 tf.compat.v1.disable_eager_execution()
 
@@ -11,7 +14,7 @@ class GraphUtilsTest(tf.test.TestCase):
 
   def test_adds_moving_average_updates(self):
     x = tf.constant([[1.0], [3.0]])
-    layer = tf.keras.layers.BatchNormalization(momentum=0.5, fused=False)
+    layer = keras.layers.BatchNormalization(momentum=0.5, fused=False)
     layer(x, training=True)
     self.assertEmpty(self._update_ops())
 
@@ -24,7 +27,7 @@ class GraphUtilsTest(tf.test.TestCase):
       self.assertAllClose(sess.run(layer.moving_mean), [1.0])
 
   def test_second_call_adds_nothing(self):
-    tf.keras.layers.BatchNormalization(fused=False)(tf.ones([2, 1]), training=True)
+    keras.layers.BatchNormalization(fused=False)(tf.ones([2, 1]), training=True)
 
     graph_utils.add_batch_norm_into_update_ops()
     first = self._update_ops()

@@ -10,7 +10,9 @@ import re
 import subprocess
 import sys
 import unittest
+from unittest import mock
 
+import tensorflow as tf
 from google.protobuf import descriptor_pb2
 
 from monolith import _tensorflow
@@ -148,6 +150,22 @@ class FunctionsTest(unittest.TestCase):
     summary_pb2 = _tensorflow.import_summary_pb2()
     metadata = summary_pb2.SummaryMetadata(data_class=summary_pb2.DATA_CLASS_TENSOR)
     self.assertEqual(metadata.data_class, 2)
+
+  def test_keras_has_layers_that_work_in_graphs(self):
+    keras, keras_v1 = _tensorflow.import_keras(), _tensorflow.import_keras_v1()
+    for layer in (
+      keras.layers.Dense(2, name="dense"),
+      keras_v1.layers.BatchNormalization(renorm=True, name="norm"),
+    ):
+      with tf.Graph().as_default():
+        layer(tf.ones([3, 2]))
+        names = [variable.name for variable in tf.compat.v1.global_variables()]
+        self.assertEqual(names[0].split("/")[0], layer.name)
+
+  def test_keras_that_is_missing_is_named(self):
+    with mock.patch.object(importlib, "import_module", side_effect=ModuleNotFoundError):
+      with self.assertRaisesRegex(ImportError, "pip install tf-keras"):
+        _tensorflow._import_tf_keras("tf_keras")
 
 
 if __name__ == "__main__":

@@ -10,6 +10,8 @@ import importlib
 import inspect
 from typing import Any
 
+from monolith import _tensorflow
+
 _MODULE_TO_NAMES = {
   "add_bias": ("AddBias",),
   "advanced_activations": (
@@ -48,16 +50,15 @@ _NAME_TO_MODULE = {name: module for module, names in _MODULE_TO_NAMES.items() fo
 
 def _load_keras_layers() -> dict[str, type]:
   """Returns all layers of Keras by name, after giving those that have none a `params()`."""
-  import tensorflow as tf
-
   from monolith.native_training import utils
 
+  keras = _tensorflow.import_keras()
   layers = {}
-  for name in dir(tf.keras.layers):
-    layer = getattr(tf.keras.layers, name)
-    if not inspect.isclass(layer) or not issubclass(layer, tf.keras.layers.Layer):
+  for name in dir(keras.layers):
+    layer = getattr(keras.layers, name)
+    if not inspect.isclass(layer) or not issubclass(layer, keras.layers.Layer):
       continue
-    if layer is not tf.keras.layers.Layer:
+    if layer is not keras.layers.Layer:
       layers[name] = utils.with_params(layer)
   return layers
 
@@ -72,17 +73,15 @@ def __getattr__(name: str) -> Any:
   elif name == "__all__":
     value = __dir__()
   else:
-    import tensorflow as tf
-
-    if not hasattr(tf.keras.layers, name):
+    layers = _tensorflow.import_keras().layers
+    if not hasattr(layers, name):
       raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = __getattr__("keras_layers").get(name, getattr(tf.keras.layers, name))
+    value = __getattr__("keras_layers").get(name, getattr(layers, name))
   globals()[name] = value
   return value
 
 
 def __dir__() -> list[str]:
-  import tensorflow as tf
-
-  keras = {name for name in dir(tf.keras.layers) if not name.startswith("_")}
-  return sorted({*keras, *_NAME_TO_MODULE, "keras_layers"})
+  layers = _tensorflow.import_keras().layers
+  names = {name for name in dir(layers) if not name.startswith("_")}
+  return sorted({*names, *_NAME_TO_MODULE, "keras_layers"})

@@ -6,14 +6,17 @@ from typing import Any
 
 import tensorflow as tf
 
+from monolith import _tensorflow
 from monolith.native_training import utils
 from monolith.native_training.layers import utils as layer_utils
+
+keras = _tensorflow.import_keras()
 
 _DATA_FORMATS = ("channels_first", "channels_last")
 
 
 @utils.with_params
-class AddBias(tf.keras.layers.Layer):
+class AddBias(keras.layers.Layer):
   """`y = x + b`, where `b` has the shape of an example.
 
   Args:
@@ -23,9 +26,9 @@ class AddBias(tf.keras.layers.Layer):
 
   def __init__(self, initializer: Any = None, regularizer: Any = None, **kwargs: Any):
     super().__init__(**kwargs)
-    self.initializer = tf.keras.initializers.get(initializer)
-    self.regularizer = tf.keras.regularizers.get(regularizer)
-    self.input_spec = tf.keras.layers.InputSpec(min_ndim=2)
+    self.initializer = keras.initializers.get(initializer)
+    self.regularizer = keras.regularizers.get(regularizer)
+    self.input_spec = keras.layers.InputSpec(min_ndim=2)
 
   def build(self, input_shape: Any) -> None:
     self.bias = self.add_weight(

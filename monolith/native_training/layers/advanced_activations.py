@@ -8,17 +8,20 @@ from typing import Any
 
 import tensorflow as tf
 
+from monolith import _tensorflow
 from monolith.native_training import utils
 
-ReLU = utils.with_params(tf.keras.layers.ReLU)
-LeakyReLU = utils.with_params(tf.keras.layers.LeakyReLU)
-ELU = utils.with_params(tf.keras.layers.ELU)
-Softmax = utils.with_params(tf.keras.layers.Softmax)
-ThresholdedReLU = utils.with_params(tf.keras.layers.ThresholdedReLU)
-PReLU = utils.with_params(tf.keras.layers.PReLU)
+keras = _tensorflow.import_keras()
+
+ReLU = utils.with_params(keras.layers.ReLU)
+LeakyReLU = utils.with_params(keras.layers.LeakyReLU)
+ELU = utils.with_params(keras.layers.ELU)
+Softmax = utils.with_params(keras.layers.Softmax)
+ThresholdedReLU = utils.with_params(keras.layers.ThresholdedReLU)
+PReLU = utils.with_params(keras.layers.PReLU)
 
 
-class _Stateless(tf.keras.layers.Layer):
+class _Stateless(keras.layers.Layer):
   """A layer without variables or arguments."""
 
   def compute_output_shape(self, input_shape: Any) -> Any:
@@ -34,13 +37,13 @@ class Exponential(_Stateless):
 @utils.with_params
 class Gelu(_Stateless):
   def call(self, x: tf.Tensor) -> tf.Tensor:
-    return tf.keras.activations.gelu(x)
+    return keras.activations.gelu(x)
 
 
 @utils.with_params
 class HardSigmoid(_Stateless):
   def call(self, x: tf.Tensor) -> tf.Tensor:
-    return tf.keras.activations.hard_sigmoid(x)
+    return keras.activations.hard_sigmoid(x)
 
 
 @utils.with_params
@@ -147,9 +150,9 @@ def get(identifier: Any) -> Any:
   elif isinstance(identifier, dict):
     return deserialize(identifier)
   elif inspect.isclass(identifier):
-    if issubclass(identifier, tf.keras.layers.Layer) and hasattr(identifier, "params"):
+    if issubclass(identifier, keras.layers.Layer) and hasattr(identifier, "params"):
       return identifier()
-  elif isinstance(identifier, tf.keras.layers.Layer):
+  elif isinstance(identifier, keras.layers.Layer):
     if hasattr(identifier, "params"):
       return identifier
     name = type(identifier).__name__.lower()
@@ -167,7 +170,7 @@ def serialize(activation: Any) -> str | None:
   `None` for functions that are no layer: their code cannot be written down.
   """
   name = type(activation).__name__
-  if name.lower() not in _ACTIVATIONS or not isinstance(activation, tf.keras.layers.Layer):
+  if name.lower() not in _ACTIVATIONS or not isinstance(activation, keras.layers.Layer):
     return None
   config = activation.get_config()
   return repr(

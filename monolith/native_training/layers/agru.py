@@ -6,9 +6,12 @@ from typing import Any
 
 import tensorflow as tf
 
+from monolith import _tensorflow
 from monolith.native_training import utils
 from monolith.native_training.layers import advanced_activations
 from monolith.native_training.layers import utils as layer_utils
+
+keras = _tensorflow.import_keras()
 
 _ATT_TYPES = ("AGRU", "AUGRU")
 
@@ -19,7 +22,7 @@ def create_ta(name: str, size: int | tf.Tensor, dtype: tf.DType) -> tf.TensorArr
 
 
 @utils.with_params
-class AGRUCell(tf.keras.layers.Layer):
+class AGRUCell(keras.layers.Layer):
   """One step: `(x [B, D], state [B, u], attention [B, 1] or None)` to `(h, h)`.
 
   Args:
@@ -44,10 +47,8 @@ class AGRUCell(tf.keras.layers.Layer):
     self.units = units
     self.att_type = att_type.upper()
     self.activation = advanced_activations.get("tanh" if activation is None else activation)
-    self.initializer = tf.keras.initializers.get(
-      "he_normal" if initializer is None else initializer
-    )
-    self.regularizer = tf.keras.regularizers.get(regularizer)
+    self.initializer = keras.initializers.get("he_normal" if initializer is None else initializer)
+    self.regularizer = keras.regularizers.get(regularizer)
 
   @property
   def state_size(self) -> int:

@@ -7,16 +7,19 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.ops import variable_scope
 
+from monolith import _tensorflow
 from monolith.native_training import utils
 from monolith.native_training.layers import advanced_activations
 from monolith.native_training.layers import utils as layer_utils
+
+keras = _tensorflow.import_keras()
 
 _EPSILON = 1e-6
 _MONITOR_NAME = "inactive_relu_count_moving_avg"
 
 
 @utils.with_params
-class Dense(tf.keras.layers.Layer):
+class Dense(keras.layers.Layer):
   """`y = act(x K + b)`: `[..., D]` to `[..., units]`.
 
   Args:
@@ -59,17 +62,17 @@ class Dense(tf.keras.layers.Layer):
     self.units = int(units)
     self.activation = advanced_activations.get(activation)
     self.use_bias = use_bias
-    self.kernel_initializer = tf.keras.initializers.get(kernel_initializer)
-    self.bias_initializer = tf.keras.initializers.get(bias_initializer)
-    self.kernel_regularizer = tf.keras.regularizers.get(kernel_regularizer)
-    self.bias_regularizer = tf.keras.regularizers.get(bias_regularizer)
+    self.kernel_initializer = keras.initializers.get(kernel_initializer)
+    self.bias_initializer = keras.initializers.get(bias_initializer)
+    self.kernel_regularizer = keras.regularizers.get(kernel_regularizer)
+    self.bias_regularizer = keras.regularizers.get(bias_regularizer)
     self.allow_kernel_norm = allow_kernel_norm
     self.kernel_norm_trainable = kernel_norm_trainable
     self.partitioner = partitioner
     self.inactive_relu_monitor = inactive_relu_monitor
     self.inactive_relu_monitor_decay = inactive_relu_monitor_decay
     self.optimizer = optimizer
-    self.input_spec = tf.keras.layers.InputSpec(min_ndim=2)
+    self.input_spec = keras.layers.InputSpec(min_ndim=2)
 
   def build(self, input_shape: Any) -> None:
     """Creates the variables.
@@ -78,7 +81,7 @@ class Dense(tf.keras.layers.Layer):
       TypeError: the layer is not one of floats.
       ValueError: the last dimension is unknown.
     """
-    dtype = tf.as_dtype(self.dtype or tf.keras.backend.floatx())
+    dtype = tf.as_dtype(self.dtype or keras.backend.floatx())
     if not (dtype.is_floating or dtype.is_complex):
       raise TypeError(f"Unable to build `Dense` layer with non-floating point dtype {dtype}")
     last_dim = tf.compat.dimension_value(tf.TensorShape(input_shape)[-1])
@@ -86,7 +89,7 @@ class Dense(tf.keras.layers.Layer):
       raise ValueError(
         "The last dimension of the inputs to `Dense` should be defined. Found `None`."
       )
-    self.input_spec = tf.keras.layers.InputSpec(min_ndim=2, axes={-1: last_dim})
+    self.input_spec = keras.layers.InputSpec(min_ndim=2, axes={-1: last_dim})
     initial = layer_utils.new_initializer(self.kernel_initializer)(
       [last_dim, self.units], dtype=dtype
     )
@@ -125,7 +128,7 @@ class Dense(tf.keras.layers.Layer):
     super().build(input_shape)
 
   def _is_monitored(self) -> bool:
-    return self.inactive_relu_monitor and isinstance(self.activation, tf.keras.layers.ReLU)
+    return self.inactive_relu_monitor and isinstance(self.activation, keras.layers.ReLU)
 
   def _get_variable(self, name: str, initial: tf.Tensor, **kwargs: Any) -> Any:
     """Returns the variable of that name in the scope that is called like the name scope."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-import tensorflow as tf
-
+from monolith import _tensorflow
 from monolith.native_training.layers import utils as layer_utils
 from monolith.native_training.layers.dense import Dense
+
+keras = _tensorflow.import_keras()
 
 
 @dataclasses.dataclass
@@ -40,8 +41,8 @@ class DenseOptions:
   batch_normalization_renorm_momentum: float = 0.99
 
   def __post_init__(self) -> None:
-    self.kernel_regularizer = tf.keras.regularizers.get(self.kernel_regularizer)
-    self.bias_regularizer = tf.keras.regularizers.get(self.bias_regularizer)
+    self.kernel_regularizer = keras.regularizers.get(self.kernel_regularizer)
+    self.bias_regularizer = keras.regularizers.get(self.bias_regularizer)
 
   def create_dense(self, units: int, initializer: Any, name: str) -> Dense:
     """Returns a dense layer without activation."""
@@ -56,9 +57,9 @@ class DenseOptions:
       name=name,
     )
 
-  def create_batch_norm(self, name: str) -> tf.keras.layers.Layer:
+  def create_batch_norm(self, name: str) -> keras.layers.Layer:
     """Returns a batch normalization; only that of version 1 knows renormalization."""
-    return tf.compat.v1.keras.layers.BatchNormalization(
+    return _tensorflow.import_keras_v1().layers.BatchNormalization(
       momentum=self.batch_normalization_momentum,
       renorm=self.batch_normalization_renorm,
       renorm_clipping=self.batch_normalization_renorm_clipping,

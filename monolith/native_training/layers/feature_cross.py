@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from monolith import _tensorflow
 from monolith.native_training import graph_estimator, utils
 from monolith.native_training.layers import (
   advanced_activations,
@@ -17,10 +18,12 @@ from monolith.native_training.layers import (
 )
 from monolith.native_training.layers.mlp import MLP
 
+keras = _tensorflow.import_keras()
+
 _TRAIN = graph_estimator.ModeKeys.TRAIN
 
 
-class _Merging(tf.keras.layers.Layer):
+class _Merging(keras.layers.Layer):
   """A layer whose output is merged as its arguments say."""
 
   def __init__(self, out_type: str | None = "concat", keep_list: bool = False, **kwargs: Any):
@@ -72,8 +75,8 @@ class GroupInt(_Merging):
     self.use_attention = use_attention
     self.attention_units = list(attention_units or [])
     self.activation = advanced_activations.get(activation)
-    self.initializer = tf.keras.initializers.get(initializer or "glorot_normal")
-    self.regularizer = tf.keras.regularizers.get(regularizer)
+    self.initializer = keras.initializers.get(initializer or "glorot_normal")
+    self.regularizer = keras.regularizers.get(regularizer)
     if use_attention:
       assert interaction_type == "multiply", "attention needs interaction_type multiply"
       assert (
@@ -142,8 +145,8 @@ class AllInt(_Merging):
   ):
     super().__init__(out_type=out_type, keep_list=keep_list, **kwargs)
     self.cmp_dim = cmp_dim
-    self.initializer = tf.keras.initializers.get(initializer or "glorot_normal")
-    self.regularizer = tf.keras.regularizers.get(regularizer)
+    self.initializer = keras.initializers.get(initializer or "glorot_normal")
+    self.regularizer = keras.regularizers.get(regularizer)
     self.use_bias = use_bias
 
   def build(self, input_shape: Any) -> None:
@@ -182,7 +185,7 @@ class AllInt(_Merging):
 
 
 @utils.with_params
-class CDot(tf.keras.layers.Layer):
+class CDot(keras.layers.Layer):
   """Interaction of features with a compressed view of all of them.
 
   Takes `[B, F, E]` to `[B, F * P + E * P]`.
@@ -208,8 +211,8 @@ class CDot(tf.keras.layers.Layer):
     self.project_dim = project_dim
     self.compress_units = list(compress_units)
     self.activation = advanced_activations.get(activation)
-    self.initializer = tf.keras.initializers.get(initializer or "glorot_normal")
-    self.regularizer = tf.keras.regularizers.get(regularizer)
+    self.initializer = keras.initializers.get(initializer or "glorot_normal")
+    self.regularizer = keras.regularizers.get(regularizer)
 
   def build(self, input_shape: Any) -> None:
     _, num_feature, emb_size = tf.TensorShape(input_shape).as_list()
@@ -250,7 +253,7 @@ class CDot(tf.keras.layers.Layer):
 
 
 @utils.with_params
-class CAN(tf.keras.layers.Layer):
+class CAN(keras.layers.Layer):
   """A small network over user features whose weights are the item's embedding.
 
   Takes `(user, item [B, layer_num * D * (D + 1)])`, where `user` is `[B, F, T, D]` (`is_seq` and
@@ -316,7 +319,7 @@ class CAN(tf.keras.layers.Layer):
 
 
 @utils.with_params
-class DCN(tf.keras.layers.Layer):
+class DCN(keras.layers.Layer):
   """Cross layers `x <- x0 * (x W + b) + x`, `[B, ..., D]` to the same shape.
 
   Differences from ByteDance's Monolith: the gates of `mixed` experts are a softmax over the
@@ -352,8 +355,8 @@ class DCN(tf.keras.layers.Layer):
     super().__init__(**kwargs)
     self.layer_num = layer_num
     self.dcn_type = dcn_type
-    self.initializer = tf.keras.initializers.get(initializer or "glorot_normal")
-    self.regularizer = tf.keras.regularizers.get(regularizer)
+    self.initializer = keras.initializers.get(initializer or "glorot_normal")
+    self.regularizer = keras.regularizers.get(regularizer)
     self.num_experts = num_experts
     self.low_rank = low_rank
     self.allow_kernel_norm = allow_kernel_norm
@@ -457,7 +460,7 @@ class DCN(tf.keras.layers.Layer):
 
 
 @utils.with_params
-class CIN(tf.keras.layers.Layer):
+class CIN(keras.layers.Layer):
   """Compressed interaction network, `[B, F, E]` to `[B, sum of hidden_uints]`.
 
   Args:
@@ -478,13 +481,13 @@ class CIN(tf.keras.layers.Layer):
     super().__init__(**kwargs)
     self.hidden_uints = list(hidden_uints)
     self.activation = advanced_activations.get(activation)
-    self.initializer = tf.keras.initializers.get(initializer)
-    self.regularizer = tf.keras.regularizers.get(regularizer)
+    self.initializer = keras.initializers.get(initializer)
+    self.regularizer = keras.regularizers.get(regularizer)
 
   def build(self, input_shape: Any) -> None:
     last = len(self.hidden_uints) - 1
     self._convolutions = [
-      tf.keras.layers.Conv1D(
+      keras.layers.Conv1D(
         units,
         kernel_size=1,
         activation=None if i == last else self.activation,

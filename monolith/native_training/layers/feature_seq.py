@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from monolith import _tensorflow
 from monolith.native_training import utils
 from monolith.native_training.layers import advanced_activations
 from monolith.native_training.layers import utils as layer_utils
@@ -14,9 +15,11 @@ from monolith.native_training.layers.agru import AGRUCell, dynamic_rnn_with_atte
 from monolith.native_training.layers.dense import Dense
 from monolith.native_training.layers.mlp import MLP
 
+keras = _tensorflow.import_keras()
+
 
 @utils.with_params
-class DIN(tf.keras.layers.Layer):
+class DIN(keras.layers.Layer):
   """Deep interest network: attention of a query over keys.
 
   Takes `(query [B, H], keys [B, T, H])` to `[B, H]`, or to `[B, T, H]` if `mode` is not `sum`.
@@ -44,8 +47,8 @@ class DIN(tf.keras.layers.Layer):
     self.hidden_units = list(hidden_units)
     assert self.hidden_units[-1] == 1, f"hidden_units is {hidden_units}, the last one must be 1"
     self.activation = advanced_activations.get(activation)
-    self.initializer = tf.keras.initializers.get(initializer or "glorot_normal")
-    self.regularizer = tf.keras.regularizers.get(regularizer)
+    self.initializer = keras.initializers.get(initializer or "glorot_normal")
+    self.regularizer = keras.regularizers.get(regularizer)
     self.mode = mode
     self.decay = decay
     self._mlp = MLP(
@@ -91,7 +94,7 @@ class DIN(tf.keras.layers.Layer):
 
 
 @utils.with_params
-class DIEN(tf.keras.layers.Layer):
+class DIEN(keras.layers.Layer):
   """Deep interest evolution network: `(query [B, H], keys [B, T, E])` to `[B, H]`.
 
   Args:
@@ -115,11 +118,11 @@ class DIEN(tf.keras.layers.Layer):
     self.num_units = num_units
     self.att_type = att_type
     self.activation = advanced_activations.get(activation)
-    self.initializer = tf.keras.initializers.get(initializer)
-    self.regularizer = tf.keras.regularizers.get(regularizer)
+    self.initializer = keras.initializers.get(initializer)
+    self.regularizer = keras.regularizers.get(regularizer)
 
   def build(self, input_shape: Any) -> None:
-    self._gru = tf.keras.layers.GRU(
+    self._gru = keras.layers.GRU(
       self.num_units,
       activation=self.activation,
       kernel_initializer=layer_utils.new_initializer(self.initializer),
@@ -179,7 +182,7 @@ class DIEN(tf.keras.layers.Layer):
 
 
 @utils.with_params
-class DMR_U2I(tf.keras.layers.Layer):  # noqa: N801, the published name
+class DMR_U2I(keras.layers.Layer):  # noqa: N801, the published name
   """Deep match to rank: `(item [B, I], user_seq [B, T, U])` to `[B, I]`.
 
   Args:
@@ -200,8 +203,8 @@ class DMR_U2I(tf.keras.layers.Layer):  # noqa: N801, the published name
     super().__init__(**kwargs)
     self.cmp_dim = cmp_dim
     self.activation = advanced_activations.get(activation)
-    self.initializer = tf.keras.initializers.get(initializer)
-    self.regularizer = tf.keras.regularizers.get(regularizer)
+    self.initializer = keras.initializers.get(initializer)
+    self.regularizer = keras.regularizers.get(regularizer)
 
   def build(self, input_shape: Any) -> None:
     item_shape, seq_shape = (tf.TensorShape(shape) for shape in input_shape)

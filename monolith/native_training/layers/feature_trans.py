@@ -8,11 +8,14 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from monolith import _tensorflow
 from monolith.core import base_layer
 from monolith.native_training import utils
 from monolith.native_training.layers import utils as layer_utils
 from monolith.native_training.layers.feature_cross import _Merging
 from monolith.native_training.layers.mlp import MLP
+
+keras = _tensorflow.import_keras()
 
 
 @utils.with_params
@@ -74,8 +77,8 @@ class iRazor(_Merging):  # noqa: N801, the published name
     super().__init__(out_type=out_type, keep_list=keep_list, **kwargs)
     self.nas_space = list(nas_space)
     self.t = t
-    self.initializer = tf.keras.initializers.get(initializer)
-    self.regularizer = tf.keras.regularizers.get(regularizer)
+    self.initializer = keras.initializers.get(initializer)
+    self.regularizer = keras.regularizers.get(regularizer)
     self.feature_weight = feature_weight
 
   def build(self, input_shape: Any) -> None:
@@ -144,8 +147,8 @@ class SeNet(_Merging):
     super().__init__(out_type=out_type, keep_list=keep_list, **kwargs)
     self.num_feature = num_feature
     self.cmp_dim = cmp_dim
-    self.initializer = tf.keras.initializers.get(initializer)
-    self.regularizer = tf.keras.regularizers.get(regularizer)
+    self.initializer = keras.initializers.get(initializer)
+    self.regularizer = keras.regularizers.get(regularizer)
     self.on_gpu = on_gpu
     self._cmp_tower = None
     if cmp_dim is not None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from monolith import _tensorflow
 from monolith.core import hyperparams
 from monolith.native_training import utils
 from monolith.native_training.layers import advanced_activations
@@ -14,11 +15,13 @@ from monolith.native_training.layers import mlp as mlp_lib
 from monolith.native_training.layers import utils as layer_utils
 from monolith.native_training.layers.dense_options import DenseOptions
 
+keras = _tensorflow.import_keras()
+
 _LHUC_PREFIX = "lhuc_"
 
 
 @utils.with_params
-class LHUCTower(tf.keras.layers.Layer):
+class LHUCTower(keras.layers.Layer):
   """`h <- block_i(h) * lhuc_i(lhuc_input)`.
 
   Takes one tensor, or `[dense_input, lhuc_input]`, to `[B, output_dims[-1]]`.
@@ -62,7 +65,7 @@ class LHUCTower(tf.keras.layers.Layer):
     self.lhuc_output_dims = self._expand_lhuc_dims(lhuc_output_dims)
     self.activations = mlp_lib.expand_activations(activations, len(self.output_dims))
     self.initializers = [
-      tf.keras.initializers.get(initializer or "glorot_uniform")
+      keras.initializers.get(initializer or "glorot_uniform")
       for initializer in utils.extend_as_list(initializers, len(self.output_dims))
     ]
     self._options = DenseOptions(

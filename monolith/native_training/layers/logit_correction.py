@@ -6,12 +6,15 @@ from typing import Any
 
 import tensorflow as tf
 
+from monolith import _tensorflow
 from monolith.native_training import utils
 from monolith.native_training.layers import advanced_activations
 
+keras = _tensorflow.import_keras()
+
 
 @utils.with_params
-class LogitCorrection(tf.keras.layers.Layer):
+class LogitCorrection(keras.layers.Layer):
   """Takes `(logits, sample_rate)` to corrected logits.
 
   Args:

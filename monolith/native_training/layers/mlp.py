@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from monolith import _tensorflow
 from monolith.core import hyperparams
 from monolith.native_training import utils
 from monolith.native_training.layers import advanced_activations
@@ -14,9 +15,12 @@ from monolith.native_training.layers import utils as layer_utils
 from monolith.native_training.layers.dense_options import DenseOptions
 from monolith.native_training.summary import summary_ops
 
+keras = _tensorflow.import_keras()
+_BatchNormalization = _tensorflow.import_keras_v1().layers.BatchNormalization
+
 
 @utils.with_params
-class MLP(tf.keras.layers.Layer):
+class MLP(keras.layers.Layer):
   """Dense layers one after the other, each with an activation.
 
   Args:
@@ -59,7 +63,7 @@ class MLP(tf.keras.layers.Layer):
     count = len(self.output_dims)
     self.activations = expand_activations(activations, count)
     self.initializers = [
-      tf.keras.initializers.get(initializer or "glorot_uniform")
+      keras.initializers.get(initializer or "glorot_uniform")
       for initializer in utils.extend_as_list(initializers, count)
     ]
     self._options = DenseOptions(
@@ -157,7 +161,7 @@ def expand_activations(activations: Any, count: int) -> list[Any]:
 
 def call_layer(layer: Any, inputs: tf.Tensor, training: Any) -> tf.Tensor:
   """Calls a layer; what a batch normalization updates becomes one of the graph's update ops."""
-  if not isinstance(layer, tf.compat.v1.keras.layers.BatchNormalization) or training is None:
+  if not isinstance(layer, _BatchNormalization) or training is None:
     return layer(inputs)
   outputs = layer(inputs, training=training)
   if not tf.executing_eagerly():

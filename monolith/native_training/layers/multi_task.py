@@ -7,18 +7,21 @@ from typing import Any
 
 import tensorflow as tf
 
+from monolith import _tensorflow
 from monolith.native_training import graph_estimator, utils
 from monolith.native_training.layers import advanced_activations
 from monolith.native_training.layers import utils as layer_utils
 from monolith.native_training.layers.dense_options import DenseOptions
 from monolith.native_training.layers.mlp import MLP
 
+keras = _tensorflow.import_keras()
+
 _PREDICT = graph_estimator.ModeKeys.PREDICT
 _EPSILON = 1e-7
 
 
 @utils.with_params
-class MMoE(tf.keras.layers.Layer):
+class MMoE(keras.layers.Layer):
   """Multi-gate mixture of experts: `x`, or `[expert_input, gate_input]`, to one tensor per task.
 
   Args:
@@ -189,7 +192,7 @@ def _serialize_initializers(initializers: Any) -> Any:
 
 
 @utils.with_params
-class SNR(tf.keras.layers.Layer):
+class SNR(keras.layers.Layer):
   """Sub-network routing: I tensors `[B, d]` to O tensors `[B, out]`, over learned routes.
 
   Args:
@@ -229,8 +232,8 @@ class SNR(tf.keras.layers.Layer):
     self.beta = beta
     self.use_ste = use_ste
     self.mode = mode
-    self.initializer = tf.keras.initializers.get(initializer)
-    self.regularizer = tf.keras.regularizers.get(regularizer)
+    self.initializer = keras.initializers.get(initializer)
+    self.regularizer = keras.regularizers.get(regularizer)
 
   def build(self, input_shape: Any) -> None:
     dims = [layer_utils.check_dim(tf.TensorShape(shape)[-1]) for shape in input_shape]

@@ -7,15 +7,18 @@ from typing import Any
 
 import tensorflow as tf
 
+from monolith import _tensorflow
 from monolith.core import base_layer
 from monolith.native_training import graph_estimator, utils
 from monolith.native_training.layers import utils as layer_utils
+
+keras = _tensorflow.import_keras()
 
 _TRAIN = graph_estimator.ModeKeys.TRAIN
 
 
 @utils.with_params
-class LayerNorm(tf.keras.layers.Layer):
+class LayerNorm(keras.layers.Layer):
   """Mean 0 and variance 1 along the last axis, then `gamma x + beta`.
 
   Args:
@@ -25,8 +28,8 @@ class LayerNorm(tf.keras.layers.Layer):
 
   def __init__(self, initializer: Any = None, regularizer: Any = None, **kwargs: Any):
     super().__init__(**kwargs)
-    self.initializer = tf.keras.initializers.get(initializer)
-    self.regularizer = tf.keras.regularizers.get(regularizer)
+    self.initializer = keras.initializers.get(initializer)
+    self.regularizer = keras.regularizers.get(regularizer)
 
   def build(self, input_shape: Any) -> None:
     shape = tf.TensorShape(input_shape)[-1:]
@@ -55,7 +58,7 @@ class LayerNorm(tf.keras.layers.Layer):
 
 
 @utils.with_params
-class GradNorm(tf.keras.layers.Layer):
+class GradNorm(keras.layers.Layer):
   """Weighs losses so that their gradients have similar norms.
 
   Args:
@@ -135,7 +138,7 @@ class GradNorm(tf.keras.layers.Layer):
 
 
 @utils.with_params
-class BatchNorm(tf.keras.layers.Layer):
+class BatchNorm(keras.layers.Layer):
   """Mean 0 and variance 1 over a batch (legacy: prefer `tf.keras.layers.BatchNormalization`).
 
   The moving statistics are trainable variables: the layer losses `<name>_moving_mean` and
@@ -178,11 +181,11 @@ class BatchNorm(tf.keras.layers.Layer):
     self.momentum = momentum
     self.center = center
     self.scale = scale
-    self.moving_mean_initializer = tf.keras.initializers.get(moving_mean_initializer)
-    self.moving_variance_initializer = tf.keras.initializers.get(moving_variance_initializer)
-    self.beta_initializer = tf.keras.initializers.get(beta_initializer)
-    self.gamma_initializer = tf.keras.initializers.get(gamma_initializer)
-    self.regularizer = tf.keras.regularizers.get(regularizer)
+    self.moving_mean_initializer = keras.initializers.get(moving_mean_initializer)
+    self.moving_variance_initializer = keras.initializers.get(moving_variance_initializer)
+    self.beta_initializer = keras.initializers.get(beta_initializer)
+    self.gamma_initializer = keras.initializers.get(gamma_initializer)
+    self.regularizer = keras.regularizers.get(regularizer)
     self.training_use_global_dist = training_use_global_dist
     self.global_dist_momentum = global_dist_momentum
     self.stop_grad_of_var_mean = stop_grad_of_var_mean

@@ -6,11 +6,14 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+from monolith import _tensorflow
 from monolith.native_training import utils
+
+keras = _tensorflow.import_keras()
 
 
 @utils.with_params
-class Pooling(tf.keras.layers.Layer):
+class Pooling(keras.layers.Layer):
   """Base of the layers below."""
 
   def call(self, vec_list: Sequence[tf.Tensor]) -> tf.Tensor:

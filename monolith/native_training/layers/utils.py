@@ -8,7 +8,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from monolith import _tensorflow
 from monolith.native_training import utils
+
+keras = _tensorflow.import_keras()
 
 
 class MergeType:
@@ -105,7 +108,7 @@ def new_initializer(identifier: Any, default: Any = None) -> Any:
     identifier: anything that `tf.keras.initializers.get` understands.
     default: what `None` stands for.
   """
-  initializer = tf.keras.initializers.get(default if identifier is None else identifier)
+  initializer = keras.initializers.get(default if identifier is None else identifier)
   if hasattr(initializer, "get_config") and hasattr(initializer, "from_config"):
     return type(initializer).from_config(initializer.get_config())
   return initializer
@@ -115,14 +118,14 @@ def serialize_initializer(initializer: Any) -> Any:
   """Returns the initializer in a form that `tf.keras.initializers.get` understands."""
   if initializer is None or isinstance(initializer, (str, dict)):
     return initializer
-  return tf.keras.initializers.serialize(tf.keras.initializers.get(initializer))
+  return keras.initializers.serialize(keras.initializers.get(initializer))
 
 
 def serialize_regularizer(regularizer: Any) -> Any:
   """Returns the regularizer in a form that `tf.keras.regularizers.get` understands."""
   if regularizer is None or isinstance(regularizer, (str, dict)):
     return regularizer
-  return tf.keras.regularizers.serialize(tf.keras.regularizers.get(regularizer))
+  return keras.regularizers.serialize(keras.regularizers.get(regularizer))
 
 
 def gumbel_keys(w: tf.Tensor) -> tf.Tensor:

@@ -18,8 +18,11 @@ import tensorflow as tf
 from absl.testing import absltest
 from tensorflow.python.training import monitored_session
 
+from monolith import _tensorflow
 from monolith.native_training import graph_estimator
 from monolith.native_training.graph_estimator import inputs, run_config
+
+keras = _tensorflow.import_keras()
 
 tf.compat.v1.disable_eager_execution()
 
@@ -209,7 +212,7 @@ class TrainTest(EstimatorTestCase):
 
 class EvaluateTest(EstimatorTestCase):
   def _metric_fn(self, features, labels, mode):
-    mean = tf.keras.metrics.Mean()
+    mean = keras.metrics.Mean()
     mean.update_state(features["x"])
     return _model_fn(
       features,

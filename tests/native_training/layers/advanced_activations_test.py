@@ -3,9 +3,12 @@
 import numpy as np
 import tensorflow as tf
 
+from monolith import _tensorflow
 from monolith.native_training import layers
 from monolith.native_training.layers import advanced_activations as activations
 from tests.native_training.layers.layers_testing import LayerTestCase
+
+keras = _tensorflow.import_keras()
 
 tf.compat.v1.disable_eager_execution()
 
@@ -82,9 +85,9 @@ class PackageTest(LayerTestCase):
       self.assertTrue(hasattr(layers, name), name)
       self.assertIn(name, dir(layers))
     self.assertIs(layers.FFM, layers.GroupInt)
-    self.assertIsNot(layers.Dense, tf.keras.layers.Dense)
+    self.assertIsNot(layers.Dense, keras.layers.Dense)
     self.assertNotIn("Layer", layers.keras_layers)
-    self.assertIs(layers.keras_layers["Conv2D"], tf.keras.layers.Conv2D)
+    self.assertIs(layers.keras_layers["Conv2D"], keras.layers.Conv2D)
     self.assertEqual(layers.Conv2D.params().set(filters=2, kernel_size=1).instantiate().filters, 2)
     self.assertFalse(hasattr(layers, "NoSuchLayer"))
     names = {}

@@ -6,10 +6,13 @@ import inspect
 import tensorflow as tf
 from absl.testing import parameterized
 
+from monolith import _tensorflow
 from monolith.native_training.layers.dense_options import DenseOptions
 from monolith.native_training.layers.lhuc import LHUCTower
 from monolith.native_training.layers.mlp import MLP
 from monolith.native_training.layers.multi_task import MMoE
+
+keras = _tensorflow.import_keras()
 
 _LAYERS = {
   "mlp": lambda **options: MLP([2, 1], **options),
@@ -28,11 +31,11 @@ class DenseOptionsTest(parameterized.TestCase, tf.test.TestCase):
   @parameterized.parameters(*_LAYERS)
   def test_options_survive_in_the_config(self, kind):
     options = {
-      "kernel_regularizer": tf.keras.regularizers.L2(0.5),
+      "kernel_regularizer": keras.regularizers.L2(0.5),
       "use_weight_norm": False,
       "use_learnable_weight_norm": False,
       "use_bias": False,
-      "bias_regularizer": tf.keras.regularizers.L1(0.25),
+      "bias_regularizer": keras.regularizers.L1(0.25),
       "enable_batch_normalization": True,
       "batch_normalization_momentum": 0.5,
       "batch_normalization_renorm": True,
@@ -46,14 +49,14 @@ class DenseOptionsTest(parameterized.TestCase, tf.test.TestCase):
 
     for name, value in options.items():
       if name.endswith("regularizer"):
-        value = tf.keras.regularizers.serialize(value)
+        value = keras.regularizers.serialize(value)
       self.assertEqual(config[name], value, name)
       self.assertEqual(again[name], value, name)
 
   def test_regularizers_may_be_names(self):
     options = DenseOptions(kernel_regularizer="l2")
 
-    self.assertIsInstance(options.kernel_regularizer, tf.keras.regularizers.L2)
+    self.assertIsInstance(options.kernel_regularizer, keras.regularizers.L2)
     self.assertIsNone(options.bias_regularizer)
 
   def test_a_dense_layer_follows_the_options(self):
@@ -82,7 +85,7 @@ class DenseOptionsTest(parameterized.TestCase, tf.test.TestCase):
     self.assertEqual(norm.renorm_momentum, 0.25)
 
   def test_arguments_are_handed_on_as_they_are(self):
-    regularizer = tf.keras.regularizers.L2(0.5)
+    regularizer = keras.regularizers.L2(0.5)
 
     arguments = DenseOptions(kernel_regularizer=regularizer).as_arguments()
 

@@ -3,8 +3,11 @@
 import numpy as np
 import tensorflow as tf
 
+from monolith import _tensorflow
 from monolith.native_training.layers.dense import Dense
 from tests.native_training.layers.layers_testing import LayerTestCase
+
+keras = _tensorflow.import_keras()
 
 tf.compat.v1.disable_eager_execution()
 
@@ -53,7 +56,7 @@ class DenseTest(LayerTestCase):
         self.assertLen(layer.trainable_weights, 6)
 
   def test_initial_kernels_differ(self):
-    layers = [Dense(3, kernel_initializer=i) for i in [tf.keras.initializers.GlorotUniform()] * 2]
+    layers = [Dense(3, kernel_initializer=i) for i in [keras.initializers.GlorotUniform()] * 2]
     for layer in layers:
       layer(tf.ones([1, 2]))
     first, second = self.value([layer.kernel for layer in layers])

@@ -3,7 +3,10 @@
 import numpy as np
 import tensorflow as tf
 
+from monolith import _tensorflow
 from monolith.native_training.layers import layer_ops
+
+keras = _tensorflow.import_keras()
 
 _LEFT = [[1.0, 2.0, 3.0, 4.0]]
 _RIGHT = [[5.0, 6.0, 7.0, 8.0, 9.0, 10.0]]
@@ -313,7 +316,7 @@ class FidCounterTest(tf.test.TestCase):
 
   def test_sgd_counts_to_the_threshold(self):
     counter = tf.Variable([[0.0], [3.0]])
-    optimizer = tf.keras.optimizers.legacy.SGD(1.0)
+    optimizer = keras.optimizers.legacy.SGD(1.0)
 
     for _ in range(6):
       optimizer.minimize(lambda: layer_ops.fid_counter(counter, 4), [counter])
