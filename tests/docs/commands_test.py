@@ -95,6 +95,8 @@ def _get_parse(module_name: str) -> Callable[[list[str]], Any]:
 
     return parse_flags
   module = importlib.import_module(module_name)
+  if hasattr(module, "__path__"):
+    module = importlib.import_module(f"{module_name}.__main__")
   if hasattr(module, "parse_arguments"):
     return module.parse_arguments
   if hasattr(module, "make_parser"):
