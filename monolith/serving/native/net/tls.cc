@@ -80,9 +80,22 @@ struct OpenSsl {
 
 Status Invalid(const std::string& text) { return Status(Code::kInvalidArgument, text); }
 
+// Opens a library that prefers its own functions and those of its libraries to others of the name:
+// otherwise OpenSSL would call TensorFlow's BoringSSL.
+void* OpenDeep(const char* name) {
+  constexpr int kFlags = RTLD_NOW | RTLD_LOCAL | RTLD_DEEPBIND;
+  // AddressSanitizer's dlopen ends the process that asks for it, as such a library allocates memory
+  // past it. OpenSSL frees its memory itself, so libc's own can be called.
+  if (dlsym(RTLD_DEFAULT, "__asan_init") != nullptr) {
+    void* const libc = dlopen("libc.so.6", RTLD_NOW | RTLD_NOLOAD);
+    void* const own = libc == nullptr ? nullptr : dlsym(libc, "dlopen");
+    if (own != nullptr) return reinterpret_cast<void* (*)(const char*, int)>(own)(name, kFlags);
+  }
+  return dlopen(name, kFlags);
+}
+
 Status LoadOpenSsl(OpenSsl* library) {
-  // Otherwise it would call the functions of TensorFlow's BoringSSL.
-  void* handle = dlopen(kLibrary, RTLD_NOW | RTLD_LOCAL | RTLD_DEEPBIND);
+  void* handle = OpenDeep(kLibrary);
   if (handle == nullptr) {
     const char* reason = dlerror();
     return Invalid(std::string("TLS needs OpenSSL: ") + (reason == nullptr ? kLibrary : reason));
