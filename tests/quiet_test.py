@@ -11,7 +11,7 @@ import unittest
 import pytest
 
 from monolith import _quiet
-from monolith.serving import native_server
+from monolith.serving import model_server
 
 pytestmark = pytest.mark.thorough
 
@@ -95,7 +95,7 @@ class ServerTest(unittest.TestCase):
   def setUp(self):
     super().setUp()
     try:
-      self.program = native_server.find_binary()
+      self.program = model_server.find_binary()
     except FileNotFoundError as error:
       self.skipTest(str(error))
 

@@ -56,7 +56,7 @@ class SignatureTest(tf.test.TestCase):
     folder = os.path.dirname(self.save(model))
 
     with ServerProcess(
-      f"--model_base_path={folder}", "--model_name=films", kind="native"
+      f"--model_base_path={folder}", "--model_name=films"
     ).wait_until_listening() as server:
       server.wait_until_available("films")
       request = {

@@ -47,7 +47,7 @@ def tearDownModule():
 class ReplicaTest(unittest.TestCase):
   """What a client of a replica sees."""
 
-  # The log is that of all classes: each has ids and steps of its own.
+  # Beyond the ids and steps of training.
   first_key = 1_000_000
   first_step = 1000
 
@@ -59,7 +59,7 @@ class ReplicaTest(unittest.TestCase):
 
   @classmethod
   def start(cls):
-    cls.server = cls.model.start_server(kind=cls.kind).wait_until_listening()
+    cls.server = cls.model.start_server().wait_until_listening()
     cls.server.wait_until_available(MODEL)
 
   def ask(self, key):
