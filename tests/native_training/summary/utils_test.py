@@ -4,8 +4,8 @@ import tempfile
 import unittest
 
 import tensorflow as tf
-from tensorboard.compat.proto import summary_pb2
 
+from monolith import _tensorflow
 from monolith.native_training.summary import utils
 from monolith.native_training.summary.utils import get_nas_weight_json
 
@@ -93,7 +93,8 @@ class UtilsTest(unittest.TestCase):
       self.assertEqual(metadata.plugin_data.plugin_name, "monolith")
       self.assertEqual(metadata.plugin_data.content, "päyload".encode())
       self.assertEqual(metadata.summary_description, "description")
-      self.assertEqual(metadata.data_class, summary_pb2.DATA_CLASS_TENSOR)
+      tensor = _tensorflow.import_summary_pb2().DATA_CLASS_TENSOR
+      self.assertEqual(metadata.data_class, tensor)
     self.assertEqual(utils.create_summary_metadata().plugin_data.content, b"")
 
   def test_constants(self):
