@@ -3,6 +3,7 @@
 import os
 import tempfile
 
+import numpy as np
 import tensorflow as tf
 from tensorflow.core.protobuf import cluster_pb2
 
@@ -80,7 +81,7 @@ class PartialRestoreTest(tf.test.TestCase):
     return [tf.distribute.Server.create_local_server() for _ in range(2)]
 
   def assertValues(self, sess, values, expected):
-    self.assertAllEqual([float(value) for value in sess.run(values)], expected)
+    self.assertAllEqual([float(np.squeeze(v)) for v in sess.run(values)], expected)
 
   def _mutate(self, servers, train_op, values):
     """Trains one step in a plain session, which shows that state lives on in the servers."""

@@ -319,7 +319,8 @@ class FilePBDatasetTest(_FileTest):
 
     def rest(iterator):
       return [
-        int(parsers.parse_examples(x[None], [], extra_features=["uid"])["uid"]) for x in iterator
+        int(parsers.parse_examples(x[None], [], extra_features=["uid"])["uid"][0, 0])
+        for x in iterator
       ]
 
     expected = rest(iterator)
@@ -588,7 +589,8 @@ class InstanceReweightDatasetTest(_FileTest):
     path = write_records(self.path("data"), [s.SerializeToString() for s in samples])
     dataset = datasets.FilePBDataset(path, input_pb_type=PbType.EXAMPLE)
     dataset = dataset.instance_reweight(**kwargs)
-    return [float(parsers.parse_examples(x[None], [], ["label"], [1])["label"]) for x in dataset]
+    labels = (parsers.parse_examples(x[None], [], ["label"], [1])["label"] for x in dataset)
+    return [float(label[0, 0]) for label in labels]
 
   def test_repeats_by_weight(self):
     kwargs = {"action_priority": "2,7", "reweight": "2:3:-1,7:2:1"}
@@ -682,8 +684,8 @@ class NegativeGenDatasetTest(_FileTest):
       )
       for x in dataset
     ]
-    self.assertEqual([float(x["label"]) for x in out], [-1, 1, -1, 1, -1, 1])
-    self.assertEqual(float(out[0]["instance_weight"]), 0.5)
+    self.assertEqual([float(x["label"][0, 0]) for x in out], [-1, 1, -1, 1, -1, 1])
+    self.assertEqual(out[0]["instance_weight"].numpy().item(), 0.5)
     for x in out:
       self.assertEqual((len(x["slot_1"].values), len(x["slot_2"].values)), (1, 1))
 
