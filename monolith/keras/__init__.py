@@ -1,4 +1,4 @@
-"""Collisionless tables in `tf.keras` and in eager code.
+"""Collisionless tables in Keras, 2 and 3, and in eager code.
 
 | name | what it is |
 |---|---|
@@ -16,7 +16,8 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from monolith.keras import callbacks, checkpoint, layers
+from monolith.keras import _keras, callbacks, checkpoint, layers, optimizer_hook
+from monolith.keras import table as tables
 from monolith.keras.groups import load_group, save_group
 from monolith.keras.ids import hash_strings
 from monolith.keras.table import HashTable
@@ -34,6 +35,8 @@ __all__ = [
 
 
 checkpoint.install()
+if not _keras.IS_KERAS_3:
+  tables.before_first_table(optimizer_hook.install)
 
 
 def __getattr__(name: str) -> Any:

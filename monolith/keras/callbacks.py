@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import tensorflow as tf
 
+from monolith.keras._keras import keras
 from monolith.keras.layers import TableLayer
 from monolith.keras.table import HashTable
 from monolith.native_training.hooks.table_count import TableCount
 
 
-class TableCurves(tf.keras.callbacks.Callback):
+class TableCurves(keras.callbacks.Callback):
   """Draws for each table of a model its rows, those admitted and expired, and its memory.
 
   TensorBoard shows them as `rows/<table>`, `admitted/<table>`, `expired/<table>` and
-  `memory_mb/<table>`, beside what `tf.keras.callbacks.TensorBoard` writes to the same folder.
+  `memory_mb/<table>`, beside what `keras.callbacks.TensorBoard` writes to the same folder.
   Admitted and expired rows count from the start of `fit`.
 
   Args:

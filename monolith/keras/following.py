@@ -2,7 +2,7 @@
 
 Nothing here changes Keras: whoever sees both an optimizer and a table asks.
 
-  followed = following.follow(tf.keras.optimizers.Adam(1e-3))
+  followed = following.follow(keras.optimizers.Adam(1e-3))
   followed.optimizer                                     # entry.AdamOptimizer(...)
   following.learning_rate(optimizer, step)               # what it would step with now
 
@@ -19,6 +19,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from monolith.keras._keras import IS_KERAS_3, LEGACY_OPTIMIZER
 from monolith.native_training import entry
 
 # How new optimizers and legacy ones call the method that makes a step.
@@ -76,8 +77,10 @@ def learning_rate(optimizer: Any, step: tf.Tensor | tf.Variable) -> Any:
     optimizer: new or legacy.
     step: what schedules get, the optimizer's `iterations`.
   """
-  if isinstance(optimizer, tf.keras.optimizers.legacy.Optimizer):
+  if isinstance(optimizer, LEGACY_OPTIMIZER):
     return optimizer._decayed_lr(tf.float32)
+  if IS_KERAS_3:
+    return optimizer.learning_rate
   rate = rate_or_schedule(optimizer)
   return rate(step) if callable(rate) and not isinstance(rate, tf.Variable) else rate
 
@@ -88,7 +91,7 @@ def rate_or_schedule(optimizer: Any) -> Any:
   Raises:
     ValueError: it has a `decay` of the legacy kind, which is neither.
   """
-  if isinstance(optimizer, tf.keras.optimizers.legacy.Optimizer):
+  if isinstance(optimizer, LEGACY_OPTIMIZER):
     if _number(optimizer, "decay"):
       raise ValueError(
         "decay of a legacy optimizer has no counterpart here: use a schedule of "
@@ -109,7 +112,7 @@ def _kind(optimizer: Any) -> str:
 
 def _number(optimizer: Any, name: str) -> Any:
   """Returns a setting as a number, `None` where the optimizer does not have it."""
-  if isinstance(optimizer, tf.keras.optimizers.legacy.Optimizer) and name in optimizer._hyper:
+  if isinstance(optimizer, LEGACY_OPTIMIZER) and name in optimizer._hyper:
     with tf.init_scope():
       value = optimizer._serialize_hyperparameter(name)
     return float(value)
@@ -175,7 +178,7 @@ def _rmsprop(optimizer: Any) -> entry.Optimizer:
   _refuse(optimizer, "momentum", 0.0)
   epsilon = _number(optimizer, "epsilon")
   # New ones add it under the root.
-  is_legacy = isinstance(optimizer, tf.keras.optimizers.legacy.Optimizer)
+  is_legacy = isinstance(optimizer, LEGACY_OPTIMIZER)
   return entry.AdamOptimizer(
     beta1=0.0,
     beta2=_number(optimizer, "rho"),

@@ -53,16 +53,26 @@ def _dense(ids: Any) -> tf.Tensor:
     return tensor
   if tensor.dtype == tf.string:
     return hash_strings(tensor)
-  if tensor.dtype in _SAFE_INTEGERS:
-    return tf.cast(tensor, tf.int64)
-  if tensor.dtype == tf.uint64:
+  check_dtype(tensor.dtype)
+  return tf.cast(tensor, tf.int64)
+
+
+def check_dtype(dtype: tf.DType) -> None:
+  """Checks that ids can have a dtype.
+
+  Raises:
+    TypeError: they are neither integers nor strings, or uint64.
+  """
+  if dtype in _SAFE_INTEGERS or dtype == tf.string:
+    return
+  if dtype == tf.uint64:
     raise TypeError(
       "ids have dtype uint64, of which half does not fit into int64: "
       "give tf.bitcast(ids, tf.int64), which keeps every id apart"
     )
   raise TypeError(
-    f"ids have dtype {tensor.dtype.name}, want integers or strings: in a Keras model, "
-    "tf.keras.Input(..., dtype=tf.int64) or dtype=tf.string"
+    f"ids have dtype {dtype.name}, want integers or strings: in a Keras model, "
+    "tf.keras.Input(..., dtype=tf.int64) or dtype=tf.string, also first in a Sequential of Keras 3"
   )
 
 

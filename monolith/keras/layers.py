@@ -1,8 +1,8 @@
 """Keras layers on collisionless tables.
 
-  model = tf.keras.Sequential([
+  model = keras.Sequential([
     monolith.keras.layers.Embedding(16, combiner="mean"),
-    tf.keras.layers.Dense(1),
+    keras.layers.Dense(1),
   ])
 
 Nothing but the layer changes in a program: `compile`, `fit`, `evaluate`, `predict`, callbacks,
@@ -22,14 +22,14 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from monolith.keras import _keras, settings
 from monolith.keras import ids as id_types
-from monolith.keras import optimizer_hook, settings
 from monolith.keras import table as tables
+from monolith.keras._keras import keras
+from monolith.keras.rows import LAYER
 from monolith.keras.table import HashTable
 
 _COMBINERS = (None, "sum", "mean", "sqrtn")
-
-optimizer_hook.install()
 
 
 class _Rows(int):
@@ -48,6 +48,10 @@ class _Rows(int):
   def __str__(self) -> str:
     return self._text
 
+  def __format__(self, spec: str) -> str:
+    # Keras 3 asks for commas between thousands.
+    return self._text if spec == "," else super().__format__(spec)
+
 
 def _abbreviate(count: int) -> str:
   """Returns a number in at most five characters, as columns of summaries are narrow."""
@@ -57,7 +61,7 @@ def _abbreviate(count: int) -> str:
   return f"{count / 1000**unit:.3g}{'kMGTP'[unit - 1]}"
 
 
-class TableLayer(tf.keras.layers.Layer):
+class TableLayer(LAYER):
   """A layer that holds tables; puts their rows into files of Keras's own formats."""
 
   def own_tables(self) -> dict[str, HashTable]:
@@ -96,7 +100,7 @@ class TableLayer(tf.keras.layers.Layer):
         table.load(os.path.join(folder, "table"))
 
 
-@tf.keras.utils.register_keras_serializable(package="monolith")
+@keras.utils.register_keras_serializable(package="monolith")
 class Embedding(TableLayer):
   """Looks ids up in a table of its own, or in one that it shares.
 
@@ -173,6 +177,10 @@ class Embedding(TableLayer):
     (rows,) = tables.look_up([self.table], [flat])
     return _shape(tf.cast(rows, self.compute_dtype), ids, self.combiner, self.table.dim)
 
+  def as_tensors(self, inputs: Any) -> Any:
+    """Returns ids of Python and NumPy as tensors, and others as they are."""
+    return _as_ids(inputs, self.name)
+
   def compute_output_shape(self, input_shape: Any) -> tf.TensorShape:
     """Returns the shape of the vectors for dense ids of a shape."""
     shape = tf.TensorShape(input_shape)
@@ -232,7 +240,7 @@ class Feature:
     }
 
 
-@tf.keras.utils.register_keras_serializable(package="monolith")
+@keras.utils.register_keras_serializable(package="monolith")
 class EmbeddingGroup(TableLayer):
   """Looks many features up in one op, and updates their tables in one.
 
@@ -273,8 +281,12 @@ class EmbeddingGroup(TableLayer):
     # Keras collects a layer's weights from its own attributes.
     self._rows = list({id(table): table.rows for table in self._table_of.values()}.values())
 
-  def call(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the vectors of each feature, pooled where it has a combiner."""
+  def as_tensors(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns ids of Python and NumPy as tensors, and others as they are."""
+    self._check_inputs(inputs)
+    return {name: _as_ids(value, f"{self.name}/{name}") for name, value in inputs.items()}
+
+  def _check_inputs(self, inputs: Mapping[str, Any]) -> None:
     if not isinstance(inputs, Mapping):
       raise TypeError(f"{self.name}: inputs are {type(inputs).__name__}, want a dictionary of ids")
     if set(inputs) != set(self.features):
@@ -283,6 +295,10 @@ class EmbeddingGroup(TableLayer):
         f"missing {sorted(set(self.features) - set(inputs))}, "
         f"unknown {sorted(set(inputs) - set(self.features))}"
       )
+
+  def call(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the vectors of each feature, pooled where it has a combiner."""
+    self._check_inputs(inputs)
     flat, ids = {}, {}
     for name, feature in self.features.items():
       flat[name], ids[name] = _flatten(inputs[name], feature.combiner, f"{self.name}/{name}")
@@ -329,7 +345,7 @@ class EmbeddingGroup(TableLayer):
 
 
 def _check_no_input_dim(dim: Any, second: Any, kwargs: Mapping[str, Any]) -> None:
-  """Refuses what `tf.keras.layers.Embedding` takes: a number of rows before the dim.
+  """Refuses what `keras.layers.Embedding` takes: a number of rows before the dim.
 
   Raises:
     TypeError: there is one.
@@ -397,8 +413,8 @@ def _named(feature: str) -> Iterator[None]:
 
 def _arguments_to_json(arguments: Mapping[str, Any], name: str) -> dict[str, Any]:
   rate = arguments["learning_rate"]
-  if isinstance(rate, tf.keras.optimizers.schedules.LearningRateSchedule):
-    rate = tf.keras.optimizers.schedules.serialize(rate)
+  if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
+    rate = keras.optimizers.schedules.serialize(rate)
   elif callable(rate):
     raise NotImplementedError(
       f"Layer {name} has the learning rate {rate!r}, which a configuration cannot hold: "
@@ -415,7 +431,7 @@ def _arguments_to_json(arguments: Mapping[str, Any], name: str) -> dict[str, Any
 def _arguments_from_json(config: Mapping[str, Any]) -> dict[str, Any]:
   config = dict(config)
   if isinstance(config.get("learning_rate"), Mapping):
-    config["learning_rate"] = tf.keras.optimizers.schedules.deserialize(config["learning_rate"])
+    config["learning_rate"] = keras.optimizers.schedules.deserialize(config["learning_rate"])
   return config
 
 
@@ -424,12 +440,29 @@ def _check_combiner(combiner: str | None) -> None:
     raise ValueError(f"combiner is {combiner!r}, want one of {list(_COMBINERS)}")
 
 
-def _flatten(inputs: Any, combiner: str | None, name: str) -> tuple[tf.Tensor, id_types.Ids]:
-  """Returns all ids as a vector, and as they came."""
+def _as_ids(inputs: Any, name: str) -> Any:
+  """Returns ids as int64, or the input of a model as it is.
+
+  Args:
+    inputs: what a layer was called with.
+    name: the layer's, for errors.
+
+  Raises:
+    TypeError, ValueError: they are no ids.
+  """
   try:
-    ids = id_types.as_ids(inputs)
+    if _keras.is_symbolic(inputs):
+      # `Sequential` of Keras 3 makes an input of floats, which would round ids, if it has none.
+      id_types.check_dtype(tf.as_dtype(inputs.dtype))
+      return inputs
+    return id_types.as_ids(inputs)
   except (TypeError, ValueError) as error:
     raise type(error)(f"{name}: {error}") from None
+
+
+def _flatten(inputs: Any, combiner: str | None, name: str) -> tuple[tf.Tensor, id_types.Ids]:
+  """Returns all ids as a vector, and as they came."""
+  ids = _as_ids(inputs, name)
   if isinstance(ids, tf.RaggedTensor):
     return ids.flat_values, ids
   if isinstance(ids, tf.SparseTensor):

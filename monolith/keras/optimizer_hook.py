@@ -1,4 +1,8 @@
-"""Leads the gradients of tables past the optimizers of Keras, to the tables' own.
+"""Leads the gradients of tables past the optimizers of Keras 2, to the tables' own.
+
+Keras 3 has a place for it, which `_keras_3` takes. Keras 2 has none that a variable or a layer
+could take, be it for the gradient or for the optimizer that rows follow, so its optimizers are
+wrapped: not by an import, but when a process makes its first table.
 
 A table appears among a model's trainable variables as an empty variable `[0, dim]`, `table.rows`,
 whose gradient is a `tf.IndexedSlices` of ids and gradients. `install` wraps `apply_gradients` of
@@ -19,6 +23,7 @@ from typing import Any
 import tensorflow as tf
 
 from monolith.keras import table as tables
+from monolith.keras._keras import LEGACY_OPTIMIZER, keras
 from monolith.native_training.tables import gradient_checks
 
 _MARK = "_monolith_leads_tables"
@@ -27,10 +32,10 @@ _MARK = "_monolith_leads_tables"
 def install() -> None:
   """Wraps the optimizers of Keras, new and legacy, and `Model.compile`, once per process."""
   # The class that all new optimizers and only they derive from; it is not public.
-  new_base = tf.keras.optimizers.Optimizer.__mro__[1]
+  new_base = keras.optimizers.Optimizer.__mro__[1]
   _wrap(new_base, _build, _clip)
-  _wrap(tf.keras.optimizers.legacy.Optimizer, _build_legacy, _clip_legacy)
-  _wrap_compile(tf.keras.Model)
+  _wrap(LEGACY_OPTIMIZER, _build_legacy, _clip_legacy)
+  _wrap_compile(keras.Model)
 
 
 def _wrap(cls: Any, build: Callable[[Any, list], None], clip: Callable[[Any, list], list]) -> None:
@@ -78,7 +83,7 @@ def _wrap_compile(cls: Any) -> None:
   cls.compile = compile_and_check
 
 
-def _check_leader(model: tf.keras.Model) -> None:
+def _check_leader(model: Any) -> None:
   """Raises a `ValueError` if the model's layers have tables that cannot follow its optimizer."""
   optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
   for layer in model._flatten_layers():
@@ -106,7 +111,7 @@ def _apply_finite(optimizer: Any, pairs: list, apply: Callable[[], Any]) -> Any:
     optimizer.iterations.assign_add(1)
     return tf.constant(False)
 
-  if isinstance(optimizer, tf.keras.optimizers.legacy.Optimizer):
+  if isinstance(optimizer, LEGACY_OPTIMIZER):
     # Branches cannot create variables.
     with tf.init_scope():
       optimizer._create_all_weights([variable for _, variable in pairs])

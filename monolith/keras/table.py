@@ -13,10 +13,8 @@ Longer than 600 lines: every way to use a table is a method of one class, with w
 from __future__ import annotations
 
 import contextlib
-import functools
 import threading
 import uuid
-import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, Union
 
@@ -25,8 +23,9 @@ import tensorflow as tf
 from absl import logging
 from tensorflow.python.framework import auto_control_deps_utils
 
-from monolith.keras import following, saved_rows, settings
+from monolith.keras import following, settings
 from monolith.keras import ids as id_types
+from monolith.keras import rows as row_variables
 from monolith.native_training import entry
 from monolith.native_training.runtime.hash_table import embedding_hash_table_pb2
 from monolith.native_training.runtime.ops import gen_monolith_ops
@@ -48,9 +47,13 @@ for _op_type in (
 _SAVE_SHARDS = -1
 _PAGE = 1 << 16
 _FILTER_SPLITS = 7
-# What keeps the table of a gradient on its variable.
-_TABLE_ATTRIBUTE = "_monolith_table"
 _redirection = threading.local()
+_before_first: list[Callable[[], None]] = []
+
+
+def before_first_table(function: Callable[[], None]) -> None:
+  """Calls a function when this process is about to make its first table."""
+  _before_first.append(function)
 
 
 def check_no_strategy() -> None:
@@ -112,6 +115,8 @@ class HashTable(tf.saved_model.experimental.TrackableResource):
     label: str | None = None,
   ):
     check_no_strategy()
+    while _before_first:
+      _before_first.pop(0)()
     with tf.init_scope():
       if not tf.executing_eagerly():
         raise RuntimeError(
@@ -149,13 +154,7 @@ class HashTable(tf.saved_model.experimental.TrackableResource):
           float(learning_rate), trainable=False, dtype=tf.float32, name="learning_rate"
         )
       self._step = tf.Variable(0, trainable=False, dtype=tf.int64, name="step")
-      self.rows = tf.Variable(
-        tf.zeros([0, self._dim]), trainable=True, name=f"{name or 'table'}_rows"
-      )
-      setattr(self.rows, _TABLE_ATTRIBUTE, weakref.ref(self))
-      # What `get_weights` and `set_weights` of Keras call.
-      self.rows.numpy = functools.partial(_save_rows, weakref.ref(self))
-      self.rows.assign = functools.partial(_restore_rows, weakref.ref(self))
+      self.rows = row_variables.make_rows(self)
       for child_name, child in (
         ("rows", self.rows),
         ("_step", self._step),
@@ -305,6 +304,23 @@ class HashTable(tf.saved_model.experimental.TrackableResource):
       )
     self._checked_leader = optimizer
     return followed
+
+  def apply(self, gradient: tf.IndexedSlices, optimizer: Any) -> tf.Operation | None:
+    """Makes the step of an optimizer of Keras that was given the gradient of `rows`.
+
+    Args:
+      gradient: ids and float32 `[n, dim]`.
+      optimizer: an optimizer of Keras, which a table without one of its own follows.
+
+    Returns:
+      What does it, in a graph; `None` eagerly.
+
+    Raises:
+      ValueError: rows cannot follow the optimizer.
+      tf.errors.InvalidArgumentError: gradients are not finite; their rows are left as they were.
+    """
+    self.follow(optimizer)
+    return optimize([self], [gradient.indices], [gradient.values], optimizer.iterations)
 
   def contains(self, ids: Any) -> tf.Tensor:
     """Returns which ids have a row, bool in the shape of `ids`."""
@@ -507,23 +523,9 @@ class HashTable(tf.saved_model.experimental.TrackableResource):
         tf.raw_ops.DestroyResourceOp(resource=handle, ignore_lookup_error=True)
 
 
-def _save_rows(reference: weakref.ref[HashTable]) -> saved_rows.SavedRows:
-  table = reference()
-  assert table is not None  # The variable belongs to it.
-  return saved_rows.SavedRows.of(table, table.dim)
-
-
-def _restore_rows(reference: weakref.ref[HashTable], value: Any, *args: Any, **kwargs: Any) -> None:
-  del args, kwargs
-  table = reference()
-  assert table is not None
-  saved_rows.restore(table, table.name, value)
-
-
 def table_of(variable: Any) -> HashTable | None:
   """Returns the table whose rows a trainable variable stands for; `None` for other variables."""
-  reference = getattr(variable, _TABLE_ATTRIBUTE, None)
-  return None if reference is None else reference()
+  return row_variables.table_of(variable)
 
 
 @contextlib.contextmanager
@@ -562,7 +564,7 @@ def look_up(tables: list[HashTable], ids: list[tf.Tensor]) -> list[tf.Tensor]:
       [table.resource_handle for table in tables], ids, dims=[table.dim for table in tables]
     )
   return [
-    _attach(vectors, keys, table.rows.read_value())
+    _attach(vectors, keys, row_variables.read(table.rows))
     for vectors, keys, table in zip(rows, ids, tables)
   ]
 

@@ -16,7 +16,7 @@ import tensorflow as tf
 from absl import logging
 
 from monolith import _quiet
-from monolith.keras import groups
+from monolith.keras import _keras, groups
 from monolith.keras import task as keras_task
 from monolith.native_training import estimator
 from monolith.native_training.checkpoints import topology
@@ -70,7 +70,9 @@ def train(
       dataset cannot be moved into a graph; or there is a cluster and `num_ps` is given.
     TypeError: `dataset` is something else.
     RuntimeError: eager execution is off.
+    NotImplementedError: under Keras 3.
   """
+  _check_keras()
   if not tf.executing_eagerly():
     raise RuntimeError("train needs eager execution, which is off here, as Keras models do")
   _quiet.filter_tensorflow()
@@ -108,8 +110,18 @@ def load_trained(model: tf.keras.Model, dataset: keras_task.Data, model_dir: str
   Raises:
     ValueError: there is no checkpoint, or it is that of another model.
     tf.errors.OpError: its files are damaged, or hold rows of another dimension.
+    NotImplementedError: under Keras 3.
   """
+  _check_keras()
   _load(keras_task.KerasTask(model, dataset), model_dir)
+
+
+def _check_keras() -> None:
+  if _keras.IS_KERAS_3:
+    raise NotImplementedError(
+      "monolith.keras.train builds the graphs of the drivers, which models of Keras 3 do not: "
+      "use fit, or Keras 2 with TF_USE_LEGACY_KERAS=1 and the package tf_keras"
+    )
 
 
 def _make_config(num_ps: int) -> estimator.RunnerConfig:

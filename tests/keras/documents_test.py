@@ -12,12 +12,15 @@ import unittest
 
 import pytest
 
+from tests.keras_versions import needs_keras_2
+
 pytestmark = pytest.mark.thorough
 
 _ROOT = pathlib.Path(__file__).absolute().parents[2]
 
 
 class DocumentsTest(unittest.TestCase):
+  @needs_keras_2  # for its blocks of servers and SavedModels
   def test_every_block_of_the_page_runs(self):
     text = (_ROOT / "docs/keras.md").read_text(encoding="utf-8")
     blocks = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)

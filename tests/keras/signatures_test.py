@@ -8,6 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from monolith.keras.layers import Embedding
+from tests.keras_versions import needs_keras_2
 from tests.serving.server_process import ServerProcess
 
 HISTORY = tf.ragged.constant([[7, 9], [], [9]], dtype=tf.int64)
@@ -38,6 +39,7 @@ def train(model: tf.keras.Model, inputs: object) -> tf.keras.Model:
   return model
 
 
+@needs_keras_2  # Keras 3 names the inputs of what it exports
 class SignatureTest(tf.test.TestCase):
   def save(self, model: tf.keras.Model) -> str:
     path = os.path.join(self.create_tempdir().full_path, "model", "1")

@@ -23,6 +23,7 @@ from monolith.keras import layers, task
 from monolith.native_training import estimator
 from tests import free_ports
 from tests.horovod_processes import HorovodProcesses, require_horovod
+from tests.keras_versions import needs_keras_2, needs_keras_3
 
 pytestmark = pytest.mark.thorough
 
@@ -149,6 +150,15 @@ def _make_data():
   return tf.data.Dataset.range(16).map(lambda i: (i, tf.cast(i % 2 == 0, tf.float32))).batch(8)
 
 
+class RefusalTest(unittest.TestCase):
+  @needs_keras_3
+  def test_says_that_it_needs_keras_2(self):
+    for function in (monolith.keras.train, monolith.keras.load_trained):
+      with self.assertRaisesRegex(NotImplementedError, "use fit, or Keras 2 with TF_USE_LEGACY"):
+        function(_make_model(), _make_data(), "nowhere")
+
+
+@needs_keras_2
 class TrainTest(unittest.TestCase):
   def setUp(self):
     super().setUp()

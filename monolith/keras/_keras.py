@@ -1,0 +1,34 @@
+"""What differs between Keras 2 and Keras 3: no other module asks which of them it is.
+
+`keras` is the Keras that TensorFlow has: `tf.keras` of 2.15 is Keras 2, that of 2.16 and newer is
+Keras 3, or Keras 2 with `TF_USE_LEGACY_KERAS=1` and the package `tf_keras`.
+
+| | Keras 2 | Keras 3 |
+|---|---|---|
+| a variable | `tf.Variable` | `keras.Variable`, which has one |
+| a table's gradient | `optimizer_hook` leads it past | optimizers hand it to `_keras_3.Rows` |
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+keras: Any = tf.keras
+# Layers of Keras 2 are modules of TensorFlow, those of Keras 3 are not.
+IS_KERAS_3: bool = not issubclass(keras.layers.Layer, tf.Module)
+
+if IS_KERAS_3 and keras.backend.backend() != "tensorflow":
+  raise ImportError(
+    f"monolith.keras needs the TensorFlow backend of Keras 3, and KERAS_BACKEND is "
+    f"{keras.backend.backend()!r}: set it to 'tensorflow' before keras is imported"
+  )
+
+# The optimizers that Keras 2 had before 2.11, as a class; none with Keras 3.
+LEGACY_OPTIMIZER: Any = () if IS_KERAS_3 else keras.optimizers.legacy.Optimizer
+
+
+def is_symbolic(value: Any) -> bool:
+  """Tells whether a value stands for an input of a model that is being made."""
+  return IS_KERAS_3 and isinstance(value, keras.KerasTensor)
