@@ -213,6 +213,11 @@ def import_keras_saving(name: str) -> types.ModuleType:
     ) from e
 
 
+def import_keras_state() -> types.ModuleType:
+  """Returns the module in which Keras 3 keeps what a thread is doing, such as its name scopes."""
+  return importlib.import_module("keras.src.backend.common.global_state")
+
+
 def import_summary_pb2() -> types.ModuleType:
   """Returns the messages of summaries: tensorboard's, or TensorFlow's where that is missing."""
   try:

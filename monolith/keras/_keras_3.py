@@ -16,8 +16,8 @@ import weakref
 from typing import Any, Protocol
 
 import tensorflow as tf
-from keras.src.backend.common import global_state
 
+from monolith import _tensorflow
 from monolith.keras import saved_rows
 from monolith.keras._keras import keras
 
@@ -163,7 +163,8 @@ class Rows(keras.Variable):
 
 def _find_optimizer() -> Any:
   """Returns the optimizer in whose `apply` or `build` this is called; `None` elsewhere."""
-  for scope in reversed(global_state.get_global_attribute("name_scope_stack") or []):
+  state = _tensorflow.import_keras_state()
+  for scope in reversed(state.get_global_attribute("name_scope_stack") or []):
     if isinstance(scope.caller, keras.optimizers.Optimizer):
       return scope.caller
   return None

@@ -26,6 +26,7 @@ from monolith.keras import _keras, settings
 from monolith.keras import ids as id_types
 from monolith.keras import table as tables
 from monolith.keras._keras import keras
+from monolith.keras.rows import LAYER
 from monolith.keras.table import HashTable
 
 _COMBINERS = (None, "sum", "mean", "sqrtn")
@@ -60,7 +61,7 @@ def _abbreviate(count: int) -> str:
   return f"{count / 1000**unit:.3g}{'kMGTP'[unit - 1]}"
 
 
-class TableLayer(_keras.layer_class()):
+class TableLayer(LAYER):
   """A layer that holds tables; puts their rows into files of Keras's own formats."""
 
   def own_tables(self) -> dict[str, HashTable]:

@@ -83,7 +83,7 @@ def _wrap_compile(cls: Any) -> None:
   cls.compile = compile_and_check
 
 
-def _check_leader(model: tf.keras.Model) -> None:
+def _check_leader(model: Any) -> None:
   """Raises a `ValueError` if the model's layers have tables that cannot follow its optimizer."""
   optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
   for layer in model._flatten_layers():

@@ -23,8 +23,9 @@ import tensorflow as tf
 from absl import logging
 from tensorflow.python.framework import auto_control_deps_utils
 
-from monolith.keras import _keras, following, settings
+from monolith.keras import following, settings
 from monolith.keras import ids as id_types
+from monolith.keras import rows as row_variables
 from monolith.native_training import entry
 from monolith.native_training.runtime.hash_table import embedding_hash_table_pb2
 from monolith.native_training.runtime.ops import gen_monolith_ops
@@ -153,7 +154,7 @@ class HashTable(tf.saved_model.experimental.TrackableResource):
           float(learning_rate), trainable=False, dtype=tf.float32, name="learning_rate"
         )
       self._step = tf.Variable(0, trainable=False, dtype=tf.int64, name="step")
-      self.rows = _keras.make_rows(self)
+      self.rows = row_variables.make_rows(self)
       for child_name, child in (
         ("rows", self.rows),
         ("_step", self._step),
@@ -524,7 +525,7 @@ class HashTable(tf.saved_model.experimental.TrackableResource):
 
 def table_of(variable: Any) -> HashTable | None:
   """Returns the table whose rows a trainable variable stands for; `None` for other variables."""
-  return _keras.table_of(variable)
+  return row_variables.table_of(variable)
 
 
 @contextlib.contextmanager
@@ -563,7 +564,7 @@ def look_up(tables: list[HashTable], ids: list[tf.Tensor]) -> list[tf.Tensor]:
       [table.resource_handle for table in tables], ids, dims=[table.dim for table in tables]
     )
   return [
-    _attach(vectors, keys, _keras.read(table.rows))
+    _attach(vectors, keys, row_variables.read(table.rows))
     for vectors, keys, table in zip(rows, ids, tables)
   ]
 

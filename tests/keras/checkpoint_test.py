@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import subprocess
 import sys
@@ -237,6 +238,49 @@ class CheckpointTest(tf.test.TestCase):
 
     self.assertAllClose(other.predict(IDS, verbose=0).shape, [4, 1])
     self.assertLen(other.layers[0].table, 12)
+
+
+# Loads the weights of its first argument, trains on, and writes those of its second.
+_OTHER_KERAS = """
+import sys
+import numpy as np
+from tests.keras import checkpoint_test
+
+model = checkpoint_test.make_model("users")
+model.load_weights(sys.argv[1])
+np.save(sys.argv[2] + ".loaded.npy", np.array(sorted(model.layers[0].table.entries())))
+np.save(sys.argv[2] + ".npy", checkpoint_test.train(model))
+model.save_weights(sys.argv[2])
+np.save(sys.argv[2] + ".entries.npy", np.array(sorted(model.layers[0].table.entries())))
+"""
+
+
+@needs_keras_3
+class OtherKerasTest(tf.test.TestCase):
+  def test_weights_go_to_keras_2_and_back_with_equal_rows(self):
+    if importlib.util.find_spec("tf_keras") is None:
+      self.skipTest("needs Keras 2 beside Keras 3: pip install tf-keras")
+    ours, theirs = (
+      os.path.join(self.get_temp_dir(), f"{name}.weights.h5") for name in ("ours", "theirs")
+    )
+    model = make_model("users")
+    train(model)
+    model.save_weights(ours)
+
+    result = subprocess.run(
+      [sys.executable, "-c", _OTHER_KERAS, ours, theirs],
+      env={**os.environ, "TF_USE_LEGACY_KERAS": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
+      capture_output=True,
+      text=True,
+    )
+    self.assertEqual(result.returncode, 0, result.stderr)
+    entries = np.array(sorted(model.layers[0].table.entries()))
+    self.assertAllEqual(np.load(theirs + ".loaded.npy"), entries)
+    model.load_weights(theirs)
+
+    entries = np.array(sorted(model.layers[0].table.entries()))
+    self.assertAllEqual(np.load(theirs + ".entries.npy"), entries)
+    self.assertAllClose(model.predict(IDS, verbose=0), np.load(theirs + ".npy"))
 
 
 class GraphModeTest(tf.test.TestCase):

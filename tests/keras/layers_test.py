@@ -1,4 +1,4 @@
-"""Tests of `layers`, `callbacks`, `saved_rows`, `optimizer_hook`, `_keras` and `_keras_3`.
+"""Tests of `layers`, `callbacks`, `saved_rows`, `optimizer_hook`, `rows`, `_keras` and `_keras_3`.
 
 Tables in models of the Keras that TensorFlow has: 2 or 3.
 """
