@@ -10,7 +10,7 @@ export MONOLITH_TENSORFLOW := $(TENSORFLOW)
 RUN := $(VENV)/bin/python
 JOBS ?= $(shell nproc)
 
-.PHONY: help build runnable native server gpu gpu-test horovod demo demo-sync demo-realtime demo-realtime-faults test test-all cpp-test soak sanitize sanitize-ops bazel-test lint format layers docs bench plots wheel clean
+.PHONY: help build runnable native server gpu gpu-test horovod torch demo demo-sync demo-realtime demo-realtime-faults test test-all cpp-test soak sanitize sanitize-ops bazel-test lint format layers docs bench plots wheel clean
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST)
@@ -62,6 +62,10 @@ horovod: $(VENV)/.for-demo ## Horovod in the environment, built once and kept in
 	$(RUN) -c 'import horovod.tensorflow' 2>/dev/null || \
 	  $(RUN) tools/install_requirements.py ./third_party/horovod
 
+# By pip, which knows the places where a build of PyTorch without CUDA may be kept.
+torch: $(VENV)/.for-demo ## PyTorch in the environment, for monolith.torch
+	$(RUN) -c 'import torch' 2>/dev/null || $(RUN) -m pip install --quiet 'torch==2.13.0'
+
 test: $(VENV)/.for-test build ## what every change must pass: C++ tests, and all Python tests but those marked as thorough
 	$(RUN) tools/native_build.py --cpp-tests --jobs $(JOBS)
 	$(RUN) -m pytest tests --preload tensorflow --quick --results build/results.json
@@ -71,6 +75,7 @@ test-all: export MONOLITH_CUDA = 1
 test-all: $(VENV)/.for-test-all build ## everything: C++ tests, Python tests, the wheel, ranks with Horovod
 	$(MAKE) horovod || \
 	  { echo "Horovod could not be installed: tests with several ranks are left out" >&2; [ "$$CI" != true ]; }
+	$(MAKE) torch || echo "PyTorch could not be installed: its tests are left out" >&2
 	$(RUN) tools/native_build.py --cpp-tests --jobs $(JOBS)
 	$(RUN) -m pytest tests --preload tensorflow --results build/results.json
 

@@ -21,6 +21,7 @@ _PLOTLY = "plotly>=6,<8"
 _EXTRAS = {
   "tpu": ["cloud-tpu-client==0.10"],
   "horovod": ["horovod==0.28.1"],
+  "torch": ["torch>=2.4"],
   "kafka": ["confluent-kafka>=2.3"],
   "parquet": [_PYARROW],
   # A CUDA compiler for x86-64 and ARM64, to build libmonolith_cuda.so; 120 MB to download.
