@@ -9,10 +9,18 @@
 namespace monolith {
 namespace engine {
 
-bool DynamicLibrary::Open(const std::vector<std::string>& candidates, std::string* error) {
+bool DynamicLibrary::Open(const std::vector<std::string>& candidates, std::string* error,
+                          [[maybe_unused]] Prefers prefers) {
   error->clear();
+  int flags = RTLD_NOW | RTLD_LOCAL;
+#ifdef RTLD_DEEPBIND
+  // AddressSanitizer ends the process that asks for it.
+  if (prefers == Prefers::kItself && dlsym(RTLD_DEFAULT, "__asan_init") == nullptr) {
+    flags |= RTLD_DEEPBIND;
+  }
+#endif
   for (const std::string& candidate : candidates) {
-    handle_ = dlopen(candidate.c_str(), RTLD_NOW | RTLD_LOCAL);
+    handle_ = dlopen(candidate.c_str(), flags);
     if (handle_ != nullptr) {
       path_ = candidate;
       return true;

@@ -11,9 +11,15 @@ namespace engine {
 // A library that stays loaded until the process ends.
 class DynamicLibrary {
  public:
+  enum class Prefers {
+    kProcess,  // functions that the process has already, as the system does it
+    kItself,   // its own, where the process has others of the same name
+  };
+
   // Opens the first candidate that can be opened: a path, or a name for the system's search.
   // False: none can, and `error` says why for each.
-  bool Open(const std::vector<std::string>& candidates, std::string* error);
+  bool Open(const std::vector<std::string>& candidates, std::string* error,
+            Prefers prefers = Prefers::kProcess);
 
   // The function of that name. False: the library has none.
   template <typename Function>

@@ -49,7 +49,9 @@ Status GetZstd(const ZstdApi** api) {
     DynamicLibrary library;
     std::string error;
     auto found = std::make_unique<ZstdApi>();
-    if (!library.Open({is_given ? given : "libzstd.so.1"}, &error) ||
+    // TensorFlow's library has functions of these names, which are those of another release.
+    if (!library.Open({is_given ? given : "libzstd.so.1"}, &error,
+                      DynamicLibrary::Prefers::kItself) ||
         !library.Find("ZSTD_createDStream", &found->create, &error) ||
         !library.Find("ZSTD_freeDStream", &found->free, &error) ||
         !library.Find("ZSTD_initDStream", &found->init, &error) ||
