@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pathlib
+import signal
 import sys
 
 import pytest
@@ -14,6 +15,9 @@ sys.path.insert(0, str(ROOT))
 pytest_plugins = ["tests.one_process_per_file"]
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+  # A script's command with & at its end ignores Ctrl-C, and all that it starts would.
+  signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list) -> None:
