@@ -94,8 +94,9 @@ class BarrierSaverListener(tf.compat.v1.train.CheckpointSaverListener):
       self._barrier_op.place_barrier(session, SAVE_ACTION)
       self._placed_by_us = True
     except barrier_ops.BarrierAlreadyPlacedError:
-      self._placed_by_us = False
-      logging.info("The barrier is placed already; it will not be removed after saving.")
+      # Ours may have stayed when the server could not be reached after the last save.
+      if not self._placed_by_us:
+        logging.info("The barrier is placed already; it will not be removed after saving.")
     self._wait_for_workers(session)
 
   def _wait_for_workers(self, session: tf.compat.v1.Session) -> None:
@@ -116,8 +117,8 @@ class BarrierSaverListener(tf.compat.v1.train.CheckpointSaverListener):
 
   def after_save(self, session: tf.compat.v1.Session, global_step_value: int) -> None:
     if self._placed_by_us:
-      self._placed_by_us = False
       self._barrier_op.remove_barrier(session)
+      self._placed_by_us = False
 
 
 class WorkerCkptHelper:

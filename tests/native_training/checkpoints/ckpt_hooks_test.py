@@ -64,6 +64,23 @@ class BarrierSaverListenerTest(_Case):
 
       self.assertTrue(barrier_op.is_barrier_placed(sess))
 
+  def test_a_barrier_that_could_not_be_removed_is_removed_after_the_next_save(self):
+    barrier_op = barrier_ops.BarrierOp(1)
+    listener = ckpt_hooks.BarrierSaverListener(barrier_op, wait_seconds=0.01)
+    with self.session() as sess:
+      self._init(sess)
+      listener.before_save(sess, 1)
+      cut_off = tf.errors.UnavailableError(None, None, "Connection reset by peer")
+      with mock.patch.object(barrier_op, "remove_barrier", side_effect=cut_off):
+        with self.assertRaises(tf.errors.UnavailableError):
+          listener.after_save(sess, 1)
+      self.assertTrue(barrier_op.is_barrier_placed(sess))
+
+      listener.before_save(sess, 2)
+      listener.after_save(sess, 2)
+
+      self.assertFalse(barrier_op.is_barrier_placed(sess))
+
   def test_worker_that_never_waits(self):
     barrier_op = barrier_ops.BarrierOp(2)
     listener = ckpt_hooks.BarrierSaverListener(barrier_op, 0.01, max_pending_seconds=0.05)
