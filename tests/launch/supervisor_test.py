@@ -8,14 +8,13 @@ import os
 import pathlib
 import pty
 import select
-import shutil
 import signal
 import subprocess
 import sys
 import textwrap
 import unittest
 
-from tests.free_ports import get_free_port
+from tests import ssh_server
 from tests.wait_until import wait_until
 
 _SECONDS = 60
@@ -273,45 +272,15 @@ class LaunchTest(unittest.TestCase):
     self.assertEqual(printed.stdout.strip(), "False", printed.stderr)
 
 
-def _find_sshd() -> "str | None":
-  return shutil.which("sshd", path=os.environ.get("PATH", "") + ":/usr/sbin")
-
-
 class SshTest(LaunchTest):
   """Hosts, which are this machine by two names, through a started sshd."""
 
   def setUp(self):
     super().setUp()
-    sshd = _find_sshd()
-    if sshd is None or shutil.which("ssh") is None:
-      message = "needs ssh and sshd: apt-get install openssh-server"
-      if os.environ.get("CI") == "true":
-        self.fail(message)
-      self.skipTest(message)
-    home = self.folder / "ssh"
-    home.mkdir(mode=0o700)
-    for name in ("host", "user"):
-      subprocess.run(["ssh-keygen", "-qt", "ed25519", "-N", "", "-f", home / name], check=True)
-    shutil.copy(home / "user.pub", home / "authorized_keys")
-    if os.getuid() == 0:
-      # Where sshd has never run as a service, root's needs its folder.
-      os.makedirs("/run/sshd", mode=0o755, exist_ok=True)
-    port = get_free_port()
-    self._server = subprocess.Popen(
-      [sshd, "-D", "-e", "-p", str(port), "-h", home / "host", "-f", "/dev/null"]
-      + [f"-oAuthorizedKeysFile={home / 'authorized_keys'}", "-oStrictModes=no", "-oUsePAM=no"]
-      + ["-oListenAddress=127.0.0.1", f"-oPidFile={home / 'pid'}", "-oMaxStartups=100"],
-      stderr=(home / "log").open("wb"),
-    )
-    self.addCleanup(self._server.wait)
-    self.addCleanup(self._server.kill)
-    log = home / "log"
-    wait_until(lambda: self._server.poll() is not None or b"Server listening" in log.read_bytes())
-    self.assertIsNone(self._server.poll(), log.read_text())
-    self.ssh = (
-      f"ssh -p {port} -i {home / 'user'} -oBatchMode=yes -oStrictHostKeyChecking=no "
-      f"-oUserKnownHostsFile={home / 'known'} -oLogLevel=ERROR -F /dev/null"
-    )
+    ssh_server.require()
+    server = ssh_server.SshServer(self.folder / "ssh")
+    self.addCleanup(server.stop)
+    self.ssh = server.command
 
   def _start(self, body: str, *options: str, **kwargs) -> subprocess.Popen:
     if self._takes_hosts(body):
