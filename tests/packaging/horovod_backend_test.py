@@ -194,11 +194,13 @@ class ExtraTest(unittest.TestCase):
       {
         "tpu",
         "horovod",
+        "torch",
         "kafka",
         "parquet",
         "cuda",
         "serving",
         "realtime",
+        "report",
         "debugging",
         "docs",
         "test",
