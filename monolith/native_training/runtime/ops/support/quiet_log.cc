@@ -4,15 +4,9 @@
 //
 // TensorFlow 2.20 and later log through Abseil, whose lines cannot be held back one by one.
 #include "monolith/native_training/runtime/ops/support/tensorflow_deprecations.h"
+#include "monolith/native_training/runtime/ops/support/tensorflow_versions.h"
 
-#if __has_include("tsl/platform/default/logging.h")
-#include "tsl/platform/default/logging.h"
-#elif __has_include("xla/tsl/platform/default/logging.h")
-#include "xla/tsl/platform/default/logging.h"
-#endif
-
-#if __has_include("tsl/platform/default/logging.h") || \
-                  __has_include("xla/tsl/platform/default/logging.h")
+#ifdef MONOLITH_TENSORFLOW_HAS_LOG_SINKS
 #include <cstdlib>
 #include <memory>
 #include <vector>

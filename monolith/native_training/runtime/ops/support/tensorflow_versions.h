@@ -12,4 +12,13 @@
 #include "xla/tsl/lib/io/snappy/snappy_outputbuffer.h"
 #endif
 
+// Sinks of messages, in versions that do not log through Abseil.
+#if __has_include("tsl/platform/default/logging.h")
+#include "tsl/platform/default/logging.h"
+#define MONOLITH_TENSORFLOW_HAS_LOG_SINKS
+#elif __has_include("xla/tsl/platform/default/logging.h")
+#include "xla/tsl/platform/default/logging.h"
+#define MONOLITH_TENSORFLOW_HAS_LOG_SINKS
+#endif
+
 #endif  // MONOLITH_NATIVE_TRAINING_RUNTIME_OPS_SUPPORT_TENSORFLOW_VERSIONS_H_
