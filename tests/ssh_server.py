@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import pathlib
+import shlex
 import shutil
 import subprocess
 import unittest
 from collections.abc import Sequence
 
+from monolith.launch import supervisor
 from tests.free_ports import get_free_port
 from tests.wait_until import wait_until
 
@@ -69,7 +71,7 @@ class SshServer:
       stderr=log.open("wb"),
     )
     self.command = (
-      f"ssh -p {port} -i {folder / 'user'} -oBatchMode=yes -oStrictHostKeyChecking=no "
+      f"{shlex.join(supervisor.SSH)} -p {port} -i {folder / 'user'} -oStrictHostKeyChecking=no "
       f"-oUserKnownHostsFile={folder / 'known'} -oLogLevel=ERROR -F /dev/null"
     )
     wait_until(lambda: self._process.poll() is not None or b"listening" in log.read_bytes())

@@ -44,7 +44,9 @@ def make_parser() -> argparse.ArgumentParser:
     help="on several hosts: where the first process of each listens; the others count up (2222)",
   )
   parser.add_argument(
-    "--ssh", default="ssh -o BatchMode=yes", help="the command for --hosts (ssh -o BatchMode=yes)"
+    "--ssh",
+    default=shlex.join(supervisor.SSH),
+    help=f"the command for --hosts ({shlex.join(supervisor.SSH)}); another one needs limits, too",
   )
   parser.add_argument("--log_dir", default="", help="where logs go (a new temporary folder)")
   parser.add_argument(

@@ -39,17 +39,22 @@ class Task:
 
   @property
   def name(self) -> str:
-    """What logs call it: "ps-0"."""
+    """The name of the process in logs: "ps-0"."""
     return f"{self.role}-{self.index}"
 
   @property
+  def title(self) -> str:
+    """The name of the process in messages: "ps-0", or "ps-0 on b" where it is on another host."""
+    return f"{self.name} on {self.host}" if self.host else self.name
+
+  @property
   def server_type(self) -> str:
-    """What a program's `--server_type` wants: "ps" or "worker"."""
+    """The value of a program's `--server_type`: "ps" or "worker"."""
     return SERVER if self.role == SERVER else WORKER
 
   @property
   def worker_index(self) -> int:
-    """What a program's `--index` wants: the chief is worker 0, and the others follow it."""
+    """The value of a program's `--index`: the chief is worker 0, and the others follow it."""
     return self.index + 1 if self.role == WORKER else self.index
 
 

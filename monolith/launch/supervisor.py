@@ -29,7 +29,15 @@ _END_SECONDS = 10  # from SIGTERM to SIGKILL
 _REPORT_SECONDS = 60  # between lines of progress where there is no terminal
 _SHOWN_LINES = 20  # of the log of a process that failed
 _PR_SET_PDEATHSIG = 1
-# What a process on another host needs of this one's environment.
+_READ_BYTES = 1 << 20  # of a log, at once
+# Without these limits ssh waits forever for a host that is gone. It tries for ten seconds to reach
+# one, and ends a connection over which nothing came for fifty.
+SSH = (
+  *("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10"),
+  *("-o", "ServerAliveInterval=10", "-o", "ServerAliveCountMax=4"),
+)
+_SSH_FAILED = 255  # what ssh ends with where it has no connection, and what a program may end with
+# Variables of this environment that a process on another host needs.
 _FORWARDED = ("MONOLITH_", "TF_", "PYTHONPATH", "CUDA_VISIBLE_DEVICES")
 
 # Runs a program on another host. Signals come in through standard input, as ssh has no other way,
@@ -50,7 +58,7 @@ exit "$status"
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-  """How a job is run.
+  """Says how a job is run.
 
   Attributes:
     program: what each process runs, from `python` on; `{server_type}`, `{index}`, `{num_ps}`,
@@ -65,7 +73,7 @@ class Options:
 
   program: tuple[str, ...]
   log_dir: pathlib.Path
-  ssh: tuple[str, ...] = ("ssh", "-o", "BatchMode=yes")
+  ssh: tuple[str, ...] = SSH
   max_restarts: int = 3
   grace_seconds: float = 60
   follow: bool = False
@@ -139,10 +147,12 @@ class _Process:
     try:
       with self.log.open("rb") as log:
         log.seek(self._log_position)
-        text = log.read(1 << 20)
+        text = log.read(_READ_BYTES)
     except FileNotFoundError:
       return []
     whole = text[: text.rfind(b"\n") + 1]
+    if not whole and len(text) == _READ_BYTES:
+      whole = text  # the part of a line that has no end
     self._log_position += len(whole)
     lines = [line for line in whole.decode("utf-8", "replace").splitlines() if line.strip()]
     if lines:
@@ -153,6 +163,13 @@ class _Process:
 def _die_with_parent() -> None:
   # A launcher that is killed leaves nothing behind.
   ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def _describe_end(process: _Process) -> str:
+  text = f"{process.task.title} ended with status {process.status}"
+  if process.task.host and process.status == _SSH_FAILED:
+    text += ", as ssh does where it cannot reach the host or has lost it"
+  return f"{text}; {process.log}"
 
 
 class Supervisor:
@@ -260,12 +277,12 @@ class Supervisor:
         process.starts.popleft()
       restarts = len(process.starts)
       again = restarts <= self._options.max_restarts
-      self._say(f"{process.task.name} ended with status {process.status}; {process.log}")
+      self._say(_describe_end(process))
       if again:
         delay = min(2 ** (restarts - 1), _LONGEST_DELAY_SECONDS)
         process.start_at = now + delay
         self._say(
-          f"{process.task.name} starts again in {delay} s ({restarts} of "
+          f"{process.task.title} starts again in {delay} s ({restarts} of "
           f"{self._options.max_restarts} within an hour)"
         )
         continue
@@ -281,7 +298,7 @@ class Supervisor:
       first = [self._chief] if self._chief else self._processes
       if any(process.running for process in first):
         self._say(
-          f"{signal.Signals(number).name} to {first[0].task.name}, which saves, then to all"
+          f"{signal.Signals(number).name} to {first[0].task.title}, which saves, then to all"
         )
       for process in first:
         process.send(number)
@@ -293,7 +310,7 @@ class Supervisor:
       status = 0
       # Servers and workers end by themselves when the chief tells them.
       self._wait(self._processes, self._options.grace_seconds)
-      left = [process.task.name for process in self._processes if process.running]
+      left = [process.task.title for process in self._processes if process.running]
       if left:
         seconds = self._options.grace_seconds
         self._say(f"still there {seconds:g} s after the chief has ended: {', '.join(left)}")
@@ -314,7 +331,7 @@ class Supervisor:
     while time.monotonic() < deadline and len(self._signals) == signals:
       for process in self._processes:
         if process.has_ended() and process.status:
-          self._say(f"{process.task.name} ended with status {process.status}; {process.log}")
+          self._say(_describe_end(process))
       if not any(process.running for process in processes):
         return
       self._show()
@@ -335,9 +352,11 @@ class Supervisor:
   def _show(self, last: bool = False) -> None:
     """Shows the line of progress, or what processes have written."""
     for process in self._processes:
-      for line in process.new_lines():
-        if self._options.follow:
+      while lines := process.new_lines():
+        for line in lines if self._options.follow else ():
           print(f"[{process.task.name}] {line}", file=self._screen, flush=True)
+        if not last:
+          break  # more comes soon
     if self._options.follow:
       return
     counts = []
@@ -357,7 +376,7 @@ class Supervisor:
     if self._screen.isatty():
       clock = time.strftime("%H:%M:%S", time.gmtime(now - self._began))
       line = f"{clock} {text}"[: shutil.get_terminal_size().columns - 1]
-      # What a program prints must not move the cursor.
+      # A program's output must not move the cursor.
       line = "".join(c if c.isprintable() else " " for c in line)
       if line != self._shown:
         self._clear()

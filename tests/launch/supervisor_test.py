@@ -8,12 +8,15 @@ import os
 import pathlib
 import pty
 import select
+import shlex
 import signal
 import subprocess
 import sys
 import textwrap
 import unittest
 
+from monolith.launch import __main__ as launch_main
+from monolith.launch import supervisor
 from tests import ssh_server
 from tests.wait_until import wait_until
 
@@ -58,6 +61,10 @@ class LaunchTest(unittest.TestCase):
     output, _ = process.communicate(timeout=_SECONDS)
     return process.returncode, output
 
+  def _title(self, role: str) -> str:
+    """Returns what messages call a process."""
+    return role
+
   def _pids(self, role: str) -> "list[int]":
     path = self.folder / f"{role}.started"
     return [int(line) for line in path.read_text().split()] if path.exists() else []
@@ -77,7 +84,8 @@ class LaunchTest(unittest.TestCase):
     self.assertIn("4 of 4 processes here", output)
     for role in ("chief-0", "ps-0", "ps-1", "worker-0"):
       self.assertEqual(len(self._pids(role)), 1)
-      self.assertEqual((self.logs / f"{role}.log").read_text(), f"{role} is here\n")
+      # Over ssh, the files of a login shell may write something before.
+      self.assertEqual((self.logs / f"{role}.log").read_text().splitlines()[-1], f"{role} is here")
 
   def test_flags_of_a_program_say_who_it_is(self):
     status, output = self._run(
@@ -108,8 +116,8 @@ class LaunchTest(unittest.TestCase):
     self.assertEqual(status, 0, output)
     self.assertEqual(len(self._pids("ps-0")), 2)
     self.assertEqual(len(self._pids("chief-0")), 1)
-    self.assertIn("ps-0 ended with status 137", output)
-    self.assertIn("ps-0 starts again in 1 s (1 of 3 within an hour)", output)
+    self.assertIn(f"{self._title('ps-0')} ended with status 137; ", output)
+    self.assertIn(f"{self._title('ps-0')} starts again in 1 s (1 of 3 within an hour)", output)
 
   def test_one_that_dies_too_often_ends_the_job_with_its_status_and_log(self):
     status, output = self._run(
@@ -193,7 +201,8 @@ class LaunchTest(unittest.TestCase):
     )
 
     self.assertEqual(status, 0, output)
-    self.assertIn("still there 0.5 s after the chief has ended: worker-0", output)
+    title = self._title("worker-0")
+    self.assertIn(f"still there 0.5 s after the chief has ended: {title}", output)
     self._assert_all_gone()
 
   def test_a_launcher_that_is_killed_leaves_nothing_behind(self):
@@ -214,6 +223,19 @@ class LaunchTest(unittest.TestCase):
     self.assertEqual(status, 0, output)
     for line in ("[chief-0] one", "[chief-0] two", "[ps-0] two"):
       self.assertIn(line, output.splitlines())
+
+  def test_a_line_without_an_end_does_not_stop_the_progress(self):
+    status, output = self._run(
+      """
+      if role == "chief-0":
+        print("x" * (3 << 20), end="\\r", flush=True)
+        print("\\nstep 7", flush=True)
+      """,
+      "--follow",
+    )
+
+    self.assertEqual(status, 0, output[-1000:])
+    self.assertIn("[chief-0] step 7", [line[:100] for line in output.splitlines()])
 
   def test_a_terminal_shows_one_line_of_progress(self):
     controller, terminal = pty.openpty()
@@ -286,6 +308,28 @@ class SshTest(LaunchTest):
     if self._takes_hosts(body):
       options = ("--hosts=127.0.0.1,localhost", f"--ssh={self.ssh}", *options)
     return super()._start(body, *options, **kwargs)
+
+  def _title(self, role: str) -> str:
+    return f"{role} on {'localhost' if role == 'worker-0' else '127.0.0.1'}"
+
+  def test_a_host_that_cannot_be_reached_is_named(self):
+    self.ssh = self.ssh.replace(" -p ", " -p 1 -p ")  # of two, ssh takes the first
+    status, output = self._run("pass", "--max_restarts=0", "--grace_seconds=0")
+
+    self.assertEqual(status, 255, output)
+    self.assertRegex(output, "on 127.0.0.1 ended with status 255, as ssh does where it cannot")
+
+  def test_ssh_does_not_wait_for_ever(self):
+    # The words of the test's ssh begin with those of the default, of which ssh takes the first.
+    known = subprocess.run(
+      [*supervisor.SSH, "-G", "-F", "/dev/null", "host"], capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+
+    self.assertIn("connecttimeout 10", known)
+    self.assertIn("serveraliveinterval 10", known)
+    self.assertIn("serveralivecountmax 4", known)
+    default = launch_main.make_parser().parse_args(["program"]).ssh
+    self.assertEqual(tuple(shlex.split(default)), supervisor.SSH)
 
   def _takes_hosts(self, body: str) -> bool:
     # Slurm has chosen its hosts, and a name of this machine is not loopback there.
