@@ -19,7 +19,7 @@ from monolith.realtime.spill_files import Record, SpilledMinute, hash_keys
 
 FIRST_ACTION, WINDOW_END = "first_action", "window_end"
 _MINUTE_MS = 60_000
-# Of an open impression in memory: its tuple, numbers, and places in two dictionaries.
+# Bytes of an open impression in memory: its tuple, numbers, and places in two dictionaries.
 _RECORD_BYTES = 420
 # Places in a Record.
 _OFFSET: Final = 0
@@ -31,7 +31,7 @@ _EXAMPLE: Final = 4
 
 @dataclasses.dataclass(frozen=True)
 class SampleRates:
-  """How many negatives are kept.
+  """Says how many negatives are kept.
 
   Attributes:
     default: the rate where no rule fits.
@@ -364,7 +364,7 @@ class JoinWindow:
       identity=events.sample_id(self._partition, record[_OFFSET], kind),
       event_time_ms=record[_TIME],
       actions=actions,
-      # Of positives as well: it says how many negatives their like has, and a model corrects the
+      # For positives as well: it says how many negatives their like has, and a model corrects the
       # logits of both.
       sample_rate=self._options.rates.of(record[_CHANNEL], record[_ITEM]),
     )

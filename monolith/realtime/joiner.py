@@ -83,7 +83,7 @@ class Joiner:
         "partition.assignment.strategy": "range",
         "session.timeout.ms": 6000,
         "heartbeat.interval.ms": 1500,
-        # What waits in the client, of all partitions.
+        # The most that waits in the client, of all partitions.
         "queued.max.messages.kbytes": 32_768,
       },
     )
@@ -212,7 +212,7 @@ class Joiner:
   def _ask_for_ends(self, number: int, partition: Partition) -> None:
     """Asks brokers whether all of a partition has been read: clients tell of an end only once."""
     window = partition.window
-    # What had been read before the broker is asked: what comes meanwhile may have company.
+    # Read before the broker is asked: messages that come meanwhile may have company.
     impressions_ms, actions_ms = window.newest_impression_ms, window.newest_action_ms
     try:
       impressions_end = self._end_of(self._options.impressions, number, _ASK_SECS)

@@ -1,4 +1,4 @@
-"""How a joiner that starts again finds out where it was, from Kafka alone.
+"""Finds out where a joiner that starts again was, from Kafka alone.
 
 With each commit goes a mark: where the impressions, the actions and the samples stood when the
 oldest impression that is still open was read.
@@ -36,7 +36,7 @@ class JoinerError(RuntimeError):
 
 @dataclasses.dataclass(frozen=True)
 class Mark:
-  """Where the three streams stood at one moment."""
+  """Holds the positions of the three streams at one moment."""
 
   impressions: int
   actions: int

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-# Of an impression: offset, event time, channel, item, example. What a window keeps of it.
+# The parts of an impression that a window keeps: offset, event time, channel, item, example.
 Record = tuple[int, int, int, int, bytes]
 _CHUNK_RECORDS = 1000
 

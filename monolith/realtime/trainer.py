@@ -29,7 +29,6 @@ from monolith.native_training.graph import idle
 from monolith.native_training.hooks import interrupt
 from monolith.row_log import kafka_client, topics
 
-_DEMO = "monolith.realtime.demo_model:DemoModel"
 _METRICS_SECS = 1.0
 # A reader who follows a sample through the stages wants to know soon that it was trained.
 _POSITIONS_SECS = 0.1
@@ -53,7 +52,7 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
   add("--kafka_servers", required=True, help="comma-separated host:port of brokers")
   add("--topic", default=topics.SAMPLES, help="comma-separated topics of samples")
   add("--group", default="monolith-trainer", help="consumer group that is told the positions")
-  add("--task", default=_DEMO, help="module:Class of the model")
+  add("--task", required=True, help="module:Class of the model")
   add("--model_name", default="", help="name in serving and in topics; by default the class's")
   add("--model_dir", required=True, help="where checkpoints and exports go")
   add("--index", type=int, default=0, help="number of this process in its role")

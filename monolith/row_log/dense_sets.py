@@ -22,7 +22,7 @@ from monolith.row_log import kafka_client, topics
 from monolith.row_log.framing import frame
 from monolith.row_log.partition_reader import read_log_ends
 
-# Of a message, without its checksum and what is said beside tensors.
+# The most of a message, without its checksum and the fields beside tensors.
 _TENSOR_BYTES = kafka_client.MAX_MESSAGE_BYTES - 4096
 _RETRY_SECS = 1.0
 _FLUSH_SECS = 10

@@ -76,7 +76,7 @@ def _mask(crc: int) -> int:
 @functools.lru_cache(maxsize=1)
 def _byte_table() -> np.ndarray:
   """Returns the state after each byte on a state of 0."""
-  table = np.arange(256, dtype=np.uint32)
+  table: np.ndarray = np.arange(256, dtype=np.uint32)
   for _ in range(8):
     table = (table >> 1) ^ np.where(table & 1, np.uint32(_POLYNOMIAL), np.uint32(0))
   return table

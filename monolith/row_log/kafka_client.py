@@ -1,10 +1,9 @@
-"""Makes Kafka clients that work with brokers from 0.9 on.
+"""Makes Kafka clients, all of librdkafka, that work with brokers from 0.9 on.
 
-librdkafka asks a broker for its version and hangs where the broker is too old to know the question.
-So we ask first, on a socket of our own, and tell librdkafka what to assume. The question is not
-harmless to a broker before 0.10: requests of other clients that arrive in the same moment get no
-answer, and are only repeated when their time is up. `MONOLITH_KAFKA_VERSIONS`, a comma-joined list
-of `host:port=version`, says what need not be asked.
+librdkafka asks a broker what it can do, and a broker before 0.10 does not know the question: the
+client hangs, and requests of other clients that arrive in the same moment get no answer. No client
+can find that out, so the version of brokers before 0.11 has to be named in
+`MONOLITH_KAFKA_VERSIONS`, a comma-joined list of `host:port=version`.
 """
 
 from __future__ import annotations
@@ -12,19 +11,17 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
-import socket
-import struct
+import re
 import time
 from collections.abc import Mapping
 from typing import Any
 
-from monolith.row_log.kafka_lib import confluent_kafka
+from monolith.row_log.kafka_lib import AdminClient, KafkaException, confluent_kafka
 
 # Kafka's default limit of a message is 1,000,012 bytes with its header.
 MAX_MESSAGE_BYTES = 900_000
-_API_VERSIONS, _METADATA, _CREATE_TOPICS, _INIT_PRODUCER_ID = 18, 3, 19, 22
-_ANSWER_SECS = 2.0
-_RETRY_SECS = 0.2
+_VERSIONS = "MONOLITH_KAFKA_VERSIONS"
+_SHORTEST_SECS = 0.1
 _OLD_BROKER = {
   "api.version.request": False,
   "broker.version.fallback": "0.9.0.1",
@@ -36,7 +33,7 @@ _OLD_BROKER = {
   "session.timeout.ms": 30_000,
 }
 
-_known: dict[str, Features] = {}
+_answering: set[str] = set()
 _LOG_SECS = 10.0
 
 
@@ -69,57 +66,59 @@ class Features:
   """Holds the abilities of the brokers of a cluster.
 
   Attributes:
-    api_keys: numbers of the requests that the broker knows; empty for brokers before 0.10, which
-      cannot say.
+    version: the oldest version that is named for one of them; empty for 0.11 and newer ones, which
+      need no name.
   """
 
-  api_keys: frozenset[int]
+  version: tuple[int, ...] = ()
 
   @property
   def is_old(self) -> bool:
     """Whether the broker is older than 0.10, and librdkafka must be told so."""
-    return not self.api_keys
+    return bool(self.version) and self.version < (0, 10)
 
   @property
   def can_create_topics(self) -> bool:
     """Whether topics can be created by request (0.10.1)."""
-    return _CREATE_TOPICS in self.api_keys
+    return not self.version or self.version >= (0, 10, 1)
 
   @property
   def has_transactions(self) -> bool:
     """Whether messages and offsets can be written as one (0.11)."""
-    return _INIT_PRODUCER_ID in self.api_keys
+    return not self.version or self.version >= (0, 11)
 
 
 def probe(servers: str, timeout_secs: float = 30) -> Features:
-  """Returns what brokers can do, asked once per process and list of brokers.
+  """Returns what brokers can do. Those without a named version have to answer, once per process.
 
   Args:
     servers: comma-separated `host:port` of brokers.
-    timeout_secs: how long to try while none of them answers.
+    timeout_secs: how long to wait for one of them.
 
   Raises:
     ConnectionError: none answered in time.
-    ValueError: an address is not `host:port`.
+    ValueError: an address is not `host:port`, or a version that is named is none.
   """
-  if servers in _known:
-    return _known[servers]
-  addresses = [_parse(server) for server in servers.split(",") if server.strip()]
+  addresses = [server.strip() for server in servers.split(",") if server.strip()]
   if not addresses:
     raise ValueError("servers is empty, want host:port of at least one broker")
-  if any(_is_known_to_be_old(server.strip()) for server in servers.split(",")):
-    return Features(frozenset())
-  deadline = time.monotonic() + timeout_secs
-  while True:
-    for address in addresses:
-      try:
-        _known[servers] = _ask(address)
-        return _known[servers]
-      except OSError as error:
-        reason = error
-    if time.monotonic() > deadline:
-      raise ConnectionError(f"no Kafka broker answers at {servers}: {reason}")
-    time.sleep(_RETRY_SECS)
+  for address in addresses:
+    _check_address(address)
+  named = _named_versions()
+  versions = [named[address] for address in addresses if address in named]
+  if versions:
+    return Features(min(versions))
+  if servers not in _answering:
+    client = AdminClient({"bootstrap.servers": servers}, logger=LOGGER)
+    try:
+      client.list_topics(timeout=max(timeout_secs, _SHORTEST_SECS))
+    except KafkaException as error:
+      raise ConnectionError(
+        f"no Kafka broker answers at {servers}: {error.args[0].str()}; one before 0.11 has to be "
+        f"named: {_VERSIONS}={addresses[0]}=0.9.0.1"
+      ) from error
+    _answering.add(servers)
+  return Features()
 
 
 def remember_version(server: str, version: str) -> None:
@@ -129,20 +128,21 @@ def remember_version(server: str, version: str) -> None:
     server: its `host:port`.
     version: such as `0.9.0.1`.
   """
-  entries = [e for e in _versions().split(",") if e and not e.startswith(f"{server}=")]
-  os.environ["MONOLITH_KAFKA_VERSIONS"] = ",".join([*entries, f"{server}={version}"])
+  entries = [e for e in os.environ.get(_VERSIONS, "").split(",") if e]
+  kept = [entry for entry in entries if not entry.startswith(f"{server}=")]
+  os.environ[_VERSIONS] = ",".join([*kept, f"{server}={version}"])
 
 
-def _versions() -> str:
-  return os.environ.get("MONOLITH_KAFKA_VERSIONS", "")
-
-
-def _is_known_to_be_old(server: str) -> bool:
-  for entry in _versions().split(","):
-    name, _, version = entry.strip().partition("=")
-    if name == server:
-      return version.startswith(("0.8", "0.9"))
-  return False
+def _named_versions() -> dict[str, tuple[int, ...]]:
+  """Returns `host:port` -> version, as the environment names it."""
+  found = {}
+  entries = (entry.strip() for entry in os.environ.get(_VERSIONS, "").split(","))
+  for entry in filter(None, entries):
+    server, _, version = entry.rpartition("=")
+    if not server or not re.fullmatch(r"\d+(\.\d+)+", version):
+      raise ValueError(f"{_VERSIONS} has {entry!r}, want host:port=version such as 0.9.0.1")
+    found[server] = tuple(int(number) for number in version.split("."))
+  return found
 
 
 def client_settings(
@@ -152,8 +152,8 @@ def client_settings(
 
   Args:
     servers: comma-separated `host:port` of brokers.
-    extra: settings that win over ours. With `security.protocol` among them the brokers are not
-      asked for their age: they speak another protocol, and are taken for 0.10 or newer.
+    extra: settings that win over ours. With `security.protocol` among them the brokers need not
+      answer first.
     timeout_secs: how long to wait for a broker.
 
   Raises:
@@ -220,55 +220,13 @@ def make_consumer(
   return confluent_kafka.Consumer(settings, logger=LOGGER)
 
 
-def _parse(server: str) -> tuple[str, int]:
-  host, colon, port = server.strip().rpartition(":")
-  if not colon or not host or not port.isdigit():
+def _check_address(server: str) -> None:
+  host, _, port = server.rpartition(":")
+  if not host or not port.isdigit():
     raise ValueError(f"Kafka broker {server!r}: want host:port")
-  return host.strip("[]"), int(port)
 
 
 def place_of(message: confluent_kafka.Message) -> tuple[int, int]:
   """Returns the partition and the offset of a message; -1 where an error has none."""
   partition, offset = message.partition(), message.offset()
   return -1 if partition is None else partition, -1 if offset is None else offset
-
-
-def _ask(address: tuple[str, int]) -> Features:
-  """Asks one broker for the requests it knows.
-
-  A broker before 0.10 closes the connection or says nothing; that it is a living broker shows when
-  it answers a request for metadata.
-  """
-  try:
-    answer = _request(address, _API_VERSIONS, b"")
-  except (ConnectionRefusedError, socket.gaierror):
-    raise
-  except OSError:
-    # Version 0 with an empty list asks for all topics, so we ask for one that cannot exist.
-    _request(address, _METADATA, struct.pack(">ih1s", 1, 1, b"/"))
-    return Features(frozenset())
-  error, count = struct.unpack_from(">hi", answer)
-  if error or count < 0 or len(answer) < 6 + 6 * count:
-    raise ConnectionError(f"{address[0]}:{address[1]} answered a Kafka request with error {error}")
-  return Features(frozenset(struct.unpack_from(">h", answer, 6 + 6 * i)[0] for i in range(count)))
-
-
-def _request(address: tuple[str, int], key: int, body: bytes) -> bytes:
-  """Returns the answer to a request of version 0, without its header."""
-  request = struct.pack(">hhih8s", key, 0, 1, 8, b"monolith") + body
-  with socket.create_connection(address, timeout=_ANSWER_SECS) as connection:
-    connection.sendall(struct.pack(">i", len(request)) + request)
-    (size,) = struct.unpack(">i", _receive(connection, 4))
-    if not 10 <= size <= 100_000_000:
-      raise ConnectionError(f"{address[0]}:{address[1]} is no Kafka broker: an answer of {size} B")
-    return _receive(connection, size)[4:]
-
-
-def _receive(connection: socket.socket, size: int) -> bytes:
-  parts = bytearray()
-  while len(parts) < size:
-    part = connection.recv(size - len(parts))
-    if not part:
-      raise ConnectionResetError("connection closed before the answer")
-    parts += part
-  return bytes(parts)

@@ -107,11 +107,6 @@ class PartitionReader:
         raise KafkaException(error)
     return found, end
 
-  def known_end(self) -> int:
-    """Returns the end of the partition as the last answer told it, -1 if none has; asks nobody."""
-    bounds = self._consumer.get_watermark_offsets(self._partition, cached=True)
-    return max(-1, bounds[1]) if bounds else -1
-
   def close(self) -> None:
     """Leaves the brokers."""
     self._consumer.close()
@@ -162,7 +157,7 @@ def _end_after(topic: str, value: bytes, next_offset: int) -> LogEnd:
   message = DenseSet() if is_dense else RowBatch()
   try:
     message.ParseFromString(value[_CRC_BYTES:])
-  except Exception:  # What protobuf raises differs between its implementations.
+  except Exception:  # Implementations of protobuf raise different errors.
     return LogEnd(next_offset)
   if is_dense:
     return LogEnd(next_offset, max(message.epoch, 0), max(message.version, 0))

@@ -59,7 +59,7 @@ def create_row_log_clients(num_ps: int) -> list[tf.Tensor]:
 
 
 class WriterInfo(NamedTuple):
-  """Where the writer of a row log stands.
+  """Says where the writer of a row log stands.
 
   Attributes:
     num_tables: tables that belong to the log.
@@ -243,7 +243,7 @@ class RowLogWriter:
 
 @dataclasses.dataclass(frozen=True)
 class FollowerState:
-  """Where a follower stands.
+  """Says where a follower stands.
 
   Attributes:
     epoch, seq: the newest batch that was applied.

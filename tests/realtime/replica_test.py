@@ -45,7 +45,7 @@ def tearDownModule():
 
 
 class ReplicaTest(unittest.TestCase):
-  """What a client of a replica sees."""
+  """A client's view of a replica."""
 
   # Beyond the ids and steps of training.
   first_key = 1_000_000
@@ -140,7 +140,7 @@ class ReplicaTest(unittest.TestCase):
 
     self.model.send(*self.model.make_batch({}, digests=right))
     self.wait_for_seq()
-    # What the comparison found is told after the number of the batch.
+    # The comparison's outcome is told after the number of the batch.
     wait_until(lambda: self.metric("monolith_sync_digest_ok") == 1)
     self.model.send(*self.model.make_batch({}, digests=wrong))
     self.wait_for_seq()
@@ -170,7 +170,7 @@ class ReplicaTest(unittest.TestCase):
     )
 
     wait_until(lambda: self.metric("monolith_sync_dense_version") == step)
-    # Of ids that nobody knows, only the bias is left.
+    # Only the bias is left of ids that nobody knows.
     self.assertAlmostEqual(self.ask(-77), 1 / (1 + np.exp(step / 1000)), places=5)
     wait_until(lambda: self.metric("monolith_sync_dense_skipped_messages_total") == skipped + 1)
     # Counted first, said then.

@@ -21,9 +21,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from examples.realtime import broker
 from monolith.native_training.data import stream_positions
 from monolith.native_training.settings.training_config import CpuTrainingConfig
-from monolith.realtime import broker, trainer
+from monolith.realtime import trainer
 from monolith.row_log import kafka_client
 from tests import counting_task, stalled_counting_task
 from tests.wait_until import wait_until
@@ -259,7 +260,7 @@ class TrainerTest(tf.test.TestCase):
     ):
       said = io.StringIO()
       with self.assertRaises(SystemExit), contextlib.redirect_stderr(said):
-        trainer.parse_arguments(["--kafka_servers=a:1", "--model_dir=m", *arguments])
+        trainer.parse_arguments(["--kafka_servers=a:1", "--model_dir=m", "--task=a:B", *arguments])
       self.assertIn(text, said.getvalue())
     with self.assertRaisesRegex(ValueError, "no_such_module"):
       trainer.load_task("no_such_module:Task")

@@ -133,7 +133,7 @@ class RowLogOfTrainingTest(tf.test.TestCase, parameterized.TestCase):
     self.assertEqual(rows, {7: [5.0, 5.0], 8: [5.0, 5.0]})
     second = [batch for batch in more if batch.epoch == 2]
     self.assertEqual({batch.shard for batch in second}, set(range(shards)))
-    # What was restored is known from the log: nobody sends all rows again.
+    # Restored rows are known from the log: nobody sends all rows again.
     self.assertEqual([batch.full_scan for batch in second if batch.full_scan], [])
 
   def test_a_server_publishes_instead_of_pushing(self):

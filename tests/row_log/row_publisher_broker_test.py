@@ -7,7 +7,7 @@ import unittest
 import pytest
 import tensorflow as tf
 
-from monolith.realtime import broker
+from examples.realtime import broker
 from monolith.row_log.log_partition import LogPartition
 from monolith.row_log.row_publisher import RowPublisher
 from tests.realtime.row_log_tables import ServedTable, TrainedTable

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from examples.realtime import model as demo_model
 from idl.matrix.proto import example_pb2
-from monolith.realtime import demo_model, trainer
+from monolith.realtime import trainer
 from tests.native_training.data.mock_kafka import MockKafka
 
 pytestmark = pytest.mark.thorough
@@ -70,6 +71,7 @@ class DemoModelTest(tf.test.TestCase):
           [
             f"--kafka_servers={kafka.servers}",
             f"--model_dir={model_dir}",
+            "--task=examples.realtime.model:DemoModel",
             "--batch_size=64",
             # Silence at the end, which a busy machine must not take for one in the middle.
             "--stream_timeout=5000",

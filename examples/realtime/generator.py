@@ -1,4 +1,4 @@
-"""Makes events of users whose taste turns: `python -m monolith.realtime.generator`.
+"""Makes events of users whose taste turns: `python -m examples.realtime.generator`.
 
 Every user likes one genre at a time, and another one after `turn_secs`. A model that is not kept
 fresh is soon wrong about all of them, which is what the demo shows.
@@ -7,6 +7,7 @@ fresh is soon wrong about all of them, which is what the demo shows.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 import dataclasses
 import heapq
 import logging
@@ -15,7 +16,6 @@ import random
 import signal
 import sys
 import time
-from collections.abc import Sequence
 
 from idl.matrix.proto.example_pb2 import Example, NamedFeature
 from monolith.realtime.events_pb2 import Action, Impression
@@ -32,7 +32,7 @@ _log = logging.getLogger("monolith.generator")
 
 @dataclasses.dataclass(frozen=True)
 class World:
-  """Who likes what; a function of its numbers and of time, so that every process agrees.
+  """Says who likes what, by its numbers and the time alone, so that every process agrees.
 
   Attributes:
     users: number of users.
@@ -192,7 +192,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
   """Runs a generator until SIGTERM or Ctrl-C, and returns the exit status."""
   logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
   parser = argparse.ArgumentParser(
-    prog="python -m monolith.realtime.generator", description=__doc__.split("\n\n")[0]
+    prog="python -m examples.realtime.generator", description=__doc__.split("\n\n")[0]
   )
   parser.add_argument("--kafka_servers", required=True, help="comma-separated host:port of brokers")
   parser.add_argument("--rate", type=float, default=500, help="impressions per second")

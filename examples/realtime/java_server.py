@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 import os
 import pathlib
 import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Sequence
 
 _START_SECS = 90
 _POLL_SECS = 0.1

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 import random
 import re
 import time
-from collections.abc import Callable
 from typing import TypeVar
 
-from monolith.realtime.audit import Audit, audit_samples
-from monolith.realtime.demo_monitor import Monitor, read_metrics, total
-from monolith.realtime.demo_options import (
+from monolith.row_log import kafka_client, topics
+
+from examples.realtime.audit import Audit, audit_samples
+from examples.realtime.monitor import Monitor, read_metrics, total
+from examples.realtime.options import (
   ALL_BACK_SECS,
   BACK_SECS,
   MODEL,
@@ -19,14 +21,13 @@ from monolith.realtime.demo_options import (
   Goal,
   format_secs,
 )
-from monolith.realtime.demo_system import (
+from examples.realtime.system import (
   LATENESS_SECS,
   PARTITIONS,
   SAMPLE_RATE,
   WINDOW_SECS,
   System,
 )
-from monolith.row_log import kafka_client, topics
 
 _RECOVERY_SECS = 180.0
 _POISON_SECS = 30.0

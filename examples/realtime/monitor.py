@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 import dataclasses
 import re
 import threading
 import time
-import urllib.request
-from collections.abc import Sequence
 from typing import Any
+import urllib.request
 
+from monolith.row_log import topics
 import numpy as np
 
-from monolith.realtime import stages
-from monolith.realtime.demo_options import MODEL, DemoOptions
-from monolith.realtime.demo_system import ENTRY, System
-from monolith.realtime.freshness import AucMeter, FreshnessProber, RequestLoad
-from monolith.realtime.generator import World
-from monolith.row_log import topics
+from examples.realtime import stages
+from examples.realtime.freshness import AucMeter, FreshnessProber, RequestLoad
+from examples.realtime.generator import World
+from examples.realtime.options import MODEL, DemoOptions
+from examples.realtime.system import ENTRY, System
 
 _ASK_SECS = 1.0
 _ANSWER_SECS = 1.0
@@ -138,7 +138,7 @@ class Monitor:
       found[name] = None if None in values else all(value == 1 for value in values)
     return found
 
-  # What is shown.
+  # The state that the page shows.
 
   def line(self) -> str:
     """Returns one line for the terminal."""
@@ -197,7 +197,7 @@ class Monitor:
         "retried": self.load.retried if self.load else 0,
         "failed": self.load.failed if self.load else 0,
       },
-      # What never came back has no number in JSON.
+      # JSON has no number for something that never came back.
       "recoveries": {k: v if v < float("inf") else None for k, v in self.recoveries.items()},
       "processes": self._system.states(),
     }
@@ -219,7 +219,7 @@ class Monitor:
     clients = {name: self._system.holder_client(name) for name in self._system.holders}
     while not self._stopping.wait(_ASK_SECS):
       before = self.measures()
-      # What a process does not answer in time is as it was.
+      # A process that does not answer in time keeps its last figures.
       joiner = read_metrics(self._system.joiner_port) or before.joiner
       trainer = read_metrics(self._system.trainer_port) or before.trainer
       counts = {

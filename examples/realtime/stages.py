@@ -8,19 +8,19 @@ What is in Kafka is read here as it comes; when a sample was trained, the traine
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping, Sequence
 import dataclasses
 import threading
 import time
-import urllib.request
-from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
+import urllib.request
 
-import numpy as np
-
-from monolith.realtime.generator import USER_SLOT, make_fid
 from monolith.realtime.row_log_pb2 import RowBatch
 from monolith.row_log import kafka_client, topics
 from monolith.row_log.kafka_lib import TopicPartition, confluent_kafka
+import numpy as np
+
+from examples.realtime.generator import USER_SLOT, make_fid
 
 STAGES = ("join", "queue", "train", "publish", "apply")
 _CRC_BYTES = 4
@@ -207,7 +207,7 @@ class StageTracer:
   def _add_batch(self, value: bytes, now: float) -> None:
     try:
       batch = RowBatch.FromString(value[_CRC_BYTES:])
-    except Exception:  # What protobuf raises differs between its implementations.
+    except Exception:  # Implementations of protobuf raise different errors.
       return  # replicas count messages that cannot be read
     waiting = {
       make_fid(USER_SLOT, user.user): user

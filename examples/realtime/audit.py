@@ -8,10 +8,10 @@ window has passed are looked at.
 from __future__ import annotations
 
 import collections
+from collections.abc import Iterator
 import contextlib
 import dataclasses
 import time
-from collections.abc import Iterator
 
 from idl.matrix.proto.example_pb2 import Example
 from monolith.realtime import events
@@ -129,7 +129,7 @@ def _audit_partition(
     try:
       identity = Example.FromString(value).line_id.req_id
       events.parse_sample_id(identity)
-    except Exception:  # What protobuf raises differs between its implementations.
+    except Exception:  # Implementations of protobuf raise different errors.
       result.unreadable += 1
       continue
     samples[identity] += 1
@@ -147,7 +147,7 @@ def _audit_partition(
     action_ms, action_disorder_ms = actions.get(request_id, (0, 0))
     expected = {negative} if events.is_kept(request_id, sample_rate) else set()
     if action_ms and action_ms <= time_ms + window_ms:
-      # Which of two topics is further ahead cannot be told, so lateness is not added here.
+      # It cannot be told which of two topics is further ahead, so lateness is not added here.
       if max(disorder_ms, action_disorder_ms) >= window_ms and found != {positive}:
         result.late.add(request_id)
         continue

@@ -9,6 +9,7 @@ if a promise was not kept.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 import dataclasses
 import pathlib
 import shutil
@@ -16,12 +17,11 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
 
-from monolith.realtime import broker
-from monolith.realtime.demo_faults import FaultRunner
-from monolith.realtime.demo_monitor import Monitor, percentiles
-from monolith.realtime.demo_options import (
+from examples.realtime import broker
+from examples.realtime.faults import FaultRunner
+from examples.realtime.monitor import Monitor, percentiles
+from examples.realtime.options import (
   P50_SECS,
   P99_SECS,
   DemoOptions,
@@ -29,8 +29,8 @@ from monolith.realtime.demo_options import (
   format_goals,
   format_secs,
 )
-from monolith.realtime.demo_page import DemoPage
-from monolith.realtime.demo_system import NEVER, System
+from examples.realtime.page import DemoPage
+from examples.realtime.system import NEVER, System
 
 _LINE_SECS = 2.0
 _START_SECS = 300
@@ -58,7 +58,7 @@ class Demo:
 
     Raises:
       TimeoutError: a process is not ready in time; the message has its output.
-      monolith.realtime.broker.BrokerError: no broker can be had.
+      examples.realtime.broker.BrokerError: no broker can be had.
     """
     self.system.start()
     self.monitor.start()
@@ -169,7 +169,7 @@ def parse_options(arguments: Sequence[str] | None) -> DemoOptions:
     SystemExit: it is wrong, or asks for help.
   """
   parser = argparse.ArgumentParser(
-    prog="python -m monolith.realtime.demo", description=(__doc__ or "").split("\n\n")[0]
+    prog="python -m examples.realtime.demo", description=(__doc__ or "").split("\n\n")[0]
   )
   for field in dataclasses.fields(DemoOptions):
     default = None if field.name in _SHORT_AWAY_SECS else field.default

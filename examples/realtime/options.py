@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
+import dataclasses
 
 MODEL = "clicks"
 P50_SECS, P99_SECS, BACK_SECS, ALL_BACK_SECS = 2.0, 4.0, 15.0, 60.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 import contextlib
 import dataclasses
 import os
@@ -10,7 +11,6 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
 
 RUNNING, DEAD, STOPPED = "running", "dead", "stopped"
 _POLL_SECS = 0.2

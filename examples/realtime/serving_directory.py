@@ -1,4 +1,4 @@
-"""Where clients find the replicas of a model: what agents say in ZooKeeper, kept in memory."""
+"""Tells clients where the replicas of a model are, from what agents say in ZooKeeper."""
 
 from __future__ import annotations
 

@@ -5,22 +5,21 @@ Its charts are those of `monolith_report`; Plotly's script comes from the packag
 
 from __future__ import annotations
 
+from collections.abc import Callable
 import pathlib
 import threading
 import time
-from collections.abc import Callable
 from typing import Any
 
-import uvicorn
+from monolith.agent_service.ports import find_free_port
+from monolith.native_training.summary import charts
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
+import uvicorn
 
-from monolith.agent_service.ports import find_free_port
-from monolith.native_training.summary import charts
-
-_HTML = pathlib.Path(__file__).with_name("demo_page.html")
+_HTML = pathlib.Path(__file__).with_name("page.html")
 _START_SECS = 30
 # The browser asks nobody but this server.
 _POLICY = "default-src 'self' 'unsafe-inline'; img-src data: blob:; base-uri 'none'"

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import tensorflow as tf
-
 from monolith.core import hyperparams
 from monolith.native_training import entry, graph_estimator, native_model
 from monolith.native_training.data import parsers
 from monolith.native_training.layers import logit_correction
 from monolith.realtime import stream_model
+import tensorflow as tf
 
 # Slots of the fids: those of the first three come in samples, the last is made here.
 USER_SLOT, ITEM_SLOT, GENRE_SLOT, TASTE_SLOT = 1, 2, 3, 4

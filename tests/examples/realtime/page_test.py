@@ -1,6 +1,6 @@
-"""Tests of `demo_page`, `processes`, `generator`, `freshness` and the table of `demo`.
+"""Tests of `page`, `processes`, `generator`, `freshness` and the table of `demo`.
 
-Covers `demo_options` and the figures of `stages`.
+Covers `options` and the figures of `stages`.
 """
 
 import json
@@ -15,14 +15,14 @@ import urllib.request
 import numpy as np
 import pytest
 
+from examples.realtime.demo import parse_options
+from examples.realtime.freshness import compute_auc
+from examples.realtime.generator import Generator, World
+from examples.realtime.options import Goal, format_goals
+from examples.realtime.page import DemoPage
+from examples.realtime.processes import Command, Supervisor, child_pids
+from examples.realtime.stages import Trace, parse_metrics, summarize
 from monolith.native_training.summary import charts
-from monolith.realtime.demo import parse_options
-from monolith.realtime.demo_options import Goal, format_goals
-from monolith.realtime.demo_page import DemoPage
-from monolith.realtime.freshness import compute_auc
-from monolith.realtime.generator import Generator, World
-from monolith.realtime.processes import Command, Supervisor, child_pids
-from monolith.realtime.stages import Trace, parse_metrics, summarize
 from tests.wait_until import wait_until
 
 _SLEEPER = [sys.executable, "-c", "import time; time.sleep(1000)"]

@@ -9,19 +9,19 @@ from __future__ import annotations
 
 import base64
 import collections
+from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import http.client
 import json
 import random
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from monolith.realtime.generator import FIRST_MARKED_USER, EventSender, World
-from monolith.realtime.stages import Trace, parse_metrics
+from examples.realtime.generator import FIRST_MARKED_USER, EventSender, World
+from examples.realtime.stages import Trace, parse_metrics
 
 _POLL_SECS = 0.05
 _REQUEST_SECS = 5.0

@@ -6,8 +6,8 @@ import json
 import threading
 import unittest
 
-from monolith.realtime.freshness import Client, RequestLoad
-from monolith.realtime.generator import World
+from examples.realtime.freshness import Client, RequestLoad
+from examples.realtime.generator import World
 from tests.free_ports import get_free_port
 from tests.wait_until import wait_until
 

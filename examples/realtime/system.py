@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 import functools
 import os
 import pathlib
@@ -10,17 +11,17 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
 
 from monolith.agent_service.ports import find_free_port
-from monolith.realtime import broker
-from monolith.realtime.demo_options import MODEL, DemoOptions
-from monolith.realtime.freshness import Client
-from monolith.realtime.processes import DEAD, RUNNING, Command, Supervisor, child_pids
-from monolith.realtime.serving_directory import ServingDirectory
-from monolith.realtime.zookeeper import LocalZooKeeper
 from monolith.row_log import topics
 from monolith.serving import model_server
+
+from examples.realtime import broker
+from examples.realtime.freshness import Client
+from examples.realtime.options import MODEL, DemoOptions
+from examples.realtime.processes import DEAD, RUNNING, Command, Supervisor, child_pids
+from examples.realtime.serving_directory import ServingDirectory
+from examples.realtime.zookeeper import LocalZooKeeper
 
 ENTRY = "entry"
 NEVER = "never"
@@ -97,7 +98,7 @@ class System:
 
     Raises:
       TimeoutError: a process is not ready in time; the message has its output.
-      monolith.realtime.broker.BrokerError: no broker can be had.
+      examples.realtime.broker.BrokerError: no broker can be had.
     """
     self._tell(f"starting broker and ZooKeeper; {self._server[-1]} will answer requests")
     self.start_servers()
@@ -105,7 +106,7 @@ class System:
     options = self._options
     self._add(
       "generator",
-      "monolith.realtime.generator",
+      "examples.realtime.generator",
       *(f"--rate={options.rate}", f"--turn_secs={options.turn_secs}"),
     )
     self._add(
@@ -148,6 +149,7 @@ class System:
       *(f"--model_dir={self._model_dir}", f"--model_name={MODEL}", "--publish"),
       *(f"--sync_secs={options.sync_secs}", "--dense_sync_secs=5"),
       *(f"--save_secs={options.save_secs}", f"--num_ps={options.num_ps}"),
+      "--task=examples.realtime.model:DemoModel",
       f"--digest_secs={options.digest_secs}",
     ]
     role = ["--role=local"]

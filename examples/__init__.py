@@ -1,0 +1,1 @@
+"""Programs to start from; those of `realtime` import one another."""
