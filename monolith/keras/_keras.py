@@ -6,7 +6,7 @@ Keras 3, or Keras 2 with `TF_USE_LEGACY_KERAS=1` and the package `tf_keras`.
 | | Keras 2 | Keras 3 |
 |---|---|---|
 | a variable | `tf.Variable` | `keras.Variable`, which has one |
-| a table's gradient | `optimizer_hook` leads it past | optimizers hand it to `_keras_3.Rows` |
+| a table's gradient | `_keras_2` leads it past | optimizers hand it to `_keras_3.Rows` |
 """
 
 from __future__ import annotations
@@ -19,14 +19,35 @@ keras: Any = tf.keras
 # Layers of Keras 2 are modules of TensorFlow, those of Keras 3 are not.
 IS_KERAS_3: bool = not issubclass(keras.layers.Layer, tf.Module)
 
-if IS_KERAS_3 and keras.backend.backend() != "tensorflow":
-  raise ImportError(
-    f"monolith.keras needs the TensorFlow backend of Keras 3, and KERAS_BACKEND is "
-    f"{keras.backend.backend()!r}: set it to 'tensorflow' before keras is imported"
-  )
+_INSTEAD = {
+  "torch": ", or use the modules of monolith.torch with PyTorch",
+  "jax": ", or use monolith.jax.Embedding with JAX",
+}
+
+
+def check_backend(backend: str) -> None:
+  """Checks that Keras 3 runs on TensorFlow.
+
+  Raises:
+    ImportError: it does not.
+  """
+  if backend != "tensorflow":
+    raise ImportError(
+      f"monolith.keras needs the TensorFlow backend of Keras 3, and KERAS_BACKEND is {backend!r}: "
+      f"set it to 'tensorflow' before keras is imported{_INSTEAD.get(backend, '')}"
+    )
+
+
+if IS_KERAS_3:
+  check_backend(keras.backend.backend())
 
 # The optimizers that Keras 2 had before 2.11, as a class; none with Keras 3.
 LEGACY_OPTIMIZER: Any = () if IS_KERAS_3 else keras.optimizers.legacy.Optimizer
+
+
+def variable_of(variable: Any) -> Any:
+  """Returns the `tf.Variable` of a variable of Keras, or one of TensorFlow as it is."""
+  return variable.value if IS_KERAS_3 and isinstance(variable, keras.Variable) else variable
 
 
 def is_symbolic(value: Any) -> bool:

@@ -7,12 +7,16 @@ changed: computing a gradient changes nothing, and one `apply` is one step.
 
 Which optimizer it is, the rows follow it, says the name scope that Keras opens for it. What it does
 to gradients after this point is done here: its fixed loss scale, `clipnorm` and `clipvalue`. What
-depends on all gradients, or on several steps, cannot be, and is refused.
+depends on all gradients is for the optimizers of `optimizers`, which come before this point: where
+one of them is needed and missing, there is an error. What depends on several steps is refused.
 """
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import weakref
+from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
 import tensorflow as tf
@@ -20,12 +24,28 @@ import tensorflow as tf
 from monolith import _tensorflow
 from monolith.keras import saved_rows
 from monolith.keras._keras import keras
+from monolith.native_training.tables import gradient_checks
 
 _REFUSED = {
-  "global_clipnorm": "use clipnorm or clipvalue",
+  "global_clipnorm": (
+    "give compile monolith.keras.optimizers.GlobalClipOptimizer(an optimizer without it, {value})"
+  ),
   "gradient_accumulation_steps": "use larger batches, or concatenate indices and values yourself",
   "use_ema": "leave averages out",
 }
+# Step and learning rate of the optimizers that are making a step, by their scopes.
+_read: weakref.WeakKeyDictionary[Any, tuple[tf.Tensor, tf.Tensor]] = weakref.WeakKeyDictionary()
+_no_bad_gradients = contextvars.ContextVar("_no_bad_gradients", default=False)
+
+
+@contextlib.contextmanager
+def without_bad_gradients() -> Iterator[None]:
+  """Tells `Rows` that somebody keeps what is not finite from dense variables."""
+  token = _no_bad_gradients.set(True)
+  try:
+    yield
+  finally:
+    _no_bad_gradients.reset(token)
 
 
 class Table(Protocol):
@@ -36,7 +56,9 @@ class Table(Protocol):
 
   def save(self, path: Any) -> None: ...
   def load(self, path: Any) -> None: ...
-  def apply(self, gradient: tf.IndexedSlices, optimizer: Any) -> tf.Operation | None: ...
+  def apply(
+    self, gradient: tf.IndexedSlices, optimizer: Any, step: tf.Tensor, rate: tf.Tensor
+  ) -> tf.Operation | None: ...
 
 
 class Layer(keras.layers.Layer):
@@ -58,6 +80,14 @@ class Layer(keras.layers.Layer):
       TypeError, ValueError: they are no ids.
     """
     raise NotImplementedError
+
+
+def track(layer: Any, tables: Mapping[str, Any]) -> None:
+  """Lets `tf.train.Checkpoint` find tables of a layer, as it does not look into dictionaries."""
+  holder: Any = tf.__internal__.tracking.AutoTrackable()
+  for name, table in tables.items():
+    holder._track_trackable(table, name)
+  layer._track_trackable(holder, "tables")
 
 
 class Rows(keras.Variable):
@@ -85,7 +115,7 @@ class Rows(keras.Variable):
       if value:
         raise ValueError(
           f"{type(optimizer).__name__} has {name}={value}, which cannot reach the rows of table "
-          f"{self.table.name!r}: {remedy}"
+          f"{self.table.name!r}: {remedy.format(value=value)}"
         )
     return True
 
@@ -94,12 +124,13 @@ class Rows(keras.Variable):
     """The empty variable, as TensorFlow has it.
 
     Raises:
-      ValueError: an optimizer asks that scales losses for float16.
+      ValueError: Keras's optimizer asks that scales losses for float16.
     """
     if isinstance(_find_optimizer(), keras.optimizers.LossScaleOptimizer):
       raise ValueError(
-        "LossScaleOptimizer cannot check and scale the gradients of a table's rows: use the policy "
-        "'mixed_bfloat16' or 'float32' instead of 'mixed_float16'"
+        "Keras's LossScaleOptimizer cannot check the gradients of a table's rows: give compile "
+        "monolith.keras.optimizers.LossScaleOptimizer(your optimizer), or use the policy "
+        "'mixed_bfloat16' instead of 'mixed_float16'"
       )
     return super().value
 
@@ -127,21 +158,28 @@ class Rows(keras.Variable):
 
     Raises:
       TypeError: the gradient has been made dense, which loses its ids.
+      ValueError: gradients that are not finite are to be skipped, which the optimizer does not.
       NotImplementedError: an array knows no rows.
     """
-    optimizer = _find_optimizer()
-    if optimizer is None:
+    scope = _find_scope()
+    if scope is None:
       saved_rows.restore(self.table, self.table.name, value)
     elif value is not None:  # Without a gradient there is nothing to do.
-      self._apply(value, optimizer)
+      self._apply(value, scope)
     return value
 
-  def _apply(self, gradient: Any, optimizer: Any) -> None:
+  def _apply(self, gradient: Any, scope: Any) -> None:
+    optimizer = scope.caller
     if not isinstance(gradient, tf.IndexedSlices):
       raise TypeError(
         f"The gradient of table {self.table.name!r} is a {type(gradient).__name__}, want the "
         "tf.IndexedSlices that GradientTape returns: sum gradients of several batches by "
         "concatenating their indices and values"
+      )
+    if gradient_checks.policy() == "skip" and not _no_bad_gradients.get():
+      raise ValueError(
+        f"MONOLITH_BAD_GRADIENTS=skip, but {type(optimizer).__name__} would write NaN to dense "
+        "variables: give compile monolith.keras.optimizers.FiniteOptimizer(your optimizer)"
       )
     values = tf.cast(gradient.values, tf.float32)
     if optimizer.loss_scale_factor is not None:
@@ -150,7 +188,12 @@ class Rows(keras.Variable):
       values = tf.clip_by_norm(values, optimizer.clipnorm)
     elif optimizer.clipvalue is not None:
       values = tf.clip_by_value(values, -optimizer.clipvalue, optimizer.clipvalue)
-    updated = self.table.apply(tf.IndexedSlices(values, gradient.indices), optimizer)
+    if scope not in _read:
+      # Once for all tables: another one would wait for the updates before it, as it reads again
+      # what the last lines here write.
+      _read[scope] = tf.identity(optimizer.iterations), tf.identity(optimizer.learning_rate)
+    slices = tf.IndexedSlices(values, gradient.indices)
+    updated = self.table.apply(slices, optimizer, *_read[scope])
     if updated is None:
       return
     # A step that tables refuse shall not have spoiled the other variables: they are updated with a
@@ -163,8 +206,14 @@ class Rows(keras.Variable):
 
 def _find_optimizer() -> Any:
   """Returns the optimizer in whose `apply` or `build` this is called; `None` elsewhere."""
+  scope = _find_scope()
+  return None if scope is None else scope.caller
+
+
+def _find_scope() -> Any:
+  """Returns the scope that this optimizer has opened; another one in every step."""
   state = _tensorflow.import_keras_state()
   for scope in reversed(state.get_global_attribute("name_scope_stack") or []):
     if isinstance(scope.caller, keras.optimizers.Optimizer):
-      return scope.caller
+      return scope
   return None

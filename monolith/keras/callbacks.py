@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import tensorflow as tf
 
+from monolith import _tensorflow
 from monolith.keras._keras import keras
 from monolith.keras.layers import TableLayer
 from monolith.keras.table import HashTable
@@ -81,5 +84,15 @@ class TableCurves(keras.callbacks.Callback):
         count = self._counts[name]
         count.update(table.stats().numpy())
         for tag, value in count.values().items():
-          tf.summary.scalar(f"{tag}/{name}", value)
+          # Not `tf.summary.scalar`, which is TensorBoard's, and that does not come along with 2.21.
+          tf.summary.write(f"{tag}/{name}", tf.constant(value, tf.float32), metadata=_scalar())
     self._writer.flush()
+
+
+def _scalar() -> Any:
+  """Returns what tells TensorBoard that a value is a point of a curve."""
+  summary_pb2: Any = _tensorflow.import_summary_pb2()
+  return summary_pb2.SummaryMetadata(
+    plugin_data=summary_pb2.SummaryMetadata.PluginData(plugin_name="scalars"),
+    data_class=summary_pb2.DATA_CLASS_SCALAR,
+  )

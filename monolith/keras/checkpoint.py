@@ -12,20 +12,16 @@ The name is the table's own; a table without one is called after its place in th
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Union
 
 import tensorflow as tf
 from tensorflow.python.saved_model import registration
 from tensorflow.python.trackable import resource
 
-from monolith import _tensorflow
-from monolith.keras import _keras, layers, signatures
-from monolith.keras import table as tables
 from monolith.keras.table import HashTable
 from monolith.native_training.runtime.ops import gen_monolith_ops
 
@@ -83,38 +79,7 @@ def install() -> None:
     restore_fn=_restore,
   )
   registration.register_serializable(package=_PACKAGE, name=_NAME, predicate=_is_table)(LoadedTable)
-  if not _keras.IS_KERAS_3:
-    tables.before_first_table(_prepare_keras_2)
   _installed = True
-
-
-def _prepare_keras_2() -> None:
-  """Lets Keras 2 refuse to lose rows, and name the inputs of what it exports.
-
-  It asks no layer about either, where Keras 3 asks the variable for its array and names inputs by
-  itself.
-  """
-  hdf5_format = _tensorflow.import_keras_saving("hdf5_format")
-  for function in ("save_weights_to_hdf5_group", "load_weights_from_hdf5_group"):
-    setattr(hdf5_format, function, _refuse_tables(getattr(hdf5_format, function)))
-  saving_utils: Any = _tensorflow.import_keras_saving("saving_utils")
-  saving_utils.trace_model_call = signatures.name_inputs(saving_utils.trace_model_call)
-
-
-def _refuse_tables(function: Callable[..., Any]) -> Callable[..., Any]:
-  """Returns a function of Keras's old HDF5 format, which would lose rows, that raises instead."""
-
-  @functools.wraps(function)
-  def checked(group: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
-    for layer in model._flatten_layers(include_self=False):
-      if isinstance(layer, layers.TableLayer):
-        raise NotImplementedError(
-          f"The format .h5 has no place for the rows of layer {layer.name}: "
-          "save to a path without suffix, to .keras, or weights to .weights.h5"
-        )
-    return function(group, model, *args, **kwargs)
-
-  return checked
 
 
 def _save(trackables: Mapping[str, Table], file_prefix: tf.Tensor) -> list[tf.Tensor]:

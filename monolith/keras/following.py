@@ -105,7 +105,8 @@ def _kind(optimizer: Any) -> str:
   """Returns the name of Keras's class whose rule the optimizer runs, or an empty string."""
   for cls in type(optimizer).__mro__:
     if any(rule in vars(cls) for rule in _RULES):
-      is_keras = cls.__module__.partition(".")[0] == "keras" or ".keras." in cls.__module__
+      package = cls.__module__.partition(".")[0]
+      is_keras = package in ("keras", "tf_keras") or ".keras." in cls.__module__
       return cls.__name__ if is_keras else ""
   return ""
 

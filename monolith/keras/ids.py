@@ -20,6 +20,10 @@ import tensorflow as tf
 Ids = Union[tf.Tensor, tf.RaggedTensor, tf.SparseTensor]
 
 _HASH_RANGE = 2**63 - 1
+_LENGTHS = (
+  "ids are lists of several lengths{}: give tf.ragged.constant(ids), or pad them and call a layer "
+  "that has a combiner with weights=, 0 where there is no id"
+)
 _SAFE_INTEGERS = (tf.int8, tf.int16, tf.int32, tf.int64, tf.uint8, tf.uint16, tf.uint32)
 
 
@@ -78,15 +82,31 @@ def check_dtype(dtype: tf.DType) -> None:
 
 def _from_python(ids: Any) -> Any:
   """Returns ids of Python and NumPy as something that TensorFlow does not narrow to int32."""
-  array = np.asarray(ids)
+  try:
+    array = np.asarray(ids)
+  except ValueError as error:
+    raise ValueError(_LENGTHS.format(f" ({error})")) from None
   if array.size == 0 and not isinstance(ids, np.ndarray):
     return array.astype(np.int64)
   # Numbers beyond int64 become uint64, float64 or objects, depending on their company.
-  if not isinstance(ids, np.ndarray) and array.dtype.kind in "ufO":
+  if array.dtype.kind == "O" or (not isinstance(ids, np.ndarray) and array.dtype.kind in "uf"):
     for value in np.ravel(np.asarray(ids, dtype=object)):
       if isinstance(value, numbers.Integral) and not -(2**63) <= int(value) < 2**63:
         raise ValueError(f"id {value} does not fit into int64, want -2**63 <= id < 2**63")
-  return array
+  return _from_objects(array) if array.dtype.kind == "O" else array
+
+
+def _from_objects(array: np.ndarray) -> np.ndarray:
+  """Returns an array of objects as one of integers or strings."""
+  values = array.ravel().tolist()
+  if all(isinstance(value, (str, bytes)) for value in values):
+    return array
+  if all(isinstance(value, numbers.Integral) and not isinstance(value, bool) for value in values):
+    return array.astype(np.int64)
+  if any(isinstance(value, (list, tuple, np.ndarray)) for value in values):
+    raise ValueError(_LENGTHS.format(""))
+  found = sorted({type(value).__name__ for value in values})
+  raise TypeError(f"ids are objects of {', '.join(found)}, want integers or strings alone")
 
 
 def as_dense_ids(ids: Any) -> tf.Tensor:

@@ -1,12 +1,15 @@
 """Keras layers on collisionless tables.
 
   model = keras.Sequential([
+    keras.Input([None], dtype="int64"),
     monolith.keras.layers.Embedding(16, combiner="mean"),
     keras.layers.Dense(1),
   ])
 
 Nothing but the layer changes in a program: `compile`, `fit`, `evaluate`, `predict`, callbacks,
 mixed precision and checkpoints work as they do with Keras's own layers.
+
+Longer than 600 lines: both layers share what a layer of tables has to be, and what Keras saves.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ import dataclasses
 import math
 import os
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -24,6 +27,7 @@ import tensorflow as tf
 
 from monolith.keras import _keras, settings
 from monolith.keras import ids as id_types
+from monolith.keras import rows as row_variables
 from monolith.keras import table as tables
 from monolith.keras._keras import keras
 from monolith.keras.rows import LAYER
@@ -117,6 +121,11 @@ class Embedding(TableLayer):
   rows in `model.trainable_variables`; its gradient goes to the table's optimizer instead of the
   compiled one.
 
+  Called with `weights`, numbers or truth values of the shape of the ids, it pools them: a sum is of
+  vectors times weights, a mean is divided by the sum of the weights, `"sqrtn"` by the root of the
+  sum of their squares. An id of weight 0 is not looked up and gets no row, so that weights are the
+  mask of dense ids that are padded.
+
   Args:
     dim: length of a vector.
     optimizer: an optimizer of `monolith.entry`, or `"adagrad"`, `"adam"`, `"sgd"`, `"ftrl"`, ...
@@ -171,11 +180,19 @@ class Embedding(TableLayer):
     # Keras collects a layer's weights from its own attributes.
     self._rows = table.rows
 
-  def call(self, inputs: Any) -> Any:
-    """Returns the vectors of ids, pooled or not."""
-    flat, ids = _flatten(inputs, self.combiner, self.name)
+  def call(self, inputs: Any, weights: Any = None) -> Any:
+    """Returns the vectors of ids, pooled or not.
+
+    Args:
+      inputs: ids.
+      weights: a weight of each id, in the shape of the ids; not without a combiner.
+
+    Raises:
+      TypeError, ValueError: ids or weights are not as described.
+    """
+    flat, pool = _prepare(inputs, weights, self.combiner, self.table.dim, self.name)
     (rows,) = tables.look_up([self.table], [flat])
-    return _shape(tf.cast(rows, self.compute_dtype), ids, self.combiner, self.table.dim)
+    return pool(tf.cast(rows, self.compute_dtype))
 
   def as_tensors(self, inputs: Any) -> Any:
     """Returns ids of Python and NumPy as tensors, and others as they are."""
@@ -278,6 +295,7 @@ class EmbeddingGroup(TableLayer):
     self._shared_tables = [
       feature.table for feature in self.features.values() if isinstance(feature.table, HashTable)
     ]
+    row_variables.track(self, self.own_tables())
     # Keras collects a layer's weights from its own attributes.
     self._rows = list({id(table): table.rows for table in self._table_of.values()}.values())
 
@@ -296,21 +314,38 @@ class EmbeddingGroup(TableLayer):
         f"unknown {sorted(set(inputs) - set(self.features))}"
       )
 
-  def call(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the vectors of each feature, pooled where it has a combiner."""
+  def call(
+    self, inputs: Mapping[str, Any], weights: Mapping[str, Any] | None = None
+  ) -> dict[str, Any]:
+    """Returns the vectors of each feature, pooled where it has a combiner.
+
+    Args:
+      inputs: ids of every feature.
+      weights: weights of the ids of some features, as those of `Embedding`.
+
+    Raises:
+      TypeError, ValueError: ids or weights are not as described.
+    """
     self._check_inputs(inputs)
-    flat, ids = {}, {}
-    for name, feature in self.features.items():
-      flat[name], ids[name] = _flatten(inputs[name], feature.combiner, f"{self.name}/{name}")
-    rows = tables.look_up([self._table_of[name] for name in flat], list(flat.values()))
-    return {
-      name: _shape(
-        tf.cast(vectors, self.compute_dtype),
-        ids[name],
-        self.features[name].combiner,
+    weights = weights or {}
+    unknown = sorted(set(weights) - set(self.features))
+    if unknown:
+      raise ValueError(f"{self.name}: weights are of unknown features {unknown}")
+    prepared = {
+      name: _prepare(
+        inputs[name],
+        weights.get(name),
+        feature.combiner,
         self._table_of[name].dim,
+        f"{self.name}/{name}",
       )
-      for name, vectors in zip(flat, rows)
+      for name, feature in self.features.items()
+    }
+    flat = [ids for ids, _ in prepared.values()]
+    rows = tables.look_up([self._table_of[name] for name in prepared], flat)
+    return {
+      name: pool(tf.cast(vectors, self.compute_dtype))
+      for (name, (_, pool)), vectors in zip(prepared.items(), rows)
     }
 
   def own_tables(self) -> dict[str, HashTable]:
@@ -460,6 +495,77 @@ def _as_ids(inputs: Any, name: str) -> Any:
     raise type(error)(f"{name}: {error}") from None
 
 
+def _prepare(
+  inputs: Any, weights: Any, combiner: str | None, dim: int, name: str
+) -> tuple[tf.Tensor, Callable[[tf.Tensor], Any]]:
+  """Returns the ids to look up as a vector, and what makes the layer's result of their rows."""
+  flat, ids = _flatten(inputs, combiner, name)
+  if weights is None:
+    return flat, lambda rows: _shape(rows, ids, combiner, dim)
+  if combiner is None:
+    raise ValueError(f"{name}: weights need a combiner: 'sum', 'mean' or 'sqrtn'")
+  flat_weights = _flatten_weights(weights, ids, name)
+  kept = tf.where(flat_weights != 0)[:, 0]
+  segments, count = _segments(ids)
+  segments, flat_weights = tf.gather(segments, kept), tf.gather(flat_weights, kept)
+
+  def pool(rows: tf.Tensor) -> Any:
+    pooled = _pool_weighted(rows, segments, count, combiner, tf.cast(flat_weights, rows.dtype))
+    if isinstance(ids, tf.RaggedTensor):
+      return _replace_innermost(ids, pooled)
+    if isinstance(ids, tf.SparseTensor):
+      return pooled
+    shaped = tf.reshape(pooled, tf.concat([tf.shape(ids)[:-1], [dim]], 0))
+    shaped.set_shape(ids.shape[:-1].concatenate([dim]))
+    return shaped
+
+  return tf.gather(flat, kept), pool
+
+
+def _flatten_weights(weights: Any, ids: id_types.Ids, name: str) -> tf.Tensor:
+  """Returns a float for each of the flattened ids.
+
+  Raises:
+    TypeError: weights are not of the kind that ids are: dense, ragged or sparse.
+    ValueError: dense weights have another shape.
+  """
+  kind = next((k for k in (tf.RaggedTensor, tf.SparseTensor) if isinstance(ids, k)), tf.Tensor)
+  if kind is tf.Tensor and not isinstance(weights, (tf.RaggedTensor, tf.SparseTensor)):
+    weights = tf.convert_to_tensor(weights)
+    if not weights.shape.is_compatible_with(ids.shape):
+      raise ValueError(f"{name}: weights have shape {weights.shape}, want that of ids, {ids.shape}")
+    # Where a dimension is not known before, the step says so.
+    same = tf.debugging.assert_equal(
+      tf.shape(weights), tf.shape(ids), f"{name}: weights and ids differ in shape"
+    )
+    with tf.control_dependencies([] if same is None else [same]):
+      return tf.cast(tf.reshape(weights, [-1]), tf.float32)
+  if not isinstance(weights, kind):
+    raise TypeError(
+      f"{name}: weights are a {type(weights).__name__}, want a {kind.__name__} as ids"
+    )
+  return tf.cast(weights.flat_values if kind is tf.RaggedTensor else weights.values, tf.float32)
+
+
+def _segments(ids: id_types.Ids) -> tuple[tf.Tensor, tf.Tensor]:
+  """Returns to which example each of the flattened ids belongs, and how many there are."""
+  if isinstance(ids, tf.SparseTensor):
+    return ids.indices[:, 0], ids.dense_shape[0]
+  if isinstance(ids, tf.RaggedTensor):
+    inner = _innermost(ids)
+    return inner.value_rowids(), inner.nrows()
+  length = tf.shape(ids, tf.int64)[-1]
+  return tf.range(tf.size(ids, tf.int64)) // tf.maximum(length, 1), tf.reduce_prod(
+    tf.shape(ids, tf.int64)[:-1]
+  )
+
+
+def _innermost(ids: tf.RaggedTensor) -> tf.RaggedTensor:
+  while isinstance(ids.values, tf.RaggedTensor):
+    ids = ids.values
+  return ids
+
+
 def _flatten(inputs: Any, combiner: str | None, name: str) -> tuple[tf.Tensor, id_types.Ids]:
   """Returns all ids as a vector, and as they came."""
   ids = _as_ids(inputs, name)
@@ -486,9 +592,7 @@ def _shape(rows: tf.Tensor, ids: id_types.Ids, combiner: str | None, dim: int) -
   if isinstance(ids, tf.RaggedTensor):
     if combiner is None:
       return ids.with_flat_values(rows)
-    inner = ids
-    while isinstance(inner.values, tf.RaggedTensor):
-      inner = inner.values
+    inner = _innermost(ids)
     pooled = _pool(rows, inner.value_rowids(), inner.nrows(), combiner)
     return _replace_innermost(ids, pooled)
   if ids.shape.rank == 1:
@@ -521,3 +625,15 @@ def _pool(
   sizes = tf.math.unsorted_segment_sum(tf.ones_like(segments), segments, count)
   sizes = tf.cast(tf.maximum(sizes, 1), total.dtype)[:, tf.newaxis]
   return total / (sizes if combiner == "mean" else tf.sqrt(sizes))
+
+
+def _pool_weighted(
+  rows: tf.Tensor, segments: tf.Tensor, count: tf.Tensor, combiner: str | None, weights: tf.Tensor
+) -> tf.Tensor:
+  """Returns `[count, dim]`: the rows of each segment, weighted; zeros for one without weights."""
+  total = tf.math.unsorted_segment_sum(rows * weights[:, tf.newaxis], segments, count)
+  if combiner == "sum":
+    return total
+  divisors = weights if combiner == "mean" else weights**2
+  divisor = tf.math.unsorted_segment_sum(divisors, segments, count)[:, tf.newaxis]
+  return tf.math.divide_no_nan(total, divisor if combiner == "mean" else tf.sqrt(divisor))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import weakref
+from collections.abc import Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -30,6 +31,17 @@ def make_rows(table: Any) -> Any:
   rows.numpy = functools.partial(_save_rows, weakref.ref(table))
   rows.assign = functools.partial(_restore_rows, weakref.ref(table))
   return rows
+
+
+def track(layer: Any, tables: Mapping[str, Any]) -> None:
+  """Lets checkpoints find the tables of a layer that keeps them in a dictionary.
+
+  Args:
+    layer: the layer.
+    tables: name in a checkpoint -> table.
+  """
+  if IS_KERAS_3:  # Keras 2 looks into dictionaries by itself.
+    _keras_3.track(layer, tables)
 
 
 def table_of(variable: Any) -> Any:

@@ -6,45 +6,61 @@ gradients with it.
 
   settings.optimizer("sgd")                              # entry.SgdOptimizer()
   settings.optimizer(entry.AdamOptimizer(0.01))          # taken as it is
-  settings.days("30d")                                   # 30
+  settings.initializer(0.25)                             # entry.ConstantsInitializer(0.25)
+
+Names, numbers and checks are those of `monolith.table.optimizers`.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import datetime
-import functools
-import numbers
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Union
 
 import tensorflow as tf
 
 from monolith.native_training import entry
 from monolith.native_training.runtime.hash_table import embedding_hash_table_pb2
+from monolith.table import optimizers
+from monolith.table.optimizers import Duration, days
 
-OptimizerLike = Union[str, entry.Optimizer]
-InitializerLike = Union[str, float, entry.Initializer]
-Duration = Union[str, int, datetime.timedelta]
+__all__ = [
+  "Duration",
+  "InitializerLike",
+  "OptimizerLike",
+  "days",
+  "deserialize",
+  "initializer",
+  "learning_rate",
+  "optimizer",
+  "optimizer_kind",
+  "saved_optimizer",
+  "serialize",
+  "table_config",
+  "without_rate",
+]
 
-# The filter's counters have four bits.
-MAX_ADMIT_AFTER = 15
+OptimizerLike = Union[str, optimizers.Optimizer, entry.Optimizer]
+InitializerLike = Union[str, float, tuple, entry.Initializer]
 
-_OPTIMIZERS: dict[str, Callable[[], entry.Optimizer]] = {
+# Kinds of `monolith.table.Optimizer`, as classes of `monolith.entry`.
+_CLASSES: dict[str, type] = {
   "adadelta": entry.AdadeltaOptimizer,
-  "adagrad": functools.partial(entry.AdagradOptimizer, initial_accumulator_value=1e-6),
-  "adam": functools.partial(entry.AdamOptimizer, epsilon=1e-7),
+  "adagrad": entry.AdagradOptimizer,
+  "adam": entry.AdamOptimizer,
   "amsgrad": entry.AmsgradOptimizer,
+  "batch_softmax": entry.BatchSoftmaxOptimizer,
+  "dynamic_wd_adagrad": entry.DynamicWdAdagradOptimizer,
   "ftrl": entry.FtrlOptimizer,
+  "group_adagrad": entry.AdaGradWithGroupLassoOptimizer,
+  "group_ftrl": entry.FTRLWithGroupSparsityOptimizer,
   "momentum": entry.MomentumOptimizer,
-  "rmsprop": entry.RmspropV2Optimizer,
+  "moving_average": entry.MovingAverageOptimizer,
+  "rmsprop": entry.RmspropOptimizer,
+  "rmsprop_v2": entry.RmspropV2Optimizer,
   "sgd": entry.SgdOptimizer,
 }
-_INITIALIZERS: dict[str, Callable[[], entry.Initializer]] = {
-  "uniform": entry.RandomUniformInitializer,
-  "zeros": entry.ZerosInitializer,
-}
+_FIELDS = {"l1": "l1_regularization", "l2": "l2_regularization"}
 # Expired rows leave memory this often; a checkpoint never holds them.
 _EVICT_EVERY_HOURS = 1
 
@@ -53,95 +69,70 @@ def optimizer(value: OptimizerLike) -> entry.Optimizer:
   """Returns the optimizer that runs on a table's rows.
 
   Args:
-    value: an optimizer of `monolith.entry`, or the name of one.
+    value: an optimizer of `monolith.entry` or `monolith.table`, or the name of one.
 
   Raises:
     ValueError: no optimizer has that name.
     TypeError: it is something else, such as an optimizer of Keras, which keeps its state in dense
       variables and cannot work on rows that come and go.
   """
-  return _named(value, "optimizer", _OPTIMIZERS, entry.Optimizer, "monolith.entry.AdagradOptimizer")
+  if isinstance(value, entry.Optimizer):
+    return value
+  if isinstance(value, Mapping) and "class_name" in value:
+    return deserialize(value)
+  found = optimizers.find(value)
+  numbers = {
+    field.name: getattr(found, field.name)
+    for field in dataclasses.fields(found)
+    if field.name != "kind"
+  }
+  if isinstance(value, str):
+    # Those that are not of the kind itself; `monolith.entry` has the same rates by default.
+    plain = optimizers.Optimizer(found.kind)
+    numbers = {name: one for name, one in numbers.items() if one != getattr(plain, name)}
+    numbers.pop("learning_rate", None)
+  return _of_entry(found.kind, numbers)
+
+
+def _of_entry(kind: str, numbers: Mapping[str, Any]) -> entry.Optimizer:
+  """Returns an optimizer of `monolith.entry`; it has the numbers that its kind knows."""
+  cls = _CLASSES[kind]
+  known = {field.name for field in dataclasses.fields(cls)}
+  named = {_FIELDS.get(name, name): value for name, value in numbers.items()}
+  if "weight_decay" in named:
+    named["weight_decay_factor"] = named.pop("weight_decay")
+  made = cls(**{name: value for name, value in named.items() if name in known})
+  is_wrapped = numbers.get("stochastic_rounding_float16", False)
+  return entry.StochasticRoundingFloat16OptimizerWrapper(made) if is_wrapped else made
 
 
 def _optimizer_of_kind(kind: str | None) -> entry.Optimizer | None:
-  optimizers = (make() for make in _OPTIMIZERS.values())
-  return next((one for one in optimizers if one.as_proto().WhichOneof("type") == kind), None)
+  named = (optimizer(name) for name in optimizers.NAMED)
+  return next((one for one in named if one.as_proto().WhichOneof("type") == kind), None)
 
 
 def initializer(value: InitializerLike) -> entry.Initializer:
   """Returns what new rows begin with.
 
   Args:
-    value: an initializer of `monolith.entry`, the name of one, or a number for all elements.
+    value: an initializer of `monolith.entry`, the name of one, a number for all elements, or a pair
+      of the least and the largest value.
 
   Raises:
-    ValueError: no initializer has that name.
+    ValueError: no initializer has that name, or a number is not finite.
     TypeError: it is something else.
   """
-  if isinstance(value, numbers.Real) and not isinstance(value, bool):
-    return entry.ConstantsInitializer(float(value))
-  return _named(
-    value, "initializer", _INITIALIZERS, entry.Initializer, "monolith.entry.ZerosInitializer"
-  )
-
-
-def _named(
-  value: Any, what: str, by_name: Mapping[str, Callable[[], Any]], base: type, example: str
-) -> Any:
-  if isinstance(value, base):
+  if isinstance(value, entry.Initializer):
     return value
-  if isinstance(value, str):
-    if value in by_name:
-      return by_name[value]()
-    raise ValueError(f"{what} is {value!r}, want one of {sorted(by_name)} or such as {example}()")
   if isinstance(value, Mapping) and "class_name" in value:
     return deserialize(value)
-  raise TypeError(
-    f"{what} is {value!r} of type {type(value).__module__}.{type(value).__name__}, want one of "
-    f"{sorted(by_name)} or an object of monolith.entry such as {example}()"
-  )
-
-
-def days(value: Duration | None) -> int | None:
-  """Returns how many whole days a row lives without an update; `None` forever.
-
-  Args:
-    value: a number of days, text such as `"30d"` or `"2w"`, or a `datetime.timedelta`.
-
-  Raises:
-    ValueError: it is not a whole number of days of at least 1.
-    TypeError: it is something else.
-  """
-  if value is None:
-    return None
-  wanted = "want whole days of at least 1, such as 30, '30d', '2w' or datetime.timedelta(days=30)"
-  if isinstance(value, datetime.timedelta):
-    number, rest = divmod(value, datetime.timedelta(days=1))
-    if rest:
-      raise ValueError(f"expire_after is {value!r}, {wanted}")
-  elif isinstance(value, str):
-    match = re.fullmatch(r"\s*(\d+)\s*([dw])\s*", value)
-    if not match:
-      raise ValueError(f"expire_after is {value!r}, {wanted}")
-    number = int(match[1]) * (7 if match[2] == "w" else 1)
-  elif isinstance(value, numbers.Integral) and not isinstance(value, bool):
-    number = int(value)
-  else:
-    raise TypeError(f"expire_after is {value!r}, {wanted}")
-  if not 1 <= number < 1 << 32:
-    raise ValueError(f"expire_after is {value!r}, {wanted}")
-  return number
-
-
-def admission(value: int) -> int:
-  """Returns after how many occurrences an id gets a row.
-
-  Raises:
-    ValueError: it is not a whole number from 0 to 15.
-  """
-  if not isinstance(value, numbers.Integral) or not 0 <= value <= MAX_ADMIT_AFTER:
-    raise ValueError(f"admit_after is {value!r}, want a whole number from 0 to {MAX_ADMIT_AFTER}")
-  return int(value)
+  first = optimizers.first_values(value)
+  kind = first.pop("initializer")
+  if kind == "random_uniform":
+    return entry.RandomUniformInitializer(**first)
+  if kind == "zeros":
+    return entry.ZerosInitializer()
+  return entry.ConstantsInitializer(first.get("constant", 1.0))
 
 
 def learning_rate(config: entry.Optimizer) -> float:
@@ -161,11 +152,11 @@ def table_config(
   Raises:
     ValueError: `dim` is not a whole number of at least 1.
   """
-  if not isinstance(dim, numbers.Integral) or isinstance(dim, bool) or not 1 <= dim < 1 << 31:
-    raise ValueError(f"dim is {dim!r}, want a whole number of at least 1")
   config = embedding_hash_table_pb2.EmbeddingHashTableConfig()
   config.entry_config.segments.append(
-    entry.CombineAsSegment(int(dim), row_initializer, row_optimizer, entry.Fp32Compressor())
+    entry.CombineAsSegment(
+      optimizers.dimension(dim), row_initializer, row_optimizer, entry.Fp32Compressor()
+    )
   )
   evict_every = 0
   if expire_after is not None:

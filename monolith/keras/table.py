@@ -22,6 +22,7 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 from tensorflow.python.framework import auto_control_deps_utils
+from tensorflow.python.ops import control_flow_util
 
 from monolith.keras import following, settings
 from monolith.keras import ids as id_types
@@ -29,6 +30,7 @@ from monolith.keras import rows as row_variables
 from monolith.native_training import entry
 from monolith.native_training.runtime.hash_table import embedding_hash_table_pb2
 from monolith.native_training.runtime.ops import gen_monolith_ops
+from monolith.table import methods, optimizers
 
 LearningRate = Union[float, Callable[[tf.Tensor], Any]]
 
@@ -73,7 +75,16 @@ def check_no_strategy() -> None:
     )
 
 
-class HashTable(tf.saved_model.experimental.TrackableResource):
+def _check_no_xla() -> None:
+  if not tf.executing_eagerly():
+    if control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()):
+      raise NotImplementedError(
+        "Monolith tables do not work under XLA, which has no hash tables: give compile or "
+        "tf.function jit_compile=False"
+      )
+
+
+class HashTable(methods.TableMethods, tf.saved_model.experimental.TrackableResource):
   """A map from int64 ids to rows of `dim` floats, each with the state of its own optimizer.
 
   Rows are created by writes, never by lookups. All methods but those that return NumPy arrays work
@@ -132,14 +143,8 @@ class HashTable(tf.saved_model.experimental.TrackableResource):
       following.default_optimizer() if optimizer is None else settings.optimizer(optimizer)
     )
     self._initializer = settings.initializer(initializer)
-    self._expire_after = settings.days(expire_after)
-    self._config = settings.table_config(dim, row_optimizer, self._initializer, self._expire_after)
-    self._dim = int(dim)
-    self._admit_after = settings.admission(admit_after)
-    if admit_capacity < 1:
-      raise ValueError(f"admit_capacity is {admit_capacity}, want at least 1")
-    self._admit_capacity = int(admit_capacity)
-    self._explicit_name = name
+    self._describe(dim, expire_after, admit_after, admit_capacity, name)
+    self._config = settings.table_config(dim, row_optimizer, self._initializer, self._expire_days)
     self._label = label or name or "HashTable"
     self._filter: tf.Tensor | None = None
     super().__init__(device="/device:CPU:0")
@@ -151,7 +156,7 @@ class HashTable(tf.saved_model.experimental.TrackableResource):
         self._schedule = learning_rate
       else:
         self._learning_rate = tf.Variable(
-          float(learning_rate), trainable=False, dtype=tf.float32, name="learning_rate"
+          optimizers.rate(learning_rate), trainable=False, dtype=tf.float32, name="learning_rate"
         )
       self._step = tf.Variable(0, trainable=False, dtype=tf.int64, name="step")
       self.rows = row_variables.make_rows(self)
@@ -166,14 +171,19 @@ class HashTable(tf.saved_model.experimental.TrackableResource):
       self._handle = self.resource_handle
 
   @property
-  def dim(self) -> int:
-    """The length of a vector."""
-    return self._dim
-
-  @property
   def name(self) -> str | None:
     """What the table's files are called in a checkpoint; `None` for an automatic name."""
-    return self._explicit_name
+    return self._name
+
+  @property
+  def optimizer(self) -> entry.Optimizer:
+    """What a step does to a row; it changes when the table begins to follow one of Keras."""
+    return self._optimizer
+
+  @property
+  def steps(self) -> int:
+    """How many updates the table has made; those of an optimizer of Keras count there."""
+    return int(self._step)
 
   @property
   def learning_rate(self) -> tf.Variable | Callable[[tf.Tensor], Any]:
@@ -234,30 +244,31 @@ class HashTable(tf.saved_model.experimental.TrackableResource):
     Raises:
       TypeError, ValueError: `ids` are not ids, or there is not a vector of `dim` for each.
     """
+    self._write(gen_monolith_ops.monolith_hash_table_assign, ids, values)
+
+  def assign_add(self, ids: Any, values: Any) -> None:
+    """Adds to the vectors of ids; as `assign` otherwise, but that each of equal ids counts."""
+    self._write(gen_monolith_ops.monolith_hash_table_assign_add, ids, values)
+
+  def _write(self, op: Callable[..., Any], ids: Any, values: Any) -> None:
     flat, floats = self._pairs(ids, values, "values")
     with tf.device("/device:CPU:0"):
-      gen_monolith_ops.monolith_hash_table_assign(self.resource_handle, flat, floats, now())
+      op(self.resource_handle, flat, floats, now())
 
   def erase(self, ids: Any) -> None:
-    """Removes the rows of ids, with the state of their optimizers; ids without a row are ignored.
-
-    An id that is written again gets a new row, as if it had never had one. With `admit_after` it is
-    not counted anew.
-
-    Args:
-      ids: integers or strings of any shape, dense.
-
-    Raises:
-      TypeError, ValueError: `ids` are not ids.
-    """
     flat = tf.reshape(id_types.as_dense_ids(ids), [-1])
     with tf.device("/device:CPU:0"):
       gen_monolith_ops.monolith_hash_table_erase(self.resource_handle, flat)
 
-  def rate_at(self, step: tf.Tensor | tf.Variable) -> tf.Tensor:
-    """Returns the learning rate at a step, float32 `[1]`."""
+  def rate_at(self, step: tf.Tensor | tf.Variable, followed: Any = None) -> tf.Tensor:
+    """Returns the learning rate at a step, float32 `[1]`.
+
+    Args:
+      step: the step.
+      followed: the rate of the optimizer that the table follows, if it was read already.
+    """
     if self._leader is not None and self._follows_rate:
-      rate = following.learning_rate(self._leader, step)
+      rate = following.learning_rate(self._leader, step) if followed is None else followed
     else:
       rate = self._learning_rate if self._schedule is None else self._schedule(step)
     return tf.reshape(tf.cast(rate, tf.float32), [1])
@@ -305,12 +316,15 @@ class HashTable(tf.saved_model.experimental.TrackableResource):
     self._checked_leader = optimizer
     return followed
 
-  def apply(self, gradient: tf.IndexedSlices, optimizer: Any) -> tf.Operation | None:
+  def apply(
+    self, gradient: tf.IndexedSlices, optimizer: Any, step: tf.Tensor, rate: tf.Tensor
+  ) -> tf.Operation | None:
     """Makes the step of an optimizer of Keras that was given the gradient of `rows`.
 
     Args:
       gradient: ids and float32 `[n, dim]`.
       optimizer: an optimizer of Keras, which a table without one of its own follows.
+      step, rate: its step and its learning rate, read before any table is updated.
 
     Returns:
       What does it, in a graph; `None` eagerly.
@@ -320,18 +334,13 @@ class HashTable(tf.saved_model.experimental.TrackableResource):
       tf.errors.InvalidArgumentError: gradients are not finite; their rows are left as they were.
     """
     self.follow(optimizer)
-    return optimize([self], [gradient.indices], [gradient.values], optimizer.iterations)
+    return optimize([self], [gradient.indices], [gradient.values], step, rate)
 
   def contains(self, ids: Any) -> tf.Tensor:
-    """Returns which ids have a row, bool in the shape of `ids`."""
     dense = id_types.as_dense_ids(ids)
-    entries = gen_monolith_ops.monolith_hash_table_lookup_entry(
-      self.resource_handle, tf.reshape(dense, [-1])
-    )
-    return tf.reshape(tf.strings.length(entries) > 0, tf.shape(dense))
+    return tf.reshape(tf.strings.length(self._entries_of(dense)) > 0, tf.shape(dense))
 
   def size(self) -> tf.Tensor:
-    """Returns the number of rows, int64 scalar."""
     return gen_monolith_ops.monolith_hash_table_size(self.resource_handle)
 
   def stats(self) -> tf.Tensor:
@@ -342,40 +351,29 @@ class HashTable(tf.saved_model.experimental.TrackableResource):
     """
     return gen_monolith_ops.monolith_hash_table_stats(self.resource_handle)
 
-  def __contains__(self, key: Any) -> bool:
-    """Returns whether an id has a row: `7 in table`.
+  def _kind(self) -> str:
+    return settings.optimizer_kind(self._config)
 
-    Raises:
-      TypeError, ValueError: `key` is no id, or several; `contains` takes those.
-    """
-    has_row = self.contains(key)
-    if has_row.shape.rank != 0:
-      raise TypeError(f"{key!r} are several ids: `in` asks for one, contains(ids) for many")
-    return bool(has_row)
+  def _state(self) -> str:
+    # TensorFlow prints objects in messages about graphs, in which nothing is counted.
+    return super()._state() if tf.executing_eagerly() else "of a graph"
 
-  def __len__(self) -> int:
-    """Returns the number of rows."""
-    return int(self.size())
-
-  def __repr__(self) -> str:
-    optimizer = settings.optimizer_kind(self._config)
-    name = "" if self._explicit_name is None else f", name={self._explicit_name!r}"
-    return f"HashTable(dim={self._dim}, optimizer={optimizer!r}{name}) with {len(self)} rows"
-
-  def __bool__(self) -> bool:
-    """Returns true: an empty table is a table."""
-    return True
-
-  def items(self) -> tuple[np.ndarray, np.ndarray]:
-    """Returns all ids, int64 `[n]` in ascending order, and their vectors, float32 `[n, dim]`."""
+  def _rows(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     pages = [embedding_hash_table_pb2.EntryDump.FromString(entry) for entry in self.entries()]
     ids = np.array([page.id for page in pages], dtype=np.int64)
+    times = np.array([page.last_update_ts_sec for page in pages], dtype=np.uint32)
     rows = np.array([page.num for page in pages], dtype=np.float32).reshape(-1, self._dim)
     order = np.argsort(ids)
-    return ids[order], rows[order]
+    return ids[order], times[order], rows[order]
 
-  def entries(self) -> list[bytes]:
-    """Returns all rows with the state of their optimizers, as serialized `EntryDump` messages."""
+  def entries(self, ids: Any = None) -> list[bytes]:
+    """Returns rows with the state of their optimizers, as serialized `EntryDump` messages.
+
+    Args:
+      ids: whose, with `b""` for an id without a row; all of the table in no order if `None`.
+    """
+    if ids is not None:
+      return self._entries_of(id_types.as_dense_ids(ids)).numpy().tolist()
     offset, entries = 0, []
     while True:
       offset, page = gen_monolith_ops.monolith_hash_table_save_as_tensor(
@@ -384,6 +382,10 @@ class HashTable(tf.saved_model.experimental.TrackableResource):
       entries.extend(page.numpy().tolist())
       if len(page) < _PAGE:
         return entries
+
+  def _entries_of(self, ids: tf.Tensor) -> tf.Tensor:
+    flat = tf.reshape(ids, [-1])
+    return gen_monolith_ops.monolith_hash_table_lookup_entry(self.resource_handle, flat)
 
   def save(self, path: Any) -> None:
     """Writes all rows that have not expired, with the state of their optimizers.
@@ -436,7 +438,7 @@ class HashTable(tf.saved_model.experimental.TrackableResource):
       "default_vec_optimizer": self._optimizer,
       "default_vec_learning_rate_fn": rate,
       "occurrence_threshold": self._admit_after,
-      "expire_after": self._expire_after,
+      "expire_after": self._expire_days,
     }
 
   def expire_config(self) -> bytes:
@@ -455,7 +457,7 @@ class HashTable(tf.saved_model.experimental.TrackableResource):
 
   def _configure(self, row_optimizer: entry.Optimizer) -> None:
     """Gives the table's rows another optimizer, if it is another."""
-    config = settings.table_config(self._dim, row_optimizer, self._initializer, self._expire_after)
+    config = settings.table_config(self._dim, row_optimizer, self._initializer, self._expire_days)
     # The rate comes with each update.
     if settings.without_rate(config) == settings.without_rate(self._config):
       return
@@ -554,8 +556,12 @@ def look_up(tables: list[HashTable], ids: list[tf.Tensor]) -> list[tf.Tensor]:
 
   Returns:
     float32 `[n, dim]` for each.
+
+  Raises:
+    NotImplementedError: under a `tf.distribute` strategy, or in a function that XLA compiles.
   """
   check_no_strategy()
+  _check_no_xla()
   elsewhere = getattr(_redirection, "look_up", None)
   if elsewhere is not None:
     return elsewhere(tables, ids)
@@ -590,6 +596,7 @@ def optimize(
   ids: list[tf.Tensor],
   gradients: list[tf.Tensor],
   step: tf.Tensor | tf.Variable,
+  followed_rate: tf.Tensor | None = None,
 ) -> tf.Operation | None:
   """Runs the tables' optimizers, one step for each table and distinct id.
 
@@ -598,20 +605,23 @@ def optimize(
     ids: an int64 vector for each.
     gradients: float32 `[n, dim]` for each.
     step: int64, what learning rate schedules and a few optimizers go by.
+    followed_rate: the rate of the optimizer that they follow, if it was read already.
 
   Returns:
     What does it, in a graph; `None` eagerly.
 
   Raises:
+    NotImplementedError: in a function that XLA compiles.
     tf.errors.InvalidArgumentError: gradients are not finite; their rows are left as they were. With
       `MONOLITH_BAD_GRADIENTS=skip` there is a warning instead.
   """
+  _check_no_xla()
   with tf.device("/device:CPU:0"):
     return gen_monolith_ops.monolith_hash_table_optimize_list(
       [table.resource_handle for table in tables],
       ids,
       gradients,
-      [table.rate_at(step) for table in tables],
+      [table.rate_at(step, followed_rate) for table in tables],
       now(),
       tf.cast(step, tf.int64),
     )

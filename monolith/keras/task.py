@@ -28,6 +28,7 @@ import tensorflow as tf
 from tensorflow.python.eager import context as eager_context
 from tensorflow.python.framework import auto_control_deps
 
+from monolith.keras import _keras
 from monolith.keras import table as tables
 from monolith.native_training import (
   entry,
@@ -39,6 +40,7 @@ from monolith.native_training import (
   native_task_context,
 )
 from monolith.native_training.graph import export_context
+from monolith.native_training.tables import gradient_checks
 
 Data = Union[tf.data.Dataset, Callable[[int, int], tf.data.Dataset]]
 
@@ -48,7 +50,10 @@ _INPUT = "keras_input_{}"
 _VECTORS = "monolith_vectors"
 # With the slash names are what they are here, whatever else the graph has.
 _OPTIMIZER_SCOPE = "keras_optimizer/"
-# What of a variable says where its value is.
+# Drivers do not scale the loss, so nothing is to be divided by its scale.
+_LOSS_SCALE = "loss_scale_factor"
+_PRIVATE = "_"
+# The attributes that say where a variable's value is.
 _PLACE = ("_handle", "_in_graph_mode", "_handle_name", "_graph_element", "_cached_value")
 _RESOURCE = tf.resource.as_datatype_enum
 _REMEDY = (
@@ -57,6 +62,16 @@ _REMEDY = (
 )
 # Held while the operators of tensors are replaced, so that they are put back in order.
 _equality_lock = threading.RLock()
+_REFUSED = {
+  "gradient_accumulation_steps": "train does not add gradients up, use larger batches",
+  "use_ema": "train does not give the averages to the model, leave them out",
+}
+# Limits of an optimizer of Keras, and what the driver calls them.
+_CLIPPING = {
+  "clipnorm": feature_utils.GradClipType.ClipByNorm,
+  "global_clipnorm": feature_utils.GradClipType.ClipByGlobalNorm,
+  "clipvalue": feature_utils.GradClipType.ClipByValue,
+}
 _ASSIGNMENTS = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
 
 
@@ -103,6 +118,10 @@ class KerasTask(native_task.NativeTask):
         f"model {model.name!r} scales its loss for float16, which train does not: use the policy "
         "'mixed_bfloat16' or 'float32'"
       )
+    leader = getattr(model.optimizer, "inner_optimizer", model.optimizer)
+    for name, remedy in _REFUSED.items():
+      if getattr(leader, name, None):
+        raise ValueError(f"the optimizer of model {model.name!r} has {name}: {remedy}")
     self._model = model
     self._data = data
     self._is_rank = is_rank
@@ -114,10 +133,14 @@ class KerasTask(native_task.NativeTask):
     self._lookups = _name_lookups(self.slots, looked_up)
     self.weights = _name_weights(model)
     for table in self.slots.values():
-      table.follow(model.optimizer)
+      table.follow(leader)
     # Read here: the values of variables cannot be read while a graph is built.
     self._slot_arguments = {name: table.slot_arguments() for name, table in self.slots.items()}
-    self._optimizer_config = model.optimizer.get_config()
+    self._optimizer_class = type(leader)
+    # Of one in another, such as `GlobalClipOptimizer`, the limit: the driver does what that does.
+    limits = {name: model.optimizer.get_config().get(name) for name in _CLIPPING}
+    set_limits = {name: limit for name, limit in limits.items() if limit is not None}
+    self._optimizer_config = {**_without_scale(leader.get_config()), **set_limits}
 
   def __getattr__(self, name: str) -> Any:
     params = self.__dict__.get("p")
@@ -126,7 +149,7 @@ class KerasTask(native_task.NativeTask):
     return super().__getattr__(name)
 
   def __setattr__(self, name: str, value: Any) -> None:
-    # What takes params takes a task as well, and sets them on it.
+    # Callers that take params take a task as well, and set them on it.
     params = self.__dict__.get("p")
     if params is not None and name in params:
       params[name] = value
@@ -180,7 +203,7 @@ class KerasTask(native_task.NativeTask):
         for lookup, column in zip(self._lookups, columns)
         if any(weight is lookup.table.rows for weight in self._model.trainable_weights)
       ]
-      optimizer = _GraphOptimizer(type(self._model.optimizer), self._optimizer_config)
+      optimizer = _GraphOptimizer(self._optimizer_class, self._optimizer_config)
       train_op = feature_utils.apply_gradients_with_var_optimizer(
         self.ctx,
         trained,
@@ -272,12 +295,7 @@ class _GraphOptimizer(tf.compat.v1.train.Optimizer):
     with tf.name_scope(_OPTIMIZER_SCOPE):
       self._optimizer = cls.from_config(dict(config))
     self.clipping: dict[str, Any] = {}
-    kinds = feature_utils.GradClipType
-    for name, kind in (
-      ("clipnorm", kinds.ClipByNorm),
-      ("global_clipnorm", kinds.ClipByGlobalNorm),
-      ("clipvalue", kinds.ClipByValue),
-    ):
+    for name, kind in _CLIPPING.items():
       limit = config.get(name)
       if limit is not None:
         self.clipping = {"clip_type": kind, "clip_norm": limit}
@@ -289,13 +307,48 @@ class _GraphOptimizer(tf.compat.v1.train.Optimizer):
     graph = tf.compat.v1.get_default_graph()
     num_before = len(graph.get_operations())
     with tf.name_scope(_OPTIMIZER_SCOPE), _in_order(graph):
-      self._optimizer.apply_gradients(list(grads_and_vars))
-    initial = {variable.initializer for variable in _get_variables(self._optimizer)}
+      self._optimizer.apply_gradients(_without_bad_gradients(list(grads_and_vars)))
+    variables = map(_keras.variable_of, _get_variables(self._optimizer))
+    initial = {variable.initializer for variable in variables}
     # Optimizers differ in what they return; what they write is in the graph.
     ops = [op for op in _find_updates(graph, num_before) if op not in initial]
     if global_step is not None:
       ops.append(tf.compat.v1.assign_add(global_step, 1).op)
     return tf.group(*ops, name=name)
+
+
+def _without_bad_gradients(pairs: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+  """Returns gradients that are all 0 where one is not finite and `skip` is asked for.
+
+  Variables may be on servers, which no branch of a graph reaches; a step of 0 does.
+  """
+  pairs = [(grad, variable) for grad, variable in pairs if grad is not None]
+  if gradient_checks.policy() != "skip" or not pairs:
+    return pairs
+  flat = tf.nest.flatten([grad for grad, _ in pairs], expand_composites=True)
+  finite = tf.reduce_all(
+    [tf.reduce_all(tf.math.is_finite(part)) for part in flat if part.dtype.is_floating]
+  )
+  return [
+    (
+      tf.nest.map_structure(
+        lambda part: tf.where(finite, part, tf.zeros_like(part))
+        if part.dtype.is_floating
+        else part,
+        grad,
+        expand_composites=True,
+      ),
+      variable,
+    )
+    for grad, variable in pairs
+  ]
+
+
+def _without_scale(config: Any) -> Any:
+  """Returns the configuration of an optimizer, and of one in it, without the scale of the loss."""
+  if not isinstance(config, Mapping):
+    return config
+  return {name: _without_scale(value) for name, value in config.items() if name != _LOSS_SCALE}
 
 
 @contextlib.contextmanager
@@ -562,8 +615,9 @@ def _name_tables(
   """
   paths = _paths(model)
   named: dict[str, tables.HashTable] = {}
-  for table in looked_up:
-    name = table.name or paths[id(table)].replace("/", ".")
+  for i, table in enumerate(looked_up):
+    path = paths.get(id(table), f"tables/{i}")
+    name = table.name or path.lstrip(_PRIVATE).replace("/", ".")
     if named.setdefault(name, table) is not table:
       raise ValueError(f"Two tables of one name: {name!r}. Give one another name")
   return named
@@ -592,7 +646,15 @@ def _name_lookups(
 def _name_weights(model: tf.keras.Model) -> dict[str, tf.Variable]:
   """Returns the weights of a model by the paths that checkpoints of Keras know them by."""
   paths = _paths(model)
-  return {paths[id(weight)]: weight for weight in model.weights if tables.table_of(weight) is None}
+  weights = [weight for weight in model.weights if tables.table_of(weight) is None]
+  # TensorFlow does not see what Keras 3 keeps in lists and dictionaries.
+  named = [paths.get(id(weight), f"weights/{i}") for i, weight in enumerate(weights)]
+  return {_as_scope(name): weight for name, weight in zip(named, weights)}
+
+
+def _as_scope(path: str) -> str:
+  """Returns a path as a name in a graph, of which none begins like Keras 3's `_operations/1`."""
+  return f".{path}" if path.startswith(_PRIVATE) else path
 
 
 def _paths(model: tf.keras.Model) -> dict[int, str]:
@@ -626,12 +688,15 @@ def _variables_of_graph(
     (weight, _create(name, weight, id(weight) in trainable)) for name, weight in weights.items()
   ]
   known = {id(weight) for weight, _ in pairs}
-  # The loss adds up its mean in them; nobody reads it here.
-  for metric in model.metrics:
-    for variable in metric.variables:
-      if id(variable) not in known:
-        known.add(id(variable))
-        pairs.append((variable, _create(f"metrics/{len(known)}", variable, None)))
+  # The loss adds up its mean in metrics; nobody reads it here. Dropout of Keras 3 has a seed.
+  held = [
+    *model.variables,
+    *(variable for metric in model.metrics for variable in metric.variables),
+  ]
+  for variable in held:
+    if id(variable) not in known and tables.table_of(variable) is None:
+      known.add(id(variable))
+      pairs.append((variable, _create(f"metrics/{len(known)}", variable, None)))
   with contextlib.ExitStack() as stack:
     for variable, graph_variable in pairs:
       stack.enter_context(_standing_for(variable, graph_variable))
@@ -646,7 +711,7 @@ def _create(name: str, variable: tf.Variable, trainable: bool | None) -> tf.Vari
     variable: the other one.
     trainable: whether it is trained; `None` for one that belongs to no checkpoint.
   """
-  inner = getattr(variable, "_variable", variable)
+  inner = _resource_of(variable)
   # Not a constant: the graph would hold, and each of its copies, all weights.
   value = tf.numpy_function(functools.partial(_read, inner._handle, inner.dtype), [], inner.dtype)
   value.set_shape(inner.shape)
@@ -660,6 +725,12 @@ def _create(name: str, variable: tf.Variable, trainable: bool | None) -> tf.Vari
   )
 
 
+def _resource_of(variable: Any) -> Any:
+  """Returns the variable that has the handle, inside what Keras puts around it."""
+  inner = _keras.variable_of(variable)
+  return getattr(inner, "_variable", inner)
+
+
 def _read(handle: Any, dtype: tf.DType) -> Any:
   return _run_eagerly(lambda: tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype).numpy())
 
@@ -667,7 +738,7 @@ def _read(handle: Any, dtype: tf.DType) -> Any:
 @contextlib.contextmanager
 def _standing_for(variable: tf.Variable, other: tf.Variable) -> Iterator[None]:
   """Lets reads and writes of a variable go to another one."""
-  inner = getattr(variable, "_variable", variable)
+  inner = _resource_of(variable)
   before = {name: getattr(inner, name) for name in _PLACE}
   for name in _PLACE:
     setattr(inner, name, getattr(other, name))

@@ -2,8 +2,9 @@
 
   monolith.keras.train(model, dataset, "model_dir", num_ps=2)
 
-Which of them it is says the environment: `TF_CONFIG` describes servers and workers, a launcher of
-Horovod makes ranks, and without either tables are in this process, or on servers inside it.
+Which of them it is says the environment: `TF_CONFIG` describes servers and workers, a launcher, or
+a `TF_CONFIG` without servers, makes ranks, and without either tables are in this process, or on
+servers inside it.
 """
 
 from __future__ import annotations
@@ -72,9 +73,7 @@ def train(
       has checkpoints, but lost the file `checkpoint`.
     TypeError: `dataset` is something else.
     RuntimeError: eager execution is off.
-    NotImplementedError: under Keras 3.
   """
-  _check_keras()
   if not tf.executing_eagerly():
     raise RuntimeError("train needs eager execution, which is off here, as Keras models do")
   _quiet.filter_tensorflow()
@@ -115,25 +114,16 @@ def load_trained(model: tf.keras.Model, dataset: keras_task.Data, model_dir: str
   Raises:
     ValueError: there is no checkpoint, or it is that of another model.
     tf.errors.OpError: its files are damaged, or hold rows of another dimension.
-    NotImplementedError: under Keras 3.
   """
-  _check_keras()
   _load(keras_task.KerasTask(model, dataset), model_dir)
 
 
-def _check_keras() -> None:
-  if _keras.IS_KERAS_3:
-    raise NotImplementedError(
-      "monolith.keras.train builds the graphs of the drivers, which models of Keras 3 do not: "
-      "use fit, or Keras 2 with TF_USE_LEGACY_KERAS=1 and the package tf_keras"
-    )
-
-
 def _make_config(num_ps: int) -> estimator.RunnerConfig:
-  tf_config = os.environ.get(_TF_CONFIG)
+  # Workers without servers are ranks.
+  tf_config = None if ranks.read_worker_cluster() is not None else os.environ.get(_TF_CONFIG)
   is_rank = not tf_config and ranks.is_under_mpi()
   if (tf_config or is_rank) and num_ps:
-    where = _TF_CONFIG if tf_config else "Horovod's launcher"
+    where = _TF_CONFIG if tf_config else "the ranks' launcher"
     raise ValueError(
       f"num_ps is {num_ps}, but {where} says which processes there are: leave it out"
     )
@@ -171,7 +161,9 @@ def _save_rows(task: keras_task.KerasTask, model_dir: str) -> None:
   prefix = os.path.join(os.path.abspath(model_dir), "model.ckpt-0")
   groups.save_group(task.slots, os.path.join(f"{prefix}.assets", _GROUPS[0]))
   values = {_GLOBAL_STEP: tf.constant(0, tf.int64)}
-  values.update({name: weight.read_value() for name, weight in task.weights.items()})
+  values.update(
+    {name: _keras.variable_of(weight).read_value() for name, weight in task.weights.items()}
+  )
   tf.raw_ops.SaveV2(
     prefix=prefix,
     tensor_names=list(values),

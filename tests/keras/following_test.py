@@ -421,6 +421,8 @@ class Program:
       (Embedding(self.dim) if is_ours else tf.keras.layers.Embedding(self.num_ids, self.dim))(one)
       for one in ids
     ]
+    # Our rows have seeds of their own: what is dense begins alike in both models.
+    tf.keras.utils.set_random_seed(3)
     model = tf.keras.Model(ids, self.make(vectors))
     optimizer = self.optimizer() if callable(self.optimizer) else self.optimizer
     model.compile(optimizer, self.loss)
@@ -473,7 +475,7 @@ def make_programs() -> dict[str, Callable[[], Program]]:
     "bags, sgd": lambda: Program(200, 8, bags, positive, bag, "sgd", binary, 12),
     "bags, adagrad": lambda: Program(200, 8, bags, positive, bag, "adagrad", binary, 6),
     "sequences, momentum": lambda: Program(
-      200, 8, bags, positive, flat, lambda: optimizers.SGD(momentum=0.9), binary, 12
+      200, 8, bags, positive, flat, lambda: optimizers.SGD(momentum=0.9), binary, 20
     ),
     "classes, adam": lambda: Program(
       100, 8, [a], (a * 7 % 5).astype(np.int64), classes, "adam", "sparse_categorical_crossentropy"
@@ -489,12 +491,31 @@ def bag_of_one(vectors):
 
 
 class ProgramsTest(tf.test.TestCase):
-  def test_ten_programs_end_at_least_as_good_as_with_the_layer_of_keras(self):
+  def test_held_out_rows_are_ranked_with_defaults_alone(self):
+    def draw(seed, count):
+      left, right = np.random.default_rng(seed).integers(0, 500, [2, count])
+      return [left, right], (left + right) % 4 == 0
+
+    inputs, targets = draw(1, 60_000)
+    for seed in (1, 2):
+      tf.keras.utils.set_random_seed(seed)
+      self.enter_context(mock.patch.dict(os.environ, MONOLITH_TABLE_SEED=str(seed)))
+      ids = [tf.keras.Input([], dtype=tf.int64) for _ in inputs]
+      model = tf.keras.Model(ids, tower([Embedding(16)(one) for one in ids]))
+      model.compile("adam", "binary_crossentropy", metrics=[tf.keras.metrics.AUC(name="auc")])
+      model.fit(inputs, targets, epochs=8, batch_size=512, verbose=0)
+      test_inputs, test_targets = draw(2, 10_000)
+      reached = model.evaluate(test_inputs, test_targets, batch_size=2000, verbose=0)[1]
+      print(f"seed {seed}: AUC {reached:.4f}")
+      self.assertGreaterEqual(reached, 0.99)
+
+  def test_ten_programs_end_about_as_good_as_with_the_layer_of_keras(self):
     self.enter_context(mock.patch.dict(os.environ, MONOLITH_TABLE_SEED="3"))
     for name, make in make_programs().items():
       with self.subTest(name):
         ours, theirs = make().run(True), make().run(False)
         print(f"{name}: {ours:.4f} with ours, {theirs:.4f} with Keras's")
+        # The slack that docs/keras.md names.
         self.assertLess(ours, 1.1 * theirs + 0.02)
 
 

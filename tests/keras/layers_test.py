@@ -1,12 +1,19 @@
-"""Tests of `layers`, `callbacks`, `saved_rows`, `optimizer_hook`, `rows`, `_keras` and `_keras_3`.
+"""Tests of `layers`, `callbacks`, `saved_rows`, `optimizers`, `rows`, `_keras` and its two sides.
+
+`_keras_2` and `_keras_3` are those sides.
 
 Tables in models of the Keras that TensorFlow has: 2 or 3.
 """
 
 from __future__ import annotations
 
+import ast
 import gc
+import importlib.util
 import os
+import pathlib
+import subprocess
+import sys
 import tempfile
 import unittest.mock
 
@@ -14,12 +21,13 @@ import numpy as np
 import tensorflow as tf
 
 import monolith.keras
-from monolith.keras import layers
+from monolith.keras import _keras, layers
 from monolith.keras.layers import Embedding, EmbeddingGroup, Feature
 from monolith.native_training import entry
-from tests.keras_versions import IS_KERAS_3, legacy_optimizers, needs_keras_2, needs_keras_3
+from tests.keras_versions import IS_KERAS_3, legacy_optimizers, needs_keras_3, ours_in_keras
 
 NUM_IDS = 40
+_PACKAGE = pathlib.Path(monolith.keras.__file__).parent
 
 
 def make_data(seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -72,6 +80,25 @@ def compile_and_fit(model: tf.keras.Model, optimizer=None, epochs: int = 4, **kw
 def table_of(model: tf.keras.Model) -> monolith.keras.HashTable:
   (layer,) = (layer for layer in model.layers if isinstance(layer, Embedding))
   return layer.table
+
+
+def clip_together(rate: float, limit: float, make=tf.keras.optimizers.SGD):
+  """Returns an optimizer that clips all gradients by the norm of them together."""
+  if IS_KERAS_3:
+    return monolith.keras.optimizers.GlobalClipOptimizer(make(rate), limit)
+  return make(rate, global_clipnorm=limit)
+
+
+def scale_loss(optimizer):
+  """Returns an optimizer that scales the loss, and skips steps with infinite gradients."""
+  if IS_KERAS_3:
+    return monolith.keras.optimizers.LossScaleOptimizer(optimizer)
+  return tf.keras.mixed_precision.LossScaleOptimizer(optimizer)
+
+
+def leave_out_nan(optimizer):
+  """Returns an optimizer that leaves dense variables alone where a gradient is not finite."""
+  return monolith.keras.optimizers.FiniteOptimizer(optimizer) if IS_KERAS_3 else optimizer
 
 
 class FitTest(tf.test.TestCase):
@@ -138,15 +165,31 @@ class FitTest(tf.test.TestCase):
       with self.subTest(name):
         self.assertGreater(compile_and_fit(make_sequential(), **kwargs), 0.95)
 
-  @needs_keras_2
+  def test_a_training_step_of_ones_own_learns(self):
+    class Own(Subclassed):
+      def train_step(self, data):
+        inputs, labels = data
+        with tf.GradientTape() as tape:
+          loss = tf.reduce_mean((self(inputs, training=True)[:, 0] - labels) ** 2)
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables))
+        return {"error": loss}  # Keras 3 would show its own "loss"
+
+    model = Own()
+    model.compile(tf.keras.optimizers.Adam(0.05))
+    losses = model.fit(*make_data(), batch_size=64, epochs=4, verbose=0).history["error"]
+    self.assertLess(losses[-1], losses[0] / 2)
+    self.assertLen(model.embedding.table, NUM_IDS)
+
   def test_the_global_norm_clips_gradients_of_tables(self):
-    optimizer = tf.keras.optimizers.Adam(0.05, global_clipnorm=5.0)
-    self.assertGreater(compile_and_fit(make_sequential(), optimizer), 0.95)
+    self.assertGreater(
+      compile_and_fit(make_sequential(), clip_together(0.05, 5.0, tf.keras.optimizers.Adam)), 0.95
+    )
 
   @needs_keras_3
   def test_what_an_optimizer_cannot_do_to_rows_is_refused(self):
     for kwargs, remedy in (
-      ({"global_clipnorm": 5.0}, "global_clipnorm=5.0, which cannot reach the rows.*use clipnorm"),
+      ({"global_clipnorm": 5.0}, "global_clipnorm=5.0, which cannot.*GlobalClipOptimizer.*, 5.0"),
       ({"gradient_accumulation_steps": 2}, "gradient_accumulation_steps=2.*use larger batches"),
       ({"use_ema": True}, "use_ema=True.*leave averages out"),
     ):
@@ -156,13 +199,21 @@ class FitTest(tf.test.TestCase):
     for name in ("sgd", "adam"):
       with (
         self.subTest(name),
-        self.assertRaisesRegex(ValueError, "use the policy 'mixed_bfloat16'"),
+        self.assertRaisesRegex(ValueError, "optimizers.LossScaleOptimizer.*'mixed_bfloat16'"),
       ):
         compile_and_fit(make_sequential(), name, epochs=1)
 
   @needs_keras_3
   def test_every_optimizer_trains_what_is_dense(self):
-    names = "SGD Adam AdamW Adadelta Adagrad Adamax Adafactor Nadam RMSprop Ftrl Lion".split()
+    names = [
+      name
+      for name, cls in vars(tf.keras.optimizers).items()
+      if isinstance(cls, type)
+      and issubclass(cls, tf.keras.optimizers.Optimizer)
+      # These three make no step of their own.
+      and name not in ("Optimizer", "LossScaleOptimizer", "MultiOptimizer")
+    ]
+    self.assertGreater(len(names), 10)
     for name in names:
       model = tf.keras.Sequential(
         [tf.keras.Input([3], dtype=tf.int64), Embedding(4, "adagrad", combiner="sum")]
@@ -174,6 +225,21 @@ class FitTest(tf.test.TestCase):
       with self.subTest(name):
         self.assertNotAllClose(model.layers[1].kernel, before)
         self.assertLen(table_of(model), NUM_IDS)
+
+  @unittest.skipUnless(hasattr(tf.keras.optimizers, "MultiOptimizer"), "newer than this Keras")
+  def test_rows_follow_the_one_of_several_optimizers_that_gets_them(self):
+    model = make_sequential()
+    rows = table_of(model).rows
+    of_rows, of_others = tf.keras.optimizers.SGD(0.05), tf.keras.optimizers.Adam(0.05)
+    compile_and_fit(
+      model,
+      tf.keras.optimizers.MultiOptimizer(
+        lambda variable: of_rows if variable is rows else of_others
+      ),
+      epochs=1,
+    )
+    self.assertIsInstance(table_of(model).optimizer, entry.SgdOptimizer)
+    self.assertLen(table_of(model), NUM_IDS)
 
   @needs_keras_3
   def test_a_fixed_loss_scale_does_not_reach_rows(self):
@@ -191,29 +257,30 @@ class FitTest(tf.test.TestCase):
     self.assertGreater(compile_and_fit(model), 0.95)
     self.assertEqual(model.layers[0](make_data()[0]).dtype, tf.bfloat16)
 
-  @needs_keras_2
   def test_mixed_precision_does_not_scale_what_tables_learn(self):
     tf.keras.mixed_precision.set_global_policy("mixed_float16")
     model = make_sequential()
+    adam = tf.keras.optimizers.Adam(0.05)
 
-    self.assertGreater(compile_and_fit(model), 0.95)
+    self.assertGreater(compile_and_fit(model, scale_loss(adam) if IS_KERAS_3 else adam), 0.95)
 
     self.assertEqual(model.layers[0](make_data()[0]).dtype, tf.float16)
     # Adagrad's first step is about the rate, whatever the gradient's size; the loss scale would
     # show in plain gradient descent.
     layer = Embedding(1, "sgd", "zeros", learning_rate=1.0)
-    optimizer = tf.keras.mixed_precision.LossScaleOptimizer(tf.keras.optimizers.SGD(0.1))
+    optimizer = scale_loss(tf.keras.optimizers.SGD(0.1))
     with tf.GradientTape() as tape:
-      loss = tf.reduce_sum(layer(tf.constant([5], tf.int64)))
-      scaled = optimizer.get_scaled_loss(tf.cast(loss, tf.float32))
-    gradients = optimizer.get_unscaled_gradients(tape.gradient(scaled, layer.trainable_variables))
+      loss = tf.cast(tf.reduce_sum(layer(tf.constant([5], tf.int64))), tf.float32)
+      scaled = optimizer.scale_loss(loss) if IS_KERAS_3 else optimizer.get_scaled_loss(loss)
+    gradients = tape.gradient(scaled, layer.trainable_variables)
+    if not IS_KERAS_3:
+      gradients = optimizer.get_unscaled_gradients(gradients)
     optimizer.apply_gradients(zip(gradients, layer.trainable_variables))
     self.assertAllEqual(layer.table.lookup([5]), [[-1]])
 
-  @needs_keras_2
   def test_a_step_with_infinite_gradients_is_skipped(self):
     layer = Embedding(1, "sgd", "zeros", learning_rate=1.0, dtype="mixed_float16")
-    optimizer = tf.keras.mixed_precision.LossScaleOptimizer(tf.keras.optimizers.SGD(0.1))
+    optimizer = scale_loss(tf.keras.optimizers.SGD(0.1))
     gradient = tf.IndexedSlices(tf.constant([[np.inf]]), tf.constant([5], tf.int64))
 
     optimizer.apply_gradients([(gradient, layer.table.rows)])
@@ -291,11 +358,15 @@ class FitTest(tf.test.TestCase):
         self.subTest(f"{name}, skip"),
         unittest.mock.patch.dict(os.environ, MONOLITH_BAD_GRADIENTS="skip"),
       ):
-        compile_and_fit(model, **kwargs)  # a function is traced anew
+        # A function is traced anew.
+        compile_and_fit(
+          model, **{"optimizer": leave_out_nan(tf.keras.optimizers.Adam(0.05)), **kwargs}
+        )
+        steps = int(model.optimizer.iterations)
         model.fit(ids, labels, batch_size=64, epochs=2, verbose=0)
         self.assertAllInRange(table.items()[1], -100, 100)
-        if not IS_KERAS_3:  # where it is for rows alone
-          self.assertGreater(model.evaluate(*make_data(), verbose=0)[1], 0.95)
+        self.assertGreater(model.evaluate(*make_data(), verbose=0)[1], 0.95)
+        self.assertEqual(int(model.optimizer.iterations), steps + 8)
 
       model = make_sequential()
       table = table_of(model)
@@ -306,6 +377,74 @@ class FitTest(tf.test.TestCase):
         compile_and_fit(model, **kwargs)
         model.fit(ids, labels, batch_size=64, epochs=1, shuffle=False, verbose=0)
         self.assertTrue(np.isnan(table.items()[1]).any())
+
+  @needs_keras_3
+  def test_nan_is_skipped_by_optimizers_of_ours_alone(self):
+    self.enter_context(unittest.mock.patch.dict(os.environ, MONOLITH_BAD_GRADIENTS="skip"))
+    ours = monolith.keras.optimizers
+    ids, labels = make_data()
+    labels[100] = np.nan
+    for name, wrap in (
+      ("finite", ours.FiniteOptimizer),
+      ("clipped", lambda optimizer: ours.GlobalClipOptimizer(optimizer, 5.0)),
+      ("scaled", ours.LossScaleOptimizer),
+    ):
+      for run_eagerly in (False, True):
+        model = make_sequential()
+        optimizer = wrap(tf.keras.optimizers.Adam(0.05))
+        compile_and_fit(model, type(optimizer).from_config(optimizer.get_config()))
+        model.run_eagerly = run_eagerly
+        model.fit(ids, labels, batch_size=64, epochs=2, verbose=0)
+        with self.subTest(f"{name}, run_eagerly={run_eagerly}"):
+          self.assertGreater(model.evaluate(*make_data(), verbose=0)[1], 0.9)
+
+    for optimizer in (tf.keras.optimizers.Adam(), tf.keras.optimizers.SGD(clipnorm=1.0)):
+      model = make_sequential()
+      before = model.layers[1].kernel.numpy()
+      message = f"=skip, but {type(optimizer).__name__} would write NaN.*FiniteOptimizer"
+      with self.assertRaisesRegex(ValueError, message):
+        compile_and_fit(model, optimizer)
+      self.assertAllEqual(model.layers[1].kernel, before)
+      self.assertEmpty(table_of(model))
+    finite = ours.FiniteOptimizer(tf.keras.optimizers.Adam())
+    with self.assertRaisesRegex(
+      ValueError, "inner_optimizer is a FiniteOptimizer, want the one in"
+    ):
+      ours.GlobalClipOptimizer(finite, 1.0)
+
+  @needs_keras_3
+  def test_a_skipped_step_leaves_dense_variables_alone_and_finite_rows_move(self):
+    layer, dense = Embedding(1, "sgd", "zeros", learning_rate=1.0), tf.keras.Variable([1.0])
+    optimizer = leave_out_nan(tf.keras.optimizers.SGD(0.5))
+    gradient = tf.IndexedSlices(tf.constant([[1.0], [np.nan]]), tf.constant([5, 6], tf.int64))
+    step = tf.function(lambda value: optimizer.apply([gradient, value], [layer.table.rows, dense]))
+    optimizer.build([layer.table.rows, dense])
+    with unittest.mock.patch.dict(os.environ, MONOLITH_BAD_GRADIENTS="skip"):
+      step(tf.constant([np.inf]))
+      self.assertAllEqual(dense, [1])
+      step(tf.constant([1.0]))
+    self.assertAllEqual(dense, [0.5])
+    self.assertAllEqual(layer.table.items()[0], [5])
+    self.assertAllEqual(layer.table.lookup([5]), [[-2]])
+    self.assertEqual(int(optimizer.iterations), 2)
+
+  def test_after_ctrl_c_in_the_first_step_compile_begins_anew(self):
+    model = make_sequential()
+    interrupt = [True]
+
+    def loss(labels, outputs):
+      if interrupt:
+        interrupt.clear()
+        raise KeyboardInterrupt
+      return tf.keras.losses.MeanSquaredError()(labels, outputs)
+
+    model.compile("adam", loss)
+    with self.assertRaises(KeyboardInterrupt):
+      model.fit(*make_data(), verbose=0)
+    self.assertEmpty(table_of(model))
+    model.compile("adam", loss)  # Keras keeps what it has built of the step
+    model.fit(*make_data(), verbose=0)
+    self.assertLen(table_of(model), NUM_IDS)
 
   def test_early_stopping_restores_the_rows_of_the_best_epoch(self):
     model = make_sequential()
@@ -400,13 +539,39 @@ class FitTest(tf.test.TestCase):
     with self.assertRaisesRegex(NotImplementedError, "use a tf.keras.optimizers.schedules"):
       Embedding(1, learning_rate=lambda step: 1.0).get_config()
 
-  def test_jit_compile_leaves_xla_out_or_names_the_op_that_cannot(self):
-    if IS_KERAS_3:
-      with self.assertWarnsRegex(UserWarning, "doesn't support `jit_compile=True`"):
-        self.assertGreater(compile_and_fit(make_sequential(), jit_compile=True), 0.95)
-      return
-    with self.assertRaisesRegex(Exception, "MonolithHashTableLookupList"):
-      compile_and_fit(make_sequential(), jit_compile=True, epochs=1)
+  @needs_keras_3
+  def test_xla_is_left_out_where_keras_sees_a_table(self):
+    devices = [tf.config.PhysicalDevice(f"{kind}:0", kind) for kind in ("CPU", "GPU")]
+    dense = tf.keras.Sequential([tf.keras.Input([3]), tf.keras.layers.Dense(1)])
+    ours = make_sequential()
+    with unittest.mock.patch.object(tf.config, "list_physical_devices", return_value=devices):
+      for model in (dense, ours):
+        model.compile("adam", "mse", jit_compile="auto")
+    self.assertTrue(dense.jit_compile)
+    self.assertFalse(ours.jit_compile)
+    with self.assertWarnsRegex(UserWarning, "doesn't support `jit_compile=True`"):
+      self.assertGreater(compile_and_fit(make_sequential(), jit_compile=True), 0.95)
+
+  def test_under_xla_one_sentence_says_what_to_do(self):
+    message = "do not work under XLA, which has no hash tables: .*jit_compile=False"
+    # Keras 3 does not see the table, which the first step makes.
+    for make in (Subclassed, *(() if IS_KERAS_3 else (make_sequential,))):
+      with self.subTest(make.__name__), self.assertRaisesRegex(NotImplementedError, message):
+        compile_and_fit(make(), jit_compile=True, epochs=1)
+    table = monolith.keras.HashTable(2)
+
+    def look_up():
+      return table.lookup([1])
+
+    def look_up_in_a_branch():
+      return tf.cond(tf.constant(True), look_up, lambda: tf.zeros([1, 2]))
+
+    def update():
+      table.update([1], tf.ones([1, 2]))
+
+    for function in (look_up, look_up_in_a_branch, update):
+      with self.assertRaisesRegex(NotImplementedError, message):
+        tf.function(function, jit_compile=True)()
 
 
 def minimize(optimizer, loss: tf.Tensor, variables: list, tape: tf.GradientTape) -> None:
@@ -451,15 +616,15 @@ class GradientTest(tf.test.TestCase):
       ({"clipnorm": 1.0}, -0.5),
       ({"global_clipnorm": 1.0}, -1 / np.sqrt(4 + 8)),
     ):
-      if IS_KERAS_3 and "global_clipnorm" in kwargs:
-        continue
       for make in (tf.keras.optimizers.SGD, *legacy_optimizers("SGD")):
         self.setUp()
         variables = [*self.layer.trainable_variables, self.dense]
         with tf.GradientTape() as tape:
           loss = self.loss()
 
-        minimize(make(0.0, **kwargs), loss, variables, tape)
+        limit = kwargs.get("global_clipnorm")
+        optimizer = clip_together(0.0, limit, make) if limit else make(0.0, **kwargs)
+        minimize(optimizer, loss, variables, tape)
 
         with self.subTest(f"{make.__module__} {kwargs}"):
           self.assertAllClose(self.layer.table.lookup([3]), [[expected, expected]])
@@ -535,6 +700,106 @@ class ShapeTest(tf.test.TestCase):
     self.assertAllEqual(self.call(ids, "mean"), [[1.5], [0], [4]])
     nested = tf.ragged.constant([[[1, 2], [3]], [], [[]]], dtype=tf.int64)
     self.assertAllEqual(self.call(nested, "sum").to_list(), [[[3], [4]], [], [[0]]])
+
+  def test_weights(self):
+    layers_by_combiner = {
+      name: Embedding(table=self.table, combiner=name) for name in ("sum", "mean", "sqrtn")
+    }
+    ids = tf.constant([[1, 2], [3, 9], [3, 3]], tf.int64)
+    weights = tf.constant([[2.0, 0.5], [0.5, 0.0], [0.0, 0.0]])
+    ragged = tf.ragged.constant([[1, 2], [], [3]], dtype=tf.int64)
+    for combiner, dense, of_ragged in (
+      ("sum", [[3], [2], [0]], [[3], [0], [8]]),
+      ("mean", [[1.2], [4], [0]], [[1.2], [0], [4]]),
+      ("sqrtn", [[3 / np.sqrt(4.25)], [4], [0]], [[3 / np.sqrt(4.25)], [0], [4]]),
+    ):
+      layer = layers_by_combiner[combiner]
+      self.assertAllClose(layer(ids, weights=weights), dense)
+      self.assertAllClose(
+        layer(ragged, weights=ragged.with_values(tf.constant([2.0, 0.5, 2.0]))), of_ragged
+      )
+      self.assertAllClose(
+        layer(ragged.to_sparse(), weights=ragged.with_values([2.0, 0.5, 2.0]).to_sparse()),
+        of_ragged,
+      )
+    self.assertAllEqual(layers_by_combiner["mean"](ids, weights=ids != 1), [[2], [2], [4]])
+    self.assertAllEqual(layers_by_combiner["sum"](ids[None], weights=weights[None])[0, 1], [2])
+    for arguments, error, message in (
+      ((ids, weights[:, :1]), ValueError, r"weights have shape \(3, 1\), want that of ids, \(3, 2"),
+      ((ragged, weights), TypeError, "weights are a .*Tensor, want a RaggedTensor as ids"),
+    ):
+      with self.assertRaisesRegex(error, message):
+        layers_by_combiner["sum"](arguments[0], weights=arguments[1])
+    with self.assertRaisesRegex(ValueError, "weights need a combiner"):
+      Embedding(table=self.table)(ids, weights=weights)
+    group = EmbeddingGroup({"a": Feature(table=self.table, combiner="sum"), "b": 2})
+    vectors = group({"a": ids, "b": ids[:, 0]}, weights={"a": weights})
+    self.assertAllEqual(vectors["a"], [[3], [2], [0]])
+    with self.assertRaisesRegex(ValueError, r"weights are of unknown features \['c'\]"):
+      group({"a": ids, "b": ids[:, 0]}, weights={"c": weights})
+
+  @needs_keras_3
+  @unittest.skipIf(importlib.util.find_spec("keras_rs") is None, "keras-rs is not installed")
+  def test_weights_pool_as_in_keras_rs_whose_layers_take_the_result(self):
+    import keras_rs
+
+    rng = np.random.default_rng(1)
+    vectors, ids = rng.normal(size=[9, 4]).astype(np.float32), rng.integers(0, 9, [5, 3])
+    weights = rng.uniform(0.5, 2, [5, 3]).astype(np.float32)
+    table = monolith.keras.HashTable(4)
+    table.assign(np.arange(9), vectors)
+    pooled = []
+    for combiner in ("sum", "mean", "sqrtn"):
+      theirs = keras_rs.layers.EmbedReduce(9, 4, combiner=combiner)
+      theirs.build([5, 3])
+      theirs.set_weights([vectors])
+      pooled.append(Embedding(table=table, combiner=combiner)(ids, weights=weights))
+      with self.subTest(combiner):
+        self.assertAllClose(pooled[-1], theirs(ids, tf.constant(weights)), 1e-5, 1e-5)
+    products = keras_rs.layers.DotInteraction()(pooled)
+    want = [tf.reduce_sum(pooled[a] * pooled[b], 1) for a, b in ((1, 0), (2, 0), (2, 1))]
+    self.assertAllClose(products, tf.stack(want, 1), 1e-5, 1e-5)
+
+  def test_padding_of_weight_0_gets_no_row(self):
+    ids = tf.keras.Input([None], dtype=tf.int64, name="ids")
+    weights = tf.keras.Input([None], name="weights")
+    layer = Embedding(2, combiner="mean")
+    vectors = layer(ids, weights=weights)
+    self.assertEqual(list(vectors.shape), [None, 2])
+    model = tf.keras.Model({"ids": ids, "weights": weights}, tf.keras.layers.Dense(1)(vectors))
+    model.compile("adam", "mse")
+    padded = {"ids": np.array([[5, 6], [7, 0]]), "weights": np.array([[1.0, 2], [1, 0]])}
+    model.fit(padded, np.ones([2, 1]), verbose=0)
+    self.assertAllEqual(layer.table.items()[0], [5, 6, 7])
+
+  def test_ids_of_several_lengths_in_a_subclassed_model(self):
+    class Bags(tf.keras.Model):
+      """Takes ragged ids, or all ids and how many each example has."""
+
+      def __init__(self):
+        super().__init__()
+        self.embedding = Embedding(2, combiner="sum")
+        self.dense = tf.keras.layers.Dense(1)
+
+      def call(self, inputs):
+        ids = inputs["ids"]
+        if "lengths" in inputs:
+          ids = tf.RaggedTensor.from_row_lengths(ids, inputs["lengths"])
+        return self.dense(self.embedding(ids))
+
+    lists = [[1, 2, 3], [], [2]]
+    ragged = tf.ragged.constant(lists, dtype=tf.int64)
+    jagged = {"ids": ragged.values, "lengths": ragged.row_lengths()}
+    found = []
+    for inputs in ({"ids": ragged}, jagged):
+      tf.keras.utils.set_random_seed(1)
+      model = Bags()
+      model.compile(tf.keras.optimizers.SGD(0.1), "mse")
+      model.fit(tf.data.Dataset.from_tensors((inputs, tf.ones([3, 1]))).repeat(3), verbose=0)
+      found.append(model.embedding.table.items()[0])
+    self.assertAllEqual(found, [[1, 2, 3]] * 2)
+    with self.assertRaisesRegex(ValueError, "several lengths.*tf.ragged.constant.*weights="):
+      Embedding(2, combiner="sum")(lists)
 
   def test_sparse_ids(self):
     ids = tf.SparseTensor([[0, 1], [0, 5], [2, 0]], tf.constant([1, 2, 3], tf.int64), [3, 9])
@@ -677,6 +942,100 @@ class EmbeddingGroupTest(tf.test.TestCase):
     ):
       with self.subTest(message), self.assertRaisesRegex(error, message):
         EmbeddingGroup(features)
+
+
+class KerasItselfTest(tf.test.TestCase):
+  def test_nothing_of_keras_3_is_replaced_and_of_keras_2_what_one_module_lists(self):
+    compile_and_fit(make_sequential(), epochs=1)
+    replaced = {name.rpartition(".src.")[2] for name in ours_in_keras()}
+    expected = set()
+    if not IS_KERAS_3:
+      expected = {
+        "engine.training.Model.compile",
+        "optimizers.legacy.optimizer_v2.OptimizerV2.apply_gradients",
+        "optimizers.optimizer._BaseOptimizer.apply_gradients",
+        "saving.legacy.hdf5_format.load_weights_from_hdf5_group",
+        "saving.legacy.hdf5_format.save_weights_to_hdf5_group",
+        "saving.legacy.saving_utils.trace_model_call",
+      }
+    self.assertEqual(replaced, expected)
+
+  def test_one_module_alone_assigns_to_attributes_of_keras(self):
+    found = {
+      (path.name, line)
+      for path in _PACKAGE.glob("*.py")
+      for line in _assignments_to_others(path.read_text(encoding="utf-8"))
+    }
+    self.assertEqual({name for name, _ in found}, {"_keras_2.py"}, sorted(found))
+    self.assertGreaterEqual(len(found), 4)
+    for code in (
+      "import keras\nkeras.Model.fit = 1",
+      "import tensorflow as tf\ntf.keras.optimizers.Adam.apply: int = 1",
+      "from monolith.keras._keras import keras\nsetattr(keras.layers.Layer, 'call', 1)",
+      "def f(cls):\n  cls.apply = 1",
+      "from keras import Model\nModel.fit += 1",
+    ):
+      self.assertLen(_assignments_to_others(code), 1, code)
+    self.assertEmpty(_assignments_to_others("import keras\nx = keras.Model()\nx.a = keras.b"))
+
+
+def _assignments_to_others(code: str) -> list[int]:
+  """Returns the lines that assign to attributes of Keras or of a class that a function is given."""
+  tree = ast.parse(code)
+  # Classes and modules of Keras by the names that they have here.
+  names = {"cls", "keras", "tf_keras"}
+  for node in ast.walk(tree):
+    if isinstance(node, (ast.Import, ast.ImportFrom)):
+      module = getattr(node, "module", None) or ""
+      for alias in node.names:
+        if (module or alias.name).partition(".")[0] in ("keras", "tf_keras"):
+          names.add((alias.asname or alias.name).partition(".")[0])
+    elif isinstance(node, (ast.Assign, ast.AnnAssign)) and isinstance(node.value, ast.Call):
+      if "import_keras" in ast.unparse(node.value.func):
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+        names.update(ast.unparse(target) for target in targets)
+
+  def is_of_keras(node: ast.expr) -> bool:
+    text = ast.unparse(node)
+    return text.partition(".")[0] in names or text.startswith(("tf.keras.", "tf.compat.v1.keras."))
+
+  lines = []
+  for node in ast.walk(tree):
+    if isinstance(node, ast.Call) and ast.unparse(node.func) in ("setattr", "delattr"):
+      owners = [node.args[0]]
+    else:
+      targets = getattr(node, "targets", None) or [getattr(node, "target", None)]
+      owners = [target.value for target in targets if isinstance(target, ast.Attribute)]
+    lines += [node.lineno for owner in owners if is_of_keras(owner)]
+  return lines
+
+
+class BackendTest(tf.test.TestCase):
+  @needs_keras_3
+  def test_the_import_ends_with_one_sentence_on_other_backends(self):
+    for backend, instead in (("torch", "monolith.torch"), ("jax", "monolith.jax")):
+      if importlib.util.find_spec(backend) is None:
+        continue
+      result = subprocess.run(
+        [sys.executable, "-c", "import monolith.keras"],
+        env={**os.environ, "KERAS_BACKEND": backend, "PYTHONPATH": str(_PACKAGE.parents[1])},
+        capture_output=True,
+        text=True,
+      )
+      said = result.stderr.strip().splitlines()[-1]
+      with self.subTest(backend):
+        self.assertNotEqual(result.returncode, 0)
+        self.assertRegex(said, f"^ImportError: .*KERAS_BACKEND is '{backend}': .*{instead}")
+
+  def test_other_backends_are_refused_with_what_to_use_instead(self):
+    _keras.check_backend("tensorflow")
+    for backend, message in (
+      ("torch", "KERAS_BACKEND is 'torch': set it to 'tensorflow'.*monolith.torch with PyTorch"),
+      ("jax", "KERAS_BACKEND is 'jax': .*monolith.jax.Embedding with JAX"),
+      ("numpy", "KERAS_BACKEND is 'numpy': set it to 'tensorflow' before keras is imported$"),
+    ):
+      with self.assertRaisesRegex(ImportError, message):
+        _keras.check_backend(backend)
 
 
 class TableCurvesTest(tf.test.TestCase):

@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from monolith.keras.layers import Embedding
-from tests.keras_versions import needs_keras_2
+from tests.keras_versions import needs_keras_2, needs_keras_3
 from tests.serving.server_process import ServerProcess
 
 HISTORY = tf.ragged.constant([[7, 9], [], [9]], dtype=tf.int64)
@@ -37,6 +37,39 @@ def train(model: tf.keras.Model, inputs: object) -> tf.keras.Model:
   model.compile("sgd", "mse")
   model.fit(inputs, np.ones([3, 1]), verbose=0)
   return model
+
+
+@needs_keras_3
+class ExportTest(tf.test.TestCase):
+  def test_padded_ids_and_weights_in_requests_over_rest(self):
+    history = tf.keras.Input([None], dtype=tf.int64, name="history")
+    weights = tf.keras.Input([None], name="weights")
+    film = tf.keras.Input([], dtype=tf.string, name="film")
+    vectors = [Embedding(4, combiner="mean")(history, weights=weights), Embedding(4)(film)]
+    score = tf.keras.layers.Dense(1, name="score")(tf.keras.layers.Concatenate()(vectors))
+    model = tf.keras.Model({"history": history, "weights": weights, "film": film}, score)
+    inputs = {
+      "history": HISTORY.to_tensor(),
+      "weights": tf.sequence_mask(HISTORY.row_lengths(), dtype=tf.float32),
+      "film": FILM,
+    }
+    train(model, inputs)
+    folder = os.path.join(self.create_tempdir().full_path, "model")
+    model.export(os.path.join(folder, "1"), verbose=False)
+
+    with ServerProcess(
+      f"--model_base_path={folder}", "--model_name=films"
+    ).wait_until_listening() as server:
+      server.wait_until_available("films")
+      rows = [
+        {"history": [7, 9], "weights": [1, 1], "film": "tea"},
+        {"history": [0, 0], "weights": [0, 0], "film": "milk"},
+        {"history": [9, 0], "weights": [1, 0], "film": "tea"},
+      ]
+      status, answer = server.post("/v1/models/films:predict", {"instances": rows})
+
+    self.assertEqual(status, 200, answer)
+    self.assertAllClose(answer["predictions"], model.predict(inputs, verbose=0), 1e-5, 1e-5)
 
 
 @needs_keras_2  # Keras 3 names the inputs of what it exports

@@ -270,6 +270,9 @@ class BadInputTest(tf.test.TestCase):
       ([True], TypeError, "ids have dtype bool"),
       ([2**63], ValueError, "id 9223372036854775808 does not fit into int64"),
       ([-1, 2**64], ValueError, "id 18446744073709551616 does not fit"),
+      (np.array([[1, 2], [3]], object), ValueError, "of several lengths: give tf.ragged.constant"),
+      (np.array([1, 2**64], object), ValueError, "id 18446744073709551616 does not fit"),
+      (np.array(["tea", None], object), TypeError, "objects of NoneType, str, want integers or"),
       (np.array([1], np.uint64), TypeError, r"uint64.*tf.bitcast\(ids, tf.int64\)"),
       (tf.ragged.constant([[1], []]), TypeError, "RaggedTensor, want a dense tensor"),
     ):
@@ -279,6 +282,11 @@ class BadInputTest(tf.test.TestCase):
   def test_every_small_integer_type_is_an_id(self):
     for dtype in (np.int8, np.int16, np.int32, np.uint8, np.uint16, np.uint32):
       self.assertEqual(id_types.as_ids(np.array([1], dtype)).dtype, tf.int64)
+
+  def test_columns_of_objects_are_integers_or_strings(self):
+    self.assertAllEqual(id_types.as_ids(np.array([2**62, -3], object)), [2**62, -3])
+    texts = id_types.as_ids(np.array(["tea", b"milk"], object))
+    self.assertAllEqual(texts, id_types.hash_strings(["tea", "milk"]))
 
   def test_gradients(self):
     table = sgd_table()

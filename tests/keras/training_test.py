@@ -23,8 +23,8 @@ from monolith.keras import layers, task
 from monolith.native_training import estimator
 from monolith.native_training.checkpoints import files as checkpoint_files
 from tests import free_ports
-from tests.horovod_processes import HorovodProcesses, require_horovod
-from tests.keras_versions import needs_keras_2, needs_keras_3
+from tests.keras_versions import IS_KERAS_3, load_weights, needs_keras_3, weights_path
+from tests.rank_processes import RankProcesses
 
 pytestmark = pytest.mark.thorough
 
@@ -56,7 +56,7 @@ print("saved", saved, "rows", len(layer.table))
 """
 
 
-class _Mixed(tf.keras.Model):
+class Mixed(tf.keras.Model):
   """Looks up dense, ragged, sparse and text ids, one table from two layers."""
 
   def __init__(self):
@@ -93,7 +93,7 @@ class _Mixed(tf.keras.Model):
 
 def _mixed_model(data):
   tf.keras.utils.set_random_seed(1)
-  model = _Mixed()
+  model = Mixed()
   model(next(iter(data))[0])  # Draws its weights.
   model.compile(tf.keras.optimizers.SGD(0.1, clipvalue=0.5), "mse")
   return model
@@ -142,7 +142,9 @@ def _make_columns_model():
   units.append(layers.Embedding(2, name="name_rows")(inputs["name"]))
   inputs["price"] = tf.keras.Input([], name="price")
   units.append(inputs["price"][:, tf.newaxis])
-  model = tf.keras.Model(inputs, tf.keras.layers.Dense(1)(tf.concat(units, 1))[:, 0])
+  model = tf.keras.Model(
+    inputs, tf.keras.layers.Dense(1)(tf.keras.layers.Concatenate()(units))[:, 0]
+  )
   model.compile("sgd", "mse")
   return model
 
@@ -151,15 +153,6 @@ def _make_data():
   return tf.data.Dataset.range(16).map(lambda i: (i, tf.cast(i % 2 == 0, tf.float32))).batch(8)
 
 
-class RefusalTest(unittest.TestCase):
-  @needs_keras_3
-  def test_says_that_it_needs_keras_2(self):
-    for function in (monolith.keras.train, monolith.keras.load_trained):
-      with self.assertRaisesRegex(NotImplementedError, "use fit, or Keras 2 with TF_USE_LEGACY"):
-        function(_make_model(), _make_data(), "nowhere")
-
-
-@needs_keras_2
 class TrainTest(unittest.TestCase):
   def setUp(self):
     super().setUp()
@@ -208,8 +201,9 @@ class TrainTest(unittest.TestCase):
       fresh.predict(tf.range(16), verbose=0), model.predict(tf.range(16), verbose=0)
     )
     # Keras goes on as if it had trained all along.
-    model.save_weights(os.path.join(self._dir, "weights"))
-    fresh.load_weights(os.path.join(self._dir, "weights")).expect_partial()
+    path = weights_path(self._dir, "weights")
+    model.save_weights(path)
+    load_weights(fresh, path)
     self.assertEqual(len(fresh.get_layer("items").table), 17)
     model.fit(_make_data(), verbose=0)
 
@@ -290,6 +284,55 @@ class TrainTest(unittest.TestCase):
     self.assertTrue(np.any(after_one != 0.5))
     np.testing.assert_array_equal(moving.table.lookup(tf.range(8)), after_one)
 
+  @needs_keras_3
+  def test_clips_by_the_global_norm_and_does_not_scale(self):
+    found = []
+    for optimizer in (
+      tf.keras.optimizers.SGD(0.5),
+      monolith.keras.optimizers.GlobalClipOptimizer(
+        tf.keras.optimizers.SGD(0.5, loss_scale_factor=64.0), 1e6
+      ),
+      monolith.keras.optimizers.GlobalClipOptimizer(tf.keras.optimizers.SGD(0.5), 1e-6),
+    ):
+      ids = tf.keras.Input([], dtype=tf.int64)
+      layer = layers.Embedding(2, initializer=0.5, name="items")
+      model = tf.keras.Model(ids, tf.keras.layers.Dense(1, kernel_initializer="ones")(layer(ids)))
+      model.compile(optimizer, "mse")
+      monolith.keras.train(model, _make_data(), os.path.join(self._dir, str(len(found))))
+      found.append(layer.table.items()[1])
+    np.testing.assert_allclose(found[1], found[0], rtol=1e-5)
+    self.assertGreater(np.abs(found[0] - 0.5).max(), 1e-3)
+    np.testing.assert_allclose(found[2], 0.5, atol=1e-5)
+
+  def test_gradients_that_are_not_finite_leave_dense_variables_finite(self):
+    skip = mock.patch.dict(os.environ, MONOLITH_BAD_GRADIENTS="skip")
+    skip.start()
+    self.addCleanup(skip.stop)
+    optimizer = tf.keras.optimizers.Adam()
+    if IS_KERAS_3:
+      optimizer = monolith.keras.optimizers.FiniteOptimizer(optimizer)
+
+    def loss(labels, outputs):
+      # A root of 0, whose gradient is infinite, for the label 7. A loss of NaN ends training.
+      zero = tf.where(labels == 7, outputs - tf.stop_gradient(outputs), 1.0)
+      return tf.reduce_mean((outputs - labels) ** 2 + tf.sqrt(zero))
+
+    for num_ps in (0, 2):
+      ids = tf.keras.Input([], dtype=tf.int64)
+      layer = layers.Embedding(2, name="items")
+      model = tf.keras.Model(ids, tf.keras.layers.Dense(1)(layer(ids)))
+      model.compile(type(optimizer).from_config(optimizer.get_config()), loss)
+      labels = np.where(np.arange(64) == 20, 7.0, 1.0).astype(np.float32)[:, None]
+      data = tf.data.Dataset.from_tensor_slices((np.arange(64), labels)).batch(8)
+
+      monolith.keras.train(model, data, os.path.join(self._dir, str(num_ps)), num_ps=num_ps)
+
+      with self.subTest(num_ps=num_ps):
+        kernel, bias = model.layers[-1].get_weights()
+        self.assertTrue(np.isfinite(kernel).all())
+        self.assertGreater(bias[0], 0)
+        self.assertTrue(np.isfinite(layer.table.items()[1]).all())
+
   def test_says_what_it_cannot_train(self):
     with self.assertRaisesRegex(ValueError, "looks up no table"):
       plain = tf.keras.Sequential([tf.keras.layers.Dense(1)])
@@ -300,9 +343,14 @@ class TrainTest(unittest.TestCase):
       monolith.keras.train(tf.keras.Sequential([layers.Embedding(2)]), _make_data(), self._dir)
     with self.assertRaisesRegex(TypeError, "want a tf.data.Dataset of batches"):
       monolith.keras.train(_make_model(), [1, 2], self._dir)
+    with self.assertRaisesRegex(ValueError, "has use_ema: .*leave them out"):
+      averaged = _make_model()
+      averaged.compile(tf.keras.optimizers.SGD(use_ema=True), "mse")
+      monolith.keras.train(averaged, _make_data(), self._dir)
     with self.assertRaisesRegex(ValueError, "compute ids in the dataset"):
       ids = tf.keras.Input([], dtype=tf.int64)
-      learnt = tf.cast(layers.Embedding(1)(ids)[:, 0], tf.int64)
+      cast = tf.keras.layers.Lambda(lambda rows: tf.cast(rows[:, 0], tf.int64), dtype="int64")
+      learnt = cast(layers.Embedding(1)(ids))
       nested = tf.keras.Model(ids, layers.Embedding(1)(learnt))
       nested.compile("sgd", "mse")
       monolith.keras.train(nested, _make_data(), self._dir)
@@ -423,12 +471,11 @@ class TrainTest(unittest.TestCase):
 
   @unittest.skipUnless(os.environ.get("MONOLITH_SOAK") == "1", "starts ranks: make soak")
   def test_trains_on_ranks(self):
-    require_horovod()
     with tempfile.NamedTemporaryFile("w", suffix=".py") as program:
       program.write(_PROGRAM)
       program.flush()
-      self.enter_context(mock.patch.dict(os.environ, MODEL_DIR=self._dir, CSV=self._csv))
-      ranks = HorovodProcesses(2, [program.name])
+      with mock.patch.dict(os.environ, MODEL_DIR=self._dir, CSV=self._csv):
+        ranks = RankProcesses(2, [program.name])
       self.addCleanup(ranks.close)
       self.assertEqual(ranks.wait(_TIMEOUT_SECS), [0, 0], ranks.report())
 

@@ -1,17 +1,27 @@
-"""Leads the gradients of tables past the optimizers of Keras 2, to the tables' own.
+"""Everything that this package replaces in Keras 2; nothing in Keras 3.
 
-Keras 3 has a place for it, which `_keras_3` takes. Keras 2 has none that a variable or a layer
-could take, be it for the gradient or for the optimizer that rows follow, so its optimizers are
-wrapped: not by an import, but when a process makes its first table.
+Keras 3 has a variable that takes its own gradient, which `_keras_3` uses. Keras 2 has no place that
+a variable, a layer or a gradient could take:
+
+- An optimizer hands the variable to `tf.distribute`, which calls the optimizer's rule with it; all
+  rules but that of SGD write the gradient into moments first, which are plain variables.
+- A gradient that updated rows in the backward pass would do so for whoever only computes it, before
+  it is clipped, unscaled, or skipped as infinite, and would know no optimizer to follow.
+- An optimizer or a class of model of our own would be another line in every program.
+
+So what is there is wrapped: not by an import, but when a process makes its first table.
+
+| what | why |
+|---|---|
+| `apply_gradients` of optimizers, new and legacy | leads gradients of tables to the tables' own |
+| `Model.compile` | refuses an optimizer that rows cannot follow before data are read |
+| `save_weights_to_hdf5_group` and its counterpart | the old `.h5` would lose the rows |
+| `trace_model_call` | names ragged and sparse inputs of a SavedModel |
 
 A table appears among a model's trainable variables as an empty variable `[0, dim]`, `table.rows`,
-whose gradient is a `tf.IndexedSlices` of ids and gradients. `install` wraps `apply_gradients` of
-Keras's optimizers, so that such pairs update their tables and all others go where they went. What
-Keras does before that point holds for tables, too: gradients of a scaled loss are unscaled, a step
-with infinite gradients is skipped, gradients are clipped.
-
-It wraps `Model.compile`, too: an optimizer that rows cannot follow is refused there, before data
-are read.
+whose gradient is a `tf.IndexedSlices` of ids and gradients. Such pairs update their tables, and all
+others go where they went. What Keras does before that point holds for tables, too: gradients of a
+scaled loss are unscaled, a step with infinite gradients is skipped, gradients are clipped.
 """
 
 from __future__ import annotations
@@ -22,6 +32,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from monolith import _tensorflow
+from monolith.keras import layers, signatures
 from monolith.keras import table as tables
 from monolith.keras._keras import LEGACY_OPTIMIZER, keras
 from monolith.native_training.tables import gradient_checks
@@ -30,12 +42,13 @@ _MARK = "_monolith_leads_tables"
 
 
 def install() -> None:
-  """Wraps the optimizers of Keras, new and legacy, and `Model.compile`, once per process."""
+  """Wraps what the table above lists, once per process."""
   # The class that all new optimizers and only they derive from; it is not public.
   new_base = keras.optimizers.Optimizer.__mro__[1]
   _wrap(new_base, _build, _clip)
   _wrap(LEGACY_OPTIMIZER, _build_legacy, _clip_legacy)
   _wrap_compile(keras.Model)
+  _wrap_saving()
 
 
 def _wrap(cls: Any, build: Callable[[Any, list], None], clip: Callable[[Any, list], list]) -> None:
@@ -81,6 +94,30 @@ def _wrap_compile(cls: Any) -> None:
 
   setattr(compile_and_check, _MARK, True)
   cls.compile = compile_and_check
+
+
+def _wrap_saving() -> None:
+  hdf5_format = _tensorflow.import_keras_saving("hdf5_format")
+  for function in ("save_weights_to_hdf5_group", "load_weights_from_hdf5_group"):
+    setattr(hdf5_format, function, _refuse_tables(getattr(hdf5_format, function)))
+  saving_utils: Any = _tensorflow.import_keras_saving("saving_utils")
+  saving_utils.trace_model_call = signatures.name_inputs(saving_utils.trace_model_call)
+
+
+def _refuse_tables(function: Callable[..., Any]) -> Callable[..., Any]:
+  """Returns a function of Keras's old HDF5 format, which would lose rows, that raises instead."""
+
+  @functools.wraps(function)
+  def checked(group: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
+    for layer in model._flatten_layers(include_self=False):
+      if isinstance(layer, layers.TableLayer):
+        raise NotImplementedError(
+          f"The format .h5 has no place for the rows of layer {layer.name}: "
+          "save to a path without suffix, to .keras, or weights to .weights.h5"
+        )
+    return function(group, model, *args, **kwargs)
+
+  return checked
 
 
 def _check_leader(model: Any) -> None:
