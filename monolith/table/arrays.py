@@ -73,6 +73,11 @@ def as_floats(values: Any, what: str, ids: np.ndarray, dim: int) -> np.ndarray:
   return np.ascontiguousarray(array, dtype=np.float32).reshape(ids.size, dim)
 
 
+def address(array: np.ndarray) -> int:
+  """Returns where an array begins; sooner than `array.ctypes.data`."""
+  return array.__array_interface__["data"][0]
+
+
 def check_out(out: Any, n: int, dim: int) -> np.ndarray:
   """Returns the array that a lookup shall write, as it is.
 

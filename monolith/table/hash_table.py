@@ -11,7 +11,7 @@ from typing import Any, Union
 
 import numpy as np
 
-from monolith.table import arrays, library, optimizers
+from monolith.table import arrays, library, methods, optimizers
 
 LearningRate = Union[float, Callable[[int], Any]]
 
@@ -20,7 +20,7 @@ _NON_FINITE = {"stop": 0, "skip": 1, "ignore": 2}
 _SAVE_FILES = -1  # the size decides
 
 
-class HashTable:
+class HashTable(methods.TableMethods):
   """A map from int64 ids to rows of `dim` floats, each with the state of its own optimizer.
 
   Rows are created by writes, never by lookups. Any mix of calls from several threads is safe; they
@@ -65,15 +65,9 @@ class HashTable:
     initial_capacity: int = 1,
   ):
     self._handle: ctypes.c_void_p | None = None
-    self._dim = optimizers.dimension(dim)
+    self._describe(dim, expire_after, admit_after, admit_capacity, name)
     self._optimizer = optimizers.DEFAULT if optimizer is None else optimizers.find(optimizer)
     self._first = optimizers.first_values(initializer)
-    self._expire_days = optimizers.days(expire_after)
-    self._admit_after = optimizers.admission(admit_after)
-    if admit_capacity < 1:
-      raise ValueError(f"admit_capacity is {admit_capacity}, want at least 1")
-    self._admit_capacity = int(admit_capacity)
-    self._name = name
     if not 0 <= seed < 1 << 64:
       raise ValueError(f"seed is {seed}, want 0 <= seed < 2**64")
     self._seed = int(seed)
@@ -100,11 +94,6 @@ class HashTable:
     )
 
   @property
-  def dim(self) -> int:
-    """The length of a vector."""
-    return self._dim
-
-  @property
   def name(self) -> str | None:
     """What messages call the table."""
     return self._name
@@ -121,9 +110,7 @@ class HashTable:
 
   @learning_rate.setter
   def learning_rate(self, value: LearningRate) -> None:
-    if not callable(value) and not np.isfinite(value):
-      raise ValueError(f"learning_rate is {value!r}, want a finite number")
-    self._learning_rate = value if callable(value) else float(value)
+    self._learning_rate = optimizers.rate(value)
 
   @property
   def steps(self) -> int:
@@ -178,16 +165,18 @@ class HashTable:
       out = np.empty((*keys.shape, self._dim), np.float32)
     else:
       arrays.check_out(out, keys.size, self._dim)
-    library.call(
-      "mono_table_lookup", self.handle, keys.ctypes.data, keys.size, out.ctypes.data, None
+    code = self._library.mono_table_lookup(
+      self.handle, arrays.address(keys), keys.size, arrays.address(out), None
     )
+    library.check(code)
     return out
 
   def contains(self, ids: Any) -> np.ndarray:
-    """Returns which ids have a row, bool in the shape of `ids`."""
     keys = arrays.as_ids(ids)
     found = np.empty(keys.shape, np.bool_)
-    library.call("mono_table_contains", self.handle, keys.ctypes.data, keys.size, found.ctypes.data)
+    library.call(
+      "mono_table_contains", self.handle, arrays.address(keys), keys.size, arrays.address(found)
+    )
     return found
 
   def update(self, ids: Any, gradients: Any, *, now: int | None = None) -> None:
@@ -235,9 +224,9 @@ class HashTable:
     library.call(
       function,
       self.handle,
-      keys.ctypes.data,
+      arrays.address(keys),
       keys.size,
-      floats.ctypes.data,
+      arrays.address(floats),
       ctypes.byref(options),
     )
 
@@ -248,17 +237,16 @@ class HashTable:
     library.call(
       "mono_table_reinitialize",
       self.handle,
-      keys.ctypes.data,
+      arrays.address(keys),
       keys.size,
       int(time.time()),
-      existed.ctypes.data,
+      arrays.address(existed),
     )
     return existed == 1
 
   def erase(self, ids: Any) -> None:
-    """Removes the rows of ids, with their state; ids without a row are ignored."""
     keys = arrays.as_ids(ids)
-    library.call("mono_table_erase", self.handle, keys.ctypes.data, keys.size)
+    library.call("mono_table_erase", self.handle, arrays.address(keys), keys.size)
 
   def evict(self) -> int:
     """Removes rows that have expired against the newest update; returns how many.
@@ -270,7 +258,6 @@ class HashTable:
     return erased.value
 
   def clear(self) -> None:
-    """Removes all rows."""
     library.call("mono_table_clear", self.handle)
 
   def reserve(self, rows: int) -> None:
@@ -301,7 +288,6 @@ class HashTable:
       raise
 
   def size(self) -> int:
-    """Returns the number of rows."""
     rows = ctypes.c_int64()
     library.call("mono_table_size", self.handle, ctypes.byref(rows))
     return rows.value
@@ -315,39 +301,15 @@ class HashTable:
     """
     stats = library.Stats()
     library.call("mono_table_stats", self.handle, ctypes.byref(stats))
-    return {name: getattr(stats, name) for name, _ in library.Stats._fields_}
+    return {name: getattr(stats, name) for name, *_ in library.Stats._fields_}
 
-  def __contains__(self, key: Any) -> bool:
-    """Returns whether an id has a row: `7 in table`.
+  def _state(self) -> str:
+    return "closed" if self._handle is None else super()._state()
 
-    Raises:
-      TypeError, ValueError: `key` is no id, or several; `contains` takes those.
-    """
-    has_row = self.contains(key)
-    if has_row.ndim != 0:
-      raise TypeError(f"{key!r} are several ids: `in` asks for one, contains(ids) for many")
-    return bool(has_row)
-
-  def __len__(self) -> int:
-    """Returns the number of rows."""
-    return self.size()
-
-  def __bool__(self) -> bool:
-    """Returns true: an empty table is a table."""
-    return True
-
-  def __repr__(self) -> str:
-    name = "" if self._name is None else f", name={self._name!r}"
-    rows = "closed" if self._handle is None else f"with {len(self)} rows"
-    return f"HashTable(dim={self._dim}, optimizer={self._optimizer.kind!r}{name}) {rows}"
-
-  def items(self) -> tuple[np.ndarray, np.ndarray]:
-    """Returns all ids, int64 `[n]` in ascending order, and their vectors, float32 `[n, dim]`."""
-    ids, _, rows = self._rows()
-    return ids, rows
+  def _kind(self) -> str:
+    return self._optimizer.kind
 
   def _rows(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns ids in ascending order, their times, uint32, and their vectors."""
     pages: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
     failures: list[BaseException] = []
 
@@ -391,32 +353,8 @@ class HashTable:
       return 0
 
     sink = library.ENTRY_SINK(take)
-    library.call("mono_table_entries", self.handle, keys.ctypes.data, keys.size, sink, None)
+    library.call("mono_table_entries", self.handle, arrays.address(keys), keys.size, sink, None)
     return found
-
-  def to_arrow(self) -> Any:
-    """Returns all rows as a `pyarrow.Table`: `id`, `last_update` in seconds, and `vector`.
-
-    Raises:
-      ImportError: pyarrow is not installed.
-    """
-    import pyarrow
-
-    ids, times, rows = self._rows()
-    vectors = pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(rows.reshape(-1)), self._dim)
-    columns = [pyarrow.array(ids), pyarrow.array(times), vectors]
-    return pyarrow.table(columns, names=["id", "last_update", "vector"])
-
-  def to_pandas(self) -> Any:
-    """Returns all rows as a `pandas.DataFrame`: one column for each element, ids as its index.
-
-    Raises:
-      ImportError: pandas is not installed.
-    """
-    import pandas
-
-    ids, rows = self.items()
-    return pandas.DataFrame(rows, index=pandas.Index(ids, name="id"))
 
   def save(self, path: str | os.PathLike[str]) -> int:
     """Writes all rows that have not expired, with the state of their optimizers.
@@ -453,10 +391,16 @@ class HashTable:
       ValueError: there are no such files, or they hold rows of another dimension.
       OSError, TableError: the files cannot be read, or are damaged.
     """
-    loaded = ctypes.c_int64()
-    code = self._library.mono_table_load(self.handle, os.fsencode(path), ctypes.byref(loaded), None)
+    return self.load_state(path)[0]
+
+  def load_state(self, path: str | os.PathLike[str]) -> tuple[int, int]:
+    """Does what `load` does; returns also how many rows have begun with a new state."""
+    loaded, reset = ctypes.c_int64(), ctypes.c_int64()
+    code = self._library.mono_table_load(
+      self.handle, os.fsencode(path), ctypes.byref(loaded), ctypes.byref(reset)
+    )
     library.check(code, of_files=True)
-    return loaded.value
+    return loaded.value, reset.value
 
   def take_step(self) -> tuple[int, float]:
     """Counts a step; returns how many there were before, and the learning rate of this one."""
@@ -483,7 +427,7 @@ def lookup_many(lookups: Sequence[tuple[HashTable, Any, np.ndarray]]) -> None:
     arrays.check_out(out, keys.size, table.dim)
     alive.append(keys)
     jobs[i] = library.LookupJob(
-      table=table.handle.value, ids=keys.ctypes.data, n=keys.size, out=out.ctypes.data
+      table=table.handle.value, ids=arrays.address(keys), n=keys.size, out=arrays.address(out)
     )
   library.call("mono_table_lookup_many", jobs, len(lookups))
 
@@ -507,7 +451,10 @@ def update_many(updates: Sequence[tuple[HashTable, Any, Any]], *, now: int | Non
     floats = arrays.as_floats(gradients, "gradients", keys, table.dim)
     alive.append((keys, floats))
     jobs[i] = library.OptimizeJob(
-      table=table.handle.value, ids=keys.ctypes.data, n=keys.size, gradients=floats.ctypes.data
+      table=table.handle.value,
+      ids=arrays.address(keys),
+      n=keys.size,
+      gradients=arrays.address(floats),
     )
   for i, (table, _, _) in enumerate(updates):
     step, rate = table.take_step()

@@ -259,7 +259,7 @@ def config(
 ) -> _Config:
   """Returns a `MonoTableConfig`; it keeps alive what it points to."""
   c_segment = _Segment()
-  kinds = {
+  kinds: dict[str, Any] = {
     "optimizer": gpu_table.OPTIMIZERS,
     "initializer": gpu_table.INITIALIZERS,
     "compressor": gpu_table.COMPRESSORS,

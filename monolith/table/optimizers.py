@@ -13,6 +13,7 @@ import datetime
 import math
 import numbers
 import re
+from collections.abc import Iterable
 from typing import Any, Union
 
 from monolith.native_training import gpu_table
@@ -79,7 +80,7 @@ class Optimizer:
 
 # What runs as long as nothing else is said: Adam with Keras's and PyTorch's numbers.
 DEFAULT = Optimizer("adam", learning_rate=0.001, beta2=0.999, epsilon=1e-7, decay_by_step=True)
-_NAMED = {
+NAMED = {
   "adadelta": Optimizer("adadelta"),
   "adagrad": Optimizer("adagrad", learning_rate=0.001, initial_accumulator_value=1e-6),
   "adam": Optimizer("adam", epsilon=1e-7),
@@ -91,6 +92,8 @@ _NAMED = {
 }
 
 OptimizerLike = Union[str, Optimizer, Any]
+# What new rows begin with, by name.
+FIRST_VALUES = {"uniform": "random_uniform", "zeros": "zeros", "ones": "ones"}
 InitializerLike = Union[str, float, tuple, Any]
 Duration = Union[str, int, datetime.timedelta]
 
@@ -108,10 +111,10 @@ def find(value: OptimizerLike) -> Optimizer:
   if isinstance(value, Optimizer):
     return value
   if isinstance(value, str):
-    if value not in _NAMED:
-      raise ValueError(f"optimizer is {value!r}, want one of {sorted(_NAMED)} or an Optimizer")
-    return _NAMED[value]
-  proto = _proto_of(value, "optimizer", "OptimizerConfig", sorted(_NAMED))
+    if value not in NAMED:
+      raise _refusal("optimizer", value, NAMED)
+    return NAMED[value]
+  proto = _proto_of(value, "optimizer", "OptimizerConfig", NAMED)
   kind = proto.WhichOneof("type")
   member = getattr(proto, kind)
   found = {"stochastic_rounding_float16": proto.stochastic_rounding_float16}
@@ -134,10 +137,10 @@ def first_values(value: InitializerLike) -> dict[str, Any]:
     ValueError: no initializer has that name, or a number is not finite.
     TypeError: it is something else.
   """
-  names = {"uniform": "random_uniform", "zeros": "zeros", "ones": "ones"}
+  names = FIRST_VALUES
   if isinstance(value, str):
     if value not in names:
-      raise ValueError(f"initializer is {value!r}, want one of {sorted(names)} or a number")
+      raise _refusal("initializer", value, names)
     return {"initializer": names[value]}
   if isinstance(value, numbers.Real) and not isinstance(value, bool):
     if not math.isfinite(value):
@@ -148,7 +151,7 @@ def first_values(value: InitializerLike) -> dict[str, Any]:
     if not (math.isfinite(least) and math.isfinite(most) and least <= most):
       raise ValueError(f"initializer is {value!r}, want a pair of the least and the largest value")
     return {"initializer": "random_uniform", "minval": least, "maxval": most}
-  proto = _proto_of(value, "initializer", "InitializerConfig", sorted(names))
+  proto = _proto_of(value, "initializer", "InitializerConfig", names)
   kind = proto.WhichOneof("type")
   member = getattr(proto, kind)
   known = ("constant", "minval", "maxval")
@@ -160,16 +163,22 @@ def first_values(value: InitializerLike) -> dict[str, Any]:
   return {"initializer": kind, **found}
 
 
-def _proto_of(value: Any, what: str, message: str, names: list[str]) -> Any:
+def _proto_of(value: Any, what: str, message: str, names: Iterable[str]) -> Any:
   """Returns the message of an object of `monolith.entry`."""
   as_proto = getattr(value, "as_proto", None)
   proto = as_proto() if callable(as_proto) else None
   if proto is None or type(proto).__name__ != message:
-    raise TypeError(
-      f"{what} is {value!r} of type {type(value).__module__}.{type(value).__name__}, want one of "
-      f"{names}, or an object of monolith.table or monolith.entry"
-    )
+    raise _refusal(what, value, names)
   return proto
+
+
+def _refusal(what: str, value: Any, names: Iterable[str]) -> Exception:
+  """Returns what is raised where a value describes nothing."""
+  wanted = f"want one of {sorted(names)}, or an {what} of monolith.table or monolith.entry"
+  if isinstance(value, str):
+    return ValueError(f"{what} is {value!r}, {wanted}")
+  cls = type(value)
+  return TypeError(f"{what} is {value!r} of type {cls.__module__}.{cls.__name__}, {wanted}")
 
 
 def days(value: Duration | None) -> int | None:
@@ -209,9 +218,8 @@ def dimension(value: Any) -> int:
   Raises:
     ValueError: it is not a whole number of at least 1.
   """
-  if (
-    not isinstance(value, numbers.Integral) or isinstance(value, bool) or not 1 <= value < _MAX_DIM
-  ):
+  is_number = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+  if not is_number or not 1 <= value < _MAX_DIM:
     raise ValueError(f"dim is {value!r}, want a whole number of at least 1")
   return int(value)
 
@@ -222,9 +230,33 @@ def admission(value: Any) -> int:
   Raises:
     ValueError: it is not a whole number from 0 to 15.
   """
-  if not isinstance(value, numbers.Integral) or not 0 <= value <= MAX_ADMIT_AFTER:
+  if not isinstance(value, numbers.Integral) or not 0 <= int(value) <= MAX_ADMIT_AFTER:
     raise ValueError(f"admit_after is {value!r}, want a whole number from 0 to {MAX_ADMIT_AFTER}")
   return int(value)
+
+
+def capacity(value: Any) -> int:
+  """Returns how many ids without a row are counted.
+
+  Raises:
+    ValueError: it is not a whole number of at least 1.
+  """
+  if not isinstance(value, numbers.Integral) or value < 1:
+    raise ValueError(f"admit_capacity is {value!r}, want a whole number of at least 1")
+  return int(value)
+
+
+def rate(value: Any) -> Any:
+  """Returns a learning rate, a number or a function of the step.
+
+  Raises:
+    ValueError: the number is not finite.
+  """
+  if callable(value):
+    return value
+  if not math.isfinite(value):
+    raise ValueError(f"learning_rate is {value!r}, want a finite number")
+  return float(value)
 
 
 def segment(dim: int, optimizer: Optimizer, first: dict[str, Any]) -> Segment:

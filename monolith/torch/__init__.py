@@ -13,6 +13,7 @@
 | `EmbeddingBagCollection` | the bags of many features, with the call of TorchRec's |
 | `EmbeddingBagConfig` | one table of a collection, and the features that use it |
 | `KeyedJaggedTensor`, `KeyedTensor` | what a collection takes and gives, without TorchRec |
+| `JaggedTensor` | one feature of a `KeyedJaggedTensor` |
 | `LOCAL` | as `process_group`: every process has a table of its own |
 
 A table with an optimizer of its own steps in `backward()`. One without follows the optimizer of
@@ -21,7 +22,7 @@ loaded.
 """
 
 from monolith.torch.collection import EmbeddingBagCollection, EmbeddingBagConfig
-from monolith.torch.jagged import KeyedJaggedTensor, KeyedTensor
+from monolith.torch.jagged import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 from monolith.torch.modules import Embedding, EmbeddingBag
 from monolith.torch.ranks import LOCAL
 
@@ -31,6 +32,7 @@ __all__ = [
   "EmbeddingBag",
   "EmbeddingBagCollection",
   "EmbeddingBagConfig",
+  "JaggedTensor",
   "KeyedJaggedTensor",
   "KeyedTensor",
 ]

@@ -41,12 +41,36 @@ class EmbeddingBagConfig:
   seed: int = 0
 
 
+def _own_config(config: Any) -> EmbeddingBagConfig:
+  """Returns a configuration of ours or of TorchRec's as ours.
+
+  Raises:
+    ValueError: it asks for what there is not.
+  """
+  if isinstance(config, EmbeddingBagConfig):
+    return config
+  if getattr(config, "init_fn", None) is not None or getattr(config, "weight_init_min", None):
+    raise ValueError(
+      f"table {config.name!r} has first values of its own: write "
+      "monolith.torch.EmbeddingBagConfig(..., initializer=(-0.1, 0.1))"
+    )
+  return EmbeddingBagConfig(
+    config.name,
+    config.embedding_dim,
+    config.feature_names,
+    config.pooling,
+    config.num_embeddings,
+  )
+
+
 class EmbeddingBagCollection(torch.nn.Module):
   """Vectors of the bags of many features, looked up in all tables at once.
 
   Args:
-    tables: their configurations.
+    tables: their configurations, ours or TorchRec's own.
     device: where rows are, `"cpu"` or `"cuda"`.
+    is_weighted: each id has a weight, which a `KeyedJaggedTensor` has to bring; weights of others
+      are left out, as TorchRec does it. `None`: weights are taken where there are some.
     process_group: which ranks share the tables: by default all of `torch.distributed`, if that is
       initialized; `monolith.torch.LOCAL`: none.
 
@@ -59,18 +83,27 @@ class EmbeddingBagCollection(torch.nn.Module):
 
   def __init__(
     self,
-    tables: Sequence[EmbeddingBagConfig],
+    tables: Sequence[Any],
     device: Any = None,
     *,
+    is_weighted: bool | None = None,
     process_group: Any = None,
   ):
     super().__init__()
-    self._configs = tuple(tables)
+    self._weighted = is_weighted
+    self._configs = tuple(map(_own_config, tables))
     names = [config.name for config in self._configs]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
       raise ValueError(f"tables {twice} are there twice")
-    self._modes = [pooling.check_mode(config.pooling) for config in self._configs]
+    # What is pooled alike is pooled together: for each table which of these groups, for each group
+    # its way and its features, and for each feature its group and its number there.
+    alike = [(c.embedding_dim, pooling.check_mode(c.pooling)) for c in self._configs]
+    groups = list(dict.fromkeys(alike))
+    self._into = [groups.index(one) for one in alike]
+    self._modes = [mode for _, mode in groups]
+    self._names: list[list[str]] = [[] for _ in groups]
+    self._places: list[tuple[int, int]] = []
     self.tables = torch.nn.ModuleDict()
     for config in self._configs:
       if isinstance(config.feature_names, str) or not config.feature_names:
@@ -91,6 +124,10 @@ class EmbeddingBagCollection(torch.nn.Module):
         seed=config.seed,
         initial_capacity=max(1, config.num_embeddings or 1),
       )
+    for config, group in zip(self._configs, self._into):
+      for name in config.feature_names:
+        self._places.append((group, len(self._names[group])))
+        self._names[group].append(name)
     used = [name for config in self._configs for name in config.feature_names]
     # As TorchRec names a feature of several tables.
     self._keys = [
@@ -104,6 +141,10 @@ class EmbeddingBagCollection(torch.nn.Module):
   def embedding_bag_configs(self) -> tuple[EmbeddingBagConfig, ...]:
     """Returns the configurations of the tables."""
     return self._configs
+
+  def is_weighted(self) -> bool:
+    """Returns whether each id has to have a weight."""
+    return bool(self._weighted)
 
   def forward(self, features: Any) -> jagged.KeyedTensor:
     """Returns the pooled vectors of all features.
@@ -120,25 +161,47 @@ class EmbeddingBagCollection(torch.nn.Module):
       ValueError, TypeError: one is not as described.
     """
     bags = jagged.split(features, self._features)
+    if self._weighted and (bare := [name for name, one in bags.items() if one.weights is None]):
+      raise ValueError(f"features {bare} have no weights, which is_weighted=True asks for")
+    if self._weighted is False:
+      bags = {name: one._replace(weights=None) for name, one in bags.items()}
     keys = {name: rows.as_ids(one.ids, one.ids.device) for name, one in bags.items()}
+    tables: list[Any] = list(self.tables.values())
+    if self._is_plain(tables, bags):
+      sides = [[keys[name] for name in config.feature_names] for config in self._configs]
+      values = rows.look_up_side_by_side(tables, sides)
+      return jagged.KeyedTensor(self._keys, self._dims, values)
     ids = []
     for config in self._configs:
       parts = [keys[name] for name in config.feature_names]
       ids.append(parts[0] if len(parts) == 1 else torch.cat(parts))
-    found = rows.look_up(list(self.tables.values()), ids)
-    pooled = []
-    for config, mode, vectors in zip(self._configs, self._modes, found):
-      sizes = [len(keys[name]) for name in config.feature_names]
-      for name, part in zip(config.feature_names, vectors.split(sizes)):
-        pooled.append(pooling.pool(part, bags[name], mode))
-    return jagged.KeyedTensor(self._keys, self._dims, torch.cat(pooled, 1))
+    found = rows.look_up(tables, ids, self._into)
+    pooled = [
+      pooling.pool_many(vectors, [bags[name] for name in names], mode)
+      for vectors, names, mode in zip(found, self._names, self._modes)
+    ]
+    if len(pooled) == 1:
+      values = pooled[0].transpose(0, 1).reshape(-1, sum(self._dims))
+    else:
+      values = torch.cat([pooled[group][number] for group, number in self._places], 1)
+    return jagged.KeyedTensor(self._keys, self._dims, values)
+
+  def _is_plain(self, tables: Sequence[rows.RowTable], bags: dict[str, jagged.Bags]) -> bool:
+    """Tells whether vectors need no pooling, and can be written to where they belong."""
+    return (
+      len(self._modes) == 1
+      and rows.can_look_up_side_by_side(tables[0])
+      and all(one.offsets is None and one.weights is None for one in bags.values())
+    )
 
   def save(self, folder: str | os.PathLike[str]) -> None:
     """Writes each table's rows to `<folder>/<name>-00000-of-00001` and so on."""
-    for name, table in self.tables.items():
+    tables: dict[str, Any] = dict(self.tables.items())
+    for name, table in tables.items():
       table.save(pathlib.Path(folder) / name)
 
   def load(self, folder: str | os.PathLike[str]) -> None:
     """Replaces each table's rows by what `save` wrote; tables are replaced one after another."""
-    for name, table in self.tables.items():
+    tables: dict[str, Any] = dict(self.tables.items())
+    for name, table in tables.items():
       table.load(pathlib.Path(folder) / name)

@@ -6,10 +6,53 @@ offsets [ 0   1   3 3   4 ]
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
+
+
+class JaggedTensor:
+  """Ids of one feature, bag after bag: what a `KeyedJaggedTensor` has under a name.
+
+  Args:
+    values: ids `[n]`.
+    offsets: where each bag begins, and the last one ends, `[batch + 1]`.
+    weights: floats `[n]`, or `None`.
+  """
+
+  def __init__(
+    self, values: torch.Tensor, offsets: torch.Tensor, weights: torch.Tensor | None = None
+  ):
+    self._values, self._offsets, self._weights = values, offsets, weights
+
+  def values(self) -> torch.Tensor:
+    """Returns all ids."""
+    return self._values
+
+  def offsets(self) -> torch.Tensor:
+    """Returns where bags begin, and the last one ends."""
+    return self._offsets
+
+  def lengths(self) -> torch.Tensor:
+    """Returns how many ids bags have."""
+    return self._offsets.diff()
+
+  def weights_or_none(self) -> torch.Tensor | None:
+    """Returns a float for each id, or `None`."""
+    return self._weights
+
+  def weights(self) -> torch.Tensor:
+    """Returns a float for each id.
+
+    Raises:
+      ValueError: there are none.
+    """
+    return _given(self._weights)
+
+  def to_dense(self) -> list[torch.Tensor]:
+    """Returns the ids of each bag."""
+    return list(self._values.split(self.lengths().tolist()))
 
 
 class KeyedJaggedTensor:
@@ -82,6 +125,47 @@ class KeyedJaggedTensor:
     """Returns a float for each id, or `None`."""
     return self._weights
 
+  def weights(self) -> torch.Tensor:
+    """Returns a float for each id.
+
+    Raises:
+      ValueError: there are none.
+    """
+    return _given(self._weights)
+
+  def device(self) -> torch.device:
+    """Returns where the ids are."""
+    return self._values.device
+
+  def to(self, device: Any, non_blocking: bool = False) -> KeyedJaggedTensor:
+    """Returns the same on a device."""
+    return self._each(lambda one: one.to(device, non_blocking=non_blocking))
+
+  def pin_memory(self) -> KeyedJaggedTensor:
+    """Returns the same in memory from which a GPU copies without waiting."""
+    return self._each(lambda one: one.pin_memory())
+
+  def _each(self, change: Callable[[torch.Tensor], torch.Tensor]) -> KeyedJaggedTensor:
+    weights = None if self._weights is None else change(self._weights)
+    values, offsets = change(self._values), change(self._offsets)
+    return KeyedJaggedTensor(self._keys, values, weights, offsets=offsets)
+
+  def to_dict(self) -> dict[str, JaggedTensor]:
+    """Returns the ids of each feature."""
+    batch = self.stride()
+    found = {}
+    ends = self._offsets[:: max(1, batch)].tolist() if batch else [0] * (len(self._keys) + 1)
+    for i, key in enumerate(self._keys):
+      part = slice(ends[i], ends[i + 1])
+      offsets = self._offsets[i * batch : (i + 1) * batch + 1] - ends[i]
+      weights = None if self._weights is None else self._weights[part]
+      found[key] = JaggedTensor(self._values[part], offsets, weights)
+    return found
+
+  def __getitem__(self, key: str) -> JaggedTensor:
+    """Returns the ids of a feature."""
+    return self.to_dict()[key]
+
   def offsets(self) -> torch.Tensor:
     """Returns where bags begin, and the last one ends."""
     return self._offsets
@@ -126,6 +210,26 @@ class KeyedTensor:
   def __getitem__(self, key: str) -> torch.Tensor:
     """Returns the vectors of a feature, `[batch, dim]`."""
     return self.to_dict()[key]
+
+  @staticmethod
+  def regroup(
+    keyed_tensors: Sequence[KeyedTensor], groups: Sequence[Sequence[str]]
+  ) -> list[torch.Tensor]:
+    """Returns the vectors of each group of features side by side, `[batch, sum of lengths]`.
+
+    Raises:
+      KeyError: no tensor has a feature.
+    """
+    found: dict[str, torch.Tensor] = {}
+    for one in keyed_tensors:
+      found.update(one.to_dict())
+    return [torch.cat([found[key] for key in group], 1) for group in groups]
+
+
+def _given(weights: torch.Tensor | None) -> torch.Tensor:
+  if weights is None:
+    raise ValueError("there are no weights")
+  return weights
 
 
 class Bags(NamedTuple):
@@ -204,7 +308,8 @@ def _bags(name: str, value: Any) -> Bags:
   if value.is_nested:
     if value.layout != torch.jagged:
       raise TypeError(f"feature {name!r} is nested without layout=torch.jagged")
-    return Bags(value.values(), value.offsets(), None)
+    nested: Any = value
+    return Bags(nested.values(), nested.offsets(), None)
   if value.dim() == 1:
     return Bags(value, None, None)
   if value.dim() != 2:

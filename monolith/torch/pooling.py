@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -38,13 +39,69 @@ def pool(rows: torch.Tensor, bags: jagged.Bags, mode: str) -> torch.Tensor:
   Raises:
     ValueError: there are weights, and the mode is not `sum`; or offsets do not fit.
   """
+  _check_weights(bags, mode)
+  if bags.offsets is not None:
+    _check_offsets(bags.offsets, len(rows))
+  return _pool(rows, bags.offsets, bags.weights, mode)
+
+
+def pool_many(rows: torch.Tensor, bags: Sequence[jagged.Bags], mode: str) -> torch.Tensor:
+  """Does what `pool` does for several features, in as few operations as for one.
+
+  Args:
+    rows: float32 `[n, dim]`, the vectors of the ids of all `bags`, feature after feature.
+    bags: of as many examples each; all have weights, or none.
+    mode: one of `MODES`.
+
+  Returns:
+    float32 `[features, batch, dim]`.
+
+  Raises:
+    ValueError: as `pool`.
+  """
+  for one in bags:
+    _check_weights(one, mode)
+    if one.offsets is not None:
+      _check_offsets(one.offsets, len(one.ids))
+  offsets = None
+  if any(one.offsets is not None for one in bags):
+    offsets = _join_offsets(bags, rows.device)
+  weights = [one.weights for one in bags if one.weights is not None]
+  pooled = _pool(rows, offsets, torch.cat(weights) if weights else None, mode)
+  return pooled.view(len(bags), bags[0].batch, rows.shape[1])
+
+
+def _pool(
+  rows: torch.Tensor, offsets: torch.Tensor | None, weights: torch.Tensor | None, mode: str
+) -> torch.Tensor:
+  if offsets is None:
+    return rows if weights is None else rows * weights.to(rows.dtype)[:, None]
+  return _Pool.apply(rows, offsets.to(device=rows.device, dtype=torch.int64), weights, mode)
+
+
+def _join_offsets(bags: Sequence[jagged.Bags], device: torch.device) -> torch.Tensor:
+  """Returns where each bag of each feature begins among the ids of all, and the last one ends."""
+  ends = [0]
+  for one in bags:
+    ends.append(ends[-1] + len(one.ids))
+  places = torch.tensor(ends)
+  if device.type == "cuda":
+    # From pageable memory, a copy would wait for the GPU.
+    places = places.pin_memory().to(device, non_blocking=True)
+  one_each = torch.arange(bags[0].batch + 1, device=device)
+  offsets = torch.stack(
+    [
+      one_each if one.offsets is None else one.offsets.to(device=device, dtype=torch.int64)
+      for one in bags
+    ]
+  )
+  begins = offsets[:, :-1] + places[:-1, None]
+  return torch.cat([begins.reshape(-1), places[-1:]])
+
+
+def _check_weights(bags: jagged.Bags, mode: str) -> None:
   if bags.weights is not None and mode != "sum":
     raise ValueError(f"weights of ids work with pooling 'sum', not {mode!r}")
-  if bags.offsets is None:
-    return rows if bags.weights is None else rows * bags.weights.to(rows.dtype)[:, None]
-  _check_offsets(bags.offsets, len(rows))
-  offsets = bags.offsets.to(device=rows.device, dtype=torch.int64)
-  return _Pool.apply(rows, offsets, bags.weights, mode)
 
 
 def _check_offsets(offsets: torch.Tensor, n: int) -> None:
@@ -70,10 +127,10 @@ class _Pool(torch.autograd.Function):
       ctx.save_for_backward(offsets, factors, rows if ctx.weighted else None, None)
       return rows.new_zeros(batch, rows.shape[1])
     # With which of its vectors each element of a bag is the maximum.
-    pooled, _, _, largest = torch.embedding_bag(
+    pooled, _, _, places_of_largest = torch.embedding_bag(
       rows.detach(), places, offsets, False, MODES.index(mode), False, factors, True
     )
-    largest = largest[:batch] if mode == "max" else None
+    largest = places_of_largest[:batch] if mode == "max" else None
     ctx.save_for_backward(offsets, factors, rows if ctx.weighted else None, largest)
     return pooled[:batch]
 

@@ -8,6 +8,9 @@ parameters. All ranks must call a module equally often, forward and backward.
 
 from __future__ import annotations
 
+import glob
+import os
+import re
 from typing import Any
 
 import torch
@@ -34,6 +37,46 @@ def find_group(process_group: Any) -> Any:
     return None
   group = dist.group.WORLD if process_group is None else process_group
   return group if dist.get_world_size(group) > 1 else None
+
+
+def place(process_group: Any) -> tuple[int, int]:
+  """Returns this process's rank in a group, and how many there are: 0 of 1 where it is alone."""
+  group = find_group(process_group)
+  return (0, 1) if group is None else (dist.get_rank(group), dist.get_world_size(group))
+
+
+def path_of(path: str | os.PathLike[str], rank: int, size: int) -> str:
+  """Returns where a rank has its rows."""
+  text = os.fspath(path)
+  return text if size == 1 else f"{text}.rank_{rank:05d}_of_{size:05d}"
+
+
+def saved_by(path: str | os.PathLike[str]) -> int:
+  """Returns how many ranks have written a table.
+
+  Raises:
+    ValueError: there are no files, some of a rank are missing, or there are those of several
+      numbers of ranks.
+  """
+  text = os.fspath(path)
+  found: dict[int, set[int]] = {}
+  for name in glob.glob(f"{glob.escape(text)}*-?????-of-?????*"):
+    match = re.fullmatch(
+      r"(?:\.rank_(\d{5})_of_(\d{5}))?-\d{5}-of-\d{5}(?:-tmp-\d+)?", name[len(text) :]
+    )
+    if match:
+      found.setdefault(int(match[2] or 1), set()).add(int(match[1] or 0))
+  if len(found) != 1:
+    sizes = " and of ".join(map(str, sorted(found)))
+    raise ValueError(
+      f"{text} has files of {sizes} ranks: remove those that are not meant"
+      if found
+      else f"There are no files {text}-00000-of-00001 or {text}.rank_00000_of_00002-00000-of-00001"
+    )
+  ((size, there),) = found.items()
+  if missing := sorted(set(range(size)) - there):
+    raise ValueError(f"{text} has no files of rank {missing} of {size}")
+  return size
 
 
 class Exchange:

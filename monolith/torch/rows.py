@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import logging
 import os
@@ -9,11 +10,14 @@ import pathlib
 import sys
 import tempfile
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.optim.optimizer import (
+  register_optimizer_step_post_hook,
+  register_optimizer_step_pre_hook,
+)
 
 from monolith.table import optimizers
 from monolith.torch import following, ranks, storage
@@ -69,10 +73,11 @@ class RowTable(torch.nn.Module):
       first = optimizers.Optimizer("adam", beta2=0.999, epsilon=1e-7)
     self.learning_rate = first.learning_rate if learning_rate is None else float(learning_rate)
     self.storage = storage.make(self.dim, first, initializer, device, name=self.name, **options)
-    # Ids and gradients that wait for the optimizer of PyTorch.
-    self._arriving: list[tuple[torch.Tensor, torch.Tensor]] = []
+    # Ids and gradients that wait for the optimizer of PyTorch, and what stands for their sum.
+    self._arriving: list[tuple[int, torch.Tensor, torch.Tensor]] = []
     self._pending: list[tuple[torch.Tensor, torch.Tensor]] = []
     self._gradient: tuple[Any, int] = (None, 0)
+    self._stepped_by: Callable[[], Any] = lambda: None
     self._warned = False
     if self._follows:
       self.rows = torch.nn.Parameter(torch.empty(0, self.dim))
@@ -106,14 +111,11 @@ class RowTable(torch.nn.Module):
   def __getstate__(self) -> Any:
     raise TypeError("a table cannot be pickled: use state_dict(), or save and load")
 
-  def anchor(self) -> torch.Tensor:
-    """Returns what makes autograd come back to a lookup."""
-    return self.rows if self._follows else torch.empty(0, self.dim, requires_grad=True)
-
   def take_gradients(self, ids: torch.Tensor, gradients: torch.Tensor) -> bool:
     """Keeps gradients for the optimizer of PyTorch; returns false where the table has its own."""
     if self._follows:
-      self._arriving.append((ids, gradients))
+      # Copies: until the step, both may be buffers that others write.
+      self._arriving.append((_backward_pass(), ids.clone(), gradients.clone()))
     return self._follows
 
   def note_gradient(self) -> None:
@@ -122,9 +124,22 @@ class RowTable(torch.nn.Module):
     before, version = self._gradient
     # One more in-place addition to the same tensor: accumulation over several batches.
     is_sum = gradient is before and gradient is not None and gradient._version == version + 1
-    self._pending = [*(self._pending if is_sum else []), *self._arriving]
+    # A backward that failed, or that `torch.autograd.grad` ran, has left some behind, too.
+    now = _backward_pass()
+    arrived = [(ids, floats) for backward, ids, floats in self._arriving if backward == now]
+    self._pending = [*(self._pending if is_sum else []), *arrived]
     self._arriving = []
+    self._note_version()
+    # DistributedDataParallel writes gradients once more when backward is over.
+    _when_backward_is_over(self._note_version)
+
+  def _note_version(self) -> None:
+    gradient = self.rows.grad
     self._gradient = (gradient, 0 if gradient is None else gradient._version)
+
+  def check_follows(self, optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> None:
+    """Raises ValueError where rows cannot follow an optimizer."""
+    following.follow(optimizer, group, on_gpu=self.storage.device.type == "cuda")
 
   def take_pending(
     self, optimizer: torch.optim.Optimizer, group: dict[str, Any]
@@ -133,6 +148,12 @@ class RowTable(torch.nn.Module):
     if self.rows.grad is None:
       self._pending = []
     if not self._pending:
+      other = self._stepped_by()
+      if self.rows.grad is not None and other is not None and other is not optimizer:
+        raise ValueError(
+          f"Two optimizers, {type(other).__name__} and {type(optimizer).__name__}, have the rows "
+          f"of table {self.name!r}, which step once: give the parameter to one of them"
+        )
       return None
     followed = following.follow(optimizer, group, on_gpu=self.storage.device.type == "cuda")
     if followed.left_out and not self._warned:
@@ -145,8 +166,11 @@ class RowTable(torch.nn.Module):
       )
     if not following.same_rule(followed.optimizer, self.storage.optimizer):
       self.storage.configure(followed.optimizer)
-    ids, gradients = (torch.cat(parts) for parts in zip(*self._pending))
+    ids, gradients = (
+      parts[0] if len(parts) == 1 else torch.cat(parts) for parts in zip(*self._pending)
+    )
     self._pending = []
+    self._stepped_by = weakref.ref(optimizer)
     return self.storage, ids, gradients, followed.optimizer.learning_rate
 
   def assign(self, ids: Any, values: Any) -> None:
@@ -173,23 +197,42 @@ class RowTable(torch.nn.Module):
     """Removes rows that have expired, on this rank; returns how many."""
     return self.storage.evict()
 
-  def _path(self, path: str | os.PathLike[str]) -> str:
-    group = ranks.find_group(self.process_group)
-    if group is None:
-      return os.fspath(path)
-    rank, size = torch.distributed.get_rank(group), torch.distributed.get_world_size(group)
-    return f"{os.fspath(path)}.rank_{rank:05d}_of_{size:05d}"
-
   def save(self, path: str | os.PathLike[str]) -> int:
     """Writes the files of a table; returns the number of rows.
 
     Of several ranks each writes its own rows, to `<path>.rank_00000_of_00002` and so on.
     """
-    return self.storage.save(self._path(path))
+    return self.storage.save(ranks.path_of(path, *ranks.place(self.process_group)))
 
   def load(self, path: str | os.PathLike[str]) -> int:
-    """Replaces all rows by what `save` wrote, here or in TensorFlow; returns their number."""
-    return self.storage.load(self._path(path))
+    """Replaces all rows by what `save` wrote, here or in TensorFlow; returns their number.
+
+    Files of another number of ranks are read by every rank, which keeps the rows whose home it is.
+    There, a whole table has to fit into main memory for a moment.
+
+    Raises:
+      ValueError: files of a rank are missing, or there are those of several numbers of ranks.
+    """
+    rank, size = ranks.place(self.process_group)
+    saved = ranks.saved_by(path)
+    if self._follows:
+      found = storage.find_optimizer(
+        ranks.path_of(path, rank if saved == size else 0, saved), self.dim
+      )
+      if found is not None and found.kind != self.storage.optimizer.kind:
+        self._configure(found)
+    if saved == size:
+      return self.storage.load(ranks.path_of(path, rank, size))
+    return self.storage.load_homed(
+      [ranks.path_of(path, other, saved) for other in range(saved)],
+      lambda ids: ids % size == rank,
+    )
+
+  def _configure(self, optimizer: optimizers.Optimizer) -> None:
+    """Makes room for a state that the optimizer of PyTorch finds when it first steps."""
+    if self.storage.device.type == "cuda":
+      optimizer = dataclasses.replace(optimizer, decay_by_step=False)
+    self.storage.configure(optimizer)
 
   def get_extra_state(self) -> dict[str, Any]:
     """Returns all rows with their state, for `state_dict`."""
@@ -200,16 +243,39 @@ class RowTable(torch.nn.Module):
     records = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(
       0, dtype=torch.uint8
     )  # fmt: skip
-    return {"dim": self.dim, "optimizer": self.storage.optimizer.kind, "records": records}
+    rank, size = ranks.place(self.process_group)
+    return {
+      "dim": self.dim,
+      "optimizer": dataclasses.asdict(self.storage.optimizer),
+      "rank": rank,
+      "world_size": size,
+      "records": records,
+    }
 
   def set_extra_state(self, state: Any) -> None:
     """Takes what `get_extra_state` returned.
 
     Raises:
-      ValueError: it is of a table with another dim.
+      ValueError: it is of a table with another dim or optimizer, or of another rank.
     """
     if state["dim"] != self.dim:
       raise ValueError(f"rows of {self.name!r} have dim {state['dim']}, want {self.dim}")
+    saved, here = (state["rank"], state["world_size"]), ranks.place(self.process_group)
+    if saved != here:
+      raise ValueError(
+        f"rows of {self.name!r} are those of rank {saved[0]} of {saved[1]}, and this is rank "
+        f"{here[0]} of {here[1]}: give each rank its own state_dict, or use save() and load(), "
+        "which find the rows of any number of ranks"
+      )
+    optimizer = optimizers.Optimizer(**state["optimizer"])
+    if self._follows:
+      self._configure(optimizer)
+    elif optimizer.kind != self.storage.optimizer.kind:
+      raise ValueError(
+        f"rows of {self.name!r} have the state of optimizer {optimizer.kind!r}, and the table has "
+        f"{self.storage.optimizer.kind!r}: give it that optimizer, or use save() and load(), where "
+        "rows begin with a new state"
+      )
     with tempfile.TemporaryDirectory() as folder:
       with open(f"{folder}/rows-00000-of-00001", "wb") as file:
         file.write(state["records"].cpu().numpy().tobytes())
@@ -231,13 +297,33 @@ def table_of(parameter: Any) -> RowTable | None:
 def _follow_steps() -> None:
   """Lets every optimizer of the process step the tables of its parameters, too."""
   if not _hooks:
-    hook = register_optimizer_step_pre_hook(_before_step)
-    _hooks.append(hook)
+    _hooks.append(register_optimizer_step_pre_hook(_before_step))
+    _hooks.append(register_optimizer_step_post_hook(_after_step))
+
+
+def _has_closure(args: Any, kwargs: Any) -> bool:
+  # The first argument is the optimizer.
+  return (args[1] if len(args) > 1 else kwargs.get("closure")) is not None
 
 
 def _before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-  del args, kwargs
-  updates: dict[type, list[Any]] = {}
+  if not _has_closure(args, kwargs):
+    _step_followers(optimizer)
+    return
+  # Its gradients come while the optimizer steps. What cannot be followed is refused before.
+  for group in optimizer.param_groups:
+    for parameter in group["params"]:
+      if (table := table_of(parameter)) is not None:
+        table.check_follows(optimizer, group)
+
+
+def _after_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+  if _has_closure(args, kwargs):
+    _step_followers(optimizer)
+
+
+def _step_followers(optimizer: torch.optim.Optimizer) -> None:
+  updates: dict[Any, list[Any]] = {}
   for group in optimizer.param_groups:
     for parameter in group["params"]:
       table = table_of(parameter)
@@ -248,12 +334,25 @@ def _before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> No
     kind.update(some)
 
 
+def _backward_pass() -> int:
+  """Returns a number that the backward under way has and no other."""
+  return torch._C._current_graph_task_id()
+
+
+def _when_backward_is_over(function: Callable[[], None]) -> None:
+  """Calls a function after everything else that waits for the end of the backward under way."""
+  engine = torch.autograd.Variable._execution_engine
+  engine.queue_callback(lambda: engine.queue_callback(function))
+
+
 def as_ids(ids: Any, device: torch.device) -> torch.Tensor:
   """Returns ids as int64, contiguous, on a device, in their shape.
 
   Raises:
     TypeError: they are not integers, or uint64.
   """
+  if isinstance(ids, torch.Tensor) and ids.dtype is torch.int64 and ids.device == device:
+    return ids.contiguous()
   tensor = ids if isinstance(ids, torch.Tensor) else torch.as_tensor(ids)
   if tensor.numel() == 0 and not isinstance(ids, torch.Tensor):
     tensor = tensor.to(torch.int64)
@@ -262,7 +361,11 @@ def as_ids(ids: Any, device: torch.device) -> torch.Tensor:
   return tensor.detach().to(device=device, dtype=torch.int64).contiguous()
 
 
-def look_up(tables: Sequence[RowTable], ids: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+def look_up(
+  tables: Sequence[RowTable],
+  ids: Sequence[torch.Tensor],
+  into: Sequence[int] | None = None,
+) -> list[torch.Tensor]:
   """Returns the vectors of ids of several tables, such that gradients reach the tables.
 
   torch.compile breaks its graph here: tables are no tensors.
@@ -270,12 +373,14 @@ def look_up(tables: Sequence[RowTable], ids: Sequence[torch.Tensor]) -> list[tor
   Args:
     tables: none twice; all in main memory or all on one GPU, and of one group of ranks.
     ids: int64 `[n]` for each, on any device.
+    into: the number of the tensor that a table's vectors are to be in; tables that share one have
+      equal dims, and their vectors are one after the other. By default each has its own.
 
   Returns:
-    float32 `[n, dim]` for each, on the device of the ids.
+    float32 `[n, dim]` for each tensor, on the device of the ids.
   """
-  # Only a process that compiles has this module, and importing it takes seconds.
-  return (_outside_graphs() if "torch._dynamo" in sys.modules else _look_up)(tables, ids)
+  # Only a process that compiles has torch._dynamo, and importing it takes seconds.
+  return (_outside_graphs(_look_up) if _is_compiling() else _look_up)(tables, ids, into)
 
 
 _REASON = "monolith.torch looks rows up in a hash table outside the graph"
@@ -283,42 +388,189 @@ look_up._torchdynamo_disable = True  # type: ignore[attr-defined]
 look_up._torchdynamo_disable_msg = _REASON  # type: ignore[attr-defined]
 
 
+def _is_compiling() -> bool:
+  return "torch._dynamo" in sys.modules
+
+
 @functools.cache
-def _outside_graphs() -> Any:
-  return torch.compiler.disable(_look_up, reason=_REASON)
+def _outside_graphs(function: Any) -> Any:
+  return torch.compiler.disable(function, reason=_REASON)
 
 
-def _look_up(tables: Sequence[RowTable], ids: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+def _look_up(
+  tables: Sequence[RowTable], ids: Sequence[torch.Tensor], into: Sequence[int] | None
+) -> list[torch.Tensor]:
   if not tables:
     return []
+  places = list(range(len(tables))) if into is None else list(into)
   if not torch.is_grad_enabled():
-    return list(_forward(tables, ids)[0])
-  return list(_Rows.apply(tuple(tables), tuple(ids), *(table.anchor() for table in tables)))
+    return list(_forward(tables, ids, places)[0])
+  return list(_Rows.apply(tuple(tables), tuple(ids), places, *_anchors(tables)))
+
+
+def can_look_up_side_by_side(table: RowTable) -> bool:
+  """Tells whether `look_up_side_by_side` works: the rows are on a GPU, and all on this one."""
+  return isinstance(table.storage, storage.GpuStorage) and (
+    ranks.find_group(table.process_group) is None
+  )
+
+
+def look_up_side_by_side(
+  tables: Sequence[RowTable], ids: Sequence[Sequence[torch.Tensor]]
+) -> torch.Tensor:
+  """Returns one vector of each table for each example, such that gradients reach the tables.
+
+  The vectors are written to where they belong, so that nothing has to be put together afterwards.
+
+  Args:
+    tables: none twice, for which `can_look_up_side_by_side`; of equal dims.
+    ids: int64 `[batch]`, one or several for each table, on any device.
+
+  Returns:
+    float32 `[batch, dim for each of all ids]`, on the device of the ids.
+  """
+  look = _outside_graphs(_look_side_by_side) if _is_compiling() else _look_side_by_side
+  return look(tables, ids)
+
+
+look_up_side_by_side._torchdynamo_disable = True  # type: ignore[attr-defined]
+look_up_side_by_side._torchdynamo_disable_msg = _REASON  # type: ignore[attr-defined]
+
+
+def _look_side_by_side(
+  tables: Sequence[RowTable], ids: Sequence[Sequence[torch.Tensor]]
+) -> torch.Tensor:
+  device = tables[0].device_of_rows
+  keys = [[one.to(device) for one in some] for some in ids]
+  if torch.is_grad_enabled():
+    rows = _SideBySide.apply(tuple(tables), keys, *_anchors(tables))
+  else:
+    rows = _write_side_by_side(tables, keys)
+  return rows.to(ids[0][0].device)
+
+
+def _write_side_by_side(
+  tables: Sequence[RowTable], keys: Sequence[Sequence[torch.Tensor]]
+) -> torch.Tensor:
+  width = sum(table.dim * len(some) for table, some in zip(tables, keys))
+  rows = torch.empty(len(keys[0][0]), width, device=tables[0].device_of_rows)
+  lookups = [(table.storage, one) for table, some in zip(tables, keys) for one in some]
+  storage.GpuStorage.look_up_side_by_side(lookups, rows)
+  return rows
+
+
+def _anchors(tables: Sequence[RowTable]) -> list[torch.Tensor]:
+  """Returns what makes autograd come back to a lookup."""
+  anchors: list[torch.Tensor] = [table.rows for table in tables if table.follows]
+  if len(anchors) < len(tables):
+    # One for all tables with optimizers of their own.
+    anchors.append(torch.empty(0, requires_grad=True))
+  return anchors
+
+
+def _step(
+  tables: Sequence[RowTable],
+  keys: Sequence[torch.Tensor],
+  gradients: Sequence[torch.Tensor],
+) -> None:
+  """Steps the tables with optimizers of their own; the others keep their gradients."""
+  updates = [
+    (table.storage, ids, gradient, table.learning_rate)
+    for table, ids, gradient in zip(tables, keys, gradients)
+    if not table.take_gradients(ids, gradient)
+  ]
+  if updates:
+    type(updates[0][0]).update(updates)
+
+
+class _SideBySide(torch.autograd.Function):
+  """Vectors of several tables side by side; the way back is a step of the tables' optimizers."""
+
+  @staticmethod
+  def forward(ctx: Any, tables: Any, keys: Any, *anchors: torch.Tensor) -> torch.Tensor:
+    ctx.tables, ctx.counts = tables, [len(some) for some in keys]
+    # Autograd refuses ids that were overwritten since, as it does those of torch.nn.Embedding.
+    ctx.save_for_backward(*(one for some in keys for one in some))
+    ctx.anchors = [(anchor.shape, anchor.device) for anchor in anchors]
+    return _write_side_by_side(tables, keys)
+
+  @staticmethod
+  @torch.autograd.function.once_differentiable
+  def backward(ctx: Any, upstream: torch.Tensor) -> Any:
+    counts, dim = ctx.counts, ctx.tables[0].dim
+    saved = iter(ctx.saved_tensors)
+    # [features, batch, dim], so that a table's gradients have no gaps.
+    buffer = upstream.to(torch.float32).reshape(len(upstream), sum(counts), dim)
+    buffer = buffer.transpose(0, 1).contiguous()
+    gradients = [part.view(-1, dim) for part in buffer.split(counts)]
+    own = [[next(saved) for _ in range(count)] for count in counts]
+    keys = [some[0] if len(some) == 1 else torch.cat(some) for some in own]
+    _step(ctx.tables, keys, gradients)
+    return (None, None, *(torch.zeros(shape, device=where) for shape, where in ctx.anchors))
+
+
+class _Parts:
+  """Which part of which tensor the vectors of each table are.
+
+  Args:
+    sizes: how many vectors each table has.
+    into: the number of the tensor of each.
+  """
+
+  def __init__(self, sizes: Sequence[int], into: Sequence[int]):
+    self.sizes = list(sizes)
+    self.totals = [0] * (max(into) + 1)
+    self._at = []
+    for place, size in zip(into, sizes):
+      self._at.append((place, self.totals[place]))
+      self.totals[place] += size
+
+  def of(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Returns the part of each table."""
+    return [
+      tensors[place].narrow(0, begin, size) for (place, begin), size in zip(self._at, self.sizes)
+    ]
+
+  def join(self, parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Returns the tensors that these are the parts of."""
+    joined: list[list[torch.Tensor]] = [[] for _ in self.totals]
+    for (place, _), part in zip(self._at, parts):
+      joined[place].append(part)
+    return [some[0] if len(some) == 1 else torch.cat(some) for some in joined]
 
 
 def _forward(
-  tables: Sequence[RowTable], ids: Sequence[torch.Tensor]
-) -> tuple[list[torch.Tensor], Any, list[torch.Tensor]]:
+  tables: Sequence[RowTable], ids: Sequence[torch.Tensor], into: Sequence[int]
+) -> tuple[list[torch.Tensor], Any, list[torch.Tensor], _Parts]:
   """Returns vectors, the exchange between ranks or `None`, and the ids that live here."""
   device = tables[0].device_of_rows
   keys = [one.to(device) for one in ids]
+  parts = _Parts([len(one) for one in ids], into)
   group = ranks.find_group(tables[0].process_group)
   exchange = None
   if group is not None:
     exchange = ranks.Exchange(keys, [table.dim for table in tables], group)
     keys = exchange.home_ids
-  rows = type(tables[0].storage).look_up([(table.storage, one) for table, one in zip(tables, keys)])
+    places = _Parts([len(one) for one in keys], range(len(keys)))
+  else:
+    places = parts
+  dims = dict(zip(into if group is None else range(len(keys)), (table.dim for table in tables)))
+  rows = [torch.empty(n, dims[i], device=device) for i, n in enumerate(places.totals)]
+  lookups = zip((table.storage for table in tables), keys, places.of(rows))
+  type(tables[0].storage).look_up(list(lookups))
   if exchange is not None:
-    rows = exchange.send_rows(rows)
-  return [row.to(one.device) for row, one in zip(rows, ids)], exchange, keys
+    rows = parts.join(exchange.send_rows(rows))
+  return [row.to(ids[0].device) for row in rows], exchange, keys, parts
 
 
 class _Rows(torch.autograd.Function):
   """Vectors of ids; the way back is a step of the tables' optimizers."""
 
   @staticmethod
-  def forward(ctx: Any, tables: Any, ids: Any, *anchors: torch.Tensor) -> Any:
-    rows, ctx.exchange, ctx.keys = _forward(tables, ids)
+  def forward(ctx: Any, tables: Any, ids: Any, into: Any, *anchors: torch.Tensor) -> Any:
+    rows, ctx.exchange, keys, ctx.parts = _forward(tables, ids, into)
+    # Autograd refuses ids that were overwritten since, as it does those of torch.nn.Embedding.
+    ctx.save_for_backward(*keys)
     ctx.tables = tables
     ctx.anchors = [(anchor.shape, anchor.device) for anchor in anchors]
     return tuple(rows)
@@ -326,16 +578,13 @@ class _Rows(torch.autograd.Function):
   @staticmethod
   @torch.autograd.function.once_differentiable
   def backward(ctx: Any, *upstream: torch.Tensor) -> Any:
+    keys = ctx.saved_tensors
     device = ctx.tables[0].device_of_rows
-    gradients = [one.to(device=device, dtype=torch.float32).contiguous() for one in upstream]
+    gradients = ctx.parts.of(
+      [one.to(device=device, dtype=torch.float32).contiguous() for one in upstream]
+    )
     if ctx.exchange is not None:
       gradients = ctx.exchange.send_gradients(gradients)
-    updates = [
-      (table.storage, ids, gradient, table.learning_rate)
-      for table, ids, gradient in zip(ctx.tables, ctx.keys, gradients)
-      if not table.take_gradients(ids, gradient)
-    ]
-    if updates:
-      type(updates[0][0]).update(updates)
+    _step(ctx.tables, keys, gradients)
     anchors = [torch.zeros(shape, device=where) for shape, where in ctx.anchors]
-    return (None, None, *anchors)
+    return (None, None, None, *anchors)

@@ -9,11 +9,13 @@ import glob
 import os
 import pathlib
 import re
+import struct
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from monolith import table as tables
@@ -37,6 +39,10 @@ class HostStorage:
   def optimizer(self) -> optimizers.Optimizer:
     """What a step does to a row."""
     return self.table.optimizer
+
+  def stats(self) -> dict[str, int]:
+    """Returns what the table holds and has done."""
+    return self.table.stats()
 
   def configure(self, optimizer: optimizers.Optimizer) -> None:
     """Gives the rows another optimizer."""
@@ -66,14 +72,16 @@ class HostStorage:
     """Replaces all rows by those of files; returns their number."""
     return self.table.load(path)
 
+  def load_homed(self, paths: Sequence[str], is_home: Callable[[np.ndarray], np.ndarray]) -> int:
+    """Replaces all rows by those of several tables that have their home here."""
+    with tempfile.TemporaryDirectory() as folder, _join(self.table, paths, is_home, folder) as one:
+      one.save(f"{folder}/home")
+      return self.table.load(f"{folder}/home")
+
   @staticmethod
-  def look_up(lookups: Sequence[tuple[HostStorage, torch.Tensor]]) -> list[torch.Tensor]:
-    """Returns the vectors of each table's ids."""
-    rows = [torch.empty(ids.numel(), one.table.dim) for one, ids in lookups]
-    tables.lookup_many(
-      [(one.table, ids.numpy(), out.numpy()) for (one, ids), out in zip(lookups, rows)]
-    )
-    return rows
+  def look_up(lookups: Sequence[tuple[HostStorage, torch.Tensor, torch.Tensor]]) -> None:
+    """Writes the vectors of each table's ids into a tensor, `[n, dim]` without gaps."""
+    tables.lookup_many([(one.table, ids.numpy(), out.numpy()) for one, ids, out in lookups])
 
   @staticmethod
   def update(updates: Sequence[tuple[HostStorage, torch.Tensor, torch.Tensor, float]]) -> None:
@@ -100,14 +108,18 @@ class GpuStorage:
     seed: int = 0,
     initial_capacity: int = 1,
   ):
-    del admit_capacity, name
+    del admit_capacity
     if optimizers.admission(admit_after):
       raise ValueError(f"admit_after is {admit_after}, which works in main memory alone")
     index = device.index if device.index is not None else torch.cuda.current_device()
     self.device = torch.device("cuda", index)
     self._dim = dim
     self._first = optimizers.first_values(initializer)
-    self._options = {"seed": seed, "initial_capacity": initial_capacity}
+    self._options: dict[str, Any] = {
+      "seed": seed,
+      "initial_capacity": initial_capacity,
+      "name": name or "",
+    }
     if (days := optimizers.days(expire_after)) is not None:
       self._options["expire_days"] = days
     self._steps = 0
@@ -127,6 +139,10 @@ class GpuStorage:
     before, self._table = self._table, table
     before.close()
 
+  def stats(self) -> dict[str, int]:
+    """Returns what the table holds and has done; waits for the GPU."""
+    return self._table.stats()
+
   def configure(self, optimizer: optimizers.Optimizer) -> None:
     """Gives the rows another optimizer."""
     table = self._make(optimizer)
@@ -142,9 +158,13 @@ class GpuStorage:
     return len(self._table)
 
   def assign(self, ids: torch.Tensor, values: torch.Tensor) -> None:
-    """Overwrites vectors."""
-    _check_finite([(ids, values)])
+    """Overwrites vectors; waits for the GPU.
+
+    Raises:
+      ValueError: values are not finite; theirs were not written.
+    """
     self._table.assign(ids, values, req_time=int(time.time()), stream=_stream(self.device))
+    self._table.check()
 
   def erase(self, ids: torch.Tensor) -> None:
     """Removes rows."""
@@ -173,42 +193,67 @@ class GpuStorage:
 
   def load(self, path: str | os.PathLike[str]) -> int:
     """Replaces all rows by those of files; returns their number."""
-    files = files_of(path)
-    if glob.glob(f"{glob.escape(str(path))}-?????-of-?????-tmp-*"):
-      raise ValueError(
-        f"{path} was being saved when its process ended: load it into a table in main memory and "
-        "save that"
-      )
-    if not files or len(files) != int(files[0][-5:]):
-      raise ValueError(f"{path} has {len(files)} files, want all of <path>-00000-of-?????")
+    files = _complete(path)
     table = self._make(self.optimizer)
     with torch.cuda.device(self.device):
       loaded = table.load(files)
     self._replace(table)
     return loaded
 
+  def load_homed(self, paths: Sequence[str], is_home: Callable[[np.ndarray], np.ndarray]) -> int:
+    """Replaces all rows by those of several tables that have their home here."""
+    with tempfile.TemporaryDirectory() as folder:
+      with tables.HashTable(self._dim, self.optimizer) as like:
+        with _join(like, paths, is_home, folder) as one:
+          one.save(f"{folder}/home")
+      return self.load(f"{folder}/home")
+
   @staticmethod
-  def look_up(lookups: Sequence[tuple[GpuStorage, torch.Tensor]]) -> list[torch.Tensor]:
-    """Returns the vectors of each table's ids."""
+  def look_up(lookups: Sequence[tuple[GpuStorage, torch.Tensor, torch.Tensor]]) -> None:
+    """Writes the vectors of each table's ids into a tensor, `[n, dim]` without gaps."""
     device = lookups[0][0].device
     with torch.cuda.device(device):
-      rows = [torch.empty(ids.numel(), one._dim, device=device) for one, ids in lookups]
-      gpu_table.lookup_many(
-        [(one._table, ids, out) for (one, ids), out in zip(lookups, rows)], stream=_stream(device)
+      gpu_table.lookup_at(
+        [(one._table, ids.data_ptr(), ids.numel(), out.data_ptr()) for one, ids, out in lookups],
+        stream=_stream(device),
       )
-    return rows
+
+  @staticmethod
+  def look_up_side_by_side(
+    lookups: Sequence[tuple[GpuStorage, torch.Tensor]], out: torch.Tensor
+  ) -> None:
+    """Writes vectors of several tables side by side.
+
+    Args:
+      lookups: tables, which may come several times, and int64 `[batch]`.
+      out: float32 `[batch, sum of dims]`, without gaps.
+    """
+    device = lookups[0][0].device
+    address, places = out.data_ptr(), []
+    for one, ids in lookups:
+      places.append((one._table, ids.data_ptr(), len(ids), address))
+      address += 4 * one._dim
+    with torch.cuda.device(device):
+      gpu_table.lookup_at(places, row_stride=out.shape[1], stream=_stream(device))
 
   @staticmethod
   def update(updates: Sequence[tuple[GpuStorage, torch.Tensor, torch.Tensor, float]]) -> None:
-    """Takes a step of each table, with a learning rate."""
+    """Takes a step of each table, with a learning rate.
+
+    Raises:
+      ValueError: an earlier step had gradients that are not finite, which were not written.
+    """
     device = updates[0][0].device
     with torch.cuda.device(device):
-      _check_finite([(ids, gradients) for _, ids, gradients, _ in updates])
       # Tables that have taken another number of steps take theirs by themselves.
       for steps in sorted({one._steps for one, *_ in updates}):
         group = [update for update in updates if update[0]._steps == steps]
-        gpu_table.optimize_many(
-          [(one._table, ids, gradients, [rate]) for one, ids, gradients, rate in group],
+        gpu_table.optimize_at(
+          [
+            (one._table, ids.data_ptr(), ids.numel(), gradients.data_ptr())
+            for one, ids, gradients, _ in group
+          ],
+          [rate for *_, rate in group],
           global_step=steps,
           req_time=int(time.time()),
           stream=_stream(device),
@@ -234,6 +279,62 @@ def make(
   raise ValueError(f"device is {str(device)!r}, want 'cpu' or 'cuda'")
 
 
+# Optimizers that PyTorch's may be followed by and that keep a state for each row.
+_STATEFUL = ("adagrad", "adam", "momentum", "adadelta", "amsgrad")
+
+
+def find_optimizer(path: str | os.PathLike[str], dim: int) -> optimizers.Optimizer | None:
+  """Returns the optimizer whose state the first row of a file has; `None` if it has none."""
+  for name in files_of(path):
+    with open(name, "rb") as file, tempfile.TemporaryDirectory() as folder:
+      header = file.read(12)
+      if len(header) < 12:
+        continue
+      row = header + file.read(struct.unpack("<Q", header[:8])[0] + 4)
+      pathlib.Path(f"{folder}/row-00000-of-00001").write_bytes(row)
+      for kind in _STATEFUL:
+        optimizer = optimizers.Optimizer(kind, decay_by_step=kind == "adam")
+        with tables.HashTable(dim, optimizer) as table:
+          if table.load_state(f"{folder}/row")[1] == 0:
+            return optimizer
+    return None
+  return None
+
+
+def _complete(path: str | os.PathLike[str]) -> list[str]:
+  """Returns the files of a table.
+
+  Raises:
+    ValueError: they are not complete.
+  """
+  files = files_of(path)
+  if glob.glob(f"{glob.escape(str(path))}-?????-of-?????-tmp-*"):
+    raise ValueError(
+      f"{path} was being saved when its process ended: load it into a table in main memory and "
+      "save that"
+    )
+  if not files or len(files) != int(files[0][-5:]):
+    raise ValueError(f"{path} has {len(files)} files, want all of <path>-00000-of-?????")
+  return files
+
+
+def _join(
+  like: tables.HashTable,
+  paths: Sequence[str],
+  is_home: Callable[[np.ndarray], np.ndarray],
+  folder: str,
+) -> tables.HashTable:
+  """Returns a table with those rows of several others that have their home here."""
+  files = [pathlib.Path(file).resolve() for path in paths for file in _complete(path)]
+  for i, file in enumerate(files):
+    os.symlink(file, f"{folder}/all-{i:05d}-of-{len(files):05d}")
+  joined = tables.HashTable(like.dim, like.optimizer)
+  joined.load(f"{folder}/all")
+  ids, _ = joined.items()
+  joined.erase(ids[~is_home(ids)])
+  return joined
+
+
 def _stream(device: torch.device) -> int:
   return torch.cuda.current_stream(device).cuda_stream
 
@@ -242,21 +343,3 @@ def files_of(path: str | os.PathLike[str]) -> list[str]:
   """Returns the files `<path>-ddddd-of-ddddd`, in order."""
   found = sorted(glob.glob(f"{glob.escape(str(path))}-?????-of-?????"))
   return [name for name in found if re.search(r"-\d{5}-of-\d{5}$", name)]
-
-
-def _check_finite(batches: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
-  """Refuses what is not finite, as main memory does; waits for the GPU.
-
-  Raises:
-    ValueError: a row is not finite; its id is named and nothing has changed.
-  """
-  setting = os.environ.get("MONOLITH_BAD_GRADIENTS", "stop")
-  if setting == "ignore":
-    return
-  if setting != "stop":
-    raise ValueError(f"MONOLITH_BAD_GRADIENTS is {setting!r}, want stop or ignore on a GPU")
-  if bool(torch.stack([values.isfinite().all() for _, values in batches]).all()):
-    return
-  bad = [ids[~values.isfinite().all(1)] for ids, values in batches]
-  first = torch.cat(bad)[:5].tolist()
-  raise ValueError(f"gradients with NaN or infinity were not written: ids {first}")

@@ -16,6 +16,7 @@ from unittest import mock
 import numpy as np
 
 from monolith import table as tables
+from monolith.table import arrays
 
 _LEAST, _MOST = -(2**63), 2**63 - 1
 
@@ -85,6 +86,68 @@ class RowsTest(unittest.TestCase):
     out = np.empty([1, 2], np.float32)
     self.assertIs(table.lookup(np.array([2], ">i8"), out=out), out)
     self.assertEqual(out.tolist(), [[-2, -3]])
+
+  def test_arrays_of_others_are_read_where_they_lie(self):
+    class Shared:
+      """Has DLPack and nothing else."""
+
+      def __init__(self, values):
+        self.values = values
+
+      def __dlpack__(self, **options):
+        return self.values.__dlpack__(**options)
+
+      def __dlpack_device__(self):
+        return self.values.__dlpack_device__()
+
+    values = np.array([3, 2**62])
+    self.assertTrue(np.shares_memory(arrays.as_ids(Shared(values)), values))
+    self.assertTrue(np.shares_memory(arrays.as_ids(memoryview(values)), values))
+    floats = np.ones([2, 4], np.float32)
+    given = arrays.as_floats(Shared(floats), "values", values, 4)
+    self.assertTrue(np.shares_memory(given, floats))
+    rows = _sgd().lookup(values)
+    self.assertTrue(np.shares_memory(np.from_dlpack(rows), rows))
+
+  def test_calls_give_the_gil_away(self):
+    # One thread waits in the engine until another, in the midst of a call, has run some Python. If
+    # it kept the GIL meanwhile, neither would go on.
+    program = """
+import threading, time
+from monolith import table as tables
+from monolith.table import library
+
+table = tables.HashTable(2, "sgd", "zeros")
+table.assign([1], [[1, 2]])
+inside = threading.Event()
+steps = []
+
+def take(*_):
+  inside.set()
+  configure.start()
+  while "configure" not in steps:
+    time.sleep(0.01)
+  for i in range(20):
+    time.sleep(0.01)
+    steps.append(i)
+  return 0
+
+def wait():
+  inside.wait()
+  steps.append("configure")
+  table.configure("adagrad")  # waits for the call that has called `take`
+  steps.append("configured")
+
+configure = threading.Thread(target=wait)
+sink = library.ROW_SINK(take)
+library.call("mono_table_rows", table.handle, sink, None)
+configure.join()
+print(steps == ["configure", *range(20), "configured"])
+"""
+    done = subprocess.run(
+      [sys.executable, "-c", program], capture_output=True, text=True, timeout=120
+    )
+    self.assertEqual(done.stdout, "True\n", done.stderr)
 
   def test_wrong_ids_and_values_are_named(self):
     table = _sgd()
@@ -156,6 +219,16 @@ class RowsTest(unittest.TestCase):
     self.assertEqual(table.lookup([1]).tolist(), [[0]])
     table.clear()
     self.assertEqual(len(table), 0)
+
+  def test_more_rows_than_can_be_numbered_are_refused(self):
+    with tables.HashTable(4) as table:
+      for rows in (1 << 32, 1 << 62, -1):
+        with self.assertRaisesRegex(ValueError, f"capacity is {rows}, want 0 to 4294967294 rows"):
+          table.reserve(rows)
+      table.reserve(1000)
+      table.assign([1], [[1, 2, 3, 4]])
+
+      self.assertEqual(len(table), 1)
 
   def test_rows_expire(self):
     table = _sgd(1, expire_after="1d")

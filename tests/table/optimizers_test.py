@@ -17,7 +17,7 @@ from monolith.table import optimizers
 
 class OptimizersTest(unittest.TestCase):
   def test_a_name_has_the_numbers_that_it_has_in_tensorflow(self):
-    for name in settings._OPTIMIZERS:
+    for name in optimizers.NAMED:
       self._check_same(optimizers.find(name), settings.optimizer(name))
     self._check_same(optimizers.DEFAULT, following.default_optimizer())
 
@@ -84,6 +84,12 @@ class OptimizersTest(unittest.TestCase):
     ours.update(ids[:99], np.ones([99, 4]))
     theirs.update(ids[:99], tf.ones([99, 4]))
     np.testing.assert_array_equal(ours.items()[1], theirs.items()[1])
+
+  def test_numbers_are_those_of_a_segment(self):
+    segment = {field.name: field.default for field in dataclasses.fields(optimizers.Segment)}
+    for field in dataclasses.fields(optimizers.Optimizer):
+      if field.name not in ("kind", "learning_rate"):
+        self.assertEqual(field.default, segment[field.name], field.name)
 
   def test_initializers(self):
     for given, expected in (

@@ -41,6 +41,59 @@ class GpuTest(modules_test.ModulesTest):
     torch.cuda.synchronize()
     self.assertTrue(bool((rows == -1).all()))
 
+  def test_collections_in_both_memories_learn_the_same(self):
+    generator = torch.Generator().manual_seed(3)
+    plain = {f"f{i}": torch.randint(-50, 50, (64,), generator=generator) for i in range(4)}
+    bags = {**plain, "f1": torch.randint(-50, 50, (64, 3), generator=generator)}
+    for features in (plain, bags):
+      results = []
+      for device in ("cpu", "cuda"):
+        collection = mt.EmbeddingBagCollection(
+          [
+            mt.EmbeddingBagConfig(f"t{i}", 8, names, optimizer="adagrad", initializer=0.5)
+            for i, names in enumerate((["f0", "f1"], ["f2"], ["f3", "f0"]))
+          ],
+          device=device,
+        )
+        own = {name: ids.to(device) for name, ids in features.items()}
+        factors = torch.arange(64 * 40.0, device=device).reshape(64, 40) / 1000
+        for _ in range(5):
+          ((collection(own).values() - 1).square() * factors).sum().backward()
+        results.append(collection(own).values().detach().cpu())
+      torch.testing.assert_close(*results, rtol=1e-4, atol=1e-5)
+
+  def test_a_step_does_not_wait_for_the_gpu(self):
+    collection = mt.EmbeddingBagCollection(
+      [mt.EmbeddingBagConfig(f"t{i}", 8, [f"f{i}"], optimizer="sgd") for i in range(3)],
+      device="cuda",
+    )
+    plain = {f"f{i}": torch.arange(100, device="cuda") for i in range(3)}
+    offsets = torch.arange(101, device="cuda")
+    for features in (plain, {**plain, "f1": (plain["f1"], offsets)}):
+      torch.cuda.set_sync_debug_mode("error")
+      try:
+        collection(features).values().sum().backward()
+      finally:
+        torch.cuda.set_sync_debug_mode("default")
+    self.assertEqual([len(table) for table in collection.tables.values()], [100] * 3)
+
+  def test_known_ids_never_wait_for_the_gpu(self):
+    collection = mt.EmbeddingBagCollection(
+      [mt.EmbeddingBagConfig(f"t{i}", 8, [f"f{i}"], optimizer="sgd") for i in range(3)],
+      device="cuda",
+    )
+    features = {f"f{i}": torch.arange(1000, device="cuda") for i in range(3)}
+
+    def waits():
+      return [table.storage.stats()["waits"] for table in collection.tables.values()]
+
+    for _ in range(5):
+      collection(features).values().sum().backward()
+    before = waits()
+    for _ in range(20):
+      collection(features).values().sum().backward()
+    self.assertEqual(waits(), before)
+
   def test_both_memories_learn_the_same(self):
     rows = []
     for device in ("cpu", "cuda"):

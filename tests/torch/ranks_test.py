@@ -70,6 +70,11 @@ def _train(rank, folder, follows):
     same = torch.equal(other(_batch(0, 1 - rank)).values(),
                        model.module.tables(_batch(0, 1 - rank)).values())  # fmt: skip
   assert same
+  _check_states(rank, folder, model.module.tables, options)
+  if not follows:
+    # Rows that one process has saved go home.
+    other.load(f"{folder}/alone")
+    assert sorted(_rows(other.tables["a"])) == list(range(-20 + rank, 20, _RANKS))
   # Tables of their own, though there are ranks.
   own = _collection(mt.LOCAL)
   if rank == 0:
@@ -78,14 +83,43 @@ def _train(rank, folder, follows):
   dist.destroy_process_group()
 
 
+def _check_states(rank, folder, tables, options):
+  torch.save(tables.state_dict(), f"{folder}/state_{rank}")
+  dist.barrier()
+  other = _collection(**options)
+  other.load_state_dict(torch.load(f"{folder}/state_{rank}"))
+  assert _rows(other.tables["a"]) == _rows(tables.tables["a"])
+  try:
+    other.load_state_dict(torch.load(f"{folder}/state_{1 - rank}"))
+  except (RuntimeError, ValueError) as error:
+    assert f"rank {1 - rank} of 2, and this is rank {rank} of 2" in str(error), error
+  else:
+    raise AssertionError("rows of another rank were taken")
+
+
 class RanksTest(unittest.TestCase):
   def test_rows_are_those_of_one_process_and_have_one_home(self):
     for follows in (False, True):
       with self.subTest(follows=follows):
         folder = pathlib.Path(os.environ["TEST_TMPDIR"]) / str(follows)
         folder.mkdir()
+        before = _collection()
+        for name, table in before.tables.items():
+          table.assign(torch.arange(-20, 20), torch.ones(40, table.dim))
+          table.save(folder / "alone" / name)
         processes.spawn(_train, (str(folder), follows), nprocs=_RANKS)
         shards = [torch.load(folder / f"rows_{rank}") for rank in range(_RANKS)]
+
+        # One process takes the rows of both ranks.
+        after = _collection()
+        after.load(folder / "saved")
+        for name, table in after.tables.items():
+          self.assertEqual(_rows(table), {**shards[0][name], **shards[1][name]})
+        with self.assertRaisesRegex((RuntimeError, ValueError), "rank 0 of 2, and this is rank 0"):
+          after.load_state_dict(torch.load(folder / "state_0"))
+        (folder / "saved" / "a.rank_00001_of_00002-00000-of-00001").unlink()
+        with self.assertRaisesRegex(ValueError, r"no files of rank \[1\] of 2"):
+          after.load(folder / "saved")
 
         alone = _Model()
         sgd = torch.optim.SGD(alone.dense.parameters(), lr=0.5)

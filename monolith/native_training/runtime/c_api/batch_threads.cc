@@ -7,7 +7,6 @@
 #include <atomic>
 #include <memory>
 #include <mutex>
-#include <new>
 #include <thread>
 
 #include "monolith/native_training/runtime/concurrency/thread_pool.h"
@@ -26,13 +25,18 @@ struct State {
   std::unique_ptr<ThreadPool> pool;
 };
 
-// Never destroyed: batches may run while the process ends.
-State* state = new State;
+// Returns what is never destroyed: batches may run while the process ends.
+template <typename T>
+T* MakeForever() {
+  return std::make_unique<T>().release();
+}
+
+State* state = MakeForever<State>();
 
 // Threads do not survive a fork, and the parent may have held the lock: the child begins anew.
 void AfterFork() {
   const int64_t wanted = state->wanted.load();
-  state = new State;
+  state = MakeForever<State>();
   state->wanted.store(wanted);
 }
 
@@ -54,7 +58,7 @@ int64_t Wanted() {
 BatchThreads* BatchThreads::Get() {
   static BatchThreads* const kThreads = [] {
     pthread_atfork(nullptr, nullptr, &AfterFork);
-    return new BatchThreads;
+    return MakeForever<BatchThreads>();
   }();
   return kThreads;
 }

@@ -13,6 +13,7 @@ namespace engine {
 // alone. A forked child starts threads of its own.
 class BatchThreads final : public ParallelRunner {
  public:
+  // All of them are one: the threads are the process's.
   static BatchThreads* Get();
 
   // At most this many, the calling one included; 0: as many as this process may run on. Holds from
@@ -21,9 +22,6 @@ class BatchThreads final : public ParallelRunner {
 
   int NumThreads() const override;
   void RunSteps(int64_t max_threads, int64_t cost, const SharedWork::Step& step) const override;
-
- private:
-  BatchThreads() = default;
 };
 
 }  // namespace engine
