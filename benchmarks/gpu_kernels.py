@@ -25,7 +25,7 @@ import gpu_ops  # noqa: E402
 import native_build  # noqa: E402
 import numpy as np  # noqa: E402
 
-# Which source a number changes, which kernels to measure, and the numbers to try.
+# The source that a number changes, the kernels to measure, and the numbers to try.
 _VARIANTS = (
   ("SEGMENT_ROWS", "segment.cu", (gpu_ops.segment_sum,), (2, 4, 8)),
   ("SEGMENT_EXAMPLES", "segment.cu", (gpu_ops.segment_sum,), (2, 8)),

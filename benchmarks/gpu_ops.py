@@ -491,7 +491,7 @@ def _layout(gpu: Gpu, grad: bool, hot: float = 0.0, widths: tuple[int, ...] = (1
       _i64(size),
     )
     moved = 8 * num_ids + 4 * int(dim_of.sum()) + 4 * size
-    # Of each id where its gradient is, is noted and read again; keys are set before.
+    # The place of each id's gradient is noted and read again; keys are set before.
     beside = 0
     if len(widths) == 1:
       beside = _sort_bytes(num_ids, size // widths[0], widths[0]) + 12 * num_ids

@@ -4,6 +4,7 @@
 //
 //   gpu_table check [first] [last]       random calls on both tables (configurations by number)
 //   gpu_table check-skewed [first] [last]  the same with ids that come often
+//   gpu_table check-bad [first] [last]   the same with rows that are not finite
 //   gpu_table bench DIM ROWS [adagrad|sgd]
 //   gpu_table insert DIM ROWS            from empty, growth included; every id is found again
 //   gpu_table properties [ROWS]          many tables, determinism, out of memory, growth to ROWS
@@ -80,6 +81,26 @@ int CheckSkewed(int first, int last) {
   return failed == 0 ? 0 : 1;
 }
 
+// The same for batches with rows that are not finite.
+int CheckBad(int first, int last) {
+  int failed = 0;
+  const TableTuning measured = Tuning();
+  for (int number = first; number < last; ++number) {
+    for (const TableTuning& tuning :
+         Tunings(number < kDifferentialConfigs ? number : (number - kDifferentialConfigs) % 28)) {
+      Tuning() = tuning;
+      Differential differential(BadRowsConfig(number), BadRowsOptions(number));
+      const std::string error = differential.Run();
+      Tuning() = measured;
+      if (error.empty()) continue;
+      std::printf("configuration %d with bad rows: %s\n", number, error.c_str());
+      ++failed;
+    }
+  }
+  std::printf("check-bad: %d configurations, %d failed\n", last - first, failed);
+  return failed == 0 ? 0 : 1;
+}
+
 int Properties(int64_t rows) {
   int failed = 0;
   const auto report = [&failed](const char* what, const std::string& error) {
@@ -90,6 +111,7 @@ int Properties(int64_t rows) {
   report("many tables", ManyTablesEqualSingleOnes());
   report("many tables, out of memory", ManyTablesChangeTogetherOrNotAtAll());
   report("sums", SumsDependOnTheIdAlone());
+  report("refusal", TellsWhatItRefuses());
   report("admission by chance", LetsInByChance());
   report("determinism", SameCallsGiveTheSameTable(Sized(3000, 300), Sized(20, 7)));
   if (rows > 1000000) report("determinism, large batches", SameCallsGiveTheSameTable(600000, 12));
@@ -396,7 +418,7 @@ int Tables(int64_t count) {
   std::vector<MonoGpuOptimizeJob> updates;
   for (int64_t t = 0; t < count; ++t) {
     const int64_t* const some = ids.data() + t * 31 % (kRows - kIds);
-    lookups.push_back({tables[t].get(), some, kIds, out.data() + t * kIds * kDim, nullptr});
+    lookups.push_back({tables[t].get(), some, kIds, out.data() + t * kIds * kDim, nullptr, 0});
     updates.push_back({tables[t].get(), some, kIds, gradients.data(), &options});
   }
   Row("lookup, one call", count * kIds,
@@ -640,6 +662,9 @@ int Main(int argc, char** argv) {
   if (mode == "check-skewed") {
     return CheckSkewed(static_cast<int>(number(2, 0)), static_cast<int>(number(3, kSkewedConfigs)));
   }
+  if (mode == "check-bad") {
+    return CheckBad(static_cast<int>(number(2, 0)), static_cast<int>(number(3, kBadRowsConfigs)));
+  }
   if (mode == "properties") return Properties(number(2, 200000));
 #if defined(__CUDACC__)
   if (mode == "bench") {
@@ -655,7 +680,8 @@ int Main(int argc, char** argv) {
   if (mode == "streams") return Streams();
 #endif
   std::printf(
-      "usage: gpu_table check | check-skewed | properties | streams | adversarial | bench DIM ROWS "
+      "usage: gpu_table check | check-skewed | check-bad | properties | streams | adversarial | "
+      "bench DIM ROWS "
       "[sgd] | "
       "insert DIM ROWS | variants DIM ROWS | tables COUNT | "
       "skewed DIM [IDS [once]]\n");

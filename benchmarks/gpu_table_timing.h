@@ -1,4 +1,4 @@
-// What the benchmark of GPU tables measures with: ids, batches, times.
+// Ids, batches and times for the benchmark of GPU tables.
 #ifndef MONOLITH_BENCHMARKS_GPU_TABLE_TIMING_H_
 #define MONOLITH_BENCHMARKS_GPU_TABLE_TIMING_H_
 

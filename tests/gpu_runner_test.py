@@ -16,7 +16,8 @@ from absl.testing import flagsaver
 from monolith import gpu_runner
 from monolith.core import model_registry
 from monolith.native_training import graph_estimator
-from tests import horovod_processes
+from monolith.native_training.settings import rank_environment
+from tests import rank_processes
 from tests.gpu_runner_testing import LEARNING_RATE, LINEAR, RANKS, LinearTask
 from tests.tpu_runner_testing import read_scalars
 
@@ -199,6 +200,7 @@ class ImportTest(unittest.TestCase):
     )
     self.assertEqual(process.returncode, 0, process.stdout)
 
+  @unittest.skipUnless(hasattr(tf, "estimator"), "TPUEstimator ended with TensorFlow 2.15")
   def test_both_runners_in_either_order(self):
     for first, second in (("tpu_runner", "gpu_runner"), ("gpu_runner", "tpu_runner")):
       self._run(
@@ -271,7 +273,7 @@ class HorovodTest(RunnerTestCase):
 
   def setUp(self):
     super().setUp()
-    horovod_processes.require_horovod()
+    rank_processes.require_engine(rank_environment.HOROVOD)
 
   def _run(self, mode):
     command = [
@@ -282,7 +284,7 @@ class HorovodTest(RunnerTestCase):
       f"--mode={mode}",
       "--save_checkpoints_steps=3",
     ]
-    with horovod_processes.HorovodProcesses(2, command) as ranks:
+    with rank_processes.RankProcesses(2, command, rank_environment.HOROVOD) as ranks:
       self.assertEqual(ranks.wait(_TIMEOUT_SECS), [0, 0], ranks.report())
       return [ranks.output(rank) for rank in range(2)]
 

@@ -46,8 +46,11 @@ INITIALIZERS = {"zeros": 2, "ones": 3, "constants": 4, "random_uniform": 5}
 COMPRESSORS = {None: 0, "fp32": 2, "fp16": 3, "fixed_r8": 4, "one_bit": 5}
 _DUPLICATES = {"none": 0, "steps": 1, "sum": 2}
 _SHARDS = 64
+_NOT_FINITE = {"stop": 0, "skip": 1, "ignore": 2}
+_VERSION = 2
 _INVALID_ARGUMENT = 1
 _OUT_OF_MEMORY = 3
+_REFUSED = 6
 
 
 class GpuTableError(RuntimeError):
@@ -144,6 +147,7 @@ class _Config(ctypes.Structure):
     ("expire_slots", ctypes.POINTER(ctypes.c_uint32)),
     ("expire_days", ctypes.POINTER(ctypes.c_uint32)),
     ("num_expire_slots", ctypes.c_int64),
+    ("name", ctypes.c_char_p),
   ]
 
 
@@ -154,7 +158,7 @@ class _WriteOptions(ctypes.Structure):
     ("learning_rates", ctypes.POINTER(ctypes.c_float)),
     ("num_learning_rates", ctypes.c_int64),
     ("duplicates", ctypes.c_int32),
-    ("reserved", ctypes.c_int32),
+    ("not_finite", ctypes.c_int32),
     ("filter", ctypes.c_void_p),
     ("filter_context", ctypes.c_void_p),
     ("chance_filter", ctypes.c_void_p),
@@ -168,6 +172,7 @@ class _LookupJob(ctypes.Structure):
     ("n", ctypes.c_int64),
     ("out", ctypes.c_void_p),
     ("found", ctypes.c_void_p),
+    ("out_stride", ctypes.c_int64),
   ]
 
 
@@ -218,6 +223,9 @@ def _load_library() -> ctypes.CDLL:
     raise GpuTableError(
       f"GPU tables need libmonolith_cuda.so, which is built where nvcc is found (make gpu): {error}"
     ) from error
+  version = library.mono_gpu_version()
+  if version != _VERSION:
+    raise GpuTableError(f"{path} has version {version}, want {_VERSION}: run `make gpu` again")
   library.mono_gpu_last_error.restype = ctypes.c_char_p
   library.mono_gpu_table_destroy.restype = None
   library.mono_gpu_table_destroy.argtypes = [ctypes.c_void_p]
@@ -229,7 +237,7 @@ def _check(library: ctypes.CDLL, code: int) -> None:
   if code == 0:
     return
   message = library.mono_gpu_last_error().decode("utf-8", "replace")
-  if code == _INVALID_ARGUMENT:
+  if code in (_INVALID_ARGUMENT, _REFUSED):
     raise ValueError(message)
   if code == _OUT_OF_MEMORY:
     raise OutOfGpuMemoryError(message)
@@ -242,6 +250,28 @@ def _choose(kinds: Mapping[Any, int], what: str, name: Any) -> int:
   return kinds[name]
 
 
+# How PyTorch calls the types of arrays.
+_TORCH_TYPES = {
+  "<i8": "torch.int64",
+  "<f4": "torch.float32",
+  "|u1": "torch.uint8",
+  "|b1": "torch.bool",
+}
+
+
+def _is_plain_tensor(array: Any) -> bool:
+  """Tells whether an array is a packed tensor of PyTorch on a GPU, that no gradient is wanted of.
+
+  The interface of a tensor is made anew in every call, which takes longer than a launch.
+  """
+  return (
+    type(array).__module__ == "torch"
+    and array.is_cuda
+    and array.is_contiguous()
+    and not array.requires_grad
+  )
+
+
 def _address(
   array: Any, what: str, dtype: str, shape: tuple[int, ...], *, writable: bool = False
 ) -> int:
@@ -251,6 +281,8 @@ def _address(
     TypeError: it is no array on a GPU, or of another type.
     ValueError: it has another shape, has gaps, or must not be written.
   """
+  if _is_plain_tensor(array) and str(array.dtype) == _TORCH_TYPES[dtype] and array.shape == shape:
+    return int(array.data_ptr())
   try:
     interface = array.__cuda_array_interface__
   except (AttributeError, RuntimeError) as error:
@@ -276,16 +308,22 @@ def _address(
 def _write_options(
   duplicates: str, req_time: int, global_step: int, learning_rates: Sequence[float]
 ) -> _WriteOptions:
+  setting = os.environ.get("MONOLITH_BAD_GRADIENTS", "stop")
+  if setting not in _NOT_FINITE:
+    raise ValueError(f"MONOLITH_BAD_GRADIENTS is {setting!r}, want stop, skip or ignore")
   return _WriteOptions(
     req_time=req_time,
     global_step=global_step,
     learning_rates=(ctypes.c_float * max(1, len(learning_rates)))(*learning_rates),
     num_learning_rates=len(learning_rates),
     duplicates=_choose(_DUPLICATES, "duplicates", duplicates),
+    not_finite=_NOT_FINITE[setting],
   )
 
 
 def _length(ids: Any) -> int:
+  if _is_plain_tensor(ids) and ids.dim() == 1:
+    return len(ids)
   interface = getattr(ids, "__cuda_array_interface__", None)
   if interface is None:
     raise TypeError(f"ids is no array on a GPU: {type(ids).__name__}")
@@ -310,6 +348,12 @@ class GpuTable:
 
   Work is enqueued on a stream, an integer; 0 is the default one (of PyTorch:
   `torch.cuda.current_stream().cuda_stream`). Calls on different streams are put in order.
+
+  Gradients and values with NaN or infinity are not written: the row of such an id stays as it is,
+  and a new one is not made. No call waits to find them. A later `optimize`, `assign`, `assign_add`,
+  `check` or `save` raises ValueError, which names table and ids, before it does anything, and the
+  call after that goes on. With `MONOLITH_BAD_GRADIENTS=skip` there is a warning on standard error
+  instead; `ignore` writes everything. `stats` counts.
   """
 
   def __init__(
@@ -320,6 +364,7 @@ class GpuTable:
     seed: int = 0,
     expire_days: int = 36500,
     slot_expire_days: Mapping[int, int] | None = None,
+    name: str = "",
   ):
     """Makes an empty table.
 
@@ -329,6 +374,7 @@ class GpuTable:
       seed: for random first values; 0: `MONOLITH_TABLE_SEED`, else another for every table.
       expire_days: rows that were not written for so long are removed by `evict`.
       slot_expire_days: the same for the ids of some slots (bits 48 to 62 of an id).
+      name: what messages call it.
 
     Raises:
       ValueError: the configuration is wrong; the text names the segment, the field and the value.
@@ -365,6 +411,7 @@ class GpuTable:
       expire_slots=(ctypes.c_uint32 * max(1, len(slots)))(*slots),
       expire_days=(ctypes.c_uint32 * max(1, len(slots)))(*slots.values()),
       num_expire_slots=len(slots),
+      name=name.encode(),
     )
     handle = ctypes.c_void_p()
     _check(library, library.mono_gpu_table_create(ctypes.byref(config), ctypes.byref(handle)))
@@ -420,9 +467,13 @@ class GpuTable:
     )
     return out
 
-  def _lookup_job(self, ids: Any, out: Any, found: Any) -> _LookupJob:
+  def _open_handle(self) -> int | None:
     if self._handle is None:
       raise ValueError("the table is closed")
+    return self._handle.value
+
+  def _lookup_job(self, ids: Any, out: Any, found: Any) -> _LookupJob:
+    handle = self._open_handle()
     n = _length(ids)
     flags = None
     if found is not None:
@@ -430,7 +481,7 @@ class GpuTable:
       kind = typestr if typestr == "|b1" else "|u1"
       flags = _address(found, "found", kind, (n,), writable=True)
     return _LookupJob(
-      table=self._handle.value,
+      table=handle,
       ids=_address(ids, "ids", "<i8", (n,)),
       n=n,
       out=_address(out, "out", "<f4", (n, self.dim), writable=True),
@@ -438,11 +489,10 @@ class GpuTable:
     )
 
   def _optimize_job(self, ids: Any, gradients: Any, options: _WriteOptions) -> _OptimizeJob:
-    if self._handle is None:
-      raise ValueError("the table is closed")
+    handle = self._open_handle()
     n = _length(ids)
     return _OptimizeJob(
-      table=self._handle.value,
+      table=handle,
       ids=_address(ids, "ids", "<i8", (n,)),
       n=n,
       gradients=_address(gradients, "gradients", "<f4", (n, self.dim)),
@@ -485,7 +535,8 @@ class GpuTable:
       stream: to run on.
 
     Raises:
-      TypeError, ValueError: an array does not have the dtype or shape above.
+      TypeError, ValueError: an array does not have the dtype or shape above, or an earlier call had
+        values that are not finite.
       OutOfGpuMemoryError: new rows do not fit; nothing has changed.
     """
     self._write("mono_gpu_table_assign", ids, values, "values", duplicates, req_time, stream)
@@ -520,8 +571,8 @@ class GpuTable:
       stream: to run on.
 
     Raises:
-      TypeError, ValueError: an array does not have the dtype or shape above, or a learning rate
-        is missing.
+      TypeError, ValueError: an array does not have the dtype or shape above, a learning rate is
+        missing, or an earlier call had values that are not finite.
       OutOfGpuMemoryError: new rows do not fit; nothing has changed.
     """
     self._write(
@@ -566,12 +617,22 @@ class GpuTable:
     self._call("mono_gpu_table_stats", ctypes.byref(stats))
     return {name: getattr(stats, name) for name, *_ in _Stats._fields_}
 
+  def check(self) -> None:
+    """Waits for the device, and raises where writes so far had what is not finite.
+
+    Raises:
+      ValueError: it names table and ids; a second call does not raise again.
+    """
+    self._call("mono_gpu_table_check")
+
   def save(self, path: str | os.PathLike[str], *, leave_out_expired: bool = False) -> int:
     """Writes all rows to a file of the records that CPU tables write, too; returns their number.
 
     Raises:
       OSError: the file cannot be written.
+      ValueError: as `check`.
     """
+    self.check()
     errors: list[OSError] = []
     saved = ctypes.c_int64()
     with open(path, "wb") as file:
@@ -670,6 +731,75 @@ def lookup_many(
   return [lookup[2] for lookup in lookups]
 
 
+# A table, the address of its int64 ids, how many these are, and the address of their vectors.
+Place = tuple[GpuTable, int, int, int]
+
+
+def lookup_at(places: Sequence[Place], *, row_stride: int = 0, stream: int = 0) -> None:
+  """Does what `lookup_many` does, for a caller that knows its arrays.
+
+  Only addresses are handed over, and nothing is looked at: for many small tables, looking takes
+  longer than the launch.
+
+  Args:
+    places: where the ids of each table are, and where their vectors, float32 `[n, dim]`, go.
+    row_stride: floats from one vector to the next; 0: the dim of each table.
+    stream: to run on.
+
+  Raises:
+    ValueError: a table is closed, or the vectors overlap; nothing was launched.
+  """
+  jobs = (_LookupJob * len(places))(
+    *((table._open_handle(), ids, n, rows, None, row_stride) for table, ids, n, rows in places)
+  )
+  if places:
+    library = _load_library()
+    _check(
+      library,
+      library.mono_gpu_table_lookup_many(ctypes.c_void_p(stream), jobs, ctypes.c_int64(len(jobs))),
+    )
+
+
+def optimize_at(
+  places: Sequence[Place],
+  learning_rates: Sequence[float],
+  *,
+  global_step: int = 0,
+  req_time: int = 0,
+  duplicates: str = "sum",
+  stream: int = 0,
+) -> None:
+  """Does what `optimize_many` does, for a caller that knows its arrays; see `lookup_at`.
+
+  Args:
+    places: where the ids and gradients of each table are; tables are distinct.
+    learning_rates: one for each table, which has one segment.
+    global_step, req_time, duplicates, stream: as `optimize_many` has them.
+
+  Raises:
+    ValueError: a table is closed or has several segments; nothing was launched.
+    OutOfGpuMemoryError: new rows do not fit; no table has changed.
+  """
+  options = {
+    rate: ctypes.pointer(_write_options(duplicates, req_time, global_step, [rate]))
+    for rate in set(learning_rates)
+  }
+  jobs = (_OptimizeJob * len(places))(
+    *(
+      (table._open_handle(), ids, n, rows, options[rate])
+      for (table, ids, n, rows), rate in zip(places, learning_rates, strict=True)
+    )
+  )
+  if places:
+    library = _load_library()
+    _check(
+      library,
+      library.mono_gpu_table_optimize_many(
+        ctypes.c_void_p(stream), jobs, ctypes.c_int64(len(jobs))
+      ),
+    )
+
+
 def optimize_many(
   steps: Iterable[tuple[GpuTable, Any, Any, Sequence[float]]],
   *,
@@ -693,8 +823,9 @@ def optimize_many(
     stream: to run on.
 
   Raises:
-    TypeError, ValueError: an array is not as it has to be, a table is closed, or its rates differ.
-      The text names which step; nothing was launched.
+    TypeError, ValueError: an array is not as it has to be, a table is closed, or its rates differ:
+      the text names which step. Or an earlier call had gradients that are not finite. Nothing was
+      launched.
     OutOfGpuMemoryError: new rows do not fit; no table has changed.
   """
   steps = list(steps)

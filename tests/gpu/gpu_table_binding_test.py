@@ -253,6 +253,77 @@ class TableTest(unittest.TestCase):
     with self.assertRaisesRegex(ValueError, r"steps\[0\]: the table is closed"):
       gpu_table.optimize_many([steps[1]])
 
+  def test_callers_that_know_their_arrays_hand_over_addresses(self):
+    def address(array):
+      return array.__cuda_array_interface__["data"][0]
+
+    wide = gpu_table.GpuTable(gpu_table.Segment(7, optimizer="sgd", initializer="zeros"))
+    self.addCleanup(wide.close)
+    more = DeviceArray(np.array([3, 3], np.int64))
+    narrow_gradients = DeviceArray(np.full((4, 4), 0.5, np.float32))
+    wide_gradients = DeviceArray(np.full((2, 7), 3.0, np.float32))
+    steps = [
+      (self.table, address(self.ids), 4, address(narrow_gradients)),
+      (wide, address(more), 2, address(wide_gradients)),
+    ]
+    outs = DeviceArray(np.zeros((4, 4), np.float32)), DeviceArray(np.zeros((2, 7), np.float32))
+
+    gpu_table.optimize_at(steps, [0.1, 0.5], req_time=100)
+    gpu_table.lookup_at([(*step[:3], address(out)) for step, out in zip(steps, outs)])
+
+    once = 1 - 0.1 * 0.5 / np.sqrt(0.1 + 0.25)
+    summed = 1 - 0.1 * 1.0 / np.sqrt(0.1 + 1.0)
+    expected = [[summed] * 4, [once] * 4, [once] * 4, [summed] * 4]
+    np.testing.assert_allclose(outs[0].read(), expected, rtol=1e-6)
+    np.testing.assert_allclose(outs[1].read(), [[-3.0] * 7] * 2)
+    self.assertEqual(wide.stats()["max_update_ts"], 100)
+    gpu_table.lookup_at([])
+    gpu_table.optimize_at([], [])
+    with self.assertRaises(ValueError):
+      gpu_table.optimize_at(steps, [0.1])
+    wide.close()
+    with self.assertRaisesRegex(ValueError, "the table is closed"):
+      gpu_table.lookup_at(steps)
+
+  def test_leaves_out_what_is_not_finite_and_tells_later(self):
+    segment = gpu_table.Segment(4, optimizer="adagrad", initializer="constants", constant=1.0)
+    table = gpu_table.GpuTable(segment, name="user")
+    self.addCleanup(table.close)
+    gradients = np.full((4, 4), 0.5, np.float32)
+    gradients[1, 3] = np.nan
+    bad = DeviceArray(gradients)
+    told = "Table 'user'.* NaN or infinity were not written, those of 1 row: id -1"
+
+    table.optimize(self.ids, bad, [0.1])
+
+    self.assertEqual(len(table), 2)
+    with self.assertRaisesRegex(ValueError, told):
+      table.optimize(self.ids, DeviceArray(np.zeros((4, 4), np.float32)), [0.1])
+    self.assertEqual(len(table), 2)
+    gpu_table.optimize_many([(table, self.ids, bad, [0.1])])
+    with self.assertRaisesRegex(ValueError, told):
+      table.check()
+    table.check()
+    table.assign(self.ids, bad)
+    with tempfile.TemporaryDirectory() as folder:
+      path = pathlib.Path(folder) / "table"
+      with self.assertRaisesRegex(ValueError, told):
+        table.save(path)
+      self.assertFalse(path.exists())
+      self.assertEqual(table.save(path), 2)
+    with mock.patch.dict(os.environ, MONOLITH_BAD_GRADIENTS="skip"):
+      table.optimize(self.ids, bad, [0.1])
+      table.check()
+      self.assertEqual(len(table), 2)
+    with mock.patch.dict(os.environ, MONOLITH_BAD_GRADIENTS="ignore"):
+      table.optimize(self.ids, bad, [0.1])
+      table.check()
+    self.assertTrue(np.isnan(self._lookup(table, [-1])[0]).any())
+    self.assertEqual(table.stats()["nonfinite_gradients"], 5)
+    with mock.patch.dict(os.environ, MONOLITH_BAD_GRADIENTS="maybe"):
+      with self.assertRaisesRegex(ValueError, "MONOLITH_BAD_GRADIENTS is 'maybe'"):
+        table.optimize(self.ids, bad, [0.1])
+
   def test_assigns_adds_erases_and_evicts(self):
     values = DeviceArray(np.arange(16, dtype=np.float32).reshape(4, 4))
     self.table.assign(self.ids, values, req_time=100)

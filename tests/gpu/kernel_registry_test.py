@@ -1,4 +1,4 @@
-"""What a machine without a GPU can tell of the GPU kernels: they are registered, and compiled."""
+"""Tests GPU kernels as far as a machine without a GPU can: they are registered, and compiled."""
 
 import ctypes
 import pathlib
@@ -133,6 +133,7 @@ _TABLE_KERNELS = {
   "MonolithMultiHashTableSave": ["mtable", "basename", "output_mtable"],
   "MonolithMultiHashTableRestore": ["mtable", "basename", "output_mtable"],
   "MonolithMultiHashTableFeatureStat": ["basename", "features", "counts"],
+  "MonolithUnpackIds": ["sizes"],
 }
 
 

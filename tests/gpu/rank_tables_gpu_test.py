@@ -333,7 +333,7 @@ class ReshardTest(_GpuTest):
 
 
 class OptionsTest(_GpuTest):
-  """What a table's configuration and its filter ask for."""
+  """Holds what a table's configuration and its filter ask for."""
 
   def _sizes(self, kind, filter_type, thresholds, rounds):
     device = _DEVICES[kind]

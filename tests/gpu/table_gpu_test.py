@@ -7,6 +7,7 @@ import os
 import pathlib
 import subprocess
 import sys
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -110,6 +111,29 @@ class SingleTableTest(_TableTest):
     self.assertIn("GPU:0", table.lookup(tf.constant([1], tf.int64)).device)
     np.testing.assert_array_equal(self.run_(table.lookup([1, 2])), np.zeros([2, 4]))
     self.assertEqual(self.run_(table.size()), 0)
+
+  def test_leaves_out_what_is_not_finite_and_tells_later(self):
+    table = self.table("gpu", (4, _SGD))
+    values = np.ones([3, 4], np.float32)
+    values[1, 2] = np.nan
+    assigned = table.assign([1, 2, 3], values, req_time=tf.constant(100, tf.int64))
+    stepped = table.apply_gradients(
+      tf.constant([1, 2, 3], tf.int64), values, global_step=tf.constant(1, tf.int64)
+    )
+    told = "values or gradients with NaN or infinity were not written, those of 1 row: id 2"
+
+    self.assertEqual(self.run_(assigned.size()), 2)  # waits for the device
+    for later in (stepped, assigned):
+      with self.assertRaisesRegex(tf.errors.InvalidArgumentError, f"Table '.*table_gpu.*': {told}"):
+        self.run_(later.size())
+      self.assertEqual(self.run_(later.size()), 2)
+    with self.assertRaisesRegex(tf.errors.InvalidArgumentError, told):
+      self.run_(table.save(tf.constant(os.path.join(self.folder, "table"))).as_op())
+    with mock.patch.dict(os.environ, MONOLITH_BAD_GRADIENTS="skip"):
+      for _ in range(2):
+        self.assertEqual(self.run_(stepped.size()), 2)
+    with mock.patch.dict(os.environ, MONOLITH_BAD_GRADIENTS="ignore"):
+      self.assertEqual(self.run_(stepped.size()), 3)
 
   def test_does_what_the_table_in_main_memory_does(self):
     for segments in (
@@ -263,7 +287,7 @@ class FilesTest(_TableTest):
         restored = self.table(target, *self._SEGMENTS, name=f"{name}_to")
         basename = os.path.join(self.folder, name)
         self.run_(self._train(saved, ids, grads).save(basename).as_op())
-        # What was there before goes.
+        # Earlier rows go.
         self.run_(restored.assign([10**7], self.floats(1, 8)).as_op())
         self.run_(restored.restore(basename).as_op())
 
@@ -342,7 +366,7 @@ class FilesTest(_TableTest):
 
 
 class GroupTest(_TableTest):
-  # Of the acceptance test: the first segment has Ftrl, the others Adagrad.
+  # As in the acceptance test: the first segment has Ftrl, the others Adagrad.
   _TABLES = {
     "uid": [(1, _FTRL), (4, _ADAGRAD)],
     "gid": [(1, _FTRL), (4, _ADAGRAD), (8, _ADAGRAD)],
@@ -516,7 +540,7 @@ class _Losses(tf.compat.v1.train.SessionRunHook):
     self.tables = {
       op.device
       for op in graph.get_operations()
-      # Which reads files, of no table in particular.
+      # It reads files, of no table in particular.
       if "MultiHashTable" in op.type and op.type != "MonolithMultiHashTableFeatureStat"
     }
 
@@ -529,8 +553,10 @@ class _Losses(tf.compat.v1.train.SessionRunHook):
 
 _PLAIN_SESSION_FIRST = """
 import ctypes
+import sys
 import tensorflow as tf
-from monolith.native_training.runtime.ops import gen_monolith_ops
+from monolith.native_training import cpu_training
+from monolith.native_training.demos import data, models
 
 tf.compat.v1.disable_eager_execution()
 with tf.device("/device:GPU:0"):
@@ -540,19 +566,37 @@ with tf.compat.v1.Session() as session:
   free, total = ctypes.c_size_t(), ctypes.c_size_t()
   assert ctypes.CDLL("libcuda.so.1").cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total)) == 0
 print(free.value / total.value)
+
+params = models.RankingTask.params()
+params.name = "ranking"
+params.data_dir = data.generate(sys.argv[1] + "/data", 5000, 100, 50).folder
+params.show_progress = False
+params.train.per_replica_batch_size = 256
+params.train.use_gpu_emb_table = True
+config = cpu_training.CpuTrainingConfig(
+  model_name="ranking", enable_gpu_training=True, use_native_multi_hash_table=True
+)
+cpu_training.local_train_internal(params, config, sys.argv[1] + "/model", steps=5)
+print(tf.train.latest_checkpoint(sys.argv[1] + "/model"))
 """
 
 
 class SharedMemoryTest(tf.test.TestCase):
-  def test_a_plain_session_that_comes_first_leaves_memory_for_tables(self):
+  def test_tables_train_after_a_plain_session_and_have_memory(self):
+    folder = self.create_tempdir().full_path
     environment = {k: v for k, v in os.environ.items() if k != "TF_FORCE_GPU_ALLOW_GROWTH"}
 
     ended = subprocess.run(
-      [sys.executable, "-c", _PLAIN_SESSION_FIRST], capture_output=True, text=True, env=environment
+      [sys.executable, "-c", _PLAIN_SESSION_FIRST, folder],
+      capture_output=True,
+      text=True,
+      env=environment,
     )
 
     self.assertEqual(ended.returncode, 0, ended.stderr)
-    self.assertGreater(float(ended.stdout), 0.5)
+    free, checkpoint = ended.stdout.split()[:1] + ended.stdout.split()[-1:]
+    self.assertGreater(float(free), 0.5)
+    self.assertEqual(checkpoint, f"{folder}/model/model.ckpt-5")
 
 
 class TrainingTest(tf.test.TestCase):

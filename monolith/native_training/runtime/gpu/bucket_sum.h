@@ -57,7 +57,7 @@ inline void ChooseBuckets(int64_t n, int64_t width, int pack, Keys* keys) {
                                    << (lanes.log_lanes + most + 1)) <= kBucketBytes) {
     ++most;
   }
-  // What goes nowhere may be in the last bucket, so it needs no bit of its own.
+  // Keys that go nowhere may be in the last bucket, so they need no bit of their own.
   keys->bits = BitsOf(std::max<uint32_t>(keys->nowhere, 1) - 1);
   const int passes = std::max<int>(1, static_cast<int>(CeilDiv(keys->bits - most, 8)));
   keys->shift = std::max(0, keys->bits - 8 * passes);
@@ -159,7 +159,7 @@ struct BucketSums {
 #if defined(__CUDACC__)
   static constexpr uint32_t kAll = 0xffffffffu;
 
-  // Of a bucket's rows, a warp looks at 32 at a time, each lane at one.
+  // A warp looks at 32 of a bucket's rows at a time, each lane at one.
   struct Pair {
     uint32_t key;
     uint32_t location;

@@ -21,13 +21,14 @@
 
 #include <stdint.h>
 
-#define MONO_GPU_VERSION 1
+#define MONO_GPU_VERSION 2
 #define MONO_GPU_OK 0
 #define MONO_GPU_INVALID_ARGUMENT 1
 #define MONO_GPU_CUDA_ERROR 2
 #define MONO_GPU_OUT_OF_MEMORY 3
 #define MONO_GPU_UNIMPLEMENTED 4
 #define MONO_GPU_FAILED_PRECONDITION 5
+#define MONO_GPU_REFUSED 6  // what an earlier call had was not finite and not written
 
 #if defined(__GNUC__)
 #define MONO_GPU_API __attribute__((visibility("default")))
@@ -251,6 +252,7 @@ typedef struct MonoGpuTableConfig {
   const uint32_t* expire_slots;  // pairs of a slot and its days
   const uint32_t* expire_days;
   int64_t num_expire_slots;
+  const char* name;  // for messages, or null
 } MonoGpuTableConfig;
 
 // Sets dropped[i] to 1 for ids that must not enter the table yet. Called on the host.
@@ -272,13 +274,22 @@ typedef struct MonoGpuChanceFilter {
 #define MONO_GPU_STEP_FOR_EACH 1  // of equal ids, in the order of the batch
 #define MONO_GPU_SUM_GRADIENTS 2  // of equal ids, and one step
 
+// Says how a row of values or (summed) gradients with a NaN or an infinity is treated. The first
+// two leave it out, as if its id were not in the batch, and count and name it; the host knows when
+// the device has told it, for which no call waits. The next call that assigns, adds or optimizes,
+// or mono_gpu_table_check, then fails with MONO_GPU_REFUSED before it does anything, or a warning
+// is written to standard error.
+#define MONO_GPU_NOT_FINITE_STOP 0
+#define MONO_GPU_NOT_FINITE_SKIP 1
+#define MONO_GPU_NOT_FINITE_WRITE 2  // as it is; gradients are counted
+
 typedef struct MonoGpuWriteOptions {
   int64_t req_time;
   int64_t global_step;
   const float* learning_rates;  // host, one per segment; optimize only
   int64_t num_learning_rates;
   int32_t duplicates;
-  int32_t reserved;
+  int32_t not_finite;
   MonoGpuFilter filter;  // or null
   void* filter_context;
   const MonoGpuChanceFilter* chance_filter;  // host, or null; not beside `filter`
@@ -323,7 +334,8 @@ typedef struct MonoGpuLookupJob {
   const int64_t* ids;
   int64_t n;
   float* out;
-  uint8_t* found;  // or null
+  uint8_t* found;      // or null
+  int64_t out_stride;  // floats from one vector in `out` to the next; 0: the table's dim
 } MonoGpuLookupJob;
 
 // All lookups in one launch; a table may come several times. Jobs lie on the host.
@@ -358,6 +370,8 @@ MONO_GPU_API int mono_gpu_table_evict(MonoGpuTable* table, void* stream, int64_t
 MONO_GPU_API int mono_gpu_table_reserve(MonoGpuTable* table, void* stream, int64_t rows);
 MONO_GPU_API int mono_gpu_table_clear(MonoGpuTable* table, void* stream);
 MONO_GPU_API int mono_gpu_table_stats(MonoGpuTable* table, MonoGpuTableStats* stats);
+// MONO_GPU_REFUSED, once, where a call since the last that told so had to stop.
+MONO_GPU_API int mono_gpu_table_check(MonoGpuTable* table);
 
 // Takes `size` bytes; another result than 0 ends the call that hands them out.
 typedef int (*MonoGpuSink)(void* context, const char* bytes, int64_t size);

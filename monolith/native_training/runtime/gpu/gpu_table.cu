@@ -6,7 +6,9 @@
 #include <string>
 #include <thread>
 #include <utility>
+#include <vector>
 
+#include "monolith/native_training/runtime/base/log.h"
 #include "monolith/native_training/runtime/gpu/gpu_table.h"
 #include "monolith/native_training/runtime/gpu/table_kernels.h"
 #include "monolith/native_training/runtime/hash_table/compressor/retrievers.h"
@@ -31,6 +33,17 @@ uint64_t ChooseSeed(uint64_t configured) {
   return (uint64_t{device()} << 32) ^ device();
 }
 
+std::string DescribeRefused(const std::string& table, int64_t rows, std::vector<int64_t> ids) {
+  std::sort(ids.begin(), ids.end());
+  ids.erase(std::unique(ids.begin(), ids.end()), ids.end());
+  std::string text = table +
+                     ": values or gradients with NaN or infinity were not written, those of " +
+                     std::to_string(rows) + (rows == 1 ? " row: id " : " rows: ids ");
+  for (size_t i = 0; i < ids.size(); ++i) text += (i == 0 ? "" : ", ") + std::to_string(ids[i]);
+  if (rows > static_cast<int64_t>(ids.size())) text += ", ...";
+  return text;
+}
+
 // Rows up to 16 bytes lie in one access, larger ones start at a sector of 32 bytes.
 int64_t StrideOf(int64_t row_bytes) {
   for (const int64_t size : {4, 8, 16}) {
@@ -43,9 +56,10 @@ int64_t StrideOf(int64_t row_bytes) {
 
 // -- Creation.
 
-GpuTable::GpuTable(const engine::TableConfig& config, engine::RowLayout layout,
-                   engine::ExpiryPolicy expiry, uint64_t seed)
+GpuTable::GpuTable(const engine::TableConfig& config, const std::string& name,
+                   engine::RowLayout layout, engine::ExpiryPolicy expiry, uint64_t seed)
     : config_(config),
+      name_(name.empty() ? "A table on a GPU" : "Table '" + name + "'"),
       layout_(std::move(layout)),
       expiry_(std::move(expiry)),
       codec_(layout_),
@@ -56,9 +70,14 @@ GpuTable::~GpuTable() {
 #if defined(__CUDACC__)
   if (UseDevice(streams_.device()) == MONO_GPU_OK) cudaDeviceSynchronize();
 #endif
+  // Nobody will ask any more.
+  if (Poll(0) == MONO_GPU_OK && TellRefused() != MONO_GPU_OK) {
+    engine::Log(engine::LogLevel::kError, mono_gpu_last_error());
+  }
 }
 
-int GpuTable::Create(const engine::TableConfig& config, std::unique_ptr<GpuTable>* table) {
+int GpuTable::Create(const engine::TableConfig& config, const std::string& name,
+                     std::unique_ptr<GpuTable>* table) {
   engine::RowLayout layout;
   MONO_GPU_TRY(FromStatus(engine::CompileRowLayout(config, &layout)));
   if (layout.serving()) {
@@ -73,7 +92,7 @@ int GpuTable::Create(const engine::TableConfig& config, std::unique_ptr<GpuTable
   engine::ExpiryPolicy expiry;
   MONO_GPU_TRY(FromStatus(engine::ExpiryPolicy::Create(config.expiry, &expiry)));
   std::unique_ptr<GpuTable> result(
-      new GpuTable(config, std::move(layout), std::move(expiry), ChooseSeed(config.seed)));
+      new GpuTable(config, name, std::move(layout), std::move(expiry), ChooseSeed(config.seed)));
   MONO_GPU_TRY(result->Initialize());
   if (config.initial_capacity > 1) MONO_GPU_TRY(result->Reserve(nullptr, config.initial_capacity));
   *table = std::move(result);
@@ -106,7 +125,7 @@ int GpuTable::Clear(Stream stream) {
   std::lock_guard<std::mutex> lock(mutex_);
   return AsWrite(stream, [&]() -> int {
     MONO_GPU_TRY(ReadState(stream));
-    // What must be there first: rows, and lines for every shard.
+    // The state that must be there first: rows, and lines for every shard.
     MONO_GPU_TRY(arena_.Grow(std::max<int64_t>(stride_, 1)));
     DeviceBuffer fresh[kTableShards];
     const uint32_t lines = 2;
@@ -216,12 +235,48 @@ int GpuTable::Poll(int64_t may_stay) {
       if (static_cast<int64_t>(in_flight_.size()) <= may_stay) return MONO_GPU_OK;
       MONO_GPU_TRY(WaitFor(oldest));
     }
-    known_ = published_.As<PublishedState>()[oldest.sequence % kPublishedRing].state;
+    const TableState& state =
+        published_.As<PublishedState>()[oldest.sequence % kPublishedRing].state;
+    NoteRefused(state, oldest.not_finite);
+    known_ = state;
     in_flight_ids_ -= oldest.n;
     in_flight_.pop_front();
     MONO_GPU_TRY(CheckNothingLost());
   }
   return MONO_GPU_OK;
+}
+
+void GpuTable::NoteRefused(const TableState& state, NotFinite not_finite) {
+  const int64_t rows = static_cast<int64_t>(state.nonfinite - known_.nonfinite);
+  if (rows == 0 || not_finite == NotFinite::kWrite) return;
+  std::vector<int64_t> ids;
+  for (int64_t k = 1; k <= std::min<int64_t>(rows, kNamedIds); ++k) {
+    ids.push_back(state.bad_ids[(state.nonfinite - static_cast<uint64_t>(k)) % kNamedIds]);
+  }
+  if (not_finite == NotFinite::kStop) {
+    refused_ += rows;
+    bad_ids_.insert(bad_ids_.end(), ids.begin(), ids.end());
+    bad_ids_.resize(std::min<size_t>(bad_ids_.size(), kNamedIds));
+    return;
+  }
+  // Ever more rarely, as tables in main memory: a run may go on for days.
+  ++warnings_;
+  if (warnings_ > 8 && (warnings_ & (warnings_ - 1)) != 0) return;
+  engine::Log(engine::LogLevel::kWarning, DescribeRefused(name_, rows, std::move(ids)));
+}
+
+int GpuTable::TellRefused() {
+  if (refused_ == 0) return MONO_GPU_OK;
+  const std::string text = DescribeRefused(name_, refused_, std::move(bad_ids_));
+  refused_ = 0;
+  bad_ids_.clear();
+  return Fail(MONO_GPU_REFUSED, text + ". An earlier call had them; it has written its other rows");
+}
+
+int GpuTable::Check() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  MONO_GPU_TRY(Poll(0));
+  return TellRefused();
 }
 
 // The state as it is after all calls so far.
@@ -257,7 +312,7 @@ int GpuTable::Stats(GpuTableStats* stats) {
   }
   stats->row_bytes = arena_.bytes();
   stats->other_bytes = free_stack_.bytes() + spill_.bytes() + absent_.bytes() + prefix_.bytes() +
-                       joined_.bytes() + sums_.bytes() + sorting_.bytes();
+                       times_.bytes() + joined_.bytes() + sums_.bytes() + sorting_.bytes();
   stats->free_rows = static_cast<int64_t>(known_.free_rows) + mapped_rows() -
                      static_cast<int64_t>(known_.next_row);
   stats->spilled = static_cast<int64_t>(known_.spilled);

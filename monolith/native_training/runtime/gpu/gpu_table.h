@@ -54,6 +54,13 @@ enum class Duplicates {
   kSum,    // gradients are summed in that order; one step for each distinct id
 };
 
+// Says how a row of values or gradients that is not finite is treated.
+enum class NotFinite {
+  kStop,   // left out, and a later call fails (Check)
+  kSkip,   // left out, with a warning
+  kWrite,  // written as it is
+};
+
 // Lets absent ids in by chance, as engine::ProbabilisticFilter does, without asking the host. The
 // same seed, number of the batch, id and occurrence give the same draw.
 struct ChanceFilter {
@@ -67,6 +74,7 @@ struct ChanceFilter {
 struct GpuWriteOptions {
   int64_t req_time = 0;
   Duplicates duplicates = Duplicates::kSteps;
+  NotFinite not_finite = NotFinite::kStop;
   engine::OccurrenceFilter* filter = nullptr;  // asked, on the host, for absent ids
   const ChanceFilter* chance = nullptr;        // instead of `filter`
 };
@@ -130,6 +138,7 @@ struct GpuLookupJob {
   int64_t n;
   float* out;
   uint8_t* found;
+  int64_t out_stride;  // in floats, from one vector to the next; 0: they have no gaps
 };
 
 // Gradients of ids of a table, on the device.
@@ -144,7 +153,8 @@ struct GpuOptimizeJob {
 class GpuTable {
  public:
   // Takes the current device.
-  static int Create(const engine::TableConfig& config, std::unique_ptr<GpuTable>* table);
+  static int Create(const engine::TableConfig& config, const std::string& name,
+                    std::unique_ptr<GpuTable>* table);
   ~GpuTable();
   GpuTable(const GpuTable&) = delete;
   GpuTable& operator=(const GpuTable&) = delete;
@@ -178,6 +188,8 @@ class GpuTable {
   int Clear(Stream stream);
   int Size(int64_t* size);
   int Stats(GpuTableStats* stats);
+  // MONO_GPU_REFUSED, once, where a write that was to stop has left out what is not finite.
+  int Check();
   const engine::ExpiryPolicy& expiry() const { return expiry_; }
 
   // Copies the rows of a shard that `policy` (may be null) does not call expired.
@@ -211,11 +223,12 @@ class GpuTable {
   struct InFlight {
     int64_t n;
     uint64_t sequence;
+    NotFinite not_finite;
   };
   struct Job;  // what a write does
 
-  GpuTable(const engine::TableConfig& config, engine::RowLayout layout, engine::ExpiryPolicy expiry,
-           uint64_t seed);
+  GpuTable(const engine::TableConfig& config, const std::string& name, engine::RowLayout layout,
+           engine::ExpiryPolicy expiry, uint64_t seed);
   int Initialize();
 
   // Locks of several tables, taken in one order.
@@ -232,6 +245,10 @@ class GpuTable {
 
   // -- What the host knows.
   int Poll(int64_t may_stay);
+  // Takes in what a write has refused: `state` is the one after it.
+  void NoteRefused(const TableState& state, NotFinite not_finite);
+  // Fails, once, where writes that were to stop have refused something.
+  int TellRefused();
   bool HasArrived(const InFlight& write) const;
   int WaitFor(const InFlight& write) const;
   int ReadState(Stream stream);
@@ -259,6 +276,7 @@ class GpuTable {
   LookupTask TaskFor(const GpuLookupJob& job) const;
 
   // -- Writes.
+  int BeginCall();
   int CheckOptimize(const GpuOptimizeOptions& options) const;
   Job OptimizeJob(const GpuOptimizeOptions& options) const;
   int AssignOrAdd(RowMode mode, Stream stream, const int64_t* ids, int64_t n, const float* values,
@@ -279,6 +297,7 @@ class GpuTable {
   int EnsureSkips(Stream stream, int64_t n);
 
   const engine::TableConfig config_;
+  const std::string name_;
   const engine::RowLayout layout_;
   const engine::ExpiryPolicy expiry_;
   const engine::EntryCodec codec_;
@@ -295,6 +314,7 @@ class GpuTable {
   DeviceBuffer spill_;
   DeviceBuffer absent_;     // bit map of a batch
   DeviceBuffer prefix_;     // bits before each word
+  DeviceBuffer times_;      // of the rows of a batch, before it
   DeviceBuffer sums_;       // gradients of FindDuplicates
   DeviceBuffer skips_;      // of AskFilter
   DeviceBuffer sorting_;    // of FindDuplicates
@@ -307,6 +327,9 @@ class GpuTable {
   int64_t max_update_ts_ = 0;
   int64_t last_global_step_ = 0;
   int64_t expired_ = 0;
+  int64_t refused_ = 0;           // rows, of which no call has told yet
+  std::vector<int64_t> bad_ids_;  // some of them
+  int64_t warnings_ = 0;          // writes whose refused rows a warning names, or would
   int64_t rebuilds_ = 0;
   int64_t waits_ = 0;
 };

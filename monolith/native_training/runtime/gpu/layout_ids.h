@@ -167,7 +167,7 @@ struct ListIds {
   }
 };
 
-// What `request` and `list` point to and `features` are on the device.
+// `features`, and all that `request` and `list` point to, are on the device.
 inline int ListAllIds(Stream stream, const Request& request, const Feature* features,
                       int64_t num_features, int32_t* bad, const IdList& list) {
   const int64_t checks = request.in.num_rows + request.in.num_starts;

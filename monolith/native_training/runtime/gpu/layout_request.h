@@ -53,7 +53,7 @@ struct Request {
   int64_t first_tile;  // its first item of the check
 };
 
-// Which rows of feature_offset a feature has: `first` on, `count` of them.
+// The rows of feature_offset that a feature has: `first` on, `count` of them.
 struct FeatureRows {
   int64_t first;
   int64_t count;

@@ -48,7 +48,7 @@ struct Stretches {
 
   MONO_DEVICE int64_t GroupAt(int64_t i) const { return of.Group(keys[i]); }
 
-  // Of the group that begins there.
+  // Tells whether the group that begins there is long.
   MONO_DEVICE bool IsLong(int64_t begin) const {
     return begin + rows < n && GroupAt(begin + rows) == GroupAt(begin);
   }

@@ -104,7 +104,9 @@ int GpuTable::PrepareWrite(Stream stream, const Job& job, const Batch& batch, Wr
                      job.existed,
                      absent_.As<uint32_t>(),
                      prefix_.As<uint32_t>(),
-                     free_stack_.As<uint32_t>()};
+                     free_stack_.As<uint32_t>(),
+                     times_.As<uint32_t>(),
+                     job.not_finite != NotFinite::kWrite};
   task->plan = job.plan;
   return MONO_GPU_OK;
 }
@@ -140,7 +142,7 @@ int GpuTable::RunWrites(Stream stream, const std::vector<GpuTable*>& tables, Job
   }
   MONO_GPU_TRY(LaunchInserts(stream, tasks));
   for (size_t i = 0; i < tables.size(); ++i) {
-    tables[i]->in_flight_.push_back({jobs[i].n, tasks[i].sequence});
+    tables[i]->in_flight_.push_back({jobs[i].n, tasks[i].sequence, jobs[i].not_finite});
     tables[i]->in_flight_ids_ += jobs[i].n;
   }
   return MONO_GPU_OK;
@@ -178,9 +180,17 @@ int GpuTable::Write(Stream stream, const std::vector<GpuTable*>& tables, std::ve
 
 int GpuTable::WriteOne(Stream stream, const Job& job) { return Write(stream, {this}, {job}); }
 
+// Reports the refusals of earlier writes if the device has told of them by now: nothing waits for
+// it.
+int GpuTable::BeginCall() {
+  MONO_GPU_TRY(Poll(kPublishedRing));
+  return TellRefused();
+}
+
 int GpuTable::AssignOrAdd(RowMode mode, Stream stream, const int64_t* ids, int64_t n,
                           const float* values, const GpuWriteOptions& options) {
   std::lock_guard<std::mutex> lock(mutex_);
+  MONO_GPU_TRY(BeginCall());
   Job job;
   job.plan = PlanFor(mode, last_global_step_);
   job.ids = ids;
@@ -190,6 +200,7 @@ int GpuTable::AssignOrAdd(RowMode mode, Stream stream, const int64_t* ids, int64
   job.ts = ClampTime(options.req_time);
   // Every one counts: the last one stays of those that are assigned.
   job.duplicates = options.duplicates == Duplicates::kNone ? Duplicates::kNone : Duplicates::kSteps;
+  job.not_finite = options.not_finite;
   job.filter = options.filter;
   job.chance = options.chance;
   return WriteOne(stream, job);
@@ -229,6 +240,7 @@ GpuTable::Job GpuTable::OptimizeJob(const GpuOptimizeOptions& options) const {
   job.ts = ClampTime(options.write.req_time);
   job.global_step = options.global_step;
   job.duplicates = options.write.duplicates;
+  job.not_finite = options.write.not_finite;
   job.filter = options.write.filter;
   job.chance = options.write.chance;
   return job;
@@ -238,6 +250,7 @@ int GpuTable::Optimize(Stream stream, const int64_t* ids, int64_t n, const float
                        const GpuOptimizeOptions& options) {
   MONO_GPU_TRY(CheckOptimize(options));
   std::lock_guard<std::mutex> lock(mutex_);
+  MONO_GPU_TRY(BeginCall());
   Job job = OptimizeJob(options);
   job.ids = ids;
   job.n = n;
@@ -255,6 +268,7 @@ int GpuTable::OptimizeMany(Stream stream, const GpuOptimizeJob* jobs, int64_t nu
   if (tables.empty()) return MONO_GPU_OK;
   const TableLocks locks(std::move(tables));
   MONO_GPU_TRY(locks.CheckDevice());
+  for (GpuTable* const table : locks.tables()) MONO_GPU_TRY(table->BeginCall());
   std::vector<Job> all(locks.tables().size());
   std::vector<const GpuOptimizeOptions*> options(all.size(), nullptr);
   for (int64_t i = 0; i < num_jobs; ++i) {

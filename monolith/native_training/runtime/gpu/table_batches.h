@@ -28,6 +28,7 @@ struct GpuTable::Job {
   const uint32_t* load_ts = nullptr;
   int32_t* existed = nullptr;
   Duplicates duplicates = Duplicates::kNone;
+  NotFinite not_finite = NotFinite::kWrite;
   engine::OccurrenceFilter* filter = nullptr;
   const ChanceFilter* chance = nullptr;
 };

@@ -104,6 +104,11 @@ int ReadOptions(const MonoGpuWriteOptions& from, Filters* filters, GpuOptimizeOp
   }
   to->write.req_time = from.req_time;
   to->write.duplicates = static_cast<Duplicates>(from.duplicates);
+  if (from.not_finite < MONO_GPU_NOT_FINITE_STOP || from.not_finite > MONO_GPU_NOT_FINITE_WRITE) {
+    return Fail(MONO_GPU_INVALID_ARGUMENT,
+                "not_finite is " + std::to_string(from.not_finite) + ", want 0 to 2");
+  }
+  to->write.not_finite = static_cast<NotFinite>(from.not_finite);
   to->write.filter = from.filter == nullptr ? nullptr : &filters->asked;
   if (from.chance_filter != nullptr) {
     if (from.filter != nullptr) {
@@ -156,7 +161,8 @@ int mono_gpu_table_create(const MonoGpuTableConfig* config, MonoGpuTable** table
     monolith::engine::TableConfig read;
     MONO_GPU_TRY(monolith::gpu::ReadConfig(*config, &read));
     auto result = std::make_unique<MonoGpuTable>();
-    MONO_GPU_TRY(monolith::gpu::GpuTable::Create(read, &result->table));
+    MONO_GPU_TRY(monolith::gpu::GpuTable::Create(read, config->name == nullptr ? "" : config->name,
+                                                 &result->table));
     *table = result.release();
     return MONO_GPU_OK;
   });
@@ -202,8 +208,8 @@ int mono_gpu_table_lookup_many(void* stream, const MonoGpuLookupJob* jobs, int64
   return Guard([&] {
     std::vector<monolith::gpu::GpuLookupJob> all;
     for (int64_t i = 0; i < num_jobs; ++i) {
-      all.push_back(
-          {jobs[i].table->table.get(), jobs[i].ids, jobs[i].n, jobs[i].out, jobs[i].found});
+      all.push_back({jobs[i].table->table.get(), jobs[i].ids, jobs[i].n, jobs[i].out, jobs[i].found,
+                     jobs[i].out_stride});
     }
     return monolith::gpu::GpuTable::LookupMany(stream, all.data(), num_jobs);
   });
@@ -267,6 +273,10 @@ int mono_gpu_table_stats(MonoGpuTable* table, MonoGpuTableStats* stats) {
               s.waits};
     return MONO_GPU_OK;
   });
+}
+
+int mono_gpu_table_check(MonoGpuTable* table) {
+  return Guard([&] { return table->table->Check(); });
 }
 
 int mono_gpu_table_save_shard(MonoGpuTable* table, void* stream, int32_t shard,

@@ -58,7 +58,7 @@ struct ClaimPlaces {
         if (seen == kNoPosition) return place;
       }
       if (seen < part.begin || seen >= part.end || part.ids[seen - part.begin] != id) continue;
-      // What is there only becomes less, so an old value costs an atomic at most.
+      // The value there only becomes less, so an old one costs an atomic at most.
       if (position < seen) LowerTo(places + place, position);
       return place;
     }
@@ -215,7 +215,8 @@ struct NumberIds {
     });
   }
 
-  // What the tiles before have: ids are numbered in each table, chunks in all of them together.
+  // Adds the counts of the tiles before: ids are numbered in each table, chunks in all of them
+  // together.
   MONO_DEVICE void AddBefore(const ThreadBlock& block, const JoinedBatches::Part& part,
                              Shared* shared) const {
     const int64_t first_of_table = batches.tiles[part.job];

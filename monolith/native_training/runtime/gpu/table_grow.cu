@@ -134,13 +134,13 @@ uint32_t GpuTable::ScheduledLines(int shard, int64_t keys) const {
 }
 
 int GpuTable::EnsureScratch(Stream stream, int64_t n) {
-  const int64_t bytes = CeilDiv(n, kWordIds) * 4;
-  if (absent_.bytes() >= bytes) return MONO_GPU_OK;
-  // The first one last: its size stands for both.
-  absent_.Free(stream);
-  prefix_.Free(stream);
-  MONO_GPU_TRY(prefix_.Allocate(stream, bytes, "the absent ids of a batch"));
-  return absent_.Allocate(stream, bytes, "the absent ids of a batch");
+  const int64_t words = CeilDiv(n, kWordIds);
+  // The first one last: its size stands for all.
+  if (times_.bytes() >= words * kWordIds * 4) return MONO_GPU_OK;
+  for (DeviceBuffer* const buffer : {&times_, &absent_, &prefix_}) buffer->Free(stream);
+  MONO_GPU_TRY(prefix_.Allocate(stream, words * 4, "the absent ids of a batch"));
+  MONO_GPU_TRY(absent_.Allocate(stream, words * 4, "the absent ids of a batch"));
+  return times_.Allocate(stream, words * kWordIds * 4, "the times of a batch");
 }
 
 // Whether n ids more have room for certain, as far as the host knows.
@@ -355,8 +355,8 @@ int GpuTable::Reserve(Stream stream, int64_t rows) {
     // Shards fill unevenly: three standard deviations above the mean.
     const double mean = static_cast<double>(rows) / kTableShards;
     const int64_t keys = static_cast<int64_t>(std::ceil(mean + 3.0 * std::sqrt(mean)));
-    // What `rows` rows need, not the next size of the schedule: the caller knows how many will
-    // come.
+    // As many lines as `rows` rows need, not the next size of the schedule: the caller knows how
+    // many will come.
     const int64_t enough = 2 * (static_cast<int64_t>(keys / (kCrowded * kSlotsPerLine)) / 2 + 1);
     NewLines lines = {};
     for (int s = 0; s < kTableShards; ++s) {

@@ -30,6 +30,10 @@ constexpr uint32_t kErasedRow = 0xffffffffu;
 constexpr int kMaxPairs = 128;
 // Ids that the lanes of a warp handle together, whose outcomes are one word of a bit map.
 constexpr int kWordIds = 32;
+// Stands for the row of an id that has none yet.
+constexpr uint32_t kAbsentRow = kErasedRow;
+// Ids of rows that were not finite, which messages name.
+constexpr int kNamedIds = 8;
 
 struct alignas(16) TableSlot {
   int64_t key;
@@ -50,10 +54,11 @@ struct TableState {
   uint64_t spilled;
   uint64_t nonfinite;
   uint64_t filtered;
-  uint64_t lost;  // keys for which the spill list was too short; must stay 0
+  uint64_t lost;               // keys for which the spill list was too short; must stay 0
+  int64_t bad_ids[kNamedIds];  // the last of those that `nonfinite` counts, in turn
   int64_t live[kTableShards];
   int64_t erased[kTableShards];
-  // Of the write under way:
+  // State of the write under way:
   uint64_t new_ids;
   uint64_t free_before;
   uint64_t next_before;
@@ -162,6 +167,14 @@ MONO_DEVICE uint64_t AtomicAdd(uint64_t* to, uint64_t value) {
 #endif
 }
 
+MONO_DEVICE void AtomicAnd(uint32_t* to, uint32_t bits) {
+#if defined(__CUDACC__)
+  atomicAnd(to, bits);
+#else
+  *to &= bits;
+#endif
+}
+
 MONO_DEVICE int64_t AtomicAdd(int64_t* to, int64_t value) {
   return static_cast<int64_t>(
       AtomicAdd(reinterpret_cast<uint64_t*>(to), static_cast<uint64_t>(value)));
@@ -259,7 +272,7 @@ MONO_DEVICE uint32_t WordOf(const PerId<bool>& flags) {
 #endif
 }
 
-// Which of the 32 ids a lane's k-th is.
+// Returns which of the 32 ids a lane's k-th is.
 MONO_DEVICE int OwnId(int lane, int k) { return lane + k; }
 
 #if defined(__CUDACC__)

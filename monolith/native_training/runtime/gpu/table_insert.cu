@@ -23,7 +23,7 @@ MONO_DEVICE int BitCount(uint32_t bits) {
 #endif
 }
 
-// What the lanes of a block have inserted: 64 counters of the whole table would be fought for.
+// Counts what the lanes of a block insert: they would fight for 64 counters of the whole table.
 struct InsertCounts {
   uint32_t live[kTableShards];
   uint32_t reused[kTableShards];  // slots that were erased

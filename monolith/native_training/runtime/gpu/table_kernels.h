@@ -21,7 +21,8 @@ struct LookupTask {
   int64_t stride;
   const int64_t* ids;
   int64_t n;
-  float* out;      // row i = the row of ids[i]
+  float* out;  // row i, at i * out_stride, = the row of ids[i]
+  int64_t out_stride;
   uint8_t* found;  // or null
   int32_t dim;
   int32_t pack;  // floats that a lane takes at once; 0: through the retrievers of a plan
@@ -46,6 +47,8 @@ struct WriteArguments {
   uint32_t* absent;
   uint32_t* prefix;
   const uint32_t* free_stack;
+  uint32_t* times;  // of the rows that were found, as they were before
+  bool refuses;     // what is not finite
 };
 
 // Batches of fewer ids walk far (Walk::kFar): there waiting counts more than bytes and registers.

@@ -92,7 +92,7 @@ MONO_DEVICE void CopyFound(const LookupTask& task, int64_t word, int lane,
       MONO_UNROLL
       for (int u = 0; u < kAtOnce; ++u) {
         const int64_t i = word * kWordIds + begin + u * kTiles + tile;
-        if (i < task.n) StoreOnce<kSize>(packs[u], task.out + i * task.dim + c);
+        if (i < task.n) StoreOnce<kSize>(packs[u], task.out + i * task.out_stride + c);
       }
     }
   }
@@ -107,7 +107,7 @@ MONO_DEVICE void RetrieveFound(const LookupTask& task, const RowPlan& plan, int6
     const int64_t i = word * kWordIds + j;
     if (i >= task.n) continue;
     const float* const from = reinterpret_cast<const float*>(task.rows + number * task.stride);
-    float* const to = task.out + i * task.dim;
+    float* const to = task.out + i * task.out_stride;
     for (int s = 0; s < plan.num_segments; ++s) {
       const SegmentPlan& segment = plan.segments[s];
       for (int e = lane % kTile; e < segment.dim; e += kTile) {
@@ -221,6 +221,13 @@ int CheckLookup(int64_t n) {
   return Fail(MONO_GPU_INVALID_ARGUMENT, "the number of ids is " + std::to_string(n));
 }
 
+int CheckStride(int64_t stride, int64_t dim) {
+  if (stride == 0 || stride >= dim) return MONO_GPU_OK;
+  return Fail(MONO_GPU_INVALID_ARGUMENT, "out_stride is " + std::to_string(stride) +
+                                             ", want 0 or at least the dim, " +
+                                             std::to_string(dim));
+}
+
 }  // namespace
 
 int LaunchLookup(Stream stream, const LookupTask& task, const RowPlan& plan) {
@@ -304,15 +311,15 @@ int LaunchLookups(Stream stream, const std::vector<LookupTask>& tasks,
 LookupTask GpuTable::TaskFor(const GpuLookupJob& job) const {
   const uintptr_t address = reinterpret_cast<uintptr_t>(job.out);
   const int dim = static_cast<int>(layout_.dim);
+  const int64_t out_stride = job.out_stride == 0 ? dim : job.out_stride;
   int pack = 1;
   for (const int floats : {2, 4}) {
-    const bool fits =
-        dim % floats == 0 && stride_ % (4 * floats) == 0 && address % (4 * floats) == 0;
+    const bool fits = dim % floats == 0 && out_stride % floats == 0 &&
+                      stride_ % (4 * floats) == 0 && address % (4 * floats) == 0;
     if (fits) pack = floats;
   }
-  return {View(),    arena_.base(), stride_,
-          job.ids,   job.n,         job.out,
-          job.found, dim,           layout_.all_raw ? pack : 0};
+  return {View(),  arena_.base(), stride_,   job.ids, job.n,
+          job.out, out_stride,    job.found, dim,     layout_.all_raw ? pack : 0};
 }
 
 // As LookupMany, without its lists: for a small batch the host takes a good part of the time.
@@ -322,7 +329,7 @@ int GpuTable::Lookup(Stream stream, const int64_t* ids, int64_t n, float* out, u
   static const RowPlan kNoPlan = {};
   const std::lock_guard<std::mutex> lock(mutex_);
   MONO_GPU_TRY(streams_.BeginRead(stream));
-  const LookupTask task = TaskFor({this, ids, n, out, found});
+  const LookupTask task = TaskFor({this, ids, n, out, found, 0});
   const int code = layout_.all_raw
                        ? LaunchLookup(stream, task, kNoPlan)
                        : LaunchLookup(stream, task, PlanFor(RowMode::kOptimize, last_global_step_));
@@ -334,6 +341,7 @@ int GpuTable::LookupMany(Stream stream, const GpuLookupJob* jobs, int64_t num_jo
   std::vector<GpuTable*> tables;
   for (int64_t i = 0; i < num_jobs; ++i) {
     MONO_GPU_TRY(CheckLookup(jobs[i].n));
+    MONO_GPU_TRY(CheckStride(jobs[i].out_stride, jobs[i].table->dim()));
     if (jobs[i].n > 0) tables.push_back(jobs[i].table);
   }
   if (tables.empty()) return MONO_GPU_OK;

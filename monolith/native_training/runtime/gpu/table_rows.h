@@ -345,46 +345,51 @@ MONO_DEVICE void StepSegment(const RowPlan& plan, const SegmentPlan& s, int64_t 
   }
 }
 
-// Applies one occurrence of an id to its row, which is new where `fresh`. Returns, to all lanes,
-// whether the gradient is not finite.
+// Whether one of `n` floats is not finite; told to all lanes.
 template <int kTile>
-MONO_DEVICE bool ApplyToRow(const RowPlan& plan, int64_t id, const float* source, bool fresh,
+MONO_DEVICE bool HasNonFinite(const float* values, int n, int lane, int warp_lane) {
+  bool bad = false;
+  for (int i = lane; i < n; i += kTile) bad |= IsNonFinite(values[i]);
+  return AnyOfTile<kTile>(bad, warp_lane);
+}
+
+// Makes a new row.
+template <int kTile>
+MONO_DEVICE void InitializeRow(const RowPlan& plan, int64_t id, int lane, float* row) {
+  InitializeState<kTile>(plan, lane, row);
+  InitializeValues<kTile>(plan, id, lane, row);
+}
+
+// Applies one occurrence of an id to its row, which is new where `fresh`.
+template <int kTile>
+MONO_DEVICE void ApplyToRow(const RowPlan& plan, int64_t id, const float* source, bool fresh,
                             int lane, int warp_lane, float* row) {
   switch (plan.mode) {
     case RowMode::kAssign:
       if (fresh) InitializeState<kTile>(plan, lane, row);
       for (int i = lane; i < plan.dim; i += kTile) row[i] = source[i];
-      return false;
+      return;
     case RowMode::kAssignAdd:
       if (fresh) {
-        InitializeState<kTile>(plan, lane, row);
-        InitializeValues<kTile>(plan, id, lane, row);
+        InitializeRow<kTile>(plan, id, lane, row);
         SyncTile<kTile>(warp_lane);  // segments deal elements to other lanes
       }
       for (int i = lane; i < plan.dim; i += kTile) row[i] += source[i];
-      return false;
+      return;
     case RowMode::kReinitialize:
-      InitializeState<kTile>(plan, lane, row);
-      InitializeValues<kTile>(plan, id, lane, row);
-      return false;
+      InitializeRow<kTile>(plan, id, lane, row);
+      return;
     case RowMode::kLoad:
       for (int i = lane; i < plan.row_floats; i += kTile) row[i] = source[i];
-      return false;
+      return;
     case RowMode::kOptimize:
       break;
   }
-  if (fresh) {
-    InitializeState<kTile>(plan, lane, row);
-    InitializeValues<kTile>(plan, id, lane, row);
-  }
-  bool bad = false;
-  for (int i = lane; i < plan.dim; i += kTile) bad |= IsNonFinite(source[i]);
-  bad = AnyOfTile<kTile>(bad, warp_lane);
+  if (fresh) InitializeRow<kTile>(plan, id, lane, row);
   for (int s = 0; s < plan.num_segments; ++s) {
     StepSegment<kTile>(plan, plan.segments[s], id, source, lane, warp_lane, row);
   }
   SyncTile<kTile>(warp_lane);
-  return bad;
 }
 
 }  // namespace gpu

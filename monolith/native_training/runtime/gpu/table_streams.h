@@ -33,7 +33,7 @@ class StreamOrder {
   int EndRead(Stream stream);
   int BeginWrite(Stream stream);
   int EndWrite(Stream stream);
-  // Of the last write.
+  // Returns the stream of the last write.
   Stream write_stream() const { return write_.stream; }
 
  private:

@@ -13,7 +13,7 @@ MONO_DEVICE void UpdateWord(const WriteArguments& a, const typename Rows::Plan& 
   if (std::is_same<typename Rows::Plan, RowPlan>::value) {
     FindBatch<kWalk>(a, word, lane, SetTime{a, word * kWordIds}, &ids, &rows);
   } else {
-    FindBatch<kWalk>(a, word, lane, SetSameTime{a.ts}, &ids, &rows);
+    FindBatch<kWalk>(a, word, lane, SetSameTime{a, word * kWordIds}, &ids, &rows);
   }
   Rows::Step(a, plan, word, lane, ids, rows);
 }
@@ -49,9 +49,9 @@ int UpdateTask(Stream stream, const WriteTask& task, AnyRows<kTile>) {
       UpdateOne<AnyRows<kTile>, Walk::kLines>{task.arguments, task.plan});
 }
 
-template <int kTile, bool kSum, typename Rule>
-int UpdateTask(Stream stream, const WriteTask& task, PackedRows<kTile, kSum, Rule>) {
-  using Rows = PackedRows<kTile, kSum, Rule>;
+template <int kTile, bool kInParts, bool kSum, typename Rule>
+int UpdateTask(Stream stream, const WriteTask& task, PackedRows<kTile, kInParts, kSum, Rule>) {
+  using Rows = PackedRows<kTile, kInParts, kSum, Rule>;
   const int64_t n = task.arguments.batch.n, words = CeilDiv(n, kWordIds);
   if (n < Tuning().update_far_below) {
     return ForWarps<2>(stream, words, kAllBlocks,

@@ -1,10 +1,14 @@
 // Lets the kernels of a write change the rows of a word of 32 ids, any row and packed ones:
 //
 //   Rows::Plan                                 what they know of a row and its step
-//   Rows::Step(a, plan, word, lane, ids, rows) steps the rows that were found (0: none)
+//   Rows::Step(a, plan, word, lane, ids, rows) steps the rows that were found (0: no id)
 //   Rows::Fill(a, plan, i, id, lane, row)      makes the row of the i-th id and steps it
 //
 // All lanes of a warp call Step, kTile lanes of it Fill.
+//
+// A number that is not finite is found where it is loaded to be used: Step looks at the gradients
+// of absent ids, too (kAbsentRow), so that an id of which nothing is finite is out of the write
+// before it is numbered, asked a filter for, or gets a row.
 #ifndef MONOLITH_NATIVE_TRAINING_RUNTIME_GPU_TABLE_WRITE_H_
 #define MONOLITH_NATIVE_TRAINING_RUNTIME_GPU_TABLE_WRITE_H_
 
@@ -47,7 +51,7 @@ MONO_DEVICE int64_t Position(const Batch& batch, int64_t i, int64_t k) {
   return batch.order[batch.starts[i] + Skipped(batch, i) + k];
 }
 
-// What the k-th step of id i takes; of gradients that are summed, all sums are there.
+// Returns the source of the k-th step of id i; where gradients are summed, all sums are there.
 MONO_DEVICE const float* SourceOf(const WriteArguments& a, int64_t i, int64_t k) {
   const Batch& batch = a.batch;
   if (!batch.sum) return a.source + Position(batch, i, k) * a.source_floats;
@@ -65,15 +69,18 @@ struct SetTime {
   int64_t first;
   MONO_DEVICE void operator()(TableSlot* slot, const TableSlot& seen, int j) const {
     const uint32_t ts = TimeOf(a, first + j);
+    a.times[first + j] = seen.ts;
     if (seen.ts != ts) slot->ts = ts;  // do not dirty the line for nothing
   }
 };
 
 // The same where all rows of the batch have one time.
 struct SetSameTime {
-  uint32_t ts;
-  MONO_DEVICE void operator()(TableSlot* slot, const TableSlot& seen, int) const {
-    if (seen.ts != ts) slot->ts = ts;
+  const WriteArguments& a;
+  int64_t first;
+  MONO_DEVICE void operator()(TableSlot* slot, const TableSlot& seen, int j) const {
+    a.times[first + j] = seen.ts;
+    if (seen.ts != a.ts) slot->ts = a.ts;
   }
 };
 
@@ -90,7 +97,40 @@ MONO_DEVICE void FindBatch(const WriteArguments& a, int64_t word, int lane, cons
     a.absent[word] = bits;
     if (bits != 0) a.index.state->any_absent = 1;
   }
+  for (int k = 0; k < kIdsPerLane; ++k) {
+    if (absent.own[k]) rows->own[k] = kAbsentRow;
+  }
+#if defined(__CUDACC__)
+  __syncwarp();
+#endif
 }
+
+// -- What is not finite.
+
+// Whether a write looks at its values; what is loaded, and rows that begin anew, have none to look
+// at.
+MONO_DEVICE bool ChecksValues(const WriteArguments& a, RowMode mode) {
+  return mode == RowMode::kOptimize ||
+         (a.refuses && (mode == RowMode::kAssign || mode == RowMode::kAssignAdd));
+}
+
+// Counts what of an id is not finite, and names it.
+MONO_DEVICE void CountBad(const WriteArguments& a, int64_t id, int64_t times) {
+  TableState* const state = a.index.state;
+  const uint64_t at = AtomicAdd(&state->nonfinite, static_cast<uint64_t>(times));
+  for (int64_t k = 0; k < times && k < kNamedIds; ++k) state->bad_ids[(at + k) % kNamedIds] = id;
+}
+
+// Takes the i-th id out of the batch: a row has the time that it had, and none is made.
+MONO_DEVICE void LeaveOut(const WriteArguments& a, int64_t i, bool present) {
+  if (present) {
+    FindSlot(a.index, a.batch.ids[i])->ts = a.times[i];
+  } else {
+    AtomicAnd(a.absent + i / kWordIds, ~(1u << (i % kWordIds)));
+  }
+}
+
+// -- Any rows.
 
 // Has what the k-th step of id i takes on its way: steps of one id wait for one another, but what
 // they take need not be waited for.
@@ -106,29 +146,60 @@ MONO_DEVICE void FetchAhead(const WriteArguments& a, int64_t i, int64_t k, int64
 #endif
 }
 
+// Looks at what an absent id is to take.
+template <int kTile>
+MONO_DEVICE void CheckAbsent(const WriteArguments& a, const RowPlan& plan, int64_t i, int64_t id,
+                             int warp_lane) {
+  if (!ChecksValues(a, plan.mode)) return;
+  const int lane = warp_lane % kTile;
+  const int64_t occurrences = Occurrences(a.batch, i);
+  int64_t bad = 0;
+  for (int64_t k = 0; k < occurrences; ++k) {
+    bad += HasNonFinite<kTile>(SourceOf(a, i, k), plan.dim, lane, warp_lane);
+  }
+  if (bad == 0 || lane != 0) return;
+  CountBad(a, id, bad);
+  if (a.refuses && bad == occurrences) LeaveOut(a, i, false);
+}
+
 // All occurrences of id i, in order.
 template <int kTile>
 MONO_DEVICE void ApplyAll(const WriteArguments& a, const RowPlan& plan, int64_t i, int64_t id,
                           bool fresh, int warp_lane, float* row) {
+  const int lane = warp_lane % kTile;
   const int64_t occurrences = Occurrences(a.batch, i);
-  // What overwrites the row leaves nothing of those before it.
+  const bool checks = ChecksValues(a, plan.mode);
+  // Overwriting a row leaves nothing of the values before it.
   const bool only_last = plan.mode == RowMode::kAssign || plan.mode == RowMode::kLoad;
-  int bad = 0;
-  for (int64_t k = only_last ? occurrences - 1 : 0; k < occurrences; ++k) {
+  bool blank = fresh;  // nothing is in the row yet
+  int64_t bad = 0, last = -1;
+  for (int64_t k = only_last && !checks ? occurrences - 1 : 0; k < occurrences; ++k) {
     if (occurrences > 1 && k % kTile == 0) {
-      const int64_t ahead = k + warp_lane % kTile;
+      const int64_t ahead = k + lane;
       if (k == 0) FetchAhead(a, i, ahead, occurrences);
       FetchAhead(a, i, ahead + kTile, occurrences);
     }
-    bad += ApplyToRow<kTile>(plan, id, SourceOf(a, i, k), fresh && (k == 0 || only_last),
-                             warp_lane % kTile, warp_lane, row);
-    if (a.existed != nullptr && warp_lane % kTile == 0) {
-      a.existed[Position(a.batch, i, k)] = !(fresh && k == 0);
+    const float* const source = SourceOf(a, i, k);
+    if (checks && HasNonFinite<kTile>(source, plan.dim, lane, warp_lane)) {
+      ++bad;
+      if (a.refuses) continue;
     }
+    last = k;
+    if (only_last) continue;
+    ApplyToRow<kTile>(plan, id, source, blank, lane, warp_lane, row);
+    if (a.existed != nullptr && lane == 0) a.existed[Position(a.batch, i, k)] = !blank;
+    blank = false;
   }
-  if (bad > 0 && warp_lane % kTile == 0) {
-    AtomicAdd(&a.index.state->nonfinite, static_cast<uint64_t>(bad));
+  if (only_last && last >= 0) {
+    ApplyToRow<kTile>(plan, id, SourceOf(a, i, last), blank, lane, warp_lane, row);
+    blank = false;
   }
+  // A filter has dropped all that is finite, and let in what is not.
+  if (blank) InitializeRow<kTile>(plan, id, lane, row);
+  // Those of a new row were counted when it was absent.
+  if (fresh || bad == 0 || lane != 0) return;
+  CountBad(a, id, bad);
+  if (a.refuses && bad == occurrences) LeaveOut(a, i, true);
 }
 
 // Rows of any kind.
@@ -146,9 +217,14 @@ struct AnyRows {
     for (int j = lane / kTile; j < kWordIds; j += kWarpLanes / kTile) {
       const uint32_t row = rows.Get(j);
       const int64_t id = ids.Get(j);
+      const int64_t i = word * kWordIds + j;
       if (row == 0) continue;
-      ApplyAll<kTile>(a, plan, word * kWordIds + j, id, false, lane,
-                      reinterpret_cast<float*>(a.rows + row * a.stride));
+      if (row == kAbsentRow) {
+        CheckAbsent<kTile>(a, plan, i, id, lane);
+      } else {
+        ApplyAll<kTile>(a, plan, i, id, false, lane,
+                        reinterpret_cast<float*>(a.rows + row * a.stride));
+      }
     }
   }
 
@@ -237,70 +313,99 @@ MONO_DEVICE float4 LoadGradient(const WriteArguments& a, int dim, int64_t i,
   return sum;
 }
 
-// Rows of one segment with at most one state array, each stepped once: four floats a lane.
-template <int kLanesOfRow, bool kSum, typename Rule>
+// The ids of a warp's tiles in which a lane says so, a bit for each tile.
+template <int kTile>
+MONO_DEVICE uint32_t TilesOf(unsigned lanes) {
+  uint32_t tiles = 0;
+  for (int t = 0; t < kWarpLanes / kTile; ++t) {
+    tiles |= static_cast<uint32_t>((lanes & TileMask<kTile>(t * kTile)) != 0) << t;
+  }
+  return tiles;
+}
+
+// Counts the ids of a word that have a bit, each by its lane, and leaves them out. Not inlined: it
+// hardly ever runs, and registers are what limits the warps in flight.
+__device__ __noinline__ inline void CountBadIds(const WriteArguments& a, int64_t word, int lane,
+                                                uint32_t bits, uint32_t row) {
+  if ((bits >> lane & 1) == 0) return;
+  const int64_t i = word * kWordIds + lane;
+  CountBad(a, a.batch.ids[i], 1);
+  if (a.refuses) LeaveOut(a, i, row != kAbsentRow);
+}
+
+// Rows of one segment with at most one state array, each stepped once: four floats a lane, and
+// where kInParts several times four.
+template <int kLanesOfRow, bool kInParts, bool kSum, typename Rule>
 struct PackedRows {
   static constexpr int kTile = kLanesOfRow;
   static constexpr int kMinBlocks = kSum ? 4 : 5;
-  static constexpr int kAtOnce = 1;  // rows that a tile steps together
+  static constexpr int kFloats = kTile * 4;  // of a row that a tile takes at once
   using Plan = PackedPlan;
 
   static Plan PlanOf(const RowPlan& plan) { return {plan.segments[0], plan.seed}; }
   static int64_t PlanBytes(const RowPlan&) { return sizeof(Plan); }
+
+  MONO_DEVICE static void StepRow(const Rule& rule, int dim, float* row, int c, const float4& g) {
+    float4 w = LoadFour(row + c), n;
+    if (Rule::kHasState) n = LoadFour(row + dim + c);
+    StepFour(rule, g, &w, &n);
+    *reinterpret_cast<float4*>(row + c) = w;
+    if (Rule::kHasState) *reinterpret_cast<float4*>(row + dim + c) = n;
+  }
 
   MONO_DEVICE static void Step(const WriteArguments& a, const Plan& plan, int64_t word, int lane,
                                const PerId<int64_t>&, const PerId<uint32_t>& rows) {
     const Rule rule(plan.segment);
     const int dim = plan.segment.dim;
     constexpr int kTiles = kWarpLanes / kTile;
-    const int tile = lane / kTile;
+    const int tile = lane / kTile, c = lane % kTile * 4;
     PerId<uint32_t> counts, source_rows;
     if (kSum && rows.own[0] != 0) {
       const GradientPlace own = PlaceOf(a.batch, word * kWordIds + lane);
       counts.own[0] = own.count;
       source_rows.own[0] = own.row;
     }
+    uint32_t bad_ids = 0;
     MONO_ROLLED
-    for (int begin = 0; begin < kWordIds; begin += kTiles * kAtOnce) {
-      uint32_t numbers[kAtOnce];
-      MONO_UNROLL
-      for (int u = 0; u < kAtOnce; ++u) numbers[u] = rows.Get(begin + u * kTiles + tile);
-      GradientPlace places[kAtOnce] = {};
-      MONO_UNROLL
-      for (int u = 0; kSum && u < kAtOnce; ++u) {
-        places[u] = {counts.Get(begin + u * kTiles + tile),
-                     source_rows.Get(begin + u * kTiles + tile)};
+    for (int begin = 0; begin < kWordIds; begin += kTiles) {
+      const int j = begin + tile;
+      const uint32_t number = rows.Get(j);
+      GradientPlace place = {};
+      if (kSum) place = {counts.Get(j), source_rows.Get(j)};
+      const auto load = [&](int at) {
+        return LoadGradient<kSum>(a, dim, word * kWordIds + j, place, at);
+      };
+      float* const row = reinterpret_cast<float*>(a.rows + number * a.stride);
+      bool steps = number != 0 && number != kAbsentRow;
+      // All loads before the vote: they are under way together.
+      float4 w, n, g;
+      bool bad = false;
+      if (steps && c < dim) {
+        w = LoadFour(row + c);
+        if (Rule::kHasState) n = LoadFour(row + dim + c);
       }
-      bool bad[kAtOnce] = {};
-      for (int c = lane % kTile * 4; c < dim; c += kTile * 4) {
-        float4 w[kAtOnce], n[kAtOnce], g[kAtOnce];
-        MONO_UNROLL
-        for (int u = 0; u < kAtOnce; ++u) {
-          if (numbers[u] == 0) continue;
-          const float* const row = reinterpret_cast<const float*>(a.rows + numbers[u] * a.stride);
-          w[u] = LoadFour(row + c);
-          if (Rule::kHasState) n[u] = LoadFour(row + dim + c);
-          g[u] =
-              LoadGradient<kSum>(a, dim, word * kWordIds + begin + u * kTiles + tile, places[u], c);
-        }
-        MONO_UNROLL
-        for (int u = 0; u < kAtOnce; ++u) {
-          if (numbers[u] == 0) continue;
-          float* const row = reinterpret_cast<float*>(a.rows + numbers[u] * a.stride);
-          bad[u] |= AnyNonFinite(g[u]);
-          StepFour(rule, g[u], &w[u], &n[u]);
-          *reinterpret_cast<float4*>(row + c) = w[u];
-          if (Rule::kHasState) *reinterpret_cast<float4*>(row + dim + c) = n[u];
-        }
+      if (number != 0 && c < dim) {
+        g = load(c);
+        bad = AnyNonFinite(g);
       }
-      MONO_UNROLL
-      for (int u = 0; u < kAtOnce; ++u) {
-        const unsigned lanes = __ballot_sync(kAllLanes, bad[u]);
-        if (lanes != 0 && lane % kTile == 0 && (lanes & TileMask<kTile>(lane)) != 0) {
-          AtomicAdd(&a.index.state->nonfinite, uint64_t{1});
-        }
+      for (int at = c + kFloats; kInParts && at < dim; at += kFloats) {
+        if (number != 0) bad |= AnyNonFinite(load(at));
+      }
+      const unsigned lanes = __ballot_sync(kAllLanes, bad);
+      if (lanes != 0) {
+        bad_ids |= TilesOf<kTile>(lanes) << begin;
+        if (a.refuses && (lanes & TileMask<kTile>(lane)) != 0) steps = false;
+      }
+      if (steps && c < dim) {
+        StepFour(rule, g, &w, &n);
+        *reinterpret_cast<float4*>(row + c) = w;
+        if (Rule::kHasState) *reinterpret_cast<float4*>(row + dim + c) = n;
+      }
+      for (int at = c + kFloats; kInParts && at < dim; at += kFloats) {
+        if (steps) StepRow(rule, dim, row, at, load(at));
       }
     }
+    if (bad_ids != 0) CountBadIds(a, word, lane, bad_ids, rows.own[0]);
   }
 
   // Made in registers and stored once.
@@ -311,8 +416,7 @@ struct PackedRows {
     const int dim = segment.dim;
     const uint64_t stream = engine::ValueStream(plan.seed, id);
     const GradientPlace place = kSum ? PlaceOf(a.batch, i) : GradientPlace{};
-    bool bad = false;
-    for (int c = lane % kTile * 4; c < dim; c += kTile * 4) {
+    for (int c = lane % kTile * 4; c < dim; c += kFloats) {
       const float4 g = LoadGradient<kSum>(a, dim, i, place, c);
       float4 w, n;
       w.x = InitialValue(segment, stream, c);
@@ -320,13 +424,9 @@ struct PackedRows {
       w.z = InitialValue(segment, stream, c + 2);
       w.w = InitialValue(segment, stream, c + 3);
       n.x = n.y = n.z = n.w = segment.fields[0].initial;
-      bad |= AnyNonFinite(g);
       StepFour(rule, g, &w, &n);
       *reinterpret_cast<float4*>(row + c) = w;
       if (Rule::kHasState) *reinterpret_cast<float4*>(row + dim + c) = n;
-    }
-    if (AnyOfTile<kTile>(bad, lane) && lane % kTile == 0) {
-      AtomicAdd(&a.index.state->nonfinite, uint64_t{1});
     }
   }
 };
@@ -353,10 +453,10 @@ inline int KindOf(const WriteTask& task) {
 #if defined(__CUDACC__)
   const int dim = task.plan.dim;
   if (IsPacked(task)) {
-    const int tile = dim <= 16 ? 0 : dim <= 32 ? 1 : dim <= 64 ? 2 : 3;
+    const int tile = dim <= 16 ? 0 : dim <= 32 ? 1 : dim <= 64 ? 2 : dim <= 128 ? 3 : 4;
     const bool adagrad = task.plan.segments[0].optimizer == engine::OptimizerKind::kAdagrad;
     const bool sum = task.arguments.batch.starts != nullptr;
-    return 4 + tile + (adagrad ? 0 : 4) + (sum ? 8 : 0);
+    return 4 + tile + (adagrad ? 0 : 5) + (sum ? 10 : 0);
   }
   return dim <= 4 ? 0 : dim <= 8 ? 1 : dim <= 16 ? 2 : 3;
 #else
@@ -372,15 +472,17 @@ int WithKind(int kind, const Launch& launch) {
   const auto packed = [&](auto sum, auto rule) {
     constexpr bool kSum = decltype(sum)::value;
     using Rule = typename decltype(rule)::type;
-    switch (kind % 4) {
+    switch ((kind - 4) % 5) {
       case 0:
-        return launch(PackedRows<4, kSum, Rule>());
+        return launch(PackedRows<4, false, kSum, Rule>());
       case 1:
-        return launch(PackedRows<8, kSum, Rule>());
+        return launch(PackedRows<8, false, kSum, Rule>());
       case 2:
-        return launch(PackedRows<16, kSum, Rule>());
+        return launch(PackedRows<16, false, kSum, Rule>());
+      case 3:
+        return launch(PackedRows<32, false, kSum, Rule>());
       default:
-        return launch(PackedRows<32, kSum, Rule>());
+        return launch(PackedRows<32, true, kSum, Rule>());
     }
   };
   if (kind < 4) {
@@ -395,8 +497,8 @@ int WithKind(int kind, const Launch& launch) {
         return launch(AnyRows<32>());
     }
   }
-  const bool sgd = (kind - 4) / 4 % 2 != 0;
-  if ((kind - 4) / 8 != 0) {
+  const bool sgd = (kind - 4) / 5 % 2 != 0;
+  if ((kind - 4) / 10 != 0) {
     return sgd ? packed(std::true_type(), TypeOf<PackedSgd>())
                : packed(std::true_type(), TypeOf<PackedAdagrad>());
   }

@@ -41,6 +41,18 @@ TEST_P(GpuTableSkewTest, EqualsTheEngineHoweverOftenIdsCome) {
 INSTANTIATE_TEST_SUITE_P(Configurations, GpuTableSkewTest,
                          ::testing::Range(0, Sized(kSkewedConfigs, 14)));
 
+class GpuTableBadRowsTest : public ::testing::TestWithParam<int> {};
+
+TEST_P(GpuTableBadRowsTest, LeavesOutWhatTheEngineLeavesOut) {
+  Differential differential(BadRowsConfig(GetParam()), BadRowsOptions(GetParam()));
+  EXPECT_EQ(differential.Run(), "");
+}
+
+INSTANTIATE_TEST_SUITE_P(Configurations, GpuTableBadRowsTest,
+                         ::testing::Range(0, kBadRowsConfigs, Sized(1, 5)));
+
+TEST(GpuTableRefusalTest, TellsWhatItRefuses) { EXPECT_EQ(TellsWhatItRefuses(), ""); }
+
 TEST(GpuTableSumTest, DependsOnTheIdAlone) { EXPECT_EQ(SumsDependOnTheIdAlone(), ""); }
 
 TEST(GpuTableLargeTest, EqualsTheEngineWhileItGrows) {

@@ -113,7 +113,8 @@ inline int CreateTable(const engine::TableConfig& config, TablePointer* table) {
                           0,
                           slots.data(),
                           days.data(),
-                          static_cast<int64_t>(slots.size())};
+                          static_cast<int64_t>(slots.size()),
+                          "user"};
   MonoGpuTable* made = nullptr;
   const int code = mono_gpu_table_create(&c, &made);
   table->reset(made);
@@ -130,6 +131,9 @@ struct DifferentialOptions {
   float tolerance = 4e-6f;  // relative, of one step
   uint32_t threshold = 0;   // of an occurrence filter for each table; 0: none
   bool skewed = false;      // batches of one id, half of one id, of a Zipf law, without equal ids
+  // One row of this number is not finite, in batches of three of four calls; 0: none.
+  int bad_rows = 0;
+  int32_t not_finite = MONO_GPU_NOT_FINITE_STOP;
 };
 
 class Differential {
@@ -334,11 +338,47 @@ class Differential {
     return values;
   }
 
+  // Some of the rows are not finite; all of them, of an id that a filter may drop: a filter
+  // is asked for every row of such an id where one is finite, which the engine does not ask for.
+  void Spoil(const std::vector<int64_t>& ids, std::vector<float>* values) {
+    if (options_.bad_rows == 0 || random_() % 4 == 0) return;
+    const float kinds[] = {std::numeric_limits<float>::quiet_NaN(),
+                           std::numeric_limits<float>::infinity(),
+                           -std::numeric_limits<float>::infinity()};
+    const uint64_t some = random_();
+    const int64_t dim = cpu_->dim();
+    for (size_t i = 0; i < ids.size(); ++i) {
+      const uint64_t mixed = (static_cast<uint64_t>(ids[i]) + some) * 0x9e3779b97f4a7c15ull >> 32;
+      const uint64_t draw = options_.threshold > 0 ? mixed : random_();
+      if (draw % options_.bad_rows == 0)
+        (*values)[i * dim + random_() % dim] = kinds[random_() % 3];
+    }
+  }
+
+  // The GPU table tells of the rows that a write of the engine has refused.
+  std::string CompareRefused(engine::Status* status) {
+    const int code = mono_gpu_table_check(gpu_.get());
+    if (status->ok()) {
+      MONO_DIFF_CHECK(code == MONO_GPU_OK, mono_gpu_last_error());
+      return "";
+    }
+    MONO_DIFF_CHECK(code == MONO_GPU_REFUSED, status->message);
+    const std::string text = mono_gpu_last_error();
+    const size_t begin = status->message.find("those of ");
+    MONO_DIFF_CHECK(begin != std::string::npos, status->message);
+    const std::string rows =
+        status->message.substr(begin, status->message.find(':', begin) - begin);
+    MONO_DIFF_CHECK(text.find(rows + ":") != std::string::npos, text + ", want " + rows);
+    *status = engine::Status::Ok();
+    return "";
+  }
+
   std::string Call(int call, int step) {
     const bool distinct = random_() % 2 == 0;
     const std::vector<int64_t> ids = SomeIds(distinct);
     const int64_t n = static_cast<int64_t>(ids.size());
-    const std::vector<float> values = SomeValues(n * cpu_->dim());
+    std::vector<float> values = SomeValues(n * cpu_->dim());
+    Spoil(ids, &values);
     Array<int64_t> device_ids(ids);
     Array<float> device_values(values);
     const int64_t time = 1000000000 + step * 86400;
@@ -355,6 +395,7 @@ class Differential {
     gpu_options.duplicates = distinct ? MONO_GPU_IDS_ARE_DISTINCT
                              : sum    ? MONO_GPU_SUM_GRADIENTS
                                       : MONO_GPU_STEP_FOR_EACH;
+    gpu_options.not_finite = options_.not_finite;
     if (gpu_filter_ != nullptr) {
       gpu_options.filter = [](void* filter, const int64_t* some, const uint32_t* counts,
                               int64_t count, uint8_t* dropped) {
@@ -365,6 +406,10 @@ class Differential {
     engine::WriteOptions write;
     write.req_time = time;
     write.filter = cpu_filter_.get();
+    write.non_finite = options_.not_finite == MONO_GPU_NOT_FINITE_STOP ? engine::NonFinite::kStop
+                       : options_.not_finite == MONO_GPU_NOT_FINITE_SKIP
+                           ? engine::NonFinite::kSkip
+                           : engine::NonFinite::kWrite;
     engine::Status status;
     int code = MONO_GPU_OK;
     if (call < 6) {
@@ -409,8 +454,9 @@ class Differential {
       status = cpu_->Reserve(rows);
       code = mono_gpu_table_reserve(gpu_.get(), nullptr, rows);
     }
-    MONO_DIFF_CHECK(status.ok(), status.message);
     MONO_DIFF_CHECK(code == MONO_GPU_OK, mono_gpu_last_error());
+    const std::string refused = CompareRefused(&status);
+    if (!refused.empty()) return refused;
     MONO_DIFF_CHECK(mono_gpu_synchronize(nullptr) == MONO_GPU_OK, mono_gpu_last_error());
     return "";
   }
@@ -481,6 +527,29 @@ inline DifferentialOptions SkewedOptions(int number) {
   options.steps = Sized(10, 6);
   options.max_batch = number % 7 == 0 ? Sized(3000, 150) : Sized(300, 100);
   options.distinct_ids = Sized(200, 60);
+  return options;
+}
+
+// Batches with rows that are not finite: of all configurations, then of the skewed ones, then as
+// they are for the two optimizers that have nothing but sums.
+constexpr int kBadRowsConfigs = kDifferentialConfigs + kSkewedConfigs + 2;
+
+inline engine::TableConfig BadRowsConfig(int number) {
+  if (number < kDifferentialConfigs) return DifferentialConfig(number);
+  number -= kDifferentialConfigs;
+  return number < kSkewedConfigs ? SkewedConfig(number)
+                                 : DifferentialConfig(number - kSkewedConfigs);
+}
+
+inline DifferentialOptions BadRowsOptions(int number) {
+  DifferentialOptions options;
+  const int skewed = number - kDifferentialConfigs;
+  if (skewed >= 0 && skewed < kSkewedConfigs) options = SkewedOptions(skewed);
+  options.seed = static_cast<uint32_t>(number) + 5000;
+  // One row of many equal ids spoils the sum.
+  options.bad_rows = options.skewed ? 200 : number % 3 == 0 ? 2 : 20;
+  if (number % 4 == 3 && number < kDifferentialConfigs) options.threshold = 3;
+  if (skewed >= kSkewedConfigs) options.not_finite = MONO_GPU_NOT_FINITE_WRITE;
   return options;
 }
 

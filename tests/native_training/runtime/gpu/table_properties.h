@@ -1,4 +1,4 @@
-// What a GPU table promises beside being equal to the engine's: calls for many tables equal single
+// A GPU table's promises beside being equal to the engine's: calls for many tables equal single
 // ones, the same calls give the same table, growth and memory that runs out lose nothing. Each
 // function returns an empty text, or what is wrong. Needs no test library.
 #ifndef MONOLITH_TESTS_NATIVE_TRAINING_RUNTIME_GPU_TABLE_PROPERTIES_H_
@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <limits>
 #include <map>
 #include <memory>
 #include <string>
@@ -128,7 +129,7 @@ inline std::string ManyTablesEqualSingleOnes() {
                                              static_cast<int64_t>(all_ids[t].size()),
                                              gradients.data(), &options));
     }
-    // Each table twice, once without telling what was found.
+    // Each table twice, once without telling what was found and with gaps between the vectors.
     std::vector<int64_t> looked;
     for (int64_t i = -3; i < 170; ++i) looked.push_back(i);
     Array<int64_t> device_looked(looked);
@@ -138,10 +139,11 @@ inline std::string ManyTablesEqualSingleOnes() {
     std::vector<MonoGpuLookupJob> lookups;
     for (int twice = 0; twice < 2; ++twice) {
       for (size_t t = 0; t < tables; ++t) {
-        outs.push_back(std::make_unique<Array<float>>(n * mono_gpu_table_dim(many[t].get())));
+        const int64_t stride = mono_gpu_table_dim(many[t].get()) + 4 * twice;
+        outs.push_back(std::make_unique<Array<float>>(std::vector<float>(n * stride, -7.0f)));
         founds.push_back(std::make_unique<Array<uint8_t>>(n));
         lookups.push_back({many[t].get(), device_looked.data(), n, outs.back()->data(),
-                           twice == 0 ? founds.back()->data() : nullptr});
+                           twice == 0 ? founds.back()->data() : nullptr, twice == 0 ? 0 : stride});
       }
     }
     MONO_DIFF_CALL(
@@ -153,7 +155,16 @@ inline std::string ManyTablesEqualSingleOnes() {
       if (!error.empty()) return error;
       const std::string where = "step " + std::to_string(step) + ", table " + std::to_string(t);
       MONO_DIFF_CHECK(outs[t]->Read() == want, where);
-      MONO_DIFF_CHECK(outs[tables + t]->Read() == want, where);
+      const int64_t dim = mono_gpu_table_dim(many[t].get());
+      const std::vector<float> with_gaps = outs[tables + t]->Read();
+      std::vector<float> vectors;
+      for (int64_t i = 0; i < n; ++i) {
+        const auto begin = with_gaps.begin() + i * (dim + 4);
+        vectors.insert(vectors.end(), begin, begin + dim);
+        // The gaps belong to others.
+        MONO_DIFF_CHECK(std::count(begin + dim, begin + dim + 4, -7.0f) == 4, where);
+      }
+      MONO_DIFF_CHECK(vectors == want, where);
       MONO_DIFF_CHECK(founds[t]->Read() == there, where);
       std::vector<std::string> first, second;
       std::vector<uint32_t> first_rows, second_rows;
@@ -239,7 +250,7 @@ inline std::string LetsInByChance() {
     std::string error = LookUp(table.get(), distinct, &outcome->values, &found);
     if (!error.empty()) return error;
     MONO_DIFF_CHECK(std::count(found.begin(), found.end(), 1) == stats.size, "rows that are there");
-    // What is there stays without being asked.
+    // Present rows stay without being asked.
     Array<int64_t> again(distinct);
     chance.default_threshold = 0xffffffffu;
     const int64_t before = stats.size;
@@ -420,7 +431,7 @@ inline std::string GrowsWhileRowsLeave(int64_t rows) {
     return static_cast<int64_t>(engine::SplitMix64(static_cast<uint64_t>(i) + 1));
   };
   const auto value_of = [](int64_t i) { return static_cast<float>(i % 1000003); };
-  // Of every batch a quarter is erased later, and an eighth has a time that lets it be evicted.
+  // A quarter of every batch is erased later, and an eighth has a time that lets it be evicted.
   const auto fate_of = [](int64_t i) { return i % 8 < 2 ? 1 : i % 8 == 2 ? 2 : 0; };
   int64_t begin = 0, erased_to = 0;
   int64_t batch = 1;
@@ -535,6 +546,97 @@ inline std::string RunsOutOfMemoryWithoutLoss(int64_t budget) {
   MONO_DIFF_CALL(mono_gpu_table_stats(table.get(), &stats));
   MONO_DIFF_CHECK(stats.size == rows + 1000, std::to_string(stats.size));
   MONO_DIFF_CALL(mono_gpu_table_set_budget(0));
+  return "";
+}
+
+// The words of a call that fails because of an earlier one, of a check, and what a table has then.
+inline std::string TellsWhatItRefuses() {
+  constexpr int64_t kDim = 192;  // more than a warp takes at once
+  constexpr int64_t kIds = 100;
+  const float bad_values[] = {std::numeric_limits<float>::quiet_NaN(),
+                              std::numeric_limits<float>::infinity()};
+  for (const auto kind : {engine::OptimizerKind::kAdagrad, engine::OptimizerKind::kAdam}) {
+    TablePointer table, other;
+    for (TablePointer* const one : {&table, &other}) {
+      MONO_DIFF_CALL(CreateTable(OneSegment(kDim, kind), one));
+    }
+    std::vector<int64_t> ids(kIds);
+    for (int64_t i = 0; i < kIds; ++i) ids[i] = i;
+    const std::vector<float> good(kIds * kDim, 0.5f);
+    std::vector<float> some(good);
+    some[7 * kDim + 191] = bad_values[0];
+    some[70 * kDim] = bad_values[1];
+    Array<int64_t> device_ids(ids);
+    Array<float> all_good(good), with_bad(some);
+    const float rate = 0.01f;
+    MonoGpuWriteOptions options = {};
+    options.learning_rates = &rate;
+    options.num_learning_rates = 1;
+    const auto optimize = [&](MonoGpuTable* to, const Array<float>& gradients) {
+      return mono_gpu_table_optimize(to, nullptr, device_ids.data(), kIds, gradients.data(),
+                                     &options);
+    };
+    Array<int64_t> refused(std::vector<int64_t>{7, 70});
+    const auto records = [&] {
+      std::string all;
+      const auto append = [](void* to, const char* bytes, int64_t size) {
+        static_cast<std::string*>(to)->append(bytes, static_cast<size_t>(size));
+        return 0;
+      };
+      if (mono_gpu_table_save_ids(table.get(), nullptr, refused.data(), 2, append, &all) != 0) {
+        all = mono_gpu_last_error();
+      }
+      return all;
+    };
+    const auto size = [](MonoGpuTable* of) {
+      MonoGpuTableStats stats = {};
+      return mono_gpu_table_stats(of, &stats) == MONO_GPU_OK ? stats.size : -1;
+    };
+    MONO_DIFF_CALL(optimize(table.get(), with_bad));
+    MONO_DIFF_CHECK(size(table.get()) == kIds - 2, "absent ids that were refused");  // and waits
+    const MonoGpuOptimizeJob jobs[] = {
+        {other.get(), device_ids.data(), kIds, all_good.data(), &options},
+        {table.get(), device_ids.data(), kIds, all_good.data(), &options}};
+    const int code = mono_gpu_table_optimize_many(nullptr, jobs, 2);
+    const std::string text = mono_gpu_last_error();
+    MONO_DIFF_CHECK(code == MONO_GPU_REFUSED, std::to_string(code));
+    MONO_DIFF_CHECK(text.rfind("Table 'user': values or gradients with NaN or infinity were not "
+                               "written, those of 2 rows: ids 7, 70. An earlier call",
+                               0) == 0,
+                    text);
+    MONO_DIFF_CHECK(size(table.get()) == kIds - 2 && size(other.get()) == 0,
+                    "the call that fails does nothing");
+    MONO_DIFF_CALL(mono_gpu_table_optimize_many(nullptr, jobs, 2));
+    MONO_DIFF_CHECK(size(table.get()) == kIds && size(other.get()) == kIds,
+                    "the next call goes on");
+    MONO_DIFF_CALL(mono_gpu_table_check(table.get()));
+
+    // Rows that are there stay as they are.
+    const std::string before = records();
+    options.req_time = 5;
+    MONO_DIFF_CALL(optimize(table.get(), with_bad));
+    MONO_DIFF_CHECK(mono_gpu_table_check(table.get()) == MONO_GPU_REFUSED, "check");
+    MONO_DIFF_CALL(mono_gpu_table_assign(table.get(), nullptr, device_ids.data(), kIds,
+                                         with_bad.data(), &options));
+    MONO_DIFF_CHECK(mono_gpu_table_check(table.get()) == MONO_GPU_REFUSED, "check of values");
+    MONO_DIFF_CHECK(records() == before, "rows and times of refused gradients and values");
+
+    // One that is told of skips; one that writes has them.
+    options.not_finite = MONO_GPU_NOT_FINITE_SKIP;
+    MONO_DIFF_CALL(optimize(table.get(), with_bad));
+    MONO_DIFF_CALL(mono_gpu_table_check(table.get()));
+    MONO_DIFF_CHECK(records() == before, "rows of skipped gradients");
+    options.not_finite = MONO_GPU_NOT_FINITE_WRITE;
+    MONO_DIFF_CALL(optimize(table.get(), with_bad));
+    MONO_DIFF_CALL(mono_gpu_table_check(table.get()));
+    MONO_DIFF_CHECK(records() != before, "rows of gradients that are written");
+    MonoGpuTableStats stats = {};
+    MONO_DIFF_CALL(mono_gpu_table_stats(table.get(), &stats));
+    MONO_DIFF_CHECK(stats.nonfinite_gradients == 10, std::to_string(stats.nonfinite_gradients));
+    options.not_finite = 3;
+    MONO_DIFF_CHECK(optimize(table.get(), with_bad) == MONO_GPU_INVALID_ARGUMENT,
+                    "a wrong setting");
+  }
   return "";
 }
 

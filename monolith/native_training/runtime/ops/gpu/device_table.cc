@@ -12,6 +12,7 @@
 
 #include "monolith/native_training/runtime/base/crc32c.h"
 #include "monolith/native_training/runtime/base/feature_id.h"
+#include "monolith/native_training/runtime/ops/tables/bad_gradients.h"
 #include "monolith/native_training/runtime/ops/tables/hash_table_resource.h"
 #include "monolith/native_training/runtime/ops/tables/table_config_proto.h"
 #include "tensorflow/core/platform/errors.h"
@@ -126,9 +127,19 @@ struct FilterCall {
   }
 };
 
+Status GetNotFinite(int32_t* not_finite) {
+  engine::NonFinite policy = engine::NonFinite::kStop;
+  TF_RETURN_IF_ERROR(GetNonFinite(&policy));
+  *not_finite = policy == engine::NonFinite::kStop   ? MONO_GPU_NOT_FINITE_STOP
+                : policy == engine::NonFinite::kSkip ? MONO_GPU_NOT_FINITE_SKIP
+                                                     : MONO_GPU_NOT_FINITE_WRITE;
+  return OkStatus();
+}
+
 MonoGpuWriteOptions ToOptions(const DeviceTable& table, const DeviceWriteOptions& from,
-                              FilterCall* filter) {
+                              int32_t not_finite, FilterCall* filter) {
   MonoGpuWriteOptions to = {};
+  to.not_finite = not_finite;
   to.req_time = from.req_time;
   to.global_step = from.global_step;
   to.learning_rates = from.learning_rates;
@@ -146,6 +157,7 @@ MonoGpuWriteOptions ToOptions(const DeviceTable& table, const DeviceWriteOptions
 // The status of a call on several tables, which come once or several times in a row.
 Status CheckMany(std::vector<const DeviceTable*> tables, int code) {
   if (code == MONO_GPU_OK) return OkStatus();
+  if (code == MONO_GPU_REFUSED) return GpuStatus(tables.front()->library(), code);
   tables.erase(std::unique(tables.begin(), tables.end()), tables.end());
   const Status status = tables.front()->Check(code);
   if (tables.size() == 1) return status;
@@ -335,12 +347,14 @@ int DeviceTable::CreateTable() {
   config.expire_slots = slots.data();
   config.expire_days = days.data();
   config.num_expire_slots = static_cast<int64_t>(slots.size());
+  config.name = name_.c_str();
   return library_->table_create(&config, &table_);
 }
 
 Status DeviceTable::Check(int code) const {
   const Status status = GpuStatus(*library_, code);
-  if (status.ok()) return status;
+  // The table itself tells of refusals; another call of this step may be on it.
+  if (status.ok() || code == MONO_GPU_REFUSED) return status;
   std::string text = strings::StrCat("table ", name_, ": ", status.message());
   MonoGpuTableStats stats = {};
   if (code == MONO_GPU_OUT_OF_MEMORY && table_ != nullptr &&
@@ -415,9 +429,12 @@ Status DeviceTable::ReadShard(int shard, std::string* records) const {
 engine::Status DeviceTable::WriteShard(int shard, const engine::ExpiryPolicy* expiry,
                                        const engine::AppendBytes& append,
                                        engine::SaveStats* stats) const {
+  // A checkpoint is not taken of a run that is to stop.
+  engine::Status status = ToEngine(library_->table_check(table_));
+  if (!status.ok()) return status;
   // As of before the rows are read: a later time would call rows old that are not yet.
   MonoGpuTableStats before = {};
-  engine::Status status = ToEngine(library_->table_stats(table_, &before));
+  status = ToEngine(library_->table_stats(table_, &before));
   if (!status.ok()) return status;
   std::string records;
   const Status read = ReadShard(shard, &records);
@@ -535,7 +552,7 @@ Status LookUpDeviceTables(GpuCall* call, const std::vector<DeviceLookup>& lookup
   std::vector<const DeviceTable*> tables;
   for (const DeviceLookup& lookup : lookups) {
     if (lookup.n == 0) continue;
-    jobs.push_back({lookup.table->get(), lookup.ids, lookup.n, lookup.out, nullptr});
+    jobs.push_back({lookup.table->get(), lookup.ids, lookup.n, lookup.out, nullptr, 0});
     tables.push_back(lookup.table);
   }
   if (jobs.empty()) return OkStatus();
@@ -546,7 +563,9 @@ Status LookUpDeviceTables(GpuCall* call, const std::vector<DeviceLookup>& lookup
 Status WriteDeviceTable(GpuCall* call, const DeviceTable& table, DeviceWrite write,
                         const DeviceSpan& span, const DeviceWriteOptions& options) {
   FilterCall filter;
-  const MonoGpuWriteOptions c_options = ToOptions(table, options, &filter);
+  int32_t not_finite = 0;
+  TF_RETURN_IF_ERROR(GetNotFinite(&not_finite));
+  const MonoGpuWriteOptions c_options = ToOptions(table, options, not_finite, &filter);
   const auto function = write == DeviceWrite::kAssign ? call->library().table_assign
                                                       : call->library().table_assign_add;
   TF_RETURN_IF_ERROR(table.Check(
@@ -559,8 +578,10 @@ Status OptimizeDeviceTables(GpuCall* call, const std::vector<DeviceUpdate>& upda
   std::vector<MonoGpuWriteOptions> options(updates.size());
   std::vector<MonoGpuOptimizeJob> jobs;
   std::vector<const DeviceTable*> tables;
+  int32_t not_finite = 0;
+  TF_RETURN_IF_ERROR(GetNotFinite(&not_finite));
   for (size_t i = 0; i < updates.size(); ++i) {
-    options[i] = ToOptions(*updates[i].table, updates[i].options, &filters[i]);
+    options[i] = ToOptions(*updates[i].table, updates[i].options, not_finite, &filters[i]);
     for (const DeviceSpan& span : updates[i].spans) {
       if (span.n == 0) continue;
       jobs.push_back({updates[i].table->get(), span.ids, span.n, span.values, &options[i]});

@@ -39,7 +39,7 @@ class DeviceTable : public engine::RecordTable {
   // The status of a call on this table.
   Status Check(int code) const;
   Status GetStats(MonoGpuTableStats* stats) const;
-  // What MonolithHashTableStats returns, kNumStats numbers.
+  // Writes the kNumStats numbers that MonolithHashTableStats returns.
   Status WriteStats(int64_t* out) const;
 
   // entries[i] = serialized EntryDump of ids[i], which lie on the device, without `id`; empty where

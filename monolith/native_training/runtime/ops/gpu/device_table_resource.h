@@ -129,7 +129,7 @@ class DeviceTableGroup : public ResourceBase {
   int64_t num_segments_ = 0;
 };
 
-// What fused ops and lists of tables need of either.
+// The part of either that fused ops and lists of tables need.
 struct FilteredDeviceTable {
   const DeviceTable* table;
   engine::OccurrenceFilter* filter;

@@ -67,11 +67,12 @@ Status GpuStatus(const GpuLibrary& library, int code) {
     case MONO_GPU_OK:
       return OkStatus();
     case MONO_GPU_INVALID_ARGUMENT:
+    case MONO_GPU_REFUSED:
       return errors::InvalidArgument(library.last_error());
     case MONO_GPU_OUT_OF_MEMORY:
       return errors::ResourceExhausted(library.last_error());
     case MONO_GPU_UNIMPLEMENTED:
-      // What cannot be done depends on a configuration, so the caller's argument is wrong.
+      // Refusals of this kind depend on a configuration, so the caller's argument is wrong.
       return errors::InvalidArgument(library.last_error());
     case MONO_GPU_FAILED_PRECONDITION:
       return errors::FailedPrecondition(library.last_error());

@@ -41,6 +41,7 @@
   FUNCTION(table_reserve)                \
   FUNCTION(table_clear)                  \
   FUNCTION(table_stats)                  \
+  FUNCTION(table_check)                  \
   FUNCTION(table_save_shard)             \
   FUNCTION(table_save_ids)               \
   FUNCTION(table_load_records)
