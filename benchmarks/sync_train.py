@@ -1,13 +1,21 @@
 """Speed of synchronous training: two ranks on two cores against one rank on one core.
 
-  python benchmarks/sync_train.py [--rounds 3] [--steps 30]
+  python benchmarks/sync_train.py [--rounds 3] [--steps 30] [--ranks 2 8]
+      [--engine horovod|tensorflow]
+  python benchmarks/sync_train.py --exchanges [--engine horovod|tensorflow]
 
 The same global batch: 26 features with ids of a Zipf law over 1M, dimension 16, 4096 examples, one
 dense tower. Every rank is bound to a core of its own and has one thread for ops. All processes live
 at the same time, and train in turn: two ranks, then one, and again.
 
-Also where the time of a step goes on rank 0, by what the tracer saw: Horovod (waiting for the other
-rank included), the table, what else is on the way of ids and rows between the ranks, and the model.
+Without `--engine` the exchanges are carried out by each in turn, as far as it is installed.
+
+Also where the time of a step goes on rank 0 of the first number of ranks, by what the tracer saw:
+exchanges (waiting for the other rank included), the table, what else is on the way of ids and
+rows between the ranks, and the model.
+
+`--exchanges` measures single exchanges instead, and how much memory rank 0 has taken after
+thousands of them whose sizes change from call to call.
 """
 
 from __future__ import annotations
@@ -19,6 +27,7 @@ import importlib.util
 import os
 import pathlib
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -28,6 +37,7 @@ import numpy as np
 from ratio_table import record
 
 FOLDER = pathlib.Path(__file__).resolve().parent
+ENGINES = ("horovod", "tensorflow")
 NUM_IDS = 1_000_000
 NUM_FEATURES = 26
 DIM = 16
@@ -36,8 +46,13 @@ GLOBAL_BATCH_SIZE = 4096
 NUM_BATCHES = 8
 WARM_UP_STEPS = 16
 TRACED_STEPS = 5
-WANTED_RATIO = 1.5
+WANTED_RATIO = 1.7
 WANTED_SHARE = 0.15
+# Rows of 64 floats of one exchange.
+EXCHANGED_ROWS = (20, 2000, 40_000)
+EXCHANGED_DIM = 64
+NUM_EXCHANGES = (300, 300, 50)
+NUM_GROWTH_CALLS = 10_000
 _SCOPE = "exchange"
 _OUTSIDE = ("exchange, all else", "reorder in the input pipeline")
 _WHOLE_STEP = "step"
@@ -130,8 +145,7 @@ def make_task(tf: Any, ids: np.ndarray) -> Any:
 def run_rank(folder: pathlib.Path, rounds: int, steps: int) -> None:
   """Plays one rank: trains a round whenever the file of that round appears."""
   # Before TensorFlow counts cores.
-  num_ranks = int(os.environ.get("HOROVOD_SIZE", "1"))
-  rank = int(os.environ.get("HOROVOD_RANK", "0"))
+  num_ranks, rank = _read_place()
   cores = sorted(os.sched_getaffinity(0))
   os.sched_setaffinity(0, {cores[rank % len(cores)]})
   import tensorflow as tf
@@ -222,9 +236,9 @@ def _add_stats(breakdown: dict[str, float], step_stats: Any) -> None:
     for node in device.node_stats:
       seconds = node.all_end_rel_micros * 1e-6
       op_type = node.timeline_label.split("= ")[-1].split("(")[0]
-      if op_type.startswith("Horovod"):
+      if op_type.startswith(("Horovod", "MonolithRankExchange")):
         # The kernel returns at once; the op ends when the other rank has sent its part.
-        breakdown["Horovod"] += seconds
+        breakdown["exchanges"] += seconds
       elif any(part in op_type for part in _TABLE_OPS):
         breakdown["table"] += seconds
       elif _SCOPE in node.node_name.split("/")[0]:
@@ -257,7 +271,14 @@ def _wait_for(path: pathlib.Path) -> None:
 class Side:
   """The ranks of one side of the comparison."""
 
-  def __init__(self, stack: contextlib.ExitStack, folder: pathlib.Path, count: int, args: Any):
+  def __init__(
+    self,
+    stack: contextlib.ExitStack,
+    folder: pathlib.Path,
+    count: int,
+    args: argparse.Namespace,
+    engine: str,
+  ):
     from monolith.native_training.ranks import local as local_ranks
 
     self.name = f"ranks_{count}"
@@ -267,7 +288,7 @@ class Side:
     command += [f"--rounds={args.rounds}", f"--steps={args.steps}"]
     env = {"TF_CPP_MIN_LOG_LEVEL": "2", "PYTHONPATH": str(FOLDER.parent)}
     outputs = [self._log, *[open(os.devnull, "wb") for _ in range(count - 1)]]
-    self._ranks = stack.enter_context(local_ranks.LocalRanks(count, command, env, outputs))
+    self._ranks = stack.enter_context(local_ranks.LocalRanks(count, command, env, outputs, engine))
 
   def lines(self) -> list[list[str]]:
     """Returns what rank 0 has reported, split into words."""
@@ -302,19 +323,37 @@ def main() -> int:
   parser = argparse.ArgumentParser(description=__doc__)
   parser.add_argument("--rounds", type=int, default=3)
   parser.add_argument("--steps", type=int, default=30)
+  parser.add_argument("--ranks", type=int, nargs="+", default=[2], help="numbers of ranks, in turn")
+  parser.add_argument("--engine", choices=ENGINES)
+  parser.add_argument("--exchanges", action="store_true")
   parser.add_argument("--rank_in", help=argparse.SUPPRESS)
   args = parser.parse_args()
+  if args.rank_in and args.exchanges:
+    run_exchanges()
+    return 0
   if args.rank_in:
     run_rank(pathlib.Path(args.rank_in), args.rounds, args.steps)
     return 0
-  if len(os.sched_getaffinity(0)) < 2:
-    print("needs two cores", file=sys.stderr)
+  if min(args.ranks) < 2:
+    parser.error("--ranks takes numbers of 2 and more: one rank is what they are compared with")
+  if len(os.sched_getaffinity(0)) < max(args.ranks):
+    print(f"needs {max(args.ranks)} cores", file=sys.stderr)
     return 1
-  if importlib.util.find_spec("horovod") is None:
-    print("left out: needs Horovod, make horovod", file=sys.stderr)
-    return 0
+  for engine in [args.engine] if args.engine else ENGINES:
+    if engine == "horovod" and importlib.util.find_spec("horovod") is None:
+      print("horovod is left out: it needs make horovod", file=sys.stderr)
+      continue
+    print(f"--- {engine}", flush=True)
+    if args.exchanges:
+      _measure_exchanges(engine)
+    else:
+      _measure(args, engine)
+  return 0
+
+
+def _measure(args: argparse.Namespace, engine: str) -> None:
   with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
-    sides = [Side(stack, pathlib.Path(name), count, args) for count in (2, 1)]
+    sides = [Side(stack, pathlib.Path(name), count, args, engine) for count in (*args.ranks, 1)]
     for side in sides:
       side.wait_for(1)
     seconds: dict[str, list[float]] = collections.defaultdict(list)
@@ -322,26 +361,110 @@ def main() -> int:
       for side in sides:
         seconds[side.name].append(side.run_round(index) / args.steps)
     breakdown = sides[0].breakdown()
-  _report(seconds, breakdown)
-  return 0
+  _report(seconds, breakdown, engine)
 
 
-def _report(seconds: dict[str, list[float]], breakdown: dict[str, float]) -> None:
+def _measure_exchanges(engine: str) -> None:
+  from monolith.native_training.ranks import local as local_ranks
+
+  command = [str(FOLDER / "sync_train.py"), "--rank_in=.", "--exchanges"]
+  env = {"TF_CPP_MIN_LOG_LEVEL": "2", "PYTHONPATH": str(FOLDER.parent)}
+  outputs = [None, subprocess.DEVNULL]
+  with local_ranks.LocalRanks(2, command, env, outputs, engine) as ranks:
+    statuses = [process.wait() for process in ranks.processes]
+  if any(statuses):
+    raise RuntimeError(f"the ranks ended with {statuses}")
+
+
+def run_exchanges() -> None:
+  """Plays one rank that exchanges, and prints as rank 0 how long it took."""
+  import tensorflow as tf
+
+  tf.compat.v1.disable_eager_execution()
+  from monolith.native_training import hvd_lib
+
+  hvd_lib.init()
+
+  def say(text: str) -> None:
+    if hvd_lib.rank() == 0:
+      print(text, flush=True)
+
+  with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+    for rows, count in zip(EXCHANGED_ROWS, NUM_EXCHANGES):
+      values = tf.Variable(tf.zeros([rows, EXCHANGED_DIM]))
+      session.run(values.initializer)
+      ops = {
+        "allreduce": hvd_lib.allreduce(values, name=f"allreduce_{rows}"),
+        "alltoall": hvd_lib.alltoall(values, [rows // 2, rows // 2], name=f"alltoall_{rows}"),
+        "allgather": hvd_lib.allgather(values, name=f"allgather_{rows}"),
+      }
+      for name, op in ops.items():
+        run = session.make_callable(op.op)
+        for _ in range(5):
+          run()
+        start, cpu_start = time.perf_counter(), time.process_time()
+        for _ in range(count):
+          run()
+        wall, cpu = time.perf_counter() - start, time.process_time() - cpu_start
+        say(
+          f"{name:10} {rows:6} x {EXCHANGED_DIM} floats {wall / count * 1e3:8.2f} ms, "
+          f"{cpu / count * 1e3:6.2f} ms of CPU on each rank"
+        )
+    _measure_growth(tf, session, say)
+
+
+def _measure_growth(tf: Any, session: Any, say: Any) -> None:
+  """Prints how the memory of a rank grows with calls of changing sizes."""
+  from monolith.native_training import hvd_lib
+
+  rng = np.random.default_rng(hvd_lib.rank())
+  rows = tf.compat.v1.placeholder(tf.float32, [None, EXCHANGED_DIM])
+  splits = tf.compat.v1.placeholder(tf.int32, [2])
+  received = hvd_lib.alltoall(rows, splits, name="growing")
+  kib = []
+  for i in range(NUM_GROWTH_CALLS + 1):
+    if i % (NUM_GROWTH_CALLS // 10) == 0:
+      kib.append(int(pathlib.Path("/proc/self/statm").read_text().split()[1]) * 4)
+    size = int(rng.integers(300))
+    first = int(rng.integers(size + 1))
+    session.run(received.op, {rows: np.zeros([size, EXCHANGED_DIM]), splits: [first, size - first]})
+  # The first calls fill pools of memory and meet new sizes.
+  say(
+    f"memory: {kib[1]:,} KiB after {NUM_GROWTH_CALLS // 10:,} calls, {kib[-1]:,} KiB after "
+    f"{NUM_GROWTH_CALLS:,}: {(kib[-1] - kib[1]) / (NUM_GROWTH_CALLS * 0.9):.3f} KiB per call"
+  )
+
+
+def _read_place() -> tuple[int, int]:
+  """Returns the number of ranks and the number of this one; imports nothing for it."""
+  env = os.environ
+  return (
+    int(env.get("HOROVOD_SIZE") or env.get("WORLD_SIZE", "1")),
+    int(env.get("HOROVOD_RANK") or env.get("RANK", "0")),
+  )
+
+
+def _report(seconds: dict[str, list[float]], breakdown: dict[str, float], engine: str) -> None:
   medians = {name: statistics.median(values) for name, values in seconds.items()}
   for name, median in medians.items():
     speed = GLOBAL_BATCH_SIZE / median
     print(f"{name:10} {median * 1e3:8.1f} ms per step, {speed:10,.0f} examples/s")
-  ratio = medians["ranks_1"] / medians["ranks_2"]
-  below = "  BELOW" if ratio < WANTED_RATIO else ""
-  print(f"two ranks on two cores against one on one: {ratio:.2f}x, want {WANTED_RATIO}x{below}")
-  record([("two ranks on two cores", "one on one", ratio)])
+  for name, median in medians.items():
+    ratio, count = medians["ranks_1"] / median, int(name.rpartition("_")[2])
+    if count == 2:
+      below = "  BELOW" if ratio < WANTED_RATIO else ""
+      print(f"two ranks on two cores against one on one: {ratio:.2f}x, want {WANTED_RATIO}x{below}")
+      what = "two ranks on two cores" + ("" if engine == "horovod" else f", {engine}")
+      record([(what, "one on one", ratio)])
+    elif count > 2:
+      print(f"{count} ranks on {count} cores against one on one: {ratio:.2f}x")
   step = breakdown.pop(_WHOLE_STEP)
   print(f"\nOps of traced steps, {step * 1e3:.1f} ms each, on rank 0; some run at the same time:")
   for name, value in sorted(breakdown.items(), key=lambda item: -item[1]):
     print(f"  {name:32} {value * 1e3:8.2f} ms {value / step:6.1%}")
   outside = sum(breakdown.get(name, 0) for name in _OUTSIDE) / step
   above = "  ABOVE" if outside > WANTED_SHARE else ""
-  print(f"exchange outside Horovod and table: {outside:.1%}, want under {WANTED_SHARE:.0%}{above}")
+  print(f"outside exchanges and table: {outside:.1%}, want under {WANTED_SHARE:.0%}{above}")
 
 
 if __name__ == "__main__":

@@ -82,7 +82,7 @@ class Ranks:
 
 
 class _Rank:
-  """What `hvd_lib` uses of Horovod, for one rank."""
+  """Stands in for the part of Horovod that `hvd_lib` uses, for one rank."""
 
   def __init__(self, ranks: Ranks, rank: int):
     self._ranks = ranks

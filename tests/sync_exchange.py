@@ -42,7 +42,7 @@ MANY = 20000
 
 
 class Step(NamedTuple):
-  """What a rank looks up and sends back.
+  """Holds what a rank looks up and sends back.
 
   Attributes:
     ids: int64 vector of each table.

@@ -6,17 +6,23 @@ Importing this module imports no such library; the first use does, once per proc
 |---|---|
 | environment variable `MONOLITH_WITH_BYTEPS` is on | `byteps.tensorflow` |
 | Horovod is installed, with its TensorFlow part | `horovod.tensorflow` |
-| it is not, and this process is alone | one rank inside this process, no library |
+| it is not, or what started the process says nothing to it, and there are several ranks | \
+`monolith.native_training.ranks.tensorflow_engine`: TensorFlow's own collectives |
+| this process is alone | one rank inside this process, no library |
+
+`MONOLITH_RANKS_ENGINE` (`horovod` or `tensorflow`) decides between the two in the middle; `init`
+logs which one it is.
 
 Everything is an attribute of one object, `_backend`, to which the module forwards: `init`, `rank`,
 `size`, `local_rank`, `local_size`, `is_initialized`, `allgather`, `allreduce`, `alltoall`,
 `broadcast`, `grouped_allreduce`, `BroadcastGlobalVariablesHook`, `lib`, `enable_bps`, `is_enabled`,
-`has_gpu_kernels` and `check_size`. Collectives are matched by name between ranks: give each its
-own, the same on all of them.
+`has_gpu_kernels`, `is_exchange_error` and `check_size`. Collectives are matched by name between
+ranks: give each its own, the same on all of them.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib
 import pathlib
 import shlex
@@ -25,8 +31,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
+from absl import logging
 from tensorflow.python.framework import kernels
 
+from monolith import _tensorflow
 from monolith.native_training import env_utils
 from monolith.native_training.ranks import thread_slices
 from monolith.native_training.settings import rank_environment as mpi_utils
@@ -38,6 +46,10 @@ INSTALL_HOROVOD = (
   else "HOROVOD_WITH_TENSORFLOW=1 HOROVOD_WITH_GLOO=1 pip install --no-build-isolation "
   "--no-cache-dir --force-reinstall horovod==0.28.1 (needs cmake 3, make and a C++17 compiler)"
 )
+
+_TENSORFLOW_MODULE = "monolith.native_training.ranks.tensorflow_engine"
+# As that module says it.
+_EXCHANGE_FAILED = "the exchange with the other ranks failed"
 
 
 class _Backend:
@@ -62,7 +74,7 @@ class _Backend:
     if self._lib is None:
       with self._lock:
         if self._lib is None:
-          self._lib = _import_byteps() if self.enable_bps else _import_horovod()
+          self._lib = _import_byteps() if self.enable_bps else _import_engine()
     return self._lib
 
   def is_enabled(self) -> bool:
@@ -88,10 +100,24 @@ class _Backend:
     )
 
   def init(self, *args: Any, **kwargs: Any) -> None:
-    """Meets the other ranks; a second call does nothing."""
+    """Meets the other ranks; a second call does nothing.
+
+    Raises:
+      ImportError: there are several, and no library can bring them together.
+      RuntimeError: not all of them come.
+    """
+    was_initialized = self.is_initialized()
     # Its threads carry out the collectives, for which the op threads of all ranks wait.
     with thread_slices.prompt_threads():
       self.lib.init(*args, **kwargs)
+    if not was_initialized and not isinstance(self.lib, _OneRank):
+      logging.info("Rank %d of %d: %s exchanges", self.rank(), self.size(), _describe(self.lib))
+
+  def is_exchange_error(self, error: Exception) -> bool:
+    """Tells whether an error of a step says that an exchange with the other ranks has failed."""
+    return isinstance(error, tf.errors.OpError) and (
+      "Horovod" in str(error) or _EXCHANGE_FAILED in str(error)
+    )
 
   def is_initialized(self) -> bool:
     """Tells whether `init` was called, here or in the library itself; imports nothing."""
@@ -115,6 +141,8 @@ class _Backend:
     """Tells whether collectives can be placed on a GPU: Horovod is often built without."""
     if isinstance(self.lib, _OneRank):
       return True
+    if _name_of(self.lib) == _TENSORFLOW_MODULE:
+      return False
     op = "BytepsPushPull" if self.enable_bps else "HorovodAlltoall"
     registered = kernels.get_registered_kernels_for_op(op)
     return any(kernel.device_type == "GPU" for kernel in registered.kernel)
@@ -156,7 +184,27 @@ class _Backend:
 
   def BroadcastGlobalVariablesHook(self, *args: Any, **kwargs: Any):  # noqa: N802
     """Returns a hook that gives all ranks the variables of the root rank, the first argument."""
-    return self.lib.BroadcastGlobalVariablesHook(*args, **kwargs)
+    lib = self.lib
+    hook = _tensorflow.find_broadcast_hook(lib) or functools.partial(_BroadcastHook, lib)
+    return hook(*args, **kwargs)
+
+
+class _BroadcastHook(tf.compat.v1.train.SessionRunHook):
+  """Horovod's hook, which Horovod has only where TensorFlow still has `tf.estimator`."""
+
+  def __init__(self, lib: Any, root_rank: int, device: str = ""):
+    super().__init__()
+    self._lib, self._root_rank, self._device = lib, root_rank, device
+    self._op: tf.Operation | None = None
+
+  def begin(self) -> None:
+    if self._op is None or self._op.graph is not tf.compat.v1.get_default_graph():
+      with tf.device(self._device):
+        self._op = self._lib.broadcast_global_variables(self._root_rank)
+
+  def after_create_session(self, session: tf.compat.v1.Session, coord: Any) -> None:
+    del coord
+    session.run(self._op)
 
 
 def _import_byteps() -> Any:
@@ -168,7 +216,23 @@ def _import_byteps() -> Any:
     ) from error
 
 
-def _import_horovod() -> Any:
+def _import_engine() -> Any:
+  engine = mpi_utils.read_engine()
+  is_alone = not mpi_utils.is_under_mpi() or mpi_utils.read_launcher("size") == 1
+  if engine == mpi_utils.TENSORFLOW or (engine is None and mpi_utils.meets_without_library()):
+    if is_alone:
+      return _OneRank("nothing has started several")
+    return importlib.import_module(_TENSORFLOW_MODULE)
+  if not is_alone and mpi_utils.meets_without_library():
+    raise ImportError(
+      f"{mpi_utils.ENGINE_ENV} is {mpi_utils.HOROVOD!r}, but what has started this process says "
+      "nothing to Horovod: "
+      f"start ranks with horovodrun or mpirun, or leave {mpi_utils.ENGINE_ENV} out"
+    )
+  return _import_horovod(engine, is_alone)
+
+
+def _import_horovod(engine: str | None, is_alone: bool) -> Any:
   try:
     return importlib.import_module("horovod.tensorflow")
   except ImportError as error:
@@ -178,11 +242,26 @@ def _import_horovod() -> Any:
       reason = f"Horovod was built without TensorFlow: {INSTALL_HOROVOD}"
     else:
       raise  # It is there but cannot be loaded, and the user wants to know.
-    if mpi_utils.is_under_mpi() and mpi_utils.read_launcher("size") != 1:
-      raise ImportError(
-        f"Synchronous training with several processes needs Horovod. {reason}"
-      ) from error
-    return _OneRank(reason)
+    if is_alone:
+      return _OneRank(reason)
+    if engine is None and mpi_utils.read_master() is not None:
+      return importlib.import_module(_TENSORFLOW_MODULE)
+    raise ImportError(
+      "Synchronous training with several processes needs Horovod, or MASTER_ADDR and MASTER_PORT "
+      f"where ranks meet without it. {reason}"
+    ) from error
+
+
+def _name_of(lib: Any) -> str:
+  """Returns the name of the module; that of its class for an object in a module's place."""
+  return getattr(lib, "__name__", None) or type(lib).__name__
+
+
+def _describe(lib: Any) -> str:
+  name = _name_of(lib)
+  if name == _TENSORFLOW_MODULE:
+    return "TensorFlow"
+  return f"{name.split('.')[0].capitalize()} {getattr(lib, '__version__', '')}".strip()
 
 
 class _Compression:

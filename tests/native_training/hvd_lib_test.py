@@ -1,4 +1,4 @@
-"""The module in front of Horovod: when it is loaded, what it forwards, and doing without it."""
+"""The module in front of the engines: which is loaded when, what is forwarded, doing without."""
 
 import os
 import pathlib
@@ -16,13 +16,23 @@ import numpy as np
 import tensorflow as tf
 
 from monolith.native_training import hvd_lib
+from monolith.native_training.settings import rank_environment
 
 tf.compat.v1.disable_eager_execution()
 
 
 def _clean_env():
-  prefixes = ("HOROVOD_", "OMPI_", "PMI_", "MPI_", "MONOLITH_WITH_")
-  return {n: v for n, v in os.environ.items() if not n.startswith(prefixes)}
+  prefixes = ("HOROVOD_", "OMPI_", "PMI_", "MPI_", "MONOLITH_WITH_", "MONOLITH_RANKS_")
+  return {
+    n: v
+    for n, v in os.environ.items()
+    if not n.startswith(prefixes) and n not in rank_environment.LAUNCHER_VARIABLES
+  }
+
+
+_MASTER = {"MASTER_ADDR": "a", "MASTER_PORT": "1"}
+_TORCH = {"RANK": "0", "WORLD_SIZE": "2", **_MASTER}
+_ENGINE = "monolith.native_training.ranks.tensorflow_engine"
 
 
 def _env(**values):
@@ -74,6 +84,32 @@ class LoadingTest(unittest.TestCase):
         self.assertEqual(backend.enable_bps, name.startswith("byteps"))
         backend.lib  # noqa: B018
         import_module.assert_called_once_with(name)
+
+  def test_engines(self):
+    for env, name in (
+      ({}, "horovod.tensorflow"),
+      ({"HOROVOD_RANK": "0", "HOROVOD_SIZE": "2"}, "horovod.tensorflow"),
+      ({"OMPI_COMM_WORLD_RANK": "0", **_MASTER}, "horovod.tensorflow"),
+      # Says nothing to Horovod.
+      (_TORCH, _ENGINE),
+      ({"OMPI_COMM_WORLD_RANK": "0", "MONOLITH_RANKS_ENGINE": "tensorflow", **_MASTER}, _ENGINE),
+      ({"HOROVOD_RANK": "0", "MONOLITH_RANKS_ENGINE": "horovod"}, "horovod.tensorflow"),
+    ):
+      with self.subTest(env), _env(**env), \
+          mock.patch.object(hvd_lib.importlib, "import_module") as import_module:  # fmt: skip
+        hvd_lib._Backend().lib  # noqa: B018
+        import_module.assert_called_once_with(name)
+
+  def test_bad_choices_of_an_engine(self):
+    with _env(MONOLITH_RANKS_ENGINE="mpi"):
+      with self.assertRaisesRegex(ValueError, "MONOLITH_RANKS_ENGINE is 'mpi', want 'horovod' or"):
+        hvd_lib._Backend().rank()
+    with _env(MONOLITH_RANKS_ENGINE="horovod", **_TORCH):
+      with self.assertRaisesRegex(ImportError, "says nothing to Horovod: start ranks with"):
+        hvd_lib._Backend().rank()
+    with _env(MONOLITH_RANKS_ENGINE="tensorflow", HOROVOD_RANK="0", HOROVOD_SIZE="2"):
+      with self.assertRaisesRegex(RuntimeError, "meet at MASTER_ADDR and MASTER_PORT, beside RANK"):
+        hvd_lib._Backend().init()
 
   def test_missing_byteps(self):
     with _env(MONOLITH_WITH_BYTEPS="1"), mock.patch.dict(sys.modules, {"byteps": None}):
@@ -134,6 +170,16 @@ class ForwardingTest(tf.test.TestCase):
     with mock.patch.dict(sys.modules, {"horovod.tensorflow": lib}):
       self.assertTrue(hvd_lib._Backend().is_initialized())
 
+  def test_exchange_errors(self):
+    for message, expected in (
+      ("HorovodAlltoall has been shut down", True),
+      ("Exchange 'a': the exchange with the other ranks failed, rank 1 cannot be reached", True),
+      ("shapes differ", False),
+    ):
+      error = tf.errors.UnavailableError(None, None, message)
+      self.assertEqual(hvd_lib.is_exchange_error(error), expected)
+    self.assertFalse(hvd_lib.is_exchange_error(RuntimeError("Horovod")))
+
   def test_check_size(self):
     hvd_lib.init()
     hvd_lib.check_size(1, "num_workers")
@@ -142,7 +188,7 @@ class ForwardingTest(tf.test.TestCase):
 
 
 class OneRankTest(tf.test.TestCase):
-  """What replaces Horovod where there is none gives what Horovod gives to a single rank."""
+  """The replacement of a missing Horovod gives what Horovod gives to a single rank."""
 
   def setUp(self):
     super().setUp()
@@ -205,6 +251,20 @@ class OneRankTest(tf.test.TestCase):
     with tf.compat.v1.train.MonitoredSession(hooks=[hook]) as session:
       self.assertEqual(session.run(variable), 4.0)
 
+  def test_hook_of_a_library_that_has_none_broadcasts_when_the_session_is_there(self):
+    roots = []
+    variable = tf.compat.v1.get_variable("broadcast", initializer=1.0, use_resource=True)
+
+    def broadcast(root):
+      roots.append(root)
+      return variable.assign(float(root)).op
+
+    self.backend._lib = types.SimpleNamespace(broadcast_global_variables=broadcast)
+    hook = self.backend.BroadcastGlobalVariablesHook(7, device="/cpu:0")
+    with tf.compat.v1.train.MonitoredSession(hooks=[hook]) as session:
+      self.assertEqual(session.run(variable), 7.0)
+    self.assertEqual(roots, [7])
+
 
 class WithoutHorovodTest(unittest.TestCase):
   def setUp(self):
@@ -230,6 +290,18 @@ class WithoutHorovodTest(unittest.TestCase):
           with self.assertRaisesRegex(ImportError, "Horovod is not installed: .*pip install "):
             hvd_lib._Backend().init()
 
+  def test_several_processes_that_know_where_to_meet(self):
+    with _env(OMPI_COMM_WORLD_RANK="0", OMPI_COMM_WORLD_SIZE="2", **_MASTER):
+      self.assertEqual(hvd_lib._Backend().lib.__name__, _ENGINE)
+
+  def test_one_process_of_an_engine_of_its_own(self):
+    for env in ({"MONOLITH_RANKS_ENGINE": "tensorflow"}, {**_TORCH, "WORLD_SIZE": "1"}):
+      with _env(**env):
+        self.assertEqual(hvd_lib._Backend().size(), 1)
+        with self.assertRaisesRegex(AssertionError, "1 ranks: nothing has started several"):
+          backend = hvd_lib._Backend()
+          backend.check_size(2, "num_workers")
+
   def test_more_workers_than_processes(self):
     message = "num_workers is 2, but there are 1 ranks: Horovod is not installed: .*pip install "
     with _env(), self.assertRaisesRegex(AssertionError, message):
@@ -239,6 +311,7 @@ class WithoutHorovodTest(unittest.TestCase):
 _INIT_AND_PRINT = """
 import sys
 from monolith.native_training import hvd_lib
+from monolith.native_training.settings import rank_environment
 try:
   hvd_lib.init()
   print("size", hvd_lib.size())
@@ -253,7 +326,7 @@ _NO_EXTENSION = (
 
 
 class InstalledHorovodTest(unittest.TestCase):
-  """What is said about packages named horovod that cannot be used."""
+  """Messages about packages named horovod that cannot be used."""
 
   def init(self, source, **env):
     """Returns what a process prints that finds `horovod/tensorflow/__init__.py` of this source."""
@@ -286,8 +359,8 @@ class InstalledHorovodTest(unittest.TestCase):
     (error,) = self.init(_NO_EXTENSION, HOROVOD_RANK="1", HOROVOD_SIZE="2")
     self.assertRegex(
       error,
-      "ImportError Synchronous training with several processes needs Horovod. "
-      "Horovod was built without TensorFlow: .*pip install ",
+      "ImportError Synchronous training with several processes needs Horovod, or MASTER_ADDR and "
+      "MASTER_PORT where ranks meet without it. Horovod was built without TensorFlow: .*pip ",
     )
 
   def test_broken(self):

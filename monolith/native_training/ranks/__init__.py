@@ -1,0 +1,1 @@
+"""Agreement of synchronous processes. Layer: ranks."""

@@ -84,7 +84,7 @@ class _StageThread:
     try:
       return self._run()
     except Exception as error:
-      # What is woken up below looks for the cause here.
+      # Threads that are woken up below look for the cause here.
       if not self._coord.should_stop():
         self._coord.request_stop(error)
       try:

@@ -25,8 +25,9 @@ from monolith.native_training import hvd_lib, yarn_runtime
 GRACE_SECS = 15.0
 
 _CONNECT_SECS = 60.0
-# A machine that is switched off says nothing: noticed after 10 + 3 * 5 seconds.
-_KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
+# A machine that is switched off says nothing: noticed after 6 * 5 seconds, and up to 10 more. One
+# that is away for twenty is not lost.
+_KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 6}
 _BYE = b"bye"
 _ADDRESS_BYTES = 64
 

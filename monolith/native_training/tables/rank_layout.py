@@ -26,7 +26,7 @@ from monolith.native_training.tables import (
   ps_group,
 )
 
-# What the input pipeline says of a batch: its ids, and how many are for each rank, and for each of
+# Keys of a batch from the input pipeline: its ids, and how many are for each rank, and for each of
 # its tables.
 _IDS = ("shards_value", "shards_row_lengths", "shards_table_row_lengths")
 # Where the embeddings of a batch lie.

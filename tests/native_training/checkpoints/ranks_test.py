@@ -1,4 +1,4 @@
-"""What one rank decides alone about checkpoints; `sync_training_processes_test` runs several."""
+"""One rank's own decisions about checkpoints; `sync_training_processes_test` runs several."""
 
 import os
 import tempfile

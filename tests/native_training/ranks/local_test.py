@@ -1,42 +1,45 @@
 """Ranks as children of this process."""
 
+import os
 import sys
 import tempfile
 import unittest
 from unittest import mock
 
 from monolith.native_training.ranks import local
-
-try:
-  import horovod.runner  # noqa: F401
-except ModuleNotFoundError:
-  _HAS_HOROVOD = False
-else:
-  _HAS_HOROVOD = True
+from monolith.native_training.settings import rank_environment
+from tests import rank_processes
 
 _TELL = (
-  "import os; print(*(os.environ['HOROVOD_' + n] for n in ('RANK', 'SIZE', 'LOCAL_RANK')), "
-  "os.environ['MINE'])"
+  "from monolith.native_training.settings import rank_environment as ranks; import os; "
+  "print(*map(ranks.read_launcher, ('rank', 'size', 'local_rank', 'local_size')), "
+  "os.environ['MINE'], os.environ['MONOLITH_RANKS_ENGINE'])"
 )
 
 
 class LocalRanksTest(unittest.TestCase):
-  @unittest.skipUnless(_HAS_HOROVOD, "Horovod is not installed")
   def test_each_rank_knows_its_place_and_writes_where_it_is_told(self):
-    files = [tempfile.TemporaryFile("w+") for _ in range(3)]
-    for file in files:
-      self.addCleanup(file.close)
+    # The launcher of this process says nothing about them.
+    cluster = {"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 1}}
+    others = {"OMPI_COMM_WORLD_RANK": "7", "RANK": "8", "TF_CONFIG": str(cluster)}
+    for engine in rank_processes.ENGINES:
+      with self.subTest(engine), mock.patch.dict(os.environ, others):
+        rank_processes.require_engine(engine)
+        files = [tempfile.TemporaryFile("w+") for _ in range(3)]
+        for file in files:
+          self.addCleanup(file.close)
 
-    with local.LocalRanks(3, ["-c", _TELL], {"MINE": "x"}, files) as ranks:
-      self.assertEqual([process.wait(120) for process in ranks.processes], [0, 0, 0])
+        with local.LocalRanks(3, ["-c", _TELL], {"MINE": "x"}, files, engine) as ranks:
+          self.assertEqual([process.wait(120) for process in ranks.processes], [0, 0, 0])
 
-    for file in files:
-      file.seek(0)
-    self.assertEqual([file.read() for file in files], [f"{rank} 3 {rank} x\n" for rank in range(3)])
+        self.assertEqual(ranks.engine, engine)
+        for rank, file in enumerate(files):
+          file.seek(0)
+          self.assertEqual(file.read(), f"{rank} 3 {rank} 3 x {engine}\n")
 
-  @unittest.skipUnless(_HAS_HOROVOD, "Horovod is not installed")
   def test_ranks_that_still_run_are_killed_at_the_end(self):
-    ranks = local.LocalRanks(2, ["-c", "import threading; threading.Event().wait()"])
+    command = ["-c", "import threading; threading.Event().wait()"]
+    ranks = local.LocalRanks(2, command, engine=rank_environment.TENSORFLOW)
     self.assertEqual([process.poll() for process in ranks.processes], [None, None])
 
     ranks.close()
@@ -45,8 +48,8 @@ class LocalRanksTest(unittest.TestCase):
 
   def test_missing_horovod_is_named_with_a_way_to_install_it(self):
     with mock.patch.dict(sys.modules, {"horovod.runner.common.util.hosts": None}):
-      with self.assertRaisesRegex(ImportError, "Several ranks need Horovod.*pip install"):
-        local.LocalRanks(2, ["-c", ""])
+      with self.assertRaisesRegex(ImportError, "Horovod is not installed.*pip install"):
+        local.LocalRanks(2, ["-c", ""], engine=rank_environment.HOROVOD)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import tempfile
 import numpy as np
 import pytest
 
-from tests import horovod_processes, sync_exchange
+from tests import rank_processes, sync_exchange
 from tests.sync_exchange import DIMS, NUM_EXACT_STEPS, NUM_STEPS, SWITCHES, TRAININGS, make_steps
 
 pytestmark = pytest.mark.thorough
@@ -21,23 +21,32 @@ def _close(a, b):
   np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
 
 
-@pytest.fixture(scope="module")
-def results():
-  """What the ranks saw: number of ranks -> rank -> results."""
-  horovod_processes.require_horovod()
+def _run(size, engine):
+  """Returns what the ranks saw: rank -> results."""
   with tempfile.TemporaryDirectory() as folder:
     command = ["-m", "tests.sync_exchange", folder]
-    with horovod_processes.HorovodProcesses(1, command) as alone, \
-        horovod_processes.HorovodProcesses(2, command) as pair:  # fmt: skip
-      for ranks in (alone, pair):
-        statuses = ranks.wait(_TIMEOUT_SECS)
-        assert not any(statuses), ranks.report()
-    result = {1: {}, 2: {}}
+    with rank_processes.RankProcesses(size, command, engine) as ranks:
+      statuses = ranks.wait(_TIMEOUT_SECS)
+      assert not any(statuses), ranks.report()
+    result = {}
     for path in glob.glob(f"{folder}/*.pickle"):
-      rank, _, size = path.rpartition("/")[2][: -len(".pickle")].split("_")
+      rank, _, _ = path.rpartition("/")[2].partition("_")
       with open(path, "rb") as f:
-        result[int(size)][int(rank)] = pickle.load(f)
+        result[int(rank)] = pickle.load(f)
     return result
+
+
+@pytest.fixture(scope="module")
+def alone():
+  """Returns what a lone rank saw."""
+  return _run(1, None)
+
+
+@pytest.fixture(scope="module", params=rank_processes.ENGINES)
+def results(request, alone):
+  """Returns what the ranks saw: number of ranks -> rank -> results."""
+  rank_processes.require_engine(request.param)
+  return {1: alone, 2: _run(2, request.param)}
 
 
 class TestWorkedExample:

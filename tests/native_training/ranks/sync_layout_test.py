@@ -11,7 +11,8 @@ from tensorflow.python.lib.io import _pywrap_record_io
 
 from monolith.native_training.checkpoints import files as checkpoint_files
 from monolith.native_training.runtime.hash_table import embedding_hash_table_pb2 as pb
-from tests import horovod_processes, sync_layout
+from monolith.native_training.settings import rank_environment
+from tests import rank_processes, sync_layout
 
 pytestmark = pytest.mark.thorough
 
@@ -23,11 +24,11 @@ _USES = {1: 1, 2: 1, 7: 1, 8: 2}
 class SyncLayoutTest(unittest.TestCase):
   @classmethod
   def setUpClass(cls):
-    horovod_processes.require_horovod()
     folder = tempfile.TemporaryDirectory()
     cls.addClassCleanup(folder.cleanup)
     cls.folder = folder.name
-    with horovod_processes.HorovodProcesses(2, ["-m", "tests.sync_layout", cls.folder]) as ranks:
+    command = ["-m", "tests.sync_layout", cls.folder]
+    with rank_processes.RankProcesses(2, command, rank_environment.TENSORFLOW) as ranks:
       statuses = ranks.wait(_TIMEOUT_SECS)
       assert not any(statuses), ranks.report()
 

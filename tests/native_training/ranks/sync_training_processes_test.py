@@ -19,7 +19,8 @@ from absl.testing import absltest, parameterized
 from monolith.native_training import hvd_lib
 from monolith.native_training.checkpoints import ranks as sync_checkpoint
 from monolith.native_training.checkpoints import slices as checkpoint_slices
-from tests import horovod_processes, sync_trainer
+from monolith.native_training.settings import rank_environment
+from tests import rank_processes, sync_trainer
 from tests.sync_trainer import Job, own_id, read_rows
 
 pytestmark = pytest.mark.thorough
@@ -53,7 +54,6 @@ _folder = ""
 
 def setUpModule():  # noqa: N802
   global _folder
-  horovod_processes.require_horovod()
   _folder = tempfile.mkdtemp()
   _train_with_one_rank("one", [_FIRST_STEPS])
   _run(2, _jobs_of_two())
@@ -68,6 +68,8 @@ def setUpModule():  # noqa: N802
       "three_of_two": Job(_path("three_of_two"), [2, 2, 2], config=_EOF_JOBS["eof_all"]),
       "three_of_one": Job(_path("three_of_one"), [2, 2, 2]),
     },
+    # Holds what Horovod's ranks have saved, if it is here.
+    rank_environment.TENSORFLOW,
   )
 
 
@@ -88,11 +90,11 @@ def _train_with_one_rank(name: str, num_elements: list[int]) -> None:
     json.dump(result, f)
 
 
-def _run(count: int, jobs: dict[str, Job]) -> None:
+def _run(count: int, jobs: dict[str, Job], engine: str | None = None) -> None:
   for name, job in jobs.items():
     job.write(_folder, name)
   command = ["-m", "tests.sync_trainer", _folder, *jobs]
-  with horovod_processes.HorovodProcesses(count, command) as ranks:
+  with rank_processes.RankProcesses(count, command, engine) as ranks:
     statuses = ranks.wait(_TIMEOUT_SECS)
     assert statuses == [0] * count, ranks.report()
 
@@ -208,7 +210,7 @@ class LossTest(parameterized.TestCase):
     self.assertEqual({table for table, _ in rows}, {"both"})
     for (_, row_id), (shard, _) in rows.items():
       self.assertEqual(shard, row_id % 2)
-    # Of the first column, and of the second one.
+    # First of the first column, then of the second one.
     ids = _ids(rows)
     self.assertIn(own_id(1, 99), ids)
     self.assertIn(-1, ids)
@@ -318,14 +320,14 @@ class RestartTest(parameterized.TestCase):
     for (_, row_id), (shard, _) in [*resharded.items(), *new.items()]:
       self.assertEqual(shard, row_id % num_ranks)
     self.assertContainsSubset(old.keys(), new.keys())
-    # What was not trained on since has not changed.
+    # Rows that were not trained on since have not changed.
     kept = [key for key in old if key[1] >= sync_trainer.VOCABULARY and key[1] % 1000 >= more_steps]
     self.assertNotEmpty(kept)
     for key in kept:
       self.assertEqual(new[key][1], old[key][1])
 
   def test_other_slices_are_refused_before_anything_is_written(self):
-    # Of two ranks: it would have to be resharded first.
+    # It is that of two ranks, and would have to be resharded first.
     folder = _path("other_slices")
     shutil.copytree(_path("eof_plain"), folder)
     before = sorted(os.listdir(folder))

@@ -1,4 +1,4 @@
-"""Ranks of Horovod as processes of this machine, for tests."""
+"""Ranks of synchronous training as processes of this machine, for tests."""
 
 from __future__ import annotations
 
@@ -12,13 +12,15 @@ from collections.abc import Sequence
 import pytest
 
 from monolith.native_training.ranks import local as local_ranks
+from monolith.native_training.settings import rank_environment
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
+ENGINES = (rank_environment.HOROVOD, rank_environment.TENSORFLOW)
 
 
-def require_horovod() -> None:
-  """Skips the test where Horovod is missing; on CI that is a failure."""
-  if importlib.util.find_spec("horovod") is not None:
+def require_engine(engine: str) -> None:
+  """Skips the test where the engine is missing; on CI that is a failure."""
+  if engine != rank_environment.HOROVOD or importlib.util.find_spec("horovod") is not None:
     return
   message = "needs Horovod: make horovod"
   if os.environ.get("CI") == "true":
@@ -26,18 +28,19 @@ def require_horovod() -> None:
   pytest.skip(message)
 
 
-class HorovodProcesses(local_ranks.LocalRanks):
+class RankProcesses(local_ranks.LocalRanks):
   """Ranks whose output is kept.
 
   Args:
     count: how many.
     command: arguments of the Python interpreter.
+    engine: what carries out their exchanges; by default Horovod where it is installed.
   """
 
-  def __init__(self, count: int, command: Sequence[str]):
+  def __init__(self, count: int, command: Sequence[str], engine: str | None = None):
     self._logs = [tempfile.TemporaryFile() for _ in range(count)]
     env = {"PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "2"}
-    super().__init__(count, command, env, self._logs)
+    super().__init__(count, command, env, self._logs, engine)
 
   def output(self, rank: int) -> str:
     """Returns what a rank has printed so far."""
