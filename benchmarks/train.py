@@ -1,32 +1,30 @@
 """Speed of whole training steps, against keras, and of its start, against importing TensorFlow.
 
   python benchmarks/train.py [--rounds 7] [--steps 20] [--skip-start]
+  python benchmarks/train.py --cores 1 4 16 [--where] [--roles local monolith_keras tuned_keras]
+  python benchmarks/train.py --roles local --jobs 1+1 4+4
 
 26 features with ids of a Zipf law over 10M, dimension 16, batches of 4096, one dense tower, as in
-`train_process.py`. All processes live at the same time, and train in turn, a round each.
+`train_process.py`. All processes live at the same time, and train in turn, a round each. `--cores`
+and `--where` measure other numbers of cores instead, and where the time goes (`train_cores.py`).
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 import pathlib
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
 
-import numpy as np
+import train_cores
 import train_process
 from ratio_table import Row, print_rows, record
+from train_rounds import Process, write_data
 
 FOLDER = pathlib.Path(__file__).resolve().parent
-NUM_IDS = 10_000_000
-# All are seen once before the first round, so that rows are updated and few are created, as in a
-# training run that has gone on for a while.
-NUM_BATCHES = 48
 
 _FIRST_STEP = """
 import time
@@ -57,75 +55,14 @@ print(time.perf_counter() - start)
 """
 
 
-class Process:
-  """A child that trains in rounds."""
-
-  def __init__(self, role: str, folder: str, steps: int):
-    self.role = role
-    self._log = open(os.path.join(folder, f"{role}.log"), "w+")
-    self._process = subprocess.Popen(
-      [sys.executable, FOLDER / "train_process.py", role, folder]
-      + [f"--warm_up={NUM_BATCHES}", f"--steps={steps}"],
-      stdin=subprocess.PIPE,
-      stdout=subprocess.PIPE,
-      stderr=self._log,
-      text=True,
-      env={**os.environ, "CLOUDNATIVE_INET_ADDR": "127.0.0.1"},
-    )
-    self.seconds: list[float] = []
-    self.cpu_seconds: list[float] = []
-
-  def cpu_time(self) -> float:
-    """Seconds of CPU time so far, of all threads."""
-    fields = pathlib.Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-  def answer(self) -> str:
-    line = self._process.stdout.readline()
-    if not line:
-      self._log.seek(0)
-      raise RuntimeError(f"{self.role} ended:\n{self._log.read()[-5000:]}")
-    return line.strip()
-
-  def run_round(self, helpers: Sequence[Process] = ()) -> None:
-    """Trains one round; the CPU time is that of this process and of `helpers`."""
-    before = sum(process.cpu_time() for process in (self, *helpers))
-    print("", file=self._process.stdin, flush=True)
-    self.seconds.append(float(self.answer()))
-    self.cpu_seconds.append(sum(process.cpu_time() for process in (self, *helpers)) - before)
-
-  def stop(self) -> None:
-    self._process.stdin.close()
-    self._process.kill()
-    self._process.wait()
-
-
-def write_data(folder: str) -> None:
-  """Writes batches of ids, whose popular ones are spread over all int63, and random labels."""
-  rng = np.random.default_rng(1)
-  exponent = 1.05 - 1
-  top = 1 - float(NUM_IDS + 1) ** -exponent
-  with (
-    open(os.path.join(folder, train_process.IDS_FILE), "wb") as ids_file,
-    open(os.path.join(folder, train_process.LABELS_FILE), "wb") as labels_file,
-  ):
-    for _ in range(NUM_BATCHES):
-      # As in embedding_table.py: the continuous law, inverted.
-      uniform = rng.random([train_process.NUM_FEATURES, train_process.BATCH])
-      ranks = ((1 - uniform * top) ** (-1 / exponent)).astype(np.uint64)
-      ids = (ranks * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(1)
-      ids_file.write(ids.astype(np.int64).tobytes())
-      labels = rng.integers(0, 2, train_process.BATCH)
-      labels_file.write(labels.astype(np.float32).tobytes())
-
-
 def measure_training(rounds: int, steps: int) -> list[Row]:
   processes: dict[str, Process] = {}
   with tempfile.TemporaryDirectory() as folder:
-    write_data(folder)
+    data = train_process.Data(folder)
+    write_data(data)
     try:
       for role in ("local", "keras", "tuned_keras", "ps", "worker"):
-        processes[role] = Process(role, folder, steps)
+        processes[role] = Process(role, data, steps)
         if role != "ps":
           processes[role].answer()
       server = processes.pop("ps")
@@ -139,15 +76,15 @@ def measure_training(rounds: int, steps: int) -> list[Row]:
       for process in processes.values():
         process.stop()
   step = {role: statistics.median(p.seconds) / steps for role, p in processes.items()}
-  cpu = {role: statistics.median(p.cpu_seconds) / steps for role, p in processes.items()}
+  cpu = {role: statistics.median(u.cpu for u in p.usages) / steps for role, p in processes.items()}
   for role, seconds in step.items():
-    print(f"{role:<12} {train_process.BATCH / seconds:>10,.0f} examples/s", flush=True)
+    print(f"{role:<12} {data.batch / seconds:>10,.0f} examples/s", flush=True)
   buckets = f"{train_process.KERAS_BUCKETS:,} buckets"
   rows = []
   for name, role, peer_name, peer, wanted in (
-    ("local training", "local", f"tf.keras, Hashing to {buckets}", "keras", 2.0),
-    ("local training", "local", f"tf.keras, tuned, {buckets}", "tuned_keras", None),
-    ("1 server + 1 worker", "worker", "local training", "local", 0.5),
+    ("local training", "local", f"tf.keras, Hashing to {buckets}", "keras", 3.5),
+    ("local training", "local", f"tf.keras, tuned, {buckets}", "tuned_keras", 2.2),
+    ("1 server + 1 worker", "worker", "local training", "local", 0.8),
   ):
     rows.append(Row(f"{name}, a step", peer_name, step[role], step[peer], wanted))
     rows.append(Row(f"{name}, CPU time of a step", "", cpu[role], cpu[peer], None))
@@ -176,16 +113,22 @@ def measure_start(rounds: int) -> None:
 
 
 def main() -> None:
-  parser = argparse.ArgumentParser(description=__doc__)
+  parser = argparse.ArgumentParser(
+    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+  )
   parser.add_argument("--rounds", type=int, default=7)
   parser.add_argument("--steps", type=int, default=20, help="of a round")
   parser.add_argument("--skip-start", action="store_true", help="measure training steps only")
+  train_cores.add_arguments(parser)
   args = parser.parse_args()
   start = time.perf_counter()
-  rows = measure_training(args.rounds, args.steps)
-  print_rows(rows)
-  if not args.skip_start:
-    measure_start(3)
+  if args.where or args.cores or args.jobs:
+    train_cores.measure(args)
+  else:
+    rows = measure_training(args.rounds, args.steps)
+    print_rows(rows)
+    if not args.skip_start:
+      measure_start(3)
   print(f"{time.perf_counter() - start:.0f} s")
 
 

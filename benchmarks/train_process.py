@@ -1,8 +1,9 @@
 """One process of `train.py`: trains one model, in rounds that the parent asks for.
 
 A process says that it is ready by its first line of standard output; for every line of standard
-input it trains one round and answers with the seconds it took. The model has one id per example
-and feature:
+input it trains one round and answers with the seconds it took. A line that names a folder asks for
+a trace of the round there; the answer then has two more numbers, nanoseconds of the monotonic clock
+when the round began and ended. The model has one id per example and feature:
 
     26 ids -> 26 rows of 16 -> [batch, 416] -> dense 64 -> dense 32 -> 1 -> log loss
 
@@ -12,6 +13,7 @@ trained with Adagrad, rows and dense layers alike.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import os
 import pathlib
 import sys
@@ -20,24 +22,45 @@ from collections.abc import Callable
 from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-os.environ["CUDA_VISIBLE_DEVICES"] = "-1"  # What it is compared with runs on the CPU, too.
+os.environ["CUDA_VISIBLE_DEVICES"] = "-1"  # The other side of the comparison runs there, too.
 sys.path[:0] = [str(pathlib.Path(__file__).resolve().parent.parent)]
 
+import step_parts  # noqa: E402
 import tensorflow as tf  # noqa: E402
 from absl import flags  # noqa: E402
 
 from monolith.native_training import graph_estimator  # noqa: E402
 
-NUM_FEATURES = 26
 DIM = 16
-BATCH = 4096
 UNITS = (64, 32)
 LEARNING_RATE = 0.01
 INITIAL_ACCUMULATOR = 0.1
 ROLES = ("keras", "tuned_keras", "monolith_keras", "local", "ps", "worker")
 IDS_FILE, LABELS_FILE = "ids", "labels"
+_NO_STEP = 1 << 40  # the driver's own profile would be in the way of ours
 # A dense table of 10M rows and its accumulator would take 1.3 GB per feature.
 KERAS_BUCKETS = 1_000_000
+
+
+@dataclasses.dataclass(frozen=True)
+class Data:
+  """Describes what a model is trained on.
+
+  Attributes:
+    folder: of the files.
+    features: how many there are, with an id per example each.
+    batch: examples of a batch.
+    job: name of the processes that train together, below whose folder checkpoints go.
+  """
+
+  folder: str
+  features: int = 26
+  batch: int = 4096
+  job: str = "job"
+
+  def folder_of(self, name: str) -> str:
+    """Returns a folder that processes of one job share."""
+    return os.path.join(self.folder, self.job, name)
 
 
 class Rounds:
@@ -47,38 +70,57 @@ class Rounds:
     self._steps = steps
     self._left = warm_up
     self._start: float | None = None
+    self._trace_start: int | None = None
 
-  def step_done(self) -> bool:
-    """Counts a step, after which it is to be called; returns whether training goes on."""
-    self._left -= 1
+  def step_done(self, steps: int = 1) -> bool:
+    """Counts steps, after which it is to be called; returns whether training goes on."""
+    self._left -= steps
     if self._left > 0:
       return True
-    print("ready" if self._start is None else time.perf_counter() - self._start, flush=True)
-    goes_on = bool(sys.stdin.readline())
-    self._left = self._steps
+    if self._start is None:
+      print("ready", flush=True)
+    elif self._trace_start is None:
+      print(time.perf_counter() - self._start, flush=True)
+    else:
+      seconds, end = time.perf_counter() - self._start, time.monotonic_ns()
+      tf.profiler.experimental.stop()
+      print(seconds, self._trace_start, end, flush=True)
+    line = sys.stdin.readline()
+    self._left += self._steps
+    self._trace_start = _start_trace(line.strip()) if line.strip() else None
     self._start = time.perf_counter()
-    return goes_on
+    return bool(line)
 
 
-def batches(folder: str) -> tf.data.Dataset:
+def _start_trace(folder: str) -> int:
+  """Starts the profiler; returns the time of an event that it has seen, by the monotonic clock."""
+  tf.profiler.experimental.start(
+    folder, tf.profiler.experimental.ProfilerOptions(host_tracer_level=2, python_tracer_level=0)
+  )
+  start = time.monotonic_ns()
+  with tf.profiler.experimental.Trace(step_parts.CLOCK):
+    return start
+
+
+def batches(data: Data) -> tf.data.Dataset:
   """Endless batches of ids `[features, batch]` and labels `[batch]`, read from files."""
 
   def read(name: str, dtype: tf.DType, shape: list[int]) -> tf.data.Dataset:
     size = dtype.size
     for dim in shape:
       size *= dim
-    records = tf.data.FixedLengthRecordDataset(os.path.join(folder, name), size)
+    records = tf.data.FixedLengthRecordDataset(os.path.join(data.folder, name), size)
     return records.map(lambda record: tf.reshape(tf.io.decode_raw(record, dtype), shape))
 
-  ids = read(IDS_FILE, tf.int64, [NUM_FEATURES, BATCH])
-  return tf.data.Dataset.zip((ids, read(LABELS_FILE, tf.float32, [BATCH]))).repeat()
+  ids = read(IDS_FILE, tf.int64, [data.features, data.batch])
+  return tf.data.Dataset.zip((ids, read(LABELS_FILE, tf.float32, [data.batch]))).repeat()
 
 
-def train_keras(folder: str, rounds: Rounds, tuned: bool) -> None:
+def train_keras(data: Data, rounds: Rounds, tuned: bool) -> None:
   """Trains the model with hashed `Embedding` tables, in the graph that `fit` makes.
 
   Args:
-    folder: where the data is.
+    data: to train on.
     rounds: how long.
     tuned: the fastest way we found instead of the usual one: a plain modulo, as the ids are
       scrambled, for the `Hashing` layer, and the legacy optimizer, which has a fused op for rows.
@@ -90,29 +132,32 @@ def train_keras(folder: str, rounds: Rounds, tuned: bool) -> None:
       ids = tf.cast(ids % KERAS_BUCKETS, tf.int32)
     return tuple(tf.unstack(ids)), labels
 
-  inputs = [tf.keras.Input([], dtype=tf.int32 if tuned else tf.int64) for _ in range(NUM_FEATURES)]
+  dtype = tf.int32 if tuned else tf.int64
+  inputs = [tf.keras.Input([], dtype=dtype) for _ in range(data.features)]
   buckets = inputs if tuned else [layers.Hashing(KERAS_BUCKETS)(ids) for ids in inputs]
   units = layers.Concatenate()([layers.Embedding(KERAS_BUCKETS, DIM)(ids) for ids in buckets])
   for size in UNITS:
     units = layers.Dense(size, "relu")(units)
   model = tf.keras.Model(inputs, layers.Dense(1)(units))
-  adagrad = optimizers.legacy.Adagrad if tuned else optimizers.Adagrad
+  # Keras 3 has no legacy optimizers.
+  has_legacy = issubclass(layers.Layer, tf.Module)
+  adagrad = optimizers.legacy.Adagrad if tuned and has_legacy else optimizers.Adagrad
   model.compile(
     adagrad(LEARNING_RATE, INITIAL_ACCUMULATOR),
     tf.keras.losses.BinaryCrossentropy(from_logits=True),
   )
 
-  dataset = batches(folder).map(to_inputs).prefetch(tf.data.AUTOTUNE)
+  dataset = batches(data).map(to_inputs).prefetch(tf.data.AUTOTUNE)
   _fit(model, dataset, rounds)
 
 
-def train_monolith_keras(folder: str, rounds: Rounds) -> None:
+def train_monolith_keras(data: Data, rounds: Rounds) -> None:
   """Trains the model with our tables as a Keras layer, in the graph that `fit` makes."""
   import monolith.keras
   from monolith.native_training import entry
 
   layers = tf.keras.layers
-  names = [f"f{i}" for i in range(NUM_FEATURES)]
+  names = [f"f{i}" for i in range(data.features)]
 
   def to_inputs(ids: tf.Tensor, labels: tf.Tensor) -> Any:
     return dict(zip(names, tf.unstack(ids))), labels
@@ -131,7 +176,7 @@ def train_monolith_keras(folder: str, rounds: Rounds) -> None:
     tf.keras.optimizers.Adagrad(LEARNING_RATE, INITIAL_ACCUMULATOR),
     tf.keras.losses.BinaryCrossentropy(from_logits=True),
   )
-  dataset = batches(folder).map(to_inputs).prefetch(tf.data.AUTOTUNE)
+  dataset = batches(data).map(to_inputs).prefetch(tf.data.AUTOTUNE)
   _fit(model, dataset, rounds)
 
 
@@ -144,28 +189,28 @@ def _fit(model: tf.keras.Model, dataset: tf.data.Dataset, rounds: Rounds) -> Non
   model.fit(dataset, steps_per_epoch=1 << 40, verbose=0, callbacks=[Callback()])
 
 
-def create_params(folder: str) -> Any:
+def create_params(data: Data) -> Any:
   """Returns the params of the same model as a task of ours."""
   from monolith.native_training import entry, feature, native_task
 
   class BenchmarkTask(native_task.NativeTask):
     def create_input_fn(self, mode: str) -> Callable[[], tf.data.Dataset]:
       def to_features(ids: tf.Tensor, labels: tf.Tensor) -> dict[str, Any]:
-        splits = tf.range(BATCH + 1, dtype=tf.int64)
+        splits = tf.range(data.batch + 1, dtype=tf.int64)
         features: dict[str, Any] = {
           f"f{i}": tf.RaggedTensor.from_row_splits(row, splits, validate=False)
           for i, row in enumerate(tf.unstack(ids))
         }
         return {**features, "label": labels}
 
-      return lambda: batches(folder).map(to_features)
+      return lambda: batches(data).map(to_features)
 
     def create_model_fn(self) -> Callable[..., graph_estimator.EstimatorSpec]:
       return self._model_fn
 
     def _model_fn(self, features: Any, mode: str, config: Any) -> graph_estimator.EstimatorSpec:
       columns, vectors = [], []
-      for i in range(NUM_FEATURES):
+      for i in range(data.features):
         slot = self.ctx.create_feature_slot(
           feature.FeatureSlotConfig(
             name=f"f{i}",
@@ -195,57 +240,69 @@ def create_params(folder: str) -> Any:
 
   params = BenchmarkTask.params()
   params.name = "train_benchmark"
-  params.train.per_replica_batch_size = BATCH
+  params.train.per_replica_batch_size = data.batch
   return params
 
 
-def create_hook(rounds: Rounds) -> tf.compat.v1.train.SessionRunHook:
+def create_hook(rounds: Rounds, steps_in_flight: int = 1) -> tf.compat.v1.train.SessionRunHook:
   class Hook(tf.compat.v1.train.SessionRunHook):
+    _steps = 1  # the first one is alone: it leaves the second its gradients
+
     def before_run(self, run_context: Any) -> Any:
       # Only runs that train are steps.
       return tf.compat.v1.train.SessionRunArgs(tf.compat.v1.train.get_global_step())
 
     def after_run(self, run_context: Any, run_values: Any) -> None:
-      if not rounds.step_done():
+      if not rounds.step_done(self._steps):
         run_context.request_stop()
+      self._steps = steps_in_flight
 
   return Hook()
 
 
-def train_locally(folder: str, rounds: Rounds) -> None:
+def train_locally(data: Data, rounds: Rounds, steps_in_flight: int = 1) -> None:
   """Trains as `cpu_training.local_train` does; that has no argument for hooks."""
   from monolith.native_training import cpu_training
 
   tf.compat.v1.disable_eager_execution()
   conf = cpu_training.CpuTrainingConfig(
-    embedding_prefetch_capacity=1, enable_embedding_postpush=True
+    embedding_prefetch_capacity=steps_in_flight,
+    enable_embedding_postpush=True,
+    steps_in_flight=steps_in_flight,
+    profile_some_steps_from=_NO_STEP,
   )
   cpu_training.local_train_internal(
-    create_params(folder),
+    create_params(data),
     conf,
-    os.path.join(folder, "local_model"),
+    data.folder_of("local_model"),
     steps=None,
-    user_hooks=[create_hook(rounds)],
+    user_hooks=[create_hook(rounds, steps_in_flight)],
   )
 
 
-def play_role(folder: str, server_type: str, rounds: Rounds) -> None:
-  """Plays the server or the worker of a training run on processes."""
+def play_role(
+  data: Data, server_type: str, rounds: Rounds, index: int, num_ps: int, num_workers: int
+) -> None:
+  """Plays a server or a worker of a training run on processes."""
   from monolith.native_training import cpu_training, service_discovery
 
   tf.compat.v1.disable_eager_execution()
   config = cpu_training.DistributedCpuTrainingConfig(
     server_type=server_type,
-    num_ps=1,
-    model_dir=os.path.join(folder, "distributed_model"),
+    index=index,
+    num_ps=num_ps,
+    num_workers=num_workers,
+    model_dir=data.folder_of("distributed_model"),
     session_creation_timeout_secs=120,
+    intra_op_parallelism_threads=0,  # all cores, as local training has them, instead of eight
     embedding_prefetch_capacity=1,
     enable_embedding_postpush=True,
+    profile_some_steps_from=_NO_STEP,
   )
   cpu_training.distributed_train(
     config,
-    service_discovery.HostServiceDiscovery(os.path.join(folder, "discovery")),
-    create_params(folder),
+    service_discovery.HostServiceDiscovery(data.folder_of("discovery")),
+    create_params(data),
     user_hooks=[create_hook(rounds)],
   )
 
@@ -253,21 +310,29 @@ def play_role(folder: str, server_type: str, rounds: Rounds) -> None:
 def main() -> None:
   parser = argparse.ArgumentParser(description=__doc__)
   parser.add_argument("role", choices=ROLES)
-  parser.add_argument("folder", help="of the data, and of checkpoints")
+  parser.add_argument("folder", help="of the data; checkpoints go below it")
+  parser.add_argument("--features", type=int, default=Data.features)
+  parser.add_argument("--batch", type=int, default=Data.batch)
+  parser.add_argument("--job", default=Data.job, help="processes of one name train together")
+  parser.add_argument("--index", type=int, default=0, help="of a server or worker")
+  parser.add_argument("--num_ps", type=int, default=1)
+  parser.add_argument("--num_workers", type=int, default=1)
+  parser.add_argument("--in_flight", type=int, default=1, help="steps at the same time, of `local`")
   parser.add_argument("--warm_up", type=int, default=48, help="steps before the first round")
   parser.add_argument("--steps", type=int, default=20, help="of a round")
   args = parser.parse_args()
   flags.FLAGS(sys.argv[:1])
   tf.get_logger().setLevel("ERROR")
   rounds = Rounds(args.warm_up, args.steps)
+  data = Data(args.folder, args.features, args.batch, args.job)
   if args.role == "monolith_keras":
-    train_monolith_keras(args.folder, rounds)
+    train_monolith_keras(data, rounds)
   elif args.role.endswith("keras"):
-    train_keras(args.folder, rounds, tuned=args.role.startswith("tuned"))
+    train_keras(data, rounds, tuned=args.role.startswith("tuned"))
   elif args.role == "local":
-    train_locally(args.folder, rounds)
+    train_locally(data, rounds, args.in_flight)
   else:
-    play_role(args.folder, args.role, rounds)
+    play_role(data, args.role, rounds, args.index, args.num_ps, args.num_workers)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Where a model's dense variables live, and who initialises them."""
+"""Says where a model's dense variables live, and who initialises them."""
 
 from __future__ import annotations
 

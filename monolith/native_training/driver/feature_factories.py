@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from monolith.native_training import device_utils, feature, prefetch_queue, utils
 from monolith.native_training.data import stream_positions
-from monolith.native_training.tables import gradient_checks, protocols, ps_transfer
+from monolith.native_training.tables import gradient_checks, pooling, protocols, ps_transfer
 
 POSTPUSH_QUEUE_NAME = "postpush_queue"
 
@@ -22,6 +22,20 @@ def get_req_time(features: Mapping[str, Any]) -> tf.Tensor | None:
 def _without_missing(grads_and_vars: feature.GradsAndVars) -> list[tuple[tf.Tensor, tf.Tensor]]:
   # tf.gradients would take a missing gradient for ones.
   return [(grad, var) for grad, var in grads_and_vars if grad is not None]
+
+
+def _are_on_gpu(embeddings: Mapping[str, tf.Tensor]) -> bool:
+  """Tells whether the tables of embeddings are on a GPU, since only those say where theirs are."""
+  return bool(embeddings) and all("GPU" in tensor.device for tensor in embeddings.values())
+
+
+def _gradients_after(
+  embeddings: Iterable[tf.Tensor], name_to_gradient: dict[str, tf.Tensor]
+) -> dict[str, tf.Tensor]:
+  """Returns gradients of which one waits for the rows of the step; see `_step_after`."""
+  name, gradient = next(iter(name_to_gradient.items()))
+  with tf.control_dependencies(list(embeddings)):
+    return {**name_to_gradient, name: tf.identity(gradient)}
 
 
 def _step_after(embeddings: Iterable[tf.Tensor]) -> tf.Tensor:
@@ -66,7 +80,7 @@ class _CpuFeatureFactory(feature.FeatureFactoryFromEmbeddings):
     hash_table: protocols.TableGroup,
     embedding_ids: dict[str, tf.RaggedTensor],
     embeddings: dict[str, tf.Tensor],
-    embedding_slices: dict[str, tf.Tensor],
+    embedding_slices: dict[pooling.SliceKey, tf.Tensor],
     req_time: tf.Tensor | None,
     async_function_mgr: prefetch_queue.AsyncFunctionMgr,
     async_push: bool = False,
@@ -97,7 +111,13 @@ class _CpuFeatureFactory(feature.FeatureFactoryFromEmbeddings):
     gradients = utils.propagate_back_gradients(
       _without_missing(grads_and_vars), [self._embeddings[name] for name in names]
     )
-    name_to_gradient = _check_gradients(names, gradients)
+    # The kernels of tables on a GPU refuse what is not finite; here, it would have to be copied.
+    is_on_gpu = _are_on_gpu(self._embeddings)
+    name_to_gradient = (
+      {name: gradient for name, gradient in zip(names, gradients) if gradient is not None}
+      if is_on_gpu
+      else _check_gradients(names, gradients)
+    )
     # Once, if a model applies gradients in several calls; the counts would count twice.
     stream_batch = None if self._is_stream_moved else self._stream_batch
     self._is_stream_moved = True
@@ -106,7 +126,12 @@ class _CpuFeatureFactory(feature.FeatureFactoryFromEmbeddings):
         return tf.no_op()
       return stream_positions.get().move_after(None, stream_batch)
     name_to_ids = {name: self._embedding_ids[name].values for name in name_to_gradient}
-    global_step = _step_after(self._embeddings.values())
+    if is_on_gpu:
+      # The step is on the host, which would wait for the GPU.
+      global_step = _step_after([])
+      name_to_gradient = _gradients_after(self._embeddings.values(), name_to_gradient)
+    else:
+      global_step = _step_after(self._embeddings.values())
     req_time = self._req_time if req_time is None else req_time
 
     def push(
@@ -165,7 +190,7 @@ class _FusedCpuFeatureFactory(feature.FeatureFactoryFromEmbeddings):
     self,
     hash_table: protocols.ReorderedGroup,
     name_to_embeddings: dict[str, tf.Tensor],
-    name_to_embedding_slices: dict[str, tf.Tensor],
+    name_to_embedding_slices: dict[pooling.SliceKey, tf.Tensor],
     req_time: tf.Tensor | None,
     auxiliary_bundle: dict[str, tf.Tensor],
     use_native_multi_hash_table: bool,

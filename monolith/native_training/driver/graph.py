@@ -43,7 +43,7 @@ from monolith.native_training.hooks import data_position
 from monolith.native_training.model_export import export_utils
 from monolith.native_training.ranks import agreement as sync_agreement
 from monolith.native_training.settings.training_config import CpuTrainingConfig
-from monolith.native_training.tables import merging
+from monolith.native_training.tables import merging, packed_ids
 
 # Any: the flags' types are known at run time only.
 FLAGS: Any = flags.FLAGS
@@ -103,6 +103,7 @@ class CpuTraining:
     self._num_steps = num_steps
     self._last_step = last_step
     self._batch_size: tf.Tensor | None = None
+    self._packed_rows: dict[str, int | None] | None = None
     self._data_fingerprint: str | None = None
     self._enable_hash_filter = False
     self._task_context = training_roles.make_native_task_context(self._config, sync_backend)
@@ -208,6 +209,9 @@ class CpuTraining:
         if not isinstance(dataset, tf.data.Dataset):
           return dataset
         config = self.config
+        if mode != _PREDICT and self._has_gpu_tables():
+          # Before the fingerprint: a position in packed data is none in the plain data.
+          dataset = self._pack_ids(dataset)
         if mode == _TRAIN:
           self._data_fingerprint = data_position.fingerprint(dataset)
         if (
@@ -234,6 +238,28 @@ class CpuTraining:
         return dataset.prefetch(tf.data.AUTOTUNE)
 
     return wrapped_input_fn
+
+  def _has_gpu_tables(self) -> bool:
+    """Tells whether the tables are on this process's GPU, and take ids as they come."""
+    config = self.config
+    return bool(
+      self._params.train.use_gpu_emb_table
+      and not config.enable_fused_layout
+      and not config.enable_full_sync_training
+      and not config.reorder_fids_in_data_pipeline
+      and not export_context.is_dry_run_or_exporting()
+    )
+
+  def _pack_ids(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """Packs the ids of a batch into one tensor, but for those that the lookup will refuse."""
+    names = list(self.feature_configs.configs)
+    rows = packed_ids.static_rows(dataset.element_spec, names)
+    if not names or rows is None:
+      return dataset
+    self._packed_rows = rows
+    return dataset.map(
+      lambda features: packed_ids.pack(features, names), num_parallel_calls=tf.data.AUTOTUNE
+    )
 
   def create_model_fn(self) -> ModelFn:
     """Returns the model function for an Estimator.
@@ -320,7 +346,7 @@ class CpuTraining:
 
   def _input_lookup(self) -> lookups.InputLookup:
     return lookups.InputLookup(
-      self.config, self.feature_configs, self._slot_merging, self._task.ctx
+      self.config, self.feature_configs, self._slot_merging, self._task.ctx, self._packed_rows
     )
 
   def _check_stream(self, mode: str) -> None:
@@ -336,6 +362,7 @@ class CpuTraining:
       "enable_fused_layout": config.enable_fused_layout,
       "reorder_fids_in_data_pipeline": config.reorder_fids_in_data_pipeline,
       "use_dataservice": config.use_dataservice,
+      "steps_in_flight": config.steps_in_flight > 1,
       "resume_data=False": self._resume == data_position.Resume.NEVER,
     }
     names = [name for name, is_set in refused.items() if is_set]

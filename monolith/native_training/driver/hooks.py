@@ -4,6 +4,8 @@ All graph parts are built on every worker, so that all workers have the same gra
 the chief's hooks on the chief only. The order of the lists is the order of execution and matters:
 the restore comes before the signal that lets workers start, waiting hooks come before hooks that
 consume data, and at the end the chief waits for its workers before the last save.
+
+Longer than 600 lines: that order is one decision, and is only seen where all hooks are listed.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ from monolith.native_training.checkpoints import slices as checkpoint_slices
 from monolith.native_training.checkpoints import state as checkpoint_state
 from monolith.native_training.checkpoints import topology as training_topology
 from monolith.native_training.data import stream_positions
-from monolith.native_training.driver import observers
+from monolith.native_training.driver import observers, steps_in_flight
 from monolith.native_training.graph import export_context, session_hooks
 from monolith.native_training.hooks import ckpt_info, data_position, ps_check_hooks
 from monolith.native_training.hooks.server import server_lib
@@ -236,6 +238,7 @@ class TrainingHooks:
       )
     training_hooks += self._get_data_hooks()
     training_hooks += self._async_hooks
+    training_hooks += self._get_steps_in_flight_hooks(spec)
     chief_hooks += restore_hooks
     chief_hooks += self._get_row_log_hooks()
     chief_hooks += chief_sync_hooks
@@ -283,6 +286,23 @@ class TrainingHooks:
     if self._config.enable_variable_prefetch and self._is_async:
       hooks.append(variables.FetchAllCachedVariablesHook())
     return hooks
+
+  def _get_steps_in_flight_hooks(self, spec: graph_estimator.EstimatorSpec) -> Hooks:
+    config = self._config
+    if config.steps_in_flight == 1:
+      return []
+    # Other workers count global steps, too: a limit is then reached within as many steps more.
+    is_alone = config.num_workers == 1
+    return [
+      steps_in_flight.StepsInFlightHook(
+        config.steps_in_flight,
+        spec.train_op,
+        spec.loss,
+        [*self._async_hooks, *self._hash_table.get_queue_hooks()],
+        num_left=self._num_steps if is_alone else None,
+        last_step=self._last_step if is_alone else None,
+      )
+    ]
 
   def get_restore_hooks(self, mode: str = graph_estimator.ModeKeys.TRAIN) -> Hooks:
     """Returns what restores tables and filters; nothing without a model folder.

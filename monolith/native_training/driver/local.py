@@ -157,6 +157,9 @@ def local_train_internal(
         session_config=session_config,
         save_summary_steps=conf.save_summary_steps,
         log_step_count_steps=conf.log_step_count_steps,
+        device_fn=device_utils.host_scalars_device_fn
+        if conf.enable_gpu_training and not conf.num_ps
+        else None,
       ),
     )
     with interrupt.save_on_interrupt(model_dir) as interrupt_hook:

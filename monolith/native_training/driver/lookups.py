@@ -29,7 +29,7 @@ from monolith.native_training.driver.feature_factories import (
 )
 from monolith.native_training.hooks import stream_hook
 from monolith.native_training.settings.training_config import CpuTrainingConfig
-from monolith.native_training.tables import merging, pooling, protocols
+from monolith.native_training.tables import merging, packed_ids, pooling, protocols
 
 Features = dict[str, Any]
 
@@ -42,7 +42,9 @@ _ELEMENT_KEY = "1"
 
 _SPARSE_FEATURES_COLLECTION = "dequeued_sparse_features"
 
-# What these hold has no place in a meta graph; TensorFlow would warn of it with every checkpoint.
+_GPU = "/device:GPU:0"
+
+# Their content has no place in a meta graph; TensorFlow would warn of it with every checkpoint.
 for _collection in (tf.compat.v1.GraphKeys.RESOURCES, _SPARSE_FEATURES_COLLECTION):
   if ops.get_to_proto_function(_collection) is None:
     ops.register_proto_function(_collection, to_proto=lambda value, export_scope=None: None)
@@ -60,7 +62,7 @@ class ModelInputs(NamedTuple):
 
   features: Features
   embeddings: dict[str, tf.Tensor] | None = None
-  slices: dict[str, tf.Tensor] | None = None
+  slices: dict[pooling.SliceKey, tf.Tensor] | None = None
   layouts: dict[str, Any] | None = None
 
   def batch_size(self) -> tf.Tensor | None:
@@ -79,6 +81,7 @@ class InputLookup:
     feature_configs: what the task declared.
     slot_merging: which features share a table; `None` if none does.
     ctx: the task's context, which gets the factory of its features.
+    packed_rows: the static batch size of each feature, where the input pipeline has packed them.
   """
 
   def __init__(
@@ -87,7 +90,9 @@ class InputLookup:
     feature_configs: dry_run.FeatureConfigs,
     slot_merging: merging.SlotMerging | None,
     ctx: native_task.NativeContext,
+    packed_rows: Mapping[str, int | None] | None = None,
   ):
+    self._packed_rows = packed_rows
     self._config = config
     self._feature_configs = feature_configs
     self._slot_merging = slot_merging
@@ -151,6 +156,9 @@ class InputLookup:
       KeyError: an embedding feature is missing.
       TypeError: one is not a ragged tensor of int64.
     """
+    if packed_ids.PACKED_KEY in features:
+      assert self._packed_rows is not None
+      return packed_ids.unpack(features, self._packed_rows, _GPU)
     ids = {}
     for name in self._feature_configs.configs:
       if name not in features:

@@ -17,7 +17,6 @@ _REALTIME_DENSE_ONLY_SECS = 1800
 # These belong to what is not public, or to what is decided elsewhere.
 _UNUSED_FIELDS = (
   "processes_per_gpu",
-  "enable_resource_constrained_roughsort",
   "roughsort_candidate_items_path",
   "roughsort_items_use_parquet",
   "items_input_lagrangex_header",
@@ -79,12 +78,22 @@ def check_options(config: CpuTrainingConfig) -> None:
   """Refuses what cannot be done.
 
   Raises:
-    ValueError: the model is to be dumped, or an option of the row log makes no sense.
+    ValueError: the model is to be dumped, or an option of the row log or `steps_in_flight` makes no
+      sense.
   """
   if config.enable_model_dump:
     raise ValueError(
       "enable_model_dump is True, but models cannot be dumped: the format belongs to tools that "
       "are not public. Leave it False; serving.export_when_saving writes models to serve."
+    )
+  if config.steps_in_flight < 1:
+    raise ValueError(f"steps_in_flight is {config.steps_in_flight}, want at least 1")
+  if config.steps_in_flight > 1 and (
+    config.enable_sync_training or config.enable_partial_sync_training
+  ):
+    raise ValueError(
+      f"steps_in_flight is {config.steps_in_flight}, but synchronous ranks make one step at a "
+      "time: leave it at 1"
     )
   if config.realtime_kafka_servers:
     if not config.enable_realtime_training:

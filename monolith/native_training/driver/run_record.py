@@ -36,7 +36,7 @@ class TrainingFailed(Exception):
 
 
 class State(enum.Enum):
-  """How far a training run is."""
+  """Says how far a training run is."""
 
   RUNNING = "running"
   FINISHED = "finished"

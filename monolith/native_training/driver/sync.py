@@ -28,7 +28,7 @@ from monolith.native_training import (
   sync_training_hooks,
 )
 from monolith.native_training.checkpoints import ranks as sync_checkpoint
-from monolith.native_training.driver import local
+from monolith.native_training.driver import connections, evaluation, local
 from monolith.native_training.driver.graph import CpuTraining
 from monolith.native_training.ranks import watchdog as sync_watchdog
 from monolith.native_training.settings.training_config import DistributedCpuTrainingConfig
@@ -51,7 +51,7 @@ def distributed_sync_train(
   sync_backend: Any = None,
   user_hooks: Hooks | None = None,
 ) -> graph_estimator.Estimator:
-  """Plays one rank of synchronous training with Horovod.
+  """Plays one rank of synchronous training.
 
   Args:
     config: this rank's configuration.
@@ -78,7 +78,8 @@ def distributed_sync_train(
   native = params.instantiate()
   if not isinstance(native, native_task.NativeTask):
     raise ValueError(f"distributed train only support NativeTask. Got {native}")
-  with _watched(config.model_dir):
+  # Every rank is the chief of its own sessions, also where TF_CONFIG has told them of one another.
+  with connections.watched(), evaluation.without_tf_config(), _watched(config.model_dir):
     config.check_restore(config.model_dir)
     local.make_config_backward_compatible(config.model_dir, config)
     cpu_training = CpuTraining(config, native, sync_backend, last_step=params.train.max_steps)
@@ -170,7 +171,7 @@ def _watched(model_dir: str) -> Iterator[None]:
   try:
     yield
   except BaseException as e:
-    if isinstance(e, tf.errors.OpError) and "Horovod" in str(e):
+    if isinstance(e, Exception) and hvd_lib.is_exchange_error(e):
       # The exchange may know before the watchdog does.
       watchdog.wait_until_lost(_NOTICE_SECS)
     watchdog.stop(has_failed=True)

@@ -220,7 +220,9 @@ class _WorkerLoop:
           raise
         self._metrics.emit_counter("worker_failover_cnt", 1)
         if isinstance(e, NodeAliveCheckerError):
-          logging.warning("Training was interrupted: %s", e)
+          # Processes of a job start in any order: nothing is interrupted before it began.
+          event = "Training was interrupted" if self._has_met_servers else "Waiting for others"
+          logging.warning("%s: %s", event, e)
           if unreachable_since is None:
             unreachable_since = attempt_start
           self.run_watch.wait_for_servers(e, time.monotonic() - unreachable_since)

@@ -24,6 +24,11 @@ from monolith.native_training.graph_estimator.spec import (
   PredictOutput,
   RegressionOutput,
 )
+from monolith.native_training.graph_estimator.training import (
+  EvalSpec,
+  TrainSpec,
+  train_and_evaluate,
+)
 from monolith.native_training.graph_estimator.warm_start import WarmStartSettings
 
 __all__ = [
@@ -31,6 +36,7 @@ __all__ = [
   "DatasetInitializerHook",
   "Estimator",
   "EstimatorSpec",
+  "EvalSpec",
   "ExportOutput",
   "ModeKeys",
   "PredictOutput",
@@ -38,7 +44,9 @@ __all__ = [
   "RunConfig",
   "ServingInputReceiver",
   "TensorServingInputReceiver",
+  "TrainSpec",
   "WarmStartSettings",
   "build_parsing_serving_input_receiver_fn",
   "build_raw_serving_input_receiver_fn",
+  "train_and_evaluate",
 ]

@@ -13,6 +13,7 @@ import tensorflow as tf
 from absl import logging
 from tensorflow.python.training import training_util
 
+from monolith.native_training.graph import remembered_fetches
 from monolith.native_training.graph_estimator import (
   evaluating,
   inputs,
@@ -133,12 +134,13 @@ class Estimator:
       This Estimator.
 
     Raises:
-      ValueError: both limits are given or one is not positive, or there are listeners and nothing
-        that saves.
+      ValueError: both limits are given or one is not positive, there are listeners and nothing
+        that saves, or the process is a `ps` or an `evaluator`.
       TypeError: a hook or a listener has another type.
     """
     if steps is not None and max_steps is not None:
       raise ValueError("Can not provide both steps and max_steps.")
+    run_config.check_trains(self._config)
     _check_positive("steps", steps)
     _check_positive("max_steps", max_steps)
     if max_steps is not None and self._get_saved_step() >= max_steps:
@@ -159,6 +161,8 @@ class Estimator:
     _add_loss_summary(built.loss)
     # Reads the step before it is raised, for hooks that begin when the model is complete.
     step = training_util._get_or_create_global_step_read()
+    # Hooks of users find the loss where Estimator has always put it.
+    tf.compat.v1.add_to_collection(tf.compat.v1.GraphKeys.LOSSES, built.loss)
     session_hooks.append(tf.compat.v1.train.NanTensorHook(built.loss))
     if config.log_step_count_steps:
       session_hooks.append(
@@ -166,7 +170,7 @@ class Estimator:
           {"loss": built.loss, "step": step}, every_n_iter=config.log_step_count_steps
         )
       )
-    session_hooks += built.training_hooks
+    session_hooks += [remembered_fetches.RememberFetchesHook(), *built.training_hooks]
     _add_default_saver(built.scaffold, config)
     chief_hooks = list(built.training_chief_hooks)
     savers = [
@@ -253,7 +257,13 @@ class Estimator:
           config=self._session_config,
           checkpoint_filename_with_path=checkpoint_path,
         ),
-        hooks=[*input_hooks, *session_hooks, *built.evaluation_hooks, results],
+        hooks=[
+          remembered_fetches.RememberFetchesHook(),
+          *input_hooks,
+          *session_hooks,
+          *built.evaluation_hooks,
+          results,
+        ],
       )
       with session:
         while not session.should_stop():

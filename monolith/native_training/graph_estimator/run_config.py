@@ -1,4 +1,4 @@
-"""How an Estimator runs, and what `TF_CONFIG` says about the place of its process in a cluster."""
+"""Says how an Estimator runs, and where its process is in a cluster, by `TF_CONFIG`."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import tensorflow as tf
 from tensorflow.core.protobuf import rewriter_config_pb2
 
 _TF_CONFIG = "TF_CONFIG"
-_CHIEF, _MASTER, _WORKER, _PS, _EVALUATOR = "chief", "master", "worker", "ps", "evaluator"
-_CHIEFS = (_CHIEF, _MASTER)
+_CHIEF, MASTER, _WORKER, PS, EVALUATOR = "chief", "master", "worker", "ps", "evaluator"
+_CHIEFS = (_CHIEF, MASTER)
 _DEFAULT_SAVE_SECS = 600
 _UNSET: Any = object()
 
@@ -41,22 +41,22 @@ class Role:
 
   @property
   def num_ps_replicas(self) -> int:
-    return self._count(_PS)
+    return self._count(PS)
 
   @property
   def num_worker_replicas(self) -> int:
-    """How many train, the chief among them."""
+    """The number of workers that train, the chief among them."""
     if not self.cluster_spec.jobs:
-      return 0 if self.task_type == _EVALUATOR else 1
+      return 0 if self.task_type == EVALUATOR else 1
     return sum(self._count(job) for job in (*_CHIEFS, _WORKER))
 
   @property
   def global_id_in_cluster(self) -> int | None:
     """The number of this process among those that train, then the servers; `None` outside."""
     if not self.cluster_spec.jobs:
-      return None if self.task_type == _EVALUATOR else 0
+      return None if self.task_type == EVALUATOR else 0
     before = 0
-    for job in (*_CHIEFS, _WORKER, _PS):
+    for job in (*_CHIEFS, _WORKER, PS):
       if job == self.task_type:
         return before + self.task_id
       before += self._count(job)
@@ -81,9 +81,9 @@ class Role:
     cluster = tf.train.ClusterSpec(tf_config.get("cluster", {}))
     master = tf_config.get("session_master", "")
     evaluation_master = tf_config.get("eval_session_master", "")
-    if task_type == _EVALUATOR:
+    if task_type == EVALUATOR:
       alone = tf.train.ClusterSpec({})
-      return cls(_EVALUATOR, task_id, alone, "", evaluation_master, is_chief=False)
+      return cls(EVALUATOR, task_id, alone, "", evaluation_master, is_chief=False)
     if not cluster.jobs:
       task_type = task_type or _WORKER
       if task_id != 0:
@@ -113,7 +113,7 @@ def _check_place(
 
 @dataclasses.dataclass(frozen=True)
 class RunConfig:
-  """How an Estimator runs. What `TF_CONFIG` says when it is made is part of it.
+  """Says how an Estimator runs. What `TF_CONFIG` says when it is made is part of it.
 
   Attributes:
     model_dir: where checkpoints and events go.
@@ -259,13 +259,29 @@ def check(config: Any) -> Any:
   ]
   if missing or not callable(getattr(config, "replace", None)):
     raise ValueError(f"config must be an instance of RunConfig, but is {config!r}")
-  for name in ("train_distribute", "eval_distribute"):
-    if getattr(config, name, None) is not None:
+  for name in ("train_distribute", "eval_distribute", "_experimental_distribute"):
+    asked = getattr(config, name, None)
+    if isinstance(asked, tuple) and not any(asked):  # A named tuple that sets nothing.
+      continue
+    if asked is not None:
       raise ValueError(
-        f"{name} is {getattr(config, name)}: tables are distributed by servers or by ranks, not by "
+        f"{name.lstrip('_')} is {asked}: tables are distributed by servers or by ranks, not by "
         "strategies of tf.distribute"
       )
   return config
+
+
+def check_trains(config: Any) -> None:
+  """Checks that the process of a configuration is one that trains.
+
+  Raises:
+    ValueError: it serves, or evaluates.
+  """
+  if config.task_type in (PS, EVALUATOR):
+    raise ValueError(
+      f"{_TF_CONFIG} says that this process is a {config.task_type!r}, which does not train: call "
+      "train_and_evaluate, which does what each role has to do"
+    )
 
 
 def get_session_config(config: Any) -> tf.compat.v1.ConfigProto:
@@ -275,7 +291,7 @@ def get_session_config(config: Any) -> tf.compat.v1.ConfigProto:
   filters = {
     **{chief: ["/job:ps", f"/job:{chief}"] for chief in _CHIEFS},
     _WORKER: ["/job:ps", f"/job:worker/task:{config.task_id}"],
-    _PS: ["/job:ps", "/job:worker", "/job:chief", "/job:master"],
+    PS: ["/job:ps", "/job:worker", "/job:chief", "/job:master"],
   }
   session_config = tf.compat.v1.ConfigProto(allow_soft_placement=True)
   session_config.graph_options.rewrite_options.meta_optimizer_iterations = (

@@ -11,7 +11,7 @@ from absl import logging
 
 
 class WarmStartSettings(NamedTuple):
-  """Which variables start with which values; the fields mean what `tf.compat.v1.train.warm_start`
+  """Gives variables their first values; the fields mean what `tf.compat.v1.train.warm_start`
   says.
 
   Attributes:

@@ -91,7 +91,7 @@ class AdmissionTest(tf.test.TestCase):
 
     self.assertEqual(self._train(_Model(batches, **columns)), {"user": 2, "item": 0, "shop": 5})
 
-    # What was seen before counts.
+    # Earlier occurrences count.
     more = _Model([[2, large, 1]], **columns)
     self.assertEqual(self._train(more), {"user": 2, "item": 2, "shop": 5})
 

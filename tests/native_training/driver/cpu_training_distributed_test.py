@@ -136,7 +136,7 @@ class CpuTrainingDistributedTestBase:
 
       state = tf.train.get_checkpoint_state(cluster.model_dir)
       self.assertIsNotNone(state)
-      # What the flags and the specified settings of the binary lead to.
+      # The outcome of the flags and the specified settings of the binary.
       folder = os.path.dirname(cluster.model_dir)
       self.assertCountEqual(os.listdir(folder), ["model", "service_discovery"])
       step = os.path.basename(state.model_checkpoint_path).rpartition("-")[2]
@@ -271,7 +271,7 @@ class BinaryTest(tf.test.TestCase):
 
 
 class DistributedConfigTest(tf.test.TestCase):
-  """What is refused before any server starts."""
+  """Configurations that are refused before any server starts."""
 
   def test_bad_configurations(self):
     good = {"model_dir": "/nowhere", "num_ps": 1, "num_workers": 1, "index": 0}

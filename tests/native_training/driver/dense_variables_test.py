@@ -1,4 +1,4 @@
-"""What a scaffold says about variables that are not initialised."""
+"""Tests what a scaffold says about variables that are not initialised."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a dry run finds out about a task."""
+"""Tests what a dry run finds out about a task."""
 
 import tensorflow as tf
 from absl.testing import absltest

@@ -207,7 +207,7 @@ class EstimatorProcessesTest(unittest.TestCase):
 
     roles = ("chief", "worker", "ps")
     cluster = {role: [f"127.0.0.1:{free_ports.get_free_port()}"] for role in roles}
-    # What another evaluation has left behind counts for nothing.
+    # Leftovers of another evaluation count for nothing.
     left = pathlib.Path(model_dir, "eval", "parts", "1.npz")
     left.parent.mkdir(parents=True)
     np.savez(left, loss_sum=1e6, num_examples=1)
@@ -250,7 +250,7 @@ class EstimatorProcessesTest(unittest.TestCase):
 
     name, pushed, before, after = serving.pushes[0]
     self.assertEqual(name, "clicks:ps_0")
-    # What is served, in half precision, is what training has learnt since the export.
+    # The server answers, in half precision, with what training has learnt since the export.
     np.testing.assert_allclose(after, pushed, atol=1e-3)
     self.assertFalse(np.allclose(before, pushed, atol=1e-2))
 

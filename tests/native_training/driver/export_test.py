@@ -1,4 +1,4 @@
-"""Which exporter a task's serving params ask for."""
+"""A task's serving params choose the exporter."""
 
 from unittest import mock
 

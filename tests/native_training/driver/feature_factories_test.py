@@ -1,4 +1,4 @@
-"""Which gradients reach the tables, and with what."""
+"""Gradients reach the tables, each with what belongs to it."""
 
 from __future__ import annotations
 
@@ -125,6 +125,23 @@ class FeatureFactoriesTest(tf.test.TestCase):
       needed = utils.get_needed_ops([step.op])
       for row in self._embeddings.values():
         self.assertIn(row.op, needed)
+
+  def test_gradients_of_tables_on_a_gpu_stay_there(self):
+    with tf.device("/device:GPU:0"):
+      self._embeddings = {name: tf.ones([2, 3], name=name) for name in ("a", "b")}
+    self._cpu_factory().apply_gradients(
+      [(tf.ones([2, 3]), row) for row in self._embeddings.values()]
+    )
+
+    pairs, step = self._tables.args
+    graph = tf.compat.v1.get_default_graph()
+    types = [op.type for op in graph.get_operations()]
+    self.assertNotIn("MonolithCheckGradients", types)
+    # The gradients wait, as the step is on the host, which would wait for the GPU.
+    needed = utils.get_needed_ops([gradient.op for _, gradient in pairs.values()])
+    for row in self._embeddings.values():
+      self.assertIn(row.op, needed)
+      self.assertNotIn(row.op, utils.get_needed_ops([step.op]))
 
   def test_request_time_of_features(self):
     self.assertIsNone(feature_factories.get_req_time({}))

@@ -1,4 +1,4 @@
-"""What a task becomes for Estimator; tests/native_training/cpu_training_test.py trains.
+"""Tests what a task becomes for Estimator; tests/native_training/cpu_training_test.py trains.
 
 Covers `dense_variables`.
 """

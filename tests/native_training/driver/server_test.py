@@ -1,4 +1,4 @@
-"""What ends parameter servers, and what may not end their pushes to serving."""
+"""Tests what ends parameter servers, and what may not end their pushes to serving."""
 
 from __future__ import annotations
 

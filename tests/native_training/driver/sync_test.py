@@ -1,4 +1,4 @@
-"""What a rank changes in its process for the length of a training run."""
+"""Tests what a rank changes in its process for the length of a training run."""
 
 import os
 from unittest import mock

@@ -1,4 +1,4 @@
-"""Which failures of an attempt let a worker try again, and what an attempt is told.
+"""Failures of an attempt after which a worker tries again, and what an attempt is told.
 
 The training itself is replaced.
 """

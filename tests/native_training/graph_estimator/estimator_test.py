@@ -6,12 +6,15 @@ Covers `estimator.py`, `evaluating.py`, `inputs.py`, `receivers.py`, `run_config
 
 from __future__ import annotations
 
+import collections
+import dataclasses
 import functools
 import glob
 import json
 import os
 import tempfile
 import threading
+import types
 from unittest import mock
 
 import tensorflow as tf
@@ -60,9 +63,11 @@ def _model_fn(features, labels, mode, params=None, config=None, **spec_fields):
 class _RecordingHook(tf.compat.v1.train.SessionRunHook):
   def __init__(self):
     self.calls = []
+    self.losses = []
 
   def begin(self):
     self.calls.append("begin")
+    self.losses = tf.compat.v1.get_collection(tf.compat.v1.GraphKeys.LOSSES)
 
   def after_run(self, run_context, run_values):
     self.calls.append("run")
@@ -145,6 +150,7 @@ class TrainTest(EstimatorTestCase):
     for name in ("caller", "chief", "all"):
       self.assertEqual(hooks[name].calls, ["begin", "run", "run", "end"], name)
     self.assertEqual(hooks["evaluation"].calls, [])
+    self.assertLen(hooks["caller"].losses, 1)
     with self.assertRaisesRegex(TypeError, "Hooks must be a SessionRunHook"):
       self.create().train(_input_fn, hooks=["no hook"])
 
@@ -567,6 +573,22 @@ class RunConfigTest(absltest.TestCase):
     self.assertEqual((replaced.task_type, replaced.task_id), ("worker", 1))
     with self.assertRaisesRegex(ValueError, "'role'"):
       config.replace(role=None)
+
+  def test_strategies_are_refused(self):
+    fields = {field.name: None for field in dataclasses.fields(graph_estimator.RunConfig)}
+    distribute = collections.namedtuple("DistributeConfig", "train_distribute remote_cluster")
+    for name, value in (
+      ("train_distribute", "a strategy"),
+      ("eval_distribute", "a strategy"),
+      ("_experimental_distribute", distribute(None, "a cluster")),
+    ):
+      config = types.SimpleNamespace(**fields, replace=lambda **kwargs: None, **{name: value})
+      with self.assertRaisesRegex(ValueError, f"^{name.lstrip('_')} is .*by ranks"):
+        run_config.check(config)
+    unset = types.SimpleNamespace(
+      **fields, replace=lambda **kwargs: None, _experimental_distribute=distribute(None, None)
+    )
+    self.assertIs(run_config.check(unset), unset)
 
   def test_model_dir_of_the_environment(self):
     with mock.patch.dict(os.environ, TF_CONFIG='{"model_dir": "/a"}'):

@@ -96,6 +96,26 @@ class TfEstimatorTest(absltest.TestCase):
     with self.assertRaisesRegex(ValueError, "train_distribute is"):
       graph_estimator.Estimator(_make_model_fn(tf.estimator), config=config, params={})
 
+  def test_train_and_evaluate_takes_the_originals(self):
+    def receiver_fn():
+      x = tf.compat.v1.placeholder(tf.float32, [None])
+      return tf.estimator.export.ServingInputReceiver({"x": x}, {"x": x})
+
+    folder = tempfile.mkdtemp(dir=os.environ["TEST_TMPDIR"])
+    estimator = graph_estimator.Estimator(
+      _make_model_fn(tf.estimator), config=tf.estimator.RunConfig(folder), params={"rate": 0.1}
+    )
+    metrics, exports = graph_estimator.train_and_evaluate(
+      estimator,
+      tf.estimator.TrainSpec(_input_fn, max_steps=3),
+      tf.estimator.EvalSpec(
+        _input_fn, steps=2, exporters=tf.estimator.FinalExporter("last", receiver_fn)
+      ),
+    )
+
+    self.assertEqual(metrics["global_step"], 3)
+    self.assertTrue(os.path.exists(os.path.join(exports[0], b"saved_model.pb")))
+
   def test_warm_start_of_the_original(self):
     first = graph_estimator.Estimator(
       _make_model_fn(tf.estimator),
