@@ -1,4 +1,4 @@
-"""Where an `entry` model finds its parameter servers.
+"""Tells an `entry` model where its parameter servers are.
 
 `--ps_address=ps_0=10.0.0.1:8500|10.0.0.2:8500,ps_1=10.0.0.3:8500` names them; without it the agent
 at `localhost:$PORT2` is asked. A key is the name under which the other server serves the model:

@@ -27,7 +27,7 @@ _TFRECORD_FRAME_BYTES = 16
 
 
 class RecordHeader(NamedTuple):
-  """What stands before the length of a record; all of it is skipped.
+  """Says what stands before the length of a record; all of it is skipped.
 
   Attributes:
     lagrangex_header: 8 bytes, and nothing else.

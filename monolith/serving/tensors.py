@@ -17,7 +17,7 @@ from monolith.serving.errors import invalid
 
 # A message may hold one value for all elements; beyond this many bytes it may not.
 MAX_REPEATED_BYTES = 64 << 20
-# What strings take as elements of a tensor; longer ones have the rest elsewhere.
+# Bytes of a string as an element of a tensor; longer ones have the rest elsewhere.
 _STRING_BYTES = 24
 _INLINE_STRING_BYTES = 22
 _MAX_DIMENSIONS = 254

@@ -1,4 +1,4 @@
-"""A flood of hostile clients costs the model server in C++ no answer of a healthy one.
+"""Promise: a flood of hostile clients costs the model server in C++ no answer of a healthy one.
 
 `MONOLITH_SOAK=1` sends 20,000 requests and 5,000 handshakes to a server that was built with
 AddressSanitizer; otherwise there are a few hundred, for the server that is installed.
@@ -44,8 +44,11 @@ _REFLECTION = "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"
 _PATH = b"/v1/models/m:predict"
 _X = np.array([[0.5, 0.25], [1, 2]], np.float32)
 _WANTED = [0.75, 3.0]
-# What a server under attack may take: the budgets of docs/native_server.md, and what it has anyway.
+# The most that a server under attack may take: the budgets of docs/native_server.md, and what it
+# has anyway.
 _MAX_RESIDENT_MIB = 2500
+# The share of tensors and answers, 1 GiB, with what an allocator keeps.
+_MAX_OUTPUT_MIB = 1200
 
 
 def _program() -> list[str]:
@@ -289,12 +292,11 @@ class ServingAttackTest(unittest.TestCase):
   def _finish(self, server: server_process.ServerProcess) -> float:
     """Checks that the server is whole; returns the most that it took, in MiB."""
     server.check_alive()
-    status = pathlib.Path(f"/proc/{server.process.pid}/status").read_text()
-    (line,) = (line for line in status.splitlines() if line.startswith("VmHWM"))
+    resident = _resident_mib(server)
     log = server.log()
     self.assertNotIn("Sanitizer", log)
     self.assertEqual(server.stop(), 0, log)
-    return int(line.split()[1]) / 1024
+    return resident
 
   def test_mixed_requests(self):
     server = self._start()
@@ -318,6 +320,41 @@ class ServingAttackTest(unittest.TestCase):
     print(f"{sum(sent.values())} hostile requests {dict(sent)}; {healthy}; {resident:.0f} MiB")
     if not _SOAK:  # the sanitizer keeps what is freed
       self.assertLess(resident, _MAX_RESIDENT_MIB)
+
+  def test_outputs_of_many_runs_at_a_time(self):
+    """A few bytes each name strings whose outputs, all together, no budget has room for."""
+    server = self._start()
+    before = _resident_mib(server)
+    request = predict_pb2.PredictRequest()
+    request.model_spec.name = "text"
+    tensor = request.inputs["s"]
+    tensor.CopyFrom(tf.make_tensor_proto([b"x" * 8_000]))
+    tensor.tensor_shape.dim[0].size = 12_000  # 96 MB, and as much again as an output
+    answers: Counter[grpc.StatusCode] = Counter()
+
+    options = [("grpc.max_receive_message_length", -1), ("grpc.enable_http_proxy", 0)]
+    channel = grpc.insecure_channel(f"localhost:{server.port}", options)
+    self.addCleanup(channel.close)
+
+    def ask(_: int) -> grpc.StatusCode:
+      try:
+        channel.unary_unary(_PREDICT)(request.SerializeToString(), timeout=120)
+      except grpc.RpcError as error:
+        return error.code()
+      return grpc.StatusCode.OK
+
+    with futures.ThreadPoolExecutor(16) as pool:
+      answers.update(pool.map(ask, range(32)))
+
+    resident = _resident_mib(server)
+    self._finish(server)
+    print(f"32 requests for 96 MB and outputs: {dict(answers)}; {before:.0f}, {resident:.0f} MiB")
+    self.assertLessEqual(
+      set(answers), {grpc.StatusCode.OK, grpc.StatusCode.RESOURCE_EXHAUSTED}, answers
+    )
+    self.assertGreater(answers[grpc.StatusCode.OK], 0)
+    if not _SOAK:  # the sanitizer keeps what is freed
+      self.assertLess(resident - before, _MAX_OUTPUT_MIB)
 
   @unittest.skipUnless(shutil.which("openssl"), "openssl is not installed")
   def test_handshakes_of_garbage(self):
@@ -364,6 +401,13 @@ class ServingAttackTest(unittest.TestCase):
 
     resident = self._finish(server)
     print(f"{_HANDSHAKES} handshakes of garbage; {healthy}; {resident:.0f} MiB")
+
+
+def _resident_mib(server: server_process.ServerProcess) -> float:
+  """Returns the most that a server has taken so far."""
+  status = pathlib.Path(f"/proc/{server.process.pid}/status").read_text()
+  (line,) = (line for line in status.splitlines() if line.startswith("VmHWM"))
+  return int(line.split()[1]) / 1024
 
 
 def _client_hello() -> bytes:

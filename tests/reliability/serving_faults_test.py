@@ -1,4 +1,4 @@
-"""No request may fail with one retry while models come and go and serving processes die."""
+"""Promise: no request fails with one retry while models come and go and serving processes die."""
 
 from __future__ import annotations
 

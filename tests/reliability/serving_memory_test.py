@@ -1,4 +1,4 @@
-"""Requests of every kind leave no memory behind; a model that is replaced again and again neither.
+"""Promise: requests of every kind leave no memory behind, nor do models that are replaced.
 
 Both servers. `MONOLITH_SOAK=1` makes 10,000 requests and replaces models; otherwise there are as
 many requests as show a server that keeps one of ten of them.
@@ -30,7 +30,7 @@ tf.compat.v1.disable_eager_execution()
 _SOAK = os.environ.get("MONOLITH_SOAK") == "1"
 _WARM_UP, _REQUESTS = (2_000, 10_000) if _SOAK else (500, 1_500)
 _VERSIONS = 30
-# What allocators and caches of a server that is warm may still take. A tensor has up to 160 kB.
+# The most that allocators and caches of a warm server may still take. A tensor has up to 160 kB.
 # Every thread of a server has an arena of its own, which its first large request makes.
 _SLACK_BYTES = ((24 if _SOAK else 12) + (os.cpu_count() or 1)) << 20
 _PREDICT = "/tensorflow.serving.PredictionService/Predict"

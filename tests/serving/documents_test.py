@@ -1,4 +1,4 @@
-"""What `docs/serving.md` and `deploy/` say can be run: commands, flags, manifests."""
+"""Runs what `docs/serving.md` and `deploy/` say: commands, flags, manifests."""
 
 import json
 import pathlib

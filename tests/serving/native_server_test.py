@@ -17,6 +17,7 @@ import struct
 import subprocess
 import tempfile
 import threading
+import time
 import unittest
 import urllib.error
 import urllib.request
@@ -645,6 +646,20 @@ class MemoryTest(unittest.TestCase):
       with self.subTest(name):
         self.assertEqual(self.server.post("/v1/models/m:predict", body)[0], 400)
     self.assertLess(self._grown(), 120)
+
+  def test_a_large_body_takes_little_more_than_its_tensors(self):
+    rows = (32 << 20) // len(b"[1,2],")
+    body = b'{"instances": [' + b",".join([b"[1,2]"] * rows) + b"]}"
+    start = time.monotonic()
+
+    status, answer = self.server.post("/v1/models/m:predict", body)
+
+    seconds, grown = time.monotonic() - start, self._grown()
+    print(f"{len(body) >> 20} MiB of JSON: {seconds:.1f} s, {grown:.0f} MiB", flush=True)
+    self.assertEqual((status, len(answer.get("predictions", answer))), (200, rows))
+    self.assertEqual(set(answer["predictions"]), {3})
+    # The body, its tensor of 43 MiB, and the answer as a tensor and as text.
+    self.assertLess(grown, 200)
 
   def test_a_base_path_without_versions_is_logged(self):
     log = pathlib.Path(self.server.log.name)

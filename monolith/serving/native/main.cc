@@ -54,7 +54,7 @@ namespace {
 
 constexpr int64_t kMaxConnections = 10'000;
 constexpr int64_t kMaxQueued = 10'000;
-// Of requests that are not answered, and of their tensors and answers, all together. The last
+// Limits requests that are not answered, with their tensors and answers, all together. The last
 // eighth is for requests that are small.
 constexpr int64_t kMaxRequestBytes = 512 << 20;
 constexpr int64_t kSmallRequestBytes = 64 << 10;
@@ -195,11 +195,10 @@ Status MakeBatcher(const Flags& flags, std::unique_ptr<Batcher>* batcher) {
 
 Runner MakeRunner(Batcher* batcher) {
   if (batcher == nullptr) return RunDirectly;
-  return
-      [batcher](Servable* servable, const std::string& signature, const Servable::Tensors& inputs,
-                const std::vector<std::string>& output_filter, Servable::Tensors* outputs) {
-        return batcher->Run(servable, signature, inputs, output_filter, outputs);
-      };
+  return [batcher](Servable* servable, const Signature& signature, const Servable::Tensors& inputs,
+                   const std::vector<std::string>& output_filter, Servable::Tensors* outputs) {
+    return batcher->Run(servable, signature, inputs, output_filter, outputs);
+  };
 }
 
 int Fail(const Status& status) {
@@ -265,7 +264,7 @@ int Run(const Flags& flags) {
   limits.max_message_bytes = flags.max_receive_message_bytes;
   limits.max_streams = flags.max_concurrent_streams;
   limits.max_header_bytes = flags.max_metadata_bytes;
-  // Of all clients, whichever way they come.
+  // Shared by all clients, whichever way they come.
   const auto request_budget = std::make_shared<MemoryBudget>(
       std::max(kMaxRequestBytes, 4 * flags.max_receive_message_bytes), kSmallRequestBytes);
   RpcPlaces places;

@@ -1,4 +1,4 @@
-// Which models a server has: `ModelServerConfig`, from flags or a text file.
+// Reads which models a server has: `ModelServerConfig`, from flags or a text file.
 #ifndef MONOLITH_SERVING_NATIVE_MODEL_CONFIG_H_
 #define MONOLITH_SERVING_NATIVE_MODEL_CONFIG_H_
 

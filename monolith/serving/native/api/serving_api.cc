@@ -17,7 +17,7 @@ namespace {
 
 // Without a deadline of the client's own, a reload waits this long.
 constexpr std::chrono::minutes kReloadTimeout(10);
-// What a short request may take as tensors.
+// The most that a short request may take as tensors.
 constexpr int64_t kMaxInlineTensorBytes = 256 << 10;
 constexpr char kSignatureDef[] = "signature_def";
 constexpr char kSignatureDefMapType[] = "type.googleapis.com/tensorflow.serving.SignatureDefMap";
@@ -62,6 +62,14 @@ RpcReply Call(const std::string& message, const char* request_name, Method metho
   return reply;
 }
 
+// Lets an answer have what it takes now that it is one message.
+void KeepLease(const std::shared_ptr<MemoryLease>& lease, RpcReply* reply) {
+  if (!reply->status.ok()) return;
+  const auto bytes = static_cast<int64_t>(reply->message.size());
+  if (bytes < lease->bytes()) lease->Resize(bytes);
+  reply->lease = lease;
+}
+
 // Says which version and signature answered.
 void SetSpec(const api::ModelSpec& asked, int64_t version, api::ModelSpec* spec) {
   spec->set_name(asked.name());
@@ -82,15 +90,19 @@ Status ServingApi::Predict(const api::PredictRequest& request, MemoryLease* leas
                            api::PredictResponse* response) {
   std::shared_ptr<Servable> servable;
   int64_t version = 0;
-  const Status status = models_->Find(request.model_spec(), &servable, &version);
+  Status status = models_->Find(request.model_spec(), &servable, &version);
   if (!status.ok()) return status;
-  return PredictOn(servable.get(), version, request, lease, response);
+  const Signature* signature = nullptr;
+  status = servable->FindSignature(request.model_spec().signature_name(), &signature);
+  if (!status.ok()) return status;
+  return PredictOn(servable.get(), *signature, version, request, lease, response);
 }
 
-Status ServingApi::PredictOn(Servable* servable, int64_t version,
+Status ServingApi::PredictOn(Servable* servable, const Signature& signature, int64_t version,
                              const api::PredictRequest& request, MemoryLease* lease,
                              api::PredictResponse* response) {
-  const Status status = serving::Predict(servable, request, limits_, runner_, lease, response);
+  const Status status =
+      serving::Predict(servable, signature, request, limits_, runner_, lease, response);
   if (!status.ok()) return status;
   SetSpec(request.model_spec(), version, response->mutable_model_spec());
   return Status();
@@ -103,13 +115,13 @@ Status ServingApi::Classify(const api::ClassificationRequest& request, MemoryLea
   Status status = models_->Find(request.model_spec(), &servable, &version);
   if (!status.ok()) return status;
   ExampleRunner runner(servable.get(), limits_, runner_, lease);
-  const std::string& signature = request.model_spec().signature_name();
-  status = runner.CheckMethod(signature, kClassifyMethod);
+  const Signature* signature = nullptr;
+  status = runner.FindSignature(request.model_spec().signature_name(), kClassifyMethod, &signature);
   if (!status.ok()) return status;
   status = SetExamples(request.input(), &runner);
   if (!status.ok()) return status;
   SetSpec(request.model_spec(), version, response->mutable_model_spec());
-  return runner.Classify(signature, response->mutable_result());
+  return runner.Classify(*signature, response->mutable_result());
 }
 
 Status ServingApi::Regress(const api::RegressionRequest& request, MemoryLease* lease,
@@ -119,13 +131,13 @@ Status ServingApi::Regress(const api::RegressionRequest& request, MemoryLease* l
   Status status = models_->Find(request.model_spec(), &servable, &version);
   if (!status.ok()) return status;
   ExampleRunner runner(servable.get(), limits_, runner_, lease);
-  const std::string& signature = request.model_spec().signature_name();
-  status = runner.CheckMethod(signature, kRegressMethod);
+  const Signature* signature = nullptr;
+  status = runner.FindSignature(request.model_spec().signature_name(), kRegressMethod, &signature);
   if (!status.ok()) return status;
   status = SetExamples(request.input(), &runner);
   if (!status.ok()) return status;
   SetSpec(request.model_spec(), version, response->mutable_model_spec());
-  return runner.Regress(signature, response->mutable_result());
+  return runner.Regress(*signature, response->mutable_result());
 }
 
 Status ServingApi::MultiInference(const api::MultiInferenceRequest& request, MemoryLease* lease,
@@ -146,19 +158,22 @@ Status ServingApi::MultiInference(const api::MultiInferenceRequest& request, Mem
   Status status = models_->Find(spec, &servable, &version);
   if (!status.ok()) return status;
   ExampleRunner runner(servable.get(), limits_, runner_, lease);
+  std::vector<const Signature*> signatures;
   for (const api::InferenceTask& task : request.tasks()) {
     if (task.method_name() != kClassifyMethod && task.method_name() != kRegressMethod) {
       return Status(Code::kUnimplemented, "the method is '" + task.method_name().substr(0, 100) +
                                               "', want '" + kClassifyMethod + "' or '" +
                                               kRegressMethod + "'");
     }
-    status = runner.CheckMethod(task.model_spec().signature_name(), task.method_name());
+    status = runner.FindSignature(task.model_spec().signature_name(), task.method_name(),
+                                  &signatures.emplace_back(nullptr));
     if (!status.ok()) return status;
   }
   status = SetExamples(request.input(), &runner);
   if (!status.ok()) return status;
-  for (const api::InferenceTask& task : request.tasks()) {
-    const std::string& signature = task.model_spec().signature_name();
+  for (int i = 0; i < request.tasks_size(); ++i) {
+    const api::InferenceTask& task = request.tasks(i);
+    const Signature& signature = *signatures[i];
     api::InferenceResult* const result = response->add_results();
     SetSpec(task.model_spec(), version, result->mutable_model_spec());
     status = task.method_name() == kClassifyMethod
@@ -186,11 +201,8 @@ Status ServingApi::GetModelMetadata(const api::GetModelMetadataRequest& request,
   response->mutable_model_spec()->set_name(request.model_spec().name());
   response->mutable_model_spec()->mutable_version()->set_value(version);
   api::SignatureDefMap signatures;
-  for (const std::string& name : servable->signature_names()) {
-    const tensorflow::SignatureDef* signature = nullptr;
-    if (servable->FindSignature(name, &signature).ok()) {
-      (*signatures.mutable_signature_def())[name] = signature->SerializeAsString();
-    }
+  for (const auto& [name, signature] : servable->signatures()) {
+    (*signatures.mutable_signature_def())[name] = signature.definition().SerializeAsString();
   }
   api::AnyMessage& metadata = (*response->mutable_metadata())[kSignatureDef];
   metadata.set_type_url(kSignatureDefMapType);
@@ -264,20 +276,22 @@ bool ServingApi::PredictIfShort(const std::string& message, RpcReply* reply) {
         model = request.model_spec().name();
         std::shared_ptr<Servable> servable;
         int64_t version = 0;
-        const Status status = models_->Find(request.model_spec(), &servable, &version);
+        Status status = models_->Find(request.model_spec(), &servable, &version);
+        if (!status.ok()) return status;
+        const Signature* signature = nullptr;
+        status = servable->FindSignature(request.model_spec().signature_name(), &signature);
         if (!status.ok()) return status;
         short_runs = servable->RunsAreShort(
-            request.model_spec().signature_name(),
-            {request.output_filter().begin(), request.output_filter().end()});
+            *signature, {request.output_filter().begin(), request.output_filter().end()});
         if (!short_runs) return Status();
         int64_t bytes = 0;
-        // What cannot be measured is refused in its turn.
+        // A request that cannot be measured is refused in its turn.
         short_runs =
             !MeasureInputs(request, limits_, &bytes).ok() || bytes <= kMaxInlineTensorBytes;
         if (!short_runs) return Status();
-        return PredictOn(servable.get(), version, request, lease.get(), response);
+        return PredictOn(servable.get(), *signature, version, request, lease.get(), response);
       });
-  if (reply->status.ok()) reply->lease = lease;
+  KeepLease(lease, reply);
   if (short_runs) Count(model, "Predict", reply->status.code, start);
   return short_runs;
 }
@@ -319,7 +333,7 @@ bool ServingApi::HandlePrediction(const RpcCall& call, Counted* counted, RpcRepl
   } else {
     return false;
   }
-  if (reply->status.ok()) reply->lease = lease;
+  KeepLease(lease, reply);
   return true;
 }
 

@@ -57,9 +57,10 @@ class ServingApi {
   const Runner& runner() const { return runner_; }
 
  private:
-  Status PredictOn(Servable* servable, int64_t version, const api::PredictRequest& request,
-                   MemoryLease* lease, api::PredictResponse* response);
-  // What a call was, for the metrics.
+  Status PredictOn(Servable* servable, const Signature& signature, int64_t version,
+                   const api::PredictRequest& request, MemoryLease* lease,
+                   api::PredictResponse* response);
+  // Describes a call for the metrics.
   struct Counted {
     std::string model;
     // Null if it is not counted.

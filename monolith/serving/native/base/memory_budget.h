@@ -2,8 +2,12 @@
 #ifndef MONOLITH_SERVING_NATIVE_BASE_MEMORY_BUDGET_H_
 #define MONOLITH_SERVING_NATIVE_BASE_MEMORY_BUDGET_H_
 
+#include <malloc.h>
+
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <utility>
 
@@ -32,6 +36,7 @@ class MemoryBudget {
   }
 
   int64_t used_bytes() const { return used_bytes_.load(std::memory_order_relaxed); }
+  int64_t limit_bytes() const { return limit_bytes_; }
 
  private:
   const int64_t limit_bytes_;
@@ -39,18 +44,21 @@ class MemoryBudget {
   std::atomic<int64_t> used_bytes_{0};
 };
 
-// What one request has of a budget; it is given back with this object.
+// One request's share of a budget; it is given back with this object.
 class MemoryLease {
  public:
   MemoryLease() = default;
   explicit MemoryLease(std::shared_ptr<MemoryBudget> budget) : budget_(std::move(budget)) {}
   MemoryLease(MemoryLease&& other) noexcept
-      : budget_(std::move(other.budget_)), bytes_(std::exchange(other.bytes_, 0)) {}
+      : budget_(std::move(other.budget_)),
+        bytes_(std::exchange(other.bytes_, 0)),
+        most_bytes_(std::exchange(other.most_bytes_, 0)) {}
   MemoryLease& operator=(MemoryLease&& other) noexcept {
     if (this != &other) {
       Release();
       budget_ = std::move(other.budget_);
       bytes_ = std::exchange(other.bytes_, 0);
+      most_bytes_ = std::exchange(other.most_bytes_, 0);
     }
     return *this;
   }
@@ -60,16 +68,29 @@ class MemoryLease {
   bool Resize(int64_t bytes) {
     if (budget_ != nullptr && !budget_->Change(bytes_, bytes)) return false;
     bytes_ = bytes;
+    most_bytes_ = std::max(most_bytes_, bytes);
     return true;
   }
-  void Release() { Resize(0); }
+  void Release() {
+    Resize(0);
+    if (std::exchange(most_bytes_, 0) >= kReturnedBytes) malloc_trim(0);
+  }
 
   int64_t bytes() const { return bytes_; }
+  // Returns the limit of all requests together.
+  int64_t limit_bytes() const {
+    return budget_ == nullptr ? std::numeric_limits<int64_t>::max() : budget_->limit_bytes();
+  }
 
  private:
+  // A request of this many bytes gives back to the system what it has freed. Each thread frees into
+  // an arena of its own, which keeps it: the most that each ever had would add up.
+  static constexpr int64_t kReturnedBytes = 32 << 20;
+
   // Null bounds nothing.
   std::shared_ptr<MemoryBudget> budget_;
   int64_t bytes_ = 0;
+  int64_t most_bytes_ = 0;
 };
 
 }  // namespace serving

@@ -19,6 +19,7 @@ constexpr const char* kNoise[] = {
     "Unable to register cuFFT factory",
     "Unable to register cuBLAS factory",
     "TF-TRT Warning: Could not find TensorRT",
+    "All log messages before absl::InitializeLog() is called are written to STDERR",
 };
 
 int g_screen = -1;
@@ -57,7 +58,18 @@ __attribute__((no_sanitize("address"))) void BeginQuietStart(int, char**, char**
 __attribute__((section(".preinit_array"), used)) void (*const g_begin)(int, char**,
                                                                        char**) = &BeginQuietStart;
 
+// Newer versions of TensorFlow write "I0000 00:00:17950..." while they are loaded, whatever the
+// level is.
+bool IsInformation(const std::string& line) {
+  if (line.size() < 6 || line[0] != 'I' || line[5] != ' ') return false;
+  for (int i = 1; i < 5; ++i) {
+    if (line[i] < '0' || line[i] > '9') return false;
+  }
+  return true;
+}
+
 bool IsNoise(const std::string& line) {
+  if (IsInformation(line)) return true;
   for (const char* const phrase : kNoise) {
     if (line.find(phrase) != std::string::npos) return true;
   }

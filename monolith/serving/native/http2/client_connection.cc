@@ -17,7 +17,7 @@ constexpr int64_t kMaxReplyBytes = 512 << 20;
 
 }  // namespace
 
-// What nghttp2 calls. Exceptions must not pass through it: they end the connection.
+// Called by nghttp2. Exceptions must not pass through it: they end the connection.
 struct ClientCallbacks {
   static Http2ClientConnection* Self(void* data) {
     return static_cast<Http2ClientConnection*>(data);

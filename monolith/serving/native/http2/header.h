@@ -1,4 +1,4 @@
-// What both ends of a connection tell nghttp2: header fields, and how much may be on its way.
+// Tells nghttp2 what both ends of a connection need: header fields, and how much may be on its way.
 #ifndef MONOLITH_SERVING_NATIVE_HTTP2_HEADER_H_
 #define MONOLITH_SERVING_NATIVE_HTTP2_HEADER_H_
 

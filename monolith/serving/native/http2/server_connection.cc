@@ -16,7 +16,7 @@ constexpr std::string_view kGrpc = "application/grpc";
 
 }  // namespace
 
-// What nghttp2 calls. Exceptions must not pass through it: they end the connection.
+// Called by nghttp2. Exceptions must not pass through it: they end the connection.
 struct ServerCallbacks {
   using Stream = Http2ServerConnection::Stream;
 
@@ -148,10 +148,12 @@ void Http2ServerConnection::OnClosed() {
 void Http2ServerConnection::OnTick(Clock::time_point now) {
   if (closed()) return;
   resets_in_second_ = 0;
-  if (!settings_came_ && now - opened_ > limits_.handshake_timeout) return Close();
+  if (!settings_came_ && now - opened_ > limits_.header_timeout) return Close();
   if (output_waits() && now - last_write() > limits_.stall_timeout) return Close();
   std::vector<int32_t> stalled;
   for (const auto& [id, stream] : streams_) {
+    // In the middle of a header the connection can bring nothing else.
+    if (!stream.has_header && now - stream.start > limits_.header_timeout) return Close();
     const bool unread = stream.answered &&
                         now - std::max(stream.last_data, last_write()) > 2 * limits_.stall_timeout;
     const bool unsent = !stream.complete && now - stream.last_data > limits_.stall_timeout;
@@ -171,7 +173,7 @@ void Http2ServerConnection::Shutdown() {
   nghttp2_submit_goaway(session_, NGHTTP2_FLAG_NONE,
                         nghttp2_session_get_last_proc_stream_id(session_), NGHTTP2_NO_ERROR,
                         nullptr, 0);
-  // What watches would wait for does not come.
+  // Watches would wait for answers that do not come.
   for (auto& [id, stream] : streams_) {
     if (stream.watched) Refuse(id, Code::kUnavailable, "the server ends");
   }
@@ -243,10 +245,11 @@ void Http2ServerConnection::OnRequestEnd(int32_t id) {
 
 void Http2ServerConnection::OnRequestHeaders(int32_t id) {
   Stream* stream = Find(id);
+  if (stream != nullptr) stream->has_header = true;
   // Headers after the body begin nothing.
   if (stream == nullptr || stream->answered || stream->stream_method != nullptr) return;
   const auto found = stream_methods_->find(stream->path);
-  // What is no gRPC call at all is refused at its end, as a unary one.
+  // A request that is no gRPC call at all is refused at its end, as a unary one.
   if (found == stream_methods_->end() || stream->method != "POST" ||
       stream->content_type.compare(0, kGrpc.size(), kGrpc) != 0 ||
       stream->header_bytes > limits_.max_header_bytes) {

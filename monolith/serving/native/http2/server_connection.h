@@ -18,16 +18,17 @@ namespace monolith {
 namespace serving {
 
 struct RpcLimits {
-  // Of one request. A longer one is answered RESOURCE_EXHAUSTED.
+  // Limits one request. A longer one is answered RESOURCE_EXHAUSTED.
   int64_t max_message_bytes = 64 << 20;
   int64_t max_header_bytes = 16 << 10;
   int64_t max_streams = 1000;
-  // Of one message of a stream, and of the answers to a stream that its client has not read.
+  // Limits one message of a stream, and the answers to a stream that its client has not read.
   int64_t max_stream_message_bytes = 64 << 10;
   int64_t max_unread_bytes = 4 << 20;
   // A client that resets more calls in a second is disconnected.
   int64_t max_resets_per_second = 1000;
-  std::chrono::seconds handshake_timeout{10};
+  // For the begin of a connection, and from the first byte of a call's header to its last.
+  std::chrono::seconds header_timeout{10};
   // From the header of a unary call to its last byte.
   std::chrono::seconds request_timeout{60};
   // A request whose body stops coming, or an answer that is not read.
@@ -69,10 +70,11 @@ class Http2ServerConnection : public Connection {
     Clock::time_point last_data;
     // Null for a unary call.
     const RpcStreamMethod* stream_method = nullptr;
-    // Of a watch: what was asked, once that is known, and the last answer.
+    // The request of a watch, once it is known, and the last answer.
     std::optional<std::string> watched;
     std::string told;
-    // The client has sent all.
+    // The client has sent its header, and all.
+    bool has_header = false;
     bool complete = false;
     // Whether the answer has begun, and whether its status is known.
     bool responding = false;

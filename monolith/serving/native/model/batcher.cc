@@ -31,10 +31,11 @@ int64_t CountRows(const tensorflow::SignatureDef& signature, const Servable::Ten
 }
 
 // Requests with the same key can be joined.
-std::string MakeKey(const Servable* servable, const std::string& signature,
+std::string MakeKey(const Servable* servable, const Signature& signature,
                     const Servable::Tensors& inputs,
                     const std::vector<std::string>& output_filter) {
-  std::string key = std::to_string(reinterpret_cast<uintptr_t>(servable)) + '\0' + signature + '\0';
+  std::string key =
+      std::to_string(reinterpret_cast<uintptr_t>(servable)) + '\0' + signature.name() + '\0';
   const std::set<std::string> wanted(output_filter.begin(), output_filter.end());
   for (const std::string& alias : wanted) key += alias + '\0';
   for (const auto& [alias, tensor] : inputs) {
@@ -82,15 +83,12 @@ Status MakeBatchingSettings(const api::BatchingParameters& parameters, BatchingS
   return Status();
 }
 
-Status Batcher::Run(Servable* servable, const std::string& signature,
-                    const Servable::Tensors& inputs, const std::vector<std::string>& output_filter,
-                    Servable::Tensors* outputs) {
+Status Batcher::Run(Servable* servable, const Signature& signature, const Servable::Tensors& inputs,
+                    const std::vector<std::string>& output_filter, Servable::Tensors* outputs) {
   // A request that is refused must not fail those it would have been joined with.
-  Status status = servable->Check(signature, inputs, output_filter);
-  const tensorflow::SignatureDef* definition = nullptr;
-  if (status.ok()) status = servable->FindSignature(signature, &definition);
+  Status status = signature.Check(inputs, output_filter);
   if (!status.ok()) return status;
-  const int64_t rows = CountRows(*definition, inputs, output_filter);
+  const int64_t rows = CountRows(signature.definition(), inputs, output_filter);
   if (rows == 0 || rows > settings_.max_batch_size) {
     return servable->Run(signature, inputs, output_filter, outputs);
   }
@@ -137,7 +135,7 @@ Status Batcher::Run(Servable* servable, const std::string& signature,
 }
 
 Status Batcher::Lead(const std::string& key, const std::shared_ptr<Batch>& batch,
-                     Servable* servable, const std::string& signature,
+                     Servable* servable, const Signature& signature,
                      const std::vector<std::string>& output_filter) {
   std::unique_lock<std::mutex> lock(mutex_);
   changed_.wait_for(lock, settings_.timeout, [&] { return batch->closed; });
@@ -162,7 +160,7 @@ Status Batcher::Lead(const std::string& key, const std::shared_ptr<Batch>& batch
   return status;
 }
 
-Status Batcher::RunBatch(Servable* servable, const std::string& signature,
+Status Batcher::RunBatch(Servable* servable, const Signature& signature,
                          const std::vector<std::string>& output_filter, Batch* batch) const {
   int64_t rows = batch->rows;
   for (const int64_t size : settings_.allowed_sizes) {

@@ -44,7 +44,7 @@ class Batcher {
 
   // As Servable::Run, together with other requests where that is possible: all inputs have the same
   // number of rows, and the signature promises outputs of any number of rows.
-  Status Run(Servable* servable, const std::string& signature, const Servable::Tensors& inputs,
+  Status Run(Servable* servable, const Signature& signature, const Servable::Tensors& inputs,
              const std::vector<std::string>& output_filter, Servable::Tensors* outputs);
 
  private:
@@ -54,13 +54,13 @@ class Batcher {
     int64_t rows = 0;
     bool closed = false;
     bool done = false;
-    // Of each request; empty if the batch could not be run or divided.
+    // One for each request; empty if the batch could not be run or divided.
     std::vector<Servable::Tensors> answers;
   };
 
   Status Lead(const std::string& key, const std::shared_ptr<Batch>& batch, Servable* servable,
-              const std::string& signature, const std::vector<std::string>& output_filter);
-  Status RunBatch(Servable* servable, const std::string& signature,
+              const Signature& signature, const std::vector<std::string>& output_filter);
+  Status RunBatch(Servable* servable, const Signature& signature,
                   const std::vector<std::string>& output_filter, Batch* batch) const;
 
   const BatchingSettings settings_;

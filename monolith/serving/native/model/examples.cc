@@ -1,6 +1,8 @@
 #include "monolith/serving/native/model/examples.h"
 
+#include <algorithm>
 #include <cstdint>
+#include <map>
 #include <utility>
 
 #include "google/protobuf/io/coded_stream.h"
@@ -19,7 +21,7 @@ using tensorflow::protobuf::internal::WireFormatLite;
 using tensorflow::protobuf::io::CodedInputStream;
 
 constexpr size_t kMaxExamples = 100'000;
-// What a class or value of an answer takes as a message, beside its label.
+// The most that a class or value of an answer takes as a message, beside its label.
 constexpr int64_t kResultBytes = 80;
 
 constexpr char kClasses[] = "classes";
@@ -54,18 +56,14 @@ bool VisitFields(std::string_view message, Take take) {
   return stream.ConsumedEntireMessage();
 }
 
-std::string NameOf(const std::string& signature) {
-  return signature.empty() ? "serving_default" : signature;
-}
-
-Status OddOutputs(const std::string& signature, const Servable::Tensors& outputs,
+Status OddOutputs(const Signature& signature, const Servable::Tensors& outputs,
                   const char* method) {
   std::string shapes;
   for (const auto& [name, tensor] : outputs) {
     shapes += (shapes.empty() ? "'" : ", '") + name +
               "': " + tensorflow::DataTypeString(tensor.dtype()) + tensor.shape().DebugString();
   }
-  return Status(Code::kFailedPrecondition, "signature '" + NameOf(signature) + "' answers with {" +
+  return Status(Code::kFailedPrecondition, "signature '" + signature.name() + "' answers with {" +
                                                shapes + "}, which is not a " + method);
 }
 
@@ -140,39 +138,40 @@ Status ExampleRunner::SetExamples(const Examples& examples) {
   return Status();
 }
 
-Status ExampleRunner::CheckMethod(const std::string& signature, const std::string& method) const {
-  bool has_method = false;
-  for (const std::string& name : servable_->signature_names()) {
-    const tensorflow::SignatureDef* found = nullptr;
-    has_method = has_method ||
-                 (servable_->FindSignature(name, &found).ok() && found->method_name() == method);
-  }
-  if (!has_method) {
+Status ExampleRunner::FindSignature(const std::string& name, const std::string& method,
+                                    const Signature** signature) const {
+  const std::map<std::string, Signature>& known = servable_->signatures();
+  const auto has_method = [&](const auto& item) {
+    return item.second.definition().method_name() == method;
+  };
+  if (std::none_of(known.begin(), known.end(), has_method)) {
     return Status(Code::kUnimplemented,
                   "the model has no signature of the method " + method.substr(0, 100));
   }
-  const tensorflow::SignatureDef* found = nullptr;
-  const Status status = servable_->FindSignature(signature, &found);
+  const Signature* found = nullptr;
+  const Status status = servable_->FindSignature(name, &found);
   if (!status.ok()) return status;
-  if (found->method_name() == method) return Status();
-  return Invalid("signature '" + NameOf(signature) + "' is of the method '" +
-                 std::string(found->method_name()) + "', want '" + method + "'");
+  if (found->definition().method_name() != method) {
+    return Invalid("signature '" + found->name() + "' is of the method '" +
+                   std::string(found->definition().method_name()) + "', want '" + method + "'");
+  }
+  *signature = found;
+  return Status();
 }
 
-Status ExampleRunner::Run(const std::string& signature, Servable::Tensors* outputs) {
-  const tensorflow::SignatureDef* found = nullptr;
-  const Status status = servable_->FindSignature(signature, &found);
-  if (!status.ok()) return status;
-  if (found->inputs_size() != 1) {
-    return Status(Code::kFailedPrecondition, "signature '" + NameOf(signature) + "' takes " +
-                                                 std::to_string(found->inputs_size()) +
+Status ExampleRunner::Run(const Signature& signature, Servable::Tensors* outputs) {
+  const auto& wanted = signature.definition().inputs();
+  if (wanted.size() != 1) {
+    return Status(Code::kFailedPrecondition, "signature '" + signature.name() + "' takes " +
+                                                 std::to_string(wanted.size()) +
                                                  " inputs, want serialized examples");
   }
-  const Servable::Tensors inputs = {{found->inputs().begin()->first, examples_.at(kUnnamed)}};
-  return RunCounted(servable_, signature, inputs, {}, runner_, lease_, outputs);
+  const Servable::Tensors inputs = {{wanted.begin()->first, examples_.at(kUnnamed)}};
+  return RunCounted(servable_, signature, inputs, {}, runner_, AnswerKind::kMessage, lease_,
+                    outputs);
 }
 
-Status ExampleRunner::Classify(const std::string& signature, api::ClassificationResult* result) {
+Status ExampleRunner::Classify(const Signature& signature, api::ClassificationResult* result) {
   Servable::Tensors outputs;
   const Status status = Run(signature, &outputs);
   if (!status.ok()) return status;
@@ -201,7 +200,7 @@ Status ExampleRunner::Classify(const std::string& signature, api::Classification
         const tensorflow::tstring& label = classes->flat<tensorflow::tstring>()(i);
         if (!IsUtf8({label.data(), label.size()})) {
           return Status(Code::kFailedPrecondition,
-                        "signature '" + NameOf(signature) + "' has classes that are not UTF-8");
+                        "signature '" + signature.name() + "' has classes that are not UTF-8");
         }
         one->set_label(label.data(), label.size());
       }
@@ -211,7 +210,7 @@ Status ExampleRunner::Classify(const std::string& signature, api::Classification
   return Status();
 }
 
-Status ExampleRunner::Regress(const std::string& signature, api::RegressionResult* result) {
+Status ExampleRunner::Regress(const Signature& signature, api::RegressionResult* result) {
   Servable::Tensors outputs;
   const Status status = Run(signature, &outputs);
   if (!status.ok()) return status;

@@ -19,7 +19,7 @@ namespace serving {
 inline constexpr char kClassifyMethod[] = "tensorflow/serving/classify";
 inline constexpr char kRegressMethod[] = "tensorflow/serving/regress";
 
-// What the request's methods take. Every example begins with what all have in common.
+// The examples of a request. Each begins with what all have in common.
 struct Examples {
   std::string_view context;
   std::vector<std::string_view> examples;
@@ -39,16 +39,17 @@ class ExampleRunner {
   // Makes the tensor that every run feeds.
   Status SetExamples(const Examples& examples);
 
-  // Refuses a signature, "" for serving_default, that is not of the method: with UNIMPLEMENTED if
-  // the model has none.
-  Status CheckMethod(const std::string& signature, const std::string& method) const;
+  // Finds a signature, "" for serving_default. Refuses one that is not of the method: with
+  // UNIMPLEMENTED if the model has none.
+  Status FindSignature(const std::string& name, const std::string& method,
+                       const Signature** signature) const;
 
   // Fail for outputs that are not a class or value for each example.
-  Status Classify(const std::string& signature, api::ClassificationResult* result);
-  Status Regress(const std::string& signature, api::RegressionResult* result);
+  Status Classify(const Signature& signature, api::ClassificationResult* result);
+  Status Regress(const Signature& signature, api::RegressionResult* result);
 
  private:
-  Status Run(const std::string& signature, Servable::Tensors* outputs);
+  Status Run(const Signature& signature, Servable::Tensors* outputs);
 
   Servable* const servable_;
   const PredictLimits& limits_;

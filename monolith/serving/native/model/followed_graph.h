@@ -1,4 +1,4 @@
-// What a graph needs beside its signatures, so that its tables and variables can be kept new.
+// Adds to a graph, beside its signatures, what keeps its tables and variables new.
 #ifndef MONOLITH_SERVING_NATIVE_MODEL_FOLLOWED_GRAPH_H_
 #define MONOLITH_SERVING_NATIVE_MODEL_FOLLOWED_GRAPH_H_
 
@@ -31,7 +31,8 @@ Status AddRowLogNodes(const std::string& name, tensorflow::MetaGraphDef* meta_gr
 
 // One variable, or one partition of a variable.
 struct DenseVariable {
-  // Of the whole variable, as are type and shape; what is fed may be more than the partition.
+  // Name, type and shape are those of the whole variable; what is fed may be more than the
+  // partition.
   std::string name;
   tensorflow::DataType dtype = tensorflow::DT_INVALID;
   tensorflow::TensorShape shape;

@@ -1,4 +1,4 @@
-// What keeps a loaded model as new as the training that it comes from.
+// Keeps a loaded model as new as the training that it comes from.
 #ifndef MONOLITH_SERVING_NATIVE_MODEL_FOLLOWER_H_
 #define MONOLITH_SERVING_NATIVE_MODEL_FOLLOWER_H_
 
@@ -12,11 +12,11 @@ namespace serving {
 
 // One figure of a follower, for metrics.
 struct FollowerSample {
-  // Of the metric; without `_total` for a counter.
+  // The metric's name; without `_total` for a counter.
   std::string name;
   // One sentence.
   const char* meaning;
-  // Which part of the log it is about.
+  // The part of the log that it is about.
   int64_t shard;
   double value;
   // Whether it only grows.

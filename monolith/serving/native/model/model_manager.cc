@@ -14,7 +14,7 @@ namespace monolith {
 namespace serving {
 namespace {
 
-// What a status tells of: a server that lives for months sees thousands.
+// The most versions that a status tells of: a server that lives for months sees thousands.
 constexpr size_t kMaxEndedVersions = 16;
 constexpr size_t kMaxRemovedModels = 64;
 constexpr std::chrono::milliseconds kUnloadCheck(20);

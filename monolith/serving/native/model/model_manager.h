@@ -1,4 +1,4 @@
-// Which versions of which models are loaded, and keeps that in step with configuration and files.
+// Loads the versions of models, and keeps them in step with configuration and files.
 //
 // One thread looks at the folders, loads and warms up new versions, and only then lets go of old
 // ones: a request always finds a version as long as one could be loaded. What in-flight requests
@@ -89,7 +89,7 @@ class ModelManager {
     // How far its follower is, or why it cannot go on.
     std::string note;
     std::string path;
-    // What the files looked like when loading failed.
+    // Describes the files as they were when loading failed.
     std::string fingerprint;
     int64_t tries = 0;
     // When one that failed is due again.
@@ -104,7 +104,7 @@ class ModelManager {
     bool removed = false;
     // Those of the configuration, once all of their versions answer.
     std::map<std::string, int64_t> labels;
-    // What is wrong with the folder itself.
+    // The error of the folder itself.
     Status folder;
   };
 

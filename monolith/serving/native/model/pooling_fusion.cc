@@ -51,7 +51,7 @@ class Fusion {
     std::map<std::tuple<std::string, int64_t, std::string>, std::vector<Member>> groups;
     for (const Member& member : members_) {
       const std::string& name = member.node->name();
-      // What no signature needs is not run by anybody.
+      // Nobody runs a node that no signature needs.
       if (signatures_[name].empty()) continue;
       groups[{member.node->device(), levels_[name], signatures_[name]}].push_back(member);
     }
@@ -177,7 +177,7 @@ class Fusion {
       }
       const std::string output = i == 0 ? name : name + ":" + std::to_string(i);
       outputs_[node->name()] = output;
-      // Whoever asks for the tensor by its name still finds it.
+      // A request for the tensor by its name still finds it.
       node->set_op("Identity");
       node->clear_input();
       node->add_input(output);

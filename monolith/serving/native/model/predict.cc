@@ -20,19 +20,21 @@ namespace {
 using tensorflow::protobuf::internal::WireFormatLite;
 using tensorflow::protobuf::io::CodedInputStream;
 
-// What a protobuf string of a repeated field takes beside its bytes.
+// The memory of a protobuf string of a repeated field, beside its bytes.
 constexpr int64_t kRepeatedStringBytes = 48;
-// What a message inside of a tensor may take; none of them can be sent.
+// The most that a message inside of a tensor takes; none of them can be sent.
 constexpr int64_t kMessageBytes = 400;
 constexpr uint32_t kMaxShapeBytes = 64 << 10;
 constexpr int64_t kInlineStringBytes = 22;
 constexpr int64_t kHuge = int64_t{1} << 60;
+// A number as text, with what a growing string has beyond its end.
+constexpr int64_t kJsonNumberBytes = 32;
 
 Status Refuse(const std::string& alias, const std::string& what) {
   return Status(Code::kInvalidArgument, "input '" + alias + "' " + what);
 }
 
-// What a TensorProto says of itself, read without making one.
+// The claims of a TensorProto about itself, read without making one.
 struct Claim {
   int type = 0;
   tensorflow::TensorShapeProto shape;
@@ -40,7 +42,7 @@ struct Claim {
   int64_t num_strings = 0;
   int64_t string_bytes = 0;
   int64_t last_string_bytes = 0;
-  // What the message takes when it is parsed, at most.
+  // The most that the message takes when it is parsed.
   int64_t message_bytes = 0;
 };
 
@@ -146,15 +148,29 @@ Status ParseTensor(const std::string& alias, const std::string& serialized,
   return Status();
 }
 
-// Returns what outputs take, once as tensors and once as messages.
-int64_t OutputBytes(const Servable::Tensors& outputs) {
+// Returns what outputs take, once as tensors and once as messages, or as JSON.
+int64_t OutputBytes(const Servable::Tensors& outputs, AnswerKind kind) {
   int64_t bytes = 0;
   for (const auto& [alias, tensor] : outputs) {
-    bytes += 2 * static_cast<int64_t>(tensor.TotalBytes());
-    if (tensor.dtype() == tensorflow::DT_STRING)
-      bytes += kRepeatedStringBytes * tensor.NumElements();
+    const auto size = static_cast<int64_t>(tensor.TotalBytes());
+    if (tensor.dtype() == tensorflow::DT_STRING) {
+      bytes += 2 * size + kRepeatedStringBytes * tensor.NumElements();
+    } else if (kind == AnswerKind::kJson) {
+      bytes += size + kJsonNumberBytes * tensor.NumElements();
+    } else {
+      bytes += 2 * size;
+    }
   }
   return bytes;
+}
+
+// Returns how much a run may reserve: what is expected, but not so much more than outputs of a new
+// size that it could never run, as one large answer would make all others look large.
+int64_t ReservedBytes(Servable* servable, const Signature& signature, const MemoryLease& lease) {
+  const int64_t held = lease.bytes();
+  const int64_t expected = servable->output_sizes()->Expect(signature.name(), held);
+  const int64_t most = std::max(lease.limit_bytes() / 4 * 3 - held, 2 * held);
+  return std::min(expected, most);
 }
 
 Status OutOfMemory() {
@@ -181,26 +197,32 @@ Status MeasureInputs(const api::PredictRequest& request, const PredictLimits& li
   return Status();
 }
 
-Status RunCounted(Servable* servable, const std::string& signature, const Servable::Tensors& inputs,
+Status RunCounted(Servable* servable, const Signature& signature, const Servable::Tensors& inputs,
                   const std::vector<std::string>& output_filter, const Runner& runner,
-                  MemoryLease* lease, Servable::Tensors* outputs) {
+                  AnswerKind kind, MemoryLease* lease, Servable::Tensors* outputs) {
+  const int64_t input_bytes = lease->bytes();
+  if (!lease->Resize(input_bytes + ReservedBytes(servable, signature, *lease))) {
+    return OutOfMemory();
+  }
   const Status status = runner(servable, signature, inputs, output_filter, outputs);
   if (!status.ok()) return status;
-  return lease->Resize(lease->bytes() + OutputBytes(*outputs)) ? Status() : OutOfMemory();
+  const int64_t output_bytes = OutputBytes(*outputs, kind);
+  servable->output_sizes()->Learn(signature.name(), input_bytes, output_bytes);
+  return lease->Resize(input_bytes + output_bytes) ? Status() : OutOfMemory();
 }
 
-Status RunDirectly(Servable* servable, const std::string& signature,
-                   const Servable::Tensors& inputs, const std::vector<std::string>& output_filter,
-                   Servable::Tensors* outputs) {
+Status RunDirectly(Servable* servable, const Signature& signature, const Servable::Tensors& inputs,
+                   const std::vector<std::string>& output_filter, Servable::Tensors* outputs) {
   return servable->Run(signature, inputs, output_filter, outputs);
 }
 
-Status Predict(Servable* servable, const api::PredictRequest& request, const PredictLimits& limits,
-               const Runner& runner, MemoryLease* lease, api::PredictResponse* response) {
+Status Predict(Servable* servable, const Signature& signature, const api::PredictRequest& request,
+               const PredictLimits& limits, const Runner& runner, MemoryLease* lease,
+               api::PredictResponse* response) {
   // Names first: what is missing says more than what is wrong with the rest.
   std::vector<std::string> names;
   for (const auto& [alias, serialized] : request.inputs()) names.push_back(alias);
-  Status status = servable->CheckInputNames(request.model_spec().signature_name(), names);
+  Status status = signature.CheckInputNames(names);
   if (!status.ok()) return status;
   int64_t input_bytes = 0;
   status = MeasureInputs(request, limits, &input_bytes);
@@ -214,8 +236,8 @@ Status Predict(Servable* servable, const api::PredictRequest& request, const Pre
   const std::vector<std::string> filter(request.output_filter().begin(),
                                         request.output_filter().end());
   Servable::Tensors outputs;
-  status = RunCounted(servable, request.model_spec().signature_name(), inputs, filter, runner,
-                      lease, &outputs);
+  status = RunCounted(servable, signature, inputs, filter, runner, AnswerKind::kMessage, lease,
+                      &outputs);
   if (!status.ok()) return status;
   inputs.clear();
   int64_t answer_bytes = 0;
@@ -223,11 +245,12 @@ Status Predict(Servable* servable, const api::PredictRequest& request, const Pre
     tensorflow::TensorProto proto;
     // As TensorFlow Serving answers: lists of values, which every client can read.
     it->second.AsProtoField(&proto);
+    it->second = tensorflow::Tensor();  // what comes next is a copy, too
     std::string& serialized = (*response->mutable_outputs())[it->first];
     serialized = proto.SerializeAsString();
     answer_bytes += static_cast<int64_t>(serialized.size());
   }
-  return lease->Resize(answer_bytes) ? Status() : OutOfMemory();
+  return lease->Resize(2 * answer_bytes) ? Status() : OutOfMemory();
 }
 
 }  // namespace serving

@@ -17,10 +17,10 @@ namespace monolith {
 namespace serving {
 
 struct PredictLimits {
-  // Of all inputs of a request, with the heap of long strings. A few bytes may name a shape of any
-  // size, with one value for all of it.
+  // Limits all inputs of a request, with the heap of long strings. A few bytes may name a shape of
+  // any size, with one value for all of it.
   int64_t max_tensor_bytes = 256 << 20;
-  // Of the tensors and answers of all requests that are under way; null bounds nothing.
+  // Shared by the tensors and answers of all requests that are under way; null bounds nothing.
   std::shared_ptr<MemoryBudget> budget;
 };
 
@@ -29,27 +29,32 @@ int64_t StringElementBytes(int64_t size);
 
 // Runs a signature now, as Servable::Run, or together with other requests.
 using Runner = std::function<Status(
-    Servable* servable, const std::string& signature, const Servable::Tensors& inputs,
+    Servable* servable, const Signature& signature, const Servable::Tensors& inputs,
     const std::vector<std::string>& output_filter, Servable::Tensors* outputs)>;
 
 // The runner without batching.
-Status RunDirectly(Servable* servable, const std::string& signature,
-                   const Servable::Tensors& inputs, const std::vector<std::string>& output_filter,
-                   Servable::Tensors* outputs);
+Status RunDirectly(Servable* servable, const Signature& signature, const Servable::Tensors& inputs,
+                   const std::vector<std::string>& output_filter, Servable::Tensors* outputs);
 
-// Fills the outputs; the caller knows the model's version. `lease` counts what that takes, and goes
+// Fills the outputs; the caller knows the model's version, and has found the signature of the
+// request. `lease` counts what that takes, with a copy that the caller makes to send it, and goes
 // with the answer.
-Status Predict(Servable* servable, const api::PredictRequest& request, const PredictLimits& limits,
-               const Runner& runner, MemoryLease* lease, api::PredictResponse* response);
+Status Predict(Servable* servable, const Signature& signature, const api::PredictRequest& request,
+               const PredictLimits& limits, const Runner& runner, MemoryLease* lease,
+               api::PredictResponse* response);
 
 // Says how many bytes the inputs take as tensors, without making them; the error names the input.
 Status MeasureInputs(const api::PredictRequest& request, const PredictLimits& limits,
                      int64_t* tensor_bytes);
 
-// Runs a signature and counts the outputs, too, in `lease`.
-Status RunCounted(Servable* servable, const std::string& signature, const Servable::Tensors& inputs,
+// The form that outputs are sent in.
+enum class AnswerKind { kMessage, kJson };
+
+// Runs a signature. `lease` has what the inputs take; what the outputs take beside, as tensors and
+// as an answer, is reserved before, as far as it is known, and counted afterwards.
+Status RunCounted(Servable* servable, const Signature& signature, const Servable::Tensors& inputs,
                   const std::vector<std::string>& output_filter, const Runner& runner,
-                  MemoryLease* lease, Servable::Tensors* outputs);
+                  AnswerKind kind, MemoryLease* lease, Servable::Tensors* outputs);
 
 }  // namespace serving
 }  // namespace monolith

@@ -22,7 +22,6 @@
 #include "tensorflow/core/framework/function.pb.h"
 #include "tensorflow/core/framework/graph.pb.h"
 #include "tensorflow/core/framework/tensor.h"
-#include "tensorflow/core/framework/types.h"
 #include "tensorflow/core/protobuf/config.pb.h"
 #include "tensorflow/core/protobuf/meta_graph.pb.h"
 #include "tensorflow/core/public/session.h"
@@ -36,7 +35,8 @@ constexpr char kDefaultSignature[] = "serving_default";
 // A request may choose any subset of the outputs; those used most are few.
 constexpr size_t kMaxCallables = 256;
 
-// Runs are called short after so many of them, if the slowest of late took no longer than this.
+// Runs are called short from this number on, if the slowest of late took no longer than
+// kShortNanos.
 constexpr int64_t kRunsToJudge = 16;
 constexpr int64_t kShortNanos = 2'000'000;
 // Parts of the names of ops that may wait for a server or another request, or go on for as long as
@@ -57,85 +57,19 @@ bool MayWait(const tensorflow::GraphDef& graph) {
   return false;
 }
 
-std::string KeyOf(const std::string& signature, const std::set<std::string>& outputs) {
-  std::string key = signature;
+std::string KeyOf(const Signature& signature, const std::set<std::string>& outputs) {
+  std::string key = signature.name();
   for (const std::string& alias : outputs) key += '\0' + alias;
   return key;
 }
 
-std::string NameOf(const std::string& signature) {
-  return signature.empty() ? kDefaultSignature : signature;
-}
-
-// An error quotes no more of a request's names.
-constexpr size_t kMaxNamed = 16;
-
-template <typename Names>
-std::string List(const Names& names) {
-  std::string text = "[";
-  for (const std::string& name : names) text += (text.size() > 1 ? ", '" : "'") + name + "'";
-  return text + "]";
-}
-
-// Names the inputs of `names` that the signature has not, and those that it has in addition.
-Status CompareInputNames(const std::string& name, const tensorflow::SignatureDef& signature,
-                         const std::vector<std::string>& sent) {
-  const std::set<std::string> names(sent.begin(), sent.end());
-  std::set<std::string> expected;
-  std::set<std::string> surplus;
-  std::set<std::string> missing;
-  for (const auto& [alias, info] : signature.inputs()) {
-    expected.insert(alias);
-    if (names.count(alias) == 0) missing.insert(alias);
-  }
-  for (const std::string& alias : names) {
-    if (expected.count(alias) == 0 && surplus.size() < kMaxNamed) surplus.insert(alias);
-  }
-  if (surplus.empty() && missing.empty()) return Status();
-  return Status(Code::kInvalidArgument, "signature '" + name + "' takes " + List(expected) +
-                                            ": missing " + List(missing) + ", surplus " +
-                                            List(surplus));
-}
-
-Status CheckInput(const std::string& alias, const tensorflow::TensorInfo& info,
-                  const tensorflow::Tensor& tensor) {
-  if (info.dtype() != tensor.dtype()) {
-    return Status(Code::kInvalidArgument,
-                  "input '" + alias + "' is " + tensorflow::DataTypeString(tensor.dtype()) +
-                      ", the signature wants " + tensorflow::DataTypeString(info.dtype()));
-  }
-  const tensorflow::PartialTensorShape wanted(info.tensor_shape());
-  if (!wanted.IsCompatibleWith(tensor.shape())) {
-    return Status(Code::kInvalidArgument, "input '" + alias + "' has shape " +
-                                              tensor.shape().DebugString() +
-                                              ", the signature wants " + wanted.DebugString());
-  }
-  return Status();
-}
-
-class CallableCall : public SessionCall {
- public:
-  CallableCall(tensorflow::Session* session, tensorflow::Session::CallableHandle handle)
-      : session_(session), handle_(handle) {}
-  ~CallableCall() override { session_->ReleaseCallable(handle_).IgnoreError(); }
-
-  Status Run(const std::vector<tensorflow::Tensor>& feeds,
-             std::vector<tensorflow::Tensor>* fetches) override {
-    return FromTensorFlow(session_->RunCallable(handle_, feeds, fetches, nullptr));
-  }
-
- private:
-  tensorflow::Session* const session_;
-  const tensorflow::Session::CallableHandle handle_;
-};
-
 }  // namespace
 
-// How long runs take. What runs at the same time note may be lost: the next slow one is noted
-// again.
+// How long runs take. Runs that note their time at once may overwrite each other: the next slow one
+// is noted again.
 class Pace {
  public:
-  // Remembers the slowest run, and forgets it by and by.
+  // Remembers the slowest run, and forgets it gradually.
   void Note(std::chrono::nanoseconds time) {
     const int64_t runs = runs_.load(std::memory_order_relaxed);
     // The first one makes things ready.
@@ -156,6 +90,13 @@ class Pace {
   std::atomic<int64_t> runs_{0};
   std::atomic<int64_t> slowest_{0};
 };
+
+SessionCall::~SessionCall() { session_->ReleaseCallable(handle_).IgnoreError(); }
+
+Status SessionCall::Run(const std::vector<tensorflow::Tensor>& feeds,
+                        std::vector<tensorflow::Tensor>* fetches) {
+  return FromTensorFlow(session_->RunCallable(handle_, feeds, fetches, nullptr));
+}
 
 class Servable::Impl {
  public:
@@ -184,6 +125,11 @@ class Servable::Impl {
     Status status = ReadGraph(path, tags);
     if (status.ok()) status = FromTensorFlow(MakeSession(options, path));
     if (!status.ok()) return Status(status.code, "cannot load " + path + ": " + status.message);
+    for (const auto& [name, definition] : bundle_.meta_graph_def.signature_def()) {
+      // Others are the loader's, not the model's.
+      if (name.rfind("__saved_model", 0) == 0) continue;
+      signatures_.try_emplace(name, name, &definition);
+    }
     return Status();
   }
 
@@ -196,7 +142,7 @@ class Servable::Impl {
     options.mutable_run_options()->set_inter_op_thread_pool(-1);
     tensorflow::Session::CallableHandle handle = 0;
     const Status status = FromTensorFlow(bundle_.session->MakeCallable(options, &handle));
-    if (status.ok()) *call = std::make_unique<CallableCall>(bundle_.session.get(), handle);
+    if (status.ok()) *call = std::make_unique<SessionCall>(bundle_.session.get(), handle);
     return status;
   }
 
@@ -208,25 +154,18 @@ class Servable::Impl {
   const RowLogNodes* row_log_nodes() const { return row_log_nodes_ ? &*row_log_nodes_ : nullptr; }
   const DenseNodes* dense_nodes() const { return dense_nodes_ ? &*dense_nodes_ : nullptr; }
 
-  const tensorflow::protobuf::Map<std::string, tensorflow::SignatureDef>& signatures() const {
-    return bundle_.meta_graph_def.signature_def();
-  }
+  const std::map<std::string, Signature>& signatures() const { return signatures_; }
 
-  Status Run(const std::string& signature_name, const Tensors& inputs,
-             const std::vector<std::string>& output_filter, Tensors* outputs,
-             const Servable& owner) {
-    Status status = owner.Check(signature_name, inputs, output_filter);
-    if (!status.ok()) return status;
-    const tensorflow::SignatureDef* signature = nullptr;
-    status = owner.FindSignature(signature_name, &signature);
+  Status Run(const Signature& signature, const Tensors& inputs,
+             const std::vector<std::string>& output_filter, Tensors* outputs) {
+    Status status = signature.Check(inputs, output_filter);
     if (!status.ok()) return status;
     std::vector<tensorflow::Tensor> feeds;
     feeds.reserve(inputs.size());
     // `inputs` is sorted, and so are the feeds of a callable.
     for (const auto& [alias, tensor] : inputs) feeds.push_back(tensor);
     Callable callable;
-    status = FindCallable(signature_name, *signature, {output_filter.begin(), output_filter.end()},
-                          &callable);
+    status = FindCallable(signature, {output_filter.begin(), output_filter.end()}, &callable);
     if (!status.ok()) return status;
     std::vector<tensorflow::Tensor> fetches;
     std::shared_lock<RunGate> pass;
@@ -291,9 +230,9 @@ class Servable::Impl {
     std::shared_ptr<Pace> pace;
   };
 
-  Status FindCallable(const std::string& signature_name, const tensorflow::SignatureDef& signature,
-                      const std::set<std::string>& wanted, Callable* result) {
-    const std::string key = KeyOf(signature_name, wanted);
+  Status FindCallable(const Signature& signature, const std::set<std::string>& wanted,
+                      Callable* result) {
+    const std::string key = KeyOf(signature, wanted);
     {
       std::shared_lock<std::shared_mutex> lock(mutex_);
       const auto found = callables_.find(key);
@@ -305,11 +244,12 @@ class Servable::Impl {
     Callable callable;
     callable.pace = std::make_shared<Pace>();
     tensorflow::CallableOptions options;
-    const std::map<std::string, tensorflow::TensorInfo> inputs(signature.inputs().begin(),
-                                                               signature.inputs().end());
+    const tensorflow::SignatureDef& definition = signature.definition();
+    const std::map<std::string, tensorflow::TensorInfo> inputs(definition.inputs().begin(),
+                                                               definition.inputs().end());
     for (const auto& [alias, info] : inputs) options.add_feed(info.name());
     std::map<std::string, size_t> places;
-    for (const auto& [alias, info] : signature.outputs()) {
+    for (const auto& [alias, info] : definition.outputs()) {
       if (!wanted.empty() && wanted.count(alias) == 0) continue;
       const auto [place, is_new] = places.emplace(info.name(), places.size());
       if (is_new) options.add_fetch(info.name());
@@ -328,6 +268,8 @@ class Servable::Impl {
 
   const SessionSettings settings_;
   tensorflow::SavedModelBundle bundle_;
+  // The model's own, by name.
+  std::map<std::string, Signature> signatures_;
   bool may_wait_ = true;
   std::optional<RowLogNodes> row_log_nodes_;
   std::optional<DenseNodes> dense_nodes_;
@@ -347,9 +289,9 @@ Status Servable::Load(const std::string& path, const SessionSettings& settings,
   return status;
 }
 
-Status Servable::Run(const std::string& signature, const Tensors& inputs,
+Status Servable::Run(const Signature& signature, const Tensors& inputs,
                      const std::vector<std::string>& output_filter, Tensors* outputs) {
-  return impl_->Run(signature, inputs, output_filter, outputs, *this);
+  return impl_->Run(signature, inputs, output_filter, outputs);
 }
 
 const RowLogNodes* Servable::row_log_nodes() const { return impl_->row_log_nodes(); }
@@ -365,71 +307,25 @@ Status Servable::MakeCall(const std::vector<std::string>& feeds,
 
 RunGate* Servable::MakeGate() { return impl_->MakeGate(); }
 
-bool Servable::RunsAreShort(const std::string& signature,
+bool Servable::RunsAreShort(const Signature& signature,
                             const std::vector<std::string>& output_filter) const {
   return impl_->RunsAreShort(KeyOf(signature, {output_filter.begin(), output_filter.end()}));
 }
 
-Status Servable::Check(const std::string& signature_name, const Tensors& inputs,
-                       const std::vector<std::string>& output_filter) const {
-  const tensorflow::SignatureDef* signature = nullptr;
-  Status status = FindSignature(signature_name, &signature);
-  if (!status.ok()) return status;
-  bool complete = static_cast<int>(inputs.size()) == signature->inputs_size();
-  for (const auto& [alias, tensor] : inputs) {
-    const auto info = signature->inputs().find(alias);
-    complete = complete && info != signature->inputs().end();
-    if (!complete) break;
-    status = CheckInput(alias, info->second, tensor);
-    if (!status.ok()) return status;
+Status Servable::FindSignature(const std::string& name, const Signature** signature) const {
+  const std::string wanted = name.empty() ? kDefaultSignature : name;
+  const auto found = signatures().find(wanted);
+  if (found != signatures().end()) {
+    *signature = &found->second;
+    return Status();
   }
-  if (!complete) {
-    std::vector<std::string> names;
-    for (const auto& [alias, tensor] : inputs) names.push_back(alias);
-    return CompareInputNames(NameOf(signature_name), *signature, names);
-  }
-  for (const std::string& alias : output_filter) {
-    if (signature->outputs().count(alias) > 0) continue;
-    std::set<std::string> known;
-    for (const auto& [name, info] : signature->outputs()) known.insert(name);
-    return Status(Code::kInvalidArgument, "output_filter has '" + alias +
-                                              "', the outputs of signature '" +
-                                              NameOf(signature_name) + "' are " + List(known));
-  }
-  return Status();
-}
-
-Status Servable::CheckInputNames(const std::string& signature,
-                                 const std::vector<std::string>& names) const {
-  const tensorflow::SignatureDef* found = nullptr;
-  const Status status = FindSignature(signature, &found);
-  if (!status.ok()) return status;
-  const bool fits = static_cast<int>(names.size()) == found->inputs_size() &&
-                    std::all_of(names.begin(), names.end(), [&](const std::string& name) {
-                      return found->inputs().count(name) > 0;
-                    });
-  return fits ? Status() : CompareInputNames(NameOf(signature), *found, names);
-}
-
-Status Servable::FindSignature(const std::string& name,
-                               const tensorflow::SignatureDef** signature) const {
-  const auto found = impl_->signatures().find(NameOf(name));
-  if (found == impl_->signatures().end()) {
-    return Status(Code::kInvalidArgument, "the model has no signature '" + NameOf(name) +
-                                              "', only " + List(signature_names()));
-  }
-  *signature = &found->second;
-  return Status();
-}
-
-std::vector<std::string> Servable::signature_names() const {
   std::set<std::string> names;
-  for (const auto& [name, signature] : impl_->signatures()) {
-    // Others are the loader's, not the model's.
-    if (name.rfind("__saved_model", 0) != 0) names.insert(name);
-  }
-  return std::vector<std::string>(names.begin(), names.end());
+  for (const auto& [known, existing] : signatures()) names.insert(known);
+  return Status(Code::kInvalidArgument,
+                "the model has no signature '" + wanted + "', only " + ListNames(names));
 }
+
+const std::map<std::string, Signature>& Servable::signatures() const { return impl_->signatures(); }
 
 }  // namespace serving
 }  // namespace monolith

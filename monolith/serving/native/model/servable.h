@@ -11,9 +11,11 @@
 
 #include "monolith/serving/native/base/status.h"
 #include "monolith/serving/native/model/follower.h"
+#include "monolith/serving/native/model/output_sizes.h"
+#include "monolith/serving/native/model/signature.h"
 
 namespace tensorflow {
-class SignatureDef;
+class Session;
 class Tensor;
 }  // namespace tensorflow
 
@@ -30,7 +32,7 @@ struct SessionSettings {
   // 0 runs a request in the thread that took it, which costs no hand-over between threads; more
   // lets the session run independent parts of one request at once.
   int64_t inter_op_threads = 0;
-  // Which graphs of the SavedModel.
+  // Choose the graphs of the SavedModel.
   std::vector<std::string> tags = {"serve"};
   // 0 lets TensorFlow choose.
   double gpu_memory_fraction = 0;
@@ -42,10 +44,19 @@ struct SessionSettings {
 // A part of a session's graph that is run again and again, outside of requests.
 class SessionCall {
  public:
-  virtual ~SessionCall() = default;
+  // Owns `handle`, a callable of `session`, which must outlive this.
+  SessionCall(tensorflow::Session* session, int64_t handle) : session_(session), handle_(handle) {}
+  ~SessionCall();
 
-  virtual Status Run(const std::vector<tensorflow::Tensor>& feeds,
-                     std::vector<tensorflow::Tensor>* fetches) = 0;
+  SessionCall(const SessionCall&) = delete;
+  SessionCall& operator=(const SessionCall&) = delete;
+
+  Status Run(const std::vector<tensorflow::Tensor>& feeds,
+             std::vector<tensorflow::Tensor>* fetches);
+
+ private:
+  tensorflow::Session* const session_;
+  const int64_t handle_;
 };
 
 class Servable {
@@ -58,30 +69,28 @@ class Servable {
   Servable(const Servable&) = delete;
   Servable& operator=(const Servable&) = delete;
 
-  using Tensors = std::map<std::string, tensorflow::Tensor>;
+  using Tensors = Signature::Tensors;
 
-  // Runs `signature`, "" for serving_default, and gives the outputs named by `output_filter`, all
-  // for an empty one. Thread-safe.
-  Status Run(const std::string& signature, const Tensors& inputs,
+  // Finds a signature, "" for serving_default. The error of an unknown name lists the known ones.
+  Status FindSignature(const std::string& name, const Signature** signature) const;
+  // Returns the model's signatures by name.
+  const std::map<std::string, Signature>& signatures() const;
+
+  // Runs a signature of this model, and gives the outputs named by `output_filter`, all for an
+  // empty one. Refuses inputs and names that `Signature::Check` refuses. Thread-safe.
+  Status Run(const Signature& signature, const Tensors& inputs,
              const std::vector<std::string>& output_filter, Tensors* outputs);
 
   // Whether a run may be made where others wait: those before it took a millisecond or two at most,
   // and nothing in the graph loops, or waits for another request or server. Thread-safe.
-  bool RunsAreShort(const std::string& signature,
+  bool RunsAreShort(const Signature& signature,
                     const std::vector<std::string>& output_filter) const;
 
-  // Refuses inputs that do not fit the signature, and outputs it has not. Run does that, too.
-  Status Check(const std::string& signature, const Tensors& inputs,
-               const std::vector<std::string>& output_filter) const;
+  // Learns the sizes of what runs give.
+  OutputSizes* output_sizes() { return &output_sizes_; }
 
-  // Refuses names other than exactly those of the signature's inputs.
-  Status CheckInputNames(const std::string& signature, const std::vector<std::string>& names) const;
-
-  // Returns null, and an error that names those that exist, if there is no such signature.
-  Status FindSignature(const std::string& name, const tensorflow::SignatureDef** signature) const;
-  std::vector<std::string> signature_names() const;
-
-  // What was added to the graph of a model that follows logs; null for one that does not.
+  // Return the nodes that were added to the graph of a model that follows logs; null for another
+  // one.
   const RowLogNodes* row_log_nodes() const;
   const DenseNodes* dense_nodes() const;
 
@@ -92,7 +101,7 @@ class Servable {
   // Returns what every Run passes through from now on; to be called before requests come.
   RunGate* MakeGate();
 
-  // What keeps the model new; it ends before the model does. To be set before requests come.
+  // Sets what keeps the model new; it ends before the model does. Call it before requests come.
   void SetFollower(std::unique_ptr<Follower> follower) { follower_ = std::move(follower); }
   // Null for a model that stays as it was exported.
   Follower* follower() const { return follower_.get(); }
@@ -101,6 +110,7 @@ class Servable {
   class Impl;
   explicit Servable(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;
+  OutputSizes output_sizes_;
   std::unique_ptr<Follower> follower_;
 };
 

@@ -54,9 +54,14 @@ Status WarmUp(const std::string& path, Servable* servable) {
     }
     MemoryLease lease;
     api::PredictResponse response;
+    const api::PredictRequest& request = log.predict_log().request();
+    const Signature* signature = nullptr;
     if (status.ok()) {
-      status = Predict(servable, log.predict_log().request(), PredictLimits(), RunDirectly, &lease,
-                       &response);
+      status = servable->FindSignature(request.model_spec().signature_name(), &signature);
+    }
+    if (status.ok()) {
+      status =
+          Predict(servable, *signature, request, PredictLimits(), RunDirectly, &lease, &response);
     }
     if (IsElsewhere(status.code) && log.has_predict_log()) {
       LogWarning("The model of " + path + " is not warm: " + where + status.message);

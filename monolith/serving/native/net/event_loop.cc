@@ -15,7 +15,7 @@ namespace {
 
 constexpr uint64_t kWakeKey = 0;
 constexpr int kMaxEvents = 256;
-// What is posted by posted work runs at once, so often: then sockets have their turn.
+// Work that posted work posts runs at once, this many times: then sockets have their turn.
 constexpr int kMaxPostedRounds = 4;
 
 }  // namespace

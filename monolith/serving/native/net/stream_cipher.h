@@ -1,4 +1,4 @@
-// What stands between a socket and the protocol on it: TLS.
+// Stands between a socket and the protocol on it: TLS.
 #ifndef MONOLITH_SERVING_NATIVE_NET_STREAM_CIPHER_H_
 #define MONOLITH_SERVING_NATIVE_NET_STREAM_CIPHER_H_
 

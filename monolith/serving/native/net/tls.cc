@@ -62,7 +62,7 @@ namespace serving {
 
 namespace {
 
-// Of the version whose headers this was compiled with.
+// Chosen by the version whose headers this was compiled with.
 #if OPENSSL_VERSION_NUMBER >= 0x30000000L
 constexpr char kLibrary[] = "libssl.so.3";
 #else

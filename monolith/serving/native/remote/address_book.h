@@ -27,7 +27,7 @@ using Addresses = std::map<std::string, std::vector<std::string>>;
 Status ParseAddresses(const std::string& text, Addresses* addresses);
 
 struct ServedModel {
-  // What a request has to call it.
+  // The name by which a request calls it.
   std::string name;
   std::vector<std::string> addresses;
   // Replicas that were there a moment ago, to be tried when the others fail: they may only have

@@ -63,7 +63,7 @@ struct RemotePredictor::Attempt {
   size_t next = 0;
   std::set<std::string> tried;
   bool asked_again = false;
-  // What the last of them said.
+  // The answer of the last of them.
   RpcReply failure;
 };
 

@@ -32,7 +32,7 @@ using HttpService = std::function<void(HttpRequest request, HttpDone done)>;
 struct HttpLimits {
   int64_t max_header_bytes = 16 << 10;
   int64_t max_body_bytes = 64 << 20;
-  // Of an answer.
+  // Limits the time of an answer.
   std::chrono::milliseconds answer_timeout{30'000};
   std::chrono::seconds header_timeout{10};
   // From the first byte of a request to its last.
@@ -77,7 +77,7 @@ class HttpConnection : public Connection {
   HttpParser parser_;
   // Counts the body of a request that is not complete.
   MemoryLease body_lease_;
-  // What came while a request was being answered, from `ahead_start_` on.
+  // Bytes that came while a request was being answered, from `ahead_start_` on.
   std::string ahead_;
   size_t ahead_start_ = 0;
   MemoryLease ahead_lease_;
@@ -89,7 +89,7 @@ class HttpConnection : public Connection {
   // A refused request goes on coming: a client that is cut off while it sends never reads why.
   bool discards_ = false;
   int64_t discarded_ = 0;
-  // Which request is being answered: answers to earlier ones come too late.
+  // Counts the requests: answers to earlier ones come too late.
   int64_t number_ = 0;
   std::optional<EventLoop::Timer> timer_;
   Clock::time_point last_read_ = Clock::now();

@@ -49,7 +49,7 @@ bool DecodePath(std::string_view text, std::string* path) {
 
 }  // namespace
 
-// What llhttp calls. Exceptions must not pass through it.
+// Called by llhttp. Exceptions must not pass through it.
 struct HttpCallbacks {
   static HttpParser* Self(llhttp_t* parser) { return static_cast<HttpParser*>(parser->data); }
 

@@ -49,7 +49,7 @@ class HttpParser {
   // Whether a request has begun, and whether its header was read and the body is waited for.
   bool in_request() const { return state_ != State::kIdle; }
   bool in_body() const { return state_ == State::kBody; }
-  // What the request takes so far.
+  // Returns the memory that the request takes so far.
   int64_t body_bytes() const { return static_cast<int64_t>(request_.body.capacity()); }
   // Forgets the request, for one that is not read to its end.
   void Drop() { request_ = HttpRequest(); }

@@ -1,4 +1,4 @@
-// What a writer of JSON needs, and base64.
+// Escapes and numbers for writers of JSON, and base64.
 #ifndef MONOLITH_SERVING_NATIVE_REST_JSON_H_
 #define MONOLITH_SERVING_NATIVE_REST_JSON_H_
 

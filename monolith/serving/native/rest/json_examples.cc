@@ -18,7 +18,7 @@ constexpr std::string_view kContextField = "context";
 constexpr std::string_view kExamplesField = "examples";
 constexpr std::string_view kBase64Field = "b64";
 constexpr size_t kMaxExamples = 100'000;
-// What a feature and a text may take as messages, beside their bytes.
+// The most that a feature and a text take as messages, beside their bytes.
 constexpr int64_t kFeatureBytes = 200;
 constexpr int64_t kTextBytes = 48;
 // The budget is asked again when this much more is needed.
@@ -152,7 +152,7 @@ class ExamplesVisitor : public JsonVisitor {
   Status error() const override { return error_; }
 
  private:
-  // What is read, or comes next.
+  // The part that is read, or comes next.
   enum class Place { kStart, kBody, kExamples, kFeatures, kValue, kList, kBase64, kEnd };
 
   bool Fail(const std::string& text) {

@@ -40,7 +40,7 @@ class JsonAllocator {
   }
 };
 
-// What RapidJSON calls; it limits the depth, which the reader's recursion has, too.
+// Called by RapidJSON; it limits the depth, which the reader's recursion has, too.
 class Handler {
  public:
   using Ch = char;

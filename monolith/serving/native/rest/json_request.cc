@@ -190,7 +190,8 @@ struct Column {
   tensorflow::DataType type = tensorflow::DT_STRING;
   // How many values were begun: an instance each, or the one of `inputs`.
   int64_t rows = 0;
-  // Of a value, known since its first leaf or empty list; sizes are -1 before their list ends.
+  // Rank and sizes of a value, known since its first leaf or empty list; -1 before a size's list
+  // ends.
   int rank = -1;
   int64_t sizes[kMaxDimensions];
   int64_t num_leaves = 0;
@@ -460,15 +461,15 @@ Status MakeTensor(const std::string& name, bool stacked, Column* column) {
 }
 
 // Measures the inputs, and checks that they are those of the signature.
-Status Measure(std::string_view body, const Servable& servable, const std::string& signature_name,
-               const PredictLimits& limits, ColumnVisitor* visitor, int64_t* bytes) {
+Status Measure(std::string_view body, const Signature& signature, const PredictLimits& limits,
+               ColumnVisitor* visitor, int64_t* bytes) {
   const Status status = VisitJson(body, visitor);
   if (!status.ok()) return status;
   std::vector<std::string> names(visitor->surplus().begin(), visitor->surplus().end());
   for (const auto& [name, column] : *visitor->columns()) {
     if (column.rows > 0) names.push_back(name);
   }
-  const Status named = servable.CheckInputNames(signature_name, names);
+  const Status named = signature.CheckInputNames(names);
   if (!named.ok()) return named;
   *bytes = 0;
   for (const auto& [name, column] : *visitor->columns()) {
@@ -491,13 +492,11 @@ Status ParseJsonRequest(std::string_view body, const Servable& servable,
   if (!status.ok()) return status;
   const bool stacked = outline.Has(kInstances);
   if (stacked == outline.Has(kInputs)) return Invalid("want either instances or inputs");
-  request->signature_name = outline.signature_name();
-  const tensorflow::SignatureDef* signature = nullptr;
-  status = servable.FindSignature(request->signature_name, &signature);
+  status = servable.FindSignature(outline.signature_name(), &request->signature);
   if (!status.ok()) return status;
-  ColumnVisitor visitor(*signature, stacked);
+  ColumnVisitor visitor(request->signature->definition(), stacked);
   int64_t bytes = 0;
-  status = Measure(body, servable, request->signature_name, limits, &visitor, &bytes);
+  status = Measure(body, *request->signature, limits, &visitor, &bytes);
   if (!status.ok()) return status;
   if (!lease->Resize(bytes)) {
     return Status(Code::kResourceExhausted, "the tensors of all requests take too much memory");

@@ -20,7 +20,8 @@ namespace monolith {
 namespace serving {
 
 struct JsonRequest {
-  std::string signature_name;
+  // One of the model; null before it is parsed.
+  const Signature* signature = nullptr;
   Servable::Tensors inputs;
   // How many instances it has; -1 if it names `inputs`.
   int64_t rows = -1;

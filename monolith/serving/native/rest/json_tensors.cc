@@ -169,30 +169,27 @@ Status WriteJsonAnswer(const JsonRequest& request, const Servable::Tensors& outp
   return status;
 }
 
-Status WriteJsonMetadata(const std::string& model, int64_t version, const Servable& servable,
-                         std::string* body) {
+void WriteJsonMetadata(const std::string& model, int64_t version, const Servable& servable,
+                       std::string* body) {
   *body = "{\"model_spec\": {\"name\": ";
   AppendJsonString(model, body);
   *body += ", \"signature_name\": \"\", \"version\": \"" + std::to_string(version) +
            "\"}, \"metadata\": {\"signature_def\": {\"signature_def\": {";
   bool first = true;
-  for (const std::string& name : servable.signature_names()) {
-    const tensorflow::SignatureDef* signature = nullptr;
-    const Status status = servable.FindSignature(name, &signature);
-    if (!status.ok()) return status;
+  for (const auto& [name, signature] : servable.signatures()) {
+    const tensorflow::SignatureDef& definition = signature.definition();
     if (!first) *body += ", ";
     first = false;
     AppendJsonString(name, body);
     *body += ": {\"inputs\": ";
-    WriteTensorInfos(signature->inputs(), body);
+    WriteTensorInfos(definition.inputs(), body);
     *body += ", \"outputs\": ";
-    WriteTensorInfos(signature->outputs(), body);
+    WriteTensorInfos(definition.outputs(), body);
     *body += ", \"method_name\": ";
-    AppendJsonString(signature->method_name(), body);
+    AppendJsonString(definition.method_name(), body);
     *body += "}";
   }
   *body += "}}}}";
-  return Status();
 }
 
 }  // namespace serving

@@ -17,8 +17,8 @@ Status WriteJsonAnswer(const JsonRequest& request, const Servable::Tensors& outp
                        std::string* body);
 
 // Returns the JSON of GetModelMetadata.
-Status WriteJsonMetadata(const std::string& model, int64_t version, const Servable& servable,
-                         std::string* body);
+void WriteJsonMetadata(const std::string& model, int64_t version, const Servable& servable,
+                       std::string* body);
 
 }  // namespace serving
 }  // namespace monolith

@@ -32,8 +32,8 @@ Status Predict(ServingApi* serving, const api::ModelSpec& spec, const std::strin
   status = ParseJsonRequest(body, *servable, serving->limits(), lease, &request);
   if (!status.ok()) return status;
   Servable::Tensors outputs;
-  status = RunCounted(servable.get(), request.signature_name, request.inputs, {}, serving->runner(),
-                      lease, &outputs);
+  status = RunCounted(servable.get(), *request.signature, request.inputs, {}, serving->runner(),
+                      AnswerKind::kJson, lease, &outputs);
   if (!status.ok()) return status;
   request.inputs.clear();
   status = WriteJsonAnswer(request, outputs, answer);
@@ -75,7 +75,9 @@ Status RunExamples(ServingApi* serving, const RestTarget& target, const std::str
   const Status parsing =
       ParseJsonExamples(body, serving->limits().max_tensor_bytes, lease, &parsed);
   // Whatever the body, a model without such a signature has none.
-  status = runner.CheckMethod(parsed.signature_name, classifies ? kClassifyMethod : kRegressMethod);
+  const Signature* signature = nullptr;
+  status = runner.FindSignature(parsed.signature_name,
+                                classifies ? kClassifyMethod : kRegressMethod, &signature);
   if (!parsing.ok() && status.code != Code::kUnimplemented) return parsing;
   if (!status.ok()) return status;
   Examples examples{parsed.context, {parsed.examples.begin(), parsed.examples.end()}};
@@ -84,11 +86,11 @@ Status RunExamples(ServingApi* serving, const RestTarget& target, const std::str
   *answer = "{\"results\": [";
   if (classifies) {
     api::ClassificationResult result;
-    status = runner.Classify(parsed.signature_name, &result);
+    status = runner.Classify(*signature, &result);
     AppendResults(result, answer);
   } else {
     api::RegressionResult result;
-    status = runner.Regress(parsed.signature_name, &result);
+    status = runner.Regress(*signature, &result);
     AppendResults(result, answer);
   }
   *answer += "]}";
@@ -100,7 +102,8 @@ Status GetMetadata(ServingApi* serving, const api::ModelSpec& spec, std::string*
   int64_t version = 0;
   const Status status = serving->models()->Find(spec, &servable, &version);
   if (!status.ok()) return status;
-  return WriteJsonMetadata(spec.name(), version, *servable, answer);
+  WriteJsonMetadata(spec.name(), version, *servable, answer);
+  return Status();
 }
 
 Status GetStates(ServingApi* serving, const api::ModelSpec& spec, std::string* answer) {

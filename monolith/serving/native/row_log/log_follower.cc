@@ -175,7 +175,7 @@ void LogFollower::Say(const std::string& reason, bool quietly) {
 }
 
 void LogFollower::Sleep(std::chrono::duration<double> time) {
-  // What does not fit into the clock's numbers is as good as endless.
+  // A time that does not fit into the clock's numbers is as good as endless.
   constexpr std::chrono::hours kLongest(24 * 365);
   const auto limit = std::chrono::duration_cast<std::chrono::nanoseconds>(
       std::min<std::chrono::duration<double>>(time, kLongest));

@@ -24,7 +24,7 @@ namespace serving {
 
 class RowFollower : public LogHandler {
  public:
-  // What the tables hold.
+  // The state that the tables hold.
   struct Applied {
     // The newest batch.
     int64_t epoch = 0;

@@ -1,0 +1,51 @@
+// Learns from runs how much the outputs of a model take, so that memory is reserved before a run.
+#ifndef MONOLITH_SERVING_NATIVE_MODEL_OUTPUT_SIZES_H_
+#define MONOLITH_SERVING_NATIVE_MODEL_OUTPUT_SIZES_H_
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <string>
+
+namespace monolith {
+namespace serving {
+
+// Keeps, for every signature, the largest outputs of inputs of about one size: sizes are told apart
+// by powers of two. Thread-safe.
+class OutputSizes {
+ public:
+  // Returns how much the outputs of inputs of this size are expected to take. Inputs of a
+  // size that has not come yet have outputs as large as themselves, once as a tensor and once as a
+  // message.
+  int64_t Expect(const std::string& signature, int64_t input_bytes) const {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const auto found = sizes_.find(signature);
+    const int64_t known = found == sizes_.end() ? 0 : found->second[ClassOf(input_bytes)];
+    return known > 0 ? known : 2 * input_bytes;
+  }
+
+  // Takes in what a run gave. The signature is one of the model's: there are not many.
+  void Learn(const std::string& signature, int64_t input_bytes, int64_t output_bytes) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    int64_t& known = sizes_[signature][ClassOf(input_bytes)];
+    // One that was larger than all others is forgotten after some dozens of runs.
+    known = std::max(output_bytes, known - known / 16);
+  }
+
+ private:
+  static size_t ClassOf(int64_t bytes) {
+    size_t number = 0;
+    for (; bytes > 1; bytes /= 2) ++number;
+    return number;
+  }
+
+  mutable std::mutex mutex_;
+  std::map<std::string, std::array<int64_t, 64>> sizes_;
+};
+
+}  // namespace serving
+}  // namespace monolith
+
+#endif  // MONOLITH_SERVING_NATIVE_MODEL_OUTPUT_SIZES_H_
