@@ -1,7 +1,9 @@
 # Every target does its own set-up: a virtual environment with what this target needs, system packages where root
-# allows, and an incremental build of the op library in the source tree. The Python is one that has the TensorFlow
-# which tools/tensorflow_versions.py prefers; `make TENSORFLOW=2.18 build` takes another, in an environment of its own.
+# allows, and an incremental build of the op library in the source tree. A new environment gets the newest TensorFlow
+# that its Python has; `make TENSORFLOW=2.18 build` takes another, in an environment of its own, and so does
+# `MONOLITH_TENSORFLOW=2.18 make build`.
 SHELL := /bin/bash
+TENSORFLOW ?= $(MONOLITH_TENSORFLOW)
 ifndef PYTHON
 PYTHON := $(shell python3 tools/tensorflow_versions.py --python $(TENSORFLOW) 2>/dev/null || echo python3)
 endif
@@ -9,8 +11,10 @@ VENV := .venv$(if $(TENSORFLOW),-tf$(TENSORFLOW))
 export MONOLITH_TENSORFLOW := $(TENSORFLOW)
 RUN := $(VENV)/bin/python
 JOBS ?= $(shell nproc)
+# Each target and version has a file of its own; tools/tested_page.py makes rows of them.
+RESULTS = --target $@ --results build/results/$@$(VENV:.venv%=%).json
 
-.PHONY: help build runnable native server gpu gpu-test horovod torch demo demo-sync demo-realtime demo-realtime-faults test test-all cpp-test soak sanitize sanitize-ops bazel-test lint format layers docs bench plots wheel clean
+.PHONY: help build runnable native server gpu gpu-test horovod torch jax demo demo-sync demo-realtime demo-realtime-faults test test-all test-chosen test-keras test-versions test-all-versions cpp-test soak sanitize sanitize-ops bazel-test lint format layers docs bench plots wheel clean
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST)
@@ -27,7 +31,7 @@ define compile_modules
 	@env -u PYTHONDONTWRITEBYTECODE $(RUN) -c 'from monolith.native_training.runtime.ops import gen_monolith_ops'
 endef
 
-build: $(VENV)/.for-build native ## virtual environment in .venv, everything compiled in place, GPU kernels where there is a GPU; TENSORFLOW=2.18 for another than the default
+build: $(VENV)/.for-build native ## virtual environment in .venv, everything compiled in place, GPU kernels where there is a GPU; TENSORFLOW=2.18 for another TensorFlow than the newest
 	$(compile_modules)
 
 runnable: $(VENV)/.for-demo ## like build, with no more installed than the demos need
@@ -49,14 +53,14 @@ gpu-test: gpu ## every test that needs a GPU; says so where there is none
 demo: runnable ## train the demo models; ARGS=--gpu with the dense parts on a GPU
 	$(RUN) -m monolith.native_training.demo $(ARGS)
 
-demo-sync: runnable horovod ## train the ranking model of the demo on two ranks with Horovod
+demo-sync: runnable ## train the ranking model of the demo on two ranks, with Horovod where make horovod was
 	$(RUN) -m monolith.native_training.demos.sync
 
 demo-realtime: $(VENV)/.for-realtime runnable ## a click to a served row in seconds: broker, joiner, trainer, replicas, every process killed once
-	$(RUN) -m monolith.realtime.demo
+	$(RUN) -m examples.realtime.demo
 
 demo-realtime-faults: $(VENV)/.for-realtime runnable ## each promise of real time put to the test: kills, processes that stand still, poison, all at once
-	$(RUN) -m monolith.realtime.demo --faults=all --seconds=30
+	$(RUN) -m examples.realtime.demo --faults=all --seconds=30
 
 horovod: $(VENV)/.for-demo ## Horovod in the environment, built once and kept in ~/.cache/monolith
 	$(RUN) -c 'import horovod.tensorflow' 2>/dev/null || \
@@ -66,18 +70,47 @@ horovod: $(VENV)/.for-demo ## Horovod in the environment, built once and kept in
 torch: $(VENV)/.for-demo ## PyTorch in the environment, for monolith.torch
 	$(RUN) -c 'import torch' 2>/dev/null || $(RUN) -m pip install --quiet 'torch==2.13.0'
 
+# Beside NumPy 1, which TensorFlow up to 2.17 needs, an older one.
+jax: $(VENV)/.for-demo ## JAX in the environment, for monolith.jax
+	$(RUN) -c 'import jax' 2>/dev/null || $(RUN) -m pip install --quiet \
+	  "$$($(RUN) -c 'import numpy; print("jax<0.4.35" if numpy.__version__ < "2" else "jax==0.10.2")')"
+
 test: $(VENV)/.for-test build ## what every change must pass: C++ tests, and all Python tests but those marked as thorough
 	$(RUN) tools/native_build.py --cpp-tests --jobs $(JOBS)
-	$(RUN) -m pytest tests --preload tensorflow --quick --results build/results.json
+	$(RUN) -m pytest tests --preload tests.preloaded --quick $(RESULTS)
 
-# The kernels' sources are tested as loops everywhere; that nvcc takes them, here.
+# The kernels' sources are tested as loops everywhere; that nvcc takes them, here. JAX comes last: where it is
+# installed, TensorFlow imports it, which takes each of the many processes of the other tests a second.
 test-all: export MONOLITH_CUDA = 1
 test-all: $(VENV)/.for-test-all build ## everything: C++ tests, Python tests, the wheel, ranks with Horovod
 	$(MAKE) horovod || \
 	  { echo "Horovod could not be installed: tests with several ranks are left out" >&2; [ "$$CI" != true ]; }
-	$(MAKE) torch || echo "PyTorch could not be installed: its tests are left out" >&2
+	$(MAKE) torch || \
+	  { echo "PyTorch could not be installed: its tests are left out" >&2; [ "$$CI" != true ]; }
 	$(RUN) tools/native_build.py --cpp-tests --jobs $(JOBS)
-	$(RUN) -m pytest tests --preload tensorflow --results build/results.json
+	$(RUN) -m pytest tests --preload tests.preloaded $(RESULTS)
+	$(MAKE) jax || \
+	  { echo "JAX could not be installed: its tests are left out" >&2; [ "$$CI" != true ]; }
+	$(RUN) -m pytest tests/jax tests/docs/pages_test.py tests/examples/pytorch_test.py --preload tests.preloaded
+
+test-chosen: $(VENV)/.for-test build ## the tests of tests/chosen.txt, a seventh; with TENSORFLOW=2.15 on that one
+	$(RUN) -m pytest $$(grep '^tests' tests/chosen.txt) --preload tensorflow $(RESULTS)
+
+test-keras: $(VENV)/.for-test build ## the tests of Keras with Keras 2, which newer TensorFlows have as tf_keras
+	TF_USE_LEGACY_KERAS=1 $(RUN) -m pytest tests/keras --preload tests.preloaded $(RESULTS)
+
+# Goes on after a version that fails, and ends with the names of those that did.
+define on_versions
+@failed=; for version in $$(python3 tools/tensorflow_versions.py $(1)); do \
+  $(MAKE) TENSORFLOW=$$version $(2) || failed="$$failed $$version"; \
+done; [ -z "$$failed" ] || { echo "$(2) failed on TensorFlow$$failed" >&2; exit 1; }
+endef
+
+test-versions: ## those on the oldest TensorFlow and on one in the middle, each in an environment of its own
+	+$(call on_versions,--chosen,test-chosen)
+
+test-all-versions: ## test-all on every TensorFlow, with the Pythons of PATH; hours
+	+$(call on_versions,--all,test-all)
 
 cpp-test: $(VENV)/.for-test build ## the engine's GoogleTest programs
 	$(RUN) tools/native_build.py --cpp-tests --jobs $(JOBS)
@@ -86,7 +119,8 @@ soak: $(VENV)/.for-test build ## tests at full length, in C++ too: hundreds of k
 	MONOLITH_SOAK=1 $(RUN) tools/native_build.py --cpp-tests --jobs $(JOBS)
 	$(RUN) tools/native_build.py --server --sanitize address --jobs $(JOBS)
 	MONOLITH_SOAK=1 $(RUN) -m pytest tests/reliability tests/examples tests/docs/deploy_test.py tests/docs/commands_test.py \
-	  tests/agent_service/backends_sessions_test.py tests/keras/training_test.py tests/realtime/trainer_test.py
+	  tests/agent_service/backends_sessions_test.py tests/keras/training_test.py tests/native_training/demo_test.py \
+	  tests/native_training/demos/sync_test.py tests/realtime/trainer_test.py
 
 sanitize: $(VENV)/.for-test build ## the GoogleTest programs under Address-, UndefinedBehavior- and ThreadSanitizer
 	$(RUN) tools/native_build.py --cpp-tests --sanitize address --jobs $(JOBS)
@@ -94,15 +128,17 @@ sanitize: $(VENV)/.for-test build ## the GoogleTest programs under Address-, Und
 	$(RUN) tools/native_build.py --cpp-tests --sanitize thread --jobs $(JOBS)
 
 sanitize-ops: $(VENV)/.for-test build ## the op library under AddressSanitizer, with the tests of hostile input
-	bash tools/sanitize_ops.sh
+	VENV="$(VENV)" bash tools/sanitize_ops.sh
 
 bazel-test: $(VENV)/.for-test build ## build and test the same sources with Bazel
-	bash tools/bazel_test.sh
+	VENV="$(VENV)" bash tools/bazel_test.sh
 
 # What mypy checks: where a wrong type would go unnoticed until a cluster runs.
 TYPED := $(addprefix monolith/native_training/, checkpoints driver graph graph_estimator settings tables distributed_ps.py distributed_ps_factory.py \
-  distributed_ps_sync.py embedding_combiners.py feature.py feature_utils.py multi_type_hash_table.py prefetch_queue.py) \
-  monolith/_tensorflow.py monolith/agent_service monolith/launch monolith/keras monolith/realtime monolith/row_log monolith/serving
+  distributed_ps_sync.py embedding_combiners.py estimator.py feature.py feature_utils.py multi_type_hash_table.py native_model.py prefetch_queue.py \
+  data layers model_export) \
+  monolith/_tensorflow.py monolith/agent_service monolith/launch monolith/keras monolith/realtime monolith/row_log monolith/serving \
+  monolith/table monolith/torch monolith/jax examples/realtime
 
 # C++ streams meet the locale facets of another libstdc++ beside TensorFlow's x86-64 wheel, and crash. Exceptions of
 # kernels end the process unless they are registered with REGISTER_GUARDED_KERNEL.

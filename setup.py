@@ -1,7 +1,8 @@
 """Compiles op library and model server, and generates the protobuf modules.
 
 The metadata is in pyproject.toml, but for what depends on the TensorFlow that is compiled for:
-requirements are in tools/requirements.py, and a wheel's version ends with `+tf2.15`.
+requirements are in tools/requirements.py, and a wheel's version ends with `+tf2.15`. With
+`MONOLITH_TENSORFLOW=none` only the engine is compiled, and NumPy is all that the package needs.
 """
 
 import pathlib
@@ -25,10 +26,14 @@ import requirements  # noqa: E402
 import tensorflow_versions  # noqa: E402
 
 try:
-  # What is compiled against, once pip has brought it.
-  TENSORFLOW = tensorflow_versions.installed() or tensorflow_versions.target()
+  # The release to compile against, once pip has brought it; `None` to leave it out.
+  TENSORFLOW = None
+  if not tensorflow_versions.is_left_out():
+    TENSORFLOW = tensorflow_versions.installed() or tensorflow_versions.target()
 except native_build.BuildError as error:
   sys.exit(f"error: {error}")
+# Files that an earlier build may have left beside the sources of a package without TensorFlow.
+OF_TENSORFLOW = ["libtfkernel*.so", "libmonolith_parquet.so", "*_pb2.pyi"]
 
 
 def _version() -> str:
@@ -41,11 +46,14 @@ def _version() -> str:
   version = re.search(r'^__version__ = "(.*)"$', text, re.MULTILINE)[1]
   if "sdist" in sys.argv or (ROOT / "PKG-INFO").exists():
     return version
-  return f"{version}+tf{TENSORFLOW.minor}"
+  return f"{version}+{f'tf{TENSORFLOW.minor}' if TENSORFLOW else 'notf'}"
 
 
 def _build_native() -> None:
   try:
+    if TENSORFLOW is None:
+      native_build.build_engine()
+      return
     native_build.build_in_place()
     native_build.build_server(required=False)
   except native_build.BuildError as error:
@@ -58,6 +66,13 @@ class BuildPython(build_py):
   def run(self) -> None:
     _build_native()
     super().run()
+
+  def find_package_modules(self, package: str, package_dir: str) -> list:
+    modules = super().find_package_modules(package, package_dir)
+    if TENSORFLOW is not None:
+      return modules
+    generated = re.compile(r".*_pb2(_grpc)?|_build_info")
+    return [found for found in modules if not generated.fullmatch(found[1])]
 
 
 class BuildOpLibrary(build_ext):
@@ -81,7 +96,10 @@ class BuildOpLibrary(build_ext):
       native_build.CUDA_LIBRARY,
       native_build.SERVER_PROGRAM,
     ]
-    always = [native_build.OP_LIBRARY, native_build.ENGINE_LIBRARY]
+    if TENSORFLOW is None:
+      optional, always = [native_build.CUDA_LIBRARY], [native_build.ENGINE_LIBRARY]
+    else:
+      always = [native_build.OP_LIBRARY, native_build.ENGINE_LIBRARY]
     return [*always, *(path for path in optional if (ROOT / path).exists())]
 
   def get_output_mapping(self) -> dict:
@@ -99,6 +117,9 @@ setup(
   version=_version(),
   install_requires=requirements.runtime(TENSORFLOW),
   ext_modules=[Extension(".".join(native_build.OP_LIBRARY.with_suffix("").parts), sources=[])],
-  extras_require=requirements.extras(TENSORFLOW),
+  extras_require=requirements.extras(TENSORFLOW)
+  if TENSORFLOW
+  else requirements.extras_without_tensorflow(),
+  exclude_package_data={} if TENSORFLOW else {"": OF_TENSORFLOW},
   cmdclass={"build_py": BuildPython, "build_ext": BuildOpLibrary, "bdist_wheel": PlatformWheel},
 )

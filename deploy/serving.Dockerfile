@@ -1,11 +1,11 @@
 # The model server: docker build -f deploy/serving.Dockerfile -t monolith-serving .
-FROM python:3.11-slim-bookworm AS build
+FROM python:3.13-slim-trixie AS build
 RUN apt-get update && apt-get install -y --no-install-recommends g++ make git libnghttp2-dev libssl-dev && rm -rf /var/lib/apt/lists/*
 WORKDIR /src
 COPY . .
 RUN MONOLITH_PORTABLE_WHEEL=1 pip wheel --no-deps --wheel-dir /wheels .
 
-FROM python:3.11-slim-bookworm
+FROM python:3.13-slim-trixie
 COPY --from=build /wheels /wheels
 RUN pip install --no-cache-dir "$(ls /wheels/monolith_recsys-*.whl)[serving]" && rm -rf /wheels
 RUN useradd --create-home monolith

@@ -1,7 +1,9 @@
 #!/usr/bin/env bash
-# Builds and tests with Bazel, then fails when the two builds register different ops.
+# Builds and tests with Bazel, then fails when the two builds register different ops. VENV is the environment, .venv by
+# default.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+programs="$PWD/${VENV:-.venv}/bin"
 
 if ! command -v bazel >/dev/null; then
   if [ "$(id -u)" != 0 ]; then
@@ -12,9 +14,9 @@ if ! command -v bazel >/dev/null; then
   DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends bazel-bootstrap
 fi
 
-export PYTHON_BIN_PATH="$PWD/.venv/bin/python"
-export PROTOC="$PWD/.venv/bin/protoc"
+export PYTHON_BIN_PATH="$programs/python"
+export PROTOC="$programs/protoc"
 bazel build //...
 library=monolith/native_training/runtime/ops/libtfkernel_monolith_ops_for_load.so
-.venv/bin/python tools/compare_ops.py "$library" "bazel-bin/$library"
+"$programs/python" tools/compare_ops.py "$library" "bazel-bin/$library"
 bazel test //...

@@ -1,7 +1,7 @@
 """The build backend that pip calls (PEP 517): setuptools, and what compiling needs of this Python.
 
 It builds for the TensorFlow that is installed, or for another as in
-`MONOLITH_TENSORFLOW=2.18 pip install .`
+`MONOLITH_TENSORFLOW=2.18 pip install .`, or, where that is `none`, without TensorFlow.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from setuptools.build_meta import *  # noqa: F403
 
 def _needs(of_setuptools: list[str]) -> list[str]:
   try:
-    return [*of_setuptools, *requirements.build(tensorflow_versions.target())]
+    left_out = tensorflow_versions.is_left_out()
+    return [*of_setuptools, *requirements.build(None if left_out else tensorflow_versions.target())]
   except tensorflow_versions.SetupError as error:
     sys.exit(f"error: {error}")
 

@@ -48,7 +48,7 @@ run() { echo "== gpu_table $*"; timeout "${MONO_GPU_LIMIT:-60}" "$out/gpu_table"
 status=0
 wants() { case "$what" in *" all "* | *" $1 "*) return 0 ;; *) return 1 ;; esac; }
 if wants check; then
-  { run check && run check-skewed && run properties && run streams; } 2>&1 | tee "$out/check.txt" || status=1
+  { run check && run check-skewed && run check-bad && run properties && run streams; } 2>&1 | tee "$out/check.txt" || status=1
 fi
 if wants long; then
   { run properties 50000000 && run adversarial 10000000; } 2>&1 | tee "$out/long.txt" || status=1
@@ -71,9 +71,9 @@ if wants sanitize; then
   {
     for tool in memcheck racecheck initcheck; do
       modes=("check 0 2" "check 2 4" "check 4 14" "check 28 32" "check-skewed 0 5" "check-skewed 5 10"
-        "check-skewed 10 14" "properties 3000" streams)
+        "check-skewed 10 14" "check-bad 0 3" "check-bad 28 30" "check-bad 48 51" "properties 3000" streams)
       # Half a minute for a dozen calls: what has every kernel whose lanes share memory.
-      [ $tool != racecheck ] || modes=("check 2 3" "check-skewed 3 4" streams)
+      [ $tool != racecheck ] || modes=("check 2 3" "check-skewed 3 4" "check-bad 1 2" streams)
       for mode in "${modes[@]}"; do
         # shellcheck disable=SC2086
         { sanitize $tool $mode || touch "$out/sanitize.failed"; } &

@@ -64,6 +64,7 @@ FOLDERS = {
   "tables": "tables",
   "data": "data",
   "distribute": "data",
+  "/jax": "models",
   "/torch": "models",
   "layers": "models",
   "losses": "models",

@@ -58,7 +58,7 @@ SERVER_PROGRAM = SERVER / "monolith_model_server"
 # Sources of others that are compiled into it; third_party/README.md says whence they are.
 LLHTTP = pathlib.PurePosixPath("third_party/llhttp")
 SERVER_INCLUDES = f"-isystem {LLHTTP} -isystem third_party/rapidjson/include"
-# What of the engine the server has inside; tables are reached through ops.
+# The engine's sources inside the server; tables are reached through ops.
 SERVER_ENGINE_SOURCES = (
   "base/crc32c.cc",
   "base/dynamic_library.cc",
@@ -69,8 +69,8 @@ SERVER_ENGINE_SOURCES = (
 GRPC_STUBS = "tools/grpc_stubs.py"
 SHARED = "shared"  # the folder below build/ for objects that do not depend on TensorFlow
 
-# What TensorFlow's wheels are built with; tf.sysconfig says the same, but importing TensorFlow
-# only to ask would cost seconds in every incremental build.
+# The flags that TensorFlow's wheels are built with; tf.sysconfig says the same, but importing
+# TensorFlow only to ask would cost seconds in every incremental build.
 TENSORFLOW_DEFINES = "-D_GLIBCXX_USE_CXX11_ABI=1 -DEIGEN_MAX_ALIGN_BYTES=64"
 # On x86-64 kernels exist for several instruction sets, of which some can fuse a multiplication and
 # an addition: none does, so that results do not depend on the machine. ARM64 has one set, and
@@ -96,10 +96,11 @@ CUDA_FLAGS = (
   "-std=c++17 -O3 --fmad=false -Werror all-warnings -Xcompiler "
   "-fPIC,-fvisibility=hidden,-Wall,-Wextra -I."
 )
-# What of the engine the library of GPU kernels has inside; BUILD.bazel lists it, too.
+# The engine's sources inside the library of GPU kernels; BUILD.bazel lists it, too.
 CUDA_ENGINE_SOURCES = (
   "base/crc32c.cc",
   "base/feature_id.cc",
+  "base/log.cc",
   "hash_table/compressor/compressors.cc",
   "hash_table/compressor/retrievers.cc",
   "hash_table/optimizer/optimizers.cc",
@@ -140,7 +141,7 @@ class Toolchain:
 
   @property
   def folder(self) -> str:
-    """Where everything lies that depends on the minor version of TensorFlow."""
+    """The folder of everything that depends on the minor version of TensorFlow."""
     return f"build/tf{tensorflow_versions.minor_of(self.tensorflow_version)}"
 
   @property
@@ -156,12 +157,7 @@ def find_toolchain() -> Toolchain:
     BuildError: one of them is missing or has the wrong version.
   """
   tensorflow_versions.check_python()
-  cxx = os.environ.get("CXX") or next(filter(shutil.which, ("g++", "c++", "clang++")), None)
-  if not cxx or not shutil.which(cxx.split()[0]):
-    raise BuildError(
-      f"No C++17 compiler found ({cxx or 'g++, c++, clang++'}): install one "
-      "(Debian and Ubuntu: apt-get install g++) or set CXX."
-    )
+  cxx = _find_compiler()
   spec = importlib.util.find_spec("tensorflow")
   if spec is None or not spec.submodule_search_locations:
     release = tensorflow_versions.choose().release
@@ -173,6 +169,16 @@ def find_toolchain() -> Toolchain:
   release = _tensorflow_version(tensorflow_dir)
   version = tensorflow_versions.find_version(release)
   return Toolchain(cxx, _find_protoc(version), sys.executable, tensorflow_dir, release)
+
+
+def _find_compiler() -> str:
+  cxx = os.environ.get("CXX") or next(filter(shutil.which, ("g++", "c++", "clang++")), None)
+  if not cxx or not shutil.which(cxx.split()[0]):
+    raise BuildError(
+      f"No C++17 compiler found ({cxx or 'g++, c++, clang++'}): install one "
+      "(Debian and Ubuntu: apt-get install g++) or set CXX."
+    )
+  return cxx
 
 
 def _tensorflow_version(tensorflow_dir: pathlib.Path) -> str:
@@ -470,13 +476,20 @@ def _add_proto_objects(
   return objects
 
 
-def _build_shared(tools: Toolchain, jobs: int | None, extra: Iterable[object] = ()) -> None:
+def _build_shared(
+  tools: Toolchain,
+  jobs: int | None,
+  extra: Iterable[object] = (),
+  *,
+  engine_alone: bool = False,
+) -> None:
   """Builds what no TensorFlow is needed for, which all versions share.
 
   Args:
     tools: the compiler.
     jobs: parallel jobs.
     extra: libraries to build with the objects: those for Parquet and for GPUs.
+    engine_alone: leave out objects of others than `libmonolith_engine.so`.
   """
   ninja = NinjaFile(SHARED)
   _add_compile_rules(ninja, tools)
@@ -500,7 +513,7 @@ def _build_shared(tools: Toolchain, jobs: int | None, extra: Iterable[object] = 
     _add_cuda_library(ninja, nvcc)
   sources = [*engine_sources(), *plain_server_sources()]
   objects = [*(_object(source, SHARED) for source in sources), *llhttp]
-  ninja.run([*objects, ENGINE_LIBRARY, *extra], jobs, tools)
+  ninja.run([*([] if engine_alone else objects), ENGINE_LIBRARY, *extra], jobs, tools)
 
 
 def _add_op_library(
@@ -764,6 +777,18 @@ def build_in_place(jobs: int | None = None, *, cuda_required: bool = False) -> N
   )
 
 
+def build_engine(jobs: int | None = None) -> None:
+  """Builds the engine's library inside the source tree, and that of the GPU as `build_in_place`.
+
+  Needs neither TensorFlow nor protoc.
+
+  Raises:
+    BuildError: there is no compiler, or the compilation failed.
+  """
+  tools = Toolchain(_find_compiler(), "protoc", sys.executable, pathlib.Path(), "")
+  _build_shared(tools, jobs, _find_cuda_library(), engine_alone=True)
+
+
 def _wants_cuda() -> bool:
   """Tells whether to compile the GPU kernels, minutes of work, where nobody demands them.
 
@@ -788,15 +813,19 @@ def _find_optional_libraries(cuda_required: bool) -> list[object]:
   else:
     print(f"{PARQUET_LIBRARY.name} is left out: pyarrow is not installed.", flush=True)
     (ROOT / PARQUET_LIBRARY).unlink(missing_ok=True)
-  if not (cuda_required or _wants_cuda()):
+  return [*targets, *_find_cuda_library(cuda_required)]
+
+
+def _find_cuda_library(required: bool = False) -> list[object]:
+  if not (required or _wants_cuda()):
     reason = "there is no GPU, or MONOLITH_CUDA is 0; MONOLITH_CUDA=1 compiles it"
   elif not find_nvcc():
     reason = "no CUDA compiler (nvcc) was found"
   else:
-    return [*targets, CUDA_LIBRARY]
+    return [CUDA_LIBRARY]
   print(f"{CUDA_LIBRARY.name} is left out: {reason}.", flush=True)
   (ROOT / CUDA_LIBRARY).unlink(missing_ok=True)
-  return targets
+  return []
 
 
 def build_python_protos(jobs: int | None = None) -> None:

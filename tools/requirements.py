@@ -18,10 +18,14 @@ _ROOT = pathlib.Path(__file__).resolve().parent.parent
 _PYARROW = "pyarrow>=21,<22"
 # Its script draws the pages that `monolith_report` and the demo of real time make.
 _PLOTLY = "plotly>=6,<8"
+_NUMPY = "numpy>=1.23.5"
+# For tests with Keras 3; TensorFlow 2.15 brings TensorBoard along, and keras-rs has no Keras 2.
+_TEST_KERAS_3 = ["tensorboard>=2.16,<3", "keras-rs>=0.4,<0.5; python_version >= '3.11'"]
 _EXTRAS = {
   "tpu": ["cloud-tpu-client==0.10"],
   "horovod": ["horovod==0.28.1"],
   "torch": ["torch>=2.4"],
+  "jax": ["jax>=0.4.30"],
   "kafka": ["confluent-kafka>=2.3"],
   "parquet": [_PYARROW],
   # A CUDA compiler for x86-64 and ARM64, to build libmonolith_cuda.so; 120 MB to download.
@@ -63,30 +67,37 @@ _EXTRAS = {
     "nbclient>=0.10,<1",
     "ipykernel>=6.29",
     "PyYAML>=6,<7",
+    "tensorboard>=2.15,<3",  # TensorFlow 2.21 comes without
   ],
   "lint": ["ruff==0.6.9", "clang-format==14.0.6", "mypy>=1.11,<2"],
 }
+# The others serve parts of the package that need TensorFlow.
+_WITHOUT_TENSORFLOW = ("torch", "jax", "cuda")
 
 
-def build(tensorflow: tensorflow_versions.Version) -> list[str]:
-  """Returns what compiling for a version needs."""
+def build(tensorflow: tensorflow_versions.Version | None) -> list[str]:
+  """Returns what compiling for a version needs, or without TensorFlow."""
+  tools = ["setuptools>=68,<81", "wheel", "ninja>=1.11"]  # tensorboard imports pkg_resources
+  if tensorflow is None:
+    return tools
   return [
-    "setuptools>=68,<81",  # tensorboard imports pkg_resources
-    "wheel",
-    "ninja>=1.11",
+    *tools,
     f"tensorflow=={tensorflow.release}",
     tensorflow.protoc_package,
     _PYARROW,  # Arrow's headers and libraries, to read Parquet
   ]
 
 
-def runtime(tensorflow: tensorflow_versions.Version) -> list[str]:
-  """Returns what the package needs, compiled for a version."""
+def runtime(tensorflow: tensorflow_versions.Version | None) -> list[str]:
+  """Returns what the package needs, compiled for a version, or without TensorFlow."""
+  if tensorflow is None:
+    return [_NUMPY]
   return [
     f"tensorflow>={tensorflow.release},<{tensorflow.after}",
-    *([tensorflow.within("tf-keras")] if tensorflow.has_keras_3 else []),
+    # Optimizers of earlier ones make variables for what takes its gradient itself.
+    *(["keras>=3.10", tensorflow.within("tf-keras")] if tensorflow.has_keras_3 else []),
     tensorflow.protobuf,
-    "numpy>=1.23.5",
+    _NUMPY,
     "absl-py>=1.0",
     "grpcio>=1.53",
     "kazoo>=2.9",
@@ -105,9 +116,16 @@ def extras(tensorflow: tensorflow_versions.Version | None = None) -> dict[str, l
     extra: [tensorflow.within(name) if name == "tensorflow-serving-api" else name for name in names]
     for extra, names in _EXTRAS.items()
   }
+  if tensorflow.has_keras_3:
+    found["test"] += _TEST_KERAS_3
   if os.environ.get("MONOLITH_PORTABLE_WHEEL") != "1":
     found["horovod"] = [f"horovod @ {(_ROOT / 'third_party/horovod').as_uri()}"]
   return found
+
+
+def extras_without_tensorflow() -> dict[str, list[str]]:
+  """Returns the requirements of the extras of a package without TensorFlow."""
+  return {extra: _EXTRAS[extra] for extra in _WITHOUT_TENSORFLOW}
 
 
 def requirements(groups: list[str]) -> list[str]:

@@ -38,13 +38,21 @@ DOORS = (
   ),
 )
 RETRIES = (
-  "`max_retry_times` counts a worker's retries after the cluster has changed. Left at its default,",
-  "a run on parameter servers with `partial_recovery` has 6 and any other none. `RunConfig` shows",
-  "that 6 as its default and passes on only another number.",
+  "Three fields have other defaults in `RunConfig` than in `RunnerConfig`. A `RunConfig` hands on",
+  "only values that differ from its own defaults, and logs a warning if it was given a default",
+  "that has no effect; set that on what `to_runner_config()` returns.",
+  "",
+  "| field | `RunConfig` | `RunnerConfig`, which counts | meaning of the latter |",
+  "|---|---|---|---|",
+  "| `max_retry_times` | 6 | 0 | a worker retries 6 times after the cluster has changed with "
+  "`partial_recovery` on parameter servers, else never |",
+  "| `retry_wait_in_secs` | 5 | 30 | seconds before each retry |",
+  "| `partial_recovery` | `False` | `None` | on in real-time training, else off |",
 )
 
 MEANINGS: dict[str, str] = {
-  "CI": "`true`: tests whose requirements are not installed fail instead of being skipped.",
+  "CI": "`true`: tests without the programs that `make test-all` installs fail instead of being "
+  "skipped.",
   "CLOUDNATIVE_INET_ADDR": "Address of this host, the first of a comma-joined list; wins over "
   "`YARN_INET_ADDR` and the host's name.",
   "CONSUL_HTTP_HOST": "Host of the Consul agent; without it `TCE_HOST_IP`, a socket file or "
@@ -66,8 +74,12 @@ MEANINGS: dict[str, str] = {
   "KAFKA_BROKER_LIST": "Brokers to which metrics of a model go; without it none are sent.",
   "KAFKA_TOPIC_NAME": "Topic to which metrics of a model go; without it none are sent.",
   "KAFKA_HOME": "Folder of an unpacked Kafka, from which the realtime demo starts its broker.",
+  "LOCAL_RANK": _LOCAL_RANK,
+  "LOCAL_WORLD_SIZE": _LOCAL_SIZE,
   "MALLOC_ARENA_MAX": "Set to 2 in the op fuzzer unless it is there: arenas reserve address space.",
   "MLP_<role>_0_PORT": "Port of the first rank of a role; the others count up from it.",
+  "MASTER_ADDR": "Machine where ranks without Horovod meet: that of rank 0.",
+  "MASTER_PORT": "Port where they meet there.",
   "MLP_<role>_<index>_PORT": "Port of a task.",
   "MLP_<role>_<index>_[PRIMARY_]HOST": "Host of a task.",
   "MLP_<role>_ALL_[PRIMARY_]ADDRS": "Comma-joined `host:port` of all tasks of a role.",
@@ -88,7 +100,8 @@ MEANINGS: dict[str, str] = {
   "MLP_TASK_CMD": "Command of the task, for information.",
   "MONOLITH_BAD_GRADIENTS": "Gradients, and values that are assigned, with NaN or infinity: `stop` "
   "(default) fails the step and names the feature, or table and ids; `skip` leaves those rows "
-  "alone, with a warning; `ignore` writes them. The same in drivers, `fit`, loops and `HashTable`.",
+  "alone, with a warning; `ignore` writes them. The same in drivers, `fit`, loops, `HashTable` and "
+  "on GPUs, where a later step fails.",
   "MONOLITH_BENCHMARK_CPU_TIME": "`1`: the table's benchmark measures CPU time; set by its option.",
   "MONOLITH_CUDA": "`1`: builds compile GPU kernels without a GPU, too; `0`: they leave them out "
   "beside one.",
@@ -108,8 +121,8 @@ MEANINGS: dict[str, str] = {
   "model; 1.",
   "MONOLITH_KAFKA": "Comma-joined `host:port` of brokers, which the realtime demo uses instead "
   "of its own.",
-  "MONOLITH_KAFKA_VERSIONS": "Comma-joined `host:port=version` of Kafka brokers; name those before "
-  "0.10, which should not be asked for it.",
+  "MONOLITH_KAFKA_VERSIONS": "Comma-joined `host:port=version` of Kafka brokers; those before "
+  "0.11 have to be named, as librdkafka cannot find out.",
   "MONOLITH_KAFKA_ZOOKEEPER": "`host:port` of their ZooKeeper, which brokers before 0.10.1 need to "
   "create topics.",
   "MONOLITH_LIBRDKAFKA": "Path of librdkafka; otherwise that of `confluent-kafka` or the system.",
@@ -120,6 +133,8 @@ MEANINGS: dict[str, str] = {
   "MONOLITH_PARQUET_LIBRARY": "Path of another build of `libmonolith_parquet.so` to load.",
   "MONOLITH_PORTABLE_WHEEL": "`1`: the `horovod` extra of the wheel names PyPI's Horovod instead "
   "of this checkout's.",
+  "MONOLITH_RANKS_ENGINE": "What carries out the exchanges of synchronous ranks: `horovod` or "
+  "`tensorflow`; by default Horovod where it is installed and what starts the ranks speaks to it.",
   "MONOLITH_ROOT_LOG_INTERVAL": "Steps between logs of rank 0; the configuration's by default.",
   "MONOLITH_SAVE_SUMMARY_INTERVAL": "Steps between summaries of rank 0; the configuration's by "
   "default.",
@@ -137,8 +152,8 @@ MEANINGS: dict[str, str] = {
   "off for streams.",
   "MONOLITH_SYNC_SUM_GRADIENTS": "Switch: gradients of an id are summed over ranks before the "
   "optimizer's step.",
-  "MONOLITH_TENSORFLOW": "The minor version of TensorFlow to build for; otherwise that of the "
-  "environment, or the default of the Python.",
+  "MONOLITH_TENSORFLOW": "The minor version of TensorFlow to build for, or `none`; otherwise that "
+  "of the environment, or the default of the Python.",
   "MONOLITH_TABLE_SEED": "Seed of hashes and random initializers; random per process without it.",
   "MONOLITH_UPDATE_PER_OCCURRENCE": "`1`: without servers, one optimizer step per occurrence of an "
   "id instead of one per batch.",
@@ -189,7 +204,13 @@ MEANINGS: dict[str, str] = {
   "TF_FORCE_GPU_ALLOW_GROWTH": "Set to `true` with the op library, unless it is set: TensorFlow "
   "takes memory of a GPU as it needs it and leaves the rest to tables.",
   "TF_GRPC_WORKER_CACHE_THREADS": "Set from the flag of that name, for TensorFlow.",
+  "TF_USE_LEGACY_KERAS": "`1`: `tf.keras` is Keras 2, the package `tf_keras`; a benchmark sets it "
+  "for the model in Keras.",
   "TF_XLA_FLAGS": "Not empty: sessions of ranks compile with XLA.",
+  "TORCHELASTIC_RESTART_COUNT": "Set by `torchrun`: part of the keys in its store.",
+  "TORCHELASTIC_RUN_ID": "The same.",
+  "TORCHELASTIC_USE_AGENT_STORE": "`True`, set by `torchrun`: its store listens at `MASTER_PORT`.",
+  "WORLD_SIZE": _SIZE,
   "XDG_CACHE_HOME": "Where built Horovod wheels are kept; `~/.cache`.",
   "YARN_INET_ADDR": "Address of this host, where `CLOUDNATIVE_INET_ADDR` is not there.",
   "ZK_AUTH": "ZooKeeper credentials, `user:password`; never logged.",

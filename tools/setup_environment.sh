@@ -68,7 +68,7 @@ if [ "${#missing[@]}" -gt 0 ]; then
 fi
 [ -x "$venv/bin/python" ] || "$python" -m venv "$venv"
 
-# What tools/requirements.py names, read from there so that it is written once.
+# The packages that tools/requirements.py names, read from there so that it is written once.
 requirements=$("$venv/bin/python" tools/requirements.py "${groups[@]}")
 printf '%s\n' "$requirements" > "$venv/requirements-$target.txt"
 "$venv/bin/python" tools/install_requirements.py -r "$venv/requirements-$target.txt"

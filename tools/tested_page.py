@@ -1,10 +1,11 @@
-"""Writes a row of `docs/tested.md` from what a run of the tests left in a JSON file.
+"""Writes rows of `docs/tested.md` from what runs of the tests left in JSON files.
 
-  make test-all                                       leaves build/results.json
-  python tools/tested_page.py build/results.json      renews the row of this kind of machine
+  make test-all                                       leaves build/results/test-all.json
+  make TENSORFLOW=2.15 test-chosen                    leaves build/results/test-chosen-tf2.15.json
+  python tools/tested_page.py build/results/*.json    renews the rows of this kind of machine
 
-A row stands for a machine, its system, and the versions of Python and TensorFlow; a later run takes
-the place of an earlier one. Rows are sorted, newest first.
+A row stands for a machine, its system, the versions of Python and TensorFlow, and the command; a
+later run takes the place of an earlier one. Rows are sorted, newest first.
 """
 
 from __future__ import annotations
@@ -26,9 +27,14 @@ def row_of(results: dict[str, Any]) -> str:
 
   Args:
     results: what `pytest --results` wrote.
+
+  Raises:
+    ValueError: no target of make ran the tests, so that nobody knows which they were.
   """
+  command = results["command"]
+  if not command.startswith("make "):
+    raise ValueError(f"the tests were run by {command!r}, want a target of make")
   machine = f"{results['machine']}, {results['cores']} cores, {results['system']}"
-  command = "make test" if results["quick"] else "make test-all"
   outcome = (
     f"{len(results['files'])} files: {results['passed']:,} passed, {results['failed']:,} failed, "
     f"{results['skipped']:,} skipped"

@@ -1,7 +1,8 @@
 """A checkpoint and an export that one TensorFlow wrote are used with another one.
 
-`golden/tfVERSION` is what `trained_model.py train` wrote with that version. The environment of
-another version is taken where the checkout has one, as `make build TENSORFLOW=2.21` makes it.
+`golden/MONOLITH/tfVERSION` is what `trained_model.py golden` wrote with these two versions: a
+release adds its own and keeps the others. The environment of another TensorFlow is taken where the
+checkout has one, as `make build TENSORFLOW=2.21` makes it.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import monolith
 from monolith import _install
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -92,15 +94,24 @@ class _Test(unittest.TestCase):
 
 class GoldenTest(_Test):
   def test_files_of_each_version_are_used(self):
-    versions = sorted(_GOLDEN.iterdir())
-    self.assertNotEqual(versions, [])
+    versions = sorted(_GOLDEN.glob("*/tf*"))
+    self.assertIn(monolith.__version__, [golden.parent.name for golden in versions])
     for golden in versions:
-      with self.subTest(golden.name):
-        copy = self._folder / golden.name
+      with self.subTest(golden.relative_to(_GOLDEN)):
+        copy = self._folder / golden.parent.name / golden.name
         shutil.copytree(golden, copy)
         wanted = json.loads((golden / "predictions.json").read_text("utf-8"))
 
         self._check(_run("use", copy), wanted)
+
+  def test_files_of_a_version_are_not_written_again(self):
+    written = (
+      self._folder / monolith.__version__ / f"tf{_minor(_install._version_of('tensorflow'))}"
+    )
+    written.mkdir(parents=True)
+
+    with self.assertRaisesRegex(AssertionError, "FileExistsError"):
+      _run("golden", self._folder)
 
 
 @pytest.mark.thorough

@@ -1,4 +1,4 @@
-"""What a model author imports is light: no driver, no cluster module, none of their flags."""
+"""Tests that imports of model authors load no driver, no cluster module, none of their flags."""
 
 import json
 import subprocess

@@ -157,7 +157,7 @@ class RegisteredOpsTest(unittest.TestCase):
 
     self.assertEqual(process.returncode, 0, process.stderr)
     asked = process.stdout.count("asking Ninja")
-    # What all versions share and the op library, and once more for the server where it can be.
+    # The part that all versions share, the op library, and the server where it can be built.
     self.assertIn(asked, (2, 4), process.stdout)
     self.assertEqual(process.stdout.count("no work to do"), asked, process.stdout[-3000:])
 

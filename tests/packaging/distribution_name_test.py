@@ -14,7 +14,7 @@ import unittest
 from monolith import _install
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
-_SUFFIXES = {".bazel", ".bzl", ".cc", ".cu", ".h", ".md", ".py", ".sh", ".toml", ".yaml", ".yml"}
+_SUFFIXES = set(".bazel .bzl .cc .cu .h .ipynb .md .py .sh .toml .yaml .yml".split())
 # An extra of PyPI's stranger, its name in an install command, and a wheel of our former name.
 _STRANGER = re.compile(
   r"\bmonolith\\?\[[a-z]|\bmonolith-\*?\.whl"
@@ -42,8 +42,6 @@ _NEEDS_EXTRAS = (
   *(
     ("realtime", f"import monolith.{name}")
     for name in (
-      "realtime.demo",
-      "realtime.generator",
       "realtime.joiner",
       "realtime.trainer",
       "row_log.row_log_hooks",

@@ -166,7 +166,7 @@ print(pathlib.Path(folder, name, "METADATA").read_text())
 class ExtraTest(unittest.TestCase):
   def setUp(self):
     super().setUp()
-    # What the metadata is made of, elsewhere: setuptools writes into the source tree.
+    # Copies the sources of the metadata elsewhere: setuptools writes into the source tree.
     self.source = pathlib.Path(os.environ["TEST_TMPDIR"]) / "a source"
     for name in ("tools", "third_party/horovod"):
       # Tests beside this one write byte code, through files that are soon gone.
@@ -195,6 +195,7 @@ class ExtraTest(unittest.TestCase):
         "tpu",
         "horovod",
         "torch",
+        "jax",
         "kafka",
         "parquet",
         "cuda",

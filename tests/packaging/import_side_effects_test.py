@@ -31,6 +31,8 @@ import monolith  # has a patch of its own, which lazy_import_test.py checks
 from monolith import _tensorflow
 from monolith.native_training import graph_estimator
 
+_tensorflow.import_keras_v1()  # tf_keras gives tf.compat another object
+
 def sockets():
   found = set()
   for fd in os.listdir("/proc/self/fd"):

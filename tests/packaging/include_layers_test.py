@@ -1,4 +1,4 @@
-"""C++ folders include only themselves and those above them in the table of `runtime/README.md`."""
+"""C++ folders include only themselves and those below them in the table of `runtime/README.md`."""
 
 import pathlib
 import re
@@ -31,12 +31,12 @@ class IncludeLayersTest(unittest.TestCase):
     self.assertGreater(len(folders), 8)
     self.assertEqual(folders - set(_folders_of_readme()), set())
 
-  def test_includes_point_up_in_the_table(self):
+  def test_includes_point_down(self):
     place = {folder: i for i, folder in enumerate(_folders_of_readme())}
     wrong = {
       f"{file} includes {folder}/"
       for file, folder in _includes()
-      if place[folder] > place[file.partition("/")[0]]
+      if place[folder] < place[file.partition("/")[0]]
     }
     self.assertEqual(wrong, set())
 

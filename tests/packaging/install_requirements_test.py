@@ -1,4 +1,4 @@
-"""What uv is told of pip's configuration, and that pip does it where uv cannot."""
+"""Tests that uv is told of pip's configuration, and that pip does it where uv cannot."""
 
 import pathlib
 import subprocess

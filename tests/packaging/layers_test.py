@@ -3,7 +3,9 @@
 The table is in `tools/import_layers.py`, which `make layers` runs; `docs/design.md` shows it.
 """
 
+import ast
 import pathlib
+import re
 import sys
 import unittest
 import xml.etree.ElementTree as ElementTree
@@ -60,6 +62,37 @@ class LayersTest(unittest.TestCase):
     self.assertEqual(set(map(place_of, self._imports)), set(self._numbers))
     self.assertEqual(
       {place for place in import_layers.FOLDERS if "." in place or "/" in place[1:]}, set()
+    )
+
+  def test_folders_say_their_layer(self):
+    told = {}
+    for path in sorted((_ROOT / "monolith").rglob("__init__.py")):
+      text = ast.get_docstring(ast.parse(path.read_text("utf-8"))) or ""
+      module = ".".join(path.parent.relative_to(_ROOT).parts)
+      self.assertNotEqual(text, "", f"{module} has no docstring")
+      if found := re.search(r"Layer: (\w+)\.$", text):
+        told[module] = found[1]
+    names = list(LAYERS)
+
+    self.assertGreater(len(told), 20)
+    self.assertEqual(told, {name: names[self._numbers[place_of(name)]] for name in told})
+
+  def test_package_lists_modules_below_their_layers(self):
+    text = ast.get_docstring(
+      ast.parse((_ROOT / "monolith/native_training/__init__.py").read_text())
+    )
+    listed = {}
+    for layer, section in re.findall(r"^(\w+)\n((?:  .*\n?)+)", text, re.MULTILINE):
+      modules = re.match(r"(?:  (?:`\w+`,? ?)+.*\n?|    .*\n?)+", section)
+      for name in re.findall(r"`(\w+)`", modules[0]):
+        listed["." + name] = layer
+    names = list(LAYERS)
+
+    self.assertGreater(len(listed), 60)
+    self.assertEqual(listed, {name: names[self._numbers[name]] for name in listed})
+    self.assertEqual(
+      {place for place in self._numbers if place[0] == "." and place[1:]} - set(listed),
+      {".proto"},
     )
 
   def test_imports_point_down(self):

@@ -3,6 +3,7 @@
 Tests `monolith/_install.py`, too; `tensorflow_versions_test.py` has the Python of the package.
 """
 
+import importlib.metadata
 import importlib.util
 import os
 import pathlib
@@ -45,12 +46,22 @@ class VersionsTest(unittest.TestCase):
     with mock.patch.dict(os.environ, {versions.VARIABLE: ""}):
       for python in ((3, minor) for minor in range(9, 14)):
         chosen = versions.choose(python=python).minor
-        preferred = versions.VERSIONS[versions.PREFERRED]
-        if preferred.pythons[0] <= python[1] <= preferred.pythons[1]:
-          self.assertEqual(chosen, versions.PREFERRED)
-        else:
-          fitting = [v for v in versions.VERSIONS.values() if v.pythons[1] >= python[1]]
-          self.assertEqual(chosen, fitting[-1].minor)
+        self.assertEqual(chosen, "2.15" if python == (3, 9) else list(versions.VERSIONS)[-1])
+
+  def test_make_takes_the_python_at_hand_unless_it_lacks_the_version(self):
+    with tempfile.TemporaryDirectory() as folder:
+      # That of 3.13 is one of a version manager which does not have it.
+      for name, version in (("3", "3.11.7"), ("3.12", "3.12.1"), ("3.13", ""), ("3.14", "3.14.0")):
+        python = pathlib.Path(folder, f"python{name}")
+        python.write_text(f"#!/bin/sh\n[ -n '{version}' ] && echo Python {version}\n")
+        python.chmod(0o755)
+      with mock.patch.dict(os.environ, {"PATH": folder, versions.VARIABLE: ""}):
+        for wanted in ("", "2.15", "2.18", "2.21"):
+          self.assertEqual(versions.find_python(wanted), "python3")
+        pathlib.Path(folder, "python3").write_text("#!/bin/sh\necho Python 3.14.0\n")
+        for wanted in ("", "2.18", "2.21"):
+          self.assertEqual(versions.find_python(wanted), "python3.12")
+        self.assertEqual(versions.find_python("2.15"), "python3")  # what it lacks is said later
 
   def test_what_is_wanted_or_one_sentence(self):
     self.assertEqual(versions.choose("2.18", (3, 12)).release, "2.18.1")
@@ -97,6 +108,27 @@ class VersionsTest(unittest.TestCase):
     self.assertEqual(process.stdout, "")
     self.assertRegex(process.stderr, r"^error: Monolith needs Python 3.9 to 3.13, but .*\n$")
 
+  def test_make_and_pip_say_it_alike(self):
+    backend = "import build_backend; build_backend.get_requires_for_build_wheel()"
+    for command in (["make", "TENSORFLOW=2.14", "build"], [sys.executable, "-c", backend]):
+      process = subprocess.run(
+        command,
+        cwd=_ROOT,
+        env={**os.environ, versions.VARIABLE: "2.14", "PYTHONPATH": str(_ROOT / "tools")},
+        capture_output=True,
+        text=True,
+      )
+      # Beside it, make says which rule failed, and setuptools may announce what it will drop.
+      said = [line for line in process.stderr.splitlines() if line.startswith("error")]
+      self.assertEqual(said, [f"error: {self._unsupported('2.14')}"], process.stderr)
+      self.assertNotEqual(process.returncode, 0)
+    self.assertFalse((_ROOT / ".venv-tf2.14").exists())
+
+  def _unsupported(self, release):
+    with self.assertRaisesRegex(versions.SetupError, "pip install 'tensorflow==") as raised:
+      versions.find_version(release)
+    return str(raised.exception)
+
 
 class RequirementsTest(unittest.TestCase):
   def test_each_version_has_its_own(self):
@@ -109,6 +141,7 @@ class RequirementsTest(unittest.TestCase):
       self.assertIn(version.protobuf, runtime)
       keras_2 = f"tf-keras>={version.minor},<{version.after}"
       self.assertEqual(keras_2 in runtime, version.minor != "2.15")
+      self.assertEqual("keras>=3.10" in runtime, version.minor != "2.15")
       serving = requirements.extras(version)["serving"]
       self.assertIn(f"tensorflow-serving-api>={version.minor},<{version.after}", serving)
 
@@ -168,7 +201,7 @@ class CheckBuildTest(unittest.TestCase):
     self._info = self._package / _install._BUILD_INFO
     self._info.parent.mkdir(parents=True)
 
-  def _built_for(self, tensorflow, protobuf="protobuf>=3.20.3"):
+  def _built_for(self, tensorflow, protobuf="protobuf>=3.20.3,<8"):
     self._info.write_text(
       f'"""By the build."""\n\nTENSORFLOW_VERSION = "{tensorflow}"\nPROTOBUF = "{protobuf}"\n'
     )
@@ -191,12 +224,37 @@ class CheckBuildTest(unittest.TestCase):
       self._check()
 
   def test_another_protobuf_is_one_sentence(self):
-    self._built_for(_install._tensorflow_version(), "protobuf>=99.1,<100")
-    with self.assertRaisesRegex(ImportError, r"has protobuf \S+: pip install 'protobuf>=99\.1"):
-      self._check()
-    self._built_for(_install._tensorflow_version(), "protobuf>=2,<3.1")
-    with self.assertRaisesRegex(ImportError, r"pip install 'protobuf>=2,<3\.1'"):
-      self._check()
+    for version in versions.VERSIONS.values():
+      # The first and the last release that fit, and one on either side.
+      oldest, newest = re.fullmatch(r"protobuf>=([\d.]+),<(\d+)", version.protobuf).groups()
+      self._built_for(_install._tensorflow_version(), version.protobuf)
+      for release, fits in (
+        (oldest, True),
+        (f"{int(newest) - 1}.99.9", True),
+        ("3.20.2", False),
+        (f"{newest}.0.0", False),
+      ):
+        with self.subTest(tensorflow=version.minor, protobuf=release):
+          with mock.patch.object(_install, "_version_of", side_effect=self._with_protobuf(release)):
+            if fits:
+              self._check()
+              continue
+            with self.assertRaisesRegex(
+              ImportError, rf"has protobuf {release}: pip install '{version.protobuf}'$"
+            ):
+              self._check()
+
+  def _with_protobuf(self, release):
+    real = _install._version_of
+    return lambda name: release if name == "protobuf" else real(name)
+
+  def test_limits_of_protobuf_are_within_those_of_tensorflow(self):
+    required = [r for r in importlib.metadata.requires("tensorflow") if r.startswith("protobuf")]
+    here = versions.installed()
+    for operator, bound in re.findall(r"(>=|<)([\d.]+)", required[0]):
+      ours = re.search(rf"{operator}([\d.]+)", here.protobuf)[1]
+      order = [_install._numbers(bound), _install._numbers(ours)]
+      self.assertLessEqual(*(order if operator == ">=" else order[::-1]), (operator, required))
 
 
 if __name__ == "__main__":

@@ -1,15 +1,17 @@
-"""What differs between versions of TensorFlow is in `monolith/_tensorflow.py`, and is there."""
+"""Tests that differences between versions of TensorFlow are in `monolith/_tensorflow.py`."""
 
 from __future__ import annotations
 
 import ast
 import functools
 import importlib
+import operator
 import pathlib
 import re
 import subprocess
 import sys
 import unittest
+from collections.abc import Iterable, Iterator
 from unittest import mock
 
 import tensorflow as tf
@@ -26,6 +28,13 @@ _VERSION = re.compile(
   r"(tf|tensorflow|np|numpy|keras|protobuf|tf_keras)\.(__version__|version\b|VERSION)"
   r"|sys\.version_info|importlib\.metadata"
 )
+# Names of TensorFlow that some version lacks.
+_LOST = ("tf.estimator", "tf.compat.v1.estimator", "tensorflow.estimator")
+# File -> why it may use them.
+_MAY_USE_LOST = {"tpu_runner.py": "runs up to 2.15, and says so where it ends"}
+_PRIVATE_IN_TEXT = re.compile(rf"({'|'.join((*_PRIVATE, *_ELSEWHERE[:2]))})(\.\w+)+\.?")
+# Modules named in strings, beyond the list -> why.
+_MAY_NAME = {"_lazy_api.py": "waits for somebody to import them, and imports none"}
 # File -> why it looks at a version.
 _MAY_ASK = {
   "_install.py": "a library fits one TensorFlow",
@@ -50,11 +59,19 @@ def _trees() -> dict[str, ast.Module]:
 
 
 def _imports_of(node: ast.AST) -> list[tuple[str, str, str]]:
-  """Returns (module, imported name, name here) of each import; no name for `import module`."""
+  """Returns (module, imported name, name here) of each import; no name for `import module`.
+
+  `import tensorflow.python.x.y as z` is `from tensorflow.python.x import y as z`.
+  """
   if isinstance(node, ast.ImportFrom) and node.module and not node.level:
     return [(node.module, alias.name, alias.asname or alias.name) for alias in node.names]
   if isinstance(node, ast.Import):
-    return [(alias.name, "", alias.asname or alias.name) for alias in node.names]
+    return [
+      (*alias.name.rpartition(".")[::2], alias.asname)
+      if alias.asname and alias.name.startswith(_PRIVATE)
+      else (alias.name, "", alias.asname or alias.name)
+      for alias in node.names
+    ]
   return []
 
 
@@ -65,8 +82,12 @@ def _is_module(name: str) -> bool:
 
 def _find_private_names() -> dict[str, set[str]]:
   """Returns module -> names that the package uses of it."""
+  return _find_private_names_of(_trees().values())
+
+
+def _find_private_names_of(trees: Iterable[ast.Module]) -> dict[str, set[str]]:
   found: dict[str, set[str]] = {}
-  for tree in _trees().values():
+  for tree in trees:
     functions = [n for n in ast.walk(tree) if isinstance(n, (ast.FunctionDef, ast.Lambda))]
     inside = {id(n) for function in functions for n in ast.walk(function)}
     for scope in (tree, *functions):
@@ -75,9 +96,11 @@ def _find_private_names() -> dict[str, set[str]]:
         if scope is tree and id(node) in inside:
           continue
         for module, name, here in _imports_of(node):
-          if not name or not module.startswith(_PRIVATE):
+          if not module.startswith(_PRIVATE):
             continue
-          if _is_module(name):
+          if not name:  # A use by a longer name, of which nothing is known here.
+            found.setdefault(module, set()).add("?")
+          elif _is_module(name):
             modules[here] = f"{module}.{name}"
             found.setdefault(modules[here], set())
           else:
@@ -87,6 +110,24 @@ def _find_private_names() -> dict[str, set[str]]:
           if node.value.id in modules:
             found[modules[node.value.id]].add(node.attr)
   return found
+
+
+def _dotted(node: ast.AST) -> str:
+  """Returns `a.b.c` for an expression of names and attributes, else nothing."""
+  if isinstance(node, ast.Name):
+    return node.id
+  if isinstance(node, ast.Attribute):
+    owner = _dotted(node.value)
+    return f"{owner}.{node.attr}" if owner else ""
+  return ""
+
+
+def _texts_of(tree: ast.Module) -> Iterator[str]:
+  """Yields the strings of a module that are whole names, such as those to import later."""
+  for node in ast.walk(tree):
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+      if _PRIVATE_IN_TEXT.fullmatch(node.value):
+        yield node.value
 
 
 class TensorFlowVersionsTest(unittest.TestCase):
@@ -121,7 +162,44 @@ class TensorFlowVersionsTest(unittest.TestCase):
     }
     self.assertEqual(importing, set())
 
+  def test_no_other_module_uses_what_a_version_has_lost(self):
+    using = {
+      path
+      for path, tree in _trees().items()
+      if path != _MODULE
+      for node in ast.walk(tree)
+      if _dotted(node).startswith(_LOST)
+    }
+    self.assertEqual(using, set(_MAY_USE_LOST))
+
+  def test_internal_names_are_listed_and_there(self):
+    start = "tf.__internal__."
+    names = {_dotted(node) for tree in _trees().values() for node in ast.walk(tree)}
+    used = {name[len(start) :] for name in names if name.startswith(start)}
+    # `tracking` of `tracking.AutoTrackable` is an attribute of its own.
+    used = {name for name in used if not any(other.startswith(f"{name}.") for other in used)}
+    self.assertEqual(used, set(_tensorflow.INTERNAL_NAMES.split()))
+    for name in used:
+      self.assertIsNotNone(operator.attrgetter(name)(tf.__internal__), name)
+
+  def test_modules_named_in_strings_are_listed(self):
+    naming = {
+      path
+      for path, tree in _trees().items()
+      if path != _MODULE and set(_texts_of(tree)) - _tensorflow.PRIVATE_NAMES.keys()
+    }
+    self.assertEqual(naming, set(_MAY_NAME))
+
   def test_the_check_reads_every_kind_of_use(self):
+    for text, wanted in (
+      ("import tensorflow.python.a.b as c\nc.d", {"tensorflow.python.a.b": {"d"}}),
+      ("import tensorflow.python.a", {"tensorflow.python.a": {"?"}}),
+      ("from tensorflow.python.a import b\nb.d", {"tensorflow.python.a.b": {"d"}}),
+      ("from tensorflow.python.a import B", {"tensorflow.python.a": {"B"}}),
+    ):
+      self.assertEqual(_find_private_names_of([ast.parse(text)]), wanted, text)
+    text = "load('tensorflow.python.a.b')\n'in tensorflow.python.a there is'"
+    self.assertEqual(list(_texts_of(ast.parse(text))), ["tensorflow.python.a.b"])
     found = _find_private_names()
     self.assertIn("_PREEMPTION_ERRORS", found["tensorflow.python.training.monitored_session"])
     self.assertIn("SummaryWriterCache", found["tensorflow.python.training.summary_io"])
@@ -164,7 +242,8 @@ class FunctionsTest(unittest.TestCase):
 
   def test_keras_that_is_missing_is_named(self):
     with mock.patch.object(importlib, "import_module", side_effect=ModuleNotFoundError):
-      with self.assertRaisesRegex(ImportError, "pip install tf-keras"):
+      minor = ".".join(tf.__version__.split(".")[:2])
+      with self.assertRaisesRegex(ImportError, rf"pip install 'tf-keras=={minor}\.\*'$"):
         _tensorflow._import_tf_keras("tf_keras")
 
 

@@ -2,6 +2,7 @@
 
   python -m tests.packaging.trained_model train FOLDER    writes FOLDER/model and FOLDER/export
   python -m tests.packaging.trained_model use FOLDER      reads both, and trains on
+  python -m tests.packaging.trained_model golden FOLDER   trains in FOLDER/MONOLITH/tfVERSION, once
 
 Each prints one line of JSON, `Predictions`. The folder may have moved in between.
 """
@@ -16,6 +17,7 @@ import sys
 import numpy as np
 import tensorflow as tf
 
+import monolith
 from monolith import layers
 from monolith.base_model import (
   AdagradOptimizer,
@@ -35,7 +37,7 @@ _NAMES = ("user", "item")
 
 @dataclasses.dataclass
 class Predictions:
-  """What a process of `main` prints.
+  """Holds what a process of `main` prints.
 
   Attributes:
     step: the global step of the newest checkpoint.
@@ -122,8 +124,23 @@ def use(folder: str) -> Predictions:
   return found
 
 
+def write_golden(folder: str) -> Predictions:
+  """Trains in a new folder, named by the versions of Monolith and TensorFlow, for later releases.
+
+  Raises:
+    FileExistsError: these versions have files; they are not written again.
+  """
+  tensorflow = ".".join(tf.__version__.split(".")[:2])
+  folder = os.path.join(folder, monolith.__version__, f"tf{tensorflow}")
+  os.makedirs(folder)
+  found = train(folder)
+  with open(os.path.join(folder, "predictions.json"), "x", encoding="utf-8") as file:
+    json.dump(dataclasses.asdict(found), file)
+  return found
+
+
 def main(command: str, folder: str) -> None:
-  predictions = {"train": train, "use": use}[command](folder)
+  predictions = {"train": train, "use": use, "golden": write_golden}[command](folder)
   print(json.dumps(dataclasses.asdict(predictions)))
 
 

@@ -49,7 +49,7 @@ class VersionTest(unittest.TestCase):
 
     minor = ".".join(tf_version("tensorflow").split(".")[:2])
     self.assertEqual(version(), f"{monolith.__version__}+tf{minor}")
-    # Of an archive, whose name has no TensorFlow in it.
+    # The wheel of an archive, whose name has no TensorFlow in it.
     (folder / "PKG-INFO").touch()
     self.assertEqual(version(), monolith.__version__)
 

@@ -34,7 +34,7 @@ class WheelTest(unittest.TestCase):
     source = folder / "source"
     # Tests beside this one write byte code, through files that are soon gone.
     ignore = shutil.ignore_patterns(
-      ".git", ".venv", "bazel-*", "dist", "cpp-*", ".cache", "__pycache__", ".pytest_cache"
+      ".git", ".venv*", "bazel-*", "dist", "cpp-*", ".cache", "__pycache__", ".pytest_cache"
     )
     shutil.copytree(ROOT, source, ignore=ignore, symlinks=True)
     pip = [sys.executable, "-m", "pip"]
