@@ -23,7 +23,7 @@ import time
 from collections.abc import Callable, Iterator
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-os.environ["CUDA_VISIBLE_DEVICES"] = "-1"  # What it is compared with runs on the CPU, too.
+os.environ["CUDA_VISIBLE_DEVICES"] = "-1"  # The other side of the comparison runs there, too.
 sys.path[:0] = [str(pathlib.Path(__file__).resolve().parent.parent)]
 
 import numpy as np  # noqa: E402

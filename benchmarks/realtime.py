@@ -18,7 +18,7 @@ def commands() -> dict[str, list[str]]:
     path.stem[len("realtime_") :]: [sys.executable, str(path)]
     for path in sorted(FOLDER.glob("realtime_*.py"))
   }
-  return {**parts, "demo": [sys.executable, "-m", "monolith.realtime.demo"]}
+  return {**parts, "demo": [sys.executable, "-m", "examples.realtime.demo"]}
 
 
 def main(wanted: list[str]) -> int:

@@ -11,9 +11,9 @@ import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
-from monolith.realtime import broker
+from examples.realtime import broker
+from examples.realtime.generator import World  # noqa: E402
 from monolith.realtime.events_pb2 import Action, Impression  # noqa: E402
-from monolith.realtime.generator import World  # noqa: E402
 from monolith.realtime.join_window import JoinWindow, WindowOptions  # noqa: E402
 from monolith.realtime.joiner import Joiner, JoinerOptions  # noqa: E402
 from monolith.row_log import kafka_client, topics

@@ -32,9 +32,9 @@ sys.path.insert(0, str(FOLDER.parent))
 
 import serving as serving_benchmark  # noqa: E402
 
+from examples.realtime import broker  # noqa: E402
 from monolith.estimator import Estimator, RunConfig  # noqa: E402
 from monolith.native_training import multi_hash_table_ops  # noqa: E402
-from monolith.realtime import broker  # noqa: E402
 from monolith.row_log import kafka_client, sync_state, topics  # noqa: E402
 from tests.realtime import row_messages  # noqa: E402
 from tests.serving import server_process  # noqa: E402

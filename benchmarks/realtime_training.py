@@ -28,10 +28,10 @@ sys.path[:0] = [str(FOLDER), str(FOLDER.parent)]
 
 from ratio_table import Row, print_rows  # noqa: E402
 
+from examples.realtime import broker, model  # noqa: E402
 from idl.matrix.proto import example_pb2  # noqa: E402
 from monolith.native_training import cpu_training  # noqa: E402
 from monolith.native_training.data import datasets  # noqa: E402
-from monolith.realtime import broker, demo_model  # noqa: E402
 from monolith.row_log import kafka_client  # noqa: E402
 
 _TOPIC = "samples"
@@ -41,7 +41,7 @@ _WARM_UP_STEPS = 10
 _WANTED = 0.8
 
 
-class _FileModel(demo_model.DemoModel):
+class _FileModel(model.DemoModel):
   """The same model with a file for a topic."""
 
   @classmethod
@@ -131,7 +131,7 @@ def measure(num_samples: int = 200_000, rounds: int = 3) -> list[Row]:
       servers = settings.pop("bootstrap.servers")
       from_file = _FileModel.params()
       from_file.file = path
-      from_kafka = demo_model.DemoModel.params()
+      from_kafka = model.DemoModel.params()
       stream = from_kafka.stream
       stream.servers, stream.topics = servers, [_TOPIC]
       stream.batch_size, stream.linger_millis = _BATCH_SIZE, 1000

@@ -1,4 +1,4 @@
-"""What the examples share: data with a planted structure, and a way to train and to score.
+"""Gives the examples data with a planted structure, and a way to train and to score.
 
 Labels are drawn with a probability that a formula of the features gives, so the best AUC that any
 model can reach is known: that of the formula itself.

@@ -34,6 +34,7 @@ import pytest
 import tensorflow as tf  # imported before the processes below are forked, which then need not
 
 from tests import free_ports
+from tests.keras_versions import for_this_keras
 from tests.serving import server_process
 
 pytestmark = pytest.mark.thorough
@@ -41,8 +42,8 @@ pytestmark = pytest.mark.thorough
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 _PAGES = [_ROOT / "README.md", *sorted((_ROOT / "docs").rglob("*.md"))]
 _SOAK = os.environ.get("MONOLITH_SOAK") == "1"
-# What an ellipsis stands for.
-_LEFT_OUT = "--kafka_servers=kafka:9092 --model_dir=/models/clicks"
+# Values for an ellipsis.
+_LEFT_OUT = "--kafka_servers=kafka:9092 --model_dir=/models/clicks --task=my_module:Clicks"
 _TIMEOUT_SECS = 300
 
 
@@ -164,7 +165,11 @@ class CommandsTest(unittest.TestCase):
     self.assertGreater(len(by_module), 8)
     for module, command_lines in by_module.items():
       with self.subTest(module):
-        self.assertEqual(_parse_in_child(module, *command_lines), "")
+        said = _parse_in_child(module, *command_lines)
+        if module == "monolith.tpu_runner" and not hasattr(tf, "estimator"):
+          self.assertIn("Take that version: pip install 'tensorflow==2.15.*'", said)
+        else:
+          self.assertEqual(said, "")
 
   def _check(self, words: list[str], by_module: dict[str, list[list[str]]]) -> None:
     """Checks a command; one of a program of ours is only entered in `by_module`."""
@@ -202,7 +207,7 @@ class CommandsTest(unittest.TestCase):
     elif program == "compute-sanitizer":
       test = arguments[-1].partition("/bin/")[2]
       self.assertTrue((_ROOT / f"{test}.cc").exists() or (_ROOT / f"{test}.cu").exists(), test)
-    elif program not in ("git", "cd", "apt-get"):
+    elif program not in ("git", "cd", "apt-get", "export"):
       self.fail(f"nothing here knows how to check {program}")
 
   def test_a_wrong_command_line_is_noticed(self):
@@ -264,7 +269,7 @@ class ServingTest(_Programs):
     self.assertEqual(len(predictions), 2)
     self.assertGreater(predictions[0], predictions[1])
 
-    # What the page about serving says of scores, on the same model.
+    # The page about serving shows scores of the same model.
     with open(os.path.join(self.folder, "examples.csv"), "w") as file:
       file.write("user,item\n3,1\n3,2\n")
     commands = [c for block in _blocks(_ROOT / "docs/serving.md") for c in _commands(block)]
@@ -280,7 +285,7 @@ class ServingTest(_Programs):
     blocks = re.findall(r"^```python\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
     program = os.path.join(self.folder, "ratings.py")
     with open(program, "w") as file:
-      file.write("\n".join(blocks))
+      file.write(for_this_keras("\n".join(blocks)))
     # Both lines print what they say.
     self.assertEqual(self.run_command(["python", program]).split().count("True"), 2)
     events = [name for _, _, names in os.walk(os.path.join(self.folder, "logs")) for name in names]

@@ -7,6 +7,7 @@ on again. Shell commands are marked here; `commands_test.py` runs them or takes 
 
 import ast
 import contextlib
+import importlib.util
 import io
 import os
 import pathlib
@@ -30,6 +31,28 @@ _BLOCK = re.compile(
 # Pages whose own tests run their blocks.
 _OTHERS = {"agents.md", "gpu.md", "keras.md", "ratings.md", "serving.md"}
 _EAGER_OFF = "disable_eager_execution()"
+
+
+# Why a whole program is not run beside the others -> the module that it needs.
+_PROGRAMS = {"needs PyTorch": "torch", "needs JAX": "jax"}
+
+
+def _can_run(imports):
+  """Yields imports without those of frameworks that this environment lacks."""
+  for node in imports:
+    if isinstance(node, ast.ImportFrom):
+      if _is_there(node.module):
+        yield node
+    elif names := [alias for alias in node.names if _is_there(alias.name)]:
+      yield ast.Import(names, lineno=node.lineno, col_offset=node.col_offset)
+
+
+def _is_there(module):
+  root, _, rest = module.partition(".")
+  framework = rest.partition(".")[0] if root == "monolith" else root
+  if framework not in _PROGRAMS.values():
+    return True
+  return importlib.util.find_spec(framework) is not None
 
 
 def _pages():
@@ -72,7 +95,7 @@ class PagesTest(absltest.TestCase):
           except SystemExit as end:  # what `app.run` ends with
             self.assertIn(end.code, (None, 0))
         printed = " ".join(output.getvalue().split())
-        # What a line prints is said at its end.
+        # A comment at the end of a line has its output.
         for said in re.findall(r"^\s*print\(.*\)  # (.*)$", code, re.MULTILINE):
           self.assertIn(" ".join(said.split()), printed)
         right = re.search(r"right: ([\d.]+), possible: 0.9", printed)
@@ -97,10 +120,37 @@ class PagesTest(absltest.TestCase):
     for block in blocks:
       tree = ast.parse(block["code"])
       imports = [n for n in tree.body if isinstance(n, (ast.Import, ast.ImportFrom))]
-      # No test environment has PyTorch.
-      needs_pytorch = ("import torch", "import monolith.torch")
-      imports = [n for n in imports if ast.unparse(n) not in needs_pytorch]
-      exec(compile(ast.Module(imports, []), "page", "exec"), {})
+      exec(compile(ast.Module(list(_can_run(imports)), []), "page", "exec"), {})
+
+  def test_imports_of_frameworks_that_are_missing_are_left_out(self):
+    lines = ("import torch, monolith.torch, os", "import jax.numpy as jnp", "from torch import nn")
+    imports = [ast.parse(line).body[0] for line in lines]
+    with mock.patch("importlib.util.find_spec", return_value=None):
+      self.assertEqual([ast.unparse(n) for n in _can_run(imports)], ["import os"])
+    with mock.patch("importlib.util.find_spec", return_value=object()):
+      self.assertEqual([ast.unparse(n) for n in _can_run(imports)], list(lines))
+
+  def test_programs_of_other_frameworks_run_where_those_are(self):
+    """Whole programs, which say that they need PyTorch or JAX and nothing else."""
+    found = set()
+    for page in _pages():
+      for block in _blocks(page, "python"):
+        name = _PROGRAMS.get(block["reason"])
+        if name is None:
+          continue
+        found.add(page.name)
+        if importlib.util.find_spec(name) is None:
+          continue
+        with self.subTest(page.name), tempfile.TemporaryDirectory() as folder:
+          done = subprocess.run(
+            [sys.executable, "-c", block["code"]],
+            cwd=folder,
+            env={**os.environ, "PYTHONPATH": str(_ROOT)},
+            capture_output=True,
+            text=True,
+          )
+          self.assertEqual(done.returncode, 0, done.stderr)
+    self.assertContainsSubset({"README.md", "jax.md"}, found)
 
   def test_readme_is_short(self):
     self.assertLessEqual(len((_ROOT / "README.md").read_text().splitlines()), 150)

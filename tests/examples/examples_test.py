@@ -17,7 +17,7 @@ pytestmark = pytest.mark.thorough
 _FOLDER = pathlib.Path(__file__).resolve().parents[2] / "examples"
 _STEPS = 220
 _EACH_TIME = ("deepfm", "din", "two_tower")
-# What is reached in so few steps, somewhat below what was seen.
+# Reached in so few steps; somewhat below the measured values.
 _WANTED = {"dlrm": 0.78, "deepfm": 0.80, "din": 0.80, "mmoe": 0.70, "two_tower": 0.85}
 
 
@@ -42,7 +42,9 @@ class ExamplesTest(absltest.TestCase):
           self.assertLess(reached, possible + 0.01, what)
 
   def test_examples_are_short_and_all_are_tested(self):
-    names = {path.stem for path in _FOLDER.glob("*.py")} - {"planted"}
+    # KerasRS has a test of its own: it needs Keras 3.
+    elsewhere = {"__init__", "planted", "retrieve_and_rank"}
+    names = {path.stem for path in _FOLDER.glob("*.py")} - elsewhere
     self.assertEqual(names, set(_WANTED))
     for path in _FOLDER.glob("*.py"):
       self.assertLess(len(path.read_text().splitlines()), 120, path)

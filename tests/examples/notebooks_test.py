@@ -1,5 +1,6 @@
 """The notebooks run from top to bottom, and show what their text says."""
 
+import importlib.util
 import os
 import pathlib
 import re
@@ -53,6 +54,14 @@ class NotebooksTest(absltest.TestCase):
     self.assertBetween(reached, possible - 0.05, possible + 0.01)
     self.assertIn("the same: True", shown)
 
+  @absltest.skipUnless(importlib.util.find_spec("torch"), "needs PyTorch")
+  def test_pytorch(self):
+    shown = _run("pytorch")
+    self.assertGreater(float(re.search(r"right: ([\d.]+)", shown)[1]), 0.8)
+    self.assertIn("200 users, 200 items", shown)
+    self.assertIn("(['user', 'seen'], {'user': 2, 'item': 3})", shown)
+    self.assertIn("200 rows\nthe same: True\nTrue False True", shown)
+
   @absltest.skipUnless(os.environ.get("MONOLITH_SOAK") == "1", "starts servers: make soak")
   def test_keras_to_servers(self):
     shown = _run("keras_to_servers")
@@ -61,7 +70,7 @@ class NotebooksTest(absltest.TestCase):
 
   def test_notebooks_are_kept_without_output(self):
     notebooks = sorted(_FOLDER.glob("*.ipynb"))
-    self.assertLen(notebooks, 3)
+    self.assertLen(notebooks, 4)
     for path in notebooks:
       for cell in nbformat.read(path, as_version=4).cells:
         self.assertFalse(cell.get("outputs"), path.name)

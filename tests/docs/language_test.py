@@ -1,0 +1,78 @@
+"""Comments and docstrings begin with a verb or a noun, not with a clause that has no sentence.
+
+"Which ids are new." and "Of the last write." read as if translated: "Returns the new ids." and
+"The stream of the last write." do not.
+"""
+
+from __future__ import annotations
+
+import pathlib
+import re
+import subprocess
+import unittest
+
+_ROOT = pathlib.Path(__file__).resolve().parents[2]
+_SUFFIXES = {".cc", ".cu", ".h", ".proto", ".py", ".sh"}
+_COMMENT = re.compile(r"^\s*(?:#|//+)\s")
+_OPENING = re.compile(r'(?:^|\s)(?:#|//+|"""|(?<=\s)/\*)\s?(?:What|Which|Whoever|Of)\b')
+_PHRASES = re.compile(r"\b(?:whoever|belongs? into|at the time note)\b", re.IGNORECASE)
+# Openings that are left, in folders by the first two parts of their paths; only fewer are allowed.
+_LEFT = {
+  "monolith/jax": 1,
+  "monolith/keras": 11,
+  "monolith/launch": 1,
+  "monolith/table": 8,
+  "monolith/torch": 6,
+  "tests/keras": 3,
+  "tests/keras_versions.py": 1,
+  "tests/launch": 1,
+  "tests/serving": 8,
+  "tests/table": 1,
+  "tests/torch": 2,
+}
+
+
+def _find_openings(text: str) -> list[int]:
+  """Returns the lines with a comment or docstring that begins so, or that has such a phrase."""
+  found = []
+  previous = ""
+  for number, line in enumerate(text.splitlines(), 1):
+    continues = (
+      _COMMENT.match(line)
+      and _COMMENT.match(previous)
+      and not previous.rstrip().endswith((".", ":"))
+    )
+    if (_OPENING.search(line) and not continues) or _PHRASES.search(line):
+      found.append(number)
+    previous = line
+  return found
+
+
+class LanguageTest(unittest.TestCase):
+  def test_openings_are_told_from_the_middle_of_sentences(self):
+    for text in ('"""What a test does."""', "  // Of the last write.", "x = 1  # Which is it."):
+      self.assertEqual(_find_openings(text), [1], text)
+    self.assertEqual(_find_openings("# Ends.\n# Which then?"), [2])
+    for text in ("# A list\n# Which goes on.", "# Offers", '"""Returns what."""', "// Whole"):
+      self.assertEqual(_find_openings(text), [], text)
+
+  def test_no_more_comments_begin_so(self):
+    listed = subprocess.run(
+      ["git", "ls-files"], cwd=_ROOT, capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    found: dict[str, list[str]] = {}
+    for name in listed:
+      path = _ROOT / name
+      if path.suffix not in _SUFFIXES or name.startswith("third_party/") or not path.is_file():
+        continue
+      if path == pathlib.Path(__file__).resolve():
+        continue
+      for number in _find_openings(path.read_text("utf-8", errors="replace")):
+        found.setdefault("/".join(name.split("/")[:2]), []).append(f"{name}:{number}")
+
+    for folder, places in found.items():
+      self.assertLessEqual(len(places), _LEFT.get(folder, 0), "\n".join(places))
+
+
+if __name__ == "__main__":
+  unittest.main()
